@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from typing import Any
 
 import numpy as np
@@ -315,3 +316,108 @@ def test_a_copy_in_a_librarys_function_is_at_the_kernels_line() -> None:
     line = {mark: 1 + number for number, text in enumerate(COPIES.splitlines()) for mark in [text.partition("// ")[2]]}
     assert f"at kernel.cu:{line['too early']}, while" in str(finding)
     assert f"at kernel.cu:{line['copied']} is in flight" in str(finding)
+
+
+# ---------------------------------------------------------------- kernels that the preprocessor makes
+
+MACROS = r"""
+#define KERNEL extern "C" __global__
+#define MAKE(n, v) KERNEL void n(int *o) { o[threadIdx.x] = v; }
+#define FILL(T) fill_##T
+#define BOUNDED(t) extern "C" __global__ void __launch_bounds__(t, 3)
+#define EACH(X) X(one, 1) X(two, 2)
+#define NAMED by_a_name
+KERNEL void a(int *o) { o[threadIdx.x] = 10; }
+KERNEL void b(int *o) { o[threadIdx.x] = 20; }
+MAKE(c, 30)
+EACH(MAKE)
+extern "C" __global__ void FILL(int)(int *o) { o[threadIdx.x] = 40; }
+BOUNDED(2 * 32) bounded(int *o) { o[threadIdx.x] = 50; }
+extern "C" __global__ void NAMED(int *o) { o[threadIdx.x] = 60; }
+#if 0
+KERNEL void left_out(int *o) {}
+#endif
+OF_THE_OPTIONS void d(int *o) { o[threadIdx.x] = 70; }
+"""
+
+
+@on_each_device
+def test_kernels_that_macros_make_and_name(cp: Any) -> None:
+    options = ("-std=c++17", '-DOF_THE_OPTIONS=extern "C" __global__')
+    module = cp.RawModule(code=MACROS, options=options)
+    expected = {"a": 10, "b": 20, "c": 30, "one": 1, "two": 2, "fill_int": 40, "bounded": 50, "by_a_name": 60, "d": 70}
+    for name, value in expected.items():
+        out = cp.zeros(4, np.int32)
+        kernel = module.get_function(name)
+        kernel((1,), (4,), (out,))
+        assert cp.asnumpy(out).tolist() == [value] * 4, name
+    assert module.get_function("bounded").max_threads_per_block == 64
+    if cp is engine:
+        assert module.get_function("bounded").compiled().least_blocks == 3
+        with pytest.raises(engine.LaunchError, match=r"no kernel 'left_out'; it has a, b, c, one, two, fill_int, "):
+            module.get_function("left_out")
+
+
+@pytest.mark.parametrize("how", ["quotes", "brackets"])
+def test_kernels_in_a_header_of_ones_own(how: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = '#pragma once\nextern "C" __global__ void own(int *o, float by) {\n  o[0] = (int)by;\n  o[5] = 1;\n}\n'
+    (tmp_path / "own.cuh").write_text(own)
+    monkeypatch.chdir(tmp_path)
+    include, options = ('"own.cuh"', ()) if how == "quotes" else ("<own.cuh>", (f"-I{tmp_path}",))
+    kernel = engine.RawKernel(f'#include {include}\nextern "C" __global__ void k(int *o) {{}}\n', "own", options)
+    out = engine.zeros(6, np.int32)
+    kernel((1,), (1,), (out, np.float32(3)))
+    assert out.tolist() == [3, 0, 0, 0, 0, 1]
+    with pytest.raises(TypeError, match=r"argument 1 \(float32 by\) of own got an int32"):
+        kernel((1,), (1,), (out, np.int32(3)))
+
+
+def test_a_current_folder_that_is_gone(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    out = engine.zeros(1, np.int32)
+    engine.RawKernel('extern "C" __global__ void k(int *o) { o[0] = 12321; }', "k")((1,), (1,), (out,))
+    assert out[0] == 12321
+
+
+# ---------------------------------------------------------------- what is said of what is missing
+
+SAID = {
+    "a template without its types": (
+        "template <typename T> __global__ void k(T *o) {}",
+        {"name_expressions": ("k",)},
+        "name expression k: k is a template: write the instance, such as k<float>",
+    ),
+    "a function that is only declared": (
+        'namespace n { __device__ float far(int a); }\nextern "C" __global__ void k(float *o) { o[0] = n::far(1); }',
+        {},
+        "n::far(int) is declared, but nowhere defined",
+    ),
+    "cuRAND's header for kernels": (
+        '#include <curand_kernel.h>\nextern "C" __global__ void k(float *o) {}',
+        {},
+        "is cuRAND's header for kernels, which comes with the CUDA toolkit",
+    ),
+    "half as a parameter": ('extern "C" __global__ void k(half *o) {}', {}, "#include <cuda_fp16.h>"),
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_what_is_missing_is_named(name: str) -> None:
+    code, how, said = SAID[name]
+    with pytest.raises(engine.CompileError) as caught:
+        engine.RawModule(code=code, **how).compile()
+    assert said in str(caught.value) and "_Z" not in str(caught.value)
+
+
+def test_cupy_s_headers_are_found_where_the_engine_has_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    libraries.folder.cache_clear()
+    before = libraries.folder()
+    libraries.folder.cache_clear()
+    monkeypatch.setitem(sys.modules, "cupy", engine)
+    try:
+        assert libraries.folder() == before
+    finally:
+        libraries.folder.cache_clear()

@@ -331,17 +331,19 @@ def asked_first() -> Any:
 @needs_nvrtc
 @pytest.mark.usefixtures("asked_first")
 def test_nvrtc_is_asked_first() -> None:
-    code = f"{K}(float *o, int n) {{\n  o[0] = n ?: 3;\n  o[1] = INFINITY;\n}}\n"
+    code = "const float c = 2;\n__device__ float d = c * 3;\n__device__ double e = sqrt(4.0);\n"
+    code += f"{K}(float *o) {{ o[0] = d; }}\n"
     with pytest.raises(engine.CompileError) as caught:
         engine.RawModule(code=code).compile()
     message = str(caught.value)
     assert "NVRTC refuses this source, as it would for a GPU" in message
-    assert "kernel.cu:2: error: expected an expression\n     2 |   o[0] = n ?: 3;" in message
-    assert 'kernel.cu:3: error: identifier "INFINITY" is undefined' in message
+    said = "error: dynamic initialization is not supported for a __device__ variable"
+    assert f"kernel.cu:2: {said}\n     2 | __device__ float d = c * 3;" in message
+    assert f"kernel.cu:3: {said}" in message
     nvrtc.check_first(False)
-    out = engine.zeros(2, np.float32)
-    engine.RawKernel(code, "k")((1,), (1,), (out, np.int32(0)))
-    assert out[0] == 3
+    out = engine.zeros(1, np.float32)
+    engine.RawKernel(code, "k")((1,), (1,), (out,))
+    assert out[0] == 6
 
 
 @needs_nvrtc

@@ -264,7 +264,7 @@ class _Attempt:
         unblamed = [name for line, name in enumerate(self.kernels, messages.FIRST_ENTRY) if line not in blamed]
         if len(unblamed) < len(self.kernels):
             return replace(self, kernels=tuple(unblamed))
-        raise CompileError(messages.explain(diagnostics, code, self.names))
+        raise CompileError(messages.explain(diagnostics, code, self.names) + libraries.of_the_host(code))
 
     def without(self, symbol: str) -> _Attempt:
         """What to try where a symbol is not defined: a kernel that is only declared has no place in the table.

@@ -275,17 +275,9 @@ def flags(level: int | None = None) -> list[str]:
     return options
 
 
-def _of_the_folder() -> list[str]:
-    """The option by which a source includes files of the folder that the process is in, if that is still there."""
-    try:
-        return ["-iquote", os.getcwd()]
-    except FileNotFoundError:
-        return []
-
-
 def preprocess(text: str, options: list[str]) -> str:
     """The text as the preprocessor leaves it, with line markers; "" where it refuses."""
-    command = [*compiler()[0], "-std=c++17", "-w", *_of_the_folder(), *options, "-E", "-x", "c++", "-"]
+    command = [*compiler()[0], "-std=c++17", "-w", *_quoted(), *options, "-E", "-x", "c++", "-"]
     done = subprocess.run(command, input=text, capture_output=True, text=True)
     return done.stdout if done.returncode == 0 else ""
 
@@ -298,6 +290,14 @@ def _preprocessed(text: str, options: list[str]) -> str:
         return ""
     command = [*compiler()[0], *options, "-E", "-x", "c++", "-"]
     return subprocess.run(command, input=text, capture_output=True, text=True).stdout
+
+
+def _quoted() -> list[str]:
+    """Where includes in quotes are looked for: in the current folder, unless somebody has removed it."""
+    try:
+        return ["-iquote", os.getcwd()]
+    except FileNotFoundError:
+        return []
 
 
 _LINE = re.compile(r'^#line \d+ ".*$', re.M)
@@ -320,7 +320,7 @@ def expanded(before: str, code: str, name: str, extra: list[str]) -> str | None:
     own = not re.search(r'^\s*#\s*include\s*"', code, re.M) and not any(re.match("-I.", option) for option in extra)
     if own and target.exists():
         return _LINE.sub(lambda line: with_paths(line[0]), target.read_text())
-    command = [*compiler()[0], *options, *_of_the_folder(), "-E", "-x", "c++", "-"]
+    command = [*compiler()[0], *options, *_quoted(), "-E", "-x", "c++", "-"]
     done = subprocess.run(command, input=text, capture_output=True, text=True)
     if done.returncode != 0:
         return None
@@ -590,7 +590,7 @@ def build(
     # The engine itself has a level of its own: -O3 unrolls the loops of the tensor cores.
     usual = flags(3) if kind == "engine" else flags()
     own = [*(_checked_flags(checked == "profiled") if checked else usual), *extra, *_renaming(extra)]
-    options = [*own, *_of_the_folder()]
+    options = [*own, *_quoted()]
     parts = [text, plain or "", version, *command, *own, _headers_hash(), _edits_hash()]
     parts += [_preprocessed(text, options), expand_key]
     folder = cache_dir()
@@ -657,7 +657,7 @@ def warnings(text: str, extra: list[str]) -> str:
     """What the compiler thinks of C++ that it has taken."""
     own = [*flags(), *extra, *_renaming(extra)]
     header, rest = _precompiled(text, own)  # those of the fast build
-    command = [*compiler()[0], *own, *_of_the_folder(), *(["-include", str(header)] if header else [])]
+    command = [*compiler()[0], *own, *_quoted(), *(["-include", str(header)] if header else [])]
     command += ["-Wall", "-fsyntax-only", "-x", "c++", "-"]
     return subprocess.run(command, input=rest, capture_output=True, text=True).stderr
 

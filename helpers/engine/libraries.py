@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.util
+import importlib.machinery
 import re
 import subprocess
 from collections.abc import Sequence
@@ -22,14 +22,18 @@ from .cuda_source.source import blank_comments
 _INCLUDE = re.compile(r"^\s*#\s*include\s*<([^>]+)>", re.M)
 _LIBRARY = re.compile(r"(cub|thrust|cuda|nv)/")
 _MISSING = re.compile(r"error: '?((?:cub|thrust|cuda|nv|cupy)/[\w./]+)'?(?:: No such file| file not found)")
+_OF_THE_HOST = re.compile(r"cub/device/|thrust/(?!complex\.h|detail/)")
 SHIMS = compiler.INCLUDE / "libraries"  # headers of ours in place of theirs
 
 
 @functools.cache
 def folder() -> Path | None:
-    """The include folder of the installed CuPy, which is not imported for it; None where there is none."""
+    """The include folder of the installed CuPy, which is not imported for it; None where there is none.
+
+    It is looked up on the path: in sys.modules another module may have CuPy's name, such as this engine.
+    """
     try:
-        spec = importlib.util.find_spec("cupy")
+        spec = importlib.machinery.PathFinder.find_spec("cupy")
     except (ImportError, ValueError):
         return None
     for place in (spec and spec.submodule_search_locations) or ():
@@ -61,6 +65,16 @@ def missing(diagnostics: str) -> str:
     """The library's header that a compiler did not find, "" where that was not the trouble."""
     match = _MISSING.search(diagnostics)
     return match[1] if match else ""
+
+
+def of_the_host(code: str) -> str:
+    """That a header of the source is for what a host calls, as the end of an error; "" where none is."""
+    header = next((name for name in _INCLUDE.findall(blank_comments(code)) if _OF_THE_HOST.match(name)), "")
+    return (
+        f"\n<{header}> is for what a host calls, not a kernel: within one, <cub/block/...> and <cub/warp/...>"
+        if header
+        else ""
+    )
 
 
 def whose(header: str) -> str:

@@ -7,6 +7,8 @@ undeclared, and blames the end of the engine's own text for a brace that the ker
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,7 +60,12 @@ def explain(diagnostics: str, code: str, names: Sequence[str]) -> str:
         if error.file == ENTRIES:  # the first error of each: the others only follow from it
             name = _name(names, error.line)
             if name and error.line not in named:
-                shown.append(f"name expression {name}: {error.message}")
+                plain = name.split("::")[-1]
+                is_bare = "<" not in name and source.is_template(code, plain)
+                message = (
+                    f"{plain} is a template: write the instance, such as {name}<float>" if is_bare else error.message
+                )
+                shown.append(f"name expression {name}: {message}")
             named.add(error.line)
         elif (error.file, error.line) in table:
             shown += _quoted((error.file, error.line), error.message + _instance(error, names), table, error.column)
@@ -137,7 +144,15 @@ def undefined(name: str, code: str) -> str:
             f"{name} is declared by a macro that holds extern __shared__ without the array's name. Write the "
             f"declaration out: extern __shared__ float {name}[];"
         )
-    return f"{name} is declared, but nowhere defined"
+    return f"{_demangled(name)} is declared, but nowhere defined: a header of prototypes is no source"
+
+
+def _demangled(symbol: str) -> str:
+    """A symbol as the source spells it, by the program that comes with a compiler; as it is where there is none."""
+    program = shutil.which("c++filt")
+    if program is None or not symbol.startswith("_Z"):
+        return symbol
+    return subprocess.run([program, symbol], capture_output=True, text=True).stdout.strip() or symbol
 
 
 # ---------------------------------------------------------------- braces
@@ -217,6 +232,11 @@ _OF_CUDA = re.compile(
     r"builtin_types|channel_descriptor|common_functions)\.h$"
 )
 _LIBRARIES = {
+    r"curand_(?:kernel|uniform|normal|philox|mtgp32|poisson|lognormal|discrete)\w*\.h": (
+        "is cuRAND's header for kernels, which comes with the CUDA toolkit and not with CuPy: NVRTC finds it where "
+        "an -I names the toolkit's folder, and the CPU engine does not have it. Make random numbers on the host, or hash "
+        "the thread's index"
+    ),
     r"(cublas|cusolver|cusparse|cufft|curand|cudnn|nccl|nvml|npp|nvtx|cutensor|nvjpeg)": (
         "belongs to a library that the host calls or that only a GPU has"
     ),

@@ -21,6 +21,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from . import libraries
 from .compiler import CompileError, cache_dir, keep, name_by_contents, name_folder, with_paths, without_paths
 from .cuda_source import source
 from .module import RawModule
@@ -175,10 +176,9 @@ def cute_options(code: str) -> tuple[str, ...]:
 @functools.cache
 def _cccl_folder() -> Path | None:
     """A folder whose subfolder cccl has cuda/std, which CuPy brings: from CUDA 13 on, CUTLASS looks for it there."""
-    spec = importlib.util.find_spec("cupy")
-    places = [Path(place) / "_core/include/cupy/_cccl/libcudacxx" for place in spec.submodule_search_locations or ()]
-    libcudacxx = next((place for place in places if (place / "cuda" / "std").is_dir()), None)
-    if libcudacxx is None:
+    include = libraries.folder()
+    libcudacxx = include / "cupy/_cccl/libcudacxx" if include else None
+    if libcudacxx is None or not (libcudacxx / "cuda" / "std").is_dir():
         return None
     name = hashlib.sha256(str(libcudacxx).encode()).hexdigest()[:16]
     folder = cache_dir() / f"cccl-{name}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable
@@ -66,7 +67,8 @@ def for_host(options: Iterable[str], backend: str = "nvrtc") -> tuple[list[str],
         option, waiting = waiting + option, ""
         kind, value = option[:2], option[2:]
         if kind == "-I" and value:
-            flags.append("-I" + os.path.abspath(value))  # the compiler runs in another folder
+            with contextlib.suppress(FileNotFoundError):  # of a path from a current folder that is gone
+                flags.append("-I" + os.path.abspath(value))  # the compiler runs in another folder
         elif kind in ("-D", "-U") and re.match(r"__|NDEBUG\b", value):
             flags.append(option)  # the language's own, such as __CUDA_NO_HALF_OPERATORS__: for the headers too
         elif kind == "-D" and value:

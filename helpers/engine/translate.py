@@ -96,11 +96,12 @@ def _constant_initialisers(clean: str) -> list[tuple[int, int, str]]:
             declared = re.match(r"[\w:<>,\s*&]*[\w>*&]\s*[\s*&](\w+)\s*(?:\[[^\]]*\]\s*)*(=|\(|$)", head)
             if declared and declared[2] == "=":
                 value = head[declared.end() :]
-            elif declared and declared[2] == "(" and (is_static or re.match(r"\s*[-+\"'\d.]", head[declared.end() :])):
-                value = "call()"
-            if match.group() == "{" and declared and declared[2] in ("=", ""):
-                is_type = re.search(r"\b(?:struct|class|union)\s+\w*\s*$|\)\s*\w*\s*$", head)
-                value += clean[at : matching_bracket(clean, at, "{", "}") + 1] if not is_type else ""
+            elif declared and declared[2] == "(" and match.group() == ";":
+                is_value = is_static or re.match(r"\s*[-+\"'\d.]", head[declared.end() :])
+                value = "call()" if is_value else ""
+            is_type = re.match(r"(?:\w+\s+)*?(?:struct|class|union)\b(?![^{};=]*=)", head)
+            if match.group() == "{" and declared and declared[2] in ("=", "") and not is_type:
+                value += clean[at : matching_bracket(clean, at, "{", "}") + 1]
             if _COMPUTED.search(re.sub(r"\b(?:0[xX][\da-fA-F.pP+-]+|[\d.]+(?:[eE][-+]?\d+)?)\w*", " ", value)):
                 edits.append((begin, begin, "ENGINE_CONSTINIT "))
         if match.group() == "{":

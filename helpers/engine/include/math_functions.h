@@ -65,7 +65,7 @@ static inline auto smaller(A a, B b) {
 #ifdef ENGINE_AS_NVRTC
 // NVRTC has no function of real numbers for integers: sqrt(2), pow(2, 3) and fmaxf's fmax(1, 2) are ambiguous there. The
 // host's library has templates for them; beside these, a call is as ambiguous here.
-#define ENGINE_NO_INTEGERS(NAME)                                                                \
+#define ENGINE_NO_INTEGERS(NAME)                                                              \
   template <typename T, typename = typename std::enable_if<std::is_integral<T>::value>::type> \
   void NAME(T);
 ENGINE_NO_INTEGERS(sqrt)
@@ -101,11 +101,12 @@ ENGINE_NO_INTEGERS(erfc)
 ENGINE_NO_INTEGERS(lgamma)
 ENGINE_NO_INTEGERS(tgamma)
 #undef ENGINE_NO_INTEGERS
-#define ENGINE_NO_PAIRS(NAME)                                                                          \
-  template <typename A, typename B,                                                                    \
-            typename = typename std::enable_if<(std::is_integral<A>::value && std::is_integral<B>::value) || \
-                                               (sizeof(A) + sizeof(B) == 12 && engine::IsFloating<A>::value && \
-                                                engine::IsFloating<B>::value)>::type>                  \
+#define ENGINE_NO_PAIRS(NAME)                                                                                   \
+  template <                                                                                                    \
+      typename A, typename B,                                                                                   \
+      typename = typename std::enable_if<                                                                       \
+          (std::is_integral<A>::value && std::is_integral<B>::value) ||                                         \
+          (sizeof(A) + sizeof(B) == 12 && engine::IsFloating<A>::value && engine::IsFloating<B>::value)>::type> \
   void NAME(A, B);
 ENGINE_NO_PAIRS(pow)
 ENGINE_NO_PAIRS(atan2)
