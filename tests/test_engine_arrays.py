@@ -14,6 +14,8 @@ import pytest
 from backends import compiled, on_each_device
 
 from helpers import engine
+from helpers.attention import flash_attention
+from helpers.device import ON_GPU
 from helpers.engine import tensor_map
 from helpers.xray import xray
 
@@ -321,3 +323,19 @@ def test_out_is_what_comes_back(cp: Any) -> None:
     same = out
     same *= 2
     assert same is out and cp.asnumpy(out).tolist() == [4, 4, 4]
+
+
+# ------------------------------------------------------------------------------------------------- attention
+
+
+@pytest.mark.skipif(ON_GPU, reason="the engine's arrays")
+@pytest.mark.parametrize("stage", ["flash_mma", "hopper"])
+def test_attention_of_what_operations_make(stage: str) -> None:
+    """Also through tensor maps; and of NumPy's arrays in the order of other machines."""
+    rng = np.random.default_rng(3)
+    q, k, v = (rng.standard_normal((1, 70, 2, 64)).astype(np.float16) for _ in range(3))
+    expected = engine.asnumpy(flash_attention(*map(engine.asarray, (q, k, v)), stage=stage))
+    made = engine.asarray(q).copy(), engine.asarray(k) * 1, np.array(engine.asarray(v), subok=True)
+    np.testing.assert_array_equal(engine.asnumpy(flash_attention(*made, stage=stage)), expected)
+    swapped = (a.astype(">f2") for a in (q, k, v))
+    np.testing.assert_array_equal(np.asarray(flash_attention(*swapped, stage=stage)), expected)
