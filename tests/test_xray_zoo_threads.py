@@ -289,6 +289,63 @@ NAME(float *out, int n) { out[threadIdx.x] = SELF_second(n); }
     ),
 ]
 
+# Not by an index with a known end: the compiler follows a pointer to the array, and the address is on the stack.
+BY_POINTERS = [
+    Bug(
+        "by_a_functions_pointer",
+        "out of bounds",
+        """__device__ void SELF_fill(float *p, int n) {
+  for (int i = 0; i < n; ++i) p[i] = i;  // here
+}
+NAME(float *out, int n) {
+  __shared__ float s[8];
+  float kept[4];
+  if (threadIdx.x == 0) SELF_fill(s, 8);
+  SELF_fill(kept, n);
+  __syncthreads();
+  out[threadIdx.x] = kept[threadIdx.x % 4] + s[threadIdx.x % 8];
+}
+""",
+        (("kept, n", "kept, n - 1"),),
+        lambda: (out(64), np.int32(5)),
+    ),
+    Bug(
+        "as_a_vector",
+        "out of bounds",
+        """NAME(float *out, int n) {
+  float kept[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+  out[threadIdx.x] = reinterpret_cast<const float4 *>(kept)[n].x;  // here
+}
+""",
+        (("[n]", "[n - 1]"),),
+        lambda: (out(64), np.int32(2)),
+    ),
+    Bug(
+        "of_a_named_type",
+        "out of bounds",
+        """typedef float SELF_row[4];
+NAME(float *out, int n) {
+  const SELF_row kept = {1, 2, 3, 4};
+  out[threadIdx.x] = kept[n];  // here
+}
+""",
+        (("[n]", "[n - 1]"),),
+        lambda: (out(64), np.int32(4)),
+    ),
+    Bug(
+        "of_half_pairs",
+        "out of bounds",
+        """NAME(float *out, int n) {
+  half2 kept[4];
+  for (int i = 0; i < n; ++i) kept[i] = __floats2half2_rn(i, i);  // here
+  out[threadIdx.x] = __low2float(kept[0]);
+}
+""",
+        (("i < n", "i < n - 1"),),
+        lambda: (out(64), np.int32(5)),
+    ),
+]
+
 # What is none: rows of shared and of global memory as one row, by whatever name; arrays of one element at the end.
 LONG_ROWS = """
 struct Tile { float a[8][8]; };
@@ -375,13 +432,19 @@ UNSET = [
     ),
 ]
 
-MODULES = {"shuffles": SHUFFLES, "arrays": LOCAL_ARRAYS, "more arrays": MORE_LOCAL_ARRAYS, "unset": UNSET}
+MODULES = {
+    "shuffles": SHUFFLES,
+    "arrays": LOCAL_ARRAYS,
+    "more arrays": MORE_LOCAL_ARRAYS,
+    "pointers": BY_POINTERS,
+    "unset": UNSET,
+}
 ZOO = [pytest.param(group, bug, id=bug.name) for group, bugs in MODULES.items() for bug in bugs]
 
 
 @functools.cache
 def module(group: str) -> engine.RawModule:
-    return zoo.module(MODULES[group])
+    return zoo.module(MODULES[group], "#include <cuda_fp16.h>\n" if group == "pointers" else "")
 
 
 def look(group: str, bug: Bug, *, fixed: bool) -> Report:

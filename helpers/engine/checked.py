@@ -102,7 +102,8 @@ class Issue:
     count: how often. is_volatile: both accesses are.
 
     shuffle: of a read from a lane that takes no part: the operation, that lane and the mask. local: of an index that is
-    outside: the array, which is the thread's own, and how many elements it has; offset is the index.
+    outside: the array, which is the thread's own, and how many elements it has; offset is the index. Of an access by a
+    pointer both are "".
     """
 
     kind: int
@@ -356,7 +357,9 @@ def _of_locals(
 
     def look_for_overruns(text: str) -> bool:
         every = _issues(lib, places, grid, block, OwnArrays(text, others))
-        overruns[:] = [issue for issue in every if issue.kind == LOCAL_BOUNDS]
+        named = {issue.access.place for issue in every if issue.local is not None and issue.local[0]}
+        # What is found by its address as well as by its index has a name by that.
+        overruns[:] = [i for i in every if i.local is not None and (i.local[0] or i.access.place not in named)]
         return bool(overruns)
 
     different = unset.find(kernel, lambda: Copies(given, pad=0), copies, launch, min(timeout, 10.0), look_for_overruns)
@@ -473,9 +476,11 @@ def _issues(
         shuffle = (f.name.decode(), f.source, f.mask) if f.kind == INACTIVE_LANE else None
         local = None
         if f.kind == LOCAL_BOUNDS:
-            declared = f.name.decode().strip("'")  # float [4], or float[4]
+            declared = f.name.decode().strip("'")  # float [4], or float[4]; "" where it is found by a pointer
             elements = declared.partition("[")[2].partition("]")[0]
-            name = own.name_at(place[0], place[1], f.source, elements) if own and place else None
+            if own is None or place is None or not (declared or own.has(*place)):
+                continue
+            name = own.name_at(place[0], place[1], f.source, elements) if declared else ""
             if name is None:
                 continue
             local = name, elements

@@ -239,8 +239,11 @@ def filling(value: str) -> tuple[str, ...]:
 
 
 def bounds() -> tuple[str, ...]:
-    """Flags that compare each index with the size of its array, where the type tells it: the last of a struct too."""
-    return ("-fsanitize=array-bounds" if _is_clang() else "-fsanitize=bounds-strict",)
+    """Flags that compare each index with the size of its array, where the type tells it: the last of a struct too.
+
+    And each access through a pointer with the array that it points to, where the compiler can follow it to that.
+    """
+    return ("-fsanitize=array-bounds" if _is_clang() else "-fsanitize=bounds-strict", "-fsanitize=object-size")
 
 
 _NO_FORTIFY = "-U_FORTIFY_SOURCE"
@@ -428,7 +431,11 @@ def _precompiled(text: str, options: list[str]) -> tuple[Path | None, str]:
         return None, text
     command, version = compiler()
     # Folders of the user's, and what only the functions of the source feel: the headers' own fill no variables.
-    options = [option for option in options if not re.match("-I.|-ftrivial-auto-var-init|-fsanitize=bounds", option)]
+    options = [
+        option
+        for option in options
+        if not re.match("-I.|-ftrivial-auto-var-init|-fsanitize=(?:bounds|object-size)", option)
+    ]
 
     def place(includes: str) -> Path:
         parts = [includes, version, *command, *options, _headers_hash()]

@@ -35,6 +35,10 @@ class OwnArrays:
     def __init__(self, text: str, others: Iterable[str]) -> None:
         self._text, self._others = Text(text, ""), set(others)
 
+    def has(self, file: str, line: int) -> bool:
+        """Whether it is a line of the source, or of a header of one's own."""
+        return (file, line) in self._text.lines or (file, line) in _header(file).lines
+
     def name_at(self, file: str, line: int, column: int, elements: str) -> str | None:
         """The array that is indexed there, None where it is not a thread's own.
 

@@ -47,13 +47,14 @@ class Difference:
 
 
 _HEADER = re.compile(r'#\s*include\s*"')
+_ARRAY_TYPE = re.compile(r"\b(?:typedef\b|using\b[^;{}=]*=)[^;{}]*\]\s*;")
 
 
 @functools.lru_cache(maxsize=64)
 def has_candidates(code: str) -> bool:
     """Whether the source declares a variable without a value, or an array, or includes a header that may."""
     clean = blank_comments(code)
-    return any(pattern.search(clean) for pattern in (_UNSET, _HEADER)) or declares_arrays(code)
+    return any(pattern.search(clean) for pattern in (_UNSET, _HEADER, _ARRAY_TYPE)) or declares_arrays(code)
 
 
 def find(

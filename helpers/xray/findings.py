@@ -217,6 +217,9 @@ def _outside_local(issue: checked.Issue, array: str, elements: str) -> Finding:
     """An index past the end of an array of the thread's own."""
     file, line = issue.access.place or (None, None)
     block, thread = issue.access.block, issue.access.thread
+    if not array:
+        message = f"access by a pointer past the end of a local array of the thread, by {_at(issue.access)}"
+        return Finding("out of bounds", message, file, line, block, thread, count=issue.count)
     message = f"access of {array}[{issue.offset}], which has {elements} elements, by {_at(issue.access)}"
     return Finding("out of bounds", message, file, line, block, thread, array, issue.offset, count=issue.count)
 

@@ -37,3 +37,28 @@ extern "C" void __ubsan_handle_out_of_bounds(const OutOfBounds* where, uint64_t 
   f.name = where->array->name;
   add_finding(f, (uint64_t)(uintptr_t)where * 16 + ENGINE_LOCAL_BOUNDS);
 }
+
+namespace {
+
+struct TypeMismatch {
+  const char* file;
+  uint32_t line, column;
+  const Descriptor* type;
+  unsigned char alignment, kind;
+};
+
+}  // namespace
+
+// Of -fsanitize=object-size, which follows a pointer to the array that it is into, through functions that are inlined. It
+// is asked for arrays in shared memory and variables of the module too: here the address tells a thread's own.
+extern "C" void __ubsan_handle_type_mismatch_v1(const TypeMismatch* where, uintptr_t pointer) {
+  const Worker& w = here();
+  const uintptr_t stacks = (uintptr_t)w.stacks;
+  if (pointer < stacks || pointer >= stacks + w.n_stacks * STACK_BYTES) return;
+  EngineFinding f = finding_at(ENGINE_LOCAL_BOUNDS, where->file, (int)where->line);
+  f.block = w.block;
+  f.thread = w.current->lane.linear;
+  f.source = where->column;
+  f.name = "";  // the array's type is not known
+  add_finding(f, (uint64_t)(uintptr_t)where * 16 + ENGINE_LOCAL_BOUNDS);
+}

@@ -26,6 +26,7 @@ OF_FINDING = {
     "not waited for": "wait",
     "never waited for": "wait",
     "barrier divergence": "deadlock",
+    "skipped barrier": "deadlock",
     "deadlock": "deadlock",
     "endless loop": "never ends",
     "inactive lane": "deadlock",
