@@ -32,7 +32,7 @@ TABLE = {
         ),
         Wrong(
             "neighbouring words to one lane",
-            ((SHARE, "for (int i = 0, c = 2 * lane; i < 2 && c < HEAD_DIM; ++i, ++c) sum += dO[c] * O[c];"),),
+            ((SHARE, "for (int c = lane * HEAD_DIM / 32; c < (lane + 1) * HEAD_DIM / 32; ++c) sum += dO[c] * O[c];"),),
             "limit",
             "sectors of O",
             "reads",
