@@ -157,7 +157,7 @@ def test_gradients_are_refused_for_shapes_that_do_not_fit(tmp_path: Path, monkey
     module.flash_attention_backward(a, a, a, a, a, lse)
     with pytest.raises(ValueError, match="do and o have q's shape"):
         module.flash_attention_backward(a[:, :-1].copy(), a, a, a, a, lse)
-    gaps = cupy_stand_in.zeros((2, 4, 60), np.float32)[..., ::2]
+    gaps = engine.zeros((2, 4, 60), np.float32)[..., ::2]
     for wrong in (lse[:, :, :-1].copy(), lse.view(np.int32), lse.swapaxes(1, 2).copy(), gaps):
         with pytest.raises(ValueError, match=r"lse is float32, \(batch, heads, n\), C-contiguous; got "):
             module.flash_attention_backward(a, a, a, a, a, wrong)
