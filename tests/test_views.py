@@ -114,10 +114,11 @@ def rows_and_keys(n: int, n_kv: int, d: int, *, kv_heads: int = 2) -> dict[str, 
 
 # 12 has 07's launches, and takes long to compile.
 STAGES = [stage for stage in LADDER.values() if not stage.slow_to_compile]
-STAGES += [step for step in HALF_STEPS if step.number == 10]
-STAGES += [step for step in BACKWARD_STEPS if step.number == 13]
+STAGES += [step for step in reversed(HALF_STEPS) if step.number == 10]
+STAGES += [step for step in reversed(BACKWARD_STEPS) if step.number == 13]
 
 
+@pytest.mark.one_of_each(kind=lambda stage: stage.number if stage.file.startswith("steps/") else stage.file)
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.file.removeprefix("steps/").removesuffix(".cu"))
 def test_a_stage_reads_any_array(stage: Stage) -> None:
     # As test_steps.py has them, for builds that are there already.
