@@ -234,8 +234,8 @@ _OF_CUDA = re.compile(
 _LIBRARIES = {
     r"curand_(?:kernel|uniform|normal|philox|mtgp32|poisson|lognormal|discrete)\w*\.h": (
         "is cuRAND's header for kernels, which comes with the CUDA toolkit and not with CuPy: NVRTC finds it where "
-        "an -I names the toolkit's folder, and the CPU engine does not have it. Make random numbers on the host, or hash "
-        "the thread's index"
+        "an -I names the toolkit's folder, and the CPU engine does not have it. Make random numbers on the host, or "
+        "hash the thread's index"
     ),
     r"(cublas|cusolver|cusparse|cufft|curand|cudnn|nccl|nvml|npp|nvtx|cutensor|nvjpeg)": (
         "belongs to a library that the host calls or that only a GPU has"
