@@ -63,7 +63,7 @@ static inline auto smaller(A a, B b) {
 }  // namespace engine
 
 #ifdef ENGINE_AS_NVRTC
-// NVRTC has no function of real numbers for integers: sqrt(2), pow(2, 3) and fmaxf's fmax(1, 2) are ambiguous there. The
+// NVRTC has no function of real numbers for integers: sqrt(2), pow(2, 3) and fmax(1, 2) are ambiguous there. The
 // host's library has templates for them; beside these, a call is as ambiguous here.
 #define ENGINE_NO_INTEGERS(NAME)                                                              \
   template <typename T, typename = typename std::enable_if<std::is_integral<T>::value>::type> \
