@@ -84,9 +84,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         return
     folder = Path(__file__).resolve().parent
     whole = config.getoption("--fast") and folder in [Path(arg).resolve() for arg in config.args]
-    chosen = config.option.keyword or config.option.markexpr or config.option.deselect or config.option.collectonly
     # On a GPU a planned call is launched by addresses, which nothing here sees.
-    if whole and not chosen and not device.ON_GPU and session.exitstatus == pytest.ExitCode.OK:
+    if whole and not two_speeds.chosen(config) and not device.ON_GPU and session.exitstatus == pytest.ExitCode.OK:
         config.stash[_never_launched] = two_speeds.never_launched(_launched)
         if config.stash[_never_launched]:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED

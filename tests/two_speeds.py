@@ -91,6 +91,11 @@ def repetitions(items: Sequence[pytest.Item]) -> set[pytest.Item]:
     return left_out
 
 
+def chosen(config: pytest.Config) -> bool:
+    """Whether options of pytest's, beside --fast and --rest, choose among the tests that are collected."""
+    return any(getattr(config.option, name, None) for name in ("keyword", "markexpr", "deselect", "lf", "collectonly"))
+
+
 # ---- what is launched
 
 
