@@ -66,6 +66,11 @@ GENERIC: dict[str, tuple[str, ...]] = {
         "Right for one HEAD_DIM, wrong for another. Which number or constant stands in your lines where HEAD_DIM belongs?",
     ),
     "columns": ("The first columns are right in every row, the later ones are not. Which loop ends too early?",),
+    "flat": ("All columns of a row have the same value. Which index chooses the column, and does it change?",),
+    "factor": (
+        "In each row, all columns are wrong by the same factor. So the sums are right, and what the row is multiplied or "
+        "divided by is not.",
+    ),
     "zero score": (
         "Only one row is wrong: it is all zeros in Q, so its scores are 0. What takes a score of 0 for a key that is not "
         "there?",
@@ -110,6 +115,7 @@ GENERIC: dict[str, tuple[str, ...]] = {
 }
 
 _OF_THE_TEXT = ("compile", "return", "infinity", "std", "no header")  # no hint of the solution: nothing has run yet
+_SAY_ALL = ("one key", "zero score", "overrun")  # whose general hints name the slip
 _OF_THE_RESULT = ("wrong", "tail", "large", "index", "limit", "overflow")  # where the exercise's own "" says more
 
 # Failing tries of this session, by exercise and symptom, and by the slip as well.
@@ -155,7 +161,7 @@ def hint(name: str, hints: Hints, symptoms: Sequence[str], *, slip: str = "", co
         texts = _several(hints[symptom])
     else:
         generic, own = GENERIC.get(symptom, ()), _several(hints.get("", ()))
-        own = () if symptom in _OF_THE_TEXT else own
+        own = () if symptom in (*_OF_THE_TEXT, *_SAY_ALL) else own
         texts = (own or generic) if symptom in _OF_THE_RESULT else (*generic[:1], *own, *generic[1:])
     if not texts:
         return ""

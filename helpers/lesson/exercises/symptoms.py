@@ -96,14 +96,26 @@ def displaced(got: np.ndarray, expected: np.ndarray, tolerance: float) -> tuple[
     return tuple(int(i) for i in np.unravel_index(order[low[0]], expected.shape)) if high[0] > low[0] else None
 
 
-def right_columns(got: np.ndarray, expected: np.ndarray, tolerance: float) -> int:
-    """How many columns, from the first one on, are right in every row, if all others are wrong; else 0."""
-    if got.ndim != 2 or got.shape[0] < 8 or got.dtype.kind not in "fV":
-        return 0
-    with np.errstate(invalid="ignore"):
-        wrong = (np.abs(got.astype(np.float64) - expected) > tolerance).any(axis=0)
-    first = int(wrong.argmax())
-    return first if wrong[first:].all() else 0
+def _pattern(got: np.ndarray, expected: np.ndarray, tolerance: float) -> tuple[str, str] | None:
+    """What all rows of a wrong output have in common, in words, and as a symptom; None where it is nothing known."""
+    if got.ndim != 2 or min(got.shape) < 4 or got.dtype.kind not in "fV":
+        return None
+    got, expected = got.astype(np.float64), expected.astype(np.float64)
+    if not (np.isfinite(got).all() and np.isfinite(expected).all()):
+        return None
+    wrong = np.abs(got - expected) > tolerance
+    first = int(wrong.any(axis=0).argmax())
+    if first and wrong.any(axis=0)[first:].all():
+        which = "column 0 is" if first == 1 else f"columns 0-{first - 1} are"
+        return f"{which} right in every row, all others are wrong", "columns"
+    if np.ptp(got) > tolerance and (np.ptp(got, axis=1) <= tolerance).all() and np.ptp(expected, axis=1).min() > 0.1:
+        return "all columns of a row have the same value", "flat"
+    squares = (expected**2).sum(axis=1)
+    factors = (got * expected).sum(axis=1) / np.where(squares > 0, squares, 1.0)
+    is_multiple = np.abs(got - factors[:, None] * expected).max() <= 2 * tolerance
+    if is_multiple and np.abs(factors[squares > 0]).min(initial=1.0) > 0.01:
+        return "in each row, all columns are wrong by the same factor", "factor"
+    return None
 
 
 def of_result(output: str, at: str, result: CheckResult, got: np.ndarray, expected: np.ndarray) -> Failure:
@@ -127,11 +139,8 @@ def of_result(output: str, at: str, result: CheckResult, got: np.ndarray, expect
         return Failure(lines, ("nan",))
     place = displaced(got, expected, result.tolerance)
     if place is None:
-        count = right_columns(got, expected, result.tolerance)
-        if not count:
-            return Failure(lines, ("wrong",))
-        which = "column 0 is" if count == 1 else f"columns 0-{count - 1} are"
-        return Failure([*lines, f"{which} right in every row, all others are wrong"], ("columns", "wrong"))
+        pattern = _pattern(got, expected, result.tolerance)
+        return Failure([*lines, pattern[0]], (pattern[1], "wrong")) if pattern else Failure(lines, ("wrong",))
     wrong = np.argwhere(np.abs(got.astype(np.float64) - expected) > result.tolerance)[0]
     lines.append(f"element {_index(wrong)} has the value that belongs to {_index(place)}")
     return Failure(lines, ("index", "wrong"))

@@ -21,10 +21,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import mmap
 import operator
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NoReturn, TypeVar
 
@@ -139,6 +141,27 @@ class Trial:
         symptoms.poison(np.asarray(array).view(np.ndarray))  # not by the engine's own =, which would count as written
         return array
 
+    def far(self, *counts: int) -> list[Any] | None:
+        """Arrays of so many floats each, zeros, of which a kernel may use a few: only these take memory.
+
+        For indices beyond 32 bits. Before each array is room for what an index that wrapped to below 0 reaches. None
+        on a GPU, whose memory is real, where the system gives no such room, and where something is wrong already. A
+        launch with such arrays takes no others, is not X-rayed, and is an awkward one: what looks at whole arrays
+        would fill the memory.
+        """
+        before = 2**31
+        self._title, self._number = AWKWARD, -1
+        failed = any(row.passed is False for row in self.rows.values())
+        if failed or self.on_gpu or not sys.platform.startswith(("linux", "darwin")):
+            return None
+        without_reserve = 0x4000 if sys.platform == "linux" else 0x40  # MAP_NORESERVE, which Python has from 3.13 on
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | without_reserve
+        try:
+            memory = [mmap.mmap(-1, 4 * (before + count), flags=flags) for count in counts]
+        except OSError:
+            return None
+        return [np.frombuffer(one, np.float32)[before:].view(engine.ndarray) for one in memory]
+
     def launch(
         self,
         kernel: str,
@@ -146,6 +169,7 @@ class Trial:
         block: int | Sequence[int],
         *args: Any,
         extra: str = "",
+        before: str = "",
         **defines: int,
     ) -> Any:
         """Launch the learner's kernel, compiled with -DNAME=value, and give it back.
@@ -155,8 +179,9 @@ class Trial:
         Args:
             args: arrays of the device; NumPy arrays, which are copied there; ints and floats, passed with 32 bits.
             extra: CUDA C++ that is appended to the learner's text, such as a kernel that calls one of its functions.
+            before: CUDA C++ that is put before it.
         """
-        run = self._compiled(kernel, extra, defines)
+        run = self._compiled(kernel, extra, before, defines)
         grid, block = ((size,) if isinstance(size, int) else tuple(size) for size in (grid, block))
         args = tuple(map(self._argument, args))
         seen, printed = io.StringIO(), io.StringIO()  # what the kernel prints, under the X-ray and without
@@ -246,6 +271,11 @@ class Trial:
             row.passed = True
             row.lines = [f"{at}, " * (self._title == FIRST) + f"max error {max(errors):.1e}"]
 
+    def slip(self, got: Any, slips: Mapping[str, np.ndarray], tolerance: float = 1e-4) -> str:
+        """The first symptom whose array is what the kernel computed; "" where none is."""
+        got = self.xp.asnumpy(got)
+        return next((name for name, a in slips.items() if np.allclose(got, a, rtol=0, atol=tolerance)), "")
+
     def limit(
         self,
         what: str,
@@ -279,12 +309,12 @@ class Trial:
 
     # ------------------------------------------------------------------------------------------------- how
 
-    def _compiled(self, name: str, extra: str, defines: dict[str, int]) -> Callable[..., None]:
+    def _compiled(self, name: str, extra: str, before: str, defines: dict[str, int]) -> Callable[..., None]:
         """The learner's kernel, compiled once for each set of sizes."""
-        key = name, extra, tuple(sorted(defines.items()))
+        key = name, extra, before, tuple(sorted(defines.items()))
         if key not in self._kernels:
             try:
-                self._kernels[key] = self._compile(name, extra, defines)
+                self._kernels[key] = self._compile(name, extra, before, defines)
             except (Stopped, engine.NoCompilerError, CuteMissing):
                 raise
             except Exception as error:  # CuPy's and the engine's errors have no base in common
@@ -294,8 +324,8 @@ class Trial:
             self.rows[COMPILES].passed = True
         return self._kernels[key]
 
-    def _compile(self, name: str, extra: str, defines: dict[str, int]) -> Callable[..., None]:
-        text = holes.complete(self.code) + (f'\n#line 1 "the grader"\n{extra}' if extra else "")
+    def _compile(self, name: str, extra: str, before: str, defines: dict[str, int]) -> Callable[..., None]:
+        text = f"{before}\n" * bool(before) + holes.complete(self.code) + (f'\n#line 1 "the grader"\n{extra}' if extra else "")
         headers = (*kernel.headers(text), *kernel.architecture(text)) if self.on_gpu else cute_options(text)
         module = self.xp.RawModule(code=text, options=(*kernel.options(defines), *headers))
         # The CPU engine checks arguments by itself; on a GPU the typed launch does.

@@ -7,6 +7,10 @@ import numpy as np
 from helpers.lesson.exercises.graders.expected import attention_parts, blocks
 from helpers.lesson.exercises.trial import Trial, exercise
 
+# A block far down the array: its scores are beyond 2^32 elements.
+FAR_BLOCK = 2**20
+FAR = f"#undef blockIdx\n#define blockIdx uint3{{{FAR_BLOCK}, 0, 0}}"
+
 # Asks the learner's function for one index, of a scratch that would not fit in any memory.
 AT = """
 extern "C" __global__ void __launch_bounds__(32)
@@ -21,7 +25,8 @@ extern "C" __global__ void __launch_bounds__(32)
     minutes=5,
     hints={
         "empty": (
-            "Nobody writes S yet. For each j, the loop body computes one number and stores it once.",
+            "The line above counts the scores that nobody stores. For each j, the loop body computes one number and stores "
+            "it once, in row `row` of S.",
             "Sum up q[c] * k[c] over c in a float of this thread, then store softmax_scale times the sum.",
             "Row `row` of S begins at (size_t)row * N_kv; the score of key j is j words further.",
         ),
@@ -37,6 +42,26 @@ extern "C" __global__ void __launch_bounds__(32)
             "The line above reads what nobody has written. Is it a sum without a first value, or S itself?",
             "Begin each sum with float dot = 0.0f; and only store to S: S[...] = softmax_scale * dot;",
         ),
+        **dict.fromkeys(
+            ("crash", "bounds"),
+            (
+                "The index is outside S, or K. How long is a row of each? Threads past the last row have left already.",
+                "S has N_kv columns: S[row][j] is at index (size_t)row * N_kv + j.",
+            ),
+        ),
+        "width": (
+            "Right for HEAD_DIM = 8, wrong for 72. How far does your sum over c go, and by which name?",
+            "The sum has HEAD_DIM terms: c < HEAD_DIM.",
+        ),
+        "overflow": (
+            "Right for small arrays. Here S has more than 2^32 elements: in which type is your index computed?",
+            "Make the row 64 bits wide before it is multiplied: (size_t)row * N_kv + j.",
+        ),
+        "columns": "The first keys' scores are right. Does the sum begin at 0 for every key, and are all keys visited?",
+        "factor": (
+            "All scores are wrong by the same factor. How often is the sum multiplied by softmax_scale?",
+            "S[...] = softmax_scale * dot, once for each score.",
+        ),
         "stores": (
             "The scores are right, but S is used for the sum. Sum up in a variable of the thread, which is a register.",
             "One store for each j, after the loop over c has ended.",
@@ -48,16 +73,32 @@ extern "C" __global__ void __launch_bounds__(32)
     },
 )
 def scores(trial: Trial) -> None:
-    """All scores, and how often they are stored."""
+    """All scores, how often they are stored, and an index beyond 32 bits."""
     first = 40, 24, 8
-    for n, n_kv, d in trial.sizes("N, N_kv, d", first, (33, 65, 8), (1, 1, 8), (130, 31, 8)):
+    for n, n_kv, d in trial.sizes("N, N_kv, d", first, (33, 65, 8), (1, 1, 8), (130, 31, 8), (40, 24, 72)):
         q, k, v = trial.inputs(n, n_kv, d)
         s = trial.empty(n, n_kv)
         trial.launch("scores", blocks(n, 64), 64, q, k, s, n, n_kv, d**-0.5, HEAD_DIM=d, BLOCK_M=64)
         trial.expect("S", s, attention_parts(q, k, v).s)
+    _scores_far_down(trial)
     if trial.report:
         at_most = 4 * first[0] * first[1]
         trial.limit("bytes written to S", trial.figures("S").written, at_most=at_most, symptom="stores")
+
+
+def _scores_far_down(trial: Trial) -> None:
+    """The scores of one block whose rows begin 2^32 elements after the first one."""
+    n, n_kv, d, first = 64, 64, 8, 64 * FAR_BLOCK
+    arrays = trial.far((first + n) * d, n_kv * d, (first + n) * n_kv)
+    if arrays is None:
+        return
+    far_q, far_k, far_s = arrays
+    q, k, v = trial.inputs(n, n_kv, d)
+    far_q[first * d :], far_k[:] = q.ravel(), k.ravel()
+    numbers = first + n, n_kv, d**-0.5
+    trial.launch("scores", 1, 64, far_q, far_k, far_s, *numbers, before=FAR, HEAD_DIM=d, BLOCK_M=64)
+    s, at = far_s[first * n_kv :].reshape(n, n_kv), f"N = {first + n:,}, N_kv = {n_kv}, the last {n} rows"
+    trial.expect("S", s, attention_parts(q, k, v).s, at=at, symptom="overflow")
 
 
 @exercise(
@@ -71,7 +112,8 @@ def scores(trial: Trial) -> None:
         ),
         "crash": "For which j and c is the element of the message the word k[c]? Is there such a word?",
         "": (
-            "The results were right before. The load is wrong in one turn of the loop: leave the others as they are.",
+            "The results were right before. Only one load of each key is too much: every turn of the loop still adds q[c] "
+            "times k[c], HEAD_DIM of them.",
             "All HEAD_DIM products are needed; what is not needed is the last load.",
         ),
     },
@@ -81,7 +123,7 @@ def off_by_one(trial: Trial) -> None:
 
     K fills no multiple of 256 bytes: where it does, the engine stops the launch at its end.
     """
-    for n, n_kv, d in trial.sizes("N, N_kv, d", (40, 25, 8), (33, 65, 8), (1, 1, 8), (130, 31, 8)):
+    for n, n_kv, d in trial.sizes("N, N_kv, d", (40, 25, 8), (33, 65, 8), (1, 1, 8), (130, 31, 8), (40, 25, 72)):
         q, k, v = trial.inputs(n, n_kv, d)
         mean = trial.empty(n)
         trial.launch("row_mean", blocks(n, 64), 64, q, k, mean, n, n_kv, d**-0.5, HEAD_DIM=d, BLOCK_M=64)
@@ -117,7 +159,7 @@ def off_by_one(trial: Trial) -> None:
 )
 def coalesced_scores(trial: Trial) -> None:
     """The output, the scratch as the transpose, an index beyond 32 bits, and sectors per request."""
-    for n, n_kv, d in trial.sizes("N, N_kv, d", (40, 24, 8), (33, 65, 8), (1, 1, 8), (130, 31, 8)):
+    for n, n_kv, d in trial.sizes("N, N_kv, d", (40, 24, 8), (33, 65, 8), (1, 1, 8), (130, 31, 8), (40, 24, 72)):
         q, k, v = trial.inputs(n, n_kv, d)
         s, o = trial.empty(n_kv, n), trial.empty(n, d)
         trial.launch("naive_coalesced", blocks(n, 64), 64, q, k, v, s, o, n, n_kv, d**-0.5, HEAD_DIM=d, BLOCK_M=64)

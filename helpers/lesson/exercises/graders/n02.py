@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from helpers.lesson.exercises.grade_table import FIRST
 from helpers.lesson.exercises.graders.expected import attention_parts, blocks, product
 from helpers.lesson.exercises.trial import Trial, exercise
 
@@ -38,7 +39,7 @@ from helpers.lesson.exercises.trial import Trial, exercise
 def one_barrier(trial: Trial) -> None:
     """Several tiles at the first size, so that the X-ray sees whether one barrier is enough."""
     block_n, first = 16, (40, 48, 8, 1)
-    sizes = first, (33, 65, 8, 1), (1, 1, 8, 1), (70, 31, 8, 1), (130, 257, 8, 300)
+    sizes = first, (33, 65, 8, 1), (1, 1, 8, 1), (70, 31, 8, 1), (130, 257, 8, 300), (40, 48, 72, 1)
     for n, n_kv, d, factor in trial.sizes("N, N_kv, d, factor of Q", *sizes):
         q, k, v = trial.inputs(n, n_kv, d)
         q *= np.float32(factor)
@@ -61,10 +62,55 @@ _TAIL = (
 )
 
 
+# Has the learner's function load one tile.
+ONE_TILE = """
+extern "C" __global__ void __launch_bounds__(BLOCK_M) one_tile(const float* K, float* copy, int first, int N_kv) {
+  __shared__ float tile[BLOCK_N][HEAD_DIM];
+  load_tile(tile, K, first, N_kv);
+  __syncthreads();
+  for (int i = threadIdx.x; i < BLOCK_N * HEAD_DIM; i += BLOCK_M) copy[i] = tile[i / HEAD_DIM][i % HEAD_DIM];
+}
+"""
+
+
+def _tile_far_down(trial: Trial) -> None:
+    """A tile whose words begin 2^32 elements after the first one of K; rows are missing in it."""
+    block_n, d, first, rows = 16, 8, 2**29, 5
+    arrays = trial.far((first + block_n) * d, block_n * d)
+    if arrays is None:
+        return
+    far_k, copy = arrays
+    words = trial.rng.standard_normal((rows, d)).astype(np.float32)
+    far_k[first * d : (first + rows) * d] = words.ravel()
+    defines = {"HEAD_DIM": d, "BLOCK_M": 64, "BLOCK_N": block_n}
+    trial.launch("one_tile", 1, 64, far_k, copy, first, first + rows, extra=ONE_TILE, **defines)
+    expected = np.concatenate([words, np.zeros((block_n - rows, d), np.float32)])
+    at = f"first = {first:,}, N_kv = {first + rows:,}, d = {d}"
+    trial.expect("the tile", copy.reshape(block_n, d), expected, at=at, tolerance=0, symptom="overflow")
+
+
 @exercise(
     "02_load_tile",
     minutes=6,
     hints={
+        "overflow": (
+            "Right for a short K. Here first * HEAD_DIM is beyond 32 bits: in which type is the index of source computed?",
+            "Make the row 64 bits wide before it is multiplied: (size_t)(first + j) * HEAD_DIM + c.",
+        ),
+        "threads": (
+            "Right with 64 threads a block, wrong with 32. Which number stands in your copy for how many threads share it?",
+            "The threads of a block are BLOCK_M: so far on is a thread's next word.",
+        ),
+        "few": (
+            "Each word is loaded once, by too many requests: in some of them most lanes have nothing to load. Which threads "
+            "are idle in your loop?",
+            "All BLOCK_M threads take words, one after the other: i = threadIdx.x, then threadIdx.x + BLOCK_M, ...",
+        ),
+        "width": (
+            "Right for HEAD_DIM = 8, wrong where rows are longer. Which thread copies column 70, and what does your loop do "
+            "where BLOCK_M is no multiple of HEAD_DIM?",
+            "Number the words of the tile: i = threadIdx.x, threadIdx.x + BLOCK_M, ...; the row is i / HEAD_DIM.",
+        ),
         "sectors": (
             "The tile is right. Which words do the 32 threads of a warp load in one turn of your loop?",
             "Threads with neighbouring numbers should load neighbouring words: start at threadIdx.x, not at a row.",
@@ -92,20 +138,22 @@ def load_tile(trial: Trial) -> None:
 
     On the CPU K ends where its array does, so that the X-ray sees it, too.
     """
-    block_n, d = 16, 8
-    for n, n_kv in trial.sizes("N, N_kv", (40, 32), (33, 65), (64, 1), (70, 31)):
+    block_n, first = 16, (40, 32, 8, 64)
+    sizes = first, (33, 65, 8, 64), (64, 1, 8, 64), (70, 31, 8, 64), (40, 32, 24, 64), (40, 32, 72, 64), (40, 32, 8, 32)
+    for n, n_kv, d, block_m in trial.sizes("N, N_kv, d, BLOCK_M", *sizes):
         q, k, _ = trial.inputs(n, n_kv, d)
         padded = trial.xp.asarray(np.vstack([k, np.full((block_n, d), np.nan, np.float32)])) if trial.on_gpu else k
         sums = trial.empty(n)
-        trial.launch(
-            "sum_of_scores", blocks(n, 64), 64, q, padded[:n_kv], sums, n, n_kv, HEAD_DIM=d, BLOCK_M=64, BLOCK_N=block_n
-        )
+        defines = {"HEAD_DIM": d, "BLOCK_M": block_m, "BLOCK_N": block_n}
+        trial.launch("sum_of_scores", blocks(n, block_m), block_m, q, padded[:n_kv], sums, n, n_kv, **defines)
         # Sums are in the hundreds, and float32 keeps 7 digits.
-        symptom = "tail" if n_kv % block_n else ""
+        symptom = "tail" if n_kv % block_n else "threads" if block_m < 64 else ""
         trial.expect("SUM", sums, product(q, k.T).sum(axis=1), tolerance=2e-3, symptom=symptom)
+    _tile_far_down(trial)
     if trial.report:
-        words = 32 * d  # of K at the first size, which has one block
+        words = first[1] * first[2]  # of K at the first size, which has one block
         figures = trial.figures("K")
+        trial.limit("requests of K", figures.requests, at_most=words // 32, symptom="few")
         trial.limit("bytes requested from K", figures.read, at_most=4 * words, symptom="requests")
         trial.limit("sectors of K", figures.sectors, at_most=4 * words // 32, symptom="sectors")
 
@@ -121,7 +169,11 @@ def load_tile(trial: Trial) -> None:
         ),
         "bytes": (
             "No conflicts, but the rows are longer than needed. What is the shortest stride that works?",
-            "8,704 bytes are 32 rows of 68 words.",
+            "HEAD_DIM is a multiple of 32 and a row of HEAD_DIM words must fit: four words of padding are enough.",
+        ),
+        "width": (
+            "Right for HEAD_DIM = 64, wrong for 96: a row has 96 words there. Does STRIDE follow HEAD_DIM?",
+            "A stride is HEAD_DIM and some padding, not a number.",
         ),
         "crash": "place() must stay below ROWS * STRIDE for every row and word, and STRIDE holds a whole row.",
         "": (
@@ -131,17 +183,24 @@ def load_tile(trial: Trial) -> None:
     },
 )
 def no_conflicts(trial: Trial) -> None:
-    """One block of rows, then one row, and a block and eight more; then conflicts and bytes."""
-    for n, d in trial.sizes("N, d", (32, 64), (1, 64), (40, 64)):
-        q, _, _ = trial.inputs(n, 1, d)
-        part = trial.empty(n, 4)
-        run = trial.launch("squares", blocks(n, 32), 128, q, part, n, HEAD_DIM=d)
-        squares = (q.astype(np.float64) ** 2).reshape(n, d // 4, 4).sum(axis=1)
-        trial.expect("PART", part, squares, tolerance=1e-4)
+    """One block of rows, then one row, and a block and eight more; then conflicts and bytes. HEAD_DIM is 64, 96, 32."""
+    dims, runs = (64, 96, 32), []
+    for n in trial.sizes("N", 32, 1, 40):
+        for d in dims:
+            q, _, _ = trial.inputs(n, 1, d)
+            part = trial.empty(n, 4)
+            runs += [trial.launch("squares", blocks(n, 32), 128, q, part, n, HEAD_DIM=d)]
+            squares = (q.astype(np.float64) ** 2).reshape(n, d // 4, 4).sum(axis=1)
+            symptom = "width" if d > dims[0] else ""
+            trial.expect("PART", part, squares, at=f"N = {n}, d = {d}", tolerance=1e-4, symptom=symptom)
+            if trial.rows[FIRST].passed is False:
+                break
     if trial.report:
-        trial.limit("bank conflicts of a block", trial.shared().conflicts, at_most=0, symptom="conflicts")
-        size = run.attributes["shared_size_bytes"]
-        trial.limit("bytes of shared memory", size, at_most=4 * 32 * (d + 4), symptom="bytes")
+        for d, run, report in zip(dims, runs, trial.reports, strict=False):
+            conflicts = sum(array.conflicts for array in report.shared.values())
+            trial.limit(f"bank conflicts of a block at d = {d}", conflicts, at_most=0, symptom="conflicts")
+            most = 4 * 32 * (d + 4)
+            trial.limit(f"bytes of shared memory at d = {d}", run.shared_size_bytes, at_most=most, symptom="bytes")
 
 
 @exercise(
@@ -167,7 +226,7 @@ def no_conflicts(trial: Trial) -> None:
 def which_barrier(trial: Trial) -> None:
     """Numbers are right on the engine wherever the barrier is: the X-ray of several tiles has to find the race."""
     threads, first = 64, (3, 130, 8)
-    for n, n_kv, d in trial.sizes("N, N_kv, d", first, (5, 64, 8), (1, 1, 8), (2, 300, 8)):
+    for n, n_kv, d in trial.sizes("N, N_kv, d", first, (5, 64, 8), (1, 1, 8), (2, 300, 8), (3, 130, 72)):
         q, k, v = trial.inputs(n, n_kv, d)
         lse = trial.empty(n)
         trial.launch("block_lse", n, threads, q, k, lse, n_kv, d**-0.5, HEAD_DIM=d)

@@ -110,6 +110,9 @@ def no_key(trial: Trial) -> None:
             "The odd threads never enter the if. A barrier must be reached by all threads of the block.",
             "Move the barrier behind the closing brace of the if.",
         ),
+        "unset": (
+            "All threads of the block copy the tile, those past the last row as well. Does one of them leave too early?",
+        ),
         "barriers": (
             "It is clean, with more barriers than it needs. Which line follows each of them, and what would go wrong?",
             "Two barriers guard the tile, as in 02. One more guards P_smem.",
@@ -139,6 +142,11 @@ def find_the_race(trial: Trial) -> None:
     "03_merge_halves",
     minutes=10,
     hints={
+        "factor": (
+            "In each row, O is a multiple of what it should be: both parts of acc are merged, l is not. What is l then?",
+            "l_1 and l_2 are relative to their own maxima, as acc_1 and acc_2 are: the same two factors belong to them.",
+            "l = l_1[row] * rescale_1 + l_2[row] * rescale_2, and O[i] is divided by it once.",
+        ),
         "lse": (
             "O is right and lse is not: which m and which l belong to all the keys?",
             "m is the larger of the two maxima, l the sum of both rescaled sums.",
