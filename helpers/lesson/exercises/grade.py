@@ -103,7 +103,7 @@ def _grade(name: str, code: str, rows: dict[str, Row], seen: Trial | None) -> Gr
     slip = re.sub(r"\d+", "", " ".join(failed))  # inputs are fresh in every try, so numbers differ
     hint = hints.hint(name, EXERCISES[name].hints, symptoms, slip=slip, counts=is_try) if symptoms else ""
     give_up = f'To give up: exercise.solution("{name}")' if is_try else ""
-    text = "\n".join(filter(None, [grade_table.text(rows), hint, hint and hints.offer(name), give_up]))
+    text = "\n".join(filter(None, [grade_table.text(rows), hint, is_try and hint and hints.offer(name), give_up]))
     return Grade(False, text, rows, symptoms[0] if symptoms else "", **more)
 
 

@@ -101,7 +101,7 @@ class Trial:
     # ------------------------------------------------------------------------------------------ what graders call
 
     def sizes(self, names: str, first: Size, *others: Size) -> Iterator[Size]:
-        """The first size, then the awkward ones; ends after the first size if something is wrong there.
+        """The first size, then the awkward ones; ends after a size at which a result is wrong.
 
         Args:
             names: what the numbers of a size are called in messages, "N, N_kv". Where "d", HEAD_DIM, is all that is
@@ -117,7 +117,7 @@ class Trial:
             self.size = ", ".join(f"{name} = {value}" for name, value in zip(labels, values, strict=True))
             self.first_size = self.first_size or self.size
             yield size
-            if self.rows[FIRST].passed is False:
+            if self.rows[self._title].passed is False:
                 return
 
     def inputs(self, n: int, n_kv: int, d: int, dtype: Any = np.float32) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -206,7 +206,8 @@ class Trial:
             failure = symptoms.of_error(error, self._timeout, self.code)
             reasons = failure.symptoms
             if self._title == AWKWARD and "bounds" in reasons:  # all threads were right where sizes were whole
-                reasons = tuple(dict.fromkeys((*reasons[:-2], "bounds", "crash", self._awkward)))
+                where = ("width", "bounds", "crash") if self._awkward == "width" else ("bounds", "crash", "tail")
+                reasons = (*(reason for reason in reasons if reason not in where), *where)
             self._stop(self._title, failure.lines, *reasons)
         finally:
             text = printed.getvalue() or seen.getvalue()

@@ -22,6 +22,18 @@ from helpers.lesson.exercises.trial import Trial, exercise
             "expf of a large score is infinite: take exponentials of score - maximum only.",
             "m_new = fmaxf(m_i, s) comes first; both exponentials then subtract m_new.",
         ),
+        **dict.fromkeys(
+            ("crash", "bounds"),
+            (
+                "K_smem has as many tiles as you declared, numbered from 0. Which tile does the third iteration use?",
+                "Tiles are used alternately: 0, 1, 0, 1, ... What makes the number of the iteration 0 or 1?",
+                "first / BLOCK_N is the number of the iteration; its remainder by 2 chooses the tile.",
+            ),
+        ),
+        "nan": (
+            "For the first key m_i is minus infinity. Which of your exponentials is then infinite, or of inf - inf?",
+            "expf(m_i - m_new) is 0 for the first key, and never above 1.",
+        ),
         "barriers": (
             "With two tiles that are used in turn, one barrier a tile is enough. Which of yours protects nothing?",
             "The barrier between the load and the reads is the one to keep.",
@@ -121,6 +133,15 @@ def _tile_far_down(trial: Trial) -> None:
             "its next word?",
             "Start at threadIdx.x and step by BLOCK_M: then each word has one thread.",
         ),
+        "race": (
+            "Several threads write the same word of the tile. Which words does each thread take, and which row and column "
+            "has word i, where a row has HEAD_DIM words?",
+            "Each thread starts at threadIdx.x and goes on by BLOCK_M; word i is tile[i / HEAD_DIM][i % HEAD_DIM].",
+        ),
+        "crash": (
+            "Which array does the line above name? The tile has BLOCK_N rows of HEAD_DIM words, K has N_kv rows.",
+            "Word i of the tile is tile[i / HEAD_DIM][i % HEAD_DIM], for i < BLOCK_N * HEAD_DIM.",
+        ),
         "unset": (
             "Some words of the tile are never written. How many words are there, and how many threads?",
             "A thread copies several words: a loop from threadIdx.x up to BLOCK_N * HEAD_DIM, in steps of BLOCK_M.",
@@ -213,6 +234,7 @@ def no_conflicts(trial: Trial) -> None:
             "Move the last barrier of the loop up, to just behind the if in which thread 0 writes the maximum.",
         ),
         "deadlock": "All threads of a block must reach a barrier: it must not be inside the if of thread 0.",
+        "large": "`maximum` is the largest of all scores so far: of m_i and of all scores of the tile, not of some of them.",
         "barriers": (
             "No race, but three barriers per tile. Which of them separates nothing that the other two do not?",
             "`scores` is written again in the next iteration, after the barrier behind `maximum`: the last one can go.",
@@ -225,12 +247,15 @@ def no_conflicts(trial: Trial) -> None:
 )
 def which_barrier(trial: Trial) -> None:
     """Numbers are right on the engine wherever the barrier is: the X-ray of several tiles has to find the race."""
-    threads, first = 64, (3, 130, 8)
-    for n, n_kv, d in trial.sizes("N, N_kv, d", first, (5, 64, 8), (1, 1, 8), (2, 300, 8), (3, 130, 72)):
+    threads, first = 64, (3, 130, 8, 1)
+    sizes = first, (5, 64, 8, 1), (1, 1, 8, 1), (2, 300, 8, 1), (5, 300, 8, 300), (3, 130, 72, 1)
+    for n, n_kv, d, factor in trial.sizes("N, N_kv, d, factor of Q", *sizes):
         q, k, v = trial.inputs(n, n_kv, d)
+        q *= np.float32(factor)
         lse = trial.empty(n)
         trial.launch("block_lse", n, threads, q, k, lse, n_kv, d**-0.5, HEAD_DIM=d)
-        trial.expect("LSE", lse, attention_parts(q, k, v).lse)
+        tolerance = 1e-2 if factor > 1 else 1e-5
+        trial.expect("LSE", lse, attention_parts(q, k, v).lse, tolerance=tolerance, large=factor > 1)
     if trial.report:
         tiles = blocks(first[1], threads)
         barriers = trial.report.barriers // first[0] - 1  # the one after the loop

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from helpers.lesson.exercises import symptoms
-from helpers.lesson.exercises.grade_table import XRAY
+from helpers.lesson.exercises.grade_table import FIRST, XRAY
 from helpers.lesson.exercises.graders.expected import attention_parts, blocks, product
 from helpers.lesson.exercises.trial import Trial, exercise
 
@@ -48,24 +48,27 @@ extern "C" __global__ void probe_sum(const float* a, float* result) { result[thr
 def register_tile(trial: Trial) -> None:
     """The two functions by themselves; then maxima first, since sums are relative to them; then the exchanges."""
     a = trial.rng.standard_normal(128).astype(np.float32)
+    shuffles = {}
     for name, reduce, symptom in (("max", np.max, "maximum"), ("sum", np.sum, "sum")):
         result = trial.empty(128)
         trial.launch(f"probe_{name}", 1, 128, a, result, extra=PROBES, HEAD_DIM=8)
         of_rows = np.repeat(reduce(a.reshape(-1, 8), axis=1), 8)
         every = 1 if name == "max" else 8  # the kernel uses the sum of the row's first thread alone
         trial.expect(f"row_{name} of 128 numbers", trial.xp.asnumpy(result)[::every], of_rows[::every], symptom=symptom)
-    for n, n_kv, d in trial.sizes("N, N_kv, d", (64, 64, 8), (33, 65, 8), (1, 1, 8), (130, 31, 8)):
+        # Of one warp; where that is more, of one row: the four rows of a warp may shuffle each by itself.
+        for threads in (32, 8) if trial.report and trial.rows[FIRST].passed is not False else ():
+            if shuffles.get(name, 4) > 3:
+                trial.launch(f"probe_{name}", 1, threads, a, result, extra=PROBES, HEAD_DIM=8)
+                shuffles[name] = trial.report.collectives
+    for n, n_kv, d in trial.sizes("N, N_kv, d", (64, 64, 8), (33, 65, 8), (1, 1, 8), (130, 31, 8), (64, 64, 72)):
         q, k, v = trial.inputs(n, n_kv, d)
         m, lse = trial.empty(n), trial.empty(n)
         trial.launch("tile_lse", blocks(n, 64), 128, q, k, m, lse, n, n_kv, d**-0.5, extra=PROBES, HEAD_DIM=d)
         parts = attention_parts(q, k, v)
         trial.expect("M, the row maxima", m, parts.m, symptom="products")
         trial.expect("LSE", lse, parts.lse, symptom="products")
-    if trial.report:
-        at_most = 3 * 4 * (2 + 1)  # three, for 4 rows a thread: a maximum for each of 2 tiles, and a sum
-        by_row = "<<" in trial.plain or "cooperative_groups" in trial.plain  # each of a warp's rows by itself
-        shuffles = trial.report.collectives // (16 if by_row else 4)
-        trial.limit("shuffles of a warp", shuffles, at_most=at_most, symptom="exchanges")
+    for name, count in shuffles.items() if trial.report else ():
+        trial.limit(f"shuffles of row_{name}", count, at_most=3, symptom="exchanges")
 
 
 @exercise(
@@ -87,14 +90,15 @@ def register_tile(trial: Trial) -> None:
 )
 def outer_product(trial: Trial) -> None:
     """Right, then with each word from shared memory once, four to a request."""
-    for n, n_kv, d in trial.sizes("N, N_kv, d", (64, 128, 8), (33, 65, 8), (1, 1, 8), (70, 31, 8)):
+    first = 64, 128, 8
+    for n, n_kv, d in trial.sizes("N, N_kv, d", first, (33, 65, 8), (1, 1, 8), (70, 31, 8), (64, 128, 72)):
         q, k, _ = trial.inputs(n, n_kv, d)
         s = trial.empty(n, n_kv)
         trial.launch("outer_products", (blocks(n, 64), blocks(n_kv, 64)), 64, q, k, s, n, n_kv, HEAD_DIM=d)
         trial.expect("S", s, product(q, k.T))
     if trial.report:
         tiles = [trial.figures("Q_smem"), trial.figures("K_smem")]
-        columns = 2 * d * 2  # 2 blocks of 2 warps
+        columns = 2 * first[2] * 2  # 2 blocks of 2 warps
         stores = 2 * columns
         loads = (sum(tile.requests for tile in tiles) - stores) / columns
         read = sum(tile.read for tile in tiles)
@@ -109,6 +113,11 @@ def outer_product(trial: Trial) -> None:
         "requests": (
             "The result is right. How many loads and stores does a thread execute for its four words?",
             "A float4 is loaded by one instruction: *reinterpret_cast<const float4*>(X + first).",
+        ),
+        "whole array": (
+            "Few requests where count is a multiple of 4, many where it is not. Which threads have less than four words "
+            "then, and which of them should still load a float4?",
+            "Each thread decides for its own four words: first + 4 <= count.",
         ),
         **dict.fromkeys(
             ("crash", "place"),
@@ -133,8 +142,8 @@ def outer_product(trial: Trial) -> None:
 )
 def float4_rows(trial: Trial) -> None:
     """Whole float4 first, where nothing is due to the tail. Then Y is longer, so that what is written past is seen."""
-    first = 4096
-    for count in trial.sizes("count", first, 4098, 1, 3, 33 * 33):
+    first, second = 4096, 4098
+    for count in trial.sizes("count", first, second, 1, 3, 33 * 33):
         x, _, _ = trial.inputs(1, 1, count)
         y, factor = trial.empty(count + 4 * (count % 4 > 0)), 0.125
         trial.launch("scale_all", blocks(count, 512), 128, x.ravel(), y, count, factor)
@@ -145,10 +154,12 @@ def float4_rows(trial: Trial) -> None:
         trial.expect("words of Y past the last one", np.array([past]), np.array([0]), symptom="past")
         trial.expect("Y", written[:count], factor * x.ravel())
     if trial.report:
-        at_most = first // 128 + 4  # whoever scales the last four words one by one takes four
-        for array in ("X", "Y"):
-            requests = trial.figures(array).requests
-            trial.limit(f"requests of {array} for {first:,} words", requests, at_most=at_most, symptom="requests")
+        for count, awkward in ((first, False), (second, True)):
+            at_most = count // 128 + 4  # whoever scales the last four words one by one takes four
+            for array in ("X", "Y"):
+                requests = trial.figures(array, awkward=awkward).requests
+                what, symptom = f"requests of {array} for {count:,} words", "whole array" if awkward else "requests"
+                trial.limit(what, requests, at_most=at_most, symptom=symptom)
 
 
 @exercise(
@@ -179,7 +190,7 @@ def float4_rows(trial: Trial) -> None:
 )
 def pad_the_tile(trial: Trial) -> None:
     """Conflicts and bytes at an even and at an odd number of float4 a row."""
-    dims, runs = (64, 20), []
+    dims, runs = (64, 20, 96), []
     for n_kv in trial.sizes("N_kv", 64, 33, 1, 31):
         for d in dims:
             q, k, _ = trial.inputs(1, n_kv, d)
@@ -187,7 +198,7 @@ def pad_the_tile(trial: Trial) -> None:
             runs += [trial.launch("scores_of_a_query", blocks(n_kv, 32), 32, q.ravel(), k, s, n_kv, HEAD_DIM=d)]
             trial.expect("s", s, product(k, q.ravel()), at=f"N_kv = {n_kv}, d = {d}")
     if trial.report:
-        for d, run, report, symptom in zip(dims, runs, trial.reports, ("conflicts", "odd"), strict=False):
+        for d, run, report, symptom in zip(dims, runs, trial.reports, ("conflicts", "odd", "conflicts"), strict=False):
             conflicts, size, most = report.shared["K_smem"].conflicts, run.shared_size_bytes, 32 * (d // 4 + 1) * 16
             limits = [(f"bank conflicts at d = {d}", conflicts, 0, symptom)]
             limits.insert(d == dims[0], (f"bytes of shared memory at d = {d}", size, most, "bytes"))

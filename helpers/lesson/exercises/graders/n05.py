@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from helpers.attention import reference
-from helpers.lesson.exercises.graders.expected import blocks
+from helpers.lesson.exercises.graders.expected import blocks, expect_v
 from helpers.lesson.exercises.trial import Trial, exercise
 
 
@@ -22,7 +22,7 @@ from helpers.lesson.exercises.trial import Trial, exercise
         ),
         "nan": (
             "A row that sees no key has l_i = 0: 1 / 0 is infinite, and 0 times infinity is NaN.",
-            "If l_i is 0, the factor is 0 and lse is NEG_INF.",
+            "If l_i is 0, the factor is 0.",
         ),
         "lse": "A row that sees no key has lse = minus infinity; any other one m_i + logf(l_i).",
         "crash": "Where a row is before the first key, or the window reaches beyond it, begin must still be 0 or more.",
@@ -31,16 +31,17 @@ from helpers.lesson.exercises.trial import Trial, exercise
 )
 def sliding_window(trial: Trial) -> None:
     """More keys than rows, more rows than keys, a window of one key, one of all keys."""
-    sizes = (33, 65, 8, 5), (130, 31, 8, 7), (64, 1, 8, 0), (63, 257, 8, 300), (1, 1, 8, 0)
+    sizes = (33, 65, 8, 5), (130, 31, 8, 7), (64, 1, 8, 0), (63, 257, 8, 300), (1, 1, 8, 0), (33, 65, 72, 5)
     for n, n_kv, d, left in trial.sizes("N, N_kv, d, window_left", *sizes):
         q, k, v = trial.inputs(n, n_kv, d)
         o, lse, visited = trial.empty(n, d), trial.empty(n), trial.empty(n, dtype=np.int32)
         numbers = n, n_kv, left, d**-0.5
         trial.launch("sliding_window", blocks(n, 64), 64, q, k, v, o, lse, visited, *numbers, HEAD_DIM=d, BLOCK_M=64)
         expected, expected_lse = reference.attention(q, k, v, window=(left, 0), return_lse=True)
-        seen = reference.visible(n, n_kv, window=(left, 0)).sum(axis=1)
-        trial.expect("keys visited by each row", visited, seen, symptom="visited")
+        seen = reference.visible(n, n_kv, window=(left, 0))
+        trial.expect("keys visited by each row", visited, seen.sum(axis=1), symptom="visited")
         trial.expect("O", o, expected)
+        expect_v(trial, o, v, seen)
         trial.expect("lse", lse, expected_lse, symptom="" if np.isnan(trial.xp.asnumpy(lse)).any() else "lse")
 
 
@@ -87,7 +88,7 @@ CAUSAL_BLOCK = 32  # BLOCK_M of 05_causal_tiles
 def causal_tiles(trial: Trial) -> None:
     """As many keys as rows; more keys; more rows, so that rows and whole blocks see no key; one row."""
     counted = {}  # size -> the keys that all blocks read, those that they need
-    for n, n_kv, d in trial.sizes("N, N_kv, d", (80, 80, 8), (70, 77, 8), (70, 20, 8), (1, 17, 8)):
+    for n, n_kv, d in trial.sizes("N, N_kv, d", (80, 80, 8), (70, 77, 8), (70, 20, 8), (1, 17, 8), (80, 80, 72)):
         q, k, _ = trial.inputs(n, n_kv, d)
         lse = trial.empty(n)
         trial.launch("causal_tiles", blocks(n, CAUSAL_BLOCK), CAUSAL_BLOCK, q, k, lse, n, n_kv, d**-0.5, HEAD_DIM=d)
@@ -123,6 +124,10 @@ def _strides(rows: int, heads: int, d: int, layout: str) -> tuple[int, int]:
     "05_group_of_heads",
     minutes=8,
     hints={
+        "overflow": (
+            "Right for short strides. Here an offset is beyond 32 bits: in which type is each product computed?",
+            "Make one factor of each product 64 bits wide: (size_t)row * q_row_stride + (size_t)head * q_head_stride.",
+        ),
         "modulo": (
             "Each head reads head % kv_heads, so neighbouring heads of Q share no head of K. Should they?",
             "With 4 heads of Q and 2 of K, heads 0 and 1 read head 0. How many heads of Q share one?",
@@ -154,13 +159,14 @@ def _strides(rows: int, heads: int, d: int, layout: str) -> tuple[int, int]:
 def group_of_heads(trial: Trial) -> None:
     """Layouts with heads or rows first, groups of 2, of 3 and of one head."""
     sizes = (
-        (20, 24, 4, 2, ROWS_FIRST, ROWS_FIRST),
-        (33, 17, 8, 4, HEADS_FIRST, HEADS_FIRST),
-        (9, 12, 6, 3, ROWS_FIRST, HEADS_FIRST),
-        (5, 7, 3, 3, HEADS_FIRST, ROWS_FIRST),
+        (20, 24, 4, 2, 8, ROWS_FIRST, ROWS_FIRST),
+        (33, 17, 8, 4, 8, HEADS_FIRST, HEADS_FIRST),
+        (9, 12, 6, 3, 8, ROWS_FIRST, HEADS_FIRST),
+        (5, 7, 3, 3, 8, HEADS_FIRST, ROWS_FIRST),
+        (7, 1, 6, 2, 8, HEADS_FIRST, HEADS_FIRST),
+        (20, 24, 4, 2, 72, ROWS_FIRST, ROWS_FIRST),
     )
-    d = 8
-    for n, n_kv, heads, kv_heads, q_layout, kv_layout in trial.sizes("N, N_kv, heads, kv_heads, Q, K", *sizes):
+    for n, n_kv, heads, kv_heads, d, q_layout, kv_layout in trial.sizes("N, N_kv, heads, kv_heads, d, Q, K", *sizes):
         q = trial.rng.standard_normal((heads, n, d), dtype=np.float32) + np.float32(0.25)
         k, v = trial.rng.standard_normal((2, kv_heads, n_kv, d), dtype=np.float32) + np.float32(0.25)
         arrays = _stored(q, q_layout), _stored(k, kv_layout), _stored(v, kv_layout)
@@ -184,3 +190,35 @@ def group_of_heads(trial: Trial) -> None:
                 is_slip = np.allclose(trial.xp.asnumpy(o), _stored(attention(kv_head_of), q_layout), atol=1e-4)
                 symptom = name if is_slip else symptom
         trial.expect("O", o, _stored(attention(right), q_layout), symptom=symptom)
+        if n_kv == 1:
+            rows = trial.xp.asnumpy(o).reshape(heads, n, d)  # heads are first at this size
+            expect_v(trial, rows.reshape(-1, d), v[right].reshape(heads, d), np.eye(heads, dtype=bool).repeat(n, axis=0))
+    _heads_far_apart(trial)
+
+
+def _heads_far_apart(trial: Trial) -> None:
+    """Heads, then rows, whose distance is above 2^30 elements."""
+    n, n_kv, heads, kv_heads, d, far = 6, 5, 6, 3, 8, 2**30
+    for q_row, q_head, kv_row, kv_head in ((d, far, d, 2 * far - d), (far, d, d, 2 * far - d)):
+        kv_count, q_count = (kv_heads - 1) * kv_head + n_kv * d, 5 * far + 6 * d
+        arrays = trial.far(q_count, kv_count, kv_count, q_count)
+        if arrays is None:
+            return
+        q, k, v, o = (
+            np.lib.stride_tricks.as_strided(a, (many, rows, d), (4 * head, 4 * row, 4))
+            for a, many, rows, head, row in zip(
+                arrays,
+                (heads, kv_heads, kv_heads, heads),
+                (n, n_kv, n_kv, n),
+                (q_head, kv_head, kv_head, q_head),
+                (q_row, kv_row, kv_row, q_row),
+                strict=True,
+            )
+        )
+        for a in (q, k, v):
+            a[...] = trial.rng.standard_normal(a.shape, dtype=np.float32)
+        numbers = n, n_kv, heads, kv_heads, q_row, q_head, kv_row, kv_head, d**-0.5
+        trial.launch("group_of_heads", (1, heads), 32, *arrays, *numbers, HEAD_DIM=d)
+        expected = np.stack([reference.attention(q[h], k[h // 2], v[h // 2]) for h in range(heads)])
+        at = f"strides of Q {q_row:,} and {q_head:,}, of K {kv_row:,} and {kv_head:,}"
+        trial.expect("O", np.array(o), expected, at=at, symptom="overflow")
