@@ -27,6 +27,9 @@ GENERIC: dict[str, tuple[str, ...]] = {
         "A GPU's compiler includes no header by itself. Use what needs none: unsigned, long long, a number written out, "
         "fmaxf, expf.",
     ),
+    "shared memory": (
+        "The arrays in shared memory are too long for one block: see the message. How many elements does each of them need?",
+    ),
     "crash": (
         "The message names the array, the index and the thread. Is the index the right one for this thread, by the "
         "array's shape, or is it a thread that should not be here?",
@@ -77,8 +80,8 @@ GENERIC: dict[str, tuple[str, ...]] = {
         "A score of 0 counts like any other. Whether a key exists, its number says, not its score.",
     ),
     "one key": (
-        "A row that sees one key gives it all the weight: its output is that row of V, to the last bit. What is added to "
-        "l_i, or to the weight?",
+        "A row that sees one key has l_i = 1 and gives that key all the weight: its output is that row of V, to the last "
+        "bit. What is acc multiplied or divided by there, and is something added to it?",
         "A small number that is added to avoid a division by 0 makes every row a little wrong. Ask whether l_i is 0.",
     ),
     "large": (

@@ -113,7 +113,8 @@ def _pattern(got: np.ndarray, expected: np.ndarray, tolerance: float) -> tuple[s
     squares = (expected**2).sum(axis=1)
     factors = (got * expected).sum(axis=1) / np.where(squares > 0, squares, 1.0)
     is_multiple = np.abs(got - factors[:, None] * expected).max() <= 2 * tolerance
-    if is_multiple and np.abs(factors[squares > 0]).min(initial=1.0) > 0.01:
+    off = np.abs(factors - 1)[wrong.any(axis=1)].max()
+    if is_multiple and off > 1e-3 and np.abs(factors[squares > 0]).min(initial=1.0) > 0.01:
         return "in each row, all columns are wrong by the same factor", "factor"
     return None
 
@@ -168,6 +169,8 @@ def of_endless_loop(file: str | None, line: int | None, seconds: float, code: st
 
 def of_refusal(message: str) -> tuple[str, ...]:
     """A compiler's message. What stands in quotation marks, and in a line of the source, says what it is about."""
+    if "static __shared__ memory" in message:
+        return ("shared memory",)
     errors = "\n".join(line for line in message.splitlines() if "error" in line)
     return (*(symptom for symptom, pattern in _OF_REFUSAL.items() if re.search(pattern, errors)), "compile")
 

@@ -38,6 +38,12 @@ def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return a.astype(np.float64) @ b.astype(np.float64)
 
 
+def wrong_for_one_key(trial: Trial, o: Any, expected: np.ndarray, seen: np.ndarray) -> str:
+    """The symptom "one key" if the wrong rows of an output are all of those that see one key; else "". See expect_v."""
+    wrong = ~np.isclose(trial.xp.asnumpy(o), expected, rtol=0, atol=1e-3).all(axis=1)
+    return "one key" if wrong.any() and (seen[wrong].sum(axis=1) == 1).all() else ""
+
+
 def expect_v(trial: Trial, o: Any, v: np.ndarray, seen: np.ndarray | None = None) -> None:
     """Rows that see one key alone have its row of V as their output, to the last bit.
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from helpers.attention import reference
 from helpers.attention.check import TOLERANCE, tolerance_for
-from helpers.lesson.exercises.graders.expected import blocks, expect_v
+from helpers.lesson.exercises.graders.expected import blocks, expect_v, wrong_for_one_key
 from helpers.lesson.exercises.trial import Trial, exercise
 
 
@@ -92,8 +92,10 @@ def no_key(trial: Trial) -> None:
         numbers = n, n_kv, left, d**-0.5
         trial.launch("windowed", blocks(n, 64), 64, q, k, v, o, lse, *numbers, HEAD_DIM=d, BLOCK_M=64, BLOCK_N=16)
         expected, expected_lse = reference.attention(q, k, v, window=(left, 0), return_lse=True)
-        trial.expect("O", o, expected, tolerance=tolerance_for(q, k), large=shift > 0)
-        expect_v(trial, o, v, reference.visible(n, n_kv, window=(left, 0)))
+        seen = reference.visible(n, n_kv, window=(left, 0))
+        symptom = "" if shift else wrong_for_one_key(trial, o, expected, seen)
+        trial.expect("O", o, expected, tolerance=tolerance_for(q, k), large=shift > 0, symptom=symptom)
+        expect_v(trial, o, v, seen)
         trial.expect("lse", lse, expected_lse, tolerance=512 * 2.0**-20 if shift else TOLERANCE, symptom="lse")
 
 

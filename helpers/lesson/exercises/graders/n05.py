@@ -7,7 +7,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from helpers.attention import reference
-from helpers.lesson.exercises.graders.expected import blocks, expect_v
+from helpers.attention.check import tolerance_for
+from helpers.lesson.exercises.graders.expected import blocks, expect_v, wrong_for_one_key
 from helpers.lesson.exercises.trial import Trial, exercise
 
 
@@ -40,7 +41,8 @@ def sliding_window(trial: Trial) -> None:
         expected, expected_lse = reference.attention(q, k, v, window=(left, 0), return_lse=True)
         seen = reference.visible(n, n_kv, window=(left, 0))
         trial.expect("keys visited by each row", visited, seen.sum(axis=1), symptom="visited")
-        trial.expect("O", o, expected)
+        symptom = wrong_for_one_key(trial, o, expected, seen)
+        trial.expect("O", o, expected, tolerance=tolerance_for(q, k), symptom=symptom)
         expect_v(trial, o, v, seen)
         trial.expect("lse", lse, expected_lse, symptom="" if np.isnan(trial.xp.asnumpy(lse)).any() else "lse")
 
@@ -82,6 +84,11 @@ CAUSAL_BLOCK = 32  # BLOCK_M of 05_causal_tiles
         ),
         "empty": "A block whose rows see no key still stores their lse. Let its loop make no turn, but do not return.",
         "nan": "A block may have rows that see no key beside rows that do: m_i has to stay finite.",
+        "no key": (
+            "Rows that see some key are right. A row that sees none has lse = minus infinity: what does a hidden score add "
+            "to its l_i?",
+            "A hidden score is NEG_INF, whose exponential is 0 whatever m_i is. A very small number will not do.",
+        ),
         "": "For N = N_kv = 80 and blocks of 32 rows, write down the last key that each block needs.",
     },
 )
@@ -101,6 +108,10 @@ def causal_tiles(trial: Trial) -> None:
             off = trial.xp.asnumpy(lse) - expected
             if not np.isnan(off).any():
                 symptom = "short" if trial.report and read < needed else "future" if off.max() > 1e-4 else "hidden"
+        sees_none = expected == -np.inf
+        got = trial.xp.asnumpy(lse)
+        if np.allclose(got[~sees_none], expected[~sees_none], rtol=0, atol=1e-4) and (got[sees_none] < 0).all():
+            symptom = "no key"
         trial.expect("lse", lse, expected, symptom=symptom)
     for (n, n_kv), (read, needed) in counted.items() if trial.report else ():
         symptom = "every key" if read == blocks(n, CAUSAL_BLOCK) * n_kv else "tiles"
@@ -138,10 +149,15 @@ def _strides(rows: int, heads: int, d: int, layout: str) -> tuple[int, int]:
             "of K?",
             "heads / kv_heads heads of Q share one head of K: that is what head is divided by.",
         ),
+        "other head": (
+            "Each head of Q reads one head of K and V, but some read another one's. How many neighbouring heads of Q share "
+            "one, with heads and kv_heads as above?",
+            "heads / kv_heads heads of Q share one head of K: kv_head = head / (heads / kv_heads).",
+        ),
         "zero": "Every head of Q reads head 0 of K and V. How many heads of Q share one, and which one does head read?",
         "crash": (
-            "The line above names an array that is read past its end. K and V have only kv_heads heads, and strides "
-            "of their own.",
+            "The line above names an array that is read past its end. Strides are in elements; K and V have only kv_heads "
+            "heads, and strides of their own.",
             "kv_at is kv_head * kv_head_stride. Which head of K and V does this head of Q read?",
         ),
         "empty": "Part of O was never written: does q_at depend on the head, so that no two heads write the same rows?",
@@ -189,6 +205,12 @@ def group_of_heads(trial: Trial) -> None:
             if kv_head_of != right and max(kv_head_of) < kv_heads:
                 is_slip = np.allclose(trial.xp.asnumpy(o), _stored(attention(kv_head_of), q_layout), atol=1e-4)
                 symptom = name if is_slip else symptom
+        if not symptom:  # each head of Q right with some head of K and V
+            tried = np.stack([_stored(attention([g] * heads), q_layout) for g in range(kv_heads)])
+            close = np.isclose(trial.xp.asnumpy(o), tried, rtol=0, atol=1e-4)
+            of_heads = (0, 1, 3) if q_layout == ROWS_FIRST else (0, 2, 3)
+            axes = tuple(axis for axis in of_heads if axis)
+            symptom = "other head" if close.all(axis=axes).any(axis=0).all() else ""
         trial.expect("O", o, _stored(attention(right), q_layout), symptom=symptom)
         if n_kv == 1:
             rows = trial.xp.asnumpy(o).reshape(heads, n, d)  # heads are first at this size
