@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 from exercise_table import Answer, Right, Wrong, cases, check
 
+INDEX = "blockIdx.x * BLOCK + threadIdx.x"
+MINE = f"const int i = {INDEX};"
+
 TABLE = {
     "00_first_kernel": (
         Wrong("no block", (("blockIdx.x * BLOCK + threadIdx.x", "threadIdx.x"),), "first", "Z"),
@@ -18,7 +21,57 @@ TABLE = {
             "first",
         ),
         Wrong("no factor", (("a * X[i]", "X[i]"),), "first", "Z", "wrong"),
+        Wrong(
+            "one thread computes all",
+            ((f"{MINE}\n  if (i < n) Z", "if (blockIdx.x + threadIdx.x == 0)\n    for (int i = 0; i < n; ++i) Z"),),
+            "limit",
+            "requests of Z, one for a warp: 192 (the limit: at most 8)",
+            "alone",
+        ),
+        Wrong(
+            "each block's first thread computes its elements",
+            (
+                (
+                    f"{MINE}\n  if (i < n) Z",
+                    "const int end = min(n, (int)(blockIdx.x + 1) * BLOCK);\n"
+                    "  if (threadIdx.x == 0) for (int i = blockIdx.x * BLOCK; i < end; ++i) Z",
+                ),
+            ),
+            "limit",
+            "",
+            "alone",
+        ),
+        Wrong(
+            "every thread computes all",
+            ((f"{MINE}\n  if (i < n) Z", "for (int i = 0; i < n; ++i) Z"),),
+            "X-ray",
+            "256 threads made 49,152 stores, to 192 of Z's 192 elements",
+            "race",
+        ),
+        Wrong(
+            "blocks of another size", (("blockIdx.x * BLOCK", "blockIdx.x * 64"),), "X-ray", "to 192 of Z's 192", "race"
+        ),
+        Wrong(
+            "times the number of blocks",
+            (("blockIdx.x * BLOCK", "blockIdx.x * gridDim.x"),),
+            "X-ray",
+            "256 threads made 256 stores, to 130 of Z's 192 elements",
+            "race",
+        ),
+        Wrong("a guard of the thread's number", (("i < n", "threadIdx.x < n"),), "first", "illegal read of X", "crash"),
+        Wrong(
+            "counted from 1",
+            (("threadIdx.x;", "threadIdx.x + 1;"),),
+            "first",
+            "the first element that is never",
+            "empty",
+        ),
+        Wrong("the factor of both", (("a * X[i] + Y[i]", "a * (X[i] + Y[i])"),), "first", "Z[i] is a times", "wrong"),
         Wrong("a misspelt name", (("threadIdx.x", "threadidx.x"),), "compiles", "threadidx"),
+        Right(
+            "a loop with the grid's stride",
+            ((f"{MINE}\n  if (i < n) Z", f"for (int i = {INDEX}; i < n; i += gridDim.x * BLOCK) Z"),),
+        ),
         Right("by blockDim", (("blockIdx.x * BLOCK", "blockIdx.x * blockDim.x"),)),
         Right("an early return", (("if (i < n) Z[i]", "if (i >= n) return;\n  Z[i]"),)),
         Right(
@@ -27,18 +80,42 @@ TABLE = {
         ),
     ),
     "00_safe_softmax": (
+        Wrong("nothing subtracted", (("expf(s[j] - m_i)", "expf(s[j])"),), "first", "scores near -100,000", "large"),
+        Wrong("a maximum that starts at 0", (("float m_i = s[0];", "float m_i = 0.0f;"),), "first", "", "maximum"),
         Wrong(
-            "nothing subtracted", (("expf(s[j] - m_i)", "expf(s[j])"),), "first", "scores near -1000 or 1000", "large"
+            "a maximum that starts at -10,000", (("float m_i = s[0];", "float m_i = -1e4f;"),), "first", "", "maximum"
         ),
-        Wrong("a maximum that starts at 0", (("float m_i = s[0];", "float m_i = 0.0f;"),), "first", "", "large"),
-        Wrong("the last key is left out", (("j < N_kv; ++j) m_i", "j < N_kv - 1; ++j) m_i"),), "first", "", "large"),
-        Wrong("the minimum", (("fmaxf(m_i", "fminf(m_i"),), "first", "", "large"),
+        Wrong("the last key is left out", (("j < N_kv; ++j) m_i", "j < N_kv - 1; ++j) m_i"),), "first", "", "maximum"),
+        Wrong("the minimum", (("fmaxf(m_i", "fminf(m_i"),), "first", ""),
+        Wrong(
+            "minus infinity by its name",
+            (("float m_i = s[0];", "float m_i = -INFINITY;"),),
+            "compiles",
+            "it has no INFINITY",
+            "infinity",
+        ),
+        Wrong("a maximum by std", (("fmaxf(m_i", "std::max(m_i"),), "compiles", "has no std::max", "std"),
+        Wrong("a limit by its name", (("= s[0];", "= -FLT_MAX;"),), "compiles", "includes no header", "no header"),
+        Wrong(
+            "the largest of two neighbours", (("fmaxf(m_i, s[j])", "fmaxf(s[j - 1], s[j])"),), "first", "", "maximum"
+        ),
+        Wrong("the maximum of row 0", (("fmaxf(m_i, s[j])", "fmaxf(m_i, S[j])"),), "first", "", "maximum"),
+        Wrong("the place of the maximum", (("m_i = fmaxf(m_i, s[j])", "if (s[j] > m_i) m_i = j"),), "first"),
+        Wrong(
+            "of absolute values", (("m_i = fmaxf(m_i, s[j])", "m_i = fmaxf(m_i, fabsf(s[j]))"),), "first", "", "maximum"
+        ),
+        Wrong("the sign", (("s[j] - m_i", "m_i - s[j]"),), "first", "What stands inside your expf?", "wrong"),
+        Wrong(
+            "after the exponential", (("expf(s[j] - m_i)", "expf(s[j]) - m_i"),), "first", "inside your expf", "wrong"
+        ),
+        Wrong("divided by an exponential", (("expf(s[j] - m_i)", "expf(s[j]) / expf(m_i)"),), "first", "", "large"),
+        Wrong("cut off at 88", (("expf(s[j] - m_i)", "expf(fminf(s[j], 88.0f))"),), "first", "", "large"),
         Wrong(
             "only the first score",
             (("  for (int j = 1; j < N_kv; ++j) m_i = fmaxf(m_i, s[j]);\n", ""),),
             "first",
             "",
-            "large",
+            "maximum",
         ),
         Wrong(
             "the neighbour's score",

@@ -12,10 +12,36 @@ AHEAD = "c + 1 < HEAD_DIM ? k[c + 1] : 0.0f"
 
 TABLE = {
     "01_scores": (
-        Wrong("no scale", (("softmax_scale * dot", "dot"),), "first", "S at N = 40", "wrong"),
+        Wrong("no scale", (("softmax_scale * dot", "dot"),), "first", "S at N = 40", "factor"),
+        Wrong(
+            "scaled twice", (("= softmax_scale", "= softmax_scale * softmax_scale"),), "first", "How often", "factor"
+        ),
+        Wrong(
+            "divided by the scale", (("softmax_scale * dot", "dot / softmax_scale"),), "first", "How often", "factor"
+        ),
+        Wrong("an index of 32 bits", ((INDEX, "S[row * N_kv + j]"),), "awkward", "more than 2^32 elements", "overflow"),
+        Wrong("widened too late", ((INDEX, "S[(size_t)(row * N_kv) + j]"),), "awkward", "in which type", "overflow"),
+        Wrong("8 words", (("c < HEAD_DIM", "c < 8"),), "awkward", "Right for HEAD_DIM = 8, wrong for 72", "width"),
+        Wrong("BLOCK_M words", (("c < HEAD_DIM", "c < BLOCK_M"),), "first", "illegal read of K", "crash"),
+        Wrong(
+            "one sum for all keys",
+            (("  for (int j = 0;", "  float dot = 0.0f;\n  for (int j = 0;"), ("    float dot = 0.0f;\n", "")),
+            "first",
+            "Does the sum begin at 0 for every key",
+            "columns",
+        ),
+        Wrong("the first key for all", (("dot += q[c] * k[c]", "dot += q[c] * K[c]"),), "first", "", "flat"),
+        Wrong("the last product alone", (("dot += q[c]", "dot = q[c]"),), "first", "", "wrong"),
+        Wrong("one row of S", ((INDEX, "S[j]"),), "X-ray", "How long is a row of S?", "race"),
+        Wrong(
+            "the thread's number for the row", ((INDEX, "S[(size_t)threadIdx.x * N_kv + j]"),), "awkward", "", "empty"
+        ),
+        Wrong(
+            "added to S", ((STORE, f"atomicAdd(&{STORE.replace(' =', ',')[:-1]});"),), "X-ray", "uninitialised", "unset"
+        ),
         Wrong("the transpose", ((INDEX, "S[(size_t)j * N + row]"),), "first", "belongs to", "index"),
         Wrong("rows of the wrong length", ((INDEX, "S[(size_t)row * HEAD_DIM + j]"),), "X-ray", "race", "race"),
-        Wrong("rows of N", ((INDEX, "S[(size_t)row * N + j]"),), "first", ""),
+        Wrong("rows of N", ((INDEX, "S[(size_t)row * N + j]"),), "first", "How long is a row of each?", "crash"),
         Wrong("one word short", (("c < HEAD_DIM", "c < HEAD_DIM - 1"),), "first", "", "wrong"),
         Wrong("the sum begins anywhere", (("float dot = 0.0f;", "float dot;"),), "X-ray", "", "unset"),
         Wrong("a column of K", (("dot += q[c] * k[c]", "dot += q[c] * K[c * N_kv + j]"),), "first", "", "wrong"),
@@ -28,6 +54,7 @@ TABLE = {
             "stores",
         ),
         Wrong("never stored", ((STORE, ""),), "first", "never written", "empty"),
+        Right("another type of 64 bits", ((INDEX, "S[row * (long long)N_kv + j]"),)),
         Right("the whole index by hand", ((SUM, SUM.replace("q[c]", "Q[(size_t)row * HEAD_DIM + c]")),)),
         Right("the scale inside", (("dot += q[c]", "dot += softmax_scale * q[c]"), ("softmax_scale * dot", "dot"))),
         Right("a pointer to the row", ((STORE, "float* s = S + (size_t)row * N_kv; s[j] = dot * softmax_scale;"),)),
@@ -42,6 +69,18 @@ TABLE = {
         Wrong("one product too few", (("c < HEAD_DIM;", "c < HEAD_DIM - 1;"), (AHEAD, "k[c + 1]")), "first", "MEAN at"),
         Wrong("not ahead", ((AHEAD, "k[c]"),), "first", "MEAN at", "wrong"),
         Wrong("one word too early", ((AHEAD, "c + 2 < HEAD_DIM ? k[c + 1] : 0.0f"),), "first", "MEAN at", "wrong"),
+        Wrong("8 words", ((AHEAD, "c + 1 < 8 ? k[c + 1] : 0.0f"),), "awkward", "HEAD_DIM belongs", "width"),
+        Wrong("BLOCK_M words", ((AHEAD, "c + 1 < BLOCK_M ? k[c + 1] : 0.0f"),), "X-ray", "K[200]", "bounds"),
+        Wrong("a guard by the key", ((AHEAD, "j < N_kv ? k[c + 1] : 0.0f"),), "X-ray", "K[200]", "bounds"),
+        Wrong("a word of q", ((AHEAD, "c + 1 < HEAD_DIM ? q[c + 1] : 0.0f"),), "first", "MEAN at", "wrong"),
+        Wrong(
+            "leaves before the last product",
+            (("      dot +=", "      if (c + 1 == HEAD_DIM) break;\n      dot +="),),
+            "first",
+            "every turn of the loop still adds",
+            "wrong",
+        ),
+        Wrong("the next word at once", (("dot += q[c] * word", "dot += q[c] * next"),), "first", "MEAN at", "wrong"),
         Right("an if", (("const float next = " + AHEAD, "float next = 0; if (c < HEAD_DIM - 1) next = k[c + 1]"),)),
         Right("the same word twice", ((AHEAD, "k[min(c + 1, HEAD_DIM - 1)]"),)),
         Right("the first word again", ((AHEAD, "k[(c + 1) % HEAD_DIM]"),)),
@@ -68,6 +107,16 @@ TABLE = {
             "row and key exchanged", (("(size_t)j * N + row", "(size_t)row * N + j"),), "first", "illegal write to S["
         ),
         Wrong("no row", (("(size_t)j * N + row", "(size_t)j * N"),), "X-ray", "race: "),
+        Wrong("an unsigned product", (("(size_t)j * N + row", "(unsigned)j * N + row"),), "awkward", "", "overflow"),
+        Wrong("by a float", (("(size_t)j * N + row", "(size_t)((float)j * N + row)"),), "awkward", "", "overflow"),
+        Wrong("rows of a block", (("(size_t)j * N + row", "(size_t)j * BLOCK_M + row"),), "first", "illegal", "crash"),
+        Wrong("rows with a gap", (("(size_t)j * N + row", "(size_t)j * (N + 1) + row"),), "first", "illegal", "crash"),
+        Wrong(
+            "the last key first", (("(size_t)j * N + row", "(size_t)(N_kv - 1 - j) * N + row"),), "first", "", "index"
+        ),
+        Wrong(
+            "tiles of 32 rows", (("(size_t)j * N + row", "((size_t)(row / 32) * N_kv + j) * 32 + row % 32"),), "first"
+        ),
         Wrong("one too far", (("(size_t)j * N + row", "(size_t)j * N + row + 1"),), "first", ""),
         Wrong("from 1 on", (("(size_t)j * N + row", "(size_t)(j + 1) * N + row"),), "first", "", "crash"),
         Wrong(

@@ -7,7 +7,9 @@ from exercise_table import Answer, Right, Wrong, cases, check
 
 ONE_TILE = ("K_smem[2]", "K_smem[1]"), ("K_smem[first / BLOCK_N % 2]", "K_smem[0]")
 
+TURN = "K_smem[first / BLOCK_N % 2]"
 FOR_WORDS = "  for (int i = threadIdx.x; i < BLOCK_N * HEAD_DIM; i += BLOCK_M) {"
+WHICH = "    const int j = i / HEAD_DIM, c = i % HEAD_DIM;\n"
 A_ROW_EACH = "  for (int c = 0, j = threadIdx.x; j < BLOCK_N && c < HEAD_DIM; ++c) {"
 STRIDE, PLACE = "HEAD_DIM + 4;", "return r * STRIDE + c;"
 AFTER_SCORES = ("scores[threadIdx.x] = s;\n    __syncthreads();\n", "scores[threadIdx.x] = s;\n")
@@ -17,7 +19,7 @@ LATE = "    const float m_new = maximum;\n    __syncthreads();"
 
 TABLE = {
     "02_load_tile": (
-        Wrong("forgets the tail", (("first + j < N_kv ? ", "true ? "),), "awkward", "illegal read of K", "crash"),
+        Wrong("forgets the tail", (("first + j < N_kv ? ", "true ? "),), "awkward", "illegal read of K", "bounds"),
         Wrong(
             "lets one row too many in", (("first + j < N_kv ? ", "first + j <= N_kv ? "),), "awkward", "SUM", "bounds"
         ),
@@ -26,6 +28,70 @@ TABLE = {
             (("    tile[j][c] = first + j < N_kv ? ", "    if (first + j < N_kv) tile[j][c] = true ? "),),
             "awkward",
             "SUM",
+        ),
+        Wrong(
+            "a column for each thread",
+            (
+                (FOR_WORDS, "  const int c = threadIdx.x;\n  for (int j = 0; j < BLOCK_N && c < HEAD_DIM; ++j) {"),
+                (WHICH, ""),
+            ),
+            "awkward",
+            "Which thread copies column 70",
+            "width",
+        ),
+        Wrong(
+            "eight lanes",
+            (
+                (
+                    "int i = threadIdx.x; i < BLOCK_N * HEAD_DIM; i += BLOCK_M",
+                    "int i = threadIdx.x; threadIdx.x < 8 && i < BLOCK_N * HEAD_DIM; i += 8",
+                ),
+            ),
+            "limit",
+            "requests of K: 32 (the limit: at most 8)",
+            "few",
+        ),
+        Wrong("64 threads, whatever BLOCK_M is", (("i += BLOCK_M", "i += 64"),), "awkward", "wrong with 32", "threads"),
+        Wrong(
+            "an index of 32 bits", (("(size_t)(first + j)", "(first + j)"),), "awkward", "beyond 32 bits", "overflow"
+        ),
+        Wrong(
+            "rows of 8 words",
+            (("i / HEAD_DIM, c = i % HEAD_DIM", "i / 8, c = i % 8"),),
+            "awkward",
+            "where rows are longer",
+            "width",
+        ),
+        Wrong(
+            "rows of BLOCK_N words",
+            (("i / HEAD_DIM, c = i % HEAD_DIM", "i / BLOCK_N, c = i % BLOCK_N"),),
+            "X-ray",
+            "Several threads write the same word",
+            "race",
+        ),
+        Wrong(
+            "the last row again",
+            (("first + j < N_kv ? ", "true ? "), ("(first + j)", "min(first + j, N_kv - 1)")),
+            "awkward",
+            "rows that K does not have",
+            "tail",
+        ),
+        Wrong(
+            "a guard of the tile's row", (("first + j < N_kv", "j < N_kv"),), "awkward", "illegal read of K", "bounds"
+        ),
+        Wrong(
+            "one word too many",
+            (("i < BLOCK_N", "i <= BLOCK_N"),),
+            "X-ray",
+            "Which array does the line above name?",
+            "crash",
+        ),
+        Wrong(
+            "stops where K ends",
+            (("    tile[j][c] = first", "    if (first + j >= N_kv) break;\n    tile[j][c] = first"),),
+            "awkward",
+            "rows that K does not have",
+            "tail",
         ),
         Wrong("a word for each thread", ((FOR_WORDS, "  { const int i = threadIdx.x;"),), "first", "", "unset"),
         Wrong("steps of the warp", (("i += BLOCK_M", "i += 32"),), "X-ray", "", ""),
@@ -56,13 +122,7 @@ TABLE = {
             "a while loop",
             ((FOR_WORDS, "  int i = threadIdx.x - BLOCK_M;\n  while ((i += BLOCK_M) < BLOCK_N * HEAD_DIM) {"),),
         ),
-        Right(
-            "a column for each thread",
-            (
-                (FOR_WORDS, "  for (int j = threadIdx.x / HEAD_DIM; j < BLOCK_N; j += BLOCK_M / HEAD_DIM) {"),
-                ("const int j = i / HEAD_DIM, c = i % HEAD_DIM;", "const int c = threadIdx.x % HEAD_DIM;"),
-            ),
-        ),
+        Right("by blockDim", (("i += BLOCK_M", "i += blockDim.x"),)),
         Right(
             "zeros, then words",
             (
@@ -74,17 +134,44 @@ TABLE = {
         ),
     ),
     "02_no_conflicts": (
-        Wrong("stride 64", ((STRIDE, "HEAD_DIM;"),), "limit", "bank conflicts of a block: ", "conflicts"),
-        Wrong("stride 65", ((STRIDE, "HEAD_DIM + 1;"),), "limit", "bank conflicts of a block: ", "conflicts"),
-        Wrong("stride 66", ((STRIDE, "HEAD_DIM + 2;"),), "limit", "bank conflicts of a block: ", "conflicts"),
-        Wrong("stride 72", ((STRIDE, "HEAD_DIM + 8;"),), "limit", "bank conflicts of a block: ", "conflicts"),
-        Wrong("stride 100", ((STRIDE, "HEAD_DIM + 36;"),), "limit", "bytes of shared memory: 12,800", "bytes"),
-        Wrong("stride 76", ((STRIDE, "HEAD_DIM + 12;"),), "limit", "bytes of shared memory: 9,728", "bytes"),
+        Wrong("stride 64", ((STRIDE, "HEAD_DIM;"),), "limit", "bank conflicts of a block at d = 64: ", "conflicts"),
+        Wrong("stride 65", ((STRIDE, "HEAD_DIM + 1;"),), "limit", "bank conflicts of a block at", "conflicts"),
+        Wrong("stride 66", ((STRIDE, "HEAD_DIM + 2;"),), "limit", "bank conflicts of a block at", "conflicts"),
+        Wrong("stride 72", ((STRIDE, "HEAD_DIM + 8;"),), "limit", "bank conflicts of a block at", "conflicts"),
+        Wrong(
+            "stride 100", ((STRIDE, "HEAD_DIM + 36;"),), "limit", "bytes of shared memory at d = 64: 12,800", "bytes"
+        ),
+        Wrong("stride 76", ((STRIDE, "HEAD_DIM + 12;"),), "limit", "bytes of shared memory at d = 64: 9,728", "bytes"),
         Wrong("two rows in one place", ((PLACE, "return r / 2 * STRIDE + c;"),), "first", "PART"),
         Wrong("rows too short", ((STRIDE, "4;"),), "first", "illegal write to ", "crash"),
         Wrong("writer and reader differ", (("x = tile[place(r, c)]", "x = tile[r * HEAD_DIM + c]"),), "first", "PART"),
         Wrong("outside the tile", ((PLACE, "return r * (STRIDE + 1) + c;"),), "X-ray", "out of bounds", "crash"),
-        Right("stride 68 as a number", ((STRIDE, "68;"),)),
+        Wrong("stride 68 as a number", ((STRIDE, "68;"),), "first", "STRIDE holds a whole row", "crash"),
+        Wrong("stride 100 as a number", ((STRIDE, "100;"),), "limit", "bytes of shared memory at d = 64", "bytes"),
+        Wrong("a row of banks more", ((STRIDE, "HEAD_DIM + 32;"),), "limit", "bank conflicts", "conflicts"),
+        Wrong(
+            "turned by one word a row",
+            ((STRIDE, "HEAD_DIM;"), (PLACE, PLACE.replace("c;", "(c + r) % HEAD_DIM;"))),
+            "limit",
+            "",
+            "conflicts",
+        ),
+        Wrong(
+            "permuted within 8 words",
+            ((STRIDE, "HEAD_DIM;"), (PLACE, PLACE.replace("c;", "(c ^ r % 8);"))),
+            "limit",
+            "",
+            "conflicts",
+        ),
+        Wrong(
+            "turned out of the row",
+            ((STRIDE, "HEAD_DIM;"), (PLACE, PLACE.replace("c;", "c + 4 * r;"))),
+            "first",
+            "must stay below",
+            "crash",
+        ),
+        Wrong("a row too short", ((STRIDE, "HEAD_DIM - 4;"),), "first", "STRIDE holds a whole row", "crash"),
+        Wrong("columns for rows", ((STRIDE, "HEAD_DIM;"), (PLACE, "return c * ROWS + r;")), "limit", "", "conflicts"),
         Right(
             "words permuted, nothing padded", ((STRIDE, "HEAD_DIM;"), (PLACE, "return r * STRIDE + (c ^ 4 * (r % 8));"))
         ),
@@ -119,6 +206,70 @@ TABLE = {
                 ("    const float m_new = maximum;\n", ""),
             ),
         ),
+        Wrong(
+            "before the scores are written",
+            (
+                (
+                    "    scores[threadIdx.x] = s;\n    __syncthreads();",
+                    "    __syncthreads();\n    scores[threadIdx.x] = s;",
+                ),
+            ),
+            "X-ray",
+            "race: ",
+            "race",
+        ),
+        Wrong(
+            "a second one in an else",
+            ((AFTER_MAXIMUM, "    } else {\n      __syncthreads();\n    }\n"),),
+            "first",
+            "",
+            "deadlock",
+        ),
+        Wrong(
+            "one half of the block waits",
+            ((AFTER_MAXIMUM, "    }\n    if (threadIdx.x < 32) __syncthreads();\n"),),
+            "X-ray",
+            "race: ",
+            "race",
+        ),
+        Wrong(
+            "only in the first tile",
+            ((AFTER_MAXIMUM, "    }\n    if (first == 0) __syncthreads();\n"),),
+            "X-ray",
+            "race: ",
+            "race",
+        ),
+        Wrong(
+            "a score of its own",
+            (("m = fmaxf(m, scores[k])", "m = fmaxf(m, scores[0])"),),
+            "awkward",
+            "not of some of them",
+            "large",
+        ),
+        Wrong(
+            "one behind the maximum is read as well",
+            (("    const float m_new = maximum;\n", LATE + "\n"),),
+            "limit",
+            "",
+            "barriers",
+        ),
+        Wrong(
+            "a volatile maximum",
+            (
+                (AFTER_MAXIMUM, "    }\n"),
+                ("sums[THREADS], maximum", "sums[THREADS];\n  __shared__ volatile float maximum"),
+            ),
+            "X-ray",
+            "race: ",
+            "race",
+        ),
+        Wrong(
+            "the new maximum too early",
+            (("    l_i = l_i * expf(m_i - m_new)", "    m_i = m_new;\n    l_i = l_i * expf(m_i - m_new)"),),
+            "first",
+            "statements are right as they are",
+            "wrong",
+        ),
         Right("the last thread finds it", (("threadIdx.x == 0", "threadIdx.x == THREADS - 1"),)),
     ),
     "02_one_barrier": (
@@ -147,6 +298,49 @@ TABLE = {
         ),
         Wrong("m_i stays", (("      m_i = m_new;\n", ""),), "first", "LSE"),
         Wrong("second tile forgotten", (("K_smem[2]", "K_smem[1]"),), "first", ""),
+        Wrong("the parity of a key", ((TURN, "K_smem[first % 2]"),), "X-ray", "race: ", "race"),
+        Wrong(
+            "no remainder",
+            ((TURN, "K_smem[first / BLOCK_N]"),),
+            "first",
+            "Which tile does the third iteration use?",
+            "crash",
+        ),
+        Wrong("the block's number", ((TURN, "K_smem[blockIdx.x % 2]"),), "X-ray", "race: ", "race"),
+        Wrong("a tile for odd threads", ((TURN, "K_smem[threadIdx.x % 2]"),), "X-ray", "race: ", "race"),
+        Wrong(
+            "reads the other tile",
+            (("* tile[j][c]", "* K_smem[(first / BLOCK_N + 1) % 2][j][c]"),),
+            "X-ray",
+            "race: ",
+            "race",
+        ),
+        Wrong(
+            "the factor upside down",
+            (("expf(m_i - m_new)", "expf(m_new - m_i)"),),
+            "first",
+            "m_i is minus infinity",
+            "nan",
+        ),
+        Wrong(
+            "the old sum is left",
+            (
+                (
+                    "l_i *= expf(m_i - m_new);\n      l_i += expf(s - m_new);",
+                    "l_i = s > m_i ? 1.0f : l_i + expf(s - m_i);",
+                ),
+            ),
+            "first",
+            "by what is it multiplied?",
+        ),
+        Wrong("the score for the maximum", (("fmaxf(m_i, s)", "s"),), "awkward", "large", "large"),
+        Wrong(
+            "a barrier of the warp",
+            (("__syncthreads();  // hazard", "__syncwarp();  // hazard"),),
+            "X-ray",
+            "race: ",
+            "race",
+        ),
         Right("a flag that flips", (("K_smem[first / BLOCK_N % 2]", "K_smem[(first / BLOCK_N) & 1]"),)),
         Right("three tiles", (("K_smem[2]", "K_smem[3]"), ("BLOCK_N % 2", "BLOCK_N % 3"))),
         Right(

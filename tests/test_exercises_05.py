@@ -7,7 +7,7 @@ from exercise_table import Answer, Right, Wrong, cases, check
 
 POS = "const int row_pos = row + N_kv - N;"
 BEGIN, END = "max(row_pos - window_left, 0)", "min(row_pos + 1, N_kv)"
-INVERSE, LSE = "l_i == 0.0f ? 0.0f : 1.0f / l_i", "l_i == 0.0f ? NEG_INF : m_i + logf(l_i)"
+INVERSE, LSE = "l_i == 0.0f ? 0.0f : 1.0f / l_i", "m_i + logf(l_i)"
 
 LAST, TILES_END = "first_row + BLOCK_M - 1 + N_kv - N", "min(last_pos + 1, N_kv)"
 HIDE = "if (first + j > row + N_kv - N) s = NEG_INF;"
@@ -29,8 +29,49 @@ TABLE = {
         Wrong("the future too", ((END, "N_kv"),), "first", "", "visited"),
         Wrong("0 times infinity", ((INVERSE, "1.0f / l_i"),), "awkward", "NaN", "nan"),
         Wrong("an lse of 0", ((LSE, "l_i == 0.0f ? 0.0f : m_i + logf(l_i)"),), "awkward", "lse", "lse"),
+        Wrong(
+            "something small added to l_i",
+            ((INVERSE, "1.0f / (l_i + 1e-6f)"),),
+            "awkward",
+            "to the last bit",
+            "one key",
+        ),
+        Wrong(
+            "no row of one key",
+            ((INVERSE, "l_i <= 1.0f ? 0.0f : 1.0f / l_i"),),
+            "awkward",
+            "A row that sees one key",
+            "one key",
+        ),
+        Wrong("multiplied by l_i", ((INVERSE, "l_i"),), "first", "wrong by the same factor", "factor"),
+        Wrong(
+            "the row's own key counts as one before",
+            ((BEGIN, "max(row_pos + 1 - window_left, 0)"),),
+            "first",
+            "",
+            "visited",
+        ),
+        Wrong("after the row as well", ((END, "min(row_pos + window_left + 1, N_kv)"),), "first", "", "visited"),
+        Wrong("N and N_kv exchanged", ((POS, "const int row_pos = row + N - N_kv;"),), "first", "", "visited"),
+        Wrong(
+            "no position before the first key",
+            ((POS, "const int row_pos = max(row + N_kv - N, 0);"),),
+            "awkward",
+            "",
+            "visited",
+        ),
+        Wrong("a positive distance", ((POS, "const int row_pos = abs(row + N_kv - N);"),), "awkward", "", "visited"),
+        Wrong("whole tiles of keys", ((BEGIN, "max((row_pos - window_left) / 8 * 8, 0)"),), "first", "", "visited"),
+        Wrong(
+            "a row without keys leaves",
+            (("  float m_i = NEG_INF", "  if (end <= begin) return;\n  float m_i = NEG_INF"),),
+            "awkward",
+            "never written",
+            "empty",
+        ),
+        Right("at least something", ((INVERSE, "1.0f / fmaxf(l_i, 1e-30f)"),)),
         Right("end is not limited to N_kv", ((END, "row_pos + 1"),)),
-        Right("the maximum tells", ((INVERSE, "m_i == NEG_INF ? 0.0f : 1.0f / l_i"), (LSE, "m_i + logf(l_i)"))),
+        Right("the maximum tells", ((INVERSE, "m_i == NEG_INF ? 0.0f : 1.0f / l_i"),)),
     ),
     "05_causal_tiles": (
         Wrong("every tile", ((TILES_END, "N_kv"),), "limit", "N_kv = 80: 240 (the limit: at most 176)", "every key"),
@@ -82,6 +123,31 @@ TABLE = {
             "never",
             "empty",
         ),
+        Wrong(
+            "a score of 0 for none",
+            ((HIDE, HIDE.replace(") s", " || s == 0.0f) s")),),
+            "first",
+            "all zeros in Q",
+            "zero score",
+        ),
+        Wrong("a hidden score of 0", ((HIDE, HIDE.replace("NEG_INF", "0.0f")),), "first", "", "future"),
+        Wrong(
+            "a hidden score of the start",
+            ((HIDE, HIDE.replace("NEG_INF", "M_INIT")),),
+            "awkward",
+            "A row that sees none",
+            "no key",
+        ),
+        Wrong(
+            "the thread for the row", ((HIDE, HIDE.replace("row + N", "(int)threadIdx.x + N")),), "first", "", "hidden"
+        ),
+        Wrong("the tile's key for the key", ((HIDE, HIDE.replace("first + j", "j")),), "first", "", "future"),
+        Wrong("whole tiles are hidden", ((HIDE, HIDE.replace("first + j", "first")),), "first", "", "future"),
+        Wrong("the row behind the last", ((LAST, "min(first_row + BLOCK_M, N) + N_kv - N"),), "limit", "", "tiles"),
+        Wrong("BLOCK_N rows", ((LAST, LAST.replace("BLOCK_M", "BLOCK_N")),), "first", "", "short"),
+        Wrong("each thread's own end", ((LAST, "row + N_kv - N"),), "first", "", "short"),
+        Wrong("N and N_kv exchanged", ((LAST, "first_row + BLOCK_M - 1 + N - N_kv"),), "awkward", "", "short"),
+        Right("leaves the tile at the first hidden key", ((HIDE, HIDE.replace("s = NEG_INF", "break")),)),
         Right("the last row that exists", ((LAST, "min(first_row + BLOCK_M, N) - 1 + N_kv - N"),)),
         Right(
             "in other words",
@@ -107,7 +173,54 @@ TABLE = {
             "the stride of Q for K", ((KV_AT, "(size_t)kv_head * q_head_stride"),), "awkward", "of their own", "crash"
         ),
         Right("multiplied first", ((GROUP, "head * kv_heads / heads"),)),
-        Right("the sum the other way round", ((Q_AT, "(size_t)(head * q_head_stride + row * q_row_stride)"),)),
+        Wrong(
+            "products of 32 bits",
+            ((Q_AT, "row * q_row_stride + head * q_head_stride"),),
+            "awkward",
+            "beyond 32 bits",
+            "overflow",
+        ),
+        Wrong(
+            "widened too late",
+            ((Q_AT, "(size_t)(head * q_head_stride + row * q_row_stride)"),),
+            "awkward",
+            "in which type",
+            "overflow",
+        ),
+        Wrong(
+            "one of the products",
+            ((Q_AT, "(size_t)row * q_row_stride + head * q_head_stride"),),
+            "awkward",
+            "",
+            "overflow",
+        ),
+        Wrong("32 bits in K", ((KV_AT, "kv_head * kv_head_stride"),), "awkward", "beyond 32 bits", "overflow"),
+        Wrong(
+            "heads of K first",
+            ((KV_AT, "(size_t)kv_head * N_kv * HEAD_DIM"),),
+            "first",
+            "strides of their own",
+            "crash",
+        ),
+        Wrong(
+            "the row in K too",
+            ((KV_AT, "(size_t)kv_head * kv_head_stride + (size_t)row * kv_row_stride"),),
+            "first",
+            "",
+            "crash",
+        ),
+        Wrong("groups of two", ((GROUP, "head / 2"),), "awkward", "How many neighbouring heads", "other head"),
+        Wrong(
+            "heads from the end",
+            ((GROUP, "kv_heads - 1 - head / (heads / kv_heads)"),),
+            "first",
+            "reads one head",
+            "other head",
+        ),
+        Wrong("the rows of K for Q", ((Q_AT, "(size_t)row * kv_row_stride + (size_t)head * q_head_stride"),), *RACE),
+        Wrong("the head of K for Q", ((Q_AT, "(size_t)row * q_row_stride + (size_t)kv_head * q_head_stride"),), *RACE),
+        Right("the sum the other way round", ((Q_AT, "(size_t)head * q_head_stride + (size_t)row * q_row_stride"),)),
+        Right("another type of 64 bits", ((Q_AT, "row * (long long)q_row_stride + head * (long long)q_head_stride"),)),
     ),
 }
 

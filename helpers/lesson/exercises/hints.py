@@ -16,7 +16,8 @@ GENERIC: dict[str, tuple[str, ...]] = {
     ),
     "return": ("On which path does the function end without a value? The compiler only warns; the result is garbage.",),
     "infinity": (
-        "A GPU's compiler includes no header by itself, so it has no INFINITY. Minus infinity is NEG_INF where the kernel "
+        "A GPU's compiler includes no header by itself, so it has no INFINITY. Minus infinity is NEG_INF where the "
+        "kernel "
         "defines it, or __int_as_float(0xff800000).",
     ),
     "std": (
@@ -24,11 +25,13 @@ GENERIC: dict[str, tuple[str, ...]] = {
         "floats, max and min for ints, expf and fabsf.",
     ),
     "no header": (
-        "A GPU's compiler includes no header by itself. Use what needs none: unsigned, long long, a number written out, "
+        "A GPU's compiler includes no header by itself. Use what needs none: unsigned, long long, a number written "
+        "out, "
         "fmaxf, expf.",
     ),
     "shared memory": (
-        "The arrays in shared memory are too long for one block: see the message. How many elements does each of them need?",
+        "The arrays in shared memory are too long for one block: see the message. How many elements does each of "
+        "them need?",
     ),
     "crash": (
         "The message names the array, the index and the thread. Is the index the right one for this thread, by the "
@@ -36,7 +39,8 @@ GENERIC: dict[str, tuple[str, ...]] = {
         "Threads without a row or a key of their own must not read or write there: compare with N and N_kv first.",
     ),
     "overrun": (
-        "No array that the kernel was given is near. Has a loop gone past the end of one of the thread's own arrays, such "
+        "No array that the kernel was given is near. Has a loop gone past the end of one of the thread's own "
+        "arrays, such "
         "as acc, and written over other variables? Compare its last index with the array's size.",
         "Is every pointer and every index given a value before it is used?",
     ),
@@ -66,21 +70,25 @@ GENERIC: dict[str, tuple[str, ...]] = {
         "Which rows or keys of the last tile do not exist, and what does the kernel do with them?",
     ),
     "width": (
-        "Right for one HEAD_DIM, wrong for another. Which number or constant stands in your lines where HEAD_DIM belongs?",
+        "Right for one HEAD_DIM, wrong for another. Which number or constant stands in your lines where HEAD_DIM "
+        "belongs?",
     ),
     "columns": ("The first columns are right in every row, the later ones are not. Which loop ends too early?",),
     "flat": ("All columns of a row have the same value. Which index chooses the column, and does it change?",),
     "factor": (
-        "In each row, all columns are wrong by the same factor. So the sums are right, and what the row is multiplied or "
+        "In each row, all columns are wrong by the same factor. So the sums are right, and what the row is "
+        "multiplied or "
         "divided by is not.",
     ),
     "zero score": (
-        "Only one row is wrong: it is all zeros in Q, so its scores are 0. What takes a score of 0 for a key that is not "
+        "Only one row is wrong: it is all zeros in Q, so its scores are 0. What takes a score of 0 for a key that "
+        "is not "
         "there?",
         "A score of 0 counts like any other. Whether a key exists, its number says, not its score.",
     ),
     "one key": (
-        "A row that sees one key has l_i = 1 and gives that key all the weight: its output is that row of V, to the last "
+        "A row that sees one key has l_i = 1 and gives that key all the weight: its output is that row of V, to "
+        "the last "
         "bit. What is acc multiplied or divided by there, and is something added to it?",
         "A small number that is added to avoid a division by 0 makes every row a little wrong. Ask whether l_i is 0.",
     ),

@@ -259,7 +259,9 @@ class Trial:
             lines, detected = symptoms.of_result(output, at, result, got, expected)
             if large:
                 detected = ("large", *detected)
-            elif tolerance and result.rows_wrong == 1 and result.worst_row == self._zero_row and "empty" not in detected:
+            elif (
+                tolerance and result.rows_wrong == 1 and result.worst_row == self._zero_row and "empty" not in detected
+            ):
                 detected, symptom = ("zero score", *detected), ""
             elif self._title == AWKWARD:
                 *before, last = detected
@@ -326,7 +328,11 @@ class Trial:
         return self._kernels[key]
 
     def _compile(self, name: str, extra: str, before: str, defines: dict[str, int]) -> Callable[..., None]:
-        text = f"{before}\n" * bool(before) + holes.complete(self.code) + (f'\n#line 1 "the grader"\n{extra}' if extra else "")
+        text = (
+            f"{before}\n" * bool(before)
+            + holes.complete(self.code)
+            + (f'\n#line 1 "the grader"\n{extra}' if extra else "")
+        )
         headers = (*kernel.headers(text), *kernel.architecture(text)) if self.on_gpu else cute_options(text)
         module = self.xp.RawModule(code=text, options=(*kernel.options(defines), *headers))
         # The CPU engine checks arguments by itself; on a GPU the typed launch does.

@@ -106,20 +106,24 @@ def _tile_far_down(trial: Trial) -> None:
     minutes=6,
     hints={
         "overflow": (
-            "Right for a short K. Here first * HEAD_DIM is beyond 32 bits: in which type is the index of source computed?",
+            "Right for a short K. Here first * HEAD_DIM is beyond 32 bits: in which type is the index of source "
+            "computed?",
             "Make the row 64 bits wide before it is multiplied: (size_t)(first + j) * HEAD_DIM + c.",
         ),
         "threads": (
-            "Right with 64 threads a block, wrong with 32. Which number stands in your copy for how many threads share it?",
+            "Right with 64 threads a block, wrong with 32. Which number stands in your copy for how many threads "
+            "share it?",
             "The threads of a block are BLOCK_M: so far on is a thread's next word.",
         ),
         "few": (
-            "Each word is loaded once, by too many requests: in some of them most lanes have nothing to load. Which threads "
+            "Each word is loaded once, by too many requests: in some of them most lanes have nothing to load. "
+            "Which threads "
             "are idle in your loop?",
             "All BLOCK_M threads take words, one after the other: i = threadIdx.x, then threadIdx.x + BLOCK_M, ...",
         ),
         "width": (
-            "Right for HEAD_DIM = 8, wrong where rows are longer. Which thread copies column 70, and what does your loop do "
+            "Right for HEAD_DIM = 8, wrong where rows are longer. Which thread copies column 70, and what does "
+            "your loop do "
             "where BLOCK_M is no multiple of HEAD_DIM?",
             "Number the words of the tile: i = threadIdx.x, threadIdx.x + BLOCK_M, ...; the row is i / HEAD_DIM.",
         ),
@@ -134,7 +138,8 @@ def _tile_far_down(trial: Trial) -> None:
             "Start at threadIdx.x and step by BLOCK_M: then each word has one thread.",
         ),
         "race": (
-            "Several threads write the same word of the tile. Which words does each thread take, and which row and column "
+            "Several threads write the same word of the tile. Which words does each thread take, and which row and "
+            "column "
             "has word i, where a row has HEAD_DIM words?",
             "Each thread starts at threadIdx.x and goes on by BLOCK_M; word i is tile[i / HEAD_DIM][i % HEAD_DIM].",
         ),
@@ -234,7 +239,9 @@ def no_conflicts(trial: Trial) -> None:
             "Move the last barrier of the loop up, to just behind the if in which thread 0 writes the maximum.",
         ),
         "deadlock": "All threads of a block must reach a barrier: it must not be inside the if of thread 0.",
-        "large": "`maximum` is the largest of all scores so far: of m_i and of all scores of the tile, not of some of them.",
+        "large": (
+            "`maximum` is the largest of all scores so far: of m_i and of all scores of the tile, not of some of them."
+        ),
         "barriers": (
             "No race, but three barriers per tile. Which of them separates nothing that the other two do not?",
             "`scores` is written again in the next iteration, after the barrier behind `maximum`: the last one can go.",

@@ -34,7 +34,8 @@ from helpers.lesson.exercises.trial import Trial, exercise
             ("columns", "overrun", "bounds"),
             (
                 "acc has HEAD_DIM elements, and each of them needs the factor. How far does your loop over acc go?",
-                "BLOCK_N counts keys of a tile, BLOCK_M rows of a block. The elements of acc are c = 0 .. HEAD_DIM - 1.",
+                "BLOCK_N counts keys of a tile, BLOCK_M rows of a block. The elements of acc are c = 0 .. HEAD_DIM "
+                "- 1.",
             ),
         ),
     },
@@ -113,7 +114,8 @@ def no_key(trial: Trial) -> None:
             "Move the barrier behind the closing brace of the if.",
         ),
         "unset": (
-            "All threads of the block copy the tile, those past the last row as well. Does one of them leave too early?",
+            "All threads of the block copy the tile, those past the last row as well. Does one of them leave too "
+            "early?",
         ),
         "barriers": (
             "It is clean, with more barriers than it needs. Which line follows each of them, and what would go wrong?",
@@ -145,8 +147,10 @@ def find_the_race(trial: Trial) -> None:
     minutes=10,
     hints={
         "factor": (
-            "In each row, O is a multiple of what it should be: both parts of acc are merged, l is not. What is l then?",
-            "l_1 and l_2 are relative to their own maxima, as acc_1 and acc_2 are: the same two factors belong to them.",
+            "In each row, O is a multiple of what it should be: both parts of acc are merged, l is not. What is l "
+            "then?",
+            "l_1 and l_2 are relative to their own maxima, as acc_1 and acc_2 are: the same two factors belong to "
+            "them.",
             "l = l_1[row] * rescale_1 + l_2[row] * rescale_2, and O[i] is divided by it once.",
         ),
         "lse": (
@@ -156,7 +160,8 @@ def find_the_race(trial: Trial) -> None:
         **dict.fromkeys(
             ("crash", "bounds", "width"),
             (
-                "m_1, l_1, m_2 and l_2 have a number for each row, acc_1 and acc_2 HEAD_DIM of them. Which index has each?",
+                "m_1, l_1, m_2 and l_2 have a number for each row, acc_1 and acc_2 HEAD_DIM of them. Which index "
+                "has each?",
                 "m and l are read at [row], acc at [i], and O is written at [i].",
             ),
         ),

@@ -85,7 +85,8 @@ def register_tile(trial: Trial) -> None:
         **dict.fromkeys(
             ("crash", "bounds"),
             (
-                "Q_smem[c] and K_smem[c] have 64 words, and a float4 begins at a multiple of 4 of them. Does your index count "
+                "Q_smem[c] and K_smem[c] have 64 words, and a float4 begins at a multiple of 4 of them. Does your "
+                "index count "
                 "words or float4?",
                 "*reinterpret_cast<const float4*>(&Q_smem[c][at(i, y)]) for i = 0 and 4; the same for K_smem and x.",
             ),
@@ -128,7 +129,8 @@ def outer_product(trial: Trial) -> None:
             "A thread's words are first, first + 1, first + 2 and first + 3, as far as they are below count.",
         ),
         "whole array": (
-            "Few requests where count is a multiple of 4, many where it is not. Which threads have less than four words "
+            "Few requests where count is a multiple of 4, many where it is not. Which threads have less than four "
+            "words "
             "then, and which of them should still load a float4?",
             "Each thread decides for its own four words: first + 4 <= count.",
         ),
@@ -194,7 +196,9 @@ def float4_rows(trial: Trial) -> None:
             "One float4 a row is enough, at any HEAD_DIM.",
         ),
         "unset": "A place is read that nobody has written. Do the writer and the reader both take it from place(j, c)?",
-        "shared memory": "The tile does not fit in shared memory. PITCH counts float4: a row of HEAD_DIM words has D4 of them.",
+        "shared memory": (
+            "The tile does not fit in shared memory. PITCH counts float4: a row of HEAD_DIM words has D4 of them."
+        ),
         "race": "Two threads write one place. Which j and c do they have, and what does place(j, c) make of them?",
         "bounds": (
             "place(j, c) must stay below BLOCK_N * PITCH for all 32 rows and all D4 float4.",
