@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.attention import kernel
+from helpers.attention import check, kernel
 from helpers.device import cp
 from helpers.lesson.exercises import exercise, hints, magic, progress, symptoms
 
@@ -40,6 +40,24 @@ def hint_of(code: str) -> str:
 def test_hints_go_on_with_the_tries_of_a_symptom() -> None:
     assert [hint_of(WRONG) for _ in range(4)] == [f"Hint {i} of 3" for i in (1, 2, 3, 3)]
     assert hint_of(WRONG + "oops").startswith("Hint 1 of "), "another symptom begins with its first hint"
+
+
+def test_the_last_hint_is_held_back() -> None:
+    """Another slip with the same symptom does not reach it; the third failure with the same slip does, or asking."""
+    own = {"": ("look here", "nearly", "the line itself")}
+    shown = [hints.hint("x", own, ("wrong",), slip=slip) for slip in "abcdd"]
+    assert [text[:6] for text in shown] == ["Hint 1", "Hint 2", "Hint 2", "Hint 2", "Hint 2"]
+    assert 'exercise.hint("x")' in hints.offer("x") and exercise.hint("x") == "the line itself"
+    assert hints.hint("x", own, ("wrong",), slip="d") == "Hint 3 of 3: the line itself" and not hints.offer("x")
+    assert [hints.hint("y", {"wrong": ("a", "b")}, ("wrong",))[:6] for _ in range(3)] == ["Hint 1", "Hint 1", "Hint 2"]
+    assert hints.hint("z", {"wrong": "only this"}, ("wrong",)) == "Hint 1 of 1: only this" and not hints.offer("z")
+    assert "no hint is due" in exercise.hint("w")
+
+
+def test_how_to_ask_for_the_last_hint() -> None:
+    assert "exercise.hint" not in exercise.grade(NAME, WRONG).text, "the second one comes first"
+    assert f'exercise.hint("{NAME}")' in exercise.grade(NAME, WRONG).text
+    assert exercise.hint(NAME) == exercise.GRADERS[NAME].hints["large"][-1]
 
 
 def test_compile_errors_have_hints_of_their_own() -> None:
@@ -111,6 +129,42 @@ def test_what_nobody_wrote_is_recognised(dtype: Any) -> None:
 def test_values_in_other_places(change: Callable[[np.ndarray], np.ndarray], place: tuple[int, int] | None) -> None:
     expected = np.random.default_rng(0).standard_normal((6, 8))
     assert symptoms.displaced(change(expected).astype(np.float32), expected, 1e-5) == place
+
+
+@pytest.mark.parametrize(
+    "change, symptom",
+    [
+        (lambda a: np.where(np.arange(8) < 3, a, a + 1), "columns"),
+        (lambda a: np.repeat(a[:, :1], 8, axis=1), "flat"),
+        (lambda a: a * np.linspace(2, 3, 10)[:, None], "factor"),
+        (lambda a: np.where(np.arange(8) < 3, a + 1, a), None),
+        (lambda a: np.zeros_like(a), None),
+        (lambda a: a + 1, None),
+        (lambda a: a * (1 + 2e-5), None),
+    ],
+)
+def test_what_wrong_rows_have_in_common(change: Callable[[np.ndarray], np.ndarray], symptom: str | None) -> None:
+    expected = np.random.default_rng(0).standard_normal((10, 8))
+    expected[4] = 0  # as of a query of zeros
+    got = change(expected)
+    result = check.compare("O", got, expected, tolerance=1e-5)
+    detected = symptoms.of_result("O", "N = 10", result, got, expected).symptoms
+    assert detected == ((symptom, "wrong") if symptom else ("wrong",))
+
+
+@pytest.mark.parametrize(
+    "message, wanted",
+    [
+        ('cell:3: error: identifier "INFINITY" is undefined', "infinity"),
+        ("cell:3: error: 'INFINITY' was not declared in this scope", "infinity"),
+        ('cell:3: error: namespace "std" has no member "max"', "std"),
+        ('cell:3: error: identifier "uint32_t" is undefined', "no header"),
+        ("f declares 49,664 bytes of static __shared__ memory; a GPU's limit is 49,152", "shared memory"),
+        ("cell:3: error: expected ';'\n     3 | float m = -INFINITY", "compile"),
+    ],
+)
+def test_what_a_compiler_refuses(message: str, wanted: str) -> None:
+    assert symptoms.of_refusal(message)[0] == wanted
 
 
 def test_expected_infinities_are_no_hint() -> None:

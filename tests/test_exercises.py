@@ -206,6 +206,57 @@ def test_inputs_are_fresh() -> None:
     assert not np.array_equal(a, b)
 
 
+def test_one_query_is_all_zeros() -> None:
+    """Its scores are 0, so that no grader takes a score of 0 for a key that is not there."""
+    for n in (3, 8, 33):
+        q, _, _ = Trial(COALESCED, "", engine, False).inputs(n, 8, 4)
+        assert (q == 0).all(axis=1).sum() == 1
+    assert (Trial(COALESCED, "", engine, False).inputs(1, 8, 4)[0] != 0).all()
+
+
+def test_arrays_beyond_32_bits_take_no_memory() -> None:
+    trial = Trial(COALESCED, "", engine, False)
+    (array,) = trial.far(2**33) or pytest.skip("the system gives no such room")
+    array[-1] = 1
+    assert array.size == 2**33 and array[2**32] == 0 and isinstance(array, engine.ndarray)
+    trial.rows[FIRST].fail(["wrong"], "wrong")
+    assert trial.far(8) is None, "nothing is launched after a failure"
+
+
+SIZES_OF = ("00_", "02_no_conflicts", "04_float4_rows", "04_pad_the_tile")  # graded at other HEAD_DIMs inside a size
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name < "06" and not name.startswith(SIZES_OF)])
+def test_a_head_dim_above_the_tiles_is_graded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """72: above BLOCK_N and BLOCK_M, and no power of two; that is what a failure there is said to come from."""
+    seen: dict[int, str] = {}
+    original = Trial.launch
+
+    def note(self: Trial, *args: object, **defines: object) -> object:
+        seen.setdefault(int(str(defines["HEAD_DIM"])), self._awkward)
+        return original(self, *args, **defines)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Trial, "launch", note)
+    assert grade(name, solution(name)) and {8, 72} <= set(seen)
+    assert "width" in (seen[8], seen[72])
+
+
+def test_nvrtc_is_asked_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it refuses fails, though the CPU engine takes it. COURSE_NVRTC=0 leaves it out."""
+    asked: list[tuple[str, ...]] = []
+
+    def refuse(code: str, options: tuple[str, ...] = (), names: tuple[str, ...] = ()) -> str:
+        asked.append(options)
+        return 'cell:5: error: identifier "uint32_t" is undefined'
+
+    monkeypatch.setattr(nvrtc, "refusal", refuse)
+    result = grade(COALESCED, solution(COALESCED))
+    assert result.failed() == [COMPILES] and result.symptom == "no header" and "NVRTC" in result.text
+    assert len(asked) == 1 and "-DHEAD_DIM=8" in asked[0], "once for a text"
+    monkeypatch.setenv("COURSE_NVRTC", "0")
+    assert grade(COALESCED, solution(COALESCED)) and len(asked) == 1
+
+
 # ----------------------------------------------------------------------------------------------- on a GPU's machine
 
 

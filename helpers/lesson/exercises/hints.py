@@ -17,8 +17,7 @@ GENERIC: dict[str, tuple[str, ...]] = {
     "return": ("On which path does the function end without a value? The compiler only warns; the result is garbage.",),
     "infinity": (
         "A GPU's compiler includes no header by itself, so it has no INFINITY. Minus infinity is NEG_INF where the "
-        "kernel "
-        "defines it, or __int_as_float(0xff800000).",
+        "kernel defines it, or __int_as_float(0xff800000).",
     ),
     "std": (
         "A GPU's compiler includes no header by itself, so it has no std::max and the like. Use fmaxf and fminf for "
@@ -26,12 +25,11 @@ GENERIC: dict[str, tuple[str, ...]] = {
     ),
     "no header": (
         "A GPU's compiler includes no header by itself. Use what needs none: unsigned, long long, a number written "
-        "out, "
-        "fmaxf, expf.",
+        "out, fmaxf, expf.",
     ),
     "shared memory": (
-        "The arrays in shared memory are too long for one block: see the message. How many elements does each of "
-        "them need?",
+        "The arrays in shared memory are too long for one block: see the message. How many elements does each of them "
+        "need?",
     ),
     "crash": (
         "The message names the array, the index and the thread. Is the index the right one for this thread, by the "
@@ -39,9 +37,8 @@ GENERIC: dict[str, tuple[str, ...]] = {
         "Threads without a row or a key of their own must not read or write there: compare with N and N_kv first.",
     ),
     "overrun": (
-        "No array that the kernel was given is near. Has a loop gone past the end of one of the thread's own "
-        "arrays, such "
-        "as acc, and written over other variables? Compare its last index with the array's size.",
+        "No array that the kernel was given is near. Has a loop gone past the end of one of the thread's own arrays, "
+        "such as acc, and written over other variables? Compare its last index with the array's size.",
         "Is every pointer and every index given a value before it is used?",
     ),
     "null": ("The kernel reads through a null pointer. Use the pointers that the kernel gets as its parameters.",),
@@ -76,20 +73,17 @@ GENERIC: dict[str, tuple[str, ...]] = {
     "columns": ("The first columns are right in every row, the later ones are not. Which loop ends too early?",),
     "flat": ("All columns of a row have the same value. Which index chooses the column, and does it change?",),
     "factor": (
-        "In each row, all columns are wrong by the same factor. So the sums are right, and what the row is "
-        "multiplied or "
-        "divided by is not.",
+        "In each row, all columns are wrong by the same factor. So the sums are right, and what the row is multiplied "
+        "or divided by is not.",
     ),
     "zero score": (
-        "Only one row is wrong: it is all zeros in Q, so its scores are 0. What takes a score of 0 for a key that "
-        "is not "
-        "there?",
+        "Only one row is wrong: it is all zeros in Q, so its scores are 0. What takes a score of 0 for a key that is "
+        "not there?",
         "A score of 0 counts like any other. Whether a key exists, its number says, not its score.",
     ),
     "one key": (
-        "A row that sees one key has l_i = 1 and gives that key all the weight: its output is that row of V, to "
-        "the last "
-        "bit. What is acc multiplied or divided by there, and is something added to it?",
+        "A row that sees one key has l_i = 1 and gives that key all the weight: its output is that row of V, to the "
+        "last bit. What is acc multiplied or divided by there, and is something added to it?",
         "A small number that is added to avoid a division by 0 makes every row a little wrong. Ask whether l_i is 0.",
     ),
     "large": (

@@ -37,7 +37,6 @@ from helpers.attention import kernel
 from helpers.attention.check import TOLERANCE, compare, make_inputs
 from helpers.engine import nvrtc
 from helpers.engine.cuda_source import source
-from helpers.engine.nvrtc import CuteMissing, cute_options
 from helpers.lesson.exercises import holes, symptoms
 from helpers.lesson.exercises.grade_table import AWKWARD, COMPILES, FIRST, LIMIT, ROWS, XRAY, Row
 from helpers.lesson.exercises.registry import EXERCISES, exercise
@@ -318,7 +317,7 @@ class Trial:
         if key not in self._kernels:
             try:
                 self._kernels[key] = self._compile(name, extra, before, defines)
-            except (Stopped, engine.NoCompilerError, CuteMissing):
+            except (Stopped, engine.NoCompilerError, nvrtc.CuteMissing):
                 raise
             except Exception as error:  # CuPy's and the engine's errors have no base in common
                 get_message = getattr(error, "get_message", None)  # CuPy's compile error
@@ -333,7 +332,7 @@ class Trial:
             + holes.complete(self.code)
             + (f'\n#line 1 "the grader"\n{extra}' if extra else "")
         )
-        headers = (*kernel.headers(text), *kernel.architecture(text)) if self.on_gpu else cute_options(text)
+        headers = (*kernel.headers(text), *kernel.architecture(text)) if self.on_gpu else nvrtc.cute_options(text)
         module = self.xp.RawModule(code=text, options=(*kernel.options(defines), *headers))
         # The CPU engine checks arguments by itself; on a GPU the typed launch does.
         if self.on_gpu:

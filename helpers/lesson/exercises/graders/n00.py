@@ -23,9 +23,8 @@ from helpers.lesson.exercises.trial import Trial, exercise
             "i = blockIdx.x * BLOCK + threadIdx.x",
         ),
         "empty": (
-            "The line above names the first element that is never written. Which block and thread should compute "
-            "it, and "
-            "which i do they get from your line?",
+            "The line above names the first element that is never written. Which block and thread should compute it, "
+            "and which i do they get from your line?",
             "i = blockIdx.x * BLOCK + threadIdx.x",
         ),
         "crash": (
@@ -34,9 +33,8 @@ from helpers.lesson.exercises.trial import Trial, exercise
         ),
         "bounds": "Some threads have no element: load and store only if (i < n).",
         "alone": (
-            "The result is right, but few threads compute all of it: see how many requests that takes. One element "
-            "is one "
-            "thread's.",
+            "The result is right, but few threads compute all of it: see how many requests that takes. One element is "
+            "one thread's.",
             "No loop is needed: each thread has one i, and an if.",
         ),
         "wrong": "Z[i] is a times X[i] plus Y[i].",
@@ -73,9 +71,8 @@ def first_kernel(trial: Trial) -> None:
             "Start m_i at s[0], compare all s[j] with it, then write expf(s[j] - m_i).",
         ),
         "maximum": (
-            "Some rows of large scores are right, others are not: there m_i is too far from the row's largest "
-            "score. Which "
-            "scores is it compared with, and where does it start?",
+            "Some rows of large scores are right, others are not: there m_i is too far from the row's largest score. "
+            "Which scores is it compared with, and where does it start?",
             "The largest score of a row may be below -100,000, and at any place of the row, also the last one.",
             "Start m_i at s[0], and compare all s[j] with it.",
         ),

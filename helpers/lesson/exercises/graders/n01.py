@@ -25,9 +25,8 @@ extern "C" __global__ void __launch_bounds__(32)
     minutes=5,
     hints={
         "empty": (
-            "The line above counts the scores that nobody stores. For each j, the loop body computes one number "
-            "and stores "
-            "it once, in row `row` of S.",
+            "The line above counts the scores that nobody stores. For each j, the loop body computes one number and "
+            "stores it once, in row `row` of S.",
             "Sum up q[c] * k[c] over c in a float of this thread, then store softmax_scale times the sum.",
             "Row `row` of S begins at (size_t)row * N_kv; the score of key j is j words further.",
         ),
@@ -113,9 +112,8 @@ def _scores_far_down(trial: Trial) -> None:
         ),
         "crash": "For which j and c is the element of the message the word k[c]? Is there such a word?",
         "": (
-            "The results were right before. Only one load of each key is too much: every turn of the loop still "
-            "adds q[c] "
-            "times k[c], HEAD_DIM of them.",
+            "The results were right before. Only one load of each key is too much: every turn of the loop still adds "
+            "q[c] times k[c], HEAD_DIM of them.",
             "All HEAD_DIM products are needed; what is not needed is the last load.",
         ),
     },

@@ -111,20 +111,18 @@ def _tile_far_down(trial: Trial) -> None:
             "Make the row 64 bits wide before it is multiplied: (size_t)(first + j) * HEAD_DIM + c.",
         ),
         "threads": (
-            "Right with 64 threads a block, wrong with 32. Which number stands in your copy for how many threads "
-            "share it?",
+            "Right with 64 threads a block, wrong with 32. Which number stands in your copy for how many threads share "
+            "it?",
             "The threads of a block are BLOCK_M: so far on is a thread's next word.",
         ),
         "few": (
-            "Each word is loaded once, by too many requests: in some of them most lanes have nothing to load. "
-            "Which threads "
-            "are idle in your loop?",
+            "Each word is loaded once, by too many requests: in some of them most lanes have nothing to load. Which "
+            "threads are idle in your loop?",
             "All BLOCK_M threads take words, one after the other: i = threadIdx.x, then threadIdx.x + BLOCK_M, ...",
         ),
         "width": (
-            "Right for HEAD_DIM = 8, wrong where rows are longer. Which thread copies column 70, and what does "
-            "your loop do "
-            "where BLOCK_M is no multiple of HEAD_DIM?",
+            "Right for HEAD_DIM = 8, wrong where rows are longer. Which thread copies column 70, and what does your "
+            "loop do where BLOCK_M is no multiple of HEAD_DIM?",
             "Number the words of the tile: i = threadIdx.x, threadIdx.x + BLOCK_M, ...; the row is i / HEAD_DIM.",
         ),
         "sectors": (
@@ -139,8 +137,7 @@ def _tile_far_down(trial: Trial) -> None:
         ),
         "race": (
             "Several threads write the same word of the tile. Which words does each thread take, and which row and "
-            "column "
-            "has word i, where a row has HEAD_DIM words?",
+            "column has word i, where a row has HEAD_DIM words?",
             "Each thread starts at threadIdx.x and goes on by BLOCK_M; word i is tile[i / HEAD_DIM][i % HEAD_DIM].",
         ),
         "crash": (

@@ -34,8 +34,8 @@ from helpers.lesson.exercises.trial import Trial, exercise
             ("columns", "overrun", "bounds"),
             (
                 "acc has HEAD_DIM elements, and each of them needs the factor. How far does your loop over acc go?",
-                "BLOCK_N counts keys of a tile, BLOCK_M rows of a block. The elements of acc are c = 0 .. HEAD_DIM "
-                "- 1.",
+                "BLOCK_N counts keys of a tile, BLOCK_M rows of a block. The elements of acc are c = 0 .. HEAD_DIM - "
+                "1.",
             ),
         ),
     },
@@ -160,8 +160,8 @@ def find_the_race(trial: Trial) -> None:
         **dict.fromkeys(
             ("crash", "bounds", "width"),
             (
-                "m_1, l_1, m_2 and l_2 have a number for each row, acc_1 and acc_2 HEAD_DIM of them. Which index "
-                "has each?",
+                "m_1, l_1, m_2 and l_2 have a number for each row, acc_1 and acc_2 HEAD_DIM of them. Which index has "
+                "each?",
                 "m and l are read at [row], acc at [i], and O is written at [i].",
             ),
         ),

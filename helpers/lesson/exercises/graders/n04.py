@@ -86,8 +86,7 @@ def register_tile(trial: Trial) -> None:
             ("crash", "bounds"),
             (
                 "Q_smem[c] and K_smem[c] have 64 words, and a float4 begins at a multiple of 4 of them. Does your "
-                "index count "
-                "words or float4?",
+                "index count words or float4?",
                 "*reinterpret_cast<const float4*>(&Q_smem[c][at(i, y)]) for i = 0 and 4; the same for K_smem and x.",
             ),
         ),
@@ -130,8 +129,7 @@ def outer_product(trial: Trial) -> None:
         ),
         "whole array": (
             "Few requests where count is a multiple of 4, many where it is not. Which threads have less than four "
-            "words "
-            "then, and which of them should still load a float4?",
+            "words then, and which of them should still load a float4?",
             "Each thread decides for its own four words: first + 4 <= count.",
         ),
         **dict.fromkeys(

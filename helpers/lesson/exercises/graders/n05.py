@@ -85,9 +85,8 @@ CAUSAL_BLOCK = 32  # BLOCK_M of 05_causal_tiles
         "empty": "A block whose rows see no key still stores their lse. Let its loop make no turn, but do not return.",
         "nan": "A block may have rows that see no key beside rows that do: m_i has to stay finite.",
         "no key": (
-            "Rows that see some key are right. A row that sees none has lse = minus infinity: what does a hidden "
-            "score add "
-            "to its l_i?",
+            "Rows that see some key are right. A row that sees none has lse = minus infinity: what does a hidden score "
+            "add to its l_i?",
             "A hidden score is NEG_INF, whose exponential is 0 whatever m_i is. A very small number will not do.",
         ),
         "": "For N = N_kv = 80 and blocks of 32 rows, write down the last key that each block needs.",
@@ -151,16 +150,14 @@ def _strides(rows: int, heads: int, d: int, layout: str) -> tuple[int, int]:
             "heads / kv_heads heads of Q share one head of K: that is what head is divided by.",
         ),
         "other head": (
-            "Each head of Q reads one head of K and V, but some read another one's. How many neighbouring heads of "
-            "Q share "
-            "one, with heads and kv_heads as above?",
+            "Each head of Q reads one head of K and V, but some read another one's. How many neighbouring heads of Q "
+            "share one, with heads and kv_heads as above?",
             "heads / kv_heads heads of Q share one head of K: kv_head = head / (heads / kv_heads).",
         ),
         "zero": "Every head of Q reads head 0 of K and V. How many heads of Q share one, and which one does head read?",
         "crash": (
             "The line above names an array that is read past its end. Strides are in elements; K and V have only "
-            "kv_heads "
-            "heads, and strides of their own.",
+            "kv_heads heads, and strides of their own.",
             "kv_at is kv_head * kv_head_stride. Which head of K and V does this head of Q read?",
         ),
         "empty": "Part of O was never written: does q_at depend on the head, so that no two heads write the same rows?",
