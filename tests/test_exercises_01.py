@@ -13,9 +13,7 @@ AHEAD = "c + 1 < HEAD_DIM ? k[c + 1] : 0.0f"
 TABLE = {
     "01_scores": (
         Wrong("no scale", (("softmax_scale * dot", "dot"),), "first", "S at N = 40", "factor"),
-        Wrong(
-            "scaled twice", (("= softmax_scale", "= softmax_scale * softmax_scale"),), "first", "How often", "factor"
-        ),
+        Wrong("scaled twice", ((STORE, STORE.replace("= ", "= softmax_scale * ")),), "first", "How often", "factor"),
         Wrong(
             "divided by the scale", (("softmax_scale * dot", "dot / softmax_scale"),), "first", "How often", "factor"
         ),

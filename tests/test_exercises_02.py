@@ -9,6 +9,7 @@ ONE_TILE = ("K_smem[2]", "K_smem[1]"), ("K_smem[first / BLOCK_N % 2]", "K_smem[0
 
 TURN = "K_smem[first / BLOCK_N % 2]"
 FOR_WORDS = "  for (int i = threadIdx.x; i < BLOCK_N * HEAD_DIM; i += BLOCK_M) {"
+SHARE = "BLOCK_N * HEAD_DIM / BLOCK_M"
 WHICH = "    const int j = i / HEAD_DIM, c = i % HEAD_DIM;\n"
 A_ROW_EACH = "  for (int c = 0, j = threadIdx.x; j < BLOCK_N && c < HEAD_DIM; ++c) {"
 STRIDE, PLACE = "HEAD_DIM + 4;", "return r * STRIDE + c;"
@@ -37,7 +38,6 @@ TABLE = {
             ),
             "awkward",
             "Which thread copies column 70",
-            "width",
         ),
         Wrong(
             "eight lanes",
@@ -113,7 +113,7 @@ TABLE = {
         ),
         Wrong(
             "a run of words for each thread",
-            ((FOR_WORDS, "  for (int n = 0, i; n < 2; ++n) {\n    i = 2 * threadIdx.x + n;"),),
+            ((FOR_WORDS, f"  for (int n = 0, i; n < {SHARE}; ++n) {{\n    i = {SHARE} * threadIdx.x + n;"),),
             "limit",
             "sectors of K: ",
             "sectors",

@@ -113,12 +113,16 @@ TABLE = {
         ),
         Wrong("l_i is changed", ((INVERSE, "1.0f / (l_i += l_i == 0.0f); l_i += 0.5f;"),), "first", "lse", "lse"),
         Wrong(
-            "something small added to l_i", ((INVERSE, "1.0f / (l_i + 1e-6f);"),), "first", "to the last bit", "one key"
+            "something small added to l_i",
+            ((INVERSE, "1.0f / (l_i + 1e-6f);"),),
+            "awkward",
+            "to the last bit",
+            "one key",
         ),
         Wrong(
             "something smaller added to l_i",
             ((INVERSE, "1.0f / (l_i + 1e-7f);"),),
-            "first",
+            "awkward",
             "to the last bit",
             "one key",
         ),

@@ -138,9 +138,8 @@ def of_result(output: str, at: str, result: CheckResult, got: np.ndarray, expect
         return Failure([heading, f"{count} elements were never written, the first at {place}"], ("empty",))
     if result.nan:
         return Failure(lines, ("nan",))
-    place = displaced(got, expected, result.tolerance)
-    if place is None:
-        pattern = _pattern(got, expected, result.tolerance)
+    place, pattern = displaced(got, expected, result.tolerance), _pattern(got, expected, result.tolerance)
+    if place is None or (pattern is not None and pattern[1] == "flat"):
         return Failure([*lines, pattern[0]], (pattern[1], "wrong")) if pattern else Failure(lines, ("wrong",))
     wrong = np.argwhere(np.abs(got.astype(np.float64) - expected) > result.tolerance)[0]
     lines.append(f"element {_index(wrong)} has the value that belongs to {_index(place)}")

@@ -176,9 +176,9 @@ def load_tile(trial: Trial) -> None:
     if trial.report:
         words = first[1] * first[2]  # of K at the first size, which has one block
         figures = trial.figures("K")
-        trial.limit("requests of K", figures.requests, at_most=words // 32, symptom="few")
         trial.limit("bytes requested from K", figures.read, at_most=4 * words, symptom="requests")
         trial.limit("sectors of K", figures.sectors, at_most=4 * words // 32, symptom="sectors")
+        trial.limit("requests of K", figures.requests, at_most=words // 32, symptom="few")
 
 
 @exercise(

@@ -84,7 +84,7 @@ def rescale(trial: Trial) -> None:
 )
 def no_key(trial: Trial) -> None:
     """Rows that see nothing, rows whose first tiles are masked, and scores far below and above 0."""
-    sizes = (40, 24, 10, 8, 0), (33, 65, 3, 8, 0), (65, 1, 0, 8, 0), (40, 40, 5, 8, 300), (40, 24, 10, 72, 0)
+    sizes = (40, 24, 10, 8, 0), (33, 65, 3, 8, 0), (40, 40, 5, 8, 300), (65, 1, 0, 8, 0), (40, 24, 10, 72, 0)
     for n, n_kv, left, d, shift in trial.sizes("N, N_kv, left, d, scores shifted by", *sizes):
         q, k, v = trial.inputs(n, n_kv, d)
         if shift:
@@ -96,7 +96,8 @@ def no_key(trial: Trial) -> None:
         seen = reference.visible(n, n_kv, window=(left, 0))
         symptom = "" if shift else wrong_for_one_key(trial, o, expected, seen)
         trial.expect("O", o, expected, tolerance=tolerance_for(q, k), large=shift > 0, symptom=symptom)
-        expect_v(trial, o, v, seen)
+        if n_kv == 1:  # after the large scores, which say more of an answer that is wrong there
+            expect_v(trial, o, v, seen)
         trial.expect("lse", lse, expected_lse, tolerance=512 * 2.0**-20 if shift else TOLERANCE, symptom="lse")
 
 
@@ -183,7 +184,7 @@ def find_the_race(trial: Trial) -> None:
 def merge_halves(trial: Trial) -> None:
     """Halves, either part empty, and scores whose exponential overflows."""
     one = (33, 65, 32, 8, 1), (1, 2, 1, 8, 1), (130, 31, 5, 8, 1), (33, 65, 65, 8, 1), (33, 65, 0, 8, 1)
-    sizes = *one, (65, 1, 1, 8, 1), (33, 65, 32, 8, 100), (33, 65, 32, 72, 1)
+    sizes = *one, (33, 65, 32, 8, 100), (65, 1, 1, 8, 1), (33, 65, 32, 72, 1)
     for n, n_kv, split, d, factor in trial.sizes("N, N_kv, second part's first key, d, factor of Q", *sizes):
         q, k, v = trial.inputs(n, n_kv, d)
         q *= np.float32(factor)
