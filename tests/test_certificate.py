@@ -86,7 +86,7 @@ def spoil(text: str) -> str:
         (changed("launches", [], forge=True), ["the file has 0 launches, the X-ray 2"]),
         (changed("launches", None, forge=True), ["the file has 0 launches, the X-ray 2"]),
         (changed("launches", [1, 2], forge=True), ["the file has 2 launches, the X-ray 2"]),
-        (changed("text", spoil, forge=True), ["right at the first size: P of scores near -1000 or 1000"]),
+        (changed("text", spoil, forge=True), ["right at the first size: P of scores near -100,000"]),
         (changed("text", spoil, forge=False), ["changed after", "right at the first size: "]),
         (changed("text", 1, forge=True), ["not what exercise.certificate() writes"]),
         (changed("more", 1, forge=True), ["not what exercise.certificate() writes"]),

