@@ -104,13 +104,13 @@ def _pattern(got: np.ndarray, expected: np.ndarray, tolerance: float) -> tuple[s
     if not (np.isfinite(got).all() and np.isfinite(expected).all()):
         return None
     wrong = np.abs(got - expected) > tolerance
+    varied = np.ptp(expected, axis=1) > 0.1
+    if np.ptp(got) > tolerance and varied.any() and (np.ptp(got[varied], axis=1) <= tolerance).all():
+        return "all columns of a row have the same value", "flat"
     first = int(wrong.any(axis=0).argmax())
     if first and wrong.any(axis=0)[first:].all():
         which = "column 0 is" if first == 1 else f"columns 0-{first - 1} are"
         return f"{which} right in every row, all others are wrong", "columns"
-    varied = np.ptp(expected, axis=1) > 0.1
-    if np.ptp(got) > tolerance and varied.any() and (np.ptp(got[varied], axis=1) <= tolerance).all():
-        return "all columns of a row have the same value", "flat"
     squares = (expected**2).sum(axis=1)
     factors = (got * expected).sum(axis=1) / np.where(squares > 0, squares, 1.0)
     is_multiple = np.abs(got - factors[:, None] * expected).max() <= 2 * tolerance
