@@ -3,7 +3,8 @@
     from helpers.device import cp
 
 `COURSE_DEVICE=cpu` or `COURSE_DEVICE=gpu` overrides the choice. `COURSE_NVRTC=1`: on the CPU engine, NVRTC
-compiles each kernel first, and a kernel that it refuses is not run (see engine/nvrtc.py).
+compiles each kernel first, and a kernel that it refuses is not run (see engine/nvrtc.py). Exercises are graded so
+wherever it is installed, unless COURSE_NVRTC=0.
 """
 
 from __future__ import annotations
