@@ -66,6 +66,12 @@ TABLE = {
             "columns 0-63 are right",
             "columns",
         ),
+        Wrong(
+            "128 elements of acc",
+            ((ACC, ACC.replace("HEAD_DIM", "128")),),
+            "X-ray",
+            "How far does your loop over acc go?",
+        ),
         Wrong("relative to the first score", ((RESCALE, RESCALE.replace("m_i", "s[0]")),), "first", "O at"),
         Wrong("a power of 2", (("expf(m_i - m_new)", "exp2f(m_i - m_new)"),), "first", "O at"),
         Wrong(
