@@ -49,10 +49,12 @@ def test_a_map_says_what_it_was_made_of() -> None:
 
 
 def test_what_the_driver_takes_too() -> None:
-    """A dimension of stride 0, and rows that overlap: cuTensorMapEncodeTiled of an H200's driver has no objection."""
+    """What cuTensorMapEncodeTiled of an H200's driver takes: a stride of 0, rows that overlap, a box of 228 KB."""
     for strides in ((0, 12800, 38400), (64, 12800, 38400)):
         said = tensor_map.described(tensor_map.encode_tiled(**(GOOD | {"strides": strides})))
         assert said is not None and said.strides == strides
+    said = tensor_map.described(tensor_map.encode_tiled(**(GOOD | {"box": (64, 228, 8, 1)})))
+    assert said is not None and said.box == (64, 228, 8, 1)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +76,7 @@ def test_what_the_driver_takes_too() -> None:
         ({"strides": (128, 1 << 40, 38400)}, r"strides\[1\]"),
         ({"box": (64, 257, 1, 1)}, r"box\[1\] = 257: a box has 1 to 256"),
         ({"box": (64, 0, 1, 1)}, r"box\[1\] = 0"),
+        ({"box": (64, 229, 8, 1)}, "takes 234,496 bytes: a box has at most 233,472"),
         ({"box": (128, 16, 1, 1)}, "are 256 bytes: with the 128-byte swizzle a row of the box has at most 128 bytes"),
         ({"box": (64, 16, 1, 1), "swizzle": 64}, r"at most 64 bytes \(32 elements\)"),
         ({"box": (12, 16, 1, 1)}, "are 24 bytes: the box's rows are multiples of 16"),

@@ -13,6 +13,7 @@ Source of the rules: CUDA Driver API, "Tensor Map Object Management"; PTX ISA 9.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -40,6 +41,7 @@ if bfloat16 is not None:
 _NAMES = tuple(DTYPES)
 _SWIZZLES = (0, 32, 64, 128)  # bytes of a row that is swizzled; 0: none
 _PROMOTIONS = (0, 64, 128, 256)
+MOST_BOX_BYTES = 228 * 1024  # of all dimensions: asked of the driver for an H200
 
 # engine/tensor_copies.cpp has the same struct.
 _LAYOUT = np.dtype(
@@ -146,6 +148,11 @@ def encode_tiled(
     for axis, n in enumerate(box):
         if not 1 <= n <= 256:
             raise ValueError(f"box[{axis}] = {n:,}: a box has 1 to 256 elements along each dimension")
+    if (size := math.prod(box) * kind.itemsize) > MOST_BOX_BYTES:
+        raise ValueError(
+            f"box = {tuple(box)} of {name} takes {size:,} bytes: a box has at most {MOST_BOX_BYTES:,}, as many as a "
+            "multiprocessor has of shared memory"
+        )
     if swizzle not in _SWIZZLES:
         raise ValueError(f"swizzle = {swizzle!r}: a row that is swizzled has 32, 64 or 128 bytes; 0 is no swizzle")
     inner = box[0] * kind.itemsize
