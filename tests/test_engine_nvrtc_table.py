@@ -148,6 +148,7 @@ REFUSED = (
 )
 # What stands before a kernel.
 TAKEN_BEFORE = (
+    "#define READ int t = threadIdx.x; \\\n  int s = t\n__device__ int f() { READ; return s; }",
     "__device__ int c = 2; __device__ int *d = &c + 1;",
     "__constant__ float4 d = {1, 2, 3, 4};",
     "__device__ dim3 d(1, 2, 3);",

@@ -70,6 +70,7 @@ _NO_VARIABLE = re.compile(
     r"thread_local|__constinit|goto|case|static_assert)\b"
 )
 _NAMESPACE = re.compile(r"\bnamespace\b[^;{}()=]*$|\bextern\s*\"[^\"]*\"\s*$")
+_DIRECTIVE = re.compile(r"^[ \t]*#(?:\\\n|[^\n])*", re.M)  # a macro's text is no declaration
 _COMPUTED = re.compile(r"\b(?!true\b|false\b|nullptr\b|sizeof\b)[A-Za-z_]\w*")
 
 
@@ -79,12 +80,13 @@ def _constant_initialisers(clean: str) -> list[tuple[int, int, str]]:
     A GPU has nobody who would compute it before a kernel runs: it has to be known to the compiler.
     """
     edits: list[tuple[int, int, str]] = []
+    clean = _DIRECTIVE.sub(lambda line: re.sub(r"[^\n]", " ", line[0]), clean)
     scopes: list[str] = []  # of the braces that are open: "file", "class" or "function"
     before = 0
     for match in re.finditer(r"[{};]", clean):
         at, end = match.start(), match.end()
         head = clean[before:at]
-        begin = before + len(head) - len(re.sub(r"\A(?:\s+|#[^\n]*(?:\n|\Z))+", "", head))
+        begin = before + len(head) - len(head.lstrip())
         head, before = clean[begin:at], end
         scope = scopes[-1] if scopes else "file"
         if match.group() == "}":
