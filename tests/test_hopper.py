@@ -115,7 +115,7 @@ MAPS: dict[str, dict[str, dict[int, int]]] = {
 }
 
 
-@pytest.mark.skipif(not device.ON_GPU, reason="needs a GPU's driver")
+@pytest.mark.skipif(not device.ON_GPU, reason="needs a GPU")
 def test_the_twin_refuses_what_the_driver_refuses() -> None:
     array, differences = cp.zeros(2**20, np.float16), []
     for case, change in MAPS.items():
