@@ -482,7 +482,7 @@ def test_unknown_inline_ptx_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("-Dn=1", "--frobnicate"), "unrecognized option '--frobnicate'; the CPU engine takes -D, -I, -U and -std"),
+        (("-Dn=1", "--frobnicate"), "unrecognized option '--frobnicate': NVRTC does not take it either"),
         (("-D",), "the option -D comes last and has no value"),
         (("-lcublas",), "unrecognized option '-lcublas'"),
     ],
@@ -537,6 +537,8 @@ def test_unknown_variables() -> None:
 def test_a_function_without_a_body() -> None:
     code = 'extern "C" __device__ int helper(int);\nextern "C" __global__ void k(int *a) { a[0] = helper(1); }\n'
     assert compile_error(code) == "helper is declared, but nowhere defined"
+    said = compile_error("template <int N> __global__ void k(int *a);\n", name_expressions=("k<3>",))
+    assert said.endswith("k<3>(int*) is declared, but nowhere defined: a header of prototypes is no source")
 
 
 @pytest.mark.skipif(not engine.compiler.sys.platform.startswith("linux"), reason="sizes are read from ELF")

@@ -144,7 +144,10 @@ def undefined(name: str, code: str) -> str:
             f"{name} is declared by a macro that holds extern __shared__ without the array's name. Write the "
             f"declaration out: extern __shared__ float {name}[];"
         )
-    return f"{_demangled(name)} is declared, but nowhere defined: a header of prototypes is no source"
+    shown = _demangled(name)
+    own = re.escape(re.split(r"[<(]", shown)[0].rpartition("::")[2])
+    is_kernel = re.search(rf"__global__[^;{{}}]*\b{own}\s*\(", code)
+    return f"{shown} is declared, but nowhere defined" + ": a header of prototypes is no source" * bool(is_kernel)
 
 
 def _demangled(symbol: str) -> str:
