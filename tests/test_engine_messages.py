@@ -121,7 +121,7 @@ def test_the_headers_that_are_named_compile() -> None:
     ("header", "says"),
     [
         ("<cublas_v2.h>", "belongs to a library that the host calls"),
-        ("<curand_kernel.h>", "belongs to a library that the host calls or that only a GPU has"),
+        ("<curand_kernel.h>", "is cuRAND's header for kernels"),
         ("<cutlass/cutlass.h>", "belongs to CUTLASS"),
         ("<torch/extension.h>", "belongs to PyTorch's host code"),
         ('"mine.cuh"', "mine.cuh was not found. Headers of your own are looked for in the current folder"),
