@@ -180,13 +180,16 @@ _EXTENSION = re.compile(
 )
 
 
+_TEXT = re.compile(r'R?"(?:[^"\\]|\\.)*(?:"|$)')  # of inline PTX, perhaps, which may begin with a brace
+
+
 def extension(diagnostics: str, lines: Mapping[tuple[str, int], str]) -> str:
     """What a compiler has warned of in its own words, and NVRTC refuses, as an error; "" where there is nothing.
 
     lines: those of the source that count, by file and number. (Inline PTX has become braces within brackets.)
     """
     for file, line, message in _EXTENSION.findall(diagnostics):
-        text = lines.get((file, int(line)), "")
+        text = _TEXT.sub('""', lines.get((file, int(line)), ""))
         if text.strip() and ("braced" not in message or re.search(r"\(\s*\{", text)):
             what = re.sub(r"\s*\[-W[^\]]*\]$", "", message)
             return f"{file}:{line}: error: {what}: it is an extension that NVRTC does not have"
