@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -1325,7 +1326,10 @@ def test_one_graph_for_many_lengths(where: str) -> None:
     assert graphs == 1
 
 
-def test_compiled_by_inductor(where: str) -> None:
+def test_compiled_by_inductor(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "distutils" in sys.modules and "setuptools" not in sys.modules:
+        # Some test has imported pip, which brings the standard library's; setuptools, which inductor imports, minds.
+        monkeypatch.setenv("SETUPTOOLS_USE_DISTUTILS", "stdlib")
     given = tensors((1, 2, 33, 8), (1, 2, 33, 8), (1, 2, 33, 8), where=where, grad=True)
     call = lambda q, k, v: ours.scaled_dot_product_attention(q.relu(), k, v, is_causal=True).square().sum()  # noqa: E731
     torch._dynamo.reset()
