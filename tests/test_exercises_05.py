@@ -151,7 +151,7 @@ TABLE = {
         Wrong("whole tiles are hidden", ((HIDE, HIDE.replace("first + j", "first")),), "first", "", "future"),
         Wrong("the row behind the last", ((LAST, "min(first_row + BLOCK_M, N) + N_kv - N"),), "limit", "", "tiles"),
         Wrong("BLOCK_N rows", ((LAST, LAST.replace("BLOCK_M", "BLOCK_N")),), "first", "", "short"),
-        Wrong("each thread's own end", ((LAST, "row + N_kv - N"),), "first", "", "short"),
+        Wrong("each thread's own end", ((LAST, "row + N_kv - N"),), "first", "", "deadlock"),
         Wrong("N and N_kv exchanged", ((LAST, "first_row + BLOCK_M - 1 + N - N_kv"),), "awkward", "", "short"),
         Right("leaves the tile at the first hidden key", ((HIDE, HIDE.replace("s = NEG_INF", "break")),)),
         Right("the last row that exists", ((LAST, "min(first_row + BLOCK_M, N) - 1 + N_kv - N"),)),

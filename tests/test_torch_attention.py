@@ -1327,8 +1327,8 @@ def test_one_graph_for_many_lengths(where: str) -> None:
 
 
 def test_compiled_by_inductor(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "distutils" in sys.modules and "setuptools" not in sys.modules:
-        # Some test has imported pip, which brings the standard library's; setuptools, which inductor imports, minds.
+    if sys.version_info < (3, 12):
+        # inductor imports setuptools, which wants a distutils of its own: where a test has imported pip, there is none.
         monkeypatch.setenv("SETUPTOOLS_USE_DISTUTILS", "stdlib")
     given = tensors((1, 2, 33, 8), (1, 2, 33, 8), (1, 2, 33, 8), where=where, grad=True)
     call = lambda q, k, v: ours.scaled_dot_product_attention(q.relu(), k, v, is_causal=True).square().sum()  # noqa: E731

@@ -100,8 +100,9 @@ def _unwritten(argument: Argument) -> np.ndarray:
     """Of each element, whether nobody has given it a value before the launch.
 
     What `empty` makes is poison: bytes of 0xFF. No number of a float has its bits. Among integers it is -1, so
-    there the whole array has to be as it was made. Of what the kernel may write, so is what a host has filled with NaN.
-    Any other NaN is a number: somebody has written it, or an earlier launch has computed it.
+    there the whole array has to be as it was made. Of what the kernel may write, so is what a host has filled with NaN,
+    and a NaN that signals, which no operation gives: somebody has put it there to see what is written. Any other NaN is
+    a number: somebody has written it, or an earlier launch has computed it.
     """
     value, item = argument.value, argument.value.dtype.itemsize
     if item not in (1, 2, 4, 8) or not (_is_float(value.dtype) or is_fresh(value)):
@@ -109,7 +110,10 @@ def _unwritten(argument: Argument) -> np.ndarray:
     bits = np.asarray(value).view(f"u{item}")
     poison = bits == 2 ** (8 * item) - 1
     filled = NO_VALUE.get(value.dtype) if argument.writable and not argument.by_map else None
-    return poison if filled is None else poison | (bits == filled)
+    if filled is None:
+        return poison
+    is_quiet = 1 << (np.finfo(value.dtype).nmant - 1)
+    return poison | (bits == filled) | (np.isnan(value) & (bits & is_quiet == 0))
 
 
 def _is_float(dtype: np.dtype) -> bool:

@@ -73,7 +73,7 @@ def row_of_scores(trial: Trial) -> None:
     first, steps = (32, 48, 16), (16, 32, 48)
     for n, n_kv, d in trial.sizes("N, N_kv, d", first, steps, (33, 65, 16), (1, 1, 16)):
         q, k, _ = trial.inputs(n, n_kv, d, np.float16)
-        q[3:4], k[5:6] = 0, 0
+        k[5:6] = 0  # as a row of q is
         lse = trial.empty(n)
         trial.launch("row_lse", blocks(n, 16), 32, q, k, lse, n, n_kv, d**-0.5, HEAD_DIM=d)
         _, expected = reference.attention(q, k, k, return_lse=True)
@@ -92,7 +92,7 @@ def row_of_scores(trial: Trial) -> None:
                 "keys": reference.attention(q, k[:-1], k[:-1], return_lse=True)[1],
             }
             got = trial.xp.asnumpy(lse)
-            some = np.arange(n) != 3  # of row 3 all scores are 0
+            some = q.any(axis=1)  # of the other all scores are 0
             symptom = next((name for name, slip in slips.items() if np.allclose(got[some], slip[some], atol=1e-4)), "")
         trial.expect("lse", lse, expected, tolerance=1e-4, symptom=symptom)
     if trial.report:
