@@ -58,7 +58,7 @@ TABLE = {
             "256 threads made 256 stores, to 130 of Z's 192 elements",
             "race",
         ),
-        Wrong("a guard of the thread's number", (("i < n", "threadIdx.x < n"),), "first", "illegal read of X", "crash"),
+        Wrong("a guard of the thread's number", (("i < n", "threadIdx.x < n"),), "first", "illegal read of", "crash"),
         Wrong(
             "counted from 1",
             (("threadIdx.x;", "threadIdx.x + 1;"),),

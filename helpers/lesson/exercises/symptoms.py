@@ -49,7 +49,7 @@ _CUDA_STATUS = {700: _ILLEGAL, 716: _ILLEGAL}  # of an illegal address and a mis
 # What learners take from headers that a GPU's compiler does not include, by what its message or the engine's quotes.
 _OF_REFUSAL = {
     "infinity": r"\b(?:INFINITY|HUGE_VALF?|numeric_limits)\b",
-    "std": r"\bstd\b",
+    "std": r'(?<!cuda::)\bstd::|namespace "std"',
     "no header": r"\b(?:u?int(?:8|16|32|64)_t|INT_MAX|UINT_MAX|FLT_MAX|FLT_MIN|FLT_EPSILON|M_PI|M_LOG2E|assert)\b",
 }
 
