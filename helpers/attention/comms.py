@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from helpers import device
-from helpers.attention.ladder.layout import address, bits, native
+from helpers.attention.ladder.layout import address, bits
 from helpers.attention.scalars import finite_number, whole_number
 
 TIMEOUT = 600.0  # seconds, as PyTorch's process groups have it
@@ -72,7 +72,7 @@ class Comms:
         made = []
         for rank, a in zip(self.ranks, local, strict=True):
             with self.on(rank):
-                made.append(device.cp.asarray(native(a)))
+                made.append(device.cp.asarray(a))
         return made
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:

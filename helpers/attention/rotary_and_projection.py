@@ -29,7 +29,7 @@ from helpers.attention.ladder.call import (
     mask_window,
     softmax_scale_of,
 )
-from helpers.attention.ladder.layout import address, is_aligned, native, span, with_scale_above_zero
+from helpers.attention.ladder.layout import address, is_aligned, span, with_scale_above_zero
 from helpers.attention.ladder.params import attention_params, rotary_params
 from helpers.attention.scalars import check_flags, finite_number, whole_number
 
@@ -382,7 +382,7 @@ def _array(name: str, a: Any) -> Any:
     """A device array. TypeError for what is none and none of NumPy's."""
     if not isinstance(a, (np.ndarray, device.cp.ndarray)):
         raise TypeError(f"{name} is a NumPy or a device array; got {type(a).__name__}")
-    return a if isinstance(a, device.cp.ndarray) else device.cp.asarray(native(a))
+    return a if isinstance(a, device.cp.ndarray) else device.cp.asarray(a)
 
 
 def _check_no_empty_axis(q: Any, k: Any) -> None:

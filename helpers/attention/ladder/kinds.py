@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from helpers import device
-from helpers.attention.ladder.layout import Spec, dense_copy, native, negative, padded, spec_of
+from helpers.attention.ladder.layout import Spec, dense_copy, negative, padded, spec_of
 from helpers.engine.cuda_source.signatures import dtype_of
 
 TORCH_DTYPES = ("float32", "float16", "bfloat16", "bool", "uint8", "int8", "int16", "int32", "int64")
@@ -217,7 +217,7 @@ def as_device_array(name: str, a: Any) -> Any:
     if isinstance(a, device.cp.ndarray):
         return a
     if isinstance(a, np.ndarray):
-        return device.cp.asarray(native(a))
+        return device.cp.asarray(a)
     if getattr(a, "requires_grad", False) is True:
         raise TypeError(
             f"{name} requires grad, and this function keeps nothing for gradients: use "

@@ -130,11 +130,6 @@ def address(a: Any) -> int:
     return a.ctypes.data if isinstance(a, np.ndarray) else a.data.ptr
 
 
-def native(a: Any) -> Any:
-    """A NumPy array in this machine's byte order, to which CuPy brings it on its way to a GPU; others as they are."""
-    return a.astype(a.dtype.newbyteorder("=")) if isinstance(a, np.ndarray) and not a.dtype.isnative else a
-
-
 def is_aligned(a: Any) -> bool:
     """Whether every row of an array starts at a multiple of 16 bytes."""
     return Spec.of(a).aligned
