@@ -191,7 +191,7 @@ __device__ __forceinline__ bool comes_last(int* ticket, int parts) {
   // atomicInc goes back to 0 with the last part: ready for the next launch.
   if (threadIdx.x == 0)
     is_last = atomicInc(reinterpret_cast<unsigned*>(ticket), parts - 1) == parts - 1;
-  __syncthreads();               // hazard: is_last could be read before it is there
+  __syncthreads();  // hazard: is_last could be read before it is there
   if (!is_last) return false;
   __threadfence();  // hazard: parts could be read before the ticket
   return true;
