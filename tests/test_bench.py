@@ -516,7 +516,8 @@ def test_steps_are_checked_and_recorded_in_their_order(fakes: Any, monkeypatch: 
 
 def test_gains_are_of_neighbours_that_were_timed_in_turns() -> None:
     rows = [{"step": n, "ms": ms, "ms_min": ms, "ms_max": ms} for n, ms in ((1, 2.0), (2, 1.0), (3, 1.0))]
-    rows[1]["gain"], rows[2]["gain"] = [1.5, 1.49, 1.51], [0.9, 0.8, 1.0]
+    rows[1] |= {"gain": [1.5, 1.49, 1.51], "follows": 1}
+    rows[2] |= {"gain": [0.9, 0.8, 1.0], "follows": 2}
     assert show.times_as_fast(rows[0], rows[1]) == "1.50×", "the clock had changed between their medians"
     assert show.times_as_fast(rows[1], rows[2]) == "0.90× (0.80 to 1.00)"
     assert show.times_as_fast(rows[0], rows[2]) == "2.00×", "not neighbours"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from helpers.attention.ladder.steps import CLIMBS
+from helpers.attention.ladder.steps import CLIMBS, by_number
 from helpers.bench.sass import compiled
 from helpers.draw import sources
 from helpers.draw.threads import lane_pictures
@@ -39,10 +39,12 @@ def test_a_step_is_shown_with_what_it_says_of_itself() -> None:
 
 @pytest.mark.parametrize("name", CLIMBS)
 def test_each_step_says_what_it_is(name: str) -> None:
-    for number, step in enumerate(CLIMBS[name][:-1], start=1):
+    before = 0
+    for number, step in list(by_number(name).items())[:-1]:
         idea, *since = sources.about(step.file)
         assert idea.startswith(f"Step {number}, "), idea
-        assert all(words.startswith(f"Since step {number - 1}: ") for words in since), since
+        assert all(words.startswith(f"Since step {before}: ") for words in since), since
+        before = number
 
 
 def test_the_first_step_of_a_climb_that_begins_anew_is_shown_whole() -> None:

@@ -4,13 +4,15 @@
     show.diff(BEFORE["register_tiles"], CLIMBS["register_tiles"][0].file)
 
 A step is a Stage, so whatever runs, checks or measures a stage runs, checks or measures a step. The last element of a
-climb is the stage itself. A new climb adds a block below and its entries in CLIMBS, BEFORE
-and LAST_IDEAS.
+climb is the stage itself. A new climb adds a block below and its entries in CLIMBS, BEFORE and LAST_IDEAS.
+
+A step keeps its number, which is that of its file, when another is inserted or removed: numbers may have gaps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -601,3 +603,17 @@ def files(stage: str) -> list[str]:
 def ideas(stage: str) -> list[str]:
     """The idea of each step of the climb to a stage, in order; the last is the stage's own."""
     return [*(step.idea for step in CLIMBS[stage][:-1]), LAST_IDEAS[stage]]
+
+
+def numbered(climb: Sequence[Stage]) -> dict[int, Stage]:
+    """The steps of a climb by the numbers in their files; the stage, whose file has none, comes after the last."""
+    by_number: dict[int, Stage] = {}
+    for step in climb:
+        own = re.match(r"steps/\d\d_(?:fp16_)?(\d\d)_", step.file)
+        by_number[int(own[1]) if own else max(by_number, default=0) + 1] = step
+    return by_number
+
+
+def by_number(stage: str) -> dict[int, Stage]:
+    """The steps of the climb to a stage by their numbers, in order; the last is the stage itself."""
+    return numbered(CLIMBS[stage])
