@@ -62,11 +62,6 @@ def _row_shared(sizes: Sizes) -> int:
     return _up(4 * (2 * sizes["BLOCK_N"] * d + sizes["BLOCK_M"] * (d | 1)), 16)
 
 
-def _row_and_p_shared(sizes: Sizes) -> int:
-    """The same and P."""
-    return _up(_row_shared(sizes) + 4 * sizes["BLOCK_N"] * sizes["BLOCK_M"], 16)
-
-
 def _words_shared(*, k_odd: bool, p_padding: int, q_transposed: bool) -> Callable[[Sizes], int]:
     """sizeof(Shared) of the steps whose tiles of K and V are words, not float4."""
 
@@ -131,18 +126,13 @@ def _register_tiles() -> tuple[Stage, ...]:
     transposed = _words_shared(k_odd=True, p_padding=4, q_transposed=True)
     return (
         step("04_01_heads_in_grid.cu", "heads in the grid", _one_row, _row_shared, **by_rows),
-        step("04_02_two_products.cu", "two products as functions", _one_row, _row_shared, **by_rows),
-        step("04_03_softmax_of_a_row.cu", "the softmax of a row as a function", _one_row, _row_shared, **by_rows),
         step("04_04_rows_per_thread.cu", "two rows a thread", _two_rows, _row_shared, **by_rows),
-        step("04_05_p_in_shared_memory.cu", "P through shared memory", _two_rows, _row_and_p_shared, **by_rows),
-        step("04_06_shared_rows.cu", "4 x 4 scores a thread", _four_by_four, unpadded, **word_by_word),
         step("04_07_eight_by_eight.cu", "8 x 8 scores a thread", _as_the_stage, unpadded, **word_by_word),
         step("04_08_padded_rows.cu", "rows of K and P padded", _as_the_stage, padded, **word_by_word),
         step("04_09_float4_q_and_p.cu", "float4 from Q and P", _as_the_stage, transposed, **word_by_word),
         step("04_10_float4_k_and_v.cu", "float4 from K and V", _as_the_stage, _float4_shared, **word_by_word),
         step("04_11_float4_from_global.cu", "float4 from global memory", _as_the_stage, _float4_shared),
         step("04_12_lanes_in_squares.cu", "lanes in squares"),
-        step("04_13_serpentine.cu", "serpentine order of the FFMAs"),
         step("04_14_exp2.cu", "exp2 for exp"),
         step("04_15_loads_ahead.cu", "tiles loaded ahead"),
         target,
