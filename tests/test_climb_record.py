@@ -49,8 +49,8 @@ RESULTS = [
     step("register_tiles: 04_04_b", 4, 24.0, "two rows a thread"),
     step("register_tiles: 04_01_a", 1, 20.0, "heads in the grid"),
     step("register_tiles: 04_07_c", 7, 23.9, "8 x 8 scores a thread"),
-    step("flash_mma: 07_01_a", 1, 4.5, "cp.async", dtype="bfloat16", shape=WIDE),
-    step("flash_mma: 07_01_a", 1, 9.9, "cp.async", dtype="float16", shape=WIDE),
+    step("flash_mma: 07_03_a", 3, 4.5, "mma.sync for both products", dtype="bfloat16", shape=WIDE),
+    step("flash_mma: 07_03_a", 3, 9.9, "mma.sync for both products", dtype="float16", shape=WIDE),
     result("backward_mma: 08_01_a", "backward step", 20.0, step=1, idea="tensor cores", dtype="bfloat16"),
     result(
         "backward_mma: 08_02_b", "backward step", 10.0, step=2, idea="dQ in the order of fragments", dtype="bfloat16"
@@ -202,8 +202,8 @@ def test_the_committed_record_fills_every_table() -> None:
     "rows", [reading.recorded()["results"], counters.recorded()["rows"]], ids=["times", "counters"]
 )
 def test_every_recorded_step_is_found_by_its_idea(rows: list[dict[str, Any]]) -> None:
-    """A file may be renamed; an idea that is renamed in its climb is to be renamed here too. Of a step that is gone there
-    is no row."""
+    """A file may be renamed; an idea that is renamed in its climb is to be renamed here too. Rows of a step that is gone
+    go with it."""
     recorded: dict[str, set[str]] = {}
     for row in rows:
         if "step" in row["kind"]:

@@ -7,6 +7,7 @@ import pytest
 from helpers.attention.ladder.steps import by_number, ideas
 from helpers.bench import counters, sass_loop
 from helpers.bench.sass_loop import Instruction
+from helpers.bench.steps import RENAMED
 
 # address, opcode, text: a loop of four lines, of which a branch skips one; a copy that a branch skips stays.
 LISTING = [
@@ -57,7 +58,8 @@ def test_the_record_counts_what_nsight_compute_counted() -> None:
     rows = [row for row in counted["rows"] if row.get("of") == "flash_mma" or row["stage"] == "flash_mma"]
     compared = 0
     for row in rows:
-        number = numbers[row["idea"]] if "idea" in row else max(numbers.values())
+        idea = row.get("idea")
+        number = numbers[RENAMED.get(("flash_mma", idea), idea)] if idea else max(numbers.values())
         instructions = sass_loop.instructions(number)
         if instructions is not None and row["shape"][3] == sass_loop.HEAD_DIM:
             tiles = 16 * (4096 // 32) * (4096 // 64)  # heads, warps, tiles

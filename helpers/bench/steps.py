@@ -16,6 +16,7 @@ NOT_MEASURED = "not measured yet"
 RENAMED = {
     ("hopper", "TMA and wgmma"): "O by wgmma",
     ("backward_mma", "tensor cores"): "mma.sync for dQ",
+    ("flash_mma", "mma.sync for P V"): "mma.sync for both products",
     ("flash_cute", "CuTe's layouts and copies"): "TiledCopy",
 }
 

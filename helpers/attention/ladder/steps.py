@@ -156,7 +156,6 @@ def _flash_wmma() -> tuple[Stage, ...]:
     return (
         step("06_01_row_per_lane.cu", "a row per lane", shared_bytes=_without_s_shared),
         step("06_02_qk_by_wmma.cu", "Q K^T by WMMA"),
-        step("06_03_p_in_half.cu", "P in the half type"),
         step("06_04_pv_by_wmma.cu", "P V by WMMA"),
         step("06_05_fragment_of_factors.cu", "a fragment of factors"),
         target,
@@ -218,11 +217,7 @@ def _flash_mma() -> tuple[Stage, ...]:
         "max_head_dim": wmma.max_head_dim,
     }
     return (
-        step("07_01_cp_async.cu", "cp.async", wmma.shared_bytes, **by_rows),
-        step("07_02_mma_qk.cu", "mma.sync for Q K^T", wmma.shared_bytes, **by_rows),
-        step("07_03_mma_pv.cu", "mma.sync for P V", wmma.shared_bytes, **by_rows),
-        step("07_04_o_from_registers.cu", "O from the registers", wmma.shared_bytes, **by_rows),
-        step("07_05_softmax_as_a_function.cu", "the softmax as a function", wmma.shared_bytes, **by_rows),
+        step("07_03_mma_sync.cu", "mma.sync for both products", wmma.shared_bytes, **by_rows),
         step("07_06_four_lanes_a_row.cu", "four lanes share a row", wmma.shared_bytes, **by_rows),
         step("07_07_s_in_registers.cu", "S in registers", _p_shared, **by_rows),
         step("07_08_p_in_registers.cu", "P in registers", _one_tile_shared, **by_rows),
@@ -231,11 +226,7 @@ def _flash_mma() -> tuple[Stage, ...]:
         step("07_11_double_buffering.cu", "double buffering"),
         step("07_12_addresses_by_xor.cu", "addresses by exclusive or"),
         step("07_13_addresses_of_copies.cu", "addresses of the copies"),
-        step("07_14_scale_in_ffma.cu", "the scale in an FFMA"),
-        step("07_15_masks_as_bits.cu", "masks as bits"),
         step("07_16_lazy_rescale.cu", "rescale when it pays"),
-        step("07_17_copies_after_scores.cu", "copies issued after the scores"),
-        step("07_18_addresses_in_registers.cu", "addresses kept in registers"),
         step("07_19_limits.cu", "a limit for each row"),
         target,
     )
