@@ -202,8 +202,8 @@ def test_the_committed_record_fills_every_table() -> None:
     "rows", [reading.recorded()["results"], counters.recorded()["rows"]], ids=["times", "counters"]
 )
 def test_every_recorded_step_is_found_by_its_idea(rows: list[dict[str, Any]]) -> None:
-    """A file may be renamed; an idea that is renamed in its climb is to be renamed here too. Rows of a step that is gone
-    go with it."""
+    """A file may be renamed; an idea that is renamed in its climb is to be renamed here too. A step that is gone has no
+    rows."""
     recorded: dict[str, set[str]] = {}
     for row in rows:
         if "step" in row["kind"]:

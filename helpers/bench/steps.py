@@ -18,6 +18,7 @@ RENAMED = {
     ("backward_mma", "tensor cores"): "mma.sync for dQ",
     ("flash_mma", "mma.sync for P V"): "mma.sync for both products",
     ("flash_cute", "CuTe's layouts and copies"): "TiledCopy",
+    ("flash_cute", "rows of O"): "rows of S and O",
 }
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from helpers.attention.ladder import limits, tiles
 from helpers.attention.ladder.call import Call, Spec
 from helpers.attention.ladder.contract import Stage
-from helpers.attention.ladder.launches import persistent_o_map, strided, strided_maps, strided_rotating, tiles_of_rows
+from helpers.attention.ladder.launches import strided, strided_maps, strided_rotating, tiles_of_rows
 from helpers.attention.ladder.table import LADDER
 
 Sizes = Mapping[str, int]
@@ -269,26 +269,19 @@ def _backward_mma() -> tuple[Stage, ...]:
         return _step(target, f"steps/{file}", idea, tiles=chosen, shared_bytes=shared_bytes, **changed)
 
     one_buffer = _backward_mma_shared(buffers=1, ds=1, p_stored=True)
-    p_where_read = _backward_mma_shared(buffers=1, ds=1, p_stored=False)
     two_buffers = _backward_mma_shared(buffers=2, ds=1, p_stored=False)
-    # The first has plain sums for products; the second, fifth and sixth give them to the tensor cores.
+    # The first has plain sums for products; steps 2, 5 and 6 give them to the tensor cores.
     return (
         step("08_01_plain_products.cu", "plain products", one_buffer, **in_any_order),
         step("08_02_s_and_dp_by_mma.cu", "mma.sync for S and dP", one_buffer, **in_any_order),
-        step("08_03_masks_where_needed.cu", "masks where needed", one_buffer, **in_any_order),
-        step("08_04_pairs_of_scores.cu", "scores stored in pairs", one_buffer, **in_any_order),
         step("08_05_dv_and_dk_by_mma.cu", "mma.sync for dV and dK", one_buffer, **in_any_order),
         step("08_06_dq_by_mma.cu", "mma.sync for dQ", one_buffer, **in_any_order),
         step("08_07_order_of_fragments.cu", "dQ in the order of fragments", one_buffer, **in_any_order),
         step("08_08_four_floats.cu", "four floats an addition", one_buffer, **in_any_order),
-        step("08_09_transposed.cu", "transposed scores", one_buffer, **in_any_order),
         step("08_10_own_scores.cu", "own scores in registers", one_buffer, **in_any_order),
-        step("08_11_p_not_stored.cu", "P without shared memory", p_where_read, **in_any_order),
         step("08_12_double_buffering.cu", "double buffering", two_buffers, **in_any_order),
         step("08_13_dq_later.cu", "dQ a step later", **in_any_order),
-        step("08_14_neighbours_barrier.cu", "neighbours' barrier", **in_any_order),
         step("08_15_staggered.cu", "dQ staggered", **in_any_order),
-        step("08_16_order.cu", "order of masks and copies", **in_any_order),
         step("08_17_wide_stores.cu", "wide stores", **in_any_order),
         step("08_18_turns.cu", "turns", variant=lambda call: {"DETERMINISTIC": 1} if call.deterministic else {}),
         target,
@@ -328,12 +321,6 @@ def _one_tile_shared_by_panels(sizes: Sizes) -> int:
 def _equal_registers(head_dim: int) -> int:
     """The most keys a tile where all threads have 168 registers, or 128 with three consumers: more would spill."""
     return 112 if head_dim <= 64 else 128
-
-
-def _room_for_o(sizes: Sizes) -> int:
-    """SHARED_BYTES where all of O is staged, not 64 columns of it."""
-    panels = _up(sizes["HEAD_DIM"], 64) // 64
-    return LADDER["hopper"].shared_bytes(sizes) + 128 * sizes["BLOCK_M"] * (panels - 1)
 
 
 def _hopper_step(
@@ -404,19 +391,9 @@ def _hopper() -> tuple[Stage, ...]:
         step("10_09_turns.cu", "turns of the consumers", **in_grid),
         step("10_10_table_of_tiles.cu", "a table of tiles", _hopper_shared(q_empty=True)),
         step("10_11_o_by_stmatrix.cu", "O by stmatrix"),
-        step("10_12_s_under_the_store.cu", "S under the store"),
         step("10_13_lazy_rescale.cu", "lazy rescale"),
         step("10_14_integer_maxima.cu", "maxima as integers"),
         LADDER["hopper"],
-    )
-
-
-def _hopper_aside() -> tuple[Stage, ...]:
-    o_map: dict[str, Any] = {"launches": persistent_o_map, "max_head_dim": 128}
-    # The second changes more lines than a lesson should: O is staged and stored in another way, and its map is new.
-    return (
-        _hopper_step("10_aside_interleaved.cu", "P V between the weights"),
-        _hopper_step("10_aside_tma_store.cu", "TMA store of O", _room_for_o, **o_map),
     )
 
 
@@ -426,12 +403,10 @@ def _hopper_aside() -> tuple[Stage, ...]:
 def _flash_cute() -> tuple[Stage, ...]:
     target = LADDER["flash_cute"]
     return (
-        _step(target, "steps/12_01_layouts.cu", "layouts"),
         _step(target, "steps/12_02_tensors.cu", "tensors"),
         _step(target, "steps/12_03_tiled_copy.cu", "TiledCopy"),
         _step(target, "steps/12_04_s_by_tiled_mma.cu", "S by TiledMMA"),
         _step(target, "steps/12_05_o_by_tiled_mma.cu", "O by TiledMMA"),
-        _step(target, "steps/12_06_rows_of_s.cu", "rows of S"),
         target,
     )
 
@@ -530,9 +505,6 @@ CLIMBS: Mapping[str, tuple[Stage, ...]] = {
     "fp16x3": _fp16x3(),
 }
 
-# Beside the climb to a stage: what did not pay. Each file differs from the last step's by one idea.
-ASIDE: Mapping[str, tuple[Stage, ...]] = {"hopper": _hopper_aside()}
-
 # Beside 11_rotary.cu, which rotates q and k in a pass of its own: 07 that rotates what it has loaded.
 ROTATION_IN_LOAD = LADDER["flash_mma"].changed(
     number=11,
@@ -568,7 +540,7 @@ LAST_IDEAS: Mapping[str, str] = {
     "flash_mma": "scores of any size",
     "backward_mma": "turns of two tiles",
     "hopper": "scores of any size",
-    "flash_cute": "rows of O",
+    "flash_cute": "rows of S and O",
     "hopper_backward": "turns",
     "tf32": "rescale when it pays",
     "fp16x3": "two products in flight",
