@@ -25,6 +25,8 @@ from helpers.attention import compile_report as reports
 from helpers.attention.decoders import DECODERS
 from helpers.attention.ladder import LADDER, Stage
 from helpers.attention.ladder.steps import BASES, BEFORE, CLIMBS, ROTATION_IN_LOAD, files
+from helpers.bench import reading, records
+from helpers.bench.steps import RENAMED
 from helpers.device import cp
 from helpers.xray import xray
 
@@ -147,6 +149,20 @@ def test_each_step_is_small(name: str) -> None:
     larger = {file: count for file, count in counts.items() if count > MOST_NEW_LINES}
     assert larger == {file: count for file, count in LARGER.items() if file in counts}, counts
     assert all(counts.values()), counts
+
+
+def test_every_step_is_recorded_or_shown() -> None:
+    """A file that no notebook names, and of which no record has a time, teaches nobody."""
+    rows = [row for record in (reading.recorded(), reading.in_turns()) for row in record["results"]]
+    recorded = {
+        (r["name"].partition(": ")[0], RENAMED.get((r["name"].partition(": ")[0], r["idea"]), r["idea"])) for r in rows
+    }
+    unrecorded = [step.file for step in STEPS if (step.name, step.idea) not in recorded]
+    of_decoding = {row["name"] for row in records.load(records.MEASURED / "nvidia-h200-decoding.json")["rows"]}
+    unrecorded += [decoder.file for name, decoder in DECODERS.items() if name not in of_decoding]
+    notebooks = "".join(path.read_text() for path in (kernel.KERNELS.parent / "notebooks").glob("*.ipynb"))
+    assert [file for file in unrecorded if file not in notebooks] == []
+    assert unrecorded
 
 
 @pytest.mark.parametrize("file", [file for file in BEFORE.values() if file.startswith("steps/")])
