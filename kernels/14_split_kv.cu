@@ -16,7 +16,7 @@
 // Needs    sm_80; HEAD_DIM 64, 128 or 256, strides multiples of 16 bytes; tickets that are 0
 // Traffic  K and V once for each tile of 16 rows; 16 rows of float32 for each cut of a unit,
 //          twice
-#include "score_mod.cuh"  // nothing, until a caller gives it a function of scores
+#include "hooks.cuh"  // nothing, until a caller gives it a function of scores
 
 #ifndef HEAD_DIM
 #define HEAD_DIM 128
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(THREADS, 1) split_kv(
     float* partial_o,                       // [blocks, 2, STATE_ROWS, HEAD_DIM]
     float2* partial_ml,                     // [blocks, 2, STATE_ROWS]
     int* tickets,                           // [blocks]: 0 before and after a launch
-    const DecodeParams params MOD_PARAMETERS) {
+    const DecodeParams params HOOK_PARAMETERS) {
   // ---- prologue: the block's stretch, and the first copies of each warp
   const AttentionParams& a = params.attention;
   const Rows rows(a, a.heads / a.kv_heads);
@@ -84,17 +84,19 @@ __global__ void __launch_bounds__(THREADS, 1) split_kv(
     rows.load(dynamic_smem, Q, sequence, kv_head);
     __syncthreads();  // hazard: Q could be read before it is there
     const int kv_len = keys.q_pos + a.N;
-    const Mod mods[2] = {
-        {MOD_ARGUMENTS sequence, rows.head(kv_head, g), kv_head, a.N, kv_len},
-        {MOD_ARGUMENTS sequence, rows.head(kv_head, g + 8), kv_head, a.N, kv_len}};
+    const Hooks hooks[2] = {
+        {HOOK_ARGUMENTS sequence, rows.head(kv_head, g), kv_head, a.N, kv_len},
+        {HOOK_ARGUMENTS sequence, rows.head(kv_head, g + 8), kv_head, a.N, kv_len}};
     Output acc = {};
     Statistics l_i;
     Maxima maxima = {};
     const bool begins = stretch.first == 0;  // the unit: a sink counts once
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
-      maxima.m_i[i] = maxima.limit[i] = begins && warp == 0 ? first_maximum(mods[i]) : M_INIT;
-      l_i[i] = begins && warp == 0 && t == 0 ? first_sum(mods[i]) : 0.0f;
+      maxima.m_i[i] = M_INIT;
+      l_i[i] = 0.0f;
+      if (begins && warp == 0) hook_start(maxima.m_i[i], l_i[i], hooks[i], t == 0);
+      maxima.limit[i] = maxima.m_i[i];
     }
 
     // ---- one pass over this warp's tiles, as in 07
@@ -110,11 +112,8 @@ __global__ void __launch_bounds__(THREADS, 1) split_kv(
       else dot_qk<ROW_CHUNKS<T>>(S, dynamic_smem, dynamic_smem + stage);
 #pragma unroll
       for (int i = 0; i < ROWS; ++i)
-        modify<1, BLOCK_N / 4>(
-            mods[i], scale, 1.0f,
-            [&](int, int j) -> float& { return row_pair(S, i, j / 2)[j % 2]; },
-            [&](int) { return keys.q_pos + rows.token(g + 8 * i); },
-            [&](int j) { return first_key + 2 * t + j / 2 * 8 + j % 2; }, false);
+        hook_scores_of_row(
+            S, i, hooks[i], scale, keys.q_pos + rows.token(g + 8 * i), first_key + 2 * t);
       mask_tile(S, keys, rows, first_key);
       online_softmax_rescale(S, maxima, l_i, acc, softmax_scale_log2);
       if constexpr (sizeof(T) == 2)

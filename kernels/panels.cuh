@@ -3,8 +3,8 @@
 // PANELS), BLOCK_N and CONSUMERS, the warpgroups that compute.
 
 #pragma once
-#include "half2.cuh"
 #include "hopper.cuh"
+#include "results.cuh"
 
 // All panels of ROWS rows from global to shared memory, started by one thread.
 template <int ROWS>
