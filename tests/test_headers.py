@@ -23,7 +23,6 @@ NOT_YET = {  # and what whoever includes it has to say before
     "load_tile.cuh": "HEAD_DIM, and THREADS and CHUNKS, which are constants of whoever includes it",
     "mma_tiles.cuh": "HEAD_DIM, BLOCK_M, BLOCK_N and WARPS",
     "online_softmax.cuh": "ROWS and HEAD_DIM_PADDED",
-    "panels.cuh": "HEAD_DIM, BLOCK_N, PANELS and CONSUMERS",
 }
 
 
