@@ -1,10 +1,10 @@
 // The steps of a block of 13, and the scores that each begins with. Whoever includes this says before how
-// large tiles are, as backward_blocks.cuh and panels.cuh have it, and STAGES, the tiles of Q and dO.
+// large tiles are, as backward_blocks.cuh has it, and STAGES, the tiles of Q and dO.
 
 #pragma once
 #include "backward_blocks.cuh"
 #include "backward_hooks.cuh"  // nothing, until the library adds something (11)
-#include "panels.cuh"
+#include "tile_io.cuh"
 
 using Scores = float[BLOCK_M / 2];  // S^T or dP^T: element 4 n + 2 i + e is key g + 8 i of the
                                     // warp's 16, row 8 n + 2 t + e
