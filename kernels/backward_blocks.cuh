@@ -94,6 +94,7 @@ struct RowRange {
     tiles = row_tiles(block.packed, block.q_first, block.sequence, forward);
     first_slot = (long long)block.kv_head * block.group * tiles.of_head + tiles.first;
   }
+  __device__ __forceinline__ bool empty() const { return first_tile > last_tile; }
 };
 
 // The tile of rows of a block: grid (tiles of the longest sequence, heads, sequences), or
@@ -125,11 +126,11 @@ struct RowBlock {
 };
 
 // lse_delta: for each tile of rows, the log-sum-exp in units of log2 and then delta = rowsum(dO O).
-// dQ_accum becomes zero, and so does the tile's turn (TURNS).
-template <bool TURNS = false, typename T>
+// dQ_accum becomes zero.
+template <typename T>
 __device__ __forceinline__ void prepare_rows(
     const RowBlock& block, const RowTiles& tiles, const T* O, const T* dO, const float* lse,
-    float* lse_delta, float* dQ_accum, const BackwardParams& params, int* turns = nullptr) {
+    float* lse_delta, float* dQ_accum, const BackwardParams& params) {
   const AttentionParams& forward = params.forward;
   const long long slot = block.slot(tiles);
   O += block.of_rows(forward.o);
@@ -138,7 +139,6 @@ __device__ __forceinline__ void prepare_rows(
          block.q_first + block.first_row;
   lse_delta += slot * 2 * BLOCK_M;
   dQ_accum += slot * BLOCK_M * DQ_COLUMNS;
-  if (TURNS && threadIdx.x == 0) turns[slot] = 0;
   for (int i = threadIdx.x; i < BLOCK_M * DQ_COLUMNS / 4; i += THREADS)
     reinterpret_cast<float4*>(dQ_accum)[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 

@@ -7,11 +7,11 @@
 // Spills   by NVRTC 12.9 for sm_90: 48 bytes at HEAD_DIM = 128
 
 // The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles, KeyBlock and Warp
-// (what a block and a warp has), load_tile, gemm_abt and gemm_ab. backward_rows.cuh: lse, delta and
+// (what a block and a warp has), load_tile, gemm_abt and gemm_ab. backward_convert.cuh: lse, delta and
 // zeros for dQ_accum before the loop, and dQ after it. backward_epilogue.cuh: dK and dV from
 // registers.
 #include "backward_epilogue.cuh"
-#include "backward_rows.cuh"
+#include "backward_convert.cuh"
 #include "backward_tiles.cuh"
 
 #ifndef VECTOR_ATOMICS
@@ -164,13 +164,13 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
                         first_key < first_row + BLOCK_M - 1 + rows.window_lo;
     const float* const own_lse = reinterpret_cast<const float*>(dynamic_smem + LSE_OFFSET);
 #pragma unroll
-    for (int c = 0; c < WARP_ROWS / CHUNK; ++c) {
-      float S[KEY_TILES][CHUNK / 8][4] = {}, dP[KEY_TILES][CHUNK / 8][4];
-      gemm_abt(T(), S, k_lane, q_lane + 2 * c * CHUNK * HEAD_DIM_PADDED);
+    for (int c = 0; c < WARP_ROWS / SLICE_M; ++c) {
+      float S[KEY_TILES][SLICE_M / 8][4] = {}, dP[KEY_TILES][SLICE_M / 8][4];
+      gemm_abt(T(), S, k_lane, q_lane + 2 * c * SLICE_M * HEAD_DIM_PADDED);
 #pragma unroll
-      for (int n = 0; n < CHUNK / 8; ++n) {
+      for (int n = 0; n < SLICE_M / 8; ++n) {
         const float2* const own =
-            reinterpret_cast<const float2*>(own_lse + warp.row + c * CHUNK + 8 * n + 2 * t);
+            reinterpret_cast<const float2*>(own_lse + warp.row + c * SLICE_M + 8 * n + 2 * t);
         const float2 lse = own[0], delta = own[BLOCK_M / 2];
 #pragma unroll
         for (int m = 0; m < KEY_TILES; ++m)
@@ -181,11 +181,11 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
           }
       }
       if (masked) {  // a key that a row does not see has the weight 0
-        const int key = first_key + warp.key + g, row = first_row + warp.row + c * CHUNK + 2 * t;
+        const int key = first_key + warp.key + g, row = first_row + warp.row + c * SLICE_M + 2 * t;
 #pragma unroll
         for (int m = 0; m < KEY_TILES; ++m)
 #pragma unroll
-          for (int n = 0; n < CHUNK / 8; ++n)
+          for (int n = 0; n < SLICE_M / 8; ++n)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
               const int j = key + 16 * m + i / 2 * 8, distance = j - (row + 8 * n + i % 2);
@@ -193,16 +193,16 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
                 S[m][n][i] = 0.0f;
             }
       }
-      gemm_abt(T(), dP, k_lane + KEYS_BYTES, q_lane + ROWS_BYTES + 2 * c * CHUNK * HEAD_DIM_PADDED);
+      gemm_abt(T(), dP, k_lane + KEYS_BYTES, q_lane + ROWS_BYTES + 2 * c * SLICE_M * HEAD_DIM_PADDED);
 
 #pragma unroll
       for (int m = 0; m < KEY_TILES; ++m)
 #pragma unroll
-        for (int n = 0; n < CHUNK / 8; ++n)
+        for (int n = 0; n < SLICE_M / 8; ++n)
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             const float *const p = &S[m][n][2 * i], *const dp = &dP[m][n][2 * i];
-            const unsigned place = swizzle_advance<ROW_CHUNKS>(scores_lane, c * (CHUNK / 8) + n) +
+            const unsigned place = swizzle_advance<ROW_CHUNKS>(scores_lane, c * (SLICE_M / 8) + n) +
                                    2 * (16 * m + 8 * i) * BLOCK_M;
             store_pair(dynamic_smem + P_OFFSET, place, pack(T(), p[0], p[1]));
             store_pair(dynamic_smem + DS_OFFSET, place, pack(T(), p[0] * dp[0], p[1] * dp[1]));
