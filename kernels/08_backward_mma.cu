@@ -9,11 +9,11 @@
 //
 // Launch, shapes, traffic: see backward_tiles.cuh
 
-// The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles; KeyBlock, RowRange and
-// Warp (what a block and a warp has); load_tile, gemm_abt and gemm_ab.
+// The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles; KeyBlock, RowRange,
+// MBlock and Warp (what a block and a warp has); load_tile, gemm_abt and gemm_ab.
 #include "backward_convert.cuh"   // dQ after the loop
 #include "backward_epilogue.cuh"  // for dK and dV that are not rounded; backward_tiles.cuh
-#include "backward_hooks.cuh"     // MBlocks; the rest is empty until 11
+#include "backward_hooks.cuh"     // nothing, until the library adds something (11)
 #include "semaphore.cuh"          // DqSemaphore: the order of additions to dQ, if it matters
 #ifndef VECTOR_ATOMICS
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

@@ -1,9 +1,7 @@
-// What hooks.cuh is to the backward: the derivative of a score function, weights that a mask_mod hides,
-// and the tiles of rows that a block goes through. Explained in 11's notebook. Without functions the
-// tiles are those that see a key of the block, and nothing else is left.
+// What hooks.cuh is to the backward: derivatives of score functions, weights that a mask_mod hides, and
+// lists of tiles of rows. Without functions it leaves a kernel as it is. Explained in 11's notebook.
 
 #pragma once
-#include "backward_blocks.cuh"
 #include "hooks.cuh"
 
 // ---- functions of scores, and their derivatives
@@ -24,42 +22,46 @@ struct HookGradient {
 // hook_gradients, which multiplies dP or dS by the derivatives. A derivative may be infinite where the
 // weight is 0. q_idx and kv_idx: the position of the thread's first row among the keys, and its first key.
 
-// Register tiles (08): rows in groups of four, 4 THREADS_Y apart; keys THREADS_X apart.
-template <int THREADS_Y>
+// Register tiles (08): rows in groups of four, GROUPS such groups apart; keys COLUMNS apart.
+template <int GROUPS>
 __device__ __forceinline__ int hook_row(int q_idx, int i) {
-  return q_idx + i / 4 * (4 * THREADS_Y) + i % 4;
+  return q_idx + i / 4 * (4 * GROUPS) + i % 4;
 }
 
-template <int THREADS_Y, int THREADS_X, int TILE_M, int TILE_N>
+template <int GROUPS, int COLUMNS, int M, int N>
 __device__ __forceinline__ void hook_scores(
-    float (&s)[TILE_M][TILE_N], HookGradient<TILE_M, TILE_N>& grad, const Hooks& hooks, float scale,
-    int q_idx, int kv_idx) {
-  modify<TILE_M, TILE_N>(
+    float (&s)[M][N], HookGradient<M, N>& grad, const Hooks& hooks, float scale, int q_idx,
+    int kv_idx) {
+  modify<M, N>(
       hooks, scale, 1.0f, [&](int i, int j) -> float& { return s[i][j]; },
-      [&](int i) { return hook_row<THREADS_Y>(q_idx, i); },
-      [&](int j) { return kv_idx + j * THREADS_X; }, false,
+      [&](int i) { return hook_row<GROUPS>(q_idx, i); },
+      [&](int j) { return kv_idx + j * COLUMNS; }, false,
       [&](int i, int j) { return grad.of(i, j); });
 }
 
-template <int THREADS_Y, int THREADS_X, int TILE_M, int TILE_N>
+// The log-sum-exp of a row, which may not exist. With functions of scores, weights could be infinite in
+// such a row, and in one that sees no key: now they are 0.
+__device__ __forceinline__ float hook_lse(float lse, bool exists) {
+  return SCORE_MOD && (!exists || lse == NEG_INF) ? 1e38f : lse;
+}
+
+template <int GROUPS, int COLUMNS, int M, int N>
 __device__ __forceinline__ void hook_weights(
-    float (&p)[TILE_M][TILE_N], const Hooks& hooks, int q_idx, int kv_idx, bool partial) {
+    float (&p)[M][N], const Hooks& hooks, int q_idx, int kv_idx, bool partial) {
 #pragma unroll
-  for (int i = 0; i < TILE_M; ++i)
+  for (int i = 0; i < M; ++i)
 #pragma unroll
-    for (int j = 0; j < TILE_N; ++j)
-      if (MASK_MOD && partial &&
-          is_hidden(hooks, hook_row<THREADS_Y>(q_idx, i), kv_idx + j * THREADS_X))
+    for (int j = 0; j < N; ++j)
+      if (MASK_MOD && partial && is_hidden(hooks, hook_row<GROUPS>(q_idx, i), kv_idx + j * COLUMNS))
         p[i][j] = 0.0f;
 }
 
-template <int TILE_M, int TILE_N>
-__device__ __forceinline__ void hook_gradients(
-    float (&ds)[TILE_M][TILE_N], HookGradient<TILE_M, TILE_N>& grad) {
+template <int M, int N>
+__device__ __forceinline__ void hook_gradients(float (&ds)[M][N], HookGradient<M, N>& grad) {
 #pragma unroll
-  for (int i = 0; i < TILE_M; ++i)
+  for (int i = 0; i < M; ++i)
 #pragma unroll
-    for (int j = 0; j < TILE_N; ++j)
+    for (int j = 0; j < N; ++j)
       if (SCORE_GRAD && ds[i][j] != 0.0f) ds[i][j] *= *grad.of(i, j);
 }
 
@@ -153,37 +155,5 @@ struct GroupHooks {
     Hooks hooks = first;
     hooks.head += head;
     return hooks;
-  }
-};
-
-// A tile of rows of a block that has some (see RowRange), in the order in which it goes through them: all
-// heads of the group, and of each the tiles from the last to the first; with a block mask, those of its
-// lists.
-struct MBlock {
-  KeyBlock block;
-  RowRange rows;
-  GroupHooks hooks_of;
-  int head = 0, m_block;  // of the group; of the sequence
-  RowLists lists;
-
-  __device__ __forceinline__ MBlock(const KeyBlock& block, const RowRange& rows, const Hooks& hooks)
-      : block(block), rows(rows), hooks_of{hooks}, m_block(rows.last_tile) {
-    lists.begin(hooks_of, 0, block.tile, m_block);
-  }
-  __device__ __forceinline__ bool exists() const { return head < block.group; }
-  __device__ __forceinline__ void advance() {
-    int next = m_block > rows.first_tile ? m_block - 1 : rows.last_tile;
-    int next_head = m_block > rows.first_tile ? head : head + 1;
-    lists.advance(hooks_of, head, block.tile, block.group, next_head, next);
-    m_block = next;
-    head = next_head;
-  }
-  // The number of the tile in the scratch arrays, from the sequence's first one of the first head on.
-  __device__ __forceinline__ int slot() const { return head * rows.tiles.of_head + m_block; }
-
-  __device__ __forceinline__ Hooks hooks() const { return hooks_of(head); }
-  // Whether hook_weights has something to do: mask_mod hides a key, or there are rows past the end.
-  __device__ __forceinline__ bool partial() const {
-    return lists.is_partial() || (SCORE_GRAD && (m_block + 1) * BLOCK_M > block.q_len);
   }
 };

@@ -159,7 +159,8 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
     for (int c = 0; c < WARP_ROWS / SLICE_M; ++c) {
       float S[SLICE_M / 16][2 * KEY_TILES][4] = {}, dP[SLICE_M / 16][2 * KEY_TILES][4] = {};
       gemm_abt(T(), S, q_lane + 2 * c * SLICE_M * HEAD_DIM_PADDED, k_lane);
-      gemm_abt(T(), dP, q_lane + ROWS_BYTES + 2 * c * SLICE_M * HEAD_DIM_PADDED, k_lane + KEYS_BYTES);
+      gemm_abt(
+          T(), dP, q_lane + ROWS_BYTES + 2 * c * SLICE_M * HEAD_DIM_PADDED, k_lane + KEYS_BYTES);
 #pragma unroll
       for (int m = 0; m < SLICE_M / 16; ++m)
 #pragma unroll

@@ -193,7 +193,8 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
                 S[m][n][i] = 0.0f;
             }
       }
-      gemm_abt(T(), dP, k_lane + KEYS_BYTES, q_lane + ROWS_BYTES + 2 * c * SLICE_M * HEAD_DIM_PADDED);
+      gemm_abt(
+          T(), dP, k_lane + KEYS_BYTES, q_lane + ROWS_BYTES + 2 * c * SLICE_M * HEAD_DIM_PADDED);
 
 #pragma unroll
       for (int m = 0; m < KEY_TILES; ++m)

@@ -196,7 +196,8 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
                 S[m][n][i] = 0.0f;
             }
       }
-      gemm_abt(T(), dP, k_lane + KEYS_BYTES, q_lane + ROWS_BYTES + 2 * c * SLICE_M * HEAD_DIM_PADDED);
+      gemm_abt(
+          T(), dP, k_lane + KEYS_BYTES, q_lane + ROWS_BYTES + 2 * c * SLICE_M * HEAD_DIM_PADDED);
 
       // Accumulators of 2 x 8 rows have the layout that the left operand of 16 rows needs: only the
       // width changes.

@@ -247,7 +247,8 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
             if (!P_IN_REGISTERS) store_pair(dynamic_smem + P_OFFSET, place, P_half[m][k][i]);
           }
       if constexpr (OWN_IN_REGISTERS) {  // dV and dK, from the rows of this warp
-        const unsigned b_lane = q_dkv + stage_bytes + 2 * (warp.row + c * SLICE_M) * HEAD_DIM_PADDED;
+        const unsigned b_lane =
+            q_dkv + stage_bytes + 2 * (warp.row + c * SLICE_M) * HEAD_DIM_PADDED;
         const FromRegisters<KEY_TILES, SLICE_M / 16> P_dv{P_half}, dS_dk{dS_half};
         gemm_ab<SLICE_M / 16, WARPS_DKV_D>(T(), dV_acc, P_dv, b_lane + ROWS_BYTES, warp.dkv_blocks);
         gemm_ab<SLICE_M / 16, WARPS_DKV_D>(T(), dK_acc, dS_dk, b_lane, warp.dkv_blocks);
