@@ -83,6 +83,7 @@ static_assert(
 static_assert(THREADS >= BLOCK_M / 2, "each thread copies 16 bytes of lse and delta at most");
 
 #include "backward_blocks.cuh"
+#include "backward_preprocess.cuh"
 
 // ---- what a warp has
 

@@ -1,14 +1,15 @@
 // 08, step 5, dV and dK by mma.sync: a warp sums its keys and columns of both in fragments.
 //
-// Since step 4: ldmatrix.trans loads the left operands P^T and dS^T from the tiles of P and dS. The
-// epilogue stores two neighbouring columns of a lane at a time.
+// Since step 2: ldmatrix.trans loads the left operands P^T and dS^T from the tiles of P and dS, to
+// which two neighbouring keys of a lane are stored at once, as are two columns in the epilogue. A
+// tile of which each row sees each key needs no mask.
 //
-// Launch, shapes, traffic: see backward_tiles.cuh, without turns
+// Launch, shapes, traffic: see backward_tiles.cuh, without dq_semaphore
 // Spills   by NVRTC 12.9 for sm_90: 88 bytes at HEAD_DIM = 128
 
 // The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles, KeyBlock and Warp
-// (what a block and a warp has), load_tile, gemm_abt and gemm_ab. backward_convert.cuh: lse, delta and
-// zeros for dQ_accum before the loop, and dQ after it. backward_epilogue.cuh: dK and dV from
+// (what a block and a warp has), load_tile, gemm_abt and gemm_ab; lse, delta and zeros for dQ_accum
+// before the loop. backward_convert.cuh: dQ after it. backward_epilogue.cuh: dK and dV from
 // registers.
 #include "backward_epilogue.cuh"
 #include "backward_convert.cuh"

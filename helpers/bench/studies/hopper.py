@@ -26,9 +26,8 @@ from typing import Any
 import numpy as np
 
 from helpers.attention import kernel
-from helpers.attention.ladder import LADDER, Stage, limits, tiles
+from helpers.attention.ladder import LADDER, limits, tiles
 from helpers.attention.ladder.call import Call
-from helpers.attention.ladder.steps import ASIDE
 from helpers.bench import reading, records
 from helpers.bench.cases import Case, Inputs, Shape, call_of
 from helpers.bench.plan import tile_sizes
@@ -81,33 +80,41 @@ __device__ long long consumer_clocks[3][TRACED_TILES][{STAMPS + V_STAMPS}], copy
     watch = """    if (threadIdx.x == 96 && blockIdx.x == TRACED_BLOCK)
       for (int i = 0; i <= TRACED_TILES; ++i) {
         if (i < TRACED_TILES) {
-          mbarrier_wait(k_full + 8 * (i % STAGES), i / STAGES & 1);
+          k_ring.wait_full({i % STAGES, unsigned(i / STAGES & 1)});
           copy_clocks[2][i] = clock64();
         }
         if (i > 0) {
-          mbarrier_wait(v_full + 8 * ((i - 1) % STAGES), (i - 1) / STAGES & 1);
+          v_ring.wait_full({(i - 1) % STAGES, unsigned((i - 1) / STAGES & 1)});
           copy_clocks[3][i - 1] = clock64();
         }
       }
 """
     own = "(warp_id == 0 ? copy_clocks[0] : copy_clocks[1])"  # with copy_clocks[warp_id], rings of 80 keys spill
-    asked = f"        if (blockIdx.x == TRACED_BLOCK && step < TRACED_TILES) {own}[step] = clock64();\n"
+    asked = f"          if (blockIdx.x == TRACED_BLOCK && step < TRACED_TILES) {own}[step] = clock64();\n"
+    states = "    PipelineState<STAGES> stage;\n", "  PipelineState<STAGES> k_stage;\n"
     leaves = "    if (threadIdx.x % 32 != 0 || warp_id == 3) return;\n"
-    expects = "        mbarrier_arrive_expect_tx(full + 8 * stage, TILE_BYTES);\n"
-    waits = "      mbarrier_wait(k_full + 8 * stage, step / STAGES & 1);\n      if (PINGPONG)"
+    expects, advances = (
+        "          const unsigned full = ring.expect(stage, TILE_BYTES);\n",
+        "keys.advance(), stage.advance())",
+    )
+    waits = "      k_ring.wait_full(k_stage);\n      if (PINGPONG)"
     passes = "      if (PINGPONG) named_barrier_arrive(next_turn, 256);\n"
-    waits_for_v = "      mbarrier_wait(v_full + 8 * v_stage, v_parity);\n"
-    started = f"      start_pv<T>(acc, P, v + v_stage * (TILE_BYTES / 16));\n{passes}"
+    waits_for_v = "      v_ring.wait_full(v_stage);\n"
+    started = f"      start_pv<T>(acc, P, advance_tiles(v, v_stage.index, TILE_BYTES));\n{passes}"
     scores_there = "      wgmma_wait<1>();\n      wgmma_registers(S);\n"
     half = "      weights(0, GROUPS / 2);\n      wgmma_wait<0>();\n      wgmma_registers(acc);\n"
     ends = "      to_operand<T>(P, S, GROUPS / 2, GROUPS);\n"
     turn = "named_barrier_sync(my_turn, 256);\n      start_qk<T>"
+    next_tile = "    q_stage.phase ^= 1;"
     return edit(
         source,
         (KERNEL_BEGINS, head + KERNEL_BEGINS),
         (leaves, watch + leaves),
+        *((state, f"{state}{state.partition('P')[0]}int step = 0;  // of keys\n") for state in states),
         (expects, asked + expects),
-        (waits, f"      STAMP(0);\n{waits}"),
+        (advances, advances.replace("stage", "++step, stage")),
+        (next_tile, f"    ++step;\n{next_tile}"),
+        (waits, f"      ++step;\n      STAMP(0);\n{waits}"),
         (turn, turn.replace("      start", "      STAMP(1);\n      start")),
         (waits_for_v, f"      STAMP(7);\n{waits_for_v}      STAMP(8);\n"),
         (started, f"{started}      STAMP(2);\n"),
@@ -375,7 +382,7 @@ def work_of_blocks(case: Case, order: Callable[..., np.ndarray] | None = None) -
 class Change:
     """The kernel with one thing changed. right: it computes the same; else it is timed only.
 
-    stage: one with another file, in place of the stage itself. plus: what is added to q and to k.
+    plus: what is added to q and to k.
     """
 
     name: str
@@ -383,18 +390,17 @@ class Change:
     sizes: tuple[tuple[str, int], ...] = ()
     order: Callable[..., np.ndarray] | None = None
     right: bool = True
-    stage: Stage = STAGE
     plus: tuple[float, float] = (0.0, 0.0)
 
     @property
     def text(self) -> str:
         """The kernel's source, which notes its own clock."""
-        source = kernel.source(self.stage.file)
+        source = kernel.source(STAGE.file)
         return clocked(edit(source, *self.edits) if self.edits else source)
 
     def defines(self, case: Case) -> dict[str, int]:
         """All -D options at a case."""
-        return {**tile_sizes(self.stage, case), **dict(self.sizes)}
+        return {**tile_sizes(STAGE, case), **dict(self.sizes)}
 
 
 _WAIT_FOR_BOTH = (("wgmma_wait<1>();\n      wgmma_registers(S);", "wgmma_wait<0>();\n      wgmma_registers(S);"),)
@@ -406,12 +412,12 @@ _FLOAT_MAXIMA = (
     ),
     ("fmaxf(__int_as_float(highest), 0.0f)", "fmaxf(highest, 0.0f)"),
 )
-_EXCEEDS = "rescaled = exceeds_limit(S, maxima.limit, softmax_scale_log2) && move();"
+_EXCEEDS = "if (exceeds_limit(S, maxima.limit, softmax_scale_log2)) rescaled = move();"
 _EVERY_TILE = ((_EXCEEDS, "rescaled = move();"), ("if (!__any_sync(0xffffffff, exceeds)) return false;", ""))
-_NO_MAXIMA = ((_EXCEEDS, "rescaled = false;"),)
+_NO_MAXIMA = ((_EXCEEDS, ""),)
 _NO_EXP2 = (('asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));', "y = x;"),)
 _NO_SUMS = (("l_i[i] += S[4 * n + 2 * i] + S[4 * n + 2 * i + 1];", ""),)
-_SAME_ROWS = (("tile.k_first + keys.first(),\n            tile.kv_head, batch)", "0, 0, 0)"),)
+_SAME_ROWS = (("tile.k_first + keys.first(), tile.kv_head,\n              batch)", "0, 0, 0)"),)
 
 AS_IT_IS = Change("as it is")
 IDEAS = (
@@ -419,7 +425,6 @@ IDEAS = (
     Change("weights wait for both products", _WAIT_FOR_BOTH),
     Change("rescale at every tile", _EVERY_TILE),
     Change("maxima of floats, two at a time", _FLOAT_MAXIMA),
-    *(Change(stage.idea, stage=stage) for stage in ASIDE[STAGE.name]),
     Change("copies always of the same rows", _SAME_ROWS, right=False),
     Change("no maxima", _NO_MAXIMA, right=False),
     Change("no exp2", _NO_EXP2, right=False),
@@ -484,7 +489,7 @@ def _prepared(
     if any(change.plus):
         q, k, v = (a.astype(np.float32) for a in _inputs(case.shape).host)
         arrays = tuple(cp.asarray(a.astype(arrays[0].dtype)) for a in (q + change.plus[0], k + change.plus[1], v))
-    ready, planned, o = change.stage.plan(*arrays, **how)
+    ready, planned, o = STAGE.plan(*arrays, **how)
     (ordering, orders, its_args), (launch, compiled, args) = ready.filled(planned)
     launches = [orders.bind(ordering.grid, ordering.block, its_args)]
     if change.order is not None:
