@@ -8,11 +8,11 @@
 #include "softmax.cuh"
 
 // lse_delta: for each tile of rows, the log-sum-exp in units of log2 and then delta = rowsum(dO O).
-// dQ_accum becomes zero, and so does the tile's turn (TURNS).
-template <bool TURNS = false, typename T>
+// dQ_accum becomes zero.
+template <typename T>
 __device__ __forceinline__ void prepare_rows(
     const RowBlock& block, const RowTiles& tiles, const T* O, const T* dO, const float* lse,
-    float* lse_delta, float* dQ_accum, const BackwardParams& params, int* turns = nullptr) {
+    float* lse_delta, float* dQ_accum, const BackwardParams& params) {
   const AttentionParams& forward = params.forward;
   const long long slot = block.slot(tiles);
   O += block.of_rows(forward.o);
@@ -21,7 +21,6 @@ __device__ __forceinline__ void prepare_rows(
          block.q_first + block.first_row;
   lse_delta += slot * 2 * BLOCK_M;
   dQ_accum += slot * BLOCK_M * DQ_COLUMNS;
-  if (TURNS && threadIdx.x == 0) turns[slot] = 0;
   for (int i = threadIdx.x; i < BLOCK_M * DQ_COLUMNS / 4; i += THREADS)
     reinterpret_cast<float4*>(dQ_accum)[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 

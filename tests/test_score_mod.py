@@ -843,13 +843,18 @@ BUGS = [
     bug("a sink in each thread", forward("sinks"), "l_i[i], hooks, x == 0);", "l_i[i], hooks, true);"),
     bug("a sink of weight 0", forward("sinks", "float16"), ": 1.0f + 0.0f * hooks.sink()", ": 0.0f"),
     bug("a sink of -inf", forward("sinks, rows that see nothing"), "hooks.sink() == NEG_INF ? 0.0f : ", ""),
-    bug("no derivative", gradients("score_mod"), "? grad[i][j] : 1.0f", "? 1.0f : 1.0f"),
-    bug("no derivative in half", gradients("score_mod", "float16"), "[i] *= (&grad[0][0][0])[i]", "[i] *= 1.0f"),
-    bug("an infinite derivative", gradients("infinite at 0"), "SCORE_GRAD && p[i] != 0.0f", "SCORE_GRAD"),
+    bug("no derivative", gradients("score_mod"), "ds[i][j] *= *grad.of(i, j)", "ds[i][j] *= 1.0f"),
+    bug(
+        "no derivative in half",
+        gradients("score_mod", "float16"),
+        "*= *grad.of(i / 4 / N, i / 4 % N, i % 4)",
+        "*= 1.0f",
+    ),
+    bug("an infinite derivative", gradients("infinite at 0"), "SCORE_GRAD && ds[i][j] != 0.0f", "SCORE_GRAD"),
     bug(
         "an infinite derivative in half",
         gradients("infinite at 0", "float16"),
-        "if (SCORE_GRAD && S[m][n][i] == 0.0f)",
+        "if (SCORE_GRAD && P[m][n][i] == 0.0f)",
         "if (false)",
     ),
     bug(
