@@ -17,10 +17,10 @@
 //          and of 64 rows of Q, BLOCK_N of K and V
 // Needs    sm_90a and no other; HEAD_DIM and strides multiples of 8, pointers of 16 bytes
 // Traffic  as 07
+#include "hooks.cuh"            // nothing, until the library adds something (11)
 #include "hopper_epilogue.cuh"  // lse, stores of a warpgroup's rows: as in 07
 #include "hopper_softmax.cuh"   // masks, weights: as in 07
 #include "hopper_tiles.cuh"     // sizes of tiles, which rows and keys they have: as in 05
-#include "score_mod.cuh"        // nothing, until 11 gives it a function of scores
 #include "tile_io.cuh"          // tiles in panels: copies by TMA, rows of zeros
 
 #ifndef STAGES
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1], where each begins; null: not packed
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const int4* __restrict__ schedule,     // [rounds, blocks], see next_tile
-    const int rounds, const AttentionParams params MOD_PARAMETERS) {
+    const int rounds, const AttentionParams params HOOK_PARAMETERS) {
   // ---- shared memory, mbarriers
   extern __shared__ __align__(1024) unsigned char dynamic_smem[];
   const unsigned Q_smem = smem_address(dynamic_smem), K_smem = Q_smem + K_AT,
@@ -168,12 +168,12 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
     return next_tile(tile, item, round, rounds, schedule, cu_seqlens_q, cu_seqlens_k, params);
   };
 
-  const auto mod_of_tile = [&] {
-    return Mod{MOD_ARGUMENTS tile.sequence, tile.head, tile.kv_head, tile.q_len, tile.kv_len};
+  const auto hooks_of_tile = [&] {
+    return Hooks{HOOK_ARGUMENTS tile.sequence, tile.head, tile.kv_head, tile.q_len, tile.kv_len};
   };
   const auto keys_of_tile = [&] {
     return KeyTiles<-BLOCK_N>(
-        mod_of_tile(), (tile.q_len - tile.rows) / BLOCK_M, last_tile_begin(tile), tile.begin);
+        hooks_of_tile(), (tile.q_len - tile.rows) / BLOCK_M, last_tile_begin(tile), tile.begin);
   };
 
   // ---- producer: a thread for K, one for V and one for Q
@@ -233,7 +233,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   const auto modify_and_mask = [&](const KeyTiles<-BLOCK_N>& keys) {
     const int first = keys.first();  // of the keys of S
     modify<2, BLOCK_N / 4>(
-        mod_of_tile(), scale, 1.0f,
+        hooks_of_tile(), scale, 1.0f,
         [&](int i, int j) -> float& { return S[4 * (j / 2) + 2 * i + j % 2]; },
         [&](int i) { return tile.first_pos + warp_row + g + 8 * i; },
         [&](int j) { return first + 2 * t + j / 2 * 8 + j % 2; }, keys.partial());
@@ -259,9 +259,9 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   if (PINGPONG && consumer == CONSUMERS - 1) named_barrier_arrive(next_turn, 256);
   for (;;) {
     // ---- a tile's first keys: S is ready
-    const float m_first = first_maximum(mod_of_tile());
+    const float m_first = first_maximum(hooks_of_tile());
     maxima.m_i[0] = maxima.m_i[1] = maxima.limit[0] = maxima.limit[1] = m_first;
-    l_i[0] = l_i[1] = t == 0 ? first_sum(mod_of_tile()) : 0.0f;
+    l_i[0] = l_i[1] = t == 0 ? first_sum(hooks_of_tile()) : 0.0f;
     maxima.base[0] = maxima.base[1] = 0.0f;
 #pragma unroll
     for (int i = 0; i < HEAD_DIM_PADDED / 2; ++i) acc[i] = 0.0f;
@@ -294,7 +294,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
       v_ring.wait_full(v_stage);
       start_pv<T>(acc, P, advance_tiles(v, v_stage.index, TILE_BYTES));
       if (PINGPONG) named_barrier_arrive(next_turn, 256);
-      prefetch_bias<16, BLOCK_N>(mod_of_tile(), tile.first_pos + warp_row, keys.first());
+      hook_prefetch<16, BLOCK_N>(hooks_of_tile(), tile.first_pos + warp_row, keys.first());
       wgmma_wait<1>();
       wgmma_registers(S);
       if (leader) k_ring.release(k_stage);

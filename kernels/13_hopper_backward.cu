@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
     Out<T>* __restrict__ dK, Out<T>* __restrict__ dV,
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
-    const BackwardParams params MOD_PARAMETERS) {
+    const BackwardParams params HOOK_PARAMETERS) {
   // ---- prologue: the keys of this block, and the tiles of rows that see one of them
   const AttentionParams& forward = params.forward;
   const auto number = [&] {  // deterministic: a tile waits for those before it
@@ -91,12 +91,12 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
   const RowRange rows(block, forward);
   lse_delta += rows.first_slot * (2 * BLOCK_M);
   dQ_accum += rows.first_slot * (BLOCK_M * DQ_COLUMNS);
-  const auto mod_of = [&](int head) {  // of the group
-    return Mod{
-        MOD_ARGUMENTS block.sequence, block.kv_head * block.group + head, block.kv_head, q_len,
+  const auto hooks_of = [&](int head) {  // of the group
+    return Hooks{
+        HOOK_ARGUMENTS block.sequence, block.kv_head * block.group + head, block.kv_head, q_len,
         kv_len};
   };
-  Steps<STAGES, decltype(mod_of)> step(rows, block, mod_of);
+  Steps<STAGES, decltype(hooks_of)> step(rows, block, hooks_of);
 
   // ---- shared memory, mbarriers
   extern __shared__ __align__(1024) unsigned char dynamic_smem[];
@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
     // ---- P^T = exp(S^T - lse), while dP^T is computed
     const float2* const lse = reinterpret_cast<const float2*>(smem.lse[stage]) + t;
     const float2* const delta = reinterpret_cast<const float2*>(smem.delta[stage]) + t;
-    const Mod mod = mod_of(step.head);
+    const Hooks hooks = hooks_of(step.head);
     const int first_key_idx = first_key + warp_key + g;
     const int first_q_idx = first_row + 2 * t + kv_len - q_len;
     const auto q_idx = [&](int i) { return first_q_idx + i / 2 * 8 + i % 2; };
@@ -221,8 +221,9 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
     wgmma_wait<1>();
     wgmma_registers(S);
     modify<BLOCK_M / 4, 2>(
-        mod, forward.softmax_scale, 1.0f, [&](int i, int j) -> float& { return S[of_score(i, j)]; },
-        q_idx, kv_idx, false, [&](int i, int j) { return &grad[SCORE_GRAD ? of_score(i, j) : 0]; });
+        hooks, forward.softmax_scale, 1.0f,
+        [&](int i, int j) -> float& { return S[of_score(i, j)]; }, q_idx, kv_idx, false,
+        [&](int i, int j) { return &grad[SCORE_GRAD ? of_score(i, j) : 0]; });
 #pragma unroll
     for (int n = 0; n < BLOCK_M / 8; ++n)
 #pragma unroll
@@ -240,7 +241,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
                     distance = j - (first_row + 8 * n + 2 * t + i % 2);
           float& weight = S[4 * n + i];
           if (distance < rows.window_lo || distance > rows.window_hi || j >= kv_len) weight = 0.0f;
-          if (MASK_MOD && partial && is_hidden(mod, q_idx(2 * n + i % 2), j)) weight = 0.0f;
+          if (MASK_MOD && partial && is_hidden(hooks, q_idx(2 * n + i % 2), j)) weight = 0.0f;
           if (SCORE_GRAD && weight == 0.0f) grad[SCORE_GRAD ? 4 * n + i : 0] = 0.0f;
         }
     }

@@ -19,8 +19,8 @@
 // Traffic  the split reads and writes Q, K and V once; then as 10, with twice the bytes
 #include "fp16x3_split.cuh"     // the first launch
 #include "fp16x3_tiles.cuh"     // sizes, three products, the softmax
+#include "hooks.cuh"            // nothing, until the library adds something (11)
 #include "hopper_epilogue.cuh"  // lse, stores of a warpgroup's rows
-#include "score_mod.cuh"        // nothing, until 11 gives it a function of scores
 #include "tile_io.cuh"          // tiles in panels: copies by TMA, rows of zeros
 
 #ifndef PINGPONG
@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp16x3(
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1], where each begins; null: not packed
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const int4* __restrict__ schedule,     // [rounds, blocks], see next_tile
-    const int rounds, const AttentionParams params MOD_PARAMETERS) {
+    const int rounds, const AttentionParams params HOOK_PARAMETERS) {
   // ---- shared memory, mbarriers
   extern __shared__ __align__(1024) unsigned char dynamic_smem[];
   const unsigned Q_smem = smem_address(dynamic_smem), KV_smem = Q_smem + KV_AT;
@@ -71,12 +71,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp16x3(
     tile.begin = tile.begin / BLOCK_N * BLOCK_N;  // key tiles are those that have an exponent
     return found;
   };
-  const auto mod_of_tile = [&] {
-    return Mod{MOD_ARGUMENTS tile.sequence, tile.head, tile.kv_head, tile.q_len, tile.kv_len};
+  const auto hooks_of_tile = [&] {
+    return Hooks{HOOK_ARGUMENTS tile.sequence, tile.head, tile.kv_head, tile.q_len, tile.kv_len};
   };
   const auto keys_of_tile = [&] {
     return KeyTiles<-BLOCK_N>(
-        mod_of_tile(), (tile.q_len - tile.rows) / BLOCK_M, last_tile_begin(tile), tile.begin);
+        hooks_of_tile(), (tile.q_len - tile.rows) / BLOCK_M, last_tile_begin(tile), tile.begin);
   };
 
   // ---- producer: a thread for K and V, which take turns in the ring, and one for Q
@@ -127,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp16x3(
   const auto modify_and_mask = [&](const KeyTiles<-BLOCK_N>& keys, float scale) {
     const int first = keys.first();  // of the keys of S
     modify<2, BLOCK_N / 4>(
-        mod_of_tile(), scale, 1.0f,
+        hooks_of_tile(), scale, 1.0f,
         [&](int i, int j) -> float& { return S[4 * (j / 2) + 2 * i + j % 2]; },
         [&](int i) { return tile.first_pos + warp_row + g + 8 * i; },
         [&](int j) { return first + 2 * t + j / 2 * 8 + j % 2; }, keys.partial());
@@ -205,9 +205,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp16x3(
     kv_index = exponent_index(
         BLOCK_N, 0, tile.kv_head, params.kv_heads, tile.sequence, tile.k_first, params.N_kv,
         params.sequences);
-    const float m_first = first_maximum(mod_of_tile()) - WEIGHT_EXPONENT;
+    const float m_first = first_maximum(hooks_of_tile()) - WEIGHT_EXPONENT;
     m_i[0] = m_i[1] = m_first;
-    l_i[0] = l_i[1] = t == 0 ? first_sum(mod_of_tile()) * power_of_two(WEIGHT_EXPONENT) : 0.0f;
+    l_i[0] = l_i[1] = t == 0 ? first_sum(hooks_of_tile()) * power_of_two(WEIGHT_EXPONENT) : 0.0f;
 #pragma unroll
     for (int i = 0; i < HEAD_DIM_PADDED / 2; ++i) acc[i] = 0.0f;
     q_ring.wait_full(q_stage);

@@ -1,4 +1,4 @@
-// Masks as bits: which keys of a thread a row sees. Written out in steps/07_15_masks_as_bits.cu and
+// Masks as bits: which keys of a thread a row sees. Written out in steps/07_16_lazy_rescale.cu and
 // 07_mma.cu, explained in 07's notebook.
 
 #pragma once

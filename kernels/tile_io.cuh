@@ -2,8 +2,8 @@
 // rows, stores of accumulators. PANELS of a tile: how many hold its columns.
 
 #pragma once
-#include "half2.cuh"
 #include "hopper.cuh"
+#include "results.cuh"
 
 // All panels of ROWS rows from global to shared memory, issued by one thread.
 template <int ROWS, int PANELS>

@@ -512,14 +512,61 @@ def test_steps_are_checked_and_recorded_in_their_order(fakes: Any, monkeypatch: 
     assert last_step.launches == first.launches == run.FEWEST_ROUNDS
     median, least, most = last_step.gain
     assert least <= median <= most and least <= first.ms_max / last_step.ms_min
+    assert (first.over, last_step.over) == ("", first.name)
+
+
+def test_steps_are_timed_again_in_place_of_those_of_a_record(
+    fakes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "plan", lambda record, **_: plan.plan(record, on_gpu=True, with_peers=False))
+    last = Fake("last")
+    fakes(last)
+    climb = (*(Fake("last", file=f"steps/{n}.cu") for n in ("01_01_a", "01_02_gone", "01_03_b")), last)
+    monkeypatch.setattr(experiments, "HEADS", (Case(SMALL),))
+    monkeypatch.setattr(experiments, "CLIMBS", {"last": climb})
+    _, before = run_bench(tmp_path / "r.json")
+    monkeypatch.setattr(experiments, "CLIMBS", {"last": (climb[0], *climb[2:])})
+    status, after = run_bench(tmp_path / "r.json", "--steps")
+    others, steps = ([r for r in after["results"] if (r["kind"] == "step") == is_step] for is_step in (False, True))
+    assert status == 0 and others == [r for r in before["results"] if r["kind"] != "step"]
+    assert [(r["name"], r["step"]) for r in steps] == [
+        ("last: 01_01_a", 1),
+        ("last: 01_03_b", 3),
+        ("last: 01_naive", 4),
+    ]
+    if ON_GPU:
+        assert [r["over"] for r in steps] == ["", "last: 01_01_a", "last: 01_03_b"]
 
 
 def test_gains_are_of_neighbours_that_were_timed_in_turns() -> None:
     rows = [{"step": n, "ms": ms, "ms_min": ms, "ms_max": ms} for n, ms in ((1, 2.0), (2, 1.0), (3, 1.0))]
-    rows[1]["gain"], rows[2]["gain"] = [1.5, 1.49, 1.51], [0.9, 0.8, 1.0]
+    rows[1] |= {"gain": [1.5, 1.49, 1.51], "follows": 1}
+    rows[2] |= {"gain": [0.9, 0.8, 1.0], "follows": 2}
     assert show.times_as_fast(rows[0], rows[1]) == "1.50×", "the clock had changed between their medians"
     assert show.times_as_fast(rows[1], rows[2]) == "0.90× (0.80 to 1.00)"
     assert show.times_as_fast(rows[0], rows[2]) == "2.00×", "not neighbours"
+
+
+@pytest.mark.parametrize("over, told", [("", "1.25×"), ("k: 01_02_gone", "1.25×"), ("k: 01_01_a", "2.00×")])
+def test_a_gain_over_a_step_that_is_gone_is_not_one_over_the_step_before(
+    monkeypatch: pytest.MonkeyPatch, over: str, told: str
+) -> None:
+    """Then the two medians are compared; in older records the numbers tell what a gain is over."""
+    steps = {"first": "steps/01_01_a.cu", "third": "steps/01_03_c.cu", "whole": "01_whole.cu"}
+    climb = tuple(dataclasses.replace(LADDER["naive"], idea=idea, file=file) for idea, file in steps.items())
+    monkeypatch.setitem(CLIMBS, "k", climb)
+    monkeypatch.setitem(LAST_IDEAS, "k", "whole")
+    at = {"kind": "step", "shape": list(SMALL), "dtype": "float16", "causal": False}
+    results = [
+        at | {"name": f"k: {file[6:-3]}", "idea": idea, "step": n, "ms": ms, "ms_min": ms, "ms_max": ms, "tflops": 1.0}
+        for (idea, file), n, ms in zip(steps.items(), (1, 3, 4), (1.0, 0.8, 0.4), strict=True)
+    ]
+    results[1] |= {"gain": [2.0, 2.0, 2.0], "over": over}
+    results[2] |= {"gain": [1.5, 1.5, 1.5]}
+    rows = show.climb("k", SMALL, dtype="float16", record={"device": {}, "results": results})
+    assert [row["step"] for row in rows] == [1, 3, 4]
+    assert show.times_as_fast(rows[0], rows[1]) == told
+    assert show.times_as_fast(rows[1], rows[2]) == "1.50×"
 
 
 def test_a_climb_is_read_and_drawn_in_its_order(monkeypatch: pytest.MonkeyPatch) -> None:

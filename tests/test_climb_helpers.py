@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from helpers.attention.ladder.steps import CLIMBS
+from helpers.attention.ladder.steps import CLIMBS, by_number
 from helpers.bench.sass import compiled
 from helpers.draw import sources
 from helpers.draw.threads import lane_pictures
@@ -20,8 +20,10 @@ def test_a_step_is_shown_against_the_one_before() -> None:
     assert whole.text == folded.text
     summary, inside = folded.markup.removeprefix("<details><summary>").split("</summary>")
     assert summary.startswith("Step 8, padded rows: ") and f"<p>{summary}</p>{inside}" == f"{whole.markup}</details>"
-    last = step_diff("register_tiles", len(CLIMBS["register_tiles"]), folded=True)
+    last = step_diff("register_tiles", max(by_number("register_tiles")), folded=True)
     assert last.markup.startswith("<details><summary>Step 16, copies by cp.async</summary><p><b>")
+    with pytest.raises(ValueError, match="no step 2 to register_tiles; there are: 1, 4, 7"):
+        step_diff("register_tiles", 2)
 
 
 def test_a_step_is_shown_with_what_it_says_of_itself() -> None:
@@ -33,16 +35,18 @@ def test_a_step_is_shown_with_what_it_says_of_itself() -> None:
     assert idea < since < markup.index("10_10_table_of_tiles.cu → ")
     assert "128 bytes side by side.</p>" in markup, "lines of the comment are joined"
     assert "Launch" not in markup[: markup.index(" → ")]
-    last = len(CLIMBS["register_tiles"])
+    last = max(by_number("register_tiles"))
     assert step_diff("register_tiles", last).markup.startswith("<p><b>"), "the stage's comment is about all steps"
 
 
 @pytest.mark.parametrize("name", CLIMBS)
 def test_each_step_says_what_it_is(name: str) -> None:
-    for number, step in enumerate(CLIMBS[name][:-1], start=1):
+    before = 0
+    for number, step in list(by_number(name).items())[:-1]:
         idea, *since = sources.about(step.file)
         assert idea.startswith(f"Step {number}, "), idea
-        assert all(words.startswith(f"Since step {number - 1}: ") for words in since), since
+        assert all(words.startswith(f"Since step {before}: ") for words in since), since
+        before = number
 
 
 def test_the_first_step_of_a_climb_that_begins_anew_is_shown_whole() -> None:
@@ -53,9 +57,9 @@ def test_the_first_step_of_a_climb_that_begins_anew_is_shown_whole() -> None:
 
 
 def test_shared_memory_for_1000_multiply_adds() -> None:
-    (unpadded,) = (step for step in CLIMBS["register_tiles"] if step.idea == "4 x 4 scores a thread")
+    (unpadded,) = (step for step in CLIMBS["register_tiles"] if step.idea == "8 x 8 scores a thread")
     seen = shared_per_1000(unpadded, 64, 32)
-    assert seen["wavefronts"] == seen["requests"] + seen["conflicts"]
+    assert abs(seen["wavefronts"] - seen["requests"] - seen["conflicts"]) <= 1, "each is rounded"
     assert seen["conflicts"] > seen["requests"]
 
 

@@ -590,7 +590,7 @@ def on_cpu(name: str, old: str, new: str = "", **more: Any) -> Bug:
 RESCALES = "if (rescaled) rescale_output(acc, rescale);"
 RELEASES_V = "if (leader) v_ring.release(v_stage);"
 NEW_M_I = "maxima.m_i[0] = maxima.m_i[1] = maxima.limit[0] = maxima.limit[1] = m_first;"
-NEW_L_I = "l_i[0] = l_i[1] = t == 0 ? first_sum(mod_of_tile()) : 0.0f;"
+NEW_L_I = "l_i[0] = l_i[1] = t == 0 ? first_sum(hooks_of_tile()) : 0.0f;"
 ZEROS = "for (int i = 0; i < HEAD_DIM_PADDED / 2; ++i) acc[i] = 0.0f;"
 LAST_KEYS = "weights(GROUPS / 2, GROUPS);\n      to_operand<T>(P, S, GROUPS / 2, GROUPS);"
 BUGS = (

@@ -316,7 +316,7 @@ BUGS["heads_and_masks"] = (
         inputs="window",
         cpu_only=True,
     ),
-    Bug("a row that sees nothing yet", "m_i[i] = first_maximum(mod)", "m_i[i] = NEG_INF", inputs="nothing to see"),
+    Bug("a row that sees nothing yet", "m_i = first_maximum(hooks);", "m_i = NEG_INF;", inputs="nothing to see"),
     Bug("a row that saw nothing is divided", "sum == 0.0f ? 0.0f : 1.0f / sum", "1.0f / sum", inputs="nothing to see"),
     Bug(
         "a sequence has the keys of the next",
@@ -467,12 +467,12 @@ BUGS["tf32"] = (
     Bug("rescaled the wrong way", "exp2f(m_i[i] - m_new[i])", "exp2f(m_new[i] - m_i[i])"),
     Bug("m_i stays", "THRESHOLD 8.0f", "THRESHOLD 3e38f", inputs="large logits"),
     Bug("maxima of one lane", "m_new[i] = row_allreduce(m_new[i],", "row_allreduce(m_new[i],", inputs="large logits"),
-    Bug("a row that sees nothing yet", "m_i[i] = first_maximum(mod)", "m_i[i] = NEG_INF", inputs="nothing to see"),
+    Bug("a row that sees nothing yet", "m_i = first_maximum(hooks);", "m_i = NEG_INF;", inputs="nothing to see"),
     Bug("a row that saw nothing is divided", "sum == 0.0f ? 0.0f : 1.0f / sum", "1.0f / sum", inputs="nothing to see"),
     Bug("tiles across the diagonal count as full", "min(first_row + window.hi + 1, end)", "end", inputs="causal"),
     Bug("tiles across the left border count as full", "first < last_row + window.lo || ", "", inputs="window"),
     out_of_bounds(
-        "V with the rows of K", "V += keys.step() * params.v.row", "V += keys.step() * params.k.row", inputs="views"
+        "V with the rows of K", "V += (next - first) * params.v.row", "V += (next - first) * params.k.row", inputs="views"
     ),
     out_of_bounds("rows of O with those of Q", "O + r * params.o.row", "O + r * params.q.row", inputs="views"),
     Bug("lse of another row", "block.store_lse(lse, params, r,", "block.store_lse(lse, params, r ^ 1,", inputs="views"),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from helpers.attention.ladder.steps import ideas
+from helpers.attention.ladder.steps import by_number, ideas
 from helpers.bench import counters, sass_loop
 from helpers.bench.sass_loop import Instruction
+from helpers.bench.steps import RENAMED
 
 # address, opcode, text: a loop of four lines, of which a branch skips one; a copy that a branch skips stays.
 LISTING = [
@@ -53,11 +54,12 @@ def test_the_record_counts_what_nsight_compute_counted() -> None:
     """Instructions of a warp for a tile; the counted ones include the prologue, the epilogue and what is rare."""
     counted = counters.recorded()
     assert counted is not None
-    numbers = {idea: number for number, idea in enumerate(ideas("flash_mma"), start=1)}
+    numbers = dict(zip(ideas("flash_mma"), by_number("flash_mma"), strict=True))
     rows = [row for row in counted["rows"] if row.get("of") == "flash_mma" or row["stage"] == "flash_mma"]
     compared = 0
     for row in rows:
-        number = numbers[row["idea"]] if "idea" in row else len(numbers)
+        idea = row.get("idea")
+        number = numbers[RENAMED.get(("flash_mma", idea), idea)] if idea else max(numbers.values())
         instructions = sass_loop.instructions(number)
         if instructions is not None and row["shape"][3] == sass_loop.HEAD_DIM:
             tiles = 16 * (4096 // 32) * (4096 // 64)  # heads, warps, tiles

@@ -21,6 +21,7 @@ Counters and machine code:
 ncu, counters    Nsight Compute: running under it; its record, read
 sass, sass_loop  what a compiler made of a kernel
 same_sass        whether a change of the kernels' text has changed their machine code
+frozen           whether a change has changed any launch, or any text that is compiled
 
 study, studies   what was measured for one claim each, and the command that runs it
 """

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from helpers.attention.ladder import LADDER, Stage
-from helpers.attention.ladder.steps import BEFORE, CLIMBS
+from helpers.attention.ladder.steps import BEFORE, CLIMBS, by_number
 from helpers.bench import counters, reading, records
 from helpers.bench.reading import case_of
 from helpers.bench.results import NO_RECORD, Measurement, Record
@@ -106,13 +106,15 @@ def between_steps(stage: str, record: Any = None) -> list[Gain]:
     if case is None:
         return []
     shape, dtype, causal = case
-    gains, before, first = [], _before(stage, case, record), 1
-    for number, after in enumerate(reading.climb(stage, shape, dtype=dtype, causal=causal, record=record), start=1):
+    gains, before, first = [], _before(stage, case, record), None
+    rows = reading.climb(stage, shape, dtype=dtype, causal=causal, record=record)
+    for number, after in zip(by_number(stage), rows, strict=False):
+        first = number if first is None else first
         if is_measured(after):
             place = f"{first} to {number}" if first < number else str(number)
             if before is not None:
                 gains.append(Gain(stage, place, idea_of(stage, number), before, after))
-            before, first = after, number + 1
+            before, first = after, None
     return gains
 
 

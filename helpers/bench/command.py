@@ -16,6 +16,7 @@ from pathlib import Path
 
 from helpers.bench import gpus, peers, readme
 from helpers.bench.cases import Case
+from helpers.bench.experiments import Step
 from helpers.bench.plan import Job, forward, gradients, plan, still_to_do, why_not
 from helpers.bench.results import Record, results_table
 from helpers.bench.run import (
@@ -97,6 +98,7 @@ def bench(argv: Sequence[str] = ()) -> int:
     )
     names = [*forward(), *dict.fromkeys(each.stage.name for each in gradients())]
     parser.add_argument("--stage", choices=names, action="append", help="only this stage; may be repeated")
+    parser.add_argument("--steps", action="store_true", help="only the steps of climbs, in place of those in FILE")
     parser.add_argument("--within", type=float, default=math.inf, metavar="SECONDS", help="leave out what takes longer")
     parser.add_argument("--resume", action="store_true", help="measure only what FILE has not")
     parser.add_argument("--readme", action="store_true", help="only write README's table and plot from the record")
@@ -112,9 +114,15 @@ def bench(argv: Sequence[str] = ()) -> int:
     record = Record({}, how_measured())
     jobs = plan(record, quick=options.quick, with_peers=options.peers is not False, only=options.stage or ())
     record.device = device_facts()
-    if options.resume and options.json.is_file():
+    if options.steps:
+        jobs = [job for job in jobs if isinstance(job.what, Step)]
+    if (options.resume or options.steps) and options.json and options.json.is_file():
         record = Record.load(options.json)
-        jobs = still_to_do(jobs, record)
+        if options.resume:
+            jobs = still_to_do(jobs, record)
+        else:
+            climbs = {job.what.of for job in jobs}
+            record.results = [r for r in record.results if r.step is None or r.name.partition(": ")[0] not in climbs]
         record.forget_left((job.kind, job.name, str(job.case)) for job in jobs)
     print(record.device["description"])
     stopped = run_all(jobs, record, QUICK_BUDGET_S if options.quick else BUDGET_S, options.json, options.within)

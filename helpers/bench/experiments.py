@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from helpers.attention.ladder import Stage
-from helpers.attention.ladder.steps import CLIMBS, LAST_IDEAS
+from helpers.attention.ladder.steps import CLIMBS, LAST_IDEAS, numbered
 from helpers.bench.cases import Case
 from helpers.engine.cuda_source.edit import edit
 
@@ -57,7 +57,7 @@ CLIMB_CASES = {
 
 @dataclass(frozen=True)
 class Step:
-    """One step on the way to a stage, as it is measured. number: from 1, in the order of the climb."""
+    """One step on the way to a stage, as it is measured. number: that of its file."""
 
     of: str  # the stage that the climb ends at
     number: int
@@ -67,7 +67,7 @@ class Step:
     @property
     def is_last(self) -> bool:
         """Whether it is the stage itself."""
-        return self.number == len(CLIMBS[self.of])
+        return self.stage is CLIMBS[self.of][-1]
 
     @property
     def idea(self) -> str:
@@ -90,7 +90,7 @@ def steps(only: Mapping[str, object] | None = None) -> Iterator[Step]:
         if only is None or of in only:
             cases = CLIMB_CASES.get(of) or [Case(case.shape, climb[-1].dtypes[0]) for case in HEADS]
             for case in cases:
-                for number, stage in enumerate(climb, 1):
+                for number, stage in numbered(climb).items():
                     yield Step(of, number, stage, case)
 
 

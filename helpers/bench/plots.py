@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 
+from helpers.attention.ladder.steps import by_number
 from helpers.attention.ladder.tiles import Tiles
 from helpers.bench import records, steps
 from helpers.bench.reading import climb, in_turns, measurements, recorded, results_of, roofs
@@ -171,7 +172,7 @@ def measured_climb(
     rows = climb(stage, shape, dtype=dtype, record=record)
     if not rows:
         return Text(f"*({NO_RECORD if record is None else 'not yet recorded'}: the steps to {stage})*")
-    labels = [*(f"{r['step']}  {r['idea']}" for r in rows[:-1]), f"{len(rows)}  {stage}"]
+    labels = [*(f"{r['step']}  {r['idea']}" for r in rows[:-1]), f"{max(by_number(stage))}  {stage}"]
     values, texts, colours = [], [], []
     last = None  # the last step that was measured
     for row in rows:

@@ -76,8 +76,8 @@ def climb(
 ) -> list[dict[str, Any]]:
     """The recorded results of the steps to a stage at one shape, one for each step of the climb; the stage is the last.
 
-    Each has "name", "tflops", "ms", "ms_min", "ms_max" and more; steps have "step", from 1, and "idea". Of a step that
-    is not measured, the figures are NaN. Empty where no step is recorded. Without a record, that of `in_turns`.
+    Each has "name", "tflops", "ms", "ms_min", "ms_max" and more; steps have "step", the number, and "idea". Of a step
+    that is not measured, the figures are NaN. Empty where no step is recorded. Without a record, that of `in_turns`.
     """
     record = in_turns(record)
     rows = [
@@ -101,7 +101,7 @@ def result(*, record: Any = None, **wanted: Any) -> dict[str, Any] | None:
 def gain(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[float]:
     """How many times as fast a step is as the one before it, where they were timed in turns: the median, the least and
     the most of the rounds; else empty."""
-    follows = None not in (before.get("step"), after.get("step")) and before["step"] == after["step"] - 1
+    follows = before.get("step") is not None and before["step"] == after.get("follows")
     return (after.get("gain") or []) if follows else []
 
 

@@ -91,6 +91,7 @@ class JobRunner:
                 continue
             if isinstance(job.what, Step) and number > 0:
                 seen["gain"] = list(speeds(taken, times[number - 1]).values())
+                seen["over"] = launched[number - 1][0].name
             if job.kind in ("peer", "backward peer") and fastest is not None:
                 seen["gain"] = list(speeds(times[fastest], taken).values())
                 seen["fastest"] = launched[fastest][0].name

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from helpers.attention import kernel
 from helpers.attention.ladder import Stage
-from helpers.attention.ladder.steps import CLIMBS
+from helpers.attention.ladder.steps import CLIMBS, by_number
 from helpers.attention.ladder.steps import ideas as ideas_of_climb
 from helpers.bench import records
 
@@ -57,8 +57,8 @@ def table(opcodes: Sequence[str], *, record: Mapping[str, Any] | None = None) ->
 
 def _numbered(record: Mapping[str, Any]) -> list[tuple[int, Mapping[str, Any]]]:
     """The rows of the record with the numbers that their steps have today."""
-    ideas = [*ideas_of_climb(CLIMB)[:-1], STAGE]
-    return [(ideas.index(row["idea"]) + 1, row) for row in record["steps"] if row["idea"] in ideas]
+    numbers = dict(zip([*ideas_of_climb(CLIMB)[:-1], STAGE], by_number(CLIMB), strict=True))
+    return [(numbers[row["idea"]], row) for row in record["steps"] if row["idea"] in numbers]
 
 
 def instructions(step: int, *, record: Mapping[str, Any] | None = None) -> int | None:
@@ -129,11 +129,8 @@ def tile_loop(instructions: Sequence[Instruction], labels: Mapping[str, int]) ->
 
 
 def _steps() -> Iterator[tuple[int, Stage]]:
-    *ideas, last = ideas_of_climb(CLIMB)
-    for stage in CLIMBS[CLIMB][:-1]:
-        if stage.idea != last and ideas.index(stage.idea) >= ideas.index(FIRST):
-            yield ideas.index(stage.idea) + 1, stage
-    yield len(ideas) + 1, CLIMBS[CLIMB][-1]
+    first = ideas_of_climb(CLIMB).index(FIRST)
+    yield from list(by_number(CLIMB).items())[first:]
 
 
 def measure() -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The recorded rows of a climb's steps, found by their ideas.
 
 A record keeps the number and the file that a step had when it was measured. Since then steps may have been inserted,
-renumbered and renamed, but each still has its idea.
+removed and renamed, but each still has its idea.
 """
 
 from __future__ import annotations
@@ -16,14 +16,18 @@ NOT_MEASURED = "not measured yet"
 RENAMED = {
     ("hopper", "TMA and wgmma"): "O by wgmma",
     ("backward_mma", "tensor cores"): "mma.sync for dQ",
+    ("flash_mma", "mma.sync for P V"): "mma.sync for both products",
     ("flash_cute", "CuTe's layouts and copies"): "TiledCopy",
+    ("flash_cute", "rows of O"): "rows of S and O",
 }
 
 
 def in_order(
     stage: str, rows: Iterable[Mapping[str, Any]], of_stage: Mapping[str, Any] | None = None
 ) -> list[dict[str, Any]]:
-    """A row for each step of the climb to a stage, with its "step" (from 1) and "idea" of today.
+    """A row for each step of the climb to a stage, with its "step", the number, and "idea" of today.
+
+    "follows" is the number of the step before it, 0 of the first, where its gain is over that one.
 
     Args:
         rows: recorded steps of one shape and type; those of other climbs are left out.
@@ -36,11 +40,25 @@ def in_order(
     by_idea = {RENAMED.get((stage, row["idea"]), row["idea"]): row for row in rows if _climb_of(row) == stage}
     if not by_idea or stage not in ladder_steps.CLIMBS:
         return []
-    *ideas, last = ladder_steps.ideas(stage)
-    chain = [{**by_idea.get(idea, {}), "step": number, "idea": idea} for number, idea in enumerate(ideas, start=1)]
-    if last in by_idea:
-        return [*chain, {**by_idea[last], "step": len(chain) + 1, "idea": last}]
-    return chain if of_stage is None else [*chain, dict(of_stage)]
+    ideas = ladder_steps.ideas(stage)
+    chain: list[dict[str, Any]] = []
+    before: Mapping[str, Any] = {}
+    last = 0
+    for number, idea in zip(ladder_steps.by_number(stage), ideas, strict=True):
+        row = by_idea.get(idea, {})
+        follows = {"follows": last} if row and _is_over(row, before) else {}
+        chain.append({**row, **follows, "step": number, "idea": idea})
+        before, last = row, number
+    if ideas[-1] in by_idea:
+        return chain
+    return chain[:-1] if of_stage is None else [*chain[:-1], dict(of_stage)]
+
+
+def _is_over(row: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
+    """Whether the gain of a recorded step is the one over another: older records tell by the numbers of that time."""
+    if over := row.get("over"):
+        return over == before["name"] if before else ": " not in over  # else what the climb begins at
+    return row["step"] - 1 == before.get("step", 0)
 
 
 def _climb_of(row: Mapping[str, Any]) -> str:
@@ -54,5 +72,6 @@ def is_measured(row: Mapping[str, Any]) -> bool:
 
 
 def idea_of(stage: str, number: int) -> str:
-    """The idea of a step of the climb to a stage, by its number of today, from 1; -1 is the last."""
-    return ladder_steps.ideas(stage)[number - 1 if number > 0 else number]
+    """The idea of a step of the climb to a stage, by its number of today; -1 is the last."""
+    ideas = ladder_steps.ideas(stage)
+    return ideas[-1] if number < 0 else dict(zip(ladder_steps.by_number(stage), ideas, strict=True))[number]

@@ -22,7 +22,7 @@ from helpers.attention.ladder import LADDER, Launch, Stage, backward, tensor_map
 from helpers.attention.ladder.call import Spec, mask_window, softmax_scale_of
 from helpers.attention.ladder.layout import address
 from helpers.attention.ladder.plan import Ready
-from helpers.attention.ladder.steps import BEFORE, CLIMBS, LAST_IDEAS
+from helpers.attention.ladder.steps import BEFORE, CLIMBS, LAST_IDEAS, by_number
 from helpers.device import cp
 from helpers.draw import sources
 from helpers.draw.picture import Html
@@ -175,8 +175,11 @@ def step_diff(stage: str, n: int, *, context: int = 1, folded: bool = False) -> 
 
     All of the first step's file where the climb begins anew with it.
     """
-    climb = CLIMBS[stage]
-    before, after = ([BEFORE[stage], *(step.file for step in climb)][i] for i in (n - 1, n))
+    numbers = list(by_number(stage))
+    if n not in numbers:
+        raise ValueError(f"no step {n} to {stage}; there are: {', '.join(map(str, numbers))}")
+    at = numbers.index(n)
+    before, after = [BEFORE[stage], *(step.file for step in CLIMBS[stage])][at : at + 2]
     changes = sources.whole(after) if before == after else sources.diff(before, after, context=context)
     if not folded:
         return changes

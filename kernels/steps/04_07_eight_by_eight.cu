@@ -1,5 +1,5 @@
-// 04, step 7, eight by eight: with 8 x 8 scores a thread, a word of Q, K or P serves 8
-// multiplications. Fewer warps run at a time, but each has more independent work.
+// 04, step 7, eight by eight: THREADS_X threads share a row, and each has 8 x 8 scores. A word of Q, K
+// or P serves 8 multiplications; P passes through shared memory. Slower, as rows of K share a bank.
 //
 // Launch   grid (ceil(N / BLOCK_M), heads), block THREADS, sizeof(Shared) bytes of shared memory
 // Shapes   Q, O (heads, N, HEAD_DIM); K, V (heads, N_kv, HEAD_DIM); float32, row-major; N, N_kv >=

@@ -1,5 +1,6 @@
 // 04, step 14, exp2: S and m_i are in units of log2, so exp2f, one instruction under -ftz=true,
-// replaces expf, nine. Q carries softmax_scale * log2(e).
+// replaces expf, nine. Q carries softmax_scale * log2(e). An outer product goes down one column of
+// the tile and up the next, so that neighbouring FFMAs share an operand.
 //
 // Launch   grid (ceil(N / BLOCK_M), heads), block THREADS, sizeof(Shared) bytes of shared memory
 // Shapes   Q, O (heads, N, HEAD_DIM); K, V (heads, N_kv, HEAD_DIM); float32, row-major; N, N_kv >=

@@ -1,5 +1,6 @@
-// 06, step 4, P V by WMMA: a warp holds acc in fragments. At every tile they make a shared-memory
-// round trip, 16 columns at a time, in which each lane rescales its row; so does the output.
+// 06, step 4, P V by WMMA: P goes back to shared memory in the half type; it overlays S, row by row.
+// A warp holds acc in fragments. At every tile they make a shared-memory round trip, 16 columns at a
+// time, in which each lane rescales its row; so does the output.
 //
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block BLOCK_M,
 //          SHARED_BYTES bytes of dynamic shared memory

@@ -1,4 +1,5 @@
-// 07, step 6, four lanes share a row: each reads the scores that its own accumulators held.
+// 07, step 6, four lanes share a row: each reads the scores that its own accumulators held, and
+// stores its elements of O from the registers.
 //
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block BLOCK_M,
 //          SHARED_BYTES bytes of dynamic shared memory

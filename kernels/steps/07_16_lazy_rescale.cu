@@ -1,4 +1,5 @@
-// 07, step 16, rescale when it pays: only when a maximum exceeds m_i by RESCALE_THRESHOLD.
+// 07, step 16, rescale when it pays: only when a maximum exceeds m_i by RESCALE_THRESHOLD. A score is
+// scaled and m_i subtracted by one FFMA; masks are bits, of which one R2P instruction tests seven.
 //
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block 32 WARPS, 2
 //          HEAD_DIM_PADDED (BLOCK_M + 4 BLOCK_N) bytes of dynamic shared memory

@@ -1,7 +1,8 @@
 // 08, step 5, dV and dK by mma.sync: a warp sums its keys and columns of both in fragments.
 //
-// Since step 4: ldmatrix.trans loads the left operands P^T and dS^T from the tiles of P and dS. The
-// epilogue stores two neighbouring columns of a lane at a time.
+// Since step 2: ldmatrix.trans loads the left operands P^T and dS^T from the tiles of P and dS, to
+// which two neighbouring keys of a lane are stored at once, as are two columns in the epilogue. A
+// tile of which each row sees each key needs no mask.
 //
 // Launch, shapes, traffic: see backward_tiles.cuh, without turns
 // Spills   by NVRTC 12.9 for sm_90: 88 bytes at HEAD_DIM = 128

@@ -1,7 +1,8 @@
 // 08, step 10, own scores in registers: P^T and dS^T become left operands without leaving the warp.
 //
-// Since step 9: accumulators of S^T, packed to half the width, have the layout of that operand. A
-// warp loads only what others have computed for its keys.
+// Since step 8: scores are transposed, S^T = K Q^T and dP^T = V dO^T. Accumulators of S^T, packed to
+// half the width, have the layout of that operand. A warp loads only what others have computed for
+// its keys; only dQ's operand is transposed on the way.
 //
 // Launch, shapes, traffic: see backward_tiles.cuh, without turns
 // Spills   by NVRTC 12.9 for sm_90: 16 bytes at HEAD_DIM = 64

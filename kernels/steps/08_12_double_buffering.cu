@@ -1,7 +1,8 @@
 // 08, step 12, double buffering: the next tiles of Q and dO are copied while these are in use.
 //
-// Since step 11: a copy has a whole step to arrive, and a step takes two barriers, not three. The
-// price is the shared memory of a second pair of tiles, and of their lse and delta.
+// Since step 10: a copy has a whole step to arrive, and a step takes two barriers, not three. The
+// price is the shared memory of a second pair of tiles, and of their lse and delta. P takes none
+// where a warp has all rows of its keys, at HEAD_DIM = 64.
 //
 // Launch, shapes, traffic: see backward_tiles.cuh, without turns
 // Spills   by NVRTC 12.9 for sm_90: 88 bytes at HEAD_DIM = 64, 16 at 128

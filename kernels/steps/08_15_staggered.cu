@@ -1,7 +1,8 @@
 // 08, step 15, staggered: half the warps compute dQ at the start of a step, the others at its end.
 //
-// Since step 14: where P passes through shared memory, both halves would otherwise do the same kind
-// of work at the same time: products by tensor cores, then exponentials.
+// Since step 13: where P passes through shared memory, both halves would otherwise do the same kind
+// of work at the same time: products by tensor cores, then exponentials. Warps that share keys wait
+// for each other at a named barrier, not for the block.
 //
 // Launch, shapes, traffic: see backward_tiles.cuh, without turns
 // Spills   by NVRTC 12.9 for sm_90: 8 bytes at HEAD_DIM = 64, 12 at 128

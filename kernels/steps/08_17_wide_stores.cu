@@ -1,7 +1,8 @@
 // 08, step 17, wide stores: dK and dV pass through shared memory, to be written 16 bytes at a time.
 //
-// Since step 16: a lane has two neighbouring elements of a row, 4 bytes, at a time. K and V are no
+// Since step 15: a lane has two neighbouring elements of a row, 4 bytes, at a time. K and V are no
 // longer needed in the epilogue, so their shared memory is free. The price is two barriers a block.
+// Masks and the next copies come before or after dP^T, in the order that was measured as faster.
 //
 // Launch, shapes, traffic: see backward_tiles.cuh, without turns
 // Spills   by NVRTC 12.9 for sm_90: 8 bytes at HEAD_DIM = 64

@@ -1,9 +1,10 @@
 // 10, step 13, lazy rescale: m_i is updated only when a row's maximum exceeds it by
 // RESCALE_THRESHOLD.
 //
-// Since step 12: most key tiles take neither the exchange of maxima between the four lanes of a row
+// Since step 11: most key tiles take neither the exchange of maxima between the four lanes of a row
 // nor the multiplication of O. As in 07, smaller excesses do no harm, because the division by l_i
-// at the end cancels them. Each warp decides by a vote.
+// at the end cancels them. Each warp decides by a vote. And a consumer starts S of its next tile of
+// rows behind the last products of O, so that the tensor cores have work while O is stored.
 //
 // Launch   grid: as many blocks as multiprocessors, packed: as tiles; block 128 (1 + BLOCK_M / 64);
 //          SHARED_BYTES of dynamic shared memory

@@ -1,4 +1,5 @@
-// 12, step 2, tensors: a pointer with a layout. Tiles and fragments are cut out of tensors.
+// 12, step 2, tensors: a pointer with a layout, a type that says where an element is. Tiles and
+// fragments are cut out of tensors.
 //
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block 32 WARPS, 2
 //          HEAD_DIM_PADDED (BLOCK_M + 4 BLOCK_N) bytes of dynamic shared memory

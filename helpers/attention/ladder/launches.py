@@ -270,11 +270,6 @@ def persistent(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launc
     return _tiles_in_order(stage, call, sizes, _maps(sizes))
 
 
-def persistent_o_map(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]:
-    """The same, and O as a tensor map too, for the 16 rows of a warp."""
-    return _tiles_in_order(stage, call, sizes, (*_maps(sizes), Map("o", 16)))
-
-
 ORDER, ORDER_THREADS, ORDER_PACKED_THREADS = "10_order.cu", 256, 1024
 
 

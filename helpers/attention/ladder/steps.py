@@ -4,20 +4,22 @@
     show.diff(BEFORE["register_tiles"], CLIMBS["register_tiles"][0].file)
 
 A step is a Stage, so whatever runs, checks or measures a stage runs, checks or measures a step. The last element of a
-climb is the stage itself. A new climb adds a block below and its entries in CLIMBS, BEFORE
-and LAST_IDEAS.
+climb is the stage itself. A new climb adds a block below and its entries in CLIMBS, BEFORE and LAST_IDEAS.
+
+A step keeps its number, which is that of its file, when another is inserted or removed: numbers may have gaps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from helpers.attention.ladder import limits, tiles
 from helpers.attention.ladder.call import Call, Spec
 from helpers.attention.ladder.contract import Stage
-from helpers.attention.ladder.launches import persistent_o_map, strided, strided_maps, strided_rotating, tiles_of_rows
+from helpers.attention.ladder.launches import strided, strided_maps, strided_rotating, tiles_of_rows
 from helpers.attention.ladder.table import LADDER
 
 Sizes = Mapping[str, int]
@@ -58,11 +60,6 @@ def _row_shared(sizes: Sizes) -> int:
     """sizeof(Shared), in bytes: K, V and Q, whose rows have an odd length."""
     d = sizes["HEAD_DIM"]
     return _up(4 * (2 * sizes["BLOCK_N"] * d + sizes["BLOCK_M"] * (d | 1)), 16)
-
-
-def _row_and_p_shared(sizes: Sizes) -> int:
-    """The same and P."""
-    return _up(_row_shared(sizes) + 4 * sizes["BLOCK_N"] * sizes["BLOCK_M"], 16)
 
 
 def _words_shared(*, k_odd: bool, p_padding: int, q_transposed: bool) -> Callable[[Sizes], int]:
@@ -129,18 +126,13 @@ def _register_tiles() -> tuple[Stage, ...]:
     transposed = _words_shared(k_odd=True, p_padding=4, q_transposed=True)
     return (
         step("04_01_heads_in_grid.cu", "heads in the grid", _one_row, _row_shared, **by_rows),
-        step("04_02_two_products.cu", "two products as functions", _one_row, _row_shared, **by_rows),
-        step("04_03_softmax_of_a_row.cu", "the softmax of a row as a function", _one_row, _row_shared, **by_rows),
         step("04_04_rows_per_thread.cu", "two rows a thread", _two_rows, _row_shared, **by_rows),
-        step("04_05_p_in_shared_memory.cu", "P through shared memory", _two_rows, _row_and_p_shared, **by_rows),
-        step("04_06_shared_rows.cu", "4 x 4 scores a thread", _four_by_four, unpadded, **word_by_word),
         step("04_07_eight_by_eight.cu", "8 x 8 scores a thread", _as_the_stage, unpadded, **word_by_word),
         step("04_08_padded_rows.cu", "rows of K and P padded", _as_the_stage, padded, **word_by_word),
         step("04_09_float4_q_and_p.cu", "float4 from Q and P", _as_the_stage, transposed, **word_by_word),
         step("04_10_float4_k_and_v.cu", "float4 from K and V", _as_the_stage, _float4_shared, **word_by_word),
         step("04_11_float4_from_global.cu", "float4 from global memory", _as_the_stage, _float4_shared),
         step("04_12_lanes_in_squares.cu", "lanes in squares"),
-        step("04_13_serpentine.cu", "serpentine order of the FFMAs"),
         step("04_14_exp2.cu", "exp2 for exp"),
         step("04_15_loads_ahead.cu", "tiles loaded ahead"),
         target,
@@ -164,7 +156,6 @@ def _flash_wmma() -> tuple[Stage, ...]:
     return (
         step("06_01_row_per_lane.cu", "a row per lane", shared_bytes=_without_s_shared),
         step("06_02_qk_by_wmma.cu", "Q K^T by WMMA"),
-        step("06_03_p_in_half.cu", "P in the half type"),
         step("06_04_pv_by_wmma.cu", "P V by WMMA"),
         step("06_05_fragment_of_factors.cu", "a fragment of factors"),
         target,
@@ -226,11 +217,7 @@ def _flash_mma() -> tuple[Stage, ...]:
         "max_head_dim": wmma.max_head_dim,
     }
     return (
-        step("07_01_cp_async.cu", "cp.async", wmma.shared_bytes, **by_rows),
-        step("07_02_mma_qk.cu", "mma.sync for Q K^T", wmma.shared_bytes, **by_rows),
-        step("07_03_mma_pv.cu", "mma.sync for P V", wmma.shared_bytes, **by_rows),
-        step("07_04_o_from_registers.cu", "O from the registers", wmma.shared_bytes, **by_rows),
-        step("07_05_softmax_as_a_function.cu", "the softmax as a function", wmma.shared_bytes, **by_rows),
+        step("07_03_mma_sync.cu", "mma.sync for both products", wmma.shared_bytes, **by_rows),
         step("07_06_four_lanes_a_row.cu", "four lanes share a row", wmma.shared_bytes, **by_rows),
         step("07_07_s_in_registers.cu", "S in registers", _p_shared, **by_rows),
         step("07_08_p_in_registers.cu", "P in registers", _one_tile_shared, **by_rows),
@@ -239,11 +226,7 @@ def _flash_mma() -> tuple[Stage, ...]:
         step("07_11_double_buffering.cu", "double buffering"),
         step("07_12_addresses_by_xor.cu", "addresses by exclusive or"),
         step("07_13_addresses_of_copies.cu", "addresses of the copies"),
-        step("07_14_scale_in_ffma.cu", "the scale in an FFMA"),
-        step("07_15_masks_as_bits.cu", "masks as bits"),
         step("07_16_lazy_rescale.cu", "rescale when it pays"),
-        step("07_17_copies_after_scores.cu", "copies issued after the scores"),
-        step("07_18_addresses_in_registers.cu", "addresses kept in registers"),
         step("07_19_limits.cu", "a limit for each row"),
         target,
     )
@@ -286,26 +269,19 @@ def _backward_mma() -> tuple[Stage, ...]:
         return _step(target, f"steps/{file}", idea, tiles=chosen, shared_bytes=shared_bytes, **changed)
 
     one_buffer = _backward_mma_shared(buffers=1, ds=1, p_stored=True)
-    p_where_read = _backward_mma_shared(buffers=1, ds=1, p_stored=False)
     two_buffers = _backward_mma_shared(buffers=2, ds=1, p_stored=False)
-    # The first has plain sums for products; the second, fifth and sixth give them to the tensor cores.
+    # The first has plain sums for products; steps 2, 5 and 6 give them to the tensor cores.
     return (
         step("08_01_plain_products.cu", "plain products", one_buffer, **in_any_order),
         step("08_02_s_and_dp_by_mma.cu", "mma.sync for S and dP", one_buffer, **in_any_order),
-        step("08_03_masks_where_needed.cu", "masks where needed", one_buffer, **in_any_order),
-        step("08_04_pairs_of_scores.cu", "scores stored in pairs", one_buffer, **in_any_order),
         step("08_05_dv_and_dk_by_mma.cu", "mma.sync for dV and dK", one_buffer, **in_any_order),
         step("08_06_dq_by_mma.cu", "mma.sync for dQ", one_buffer, **in_any_order),
         step("08_07_order_of_fragments.cu", "dQ in the order of fragments", one_buffer, **in_any_order),
         step("08_08_four_floats.cu", "four floats an addition", one_buffer, **in_any_order),
-        step("08_09_transposed.cu", "transposed scores", one_buffer, **in_any_order),
         step("08_10_own_scores.cu", "own scores in registers", one_buffer, **in_any_order),
-        step("08_11_p_not_stored.cu", "P without shared memory", p_where_read, **in_any_order),
         step("08_12_double_buffering.cu", "double buffering", two_buffers, **in_any_order),
         step("08_13_dq_later.cu", "dQ a step later", **in_any_order),
-        step("08_14_neighbours_barrier.cu", "neighbours' barrier", **in_any_order),
         step("08_15_staggered.cu", "dQ staggered", **in_any_order),
-        step("08_16_order.cu", "order of masks and copies", **in_any_order),
         step("08_17_wide_stores.cu", "wide stores", **in_any_order),
         step("08_18_turns.cu", "turns", variant=lambda call: {"DETERMINISTIC": 1} if call.deterministic else {}),
         target,
@@ -345,12 +321,6 @@ def _one_tile_shared_by_panels(sizes: Sizes) -> int:
 def _equal_registers(head_dim: int) -> int:
     """The most keys a tile where all threads have 168 registers, or 128 with three consumers: more would spill."""
     return 112 if head_dim <= 64 else 128
-
-
-def _room_for_o(sizes: Sizes) -> int:
-    """SHARED_BYTES where all of O is staged, not 64 columns of it."""
-    panels = _up(sizes["HEAD_DIM"], 64) // 64
-    return LADDER["hopper"].shared_bytes(sizes) + 128 * sizes["BLOCK_M"] * (panels - 1)
 
 
 def _hopper_step(
@@ -421,19 +391,9 @@ def _hopper() -> tuple[Stage, ...]:
         step("10_09_turns.cu", "turns of the consumers", **in_grid),
         step("10_10_table_of_tiles.cu", "a table of tiles", _hopper_shared(q_empty=True)),
         step("10_11_o_by_stmatrix.cu", "O by stmatrix"),
-        step("10_12_s_under_the_store.cu", "S under the store"),
         step("10_13_lazy_rescale.cu", "lazy rescale"),
         step("10_14_integer_maxima.cu", "maxima as integers"),
         LADDER["hopper"],
-    )
-
-
-def _hopper_aside() -> tuple[Stage, ...]:
-    o_map: dict[str, Any] = {"launches": persistent_o_map, "max_head_dim": 128}
-    # The second changes more lines than a lesson should: O is staged and stored in another way, and its map is new.
-    return (
-        _hopper_step("10_aside_interleaved.cu", "P V between the weights"),
-        _hopper_step("10_aside_tma_store.cu", "TMA store of O", _room_for_o, **o_map),
     )
 
 
@@ -443,12 +403,10 @@ def _hopper_aside() -> tuple[Stage, ...]:
 def _flash_cute() -> tuple[Stage, ...]:
     target = LADDER["flash_cute"]
     return (
-        _step(target, "steps/12_01_layouts.cu", "layouts"),
         _step(target, "steps/12_02_tensors.cu", "tensors"),
         _step(target, "steps/12_03_tiled_copy.cu", "TiledCopy"),
         _step(target, "steps/12_04_s_by_tiled_mma.cu", "S by TiledMMA"),
         _step(target, "steps/12_05_o_by_tiled_mma.cu", "O by TiledMMA"),
-        _step(target, "steps/12_06_rows_of_s.cu", "rows of S"),
         target,
     )
 
@@ -547,9 +505,6 @@ CLIMBS: Mapping[str, tuple[Stage, ...]] = {
     "fp16x3": _fp16x3(),
 }
 
-# Beside the climb to a stage: what did not pay. Each file differs from the last step's by one idea.
-ASIDE: Mapping[str, tuple[Stage, ...]] = {"hopper": _hopper_aside()}
-
 # Beside 11_rotary.cu, which rotates q and k in a pass of its own: 07 that rotates what it has loaded.
 ROTATION_IN_LOAD = LADDER["flash_mma"].changed(
     number=11,
@@ -585,7 +540,7 @@ LAST_IDEAS: Mapping[str, str] = {
     "flash_mma": "scores of any size",
     "backward_mma": "turns of two tiles",
     "hopper": "scores of any size",
-    "flash_cute": "rows of O",
+    "flash_cute": "rows of S and O",
     "hopper_backward": "turns",
     "tf32": "rescale when it pays",
     "fp16x3": "two products in flight",
@@ -601,3 +556,17 @@ def files(stage: str) -> list[str]:
 def ideas(stage: str) -> list[str]:
     """The idea of each step of the climb to a stage, in order; the last is the stage's own."""
     return [*(step.idea for step in CLIMBS[stage][:-1]), LAST_IDEAS[stage]]
+
+
+def numbered(climb: Sequence[Stage]) -> dict[int, Stage]:
+    """The steps of a climb by the numbers in their files; the stage, whose file has none, comes after the last."""
+    by_number: dict[int, Stage] = {}
+    for step in climb:
+        own = re.match(r"steps/\d\d_(?:fp16_)?(\d\d)_", step.file)
+        by_number[int(own[1]) if own else max(by_number, default=0) + 1] = step
+    return by_number
+
+
+def by_number(stage: str) -> dict[int, Stage]:
+    """The steps of the climb to a stage by their numbers, in order; the last is the stage itself."""
+    return numbered(CLIMBS[stage])

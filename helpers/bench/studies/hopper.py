@@ -26,9 +26,8 @@ from typing import Any
 import numpy as np
 
 from helpers.attention import kernel
-from helpers.attention.ladder import LADDER, Stage, limits, tiles
+from helpers.attention.ladder import LADDER, limits, tiles
 from helpers.attention.ladder.call import Call
-from helpers.attention.ladder.steps import ASIDE
 from helpers.bench import reading, records
 from helpers.bench.cases import Case, Inputs, Shape, call_of
 from helpers.bench.plan import tile_sizes
@@ -383,7 +382,7 @@ def work_of_blocks(case: Case, order: Callable[..., np.ndarray] | None = None) -
 class Change:
     """The kernel with one thing changed. right: it computes the same; else it is timed only.
 
-    stage: one with another file, in place of the stage itself. plus: what is added to q and to k.
+    plus: what is added to q and to k.
     """
 
     name: str
@@ -391,18 +390,17 @@ class Change:
     sizes: tuple[tuple[str, int], ...] = ()
     order: Callable[..., np.ndarray] | None = None
     right: bool = True
-    stage: Stage = STAGE
     plus: tuple[float, float] = (0.0, 0.0)
 
     @property
     def text(self) -> str:
         """The kernel's source, which notes its own clock."""
-        source = kernel.source(self.stage.file)
+        source = kernel.source(STAGE.file)
         return clocked(edit(source, *self.edits) if self.edits else source)
 
     def defines(self, case: Case) -> dict[str, int]:
         """All -D options at a case."""
-        return {**tile_sizes(self.stage, case), **dict(self.sizes)}
+        return {**tile_sizes(STAGE, case), **dict(self.sizes)}
 
 
 _WAIT_FOR_BOTH = (("wgmma_wait<1>();\n      wgmma_registers(S);", "wgmma_wait<0>();\n      wgmma_registers(S);"),)
@@ -427,7 +425,6 @@ IDEAS = (
     Change("weights wait for both products", _WAIT_FOR_BOTH),
     Change("rescale at every tile", _EVERY_TILE),
     Change("maxima of floats, two at a time", _FLOAT_MAXIMA),
-    *(Change(stage.idea, stage=stage) for stage in ASIDE[STAGE.name]),
     Change("copies always of the same rows", _SAME_ROWS, right=False),
     Change("no maxima", _NO_MAXIMA, right=False),
     Change("no exp2", _NO_EXP2, right=False),
@@ -492,7 +489,7 @@ def _prepared(
     if any(change.plus):
         q, k, v = (a.astype(np.float32) for a in _inputs(case.shape).host)
         arrays = tuple(cp.asarray(a.astype(arrays[0].dtype)) for a in (q + change.plus[0], k + change.plus[1], v))
-    ready, planned, o = change.stage.plan(*arrays, **how)
+    ready, planned, o = STAGE.plan(*arrays, **how)
     (ordering, orders, its_args), (launch, compiled, args) = ready.filled(planned)
     launches = [orders.bind(ordering.grid, ordering.block, its_args)]
     if change.order is not None:

@@ -1,4 +1,5 @@
-// 07, step 3, mma.sync for P V: acc is rescaled in its registers, by factors from other lanes.
+// 07, step 3, mma.sync for both products: the layout of its fragments is documented (ptx.cuh). So acc
+// is rescaled in its registers, by factors from other lanes. K and V are copied by cp.async.
 //
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block BLOCK_M,
 //          SHARED_BYTES bytes of dynamic shared memory

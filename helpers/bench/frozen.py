@@ -1,0 +1,287 @@
+"""Whether a change has changed any launch, or any text that is compiled. Needs no GPU; nothing is compiled.
+
+    python3 -m helpers.bench.frozen before.json                    # writes the hashes of this checkout
+    python3 -m helpers.bench.frozen now.json --against before.json # and compares them with those of another
+    python3 -m helpers.bench.frozen now.json --sass --only 05 07 --variants score_mod mask_mod --dtypes float16
+
+Every stage, step and decoder is planned as for an H200, for each of its dtypes, three head dimensions and the variants
+below, of few rows and of many. Each call has two hashes. That of its launches (grid, block, bytes of shared memory,
+arguments, scratch arrays) has to stay as it is. Where that of its text differs, its machine code has to be the same, or
+its time. `helpers.bench.same_sass` compares the machine code of plain calls; with `--sass`, which needs NVRTC, a third
+hash is that of the machine code of any call, with the caller's functions. The exit code is 1 if a launch differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import hashlib
+import itertools
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from helpers.attention import kernel
+from helpers.attention.decoders import DECODERS, SPLIT_KV, Decoder
+from helpers.attention.decoders import Call as DecoderCall
+from helpers.attention.decoding import Planned
+from helpers.attention.kernel import Kernel
+from helpers.attention.ladder import BACKWARD, LADDER, Stage, limits
+from helpers.attention.ladder.call import Call, Options
+from helpers.attention.ladder.extras import needs
+from helpers.attention.ladder.launch import Launch, Map, Part
+from helpers.attention.ladder.layout import Spec
+from helpers.attention.ladder.plan import Ready
+from helpers.attention.ladder.score_mod import read
+from helpers.attention.ladder.steps import BASES, CLIMBS, ROTATION_IN_LOAD
+from helpers.bench.same_sass import machine_code
+from helpers.engine.cuda_source.signatures import dtype_of
+
+H200 = limits.Limits(232_448, 132, 90)
+HEAD_DIMS = (64, 72, 128)
+
+
+class Shape(NamedTuple):
+    """The sizes of a call. Few blocks, and more than an H200 has multiprocessors, have tiles of their own."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    rows: int
+    keys: int
+
+
+SHAPES = Shape(2, 4, 2, 200, 333), Shape(4, 16, 4, 4096, 4096)
+Hashes = tuple[str, ...]  # of launches, of texts, and of machine code where it is asked for
+
+
+class Variant(NamedTuple):
+    """What a call asks for. functions: as `score_mod.read` takes them."""
+
+    options: Mapping[str, Any] = {}
+    functions: Mapping[str, str] = {}
+    packed: bool = False
+    rotary: bool = False
+
+
+VARIANTS = {
+    "plain": Variant(),
+    "causal": Variant({"causal": True}),
+    "window": Variant({"window": (64, 32)}),
+    "packed": Variant(packed=True),
+    "lse": Variant({"return_lse": True}),
+    "score_mod": Variant(functions={"score_mod": "2.0f * score + distance", "score_mod_grad": "2.0f"}),
+    "mask_mod": Variant(functions={"mask_mod": "q_idx - kv_idx < 100"}),
+    "rotary": Variant(rotary=True),
+    "deterministic": Variant({"deterministic": True, "causal": True}),
+    "float_out": Variant({"float_out": True}),
+}
+
+
+class Selection(NamedTuple):
+    """Which calls; all where nothing is said. only: beginnings of files' names. sass: with machine code."""
+
+    only: Sequence[str] = ()
+    dtypes: Sequence[str] = ()
+    head_dims: Sequence[int] = HEAD_DIMS
+    variants: Sequence[str] = ()
+    sass: bool = False
+
+    def has(self, file: str, dtype: str, variant: str) -> bool:
+        """Whether a call is one of them."""
+        name = file.removeprefix("steps/")
+        return (
+            (not self.only or name.startswith(tuple(self.only)))
+            and (not self.dtypes or dtype in self.dtypes)
+            and (not self.variants or variant in self.variants)
+        )
+
+
+def stages() -> Iterator[Stage]:
+    """Each stage and each step, forward and backward, once."""
+    steps = (*BASES.values(), *(step for climb in CLIMBS.values() for step in climb))
+    seen: set[tuple[str, str]] = set()
+    for stage in (*LADDER.values(), *BACKWARD.values(), *steps, ROTATION_IN_LOAD):
+        if (stage.name, stage.file) not in seen:
+            seen.add((stage.name, stage.file))
+            yield stage
+
+
+def _specs(stage: Stage, shape: Shape, dtype: Any, head_dim: int, variant: Variant) -> tuple[dict[str, Spec], Any]:
+    """The arrays of a call, as stages take them, and the longest sequences where they are packed."""
+    batch, heads, kv_heads, n, n_kv = shape._replace(batch=1) if variant.packed else shape
+    if "gqa" not in stage.features:
+        kv_heads = heads
+    of_q, of_k = (batch, heads, n, head_dim), (batch, kv_heads, n_kv, head_dim)
+    arrays = {name: Spec.dense(of_q if name == "q" else of_k, dtype) for name in "qkv"}
+    out = np.dtype(np.float32) if variant.options.get("float_out") else dtype
+    arrays["o"] = Spec.dense(of_q, dtype if stage.direction == "backward" else out)
+    if stage.direction == "backward":
+        arrays["do"] = Spec.dense(of_q, dtype)
+        arrays |= {f"d{name}": Spec.dense(of_q if name == "q" else of_k, out) for name in "qkv"}
+    if stage.direction == "backward" or variant.options.get("return_lse"):
+        arrays["lse"] = Spec.dense(of_q[:3], np.float32)
+    longest = (None, None)
+    if variant.packed:
+        arrays |= {f"cu_seqlens_{name}": Spec.dense((4,), np.int32) for name in "qk"}
+        longest = n // 2, n_kv // 2
+    if variant.rotary:
+        arrays |= {f"rotary_{name}": Spec.dense((max(n, n_kv), 16), np.float32) for name in ("cos", "sin")}
+    return arrays, longest
+
+
+def of_stage(
+    stage: Stage, shape: Shape, dtype_name: str, head_dim: int, variant: Variant, *, sass: bool = False
+) -> Hashes | None:
+    """The hashes of one call; None where the stage cannot do it."""
+    backward = stage.direction == "backward"
+    functions = dict(variant.functions)
+    if not backward:
+        functions.pop("score_mod_grad", None)
+    mod, _ = read(**functions, backward=backward) if functions else (None, {})
+    options = Options(mod=mod, **variant.options)
+    dtype = dtype_of(dtype_name)
+    arrays, longest = _specs(stage, shape, dtype, head_dim, variant)
+    q, k = arrays["q"], arrays["k"]
+    asked = {**options.needs(q, k, packed=variant.packed), **needs(arrays)}
+    if stage.why_not(**asked) and not (stage.missing() and _able_but_missing(stage, asked)):
+        return None
+    if "rotates" in stage.features and not variant.rotary:
+        return None
+    call = Call.of(arrays, options.checked(head_dim), longest)
+    if stage.unreadable(call):
+        return None  # it would be copied first
+    ready = Ready(stage, call, stage.sizes_for(call))
+    hashes = _hashes(ready.launches, arrays, ready.scratch, list(ready.kernels.values()))
+    return (
+        (*hashes, _hash_of_machine_code(ready.kernels, stage.architecture(H200.compute_capability))) if sass else hashes
+    )
+
+
+def _able_but_missing(stage: Stage, asked: Mapping[str, Any]) -> bool:
+    """Whether all that a stage lacks is a library that it includes."""
+    return stage.changed(missing=lambda: None).why_not(**asked) is None
+
+
+def of_decoder(
+    decoder: Decoder, shape: Shape, dtype_name: str, head_dim: int, variant: str, *, sass: bool = False
+) -> Hashes | None:
+    """The hashes of one call, of one new token a sequence; "pages" and "new keys" are of 14 alone."""
+    dtype = dtype_of(dtype_name)
+    if dtype_name not in decoder.dtypes or head_dim == 72 or (variant != "plain" and decoder is not SPLIT_KV):
+        return None
+    batch, heads, kv_heads, _, keys = shape
+    cache = Spec.dense((batch, keys, kv_heads, head_dim), dtype)
+    arrays = {"q": Spec.dense((batch, 1, heads, head_dim), dtype), "k_cache": cache, "v_cache": cache}
+    arrays |= {"o": arrays["q"], "cache_seqlens": Spec.dense((batch,), np.int32)}
+    if variant == "pages":
+        pages = Spec.dense((keys, 16, kv_heads, head_dim), dtype)
+        arrays |= {"k_cache": pages, "v_cache": pages, "block_table": Spec.dense((batch, -(-keys // 16)), np.int32)}
+    elif variant == "new keys":
+        arrays |= {name: Spec.dense((batch, 1, kv_heads, head_dim), dtype) for name in "kv"}
+    elif variant == "lse":
+        arrays["lse"] = Spec.dense((batch, heads, 1), np.float32)
+    planned = Planned(decoder, DecoderCall(arrays, (-1, 0), head_dim**-0.5, 0, None), tuple(arrays), {})
+    hashes = _hashes(planned.launches, arrays, planned.scratch, planned.kernels)
+    compiled = {each.name: each for each in planned.kernels}
+    return (*hashes, _hash_of_machine_code(compiled, "sm_90")) if sass else hashes
+
+
+def _hashes(
+    launches: Iterable[Launch],
+    arrays: Mapping[str, Spec],
+    scratch: Mapping[str, Spec],
+    kernels: Iterable[Kernel],
+) -> tuple[str, str]:
+    """Of the launches and of the texts. Names of arrays do not count, nor do those of kernels and files."""
+    every = {**arrays, **scratch}
+
+    def argument(arg: Any) -> Any:
+        if isinstance(arg, str):
+            return tuple(every[arg]) if arg in every else arg
+        if isinstance(arg, Part | Map):
+            rest = arg.index if isinstance(arg, Part) else arg.box_rows
+            return type(arg).__name__, tuple(every[arg.name]), str(rest)
+        return None if arg is None else (str(arg.dtype), arg.tobytes().hex())
+
+    geometry = [
+        (each.grid, each.block, each.shared_bytes, each.once, *(repr(argument(arg)) for arg in each.args))
+        for each in launches
+    ]
+    made = [tuple(spec) for spec in scratch.values()]
+    texts = [(each.code, sorted(each.options)) for each in kernels]
+    return _hash(repr((geometry, made))), _hash(repr(texts))
+
+
+def _hash_of_machine_code(kernels: Mapping[str, Kernel], arch: str) -> str:
+    """Of all kernels of a call."""
+    found = []
+    for compiled in kernels.values():
+        for symbol, code in sorted(_machine_code(compiled.code, compiled.options, arch, compiled.name).items()):
+            found.append(f"{symbol} {hashlib.sha256(code).hexdigest()}")
+    return _hash("\n".join(found))
+
+
+@functools.cache
+def _machine_code(code: str, options: tuple[str, ...], arch: str, name: str) -> dict[str, bytes]:
+    return machine_code(code, options, arch, (name,) if "<" in name else ())
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def everything(selection: Selection = Selection()) -> Iterator[tuple[str, Hashes]]:  # noqa: B008 a tuple
+    """Each call by its name, "file dtype d=64 variant shape", with its hashes."""
+    with limits.of_another(H200), kernel.built_when_launched():
+        for (number, shape), head_dim in itertools.product(enumerate(SHAPES), selection.head_dims):
+            for stage in stages():
+                for dtype, (name, variant) in itertools.product(stage.dtypes, VARIANTS.items()):
+                    if selection.has(stage.file, dtype, name):
+                        hashes = of_stage(stage, shape, dtype, head_dim, variant, sass=selection.sass)
+                        yield f"{stage.file} {stage.name} {dtype} d={head_dim} {name} {number}", hashes or ()
+            for decoder in DECODERS.values():
+                for dtype, name in itertools.product(decoder.dtypes, ("plain", "pages", "new keys", "lse")):
+                    if selection.has(decoder.file, dtype, name):
+                        hashes = of_decoder(decoder, shape, dtype, head_dim, name, sass=selection.sass)
+                        yield f"{decoder.file} {decoder.name} {dtype} d={head_dim} {name} {number}", hashes or ()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the hashes, and say what differs."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("file", type=Path, help="where the hashes go, JSON")
+    parser.add_argument("--against", type=Path, help="the hashes of another checkout")
+    parser.add_argument("--only", nargs="+", default=[], metavar="START", help="files whose names begin so")
+    parser.add_argument("--dtypes", nargs="+", default=[])
+    parser.add_argument("--head-dims", nargs="+", type=int, default=HEAD_DIMS)
+    parser.add_argument("--variants", nargs="+", default=[])
+    parser.add_argument("--sass", action="store_true", help="with hashes of the machine code")
+    options = parser.parse_args(arguments)
+    chosen = Selection(options.only, options.dtypes, options.head_dims, options.variants, options.sass)
+    now = {name: list(hashes) for name, hashes in everything(chosen) if hashes}
+    options.file.write_text(json.dumps(now, indent=0) + "\n")
+    print(f"{len(now)} calls")
+    if not options.against:
+        return 0
+    before = json.loads(options.against.read_text())
+    both = [name for name in now if name in before]
+    print(f"in both: {len(both)}; {len(before) - len(both)} are there no more, {len(now) - len(both)} are new")
+    differing = [[name for name in both if now[name][i : i + 1] != before[name][i : i + 1]] for i in range(3)]
+    for what, names in zip(("launches", "texts", "machine code"), differing, strict=True):
+        print(f"other {what}: {len(names)}")
+    for what, names in zip(
+        ("launch", "machine code"), (differing[0], differing[2] if options.sass else []), strict=True
+    ):
+        for name in names:
+            print(f"other {what}: {name}")
+    print("files with other texts:", *sorted({name.split()[0] for name in differing[1]}))
+    return bool(differing[0])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
