@@ -13,14 +13,14 @@
 #define DETERMINISTIC 0  // 1: tiles of keys add to a tile of dQ in the order of their numbers
 #endif
 
+#include "backward_preprocess.cuh"  // lse, delta and zeros before the loop
 // The sizes of tiles; Steps, a block's tiles of rows; Barriers, load; start_scores, start_keys and
 // start_dq, the products; dQ after the loop.
 #include "hopper_backward_tiles.cuh"
-#include "turns.cuh"  // draw_number, load_acquire, add_release
+#include "semaphore.cuh"  // draw_number, load_acquire, add_release
 
 constexpr int STAGES = 2;                       // tiles of Q, dO and dS
 constexpr int THREADS = 128 * (1 + CONSUMERS);  // warpgroup 0 is the producer
-#include "backward_preprocess.cuh"              // lse, delta and zeros before the loop, with these
 constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
 // Warps that add to dQ. In turn, one may wait while an addition of the other is under way; else a
 // second one costs 4 % at head_dim 128.
@@ -47,15 +47,14 @@ struct Mask {
 template <typename T>
 __global__ void __launch_bounds__(THREADS) hopper_backward_preprocess(
     const T* __restrict__ O, const T* __restrict__ dO, const float* __restrict__ lse,
-    float* __restrict__ lse_delta, float* __restrict__ dQ_accum, int* __restrict__ turns,
+    float* __restrict__ lse_delta, float* __restrict__ dQ_accum, int* __restrict__ dq_semaphore,
     const int* __restrict__ cu_seqlens_q, const BackwardParams params) {
   // ---- lse and delta of a tile of rows
   const RowBlock block(params.forward, cu_seqlens_q);
   const RowTiles tiles = row_tiles(block.packed, block.q_first, block.sequence, params.forward);
-  if (blockIdx.x + block.head + block.sequence + threadIdx.x == 0)
-    turns[params.forward.heads * tiles.of_head] = 0;
+  clear_semaphores(dq_semaphore, block, tiles, params.forward);
   if (block.first_row >= block.q_len) return;
-  prepare_rows<true>(block, tiles, O, dO, lse, lse_delta, dQ_accum, params, turns);
+  prepare_rows<THREADS, DQ_COLUMNS>(block, tiles, O, dO, lse, lse_delta, dQ_accum, params);
 }
 
 template <typename T>
@@ -64,8 +63,8 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
     const __grid_constant__ TensorMap do_map,  // boxes of BLOCK_M rows
     const __grid_constant__ TensorMap k_map,   // boxes of BLOCK_N rows
     const __grid_constant__ TensorMap v_map,   // boxes of BLOCK_N rows
-    const float* __restrict__ lse_delta, float* __restrict__ dQ_accum, int* __restrict__ turns,
-    Out<T>* __restrict__ dK, Out<T>* __restrict__ dV,
+    const float* __restrict__ lse_delta, float* __restrict__ dQ_accum,
+    int* __restrict__ dq_semaphore, Out<T>* __restrict__ dK, Out<T>* __restrict__ dV,
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const BackwardParams params HOOK_PARAMETERS) {
@@ -73,7 +72,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
   const AttentionParams& forward = params.forward;
   const auto number = [&] {  // deterministic: a tile waits for those before it
     const auto counter = [&] {
-      return turns + forward.heads * row_tiles(cu_seqlens_q, 0, 0, forward).of_head;
+      return dq_semaphore + forward.heads * row_tiles(cu_seqlens_q, 0, 0, forward).of_head;
     };
     return DETERMINISTIC ? draw_number(counter) : block_number();
   };
@@ -109,9 +108,10 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
 
   // Deterministic: it is this block's turn when all tiles of keys before it that see some of these
   // rows have added to them.
-  const auto wait_for_turn = [&](int slot, int row_tile) {
+  const auto wait_for_semaphore = [&](int slot, int row_tile) {
     const int turn = block.tile - max(row_tile * BLOCK_M + rows.window_lo, 0) / BLOCK_N;
-    while (DETERMINISTIC && load_acquire(turns + rows.first_slot + slot) != turn) __nanosleep(20);
+    while (DETERMINISTIC && load_acquire(dq_semaphore + rows.first_slot + slot) != turn)
+      __nanosleep(20);
   };
 
   // ---- producer: one warp loads, others add to dQ
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
         if (other) continue;
         named_barrier_sync(DQ_FULL + mine, 288);  // hazard: the tile is not there yet
         if (lane_id == 0) {
-          wait_for_turn(slot, row_tile);
+          wait_for_semaphore(slot, row_tile);
           bulk_add(
               dQ_accum + (long long)slot * (BLOCK_M * DQ_COLUMNS), smem_address(smem.dQ),
               CONSUMERS * DQ_BYTES);
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
         arrive_empty();
         if (DETERMINISTIC && lane_id == 0) {
           tma_store_wait();  // hazard: the turn could pass on before the addition is done
-          add_release(turns + rows.first_slot + slot);
+          add_release(dq_semaphore + rows.first_slot + slot);
         }
       }
     }

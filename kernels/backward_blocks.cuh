@@ -2,6 +2,7 @@
 // or a tile of rows.
 
 #pragma once
+#include "backward_hooks.cuh"
 #include "backward_params.cuh"
 #include "packed_tiles.cuh"
 
@@ -96,6 +97,39 @@ struct RowRange {
     last_tile = (min(last_key - window_lo, block.q_len - 1) + BLOCK_M) / BLOCK_M - 1;
     tiles = row_tiles(block.packed, block.q_first, block.sequence, forward);
     first_slot = (long long)block.kv_head * block.group * tiles.of_head + tiles.first;
+  }
+  __device__ __forceinline__ bool empty() const { return first_tile > last_tile; }
+};
+
+// A tile of rows of a block that has some (see RowRange), in the order in which it goes through them: all
+// heads of the group, and of each the tiles from the last to the first; with a block mask, those of its
+// lists.
+struct MBlock {
+  KeyBlock block;
+  RowRange rows;
+  GroupHooks hooks_of;
+  int head = 0, m_block;  // of the group; of the sequence
+  RowLists lists;
+
+  __device__ __forceinline__ MBlock(const KeyBlock& block, const RowRange& rows, const Hooks& hooks)
+      : block(block), rows(rows), hooks_of{hooks}, m_block(rows.last_tile) {
+    lists.begin(hooks_of, 0, block.tile, m_block);
+  }
+  __device__ __forceinline__ bool exists() const { return head < block.group; }
+  __device__ __forceinline__ void advance() {
+    int next = m_block > rows.first_tile ? m_block - 1 : rows.last_tile;
+    int next_head = m_block > rows.first_tile ? head : head + 1;
+    lists.advance(hooks_of, head, block.tile, block.group, next_head, next);
+    m_block = next;
+    head = next_head;
+  }
+  // The number of the tile in the scratch arrays, from the sequence's first one of the first head on.
+  __device__ __forceinline__ int slot() const { return head * rows.tiles.of_head + m_block; }
+
+  __device__ __forceinline__ Hooks hooks() const { return hooks_of(head); }
+  // Whether hook_weights has something to do: mask_mod hides a key, or there are rows past the end.
+  __device__ __forceinline__ bool partial() const {
+    return lists.is_partial() || (SCORE_GRAD && (m_block + 1) * BLOCK_M > block.q_len);
   }
 };
 

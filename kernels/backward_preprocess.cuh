@@ -1,18 +1,21 @@
-// What the backward in half types does before its loop: lse, delta and zeros for dQ_accum. Whoever
-// includes this says before THREADS, HEAD_DIM and DQ_COLUMNS, the columns of a row of dQ_accum. Notebook
-// 08 explains delta.
+// What the backward in half types does before its loop: lse, delta and zeros for dQ_accum. Notebook 08
+// explains delta.
 
 #pragma once
 #include "backward_blocks.cuh"
 #include "half2.cuh"
 #include "softmax.cuh"
 
+#ifndef HEAD_DIM
+#define HEAD_DIM 128  // d, the length of a row: a multiple of 8
+#endif
+
 // lse_delta: for each tile of rows, the log-sum-exp in units of log2 and then delta = rowsum(dO O).
-// dQ_accum becomes zero, and so does the tile's turn (TURNS).
-template <bool TURNS = false, typename T>
+// dQ_accum, whose rows have DQ_COLUMNS columns, becomes zero.
+template <int THREADS, int DQ_COLUMNS, typename T>
 __device__ __forceinline__ void prepare_rows(
     const RowBlock& block, const RowTiles& tiles, const T* O, const T* dO, const float* lse,
-    float* lse_delta, float* dQ_accum, const BackwardParams& params, int* turns = nullptr) {
+    float* lse_delta, float* dQ_accum, const BackwardParams& params) {
   const AttentionParams& forward = params.forward;
   const long long slot = block.slot(tiles);
   O += block.of_rows(forward.o);
@@ -21,7 +24,6 @@ __device__ __forceinline__ void prepare_rows(
          block.q_first + block.first_row;
   lse_delta += slot * 2 * BLOCK_M;
   dQ_accum += slot * BLOCK_M * DQ_COLUMNS;
-  if (TURNS && threadIdx.x == 0) turns[slot] = 0;
   for (int i = threadIdx.x; i < BLOCK_M * DQ_COLUMNS / 4; i += THREADS)
     reinterpret_cast<float4*>(dQ_accum)[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 

@@ -422,15 +422,18 @@ def test_blocks_add_in_turn_in_whatever_order_they_start() -> None:
     """The last block first: it has to wait for the others. Without the wait it adds first; on a GPU, it may."""
     in_order = bits()
     assert bits(LAST_FIRST) == in_order
-    assert device.ON_GPU or bits(LAST_FIRST, changed("no turns", "wait_for_turn(slot, row_tile);")) != in_order
+    assert device.ON_GPU or bits(LAST_FIRST, changed("no turns", "wait_for_semaphore(slot, row_tile);")) != in_order
 
 
 @pytest.mark.parametrize(
     "bug",
     [
         changed("turns of the next block", "const int turn = block.tile -", "const int turn = 1 + block.tile -"),
-        changed("the turn is not passed on", "add_release(turns + rows.first_slot + slot);"),
-        changed("turns begin with what was there", "if (TURNS && threadIdx.x == 0) turns[slot] = 0;"),
+        changed("the turn is not passed on", "add_release(dq_semaphore + rows.first_slot + slot);"),
+        changed(
+            "semaphores begin with what was there",
+            "if (block.first_row < block.q_len) dq_semaphore[block.slot(tiles)] = 0;",
+        ),
     ],
     ids=lambda bug: bug.name,
 )
