@@ -833,7 +833,12 @@ BUGS = [
         "current / 2 * (true ?",
     ),
     bug("a step of one tile", forward("mask of heads", "float16"), "upcoming = later;", "upcoming = current + 2;"),
-    bug("a list without its last tile", forward("mask of heads"), "return left > 0 ? upcoming", "return left > 1 ? upcoming"),
+    bug(
+        "a list without its last tile",
+        forward("mask of heads"),
+        "return left > 0 ? upcoming",
+        "return left > 1 ? upcoming",
+    ),
     bug("a sink in each thread", forward("sinks"), "l_i[i], hooks, x == 0);", "l_i[i], hooks, true);"),
     bug("a sink of weight 0", forward("sinks", "float16"), ": 1.0f + 0.0f * hooks.sink()", ": 0.0f"),
     bug("a sink of -inf", forward("sinks, rows that see nothing"), "hooks.sink() == NEG_INF ? 0.0f : ", ""),
@@ -846,7 +851,12 @@ BUGS = [
         "if (SCORE_GRAD && S[m][n][i] == 0.0f)",
         "if (false)",
     ),
-    bug("tiles of the first head", gradients("mask of heads", "float16"), "entry = hooks_of(head)", "entry = hooks_of(0)"),
+    bug(
+        "tiles of the first head",
+        gradients("mask of heads", "float16"),
+        "entry = hooks_of(head)",
+        "entry = hooks_of(0)",
+    ),
     bug(
         "no tile of rows is partial",
         gradients("mask of heads", "float16"),
