@@ -5,16 +5,15 @@
 // of keys: tiles outside it are skipped, tiles across its border are masked, tiles inside it run as
 // in 04.
 //
-// Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), with SLOTS that of
-//          packed_tiles.cuh, block THREADS, sizeof(Shared) bytes of dynamic shared memory
+// Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block THREADS,
+//          sizeof(Shared) bytes of dynamic shared memory
 // Shapes   Q, O (batch, N, heads, HEAD_DIM), K, V (batch, N_kv, kv_heads, HEAD_DIM), float32,
 //          strides in elements, rows contiguous; packed: (tokens, heads, HEAD_DIM) with cu_seqlens.
 //          lse (batch, heads, N) or (heads, tokens)
 // Traffic  Q and O once; K and V: for each tile of rows, the keys that they see
 
 #include "attention_params.cuh"
-#include "packed_tiles.cuh"  // find_tile: a block for each tile of packed sequences
-#include "score_mod.cuh"     // nothing, until 11 gives it a function of scores
+#include "hooks.cuh"  // what the library adds to kernels: nothing, until 11
 
 #ifndef BLOCK_M
 #define BLOCK_M 64  // B_r, query rows per block
@@ -133,7 +132,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) heads_and_masks(
     float* __restrict__ lse,               // [batch, heads, N], packed [heads, tokens]; or null
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
-    const AttentionParams params MOD_PARAMETERS) {
+    const AttentionParams params HOOK_PARAMETERS) {
   // ---- prologue: the tile, head and sequence of this block, and the keys that its rows see
   // Causal masks: longest-first (LPT) order. The last rows see the most keys, so their tiles, of
   // all heads, start first and light ones fill the gaps at the end. Otherwise a head's tiles are
@@ -146,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) heads_and_masks(
     head = block % heads % gridDim.y;
     sequence = block % heads / gridDim.y;
   }
-  if (SLOTS) find_tile(tile, sequence, BLOCK_M, params.sequences, cu_seqlens_q);
+  hook_tile(tile, sequence, BLOCK_M, params.sequences, cu_seqlens_q);
   const int first_row = tile * BLOCK_M, kv_head = head / (params.heads / params.kv_heads);
   const bool packed = cu_seqlens_q != nullptr;
   const int q_first = packed ? cu_seqlens_q[sequence] : 0;
@@ -158,7 +157,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) heads_and_masks(
   O += sequence * params.o.batch + (q_first + first_row) * params.o.row + head * params.o.head;
   K += sequence * params.k.batch + k_first * params.k.row + kv_head * params.k.head;
   V += sequence * params.v.batch + k_first * params.v.row + kv_head * params.v.head;
-  const Mod mod = {MOD_ARGUMENTS sequence, head, kv_head, q_len, kv_len};
+  const Hooks hooks = {HOOK_ARGUMENTS sequence, head, kv_head, q_len, kv_len};
 
   // Row i is at key i + kv_len - q_len, so that the last row is at the last key. It sees keys i +
   // window_lo .. i + window_hi; keys begin .. end - 1 are all that some row of the tile sees.
@@ -175,9 +174,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) heads_and_masks(
   // wavefronts if neighbouring lanes read the same address, and 4 if not.
   const int x = threadIdx.x / 4 % (THREADS_X / 2) * 2 + threadIdx.x % 2;
   const int y = threadIdx.x / (2 * THREADS_X) * 2 + threadIdx.x / 2 % 2;
-  KeyTiles<BLOCK_N> keys(mod, tile, begin, end);
-  load_tile(smem.K, K, params.k.row, keys.first(), end);
-  const float scale = SCORE_MOD ? params.softmax_scale : params.softmax_scale * LOG2_E;
+  Tiles<BLOCK_N> tiles(hooks, tile, begin, end);
+  load_tile(smem.K, K, params.k.row, tiles.first(), end);
+  const float scale = scale_of_q(params.softmax_scale);  // softmax_scale LOG2_E
   for (int e = threadIdx.x; e < BLOCK_M * D4; e += THREADS) {
     const int r = e % BLOCK_M, c = e / BLOCK_M;
     const float4 q = first_row + r < q_len ? load4(Q + r * params.q.row, c)
@@ -190,24 +189,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) heads_and_masks(
     smem.V[e % BLOCK_N][D4 + e / BLOCK_N] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   float m_i[TILE_M],
       l_i[TILE_M];  // m_i in units of log2; l_i of this thread's columns until the end
-  for (int i = 0; i < TILE_M; ++i) {
-    m_i[i] = first_maximum(mod);
-    l_i[i] = x == 0 ? first_sum(mod) : 0.0f;
-  }
+  for (int i = 0; i < TILE_M; ++i) hook_start(m_i[i], l_i[i], hooks, x == 0);  // M_INIT and 0
   wait_for_copies();
   __syncthreads();  // hazard: Q and K could be read before other threads have written their part
 
   // ---- one pass: scores, the new maximum, everything so far rescaled to it, then this tile added
   float acc[TILE_M][TILE_D] = {};
-  for (; keys.more(); keys.advance()) {
-    const int first = keys.first();
+  for (int first = tiles.first(), next; first < end; first = next) {
+    next = tiles.next(first);
     load_tile(smem.V, V, params.v.row, first, end);  // in flight during the scores
     float s[TILE_M][TILE_N] = {};
     gemm_qk(s, smem, x, y);
-    modify<TILE_M, TILE_N>(
-        mod, 1.0f, LOG2_E, [&](int i, int j) -> float& { return s[i][j]; },
-        [&](int i) { return first_pos + row_of(i, y); },
-        [&](int j) { return first + x + j * THREADS_X; }, keys.partial());
+    hook_scores<THREADS_Y, THREADS_X>(s, hooks, first_pos + 4 * y, first + x, tiles.partial());
     // A key that a row does not see scores -inf, so that its weight is exactly 0.
     if (first < last_row + window_lo || first + BLOCK_N > min(first_row + window_hi + 1, end))
 #pragma unroll
@@ -229,10 +222,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) heads_and_masks(
             make_float4(s[i][j], s[i + 1][j], s[i + 2][j], s[i + 3][j]);
     wait_for_copies();
     __syncthreads();  // hazard: P and V could be read incomplete, or K overwritten while in use
-    if (!MASK_MOD || keys.has_next())
-      load_tile(
-          smem.K, K, params.k.row, first + keys.step(),
-          end);  // in flight while V is used; past the end: zeros
+    load_tile(smem.K, K, params.k.row, next, end);  // in flight while V is used; past end: zeros
     gemm_pv(acc, smem, x, y);
     wait_for_copies();
     __syncthreads();  // hazard: K could be read incomplete, or P and V overwritten while in use

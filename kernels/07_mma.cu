@@ -14,13 +14,14 @@
 //          cu_seqlens. lse (batch, heads, N) or (heads, tokens)
 // Needs    sm_80; HEAD_DIM and strides multiples of 8, pointers of 16 bytes
 // Traffic  Q and O once; K and V: for each tile of rows, the keys that they see
-#include "block.cuh"      // Block, Window: 05
-#include "half2.cuh"      // pack: 06
-#include "mask.cuh"       // keys_before: a mask as bits, one for each key of a thread
-#include "ptx.cuh"        // mma.sync, ldmatrix, cp.async, and the layouts of fragments
-#include "score_mod.cuh"  // nothing, until 11 gives it a function of scores
-#include "softmax.cuh"    // NEG_INF, LOG2_E, M_INIT: 05; row_allreduce over the four lanes of a row
-#include "swizzle.cuh"    // swizzle, swizzle_advance: chunks without bank conflicts
+#include "block.cuh"    // Block, Window: 05
+#include "half2.cuh"    // pack: 06
+#include "hooks.cuh"    // what the library adds to kernels: nothing, until 11
+#include "mask.cuh"     // keys_before: a mask as bits, one for each key of a thread
+#include "ptx.cuh"      // mma.sync, ldmatrix, cp.async, and the layouts of fragments
+#include "results.cuh"  // store2: two neighbours of a row
+#include "softmax.cuh"  // NEG_INF, LOG2_E, M_INIT: 05; row_allreduce over the four lanes of a row
+#include "swizzle.cuh"  // swizzle, swizzle_advance: chunks without bank conflicts
 
 #ifndef HEAD_DIM
 #define HEAD_DIM 64  // d, the length of a row of Q, K, V, O: a multiple of 8, at most 256
@@ -195,7 +196,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_mma(
     float* __restrict__ lse,               // [batch, heads, N], packed [heads, tokens]; or null
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
-    const AttentionParams params MOD_PARAMETERS) {
+    const AttentionParams params HOOK_PARAMETERS) {
   // ---- prologue: the tile, head and sequence of this block, and the keys that its rows see
   const Block block(BLOCK_M, params, cu_seqlens_q, cu_seqlens_k);
   const int first_row = block.first_row, q_len = block.q_len;
@@ -206,8 +207,9 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_mma(
   V += block.keys_offset(params.v);
   const Window window(BLOCK_M, block, params);
   const int last_row = window.last_row, end = window.end;
-  const Mod mod = {MOD_ARGUMENTS block.sequence, block.head, block.kv_head, q_len, block.kv_len};
-  KeyTiles<BLOCK_N> keys(mod, first_row / BLOCK_M, window.begin, end);
+  const Hooks hooks = {
+      HOOK_ARGUMENTS block.sequence, block.head, block.kv_head, q_len, block.kv_len};
+  Tiles<BLOCK_N> tiles(hooks, first_row / BLOCK_M, window.begin, end);
   // ldmatrix takes the address of a row from each lane: q_lane, k_lane and v_lane are the first.
   extern __shared__ __align__(128) unsigned char dynamic_smem[];
   constexpr unsigned TILE = 2 * BLOCK_N * HEAD_DIM_PADDED;  // bytes of a tile of K or V
@@ -224,12 +226,12 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_mma(
   const int copy_row = threadIdx.x / SPAN, copy_chunk = threadIdx.x % SPAN;  // this thread copies
   const unsigned copy_offset = swizzle<CHUNKS>(copy_row, copy_chunk);
   Q += copy_row * params.q.row + 8 * copy_chunk;
-  K += (keys.first() + copy_row) * params.k.row + 8 * copy_chunk;
-  V += (keys.first() + copy_row) * params.v.row + 8 * copy_chunk;
-  if (keys.more()) {
+  K += (tiles.first() + copy_row) * params.k.row + 8 * copy_chunk;
+  V += (tiles.first() + copy_row) * params.v.row + 8 * copy_chunk;
+  if (tiles.first() < end) {
     load_tile<BLOCK_M>(Q_smem + copy_offset, Q, params.q.row, q_len - first_row - copy_row);
-    load_tile<BLOCK_N>(K_smem + copy_offset, K, params.k.row, end - keys.first() - copy_row);
-    load_tile<BLOCK_N>(V_smem + copy_offset, V, params.v.row, end - keys.first() - copy_row);
+    load_tile<BLOCK_N>(K_smem + copy_offset, K, params.k.row, end - tiles.first() - copy_row);
+    load_tile<BLOCK_N>(V_smem + copy_offset, V, params.v.row, end - tiles.first() - copy_row);
     cp_async_commit();
   }
   Output acc = {};
@@ -237,35 +239,32 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_mma(
   Maxima maxima = {};
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) {
-    maxima.m_i[i] = maxima.limit[i] = first_maximum(mod);
-    l_i[i] = t == 0 ? first_sum(mod) : 0.0f;
+    hook_start(maxima.m_i[i], l_i[i], hooks, t == 0);  // M_INIT and 0
+    maxima.limit[i] = maxima.m_i[i];
   }
   const float scale = fmaxf(params.softmax_scale, 1e-30f);  // 0 times -inf would be NaN
   const float softmax_scale_log2 = scale_log2_of(scale);
 
   // ---- one pass: scores, the new maximum, everything so far rescaled if need be, this tile added
   unsigned stage_offset = 0;  // of the half of K_smem and V_smem in use, not being filled
-  for (; keys.more(); keys.advance(), stage_offset ^= TILE) {
-    const int first = keys.first();
+  for (int first = tiles.first(), next; first < end; first = next, stage_offset ^= TILE) {
+    next = tiles.next(first);
     cp_async_wait<0>();
     __syncthreads();  // hazard: a tile could be read before it lands, or overwritten while in use
     Scores S = {};
     gemm_qk<T>(S, q_lane, k_lane + stage_offset);
     // Issued before the scores, it would cost 75 more instructions a tile, mostly register moves.
-    const int next = first + keys.step();
-    if (keys.has_next()) {
-      K += keys.step() * params.k.row;
-      V += keys.step() * params.v.row;
+    if (next < end) {
+      K += (next - first) * params.k.row;
+      V += (next - first) * params.v.row;
       load_tile<BLOCK_N>(
           K_smem + (stage_offset ^ TILE) + copy_offset, K, params.k.row, end - next - copy_row);
       load_tile<BLOCK_N>(
           V_smem + (stage_offset ^ TILE) + copy_offset, V, params.v.row, end - next - copy_row);
       cp_async_commit();
     }
-    modify<ROWS, BLOCK_N / 4>(
-        mod, scale, 1.0f, [&](int i, int j) -> float& { return row_pair(S, i, j / 2)[j % 2]; },
-        [&](int i) { return window.first_pos + warp_row + g + 8 * i; },
-        [&](int j) { return first + 2 * t + j / 2 * 8 + j % 2; }, keys.partial());
+    const int q_idx = window.first_pos + warp_row + g;  // the first row's place among the keys
+    hook_scores(S, hooks, scale, q_idx, first + 2 * t, tiles.partial());
     if (first < last_row + window.lo || first + BLOCK_N > min(first_row + window.hi + 1, end)) {
       const int col_idx = first + 2 * t;  // of this lane's first key
       mask(S, first_row + warp_row + g - col_idx, end - col_idx, window.lo, window.hi);

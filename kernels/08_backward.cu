@@ -24,8 +24,7 @@
 //          backward_dq: Q, dO, dQ once; K and V: for each tile of rows, the keys that it sees
 
 #include "backward_params.cuh"
-#include "packed_tiles.cuh"  // find_tile: a block for each tile of packed sequences
-#include "score_mod.cuh"     // nothing, until 11 gives it a function of scores
+#include "hooks.cuh"  // nothing, until the library adds something (11)
 
 #ifndef BLOCK_M
 #define BLOCK_M 64  // B_r, query rows per tile
@@ -310,12 +309,12 @@ __device__ __forceinline__ Sequence sequence_of(
 // row does not see the key, P is 0, also if its lse is -inf because it sees none.
 __device__ __forceinline__ void weights(
     float (&s)[TILE_M][TILE_N], float (&grad)[TILE_M][TILE_N], const Shared& smem,
-    float softmax_scale, const Sequence& seq, const Mod& mod, int first_row, int first_key,
+    float softmax_scale, const Sequence& seq, const Hooks& hooks, int first_row, int first_key,
     bool partial, int x, int y) {
   const auto q_idx = [&](int i) { return first_row + row_of(i, y) + seq.kv_len - seq.q_len; };
   const auto kv_idx = [&](int j) { return first_key + x + j * THREADS_X; };
   modify<TILE_M, TILE_N>(
-      mod, softmax_scale, 1.0f, [&](int i, int j) -> float& { return s[i][j]; }, q_idx, kv_idx,
+      hooks, softmax_scale, 1.0f, [&](int i, int j) -> float& { return s[i][j]; }, q_idx, kv_idx,
       false, [&](int i, int j) { return &grad[i][j]; });
   const float softmax_scale_log2 = scale_log2_of(softmax_scale);
   float lse[TILE_M];
@@ -325,7 +324,7 @@ __device__ __forceinline__ void weights(
 #pragma unroll
     for (int j = 0; j < TILE_N; ++j) {
       s[i][j] = exp2f(softmax_scale_log2 * s[i][j] - lse[i]);
-      if (MASK_MOD && partial && is_hidden(mod, q_idx(i), kv_idx(j))) s[i][j] = 0.0f;
+      if (MASK_MOD && partial && is_hidden(hooks, q_idx(i), kv_idx(j))) s[i][j] = 0.0f;
     }
   const int last_row = first_row + BLOCK_M - 1, next_key = first_key + BLOCK_N;
   if (first_key < last_row + seq.window_lo ||
@@ -373,7 +372,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     float* __restrict__ dK, float* __restrict__ dV,
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
-    const BackwardParams params MOD_PARAMETERS) {
+    const BackwardParams params HOOK_PARAMETERS) {
   // ---- prologue: the tile of keys, head and sequence of this block, and the rows that see them
   // Causal masks: the first keys are seen by the most rows, so their tiles, of all heads, start
   // first.
@@ -386,7 +385,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     kv_head = block % heads % gridDim.y;
     sequence = block % heads / gridDim.y;
   }
-  if (SLOTS) find_tile(tile, sequence, BLOCK_N, forward.sequences, cu_seqlens_k);
+  hook_tile(tile, sequence, BLOCK_N, forward.sequences, cu_seqlens_k);
   const Sequence seq = sequence_of(sequence, cu_seqlens_q, cu_seqlens_k, forward);
   const int first_key = tile * BLOCK_N;
   if (first_key >= seq.kv_len)
@@ -415,9 +414,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
         dO + sequence * params.d_o.batch + seq.q_first * params.d_o.row + head * params.d_o.head;
     const long long sums =
         ((long long)(seq.packed ? 0 : sequence) * forward.heads + head) * forward.N + seq.q_first;
-    const Mod mod = {MOD_ARGUMENTS sequence, head, kv_head, seq.q_len, seq.kv_len};
-    for (KeyTiles<BLOCK_M> rows(mod, tile, begin, end); rows.more(); rows.advance()) {
-      const int first_row = rows.first();
+    const Hooks hooks = {HOOK_ARGUMENTS sequence, head, kv_head, seq.q_len, seq.kv_len};
+    Tiles<BLOCK_M> rows(hooks, tile, begin, end);
+    for (int first_row = rows.first(), next; first_row < end; first_row = next) {
+      next = rows.next(first_row);
       load_tile(smem.Q, q, forward.q.row, first_row, end);
       load_tile(smem.dO, d_o, params.d_o.row, first_row, end);
       load_row_sums(smem, lse + sums, delta + sums, first_row, end);
@@ -426,7 +426,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
       float s[TILE_M][TILE_N], grad[TILE_M][TILE_N];
       gemm_rows_keys(s, smem.Q, smem.K, x, y);
       weights(
-          s, grad, smem, forward.softmax_scale, seq, mod, first_row, first_key, rows.partial(), x,
+          s, grad, smem, forward.softmax_scale, seq, hooks, first_row, first_key, rows.partial(), x,
           y);
       store_tile(smem, s, x, y);
       __syncthreads();  // without it, P could be read before another thread has written its part
@@ -484,7 +484,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_dq(
     const float* __restrict__ Q, const float* __restrict__ K, const float* __restrict__ V,
     const float* __restrict__ dO, const float* __restrict__ lse, const float* __restrict__ delta,
     float* __restrict__ dQ, const int* __restrict__ cu_seqlens_q,
-    const int* __restrict__ cu_seqlens_k, const BackwardParams params MOD_PARAMETERS) {
+    const int* __restrict__ cu_seqlens_k, const BackwardParams params HOOK_PARAMETERS) {
   // ---- prologue: the tile of rows, head and sequence of this block, and the keys that they see
   const AttentionParams& forward = params.forward;
   int tile = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z;
@@ -495,7 +495,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_dq(
     head = block % heads % gridDim.y;
     sequence = block % heads / gridDim.y;
   }
-  if (SLOTS) find_tile(tile, sequence, BLOCK_M, forward.sequences, cu_seqlens_q);
+  hook_tile(tile, sequence, BLOCK_M, forward.sequences, cu_seqlens_q);
   const Sequence seq = sequence_of(sequence, cu_seqlens_q, cu_seqlens_k, forward);
   const int first_row = tile * BLOCK_M, kv_head = head / (forward.heads / forward.kv_heads);
   if (first_row >= seq.q_len) return;
@@ -517,7 +517,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_dq(
   load_tile(smem.Q, Q, forward.q.row, first_row, seq.q_len);
   load_tile(smem.dO, dO, params.d_o.row, first_row, seq.q_len);
   load_row_sums(smem, lse + sums, delta + sums, first_row, seq.q_len);
-  const Mod mod = {MOD_ARGUMENTS sequence, head, kv_head, seq.q_len, seq.kv_len};
+  const Hooks hooks = {HOOK_ARGUMENTS sequence, head, kv_head, seq.q_len, seq.kv_len};
 
   // ---- the keys that these rows see: three products each
   float dq[TILE_M][TILE_D] = {};
@@ -528,7 +528,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_dq(
     __syncthreads();  // without it, tiles could be read before other threads' parts are there
     float s[TILE_M][TILE_N], grad[TILE_M][TILE_N];
     gemm_rows_keys(s, smem.Q, smem.K, x, y);
-    weights(s, grad, smem, forward.softmax_scale, seq, mod, first_row, first_key, true, x, y);
+    weights(s, grad, smem, forward.softmax_scale, seq, hooks, first_row, first_key, true, x, y);
     store_tile(smem, s, x, y);
     gemm_rows_keys(s, smem.dO, smem.V, x, y);
     scores_gradient(s, smem, grad, x, y);

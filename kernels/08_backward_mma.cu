@@ -13,9 +13,9 @@
 // (what a block and a warp has), load_tile, gemm_abt and gemm_ab. backward_rows.cuh: lse, delta and
 // zeros for dQ_accum before the loop, and dQ after it.
 #include "backward_epilogue.cuh"  // store_from_registers, for results in float32; backward_tiles.cuh
+#include "backward_hooks.cuh"     // nothing, until the library adds something (11)
 #include "backward_rows.cuh"
-#include "score_mod.cuh"  // nothing, until 11 gives it a function of scores
-#include "turns.cuh"      // draw_number, load_relaxed, add_release
+#include "turns.cuh"  // draw_number, load_relaxed, add_release
 
 #ifndef DETERMINISTIC
 #define DETERMINISTIC 0  // 1: tiles of keys add to a tile of dQ in the order of their numbers
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
     int* __restrict__ turns, Out<T>* __restrict__ dK, Out<T>* __restrict__ dV,
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
-    const BackwardParams params MOD_PARAMETERS) {
+    const BackwardParams params HOOK_PARAMETERS) {
   // ---- prologue: the keys of this block, and the tiles of rows that see one of them
   const AttentionParams& forward = params.forward;
   const auto number = [&] {  // deterministic: a tile waits for those before it
@@ -166,9 +166,9 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
 
   float dK_acc[DKV_TILES][2 * DKV_BLOCKS][4] = {}, dV_acc[DKV_TILES][2 * DKV_BLOCKS][4] = {};
   const float softmax_scale_log2 = scale_log2_of(forward.softmax_scale);
-  const auto mod_of = [&](int head) {  // of the group
-    return Mod{
-        MOD_ARGUMENTS block.sequence, block.kv_head * block.group + head, block.kv_head, q_len,
+  const auto hooks_of = [&](int head) {  // of the group
+    return Hooks{
+        HOOK_ARGUMENTS block.sequence, block.kv_head * block.group + head, block.kv_head, q_len,
         kv_len};
   };
 
@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
       kv_len - first_key - copy_row);
   RowLists lists;
   int first_row_tile = rows.last_tile;
-  lists.begin(mod_of, 0, block.tile, first_row_tile);
+  lists.begin(hooks_of, 0, block.tile, first_row_tile);
   if (rows.first_tile <= rows.last_tile) load_q(0, first_row_tile, 0);
   load_tile<BLOCK_N>(
       V_smem + copy_offset, V + copy_row * forward.v.row + 8 * copy_chunk, forward.v.row,
@@ -241,7 +241,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
     const bool partial = lists.is_partial();
     int next_tile = row_tile > rows.first_tile ? row_tile - 1 : rows.last_tile;
     int next_head = row_tile > rows.first_tile ? head : head + 1;
-    lists.advance(mod_of, head, block.tile, block.group, next_head, next_tile);
+    lists.advance(hooks_of, head, block.tile, block.group, next_head, next_tile);
     if (DQ_LATER && previous >= 0) wait_for_turn(previous, previous_tile);
     cp_async_wait<0>();
     // Without it, these tiles could be read before their copies land, or the previous ones
@@ -261,7 +261,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
     const bool masked = first_key + BLOCK_N > min(first_row + rows.window_hi + 1, kv_len) ||
                         first_key < first_row + BLOCK_M - 1 + rows.window_lo || partial ||
                         (SCORE_GRAD && first_row + BLOCK_M > q_len);
-    const Mod mod = mod_of(head);
+    const Hooks hooks = hooks_of(head);
     const float* const own_lse =
         reinterpret_cast<const float*>(dynamic_smem + LSE_OFFSET + stage * LSE_DELTA_BYTES);
 #pragma unroll
@@ -275,7 +275,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
       const auto q_idx = [&](int i) { return first_q_idx + i / 2 * 8 + i % 2; };
       const auto kv_idx = [&](int j) { return first_key_idx + j / 2 * 16 + j % 2 * 8; };
       modify<CHUNK / 4, 2 * KEY_TILES>(
-          mod, forward.softmax_scale, 1.0f,
+          hooks, forward.softmax_scale, 1.0f,
           [&](int i, int j) -> float& { return S[j / 2][i / 2][j % 2 * 2 + i % 2]; }, q_idx, kv_idx,
           false, [&](int i, int j) { return &grad[j / 2][i / 2][j % 2 * 2 + i % 2]; });
 #pragma unroll
@@ -305,7 +305,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
               if (distance < rows.window_lo || distance > rows.window_hi || j >= kv_len)
                 S[m][n][i] = 0.0f;
               if (MASK_MOD && partial &&
-                  is_hidden(mod, q_idx(2 * n + i % 2), kv_idx(2 * m + i / 2)))
+                  is_hidden(hooks, q_idx(2 * n + i % 2), kv_idx(2 * m + i / 2)))
                 S[m][n][i] = 0.0f;
               if (SCORE_GRAD && S[m][n][i] == 0.0f) grad[m][n][i] = 0.0f;
             }

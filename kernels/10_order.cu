@@ -44,7 +44,7 @@ __device__ int4 entry_of(int sequence, int head, int first_row, const AttentionP
 }
 
 extern "C" __global__ void order_tiles(
-    int* __restrict__ schedule,
+    int4* __restrict__ schedule,
     const int blocks,     // of the launch that reads the schedule
     const int sequences,  // batch
     const int together,   // heads of Q, of all sequences, whose tiles follow each other by length
@@ -64,8 +64,7 @@ extern "C" __global__ void order_tiles(
       entry = entry_of(head / params.heads, head % params.heads, row_tile * block_m, params);
     }
     const int round = n / blocks, block = n % blocks;
-    reinterpret_cast<int4*>(schedule)[round * blocks + (round % 2 ? blocks - 1 - block : block)] =
-        entry;
+    schedule[round * blocks + (round % 2 ? blocks - 1 - block : block)] = entry;
   }
 }
 
@@ -84,7 +83,7 @@ tile_of_slot(int slot, int sequences, const int* __restrict__ cu_seqlens_q, int 
 // One round of slots * heads blocks: tiles by the number of key tiles that they see, by counting
 // them. The heads of a tile follow each other. Slots without a tile come last.
 extern "C" __global__ void __launch_bounds__(ORDER_THREADS) order_packed_tiles(
-    int* __restrict__ schedule, const int* __restrict__ cu_seqlens_q,
+    int4* __restrict__ schedule, const int* __restrict__ cu_seqlens_q,
     const int* __restrict__ cu_seqlens_k, const int slots, const int sequences, const int block_m,
     const int block_n, const AttentionParams params) {
   __shared__ int counts[ORDER_THREADS];  // of tiles, by key tiles; then the place of the next one
@@ -116,7 +115,6 @@ extern "C" __global__ void __launch_bounds__(ORDER_THREADS) order_packed_tiles(
     const int place = atomicAdd(&counts[of_tile], 1);
     const int first_row = of_tile == ORDER_THREADS - 1 ? NO_TILE : tile.y * block_m;
     for (int head = 0; head < params.heads; ++head)
-      reinterpret_cast<int4*>(schedule)[place * params.heads + head] =
-          entry_of(tile.x, head, first_row, params);
+      schedule[place * params.heads + head] = entry_of(tile.x, head, first_row, params);
   }
 }

@@ -9,7 +9,7 @@
 // Shapes   entries [sequences, heads, tiles, width]: how many follow, then 2 tile + partial for each
 //          tile of the other side, rising; at least one, so that each tile of rows has work
 #include "attention_params.cuh"
-#include "score_mod.cuh"
+#include "hooks.cuh"
 
 #ifndef BLOCK_M
 #define BLOCK_M 64  // rows of a tile
@@ -31,18 +31,19 @@ enum Kind { EMPTY, FULL, PARTIAL };
 // What the warp finds out about a tile, a lane for each key. Pairs outside of the window or the
 // sequence do not count: the kernels see to them.
 __device__ Kind
-kind_of(int first_row, int first_key, const Mod& mod, const AttentionParams& params) {
+kind_of(int first_row, int first_key, const Hooks& hooks, const AttentionParams& params) {
   bool seen = false, hidden = false;
-  const int shift = mod.kv_len - mod.q_len, last_row = min(first_row + BLOCK_M, mod.q_len) - 1;
-  for (int first = first_key; first < min(first_key + BLOCK_N, mod.kv_len); first += 32) {
+  const int shift = hooks.kv_len - hooks.q_len,
+            last_row = min(first_row + BLOCK_M, hooks.q_len) - 1;
+  for (int first = first_key; first < min(first_key + BLOCK_N, hooks.kv_len); first += 32) {
     const int key = first + threadIdx.x % 32;
-    const bool exists = key < min(first_key + BLOCK_N, mod.kv_len);
+    const bool exists = key < min(first_key + BLOCK_N, hooks.kv_len);
     for (int row = first_row; row <= last_row; row += STEP) {
 #pragma unroll
       for (int i = 0; i < STEP; ++i) {
         const int q_idx = min(row + i, last_row) + shift, distance = key - q_idx;
         if (exists && -distance <= params.window_left && distance <= params.window_right) {
-          const bool sees = !is_hidden(mod, q_idx, key);
+          const bool sees = !is_hidden(hooks, q_idx, key);
           seen |= sees;
           hidden |= !sees;
         }
@@ -58,14 +59,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) make_block_mask(
     const int width,                       // 1 + tiles of the other side
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
-    const AttentionParams params MOD_PARAMETERS) {
+    const AttentionParams params HOOK_PARAMETERS) {
   // ---- the tile, head and sequence of this block
   const int tile = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z;
   const bool packed = cu_seqlens_q != nullptr;
   const int q_len = packed ? cu_seqlens_q[sequence + 1] - cu_seqlens_q[sequence] : params.N;
   const int kv_len = packed ? cu_seqlens_k[sequence + 1] - cu_seqlens_k[sequence] : params.N_kv;
-  const Mod mod = {
-      MOD_ARGUMENTS sequence, head, head / (params.heads / params.kv_heads), q_len, kv_len};
+  const Hooks hooks = {
+      HOOK_ARGUMENTS sequence, head, head / (params.heads / params.kv_heads), q_len, kv_len};
   entries += ((long long)(sequence * gridDim.y + head) * gridDim.x + tile) * width;
   const int of_sequence =
       BY_KEYS ? (q_len + BLOCK_M - 1) / BLOCK_M : (kv_len + BLOCK_N - 1) / BLOCK_N;
@@ -80,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) make_block_mask(
     const int other = first + warp_id, row_tile = BY_KEYS ? other : tile,
               key_tile = BY_KEYS ? tile : other;
     const Kind kind =
-        other < others ? kind_of(row_tile * BLOCK_M, key_tile * BLOCK_N, mod, params) : EMPTY;
+        other < others ? kind_of(row_tile * BLOCK_M, key_tile * BLOCK_N, hooks, params) : EMPTY;
     if (threadIdx.x % 32 == 0) kinds[warp_id] = kind;
     __syncthreads();  // hazard: kinds could be read before all warps have written theirs
     for (int i = 0; threadIdx.x == 0 && i < WARPS; ++i)

@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
     Out<T>* __restrict__ dK, Out<T>* __restrict__ dV,
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
-    const BackwardParams params MOD_PARAMETERS) {
+    const BackwardParams params HOOK_PARAMETERS) {
   // ---- prologue: the keys of this block, and the tiles of rows that see one of them
   const AttentionParams& forward = params.forward;
   const auto number = [&] {  // deterministic: a tile waits for those before it
@@ -82,12 +82,12 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
   const RowRange rows(block, forward);
   lse_delta += rows.first_slot * (2 * BLOCK_M);
   dQ_accum += rows.first_slot * (BLOCK_M * DQ_COLUMNS);
-  const auto mod_of = [&](int head) {  // of the group
-    return Mod{
-        MOD_ARGUMENTS block.sequence, block.kv_head * block.group + head, block.kv_head, q_len,
+  const auto hooks_of = [&](int head) {  // of the group
+    return Hooks{
+        HOOK_ARGUMENTS block.sequence, block.kv_head * block.group + head, block.kv_head, q_len,
         kv_len};
   };
-  Steps<decltype(mod_of)> step(rows, block, mod_of);
+  Steps<decltype(hooks_of)> step(rows, block, hooks_of);
 
   // ---- shared memory, mbarriers
   extern __shared__ __align__(1024) unsigned char dynamic_smem[];
@@ -174,8 +174,10 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
     mbarrier_wait(bar.k_full, 0);
     mbarrier_wait(bar.v_full, 0);
     if (block.packed && first_key + BLOCK_N > kv_len) {  // the tile has keys of the next sequence
-      clear_rows<128>(dynamic_smem, kv_len - first_key);
-      clear_rows<128>(dynamic_smem + V_AT, kv_len - first_key);
+      clear_rows<BLOCK_N, PANELS>(
+          dynamic_smem, kv_len - first_key, threadIdx.x - 128, 128 * CONSUMERS);
+      clear_rows<BLOCK_N, PANELS>(
+          dynamic_smem + V_AT, kv_len - first_key, threadIdx.x - 128, 128 * CONSUMERS);
       named_barrier_sync(DS_READY, 256);  // hazard: products could read rows not cleared yet
     }
   }
@@ -188,8 +190,12 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
     mbarrier_wait(bar.q_full + 8 * stage, step.parity());
     if (masked && block.packed && first_row + BLOCK_M > q_len) {  // rows of the next sequence
       mbarrier_wait(bar.do_full + 8 * stage, step.parity());
-      clear_rows<128, BLOCK_M>(dynamic_smem + Q_AT + stage * ROWS_BYTES, q_len - first_row);
-      clear_rows<128, BLOCK_M>(dynamic_smem + DO_AT + stage * ROWS_BYTES, q_len - first_row);
+      clear_rows<BLOCK_M, PANELS>(
+          dynamic_smem + Q_AT + stage * ROWS_BYTES, q_len - first_row, threadIdx.x - 128,
+          128 * CONSUMERS);
+      clear_rows<BLOCK_M, PANELS>(
+          dynamic_smem + DO_AT + stage * ROWS_BYTES, q_len - first_row, threadIdx.x - 128,
+          128 * CONSUMERS);
       named_barrier_sync(DS_READY, 256);  // hazard: products could read rows not cleared yet
     }
     start_scores<T>(S, k, q + rows_at);
@@ -201,7 +207,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
         reinterpret_cast<const float2*>(dynamic_smem + LSE_AT + stage * 4 * BLOCK_M) + t;
     const float2* const delta =
         reinterpret_cast<const float2*>(dynamic_smem + DELTA_AT + stage * 4 * BLOCK_M) + t;
-    const Mod mod = mod_of(step.head);
+    const Hooks hooks = hooks_of(step.head);
     const int first_key_idx = first_key + warp_key + g;
     const int first_q_idx = first_row + 2 * t + kv_len - q_len;
     const auto q_idx = [&](int i) { return first_q_idx + i / 2 * 8 + i % 2; };
@@ -211,8 +217,9 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
     wgmma_wait<1>();
     wgmma_registers(S);
     modify<BLOCK_M / 4, 2>(
-        mod, forward.softmax_scale, 1.0f, [&](int i, int j) -> float& { return S[of_score(i, j)]; },
-        q_idx, kv_idx, false, [&](int i, int j) { return &grad[SCORE_GRAD ? of_score(i, j) : 0]; });
+        hooks, forward.softmax_scale, 1.0f,
+        [&](int i, int j) -> float& { return S[of_score(i, j)]; }, q_idx, kv_idx, false,
+        [&](int i, int j) { return &grad[SCORE_GRAD ? of_score(i, j) : 0]; });
 #pragma unroll
     for (int n = 0; n < BLOCK_M / 8; ++n)
 #pragma unroll
@@ -230,7 +237,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
                     distance = j - (first_row + 8 * n + 2 * t + i % 2);
           float& weight = S[4 * n + i];
           if (distance < rows.window_lo || distance > rows.window_hi || j >= kv_len) weight = 0.0f;
-          if (MASK_MOD && partial && is_hidden(mod, q_idx(2 * n + i % 2), j)) weight = 0.0f;
+          if (MASK_MOD && partial && is_hidden(hooks, q_idx(2 * n + i % 2), j)) weight = 0.0f;
           if (SCORE_GRAD && weight == 0.0f) grad[SCORE_GRAD ? 4 * n + i : 0] = 0.0f;
         }
     }
@@ -293,8 +300,9 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
   const float scale[2] = {forward.softmax_scale, forward.softmax_scale}, one[2] = {1.0f, 1.0f};
   dK += block.of_keys(params.d_k) + warp_key * params.d_k.row;
   dV += block.of_keys(params.d_v) + warp_key * params.d_v.row;
-  store_panels(staged, dK_acc, scale, dK, params.d_k.row, kv_len - first_key - warp_key);
-  store_panels(staged + V_AT, dV_acc, one, dV, params.d_v.row, kv_len - first_key - warp_key);
+  store_panels(staged, dK_acc, scale, dK, params.d_k.row, kv_len - first_key - warp_key, HEAD_DIM);
+  store_panels(
+      staged + V_AT, dV_acc, one, dV, params.d_v.row, kv_len - first_key - warp_key, HEAD_DIM);
 }
 
 template <typename T>

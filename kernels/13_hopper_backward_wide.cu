@@ -199,8 +199,10 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward_wide(
     mbarrier_wait(bar.k_full, 0);
     mbarrier_wait(bar.v_full, 0);
     if (block.packed && first_key + BLOCK_N > kv_len) {  // the tile has keys of the next sequence
-      clear_rows<128>(dynamic_smem, kv_len - first_key);
-      clear_rows<128>(dynamic_smem + V_AT, kv_len - first_key);
+      clear_rows<BLOCK_N, PANELS>(
+          dynamic_smem, kv_len - first_key, threadIdx.x - 128, 128 * CONSUMERS);
+      clear_rows<BLOCK_N, PANELS>(
+          dynamic_smem + V_AT, kv_len - first_key, threadIdx.x - 128, 128 * CONSUMERS);
       named_barrier_sync(DS_READY, 256);  // hazard: products could read rows not cleared yet
     }
   }
@@ -215,8 +217,12 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward_wide(
     mbarrier_wait(full + 8 * stage, step.parity());
     if (block.packed && first_row + BLOCK_M > q_len) {  // the tiles have rows of the next sequence
       mbarrier_wait(other_full + 8 * stage, step.parity());
-      clear_rows<128, BLOCK_M>(dynamic_smem + Q_AT + stage * ROWS_BYTES, q_len - first_row);
-      clear_rows<128, BLOCK_M>(dynamic_smem + DO_AT + stage * ROWS_BYTES, q_len - first_row);
+      clear_rows<BLOCK_M, PANELS>(
+          dynamic_smem + Q_AT + stage * ROWS_BYTES, q_len - first_row, threadIdx.x - 128,
+          128 * CONSUMERS);
+      clear_rows<BLOCK_M, PANELS>(
+          dynamic_smem + DO_AT + stage * ROWS_BYTES, q_len - first_row, threadIdx.x - 128,
+          128 * CONSUMERS);
       named_barrier_sync(DS_READY, 256);  // hazard: products could read rows not cleared yet
     }
     start_scores<T>(S, keys, rows_of_keys + rows_at);

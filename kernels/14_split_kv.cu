@@ -16,31 +16,12 @@
 // Needs    sm_80; HEAD_DIM 64, 128 or 256, strides multiples of 16 bytes; tickets that are 0
 // Traffic  K and V once for each tile of 16 rows; 16 rows of float32 for each cut of a unit,
 //          twice
-#include "score_mod.cuh"  // nothing, until a caller gives it a function of scores
 
-#ifndef HEAD_DIM
-#define HEAD_DIM 128
-#endif
-#ifndef BLOCK_N
-#define BLOCK_N 16  // keys per tile of a warp: 16 or 32
-#endif
-#ifndef WARPS
-#define WARPS 8  // per block; each has the same rows, and keys of its own
-#endif
-#ifndef STAGES
-#define STAGES 3  // tiles of K and V of a warp that are in shared memory, or on their way
-#endif
-#ifndef STATE_ROWS
-#define STATE_ROWS 8  // at least the rows of a tile that a head of a token has: 1, 2, 4, 8 or 16
-#endif
-#ifndef PAGED
-#define PAGED 0  // 1: K and V lie in pages, which block_table finds
-#endif
-
-#include "cache_copies.cuh"     // Cache, Copies: a ring of copies for each warp
-#include "decode_rows.cuh"      // Rows, Keys, Parts: which rows, which keys they see, results
+#include "cache_copies.cuh"     // Cache, Copies: a ring of copies for each warp; PAGED
+#include "decode_tile.cuh"      // sizes; Rows, Keys, Parts: which rows, which keys, results
 #include "float_fragments.cuh"  // 07's products in float32
-#include "stretches.cuh"        // Stretch: the key tiles of a block
+#include "hooks.cuh"            // nothing, until a caller gives it a function of scores
+#include "stream_k.cuh"         // StreamK: the stretch of key tiles of a block
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS, 1) split_kv(
@@ -51,14 +32,13 @@ __global__ void __launch_bounds__(THREADS, 1) split_kv(
     float* partial_o,                       // [blocks, 2, STATE_ROWS, HEAD_DIM]
     float2* partial_ml,                     // [blocks, 2, STATE_ROWS]
     int* tickets,                           // [blocks]: 0 before and after a launch
-    const DecodeParams params MOD_PARAMETERS) {
+    const DecodeParams params HOOK_PARAMETERS) {
   // ---- prologue: the block's stretch, and the first copies of each warp
   const AttentionParams& a = params.attention;
   const Rows rows(a, a.heads / a.kv_heads);
-  Stretch stretch(params, rows, cache_seqlens, K_new != nullptr, blockIdx.x, gridDim.x);
+  StreamK stretch(params, rows, cache_seqlens, K_new != nullptr, blockIdx.x, gridDim.x);
   if (stretch.empty()) return;  // the whole block, before any barrier
   extern __shared__ __align__(128) unsigned char dynamic_smem[];
-  __shared__ bool is_last;
   const unsigned Q_smem = smem_address(dynamic_smem);
   const int warp = threadIdx.x / 32, lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
   const unsigned ring = RING_BEGIN<T> + warp * STAGES * 2 * TILE_BYTES<T>;  // of this warp
@@ -84,17 +64,19 @@ __global__ void __launch_bounds__(THREADS, 1) split_kv(
     rows.load(dynamic_smem, Q, sequence, kv_head);
     __syncthreads();  // hazard: Q could be read before it is there
     const int kv_len = keys.q_pos + a.N;
-    const Mod mods[2] = {
-        {MOD_ARGUMENTS sequence, rows.head(kv_head, g), kv_head, a.N, kv_len},
-        {MOD_ARGUMENTS sequence, rows.head(kv_head, g + 8), kv_head, a.N, kv_len}};
+    const Hooks hooks[2] = {
+        {HOOK_ARGUMENTS sequence, rows.head(kv_head, g), kv_head, a.N, kv_len},
+        {HOOK_ARGUMENTS sequence, rows.head(kv_head, g + 8), kv_head, a.N, kv_len}};
     Output acc = {};
     Statistics l_i;
     Maxima maxima = {};
     const bool begins = stretch.first == 0;  // the unit: a sink counts once
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
-      maxima.m_i[i] = maxima.limit[i] = begins && warp == 0 ? first_maximum(mods[i]) : M_INIT;
-      l_i[i] = begins && warp == 0 && t == 0 ? first_sum(mods[i]) : 0.0f;
+      maxima.m_i[i] = M_INIT;
+      l_i[i] = 0.0f;
+      if (begins && warp == 0) hook_start(maxima.m_i[i], l_i[i], hooks[i], t == 0);
+      maxima.limit[i] = maxima.m_i[i];
     }
 
     // ---- one pass over this warp's tiles, as in 07
@@ -110,11 +92,8 @@ __global__ void __launch_bounds__(THREADS, 1) split_kv(
       else dot_qk<ROW_CHUNKS<T>>(S, dynamic_smem, dynamic_smem + stage);
 #pragma unroll
       for (int i = 0; i < ROWS; ++i)
-        modify<1, BLOCK_N / 4>(
-            mods[i], scale, 1.0f,
-            [&](int, int j) -> float& { return row_pair(S, i, j / 2)[j % 2]; },
-            [&](int) { return keys.q_pos + rows.token(g + 8 * i); },
-            [&](int j) { return first_key + 2 * t + j / 2 * 8 + j % 2; }, false);
+        hook_scores_of_row(
+            S, i, hooks[i], scale, keys.q_pos + rows.token(g + 8 * i), first_key + 2 * t);
       mask_tile(S, keys, rows, first_key);
       online_softmax_rescale(S, maxima, l_i, acc, softmax_scale_log2);
       if constexpr (sizeof(T) == 2)
@@ -146,16 +125,7 @@ __global__ void __launch_bounds__(THREADS, 1) split_kv(
     if (parts == 1) continue;
 
     // ---- a unit that is cut: the block that comes last merges its parts
-    __threadfence();  // hazard: the ticket could be seen before this part
-    __syncthreads();  // hazard: the ticket could be drawn before all threads have written
-    if (threadIdx.x == 0) {
-      // atomicInc goes back to 0 with the last part: ready for the next launch.
-      int* ticket = tickets + blockIdx.y * gridDim.x + first_block;
-      is_last = atomicInc(reinterpret_cast<unsigned*>(ticket), parts - 1) == parts - 1;
-    }
-    __syncthreads();  // hazard: is_last could be read before it is there
-    if (!is_last) continue;
-    __threadfence();  // hazard: parts could be read before the ticket
+    if (!comes_last(tickets + blockIdx.y * gridDim.x + first_block, parts)) continue;
     for (int i = threadIdx.x; i < rows.count * (HEAD_DIM / 4); i += THREADS) {
       const int row = i / (HEAD_DIM / 4), column = i % (HEAD_DIM / 4) * 4;
       const State sum = merge(parts, [&](int part) {

@@ -14,11 +14,11 @@
 // Needs    sm_80; HEAD_DIM and strides multiples of 4, pointers of 16 bytes. An infinite element makes
 //          NaN, as does one that hi rounds to infinity; below 1e-34, elements keep fewer bits
 // Traffic  Q and O once; K and V: for each tile of rows, the keys that they see
-#include "block.cuh"      // Block, Window: 05
-#include "mask.cuh"       // mask: 07
-#include "ptx.cuh"        // cp.async, row_pair: 07
-#include "score_mod.cuh"  // nothing, until 11 gives it a function of scores
-#include "softmax.cuh"    // NEG_INF, LOG2_E, M_INIT: 05; row_allreduce: 07
+#include "block.cuh"    // Block, Window: 05
+#include "hooks.cuh"    // what the library adds to kernels: nothing, until 11
+#include "mask.cuh"     // mask: 07
+#include "ptx.cuh"      // cp.async, row_pair: 07
+#include "softmax.cuh"  // NEG_INF, LOG2_E, M_INIT: 05; row_allreduce: 07
 
 #ifndef HEAD_DIM
 #define HEAD_DIM 64  // d, the length of a row of Q, K, V, O: a multiple of 4, at most 256
@@ -221,7 +221,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) tf32(
     float* __restrict__ lse,               // [batch, heads, N], packed [heads, tokens]; or null
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
-    const AttentionParams params MOD_PARAMETERS) {
+    const AttentionParams params HOOK_PARAMETERS) {
   // ---- prologue: the tile, head and sequence of this block, and the keys that its rows see
   const Block block(BLOCK_M, params, cu_seqlens_q, cu_seqlens_k);
   const int first_row = block.first_row, q_len = block.q_len;
@@ -232,8 +232,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) tf32(
   V += block.keys_offset(params.v);
   const Window window(BLOCK_M, block, params);
   const int last_row = window.last_row, end = window.end;
-  const Mod mod = {MOD_ARGUMENTS block.sequence, block.head, block.kv_head, q_len, block.kv_len};
-  KeyTiles<BLOCK_N> keys(mod, first_row / BLOCK_M, window.begin, end);
+  const Hooks hooks = {
+      HOOK_ARGUMENTS block.sequence, block.head, block.kv_head, q_len, block.kv_len};
+  Tiles<BLOCK_N> tiles(hooks, first_row / BLOCK_M, window.begin, end);
   extern __shared__ __align__(128) unsigned char dynamic_smem[];
   constexpr unsigned TILE = BLOCK_N * ROW_BYTES;  // bytes of a tile of K or V
   const unsigned char *Q_smem = dynamic_smem, *K_smem = Q_smem + BLOCK_M * ROW_BYTES;
@@ -248,43 +249,37 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) tf32(
   const unsigned K_copy = smem_address(K_smem) + copy_offset;
   const unsigned V_copy = smem_address(V_smem) + copy_offset;
   Q += copy_row * params.q.row + 4 * copy_chunk;
-  K += (keys.first() + copy_row) * params.k.row + 4 * copy_chunk;
-  V += (keys.first() + copy_row) * params.v.row + 4 * copy_chunk;
-  if (keys.more()) {
+  K += (tiles.first() + copy_row) * params.k.row + 4 * copy_chunk;
+  V += (tiles.first() + copy_row) * params.v.row + 4 * copy_chunk;
+  if (tiles.first() < end) {
     load_tile<BLOCK_M>(Q_copy, Q, params.q.row, q_len - first_row - copy_row);
-    load_tile<BLOCK_N>(K_copy, K, params.k.row, end - keys.first() - copy_row);
-    load_tile<BLOCK_N>(V_copy, V, params.v.row, end - keys.first() - copy_row);
+    load_tile<BLOCK_N>(K_copy, K, params.k.row, end - tiles.first() - copy_row);
+    load_tile<BLOCK_N>(V_copy, V, params.v.row, end - tiles.first() - copy_row);
     cp_async_commit();
   }
   Output acc = {};
   Statistics m_i, l_i;  // m_i in units of log2; l_i of this lane's keys until the epilogue
 #pragma unroll
-  for (int i = 0; i < ROWS; ++i) {
-    m_i[i] = first_maximum(mod);
-    l_i[i] = t == 0 ? first_sum(mod) : 0.0f;
-  }
-  const float scale = SCORE_MOD ? params.softmax_scale : params.softmax_scale * LOG2_E;
+  for (int i = 0; i < ROWS; ++i) hook_start(m_i[i], l_i[i], hooks, t == 0);  // M_INIT and 0
+  const float scale = scale_of_q(params.softmax_scale);                      // softmax_scale LOG2_E
 
   // ---- one pass: scores, the new maximum, everything so far rescaled if need be, this tile added
   unsigned stage_offset = 0;  // of the half of K_smem and V_smem in use, not being filled
-  for (; keys.more(); keys.advance(), stage_offset ^= TILE) {
-    const int first = keys.first();
+  for (int first = tiles.first(), next; first < end; first = next, stage_offset ^= TILE) {
+    next = tiles.next(first);
     cp_async_wait<0>();
     __syncthreads();  // hazard: a tile could be read before it lands, or overwritten while in use
     Scores S = {};
     gemm_qk(S, scale, Q_smem, q_lane, K_smem + stage_offset, k_lane);
-    const int next = first + keys.step();
-    if (keys.has_next()) {
-      K += keys.step() * params.k.row;
-      V += keys.step() * params.v.row;
+    if (next < end) {
+      K += (next - first) * params.k.row;
+      V += (next - first) * params.v.row;
       load_tile<BLOCK_N>(K_copy + (stage_offset ^ TILE), K, params.k.row, end - next - copy_row);
       load_tile<BLOCK_N>(V_copy + (stage_offset ^ TILE), V, params.v.row, end - next - copy_row);
       cp_async_commit();
     }
-    modify<ROWS, BLOCK_N / 4>(
-        mod, 1.0f, LOG2_E, [&](int i, int j) -> float& { return row_pair(S, i, j / 2)[j % 2]; },
-        [&](int i) { return window.first_pos + warp_row + g + 8 * i; },
-        [&](int j) { return first + 2 * t + j / 2 * 8 + j % 2; }, keys.partial());
+    const int q_idx = window.first_pos + warp_row + g;  // the first row's place among the keys
+    hook_scores(S, hooks, q_idx, first + 2 * t, tiles.partial());
     if (first < last_row + window.lo || first + BLOCK_N > min(first_row + window.hi + 1, end)) {
       const int col_idx = first + 2 * t;  // of this lane's first key
       mask(S, first_row + warp_row + g - col_idx, end - col_idx, window.lo, window.hi);

@@ -58,7 +58,7 @@ struct KeyBlock {
       kv_head = (first_head + number % heads) % gridDim.y;
       sequence = (first_head + number % heads) / gridDim.y;
     }
-    if (SLOTS) find_tile(tile, sequence, BLOCK_N, forward.sequences, cu_seqlens_k);
+    hook_tile(tile, sequence, BLOCK_N, forward.sequences, cu_seqlens_k);
     first_key = tile * BLOCK_N;
     group = forward.heads / forward.kv_heads;
     q_first = packed ? cu_seqlens_q[sequence] : 0;
@@ -107,7 +107,7 @@ struct RowBlock {
     tile = blockIdx.x;
     head = blockIdx.y;
     sequence = blockIdx.z;
-    if (SLOTS) find_tile(tile, sequence, BLOCK_M, forward.sequences, cu_seqlens_q);
+    hook_tile(tile, sequence, BLOCK_M, forward.sequences, cu_seqlens_q);
     first_row = tile * BLOCK_M;
     packed = cu_seqlens_q != nullptr;
     q_first = packed ? cu_seqlens_q[sequence] : 0;

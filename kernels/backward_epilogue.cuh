@@ -3,6 +3,7 @@
 
 #pragma once
 #include "backward_tiles.cuh"
+#include "results.cuh"
 
 // A lane has two neighbouring columns of its keys, 4 bytes, at a time. dK and dV begin at the
 // block's first key.

@@ -3,6 +3,7 @@
 
 #pragma once
 #include "backward_tiles.cuh"
+#include "results.cuh"
 
 // dQ = softmax_scale dQ_accum, whose tiles are rows of DQ_COLUMNS.
 template <typename T>

@@ -31,7 +31,7 @@ struct Block {
       head = block % heads % gridDim.y;
       sequence = block % heads / gridDim.y;
     }
-    if (SLOTS) find_tile(tile, sequence, block_m, params.sequences, cu_seqlens_q);
+    hook_tile(tile, sequence, block_m, params.sequences, cu_seqlens_q);
     kv_head = head / (params.heads / params.kv_heads);
     first_row = tile * block_m;
     packed = cu_seqlens_q != nullptr;

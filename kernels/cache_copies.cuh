@@ -1,8 +1,12 @@
 // The keys and values of a cache on their way into a warp's ring of stages, and new ones into the
-// cache. Written out in 14's steps, explained in its notebook. To be included after PAGED.
+// cache. Written out in 14's steps, explained in its notebook.
 
 #pragma once
-#include "stretches.cuh"
+#include "stream_k.cuh"
+
+#ifndef PAGED
+#define PAGED 0  // 1: K and V lie in pages, which block_table finds
+#endif
 
 // Where keys and values are.
 template <typename T>
@@ -20,14 +24,14 @@ struct Copies {
   static constexpr int CHUNKS_T = ROW_CHUNKS<T>, LANES = CHUNKS_T < 32 ? CHUNKS_T : 32;
   static constexpr int ROWS_AT_ONCE = 32 / LANES, PER_LANE = CHUNKS_T / LANES;
   const Cache<T>& cache;
-  Stretch at;
+  StreamK at;
   int tile;
   int page = 0;  // of key lane_id of the tile, looked up a tile ahead
   bool more = true;
   unsigned char *K_lane, *V_lane;  // the unit's first key, or that of page 0: this lane's chunk
   const unsigned k_row, v_row, k_page, v_page;  // bytes from one to the next
 
-  __device__ __forceinline__ Copies(const Cache<T>& cache, const Stretch& stretch)
+  __device__ __forceinline__ Copies(const Cache<T>& cache, const StreamK& stretch)
       : cache(cache),
         at(stretch),
         tile(stretch.first + int(threadIdx.x / 32) - WARPS),

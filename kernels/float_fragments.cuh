@@ -1,8 +1,9 @@
 // The two products of a warp in float32, on the CUDA cores, with S and acc where mma.sync has them:
-// so that the softmax between them is that of the half types. To be included after mma_tiles.cuh. A
-// row has CHUNKS chunks of 16 bytes, swizzled.
+// so that the softmax between them is that of the half types. A row has CHUNKS chunks of 16 bytes,
+// swizzled.
 
 #pragma once
+#include "decode_tile.cuh"  // Scores, Output, Statistics: of mma_tiles.cuh, with the sizes of 14
 
 __device__ __forceinline__ float dot(float4 a, float4 b, float c) {
   return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, c))));

@@ -5,7 +5,9 @@
 #ifndef BLOCK_N
 #define BLOCK_N 64  // B_c, keys per tile: two accumulators of O leave registers for these
 #endif
-#include "hopper_rows.cuh"
+#include "attention_params.cuh"
+#include "half2.cuh"
+#include "hopper_tiles.cuh"
 #include "packed_tiles.cuh"
 
 constexpr int SPLIT_THREADS = 256, Q_ROWS = 64;  // rows that share an exponent

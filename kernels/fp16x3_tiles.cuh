@@ -1,8 +1,10 @@
-// 15 by fp16: three products in place of one, the online softmax, the ring of stages. For
-// 15_fp16x3.cu and the step before it; explained in 15's notebook.
+// 15 by fp16: three products in place of one, the online softmax. For 15_fp16x3.cu and the
+// step before it; explained in 15's notebook.
 
 #pragma once
 #include "fp16x3_split.cuh"
+#include "hopper_softmax.cuh"
+#include "hopper_tiles.cuh"
 
 #ifndef STAGES
 #define STAGES 5  // tiles in shared memory, of K and V in turn
@@ -15,24 +17,25 @@ static_assert(HEAD_DIM <= 128, "two accumulators of O must fit the registers");
 constexpr int WEIGHT_EXPONENT = 7;  // of the largest weight; with RESCALE_THRESHOLD below 2^15
 static_assert(WEIGHT_EXPONENT + RESCALE_THRESHOLD <= 15, "weights must fit fp16");
 
-// S += Q K^T, or S = Q K^T if `accumulate` is false, for the warpgroup's 64 rows. Steps as in 10.
+// S += Q K^T, or S = Q K^T if `accumulate` is false, for the warpgroup's 64 rows.
 __device__ __forceinline__ void add_qk(
     Scores& S, unsigned long long q, unsigned long long k, bool accumulate) {
 #pragma unroll
   for (int i = 0; i < HEAD_DIM_PADDED / 16; ++i)
     wgmma_ss(
-        __half(), S, q + (i / 4 * PANEL_BYTES + i % 4 * 32) / 16,
-        k + (i / 4 * BLOCK_N * 128 + i % 4 * 32) / 16, accumulate || i > 0);
+        __half(), S, advance_columns(q, i, 64), advance_columns(k, i, BLOCK_N),
+        accumulate || i > 0);
 }
 
-// Starts S = Q K^T. Each addition cuts some bits off its sum: off that of the small products, bits
-// that are worth less. So those come first.
+// Issues S = Q K^T. Each addition cuts some bits off its sum: off that of the small products, bits
+// that are worth less. So those come first. Behind each tile of hi is that of lo.
 __device__ __forceinline__ void start_qk(Scores& S, unsigned long long q, unsigned long long k) {
-  constexpr int Q_LO = Q_BYTES / 16, K_LO = TILE_BYTES / 16;
+  const unsigned long long q_lo = advance_tiles(q, 1, Q_BYTES);
+  const unsigned long long k_lo = advance_tiles(k, 1, TILE_BYTES);
   wgmma_registers(S);
   wgmma_fence();
-  add_qk(S, q + Q_LO, k, false);
-  add_qk(S, q, k + K_LO, true);
+  add_qk(S, q_lo, k, false);
+  add_qk(S, q, k_lo, true);
   add_qk(S, q, k, true);
   wgmma_commit();
 }
@@ -41,17 +44,17 @@ __device__ __forceinline__ void add_pv(
     Output& O, const Weights& P, unsigned long long v, bool accumulate) {
 #pragma unroll
   for (int i = 0; i < BLOCK_N / 16; ++i)
-    wgmma_rs(__half(), O, P[i], v + i * 16 * 128 / 16, accumulate || i > 0);
+    wgmma_rs(__half(), O, P[i], advance_rows(v, i), accumulate || i > 0);
 }
 
-// Starts O_tile = P V, of this tile of keys alone.
+// Issues O_tile = P V, of this tile of keys alone.
 __device__ __forceinline__ void start_pv(
     Output& O_tile, const Weights& P_hi, const Weights& P_lo, unsigned long long v) {
-  constexpr int V_LO = TILE_BYTES / 16;
+  const unsigned long long v_lo = advance_tiles(v, 1, TILE_BYTES);
   wgmma_registers(O_tile);
   wgmma_fence();
   add_pv(O_tile, P_lo, v, false);
-  add_pv(O_tile, P_hi, v + V_LO, true);
+  add_pv(O_tile, P_hi, v_lo, true);
   add_pv(O_tile, P_hi, v, true);
   wgmma_commit();
 }
@@ -82,14 +85,3 @@ __device__ __forceinline__ void online_softmax_rescale(
   }
   rescale_output(acc, rescale);
 }
-
-// Where tiles are in the ring of stages, and the parity of the mbarriers' phases there.
-struct Ring {
-  int stage = 0;
-  unsigned parity = 0;
-  __device__ __forceinline__ void advance() {
-    if (++stage < STAGES) return;
-    stage = 0;
-    parity ^= 1;
-  }
-};

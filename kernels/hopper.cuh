@@ -16,8 +16,7 @@
 #pragma once
 #include "ptx.cuh"
 
-constexpr int PANEL_COLUMNS =
-    64;  // of 2 bytes: 128 bytes, the widest box with the 128-byte swizzle
+constexpr int PANEL_COLUMNS = 64;  // of 2 bytes: the widest box with the 128-byte swizzle
 
 // As cuTensorMapEncodeTiled writes it: the address, sizes and strides of an array, and the box that
 // one copy takes.
@@ -66,6 +65,62 @@ __device__ __forceinline__ void mbarrier_wait(unsigned barrier, unsigned parity)
   while (!mbarrier_try_wait(barrier, parity)) {
   }
 }
+
+// ---- rings: stages in shared memory that a producer fills and consumers empty, over and over
+
+// Which of a ring's N stages is next, and the parity of its mbarriers' phase: CUTLASS's
+// PipelineState. The producer has one, and so has each consumer.
+template <int N>
+struct PipelineState {
+  int index = 0;
+  unsigned phase = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++index < N) return;
+    index = 0;
+    phase ^= 1;
+  }
+};
+
+// The mbarriers of N stages: `full` of each, which counts copied bytes, then `empty` of each, which
+// counts the consumers that have left the stage.
+template <int N>
+struct Ring {
+  static constexpr unsigned BYTES = 2 * N * 8;
+  unsigned full, empty;
+
+  __device__ __forceinline__ Ring(unsigned full, unsigned empty) : full(full), empty(empty) {}
+  __device__ __forceinline__ explicit Ring(unsigned barriers) : Ring(barriers, barriers + N * 8) {}
+
+  // By one thread; the mbarrier_init_fence() is the caller's.
+  __device__ __forceinline__ void init(unsigned consumers) const {
+    init_full();
+    for (int i = 0; i < N; ++i) mbarrier_init(empty + 8 * i, consumers);
+  }
+  __device__ __forceinline__ void init_full() const {
+    for (int i = 0; i < N; ++i) mbarrier_init(full + 8 * i, 1);
+  }
+
+  // The producer: waits until consumers have left the stage. Waiting on parity 1 of a new mbarrier
+  // returns at once, hence `^ 1`: the first time through the ring, all stages are empty.
+  __device__ __forceinline__ void wait_empty(const PipelineState<N>& stage) const {
+    mbarrier_wait(empty + 8 * stage.index, stage.phase ^ 1);
+  }
+  // Then says how many bytes fill it. Returns the mbarrier that the copies name.
+  __device__ __forceinline__ unsigned expect(const PipelineState<N>& stage, unsigned bytes) const {
+    mbarrier_arrive_expect_tx(full + 8 * stage.index, bytes);
+    return full + 8 * stage.index;
+  }
+
+  // A consumer: waits until the bytes are there.
+  __device__ __forceinline__ void wait_full(const PipelineState<N>& stage) const {
+    mbarrier_wait(full + 8 * stage.index, stage.phase);
+  }
+  // Then leaves the stage to the producer.
+  __device__ __forceinline__ void release(const PipelineState<N>& stage) const {
+    mbarrier_arrive(empty + 8 * stage.index);
+  }
+};
 
 // ---- TMA: one thread copies a box of a four-dimensional array; elements outside of it are zeros
 
@@ -184,6 +239,23 @@ __device__ __forceinline__ unsigned long long wgmma_descriptor(
          (address & 0x3ffff) / 16;
 }
 
+// The descriptor of what is i tiles of so many bytes further.
+__device__ __forceinline__ unsigned long long advance_tiles(
+    unsigned long long descriptor, int i, unsigned tile_bytes) {
+  return descriptor + i * (tile_bytes / 16);
+}
+
+// i times 16 rows further.
+__device__ __forceinline__ unsigned long long advance_rows(unsigned long long descriptor, int i) {
+  return advance_tiles(descriptor, i, 16 * 128);
+}
+
+// i times 16 columns further: 32 bytes each, and after four of them the next panel, of `rows` rows.
+__device__ __forceinline__ unsigned long long advance_columns(
+    unsigned long long descriptor, int i, int rows) {
+  return descriptor + (i / 4 * rows * 128 + i % 4 * 32) / 16;
+}
+
 // Needed before the first product, and again after other instructions have written registers of D
 // or A.
 __device__ __forceinline__ void wgmma_fence() {
@@ -210,65 +282,66 @@ __device__ __forceinline__ void wgmma_registers(float (&d)[N]) {
 }
 
 // The lists of N / 2 accumulators in an asm statement.
-#define D_16 "%0, %1, %2, %3, %4, %5, %6, %7"
-#define D_32 D_16 ", %8, %9, %10, %11, %12, %13, %14, %15"
-#define D_48 D_32 ", %16, %17, %18, %19, %20, %21, %22, %23"
-#define D_64 D_48 ", %24, %25, %26, %27, %28, %29, %30, %31"
-#define D_80 D_64 ", %32, %33, %34, %35, %36, %37, %38, %39"
-#define D_96 D_80 ", %40, %41, %42, %43, %44, %45, %46, %47"
-#define D_112 D_96 ", %48, %49, %50, %51, %52, %53, %54, %55"
-#define D_128 D_112 ", %56, %57, %58, %59, %60, %61, %62, %63"
-#define D_144 D_128 ", %64, %65, %66, %67, %68, %69, %70, %71"
-#define D_160 D_144 ", %72, %73, %74, %75, %76, %77, %78, %79"
-#define D_176 D_160 ", %80, %81, %82, %83, %84, %85, %86, %87"
-#define D_192 D_176 ", %88, %89, %90, %91, %92, %93, %94, %95"
-#define D_208 D_192 ", %96, %97, %98, %99, %100, %101, %102, %103"
-#define D_224 D_208 ", %104, %105, %106, %107, %108, %109, %110, %111"
-#define D_240 D_224 ", %112, %113, %114, %115, %116, %117, %118, %119"
-#define D_256 D_240 ", %120, %121, %122, %123, %124, %125, %126, %127"
+#define WGMMA_D_16 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define WGMMA_D_32 WGMMA_D_16 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define WGMMA_D_48 WGMMA_D_32 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define WGMMA_D_64 WGMMA_D_48 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define WGMMA_D_80 WGMMA_D_64 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define WGMMA_D_96 WGMMA_D_80 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define WGMMA_D_112 WGMMA_D_96 ", %48, %49, %50, %51, %52, %53, %54, %55"
+#define WGMMA_D_128 WGMMA_D_112 ", %56, %57, %58, %59, %60, %61, %62, %63"
+#define WGMMA_D_144 WGMMA_D_128 ", %64, %65, %66, %67, %68, %69, %70, %71"
+#define WGMMA_D_160 WGMMA_D_144 ", %72, %73, %74, %75, %76, %77, %78, %79"
+#define WGMMA_D_176 WGMMA_D_160 ", %80, %81, %82, %83, %84, %85, %86, %87"
+#define WGMMA_D_192 WGMMA_D_176 ", %88, %89, %90, %91, %92, %93, %94, %95"
+#define WGMMA_D_208 WGMMA_D_192 ", %96, %97, %98, %99, %100, %101, %102, %103"
+#define WGMMA_D_224 WGMMA_D_208 ", %104, %105, %106, %107, %108, %109, %110, %111"
+#define WGMMA_D_240 WGMMA_D_224 ", %112, %113, %114, %115, %116, %117, %118, %119"
+#define WGMMA_D_256 WGMMA_D_240 ", %120, %121, %122, %123, %124, %125, %126, %127"
 
-#define SUMS_FROM(i)                                                                          \
+#define WGMMA_ACC_FROM(i)                                                                     \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])
-#define SUMS_16 SUMS_FROM(0)
-#define SUMS_32 SUMS_16, SUMS_FROM(8)
-#define SUMS_48 SUMS_32, SUMS_FROM(16)
-#define SUMS_64 SUMS_48, SUMS_FROM(24)
-#define SUMS_80 SUMS_64, SUMS_FROM(32)
-#define SUMS_96 SUMS_80, SUMS_FROM(40)
-#define SUMS_112 SUMS_96, SUMS_FROM(48)
-#define SUMS_128 SUMS_112, SUMS_FROM(56)
-#define SUMS_144 SUMS_128, SUMS_FROM(64)
-#define SUMS_160 SUMS_144, SUMS_FROM(72)
-#define SUMS_176 SUMS_160, SUMS_FROM(80)
-#define SUMS_192 SUMS_176, SUMS_FROM(88)
-#define SUMS_208 SUMS_192, SUMS_FROM(96)
-#define SUMS_224 SUMS_208, SUMS_FROM(104)
-#define SUMS_240 SUMS_224, SUMS_FROM(112)
-#define SUMS_256 SUMS_240, SUMS_FROM(120)
+#define WGMMA_ACC_16 WGMMA_ACC_FROM(0)
+#define WGMMA_ACC_32 WGMMA_ACC_16, WGMMA_ACC_FROM(8)
+#define WGMMA_ACC_48 WGMMA_ACC_32, WGMMA_ACC_FROM(16)
+#define WGMMA_ACC_64 WGMMA_ACC_48, WGMMA_ACC_FROM(24)
+#define WGMMA_ACC_80 WGMMA_ACC_64, WGMMA_ACC_FROM(32)
+#define WGMMA_ACC_96 WGMMA_ACC_80, WGMMA_ACC_FROM(40)
+#define WGMMA_ACC_112 WGMMA_ACC_96, WGMMA_ACC_FROM(48)
+#define WGMMA_ACC_128 WGMMA_ACC_112, WGMMA_ACC_FROM(56)
+#define WGMMA_ACC_144 WGMMA_ACC_128, WGMMA_ACC_FROM(64)
+#define WGMMA_ACC_160 WGMMA_ACC_144, WGMMA_ACC_FROM(72)
+#define WGMMA_ACC_176 WGMMA_ACC_160, WGMMA_ACC_FROM(80)
+#define WGMMA_ACC_192 WGMMA_ACC_176, WGMMA_ACC_FROM(88)
+#define WGMMA_ACC_208 WGMMA_ACC_192, WGMMA_ACC_FROM(96)
+#define WGMMA_ACC_224 WGMMA_ACC_208, WGMMA_ACC_FROM(104)
+#define WGMMA_ACC_240 WGMMA_ACC_224, WGMMA_ACC_FROM(112)
+#define WGMMA_ACC_256 WGMMA_ACC_240, WGMMA_ACC_FROM(120)
 
-// D += A B for 64 x N sums, or D = A B if `accumulate` is false. The first argument selects the
-// type of the elements. wgmma_ss: A (64 x 16) and B^T (N x 16) are in shared memory, with rows like
-// those of Q and K, or as A^T (A_TRANSPOSED) or B (B_TRANSPOSED). wgmma_rs: A is in registers and B (16 x N) in shared memory, with rows like
-// those of V, which wgmma reads transposed. clang-format off
+// D += A B for 64 x N accumulators, or D = A B if `accumulate` is false. The first argument selects
+// the type of the elements. wgmma_ss: A (64 x 16) and B^T (N x 16) are in shared memory, with rows
+// like those of Q and K, or as A^T (A_TRANSPOSED) or B (B_TRANSPOSED). wgmma_rs: A is in registers
+// and B (16 x N) in shared memory, with rows like those of V, which wgmma reads transposed.
+// clang-format off
 #define WGMMA_TYPE(N, TYPE, PTX, A0, A1, A2, A3, A4, A5)                                        \
   template <int A_TRANSPOSED = 0, int B_TRANSPOSED = 0>                                         \
   __device__ __forceinline__ void wgmma_ss(                                                     \
       TYPE, float (&d)[N / 2], unsigned long long a, unsigned long long b, bool accumulate) {   \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #A2                                       \
                  ", 0;\n"                                                                       \
-                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." #PTX "." #PTX " {" D_##N     \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." #PTX "." #PTX " {" WGMMA_D_##N\
                  "}, %" #A0 ", %" #A1 ", p, 1, 1, %" #A3 ", %" #A4 ";\n}"                       \
-                 : SUMS_##N                                                                     \
+                 : WGMMA_ACC_##N                                                                \
                  : "l"(a), "l"(b), "r"((int)accumulate), "n"(A_TRANSPOSED), "n"(B_TRANSPOSED)); \
   }                                                                                             \
   __device__ __forceinline__ void wgmma_rs(                                                     \
       TYPE, float (&d)[N / 2], const unsigned (&a)[4], unsigned long long b, bool accumulate) { \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #A5                                       \
                  ", 0;\n"                                                                       \
-                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." #PTX "." #PTX " {" D_##N     \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." #PTX "." #PTX " {" WGMMA_D_##N\
                  "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #A4 ", p, 1, 1, 1;\n}"        \
-                 : SUMS_##N                                                                     \
+                 : WGMMA_ACC_##N                                                                \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate));   \
   }
 // clang-format on

@@ -41,13 +41,13 @@ __device__ __forceinline__ void load(
   const auto load_keys = [&](unsigned target, const TensorMap& map, unsigned full) {
     if (step.count > 0) return;
     mbarrier_arrive_expect_tx(full, KEYS_BYTES);
-    tma_load_panels<BLOCK_N>(
+    tma_load_panels<BLOCK_N, PANELS>(
         target, map, full, block.k_first + block.first_key, block.kv_head, batch);
   };
   const auto load_rows = [&](unsigned tiles_at, const TensorMap& map, unsigned full,
                              unsigned numbers_at, const float* numbers) {
     mbarrier_arrive_expect_tx(full + 8 * stage, ROWS_BYTES + 4 * BLOCK_M);
-    tma_load_panels<BLOCK_M>(
+    tma_load_panels<BLOCK_M, PANELS>(
         K_smem + tiles_at + stage * ROWS_BYTES, map, full + 8 * stage, row, head, batch);
     bulk_load(K_smem + numbers_at + stage * 4 * BLOCK_M, numbers, full + 8 * stage, 4 * BLOCK_M);
   };

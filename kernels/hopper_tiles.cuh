@@ -5,7 +5,6 @@
 #pragma once
 #include "attention_params.cuh"
 #include "hopper.cuh"
-#include "swizzle.cuh"
 
 #ifndef HEAD_DIM
 #define HEAD_DIM 128  // d, the length of a row of Q, K, V, O: a multiple of 8, at most 256
@@ -26,8 +25,6 @@ constexpr unsigned TILE_BYTES = PANELS * BLOCK_N * 128;  // of a tile of K or V
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "16-byte chunks; O must fit the registers");
 static_assert(BLOCK_M % 64 == 0 && CONSUMERS >= 2 && CONSUMERS <= 3, "64 rows per consumer");
 static_assert(BLOCK_N % 16 == 0 && BLOCK_N <= 256, "what wgmma takes; a step of P V has 16 keys");
-
-#include "panels.cuh"
 
 // A tile of rows. Keys begin .. end - 1 are all that some row of the tile sees; end may be too
 // small: rows that see no key.
@@ -111,21 +108,4 @@ __device__ __forceinline__ bool next_tile(
 // that see no key get one key tile, all masked: their sum is 0.
 __device__ __forceinline__ int last_tile_begin(const Tile& tile) {
   return tile.begin + (max(tile.end - tile.begin, 1) - 1) / BLOCK_N * BLOCK_N;
-}
-
-// All panels of ROWS rows by cp.async, without TMA: all threads copy, swizzled as in 07. Only rows_left rows are
-// read; elements past them, or past HEAD_DIM, become zeros.
-template <int ROWS, typename T>
-__device__ __forceinline__ void cp_async_panels(
-    unsigned target, const T* __restrict__ source, const Strides& strides, int rows_left, int row,
-    int head, int batch) {
-  source += batch * strides.batch + head * strides.head + row * strides.row;
-  for (int i = threadIdx.x; i < PANELS * ROWS * 8; i += 128 * CONSUMERS) {
-    const int panel = i / (ROWS * 8), r = i / 8 % ROWS, c = i % 8;
-    const int x = panel * PANEL_COLUMNS + 8 * c;
-    const bool in_bounds = r < rows_left && x < HEAD_DIM;
-    cp_async(
-        target + panel * ROWS * 128 + swizzle<8>(r, c),
-        source + (in_bounds ? r * strides.row + x : 0), in_bounds ? 16 : 0);
-  }
 }

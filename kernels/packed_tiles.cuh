@@ -34,3 +34,9 @@ __device__ __forceinline__ void find_tile(
   }
   tile += 1 - cu_seqlens[sequence] / block;
 }
+
+// The same where the grid is one of slots; else `tile` is one already.
+__device__ __forceinline__ void hook_tile(
+    int& tile, int& sequence, int block, int sequences, const int* __restrict__ cu_seqlens) {
+  if (SLOTS) find_tile(tile, sequence, block, sequences, cu_seqlens);
+}

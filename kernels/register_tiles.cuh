@@ -1,9 +1,27 @@
 // Register tiles: a thread's rows and columns of S and O, outer products of columns, the softmax of
-// a row. Written out in 04_register_tiles.cu and explained in its notebook. Include after the
-// sizes.
+// a row. Written out in 04_register_tiles.cu, where the sizes are explained, as in its notebook.
 
 #pragma once
 #include "softmax.cuh"
+
+#ifndef BLOCK_M
+#define BLOCK_M 64
+#endif
+#ifndef BLOCK_N
+#define BLOCK_N 32
+#endif
+#ifndef HEAD_DIM
+#define HEAD_DIM 64
+#endif
+#ifndef THREADS
+#define THREADS 128
+#endif
+#ifndef THREADS_X
+#define THREADS_X 8
+#endif
+#ifndef ASYNC
+#define ASYNC 0
+#endif
 
 constexpr int THREADS_Y = THREADS / THREADS_X;
 constexpr int TILE_M = BLOCK_M / THREADS_Y;  // rows of S and O per thread

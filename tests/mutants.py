@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # (what to break, the tests that can see it): the first pattern that fits a file's path.
 SEEN_BY = (
-    ("kernels/(steps/)?14_|kernels/(decode|stretches|cache_copies|merge_states|float_fragments)", "test_decoding"),
+    ("kernels/(steps/)?14_|kernels/(decode|stream_k|cache_copies|merge_states|float_fragments)", "test_decoding"),
     ("kernels/steps/", "test_steps"),
     ("kernels/08_backward_mma", "test_backward_mma"),
     ("kernels/15_", "test_stages test_planted_bugs test_fp16x3"),

@@ -657,8 +657,8 @@ BUGS = (
     *(
         Bug(f"slopes of the first {what}, {where}", old, new, times=2, which=which, inputs="ALiBi")
         for what, old, new in (
-            ("sequence", "MOD_ARGUMENTS sequence, head,", "MOD_ARGUMENTS 0, head,"),
-            ("head", "MOD_ARGUMENTS sequence, head,", "MOD_ARGUMENTS sequence, 0,"),
+            ("sequence", "HOOK_ARGUMENTS sequence, head,", "HOOK_ARGUMENTS 0, head,"),
+            ("head", "HOOK_ARGUMENTS sequence, head,", "HOOK_ARGUMENTS sequence, 0,"),
         )
         for which, where in enumerate(("one loop", "second loop"))
     ),

@@ -804,11 +804,8 @@ def test_nvrtc_spills_nothing(dtype: str, arch: str) -> None:
 
 STEPS = [decoder for decoder in decoders.DECODERS.values() if decoder is not decoders.SPLIT_KV]
 every_step = pytest.mark.parametrize("step", STEPS, ids=lambda step: step.name)
-MOST_CHANGED_LINES = 60
+MOST_NEW_LINES = 75  # as equal stretches have, which put the kernel into a loop over pieces
 MOST_LINES = 200  # of the file with which the climb begins
-# Equal stretches put the kernel into a loop over pieces, and the copies into a class that runs ahead of it; with pages
-# come new tokens, float32 and functions of scores.
-LARGER = {"equal_stretches": 130, "split_kv": 75}
 OF_STEPS = {
     **{name: CASES[name] for name in ("plain", "empty among others", "mixed lengths", "one head for all", "tokens")},
     **{name: CASES[name] for name in ("more rows than a tile", "window of tokens", "3 splits", "40 splits")},
@@ -841,9 +838,8 @@ def test_each_step_is_one_lesson() -> None:
     texts = [(d.name, (kernel.KERNELS / d.file).read_text().splitlines()) for d in decoders.DECODERS.values()]
     assert len(texts[0][1]) <= MOST_LINES
     for (_, before), (name, after) in pairwise(texts):
-        changed = [line for line in difflib.ndiff(before, after) if line[0] in "+-"]
-        added = sum(line[0] == "+" for line in changed)
-        assert 0 < max(added, len(changed) - added) <= LARGER.get(name, MOST_CHANGED_LINES), (name, added, len(changed))
+        added = sum(line[0] == "+" for line in difflib.ndiff(before, after))
+        assert 0 < added <= MOST_NEW_LINES, (name, added)
 
 
 @every_step

@@ -188,14 +188,18 @@ def test_the_xray_of_a_split_finds_nothing(one_block: None) -> None:
         assert report.traffic[name.upper()].read == report.traffic[f"{name}_split"].written == 2 * rows * 72 * 4
 
 
-RELEASE = "    if (leader) mbarrier_arrive(empty + 8 * ring.stage);\n"
+RELEASE = "    if (leader) kv_ring.release(stage);\n"
 HAS_S = "    wgmma_wait<0>();\n    wgmma_registers(S);\n"
 XRAY_BUGS = (
     (Bug("K is released too early", HAS_S + RELEASE, RELEASE + HAS_S), "race", {}),
     (Bug("no fence of the registers", "  wgmma_registers(O_tile);\n  wgmma_fence();\n", "\n"), "no wgmma fence", {}),
     (Bug("no proxy fence", "  async_proxy_fence();\n", "\n"), "no proxy fence", {"packed": True}),
-    (Bug("no barrier of the consumers", "named_barrier_sync(8, 128 * CONSUMERS);", ""), "race", {"packed": True}),
-    (Bug("no wait", "mbarrier_wait(q_full + 8 * consumer, tiles & 1);", ""), "not waited for", {}),
+    (
+        Bug("no barrier of the consumers", "named_barrier_sync(V_CLEARED, 128 * CONSUMERS);", ""),
+        "race",
+        {"packed": True},
+    ),
+    (Bug("no wait", "q_ring.wait_full(q_stage);", ""), "not waited for", {}),
 )
 
 

@@ -362,7 +362,7 @@ def test_a_bug_of_the_slots_is_seen(bug: Bug, cpu_engine: Any) -> None:
 
 def test_stages_have_slots_where_their_kernels_do() -> None:
     for stage in (*LADDER.values(), *BASES.values(), *(step for climb in CLIMBS.values() for step in climb)):
-        in_kernel = "if (SLOTS) find_tile(" in kernel.source(stage.file)
+        in_kernel = "hook_tile(tile, sequence, " in kernel.source(stage.file)
         assert (stage.slots is launches.in_slots) == in_kernel, stage.file
 
 

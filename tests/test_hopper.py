@@ -588,9 +588,9 @@ def on_cpu(name: str, old: str, new: str = "", **more: Any) -> Bug:
 
 
 RESCALES = "if (rescaled) rescale_output(acc, rescale);"
-RELEASES_V = "if (leader) mbarrier_arrive(v_empty + 8 * v_stage);"
+RELEASES_V = "if (leader) v_ring.release(v_stage);"
 NEW_M_I = "maxima.m_i[0] = maxima.m_i[1] = maxima.limit[0] = maxima.limit[1] = m_first;"
-NEW_L_I = "l_i[0] = l_i[1] = t == 0 ? first_sum(mod_of_tile()) : 0.0f;"
+NEW_L_I = "l_i[0] = l_i[1] = t == 0 ? first_sum(hooks_of_tile()) : 0.0f;"
 ZEROS = "for (int i = 0; i < HEAD_DIM_PADDED / 2; ++i) acc[i] = 0.0f;"
 LAST_KEYS = "weights(GROUPS / 2, GROUPS);\n      to_operand<T>(P, S, GROUPS / 2, GROUPS);"
 BUGS = (
@@ -637,16 +637,17 @@ BUGS = (
     changed("acc is not rescaled at the end", RESCALES, times=2, which=1),
     changed(
         "the maxima stay those of the first keys",
-        "rescaled = exceeds_limit(S, maxima.limit, softmax_scale_log2) && move()",
-        "rescaled = false",
+        "if (exceeds_limit(S, maxima.limit, softmax_scale_log2)) rescaled = move();",
     ),
     changed("the maxima may be exceeded by far", "m_new[i] + RESCALE_THRESHOLD", "m_new[i] + 200"),
     changed("large maxima are rounded", "if (!large) return true;", "return true;"),
     changed("large scores move no maximum", "large ? NEG_INF : limit", "limit"),
     changed("large maxima are forgotten", "maxima.base[i] = large ? m_new[i] : 0.0f", "maxima.base[i] = 0.0f"),
-    changed("m_i of the tile before", NEW_M_I, f"if (!tiles) {NEW_M_I}"),
-    changed("l_i of the tile before", NEW_L_I, f"if (!tiles) {NEW_L_I}"),
-    changed("O of the tile before", ZEROS, "for (int i = 0; i < HEAD_DIM_PADDED / 2; ++i) if (!tiles) acc[i] = 0.0f;"),
+    changed("m_i of the tile before", NEW_M_I, f"if (round == 1) {NEW_M_I}"),
+    changed("l_i of the tile before", NEW_L_I, f"if (round == 1) {NEW_L_I}"),
+    changed(
+        "O of the tile before", ZEROS, "for (int i = 0; i < HEAD_DIM_PADDED / 2; ++i) if (round == 1) acc[i] = 0.0f;"
+    ),
     changed("statistics of the next tile's rows", "store_rows(done,", "store_rows(tile,"),
     changed("division by zero", "sum == 0.0f ? 0.0f : __fdividef(1.0f, sum)", "__fdividef(1.0f, sum)"),
     changed("lse in units of log2", "LN_2 * (m_i", "(m_i"),
@@ -675,16 +676,22 @@ BUGS = (
     changed("rows of P exchanged", "P[n / 2][n % 2 * 2 + i]", "P[n / 2][n % 2 * 2 + 1 - i]"),
     changed("half of the keys have the weights before", LAST_KEYS, "weights(GROUPS / 2, GROUPS);"),
     changed(
-        "the next 16 columns of Q are those of K's half", "i % 4 * 32) / 16,\n        k", "i % 4 * 16) / 16,\n        k"
+        "the next 16 columns are the next 8", "(i / 4 * rows * 128 + i % 4 * 32)", "(i / 4 * rows * 128 + i % 4 * 16)"
     ),
-    changed("the second panel of K is the first", "k + (i / 4 * BLOCK_N * 128 +", "k + ("),
-    changed("the second panel of Q is the first", "q + (i / 4 * PANEL_BYTES +", "q + ("),
+    changed(
+        "the second panel of K is the first", "advance_columns(k, i, BLOCK_N)", "advance_columns(k, i % 4, BLOCK_N)"
+    ),
+    changed("the second panel of Q is the first", "advance_columns(q, i, 64)", "advance_columns(q, i % 4, 64)"),
     changed(
         "the second panel of V is elsewhere",
         "wgmma_descriptor(V_smem, BLOCK_N * 128)",
         "wgmma_descriptor(V_smem, 1024)",
     ),
-    changed("the next 16 keys are the next 8", "v + i * 16 * 128 / 16", "v + i * 8 * 128 / 16"),
+    changed(
+        "the next 16 keys are the next 8",
+        "advance_tiles(descriptor, i, 16 * 128)",
+        "advance_tiles(descriptor, i, 8 * 128)",
+    ),
     changed(
         "each consumer has the first rows", "wgmma_descriptor(Q_smem + consumer * Q_BYTES)", "wgmma_descriptor(Q_smem)"
     ),
@@ -698,44 +705,30 @@ BUGS = (
     changed("the second half of the rows is staged over the first", "lane_id % 16 * 128", "lane_id % 8 * 128"),
     changed("O without the head", "params.o.row + tile.head * params.o.head;", "params.o.row;"),
     # stages, phases
-    on_cpu("always the first stage of K", "k + stage * (TILE_BYTES / 16)", "k"),
-    on_cpu("always the first stage of V", "v + v_stage * (TILE_BYTES / 16)", "v", times=2),
-    on_cpu("Q is not waited for", "    mbarrier_wait(q_full + 8 * consumer, tiles & 1);\n"),
-    on_cpu("K is not waited for", "      mbarrier_wait(k_full + 8 * stage, step / STAGES & 1);\n"),
-    on_cpu("V is not waited for", "      mbarrier_wait(v_full + 8 * v_stage, v_parity);\n"),
+    on_cpu("always the first stage of K", "advance_tiles(k, k_stage.index, TILE_BYTES)", "k", times=2),
+    on_cpu("always the first stage of V", "advance_tiles(v, v_stage.index, TILE_BYTES)", "v", times=2),
+    on_cpu("Q is not waited for", "  q_ring.wait_full(q_stage);\n", times=2),
+    on_cpu("K is not waited for", "k_ring.wait_full(k_stage);\n      if", "if"),
+    on_cpu("V is not waited for", "      v_ring.wait_full(v_stage);\n"),
+    on_cpu("Q's wrong parity", "q_stage.phase ^= 1;"),
+    on_cpu("K's wrong parity", "      k_ring.wait_full(k_stage);\n", "      k_ring.wait_full({k_stage.index, 0});\n"),
+    on_cpu("V's wrong parity", "      v_ring.wait_full(v_stage);\n", "      v_ring.wait_full(k_stage);\n"),
     on_cpu(
-        "Q's wrong parity", "mbarrier_wait(q_full + 8 * consumer, tiles & 1)", "mbarrier_wait(q_full + 8 * consumer, 1)"
+        "the parity changes with each stage",
+        "    if (++index < N) return;\n    index = 0;",
+        "    index = (index + 1) % N;",
     ),
-    on_cpu(
-        "K's wrong parity",
-        "mbarrier_wait(k_full + 8 * stage, step / STAGES & 1)",
-        "mbarrier_wait(k_full + 8 * stage, 0)",
-    ),
-    on_cpu("V's wrong parity", "v_parity = step / STAGES & 1", "v_parity = step & 1"),
-    on_cpu("a stage is empty only when it is full", "(step / STAGES & 1) ^ 1)", "step / STAGES & 1)"),
-    on_cpu("Q's place is empty only when it is full", "(tiles & 1) ^ 1)", "tiles & 1)"),
-    on_cpu(
-        "one consumer does not give K back",
-        "if (leader) mbarrier_arrive(k_empty + 8 * stage)",
-        "if (leader && consumer) mbarrier_arrive(k_empty + 8 * stage)",
-    ),
-    on_cpu("nobody gives a tile's first K back", "    if (leader) mbarrier_arrive(k_empty + 8 * (step % STAGES));\n"),
+    on_cpu("a stage is empty only when it is full", "stage.phase ^ 1)", "stage.phase)"),
+    on_cpu("one consumer does not give K back", "      if (leader) k_ring", "      if (leader && consumer) k_ring"),
+    on_cpu("nobody gives a tile's first K back", "    if (leader) k_ring.release(k_stage);\n    auto", "    auto"),
     on_cpu("V is not given back in the loop", RELEASES_V, times=2, which=0),
     on_cpu("a tile's last V is not given back", RELEASES_V, times=2, which=1),
-    on_cpu("Q is never given back", "    if (leader) mbarrier_arrive(q_empty + 8 * consumer);\n"),
-    on_cpu(
-        "one arrival is enough",
-        "mbarrier_init(k_empty + 8 * stage, CONSUMERS)",
-        "mbarrier_init(k_empty + 8 * stage, 1)",
-    ),
+    on_cpu("Q is never given back", "    if (leader) q_ring.release(q_stage);\n"),
+    on_cpu("one arrival is enough", "k_ring.init(CONSUMERS)", "k_ring.init(1)"),
     on_cpu("nobody has the first turn", "PINGPONG && consumer == CONSUMERS - 1", "false"),
     on_cpu("the turn is not passed on", "      if (PINGPONG) named_barrier_arrive(next_turn, 256);\n"),
-    on_cpu("fewer bytes than expected", "expect_tx(q_full + 8 * i, Q_BYTES)", "expect_tx(q_full + 8 * i, 2 * Q_BYTES)"),
-    on_cpu(
-        "more bytes than expected",
-        "expect_tx(full + 8 * stage, TILE_BYTES)",
-        "expect_tx(full + 8 * stage, TILE_BYTES / 2)",
-    ),
+    on_cpu("fewer bytes than expected", "expect(q_stage, Q_BYTES)", "expect(q_stage, 2 * Q_BYTES)"),
+    on_cpu("more bytes than expected", "expect(stage, TILE_BYTES)", "expect(stage, TILE_BYTES / 2)"),
     # products in flight
     on_cpu("S is read in flight", "      wgmma_wait<1>();\n"),
     on_cpu("acc is read in flight", "      wgmma_wait<0>();\n      wgmma_registers(acc);\n"),
@@ -916,14 +909,15 @@ def test_it_is_clean_in_other_orders_of_warps(order: str, one_block: None, monke
 S_PRODUCTS, O_PRODUCTS = "wgmma_ss(", "wgmma_rs(T(), O"
 LOADS_KV = LOADS_Q = "tma_load_panels<"
 STAGES_O = COPIES_O = "store_rows("  # what is in a header counts for the line that calls it
-FENCE, CLEARS = "  async_proxy_fence();\n", "clear_rows<128>("
-GIVES_K = "      if (leader) mbarrier_arrive(k_empty + 8 * stage);\n"
-GIVES_V = "      if (leader) mbarrier_arrive(v_empty + 8 * v_stage);\n"
+FENCE, CLEARS = "  async_proxy_fence();\n", "clear_rows<"
+WAITS_K = "      k_ring.wait_full(k_stage);\n"
+GIVES_K = "      if (leader) k_ring.release(k_stage);\n"
+GIVES_V = "      if (leader) v_ring.release(v_stage);\n"
 HAS_S, HAS_O = (
     "      wgmma_wait<1>();\n      wgmma_registers(S);\n",
     "      wgmma_wait<0>();\n      wgmma_registers(acc);\n",
 )
-GIVES_FIRST_K = "    if (leader) mbarrier_arrive(k_empty + 8 * (step % STAGES));\n"
+GIVES_FIRST_K = "    if (leader) k_ring.release(k_stage);\n    auto keys"
 
 
 class Planted(NamedTuple):
@@ -949,7 +943,7 @@ XRAY_BUGS = (
         options={"packed": True},
     ),
     Planted(
-        Bug("no barrier of the consumers", "named_barrier_sync(8, 128 * CONSUMERS);", ""),
+        Bug("no barrier of the consumers", "named_barrier_sync(V_CLEARED, 128 * CONSUMERS);", ""),
         "race",
         CLEARS,
         O_PRODUCTS,
@@ -961,29 +955,20 @@ XRAY_BUGS = (
         Bug(
             "Q is released at a tile's first keys",
             GIVES_FIRST_K,
-            GIVES_FIRST_K + "    if (leader) mbarrier_arrive(q_empty + 8 * consumer);\n",
+            "    if (leader) q_ring.release(q_stage);\n" + GIVES_FIRST_K,
         ),
         "not waited for",
         S_PRODUCTS,
         LOADS_Q,
     ),
     Planted(
-        Bug(
-            "wrong parity",
-            "mbarrier_wait(k_full + 8 * stage, step / STAGES & 1)",
-            "mbarrier_wait(k_full + 8 * stage, 0)",
-        ),
+        Bug("wrong parity", f"{WAITS_K}      if", f"{WAITS_K.replace('k_stage', '{k_stage.index, 0}')}      if"),
         "not waited for",
         S_PRODUCTS,
         LOADS_KV,
     ),
-    Planted(
-        Bug("no wait", "mbarrier_wait(k_full + 8 * stage, step / STAGES & 1);", ""),
-        "not waited for",
-        S_PRODUCTS,
-        LOADS_KV,
-    ),
-    Planted(Bug("no fence of the mbarriers", "mbarrier_init_fence();", ""), "no proxy fence", "", "mbarrier_init("),
+    Planted(Bug("no wait", f"{WAITS_K}      if", "      if"), "not waited for", S_PRODUCTS, LOADS_KV),
+    Planted(Bug("no fence of the mbarriers", "mbarrier_init_fence();", ""), "no proxy fence", "", "k_ring.init("),
     Planted(
         Bug("O is copied before all have staged it", "__syncwarp();", "", times=2, which=1), "race", COPIES_O, STAGES_O
     ),
@@ -991,7 +976,7 @@ XRAY_BUGS = (
         Bug("O is staged over what is still copied", "__syncwarp();", "", times=2, which=0), "race", STAGES_O, COPIES_O
     ),
     Planted(
-        Bug("all warps stage O in one place", "(threadIdx.x / 32 - 4) * 16 * 128", "0 * 16 * 128"),
+        Bug("all warps stage O in one place", "dynamic_smem + O_AT + warp_row * 128", "dynamic_smem + O_AT"),
         "race",
         STAGES_O,
         COPIES_O,

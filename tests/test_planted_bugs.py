@@ -316,7 +316,7 @@ BUGS["heads_and_masks"] = (
         inputs="window",
         cpu_only=True,
     ),
-    Bug("a row that sees nothing yet", "m_i[i] = first_maximum(mod)", "m_i[i] = NEG_INF", inputs="nothing to see"),
+    Bug("a row that sees nothing yet", "m_i = first_maximum(hooks);", "m_i = NEG_INF;", inputs="nothing to see"),
     Bug("a row that saw nothing is divided", "sum == 0.0f ? 0.0f : 1.0f / sum", "1.0f / sum", inputs="nothing to see"),
     Bug(
         "a sequence has the keys of the next",
@@ -354,19 +354,19 @@ BUGS["heads_and_masks"] = (
 )
 
 # What 15 by fp16 does otherwise than 10, whose bugs are in test_hopper: two parts, exponents, O's sums, the ring.
-WAITS = "    mbarrier_wait(full + 8 * ring.stage, ring.parity);\n    const unsigned v ="
+WAITS = "    kv_ring.wait_full(stage);\n    const unsigned v ="
 BUGS["fp16x3"] = (
-    Bug("no lo of Q", "add_qk(S, q + Q_LO, k, false);", "add_qk(S, q, k, false);"),
-    Bug("no lo of K", "add_qk(S, q, k + K_LO, true);", ""),
-    Bug("hi of K twice", "add_qk(S, q, k + K_LO, true);", "add_qk(S, q, k, true);"),
+    Bug("no lo of Q", "add_qk(S, q_lo, k, false);", "add_qk(S, q, k, false);"),
+    Bug("no lo of K", "add_qk(S, q, k_lo, true);", ""),
+    Bug("hi of K twice", "add_qk(S, q, k_lo, true);", "add_qk(S, q, k, true);"),
     Bug(
         "no lo of P",
-        "add_pv(O_tile, P_lo, v, false);\n  add_pv(O_tile, P_hi, v + V_LO, true);",
-        "add_pv(O_tile, P_hi, v + V_LO, false);",
+        "add_pv(O_tile, P_lo, v, false);\n  add_pv(O_tile, P_hi, v_lo, true);",
+        "add_pv(O_tile, P_hi, v_lo, false);",
     ),
-    Bug("no lo of V", "add_pv(O_tile, P_hi, v + V_LO, true);", ""),
-    Bug("hi of V twice", "add_pv(O_tile, P_hi, v + V_LO, true);", "add_pv(O_tile, P_hi, v, true);"),
-    Bug("lo of both", "add_pv(O_tile, P_hi, v, true);", "add_pv(O_tile, P_lo, v + V_LO, true);"),
+    Bug("no lo of V", "add_pv(O_tile, P_hi, v_lo, true);", ""),
+    Bug("hi of V twice", "add_pv(O_tile, P_hi, v_lo, true);", "add_pv(O_tile, P_hi, v, true);"),
+    Bug("lo of both", "add_pv(O_tile, P_hi, v, true);", "add_pv(O_tile, P_lo, v_lo, true);"),
     Bug(
         "O of the tiles before twice",
         "add_pv(O_tile, P_lo, v, false);",
@@ -407,20 +407,20 @@ BUGS["fp16x3"] = (
     Bug("S is read in flight", "wgmma_wait<0>();\n    wgmma_registers(S);", "", cpu_only=True),
     Bug("O is read in flight", "wgmma_wait<1>();", "", cpu_only=True),
     Bug("the last O is read in flight", "wgmma_wait<0>();\n    add_output", "add_output", cpu_only=True),
-    Bug("the last O is left out", "    add_output(ring.stage, exponent.y);\n", ""),
+    Bug("the last O is left out", "    add_output(stage, exponent.y);\n", ""),
     Bug("exponent of the next V", "v_exponent = exponent.y", "&v_exponent = exponent.y", inputs="uneven tiles"),
-    Bug("the parity stays", "parity ^= 1;", "", cpu_only=True),
+    Bug("the parity stays", "index = 0;\n    phase ^= 1;", "index = 0;", cpu_only=True),
     Bug(
         "a stage is never given back",
-        "if (leader) mbarrier_arrive(empty + 8 * ring.stage);",
+        "if (leader) kv_ring.release(stage);",
         "",
         error=engine.LaunchError,
         cpu_only=True,
     ),
     Bug(
         "fewer bytes than expected",
-        "expect_tx(barrier, KV_BYTES)",
-        "expect_tx(barrier, TILE_BYTES)",
+        "expect(stage, KV_BYTES)",
+        "expect(stage, TILE_BYTES)",
         cpu_only=True,
     ),
     Bug(
@@ -467,12 +467,12 @@ BUGS["tf32"] = (
     Bug("rescaled the wrong way", "exp2f(m_i[i] - m_new[i])", "exp2f(m_new[i] - m_i[i])"),
     Bug("m_i stays", "THRESHOLD 8.0f", "THRESHOLD 3e38f", inputs="large logits"),
     Bug("maxima of one lane", "m_new[i] = row_allreduce(m_new[i],", "row_allreduce(m_new[i],", inputs="large logits"),
-    Bug("a row that sees nothing yet", "m_i[i] = first_maximum(mod)", "m_i[i] = NEG_INF", inputs="nothing to see"),
+    Bug("a row that sees nothing yet", "m_i = first_maximum(hooks);", "m_i = NEG_INF;", inputs="nothing to see"),
     Bug("a row that saw nothing is divided", "sum == 0.0f ? 0.0f : 1.0f / sum", "1.0f / sum", inputs="nothing to see"),
     Bug("tiles across the diagonal count as full", "min(first_row + window.hi + 1, end)", "end", inputs="causal"),
     Bug("tiles across the left border count as full", "first < last_row + window.lo || ", "", inputs="window"),
     out_of_bounds(
-        "V with the rows of K", "V += keys.step() * params.v.row", "V += keys.step() * params.k.row", inputs="views"
+        "V with the rows of K", "V += (next - first) * params.v.row", "V += (next - first) * params.k.row", inputs="views"
     ),
     out_of_bounds("rows of O with those of Q", "O + r * params.o.row", "O + r * params.q.row", inputs="views"),
     Bug("lse of another row", "block.store_lse(lse, params, r,", "block.store_lse(lse, params, r ^ 1,", inputs="views"),

@@ -245,7 +245,7 @@ def _step_scratch(
     return {**made, "tickets": Spec.dense((units * tiles,), np.int32)} if ticket else made
 
 
-def _stretch_launches(call: Call, sizes: Mapping[str, int]) -> list[Launch]:
+def _stream_k_launches(call: Call, sizes: Mapping[str, int]) -> list[Launch]:
     """Those of 14 without what a step does not have."""
     (launch,) = _launches(call, sizes)
     args = tuple(arg for i, arg in enumerate(launch.args) if i not in (3, 4, 8))  # k, v, block_table
@@ -288,7 +288,7 @@ _STEPS = (
         partial(_step_launches, ticket=True),
         partial(_step_scratch, ticket=True),
     ),
-    _step("14_05_equal_stretches.cu", "equal stretches", _step_sizes, _stretch_launches, _scratch),
+    _step("14_05_equal_stretches.cu", "equal stretches", _step_sizes, _stream_k_launches, _scratch),
 )
 # By the names that `stage` takes: the steps, each made from the one before it, and the last of them.
 DECODERS: Mapping[str, Decoder] = {decoder.name: decoder for decoder in (*_STEPS, SPLIT_KV)}

@@ -75,7 +75,7 @@ def flash_attention_with_kvcache(
         window: (left, right): how many keys before and after its own a token sees; -1 for no limit.
         softmax_scale: 1 / sqrt(head_dim) where it is not given.
         num_splits: how many parts each sequence is cut into, at most; 0: all of the work is cut into equal stretches,
-            one for each multiprocessor, whatever the lengths.
+            one for each multiprocessor, whatever the lengths (Stream-K).
         return_lse: also the natural log of the sum of exp(scaled scores), float32 (batch, heads, seq_q).
         sinks, score_mod, mod_args: as `helpers.attention.flash_attention` has them.
         stage: one of DECODERS; without it the last.

@@ -2,20 +2,24 @@
 
     python3 -m helpers.bench.frozen before.json                    # writes the hashes of this checkout
     python3 -m helpers.bench.frozen now.json --against before.json # and compares them with those of another
+    python3 -m helpers.bench.frozen now.json --sass --only 05 07 --variants score_mod mask_mod --dtypes float16
 
 Every stage, step and decoder is planned as for an H200, for each of its dtypes, three head dimensions and the variants
 below, of few rows and of many. Each call has two hashes. That of its launches (grid, block, bytes of shared memory,
-arguments, scratch arrays) has to stay as it is. Where that of its text differs, its machine code has to be the same
-(`helpers.bench.same_sass`), or its time. The exit code is 1 if a launch differs.
+arguments, scratch arrays) has to stay as it is. Where that of its text differs, its machine code has to be the same, or
+its time. `helpers.bench.same_sass` compares the machine code of plain calls; with `--sass`, which needs NVRTC, a third
+hash is that of the machine code of any call, with the caller's functions. The exit code is 1 if a launch differs.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
+import itertools
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +29,7 @@ from helpers.attention import kernel
 from helpers.attention.decoders import DECODERS, SPLIT_KV, Decoder
 from helpers.attention.decoders import Call as DecoderCall
 from helpers.attention.decoding import Planned
+from helpers.attention.kernel import Kernel
 from helpers.attention.ladder import BACKWARD, LADDER, Stage, limits
 from helpers.attention.ladder.call import Call, Options
 from helpers.attention.ladder.extras import needs
@@ -33,6 +38,7 @@ from helpers.attention.ladder.layout import Spec
 from helpers.attention.ladder.plan import Ready
 from helpers.attention.ladder.score_mod import read
 from helpers.attention.ladder.steps import BASES, CLIMBS, ROTATION_IN_LOAD
+from helpers.bench.same_sass import machine_code
 from helpers.engine.cuda_source.signatures import dtype_of
 
 H200 = limits.Limits(232_448, 132, 90)
@@ -50,7 +56,7 @@ class Shape(NamedTuple):
 
 
 SHAPES = Shape(2, 4, 2, 200, 333), Shape(4, 16, 4, 4096, 4096)
-Hashes = tuple[str, str]
+Hashes = tuple[str, ...]  # of launches, of texts, and of machine code where it is asked for
 
 
 class Variant(NamedTuple):
@@ -74,6 +80,25 @@ VARIANTS = {
     "deterministic": Variant({"deterministic": True, "causal": True}),
     "float_out": Variant({"float_out": True}),
 }
+
+
+class Selection(NamedTuple):
+    """Which calls; all where nothing is said. only: beginnings of files' names. sass: with machine code."""
+
+    only: Sequence[str] = ()
+    dtypes: Sequence[str] = ()
+    head_dims: Sequence[int] = HEAD_DIMS
+    variants: Sequence[str] = ()
+    sass: bool = False
+
+    def has(self, file: str, dtype: str, variant: str) -> bool:
+        """Whether a call is one of them."""
+        name = file.removeprefix("steps/")
+        return (
+            (not self.only or name.startswith(tuple(self.only)))
+            and (not self.dtypes or dtype in self.dtypes)
+            and (not self.variants or variant in self.variants)
+        )
 
 
 def stages() -> Iterator[Stage]:
@@ -109,7 +134,9 @@ def _specs(stage: Stage, shape: Shape, dtype: Any, head_dim: int, variant: Varia
     return arrays, longest
 
 
-def of_stage(stage: Stage, shape: Shape, dtype_name: str, head_dim: int, variant: Variant) -> Hashes | None:
+def of_stage(
+    stage: Stage, shape: Shape, dtype_name: str, head_dim: int, variant: Variant, *, sass: bool = False
+) -> Hashes | None:
     """The hashes of one call; None where the stage cannot do it."""
     backward = stage.direction == "backward"
     functions = dict(variant.functions)
@@ -129,8 +156,10 @@ def of_stage(stage: Stage, shape: Shape, dtype_name: str, head_dim: int, variant
     if stage.unreadable(call):
         return None  # it would be copied first
     ready = Ready(stage, call, stage.sizes_for(call))
-    texts = [(ready.kernels[each.kernel].code, ready.kernels[each.kernel].options) for each in ready.launches]
-    return _hashes(ready.launches, arrays, ready.scratch, texts)
+    hashes = _hashes(ready.launches, arrays, ready.scratch, list(ready.kernels.values()))
+    return (
+        (*hashes, _hash_of_machine_code(ready.kernels, stage.architecture(H200.compute_capability))) if sass else hashes
+    )
 
 
 def _able_but_missing(stage: Stage, asked: Mapping[str, Any]) -> bool:
@@ -138,7 +167,9 @@ def _able_but_missing(stage: Stage, asked: Mapping[str, Any]) -> bool:
     return stage.changed(missing=lambda: None).why_not(**asked) is None
 
 
-def of_decoder(decoder: Decoder, shape: Shape, dtype_name: str, head_dim: int, variant: str) -> Hashes | None:
+def of_decoder(
+    decoder: Decoder, shape: Shape, dtype_name: str, head_dim: int, variant: str, *, sass: bool = False
+) -> Hashes | None:
     """The hashes of one call, of one new token a sequence; "pages" and "new keys" are of 14 alone."""
     dtype = dtype_of(dtype_name)
     if dtype_name not in decoder.dtypes or head_dim == 72 or (variant != "plain" and decoder is not SPLIT_KV):
@@ -155,16 +186,17 @@ def of_decoder(decoder: Decoder, shape: Shape, dtype_name: str, head_dim: int, v
     elif variant == "lse":
         arrays["lse"] = Spec.dense((batch, heads, 1), np.float32)
     planned = Planned(decoder, DecoderCall(arrays, (-1, 0), head_dim**-0.5, 0, None), tuple(arrays), {})
-    texts = [(compiled.code, compiled.options) for compiled in planned.kernels]
-    return _hashes(planned.launches, arrays, planned.scratch, texts)
+    hashes = _hashes(planned.launches, arrays, planned.scratch, planned.kernels)
+    compiled = {each.name: each for each in planned.kernels}
+    return (*hashes, _hash_of_machine_code(compiled, "sm_90")) if sass else hashes
 
 
 def _hashes(
     launches: Iterable[Launch],
     arrays: Mapping[str, Spec],
     scratch: Mapping[str, Spec],
-    texts: Iterable[tuple[str, tuple[str, ...]]],
-) -> Hashes:
+    kernels: Iterable[Kernel],
+) -> tuple[str, str]:
     """Of the launches and of the texts. Names of arrays do not count, nor do those of kernels and files."""
     every = {**arrays, **scratch}
 
@@ -181,29 +213,42 @@ def _hashes(
         for each in launches
     ]
     made = [tuple(spec) for spec in scratch.values()]
-    return _hash(repr((geometry, made))), _hash(repr([(code, sorted(options)) for code, options in texts]))
+    texts = [(each.code, sorted(each.options)) for each in kernels]
+    return _hash(repr((geometry, made))), _hash(repr(texts))
+
+
+def _hash_of_machine_code(kernels: Mapping[str, Kernel], arch: str) -> str:
+    """Of all kernels of a call."""
+    found = []
+    for compiled in kernels.values():
+        for symbol, code in sorted(_machine_code(compiled.code, compiled.options, arch, compiled.name).items()):
+            found.append(f"{symbol} {hashlib.sha256(code).hexdigest()}")
+    return _hash("\n".join(found))
+
+
+@functools.cache
+def _machine_code(code: str, options: tuple[str, ...], arch: str, name: str) -> dict[str, bytes]:
+    return machine_code(code, options, arch, (name,) if "<" in name else ())
 
 
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def everything() -> Iterator[tuple[str, Hashes]]:
+def everything(selection: Selection = Selection()) -> Iterator[tuple[str, Hashes]]:  # noqa: B008 a tuple
     """Each call by its name, "file dtype d=64 variant shape", with its hashes."""
     with limits.of_another(H200), kernel.built_when_launched():
-        for number, shape in enumerate(SHAPES):
+        for (number, shape), head_dim in itertools.product(enumerate(SHAPES), selection.head_dims):
             for stage in stages():
-                for dtype in stage.dtypes:
-                    for head_dim in HEAD_DIMS:
-                        for name, variant in VARIANTS.items():
-                            if hashes := of_stage(stage, shape, dtype, head_dim, variant):
-                                yield f"{stage.file} {stage.name} {dtype} d={head_dim} {name} {number}", hashes
+                for dtype, (name, variant) in itertools.product(stage.dtypes, VARIANTS.items()):
+                    if selection.has(stage.file, dtype, name):
+                        hashes = of_stage(stage, shape, dtype, head_dim, variant, sass=selection.sass)
+                        yield f"{stage.file} {stage.name} {dtype} d={head_dim} {name} {number}", hashes or ()
             for decoder in DECODERS.values():
-                for dtype in decoder.dtypes:
-                    for head_dim in HEAD_DIMS:
-                        for name in ("plain", "pages", "new keys", "lse"):
-                            if hashes := of_decoder(decoder, shape, dtype, head_dim, name):
-                                yield f"{decoder.file} {decoder.name} {dtype} d={head_dim} {name} {number}", hashes
+                for dtype, name in itertools.product(decoder.dtypes, ("plain", "pages", "new keys", "lse")):
+                    if selection.has(decoder.file, dtype, name):
+                        hashes = of_decoder(decoder, shape, dtype, head_dim, name, sass=selection.sass)
+                        yield f"{decoder.file} {decoder.name} {dtype} d={head_dim} {name} {number}", hashes or ()
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -211,22 +256,31 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("file", type=Path, help="where the hashes go, JSON")
     parser.add_argument("--against", type=Path, help="the hashes of another checkout")
+    parser.add_argument("--only", nargs="+", default=[], metavar="START", help="files whose names begin so")
+    parser.add_argument("--dtypes", nargs="+", default=[])
+    parser.add_argument("--head-dims", nargs="+", type=int, default=HEAD_DIMS)
+    parser.add_argument("--variants", nargs="+", default=[])
+    parser.add_argument("--sass", action="store_true", help="with hashes of the machine code")
     options = parser.parse_args(arguments)
-    now = {name: list(hashes) for name, hashes in everything()}
+    chosen = Selection(options.only, options.dtypes, options.head_dims, options.variants, options.sass)
+    now = {name: list(hashes) for name, hashes in everything(chosen) if hashes}
     options.file.write_text(json.dumps(now, indent=0) + "\n")
     print(f"{len(now)} calls")
     if not options.against:
         return 0
     before = json.loads(options.against.read_text())
     both = [name for name in now if name in before]
-    print(f"not there any more: {len(before) - len(both)}; new: {len(now) - len(both)}")
-    launches, texts = ([name for name in both if now[name][i] != before[name][i]] for i in (0, 1))
-    print(f"of {len(both)} in both, {len(launches)} with other launches, {len(texts)} with other texts")
-    for name in launches:
-        print("other launch:", name)
-    for file in sorted({name.split()[0] for name in texts}):
-        print("other text:", file)
-    return bool(launches)
+    print(f"in both: {len(both)}; {len(before) - len(both)} are there no more, {len(now) - len(both)} are new")
+    differing = [[name for name in both if now[name][i : i + 1] != before[name][i : i + 1]] for i in range(3)]
+    for what, names in zip(("launches", "texts", "machine code"), differing, strict=True):
+        print(f"other {what}: {len(names)}")
+    for what, names in zip(
+        ("launch", "machine code"), (differing[0], differing[2] if options.sass else []), strict=True
+    ):
+        for name in names:
+            print(f"other {what}: {name}")
+    print("files with other texts:", *sorted({name.split()[0] for name in differing[1]}))
+    return bool(differing[0])
 
 
 if __name__ == "__main__":

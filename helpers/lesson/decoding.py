@@ -110,12 +110,12 @@ class Piece(NamedTuple):
 
 
 # A block notes its pieces in its own rows of `pieces`, from `most * blockIdx.x` on.
-ASK = """#include "stretches.cuh"
+ASK = """#include "stream_k.cuh"
 
 extern "C" __global__ void __launch_bounds__(32)
     ask(const int* cache_seqlens, int* pieces, int most, const DecodeParams params) {
   const Rows rows(params.attention, params.attention.heads / params.attention.kv_heads);
-  Stretch at(params, rows, cache_seqlens, false, blockIdx.x, gridDim.x);
+  StreamK at(params, rows, cache_seqlens, false, blockIdx.x, gridDim.x);
   if (at.empty()) return;
   int* to = pieces + 4 * most * blockIdx.x;
   do {
@@ -140,7 +140,7 @@ def pieces(
     num_splits: int = 0,
     multiprocessors: int = MULTIPROCESSORS,
 ) -> list[Piece]:
-    """How 14 cuts up its work on a GPU with so many multiprocessors: by its own Stretch, which a small kernel asks."""
+    """How 14 cuts up its work on a GPU with so many multiprocessors: by its own StreamK, which a small kernel asks."""
     call = _call(lengths, heads, kv_heads, d, num_splits)
     with limits.of_another(limits.Limits(SHARED, multiprocessors, 90)):
         sizes = SPLIT_KV.sizes(call)

@@ -6,8 +6,11 @@
 // Shapes   as 07
 // Needs    sm_80; HEAD_DIM and strides multiples of 8, pointers of 16 bytes
 // Traffic  as 07
-#include "hopper_rows.cuh"  // tiles as in 05; masks, weights, lse and stores of 16 rows a warp: 07
-#include "swizzle.cuh"      // swizzle: 07
+#include "hopper_epilogue.cuh"  // lse, stores of a warpgroup's rows: as in 07
+#include "hopper_softmax.cuh"   // masks, weights: as in 07
+#include "hopper_tiles.cuh"     // sizes of tiles, which rows and keys they have: as in 05
+#include "swizzle.cuh"          // swizzle: 07
+#include "tile_io.cuh"          // tiles in panels: copies by TMA, rows of zeros
 
 constexpr int THREADS = 128 * CONSUMERS;
 constexpr unsigned K_AT = CONSUMERS * Q_BYTES, V_AT = K_AT + TILE_BYTES;
@@ -56,6 +59,23 @@ __device__ __forceinline__ void gemm_pv(Output& acc, const Weights& P, unsigned 
       mma_m16n8k16(T(), atom(acc, 2 * n), P[i], b[0], b[1]);
       mma_m16n8k16(T(), atom(acc, 2 * n + 1), P[i], b[2], b[3]);
     }
+}
+
+// All panels of ROWS rows by cp.async: all threads copy, swizzled as in 07. Only rows_left rows are
+// read; elements past them, or past HEAD_DIM, become zeros.
+template <int ROWS, typename T>
+__device__ __forceinline__ void cp_async_panels(
+    unsigned target, const T* __restrict__ source, const Strides& strides, int rows_left, int row,
+    int head, int batch) {
+  source += batch * strides.batch + head * strides.head + row * strides.row;
+  for (int i = threadIdx.x; i < PANELS * ROWS * 8; i += 128 * CONSUMERS) {
+    const int panel = i / (ROWS * 8), r = i / 8 % ROWS, c = i % 8;
+    const int x = panel * PANEL_COLUMNS + 8 * c;
+    const bool in_bounds = r < rows_left && x < HEAD_DIM;
+    cp_async(
+        target + panel * ROWS * 128 + swizzle<8>(r, c),
+        source + (in_bounds ? r * strides.row + x : 0), in_bounds ? 16 : 0);
+  }
 }
 
 template <typename T>

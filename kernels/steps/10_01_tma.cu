@@ -5,8 +5,11 @@
 // Shapes   as 07; Q, K and V by tensor maps of {HEAD_DIM, rows, heads, batch}, boxes of 64 columns
 // Needs    sm_90a and no other; HEAD_DIM and strides multiples of 8, pointers of 16 bytes
 // Traffic  as 07
-#include "hopper_rows.cuh"  // tiles as in 05; masks, weights, lse and stores of 16 rows a warp: 07
-#include "swizzle.cuh"      // swizzle: 07
+#include "hopper_epilogue.cuh"  // lse, stores of a warpgroup's rows: as in 07
+#include "hopper_softmax.cuh"   // masks, weights: as in 07
+#include "hopper_tiles.cuh"     // sizes of tiles, which rows and keys they have: as in 05
+#include "swizzle.cuh"          // swizzle: 07
+#include "tile_io.cuh"          // tiles in panels: copies by TMA, rows of zeros
 
 constexpr int THREADS = 128 * CONSUMERS;
 constexpr unsigned K_AT = CONSUMERS * Q_BYTES, V_AT = K_AT + TILE_BYTES;
@@ -125,7 +128,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
     if (threadIdx.x == 0) {
       mbarrier_arrive_expect_tx(q_full, CONSUMERS * Q_BYTES);
       for (int i = 0; i < CONSUMERS; ++i)
-        tma_load_panels<64>(
+        tma_load_panels<64, PANELS>(
             Q_smem + i * Q_BYTES, q_map, q_full, tile.row + 64 * i, tile.head, batch);
     }
     mbarrier_wait(q_full, 0);
@@ -151,7 +154,8 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
       to_operand<T>(P, S, 0, GROUPS);
       mbarrier_wait(v_full, step & 1);
       if (packed && first + BLOCK_N > tile.kv_len) {  // the tile has rows of the next sequence
-        clear_rows<0>(dynamic_smem + V_AT, tile.kv_len - first);
+        clear_rows<BLOCK_N, PANELS>(
+            dynamic_smem + V_AT, tile.kv_len - first, threadIdx.x, 128 * CONSUMERS);
         __syncthreads();  // hazard: products could read rows not cleared yet
       }
       gemm_pv<T>(acc, P, v_lane);

@@ -7,34 +7,34 @@
 // Shapes   as 07; Q, K and V by tensor maps of {HEAD_DIM, rows, heads, batch}, boxes of 64 columns
 // Needs    sm_90a and no other; HEAD_DIM and strides multiples of 8, pointers of 16 bytes
 // Traffic  as 07
-#include "hopper_rows.cuh"  // tiles as in 05; masks, weights, lse and stores of 16 rows a warp: 07
+#include "hopper_epilogue.cuh"  // lse, stores of a warpgroup's rows: as in 07
+#include "hopper_softmax.cuh"   // masks, weights: as in 07
+#include "hopper_tiles.cuh"     // sizes of tiles, which rows and keys they have: as in 05
+#include "tile_io.cuh"          // tiles in panels: copies by TMA, rows of zeros
 
 constexpr int THREADS = 128 * CONSUMERS;
 constexpr unsigned K_AT = CONSUMERS * Q_BYTES, V_AT = K_AT + TILE_BYTES;
 constexpr unsigned BARRIERS_AT = V_AT + TILE_BYTES;
 constexpr unsigned SHARED_BYTES = BARRIERS_AT + 8 * 3;
 
-// Starts S = Q K^T for the warpgroup's 64 rows. The next 16 columns are 32 bytes further, the next
-// 64 one panel.
+// Issues S = Q K^T for the warpgroup's 64 rows, 16 columns of Q and K at a time.
 template <typename T>
 __device__ __forceinline__ void start_qk(Scores& S, unsigned long long q, unsigned long long k) {
   wgmma_registers(S);
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < HEAD_DIM_PADDED / 16; ++i)
-    wgmma_ss(
-        T(), S, q + (i / 4 * PANEL_BYTES + i % 4 * 32) / 16,
-        k + (i / 4 * BLOCK_N * 128 + i % 4 * 32) / 16, i > 0);
+    wgmma_ss(T(), S, advance_columns(q, i, 64), advance_columns(k, i, BLOCK_N), i > 0);
   wgmma_commit();
 }
 
-// Starts O += P V. The next 16 keys are 16 rows further.
+// Issues O += P V, 16 keys at a time.
 template <typename T>
 __device__ __forceinline__ void start_pv(Output& O, const Weights& P, unsigned long long v) {
   wgmma_registers(O);
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < BLOCK_N / 16; ++i) wgmma_rs(T(), O, P[i], v + i * 16 * 128 / 16, true);
+  for (int i = 0; i < BLOCK_N / 16; ++i) wgmma_rs(T(), O, P[i], advance_rows(v, i), true);
   wgmma_commit();
 }
 
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
     if (threadIdx.x == 0) {
       mbarrier_arrive_expect_tx(q_full, CONSUMERS * Q_BYTES);
       for (int i = 0; i < CONSUMERS; ++i)
-        tma_load_panels<64>(
+        tma_load_panels<64, PANELS>(
             Q_smem + i * Q_BYTES, q_map, q_full, tile.row + 64 * i, tile.head, batch);
     }
     mbarrier_wait(q_full, 0);
@@ -132,7 +132,8 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
       to_operand<T>(P, S, 0, GROUPS);
       mbarrier_wait(v_full, step & 1);
       if (packed && first + BLOCK_N > tile.kv_len) {  // the tile has rows of the next sequence
-        clear_rows<0>(dynamic_smem + V_AT, tile.kv_len - first);
+        clear_rows<BLOCK_N, PANELS>(
+            dynamic_smem + V_AT, tile.kv_len - first, threadIdx.x, 128 * CONSUMERS);
         __syncthreads();  // hazard: products could read rows not cleared yet
       }
       start_pv<T>(acc, P, v);

@@ -5,7 +5,10 @@
 // Shapes   as 07; Q, K and V by tensor maps of {HEAD_DIM, rows, heads, batch}, boxes of 64 columns
 // Needs    sm_90a and no other; HEAD_DIM and strides multiples of 8, pointers of 16 bytes
 // Traffic  as 07
-#include "hopper_rows.cuh"  // tiles as in 05; masks, weights, lse and stores of 16 rows a warp: 07
+#include "hopper_epilogue.cuh"  // lse, stores of a warpgroup's rows: as in 07
+#include "hopper_softmax.cuh"   // masks, weights: as in 07
+#include "hopper_tiles.cuh"     // sizes of tiles, which rows and keys they have: as in 05
+#include "tile_io.cuh"          // tiles in panels: copies by TMA, rows of zeros
 
 #ifndef STAGES
 #define STAGES 2  // tiles of K, and of V, in shared memory
@@ -13,30 +16,29 @@
 
 constexpr int THREADS = 128 * (1 + CONSUMERS);  // warpgroup 0 is the producer
 constexpr unsigned K_AT = CONSUMERS * Q_BYTES, V_AT = K_AT + STAGES * TILE_BYTES;
-constexpr unsigned BARRIERS_AT = V_AT + STAGES * TILE_BYTES;
-constexpr unsigned SHARED_BYTES = BARRIERS_AT + 8 * (CONSUMERS + 4 * STAGES);
+constexpr unsigned Q_FULL_AT = V_AT + STAGES * TILE_BYTES, K_RING_AT = Q_FULL_AT + 8 * CONSUMERS;
+constexpr unsigned V_RING_AT = K_RING_AT + Ring<STAGES>::BYTES;
+constexpr unsigned SHARED_BYTES = V_RING_AT + Ring<STAGES>::BYTES;
+constexpr int V_CLEARED = 8;  // a named barrier: rows of V are cleared
 
-// Starts S = Q K^T for the warpgroup's 64 rows. The next 16 columns are 32 bytes further, the next
-// 64 one panel.
+// Issues S = Q K^T for the warpgroup's 64 rows, 16 columns of Q and K at a time.
 template <typename T>
 __device__ __forceinline__ void start_qk(Scores& S, unsigned long long q, unsigned long long k) {
   wgmma_registers(S);
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < HEAD_DIM_PADDED / 16; ++i)
-    wgmma_ss(
-        T(), S, q + (i / 4 * PANEL_BYTES + i % 4 * 32) / 16,
-        k + (i / 4 * BLOCK_N * 128 + i % 4 * 32) / 16, i > 0);
+    wgmma_ss(T(), S, advance_columns(q, i, 64), advance_columns(k, i, BLOCK_N), i > 0);
   wgmma_commit();
 }
 
-// Starts O += P V. The next 16 keys are 16 rows further.
+// Issues O += P V, 16 keys at a time.
 template <typename T>
 __device__ __forceinline__ void start_pv(Output& O, const Weights& P, unsigned long long v) {
   wgmma_registers(O);
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < BLOCK_N / 16; ++i) wgmma_rs(T(), O, P[i], v + i * 16 * 128 / 16, true);
+  for (int i = 0; i < BLOCK_N / 16; ++i) wgmma_rs(T(), O, P[i], advance_rows(v, i), true);
   wgmma_commit();
 }
 
@@ -54,49 +56,46 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   extern __shared__ __align__(1024) unsigned char dynamic_smem[];
   const unsigned Q_smem = smem_address(dynamic_smem), K_smem = Q_smem + K_AT,
                  V_smem = Q_smem + V_AT;
-  const unsigned q_full = Q_smem + BARRIERS_AT;    // one for each consumer
-  const unsigned k_full = q_full + 8 * CONSUMERS;  // one for each stage
-  const unsigned k_empty = k_full + 8 * STAGES;
-  const unsigned v_full = k_empty + 8 * STAGES, v_empty = v_full + 8 * STAGES;
+  const unsigned q_full = Q_smem + Q_FULL_AT;  // one for each consumer
+  const Ring<STAGES> k_ring(Q_smem + K_RING_AT), v_ring(Q_smem + V_RING_AT);
   // Uniform within a warp; the shuffle tells the compiler so.
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
   const bool packed = cu_seqlens_q != nullptr;
   if (threadIdx.x == 0) {
     for (int i = 0; i < CONSUMERS; ++i) mbarrier_init(q_full + 8 * i, 1);
-    for (int stage = 0; stage < STAGES; ++stage) {
-      mbarrier_init(k_full + 8 * stage, 1);
-      mbarrier_init(v_full + 8 * stage, 1);
-      mbarrier_init(k_empty + 8 * stage, CONSUMERS);
-      mbarrier_init(v_empty + 8 * stage, CONSUMERS);
-    }
+    k_ring.init(CONSUMERS);
+    v_ring.init(CONSUMERS);
     mbarrier_init_fence();
   }
   __syncthreads();  // hazard: others could wait for an mbarrier that is not initialised
   Tile tile;
   const bool has_rows = tile_of_block(tile, cu_seqlens_q, cu_seqlens_k, params);
 
-  // ---- producer: a thread for K, one for V and one for Q. `step` counts key tiles
+  // ---- producer: a thread for K, one for V and one for Q
   if (warpgroup == 0) {
     const int warp_id = threadIdx.x / 32;
     if (threadIdx.x % 32 != 0 || warp_id == 3) return;
     const TensorMap& map = warp_id == 0 ? k_map : v_map;
-    const unsigned smem = warp_id == 0 ? K_smem : V_smem, full = warp_id == 0 ? k_full : v_full;
-    const unsigned empty = full + 8 * STAGES;
+    const unsigned smem = warp_id == 0 ? K_smem : V_smem;
+    const Ring<STAGES> ring = warp_id == 0 ? k_ring : v_ring;
+    PipelineState<STAGES> stage;
     if (has_rows) {
       const int batch = packed ? 0 : tile.sequence;
-      for (int i = 0; warp_id == 2 && i < CONSUMERS; ++i) {
-        mbarrier_arrive_expect_tx(q_full + 8 * i, Q_BYTES);
-        tma_load_panels<64>(
-            Q_smem + i * Q_BYTES, q_map, q_full + 8 * i, tile.row + 64 * i, tile.head, batch);
-      }
-      for (int first = last_tile_begin(tile), step = 0; warp_id != 2 && first >= tile.begin;
-           first -= BLOCK_N, ++step) {
-        const int stage = step % STAGES;
-        mbarrier_wait(empty + 8 * stage, (step / STAGES & 1) ^ 1);  // hazard: products read it
-        mbarrier_arrive_expect_tx(full + 8 * stage, TILE_BYTES);
-        tma_load_panels<BLOCK_N>(
-            smem + stage * TILE_BYTES, map, full + 8 * stage, tile.k_first + first, tile.kv_head,
-            batch);
+      if (warp_id == 2) {
+        for (int i = 0; i < CONSUMERS; ++i) {
+          mbarrier_arrive_expect_tx(q_full + 8 * i, Q_BYTES);
+          tma_load_panels<64, PANELS>(
+              Q_smem + i * Q_BYTES, q_map, q_full + 8 * i, tile.row + 64 * i, tile.head, batch);
+        }
+      } else {
+        for (int first = last_tile_begin(tile); first >= tile.begin;
+             first -= BLOCK_N, stage.advance()) {
+          ring.wait_empty(stage);  // hazard: products still read the tile before
+          const unsigned full = ring.expect(stage, TILE_BYTES);
+          tma_load_panels<BLOCK_N, PANELS>(
+              smem + stage.index * TILE_BYTES, map, full, tile.k_first + first, tile.kv_head,
+              batch);
+        }
       }
     }
     return;
@@ -105,7 +104,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   // ---- consumers
   const int consumer = warpgroup - 1, lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
   const int warp_row = 64 * consumer + threadIdx.x / 32 % 4 * 16;  // of the tile's rows
-  const bool leader = threadIdx.x % 128 == 0;                      // arrives for its warpgroup
+  const bool leader = threadIdx.x % 128 == 0;  // releases for its warpgroup, as in CUTLASS
   const unsigned long long q = wgmma_descriptor(Q_smem + consumer * Q_BYTES),
                            k = wgmma_descriptor(K_smem);
   const unsigned long long v = wgmma_descriptor(V_smem, BLOCK_N * 128);
@@ -117,7 +116,8 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   Output acc;
   Statistics m_i, l_i;  // m_i in units of log2; l_i of this lane's keys only, until the epilogue
   Statistics rescale, inverse;
-  int first, step = 0;  // first: of the keys of S
+  PipelineState<STAGES> stage;
+  int first;  // of the keys of S
 
   const auto mask_edges = [&] {
     const int last_pos = tile.first_pos + min(BLOCK_M, tile.rows) - 1;
@@ -141,27 +141,30 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
     mbarrier_wait(q_full + 8 * consumer, 0);
 
     // ---- one key tile: scores, weights, output, one after the other
-    for (first = last_tile_begin(tile); first >= tile.begin; first -= BLOCK_N, ++step) {
-      const int stage = step % STAGES;
-      mbarrier_wait(k_full + 8 * stage, step / STAGES & 1);
-      start_qk<T>(S, q, k + stage * (TILE_BYTES / 16));
+    for (first = last_tile_begin(tile); first >= tile.begin; first -= BLOCK_N) {
+      k_ring.wait_full(stage);
+      start_qk<T>(S, q, advance_tiles(k, stage.index, TILE_BYTES));
       wgmma_wait<0>();
       wgmma_registers(S);
-      if (leader) mbarrier_arrive(k_empty + 8 * stage);
+      if (leader) k_ring.release(stage);
       mask_edges();
       maxima();
       rescale_output(acc, rescale);
       weights(0, GROUPS);
       to_operand<T>(P, S, 0, GROUPS);
-      mbarrier_wait(v_full + 8 * stage, step / STAGES & 1);
+      v_ring.wait_full(stage);
       if (packed && first + BLOCK_N > tile.kv_len) {  // the tile has rows of the next sequence
-        clear_rows<128>(dynamic_smem + V_AT + stage * TILE_BYTES, tile.kv_len - first);
-        named_barrier_sync(8, 128 * CONSUMERS);  // hazard: products could read rows not cleared yet
+        clear_rows<BLOCK_N, PANELS>(
+            dynamic_smem + V_AT + stage.index * TILE_BYTES, tile.kv_len - first, threadIdx.x - 128,
+            128 * CONSUMERS);
+        // hazard: products could read rows not cleared yet
+        named_barrier_sync(V_CLEARED, 128 * CONSUMERS);
       }
-      start_pv<T>(acc, P, v + stage * (TILE_BYTES / 16));
+      start_pv<T>(acc, P, advance_tiles(v, stage.index, TILE_BYTES));
       wgmma_wait<0>();
       wgmma_registers(acc);
-      if (leader) mbarrier_arrive(v_empty + 8 * stage);
+      if (leader) v_ring.release(stage);
+      stage.advance();
     }
     finish_rows(tile, warp_row, m_i, l_i, inverse, lse, packed, params);
     store();

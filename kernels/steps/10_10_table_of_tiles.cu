@@ -12,45 +12,47 @@
 //          and of 64 rows of Q, BLOCK_N of K and V
 // Needs    sm_90a and no other; HEAD_DIM and strides multiples of 8, pointers of 16 bytes
 // Traffic  as 07
-// Sizes of tiles and which rows and keys they have, as in 05; masks, weights, lse and stores of a
-// warpgroup's rows, as in 07.
-#include "hopper_rows.cuh"
+#include "hopper_epilogue.cuh"  // lse, stores of a warpgroup's rows: as in 07
+#include "hopper_softmax.cuh"   // masks, weights: as in 07
+#include "hopper_tiles.cuh"     // sizes of tiles, which rows and keys they have: as in 05
+#include "tile_io.cuh"          // tiles in panels: copies by TMA, rows of zeros
 
 #ifndef STAGES
 #define STAGES 2  // tiles of K, and of V, in shared memory
 #endif
 #ifndef PINGPONG
-#define PINGPONG 1  // 1: the consumers take turns in starting products
+#define PINGPONG 1  // 1: the consumers take turns at issuing products
 #endif
 
 constexpr int THREADS = 128 * (1 + CONSUMERS);  // warpgroup 0 is the producer
 constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : 32;
 constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : 160;
 constexpr unsigned K_AT = CONSUMERS * Q_BYTES, V_AT = K_AT + STAGES * TILE_BYTES;
-constexpr unsigned BARRIERS_AT = V_AT + STAGES * TILE_BYTES;
-constexpr unsigned SHARED_BYTES = BARRIERS_AT + 8 * (2 * CONSUMERS + 4 * STAGES);
+constexpr unsigned Q_RING_AT = V_AT + STAGES * TILE_BYTES;
+constexpr unsigned K_RING_AT = Q_RING_AT + Ring<CONSUMERS>::BYTES;
+constexpr unsigned V_RING_AT = K_RING_AT + Ring<STAGES>::BYTES;
+constexpr unsigned SHARED_BYTES = V_RING_AT + Ring<STAGES>::BYTES;
+// Named barriers: the turns, one for each consumer; rows of V are cleared.
+constexpr int TURN = 1, V_CLEARED = 8;
 
-// Starts S = Q K^T for the warpgroup's 64 rows. The next 16 columns are 32 bytes further, the next
-// 64 one panel.
+// Issues S = Q K^T for the warpgroup's 64 rows, 16 columns of Q and K at a time.
 template <typename T>
 __device__ __forceinline__ void start_qk(Scores& S, unsigned long long q, unsigned long long k) {
   wgmma_registers(S);
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < HEAD_DIM_PADDED / 16; ++i)
-    wgmma_ss(
-        T(), S, q + (i / 4 * PANEL_BYTES + i % 4 * 32) / 16,
-        k + (i / 4 * BLOCK_N * 128 + i % 4 * 32) / 16, i > 0);
+    wgmma_ss(T(), S, advance_columns(q, i, 64), advance_columns(k, i, BLOCK_N), i > 0);
   wgmma_commit();
 }
 
-// Starts O += P V. The next 16 keys are 16 rows further.
+// Issues O += P V, 16 keys at a time.
 template <typename T>
 __device__ __forceinline__ void start_pv(Output& O, const Weights& P, unsigned long long v) {
   wgmma_registers(O);
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < BLOCK_N / 16; ++i) wgmma_rs(T(), O, P[i], v + i * 16 * 128 / 16, true);
+  for (int i = 0; i < BLOCK_N / 16; ++i) wgmma_rs(T(), O, P[i], advance_rows(v, i), true);
   wgmma_commit();
 }
 
@@ -63,66 +65,59 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
     float* __restrict__ lse,               // [batch, heads, N], packed [heads, tokens]; or null
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1], where each begins; null: not packed
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
-    const int* __restrict__ schedule,      // [rounds, blocks, 4], see next_tile
+    const int4* __restrict__ schedule,     // [rounds, blocks], see next_tile
     const int rounds, const AttentionParams params) {
   // ---- shared memory, mbarriers
   extern __shared__ __align__(1024) unsigned char dynamic_smem[];
   const unsigned Q_smem = smem_address(dynamic_smem), K_smem = Q_smem + K_AT,
                  V_smem = Q_smem + V_AT;
-  const unsigned q_full = Q_smem + BARRIERS_AT;  // one for each consumer
-  const unsigned q_empty = q_full + 8 * CONSUMERS;
-  const unsigned k_full = q_empty + 8 * CONSUMERS;  // one for each stage
-  const unsigned k_empty = k_full + 8 * STAGES;
-  const unsigned v_full = k_empty + 8 * STAGES, v_empty = v_full + 8 * STAGES;
+  const Ring<CONSUMERS> q_ring(Q_smem + Q_RING_AT);  // a stage for each consumer
+  const Ring<STAGES> k_ring(Q_smem + K_RING_AT), v_ring(Q_smem + V_RING_AT);
   // Uniform within a warp; the shuffle tells the compiler so.
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
   const bool packed = cu_seqlens_q != nullptr;
   if (threadIdx.x == 0) {
-    for (int i = 0; i < CONSUMERS; ++i) {
-      mbarrier_init(q_full + 8 * i, 1);
-      mbarrier_init(q_empty + 8 * i, 1);
-    }
-    for (int stage = 0; stage < STAGES; ++stage) {
-      mbarrier_init(k_full + 8 * stage, 1);
-      mbarrier_init(v_full + 8 * stage, 1);
-      mbarrier_init(k_empty + 8 * stage, CONSUMERS);
-      mbarrier_init(v_empty + 8 * stage, CONSUMERS);
-    }
+    q_ring.init(1);
+    k_ring.init(CONSUMERS);
+    v_ring.init(CONSUMERS);
     mbarrier_init_fence();
   }
   __syncthreads();  // hazard: others could wait for an mbarrier that is not initialised
   Tile tile;
   int round = 0;
-  const int4* const items = reinterpret_cast<const int4*>(schedule);
-  int4 item = items[blockIdx.x];
+  int4 item = schedule[blockIdx.x];
   const auto next = [&] {
-    return next_tile(tile, item, round, rounds, items, cu_seqlens_q, cu_seqlens_k, params);
+    return next_tile(tile, item, round, rounds, schedule, cu_seqlens_q, cu_seqlens_k, params);
   };
 
-  // ---- producer: a thread for K, one for V and one for Q. `step` counts key tiles
+  // ---- producer: a thread for K, one for V and one for Q
   if (warpgroup == 0) {
     setmaxnreg_decrease<PRODUCER_REGISTERS>();
     const int warp_id = threadIdx.x / 32;
     if (threadIdx.x % 32 != 0 || warp_id == 3) return;
     const TensorMap& map = warp_id == 0 ? k_map : v_map;
-    const unsigned smem = warp_id == 0 ? K_smem : V_smem, full = warp_id == 0 ? k_full : v_full;
-    const unsigned empty = full + 8 * STAGES;
-    for (int step = 0, tiles = 0; next(); ++tiles) {
+    const unsigned smem = warp_id == 0 ? K_smem : V_smem;
+    const Ring<STAGES> ring = warp_id == 0 ? k_ring : v_ring;
+    PipelineState<CONSUMERS> q_stage;
+    PipelineState<STAGES> stage;
+    while (next()) {
       const int batch = packed ? 0 : tile.sequence;
-      for (int i = 0; warp_id == 2 && i < CONSUMERS; ++i) {
-        mbarrier_wait(q_empty + 8 * i, (tiles & 1) ^ 1);  // hazard: products still read Q
-        mbarrier_arrive_expect_tx(q_full + 8 * i, Q_BYTES);
-        tma_load_panels<64>(
-            Q_smem + i * Q_BYTES, q_map, q_full + 8 * i, tile.row + 64 * i, tile.head, batch);
-      }
-      for (int first = last_tile_begin(tile); warp_id != 2 && first >= tile.begin;
-           first -= BLOCK_N, ++step) {
-        const int stage = step % STAGES;
-        mbarrier_wait(empty + 8 * stage, (step / STAGES & 1) ^ 1);  // hazard: products read it
-        mbarrier_arrive_expect_tx(full + 8 * stage, TILE_BYTES);
-        tma_load_panels<BLOCK_N>(
-            smem + stage * TILE_BYTES, map, full + 8 * stage, tile.k_first + first, tile.kv_head,
-            batch);
+      if (warp_id == 2) {
+        for (int i = 0; i < CONSUMERS; ++i, q_stage.advance()) {
+          q_ring.wait_empty(q_stage);  // hazard: products still read Q
+          const unsigned full = q_ring.expect(q_stage, Q_BYTES);
+          tma_load_panels<64, PANELS>(
+              Q_smem + i * Q_BYTES, q_map, full, tile.row + 64 * i, tile.head, batch);
+        }
+      } else {
+        for (int first = last_tile_begin(tile); first >= tile.begin;
+             first -= BLOCK_N, stage.advance()) {
+          ring.wait_empty(stage);  // hazard: products still read the tile before
+          const unsigned full = ring.expect(stage, TILE_BYTES);
+          tma_load_panels<BLOCK_N, PANELS>(
+              smem + stage.index * TILE_BYTES, map, full, tile.k_first + first, tile.kv_head,
+              batch);
+        }
       }
     }
     return;
@@ -132,11 +127,11 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   setmaxnreg_increase<CONSUMER_REGISTERS>();
   const int consumer = warpgroup - 1, lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
   const int warp_row = 64 * consumer + threadIdx.x / 32 % 4 * 16;  // of the tile's rows
-  const bool leader = threadIdx.x % 128 == 0;                      // arrives for its warpgroup
+  const bool leader = threadIdx.x % 128 == 0;  // releases for its warpgroup, as in CUTLASS
   const unsigned long long q = wgmma_descriptor(Q_smem + consumer * Q_BYTES),
                            k = wgmma_descriptor(K_smem);
   const unsigned long long v = wgmma_descriptor(V_smem, BLOCK_N * 128);
-  const int my_turn = 1 + consumer, next_turn = 1 + (consumer + 1) % CONSUMERS;  // named barriers
+  const int my_turn = TURN + consumer, next_turn = TURN + (consumer + 1) % CONSUMERS;
   const float scale = fmaxf(params.softmax_scale, 1e-30f);  // 0 times -inf would be NaN
   const float softmax_scale_log2 = scale * LOG2_E;
   constexpr int GROUPS = BLOCK_N / 8;  // of 8 keys, as in the accumulators' layout
@@ -145,7 +140,9 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   Output acc;
   Statistics m_i, l_i;  // m_i in units of log2; l_i of this lane's keys only, until the epilogue
   Statistics rescale, inverse;
-  int first, step = 0, tiles = 0;  // first: of the keys of S
+  PipelineState<CONSUMERS> q_stage{consumer};
+  PipelineState<STAGES> k_stage;
+  int first;  // of the keys of S
 
   const auto mask_edges = [&] {
     const int last_pos = tile.first_pos + min(BLOCK_M, tile.rows) - 1;
@@ -163,65 +160,68 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
 
   // The first turn is the first consumer's.
   if (PINGPONG && consumer == CONSUMERS - 1) named_barrier_arrive(next_turn, 256);
-  for (; next(); ++step, ++tiles) {
-    mbarrier_wait(q_full + 8 * consumer, tiles & 1);
-    mbarrier_wait(k_full + 8 * (step % STAGES), step / STAGES & 1);
-    start_qk<T>(S, q, k + (step % STAGES) * (TILE_BYTES / 16));
+  while (next()) {
+    q_ring.wait_full(q_stage);
+    k_ring.wait_full(k_stage);
+    start_qk<T>(S, q, advance_tiles(k, k_stage.index, TILE_BYTES));
     wgmma_wait<0>();
     m_i[0] = m_i[1] = M_INIT;
     l_i[0] = l_i[1] = 0.0f;
 #pragma unroll
     for (int i = 0; i < HEAD_DIM_PADDED / 2; ++i) acc[i] = 0.0f;
     wgmma_registers(S);
-    if (leader) mbarrier_arrive(k_empty + 8 * (step % STAGES));
+    if (leader) k_ring.release(k_stage);
     first = last_tile_begin(tile);
     mask_edges();
     maxima();
     weights(0, GROUPS);
     to_operand<T>(P, S, 0, GROUPS);
     if (packed && first + BLOCK_N > tile.kv_len) {  // the tile has rows of the next sequence
-      mbarrier_wait(v_full + 8 * (step % STAGES), step / STAGES & 1);
-      clear_rows<128>(dynamic_smem + V_AT + step % STAGES * TILE_BYTES, tile.kv_len - first);
-      named_barrier_sync(8, 128 * CONSUMERS);  // hazard: products could read rows not cleared yet
+      v_ring.wait_full(k_stage);
+      clear_rows<BLOCK_N, PANELS>(
+          dynamic_smem + V_AT + k_stage.index * TILE_BYTES, tile.kv_len - first, threadIdx.x - 128,
+          128 * CONSUMERS);
+      // hazard: products could read rows not cleared yet
+      named_barrier_sync(V_CLEARED, 128 * CONSUMERS);
     }
 
-    // ---- one step: start S of the next key tile and O of this one, then compute the next weights
+    // ---- one step: issue S of the next key tile and O of this one, then compute the next weights
     for (first -= BLOCK_N; first >= tile.begin; first -= BLOCK_N) {
-      const int v_stage = step % STAGES, v_parity = step / STAGES & 1;
-      ++step;
-      const int stage = step % STAGES;
-      mbarrier_wait(k_full + 8 * stage, step / STAGES & 1);
+      const auto v_stage = k_stage;  // V is one tile behind K
+      k_stage.advance();
+      k_ring.wait_full(k_stage);
       if (PINGPONG) named_barrier_sync(my_turn, 256);
-      start_qk<T>(S, q, k + stage * (TILE_BYTES / 16));
+      start_qk<T>(S, q, advance_tiles(k, k_stage.index, TILE_BYTES));
       wgmma_registers(acc);
       rescale_output(acc, rescale);  // while the products of S run
-      mbarrier_wait(v_full + 8 * v_stage, v_parity);
-      start_pv<T>(acc, P, v + v_stage * (TILE_BYTES / 16));
+      v_ring.wait_full(v_stage);
+      start_pv<T>(acc, P, advance_tiles(v, v_stage.index, TILE_BYTES));
       if (PINGPONG) named_barrier_arrive(next_turn, 256);
       wgmma_wait<1>();
       wgmma_registers(S);
-      if (leader) mbarrier_arrive(k_empty + 8 * stage);
+      if (leader) k_ring.release(k_stage);
       mask_edges();
       maxima();
       weights(0, GROUPS / 2);
       wgmma_wait<0>();
       wgmma_registers(acc);
-      if (leader) mbarrier_arrive(v_empty + 8 * v_stage);
+      if (leader) v_ring.release(v_stage);
       to_operand<T>(P, S, 0, GROUPS / 2);
       weights(GROUPS / 2, GROUPS);
       to_operand<T>(P, S, GROUPS / 2, GROUPS);
     }
 
     // ---- the last keys' O
-    if (leader) mbarrier_arrive(q_empty + 8 * consumer);
+    if (leader) q_ring.release(q_stage);
     rescale_output(acc, rescale);
     finish_rows(tile, warp_row, m_i, l_i, inverse, lse, packed, params);  // O is still in flight
-    const int v_stage = step % STAGES;
-    mbarrier_wait(v_full + 8 * v_stage, step / STAGES & 1);
-    start_pv<T>(acc, P, v + v_stage * (TILE_BYTES / 16));
+    v_ring.wait_full(k_stage);
+    start_pv<T>(acc, P, advance_tiles(v, k_stage.index, TILE_BYTES));
     wgmma_wait<0>();
     wgmma_registers(acc);
-    if (leader) mbarrier_arrive(v_empty + 8 * v_stage);
+    if (leader) v_ring.release(k_stage);
+    q_stage.phase ^= 1;  // the same place again
+    k_stage.advance();
     store();
   }
 }

@@ -94,8 +94,9 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
     mbarrier_wait(bar.k_full, 0);
     mbarrier_wait(bar.v_full, 0);
     if (block.packed && first_key + BLOCK_N > kv_len) {  // the tile has keys of the next sequence
-      clear_rows<0>(dynamic_smem, kv_len - first_key);
-      clear_rows<0>(dynamic_smem + V_AT, kv_len - first_key);
+      clear_rows<BLOCK_N, PANELS>(dynamic_smem, kv_len - first_key, threadIdx.x, 128 * CONSUMERS);
+      clear_rows<BLOCK_N, PANELS>(
+          dynamic_smem + V_AT, kv_len - first_key, threadIdx.x, 128 * CONSUMERS);
       __syncthreads();  // hazard: products could read rows not cleared yet
     }
   }
@@ -114,8 +115,12 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
     mbarrier_wait(bar.q_full + 8 * stage, step.parity());
     if (block.packed && first_row + BLOCK_M > q_len) {  // rows of the next sequence
       mbarrier_wait(bar.do_full + 8 * stage, step.parity());
-      clear_rows<0, BLOCK_M>(dynamic_smem + Q_AT + stage * ROWS_BYTES, q_len - first_row);
-      clear_rows<0, BLOCK_M>(dynamic_smem + DO_AT + stage * ROWS_BYTES, q_len - first_row);
+      clear_rows<BLOCK_M, PANELS>(
+          dynamic_smem + Q_AT + stage * ROWS_BYTES, q_len - first_row, threadIdx.x,
+          128 * CONSUMERS);
+      clear_rows<BLOCK_M, PANELS>(
+          dynamic_smem + DO_AT + stage * ROWS_BYTES, q_len - first_row, threadIdx.x,
+          128 * CONSUMERS);
       __syncthreads();  // hazard: products could read rows not cleared yet
     }
     start_scores<T>(S, k, q + rows_at);
@@ -195,8 +200,9 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
   const float scale[2] = {forward.softmax_scale, forward.softmax_scale}, one[2] = {1.0f, 1.0f};
   dK += block.of_keys(params.d_k) + warp_key * params.d_k.row;
   dV += block.of_keys(params.d_v) + warp_key * params.d_v.row;
-  store_panels(staged, dK_acc, scale, dK, params.d_k.row, kv_len - first_key - warp_key);
-  store_panels(staged + V_AT, dV_acc, one, dV, params.d_v.row, kv_len - first_key - warp_key);
+  store_panels(staged, dK_acc, scale, dK, params.d_k.row, kv_len - first_key - warp_key, HEAD_DIM);
+  store_panels(
+      staged + V_AT, dV_acc, one, dV, params.d_v.row, kv_len - first_key - warp_key, HEAD_DIM);
 }
 
 template <typename T>

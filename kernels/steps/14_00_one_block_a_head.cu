@@ -6,23 +6,11 @@
 //          float16 or bfloat16; lse (sequences, heads, N) or null; cache_seqlens (sequences)
 // Needs    sm_80; HEAD_DIM 64, 128 or 256, strides multiples of 16 bytes
 // Traffic  for each head of Q, all of its K and V
-#ifndef HEAD_DIM
-#define HEAD_DIM 128
-#endif
-#ifndef BLOCK_N
-#define BLOCK_N 16  // keys per tile of a warp: 16 or 32
-#endif
-#ifndef WARPS
-#define WARPS 8  // per block; each has the same rows, and keys of its own
-#endif
 #ifndef STAGES
 #define STAGES 1  // tiles of K and V of a warp that are in shared memory
 #endif
-#ifndef STATE_ROWS
-#define STATE_ROWS 8  // at least the rows of a tile that a head of a token has: 1, 2, 4, 8 or 16
-#endif
 
-#include "decode_rows.cuh"  // Rows, Keys: which rows, which keys they see, results
+#include "decode_tile.cuh"  // sizes; Rows, Keys: which rows, which keys they see, results
 
 // Starts a warp's copies of a tile of K or V. What no row sees becomes zeros: it may be NaN.
 template <typename T>

@@ -5,24 +5,12 @@
 // Shapes   Q, O (sequences, N, heads, HEAD_DIM); K, V (sequences, N_kv, kv_heads, HEAD_DIM),
 //          float16 or bfloat16; lse (sequences, heads, N) or null; cache_seqlens (sequences)
 // Needs    sm_80; HEAD_DIM 64, 128 or 256, strides multiples of 16 bytes; tickets that are 0
-// Traffic  K and V once for each tile of 16 rows; the parts, twice
-#ifndef HEAD_DIM
-#define HEAD_DIM 128
-#endif
-#ifndef BLOCK_N
-#define BLOCK_N 16  // keys per tile of a warp: 16 or 32
-#endif
-#ifndef WARPS
-#define WARPS 8  // per block; each has the same rows, and keys of its own
-#endif
+// Traffic  K and V once for each tile of 16 rows; what is cut, twice
 #ifndef STAGES
 #define STAGES 3  // tiles of K and V of a warp that are in shared memory, or on their way
 #endif
-#ifndef STATE_ROWS
-#define STATE_ROWS 8  // at least the rows of a tile that a head of a token has: 1, 2, 4, 8 or 16
-#endif
 
-#include "decode_rows.cuh"  // Rows, Keys, Parts: which rows, which keys they see, results
+#include "decode_tile.cuh"  // sizes; Rows, Keys, Parts: which rows, which keys, results
 
 // Starts a warp's copies of a tile of K or V. What no row sees becomes zeros: it may be NaN.
 template <typename T>
@@ -46,8 +34,8 @@ __global__ void __launch_bounds__(THREADS, 1) split_kv(
     const T* __restrict__ Q, const T* __restrict__ K, const T* __restrict__ V, T* __restrict__ O,
     float* __restrict__ lse,                // [sequences, heads, N]; or null
     const int* __restrict__ cache_seqlens,  // [sequences]
-    float* partial_o,                       // [blocks, STATE_ROWS, HEAD_DIM]
-    float2* partial_ml,                     // [blocks, STATE_ROWS]
+    float* partial_o,                       // [slots, STATE_ROWS, HEAD_DIM]
+    float2* partial_ml,                     // [slots, STATE_ROWS]
     int* tickets,                           // [units]: 0 before and after a launch
     const DecodeParams params) {
   // ---- prologue: the block's head of K and V, its part, and the keys that its rows see

@@ -5,19 +5,25 @@
 // acc. In between, only the other consumer has products in flight.
 //
 // Launch, shapes, needs and traffic as in 15_fp16x3.cu
-#include "fp16x3_tiles.cuh"  // the first launch, sizes, three products, the softmax
-#include "score_mod.cuh"     // nothing, until 11 gives it a function of scores
+#include "fp16x3_split.cuh"     // the first launch
+#include "fp16x3_tiles.cuh"     // sizes, three products, the softmax
+#include "hooks.cuh"            // nothing, until the library adds something (11)
+#include "hopper_epilogue.cuh"  // lse, stores of a warpgroup's rows
+#include "tile_io.cuh"          // tiles in panels: copies by TMA, rows of zeros
 
 #ifndef PINGPONG
-#define PINGPONG 1  // 1: the consumers take turns in starting products
+#define PINGPONG 1  // 1: the consumers take turns at issuing products
 #endif
 
 constexpr int THREADS = 128 * (1 + CONSUMERS);  // warpgroup 0 is the producer
 constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : 32;
 constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : 160;
 constexpr unsigned KV_BYTES = 2 * TILE_BYTES;  // hi and lo of a tile of K or V
-constexpr unsigned KV_AT = CONSUMERS * 2 * Q_BYTES, BARRIERS_AT = KV_AT + STAGES * KV_BYTES;
-constexpr unsigned SHARED_BYTES = BARRIERS_AT + 8 * (2 * CONSUMERS + 2 * STAGES);
+constexpr unsigned KV_AT = CONSUMERS * 2 * Q_BYTES, Q_RING_AT = KV_AT + STAGES * KV_BYTES;
+constexpr unsigned KV_RING_AT = Q_RING_AT + Ring<CONSUMERS>::BYTES;
+constexpr unsigned SHARED_BYTES = KV_RING_AT + Ring<STAGES>::BYTES;
+// Named barriers: the turns, one for each consumer; rows of V are cleared.
+constexpr int TURN = 1, V_CLEARED = 8;
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) fp16x3(
     const __grid_constant__ TensorMap q_map,  // of hi and lo: boxes of 64 rows
@@ -28,73 +34,69 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp16x3(
     float* __restrict__ lse,               // [batch, heads, N], packed [heads, tokens]; or null
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1], where each begins; null: not packed
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
-    const int* __restrict__ schedule,      // [rounds, blocks, 4], see next_tile
-    const int rounds, const AttentionParams params MOD_PARAMETERS) {
+    const int4* __restrict__ schedule,     // [rounds, blocks], see next_tile
+    const int rounds, const AttentionParams params HOOK_PARAMETERS) {
   // ---- shared memory, mbarriers
   extern __shared__ __align__(1024) unsigned char dynamic_smem[];
   const unsigned Q_smem = smem_address(dynamic_smem), KV_smem = Q_smem + KV_AT;
-  const unsigned q_full = Q_smem + BARRIERS_AT;  // one for each consumer
-  const unsigned q_empty = q_full + 8 * CONSUMERS;
-  const unsigned full = q_empty + 8 * CONSUMERS, empty = full + 8 * STAGES;  // for each stage
+  const Ring<CONSUMERS> q_ring(Q_smem + Q_RING_AT);  // a stage for each consumer
+  const Ring<STAGES> kv_ring(Q_smem + KV_RING_AT);
   // Uniform within a warp; the shuffle tells the compiler so.
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
   const bool packed = cu_seqlens_q != nullptr;
   if (threadIdx.x == 0) {
-    for (int i = 0; i < CONSUMERS; ++i) {
-      mbarrier_init(q_full + 8 * i, 1);
-      mbarrier_init(q_empty + 8 * i, 1);
-    }
-    for (int stage = 0; stage < STAGES; ++stage) {
-      mbarrier_init(full + 8 * stage, 1);
-      mbarrier_init(empty + 8 * stage, CONSUMERS);
-    }
+    q_ring.init(1);
+    kv_ring.init(CONSUMERS);
     mbarrier_init_fence();
   }
   __syncthreads();  // hazard: others could wait for an mbarrier that is not initialised
   Tile tile;
   int round = 0;
-  const int4* const items = reinterpret_cast<const int4*>(schedule);
-  int4 item = items[blockIdx.x];
+  int4 item = schedule[blockIdx.x];
   const auto next = [&] {
     const bool found =
-        next_tile(tile, item, round, rounds, items, cu_seqlens_q, cu_seqlens_k, params);
+        next_tile(tile, item, round, rounds, schedule, cu_seqlens_q, cu_seqlens_k, params);
     tile.begin = tile.begin / BLOCK_N * BLOCK_N;  // key tiles are those that have an exponent
     return found;
   };
-  const auto mod_of_tile = [&] {
-    return Mod{MOD_ARGUMENTS tile.sequence, tile.head, tile.kv_head, tile.q_len, tile.kv_len};
+  const auto hooks_of_tile = [&] {
+    return Hooks{HOOK_ARGUMENTS tile.sequence, tile.head, tile.kv_head, tile.q_len, tile.kv_len};
   };
   const auto keys_of_tile = [&] {
     return KeyTiles<-BLOCK_N>(
-        mod_of_tile(), (tile.q_len - tile.rows) / BLOCK_M, last_tile_begin(tile), tile.begin);
+        hooks_of_tile(), (tile.q_len - tile.rows) / BLOCK_M, last_tile_begin(tile), tile.begin);
   };
 
   // ---- producer: a thread for K and V, which take turns in the ring, and one for Q
-  Ring ring;
+  PipelineState<STAGES> stage;
   if (warpgroup == 0) {
     setmaxnreg_decrease<PRODUCER_REGISTERS>();
     const int warp_id = threadIdx.x / 32;
     if (threadIdx.x % 32 != 0 || warp_id > 1) return;
-    for (int tiles = 0; next(); ++tiles) {
+    PipelineState<CONSUMERS> q_stage;
+    while (next()) {
       const int hi = packed ? 0 : 2 * tile.sequence, lo = hi + 1;
-      for (int i = 0; warp_id == 1 && i < CONSUMERS; ++i) {
-        mbarrier_wait(q_empty + 8 * i, (tiles & 1) ^ 1);  // hazard: products still read Q
-        mbarrier_arrive_expect_tx(q_full + 8 * i, 2 * Q_BYTES);
-        const unsigned target = Q_smem + 2 * i * Q_BYTES;
-        const int row = tile.row + 64 * i;
-        tma_load_panels<64>(target, q_map, q_full + 8 * i, row, tile.head, hi);
-        tma_load_panels<64>(target + Q_BYTES, q_map, q_full + 8 * i, row, tile.head, lo);
-      }
-      for (auto keys = keys_of_tile(); warp_id == 0 && keys.more(); keys.advance())
-        for (int i = 0; i < 2; ++i, ring.advance()) {
-          const TensorMap& map = i == 0 ? k_map : v_map;
-          const unsigned barrier = full + 8 * ring.stage, target = KV_smem + ring.stage * KV_BYTES;
-          const int row = tile.k_first + keys.first();
-          mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);  // hazard: products read it
-          mbarrier_arrive_expect_tx(barrier, KV_BYTES);
-          tma_load_panels<BLOCK_N>(target, map, barrier, row, tile.kv_head, hi);
-          tma_load_panels<BLOCK_N>(target + TILE_BYTES, map, barrier, row, tile.kv_head, lo);
+      if (warp_id == 1) {
+        for (int i = 0; i < CONSUMERS; ++i, q_stage.advance()) {
+          q_ring.wait_empty(q_stage);  // hazard: products still read Q
+          const unsigned full = q_ring.expect(q_stage, 2 * Q_BYTES);
+          const unsigned target = Q_smem + 2 * i * Q_BYTES;
+          const int row = tile.row + 64 * i;
+          tma_load_panels<64, PANELS>(target, q_map, full, row, tile.head, hi);
+          tma_load_panels<64, PANELS>(target + Q_BYTES, q_map, full, row, tile.head, lo);
         }
+      } else {
+        for (auto keys = keys_of_tile(); keys.more(); keys.advance())
+          for (int i = 0; i < 2; ++i, stage.advance()) {
+            kv_ring.wait_empty(stage);  // hazard: products still read the tile before
+            const unsigned full = kv_ring.expect(stage, KV_BYTES);
+            const TensorMap& map = i == 0 ? k_map : v_map;
+            const unsigned target = KV_smem + stage.index * KV_BYTES;
+            const int row = tile.k_first + keys.first();
+            tma_load_panels<BLOCK_N, PANELS>(target, map, full, row, tile.kv_head, hi);
+            tma_load_panels<BLOCK_N, PANELS>(target + TILE_BYTES, map, full, row, tile.kv_head, lo);
+          }
+      }
     }
     return;
   }
@@ -103,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp16x3(
   setmaxnreg_increase<CONSUMER_REGISTERS>();
   const int consumer = warpgroup - 1, lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
   const int warp_row = 64 * consumer + threadIdx.x / 32 % 4 * 16;  // of the tile's rows
-  const bool leader = threadIdx.x % 128 == 0;                      // arrives for its warpgroup
+  const bool leader = threadIdx.x % 128 == 0;  // releases for its warpgroup, as in CUTLASS
   const unsigned long long q = wgmma_descriptor(Q_smem + 2 * consumer * Q_BYTES);
   Scores S;
   Weights P_hi, P_lo;
@@ -113,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp16x3(
   const auto modify_and_mask = [&](const KeyTiles<-BLOCK_N>& keys, float scale) {
     const int first = keys.first();  // of the keys of S
     modify<2, BLOCK_N / 4>(
-        mod_of_tile(), scale, 1.0f,
+        hooks_of_tile(), scale, 1.0f,
         [&](int i, int j) -> float& { return S[4 * (j / 2) + 2 * i + j % 2]; },
         [&](int i) { return tile.first_pos + warp_row + g + 8 * i; },
         [&](int j) { return first + 2 * t + j / 2 * 8 + j % 2; }, keys.partial());
@@ -125,18 +127,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp16x3(
     }
   };
   const auto take_turn = [&] {
-    if (PINGPONG) named_barrier_sync(1 + consumer, 256);
+    if (PINGPONG) named_barrier_sync(TURN + consumer, 256);
   };
   const auto pass_turn = [&] {
-    if (PINGPONG) named_barrier_arrive(consumer + 1 == CONSUMERS ? 1 : consumer + 2, 256);
+    if (PINGPONG) named_barrier_arrive(consumer + 1 == CONSUMERS ? TURN : TURN + consumer + 1, 256);
   };
   int q_exponent, kv_index;  // the index of the first exponent of K and V in kv_exponents
   int2 exponent;             // of K and V of these keys
   const auto start_scores = [&](const KeyTiles<-BLOCK_N>& keys) {
     const int2* const exponents = reinterpret_cast<const int2*>(kv_exponents) + kv_index;
     exponent = keys.first() < tile.kv_len ? exponents[keys.first() / BLOCK_N] : make_int2(0, 0);
-    mbarrier_wait(full + 8 * ring.stage, ring.parity);
-    start_qk(S, q, wgmma_descriptor(KV_smem + ring.stage * KV_BYTES));
+    kv_ring.wait_full(stage);
+    start_qk(S, q, wgmma_descriptor(KV_smem + stage.index * KV_BYTES));
   };
   // Of S, whose tile's scale becomes part of the softmax's: not 0, as 0 times -inf is NaN.
   const auto compute_weights = [&](const KeyTiles<-BLOCK_N>& keys) {
@@ -145,8 +147,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp16x3(
     const float softmax_scale_log2 = scale_log2_of(scale);
     wgmma_wait<0>();
     wgmma_registers(S);
-    if (leader) mbarrier_arrive(empty + 8 * ring.stage);
-    ring.advance();
+    if (leader) kv_ring.release(stage);
+    stage.advance();
     modify_and_mask(keys, scale);
     online_softmax_rescale(S, m_i, l_i, acc, softmax_scale_log2);
     online_softmax_weights(S, m_i, l_i, softmax_scale_log2, 0, BLOCK_N / 8);
@@ -159,28 +161,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp16x3(
             P_lo[n / 2][n % 2 * 2 + i]);
   };
   const auto start_output = [&] {
-    mbarrier_wait(full + 8 * ring.stage, ring.parity);
-    const unsigned v = KV_smem + ring.stage * KV_BYTES;
+    kv_ring.wait_full(stage);
+    const unsigned v = KV_smem + stage.index * KV_BYTES;
     start_pv(O_tile, P_hi, P_lo, wgmma_descriptor(v, BLOCK_N * 128));
   };
   const auto clear_past_end = [&](const KeyTiles<-BLOCK_N>& keys) {
     if (!packed || keys.first() + BLOCK_N <= tile.kv_len) return;  // no row of the next sequence
-    mbarrier_wait(full + 8 * ring.stage, ring.parity);
-    unsigned char* const tile_smem = dynamic_smem + KV_AT + ring.stage * KV_BYTES;
-    clear_rows<128>(tile_smem, tile.kv_len - keys.first());
-    clear_rows<128>(tile_smem + TILE_BYTES, tile.kv_len - keys.first());
-    named_barrier_sync(8, 128 * CONSUMERS);  // hazard: products could read rows not cleared
+    kv_ring.wait_full(stage);
+    const int rows = tile.kv_len - keys.first();
+    unsigned char* const tile_smem = dynamic_smem + KV_AT + stage.index * KV_BYTES;
+    clear_rows<BLOCK_N, PANELS>(tile_smem, rows, threadIdx.x - 128, 128 * CONSUMERS);
+    clear_rows<BLOCK_N, PANELS>(tile_smem + TILE_BYTES, rows, threadIdx.x - 128, 128 * CONSUMERS);
+    // hazard: products could read rows not cleared yet
+    named_barrier_sync(V_CLEARED, 128 * CONSUMERS);
   };
-  const auto add_output = [&](int stage, int v_exponent) {
+  const auto add_output = [&](const PipelineState<STAGES>& v_stage, int v_exponent) {
     wgmma_registers(O_tile);
-    if (leader) mbarrier_arrive(empty + 8 * stage);
+    if (leader) kv_ring.release(v_stage);
     const float of_tile = power_of_two(-v_exponent);
 #pragma unroll
     for (int i = 0; i < HEAD_DIM_PADDED / 2; ++i) acc[i] = fmaf(of_tile, O_tile[i], acc[i]);
   };
   if (consumer == CONSUMERS - 1) pass_turn();  // the first turn is the first consumer's
 
-  for (int tiles = 0; next(); ++tiles) {
+  for (PipelineState<CONSUMERS> q_stage{consumer}; next(); q_stage.phase ^= 1) {
     const int first_row = tile.q_len - tile.rows, row_tile = first_row / Q_ROWS + consumer;
     const int q_index = exponent_index(
         Q_ROWS, row_tile, tile.head, params.heads, tile.sequence, tile.row - first_row, params.N,
@@ -189,12 +193,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp16x3(
     kv_index = exponent_index(
         BLOCK_N, 0, tile.kv_head, params.kv_heads, tile.sequence, tile.k_first, params.N_kv,
         params.sequences);
-    const float m_first = first_maximum(mod_of_tile()) - WEIGHT_EXPONENT;
+    const float m_first = first_maximum(hooks_of_tile()) - WEIGHT_EXPONENT;
     m_i[0] = m_i[1] = m_first;
-    l_i[0] = l_i[1] = t == 0 ? first_sum(mod_of_tile()) * power_of_two(WEIGHT_EXPONENT) : 0.0f;
+    l_i[0] = l_i[1] = t == 0 ? first_sum(hooks_of_tile()) * power_of_two(WEIGHT_EXPONENT) : 0.0f;
 #pragma unroll
     for (int i = 0; i < HEAD_DIM_PADDED / 2; ++i) acc[i] = 0.0f;
-    mbarrier_wait(q_full + 8 * consumer, tiles & 1);
+    q_ring.wait_full(q_stage);
 
     for (auto keys = keys_of_tile(); keys.more(); keys.advance()) {
       take_turn();
@@ -206,10 +210,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp16x3(
       start_output();
       pass_turn();
       wgmma_wait<0>();
-      add_output(ring.stage, exponent.y);
-      ring.advance();
+      add_output(stage, exponent.y);
+      stage.advance();
     }
-    if (leader) mbarrier_arrive(q_empty + 8 * consumer);
+    if (leader) q_ring.release(q_stage);
 
     // ---- epilogue: the rows' sums; divide once
     Statistics inverse;

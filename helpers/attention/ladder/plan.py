@@ -79,7 +79,7 @@ def plan(
 def _with_functions(mod: ScoreMod, stage: Stage, file_or_code: str) -> str:
     """The text of a kernel behind the caller's functions, if it has a place for them."""
     code = file_or_code if "\n" in file_or_code else kernel.source(file_or_code)
-    if "MOD_PARAMETERS" not in code:
+    if "HOOK_PARAMETERS" not in code:
         return code
     backward = stage.direction == "backward"
     return mod.text(backward=backward, pairs=not backward and "float32" not in stage.dtypes) + code

@@ -1,4 +1,4 @@
-"""Functions of scores, written in CUDA by the caller: what `kernels/score_mod.cuh` puts between scale and softmax.
+"""Functions of scores, written in CUDA by the caller: what `kernels/hooks.cuh` puts between scale and softmax.
 
     flash_attention(q, k, v, score_mod="cap * tanhf(score / cap)", mod_args={"cap": np.float32(30)})
     flash_attention(q, k, v, mask_mod="document[q_idx] == document[kv_idx]", mod_args={"document": ids})
@@ -123,7 +123,7 @@ class ScoreMod(NamedTuple):
         return self._replace(scores=(), sink="")
 
     def arguments(self, block_mask: tuple[Any, ...] = (None, np.int64(0), np.int64(0), np.int32(0))) -> tuple[Any, ...]:
-        """What a kernel gets behind its own arguments: `MOD_PARAMETERS`.
+        """What a kernel gets behind its own arguments: `HOOK_PARAMETERS`.
 
         Args:
             block_mask: its array; and from one batch, head and tile to the next, in elements.
@@ -163,13 +163,13 @@ class ScoreMod(NamedTuple):
         grad = backward and self.has_derivative
         lines = [
             "#include <cuda_fp16.h>\n#include <cuda_bf16.h>",
-            f"#define MOD_PARAMETERS {''.join(f', {parameter}' for parameter in parameters)}",
-            f"#define MOD_ARGUMENTS {''.join(f'{name}, ' for name in passed)}",
+            f"#define HOOK_PARAMETERS {''.join(f', {parameter}' for parameter in parameters)}",
+            f"#define HOOK_ARGUMENTS {''.join(f'{name}, ' for name in passed)}",
             f"#define SCORE_MOD {int(bool(self.scores))}\n#define SCORE_GRAD {int(grad)}",
             f"#define MASK_MOD {int(bool(self.mask))}\n#define SINK {int(bool(self.sink))}",
             f"#define BIAS_BYTES {dtype_of(pair.dtype).itemsize if pair else 0}",
             _CHECKS,
-            "struct Mod {",
+            "struct Hooks {",
             *('#line 1 "mod_args"', *(f"  {kind} {name};" for kind, name in members), '#line 1 "score_mod.h"'),
             "  int batch, head, kv_head, q_len, kv_len;",
         ]

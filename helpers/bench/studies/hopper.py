@@ -80,33 +80,41 @@ __device__ long long consumer_clocks[3][TRACED_TILES][{STAMPS + V_STAMPS}], copy
     watch = """    if (threadIdx.x == 96 && blockIdx.x == TRACED_BLOCK)
       for (int i = 0; i <= TRACED_TILES; ++i) {
         if (i < TRACED_TILES) {
-          mbarrier_wait(k_full + 8 * (i % STAGES), i / STAGES & 1);
+          k_ring.wait_full({i % STAGES, unsigned(i / STAGES & 1)});
           copy_clocks[2][i] = clock64();
         }
         if (i > 0) {
-          mbarrier_wait(v_full + 8 * ((i - 1) % STAGES), (i - 1) / STAGES & 1);
+          v_ring.wait_full({(i - 1) % STAGES, unsigned((i - 1) / STAGES & 1)});
           copy_clocks[3][i - 1] = clock64();
         }
       }
 """
     own = "(warp_id == 0 ? copy_clocks[0] : copy_clocks[1])"  # with copy_clocks[warp_id], rings of 80 keys spill
-    asked = f"        if (blockIdx.x == TRACED_BLOCK && step < TRACED_TILES) {own}[step] = clock64();\n"
+    asked = f"          if (blockIdx.x == TRACED_BLOCK && step < TRACED_TILES) {own}[step] = clock64();\n"
+    states = "    PipelineState<STAGES> stage;\n", "  PipelineState<STAGES> k_stage;\n"
     leaves = "    if (threadIdx.x % 32 != 0 || warp_id == 3) return;\n"
-    expects = "        mbarrier_arrive_expect_tx(full + 8 * stage, TILE_BYTES);\n"
-    waits = "      mbarrier_wait(k_full + 8 * stage, step / STAGES & 1);\n      if (PINGPONG)"
+    expects, advances = (
+        "          const unsigned full = ring.expect(stage, TILE_BYTES);\n",
+        "keys.advance(), stage.advance())",
+    )
+    waits = "      k_ring.wait_full(k_stage);\n      if (PINGPONG)"
     passes = "      if (PINGPONG) named_barrier_arrive(next_turn, 256);\n"
-    waits_for_v = "      mbarrier_wait(v_full + 8 * v_stage, v_parity);\n"
-    started = f"      start_pv<T>(acc, P, v + v_stage * (TILE_BYTES / 16));\n{passes}"
+    waits_for_v = "      v_ring.wait_full(v_stage);\n"
+    started = f"      start_pv<T>(acc, P, advance_tiles(v, v_stage.index, TILE_BYTES));\n{passes}"
     scores_there = "      wgmma_wait<1>();\n      wgmma_registers(S);\n"
     half = "      weights(0, GROUPS / 2);\n      wgmma_wait<0>();\n      wgmma_registers(acc);\n"
     ends = "      to_operand<T>(P, S, GROUPS / 2, GROUPS);\n"
     turn = "named_barrier_sync(my_turn, 256);\n      start_qk<T>"
+    next_tile = "    q_stage.phase ^= 1;"
     return edit(
         source,
         (KERNEL_BEGINS, head + KERNEL_BEGINS),
         (leaves, watch + leaves),
+        *((state, f"{state}{state.partition('P')[0]}int step = 0;  // of keys\n") for state in states),
         (expects, asked + expects),
-        (waits, f"      STAMP(0);\n{waits}"),
+        (advances, advances.replace("stage", "++step, stage")),
+        (next_tile, f"    ++step;\n{next_tile}"),
+        (waits, f"      ++step;\n      STAMP(0);\n{waits}"),
         (turn, turn.replace("      start", "      STAMP(1);\n      start")),
         (waits_for_v, f"      STAMP(7);\n{waits_for_v}      STAMP(8);\n"),
         (started, f"{started}      STAMP(2);\n"),
@@ -404,12 +412,12 @@ _FLOAT_MAXIMA = (
     ),
     ("fmaxf(__int_as_float(highest), 0.0f)", "fmaxf(highest, 0.0f)"),
 )
-_EXCEEDS = "rescaled = exceeds_limit(S, maxima.limit, softmax_scale_log2) && move();"
+_EXCEEDS = "if (exceeds_limit(S, maxima.limit, softmax_scale_log2)) rescaled = move();"
 _EVERY_TILE = ((_EXCEEDS, "rescaled = move();"), ("if (!__any_sync(0xffffffff, exceeds)) return false;", ""))
-_NO_MAXIMA = ((_EXCEEDS, "rescaled = false;"),)
+_NO_MAXIMA = ((_EXCEEDS, ""),)
 _NO_EXP2 = (('asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));', "y = x;"),)
 _NO_SUMS = (("l_i[i] += S[4 * n + 2 * i] + S[4 * n + 2 * i + 1];", ""),)
-_SAME_ROWS = (("tile.k_first + keys.first(),\n            tile.kv_head, batch)", "0, 0, 0)"),)
+_SAME_ROWS = (("tile.k_first + keys.first(), tile.kv_head,\n              batch)", "0, 0, 0)"),)
 
 AS_IT_IS = Change("as it is")
 IDEAS = (

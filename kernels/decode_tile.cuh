@@ -1,12 +1,28 @@
-// What a block of 14 does with its rows: Q, masks, and the results of its warps. Explained in 14's
-// notebook. To be included after HEAD_DIM, BLOCK_N, WARPS, STAGES and STATE_ROWS.
+// The tile of 14 and of its steps: its sizes, which tokens and heads its rows are, which keys they
+// see, and the results of the warps and blocks that share it. Explained in 14's notebook.
 
 #pragma once
 #include "decode_params.cuh"
-
-constexpr int TILE_ROWS = 16;               // of an MMA atom
-constexpr int BLOCK_M = TILE_ROWS * WARPS;  // so that mma_tiles.cuh gives each warp 16 rows
 #include "merge_states.cuh"
+
+#ifndef HEAD_DIM
+#define HEAD_DIM 128
+#endif
+#ifndef BLOCK_N
+#define BLOCK_N 16  // keys per tile of a warp: 16 or 32
+#endif
+#ifndef WARPS
+#define WARPS 8  // per block; each has the same rows, and keys of its own
+#endif
+#ifndef STAGES
+#define STAGES 3  // tiles of K and V of a warp that are in shared memory, or on their way
+#endif
+#ifndef STATE_ROWS
+#define STATE_ROWS 8  // at least the rows of a tile that a head of a token has: 1, 2, 4, 8 or 16
+#endif
+
+constexpr int TILE_ROWS = 16;        // of an MMA atom
+#define BLOCK_M (TILE_ROWS * WARPS)  // so that mma_tiles.cuh gives each warp 16 rows
 #include "mma_tiles.cuh"
 
 template <typename T>
@@ -149,7 +165,7 @@ load_state(const unsigned char* smem, int warp, int row, int column) {
   return {ml.x, ml.y, *reinterpret_cast<const float4*>(o + column)};
 }
 
-// A part of a unit, on its way through global memory to whoever merges it. `slot` counts parts.
+// A part of a unit, on its way through global memory to the block that merges. `slot` counts parts.
 struct Parts {
   float* o;    // [slots, STATE_ROWS, HEAD_DIM]
   float2* ml;  // [slots, STATE_ROWS]
@@ -165,3 +181,18 @@ struct Parts {
     return {of_row.x, of_row.y, __ldcg(reinterpret_cast<const float4*>(o + r * HEAD_DIM + column))};
   }
 };
+
+// Draws a ticket for a part of a unit. True in the block that comes last, which may read all parts.
+// Written out in steps/14_04_last_block.cu.
+__device__ __forceinline__ bool comes_last(int* ticket, int parts) {
+  __shared__ bool is_last;
+  __threadfence();  // hazard: the ticket could be seen before this part
+  __syncthreads();  // hazard: the ticket could be drawn before all threads have written
+  // atomicInc goes back to 0 with the last part: ready for the next launch.
+  if (threadIdx.x == 0)
+    is_last = atomicInc(reinterpret_cast<unsigned*>(ticket), parts - 1) == parts - 1;
+  __syncthreads();  // hazard: is_last could be read before it is there
+  if (!is_last) return false;
+  __threadfence();  // hazard: parts could be read before the ticket
+  return true;
+}

@@ -1,6 +1,6 @@
-// What a warpgroup does with the accumulators of its 64 rows: masks, weights, the sums at the end,
-// O. As in 07_mma.cu, whose notebook explains it. A thread has two rows, g and g + 8 of its warp's;
-// its accumulator of key (or column) 8 n + 2 t + e of row g + 8 i is element 4 n + 2 i + e.
+// The online softmax of a warpgroup's 64 rows, in the accumulators of wgmma: masks, maxima, weights.
+// As in 07_mma.cu, whose notebook explains it. A thread has two rows, g and g + 8 of its warp's; its
+// accumulator of key (or column) 8 n + 2 t + e of row g + 8 i is element 4 n + 2 i + e.
 
 #pragma once
 #include "half2.cuh"
@@ -81,51 +81,4 @@ __device__ __forceinline__ void to_operand(Weights& P, const Scores& S, int from
 #pragma unroll
     for (int i = 0; i < 2; ++i)
       P[n / 2][n % 2 * 2 + i] = pack(T(), S[4 * n + 2 * i], S[4 * n + 2 * i + 1]);
-}
-
-// lse of a warp's 16 rows, from row `warp_row` of the tile on, and the factors that turn O's sums
-// into weighted means.
-__device__ __forceinline__ void finish_rows(
-    const Tile& tile, int warp_row, const Statistics& m_i, const Statistics& l_i,
-    Statistics& inverse, float* lse, bool packed, const AttentionParams& params) {
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const float sum = row_allreduce(l_i[i], [](float a, float b) { return a + b; });
-    inverse[i] = sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);  // no key seen: zeros, lse = -inf
-    const int r = warp_row + 8 * i + threadIdx.x % 32 / 4;
-    if (lse && threadIdx.x % 4 == 0 && r < tile.rows) {
-      const long long head_row = (long long)(packed ? 0 : tile.sequence) * params.heads + tile.head;
-      lse[head_row * params.N + tile.row + r] = LN_2 * (m_i[i] + log2f(sum));
-    }
-  }
-}
-
-// O of a warp's 16 rows, as the fragments have them: 4 bytes a store.
-template <typename T>
-__device__ __forceinline__ void store_fragments(
-    const Tile& tile, int warp_row, const Output& acc, const Statistics& inverse, T* O, bool packed,
-    const AttentionParams& params) {
-  const int lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
-  const int batch = packed ? 0 : tile.sequence;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int r = warp_row + 8 * i + g;
-    if (r >= tile.rows) continue;
-    T* const out = O + batch * params.o.batch + (tile.row + r) * params.o.row +
-                   tile.head * params.o.head + 2 * t;
-#pragma unroll
-    for (int n = 0; n < HEAD_DIM / 8; ++n)
-      *reinterpret_cast<unsigned*>(out + 8 * n) =
-          pack(T(), acc[4 * n + 2 * i] * inverse[i], acc[4 * n + 2 * i + 1] * inverse[i]);
-  }
-}
-
-// O of a warp's 16 rows, by way of `staged`.
-template <typename T>
-__device__ __forceinline__ void store_rows(
-    const Tile& tile, int warp_row, const Output& acc, const Statistics& inverse,
-    unsigned char* staged, T* O, bool packed, const AttentionParams& params) {
-  T* const out = O + (packed ? 0 : tile.sequence) * params.o.batch +
-                 (tile.row + warp_row) * params.o.row + tile.head * params.o.head;
-  store_panels(staged, acc, inverse, out, params.o.row, tile.rows - warp_row);
 }

@@ -1,13 +1,14 @@
-// Equal shares of key tiles, for decoding. A unit is one sequence and one head of K and V. The
-// key tiles of all units lie one after the other, and a block takes a stretch of them, across the
-// ends of units (Stream-K, Osama et al. 2023; FlashMLA does so for sequences of any lengths).
-// Written out in 14_split_kv.cu's steps, explained in 14's notebook.
+// Stream-K: equal shares of work for all blocks, wherever the problem has its borders (Osama et al.,
+// 2023, for matrix products; FlashMLA decodes so). Here a unit is one sequence and one head of K and
+// V. The key tiles of all units lie one after the other, and each block takes an equal stretch of
+// them, across the ends of units. First used in steps/14_05_equal_stretches.cu, explained in 14's
+// notebook.
 
 #pragma once
-#include "decode_rows.cuh"
+#include "decode_tile.cuh"
 
 // The pieces of a block's stretch, one after the other: a piece is what lies in one unit.
-struct Stretch {
+struct StreamK {
   const DecodeParams& params;
   const Rows& rows;
   const int* cache_seqlens;
@@ -19,7 +20,7 @@ struct Stretch {
   int unit_begin = 0;      // the unit's first tile, among those of all units
   int share;               // tiles of a stretch
 
-  __device__ __forceinline__ Stretch(
+  __device__ __forceinline__ StreamK(
       const DecodeParams& params, const Rows& rows, const int* cache_seqlens, bool appends,
       int block, int blocks)
       : params(params), rows(rows), cache_seqlens(cache_seqlens), appends(appends), keys(of(0)) {

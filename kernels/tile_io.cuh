@@ -1,13 +1,12 @@
-// Tiles in panels of 64 columns, for kernels whose copies are TMA's: what moves all panels of some
-// rows. Whoever includes this says before which columns there are (HEAD_DIM, HEAD_DIM_PADDED,
-// PANELS), BLOCK_N and CONSUMERS, the warpgroups that compute.
+// Tiles in panels of 64 columns, between global and shared memory: copies by TMA, zeros in place of
+// rows, stores of accumulators. PANELS of a tile: how many hold its columns.
 
 #pragma once
-#include "half2.cuh"
 #include "hopper.cuh"
+#include "results.cuh"
 
-// All panels of ROWS rows from global to shared memory, started by one thread.
-template <int ROWS>
+// All panels of ROWS rows from global to shared memory, issued by one thread.
+template <int ROWS, int PANELS>
 __device__ __forceinline__ void tma_load_panels(
     unsigned target, const TensorMap& map, unsigned barrier, int row, int head, int batch) {
   for (int panel = 0; panel < PANELS; ++panel)
@@ -15,23 +14,23 @@ __device__ __forceinline__ void tma_load_panels(
 }
 
 // Rows `from` .. ROWS - 1 of a tile become zeros: where sequences are packed, they belong to the
-// next one. Their weights are 0, but 0 times inf would be NaN. Done by all threads from FIRST_THREAD
-// on, which need a barrier before the product.
-template <int FIRST_THREAD, int ROWS = BLOCK_N>
-__device__ __forceinline__ void clear_rows(unsigned char* tile, int from) {
-  for (int i = max(from, 0) * 8 + threadIdx.x - FIRST_THREAD; i < ROWS * 8; i += 128 * CONSUMERS)
+// next one. Their weights are 0, but 0 times inf would be NaN. Done by `threads` threads, of which
+// this one is number `thread`; they need a barrier before the product.
+template <int ROWS, int PANELS>
+__device__ __forceinline__ void clear_rows(unsigned char* tile, int from, int thread, int threads) {
+  for (int i = max(from, 0) * 8 + thread; i < ROWS * 8; i += threads)
     for (int panel = 0; panel < PANELS; ++panel)
       *reinterpret_cast<uint4*>(tile + panel * ROWS * 128 + 16 * i) = uint4{};
   async_proxy_fence();
 }
 
 // The accumulators of a warp's 16 rows, times `factor`, as rows of T; only the first `rows` and
-// `columns` are stored. 64 columns at a time go through `staged`, 16 rows of 128 bytes in shared memory, swizzled:
-// stmatrix writes the fragments, then 8 lanes copy each row.
+// `columns` are stored. 64 columns at a time go through `staged`, 16 rows of 128 bytes in shared
+// memory, swizzled: stmatrix writes the fragments, then 8 lanes copy each row.
 template <typename T, int N>
 __device__ __forceinline__ void store_panels(
     unsigned char* staged, const float (&acc)[N], const float (&factor)[2], T* out,
-    long long row_stride, int rows, int columns = HEAD_DIM) {
+    long long row_stride, int rows, int columns) {
   const int lane_id = threadIdx.x % 32;
   const int chunk = lane_id % 8, row = lane_id / 8;  // 16 bytes of the row that this lane copies
   out += row * row_stride + 8 * chunk;
@@ -63,7 +62,7 @@ __device__ __forceinline__ void store_panels(
 template <int N>
 __device__ __forceinline__ void store_panels(
     unsigned char*, const float (&acc)[N], const float (&factor)[2], float* out,
-    long long row_stride, int rows, int columns = HEAD_DIM) {
+    long long row_stride, int rows, int columns) {
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
   for (int i = 0; i < 2; ++i)
