@@ -21,7 +21,7 @@ def test_a_step_is_shown_against_the_one_before() -> None:
     summary, inside = folded.markup.removeprefix("<details><summary>").split("</summary>")
     assert summary.startswith("Step 8, padded rows: ") and f"<p>{summary}</p>{inside}" == f"{whole.markup}</details>"
     last = step_diff("register_tiles", max(by_number("register_tiles")), folded=True)
-    assert last.markup.startswith("<details><summary>Step 16, copies by cp.async</summary><p><b>")
+    assert last.markup.startswith("<details><summary>Step 15, tiles copied ahead</summary><p><b>")
     with pytest.raises(ValueError, match="no step 2 to register_tiles; there are: 1, 4, 7"):
         step_diff("register_tiles", 2)
 
