@@ -426,8 +426,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
       float s[TILE_M][TILE_N], grad[TILE_M][TILE_N];
       gemm_rows_keys(s, smem.Q, smem.K, x, y);
       weights(
-          s, grad, smem, forward.softmax_scale, seq, hooks, first_row, first_key, rows.partial(), x,
-          y);
+          s, grad, smem, forward.softmax_scale, seq, hooks, first_row, first_key,
+          rows.partial(first_row), x, y);
       store_tile(smem, s, x, y);
       __syncthreads();  // without it, P could be read before another thread has written its part
       gemm_keys(dv, smem, smem.dO, x, y);
