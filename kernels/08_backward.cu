@@ -346,7 +346,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
       gemm_abt(s, smem.Q, smem.K, x, y);
       hook_scores<THREADS_Y, THREADS_X>(s, grad, hooks, scale, q_idx, kv_idx);
       weights(s, smem, scale_log2, at, first_row, first_key, x, y);
-      hook_weights<THREADS_Y, THREADS_X>(s, hooks, q_idx, kv_idx, tiles.partial());
+      hook_weights<THREADS_Y, THREADS_X>(s, hooks, q_idx, kv_idx, tiles.partial(first_row));
       store_tile(smem, s, x, y);
       __syncthreads();  // without it, P could be read before another thread has written its part
       gemm_atb(dv, smem.P, smem.dO, x, y);
