@@ -3,12 +3,12 @@
 // Since step 1: a warp has its part of S = Q K^T and of dP = dO V^T in the fragments of 07. A lane
 // has the same elements of both, and computes P and dS from them.
 //
-// Launch, shapes, traffic: see backward_tiles.cuh, without turns
+// Launch, shapes, traffic: see backward_tiles.cuh, without dq_semaphore
 // Spills   by NVRTC 12.9 for sm_90: 16 bytes at HEAD_DIM = 128
 
 // The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles, KeyBlock and Warp
-// (what a block and a warp has), load_tile, gemm_abt and gemm_ab. backward_convert.cuh: lse, delta and
-// zeros for dQ_accum before the loop, and dQ after it.
+// (what a block and a warp has), load_tile, gemm_abt and gemm_ab; lse, delta and zeros for dQ_accum
+// before the loop. backward_convert.cuh: dQ after it.
 #include "backward_convert.cuh"
 #include "backward_tiles.cuh"
 

@@ -3,12 +3,12 @@
 // Since step 6: the 32 floats of a warp's addition take four sectors of 32 bytes side by side, not
 // one in each of eight rows. backward_mma_convert puts them in rows again.
 //
-// Launch, shapes, traffic: see backward_tiles.cuh, without turns
+// Launch, shapes, traffic: see backward_tiles.cuh, without dq_semaphore
 // Spills   by NVRTC 12.9 for sm_90: 8 bytes at HEAD_DIM = 64
 
 // The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles, KeyBlock and Warp
-// (what a block and a warp has), load_tile, gemm_abt and gemm_ab. backward_convert.cuh: lse, delta and
-// zeros for dQ_accum before the loop, and dQ after it. backward_epilogue.cuh: dK and dV from
+// (what a block and a warp has), load_tile, gemm_abt and gemm_ab; lse, delta and zeros for dQ_accum
+// before the loop. backward_convert.cuh: dQ after it. backward_epilogue.cuh: dK and dV from
 // registers.
 #include "backward_epilogue.cuh"
 #include "backward_convert.cuh"

@@ -4,12 +4,12 @@
 // of work at the same time: products by tensor cores, then exponentials. Warps that share keys wait
 // for each other at a named barrier, not for the block.
 //
-// Launch, shapes, traffic: see backward_tiles.cuh, without turns
+// Launch, shapes, traffic: see backward_tiles.cuh, without dq_semaphore
 // Spills   by NVRTC 12.9 for sm_90: 8 bytes at HEAD_DIM = 64, 12 at 128
 
 // The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles, KeyBlock and Warp
-// (what a block and a warp has), load_tile, gemm_abt and gemm_ab. backward_convert.cuh: lse, delta and
-// zeros for dQ_accum before the loop, and dQ after it. backward_epilogue.cuh: dK and dV from
+// (what a block and a warp has), load_tile, gemm_abt and gemm_ab; lse, delta and zeros for dQ_accum
+// before the loop. backward_convert.cuh: dQ after it. backward_epilogue.cuh: dK and dV from
 // registers.
 #include "backward_epilogue.cuh"
 #include "backward_convert.cuh"

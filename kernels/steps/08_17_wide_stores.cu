@@ -4,12 +4,12 @@
 // longer needed in the epilogue, so their shared memory is free. The price is two barriers a block.
 // Masks and the next copies come before or after dP^T, in the order that was measured as faster.
 //
-// Launch, shapes, traffic: see backward_tiles.cuh, without turns
+// Launch, shapes, traffic: see backward_tiles.cuh, without dq_semaphore
 // Spills   by NVRTC 12.9 for sm_90: 8 bytes at HEAD_DIM = 64
 
 // The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles, KeyBlock and Warp
-// (what a block and a warp has), load_tile, gemm_abt and gemm_ab. backward_convert.cuh: lse, delta and
-// zeros for dQ_accum before the loop, and dQ after it.
+// (what a block and a warp has), load_tile, gemm_abt and gemm_ab; lse, delta and zeros for dQ_accum
+// before the loop. backward_convert.cuh: dQ after it.
 #include "backward_convert.cuh"
 #include "backward_tiles.cuh"
 

@@ -7,15 +7,12 @@
 // Spills   by NVRTC 12.9 for sm_90: 8 bytes at HEAD_DIM = 64
 
 // The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles, KeyBlock and Warp
-// (what a block and a warp has), load_tile, gemm_abt and gemm_ab. backward_convert.cuh: lse, delta and
-// zeros for dQ_accum before the loop, and dQ after it.
+// (what a block and a warp has), load_tile, gemm_abt and gemm_ab; lse, delta and zeros for dQ_accum
+// before the loop. backward_convert.cuh: dQ after it.
 #include "backward_convert.cuh"
 #include "backward_tiles.cuh"
 #include "semaphore.cuh"  // draw_number, load_relaxed, add_release
 
-#ifndef DETERMINISTIC
-#define DETERMINISTIC 0  // 1: tiles of keys add to a tile of dQ in the order of their numbers
-#endif
 #ifndef VECTOR_ATOMICS
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define VECTOR_ATOMICS 1  // four floats in one instruction, from sm_90 on
@@ -67,22 +64,21 @@ __device__ __forceinline__ void atomic_add(float* dQ_accum, int fragment, const 
 template <typename T>
 __global__ void __launch_bounds__(THREADS) backward_mma_preprocess(
     const T* __restrict__ O, const T* __restrict__ dO, const float* __restrict__ lse,
-    float* __restrict__ lse_delta, float* __restrict__ dQ_accum, int* __restrict__ turns,
+    float* __restrict__ lse_delta, float* __restrict__ dQ_accum, int* __restrict__ dq_semaphore,
     const int* __restrict__ cu_seqlens_q, const BackwardParams params) {
   // ---- lse and delta of a tile of rows
   const RowBlock block(params.forward, cu_seqlens_q);
   const RowTiles tiles = row_tiles(block.packed, block.q_first, block.sequence, params.forward);
-  if (blockIdx.x + block.head + block.sequence + threadIdx.x == 0)
-    turns[params.forward.heads * tiles.of_head] = 0;
+  clear_semaphores(dq_semaphore, block, tiles, params.forward);
   if (block.first_row >= block.q_len) return;
-  prepare_rows<true>(block, tiles, O, dO, lse, lse_delta, dQ_accum, params, turns);
+  prepare_rows<THREADS, DQ_COLUMNS>(block, tiles, O, dO, lse, lse_delta, dQ_accum, params);
 }
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
     const T* __restrict__ Q, const T* __restrict__ K, const T* __restrict__ V,
     const T* __restrict__ dO, const float* __restrict__ lse_delta, float* __restrict__ dQ_accum,
-    int* __restrict__ turns, T* __restrict__ dK, T* __restrict__ dV,
+    int* __restrict__ dq_semaphore, T* __restrict__ dK, T* __restrict__ dV,
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const BackwardParams params) {
@@ -90,7 +86,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   const AttentionParams& forward = params.forward;
   const auto number = [&] {  // deterministic: a tile waits for those before it
     const auto counter = [&] {
-      return turns + forward.heads * row_tiles(cu_seqlens_q, 0, 0, forward).of_head;
+      return dq_semaphore + forward.heads * row_tiles(cu_seqlens_q, 0, 0, forward).of_head;
     };
     return DETERMINISTIC ? draw_number(counter) : block_number();
   };
@@ -177,19 +173,19 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   };
   // Deterministic: it is this block's turn at a tile of dQ when all tiles of keys before it that
   // see some of the tile's rows have added theirs.
-  const auto wait_for_turn = [&](int slot, int row_tile) {
+  const auto wait_for_semaphore = [&](int slot, int row_tile) {
     if (!DETERMINISTIC || threadIdx.x != 0) return;
-    const int turn = block.tile - max(row_tile * BLOCK_M + rows.window_lo, 0) / BLOCK_N;
-    int turn_seen = -1;
-    while (turn_seen != turn) {
+    const int blocks_before = block.tile - max(row_tile * BLOCK_M + rows.window_lo, 0) / BLOCK_N;
+    int count = -1;
+    while (count != blocks_before) {
       __nanosleep(20);
-      turn_seen = load_relaxed(turns + rows.first_slot + slot);
+      count = load_relaxed(dq_semaphore + rows.first_slot + slot);
     }
     fence_acquire();  // without it, this block could add before the additions of the one before
   };
-  const auto pass_turn = [&](int slot) {
+  const auto pass_semaphore = [&](int slot) {
     // not before this block's additions are done
-    if (DETERMINISTIC && threadIdx.x == 0) add_release(turns + rows.first_slot + slot);
+    if (DETERMINISTIC && threadIdx.x == 0) add_release(dq_semaphore + rows.first_slot + slot);
   };
 
   load_tile<BLOCK_N>(
@@ -212,13 +208,13 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
     const int first_row = row_tile * BLOCK_M;
     const int next_tile = row_tile > rows.first_tile ? row_tile - 1 : rows.last_tile;
     const int next_head = row_tile > rows.first_tile ? head : head + 1;
-    if (DQ_LATER && previous >= 0) wait_for_turn(previous, previous_tile);
+    if (DQ_LATER && previous >= 0) wait_for_semaphore(previous, previous_tile);
     cp_async_wait<0>();
     // Without it, these tiles could be read before their copies land, or the previous ones
     // overwritten while in use.
     __syncthreads();
-    if (DQ_LATER && before_previous >= 0) pass_turn(before_previous);
-    if (!DQ_LATER && previous >= 0) pass_turn(previous);
+    if (DQ_LATER && before_previous >= 0) pass_semaphore(before_previous);
+    if (!DQ_LATER && previous >= 0) pass_semaphore(previous);
     if (LOAD_FIRST && next_head < block.group) load_rows(next_head, next_tile, stage ^ 1);
 
     // DQ_LATER: dS has two buffers. The last step's is read here while this step's is written.
@@ -303,7 +299,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
         asm volatile("bar.sync %0, %1;" ::"r"(1 + warp.id / GROUP_WARPS), "n"(32 * GROUP_WARPS)
                      : "memory");
       } else {
-        wait_for_turn(slot, row_tile);
+        wait_for_semaphore(slot, row_tile);
         __syncthreads();  // without it, dS could be read before all warps have written theirs
       }
 #pragma unroll
@@ -327,14 +323,14 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
     row_tile = next_tile;
   }
   if (DQ_LATER && previous >= 0) {
-    wait_for_turn(previous, previous_tile);
+    wait_for_semaphore(previous, previous_tile);
     __syncthreads();  // without it, dS could be read before the other warps have written theirs
-    if (before_previous >= 0) pass_turn(before_previous);
+    if (before_previous >= 0) pass_semaphore(before_previous);
     add_dq(previous, dS_dq + (stage ^ 1) * SCORES_BYTES);
   }
   if (DETERMINISTIC && previous >= 0) {
-    __syncthreads();  // without it, the turn could pass on before the other threads' additions
-    pass_turn(previous);
+    __syncthreads();  // without it, the semaphore could pass before the other threads' additions
+    pass_semaphore(previous);
   }
 
   // ---- epilogue: by way of shared memory, to write 16 bytes at a time

@@ -1,7 +1,7 @@
 // 13, step 1, by wgmma and TMA: 08's work, two warpgroups of 64 keys each. One thread starts the loads
 // of a step, all wait for them, and each product is started and waited for.
 //
-// Launch, shapes, traffic: see hopper_backward_tiles.cuh, without turns
+// Launch, shapes, traffic: see hopper_backward_tiles.cuh, without dq_semaphore
 
 #include "backward_preprocess.cuh"  // lse, delta and zeros before the loop
 // The sizes of tiles; Steps, its M blocks; Barriers, load; start_scores, start_keys and

@@ -1,7 +1,7 @@
 // 13, step 2, a producer warpgroup: it loads ahead, into a ring of two stages, and leaves its registers
 // to those that compute.
 //
-// Launch, shapes, traffic: see hopper_backward_tiles.cuh, without turns
+// Launch, shapes, traffic: see hopper_backward_tiles.cuh, without dq_semaphore
 
 #include "backward_preprocess.cuh"  // lse, delta and zeros before the loop
 // The sizes of tiles; Steps, its M blocks; Barriers, load; start_scores, start_keys and

@@ -1,7 +1,7 @@
 // 13, step 3, dQ by bulk addition: its tiles pass through shared memory, and one instruction of a warp
 // of the producer's adds a tile to global memory.
 //
-// Launch, shapes, traffic: see hopper_backward_tiles.cuh, without turns
+// Launch, shapes, traffic: see hopper_backward_tiles.cuh, without dq_semaphore
 
 #include "backward_preprocess.cuh"  // lse, delta and zeros before the loop
 // The sizes of tiles; Steps, its M blocks; Barriers, load; start_scores, start_keys and

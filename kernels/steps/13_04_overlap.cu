@@ -1,7 +1,7 @@
 // 13, step 4, overlap: S and dP are started together, and P is computed while dP is; so are dV, dQ and
 // dK, and dQ is stored while dK is computed.
 //
-// Launch, shapes, traffic: see hopper_backward_tiles.cuh, without turns
+// Launch, shapes, traffic: see hopper_backward_tiles.cuh, without dq_semaphore
 
 #include "backward_preprocess.cuh"  // lse, delta and zeros before the loop
 // The sizes of tiles; Steps, its M blocks; Barriers, load; start_scores, start_keys and

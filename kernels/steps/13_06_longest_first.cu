@@ -1,7 +1,7 @@
 // 13, step 6, longest first: causal blocks start with the first keys, of as many heads as have their
 // rows in the L2 cache.
 //
-// Launch, shapes, traffic: see hopper_backward_tiles.cuh, without turns
+// Launch, shapes, traffic: see hopper_backward_tiles.cuh, without dq_semaphore
 
 #include "backward_preprocess.cuh"  // lse, delta and zeros before the loop
 // The sizes of tiles; Steps, its M blocks; Barriers, load; start_scores, start_keys and
