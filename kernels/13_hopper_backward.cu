@@ -14,7 +14,7 @@
 #endif
 
 #include "backward_preprocess.cuh"  // lse, delta and zeros before the loop
-// The sizes of tiles; Steps, a block's tiles of rows; Barriers, load; start_scores, start_keys and
+// The sizes of tiles; Steps, its M blocks; Barriers, load; start_scores, start_keys and
 // start_dq, the products; dQ after the loop.
 #include "hopper_backward_tiles.cuh"
 #include "semaphore.cuh"  // draw_number, load_acquire, add_release
@@ -70,12 +70,6 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
     const BackwardParams params HOOK_PARAMETERS) {
   // ---- prologue: the keys of this block, and the tiles of rows that see one of them
   const AttentionParams& forward = params.forward;
-  const auto number = [&] {  // deterministic: a tile waits for those before it
-    const auto counter = [&] {
-      return dq_semaphore + forward.heads * row_tiles(cu_seqlens_q, 0, 0, forward).of_head;
-    };
-    return DETERMINISTIC ? draw_number(counter) : block_number();
-  };
   // Blocks with consecutive numbers have the same tile of `together` heads: as many as have their rows
   // in the L2 cache. In turn, a head's blocks follow each other a step apart; so do their successors,
   // if as many heads start together as end.
@@ -84,18 +78,18 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
   const int together = by_tile ? (int)(L2_BYTES / (head_rows * 4 * (HEAD_DIM + DQ_COLUMNS)))
                                : TURN_BLOCKS / gridDim.x;
   const KeyBlock block(
-      DETERMINISTIC || by_tile, number, forward, cu_seqlens_q, cu_seqlens_k, max(together, 1));
+      DETERMINISTIC || by_tile, BlockNumber{dq_semaphore, cu_seqlens_q != nullptr, forward},
+      forward, cu_seqlens_q, cu_seqlens_k, max(together, 1));
   const int first_key = block.first_key, q_len = block.q_len, kv_len = block.kv_len;
   if (first_key >= kv_len) return;  // the whole block: its sequence is shorter than the longest
   const RowRange rows(block, forward);
   lse_delta += rows.first_slot * (2 * BLOCK_M);
   dQ_accum += rows.first_slot * (BLOCK_M * DQ_COLUMNS);
-  const auto hooks_of = [&](int head) {  // of the group
-    return Hooks{
-        HOOK_ARGUMENTS block.sequence, block.kv_head * block.group + head, block.kv_head, q_len,
-        kv_len};
-  };
-  Steps<STAGES, decltype(hooks_of)> step(rows, block, hooks_of);
+  Steps<STAGES> step(
+      block, rows,
+      Hooks{
+          HOOK_ARGUMENTS block.sequence, block.kv_head * block.group, block.kv_head, q_len,
+          kv_len});
 
   // ---- shared memory, mbarriers
   extern __shared__ __align__(1024) unsigned char dynamic_smem[];
@@ -108,8 +102,8 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
 
   // Deterministic: it is this block's turn when all tiles of keys before it that see some of these
   // rows have added to them.
-  const auto wait_for_semaphore = [&](int slot, int row_tile) {
-    const int turn = block.tile - max(row_tile * BLOCK_M + rows.window_lo, 0) / BLOCK_N;
+  const auto wait_for_semaphore = [&](int slot, int m_block) {
+    const int turn = block.tile - max(m_block * BLOCK_M + rows.window_lo, 0) / BLOCK_N;
     while (DETERMINISTIC && load_acquire(dq_semaphore + rows.first_slot + slot) != turn)
       __nanosleep(20);
   };
@@ -128,13 +122,13 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
       };
       if (mine == 0) arrive_empty();
       while (step.more()) {
-        const int slot = step.slot(), row_tile = step.row_tile;
+        const int slot = step.slot(), m_block = step.m_block;
         const bool other = step.count % ADDERS != mine;
         step.advance();
         if (other) continue;
         named_barrier_sync(DQ_FULL + mine, 288);  // hazard: the tile is not there yet
         if (lane_id == 0) {
-          wait_for_semaphore(slot, row_tile);
+          wait_for_semaphore(slot, m_block);
           bulk_add(
               dQ_accum + (long long)slot * (BLOCK_M * DQ_COLUMNS), smem_address(smem.dQ),
               CONSUMERS * DQ_BYTES);
@@ -190,7 +184,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
   // One step. There are two of it, so that where all is seen there is no mask in the way.
   const auto compute = [&](auto mask) {
     constexpr bool MASKED = mask.value;
-    const int stage = step.stage.index, first_row = step.row_tile * BLOCK_M;
+    const int stage = step.stage.index, first_row = step.m_block * BLOCK_M;
     const unsigned long long q = advance_tiles(q_tiles, stage, ROWS_BYTES),
                              dO = advance_tiles(dO_tiles, stage, ROWS_BYTES);
     Scores S, dP;
@@ -211,27 +205,20 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
     // ---- P^T = exp(S^T - lse), while dP^T is computed
     const float2* const lse = reinterpret_cast<const float2*>(smem.lse[stage]) + t;
     const float2* const delta = reinterpret_cast<const float2*>(smem.delta[stage]) + t;
-    const Hooks hooks = hooks_of(step.head);
+    const Hooks hooks = step.hooks();
     const int first_key_idx = first_key + warp_key + g;
     const int first_q_idx = first_row + 2 * t + kv_len - q_len;
-    const auto q_idx = [&](int i) { return first_q_idx + i / 2 * 8 + i % 2; };
-    const auto kv_idx = [&](int j) { return first_key_idx + 8 * j; };
-    float grad[SCORE_GRAD ? BLOCK_M / 2 : 1];
-    const auto of_score = [](int i, int j) { return i / 2 * 4 + 2 * j + i % 2; };
+    HookGradient<1, BLOCK_M / 8, 4> grad;
     wgmma_wait<1>();
     wgmma_registers(S);
-    modify<BLOCK_M / 4, 2>(
-        hooks, forward.softmax_scale, 1.0f,
-        [&](int i, int j) -> float& { return S[of_score(i, j)]; }, q_idx, kv_idx, false,
-        [&](int i, int j) { return &grad[SCORE_GRAD ? of_score(i, j) : 0]; });
+    hook_scores(fragments(S), grad, hooks, forward.softmax_scale, first_q_idx, first_key_idx);
 #pragma unroll
     for (int n = 0; n < BLOCK_M / 8; ++n)
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         S[4 * n + i] =
             weight(S[4 * n + i], softmax_scale_log2, i % 2 ? lse[4 * n].y : lse[4 * n].x);
-    // A key that a row does not see has the weight 0. A derivative may be infinite there.
-    const bool partial = step.lists.is_partial();
+    // A key that a row does not see has the weight 0.
     if (MASKED) {
 #pragma unroll
       for (int n = 0; n < BLOCK_M / 8; ++n)
@@ -239,11 +226,10 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
         for (int i = 0; i < 4; ++i) {
           const int j = first_key_idx + i / 2 * 8,
                     distance = j - (first_row + 8 * n + 2 * t + i % 2);
-          float& weight = S[4 * n + i];
-          if (distance < rows.window_lo || distance > rows.window_hi || j >= kv_len) weight = 0.0f;
-          if (MASK_MOD && partial && is_hidden(hooks, q_idx(2 * n + i % 2), j)) weight = 0.0f;
-          if (SCORE_GRAD && weight == 0.0f) grad[SCORE_GRAD ? 4 * n + i : 0] = 0.0f;
+          if (distance < rows.window_lo || distance > rows.window_hi || j >= kv_len)
+            S[4 * n + i] = 0.0f;
         }
+      hook_weights(fragments(S), grad, hooks, first_q_idx, first_key_idx, step.lists.is_partial());
     }
 
     // ---- dS^T = P^T (dP^T - delta), which the other warpgroup needs too
@@ -254,14 +240,17 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
       const float2 d = delta[4 * n];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        float x = S[4 * n + 2 * i] * (dP[4 * n + 2 * i] - d.x);
-        float y = S[4 * n + 2 * i + 1] * (dP[4 * n + 2 * i + 1] - d.y);
-        if (SCORE_GRAD) {
-          x *= grad[SCORE_GRAD ? 4 * n + 2 * i : 0];
-          y *= grad[SCORE_GRAD ? 4 * n + 2 * i + 1 : 0];
-        }
+        dP[4 * n + 2 * i] = S[4 * n + 2 * i] * (dP[4 * n + 2 * i] - d.x);
+        dP[4 * n + 2 * i + 1] = S[4 * n + 2 * i + 1] * (dP[4 * n + 2 * i + 1] - d.y);
+      }
+    }
+    hook_gradients(fragments(dP), grad);  // dS^T now
+#pragma unroll
+    for (int n = 0; n < BLOCK_M / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
         P[n / 2][n % 2 * 2 + i] = pack(T(), S[4 * n + 2 * i], S[4 * n + 2 * i + 1]);
-        dS[n / 2][n % 2 * 2 + i] = pack(T(), x, y);
+        dS[n / 2][n % 2 * 2 + i] = pack(T(), dP[4 * n + 2 * i], dP[4 * n + 2 * i + 1]);
       }
       const unsigned (&x)[4] = dS[n / 2];
       if (n % 2)
@@ -290,10 +279,10 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
     if (leader) bar.q_ring.release(step.stage);  // and dO's
   };
   for (; step.more(); step.advance()) {
-    const int first_row = step.row_tile * BLOCK_M;
+    const int first_row = step.m_block * BLOCK_M;
     if (first_key + BLOCK_N > min(first_row + rows.window_hi + 1, kv_len) ||
-        first_key < first_row + BLOCK_M - 1 + rows.window_lo || step.lists.is_partial() ||
-        ((block.packed || SCORE_GRAD) && first_row + BLOCK_M > q_len))
+        first_key < first_row + BLOCK_M - 1 + rows.window_lo || step.partial() ||
+        (block.packed && first_row + BLOCK_M > q_len))
       compute(Mask<true>());
     else compute(Mask<false>());
   }

@@ -21,7 +21,7 @@
 #endif
 
 #include "backward_preprocess.cuh"       // lse, delta and zeros before the loop
-#include "hopper_backward_schedule.cuh"  // Steps, a block's tiles of rows; Barriers, load; start_scores
+#include "hopper_backward_schedule.cuh"  // Steps, its M blocks; Barriers, load; start_scores
 #include "results.cuh"                   // store8
 
 constexpr int CONSUMERS = 2, STAGES = 2;        // warpgroups that compute; tiles of Q, dO, P and dS
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward_wide(
   const RowRange rows(block, forward);
   lse_delta += rows.first_slot * (2 * BLOCK_M);
   dQ_accum += rows.first_slot * (BLOCK_M * DQ_COLUMNS);
-  Steps<STAGES> step(rows, block);
+  Steps<STAGES> step(block, rows, Hooks{});
 
   // ---- shared memory, mbarriers
   extern __shared__ __align__(1024) unsigned char dynamic_smem[];
@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward_wide(
     }
   }
   for (; step.more(); step.advance()) {
-    const int stage = step.stage.index, first_row = step.row_tile * BLOCK_M;
+    const int stage = step.stage.index, first_row = step.m_block * BLOCK_M;
     const unsigned long long q = advance_tiles(q_tiles, stage, ROWS_BYTES),
                              dO = advance_tiles(dO_tiles, stage, ROWS_BYTES);
     const unsigned P_lane = smem_address(smem.P[stage]) + lane,

@@ -1,5 +1,5 @@
-// The order of a block of 13: its steps, a tile of rows each; their mbarriers and loads; and the scores
-// that a step begins with. SharedStorage, where a kernel's tiles are in shared memory, is its own.
+// The order of a block of 13: its steps, an M block each; their mbarriers and loads; and the scores that
+// a step begins with. SharedStorage, where a kernel's tiles are in shared memory, is its own.
 
 #pragma once
 #include "backward_blocks.cuh"
@@ -11,40 +11,24 @@
 using Scores = float[BLOCK_M / 2];  // S^T or dP^T: element 4 n + 2 i + e is key g + 8 i of the
                                     // warp's 16, row 8 n + 2 t + e
 
-// Of each head the functions of scores, which may leave tiles out: none.
-struct NoFunctions {
-  __device__ __forceinline__ Hooks operator()(int) const { return {}; }
-};
+// The same as 8 rows after 8 rows of the warp's 16 keys, for hooks.
+__device__ __forceinline__ float (&fragments(Scores& S))[1][BLOCK_M / 8][4] {
+  return reinterpret_cast<float (&)[1][BLOCK_M / 8][4]>(S);
+}
 
-// The steps of a block: all heads of the group, and their tiles of rows from the last to the first.
-template <int N, typename HooksOf = NoFunctions>
-struct Steps {
-  const RowRange& rows;
-  const HooksOf hooks_of;
-  const int key_tile, group;
-  RowLists lists;
-  int head = 0, row_tile, count = 0;
-  PipelineState<N> stage;  // of the ring of Q and dO
+// The steps of a block: an M block each, and its stage in the ring of Q and dO.
+template <int N>
+struct Steps : MBlock {
+  int count = 0;
+  PipelineState<N> stage;
 
-  __device__ __forceinline__
-  Steps(const RowRange& rows, const KeyBlock& block, const HooksOf& hooks_of = HooksOf())
-      : rows(rows), hooks_of(hooks_of), key_tile(block.tile), group(block.group) {
-    row_tile = rows.last_tile;
-    lists.begin(hooks_of, 0, key_tile, row_tile);
-  }
-  __device__ __forceinline__ bool more() const {
-    return rows.first_tile <= rows.last_tile && head < group;
-  }
+  using MBlock::MBlock;
+  __device__ __forceinline__ bool more() const { return !rows.empty() && exists(); }
   __device__ __forceinline__ void advance() {
-    int next_tile = row_tile > rows.first_tile ? row_tile - 1 : rows.last_tile;
-    int next_head = row_tile > rows.first_tile ? head : head + 1;
-    lists.advance(hooks_of, head, key_tile, group, next_head, next_tile);
-    row_tile = next_tile;
-    head = next_head;
+    MBlock::advance();
     ++count;
     stage.advance();
   }
-  __device__ __forceinline__ int slot() const { return head * rows.tiles.of_head + row_tile; }
 };
 
 // One mbarrier for K and one for V; a ring for Q and one for dO, which are released together.
@@ -71,13 +55,13 @@ struct Barriers {
 
 // By one thread: the tiles of rows of a step, and with those of the first the keys. RING: it waits until
 // the stage is free.
-template <bool RING = true, typename Step, typename SharedStorage, int N>
+template <bool RING = true, typename SharedStorage, int N>
 __device__ __forceinline__ void load(
-    const Step& step, const KeyBlock& block, SharedStorage& smem, const Barriers<N>& bar,
+    const Steps<N>& step, const KeyBlock& block, SharedStorage& smem, const Barriers<N>& bar,
     const TensorMap& q_map, const TensorMap& do_map, const TensorMap& k_map, const TensorMap& v_map,
     const float* lse_delta) {
   constexpr int PANELS = sizeof(smem.K) / (BLOCK_N * 128);
-  const int stage = step.stage.index, row = block.q_first + step.row_tile * BLOCK_M;
+  const int stage = step.stage.index, row = block.q_first + step.m_block * BLOCK_M;
   const int head = block.kv_head * block.group + step.head;
   const int batch = block.packed ? 0 : block.sequence;
   const float* const lse = lse_delta + (long long)step.slot() * (2 * BLOCK_M);

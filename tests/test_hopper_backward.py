@@ -108,8 +108,8 @@ WRONG = (
     # ---- tiles, stages, phases
     changed(
         "only the first head of the group",
-        "int next_head = row_tile > rows.first_tile ? head : head + 1;",
-        "int next_head = row_tile > rows.first_tile ? head : group;",
+        "int next_head = m_block > rows.first_tile ? head : head + 1;",
+        "int next_head = m_block > rows.first_tile ? head : group;",
     ),
     changed(
         "the first tile of rows left out",

@@ -4,7 +4,7 @@
 // Launch, shapes, traffic: see hopper_backward_tiles.cuh, without dq_semaphore
 
 #include "backward_preprocess.cuh"  // lse, delta and zeros before the loop
-// The sizes of tiles; Steps, a block's tiles of rows; Barriers, load; start_scores, start_keys and
+// The sizes of tiles; Steps, its M blocks; Barriers, load; start_scores, start_keys and
 // start_dq, the products; dQ after the loop.
 #include "hopper_backward_tiles.cuh"
 
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
   const RowRange rows(block, forward);
   lse_delta += rows.first_slot * (2 * BLOCK_M);
   dQ_accum += rows.first_slot * (BLOCK_M * DQ_COLUMNS);
-  Steps<STAGES> step(rows, block);
+  Steps<STAGES> step(block, rows, Hooks{});
 
   // ---- shared memory, mbarriers
   extern __shared__ __align__(1024) unsigned char dynamic_smem[];
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
       if (threadIdx.x == 0)
         load<false>(step, block, smem, bar, q_map, do_map, k_map, v_map, lse_delta);
     }
-    const int stage = step.stage.index, first_row = step.row_tile * BLOCK_M;
+    const int stage = step.stage.index, first_row = step.m_block * BLOCK_M;
     const bool masked = first_key + BLOCK_N > min(first_row + rows.window_hi + 1, kv_len) ||
                         first_key < first_row + BLOCK_M - 1 + rows.window_lo;
     const unsigned long long q = advance_tiles(q_tiles, stage, ROWS_BYTES),
