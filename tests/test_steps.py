@@ -38,10 +38,9 @@ except reports.NvrtcMissing as error:
 
 MOST_NEW_LINES = 75  # of a step, beside the one before it
 MOST_LINES = 250  # of a file with which a climb begins anew
-# Steps of more lines: functions of scores come with the last of 07, 08, 10 and 13.
+# Steps of more lines: functions of scores come with the last of 07, 10 and 13.
 LARGER = {
     "07_mma.cu": 77,
-    "08_backward_mma.cu": 90,
     "10_hopper.cu": 105,
     "13_hopper_backward.cu": 98,
     "steps/14_05_equal_stretches.cu": 122,
