@@ -13,6 +13,7 @@
 #define DETERMINISTIC 0  // 1: tiles of keys add to a tile of dQ in the order of their numbers
 #endif
 
+#include "backward_preprocess.cuh"  // lse, delta and zeros before the loop
 // The sizes of tiles; Steps, a block's tiles of rows; Barriers, load; start_scores, start_keys and
 // start_dq, the products; dQ after the loop.
 #include "hopper_backward_tiles.cuh"
@@ -20,7 +21,6 @@
 
 constexpr int STAGES = 2;                       // tiles of Q, dO and dS
 constexpr int THREADS = 128 * (1 + CONSUMERS);  // warpgroup 0 is the producer
-#include "backward_preprocess.cuh"              // lse, delta and zeros before the loop, with these
 constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
 // Warps that add to dQ. In turn, one may wait while an addition of the other is under way; else a
 // second one costs 4 % at head_dim 128.
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(THREADS) hopper_backward_preprocess(
   const RowTiles tiles = row_tiles(block.packed, block.q_first, block.sequence, params.forward);
   clear_semaphores(dq_semaphore, block, tiles, params.forward);
   if (block.first_row >= block.q_len) return;
-  prepare_rows(block, tiles, O, dO, lse, lse_delta, dQ_accum, params);
+  prepare_rows<THREADS, DQ_COLUMNS>(block, tiles, O, dO, lse, lse_delta, dQ_accum, params);
 }
 
 template <typename T>

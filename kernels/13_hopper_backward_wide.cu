@@ -20,6 +20,10 @@
 #define BLOCK_N 64  // B_c, keys per block
 #endif
 
+#include "backward_preprocess.cuh"       // lse, delta and zeros before the loop
+#include "hopper_backward_schedule.cuh"  // Steps, a block's tiles of rows; Barriers, load; start_scores
+#include "results.cuh"                   // store8
+
 constexpr int CONSUMERS = 2, STAGES = 2;        // warpgroups that compute; tiles of Q, dO, P and dS
 constexpr int THREADS = 128 * (1 + CONSUMERS);  // warpgroup 0 is the producer
 constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
@@ -39,9 +43,6 @@ constexpr unsigned SHARED_BYTES = sizeof(SharedStorage);
 constexpr int P_READY = 1, DS_READY = 2;  // named barriers
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "16-byte chunks; two halves of four panels");
 static_assert(BLOCK_N == 64 && BLOCK_M == 64, "what shared memory has room for");
-
-#include "backward_preprocess.cuh"       // lse, delta and zeros, with these sizes
-#include "hopper_backward_schedule.cuh"  // Steps, a block's tiles of rows; Barriers, load; start_scores
 
 using Weights = unsigned[BLOCK_M / 16][4];  // the same, in pairs of 2-byte floats
 using Columns = float[COLUMNS / 2];         // dK or dV of the 64 keys, or dQ of 64 rows
@@ -89,7 +90,7 @@ __global__ void __launch_bounds__(THREADS) hopper_backward_wide_preprocess(
   const RowBlock block(params.forward, cu_seqlens_q);
   const RowTiles tiles = row_tiles(block.packed, block.q_first, block.sequence, params.forward);
   if (block.first_row >= block.q_len) return;
-  prepare_rows(block, tiles, O, dO, lse, lse_delta, dQ_accum, params);
+  prepare_rows<THREADS, DQ_COLUMNS>(block, tiles, O, dO, lse, lse_delta, dQ_accum, params);
 }
 
 template <typename T>

@@ -1,15 +1,18 @@
-// What the backward in half types does before its loop: lse, delta and zeros for dQ_accum. Whoever
-// includes this says before THREADS, HEAD_DIM and DQ_COLUMNS, the columns of a row of dQ_accum. Notebook
-// 08 explains delta.
+// What the backward in half types does before its loop: lse, delta and zeros for dQ_accum. Notebook 08
+// explains delta.
 
 #pragma once
 #include "backward_blocks.cuh"
 #include "half2.cuh"
 #include "softmax.cuh"
 
+#ifndef HEAD_DIM
+#define HEAD_DIM 128  // d, the length of a row: a multiple of 8
+#endif
+
 // lse_delta: for each tile of rows, the log-sum-exp in units of log2 and then delta = rowsum(dO O).
-// dQ_accum becomes zero.
-template <typename T>
+// dQ_accum, whose rows have DQ_COLUMNS columns, becomes zero.
+template <int THREADS, int DQ_COLUMNS, typename T>
 __device__ __forceinline__ void prepare_rows(
     const RowBlock& block, const RowTiles& tiles, const T* O, const T* dO, const float* lse,
     float* lse_delta, float* dQ_accum, const BackwardParams& params) {

@@ -3,9 +3,9 @@
 
 #pragma once
 #include "backward_blocks.cuh"
+#include "backward_hooks.cuh"  // nothing, until the library adds something (11)
 #include "backward_params.cuh"
 #include "hopper.cuh"
-#include "backward_hooks.cuh"  // nothing, until the library adds something (11)
 #include "tile_io.cuh"
 
 using Scores = float[BLOCK_M / 2];  // S^T or dP^T: element 4 n + 2 i + e is key g + 8 i of the

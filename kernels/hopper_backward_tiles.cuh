@@ -16,6 +16,7 @@
 #include "backward_params.cuh"
 #include "half2.cuh"
 #include "hopper.cuh"
+#include "results.cuh"
 
 #ifndef HEAD_DIM
 #define HEAD_DIM 128  // d, the length of a row: a multiple of 8, at most 128

@@ -251,7 +251,7 @@ def test_gradients_of_more_packed_sequences_than_a_grid_has_room_for(
 
 def test_a_step_with_tensor_maps_says_that_the_grid_is_too_small(small_grid: int) -> None:
     """Its maps are those of whole arrays."""
-    (stage,) = (step for step in CLIMBS["hopper"] if step.file.endswith("10_02_s_by_wgmma.cu"))
+    (stage,) = (step for step in CLIMBS["hopper"] if step.file.endswith("10_03_by_wgmma.cu"))
     if reason := stage.why_not(head_dim=64, dtype="float16"):
         pytest.skip(reason)
     q, k, v = random(stage, *((1, 4, 64, 64),) * 3)

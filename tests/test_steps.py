@@ -38,13 +38,8 @@ except reports.NvrtcMissing as error:
 
 MOST_NEW_LINES = 75  # of a step, beside the one before it
 MOST_LINES = 250  # of a file with which a climb begins anew
-# Steps of more lines: functions of scores come with the last of 07, 10 and 13.
-LARGER = {
-    "07_mma.cu": 77,
-    "10_hopper.cu": 105,
-    "13_hopper_backward.cu": 98,
-    "steps/14_05_equal_stretches.cu": 122,
-}
+# Steps of more lines, and how many at most: functions of scores come with the last of 13.
+LARGER = {"13_hopper_backward.cu": 115}
 # Bytes that spill on sm_90: of 06_01 at its usual head dimension, of the steps to 07 and 15 at 128 only.
 SPILLS = {
     "steps/06_01_row_per_lane.cu": 120,
@@ -56,6 +51,7 @@ SPILLS = {
     "steps/07_16_lazy_rescale.cu": 16,
     "steps/15_04_four_neighbours.cu": 28,
 }
+SPILLS_ON_SM_80 = {"steps/15_04_four_neighbours.cu": 60}
 # The last one of a climb is a stage, tested as such.
 STEPS = [
     *(step for climb in CLIMBS.values() for step in climb[:-1]),
@@ -145,9 +141,8 @@ def test_a_climb_begins_at_a_stage_or_anew(name: str) -> None:
 def test_each_step_is_small(name: str) -> None:
     chain = files(name) if name in CLIMBS else [decoder.file for decoder in DECODERS.values()]
     counts = {after: new_lines(before, after) for before, after in pairwise(chain)}
-    larger = {file: count for file, count in counts.items() if count > MOST_NEW_LINES}
-    assert larger == {file: count for file, count in LARGER.items() if file in counts}, counts
-    assert all(counts.values()), counts
+    assert all(0 < count <= LARGER.get(file, MOST_NEW_LINES) for file, count in counts.items()), counts
+    assert all(counts.get(file, most) > MOST_NEW_LINES for file, most in LARGER.items()), counts
 
 
 def test_every_step_is_recorded_or_shown() -> None:
@@ -207,7 +202,7 @@ def test_registers_and_shared_memory(step: Stage) -> None:
         if step in BACKWARD_STEPS_BY_MMA:
             assert report.spill_bytes <= MOST_SPILLS, report
         else:
-            assert report.spill_bytes == (SPILLS.get(step.file, 0) if cc == 90 else 0), report
+            assert report.spill_bytes == (SPILLS if cc == 90 else SPILLS_ON_SM_80).get(step.file, 0), report
         assert bool(report.stack_bytes) == bool(report.spill_bytes), report
 
 

@@ -14,7 +14,9 @@ from helpers.attention.ladder import steps as ladder_steps
 NOT_MEASURED = "not measured yet"
 # What a step was called when it was measured: (stage, the idea recorded) -> its idea now.
 RENAMED = {
-    ("hopper", "TMA and wgmma"): "O by wgmma",
+    ("register_tiles", "copies by cp.async"): "tiles copied ahead",
+    ("hopper", "TMA and wgmma"): "products by wgmma",
+    ("hopper", "O by wgmma"): "products by wgmma",
     ("backward_mma", "tensor cores"): "mma.sync for dQ",
     ("flash_mma", "mma.sync for P V"): "mma.sync for both products",
     ("flash_cute", "CuTe's layouts and copies"): "TiledCopy",

@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(THREADS) backward_mma_preprocess(
   const RowBlock block(params.forward, cu_seqlens_q);
   const RowTiles tiles = row_tiles(block.packed, block.q_first, block.sequence, params.forward);
   if (block.first_row >= block.q_len) return;
-  prepare_rows(block, tiles, O, dO, lse, lse_delta, dQ_accum, params);
+  prepare_rows<THREADS, DQ_COLUMNS>(block, tiles, O, dO, lse, lse_delta, dQ_accum, params);
 }
 
 template <typename T>

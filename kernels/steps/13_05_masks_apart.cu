@@ -2,13 +2,13 @@
 //
 // Launch, shapes, traffic: see hopper_backward_tiles.cuh, without dq_semaphore
 
+#include "backward_preprocess.cuh"  // lse, delta and zeros before the loop
 // The sizes of tiles; Steps, a block's tiles of rows; Barriers, load; start_scores, start_keys and
 // start_dq, the products; dQ after the loop.
 #include "hopper_backward_tiles.cuh"
 
 constexpr int STAGES = 2;                       // tiles of Q, dO and dS
 constexpr int THREADS = 128 * (1 + CONSUMERS);  // warpgroup 0 is the producer
-#include "backward_preprocess.cuh"              // lse, delta and zeros before the loop, with these
 constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
 struct SharedStorage {
   unsigned char K[KEYS_BYTES], V[KEYS_BYTES];
@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(THREADS) hopper_backward_preprocess(
   const RowBlock block(params.forward, cu_seqlens_q);
   const RowTiles tiles = row_tiles(block.packed, block.q_first, block.sequence, params.forward);
   if (block.first_row >= block.q_len) return;
-  prepare_rows(block, tiles, O, dO, lse, lse_delta, dQ_accum, params);
+  prepare_rows<THREADS, DQ_COLUMNS>(block, tiles, O, dO, lse, lse_delta, dQ_accum, params);
 }
 
 template <typename T>

@@ -134,7 +134,6 @@ def _register_tiles() -> tuple[Stage, ...]:
         step("04_11_float4_from_global.cu", "float4 from global memory", _as_the_stage, _float4_shared),
         step("04_12_lanes_in_squares.cu", "lanes in squares"),
         step("04_14_exp2.cu", "exp2 for exp"),
-        step("04_15_loads_ahead.cu", "tiles loaded ahead"),
         target,
     )
 
@@ -381,8 +380,7 @@ def _hopper() -> tuple[Stage, ...]:
     ring: dict[str, Any] = {**no_producer, "shared_bytes": _ring_shared}
     return (
         step("10_01_tma.cu", "copies by TMA", stages=1, **ring),
-        step("10_02_s_by_wgmma.cu", "S by wgmma", stages=1, **ring),
-        step("10_03_o_by_wgmma.cu", "O by wgmma", stages=1, **ring),
+        step("10_03_by_wgmma.cu", "products by wgmma", stages=1, **ring),
         step("10_04_ring.cu", "a ring of stages", **ring),
         step("10_05_empty_stages.cu", "mbarriers of empty stages", **no_producer),
         step("10_06_producer.cu", "a producer warpgroup", **equal),
@@ -535,7 +533,7 @@ BEFORE: Mapping[str, str] = {
 
 # What the last step of each climb adds. That step is the stage itself, whose own `idea` names all of the climb.
 LAST_IDEAS: Mapping[str, str] = {
-    "register_tiles": "copies by cp.async",
+    "register_tiles": "tiles copied ahead",
     "flash_wmma": "tiles fetched ahead",
     "flash_mma": "scores of any size",
     "backward_mma": "turns of two tiles",

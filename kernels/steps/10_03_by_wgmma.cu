@@ -1,5 +1,6 @@
-// 10, step 3, O by wgmma: P comes from registers, V from shared memory, transposed on the way. It
-// reads V through the async proxy, so rows that the block has cleared need a fence.
+// 10, step 3, products by wgmma: four warps multiply 64 rows of Q by a tile of K in shared memory. Of
+// the second product, P comes from registers, V from shared memory, transposed on the way. It reads V
+// through the async proxy, so rows that the block has cleared need a fence.
 //
 // Launch   grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences), block 2 BLOCK_M;
 //          SHARED_BYTES of dynamic shared memory
