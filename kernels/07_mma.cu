@@ -50,17 +50,13 @@ constexpr int CHUNKS = HEAD_DIM_PADDED / 8;                 // of 16 bytes in it
 constexpr int SPAN = SWIZZLE_SPAN<CHUNKS>;                  // threads that copy a row
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "whole chunks; acc must fit the registers");
 static_assert(BLOCK_M % (16 * WARPS) == 0 && BLOCK_N % 16 == 0, "a warp has whole fragments");
-constexpr float LARGE = 0x1p13f;  // of a float from here on, 2^-11 is rounded away
 using Statistics = float[ROWS];
 using Scores = float[TILES_M][BLOCK_N / 8][4];  // accumulators of S: 16 rows and 8 keys each
 using Output = float[TILES_M][HEAD_DIM_PADDED / 8][4];
-struct Maxima {      // of the rows so far, in units of log2: m_i + base
-  Statistics m_i;    // 0 where the scores are large
-  Statistics base;   // 0 where they are not
-  Statistics limit;  // a score above it moves the maximum; where they are large, any does
-};
 
-#include "load_tile.cuh"  // this thread's share of a tile, by cp.async
+#include "any_size.cuh"          // RowMaxima: m_i, and limits that a score exceeds to move it
+using Maxima = RowMaxima<ROWS>;  // of the rows so far, in units of log2
+#include "load_tile.cuh"         // this thread's share of a tile, by cp.async
 
 // S = Q K^T for this warp's rows.
 template <typename T>
@@ -99,23 +95,6 @@ __device__ __forceinline__ void mask(Scores& S, int row_pos, int end, int lo, in
   }
 }
 
-// A weight is 2^(softmax_scale_log2 s - m_i), in one FFMA. Its product is exact, while m_i, that of
-// the row's largest s, is rounded: from LARGE on by more than a weight in float16. Such scores give
-// way to their distances from the maximum, both rounded alike, divided by the scale; m_i becomes 0.
-__device__ __forceinline__ void subtract_maxima(
-    Scores& S, const Statistics& maximum, float softmax_scale_log2) {
-  const float inverse = __frcp_rn(softmax_scale_log2);
-#pragma unroll
-  for (int i = 0; i < ROWS; ++i)
-#pragma unroll
-    for (int n = 0; n < BLOCK_N / 8; ++n)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float& s = row_pair(S, i, n)[e];
-        s = (__fmul_rn(s, softmax_scale_log2) - maximum[i]) * inverse;
-      }
-}
-
 // Everything so far is rescaled to the new maxima, but only when some score exceeds its limit, so
 // that its weight would be above 2^RESCALE_THRESHOLD: smaller ones do no harm, because the division
 // by l_i cancels them.
@@ -135,9 +114,9 @@ __device__ __forceinline__ void online_softmax_rescale(
   if (!__any_sync(0xffffffff, exceeded)) return;
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) {
-    const float m_old = maxima.m_i[i] + maxima.base[i];  // one of them is 0
+    const float m_old = maxima.get(i);
     m_new[i] = row_allreduce(fmaxf(m_old, m_new[i]), [](float a, float b) { return fmaxf(a, b); });
-    large |= m_new[i] != M_INIT && fabsf(m_new[i]) >= LARGE;
+    note_large(large, m_new[i]);                    // of scores of any size, see any_size.cuh
     const float rescale = exp2f(m_old - m_new[i]);  // 0 at the first key; 1 if the maximum stays
     l_i[i] *= rescale;
 #pragma unroll
@@ -146,14 +125,7 @@ __device__ __forceinline__ void online_softmax_rescale(
       row_pair(acc, i, n)[1] *= rescale;
     }
   }
-  large = __any_sync(0xffffffff, large);
-#pragma unroll
-  for (int i = 0; i < ROWS; ++i) {
-    maxima.base[i] = large ? m_new[i] : 0.0f;
-    maxima.m_i[i] = large ? 0.0f : m_new[i];
-    maxima.limit[i] = large ? NEG_INF : m_new[i] + RESCALE_THRESHOLD;
-  }
-  if (large) subtract_maxima(S, m_new, softmax_scale_log2);
+  maxima.set(m_new, large, S, softmax_scale_log2);  // limits: m_new + RESCALE_THRESHOLD
 }
 
 // acc += P V, 16 keys after 16 keys: tensor cores work on some while this thread weighs the next.
@@ -243,7 +215,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_mma(
     maxima.limit[i] = maxima.m_i[i];
   }
   const float scale = fmaxf(params.softmax_scale, 1e-30f);  // 0 times -inf would be NaN
-  const float softmax_scale_log2 = scale_log2_of(scale);
+  const float softmax_scale_log2 = scale_log2_of(scale);    // scale LOG2_E
 
   // ---- one pass: scores, the new maximum, everything so far rescaled if need be, this tile added
   unsigned stage_offset = 0;  // of the half of K_smem and V_smem in use, not being filled
@@ -280,7 +252,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_mma(
     const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // no key: zeros, lse = -inf
     const int r = warp_row + 8 * i + g;
     if (first_row + r >= q_len) continue;
-    if (lse && t == 0) block.store_lse(lse, params, r, maxima.m_i[i] + maxima.base[i], sum);
+    if (lse && t == 0) block.store_lse(lse, params, r, maxima.get(i), sum);
 #pragma unroll
     for (int n = 0; n < HEAD_DIM / 8; ++n)
       store2(

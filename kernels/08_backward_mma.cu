@@ -4,22 +4,17 @@
 // A block owns a tile of keys: K and V in shared memory, dK and dV in registers, while tiles of
 // rows stream through by cp.async. The scores are transposed (FlashAttention-3's idea), so that a
 // warp that has all rows of its keys keeps P^T and dS^T in registers as left operands. Blocks add to
-// dQ atomically, in float32 and in the order of the fragments. What a step adds is computed during
-// the next step, so that a step needs one barrier of the whole block.
+// dQ atomically, in float32 and in the order of the fragments. dQ of a tile of rows is computed one
+// iteration later, so that an iteration needs one barrier of the whole block.
 //
 // Launch, shapes, traffic: see backward_tiles.cuh
 
-// The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles, KeyBlock and Warp
-// (what a block and a warp has), load_tile, gemm_abt and gemm_ab. backward_rows.cuh: lse, delta and
-// zeros for dQ_accum before the loop, and dQ after it.
-#include "backward_epilogue.cuh"  // store_from_registers, for results in float32; backward_tiles.cuh
+// The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles; KeyBlock, RowRange,
+// MBlock and Warp (what a block and a warp has); load_tile, gemm_abt and gemm_ab.
+#include "backward_convert.cuh"   // dQ after the loop
+#include "backward_epilogue.cuh"  // for dK and dV that are not rounded; backward_tiles.cuh
 #include "backward_hooks.cuh"     // nothing, until the library adds something (11)
-#include "backward_rows.cuh"
-#include "turns.cuh"  // draw_number, load_relaxed, add_release
-
-#ifndef DETERMINISTIC
-#define DETERMINISTIC 0  // 1: tiles of keys add to a tile of dQ in the order of their numbers
-#endif
+#include "semaphore.cuh"          // DqSemaphore: the order of additions to dQ, if it matters
 #ifndef VECTOR_ATOMICS
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define VECTOR_ATOMICS 1  // four floats in one instruction, from sm_90 on
@@ -28,7 +23,7 @@
 #endif
 #endif
 #ifndef DQ_LATER
-#define DQ_LATER 1  // 1: dQ is computed a step later, from a second buffer of dS; 0: without one
+#define DQ_LATER 1  // 1: dQ is computed one iteration later, which takes two buffers of dS; 0: one
 #endif
 
 constexpr bool P_IN_REGISTERS =
@@ -37,15 +32,13 @@ constexpr bool P_IN_REGISTERS =
 constexpr bool OWN_IN_REGISTERS = WARPS_KEYS == WARPS_DKV;
 // Neighbouring warps that have keys in common.
 constexpr int GROUP_WARPS = WARPS_ROWS > WARPS_DKV_D ? WARPS_ROWS : WARPS_DKV_D;
-constexpr int TURN_TILES = 2;  // tiles of rows that a deterministic block adds to in one turn
-// The order of the work in a step, the best measured for each of the two forms on an H200: at
+// The order of the work in an iteration, the best measured for each of the two forms on an H200: at
 // head_dim 64 with P in registers (causal and full masks together), at 128 with P in shared memory.
 // Neither of them spills there.
 constexpr bool MASK_FIRST = P_IN_REGISTERS;  // before dP^T; otherwise after it
-constexpr bool LOAD_FIRST =
-    P_IN_REGISTERS;  // the next tiles at the start of a step; otherwise after dP^T
+constexpr bool LOAD_FIRST = P_IN_REGISTERS;  // the next tiles, at the start; otherwise after dP^T
 constexpr bool STAGGERED =
-    DQ_LATER && !P_IN_REGISTERS;  // half the warps compute dQ at the end of a step
+    DQ_LATER && !P_IN_REGISTERS;  // half the warps compute dQ at the end of an iteration
 // Shared memory: K, V, Q and dO, dS, P, lse and delta.
 constexpr unsigned Q_OFFSET = 2 * KEYS_BYTES, DS_OFFSET = Q_OFFSET + 2 * STAGE_BYTES;
 constexpr unsigned P_OFFSET = DS_OFFSET + (1 + DQ_LATER) * SCORES_BYTES,
@@ -72,35 +65,29 @@ __device__ __forceinline__ void atomic_add(float* dQ_accum, int fragment, const 
 template <typename T>
 __global__ void __launch_bounds__(THREADS) backward_mma_preprocess(
     const T* __restrict__ O, const T* __restrict__ dO, const float* __restrict__ lse,
-    float* __restrict__ lse_delta, float* __restrict__ dQ_accum, int* __restrict__ turns,
+    float* __restrict__ lse_delta, float* __restrict__ dQ_accum, int* __restrict__ dq_semaphore,
     const int* __restrict__ cu_seqlens_q, const BackwardParams params) {
   // ---- lse and delta of a tile of rows
   const RowBlock block(params.forward, cu_seqlens_q);
   const RowTiles tiles = row_tiles(block.packed, block.q_first, block.sequence, params.forward);
-  if (blockIdx.x + block.head + block.sequence + threadIdx.x == 0)
-    turns[params.forward.heads * tiles.of_head] = 0;
+  clear_semaphores(dq_semaphore, block, tiles, params.forward);
   if (block.first_row >= block.q_len) return;
-  prepare_rows<true>(block, tiles, O, dO, lse, lse_delta, dQ_accum, params, turns);
+  prepare_rows<THREADS, DQ_COLUMNS>(block, tiles, O, dO, lse, lse_delta, dQ_accum, params);
 }
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
     const T* __restrict__ Q, const T* __restrict__ K, const T* __restrict__ V,
     const T* __restrict__ dO, const float* __restrict__ lse_delta, float* __restrict__ dQ_accum,
-    int* __restrict__ turns, Out<T>* __restrict__ dK, Out<T>* __restrict__ dV,
+    int* __restrict__ dq_semaphore, Out<T>* __restrict__ dK, Out<T>* __restrict__ dV,
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const BackwardParams params HOOK_PARAMETERS) {
   // ---- prologue: the keys of this block, and the tiles of rows that see one of them
   const AttentionParams& forward = params.forward;
-  const auto number = [&] {  // deterministic: a tile waits for those before it
-    const auto counter = [&] {
-      return turns + forward.heads * row_tiles(cu_seqlens_q, 0, 0, forward).of_head;
-    };
-    return DETERMINISTIC ? draw_number(counter) : block_number();
-  };
   const KeyBlock block(
-      DETERMINISTIC || forward.window_right < UNLIMITED, number, forward, cu_seqlens_q,
+      DETERMINISTIC || forward.window_right < UNLIMITED,
+      BlockNumber{dq_semaphore, cu_seqlens_q != nullptr, forward}, forward, cu_seqlens_q,
       cu_seqlens_k);
   const int first_key = block.first_key, q_len = block.q_len, kv_len = block.kv_len;
   if (first_key >= kv_len) return;  // the whole block: its sequence is shorter than the longest
@@ -111,6 +98,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   dK += block.of_keys(params.d_k);
   dV += block.of_keys(params.d_v);
   const RowRange rows(block, forward);
+  DqSemaphore semaphore(dq_semaphore, block, rows);
   lse_delta += rows.first_slot * (2 * BLOCK_M);
   dQ_accum += rows.first_slot * (BLOCK_M * DQ_COLUMNS);
 
@@ -142,41 +130,34 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   const unsigned copy_offset = swizzle<CHUNKS>(copy_row, copy_chunk);
   Q += copy_row * forward.q.row + 8 * copy_chunk;
   dO += copy_row * params.d_o.row + 8 * copy_chunk;
-  const auto load_q = [&](int head, int row_tile, unsigned stage) {
-    const int row = row_tile * BLOCK_M;
+  const auto load_q = [&](const MBlock& tile, unsigned stage) {
+    const int row = tile.m_block * BLOCK_M;
     load_tile<BLOCK_M>(
-        Q_smem + stage * STAGE_BYTES + copy_offset, Q + head * forward.q.head + row * forward.q.row,
-        forward.q.row, q_len - row - copy_row);
+        Q_smem + stage * STAGE_BYTES + copy_offset,
+        Q + tile.head * forward.q.head + row * forward.q.row, forward.q.row,
+        q_len - row - copy_row);
     if (threadIdx.x < BLOCK_M / 2)
       cp_async(
           lse_smem + stage * LSE_DELTA_BYTES + 16 * threadIdx.x,
-          lse_delta + (head * rows.tiles.of_head + row_tile) * (2 * BLOCK_M) + 4 * threadIdx.x, 16);
+          lse_delta + tile.slot() * (2 * BLOCK_M) + 4 * threadIdx.x, 16);
   };
-  const auto load_do = [&](int head, int row_tile, unsigned stage) {
-    const int row = row_tile * BLOCK_M;
+  const auto load_do = [&](const MBlock& tile, unsigned stage) {
+    const int row = tile.m_block * BLOCK_M;
     load_tile<BLOCK_M>(
         Q_smem + stage * STAGE_BYTES + ROWS_BYTES + copy_offset,
-        dO + head * params.d_o.head + row * params.d_o.row, params.d_o.row, q_len - row - copy_row);
+        dO + tile.head * params.d_o.head + row * params.d_o.row, params.d_o.row,
+        q_len - row - copy_row);
     cp_async_commit();
-  };
-  const auto load_rows = [&](int head, int row_tile, unsigned stage) {
-    load_q(head, row_tile, stage);
-    load_do(head, row_tile, stage);
   };
 
   float dK_acc[DKV_TILES][2 * DKV_BLOCKS][4] = {}, dV_acc[DKV_TILES][2 * DKV_BLOCKS][4] = {};
   const float softmax_scale_log2 = scale_log2_of(forward.softmax_scale);
-  const auto hooks_of = [&](int head) {  // of the group
-    return Hooks{
-        HOOK_ARGUMENTS block.sequence, block.kv_head * block.group + head, block.kv_head, q_len,
-        kv_len};
-  };
 
-  // dQ += dS K for one tile of rows.
-  const auto add_dq = [&](int slot, unsigned dS_lane) {
+  // dQ += dS K for the tile of rows that has the number slot in dQ_accum, from one of the buffers of dS.
+  const auto add_dq = [&](int slot, unsigned dS_buffer) {
     float dQ_acc[DQ_TILES][2 * DQ_BLOCKS][4] = {};
     gemm_ab<BLOCK_N / 16, WARPS_DQ_D>(
-        T(), dQ_acc, FromTransposedTile<ROW_CHUNKS>{dS_lane}, k_dq, warp.dq_blocks);
+        T(), dQ_acc, FromTransposedTile<ROW_CHUNKS>{dS_dq + dS_buffer}, k_dq, warp.dq_blocks);
     float* const target = dQ_accum + (long long)slot * (BLOCK_M * DQ_COLUMNS);
 #pragma unroll
     for (int m = 0; m < DQ_TILES; ++m)
@@ -185,103 +166,66 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
         if (COLUMN_BLOCKS % WARPS_DQ_D == 0 || n / 2 < warp.dq_blocks)
           atomic_add(target, (warp.id * DQ_TILES + m) * 2 * DQ_BLOCKS + n, dQ_acc[m][n]);
   };
-  // Deterministic: TURN_TILES tiles of dQ share one turn. It is this block's turn when all tiles of
-  // keys before it that see some of these rows have added to them. The block goes through the tiles
-  // from the last to the first: it waits for its turn at the last of them and passes it on after the
-  // first. It reads the turn before it needs it, so there may be no wait.
-  int turn_seen = -1;
-  const auto turn_of = [&](int slot, int row_tile) {
-    return turns + rows.first_slot + slot - row_tile % TURN_TILES;
-  };
-  const auto begins_turn = [&](int row_tile) {
-    return DETERMINISTIC && threadIdx.x == 0 &&
-           (row_tile == rows.last_tile || row_tile % TURN_TILES == TURN_TILES - 1);
-  };
-  const auto read_turn = [&](int slot, int row_tile) {
-    turn_seen = load_relaxed(turn_of(slot, row_tile));
-  };
-  const auto wait_for_turn = [&](int slot, int row_tile) {
-    if (!begins_turn(row_tile)) return;
-    const int turn =
-        block.tile -
-        max((row_tile - row_tile % TURN_TILES) * BLOCK_M + rows.window_lo, 0) / BLOCK_N;
-    while (turn_seen != turn) {
-      __nanosleep(20);
-      read_turn(slot, row_tile);
-    }
-    fence_acquire();  // without it, this block could add before the additions of the one before
-  };
-  const auto pass_turn = [&](int slot, int row_tile) {
-    if (DETERMINISTIC && threadIdx.x == 0 &&
-        (row_tile == rows.first_tile || row_tile % TURN_TILES == 0))
-      add_release(turn_of(slot, row_tile));  // not before this block's additions are done
-  };
 
+  const Hooks hooks = {
+      HOOK_ARGUMENTS block.sequence, block.kv_head * block.group, block.kv_head, q_len, kv_len};
+  MBlock tile(block, rows, hooks);
   load_tile<BLOCK_N>(
       K_smem + copy_offset, K + copy_row * forward.k.row + 8 * copy_chunk, forward.k.row,
       kv_len - first_key - copy_row);
-  RowLists lists;
-  int first_row_tile = rows.last_tile;
-  lists.begin(hooks_of, 0, block.tile, first_row_tile);
-  if (rows.first_tile <= rows.last_tile) load_q(0, first_row_tile, 0);
+  if (!rows.empty()) load_q(tile, 0);
   load_tile<BLOCK_N>(
       V_smem + copy_offset, V + copy_row * forward.v.row + 8 * copy_chunk, forward.v.row,
       kv_len - first_key - copy_row);
-  if (rows.first_tile <= rows.last_tile) load_do(0, first_row_tile, 0);
+  if (!rows.empty()) load_do(tile, 0);
   else cp_async_commit();  // no row sees these keys; the epilogue waits for K and V all the same
 
   // ---- all heads of the group, and their tiles of rows from the last to the first
   unsigned stage = 0;
-  int previous = -1, before_previous = -1;  // where the last steps' dQ is to be added
-  int previous_tile = 0, before_previous_tile = 0;
-  for (int head = 0, row_tile = first_row_tile;
-       rows.first_tile <= rows.last_tile && head < block.group; stage ^= 1) {
-    const int slot = head * rows.tiles.of_head + row_tile;
-    const int first_row = row_tile * BLOCK_M;
-    const bool partial = lists.is_partial();
-    int next_tile = row_tile > rows.first_tile ? row_tile - 1 : rows.last_tile;
-    int next_head = row_tile > rows.first_tile ? head : head + 1;
-    lists.advance(hooks_of, head, block.tile, block.group, next_head, next_tile);
-    if (DQ_LATER && previous >= 0) wait_for_turn(previous, previous_tile);
+  DqTile previous, before_previous;  // those of the last two iterations
+  for (MBlock next = tile; !rows.empty() && tile.exists(); tile = next, stage ^= 1) {
+    const int first_row = tile.m_block * BLOCK_M;
+    // The tile whose dQ is computed in this iteration, and the one to whose dQ all threads have added.
+    const DqTile current = {tile.slot(), tile.m_block};
+    const DqTile due = DQ_LATER ? previous : current, done = DQ_LATER ? before_previous : previous;
+    next.advance();
+    if (DQ_LATER) semaphore.wait(due);
     cp_async_wait<0>();
     // Without it, these tiles could be read before their copies land, or the previous ones
     // overwritten while in use.
     __syncthreads();
-    if (DQ_LATER && before_previous >= 0) pass_turn(before_previous, before_previous_tile);
-    if (!DQ_LATER && previous >= 0) pass_turn(previous, previous_tile);
-    if (begins_turn(row_tile)) read_turn(slot, row_tile);
-    if (LOAD_FIRST && next_head < block.group) load_rows(next_head, next_tile, stage ^ 1);
+    semaphore.pass(done);
+    semaphore.peek(current);
+    const auto load_next = [&] {
+      if (!next.exists()) return;
+      load_q(next, stage ^ 1);
+      load_do(next, stage ^ 1);
+    };
+    if (LOAD_FIRST) load_next();
 
-    // DQ_LATER: dS has two buffers. The last step's is read here while this step's is written.
+    // Where dS has two buffers, that of the tile before is read while this tile's is written.
     const unsigned dS_stage = DQ_LATER ? stage * SCORES_BYTES : 0;
-    const bool dq_first = !STAGGERED || warp.id < WARPS / 2;
-    if (DQ_LATER && previous >= 0 && dq_first) add_dq(previous, dS_dq + (SCORES_BYTES ^ dS_stage));
+    const unsigned dS_due = DQ_LATER ? SCORES_BYTES ^ dS_stage : 0;
+    const bool dq_first = DQ_LATER && (!STAGGERED || warp.id < WARPS / 2);
+    if (due.exists() && dq_first) add_dq(due.slot, dS_due);
 
     const unsigned stage_bytes = stage * STAGE_BYTES;
     const bool masked = first_key + BLOCK_N > min(first_row + rows.window_hi + 1, kv_len) ||
-                        first_key < first_row + BLOCK_M - 1 + rows.window_lo || partial ||
-                        (SCORE_GRAD && first_row + BLOCK_M > q_len);
-    const Hooks hooks = hooks_of(head);
+                        first_key < first_row + BLOCK_M - 1 + rows.window_lo || tile.partial();
     const float* const own_lse =
         reinterpret_cast<const float*>(dynamic_smem + LSE_OFFSET + stage * LSE_DELTA_BYTES);
 #pragma unroll
-    for (int c = 0; c < WARP_ROWS / CHUNK; ++c) {
-      float S[KEY_TILES][CHUNK / 8][4] = {}, dP[KEY_TILES][CHUNK / 8][4];
-      gemm_abt(T(), S, k_lane, q_lane + stage_bytes + 2 * c * CHUNK * HEAD_DIM_PADDED);
-      // S is transposed: of a thread's rows, i / 2 counts groups of 8, and of its keys j / 2 of 16.
-      const int first_key_idx = first_key + warp.key + g;
-      const int first_q_idx = first_row + warp.row + c * CHUNK + 2 * t + kv_len - q_len;
-      float grad[KEY_TILES][CHUNK / 8][4];
-      const auto q_idx = [&](int i) { return first_q_idx + i / 2 * 8 + i % 2; };
-      const auto kv_idx = [&](int j) { return first_key_idx + j / 2 * 16 + j % 2 * 8; };
-      modify<CHUNK / 4, 2 * KEY_TILES>(
-          hooks, forward.softmax_scale, 1.0f,
-          [&](int i, int j) -> float& { return S[j / 2][i / 2][j % 2 * 2 + i % 2]; }, q_idx, kv_idx,
-          false, [&](int i, int j) { return &grad[j / 2][i / 2][j % 2 * 2 + i % 2]; });
+    for (int c = 0; c < WARP_ROWS / SLICE_M; ++c) {
+      float S[KEY_TILES][SLICE_M / 8][4] = {}, dP[KEY_TILES][SLICE_M / 8][4];
+      gemm_abt(T(), S, k_lane, q_lane + stage_bytes + 2 * c * SLICE_M * HEAD_DIM_PADDED);
+      const int q_idx = first_row + warp.row + c * SLICE_M + 2 * t + kv_len - q_len;
+      const int kv_idx = first_key + warp.key + g;
+      HookGradient<KEY_TILES, SLICE_M / 8, 4> grad;
+      hook_scores(S, grad, tile.hooks(), forward.softmax_scale, q_idx, kv_idx);
 #pragma unroll
-      for (int n = 0; n < CHUNK / 8; ++n) {
+      for (int n = 0; n < SLICE_M / 8; ++n) {
         const float2* const own =
-            reinterpret_cast<const float2*>(own_lse + warp.row + c * CHUNK + 8 * n + 2 * t);
+            reinterpret_cast<const float2*>(own_lse + warp.row + c * SLICE_M + 8 * n + 2 * t);
         const float2 lse = own[0], delta = own[BLOCK_M / 2];
 #pragma unroll
         for (int m = 0; m < KEY_TILES; ++m)
@@ -292,58 +236,52 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
             dP[m][n][i] = i % 2 ? -delta.y : -delta.x;  // so that the product adds to -delta
           }
       }
-      // A key that a row does not see has the weight 0. A derivative may be infinite there.
-      const auto mask = [&] {
-        const int key = first_key + warp.key + g, row = first_row + warp.row + c * CHUNK + 2 * t;
+      const auto mask = [&] {  // a key that a row does not see has the weight 0
+        const int key = first_key + warp.key + g, row = first_row + warp.row + c * SLICE_M + 2 * t;
 #pragma unroll
         for (int m = 0; m < KEY_TILES; ++m)
 #pragma unroll
-          for (int n = 0; n < CHUNK / 8; ++n)
+          for (int n = 0; n < SLICE_M / 8; ++n)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
               const int j = key + 16 * m + i / 2 * 8, distance = j - (row + 8 * n + i % 2);
               if (distance < rows.window_lo || distance > rows.window_hi || j >= kv_len)
                 S[m][n][i] = 0.0f;
-              if (MASK_MOD && partial &&
-                  is_hidden(hooks, q_idx(2 * n + i % 2), kv_idx(2 * m + i / 2)))
-                S[m][n][i] = 0.0f;
-              if (SCORE_GRAD && S[m][n][i] == 0.0f) grad[m][n][i] = 0.0f;
             }
+        hook_weights(S, grad, tile.hooks(), q_idx, kv_idx, tile.partial());
       };
       if (MASK_FIRST && masked) mask();
       gemm_abt(
           T(), dP, k_lane + KEYS_BYTES,
-          q_lane + stage_bytes + ROWS_BYTES + 2 * c * CHUNK * HEAD_DIM_PADDED);
+          q_lane + stage_bytes + ROWS_BYTES + 2 * c * SLICE_M * HEAD_DIM_PADDED);
       if (!MASK_FIRST && masked) mask();
-#pragma unroll
-      for (int i = 0; SCORE_GRAD && i < KEY_TILES * CHUNK / 2; ++i)
-        (&dP[0][0][0])[i] *= (&grad[0][0][0])[i];
-      if (!LOAD_FIRST && c == 0 && next_head < block.group)
-        load_rows(next_head, next_tile, stage ^ 1);
+      hook_gradients(dP, grad);
+      if (!LOAD_FIRST && c == 0) load_next();
 
       // Accumulators of 2 x 8 rows have the layout that the left operand of 16 rows needs: only the
       // width changes.
-      unsigned P_half[KEY_TILES][CHUNK / 16][4], dS_half[KEY_TILES][CHUNK / 16][4];
+      unsigned P_half[KEY_TILES][SLICE_M / 16][4], dS_half[KEY_TILES][SLICE_M / 16][4];
 #pragma unroll
       for (int m = 0; m < KEY_TILES; ++m)
 #pragma unroll
-        for (int k = 0; k < CHUNK / 16; ++k)
+        for (int k = 0; k < SLICE_M / 16; ++k)
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             const float2 p = operand_pair(S[m], k, i), dp = operand_pair(dP[m], k, i);
             P_half[m][k][i] = pack(T(), p.x, p.y);
             dS_half[m][k][i] = pack(T(), p.x * dp.x, p.y * dp.y);
             const unsigned place =
-                swizzle_advance<ROW_CHUNKS>(scores_lane, c * (CHUNK / 8) + 2 * k + i / 2) +
+                swizzle_advance<ROW_CHUNKS>(scores_lane, c * (SLICE_M / 8) + 2 * k + i / 2) +
                 2 * (16 * m + i % 2 * 8) * BLOCK_M;
             store_pair(dynamic_smem + DS_OFFSET + dS_stage, place, dS_half[m][k][i]);
             if (!P_IN_REGISTERS) store_pair(dynamic_smem + P_OFFSET, place, P_half[m][k][i]);
           }
       if constexpr (OWN_IN_REGISTERS) {  // dV and dK, from the rows of this warp
-        const unsigned b_lane = q_dkv + stage_bytes + 2 * (warp.row + c * CHUNK) * HEAD_DIM_PADDED;
-        const FromRegisters<KEY_TILES, CHUNK / 16> P_dv{P_half}, dS_dk{dS_half};
-        gemm_ab<CHUNK / 16, WARPS_DKV_D>(T(), dV_acc, P_dv, b_lane + ROWS_BYTES, warp.dkv_blocks);
-        gemm_ab<CHUNK / 16, WARPS_DKV_D>(T(), dK_acc, dS_dk, b_lane, warp.dkv_blocks);
+        const unsigned b_lane =
+            q_dkv + stage_bytes + 2 * (warp.row + c * SLICE_M) * HEAD_DIM_PADDED;
+        const FromRegisters<KEY_TILES, SLICE_M / 16> P_dv{P_half}, dS_dk{dS_half};
+        gemm_ab<SLICE_M / 16, WARPS_DKV_D>(T(), dV_acc, P_dv, b_lane + ROWS_BYTES, warp.dkv_blocks);
+        gemm_ab<SLICE_M / 16, WARPS_DKV_D>(T(), dK_acc, dS_dk, b_lane, warp.dkv_blocks);
       }
     }
 
@@ -354,7 +292,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
         asm volatile("bar.sync %0, %1;" ::"r"(1 + warp.id / GROUP_WARPS), "n"(32 * GROUP_WARPS)
                      : "memory");
       } else {
-        wait_for_turn(slot, row_tile);
+        semaphore.wait(due);
         __syncthreads();  // without it, dS could be read before all warps have written theirs
       }
 #pragma unroll
@@ -368,33 +306,26 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
             T(), dV_acc, P_dv, b_lane + ROWS_BYTES, warp.dkv_blocks);
         gemm_ab<WARP_ROWS / 16, WARPS_DKV_D>(T(), dK_acc, dS_dk, b_lane, warp.dkv_blocks);
       }
-      if (!DQ_LATER) add_dq(slot, dS_dq);
     }
-    if (DQ_LATER && previous >= 0 && !dq_first) add_dq(previous, dS_dq + (SCORES_BYTES ^ dS_stage));
+    if (due.exists() && !dq_first) add_dq(due.slot, dS_due);
     before_previous = previous;
-    previous = slot;
-    before_previous_tile = previous_tile;
-    previous_tile = row_tile;
-    head = next_head;
-    row_tile = next_tile;
+    previous = current;
   }
-  if (DQ_LATER && previous >= 0) {
-    wait_for_turn(previous, previous_tile);
+  if (DQ_LATER && previous.exists()) {
+    semaphore.wait(previous);
     __syncthreads();  // without it, dS could be read before the other warps have written theirs
-    if (before_previous >= 0) pass_turn(before_previous, before_previous_tile);
-    add_dq(previous, dS_dq + (stage ^ 1) * SCORES_BYTES);
+    semaphore.pass(before_previous);
+    add_dq(previous.slot, (stage ^ 1) * SCORES_BYTES);
   }
-  if (DETERMINISTIC && previous >= 0) {
-    __syncthreads();  // without it, the turn could pass on before the other threads' additions
-    pass_turn(previous, previous_tile);
+  if (DETERMINISTIC) {
+    __syncthreads();  // without it, the semaphore could pass before the other threads' additions
+    semaphore.pass(previous);
   }
 
   // ---- epilogue: by way of shared memory, to write 16 bytes at a time
   cp_async_wait<0>();
-#if FLOAT_OUT
-  store_from_registers(dK, dV, dK_acc, dV_acc, block, warp, params);
-  return;
-#endif
+  if constexpr (sizeof(Out<T>) > sizeof(T))  // float32: results that are not rounded
+    return store_from_registers(dK, dV, dK_acc, dV_acc, block, warp, params);
   __syncthreads();  // without it, K and V could be overwritten while other warps still read them
   const unsigned out_lane = swizzle<CHUNKS>(warp.dkv_key + g, 2 * warp.dkv_block) + 4 * t;
 #pragma unroll

@@ -277,7 +277,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_cute(
     const int r = get<0>(coords_O(i, 0));
     if (first_row + r >= q_len) continue;
     if (lse && get<1>(coords_O(i, 0)) == 0)
-      block.store_lse(lse, params, r, maxima.m_i[i] + maxima.base[i], sum);
+      block.store_lse(lse, params, r, maxima.get(i), sum);
 #pragma unroll
     for (int j = 0; j < HEAD_DIM / 4; j += 2)
       *reinterpret_cast<unsigned*>(&rows_O(i, j)) =

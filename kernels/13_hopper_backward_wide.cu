@@ -20,6 +20,10 @@
 #define BLOCK_N 64  // B_c, keys per block
 #endif
 
+#include "backward_preprocess.cuh"       // lse, delta and zeros before the loop
+#include "hopper_backward_schedule.cuh"  // Steps, a block's tiles of rows; Barriers, load; start_scores
+#include "results.cuh"                   // store8
+
 constexpr int CONSUMERS = 2, STAGES = 2;        // warpgroups that compute; tiles of Q, dO, P and dS
 constexpr int THREADS = 128 * (1 + CONSUMERS);  // warpgroup 0 is the producer
 constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
@@ -29,24 +33,22 @@ constexpr int HEAD_DIM_PADDED = 256, PANELS = 4,
 constexpr int COLUMNS = DQ_COLUMNS / CONSUMERS;  // of a consumer
 constexpr unsigned KEYS_BYTES = PANELS * BLOCK_N * 128, ROWS_BYTES = PANELS * BLOCK_M * 128;
 constexpr unsigned SCORES_BYTES = 2 * BLOCK_M * BLOCK_N;
-constexpr unsigned V_AT = KEYS_BYTES, Q_AT = 2 * KEYS_BYTES, DO_AT = Q_AT + STAGES * ROWS_BYTES;
-constexpr unsigned P_AT = DO_AT + STAGES * ROWS_BYTES, DS_AT = P_AT + STAGES * SCORES_BYTES;
-constexpr unsigned LSE_AT = DS_AT + STAGES * SCORES_BYTES, DELTA_AT = LSE_AT + STAGES * 4 * BLOCK_M;
-constexpr unsigned BARRIERS_AT = DELTA_AT + STAGES * 4 * BLOCK_M;
-constexpr unsigned SHARED_BYTES = BARRIERS_AT + 8 * (2 + 3 * STAGES);
+struct SharedStorage {
+  unsigned char K[KEYS_BYTES], V[KEYS_BYTES], Q[STAGES][ROWS_BYTES], dO[STAGES][ROWS_BYTES];
+  unsigned char P[STAGES][SCORES_BYTES], dS[STAGES][SCORES_BYTES];
+  float lse[STAGES][BLOCK_M], delta[STAGES][BLOCK_M];
+  unsigned long long k_full, v_full, q_full[STAGES], do_full[STAGES], empty[STAGES];
+};
+constexpr unsigned SHARED_BYTES = sizeof(SharedStorage);
 constexpr int P_READY = 1, DS_READY = 2;  // named barriers
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "16-byte chunks; two halves of four panels");
 static_assert(BLOCK_N == 64 && BLOCK_M == 64, "what shared memory has room for");
 
-// Steps, a block's tiles of rows; start_scores; lse, delta and zeros before the loop; Barriers and load.
-#include "hopper_backward_load.cuh"
-
 using Weights = unsigned[BLOCK_M / 16][4];  // the same, in pairs of 2-byte floats
 using Columns = float[COLUMNS / 2];         // dK or dV of the 64 keys, or dQ of 64 rows
 
-// Starts a product for the consumer's columns over 64 rows or keys: dV += P^T dO, dK += dS^T Q, or
-// dQ = dS K. P and dS lie in rows of 64 keys. The next 16 rows of the right operand are 16 rows
-// further, and so are those of a transposed left one.
+// Issues a product for the consumer's columns over 64 rows or keys, 16 at a time: dV += P^T dO,
+// dK += dS^T Q, or dQ = dS K. P and dS lie in rows of 64 keys.
 template <int TRANSPOSED, typename T>
 __device__ __forceinline__ void start_columns(
     Columns& acc, unsigned long long left, unsigned long long right, bool accumulate) {
@@ -55,8 +57,8 @@ __device__ __forceinline__ void start_columns(
 #pragma unroll
   for (int i = 0; i < 64 / 16; ++i)
     wgmma_ss<TRANSPOSED, 1>(
-        T(), acc, left + i * (TRANSPOSED ? 16 * 128 : 32) / 16, right + i * 16 * 128 / 16,
-        accumulate || i > 0);
+        T(), acc, TRANSPOSED ? advance_rows(left, i) : advance_columns(left, i, 64),
+        advance_rows(right, i), accumulate || i > 0);
   wgmma_commit();
 }
 
@@ -88,7 +90,7 @@ __global__ void __launch_bounds__(THREADS) hopper_backward_wide_preprocess(
   const RowBlock block(params.forward, cu_seqlens_q);
   const RowTiles tiles = row_tiles(block.packed, block.q_first, block.sequence, params.forward);
   if (block.first_row >= block.q_len) return;
-  prepare_rows(block, tiles, O, dO, lse, lse_delta, dQ_accum, params);
+  prepare_rows<THREADS, DQ_COLUMNS>(block, tiles, O, dO, lse, lse_delta, dQ_accum, params);
 }
 
 template <typename T>
@@ -148,15 +150,15 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward_wide(
   const RowRange rows(block, forward);
   lse_delta += rows.first_slot * (2 * BLOCK_M);
   dQ_accum += rows.first_slot * (BLOCK_M * DQ_COLUMNS);
-  Steps<> step(rows, block);
+  Steps<STAGES> step(rows, block);
 
   // ---- shared memory, mbarriers
   extern __shared__ __align__(1024) unsigned char dynamic_smem[];
-  const unsigned K_smem = smem_address(dynamic_smem);
-  const Barriers bar(K_smem);
+  SharedStorage& smem = *reinterpret_cast<SharedStorage*>(dynamic_smem);
+  const Barriers<STAGES> bar(smem);
   // Uniform within a warp; the shuffle tells the compiler so.
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
-  if (threadIdx.x == 0) bar.init();
+  if (threadIdx.x == 0) bar.init(CONSUMERS);
   __syncthreads();  // hazard: others could wait for an mbarrier that is not initialised
 
   // ---- producer: one thread loads
@@ -164,7 +166,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward_wide(
     setmaxnreg_decrease<PRODUCER_REGISTERS>();
     if (threadIdx.x > 0) return;
     for (; step.more(); step.advance())
-      load(step, block, K_smem, bar, q_map, do_map, k_map, v_map, lse_delta);
+      load(step, block, smem, bar, q_map, do_map, k_map, v_map, lse_delta);
     return;
   }
 
@@ -172,24 +174,27 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward_wide(
   setmaxnreg_increase<CONSUMER_REGISTERS>();
   const int consumer = warpgroup - 1, thread = threadIdx.x % 128, lane_id = threadIdx.x % 32;
   const int warp_id = thread / 32, g = lane_id / 4, t = lane_id % 4;
-  const bool leader = thread == 0;  // arrives for its warpgroup
+  const bool leader = thread == 0;  // releases for its warpgroup, as in CUTLASS
   // The first consumer's S^T = K Q^T, the second one's dP^T = V dO^T.
-  const unsigned long long keys = wgmma_descriptor(K_smem + consumer * V_AT),
-                           rows_of_keys = wgmma_descriptor(K_smem + (consumer == 0 ? Q_AT : DO_AT));
-  const unsigned full = consumer == 0 ? bar.q_full : bar.do_full,
-                 other_full = bar.q_full + bar.do_full - full;
+  const unsigned long long keys = wgmma_descriptor(smem_address(consumer == 0 ? smem.K : smem.V)),
+                           rows_of_keys =
+                               wgmma_descriptor(smem_address(consumer == 0 ? smem.Q : smem.dO));
+  const Ring<STAGES> ring = consumer == 0 ? bar.q_ring : bar.do_ring,
+                     other_ring = consumer == 0 ? bar.do_ring : bar.q_ring;
   // Two panels of columns of each.
   const unsigned long long k =
-      wgmma_descriptor(K_smem + consumer * 2 * BLOCK_N * 128, BLOCK_N * 128);
-  const unsigned long long q = wgmma_descriptor(
-                               K_smem + Q_AT + consumer * 2 * BLOCK_M * 128, BLOCK_M * 128),
-                           dO = wgmma_descriptor(
-                               K_smem + DO_AT + consumer * 2 * BLOCK_M * 128, BLOCK_M * 128);
-  const unsigned long long P_tile = wgmma_descriptor(K_smem + P_AT),
-                           dS_tile = wgmma_descriptor(K_smem + DS_AT);
-  // stmatrix writes 16 rows of 16 keys of P or dS: this lane's address of the first.
-  const unsigned lane = K_smem + (lane_id / 16 * 8 + lane_id % 8) * 128 +
-                        ((2 * warp_id + lane_id / 8 % 2) ^ lane_id % 8) * 16;
+      wgmma_descriptor(smem_address(smem.K + consumer * 2 * BLOCK_N * 128), BLOCK_N * 128);
+  const unsigned long long q_tiles = wgmma_descriptor(
+                               smem_address(smem.Q[0] + consumer * 2 * BLOCK_M * 128),
+                               BLOCK_M * 128),
+                           dO_tiles = wgmma_descriptor(
+                               smem_address(smem.dO[0] + consumer * 2 * BLOCK_M * 128),
+                               BLOCK_M * 128);
+  const unsigned long long P_tiles = wgmma_descriptor(smem_address(smem.P)),
+                           dS_tiles = wgmma_descriptor(smem_address(smem.dS));
+  // stmatrix writes 16 rows of 16 keys of P or dS: this lane's place in the tile.
+  const unsigned lane =
+      (lane_id / 16 * 8 + lane_id % 8) * 128 + ((2 * warp_id + lane_id / 8 % 2) ^ lane_id % 8) * 16;
   const float softmax_scale_log2 = forward.softmax_scale * LOG2_E;
   Columns dK_acc, dV_acc;
 #pragma unroll
@@ -199,39 +204,35 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward_wide(
     mbarrier_wait(bar.k_full, 0);
     mbarrier_wait(bar.v_full, 0);
     if (block.packed && first_key + BLOCK_N > kv_len) {  // the tile has keys of the next sequence
-      clear_rows<BLOCK_N, PANELS>(
-          dynamic_smem, kv_len - first_key, threadIdx.x - 128, 128 * CONSUMERS);
-      clear_rows<BLOCK_N, PANELS>(
-          dynamic_smem + V_AT, kv_len - first_key, threadIdx.x - 128, 128 * CONSUMERS);
+      clear_rows<BLOCK_N, PANELS>(smem.K, kv_len - first_key, threadIdx.x - 128, 128 * CONSUMERS);
+      clear_rows<BLOCK_N, PANELS>(smem.V, kv_len - first_key, threadIdx.x - 128, 128 * CONSUMERS);
       named_barrier_sync(DS_READY, 256);  // hazard: products could read rows not cleared yet
     }
   }
   for (; step.more(); step.advance()) {
-    const int stage = step.stage(), first_row = step.row_tile * BLOCK_M;
-    const unsigned long long rows_at = stage * (ROWS_BYTES / 16);  // of the stage, in descriptors
-    const unsigned P_lane = lane + P_AT + stage * SCORES_BYTES,
-                   dS_lane = lane + DS_AT + stage * SCORES_BYTES;
-    const unsigned long long scores_at = stage * (SCORES_BYTES / 16);
+    const int stage = step.stage.index, first_row = step.row_tile * BLOCK_M;
+    const unsigned long long q = advance_tiles(q_tiles, stage, ROWS_BYTES),
+                             dO = advance_tiles(dO_tiles, stage, ROWS_BYTES);
+    const unsigned P_lane = smem_address(smem.P[stage]) + lane,
+                   dS_lane = smem_address(smem.dS[stage]) + lane;
+    const unsigned long long P_desc = advance_tiles(P_tiles, stage, SCORES_BYTES),
+                             dS_desc = advance_tiles(dS_tiles, stage, SCORES_BYTES);
     Scores S;
     Weights P;
-    mbarrier_wait(full + 8 * stage, step.parity());
+    ring.wait_full(step.stage);
     if (block.packed && first_row + BLOCK_M > q_len) {  // the tiles have rows of the next sequence
-      mbarrier_wait(other_full + 8 * stage, step.parity());
+      other_ring.wait_full(step.stage);
       clear_rows<BLOCK_M, PANELS>(
-          dynamic_smem + Q_AT + stage * ROWS_BYTES, q_len - first_row, threadIdx.x - 128,
-          128 * CONSUMERS);
+          smem.Q[stage], q_len - first_row, threadIdx.x - 128, 128 * CONSUMERS);
       clear_rows<BLOCK_M, PANELS>(
-          dynamic_smem + DO_AT + stage * ROWS_BYTES, q_len - first_row, threadIdx.x - 128,
-          128 * CONSUMERS);
+          smem.dO[stage], q_len - first_row, threadIdx.x - 128, 128 * CONSUMERS);
       named_barrier_sync(DS_READY, 256);  // hazard: products could read rows not cleared yet
     }
-    start_scores<T>(S, keys, rows_of_keys + rows_at);
+    start_scores<T, HEAD_DIM_PADDED>(S, keys, advance_tiles(rows_of_keys, stage, ROWS_BYTES));
     wgmma_wait<0>();
     wgmma_registers(S);
     const float2* const of_rows =
-        reinterpret_cast<const float2*>(
-            dynamic_smem + (consumer == 0 ? LSE_AT : DELTA_AT) + stage * 4 * BLOCK_M) +
-        t;
+        reinterpret_cast<const float2*>(consumer == 0 ? smem.lse[stage] : smem.delta[stage]) + t;
     if (consumer == 0) {
       // ---- P^T = exp(S^T - lse). A key that a row does not see has the weight 0.
       const bool masked = first_key + BLOCK_N > min(first_row + rows.window_hi + 1, kv_len) ||
@@ -270,15 +271,15 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward_wide(
       }
       store_scores<T>(S, dS_lane);
     }
-    mbarrier_wait(other_full + 8 * stage, step.parity());
-    start_columns<1, T>(dV_acc, P_tile + scores_at, dO + rows_at, true);
+    other_ring.wait_full(step.stage);
+    start_columns<1, T>(dV_acc, P_desc, dO, true);
     async_proxy_fence();
     named_barrier_sync(DS_READY, 256);  // hazard: dS is not there yet
 
     // ---- dQ and dK
     Columns dQ_acc;
-    start_columns<0, T>(dQ_acc, dS_tile + scores_at, k, false);
-    start_columns<1, T>(dK_acc, dS_tile + scores_at, q + rows_at, true);
+    start_columns<0, T>(dQ_acc, dS_desc, k, false);
+    start_columns<1, T>(dK_acc, dS_desc, q, true);
     wgmma_wait<1>();
     wgmma_registers(dV_acc);
     wgmma_registers(dQ_acc);
@@ -288,18 +289,20 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward_wide(
     for (int n = 0; n < COLUMNS / 8; ++n) add_four(target + 512 * n, &dQ_acc[4 * n]);
     wgmma_wait<0>();
     wgmma_registers(dK_acc);
-    if (leader) mbarrier_arrive(bar.empty + 8 * stage);
+    if (leader) bar.q_ring.release(step.stage);  // and dO's
   }
 
   // ---- epilogue: dK and dV take the place of this consumer's columns of K and V
   named_barrier_sync(DS_READY, 256);  // hazard: the other still reads K and V
-  unsigned char* const staged = dynamic_smem + (2 * consumer * BLOCK_N + 16 * warp_id) * 128;
+  const int staged = (2 * consumer * BLOCK_N + 16 * warp_id) * 128;  // in bytes
   const float scale[2] = {forward.softmax_scale, forward.softmax_scale}, one[2] = {1.0f, 1.0f};
   const int key = 16 * warp_id, column = consumer * COLUMNS;
   dK += block.of_keys(params.d_k) + key * params.d_k.row + column;
   dV += block.of_keys(params.d_v) + key * params.d_v.row + column;
   store_panels(
-      staged, dK_acc, scale, dK, params.d_k.row, kv_len - first_key - key, HEAD_DIM - column);
+      smem.K + staged, dK_acc, scale, dK, params.d_k.row, kv_len - first_key - key,
+      HEAD_DIM - column);
   store_panels(
-      staged + V_AT, dV_acc, one, dV, params.d_v.row, kv_len - first_key - key, HEAD_DIM - column);
+      smem.V + staged, dV_acc, one, dV, params.d_v.row, kv_len - first_key - key,
+      HEAD_DIM - column);
 }

@@ -1,13 +1,17 @@
 // What a block of the backward in half types has: its tile of keys and the tiles of rows that see them,
-// or a tile of rows; and lse, delta and zeros for dQ_accum before the loop. Whoever includes this says
-// before how large tiles are: BLOCK_M, BLOCK_N, HEAD_DIM, THREADS and DQ_COLUMNS, the columns of a row
-// of dQ_accum. Notebook 08 explains delta.
+// or a tile of rows.
 
 #pragma once
+#include "backward_hooks.cuh"
 #include "backward_params.cuh"
-#include "half2.cuh"
 #include "packed_tiles.cuh"
-#include "softmax.cuh"
+
+#ifndef BLOCK_M
+#define BLOCK_M 64  // B_r, query rows per tile
+#endif
+#ifndef BLOCK_N
+#define BLOCK_N 128  // B_c, keys per block
+#endif
 
 // Where a sequence's tiles of rows begin in the scratch arrays of a head, and how many tiles a head
 // has.
@@ -94,6 +98,39 @@ struct RowRange {
     tiles = row_tiles(block.packed, block.q_first, block.sequence, forward);
     first_slot = (long long)block.kv_head * block.group * tiles.of_head + tiles.first;
   }
+  __device__ __forceinline__ bool empty() const { return first_tile > last_tile; }
+};
+
+// A tile of rows of a block that has some (see RowRange), in the order in which it goes through them: all
+// heads of the group, and of each the tiles from the last to the first; with a block mask, those of its
+// lists.
+struct MBlock {
+  KeyBlock block;
+  RowRange rows;
+  GroupHooks hooks_of;
+  int head = 0, m_block;  // of the group; of the sequence
+  RowLists lists;
+
+  __device__ __forceinline__ MBlock(const KeyBlock& block, const RowRange& rows, const Hooks& hooks)
+      : block(block), rows(rows), hooks_of{hooks}, m_block(rows.last_tile) {
+    lists.begin(hooks_of, 0, block.tile, m_block);
+  }
+  __device__ __forceinline__ bool exists() const { return head < block.group; }
+  __device__ __forceinline__ void advance() {
+    int next = m_block > rows.first_tile ? m_block - 1 : rows.last_tile;
+    int next_head = m_block > rows.first_tile ? head : head + 1;
+    lists.advance(hooks_of, head, block.tile, block.group, next_head, next);
+    m_block = next;
+    head = next_head;
+  }
+  // The number of the tile in the scratch arrays, from the sequence's first one of the first head on.
+  __device__ __forceinline__ int slot() const { return head * rows.tiles.of_head + m_block; }
+
+  __device__ __forceinline__ Hooks hooks() const { return hooks_of(head); }
+  // Whether hook_weights has something to do: mask_mod hides a key, or there are rows past the end.
+  __device__ __forceinline__ bool partial() const {
+    return lists.is_partial() || (SCORE_GRAD && (m_block + 1) * BLOCK_M > block.q_len);
+  }
 };
 
 // The tile of rows of a block: grid (tiles of the longest sequence, heads, sequences), or
@@ -123,50 +160,3 @@ struct RowBlock {
     return sequence * q.batch + (q_first + first_row) * q.row + head * q.head;
   }
 };
-
-// lse_delta: for each tile of rows, the log-sum-exp in units of log2 and then delta = rowsum(dO O).
-// dQ_accum becomes zero, and so does the tile's turn (TURNS).
-template <bool TURNS = false, typename T>
-__device__ __forceinline__ void prepare_rows(
-    const RowBlock& block, const RowTiles& tiles, const T* O, const T* dO, const float* lse,
-    float* lse_delta, float* dQ_accum, const BackwardParams& params, int* turns = nullptr) {
-  const AttentionParams& forward = params.forward;
-  const long long slot = block.slot(tiles);
-  O += block.of_rows(forward.o);
-  dO += block.of_rows(params.d_o);
-  lse += ((long long)(block.packed ? 0 : block.sequence) * forward.heads + block.head) * forward.N +
-         block.q_first + block.first_row;
-  lse_delta += slot * 2 * BLOCK_M;
-  dQ_accum += slot * BLOCK_M * DQ_COLUMNS;
-  if (TURNS && threadIdx.x == 0) turns[slot] = 0;
-  for (int i = threadIdx.x; i < BLOCK_M * DQ_COLUMNS / 4; i += THREADS)
-    reinterpret_cast<float4*>(dQ_accum)[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-
-  constexpr int LANES = 8;  // of a row
-#pragma unroll
-  for (int row = threadIdx.x / LANES; row < BLOCK_M; row += THREADS / LANES) {
-    const bool exists = block.first_row + row < block.q_len;
-    float sum = 0.0f;
-#pragma unroll
-    for (int chunk = threadIdx.x % LANES; exists && chunk < HEAD_DIM / 8; chunk += LANES) {
-      const uint4 x = *reinterpret_cast<const uint4*>(O + row * forward.o.row + 8 * chunk);
-      const uint4 y = *reinterpret_cast<const uint4*>(dO + row * params.d_o.row + 8 * chunk);
-      const unsigned xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float2 a = unpack(T(), xs[i]), b = unpack(T(), ys[i]);
-        sum += a.x * b.x + a.y * b.y;
-      }
-    }
-#pragma unroll
-    for (int lanes = 1; lanes < LANES; lanes *= 2) sum += __shfl_xor_sync(0xffffffff, sum, lanes);
-    if (threadIdx.x % LANES == 0) {
-      const float l = exists ? lse[row] : NEG_INF;
-      // A row that sees no key: its weights are exp(-inf) = 0. From 2^25 on lse is rounded by so
-      // many powers of 2 that weights could overflow float16: it is raised by more than that.
-      const float l_log2 = l * LOG2_E, raised = fabsf(l_log2) < 0x1p25f ? 0.0f : 0x1p-21f;
-      lse_delta[row] = l == NEG_INF ? -NEG_INF : l_log2 + raised * fabsf(l_log2);
-      lse_delta[BLOCK_M + row] = sum;
-    }
-  }
-}

@@ -1,5 +1,5 @@
-// The epilogue of the steps to 08_backward_mma.cu that write dK and dV from fragments: from
-// "mma.sync for dV and dK" on, until "wide stores".
+// dK and dV from fragments, as the steps to 08_backward_mma.cu store them from "mma.sync for dV and dK"
+// on, until "wide stores"; and as 08_backward_mma.cu stores results that are not rounded.
 
 #pragma once
 #include "backward_tiles.cuh"

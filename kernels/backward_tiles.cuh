@@ -13,7 +13,7 @@
 //          HEAD_DIM), float16 or bfloat16, strides in elements, rows contiguous; packed: (tokens,
 //          heads, HEAD_DIM) with cu_seqlens. lse (batch, heads, N) or (heads, tokens). Scratch, for
 //          each head of Q and each tile of rows (see row_tiles): lse_delta float[2 BLOCK_M],
-//          dQ_accum float[BLOCK_M DQ_COLUMNS], turns int; one more int in turns
+//          dQ_accum float[BLOCK_M DQ_COLUMNS], dq_semaphore int; one more int in the last
 // Needs    sm_80; HEAD_DIM and strides multiples of 8, pointers of 16 bytes
 // Traffic  K, V, dK, dV once; Q, dO and dQ_accum (read and written) once for each tile of keys that
 //          sees them
@@ -43,8 +43,8 @@
 #ifndef WARPS_DQ
 #define WARPS_DQ 2  // the warps along the rows of dQ; the others are along the columns
 #endif
-#ifndef CHUNK
-#define CHUNK 32  // rows of S that a warp has in registers at a time
+#ifndef SLICE_M
+#define SLICE_M 32  // rows of S that a warp has in registers at a time
 #endif
 #ifndef MIN_BLOCKS
 #define MIN_BLOCKS 1  // per SM: what the compiler keeps registers free for
@@ -75,7 +75,7 @@ static_assert(
     BLOCK_N % (16 * WARPS_KEYS) == 0 && BLOCK_N % (16 * WARPS_DKV) == 0,
     "a warp has whole fragments");
 static_assert(
-    WARP_ROWS % CHUNK == 0 && CHUNK % 16 == 0 && BLOCK_M % (16 * WARPS_DQ) == 0,
+    WARP_ROWS % SLICE_M == 0 && SLICE_M % 16 == 0 && BLOCK_M % (16 * WARPS_DQ) == 0,
     "a warp has whole fragments");
 static_assert(
     (BLOCK_M & (BLOCK_M - 1)) == 0 && (BLOCK_N & (BLOCK_N - 1)) == 0 && (WARPS & (WARPS - 1)) == 0,
@@ -83,6 +83,7 @@ static_assert(
 static_assert(THREADS >= BLOCK_M / 2, "each thread copies 16 bytes of lse and delta at most");
 
 #include "backward_blocks.cuh"
+#include "backward_preprocess.cuh"
 
 // ---- what a warp has
 

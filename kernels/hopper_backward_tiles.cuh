@@ -1,7 +1,6 @@
 // What 13_hopper_backward.cu and its steps have in common: the sizes of tiles, the products of a
-// warpgroup, and dQ after the loop. Whoever includes this says before: CONSUMERS, the warpgroups that
-// compute, THREADS, and STAGES, the tiles of Q, dO and dS in shared memory. Notebook 13
-// explains the products. All are transposed but dV and dK:
+// warpgroup, and dQ after the loop. Notebook 13 explains the products. All are transposed but dV and
+// dK:
 //   S^T = K Q^T   dP^T = V dO^T   P^T = exp(S^T - lse)   dS^T = P^T (dP^T - delta)
 //   dV += P^T dO   dK += dS^T Q   dQ^T += K^T dS^T   where delta = rowsum(dO O)
 //
@@ -14,6 +13,11 @@
 // Traffic  as 08_backward_mma
 
 #pragma once
+#include "backward_params.cuh"
+#include "half2.cuh"
+#include "hopper.cuh"
+#include "results.cuh"
+
 #ifndef HEAD_DIM
 #define HEAD_DIM 128  // d, the length of a row: a multiple of 8, at most 128
 #endif
@@ -24,6 +28,7 @@
 #define BLOCK_N 128  // B_c, keys per block
 #endif
 
+constexpr int CONSUMERS = 2;                                // warpgroups that compute
 constexpr int HEAD_DIM_PADDED = (HEAD_DIM + 15) / 16 * 16;  // TMA fills columns up with zeros
 constexpr int PANELS = (HEAD_DIM + 63) / 64, DQ_COLUMNS = 64 * PANELS;
 // dQ^T is computed, 64 columns of dQ by DQ_ROWS of its rows in a warpgroup: a panel of the columns, or
@@ -35,24 +40,24 @@ static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 128, "16-byte chunks; dK and dV i
 static_assert(BLOCK_N == 64 * CONSUMERS, "64 keys per consumer");
 static_assert(BLOCK_M % 16 == 0 && BLOCK_M <= 128, "a step of dV and dK has 16 rows");
 
-#include "hopper_backward_steps.cuh"
+#include "hopper_backward_schedule.cuh"  // with these sizes
 
 using Weights = unsigned[BLOCK_M / 16][4];   // P^T or dS^T, as a left operand
 using KeyRows = float[HEAD_DIM_PADDED / 2];  // dK or dV, of 64 keys
 
-// Starts dV += P^T dO or dK += dS^T Q. The next 16 rows are 16 rows further.
+// Issues dV += P^T dO or dK += dS^T Q, 16 rows at a time.
 template <typename T>
 __device__ __forceinline__ void start_keys(
     KeyRows& acc, const Weights& P, unsigned long long rows) {
   wgmma_registers(acc);
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < BLOCK_M / 16; ++i) wgmma_rs(T(), acc, P[i], rows + i * 16 * 128 / 16, true);
+  for (int i = 0; i < BLOCK_M / 16; ++i) wgmma_rs(T(), acc, P[i], advance_rows(rows, i), true);
   wgmma_commit();
 }
 
-// Starts dQ^T = K^T dS^T over the keys of both warpgroups. The next 16 keys are 16 rows further in K,
-// and 32 bytes in dS, whose panels have 64 keys.
+// Issues dQ^T = K^T dS^T over the keys of both warpgroups, 16 at a time: they are rows of K, and columns
+// of dS, whose panels have 64 keys.
 template <typename T>
 __device__ __forceinline__ void start_dq(
     float (&dQ)[DQ_ROWS / 2], unsigned long long k, unsigned long long dS) {
@@ -60,14 +65,13 @@ __device__ __forceinline__ void start_dq(
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < BLOCK_N / 16; ++i)
-    wgmma_ss<1, 0>(
-        T(), dQ, k + i * 16 * 128 / 16, dS + (i / 4 * BLOCK_M * 128 + i % 4 * 32) / 16, i > 0);
+    wgmma_ss<1, 0>(T(), dQ, advance_rows(k, i), advance_columns(dS, i, BLOCK_M), i > 0);
   wgmma_commit();
 }
 
 // dQ = softmax_scale dQ_accum: from the order of the fragments of dQ^T to rows, 16 columns of two rows
-// at a time.
-template <typename T>
+// at a time, by THREADS threads.
+template <int THREADS, typename T>
 __device__ __forceinline__ void convert_fragments(
     const RowBlock& block, const float* dQ_accum, T* dQ, const BackwardParams& params) {
   const RowTiles tiles = row_tiles(block.packed, block.q_first, block.sequence, params.forward);

@@ -31,10 +31,7 @@ constexpr int D4 = (HEAD_DIM + 3) / 4;                     // float4 per row, pa
 constexpr int TILE_D4 = (D4 + THREADS_X - 1) / THREADS_X;  // float4 of O per thread and row
 constexpr int TILE_D = 4 * TILE_D4;
 static_assert(
-    THREADS % 32 == 0 && THREADS_X >= 4 && 32 % (2 * THREADS_X) == 0,
-    "two rows' threads must fit a warp");
-static_assert(
-    BLOCK_M % (4 * THREADS_Y) == 0 && BLOCK_N % THREADS_X == 0,
+    THREADS % 32 == 0 && BLOCK_M % (4 * THREADS_Y) == 0 && BLOCK_N % THREADS_X == 0,
     "each thread needs the same tile, of 4 rows or 8");
 
 __device__ __forceinline__ float word(const float4& a, int i) {
@@ -84,6 +81,7 @@ __device__ __forceinline__ void load_rows(float (&a)[TILE_M], const float* colum
 // 2 and up.
 template <int LANES, typename Op>
 __device__ __forceinline__ float row_allreduce(float a, Op op) {
+  static_assert(LANES >= 4 && 32 % (2 * LANES) == 0, "two rows' threads must fit a warp");
   a = op(a, __shfl_xor_sync(0xffffffff, a, 1));
 #pragma unroll
   for (int bit = 4; bit <= LANES; bit *= 2) a = op(a, __shfl_xor_sync(0xffffffff, a, bit));
@@ -92,11 +90,12 @@ __device__ __forceinline__ float row_allreduce(float a, Op op) {
 
 // One row: the new maximum, everything so far rescaled to it, and s, which was a row of S, becomes
 // one of P.
+template <int COLUMNS>
 __device__ __forceinline__ void online_softmax_row(
-    float (&s)[TILE_N], float& m_i, float& l_i, float (&acc)[TILE_D]) {
+    float (&s)[COLUMNS], float& m_i, float& l_i, float (&acc)[TILE_D]) {
   float m_new = m_i;
 #pragma unroll
-  for (int j = 0; j < TILE_N; ++j) m_new = fmaxf(m_new, s[j]);
+  for (int j = 0; j < COLUMNS; ++j) m_new = fmaxf(m_new, s[j]);
   m_new = row_allreduce<THREADS_X>(m_new, [](float a, float b) { return fmaxf(a, b); });
   const float rescale = exp2f(m_i - m_new);  // 0 at the first key; 1 if the maximum stays
   m_i = m_new;
@@ -104,7 +103,7 @@ __device__ __forceinline__ void online_softmax_row(
 #pragma unroll
   for (int c = 0; c < TILE_D; ++c) acc[c] *= rescale;
 #pragma unroll
-  for (int j = 0; j < TILE_N; ++j) {
+  for (int j = 0; j < COLUMNS; ++j) {
     s[j] = exp2f(s[j] - m_new);
     l_i += s[j];
   }

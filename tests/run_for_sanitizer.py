@@ -268,7 +268,7 @@ def run_neighbours() -> None:
     for dtype, d, rotary_dim, interleaved in (("float32", 20, 16, True), ("float16", 40, 16, False)):
         q, k = (a.swapaxes(1, 2) for a in random(((2, 4), (2, 2)), 33, 35, d, dtype)[:2])
         at = tuple(np.arange(rows, dtype=np.int32)[::-1].copy() for rows in (33, 35))
-        cos, sin = rotary_and_projection.angles(40, rotary_dim)
+        cos, sin = rotary_and_projection.cos_sin(40, rotary_dim)
         for a, got, positions in zip(
             (q, k), rotary_and_projection.rotary(q, k, cos, sin, interleaved=interleaved, positions=at), at, strict=True
         ):

@@ -12,7 +12,7 @@ import half_gradients
 import numpy as np
 import pytest
 from half_gradients import TYPES, Arrays, gradients, inputs, reference
-from planted import ALL, Bug, check_all_can_be_planted
+from planted import Bug, check_all_can_be_planted
 
 from helpers.attention import compile_report, kernel
 from helpers.attention.ladder import LADDER, Stage, backward, limits, tiles
@@ -24,8 +24,8 @@ FILE = "08_backward_mma.cu"
 STAGE, HOPPER, WIDE = (LADDER[name] for name in ("backward_mma", "hopper_backward", "hopper_backward_wide"))
 every_type = pytest.mark.parametrize("dtype", TYPES)
 
-# BLOCK_M, BLOCK_N, WARPS, WARPS_KEYS, WARPS_DKV, WARPS_DQ, CHUNK, MIN_BLOCKS
-_NAMES = ("BLOCK_M", "BLOCK_N", "WARPS", "WARPS_KEYS", "WARPS_DKV", "WARPS_DQ", "CHUNK", "MIN_BLOCKS")
+# BLOCK_M, BLOCK_N, WARPS, WARPS_KEYS, WARPS_DKV, WARPS_DQ, SLICE_M, MIN_BLOCKS
+_NAMES = ("BLOCK_M", "BLOCK_N", "WARPS", "WARPS_KEYS", "WARPS_DKV", "WARPS_DQ", "SLICE_M", "MIN_BLOCKS")
 REGISTERS = dict(zip(_NAMES, (64, 128, 4, 4, 4, 2, 32, 2), strict=True))  # P stays in registers
 SHARED = dict(zip(_NAMES, (64, 128, 8, 4, 4, 2, 32, 1), strict=True))  # P passes through shared memory
 TILINGS = {
@@ -217,7 +217,7 @@ def test_absent_keys_do_no_harm() -> None:
 
 
 def test_deterministic() -> None:
-    """The same bits, whatever the order of the blocks; and every tile of dQ has had its turns."""
+    """The same bits, whatever the order of the blocks; and every block has added to every tile of dQ."""
     do, q, k, v = inputs((1, 2, 300, 64), 500, 1, "float16")
     *_, o, lse = reference(do, q, k, v)
     sizes = {**REGISTERS, "DETERMINISTIC": 1}
@@ -294,8 +294,8 @@ WRONG = (
     ),
     Bug(
         "only the first head of the group",
-        "int next_head = row_tile > rows.first_tile ? head : head + 1;",
-        "int next_head = row_tile > rows.first_tile ? head : block.group;",
+        "int next_head = m_block > rows.first_tile ? head : head + 1;",
+        "int next_head = m_block > rows.first_tile ? head : block.group;",
     ),
     Bug("the diagonal is masked", "distance > rows.window_hi", "distance >= rows.window_hi"),
     Bug("absent keys weigh", " || j >= kv_len", ""),
@@ -311,16 +311,16 @@ WRONG = (
         "make_float4(1.0f, 0.0f, 0.0f, 0.0f)",
     ),
     Bug("dS not transposed", "ldmatrix_x4_trans(a, swizzle_advance<ROW>", "ldmatrix_x4(a, swizzle_advance<ROW>"),
-    Bug("halves of a fragment exchanged", "c * (CHUNK / 8) + 2 * k + i / 2", "c * (CHUNK / 8) + 2 * k + 1 - i / 2"),
+    Bug("halves of a fragment exchanged", "c * (SLICE_M / 8) + 2 * k + i / 2", "c * (SLICE_M / 8) + 2 * k + 1 - i / 2"),
     Bug("the sum of half a row", "lanes < LANES", "lanes < LANES / 2"),
-    Bug("the last step's dQ never added", "    add_dq(previous, dS_dq + (stage ^ 1) * SCORES_BYTES);\n", ""),
+    Bug("dQ of the last tile never added", "    add_dq(previous.slot, (stage ^ 1) * SCORES_BYTES);\n", ""),
 )
 
 
 WRONG_ALIBI = (
-    Bug("the slope of the group's first head", "block.kv_head * block.group + head,", "block.kv_head * block.group,"),
+    Bug("the slope of the group's first head", "    hooks.head += head;\n", ""),
     Bug("distances that start at the first key", "2 * t + kv_len - q_len;", "2 * t;"),
-    Bug("the second of two rows as far as the first", "first_q_idx + i / 2 * 8 + i % 2", "first_q_idx + i / 2 * 8"),
+    Bug("the second of two rows as far as the first", "q_idx + i / 2 * 8 + i % 2", "q_idx + i / 2 * 8"),
 )
 
 
@@ -346,14 +346,12 @@ def test_wrong_gradients_are_found(bug: Bug) -> None:
 RACES = (
     Bug("tiles are read before they have arrived", WAIT, "    __syncthreads();"),
     Bug("the other threads' copies are not waited for", WAIT, "    cp_async_wait<0>();"),
-    Bug("dS is read before it is written", "    wait_for_turn(previous, previous_tile);\n    __syncthreads();", ""),
+    Bug("dS is read before it is written", "    semaphore.wait(previous);\n    __syncthreads();", ""),
     Bug("one buffer of dS", "DQ_LATER ? stage * SCORES_BYTES : 0", "0"),
     Bug(
         "a tile is replaced while it is in use",
-        "load_rows(next_head, next_tile, stage ^ 1)",
-        "load_rows(next_head, next_tile, stage)",
-        times=2,
-        which=ALL,
+        "load_q(next, stage ^ 1);\n      load_do(next, stage ^ 1);",
+        "load_q(next, stage);\n      load_do(next, stage);",
     ),
 )
 
@@ -365,9 +363,9 @@ RACES_IN_SHARED_MEMORY = (
         'if (false) asm volatile("bar.sync %0, %1;" ::"r"(1 + warp.id / GROUP_WARPS)',
     ),
     Bug(
-        "dQ of this step in place of the last",
-        "!dq_first) add_dq(previous, dS_dq + (SCORES_BYTES ^ dS_stage))",
-        "!dq_first) add_dq(previous, dS_dq + dS_stage)",
+        "dQ of this tile in place of the last",
+        "!dq_first) add_dq(due.slot, dS_due)",
+        "!dq_first) add_dq(due.slot, dS_stage)",
     ),
 )
 
@@ -442,7 +440,7 @@ def test_the_tiles_of_a_launch_depend_on_its_blocks(monkeypatch: pytest.MonkeyPa
     assert block(256, 128, 1) == (32, 64, 8)
     q = np.zeros((1, 1, 128, 64), np.float16)
     lse = np.zeros((1, 1, 128), np.float32)
-    for deterministic, keys in ((False, 32), (True, 128)):  # turns of many small tiles would take longer
+    for deterministic, keys in ((False, 32), (True, 128)):  # in order, many small tiles would take longer
         arrays = tuple(map(cp.asarray, (q, q, q, q, q, lse)))
         ready, *_ = backward.plan(stage, *arrays, softmax_scale=1.0, deterministic=deterministic)
         assert ready.launches[1].grid[0] == 128 // keys

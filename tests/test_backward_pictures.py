@@ -41,7 +41,7 @@ def test_steps_of_an_xray(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     given = [rng.standard_normal((n, 64)).astype(np.float16) for n in (256, 256, 100, 100)]
     sizes: Any = {"BLOCK_M": 64, "BLOCK_N": 128}
-    report = shortcuts.look_gradients("hopper_backward", *given, sizes=sizes)["hopper_backward"]
+    report = shortcuts.xray_gradients("hopper_backward", *given, sizes=sizes)["hopper_backward"]
     rows = pictures.steps_of(report.events)
     for consumer in ("consumer 1", "consumer 2"):
         spans = Counter(what for *_, what in rows[consumer])

@@ -542,9 +542,9 @@ def test_gains_are_of_neighbours_that_were_timed_in_turns() -> None:
     rows = [{"step": n, "ms": ms, "ms_min": ms, "ms_max": ms} for n, ms in ((1, 2.0), (2, 1.0), (3, 1.0))]
     rows[1] |= {"gain": [1.5, 1.49, 1.51], "follows": 1}
     rows[2] |= {"gain": [0.9, 0.8, 1.0], "follows": 2}
-    assert show.times_as_fast(rows[0], rows[1]) == "1.50×", "the clock had changed between their medians"
-    assert show.times_as_fast(rows[1], rows[2]) == "0.90× (0.80 to 1.00)"
-    assert show.times_as_fast(rows[0], rows[2]) == "2.00×", "not neighbours"
+    assert show.speedup(rows[0], rows[1]) == "1.50×", "the clock had changed between their medians"
+    assert show.speedup(rows[1], rows[2]) == "0.90× (0.80 to 1.00)"
+    assert show.speedup(rows[0], rows[2]) == "2.00×", "not neighbours"
 
 
 @pytest.mark.parametrize("over, told", [("", "1.25×"), ("k: 01_02_gone", "1.25×"), ("k: 01_01_a", "2.00×")])
@@ -565,8 +565,8 @@ def test_a_gain_over_a_step_that_is_gone_is_not_one_over_the_step_before(
     results[2] |= {"gain": [1.5, 1.5, 1.5]}
     rows = show.climb("k", SMALL, dtype="float16", record={"device": {}, "results": results})
     assert [row["step"] for row in rows] == [1, 3, 4]
-    assert show.times_as_fast(rows[0], rows[1]) == told
-    assert show.times_as_fast(rows[1], rows[2]) == "1.50×"
+    assert show.speedup(rows[0], rows[1]) == told
+    assert show.speedup(rows[1], rows[2]) == "1.50×"
 
 
 def test_a_climb_is_read_and_drawn_in_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -592,7 +592,7 @@ def test_a_climb_is_read_and_drawn_in_its_order(monkeypatch: pytest.MonkeyPatch)
     record = {"device": {"name": "a GPU"}, "results": results}
     rows = show.climb("k", SMALL, dtype="float16", record=record)
     assert [(r.get("step"), str(r["tflops"])) for r in rows] == [(1, "20.0"), (2, "nan"), (3, "18.0"), (None, "30.0")]
-    assert show.times_as_fast(rows[0], rows[1]) == "not measured yet"
+    assert show.speedup(rows[0], rows[1]) == "not measured yet"
     picture = show.measured_climb("k", SMALL, dtype="float16", record=record)
     assert picture.alt == (
         "1  first: 20.0 TFLOP/s; 2  a bridge: not measured yet; "

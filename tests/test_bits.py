@@ -32,7 +32,7 @@ def test_what_differs_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         return unsteady, found
 
     monkeypatch.setattr(backward, "prepare", prepared)
-    found = bits.different("backward", deterministic=True, dtype="float32", shape=(1, 1, 33, 8), runs=3)
+    found = bits.differing_elements("backward", deterministic=True, dtype="float32", shape=(1, 1, 33, 8), runs=3)
     assert found == {"dQ": 2, "dK": 0, "dV": 0}
 
 

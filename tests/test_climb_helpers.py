@@ -9,7 +9,7 @@ from helpers.attention.ladder.steps import CLIMBS, by_number
 from helpers.bench.sass import compiled
 from helpers.draw import sources
 from helpers.draw.threads import lane_pictures
-from helpers.lesson.shortcuts import shared_per_1000, step_diff
+from helpers.lesson.shortcuts import shared_per_1000_ffma, step_diff
 
 SHAPE = (4, 16, 4096, 64)
 
@@ -58,7 +58,7 @@ def test_the_first_step_of_a_climb_that_begins_anew_is_shown_whole() -> None:
 
 def test_shared_memory_for_1000_multiply_adds() -> None:
     (unpadded,) = (step for step in CLIMBS["register_tiles"] if step.idea == "8 x 8 scores a thread")
-    seen = shared_per_1000(unpadded, 64, 32)
+    seen = shared_per_1000_ffma(unpadded, 64, 32)
     assert abs(seen["wavefronts"] - seen["requests"] - seen["conflicts"]) <= 1, "each is rounded"
     assert seen["conflicts"] > seen["requests"]
 

@@ -115,7 +115,7 @@ def test_a_step_within_the_spread_is_not_slower() -> None:
 
 
 def test_worth_keeps_what_matters_and_adds_up_the_rest() -> None:
-    text = climb.worth(record=RECORD).markdown
+    text = climb.gains_table(record=RECORD).markdown
     rows = text.splitlines()[2:]
     assert "| **03 → 04** | **a register tile per thread, float4** (float32, d = 64) | 2.5 → 12.5 | 5.00× |" in rows
     assert "| step 4 | two rows a thread | 5 → 4.17 | 0.83× |" in rows
@@ -123,23 +123,23 @@ def test_worth_keeps_what_matters_and_adds_up_the_rest() -> None:
     assert "| | 1 more step | | 1.00× |" in rows and "8 x 8 scores a thread" not in text
     assert "| | *steps at bfloat16, d = 128* | | |" in rows
     assert sum("steps at" in row for row in rows) == 1  # those to 04 are at the stage's own shape
-    assert NO_RECORD in climb.worth(record={"results": []}).markdown
+    assert NO_RECORD in climb.gains_table(record={"results": []}).markdown
 
 
 def test_the_factor_is_that_of_the_pair() -> None:
     other = Record({}, {}, [Measurement(**result("plain attention", "plain", 12.0, dtype="bfloat16"))])
-    text = climb.beside(RECORD, other).markdown
+    text = climb.peers_table(RECORD, other).markdown
     rows = {row.split("|")[1].strip(): [cell.strip() for cell in row.split("|")[2:-1]] for row in text.splitlines()[2:]}
     assert rows["SDPA math, whose scores are float32"] == ["2.50×", "", "8.00×", "", "20.00×", ""]
     assert rows["SDPA flash (FlashAttention-2)"] == ["", "", "0.44×", "", "1.10×", ""]
     assert rows["three PyTorch calls in the same type"] == ["", "", "2.40×", "", "6.00×", ""]
     assert rows["01, in float32"][0] == "12.50×" and "SDPA cuDNN" not in rows
-    assert NO_RECORD in climb.beside({"results": []}, Record({}, {})).markdown
+    assert NO_RECORD in climb.peers_table({"results": []}, Record({}, {})).markdown
 
 
 def test_ratios_of_different_kinds_have_no_decimals() -> None:
     record = {**RECORD, "results": [result("naive", "stage", 1234.5), result("register_tiles", "stage", 1.0)]}
-    assert "| 1,234× |" in climb.beside(record, Record({}, {})).markdown
+    assert "| 1,234× |" in climb.peers_table(record, Record({}, {})).markdown
 
 
 def test_traffic_is_of_one_head() -> None:
@@ -191,7 +191,7 @@ def test_latencies_stand_beside_the_devices_own_time() -> None:
 
 def test_the_committed_record_fills_every_table() -> None:
     assert reading.recorded() is not None
-    for table in (climb.worth(), climb.beside(), climb.traffic_table()):
+    for table in (climb.gains_table(), climb.peers_table(), climb.traffic_table()):
         assert NO_RECORD not in table.markdown and "nan" not in table.markdown
     names = {gain.stage for gain in climb.steps()}
     assert {"register_tiles", "flash_wmma", "flash_mma"} <= names

@@ -26,7 +26,7 @@ from helpers.bench.results import NO_RECORD
 from helpers.bench.studies import cute
 from helpers.device import cp
 from helpers.engine import nvrtc
-from helpers.lesson.shortcuts import look
+from helpers.lesson.shortcuts import xray_stage
 
 STAGE = LADDER["flash_cute"]
 TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -163,7 +163,7 @@ def test_the_xray_finds_nothing_and_no_bank_conflicts() -> None:
     sizes = STAGE.tiles(64)
     rows, keys = sizes["BLOCK_M"] + 12, sizes["BLOCK_N"] + 22
     q, k, v = (a[0, :, 0] for a in inputs(rows, keys, 64, "float16"))
-    report = look(STAGE, q, k, v, causal=True, sizes=sizes)
+    report = xray_stage(STAGE, q, k, v, causal=True, sizes=sizes)
     report.assert_clean()
     (shared,) = report.shared.values()
     assert shared.requests > 1000 and shared.conflicts == 0

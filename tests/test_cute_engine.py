@@ -15,7 +15,7 @@ from backends import BACKENDS, compiled, on_each_device
 from helpers import engine
 from helpers.attention import kernel
 from helpers.engine import compiler, cutlass, nvrtc, unset
-from helpers.lesson.shortcuts import ask_cute
+from helpers.lesson.shortcuts import cute_offsets
 from helpers.xray import xray
 
 pytestmark = pytest.mark.skipif(nvrtc.why_no_cute() is not None, reason=nvrtc.why_no_cute() or "")
@@ -92,7 +92,7 @@ def test_offsets_of_a_layout_and_of_a_swizzle(cp: Any) -> None:
 
 
 def test_a_notebook_asks_cute() -> None:
-    found = ask_cute(
+    found = cute_offsets(
         {
             "plain": ("Layout<Shape<_2, _3>, Stride<_3, _1>>{}", 2, 3),
             "column": ("Layout<Shape<_4, _1>, Stride<_2, _0>>{}", 4, 1),

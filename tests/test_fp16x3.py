@@ -154,7 +154,7 @@ def x_rayed(code: str | None = None, *, packed: bool = False, **options: Any) ->
     q, k, v = (rng.standard_normal((2, rows, 72)).astype(np.float32) for rows in (150, 130, 130))
     if packed:
         options["cu_seqlens"] = tuple(np.array(ends, np.int32) for ends in ((0, 70, 150), (0, 30, 130)))
-    return shortcuts.look("fp16x3", q, k, v, code=code, **{"sizes": XRAYED, **options})
+    return shortcuts.xray_stage("fp16x3", q, k, v, code=code, **{"sizes": XRAYED, **options})
 
 
 @pytest.fixture

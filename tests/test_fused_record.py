@@ -45,8 +45,8 @@ def _rows(section: str) -> list[dict[str, Any]]:
 
 
 def test_a_wrong_way_is_told_and_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = rotary_and_projection.angles
-    monkeypatch.setattr(rotary_and_projection, "angles", lambda *args: tuple(a[::-1].copy() for a in right(*args)))
+    right = rotary_and_projection.cos_sin
+    monkeypatch.setattr(rotary_and_projection, "cos_sin", lambda *args: tuple(a[::-1].copy() for a in right(*args)))
     truth = fused.rotate
     monkeypatch.setattr(fused, "rotate", lambda *args: -truth(*args))
     rows = _rows("rotary")

@@ -23,7 +23,7 @@ from helpers.attention.ladder.layout import address
 from helpers.bench.studies import hopper as study
 from helpers.device import cp
 from helpers.lesson import shortcuts
-from helpers.lesson.shortcuts import look
+from helpers.lesson.shortcuts import xray_stage
 from helpers.xray import Report, xray
 
 HOPPER = LADDER["hopper"]
@@ -848,7 +848,7 @@ def x_rayed(code: str | None = None, *, packed: bool = False, **options: Any) ->
     q, k, v = (rng.standard_normal((2, rows, 72)).astype(np.float16) for rows in (150, 130, 130))
     if packed:
         options["cu_seqlens"] = tuple(np.array(ends, np.int32) for ends in ((0, 70, 150), (0, 30, 130)))
-    return look("hopper", q, k, v, code=code, **{"sizes": XRAYED, **options})
+    return xray_stage("hopper", q, k, v, code=code, **{"sizes": XRAYED, **options})
 
 
 @pytest.fixture

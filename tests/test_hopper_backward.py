@@ -46,28 +46,28 @@ WRONG = (
     changed("dS is stored transposed", "stmatrix_x4_trans(dS_lane", "stmatrix_x4(dS_lane"),
     changed(
         "no distance to the next 64 columns of Q",
-        "wgmma_descriptor(K_smem + Q_AT, BLOCK_M * 128)",
-        "wgmma_descriptor(K_smem + Q_AT)",
+        "wgmma_descriptor(smem_address(smem.Q), BLOCK_M * 128)",
+        "wgmma_descriptor(smem_address(smem.Q))",
     ),
     changed(
         "no distance to the next 64 columns of dO",
-        "wgmma_descriptor(K_smem + DO_AT, BLOCK_M * 128)",
-        "wgmma_descriptor(K_smem + DO_AT)",
+        "wgmma_descriptor(smem_address(smem.dO), BLOCK_M * 128)",
+        "wgmma_descriptor(smem_address(smem.dO))",
     ),
-    changed("the next 16 rows of Q and dO are the next 8", "rows + i * 16 * 128 / 16", "rows + i * 8 * 128 / 16"),
-    changed("the next 16 keys of K are the next 8", "k + i * 16 * 128 / 16", "k + i * 8 * 128 / 16"),
+    changed("the next 16 rows of Q and dO are the next 32", "advance_rows(rows, i)", "advance_rows(rows, 2 * i)"),
+    changed("the next 16 keys of K are the next 32", "advance_rows(k, i)", "advance_rows(k, 2 * i)"),
     changed(
-        "the next 16 keys of dS are the next 8",
-        "dS + (i / 4 * BLOCK_M * 128 + i % 4 * 32)",
-        "dS + (i / 4 * BLOCK_M * 128 + i % 4 * 16)",
+        "the first 16 keys of dS over and over",
+        "advance_columns(dS, i, BLOCK_M)",
+        "advance_columns(dS, i / 4 * 4, BLOCK_M)",
     ),
-    changed("dS of the own keys alone", "dS + (i / 4 * BLOCK_M * 128 + i % 4 * 32)", "dS + (i % 4 * 32)"),
-    changed("the second panel of K is the first", "keys + (i / 4 * BLOCK_N * 128 +", "keys + ("),
+    changed("dS of the own keys alone", "advance_columns(dS, i, BLOCK_M)", "advance_columns(dS, i % 4, BLOCK_M)"),
     changed(
-        "both warpgroups have the first keys",
-        "wgmma_descriptor(K_smem + consumer * 64 * 128)",
-        "wgmma_descriptor(K_smem)",
+        "the second panel of K is the first",
+        "advance_columns(keys, i, BLOCK_N)",
+        "advance_columns(keys, i % 4, BLOCK_N)",
     ),
+    changed("both warpgroups have the first keys", "smem.K + consumer * 64 * 128", "smem.K"),
     changed("both warpgroups have the same columns of dQ", "PANELS == 2 ? consumer * BLOCK_N * 128 : 0", "0"),
     changed(
         "dS without the swizzle",
@@ -80,9 +80,7 @@ WRONG = (
         "dS_lane + stage * DS_BYTES + n / 2 * 16 * 128, x[0], x[2], x[1], x[3]",
     ),
     changed("fragments of P exchanged", "P[n / 2][n % 2 * 2 + i]", "P[n / 2][n % 2 * 2 + 1 - i]"),
-    changed(
-        "dP times P, both of dO", "start_keys<T>(dK_acc, dS, q + rows_at)", "start_keys<T>(dK_acc, dS, dO + rows_at)"
-    ),
+    changed("dP times P, both of dO", "start_keys<T>(dK_acc, dS, q)", "start_keys<T>(dK_acc, dS, dO)"),
     # ---- dQ in the order of the fragments
     changed("columns g and g + 8 exchanged", "a[2 * h + e] * params", "a[2 - 2 * h + e] * params"),
     changed(
@@ -95,15 +93,15 @@ WRONG = (
         "make_float4(0.0f, 0.0f, 0.0f, 0.0f)",
         "make_float4(1.0f, 0.0f, 0.0f, 0.0f)",
     ),
-    changed("the first consumer's dQ in both places", "DQ_AT + consumer * DQ_BYTES", "DQ_AT"),
+    changed("the first consumer's dQ in both places", "smem.dQ[consumer]", "smem.dQ[0]"),
     # ---- scores and weights
     changed("delta left out", "(dP[4 * n + 2 * i] - d.x)", "dP[4 * n + 2 * i]"),
     changed("lse of the neighbouring row", "i % 2 ? lse[4 * n].y : lse[4 * n].x", "lse[4 * n].x"),
     changed("lse not in units of log2", "l * LOG2_E", "l"),
     changed("a row that sees no key weighs", "l == NEG_INF ? -NEG_INF : l_log2", "l_log2"),
     changed("dQ not scaled", "a[2 * h + e] * params.forward.softmax_scale", "a[2 * h + e]"),
-    changed("dK not scaled", "store_panels(staged, dK_acc, scale,", "store_panels(staged, dK_acc, one,"),
-    changed("dV scaled", "store_panels(staged + V_AT, dV_acc, one,", "store_panels(staged + V_AT, dV_acc, scale,"),
+    changed("dK not scaled", "dK_acc, scale,", "dK_acc, one,"),
+    changed("dV scaled", "dV_acc, one,", "dV_acc, scale,"),
     changed("the diagonal is masked", "distance > rows.window_hi", "distance >= rows.window_hi"),
     changed("absent keys weigh", " || j >= kv_len", ""),
     changed("tiles on the diagonal are not masked", "min(first_row + rows.window_hi + 1, kv_len)", "kv_len"),
@@ -118,14 +116,14 @@ WRONG = (
         "max(block.first_key - window_hi, 0) / BLOCK_M",
         "max(block.first_key - window_hi, 0) / BLOCK_M + 1",
     ),
-    changed("always the first stage of rows", "rows_at = stage * (ROWS_BYTES / 16)", "rows_at = 0 * (ROWS_BYTES / 16)"),
-    changed("lse of the first stage", "LSE_AT + stage * 4 * BLOCK_M) + t", "LSE_AT) + t"),
-    changed("dS of the first stage for dQ", "dS_dq + stage * (DS_BYTES / 16)", "dS_dq"),
-    changed("a tile of Q is there for good", "count / STAGES & 1", "0"),
+    changed("always the first stage of rows", "advance_tiles(q_tiles, stage, ROWS_BYTES)", "q_tiles"),
+    changed("lse of the first stage", "smem.lse[stage]) + t", "smem.lse[0]) + t"),
+    changed("dS of the first stage for dQ", "advance_tiles(dS_dq, stage, DS_BYTES)", "dS_dq"),
+    changed("a tile of Q is there for good", "phase ^= 1;"),
     changed(
         "dQ goes to the first tile of rows",
-        "dQ_accum + (long long)slot * (BLOCK_M * DQ_COLUMNS), K_smem",
-        "dQ_accum, K_smem",
+        "dQ_accum + (long long)slot * (BLOCK_M * DQ_COLUMNS), smem_",
+        "dQ_accum, smem_",
     ),
 )
 # At d = 64 the two warpgroups have rows of dQ, not columns.
@@ -161,7 +159,7 @@ class Missing(NamedTuple):
     options: Mapping[str, Any] = {}
 
 
-DO_FULL = "mbarrier_wait(bar.do_full + 8 * stage, step.parity());"
+DO_FULL = "bar.do_ring.wait_full(step.stage);"
 DS_READY = "named_barrier_sync(DS_READY, 256);"
 PACKED = {"rows": (64, 136), "keys": (30, 110)}
 AT_128 = {"d": 128}
@@ -170,13 +168,13 @@ MISSING = (
     Missing(
         changed(
             "mbarriers may not be there yet",
-            "bar.init();\n  __syncthreads();",
-            "bar.init();",
+            "bar.init(CONSUMERS);\n  __syncthreads();",
+            "bar.init(CONSUMERS);",
         ),
         "race",
     ),
     # ---- the producer
-    Missing(changed("Q and dO replaced in use", "mbarrier_wait(bar.empty + 8 * stage, step.parity() ^ 1);"), "race"),
+    Missing(changed("Q and dO replaced in use", "if (RING) bar.q_ring.wait_empty(step.stage);"), "race"),
     Missing(
         changed(
             "dQ added before it is there",
@@ -190,7 +188,7 @@ MISSING = (
     # ---- the consumers: copies
     Missing(changed("K not waited for", "mbarrier_wait(bar.k_full, 0);"), "not waited for"),
     Missing(changed("V not waited for", "mbarrier_wait(bar.v_full, 0);"), "not waited for"),
-    Missing(changed("Q not waited for", "mbarrier_wait(bar.q_full + 8 * stage, step.parity());"), "not waited for"),
+    Missing(changed("Q not waited for", "bar.q_ring.wait_full(step.stage);"), "not waited for"),
     Missing(changed("dO not waited for", DO_FULL, times=2, which=1), "not waited for"),
     Missing(changed("dO cleared before it is there", DO_FULL, times=2, which=0), "not waited for", PACKED),
     Missing(changed("other keys' rows in the product", DS_READY, times=4, which=0), "race", PACKED),
@@ -211,7 +209,7 @@ MISSING = (
     Missing(changed("dQ not waited for", "wgmma_wait<1>();", times=2, which=1), "not waited for"),
     Missing(changed("dK not waited for", "wgmma_wait<0>();", times=2, which=1), "race"),
     # ---- the consumers: dS, dQ, the end
-    Missing(changed("dS not fenced", "dO + rows_at);\n    async_proxy_fence();", "dO + rows_at);"), "no proxy fence"),
+    Missing(changed("dS not fenced", "dO);\n    async_proxy_fence();", "dO);"), "no proxy fence"),
     Missing(changed("the other's dS not waited for", DS_READY, times=4, which=2), "race"),
     Missing(
         changed(
@@ -231,7 +229,7 @@ MISSING = (
     ),
     Missing(changed("dQ never empty", "named_barrier_arrive(DQ_EMPTY + i, 160);", ";"), "deadlock"),
     Missing(changed("dQ never full", "named_barrier_arrive(DQ_FULL + step.count % ADDERS, 288);"), "deadlock"),
-    Missing(changed("Q and dO never empty", "if (leader) mbarrier_arrive(bar.empty + 8 * stage);"), "deadlock"),
+    Missing(changed("Q and dO never empty", "if (leader) bar.q_ring.release(step.stage);"), "deadlock"),
     Missing(changed("K overwritten while dQ reads it", DS_READY, times=4, which=3), "race"),
     Missing(changed("dK staged over what is copied", "__syncwarp();", times=3, which=0), "race", AT_128),
     Missing(changed("dK copied before it is staged", "__syncwarp();", times=3, which=1), "race"),
@@ -250,8 +248,8 @@ MISPLACED = (
     Missing(
         changed(
             "Q given back too early",
-            "wgmma_wait<0>();\n    wgmma_registers(dK_acc);\n    if (leader) mbarrier_arrive(bar.empty + 8 * stage);",
-            "if (leader) mbarrier_arrive(bar.empty + 8 * stage);\n    wgmma_wait<0>();\n    wgmma_registers(dK_acc);",
+            "wgmma_wait<0>();\n    wgmma_registers(dK_acc);\n    if (leader) bar.q_ring.release(step.stage);",
+            "if (leader) bar.q_ring.release(step.stage);\n    wgmma_wait<0>();\n    wgmma_registers(dK_acc);",
         ),
         "race",
     ),
@@ -267,7 +265,10 @@ MISPLACED = (
         "deadlock",
         {"sizes": IN_TURN},
     ),
-    Missing(changed("fewer bytes than are sent", "ROWS_BYTES + 4 * BLOCK_M)", "ROWS_BYTES)"), "wrong byte count"),
+    Missing(
+        changed("fewer bytes than are sent", "sizeof(smem.Q[0]) + 4 * BLOCK_M)", "sizeof(smem.Q[0]))"),
+        "wrong byte count",
+    ),
     Missing(
         changed(
             "dQ stored, not added",
@@ -284,9 +285,9 @@ NOT_SEEN = {
     "tma_store_wait();": "before add_release: additions of the engine are done at the wait for their reads",
 }
 SYNCHRONISES = re.compile(
-    r"\b(?:wgmma_fence|wgmma_commit|wgmma_wait<\d>|mbarrier_init_fence|mbarrier_wait|mbarrier_arrive|named_barrier_sync|"
-    r"named_barrier_arrive|async_proxy_fence|tma_store_commit|tma_store_wait|tma_store_wait_read<\d>|__syncwarp|"
-    r"__syncthreads)\([^;{]*;"
+    r"\b(?:wgmma_fence|wgmma_commit|wgmma_wait<\d>|mbarrier_init_fence|mbarrier_wait|wait_empty|wait_full|release|"
+    r"named_barrier_sync|named_barrier_arrive|async_proxy_fence|tma_store_commit|tma_store_wait|"
+    r"tma_store_wait_read<\d>|__syncwarp|__syncthreads)\([^;{]*;"
 )
 
 
@@ -331,6 +332,7 @@ def test_every_bug_can_be_planted() -> None:
 
 def test_each_fence_barrier_and_wait_is_left_out_once() -> None:
     def synchronisation(text: str) -> Counter[str]:
+        text = re.sub(r"struct Ring \{.*?\n\};", "", text, flags=re.DOTALL)  # what its functions are made of
         return Counter(re.sub(r"\s+", " ", statement) for statement in SYNCHRONISES.findall(text))
 
     text = kernel.source(FILE)
@@ -351,7 +353,11 @@ WIDE_MISSING = (
     Missing(changed("P read before it is there", "named_barrier_sync(P_READY, 256);"), "race", WIDE),
     Missing(changed("dS read before it is there", DS_READY, times=4, which=2), "race", WIDE),
     Missing(changed("P and dS not fenced", "    async_proxy_fence();\n", times=2, which=ALL), "no proxy fence", WIDE),
-    Missing(changed("P always at the same place", "lane + P_AT + stage * SCORES_BYTES", "lane + P_AT"), "race", WIDE),
+    Missing(
+        changed("P always at the same place", "smem_address(smem.P[stage]) + lane", "smem_address(smem.P) + lane"),
+        "race",
+        WIDE,
+    ),
     Missing(changed("dQ added before it is there", "wgmma_wait<1>();"), "not waited for", WIDE),
     Missing(
         changed(
@@ -364,10 +370,10 @@ WIDE_MISSING = (
     ),
 )
 WIDE_WRONG = (
-    changed("both consumers have the same columns of K", "K_smem + consumer * 2 * BLOCK_N * 128", "K_smem"),
+    changed("both consumers have the same columns of K", "smem.K + consumer * 2 * BLOCK_N * 128", "smem.K"),
     changed("P read as it was not stored", "ldmatrix_x4_trans(P[k]", "ldmatrix_x4(P[k]"),
     changed("dQ from dS transposed", "start_columns<0, T>(dQ_acc", "start_columns<1, T>(dQ_acc"),
-    changed("dV from dS", "start_columns<1, T>(dV_acc, P_tile", "start_columns<1, T>(dV_acc, dS_tile"),
+    changed("dV from dS", "start_columns<1, T>(dV_acc, P_desc", "start_columns<1, T>(dV_acc, dS_desc"),
     changed("columns past the end are kept", "kv_len - first_key - key, HEAD_DIM - column);", "0, 0);", times=2),
     changed("the same half of dQ", "consumer * (BLOCK_M * COLUMNS) + 4 * thread", "4 * thread"),
 )
@@ -416,15 +422,18 @@ def test_blocks_add_in_turn_in_whatever_order_they_start() -> None:
     """The last block first: it has to wait for the others. Without the wait it adds first; on a GPU, it may."""
     in_order = bits()
     assert bits(LAST_FIRST) == in_order
-    assert device.ON_GPU or bits(LAST_FIRST, changed("no turns", "wait_for_turn(slot, row_tile);")) != in_order
+    assert device.ON_GPU or bits(LAST_FIRST, changed("no turns", "wait_for_semaphore(slot, row_tile);")) != in_order
 
 
 @pytest.mark.parametrize(
     "bug",
     [
         changed("turns of the next block", "const int turn = block.tile -", "const int turn = 1 + block.tile -"),
-        changed("the turn is not passed on", "add_release(turns + rows.first_slot + slot);"),
-        changed("turns begin with what was there", "if (TURNS && threadIdx.x == 0) turns[slot] = 0;"),
+        changed("the turn is not passed on", "add_release(dq_semaphore + rows.first_slot + slot);"),
+        changed(
+            "semaphores begin with what was there",
+            "if (block.first_row < block.q_len) dq_semaphore[block.slot(tiles)] = 0;",
+        ),
     ],
     ids=lambda bug: bug.name,
 )

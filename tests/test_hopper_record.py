@@ -20,7 +20,7 @@ from helpers.bench.studies import hopper
 from helpers.device import cp
 from helpers.draw import hopper as pictures
 from helpers.draw import spans
-from helpers.lesson.shortcuts import look
+from helpers.lesson.shortcuts import xray_stage
 
 TINY = Case((1, 3, 400, 64), "bfloat16")
 SMALL = {"sizes": (("BLOCK_M", 128), ("BLOCK_N", 16))}
@@ -120,7 +120,7 @@ def test_an_xrays_events_as_spans() -> None:
     """Three tiles of keys: each is copied once, is full once, and has an S and an O of each consumer."""
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((n, 64)).astype(np.float16) for n in (128, 48, 48))
-    report = look("hopper", q, k, v, sizes={"BLOCK_M": 128, "BLOCK_N": 16})
+    report = xray_stage("hopper", q, k, v, sizes={"BLOCK_M": 128, "BLOCK_N": 16})
     rows = spans.events_as_spans(report.events)
     for buffer, tiles in (("K, stage 0", 2), ("K, stage 1", 1), ("V, stage 0", 2), ("Q 1", 1), ("Q 2", 1)):
         kinds = [what for *_, what in rows[buffer]]
@@ -247,7 +247,7 @@ def test_without_a_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Non
         hopper.table() == hopper.clocks_table() == hopper.changes_table(64) == hopper.peers_table() == records.NO_RECORD
     )
     assert hopper.not_ahead() == []
-    assert hopper.timeline(64) is None and hopper.change("no turns", 64) is None
+    assert hopper.timeline(64) is None and hopper.ablation("no turns", 64) is None
     assert hopper.power_table() == records.NO_RECORD and hopper.mma_share() is None
     assert hopper.rings() == {}
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ FLOORS = (
     "setup",
     "engine",
     "device",
+    "renamed",
     "attention",
     "torch_attention",
     "transformers_attention",
@@ -93,3 +96,60 @@ def test_the_map_names_every_room_and_no_other() -> None:
     rooms = {room(path) for path in files()} | without_python
     assert named == rooms
     assert rooms - without_python == set(FLOOR)
+
+
+def names_that_stay() -> set[str]:
+    """The full names in the map's table of what notebooks import."""
+    section = (HELPERS / "README.md").read_text(encoding="utf-8").partition("## What notebooks import")[2]
+    rows = re.findall(r"^\| [^|]+ \| (`[^|]+) \|$", section.partition("\n## ")[0], re.M)
+    parts = [part.partition(": ") for row in rows for part in row.split("; ")]
+    names = {f"helpers.{of.strip('`')}.{name}" for of, _, own in parts for name in re.findall(r"`(\w+)`", own)}
+    return names | {"helpers.engine"}  # whose names are CuPy's
+
+
+def imported_by_a_cell(cell: str) -> set[str]:
+    code = "\n".join("pass" if line.startswith(("%", "!")) else line for line in cell.splitlines())
+    nodes = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ImportFrom)]
+    return {f"{node.module}.{a.name}" for node in nodes if node.module.split(".")[0] == "helpers" for a in node.names}
+
+
+def test_notebooks_import_the_names_of_the_map_and_no_others() -> None:
+    books = [json.loads(path.read_text(encoding="utf-8")) for path in (HELPERS.parent / "notebooks").glob("*.ipynb")]
+    cells = ["".join(cell["source"]) for book in books for cell in book["cells"] if cell["cell_type"] == "code"]
+    imports = set[str]().union(*(imported_by_a_cell(cell) for cell in cells if not cell.startswith("%%")))
+    assert imports == names_that_stay()
+
+
+OLD_NAMES = {
+    "attention.rotary_and_projection": {"angles": "cos_sin"},
+    "bench.climb": {"beside": "peers_table", "worth": "gains_table"},
+    "bench.sass": {"lines": "excerpt"},
+    "bench.studies.bits": {"different": "differing_elements"},
+    "bench.studies.hopper": {"change": "ablation", "changes_table": "ablations_table"},
+    "bench.studies.ring": {"hidden_from": "tokens_to_hide_copies", "on_host": "to_host", "rows_of": "measure_ways"},
+    "lesson.decoding": {"look": "xray_launches"},
+    "lesson.ring": {
+        "exact": "expected",
+        "exact_gradients": "expected_gradients",
+        "shares": "efficiency_table",
+        "shares_of_gradients": "gradient_efficiency_table",
+    },
+    "lesson.shortcuts": {
+        "ask_cute": "cute_offsets",
+        "look": "xray_stage",
+        "look_gradients": "xray_gradients",
+        "shared_per_1000": "shared_per_1000_ffma",
+    },
+    "lesson.show": {"chunk_places": "chunk_layout", "times_as_fast": "speedup"},
+}
+
+
+@pytest.mark.parametrize("module", OLD_NAMES)
+def test_old_names_work_and_say_the_new_ones(module: str) -> None:
+    ours = importlib.import_module(f"helpers.{module}")
+    for old, new in OLD_NAMES[module].items():
+        with pytest.warns(DeprecationWarning, match=rf"\.{old} is called {new} now") as caught:
+            assert getattr(ours, old) is getattr(ours, new)
+        assert caught[0].filename == __file__
+    with pytest.raises(AttributeError, match="no attribute 'never_there'"):
+        ours.never_there  # noqa: B018

@@ -46,12 +46,14 @@ def test_sequences_that_are_all_as_long_are_cut_alike() -> None:
 
 
 def test_an_x_ray_has_the_parts_of_the_pieces() -> None:
-    (report,) = decoding.look(decoding.inputs(LENGTHS), multiprocessors=4)
+    (report,) = decoding.xray_launches(decoding.inputs(LENGTHS), multiprocessors=4)
     assert report.clean
     counts = decoding.parts(decoding.pieces(LENGTHS, heads=8, kv_heads=2, d=64, multiprocessors=4)).values()
     cut = sum(count for count in counts if count > 1)
     assert report.traffic["partial_o"].written == report.traffic["partial_o"].read == cut * 4 * 64 * 4
-    assert [len(decoding.look(decoding.inputs(LENGTHS), stage="split_keys", num_splits=n)) for n in (1, 2)] == [1, 2]
+    assert [
+        len(decoding.xray_launches(decoding.inputs(LENGTHS), stage="split_keys", num_splits=n)) for n in (1, 2)
+    ] == [1, 2]
 
 
 def test_blocks_take_the_first_multiprocessor_that_is_free() -> None:

@@ -51,20 +51,20 @@ def test_what_is_recorded_is_read() -> None:
     best = lesson.fastest(record, "zigzag, nccl", causal=True, heads=16)
     assert {n: found["ms"] for n, found in best.items()} == {2048: 2.0}
     assert not lesson.fastest(None, "zigzag", causal=True, heads=16)
-    text = lesson.shares(record)
-    gradients = lesson.shares_of_gradients({"rows": [{**each, "part": "backward"} for each in rows[-3:-1]]})
+    text = lesson.efficiency_table(record)
+    gradients = lesson.gradient_efficiency_table({"rows": [{**each, "part": "backward"} for each in rows[-3:-1]]})
     assert gradients.splitlines()[1].split() == ["4,096", "tokens", "a", "GPU", "0.20"]
     assert " 0.50 " in text and "zigzag    5.00 ms, host 0.50 ms" in text and "16/16 heads, causal" in text
 
 
 def test_what_is_exact_is_in_the_layout_of_the_inputs() -> None:
     q, k, v, do = lesson.inputs(12)
-    got = lesson.exact_gradients(do, q, k, v, causal=True)
+    got = lesson.expected_gradients(do, q, k, v, causal=True)
     assert [a.shape for a in got] == [a.shape for a in (q, k, v)]
     h = 1e-4
     one = np.zeros(v.shape)
     one[0, 3, 1, 5] = h
     wide = v.astype(np.float64)
-    change = lesson.exact(q, k, wide + one, causal=True) - lesson.exact(q, k, wide - one, causal=True)
+    change = lesson.expected(q, k, wide + one, causal=True) - lesson.expected(q, k, wide - one, causal=True)
     assert got[2][0, 3, 1, 5] == pytest.approx((change * do.astype(np.float64)).sum() / (2 * h), rel=1e-6)
-    assert lesson.exact(q, *lesson.inputs(12, keys=20)[1:3]).shape == q.shape
+    assert lesson.expected(q, *lesson.inputs(12, keys=20)[1:3]).shape == q.shape

@@ -27,7 +27,7 @@ from helpers.draw import moving
 from helpers.draw.moving import banks, tiles
 from helpers.draw.moving.figure import Moving
 from helpers.lesson import show
-from helpers.lesson.shortcuts import look
+from helpers.lesson.shortcuts import xray_stage
 from helpers.site import notebook_pages
 from helpers.xray import xray
 
@@ -261,7 +261,7 @@ def test_the_tiles_cost_what_the_kernel_does() -> None:
     assert data["tiles"][data["first"]]["block"] == [128, 64]
     assert [tiles.registers_by_hand(Tiles(128, n, 128, 8), 64) for n in (64, 128)] == [184, 280]
     tile = Tiles(128, 64, 128, 8)
-    report = look("register_tiles", *check.make_inputs(256, 256, 64), sizes=tile.defines)
+    report = xray_stage("register_tiles", *check.make_inputs(256, 256, 64), sizes=tile.defines)
     counted = sum(figures.read + figures.written for figures in report.traffic.values())
     assert counted == tiles.requested_bytes(tile, (1, 1, 256, 64))
     assert show.NO_RECORD in str(show.moving_tiles((1, 1, 1, 1)))

@@ -472,7 +472,10 @@ BUGS["tf32"] = (
     Bug("tiles across the diagonal count as full", "min(first_row + window.hi + 1, end)", "end", inputs="causal"),
     Bug("tiles across the left border count as full", "first < last_row + window.lo || ", "", inputs="window"),
     out_of_bounds(
-        "V with the rows of K", "V += (next - first) * params.v.row", "V += (next - first) * params.k.row", inputs="views"
+        "V with the rows of K",
+        "V += (next - first) * params.v.row",
+        "V += (next - first) * params.k.row",
+        inputs="views",
     ),
     out_of_bounds("rows of O with those of Q", "O + r * params.o.row", "O + r * params.q.row", inputs="views"),
     Bug("lse of another row", "block.store_lse(lse, params, r,", "block.store_lse(lse, params, r ^ 1,", inputs="views"),

@@ -640,13 +640,13 @@ def test_the_study_times_all_ways_beside_independent_runs() -> None:
         ways |= study.ways_of({"peer copies": ranks}, lambda of, name: lambda: given.forward(of, name, True), True)
         assert [*ways] == ["independent", "zigzag, peer copies", "ring, peer copies", "all_gather, peer copies"]
         what = {"part": "forward", "causal": True, **given.what}
-        rows = list(study.rows_of(what, ranks, ways, given.flop(True, backward=backward)))
+        rows = list(study.measure_ways(what, ranks, ways, given.flop(True, backward=backward)))
         assert [row["name"] for row in rows] == [*ways] and all(row["ms"] > 0 for row in rows)
         assert "speed" not in rows[0] and "TFLOP/s" in study.line(rows[1])
 
 
 def test_the_model_of_a_ring() -> None:
-    assert study.hidden_from(16, 16) == 1500 and study.hidden_from(32, 8, causal=True) == 750
+    assert study.tokens_to_hide_copies(16, 16) == 1500 and study.tokens_to_hide_copies(32, 8, causal=True) == 750
     for size in (2, 8, 1024):
         at_once = {"gb_per_s": 1e9}
         plain = study.efficiency(size, 8192, 16, 16, causal=True, schedule="ring", **at_once)

@@ -15,8 +15,8 @@ from helpers.attention import check, compile_report, kernel, reference, rotary_a
 from helpers.attention.ladder import LADDER, launches, limits, tiles
 from helpers.attention.rotary_and_projection import (
     FORMS,
-    angles,
     attention_projection,
+    cos_sin,
     plan_projection,
     plan_rotary,
     rotary,
@@ -42,12 +42,12 @@ def normal(*shape: int, dtype: str = "float16", mean: float = 0.25) -> np.ndarra
 def rotated(a: np.ndarray, positions: Any, rotary_dim: int, interleaved: bool) -> np.ndarray:
     """(batch, rows, heads, d) in float64, by angles of float32."""
     positions = np.broadcast_to(positions, a.shape[:2])[:, :, None]
-    return reference.rotary(a, *angles(64, rotary_dim), positions, interleaved=interleaved)
+    return reference.rotary(a, *cos_sin(64, rotary_dim), positions, interleaved=interleaved)
 
 
 def check_rotary(dtype: str, d: int, rotary_dim: int, interleaved: bool, text: str | None = None) -> None:
     """Positions by default, and given; two batches, fewer heads of k; awkward numbers of rows; both places."""
-    cos, sin = angles(64, rotary_dim)
+    cos, sin = cos_sin(64, rotary_dim)
     steps = 4 * float(ml_dtypes.finfo(TYPES[dtype]).eps)
     for n, n_kv, places in ((5, 33, None), (33, 7, "each"), (33, 7, "all"), (1, 1, None)):
         q, k = normal(2, n, 4, d, dtype=dtype), normal(2, n_kv, 2, d, dtype=dtype)
@@ -77,7 +77,7 @@ def test_rotary_in_place_and_with_gaps() -> None:
     qkv = normal(2, 9, 4, 3 * 48)
     there = cp.asarray(qkv)
     q, k = there[..., :48], there[..., 48:96]
-    cos, sin = angles(9, 32)
+    cos, sin = cos_sin(9, 32)
     got = rotary(q, k, cos, sin, in_place=True)
     assert got[0] is q and got[1] is k
     found = cp.asnumpy(there).astype(np.float64)
@@ -89,7 +89,7 @@ def test_rotary_in_place_and_with_gaps() -> None:
 def test_a_rotation_keeps_what_attention_sees() -> None:
     """Scores depend on the difference of positions alone."""
     q, k = normal(1, 8, 2, 64, dtype="float32"), normal(1, 8, 2, 64, dtype="float32")
-    cos, sin = angles(64, 64)
+    cos, sin = cos_sin(64, 64)
     scores = []
     for start in (0, 40):
         at = np.arange(start, start + 8, dtype=np.int32)
@@ -125,7 +125,7 @@ WRONG_ROTARY: Mapping[str, tuple[dict[str, Any], type[Exception], str]] = {
 @pytest.mark.parametrize("name", WRONG_ROTARY)
 def test_rotary_errors(name: str) -> None:
     changes, error, message = WRONG_ROTARY[name]
-    given = dict(zip(("cos", "sin"), angles(9, 64), strict=True))
+    given = dict(zip(("cos", "sin"), cos_sin(9, 64), strict=True))
     options = {"q": normal(1, 4, 2, 64), "k": normal(1, 5, 2, 64), **given, **changes}
     if d := options.pop("d", None):
         options.update(q=normal(1, 4, 2, d), k=normal(1, 5, 2, d))
@@ -134,7 +134,7 @@ def test_rotary_errors(name: str) -> None:
 
 
 def test_in_place_takes_what_it_can_write() -> None:
-    cos, sin = angles(9, 64)
+    cos, sin = cos_sin(9, 64)
     q, k = (cp.asarray(a) for a in (normal(2, 4, 2, 64), normal(2, 5, 2, 64)))
     with pytest.raises(ValueError, match="q and k are one array, which would be rotated twice"):
         rotary(q, q, cos, sin, in_place=True)
@@ -151,7 +151,7 @@ def test_positions_past_the_tables_are_those_of_their_ends(cpu_engine: Any) -> N
     """As in the fused form: nothing is read past them."""
     q, k = normal(1, 5, 2, 64), normal(1, 4, 2, 64)
     at = np.array([-3, 0, 8, 9, 2**31 - 1], np.int32), np.array([-(2**31), -1, 3, 100], np.int32)
-    planned = plan_rotary(q, k, *angles(9, 64), positions=at)
+    planned = plan_rotary(q, k, *cos_sin(9, 64), positions=at)
     assert xray(*planned.launch).findings == []
     for name, a, got, positions in zip("qk", (q, k), planned(), at, strict=True):
         check.check(name, got, rotated(a, np.clip(positions, 0, 8), 64, False), tolerance=4e-3)
@@ -166,17 +166,17 @@ def test_rotary_of_more_batches_than_a_grid_has_room_for(
     q, k = normal(5, 7, 4, 48), normal(5, 9, 2, 48)
     shapes = {None: (), "each": ((5, 7), (5, 9)), "all": ((7,), (9,))}[place]
     at: Any = tuple(np.random.default_rng(1).integers(0, 64, shape).astype(np.int32) for shape in shapes) or None
-    planned = plan_rotary(cp.asarray(q), cp.asarray(k), *angles(64, 32), positions=at, in_place=in_place)
+    planned = plan_rotary(cp.asarray(q), cp.asarray(k), *cos_sin(64, 32), positions=at, in_place=in_place)
     assert [planned.grid[2], *(grid[2] for grid, _ in planned.others)] == [2, 2, 1]
     for name, a, got, positions in zip("qk", (q, k), planned(), at or (np.arange(7) + 2, np.arange(9)), strict=True):
         check.check(name, got, rotated(a, positions, 32, False), tolerance=4e-3)
 
 
 def test_angles() -> None:
-    cos, sin = angles(5, 4)
+    cos, sin = cos_sin(5, 4)
     check.check("cosines", cos, np.cos(np.outer(np.arange(5), (1.0, 0.01))), tolerance=1e-7)
     check.check("sines", sin, np.sin(np.outer(np.arange(5), (1.0, 0.01))), tolerance=1e-7)
-    assert angles(np.int64(5), np.int32(4))[0].tolist() == cos.tolist() and angles(0, 4)[0].shape == (0, 2)
+    assert cos_sin(np.int64(5), np.int32(4))[0].tolist() == cos.tolist() and cos_sin(0, 4)[0].shape == (0, 2)
     refused: list[tuple[type[Exception], str, tuple[Any, Any], dict[str, Any]]] = [
         (ValueError, "rotary_dim = 3; pairs of columns", (5, 3), {}),
         (ValueError, "rotary_dim = 0; pairs of columns", (5, 0), {}),
@@ -190,7 +190,7 @@ def test_angles() -> None:
     ]
     for error, message, args, options in refused:
         with pytest.raises(error, match=message):
-            angles(*args, **options)
+            cos_sin(*args, **options)
 
 
 ROTARY_BUGS = (
@@ -515,7 +515,7 @@ def test_the_xray_of_rotary(interleaved: bool, in_place: bool, cpu_engine: Any) 
     q, k = cpu_engine.asarray(normal(2, 33, 4, 64)), cpu_engine.asarray(normal(2, 35, 2, 64))
     angle_bytes = 2 * 2 * (33 * 4 + 35 * 2) * 32 * 4  # of each head of each batch, cosines and sines
     with kernel.built_when_launched():
-        planned = plan_rotary(q, k, *angles(64, 64), interleaved=interleaved, in_place=in_place)
+        planned = plan_rotary(q, k, *cos_sin(64, 64), interleaved=interleaved, in_place=in_place)
     report = xray(*planned.launch)
     report.assert_clean()
     traffic = report.traffic.values()

@@ -18,7 +18,7 @@ def test_fragments_of_bfloat16_take_four_loads(head_dim: int) -> None:
 def test_tables() -> None:
     table = sass.counts_table("06").splitlines()
     assert table[1].split() == ["float16", "bfloat16"] and any(line.split() == ["LDSM", "14", "0"] for line in table)
-    assert sum("MOVM" in line for line in sass.lines("06", "bfloat16").splitlines()) == 4
+    assert sum("MOVM" in line for line in sass.excerpt("06", "bfloat16").splitlines()) == 4
     with pytest.raises(KeyError, match="float32"):
         sass.instance("06", "float32")
 

@@ -27,7 +27,7 @@ from helpers.bench.same_sass import machine_code
 from helpers.device import ON_GPU, cp
 from helpers.engine import LaunchError
 from helpers.engine.cuda_source.source import line_table
-from helpers.lesson.shortcuts import look
+from helpers.lesson.shortcuts import xray_stage
 from helpers.xray import xray
 
 TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -603,7 +603,7 @@ def test_the_x_ray_finds_nothing(dtype: str) -> None:
     q, k, v = of_one_head(dtype)
     table = random(1, 2 * KEYS + 1, seed=3)
     options = {**relative_bias(table), "mask_mod": "kv_idx < 20 || q_idx / 40 == kv_idx / 40"}
-    report = look(STAGE_OF[dtype], q[:, :100], k[:, :150], v[:, :150], sizes=SIZES[STAGE_OF[dtype]], **options)
+    report = xray_stage(STAGE_OF[dtype], q[:, :100], k[:, :150], v[:, :150], sizes=SIZES[STAGE_OF[dtype]], **options)
     assert not report.findings, str(report)
     assert report.traffic["mod_table"].read and report.traffic["block_mask"].read
 
@@ -618,7 +618,8 @@ def test_the_x_ray_of_the_launch_that_makes_lists(case: Case) -> None:
 
 def test_tiles_that_are_hidden_are_not_read() -> None:
     q, k, v = of_one_head()
-    few = look("heads_and_masks", q, k, v, sizes=SIZES["heads_and_masks"], mask_mod="kv_idx < 60 || kv_idx >= 160")
+    sizes, mask_mod = SIZES["heads_and_masks"], "kv_idx < 60 || kv_idx >= 160"
+    few = xray_stage("heads_and_masks", q, k, v, sizes=sizes, mask_mod=mask_mod)
     row_tiles, row_bytes = 3, 4 * HEAD_DIM
     for name in "KV":
         assert few.traffic[name].read == row_tiles * row_bytes * (64 + KEYS - 160)  # tiles of 32 keys: 2, and the last
@@ -632,15 +633,15 @@ def test_full_tiles_do_not_ask_the_mask(stage: str) -> None:
     q, k, v = of_one_head({name: dtype for dtype, name in STAGE_OF.items()}[stage])
     place = np.zeros(KEYS, np.int32)
     options = {"mask_mod": "place[kv_idx] == 0", "mod_args": {"place": place}, "sizes": SIZES[stage]}
-    assert not look(stage, q, k, v, **options).traffic["mod_place"].read
+    assert not xray_stage(stage, q, k, v, **options).traffic["mod_place"].read
     place[170] = 1
-    assert look(stage, q, k, v, **options).traffic["mod_place"].read
+    assert xray_stage(stage, q, k, v, **options).traffic["mod_place"].read
 
 
 def test_a_read_out_of_bounds_is_told_with_its_text() -> None:
     q, k, v = of_one_head()
     table = {"mod_args": {"table": np.zeros(60, np.float32)}}
-    report = look("heads_and_masks", q, k, v, score_mod="score + table[kv_idx]", **table)
+    report = xray_stage("heads_and_masks", q, k, v, score_mod="score + table[kv_idx]", **table)
     (finding,) = report.findings
     assert (finding.file, finding.line, finding.array) == ("score_mod", 1, "mod_table")
     assert ", which has 60 elements" in finding.message
@@ -653,7 +654,7 @@ def test_a_list_that_reads_out_of_bounds_is_stopped_with_the_text() -> None:
     table = {"mod_args": {"table": np.zeros(60, np.float32)}}
     told = r"read of mod_table\[\d+\], which has 60 elements at mask_mod:1 .*\n.*table\[kv_idx\] == 0"
     with pytest.raises(LaunchError, match=told):
-        look("heads_and_masks", q, k, v, mask_mod="table[kv_idx] == 0", **table)
+        xray_stage("heads_and_masks", q, k, v, mask_mod="table[kv_idx] == 0", **table)
 
 
 # ---- what is refused
@@ -833,20 +834,35 @@ BUGS = [
         "current / 2 * (true ?",
     ),
     bug("a step of one tile", forward("mask of heads", "float16"), "upcoming = later;", "upcoming = current + 2;"),
-    bug("a list without its last tile", forward("mask of heads"), "return left > 0 ? upcoming", "return left > 1 ? upcoming"),
+    bug(
+        "a list without its last tile",
+        forward("mask of heads"),
+        "return left > 0 ? upcoming",
+        "return left > 1 ? upcoming",
+    ),
     bug("a sink in each thread", forward("sinks"), "l_i[i], hooks, x == 0);", "l_i[i], hooks, true);"),
     bug("a sink of weight 0", forward("sinks", "float16"), ": 1.0f + 0.0f * hooks.sink()", ": 0.0f"),
     bug("a sink of -inf", forward("sinks, rows that see nothing"), "hooks.sink() == NEG_INF ? 0.0f : ", ""),
-    bug("no derivative", gradients("score_mod"), "? grad[i][j] : 1.0f", "? 1.0f : 1.0f"),
-    bug("no derivative in half", gradients("score_mod", "float16"), "[i] *= (&grad[0][0][0])[i]", "[i] *= 1.0f"),
-    bug("an infinite derivative", gradients("infinite at 0"), "SCORE_GRAD && p[i] != 0.0f", "SCORE_GRAD"),
+    bug("no derivative", gradients("score_mod"), "ds[i][j] *= *grad.of(i, j)", "ds[i][j] *= 1.0f"),
+    bug(
+        "no derivative in half",
+        gradients("score_mod", "float16"),
+        "*= *grad.of(i / 4 / N, i / 4 % N, i % 4)",
+        "*= 1.0f",
+    ),
+    bug("an infinite derivative", gradients("infinite at 0"), "SCORE_GRAD && ds[i][j] != 0.0f", "SCORE_GRAD"),
     bug(
         "an infinite derivative in half",
         gradients("infinite at 0", "float16"),
-        "if (SCORE_GRAD && S[m][n][i] == 0.0f)",
+        "if (SCORE_GRAD && P[m][n][i] == 0.0f)",
         "if (false)",
     ),
-    bug("tiles of the first head", gradients("mask of heads", "float16"), "entry = hooks_of(head)", "entry = hooks_of(0)"),
+    bug(
+        "tiles of the first head",
+        gradients("mask of heads", "float16"),
+        "entry = hooks_of(head)",
+        "entry = hooks_of(0)",
+    ),
     bug(
         "no tile of rows is partial",
         gradients("mask of heads", "float16"),

@@ -1,4 +1,4 @@
-"""build, run, look and expect: what notebooks do with a kernel."""
+"""build, run, xray_stage and expect: what notebooks do with a kernel."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from helpers.lesson.shortcuts import (
     expect_gradients,
     fetched_keys,
     gradients,
-    look,
-    look_gradients,
     run,
     stage_of,
     tensor_map,
     writers,
+    xray_gradients,
+    xray_stage,
 )
 
 HALF = next(
@@ -39,7 +39,7 @@ def model(heads: int, kv_heads: int, n: int, n_kv: int, dtype: type) -> tuple[np
 def test_one_head(name: str) -> None:
     q, k, v = make_inputs(33, 40, 16)
     check(name, run(name, q, k, v), expect(q, k, v).o)
-    report = look(name, q, k, v)
+    report = xray_stage(name, q, k, v)
     report.assert_clean()
     assert report.traffic["O"].written == 4 * q.size
 
@@ -77,7 +77,7 @@ def test_another_text_and_other_sizes() -> None:
     code = kernel.source("03_online_softmax.cu").replace("acc[c] / l_i", "2.0f * acc[c] / l_i")
     check("doubled", run("online_softmax", q, k, v, code=code), 2 * reference.attention(q, k, v))
     small = {"BLOCK_M": 32, "BLOCK_N": 8}
-    report = look("online_softmax", q, k, v, sizes=small)
+    report = xray_stage("online_softmax", q, k, v, sizes=small)
     assert report.traffic["K"].read == 2 * 4 * k.size, "two blocks of 32 rows"
     built = build("online_softmax", 16, code=code, sizes=small)
     assert built.name == "online_softmax" and built.code == code and "-DBLOCK_N=8" in built.options
@@ -88,7 +88,7 @@ def test_what_cannot_be() -> None:
         stage_of("fast")
     heads = (np.stack([a] * 2) for a in make_inputs(5, 5, 8))
     with pytest.raises(ValueError, match="2 launches; look at one"):
-        look("tiled", *heads)
+        xray_stage("tiled", *heads)
     assert stage_of(LADDER["tiled"]) is LADDER["tiled"]
 
 
@@ -135,7 +135,7 @@ def test_gradients_of_a_model(dtype: type, options: dict) -> None:
 def test_the_x_ray_of_gradients() -> None:
     given = one_head()
     for deterministic, kernels in ((False, 2), (True, 3)):
-        reports = look_gradients("backward", *given, sizes=TINY, deterministic=deterministic)
+        reports = xray_gradients("backward", *given, sizes=TINY, deterministic=deterministic)
         assert len(reports) == kernels and all(report.clean for report in reports.values())
     text = kernel.source("08_backward.cu").replace("(dp[i][j] - delta[i])", "dp[i][j]")
     dq, dk, dv = gradients("backward", *given, sizes=TINY, code=text)

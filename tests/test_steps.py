@@ -365,7 +365,7 @@ def test_xray_is_clean_in_half_types(step: Stage, monkeypatch: pytest.MonkeyPatc
 # ---- gradients
 
 # A few rows and keys a block: with 4 warps along the keys and all rows in each, and with 2 warps that share keys.
-_NAMES = ("BLOCK_M", "BLOCK_N", "WARPS", "WARPS_KEYS", "WARPS_DKV", "WARPS_DQ", "CHUNK", "MIN_BLOCKS")
+_NAMES = ("BLOCK_M", "BLOCK_N", "WARPS", "WARPS_KEYS", "WARPS_DKV", "WARPS_DQ", "SLICE_M", "MIN_BLOCKS")
 OWN_KEYS = dict(zip(_NAMES, (32, 64, 4, 4, 4, 2, 16, 1), strict=True))
 SHARED_KEYS = dict(zip(_NAMES, (32, 64, 4, 2, 2, 2, 16, 1), strict=True))
 every_small_tiling = pytest.mark.parametrize("tiling", [OWN_KEYS, SHARED_KEYS], ids=["own keys", "shared keys"])

@@ -1,7 +1,7 @@
 """What stands next to attention in a model, in kernels of its own or fused: rotary embedding and output projection.
 
     from helpers.attention.rotary_and_projection import attention_projection, rotary
-    q, k = rotary(q, k, *angles(n, head_dim))                    # one pass over q and k before attention
+    q, k = rotary(q, k, *cos_sin(n, head_dim))                   # one pass over q and k before attention
     y = attention_projection(q, k, v, w_o, form="atomics")       # concat(heads of attention) @ w_o, in one kernel
 
 These are no stages of the ladder: their result is not attention's output. Arrays are (batch, seq, heads, head_dim), of
@@ -32,6 +32,7 @@ from helpers.attention.ladder.call import (
 from helpers.attention.ladder.layout import address, is_aligned, span, with_scale_above_zero
 from helpers.attention.ladder.params import attention_params, rotary_params
 from helpers.attention.scalars import check_flags, finite_number, whole_number
+from helpers.renamed import old_names
 
 C_NAMES = launches.C_NAMES
 ROTARY, PROJECTION = launches.ROTARY_FILE, "11_projection.cu"
@@ -81,7 +82,7 @@ class Planned:
 # ---- rotary embedding
 
 
-def angles(positions: int, rotary_dim: int, *, base: float = 10000.0) -> tuple[np.ndarray, np.ndarray]:
+def cos_sin(positions: int, rotary_dim: int, *, base: float = 10000.0) -> tuple[np.ndarray, np.ndarray]:
     """(cosines, sines), each (positions, rotary_dim / 2) float32, of position * base^(-2 i / rotary_dim) for pair i.
 
     Source: Su et al., RoFormer, 2021, section 3.2.2. TypeError or ValueError for a rotary_dim that is no even number
@@ -404,3 +405,6 @@ def _strides(a: Any) -> tuple[int, int, int]:
     """Of batch, row and head of (batch, seq, heads, head_dim), in elements; batch is 0 where there is no such axis."""
     steps = [stride // a.itemsize for stride in a.strides]
     return (steps[0] if a.ndim == 4 else 0, *steps[-3:-1])
+
+
+old_names(__name__, angles="cos_sin")

@@ -18,6 +18,7 @@ from helpers.bench.results import NO_RECORD, Measurement, Record
 from helpers.bench.steps import NOT_MEASURED, idea_of, is_measured
 from helpers.bench.studies import promises, torch_model
 from helpers.draw.picture import Text, bytes_text
+from helpers.renamed import old_names
 
 SHAPE = (4, 16, 4096, 64)  # at which every stage is recorded
 SLOWER = 0.99  # a step that is slower than that is slower, if no launch was as fast as one of the step before
@@ -52,7 +53,7 @@ class Gain:
     @property
     def text(self) -> str:
         """The factor, with its range where the spread is above 5 %."""
-        return reading.times_as_fast(self.before, self.after)
+        return reading.speedup(self.before, self.after)
 
 
 def between_stages(record: Any = None) -> list[Gain]:
@@ -154,7 +155,7 @@ def steps(record: Any = None) -> list[Gain]:
     return [gain for stage in CLIMBS for gain in between_steps(stage, record)]
 
 
-def worth(*, at_least: float = 1.1, record: Any = None) -> Text:
+def gains_table(*, at_least: float = 1.1, record: Any = None) -> Text:
     """What each idea was worth, as one table: stages in bold, and below each the steps of its climb.
 
     Args:
@@ -197,7 +198,7 @@ def _where(gain: Gain) -> str:
 # ---- what was promised
 
 
-def beside(record: Any = None, other: Record | None = None) -> Text:
+def peers_table(record: Any = None, other: Record | None = None) -> Text:
     """How many times as fast 04, 06 and 07 are as others, at SHAPE and d = 128: the factor depends on the other."""
     record = reading.recorded() if record is None else record
     other = promises.recorded() if other is None else other
@@ -219,9 +220,9 @@ def beside(record: Any = None, other: Record | None = None) -> Text:
 
 
 def _times(slower: Mapping[str, Any], faster: Mapping[str, Any]) -> str:
-    """As `reading.times_as_fast`, with no decimals from 100 on: those are between kernels of different kinds."""
+    """As `reading.speedup`, with no decimals from 100 on: those are between kernels of different kinds."""
     ratio = slower["ms"] / faster["ms"]
-    return f"{ratio:,.0f}×" if ratio >= 100 else reading.times_as_fast(slower, faster)
+    return f"{ratio:,.0f}×" if ratio >= 100 else reading.speedup(slower, faster)
 
 
 _OURS = (("register_tiles", "float32"), ("flash_wmma", "bfloat16"), ("flash_mma", "bfloat16"))
@@ -407,3 +408,6 @@ def calls_table(record: Mapping[str, Any] | None = None) -> Text:
         us = {r["what"]: f"{r['us']:,.0f}" for r in rows if r["call"] == name}
         lines.append(f"| `{name}` | " + " | ".join(us.get(what, "") for what in columns) + " |")
     return Text("\n".join(lines))
+
+
+old_names(__name__, worth="gains_table", beside="peers_table")

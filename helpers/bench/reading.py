@@ -105,7 +105,7 @@ def gain(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[float]:
     return (after.get("gain") or []) if follows else []
 
 
-def times_as_fast(slower: Mapping[str, Any], faster: Mapping[str, Any]) -> str:
+def speedup(slower: Mapping[str, Any], faster: Mapping[str, Any]) -> str:
     """How many times as fast one recorded result is as another: 1.23×, and from .. to if one's spread is above 5 %.
 
     Where one of them is a step that is not measured, the text says so. Of a step and the one before it, timed in turns,

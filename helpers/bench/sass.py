@@ -2,7 +2,7 @@
 
     from helpers.bench import sass
     print(sass.counts_table("06"))
-    print(sass.lines("06", "float16"))
+    print(sass.excerpt("06", "float16"))
     sass.compiled("exp2f", "-ftz=true")["instructions"]
 
 The records, `notebooks/measured/sass-NN.json`, say in "how" which compiler, architecture and options they are of. Loops
@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from helpers.bench import records
+from helpers.renamed import old_names
 
 
 def recorded(stage: str) -> dict[str, Any]:
@@ -40,7 +41,7 @@ def counts_table(stage: str, head_dim: int = 64) -> str:
     return "\n".join([how, *(f"{row[0]:14}" + "".join(f"{cell:>10}" for cell in row[1:]) for row in rows)])
 
 
-def lines(stage: str, dtype: str, head_dim: int = 64) -> str:
+def excerpt(stage: str, dtype: str, head_dim: int = 64) -> str:
     """The recorded excerpt of one instance, an instruction a line, after its address in the kernel."""
     row = instance(stage, dtype, head_dim)
     return "\n".join([f"{row['kernel']}:", *(f"  {line}" for line in row["lines"])])
@@ -60,3 +61,6 @@ def compiled(kernel: str, options: str = "-ftz=true", *, stage: str = "04") -> d
         if (row["kernel"], row["options"]) == (kernel, options):
             return row
     raise KeyError(f"no {kernel!r} with {options!r}; there are: {[(row['kernel'], row['options']) for row in rows]}")
+
+
+old_names(__name__, lines="excerpt")

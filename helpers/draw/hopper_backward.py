@@ -137,7 +137,8 @@ def budget(bars: Mapping[str, Mapping[str, float]], limit: float, *, unit: str) 
 PRODUCTS = ("Sᵀ", "dPᵀ", "dV", "dQᵀ", "dK")  # in the order in which a step starts them
 OF_PRODUCT = dict(zip(PRODUCTS, (PEER, WRITE, LINES[2], CPU, GPU), strict=True))
 LOADS, ADDS, CONSUMERS = 0, (32, 64), (128, 256)  # the threads that act for their warps
-# By the order of their first use, of stage i: Q's and dO's mbarriers are 2 + 3 i and 3 + 3 i, that of its end 4 + 3 i.
+# The mbarriers of the two stages, in the order in which they are initialised, after that of K and that of V.
+Q_FULL, EMPTY, DO_FULL = [2, 3], [4, 5], [6, 7]
 DS_READY, DQ_EMPTY, DQ_FULL = [1], [2, 3], [4, 5]  # named barriers
 
 Span = tuple[int, int, str]
@@ -165,8 +166,9 @@ def steps_of(events: Sequence[Any]) -> dict[str, list[Span]]:
         if event.kind == "load" and event.number >= 2:
             asked.setdefault(event.number, now)
         elif event.kind == "landed" and event.number in asked:
-            stage, is_do = divmod(event.number - 2, 3)
-            rows[f"stage {stage}"].append((asked.pop(event.number), now, ("Q", "dO")[is_do]))
+            full = DO_FULL if event.number in DO_FULL else Q_FULL
+            span = (asked.pop(event.number), now, "dO" if full is DO_FULL else "Q")
+            rows[f"stage {full.index(event.number)}"].append(span)
         elif event.kind == "product":
             if last_line[thread] != (event.place, event.value):
                 groups[thread].append([0, now, count[thread] % len(PRODUCTS)])
@@ -199,7 +201,7 @@ def roles_of_backward(events: Sequence[Any], first: int = 1, last: int = 2) -> P
     begins, ends = (
         [span[side] for span in rows["consumer 1"] if span[2] == what] for side, what in ((0, "Sᵀ"), (1, "dK"))
     )
-    there = 2 + 3 * (first % 2)  # Q's mbarrier
+    there = Q_FULL[first % 2]
     zero = max(i for i, e in enumerate(order) if e.kind == "landed" and e.number == there and i < begins[first]) - 6
     stop = max(ends[last], rows["dQ"][last][1]) + 8
     fig, ax = figure(9.4, 4.1)
@@ -243,7 +245,7 @@ def _arrows(ax: Any, order: Sequence[Any], zero: int, stop: int, stage: int, y_o
         return None
 
     one, other = CONSUMERS
-    full, empty = [2 + 3 * stage], [4 + 3 * stage]
+    full, empty = [Q_FULL[stage]], [EMPTY[stage]]
     for name, leaves, comes, colour in (
         ("full", ("landed", full, [LOADS]), ("waited", full, CONSUMERS), GPU),
         ("dS ready", ("bar.sync", DS_READY, [other]), ("bar.synced", DS_READY, [one]), WRITE),

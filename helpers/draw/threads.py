@@ -233,7 +233,7 @@ def ldmatrix_rows(received: np.ndarray) -> Picture:
 
 
 @styled
-def chunk_places(places: Mapping[str, np.ndarray], *, marked: int = 3) -> Picture:
+def chunk_layout(places: Mapping[str, np.ndarray], *, marked: int = 3) -> Picture:
     """Rows of a tile in shared memory: each cell is a place of 16 bytes, its number the chunk of the row stored there.
 
     Args:

@@ -1,9 +1,9 @@
 """What notebook 14 does with the kernels that decode: inputs, launches, X-rays, and how they cut up their work.
 
 arrays = inputs([100, 40, 260], page=16)
-run(arrays)                                          # the outputs of two launches, one after the other
-look(arrays, stage="packed_heads", num_splits=2)     # the X-ray of each launch
-pieces([100, 40, 260], multiprocessors=4)                     # which keys each block has
+run(arrays)                                                 # the outputs of two launches, one after the other
+xray_launches(arrays, stage="packed_heads", num_splits=2)  # the X-ray of each launch
+pieces([100, 40, 260], multiprocessors=4)                   # which keys each block has
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from helpers.attention.ladder import limits
 from helpers.attention.ladder.layout import Spec
 from helpers.device import cp
 from helpers.engine.cuda_source.c_types import dtype_of
+from helpers.renamed import old_names
 from helpers.xray import Report, xray
 
 MULTIPROCESSORS, SHARED = 132, 227 * 1024  # of an H200
@@ -80,7 +81,7 @@ def run(
     return outputs
 
 
-def look(
+def xray_launches(
     arrays: Arrays, *, code: str | None = None, stage: str | None = None, num_splits: int = 0, multiprocessors: int = 4
 ) -> list[Report]:
     """The X-ray of each launch, on the CPU, as planned for a GPU like the H200 with so many multiprocessors.
@@ -219,3 +220,6 @@ def expected(arrays: Arrays) -> np.ndarray:
     """The output in float64."""
     o, _ = reference.attention_with_kvcache(**arrays)
     return o
+
+
+old_names(__name__, look="xray_launches")

@@ -1,4 +1,4 @@
-"""What notebook 17 works with: inputs, what is exact, and the rows of a record of ring attention."""
+"""What notebook 17 works with: inputs, what is expected, and the rows of a record of ring attention."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from helpers.attention import reference
 from helpers.bench.studies.ring import HEADS, LOCAL
 from helpers.engine.cuda_source.signatures import dtype_of
+from helpers.renamed import old_names
 
 Row = Mapping[str, Any]
 WAYS = {
@@ -33,12 +34,14 @@ def _in_heads(q: np.ndarray, *of_keys: np.ndarray) -> list[np.ndarray]:
     return [a.repeat(arrays[0].shape[1] // a.shape[1], axis=1) for a in arrays]
 
 
-def exact(q: np.ndarray, k: np.ndarray, v: np.ndarray, *, causal: bool = False) -> np.ndarray:
+def expected(q: np.ndarray, k: np.ndarray, v: np.ndarray, *, causal: bool = False) -> np.ndarray:
     """The output in float64, in q's layout."""
     return np.asarray(reference.attention(*_in_heads(q, k, v), causal=causal)).swapaxes(1, 2)
 
 
-def exact_gradients(do: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, causal: bool) -> list[np.ndarray]:
+def expected_gradients(
+    do: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, causal: bool
+) -> list[np.ndarray]:
     """dq, dk and dv in float64, in the layouts of q, k and v."""
     gradients = reference.attention_backward(*_in_heads(do, q, k, v), causal=causal)
     of_heads = (a.reshape(1, like.shape[2], -1, *a.shape[2:]) for a, like in zip(gradients, (q, k, v), strict=True))
@@ -61,7 +64,7 @@ def fastest(
     return best
 
 
-def shares(record: Mapping[str, Any]) -> str:
+def efficiency_table(record: Mapping[str, Any]) -> str:
     """The speed of each way beside independent GPUs as a table; of zigzag also the time, and what of it is the host."""
     lines = []
     for heads, kv_heads in HEADS:
@@ -78,7 +81,7 @@ def shares(record: Mapping[str, Any]) -> str:
     return "\n".join(lines[1:])
 
 
-def shares_of_gradients(record: Mapping[str, Any]) -> str:
+def gradient_efficiency_table(record: Mapping[str, Any]) -> str:
     """Zigzag's gradients beside those of independent GPUs as a table, by peer copies."""
     kinds = [(heads, kv_heads, causal) for heads, kv_heads in HEADS for causal in (False, True)]
     heads = "".join(f"{f'{q}/{kv} heads' + ', causal' * causal:>20}" for q, kv, causal in kinds)
@@ -88,3 +91,12 @@ def shares_of_gradients(record: Mapping[str, Any]) -> str:
         numbers = "".join(f"{rows[n]['speed']:20.2f}" if n in rows else " " * 20 for rows in found)
         lines.append(f"{n:6,} tokens a GPU{numbers}")
     return "\n".join(lines)
+
+
+old_names(
+    __name__,
+    exact="expected",
+    exact_gradients="expected_gradients",
+    shares="efficiency_table",
+    shares_of_gradients="gradient_efficiency_table",
+)

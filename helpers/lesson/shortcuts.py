@@ -1,8 +1,8 @@
 """The three things that notebooks do with a kernel once they have shown how: build it, run it, look inside.
 
-    from helpers.lesson.shortcuts import build, look, run
+    from helpers.lesson.shortcuts import build, run, xray_stage
     o = run("flash_mma", q, k, v, causal=True)                    # one launch; the output as a NumPy array
-    report = look("flash_mma", q, k, v, code=changed)             # its X-ray, with no GPU
+    report = xray_stage("flash_mma", q, k, v, code=changed)             # its X-ray, with no GPU
 
 A stage is given by its name, or is itself a `Stage`, such as a step of a climb. `code` is another text of its kernel,
 `sizes` other tile sizes. Arrays are (rows, head_dim), (heads, rows, head_dim), or (batch, seq, heads, head_dim).
@@ -26,6 +26,7 @@ from helpers.attention.ladder.steps import BEFORE, CLIMBS, LAST_IDEAS, by_number
 from helpers.device import cp
 from helpers.draw import sources
 from helpers.draw.picture import Html
+from helpers.renamed import old_names
 from helpers.xray import Report, xray
 
 
@@ -68,7 +69,7 @@ def run(
     return cp.asnumpy(_heads_first(o))  # an exchange of two axes undoes itself
 
 
-def look(
+def xray_stage(
     stage: str | Stage,
     q: Any,
     k: Any,
@@ -157,7 +158,7 @@ def layout_source(layouts: Mapping[str, Asked]) -> str:
     return "\n".join([*lines, "}\n"])
 
 
-def ask_cute(layouts: Mapping[str, Asked]) -> dict[str, np.ndarray]:
+def cute_offsets(layouts: Mapping[str, Asked]) -> dict[str, np.ndarray]:
     """The offsets of each layout, (rows, columns), as CuTe computes them in the kernel of `layout_source`.
 
     Raises:
@@ -187,14 +188,16 @@ def step_diff(stage: str, n: int, *, context: int = 1, folded: bool = False) -> 
     return sources.folded(changes, own[0])
 
 
-def shared_per_1000(
+def shared_per_1000_ffma(
     stage: str | Stage, rows: int, head_dim: int, sizes: Mapping[str, int] | None = None
 ) -> dict[str, int]:
     """Requests, wavefronts and conflicts of a kernel's dynamic shared memory for 1000 multiply-adds of a warp.
 
     By the X-ray of one head with as many keys as rows; only the multiply-adds of the two products count.
     """
-    report = look(stage, *np.random.default_rng(0).standard_normal((3, rows, head_dim), dtype=np.float32), sizes=sizes)
+    report = xray_stage(
+        stage, *np.random.default_rng(0).standard_normal((3, rows, head_dim), dtype=np.float32), sizes=sizes
+    )
     figures = report.shared["dynamic shared memory"]
     warp_ffmas = 2 * rows * rows * head_dim / 32
     return {name: round(1000 * getattr(figures, name) / warp_ffmas) for name in ("requests", "wavefronts", "conflicts")}
@@ -225,7 +228,7 @@ def gradients(
     return tuple(cp.asnumpy(_heads_first(a)) for a in outputs)
 
 
-def look_gradients(
+def xray_gradients(
     stage: str | Stage,
     do: Any,
     q: Any,
@@ -377,3 +380,12 @@ def _with_output(do: Any, q: Any, k: Any, v: Any, **options: Any) -> tuple[Any, 
 def _swapped(a: np.ndarray) -> np.ndarray:
     """(batch, seq, heads, head_dim) with heads before rows; arrays of one head as they are."""
     return a.swapaxes(-3, -2) if a.ndim > 2 else a
+
+
+old_names(
+    __name__,
+    look="xray_stage",
+    look_gradients="xray_gradients",
+    ask_cute="cute_offsets",
+    shared_per_1000="shared_per_1000_ffma",
+)

@@ -33,7 +33,7 @@ from helpers.bench.reading import (  # noqa: F401 - part of this face
     measurements,
     recorded,
     result,
-    times_as_fast,
+    speedup,
     variant_times,
 )
 from helpers.bench.results import (  # noqa: F401 - part of this face
@@ -104,7 +104,7 @@ from helpers.draw.spans import (  # noqa: F401 - part of this face
 )
 from helpers.draw.threads import (  # noqa: F401 - part of this face
     bank_picture,
-    chunk_places,
+    chunk_layout,
     factor_fragment,
     fragments,
     grid_picture,
@@ -116,3 +116,6 @@ from helpers.draw.threads import (  # noqa: F401 - part of this face
 from helpers.engine.banks import (  # noqa: F401 - part of this face
     wavefronts,
 )
+from helpers.renamed import old_names
+
+old_names(__name__, chunk_places="chunk_layout", times_as_fast="speedup")

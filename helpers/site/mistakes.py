@@ -118,12 +118,12 @@ def _look(stage: str, text: str) -> list[Any]:
 
     from helpers.attention.check import make_inputs
     from helpers.attention.ladder import LADDER
-    from helpers.lesson.shortcuts import look
+    from helpers.lesson.shortcuts import xray_stage
 
     half = "float32" not in LADDER[stage].dtypes
     inputs = make_inputs(70, 260, 32)
     sizes = {"BLOCK_N": 48} if stage == "hopper" else None  # more tiles of keys than it has stages
-    return look(stage, *(a.astype(np.float16) if half else a for a in inputs), code=text, sizes=sizes).findings
+    return xray_stage(stage, *(a.astype(np.float16) if half else a for a in inputs), code=text, sizes=sizes).findings
 
 
 def _tests(stage: str) -> Any:

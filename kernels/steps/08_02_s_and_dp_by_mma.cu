@@ -3,13 +3,13 @@
 // Since step 1: a warp has its part of S = Q K^T and of dP = dO V^T in the fragments of 07. A lane
 // has the same elements of both, and computes P and dS from them.
 //
-// Launch, shapes, traffic: see backward_tiles.cuh, without turns
+// Launch, shapes, traffic: see backward_tiles.cuh, without dq_semaphore
 // Spills   by NVRTC 12.9 for sm_90: 16 bytes at HEAD_DIM = 128
 
 // The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles, KeyBlock and Warp
-// (what a block and a warp has), load_tile, gemm_abt and gemm_ab. backward_rows.cuh: lse, delta and
-// zeros for dQ_accum before the loop, and dQ after it.
-#include "backward_rows.cuh"
+// (what a block and a warp has), load_tile, gemm_abt and gemm_ab; lse, delta and zeros for dQ_accum
+// before the loop. backward_convert.cuh: dQ after it.
+#include "backward_convert.cuh"
 #include "backward_tiles.cuh"
 
 // Shared memory: K, V, Q and dO, dS, P, lse and delta.
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(THREADS) backward_mma_preprocess(
   const RowBlock block(params.forward, cu_seqlens_q);
   const RowTiles tiles = row_tiles(block.packed, block.q_first, block.sequence, params.forward);
   if (block.first_row >= block.q_len) return;
-  prepare_rows(block, tiles, O, dO, lse, lse_delta, dQ_accum, params);
+  prepare_rows<THREADS, DQ_COLUMNS>(block, tiles, O, dO, lse, lse_delta, dQ_accum, params);
 }
 
 template <typename T>
@@ -156,17 +156,18 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
       dS_tile.at(i, j) = p * (dp - own_lse[BLOCK_M + i]);
     };
 #pragma unroll 1  // unrolled, the addresses of two chunks would spill
-    for (int c = 0; c < WARP_ROWS / CHUNK; ++c) {
-      float S[CHUNK / 16][2 * KEY_TILES][4] = {}, dP[CHUNK / 16][2 * KEY_TILES][4] = {};
-      gemm_abt(T(), S, q_lane + 2 * c * CHUNK * HEAD_DIM_PADDED, k_lane);
-      gemm_abt(T(), dP, q_lane + ROWS_BYTES + 2 * c * CHUNK * HEAD_DIM_PADDED, k_lane + KEYS_BYTES);
+    for (int c = 0; c < WARP_ROWS / SLICE_M; ++c) {
+      float S[SLICE_M / 16][2 * KEY_TILES][4] = {}, dP[SLICE_M / 16][2 * KEY_TILES][4] = {};
+      gemm_abt(T(), S, q_lane + 2 * c * SLICE_M * HEAD_DIM_PADDED, k_lane);
+      gemm_abt(
+          T(), dP, q_lane + ROWS_BYTES + 2 * c * SLICE_M * HEAD_DIM_PADDED, k_lane + KEYS_BYTES);
 #pragma unroll
-      for (int m = 0; m < CHUNK / 16; ++m)
+      for (int m = 0; m < SLICE_M / 16; ++m)
 #pragma unroll
         for (int n = 0; n < 2 * KEY_TILES; ++n)
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
-            const int i = warp.row + c * CHUNK + 16 * m + e / 2 * 8 + g;
+            const int i = warp.row + c * SLICE_M + 16 * m + e / 2 * 8 + g;
             const int j = warp.key + 8 * n + 2 * t + e % 2;
             store_scores(i, j, S[m][n][e], dP[m][n][e]);
           }

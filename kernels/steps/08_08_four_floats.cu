@@ -3,15 +3,15 @@
 // Since step 7: from sm_90 on, an accumulator of dQ takes one request of a warp, not four. A lane's
 // four floats are neighbours, so dQ_accum is in the order of lanes, then elements.
 //
-// Launch, shapes, traffic: see backward_tiles.cuh, without turns
+// Launch, shapes, traffic: see backward_tiles.cuh, without dq_semaphore
 // Spills   by NVRTC 12.9 for sm_90: 48 bytes at HEAD_DIM = 128
 
 // The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles, KeyBlock and Warp
-// (what a block and a warp has), load_tile, gemm_abt and gemm_ab. backward_rows.cuh: lse, delta and
-// zeros for dQ_accum before the loop, and dQ after it. backward_epilogue.cuh: dK and dV from
+// (what a block and a warp has), load_tile, gemm_abt and gemm_ab; lse, delta and zeros for dQ_accum
+// before the loop. backward_convert.cuh: dQ after it. backward_epilogue.cuh: dK and dV from
 // registers.
 #include "backward_epilogue.cuh"
-#include "backward_rows.cuh"
+#include "backward_convert.cuh"
 #include "backward_tiles.cuh"
 
 #ifndef VECTOR_ATOMICS
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(THREADS) backward_mma_preprocess(
   const RowBlock block(params.forward, cu_seqlens_q);
   const RowTiles tiles = row_tiles(block.packed, block.q_first, block.sequence, params.forward);
   if (block.first_row >= block.q_len) return;
-  prepare_rows(block, tiles, O, dO, lse, lse_delta, dQ_accum, params);
+  prepare_rows<THREADS, DQ_COLUMNS>(block, tiles, O, dO, lse, lse_delta, dQ_accum, params);
 }
 
 template <typename T>
@@ -163,12 +163,12 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
                         first_key < first_row + BLOCK_M - 1 + rows.window_lo;
     const float* const own_lse = reinterpret_cast<const float*>(dynamic_smem + LSE_OFFSET);
 #pragma unroll
-    for (int c = 0; c < WARP_ROWS / CHUNK; ++c) {
-      float S[CHUNK / 16][2 * KEY_TILES][4] = {}, dP[CHUNK / 16][2 * KEY_TILES][4];
-      gemm_abt(T(), S, q_lane + 2 * c * CHUNK * HEAD_DIM_PADDED, k_lane);
+    for (int c = 0; c < WARP_ROWS / SLICE_M; ++c) {
+      float S[SLICE_M / 16][2 * KEY_TILES][4] = {}, dP[SLICE_M / 16][2 * KEY_TILES][4];
+      gemm_abt(T(), S, q_lane + 2 * c * SLICE_M * HEAD_DIM_PADDED, k_lane);
 #pragma unroll
-      for (int m = 0; m < CHUNK / 16; ++m) {
-        const float* const own = own_lse + warp.row + c * CHUNK + 16 * m + g;
+      for (int m = 0; m < SLICE_M / 16; ++m) {
+        const float* const own = own_lse + warp.row + c * SLICE_M + 16 * m + g;
         const float lse[2] = {own[0], own[8]}, delta[2] = {own[BLOCK_M], own[BLOCK_M + 8]};
 #pragma unroll
         for (int n = 0; n < 2 * KEY_TILES; ++n)
@@ -179,9 +179,9 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
           }
       }
       if (masked) {  // a key that a row does not see has the weight 0
-        const int key = first_key + warp.key + 2 * t, row = first_row + warp.row + c * CHUNK + g;
+        const int key = first_key + warp.key + 2 * t, row = first_row + warp.row + c * SLICE_M + g;
 #pragma unroll
-        for (int m = 0; m < CHUNK / 16; ++m)
+        for (int m = 0; m < SLICE_M / 16; ++m)
 #pragma unroll
           for (int n = 0; n < 2 * KEY_TILES; ++n)
 #pragma unroll
@@ -191,17 +191,18 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
                 S[m][n][i] = 0.0f;
             }
       }
-      gemm_abt(T(), dP, q_lane + ROWS_BYTES + 2 * c * CHUNK * HEAD_DIM_PADDED, k_lane + KEYS_BYTES);
+      gemm_abt(
+          T(), dP, q_lane + ROWS_BYTES + 2 * c * SLICE_M * HEAD_DIM_PADDED, k_lane + KEYS_BYTES);
 
 #pragma unroll
-      for (int m = 0; m < CHUNK / 16; ++m)
+      for (int m = 0; m < SLICE_M / 16; ++m)
 #pragma unroll
         for (int n = 0; n < 2 * KEY_TILES; ++n)
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             const float *const p = &S[m][n][2 * i], *const dp = &dP[m][n][2 * i];
             const unsigned place = swizzle_advance<KEY_CHUNKS>(scores_lane, n) +
-                                   2 * (c * CHUNK + 16 * m + 8 * i) * BLOCK_N;
+                                   2 * (c * SLICE_M + 16 * m + 8 * i) * BLOCK_N;
             store_pair(dynamic_smem + P_OFFSET, place, pack(T(), p[0], p[1]));
             store_pair(dynamic_smem + DS_OFFSET, place, pack(T(), p[0] * dp[0], p[1] * dp[1]));
           }

@@ -3,15 +3,15 @@
 // Since step 12: no warp waits for dS in the step that writes it. Where P stays in registers, one
 // barrier a step remains. DQ_LATER=0 does without the second buffer.
 //
-// Launch, shapes, traffic: see backward_tiles.cuh, without turns
+// Launch, shapes, traffic: see backward_tiles.cuh, without dq_semaphore
 // Spills   by NVRTC 12.9 for sm_90: 8 bytes at HEAD_DIM = 64, 40 at 128
 
 // The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles, KeyBlock and Warp
-// (what a block and a warp has), load_tile, gemm_abt and gemm_ab. backward_rows.cuh: lse, delta and
-// zeros for dQ_accum before the loop, and dQ after it. backward_epilogue.cuh: dK and dV from
+// (what a block and a warp has), load_tile, gemm_abt and gemm_ab; lse, delta and zeros for dQ_accum
+// before the loop. backward_convert.cuh: dQ after it. backward_epilogue.cuh: dK and dV from
 // registers.
 #include "backward_epilogue.cuh"
-#include "backward_rows.cuh"
+#include "backward_convert.cuh"
 #include "backward_tiles.cuh"
 
 #ifndef VECTOR_ATOMICS
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(THREADS) backward_mma_preprocess(
   const RowBlock block(params.forward, cu_seqlens_q);
   const RowTiles tiles = row_tiles(block.packed, block.q_first, block.sequence, params.forward);
   if (block.first_row >= block.q_len) return;
-  prepare_rows(block, tiles, O, dO, lse, lse_delta, dQ_accum, params);
+  prepare_rows<THREADS, DQ_COLUMNS>(block, tiles, O, dO, lse, lse_delta, dQ_accum, params);
 }
 
 template <typename T>
@@ -190,13 +190,13 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
     const float* const own_lse =
         reinterpret_cast<const float*>(dynamic_smem + LSE_OFFSET + stage * LSE_DELTA_BYTES);
 #pragma unroll
-    for (int c = 0; c < WARP_ROWS / CHUNK; ++c) {
-      float S[KEY_TILES][CHUNK / 8][4] = {}, dP[KEY_TILES][CHUNK / 8][4];
-      gemm_abt(T(), S, k_lane, q_lane + stage_bytes + 2 * c * CHUNK * HEAD_DIM_PADDED);
+    for (int c = 0; c < WARP_ROWS / SLICE_M; ++c) {
+      float S[KEY_TILES][SLICE_M / 8][4] = {}, dP[KEY_TILES][SLICE_M / 8][4];
+      gemm_abt(T(), S, k_lane, q_lane + stage_bytes + 2 * c * SLICE_M * HEAD_DIM_PADDED);
 #pragma unroll
-      for (int n = 0; n < CHUNK / 8; ++n) {
+      for (int n = 0; n < SLICE_M / 8; ++n) {
         const float2* const own =
-            reinterpret_cast<const float2*>(own_lse + warp.row + c * CHUNK + 8 * n + 2 * t);
+            reinterpret_cast<const float2*>(own_lse + warp.row + c * SLICE_M + 8 * n + 2 * t);
         const float2 lse = own[0], delta = own[BLOCK_M / 2];
 #pragma unroll
         for (int m = 0; m < KEY_TILES; ++m)
@@ -207,11 +207,11 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
           }
       }
       if (masked) {  // a key that a row does not see has the weight 0
-        const int key = first_key + warp.key + g, row = first_row + warp.row + c * CHUNK + 2 * t;
+        const int key = first_key + warp.key + g, row = first_row + warp.row + c * SLICE_M + 2 * t;
 #pragma unroll
         for (int m = 0; m < KEY_TILES; ++m)
 #pragma unroll
-          for (int n = 0; n < CHUNK / 8; ++n)
+          for (int n = 0; n < SLICE_M / 8; ++n)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
               const int j = key + 16 * m + i / 2 * 8, distance = j - (row + 8 * n + i % 2);
@@ -221,31 +221,32 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
       }
       gemm_abt(
           T(), dP, k_lane + KEYS_BYTES,
-          q_lane + stage_bytes + ROWS_BYTES + 2 * c * CHUNK * HEAD_DIM_PADDED);
+          q_lane + stage_bytes + ROWS_BYTES + 2 * c * SLICE_M * HEAD_DIM_PADDED);
 
       // Accumulators of 2 x 8 rows have the layout that the left operand of 16 rows needs: only the
       // width changes.
-      unsigned P_half[KEY_TILES][CHUNK / 16][4], dS_half[KEY_TILES][CHUNK / 16][4];
+      unsigned P_half[KEY_TILES][SLICE_M / 16][4], dS_half[KEY_TILES][SLICE_M / 16][4];
 #pragma unroll
       for (int m = 0; m < KEY_TILES; ++m)
 #pragma unroll
-        for (int k = 0; k < CHUNK / 16; ++k)
+        for (int k = 0; k < SLICE_M / 16; ++k)
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             const float2 p = operand_pair(S[m], k, i), dp = operand_pair(dP[m], k, i);
             P_half[m][k][i] = pack(T(), p.x, p.y);
             dS_half[m][k][i] = pack(T(), p.x * dp.x, p.y * dp.y);
             const unsigned place =
-                swizzle_advance<ROW_CHUNKS>(scores_lane, c * (CHUNK / 8) + 2 * k + i / 2) +
+                swizzle_advance<ROW_CHUNKS>(scores_lane, c * (SLICE_M / 8) + 2 * k + i / 2) +
                 2 * (16 * m + i % 2 * 8) * BLOCK_M;
             store_pair(dynamic_smem + DS_OFFSET + dS_stage, place, dS_half[m][k][i]);
             if (!P_IN_REGISTERS) store_pair(dynamic_smem + P_OFFSET, place, P_half[m][k][i]);
           }
       if constexpr (OWN_IN_REGISTERS) {  // dV and dK, from the rows of this warp
-        const unsigned b_lane = q_dkv + stage_bytes + 2 * (warp.row + c * CHUNK) * HEAD_DIM_PADDED;
-        const FromRegisters<KEY_TILES, CHUNK / 16> P_dv{P_half}, dS_dk{dS_half};
-        gemm_ab<CHUNK / 16, WARPS_DKV_D>(T(), dV_acc, P_dv, b_lane + ROWS_BYTES, warp.dkv_blocks);
-        gemm_ab<CHUNK / 16, WARPS_DKV_D>(T(), dK_acc, dS_dk, b_lane, warp.dkv_blocks);
+        const unsigned b_lane =
+            q_dkv + stage_bytes + 2 * (warp.row + c * SLICE_M) * HEAD_DIM_PADDED;
+        const FromRegisters<KEY_TILES, SLICE_M / 16> P_dv{P_half}, dS_dk{dS_half};
+        gemm_ab<SLICE_M / 16, WARPS_DKV_D>(T(), dV_acc, P_dv, b_lane + ROWS_BYTES, warp.dkv_blocks);
+        gemm_ab<SLICE_M / 16, WARPS_DKV_D>(T(), dK_acc, dS_dk, b_lane, warp.dkv_blocks);
       }
     }
 

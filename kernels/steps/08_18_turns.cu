@@ -7,15 +7,12 @@
 // Spills   by NVRTC 12.9 for sm_90: 8 bytes at HEAD_DIM = 64
 
 // The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles, KeyBlock and Warp
-// (what a block and a warp has), load_tile, gemm_abt and gemm_ab. backward_rows.cuh: lse, delta and
-// zeros for dQ_accum before the loop, and dQ after it.
-#include "backward_rows.cuh"
+// (what a block and a warp has), load_tile, gemm_abt and gemm_ab; lse, delta and zeros for dQ_accum
+// before the loop. backward_convert.cuh: dQ after it.
+#include "backward_convert.cuh"
 #include "backward_tiles.cuh"
-#include "turns.cuh"  // draw_number, load_relaxed, add_release
+#include "semaphore.cuh"  // draw_number, load_relaxed, add_release
 
-#ifndef DETERMINISTIC
-#define DETERMINISTIC 0  // 1: tiles of keys add to a tile of dQ in the order of their numbers
-#endif
 #ifndef VECTOR_ATOMICS
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define VECTOR_ATOMICS 1  // four floats in one instruction, from sm_90 on
@@ -67,22 +64,21 @@ __device__ __forceinline__ void atomic_add(float* dQ_accum, int fragment, const 
 template <typename T>
 __global__ void __launch_bounds__(THREADS) backward_mma_preprocess(
     const T* __restrict__ O, const T* __restrict__ dO, const float* __restrict__ lse,
-    float* __restrict__ lse_delta, float* __restrict__ dQ_accum, int* __restrict__ turns,
+    float* __restrict__ lse_delta, float* __restrict__ dQ_accum, int* __restrict__ dq_semaphore,
     const int* __restrict__ cu_seqlens_q, const BackwardParams params) {
   // ---- lse and delta of a tile of rows
   const RowBlock block(params.forward, cu_seqlens_q);
   const RowTiles tiles = row_tiles(block.packed, block.q_first, block.sequence, params.forward);
-  if (blockIdx.x + block.head + block.sequence + threadIdx.x == 0)
-    turns[params.forward.heads * tiles.of_head] = 0;
+  clear_semaphores(dq_semaphore, block, tiles, params.forward);
   if (block.first_row >= block.q_len) return;
-  prepare_rows<true>(block, tiles, O, dO, lse, lse_delta, dQ_accum, params, turns);
+  prepare_rows<THREADS, DQ_COLUMNS>(block, tiles, O, dO, lse, lse_delta, dQ_accum, params);
 }
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
     const T* __restrict__ Q, const T* __restrict__ K, const T* __restrict__ V,
     const T* __restrict__ dO, const float* __restrict__ lse_delta, float* __restrict__ dQ_accum,
-    int* __restrict__ turns, T* __restrict__ dK, T* __restrict__ dV,
+    int* __restrict__ dq_semaphore, T* __restrict__ dK, T* __restrict__ dV,
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const BackwardParams params) {
@@ -90,7 +86,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   const AttentionParams& forward = params.forward;
   const auto number = [&] {  // deterministic: a tile waits for those before it
     const auto counter = [&] {
-      return turns + forward.heads * row_tiles(cu_seqlens_q, 0, 0, forward).of_head;
+      return dq_semaphore + forward.heads * row_tiles(cu_seqlens_q, 0, 0, forward).of_head;
     };
     return DETERMINISTIC ? draw_number(counter) : block_number();
   };
@@ -177,19 +173,19 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   };
   // Deterministic: it is this block's turn at a tile of dQ when all tiles of keys before it that
   // see some of the tile's rows have added theirs.
-  const auto wait_for_turn = [&](int slot, int row_tile) {
+  const auto wait_for_semaphore = [&](int slot, int row_tile) {
     if (!DETERMINISTIC || threadIdx.x != 0) return;
-    const int turn = block.tile - max(row_tile * BLOCK_M + rows.window_lo, 0) / BLOCK_N;
-    int turn_seen = -1;
-    while (turn_seen != turn) {
+    const int blocks_before = block.tile - max(row_tile * BLOCK_M + rows.window_lo, 0) / BLOCK_N;
+    int count = -1;
+    while (count != blocks_before) {
       __nanosleep(20);
-      turn_seen = load_relaxed(turns + rows.first_slot + slot);
+      count = load_relaxed(dq_semaphore + rows.first_slot + slot);
     }
     fence_acquire();  // without it, this block could add before the additions of the one before
   };
-  const auto pass_turn = [&](int slot) {
+  const auto pass_semaphore = [&](int slot) {
     // not before this block's additions are done
-    if (DETERMINISTIC && threadIdx.x == 0) add_release(turns + rows.first_slot + slot);
+    if (DETERMINISTIC && threadIdx.x == 0) add_release(dq_semaphore + rows.first_slot + slot);
   };
 
   load_tile<BLOCK_N>(
@@ -212,13 +208,13 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
     const int first_row = row_tile * BLOCK_M;
     const int next_tile = row_tile > rows.first_tile ? row_tile - 1 : rows.last_tile;
     const int next_head = row_tile > rows.first_tile ? head : head + 1;
-    if (DQ_LATER && previous >= 0) wait_for_turn(previous, previous_tile);
+    if (DQ_LATER && previous >= 0) wait_for_semaphore(previous, previous_tile);
     cp_async_wait<0>();
     // Without it, these tiles could be read before their copies land, or the previous ones
     // overwritten while in use.
     __syncthreads();
-    if (DQ_LATER && before_previous >= 0) pass_turn(before_previous);
-    if (!DQ_LATER && previous >= 0) pass_turn(previous);
+    if (DQ_LATER && before_previous >= 0) pass_semaphore(before_previous);
+    if (!DQ_LATER && previous >= 0) pass_semaphore(previous);
     if (LOAD_FIRST && next_head < block.group) load_rows(next_head, next_tile, stage ^ 1);
 
     // DQ_LATER: dS has two buffers. The last step's is read here while this step's is written.
@@ -232,13 +228,13 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
     const float* const own_lse =
         reinterpret_cast<const float*>(dynamic_smem + LSE_OFFSET + stage * LSE_DELTA_BYTES);
 #pragma unroll
-    for (int c = 0; c < WARP_ROWS / CHUNK; ++c) {
-      float S[KEY_TILES][CHUNK / 8][4] = {}, dP[KEY_TILES][CHUNK / 8][4];
-      gemm_abt(T(), S, k_lane, q_lane + stage_bytes + 2 * c * CHUNK * HEAD_DIM_PADDED);
+    for (int c = 0; c < WARP_ROWS / SLICE_M; ++c) {
+      float S[KEY_TILES][SLICE_M / 8][4] = {}, dP[KEY_TILES][SLICE_M / 8][4];
+      gemm_abt(T(), S, k_lane, q_lane + stage_bytes + 2 * c * SLICE_M * HEAD_DIM_PADDED);
 #pragma unroll
-      for (int n = 0; n < CHUNK / 8; ++n) {
+      for (int n = 0; n < SLICE_M / 8; ++n) {
         const float2* const own =
-            reinterpret_cast<const float2*>(own_lse + warp.row + c * CHUNK + 8 * n + 2 * t);
+            reinterpret_cast<const float2*>(own_lse + warp.row + c * SLICE_M + 8 * n + 2 * t);
         const float2 lse = own[0], delta = own[BLOCK_M / 2];
 #pragma unroll
         for (int m = 0; m < KEY_TILES; ++m)
@@ -249,11 +245,11 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
           }
       }
       const auto mask = [&] {  // a key that a row does not see has the weight 0
-        const int key = first_key + warp.key + g, row = first_row + warp.row + c * CHUNK + 2 * t;
+        const int key = first_key + warp.key + g, row = first_row + warp.row + c * SLICE_M + 2 * t;
 #pragma unroll
         for (int m = 0; m < KEY_TILES; ++m)
 #pragma unroll
-          for (int n = 0; n < CHUNK / 8; ++n)
+          for (int n = 0; n < SLICE_M / 8; ++n)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
               const int j = key + 16 * m + i / 2 * 8, distance = j - (row + 8 * n + i % 2);
@@ -264,34 +260,35 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
       if (MASK_FIRST && masked) mask();
       gemm_abt(
           T(), dP, k_lane + KEYS_BYTES,
-          q_lane + stage_bytes + ROWS_BYTES + 2 * c * CHUNK * HEAD_DIM_PADDED);
+          q_lane + stage_bytes + ROWS_BYTES + 2 * c * SLICE_M * HEAD_DIM_PADDED);
       if (!MASK_FIRST && masked) mask();
       if (!LOAD_FIRST && c == 0 && next_head < block.group)
         load_rows(next_head, next_tile, stage ^ 1);
 
       // Accumulators of 2 x 8 rows have the layout that the left operand of 16 rows needs: only the
       // width changes.
-      unsigned P_half[KEY_TILES][CHUNK / 16][4], dS_half[KEY_TILES][CHUNK / 16][4];
+      unsigned P_half[KEY_TILES][SLICE_M / 16][4], dS_half[KEY_TILES][SLICE_M / 16][4];
 #pragma unroll
       for (int m = 0; m < KEY_TILES; ++m)
 #pragma unroll
-        for (int k = 0; k < CHUNK / 16; ++k)
+        for (int k = 0; k < SLICE_M / 16; ++k)
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             const float2 p = operand_pair(S[m], k, i), dp = operand_pair(dP[m], k, i);
             P_half[m][k][i] = pack(T(), p.x, p.y);
             dS_half[m][k][i] = pack(T(), p.x * dp.x, p.y * dp.y);
             const unsigned place =
-                swizzle_advance<ROW_CHUNKS>(scores_lane, c * (CHUNK / 8) + 2 * k + i / 2) +
+                swizzle_advance<ROW_CHUNKS>(scores_lane, c * (SLICE_M / 8) + 2 * k + i / 2) +
                 2 * (16 * m + i % 2 * 8) * BLOCK_M;
             store_pair(dynamic_smem + DS_OFFSET + dS_stage, place, dS_half[m][k][i]);
             if (!P_IN_REGISTERS) store_pair(dynamic_smem + P_OFFSET, place, P_half[m][k][i]);
           }
       if constexpr (OWN_IN_REGISTERS) {  // dV and dK, from the rows of this warp
-        const unsigned b_lane = q_dkv + stage_bytes + 2 * (warp.row + c * CHUNK) * HEAD_DIM_PADDED;
-        const FromRegisters<KEY_TILES, CHUNK / 16> P_dv{P_half}, dS_dk{dS_half};
-        gemm_ab<CHUNK / 16, WARPS_DKV_D>(T(), dV_acc, P_dv, b_lane + ROWS_BYTES, warp.dkv_blocks);
-        gemm_ab<CHUNK / 16, WARPS_DKV_D>(T(), dK_acc, dS_dk, b_lane, warp.dkv_blocks);
+        const unsigned b_lane =
+            q_dkv + stage_bytes + 2 * (warp.row + c * SLICE_M) * HEAD_DIM_PADDED;
+        const FromRegisters<KEY_TILES, SLICE_M / 16> P_dv{P_half}, dS_dk{dS_half};
+        gemm_ab<SLICE_M / 16, WARPS_DKV_D>(T(), dV_acc, P_dv, b_lane + ROWS_BYTES, warp.dkv_blocks);
+        gemm_ab<SLICE_M / 16, WARPS_DKV_D>(T(), dK_acc, dS_dk, b_lane, warp.dkv_blocks);
       }
     }
 
@@ -302,7 +299,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
         asm volatile("bar.sync %0, %1;" ::"r"(1 + warp.id / GROUP_WARPS), "n"(32 * GROUP_WARPS)
                      : "memory");
       } else {
-        wait_for_turn(slot, row_tile);
+        wait_for_semaphore(slot, row_tile);
         __syncthreads();  // without it, dS could be read before all warps have written theirs
       }
 #pragma unroll
@@ -326,14 +323,14 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
     row_tile = next_tile;
   }
   if (DQ_LATER && previous >= 0) {
-    wait_for_turn(previous, previous_tile);
+    wait_for_semaphore(previous, previous_tile);
     __syncthreads();  // without it, dS could be read before the other warps have written theirs
-    if (before_previous >= 0) pass_turn(before_previous);
+    if (before_previous >= 0) pass_semaphore(before_previous);
     add_dq(previous, dS_dq + (stage ^ 1) * SCORES_BYTES);
   }
   if (DETERMINISTIC && previous >= 0) {
-    __syncthreads();  // without it, the turn could pass on before the other threads' additions
-    pass_turn(previous);
+    __syncthreads();  // without it, the semaphore could pass before the other threads' additions
+    pass_semaphore(previous);
   }
 
   // ---- epilogue: by way of shared memory, to write 16 bytes at a time

@@ -152,7 +152,7 @@ def functions_of_scores(stage: Stage, call: Call, sizes: Mapping[str, int]) -> t
         raise ValueError(f"mask_mod, with {heads:,} heads and {sequences:,} sequences: one grid takes {MAX_GRID_YZ:,}")
     by_keys = stage.direction == "backward"
     steps = (tiles * width if heads > 1 else 0, heads * tiles * width if sequences > 1 else 0)
-    if sizes.get("DETERMINISTIC"):  # turns count all tiles of a range
+    if sizes.get("DETERMINISTIC"):  # semaphores count all tiles of a range
         return [], mod.arguments()
     place = "block_mask", np.int64(steps[1]), np.int64(steps[0]), np.int32(width)
     cu_seqlens = tuple(name if name in call.arrays else None for name in CU_SEQLENS)
@@ -428,14 +428,14 @@ def backward_mma(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Lau
     """08 in half types: D and zeros, by tiles of rows; dK, dV and sums of dQ, by tiles of keys; dQ in its own type.
 
     Only the second one has dynamic shared memory. DETERMINISTIC=1 orders its sums: the launches stay as they are. Steps
-    before that mode have no scratch array "turns", and their kernels no such parameter. Where there are more heads or
-    batches than a grid has room for, the parts of the call use the same scratch, one after the other.
+    before that mode have no scratch array "dq_semaphore", and their kernels no such parameter. Where there are more
+    heads or batches than a grid has room for, the parts of the call use the same scratch, one after the other.
     """
     return _backward_in_half(stage, call, sizes, ("q", "k", "v", "do"))
 
 
 def hopper_backward(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]:
-    """13: the same three launches, and arrays as tensor maps; for long rows without turns."""
+    """13: the same three launches, and arrays as tensor maps; for long rows without semaphores."""
     rows, keys = sizes["BLOCK_M"], sizes["BLOCK_N"]
     return _backward_in_half(stage, call, sizes, (Map("q", rows), Map("do", rows), Map("k", keys), Map("v", keys)))
 
@@ -462,9 +462,9 @@ def _backward_in_half(stage: Stage, call: Call, sizes: Mapping[str, int], given:
 
 
 def tiles_of_rows(call: Call, sizes: Mapping[str, int]) -> dict[str, Spec]:
-    """What 08 in half types keeps for each tile of rows of each head: lse and delta, dQ in float32, whose turn it is.
+    """What 08 in half types keeps for each tile of rows of each head: lse and delta, dQ in float32, a semaphore.
 
-    The last of turns counts blocks.
+    Behind the semaphores, a number counts blocks.
     """
     rows, block_m = call.arrays["q"].shape[2], sizes["BLOCK_M"]
     of_a_head = _slots(call, "q", block_m) if call.packed else call.sequences * -(-rows // block_m)
@@ -472,13 +472,14 @@ def tiles_of_rows(call: Call, sizes: Mapping[str, int]) -> dict[str, Spec]:
     return {
         "lse_delta": Spec.dense((tiles, 2 * block_m), np.float32),
         "dq_accum": Spec.dense((tiles, block_m * backward_dq_columns(sizes["HEAD_DIM"], sizes)), np.float32),
-        "turns": Spec.dense((tiles + 1,), np.int32),
+        "dq_semaphore": Spec.dense((tiles + 1,), np.int32),
     }
 
 
 def tiles_of_long_rows(call: Call, sizes: Mapping[str, int]) -> dict[str, Spec]:
-    """The same for rows as long as they can be, and without turns."""
-    return {name: spec for name, spec in tiles_of_rows(call, {**sizes, "HEAD_DIM": 256}).items() if name != "turns"}
+    """The same for rows as long as they can be, and without semaphores."""
+    scratch = tiles_of_rows(call, {**sizes, "HEAD_DIM": 256})
+    return {name: spec for name, spec in scratch.items() if name != "dq_semaphore"}
 
 
 def row_sums(call: Call, sizes: Mapping[str, int]) -> dict[str, Spec]:

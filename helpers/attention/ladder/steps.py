@@ -250,15 +250,15 @@ def _backward_mma_shared(*, buffers: int, ds: int, p_stored: bool) -> Callable[[
     return shared_bytes
 
 
-def _without_turns(call: Call, sizes: Sizes) -> dict[str, Spec]:
-    """The scratch arrays of the stage but for whose turn it is."""
-    return {name: spec for name, spec in tiles_of_rows(call, sizes).items() if name != "turns"}
+def _without_semaphores(call: Call, sizes: Sizes) -> dict[str, Spec]:
+    """The scratch arrays of the stage but for the semaphores."""
+    return {name: spec for name, spec in tiles_of_rows(call, sizes).items() if name != "dq_semaphore"}
 
 
 def _backward_mma() -> tuple[Stage, ...]:
     target = LADDER["backward_mma"]
     in_any_order: dict[str, Any] = {
-        "scratch": _without_turns,
+        "scratch": _without_semaphores,
         "features": target.features - {"deterministic", "mod"},
         "variant": lambda call: {},
     }
@@ -445,7 +445,7 @@ def _hopper_backward() -> tuple[Stage, ...]:
             replace(target, features=target.features - {"deterministic"}),
             f"steps/{file}",
             idea,
-            scratch=_without_turns,
+            scratch=_without_semaphores,
             variant=lambda call: {},
             **changed,
         )

@@ -285,7 +285,7 @@ def pick_few_backward(head_dim: int, shared_limit: int) -> dict[str, int]:
 # ---- 08, the backward in half types
 
 _BACKWARD_MMA_NAMES = (
-    *("BLOCK_M", "BLOCK_N", "WARPS", "WARPS_KEYS", "WARPS_DKV", "WARPS_DQ", "CHUNK", "MIN_BLOCKS", "DQ_LATER"),
+    *("BLOCK_M", "BLOCK_N", "WARPS", "WARPS_KEYS", "WARPS_DKV", "WARPS_DQ", "SLICE_M", "MIN_BLOCKS", "DQ_LATER"),
 )
 # By head_dim: the first of which a multiprocessor has room for MIN_BLOCKS blocks. The first of 64 and of 128 are the
 # fastest on an H200 in bfloat16. The others are what fits: no GPU that needs them was measured.

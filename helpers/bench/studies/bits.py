@@ -13,6 +13,7 @@ from helpers.attention.ladder import BACKWARD, backward
 from helpers.bench import records
 from helpers.bench.cases import Inputs, Shape
 from helpers.device import cp, describe
+from helpers.renamed import old_names
 
 RECORD = records.MEASURED / "nvidia-h200-bits.json"
 recorded = functools.partial(records.load, RECORD)
@@ -21,7 +22,9 @@ SHAPE = (1, 16, 4096, 64)
 RUNS = 10
 
 
-def different(name: str, *, deterministic: bool, dtype: str, shape: Shape = SHAPE, runs: int = RUNS) -> dict[str, int]:
+def differing_elements(
+    name: str, *, deterministic: bool, dtype: str, shape: Shape = SHAPE, runs: int = RUNS
+) -> dict[str, int]:
     """Elements of each gradient that differ between the runs of one call of a stage."""
     inputs = Inputs(shape, dtype)
     q, k, v = inputs.device
@@ -46,7 +49,9 @@ def measure(shape: Shape = SHAPE, runs: int = RUNS) -> dict[str, Any]:
         {
             "stage": stage.name + " deterministic" * deterministic,
             "dtype": dtype,
-            "different": different(stage.name, deterministic=deterministic, dtype=dtype, shape=shape, runs=runs),
+            "different": differing_elements(
+                stage.name, deterministic=deterministic, dtype=dtype, shape=shape, runs=runs
+            ),
         }
         for stage in BACKWARD.values()
         for dtype in stage.dtypes
@@ -67,3 +72,6 @@ def table(record: Mapping[str, Any] | None = None) -> str:
     for row in record["rows"]:
         lines.append(f"{row['stage']:32}{row['dtype']:10}" + "".join(f"{n:12,}" for n in row["different"].values()))
     return "\n".join(lines)
+
+
+old_names(__name__, different="differing_elements")

@@ -182,7 +182,7 @@ class Truth:
 
 def rotate(a: np.ndarray, positions: np.ndarray, interleaved: bool) -> np.ndarray:
     """Rows (rows, d) rotated in float64 by the float32 angles of their positions, and rounded to bfloat16."""
-    tables = rotary_and_projection.angles(int(positions.max()) + 1, a.shape[1])
+    tables = rotary_and_projection.cos_sin(int(positions.max()) + 1, a.shape[1])
     return _rounded(reference.rotary(a, *tables, positions, interleaved=interleaved))
 
 
@@ -233,7 +233,7 @@ Maker = Callable[[], Way]
 
 def rotary_ways(inputs: Inputs) -> Iterator[Maker]:
     """A pass of its own before attention, and the rotation in attention's load."""
-    angles = tuple(map(cp.asarray, rotary_and_projection.angles(inputs.work.n, inputs.work.head_dim)))
+    angles = tuple(map(cp.asarray, rotary_and_projection.cos_sin(inputs.work.n, inputs.work.head_dim)))
 
     def alone(interleaved: bool) -> Way:
         planned = rotary_and_projection.plan_rotary(inputs.q, inputs.k, *angles, interleaved=interleaved)
@@ -426,7 +426,7 @@ def kernels(work: Work) -> Iterator[dict[str, Any]]:
     from helpers.attention.ladder import tiles
 
     inputs = Inputs(work)
-    angles = tuple(map(cp.asarray, rotary_and_projection.angles(work.n, work.head_dim)))
+    angles = tuple(map(cp.asarray, rotary_and_projection.cos_sin(work.n, work.head_dim)))
     qkv = inputs.heads_first(inputs.q, inputs.k, inputs.v)
     options: dict[str, tuple[Stage, dict[str, Any]]] = {
         "07": (PLAIN, {}),

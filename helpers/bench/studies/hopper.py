@@ -35,6 +35,7 @@ from helpers.bench.timing import Clocks, elapsed, in_turns, speeds
 from helpers.device import ON_GPU, cp, describe
 from helpers.draw.picture import GPU, Picture, Text, figure, styled
 from helpers.engine.cuda_source.edit import edit
+from helpers.renamed import old_names
 
 RECORD = records.MEASURED / "nvidia-h200-hopper.json"
 recorded = functools.partial(records.load, RECORD)
@@ -748,7 +749,7 @@ def rings() -> dict[str, dict[str, Any]]:
     return {f"STAGES = {each['stages']}": each for each in record.get("rings", [own] if own else [])}
 
 
-def change(name: str, head_dim: int, *, causal: bool = False) -> dict[str, Any] | None:
+def ablation(name: str, head_dim: int, *, causal: bool = False) -> dict[str, Any] | None:
     """One recorded change, or None."""
     for row in (recorded() or {}).get("changes", ()):
         if (row["name"], row["shape"][3], row["causal"]) == (name, head_dim, causal):
@@ -761,7 +762,7 @@ def _speed(speed: float, least: float, most: float) -> str:
 
 
 @_shown
-def changes_table(head_dim: int, *, causal: bool = False, record: Mapping[str, Any] | None = None) -> str:
+def ablations_table(head_dim: int, *, causal: bool = False, record: Mapping[str, Any] | None = None) -> str:
     """The recorded changes at one head_dim as text: speed beside the kernel as it is, from .. to over the rounds."""
     rows = [r for r in record["changes"] if (r["shape"][3], r["causal"]) == (head_dim, causal)]
     if not rows:
@@ -833,7 +834,10 @@ def table(record: Mapping[str, Any] | None = None) -> str:
     texts = [record["device"]]
     if "changes" in record:
         at = ((128, False), (64, False), (128, True))
-        texts += [changes_table(d, causal=causal, record=record) for d, causal in at]
+        texts += [ablations_table(d, causal=causal, record=record) for d, causal in at]
     tables = {"clocks": clocks_table, "rings": rings_table, "power": power_table}
     texts += [each(record) for name, each in tables.items() if name in record]
     return "\n\n".join(texts)
+
+
+old_names(__name__, change="ablation", changes_table="ablations_table")

@@ -53,6 +53,7 @@ from helpers.bench import records
 from helpers.bench.run import device_facts
 from helpers.bench.timing import speeds
 from helpers.engine.cuda_source.signatures import dtype_of
+from helpers.renamed import old_names
 
 cp = device.cp
 HEADS = ((16, 16), (32, 8))  # of q, and of k and v
@@ -74,7 +75,7 @@ Way = Callable[[], Any]
 # ---- the model
 
 
-def hidden_from(
+def tokens_to_hide_copies(
     heads: int, kv_heads: int, *, tflops: float = 600.0, gb_per_s: float = 400.0, causal: bool = False
 ) -> float:
     """From how many tokens a GPU a step takes longer than the copy of the next K and V in a half type.
@@ -117,7 +118,9 @@ def calculated() -> list[str]:
     lines = ["tokens a GPU from which the copy of K and V hides, at 600 TFLOP/s:"]
     for heads, kv_heads in HEADS:
         for gb_per_s in (400, 50):
-            full, causal = (hidden_from(heads, kv_heads, gb_per_s=gb_per_s, causal=each) for each in (False, True))
+            full, causal = (
+                tokens_to_hide_copies(heads, kv_heads, gb_per_s=gb_per_s, causal=each) for each in (False, True)
+            )
             what = f"{heads:3} heads of q, {kv_heads:2} of k, {gb_per_s:3} GB/s"
             lines.append(f"  {what}: {full:7,.0f}; causal, zigzag {causal:7,.0f}")
     lines.append("share of the time that is work, causal, 16,384 tokens a GPU, 32 heads of q, 8 of k:")
@@ -193,7 +196,7 @@ class Inputs:
         return {"gpus": self.ranks.size, "rows": self.rows, "heads": self.heads, "kv_heads": self.kv_heads}
 
 
-def on_host(parts: Sequence[Any]) -> list[np.ndarray]:
+def to_host(parts: Sequence[Any]) -> list[np.ndarray]:
     """Copies of all ranks' arrays. One after the other, each on its own GPU's current stream."""
     made = []
     for a in parts:
@@ -207,13 +210,13 @@ def on_host(parts: Sequence[Any]) -> list[np.ndarray]:
 
 def same_bits(mine: Sequence[Any], others: Sequence[Any]) -> bool:
     """Whether two lists of arrays are the same, bit for bit."""
-    pairs = zip(on_host(mine), on_host(others), strict=True)
+    pairs = zip(to_host(mine), to_host(others), strict=True)
     return all(np.array_equal(a.view("uint8"), b.view("uint8")) for a, b in pairs)
 
 
 def error(inputs: Inputs, o: Sequence[Any], schedule: str, causal: bool) -> float:
     """The largest one of some rows of the first and the last head, beside float64."""
-    q, k, v, o = ([a.astype(np.float64) for a in on_host(each)] for each in (inputs.q, inputs.k, inputs.v, o))
+    q, k, v, o = ([a.astype(np.float64) for a in to_host(each)] for each in (inputs.q, inputs.k, inputs.v, o))
     k, v = unshard(k, schedule), unshard(v, schedule)
     worst, size = 0.0, inputs.ranks.size
     for rank in range(size):
@@ -407,7 +410,7 @@ def timed(ranks: Comms, ways: Mapping[str, Way], rounds: int = ROUNDS) -> dict[s
     return {name: (taken, host[name]) for name, taken in times.items()}
 
 
-def rows_of(what: Row, ranks: Comms, ways: Mapping[str, Way], flop: float) -> Iterator[Row]:
+def measure_ways(what: Row, ranks: Comms, ways: Mapping[str, Way], flop: float) -> Iterator[Row]:
     """A record of each way, beside the independent runs."""
     all_times = timed(ranks, ways)
     for name, (taken, host) in all_times.items():
@@ -462,7 +465,7 @@ def measure_times(comms: Mapping[str, Comms], *, backward: bool, local: Sequence
                 ways = {"independent": inputs.independent(causal, backward=backward)}
                 ways |= ways_of(comms, call, causal, (0,) if backward else LEFT)  # no grid of 13 is persistent
                 what = {"part": "backward" if backward else "forward", "causal": causal, **inputs.what}
-                yield from rows_of(what, ranks, ways, inputs.flop(causal, backward=backward))
+                yield from measure_ways(what, ranks, ways, inputs.flop(causal, backward=backward))
                 del ways, results
             del inputs
             free(ranks)
@@ -521,7 +524,7 @@ def in_channels(count: int) -> Iterator[Row]:
             f"zigzag, {count} channels": functools.partial(inputs.forward, ranks, "zigzag", causal),
         }
         what = {"part": "channels", "causal": causal, **inputs.what}
-        yield from rows_of(what, ranks, ways, inputs.flop(causal, backward=False))
+        yield from measure_ways(what, ranks, ways, inputs.flop(causal, backward=False))
     copies = [row for row in measure_copies({f"nccl, {count} channels": ranks}) if row["rows"] == 16384]
     yield from ({**row, "part": "channels"} for row in copies)
 
@@ -630,6 +633,8 @@ def main(words: Sequence[str]) -> None:
     else:
         work(words[0], int(words[1]), int(words[2]), Path(words[3]))
 
+
+old_names(__name__, hidden_from="tokens_to_hide_copies", on_host="to_host", rows_of="measure_ways")
 
 if __name__ == "__main__":
     main(sys.argv[1:])

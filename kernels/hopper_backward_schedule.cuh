@@ -1,0 +1,113 @@
+// The order of a block of 13: its steps, a tile of rows each; their mbarriers and loads; and the scores
+// that a step begins with. SharedStorage, where a kernel's tiles are in shared memory, is its own.
+
+#pragma once
+#include "backward_blocks.cuh"
+#include "backward_hooks.cuh"  // nothing, until the library adds something (11)
+#include "backward_params.cuh"
+#include "hopper.cuh"
+#include "tile_io.cuh"
+
+using Scores = float[BLOCK_M / 2];  // S^T or dP^T: element 4 n + 2 i + e is key g + 8 i of the
+                                    // warp's 16, row 8 n + 2 t + e
+
+// Of each head the functions of scores, which may leave tiles out: none.
+struct NoFunctions {
+  __device__ __forceinline__ Hooks operator()(int) const { return {}; }
+};
+
+// The steps of a block: all heads of the group, and their tiles of rows from the last to the first.
+template <int N, typename HooksOf = NoFunctions>
+struct Steps {
+  const RowRange& rows;
+  const HooksOf hooks_of;
+  const int key_tile, group;
+  RowLists lists;
+  int head = 0, row_tile, count = 0;
+  PipelineState<N> stage;  // of the ring of Q and dO
+
+  __device__ __forceinline__
+  Steps(const RowRange& rows, const KeyBlock& block, const HooksOf& hooks_of = HooksOf())
+      : rows(rows), hooks_of(hooks_of), key_tile(block.tile), group(block.group) {
+    row_tile = rows.last_tile;
+    lists.begin(hooks_of, 0, key_tile, row_tile);
+  }
+  __device__ __forceinline__ bool more() const {
+    return rows.first_tile <= rows.last_tile && head < group;
+  }
+  __device__ __forceinline__ void advance() {
+    int next_tile = row_tile > rows.first_tile ? row_tile - 1 : rows.last_tile;
+    int next_head = row_tile > rows.first_tile ? head : head + 1;
+    lists.advance(hooks_of, head, key_tile, group, next_head, next_tile);
+    row_tile = next_tile;
+    head = next_head;
+    ++count;
+    stage.advance();
+  }
+  __device__ __forceinline__ int slot() const { return head * rows.tiles.of_head + row_tile; }
+};
+
+// One mbarrier for K and one for V; a ring for Q and one for dO, which are released together.
+template <int N>
+struct Barriers {
+  unsigned k_full, v_full;
+  Ring<N> q_ring, do_ring;
+
+  template <typename SharedStorage>
+  __device__ __forceinline__ explicit Barriers(SharedStorage& smem)
+      : k_full(smem_address(&smem.k_full)),
+        v_full(smem_address(&smem.v_full)),
+        q_ring(smem_address(smem.q_full), smem_address(smem.empty)),
+        do_ring(smem_address(smem.do_full), smem_address(smem.empty)) {}
+  // By one thread.
+  __device__ __forceinline__ void init(int consumers) const {
+    mbarrier_init(k_full, 1);
+    mbarrier_init(v_full, 1);
+    q_ring.init(consumers);
+    do_ring.init_full();
+    mbarrier_init_fence();
+  }
+};
+
+// By one thread: the tiles of rows of a step, and with those of the first the keys. RING: it waits until
+// the stage is free.
+template <bool RING = true, typename Step, typename SharedStorage, int N>
+__device__ __forceinline__ void load(
+    const Step& step, const KeyBlock& block, SharedStorage& smem, const Barriers<N>& bar,
+    const TensorMap& q_map, const TensorMap& do_map, const TensorMap& k_map, const TensorMap& v_map,
+    const float* lse_delta) {
+  constexpr int PANELS = sizeof(smem.K) / (BLOCK_N * 128);
+  const int stage = step.stage.index, row = block.q_first + step.row_tile * BLOCK_M;
+  const int head = block.kv_head * block.group + step.head;
+  const int batch = block.packed ? 0 : block.sequence;
+  const float* const lse = lse_delta + (long long)step.slot() * (2 * BLOCK_M);
+  const auto load_keys = [&](unsigned char* tile, const TensorMap& map, unsigned full) {
+    if (step.count > 0) return;
+    mbarrier_arrive_expect_tx(full, sizeof(smem.K));
+    tma_load_panels<BLOCK_N, PANELS>(
+        smem_address(tile), map, full, block.k_first + block.first_key, block.kv_head, batch);
+  };
+  const auto load_rows = [&](const Ring<N>& ring, unsigned char* tile, const TensorMap& map,
+                             float* numbers_smem, const float* numbers) {
+    const unsigned full = ring.expect(step.stage, sizeof(smem.Q[0]) + 4 * BLOCK_M);
+    tma_load_panels<BLOCK_M, PANELS>(smem_address(tile), map, full, row, head, batch);
+    bulk_load(smem_address(numbers_smem), numbers, full, 4 * BLOCK_M);
+  };
+  load_keys(smem.K, k_map, bar.k_full);
+  if (RING) bar.q_ring.wait_empty(step.stage);  // hazard: products still read it
+  load_rows(bar.q_ring, smem.Q[stage], q_map, smem.lse[stage], lse);
+  load_keys(smem.V, v_map, bar.v_full);
+  load_rows(bar.do_ring, smem.dO[stage], do_map, smem.delta[stage], lse + BLOCK_M);
+}
+
+// Issues S^T = K Q^T or dP^T = V dO^T for the warpgroup's 64 keys, 16 of COLUMNS columns at a time.
+template <typename T, int COLUMNS>
+__device__ __forceinline__ void start_scores(
+    Scores& S, unsigned long long keys, unsigned long long rows) {
+  wgmma_registers(S);
+  wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < COLUMNS / 16; ++i)
+    wgmma_ss(T(), S, advance_columns(keys, i, BLOCK_N), advance_columns(rows, i, BLOCK_M), i > 0);
+  wgmma_commit();
+}
