@@ -16,13 +16,8 @@ from helpers.engine import CompileError, RawModule, nvrtc
 HEADERS = sorted(path.name for path in kernel.KERNELS.glob("*.cuh"))
 NOTHING = '#include "{}"\nextern "C" __global__ void nothing() {{}}\n'
 NOT_YET = {  # and what whoever includes it has to say before
-    "backward_blocks.cuh": "BLOCK_M, BLOCK_N and THREADS",
-    "hopper_backward_load.cuh": "those of backward_blocks.cuh, and STAGES",
-    "hopper_backward_steps.cuh": "those of backward_blocks.cuh, and STAGES",
-    "hopper_backward_tiles.cuh": "CONSUMERS and THREADS",
+    "backward_preprocess.cuh": "HEAD_DIM, BLOCK_M and THREADS",
     "load_tile.cuh": "HEAD_DIM, and THREADS and CHUNKS, which are constants of whoever includes it",
-    "mma_tiles.cuh": "HEAD_DIM, BLOCK_M, BLOCK_N and WARPS",
-    "online_softmax.cuh": "ROWS and HEAD_DIM_PADDED",
 }
 
 
