@@ -16,8 +16,11 @@
 // Needs    sm_80; HEAD_DIM 64, 128 or 256, strides multiples of 16 bytes; tickets that are 0
 // Traffic  K and V once for each tile of 16 rows; 16 rows of float32 for each cut of a unit,
 //          twice
+#ifndef PAGED
+#define PAGED 0  // 1: K and V lie in pages, which block_table finds
+#endif
 
-#include "cache_copies.cuh"     // Cache, Copies: a ring of copies for each warp; PAGED
+#include "cache_copies.cuh"     // Cache, Copies: a ring of copies for each warp
 #include "decode_tile.cuh"      // sizes; Rows, Keys, Parts: which rows, which keys, results
 #include "float_fragments.cuh"  // 07's products in float32
 #include "hooks.cuh"            // nothing, until a caller gives it a function of scores
