@@ -200,7 +200,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) heads_and_masks(
     load_tile(smem.V, V, params.v.row, first, end);  // in flight during the scores
     float s[TILE_M][TILE_N] = {};
     gemm_qk(s, smem, x, y);
-    hook_scores<THREADS_Y, THREADS_X>(s, hooks, first_pos + 4 * y, first + x, tiles.partial());
+    hook_scores<THREADS_Y, THREADS_X>(s, hooks, first_pos + 4 * y, first + x, tiles.partial(first));
     // A key that a row does not see scores -inf, so that its weight is exactly 0.
     if (first < last_row + window_lo || first + BLOCK_N > min(first_row + window_hi + 1, end))
 #pragma unroll

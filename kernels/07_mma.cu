@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_mma(
       cp_async_commit();
     }
     const int q_idx = window.first_pos + warp_row + g;  // the first row's place among the keys
-    hook_scores(S, hooks, scale, q_idx, first + 2 * t, tiles.partial());
+    hook_scores(S, hooks, scale, q_idx, first + 2 * t, tiles.partial(first));
     if (first < last_row + window.lo || first + BLOCK_N > min(first_row + window.hi + 1, end)) {
       const int col_idx = first + 2 * t;  // of this lane's first key
       mask(S, first_row + warp_row + g - col_idx, end - col_idx, window.lo, window.hi);

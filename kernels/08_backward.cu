@@ -16,7 +16,7 @@
 //          backward: grid (ceil(keys of the longest sequence / BLOCK_N), kv_heads, sequences)
 //          backward_dq: grid (ceil(rows of the longest sequence / BLOCK_M), heads, sequences)
 //          All three: block THREADS. backward and backward_dq: sizeof(Shared) bytes of dynamic
-//          shared memory; with SLOTS, the grids of packed_tiles.cuh
+//          shared memory
 // Shapes   as 05; dO, dQ as Q, dK, dV as K; lse and delta, one number per row, (batch, heads, N) or
 //          (heads, tokens)
 // Traffic  backward: K, V, dK, dV once; Q, dO and the additions to dQ: for each tile of keys, the
@@ -201,6 +201,8 @@ __device__ __forceinline__ void scores_gradient(
 // The tile, head and sequence of this block, as in 05, and which keys a row sees: row i sees keys
 // i + window_lo .. i + window_hi.
 struct Place {
+  enum Tile { ROWS, KEYS };
+
   int tile, head, sequence;  // a tile of rows and its head, or a tile of keys and a head of K and V
   int q_first, k_first;      // where a packed sequence begins; else 0
   int q_len, kv_len, window_lo, window_hi;
@@ -209,7 +211,7 @@ struct Place {
   // Causal masks: the first keys are seen by the most rows, and the last rows see the most keys. These
   // tiles, of all heads, start first.
   __device__ __forceinline__ Place(
-      bool of_rows, const int* __restrict__ cu_seqlens_q, const int* __restrict__ cu_seqlens_k,
+      Tile of, const int* __restrict__ cu_seqlens_q, const int* __restrict__ cu_seqlens_k,
       const AttentionParams& forward) {
     tile = blockIdx.x;
     head = blockIdx.y;
@@ -217,13 +219,13 @@ struct Place {
     if (forward.window_right < UNLIMITED) {
       const unsigned heads = gridDim.y * gridDim.z,
                      block = tile + gridDim.x * (head + gridDim.y * sequence);
-      tile = of_rows ? gridDim.x - 1 - block / heads : block / heads;
+      tile = of == ROWS ? gridDim.x - 1 - block / heads : block / heads;
       head = block % heads % gridDim.y;
       sequence = block % heads / gridDim.y;
     }
     hook_tile(
-        tile, sequence, of_rows ? BLOCK_M : BLOCK_N, forward.sequences,
-        of_rows ? cu_seqlens_q : cu_seqlens_k);
+        tile, sequence, of == ROWS ? BLOCK_M : BLOCK_N, forward.sequences,
+        of == ROWS ? cu_seqlens_q : cu_seqlens_k);
     packed = cu_seqlens_q != nullptr;
     q_first = packed ? cu_seqlens_q[sequence] : 0;
     k_first = packed ? cu_seqlens_k[sequence] : 0;
@@ -305,7 +307,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     const BackwardParams params HOOK_PARAMETERS) {
   // ---- prologue: the tile of keys, head and sequence of this block, and the rows that see them
   const AttentionParams& forward = params.forward;
-  const Place at(false, cu_seqlens_q, cu_seqlens_k, forward);
+  const Place at(Place::KEYS, cu_seqlens_q, cu_seqlens_k, forward);
   const int kv_head = at.head, first_key = at.tile * BLOCK_N;
   if (first_key >= at.kv_len)
     return;  // the whole block, before any barrier: its sequence is shorter than the longest
@@ -346,7 +348,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
       gemm_abt(s, smem.Q, smem.K, x, y);
       hook_scores<THREADS_Y, THREADS_X>(s, grad, hooks, scale, q_idx, kv_idx);
       weights(s, smem, scale_log2, at, first_row, first_key, x, y);
-      hook_weights<THREADS_Y, THREADS_X>(s, hooks, q_idx, kv_idx, tiles.partial());
+      hook_weights<THREADS_Y, THREADS_X>(s, hooks, q_idx, kv_idx, tiles.partial(first_row));
       store_tile(smem, s, x, y);
       __syncthreads();  // without it, P could be read before another thread has written its part
       gemm_atb(dv, smem.P, smem.dO, x, y);
@@ -391,7 +393,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_dq(
     const int* __restrict__ cu_seqlens_k, const BackwardParams params HOOK_PARAMETERS) {
   // ---- prologue: the tile of rows, head and sequence of this block, and the keys that they see
   const AttentionParams& forward = params.forward;
-  const Place at(true, cu_seqlens_q, cu_seqlens_k, forward);
+  const Place at(Place::ROWS, cu_seqlens_q, cu_seqlens_k, forward);
   const int head = at.head, kv_head = head / (forward.heads / forward.kv_heads);
   const int first_row = at.tile * BLOCK_M;
   if (first_row >= at.q_len) return;

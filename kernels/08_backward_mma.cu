@@ -15,6 +15,7 @@
 #include "backward_epilogue.cuh"  // for dK and dV that are not rounded; backward_tiles.cuh
 #include "backward_hooks.cuh"     // nothing, until the library adds something (11)
 #include "semaphore.cuh"          // DqSemaphore: the order of additions to dQ, if it matters
+
 #ifndef VECTOR_ATOMICS
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define VECTOR_ATOMICS 1  // four floats in one instruction, from sm_90 on

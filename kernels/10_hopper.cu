@@ -120,8 +120,8 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   const auto hooks_of_tile = [&] {
     return Hooks{HOOK_ARGUMENTS tile.sequence, tile.head, tile.kv_head, tile.q_len, tile.kv_len};
   };
-  const auto keys_of_tile = [&] {
-    return KeyTiles<-BLOCK_N>(
+  const auto key_tiles_of_tile = [&] {
+    return Tiles<-BLOCK_N>(
         hooks_of_tile(), (tile.q_len - tile.rows) / BLOCK_M, last_tile_begin(tile), tile.begin);
   };
 
@@ -145,11 +145,13 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
               Q_smem + i * Q_BYTES, q_map, full, tile.row + 64 * i, tile.head, batch);
         }
       } else {
-        for (auto keys = keys_of_tile(); keys.more(); keys.advance(), stage.advance()) {
+        auto key_tiles = key_tiles_of_tile();
+        int first = key_tiles.first();
+        for (; key_tiles.more(first); first = key_tiles.next(first), stage.advance()) {
           ring.wait_empty(stage);  // hazard: products still read the tile before
           const unsigned full = ring.expect(stage, TILE_BYTES);
           tma_load_panels<BLOCK_N, PANELS>(
-              smem + stage.index * TILE_BYTES, map, full, tile.k_first + keys.first(), tile.kv_head,
+              smem + stage.index * TILE_BYTES, map, full, tile.k_first + first, tile.kv_head,
               batch);
         }
       }
@@ -179,19 +181,13 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   PipelineState<CONSUMERS> q_stage{consumer};
   PipelineState<STAGES> k_stage;
 
-  const auto modify_and_mask = [&](const KeyTiles<-BLOCK_N>& keys) {
-    const int first = keys.first();  // of the keys of S
-    modify<2, BLOCK_N / 4>(
-        hooks_of_tile(), scale, 1.0f,
-        [&](int i, int j) -> float& { return S[4 * (j / 2) + 2 * i + j % 2]; },
-        [&](int i) { return tile.first_pos + warp_row + g + 8 * i; },
-        [&](int j) { return first + 2 * t + j / 2 * 8 + j % 2; }, keys.partial());
+  const auto hooks_and_mask = [&](int first, bool partial) {                  // of the keys of S
+    const int q_idx = tile.first_pos + warp_row + g, kv_idx = first + 2 * t;  // this lane's first
+    hook_scores(S, hooks_of_tile(), scale, q_idx, kv_idx, partial);
     const int last_pos = tile.first_pos + min(BLOCK_M, tile.rows) - 1;
     if (first < last_pos - params.window_left ||
-        first + BLOCK_N > min(tile.first_pos + params.window_right + 1, tile.end)) {
-      const int col_idx = first + 2 * t;  // of this lane's first key
-      mask(S, tile.first_pos + warp_row + g - col_idx, tile.end - col_idx, params);
-    }
+        first + BLOCK_N > min(tile.first_pos + params.window_right + 1, tile.end))
+      mask(S, q_idx - kv_idx, tile.end - kv_idx, params);
   };
   const auto move = [&] { return move_maxima(S, maxima, l_i, rescale, softmax_scale_log2); };
   const auto store = [&] { store_rows(done, warp_row, acc, inverse, staged, O, packed, params); };
@@ -208,31 +204,34 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   if (PINGPONG && consumer == CONSUMERS - 1) named_barrier_arrive(next_turn, 256);
   for (;;) {
     // ---- a tile's first keys: S is ready
-    const float m_first = first_maximum(hooks_of_tile());
-    maxima.m_i[0] = maxima.m_i[1] = maxima.limit[0] = maxima.limit[1] = m_first;
-    l_i[0] = l_i[1] = t == 0 ? first_sum(hooks_of_tile()) : 0.0f;
-    maxima.base[0] = maxima.base[1] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      hook_start(maxima.m_i[i], l_i[i], hooks_of_tile(), t == 0);  // M_INIT and 0
+      maxima.limit[i] = maxima.m_i[i];
+      maxima.base[i] = 0.0f;
+    }
 #pragma unroll
     for (int i = 0; i < HEAD_DIM_PADDED / 2; ++i) acc[i] = 0.0f;
     wgmma_registers(S);
     if (leader) k_ring.release(k_stage);
-    auto keys = keys_of_tile();
-    modify_and_mask(keys);
+    auto key_tiles = key_tiles_of_tile();
+    int first = key_tiles.first();
+    hooks_and_mask(first, key_tiles.partial(first));
     move();
     bool rescaled = false;  // acc is still empty
     weights(0, GROUPS);
     to_operand<T>(P, S, 0, GROUPS);
-    if (packed && keys.first() + BLOCK_N > tile.kv_len) {  // the tile has rows of the next sequence
+    if (packed && first + BLOCK_N > tile.kv_len) {  // the tile has rows of the next sequence
       v_ring.wait_full(k_stage);
       clear_rows<BLOCK_N, PANELS>(
-          dynamic_smem + V_AT + k_stage.index * TILE_BYTES, tile.kv_len - keys.first(),
-          threadIdx.x - 128, 128 * CONSUMERS);
+          dynamic_smem + V_AT + k_stage.index * TILE_BYTES, tile.kv_len - first, threadIdx.x - 128,
+          128 * CONSUMERS);
       // hazard: products could read rows not cleared yet
       named_barrier_sync(V_CLEARED, 128 * CONSUMERS);
     }
 
     // ---- one step: issue S of the next key tile and O of this one, then compute the next weights
-    for (keys.advance(); keys.more(); keys.advance()) {
+    for (first = key_tiles.next(first); key_tiles.more(first); first = key_tiles.next(first)) {
       const auto v_stage = k_stage;  // V is one tile behind K
       k_stage.advance();
       k_ring.wait_full(k_stage);
@@ -243,11 +242,11 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
       v_ring.wait_full(v_stage);
       start_pv<T>(acc, P, advance_tiles(v, v_stage.index, TILE_BYTES));
       if (PINGPONG) named_barrier_arrive(next_turn, 256);
-      hook_prefetch<16, BLOCK_N>(hooks_of_tile(), tile.first_pos + warp_row, keys.first());
+      hook_prefetch<16, BLOCK_N>(hooks_of_tile(), tile.first_pos + warp_row, first);
       wgmma_wait<1>();
       wgmma_registers(S);
       if (leader) k_ring.release(k_stage);
-      modify_and_mask(keys);
+      hooks_and_mask(first, key_tiles.partial(first));
       rescaled = false;
       if (exceeds_limit(S, maxima.limit, softmax_scale_log2)) rescaled = move();
       weights(0, GROUPS / 2);

@@ -54,7 +54,9 @@ static_assert(BLOCK_M % (16 * WARPS) == 0 && BLOCK_N % 16 == 0, "a warp has whol
 static_assert(
     BLOCK_M % COPY_ROWS == 0 && BLOCK_N % COPY_ROWS == 0, "each thread copies equally many chunks");
 
-#include "online_softmax.cuh"  // Maxima, online_softmax_rescale: 07
+#include "online_softmax.cuh"  // RowMaxima, online_softmax_rescale: 07
+using Statistics = float[ROWS];
+using Maxima = RowMaxima<ROWS>;  // of the rows so far, in units of log2
 
 // Where an element is in shared memory. The atom is 8 rows of a panel: its 16-byte chunks are
 // permuted by the row, so that the eight that ldmatrix reads at a time are in different banks.
@@ -276,8 +278,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_cute(
     const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // no key: zeros, lse = -inf
     const int r = get<0>(coords_O(i, 0));
     if (first_row + r >= q_len) continue;
-    if (lse && get<1>(coords_O(i, 0)) == 0)
-      block.store_lse(lse, params, r, maxima.get(i), sum);
+    if (lse && get<1>(coords_O(i, 0)) == 0) block.store_lse(lse, params, r, maxima.get(i), sum);
 #pragma unroll
     for (int j = 0; j < HEAD_DIM / 4; j += 2)
       *reinterpret_cast<unsigned*>(&rows_O(i, j)) =

@@ -2,12 +2,14 @@
 // 2^(softmax_scale_log2 s - m_i), in one FFMA. Its product is exact, while m_i, that of the row's
 // largest s, is rounded: from LARGE on by more than a weight in float16. Such scores give way to their
 // distances from the maximum, both rounded alike, divided by the scale; m_i becomes 0. Explained in
-// 07's notebook. To be included after BLOCK_N and row_pair(S, i, n), which finds keys 8 n and 8 n + 1
-// of a thread in row i of S.
+// 07's notebook. row_pair(S, i, n) finds keys 8 n and 8 n + 1 of a thread in row i of S.
 
 #pragma once
 #include "softmax.cuh"
 
+#ifndef BLOCK_N
+#define BLOCK_N 64  // B_c, keys per tile
+#endif
 #ifndef RESCALE_THRESHOLD
 #define RESCALE_THRESHOLD 8.0f  // m_i follows only maxima that exceed it by more, in powers of 2
 #endif

@@ -7,8 +7,7 @@
 //
 // Launch   backward_mma_preprocess and backward_mma_convert: grid (ceil(longest q_len / BLOCK_M),
 //          heads, sequences); backward_mma: grid (ceil(longest kv_len / BLOCK_N), kv_heads,
-//          sequences) and SHARED_BYTES of dynamic shared memory; block 32 WARPS for all three; with
-//          SLOTS the grids of packed_tiles.cuh
+//          sequences) and SHARED_BYTES of dynamic shared memory; block 32 WARPS for all three
 // Shapes   Q, O, dO, dQ (batch, N, heads, HEAD_DIM), K, V, dK, dV (batch, N_kv, kv_heads,
 //          HEAD_DIM), float16 or bfloat16, strides in elements, rows contiguous; packed: (tokens,
 //          heads, HEAD_DIM) with cu_seqlens. lse (batch, heads, N) or (heads, tokens). Scratch, for

@@ -173,33 +173,23 @@ __device__ __forceinline__ void hook_prefetch(const Hooks& hooks, int q_idx, int
 #endif
 }
 
-// The maximum of a row before its first key, in units of log2, and the sum of its weights. A sink is
-// a score whose value is 0 (gpt-oss).
-__device__ __forceinline__ float first_maximum(const Hooks& hooks) {
-#if SINK
-  return fmaxf(LOG2_E * hooks.sink(), M_INIT);
-#else
-  return M_INIT;
-#endif
-}
-
-__device__ __forceinline__ float first_sum(const Hooks& hooks) {
-#if SINK
-  return hooks.sink() == NEG_INF ? 0.0f : 1.0f + 0.0f * hooks.sink();  // 1, or NaN as the sink
-#else
-  return 0.0f;
-#endif
-}
-
-// Both. counts: of the threads that share a row, one has the sink.
+// Before a row's first key: its maximum, in units of log2, and the sum of its weights. A sink is a
+// score whose value is 0 (gpt-oss). counts: of the threads that share a row, one has the sink.
 __device__ __forceinline__ void hook_start(
     float& m_i, float& l_i, const Hooks& hooks, bool counts) {
-  m_i = first_maximum(hooks);
-  l_i = counts ? first_sum(hooks) : 0.0f;
+#if SINK
+  const float sink = hooks.sink();
+  m_i = fmaxf(LOG2_E * sink, M_INIT);
+  l_i = counts && sink != NEG_INF ? 1.0f + 0.0f * sink : 0.0f;  // 1, or NaN as the sink
+#else
+  m_i = M_INIT;
+  l_i = 0.0f;
+#endif
 }
 
 // The tiles of a block's loop, STEP keys each, up or (STEP < 0) down: those of the block mask, or all
-// from `begin` on. next() is asked once for each of them, first of all.
+// from `begin` on. Each is its first key. next() is asked once for each; partial(), whether mask_mod hides
+// some key of it from some row, before that or after.
 template <int STEP>
 struct Tiles {
 #if MASK_MOD
@@ -230,7 +220,9 @@ struct Tiles {
   __device__ __forceinline__ bool more(int first) const {
     return STEP > 0 ? first < limit : first >= 0;
   }
-  __device__ __forceinline__ bool partial() const { return current % 2; }
+  __device__ __forceinline__ bool partial(int tile) const {
+    return (tile == first() ? upcoming : current) % 2;
+  }
 #else
   int begin, limit;
 
@@ -241,55 +233,6 @@ struct Tiles {
   __device__ __forceinline__ bool more(int first) const {
     return STEP > 0 ? first < limit : first >= limit;
   }
-  __device__ __forceinline__ bool partial() const {
-    return false;
-  }  // mask_mod hides some key of it
-#endif
-};
-
-// The key tiles of a tile of rows, STEP keys each, up or (STEP < 0) down: those of the block mask, or
-// all from the first one to `limit`.
-template <int STEP>
-struct KeyTiles {
-#if MASK_MOD
-  const int* entry;
-  int left, current, next;
-
-  __device__ __forceinline__ KeyTiles(const Hooks& hooks, int tile, int, int) {
-    entry = hooks.entries(tile);
-    left = *entry;
-    entry += STEP > 0 ? 1 : left;
-    current = *entry;
-    load_next();
-  }
-  __device__ __forceinline__ void load_next() {  // long before it is needed
-    entry += STEP > 0 ? 1 : -1;
-    next = left > 1 ? *entry : 0;
-  }
-  __device__ __forceinline__ bool more() const { return left > 0; }
-  __device__ __forceinline__ bool has_next() const { return left > 1; }
-  __device__ __forceinline__ int first() const { return current / 2 * (STEP > 0 ? STEP : -STEP); }
-  __device__ __forceinline__ int step() const {
-    return (next / 2 - current / 2) * (STEP > 0 ? STEP : -STEP);
-  }
-  __device__ __forceinline__ bool partial() const { return current % 2; }
-  __device__ __forceinline__ void advance() {
-    --left;
-    current = next;
-    load_next();
-  }
-#else
-  int at, limit;
-
-  __device__ __forceinline__ KeyTiles(const Hooks&, int, int first, int limit)
-      : at(BIAS_BYTES ? first / 2 * 2 : first), limit(limit) {}  // a pair begins at an even key
-  __device__ __forceinline__ bool more() const { return STEP > 0 ? at < limit : at >= limit; }
-  __device__ __forceinline__ bool has_next() const {
-    return STEP > 0 ? at + STEP < limit : at + STEP >= limit;
-  }
-  __device__ __forceinline__ int first() const { return at; }
-  __device__ __forceinline__ int step() const { return STEP; }
-  __device__ __forceinline__ bool partial() const { return false; }
-  __device__ __forceinline__ void advance() { at += STEP; }
+  __device__ __forceinline__ bool partial(int) const { return false; }
 #endif
 };

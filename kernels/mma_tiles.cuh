@@ -1,12 +1,24 @@
 // What a warp of 07 does with its tile: S = Q K^T, masks, the online softmax, acc += P V. Written out
-// in 07_mma.cu and explained in its notebook. To be included after HEAD_DIM, BLOCK_M, BLOCK_N, WARPS
-// and RESCALE_THRESHOLD.
+// in 07_mma.cu, where the sizes are explained, as in its notebook.
 
 #pragma once
 #include "half2.cuh"
 #include "mask.cuh"
 #include "ptx.cuh"
 #include "swizzle.cuh"
+
+#ifndef HEAD_DIM
+#define HEAD_DIM 64
+#endif
+#ifndef BLOCK_M
+#define BLOCK_M 128
+#endif
+#ifndef BLOCK_N
+#define BLOCK_N 64
+#endif
+#ifndef WARPS
+#define WARPS 4
+#endif
 
 constexpr int THREADS = 32 * WARPS;
 constexpr int TILES_M = BLOCK_M / (16 * WARPS);  // MMA atoms of 16 rows in a warp tile
@@ -16,8 +28,10 @@ constexpr int CHUNKS = HEAD_DIM_PADDED / 8;                 // of 16 bytes in it
 constexpr int SPAN = SWIZZLE_SPAN<CHUNKS>;                  // threads that copy a row
 static_assert(HEAD_DIM % 8 == 0, "whole chunks");
 static_assert(BLOCK_M % (16 * WARPS) == 0 && BLOCK_N % 16 == 0, "a warp has whole fragments");
-#include "online_softmax.cuh"
+#include "online_softmax.cuh"  // finds row_pair of ptx.cuh
 
+using Statistics = float[ROWS];
+using Maxima = RowMaxima<ROWS>;                 // of the rows so far, in units of log2
 using Scores = float[TILES_M][BLOCK_N / 8][4];  // accumulators of S: 16 rows and 8 keys each
 using Output = float[TILES_M][HEAD_DIM_PADDED / 8][4];
 

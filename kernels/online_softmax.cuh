@@ -1,21 +1,22 @@
 // The online softmax of 07: maxima that move when it pays, and scores of any size. Written out in
-// 07_mma.cu and explained in its notebook. To be included after the sizes, ROWS of a thread among
-// them; row_pair(S, i, n) finds two neighbours of row i in S and in acc.
+// 07_mma.cu and explained in its notebook. row_pair(S, i, n) finds two neighbours of row i in S and in
+// acc.
 
 #pragma once
 #include "any_size.cuh"
 #include "softmax.cuh"
 
-using Statistics = float[ROWS];
-using Maxima = RowMaxima<ROWS>;  // of the rows so far, in units of log2
+#ifndef HEAD_DIM
+#define HEAD_DIM 64  // d, the length of a row
+#endif
 
 // Everything so far is rescaled to the new maxima, but only when some score exceeds its limit, so
 // that its weight would be above 2^RESCALE_THRESHOLD: smaller ones do no harm, because the division
 // by l_i cancels them.
-template <typename Scores, typename Output>
+template <int ROWS, typename Scores, typename Output>
 __device__ __forceinline__ void online_softmax_rescale(
-    Scores& S, Maxima& maxima, Statistics& l_i, Output& acc, float softmax_scale_log2) {
-  Statistics m_new;
+    Scores& S, RowMaxima<ROWS>& maxima, float (&l_i)[ROWS], Output& acc, float softmax_scale_log2) {
+  float m_new[ROWS];
   bool exceeded = false, large = false;
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) {
@@ -35,7 +36,7 @@ __device__ __forceinline__ void online_softmax_rescale(
     const float rescale = exp2f(m_old - m_new[i]);  // 0 at the first key; 1 if the maximum stays
     l_i[i] *= rescale;
 #pragma unroll
-    for (int n = 0; n < HEAD_DIM_PADDED / 8; ++n) {
+    for (int n = 0; n < (HEAD_DIM + 15) / 16 * 2; ++n) {
       row_pair(acc, i, n)[0] *= rescale;
       row_pair(acc, i, n)[1] *= rescale;
     }

@@ -608,7 +608,7 @@ BUGS = (
         "load_lse_delta(smem, lse + lse_offset, delta + lse_offset, first_row, end)",
         "load_lse_delta(smem, lse, delta + lse_offset, first_row, end)",
     ),
-    Bug("no scale in S", "scale_log2 * s[i][j]", "s[i][j]"),
+    Bug("no scale in S", "softmax_scale_log2 * s[i][j]", "s[i][j]"),
     not_scaled("dQ of the one loop", "(at.q_first + r) * params.d_q.row, dq[i]"),
     not_scaled("dK", "dk[n]"),
     not_scaled("dQ of the second loop", "(dQ + r * params.d_q.row, dq[i]"),

@@ -589,8 +589,8 @@ def on_cpu(name: str, old: str, new: str = "", **more: Any) -> Bug:
 
 RESCALES = "if (rescaled) rescale_output(acc, rescale);"
 RELEASES_V = "if (leader) v_ring.release(v_stage);"
-NEW_M_I = "maxima.m_i[0] = maxima.m_i[1] = maxima.limit[0] = maxima.limit[1] = m_first;"
-NEW_L_I = "l_i[0] = l_i[1] = t == 0 ? first_sum(hooks_of_tile()) : 0.0f;"
+NEW_ROW = "hook_start(maxima.m_i[i], l_i[i], hooks_of_tile(), t == 0);"
+OF_BEFORE = "const float m_before = maxima.m_i[i], l_before = l_i[i];"
 ZEROS = "for (int i = 0; i < HEAD_DIM_PADDED / 2; ++i) acc[i] = 0.0f;"
 LAST_KEYS = "weights(GROUPS / 2, GROUPS);\n      to_operand<T>(P, S, GROUPS / 2, GROUPS);"
 BUGS = (
@@ -625,7 +625,7 @@ BUGS = (
     ),
     changed("rows of the tile alone", "tile.row = q_first + first_row", "tile.row = first_row"),
     # softmax
-    changed("no maximum for rows that see nothing", "return M_INIT;", "return NEG_INF;"),
+    changed("no maximum for rows that see nothing", "m_i = M_INIT;", "m_i = NEG_INF;"),
     changed("maxima of one lane out of four", "return fmaxf(a, b); });", "return a; });", times=2),
     changed(
         "sums of one lane out of four", "[](float a, float b) { return a + b; }", "[](float a, float b) { return a; }"
@@ -643,8 +643,8 @@ BUGS = (
     changed("large maxima are rounded", "if (!large) return true;", "return true;"),
     changed("large scores move no maximum", "large ? NEG_INF : limit", "limit"),
     changed("large maxima are forgotten", "maxima.base[i] = large ? m_new[i] : 0.0f", "maxima.base[i] = 0.0f"),
-    changed("m_i of the tile before", NEW_M_I, f"if (round == 1) {NEW_M_I}"),
-    changed("l_i of the tile before", NEW_L_I, f"if (round == 1) {NEW_L_I}"),
+    changed("m_i of the tile before", NEW_ROW, f"{OF_BEFORE} {NEW_ROW} if (round > 1) maxima.m_i[i] = m_before;"),
+    changed("l_i of the tile before", NEW_ROW, f"{OF_BEFORE} {NEW_ROW} if (round > 1) l_i[i] = l_before;"),
     changed(
         "O of the tile before", ZEROS, "for (int i = 0; i < HEAD_DIM_PADDED / 2; ++i) if (round == 1) acc[i] = 0.0f;"
     ),
@@ -735,7 +735,7 @@ BUGS = (
     on_cpu("O is stored in flight", "    wgmma_wait<1>();\n    wgmma_registers(acc);\n    if", "    if"),
     on_cpu("the last O is stored in flight", "  wgmma_wait<0>();\n  wgmma_registers(acc);\n  store", "  store"),
     # packed
-    changed("rows of the next sequence stay", "if (packed && keys.first() + BLOCK_N > tile.kv_len)", "if (false)"),
+    changed("rows of the next sequence stay", "if (packed && first + BLOCK_N > tile.kv_len)", "if (false)"),
     changed(
         "some rows of the next sequence stay",
         "max(from, 0) * 8",
@@ -746,7 +746,7 @@ BUGS = (
         "for (int panel = 0; panel < PANELS; ++panel)\n      *re",
         "for (int panel = 0; panel < 1; ++panel)\n      *re",
     ),
-    changed("K of the first sequence", "tile.k_first + keys.first(),", "keys.first(),"),
+    changed("K of the first sequence", "tile.k_first + first,", "first,"),
 )
 WITH_BUG: tuple[dict[str, Any], ...] = (
     {"n": 150, "n_kv": 200, "window": (90, 90)},

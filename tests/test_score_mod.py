@@ -826,12 +826,12 @@ BUGS = [
         "Tiles(const Hooks&, int, int begin, int limit)\n      : begin(begin)",
         cpu_only=True,
     ),
-    bug("no tile is partial", forward("mask_mod"), "return current % 2;", "return false;", times=2, which=ALL),
+    bug("no tile is partial", forward("mask_mod"), "(tile == first() ? upcoming : current) % 2", "false"),
     bug(
         "up where it is down",
         forward("mask of heads", "bfloat16"),
-        "current / 2 * (STEP > 0 ?",
-        "current / 2 * (true ?",
+        "upcoming / 2 * (STEP > 0 ?",
+        "upcoming / 2 * (true ?",
     ),
     bug("a step of one tile", forward("mask of heads", "float16"), "upcoming = later;", "upcoming = current + 2;"),
     bug(
@@ -841,8 +841,8 @@ BUGS = [
         "return left > 1 ? upcoming",
     ),
     bug("a sink in each thread", forward("sinks"), "l_i[i], hooks, x == 0);", "l_i[i], hooks, true);"),
-    bug("a sink of weight 0", forward("sinks", "float16"), ": 1.0f + 0.0f * hooks.sink()", ": 0.0f"),
-    bug("a sink of -inf", forward("sinks, rows that see nothing"), "hooks.sink() == NEG_INF ? 0.0f : ", ""),
+    bug("a sink of weight 0", forward("sinks", "float16"), "? 1.0f + 0.0f * sink : 0.0f", "? 0.0f : 0.0f"),
+    bug("a sink of -inf", forward("sinks, rows that see nothing"), " && sink != NEG_INF", ""),
     bug("no derivative", gradients("score_mod"), "ds[i][j] *= *grad.of(i, j)", "ds[i][j] *= 1.0f"),
     bug(
         "no derivative in half",

@@ -193,7 +193,8 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
         for (int m = 0; m < KEY_TILES; ++m)
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            S[m][n][i] = exp2f(fmaf(S[m][n][i], softmax_scale_log2, i % 2 ? -lse.y : -lse.x));
+            const float shift = i % 2 ? lse.y : lse.x;
+            S[m][n][i] = exp2f(fmaf(S[m][n][i], softmax_scale_log2, -shift));
             dP[m][n][i] = i % 2 ? -delta.y : -delta.x;  // so that the product adds to -delta
           }
       }

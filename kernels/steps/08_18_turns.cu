@@ -11,7 +11,7 @@
 // before the loop. backward_convert.cuh: dQ after it.
 #include "backward_convert.cuh"
 #include "backward_tiles.cuh"
-#include "semaphore.cuh"  // draw_number, load_relaxed, add_release
+#include "semaphore.cuh"  // BlockNumber, load_relaxed, add_release
 
 #ifndef VECTOR_ATOMICS
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -21,7 +21,7 @@
 #endif
 #endif
 #ifndef DQ_LATER
-#define DQ_LATER 1  // 1: dQ is computed a step later, from a second buffer of dS; 0: without one
+#define DQ_LATER 1  // 1: dQ is computed one iteration later, which takes two buffers of dS; 0: one
 #endif
 
 constexpr bool P_IN_REGISTERS =
@@ -30,14 +30,13 @@ constexpr bool P_IN_REGISTERS =
 constexpr bool OWN_IN_REGISTERS = WARPS_KEYS == WARPS_DKV;
 // Neighbouring warps that have keys in common.
 constexpr int GROUP_WARPS = WARPS_ROWS > WARPS_DKV_D ? WARPS_ROWS : WARPS_DKV_D;
-// The order of the work in a step, the best measured for each of the two forms on an H200: at
+// The order of the work in an iteration, the best measured for each of the two forms on an H200: at
 // head_dim 64 with P in registers (causal and full masks together), at 128 with P in shared memory.
 // Neither of them spills there.
 constexpr bool MASK_FIRST = P_IN_REGISTERS;  // before dP^T; otherwise after it
-constexpr bool LOAD_FIRST =
-    P_IN_REGISTERS;  // the next tiles at the start of a step; otherwise after dP^T
+constexpr bool LOAD_FIRST = P_IN_REGISTERS;  // the next tiles, at the start; otherwise after dP^T
 constexpr bool STAGGERED =
-    DQ_LATER && !P_IN_REGISTERS;  // half the warps compute dQ at the end of a step
+    DQ_LATER && !P_IN_REGISTERS;  // half the warps compute dQ at the end of an iteration
 // Shared memory: K, V, Q and dO, dS, P, lse and delta.
 constexpr unsigned Q_OFFSET = 2 * KEYS_BYTES, DS_OFFSET = Q_OFFSET + 2 * STAGE_BYTES;
 constexpr unsigned P_OFFSET = DS_OFFSET + (1 + DQ_LATER) * SCORES_BYTES,
@@ -84,14 +83,9 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
     const BackwardParams params) {
   // ---- prologue: the keys of this block, and the tiles of rows that see one of them
   const AttentionParams& forward = params.forward;
-  const auto number = [&] {  // deterministic: a tile waits for those before it
-    const auto counter = [&] {
-      return dq_semaphore + forward.heads * row_tiles(cu_seqlens_q, 0, 0, forward).of_head;
-    };
-    return DETERMINISTIC ? draw_number(counter) : block_number();
-  };
   const KeyBlock block(
-      DETERMINISTIC || forward.window_right < UNLIMITED, number, forward, cu_seqlens_q,
+      DETERMINISTIC || forward.window_right < UNLIMITED,
+      BlockNumber{dq_semaphore, cu_seqlens_q != nullptr, forward}, forward, cu_seqlens_q,
       cu_seqlens_k);
   const int first_key = block.first_key, q_len = block.q_len, kv_len = block.kv_len;
   if (first_key >= kv_len) return;  // the whole block: its sequence is shorter than the longest
@@ -159,10 +153,10 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   const float softmax_scale_log2 = forward.softmax_scale * LOG2_E;
 
   // dQ += dS K for one tile of rows.
-  const auto add_dq = [&](int slot, unsigned dS_lane) {
+  const auto add_dq = [&](int slot, unsigned dS_buffer) {
     float dQ_acc[DQ_TILES][2 * DQ_BLOCKS][4] = {};
     gemm_ab<BLOCK_N / 16, WARPS_DQ_D>(
-        T(), dQ_acc, FromTransposedTile<ROW_CHUNKS>{dS_lane}, k_dq, warp.dq_blocks);
+        T(), dQ_acc, FromTransposedTile<ROW_CHUNKS>{dS_dq + dS_buffer}, k_dq, warp.dq_blocks);
     float* const target = dQ_accum + (long long)slot * (BLOCK_M * DQ_COLUMNS);
 #pragma unroll
     for (int m = 0; m < DQ_TILES; ++m)
@@ -220,7 +214,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
     // DQ_LATER: dS has two buffers. The last step's is read here while this step's is written.
     const unsigned dS_stage = DQ_LATER ? stage * SCORES_BYTES : 0;
     const bool dq_first = !STAGGERED || warp.id < WARPS / 2;
-    if (DQ_LATER && previous >= 0 && dq_first) add_dq(previous, dS_dq + (SCORES_BYTES ^ dS_stage));
+    if (DQ_LATER && previous >= 0 && dq_first) add_dq(previous, SCORES_BYTES ^ dS_stage);
 
     const unsigned stage_bytes = stage * STAGE_BYTES;
     const bool masked = first_key + BLOCK_N > min(first_row + rows.window_hi + 1, kv_len) ||
@@ -240,7 +234,8 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
         for (int m = 0; m < KEY_TILES; ++m)
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            S[m][n][i] = exp2f(fmaf(S[m][n][i], softmax_scale_log2, i % 2 ? -lse.y : -lse.x));
+            const float shift = i % 2 ? lse.y : lse.x;
+            S[m][n][i] = exp2f(fmaf(S[m][n][i], softmax_scale_log2, -shift));
             dP[m][n][i] = i % 2 ? -delta.y : -delta.x;  // so that the product adds to -delta
           }
       }
@@ -313,9 +308,9 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
             T(), dV_acc, P_dv, b_lane + ROWS_BYTES, warp.dkv_blocks);
         gemm_ab<WARP_ROWS / 16, WARPS_DKV_D>(T(), dK_acc, dS_dk, b_lane, warp.dkv_blocks);
       }
-      if (!DQ_LATER) add_dq(slot, dS_dq);
+      if (!DQ_LATER) add_dq(slot, 0);
     }
-    if (DQ_LATER && previous >= 0 && !dq_first) add_dq(previous, dS_dq + (SCORES_BYTES ^ dS_stage));
+    if (DQ_LATER && previous >= 0 && !dq_first) add_dq(previous, SCORES_BYTES ^ dS_stage);
     before_previous = previous;
     previous = slot;
     previous_tile = row_tile;
@@ -326,7 +321,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
     wait_for_semaphore(previous, previous_tile);
     __syncthreads();  // without it, dS could be read before the other warps have written theirs
     if (before_previous >= 0) pass_semaphore(before_previous);
-    add_dq(previous, dS_dq + (stage ^ 1) * SCORES_BYTES);
+    add_dq(previous, (stage ^ 1) * SCORES_BYTES);
   }
   if (DETERMINISTIC && previous >= 0) {
     __syncthreads();  // without it, the semaphore could pass before the other threads' additions

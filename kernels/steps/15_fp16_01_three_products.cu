@@ -62,8 +62,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp16x3(
   const auto hooks_of_tile = [&] {
     return Hooks{HOOK_ARGUMENTS tile.sequence, tile.head, tile.kv_head, tile.q_len, tile.kv_len};
   };
-  const auto keys_of_tile = [&] {
-    return KeyTiles<-BLOCK_N>(
+  const auto key_tiles_of_tile = [&] {
+    return Tiles<-BLOCK_N>(
         hooks_of_tile(), (tile.q_len - tile.rows) / BLOCK_M, last_tile_begin(tile), tile.begin);
   };
 
@@ -86,13 +86,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp16x3(
           tma_load_panels<64, PANELS>(target + Q_BYTES, q_map, full, row, tile.head, lo);
         }
       } else {
-        for (auto keys = keys_of_tile(); keys.more(); keys.advance())
+        auto key_tiles = key_tiles_of_tile();
+        for (int first = key_tiles.first(); key_tiles.more(first); first = key_tiles.next(first))
           for (int i = 0; i < 2; ++i, stage.advance()) {
             kv_ring.wait_empty(stage);  // hazard: products still read the tile before
             const unsigned full = kv_ring.expect(stage, KV_BYTES);
             const TensorMap& map = i == 0 ? k_map : v_map;
             const unsigned target = KV_smem + stage.index * KV_BYTES;
-            const int row = tile.k_first + keys.first();
+            const int row = tile.k_first + first;
             tma_load_panels<BLOCK_N, PANELS>(target, map, full, row, tile.kv_head, hi);
             tma_load_panels<BLOCK_N, PANELS>(target + TILE_BYTES, map, full, row, tile.kv_head, lo);
           }
@@ -112,19 +113,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp16x3(
   Output acc, O_tile;
   Statistics m_i, l_i;  // l_i of this lane's keys only, until the epilogue
 
-  const auto modify_and_mask = [&](const KeyTiles<-BLOCK_N>& keys, float scale) {
-    const int first = keys.first();  // of the keys of S
-    modify<2, BLOCK_N / 4>(
-        hooks_of_tile(), scale, 1.0f,
-        [&](int i, int j) -> float& { return S[4 * (j / 2) + 2 * i + j % 2]; },
-        [&](int i) { return tile.first_pos + warp_row + g + 8 * i; },
-        [&](int j) { return first + 2 * t + j / 2 * 8 + j % 2; }, keys.partial());
+  const auto hooks_and_mask = [&](int first, bool partial, float scale) {     // of the keys of S
+    const int q_idx = tile.first_pos + warp_row + g, kv_idx = first + 2 * t;  // this lane's first
+    hook_scores(S, hooks_of_tile(), scale, q_idx, kv_idx, partial);
     const int last_pos = tile.first_pos + min(BLOCK_M, tile.rows) - 1;
     if (first < last_pos - params.window_left ||
-        first + BLOCK_N > min(tile.first_pos + params.window_right + 1, tile.end)) {
-      const int col_idx = first + 2 * t;  // of this lane's first key
-      mask(S, tile.first_pos + warp_row + g - col_idx, tile.end - col_idx, params);
-    }
+        first + BLOCK_N > min(tile.first_pos + params.window_right + 1, tile.end))
+      mask(S, q_idx - kv_idx, tile.end - kv_idx, params);
   };
   const auto take_turn = [&] {
     if (PINGPONG) named_barrier_sync(TURN + consumer, 256);
@@ -134,14 +129,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp16x3(
   };
   int q_exponent, kv_index;  // the index of the first exponent of K and V in kv_exponents
   int2 exponent;             // of K and V of these keys
-  const auto start_scores = [&](const KeyTiles<-BLOCK_N>& keys) {
+  const auto start_scores = [&](int first) {
     const int2* const exponents = reinterpret_cast<const int2*>(kv_exponents) + kv_index;
-    exponent = keys.first() < tile.kv_len ? exponents[keys.first() / BLOCK_N] : make_int2(0, 0);
+    exponent = first < tile.kv_len ? exponents[first / BLOCK_N] : make_int2(0, 0);
     kv_ring.wait_full(stage);
     start_qk(S, q, wgmma_descriptor(KV_smem + stage.index * KV_BYTES));
   };
   // Of S, whose tile's scale becomes part of the softmax's: not 0, as 0 times -inf is NaN.
-  const auto compute_weights = [&](const KeyTiles<-BLOCK_N>& keys) {
+  const auto compute_weights = [&](int first, bool partial) {
     const int unscale = min(max(-(q_exponent + exponent.x), -126), 127);
     const float scale = fminf(fmaxf(params.softmax_scale * power_of_two(unscale), 1e-37f), 3e38f);
     const float softmax_scale_log2 = scale_log2_of(scale);
@@ -149,7 +144,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp16x3(
     wgmma_registers(S);
     if (leader) kv_ring.release(stage);
     stage.advance();
-    modify_and_mask(keys, scale);
+    hooks_and_mask(first, partial, scale);
     online_softmax_rescale(S, m_i, l_i, acc, softmax_scale_log2);
     online_softmax_weights(S, m_i, l_i, softmax_scale_log2, 0, BLOCK_N / 8);
 #pragma unroll
@@ -165,10 +160,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp16x3(
     const unsigned v = KV_smem + stage.index * KV_BYTES;
     start_pv(O_tile, P_hi, P_lo, wgmma_descriptor(v, BLOCK_N * 128));
   };
-  const auto clear_past_end = [&](const KeyTiles<-BLOCK_N>& keys) {
-    if (!packed || keys.first() + BLOCK_N <= tile.kv_len) return;  // no row of the next sequence
+  const auto clear_past_end = [&](int first) {
+    if (!packed || first + BLOCK_N <= tile.kv_len) return;  // no row of the next sequence
     kv_ring.wait_full(stage);
-    const int rows = tile.kv_len - keys.first();
+    const int rows = tile.kv_len - first;
     unsigned char* const tile_smem = dynamic_smem + KV_AT + stage.index * KV_BYTES;
     clear_rows<BLOCK_N, PANELS>(tile_smem, rows, threadIdx.x - 128, 128 * CONSUMERS);
     clear_rows<BLOCK_N, PANELS>(tile_smem + TILE_BYTES, rows, threadIdx.x - 128, 128 * CONSUMERS);
@@ -193,19 +188,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp16x3(
     kv_index = exponent_index(
         BLOCK_N, 0, tile.kv_head, params.kv_heads, tile.sequence, tile.k_first, params.N_kv,
         params.sequences);
-    const float m_first = first_maximum(hooks_of_tile()) - WEIGHT_EXPONENT;
-    m_i[0] = m_i[1] = m_first;
-    l_i[0] = l_i[1] = t == 0 ? first_sum(hooks_of_tile()) * power_of_two(WEIGHT_EXPONENT) : 0.0f;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      hook_start(m_i[i], l_i[i], hooks_of_tile(), t == 0);  // M_INIT and 0
+      m_i[i] -= WEIGHT_EXPONENT;
+      l_i[i] *= power_of_two(WEIGHT_EXPONENT);
+    }
 #pragma unroll
     for (int i = 0; i < HEAD_DIM_PADDED / 2; ++i) acc[i] = 0.0f;
     q_ring.wait_full(q_stage);
 
-    for (auto keys = keys_of_tile(); keys.more(); keys.advance()) {
+    auto key_tiles = key_tiles_of_tile();
+    for (int first = key_tiles.first(); key_tiles.more(first); first = key_tiles.next(first)) {
       take_turn();
-      start_scores(keys);
+      start_scores(first);
       pass_turn();
-      compute_weights(keys);
-      clear_past_end(keys);
+      compute_weights(first, key_tiles.partial(first));
+      clear_past_end(first);
       take_turn();
       start_output();
       pass_turn();

@@ -226,7 +226,6 @@ def _flash_mma() -> tuple[Stage, ...]:
         step("07_12_addresses_by_xor.cu", "addresses by exclusive or"),
         step("07_13_addresses_of_copies.cu", "addresses of the copies"),
         step("07_16_lazy_rescale.cu", "rescale when it pays"),
-        step("07_19_limits.cu", "a limit for each row"),
         target,
     )
 

@@ -96,7 +96,7 @@ __device__ long long consumer_clocks[3][TRACED_TILES][{STAMPS + V_STAMPS}], copy
     leaves = "    if (threadIdx.x % 32 != 0 || warp_id == 3) return;\n"
     expects, advances = (
         "          const unsigned full = ring.expect(stage, TILE_BYTES);\n",
-        "keys.advance(), stage.advance())",
+        "first = key_tiles.next(first), stage.advance())",
     )
     waits = "      k_ring.wait_full(k_stage);\n      if (PINGPONG)"
     passes = "      if (PINGPONG) named_barrier_arrive(next_turn, 256);\n"
@@ -418,7 +418,7 @@ _EVERY_TILE = ((_EXCEEDS, "rescaled = move();"), ("if (!__any_sync(0xffffffff, e
 _NO_MAXIMA = ((_EXCEEDS, ""),)
 _NO_EXP2 = (('asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));', "y = x;"),)
 _NO_SUMS = (("l_i[i] += S[4 * n + 2 * i] + S[4 * n + 2 * i + 1];", ""),)
-_SAME_ROWS = (("tile.k_first + keys.first(), tile.kv_head,\n              batch)", "0, 0, 0)"),)
+_SAME_ROWS = (("tile.k_first + first, tile.kv_head,\n              batch)", "0, 0, 0)"),)
 
 AS_IT_IS = Change("as it is")
 IDEAS = (
