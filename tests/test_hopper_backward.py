@@ -402,8 +402,7 @@ def test_nothing_is_found_for_long_rows() -> None:
 
 # ---- turns
 
-NUMBER = "DETERMINISTIC ? draw_number(counter) : block_number()"
-LAST_FIRST = changed("", NUMBER, f"gridDim.x - 1 - ({NUMBER})")
+LAST_FIRST = changed("", "number = number_of_block()", "number = gridDim.x - 1 - number_of_block()")
 
 
 def bits(*bugs: Bug) -> bytes:
@@ -422,7 +421,7 @@ def test_blocks_add_in_turn_in_whatever_order_they_start() -> None:
     """The last block first: it has to wait for the others. Without the wait it adds first; on a GPU, it may."""
     in_order = bits()
     assert bits(LAST_FIRST) == in_order
-    assert device.ON_GPU or bits(LAST_FIRST, changed("no turns", "wait_for_semaphore(slot, row_tile);")) != in_order
+    assert device.ON_GPU or bits(LAST_FIRST, changed("no turns", "wait_for_semaphore(slot, m_block);")) != in_order
 
 
 @pytest.mark.parametrize(
