@@ -9,15 +9,11 @@
 //
 // Launch, shapes, traffic: see hopper_backward_tiles.cuh
 
-#ifndef DETERMINISTIC
-#define DETERMINISTIC 0  // 1: tiles of keys add to a tile of dQ in the order of their numbers
-#endif
-
 #include "backward_preprocess.cuh"  // lse, delta and zeros before the loop
 // The sizes of tiles; Steps, its M blocks; Barriers, load; start_scores, start_keys and
 // start_dq, the products; dQ after the loop.
 #include "hopper_backward_tiles.cuh"
-#include "semaphore.cuh"  // draw_number, load_acquire, add_release
+#include "semaphore.cuh"  // DETERMINISTIC; BlockNumber, wait_for_blocks, add_release
 
 constexpr int STAGES = 2;                       // tiles of Q, dO and dS
 constexpr int THREADS = 128 * (1 + CONSUMERS);  // warpgroup 0 is the producer
@@ -85,11 +81,9 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
   const RowRange rows(block, forward);
   lse_delta += rows.first_slot * (2 * BLOCK_M);
   dQ_accum += rows.first_slot * (BLOCK_M * DQ_COLUMNS);
-  Steps<STAGES> step(
-      block, rows,
-      Hooks{
-          HOOK_ARGUMENTS block.sequence, block.kv_head * block.group, block.kv_head, q_len,
-          kv_len});
+  const Hooks first_head = {
+      HOOK_ARGUMENTS block.sequence, block.kv_head * block.group, block.kv_head, q_len, kv_len};
+  Steps<STAGES> step(block, rows, first_head);
 
   // ---- shared memory, mbarriers
   extern __shared__ __align__(1024) unsigned char dynamic_smem[];
@@ -99,14 +93,6 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
   if (threadIdx.x == 0) bar.init(CONSUMERS);
   __syncthreads();  // hazard: others could wait for an mbarrier that is not initialised
-
-  // Deterministic: it is this block's turn when all tiles of keys before it that see some of these
-  // rows have added to them.
-  const auto wait_for_semaphore = [&](int slot, int m_block) {
-    const int turn = block.tile - max(m_block * BLOCK_M + rows.window_lo, 0) / BLOCK_N;
-    while (DETERMINISTIC && load_acquire(dq_semaphore + rows.first_slot + slot) != turn)
-      __nanosleep(20);
-  };
 
   // ---- producer: one warp loads, others add to dQ
   if (warpgroup == 0) {
@@ -128,7 +114,8 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
         if (other) continue;
         named_barrier_sync(DQ_FULL + mine, 288);  // hazard: the tile is not there yet
         if (lane_id == 0) {
-          wait_for_semaphore(slot, m_block);
+          const int turn = block.tile - max(m_block * BLOCK_M + rows.window_lo, 0) / BLOCK_N;
+          wait_for_blocks(dq_semaphore + rows.first_slot + slot, turn);
           bulk_add(
               dQ_accum + (long long)slot * (BLOCK_M * DQ_COLUMNS), smem_address(smem.dQ),
               CONSUMERS * DQ_BYTES);

@@ -33,6 +33,11 @@ __device__ __forceinline__ void add_release(int* semaphore) {
   asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(semaphore) : "memory");
 }
 
+// Waits until all blocks before this one that see some of a tile's rows have added to it.
+__device__ __forceinline__ void wait_for_blocks(const int* semaphore, int blocks_before) {
+  while (DETERMINISTIC && load_acquire(semaphore) != blocks_before) __nanosleep(20);
+}
+
 // ---- which block is next
 
 // The next number of a counter that starts at 0, for all threads of a block; one of them calls

@@ -421,7 +421,8 @@ def test_blocks_add_in_turn_in_whatever_order_they_start() -> None:
     """The last block first: it has to wait for the others. Without the wait it adds first; on a GPU, it may."""
     in_order = bits()
     assert bits(LAST_FIRST) == in_order
-    assert device.ON_GPU or bits(LAST_FIRST, changed("no turns", "wait_for_semaphore(slot, m_block);")) != in_order
+    no_turns = changed("no turns", "wait_for_blocks(dq_semaphore + rows.first_slot + slot, turn);")
+    assert device.ON_GPU or bits(LAST_FIRST, no_turns) != in_order
 
 
 @pytest.mark.parametrize(
