@@ -7,7 +7,7 @@
 #include "softmax.cuh"
 
 using Statistics = float[ROWS];
-using Maxima = RowMaxima<ROWS>;  // of the rows so far, in units of log2
+using Maxima = RowMaxima<ROWS, BLOCK_N>;  // of the rows so far, in units of log2
 
 // Everything so far is rescaled to the new maxima, but only when some score exceeds its limit, so
 // that its weight would be above 2^RESCALE_THRESHOLD: smaller ones do no harm, because the division
