@@ -54,9 +54,9 @@ using Statistics = float[ROWS];
 using Scores = float[TILES_M][BLOCK_N / 8][4];  // accumulators of S: 16 rows and 8 keys each
 using Output = float[TILES_M][HEAD_DIM_PADDED / 8][4];
 
-#include "any_size.cuh"          // RowMaxima: m_i, and limits that a score exceeds to move it
-using Maxima = RowMaxima<ROWS>;  // of the rows so far, in units of log2
-#include "load_tile.cuh"         // this thread's share of a tile, by cp.async
+#include "any_size.cuh"  // RowMaxima: m_i, and limits that a score exceeds to move it
+using Maxima = RowMaxima<ROWS, BLOCK_N>;  // of the rows so far, in units of log2
+#include "load_tile.cuh"                  // this thread's share of a tile, by cp.async
 
 // S = Q K^T for this warp's rows.
 template <typename T>

@@ -56,7 +56,7 @@ static_assert(
 
 #include "online_softmax.cuh"  // RowMaxima, online_softmax_rescale: 07
 using Statistics = float[ROWS];
-using Maxima = RowMaxima<ROWS>;  // of the rows so far, in units of log2
+using Maxima = RowMaxima<ROWS, BLOCK_N>;  // of the rows so far, in units of log2
 
 // Where an element is in shared memory. The atom is 8 rows of a panel: its 16-byte chunks are
 // permuted by the row, so that the eight that ldmatrix reads at a time are in different banks.

@@ -2,14 +2,12 @@
 // 2^(softmax_scale_log2 s - m_i), in one FFMA. Its product is exact, while m_i, that of the row's
 // largest s, is rounded: from LARGE on by more than a weight in float16. Such scores give way to their
 // distances from the maximum, both rounded alike, divided by the scale; m_i becomes 0. Explained in
-// 07's notebook. row_pair(S, i, n) finds keys 8 n and 8 n + 1 of a thread in row i of S.
+// 07's notebook. To be included after row_pair(S, i, n), which finds keys 8 n and 8 n + 1
+// of a thread in row i of S.
 
 #pragma once
 #include "softmax.cuh"
 
-#ifndef BLOCK_N
-#define BLOCK_N 64  // B_c, keys per tile
-#endif
 #ifndef RESCALE_THRESHOLD
 #define RESCALE_THRESHOLD 8.0f  // m_i follows only maxima that exceed it by more, in powers of 2
 #endif
@@ -20,8 +18,8 @@ __device__ __forceinline__ void note_large(bool& large, float maximum) {
   large |= maximum != M_INIT && fabsf(maximum) >= LARGE;
 }
 
-// The maxima of a thread's rows so far, in units of log2.
-template <int ROWS>
+// The maxima of a thread's rows so far, in units of log2; KEYS: of a tile.
+template <int ROWS, int KEYS>
 struct RowMaxima {
   float m_i[ROWS];    // what is taken from scores: 0 where they are large
   float base[ROWS];   // what has been taken from them before: 0 where they are not
@@ -45,7 +43,7 @@ struct RowMaxima {
 #pragma unroll
     for (int i = 0; i < ROWS; ++i)
 #pragma unroll
-      for (int n = 0; n < BLOCK_N / 8; ++n)
+      for (int n = 0; n < KEYS / 8; ++n)
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float& s = row_pair(S, i, n)[e];

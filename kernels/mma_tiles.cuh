@@ -31,7 +31,7 @@ static_assert(BLOCK_M % (16 * WARPS) == 0 && BLOCK_N % 16 == 0, "a warp has whol
 #include "online_softmax.cuh"  // finds row_pair of ptx.cuh
 
 using Statistics = float[ROWS];
-using Maxima = RowMaxima<ROWS>;                 // of the rows so far, in units of log2
+using Maxima = RowMaxima<ROWS, BLOCK_N>;        // of the rows so far, in units of log2
 using Scores = float[TILES_M][BLOCK_N / 8][4];  // accumulators of S: 16 rows and 8 keys each
 using Output = float[TILES_M][HEAD_DIM_PADDED / 8][4];
 

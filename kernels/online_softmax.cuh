@@ -13,16 +13,17 @@
 // Everything so far is rescaled to the new maxima, but only when some score exceeds its limit, so
 // that its weight would be above 2^RESCALE_THRESHOLD: smaller ones do no harm, because the division
 // by l_i cancels them.
-template <int ROWS, typename Scores, typename Output>
+template <int ROWS, int KEYS, typename Scores, typename Output>
 __device__ __forceinline__ void online_softmax_rescale(
-    Scores& S, RowMaxima<ROWS>& maxima, float (&l_i)[ROWS], Output& acc, float softmax_scale_log2) {
+    Scores& S, RowMaxima<ROWS, KEYS>& maxima, float (&l_i)[ROWS], Output& acc,
+    float softmax_scale_log2) {
   float m_new[ROWS];
   bool exceeded = false, large = false;
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) {
     float s_max = NEG_INF;  // of this lane's keys
 #pragma unroll
-    for (int n = 0; n < BLOCK_N / 8; ++n)
+    for (int n = 0; n < KEYS / 8; ++n)
       s_max = fmaxf(s_max, fmaxf(row_pair(S, i, n)[0], row_pair(S, i, n)[1]));
     m_new[i] = s_max * softmax_scale_log2;
     exceeded |= m_new[i] > maxima.limit[i];

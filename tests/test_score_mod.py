@@ -832,6 +832,8 @@ BUGS = [
         forward("mask of heads", "bfloat16"),
         "upcoming / 2 * (STEP > 0 ?",
         "upcoming / 2 * (true ?",
+        error=LaunchError,
+        cpu_only=True,
     ),
     bug("a step of one tile", forward("mask of heads", "float16"), "upcoming = later;", "upcoming = current + 2;"),
     bug(
