@@ -276,8 +276,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_cute(
     const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // no key: zeros, lse = -inf
     const int r = get<0>(coords_O(i, 0));
     if (first_row + r >= q_len) continue;
-    if (lse && get<1>(coords_O(i, 0)) == 0)
-      block.store_lse(lse, params, r, maxima.get(i), sum);
+    if (lse && get<1>(coords_O(i, 0)) == 0) block.store_lse(lse, params, r, maxima.get(i), sum);
 #pragma unroll
     for (int j = 0; j < HEAD_DIM / 4; j += 2)
       *reinterpret_cast<unsigned*>(&rows_O(i, j)) =
