@@ -225,19 +225,14 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
 #pragma unroll
     for (int n = 0; n < BLOCK_M / 8; ++n) {
       const float2 d = delta[4 * n];
+      float ds[4];
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        dP[4 * n + 2 * i] = S[4 * n + 2 * i] * (dP[4 * n + 2 * i] - d.x);
-        dP[4 * n + 2 * i + 1] = S[4 * n + 2 * i + 1] * (dP[4 * n + 2 * i + 1] - d.y);
-      }
-    }
-    hook_gradients(fragments(dP), grad);  // dS^T now
-#pragma unroll
-    for (int n = 0; n < BLOCK_M / 8; ++n) {
+      for (int i = 0; i < 4; ++i) ds[i] = S[4 * n + i] * (dP[4 * n + i] - (i % 2 ? d.y : d.x));
+      hook_gradients(ds, grad, n);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         P[n / 2][n % 2 * 2 + i] = pack(T(), S[4 * n + 2 * i], S[4 * n + 2 * i + 1]);
-        dS[n / 2][n % 2 * 2 + i] = pack(T(), dP[4 * n + 2 * i], dP[4 * n + 2 * i + 1]);
+        dS[n / 2][n % 2 * 2 + i] = pack(T(), ds[2 * i], ds[2 * i + 1]);
       }
       const unsigned (&x)[4] = dS[n / 2];
       if (n % 2)

@@ -101,6 +101,13 @@ __device__ __forceinline__ void hook_gradients(float (&dP)[M][N][4], HookGradien
     dP[i / 4 / N][i / 4 % N][i % 4] *= *grad.of(i / 4 / N, i / 4 % N, i % 4);
 }
 
+// Of rows 8 n .. 8 n + 7 alone.
+template <int N>
+__device__ __forceinline__ void hook_gradients(float (&ds)[4], HookGradient<1, N, 4>& grad, int n) {
+#pragma unroll
+  for (int i = 0; SCORE_GRAD && i < 4; ++i) ds[i] *= *grad.of(0, n, i);
+}
+
 // ---- the tiles of rows of a block
 
 // The tiles of rows that a block of the backward needs, of all heads of its group: where there is a
