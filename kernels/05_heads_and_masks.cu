@@ -13,7 +13,7 @@
 // Traffic  Q and O once; K and V: for each tile of rows, the keys that they see
 
 #include "attention_params.cuh"
-#include "hooks.cuh"  // what the library adds to kernels: nothing, until 11
+#include "hooks.cuh"  // Tiles: begin, begin + BLOCK_N, ...; hook_* and HOOK_*: nothing, until 11
 
 #ifndef BLOCK_M
 #define BLOCK_M 64  // B_r, query rows per block
@@ -36,7 +36,7 @@
 #ifndef ASYNC
 #define ASYNC (VECTOR && __CUDA_ARCH__ >= 800)  // copies by cp.async, which Turing lacks
 #endif
-#include "register_tiles.cuh"  // of 04; and NEG_INF, LOG2_E, M_INIT
+#include "register_tiles.cuh"  // pieces of 04; NEG_INF, M_INIT, LOG2_E, LN_2
 
 constexpr int COPIES = (BLOCK_N * D4 + THREADS - 1) / THREADS;  // float4 of a tile per thread
 
@@ -187,8 +187,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) heads_and_masks(
   // sums: zeros will do.
   for (int e = threadIdx.x; e < BLOCK_N * (TILE_D4 * THREADS_X - D4); e += THREADS)
     smem.V[e % BLOCK_N][D4 + e / BLOCK_N] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  float m_i[TILE_M],
-      l_i[TILE_M];  // m_i in units of log2; l_i of this thread's columns until the end
+  float m_i[TILE_M];  // in units of log2
+  float l_i[TILE_M];  // of this thread's columns until the end
   for (int i = 0; i < TILE_M; ++i) hook_start(m_i[i], l_i[i], hooks, x == 0);  // M_INIT and 0
   wait_for_copies();
   __syncthreads();  // hazard: Q and K could be read before other threads have written their part
@@ -196,7 +196,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) heads_and_masks(
   // ---- one pass: scores, the new maximum, everything so far rescaled to it, then this tile added
   float acc[TILE_M][TILE_D] = {};
   for (int first = tiles.first(), next; first < end; first = next) {
-    next = tiles.next(first);
+    next = tiles.next(first);                        // first + BLOCK_N, unless 11 leaves tiles out
     load_tile(smem.V, V, params.v.row, first, end);  // in flight during the scores
     float s[TILE_M][TILE_N] = {};
     gemm_qk(s, smem, x, y);

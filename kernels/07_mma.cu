@@ -14,11 +14,11 @@
 //          cu_seqlens. lse (batch, heads, N) or (heads, tokens)
 // Needs    sm_80; HEAD_DIM and strides multiples of 8, pointers of 16 bytes
 // Traffic  Q and O once; K and V: for each tile of rows, the keys that they see
-#include "block.cuh"    // Block, Window: 05
-#include "half2.cuh"    // pack: 06
-#include "hooks.cuh"    // what the library adds to kernels: nothing, until 11
-#include "mask.cuh"     // keys_before: a mask as bits, one for each key of a thread
-#include "ptx.cuh"      // mma.sync, ldmatrix, cp.async, and the layouts of fragments
+#include "block.cuh"  // Block, Window: 05
+#include "half2.cuh"  // pack: 06
+#include "hooks.cuh"  // Tiles, as in 05; hook_* and HOOK_*: nothing, and Out<T>: T, until 11
+#include "mask.cuh"   // keys_before: a mask as bits, one for each key of a thread
+#include "ptx.cuh"    // mma.sync, ldmatrix, cp.async; row_pair; g and t, as fragments are laid out
 #include "results.cuh"  // store2: two neighbours of a row
 #include "softmax.cuh"  // NEG_INF, LOG2_E, M_INIT: 05; row_allreduce over the four lanes of a row
 #include "swizzle.cuh"  // swizzle, swizzle_advance: chunks without bank conflicts
@@ -80,8 +80,8 @@ __device__ __forceinline__ void gemm_qk(Scores& S, unsigned q_lane, unsigned k_l
   }
 }
 
-// A key that a row does not see scores -inf, so that its weight is exactly 0. row_pos, the position
-// of the thread's first row among the keys, and end are relative to the thread's first key.
+// A key that a row does not see scores -inf, so that its weight is exactly 0. row_pos, the thread's
+// first row, and end are relative to its first key; lo and hi have the shift to the row's position.
 __device__ __forceinline__ void mask(Scores& S, int row_pos, int end, int lo, int hi) {
 #pragma unroll
   for (int i = 0; i < ROWS; ++i) {
@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_mma(
     __syncthreads();  // hazard: a tile could be read before it lands, or overwritten while in use
     Scores S = {};
     gemm_qk<T>(S, q_lane, k_lane + stage_offset);
-    // Issued before the scores, it would cost 75 more instructions a tile, mostly register moves.
+    // Before the scores, these copies would cost 75 more instructions a tile, mostly register moves.
     if (next < end) {
       K += (next - first) * params.k.row;
       V += (next - first) * params.v.row;

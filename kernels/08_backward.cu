@@ -64,8 +64,8 @@ struct __align__(16) Shared {
   float lse[BLOCK_M], delta[BLOCK_M];  // lse in units of log2
 };
 
-// The float4 of a row that is number c of a thread. Past the row's end: the last one, whose products
-// are not stored.
+// Where in a row this thread's float4 number c is. Past the row's end: the last one, whose products are
+// not stored.
 __device__ __forceinline__ int column_of(int c, int x) {
   return D4 % THREADS_X == 0 ? x + c * THREADS_X : min(x + c * THREADS_X, D4 - 1);
 }
@@ -312,6 +312,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
   if (first_key >= at.kv_len)
     return;  // the whole block, before any barrier: its sequence is shorter than the longest
   const int last_key = min(first_key + BLOCK_N, at.kv_len) - 1;
+  // A row sees a key if key - window_hi <= row <= key - window_lo.
   const int begin = max(first_key - at.window_hi, 0),
             end = min(last_key - at.window_lo + 1, at.q_len);
   K += at.key_offset(forward.k, kv_head);
@@ -335,6 +336,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
     const long long lse_offset = at.lse_offset(forward, head);
     const Hooks hooks = {HOOK_ARGUMENTS at.sequence, head, kv_head, at.q_len, at.kv_len};
     Tiles<BLOCK_M> tiles(hooks, at.tile, begin, end);
+    // hook_*: nothing, until 11.
     for (int first_row = tiles.first(), next; first_row < end; first_row = next) {
       next = tiles.next(first_row);
       load_tile(smem.Q, q, forward.q.row, first_row, end);
@@ -356,7 +358,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(
       scores_gradient(dp, smem, x, y);
       hook_gradients(dp, grad);
       __syncthreads();  // without it, dS could overwrite P while another thread reads it for dV
-      store_tile(smem, dp, x, y);
+      store_tile(smem, dp, x, y);  // from here on smem.P is dS
       __syncthreads();  // without it, dS could be read before another thread has written its part
       gemm_atb(dk, smem.P, smem.Q, x, y);
       if (dQ != nullptr) {

@@ -10,9 +10,9 @@
 // Launch, shapes, traffic: see backward_tiles.cuh
 
 // The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles; KeyBlock, RowRange,
-// MBlock and Warp (what a block and a warp has); load_tile, gemm_abt and gemm_ab.
+// MBlock and Warp (what a block and a warp have); load_tile, gemm_abt and gemm_ab.
 #include "backward_convert.cuh"   // dQ after the loop
-#include "backward_epilogue.cuh"  // for dK and dV that are not rounded; backward_tiles.cuh
+#include "backward_epilogue.cuh"  // stores dK and dV in float32, for 17
 #include "backward_hooks.cuh"     // nothing, until the library adds something (11)
 #include "semaphore.cuh"          // DqSemaphore: the order of additions to dQ, if it matters
 
@@ -33,9 +33,8 @@ constexpr bool P_IN_REGISTERS =
 constexpr bool OWN_IN_REGISTERS = WARPS_KEYS == WARPS_DKV;
 // Neighbouring warps that have keys in common.
 constexpr int GROUP_WARPS = WARPS_ROWS > WARPS_DKV_D ? WARPS_ROWS : WARPS_DKV_D;
-// The order of the work in an iteration, the best measured for each of the two forms on an H200: at
-// head_dim 64 with P in registers (causal and full masks together), at 128 with P in shared memory.
-// Neither of them spills there.
+// The order of the work in an iteration. P is in registers at head_dim 64 and in shared memory at 128:
+// for each, the order that was fastest on an H200, causal and full masks together. Neither spills.
 constexpr bool MASK_FIRST = P_IN_REGISTERS;  // before dP^T; otherwise after it
 constexpr bool LOAD_FIRST = P_IN_REGISTERS;  // the next tiles, at the start; otherwise after dP^T
 constexpr bool STAGGERED =
@@ -286,7 +285,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
       }
     }
 
-    if constexpr (!P_IN_REGISTERS) {  // dV and dK, from the rows of the other warps
+    if constexpr (!P_IN_REGISTERS) {  // dV and dK, from the rows that are not done above
       if (DQ_LATER) {
         // without it, P and dS could be read before the other warps with these keys have written
         // theirs

@@ -8,8 +8,8 @@
 // at the same time, for two reasons. A consumer issues S of the next keys and O of these together,
 // and computes the next weights while O is summed. And consumers take turns at issuing products,
 // ping-pong, so that one has products in flight while another computes weights (Shah, Bikshandi et
-// al., 2024). Each block takes one tile of rows after the other; S of the next tile's first keys is
-// computed while O is stored.
+// al., 2024). Each block takes one tile of rows after the other, and its key tiles from the last to the
+// first. S of the next tile's first ones is computed while O is stored.
 //
 // Launch   grid: as many blocks as multiprocessors, packed: as tiles; block 128 (1 + BLOCK_M / 64);
 //          SHARED_BYTES of dynamic shared memory
@@ -17,7 +17,7 @@
 //          and of 64 rows of Q, BLOCK_N of K and V
 // Needs    sm_90a and no other; HEAD_DIM and strides multiples of 8, pointers of 16 bytes
 // Traffic  as 07
-#include "hooks.cuh"            // nothing, until the library adds something (11)
+#include "hooks.cuh"            // Tiles, as in 05; hook_* and HOOK_*: nothing, until 11
 #include "hopper_epilogue.cuh"  // lse, stores of a warpgroup's rows: as in 07
 #include "hopper_maxima.cuh"    // Maxima, move_maxima: scores of any size, as in 07
 #include "hopper_softmax.cuh"   // masks, weights: as in 07
@@ -41,7 +41,7 @@ constexpr unsigned K_RING_AT = Q_RING_AT + Ring<CONSUMERS>::BYTES;
 constexpr unsigned V_RING_AT = K_RING_AT + Ring<STAGES>::BYTES;
 constexpr unsigned SHARED_BYTES = V_RING_AT + Ring<STAGES>::BYTES;
 // Named barriers: the turns, one for each consumer; rows of V are cleared.
-constexpr int TURN = 1, V_CLEARED = 8;
+constexpr int TURN = 1, V_CLEARED = 8;  // ids 1 .. CONSUMERS, and another
 
 // Issues S = Q K^T for the warpgroup's 64 rows, 16 columns of Q and K at a time.
 template <typename T>
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
     return Hooks{HOOK_ARGUMENTS tile.sequence, tile.head, tile.kv_head, tile.q_len, tile.kv_len};
   };
   const auto key_tiles_of_tile = [&] {
-    return Tiles<-BLOCK_N>(
+    return Tiles<-BLOCK_N>(  // downwards
         hooks_of_tile(), (tile.q_len - tile.rows) / BLOCK_M, last_tile_begin(tile), tile.begin);
   };
 
@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   // The first turn is the first consumer's.
   if (PINGPONG && consumer == CONSUMERS - 1) named_barrier_arrive(next_turn, 256);
   for (;;) {
-    // ---- a tile's first keys: S is ready
+    // ---- the first key tile of a tile of rows: S is ready
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       hook_start(maxima.m_i[i], l_i[i], hooks_of_tile(), t == 0);  // M_INIT and 0
@@ -258,7 +258,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
       to_operand<T>(P, S, GROUPS / 2, GROUPS);
     }
 
-    // ---- the last keys' O, and S of the next tile's first keys, which run while O is stored
+    // ---- O of the last key tile, and S of the next tile's first one, which runs while O is stored
     if (leader) q_ring.release(q_stage);
     if (rescaled) rescale_output(acc, rescale);
     done = tile;

@@ -18,10 +18,11 @@
 constexpr int STAGES = 2;                       // tiles of Q, dO and dS
 constexpr int THREADS = 128 * (1 + CONSUMERS);  // warpgroup 0 is the producer
 constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
-// Warps that add to dQ. In turn, one may wait while an addition of the other is under way; else a
-// second one costs 4 % at head_dim 128.
+// Warps that add to dQ. In a fixed order, one may wait while an addition of the other is under way; else
+// a second one costs 4 % at head_dim 128.
 constexpr int ADDERS = DETERMINISTIC ? 2 : 1;
-// Causal masks: rows in the L2 cache, of the heads whose blocks run together. Otherwise, in turn: blocks.
+// Causal masks: rows in the L2 cache, of the heads whose blocks run together. Otherwise, in a
+// fixed order: blocks.
 constexpr int L2_BYTES = (DETERMINISTIC ? 48 : 16) << 20, TURN_BLOCKS = 256;
 struct SharedStorage {
   unsigned char K[KEYS_BYTES], V[KEYS_BYTES];
@@ -67,8 +68,8 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
   // ---- prologue: the keys of this block, and the tiles of rows that see one of them
   const AttentionParams& forward = params.forward;
   // Blocks with consecutive numbers have the same tile of `together` heads: as many as have their rows
-  // in the L2 cache. In turn, a head's blocks follow each other a step apart; so do their successors,
-  // if as many heads start together as end.
+  // in the L2 cache. In a fixed order, a head's blocks follow each other a step apart; so do their
+  // successors, if as many heads start together as end.
   const bool by_tile = forward.window_right < UNLIMITED;
   const long long head_rows = (long long)max(forward.N, 1) * (forward.heads / forward.kv_heads);
   const int together = by_tile ? (int)(L2_BYTES / (head_rows * 4 * (HEAD_DIM + DQ_COLUMNS)))

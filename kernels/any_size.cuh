@@ -1,4 +1,4 @@
-// Scores of any size, for the online softmax of 07, 10, 12 and 14. A weight is
+// Scores of any size, for the online softmax of 07, 12 and 14 (10: hopper_maxima.cuh). A weight is
 // 2^(softmax_scale_log2 s - m_i), in one FFMA. Its product is exact, while m_i, that of the row's
 // largest s, is rounded: from LARGE on by more than a weight in float16. Such scores give way to their
 // distances from the maximum, both rounded alike, divided by the scale; m_i becomes 0. Explained in

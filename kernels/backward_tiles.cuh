@@ -15,7 +15,7 @@
 //          dQ_accum float[BLOCK_M DQ_COLUMNS], dq_semaphore int; one more int in the last
 // Needs    sm_80; HEAD_DIM and strides multiples of 8, pointers of 16 bytes
 // Traffic  K, V, dK, dV once; Q, dO and dQ_accum (read and written) once for each tile of keys that
-//          sees them
+//          they see
 
 #pragma once
 #include "ptx.cuh"

@@ -1,5 +1,6 @@
-// Hooks: what the library adds to kernels from 05 on, and 11 explains. Without it, this header leaves
-// a kernel as it is: Hooks is empty, Tiles count up or down, Out is the type of the inputs.
+// Hooks: what the library adds to kernels from 05 on, and 11 explains. Where the library adds
+// nothing, a kernel stays as it is: hook_* do nothing, Tiles count up or down, Out is the type of the
+// inputs.
 //
 // A caller writes functions of scores in CUDA, under FlexAttention's names (Dong et al., 2024):
 // score_mod makes another score of each score, between the scale and the softmax; mask_mod says which

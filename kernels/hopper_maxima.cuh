@@ -10,7 +10,7 @@
 constexpr float LARGE = 0x1p13f;  // of a float from here on, 2^-11 is rounded away
 
 // The rows' maxima so far, in units of log2: m_i + base. One of them is 0: m_i where scores are so
-// large that rounding it would matter. See subtract_maxima in 07.
+// large that rounding it would matter. See RowMaxima::set in any_size.cuh.
 struct Maxima {
   Statistics m_i, base;
   Statistics limit;  // a score above it moves the maximum; where they are large, any does
@@ -31,7 +31,8 @@ __device__ __forceinline__ bool move_maxima(
     m_new[i] = s_max * softmax_scale_log2;
     exceeds |= m_new[i] > maxima.limit[i];
   }
-  if (!__any_sync(0xffffffff, exceeds)) return false;  // negative scores, clamped to 0 before
+  if (!__any_sync(0xffffffff, exceeds))
+    return false;  // they are negative: exceeds_limit takes them for 0
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const float m_old = maxima.m_i[i] + maxima.base[i];

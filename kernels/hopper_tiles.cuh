@@ -26,8 +26,8 @@ static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "16-byte chunks; O must fit 
 static_assert(BLOCK_M % 64 == 0 && CONSUMERS >= 2 && CONSUMERS <= 3, "64 rows per consumer");
 static_assert(BLOCK_N % 16 == 0 && BLOCK_N <= 256, "what wgmma takes; a step of P V has 16 keys");
 
-// A tile of rows. Keys begin .. end - 1 are all that some row of the tile sees; end may be too
-// small: rows that see no key.
+// A tile of rows. Keys begin .. end - 1 are all that some row of the tile sees; where end <=
+// begin, its rows see no key.
 struct Tile {
   int sequence, head, kv_head, q_len;
   int row, rows;        // its first row in Q and O; how many its sequence has from there on

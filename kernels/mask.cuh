@@ -14,9 +14,9 @@ __device__ __forceinline__ unsigned keys_before(int limit) {
   return (1ull << (keys / 8 * 2 + min(keys % 8, 2))) - 1;
 }
 
-// A key that a row does not see scores -inf, so that its weight is exactly 0. row_pos, the position
-// of the thread's first row among the keys, and end are relative to the thread's first key. S: the
-// accumulators of M x N products of 16 rows and 8 keys.
+// A key that a row does not see scores -inf, so that its weight is exactly 0. row_pos, the thread's
+// first row, and end are relative to its first key; lo and hi have the shift to the row's position.
+// S: the accumulators of M x N products of 16 rows and 8 keys.
 template <int M, int N>
 __device__ __forceinline__ void mask(float (&S)[M][N][4], int row_pos, int end, int lo, int hi) {
 #pragma unroll

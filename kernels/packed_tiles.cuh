@@ -1,7 +1,7 @@
 // Packed sequences of very different lengths: where a grid with as many tiles for each sequence as
 // the longest has would be mostly empty, a block for each tile, and few more. Compiled with SLOTS=1,
-// kernels from 05 on are launched so: grid (slots, heads, 1), with slots = tokens / block rounded
-// down + sequences, for tiles of `block` rows (of the backward: keys).
+// kernels from 05 on, but 10, are launched so: grid (slots, heads, 1), with slots = tokens / block
+// rounded down + sequences, for tiles of `block` rows (of the backward: keys).
 
 #pragma once
 

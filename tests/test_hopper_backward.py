@@ -95,7 +95,7 @@ WRONG = (
     ),
     changed("the first consumer's dQ in both places", "smem.dQ[consumer]", "smem.dQ[0]"),
     # ---- scores and weights
-    changed("delta left out", "(dP[4 * n + 2 * i] - d.x)", "dP[4 * n + 2 * i]"),
+    changed("delta left out", "(dP[4 * n + i] - (i % 2 ? d.y : d.x))", "dP[4 * n + i]"),
     changed("lse of the neighbouring row", "i % 2 ? lse[4 * n].y : lse[4 * n].x", "lse[4 * n].x"),
     changed("lse not in units of log2", "l * LOG2_E", "l"),
     changed("a row that sees no key weighs", "l == NEG_INF ? -NEG_INF : l_log2", "l_log2"),

@@ -4,7 +4,7 @@
 // Since step 9: the producer loads Q and the first keys of the next tile of rows while the
 // consumers end this one. Blocks no longer start one after the other, so their order is a table,
 // written by 10_order.cu: longest tiles first, dealt to the blocks in alternating directions.
-// q_empty says that Q may be replaced.
+// q_ring says when Q may be replaced.
 //
 // Launch   grid: as many blocks as multiprocessors, packed: as tiles; block 128 (1 + BLOCK_M / 64);
 //          SHARED_BYTES of dynamic shared memory
