@@ -95,10 +95,9 @@ def events_as_spans(events: Sequence[Any], *, consumers: int = 2, stages: int = 
     leaders = {0, 32, 64, *(128 * (1 + i) for i in range(consumers))}
     order = [event for event in events if event.block == 0 and event.thread in leaders]
     q_tiles = [f"Q {i + 1}" for i in range(consumers)]
-    barriers = [f"{state} of {q_tile}" for q_tile in q_tiles for state in ("full", "empty")]
-    for which in "KV":
-        barriers += [f"{state} of {which}, stage {i}" for i in range(stages) for state in ("full", "empty")]
-    buffers = [*q_tiles, *(f"{which}, stage {stage}" for which in "KV" for stage in range(stages))]
+    rings = [q_tiles, *([f"{which}, stage {stage}" for stage in range(stages)] for which in "KV")]
+    barriers = [f"{state} of {buffer}" for ring in rings for state in ("full", "empty") for buffer in ring]
+    buffers = [buffer for ring in rings for buffer in ring]
     work = [f"consumer {i + 1}: {part}" for i in range(consumers) for part in ("S", "O", "warps")]
     rows: dict[str, list[Span]] = {name: [] for name in (*buffers, *work)}
     _add_copies(rows, order, barriers, consumers)
