@@ -917,7 +917,7 @@ HAS_S, HAS_O = (
     "      wgmma_wait<1>();\n      wgmma_registers(S);\n",
     "      wgmma_wait<0>();\n      wgmma_registers(acc);\n",
 )
-GIVES_FIRST_K = "    if (leader) k_ring.release(k_stage);\n    auto keys"
+GIVES_FIRST_K = "    if (leader) k_ring.release(k_stage);\n    auto key_tiles"
 
 
 class Planted(NamedTuple):

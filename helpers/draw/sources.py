@@ -24,9 +24,9 @@ def _lines(file: str) -> list[str]:
 def sections(file: str) -> dict[str, tuple[int, int]]:
     """The pieces of a kernel file by name, each with its first and last line, both counted from 1.
 
-    "header" is the comment at the top, "sizes" the #defines and static_asserts, "signature" the entry's head; of a
-    further kernel it is "signature of NAME", with the comment above it. Then every `// ---- name` section of the
-    kernels, and every struct and `__device__` function with the comment above it.
+    "header" is the comment at the top, "sizes" the #defines and static_asserts, or the constants where there are none,
+    "signature" the entry's head; of a further kernel it is "signature of NAME", with the comment above it. Then every
+    `// ---- name` section of the kernels, and every struct and `__device__` function with the comment above it.
     """
     lines = _lines(file)
 
@@ -46,6 +46,7 @@ def sections(file: str) -> dict[str, tuple[int, int]]:
         pieces["header"] = (1, comment)
     entry = next((i for i, line in enumerate(lines) if "__global__" in line), len(lines))
     sizes = [i for i, line in enumerate(lines[:entry]) if re.match(r"#\s*(if|define|endif)|static_assert", line)]
+    sizes = sizes or [i for i, line in enumerate(lines[:entry]) if line.startswith("constexpr")]
     if sizes:
         pieces["sizes"] = (
             sizes[0] + 1,

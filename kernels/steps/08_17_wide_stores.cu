@@ -30,9 +30,8 @@ constexpr bool P_IN_REGISTERS =
 constexpr bool OWN_IN_REGISTERS = WARPS_KEYS == WARPS_DKV;
 // Neighbouring warps that have keys in common.
 constexpr int GROUP_WARPS = WARPS_ROWS > WARPS_DKV_D ? WARPS_ROWS : WARPS_DKV_D;
-// The order of the work in an iteration, the best measured for each of the two forms on an H200: at
-// head_dim 64 with P in registers (causal and full masks together), at 128 with P in shared memory.
-// Neither of them spills there.
+// The order of the work in an iteration. P is in registers at head_dim 64 and in shared memory at 128:
+// for each, the order that was fastest on an H200, causal and full masks together. Neither spills.
 constexpr bool MASK_FIRST = P_IN_REGISTERS;  // before dP^T; otherwise after it
 constexpr bool LOAD_FIRST = P_IN_REGISTERS;  // the next tiles, at the start; otherwise after dP^T
 constexpr bool STAGGERED =
@@ -264,7 +263,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
       }
     }
 
-    if constexpr (!P_IN_REGISTERS) {  // dV and dK, from the rows of the other warps
+    if constexpr (!P_IN_REGISTERS) {  // dV and dK, from the rows that are not done above
       if (DQ_LATER) {
         // without it, P and dS could be read before the other warps with these keys have written
         // theirs
