@@ -227,7 +227,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
     __syncthreads();  // without it, P and dS could be read before other warps have written them
 #pragma unroll
     for (int r = OWN_IN_REGISTERS; r < WARPS_ROWS;
-         ++r) {  // dV and dK, from the rows that are not done above
+         ++r) {  // dV and dK, from the rows of the other warps
       const int row = warp.row ^ r * WARP_ROWS;
       const unsigned a_lane =
           swizzle<ROW_CHUNKS>(warp.dkv_key + lane_id % 16, lane_id / 16 + row / 8);

@@ -251,7 +251,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
       }
     }
 
-    if constexpr (!P_IN_REGISTERS) {  // dV and dK, from the rows that are not done above
+    if constexpr (!P_IN_REGISTERS) {  // dV and dK, from the rows of the other warps
       __syncthreads();  // without it, P and dS could be read before other warps have written them
 #pragma unroll
       for (int r = OWN_IN_REGISTERS; r < WARPS_ROWS; ++r) {

@@ -257,7 +257,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
       }
     }
 
-    if constexpr (!P_IN_REGISTERS) {  // dV and dK, from the rows that are not done above
+    if constexpr (!P_IN_REGISTERS) {  // dV and dK, from the rows of the other warps
       if (DQ_LATER) {
         // without it, P and dS could be read before the other warps with these keys have written
         // theirs
