@@ -109,7 +109,7 @@ WRONG = (
     changed(
         "only the first head of the group",
         "int next_head = m_block > rows.first_tile ? head : head + 1;",
-        "int next_head = m_block > rows.first_tile ? head : group;",
+        "int next_head = m_block > rows.first_tile ? head : block.group;",
     ),
     changed(
         "the first tile of rows left out",
