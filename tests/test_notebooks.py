@@ -43,10 +43,18 @@ SECTIONS = (
     "Exercise",
     "What limits us now",
 )
-# 00 is NumPy; 09 puts the kernels of the others to use, 11 puts functions into them; 14 and 17 have kernels with
+# 04 asks for an exercise before it measures, 04b is a workshop; 00 is NumPy; 09 puts the kernels of the others to use, 11 puts functions into them; 14 and 17 have kernels with
 # names of their own
 WITHOUT_KERNEL = {
     "00": ("Predict", "Check", "Exercise", "What limits us now"),
+    "04": (
+        *("What it costs today", "The idea", "Predict", "Read the kernel", "Launch it", "Look inside", "Break it"),
+        *("Exercise", "Measure", "What limits us now"),
+    ),
+    "04b": (
+        *("What it costs today", "The idea", "Predict", "Wide copies from global memory"),
+        *("What the compiler makes of it", "Copies ahead", "Break it", "Measure", "What limits us now"),
+    ),
     "09": (
         *("What a model asks of attention", "Predict", "Check", "Train on your kernels", "Measure", "Break it"),
         *("Exercise", "The climb so far", "What limits us now"),
@@ -71,7 +79,8 @@ MOST_WORDS = {
     "01": 1415,
     "02": 2140,
     "03": 1940,
-    "04": 2240,
+    "04": 1700,
+    "04b": 1700,
     "05": 1600,
     "06": 1960,
     "07": 1960,
