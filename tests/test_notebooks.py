@@ -43,8 +43,8 @@ SECTIONS = (
     "Exercise",
     "What limits us now",
 )
-# 04 asks for an exercise before it measures, 04b is a workshop; 00 is NumPy; 09 puts the kernels of the others to use, 11 puts functions into them; 14 and 17 have kernels with
-# names of their own
+# 04 asks for an exercise before it measures, and 04b is a workshop; 00 is NumPy; 09 puts the kernels of the others to
+# use, 11 puts functions into them; 14 and 17 have kernels with names of their own
 WITHOUT_KERNEL = {
     "00": ("Predict", "Check", "Exercise", "What limits us now"),
     "04": (
