@@ -130,7 +130,7 @@ def work(arguments: "list[str]") -> int:
         }
         use_this_python(requirements, modules.get(options.command, ["numpy"]) + ["torch"] * ("torch" in extras))
     else:
-        environment.enter(requirements, sorted(extras))
+        environment.enter(requirements, sorted(extras), host_compiler.before_the_packages)
     environment.set_variables(python_is_ours=not theirs)
     if not getattr(options, "this_python", False):
         startup.write()
@@ -138,6 +138,7 @@ def work(arguments: "list[str]") -> int:
         return commands.export(words)
     host_compiler.need_compiler(may_install=not theirs)
     if options.command == "lab":
+        commands.need_engine()
         return commands.lab(words, options.originals)
     if options.command == "test":
         return commands.test(words, options.all)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from helpers.engine import first_build
 from helpers.lesson import predict as module
 from helpers.lesson.predict import board, predict
 
@@ -97,7 +98,7 @@ def test_the_box_to_type_into(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     widgets = pytest.importorskip("ipywidgets")
     display = pytest.importorskip("IPython.display")
     shown: list[Any] = []
-    monkeypatch.setattr(module, "_is_jupyterlab", lambda: True)
+    monkeypatch.setattr(first_build, "in_jupyterlab", lambda: True)
     monkeypatch.setattr(display, "display", shown.append)
     asked = predict("S", unit="GiB")
     label, row = shown.pop().children

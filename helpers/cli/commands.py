@@ -10,7 +10,9 @@ import time
 from urllib.parse import quote
 
 from helpers.cli import work_copy
-from helpers.setup.script import ROOT, become, say
+from helpers.setup import host_compiler
+from helpers.setup.progress import follow
+from helpers.setup.script import ROOT, Problem, become, say
 
 
 def lab(words: "list[str]", originals: bool = False) -> int:
@@ -37,6 +39,21 @@ def lab(words: "list[str]", originals: bool = False) -> int:
     os.chdir(str(ROOT))
     become(argv + words, {**os.environ, "JUPYTER_PATH": with_our_extension(os.environ.get("JUPYTER_PATH", ""))})
     return 0
+
+
+def need_engine() -> None:
+    """See that the CPU engine is compiled, so that the first kernel of a notebook starts at once.
+
+    What goes wrong is left to that kernel to say.
+    """
+    try:
+        from helpers.engine import compiler
+    except ImportError:
+        return
+    with contextlib.suppress(Problem, OSError, RuntimeError, ValueError):
+        if os.name != "nt" and not compiler.engine_is_built():
+            title = "compiling the CPU engine (half a minute, once on this machine)"
+            follow([sys.executable, "-c", host_compiler.WARM_UP], title)
 
 
 def first_page(originals: bool) -> str:

@@ -21,6 +21,9 @@ from collections.abc import Mapping, Sequence
 from types import EllipsisType
 from typing import Any
 
+from helpers.engine import first_build
+from helpers.lesson import first_cell
+
 Guess = float | int | str
 
 NEAR = 0.1  # a guess within 10 % is right
@@ -65,7 +68,7 @@ class Prediction:
                 raise ValueError(f"the answer {value!r} is none of the choices {self.choices}")
         else:
             value = value if isinstance(value, int) else float(value)  # NumPy's numbers too
-        if self.guess is None and self.value is None and _is_jupyterlab():
+        if self.guess is None and self.value is None and first_build.in_jupyterlab():
             self.value = value
             print(f"{self.name}: first make a guess, in the cell above; any number is better than none.")
             print("Then run this cell again. Without a guess, too, it then says the answer.")
@@ -175,7 +178,7 @@ def board() -> Board:
 
 def _shown_line(asked: Prediction) -> bool:
     """Whether a line was displayed to type the guess into: the question, a box, and beside it what was understood."""
-    if not _is_jupyterlab():
+    if not first_build.in_jupyterlab():
         return False
     try:
         import ipywidgets
@@ -229,14 +232,4 @@ def number(text: str) -> float:
         raise ValueError("a number, please") from None
 
 
-def _is_jupyterlab() -> bool:
-    """Whether JupyterLab or Notebook 7 sent the cell: they send the cell's id, programs that run notebooks do not."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython else None
-    kernel = getattr(shell, "kernel", None)
-    if kernel is None:
-        return False
-    try:
-        return "cellId" in kernel.get_parent().get("metadata", {})
-    except Exception:  # a kernel of another kind: no line then
-        return False
+first_cell.watch()  # every notebook imports this module in its first cell
