@@ -46,12 +46,8 @@ def need_engine() -> None:
 
     What goes wrong is left to that kernel to say.
     """
-    try:
-        from helpers.engine import compiler
-    except ImportError:
-        return
-    with contextlib.suppress(Problem, OSError, RuntimeError, ValueError):
-        if os.name != "nt" and not compiler.engine_is_built():
+    if os.name != "nt" and subprocess.call([sys.executable, "-c", host_compiler.LOOK], stderr=subprocess.DEVNULL) == 3:
+        with contextlib.suppress(Problem, OSError):
             title = "compiling the CPU engine (half a minute, once on this machine)"
             follow([sys.executable, "-c", host_compiler.WARM_UP], title)
 

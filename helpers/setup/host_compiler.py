@@ -17,7 +17,9 @@ from helpers.setup.script import CACHE, ROOT, Problem, say
 
 COMPILER_MEND = "Mend: sudo apt install g++, or sudo dnf install gcc-c++, or on macOS xcode-select --install."
 WARM_UP = "from helpers.engine import compiler; compiler.engine_library()"
-# The same on a Python that has no NumPy yet: the package without its __init__, of which the compiler needs nothing.
+# Exits with 3 if there is something to compile.
+LOOK = "import sys; from helpers.engine import compiler; sys.exit(0 if compiler.engine_is_built() else 3)"
+# WARM_UP on a Python that has no NumPy yet: the package without its __init__, of which the compiler needs nothing.
 WITHOUT_PACKAGES = (
     "import sys, types; engine = types.ModuleType('helpers.engine'); engine.__path__ = ['helpers/engine']; "
     "sys.modules['helpers.engine'] = engine; " + WARM_UP
