@@ -673,6 +673,7 @@ def test_the_compiler_of_cxx_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         ["--help"],
         ["lab", "-h"],
         ["test", "--help"],
+        ["progress", "--help"],
         ["ladder", "--help"],
         ["bench", "-h"],
         ["export", "-h"],
@@ -685,7 +686,8 @@ def test_help_needs_no_set_up(new: TinyCourse, words: list[str]) -> None:
     assert not new.venv.exists()
     if words == ["--help"]:
         assert all(
-            name in out for name in ("lab", "ladder", "test", "bench", "export", "book", "--this-python", ".venv")
+            name in out
+            for name in ("lab", "progress", "ladder", "test", "bench", "export", "book", "--this-python", ".venv")
         )
         assert "--originals" in out
 
@@ -695,7 +697,9 @@ def test_without_a_command_it_shows_the_help(new: TinyCourse) -> None:
     assert out.startswith("usage: course.py")
 
 
-@pytest.mark.parametrize("words", [["lab", "--port", "1"], ["test", "-x"], ["tests"], ["--", "lab"]])
+@pytest.mark.parametrize(
+    "words", [["lab", "--port", "1"], ["progress", "01"], ["test", "-x"], ["tests"], ["--", "lab"]]
+)
 def test_a_wrong_command_line_makes_no_venv(new: TinyCourse, words: list[str]) -> None:
     _, err = new.run(*words, code=2)
     assert "error:" in err

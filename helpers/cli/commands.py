@@ -1,4 +1,4 @@
-"""What the command does once all is in place: lab, ladder, test, bench, export and book. Each gives the exit code."""
+"""What the command does once all is in place, a function for each of its words. Each gives the exit code."""
 
 import contextlib
 import os
@@ -73,6 +73,14 @@ def with_our_extension(jupyter_path: str) -> str:
     """JUPYTER_PATH with the folder from which JupyterLab loads the colours of CUDA (helpers/cli/lab/labextensions)."""
     ours = str(ROOT / "helpers" / "cli" / "lab")
     return os.pathsep.join([*(part for part in jupyter_path.split(os.pathsep) if part not in ("", ours)), ours])
+
+
+def progress() -> int:
+    """helpers.lesson.road: what is solved, what comes next, how long it takes."""
+    from helpers.lesson import road
+
+    print(road.text())
+    return 0
 
 
 def ladder(words: "list[str]") -> int:

@@ -165,7 +165,7 @@ def predict(name: str, *, unit: str = "", guess: Guess | EllipsisType = ..., cho
 
 def _notebook() -> str:
     """The number of the notebook whose kernel this is, as Jupyter's server tells it: "07"; "" where it does not."""
-    return os.path.basename(os.environ.get("JPY_SESSION_NAME", ""))[:2]
+    return os.path.basename(os.environ.get("JPY_SESSION_NAME", "")).partition("_")[0]
 
 
 def _kept_guess(asked: Prediction) -> Guess | None:
