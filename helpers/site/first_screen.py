@@ -122,17 +122,26 @@ def opening(number: int) -> str:
     stages = _stages(number)
     least = max((max(stage.min_cc, 80 if "bfloat16" in stage.dtypes else 0) for stage in stages), default=0)
     needs = f"least={least}" * (least > 0) + ", only=True" * any(stage.only_cc for stage in stages)
-    where = f"-{web_address.address()}" if web_address.is_published() else "?says where the course is"
+    address = web_address.address() if web_address.is_published() else ""
     return f"""import sys
 
 sys.path.insert(0, "..")  # where this notebook was not opened by course.py
 try:
     import helpers
 except ModuleNotFoundError:  # opened alone, as in Colab: the course is fetched
+    import os
     from subprocess import run
 
-    fetch = "git clone -q --depth 1 ${{COURSE_REPOSITORY:{where}}} course"
-    run(f"test -d course || {{fetch}}", shell=True, check=True)
+    REPOSITORY = os.environ.get("COURSE_REPOSITORY") or "{address}"
+    said = "" if REPOSITORY else "none is set"
+    if REPOSITORY and not os.path.isdir("course"):
+        clone = ["git", "clone", "-q", "--depth", "1", REPOSITORY, "course"]
+        said = run(clone, capture_output=True, text=True).stderr.partition("\\n")[0]
+    if not os.path.isdir("course"):
+        wanted = 'This notebook needs the rest of the course: write its address into this cell, REPOSITORY = "...", '
+        wanted += f"or upload its folder to {{os.getcwd()}} under the name course ({{said}})."
+        in_one_line = {{"_render_traceback_": lambda self: [str(self)]}}
+        raise type("CourseMissing", (ImportError,), in_one_line)(wanted) from None
     sys.path.insert(0, "course")
     from helpers.lesson import colab
 
