@@ -42,10 +42,13 @@ SECTIONS = (
     "Exercise",
     "What limits us now",
 )
-# 00 is NumPy; 09 puts the kernels of the others to use, 11 puts functions into them; 14 and 17 have kernels with
+# 00 has a first kernel before any of attention; 09 puts the kernels of the others to use, 11 puts functions into them; 14 and 17 have kernels with
 # names of their own
 WITHOUT_KERNEL = {
-    "00": ("Predict", "Check", "Exercise", "What limits us now"),
+    "00": (
+        *("What attention computes", "Your first kernel", "A softmax that survives", "Check", "Break it"),
+        *("What attention costs", "What limits us now"),
+    ),
     "09": (
         *("What a model asks of attention", "Predict", "Check", "Train on your kernels", "Measure", "Break it"),
         *("Exercise", "The climb so far", "What limits us now"),

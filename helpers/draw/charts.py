@@ -57,7 +57,7 @@ def token_heatmap(
     for ax in free:
         ax.set_axis_off()
     bar = {"cax": free[0].inset_axes((0, 0.1, 0.06, 0.8))} if len(free) else {"ax": axes, "shrink": 0.6, "aspect": 30}
-    fig.colorbar(image, label="weight", **bar)
+    fig.colorbar(image, label="weight, on a square-root scale", **bar)
     return Picture(fig, f"attention weights, {len(rows)} tokens: {'; '.join(matrices)}")
 
 
