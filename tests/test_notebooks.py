@@ -42,8 +42,8 @@ SECTIONS = (
     "Exercise",
     "What limits us now",
 )
-# 00 has a first kernel before any of attention; 09 puts the kernels of the others to use, 11 puts functions into them; 14 and 17 have kernels with
-# names of their own
+# 00 has a first kernel before any of attention; 09 puts the kernels of the others to use, 11 puts functions into them;
+# 14 and 17 have kernels with names of their own
 WITHOUT_KERNEL = {
     "00": (
         *("What attention computes", "Your first kernel", "A softmax that survives", "Check", "Break it"),
@@ -72,7 +72,7 @@ MOST_WORDS = {
     "00": 1620,
     "01": 1375,
     "02": 1980,
-    "03": 1940,
+    "03": 1880,
     "04": 2240,
     "05": 1600,
     "06": 1960,
