@@ -254,6 +254,7 @@ PICTURES = {
     "memory": lambda: show.memory_against_n(),
     "heat": lambda: show.heatmap({"a": np.eye(5), "b": np.ones((3, 4))}),
     "one heat": lambda: show.heatmap({"a": np.eye(5)}, vmax=2),
+    "yes or no": lambda: show.heatmap({"a": np.eye(5)}, colour="on the diagonal", yes_or_no=True),
     "lines": lambda: show.lines({"a": ([1, 2], [3, 4])}, xlabel="x", ylabel="y", levels={"roof": 5}, logx=True),
     "cards": lambda: show.memory_against_n(cards={"a": 2**33, "b": 2**40}),
     "tokens": lambda: show.token_heatmap({"a": np.eye(5), "b": np.ones((5, 5))}, list("vwxyz"), [1, 2], [0, 1, 2]),
