@@ -28,7 +28,8 @@ FOLDER = ROOT / "notebooks"
 PATHS = sorted(FOLDER.glob("*.ipynb"))
 MOST_BYTES = 600_000
 
-# The headings (##) of every stage, in this order; a heading may go on after these words, others may come between.
+# The headings (##) of every stage, in this order; a heading may go on after these words, others may come between. An
+# exercise stands where a reader needs it: before the kernel that it prepares, or at the end.
 SECTIONS = (
     "What it costs today",
     "The idea",
@@ -150,10 +151,11 @@ def has_sections(notebook: Notebook, path: Path) -> Iterator[str]:
     headings = [line[3:] for cell in cells for line in re.findall(r"^## .*$", cell, re.M)]
     at = -1
     for section in WITHOUT_KERNEL.get(path.name[:2], SECTIONS):
-        place = next((i for i, heading in enumerate(headings) if i > at and heading.startswith(section)), None)
+        after = -1 if section == "Exercise" else at
+        place = next((i for i, heading in enumerate(headings) if i > after and heading.startswith(section)), None)
         if place is None:
             yield f"no heading '## {section}' after {headings[at] if at >= 0 else 'the title'!r}; there are {headings}"
-        else:
+        elif section != "Exercise":
             at = place
 
 
@@ -386,8 +388,8 @@ def no_count(nb: Notebook) -> None:
 
 def swapped(nb: Notebook) -> None:
     cells = nb["cells"]
-    measure, exercise_ = (cells.index(cell_with(nb, heading)) for heading in ("## Measure", "## Exercise: stores"))
-    nb["cells"] = [*cells[:measure], *cells[exercise_:], *cells[measure:exercise_]]
+    check, look = (cells.index(cell_with(nb, heading)) for heading in ("## Check", "## Look inside"))
+    nb["cells"] = [*cells[:check], *cells[look:], *cells[check:look]]
 
 
 def exception(nb: Notebook) -> None:
