@@ -49,7 +49,7 @@ WITHOUT_KERNEL = {
     "00": ("Predict", "Check", "Exercise", "What limits us now"),
     "09": (
         *("What a model asks of attention", "Predict", "Check", "Train on your kernels", "Measure", "Break it"),
-        *("Exercise", "The climb so far", "What limits us now"),
+        *("Exercise", "When to take a library", "What limits us now"),
     ),
     "11": (
         *("What stands between scale and softmax", "How it works", "What a function costs", "Block masks"),
