@@ -29,7 +29,8 @@ FOLDER = ROOT / "notebooks"
 PATHS = sorted(FOLDER.glob("*.ipynb"))
 MOST_BYTES = 600_000
 
-# The headings (##) of every stage, in this order; a heading may go on after these words, others may come between.
+# The headings (##) of every stage, in this order; a heading may go on after these words, others may come between. An
+# exercise stands where a reader needs it: before the kernel that it prepares, or at the end.
 SECTIONS = (
     "What it costs today",
     "The idea",
@@ -43,8 +44,8 @@ SECTIONS = (
     "Exercise",
     "What limits us now",
 )
-# 00 has a first kernel before any of attention; 04 asks for an exercise before it measures, and 04b is a workshop; 09 puts
-# the kernels of the others to use, 11 puts functions into them; 14 and 17 have kernels with names of their own
+# 00 has a first kernel before any of attention; 04 asks for an exercise before it measures, and 04b is a workshop;
+# 09 puts the kernels of the others to use, 11 puts functions into them; 14 and 17 have kernels with names of their own
 WITHOUT_KERNEL = {
     "00": (
         *("What attention computes", "Your first kernel", "A softmax that survives", "Check", "Break it"),
@@ -60,7 +61,7 @@ WITHOUT_KERNEL = {
     ),
     "09": (
         *("What a model asks of attention", "Predict", "Check", "Train on your kernels", "Measure", "Break it"),
-        *("Exercise", "The climb so far", "What limits us now"),
+        *("Exercise", "When to take a library", "What limits us now"),
     ),
     "11": (
         *("What stands between scale and softmax", "How it works", "What a function costs", "Block masks"),
@@ -163,10 +164,11 @@ def has_sections(notebook: Notebook, path: Path) -> Iterator[str]:
     headings = [line[3:] for cell in cells for line in re.findall(r"^## .*$", cell, re.M)]
     at = -1
     for section in WITHOUT_KERNEL.get(number_of(path.name), SECTIONS):
-        place = next((i for i, heading in enumerate(headings) if i > at and heading.startswith(section)), None)
+        after = -1 if section == "Exercise" else at
+        place = next((i for i, heading in enumerate(headings) if i > after and heading.startswith(section)), None)
         if place is None:
             yield f"no heading '## {section}' after {headings[at] if at >= 0 else 'the title'!r}; there are {headings}"
-        else:
+        elif section != "Exercise":
             at = place
 
 
@@ -400,8 +402,8 @@ def no_count(nb: Notebook) -> None:
 
 def swapped(nb: Notebook) -> None:
     cells = nb["cells"]
-    measure, exercise_ = (cells.index(cell_with(nb, heading)) for heading in ("## Measure", "## Exercise: stores"))
-    nb["cells"] = [*cells[:measure], *cells[exercise_:], *cells[measure:exercise_]]
+    check, look = (cells.index(cell_with(nb, heading)) for heading in ("## Check", "## Look inside"))
+    nb["cells"] = [*cells[:check], *cells[look:], *cells[check:look]]
 
 
 def exception(nb: Notebook) -> None:
