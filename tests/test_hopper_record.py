@@ -60,7 +60,7 @@ def test_a_traced_block_notes_its_clocks_in_their_order(
     assert all(0 <= begin < end for found in rows.values() for begin, end, _ in found)
     drawn = pictures.roles(found, 8, 9)
     words = [text.get_text() for text in drawn.figure.axes[0].texts]
-    assert {"full", "empty", "turn", "K", "V"} <= set(words), words
+    assert {"full", "empty", "K", "V"} <= set(words), words
     assert "key tiles 8 to 9" in repr(drawn) and "consumer 2: weights" in repr(drawn)
 
 
