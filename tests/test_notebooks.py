@@ -45,7 +45,8 @@ SECTIONS = (
     "What limits us now",
 )
 # 00 has a first kernel before any of attention; 04 asks for an exercise before it measures, and 04b is a workshop;
-# 09 puts the kernels of the others to use, 11 puts functions into them; 14 and 17 have kernels with names of their own
+# 09 puts the kernels of the others to use; 10 has its ring and one product before the kernel that needs them; 11 puts
+# functions into the others' kernels; 14 and 17 have kernels with names of their own
 WITHOUT_KERNEL = {
     "00": (
         *("What attention computes", "Your first kernel", "A softmax that survives", "Check", "Break it"),
@@ -62,6 +63,11 @@ WITHOUT_KERNEL = {
     "09": (
         *("What a model asks of attention", "Predict", "Check", "Train on your kernels", "Measure", "Break it"),
         *("Exercise", "When to take a library", "What limits us now"),
+    ),
+    "10": (
+        *("What it costs today", "The idea", "Exercise: a ring", "wgmma", "Exercise: the descriptor"),
+        *("Two warpgroups side by side", "Read the kernel", "Launch it, and check", "Look inside", "Break it"),
+        *("Measure", "What limits us now"),
     ),
     "11": (
         *("What stands between scale and softmax", "How it works", "What a function costs", "Block masks"),
@@ -88,7 +94,7 @@ MOST_WORDS = {
     "05": 1600,
     "06": 1960,
     "07": 1960,
-    "10": 2200,
+    "10": 1700,
     "11": 1670,
     "13": 1700,
     "14": 1700,
@@ -97,6 +103,9 @@ MOST_WORDS = {
 MOST_WORDS_OF_OTHERS = 2000
 MOST_WORDS_OF_TITLE = 190
 MOST_CELLS = 85
+# Notebooks for one sitting: cells, lines of a cell's code, and words with those of printed prose, see MOST_WORDS.
+SITTINGS = {"10"}
+MOST_CELLS_OF_A_SITTING, MOST_LINES_OF_A_SITTING = 45, 30
 STILTED = re.compile(r"\b(?:its gift|as dear as|in vain|behind \w+ back|half as many again|the face of|turned round)\b")
 
 TAGS = {"nbval-ignore-output", "nbval-skip", "skip-execution", "raises-exception"}
@@ -292,6 +301,31 @@ def is_short(notebook: Notebook, path: Path) -> Iterator[str]:
         yield f"{len(notebook['cells'])} cells, at most {MOST_CELLS}"
 
 
+def printed_words(notebook: Notebook) -> int:
+    """The words of printed prose: lines of eight words or more, without what exercises, checks and findings say."""
+    cells = [cell for cell in code_cells(notebook)[1:] if not text(cell["source"]).startswith("%%cuda")]
+    lines = [
+        line for cell in cells for kind, words in output_texts(cell) if kind == "stdout" for line in words.split("\n")
+    ]
+    made = re.compile(r"\[PASS\]|- |.*(?:for the dots after guess=|No guess yet\.)")
+    prose = [line for line in lines if len(re.findall(r"\b[A-Za-z]{2,}\b", line)) >= 8 and not made.match(line)]
+    return sum(len(line.split()) for line in prose)
+
+
+def is_for_one_sitting(notebook: Notebook, path: Path) -> Iterator[str]:
+    if path.name[:2] not in SITTINGS:
+        return
+    count, most = first_screen.words(notebook) + printed_words(notebook), MOST_WORDS[path.name[:2]]
+    if count > most:
+        yield f"{count} words, printed ones among them, at most {most}: cut"
+    if len(notebook["cells"]) > MOST_CELLS_OF_A_SITTING:
+        yield f"{len(notebook['cells'])} cells, at most {MOST_CELLS_OF_A_SITTING}"
+    for cell in code_cells(notebook):
+        lines = sum(bool(line.strip()) for line in text(cell["source"]).splitlines())
+        if lines > MOST_LINES_OF_A_SITTING and not text(cell["source"]).startswith("%%cuda"):
+            yield f"cell {cell['id']} has {lines} lines of code, at most {MOST_LINES_OF_A_SITTING}"
+
+
 def asks_before_it_tells(notebook: Notebook, path: Path) -> Iterator[str]:
     """Each prediction is a line to write a number into, and its answer comes later, in a collapsed cell."""
     cells = code_cells(notebook)
@@ -350,6 +384,7 @@ RULES: tuple[Callable[[Notebook, Path], Iterator[str]], ...] = (
     holds_the_skeletons,
     has_first_screen,
     is_short,
+    is_for_one_sitting,
     asks_before_it_tells,
     says_what_a_guess_takes,
     speaks_plainly,
@@ -467,6 +502,26 @@ BROKEN = {
     "stilted": (speaks_plainly, change_source("## Predict", "Its gift is speed: its gift.\n\n## Predict")),
     "unknown collapse": (is_small_and_plain, lambda nb: nb["cells"][0]["metadata"].update(jupyter={"hidden": True})),
 }
+
+
+def repeat(words: str) -> Callable[[Notebook], None]:
+    return lambda nb: code_cells(nb)[3]["outputs"].append({"output_type": "stream", "name": "stdout", "text": words})
+
+
+SPOILT = {
+    "prose printed": repeat("a line of prose that somebody printed, to read it there\n" * 40),
+    "many cells": lambda nb: nb["cells"].append({**nb["cells"][0], "id": "one-more"}),
+    "a long cell": lambda nb: code_cells(nb)[4].update(source="x = 1\n" * 31),
+}
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_more_than_a_sitting_is_found(name: str) -> None:
+    path = FOLDER / "10_hopper.ipynb"
+    notebook = copy.deepcopy(read(path))
+    assert not list(is_for_one_sitting(notebook, path))
+    SPOILT[name](notebook)
+    assert list(is_for_one_sitting(notebook, path))
 
 
 @pytest.mark.parametrize("name", BROKEN)
