@@ -73,7 +73,7 @@ MOST_WORDS = {
     "04": 2240,
     "05": 1600,
     "06": 1960,
-    "07": 1960,
+    "07": 1700,
     "10": 2200,
     "11": 1670,
     "13": 1700,
@@ -83,6 +83,10 @@ MOST_WORDS = {
 MOST_WORDS_OF_OTHERS = 2000
 MOST_WORDS_OF_TITLE = 190
 MOST_CELLS = 85
+# Told for one sitting: their words count what cells print in sentences too.
+ONE_SITTING = {"07"}
+ASKS_FOR_A_GUESS = r"and run this cell\.$|No guess yet\.$"  # predict's own words
+MOST_CELLS_OF_A_SITTING, MOST_LINES_OF_CODE, MOST_COLUMNS = 45, 30, 100
 STILTED = re.compile(r"\b(?:its gift|as dear as|in vain|behind \w+ back|half as many again|the face of|turned round)\b")
 
 TAGS = {"nbval-ignore-output", "nbval-skip", "skip-execution", "raises-exception"}
@@ -277,6 +281,29 @@ def is_short(notebook: Notebook, path: Path) -> Iterator[str]:
         yield f"{len(notebook['cells'])} cells, at most {MOST_CELLS}"
 
 
+def fits_one_sitting(notebook: Notebook, path: Path) -> Iterator[str]:
+    """Few cells, of few and narrow lines, the set-up's left out; and few words, those of printed sentences too."""
+    if path.name.partition("_")[0] not in ONE_SITTING:
+        return
+    if len(notebook["cells"]) > MOST_CELLS_OF_A_SITTING:
+        yield f"{len(notebook['cells'])} cells, at most {MOST_CELLS_OF_A_SITTING}"
+    printed = 0
+    for cell in code_cells(notebook)[1:]:
+        lines = text(cell["source"]).splitlines()
+        if wide := [line for line in lines if len(line) > MOST_COLUMNS]:
+            yield f"cell {cell['id']} has a line of {len(wide[0])} columns, at most {MOST_COLUMNS}"
+        if lines[0].startswith("%%cuda"):
+            continue
+        if len(lines) > MOST_LINES_OF_CODE:
+            yield f"cell {cell['id']} has {len(lines)} lines, at most {MOST_LINES_OF_CODE}"
+        said = "\n".join(words for kind, words in output_texts(cell) if kind == "stdout").splitlines()
+        sentences = [line for line in said if re.search(r"[.?]$", line) and not re.search(ASKS_FOR_A_GUESS, line)]
+        printed += sum(len(line.split()) for line in sentences)
+    count, most = first_screen.words(notebook) + printed, MOST_WORDS[path.name.partition("_")[0]]
+    if count > most:
+        yield f"{count} words of prose, {printed} of them printed, at most {most}: cut"
+
+
 def asks_before_it_tells(notebook: Notebook, path: Path) -> Iterator[str]:
     """Each prediction is a line to write a number into, and its answer comes later, in a collapsed cell."""
     cells = code_cells(notebook)
@@ -335,6 +362,7 @@ RULES: tuple[Callable[[Notebook, Path], Iterator[str]], ...] = (
     holds_the_skeletons,
     has_first_screen,
     is_short,
+    fits_one_sitting,
     asks_before_it_tells,
     says_what_a_guess_takes,
     speaks_plainly,
@@ -451,6 +479,24 @@ BROKEN = {
     "stilted": (speaks_plainly, change_source("## Predict", "Its gift is speed: its gift.\n\n## Predict")),
     "unknown collapse": (is_small_and_plain, lambda nb: nb["cells"][0]["metadata"].update(jupyter={"hidden": True})),
 }
+
+
+TOO_MUCH_FOR_A_SITTING = {
+    "cells": lambda nb: nb["cells"].extend(copy.deepcopy(nb["cells"][:45])),
+    "lines": lambda nb: code_cells(nb)[2].update(source="x = 1\n" * 31),
+    "columns": lambda nb: code_cells(nb)[2].update(source=f"x = {'1' * 97}"),
+    "printed": lambda nb: code_cells(nb)[2].update(
+        outputs=[{"output_type": "stream", "name": "stdout", "text": "word " * 1700 + "end.\n"}]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TOO_MUCH_FOR_A_SITTING)
+def test_what_does_not_fit_one_sitting_is_found(name: str) -> None:
+    path = FOLDER / "07_mma.ipynb"
+    notebook = copy.deepcopy(read(path))
+    TOO_MUCH_FOR_A_SITTING[name](notebook)
+    assert list(fits_one_sitting(notebook, path))
 
 
 @pytest.mark.parametrize("name", BROKEN)

@@ -6,8 +6,8 @@
 // Limit    no bank conflict
 #include "ptx.cuh"
 
-// The byte offset of chunk `chunk` (16 bytes, 0 .. 7) of row `row` in a tile. A row takes 144 bytes,
-// of which 16 are padding, so that the same chunk of 8 rows is in different banks.
+// The byte offset of chunk `chunk` (16 bytes, 0 .. 7) of row `row` in a tile. Of the 144 bytes of a
+// row 16 are padding, so that the same chunk of 8 rows is in different banks.
 __device__ unsigned place(unsigned row, unsigned chunk) { return 144 * row + 16 * chunk; }
 
 // The warp copies 16 rows from `first` on; rows past the end become zeros.
