@@ -93,8 +93,13 @@ MOST_WORDS = {
     "04b": 1700,
     "05": 1600,
     "06": 1960,
+<<<<<<< HEAD
     "07": 1960,
     "10": 1700,
+=======
+    "07": 1700,
+    "10": 1700,
+>>>>>>> fa2
     "11": 1670,
     "13": 1700,
     "14": 1700,
@@ -103,9 +108,16 @@ MOST_WORDS = {
 MOST_WORDS_OF_OTHERS = 2000
 MOST_WORDS_OF_TITLE = 190
 MOST_CELLS = 85
+<<<<<<< HEAD
 # Notebooks for one sitting: cells, lines of a cell's code, and words with those of printed prose, see MOST_WORDS.
 SITTINGS = {"10"}
 MOST_CELLS_OF_A_SITTING, MOST_LINES_OF_A_SITTING = 45, 30
+=======
+# Told for one sitting: their words count what cells print in sentences too.
+ONE_SITTING = {"04", "04b", "07", "10"}
+ASKS_FOR_A_GUESS = r"and run this cell\.$|No guess yet\.$"  # predict's own words
+MOST_CELLS_OF_A_SITTING, MOST_LINES_OF_CODE, MOST_COLUMNS = 45, 30, 100
+>>>>>>> fa2
 STILTED = re.compile(r"\b(?:its gift|as dear as|in vain|behind \w+ back|half as many again|the face of|turned round)\b")
 
 TAGS = {"nbval-ignore-output", "nbval-skip", "skip-execution", "raises-exception"}
@@ -301,6 +313,7 @@ def is_short(notebook: Notebook, path: Path) -> Iterator[str]:
         yield f"{len(notebook['cells'])} cells, at most {MOST_CELLS}"
 
 
+<<<<<<< HEAD
 def printed_words(notebook: Notebook) -> int:
     """The words of printed prose: lines of eight words or more, without what exercises, checks and findings say."""
     cells = [cell for cell in code_cells(notebook)[1:] if not text(cell["source"]).startswith("%%cuda")]
@@ -312,7 +325,7 @@ def printed_words(notebook: Notebook) -> int:
     return sum(len(line.split()) for line in prose)
 
 
-def is_for_one_sitting(notebook: Notebook, path: Path) -> Iterator[str]:
+def fits_one_sitting(notebook: Notebook, path: Path) -> Iterator[str]:
     if path.name[:2] not in SITTINGS:
         return
     count, most = first_screen.words(notebook) + printed_words(notebook), MOST_WORDS[path.name[:2]]
@@ -324,6 +337,29 @@ def is_for_one_sitting(notebook: Notebook, path: Path) -> Iterator[str]:
         lines = sum(bool(line.strip()) for line in text(cell["source"]).splitlines())
         if lines > MOST_LINES_OF_A_SITTING and not text(cell["source"]).startswith("%%cuda"):
             yield f"cell {cell['id']} has {lines} lines of code, at most {MOST_LINES_OF_A_SITTING}"
+=======
+def fits_one_sitting(notebook: Notebook, path: Path) -> Iterator[str]:
+    """Few cells, of few and narrow lines, the set-up's left out; and few words, those of printed sentences too."""
+    if path.name.partition("_")[0] not in ONE_SITTING:
+        return
+    if len(notebook["cells"]) > MOST_CELLS_OF_A_SITTING:
+        yield f"{len(notebook['cells'])} cells, at most {MOST_CELLS_OF_A_SITTING}"
+    printed = 0
+    for cell in code_cells(notebook)[1:]:
+        lines = text(cell["source"]).splitlines()
+        if wide := [line for line in lines if len(line) > MOST_COLUMNS]:
+            yield f"cell {cell['id']} has a line of {len(wide[0])} columns, at most {MOST_COLUMNS}"
+        if lines[0].startswith("%%cuda"):
+            continue
+        if len(lines) > MOST_LINES_OF_CODE:
+            yield f"cell {cell['id']} has {len(lines)} lines, at most {MOST_LINES_OF_CODE}"
+        said = "\n".join(words for kind, words in output_texts(cell) if kind == "stdout").splitlines()
+        sentences = [line for line in said if re.search(r"[.?]$", line) and not re.search(ASKS_FOR_A_GUESS, line)]
+        printed += sum(len(line.split()) for line in sentences)
+    count, most = first_screen.words(notebook) + printed, MOST_WORDS[path.name.partition("_")[0]]
+    if count > most:
+        yield f"{count} words of prose, {printed} of them printed, at most {most}: cut"
+>>>>>>> fa2
 
 
 def asks_before_it_tells(notebook: Notebook, path: Path) -> Iterator[str]:
@@ -384,7 +420,11 @@ RULES: tuple[Callable[[Notebook, Path], Iterator[str]], ...] = (
     holds_the_skeletons,
     has_first_screen,
     is_short,
-    is_for_one_sitting,
+<<<<<<< HEAD
+    fits_one_sitting,
+=======
+    fits_one_sitting,
+>>>>>>> fa2
     asks_before_it_tells,
     says_what_a_guess_takes,
     speaks_plainly,
@@ -504,6 +544,7 @@ BROKEN = {
 }
 
 
+<<<<<<< HEAD
 def repeat(words: str) -> Callable[[Notebook], None]:
     return lambda nb: code_cells(nb)[3]["outputs"].append({"output_type": "stream", "name": "stdout", "text": words})
 
@@ -519,9 +560,27 @@ SPOILT = {
 def test_more_than_a_sitting_is_found(name: str) -> None:
     path = FOLDER / "10_hopper.ipynb"
     notebook = copy.deepcopy(read(path))
-    assert not list(is_for_one_sitting(notebook, path))
+    assert not list(fits_one_sitting(notebook, path))
     SPOILT[name](notebook)
-    assert list(is_for_one_sitting(notebook, path))
+    assert list(fits_one_sitting(notebook, path))
+=======
+TOO_MUCH_FOR_A_SITTING = {
+    "cells": lambda nb: nb["cells"].extend(copy.deepcopy(nb["cells"][:45])),
+    "lines": lambda nb: code_cells(nb)[2].update(source="x = 1\n" * 31),
+    "columns": lambda nb: code_cells(nb)[2].update(source=f"x = {'1' * 97}"),
+    "printed": lambda nb: code_cells(nb)[2].update(
+        outputs=[{"output_type": "stream", "name": "stdout", "text": "word " * 1700 + "end.\n"}]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TOO_MUCH_FOR_A_SITTING)
+def test_what_does_not_fit_one_sitting_is_found(name: str) -> None:
+    path = FOLDER / "07_mma.ipynb"
+    notebook = copy.deepcopy(read(path))
+    TOO_MUCH_FOR_A_SITTING[name](notebook)
+    assert list(fits_one_sitting(notebook, path))
+>>>>>>> fa2
 
 
 @pytest.mark.parametrize("name", BROKEN)
