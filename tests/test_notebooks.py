@@ -89,17 +89,8 @@ MOST_WORDS = {
     "01": 1375,
     "02": 1980,
     "03": 1880,
-    "04": 1700,
-    "04b": 1700,
     "05": 1600,
     "06": 1960,
-<<<<<<< HEAD
-    "07": 1960,
-    "10": 1700,
-=======
-    "07": 1700,
-    "10": 1700,
->>>>>>> fa2
     "11": 1670,
     "13": 1700,
     "14": 1700,
@@ -108,16 +99,9 @@ MOST_WORDS = {
 MOST_WORDS_OF_OTHERS = 2000
 MOST_WORDS_OF_TITLE = 190
 MOST_CELLS = 85
-<<<<<<< HEAD
-# Notebooks for one sitting: cells, lines of a cell's code, and words with those of printed prose, see MOST_WORDS.
-SITTINGS = {"10"}
-MOST_CELLS_OF_A_SITTING, MOST_LINES_OF_A_SITTING = 45, 30
-=======
-# Told for one sitting: their words count what cells print in sentences too.
-ONE_SITTING = {"04", "04b", "07", "10"}
-ASKS_FOR_A_GUESS = r"and run this cell\.$|No guess yet\.$"  # predict's own words
-MOST_CELLS_OF_A_SITTING, MOST_LINES_OF_CODE, MOST_COLUMNS = 45, 30, 100
->>>>>>> fa2
+# Notebooks that were told again: what they print in sentences counts as prose, and no cell has many lines of code.
+TOLD_AGAIN = {"04", "04b", "07", "08", "08b", "10"}
+MOST_WORDS_TOLD_AGAIN, MOST_CELLS_TOLD_AGAIN, MOST_LINES_OF_A_CELL, MOST_COLUMNS = 1700, 45, 30, 100
 STILTED = re.compile(r"\b(?:its gift|as dear as|in vain|behind \w+ back|half as many again|the face of|turned round)\b")
 
 TAGS = {"nbval-ignore-output", "nbval-skip", "skip-execution", "raises-exception"}
@@ -313,53 +297,31 @@ def is_short(notebook: Notebook, path: Path) -> Iterator[str]:
         yield f"{len(notebook['cells'])} cells, at most {MOST_CELLS}"
 
 
-<<<<<<< HEAD
-def printed_words(notebook: Notebook) -> int:
-    """The words of printed prose: lines of eight words or more, without what exercises, checks and findings say."""
-    cells = [cell for cell in code_cells(notebook)[1:] if not text(cell["source"]).startswith("%%cuda")]
-    lines = [
-        line for cell in cells for kind, words in output_texts(cell) if kind == "stdout" for line in words.split("\n")
-    ]
-    made = re.compile(r"\[PASS\]|- |.*(?:for the dots after guess=|No guess yet\.)")
-    prose = [line for line in lines if len(re.findall(r"\b[A-Za-z]{2,}\b", line)) >= 8 and not made.match(line)]
-    return sum(len(line.split()) for line in prose)
+def printed_words(cell: Notebook) -> int:
+    """The words of the sentences that a cell printed: of lines of at least eight words that end as a sentence does.
+
+    How a guess is written, which a text says in place of the box of `predict`, is none.
+    """
+    lines = (line for kind, words in output_texts(cell) if kind == "stdout" for line in words.splitlines())
+    sentences = (line for line in lines if line.rstrip().endswith((".", "?")) and "after guess=" not in line)
+    return sum(len(line.split()) for line in sentences if len(line.split()) >= 8)
 
 
-def fits_one_sitting(notebook: Notebook, path: Path) -> Iterator[str]:
-    if path.name[:2] not in SITTINGS:
+def is_told_again(notebook: Notebook, path: Path) -> Iterator[str]:
+    """At most 45 cells, 1,700 words with printed prose, 30 lines of code a cell, 100 columns."""
+    if number_of(path.name) not in TOLD_AGAIN:
         return
-    count, most = first_screen.words(notebook) + printed_words(notebook), MOST_WORDS[path.name[:2]]
-    if count > most:
-        yield f"{count} words, printed ones among them, at most {most}: cut"
-    if len(notebook["cells"]) > MOST_CELLS_OF_A_SITTING:
-        yield f"{len(notebook['cells'])} cells, at most {MOST_CELLS_OF_A_SITTING}"
-    for cell in code_cells(notebook):
-        lines = sum(bool(line.strip()) for line in text(cell["source"]).splitlines())
-        if lines > MOST_LINES_OF_A_SITTING and not text(cell["source"]).startswith("%%cuda"):
-            yield f"cell {cell['id']} has {lines} lines of code, at most {MOST_LINES_OF_A_SITTING}"
-=======
-def fits_one_sitting(notebook: Notebook, path: Path) -> Iterator[str]:
-    """Few cells, of few and narrow lines, the set-up's left out; and few words, those of printed sentences too."""
-    if path.name.partition("_")[0] not in ONE_SITTING:
-        return
-    if len(notebook["cells"]) > MOST_CELLS_OF_A_SITTING:
-        yield f"{len(notebook['cells'])} cells, at most {MOST_CELLS_OF_A_SITTING}"
-    printed = 0
+    count = first_screen.words(notebook) + sum(map(printed_words, code_cells(notebook)))
+    if count > MOST_WORDS_TOLD_AGAIN:
+        yield f"{count} words, printed prose counted, at most {MOST_WORDS_TOLD_AGAIN}: cut"
+    if len(notebook["cells"]) > MOST_CELLS_TOLD_AGAIN:
+        yield f"{len(notebook['cells'])} cells, at most {MOST_CELLS_TOLD_AGAIN}"
     for cell in code_cells(notebook)[1:]:
         lines = text(cell["source"]).splitlines()
-        if wide := [line for line in lines if len(line) > MOST_COLUMNS]:
-            yield f"cell {cell['id']} has a line of {len(wide[0])} columns, at most {MOST_COLUMNS}"
-        if lines[0].startswith("%%cuda"):
-            continue
-        if len(lines) > MOST_LINES_OF_CODE:
-            yield f"cell {cell['id']} has {len(lines)} lines, at most {MOST_LINES_OF_CODE}"
-        said = "\n".join(words for kind, words in output_texts(cell) if kind == "stdout").splitlines()
-        sentences = [line for line in said if re.search(r"[.?]$", line) and not re.search(ASKS_FOR_A_GUESS, line)]
-        printed += sum(len(line.split()) for line in sentences)
-    count, most = first_screen.words(notebook) + printed, MOST_WORDS[path.name.partition("_")[0]]
-    if count > most:
-        yield f"{count} words of prose, {printed} of them printed, at most {most}: cut"
->>>>>>> fa2
+        if not lines[0].startswith("%%cuda") and sum(map(bool, map(str.strip, lines))) > MOST_LINES_OF_A_CELL:
+            yield f"cell {cell['id']} has more than {MOST_LINES_OF_A_CELL} lines of code"
+        if not cell["metadata"].get("jupyter", {}).get("source_hidden") and max(map(len, lines)) > MOST_COLUMNS:
+            yield f"cell {cell['id']} has a line of more than {MOST_COLUMNS} columns"
 
 
 def asks_before_it_tells(notebook: Notebook, path: Path) -> Iterator[str]:
@@ -420,11 +382,7 @@ RULES: tuple[Callable[[Notebook, Path], Iterator[str]], ...] = (
     holds_the_skeletons,
     has_first_screen,
     is_short,
-<<<<<<< HEAD
-    fits_one_sitting,
-=======
-    fits_one_sitting,
->>>>>>> fa2
+    is_told_again,
     asks_before_it_tells,
     says_what_a_guess_takes,
     speaks_plainly,
@@ -544,26 +502,6 @@ BROKEN = {
 }
 
 
-<<<<<<< HEAD
-def repeat(words: str) -> Callable[[Notebook], None]:
-    return lambda nb: code_cells(nb)[3]["outputs"].append({"output_type": "stream", "name": "stdout", "text": words})
-
-
-SPOILT = {
-    "prose printed": repeat("a line of prose that somebody printed, to read it there\n" * 40),
-    "many cells": lambda nb: nb["cells"].append({**nb["cells"][0], "id": "one-more"}),
-    "a long cell": lambda nb: code_cells(nb)[4].update(source="x = 1\n" * 31),
-}
-
-
-@pytest.mark.parametrize("name", SPOILT)
-def test_more_than_a_sitting_is_found(name: str) -> None:
-    path = FOLDER / "10_hopper.ipynb"
-    notebook = copy.deepcopy(read(path))
-    assert not list(fits_one_sitting(notebook, path))
-    SPOILT[name](notebook)
-    assert list(fits_one_sitting(notebook, path))
-=======
 TOO_MUCH_FOR_A_SITTING = {
     "cells": lambda nb: nb["cells"].extend(copy.deepcopy(nb["cells"][:45])),
     "lines": lambda nb: code_cells(nb)[2].update(source="x = 1\n" * 31),
@@ -579,8 +517,7 @@ def test_what_does_not_fit_one_sitting_is_found(name: str) -> None:
     path = FOLDER / "07_mma.ipynb"
     notebook = copy.deepcopy(read(path))
     TOO_MUCH_FOR_A_SITTING[name](notebook)
-    assert list(fits_one_sitting(notebook, path))
->>>>>>> fa2
+    assert list(is_told_again(notebook, path))
 
 
 @pytest.mark.parametrize("name", BROKEN)
