@@ -43,10 +43,18 @@ SECTIONS = (
     "Exercise",
     "What limits us now",
 )
-# 00 is NumPy; 09 puts the kernels of the others to use, 11 puts functions into them; 14 and 17 have kernels with
-# names of their own
+# 00 is NumPy; 08 has its exercises where their kernels begin, and 08b is the climb of one; 09 puts the kernels of the
+# others to use, 11 puts functions into them; 14 and 17 have kernels with names of their own
 WITHOUT_KERNEL = {
     "00": ("Predict", "Check", "Exercise", "What limits us now"),
+    "08": (
+        *("What it costs today", "The idea", "Exercise", "Predict", "Two ways to order the work", "Read the kernels"),
+        *("Launch it", "Check", "Break it", "Measure", "What limits us now"),
+    ),
+    "08b": (
+        *("What it costs today", "The idea", "Predict", "Read the kernel", "Who adds where", "What waits", "Check"),
+        *("Break it", "Measure", "What limits us now"),
+    ),
     "09": (
         *("What a model asks of attention", "Predict", "Check", "Train on your kernels", "Measure", "Break it"),
         *("Exercise", "The climb so far", "What limits us now"),
@@ -84,6 +92,9 @@ MOST_WORDS = {
 MOST_WORDS_OF_OTHERS = 2000
 MOST_WORDS_OF_TITLE = 190
 MOST_CELLS = 85
+# Notebooks that were told again: what they print in sentences counts as prose, and no cell has many lines of code.
+TOLD_AGAIN = {"08", "08b"}
+MOST_WORDS_TOLD_AGAIN, MOST_CELLS_TOLD_AGAIN, MOST_LINES_OF_A_CELL, MOST_COLUMNS = 1700, 45, 30, 100
 STILTED = re.compile(r"\b(?:its gift|as dear as|in vain|behind \w+ back|half as many again|the face of|turned round)\b")
 
 TAGS = {"nbval-ignore-output", "nbval-skip", "skip-execution", "raises-exception"}
@@ -281,6 +292,33 @@ def is_short(notebook: Notebook, path: Path) -> Iterator[str]:
         yield f"{len(notebook['cells'])} cells, at most {MOST_CELLS}"
 
 
+def printed_words(cell: Notebook) -> int:
+    """The words of the sentences that a cell printed: of lines of at least eight words that end as a sentence does.
+
+    How a guess is written, which a text says in place of the box of `predict`, is none.
+    """
+    lines = (line for kind, words in output_texts(cell) if kind == "stdout" for line in words.splitlines())
+    sentences = (line for line in lines if line.rstrip().endswith((".", "?")) and "after guess=" not in line)
+    return sum(len(line.split()) for line in sentences if len(line.split()) >= 8)
+
+
+def is_told_again(notebook: Notebook, path: Path) -> Iterator[str]:
+    """At most 45 cells, 1,700 words with printed prose, 30 lines of code a cell, 100 columns."""
+    if number_of(path.name) not in TOLD_AGAIN:
+        return
+    count = first_screen.words(notebook) + sum(map(printed_words, code_cells(notebook)))
+    if count > MOST_WORDS_TOLD_AGAIN:
+        yield f"{count} words, printed prose counted, at most {MOST_WORDS_TOLD_AGAIN}: cut"
+    if len(notebook["cells"]) > MOST_CELLS_TOLD_AGAIN:
+        yield f"{len(notebook['cells'])} cells, at most {MOST_CELLS_TOLD_AGAIN}"
+    for cell in code_cells(notebook)[1:]:
+        lines = text(cell["source"]).splitlines()
+        if not lines[0].startswith("%%cuda") and sum(map(bool, map(str.strip, lines))) > MOST_LINES_OF_A_CELL:
+            yield f"cell {cell['id']} has more than {MOST_LINES_OF_A_CELL} lines of code"
+        if not cell["metadata"].get("jupyter", {}).get("source_hidden") and max(map(len, lines)) > MOST_COLUMNS:
+            yield f"cell {cell['id']} has a line of more than {MOST_COLUMNS} columns"
+
+
 def asks_before_it_tells(notebook: Notebook, path: Path) -> Iterator[str]:
     """Each prediction is a line to write a number into, and its answer comes later, in a collapsed cell."""
     cells = code_cells(notebook)
@@ -339,6 +377,7 @@ RULES: tuple[Callable[[Notebook, Path], Iterator[str]], ...] = (
     holds_the_skeletons,
     has_first_screen,
     is_short,
+    is_told_again,
     asks_before_it_tells,
     says_what_a_guess_takes,
     speaks_plainly,

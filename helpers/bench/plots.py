@@ -223,14 +223,17 @@ def measured_climb_times(
     texts, colours = [], []
     for before, row in zip([None, *rows], rows, strict=False):
         gain = (gain_of(before, row) or [before["ms"] / row["ms"]])[0] if before else 1.0
-        texts.append(f"{row['ms']:.3g} ms" + f"   {gain:.3g}×" * bool(before))
+        ms = f"{row['ms']:#.3g}".rstrip(".")
+        texts.append((f"{ms} ms", f"{gain:.{1 if gain > 10 else 2}f}×" * bool(before)))
         colours.append(WRITE if gain < 0.99 else GPU)
     fig, ax = figure(7.6, 1.2 + 0.34 * len(rows))
     times = [row["ms"] for row in rows]
     ax.plot(times, range(len(rows)), color=IDLE, zorder=1)
     ax.scatter(times, range(len(rows)), color=colours, s=45, zorder=2)
-    for y, (ms, text) in enumerate(zip(times, texts, strict=True)):
-        ax.annotate(text, (ms, y), xytext=(9, 0), textcoords="offset points", va="center")
+    for y, columns in enumerate(texts):
+        for x, text in zip((62, 108), columns, strict=True):  # points right of the axes
+            place = {"xytext": (x, 0), "textcoords": "offset points", "ha": "right", "va": "center"}
+            ax.annotate(text, (1, y), xycoords=("axes fraction", "data"), annotation_clip=False, **place)
     ax.set_xscale("log")
     peers = {
         label: ms
@@ -241,15 +244,19 @@ def measured_climb_times(
         ax.axvline(ms, color=ROOF, linewidth=1, linestyle="--", zorder=0)
         ax.annotate(f"{label}\n{ms:.3g} ms", (ms, -0.9), ha="right", va="center", xytext=(-4, 0),
                     textcoords="offset points", fontsize=9)  # fmt: skip
-    ax.set_xlim(0.45 * min(times + list(peers.values())), 4 * max(times))
+    ax.set_xlim(0.35 * min(times + list(peers.values())), 1.3 * max(times))
     ax.set_ylim(len(rows) - 0.5, -1.4 if peers else -0.6)
     ax.set_yticks(range(len(rows)), labels)
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    ax.xaxis.set_minor_formatter(lambda value, _: "")
+    few_decades = max(times) < 10 * min(times)
+    ax.xaxis.set_minor_formatter(lambda value, _: f"{value:g}" if few_decades and f"{value:g}" in "2345" else "")
     ax.set_title(heading(shape, dtype))
     ax.set_xlabel(f"milliseconds (less is better), logarithmic; recorded on {gpu_of(record)}")
     beside_text = "".join(f"; {label}: {ms:.3g} ms" for label, ms in peers.items())
-    return Picture(fig, "; ".join(f"{a}: {text}" for a, text in zip(labels, texts, strict=True)) + beside_text)
+    return Picture(
+        fig,
+        "; ".join(f"{a}: {text.strip()}" for a, text in zip(labels, map("   ".join, texts), strict=True)) + beside_text,
+    )
 
 
 @styled
