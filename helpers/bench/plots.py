@@ -214,7 +214,7 @@ def measured_climb_times(
     """
     record = in_turns(record)
     rows = climb(stage, shape, dtype=dtype, record=record)
-    last_number = max(by_number(stage))
+    last_number = max(by_number(stage)) if rows else 0
     rows = [row for row in rows if steps.is_measured(row)]
     rows = [row for row in rows if numbers is None or row.get("step", last_number) in numbers]
     if not rows:
