@@ -14,7 +14,7 @@
 #include "backward_convert.cuh"   // dQ after the loop
 #include "backward_epilogue.cuh"  // stores dK and dV in float32, for 17
 #include "backward_hooks.cuh"     // nothing, until the library adds something (11)
-#include "semaphore.cuh"          // DqSemaphore: the order of additions to dQ, if it matters
+#include "semaphore.cuh"          // DqOrder: which dQ is next, and the order of additions to it
 
 #ifndef VECTOR_ATOMICS
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   dK += block.of_keys(params.d_k);
   dV += block.of_keys(params.d_v);
   const RowRange rows(block, forward);
-  DqSemaphore semaphore(dq_semaphore, block, rows);
+  DqOrder<DQ_LATER> dq(dq_semaphore, block, rows);
   lse_delta += rows.first_slot * (2 * BLOCK_M);
   dQ_accum += rows.first_slot * (BLOCK_M * DQ_COLUMNS);
 
@@ -132,10 +132,10 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   dO += copy_row * params.d_o.row + 8 * copy_chunk;
   const auto load_q = [&](const MBlock& tile, unsigned stage) {
     const int row = tile.m_block * BLOCK_M;
-    load_tile<BLOCK_M>(
+    load_tile<BLOCK_M, CHUNKS, THREADS>(
         Q_smem + stage * STAGE_BYTES + copy_offset,
-        Q + tile.head * forward.q.head + row * forward.q.row, forward.q.row,
-        q_len - row - copy_row);
+        Q + tile.head * forward.q.head + row * forward.q.row, forward.q.row, q_len - row - copy_row,
+        HEAD_DIM);
     if (threadIdx.x < BLOCK_M / 2)
       cp_async(
           lse_smem + stage * LSE_DELTA_BYTES + 16 * threadIdx.x,
@@ -143,10 +143,10 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   };
   const auto load_do = [&](const MBlock& tile, unsigned stage) {
     const int row = tile.m_block * BLOCK_M;
-    load_tile<BLOCK_M>(
+    load_tile<BLOCK_M, CHUNKS, THREADS>(
         Q_smem + stage * STAGE_BYTES + ROWS_BYTES + copy_offset,
         dO + tile.head * params.d_o.head + row * params.d_o.row, params.d_o.row,
-        q_len - row - copy_row);
+        q_len - row - copy_row, HEAD_DIM);
     cp_async_commit();
   };
 
@@ -170,32 +170,27 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   const Hooks hooks = {
       HOOK_ARGUMENTS block.sequence, block.kv_head * block.group, block.kv_head, q_len, kv_len};
   MBlock tile(block, rows, hooks);
-  load_tile<BLOCK_N>(
+  load_tile<BLOCK_N, CHUNKS, THREADS>(
       K_smem + copy_offset, K + copy_row * forward.k.row + 8 * copy_chunk, forward.k.row,
-      kv_len - first_key - copy_row);
+      kv_len - first_key - copy_row, HEAD_DIM);
   if (!rows.empty()) load_q(tile, 0);
-  load_tile<BLOCK_N>(
+  load_tile<BLOCK_N, CHUNKS, THREADS>(
       V_smem + copy_offset, V + copy_row * forward.v.row + 8 * copy_chunk, forward.v.row,
-      kv_len - first_key - copy_row);
+      kv_len - first_key - copy_row, HEAD_DIM);
   if (!rows.empty()) load_do(tile, 0);
   else cp_async_commit();  // no row sees these keys; the epilogue waits for K and V all the same
 
   // ---- all heads of the group, and their tiles of rows from the last to the first
   unsigned stage = 0;
-  DqTile previous, before_previous;  // those of the last two iterations
   for (MBlock next = tile; !rows.empty() && tile.exists(); tile = next, stage ^= 1) {
     const int first_row = tile.m_block * BLOCK_M;
-    // The tile whose dQ is computed in this iteration, and the one to whose dQ all threads have added.
-    const DqTile current = {tile.slot(), tile.m_block};
-    const DqTile due = DQ_LATER ? previous : current, done = DQ_LATER ? before_previous : previous;
     next.advance();
-    if (DQ_LATER) semaphore.wait(due);
+    const DqTile due = dq.begin({tile.slot(), tile.m_block});  // its dQ is computed now
     cp_async_wait<0>();
     // Without it, these tiles could be read before their copies land, or the previous ones
     // overwritten while in use.
     __syncthreads();
-    semaphore.pass(done);
-    semaphore.peek(current);
+    dq.all_have_added();
     const auto load_next = [&] {
       if (!next.exists()) return;
       load_q(next, stage ^ 1);
@@ -292,7 +287,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
         asm volatile("bar.sync %0, %1;" ::"r"(1 + warp.id / GROUP_WARPS), "n"(32 * GROUP_WARPS)
                      : "memory");
       } else {
-        semaphore.wait(due);
+        dq.wait(due);
         __syncthreads();  // without it, dS could be read before all warps have written theirs
       }
 #pragma unroll
@@ -308,18 +303,17 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
       }
     }
     if (due.exists() && !dq_first) add_dq(due.slot, dS_due);
-    before_previous = previous;
-    previous = current;
+    dq.end();
   }
-  if (DQ_LATER && previous.exists()) {
-    semaphore.wait(previous);
+  if (DQ_LATER && dq.previous.exists()) {
+    dq.wait(dq.previous);
     __syncthreads();  // without it, dS could be read before the other warps have written theirs
-    semaphore.pass(before_previous);
-    add_dq(previous.slot, (stage ^ 1) * SCORES_BYTES);
+    dq.pass(dq.before_previous);
+    add_dq(dq.previous.slot, (stage ^ 1) * SCORES_BYTES);
   }
   if (DETERMINISTIC) {
     __syncthreads();  // without it, the semaphore could pass before the other threads' additions
-    semaphore.pass(previous);
+    dq.pass(dq.previous);
   }
 
   // ---- epilogue: by way of shared memory, to write 16 bytes at a time
