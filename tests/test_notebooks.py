@@ -45,7 +45,8 @@ SECTIONS = (
     "What limits us now",
 )
 # 00 has a first kernel before any of attention; 04 asks for an exercise before it measures, and 04b is a workshop;
-# 09 puts the kernels of the others to use; 10 has its ring and one product before the kernel that needs them; 11 puts
+# 08 has its exercises where their kernels begin, and 08b is the climb of one; 09 puts the kernels of the others to use;
+# 10 has its ring and one product before the kernel that needs them; 11 puts
 # functions into the others' kernels; 14 and 17 have kernels with names of their own
 WITHOUT_KERNEL = {
     "00": (
@@ -59,6 +60,14 @@ WITHOUT_KERNEL = {
     "04b": (
         *("What it costs today", "The idea", "Predict", "Wide copies from global memory"),
         *("What the compiler makes of it", "Copies ahead", "Break it", "Measure", "What limits us now"),
+    ),
+    "08": (
+        *("What it costs today", "The idea", "Exercise", "Predict", "Two ways to order the work", "Read the kernels"),
+        *("Launch it", "Check", "Break it", "Measure", "What limits us now"),
+    ),
+    "08b": (
+        *("What it costs today", "The idea", "Predict", "Read the kernel", "Who adds where", "What waits", "Check"),
+        *("Break it", "Measure", "What limits us now"),
     ),
     "09": (
         *("What a model asks of attention", "Predict", "Check", "Train on your kernels", "Measure", "Break it"),
@@ -107,7 +116,7 @@ STILTED = re.compile(r"\b(?:its gift|as dear as|in vain|behind \w+ back|half as 
 TAGS = {"nbval-ignore-output", "nbval-skip", "skip-execution", "raises-exception"}
 MACHINE_PATH = re.compile(r"(?<![\w.\])}-])/(?:home|root|tmp|work|usr|Users|mnt|opt|var|private|builds?)/\w|[A-Z]:\\\w")
 ADDRESS = re.compile(r"\b0x[0-9a-f]{9,}\b")  # longer than a 32-bit constant of a kernel
-CAPTION = re.compile(r"\[(\S+?)\]\(\.\./kernels/\1\), lines (\d+)–(\d+):")
+CAPTION = re.compile(r"\[(\S+?)\]\(\.\./kernels/\1\), lines (\d+)–(\d+)(?:, without (.+?))?:\n")
 
 Notebook = dict[str, Any]
 
@@ -240,7 +249,10 @@ def shows_the_kernels_of_today(notebook: Notebook, path: Path) -> Iterator[str]:
     for cell in notebook["cells"]:
         for kind, words in output_texts(cell):
             caption = CAPTION.match(words) if kind == "text/markdown" else None
-            if caption and words != show.code(caption[1], (int(caption[2]), int(caption[3]))).markdown:
+            if not caption:
+                continue
+            without = re.findall("`(.+?)`", caption[4] or "")
+            if words != show.code(caption[1], (int(caption[2]), int(caption[3])), without=without).markdown:
                 yield f"cell {cell['id']} shows {caption[1]} as it no longer is: run the notebook again"
 
 

@@ -6,6 +6,7 @@ import difflib
 import html
 import re
 import textwrap
+from collections.abc import Sequence
 
 from helpers.attention.kernel import KERNELS
 from helpers.draw.picture import Html, Text
@@ -80,28 +81,46 @@ def _find(file: str, piece: str) -> tuple[int, int]:
     return names[fitting[0]]
 
 
-def code(file: str, piece: str | tuple[int, int], *, to: str = "") -> Text:
+def code(
+    file: str, piece: str | tuple[int, int] | tuple[str, str], *, to: str = "", without: Sequence[str] = ()
+) -> Text:
     """A piece of a kernel, with its file and lines as caption.
 
     Args:
         file: in kernels/, such as "01_naive.cu".
         piece: the beginning of a section's name (see `sections`: "header", "sizes", "signature", "prologue", ...), or
-            (first, last) line numbers, counted from 1.
+            (first, last): line numbers, counted from 1, or words of the two lines. Words are searched from the top, the
+            last ones from the first line on.
         to: the piece that is shown last, with all between; `piece` alone where it is empty.
+        without: words whose lines are left out, small or capital letters alike; the caption says which.
 
     Raises:
-        FileNotFoundError: no such file. KeyError: no such section, or several that begin so. IndexError: no such lines.
+        FileNotFoundError: no such file. KeyError: no such section or words, or several sections that begin so.
+        IndexError: no such lines.
     """
     lines = _lines(file)
     if isinstance(piece, str):
         first, last = _find(file, piece)
         last = _find(file, to)[1] if to else last
+    elif isinstance(piece[0], str):
+        first = _line_with(file, lines, piece[0], 1)
+        last = _line_with(file, lines, piece[1], first)
     else:
         first, last = piece
     if not 1 <= first <= last <= len(lines):
         raise IndexError(f"{file} has lines 1 to {len(lines)}; asked for {first} to {last}")
-    body = textwrap.dedent("\n".join(lines[first - 1 : last]))
-    return Text(f"[{file}](../kernels/{file}), lines {first}–{last}:\n\n```c++\n{body}\n```")
+    kept = [line for line in lines[first - 1 : last] if not any(word.lower() in line.lower() for word in without)]
+    body = textwrap.dedent("\n".join(kept))
+    left_out = f", without {', '.join(f'`{word}`' for word in without)}" if without else ""
+    return Text(f"[{file}](../kernels/{file}), lines {first}–{last}{left_out}:\n\n```c++\n{body}\n```")
+
+
+def _line_with(file: str, lines: list[str], words: str, start: int) -> int:
+    """The number of the first line that has these words, from line `start` on."""
+    for number, line in enumerate(lines[start - 1 :], start):
+        if words in line:
+            return number
+    raise KeyError(f"{file} has no {words!r} from line {start} on")
 
 
 def about(file: str) -> list[str]:

@@ -21,6 +21,7 @@ from helpers.bench.gpus import (  # noqa: F401 - part of this face
 from helpers.bench.plots import (  # noqa: F401 - part of this face
     measured_bars,
     measured_climb,
+    measured_climb_times,
     measured_gradients,
     measured_ladder,
     measured_steps,
@@ -66,6 +67,7 @@ from helpers.draw.layouts import (  # noqa: F401 - part of this face
     offsets,
     operands,
     owners,
+    warp_tiles,
 )
 from helpers.draw.moving import (  # noqa: F401 - part of this face
     moving_banks,

@@ -61,7 +61,7 @@ def page(path: Path, ideas: Mapping[str, str], before: Mapping[str, str]) -> str
     text = path.read_text(encoding="utf-8").rstrip("\n")
     lines = [f"# {path.name}", "", *([f"**{ideas[name]}**", ""] if name in ideas else [])]
     facts = [web_address.link("in the repository", f"kernels/{name}")] if web_address.is_published() else []
-    if notebook := next((p for p in notebook_pages.paths() if number_of(p.name) == number_of(path.name)), None):
+    if notebook := _notebook_of(path):
         facts.insert(0, f"notebook [{notebook.stem}](/notebooks/{notebook.name})")
     included = re.findall(r'^\s*#\s*include "([^"]+)"', text, re.M)
     facts += [f"includes [{file}](/kernels/{file}.md)" for file in included if (KERNELS / file).is_file()]
@@ -73,6 +73,15 @@ def page(path: Path, ideas: Mapping[str, str], before: Mapping[str, str]) -> str
     lines += ["<details class='solution'><summary>Show the solution</summary>", ""] if folded else []
     lines += ["````{code-block} c++", ":linenos:", "", text, "````", ""]
     return "\n".join(lines + (["</details>", ""] if folded else []))
+
+
+def _notebook_of(kernel: Path) -> Path | None:
+    """The notebook of a kernel: a workshop of its name, such as 08b_backward_mma, or the one of its number."""
+    number, _, idea = kernel.stem.partition("_")
+    workshop = re.compile(rf"{number}[a-z]_{re.escape(idea)}")
+    paths = notebook_pages.paths()
+    named = [p for p in paths if workshop.fullmatch(p.stem)] if kernel.parent == KERNELS else []
+    return next(iter([*named, *(p for p in paths if number_of(p.name) == number)]), None)
 
 
 def _difference(old: str, new: str) -> list[str]:
