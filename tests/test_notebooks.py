@@ -21,6 +21,7 @@ from helpers.attention import flash_attention, flash_attention_backward
 from helpers.device import ON_GPU
 from helpers.lesson import show
 from helpers.lesson.exercises import exercise
+from helpers.lesson.exercises.registry import number_of
 from helpers.site import first_screen
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -141,15 +142,15 @@ def executed(notebook: Notebook, path: Path) -> Iterator[str]:
 
 def has_title(notebook: Notebook, path: Path) -> Iterator[str]:
     first = notebook["cells"][0]
-    if first["cell_type"] != "markdown" or not text(first["source"]).startswith(f"# {path.name[:2]} · "):
-        yield f"the first cell is not the title '# {path.name[:2]} · ...'"
+    if first["cell_type"] != "markdown" or not text(first["source"]).startswith(f"# {number_of(path.name)} · "):
+        yield f"the first cell is not the title '# {number_of(path.name)} · ...'"
 
 
 def has_sections(notebook: Notebook, path: Path) -> Iterator[str]:
     cells = (text(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "markdown")
     headings = [line[3:] for cell in cells for line in re.findall(r"^## .*$", cell, re.M)]
     at = -1
-    for section in WITHOUT_KERNEL.get(path.name[:2], SECTIONS):
+    for section in WITHOUT_KERNEL.get(number_of(path.name), SECTIONS):
         place = next((i for i, heading in enumerate(headings) if i > at and heading.startswith(section)), None)
         if place is None:
             yield f"no heading '## {section}' after {headings[at] if at >= 0 else 'the title'!r}; there are {headings}"
@@ -270,7 +271,7 @@ def has_first_screen(notebook: Notebook, path: Path) -> Iterator[str]:
 
 
 def is_short(notebook: Notebook, path: Path) -> Iterator[str]:
-    count, most = first_screen.words(notebook), MOST_WORDS.get(path.name[:2], MOST_WORDS_OF_OTHERS)
+    count, most = first_screen.words(notebook), MOST_WORDS.get(number_of(path.name), MOST_WORDS_OF_OTHERS)
     if count > most:
         yield f"{count} words of prose, at most {most}: cut"
     if len(notebook["cells"]) > MOST_CELLS:
@@ -349,15 +350,16 @@ def test_form(path: Path, rule: Callable[[Notebook, Path], Iterator[str]]) -> No
 
 def test_names() -> None:
     assert PATHS, "there are no notebooks"
-    numbers = [re.fullmatch(r"(\d\d)_[a-z0-9_]+", path.stem)[1] for path in PATHS]
+    numbers = [re.fullmatch(r"(\d\d[a-z]?)_[a-z0-9_]+", path.stem)[1] for path in PATHS]
     assert len(set(numbers)) == len(numbers)
     for path in PATHS:  # a stage's notebook and its kernel have the same name
-        assert path.stem[:2] in WITHOUT_KERNEL or (ROOT / "kernels" / f"{path.stem}.cu").is_file(), path.stem
+        assert number_of(path.name) in WITHOUT_KERNEL or (ROOT / "kernels" / f"{path.stem}.cu").is_file(), path.stem
 
 
 def test_every_exercise_is_in_the_notebook_of_its_number() -> None:
-    for name in exercise.GRADERS:
-        (path,) = (path for path in PATHS if path.name[:2] == name[:2])
+    for name, one in exercise.GRADERS.items():
+        assert re.fullmatch(rf"{number_of(name)}[a-z]?", one.notebook), "a workshop has exercises of its stage"
+        (path,) = (path for path in PATHS if number_of(path.name) == one.notebook)
         assert any(text(c["source"]).startswith(f"%%cuda {name}\n") for c in code_cells(read(path))), name
 
 
@@ -477,13 +479,13 @@ def test_each_notebook_has_its_references() -> None:
 def test_the_glossary_is_in_order_and_says_each_word_once() -> None:
     """Sorted as people look words up; each with the notebook that explains it."""
     table = (FOLDER / "glossary.md").read_text(encoding="utf-8").partition("\n\n## ")[0]
-    words = re.findall(r"^\| (?:\*\*(.+?)\*\*|`(.+?)`) \| .+ \((\d\d(?:, \d\d)*)\) \|$", table, re.M)
+    words = re.findall(r"^\| (?:\*\*(.+?)\*\*|`(.+?)`) \| .+ \((\d\d[a-z]?(?:, \d\d[a-z]?)*)\) \|$", table, re.M)
     names = [bold or code for bold, code, _ in words]
     assert len(names) == table.count("\n| ") - 1 and len(names) > 50
     keys = [re.sub("[`_]", "", name).lower() for name in names]
     assert keys == sorted(keys) and len(set(names)) == len(names)
-    stages = {path.name[:2] for path in PATHS}
-    assert all(set(numbers.split(", ")) <= stages for _, _, numbers in words)
+    numbers_there = {number_of(path.name) for path in PATHS}
+    assert all(set(numbers.split(", ")) <= numbers_there for _, _, numbers in words)
 
 
 @pytest.mark.parametrize("torch", [True, False])
