@@ -57,7 +57,7 @@ WITHOUT_KERNEL = {
     ),
     "14": (
         *("What it costs today", "The idea", "Read the kernel", "Check", "Look inside", "Break it", "A server"),
-        *("Measure", "Exercise", "What limits us now"),
+        *("Measure", "What limits us now"),
     ),
     "17": (
         *("What it costs today", "The idea", "Causal masks", "Exercise", "Read the kernel", "Launch it", "Check"),
