@@ -79,7 +79,7 @@ MOST_WORDS = {
     "11": 1670,
     "13": 1700,
     "14": 1700,
-    "17": 1550,
+    "17": 1620,
 }
 MOST_WORDS_OF_OTHERS = 2000
 MOST_WORDS_OF_TITLE = 190

@@ -20,7 +20,7 @@ extern "C" __global__ void __launch_bounds__(64) output(
     for (int i = 0; i < 16; ++i) {
       const int key = first + i;
       // BEGIN hole: about 5 lines - column c of this key's value; 0 after the last key
-      // DEFAULT: v[i] = V[(sequence * table_row * page_size + key) * 64 + c];  // as if pages were in order
+      // DEFAULT: v[i] = V[(sequence * table_row * page_size + key) * 64 + c];  // in order
       v[i] = 0.0f;
       if (key < length) {
         const int page = block_table[sequence * table_row + key / page_size];
