@@ -43,7 +43,8 @@ EVERYBODY_KNOWS = """
     size_t uint4 int2 int4 float2 float4 make_float2 make_float4 make_uint4 make_int2 half __half half2 __half2
     nv_bfloat16 __nv_bfloat16
     __global__ __device__ __host__ __shared__ __forceinline__ __restrict__ __launch_bounds__ __align__ __syncthreads
-    __syncwarp __grid_constant__ __cvta_generic_to_shared __shfl_sync __shfl_xor_sync __any_sync __uint_as_float __float_as_uint __int_as_float
+    __syncwarp __grid_constant__ __cvta_generic_to_shared __shfl_sync __shfl_xor_sync __any_sync
+    __uint_as_float __float_as_uint __int_as_float
     threadIdx blockIdx blockDim gridDim x y z w C
     expf exp2f fmaxf fminf fabsf logf log2f sqrtf fmaf min max abs
     """
