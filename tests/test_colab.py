@@ -103,7 +103,10 @@ def test_inside_the_course_nothing_is_fetched(tmp_path: Path) -> None:
 
 
 def test_each_notebook_says_what_its_kernels_need() -> None:
-    calls = {path.name[:2]: first_cell(path).partition("colab.set_up(")[2].partition(")")[0] for path in NOTEBOOKS}
+    calls = {
+        path.name.partition("_")[0]: first_cell(path).partition("colab.set_up(")[2].partition(")")[0]
+        for path in NOTEBOOKS
+    }
     assert calls["00"] == "" and calls["04"] == "" and calls["07"] == "least=80" and calls["06"] == "least=80"
     assert calls["10"] == "least=90, only=True"
 

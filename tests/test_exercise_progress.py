@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -223,6 +224,17 @@ def test_the_file_is_not_committed() -> None:
 def test_minutes() -> None:
     assert exercise.minutes("00") == exercise.minutes("00_attention") >= exercise.GRADERS[NAME].minutes
     assert exercise.minutes("99") == 0
+
+
+def test_a_workshop_has_exercises_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """03b beside 03: an exercise keeps its name, and counts where its notebook is."""
+    before = exercise.minutes("03")
+    (*_, moved) = sorted(name for name in exercise.GRADERS if name.startswith("03_"))
+    minutes = exercise.GRADERS[moved].minutes
+    monkeypatch.setitem(exercise.GRADERS, moved, replace(exercise.GRADERS[moved], notebook="03b"))
+    assert (exercise.minutes("03_online_softmax"), exercise.minutes("03b_more")) == (before - minutes, minutes)
+    board = exercise.progress()._repr_markdown_()
+    assert f"| 03b | {moved[3:].replace('_', ' ')} |" in board and board.index("| 03b |") > board.rindex("| 03 |")
 
 
 # ----------------------------------------------------------------------------------------------------- ours and theirs

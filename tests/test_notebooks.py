@@ -23,6 +23,7 @@ from helpers.attention import flash_attention, flash_attention_backward
 from helpers.device import ON_GPU
 from helpers.lesson import show
 from helpers.lesson.exercises import exercise
+from helpers.lesson.exercises.registry import number_of
 from helpers.site import first_screen
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,7 +31,8 @@ FOLDER = ROOT / "notebooks"
 PATHS = sorted(FOLDER.glob("*.ipynb"))
 MOST_BYTES = 600_000
 
-# The headings (##) of every stage, in this order; a heading may go on after these words, others may come between.
+# The headings (##) of every stage, in this order; a heading may go on after these words, others may come between. An
+# exercise stands where a reader needs it: before the kernel that it prepares, or at the end.
 SECTIONS = (
     "What it costs today",
     "The idea",
@@ -44,13 +46,24 @@ SECTIONS = (
     "Exercise",
     "What limits us now",
 )
-# 00 is NumPy; 09 puts the kernels of the others to use, 11 puts functions into them; 14 and 17 have kernels with
-# names of their own
+# 00 has a first kernel before any of attention; 04 asks for an exercise before it measures, and 04b is a workshop;
+# 09 puts the kernels of the others to use, 11 puts functions into them; 14 and 17 have kernels with names of their own
 WITHOUT_KERNEL = {
-    "00": ("Predict", "Check", "Exercise", "What limits us now"),
+    "00": (
+        *("What attention computes", "Your first kernel", "A softmax that survives", "Check", "Break it"),
+        *("What attention costs", "What limits us now"),
+    ),
+    "04": (
+        *("What it costs today", "The idea", "Predict", "Read the kernel", "Launch it", "Look inside", "Break it"),
+        *("Exercise", "Measure", "What limits us now"),
+    ),
+    "04b": (
+        *("What it costs today", "The idea", "Predict", "Wide copies from global memory"),
+        *("What the compiler makes of it", "Copies ahead", "Break it", "Measure", "What limits us now"),
+    ),
     "09": (
         *("What a model asks of attention", "Predict", "Check", "Train on your kernels", "Measure", "Break it"),
-        *("Exercise", "The climb so far", "What limits us now"),
+        *("Exercise", "When to take a library", "What limits us now"),
     ),
     "11": (
         *("What stands between scale and softmax", "How it works", "What a function costs", "Block masks"),
@@ -68,11 +81,12 @@ WITHOUT_KERNEL = {
 
 # Words of prose: at most 60 % of what 00 to 07 had when readers took up to 90 minutes for one of them.
 MOST_WORDS = {
-    "00": 1780,
-    "01": 1415,
-    "02": 2140,
-    "03": 1940,
-    "04": 2240,
+    "00": 1620,
+    "01": 1375,
+    "02": 1980,
+    "03": 1880,
+    "04": 1700,
+    "04b": 1700,
     "05": 1600,
     "06": 1960,
     "07": 1960,
@@ -183,19 +197,20 @@ def executed(notebook: Notebook, path: Path) -> Iterator[str]:
 
 def has_title(notebook: Notebook, path: Path) -> Iterator[str]:
     first = notebook["cells"][0]
-    if first["cell_type"] != "markdown" or not text(first["source"]).startswith(f"# {path.name[:2]} · "):
-        yield f"the first cell is not the title '# {path.name[:2]} · ...'"
+    if first["cell_type"] != "markdown" or not text(first["source"]).startswith(f"# {number_of(path.name)} · "):
+        yield f"the first cell is not the title '# {number_of(path.name)} · ...'"
 
 
 def has_sections(notebook: Notebook, path: Path) -> Iterator[str]:
     cells = (text(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "markdown")
     headings = [line[3:] for cell in cells for line in re.findall(r"^## .*$", cell, re.M)]
     at = -1
-    for section in WITHOUT_KERNEL.get(path.name[:2], SECTIONS):
-        place = next((i for i, heading in enumerate(headings) if i > at and heading.startswith(section)), None)
+    for section in WITHOUT_KERNEL.get(number_of(path.name), SECTIONS):
+        after = -1 if section == "Exercise" else at
+        place = next((i for i, heading in enumerate(headings) if i > after and heading.startswith(section)), None)
         if place is None:
             yield f"no heading '## {section}' after {headings[at] if at >= 0 else 'the title'!r}; there are {headings}"
-        else:
+        elif section != "Exercise":
             at = place
 
 
@@ -312,7 +327,7 @@ def has_first_screen(notebook: Notebook, path: Path) -> Iterator[str]:
 
 
 def is_short(notebook: Notebook, path: Path) -> Iterator[str]:
-    count, most = first_screen.words(notebook), MOST_WORDS.get(path.name[:2], MOST_WORDS_OF_OTHERS)
+    count, most = first_screen.words(notebook), MOST_WORDS.get(number_of(path.name), MOST_WORDS_OF_OTHERS)
     if count > most:
         yield f"{count} words of prose, at most {most}: cut"
     if len(notebook["cells"]) > MOST_CELLS:
@@ -456,15 +471,16 @@ def test_form(path: Path, rule: Callable[[Notebook, Path], Iterator[str]]) -> No
 
 def test_names() -> None:
     assert PATHS, "there are no notebooks"
-    numbers = [re.fullmatch(r"(\d\d)_[a-z0-9_]+", path.stem)[1] for path in PATHS]
+    numbers = [re.fullmatch(r"(\d\d[a-z]?)_[a-z0-9_]+", path.stem)[1] for path in PATHS]
     assert len(set(numbers)) == len(numbers)
     for path in PATHS:  # a stage's notebook and its kernel have the same name
-        assert path.stem[:2] in WITHOUT_KERNEL or (ROOT / "kernels" / f"{path.stem}.cu").is_file(), path.stem
+        assert number_of(path.name) in WITHOUT_KERNEL or (ROOT / "kernels" / f"{path.stem}.cu").is_file(), path.stem
 
 
 def test_every_exercise_is_in_the_notebook_of_its_number() -> None:
-    for name in exercise.GRADERS:
-        (path,) = (path for path in PATHS if path.name[:2] == name[:2])
+    for name, one in exercise.GRADERS.items():
+        assert re.fullmatch(rf"{number_of(name)}[a-z]?", one.notebook), "a workshop has exercises of its stage"
+        (path,) = (path for path in PATHS if number_of(path.name) == one.notebook)
         assert any(text(c["source"]).startswith(f"%%cuda {name}\n") for c in code_cells(read(path))), name
 
 
@@ -493,8 +509,8 @@ def no_count(nb: Notebook) -> None:
 
 def swapped(nb: Notebook) -> None:
     cells = nb["cells"]
-    measure, exercise_ = (cells.index(cell_with(nb, heading)) for heading in ("## Measure", "## Exercise: stores"))
-    nb["cells"] = [*cells[:measure], *cells[exercise_:], *cells[measure:exercise_]]
+    check, look = (cells.index(cell_with(nb, heading)) for heading in ("## Check", "## Look inside"))
+    nb["cells"] = [*cells[:check], *cells[look:], *cells[check:look]]
 
 
 def exception(nb: Notebook) -> None:
@@ -607,13 +623,13 @@ def test_each_notebook_has_its_references() -> None:
 def test_the_glossary_is_in_order_and_says_each_word_once() -> None:
     """Sorted as people look words up; each with the notebook that explains it."""
     table = (FOLDER / "glossary.md").read_text(encoding="utf-8").partition("\n\n## ")[0]
-    words = re.findall(r"^\| (?:\*\*(.+?)\*\*|`(.+?)`) \| .+ \((\d\d(?:, \d\d)*)\) \|$", table, re.M)
+    words = re.findall(r"^\| (?:\*\*(.+?)\*\*|`(.+?)`) \| .+ \((\d\d[a-z]?(?:, \d\d[a-z]?)*)\) \|$", table, re.M)
     names = [bold or code for bold, code, _ in words]
     assert len(names) == table.count("\n| ") - 1 and len(names) > 50
     keys = [re.sub("[`_]", "", name).lower() for name in names]
     assert keys == sorted(keys) and len(set(names)) == len(names)
-    stages = {path.name[:2] for path in PATHS}
-    assert all(set(numbers.split(", ")) <= stages for _, _, numbers in words)
+    numbers_there = {number_of(path.name) for path in PATHS}
+    assert all(set(numbers.split(", ")) <= numbers_there for _, _, numbers in words)
 
 
 @pytest.mark.parametrize("torch", [True, False])

@@ -19,6 +19,7 @@ from typing import Any
 
 from helpers.attention.ladder import LADDER, Stage
 from helpers.lesson.exercises import exercise
+from helpers.lesson.exercises.registry import number_of
 from helpers.site import web_address
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
@@ -61,8 +62,13 @@ def listed(notebook: Mapping[str, Any]) -> int:
 def minutes(path: Path, notebook: Mapping[str, Any]) -> tuple[int, int]:
     """To read a notebook and run it, and to do its exercises."""
     reading = words(notebook) / WORDS_A_MINUTE + lines(notebook) / LINES_A_MINUTE + listed(notebook) / LISTED_A_MINUTE
-    reading = READERS_SAY.get(path.name[:2], reading)
-    return STEP * math.ceil(reading / STEP), exercise.minutes(path.name[:2])
+    reading = READERS_SAY.get(number_of(path.name), reading)
+    return STEP * math.ceil(reading / STEP), exercise.minutes(path.name)
+
+
+def stage_of(path: Path) -> int:
+    """The number of a notebook's stage: 4 for 04 and for 04b."""
+    return int(number_of(path.name)[:2])
 
 
 def _stages(number: int) -> list[Stage]:
@@ -87,10 +93,10 @@ def works_on(number: int) -> str:
 def generated(path: Path, notebook: Mapping[str, Any]) -> str:
     """The lines of a notebook's first screen that nobody writes by hand."""
     read, do = minutes(path, notebook)
-    exercises = sum(name.startswith(path.name[:2]) for name in exercise.GRADERS)
+    exercises = sum(one.notebook == number_of(path.name) for one in exercise.GRADERS.values())
     todo = f"{do} for {exercises} exercise{'s' * (exercises != 1)}" if exercises else "no exercises"
     return (
-        f"{MARK}\n**Minutes:** {read} to read and run, {todo}.<br>\n**Works on:** {works_on(int(path.name[:2]))}.<br>\n"
+        f"{MARK}\n**Minutes:** {read} to read and run, {todo}.<br>\n**Works on:** {works_on(stage_of(path))}.<br>\n"
         f"**Read on:** [references](references.md#{path.stem})." + _opens(path.name)
     )
 
@@ -150,7 +156,7 @@ def first_code(path: Path, notebook: Mapping[str, Any]) -> str:
         ValueError: it does not begin as a first code cell does.
     """
     source = next(_source(cell) for cell in notebook["cells"] if cell["cell_type"] == "code")
-    text, count = _OPENING.subn(lambda _: opening(int(path.name[:2])), source, count=1)
+    text, count = _OPENING.subn(lambda _: opening(stage_of(path)), source, count=1)
     if count != 1:
         raise ValueError(
             f'{path.name}: the first code cell does not begin with import sys and sys.path.insert(0, "..")'

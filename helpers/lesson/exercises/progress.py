@@ -20,7 +20,7 @@ from typing import Any
 
 from helpers.attention import kernel
 from helpers.lesson.exercises import holes
-from helpers.lesson.exercises.registry import EXERCISES
+from helpers.lesson.exercises.registry import EXERCISES, Exercise, number_of
 
 
 @dataclass
@@ -119,7 +119,12 @@ def _version(name: str) -> int:
 
 def minutes(notebook: str) -> int:
     """What the exercises of a notebook take together. notebook: its number, or its name: "02", "02_tiled"."""
-    return sum(one.minutes for one in EXERCISES.values() if one.name[:2] == notebook[:2])
+    return sum(one.minutes for one in EXERCISES.values() if one.notebook == number_of(notebook))
+
+
+def _in_order() -> list[tuple[str, Exercise]]:
+    """By notebook, then by name."""
+    return sorted(EXERCISES.items(), key=lambda item: (item[1].notebook, item[0]))
 
 
 class Board:
@@ -127,7 +132,7 @@ class Board:
 
     def __init__(self) -> None:
         entries = read()
-        self.rows = [(one, entries.get(name, Entry())) for name, one in sorted(EXERCISES.items())]
+        self.rows = [(one, entries.get(name, Entry())) for name, one in _in_order()]
 
     @staticmethod
     def _state(entry: Entry) -> str:
@@ -145,7 +150,7 @@ class Board:
         lines = ["| notebook | exercise | minutes | |", "|---|---|---:|---|"]
         for one, entry in self.rows:
             lines.append(
-                f"| {one.name[:2]} | {one.name[3:].replace('_', ' ')} | {one.minutes} | {self._state(entry)} |"
+                f"| {one.notebook} | {one.name[3:].replace('_', ' ')} | {one.minutes} | {self._state(entry)} |"
             )
         return "\n".join([*lines, "", self._total()])
 
