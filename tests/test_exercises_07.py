@@ -232,9 +232,7 @@ TABLE = {
             "first",
             symptom="halves",
         ),
-        Wrong(
-            "a tile row by row", (("144 * row", "128 * row"),), "limit", "bank conflicts", symptom="limit"
-        ),
+        Wrong("a tile row by row", (("144 * row", "128 * row"),), "limit", "bank conflicts", symptom="limit"),
         Right(
             "in a loop",
             (
