@@ -346,7 +346,7 @@ def test_wrong_gradients_are_found(bug: Bug) -> None:
 RACES = (
     Bug("tiles are read before they have arrived", WAIT, "    __syncthreads();"),
     Bug("the other threads' copies are not waited for", WAIT, "    cp_async_wait<0>();"),
-    Bug("dS is read before it is written", "    dq.wait(dq.previous);\n    __syncthreads();", ""),
+    Bug("dS is read before it is written", "    semaphore.wait(previous);\n    __syncthreads();", ""),
     Bug("one buffer of dS", "DQ_LATER ? stage * SCORES_BYTES : 0", "0"),
     Bug(
         "a tile is replaced while it is in use",

@@ -177,6 +177,15 @@ def test_measured_bars() -> None:
     assert show.measured_bars((1, 1, 8, 4), causal=True, record=RECORD).alt == "first: 7 ms"
 
 
+def test_measured_steps_have_their_roofs() -> None:
+    labels = {"slow": {"name": "first"}, "fast": {"name": "second"}}
+    picture = show.measured_steps((1, 1, 8, 4), labels, roofs={"the best\nthere is": 4.0}, record=RECORD)
+    assert picture.alt == "slow: 0.5 TFLOP/s; fast: 1.0 TFLOP/s; dashed, the best there is: 4.0"
+    (ax,) = picture.figure.axes
+    assert [tuple(line.get_xdata()) for line in ax.lines] == [(4.0, 4.0)] and ax.get_xlim()[1] > 4
+    assert "none" in repr(show.measured_steps((1, 1, 8, 4), {"none": {"name": "none"}}, record=RECORD))
+
+
 def test_measured_ladder_shares_the_roof_of_its_type() -> None:
     picture = show.measured_ladder([(1, 1, 8, 4)], record=RECORD)
     assert picture.alt == "TFLOP/s and share of matmul: N = 8, first: 0.5  (25.0%); N = 8, second: 1  (50.0%)"
@@ -254,6 +263,7 @@ PICTURES = {
     "memory": lambda: show.memory_against_n(),
     "heat": lambda: show.heatmap({"a": np.eye(5), "b": np.ones((3, 4))}),
     "one heat": lambda: show.heatmap({"a": np.eye(5)}, vmax=2),
+    "yes or no": lambda: show.heatmap({"a": np.eye(5)}, colour="on the diagonal", yes_or_no=True),
     "lines": lambda: show.lines({"a": ([1, 2], [3, 4])}, xlabel="x", ylabel="y", levels={"roof": 5}, logx=True),
     "cards": lambda: show.memory_against_n(cards={"a": 2**33, "b": 2**40}),
     "tokens": lambda: show.token_heatmap({"a": np.eye(5), "b": np.ones((5, 5))}, list("vwxyz"), [1, 2], [0, 1, 2]),

@@ -296,13 +296,19 @@ def measured_overview(shapes: Mapping[str, Sequence[Sequence[int]]], *, record: 
 
 @styled
 def measured_steps(
-    shape: Sequence[int], labels: Mapping[str, Mapping[str, str]], *, title: str = "", record: Any = None
+    shape: Sequence[int],
+    labels: Mapping[str, Mapping[str, str]],
+    *,
+    roofs: Mapping[str, float] | None = None,
+    title: str = "",
+    record: Any = None,
 ) -> Picture | Text:
     """Recorded TFLOP/s of variants and experiments at one shape, one bar each; one below the best so far is marked.
 
     Args:
         shape: (batch, heads, n, head_dim).
         labels: {label: what the record's result has, such as {"kind": "experiment", "name": "register_tiles: ..."}}.
+        roofs: {what it is: TFLOP/s}, drawn as dashed lines.
         record: another record than the committed one.
 
     Returns:
@@ -322,10 +328,17 @@ def measured_steps(
     ax.bar_label(bars, texts, padding=4)
     ax.invert_yaxis()
     ax.margins(x=0.14)
+    for name, tflops in (roofs or {}).items():
+        ax.axvline(tflops, color=ROOF, linewidth=1, linestyle="--")
+        lines = (*name.split("\n"), f"{tflops:.1f}")
+        ax.text(tflops, -0.4, "\n".join(f"{line} " for line in lines), ha="right", va="top", fontsize=9)
+        ax.set_xlim(0, 1.04 * max(tflops, *ax.get_xlim()))
     batch, heads, n, head_dim = shape
     ax.set_title(title or f"batch {batch}, heads {heads}, N = {n}, d = {head_dim}")
     ax.set_xlabel(f"TFLOP/s (more is better); recorded on {record['device'].get('name', 'a GPU')}")
-    return Picture(fig, "; ".join(f"{label}: {text} TFLOP/s" for label, text in zip(by_label, texts, strict=True)))
+    words = [f"{label}: {text} TFLOP/s" for label, text in zip(by_label, texts, strict=True)]
+    words += [f"dashed, {' '.join(name.split())}: {value:.1f}" for name, value in (roofs or {}).items()]
+    return Picture(fig, "; ".join(words))
 
 
 def tile_speeds(

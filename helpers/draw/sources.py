@@ -160,10 +160,16 @@ def _paragraphs(texts: list[str]) -> str:
     return "".join(f"<p>{html.escape(text)}</p>" for text in texts)
 
 
-def diff_of(text_a: str, text_b: str, title: str, *, context: int = 2) -> Html:
-    """The same of two texts; the title comes before the counts."""
+def diff_of(
+    text_a: str, text_b: str, title: str, *, context: int = 2, sides: tuple[str, str] = ("gone", "new")
+) -> Html:
+    """The same of two texts; the title comes before the counts.
+
+    sides: what the lines of either text are. Where the first are not "gone" but somebody's, they are blue, not red.
+    """
     a, b = text_a.splitlines(), text_b.splitlines()
-    colours = {"+": "rgba(46, 160, 67, 0.22)", "-": "rgba(248, 81, 73, 0.22)", "@": "rgba(128, 128, 128, 0.15)"}
+    of_a = "rgba(248, 81, 73, 0.22)" if sides[0] == "gone" else "rgba(0, 114, 178, 0.18)"
+    colours = {"+": "rgba(46, 160, 67, 0.22)", "-": of_a, "@": "rgba(128, 128, 128, 0.15)"}
     rows, added, removed = [], 0, 0
     for line in list(difflib.unified_diff(a, b, lineterm="", n=context))[2:]:
         kind = line[0]
@@ -171,7 +177,7 @@ def diff_of(text_a: str, text_b: str, title: str, *, context: int = 2) -> Html:
         background = f' style="background: {colours[kind]}"' if kind in colours else ""
         text = "⋯" if kind == "@" else line
         rows.append(f"<div{background}>{html.escape(text) or '&nbsp;'}</div>")
-    summary = f"{title}: {added} lines new, {removed} gone"
+    summary = f"{title}: {added} line{'s' * (added != 1)} {sides[1]}, {removed} {sides[0]}"
     return Html(f'<p><b>{html.escape(summary)}</b></p><div style="{_LISTING}">{"".join(rows)}</div>', summary)
 
 
