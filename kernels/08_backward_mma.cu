@@ -14,7 +14,7 @@
 #include "backward_convert.cuh"   // dQ after the loop
 #include "backward_epilogue.cuh"  // stores dK and dV in float32, for 17
 #include "backward_hooks.cuh"     // nothing, until the library adds something (11)
-#include "semaphore.cuh"          // DqOrder: which dQ is next, and the order of additions to it
+#include "semaphore.cuh"          // DqSemaphore: the order of additions to dQ, if it matters
 
 #ifndef VECTOR_ATOMICS
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   dK += block.of_keys(params.d_k);
   dV += block.of_keys(params.d_v);
   const RowRange rows(block, forward);
-  DqOrder<DQ_LATER> dq(dq_semaphore, block, rows);
+  DqSemaphore semaphore(dq_semaphore, block, rows);
   lse_delta += rows.first_slot * (2 * BLOCK_M);
   dQ_accum += rows.first_slot * (BLOCK_M * DQ_COLUMNS);
 
@@ -182,15 +182,20 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
 
   // ---- all heads of the group, and their tiles of rows from the last to the first
   unsigned stage = 0;
+  DqTile previous, before_previous;  // those of the last two iterations
   for (MBlock next = tile; !rows.empty() && tile.exists(); tile = next, stage ^= 1) {
     const int first_row = tile.m_block * BLOCK_M;
+    // The tile whose dQ is computed in this iteration, and the one to whose dQ all threads have added.
+    const DqTile current = {tile.slot(), tile.m_block};
+    const DqTile due = DQ_LATER ? previous : current, done = DQ_LATER ? before_previous : previous;
     next.advance();
-    const DqTile due = dq.begin({tile.slot(), tile.m_block});  // its dQ is computed now
+    if (DQ_LATER) semaphore.wait(due);
     cp_async_wait<0>();
     // Without it, these tiles could be read before their copies land, or the previous ones
     // overwritten while in use.
     __syncthreads();
-    dq.all_have_added();
+    semaphore.pass(done);
+    semaphore.peek(current);
     const auto load_next = [&] {
       if (!next.exists()) return;
       load_q(next, stage ^ 1);
@@ -287,7 +292,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
         asm volatile("bar.sync %0, %1;" ::"r"(1 + warp.id / GROUP_WARPS), "n"(32 * GROUP_WARPS)
                      : "memory");
       } else {
-        dq.wait(due);
+        semaphore.wait(due);
         __syncthreads();  // without it, dS could be read before all warps have written theirs
       }
 #pragma unroll
@@ -303,17 +308,18 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
       }
     }
     if (due.exists() && !dq_first) add_dq(due.slot, dS_due);
-    dq.end();
+    before_previous = previous;
+    previous = current;
   }
-  if (DQ_LATER && dq.previous.exists()) {
-    dq.wait(dq.previous);
+  if (DQ_LATER && previous.exists()) {
+    semaphore.wait(previous);
     __syncthreads();  // without it, dS could be read before the other warps have written theirs
-    dq.pass(dq.before_previous);
-    add_dq(dq.previous.slot, (stage ^ 1) * SCORES_BYTES);
+    semaphore.pass(before_previous);
+    add_dq(previous.slot, (stage ^ 1) * SCORES_BYTES);
   }
   if (DETERMINISTIC) {
     __syncthreads();  // without it, the semaphore could pass before the other threads' additions
-    dq.pass(dq.previous);
+    semaphore.pass(previous);
   }
 
   // ---- epilogue: by way of shared memory, to write 16 bytes at a time

@@ -129,29 +129,3 @@ struct DqSemaphore {
       add_release(of(tile));
   }
 };
-
-// Which tile's dQ an iteration computes. LATER: that of the iteration before, whose dS is complete behind
-// the one barrier that an iteration has; otherwise its own.
-template <bool LATER>
-struct DqOrder : DqSemaphore {
-  DqTile current, previous, before_previous;  // the tiles of this iteration and of the last two
-
-  using DqSemaphore::DqSemaphore;
-
-  // Returns the tile whose dQ this iteration computes. LATER: waits until this block may add to it.
-  __device__ __forceinline__ DqTile begin(const DqTile& tile) {
-    current = tile;
-    if (!LATER) return current;
-    wait(previous);
-    return previous;
-  }
-  // Behind the iteration's barrier: the tile of the iteration before has all additions of this block.
-  __device__ __forceinline__ void all_have_added() {
-    pass(LATER ? before_previous : previous);
-    peek(current);
-  }
-  __device__ __forceinline__ void end() {
-    before_previous = previous;
-    previous = current;
-  }
-};

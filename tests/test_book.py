@@ -17,9 +17,19 @@ import browser
 import pytest
 
 from helpers.attention.ladder import LADDER
-from helpers.bench import gpus, reading
+from helpers.bench import climb, gpus, reading
 from helpers.lesson.predict import predict
-from helpers.site import build, export_pages, guesses, kernel_pages, mistakes, notebook_pages, readme_pages, web_address
+from helpers.site import (
+    build,
+    climb_page,
+    export_pages,
+    guesses,
+    kernel_pages,
+    mistakes,
+    notebook_pages,
+    readme_pages,
+    web_address,
+)
 from helpers.site.links import ROOT, Links, outside_code, slug
 
 NEEDED = ("sphinx", "myst_nb", "sphinx_book_theme", "sphinx_copybutton", "latex2mathml")
@@ -202,6 +212,16 @@ def test_every_record_is_there(site: dict[Path, Page]) -> None:
         )
         assert f"{best['tflops']:.3g} (" in words
     assert "float32, one head" in words and "bfloat16, causal" in words
+
+
+@needs_sphinx
+def test_the_climb_is_there(site: dict[Path, Page]) -> None:
+    """Its tables with the recorded figures, its picture, and the sections of what was promised."""
+    page = page_of(site, "climb.html")
+    gain = climb.between_stages()[0]
+    assert gain.idea in page.words["open"] and gain.text in page.words["open"]
+    assert all(heading in page.words["open"] for heading, _, _ in climb_page.PROMISES)
+    assert page.pictures == ["All stages, TFLOP/s against FLOP per byte"]
 
 
 @needs_sphinx
@@ -458,3 +478,21 @@ def test_no_figure_is_wider_than_the_page(chromium: Any, site: dict[Path, Page],
         image.focus()
         page.keyboard.press("Enter")
         assert image.bounding_box()["width"] > before
+
+
+def test_readme_says_how_many_exercises_and_hours() -> None:
+    """In its table of parts: to read the notebooks and to do their exercises, to half an hour."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f" {len(exercise.GRADERS)} exercises" in text
+    linked = []
+    for part in ("The algorithm", "Speed", "Training", "Workshops"):
+        (row,) = (line for line in text.splitlines() if line.startswith(f"| **{part}**"))
+        paths = [ROOT / target for target in re.findall(r"\]\((notebooks/\w+\.ipynb)\)", row)]
+        linked += paths
+        hours = [sum(first_screen.minutes(path, notebook_pages.read(path))) / 60 for path in paths]
+        said = row.rstrip(" |").rpartition("| ")[2]
+        if part == "Workshops":
+            assert said == "1 to 2 each" and 0.6 < min(hours) and max(hours) < 2.2
+        else:
+            assert float(said) == round(2 * sum(hours)) / 2, part
+    assert sorted(linked) == notebook_pages.paths(), "each notebook is in one part"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -225,6 +226,17 @@ def test_minutes() -> None:
     assert exercise.minutes("99") == 0
 
 
+def test_a_workshop_has_exercises_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """03b beside 03: an exercise keeps its name, and counts where its notebook is."""
+    before = exercise.minutes("03")
+    (*_, moved) = sorted(name for name in exercise.GRADERS if name.startswith("03_"))
+    minutes = exercise.GRADERS[moved].minutes
+    monkeypatch.setitem(exercise.GRADERS, moved, replace(exercise.GRADERS[moved], notebook="03b"))
+    assert (exercise.minutes("03_online_softmax"), exercise.minutes("03b_more")) == (before - minutes, minutes)
+    board = exercise.progress()._repr_markdown_()
+    assert f"| 03b | {moved[3:].replace('_', ' ')} |" in board and board.index("| 03b |") > board.rindex("| 03 |")
+
+
 # ----------------------------------------------------------------------------------------------------- ours and theirs
 
 
@@ -252,9 +264,16 @@ def test_compare() -> None:
     assert "not solved yet" in exercise.compare(NAME)._repr_markdown_()
     progress.note(NAME, exercise.ours(NAME).replace("s[j] - m_i", "-m_i + s[j]"), passed=True)
     shown = exercise.compare(NAME)
-    assert repr(shown) == f"{NAME}: yours → ours: 1 lines new, 1 gone"
+    assert repr(shown) == f"{NAME}, yours is right; beside ours: 1 line ours, 1 yours"
     markup = shown._repr_html_()
-    assert markup.startswith("<details><summary>") and "-m_i + s[j]" in markup and "BEGIN hole" not in markup
+    assert markup.splitlines()[1].startswith("<details><summary>")
+    assert "-m_i + s[j]" in markup and "BEGIN hole" not in markup
+
+
+def test_the_comments_of_the_skeleton_are_no_difference() -> None:
+    ours = exercise.ours(NAME)
+    progress.note(NAME, ours.replace("  float m_i", "  // TODO, about 2 lines: a float m_i\n  float m_i"), passed=True)
+    assert "the same as ours" in exercise.compare(NAME)._repr_markdown_()
 
 
 def test_the_difference_is_shown_once_solved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +285,7 @@ def test_the_difference_is_shown_once_solved(monkeypatch: pytest.MonkeyPatch) ->
     exercise.cuda(NAME, exercise.ours(NAME))
     assert "the same as ours" in repr(shown.pop())
     exercise.cuda(NAME, exercise.ours(NAME).replace("s[j] - m_i", "-m_i + s[j]"))
-    assert len(shown) == 1 and "yours → ours" in repr(shown[0])
+    assert len(shown) == 1 and "yours is right" in repr(shown[0])
 
 
 def test_an_interrupt_is_a_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

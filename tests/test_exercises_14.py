@@ -34,7 +34,34 @@ RESET_BY_ALL = """if (c == 0) {
 """
 NUMBER = "== gridDim.x - 1;\n"
 
+SEEN = "key < length"
+TABLE_ROW = "sequence * table_row + "
+ENTRY = "key / page_size"
+PLACE = "page * page_size + key % page_size"
+LOOK_UP = "        const int page = block_table[sequence * table_row + key / page_size];\n"
+
 TABLE = {
+    "14_block_table": (
+        Wrong(
+            "pages in order",
+            ((LOOK_UP, "        const int page = sequence * table_row + key / page_size;\n"),),
+            "first",
+            "O at",
+            "order",
+        ),
+        Wrong("the first sequence's row", ((TABLE_ROW, ""),), "first", "O at", "first row"),
+        Wrong("NaN past the end", ((SEEN, "true"),), "first", "NaN", "past the end"),
+        Wrong("NaN is left out", ((SEEN, "true"), ("* v[i];", "* (isnan(v[i]) ? 0.0f : v[i]);")), "limit"),
+        Wrong("one key too many", ((SEEN, "key <= length"),), "first", "NaN", "past the end"),
+        Wrong("pages of 16", ((ENTRY, "key / 16"), ("key % page_size", "key % 16")), "awkward", "", "page size"),
+        Wrong("the page of the first key", ((ENTRY, "first / page_size"),), "awkward", "", "page size"),
+        Wrong("a page is a row", ((PLACE, "page + key % page_size"),), "first", "O at"),
+        Wrong("the key's place forgotten", ((PLACE, "page * page_size"),), "first", "O at"),
+        Wrong("the key's place in V", ((PLACE, "page * page_size + key"),), "first"),
+        Wrong("quotient and remainder exchanged", (("+ key %", "+ key /"), (ENTRY, "key % page_size")), "first"),
+        Right("by a bound of the loop", ((f"if ({SEEN})", "if (i < length - first)"),)),
+        Right("by a choice", ((LOOK_UP, ""), ("V[(page", f"V[(block_table[{TABLE_ROW}{ENTRY}]"))),
+    ),
     "14_merge": (
         Wrong("the mean of the parts", ((WEIGHT, "1.0f"), (LSE, "m")), "first", "O at"),
         Wrong("the weight is the lse", ((WEIGHT, "lse_i - m"),), "first", "O at"),
@@ -140,6 +167,10 @@ TABLE = {
 
 # The hint of each symptom speaks of this.
 SPEAKS_OF = {
+    "order": "if pages were in order",
+    "first row": "The first sequence is right",
+    "past the end": "ends within 16 keys",
+    "page size": "should be page_size",
     "empty part": "a part has no keys",
     "empty row": "a row without keys",
     "one part": "With one part",

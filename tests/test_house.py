@@ -132,7 +132,6 @@ OLD_NAMES = {
         "exact": "expected",
         "exact_gradients": "expected_gradients",
         "shares": "efficiency_table",
-        "shares_of_gradients": "gradient_efficiency_table",
     },
     "lesson.shortcuts": {
         "ask_cute": "cute_offsets",

@@ -65,24 +65,24 @@ def test_blocks_take_the_first_multiprocessor_that_is_free() -> None:
     )
 
 
-def test_the_heuristic_of_flash_attention_3() -> None:
-    """Parts of about as many tiles as a multiprocessor gets; no more than one long sequence would have."""
-    splits = decoding.splits_of_flash_attention_3
-    assert (splits([512]), splits([640]), splits([8192]), splits([2**20])) == ([1], [5], [13], [15])
-    assert splits([8192] * 64) == [1] * 64
-    assert splits([65536] + [1024] * 7) == [14] + [1] * 7
-    assert splits([8192], kv_heads=106) == [1]
-
-
 def test_bytes_in_flight_are_those_of_the_rings() -> None:
     assert decoding.bytes_in_flight("packed_heads") < decoding.bytes_in_flight("copies_in_flight") <= decoding.SHARED
 
 
+def test_the_record_is_read_by_its_rows() -> None:
+    speeds = decoding.recorded_speeds("steps")
+    assert len(speeds) == 3 and all(len(names) == 7 for names in speeds.values())
+    lines = decoding.climb_table().splitlines()
+    assert len(lines) == 8 and all(len(line) < 100 for line in lines)
+    (batch, keys, *_), first = next(iter(speeds.items()))
+    assert f"{batch} × {keys:,} keys" in lines[0]
+    one, two = first["split_keys"], first["packed_heads"]
+    assert lines[3].startswith("2 packed heads") and f"{two:,.0f}" in lines[3] and f"{two / one:.2f}×" in lines[3]
+    beside = decoding.recorded_speeds()
+    assert all("14, pages of 16" in row and not any("64" in name for name in row) for row in beside.values())
+
+
 def test_pictures() -> None:
-    table = draw.counts(
-        {"a": np.ones((2, 3)), "b": np.full((2, 3), 7.0)}, rows=(1, 2), columns=(1, 2, 3), ylabel="y", xlabel="x"
-    )
-    assert "y against x: a; b" in repr(table) and table.png()
     owners = np.array([[0, -1, -1, -1], [0, 1, 12, -1]])
     pages = draw.pages(owners, {"keys": [3, 5]})
     assert "4 pages over 2 steps, 50% of them taken" in repr(pages) and pages.png()

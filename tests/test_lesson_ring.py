@@ -51,10 +51,25 @@ def test_what_is_recorded_is_read() -> None:
     best = lesson.fastest(record, "zigzag, nccl", causal=True, heads=16)
     assert {n: found["ms"] for n, found in best.items()} == {2048: 2.0}
     assert not lesson.fastest(None, "zigzag", causal=True, heads=16)
-    text = lesson.efficiency_table(record)
-    gradients = lesson.gradient_efficiency_table({"rows": [{**each, "part": "backward"} for each in rows[-3:-1]]})
-    assert gradients.splitlines()[1].split() == ["4,096", "tokens", "a", "GPU", "0.20"]
-    assert " 0.50 " in text and "zigzag    5.00 ms, host 0.50 ms" in text and "16/16 heads, causal" in text
+    backward = {**rows[3], "part": "backward", "speed": 0.25}
+    lines = lesson.efficiency_table({"rows": [*rows, backward]}).splitlines()
+    assert " ".join(lines[0].split()) == "tokens a GPU zigzag by NCCL plain ring gradients zigzag of the host"
+    assert lines[1].split() == ["2,048", "0.50", "1.00"]
+    assert lines[2].split() == ["4,096", "0.20", "0.25", "5.00", "ms", "0.50", "ms"]
+    assert "zigzag" not in lesson.efficiency_table(record, heads=32).splitlines()[0].split()[3:-4]
+
+
+def test_copies_and_long_runs_are_found() -> None:
+    copies = [{"part": "copies", "name": name, "gpus": 2, "rows": 2048, "ms": 1.0} for name in ("nccl", "peer copies")]
+    long = [{"part": "long", "name": f"zigzag, {way}", "gpus": 4, "ms": 2.0} for way in ("nccl", "peer copies")]
+    record = {"rows": [*copies, *long]}
+    assert lesson.copies_by_size(record) == {2048: copies[1]} and not lesson.copies_by_size(record, gpus=4)
+    assert lesson.longest(record) == {4: {"nccl": long[0], "peer copies": long[1]}}
+
+
+def test_rounding_partial_outputs_adds_to_the_error() -> None:
+    once, each = (lesson.error_of_merges(8, store) for store in (lambda a: a, lesson.rounded))
+    assert once < 6e-4 and each > 1.5 * once
 
 
 def test_what_is_exact_is_in_the_layout_of_the_inputs() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from helpers.lesson.exercises.registry import number_of
 from helpers.site import notebook_pages, slides
 
 
 def test_slides(tmp_path: Path) -> None:
     numbers = [number for several in slides.LECTURES.values() for number in several]
-    for notebook in (notebook_pages.read(path) for path in notebook_pages.paths() if path.name[:2] in numbers):
+    for notebook in (notebook_pages.read(path) for path in notebook_pages.paths() if number_of(path.name) in numbers):
         cells = notebook["cells"]
         pictures = sum("image/png" in output.get("data", {}) for cell in cells for output in cell.get("outputs", ()))
         asked = sum(cell["source"].count("= predict(") for cell in cells)

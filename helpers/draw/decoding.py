@@ -1,33 +1,13 @@
-"""Pictures of decoding: in how many parts sequences are cut, pages of a cache over time, speeds beside each other."""
+"""Pictures of decoding: pages of a cache over time, speeds beside each other."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from matplotlib.colors import ListedColormap, LogNorm
+from matplotlib.colors import ListedColormap
 
 from helpers.draw.picture import GPU, IDLE, LINES, MOVED, PEER, ROOF, WRITE, Picture, figure, styled
-
-
-@styled
-def counts(
-    tables: Mapping[str, np.ndarray], *, rows: Sequence[int], columns: Sequence[int], ylabel: str, xlabel: str
-) -> Picture:
-    """Tables of numbers of 1 or more side by side, coloured by them."""
-    fig, axes = figure(0.8 + (0.8 + 0.4 * len(columns)) * len(tables), 0.9 + 0.32 * len(rows), columns=len(tables))
-    top = max(2.0, *(float(table.max()) for table in tables.values()))
-    for ax, (title, table) in zip(np.atleast_1d(axes), tables.items(), strict=True):
-        ax.imshow(table, norm=LogNorm(1, 2 * top), cmap="Blues", aspect="auto")
-        for (i, j), number in np.ndenumerate(table):
-            dark = number > top / 3
-            ax.text(j, i, f"{number:.3g}", ha="center", va="center", color="white" if dark else ROOF, fontsize=8)
-        ax.set_xticks(range(len(columns)), [f"{each:,}" for each in columns], fontsize=8)
-        ax.set_yticks(range(len(rows)), [f"{each:,}" for each in rows], fontsize=8)
-        ax.set(xlabel=xlabel, ylabel=ylabel)
-        ax.set_title(title, fontsize=9)
-        ax.tick_params(length=0)
-    return Picture(fig, f"{ylabel} against {xlabel}: {'; '.join(tables)}")
 
 
 @styled

@@ -26,8 +26,9 @@ def confirmed(path: Path) -> bool:
         print(f"{path}: no file of exercise.certificate(): {type(error).__name__}: {error}")
         return False
     right = sum(row.passed is True for row in rows.values())
-    notebooks = {name[:2] for name in rows}
-    missing = [name for name in sorted(exercise.GRADERS) if name[:2] in notebooks and name not in rows]
+    graders = exercise.GRADERS
+    notebooks = {graders[name].notebook for name in rows if name in graders}
+    missing = [name for name in sorted(graders) if graders[name].notebook in notebooks and name not in rows]
     print(f"{path}: {right} of {len(rows)} confirmed")
     print("\n".join(filter(None, [grade_table.text(rows), missing and f"not in the file: {', '.join(missing)}"])))
     return bool(rows) and right == len(rows)

@@ -8,10 +8,9 @@ pieces([100, 40, 260], multiprocessors=4)                   # which keys each bl
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from helpers.attention import decoding, kernel, reference
 from helpers.attention.decoders import DECODERS, SPLIT_KV, Call
 from helpers.attention.ladder import limits
 from helpers.attention.ladder.layout import Spec
+from helpers.bench.studies import decoding as study
 from helpers.device import cp
 from helpers.engine.cuda_source.c_types import dtype_of
 from helpers.renamed import old_names
@@ -187,6 +187,50 @@ def _call(lengths: Sequence[int], heads: int, kv_heads: int, d: int, num_splits:
     return call
 
 
+def recorded() -> dict[str, Any]:
+    """The committed record of decoding: who was measured, and its rows.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    record = study.recorded()
+    if record is None:
+        raise FileNotFoundError("notebooks/measured/ has no record of decoding")
+    return record
+
+
+OURS = {"contiguous": "14", "pages of 16": "14, pages of 16", "read (sum)": "torch.sum of K and V"}
+
+
+def recorded_speeds(part: str = "rows") -> dict[study.Row, dict[str, float]]:
+    """GB/s of K and V of each kernel, by (sequences, keys, heads, heads of K and V, d); of pages only those of 16.
+
+    Args:
+        part: "rows", beside other libraries; "steps": of the climb.
+    """
+    speeds: dict[study.Row, dict[str, float]] = {}
+    for row in recorded()["rows"]:
+        name = row.get("name", "")
+        if row["part"] == part and (name in OURS or "pages" not in name):
+            speeds.setdefault(tuple(row["row"]), {})[OURS.get(name, name)] = row["gb_per_s"]
+    return speeds
+
+
+def climb_table() -> str:
+    """GB/s of each step of the climb, and how many times as fast it is as the step before it."""
+    speeds = recorded_speeds("steps")
+    titles = [f"{batch} × {keys:,} keys" for batch, keys, *_ in speeds]
+    lines = [f"{'GB/s, × the step before':26}" + "".join(f"{title:>20}" for title in titles)]
+    names = list(next(iter(speeds.values())))
+    for number, name in enumerate(names):
+        cells = []
+        for of_row in speeds.values():
+            ratio = f"{of_row[name] / of_row[names[number - 1]]:.2f}×" if number else ""
+            cells.append(f"{of_row[name]:13,.0f}{ratio:>7}")
+        lines.append(f"{number} {name.replace('_', ' '):24}" + "".join(cells))
+    return "\n".join(lines)
+
+
 def parts(cut: Sequence[Piece]) -> dict[tuple[int, int], int]:
     """In how many pieces each unit is, by its sequence and head."""
     counts: dict[tuple[int, int], int] = {}
@@ -194,26 +238,6 @@ def parts(cut: Sequence[Piece]) -> dict[tuple[int, int], int]:
         unit = piece.sequence, piece.kv_head
         counts[unit] = counts.get(unit, 0) + 1
     return counts
-
-
-def splits_of_flash_attention_3(lengths: Sequence[int], *, kv_heads: int = 8, tile: int = 128) -> list[int]:
-    """The parts of each sequence that FlashAttention-3 chooses on an H200, where it is given the lengths.
-
-    After flash-attention's hopper/flash_api.cpp, heuristics.h and flash_prepare_scheduler.cu. tile: keys of its tile.
-    """
-    tiles = [-(-length // tile) for length in lengths]
-    most = _most_splits_of_flash_attention_3(kv_heads, max(tiles))  # as if the longest sequence were alone
-    of_one = max(1, math.ceil(sum(tiles) * 1.1 * kv_heads / MULTIPROCESSORS))  # tiles of a multiprocessor
-    return [max(min(-(-each // of_one), most), 1) for each in tiles]
-
-
-def _most_splits_of_flash_attention_3(units: int, tiles: int) -> int:
-    """The fewest parts that fill the multiprocessors nearly as well as any number does."""
-    if units >= 0.8 * MULTIPROCESSORS or tiles <= 4:
-        return 1
-    waves = [units * splits / MULTIPROCESSORS for splits in range(1, min(128, MULTIPROCESSORS, tiles) + 1)]
-    full = [each / math.ceil(each) for each in waves]
-    return next(splits for splits, share in enumerate(full, start=1) if share >= 0.85 * max(full))
 
 
 def expected(arrays: Arrays) -> np.ndarray:

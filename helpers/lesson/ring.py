@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from helpers.attention import reference
-from helpers.bench.studies.ring import HEADS, LOCAL
+from helpers.attention import flash_attention, reference, ring
+from helpers.bench.studies.ring import LOCAL
+from helpers.device import cp
 from helpers.engine.cuda_source.signatures import dtype_of
 from helpers.renamed import old_names
 
@@ -64,33 +65,61 @@ def fastest(
     return best
 
 
-def efficiency_table(record: Mapping[str, Any]) -> str:
-    """The speed of each way beside independent GPUs as a table; of zigzag also the time, and what of it is the host."""
-    lines = []
-    for heads, kv_heads in HEADS:
-        for causal in (False, True):
-            table = {name: fastest(record, way, causal=causal, heads=heads) for way, name in WAYS.items()}
-            table = {name: rows for name, rows in table.items() if rows}
-            title = f"{heads}/{kv_heads} heads, {'causal' if causal else 'no mask'}"
-            lines += ["", f"{title:22}" + "".join(f"{name:>12}" for name in table)]
-            for n in LOCAL:
-                numbers = (f"{rows[n]['speed']:12.2f}" if n in rows else " " * 12 for rows in table.values())
-                row = table.get("zigzag", {}).get(n)
-                took = f"   zigzag {row['ms']:7.2f} ms, host {row['host_ms']:.2f} ms" if row else ""
-                lines.append(f"{n:6,} tokens a GPU   " + "".join(numbers) + took)
-    return "\n".join(lines[1:])
+def efficiency_table(record: Mapping[str, Any], *, heads: int = 16, causal: bool = True) -> str:
+    """The speed of each way compared with independent GPUs as a table; of zigzag also gradients, time and the host's.
 
-
-def gradient_efficiency_table(record: Mapping[str, Any]) -> str:
-    """Zigzag's gradients beside those of independent GPUs as a table, by peer copies."""
-    kinds = [(heads, kv_heads, causal) for heads, kv_heads in HEADS for causal in (False, True)]
-    heads = "".join(f"{f'{q}/{kv} heads' + ', causal' * causal:>20}" for q, kv, causal in kinds)
-    found = [fastest(record, "zigzag, peer", causal=causal, heads=heads, part="backward") for heads, _, causal in kinds]
-    lines = [f"{'gradients, zigzag':18}{heads}"]
-    for n in sorted(set().union(*found)):
-        numbers = "".join(f"{rows[n]['speed']:20.2f}" if n in rows else " " * 20 for rows in found)
-        lines.append(f"{n:6,} tokens a GPU{numbers}")
+    Args:
+        heads: of Q, with those of K and V that study.HEADS has beside them.
+    """
+    kinds = {name: fastest(record, way, causal=causal, heads=heads) for way, name in WAYS.items()}
+    kinds["gradients"] = fastest(record, "zigzag, peer", causal=causal, heads=heads, part="backward")
+    kinds = {name: rows for name, rows in kinds.items() if rows}
+    lines = [f"{'tokens a GPU':>12}" + "".join(f"{name:>12}" for name in kinds) + f"{'zigzag':>14}{'of the host':>14}"]
+    for n in LOCAL:
+        numbers = "".join(f"{rows[n]['speed']:12.2f}" if n in rows else " " * 12 for rows in kinds.values())
+        row = kinds.get("zigzag", {}).get(n)
+        took = f"{row['ms']:11.2f} ms{row['host_ms']:11.2f} ms" if row else ""
+        lines.append(f"{n:12,}{numbers}{took}")
     return "\n".join(lines)
+
+
+def copies_by_size(record: Mapping[str, Any], way: str = "peer copies", *, gpus: int = 2) -> dict[int, Row]:
+    """The rows of recorded copies of 8 heads of K and V, by tokens a GPU."""
+    rows = (row for row in record["rows"] if row["part"] == "copies")
+    return {row["rows"]: row for row in rows if row["name"] == way and row["gpus"] == gpus}
+
+
+def longest(record: Mapping[str, Any]) -> dict[int, dict[str, Row]]:
+    """The recorded runs of 2^20 tokens, by GPUs and by the end of the way's name: "peer copies" or "nccl"."""
+    runs: dict[int, dict[str, Row]] = {}
+    for row in record["rows"]:
+        if row["part"] == "long":
+            runs.setdefault(row["gpus"], {})[row["name"].partition(", ")[2]] = row
+    return runs
+
+
+def error_of_merges(size: int, store: Callable[[Any], Any]) -> float:
+    """The root mean square error of an output in bfloat16 that `size` ranks' parts were merged to, one by one.
+
+    Args:
+        store: what each partial output, and each merged one, goes through.
+    """
+    q, k, v, _ = inputs(512)
+    o = lse = None
+    for keys, values in zip(np.split(k, size, axis=1), np.split(v, size, axis=1), strict=True):
+        arrays = map(cp.asarray, (q, keys, values))
+        o_part, lse_part = flash_attention(*arrays, return_lse=True, out_dtype=np.float32)
+        o_part = store(o_part)
+        if o is None:
+            o, lse = o_part, lse_part
+        else:
+            o = store(ring.merge(o, o_part, (0, q.shape[1]), lse, lse_part))
+    return float(np.sqrt(np.mean((cp.asnumpy(rounded(o)) - expected(q, k, v)) ** 2)))
+
+
+def rounded(a: Any) -> Any:
+    """An array rounded to bfloat16, as float32."""
+    return cp.asarray(cp.asnumpy(a).astype(dtype_of("bfloat16")).astype(np.float32))
 
 
 old_names(
@@ -98,5 +127,4 @@ old_names(
     exact="expected",
     exact_gradients="expected_gradients",
     shares="efficiency_table",
-    shares_of_gradients="gradient_efficiency_table",
 )

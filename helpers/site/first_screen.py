@@ -19,6 +19,7 @@ from typing import Any
 
 from helpers.attention.ladder import LADDER, Stage
 from helpers.lesson.exercises import exercise
+from helpers.lesson.exercises.registry import number_of
 from helpers.site import web_address
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
@@ -30,7 +31,8 @@ WORDS_A_MINUTE, LINES_A_MINUTE = 80, 10
 LISTED_A_MINUTE = 25
 STEP = 5  # minutes are given in multiples of it
 # Readers' own estimates, where words and lines say too little: all hardware of 10 is new.
-READERS_SAY = {"10": 90}
+# Of 08 and 08b, by what readers took for longer forms of them.
+READERS_SAY = {"08": 55, "08b": 50, "10": 90}
 USES = {11: 7, 14: 7, 17: 7}  # a notebook without a stage of the ladder, and one that runs where its kernels do
 GPUS = {"T4": 75, "A100": 80, "L4": 89, "H100": 90}  # name -> compute capability
 
@@ -61,8 +63,13 @@ def listed(notebook: Mapping[str, Any]) -> int:
 def minutes(path: Path, notebook: Mapping[str, Any]) -> tuple[int, int]:
     """To read a notebook and run it, and to do its exercises."""
     reading = words(notebook) / WORDS_A_MINUTE + lines(notebook) / LINES_A_MINUTE + listed(notebook) / LISTED_A_MINUTE
-    reading = READERS_SAY.get(path.name[:2], reading)
-    return STEP * math.ceil(reading / STEP), exercise.minutes(path.name[:2])
+    reading = READERS_SAY.get(number_of(path.name), reading)
+    return STEP * math.ceil(reading / STEP), exercise.minutes(path.name)
+
+
+def stage_of(path: Path) -> int:
+    """The number of a notebook's stage: 4 for 04 and for 04b."""
+    return int(number_of(path.name)[:2])
 
 
 def _stages(number: int) -> list[Stage]:
@@ -87,10 +94,10 @@ def works_on(number: int) -> str:
 def generated(path: Path, notebook: Mapping[str, Any]) -> str:
     """The lines of a notebook's first screen that nobody writes by hand."""
     read, do = minutes(path, notebook)
-    exercises = sum(name.startswith(path.name[:2]) for name in exercise.GRADERS)
+    exercises = sum(one.notebook == number_of(path.name) for one in exercise.GRADERS.values())
     todo = f"{do} for {exercises} exercise{'s' * (exercises != 1)}" if exercises else "no exercises"
     return (
-        f"{MARK}\n**Minutes:** {read} to read and run, {todo}.<br>\n**Works on:** {works_on(int(path.name[:2]))}.<br>\n"
+        f"{MARK}\n**Minutes:** {read} to read and run, {todo}.<br>\n**Works on:** {works_on(stage_of(path))}.<br>\n"
         f"**Read on:** [references](references.md#{path.stem})." + _opens(path.name)
     )
 
@@ -116,17 +123,26 @@ def opening(number: int) -> str:
     stages = _stages(number)
     least = max((max(stage.min_cc, 80 if "bfloat16" in stage.dtypes else 0) for stage in stages), default=0)
     needs = f"least={least}" * (least > 0) + ", only=True" * any(stage.only_cc for stage in stages)
-    where = f"-{web_address.address()}" if web_address.is_published() else "?says where the course is"
+    address = web_address.address() if web_address.is_published() else ""
     return f"""import sys
 
 sys.path.insert(0, "..")  # where this notebook was not opened by course.py
 try:
     import helpers
 except ModuleNotFoundError:  # opened alone, as in Colab: the course is fetched
+    import os
     from subprocess import run
 
-    fetch = "git clone -q --depth 1 ${{COURSE_REPOSITORY:{where}}} course"
-    run(f"test -d course || {{fetch}}", shell=True, check=True)
+    REPOSITORY = os.environ.get("COURSE_REPOSITORY") or "{address}"
+    said = "" if REPOSITORY else "none is set"
+    if REPOSITORY and not os.path.isdir("course"):
+        clone = ["git", "clone", "-q", "--depth", "1", REPOSITORY, "course"]
+        said = run(clone, capture_output=True, text=True).stderr.partition("\\n")[0]
+    if not os.path.isdir("course"):
+        wanted = 'This notebook needs the rest of the course: write its address into this cell, REPOSITORY = "...", '
+        wanted += f"or upload its folder to {{os.getcwd()}} under the name course ({{said}})."
+        in_one_line = {{"_render_traceback_": lambda self: [str(self)]}}
+        raise type("CourseMissing", (ImportError,), in_one_line)(wanted) from None
     sys.path.insert(0, "course")
     from helpers.lesson import colab
 
@@ -141,7 +157,7 @@ def first_code(path: Path, notebook: Mapping[str, Any]) -> str:
         ValueError: it does not begin as a first code cell does.
     """
     source = next(_source(cell) for cell in notebook["cells"] if cell["cell_type"] == "code")
-    text, count = _OPENING.subn(lambda _: opening(int(path.name[:2])), source, count=1)
+    text, count = _OPENING.subn(lambda _: opening(stage_of(path)), source, count=1)
     if count != 1:
         raise ValueError(
             f'{path.name}: the first code cell does not begin with import sys and sys.path.insert(0, "..")'

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from helpers.lesson.exercises.registry import number_of
 from helpers.site import notebook_pages
 
 LECTURES = {
@@ -57,7 +58,7 @@ def write(folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for name, numbers in LECTURES.items():
-        notebooks = [notebook_pages.read(path) for path in notebook_pages.paths() if path.name[:2] in numbers]
+        notebooks = [notebook_pages.read(path) for path in notebook_pages.paths() if number_of(path.name) in numbers]
         content = {"cells": [cell for one in notebooks for cell in slides(one)], "metadata": {"title": name[2:]}}
         notebook = io.StringIO(json.dumps({**content, "nbformat": 4, "nbformat_minor": 4}))
         page, _ = SlidesExporter(exclude_input=True, exclude_output_prompt=True).from_file(notebook)

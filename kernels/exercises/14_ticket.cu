@@ -16,7 +16,7 @@ extern "C" __global__ void __launch_bounds__(64)
   partial[blockIdx.x * 64 + c] = sum;
 
   // BEGIN hole: about 4 lines - is_last, in all threads; first make sure that the others see the part
-  // DEFAULT: if (c == 0) is_last = blockIdx.x == gridDim.x - 1;  // the last number, which may be the first to come
+  // DEFAULT: if (c == 0) is_last = blockIdx.x == gridDim.x - 1;  // which may be the first to come
   // DEFAULT: __syncthreads();
   __threadfence();   // the ticket is not seen before what this thread has written
   __syncthreads();   // nor drawn before all threads have written

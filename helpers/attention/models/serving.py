@@ -77,7 +77,7 @@ class Step(NamedTuple):
 class Server:
     """Serves requests with a model whose heads are 64, 128 or 256 wide.
 
-    history: a Step for each step. evicted: how often a request lost its pages.
+    history: a Step for each step. evicted: how often a request lost its pages; lost: the keys that were in them.
     """
 
     def __init__(self, model: CharGPT, *, pages: int, page_size: int = 16, dtype: str = "float32") -> None:
@@ -104,7 +104,7 @@ class Server:
         shape = config.layers, pages, page_size, config.heads, head_dim
         self.cache = _Cache(*(device.cp.zeros(shape, dtype=dtype_of(dtype)) for _ in "kv"))
         self.history: list[Step] = []
-        self.evicted = 0
+        self.evicted = self.lost = 0
 
     @one_thread()
     def serve(self, requests: Sequence[Request], *, temperature: float = 0.5, seed: int = 0) -> list[str]:
@@ -165,9 +165,8 @@ class Server:
                 while request in running and not self.pages.reserve(request):
                     youngest = new.pop() if new else running.pop()
                     self.pages.release(youngest)
-                    youngest.cached = 0
                     waiting.appendleft(youngest)
-                    self.evicted += 1
+                    self.evicted, self.lost, youngest.cached = self.evicted + 1, self.lost + youngest.cached, 0
             for group in (*([request] for request in new), running):
                 if group:
                     self._write(group, temperature, requests, seed)

@@ -19,7 +19,7 @@ from typing import Any
 from helpers.lesson.exercises import progress
 from helpers.lesson.exercises.grade import grade
 from helpers.lesson.exercises.grade_table import FIRST, Grade, Row, text
-from helpers.lesson.exercises.registry import EXERCISES
+from helpers.lesson.exercises.registry import EXERCISES, number_of
 from helpers.xray import Report
 
 COURSE = "FlashAttention from scratch, in CuPy"
@@ -34,7 +34,8 @@ def certificate(notebook: str = "", file: str | Path | None = None) -> None:
         notebook: its number or its name; all exercises where it is empty. file: certificate_NN.json by default, in
             the notebook's folder.
     """
-    wanted = [name for name in sorted(EXERCISES) if name.startswith(notebook[:2])]
+    number = number_of(notebook)
+    wanted = [name for name in sorted(EXERCISES) if number in ("", EXERCISES[name].notebook)]
     entries: dict[str, Any] = {}
     rows: dict[str, Row] = {}
     for name in wanted:
@@ -44,7 +45,7 @@ def certificate(notebook: str = "", file: str | Path | None = None) -> None:
             rows[name] = _row(result)
             if result:
                 entries[name] = entry(name, mine, result)
-    target = Path(file or f"certificate{f'_{notebook[:2]}' * bool(notebook)}.json")
+    target = Path(file or f"certificate{f'_{number}' * bool(number)}.json")
     if entries:
         target.write_text(json.dumps({"course": COURSE, "exercises": entries}, indent=1) + "\n", encoding="utf-8")
     written = f"written to {target}" if entries else "nothing is written"

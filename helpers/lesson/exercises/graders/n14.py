@@ -1,4 +1,4 @@
-"""Graders of notebook 14: the merge of partial results, and the ticket by which the last block knows that it is."""
+"""Graders of notebook 14: the merge of partial results, the block table, and the ticket that the last block draws."""
 
 from __future__ import annotations
 
@@ -82,6 +82,81 @@ def _merged(o_part: np.ndarray, lse_part: np.ndarray) -> tuple[np.ndarray, np.nd
     o = (weights[..., None] * seen).sum(axis=0) / np.where(total > 0, total, 1.0)[:, None]
     with np.errstate(divide="ignore"):
         return o, finite + np.log(total)
+
+
+@exercise(
+    "14_block_table",
+    minutes=8,
+    hints={
+        "past the end": (
+            "It goes wrong where a sequence ends within 16 keys. What is 0 * v[i] if nobody has written that value?",
+            "0 times NaN is NaN, so past the end v[i] has to be 0 itself: compare key with length.",
+        ),
+        "order": (
+            "These are the values that lie there if pages were in order. Which entry of the table has this key's page?",
+            "A sequence has table_row entries, and each stands for page_size keys: entry key / page_size of its row.",
+            "const int page = block_table[sequence * table_row + key / page_size];",
+        ),
+        "first row": (
+            "The first sequence is right. Where does the row of another one begin in the block table?",
+            "Row `sequence` begins at sequence * table_row.",
+        ),
+        "page size": (
+            "With pages of 16 keys it is right. Which number of your lines should be page_size?",
+            "The page is entry key / page_size, and the key's place in it key % page_size.",
+        ),
+        "limit": (
+            "Values that no key has are read: the limit counts bytes of V. Compare key with length before you load.",
+        ),
+        "bounds": (
+            "An entry of the table that belongs to no key may be any number, so V must not be read by it.",
+            "Look up the page only if key < length.",
+        ),
+        "": (
+            "Two steps: from the key to its page, by the table; from the page to the key's row of V.",
+            "The row is page * page_size + key % page_size, and a row of V has 64 numbers.",
+            "v[i] = V[(page * page_size + key % page_size) * 64 + c];",
+        ),
+    },
+)
+def block_table(trial: Trial) -> None:
+    """Pages of other sizes, which 16 keys may cross; a sequence without keys; NaN and wild numbers past the end."""
+    first, read = (3, 16), 0
+    for count, page in trial.sizes("sequences, page_size", first, (4, 5), (3, 1), (2, 48)):
+        is_first = page == first[1]
+        lengths = trial.rng.integers(17, 60, count).astype(np.int32)
+        lengths[lengths % 16 == 0] += 1  # no sequence ends where 16 keys do
+        if is_first:
+            read = 4 * 64 * int(lengths.sum())
+        else:
+            lengths[-1] = 0
+        table_row, room = -(-60 // page) + 1, 64
+        table = trial.rng.permutation(count * table_row).reshape(count, table_row).astype(np.int32)
+        v = np.full((table.size, page, 64), np.nan, np.float32)
+        p, expected = np.zeros((count, room), np.float32), np.zeros((count, 64))
+        for i, length in enumerate(lengths):
+            _, _, values = trial.inputs(1, room, 64)
+            keys = np.arange(length)
+            v[table[i, keys // page], keys % page] = values[:length]
+            p[i, :length] = trial.rng.random(length) / room
+            expected[i] = p[i, :length].astype(np.float64) @ values[:length]
+            table[i, -(-length // page) :] = 2**30 + i
+        o = trial.empty(count, 64)
+        trial.launch("output", count, 64, v, p, table, lengths, o, page, table_row, room)
+        trial.expect("O", o, expected, symptom=_slip(trial, trial.xp.asnumpy(o), expected, is_first))
+    if trial.report:
+        trial.limit("bytes of V read", trial.figures("V").read, at_most=read)
+
+
+def _slip(trial: Trial, got: np.ndarray, expected: np.ndarray, is_first: bool) -> str:
+    """What a wrong output comes from, as a symptom; "" if that is not known."""
+    if trial.plain.count("block_table") < 2:  # once as an argument
+        return "order"
+    if not is_first:
+        return "page size"
+    if not np.isfinite(got).all():
+        return "past the end"
+    return "first row" if np.allclose(got[0], expected[0], rtol=0, atol=TOLERANCE) else ""
 
 
 @exercise(
