@@ -44,7 +44,7 @@ SECTIONS = (
     "What limits us now",
 )
 # 00 is NumPy; 09 puts the kernels of the others to use, 11 puts functions into them; 14 and 17 have kernels with
-# names of their own
+# names of their own; 15 has its exercise before its kernel, 15b none
 WITHOUT_KERNEL = {
     "00": ("Predict", "Check", "Exercise", "What limits us now"),
     "09": (
@@ -58,6 +58,13 @@ WITHOUT_KERNEL = {
     "14": (
         *("What it costs today", "The idea", "Read the kernel", "Check", "Look inside", "Break it", "A server"),
         *("Measure", "What limits us now"),
+    ),
+    "15": (
+        *("What it costs today", "The idea", "Exercise", "Read the kernel", "Launch it", "Check", "Look inside"),
+        *("Break it", "Measure", "What limits us now"),
+    ),
+    "15b": (
+        *("What it costs today", "The idea", "Read the kernel", "Check", "Break it", "Measure", "What limits us now"),
     ),
     "17": (
         *("What it costs today", "The idea", "Causal masks", "Exercise", "Read the kernel", "Launch it", "Check"),

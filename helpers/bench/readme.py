@@ -145,9 +145,10 @@ def gradients_table(record: Mapping[str, Any]) -> str:
 
 
 def _link(title: str) -> str:
-    """A kernel's name, as a link to its notebook, or to that of its number, where there is one."""
-    own = ROOT / "notebooks" / f"{title}.ipynb"
-    files = [own] if own.is_file() else sorted(own.parent.glob(f"{title[:2]}_*.ipynb"))
+    """A kernel's name, as a link to its notebook or workshop, or to the notebook of its number, where there is one."""
+    folder, number, idea = ROOT / "notebooks", title[:2], title[3:]
+    names = f"{title}.ipynb", f"{number}[a-z]_{idea}.ipynb", f"{number}_*.ipynb"
+    files = next(filter(None, (sorted(folder.glob(name)) for name in names)), [])
     return f"[{title}](notebooks/{files[0].name})" if files else title
 
 
