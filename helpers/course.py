@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The command of the course: lab, ladder, test, bench, export, book.
+"""The command of the course: lab, progress, ladder, test, bench, export, book.
 
     python3 helpers/course.py lab        open the course in JupyterLab
     python3 helpers/course.py --help     everything else
@@ -29,6 +29,7 @@ from helpers.setup.requirements import ROOM, is_conda, need_python, the_list, us
 from helpers.setup.script import Problem, say
 
 LAB = "open the course in JupyterLab: your own copies of the notebooks, in work/"
+PROGRESS = "what you have solved and guessed in each notebook, what comes next, and how long it takes"
 LADDER = "run each stage on this machine's device: check, max error, time, TFLOP/s, in a table"
 TEST = "run the tests and every notebook, without what repeats other tests; --all runs the rest as well"
 TORCH = (
@@ -47,6 +48,7 @@ examples:
   python3 helpers/course.py lab -- --no-browser --port 9000     what follows -- goes to JupyterLab
   python3 helpers/course.py lab --originals                     for contributors: notebooks/ itself
   python3 helpers/course.py lab --torch                         with PyTorch, which notebook 09 plugs the kernels into
+  python3 helpers/course.py progress
   python3 helpers/course.py ladder
   python3 helpers/course.py export flash_mma -o flash.py        a kernel to take with you; export --help says the rest
   python3 helpers/course.py test --torch --all                  every test, as CI does
@@ -72,11 +74,14 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=raw,
         parents=[own],
     )
-    entries = top.add_subparsers(dest="command", metavar="{lab,ladder,test,bench,export,book}", title="commands")
+    entries = top.add_subparsers(
+        dest="command", metavar="{lab,progress,ladder,test,bench,export,book}", title="commands"
+    )
     more = "What follows -- goes to {}."
     other = "Other arguments go to helpers/bench/command.py, whose --help is shown here once .venv exists."
     labs = entries.add_parser("lab", help=LAB, parents=[own], description=f"{LAB}. {more.format('JupyterLab')}")
     labs.add_argument("--originals", action="store_true", help="open notebooks/ itself: for who changes the course")
+    entries.add_parser("progress", help=PROGRESS, parents=[own], description=PROGRESS)
     entries.add_parser("ladder", help=LADDER, parents=[own], description=f"{LADDER}. {other}")
     tests = entries.add_parser("test", help=TEST, parents=[own], description=f"{TEST}. {more.format('pytest')}")
     tests.add_argument("--all", action="store_true", help="then those that repeat others, as CI does")
@@ -108,11 +113,15 @@ def work(arguments: "list[str]") -> int:
     top = parser()
     options, rest = top.parse_known_args(own)
     receiver = {"lab": "JupyterLab", "test": "pytest", "book": "Sphinx"}.get(options.command)
+    if options.command == "progress" and rest + words:
+        top.error(f"progress takes no arguments, got {' '.join(rest + words)}")
     if receiver and rest:
         top.error(f"unknown: {' '.join(rest)}. Arguments for {receiver} come after a --")
     if options.command is None:
         if rest or words:
-            top.error(f"which command? lab, ladder, test, bench, export or book; got {' '.join(rest + words)}")
+            top.error(
+                f"which command? lab, progress, ladder, test, bench, export or book; got {' '.join(rest + words)}"
+            )
         top.print_help()
         return 2
     words = rest + words
@@ -130,14 +139,15 @@ def work(arguments: "list[str]") -> int:
         }
         use_this_python(requirements, modules.get(options.command, ["numpy"]) + ["torch"] * ("torch" in extras))
     else:
-        environment.enter(requirements, sorted(extras))
+        environment.enter(requirements, sorted(extras), host_compiler.before_the_packages)
     environment.set_variables(python_is_ours=not theirs)
     if not getattr(options, "this_python", False):
         startup.write()
-    if options.command == "export":  # it compiles nothing
-        return commands.export(words)
+    if options.command in ("export", "progress"):  # they compile nothing
+        return commands.export(words) if options.command == "export" else commands.progress()
     host_compiler.need_compiler(may_install=not theirs)
     if options.command == "lab":
+        commands.need_engine()
         return commands.lab(words, options.originals)
     if options.command == "test":
         return commands.test(words, options.all)

@@ -201,9 +201,12 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_mma(
   K += (tiles.first() + copy_row) * params.k.row + 8 * copy_chunk;
   V += (tiles.first() + copy_row) * params.v.row + 8 * copy_chunk;
   if (tiles.first() < end) {
-    load_tile<BLOCK_M>(Q_smem + copy_offset, Q, params.q.row, q_len - first_row - copy_row);
-    load_tile<BLOCK_N>(K_smem + copy_offset, K, params.k.row, end - tiles.first() - copy_row);
-    load_tile<BLOCK_N>(V_smem + copy_offset, V, params.v.row, end - tiles.first() - copy_row);
+    load_tile<BLOCK_M, CHUNKS, THREADS>(
+        Q_smem + copy_offset, Q, params.q.row, q_len - first_row - copy_row, HEAD_DIM);
+    load_tile<BLOCK_N, CHUNKS, THREADS>(
+        K_smem + copy_offset, K, params.k.row, end - tiles.first() - copy_row, HEAD_DIM);
+    load_tile<BLOCK_N, CHUNKS, THREADS>(
+        V_smem + copy_offset, V, params.v.row, end - tiles.first() - copy_row, HEAD_DIM);
     cp_async_commit();
   }
   Output acc = {};
@@ -229,10 +232,12 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_mma(
     if (next < end) {
       K += (next - first) * params.k.row;
       V += (next - first) * params.v.row;
-      load_tile<BLOCK_N>(
-          K_smem + (stage_offset ^ TILE) + copy_offset, K, params.k.row, end - next - copy_row);
-      load_tile<BLOCK_N>(
-          V_smem + (stage_offset ^ TILE) + copy_offset, V, params.v.row, end - next - copy_row);
+      load_tile<BLOCK_N, CHUNKS, THREADS>(
+          K_smem + (stage_offset ^ TILE) + copy_offset, K, params.k.row, end - next - copy_row,
+          HEAD_DIM);
+      load_tile<BLOCK_N, CHUNKS, THREADS>(
+          V_smem + (stage_offset ^ TILE) + copy_offset, V, params.v.row, end - next - copy_row,
+          HEAD_DIM);
       cp_async_commit();
     }
     const int q_idx = window.first_pos + warp_row + g;  // the first row's place among the keys

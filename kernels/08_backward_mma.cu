@@ -132,10 +132,10 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   dO += copy_row * params.d_o.row + 8 * copy_chunk;
   const auto load_q = [&](const MBlock& tile, unsigned stage) {
     const int row = tile.m_block * BLOCK_M;
-    load_tile<BLOCK_M>(
+    load_tile<BLOCK_M, CHUNKS, THREADS>(
         Q_smem + stage * STAGE_BYTES + copy_offset,
-        Q + tile.head * forward.q.head + row * forward.q.row, forward.q.row,
-        q_len - row - copy_row);
+        Q + tile.head * forward.q.head + row * forward.q.row, forward.q.row, q_len - row - copy_row,
+        HEAD_DIM);
     if (threadIdx.x < BLOCK_M / 2)
       cp_async(
           lse_smem + stage * LSE_DELTA_BYTES + 16 * threadIdx.x,
@@ -143,10 +143,10 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   };
   const auto load_do = [&](const MBlock& tile, unsigned stage) {
     const int row = tile.m_block * BLOCK_M;
-    load_tile<BLOCK_M>(
+    load_tile<BLOCK_M, CHUNKS, THREADS>(
         Q_smem + stage * STAGE_BYTES + ROWS_BYTES + copy_offset,
         dO + tile.head * params.d_o.head + row * params.d_o.row, params.d_o.row,
-        q_len - row - copy_row);
+        q_len - row - copy_row, HEAD_DIM);
     cp_async_commit();
   };
 
@@ -170,13 +170,13 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   const Hooks hooks = {
       HOOK_ARGUMENTS block.sequence, block.kv_head * block.group, block.kv_head, q_len, kv_len};
   MBlock tile(block, rows, hooks);
-  load_tile<BLOCK_N>(
+  load_tile<BLOCK_N, CHUNKS, THREADS>(
       K_smem + copy_offset, K + copy_row * forward.k.row + 8 * copy_chunk, forward.k.row,
-      kv_len - first_key - copy_row);
+      kv_len - first_key - copy_row, HEAD_DIM);
   if (!rows.empty()) load_q(tile, 0);
-  load_tile<BLOCK_N>(
+  load_tile<BLOCK_N, CHUNKS, THREADS>(
       V_smem + copy_offset, V + copy_row * forward.v.row + 8 * copy_chunk, forward.v.row,
-      kv_len - first_key - copy_row);
+      kv_len - first_key - copy_row, HEAD_DIM);
   if (!rows.empty()) load_do(tile, 0);
   else cp_async_commit();  // no row sees these keys; the epilogue waits for K and V all the same
 

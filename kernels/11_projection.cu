@@ -111,7 +111,7 @@ __device__ __forceinline__ void project(
   // same places.
   const int tiles = (columns + HEAD_DIM - 1) / HEAD_DIM;
   int first = STAGGERED && !ALL_HEADS ? head % tiles * HEAD_DIM : 0;
-  load_tile<HEAD_DIM_PADDED>(
+  load_tile<HEAD_DIM_PADDED, CHUNKS, THREADS>(
       W_smem + copy_offset, W + first, columns, HEAD_DIM - copy_row,
       min(columns - first, HEAD_DIM));
   cp_async_commit();
@@ -137,7 +137,7 @@ __device__ __forceinline__ void project(
     __syncthreads();  // hazard: W's tile could be read before it lands, or the last one overwritten
     const int next = first + HEAD_DIM < columns ? first + HEAD_DIM : 0;
     if (i + 1 < tiles) {
-      load_tile<HEAD_DIM_PADDED>(
+      load_tile<HEAD_DIM_PADDED, CHUNKS, THREADS>(
           W_smem + (stage_offset ^ TILE) + copy_offset, W + next, columns, HEAD_DIM - copy_row,
           min(columns - next, HEAD_DIM));
       cp_async_commit();
@@ -189,9 +189,12 @@ __device__ __forceinline__ void attention(
   K += (begin + copy_row) * params.k.row + 8 * copy_chunk;
   V += (begin + copy_row) * params.v.row + 8 * copy_chunk;
   if (begin < end) {
-    load_tile<BLOCK_M>(Q_smem + copy_offset, Q, params.q.row, q_len - first_row - copy_row);
-    load_tile<BLOCK_N>(K_smem + copy_offset, K, params.k.row, end - begin - copy_row);
-    load_tile<BLOCK_N>(V_smem + copy_offset, V, params.v.row, end - begin - copy_row);
+    load_tile<BLOCK_M, CHUNKS, THREADS>(
+        Q_smem + copy_offset, Q, params.q.row, q_len - first_row - copy_row, HEAD_DIM);
+    load_tile<BLOCK_N, CHUNKS, THREADS>(
+        K_smem + copy_offset, K, params.k.row, end - begin - copy_row, HEAD_DIM);
+    load_tile<BLOCK_N, CHUNKS, THREADS>(
+        V_smem + copy_offset, V, params.v.row, end - begin - copy_row, HEAD_DIM);
     cp_async_commit();
   }
   Output acc = {};
@@ -214,10 +217,12 @@ __device__ __forceinline__ void attention(
     if (next < end) {
       K += BLOCK_N * params.k.row;
       V += BLOCK_N * params.v.row;
-      load_tile<BLOCK_N>(
-          K_smem + (stage_offset ^ TILE) + copy_offset, K, params.k.row, end - next - copy_row);
-      load_tile<BLOCK_N>(
-          V_smem + (stage_offset ^ TILE) + copy_offset, V, params.v.row, end - next - copy_row);
+      load_tile<BLOCK_N, CHUNKS, THREADS>(
+          K_smem + (stage_offset ^ TILE) + copy_offset, K, params.k.row, end - next - copy_row,
+          HEAD_DIM);
+      load_tile<BLOCK_N, CHUNKS, THREADS>(
+          V_smem + (stage_offset ^ TILE) + copy_offset, V, params.v.row, end - next - copy_row,
+          HEAD_DIM);
       cp_async_commit();
     }
     if (first < last_row + window.lo || first + BLOCK_N > min(first_row + window.hi + 1, end)) {

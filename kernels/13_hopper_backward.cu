@@ -172,14 +172,14 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
   // One step. There are two of it, so that where all is seen there is no mask in the way.
   const auto compute = [&](auto mask) {
     constexpr bool MASKED = mask.value;
-    const int stage = step.stage.index, first_row = step.m_block * BLOCK_M;
+    const int stage = step.stage().index, first_row = step.m_block * BLOCK_M;
     const unsigned long long q = advance_tiles(q_tiles, stage, ROWS_BYTES),
                              dO = advance_tiles(dO_tiles, stage, ROWS_BYTES);
     Scores S, dP;
     Weights P, dS;
-    bar.q_ring.wait_full(step.stage);
+    bar.q_ring.wait_full(step.stage());
     if (MASKED && block.packed && first_row + BLOCK_M > q_len) {  // rows of the next sequence
-      bar.do_ring.wait_full(step.stage);
+      bar.do_ring.wait_full(step.stage());
       clear_rows<BLOCK_M, PANELS>(
           smem.Q[stage], q_len - first_row, threadIdx.x - 128, 128 * CONSUMERS);
       clear_rows<BLOCK_M, PANELS>(
@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
       named_barrier_sync(DS_READY, 256);  // hazard: products could read rows not cleared yet
     }
     start_scores<T, HEAD_DIM_PADDED>(S, k, q);
-    bar.do_ring.wait_full(step.stage);
+    bar.do_ring.wait_full(step.stage());
     start_scores<T, HEAD_DIM_PADDED>(dP, v, dO);
 
     // ---- P^T = exp(S^T - lse), while dP^T is computed
@@ -259,7 +259,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
     named_barrier_arrive(DQ_FULL + step.count % ADDERS, 288);
     wgmma_wait<0>();
     wgmma_registers(dK_acc);
-    if (leader) bar.q_ring.release(step.stage);  // and dO's
+    if (leader) bar.q_ring.release(step.stage());  // and dO's
   };
   for (; step.more(); step.advance()) {
     const int first_row = step.m_block * BLOCK_M;

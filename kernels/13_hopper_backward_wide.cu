@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward_wide(
     }
   }
   for (; step.more(); step.advance()) {
-    const int stage = step.stage.index, first_row = step.m_block * BLOCK_M;
+    const int stage = step.stage().index, first_row = step.m_block * BLOCK_M;
     const unsigned long long q = advance_tiles(q_tiles, stage, ROWS_BYTES),
                              dO = advance_tiles(dO_tiles, stage, ROWS_BYTES);
     const unsigned P_lane = smem_address(smem.P[stage]) + lane,
@@ -219,9 +219,9 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward_wide(
                              dS_desc = advance_tiles(dS_tiles, stage, SCORES_BYTES);
     Scores S;
     Weights P;
-    ring.wait_full(step.stage);
+    ring.wait_full(step.stage());
     if (block.packed && first_row + BLOCK_M > q_len) {  // the tiles have rows of the next sequence
-      other_ring.wait_full(step.stage);
+      other_ring.wait_full(step.stage());
       clear_rows<BLOCK_M, PANELS>(
           smem.Q[stage], q_len - first_row, threadIdx.x - 128, 128 * CONSUMERS);
       clear_rows<BLOCK_M, PANELS>(
@@ -271,7 +271,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward_wide(
       }
       store_scores<T>(S, dS_lane);
     }
-    other_ring.wait_full(step.stage);
+    other_ring.wait_full(step.stage());
     start_columns<1, T>(dV_acc, P_desc, dO, true);
     async_proxy_fence();
     named_barrier_sync(DS_READY, 256);  // hazard: dS is not there yet
@@ -289,7 +289,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward_wide(
     for (int n = 0; n < COLUMNS / 8; ++n) add_four(target + 512 * n, &dQ_acc[4 * n]);
     wgmma_wait<0>();
     wgmma_registers(dK_acc);
-    if (leader) bar.q_ring.release(step.stage);  // and dO's
+    if (leader) bar.q_ring.release(step.stage());  // and dO's
   }
 
   // ---- epilogue: dK and dV take the place of this consumer's columns of K and V

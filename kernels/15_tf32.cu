@@ -252,9 +252,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) tf32(
   K += (tiles.first() + copy_row) * params.k.row + 4 * copy_chunk;
   V += (tiles.first() + copy_row) * params.v.row + 4 * copy_chunk;
   if (tiles.first() < end) {
-    load_tile<BLOCK_M>(Q_copy, Q, params.q.row, q_len - first_row - copy_row);
-    load_tile<BLOCK_N>(K_copy, K, params.k.row, end - tiles.first() - copy_row);
-    load_tile<BLOCK_N>(V_copy, V, params.v.row, end - tiles.first() - copy_row);
+    load_tile<BLOCK_M, CHUNKS, THREADS>(
+        Q_copy, Q, params.q.row, q_len - first_row - copy_row, HEAD_DIM);
+    load_tile<BLOCK_N, CHUNKS, THREADS>(
+        K_copy, K, params.k.row, end - tiles.first() - copy_row, HEAD_DIM);
+    load_tile<BLOCK_N, CHUNKS, THREADS>(
+        V_copy, V, params.v.row, end - tiles.first() - copy_row, HEAD_DIM);
     cp_async_commit();
   }
   Output acc = {};
@@ -274,8 +277,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) tf32(
     if (next < end) {
       K += (next - first) * params.k.row;
       V += (next - first) * params.v.row;
-      load_tile<BLOCK_N>(K_copy + (stage_offset ^ TILE), K, params.k.row, end - next - copy_row);
-      load_tile<BLOCK_N>(V_copy + (stage_offset ^ TILE), V, params.v.row, end - next - copy_row);
+      load_tile<BLOCK_N, CHUNKS, THREADS>(
+          K_copy + (stage_offset ^ TILE), K, params.k.row, end - next - copy_row, HEAD_DIM);
+      load_tile<BLOCK_N, CHUNKS, THREADS>(
+          V_copy + (stage_offset ^ TILE), V, params.v.row, end - next - copy_row, HEAD_DIM);
       cp_async_commit();
     }
     const int q_idx = window.first_pos + warp_row + g;  // the first row's place among the keys

@@ -1,4 +1,4 @@
-// Scores of any size, for the online softmax of 07, 12 and 14 (10: hopper_maxima.cuh). A weight is
+// Scores of any size, for the online softmax of 07, 10, 12 and 14. A weight is
 // 2^(softmax_scale_log2 s - m_i), in one FFMA. Its product is exact, while m_i, that of the row's
 // largest s, is rounded: from LARGE on by more than a weight in float16. Such scores give way to their
 // distances from the maximum, both rounded alike, divided by the scale; m_i becomes 0. Explained in
@@ -27,9 +27,9 @@ struct RowMaxima {
 
   __device__ __forceinline__ float get(int i) const { return m_i[i] + base[i]; }
 
-  // large: one of the maxima is.
+  // large: one of the maxima is. Returns whether one of the warp's is.
   template <typename Scores>
-  __device__ __forceinline__ void set(
+  __device__ __forceinline__ bool set(
       const float (&m_new)[ROWS], bool large, Scores& S, float softmax_scale_log2) {
     large = __any_sync(0xffffffff, large);
 #pragma unroll
@@ -38,7 +38,7 @@ struct RowMaxima {
       m_i[i] = large ? 0.0f : m_new[i];
       limit[i] = large ? NEG_INF : m_new[i] + RESCALE_THRESHOLD;
     }
-    if (!large) return;
+    if (!large) return false;
     const float inverse = __frcp_rn(softmax_scale_log2);
 #pragma unroll
     for (int i = 0; i < ROWS; ++i)
@@ -49,5 +49,6 @@ struct RowMaxima {
           float& s = row_pair(S, i, n)[e];
           s = (__fmul_rn(s, softmax_scale_log2) - m_new[i]) * inverse;
         }
+    return true;
   }
 };

@@ -22,12 +22,7 @@ struct HookGradient {
 // hook_gradients, which multiplies dP or dS by the derivatives. A derivative may be infinite where the
 // weight is 0. q_idx and kv_idx: the position of the thread's first row among the keys, and its first key.
 
-// Register tiles (08): rows in groups of four, GROUPS such groups apart; keys COLUMNS apart.
-template <int GROUPS>
-__device__ __forceinline__ int hook_row(int q_idx, int i) {
-  return q_idx + i / 4 * (4 * GROUPS) + i % 4;
-}
-
+// Register tiles (08).
 template <int GROUPS, int COLUMNS, int M, int N>
 __device__ __forceinline__ void hook_scores(
     float (&s)[M][N], HookGradient<M, N>& grad, const Hooks& hooks, float scale, int q_idx,

@@ -114,12 +114,17 @@ __device__ __forceinline__ void modify(
 // it the scores are scaled already, see scale_of_q.
 
 // Register tiles (05): rows in groups of four, 4 GROUPS apart; keys COLUMNS apart.
+template <int GROUPS>
+__device__ __forceinline__ int hook_row(int q_idx, int i) {
+  return q_idx + i / 4 * (4 * GROUPS) + i % 4;
+}
+
 template <int GROUPS, int COLUMNS, int M, int N>
 __device__ __forceinline__ void hook_scores(
     float (&s)[M][N], const Hooks& hooks, int q_idx, int kv_idx, bool partial) {
   modify<M, N>(
       hooks, 1.0f, LOG2_E, [&](int i, int j) -> float& { return s[i][j]; },
-      [&](int i) { return q_idx + i / 4 * (4 * GROUPS) + i % 4; },
+      [&](int i) { return hook_row<GROUPS>(q_idx, i); },
       [&](int j) { return kv_idx + j * COLUMNS; }, partial);
 }
 

@@ -20,14 +20,15 @@ __device__ __forceinline__ float (&fragments(Scores& S))[1][BLOCK_M / 8][4] {
 template <int N>
 struct Steps : MBlock {
   int count = 0;
-  PipelineState<N> stage;
 
   using MBlock::MBlock;
   __device__ __forceinline__ bool more() const { return !rows.empty() && exists(); }
   __device__ __forceinline__ void advance() {
     MBlock::advance();
     ++count;
-    stage.advance();
+  }
+  __device__ __forceinline__ PipelineState<N> stage() const {
+    return {count % N, unsigned(count / N % 2)};
   }
 };
 
@@ -61,7 +62,7 @@ __device__ __forceinline__ void load(
     const TensorMap& q_map, const TensorMap& do_map, const TensorMap& k_map, const TensorMap& v_map,
     const float* lse_delta) {
   constexpr int PANELS = sizeof(smem.K) / (BLOCK_N * 128);
-  const int stage = step.stage.index, row = block.q_first + step.m_block * BLOCK_M;
+  const int stage = step.stage().index, row = block.q_first + step.m_block * BLOCK_M;
   const int head = block.kv_head * block.group + step.head;
   const int batch = block.packed ? 0 : block.sequence;
   const float* const lse = lse_delta + (long long)step.slot() * (2 * BLOCK_M);
@@ -73,12 +74,12 @@ __device__ __forceinline__ void load(
   };
   const auto load_rows = [&](const Ring<N>& ring, unsigned char* tile, const TensorMap& map,
                              float* numbers_smem, const float* numbers) {
-    const unsigned full = ring.expect(step.stage, sizeof(smem.Q[0]) + 4 * BLOCK_M);
+    const unsigned full = ring.expect(step.stage(), sizeof(smem.Q[0]) + 4 * BLOCK_M);
     tma_load_panels<BLOCK_M, PANELS>(smem_address(tile), map, full, row, head, batch);
     bulk_load(smem_address(numbers_smem), numbers, full, 4 * BLOCK_M);
   };
   load_keys(smem.K, k_map, bar.k_full);
-  if (RING) bar.q_ring.wait_empty(step.stage);  // hazard: products still read it
+  if (RING) bar.q_ring.wait_empty(step.stage());  // hazard: products still read it
   load_rows(bar.q_ring, smem.Q[stage], q_map, smem.lse[stage], lse);
   load_keys(smem.V, v_map, bar.v_full);
   load_rows(bar.do_ring, smem.dO[stage], do_map, smem.delta[stage], lse + BLOCK_M);

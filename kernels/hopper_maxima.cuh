@@ -4,17 +4,10 @@
 #pragma once
 #include "hopper_softmax.cuh"
 
-#ifndef RESCALE_THRESHOLD
-#define RESCALE_THRESHOLD 8  // m_i follows only maxima that exceed it by more, in powers of 2
-#endif
-constexpr float LARGE = 0x1p13f;  // of a float from here on, 2^-11 is rounded away
-
-// The rows' maxima so far, in units of log2: m_i + base. One of them is 0: m_i where scores are so
-// large that rounding it would matter. See RowMaxima::set in any_size.cuh.
-struct Maxima {
-  Statistics m_i, base;
-  Statistics limit;  // a score above it moves the maximum; where they are large, any does
-};
+// Keys 8 n and 8 n + 1 of this thread in row i, for any_size.cuh.
+__device__ __forceinline__ float* row_pair(Scores& S, int i, int n) { return S + 4 * n + 2 * i; }
+#include "any_size.cuh"
+using Maxima = RowMaxima<2, BLOCK_N>;
 
 // Moves the maxima if a score exceeds its limit, for scores of any size. Returns whether one does;
 // everything so far then has to be multiplied by `rescale`.
@@ -35,25 +28,16 @@ __device__ __forceinline__ bool move_maxima(
     return false;  // they are negative: exceeds_limit takes them for 0
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const float m_old = maxima.m_i[i] + maxima.base[i];
+    const float m_old = maxima.get(i);
     m_new[i] = row_allreduce(fmaxf(m_old, m_new[i]), [](float a, float b) { return fmaxf(a, b); });
-    large |= m_new[i] != M_INIT && fabsf(m_new[i]) >= LARGE;
+    note_large(large, m_new[i]);
     rescale[i] = exp2f(m_old - m_new[i]);  // 0 at the first key; 1 if the maximum stays
     l_i[i] *= rescale[i];
   }
-  large = __any_sync(0xffffffff, large);
+  // exceeds_limit takes scores below 0 for 0: that is the limit if weights up to it fit float16.
+  if (!maxima.set(m_new, large, S, softmax_scale_log2))
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    maxima.m_i[i] = large ? 0.0f : m_new[i];
-    maxima.base[i] = large ? m_new[i] : 0.0f;
-    // exceeds_limit takes scores below 0 for 0: that is the limit if weights up to it fit float16.
-    const float limit = fmaxf(m_new[i] + RESCALE_THRESHOLD, fminf(m_new[i] + 15.0f, 0.0f));
-    maxima.limit[i] = large ? NEG_INF : limit;
-  }
-  if (!large) return true;
-  const float inverse = __frcp_rn(softmax_scale_log2);
-#pragma unroll
-  for (int i = 0; i < BLOCK_N / 2; ++i)
-    S[i] = (__fmul_rn(S[i], softmax_scale_log2) - m_new[i / 2 % 2]) * inverse;
+    for (int i = 0; i < 2; ++i)
+      maxima.limit[i] = fmaxf(maxima.limit[i], fminf(m_new[i] + 15.0f, 0.0f));
   return true;
 }

@@ -604,6 +604,13 @@ def test_a_climb_is_read_and_drawn_in_its_order(monkeypatch: pytest.MonkeyPatch)
         "1  gradients: 40.0 TFLOP/s; 2  backward_mma"
     )
     assert show.climb("k", SMALL, dtype="bfloat16", record=record) == []
+    timed = {**record, "results": [{**r, "ms": 100 / r["tflops"]} for r in results]}
+    timed["results"].append({**line("peer", "backward peer", 100.0), "ms": 1.0})
+    picture = show.measured_climb_times("k", SMALL, dtype="float16", beside={"peer": "theirs"}, record=timed)
+    assert picture.alt == "1  first: 5.00 ms; 3  a detour: 5.56 ms   0.90×; 4  k: 3.33 ms   1.67×; theirs: 1 ms"
+    chosen = show.measured_climb_times("k", SMALL, [1, 4], dtype="float16", record=timed)
+    assert chosen.alt == "1  first: 5.00 ms; 4  k: 3.33 ms   1.50×", "a gain is over the step that is shown before"
+    assert "not yet recorded" in repr(show.measured_climb_times("m", SMALL, record=timed))
     assert "not yet recorded" in repr(show.measured_climb("m", SMALL, record=record))
 
 

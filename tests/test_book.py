@@ -17,9 +17,19 @@ import browser
 import pytest
 
 from helpers.attention.ladder import LADDER
-from helpers.bench import gpus, reading
+from helpers.bench import climb, gpus, reading
 from helpers.lesson.predict import predict
-from helpers.site import build, export_pages, guesses, kernel_pages, mistakes, notebook_pages, readme_pages, web_address
+from helpers.site import (
+    build,
+    climb_page,
+    export_pages,
+    guesses,
+    kernel_pages,
+    mistakes,
+    notebook_pages,
+    readme_pages,
+    web_address,
+)
 from helpers.site.links import ROOT, Links, outside_code, slug
 
 NEEDED = ("sphinx", "myst_nb", "sphinx_book_theme", "sphinx_copybutton", "latex2mathml")
@@ -202,6 +212,16 @@ def test_every_record_is_there(site: dict[Path, Page]) -> None:
         )
         assert f"{best['tflops']:.3g} (" in words
     assert "float32, one head" in words and "bfloat16, causal" in words
+
+
+@needs_sphinx
+def test_the_climb_is_there(site: dict[Path, Page]) -> None:
+    """Its tables with the recorded figures, its picture, and the sections of what was promised."""
+    page = page_of(site, "climb.html")
+    gain = climb.between_stages()[0]
+    assert gain.idea in page.words["open"] and gain.text in page.words["open"]
+    assert all(heading in page.words["open"] for heading, _, _ in climb_page.PROMISES)
+    assert page.pictures == ["All stages, TFLOP/s against FLOP per byte"]
 
 
 @needs_sphinx

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.engine import compiler, first_build
 from helpers.lesson import colab
 from helpers.site import first_screen, web_address
 
@@ -66,6 +67,7 @@ def test_the_cell_fetches_the_course_and_the_notebook_runs(clone: Path, tmp_path
         done = run_alone(first_cell(notebook) + then, notebook.parent, clone)
         assert done.returncode == 0, done.stderr
         assert done.stdout.splitlines()[-1] == "notebooks True True", again
+        assert "\nready" in done.stdout
         assert (notebook.parent / "course" / "helpers" / "lesson" / "colab.py").is_file()
         assert "runs the kernels" in done.stdout or "the kernels run on the CPU engine" in done.stdout
 
@@ -75,7 +77,17 @@ def test_where_nothing_can_be_fetched_it_says_so(tmp_path: Path) -> None:
     assert done.returncode != 0 and "nowhere" in done.stderr
     if not web_address.is_published():
         done = run_alone(first_cell(NOTEBOOKS[0]), tmp_path, "", COURSE_REPOSITORY="")
-        assert done.returncode != 0 and "COURSE_REPOSITORY: says where the course is" in done.stderr
+        assert done.returncode != 0 and "write its address into this cell" in done.stderr
+        assert "(none is set)" in done.stderr
+
+
+def test_in_a_notebook_that_is_one_sentence() -> None:
+    """IPython shows an exception that renders itself without a traceback."""
+    opening = first_screen.opening(0).replace("import helpers\n", "raise ModuleNotFoundError\n")
+    with pytest.raises(ImportError) as caught:
+        exec(opening.replace('sys.path.insert(0, "..")', "").replace('"course"', '"not here"'), {})
+    shown = caught.value._render_traceback_()  # type: ignore[attr-defined]
+    assert shown == [str(caught.value)] and "\n" not in shown[0] and caught.value.__suppress_context__
 
 
 def test_inside_the_course_nothing_is_fetched(tmp_path: Path) -> None:
@@ -136,6 +148,7 @@ def test_it_installs_what_is_missing_and_no_more(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(colab.subprocess, "run", lambda argv, **_: asked.append(argv[4:]))
     monkeypatch.setattr(colab.os, "chdir", lambda folder: None)
     monkeypatch.setattr(colab, "_device", lambda least, only: "")
+    monkeypatch.setattr(colab, "_has_compiler", lambda: False)
     monkeypatch.setattr(sys, "path", list(sys.path))
     colab.set_up()
     [[quiet, *packages]] = asked
@@ -144,6 +157,15 @@ def test_it_installs_what_is_missing_and_no_more(monkeypatch: pytest.MonkeyPatch
     installed |= {"ml_dtypes", "ipywidgets", "elftools"}
     colab.set_up()
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize("is_built", [True, False])
+def test_the_engine_is_compiled_meanwhile(is_built: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[bool] = []
+    monkeypatch.setattr(compiler, "engine_is_built", lambda: is_built)
+    monkeypatch.setattr(first_build, "begin", lambda: begun.append(True))
+    said = colab._engine_built_ahead()
+    assert said.startswith("ready") and ("being compiled" in said) == bool(begun) == (not is_built)
 
 
 # ---- one name
@@ -162,7 +184,7 @@ def test_badges_come_from_the_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "mybinder.org/v2/gh/somebody/their-course/main?urlpath=lab/tree/notebooks/01_naive.ipynb" in line
     assert first_screen.badges().count("somebody/their-course") == 3
     opening = first_screen.opening(7)
-    assert "${COURSE_REPOSITORY:-https://github.com/somebody/their-course}" in opening and "least=80" in opening
+    assert 'or "https://github.com/somebody/their-course"' in opening and "least=80" in opening
     assert max(map(len, opening.splitlines())) <= 120
     notebook = {"cells": [{"cell_type": "code", "source": [opening, "\nimport numpy as np\n"]}]}
     assert first_screen.lines(notebook) == 1, "the made lines take no time to read"

@@ -147,6 +147,10 @@ class TinyCourse:
         assert "Traceback (most recent call last)" not in out + err
         return out, err
 
+    def stamp_is_lost(self) -> None:
+        """As after a set-up that was stopped: the next one installs packages."""
+        (self.venv / "course.json").unlink()
+
     def told(self, *words: str, **settings: object) -> dict[str, dict]:
         """What each package that was started told, by its name; the set-up must have had nothing to do."""
         out, err = self.run(*words, **settings)
@@ -614,6 +618,41 @@ def test_without_a_compiler_and_network_it_goes_on(made: TinyCourse, tmp_path: P
     assert json.loads(out)["name"] == "ladder"
 
 
+@needs_venv
+def test_lab_compiles_the_engine_and_says_so(copied: TinyCourse) -> None:
+    (copied.root / "helpers" / "engine").mkdir()
+    engine = """
+from pathlib import Path
+def engine_is_built():
+    return Path("compiled").exists()
+def engine_library():
+    Path("compiled").write_text("")
+"""
+    (copied.root / "helpers" / "engine" / "compiler.py").write_text(engine)
+    (copied.root / "helpers" / "engine" / "__init__.py").write_text("")
+    _, err = copied.run("ladder")
+    assert "CPU engine" not in err and not (copied.root / "compiled").exists()
+    _, err = copied.run("lab")
+    assert "compiling the CPU engine (half a minute, once on this machine)" in err
+    assert (copied.root / "compiled").exists()
+    _, err = copied.run("lab")
+    assert "CPU engine" not in err
+    (copied.root / "compiled").unlink()
+    (copied.root / "helpers" / "engine" / "__init__.py").write_text("import numpy_that_is_not_here")
+    copied.stamp_is_lost()
+    _, err = copied.run("ladder")  # while packages are installed, on a Python without them
+    wait_for((copied.root / "compiled").exists, "the engine")
+
+
+@needs_venv
+def test_a_missing_compiler_is_said_before_the_packages(copied: TinyCourse, tmp_path: Path) -> None:
+    (tmp_path / "nothing").mkdir()
+    copied.stamp_is_lost()
+    _, err = copied.run("ladder", PATH=str(tmp_path / "nothing"))
+    said, packages = err.index("no C++ compiler found"), err.index("installing the list of environment.yml")
+    assert said < packages and "sudo apt install g++" in err[said:packages]
+
+
 def test_the_compiler_of_cxx_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
@@ -634,6 +673,7 @@ def test_the_compiler_of_cxx_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         ["--help"],
         ["lab", "-h"],
         ["test", "--help"],
+        ["progress", "--help"],
         ["ladder", "--help"],
         ["bench", "-h"],
         ["export", "-h"],
@@ -646,7 +686,8 @@ def test_help_needs_no_set_up(new: TinyCourse, words: list[str]) -> None:
     assert not new.venv.exists()
     if words == ["--help"]:
         assert all(
-            name in out for name in ("lab", "ladder", "test", "bench", "export", "book", "--this-python", ".venv")
+            name in out
+            for name in ("lab", "progress", "ladder", "test", "bench", "export", "book", "--this-python", ".venv")
         )
         assert "--originals" in out
 
@@ -656,7 +697,9 @@ def test_without_a_command_it_shows_the_help(new: TinyCourse) -> None:
     assert out.startswith("usage: course.py")
 
 
-@pytest.mark.parametrize("words", [["lab", "--port", "1"], ["test", "-x"], ["tests"], ["--", "lab"]])
+@pytest.mark.parametrize(
+    "words", [["lab", "--port", "1"], ["progress", "01"], ["test", "-x"], ["tests"], ["--", "lab"]]
+)
 def test_a_wrong_command_line_makes_no_venv(new: TinyCourse, words: list[str]) -> None:
     _, err = new.run(*words, code=2)
     assert "error:" in err

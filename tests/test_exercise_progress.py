@@ -264,9 +264,16 @@ def test_compare() -> None:
     assert "not solved yet" in exercise.compare(NAME)._repr_markdown_()
     progress.note(NAME, exercise.ours(NAME).replace("s[j] - m_i", "-m_i + s[j]"), passed=True)
     shown = exercise.compare(NAME)
-    assert repr(shown) == f"{NAME}: yours → ours: 1 lines new, 1 gone"
+    assert repr(shown) == f"{NAME}, yours is right; beside ours: 1 line ours, 1 yours"
     markup = shown._repr_html_()
-    assert markup.startswith("<details><summary>") and "-m_i + s[j]" in markup and "BEGIN hole" not in markup
+    assert markup.splitlines()[1].startswith("<details><summary>")
+    assert "-m_i + s[j]" in markup and "BEGIN hole" not in markup
+
+
+def test_the_comments_of_the_skeleton_are_no_difference() -> None:
+    ours = exercise.ours(NAME)
+    progress.note(NAME, ours.replace("  float m_i", "  // TODO, about 2 lines: a float m_i\n  float m_i"), passed=True)
+    assert "the same as ours" in exercise.compare(NAME)._repr_markdown_()
 
 
 def test_the_difference_is_shown_once_solved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,7 +285,7 @@ def test_the_difference_is_shown_once_solved(monkeypatch: pytest.MonkeyPatch) ->
     exercise.cuda(NAME, exercise.ours(NAME))
     assert "the same as ours" in repr(shown.pop())
     exercise.cuda(NAME, exercise.ours(NAME).replace("s[j] - m_i", "-m_i + s[j]"))
-    assert len(shown) == 1 and "yours → ours" in repr(shown[0])
+    assert len(shown) == 1 and "yours is right" in repr(shown[0])
 
 
 def test_an_interrupt_is_a_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

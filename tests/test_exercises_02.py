@@ -289,14 +289,6 @@ TABLE = {
             "reads",
         ),
         Wrong("no barrier", (("__syncthreads();  // hazard", "// hazard"),), "X-ray", "race: ", "race"),
-        Wrong("no maximum", (("const float m_new = fmaxf(m_i, s);", "const float m_new = 0.0f;"),), "awkward", "large"),
-        Wrong("the sum is not rescaled", (("l_i *= expf(m_i - m_new);", ""),), "first", "LSE", "wrong"),
-        Wrong(
-            "rescaled after the term",
-            (("l_i *= expf(m_i - m_new);", ""), ("m_i = m_new;", "l_i *= expf(m_i - m_new); m_i = m_new;")),
-            "first",
-        ),
-        Wrong("m_i stays", (("      m_i = m_new;\n", ""),), "first", "LSE"),
         Wrong("second tile forgotten", (("K_smem[2]", "K_smem[1]"),), "first", ""),
         Wrong("the parity of a key", ((TURN, "K_smem[first % 2]"),), "X-ray", "race: ", "race"),
         Wrong(
@@ -316,25 +308,6 @@ TABLE = {
             "race",
         ),
         Wrong(
-            "the factor upside down",
-            (("expf(m_i - m_new)", "expf(m_new - m_i)"),),
-            "first",
-            "m_i is minus infinity",
-            "nan",
-        ),
-        Wrong(
-            "the old sum is left",
-            (
-                (
-                    "l_i *= expf(m_i - m_new);\n      l_i += expf(s - m_new);",
-                    "l_i = s > m_i ? 1.0f : l_i + expf(s - m_i);",
-                ),
-            ),
-            "first",
-            "by what is it multiplied?",
-        ),
-        Wrong("the score for the maximum", (("fmaxf(m_i, s)", "s"),), "awkward", "large", "large"),
-        Wrong(
             "a barrier of the warp",
             (("__syncthreads();  // hazard", "__syncwarp();  // hazard"),),
             "X-ray",
@@ -343,16 +316,6 @@ TABLE = {
         ),
         Right("a flag that flips", (("K_smem[first / BLOCK_N % 2]", "K_smem[(first / BLOCK_N) & 1]"),)),
         Right("three tiles", (("K_smem[2]", "K_smem[3]"), ("BLOCK_N % 2", "BLOCK_N % 3"))),
-        Right(
-            "one exponential",
-            (
-                ("l_i *= expf(m_i - m_new);", ""),
-                (
-                    "l_i += expf(s - m_new);",
-                    "l_i = m_new > m_i ? l_i * expf(m_i - m_new) + 1.0f : l_i + expf(s - m_i);",
-                ),
-            ),
-        ),
     ),
 }
 

@@ -23,7 +23,7 @@ BY_SHARED = """  __shared__ float all[32];
 WAIT, BARRIER = "    cp_async_wait<0>();\n", "    __syncthreads();\n"
 SUM = "    for (int r = 0; r < ROWS; ++r) sum += V_smem[stage][r][threadIdx.x];\n"
 COPY = "    load_tile(V_smem[stage ^ 1], V, first + ROWS, N);\n"
-TRANSPOSED = "ldmatrix_x4_trans(b, v + swizzle(lane % 16, 2 * n + lane / 16));"
+TRANSPOSED = "ldmatrix_x4_trans(b, v + place(lane % 16, 2 * n + lane / 16));"
 A = tuple(f"pack(S[{i // 2}][{i % 2 * 2}], S[{i // 2}][{i % 2 * 2 + 1}])" for i in range(4))
 
 TABLE = {
@@ -194,10 +194,10 @@ TABLE = {
             symptom="b",
         ),
         Wrong(
-            "V without the swizzle",
+            "V without the padding",
             ((TRANSPOSED, "ldmatrix_x4_trans(b, v + 128 * (lane % 16) + 16 * (2 * n + lane / 16));"),),
             "first",
-            symptom="b",
+            symptom="unset",
         ),
         Wrong("every chunk twice", ((TRANSPOSED, TRANSPOSED.replace("2 * n", "n")),), "first", symptom="b"),
         Wrong("the tile of K", ((TRANSPOSED, TRANSPOSED.replace("v + ", "k + ")),), "first", symptom="b"),
@@ -232,9 +232,7 @@ TABLE = {
             "first",
             symptom="halves",
         ),
-        Wrong(
-            "a tile row by row", (("16 * (chunk ^ row % 8)", "16 * chunk"),), "limit", "bank conflicts", symptom="limit"
-        ),
+        Wrong("a tile row by row", (("144 * row", "128 * row"),), "limit", "bank conflicts", symptom="limit"),
         Right(
             "in a loop",
             (

@@ -21,7 +21,51 @@ BY_SHARED = """__shared__ float sums[128];
 TWO_WORDS = "for (int i = 0, c = lane; i < 2 && c < HEAD_DIM; ++i, c += 32) sum += dO[c] * O[c];"
 ADD = "atomicAdd(&dQ[row * 64 + c], sum);"
 
+PLACE = "128 * f + 32 * i + threadIdx.x"
+ROWS_OF = "dQ[first + element(f, i)] = accum[first + place(f, i)];"
+
 TABLE = {
+    "08_dq_order": (
+        Wrong(
+            "as it was",
+            ((PLACE, "element(f, i)"), (ROWS_OF, ROWS_OF.replace("place", "element"))),
+            "limit",
+            "sectors a request of add: 8",
+            "sectors",
+        ),
+        Wrong(
+            "four floats of a lane side by side", ((PLACE, "128 * f + 4 * threadIdx.x + i"),), "limit", "", "sectors"
+        ),
+        Wrong("rows as before", ((ROWS_OF, ROWS_OF.replace("place", "element")),), "first", "", "rows"),
+        Wrong("the places are exchanged", ((ROWS_OF, ROWS_OF.replace("element", "place")),), "first", "", "rows"),
+        Wrong("all fragments in one place", ((PLACE, "32 * i + threadIdx.x"),), "first", "", "twice"),
+        Wrong("fragments overlap", ((PLACE, "32 * f + 32 * i + threadIdx.x"),), "first", "", "twice"),
+        Wrong("elements overlap", ((PLACE, "128 * f + i + threadIdx.x"),), "first", "", "twice"),
+        Wrong(
+            "beyond the 16 rows",
+            ((PLACE, "256 * f + 32 * i + threadIdx.x"),),
+            "first",
+            "What is the largest place",
+            "crash",
+        ),
+        Wrong(
+            "without atomics",
+            (("atomicAdd(&accum[first + place(f, i)], ", "accum[first + place(f, i)] += ("),),
+            "X-ray",
+            "race",
+            "race",
+        ),
+        Wrong(
+            "one lane adds",
+            (("atomicAdd(&accum", "if (threadIdx.x == 0) atomicAdd(&accum"),),
+            "first",
+            "",
+            "twice",
+        ),
+        Right("elements first", ((PLACE, "32 * (FRAGMENTS * i + f) + threadIdx.x"),)),
+        Right("lanes from the last", ((PLACE, "128 * f + 32 * i + 31 - threadIdx.x"),)),
+        Right("a rotation", ((PLACE, "128 * f + 32 * i + (threadIdx.x + 8) % 32"),)),
+    ),
     "08_delta": (
         Wrong(
             "every lane reads the whole row",

@@ -159,7 +159,7 @@ class Missing(NamedTuple):
     options: Mapping[str, Any] = {}
 
 
-DO_FULL = "bar.do_ring.wait_full(step.stage);"
+DO_FULL = "bar.do_ring.wait_full(step.stage());"
 DS_READY = "named_barrier_sync(DS_READY, 256);"
 PACKED = {"rows": (64, 136), "keys": (30, 110)}
 AT_128 = {"d": 128}
@@ -174,7 +174,7 @@ MISSING = (
         "race",
     ),
     # ---- the producer
-    Missing(changed("Q and dO replaced in use", "if (RING) bar.q_ring.wait_empty(step.stage);"), "race"),
+    Missing(changed("Q and dO replaced in use", "if (RING) bar.q_ring.wait_empty(step.stage());"), "race"),
     Missing(
         changed(
             "dQ added before it is there",
@@ -188,7 +188,7 @@ MISSING = (
     # ---- the consumers: copies
     Missing(changed("K not waited for", "mbarrier_wait(bar.k_full, 0);"), "not waited for"),
     Missing(changed("V not waited for", "mbarrier_wait(bar.v_full, 0);"), "not waited for"),
-    Missing(changed("Q not waited for", "bar.q_ring.wait_full(step.stage);"), "not waited for"),
+    Missing(changed("Q not waited for", "bar.q_ring.wait_full(step.stage());"), "not waited for"),
     Missing(changed("dO not waited for", DO_FULL, times=2, which=1), "not waited for"),
     Missing(changed("dO cleared before it is there", DO_FULL, times=2, which=0), "not waited for", PACKED),
     Missing(changed("other keys' rows in the product", DS_READY, times=4, which=0), "race", PACKED),
@@ -229,7 +229,7 @@ MISSING = (
     ),
     Missing(changed("dQ never empty", "named_barrier_arrive(DQ_EMPTY + i, 160);", ";"), "deadlock"),
     Missing(changed("dQ never full", "named_barrier_arrive(DQ_FULL + step.count % ADDERS, 288);"), "deadlock"),
-    Missing(changed("Q and dO never empty", "if (leader) bar.q_ring.release(step.stage);"), "deadlock"),
+    Missing(changed("Q and dO never empty", "if (leader) bar.q_ring.release(step.stage());"), "deadlock"),
     Missing(changed("K overwritten while dQ reads it", DS_READY, times=4, which=3), "race"),
     Missing(changed("dK staged over what is copied", "__syncwarp();", times=3, which=0), "race", AT_128),
     Missing(changed("dK copied before it is staged", "__syncwarp();", times=3, which=1), "race"),
@@ -248,8 +248,8 @@ MISPLACED = (
     Missing(
         changed(
             "Q given back too early",
-            "wgmma_wait<0>();\n    wgmma_registers(dK_acc);\n    if (leader) bar.q_ring.release(step.stage);",
-            "if (leader) bar.q_ring.release(step.stage);\n    wgmma_wait<0>();\n    wgmma_registers(dK_acc);",
+            "wgmma_wait<0>();\n    wgmma_registers(dK_acc);\n    if (leader) bar.q_ring.release(step.stage());",
+            "if (leader) bar.q_ring.release(step.stage());\n    wgmma_wait<0>();\n    wgmma_registers(dK_acc);",
         ),
         "race",
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,6 +38,55 @@ def test_its_code_parses() -> None:
     if node is None:
         pytest.skip("no node")
     subprocess.run([node, "--check", str(EXTENSION / "static" / "remoteEntry.js")], check=True)
+
+
+def predictions(cells: list[dict[str, Any]]) -> Iterator[tuple[int, int]]:
+    """The places of each cell that asks for a guess, and of the cell that answers it."""
+    sources = ["".join(cell["source"]) if cell["cell_type"] == "code" else "" for cell in cells]
+    for at, source in enumerate(sources):
+        names = re.findall(r"^(\w+) = predict\(", source, re.M)
+        if names:
+            yield (
+                at,
+                next(n for n in range(at + 1, len(cells)) if any(f"{name}.answer(" in sources[n] for name in names)),
+            )
+
+
+def test_the_button_finds_the_answer_whatever_lies_between() -> None:
+    """Of every guess of every notebook, by the function of the extension itself."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("no node")
+    entry = (EXTENSION / "static" / "remoteEntry.js").read_text()
+    function = entry[entry.index("  function answerOf(") : entry.index("  // A guess's button runs")]
+    script = """
+const cells = (notebook) => notebook.cells.map((cell) => ({ model: {
+  type: cell.cell_type, sharedModel: { getSource: () => [].concat(cell.source).join("") } } }));
+const books = JSON.parse(require("fs").readFileSync(0));
+console.log(JSON.stringify(books.map((book) => cells(book).map((_, at, all) => answerOf(all, at)))));
+const two = ["a = predict('a')\\nb = predict('b')", "a.answer(1)", "b.answer(2)"];
+const both = cells({ cells: two.map((source) => ({ cell_type: "code", source })) });
+console.log(JSON.stringify([answerOf(both, 0, 0), answerOf(both, 0, 1), answerOf(both, 0, 2)]));
+"""
+    books = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(ROOT.glob("notebooks/*.ipynb"))]
+    apart = [
+        "a = predict('a')",
+        "b = a",
+        "b.answer(3)",
+        "c = predict('c')",
+        "# a.answer(1)",
+        "c.answer(2)",
+        "a.answer(1)",
+    ]
+    books.append({"cells": [{"cell_type": "code", "source": text} for text in apart]})
+    argv = [node, "-e", function + script]
+    done = subprocess.run(argv, input=json.dumps(books), capture_output=True, text=True, check=True)
+    found, of_two = map(json.loads, done.stdout.splitlines())
+    assert of_two == [1, 2, 1]
+    for book, places in zip(books[:-1], found, strict=False):
+        asked = dict(predictions(book["cells"]))
+        assert asked and places == [asked.get(at, -1) for at in range(len(places))]
+    assert found[-1] == [4, -1, -1, 5, -1, -1, -1], "a comment would do; the notebooks have none"
 
 
 def test_jupyterlab_finds_it() -> None:
@@ -84,7 +135,7 @@ const { chromium } = require(playwright);
   told.typed = await page.evaluate(() =>
     jupyterapp.shell.currentWidget.content.widgets[1].model.sharedModel.getSource());
   await page.goto(url + "/lab/tree/guess.ipynb");
-  await page.waitForFunction(() => jupyterapp.shell.currentWidget?.content?.widgets?.length === 4);
+  await page.waitForFunction(() => jupyterapp.shell.currentWidget?.content?.widgets?.length === 5);
   await page.waitForFunction(() => jupyterapp.shell.currentWidget.sessionContext.session?.kernel?.status === "idle");
   const run = async (index) => {
     await page.evaluate((index) => (jupyterapp.shell.currentWidget.content.activeCellIndex = index), index);
@@ -97,21 +148,21 @@ const { chromium } = require(playwright);
   const output = (index, text) => page.waitForFunction(([index, text]) =>
     jupyterapp.shell.currentWidget.content.widgets[index].node.textContent.includes(text), [index, text]);
   await page.locator(".course-show-answer").first().click();
-  await output(1, "first make a guess");
-  await page.locator(".widget-text input").first().fill("3,5");
+  await output(2, "first make a guess");
+  await page.locator(".widget-text input").first().fill("1,0000");
   await page.keyboard.press("Enter");
-  await output(0, "write 3.5");
+  await output(0, "three digits");
   await page.locator(".widget-text input").first().fill("1,000");
   await page.keyboard.press("Enter");
   await output(0, "noted: 1,000 GiB");
   await page.locator(".course-show-answer").first().click();
-  await output(1, "Your guess: 1,000 GiB, 62.5× too much.");
-  await run(2);
+  await output(2, "Your guess: 1,000 GiB, 62.5× too much.");
+  await run(3);
   await page.waitForFunction(() => document.querySelectorAll(".course-show-answer").length === 2);
   await page.evaluate(() =>
-    jupyterapp.shell.currentWidget.content.widgets[3].node.querySelector(".jp-Placeholder").click());
-  await output(3, "first make a guess");
-  told.folded = await page.evaluate(() => jupyterapp.shell.currentWidget.content.widgets[3].inputHidden);
+    jupyterapp.shell.currentWidget.content.widgets[4].node.querySelector(".jp-Placeholder").click());
+  await output(4, "first make a guess");
+  told.folded = await page.evaluate(() => jupyterapp.shell.currentWidget.content.widgets[4].inputHidden);
   await page.goto(url + "/lab/tree/kernel.cu");
   await page.waitForFunction(() => document.querySelector(".jp-FileEditor .cuda-qualifier"));
   console.log(JSON.stringify(told));
@@ -140,10 +191,10 @@ def lab(tmp_path: Path) -> Iterator[str]:
     root = tmp_path / "root"
     root.mkdir()
     (root / "cells.ipynb").write_text(json.dumps(notebook))
-    texts = [GUESS, "one.answer(16)", "two = predict('B')", "two.answer(1)"]
-    ids = ["one-guess", "one-answer", "two-guess", "two-answer"]
+    texts = [GUESS, "sixteen = 16", "one.answer(sixteen)", "two = predict('B')", "two.answer(1)"]
+    ids = ["one-guess", "between", "one-answer", "two-guess", "two-answer"]
     cells = [{**code, "id": name, "source": text} for name, text in zip(ids, texts, strict=True)]
-    for cell in cells[1::2]:
+    for cell in cells[2::2]:
         cell["metadata"] = {"jupyter": {"source_hidden": True}}
     (root / "guess.ipynb").write_text(json.dumps({**notebook, "cells": cells}))
     (root / "kernel.cu").write_text("__global__ void f() {}\n")
@@ -151,6 +202,7 @@ def lab(tmp_path: Path) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     settings = {name: str(tmp_path / name) for name in ("JUPYTER_CONFIG_DIR", "JUPYTERLAB_SETTINGS_DIR", "IPYTHONDIR")}
+    settings |= {"COURSE_PROGRESS": str(tmp_path / "progress.json")}
     settings |= {"JUPYTERLAB_WORKSPACES_DIR": str(tmp_path / "workspaces")}
     settings |= {"JUPYTER_PATH": commands.with_our_extension(os.environ.get("JUPYTER_PATH", ""))}
     argv = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", f"--port={port}"]

@@ -234,6 +234,14 @@ def test_a_bank_delivers_one_word_in_a_wavefront() -> None:
             assert delivered.setdefault((turn, word % 32), word) == word
 
 
+def test_a_figure_of_fewer_patterns_asks_only_what_can_be_chosen() -> None:
+    """With strides 64, 65, 66, 68: 8, 4, 2, 1 wavefronts where four lanes share a row."""
+    layouts = ("64 words", "padded: 65", "padded: 66", "padded: 68")
+    data = embedded(show.moving_banks(("4 lanes a row",), ("float",), layouts)._repr_html_())
+    assert data["choices"] == [["rows are", list(layouts)]]
+    assert [pattern["wavefronts"] for pattern in data["patterns"]] == [8, 4, 2, 1]
+
+
 def test_the_fragments_are_those_of_the_engine() -> None:
     """As the kernel wrote them down, which is as the PTX manual has them; and P needs no shuffle."""
     data = embedded(show.moving_fragments(*places())._repr_html_())

@@ -29,7 +29,8 @@ FOLDER = ROOT / "notebooks"
 PATHS = sorted(FOLDER.glob("*.ipynb"))
 MOST_BYTES = 600_000
 
-# The headings (##) of every stage, in this order; a heading may go on after these words, others may come between.
+# The headings (##) of every stage, in this order; a heading may go on after these words, others may come between. An
+# exercise stands where a reader needs it: before the kernel that it prepares, or at the end.
 SECTIONS = (
     "What it costs today",
     "The idea",
@@ -43,13 +44,39 @@ SECTIONS = (
     "Exercise",
     "What limits us now",
 )
-# 00 is NumPy; 09 puts the kernels of the others to use, 11 puts functions into them; 14 and 17 have kernels with
-# names of their own; 15 has its exercise before its kernel, 15b none
+# 00 has a first kernel before any of attention; 04 asks for an exercise before it measures, and 04b is a workshop;
+# 08 has its exercises where their kernels begin, and 08b is the climb of one; 09 puts the kernels of the others to use;
+# 10 has its ring and one product before the kernel that needs them; 11 puts functions into the others' kernels; 14 and
+# 17 have kernels with names of their own; 15 has its exercise before its kernel, and 15b none
 WITHOUT_KERNEL = {
-    "00": ("Predict", "Check", "Exercise", "What limits us now"),
+    "00": (
+        *("What attention computes", "Your first kernel", "A softmax that survives", "Check", "Break it"),
+        *("What attention costs", "What limits us now"),
+    ),
+    "04": (
+        *("What it costs today", "The idea", "Predict", "Read the kernel", "Launch it", "Look inside", "Break it"),
+        *("Exercise", "Measure", "What limits us now"),
+    ),
+    "04b": (
+        *("What it costs today", "The idea", "Predict", "Wide copies from global memory"),
+        *("What the compiler makes of it", "Copies ahead", "Break it", "Measure", "What limits us now"),
+    ),
+    "08": (
+        *("What it costs today", "The idea", "Exercise", "Predict", "Two ways to order the work", "Read the kernels"),
+        *("Launch it", "Check", "Break it", "Measure", "What limits us now"),
+    ),
+    "08b": (
+        *("What it costs today", "The idea", "Predict", "Read the kernel", "Who adds where", "What waits", "Check"),
+        *("Break it", "Measure", "What limits us now"),
+    ),
     "09": (
         *("What a model asks of attention", "Predict", "Check", "Train on your kernels", "Measure", "Break it"),
-        *("Exercise", "The climb so far", "What limits us now"),
+        *("Exercise", "When to take a library", "What limits us now"),
+    ),
+    "10": (
+        *("What it costs today", "The idea", "Exercise: a ring", "wgmma", "Exercise: the descriptor"),
+        *("Two warpgroups side by side", "Read the kernel", "Launch it, and check", "Look inside", "Break it"),
+        *("Measure", "What limits us now"),
     ),
     "11": (
         *("What stands between scale and softmax", "How it works", "What a function costs", "Block masks"),
@@ -74,15 +101,12 @@ WITHOUT_KERNEL = {
 
 # Words of prose: at most 60 % of what 00 to 07 had when readers took up to 90 minutes for one of them.
 MOST_WORDS = {
-    "00": 1780,
-    "01": 1415,
-    "02": 2140,
-    "03": 1940,
-    "04": 2240,
+    "00": 1620,
+    "01": 1375,
+    "02": 1980,
+    "03": 1880,
     "05": 1600,
     "06": 1960,
-    "07": 1960,
-    "10": 2200,
     "11": 1670,
     "13": 1700,
     "14": 1700,
@@ -91,12 +115,15 @@ MOST_WORDS = {
 MOST_WORDS_OF_OTHERS = 2000
 MOST_WORDS_OF_TITLE = 190
 MOST_CELLS = 85
+# Notebooks that were told again: what they print in sentences counts as prose, and no cell has many lines of code.
+TOLD_AGAIN = {"04", "04b", "07", "08", "08b", "10"}
+MOST_WORDS_TOLD_AGAIN, MOST_CELLS_TOLD_AGAIN, MOST_LINES_OF_A_CELL, MOST_COLUMNS = 1700, 45, 30, 100
 STILTED = re.compile(r"\b(?:its gift|as dear as|in vain|behind \w+ back|half as many again|the face of|turned round)\b")
 
 TAGS = {"nbval-ignore-output", "nbval-skip", "skip-execution", "raises-exception"}
 MACHINE_PATH = re.compile(r"(?<![\w.\])}-])/(?:home|root|tmp|work|usr|Users|mnt|opt|var|private|builds?)/\w|[A-Z]:\\\w")
 ADDRESS = re.compile(r"\b0x[0-9a-f]{9,}\b")  # longer than a 32-bit constant of a kernel
-CAPTION = re.compile(r"\[(\S+?)\]\(\.\./kernels/\1\), lines (\d+)–(\d+):")
+CAPTION = re.compile(r"\[(\S+?)\]\(\.\./kernels/\1\), lines (\d+)–(\d+)(?:, without (.+?))?:\n")
 
 Notebook = dict[str, Any]
 
@@ -158,10 +185,11 @@ def has_sections(notebook: Notebook, path: Path) -> Iterator[str]:
     headings = [line[3:] for cell in cells for line in re.findall(r"^## .*$", cell, re.M)]
     at = -1
     for section in WITHOUT_KERNEL.get(number_of(path.name), SECTIONS):
-        place = next((i for i, heading in enumerate(headings) if i > at and heading.startswith(section)), None)
+        after = -1 if section == "Exercise" else at
+        place = next((i for i, heading in enumerate(headings) if i > after and heading.startswith(section)), None)
         if place is None:
             yield f"no heading '## {section}' after {headings[at] if at >= 0 else 'the title'!r}; there are {headings}"
-        else:
+        elif section != "Exercise":
             at = place
 
 
@@ -228,7 +256,10 @@ def shows_the_kernels_of_today(notebook: Notebook, path: Path) -> Iterator[str]:
     for cell in notebook["cells"]:
         for kind, words in output_texts(cell):
             caption = CAPTION.match(words) if kind == "text/markdown" else None
-            if caption and words != show.code(caption[1], (int(caption[2]), int(caption[3]))).markdown:
+            if not caption:
+                continue
+            without = re.findall("`(.+?)`", caption[4] or "")
+            if words != show.code(caption[1], (int(caption[2]), int(caption[3])), without=without).markdown:
                 yield f"cell {cell['id']} shows {caption[1]} as it no longer is: run the notebook again"
 
 
@@ -283,6 +314,33 @@ def is_short(notebook: Notebook, path: Path) -> Iterator[str]:
         yield f"{count} words of prose, at most {most}: cut"
     if len(notebook["cells"]) > MOST_CELLS:
         yield f"{len(notebook['cells'])} cells, at most {MOST_CELLS}"
+
+
+def printed_words(cell: Notebook) -> int:
+    """The words of the sentences that a cell printed: of lines of at least eight words that end as a sentence does.
+
+    How a guess is written, which a text says in place of the box of `predict`, is none.
+    """
+    lines = (line for kind, words in output_texts(cell) if kind == "stdout" for line in words.splitlines())
+    sentences = (line for line in lines if line.rstrip().endswith((".", "?")) and "after guess=" not in line)
+    return sum(len(line.split()) for line in sentences if len(line.split()) >= 8)
+
+
+def is_told_again(notebook: Notebook, path: Path) -> Iterator[str]:
+    """At most 45 cells, 1,700 words with printed prose, 30 lines of code a cell, 100 columns."""
+    if number_of(path.name) not in TOLD_AGAIN:
+        return
+    count = first_screen.words(notebook) + sum(map(printed_words, code_cells(notebook)))
+    if count > MOST_WORDS_TOLD_AGAIN:
+        yield f"{count} words, printed prose counted, at most {MOST_WORDS_TOLD_AGAIN}: cut"
+    if len(notebook["cells"]) > MOST_CELLS_TOLD_AGAIN:
+        yield f"{len(notebook['cells'])} cells, at most {MOST_CELLS_TOLD_AGAIN}"
+    for cell in code_cells(notebook)[1:]:
+        lines = text(cell["source"]).splitlines()
+        if not lines[0].startswith("%%cuda") and sum(map(bool, map(str.strip, lines))) > MOST_LINES_OF_A_CELL:
+            yield f"cell {cell['id']} has more than {MOST_LINES_OF_A_CELL} lines of code"
+        if not cell["metadata"].get("jupyter", {}).get("source_hidden") and max(map(len, lines)) > MOST_COLUMNS:
+            yield f"cell {cell['id']} has a line of more than {MOST_COLUMNS} columns"
 
 
 def asks_before_it_tells(notebook: Notebook, path: Path) -> Iterator[str]:
@@ -343,6 +401,7 @@ RULES: tuple[Callable[[Notebook, Path], Iterator[str]], ...] = (
     holds_the_skeletons,
     has_first_screen,
     is_short,
+    is_told_again,
     asks_before_it_tells,
     says_what_a_guess_takes,
     speaks_plainly,
@@ -395,8 +454,8 @@ def no_count(nb: Notebook) -> None:
 
 def swapped(nb: Notebook) -> None:
     cells = nb["cells"]
-    measure, exercise_ = (cells.index(cell_with(nb, heading)) for heading in ("## Measure", "## Exercise: stores"))
-    nb["cells"] = [*cells[:measure], *cells[exercise_:], *cells[measure:exercise_]]
+    check, look = (cells.index(cell_with(nb, heading)) for heading in ("## Check", "## Look inside"))
+    nb["cells"] = [*cells[:check], *cells[look:], *cells[check:look]]
 
 
 def exception(nb: Notebook) -> None:
@@ -460,6 +519,24 @@ BROKEN = {
     "stilted": (speaks_plainly, change_source("## Predict", "Its gift is speed: its gift.\n\n## Predict")),
     "unknown collapse": (is_small_and_plain, lambda nb: nb["cells"][0]["metadata"].update(jupyter={"hidden": True})),
 }
+
+
+TOO_MUCH_FOR_A_SITTING = {
+    "cells": lambda nb: nb["cells"].extend(copy.deepcopy(nb["cells"][:45])),
+    "lines": lambda nb: code_cells(nb)[2].update(source="x = 1\n" * 31),
+    "columns": lambda nb: code_cells(nb)[2].update(source=f"x = {'1' * 97}"),
+    "printed": lambda nb: code_cells(nb)[2].update(
+        outputs=[{"output_type": "stream", "name": "stdout", "text": "word " * 1700 + "end.\n"}]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TOO_MUCH_FOR_A_SITTING)
+def test_what_does_not_fit_one_sitting_is_found(name: str) -> None:
+    path = FOLDER / "07_mma.ipynb"
+    notebook = copy.deepcopy(read(path))
+    TOO_MUCH_FOR_A_SITTING[name](notebook)
+    assert list(is_told_again(notebook, path))
 
 
 @pytest.mark.parametrize("name", BROKEN)

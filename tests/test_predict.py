@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from helpers.engine import first_build
 from helpers.lesson import predict as module
+from helpers.lesson.exercises import progress
 from helpers.lesson.predict import board, predict
 
 
@@ -92,20 +96,23 @@ def test_the_board(capsys: pytest.CaptureFixture[str]) -> None:
     assert str(board()) == "1 right of 3 guesses; 4 predictions."
 
 
-def test_the_box_to_type_into(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_box_to_type_into(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     """In JupyterLab the guess comes from a widget, in whatever form people type numbers, and it says what it took."""
     widgets = pytest.importorskip("ipywidgets")
     display = pytest.importorskip("IPython.display")
     shown: list[Any] = []
-    monkeypatch.setattr(module, "_is_jupyterlab", lambda: True)
+    monkeypatch.setattr(first_build, "in_jupyterlab", lambda: True)
     monkeypatch.setattr(display, "display", shown.append)
+    monkeypatch.setenv("COURSE_PROGRESS", str(tmp_path / "progress.json"))
     asked = predict("S", unit="GiB")
     label, row = shown.pop().children
     line, note, button = row.children
     assert isinstance(line, widgets.Text) and not line.continuous_update and "S</b> (GiB)" in label.value
     line.value = "1,024"
     assert asked.guess == 1024 and note.value == "noted: 1,024 GiB"
-    for wrong, says in (("many", "a number, please"), ("3,5", "a decimal write 3.5"), ("1,0000", "three digits")):
+    for wrong, says in (("many", "a number, please"), ("1e999", "expected a number"), ("1,0000", "three digits")):
         line.value = wrong
         assert asked.guess == 1024 and says in note.value
     line.value = ""
@@ -122,7 +129,84 @@ def test_the_box_to_type_into(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("16", 16), ("1,024", 1024), ("-2,097,152.5", -2097152.5), ("3.5×", 3.5), ("25 %", 25), ("1e9", 1e9)],
+    [
+        *[("16", 16), ("1,024", 1024), ("1 024", 1024), ("-2,097,152.5", -2097152.5), ("3.5×", 3.5), ("1e9", 1e9)],
+        *[("0,135", 0.135), ("3,5", 3.5), ("25 %", 0.25), ("13.5%", 0.135), ("1/7", 1 / 7), ("1/1,024", 1 / 1024)],
+        *[("exp(-2)", np.exp(-2)), ("e^-2", np.exp(-2)), ("e**-2", np.exp(-2)), ("2^20", 2**20), ("4 × 3", 12)],
+        *[("log2(8) + sqrt(4)", 5), ("16 GiB", 16), ("−2", -2)],
+    ],
 )
 def test_numbers_as_people_type_them(text: str, value: float) -> None:
-    assert module.number(text) == value
+    assert module.number(text, "GiB") == pytest.approx(value, rel=1e-15)
+
+
+def test_per_cent_where_per_cent_is_asked_for() -> None:
+    assert module.number("25 %", "%") == module.number("25", "%") == 25
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", "__import__('os')", "9^9^9^9", "1/0", "exp", "exp(1, 2)", "1,024,5", "[1]", "e.real"]
+)
+def test_what_is_no_number_is_said(text: str) -> None:
+    with pytest.raises(ValueError, match=r"a number, please|a comma stands before three digits"):
+        module.number(text)
+
+
+# ---- after a restart
+
+
+@pytest.fixture
+def jupyterlab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A cell that JupyterLab sent, of notebook 07; where guesses are kept."""
+    monkeypatch.setenv("COURSE_PROGRESS", str(tmp_path / "progress.json"))
+    monkeypatch.setenv("JPY_SESSION_NAME", "/somewhere/work/07_mma (new).ipynb")
+    monkeypatch.setattr(first_build, "in_jupyterlab", lambda: True)
+    monkeypatch.setattr(module, "_shown_line", lambda asked: True)
+    return tmp_path / "progress.json"
+
+
+def restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_asked", {})
+
+
+def test_guesses_outlive_the_kernel(jupyterlab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    predict("a", unit="ms").take(1)
+    predict("b", choices=("x", "y")).take("y")
+    restart(monkeypatch)
+    assert predict("a", unit="ms").guess == 1 and predict("b", choices=("x", "y")).guess == "y"
+    restart(monkeypatch)
+    assert predict("a", unit="s").guess is None, "another question"
+    assert predict("b", choices=("u", "v")).guess is None
+    restart(monkeypatch)
+    monkeypatch.setenv("JPY_SESSION_NAME", "08_backward.ipynb")
+    assert predict("a", unit="ms").guess is None, "of another notebook"
+
+
+def test_the_board_after_a_restart(jupyterlab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "No guess has an answer yet" in str(board())
+    predict("a", guess=1, unit="ms").answer(1.0)
+    predict("b", choices=("x", "y"), guess="y").answer("x")
+    predict("c", guess=5)
+    restart(monkeypatch)
+    assert str(board()) == "1 right of 2 guesses; 2 predictions."
+    predict("a", unit="ms").answer(1.0)
+    assert str(board()) == "1 right of 2 guesses; 2 predictions.", "none is there twice"
+
+
+def test_what_is_solved_and_what_is_guessed_share_a_file(jupyterlab: Path) -> None:
+    predict("a").take(1)
+    progress.note("00_safe_softmax", "int x;", passed=False)
+    predict("b").take(2)
+    kept = json.loads(jupyterlab.read_text())
+    assert set(kept["guesses"]["07"]) == {"a", "b"} and kept["exercises"]["00_safe_softmax"]["tries"] == 1
+    jupyterlab.write_text("{]")
+    predict("c").take(3)
+    assert progress.guesses("07")["c"]["guess"] == 3
+    jupyterlab.write_text('{"guesses": {"07": {"c": {"guess": [], "unit": ""}, "d": 4}}}')
+    assert predict("e").guess is None and str(board()).startswith("No guess")
+
+
+def test_elsewhere_nothing_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("COURSE_PROGRESS", str(tmp_path / "progress.json"))
+    predict("a", guess=1).answer(1)
+    assert not (tmp_path / "progress.json").exists()

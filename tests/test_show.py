@@ -95,6 +95,13 @@ def test_code_shows_what_is_there() -> None:
     both = show.code("01_naive.cu", "output", to="epilogue").markdown
     assert "// ---- output" in both and "// ---- epilogue" in both and f"–{last}:" in both
     assert "load_tile(" in show.code("02_tiled.cu", "load_tile").markdown
+    by_words = show.code("01_naive.cu", (lines[first - 1], lines[last - 1])).markdown
+    assert by_words == text, "lines by their words"
+    with_pragma, without = (
+        show.code("08_backward.cu", "scores_gradient", without=words).markdown for words in ((), ("#PRAGMA", "delta;"))
+    )
+    assert "#pragma unroll" in with_pragma and "#pragma unroll" not in without
+    assert ", without `#PRAGMA`, `delta;`:" in without and with_pragma.count("\n") > without.count("\n") > 5
 
 
 def test_code_refuses_what_is_not_there() -> None:
@@ -102,6 +109,8 @@ def test_code_refuses_what_is_not_there() -> None:
         show.code("99_none.cu", "header")
     with pytest.raises(KeyError, match="0 pieces named 'nothing'"):
         show.code("01_naive.cu", "nothing")
+    with pytest.raises(KeyError, match="has no 'nothing like it' from line 1 on"):
+        show.code("01_naive.cu", ("nothing like it", "}"))
     with pytest.raises(KeyError, match=r"[2-9] pieces named 's'"):
         show.code("01_naive.cu", "s")
     with pytest.raises(KeyError, match="0 pieces named 'nothing'"):
@@ -166,6 +175,15 @@ def test_measured_bars() -> None:
     nothing = show.measured_bars((1, 1, 16, 4), ["first"], quantity="tflops", record=RECORD)
     assert "no tflops at shape (1, 1, 16, 4)" in repr(nothing)
     assert show.measured_bars((1, 1, 8, 4), causal=True, record=RECORD).alt == "first: 7 ms"
+
+
+def test_measured_steps_have_their_roofs() -> None:
+    labels = {"slow": {"name": "first"}, "fast": {"name": "second"}}
+    picture = show.measured_steps((1, 1, 8, 4), labels, roofs={"the best\nthere is": 4.0}, record=RECORD)
+    assert picture.alt == "slow: 0.5 TFLOP/s; fast: 1.0 TFLOP/s; dashed, the best there is: 4.0"
+    (ax,) = picture.figure.axes
+    assert [tuple(line.get_xdata()) for line in ax.lines] == [(4.0, 4.0)] and ax.get_xlim()[1] > 4
+    assert "none" in repr(show.measured_steps((1, 1, 8, 4), {"none": {"name": "none"}}, record=RECORD))
 
 
 def test_measured_ladder_shares_the_roof_of_its_type() -> None:
@@ -245,6 +263,7 @@ PICTURES = {
     "memory": lambda: show.memory_against_n(),
     "heat": lambda: show.heatmap({"a": np.eye(5), "b": np.ones((3, 4))}),
     "one heat": lambda: show.heatmap({"a": np.eye(5)}, vmax=2),
+    "yes or no": lambda: show.heatmap({"a": np.eye(5)}, colour="on the diagonal", yes_or_no=True),
     "lines": lambda: show.lines({"a": ([1, 2], [3, 4])}, xlabel="x", ylabel="y", levels={"roof": 5}, logx=True),
     "cards": lambda: show.memory_against_n(cards={"a": 2**33, "b": 2**40}),
     "tokens": lambda: show.token_heatmap({"a": np.eye(5), "b": np.ones((5, 5))}, list("vwxyz"), [1, 2], [0, 1, 2]),
@@ -258,6 +277,11 @@ PICTURES = {
     "offsets": lambda: show.offsets({"rows": np.arange(32).reshape(4, 8), "columns": np.arange(32).reshape(8, 4).T}),
     "chunks": lambda: show.offsets({"rows": np.arange(64).reshape(8, 8)}, cell_bytes=16, cell="chunk"),
     "owners": lambda: show.owners({"copy": np.arange(128).reshape(16, 8), "some": np.eye(16, dtype=int) - 1}),
+    "warp tiles": lambda: show.warp_tiles(
+        {"S": np.arange(8).reshape(2, 4), "dQ": np.zeros((2, 2), int)},
+        outlines={"read": ("S", np.eye(2, 4, dtype=bool)), "read too": ("dQ", np.ones((2, 2), dtype=bool))},
+        axes={"S": ("rows", "keys")},
+    ),
     "factors": lambda: show.factor_fragment(np.arange(256).reshape(32, 8), lane=5),
     "schedules": lambda: show.schedules(
         {"a": [(0, 0, 2, 0, "x"), (1, 0, 3, 1, "y")], "b": [(0, 0, 3, 1, "y"), (0, 3, 5, 0, "x")]},

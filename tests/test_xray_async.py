@@ -374,6 +374,20 @@ def test_the_fixed_twin_is_clean(bug: Bug) -> None:
     look(bug.name, True).assert_clean()
 
 
+def test_a_file_in_a_folder_is_found_behind_its_headers() -> None:
+    """As a step of a climb: of a wrapper in a header, the line of the step that calls it is told."""
+    code = """#line 1 "head.cuh"
+__device__ __forceinline__ float get(const float* in, int i) { return in[i]; }
+#line 1 "steps/file.cu"
+extern "C" __global__ void k(const float* in, float* out) {
+  out[threadIdx.x] = get(in, threadIdx.x + 1);
+}
+"""
+    function = engine.RawModule(code=code).get_function("k")
+    (found,) = xray(function, (1,), (32,), (some(32), out(32))).findings
+    assert (found.file, found.line) == ("steps/file.cu", 2)
+
+
 # ------------------------------------------------------------------------------------ figures
 
 # Rows of 64 halves, PITCH apart; with SWIZZLE, 16-byte piece c of row r is at c ^ (r % 8).

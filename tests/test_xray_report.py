@@ -18,6 +18,7 @@ from helpers.engine import checked
 from helpers.engine.cuda_source.edit import edit
 from helpers.lesson import show
 from helpers.xray import Figures, Finding, Report, run
+from helpers.xray.render import Table
 
 CODE = """#line 1 "k.cu"
 __shared__ float tile[32];
@@ -137,6 +138,12 @@ def test_conflicts_are_wavefronts_beyond_what_the_width_needs() -> None:
 # ----------------------------------------------------------------------------------------------------- the listing
 
 
+def test_a_folded_output_shows_a_short_line() -> None:
+    for shown in (synthetic(findings=[RACE]), synthetic().source(), Table([("", "a" * 100, "b"), ("x", "1", "2")])):
+        first, _, rest = shown._repr_html_().partition("\n")
+        assert first.startswith("<!-- ") and first.endswith(" -->") and 12 < len(first) <= 90 and rest
+
+
 def test_source() -> None:
     listing = synthetic().source()
     lines = listing.splitlines()
@@ -148,7 +155,7 @@ def test_source() -> None:
     assert lines[at + 2].split() == ["256", "50%", "2", "1.0", "|", "of", "which", "B"]
     assert lines[at + 3].split()[:5] == ["128", "25%", "1", "32.0", "|"]
     assert repr(listing) == str(listing)
-    assert "".join(parsed(listing._repr_html_()).itertext()) == listing
+    assert "".join(parsed(listing._repr_html_()).itertext()).removeprefix("\n") == listing
 
 
 def test_source_around() -> None:
@@ -248,7 +255,7 @@ def test_two_runs_say_the_same() -> None:
     assert first.source() == second.source()
     assert max(map(len, repr(first).splitlines())) <= 100
     parsed(first._repr_html_())
-    assert "".join(parsed(first.source()._repr_html_()).itertext()) == first.source()
+    assert "".join(parsed(first.source()._repr_html_()).itertext()).removeprefix("\n") == first.source()
     assert "K: 4 times each; V: 2 times each" in repr(first.heatmap("K", "V"))
 
 

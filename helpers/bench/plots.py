@@ -21,7 +21,7 @@ from helpers.bench.reading import climb, in_turns, measurements, recorded, resul
 from helpers.bench.reading import gain as gain_of
 from helpers.bench.results import NO_RECORD, roof_name
 from helpers.draw.moving import Moving, tiles
-from helpers.draw.picture import GPU, PEER, ROOF, WRITE, Picture, Text, figure, styled
+from helpers.draw.picture import GPU, IDLE, PEER, ROOF, WRITE, Picture, Text, figure, styled
 
 drawn = records.table_of(lambda: recorded(), lambda: Text(f"*({NO_RECORD})*"))
 
@@ -194,6 +194,72 @@ def measured_climb(
 
 
 @styled
+def measured_climb_times(
+    stage: str,
+    shape: Sequence[int],
+    numbers: Sequence[int] | None = None,
+    *,
+    dtype: str = "float32",
+    beside: Mapping[str, str] | None = None,
+    record: Any = None,
+) -> Picture | Text:
+    """Recorded milliseconds of the steps to a stage, on a logarithmic axis, and how many times as fast each is as the
+    one before it.
+
+    Args:
+        shape: (batch, heads, n, head_dim).
+        numbers: of the steps that are shown; all where it is None. A gain is over the step shown before.
+        beside: {peer: its label}, drawn as dashed lines where the record has their gradients or outputs.
+        record: another record than that of `reading.in_turns`.
+    """
+    record = in_turns(record)
+    rows = climb(stage, shape, dtype=dtype, record=record)
+    last_number = max(by_number(stage)) if rows else 0
+    rows = [row for row in rows if steps.is_measured(row)]
+    rows = [row for row in rows if numbers is None or row.get("step", last_number) in numbers]
+    if not rows:
+        return Text(f"*({NO_RECORD if record is None else 'not yet recorded'}: the steps to {stage})*")
+    labels = [f"{row.get('step', last_number)}  {row['idea'] if 'step' in row else stage}" for row in rows]
+    texts, colours = [], []
+    for before, row in zip([None, *rows], rows, strict=False):
+        gain = (gain_of(before, row) or [before["ms"] / row["ms"]])[0] if before else 1.0
+        ms = f"{row['ms']:#.3g}".rstrip(".")
+        texts.append((f"{ms} ms", f"{gain:.{1 if gain > 10 else 2}f}×" * bool(before)))
+        colours.append(WRITE if gain < 0.99 else GPU)
+    fig, ax = figure(7.6, 1.2 + 0.34 * len(rows))
+    times = [row["ms"] for row in rows]
+    ax.plot(times, range(len(rows)), color=IDLE, zorder=1)
+    ax.scatter(times, range(len(rows)), color=colours, s=45, zorder=2)
+    for y, columns in enumerate(texts):
+        for x, text in zip((62, 108), columns, strict=True):  # points right of the axes
+            place = {"xytext": (x, 0), "textcoords": "offset points", "ha": "right", "va": "center"}
+            ax.annotate(text, (1, y), xycoords=("axes fraction", "data"), annotation_clip=False, **place)
+    ax.set_xscale("log")
+    peers = {
+        label: ms
+        for name, label in (beside or {}).items()
+        for ms in [r["ms"] for r in measurements(shape, [name], dtype=dtype, record=record, backward=True)]
+    }
+    for label, ms in peers.items():
+        ax.axvline(ms, color=ROOF, linewidth=1, linestyle="--", zorder=0)
+        ax.annotate(f"{label}\n{ms:.3g} ms", (ms, -0.9), ha="right", va="center", xytext=(-4, 0),
+                    textcoords="offset points", fontsize=9)  # fmt: skip
+    ax.set_xlim(0.35 * min(times + list(peers.values())), 1.3 * max(times))
+    ax.set_ylim(len(rows) - 0.5, -1.4 if peers else -0.6)
+    ax.set_yticks(range(len(rows)), labels)
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    few_decades = max(times) < 10 * min(times)
+    ax.xaxis.set_minor_formatter(lambda value, _: f"{value:g}" if few_decades and f"{value:g}" in "2345" else "")
+    ax.set_title(heading(shape, dtype))
+    ax.set_xlabel(f"milliseconds (less is better), logarithmic; recorded on {gpu_of(record)}")
+    beside_text = "".join(f"; {label}: {ms:.3g} ms" for label, ms in peers.items())
+    return Picture(
+        fig,
+        "; ".join(f"{a}: {text.strip()}" for a, text in zip(labels, map("   ".join, texts), strict=True)) + beside_text,
+    )
+
+
+@styled
 def measured_overview(shapes: Mapping[str, Sequence[Sequence[int]]], *, record: Mapping[str, Any]) -> Picture:
     """The ladder as README shows it: a panel for each type and shape, a row for each type.
 
@@ -230,13 +296,19 @@ def measured_overview(shapes: Mapping[str, Sequence[Sequence[int]]], *, record: 
 
 @styled
 def measured_steps(
-    shape: Sequence[int], labels: Mapping[str, Mapping[str, str]], *, title: str = "", record: Any = None
+    shape: Sequence[int],
+    labels: Mapping[str, Mapping[str, str]],
+    *,
+    roofs: Mapping[str, float] | None = None,
+    title: str = "",
+    record: Any = None,
 ) -> Picture | Text:
     """Recorded TFLOP/s of variants and experiments at one shape, one bar each; one below the best so far is marked.
 
     Args:
         shape: (batch, heads, n, head_dim).
         labels: {label: what the record's result has, such as {"kind": "experiment", "name": "register_tiles: ..."}}.
+        roofs: {what it is: TFLOP/s}, drawn as dashed lines.
         record: another record than the committed one.
 
     Returns:
@@ -256,10 +328,17 @@ def measured_steps(
     ax.bar_label(bars, texts, padding=4)
     ax.invert_yaxis()
     ax.margins(x=0.14)
+    for name, tflops in (roofs or {}).items():
+        ax.axvline(tflops, color=ROOF, linewidth=1, linestyle="--")
+        lines = (*name.split("\n"), f"{tflops:.1f}")
+        ax.text(tflops, -0.4, "\n".join(f"{line} " for line in lines), ha="right", va="top", fontsize=9)
+        ax.set_xlim(0, 1.04 * max(tflops, *ax.get_xlim()))
     batch, heads, n, head_dim = shape
     ax.set_title(title or f"batch {batch}, heads {heads}, N = {n}, d = {head_dim}")
     ax.set_xlabel(f"TFLOP/s (more is better); recorded on {record['device'].get('name', 'a GPU')}")
-    return Picture(fig, "; ".join(f"{label}: {text} TFLOP/s" for label, text in zip(by_label, texts, strict=True)))
+    words = [f"{label}: {text} TFLOP/s" for label, text in zip(by_label, texts, strict=True)]
+    words += [f"dashed, {' '.join(name.split())}: {value:.1f}" for name, value in (roofs or {}).items()]
+    return Picture(fig, "; ".join(words))
 
 
 def tile_speeds(

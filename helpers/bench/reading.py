@@ -14,7 +14,7 @@ from helpers.attention.ladder import LADDER
 from helpers.bench import records, steps
 from helpers.bench.results import RECORD
 
-IN_TURNS = records.MEASURED / "nvidia-h100-80gb-hbm3.json"
+IN_TURNS = RECORD
 
 
 def recorded(path: Path | str = RECORD) -> dict[str, Any] | None:

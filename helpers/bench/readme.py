@@ -145,10 +145,10 @@ def gradients_table(record: Mapping[str, Any]) -> str:
 
 
 def _link(title: str) -> str:
-    """A kernel's name, as a link to its notebook or workshop, or to the notebook of its number, where there is one."""
+    """A kernel's name, as a link to its notebook, to a workshop of its name or to that of its number, where one is."""
     folder, number, idea = ROOT / "notebooks", title[:2], title[3:]
-    names = f"{title}.ipynb", f"{number}[a-z]_{idea}.ipynb", f"{number}_*.ipynb"
-    files = next(filter(None, (sorted(folder.glob(name)) for name in names)), [])
+    several = (sorted(folder.glob(f"{number}{pattern}.ipynb")) for pattern in (f"_{idea}", f"[a-z]_{idea}", "_*"))
+    files = next(filter(None, several), [])
     return f"[{title}](notebooks/{files[0].name})" if files else title
 
 

@@ -1,4 +1,4 @@
-"""What the command does once all is in place: lab, ladder, test, bench, export and book. Each gives the exit code."""
+"""What the command does once all is in place, a function for each of its words. Each gives the exit code."""
 
 import contextlib
 import os
@@ -10,7 +10,9 @@ import time
 from urllib.parse import quote
 
 from helpers.cli import work_copy
-from helpers.setup.script import ROOT, become, say
+from helpers.setup import host_compiler
+from helpers.setup.progress import follow
+from helpers.setup.script import ROOT, Problem, become, say
 
 
 def lab(words: "list[str]", originals: bool = False) -> int:
@@ -39,6 +41,17 @@ def lab(words: "list[str]", originals: bool = False) -> int:
     return 0
 
 
+def need_engine() -> None:
+    """See that the CPU engine is compiled, so that the first kernel of a notebook starts at once.
+
+    What goes wrong is left to that kernel to say.
+    """
+    if os.name != "nt" and subprocess.call([sys.executable, "-c", host_compiler.LOOK], stderr=subprocess.DEVNULL) == 3:
+        with contextlib.suppress(Problem, OSError):
+            title = "compiling the CPU engine (half a minute, once on this machine)"
+            follow([sys.executable, "-c", host_compiler.WARM_UP], title)
+
+
 def first_page(originals: bool) -> str:
     """What JupyterLab opens, by its path from the root: notebook 00, or README where there is none; "" without either.
 
@@ -60,6 +73,14 @@ def with_our_extension(jupyter_path: str) -> str:
     """JUPYTER_PATH with the folder from which JupyterLab loads the colours of CUDA (helpers/cli/lab/labextensions)."""
     ours = str(ROOT / "helpers" / "cli" / "lab")
     return os.pathsep.join([*(part for part in jupyter_path.split(os.pathsep) if part not in ("", ours)), ours])
+
+
+def progress() -> int:
+    """helpers.lesson.road: what is solved, what comes next, how long it takes."""
+    from helpers.lesson import road
+
+    print(road.text())
+    return 0
 
 
 def ladder(words: "list[str]") -> int:

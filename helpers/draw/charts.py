@@ -20,15 +20,23 @@ def heatmap(
     ylabel: str = "query",
     colour: str = "weight",
     vmax: float | None = None,
+    yes_or_no: bool = False,
 ) -> Picture:
-    """Matrices (rows, columns) side by side, each under its title, on one colour scale from 0 to vmax (or the max)."""
+    """Matrices (rows, columns) side by side, each under its title, on one colour scale from 0 to vmax (or the max).
+
+    yes_or_no: they hold 0 and 1 alone, and `colour` says what 1 means: one patch in place of the scale.
+    """
     fig, axes = figure(0.9 + 2.9 * len(matrices), 3.2, columns=len(matrices))
     top = vmax if vmax is not None else max(float(np.max(m)) for m in matrices.values())
     for ax, (title, matrix) in zip(np.atleast_1d(axes), matrices.items(), strict=True):
         image = ax.imshow(matrix, vmin=0, vmax=top, cmap="viridis", interpolation="nearest", aspect="auto")
         ax.set(title=title, xlabel=xlabel)
     np.atleast_1d(axes)[0].set_ylabel(ylabel)
-    fig.colorbar(image, ax=axes, label=colour, shrink=0.85)
+    if yes_or_no:
+        handles = [Patch(color=image.cmap(image.norm(1)), label=colour)]
+        fig.legend(handles=handles, loc="outside lower center", fontsize=9)
+    else:
+        fig.colorbar(image, ax=axes, label=colour, shrink=0.85)
     return Picture(fig, f"heat maps, {ylabel} against {xlabel}: {'; '.join(matrices)}")
 
 
@@ -57,7 +65,7 @@ def token_heatmap(
     for ax in free:
         ax.set_axis_off()
     bar = {"cax": free[0].inset_axes((0, 0.1, 0.06, 0.8))} if len(free) else {"ax": axes, "shrink": 0.6, "aspect": 30}
-    fig.colorbar(image, label="weight", **bar)
+    fig.colorbar(image, label="weight, on a square-root scale", **bar)
     return Picture(fig, f"attention weights, {len(rows)} tokens: {'; '.join(matrices)}")
 
 

@@ -52,19 +52,12 @@ def roles(timeline: Mapping[str, Any], first: int, last: int) -> Picture:
     arrow((full[0][first + 1], 0.31), (consumers[0][first + 1][1], 0.67), "full", GPU)
     slowest = max(range(len(consumers)), key=lambda number: consumers[number][last][3])
     arrow((consumers[slowest][last][3], 0.68 + 2 * slowest), (asked[0][last + stages], 0.31), "empty", WRITE)
-    turns = sorted(
-        (steps[step][2], number) for number, steps in enumerate(consumers) for step in range(first, last + 1)
-    )
-    for i, (given, number) in enumerate(turns[:-1]):
-        taker = (number + 1) % len(consumers)
-        taken = min(step[1] for step in consumers[taker][first:] if step[1] > given)
-        arrow((given, 1 + 2 * number), (taken, 1 + 2 * taker), "turn" * (i == 0), ROOF)
     ax.set_yticks(range(len(names)), names, fontsize=8)
-    ax.set(ylim=(len(names) - 0.5, -0.5), xlim=(0, stop - zero), xlabel="clocks")
+    ax.set(ylim=(len(names) - 0.5, -0.5), xlim=(0, stop - zero), xlabel="cycles")
     handles = [Patch(color=COLOURS[name], label=name) for name in ("copy in flight", "S in flight", "O in flight")]
     fig.legend(handles=[*handles, Patch(color=LINES[2], label="weights")], loc="outside lower center", ncols=4)
     steps_shown = f"key tiles {first} to {last}"
-    return Picture(fig, f"who does what in a block over {steps_shown}, in clocks: {', '.join(names)}")
+    return Picture(fig, f"who does what in a block over {steps_shown}, in cycles: {', '.join(names)}")
 
 
 PARTS = ("products", "weights")

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
+from matplotlib.patches import Patch, Rectangle
 
-from helpers.draw.picture import CPU, MOVED, Picture, figure, styled
+from helpers.draw.picture import CPU, LINES, MOVED, Picture, figure, styled
 from helpers.engine.banks import BANKS
 
 
@@ -94,6 +94,51 @@ def operands(products: Mapping[str, Sequence[tuple[str, Mapping[str, float]]]], 
     fig.legend(handles=handles, loc="outside lower left", ncols=2)
     counts = (f"{name}: {sum(sum(reads.values()) for _, reads in rows):g} {unit}" for name, rows in products.items())
     return Picture(fig, f"operands of products and what they take of shared memory; {'; '.join(counts)}")
+
+
+@styled
+def warp_tiles(
+    tiles: Mapping[str, np.ndarray],
+    *,
+    outlines: Mapping[str, tuple[str, np.ndarray]] | None = None,
+    axes: Mapping[str, tuple[str, str]] | None = None,
+    cell: int = 16,
+) -> Picture:
+    """Tiles side by side, cut into cells: a colour and a number for the warp that computes a cell.
+
+    Args:
+        tiles: {title: warp of each cell}, each (rows, columns).
+        outlines: {label: (title, mask)}: cells of a tile inside one outline, such as those that a warp reads.
+        axes: {title: (what is down, what is across)}. cell: rows and columns of a cell, for the labels.
+    """
+    across, down = sum(tile.shape[1] for tile in tiles.values()), max(len(tile) for tile in tiles.values())
+    fig, panels = figure(0.3 * across + 0.75 * len(tiles), 0.3 * down + 1.25, columns=len(tiles))
+    palette = (*LINES[:5], "#56B4E9", "#B0A000", "#8C8C8C")
+    colours = {CPU: "-", "#222222": "--"}
+    handles = []
+    for ax, (title, tile) in zip(np.atleast_1d(panels), tiles.items(), strict=True):
+        for (row, column), warp in np.ndenumerate(tile):
+            place = (column, row)
+            ax.add_patch(Rectangle(place, 1, 1, color=palette[warp % len(palette)], alpha=0.35, linewidth=0))
+            ax.text(column + 0.5, row + 0.5, str(warp), ha="center", va="center", fontsize=8)
+        ax.set(title=title, aspect="equal", xlim=(-0.1, tile.shape[1] + 0.1), ylim=(len(tile) + 0.1, -0.1))
+        down_name, across_name = (axes or {}).get(title, ("rows", "columns"))
+        ax.set_xlabel(f"{tile.shape[1] * cell} {across_name}", fontsize=9)
+        ax.set_ylabel(f"{len(tile) * cell} {down_name}", fontsize=9)
+        ax.set_xticks([])
+        ax.set_yticks([])
+        ax.spines[:].set_visible(False)
+    for (label, (title, mask)), (colour, style) in zip((outlines or {}).items(), colours.items(), strict=False):
+        ax = np.atleast_1d(panels)[list(tiles).index(title)]
+        rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
+        size = columns[-1] - columns[0] + 1, rows[-1] - rows[0] + 1
+        box = Rectangle((columns[0], rows[0]), *size, fill=False, color=colour, linestyle=style, linewidth=2.5)
+        ax.add_patch(box)
+        handles.append(Patch(fill=False, edgecolor=colour, linestyle=style, linewidth=2, label=label))
+    if handles:
+        fig.legend(handles=handles, loc="outside lower left", ncols=len(handles))
+    counts = "; ".join(f"{title}: {len(np.unique(tile))} warps" for title, tile in tiles.items())
+    return Picture(fig, f"which warp has which part; {counts}; {'; '.join(outlines or {})}".rstrip("; "))
 
 
 def _panels(tiles: Mapping[str, np.ndarray], inches: float, margin: float, above: float) -> tuple[Figure, np.ndarray]:

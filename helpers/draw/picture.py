@@ -32,6 +32,12 @@ STYLE = {
 }
 
 
+def first_line(text: str) -> str:
+    """A comment to begin HTML with: JupyterLab shows the first line of an output that is folded, and no more."""
+    words = " ".join(text.replace("--", "–").split())
+    return f"<!-- {words if len(words) <= 78 else words[:74] + ' ...'} -->\n"
+
+
 class Text:
     """Markdown for Jupyter."""
 
@@ -52,7 +58,7 @@ class Html:
         self.markup, self.text = markup, text
 
     def _repr_html_(self) -> str:
-        return self.markup
+        return first_line(self.text) + self.markup
 
     def __repr__(self) -> str:
         return self.text

@@ -6,6 +6,7 @@ import difflib
 import html
 import re
 import textwrap
+from collections.abc import Sequence
 
 from helpers.attention.kernel import KERNELS
 from helpers.draw.picture import Html, Text
@@ -80,28 +81,46 @@ def _find(file: str, piece: str) -> tuple[int, int]:
     return names[fitting[0]]
 
 
-def code(file: str, piece: str | tuple[int, int], *, to: str = "") -> Text:
+def code(
+    file: str, piece: str | tuple[int, int] | tuple[str, str], *, to: str = "", without: Sequence[str] = ()
+) -> Text:
     """A piece of a kernel, with its file and lines as caption.
 
     Args:
         file: in kernels/, such as "01_naive.cu".
         piece: the beginning of a section's name (see `sections`: "header", "sizes", "signature", "prologue", ...), or
-            (first, last) line numbers, counted from 1.
+            (first, last): line numbers, counted from 1, or words of the two lines. Words are searched from the top, the
+            last ones from the first line on.
         to: the piece that is shown last, with all between; `piece` alone where it is empty.
+        without: words whose lines are left out, small or capital letters alike; the caption says which.
 
     Raises:
-        FileNotFoundError: no such file. KeyError: no such section, or several that begin so. IndexError: no such lines.
+        FileNotFoundError: no such file. KeyError: no such section or words, or several sections that begin so.
+        IndexError: no such lines.
     """
     lines = _lines(file)
     if isinstance(piece, str):
         first, last = _find(file, piece)
         last = _find(file, to)[1] if to else last
+    elif isinstance(piece[0], str):
+        first = _line_with(file, lines, piece[0], 1)
+        last = _line_with(file, lines, piece[1], first)
     else:
         first, last = piece
     if not 1 <= first <= last <= len(lines):
         raise IndexError(f"{file} has lines 1 to {len(lines)}; asked for {first} to {last}")
-    body = textwrap.dedent("\n".join(lines[first - 1 : last]))
-    return Text(f"[{file}](../kernels/{file}), lines {first}–{last}:\n\n```c++\n{body}\n```")
+    kept = [line for line in lines[first - 1 : last] if not any(word.lower() in line.lower() for word in without)]
+    body = textwrap.dedent("\n".join(kept))
+    left_out = f", without {', '.join(f'`{word}`' for word in without)}" if without else ""
+    return Text(f"[{file}](../kernels/{file}), lines {first}–{last}{left_out}:\n\n```c++\n{body}\n```")
+
+
+def _line_with(file: str, lines: list[str], words: str, start: int) -> int:
+    """The number of the first line that has these words, from line `start` on."""
+    for number, line in enumerate(lines[start - 1 :], start):
+        if words in line:
+            return number
+    raise KeyError(f"{file} has no {words!r} from line {start} on")
 
 
 def about(file: str) -> list[str]:
@@ -141,10 +160,16 @@ def _paragraphs(texts: list[str]) -> str:
     return "".join(f"<p>{html.escape(text)}</p>" for text in texts)
 
 
-def diff_of(text_a: str, text_b: str, title: str, *, context: int = 2) -> Html:
-    """The same of two texts; the title comes before the counts."""
+def diff_of(
+    text_a: str, text_b: str, title: str, *, context: int = 2, sides: tuple[str, str] = ("gone", "new")
+) -> Html:
+    """The same of two texts; the title comes before the counts.
+
+    sides: what the lines of either text are. Where the first are not "gone" but somebody's, they are blue, not red.
+    """
     a, b = text_a.splitlines(), text_b.splitlines()
-    colours = {"+": "rgba(46, 160, 67, 0.22)", "-": "rgba(248, 81, 73, 0.22)", "@": "rgba(128, 128, 128, 0.15)"}
+    of_a = "rgba(248, 81, 73, 0.22)" if sides[0] == "gone" else "rgba(0, 114, 178, 0.18)"
+    colours = {"+": "rgba(46, 160, 67, 0.22)", "-": of_a, "@": "rgba(128, 128, 128, 0.15)"}
     rows, added, removed = [], 0, 0
     for line in list(difflib.unified_diff(a, b, lineterm="", n=context))[2:]:
         kind = line[0]
@@ -152,7 +177,7 @@ def diff_of(text_a: str, text_b: str, title: str, *, context: int = 2) -> Html:
         background = f' style="background: {colours[kind]}"' if kind in colours else ""
         text = "⋯" if kind == "@" else line
         rows.append(f"<div{background}>{html.escape(text) or '&nbsp;'}</div>")
-    summary = f"{title}: {added} lines new, {removed} gone"
+    summary = f"{title}: {added} line{'s' * (added != 1)} {sides[1]}, {removed} {sides[0]}"
     return Html(f'<p><b>{html.escape(summary)}</b></p><div style="{_LISTING}">{"".join(rows)}</div>', summary)
 
 

@@ -565,6 +565,19 @@ def _silent_conversions(text: str, options: list[str]) -> str:
     return subprocess.run([*compiler()[0], *options, *how], input=text, capture_output=True, text=True).stderr
 
 
+def _own_and_target(
+    text: str, extra: list[str], kind: str, checked: str, expand_key: str, plain: str | None
+) -> tuple[list[str], Path]:
+    """The flags of a build, and where it is kept."""
+    command, version = compiler()
+    # The engine itself has a level of its own: -O3 unrolls the loops of the tensor cores.
+    usual = flags(3) if kind == "engine" else flags()
+    own = [*(_checked_flags(checked == "profiled") if checked else usual), *extra, *_renaming(extra)]
+    parts = [text, plain or "", version, *command, *own, _headers_hash(), _edits_hash()]
+    parts += [_preprocessed(text, [*own, *_quoted()]), expand_key]
+    return own, cache_dir() / f"{kind}-{_key(parts)}.so"
+
+
 def build(
     text: str,
     extra: list[str],
@@ -593,18 +606,11 @@ def build(
     Returns:
         (path, diagnostics): path is None when the compiler refused, diagnostics is what it printed.
     """
-    command, version = compiler()
-    # The engine itself has a level of its own: -O3 unrolls the loops of the tensor cores.
-    usual = flags(3) if kind == "engine" else flags()
-    own = [*(_checked_flags(checked == "profiled") if checked else usual), *extra, *_renaming(extra)]
+    own, target = _own_and_target(text, extra, kind, checked, expand_key, plain)
     options = [*own, *_quoted()]
-    parts = [text, plain or "", version, *command, *own, _headers_hash(), _edits_hash()]
-    parts += [_preprocessed(text, options), expand_key]
-    folder = cache_dir()
-    target = folder / f"{kind}-{_key(parts)}.so"
     if target.exists():
         return target, ""
-    with _alone(target), tempfile.TemporaryDirectory(dir=folder, prefix="building-") as scratch:
+    with _alone(target), tempfile.TemporaryDirectory(dir=target.parent, prefix="building-") as scratch:
         if target.exists():  # another process has built it meanwhile
             return target, ""
         refused = refuse()
@@ -677,6 +683,22 @@ _PARTS += ("board", "checker_lists", "checker_clocks", "checker_order", "checker
 _PARTS += ("checker_access", "checker_hooks", "checker_async", "checker_profile", "checker_local", "checker")
 
 
+def _engine_source() -> tuple[str, list[str]]:
+    """The engine's text, and the flags that it needs beside the usual ones."""
+    text = "\n".join(f'#line 1 "{name}.cpp"\n{(ENGINE / name).with_suffix(".cpp").read_text()}' for name in _PARTS)
+    return text, ["-I", str(ENGINE), *os.environ.get("COURSE_ENGINE_FLAGS", "").split()]
+
+
+def engine_is_built() -> bool:
+    """Whether `engine_library` has nothing to compile: it takes half a minute where it has.
+
+    Raises:
+        NoCompilerError: as `compiler`.
+    """
+    text, extra = _engine_source()
+    return _own_and_target(text, extra, "engine", "", "", None)[1].exists()
+
+
 @functools.cache
 def engine_library() -> Path:
     """The engine itself, compiled once for this machine and compiler.
@@ -686,9 +708,8 @@ def engine_library() -> Path:
     Raises:
         CompileError: the compiler cannot build the engine (too old for C++17, for instance).
     """
-    text = "\n".join(f'#line 1 "{name}.cpp"\n{(ENGINE / name).with_suffix(".cpp").read_text()}' for name in _PARTS)
-    more = os.environ.get("COURSE_ENGINE_FLAGS", "").split()
-    path, diagnostics = build(text, ["-I", str(ENGINE), *more], kind="engine")
+    text, extra = _engine_source()
+    path, diagnostics = build(text, extra, kind="engine")
     if path is None:
         raise CompileError(f"{compiler()[1]} could not build the CPU engine:\n{diagnostics}")
     return path

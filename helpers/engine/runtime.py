@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from . import compiler, structures, symbols
+from . import compiler, first_build, structures, symbols
 from .structures import Failure, LaunchRequest, Reason
 
 _launching = threading.RLock()  # one launch at a time, as one stream has it
@@ -40,7 +40,8 @@ def library() -> ctypes.CDLL:
         RuntimeError: its structs are not those of structures.py.
     """
     try:
-        lib = ctypes.CDLL(str(compiler.engine_library()), mode=ctypes.RTLD_GLOBAL)
+        path = first_build.told(compiler.engine_library, first_build.DOING)
+        lib = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     except OSError:  # a broken file in the cache
         compiler.engine_library().unlink(missing_ok=True)
         compiler.engine_library.cache_clear()

@@ -231,7 +231,10 @@ def _lines(path: Path) -> tuple[list[_Span], list[_Span], dict[int, list[tuple[s
                 program = dwarf.line_program_for_CU(unit)
                 if program is None:
                     continue
-                files = [entry.name.decode() for entry in program["file_entry"]]
+                folders = ["", *(folder.decode() for folder in program["include_directory"])]
+                entries = [(folders[entry.dir_index], entry.name.decode()) for entry in program["file_entry"]]
+                # As `#line` has it, such as steps/01.cu; of a file of the system, its name.
+                files = [f"{at}/{name}" if at and not at.startswith("/") else name for at, name in entries]
                 before = None
                 for state in (entry.state for entry in program.get_entries() if entry.state is not None):
                     if before is not None and before.address < state.address:

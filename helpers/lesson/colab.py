@@ -66,6 +66,8 @@ def set_up(least: int = 0, *, only: bool = False) -> None:
     sys.path.insert(0, str(ROOT))  # the cell has put it there by a name that holds for the present folder alone
     os.chdir(ROOT / "notebooks")
     print(_device(least, only))
+    if _has_compiler():
+        print(_engine_built_ahead())
 
 
 def _device(least: int, only: bool) -> str:
@@ -73,7 +75,7 @@ def _device(least: int, only: bool) -> str:
     device = gpu()
     if device is None:
         os.environ.setdefault("COURSE_DEVICE", "cpu")
-        if not any(map(shutil.which, COMPILERS)) and "CXX" not in os.environ:
+        if not _has_compiler():
             return "no GPU, and no C++ compiler for the CPU engine: install g++ (apt install g++), then run this again"
         return "no GPU: the kernels run on the CPU engine, where results are real and times are not a GPU's"
     name, capability = device
@@ -85,3 +87,22 @@ def _device(least: int, only: bool) -> str:
             f"engine runs them. Measured times are an H200's, and recorded"
         )
     return f"{name} (compute capability {capability / 10}) runs the kernels of this notebook"
+
+
+def _has_compiler() -> bool:
+    return "CXX" in os.environ or any(map(shutil.which, COMPILERS))
+
+
+def _engine_built_ahead() -> str:
+    """Begin to compile the CPU engine, which a GPU's X-rays need too; what there is to say of it."""
+    from helpers.engine import compiler, first_build
+
+    try:
+        if compiler.engine_is_built():
+            return "ready"
+    except RuntimeError as error:
+        return str(error)
+    first_build.begin()
+    return (
+        "ready; the CPU engine is being compiled: the first kernel on it waits up to a minute, the others start at once"
+    )

@@ -9,17 +9,26 @@
 
 In JupyterLab, where ipywidgets is installed, `predict` also shows a box to type the guess into, and `answer` asks once
 for a guess where there is none. Nothing ever waits for one: run again, or anywhere else, it says what was computed.
+There guesses are kept beside what is solved (`exercises/progress.py`): a restarted kernel finds them.
 """
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import html
 import math
+import operator
+import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import EllipsisType
 from typing import Any
+
+from helpers.engine import first_build
+from helpers.lesson import first_cell
+from helpers.lesson.exercises import progress
 
 Guess = float | int | str
 
@@ -46,6 +55,11 @@ class Prediction:
         if guess not in self.choices if self.choices else not math.isfinite(guess):
             raise ValueError(f"guess is {guess!r}: expected {self.wanted()}")
         self.guess = guess
+        self._keep()
+
+    def _keep(self) -> None:
+        if self.guess is not None and first_build.in_jupyterlab():
+            progress.note_guess(_notebook(), self.name, {"guess": self.guess, "unit": self.unit, "value": self.value})
 
     def wanted(self) -> str:
         """What a guess is, in words."""
@@ -65,12 +79,13 @@ class Prediction:
                 raise ValueError(f"the answer {value!r} is none of the choices {self.choices}")
         else:
             value = value if isinstance(value, int) else float(value)  # NumPy's numbers too
-        if self.guess is None and self.value is None and _is_jupyterlab():
+        if self.guess is None and self.value is None and first_build.in_jupyterlab():
             self.value = value
             print(f"{self.name}: first make a guess, in the cell above; any number is better than none.")
             print("Then run this cell again. Without a guess, too, it then says the answer.")
             return
         self.value = value
+        self._keep()
         print(f"{self.name}: {self.text(value)}. {self.verdict()}")
         slip = None if self.right() else next((why for wrong, why in (slips or {}).items() if self._same(wrong)), None)
         for sentence in (slip, because):
@@ -140,10 +155,42 @@ def predict(name: str, *, unit: str = "", guess: Guess | EllipsisType = ..., cho
     else:
         if earlier is not None and (earlier.unit, earlier.choices) == (asked.unit, asked.choices):
             asked.guess = earlier.guess  # the cell was run again
+        elif earlier is None:
+            asked.guess = _kept_guess(asked)
         if not _shown_line(asked):
             print(f"{name}: write {asked.wanted()} for the dots after guess=, and run this cell.")
     _asked[name] = asked
     return asked
+
+
+def _notebook() -> str:
+    """The number of the notebook whose kernel this is, as Jupyter's server tells it: "07"; "" where it does not."""
+    return os.path.basename(os.environ.get("JPY_SESSION_NAME", "")).partition("_")[0]
+
+
+def _kept_guess(asked: Prediction) -> Guess | None:
+    """The guess of an earlier kernel, where there is one that answers the question."""
+    if not first_build.in_jupyterlab():
+        return None
+    kept = progress.guesses(_notebook()).get(asked.name, {})
+    known = Prediction(asked.name, asked.unit, asked.choices)
+    with contextlib.suppress(TypeError, ValueError):
+        if "guess" in kept and kept.get("unit") == asked.unit:
+            known.take(kept["guess"])
+    return known.guess
+
+
+def _earlier() -> list[Prediction]:
+    """What was guessed and answered in an earlier kernel and not yet asked again in this one."""
+    found = []
+    for name, kept in progress.guesses(_notebook()).items() if first_build.in_jupyterlab() else ():
+        guess, value = kept.get("guess"), kept.get("value")
+        alike = isinstance(guess, str) == isinstance(value, str)
+        if name not in _asked and alike and isinstance(guess, int | float | str) and value is not None:
+            one = Prediction(name, str(kept.get("unit", "")), (guess, str(value)) if isinstance(guess, str) else ())
+            one.guess, one.value = guess, value
+            found.append(one)
+    return found
 
 
 class Board:
@@ -160,14 +207,16 @@ class Board:
         return "\n".join([*rows, "", str(self)])
 
     def __repr__(self) -> str:
+        if not self.asked:
+            return "No guess has an answer yet: run the cells that ask, and the folded ones below them."
         guessed = [one for one in self.asked if one.guess is not None]
         right = sum(one.right() for one in guessed)
         return f"{right} right of {len(guessed)} guesses; {len(self.asked)} predictions."
 
 
 def board() -> Board:
-    """All predictions that were answered so far in this notebook."""
-    return Board(list(_asked.values()))
+    """All predictions that were answered so far in this notebook, those before its kernel was restarted first."""
+    return Board([*_earlier(), *_asked.values()])
 
 
 # ---- the line to type into, where the front end has widgets
@@ -175,7 +224,7 @@ def board() -> Board:
 
 def _shown_line(asked: Prediction) -> bool:
     """Whether a line was displayed to type the guess into: the question, a box, and beside it what was understood."""
-    if not _is_jupyterlab():
+    if not first_build.in_jupyterlab():
         return False
     try:
         import ipywidgets
@@ -197,7 +246,7 @@ def _shown_line(asked: Prediction) -> bool:
             asked.guess, note.value = None, ""
             return
         try:
-            asked.take(new if asked.choices else number(str(new)))
+            asked.take(new if asked.choices else number(str(new), asked.unit))
             note.value = f"noted: {asked.text(asked.guess or 0)}"
         except (TypeError, ValueError) as error:
             note.value = str(error)
@@ -210,33 +259,73 @@ def _shown_line(asked: Prediction) -> bool:
     return True
 
 
-def number(text: str) -> float:
-    """A number as people type it: 16, 1,024, 3.5, 1e9, 25 %, 3×.
+def number(text: str, unit: str = "") -> float:
+    """A number as people type it: 16, 1,024, 0,135, 1e9, 3×, 13.5 %, 1/7, 2^20, exp(-2), e^-2, 16 GiB.
+
+    unit: what is asked for; it may stand behind the number, and where it is %, 25 % is 25, else 0.25.
 
     Raises:
         ValueError: it is none, in words that say what to type.
     """
-    plain = text.strip().rstrip("%×x ").replace("_", "").replace(" ", "")
-    if re.fullmatch(r"[-+]?\d{1,3}(,\d{3})+(\.\d*)?", plain):
-        plain = plain.replace(",", "")
-    if "," in plain:
-        raise ValueError(
-            f"a comma stands before three digits, as in 1,024; for a decimal write {plain.replace(',', '.')}"
-        )
+    plain = text.strip().replace("_", "").replace("−", "-")
+    percent = plain.endswith("%") and not unit.startswith("%")
+    for ending in (unit, "%", "×", "x"):
+        plain = plain.removesuffix(ending).rstrip() if ending else plain
+    plain = re.sub(r"(?<=\d) +(?=\d{3}(?!\d))", "", plain)  # 1 024
+    if comma := re.search(r"[\d,.]*,[\d,.]*", plain):
+        plain = plain.replace(comma[0], _with_a_comma(comma[0]))
     try:
-        return float(plain)
-    except ValueError:
-        raise ValueError("a number, please") from None
+        value = _value(ast.parse(plain.replace("^", "**").replace("×", "*"), mode="eval").body)
+    except (SyntaxError, ValueError, TypeError, ArithmeticError, RecursionError):
+        raise ValueError("a number, please, such as 0.135, 1/7, 2^20 or exp(-2)") from None
+    return value / 100 if percent else value
 
 
-def _is_jupyterlab() -> bool:
-    """Whether JupyterLab or Notebook 7 sent the cell: they send the cell's id, programs that run notebooks do not."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython else None
-    kernel = getattr(shell, "kernel", None)
-    if kernel is None:
-        return False
-    try:
-        return "cellId" in kernel.get_parent().get("metadata", {})
-    except Exception:  # a kernel of another kind: no line then
-        return False
+def _with_a_comma(text: str) -> str:
+    """1,024 is 1024, and 0,135 or 3,5 is what Europeans mean by it.
+
+    Raises:
+        ValueError: it may be either, or neither.
+    """
+    if re.fullmatch(r"[1-9]\d{0,2}(,\d{3})+(\.\d*)?", text):
+        return text.replace(",", "")
+    if re.fullmatch(r"0,\d+|\d+,\d{1,2}", text):
+        return text.replace(",", ".")
+    raise ValueError("a comma stands before three digits, as in 1,024; write a decimal with a point, as in 3.5")
+
+
+_NAMES = {"e": math.e, "pi": math.pi, "π": math.pi}
+_CALLS: dict[str, Callable[[float], float]] = {"exp": math.exp, "sqrt": math.sqrt, "log2": math.log2}
+_CALLS |= {"log": math.log, "ln": math.log}
+_DOES: dict[type[ast.operator], Callable[[float, float], float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Pow: math.pow,  # of floats: too large a power is an error, and never a long wait
+}
+
+
+def _value(node: ast.expr) -> float:
+    """What arithmetic on numbers gives; no name means anything but those above.
+
+    Raises:
+        ValueError: it is something else. ArithmeticError: it has no finite value.
+    """
+    match node:
+        case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
+            return float(value)
+        case ast.Name(id=name) if name in _NAMES:
+            return _NAMES[name]
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_value(operand)
+        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
+            return _value(operand)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _DOES:
+            return _DOES[type(op)](_value(left), _value(right))
+        case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]) if name in _CALLS:
+            return _CALLS[name](_value(argument))
+    raise ValueError("not a number")
+
+
+first_cell.watch()  # every notebook imports this module in its first cell

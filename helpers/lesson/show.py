@@ -5,8 +5,8 @@
     show.grid_picture(n=200, block=64)             a picture; the last value of a cell is displayed
 
 Every function returns an object that Jupyter displays. Texts and diffs are the same at every run. A picture is a PNG
-on white, which is readable in a dark theme; a moving figure is HTML with a script. The repr of both is a sentence that
-says what they show.
+on white, which JupyterLab and the site turn over in a dark theme; a moving figure is HTML with a script. The repr of
+both is a sentence that says what they show.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from helpers.bench.gpus import (  # noqa: F401 - part of this face
 from helpers.bench.plots import (  # noqa: F401 - part of this face
     measured_bars,
     measured_climb,
+    measured_climb_times,
     measured_gradients,
     measured_ladder,
     measured_steps,
@@ -66,6 +67,7 @@ from helpers.draw.layouts import (  # noqa: F401 - part of this face
     offsets,
     operands,
     owners,
+    warp_tiles,
 )
 from helpers.draw.moving import (  # noqa: F401 - part of this face
     moving_banks,
@@ -101,6 +103,9 @@ from helpers.draw.spans import (  # noqa: F401 - part of this face
     events_as_spans,
     schedules,
     spans,
+)
+from helpers.draw.tables import (  # noqa: F401 - part of this face
+    table,
 )
 from helpers.draw.threads import (  # noqa: F401 - part of this face
     bank_picture,

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from helpers.setup.progress import follow, no_venv_text
@@ -24,16 +25,17 @@ STAMP = VENV / "course.json"
 READY = "COURSE_READY"  # set for one start only: the parent has just checked .venv
 
 
-def enter(requirements: "list[str]", extras: "list[str]") -> None:
+def enter(requirements: "list[str]", extras: "list[str]", first: "Callable[[], None]" = lambda: None) -> None:
     """Go on in .venv, repaired first where it needs it: course.py starts again on its Python, unless this is it.
 
     extras: those of environment.yml whose requirements are among these; the stamp remembers them.
+    first: called before packages are installed, if any are.
 
     Raises Problem, which says what the user can do, if the set-up fails.
     """
     if os.environ.pop(READY, None) != str(VENV):
         try:
-            set_up(requirements, extras)
+            set_up(requirements, extras, first)
         except OSError as error:
             raise Problem(
                 f"the set-up stopped: {error}\nMend: see that {ROOT} is yours to write in and that the disk "
@@ -43,8 +45,8 @@ def enter(requirements: "list[str]", extras: "list[str]") -> None:
         restart(str(VENV_PYTHON), dict(os.environ, **{READY: str(VENV)}))
 
 
-def set_up(requirements: "list[str]", extras: "list[str]") -> None:
-    """Repair .venv, if it needs it.
+def set_up(requirements: "list[str]", extras: "list[str]", first: "Callable[[], None]" = lambda: None) -> None:
+    """Repair .venv, if it needs it; `first` is called before packages are installed.
 
     Raises Problem, which says what the user can do, if that fails.
     """
@@ -68,6 +70,7 @@ def set_up(requirements: "list[str]", extras: "list[str]") -> None:
             say(why)
         with contextlib.suppress(FileNotFoundError):
             STAMP.unlink()  # from here on .venv is half made, until the new stamp
+        first()
         begin = time.monotonic()
         room = f"{ROOM} and {' and '.join(extras)}" if extras else ROOM
         install(requirements, f"installing the list of environment.yml ({room}, once)")

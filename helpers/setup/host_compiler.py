@@ -1,5 +1,9 @@
-"""The C++ compiler that kernels need where there is no GPU: the machine's own or, if it has none, ziglang in .venv."""
+"""The C++ compiler that kernels need where there is no GPU: the machine's own or, if it has none, ziglang in .venv.
 
+And the CPU engine, which it compiles once: half a minute that `lab` spends while packages are installed.
+"""
+
+import contextlib
 import importlib
 import importlib.util
 import os
@@ -9,10 +13,17 @@ import sys
 
 from helpers.setup.environment import install, only_one
 from helpers.setup.progress import follow
-from helpers.setup.script import Problem, say
+from helpers.setup.script import CACHE, ROOT, Problem, say
 
 COMPILER_MEND = "Mend: sudo apt install g++, or sudo dnf install gcc-c++, or on macOS xcode-select --install."
 WARM_UP = "from helpers.engine import compiler; compiler.engine_library()"
+# Exits with 3 if there is something to compile.
+LOOK = "import sys; from helpers.engine import compiler; sys.exit(0 if compiler.engine_is_built() else 3)"
+# WARM_UP on a Python that has no NumPy yet: the package without its __init__, of which the compiler needs nothing.
+WITHOUT_PACKAGES = (
+    "import sys, types; engine = types.ModuleType('helpers.engine'); engine.__path__ = ['helpers/engine']; "
+    "sys.modules['helpers.engine'] = engine; " + WARM_UP
+)
 
 
 def need_compiler(may_install: bool) -> None:
@@ -41,6 +52,19 @@ def need_compiler(may_install: bool) -> None:
     except (Problem, OSError) as problem:
         say(str(problem))
         say(f"going on without a C++ compiler: kernels run on a GPU only. {COMPILER_MEND}")
+
+
+def before_the_packages() -> None:
+    """Begin to compile the engine, which goes on while pip works; say at once if there is no compiler to do so."""
+    if os.name == "nt":
+        return
+    if not compiler():
+        say("no C++ compiler found: kernels run on a CPU only with one. One of 100 MB (ziglang) is installed")
+        say(f"after the packages. Or stop here with Ctrl-C and take your system's. {COMPILER_MEND}")
+        return
+    with contextlib.suppress(OSError), open(str(CACHE / "engine.log"), "w") as log:
+        env = dict(os.environ, PYTHONPATH=str(ROOT))
+        subprocess.Popen([sys.executable, "-c", WITHOUT_PACKAGES], cwd=str(ROOT), env=env, stdout=log, stderr=log)
 
 
 def compiler() -> "str | None":

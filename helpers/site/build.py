@@ -9,7 +9,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from helpers.site import card, export_pages, gpu_page, kernel_pages, mistakes, notebook_pages, readme_pages
+from helpers.site import (
+    card,
+    climb_page,
+    export_pages,
+    gpu_page,
+    kernel_pages,
+    mistakes,
+    notebook_pages,
+    readme_pages,
+)
 from helpers.site.links import ROOT, Links
 
 SETTINGS = Path(__file__).resolve().parent / "sphinx"
@@ -55,10 +64,11 @@ def sources(folder: Path) -> None:
     written["kernels/index.md"] = kernel_pages.index()
     written |= {f"kernels/{group}/index.md": kernel_pages.group_index(group) for group in kernel_pages.GROUPS if group}
     written["teachers/mistakes.md"] = mistakes.page_on_cpu()
-    written |= export_pages.pages() | {"gpus.md": gpu_page.page()}
+    climb, roofline = climb_page.page()
+    written |= export_pages.pages() | {"climb.md": climb, "gpus.md": gpu_page.page()}
     trees = [
         readme_pages.toctree([*books, *texts["The course"]], "The course"),
-        readme_pages.toctree(["kernels/index.md", "exports/index.md", "gpus.md"], "Kernels"),
+        readme_pages.toctree(["kernels/index.md", "exports/index.md", "climb.md", "gpus.md"], "Kernels"),
         readme_pages.toctree([*texts["For teachers"], "teachers/mistakes.md"], "For teachers"),
         readme_pages.toctree([*about, *texts["About"]], "About"),
     ]
@@ -67,6 +77,8 @@ def sources(folder: Path) -> None:
     for file, text in written.items():
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_text(text, encoding="utf-8")
+    if roofline:
+        (folder / climb_page.PICTURE).write_bytes(roofline)
     extra = folder / EXTRA
     extra.mkdir()
     (extra / "card.png").write_bytes(card.png(*readme_pages.summary(readme)))

@@ -31,7 +31,8 @@ WORDS_A_MINUTE, LINES_A_MINUTE = 80, 10
 LISTED_A_MINUTE = 25
 STEP = 5  # minutes are given in multiples of it
 # Readers' own estimates, where words and lines say too little: all hardware of 10 is new.
-READERS_SAY = {"10": 145}
+# Of 08 and 08b, by what readers took for longer forms of them.
+READERS_SAY = {"08": 55, "08b": 50, "10": 90}
 USES = {11: 7, 14: 7, 17: 7}  # a notebook without a stage of the ladder, and one that runs where its kernels do
 GPUS = {"T4": 75, "A100": 80, "L4": 89, "H100": 90}  # name -> compute capability
 
@@ -131,17 +132,26 @@ def opening(number: int, kernel: str = "") -> str:
     stages = _stages(number, kernel)
     least = max((max(stage.min_cc, 80 if "bfloat16" in stage.dtypes else 0) for stage in stages), default=0)
     needs = f"least={least}" * (least > 0) + ", only=True" * any(stage.only_cc for stage in stages)
-    where = f"-{web_address.address()}" if web_address.is_published() else "?says where the course is"
+    address = web_address.address() if web_address.is_published() else ""
     return f"""import sys
 
 sys.path.insert(0, "..")  # where this notebook was not opened by course.py
 try:
     import helpers
 except ModuleNotFoundError:  # opened alone, as in Colab: the course is fetched
+    import os
     from subprocess import run
 
-    fetch = "git clone -q --depth 1 ${{COURSE_REPOSITORY:{where}}} course"
-    run(f"test -d course || {{fetch}}", shell=True, check=True)
+    REPOSITORY = os.environ.get("COURSE_REPOSITORY") or "{address}"
+    said = "" if REPOSITORY else "none is set"
+    if REPOSITORY and not os.path.isdir("course"):
+        clone = ["git", "clone", "-q", "--depth", "1", REPOSITORY, "course"]
+        said = run(clone, capture_output=True, text=True).stderr.partition("\\n")[0]
+    if not os.path.isdir("course"):
+        wanted = 'This notebook needs the rest of the course: write its address into this cell, REPOSITORY = "...", '
+        wanted += f"or upload its folder to {{os.getcwd()}} under the name course ({{said}})."
+        in_one_line = {{"_render_traceback_": lambda self: [str(self)]}}
+        raise type("CourseMissing", (ImportError,), in_one_line)(wanted) from None
     sys.path.insert(0, "course")
     from helpers.lesson import colab
 

@@ -13,7 +13,7 @@ from helpers.attention.ladder import LADDER
 from helpers.attention.ladder.steps import BASES, CLIMBS
 from helpers.attention.ladder.steps import files as climb_files
 from helpers.lesson.exercises.registry import number_of
-from helpers.site import first_screen, notebook_pages, web_address
+from helpers.site import notebook_pages, web_address
 
 GROUPS = {  # folder below kernels/ -> the heading of its list
     "": "The stages, and the headers that they include",
@@ -61,9 +61,7 @@ def page(path: Path, ideas: Mapping[str, str], before: Mapping[str, str]) -> str
     text = path.read_text(encoding="utf-8").rstrip("\n")
     lines = [f"# {path.name}", "", *([f"**{ideas[name]}**", ""] if name in ideas else [])]
     facts = [web_address.link("in the repository", f"kernels/{name}")] if web_address.is_published() else []
-    notebooks = notebook_pages.paths()
-    own = [p for p in notebooks if first_screen.kernel_of(p) == path.name]
-    if notebook := next(iter(own or [p for p in notebooks if number_of(p.name) == number_of(path.name)]), None):
+    if notebook := _notebook_of(path):
         facts.insert(0, f"notebook [{notebook.stem}](/notebooks/{notebook.name})")
     included = re.findall(r'^\s*#\s*include "([^"]+)"', text, re.M)
     facts += [f"includes [{file}](/kernels/{file}.md)" for file in included if (KERNELS / file).is_file()]
@@ -75,6 +73,15 @@ def page(path: Path, ideas: Mapping[str, str], before: Mapping[str, str]) -> str
     lines += ["<details class='solution'><summary>Show the solution</summary>", ""] if folded else []
     lines += ["````{code-block} c++", ":linenos:", "", text, "````", ""]
     return "\n".join(lines + (["</details>", ""] if folded else []))
+
+
+def _notebook_of(kernel: Path) -> Path | None:
+    """The notebook of a kernel: a workshop of its name, such as 08b_backward_mma, or the one of its number."""
+    number, _, idea = kernel.stem.partition("_")
+    workshop = re.compile(rf"{number}[a-z]_{re.escape(idea)}")
+    paths = notebook_pages.paths()
+    named = [p for p in paths if workshop.fullmatch(p.stem)] if kernel.parent == KERNELS else []
+    return next(iter([*named, *(p for p in paths if number_of(p.name) == number)]), None)
 
 
 def _difference(old: str, new: str) -> list[str]:

@@ -14,6 +14,12 @@ Row = tuple[str, float, str, str]  # mark, share of all bytes, figures, code
 COLUMNS = (("bytes", 13), ("share", 5), ("requests", 10), ("sect/req", 8), ("wave/req", 8))
 
 
+def first_line(text: str) -> str:
+    """A comment to begin HTML with: JupyterLab shows the first line of an output that is folded, and no more."""
+    words = " ".join(text.replace("--", "–").split())
+    return f"<!-- {words if len(words) <= 78 else words[:74] + ' ...'} -->\n"
+
+
 class Listing(str):
     """A listing of source with figures: a text, and HTML in Jupyter."""
 
@@ -33,7 +39,8 @@ class Listing(str):
             colour = "rgba(213,94,0,0.30)" if mark == "!" else f"rgba(0,114,178,{0.5 * share:.2f})"
             style = f" style='background:{colour}'" if mark == "!" or share >= 0.01 else ""
             lines.append(f"<span{style}>{html.escape(f'{figures} {code}'.rstrip())}</span>")
-        return "<pre style='white-space:pre;overflow-x:auto;line-height:1.35'>" + "\n".join(lines) + "</pre>"
+        style = "white-space:pre;overflow-x:auto;line-height:1.35"
+        return f"{first_line('source and what its lines request')}<pre style='{style}'>" + "\n".join(lines) + "</pre>"
 
 
 def columns(f: Figures, total: int) -> str:
@@ -85,4 +92,4 @@ class Table:
         return "\n".join(text_table(self.rows))
 
     def _repr_html_(self) -> str:
-        return html_table(self.rows)
+        return first_line(", ".join(self.rows[0]).strip(", ")) + html_table(self.rows)

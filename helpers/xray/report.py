@@ -32,7 +32,7 @@ from helpers.engine.cuda_source import source
 from helpers.engine.steps import Step
 from helpers.xray.figures import Figures
 from helpers.xray.findings import Finding
-from helpers.xray.render import COLUMNS, Listing, Row, columns, fetch_maps, html_table, text_table
+from helpers.xray.render import COLUMNS, Listing, Row, columns, fetch_maps, first_line, html_table, text_table
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Report:
         items += "".join(f"<li>note: {html.escape(note)}</li>" for note in self.notes)
         notes = "<br/>".join(map(html.escape, self._notes()))
         summary = f"<span style='background:{colour};padding:1px 6px'>{self.summary()}</span>"
-        return (
+        return first_line(f"{self.name}: {self.summary()}") + (
             f"<p><b>{html.escape(self.name)}</b>: {summary}</p>"
             f"{f'<ul>{items}</ul>' if items else ''}{html_table([self.HEAD, *self._rows()])}"
             f"<p style='font-size:90%;opacity:0.8'>{notes}</p>"

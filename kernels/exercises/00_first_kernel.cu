@@ -7,7 +7,8 @@
 #define BLOCK 128
 #endif
 
-extern "C" __global__ void __launch_bounds__(BLOCK) axpy(const float* X, const float* Y, float* Z, float a, int n) {
+extern "C" __global__ void __launch_bounds__(BLOCK)
+    axpy(const float* X, const float* Y, float* Z, float a, int n) {
   // BEGIN hole: about 2 lines - which element is mine, and is there one? Then compute it
   // DEFAULT: const int i = threadIdx.x;
   // DEFAULT: Z[i] = a * X[i] + Y[i];

@@ -1,7 +1,7 @@
 // Exercise 00: softmax along each row, right for scores of any size. One thread per row.
 //
-// exp(89) is infinite in float32, and infinite / infinite is NaN. Subtract the row's largest score first: the largest
-// exponential is then exp(0) = 1, and the quotient stays what it was.
+// exp(89) is infinite in float32, and infinite / infinite is NaN. Subtract the row's largest score
+// first: the largest exponential is then exp(0) = 1, and the quotient stays what it was.
 //
 // Launch   grid ceil(N / BLOCK_M), block BLOCK_M
 // Shapes   S, P (N, N_kv); float32, row-major; S holds the scores, P gets the weights
@@ -10,7 +10,8 @@
 #define BLOCK_M 64
 #endif
 
-extern "C" __global__ void __launch_bounds__(BLOCK_M) safe_softmax(const float* S, float* P, int N, int N_kv) {
+extern "C" __global__ void __launch_bounds__(BLOCK_M)
+    safe_softmax(const float* S, float* P, int N, int N_kv) {
   const int row = blockIdx.x * BLOCK_M + threadIdx.x;
   if (row >= N) return;
   const float* s = S + (size_t)row * N_kv;  // my row of S: s[0] ... s[N_kv - 1]

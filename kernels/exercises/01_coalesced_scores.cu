@@ -1,10 +1,11 @@
 // Exercise 01: the naive kernel, with coalesced stores to the scratch.
 //
-// Consecutive lanes hold consecutive rows, and all lanes store the score of key j in the same instruction. If S is
-// (N, N_kv), those 32 words are N_kv apart. If it is (N_kv, N), the transpose, they are neighbours: a coalesced store.
+// Consecutive lanes hold consecutive rows, and all lanes store the score of key j in the same
+// instruction. If S is (N, N_kv), those 32 words are N_kv apart. If it is (N_kv, N), the transpose,
+// they are neighbours: a coalesced store.
 //
 // Shapes   Q, O (N, HEAD_DIM); K, V (N_kv, HEAD_DIM); S (N_kv, N); float32, row-major
-// Limit    at most 5 sectors per request of S, and the right index even where it does not fit in an int
+// Limit    at most 5 sectors per request of S; the index is right where it does not fit in an int
 
 #ifndef BLOCK_M
 #define BLOCK_M 64
@@ -23,8 +24,8 @@ __device__ __forceinline__ size_t at(int row, int j, int N, int N_kv) {
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_M) naive_coalesced(
-    const float* __restrict__ Q, const float* __restrict__ K, const float* __restrict__ V, float* __restrict__ S,
-    float* __restrict__ O, int N, int N_kv, float softmax_scale) {
+    const float* __restrict__ Q, const float* __restrict__ K, const float* __restrict__ V,
+    float* __restrict__ S, float* __restrict__ O, int N, int N_kv, float softmax_scale) {
   const int row = blockIdx.x * BLOCK_M + threadIdx.x;
   if (row >= N) return;
   const float* q = Q + (size_t)row * HEAD_DIM;

@@ -1,8 +1,9 @@
-// Exercise 01: the mean score of each row, by a thread that loads ahead: while it multiplies by one word of k, the load
-// of the next word is under way.
+// Exercise 01: the mean score of each row, by a thread that loads ahead: while it multiplies by one
+// word of k, the load of the next word is under way.
 //
-// Every output is right at every size that is tried. Yet the kernel reads memory that is not its own. Let the X-ray
-// name the array, the element and the line, find out for which j and c it happens, and mend that line.
+// Every output is right at every size that is tried. Yet the kernel reads memory that is not its
+// own. Let the X-ray name the array, the element and the line, find out for which j and c it
+// happens, and mend that line.
 //
 // Launch   grid ceil(N / BLOCK_M), block BLOCK_M
 // Shapes   Q (N, HEAD_DIM); K (N_kv, HEAD_DIM); MEAN (N); float32, row-major
@@ -15,8 +16,8 @@
 #endif
 
 extern "C" __global__ void __launch_bounds__(BLOCK_M) row_mean(
-    const float* __restrict__ Q, const float* __restrict__ K, float* __restrict__ MEAN, int N, int N_kv,
-    float softmax_scale) {
+    const float* __restrict__ Q, const float* __restrict__ K, float* __restrict__ MEAN, int N,
+    int N_kv, float softmax_scale) {
   const int row = blockIdx.x * BLOCK_M + threadIdx.x;
   if (row >= N) return;
   const float* q = Q + (size_t)row * HEAD_DIM;

@@ -1,4 +1,5 @@
-// Exercise 01: the scores, one thread per query row. S[row][j] = softmax_scale * (row `row` of Q) . (row j of K).
+// Exercise 01: the scores, one thread per query row. S[row][j] = softmax_scale * (row `row` of Q) .
+// (row j of K).
 //
 // Launch   grid ceil(N / BLOCK_M), block BLOCK_M
 // Shapes   Q (N, HEAD_DIM); K (N_kv, HEAD_DIM); S (N, N_kv); float32, row-major

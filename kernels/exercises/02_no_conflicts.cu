@@ -1,6 +1,7 @@
-// Exercise 02: four lanes share a row. A block copies 32 rows of Q to shared memory; lane 4 r + part of a warp then adds
-// up the squares of every fourth word of its row r, from word `part` on. The result is right; the reads have bank
-// conflicts. Choose another layout of the tile: a stride, or another place for each word.
+// Exercise 02: four lanes share a row. A block copies 32 rows of Q to shared memory; lane 4 r +
+// part of a warp then adds up the squares of every fourth word of its row r, from word `part` on.
+// The result is right; the reads have bank conflicts. Choose another layout of the tile: a stride,
+// or another place for each word.
 //
 // Launch   grid ceil(N / ROWS), block 4 ROWS = 128: a warp has 8 rows
 // Shapes   Q (N, HEAD_DIM); PART (N, 4), whose rows add up to |q_i|^2; float32, row-major
@@ -15,7 +16,7 @@
 constexpr int STRIDE = HEAD_DIM + 4;
 // END hole
 
-// The index in the tile of word c of row r. It may change too: any permutation of a row's words is right.
+// The index in the tile of word c of row r. It may change too: any permutation of a row is right.
 __device__ int place(int r, int c) { return r * STRIDE + c; }
 
 extern "C" __global__ void __launch_bounds__(4 * ROWS)

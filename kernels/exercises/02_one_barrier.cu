@@ -1,8 +1,8 @@
 // Exercise 02: pass 1 of the tiled kernel, with one barrier a tile where 02_tiled.cu has two.
 //
-// The barrier before a load protects the tile that slow threads still read. It is not needed if the load goes to
-// another tile. So use two tiles alternately (double buffering), and leave that barrier out. The result is
-// LSE = log(sum of exp(score)) of each row.
+// The barrier before a load protects the tile that slow threads still read. It is not needed if the
+// load goes to another tile. So use two tiles alternately (double buffering), and leave that
+// barrier out. The result is LSE = log(sum of exp(score)) of each row.
 //
 // Shapes   Q (N, HEAD_DIM); K (N_kv, HEAD_DIM); LSE (N); float32, row-major
 
@@ -18,8 +18,8 @@
 #define NEG_INF __int_as_float(0xff800000)
 
 extern "C" __global__ void __launch_bounds__(BLOCK_M) row_lse(
-    const float* __restrict__ Q, const float* __restrict__ K, float* __restrict__ LSE, int N, int N_kv,
-    float softmax_scale) {
+    const float* __restrict__ Q, const float* __restrict__ K, float* __restrict__ LSE, int N,
+    int N_kv, float softmax_scale) {
   // BEGIN hole: about 1 line - room for two tiles
   // DEFAULT: __shared__ float K_smem[1][BLOCK_N][HEAD_DIM];
   __shared__ float K_smem[2][BLOCK_N][HEAD_DIM];
@@ -46,12 +46,10 @@ extern "C" __global__ void __launch_bounds__(BLOCK_M) row_lse(
 #pragma unroll
       for (int c = 0; c < HEAD_DIM; ++c) s += q[c] * tile[j][c];
       s *= softmax_scale;
-      // BEGIN hole: about 4 lines - one more score: bring m_i and l_i up to date
       const float m_new = fmaxf(m_i, s);
       l_i *= expf(m_i - m_new);
       l_i += expf(s - m_new);
       m_i = m_new;
-      // END hole
     }
   }
 

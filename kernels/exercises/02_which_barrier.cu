@@ -1,11 +1,13 @@
-// Exercise 02: one block per row of Q, one thread per key of a tile. Thread 0 finds the maximum, all threads use it.
-// LSE[i] = log(sum over j of exp(score)) of row i.
+// Exercise 02: one block per row of Q, one thread per key of a tile. Thread 0 finds the maximum,
+// all threads use it. LSE[i] = log(sum over j of exp(score)) of row i.
 //
-// The loop has the two barriers that it needs, but one of them is in the wrong place. Every output is right on the CPU
-// engine, which runs thread 0 first. Find the race with the X-ray, and move that barrier.
+// The loop has the two barriers that it needs, but one of them is in the wrong place. Every output
+// is right on the CPU engine, which runs thread 0 first. Find the race with the X-ray, and move
+// that barrier.
 //
 // Launch   grid N, block THREADS
-// Shapes   Q (N, HEAD_DIM); K (N_kv, HEAD_DIM); LSE (N); float32, row-major.   Limit: two barriers per tile
+// Shapes   Q (N, HEAD_DIM); K (N_kv, HEAD_DIM); LSE (N); float32, row-major
+// Limit    two barriers per tile
 
 #ifndef HEAD_DIM
 #define HEAD_DIM 64
@@ -14,7 +16,8 @@
 #define NEG_INF __int_as_float(0xff800000)
 
 extern "C" __global__ void __launch_bounds__(THREADS) block_lse(
-    const float* __restrict__ Q, const float* __restrict__ K, float* __restrict__ LSE, int N_kv, float softmax_scale) {
+    const float* __restrict__ Q, const float* __restrict__ K, float* __restrict__ LSE, int N_kv,
+    float softmax_scale) {
   __shared__ float scores[THREADS], sums[THREADS], maximum;
   const float* q = Q + (size_t)blockIdx.x * HEAD_DIM;
   float m_i = NEG_INF, l_i = 0.0f;

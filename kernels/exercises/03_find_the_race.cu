@@ -1,7 +1,8 @@
-// Exercise 03: find the race. Two neighbouring threads share a row: the even one computes the weights of a tile, and
-// each of the two adds up half of the columns of acc.
+// Exercise 03: find the race. Two neighbouring threads share a row: the even one computes the
+// weights of a tile, and each of the two adds up half of the columns of acc.
 //
-// One barrier is missing. On the CPU engine every number comes out right all the same: the X-ray shows where.
+// One barrier is missing. On the CPU engine every number comes out right all the same: the X-ray
+// shows where.
 // Shapes   Q, O (N, HEAD_DIM); K, V (N_kv, HEAD_DIM); float32, row-major; HEAD_DIM is even
 // Limit    at most 3 __syncthreads() per tile
 
@@ -17,12 +18,12 @@
 #define NEG_INF __int_as_float(0xff800000)  // the float with these bits: minus infinity
 
 extern "C" __global__ void __launch_bounds__(2 * BLOCK_M) two_per_row(
-    const float* __restrict__ Q, const float* __restrict__ K, const float* __restrict__ V, float* __restrict__ O, int N,
-    int N_kv, float softmax_scale) {
+    const float* __restrict__ Q, const float* __restrict__ K, const float* __restrict__ V,
+    float* __restrict__ O, int N, int N_kv, float softmax_scale) {
   __shared__ float K_smem[BLOCK_N][HEAD_DIM], V_smem[BLOCK_N][HEAD_DIM];
   __shared__ float P_smem[BLOCK_N][BLOCK_M], rescale_smem[BLOCK_M], l_smem[BLOCK_M];
   const int r = threadIdx.x / 2, half = threadIdx.x % 2, row = blockIdx.x * BLOCK_M + r;
-  // Threads past the last row compute the last row again and do not store it: they have to reach the barriers.
+  // Threads past the last row compute it again and do not store it: they must reach the barriers.
   const float* q = Q + (size_t)min(row, N - 1) * HEAD_DIM;
 
   float m_i = NEG_INF, l_i = 0.0f, acc[HEAD_DIM / 2] = {};
@@ -54,7 +55,8 @@ extern "C" __global__ void __launch_bounds__(2 * BLOCK_M) two_per_row(
   // DEFAULT:   }
   // DEFAULT:   for (int c = 0; c < HEAD_DIM / 2; ++c) {
   // DEFAULT:     acc[c] *= rescale_smem[r];
-  // DEFAULT:     for (int j = 0; j < BLOCK_N; ++j) acc[c] += P_smem[j][r] * V_smem[j][half * (HEAD_DIM / 2) + c];
+  // DEFAULT:     for (int j = 0; j < BLOCK_N; ++j)
+  // DEFAULT:       acc[c] += P_smem[j][r] * V_smem[j][half * (HEAD_DIM / 2) + c];
   // DEFAULT:   }
   // DEFAULT: }
   for (int first = 0; first < N_kv; first += BLOCK_N) {
@@ -85,10 +87,12 @@ extern "C" __global__ void __launch_bounds__(2 * BLOCK_M) two_per_row(
     __syncthreads();
     for (int c = 0; c < HEAD_DIM / 2; ++c) {
       acc[c] *= rescale_smem[r];
-      for (int j = 0; j < BLOCK_N; ++j) acc[c] += P_smem[j][r] * V_smem[j][half * (HEAD_DIM / 2) + c];
+      for (int j = 0; j < BLOCK_N; ++j)
+        acc[c] += P_smem[j][r] * V_smem[j][half * (HEAD_DIM / 2) + c];
     }
   }
   // END hole
   if (row >= N) return;
-  for (int c = 0; c < HEAD_DIM / 2; ++c) O[(size_t)row * HEAD_DIM + half * (HEAD_DIM / 2) + c] = acc[c] / l_smem[r];
+  for (int c = 0; c < HEAD_DIM / 2; ++c)
+    O[(size_t)row * HEAD_DIM + half * (HEAD_DIM / 2) + c] = acc[c] / l_smem[r];
 }

@@ -1,7 +1,9 @@
-// Exercise 03: rows that see no key. Row i sees key i + N_kv - N and the `left` keys before it, as far as they exist.
+// Exercise 03: rows that see no key. Row i sees key i + N_kv - N and the `left` keys before it, as
+// far as they exist.
 //
-// A row may see no key in its first tiles, and where N > N_kv the first rows see no key at all: their O is 0, their
-// lse (log-sum-exp, m_i + log(l_i)) is minus infinity, and no NaN appears on the way.
+// A row may see no key in its first tiles, and where N > N_kv the first rows see no key at all:
+// their O is 0, their lse (log-sum-exp, m_i + log(l_i)) is minus infinity, and no NaN appears on
+// the way.
 // Shapes   Q, O (N, HEAD_DIM); K, V (N_kv, HEAD_DIM); lse (N); float32, row-major
 
 #ifndef BLOCK_M
@@ -16,8 +18,9 @@
 #define NEG_INF __int_as_float(0xff800000)  // the float with these bits: minus infinity
 
 extern "C" __global__ void __launch_bounds__(BLOCK_M) windowed(
-    const float* __restrict__ Q, const float* __restrict__ K, const float* __restrict__ V, float* __restrict__ O,
-    float* __restrict__ lse, int N, int N_kv, int left, float softmax_scale) {
+    const float* __restrict__ Q, const float* __restrict__ K, const float* __restrict__ V,
+    float* __restrict__ O, float* __restrict__ lse, int N, int N_kv, int left,
+    float softmax_scale) {
   const int row = blockIdx.x * BLOCK_M + threadIdx.x;
   if (row >= N) return;
   const int last = row + N_kv - N;  // the last key that this row sees; negative where it sees none
@@ -30,12 +33,13 @@ extern "C" __global__ void __launch_bounds__(BLOCK_M) windowed(
       s[j] = NEG_INF;  // a key that the row does not see
       if (key >= N_kv || key > last || key < last - left) continue;
       float dot = 0.0f;
-      for (int c = 0; c < HEAD_DIM; ++c) dot += Q[(size_t)row * HEAD_DIM + c] * K[(size_t)key * HEAD_DIM + c];
+      for (int c = 0; c < HEAD_DIM; ++c)
+        dot += Q[(size_t)row * HEAD_DIM + c] * K[(size_t)key * HEAD_DIM + c];
       s[j] = softmax_scale * dot;
       m_new = fmaxf(m_new, s[j]);
     }
 
-    // BEGIN hole: about 1 line - what is subtracted from the scores; m_new is minus infinity until a key is seen
+    // BEGIN hole: about 1 line - what to subtract; m_new is -inf until a key is seen
     // DEFAULT: const float m = m_new;
     const float m = m_new == NEG_INF ? 0.0f : m_new;
     // END hole

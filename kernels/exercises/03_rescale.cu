@@ -1,6 +1,8 @@
-// Exercise 03: attention in one pass. A tile that brings a larger maximum leaves l_i and acc relative to the old one.
+// Exercise 03: attention in one pass. A tile that brings a larger maximum leaves l_i and acc
+// relative to the old one.
 //
-// One thread per query row, BLOCK_N keys at a time, read from global memory to keep the kernel short.
+// One thread per query row, BLOCK_N keys at a time, read from global memory to keep the kernel
+// short.
 // Shapes   Q, O (N, HEAD_DIM); K, V (N_kv, HEAD_DIM); float32, row-major
 // Limit    each row reads each word of K once: no second pass
 
@@ -16,8 +18,8 @@
 #define NEG_INF __int_as_float(0xff800000)  // the float with these bits: minus infinity
 
 extern "C" __global__ void __launch_bounds__(BLOCK_M) one_pass(
-    const float* __restrict__ Q, const float* __restrict__ K, const float* __restrict__ V, float* __restrict__ O, int N,
-    int N_kv, float softmax_scale) {
+    const float* __restrict__ Q, const float* __restrict__ K, const float* __restrict__ V,
+    float* __restrict__ O, int N, int N_kv, float softmax_scale) {
   const int row = blockIdx.x * BLOCK_M + threadIdx.x;
   if (row >= N) return;
 
@@ -28,7 +30,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK_M) one_pass(
       s[j] = NEG_INF;
       if (first + j >= N_kv) continue;
       float dot = 0.0f;
-      for (int c = 0; c < HEAD_DIM; ++c) dot += Q[(size_t)row * HEAD_DIM + c] * K[(size_t)(first + j) * HEAD_DIM + c];
+      for (int c = 0; c < HEAD_DIM; ++c)
+        dot += Q[(size_t)row * HEAD_DIM + c] * K[(size_t)(first + j) * HEAD_DIM + c];
       s[j] = softmax_scale * dot;
       m_new = fmaxf(m_new, s[j]);
     }

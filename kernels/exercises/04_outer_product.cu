@@ -1,8 +1,11 @@
-// Exercise 04: the heart of a register tile, an outer product. 64 threads compute 64 x 64 scores, 8 x 8 each.
+// Exercise 04: the heart of a register tile, an outer product. 64 threads compute 64 x 64 scores,
+// 8 x 8 each.
 //
-// Both tiles are in shared memory, transposed: Q_smem[c][r] and K_smem[c][j]. Thread (x, y) computes the rows at(i, y)
-// against the keys at(j, x), two groups of four neighbours each, for one column c after the other.
-// Limit    4 requests of shared memory per column and warp: 64 multiply-adds per thread from 16 words, 4 to a request
+// Both tiles are in shared memory, transposed: Q_smem[c][r] and K_smem[c][j]. Thread (x, y) has
+// the rows at(i, y) and the keys at(j, x), two groups of four neighbours each: one
+// column c after the other.
+// Limit    4 requests of shared memory per column and warp: 16 words for 64 multiply-adds, 4 words
+//          to a request
 // Shapes   Q (N, HEAD_DIM); K (N_kv, HEAD_DIM); S (N, N_kv), not scaled; float32, row-major
 
 #ifndef HEAD_DIM
@@ -12,11 +15,12 @@ constexpr int BLOCK = 64;  // rows and keys per block
 constexpr int TILE = 8;    // rows and keys per thread
 constexpr int THREADS = 64;
 
-// Row i of a thread's 8, or key i: a float4 holds a group of four, and 8 threads' groups are neighbours.
+// Row i of a thread's 8, or key i: a float4 holds four; the groups of 8 threads are neighbours.
 __device__ __forceinline__ int at(int i, int lane) { return i / 4 * 32 + 4 * lane + i % 4; }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
-    outer_products(const float* __restrict__ Q, const float* __restrict__ K, float* __restrict__ S, int N, int N_kv) {
+extern "C" __global__ void __launch_bounds__(THREADS) outer_products(
+    const float* __restrict__ Q, const float* __restrict__ K, float* __restrict__ S, int N,
+    int N_kv) {
   __shared__ __align__(16) float Q_smem[HEAD_DIM][BLOCK], K_smem[HEAD_DIM][BLOCK];
   const int x = threadIdx.x % 8, y = threadIdx.x / 8;
   const int first_row = blockIdx.x * BLOCK, first_key = blockIdx.y * BLOCK;
@@ -29,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
   float s[TILE][TILE] = {};
   for (int c = 0; c < HEAD_DIM; ++c) {
-    // BEGIN hole: about 8 lines - this column's 8 words of Q and of K into registers, as float4; then 64 multiply-adds
+    // BEGIN hole: about 8 lines - 8 words of Q and 8 of K into registers, as float4; 64 multiply-adds
     float q[TILE], k[TILE];
 #pragma unroll
     for (int i = 0; i < TILE; i += 4) {

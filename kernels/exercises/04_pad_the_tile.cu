@@ -1,8 +1,10 @@
-// Exercise 04: rows of float4 in shared memory without bank conflicts. Each of 32 lanes reads a row of its own.
+// Exercise 04: rows of float4 in shared memory without bank conflicts. Each of 32 lanes reads a row
+// of its own.
 //
-// The dot products are right already, but as it is all lanes of a wavefront hit the same four banks.
+// The dot products are right already, but all lanes of a wavefront hit the same four banks.
 // Limit    no bank conflicts at HEAD_DIM = 64 and 20, and at most one float4 of padding per row
-// Shapes   q (HEAD_DIM); K (N_kv, HEAD_DIM); s (N_kv), the scores of one query, not scaled; HEAD_DIM a multiple of 4
+// Shapes   q (HEAD_DIM); K (N_kv, HEAD_DIM); s (N_kv), the scores of one query, not scaled;
+//          HEAD_DIM a multiple of 4
 
 #ifndef HEAD_DIM
 #define HEAD_DIM 64
@@ -17,8 +19,8 @@ constexpr int PITCH = D4 | 1;
 __device__ __forceinline__ int place(int j, int c) { return j * PITCH + c; }
 // END hole
 
-extern "C" __global__ void __launch_bounds__(BLOCK_N)
-    scores_of_a_query(const float* __restrict__ q, const float* __restrict__ K, float* __restrict__ s, int N_kv) {
+extern "C" __global__ void __launch_bounds__(BLOCK_N) scores_of_a_query(
+    const float* __restrict__ q, const float* __restrict__ K, float* __restrict__ s, int N_kv) {
   __shared__ float4 K_smem[BLOCK_N * PITCH];
   const int first = blockIdx.x * BLOCK_N;
   for (int e = threadIdx.x; e < BLOCK_N * D4; e += BLOCK_N) {

@@ -1,7 +1,8 @@
 // Exercise 04: a register tile, and rows that eight threads share.
 //
-// 128 threads share 64 rows and 32 keys. Thread (x, y) has a tile of 4 x 4 scores: rows y, y + 16, y + 32, y + 48
-// against keys x, x + 8, x + 16, x + 24. The 8 threads of a row are neighbours: lanes that differ in their last 3 bits.
+// 128 threads share 64 rows and 32 keys. Thread (x, y) has a tile of 4 x 4 scores: rows y, y + 16,
+// y + 32, y + 48 against keys x, x + 8, x + 16, x + 24. The 8 threads of a row are neighbours:
+// lanes that differ in their last 3 bits.
 // The result is M, the largest score of each row, and LSE = log(sum of exp(score)).
 // Limit    three shuffles for each maximum and for each sum
 // Shapes   Q (N, HEAD_DIM); K (N_kv, HEAD_DIM); M, LSE (N); float32, row-major
@@ -19,7 +20,7 @@ constexpr int TILE = 4;                         // rows and keys per thread
 
 // The maximum over the eight threads of a row.
 __device__ float row_max(float a) {
-  // BEGIN hole: about 2 lines - three exchanges, with the lanes that differ in bit 0, in bit 1 and in bit 2
+  // BEGIN hole: about 2 lines - three exchanges, with the lanes that differ in bit 0, bit 1, bit 2
   for (int bit = 1; bit < THREADS_X; bit *= 2) a = fmaxf(a, __shfl_xor_sync(0xffffffff, a, bit));
   // END hole
   return a;
@@ -34,9 +35,9 @@ __device__ float row_sum(float a) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) tile_lse(
-    const float* __restrict__ Q, const float* __restrict__ K, float* __restrict__ M, float* __restrict__ LSE, int N,
-    int N_kv, float softmax_scale) {
-  // Rows have an odd length, so that lanes reading one column of different rows use different banks.
+    const float* __restrict__ Q, const float* __restrict__ K, float* __restrict__ M,
+    float* __restrict__ LSE, int N, int N_kv, float softmax_scale) {
+  // Rows have an odd length: lanes reading one column of different rows use different banks.
   __shared__ float Q_smem[BLOCK_M][HEAD_DIM | 1], K_smem[BLOCK_N][HEAD_DIM | 1];
   const int x = threadIdx.x % THREADS_X, y = threadIdx.x / THREADS_X;
   const int first_row = blockIdx.x * BLOCK_M;
@@ -48,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tile_lse(
   float m_i[TILE], l_i[TILE];
   for (int i = 0; i < TILE; ++i) m_i[i] = NEG_INF, l_i[i] = 0.0f;
   for (int first = 0; first < N_kv; first += BLOCK_N) {
-    __syncthreads();  // hazard: the tile is overwritten while another thread still reads the previous one
+    __syncthreads();  // hazard: the tile is overwritten while others still read the previous one
     for (int i = threadIdx.x; i < BLOCK_N * HEAD_DIM; i += THREADS) {
       const int j = i / HEAD_DIM, c = i % HEAD_DIM;
       K_smem[j][c] = first + j < N_kv ? K[(size_t)(first + j) * HEAD_DIM + c] : 0.0f;
@@ -59,8 +60,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) tile_lse(
     for (int c = 0; c < HEAD_DIM; ++c) {
       float q[TILE], k[TILE];
 #pragma unroll
-      for (int i = 0; i < TILE; ++i) q[i] = Q_smem[y + i * THREADS_Y][c], k[i] = K_smem[x + i * THREADS_X][c];
-      // BEGIN hole: about 4 lines - 16 multiply-adds: every q with every k. Unroll all loops: s stays in registers
+      for (int i = 0; i < TILE; ++i)
+        q[i] = Q_smem[y + i * THREADS_Y][c], k[i] = K_smem[x + i * THREADS_X][c];
+      // BEGIN hole: about 4 lines - 16 multiply-adds: every q with every k, all loops unrolled
 #pragma unroll
       for (int i = 0; i < TILE; ++i)
 #pragma unroll

@@ -6,17 +6,19 @@
 
 // The maximum over the four lanes of a row, in each of them.
 __device__ float row_allreduce(float a) {
-  // BEGIN hole: about 2 lines - two shuffles; __shfl_xor_sync(0xffffffff, a, mask) returns a of lane (own lane ^ mask)
+  // BEGIN hole: about 2 lines - __shfl_xor_sync(0xffffffff, a, mask): a of lane ^ mask
   // DEFAULT: return a;
   a = fmaxf(a, __shfl_xor_sync(0xffffffff, a, 1));
   return fmaxf(a, __shfl_xor_sync(0xffffffff, a, 2));
   // END hole
 }
 
-extern "C" __global__ void __launch_bounds__(32) row_max(const float* S, float* M, float* L, int N, int N_kv) {
+extern "C" __global__ void __launch_bounds__(32)
+    row_max(const float* S, float* M, float* L, int N, int N_kv) {
   const int lane = threadIdx.x, g = lane / 4, t = lane % 4, first_row = blockIdx.x * 16;
   float m[2] = {-3.402823466e38f, -3.402823466e38f};  // of rows g and g + 8: the lowest float
-  for (int first = 0; first < N_kv; first += 8)       // an accumulator: 16 rows, 8 keys, 4 of its elements in each lane
+  // An accumulator has 16 rows and 8 keys, 4 of its elements in each lane.
+  for (int first = 0; first < N_kv; first += 8)
     for (int e = 0; e < 4; ++e) {
       int row = first_row, key = first;
       // BEGIN hole: about 2 lines - the row and the key of element d[e]

@@ -1,13 +1,15 @@
-// Exercise 07: a tile of 16 rows, copied to shared memory by cp.async and loaded as fragments by ldmatrix.
+// Exercise 07: a tile of 16 rows, copied to shared memory by cp.async, loaded by ldmatrix.
 //
 // Launch   grid ceil(N / 16), block 32
 // Shapes   K (N, 64): float16; O (N, 64): float32, the elements of K as the lanes hold them
-// Limit    no bank conflict, neither in the copies (8 lanes store one row) nor in ldmatrix (one chunk of 8 rows)
+// Limit    no bank conflict, neither in the copies (8 lanes store one row) nor in ldmatrix (one
+//          chunk of 8 rows)
 #include "ptx.cuh"
 
-// The byte offset of chunk `chunk` (16 bytes, 0 .. 7) of row `row` (0 .. 15) in the tile. A row takes 128 bytes.
+// The byte offset of chunk `chunk` (16 bytes, 0 .. 7) of row `row` (0 .. 15) in the tile. A row
+// takes 128 bytes.
 __device__ unsigned swizzle(unsigned row, unsigned chunk) {
-  // BEGIN hole: about 1 line - a permutation of the chunks of each row; neighbouring rows must not share it
+  // BEGIN hole: about 1 line - permute a row's chunks, neighbouring rows differently
   // DEFAULT: return 128 * row + 16 * chunk;
   return 128 * row + 16 * (chunk ^ row % 8);
   // END hole
@@ -25,7 +27,8 @@ extern "C" __global__ void __launch_bounds__(32) fragments(const __half* K, floa
   cp_async_wait<0>();
   __syncwarp();  // hazard: the tile is read before the other lanes' copies have arrived
 
-  for (int k = 0; k < 4; ++k) {  // operand A of 16 columns; lane 8 i + j gives the address of row j of matrix i
+  // Operand A of 16 columns; lane 8 i + j gives the address of row j of matrix i.
+  for (int k = 0; k < 4; ++k) {
     unsigned a[4];
     ldmatrix_x4(a, tile + swizzle(lane % 16, 2 * k + lane / 16));
     for (int i = 0; i < 8; ++i) {

@@ -2,7 +2,8 @@
 //
 // Launch   grid ceil(N / 4), block 128: each warp has one row
 // Shapes   O, dO (N, HEAD_DIM), D (N,): float32
-// Limit    each sector of O and dO is requested once; at most 5 shuffles a row, no atomics, no shared memory
+// Limit    each sector of O and dO is requested once; at most 5 shuffles a row; no atomics, no
+//          shared memory
 
 #ifndef HEAD_DIM
 #define HEAD_DIM 64
@@ -14,11 +15,11 @@ extern "C" __global__ void __launch_bounds__(128)
   if (row >= N) return;
   O += (long long)row * HEAD_DIM, dO += (long long)row * HEAD_DIM;
   float sum = 0.0f;
-  // BEGIN hole: about 1 line - this lane's share of the sum: in each load, the 32 lanes read 32 neighbouring words
+  // BEGIN hole: about 1 line - this lane's share: in each load, 32 lanes read 32 neighbouring words
   // DEFAULT: for (int c = 0; c < HEAD_DIM; ++c) sum += dO[c] * O[c];
   for (int c = lane; c < HEAD_DIM; c += 32) sum += dO[c] * O[c];
   // END hole
-  // BEGIN hole: about 1 line - add the sums of all lanes: __shfl_xor_sync(0xffffffff, sum, mask) is the sum of lane ^ mask
+  // BEGIN hole: about 1 line - all lanes: __shfl_xor_sync(0xffffffff, sum, mask) is lane ^ mask's sum
   for (int mask = 16; mask > 0; mask /= 2) sum += __shfl_xor_sync(0xffffffff, sum, mask);
   // END hole
   if (lane == 0) D[row] = sum;

@@ -1,4 +1,4 @@
-// Exercise 08: find the race. dQ = dS K: a block has 64 keys and adds their share to each row of dQ.
+// Exercise 08: find the race. dQ = dS K: a block has 64 keys and adds their share to each row.
 //
 // On the CPU engine the numbers are mostly right, because blocks begin at different rows and hardly
 // ever meet. The X-ray names two blocks that can.

@@ -8,10 +8,12 @@
 //          cu_seqlens. lse (batch, heads, N) or (heads, tokens)
 // Needs    sm_80; HEAD_DIM and strides multiples of 8, pointers of 16 bytes
 // Traffic  Q and O once; K and V: for each tile of rows, the keys that they see
-#include "block.cuh"    // Block, Window: 05
-#include "half2.cuh"    // pack: 06
-#include "ptx.cuh"      // mma.sync, ldmatrix, cp.async, and the layouts of fragments
-#include "softmax.cuh"  // NEG_INF, LOG2_E, M_INIT: 05; row_allreduce over the four lanes of a row
+#include "block.cuh"      // Block, Window: 05
+#include "half2.cuh"      // pack: 06
+#include "load_tile.cuh"  // this thread's share of a tile, by cp.async: step 13
+#include "ptx.cuh"        // mma.sync, ldmatrix, cp.async, and the layouts of fragments
+#include "softmax.cuh"    // NEG_INF, LOG2_E, M_INIT: 05; row_allreduce over the four lanes of a row
+#include "swizzle.cuh"    // swizzle, swizzle_advance: step 12
 
 #ifndef HEAD_DIM
 #define HEAD_DIM 64  // d, the length of a row of Q, K, V, O: a multiple of 8, at most 256
@@ -32,12 +34,6 @@
 #define RESCALE_THRESHOLD 8.0f  // m_i follows only maxima that exceed it by more, in powers of 2
 #endif
 
-// How many neighbouring chunks of a row the swizzle permutes.
-template <int CHUNKS>
-constexpr int SWIZZLE_SPAN = CHUNKS % 8 == 0   ? 8
-                             : CHUNKS % 4 == 0 ? 4
-                                               : 2;
-
 constexpr int THREADS = 32 * WARPS;
 constexpr int TILES_M = BLOCK_M / (16 * WARPS);  // MMA atoms of 16 rows in a warp tile
 constexpr int ROWS = 2 * TILES_M;                // per thread: g, g + 8, ... of its warp's
@@ -46,46 +42,9 @@ constexpr int CHUNKS = HEAD_DIM_PADDED / 8;                 // of 16 bytes in it
 constexpr int SPAN = SWIZZLE_SPAN<CHUNKS>;                  // threads that copy a row
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "whole chunks; acc must fit the registers");
 static_assert(BLOCK_M % (16 * WARPS) == 0 && BLOCK_N % 16 == 0, "a warp has whole fragments");
-static_assert(
-    THREADS / SPAN % 8 == 0, "a thread's rows must be multiples of 8 apart to share one swizzle");
 using Statistics = float[ROWS];
 using Scores = float[TILES_M][BLOCK_N / 8][4];  // accumulators of S: 16 rows and 8 keys each
 using Output = float[TILES_M][HEAD_DIM_PADDED / 8][4];
-
-// The byte offset of a chunk in its tile. ldmatrix reads the same chunk of eight neighbouring rows:
-// the exclusive or puts these eight in different banks.
-template <int CHUNKS>
-__device__ __forceinline__ unsigned swizzle(unsigned row, unsigned chunk) {
-  constexpr unsigned SPAN = SWIZZLE_SPAN<CHUNKS>;
-  return 16 * (row * CHUNKS + chunk / SPAN * SPAN + (chunk % SPAN ^ row / (8 / SPAN) % SPAN));
-}
-
-// The same row, `chunks` chunks further. Because tiles start at multiples of 128 bytes, and no bit
-// is set both in the chunk at `address` and in `chunks`, that is an exclusive or of addresses: one
-// instruction, and often none.
-template <int CHUNKS>
-__device__ __forceinline__ unsigned swizzle_advance(unsigned address, unsigned chunks) {
-  constexpr unsigned SPAN_BYTES = 16 * SWIZZLE_SPAN<CHUNKS>;
-  return (address ^ 16 * chunks % SPAN_BYTES) + 16 * chunks / SPAN_BYTES * SPAN_BYTES;
-}
-
-// This thread's share of a tile. SPAN threads copy a row: `target` and `source` are the thread's
-// first chunk, rows_left is how many rows there are from there on. What is past the end becomes
-// zeros.
-template <int TILE_ROWS, typename T>
-__device__ __forceinline__ void load_tile(
-    unsigned target, const T* __restrict__ source, long long stride, int rows_left) {
-  constexpr int STEP = THREADS / SPAN;  // a multiple of 8, so that the swizzle stays as it is
-#pragma unroll
-  for (int i = 0; i < TILE_ROWS; i += STEP, source += STEP * stride) {
-    if (i + STEP > TILE_ROWS && i + threadIdx.x / SPAN >= TILE_ROWS) break;
-#pragma unroll
-    for (int j = 0; j < CHUNKS; j += SPAN) {
-      const bool in_bounds = i < rows_left && 8 * (threadIdx.x % SPAN + j) < HEAD_DIM;
-      cp_async(target + 16 * (i * CHUNKS + j), source + 8 * j, in_bounds ? 16 : 0);
-    }
-  }
-}
 
 // S = Q K^T for this warp's rows.
 template <typename T>
@@ -231,9 +190,12 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_mma(
   K += (begin + copy_row) * params.k.row + 8 * copy_chunk;
   V += (begin + copy_row) * params.v.row + 8 * copy_chunk;
   if (begin < end) {
-    load_tile<BLOCK_M>(Q_smem + copy_offset, Q, params.q.row, q_len - first_row - copy_row);
-    load_tile<BLOCK_N>(K_smem + copy_offset, K, params.k.row, end - begin - copy_row);
-    load_tile<BLOCK_N>(V_smem + copy_offset, V, params.v.row, end - begin - copy_row);
+    load_tile<BLOCK_M, CHUNKS, THREADS>(
+        Q_smem + copy_offset, Q, params.q.row, q_len - first_row - copy_row, HEAD_DIM);
+    load_tile<BLOCK_N, CHUNKS, THREADS>(
+        K_smem + copy_offset, K, params.k.row, end - begin - copy_row, HEAD_DIM);
+    load_tile<BLOCK_N, CHUNKS, THREADS>(
+        V_smem + copy_offset, V, params.v.row, end - begin - copy_row, HEAD_DIM);
     cp_async_commit();
   }
   Output acc = {};
@@ -252,10 +214,12 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) flash_mma(
     if (next < end) {
       K += BLOCK_N * params.k.row;
       V += BLOCK_N * params.v.row;
-      load_tile<BLOCK_N>(
-          K_smem + (stage_offset ^ TILE) + copy_offset, K, params.k.row, end - next - copy_row);
-      load_tile<BLOCK_N>(
-          V_smem + (stage_offset ^ TILE) + copy_offset, V, params.v.row, end - next - copy_row);
+      load_tile<BLOCK_N, CHUNKS, THREADS>(
+          K_smem + (stage_offset ^ TILE) + copy_offset, K, params.k.row, end - next - copy_row,
+          HEAD_DIM);
+      load_tile<BLOCK_N, CHUNKS, THREADS>(
+          V_smem + (stage_offset ^ TILE) + copy_offset, V, params.v.row, end - next - copy_row,
+          HEAD_DIM);
       cp_async_commit();
     }
     Scores S = {};

@@ -94,16 +94,16 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   dO += copy_row * params.d_o.row + 8 * copy_chunk;
   const auto load_rows = [&](int head, int row_tile) {
     const int row = row_tile * BLOCK_M;
-    load_tile<BLOCK_M>(
+    load_tile<BLOCK_M, CHUNKS, THREADS>(
         Q_smem + copy_offset, Q + head * forward.q.head + row * forward.q.row, forward.q.row,
-        q_len - row - copy_row);
+        q_len - row - copy_row, HEAD_DIM);
     if (threadIdx.x < BLOCK_M / 2)
       cp_async(
           lse_smem + 16 * threadIdx.x,
           lse_delta + (head * rows.tiles.of_head + row_tile) * (2 * BLOCK_M) + 4 * threadIdx.x, 16);
-    load_tile<BLOCK_M>(
+    load_tile<BLOCK_M, CHUNKS, THREADS>(
         Q_smem + ROWS_BYTES + copy_offset, dO + head * params.d_o.head + row * params.d_o.row,
-        params.d_o.row, q_len - row - copy_row);
+        params.d_o.row, q_len - row - copy_row, HEAD_DIM);
     cp_async_commit();
   };
 
@@ -124,12 +124,12 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
           atomic_add(target, (warp.id * DQ_TILES + m) * 2 * DQ_BLOCKS + n, dQ_acc[m][n]);
   };
 
-  load_tile<BLOCK_N>(
+  load_tile<BLOCK_N, CHUNKS, THREADS>(
       K_smem + copy_offset, K + copy_row * forward.k.row + 8 * copy_chunk, forward.k.row,
-      kv_len - first_key - copy_row);
-  load_tile<BLOCK_N>(
+      kv_len - first_key - copy_row, HEAD_DIM);
+  load_tile<BLOCK_N, CHUNKS, THREADS>(
       V_smem + copy_offset, V + copy_row * forward.v.row + 8 * copy_chunk, forward.v.row,
-      kv_len - first_key - copy_row);
+      kv_len - first_key - copy_row, HEAD_DIM);
   cp_async_commit();
 
   // ---- all heads of the group, and their tiles of rows from the last to the first

@@ -114,9 +114,9 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   dO += copy_row * params.d_o.row + 8 * copy_chunk;
   const auto load_q = [&](int head, int row_tile, unsigned stage) {
     const int row = row_tile * BLOCK_M;
-    load_tile<BLOCK_M>(
+    load_tile<BLOCK_M, CHUNKS, THREADS>(
         Q_smem + stage * STAGE_BYTES + copy_offset, Q + head * forward.q.head + row * forward.q.row,
-        forward.q.row, q_len - row - copy_row);
+        forward.q.row, q_len - row - copy_row, HEAD_DIM);
     if (threadIdx.x < BLOCK_M / 2)
       cp_async(
           lse_smem + stage * LSE_DELTA_BYTES + 16 * threadIdx.x,
@@ -124,9 +124,10 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   };
   const auto load_do = [&](int head, int row_tile, unsigned stage) {
     const int row = row_tile * BLOCK_M;
-    load_tile<BLOCK_M>(
+    load_tile<BLOCK_M, CHUNKS, THREADS>(
         Q_smem + stage * STAGE_BYTES + ROWS_BYTES + copy_offset,
-        dO + head * params.d_o.head + row * params.d_o.row, params.d_o.row, q_len - row - copy_row);
+        dO + head * params.d_o.head + row * params.d_o.row, params.d_o.row, q_len - row - copy_row,
+        HEAD_DIM);
     cp_async_commit();
   };
   const auto load_rows = [&](int head, int row_tile, unsigned stage) {
@@ -151,13 +152,13 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
           atomic_add(target, (warp.id * DQ_TILES + m) * 2 * DQ_BLOCKS + n, dQ_acc[m][n]);
   };
 
-  load_tile<BLOCK_N>(
+  load_tile<BLOCK_N, CHUNKS, THREADS>(
       K_smem + copy_offset, K + copy_row * forward.k.row + 8 * copy_chunk, forward.k.row,
-      kv_len - first_key - copy_row);
+      kv_len - first_key - copy_row, HEAD_DIM);
   if (rows.first_tile <= rows.last_tile) load_q(0, rows.last_tile, 0);
-  load_tile<BLOCK_N>(
+  load_tile<BLOCK_N, CHUNKS, THREADS>(
       V_smem + copy_offset, V + copy_row * forward.v.row + 8 * copy_chunk, forward.v.row,
-      kv_len - first_key - copy_row);
+      kv_len - first_key - copy_row, HEAD_DIM);
   if (rows.first_tile <= rows.last_tile) load_do(0, rows.last_tile, 0);
   else cp_async_commit();  // no row sees these keys; the epilogue waits for K and V all the same
 

@@ -125,9 +125,12 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rotation_in_load(
     q_positions += block.sequence * rotation.q_positions_batch + block.q_first + first_row;
   if (k_positions) k_positions += block.sequence * rotation.k_positions_batch + block.k_first;
   if (begin < end) {
-    load_tile<BLOCK_M>(Q_smem + copy_offset, Q, params.q.row, q_len - first_row - copy_row);
-    load_tile<BLOCK_N>(K_smem + copy_offset, K, params.k.row, end - begin - copy_row);
-    load_tile<BLOCK_N>(V_smem + copy_offset, V, params.v.row, end - begin - copy_row);
+    load_tile<BLOCK_M, CHUNKS, THREADS>(
+        Q_smem + copy_offset, Q, params.q.row, q_len - first_row - copy_row, HEAD_DIM);
+    load_tile<BLOCK_N, CHUNKS, THREADS>(
+        K_smem + copy_offset, K, params.k.row, end - begin - copy_row, HEAD_DIM);
+    load_tile<BLOCK_N, CHUNKS, THREADS>(
+        V_smem + copy_offset, V, params.v.row, end - begin - copy_row, HEAD_DIM);
     cp_async_commit();
     cp_async_wait<0>();
     __syncwarp();  // hazard: words would be rotated before the other lanes' copies have arrived
@@ -159,10 +162,12 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) rotation_in_load(
     if (next < end) {
       K += BLOCK_N * params.k.row;
       V += BLOCK_N * params.v.row;
-      load_tile<BLOCK_N>(
-          K_smem + (stage_offset ^ TILE) + copy_offset, K, params.k.row, end - next - copy_row);
-      load_tile<BLOCK_N>(
-          V_smem + (stage_offset ^ TILE) + copy_offset, V, params.v.row, end - next - copy_row);
+      load_tile<BLOCK_N, CHUNKS, THREADS>(
+          K_smem + (stage_offset ^ TILE) + copy_offset, K, params.k.row, end - next - copy_row,
+          HEAD_DIM);
+      load_tile<BLOCK_N, CHUNKS, THREADS>(
+          V_smem + (stage_offset ^ TILE) + copy_offset, V, params.v.row, end - next - copy_row,
+          HEAD_DIM);
       cp_async_commit();
     }
     if (first < last_row + window.lo || first + BLOCK_N > min(first_row + window.hi + 1, end)) {

@@ -107,16 +107,16 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
       if (threadIdx.x == 0)
         load<false>(step, block, smem, bar, q_map, do_map, k_map, v_map, lse_delta);
     }
-    const int stage = step.stage.index, first_row = step.m_block * BLOCK_M;
+    const int stage = step.stage().index, first_row = step.m_block * BLOCK_M;
     const bool masked = first_key + BLOCK_N > min(first_row + rows.window_hi + 1, kv_len) ||
                         first_key < first_row + BLOCK_M - 1 + rows.window_lo;
     const unsigned long long q = advance_tiles(q_tiles, stage, ROWS_BYTES),
                              dO = advance_tiles(dO_tiles, stage, ROWS_BYTES);
     Scores S, dP;
     Weights P, dS;
-    bar.q_ring.wait_full(step.stage);
+    bar.q_ring.wait_full(step.stage());
     if (block.packed && first_row + BLOCK_M > q_len) {  // rows of the next sequence
-      bar.do_ring.wait_full(step.stage);
+      bar.do_ring.wait_full(step.stage());
       clear_rows<BLOCK_M, PANELS>(smem.Q[stage], q_len - first_row, threadIdx.x, 128 * CONSUMERS);
       clear_rows<BLOCK_M, PANELS>(smem.dO[stage], q_len - first_row, threadIdx.x, 128 * CONSUMERS);
       __syncthreads();  // hazard: products could read rows not cleared yet
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
     }
 
     // ---- dS^T = P^T (dP^T - delta), which the other warpgroup needs too
-    bar.do_ring.wait_full(step.stage);
+    bar.do_ring.wait_full(step.stage());
     start_scores<T, HEAD_DIM_PADDED>(dP, v, dO);
     wgmma_wait<0>();
     wgmma_registers(dP);

@@ -123,16 +123,16 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
     }
   }
   for (; step.more(); step.advance()) {
-    const int stage = step.stage.index, first_row = step.m_block * BLOCK_M;
+    const int stage = step.stage().index, first_row = step.m_block * BLOCK_M;
     const bool masked = first_key + BLOCK_N > min(first_row + rows.window_hi + 1, kv_len) ||
                         first_key < first_row + BLOCK_M - 1 + rows.window_lo;
     const unsigned long long q = advance_tiles(q_tiles, stage, ROWS_BYTES),
                              dO = advance_tiles(dO_tiles, stage, ROWS_BYTES);
     Scores S, dP;
     Weights P, dS;
-    bar.q_ring.wait_full(step.stage);
+    bar.q_ring.wait_full(step.stage());
     if (block.packed && first_row + BLOCK_M > q_len) {  // rows of the next sequence
-      bar.do_ring.wait_full(step.stage);
+      bar.do_ring.wait_full(step.stage());
       clear_rows<BLOCK_M, PANELS>(
           smem.Q[stage], q_len - first_row, threadIdx.x - 128, 128 * CONSUMERS);
       clear_rows<BLOCK_M, PANELS>(
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
       named_barrier_sync(DS_READY, 256);  // hazard: products could read rows not cleared yet
     }
     start_scores<T, HEAD_DIM_PADDED>(S, k, q);
-    bar.do_ring.wait_full(step.stage);
+    bar.do_ring.wait_full(step.stage());
     start_scores<T, HEAD_DIM_PADDED>(dP, v, dO);
 
     // ---- P^T = exp(S^T - lse), while dP^T is computed
@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
     named_barrier_arrive(DQ_FULL, 288);
     wgmma_wait<0>();
     wgmma_registers(dK_acc);
-    if (leader) bar.q_ring.release(step.stage);  // and dO's
+    if (leader) bar.q_ring.release(step.stage());  // and dO's
   }
 
   // ---- epilogue: dK and dV take the place of these keys of K and V

@@ -204,9 +204,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) tf32(
   K += (window.begin + copy_row) * params.k.row + 4 * copy_chunk;
   V += (window.begin + copy_row) * params.v.row + 4 * copy_chunk;
   if (window.begin < end) {
-    load_tile<BLOCK_M>(Q_copy, Q, params.q.row, q_len - first_row - copy_row);
-    load_tile<BLOCK_N>(K_copy, K, params.k.row, end - window.begin - copy_row);
-    load_tile<BLOCK_N>(V_copy, V, params.v.row, end - window.begin - copy_row);
+    load_tile<BLOCK_M, CHUNKS, THREADS>(
+        Q_copy, Q, params.q.row, q_len - first_row - copy_row, HEAD_DIM);
+    load_tile<BLOCK_N, CHUNKS, THREADS>(
+        K_copy, K, params.k.row, end - window.begin - copy_row, HEAD_DIM);
+    load_tile<BLOCK_N, CHUNKS, THREADS>(
+        V_copy, V, params.v.row, end - window.begin - copy_row, HEAD_DIM);
     cp_async_commit();
   }
   Output acc = {};
@@ -229,8 +232,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) tf32(
     if (next < end) {
       K += BLOCK_N * params.k.row;
       V += BLOCK_N * params.v.row;
-      load_tile<BLOCK_N>(K_copy + (stage_offset ^ TILE), K, params.k.row, end - next - copy_row);
-      load_tile<BLOCK_N>(V_copy + (stage_offset ^ TILE), V, params.v.row, end - next - copy_row);
+      load_tile<BLOCK_N, CHUNKS, THREADS>(
+          K_copy + (stage_offset ^ TILE), K, params.k.row, end - next - copy_row, HEAD_DIM);
+      load_tile<BLOCK_N, CHUNKS, THREADS>(
+          V_copy + (stage_offset ^ TILE), V, params.v.row, end - next - copy_row, HEAD_DIM);
       cp_async_commit();
     }
     if (first < last_row + window.lo || first + BLOCK_N > min(first_row + window.hi + 1, end)) {

@@ -181,13 +181,15 @@ def trace(work: Work) -> dict[str, Any]:
 # ---- the clock that a launch had
 
 NOTE = """
-__device__ long long noted[2][2];  // when block 0's first producer begins and ends: its clock, nanoseconds
+// When block 0's first producer begins, and when it ends: its clock and nanoseconds, added up over all launches. The
+// sums may wrap, which their differences do not show.
+__device__ unsigned long long noted[2][2];
 __device__ __forceinline__ void note(int end) {
   if (blockIdx.x != 0 || threadIdx.x != 0) return;
   long long now;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-  noted[end][0] = clock64();
-  noted[end][1] = now;
+  noted[end][0] += clock64();
+  noted[end][1] += now;
 }
 """
 
@@ -210,9 +212,11 @@ def clocked(source: str) -> str:
 
 
 def own_mhz(compiled: kernel.Kernel) -> float:
-    """The clock of the last launch of a `clocked` kernel, in MHz."""
-    noted = cp.asnumpy(cp.ndarray((2, 2), np.int64, compiled.module.get_global("noted")))
-    clocks, nanoseconds = (noted[1] - noted[0]).tolist()
+    """The clock of a `clocked` kernel's launches since this was last asked, in MHz, while block 0 was at work."""
+    noted = cp.ndarray((2, 2), np.int64, compiled.module.get_global("noted"))
+    begins, ends = cp.asnumpy(noted).copy()
+    noted[...] = 0
+    clocks, nanoseconds = (ends - begins).tolist()
     return 1e3 * clocks / max(nanoseconds, 1)
 
 
@@ -515,6 +519,7 @@ def _prepared(
             run()
 
     def share_of() -> float:
+        own_mhz(compiled)  # forgets earlier launches
         ms = elapsed(batch) / BATCH
         return share(case.flops / ms / 1e9, launch.grid[0], own_mhz(compiled))
 
@@ -586,7 +591,7 @@ NUMBERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {  # of standard normal
 def power(seconds: float = 8.0, rest: float = 4.0, batch_s: float = 0.25) -> list[dict[str, Any]]:
     """The kernel launched over and over on a GPU that had a rest, with each kind of numbers: a row a batch.
 
-    s: when the batch ended. mhz: the last launch's own clock. share: see `share`. sm_mhz, watts: medians of what
+    s: when the batch ended. mhz: its launches' own clock. share: see `share`. sm_mhz, watts: medians of what
     nvidia-smi said meanwhile.
     """
     rows: list[dict[str, Any]] = []
@@ -603,6 +608,7 @@ def power(seconds: float = 8.0, rest: float = 4.0, batch_s: float = 0.25) -> lis
             with Clocks() as clocks:
                 time.sleep(0.5 if ON_GPU else 0.0)
                 began = time.perf_counter()
+                own_mhz(compiled)  # forgets earlier launches
                 while (begin := time.perf_counter()) - began < seconds:
                     ms = elapsed(lambda run=run, launches=launches: [run() for _ in range(launches)]) / launches
                     end = time.perf_counter()

@@ -47,6 +47,7 @@ TESTS_WITHIN_S = 360
 # What a call is timed at on the host: a shape seen before, others; and the longest of these.
 HOST = ("forward", "forward, a new length", "one query, the cache one longer", "forward and backward")
 LONGEST = 2560
+IN_GRAPH = 12  # calls that are captured together, as those of a model
 LENGTHS = (512, 4096, 16384)
 IMPLEMENTATIONS = ("course", "sdpa", "eager")
 KV_HEADS = (16, 4)
@@ -200,6 +201,12 @@ def host_cost() -> list[dict[str, Any]]:
     with torch.no_grad():
         timing = host_time(new_length["SDPA"], batches=3, calls=20)
     rows.append(_host_row("SDPA, the backend of PyTorch's choice", HOST[1], shape, timing))
+    with torch.no_grad():
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(IN_GRAPH):
+                forward["torch_attention.flash_attention"]()
+    rows.append(_host_row(f"a CUDA graph with {IN_GRAPH} such calls", HOST[0], shape, host_time(graph.replay)))
     return rows
 
 

@@ -20,16 +20,31 @@ READS = {
     "4 lanes a row": (lambda lane: lane // 4, "lane / 4", lambda lane: lane % 4, "lane % 4"),
 }
 WIDTHS = {"float": 1, "float4": 4}
-LAYOUTS = {"64 words": PITCH, "padded: 65": PITCH + 1, "padded: 68": PITCH + 4, "swizzled": 0}
+LAYOUTS = {
+    "64 words": PITCH,
+    "padded: 65": PITCH + 1,
+    "padded: 66": PITCH + 2,
+    "padded: 68": PITCH + 4,
+    "swizzled": 0,
+}
 CELL, ROW, LEFT, TOP = 11, 8, 34, 20  # pixels
 BOTTOM = TOP + ROW * len(LANES)
 
 
-def moving_banks() -> Moving:
-    """Choose who reads what, in which width and from which layout; step through the wavefronts of the request."""
-    patterns = [_pattern(*names) for names in product(READS, WIDTHS, LAYOUTS)]
+def moving_banks(
+    reads: Sequence[str] = tuple(READS),
+    widths: Sequence[str] = tuple(WIDTHS),
+    layouts: Sequence[str] = ("64 words", "padded: 65", "padded: 68", "swizzled"),
+) -> Moving:
+    """Choose who reads what, in which width and from which layout; step through the wavefronts of the request.
+
+    Args:
+        reads, widths, layouts: what there is to choose from, by the names of READS, WIDTHS and LAYOUTS.
+    """
+    patterns = [_pattern(*names) for names in product(reads, widths, layouts)]
+    choices = (("lanes read", reads), ("each a", widths), ("rows are", layouts))
     data = {
-        "choices": [["lanes read", list(READS)], ["each a", list(WIDTHS)], ["rows are", list(LAYOUTS)]],
+        "choices": [[label, list(names)] for label, names in choices if len(names) > 1],
         "patterns": patterns,
         "place": [LEFT, TOP, CELL, ROW],
         "colours": [WRITE, MOVED, GPU],

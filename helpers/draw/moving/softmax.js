@@ -36,5 +36,5 @@ begin("softmax", (root, data, [numbers, svg, words]) => {
   query.value = row;
   query.onchange = () => ((row = +query.value), show());
   bar(root, make("label", {}, "row", query));
-  stepper(root, "tiles read", data.x.length - 1, tile, (at) => `tile ${at + 1} of ${data.x.length}`, (at) => ((tile = at), show()), 900)(tile);
+  stepper(root, "tiles read", data.x.length - 1, tile, (at) => `tile ${at} (0 to ${data.x.length - 1})`, (at) => ((tile = at), show()), 900)(tile);
 });

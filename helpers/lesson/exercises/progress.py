@@ -1,7 +1,9 @@
-"""What is solved: a small local file, and the board that shows it.
+"""What is solved and what was guessed: a small local file, and the board that shows it.
 
 The file is `.progress.json` in the root of the repository, or what `COURSE_PROGRESS` names. It is a convenience: where
 it is broken, or cannot be read or written, exercises are graded all the same.
+
+    {"exercises": {"01_coalesced_scores": {...}, ...}, "guesses": {"01": {"rows that go wrong": {...}, ...}, ...}}
 """
 
 from __future__ import annotations
@@ -11,8 +13,10 @@ import json
 import os
 import tempfile
 import zlib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from helpers.attention import kernel
 from helpers.lesson.exercises import holes
@@ -44,7 +48,7 @@ def read() -> dict[str, Entry]:
     """All entries, by exercise: those of the file, and of this session where the file has none."""
     entries: dict[str, Entry] = {}
     with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, KeyError):
-        for name, entry in json.loads(file().read_text(encoding="utf-8"))["exercises"].items():
+        for name, entry in _kept("exercises").items():
             entries[str(name)] = Entry(
                 int(entry["tries"]), bool(entry["solved"]), str(entry["text"]), int(entry["skeleton"])
             )
@@ -64,12 +68,38 @@ def note(name: str, code: str, *, passed: bool) -> None:
     if passed:
         entry.solved, entry.text, entry.skeleton = True, code, _version(name)
     _session[name] = entry
+    _keep("exercises", {key: asdict(value) for key, value in sorted(entries.items())})
+
+
+def guesses(notebook: str) -> dict[str, dict[str, Any]]:
+    """What was guessed in a notebook before, by question: "guess", "unit", and "value" where it was answered."""
+    kept = _kept("guesses").get(notebook)
+    return {str(k): one for k, one in kept.items() if isinstance(one, dict)} if isinstance(kept, dict) else {}
+
+
+def note_guess(notebook: str, question: str, told: Mapping[str, Any]) -> None:
+    """Keep a guess."""
+    _keep("guesses", {**_kept("guesses"), notebook: {**guesses(notebook), question: dict(told)}})
+
+
+def _kept(part: str) -> dict[str, Any]:
+    """A part of the file; empty where there is none that can be read."""
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+        kept = json.loads(file().read_text(encoding="utf-8")).get(part)
+        return kept if isinstance(kept, dict) else {}
+    return {}
+
+
+def _keep(part: str, entries: Mapping[str, Any]) -> None:
+    """Write a part of the file; the other parts stay. Nothing where it cannot be written."""
     with contextlib.suppress(OSError, ValueError, TypeError):
         target = file()
+        parts = {name: _kept(name) for name in ("exercises", "guesses")}
+        parts = {name: kept for name, kept in {**parts, part: entries}.items() if kept}
         handle, path = tempfile.mkstemp(dir=target.parent, prefix=".progress-")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as out:
-                json.dump({"exercises": {key: asdict(value) for key, value in sorted(entries.items())}}, out, indent=1)
+                json.dump(parts, out, indent=1)
             os.replace(path, target)  # all at once: another notebook may read it
         except BaseException:
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Graders of notebook 04."""
+"""Graders of notebooks 04 and 04b."""
 
 from __future__ import annotations
 
@@ -118,6 +118,7 @@ def outer_product(trial: Trial) -> None:
 @exercise(
     "04_float4_rows",
     minutes=8,
+    notebook="04b",
     hints={
         "requests": (
             "The result is right. How many loads and stores does a thread execute for its four words?",
@@ -178,6 +179,7 @@ def float4_rows(trial: Trial) -> None:
 @exercise(
     "04_pad_the_tile",
     minutes=10,
+    notebook="04b",
     hints={
         "conflicts": (
             "8 lanes are served together. In which banks do their float4 begin? Row j begins j * PITCH * 4 words on.",

@@ -220,7 +220,7 @@ def _sums_with_a_copy_in_flight(report: Report) -> int:
             "Which four 8 x 8 matrices of V are b[0] to b[3]?",
             "b[0] and b[1]: keys 0 to 7 and 8 to 15 of the first 8 columns; b[2] and b[3]: the same of the others. "
             "Lane 8 i + j gives the address of row j of matrix i, and a row of V is a key.",
-            "Lane l gives row l % 16, chunk 2 n + l / 16, at v + swizzle(row, chunk), to ldmatrix_x4_trans.",
+            "Lane l gives row l % 16, chunk 2 n + l / 16, at v + place(row, chunk), to ldmatrix_x4_trans.",
         ),
         "not packed": (
             "With S = 1 everywhere, a has to be 1 everywhere, and is not. What does a register of a hold?",
@@ -232,8 +232,8 @@ def _sums_with_a_copy_in_flight(report: Report) -> int:
             "S[0] has keys 0 to 7, S[1] has keys 8 to 15; elements 0 and 1 are of row g, 2 and 3 of row g + 8.",
             "a[0] = pack(S[0][0], S[0][1]); a[1] is the same for row g + 8; a[2] and a[3] come from S[1].",
         ),
-        "limit": "The three tiles are stored with swizzled chunks: take every address from swizzle(row, chunk).",
-        "bounds": "ldmatrix takes the address of a row: v + swizzle(row, chunk), with row below 16 and chunk below 8.",
+        "limit": "The three tiles have padded rows: take every address from place(row, chunk).",
+        "bounds": "ldmatrix takes the address of a row: v + place(row, chunk), with row below 16 and chunk below 8.",
     },
 )
 def two_products(trial: Trial) -> None:

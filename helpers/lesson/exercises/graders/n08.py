@@ -1,4 +1,4 @@
-"""The exercises of notebook 08: D by a warp a row, the whole backward in small, a sum over blocks."""
+"""The exercises of 08 and 08b: D by a warp a row, the whole backward in small, a sum over blocks, its order."""
 
 from __future__ import annotations
 
@@ -89,6 +89,58 @@ def _wrong_hole(times: np.ndarray) -> str:
         return "share"
     apart, neighbours = times.reshape(2, 32), times.reshape(32, 2).T
     return "lanes" if any(np.allclose(*shares) for shares in (apart, neighbours)) else "share"
+
+
+TWICE = (
+    "The first hole: two elements have one place. 32 lanes, 4 elements a lane and 8 fragments need 1,024 places.",
+    "Count: an element of all lanes takes 32 places, a fragment 4 times as many.",
+)
+OUTSIDE = (
+    "The first hole: 16 rows have 1,024 places in accum, 0 to 1,023. What is the largest place(f, i)?",
+    "A fragment takes 128 places: 4 elements of 32 lanes.",
+)
+
+
+@exercise(
+    "08_dq_order",
+    minutes=6,
+    notebook="08b",
+    hints={
+        "sectors": (
+            "The first hole: 32 lanes that touch 32 neighbouring floats touch 4 sectors. By how much do the places of "
+            "lanes 0 and 1 differ in yours?",
+            "Elements i of all lanes side by side: lane 0, lane 1, ..., lane 31; then elements i + 1.",
+            "return 128 * f + 32 * i + threadIdx.x;",
+        ),
+        "rows": (
+            "accum has each sum once, at the place of the first hole. The second hole still reads it elsewhere.",
+            "A lane of rows_of has the elements of one of add: dQ has them at element(f, i), accum at place(f, i).",
+        ),
+        "twice": TWICE,
+        "bounds": OUTSIDE,
+        "crash": OUTSIDE,
+        "race": "Several blocks add to one place of accum: leave the addition to atomicAdd; only the place changes.",
+        "": (
+            "Each of the 1,024 sums of 16 rows needs a place in accum, and rows_of has to find it there.",
+            "place(f, i) depends on f, i and the lane; rows_of reads accum at place(f, i).",
+        ),
+    },
+)
+def dq_order(trial: Trial) -> None:
+    first, d = (32, 3), 64
+    for n, many in trial.sizes("N, blocks", first, (16, 1), (80, 2)):
+        shares = trial.rng.standard_normal((many, n, d)).astype(np.float32) + np.float32(0.25)
+        accum, dq = trial.xp.zeros(n * d, np.float32), trial.empty(n, d)
+        trial.launch("add", (n // 16, many), 32, shares, accum, n)
+        trial.launch("rows_of", n // 16, 32, accum, dq)
+        expected = shares.astype(float).sum(axis=0)
+        sums = np.sort(trial.xp.asnumpy(accum))
+        all_there = np.allclose(sums, np.sort(expected.ravel()), rtol=0, atol=1e-4)
+        trial.expect("dQ", dq, expected, tolerance=1e-4, symptom="rows" if all_there else "twice")
+    if trial.report:
+        added = trial.reports[0].traffic["accum"]
+        trial.limit("sectors a request of add", added.sectors_per_request, exactly=4, symptom="sectors")
+        trial.limit("atomic additions", added.atomics, exactly=first[0] * first[1] * d)
 
 
 OF_ROWS = (

@@ -135,8 +135,20 @@
     watch();
   }
 
-  // A guess's button runs the cell below. So does a click on the folded answer, which would otherwise show its source.
-  function showAnswer(app, tracker, event) {
+  // The cell that answers a guess: it calls .answer() of a name that the guess's cell has given, and lies below it.
+  // Several cells may lie between. which: the number of the guess in its cell, all of them where it has no such number.
+  // -1 where there is none.
+  function answerOf(cells, index, which) {
+    const source = (cell) => (cell.model.type === "code" ? cell.model.sharedModel.getSource() : "");
+    const all = [...source(cells[index]).matchAll(/^(\w+) = predict\(/gm)].map((found) => found[1]);
+    const names = which in all ? [all[which]] : all;
+    const answers = new RegExp(`\\b(?:${names.join("|")})\\.answer\\(`);
+    return names.length ? cells.findIndex((cell, at) => at > index && answers.test(source(cell))) : -1;
+  }
+
+  // A guess's button runs the cell with its answer, and before it what lies between and may compute it. A click on a
+  // folded answer runs that cell, where it would otherwise show its source.
+  async function showAnswer(app, tracker, event) {
     const cells = tracker.currentWidget?.content;
     const index = cells?.widgets.findIndex((cell) => cell.node.contains(event.target)) ?? -1;
     if (index < 0) return;
@@ -146,9 +158,29 @@
     if (!byButton && !isFolded) return;
     event.preventDefault();
     event.stopPropagation();
-    cells.activeCellIndex = byButton ? index + 1 : index;
-    app.commands.execute("notebook:run-cell");
+    const buttons = [...cells.widgets[index].node.querySelectorAll(".course-show-answer")];
+    const answer = byButton ? answerOf(cells.widgets, index, buttons.indexOf(byButton)) : index;
+    if (answer < 0) return;
+    for (let at = byButton ? index + 1 : index; at <= answer; ++at) {
+      if (cells.widgets[at].model.type !== "code") continue;
+      cells.activeCellIndex = at;
+      await app.commands.execute("notebook:run-cell");
+    }
   }
+
+  // What JupyterLab's own style lacks. Words are broken between words, and kernels, which are wider than a narrow
+  // window, scroll and keep their indentation. The first line of a folded output is cut where the notebook ends. Figures
+  // are drawn for a white page: in a dark theme light and dark change places, and colours stay what they are called.
+  const STYLE = `
+    .course-show-answer { display: inline-block !important; width: auto; }
+    .jp-OutputArea-output pre { word-break: normal !important; overflow-wrap: anywhere !important; }
+    .jp-OutputArea-output.jp-RenderedHTMLCommon pre, .jp-OutputArea-output.jp-RenderedHTMLCommon pre code {
+      white-space: pre !important; overflow-wrap: normal !important; overflow-x: auto;
+    }
+    .jp-PlaceholderText { display: inline-block; max-width: min(40rem, 60vw); overflow: hidden; text-overflow: ellipsis; }
+    body[data-jp-theme-light="false"] .jp-RenderedImage img[src^="data:image/png"] {
+      filter: invert(1) hue-rotate(180deg); mix-blend-mode: screen; background: none;
+    }`;
 
   async function plugins() {
     const [{ IEditorLanguageRegistry }, { INotebookTracker }, view, language, common] = await Promise.all(
@@ -180,15 +212,11 @@
       },
       {
         id: "cuda-cells:answers",
-        description: "Runs the cell with the answer to a guess: by the button beside the guess, or by a click on the cell",
+        description: "Runs the cell that answers a guess, by the button beside it or a click on the cell; the style",
         autoStart: true,
         requires: [INotebookTracker],
         activate: (app, tracker) => {
-          document.head.append(
-            Object.assign(document.createElement("style"), {
-              textContent: ".course-show-answer { display: inline-block !important; width: auto; }",
-            }),
-          );
+          document.head.append(Object.assign(document.createElement("style"), { textContent: STYLE }));
           document.addEventListener("click", (event) => showAnswer(app, tracker, event), true);
         },
       },

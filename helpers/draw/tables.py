@@ -1,0 +1,70 @@
+"""Tables that are printed as text, as HTML: JupyterLab breaks lines of more than about 100 characters."""
+
+from __future__ import annotations
+
+import html
+import itertools
+import re
+
+from helpers.draw.picture import Html
+
+_CELL = "padding:2px 10px;white-space:nowrap;text-align:"
+
+
+def columns_of(lines: list[str], gap: int = 2) -> list[tuple[int, int]]:
+    """Where the columns of a text table begin and end: between them, no line has a character for at least `gap`."""
+    width = max(map(len, lines), default=0)
+    blank = [all(line[at : at + 1].strip() == "" for line in lines) for at in range(width)] + [True] * gap
+    found, begin = [], None
+    for at in range(width + 1):
+        if begin is None and not blank[at]:
+            begin = at
+        elif begin is not None and all(blank[at : at + gap]):
+            found.append((begin, at))
+            begin = None
+    return found
+
+
+def split(line: str, columns: list[tuple[int, int]], *, is_head: bool = False) -> list[str]:
+    """The cells of a line. Words of a head may be wider than their column: its end or its begin is theirs."""
+    if not is_head:
+        return [line[begin:end].strip() for begin, end in columns]
+    cells = [""] * len(columns)
+    begins, ends = [begin for begin, _ in columns], [end for _, end in columns]
+    for group in re.finditer(r"\S+(?: \S+)*", line):
+        begin, end = group.span()
+        inside = [at for at in ends if begin < at < end and line[at] == " "]
+        cuts = [begin, *(inside if end in ends and begin not in begins else ()), end]
+        for first, last in itertools.pairwise(cuts):
+            near = [abs(last - e) if last in ends else abs(first - b) for b, e in columns]
+            cells[near.index(min(near))] = line[first:last].strip()
+    return cells
+
+
+def table(text: str) -> Html:
+    """A text table whose columns stand two spaces apart, as a table of the page: it scrolls where it is too wide.
+
+    A line without two spaces in a row is a sentence; that and an empty line end a table, whose first line is its head.
+    """
+    parts = []
+    lines = [re.sub(r"^( *\d+)  ", r"\1\0\0", line.rstrip()) for line in text.split("\n")]  # the number of a row
+    for is_row, group in itertools.groupby(lines, lambda line: "  " in line.lstrip()):
+        some = list(group)
+        parts += [_one(some)] if is_row else [f"<p>{html.escape(line)}</p>" for line in some if line]
+    return Html(f"<div style='overflow-x:auto'>{''.join(parts)}</div>", text)
+
+
+def _one(lines: list[str]) -> str:
+    places = columns_of(lines[1:] or lines)
+    if any("   " in cell for line in lines[1:] for cell in split(line, places)):  # columns that one line runs through
+        listing = html.escape("\n".join(lines).replace("\0", " "))
+        return f"<pre style='white-space:pre;overflow-x:auto'>{listing}</pre>"
+    rows = []
+    for number, line in enumerate(lines):
+        tag = "td" if number else "th"
+        cells = [
+            f"<{tag} style='{_CELL}{'right' if column else 'left'}'>{html.escape(cell.replace(chr(0), ' '))}</{tag}>"
+            for column, cell in enumerate(split(line, places, is_head=not number))
+        ]
+        rows.append(f"<tr>{''.join(cells)}</tr>")
+    return f"<table>{''.join(rows)}</table>"

@@ -1,0 +1,36 @@
+"""The set-up cell of a notebook, where JupyterLab runs it: a line that says that it ran, and the engine built ahead.
+
+Its source is collapsed and what it prints is in the notebook as shipped, so without this nobody sees that it ran.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from helpers.engine import first_build
+
+_began: float = sys.modules["helpers"].BEGAN
+_watched: list[Any] = []  # the shell
+
+
+def watch() -> None:
+    """From now on, in JupyterLab, a cell that imports helpers says when it is done, and how long it took."""
+    if _watched or not first_build.in_jupyterlab():
+        return
+    shell = sys.modules["IPython"].get_ipython()
+    _watched.append(shell)
+    shell.events.register("pre_run_cell", _before)
+    shell.events.register("post_run_cell", _after)
+    first_build.begin()
+
+
+def _before(info: Any) -> None:
+    global _began
+    _began = time.monotonic()
+
+
+def _after(result: Any) -> None:
+    if "\n    import helpers\n" in result.info.raw_cell and result.success:
+        print(f"Ready after {time.monotonic() - _began:.1f} s, at {time.strftime('%H:%M:%S')}.")
