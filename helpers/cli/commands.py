@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from helpers.cli import work_copy
 from helpers.setup import host_compiler
-from helpers.setup.progress import follow
+from helpers.setup.progress import Progress, follow
 from helpers.setup.script import ROOT, Problem, become, say
 
 
@@ -221,7 +221,9 @@ def book(words: "list[str]") -> int:
     from helpers.site import build
 
     try:
-        page = build.build(words=words)
+        with Progress("making the site: minutes, most of them for pages of kernels and of usual mistakes") as shown:
+            shown.state = "pages, then Sphinx"
+            page = build.build(words=words)
     except (RuntimeError, ValueError) as error:
         say(f"the site was not made: {error}")
         return 1

@@ -1,6 +1,7 @@
 """The set-up cell of a notebook, where JupyterLab runs it: a line that says that it ran, and the engine built ahead.
 
-Its source is collapsed and what it prints is in the notebook as shipped, so without this nobody sees that it ran.
+Its source is collapsed and what it prints is in the notebook as shipped, so without this nobody sees that it ran. And
+where a name is missing later, a line says that a folded cell may not have run: arrow keys jump over those.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _watched: list[Any] = []  # the shell
 
 
 def watch() -> None:
-    """From now on, in JupyterLab, a cell that imports helpers says when it is done, and how long it took."""
+    """From now on, in JupyterLab, the set-up cell says when it is done, and how long it took."""
     if _watched or not first_build.in_jupyterlab():
         return
     shell = sys.modules["IPython"].get_ipython()
@@ -32,5 +33,7 @@ def _before(info: Any) -> None:
 
 
 def _after(result: Any) -> None:
+    if isinstance(result.error_in_exec, NameError):
+        print("Has every cell above run? Arrow keys jump over folded cells; Shift+Enter does not.")
     if "\n    import helpers\n" in result.info.raw_cell and result.success:
         print(f"Ready after {time.monotonic() - _began:.1f} s, at {time.strftime('%H:%M:%S')}.")

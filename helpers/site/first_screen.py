@@ -72,15 +72,23 @@ def stage_of(path: Path) -> int:
     return int(number_of(path.name)[:2])
 
 
-def _stages(number: int) -> list[Stage]:
-    """Those of a notebook: without those for one architecture alone, if it has others."""
+def kernel_of(path: Path) -> str:
+    """The kernel that a workshop is about, by its name: 15_fp16x3.cu of 15b_fp16x3; "" where that is its stage's."""
+    number, _, idea = path.stem.partition("_")
+    return f"{number[:2]}_{idea}.cu" if number[2:] else ""
+
+
+def _stages(number: int, kernel: str = "") -> list[Stage]:
+    """Those of a notebook: of its kernel, or without those for one architecture alone, if its number has others."""
+    if own := [stage for stage in LADDER.values() if stage.file == kernel]:
+        return own
     stages = [stage for stage in LADDER.values() if stage.number == USES.get(number, number)]
     return [stage for stage in stages if not stage.only_cc] or stages
 
 
-def works_on(number: int) -> str:
-    """Where the stage of a number runs, from the table of stages."""
-    stage = next(iter(_stages(number)), None)
+def works_on(number: int, kernel: str = "") -> str:
+    """Where the stage of a number runs, or of a workshop's kernel, from the table of stages."""
+    stage = next(iter(_stages(number, kernel)), None)
     least = stage.min_cc if stage else 0
     all_types = max(least, 80 if stage and "bfloat16" in stage.dtypes else 0)  # what a notebook shows both types on
     names = [name for name, capability in GPUS.items() if capability >= all_types]
@@ -96,8 +104,9 @@ def generated(path: Path, notebook: Mapping[str, Any]) -> str:
     read, do = minutes(path, notebook)
     exercises = sum(one.notebook == number_of(path.name) for one in exercise.GRADERS.values())
     todo = f"{do} for {exercises} exercise{'s' * (exercises != 1)}" if exercises else "no exercises"
+    where = works_on(stage_of(path), kernel_of(path))
     return (
-        f"{MARK}\n**Minutes:** {read} to read and run, {todo}.<br>\n**Works on:** {works_on(stage_of(path))}.<br>\n"
+        f"{MARK}\n**Minutes:** {read} to read and run, {todo}.<br>\n**Works on:** {where}.<br>\n"
         f"**Read on:** [references](references.md#{path.stem})." + _opens(path.name)
     )
 
@@ -118,9 +127,9 @@ _OPENING = re.compile(
 )
 
 
-def opening(number: int) -> str:
+def opening(number: int, kernel: str = "") -> str:
     """The lines that let a notebook find the course, and fetch it where there is none, as in Colab."""
-    stages = _stages(number)
+    stages = _stages(number, kernel)
     least = max((max(stage.min_cc, 80 if "bfloat16" in stage.dtypes else 0) for stage in stages), default=0)
     needs = f"least={least}" * (least > 0) + ", only=True" * any(stage.only_cc for stage in stages)
     address = web_address.address() if web_address.is_published() else ""
@@ -157,7 +166,7 @@ def first_code(path: Path, notebook: Mapping[str, Any]) -> str:
         ValueError: it does not begin as a first code cell does.
     """
     source = next(_source(cell) for cell in notebook["cells"] if cell["cell_type"] == "code")
-    text, count = _OPENING.subn(lambda _: opening(stage_of(path)), source, count=1)
+    text, count = _OPENING.subn(lambda _: opening(stage_of(path), kernel_of(path)), source, count=1)
     if count != 1:
         raise ValueError(
             f'{path.name}: the first code cell does not begin with import sys and sys.path.insert(0, "..")'

@@ -1,7 +1,8 @@
 // Exercise 05: the tiles of keys that a block needs under a causal mask.
 //
-// Row i is at key i + N_kv - N, so that the last row is at the last key, and sees the keys up to its own. A block has
-// BLOCK_M rows and loops over tiles of BLOCK_N keys. A row may be before the first key: its lse is minus infinity.
+// Row i is at key i + N_kv - N, so that the last row is at the last key, and sees the keys up to
+// its own. A block has BLOCK_M rows and loops over tiles of BLOCK_N keys. A row may be before the
+// first key: its lse is minus infinity.
 //
 // Shapes   Q (N, HEAD_DIM), K (N_kv, HEAD_DIM), lse (N); float32, row-major
 // Limit    a block reads no key of K that none of its rows sees
@@ -20,8 +21,8 @@
 
 // One thread per query row.
 extern "C" __global__ void __launch_bounds__(BLOCK_M) causal_tiles(
-    const float* __restrict__ Q, const float* __restrict__ K, float* __restrict__ lse, int N, int N_kv,
-    float softmax_scale) {
+    const float* __restrict__ Q, const float* __restrict__ K, float* __restrict__ lse, int N,
+    int N_kv, float softmax_scale) {
   __shared__ float K_smem[BLOCK_N][HEAD_DIM];
   const int first_row = blockIdx.x * BLOCK_M, row = first_row + threadIdx.x;
 

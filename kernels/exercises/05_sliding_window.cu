@@ -1,7 +1,8 @@
-// Exercise 05: a causal sliding window. A row sees the key at its position and window_left keys before it.
+// Exercise 05: a causal sliding window. A row sees the key at its position and window_left keys
+// before it.
 //
-// The last row is at the last key, whatever N and N_kv are: row i is at key i + N_kv - N. A row may be before the first
-// key, and then sees nothing: its output is 0, its lse minus infinity.
+// The last row is at the last key, whatever N and N_kv are: row i is at key i + N_kv - N. A row may
+// be before the first key, and then sees nothing: its output is 0, its lse minus infinity.
 //
 // Shapes   Q, O (N, HEAD_DIM); K, V (N_kv, HEAD_DIM); lse, visited (N); float32, row-major
 
@@ -15,8 +16,9 @@
 
 // One thread per query row, one key at a time.
 extern "C" __global__ void __launch_bounds__(BLOCK_M) sliding_window(
-    const float* __restrict__ Q, const float* __restrict__ K, const float* __restrict__ V, float* __restrict__ O,
-    float* __restrict__ lse, int* __restrict__ visited, int N, int N_kv, int window_left, float softmax_scale) {
+    const float* __restrict__ Q, const float* __restrict__ K, const float* __restrict__ V,
+    float* __restrict__ O, float* __restrict__ lse, int* __restrict__ visited, int N, int N_kv,
+    int window_left, float softmax_scale) {
   const int row = blockIdx.x * BLOCK_M + threadIdx.x;
   if (row >= N) return;
 
@@ -32,7 +34,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK_M) sliding_window(
   int keys = 0;
   for (int j = begin; j < end; ++j, ++keys) {
     float s = 0.0f;
-    for (int c = 0; c < HEAD_DIM; ++c) s += Q[(size_t)row * HEAD_DIM + c] * K[(size_t)j * HEAD_DIM + c];
+    for (int c = 0; c < HEAD_DIM; ++c)
+      s += Q[(size_t)row * HEAD_DIM + c] * K[(size_t)j * HEAD_DIM + c];
     s *= softmax_scale;
     const float m_new = fmaxf(m_i, s);
     const float rescale = expf(m_i - m_new), p = expf(s - m_new);

@@ -1,9 +1,12 @@
-// Exercise 06: O = the sum of P V over tiles of 16 keys. At every tile each row of acc is multiplied by its factor.
+// Exercise 06: O = the sum of P V over tiles of 16 keys. At every tile each row of acc is
+// multiplied by its factor.
 //
 // Launch   grid N / 16, block 32: a warp has 16 rows of P
-// Shapes   P (N, N_kv), V (N_kv, HEAD_DIM): float16; M (N_kv / 16, N), O (N, HEAD_DIM): float32; all but M's first
-//          dimension are multiples of 16. M holds each row's maximum after each tile, in powers of two
-// Limit    at most 64 bytes written to shared memory for a tile: the 16 factors make the trip, acc does not
+// Shapes   P (N, N_kv), V (N_kv, HEAD_DIM): float16; M (N_kv / 16, N), O (N, HEAD_DIM): float32;
+//          all but M's first dimension are multiples of 16. M holds each row's maximum after each
+//          tile, in powers of two
+// Limit    at most 64 bytes written to shared memory for a tile: the 16 factors make the trip, acc
+//          does not
 #include <cuda_fp16.h>
 #include <mma.h>
 
@@ -24,13 +27,13 @@ extern "C" __global__ void __launch_bounds__(32)
   for (int tile = 0; tile < N_kv / 16; ++tile) {
     // Lanes r and r + 16 compute the factor of row r.
     const float rescale = tile == 0 ? 1.0f : exp2f(M[(tile - 1) * N + row] - M[tile * N + row]);
-    // BEGIN hole: about 3 lines - lanes 0 to 15 store their factors; no lane may load too early, or overwrite too early
+    // BEGIN hole: about 3 lines - lanes 0 to 15 store their factors; none may load or overwrite too early
     __syncwarp();
     if (lane < 16) factors[lane] = rescale;
     __syncwarp();
     // END hole
 
-    // BEGIN hole: about 4 lines - load a fragment whose 16 columns all are the factors; multiply each acc[n] by it
+    // BEGIN hole: about 4 lines - load a fragment whose 16 columns all are the factors; multiply acc[n]
     Accumulator factor;
     tc::load_matrix_sync(factor, factors, 0, tc::mem_col_major);
     for (int n = 0; n < HEAD_DIM / 16; ++n)

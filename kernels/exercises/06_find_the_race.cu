@@ -1,8 +1,10 @@
-// Exercise 06: O = exp2(Q K^T) V, 16 keys at a time. The numbers come out right, but one barrier is missing. Where?
+// Exercise 06: O = exp2(Q K^T) V, 16 keys at a time. The numbers come out right, but one barrier is
+// missing. Where?
 //
 // Launch   grid N / 16, block 32: a warp has 16 rows of Q
-// Shapes   Q (N, HEAD_DIM), K, V (N_kv, HEAD_DIM): float16, O (N, HEAD_DIM): float32; N and N_kv multiples of 16
-// Limit    at most 4 barriers for each tile of keys, and no more shared memory than now: P overlays S
+// Shapes   Q (N, HEAD_DIM), K, V (N_kv, HEAD_DIM): float16, O (N, HEAD_DIM): float32; N and N_kv
+//          multiples of 16
+// Limit    at most 4 barriers for each tile of keys, no more shared memory than now: P overlays S
 #include <cuda_fp16.h>
 #include <mma.h>
 
@@ -10,7 +12,7 @@
 #define HEAD_DIM 16
 #endif
 constexpr int S_STRIDE = 20;  // floats from one row of S to the next
-constexpr int P_STRIDE = 24;  // numbers of 2 bytes from one row of P to the next: its rows are closer together
+constexpr int P_STRIDE = 24;  // numbers of 2 bytes from one row of P to the next: closer together
 
 namespace tc = nvcuda::wmma;
 using Accumulator = tc::fragment<tc::accumulator, 16, 16, 16, float>;
@@ -40,7 +42,8 @@ extern "C" __global__ void __launch_bounds__(32)
     // DEFAULT: __syncwarp();
     // DEFAULT: float s[16];
     // DEFAULT: for (int j = 0; j < 16; ++j) s[j] = S_smem[lane % 16 * S_STRIDE + j];
-    // DEFAULT: for (int j = 0; lane < 16 && j < 16; ++j) P_smem[lane * P_STRIDE + j] = __float2half(exp2f(s[j]));
+    // DEFAULT: for (int j = 0; lane < 16 && j < 16; ++j)
+    // DEFAULT:   P_smem[lane * P_STRIDE + j] = __float2half(exp2f(s[j]));
     // DEFAULT: __syncwarp();
     __syncwarp();
     tc::store_matrix_sync(S_smem, S, S_STRIDE, tc::mem_row_major);
@@ -48,7 +51,8 @@ extern "C" __global__ void __launch_bounds__(32)
     float s[16];
     for (int j = 0; j < 16; ++j) s[j] = S_smem[lane % 16 * S_STRIDE + j];
     __syncwarp();
-    for (int j = 0; lane < 16 && j < 16; ++j) P_smem[lane * P_STRIDE + j] = __float2half(exp2f(s[j]));
+    for (int j = 0; lane < 16 && j < 16; ++j)
+      P_smem[lane * P_STRIDE + j] = __float2half(exp2f(s[j]));
     __syncwarp();
     // END hole
 

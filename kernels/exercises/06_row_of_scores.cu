@@ -1,8 +1,9 @@
-// Exercise 06: the log-sum-exp of each row of softmax_scale * Q K^T; a tensor core computes the product.
+// Exercise 06: the log-sum-exp of each row of softmax_scale * Q K^T; a tensor core computes the
+// product.
 //
-// Launch   grid ceil(N / 16), block 32: a warp has 16 rows of Q and goes over the keys, 16 at a time
-// Shapes   Q (N, HEAD_DIM), K (N_kv, HEAD_DIM): float16, HEAD_DIM a multiple of 16; lse (N): float32
-// Limit    tensor cores compute all products: an mma_sync for each tile of keys and step of 16 columns
+// Launch   grid ceil(N / 16), block 32: a warp has 16 rows of Q and goes over the keys, 16 a turn
+// Shapes   Q (N, HEAD_DIM), K (N_kv, HEAD_DIM): float16; lse (N): float32; HEAD_DIM % 16 == 0
+// Limit    tensor cores compute all products: an mma_sync for each tile and step of 16 columns
 #include <cuda_fp16.h>
 #include <mma.h>
 
@@ -19,7 +20,8 @@ namespace tc = nvcuda::wmma;
 __device__ void load_tile(__half* tile, const __half* source, int first, int end) {
   for (int i = threadIdx.x; i < 16 * HEAD_DIM; i += 32) {
     const int r = i / HEAD_DIM, c = i % HEAD_DIM;
-    tile[r * STRIDE + c] = first + r < end ? source[(first + r) * HEAD_DIM + c] : __float2half(0.0f);
+    tile[r * STRIDE + c] =
+        first + r < end ? source[(first + r) * HEAD_DIM + c] : __float2half(0.0f);
   }
 }
 
@@ -34,12 +36,12 @@ extern "C" __global__ void __launch_bounds__(32)
   for (int first = 0; first < N_kv; first += 16) {
     __syncwarp();  // hazard: K_smem and S_smem are overwritten while another lane still reads them
     load_tile(K_smem, K, first, N_kv);
-    __syncwarp();  // hazard: the tiles are read before the other lanes have written their part of them
+    __syncwarp();  // hazard: the tiles are read before the other lanes have written their part
 
     tc::fragment<tc::accumulator, 16, 16, 16, float> S;
     tc::fill_fragment(S, 0.0f);
     for (int k = 0; k < HEAD_DIM; k += 16) {
-      // BEGIN hole: about 5 lines - S += Q K^T for columns k .. k + 15: two fragments, loaded and multiplied
+      // BEGIN hole: about 5 lines - S += Q K^T for columns k .. k + 15: two fragments, multiplied
       tc::fragment<tc::matrix_a, 16, 16, 16, __half, tc::row_major> q_frag;
       tc::fragment<tc::matrix_b, 16, 16, 16, __half, tc::col_major> k_frag;
       tc::load_matrix_sync(q_frag, Q_smem + k, STRIDE);
@@ -54,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(32)
     // END hole
 
     for (int j = 0; lane < 16 && j < 16; ++j) {  // lane r has row r; 16 lanes have none
-      // BEGIN hole: about 1 line - a key past the end must not count, but a score of 0 must: keys can have that
+      // BEGIN hole: about 1 line - a key past the end must not count, but a score of 0 must
       // DEFAULT: const float s = softmax_scale * S_smem[lane * S_STRIDE + j];
       const float s = first + j < N_kv ? softmax_scale * S_smem[lane * S_STRIDE + j] : NEG_INF;
       // END hole

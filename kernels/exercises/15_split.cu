@@ -1,7 +1,8 @@
-// Exercise 15: S = Q K^T with the accuracy of float32, by TF32 products. A warp has 16 rows and 8 keys.
+// Exercise 15: S = Q K^T with the accuracy of float32, by TF32 products. A warp has 16 rows and 8
+// keys.
 //
-// A tensor core ignores the last 13 of a float's 32 bits. So each element is split in two: hi, the nearest number
-// whose last 13 bits are 0, and lo, the rest.
+// A tensor core ignores the last 13 of a float's 32 bits. So each element is split in two: hi, the
+// nearest number whose last 13 bits are 0, and lo, the rest.
 //
 // Launch   grid (ceil(N / 16), ceil(N_kv / 8)), block 32
 // Shapes   Q (N, 64), K (N_kv, 64), S (N, N_kv): float32, row-major
@@ -19,7 +20,8 @@ __device__ void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// hi and lo as bits: __float_as_uint(x) has those of a float, __uint_as_float(bits) is the float that has them.
+// hi and lo as bits: __float_as_uint(x) has those of a float, __uint_as_float(bits) is the float
+// that has them.
 __device__ void split(float x, unsigned& hi, unsigned& lo) {
   // BEGIN hole: about 1 line - hi: x to the nearest number whose last 13 bits are 0
   // DEFAULT: hi = __float_as_uint(x);
@@ -31,9 +33,11 @@ __device__ void split(float x, unsigned& hi, unsigned& lo) {
   // END hole
 }
 
-extern "C" __global__ void __launch_bounds__(32)
-    scores(const float* __restrict__ Q, const float* __restrict__ K, float* __restrict__ S, int N, int N_kv) {
-  const int lane = threadIdx.x, g = lane / 4, t = lane % 4, row = blockIdx.x * 16 + g, key = blockIdx.y * 8 + g;
+extern "C" __global__ void __launch_bounds__(32) scores(
+    const float* __restrict__ Q, const float* __restrict__ K, float* __restrict__ S, int N,
+    int N_kv) {
+  const int lane = threadIdx.x, g = lane / 4, t = lane % 4;
+  const int row = blockIdx.x * 16 + g, key = blockIdx.y * 8 + g;
   float d[4] = {};
   for (int first = 0; first < 64; first += 8) {
     unsigned a_hi[4], a_lo[4], b_hi[2], b_lo[2];
@@ -41,7 +45,8 @@ extern "C" __global__ void __launch_bounds__(32)
       const int r = row + i % 2 * 8, column = first + t + i / 2 * 4;
       split(r < N ? Q[r * 64 + column] : 0.0f, a_hi[i], a_lo[i]);
     }
-    for (int i = 0; i < 2; ++i) split(key < N_kv ? K[key * 64 + first + t + 4 * i] : 0.0f, b_hi[i], b_lo[i]);
+    for (int i = 0; i < 2; ++i)
+      split(key < N_kv ? K[key * 64 + first + t + 4 * i] : 0.0f, b_hi[i], b_lo[i]);
     // BEGIN hole: about 3 lines - add three products to d, the small ones first
     // DEFAULT: mma(d, a_hi, b_hi);
     mma(d, a_lo, b_hi);

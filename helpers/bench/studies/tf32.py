@@ -20,7 +20,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -222,6 +222,24 @@ def take(path: Path, words: Sequence[str]) -> dict[str, Any]:
 
 
 @_shown
+class ErrorCase(NamedTuple):
+    """Inputs whose errors are recorded. scale: of Q. positive: V is between 0 and 1."""
+
+    head_dim: int
+    scale: float
+    positive: bool
+    keys: int
+
+
+def largest_errors(record: Mapping[str, Any] | None = None) -> dict[str, dict[ErrorCase, float]]:
+    """The largest error of each kernel in each case, of a record or of the committed one."""
+    errors: dict[str, dict[ErrorCase, float]] = {}
+    for row in (record or recorded())["errors"]:
+        case = ErrorCase(row["head_dim"], row["scale"], row["positive"], row["keys"])
+        errors.setdefault(row["name"], {})[case] = row["max"]
+    return errors
+
+
 def table(record: Mapping[str, Any] | None = None) -> str:
     """The record as text: errors by case, a column each; speeds; tiles, the fastest first."""
     lines = [f"on {record['device']}"]
