@@ -18,11 +18,13 @@ import pytest
 
 from helpers.attention.ladder import LADDER
 from helpers.bench import climb, gpus, reading
+from helpers.lesson.exercises import exercise
 from helpers.lesson.predict import predict
 from helpers.site import (
     build,
     climb_page,
     export_pages,
+    first_screen,
     guesses,
     kernel_pages,
     mistakes,
@@ -478,3 +480,21 @@ def test_no_figure_is_wider_than_the_page(chromium: Any, site: dict[Path, Page],
         image.focus()
         page.keyboard.press("Enter")
         assert image.bounding_box()["width"] > before
+
+
+def test_readme_says_how_many_exercises_and_hours() -> None:
+    """In its table of parts: to read the notebooks and to do their exercises, to half an hour."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f" {len(exercise.GRADERS)} exercises" in text
+    linked = []
+    for part in ("The algorithm", "Speed", "Training", "Workshops"):
+        (row,) = (line for line in text.splitlines() if line.startswith(f"| **{part}**"))
+        paths = [ROOT / target for target in re.findall(r"\]\((notebooks/\w+\.ipynb)\)", row)]
+        linked += paths
+        hours = [sum(first_screen.minutes(path, notebook_pages.read(path))) / 60 for path in paths]
+        said = row.rstrip(" |").rpartition("| ")[2]
+        if part == "Workshops":
+            assert said == "½ to 2 each" and min(hours) > 0.4 and max(hours) < 2.2
+        else:
+            assert float(said) == round(2 * sum(hours)) / 2, part
+    assert sorted(linked) == notebook_pages.paths(), "each notebook is in one part"
