@@ -37,7 +37,7 @@ except reports.NvrtcMissing as error:
     missing = str(error)
 
 MOST_NEW_LINES = 75  # of a step, beside the one before it
-MOST_LINES = 250  # of a file with which a climb begins anew
+MOST_LINES = 255
 # Bytes that spill on sm_90: of 06_01 at its usual head dimension, of the steps to 07 and 15 at 128 only.
 SPILLS = {
     "steps/06_01_row_per_lane.cu": 120,

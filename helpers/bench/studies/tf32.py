@@ -221,7 +221,6 @@ def take(path: Path, words: Sequence[str]) -> dict[str, Any]:
     return record
 
 
-@_shown
 class ErrorCase(NamedTuple):
     """Inputs whose errors are recorded. scale: of Q. positive: V is between 0 and 1."""
 
@@ -240,6 +239,7 @@ def largest_errors(record: Mapping[str, Any] | None = None) -> dict[str, dict[Er
     return errors
 
 
+@_shown
 def table(record: Mapping[str, Any] | None = None) -> str:
     """The record as text: errors by case, a column each; speeds; tiles, the fastest first."""
     lines = [f"on {record['device']}"]
