@@ -9,7 +9,7 @@
 //
 // Launch, shapes, traffic: see backward_tiles.cuh
 
-// The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles; KeyBlock, RowRange,
+// The skeleton, which notebook 08b explains. backward_tiles.cuh: sizes of tiles; KeyBlock, RowRange,
 // MBlock and Warp (what a block and a warp have); load_tile, gemm_abt and gemm_ab.
 #include "backward_convert.cuh"   // dQ after the loop
 #include "backward_epilogue.cuh"  // stores dK and dV in float32, for 17

@@ -225,3 +225,10 @@ def test_the_devcontainer_runs_the_course() -> None:
     python = settings["customizations"]["vscode"]["settings"]["python.defaultInterpreterPath"]
     assert python.endswith("/.venv/bin/python")
     assert settings["hostRequirements"]["gpu"] == "optional", "a GPU is used where there is one, and not needed"
+
+
+def test_a_workshop_about_one_kernel_runs_where_that_does() -> None:
+    kernel = first_screen.kernel_of(Path("15b_fp16x3.ipynb"))
+    assert kernel == "15_fp16x3.cu" and first_screen.kernel_of(Path("15_tf32.ipynb")) == ""
+    assert "9.0" in first_screen.works_on(15, kernel) and "A100" in first_screen.works_on(15)
+    assert "only=True" in first_screen.opening(15, kernel) and "only=True" not in first_screen.opening(15)

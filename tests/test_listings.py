@@ -30,7 +30,8 @@ ASKS_FOR = {  # a notebook -> those that its reader has read
     "08": ROAD,
     "08b": (*ROAD, "06", "07", "08"),
     "10": (*ROAD, "06", "07"),
-    "13": (*ROAD, "06", "07", "08", "10"),
+    "13": (*ROAD, "06", "07", "08", "08b", "10"),
+    "15b": (*ROAD, "06", "07", "10", "15"),
 }
 WORKSHOP = (*ROAD, "06", "07")  # of the others from 11 on
 

@@ -6,7 +6,7 @@
 // Launch, shapes, traffic: see backward_tiles.cuh, without dq_semaphore
 // Spills   by NVRTC 12.9 for sm_90: none
 
-// The skeleton, which notebook 08 explains. backward_tiles.cuh: sizes of tiles, KeyBlock and Warp
+// The skeleton, which notebook 08b explains. backward_tiles.cuh: sizes of tiles, KeyBlock and Warp
 // (what a block and a warp has), load_tile, gemm_abt and gemm_ab; lse, delta and zeros for dQ_accum
 // before the loop. backward_convert.cuh: dQ after it. backward_epilogue.cuh: dK and dV from
 // registers.
