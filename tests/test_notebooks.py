@@ -128,7 +128,6 @@ ANSWERED_LATER = {
     "03": "factor hiding lost",
     "10": "expected_bytes",
     "11": "instructions special documents partial",
-    "12": "nested bits longer speed",
 }
 OF_FOLDED_CELLS = {
     "00": "record three fused N d work costs n",
@@ -142,8 +141,6 @@ OF_FOLDED_CELLS = {
     "09": "characters",
     "10": "box broken",
     "11": "recorded ms",
-    "12": "made",
-    "13": "reports rng in_turn",
     "14": "record intact recorded",
     "15": "rng fp16_parts",
     "17": "records plans record",
