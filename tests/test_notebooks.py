@@ -131,7 +131,6 @@ ANSWERED_LATER = {
     "12": "nested bits longer speed",
 }
 OF_FOLDED_CELLS = {
-    "00": "record three fused N d work costs n",
     "01": "intact",
     "02": "HEAD_DIM BLOCK_M BLOCK_N tiled_words intact no_barrier_after recorded",
     "03": "rises",
