@@ -312,7 +312,7 @@ def test_a_picture_is_a_png_on_white_and_says_what_it_shows(name: str) -> None:
 
 
 def test_grid_picture_counts() -> None:
-    assert show.grid_picture(200, 64).alt == "200 rows over 4 blocks of 64 threads; 56 threads are idle"
+    assert show.grid_picture(200, 64).alt == "200 elements over 4 blocks of 64 threads; 56 threads are idle"
     assert "0 threads are idle" in show.grid_picture(128, 64).alt
 
 

@@ -17,18 +17,19 @@ from helpers.engine.banks import BANKS, wavefronts
 
 @styled
 def grid_picture(n: int, block: int) -> Picture:
-    """Which thread owns which row: a line of cells per block, coloured where row = blockIdx * block + threadIdx < n."""
+    """Which thread owns which element: a line of cells per block, coloured where blockIdx * block + threadIdx < n."""
     grid = -(-n // block)
-    row = np.arange(grid)[:, None] * block + np.arange(block)
+    element = np.arange(grid)[:, None] * block + np.arange(block)
     fig, ax = figure(7.5, 0.95 + 0.36 * grid)
-    ax.pcolormesh(row < n, cmap=ListedColormap([IDLE, MOVED]), vmin=0, vmax=1, edgecolors="white", linewidth=0.6)
+    ax.pcolormesh(element < n, cmap=ListedColormap([IDLE, MOVED]), vmin=0, vmax=1, edgecolors="white", linewidth=0.6)
     for b in range(grid):
         live = min(block, n - b * block)
         if live > block // 2:
-            ax.text(0.3, b + 0.5, f"row {row[b, 0]}", va="center", fontsize=9)
-            ax.text(live - 0.3, b + 0.5, f"row {row[b, live - 1]}", ha="right", va="center", fontsize=9)
+            ax.text(0.3, b + 0.5, f"element {element[b, 0]}", va="center", fontsize=9)
+            ax.text(live - 0.3, b + 0.5, f"element {element[b, live - 1]}", ha="right", va="center", fontsize=9)
         else:  # too few cells to write in
-            text = f"rows {row[b, 0]} to {row[b, live - 1]}" if live > 1 else f"row {row[b, 0]}"
+            first, last = element[b, 0], element[b, live - 1]
+            text = f"elements {first} to {last}" if live > 1 else f"element {first}"
             ax.text(live + 0.5, b + 0.5, text, va="center", fontsize=9)
         if live < block:
             ax.text(block - 0.3, b + 0.5, f"{block - live} idle", ha="right", va="center", fontsize=9, color="#666666")
@@ -36,8 +37,8 @@ def grid_picture(n: int, block: int) -> Picture:
     ax.set_xticks([0.5, *np.arange(16, block + 1, 16) - 0.5], [0, *np.arange(16, block + 1, 16) - 1])
     ax.set_yticks(np.arange(grid) + 0.5, range(grid))
     ax.spines[:].set_visible(False)
-    ax.set_title(f"{n} rows, blocks of {block}: a grid of {grid}")
-    return Picture(fig, f"{n} rows over {grid} blocks of {block} threads; {grid * block - n} threads are idle")
+    ax.set_title(f"{n} elements, blocks of {block}: a grid of {grid}")
+    return Picture(fig, f"{n} elements over {grid} blocks of {block} threads; {grid * block - n} threads are idle")
 
 
 @styled

@@ -87,7 +87,7 @@ def picture(name: str, block: tuple[int, int, int], n_threads: int, steps: Seque
     ticks = list(range(0, n_threads, WARP * max(1, n_warps // 8))) if n_warps > 1 else list(range(0, n_threads, 8))
     ax.set_yticks(ticks, [str(t) for t in ticks])
     ax.set(xlim=(0, len(intervals)), ylim=(n_threads, 0), ylabel="thread", xlabel="order, not time; numbers are lines")
-    more = f"; {skipped:,} more not drawn" if skipped else ""
+    more = f"; {skipped:,} more phases not drawn" if skipped else ""
     ax.set_title(f"{name}, block ({', '.join(map(str, block))}){more}")
     handles = [Patch(color=COLOURS[what], label=what) for what, corners in boxes.items() if corners]
     fig.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8)

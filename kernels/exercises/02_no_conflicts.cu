@@ -5,7 +5,7 @@
 //
 // Launch   grid ceil(N / ROWS), block 4 ROWS = 128: a warp has 8 rows
 // Shapes   Q (N, HEAD_DIM); PART (N, 4), whose rows add up to |q_i|^2; float32, row-major
-// Limit    no bank conflict, with at most 8,704 bytes of shared memory for HEAD_DIM = 64
+// Limit    no bank conflict, with at most 9,000 bytes of shared memory for HEAD_DIM = 64
 
 #ifndef HEAD_DIM
 #define HEAD_DIM 64  // a multiple of 32
