@@ -133,7 +133,6 @@ OF_FOLDED_CELLS = {
     "05": "sized result few one",
     "06": "predicted padded",
     "07": "versions",
-    "08": "reports square tiles_64",
     "09": "characters",
     "10": "box broken",
     "11": "recorded ms",
@@ -144,7 +143,6 @@ OF_FOLDED_CELLS = {
 WIDE_TABLES = {
     "06": "measure-live climb-all",
     "07": "climb-answer climb-bars",
-    "08": "limits-counters",
     "10": "peers-code climb-code changes-code",
     "11": "fusing-recorded",
     "12": "look-lines-code measure-price-table",
@@ -153,7 +151,7 @@ WIDE_TABLES = {
     "15": "drift-answer climb-table",
 }
 # Not executed since HTML outputs begin with a short line.
-WITHOUT_LABELS = "03 04 06 07 08 10 12 13 14 15"
+WITHOUT_LABELS = "03 04 06 07 10 12 13 14 15"
 
 TAGS = {"nbval-ignore-output", "nbval-skip", "skip-execution", "raises-exception"}
 MACHINE_PATH = re.compile(r"(?<![\w.\])}-])/(?:home|root|tmp|work|usr|Users|mnt|opt|var|private|builds?)/\w|[A-Z]:\\\w")
