@@ -130,10 +130,7 @@ ANSWERED_LATER = {
 }
 OF_FOLDED_CELLS = {
     "03": "rises",
-    "05": "sized result few one",
-    "06": "predicted padded",
     "07": "versions",
-    "09": "characters",
     "10": "box broken",
     "11": "recorded ms",
     "14": "record intact recorded",
@@ -141,7 +138,6 @@ OF_FOLDED_CELLS = {
     "17": "records plans record",
 }
 WIDE_TABLES = {
-    "06": "measure-live climb-all",
     "07": "climb-answer climb-bars",
     "10": "peers-code climb-code changes-code",
     "11": "fusing-recorded",
@@ -151,7 +147,7 @@ WIDE_TABLES = {
     "15": "drift-answer climb-table",
 }
 # Not executed since HTML outputs begin with a short line.
-WITHOUT_LABELS = "03 04 06 07 10 12 13 14 15"
+WITHOUT_LABELS = "03 04 07 10 12 13 14 15"
 
 TAGS = {"nbval-ignore-output", "nbval-skip", "skip-execution", "raises-exception"}
 MACHINE_PATH = re.compile(r"(?<![\w.\])}-])/(?:home|root|tmp|work|usr|Users|mnt|opt|var|private|builds?)/\w|[A-Z]:\\\w")

@@ -45,10 +45,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_M) sliding_window(
   }
   visited[row] = keys;
 
-  // BEGIN hole: about 1 line - the factor of acc; the output of a row without keys is 0, never NaN
-  // DEFAULT: const float inverse = 1.0f / l_i;
-  const float inverse = l_i == 0.0f ? 0.0f : 1.0f / l_i;
-  // END hole
+  const float inverse = l_i == 0.0f ? 0.0f : 1.0f / l_i;  // a row without keys gives 0, never NaN
   lse[row] = m_i + logf(l_i);  // log(0) is minus infinity
 
   for (int c = 0; c < HEAD_DIM; ++c) O[(size_t)row * HEAD_DIM + c] = acc[c] * inverse;

@@ -14,7 +14,7 @@ from helpers.lesson.exercises.trial import Trial, exercise
 
 @exercise(
     "05_sliding_window",
-    minutes=11,
+    minutes=8,
     hints={
         "visited": (
             "Row i is at key i + N_kv - N. Which keys may it see, from there back to window_left keys before?",
