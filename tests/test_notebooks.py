@@ -124,12 +124,10 @@ STILTED = re.compile(r"\b(?:its gift|as dear as|in vain|behind \w+ back|half as 
 
 # What these rules still let pass, by notebook: guesses, names, cells. Take out what is mended.
 ANSWERED_LATER = {
-    "03": "factor hiding lost",
     "10": "expected_bytes",
     "11": "instructions special documents partial",
 }
 OF_FOLDED_CELLS = {
-    "03": "rises",
     "07": "versions",
     "10": "box broken",
     "11": "recorded ms",
@@ -147,7 +145,7 @@ WIDE_TABLES = {
     "15": "drift-answer climb-table",
 }
 # Not executed since HTML outputs begin with a short line.
-WITHOUT_LABELS = "03 04 07 10 12 13 14 15"
+WITHOUT_LABELS = "04 07 10 12 13 14 15"
 
 TAGS = {"nbval-ignore-output", "nbval-skip", "skip-execution", "raises-exception"}
 MACHINE_PATH = re.compile(r"(?<![\w.\])}-])/(?:home|root|tmp|work|usr|Users|mnt|opt|var|private|builds?)/\w|[A-Z]:\\\w")
