@@ -1,6 +1,6 @@
 // dQ's semaphores: with DETERMINISTIC=1, the blocks that add to a tile of dQ do so in the order of their
 // keys, so that its bits are the same in every run. A semaphore is an int in global memory that counts the
-// blocks that have added (FlashAttention's dq_semaphore). Explained in 08's notebook.
+// blocks that have added (FlashAttention's dq_semaphore). Explained in notebook 08b.
 
 #pragma once
 #include "backward_blocks.cuh"

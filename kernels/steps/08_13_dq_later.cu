@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
       for (int n = 0; n < SLICE_M / 8; ++n) {
         const float2* const own =
             reinterpret_cast<const float2*>(own_lse + warp.row + c * SLICE_M + 8 * n + 2 * t);
-        const float2 lse = own[0], delta = own[BLOCK_M / 2];
+        const float2 lse = own[0], delta = own[BLOCK_M / 2];  // BLOCK_M floats further on
 #pragma unroll
         for (int m = 0; m < KEY_TILES; ++m)
 #pragma unroll
@@ -225,8 +225,8 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
           T(), dP, k_lane + KEYS_BYTES,
           q_lane + stage_bytes + ROWS_BYTES + 2 * c * SLICE_M * HEAD_DIM_PADDED);
 
-      // Accumulators of 2 x 8 rows have the layout that the left operand of 16 rows needs: only the
-      // width changes.
+      // Two accumulators of 16 keys by 8 rows have the layout of a left operand of 16 by 16: they
+      // are only rounded to 16 bits.
       unsigned P_half[KEY_TILES][SLICE_M / 16][4], dS_half[KEY_TILES][SLICE_M / 16][4];
 #pragma unroll
       for (int m = 0; m < KEY_TILES; ++m)
@@ -255,7 +255,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
     if constexpr (!P_IN_REGISTERS) {  // dV and dK, from the rows of the other warps
       __syncthreads();  // without it, P and dS could be read before other warps have written them
 #pragma unroll
-      for (int r = OWN_IN_REGISTERS; r < WARPS_ROWS; ++r) {
+      for (int r = OWN_IN_REGISTERS; r < WARPS_ROWS; ++r) {  // r = 0: this warp's own rows
         const int row = warp.row ^ r * WARP_ROWS;
         const unsigned a_lane =
             swizzle<ROW_CHUNKS>(warp.dkv_key + lane_id % 16, lane_id / 16 + row / 8);
