@@ -137,7 +137,6 @@ OF_FOLDED_CELLS = {
     "03": "rises",
     "05": "sized result few one",
     "06": "predicted padded",
-    "07": "versions",
     "08": "reports square tiles_64",
     "09": "characters",
     "10": "box broken",
@@ -150,7 +149,6 @@ OF_FOLDED_CELLS = {
 }
 WIDE_TABLES = {
     "06": "measure-live climb-all",
-    "07": "climb-answer climb-bars",
     "08": "limits-counters",
     "10": "peers-code climb-code changes-code",
     "11": "fusing-recorded",
@@ -160,7 +158,7 @@ WIDE_TABLES = {
     "15": "drift-answer climb-table",
 }
 # Not executed since HTML outputs begin with a short line.
-WITHOUT_LABELS = "01 02 03 04 06 07 08 10 12 13 14 15"
+WITHOUT_LABELS = "01 02 03 04 06 08 10 12 13 14 15"
 
 TAGS = {"nbval-ignore-output", "nbval-skip", "skip-execution", "raises-exception"}
 MACHINE_PATH = re.compile(r"(?<![\w.\])}-])/(?:home|root|tmp|work|usr|Users|mnt|opt|var|private|builds?)/\w|[A-Z]:\\\w")
