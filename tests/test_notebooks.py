@@ -128,7 +128,6 @@ ANSWERED_LATER = {
     "11": "instructions special documents partial",
 }
 OF_FOLDED_CELLS = {
-    "07": "versions",
     "10": "box broken",
     "11": "recorded ms",
     "14": "record intact recorded",
@@ -136,7 +135,6 @@ OF_FOLDED_CELLS = {
     "17": "records plans record",
 }
 WIDE_TABLES = {
-    "07": "climb-answer climb-bars",
     "10": "peers-code climb-code changes-code",
     "11": "fusing-recorded",
     "12": "look-lines-code measure-price-table",
@@ -145,7 +143,7 @@ WIDE_TABLES = {
     "15": "drift-answer climb-table",
 }
 # Not executed since HTML outputs begin with a short line.
-WITHOUT_LABELS = "04 07 10 12 13 14 15"
+WITHOUT_LABELS = "04 10 12 13 14 15"
 
 TAGS = {"nbval-ignore-output", "nbval-skip", "skip-execution", "raises-exception"}
 MACHINE_PATH = re.compile(r"(?<![\w.\])}-])/(?:home|root|tmp|work|usr|Users|mnt|opt|var|private|builds?)/\w|[A-Z]:\\\w")

@@ -1,7 +1,7 @@
 // Exercise 07: find the bug. The mean of V's rows, tile by tile, while the next tile is copied.
 //
 // On the CPU engine the output is right; on a GPU it is so most of the time. The X-ray names the
-// two lines that race.
+// read, and the copy that it does not wait for.
 //
 // Launch   grid 1, block 64: thread i has column i
 // Shapes   V (N, 64), O (64,): float32
