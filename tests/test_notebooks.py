@@ -126,7 +126,6 @@ STILTED = re.compile(r"\b(?:its gift|as dear as|in vain|behind \w+ back|half as 
 ANSWERED_LATER = {
     "01": "mib",
     "03": "factor hiding lost",
-    "10": "expected_bytes",
     "11": "instructions special documents partial",
     "12": "nested bits longer speed",
 }
@@ -140,7 +139,6 @@ OF_FOLDED_CELLS = {
     "07": "versions",
     "08": "reports square tiles_64",
     "09": "characters",
-    "10": "box broken",
     "11": "recorded ms",
     "12": "made",
     "13": "reports rng in_turn",
@@ -152,7 +150,6 @@ WIDE_TABLES = {
     "06": "measure-live climb-all",
     "07": "climb-answer climb-bars",
     "08": "limits-counters",
-    "10": "peers-code climb-code changes-code",
     "11": "fusing-recorded",
     "12": "look-lines-code measure-price-table",
     "13": "climb-answer climb-counters training-code",
@@ -160,7 +157,7 @@ WIDE_TABLES = {
     "15": "drift-answer climb-table",
 }
 # Not executed since HTML outputs begin with a short line.
-WITHOUT_LABELS = "01 02 03 04 06 07 08 10 12 13 14 15"
+WITHOUT_LABELS = "01 02 03 04 06 07 08 12 13 14 15"
 
 TAGS = {"nbval-ignore-output", "nbval-skip", "skip-execution", "raises-exception"}
 MACHINE_PATH = re.compile(r"(?<![\w.\])}-])/(?:home|root|tmp|work|usr|Users|mnt|opt|var|private|builds?)/\w|[A-Z]:\\\w")
