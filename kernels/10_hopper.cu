@@ -9,7 +9,7 @@
 // and computes the next weights while O is summed. And consumers take turns at issuing products,
 // ping-pong, so that one has products in flight while another computes weights (Shah, Bikshandi et
 // al., 2024). Each block takes one tile of rows after the other, and its key tiles from the last to the
-// first. S of the next tile's first ones is computed while O is stored.
+// first. S of the next tile's first keys is computed while O is stored.
 //
 // Launch   grid: as many blocks as multiprocessors, packed: as tiles; block 128 (1 + BLOCK_M / 64);
 //          SHARED_BYTES of dynamic shared memory
@@ -64,10 +64,10 @@ __device__ __forceinline__ void start_pv(Output& O, const Weights& P, unsigned l
   wgmma_commit();
 }
 
-// Whether a score of the warp's rows exceeds its limit, so that weights could overflow: the lazy
-// rescale of FlashAttention-4. Unless both are negative, floats compare like their bits read as
-// integers, so one instruction (VIMNMX3) compares two scores with the highest so far. A negative
-// result may be too low, and is clamped to 0.
+// Whether a score of the warp's rows exceeds its row's limit: m_i and a threshold (any_size.cuh).
+// If none does, the maxima stay: the lazy rescale of FlashAttention-4. Unless both are negative,
+// floats compare like their bits read as integers, so one instruction (VIMNMX3) compares two scores
+// with the highest so far. A negative result may be too low, and is clamped to 0.
 __device__ __forceinline__ bool exceeds_limit(
     const Scores& S, const Statistics& limit, float softmax_scale_log2) {
   bool exceeds = false;
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
   Tile tile, done;
   int round = 0;
   int4 item = schedule[blockIdx.x];
-  const auto next = [&] {
+  const auto next = [&] {  // the block's next tile of rows, by the table; false: none is left
     return next_tile(tile, item, round, rounds, schedule, cu_seqlens_q, cu_seqlens_k, params);
   };
 
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
     return Hooks{HOOK_ARGUMENTS tile.sequence, tile.head, tile.kv_head, tile.q_len, tile.kv_len};
   };
   const auto key_tiles_of_tile = [&] {
-    return Tiles<-BLOCK_N>(  // downwards
+    return Tiles<-BLOCK_N>(  // the first keys of its key tiles, from the last to the first
         hooks_of_tile(), (tile.q_len - tile.rows) / BLOCK_M, last_tile_begin(tile), tile.begin);
   };
 
@@ -262,13 +262,14 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
     if (leader) q_ring.release(q_stage);
     if (rescaled) rescale_output(acc, rescale);
     done = tile;
+    // base: not 0 where scores are large, see any_size.cuh
     const Statistics m_i = {maxima.m_i[0] + maxima.base[0], maxima.m_i[1] + maxima.base[1]};
-    finish_rows(done, warp_row, m_i, l_i, inverse, lse, packed, params);  // O is still in flight
+    finish_rows(done, warp_row, m_i, l_i, inverse, lse, packed, params);
     if (!next()) break;
     const auto v_stage = k_stage;
     v_ring.wait_full(v_stage);
     start_pv<T>(acc, P, advance_tiles(v, v_stage.index, TILE_BYTES));
-    q_stage.phase ^= 1;  // the same place again
+    q_stage.phase ^= 1;  // the same stage, one phase on: a consumer has a Q of its own
     k_stage.advance();
     q_ring.wait_full(q_stage);
     k_ring.wait_full(k_stage);

@@ -640,9 +640,9 @@ BUGS = (
         "if (exceeds_limit(S, maxima.limit, softmax_scale_log2)) rescaled = move();",
     ),
     changed("the maxima may be exceeded by far", "m_new[i] + RESCALE_THRESHOLD", "m_new[i] + 200"),
-    changed("large maxima are rounded", "if (!large) return true;", "return true;"),
-    changed("large scores move no maximum", "large ? NEG_INF : limit", "limit"),
-    changed("large maxima are forgotten", "maxima.base[i] = large ? m_new[i] : 0.0f", "maxima.base[i] = 0.0f"),
+    changed("large maxima are rounded", "if (!large) return false;", "return large;"),
+    changed("large scores move no maximum", "large ? NEG_INF : m_new[i]", "m_new[i]"),
+    changed("large maxima are forgotten", "base[i] = large ? m_new[i] : 0.0f", "base[i] = 0.0f"),
     changed("m_i of the tile before", NEW_ROW, f"{OF_BEFORE} {NEW_ROW} if (round > 1) maxima.m_i[i] = m_before;"),
     changed("l_i of the tile before", NEW_ROW, f"{OF_BEFORE} {NEW_ROW} if (round > 1) l_i[i] = l_before;"),
     changed(

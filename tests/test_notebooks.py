@@ -124,18 +124,15 @@ STILTED = re.compile(r"\b(?:its gift|as dear as|in vain|behind \w+ back|half as 
 
 # What these rules still let pass, by notebook: guesses, names, cells. Take out what is mended.
 ANSWERED_LATER = {
-    "10": "expected_bytes",
     "11": "instructions special documents partial",
 }
 OF_FOLDED_CELLS = {
-    "10": "box broken",
     "11": "recorded ms",
     "14": "record intact recorded",
     "15": "rng fp16_parts",
     "17": "records plans record",
 }
 WIDE_TABLES = {
-    "10": "peers-code climb-code changes-code",
     "11": "fusing-recorded",
     "12": "look-lines-code measure-price-table",
     "13": "climb-answer climb-counters training-code",
@@ -143,7 +140,7 @@ WIDE_TABLES = {
     "15": "drift-answer climb-table",
 }
 # Not executed since HTML outputs begin with a short line.
-WITHOUT_LABELS = "04 10 12 13 14 15"
+WITHOUT_LABELS = "04 12 13 14 15"
 
 TAGS = {"nbval-ignore-output", "nbval-skip", "skip-execution", "raises-exception"}
 MACHINE_PATH = re.compile(r"(?<![\w.\])}-])/(?:home|root|tmp|work|usr|Users|mnt|opt|var|private|builds?)/\w|[A-Z]:\\\w")

@@ -424,7 +424,7 @@ BUGS: dict[str, tuple[Bug, ...]] = {
         changed("a key too few", "keys_before<BLOCK_N>(low)", "keys_before<BLOCK_N>(low + 1)"),
         changed("bits of a thread's second keys", "min(keys % 8, 2)", "min(keys % 8, 1)"),
         changed("rows past the end are read", "i < rows_left && ", "", cpu_only=True),
-        changed("large maxima are rounded", "if (!large) return;", "return;"),
+        changed("large maxima are rounded", "if (!large) return false;", "return large;"),
         changed(
             "large scores are not rounded as their maximum",
             "(__fmul_rn(s, softmax_scale_log2) - m_new[i])",

@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
 
     // ---- the last keys' O
     rescale_output(acc, rescale);
-    finish_rows(tile, warp_row, m_i, l_i, inverse, lse, packed, params);  // O is still in flight
+    finish_rows(tile, warp_row, m_i, l_i, inverse, lse, packed, params);
     v_ring.wait_full(k_stage);
     start_pv<T>(acc, P, advance_tiles(v, k_stage.index, TILE_BYTES));
     wgmma_wait<0>();

@@ -214,13 +214,13 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
     // ---- the last keys' O
     if (leader) q_ring.release(q_stage);
     rescale_output(acc, rescale);
-    finish_rows(tile, warp_row, m_i, l_i, inverse, lse, packed, params);  // O is still in flight
+    finish_rows(tile, warp_row, m_i, l_i, inverse, lse, packed, params);
     v_ring.wait_full(k_stage);
     start_pv<T>(acc, P, advance_tiles(v, k_stage.index, TILE_BYTES));
     wgmma_wait<0>();
     wgmma_registers(acc);
     if (leader) v_ring.release(k_stage);
-    q_stage.phase ^= 1;  // the same place again
+    q_stage.phase ^= 1;  // the same stage, one phase on: a consumer has a Q of its own
     k_stage.advance();
     store();
   }

@@ -240,12 +240,12 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
     if (leader) q_ring.release(q_stage);
     if (rescaled) rescale_output(acc, rescale);
     done = tile;
-    finish_rows(done, warp_row, m_i, l_i, inverse, lse, packed, params);  // O is still in flight
+    finish_rows(done, warp_row, m_i, l_i, inverse, lse, packed, params);
     if (!next()) break;
     const auto v_stage = k_stage;
     v_ring.wait_full(v_stage);
     start_pv<T>(acc, P, advance_tiles(v, v_stage.index, TILE_BYTES));
-    q_stage.phase ^= 1;  // the same place again
+    q_stage.phase ^= 1;  // the same stage, one phase on: a consumer has a Q of its own
     k_stage.advance();
     q_ring.wait_full(q_stage);
     k_ring.wait_full(k_stage);

@@ -33,7 +33,7 @@ from helpers.bench.cases import Case, Inputs, Shape, call_of
 from helpers.bench.plan import tile_sizes
 from helpers.bench.timing import Clocks, elapsed, in_turns, speeds
 from helpers.device import ON_GPU, cp, describe
-from helpers.draw.picture import GPU, Picture, Text, figure, styled
+from helpers.draw.picture import GPU, WRITE, Picture, Text, figure, styled
 from helpers.engine.cuda_source.edit import edit
 from helpers.renamed import old_names
 
@@ -630,27 +630,37 @@ def _power(head_dim: int, record: Mapping[str, Any] | None) -> dict[str, list[di
 
 @styled
 def power_picture(head_dim: int = 128, record: Mapping[str, Any] | None = None) -> Picture | Text:
-    """Recorded TFLOP/s, clock and share of the tensor cores while the GPU becomes warm, with normal numbers."""
-    rows = _power(head_dim, record).get("normal")
+    """Recorded TFLOP/s, clock and share of the tensor cores while the GPU becomes warm: normal numbers beside zeros."""
+    by_numbers = _power(head_dim, record)
+    rows = by_numbers.get("normal")
     if not rows:
         return Text(f"*({records.NO_RECORD})*")
     fig, axes = figure(7.6, 4.6, rows=3)
-    seconds = [row["s"] for row in rows]
     lines = {"tflops": "TFLOP/s", "mhz": "MHz", "share": "share of\ntensor cores"}
+    colours = {"normal": GPU, "zeros": WRITE}
+    shown = {numbers: by_numbers[numbers] for numbers in colours if numbers in by_numbers}
     for ax, (name, label) in zip(axes, lines.items(), strict=True):
-        ax.plot(seconds, [row[name] for row in rows], color=GPU, label="inside the kernel" if name == "mhz" else None)
+        for numbers, each in shown.items():
+            ax.plot([row["s"] for row in each], [row[name] for row in each], color=colours[numbers], label=numbers)
         ax.set_ylabel(label)
-    known = [row for row in rows if "sm_mhz" in row]
-    axes[1].plot([row["s"] for row in known], [row["sm_mhz"] for row in known], ":", color="gray", label="nvidia-smi")
-    axes[1].legend(loc="upper right", ncols=2)
-    for ax, top in zip(axes, (1.1 * max(row["tflops"] for row in rows), 2100, 1), strict=True):
+    for numbers, each in shown.items():
+        known = [row for row in each if "sm_mhz" in row]
+        label = f"nvidia-smi, {numbers}"
+        axes[1].plot(
+            [row["s"] for row in known], [row["sm_mhz"] for row in known], ":", color=colours[numbers], label=label
+        )
+    axes[0].legend(loc="lower right", ncols=2)
+    axes[1].legend(loc="lower right", ncols=4)
+    most = max(row["tflops"] for each in shown.values() for row in each)
+    for ax, top in zip(axes, (1.1 * most, 2100, 1), strict=True):
         ax.set_ylim(0, top)
     axes[-1].set_xlabel("seconds of launching it over and over, after a rest")
     first, last = rows[0], rows[-1]
     return Picture(
         fig,
-        f"in {last['s']:.0f} s from {first['tflops']:.0f} to {last['tflops']:.0f} TFLOP/s, from {first['mhz']:.0f} to "
-        f"{last['mhz']:.0f} MHz, from {first['share']:.1%} to {last['share']:.1%} of the tensor cores",
+        f"normal numbers: in {last['s']:.0f} s from {first['tflops']:.0f} to {last['tflops']:.0f} TFLOP/s, "
+        f"from {first['mhz']:.0f} to {last['mhz']:.0f} MHz, "
+        f"from {first['share']:.1%} to {last['share']:.1%} of the tensor cores",
     )
 
 
