@@ -1,5 +1,5 @@
 // Rows of floats in global memory, four words at a time: loads, stores, and copies of tiles to shared
-// memory. Written out in 05_heads_and_masks.cu and explained in 04's and 05's notebooks. Include after
+// memory. Written out in 05_heads_and_masks.cu and explained in 04b's and 05's notebooks. Include after
 // the sizes.
 
 #pragma once

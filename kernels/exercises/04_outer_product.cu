@@ -2,8 +2,8 @@
 // 8 x 8 each.
 //
 // Both tiles are in shared memory, transposed: Q_smem[c][r] and K_smem[c][j]. Thread (x, y) has
-// the rows at(i, y) and the keys at(j, x), two groups of four neighbours each: one
-// column c after the other.
+// the rows at(i, y) and the keys at(j, x), two groups of four neighbours each: thread (3, 5) has
+// the keys 12-15 and 44-47, and the rows 20-23 and 52-55. One column c after the other.
 // Limit    4 requests of shared memory per column and warp: 16 words for 64 multiply-adds, 4 words
 //          to a request
 // Shapes   Q (N, HEAD_DIM); K (N_kv, HEAD_DIM); S (N, N_kv), not scaled; float32, row-major
