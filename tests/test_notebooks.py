@@ -127,7 +127,6 @@ ANSWERED_LATER = {
     "01": "mib",
     "03": "factor hiding lost",
     "10": "expected_bytes",
-    "11": "instructions special documents partial",
     "12": "nested bits longer speed",
 }
 OF_FOLDED_CELLS = {
@@ -138,7 +137,6 @@ OF_FOLDED_CELLS = {
     "07": "versions",
     "08": "reports square tiles_64",
     "10": "box broken",
-    "11": "recorded ms",
     "12": "made",
     "13": "reports rng in_turn",
     "14": "record intact recorded",
