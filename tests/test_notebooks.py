@@ -124,10 +124,8 @@ STILTED = re.compile(r"\b(?:its gift|as dear as|in vain|behind \w+ back|half as 
 
 # What these rules still let pass, by notebook: guesses, names, cells. Take out what is mended.
 ANSWERED_LATER = {
-    "11": "instructions special documents partial",
 }
 OF_FOLDED_CELLS = {
-    "11": "recorded ms",
     "14": "record intact recorded",
     "15": "rng fp16_parts",
     "17": "records plans record",
