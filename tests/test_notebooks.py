@@ -126,19 +126,15 @@ STILTED = re.compile(r"\b(?:its gift|as dear as|in vain|behind \w+ back|half as 
 ANSWERED_LATER = {
 }
 OF_FOLDED_CELLS = {
-    "14": "record intact recorded",
-    "15": "rng fp16_parts",
-    "17": "records plans record",
 }
 WIDE_TABLES = {
     "11": "fusing-recorded",
     "12": "look-lines-code measure-price-table",
     "13": "climb-answer climb-counters training-code",
-    "14": "peers-lost climb-code",
-    "15": "drift-answer climb-table",
+    "15": "drift-answer",
 }
 # Not executed since HTML outputs begin with a short line.
-WITHOUT_LABELS = "04 12 13 14 15"
+WITHOUT_LABELS = ""
 
 TAGS = {"nbval-ignore-output", "nbval-skip", "skip-execution", "raises-exception"}
 MACHINE_PATH = re.compile(r"(?<![\w.\])}-])/(?:home|root|tmp|work|usr|Users|mnt|opt|var|private|builds?)/\w|[A-Z]:\\\w")
