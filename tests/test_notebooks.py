@@ -122,19 +122,13 @@ TOLD_AGAIN = {"04", "04b", "07", "08", "08b", "10"}
 MOST_WORDS_TOLD_AGAIN, MOST_CELLS_TOLD_AGAIN, MOST_LINES_OF_A_CELL, MOST_COLUMNS = 1700, 45, 30, 100
 STILTED = re.compile(r"\b(?:its gift|as dear as|in vain|behind \w+ back|half as many again|the face of|turned round)\b")
 
-# What these rules still let pass, by notebook: guesses, names, cells. Take out what is mended.
-ANSWERED_LATER = {
-}
-OF_FOLDED_CELLS = {
-}
+# Cells whose tables may still be wide, by notebook. Take out what is mended.
 WIDE_TABLES = {
     "11": "fusing-recorded",
     "12": "look-lines-code measure-price-table",
     "13": "climb-answer climb-counters training-code",
     "15": "drift-answer",
 }
-# Not executed since HTML outputs begin with a short line.
-WITHOUT_LABELS = ""
 
 TAGS = {"nbval-ignore-output", "nbval-skip", "skip-execution", "raises-exception"}
 MACHINE_PATH = re.compile(r"(?<![\w.\])}-])/(?:home|root|tmp|work|usr|Users|mnt|opt|var|private|builds?)/\w|[A-Z]:\\\w")
@@ -413,7 +407,7 @@ def answers_below_its_guess(notebook: Notebook, path: Path) -> Iterator[str]:
         for name in re.findall(r"^(\w+) = predict\(", text(cell["source"]), re.M):
             after = (at for at, later in enumerate(cells) if at > number and f"{name}.answer(" in text(later["source"]))
             between = next(after, number + 1) - number - 1
-            if between and name not in ANSWERED_LATER.get(path.name[:2], "").split():
+            if between:
                 yield f"cell {cell['id']}: {between} code cells between the guess {name} and its answer"
 
 
@@ -429,7 +423,6 @@ def defined(tree: ast.AST) -> set[str]:
 def needs_no_folded_cell(notebook: Notebook, path: Path) -> Iterator[str]:
     """The arrow keys of JupyterLab jump over cells with a folded source: later cells run without them."""
     elsewhere: set[str] = set(dir(builtins)) | {"get_ipython", "display"}
-    known = OF_FOLDED_CELLS.get(path.name[:2], "").split()
     folded: dict[str, str] = {}
     for cell in code_cells(notebook):
         source = text(cell["source"])
@@ -439,7 +432,7 @@ def needs_no_folded_cell(notebook: Notebook, path: Path) -> Iterator[str]:
         read = [n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
         made = defined(tree)
         for name in dict.fromkeys(read):
-            if name in folded and name not in elsewhere | made and name not in known:
+            if name in folded and name not in elsewhere | made:
                 yield f"cell {cell['id']} needs {name} of the folded cell {folded[name]}"
         if ".answer(" in source:
             folded |= dict.fromkeys(made - elsewhere, cell["id"])
@@ -463,7 +456,7 @@ def labels_folded_outputs(notebook: Notebook, path: Path) -> Iterator[str]:
     for cell in code_cells(notebook):
         for kind, words in output_texts(cell):
             first = next(filter(None, words.split("\n")), "")
-            if kind == "text/html" and len(first) > 90 and path.name[:2] not in WITHOUT_LABELS:
+            if kind == "text/html" and len(first) > 90:
                 yield f"cell {cell['id']}: HTML that begins with a line of {len(first)} characters: run it again"
 
 
@@ -646,8 +639,7 @@ def test_what_does_not_fit_one_sitting_is_found(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_notebook_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules[__name__], "WITHOUT_LABELS", "")
+def test_a_broken_notebook_is_found(name: str) -> None:
     rule, spoil = BROKEN[name]
     path = FOLDER / "01_naive.ipynb"
     notebook = copy.deepcopy(read(path))
