@@ -62,7 +62,8 @@ def test_the_cell_fetches_the_course_and_the_notebook_runs(clone: Path, tmp_path
     notebook = tmp_path / "content" / "00_attention.ipynb"
     notebook.parent.mkdir()
     shutil.copyfile(NOTEBOOKS[0], notebook)
-    then = "\nimport os\nfrom helpers.attention.ladder import LADDER\nprint(os.path.basename(os.getcwd()), os.path.exists('../kernels'), len(LADDER) > 5)"
+    then = "\nimport os\nfrom helpers.attention.ladder import LADDER\n"
+    then += "print(os.path.basename(os.getcwd()), os.path.exists('../kernels'), len(LADDER) > 5)"
     for again in (False, True):  # the second time, a restarted kernel finds what the first has fetched
         done = run_alone(first_cell(notebook) + then, notebook.parent, clone)
         assert done.returncode == 0, done.stderr
