@@ -119,7 +119,7 @@ WRONG = (
     changed("always the first stage of rows", "advance_tiles(q_tiles, stage, ROWS_BYTES)", "q_tiles"),
     changed("lse of the first stage", "smem.lse[stage]) + t", "smem.lse[0]) + t"),
     changed("dS of the first stage for dQ", "advance_tiles(dS_dq, stage, DS_BYTES)", "dS_dq"),
-    changed("a tile of Q is there for good", "phase ^= 1;"),
+    changed("a tile of Q is there for good", "unsigned(count / N % 2)", "0"),
     changed(
         "dQ goes to the first tile of rows",
         "dQ_accum + (long long)slot * (BLOCK_M * DQ_COLUMNS), smem_",
