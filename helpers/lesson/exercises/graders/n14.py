@@ -127,6 +127,7 @@ def block_table(trial: Trial) -> None:
         lengths = trial.rng.integers(17, 60, count).astype(np.int32)
         lengths[lengths % 16 == 0] += 1  # no sequence ends where 16 keys do
         if is_first:
+            lengths[::-1].sort()  # the longest first, so that its row of the table holds pages enough for the others
             read = 4 * 64 * int(lengths.sum())
         else:
             lengths[-1] = 0
