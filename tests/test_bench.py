@@ -24,7 +24,7 @@ import pytest
 from helpers.attention import kernel, reference
 from helpers.attention.ladder import FORWARD, LADDER
 from helpers.attention.ladder.steps import CLIMBS, LAST_IDEAS
-from helpers.bench import cases, command, experiments, host_cost, peers, plan, readme, run, timing
+from helpers.bench import cases, command, experiments, harness, host_cost, peers, plan, readme, run, timing
 from helpers.bench.cases import Case, Inputs
 from helpers.bench.plan import Job
 from helpers.bench.results import Measurement, Note, Record, results_table
@@ -112,17 +112,31 @@ def test_events_do_not_time_python() -> None:
     assert timing.measure(late, budget_s=0.1).ms < 0.1
 
 
-def test_clocks_are_the_medians_of_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sensors_are_the_medians_of_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = itertools.count()
     monkeypatch.setattr(timing.time, "perf_counter", lambda: next(now))
-    clocks = timing.Clocks()
-    for line in ("345, 2619, 70.5, 30", "1980, 2619, 600, 40", "1900, 2619, [N/A], 41", "1000, 2619, 500, 42"):
-        clocks.take(line)
-    assert clocks.between(1, 2) == {"sm_mhz": 1940, "memory_mhz": 2619, "watts": 600, "celsius": 40.5}
-    assert clocks.between(10, 20) == {}
-    with timing.Clocks() as nothing:
+    sensors = timing.Sensors()
+    for line in ("2619, 70.5, 30", "2619, 600, 40", "2619, [N/A], 41", "2619, 500, 42"):
+        sensors.parse(line)
+    assert sensors.between(1, 2) == {"memory_mhz": 2619, "watts": 600, "celsius": 40.5}
+    assert sensors.between(10, 20) == {}
+    with timing.Sensors() as nothing:
         pass
     assert ON_GPU or nothing.samples == []
+
+
+def test_a_kernel_reads_the_clock() -> None:
+    """The engine's clock counts nanoseconds."""
+    mhz = timing.sm_mhz()
+    assert 100 < mhz < 4000 if ON_GPU else mhz == pytest.approx(1000, rel=0.05)
+
+
+def test_one_slow_round_does_not_move_the_range() -> None:
+    speeds = timing.speeds([1.0] * 8, [1.10, 1.11, 1.11, 1.11, 1.11, 1.11, 1.12, 25.26])
+    assert harness.speed_text(speeds) == "1.11× (1.11 to 1.11)" and speeds["speed_max"] == 25.26
+    old = {"speed": 1.11, "speed_min": 1.10, "speed_max": 25.26}
+    assert harness.speed_text(old) == "1.11× (1.10 to 25.26)", "a record without quartiles"
+    assert timing.quartiles([2.0]) == (2.0, 2.0, 2.0)
 
 
 # ---------------------------------------------------------------------------------------- what is counted and checked
@@ -510,8 +524,8 @@ def test_steps_are_checked_and_recorded_in_their_order(fakes: Any, monkeypatch: 
     wrong, first, last_step = (found[jobs[number].name] for number in (1, 0, 2))
     assert isinstance(wrong, WrongOutput) and first.gain == []
     assert last_step.launches == first.launches == run.FEWEST_ROUNDS
-    median, least, most = last_step.gain
-    assert least <= median <= most and least <= first.ms_max / last_step.ms_min
+    median, low, high = last_step.gain
+    assert low <= median <= high and low <= first.ms_max / last_step.ms_min
     assert (first.over, last_step.over) == ("", first.name)
 
 

@@ -28,7 +28,7 @@ from helpers.bench.experiments import Step
 from helpers.bench.host_cost import host_time
 from helpers.bench.plan import Job, tile_sizes, tiles_text, why_not
 from helpers.bench.results import Measurement, Record
-from helpers.bench.timing import Clocks, Timing, elapsed, in_turns, measure, speeds
+from helpers.bench.timing import Sensors, Timing, elapsed, in_turns, measure, quartiles, sm_mhz
 from helpers.device import ON_GPU, cp, describe
 
 INTERRUPTED = "interrupted: what was measured until then is in the table; --json FILE --resume goes on"
@@ -43,8 +43,8 @@ class WrongOutput(AssertionError):
 class JobRunner:
     """Runs jobs. Inputs of the latest shape and type are kept: jobs come sorted."""
 
-    def __init__(self, budget_s: float, clocks: Clocks | None = None) -> None:
-        self.budget_s, self.clocks = budget_s, clocks
+    def __init__(self, budget_s: float, sensors: Sensors | None = None) -> None:
+        self.budget_s, self.sensors = budget_s, sensors
         self._inputs: Inputs | None = None
 
     def run(self, job: Job) -> Measurement:
@@ -83,6 +83,7 @@ class JobRunner:
             seconds = self.budget_s * jobs[0].share * len(runs)
             times = in_turns(runs, round(min(MOST_ROUNDS, max(FEWEST_ROUNDS, seconds / max(3 * sum(once), 1e-9)))))
             end = time.perf_counter()
+            clocks = self._clocks(begin, end)
         ours = [number for number, (job, _, _) in enumerate(launched) if job.kind in ("stage", "backward")]
         fastest = min(ours, key=lambda number: statistics.median(times[number]), default=None)
         for number, (job, _, seen) in enumerate(launched):
@@ -90,13 +91,13 @@ class JobRunner:
             if job is base:
                 continue
             if isinstance(job.what, Step) and number > 0:
-                seen["gain"] = list(speeds(taken, times[number - 1]).values())
+                seen["gain"] = _gain(taken, times[number - 1])
                 seen["over"] = launched[number - 1][0].name
             if job.kind in ("peer", "backward peer") and fastest is not None:
-                seen["gain"] = list(speeds(times[fastest], taken).values())
+                seen["gain"] = _gain(times[fastest], taken)
                 seen["fastest"] = launched[fastest][0].name
             timing = Timing(statistics.median(taken), min(taken), max(taken), len(taken))
-            yield job, _measurement(job, self._with_clocks(timing, begin, end), **seen)
+            yield job, _measurement(job, {**asdict(timing), "clocks": clocks}, **seen)
 
     def _launched(
         self, job: Job, inputs: Inputs, contexts: contextlib.ExitStack
@@ -175,9 +176,14 @@ class JobRunner:
         begin = time.perf_counter()
         return self._with_clocks(measure(launch, budget_s=self.budget_s * share, warm=warm), begin)
 
-    def _with_clocks(self, timing: Any, begin: float, end: float | None = None) -> dict[str, Any]:
-        end = time.perf_counter() if end is None else end
-        return {**asdict(timing), "clocks": self.clocks.between(begin, end) if self.clocks else {}}
+    def _with_clocks(self, timing: Timing, begin: float) -> dict[str, Any]:
+        return {**asdict(timing), "clocks": self._clocks(begin, time.perf_counter())}
+
+    def _clocks(self, begin: float, end: float) -> dict[str, float]:
+        """Return the clock of the multiprocessors right now, and the medians of the sensors between two times."""
+        if self.sensors is None or not ON_GPU:
+            return {}
+        return {"sm_mhz": sm_mhz(), **self.sensors.between(begin, end)}
 
     def _experiment(self, job: Job, inputs: Inputs) -> Measurement:
         """Launch a changed stage; count the launches whose output is wrong."""
@@ -196,6 +202,11 @@ class JobRunner:
             timed = self._timed(launch, share=job.share)
         more = {"wrong_launches": wrong, "checked_launches": experiment.launches}
         return _measurement(job, timed, max_error=worst, tolerance=sample.tolerance, **more)
+
+
+def _gain(taken: Sequence[float], others: Sequence[float]) -> list[float]:
+    """Return how many times as fast one is as the other: the median and the quartiles of the rounds' ratios."""
+    return list(quartiles([theirs / its for its, theirs in zip(taken, others, strict=True)]))
 
 
 def _right(error: float, tolerance: float) -> dict[str, Any]:
@@ -304,14 +315,15 @@ def how_measured() -> dict[str, Any]:
         "timer": "device events around one launch, queued behind other work" if ON_GPU else "wall clock",
         "statistic": "median; ms_min and ms_max are the spread",
         "in turns": "what computes the same of a case, and the steps of a climb: round by round, so with one clock; "
-        "gain, of a step over the one before it and of the fastest stage over a peer, is the median, the least and the "
-        "most of the rounds' ratios",
+        "gain, of a step over the one before it and of the fastest stage over a peer, is the median and the quartiles "
+        "of the rounds' ratios",
         "l2": "flushed by a 256 MB write before each launch" if ON_GPU else "as it is",
         "inputs": "normal, unit variance, mean 0.25; checked against float64 on sampled rows and heads before timing",
         "tolerance": "float32: 1e-5; half types: twice the error of NumPy attention that rounds P and O to the type",
         "flops": "4 * batch * heads * rows * keys * head_dim, half of it where causal; 2.5 times that for gradients",
         "backward": "the gradients alone; the output and lse are there. Checked against float64 on sampled rows",
-        "clocks": "nvidia-smi, every 100 ms, the median while a measurement ran; none where it was shorter",
+        "clocks": "sm_mhz: cycles over nanoseconds in a kernel launched right after the measurement; others: by "
+        "nvidia-smi, every 100 ms, the median while it ran, none if it was shorter",
         "extra_bytes": "device memory held beyond q, k, v and the output, after one launch; PyTorch's at its peak",
         "host": "wall clock of a batch of calls that do not wait for the GPU, divided by their number",
         "command": "python3 helpers/course.py bench --json FILE",
@@ -356,8 +368,8 @@ def run_all(jobs: Sequence[Job], record: Record, budget_s: float, path: Path | N
         if ON_GPU:
             progress.step("compiling")
             compile_all(jobs)
-        with Clocks() as clocks:
-            runner = JobRunner(budget_s, clocks)
+        with Sensors() as sensors:
+            runner = JobRunner(budget_s, sensors)
             for group in _groups(jobs):
                 if time.perf_counter() - began > within_s:
                     for job in group:
@@ -376,7 +388,7 @@ def run_all(jobs: Sequence[Job], record: Record, budget_s: float, path: Path | N
                     if not (is_alive := _alive()):
                         break
                     if len(group) == 1:
-                        runner = JobRunner(budget_s, clocks)  # lets go of the failed one's memory
+                        runner = JobRunner(budget_s, sensors)  # lets go of the failed one's memory
                 if not is_alive:
                     stopped = LOST
                     break
