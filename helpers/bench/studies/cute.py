@@ -29,7 +29,7 @@ from helpers.attention.ladder.steps import CLIMBS
 from helpers.bench import peers, records, sass_loop
 from helpers.bench.cases import Case, Inputs, Sample, Shape
 from helpers.bench.harness import Study, compare
-from helpers.bench.plan import tile_sizes
+from helpers.bench.job import tile_sizes
 from helpers.device import ON_GPU, cp, describe
 from helpers.engine import nvrtc
 

@@ -29,7 +29,7 @@ from helpers.attention.ladder.call import Call
 from helpers.bench import reading, records
 from helpers.bench.cases import Case, Inputs, Shape, call_of
 from helpers.bench.harness import Part, Study, compare, speed_text
-from helpers.bench.plan import tile_sizes
+from helpers.bench.job import tile_sizes
 from helpers.bench.timing import Sensors, elapsed
 from helpers.device import ON_GPU, cp
 from helpers.draw.picture import GPU, WRITE, Picture, Text, figure, styled
