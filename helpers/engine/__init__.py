@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as _np
 
+from . import checked as _checked
 from . import cuda
 from . import from_numpy as _from_numpy
 from . import in_place_of_cupy as _in_place_of_cupy
@@ -109,6 +110,7 @@ def fuse(*args: Any, **options: Any) -> Any:
 
 
 _in_place_of_cupy.answer()
+RawKernel.explain_overrun = _checked.first_write_past_an_end
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .array import empty, ndarray, owner_of, written
+from .array import address_of, empty, ndarray, owner_of, written
 
 PAD = 1 << 20  # bytes before and after each piece
 ALIGNMENT = 256  # of every allocation, as CuPy has it
@@ -128,6 +128,10 @@ class Copies:
             self.memories += _memories(piece)
         self.memories.sort(key=lambda memory: min(a.number for a in memory.arguments))
         self.addresses = {a.number: a.address for memory in self.memories for a in memory.arguments}
+
+    def address(self, number: int, value: ndarray) -> int:
+        """Return the address that the kernel gets for an array; 0 for one without elements."""
+        return self.addresses.get(number, value.ctypes.data) if address_of(value) else 0
 
     def copy_back(self) -> None:
         """What the kernel wrote becomes the arrays' contents."""

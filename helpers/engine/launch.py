@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,16 +20,12 @@ from .cuda_source.signatures import Parameter
 from .failures import LaunchError
 from .limits import Sizes
 from .messages import SOURCE_NAME
+from .observed import Access, Place
 from .structures import LaunchRequest, Reason
-
-if TYPE_CHECKING:
-    from .checked import Access
 
 _STRUCT_ALIGNMENT = 128
 TILE_ALIGNMENT = 1024  # tiles of TMA and wgmma begin at multiples of it, and so does a GPU's dynamic shared memory
 _FAR = 1 << 20  # the guards around arrays are as wide
-
-_Place = tuple[str, int]  # file and line
 
 
 @dataclass(frozen=True)
@@ -55,7 +51,7 @@ class CompiledKernel:
         """Bytes of its static `__shared__` arrays."""
         return sum(shared.size for shared in self.shared_arrays if not shared.is_guard)
 
-    def line_at(self, place: int) -> _Place | None:
+    def line_at(self, place: int) -> Place | None:
         """(file, line) of the source, and of none of its headers, for a place in the library; None: there is none."""
         table = source.line_table(self.code, SOURCE_NAME)
         places = symbols.places_of(self.library.path, place) if place else []
@@ -282,12 +278,12 @@ class PreparedLaunch:
         about |= {"file": by.place[0], "line": by.place[1], "block": by.block, "thread": by.thread}
         return LaunchError(message, reason=Reason.ILLEGAL_ACCESS, **about)
 
-    def _line_in_words(self, place: _Place | None) -> str:
+    def _line_in_words(self, place: Place | None) -> str:
         """The source's line at a place, to end a message with; empty where there is none."""
         table = source.line_table(self.kernel.code, SOURCE_NAME)
         return f"\n{place[1]:>6} | {table[place].rstrip()}" if place in table else ""
 
-    def _place_of_fault(self, failure: structures.Failure) -> tuple[_Place | None, str]:
+    def _place_of_fault(self, failure: structures.Failure) -> tuple[Place | None, str]:
         """The place of a fault by its address, and in words: a line of the source rather than of a header whose
         function was inlined there.
         """
@@ -362,7 +358,7 @@ def _distance(inside: int, size: int) -> int:
     return max(-inside, inside - (size - 1), 0)
 
 
-def _loop_at(place: _Place, table: Mapping[_Place, str]) -> _Place:
+def _loop_at(place: Place, table: Mapping[Place, str]) -> Place:
     """The nearest line with a loop's first word, up to and including a place; the place itself where there is none."""
     file, line = place
     words = re.compile(r"\b(for|while|do)\b")

@@ -6,22 +6,20 @@ import copy
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from . import build, compiler, libraries, limits, options, runtime, symbols
-from .array import Lent, ndarray, owner_of
+from .array import Lent, ndarray
 from .compiler import CompileError
 from .cuda_source import signatures, source
 from .cuda_source.signatures import Parameter
 from .failures import LaunchError
 from .launch import CompiledKernel
 from .limits import Sizes
+from .observed import Access
 from .structures import Entry, Reason
-
-if TYPE_CHECKING:
-    from . import checked
 
 
 class RawModule:
@@ -265,6 +263,10 @@ class _Attributes(dict):
 class RawKernel:
     """One kernel; the parameters are `cupy.RawKernel`'s. Called as `kernel(grid, block, args, shared_mem=0)`."""
 
+    # Finds the access that wrote past the end of an array, once a launch has. helpers/engine sets it: that takes a
+    # checked run, which is built on this module.
+    explain_overrun: ClassVar[Callable[[RawKernel, Sizes, Sizes, Sequence[Any], int], Access | None] | None] = None
+
     def __init__(
         self,
         code: str,
@@ -443,24 +445,8 @@ class RawKernel:
                 error.args = (f"{error}\n{how}",)
             raise error
         if overrun is not None:
-            raise prepared.error_of_overrun(overrun, self._who_wrote_past_an_end(*sizes, args, shared_mem))
-
-    def _who_wrote_past_an_end(
-        self, grid: Sizes, block: Sizes, args: Sequence[Any], shared_mem: int
-    ) -> checked.Access | None:
-        """The first access that a checked run of the launch finds to do so. The arrays are as before afterwards."""
-        from . import checked  # which needs this module
-
-        owners = {id(owner): owner for owner in (owner_of(a) for a in args if isinstance(a, ndarray))}
-        before = [(owner, owner.copy()) for owner in owners.values()]
-        try:
-            issues = checked.observe(self, grid, block, args, shared_mem).issues
-        except (TypeError, LaunchError, CompileError):  # what only a plain launch takes
-            return None
-        finally:
-            for owner, contents in before:
-                owner[...] = contents
-        return next((i.access for i in issues if i.kind == checked.OUT_OF_BOUNDS and i.access.is_write), None)
+            by = self.explain_overrun(*sizes, args, shared_mem) if self.explain_overrun is not None else None
+            raise prepared.error_of_overrun(overrun, by)
 
     # ------------------------------------------------------------------------------------ a launch in its parts
 

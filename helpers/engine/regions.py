@@ -2,68 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from . import variables
 from .array import NO_VALUE, is_fresh
 from .copies import Argument, Copies, Memory
 from .launch import CompiledKernel
+from .observed import (
+    ARRAY,
+    DYNAMIC_SHARED,
+    INITIAL,
+    STATIC_SHARED,
+    UNWRITTEN,
+    VARIABLE,
+    Part,
+    Region,
+)
 from .structures import CheckedRegion
-
-ARRAY, STATIC_SHARED, DYNAMIC_SHARED, VARIABLE = range(4)
-UNWRITTEN, INITIAL, WRITTEN = 0, 1, 2
-
-
-@dataclass(frozen=True)
-class Part:
-    """One array of a region: begin and end are bytes in it, itemsize that of its elements.
-
-    fetches, state: of its elements, in its shape; None where arrays with elements of other sizes share the memory.
-    """
-
-    name: str
-    begin: int
-    end: int
-    itemsize: int
-    writable: bool
-    fetches: np.ndarray | None
-    state: np.ndarray | None
-
-
-@dataclass(frozen=True)
-class Region:
-    """The memory of one array of the launch, or of several that overlap; one `__shared__` array, or one variable.
-
-    fetches, state: per element of the smallest size among them; empty where it is no array of the launch. parts: the
-    arrays. writable: the kernel does not take it as const, and it is not `__constant__`.
-    """
-
-    name: str
-    kind: int
-    size: int
-    dtype: np.dtype | None
-    writable: bool
-    fetches: np.ndarray
-    state: np.ndarray
-    parts: tuple[Part, ...] = ()
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether each block has its own."""
-        return self.kind in (STATIC_SHARED, DYNAMIC_SHARED)
-
-    @property
-    def label(self) -> str:
-        """The name as a declaration begins with it."""
-        if self.kind == VARIABLE:
-            return f"{'__device__' if self.writable else '__constant__'} {self.name}"
-        return f"__shared__ {self.name}" if self.kind == STATIC_SHARED else self.name
-
-    def part_at(self, offset: int) -> Part | None:
-        """The first array that has the byte at an offset in the region, else the nearest; None for shared memory."""
-        return min(self.parts, key=lambda part: max(part.begin - offset, offset - (part.end - 1), 0), default=None)
 
 
 def regions_of(kernel: CompiledKernel, copies: Copies, shared_mem: int) -> tuple[list[Region], list[CheckedRegion]]:

@@ -188,7 +188,7 @@ class CheckedEvent(ctypes.Structure):
     ]
 
 
-class CheckedLeft(ctypes.Structure):
+class CheckedPartialBarrier(ctypes.Structure):
     """`EngineLeft` of engine/checker.h."""
 
     _fields_ = [
@@ -232,7 +232,7 @@ _IN_THE_ENGINE = {
     "EngineStep": ctypes.sizeof(CheckedStep),
     "EngineBarrier": ctypes.sizeof(CheckedBarrier),
     "EngineFinding": ctypes.sizeof(CheckedFinding),
-    "EngineLeft": ctypes.sizeof(CheckedLeft),
+    "EngineLeft": ctypes.sizeof(CheckedPartialBarrier),
     "EngineEvent": ctypes.sizeof(CheckedEvent),
     "FailureReason": len(Reason),
 }

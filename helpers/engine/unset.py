@@ -27,7 +27,6 @@ from .copies import Copies
 from .cuda_source.source import blank_comments
 from .launch import CompiledKernel
 from .locals import declares_arrays
-from .module import RawKernel
 from .structures import Failure
 
 # A declaration whose variables, or some of them, have no value: `float acc[N];`, `int i, j = 0;`, `Fragment<half> f;`.
@@ -58,7 +57,7 @@ def has_candidates(code: str) -> bool:
 
 
 def find(
-    kernel: RawKernel,
+    build: Callable[[str], CompiledKernel],
     make_copies: Callable[[], Copies],
     checked: Copies,
     launch: Sequence,
@@ -68,26 +67,25 @@ def find(
     """Where the results depend on a value that nobody gave; None where they do not.
 
     Args:
-        kernel: of the fast build. make_copies: the arrays as they were before the launch.
+        build: compiles the kernel so that locals without a value begin with "pattern" or "zero", see
+            `compiler.filling`.
+        make_copies: copies the arrays as they were before the launch.
         checked: the arrays after the checked run. launch: its grid, block, args and shared_mem.
         timeout: seconds for each launch.
         is_enough: asked after the first one, with the text that was compiled: there is nothing else to look for.
     """
-
-    pattern = kernel.filled("pattern").compiled()
+    pattern = build("pattern")
 
     def run(twin: CompiledKernel) -> tuple[Copies, Failure | None]:
         copies = make_copies()
         grid, block, args, shared_mem = launch
-        prepared = twin.prepare(
-            grid, block, args, shared_mem, lambda number, array: copies.addresses.get(number, array.ctypes.data)
-        )
+        prepared = twin.prepare(grid, block, args, shared_mem, copies.address)
         return copies, runtime.launch(prepared.request, workers=1, timeout=timeout).failure
 
     other, failure = run(pattern)
     if is_enough(compiler.compiled_text(pattern.library.path)) or (failure is None and _are_near(other, checked)):
         return None
-    zero = kernel.filled("zero").compiled()
+    zero = build("zero")
     plain, plain_failure = run(zero)
     again, _ = run(zero)
     if plain_failure is not None or _first_difference(plain, again) is not None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from helpers.engine import checked, regions
+from helpers.engine import observed
 from helpers.engine.steps import Step
 
 Line = tuple[str, int]  # file and number
@@ -48,7 +48,7 @@ class Figures:
         """For words, 1 is no bank conflict, and 32 is a warp whose lanes all wait for the same bank."""
         return self.wavefronts / self.shared_requests if self.shared_requests else 0.0
 
-    def add(self, site: checked.Site, *, is_shared: bool) -> None:
+    def add(self, site: observed.Site, *, is_shared: bool) -> None:
         """Count one instruction in."""
         size = site.count * site.size
         if site.is_write:
@@ -75,16 +75,16 @@ class Tables:
     worst: dict[Line, list[tuple[str, int, dict[int, int]]]] = field(default_factory=dict)
 
 
-def _is_constant(region: regions.Region) -> bool:
+def _is_constant(region: observed.Region) -> bool:
     """Constants have a cache of their own, which reads a word for all lanes at once: sectors do not measure it."""
-    return region.kind == regions.VARIABLE and not region.writable
+    return region.kind == observed.VARIABLE and not region.writable
 
 
-def tables(seen: checked.Observed) -> Tables:
+def tables(seen: observed.Observed) -> Tables:
     """Count the sites of a run into their arrays and lines."""
     result = Tables()
     for region in seen.regions:
-        if region.size and region.kind != regions.VARIABLE:
+        if region.size and region.kind != observed.VARIABLE:
             (result.shared if region.is_shared else result.traffic)[region.name] = Figures()
     for site in seen.sites:
         region = seen.regions[site.region]
@@ -102,12 +102,12 @@ def tables(seen: checked.Observed) -> Tables:
     return result
 
 
-def fetches(seen: checked.Observed) -> dict[str, np.ndarray]:
+def fetches(seen: observed.Observed) -> dict[str, np.ndarray]:
     """How often each element of each array was read, in the array's shape."""
     return {part.name: part.fetches for r in seen.regions for part in r.parts if part.fetches is not None}
 
 
-def steps(seen: checked.Observed, passed: checked.Passed) -> list[Step]:
+def steps(seen: observed.Observed, passed: observed.BlockTrace) -> list[Step]:
     """The steps of one block, those of the same line and lanes put together."""
     words: dict[int, tuple[int, str]] = {}  # of each site, which many steps share
     threads: dict[tuple[int, int], tuple[int, ...]] = {}

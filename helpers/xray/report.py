@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from helpers.engine import banks, checked, failures
+from helpers.engine import banks, failures, observed
 from helpers.engine.cuda_source import source
 from helpers.engine.steps import Step
 from helpers.xray.figures import Figures
@@ -66,7 +66,7 @@ class Report:
     block: tuple[int, int, int] = (1, 1, 1)
     passed: dict[int, list[Step]] = field(default_factory=dict, repr=False)  # by block
     notes: list[str] = field(default_factory=list)
-    events: tuple[checked.Event, ...] = field(default=(), repr=False)
+    events: tuple[observed.Event, ...] = field(default=(), repr=False)
     flop: int | None = None
     tensor_flop: int = 0
     warp_barriers: int = 0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from helpers import engine
-from helpers.engine import checked
+from helpers.engine import checked, observed
 from helpers.xray import figures, findings
 from helpers.xray.findings import Finding
 from helpers.xray.render import Table
@@ -57,7 +57,7 @@ def xray(
         events=seen.events,
         flop=seen.flop,
         tensor_flop=seen.tensor_flop,
-        passed={number: figures.steps(seen, passed) for number, passed in seen.passed.items()},
+        passed={number: figures.steps(seen, passed) for number, passed in seen.traces.items()},
     )
 
 
@@ -70,7 +70,7 @@ def find(
 
 def _observe(
     kernel: Any, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], shared_mem: int, **how: Any
-) -> tuple[engine.RawKernel, checked.Observed]:
+) -> tuple[engine.RawKernel, observed.Observed]:
     """The engine's kernel, and what a checked run of it saw. The arrays of a GPU are copied there and back."""
     function = engine_kernel(kernel)
     if kernel is not function:  # as a launch of helpers.attention.kernel does
