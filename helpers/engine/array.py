@@ -33,8 +33,9 @@ def used_bytes() -> int:
     return sum(block.size for block in list(_live.values()))
 
 
+@functools.cache
 def installed_bytes() -> int:
-    """Bytes of memory that the machine has."""
+    """Return the bytes of memory that the machine has."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -113,7 +114,9 @@ class ndarray(np.ndarray):
     def __array_finalize__(self, _: Any) -> None:
         # What an operation makes lies in NumPy's memory, a module's variable in its library. Their addresses, too, are
         # arguments of launches: alone, in arrays, in tensor maps.
-        owner = owner_of(self)
+        owner = self
+        while isinstance(owner.base, np.ndarray):  # `owner_of`, without a call for each view
+            owner = owner.base
         if not isinstance(owner.base, _Memory):
             _others[id(owner)] = owner
 
@@ -246,8 +249,8 @@ def empty(shape: int | tuple[int, ...], dtype: Any = float, order: str = "C") ->
         ValueError: a size below 0; a dtype with another byte order, or of objects, texts or dates. MemoryError.
     """
     kind = dtype_on_device(dtype)
-    shape = (int(shape),) if np.ndim(shape) == 0 else tuple(int(n) for n in shape)
-    if any(n < 0 for n in shape):
+    shape = (int(shape),) if np.ndim(shape) == 0 else tuple(map(int, shape))
+    if min(shape, default=0) < 0:
         raise ValueError(f"negative dimensions are not allowed: {shape}")
     size = math.prod(shape) * kind.itemsize
     try:
@@ -476,7 +479,7 @@ def is_fresh(a: np.ndarray) -> bool:
     return isinstance(owner.base, _Memory) and owner.base.is_fresh and bool((owner == 0xFF).all())
 
 
-class Lent:
+class GuardedArguments:
     """The arrays of a launch, while it lasts.
 
     What NumPy computes from device arrays is a device array as well, but is in NumPy's memory, where a wild write
@@ -487,23 +490,32 @@ class Lent:
         self._places: dict[int, tuple[np.ndarray, ndarray]] = {}  # by the identity of the array that owns the memory
         self._blocks: dict[int, _Memory] = {}  # by address
 
-    def __enter__(self) -> Lent:
+    def __enter__(self) -> GuardedArguments:
         return self
 
-    def address(self, value: ndarray) -> int:
-        """Where the kernel finds the array's first element."""
-        owner, address = owner_of(value), address_of(value)
-        written(value)
-        if owner.base is None and address:
+    def address(self, _: int, value: ndarray) -> int:
+        """Return the address at which the kernel finds the array's first element; 0 for no elements.
+
+        The array counts as written from now on.
+        """
+        owner = owner_of(value)
+        memory: Any = owner.base
+        if isinstance(memory, _Memory):
+            memory.is_fresh = False
+            if memory.is_null:
+                return 0
+            self._blocks[memory.address] = memory
+            return value.ctypes.data
+        address = value.ctypes.data if owner.nbytes else 0
+        if memory is None and address:
             if id(owner) not in self._places:
                 place = empty(owner.nbytes, np.uint8)
                 ctypes.memmove(place.ctypes.data, owner.ctypes.data, owner.nbytes)
                 self._places[id(owner)] = (owner, place)
             place = self._places[id(owner)][1]
             address += place.ctypes.data - owner.ctypes.data
-            owner = owner_of(place)
-        if isinstance(owner.base, _Memory):
-            self._blocks[owner.base.address] = owner.base
+            memory = owner_of(place).base
+            self._blocks[memory.address] = memory
         return address
 
     def overrun(self) -> int | None:

@@ -6,7 +6,7 @@ import ctypes
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -46,10 +46,26 @@ class CompiledKernel:
     least_blocks: int
     uses_tiles: bool
 
-    @property
+    @cached_property
     def static_shared(self) -> int:
         """Bytes of its static `__shared__` arrays."""
         return sum(shared.size for shared in self.shared_arrays if not shared.is_guard)
+
+    @cached_property
+    def _static_layout(self) -> dict[str, int]:
+        """The fields of `LaunchRequest` that say where its static `__shared__` arrays lie in the library."""
+        begins = [shared.offset for shared in self.shared_arrays]
+        ends = [shared.offset + shared.size for shared in self.shared_arrays]
+        # A GPU's static shared memory begins where a tile of TMA or wgmma may, whatever alignment is declared.
+        own = self.library.symbols.alignment
+        first = min((shared.offset for shared in self.shared_arrays if not shared.is_guard), default=0)
+        as_on_gpu = self.uses_tiles and first % own == 0
+        return {
+            "static_begin": min(begins, default=0),
+            "static_end": max(ends, default=0),
+            "static_align": max(own, TILE_ALIGNMENT) if as_on_gpu else own,
+            "static_aligned": first if as_on_gpu else 0,
+        }
 
     def line_at(self, place: int) -> Place | None:
         """(file, line) of the source, and of none of its headers, for a place in the library; None: there is none."""
@@ -65,10 +81,13 @@ class CompiledKernel:
         """
         if not isinstance(args, (tuple, list)) or len(args) != len(self.parameters):
             return args  # `signatures.check_all` refuses them
-        return tuple(
-            self._array_at(parameter, value) if parameter.kind == "p" and signatures.is_address(value) else value
-            for parameter, value in zip(self.parameters, args, strict=True)
-        )
+        args = list(args)
+        for number, (parameter, value) in enumerate(zip(self.parameters, args, strict=True)):
+            if value is None or isinstance(value, ndarray):
+                continue
+            if parameter.kind == "p" and signatures.is_address(value):
+                args[number] = self._array_at(parameter, value)
+        return args
 
     def _array_at(self, parameter: Parameter, value: Any) -> ndarray | None:
         address = int(getattr(value, "ptr", value))
@@ -98,7 +117,9 @@ class CompiledKernel:
         """
         tensors = {}
         for number, (parameter, value) in enumerate(zip(self.parameters, args, strict=True)):
-            described = tensor_map.described(value) if parameter.kind in "pS" else None
+            if parameter.kind == "s" or getattr(value, "nbytes", 0) != tensor_map.BYTES:
+                continue
+            described = tensor_map.described(value)
             if described is None:
                 continue
             memory = array_at(described.address)
@@ -130,7 +151,7 @@ class CompiledKernel:
         """A launch that has been checked, as `runtime.launch` takes it.
 
         Args:
-            locate: (number of the parameter, array) -> the address that the kernel gets for it.
+            locate: (number of the parameter, array) -> the address that the kernel gets; 0 for no elements.
         """
         args, maps = list(args), []
         for number, (_, tensor) in self.tensors(args).items():
@@ -140,29 +161,24 @@ class CompiledKernel:
                 args[own] = maps[-1]
             elif locate(own, args[own]) != args[own].data.ptr:  # a copy of the map, which leads to the original
                 ctypes.memmove(locate(own, args[own]), maps[-1].tobytes(), tensor_map.BYTES)
-        values = [
-            ctypes.c_void_p(0 if value is None or not address_of(value) else locate(number, value))
-            if parameter.kind == "p"
-            else self._packed(parameter, value)
-            for number, (parameter, value) in enumerate(zip(self.parameters, args, strict=True))
-        ]
+        values: list[Any] = []
+        for number, (parameter, value) in enumerate(zip(self.parameters, args, strict=True)):
+            if parameter.kind == "p":
+                values.append(ctypes.c_void_p(0 if value is None else locate(number, value)))
+            elif parameter.kind == "s" and type(value) is parameter.scalar:
+                values.append(ctypes.create_string_buffer(value.tobytes(), value.itemsize))
+            else:
+                values.append(self._packed(parameter, value))
         n_maps, maps = len(maps), ctypes.create_string_buffer(b"".join(one.tobytes() for one in maps))
-        pointers = (ctypes.c_void_p * max(len(values), 1))(*(ctypes.addressof(value) for value in values))
+        pointers = (ctypes.c_void_p * max(len(values), 1))(*map(ctypes.addressof, values))
         threads = block[0] * block[1] * block[2]
-        # A GPU's static shared memory begins where a tile of TMA or wgmma may, whatever alignment is declared.
-        own = self.library.symbols.alignment
-        first = min((shared.offset for shared in self.shared_arrays if not shared.is_guard), default=0)
-        as_on_gpu = self.uses_tiles and first % own == 0
         request = LaunchRequest(
             run=self.run,
             args=ctypes.addressof(pointers),
-            grid=(ctypes.c_uint * 3)(*grid),
-            block=(ctypes.c_uint * 3)(*block),
+            grid=grid,
+            block=block,
             dynamic_shared=int(shared_mem),
-            static_begin=min((shared.offset for shared in self.shared_arrays), default=0),
-            static_end=max((shared.offset + shared.size for shared in self.shared_arrays), default=0),
-            static_align=max(own, TILE_ALIGNMENT) if as_on_gpu else own,
-            static_aligned=first if as_on_gpu else 0,
+            **self._static_layout,
             anchor_offset=self.library.anchor_offset,
             anchor=self.library.anchor,
             most_blocks=limits.blocks_at_once(threads, self.static_shared + int(shared_mem)),

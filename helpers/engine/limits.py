@@ -38,16 +38,18 @@ def most_threads() -> int:
 
 
 def blocks_on_gpu(threads: int, shared: int) -> int:
-    """Blocks of so many threads and bytes of shared memory that an H200 holds at once, whatever their registers."""
+    """Return how many blocks an H200 holds at once, by threads and bytes of shared memory; registers are ignored."""
     threads = (threads + 31) // 32 * 32
     return MULTIPROCESSORS * min(THREADS // threads, BLOCKS, SHARED_PER_MULTIPROCESSOR // (shared + RESERVED))
 
 
+@functools.lru_cache(maxsize=256)
 def blocks_at_once(threads: int, shared: int) -> int:
-    """Of them, those that the engine can keep. Any number of blocks that wait for nobody may be in a launch."""
+    """Return how many blocks can be resident at once on the engine; grids that never synchronise may be larger."""
     return max(1, min(blocks_on_gpu(threads, shared), most_threads() // threads))
 
 
+@functools.lru_cache(maxsize=256)
 def registers(threads: int, least_blocks: int) -> int:
     """Registers that each thread of a block begins with, where `__launch_bounds__` tells them; 0 where it does not."""
     if not least_blocks:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from . import build, compiler, libraries, limits, options, runtime, symbols
-from .array import Lent, ndarray
+from .array import GuardedArguments, ndarray
 from .compiler import CompileError
 from .cuda_source import signatures, source
 from .cuda_source.signatures import Parameter
@@ -431,12 +431,10 @@ class RawKernel:
         cooperative = enable_cooperative_groups or self.enable_cooperative_groups
         sizes = self.check(grid, block, args, shared_mem, cooperative=cooperative)
         limit = runtime.time_limit() if timeout is None else timeout
-        with Lent() as lent:
-            prepared = compiled.prepare(
-                *sizes, args, shared_mem, lambda _, value: lent.address(value), cooperative=cooperative
-            )
+        with GuardedArguments() as guarded:
+            prepared = compiled.prepare(*sizes, args, shared_mem, guarded.address, cooperative=cooperative)
             ended = runtime.launch(prepared.request, timeout=limit)
-            overrun = lent.overrun()
+            overrun = guarded.overrun()
         runtime.echo(ended.printed)
         if ended.failure is not None:
             error = prepared.error(ended.failure)
@@ -502,5 +500,7 @@ class RawKernel:
 def _three(what: str, sizes: Sequence[int]) -> Sizes:
     if isinstance(sizes, list):
         raise TypeError(f"{what} is {sizes!r:.60}, a list: CuPy takes a tuple; write {tuple(sizes)!r:.60}")
-    given = tuple(size or 1 for size in signatures.sizes_of(what, sizes))  # CuPy makes 1 of 0
-    return given + (1,) * (3 - len(given))
+    sizes = signatures.sizes_of(what, sizes)
+    if 0 in sizes:  # CuPy makes 1 of it
+        sizes = tuple([size or 1 for size in sizes])
+    return sizes + (1,) * (3 - len(sizes))
