@@ -711,7 +711,7 @@ def test_every_reason_has_words() -> None:
         failure.name, failure.other_name, failure.message, failure.lanes = b"__shfl_sync", b"bar", b"assertion", 5
         failure.count = 3
         said.add(
-            failures.words(failure, (64, 1, 1), lambda address: f"a[{address}]", lambda address: f"full[{address}]")
+            failures.describe(failure, (64, 1, 1), lambda address: f"a[{address}]", lambda address: f"full[{address}]")
         )
     assert len(said) == len(structures.Reason) - 1
     assert "illegal read of a[0]" in said and "assertion" in said

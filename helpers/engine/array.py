@@ -29,7 +29,7 @@ memory_limit = 0  # bytes of all device arrays together, if any is set: see `cud
 
 
 def used_bytes() -> int:
-    """Bytes of all device arrays that live, but for those in NumPy's memory."""
+    """Return the bytes of all live device arrays, except those in NumPy's memory."""
     return sum(block.size for block in list(_live.values()))
 
 
@@ -40,7 +40,7 @@ def installed_bytes() -> int:
 
 
 class _Memory:
-    """Bytes between guards, given back when the last array in them is gone. One byte where none is asked for."""
+    """Bytes between guards, freed with the last array in them. An array of no bytes gets one byte."""
 
     def __init__(self, size: int, itemsize: int) -> None:
         self.is_null, size = not size, max(size, 1)  # CuPy allocates nothing for no bytes: a null pointer
@@ -48,7 +48,7 @@ class _Memory:
         installed = installed_bytes()
         if memory_limit and used_bytes() + size > memory_limit:
             raise MemoryError
-        self.number, self.size = 2 * next(_numbers) + (itemsize == 1), size  # of what lies beside it
+        self.number, self.size = 2 * next(_numbers) + (itemsize == 1), size  # selects the pattern in the guards
         self.address = library().engine_allocate(size, self.number) if size <= installed else None
         if not self.address:
             raise MemoryError
@@ -84,12 +84,12 @@ class MemoryPointer:
     copy_from_device = copy_from_host = copy_from
 
     def memset(self, value: int, size: int) -> None:
-        """Set bytes."""
+        """Set `size` bytes to `value`."""
         ctypes.memset(self.ptr, value, size)
 
 
 # By dtype, the bits of NaN in an array that a host has filled with it, to see which elements a kernel writes. No
-# operation gives these, so the look can tell them from a NaN that somebody computed, or wrote among numbers.
+# operation gives these bits, so they can be told from a NaN that was computed, or written among numbers.
 NO_VALUE = {np.dtype("f2"): 0x7EAD, np.dtype("f4"): 0x7FDEADED, np.dtype("f8"): 0x7FFDEADEDEADEDED}
 
 
@@ -99,7 +99,7 @@ class ndarray(np.ndarray):
     def __new__(
         cls, shape: Any, dtype: Any = float, memptr: Any = None, strides: Any = None, order: str = "C"
     ) -> ndarray:
-        """An array on memory that is there already, which it aliases: `get_global`'s, or a MemoryPointer.
+        """Make an array on existing memory, which it aliases: that of `get_global`, or a MemoryPointer.
 
         Raises:
             ValueError: as `empty`.
@@ -126,7 +126,7 @@ class ndarray(np.ndarray):
         return MemoryPointer(self)
 
     def typed(self, shape: tuple[int, ...], dtype: np.dtype, strides: tuple[int, ...]) -> ndarray:
-        """The same memory from its beginning on with another shape, dtype and strides in bytes; it is contiguous."""
+        """View the memory from its beginning with another shape, dtype and strides in bytes."""
         return np.ndarray.__new__(ndarray, shape, dtype, self, 0, strides)
 
     def __getitem__(self, key: Any) -> Any:
@@ -146,13 +146,13 @@ class ndarray(np.ndarray):
                 self.view(f"u{self.itemsize}")[...] = bits
 
     def fill(self, value: Any) -> None:
-        """All elements become `value`."""
+        """Set all elements to `value`."""
         self[...] = value
 
     def astype(
         self, dtype: Any, order: str = "K", casting: str = "unsafe", subok: bool = True, copy: bool = True
     ) -> Any:
-        """NumPy's.
+        """Convert as NumPy does.
 
         Raises:
             ValueError: a dtype that is none of a device's, as `empty`.
@@ -160,7 +160,7 @@ class ndarray(np.ndarray):
         return super().astype(dtype_on_device(dtype), order, casting, subok, copy)
 
     def get(self, stream: Any = None, order: str = "C", out: np.ndarray | None = None, blocking: bool = True) -> Any:
-        """A copy as a plain NumPy array, as `cupy.ndarray.get` gives it, or in `out`.
+        """Copy to a new NumPy array, as `cupy.ndarray.get`, or to `out`.
 
         Raises:
             TypeError: out is no NumPy array. ValueError: it has another shape or dtype.
@@ -193,7 +193,7 @@ class ndarray(np.ndarray):
             written(array)
             return array
         # CuPy keeps results of reductions on the device, as arrays without axes, and makes what its operations on
-        # elements compute in C order, whatever order they have read.
+        # elements compute in C order, also if the operands have another order.
         return np.asarray(array, order="C" if context else "K").view(ndarray)
 
     def __getattr__(self, name: str) -> Any:
@@ -206,7 +206,7 @@ class ndarray(np.ndarray):
 
 
 def _on_device(name: str) -> Callable[..., Any]:
-    """NumPy's method, whose numbers are arrays without axes."""
+    """Wrap a method of NumPy's so that it returns a number as an array without axes."""
     method = getattr(np.ndarray, name)
 
     @functools.wraps(method)
@@ -225,7 +225,7 @@ _NUMPY_2 = int(np.__version__.partition(".")[0]) >= 2  # before, copy=None was F
 
 
 def dtype_on_device(dtype: Any) -> np.dtype:
-    """A dtype that arrays on a device may have.
+    """Return a dtype that arrays on a device may have.
 
     Raises:
         TypeError: it is no dtype. ValueError: its bytes are in the order of other machines, or it is one of NumPy's for
@@ -243,7 +243,7 @@ def dtype_on_device(dtype: Any) -> np.dtype:
 
 
 def empty(shape: int | tuple[int, ...], dtype: Any = float, order: str = "C") -> ndarray:
-    """Memory that has not been written: every byte is 0xFF, which reads as NaN in a float.
+    """Allocate memory that has not been written: every byte is 0xFF, which reads as NaN in a float.
 
     Raises:
         ValueError: a size below 0; a dtype with another byte order, or of objects, texts or dates. MemoryError.
@@ -261,7 +261,7 @@ def empty(shape: int | tuple[int, ...], dtype: Any = float, order: str = "C") ->
 
 
 def _order_of(a: np.ndarray, order: str | None) -> str:
-    """C or F, or K where the axes of `a` are to keep an order that is neither: as CuPy reads `order`.
+    """Return C or F, or K if the axes of `a` keep an order that is neither, by CuPy's rules for `order`.
 
     Raises:
         TypeError: `order` is none of C, F, A, K and None.
@@ -277,7 +277,7 @@ def _order_of(a: np.ndarray, order: str | None) -> str:
 
 
 def _empty_as(a: np.ndarray, dtype: Any, order: str | None, shape: Any = None) -> ndarray:
-    """Unwritten memory in the order of `a`, or in the one that is named."""
+    """Allocate unwritten memory in the order of `a`, or in the given one."""
     if shape is not None:
         shape = (int(shape),) if np.ndim(shape) == 0 else tuple(shape)
     kind = "C" if order in ("K", "k") and shape is not None and len(shape) != a.ndim else _order_of(a, order)
@@ -294,42 +294,42 @@ def _filled(out: ndarray, value: Any) -> ndarray:
 
 
 def zeros(shape: Any, dtype: Any = float, order: str = "C") -> ndarray:
-    """A device array of zeros."""
+    """Make a device array of zeros."""
     return _filled(empty(shape, dtype, order), 0)
 
 
 def ones(shape: Any, dtype: Any = float, order: str = "C") -> ndarray:
-    """A device array of ones."""
+    """Make a device array of ones."""
     return _filled(empty(shape, dtype, order), 1)
 
 
 def full(shape: Any, fill_value: Any, dtype: Any = None, order: str = "C") -> ndarray:
-    """A device array of one value."""
+    """Make a device array of one value."""
     dtype = np.asarray(fill_value).dtype if dtype is None else dtype
     return _filled(empty(shape, dtype, order), fill_value)
 
 
 def empty_like(prototype: Any, dtype: Any = None, order: str = "K", subok: None = None, shape: Any = None) -> ndarray:
-    """`empty` with the dtype, the order and, where none is given, the shape of an array."""
+    """Call `empty` with the dtype, the order and, unless `shape` is given, the shape of an array."""
     if subok is not None:
         raise TypeError("subok is not supported yet")
     return _empty_as(prototype, prototype.dtype if dtype is None else dtype, order, shape)
 
 
 def zeros_like(a: Any, dtype: Any = None, order: str = "K", subok: None = None, shape: Any = None) -> ndarray:
-    """`zeros` with the dtype, the order and, where none is given, the shape of an array."""
+    """Call `zeros` with the dtype, the order and, unless `shape` is given, the shape of an array."""
     return _filled(empty_like(a, dtype, order, subok, shape), 0)
 
 
 def ones_like(a: Any, dtype: Any = None, order: str = "K", subok: None = None, shape: Any = None) -> ndarray:
-    """`ones` with the dtype, the order and, where none is given, the shape of an array."""
+    """Call `ones` with the dtype, the order and, unless `shape` is given, the shape of an array."""
     return _filled(empty_like(a, dtype, order, subok, shape), 1)
 
 
 def full_like(
     a: Any, fill_value: Any, dtype: Any = None, order: str = "K", subok: None = None, shape: Any = None
 ) -> ndarray:
-    """`full` with the dtype, the order and, where none is given, the shape of an array."""
+    """Call `full` with the dtype, the order and, unless `shape` is given, the shape of an array."""
     return _filled(empty_like(a, dtype, order, subok, shape), fill_value)
 
 
@@ -343,7 +343,7 @@ def array(
     *,
     blocking: bool = False,
 ) -> ndarray:
-    """A device array with the contents of `obj`, in its order unless another is asked for.
+    """Make a device array with the contents of `obj`, in its order unless another is asked for.
 
     NumPy's arrays whose bytes are in the order of other machines are converted, as CuPy does it.
 
@@ -374,7 +374,7 @@ def array(
 
 
 def _has_order(a: np.ndarray, order: str | None) -> bool:
-    """Whether CuPy takes an array as it is where that order is asked for."""
+    """Return whether CuPy takes an array as it is when that order is asked for."""
     is_any = order is None or order in ("K", "k")
     kind = _order_of(a, order)
     return is_any or (a.flags.c_contiguous and kind == "C") or (a.flags.f_contiguous and kind == "F")
@@ -383,34 +383,34 @@ def _has_order(a: np.ndarray, order: str | None) -> bool:
 def asarray(
     a: Any, dtype: Any = None, order: str | None = None, *, copy: bool | None = None, blocking: bool = False
 ) -> ndarray:
-    """`a` on the device: itself if it is a device array of that dtype and order already, else a copy. See `array`."""
+    """Return `a` if it is a device array of that dtype and order already, else a copy. See `array`."""
     return array(a, dtype, copy, order)
 
 
 def ascontiguousarray(a: Any, dtype: Any = None) -> ndarray:
-    """`a` on the device with its elements in C order, one after the other, and at least one axis."""
+    """Return `a` on the device in C order, without gaps, and with at least one axis."""
     return array(a, dtype, None, "C", ndmin=1)
 
 
 def asfortranarray(a: Any, dtype: Any = None) -> ndarray:
-    """`a` on the device with its elements in F order, one after the other, and at least one axis."""
+    """Return `a` on the device in F order, without gaps, and with at least one axis."""
     return array(a, dtype, None, "F", ndmin=1)
 
 
 def copy(a: Any, order: str = "K") -> ndarray:
-    """A copy of `a` on the device, in its order unless another is asked for."""
+    """Copy `a` on the device, in its order unless another is asked for."""
     return array(a, None, True, order)
 
 
 def arange(*args: Any, dtype: Any = None) -> ndarray:
-    """NumPy's arange, on the device."""
+    """Call NumPy's arange, and put the result on the device."""
     return array(np.arange(*args, dtype=dtype if dtype is None else dtype_on_device(dtype)))
 
 
 def asnumpy(
     a: Any, stream: Any = None, order: str = "C", out: np.ndarray | None = None, *, blocking: bool = True
 ) -> np.ndarray:
-    """A NumPy copy of a device array; anything else goes through `numpy.asarray`."""
+    """Copy a device array to a NumPy array; pass anything else to `numpy.asarray`."""
     if isinstance(a, ndarray):
         return a.get(stream, order, out)
     host = np.asarray(a, order=order)
@@ -421,7 +421,7 @@ def asnumpy(
 
 
 def from_dlpack(array: Any, device: Any = None, copy: bool | None = None) -> ndarray:
-    """A device array of an array with `__dlpack__`, a copy unless it is on the device, which is the host here.
+    """Make a device array from an array with `__dlpack__`: a view if it is a device array, else a copy.
 
     Raises:
         TypeError: it has no `__dlpack__`. BufferError: it is in the memory of a GPU.
@@ -439,7 +439,7 @@ _OF_THE_HOST = (1, 3)  # device types of DLPack: the CPU, and its pinned memory
 
 
 def at(address: int) -> ndarray | None:
-    """The bytes from an address to the end of the device array that holds it, without a dtype; None if none does."""
+    """Return the bytes from an address to the end of the device array that holds it; None if no array does."""
     for block in list(_live.values()):
         if block.address <= address < block.address + block.size:
             inside = address - block.address
@@ -453,14 +453,14 @@ def at(address: int) -> ndarray | None:
 
 
 def address_of(a: np.ndarray) -> int:
-    """Of its first element; 0 where nothing was allocated for it, as CuPy has it."""
+    """Return the address of an array's first element; 0 if nothing was allocated for it, as in CuPy."""
     owner = owner_of(a)
     is_null = owner.base.is_null if isinstance(owner.base, _Memory) else not owner.nbytes
     return 0 if is_null else a.ctypes.data
 
 
 def owner_of(a: np.ndarray) -> np.ndarray:
-    """The array at the end of a chain of views: the one whose memory it is."""
+    """Follow a chain of views to the array that owns the memory."""
     while isinstance(a.base, np.ndarray):
         a = a.base
     return a
@@ -474,7 +474,7 @@ def written(a: np.ndarray) -> None:
 
 
 def is_fresh(a: np.ndarray) -> bool:
-    """Whether the array is as `empty` made it: no byte of its memory has been written."""
+    """Return whether an array is as `empty` made it: no byte of its memory has been written."""
     owner = owner_of(a)
     return isinstance(owner.base, _Memory) and owner.base.is_fresh and bool((owner == 0xFF).all())
 
@@ -482,8 +482,8 @@ def is_fresh(a: np.ndarray) -> bool:
 class GuardedArguments:
     """The arrays of a launch, while it lasts.
 
-    What NumPy computes from device arrays is a device array as well, but is in NumPy's memory, where a wild write
-    would break the process. Such an array is lent a place between guards, and copied back at the end.
+    What NumPy computes from device arrays is a device array as well, but lies in NumPy's memory, where a wild write
+    would corrupt the process. Such an array gets a place between guards, and is copied back at the end.
     """
 
     def __init__(self) -> None:
@@ -519,7 +519,7 @@ class GuardedArguments:
         return address
 
     def overrun(self) -> int | None:
-        """The address of a byte beside the arrays that somebody wrote to."""
+        """Return the address of a byte beside the arrays that has been overwritten; None if there is none."""
         first = None
         for block in self._blocks.values():
             offset = library().engine_overrun(block.address, block.size, block.number)

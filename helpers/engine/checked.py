@@ -395,7 +395,7 @@ def _abort(
     timeout: float,
 ) -> Abort:
     reason = Reason(failure.reason)
-    message = prepared.words(failure)
+    message = prepared.describe(failure)
     if reason == Reason.EXPIRED:
         message = f"its block was still running after {timeout:g} s"
     place = failures.place_of(failure, prepared.kernel.line_at)

@@ -16,11 +16,14 @@ import numpy as np
 from .array import address_of, empty, ndarray, owner_of, written
 
 PAD = 1 << 20  # bytes before and after each piece
-ALIGNMENT = 256  # of every allocation, as CuPy has it
+ALIGNMENT = 256  # of every allocation, as in CuPy
 
 
 def extent(address: int, shape: Sequence[int], strides: Sequence[int], itemsize: int) -> tuple[int, int]:
-    """The addresses of an array's first byte and of the one after its last; strides in bytes, which may be negative."""
+    """Return the addresses of an array's first byte and of the one after its last.
+
+    strides: in bytes; they may be negative.
+    """
     if 0 in shape:
         return address, address
     reach = [(n - 1) * stride for n, stride in zip(shape, strides, strict=True)]
@@ -28,7 +31,7 @@ def extent(address: int, shape: Sequence[int], strides: Sequence[int], itemsize:
 
 
 def extent_of(value: np.ndarray) -> tuple[int, int]:
-    """`extent` of a NumPy array."""
+    """Return the `extent` of a NumPy array."""
     return extent(value.ctypes.data, value.shape, value.strides, value.itemsize)
 
 
@@ -83,7 +86,7 @@ class Memory:
         return any(argument.writable for argument in self.arguments)
 
     def view(self, per_element: np.ndarray, argument: Argument) -> np.ndarray | None:
-        """What is known of each element of the region, in the argument's shape; None where elements differ in size."""
+        """View per-element data of the region in the argument's shape; None if elements differ in size."""
         item, strides = self.dtype.itemsize, argument.value.strides
         first = argument.address - self.address
         if argument.value.itemsize != item or any(step % item for step in (first, *strides)):
@@ -134,7 +137,7 @@ class Copies:
         return self.addresses.get(number, value.ctypes.data) if address_of(value) else 0
 
     def copy_back(self) -> None:
-        """What the kernel wrote becomes the arrays' contents."""
+        """Copy what the kernel wrote back to the arrays."""
         for piece in self._pieces:
             ctypes.memmove(piece.begin, piece.start, piece.end - piece.begin)
             written(piece.owner)
@@ -154,7 +157,7 @@ def _pieces(arrays: Sequence[Given]) -> list[_Piece]:
 
 
 def _memories(piece: _Piece) -> list[Memory]:
-    """The regions of a piece: one for arguments that overlap."""
+    """Return the regions of a piece: arguments that overlap are one region."""
     memories: list[Memory] = []
     moved = piece.start - piece.begin
     for given in piece.given:  # by address

@@ -17,7 +17,7 @@ DOING = "compiling the CPU engine, once on this machine: half a minute or a litt
 
 
 def in_jupyterlab() -> bool:
-    """Whether JupyterLab or Notebook 7 sent the cell: they send the cell's id, programs that run notebooks do not."""
+    """Return whether JupyterLab or Notebook 7 sent the cell: they send its id, and nbval does not."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
     kernel = getattr(shell, "kernel", None)
@@ -34,7 +34,7 @@ class _Line(Protocol):
 
 
 def _line() -> _Line | None:
-    """Shows one line of text that changes: in a cell of JupyterLab or in a terminal; None where nobody looks."""
+    """Return a function that shows one changing line in JupyterLab or a terminal; None if nobody looks."""
     if in_jupyterlab():
         display = sys.modules["IPython"].display.display
         handle: Any = None
@@ -57,8 +57,8 @@ def _line() -> _Line | None:
     return None
 
 
-def told(work: Callable[[], T], doing: str) -> T:
-    """Do it in a thread, and return or raise what it does. Where it takes longer than SOON, say so in a line."""
+def run_with_message(work: Callable[[], T], doing: str) -> T:
+    """Run a function in a thread, and return or raise what it does; after SOON, show a line that says so."""
     line = _line()
     if line is None:
         return work()

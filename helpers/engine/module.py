@@ -67,7 +67,7 @@ class RawModule:
             bool(enable_cooperative_groups),
         )
         self._built: build.Built | None = None
-        self._asked: set[str] = set()  # variables that the host may have written
+        self._asked: set[str] = set()  # variables that the host may have written to
 
     @property
     def code(self) -> str:
@@ -100,7 +100,9 @@ class RawModule:
         return self._recipe.cooperative
 
     def compile(self, log_stream: Any = None) -> None:
-        """Compile now rather than at the first `get_function`. log_stream: gets the compiler's warnings by `write`.
+        """Compile now rather than at the first `get_function`.
+
+        log_stream: receives the compiler's warnings through `write`.
 
         Raises:
             CompileError: the compiler refused; the message shows the lines of the source.
@@ -112,37 +114,37 @@ class RawModule:
             self._built = build.build(self._recipe, log_stream)
 
     def __getstate__(self) -> dict[str, Any]:
-        """To be pickled or copied: the source and how it is compiled, not what was made of it."""
+        """Pickle or copy the source and how it is compiled, not what was made of it."""
         return self.__dict__ | {"_built": None, "_asked": set()}
 
     def _twin(self, **changes: Any) -> RawModule:
-        """A module of the same source, built in another way, whose variables have the values of this one's."""
+        """Build a module from the same source in another way; its variables have the values of this one's."""
         twin = copy.copy(self)
         twin._recipe = replace(self._recipe, **changes)
         twin.copy_variables(self)
         return twin
 
     def instrumented(self, *, profile: bool) -> RawModule:
-        """The same source, built so that every memory access calls the engine's checker: for checked.py.
+        """Build the same source so that every memory access calls the engine's checker: for checked.py.
 
         Its variables have the values that the host gave to this module's. profile: every basic block calls it as well.
         """
         return self._twin(instrumented="profiled" if profile else "checked")
 
     def filled(self, value: str) -> RawModule:
-        """The same source, built so that local variables without a value begin with one: see `compiler.filling`.
+        """Build the same source so that local variables without a value begin with one: see `compiler.filling`.
 
         And so that each index is compared with the size of the array, where its type has one.
         """
         return self._twin(filling=(*compiler.filling(value), *compiler.bounds()))
 
     def copy_variables(self, other: RawModule) -> None:
-        """The variables that a host has asked for, here or there, get the values that they have in `other`."""
+        """Set the variables that the host has asked for, here or there, to the values they have in `other`."""
         for name in sorted(other._asked | self._asked):
             self.get_global(name)[...] = other.get_global(name)
 
     def get_function(self, name: str) -> RawKernel:
-        """The kernel of that name, or of that name expression.
+        """Return the kernel of that name, or of that name expression.
 
         Raises:
             CompileError: the source does not compile.
@@ -153,13 +155,13 @@ class RawModule:
         return kernel
 
     def kernel_to_build(self, name: str) -> RawKernel:
-        """The kernel of that name, built when it is first launched. A checked run has a build of its own."""
+        """Return the kernel of that name, to be built at its first launch. A checked run has its own build."""
         kernel = RawKernel.__new__(RawKernel)
         kernel._begin(self, name)
         return kernel
 
     def get_global(self, name: str) -> ndarray:
-        """The bytes of a `__device__` or `__constant__` variable, as a device array of uint8 that aliases it.
+        """Return the bytes of a `__device__` or `__constant__` variable, as a uint8 device array that aliases it.
 
         CuPy returns a bare pointer. Both can be made into an array that is written with `[...] =`:
         `cp.ndarray((16,), cp.float32, module.get_global("weights"))`.
@@ -175,7 +177,7 @@ class RawModule:
         return np.frombuffer(memory, dtype=np.uint8).view(ndarray)
 
     def compiled_kernel(self, name: str) -> CompiledKernel:
-        """The kernel of that name in memory.
+        """Return the kernel of that name in memory.
 
         Raises:
             CompileError: the source does not compile, or the kernel has too much static `__shared__` memory.
@@ -232,7 +234,7 @@ class RawModule:
 
 
 def _parameters(entry: Entry, declared: Sequence[source.Declared]) -> list[Parameter]:
-    """A kernel's parameters as the compiler has them, with the names of the source."""
+    """Return a kernel's parameters as the compiler reports them, with the names of the source."""
     parameters = []
     for index in range(entry.count):
         raw = entry.parameters[index]
@@ -254,7 +256,7 @@ _PICKLED = ("module", "name", "_max_dynamic", "_carveout", "_at_least")
 
 
 class _Attributes(dict):
-    """Attributes by CuPy's names, which say why there is none."""
+    """Attributes by CuPy's names; a missing one raises an error that says why."""
 
     def __missing__(self, name: str) -> int:
         raise KeyError(f"{name} {_IS_DECIDED}" if name in _OF_A_GPUS_COMPILER else name)
@@ -293,7 +295,7 @@ class RawKernel:
         self.module, self.name = module, name
         self._max_dynamic: int | None = None
         self._carveout = -1
-        self._at_least = 0  # what `allow_dynamic_shared` was told before the kernel was built
+        self._at_least = 0  # the size in `allow_dynamic_shared` before the kernel was built
         self._forget()
 
     def _forget(self) -> None:
@@ -302,7 +304,7 @@ class RawKernel:
         self.known_set: set[tuple[Any, ...]] = set()  # forms of launches that use no variable without a value
 
     def __getstate__(self) -> dict[str, Any]:
-        """To be pickled: the module and the name."""
+        """Pickle the module and the name."""
         return {name: self.__dict__[name] for name in _PICKLED}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -329,7 +331,7 @@ class RawKernel:
         self.module.compile(log_stream)
 
     def compiled(self) -> CompiledKernel:
-        """The kernel in memory, built now if it was not before."""
+        """Return the kernel in memory; build it if necessary."""
         if self._compiled is None:
             self._compiled = self.module.compiled_kernel(self.name)
             self.allow_dynamic_shared(self._at_least)
@@ -388,7 +390,7 @@ class RawKernel:
         self._max_dynamic = int(size)
 
     def allow_dynamic_shared(self, size: int) -> None:
-        """Let launches ask for that many bytes of dynamic shared memory, if they may not already; nothing is built.
+        """Let launches ask for that many bytes of dynamic shared memory, unless they may already; build nothing.
 
         Raises:
             LaunchError: more than a block may have. Of a kernel that is not built yet: when it is.
@@ -412,7 +414,7 @@ class RawKernel:
         """Launch and wait.
 
         Args:
-            grid, block: one to three sizes; 0 is 1, as CuPy has it.
+            grid, block: one to three sizes; 0 is 1, as in CuPy.
             args: device arrays for pointers (or None or 0 for a null pointer), NumPy scalars for scalars.
             shared_mem: bytes of dynamic shared memory.
             enable_cooperative_groups: all blocks are on the device at once, and may meet in grid.sync(). Also where
@@ -454,14 +456,14 @@ class RawKernel:
         return self.compiled().library
 
     def instrumented(self, *, profile: bool) -> RawKernel:
-        """The same kernel of `RawModule.instrumented`, with the same limit of dynamic shared memory."""
+        """Return the same kernel of `RawModule.instrumented`, with the same limit of dynamic shared memory."""
         twin = self.module.instrumented(profile=profile).get_function(self.name)
         twin._max_dynamic = self._max_dynamic
         twin.allow_dynamic_shared(self._at_least)
         return twin
 
     def filled(self, value: str) -> RawKernel:
-        """The same kernel of `RawModule.filled`."""
+        """Return the same kernel of `RawModule.filled`."""
         twin = self._filled.get(value)
         if twin is None:
             twin = self.module.filled(value).get_function(self.name)

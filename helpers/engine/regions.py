@@ -22,9 +22,9 @@ from .structures import CheckedRegion
 
 
 def regions_of(kernel: CompiledKernel, copies: Copies, shared_mem: int) -> tuple[list[Region], list[CheckedRegion]]:
-    """The regions of a launch, and the same as the engine is told them. kernel: of the checked build."""
+    """Return the regions of a launch, and the same as rows for the engine. kernel: of the checked build."""
     regions = [_array_region(memory) for memory in copies.memories]
-    rows = [_told(memory, region) for memory, region in zip(copies.memories, regions, strict=True)]
+    rows = [_row(memory, region) for memory, region in zip(copies.memories, regions, strict=True)]
     pieces = [(s.name, STATIC_SHARED, s.offset, s.size, True) for s in kernel.shared_arrays if not s.is_guard]
     pieces.append(("dynamic shared memory", DYNAMIC_SHARED, 0, shared_mem, True))  # also where it has 0 bytes
     for variable in variables.of_module(kernel.library.symbols, kernel.code):
@@ -52,12 +52,12 @@ def _array_region(memory: Memory) -> Region:
 
 
 def _unwritten(argument: Argument) -> np.ndarray:
-    """Of each element, whether nobody has given it a value before the launch.
+    """Return for each element whether it had no value before the launch.
 
-    What `empty` makes is poison: bytes of 0xFF. No number of a float has its bits. Among integers it is -1, so
-    there the whole array has to be as it was made. Of what the kernel may write, so is what a host has filled with NaN,
-    and a NaN that signals, which no operation gives: somebody has put it there to see what is written. Any other NaN is
-    a number: somebody has written it, or an earlier launch has computed it.
+    `empty` fills memory with poison, bytes of 0xFF, which are no number in a float. In integers they are -1, so an
+    integer array counts as unwritten only if it is entirely as `empty` made it. In arrays that the kernel may write,
+    two more count: the NaN that the host fills an array with, and a signalling NaN, which no operation produces but
+    the host may store to see which elements are written. Any other NaN is a value that was written or computed.
     """
     value, item = argument.value, argument.value.dtype.itemsize
     if item not in (1, 2, 4, 8) or not (_is_float(value.dtype) or is_fresh(value)):
@@ -72,11 +72,11 @@ def _unwritten(argument: Argument) -> np.ndarray:
 
 
 def _is_float(dtype: np.dtype) -> bool:
-    """Whether elements of 0xFF are no number. ml_dtypes' own types have the kind of a struct."""
+    """Return whether bytes of 0xFF are not a number. ml_dtypes' types have the kind of a struct."""
     return dtype.kind in "fcb" or (dtype.kind == "V" and dtype.type is not np.void)
 
 
-def _told(memory: Memory, region: Region) -> CheckedRegion:
+def _row(memory: Memory, region: Region) -> CheckedRegion:
     watched = region.writable or (region.state == UNWRITTEN).any()
     state = region.state.ctypes.data if watched else None
     item, fetches = memory.dtype.itemsize, region.fetches.ctypes.data

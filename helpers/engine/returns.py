@@ -14,7 +14,7 @@ _HIDDEN = re.compile(r'#[ \t]*include[ \t]*"|#[ \t]*define\b(?:\\\n|[^\n])*\b(?:
 
 
 def may_come_before(code: str, kernel: str, place: tuple[str, int]) -> bool:
-    """Whether a thread of the kernel may return before it reaches a place, or reaches it again in a loop.
+    """Return whether a thread may return before it reaches a place, or reaches it again in a loop.
 
     True where the text does not tell. Where it may not, and a thread has ended without that barrier, an `if` or a loop
     has led it around.

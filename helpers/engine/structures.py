@@ -1,4 +1,4 @@
-"""The structs and enums that Python shares with the engine's C++, as ctypes has them.
+"""The structs and enums that Python shares with the engine's C++, as ctypes structures.
 
 `check` compares their sizes with C++'s own when the engine is loaded: a field that only one side knows would shift all
 that follow.
@@ -250,7 +250,7 @@ def check(lib: ctypes.CDLL) -> None:
 
 
 def compare(sizes: dict[str, tuple[int, int]]) -> None:
-    """The same for sizes by name, Python's and C++'s."""
+    """Compare sizes by name, Python's and C++'s."""
     wrong = [f"{name}: {ours} in Python, {theirs} in C++" for name, (ours, theirs) in sizes.items() if ours != theirs]
     if wrong:
         raise RuntimeError(f"structures.py does not match the engine's C++: {'; '.join(wrong)}")

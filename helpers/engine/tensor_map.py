@@ -75,7 +75,7 @@ class Described:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The array's shape as NumPy has it: the innermost dimension is the last."""
+        """The array's shape in NumPy's order: the innermost dimension is the last."""
         return self.dims[::-1]
 
     @property
@@ -101,7 +101,7 @@ def encode_tiled(
     swizzle: int = 128,
     l2_promotion: int = 128,
 ) -> np.ndarray:
-    """A tensor map of the engine, for kernels that it runs.
+    """Make a tensor map of the engine, for kernels that it runs.
 
     Args:
         dtype: the type of an element, by its name in NumPy or "bfloat16".
@@ -183,7 +183,7 @@ def encode_tiled(
 
 
 def described(value: object) -> Described | None:
-    """What a map says; None for whatever is none of the engine's."""
+    """Decode a map of the engine; None for any other value."""
     if not isinstance(value, np.ndarray) or value.nbytes != BYTES:
         return None
     raw = np.frombuffer(value.tobytes(), _LAYOUT)[0]
@@ -201,7 +201,7 @@ def described(value: object) -> Described | None:
 
 
 def moved(value: np.ndarray, address: int) -> np.ndarray:
-    """The same map of an array at another address."""
+    """Copy a map for an array at another address."""
     encoded = np.frombuffer(value.tobytes(), _LAYOUT).copy()
     encoded["address"] = address
     return encoded.view("V128")

@@ -49,7 +49,7 @@ class Figures:
         return self.wavefronts / self.shared_requests if self.shared_requests else 0.0
 
     def add(self, site: observed.Site, *, is_shared: bool) -> None:
-        """Count one instruction in."""
+        """Add the figures of one instruction."""
         size = site.count * site.size
         if site.is_write:
             self.written += size
@@ -76,7 +76,7 @@ class Tables:
 
 
 def _is_constant(region: observed.Region) -> bool:
-    """Constants have a cache of their own, which reads a word for all lanes at once: sectors do not measure it."""
+    """Return whether it is a constant: sectors do not measure the constant cache, which broadcasts a word."""
     return region.kind == observed.VARIABLE and not region.writable
 
 
@@ -103,12 +103,12 @@ def tables(seen: observed.Observed) -> Tables:
 
 
 def fetches(seen: observed.Observed) -> dict[str, np.ndarray]:
-    """How often each element of each array was read, in the array's shape."""
+    """Return how often each element of each array was read, in the array's shape."""
     return {part.name: part.fetches for r in seen.regions for part in r.parts if part.fetches is not None}
 
 
 def steps(seen: observed.Observed, passed: observed.BlockTrace) -> list[Step]:
-    """The steps of one block, those of the same line and lanes put together."""
+    """Return the steps of one block; those of the same line and lanes are merged."""
     words: dict[int, tuple[int, str]] = {}  # of each site, which many steps share
     threads: dict[tuple[int, int], tuple[int, ...]] = {}
     counts: dict[tuple[int, int, int, str, tuple[int, ...]], int] = {}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from helpers.engine import failures, observed
-from helpers.engine.failures import triple
+from helpers.engine.failures import format_dim3
 
 KINDS = {
     observed.RACE: "race",
@@ -78,7 +78,7 @@ class Finding:
 
 
 def of_run(seen: observed.Observed) -> list[Finding]:
-    """Everything that a checked run found, what ended it, and what it left unwritten; [] when clean."""
+    """Return everything that a checked run found, what ended it, and what it left unwritten; [] if clean."""
     total = seen.block[0] * seen.block[1] * seen.block[2]
     findings = _merged(seen) + [_skipped(b, total) for b in seen.partial_barriers if b.was_skipped]
     if seen.abort is None:
@@ -92,7 +92,7 @@ def of_run(seen: observed.Observed) -> list[Finding]:
 
 
 def notes(seen: observed.Observed) -> list[str]:
-    """What is no error, and still worth a look: threads that were elsewhere when their block met at a barrier."""
+    """Return what is no error but worth a look: threads that were elsewhere when their block met at a barrier."""
     total = seen.block[0] * seen.block[1] * seen.block[2]
     return [_note(b, total) for b in seen.partial_barriers if not b.was_skipped]
 
@@ -102,18 +102,18 @@ def _skipped(barrier: observed.PartialBarrier, total: int) -> Finding:
 
     total: threads of a block.
     """
-    block, thread, (file, line) = barrier.block, barrier.thread, barrier.place
+    block, thread, (file, line) = format_dim3(barrier.block), format_dim3(barrier.thread), barrier.place
     message = (
-        f"{barrier.count} of {total} threads of block {triple(block)} never came to the barrier at {file}:{line}, the "
-        f"first is thread {triple(thread)}: an if or a loop led them around it. CUDA asks for barriers that all "
+        f"{barrier.count} of {total} threads of block {block} never came to the barrier at {file}:{line}, the first is "
+        f"thread {thread}: an if or a loop led them around it. CUDA asks for barriers that all "
         "threads reach (compute-sanitizer's synccheck); a GPU goes on once those threads have ended, and hangs or lets "
         "others pass too early where they have not"
     )
-    return Finding("skipped barrier", message, file, line, block, thread)
+    return Finding("skipped barrier", message, file, line, barrier.block, barrier.thread)
 
 
 def _note(barrier: observed.PartialBarrier, total: int) -> str:
-    block, thread, (file, line) = triple(barrier.block), triple(barrier.thread), barrier.place
+    block, thread, (file, line) = format_dim3(barrier.block), format_dim3(barrier.thread), barrier.place
     if not barrier.count:
         return (
             f"block {block} met in __syncthreads() at {file}:{line} and, thread {thread} among others, at line "
@@ -128,7 +128,7 @@ def _note(barrier: observed.PartialBarrier, total: int) -> str:
 
 
 def _merged(seen: observed.Observed) -> list[Finding]:
-    """One finding for one bug, counted together.
+    """Return one finding for one bug, with a count.
 
     Inlined copies of a line are one line. Two lines that race are reported once, whichever of them came first.
     A read that races with the write it should have waited for may find nothing written yet: the race is the bug. One
@@ -167,17 +167,17 @@ def _region(seen: observed.Observed, number: int | None) -> observed.Region | No
 
 
 def _is_forgotten(region: observed.Region | None) -> bool:
-    """Whether it is the dynamic shared memory of a launch that gave none."""
+    """Return whether it is the dynamic shared memory of a launch that gave none."""
     return region is not None and region.size == 0
 
 
 def _at(access: observed.Access) -> str:
     place = f"{access.place[0]}:{access.place[1]}" if access.place else "an unknown line"
-    return f"block {triple(access.block)} thread {triple(access.thread)} at {place}"
+    return f"block {format_dim3(access.block)} thread {format_dim3(access.thread)} at {place}"
 
 
 def _element(region: observed.Region | None, offset: int) -> tuple[str, int, int | None]:
-    """A byte of a region as an array, an index in it and how many elements that array reaches over.
+    """Return a byte of a region as an array, an index in it and the number of elements that it spans.
 
     Of shared memory: its name, the index of the word, and None.
     """
@@ -331,7 +331,7 @@ def _finding(seen: observed.Observed, issue: observed.Issue) -> Finding:
 
 
 def _never_written(part: observed.Part) -> Finding | None:
-    """An array that the kernel may write, with elements that had no value before and have none after."""
+    """Return the finding for an array of the kernel's that has elements without a value, before and after."""
     if not part.writable or part.state is None:
         return None
     left = np.flatnonzero(part.state == observed.UNWRITTEN)
@@ -343,7 +343,7 @@ def _never_written(part: observed.Part) -> Finding | None:
 
 
 def _stopped(seen: observed.Observed, abort: observed.Abort) -> Finding:
-    """What ended the launch, as a finding."""
+    """Return the finding for what ended the launch."""
     kind = _STOPPED.get(abort.reason, "stopped")
     region = _region(seen, abort.region)
     name = index = None

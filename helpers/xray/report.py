@@ -86,12 +86,12 @@ class Report:
         return (self.flop + self.tensor_flop) / requested if self.flop is not None and requested else None
 
     def assert_clean(self) -> None:
-        """For tests. Raises AssertionError with the findings where there are any."""
+        """Raise an AssertionError that lists the findings, if there are any: for tests."""
         if self.findings:
             raise AssertionError("\n".join([f"{self.name}: {self.summary()}", *map(str, self.findings)]))
 
     def summary(self) -> str:
-        """`0 findings`, as a sanitizer ends."""
+        """Return the number of findings in a sanitizer's words: `0 findings`."""
         return f"{len(self.findings)} finding{'' if len(self.findings) == 1 else 's'}"
 
     # ------------------------------------------------------------------------------------ as text
@@ -143,7 +143,7 @@ class Report:
         )
 
     def source(self, *, around: int | None = None) -> Listing:
-        """The source with what each line requested beside it: bytes, requests, and what a request costs.
+        """Return the source with the figures of each line: bytes, requests, and what a request costs.
 
         A line that touches several arrays at different costs has a row for each below it. `!` marks the lines of the
         findings. In Jupyter the lines with the most bytes are shaded.
@@ -179,7 +179,7 @@ class Report:
     # ------------------------------------------------------------------------------------ as pictures
 
     def heatmap(self, *arrays: str) -> Any:
-        """How often each element of an array was fetched, as an image; several arrays share a colour scale.
+        """Draw how often each element of an array was fetched; several arrays share a colour scale.
 
         Raises:
             KeyError: no such array; the message names those there are.
@@ -190,7 +190,7 @@ class Report:
         return fetch_maps({name: self.fetches[name] for name in arrays})
 
     def banks(self, line: int, array: str | None = None) -> Any:
-        """Which lane hits which bank of shared memory, in the costliest request of a line.
+        """Draw which lane hits which bank of shared memory, in the costliest request of a line.
 
         Lanes with 8 or 16 bytes each are served in groups, of 16 or 8 lanes: there is a picture for each, with a row
         for each word of a lane.
@@ -228,7 +228,7 @@ class Report:
         return picture
 
     def steps(self, block: int | Sequence[int] = 0) -> list[Step]:
-        """What the warps of a block did between its barriers, in order: `timeline` as data.
+        """Return what the warps of a block did between its barriers, in order: `timeline` as data.
 
         Memory instructions only. Threads of a warp are together where a GPU would keep them together.
 
@@ -249,7 +249,7 @@ class Report:
         return self.passed[block]
 
     def timeline(self, block: int | Sequence[int] = 0, *, intervals: tuple[int, int] = (0, 6)) -> Any:
-        """Which thread of a block was where between its barriers.
+        """Draw which thread of a block was where between its barriers.
 
         From left to right: the memory instructions of each warp, in its order, up to the barrier where it waits for the
         others. Each time a count doubles, its box is one unit wider. Where a box is not as high as its warp, the

@@ -66,7 +66,7 @@ class Parameter:
 
 
 def from_source(code: str, name: str) -> list[Parameter] | None:
-    """The parameters of the kernel as its source spells them; None where the source has no kernel of that name."""
+    """Read a kernel's parameters from its source; None if the source has no kernel of that name."""
     declared = source.kernels(code).get(re.sub(r"<.*", "", name).split("::")[-1])
     if declared is None:
         return None
@@ -85,7 +85,7 @@ def _parameter(code: str, raw: source.Declared) -> Parameter:
 
 
 def sizes_of(what: str, sizes: Any) -> tuple[int, ...]:
-    """The sizes of a launch's grid or block as whole numbers.
+    """Return the sizes of a launch's grid or block as Python ints.
 
     Raises:
         TypeError: they are not one to three whole numbers in a tuple; the message says what to write.
@@ -224,12 +224,11 @@ def _check_byte_order(where: _Argument, value: Any) -> None:
 
 
 def _may_read(parameter: Parameter, given: np.dtype) -> bool:
-    """Whether a kernel that reads elements of the parameter's type may be given an array of that dtype.
+    """Return whether a kernel that reads the parameter's type may be given an array of another dtype.
 
-    What is let through reads the array's values, or bits that were meant as such: vectors move whatever they hold,
-    bytes are room for anything, 16 bits may be a half number, and of an integer neither its sign nor whether it is
-    called a truth value matters. What is not is a number taken for another one: that, and NumPy's defaults of 8 bytes
-    where the kernel reads 4, is what goes wrong in silence on a GPU.
+    Accepted are dtypes whose bits keep their meaning: vectors move any contents, bytes hold anything, 16 bits may be
+    a half-precision number, and integers may differ in sign or be truth values. Refused are numbers that would be read
+    as other numbers, and NumPy's 8-byte defaults where the kernel reads 4 bytes: on a GPU both go wrong silently.
     """
     if parameter.dtype in ("void", "struct") or given == np.dtype("V1"):
         return True
