@@ -169,9 +169,10 @@ class KernelLibrary:
     _in_memory: ClassVar[set[Path]] = set()
 
     def __init__(self, path: Path) -> None:
-        """
+        """Load a compiled module.
+
         Raises:
-            OSError: the file is no library.
+            OSError: the file is not a library.
         """
         library()
         self.path = path

@@ -214,9 +214,7 @@ def place_before(path: Path, address: int, files: Collection[str], most: int = 2
 
 @functools.lru_cache(maxsize=16)
 def _lines(path: Path) -> tuple[list[_Span], list[_Span], dict[int, list[tuple[str, int]]]]:
-    """The line table of a library, the calls that were inlined, each before those inside it, and by address the lines
-    of all statements that begin there.
-    """
+    """Read the line table of a library, its inlined calls (outer ones first), and all statements by their address."""
     from elftools.common.exceptions import ELFError
     from elftools.elf.elffile import ELFFile
 
