@@ -1,7 +1,7 @@
 """Device arrays of the CPU engine: NumPy arrays of a class of their own, in poisoned memory between guard pages.
 
-The class keeps the course honest. On a GPU a NumPy array must be copied to the device and back, so here too a kernel
-takes only what `asarray` and its friends made, and `asnumpy` (or `.get()`) brings a copy back.
+A class of their own makes programs portable. On a GPU a NumPy array must be copied to the device and back, so here
+too a kernel takes only what `asarray` and its kin made, and `asnumpy` (or `.get()`) returns a copy.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Memory:
 
     def __init__(self, size: int, itemsize: int) -> None:
         self.is_null, size = not size, max(size, 1)  # CuPy allocates nothing for no bytes: a null pointer
-        # Some systems promise more memory than there is, and end the process that believes them.
+        # Some systems promise more memory than there is, and kill a process that uses it.
         installed = installed_bytes()
         if memory_limit and used_bytes() + size > memory_limit:
             raise MemoryError
@@ -54,14 +54,14 @@ class _Memory:
             raise MemoryError
         weakref.finalize(self, library().engine_release, self.address, size).atexit = False
         _live[self.address] = self
-        self.is_fresh = True  # no line of the host's and no launch has written it
+        self.is_fresh = True  # neither the host nor a launch has written it
         self.__array_interface__ = {"version": 3, "data": (self.address, False), "shape": (size,), "typestr": "|u1"}
 
 
 class MemoryPointer:
     """An address in device memory, which it keeps alive, as `cupy.cuda.MemoryPointer`.
 
-    ptr: the address, as an int; 0 of memory that has no bytes. A kernel takes either for a pointer.
+    ptr: the address, as an int; 0 for memory of no bytes. A kernel accepts the object or the int for a pointer.
     """
 
     def __init__(self, mem: np.ndarray, offset: int = 0) -> None:
@@ -94,7 +94,7 @@ NO_VALUE = {np.dtype("f2"): 0x7EAD, np.dtype("f4"): 0x7FDEADED, np.dtype("f8"): 
 
 
 class ndarray(np.ndarray):
-    """A device array. Arithmetic, slicing and views are NumPy's; dtypes and orders of what is made are CuPy's."""
+    """A device array. Arithmetic, slicing and views are NumPy's; dtypes and orders of results are CuPy's."""
 
     def __new__(
         cls, shape: Any, dtype: Any = float, memptr: Any = None, strides: Any = None, order: str = "C"
@@ -113,7 +113,7 @@ class ndarray(np.ndarray):
 
     def __array_finalize__(self, _: Any) -> None:
         # What an operation makes lies in NumPy's memory, a module's variable in its library. Their addresses, too, are
-        # arguments of launches: alone, in arrays, in tensor maps.
+        # arguments of launches: by themselves, in arrays, in tensor maps.
         owner = self
         while isinstance(owner.base, np.ndarray):  # `owner_of`, without a call for each view
             owner = owner.base
@@ -228,7 +228,7 @@ def dtype_on_device(dtype: Any) -> np.dtype:
     """Return a dtype that arrays on a device may have.
 
     Raises:
-        TypeError: it is no dtype. ValueError: its bytes are in the order of other machines, or it is one of NumPy's for
+        TypeError: it is not a dtype. ValueError: it is big-endian, or one of NumPy's for
             objects, texts, dates or long doubles.
     """
     kind = np.dtype(dtype)

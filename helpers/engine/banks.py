@@ -26,7 +26,7 @@ def wavefronts(words: Sequence[int]) -> int:
 def phases(size: int, offsets: Mapping[int, int]) -> dict[int, list[int]]:
     """Return the words that lanes request together: 16 lanes of 8 bytes each at a time, or 8 of 16 bytes.
 
-    Twice as many where every lane i shares its address with lane i ^ 1, or every one with lane i ^ 2.
+    Twice as many lanes go together if every lane i shares its address with lane i ^ 1, or with lane i ^ 2.
 
     Args:
         size: bytes of each lane. offsets: {lane: where it goes, in bytes}.

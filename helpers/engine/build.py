@@ -1,4 +1,4 @@
-"""From a module's source to its library in memory: the text that is compiled, what is tried when it is refused."""
+"""From a module's source to its library in memory: which text is compiled, and what is tried if it is refused."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _LOADED: dict[tuple[Path, tuple[str, ...]], runtime.KernelLibrary] = {}
 
 @dataclass(frozen=True)
 class Recipe:
-    """A source and how it is compiled: the parameters of `RawModule`, and for a run that is looked at
+    """A source and how it is compiled: the parameters of `RawModule`, and for a checked run
 
     instrumented: "checked" or "profiled", for `compiler.build`. filling: flags of `compiler.filling` and `bounds`.
     """
@@ -56,7 +56,7 @@ class Recipe:
 
     @property
     def is_shared(self) -> bool:
-        """Whether modules of it share their variables; those of a run that is looked at start afresh."""
+        """Whether modules of it share their variables; those of a checked run start with initial values."""
         return not (self.instrumented or self.filling)
 
 
@@ -123,7 +123,7 @@ class _Attempt:
     """One try. kernels: those that are no templates. with_algorithm: std::min is to be found."""
 
     recipe: Recipe
-    uses_libraries: bool  # CUB and its kin
+    uses_libraries: bool  # CUB, libcu++ and Thrust
     kernels: tuple[str, ...] = ()
     text: str = ""  # both: see `reading`
     headers: tuple[str, ...] = ()
@@ -150,7 +150,7 @@ class _Attempt:
         That is the preprocessor's output where macros make or name kernels, or where headers of the source's own may.
 
         Raises:
-            CompileError: an option that there is not.
+            CompileError: an unknown option.
         """
         start = self._beginning()
         includes = re.findall(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', start.code, re.M)
@@ -187,7 +187,7 @@ class _Attempt:
         """Return the text for the compiler.
 
         Raises:
-            CompileError: an option that there is not, or inline PTX that the engine cannot follow.
+            CompileError: an unknown option, or inline PTX that the engine cannot follow.
         """
         recipe, start = self.recipe, self._beginning()
         code, host_flags, folders, arguments = start.code, start.flags, start.folders, start.arguments

@@ -1,9 +1,9 @@
-"""Find a C++ compiler, compile with it, keep what it built.
+"""Find a C++ compiler, compile with it, and cache the builds.
 
 Builds are cached by content: the key is a hash over the source, the flags, the compiler's own version and the engine's
-headers. Where those lie is no part of it, nor of what is built: checkouts at different places share their builds. A
-build is written under a temporary name and moved into place, so parallel processes never see half a file; of several
-that want the same build, one compiles and the others wait for it.
+headers. The headers' folders are part neither of it nor of what is built: checkouts at different places share builds. A
+build is written under a temporary name and moved into place, so parallel processes never see half a file; if several
+need the same build, one compiles and the others wait for it.
 
 Most of the time that g++ takes for a small kernel goes into the engine's own headers. So they are precompiled, once for
 each list of them that a source begins with and each set of options.
@@ -43,7 +43,7 @@ ENGINE = HERE / "cpp"  # the sources of the engine's own library
 
 
 class CompileError(Exception):
-    """The compiler refused the source. The message shows the lines of the source that it complains about."""
+    """The compiler refused the source. The message shows the lines of the source that are wrong."""
 
 
 class NoCompilerError(RuntimeError):
@@ -144,7 +144,7 @@ def _edits_hash() -> str:
 # What folders of headers, which lie elsewhere in another checkout, are called in keys and in what is built: in __FILE__
 # and in debug information. The name says what is in the folder, but for ours: their contents are in the keys besides.
 _NAMED = {str(INCLUDE): "helpers/engine/include", str(ENGINE): "helpers/engine/cpp"}
-_RENAMES = "-ffile-prefix-map=as-it-is=as-it-is"  # a compiler that takes it can do so
+_RENAMES = "-ffile-prefix-map=as-it-is=as-it-is"  # supported by the compilers that accept this option
 
 
 def name_folder(folder: Path, name: str) -> None:
@@ -190,7 +190,7 @@ def _key(parts: Sequence[str]) -> str:
     return hashlib.sha256((without_paths(text) if _RENAMES in parts else text).encode()).hexdigest()[:32]
 
 
-# Not every compiler has every one of these.
+# Options that some compilers lack.
 _OPTIONAL = (
     _RENAMES,
     "-fno-semantic-interposition",
@@ -307,7 +307,7 @@ def _quoted() -> list[str]:
 
 _LINE = re.compile(r'^#line \d+ ".*$', re.M)
 OF_THE_SYSTEM = "/* of the system */"  # behind the #line of a header that is no part of the source
-# What the translation still has to find: these stay as they are written.
+# Names that the translation still has to find: they stay unexpanded.
 _KEPT = ("__shared__", "__global__", "__device__", "__host__", "__constant__", "__launch_bounds__")
 
 
@@ -432,7 +432,7 @@ def _precompiled(text: str, options: list[str]) -> tuple[Path | None, str]:
     if not includes or not _is_gcc_on_linux() or any(re.match("-[DU]_", o) and o != _NO_FORTIFY for o in options):
         return None, text
     command, version = compiler()
-    # Folders of the user's, and what only the functions of the source feel: the headers' own fill no variables.
+    # Folders of the user's, and options that only affect the source's functions: the headers' leave no local unset.
     options = [
         option
         for option in options
@@ -632,7 +632,7 @@ def build(
             included = ["-include", str(header)] if header else []
             good, diagnostics = _compile(rest, [*options, *warnings, *included], checked, output)
             if not good and header and not re.search(r":\d+: error: ", diagnostics):
-                # Not a line of the source is blamed: was it the precompiled header, spoiled by a crash or a full disk?
+                # No error is in a line of the source: was it the precompiled header, spoiled by a crash or a full disk?
                 good, diagnostics = _compile(text, [*options, *warnings], checked, output)
                 if good:
                     shutil.rmtree(header.parent, ignore_errors=True)

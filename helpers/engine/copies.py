@@ -1,4 +1,4 @@
-"""The arrays of a checked launch, in storage of their own.
+"""Copy the arrays of a checked launch to storage of their own.
 
 Arrays that overlap are one memory to a kernel, and views of one array have a distance that a kernel may rely on. So
 arguments that overlap, or that lie near each other in one owner, are copied as one piece, with wide pads around it, in
@@ -37,7 +37,7 @@ def extent_of(value: np.ndarray) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Given:
-    """A device array of a launch. number: of the kernel's parameter. writable: it is no pointer to const.
+    """A device array of a launch. number: of the kernel's parameter. writable: the parameter is a pointer to non-const.
 
     by_map: the parameter is a tensor map of it, which does not say whether the kernel reads it or writes to it.
     """
@@ -51,7 +51,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Argument(Given):
-    """The same, and where it is now.
+    """A device array of a launch, and its place in the copy.
 
     address: of its first element, in the copy. begin, end: its first byte in the region of memory that it may share
     with others, and the one after its last.
@@ -82,7 +82,7 @@ class Memory:
 
     @property
     def writable(self) -> bool:
-        """Whether one of the kernel's pointers to it is no pointer to const."""
+        """Whether one of the kernel's pointers to it is a pointer to non-const."""
         return any(argument.writable for argument in self.arguments)
 
     def view(self, per_element: np.ndarray, argument: Argument) -> np.ndarray | None:
@@ -98,7 +98,7 @@ class Memory:
 
 @dataclass
 class _Piece:
-    """Memory that is copied as one: what was there first, and the copy."""
+    """Memory that is copied as one piece: the original and the copy."""
 
     begin: int
     end: int

@@ -1,7 +1,7 @@
 """`cp.cuda` of the CPU engine: events, the device and its properties, and what programs set up before they launch.
 
-What steers a GPU alone (pools of memory, marks for a profiler) is there and does nothing, so that a program may name
-it; what would give another result without a GPU is missing, and says so.
+Functions that only steer a GPU (pools of memory, marks for a profiler) exist and do nothing, so that programs can call
+them; functions whose result would differ without a GPU are missing, and raise an error that says so.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .array import MemoryPointer, empty
 
 _arrays: Any = sys.modules[MemoryPointer.__module__]  # the package's own name `array` is CuPy's function
 MULTIPROCESSORS = 2  # see getDeviceProperties
-VERSION = 12090  # of CUDA: what the engine's headers are those of
+VERSION = 12090  # of CUDA, whose headers the engine imitates
 
 # A package to `import cupy.cuda.memory`; there are no files.
 __path__: list[str] = []
@@ -75,7 +75,7 @@ malloc_managed = alloc  # the host sees all memory here
 
 
 class MemoryPool:
-    """`cupy.cuda.MemoryPool`: memory comes from the system, and goes back with the last array in it."""
+    """`cupy.cuda.MemoryPool`: memory comes from the system, and is freed with the last array in it."""
 
     def __init__(self, allocator: Any = None) -> None:
         pass
@@ -357,7 +357,7 @@ class Device:
 
     @property
     def attributes(self) -> dict[str, int]:
-        """CUDA's attributes of the device by CuPy's names, as far as the engine has what they tell."""
+        """CUDA's attributes of the device by CuPy's names, those that have a meaning for the engine."""
         properties = runtime.getDeviceProperties()
         return {
             "ComputeCapabilityMajor": properties["major"],
@@ -461,8 +461,8 @@ class runtime:
         """Return the limits of a launch under CUDA's names; sizes in bytes.
 
         The same on every machine: a launch chooses its tiles by it, and tiles decide the order of additions, and so
-        the last bits of a result. The limits are those of compute capability 9.0. Two
-        multiprocessors, because few blocks are what fills them: a test of usual size takes a stage's own tiles.
+        the last bits of a result. The limits are those of compute capability 9.0. There are two
+        multiprocessors, so that few blocks fill them: a test of usual size runs with a stage's own tiles.
         """
         return {
             "name": f"CPU engine ({platform.machine()})".encode(),

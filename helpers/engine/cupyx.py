@@ -49,7 +49,7 @@ def rsqrt(x: Any) -> ndarray:
 
 
 class _Times:
-    """What `benchmark` has measured: seconds. gpu_times has a row for the one device."""
+    """The result of `benchmark`, in seconds. gpu_times has a row for the one device."""
 
     def __init__(self, name: str, cpu: list[float], gpu: list[float]) -> None:
         self.name, self.cpu_times, self.gpu_times = name, np.array(cpu), np.array([gpu])

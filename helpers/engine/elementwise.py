@@ -3,7 +3,7 @@
     squared_difference = ElementwiseKernel("T x, T y", "T z", "z = (x - y) * (x - y)", "squared_difference")
     norm = ReductionKernel("T x", "T y", "x * x", "a + b", "y = sqrt(a)", "0", "norm")
 
-Arguments are broadcast, and their types decided, as CuPy does it. A sum is one thread's, in order, so that its last
+Arguments are broadcast, and their types decided, by CuPy's rules. One thread computes each sum, in order, so its last
 bits may differ from a GPU's.
 """
 
@@ -26,7 +26,7 @@ _C_NAMES = {
     **{"uint8": "unsigned char", "uint16": "unsigned short", "uint32": "unsigned int", "uint64": "unsigned long long"},
     **{"float16": "float16", "bfloat16": "bfloat16", "float32": "float", "float64": "double"},
 }
-# What an operation may ask: of a raw array its elements, by a flat index or one for each axis, and its shape. Half
+# What an operation may use: of a raw array its elements, by a flat index or one for each axis, and its shape. Half
 # numbers are CuPy's classes, which become float in every computation.
 _PRELUDE = """\
 #include <cuda_fp16.h>
@@ -93,7 +93,7 @@ struct IndexOfElement {
 
 
 class _Parameter(NamedTuple):
-    """One of "raw T x, float32 y". dtype: None where its type is a letter, which the arrays decide."""
+    """One of "raw T x, float32 y". dtype: None if its type is a letter, which the arrays decide."""
 
     name: str
     type: str
@@ -103,7 +103,7 @@ class _Parameter(NamedTuple):
 
     @property
     def c_type(self) -> str:
-        """What the operation calls its type: the letter, or C's name."""
+        """The type's name in the operation: the letter, or C's name."""
         return self.type if self.dtype is None else _c_name(self.dtype)
 
 
@@ -153,7 +153,7 @@ def _types(inputs: Sequence[_Parameter], outputs: Sequence[_Parameter], args: Se
     """Return the type of each letter, from the arrays: outputs come first, and numbers do not count.
 
     Raises:
-        TypeError: an argument is no device array or number, or arrays disagree. KeyError: no array says it.
+        TypeError: an argument is no device array or number, or arrays disagree. KeyError: no array determines it.
     """
     types: dict[str, np.dtype] = {}
     given = [*zip(outputs, args[len(inputs) :], strict=False), *zip(inputs, args, strict=False)]
@@ -201,7 +201,7 @@ def _reduced_shape(shape: tuple[int, ...], arrays: Sequence[ndarray]) -> tuple[i
 
 
 class _Text:
-    """A kernel's text: its parameters, its arguments, and what stands before and in the loop."""
+    """A kernel's text: its parameters, its arguments, and the code before and in the loop."""
 
     def __init__(self, name: str, types: Mapping[str, np.dtype], preamble: str) -> None:
         self.name = name
@@ -275,7 +275,7 @@ class ElementwiseKernel:
     """`cupy.ElementwiseKernel`: its parameters are CuPy's. Complex numbers and textures are not taken.
 
     Raises:
-        TypeError, ValueError: parameters that are none.
+        TypeError, ValueError: malformed parameters.
     """
 
     def __init__(
@@ -306,7 +306,7 @@ class ElementwiseKernel:
 
         Raises:
             TypeError, ValueError: arguments that do not fit the parameters or each other.
-            KeyError: no array says what a letter stands for.
+            KeyError: no array determines a letter's type.
             CompileError, LaunchError: as `RawKernel`.
         """
         parameters, n_in = [*self._in, *self._out], len(self._in)
@@ -369,7 +369,7 @@ class ReductionKernel:
     Where there is no identity, a sum begins with the type's own zero, as CuPy's does.
 
     Raises:
-        TypeError, ValueError: parameters that are none, or raw.
+        TypeError, ValueError: malformed or raw parameters.
     """
 
     def __init__(
@@ -405,7 +405,7 @@ class ReductionKernel:
         Raises:
             TypeError, ValueError: arguments that do not fit; nothing to reduce, and no identity. `AxisError`, a
                 ValueError: an axis that the arguments do not have.
-            KeyError: no array says what a letter stands for.
+            KeyError: no array determines a letter's type.
             CompileError, LaunchError: as `RawKernel`.
         """
         n_in = len(self._in)

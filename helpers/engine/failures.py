@@ -1,4 +1,4 @@
-"""Why a launch failed: the error with its fields, and in words. Only this module puts a reason into a sentence."""
+"""Why a launch failed: the error, its fields and its message. Only this module describes a reason in words."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def describe(
         block: its sizes, to name threads.
         describe_address: describes an address in terms of the arguments, such as "a[5], which has 4 elements".
         name_of: names an mbarrier, such as "mbarrier full[1]".
-        line_at: (file, line) of a place in the kernel's code, where it is in the source and in none of its headers.
+        line_at: (file, line) of a place in the kernel's code, if it is in the source and not in a header.
     """
     reason = Reason(failure.reason)
     name, other_name, message = (

@@ -1,4 +1,4 @@
-"""The first build of the engine takes half a minute: what is said meanwhile, and how a notebook begins it early."""
+"""The first build of the engine takes half a minute: show a message meanwhile, and let a notebook start it early."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from . import compiler
 
 T = TypeVar("T")
 
-SOON = 1.0  # seconds: what is done by then was no build
+SOON = 1.0  # seconds; no build is as fast
 DOING = "compiling the CPU engine, once on this machine: half a minute or a little more"
 
 
@@ -89,13 +89,13 @@ def run_with_message(work: Callable[[], T], doing: str) -> T:
 def begin() -> None:
     """Build the engine in a thread, if it is not built: a launch that comes meanwhile waits for it, and says so.
 
-    What goes wrong is left to that launch to say.
+    Errors are left to that launch.
     """
 
     def build() -> None:
         try:
             compiler.engine_library()
-        except Exception:  # no compiler, no room: the launch raises the same again
+        except Exception:  # no compiler, or no room: the launch raises the same error again
             compiler.engine_library.cache_clear()
 
     threading.Thread(target=build, daemon=True).start()

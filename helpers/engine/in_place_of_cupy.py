@@ -1,9 +1,9 @@
-"""What `import cupy.cuda` finds where a program has put the engine in CuPy's place.
+"""Let `import cupy.cuda` work in a program that has put the engine in CuPy's place.
 
     sys.modules["cupy"] = engine
 
 Python would look for `cupy.cuda` in the engine's folder, and read its files a second time under that name: with other
-classes of arrays, and a module `cupy.array` where CuPy has a function. So the engine answers for these names itself.
+classes of arrays, and a module `cupy.array` where CuPy has a function. So the engine resolves these names itself.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ _FAR = 1 << 20  # the guards around arrays are as wide
 class CompiledKernel:
     """A kernel in memory.
 
-    run: the address of what runs one block of it. shared_arrays: its static `__shared__` arrays, and the flags that a
-    compiler keeps with them. most_threads, least_blocks: of `__launch_bounds__`, 1024 and 0 where it has none.
+    run: the address of the function that runs one block. shared_arrays: its static `__shared__` arrays, and the flags
+    that a compiler keeps with them. most_threads, least_blocks: of `__launch_bounds__`; 1024 and 0 without it.
     """
 
     name: str
@@ -109,11 +109,11 @@ class CompiledKernel:
     def tensors(self, args: Sequence[Any]) -> dict[int, tuple[tensor_map.Described, ndarray]]:
         """Return the tensor maps among the arguments and the arrays that they describe, by the parameter's number.
 
-        A map in device memory, whose address is the argument, has the number behind all parameters: its own memory is
-        another array than the one that it describes.
+        A map in device memory, whose address is the argument, has a number after those of all parameters: its own
+        memory is another array than the one that it describes.
 
         Raises:
-            LaunchError: the array of a map lives no more, or has not as many bytes as the map says.
+            LaunchError: the array of a map no longer exists, or has fewer bytes than the map says.
         """
         tensors = {}
         for number, (parameter, value) in enumerate(zip(self.parameters, args, strict=True)):
@@ -220,8 +220,8 @@ class _Near:
 
 @dataclass(frozen=True)
 class PreparedLaunch:
-    """A launch that only has to be run. values (the arguments, then the tensor maps) and pointers are what `request`
-    points to: it lives as long as they.
+    """A launch that is ready to run. `request` points to values (the arguments, then the tensor maps) and to pointers,
+    so they live as long as it.
     """
 
     kernel: CompiledKernel

@@ -1,6 +1,6 @@
-"""What a launch may ask for: the limits of compute capability 9.0, and how many blocks may have begun at once.
+"""The limits of a launch: those of compute capability 9.0, and how many blocks can be resident at once.
 
-Blocks that wait for each other must all have begun: as many as an H200 holds, if the engine has stacks for their
+Blocks that wait for each other must all be resident: as many as an H200 holds, if the engine has stacks for their
 threads.
 """
 

@@ -1,4 +1,4 @@
-"""Which arrays of a source are a thread's own, by what the text says where an index stands."""
+"""Tell which arrays of a source are a thread's own, from the text at the place of an index."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class OwnArrays:
     """The arrays of a source that each thread has for itself, and constants that the compiler keeps.
 
     Args:
-        text: what the compiler was given; its #line directives name the source's own lines.
-        others: names of what has an address for the checker to judge by: `__shared__` arrays, variables, parameters.
+        text: the compiler's input; its #line directives name the source's own lines.
+        others: names with an address that the checker sees: `__shared__` arrays, variables, parameters.
     """
 
     def __init__(self, text: str, others: Iterable[str]) -> None:
@@ -150,7 +150,7 @@ def _opening(text: str, closing: int) -> int:
 def _chain(text: str, end: int) -> list[str]:
     """Return the names from an object to its member, before an index: `tile` and `row` of `tile.row[j]`.
 
-    [] where none is there; the base is missing where a call returns it.
+    [] if there is none; the base is missing if a call returns it.
     """
     names: list[str] = []
     while True:

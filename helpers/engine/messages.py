@@ -1,7 +1,7 @@
-"""A compiler's errors with the kernel's own lines, and by name what the engine does not have.
+"""Show a compiler's errors with the kernel's own lines, and name what the engine lacks.
 
-A host compiler knows nothing of CUDA. It says "No such file" of a header that only a GPU's toolkit has, calls a texture
-undeclared, and blames the end of the engine's own text for a brace that the kernel does not close.
+A host compiler does not know CUDA. It reports "No such file" for a header that only a GPU's toolkit has, calls a
+texture undeclared, and blames the end of the engine's own text for a brace that the kernel does not close.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST_LINES = 24  # of a message: the errors after them mostly follow from the f
 
 @dataclass
 class _Error:
-    """One error of the compiler. near: the other places that it names with it, each with what it says there."""
+    """One error of the compiler. near: the other places that it names, each with its message."""
 
     file: str
     line: int
@@ -38,7 +38,7 @@ def explain(diagnostics: str, code: str, names: Sequence[str]) -> str:
     """Return the compiler's errors, each with its line of the source.
 
     Args:
-        diagnostics: what g++ or clang++ printed.
+        diagnostics: the output of g++ or clang++.
         code: the source text.
         names: the kernels and name expressions of the table `ENTRIES`, in their order.
     """
@@ -330,7 +330,7 @@ _UNDECLARED = re.compile(
 def _undeclared(errors: Sequence[_Error], table: Mapping[_Place, str]) -> list[str]:
     """Return the errors about names that a GPU's compiler does not know either, with the header that has them.
 
-    A compiler says more of a type that it does not know, and all of it follows from that.
+    A compiler reports more errors about an unknown type; they all follow from the first.
     """
     shown: list[str] = []
     said: set[str] = set()

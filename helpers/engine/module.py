@@ -34,7 +34,7 @@ class RawModule:
         TypeError, ValueError: wrong arguments. Compiling is lazy: see `compile`.
     """
 
-    # Asked before a module is compiled; what it raises ends that. helpers/engine/nvrtc.py puts NVRTC here.
+    # Called before a module is compiled; an exception prevents that. helpers/engine/nvrtc.py sets it to NVRTC.
     ask_first: ClassVar[Callable[[RawModule], None] | None] = None
 
     def __init__(
@@ -91,7 +91,7 @@ class RawModule:
 
     @property
     def jitify(self) -> bool:
-        """Whether Jitify, which has headers of a host's, reads the source before NVRTC."""
+        """Whether Jitify, which provides a host's headers, reads the source before NVRTC."""
         return self._recipe.jitify
 
     @property
@@ -134,7 +134,7 @@ class RawModule:
     def filled(self, value: str) -> RawModule:
         """Build the same source so that local variables without a value begin with one: see `compiler.filling`.
 
-        And so that each index is compared with the size of the array, where its type has one.
+        Each index is also compared with the size of the array, if its type has one.
         """
         return self._twin(filling=(*compiler.filling(value), *compiler.bounds()))
 
@@ -393,7 +393,7 @@ class RawKernel:
         """Let launches ask for that many bytes of dynamic shared memory, unless they may already; build nothing.
 
         Raises:
-            LaunchError: more than a block may have. Of a kernel that is not built yet: when it is.
+            LaunchError: more than a block may have; for a kernel that is not built yet, once it is built.
         """
         if self._compiled is None:
             self._at_least = max(self._at_least, size)
@@ -417,7 +417,7 @@ class RawKernel:
             grid, block: one to three sizes; 0 is 1, as in CuPy.
             args: device arrays for pointers (or None or 0 for a null pointer), NumPy scalars for scalars.
             shared_mem: bytes of dynamic shared memory.
-            enable_cooperative_groups: all blocks are on the device at once, and may meet in grid.sync(). Also where
+            enable_cooperative_groups: all blocks are on the device at once, and may meet in grid.sync(). Also if
                 the kernel was made with it.
             timeout: seconds that a block may take, `math.inf` for no limit; None is `runtime.time_limit()`. CuPy has
                 no such parameter.

@@ -1,4 +1,4 @@
-"""NVRTC, a GPU's compiler, asked first: it refuses what the CPU engine takes, and needs no GPU.
+"""Compile with NVRTC first: a GPU's compiler needs no GPU, and refuses some code that the CPU engine accepts.
 
     from helpers.engine import nvrtc
     nvrtc.check_first()     # or COURSE_NVRTC=1 before Python starts
@@ -48,7 +48,7 @@ def check_first(on: bool = True) -> None:
 
 
 def _ask(module: RawModule) -> None:
-    if module.backend != "nvrtc" or module.jitify:  # nvcc compiles it, or Jitify rewrites it first
+    if module.backend != "nvrtc" or module.jitify:  # nvcc compiles the source, or Jitify rewrites it first
         return
     refused = refusal(module.code, module.options, module.name_expressions)
     if refused:
@@ -70,7 +70,7 @@ def refusal(code: str, options: tuple[str, ...] = (), names: Sequence[str] = ())
     asked = without_paths(repr((code, (*options, *ALWAYS), tuple(names), installed)))
     key = hashlib.sha256(asked.encode()).hexdigest()[:32]
     answer = cache_dir() / f"nvrtc-{key}.txt"
-    if answer.exists() and not own:  # of files that the source includes, the text is not in the key
+    if answer.exists() and not own:  # the text of included files is not in the key
         return with_paths(answer.read_text())
     log = _compile(code, options, names)
     keep(answer, without_paths(log))
@@ -80,7 +80,7 @@ def refusal(code: str, options: tuple[str, ...] = (), names: Sequence[str] = ())
 def cupy_options(options: tuple[str, ...], arch: str = ARCH) -> tuple[str, ...]:
     """Return what CuPy passes to NVRTC for these options of a `RawModule`: it adds folders of headers.
 
-    arch: CuPy says the device's, such as sm_90. What is C++, compute_90 judges alike, and no assembler is run.
+    arch: CuPy passes the device's, such as sm_90. For C++ errors compute_90 is equivalent, and runs no assembler.
     """
     from cupy._core import core
 
@@ -131,7 +131,7 @@ CUTLASS = "nvidia-cutlass==4.2.0.0"  # the package with CuTe's headers, as envir
 
 
 class CuteMissing(ImportError):
-    """A source includes CuTe's headers, and the package that brings them is not installed. The message says how."""
+    """A source includes CuTe's headers, and their package is not installed. The message says how to install it."""
 
 
 @functools.cache
@@ -162,7 +162,7 @@ def cute_options(code: str) -> tuple[str, ...]:
     """Return the -I option for a source that includes CuTe's headers; nothing for others.
 
     Raises:
-        CuteMissing: it does, and they are not installed.
+        CuteMissing: CuTe's headers are not installed.
     """
     if not uses_cute(code):
         return ()

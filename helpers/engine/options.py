@@ -1,4 +1,4 @@
-"""NVRTC's options, as a module is given them, for a host compiler."""
+"""Translate a module's NVRTC options for a host compiler."""
 
 from __future__ import annotations
 

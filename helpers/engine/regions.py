@@ -1,4 +1,4 @@
-"""What memory a checked run knows: the launch's arrays, its `__shared__` arrays, the variables of the module."""
+"""The memory that a checked run knows: the launch's arrays, its `__shared__` arrays, the module's variables."""
 
 from __future__ import annotations
 

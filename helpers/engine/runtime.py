@@ -19,7 +19,7 @@ from typing import ClassVar
 from . import compiler, first_build, structures, symbols
 from .structures import Failure, LaunchRequest, Reason
 
-_launching = threading.RLock()  # one launch at a time, as one stream has it
+_launching = threading.RLock()  # one launch at a time, as in one stream
 
 
 def _after_fork() -> None:
@@ -37,7 +37,7 @@ def library() -> ctypes.CDLL:
     """Load the engine. Its symbols are global: the kernels' libraries find them when they are loaded.
 
     Raises:
-        RuntimeError: its structs are not those of structures.py.
+        RuntimeError: its structs differ from those of structures.py.
     """
     try:
         path = first_build.run_with_message(compiler.engine_library, first_build.DOING)
@@ -79,10 +79,10 @@ def n_workers() -> int:
 def order() -> int:
     """Return the order in which threads run: 0, warp after warp, or the seed in `COURSE_CPU_ORDER`.
 
-    A GPU promises none. So a kernel that hangs, or is wrong, in one order and not in another has a bug.
+    A GPU promises no order. So a kernel that hangs, or is wrong, in one order and not in another has a bug.
 
     Raises:
-        ValueError: it says something that is no number.
+        ValueError: it is not a number.
     """
     chosen = os.environ.get("COURSE_CPU_ORDER", "0")
     if not chosen.isdecimal():
@@ -94,7 +94,7 @@ def time_limit(default: float = 20.0) -> float:
     """Return the seconds that a block may take: `COURSE_CPU_TIMEOUT` or the default; infinite if that is 0.
 
     Raises:
-        ValueError: `COURSE_CPU_TIMEOUT` is no number of seconds.
+        ValueError: `COURSE_CPU_TIMEOUT` is not a number of seconds.
     """
     chosen = os.environ.get("COURSE_CPU_TIMEOUT", default)
     try:
@@ -161,9 +161,9 @@ def signal_name(number: int) -> str:
 
 
 class KernelLibrary:
-    """A compiled module in memory. Its state is its own, as that of a module on a GPU: a second one starts afresh.
+    """A compiled module in memory. Like a module on a GPU it has its own state: a second one has initial values.
 
-    base: the address from which those of its symbols count.
+    base: the address to which its symbols' values are relative.
     """
 
     _in_memory: ClassVar[set[Path]] = set()
@@ -178,7 +178,7 @@ class KernelLibrary:
         self.path = path
         self.symbols = symbols.table(path)
         if path in self._in_memory and self.symbols.has_state():
-            # The same file would be the same variables: load a copy, which is not needed again.
+            # The same file would share the variables: load a copy, which is not needed again.
             with tempfile.TemporaryDirectory(dir=path.parent, prefix="loading-") as scratch:
                 copy = shutil.copy(path, scratch)
                 self.handle = ctypes.CDLL(str(copy), mode=ctypes.RTLD_LOCAL)

@@ -5,8 +5,8 @@ take it by value, as `const __grid_constant__ TensorMap map` with
 
     struct alignas(64) TensorMap { unsigned long long opaque[16]; };
 
-NVIDIA documents no bit of the 128 bytes, so those made here have a layout of the engine's own: a GPU cannot read them,
-and the engine cannot read a GPU's.
+NVIDIA does not document the 128 bytes, so maps made here have a layout of the engine's own: a GPU cannot read them, and
+the engine cannot read a GPU's.
 
 Source of the rules: CUDA Driver API, "Tensor Map Object Management"; PTX ISA 9.1, sections 5.5 (tensors) and 9.7.9.27.
 """
@@ -64,7 +64,7 @@ assert _LAYOUT.itemsize == BYTES
 
 @dataclass(frozen=True)
 class Described:
-    """What a map of the engine says. dims, strides, box: the first dimension is the innermost; strides in bytes."""
+    """The contents of a map. dims, strides, box: the first dimension is the innermost; strides in bytes."""
 
     dtype: np.dtype
     address: int

@@ -1,4 +1,4 @@
-"""What arrays and lines of the source cost in a checked run."""
+"""Count what arrays and lines of the source cost in a checked run."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Line = tuple[str, int]  # file and number
 
 @dataclass
 class Figures:
-    """What an array, or a line of the source, cost.
+    """The cost of an array, or of a line of the source.
 
     read, written: bytes that threads requested. loads, stores: requests, one for each instruction of a warp;
     shared_requests: those of them that went to shared memory. sectors: 32-byte pieces of global memory touched by the
-    others; wavefronts: of shared memory; conflicts: wavefronts beyond what lanes so wide need: one for 4 bytes
-    each, four for 16. atomics: accesses that were atomic.
+    others; wavefronts: of shared memory; conflicts: wavefronts beyond the minimum for the lanes' width: one for 4
+    bytes each, four for 16. atomics: accesses that were atomic.
     """
 
     read: int = 0

@@ -1,4 +1,4 @@
-"""What is wrong with a launch, in words: findings of a checked run, one for one bug."""
+"""Describe what is wrong with a launch: findings of a checked run, one for each bug."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def of_run(seen: observed.Observed) -> list[Finding]:
         return findings + [f for r in seen.regions for part in r.parts if (f := _never_written(part))]
     end = _stopped(seen, seen.abort)
     forgotten = _is_forgotten(_region(seen, seen.abort.region))
-    told = {(f.kind, f.array if forgotten else f.line) for f in findings}
-    if (end.kind, end.array if forgotten else end.line) in told:  # by an access
+    known = {(f.kind, f.array if forgotten else f.line) for f in findings}
+    if (end.kind, end.array if forgotten else end.line) in known:  # as an access
         return findings
     return [*findings, end]
 
@@ -131,10 +131,10 @@ def _merged(seen: observed.Observed) -> list[Finding]:
     """Return one finding for one bug, with a count.
 
     Inlined copies of a line are one line. Two lines that race are reported once, whichever of them came first.
-    A read that races with the write it should have waited for may find nothing written yet: the race is the bug. One
-    that meets an asynchronous copy in flight races with its landing: the missing wait is the bug.
-    Two lines that write the same value here and another one there are a race. Whatever line uses dynamic shared memory
-    that the launch has forgotten, it is one bug.
+    A read that races with the write it should have waited for may also read unwritten memory: the race is the bug. An
+    access that meets an asynchronous copy in flight races with its completion: the missing wait is the bug.
+    Two lines that write the same value in one place and different ones in another are a race. All uses of dynamic
+    shared memory that the launch did not give are one bug.
     """
     merged: dict[tuple[Any, ...], Finding] = {}
     racing = set()
@@ -151,7 +151,7 @@ def _merged(seen: observed.Observed) -> list[Finding]:
             merged.pop(("race", array, sides), None)
         elif kind == "race":
             merged.pop(("same value", array, sides), None)
-    # What was sent beyond an mbarrier's count is never there when somebody reads it.
+    # Bytes that were sent beyond an mbarrier's count may not have arrived when they are read.
     miscounted = {(f.file, f.line) for f in merged.values() if f.kind == "wrong byte count"}
     late = ("not waited for", "never waited for")
     return [
@@ -179,7 +179,7 @@ def _at(access: observed.Access) -> str:
 def _element(region: observed.Region | None, offset: int) -> tuple[str, int, int | None]:
     """Return a byte of a region as an array, an index in it and the number of elements that it spans.
 
-    Of shared memory: its name, the index of the word, and None.
+    For shared memory: its name, the index of the word, and None.
     """
     part = region.part_at(offset) if region else None
     if part is None:

@@ -1,4 +1,4 @@
-"""The arrays of a launch on a GPU, here for its X-ray, and back."""
+"""Copy the arrays of a launch on a GPU to the engine for its X-ray, and back."""
 
 from __future__ import annotations
 

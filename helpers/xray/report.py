@@ -1,18 +1,18 @@
-"""A checked run of one launch, and what it saw: every byte the kernel requested, and every race it has.
+"""The result of a checked run of one launch: every byte the kernel requested, and every race it has.
 
     report = xray(kernel, grid, block, args)
     report                      # a table; in Jupyter, HTML
     report.findings             # [] when clean
-    report.source()             # the .cu with the figures beside its lines
+    report.source()             # the .cu with figures for each line
 
 The launch runs on the CPU engine's checked build, on a GPU machine too. Names follow compute-sanitizer and Nsight
-Compute, which come next in a reader's life. **Bytes here are what the threads requested.** A GPU's caches serve most
+Compute, the tools to use next. **Bytes here are what the threads requested.** A GPU's caches serve most
 requests, so its memory moves less: there is no cache model here.
 
 What is not seen: an access that jumps from one `__shared__` array or variable right into another (more than 4 KB past
 its end; the address is all there is to judge by), and one past a local array through a pointer. Local variables are
-registers, whose accesses nobody can watch: a value that nobody gave is found where the results depend on it.
-Volatile accesses by threads of different blocks are taken for signals, which is what they are for.
+registers, whose accesses cannot be observed: a missing initial value is found if the results depend on it.
+Volatile accesses by threads of different blocks are taken to be signals between them.
 
 FLOP are not in the table, because their number depends a little on the host's compiler: `report.flop` has them.
 """
@@ -42,8 +42,8 @@ class Report:
     findings: [] when clean. traffic: figures by array of global memory. shared: by `__shared__` array. by_line: by
     (file, line). fetches: by array, how often each element was read, in the array's shape. barriers: reached, by
     blocks. collectives: shuffles, votes and their like, by warps; warp_barriers: those of them that are __syncwarp.
-    notes: what is no error, and worth a look.
-    events: what warps asked of TMA, of tensor cores and of barriers, in the engine's order. A GPU may have it too.
+    notes: not errors, but worth a look.
+    events: requests of warps to TMA, tensor cores and barriers, in the engine's order: a GPU's may be another.
 
     flop: what threads computed with floats and doubles: an addition, subtraction, multiplication, division or square
     root is one, an FMA two; expf and its like, maxima, comparisons and conversions none (exactly: `with_flop` of
@@ -230,7 +230,7 @@ class Report:
     def steps(self, block: int | Sequence[int] = 0) -> list[Step]:
         """Return what the warps of a block did between its barriers, in order: `timeline` as data.
 
-        Memory instructions only. Threads of a warp are together where a GPU would keep them together.
+        Memory instructions only. Threads of a warp are together when a GPU would keep them together.
 
         Args:
             block: its number, x first, or its index (x, y, z).
@@ -253,7 +253,7 @@ class Report:
 
         From left to right: the memory instructions of each warp, in its order, up to the barrier where it waits for the
         others. Each time a count doubles, its box is one unit wider. Where a box is not as high as its warp, the
-        warp has diverged. Time is not known: a GPU's warps take turns as it likes.
+        warp has diverged. The time axis is not a time: a GPU may interleave its warps in any way.
 
         Args:
             block: its number or index, as for `steps`. intervals: the first one to draw, and one past the last.

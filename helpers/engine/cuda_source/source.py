@@ -1,4 +1,4 @@
-"""CUDA C++ read as text: comments, brackets, the kernels that it declares, the lines that a compiler speaks of."""
+"""Read CUDA C++ as text: comments, brackets, the kernels that it declares, the lines that compilers report."""
 
 from __future__ import annotations
 

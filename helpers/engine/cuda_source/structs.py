@@ -4,9 +4,9 @@
     params = np.zeros((), layout)
     params["heads"] = 8
 
-Understood are plain structs: scalars, vector types, arrays of them with literal sizes, pointers (8 bytes, uint64), and
-other such structs. Whatever else a struct may hold (functions, bit fields, base classes, templates, preprocessor lines)
-makes it unknown rather than half understood.
+It reads plain structs: scalars, vector types, arrays of them with literal sizes, pointers (8 bytes, uint64), and
+other such structs. A struct with anything else (functions, bit fields, base classes, templates, preprocessor
+lines) is unknown as a whole.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def difference(expected: np.dtype, given: np.dtype, of: str = "") -> str | None:
     """Describe how a dtype differs from a struct's layout, as the end of a sentence; None if it does not.
 
     Args:
-        expected: the struct's, of `dtype_of_struct`. given: the value's. of: the field that both are of.
+        expected: the struct's, from `dtype_of_struct`. given: the value's. of: the field with these dtypes.
     """
     if given == expected:
         return None
