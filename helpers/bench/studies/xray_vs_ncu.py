@@ -238,7 +238,7 @@ def ours(launch: CountedLaunch) -> dict[str, int]:
     function = engine.RawModule(code=launch.code, options=launch.options).get_function(launch.name)
     args = tuple(engine.asarray(a) if isinstance(a, np.ndarray) else a for a in launch.args)
     seen = checked.observe(function, launch.grid, launch.block, args, profile=True)
-    assert not seen.issues and seen.stopped is None, (launch.name, seen.issues, seen.stopped)
+    assert not seen.issues and seen.abort is None, (launch.name, seen.issues, seen.abort)
     total = dict.fromkeys(FIGURES, 0)
     for site in seen.sites:
         is_global = not seen.regions[site.region].is_shared
