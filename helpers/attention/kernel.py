@@ -39,8 +39,8 @@ _Stamp = tuple[int, int, int] | None  # when a file was changed, its size and it
 _TEXTS: dict[Path, tuple[dict[Path, _Stamp], str]] = {}  # a text, and the stamps of all files that it depends on
 _RACY_NS = 50_000_000  # a file as young as this may change again with no new stamp
 
-# What calls have cost beyond their launches, in this process: "compiled" (modules), "planned" and "checked" (calls of
-# new shapes), "chosen" (families of calls, for which stages are asked).
+# What calls have cost beyond their launches, in this process: "compiled" (modules), "loaded" (modules that were asked
+# for by text), "planned" and "checked" (calls of new shapes), "chosen" (families of calls, for which stages are asked).
 COUNTS: Counter[str] = Counter()
 
 _run_instead: Callable[..., Any] | None = None  # see `launches_replaced`
@@ -292,6 +292,7 @@ def load_all(
     file_or_code: str, names: Sequence[str], *, defines: Mapping[str, Any] | None = None
 ) -> Mapping[str, Kernel]:
     """Several kernels of one source by name, compiled together: the compiler reads the source once."""
+    COUNTS["loaded"] += 1
     code = file_or_code if "\n" in file_or_code else source(file_or_code)
     with _line_for_who_waits(f"compiling {', '.join(names)}: once, and kept on disk for later processes"):
         kernels = _compiled(
