@@ -269,7 +269,7 @@ def _sdpa(
     options = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
     broadcast = _broadcast(query, key, value, enable_gqa)
     if broadcast is None:
-        _refuse(query, key, value, options)
+        _refuse((query, key, value), options)
     lead, q, k, v = broadcast
     mask = None
     if attn_mask is not None:
@@ -312,7 +312,7 @@ def _mask(
     except RuntimeError:
         fits = False
     if options["is_causal"] or not fits or attn_mask.dtype not in (torch.bool, torch.float32, query.dtype):
-        _refuse(*qkv, {**options, "attn_mask": attn_mask.to("meta")})
+        _refuse(qkv, {**options, "attn_mask": attn_mask.to("meta")})
     _check_constants({"attn_mask": attn_mask})
     return attn_mask
 
@@ -379,9 +379,10 @@ def _four_axes(a: torch.Tensor, lead: tuple[int, ...]) -> torch.Tensor:
     return a if a.ndim == 4 else a.flatten(0, -4)
 
 
-def _refuse(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: dict[str, Any]) -> None:
+def _refuse(qkv: tuple[torch.Tensor, ...], options: dict[str, Any]) -> None:
     """Raise PyTorch's own error, or NotImplementedError for what PyTorch can compute."""
-    torch.nn.functional.scaled_dot_product_attention(*(a.to("meta") for a in (query, key, value)), **options)
+    torch.nn.functional.scaled_dot_product_attention(*(a.to("meta") for a in qkv), **options)
+    query, key, value = qkv
     shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
     raise NotImplementedError(
         f"{shapes}: these kernels take one head_dim for all three, and as many heads of value as of key. "
@@ -671,17 +672,17 @@ _SCHEMA = (
 _Tensors = Sequence[torch.Tensor | None]
 
 
-def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rest: _Tensors, options: _Options) -> Any:
+def _attend(qkv: Sequence[torch.Tensor], rest: _Tensors, options: _Options) -> Any:
     """Compute the output; and lse, float32 (batch, heads, seq) or (heads, tokens), empty where it is not kept.
 
-    q: (batch, seq, heads, head_dim), or with cu_seqlens (tokens, heads, head_dim). rest: cu_seqlens_q, cu_seqlens_k
+    qkv: (batch, seq, heads, head_dim), or with cu_seqlens (tokens, heads, head_dim). rest: cu_seqlens_q, cu_seqlens_k
     and those of `_CONSTANTS`, None where they are not given.
     """
     cu_seqlens, named = _packed_and_named(rest)
     call = calls.flash_attention_varlen if cu_seqlens else calls.flash_attention
     named |= options.arguments(return_lse=options.keep_lse, stage=options.stage)
-    outputs = _on_arrays(call, (q, k, v, *cu_seqlens), named)
-    return outputs if options.keep_lse else (outputs, q.new_empty(0, dtype=torch.float32))
+    outputs = _on_arrays(call, (*qkv, *cu_seqlens), named)
+    return outputs if options.keep_lse else (outputs, qkv[0].new_empty(0, dtype=torch.float32))
 
 
 def _gradients(tensors: tuple[torch.Tensor, ...], rest: _Tensors, options: _Options) -> tuple[torch.Tensor, ...]:
@@ -698,8 +699,8 @@ def _packed_and_named(rest: _Tensors) -> tuple[tuple[torch.Tensor, ...], dict[st
     return cu_seqlens, {name: a for name, a in zip(_CONSTANTS, rest[2:], strict=True) if a is not None}
 
 
-def _forward_operator(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *given: Any) -> Any:
-    return _attend(q, k, v, given[:5], _Options.of_flat(*given[5:]))
+def _forward_operator(*given: Any) -> Any:
+    return _attend(given[:3], given[3:8], _Options.of_flat(*given[8:]))
 
 
 def _backward_operator(*given: Any) -> tuple[torch.Tensor, ...]:
@@ -810,7 +811,7 @@ class _HeadsFirst(torch.autograd.Function):
 def _attend_and_keep(ctx: Any, qkv: Sequence[torch.Tensor], given: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the output and lse of q, k and v (batch, rows, heads, head_dim); keep what gradients start from."""
     *tensors, options = given
-    o, lse = _attend(*qkv, tensors[3:], options)
+    o, lse = _attend(qkv, tensors[3:], options)
     _check_backward(o.shape[-1], o.dtype)
     _keep(ctx, tensors, options, o.detach(), lse)
     return o, lse

@@ -427,6 +427,7 @@ LEADING = {
     "a head of one": ((2, 3), (2, 1), {}),
     "q of one": ((1, 1), (2, 3), {}),
     "fewer axes": ((2, 3), (3,), {}),
+    "more axes": ((2, 3), (2, 2, 3), {}),
     "grouped": ((2, 4), (2, 2), {"enable_gqa": True}),
     "grouped, a batch of one": ((2, 4), (1, 2), {"enable_gqa": True}),
     "grouped, three axes": ((4,), (1,), {"enable_gqa": True}),
