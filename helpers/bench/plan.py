@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from helpers.attention import flash_attention, kernel
-from helpers.attention.ladder import LADDER, Stage, backward, backward_of, forward_of
+from helpers.attention.ladder import LADDER, Rung, backward, backward_of, forward_of
 from helpers.bench import experiments, host_cost, peers
 from helpers.bench.cases import Case, Inputs, call_of
 from helpers.bench.results import Measurement, Record
@@ -41,7 +41,7 @@ SIDE_SHARE = 0.5  # of the time for one measurement: for what stands beside the 
 class Gradients:
     """A stage that computes gradients, in one of its two ways. idea: what was changed in it, by sizes or text."""
 
-    stage: Stage
+    stage: Rung
     deterministic: bool
     idea: str = ""
     changed: experiments.Experiment | None = None
@@ -79,7 +79,7 @@ class Gradients:
 class Job:
     """One measurement: what is measured, at which case, with which tile sizes.
 
-    what: a Stage (kinds "stage" and "variant"), Step, Experiment, Peer, Roof or HostCall; of gradients, Gradients
+    what: a Rung (kinds "stage" and "variant"), Step, Experiment, Peer, Roof or HostCall; of gradients, Gradients
     (kinds "backward" and "backward experiment"), a Step ("backward step") or a Peer ("backward peer").
     """
 
@@ -90,7 +90,7 @@ class Job:
     sizes: Mapping[str, int] = field(default_factory=dict)
 
     @property
-    def stage(self) -> Stage | None:
+    def stage(self) -> Rung | None:
         """The stage that is launched; None where it is something else."""
         by_kind = {
             "stage": lambda: self.what,
@@ -155,7 +155,7 @@ def cases(*, on_gpu: bool = ON_GPU, quick: bool = False) -> list[Case]:
     return list(dict.fromkeys(chosen))
 
 
-def forward() -> dict[str, Stage]:
+def forward() -> dict[str, Rung]:
     """The stages that compute attention, by name: what the cases, the peers and the checks are of."""
     return forward_of(LADDER)
 
@@ -170,7 +170,7 @@ def gradients() -> list[Gradients]:
     ]
 
 
-def why_not(stage: Stage, case: Case) -> str | None:
+def why_not(stage: Rung, case: Case) -> str | None:
     """Why a stage cannot do a case on this device, or None."""
     return stage.why_not(head_dim=case.shape[3], dtype=case.dtype, causal=case.causal)
 
@@ -241,7 +241,7 @@ def _of_gradients(only: Sequence[str], with_peers: bool) -> Iterator[Job]:
             yield from (Job("backward experiment", what.name, what, case) for case in cases)
 
 
-def _beside(stages: Mapping[str, Stage]) -> Iterator[Job]:
+def _beside(stages: Mapping[str, Rung]) -> Iterator[Job]:
     """What is measured beside these stages."""
     for variant in experiments.VARIANTS:
         if variant.stage in stages:
@@ -257,7 +257,7 @@ def _beside(stages: Mapping[str, Stage]) -> Iterator[Job]:
                 yield from (Job("experiment", name, experiment, case, s) for s in experiment.sizes)
 
 
-def tile_sizes(stage: Stage, case: Case) -> dict[str, int]:
+def tile_sizes(stage: Rung, case: Case) -> dict[str, int]:
     """The -D options that a stage chooses for a case, whose arrays are contiguous."""
     batch, heads, rows, head_dim = case.shape
     usual = stage.defines_for(head_dim, rows, batch * heads, uneven=case.causal)

@@ -4,7 +4,7 @@
     o = run("flash_mma", q, k, v, causal=True)                    # one launch; the output as a NumPy array
     report = xray_stage("flash_mma", q, k, v, code=changed)             # its X-ray, with no GPU
 
-A stage is given by its name, or is itself a `Stage`, such as a step of a climb. `code` is another text of its kernel,
+A stage is given by its name, or is itself a `Rung`, such as a step of a climb. `code` is another text of its kernel,
 `sizes` other tile sizes. Arrays are (rows, head_dim), (heads, rows, head_dim), or (batch, seq, heads, head_dim).
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from helpers.attention import kernel, reference
 from helpers.attention.check import TOLERANCE
-from helpers.attention.ladder import LADDER, Launch, Stage, backward, tensor_maps
+from helpers.attention.ladder import LADDER, Launch, Rung, backward, tensor_maps
 from helpers.attention.ladder.call import Spec, mask_window, softmax_scale_of
 from helpers.attention.ladder.layout import address
 from helpers.attention.ladder.plan import Ready
@@ -30,9 +30,9 @@ from helpers.renamed import old_names
 from helpers.xray import Report, xray
 
 
-def stage_of(stage: str | Stage) -> Stage:
+def stage_of(stage: str | Rung) -> Rung:
     """The stage of that name. Raises ValueError with the names there are."""
-    if isinstance(stage, Stage):
+    if isinstance(stage, Rung):
         return stage
     if stage not in LADDER:
         raise ValueError(f"no stage {stage!r}; there are: {', '.join(LADDER)}")
@@ -40,7 +40,7 @@ def stage_of(stage: str | Stage) -> Stage:
 
 
 def build(
-    stage: str | Stage,
+    stage: str | Rung,
     head_dim: int,
     *,
     code: str | None = None,
@@ -54,7 +54,7 @@ def build(
 
 
 def run(
-    stage: str | Stage,
+    stage: str | Rung,
     q: Any,
     k: Any,
     v: Any,
@@ -63,14 +63,14 @@ def run(
     sizes: Mapping[str, int] | None = None,
     **options: Any,
 ) -> np.ndarray:
-    """The output of one call on this device, as a NumPy array of q's shape. options: as `Stage.prepare` has them."""
+    """The output of one call on this device, as a NumPy array of q's shape. options: as `Rung.prepare` has them."""
     launch, o = stage_of(stage).prepare(*map(_heads_first, (q, k, v)), source=code, sizes=sizes, **options)
     launch()
     return cp.asnumpy(_heads_first(o))  # an exchange of two axes undoes itself
 
 
 def xray_stage(
-    stage: str | Stage,
+    stage: str | Rung,
     q: Any,
     k: Any,
     v: Any,
@@ -109,7 +109,7 @@ def _heads_first(a: Any) -> Any:
     return cp.asarray(a).transpose(0, 2, 1, 3) if a.ndim == 4 else cp.asarray(a)
 
 
-def fetched_keys(stage: str | Stage, q: Any, k: Any, v: Any, *, sizes: Mapping[str, int], **options: Any) -> np.ndarray:
+def fetched_keys(stage: str | Rung, q: Any, k: Any, v: Any, *, sizes: Mapping[str, int], **options: Any) -> np.ndarray:
     """(rows of q, rows of k): 1 where the block of a row fetches the key, else 0, by the X-ray.
 
     The launch runs with a grid of one block, of two, and so on: what one more block fetches is what its rows need.
@@ -189,7 +189,7 @@ def step_diff(stage: str, n: int, *, context: int = 1, folded: bool = False) -> 
 
 
 def shared_per_1000_ffma(
-    stage: str | Stage, rows: int, head_dim: int, sizes: Mapping[str, int] | None = None
+    stage: str | Rung, rows: int, head_dim: int, sizes: Mapping[str, int] | None = None
 ) -> dict[str, int]:
     """Requests, wavefronts and conflicts of a kernel's dynamic shared memory for 1000 multiply-adds of a warp.
 
@@ -207,7 +207,7 @@ def shared_per_1000_ffma(
 
 
 def gradients(
-    stage: str | Stage,
+    stage: str | Rung,
     do: Any,
     q: Any,
     k: Any,
@@ -229,7 +229,7 @@ def gradients(
 
 
 def xray_gradients(
-    stage: str | Stage,
+    stage: str | Rung,
     do: Any,
     q: Any,
     k: Any,
@@ -351,7 +351,7 @@ def _rounded_gradients(
 
 
 def _launches(
-    stage: str | Stage, do: Any, q: Any, k: Any, v: Any, code: Any, sizes: Any, options: Mapping[str, Any]
+    stage: str | Rung, do: Any, q: Any, k: Any, v: Any, code: Any, sizes: Any, options: Mapping[str, Any]
 ) -> Iterator[tuple[Any, kernel.Kernel, tuple[Any, ...]]]:
     """The launches of one call, with arguments filled in: gradients are NaN before.
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from helpers.attention.ladder import LADDER, Stage
+from helpers.attention.ladder import LADDER, Rung
 from helpers.lesson.exercises import exercise
 from helpers.lesson.exercises.registry import number_of
 from helpers.site import web_address
@@ -78,7 +78,7 @@ def kernel_of(path: Path) -> str:
     return f"{number[:2]}_{idea}.cu" if number[2:] else ""
 
 
-def _stages(number: int, kernel: str = "") -> list[Stage]:
+def _stages(number: int, kernel: str = "") -> list[Rung]:
     """Those of a notebook: of its kernel, or without those for one architecture alone, if its number has others."""
     if own := [stage for stage in LADDER.values() if stage.file == kernel]:
         return own

@@ -10,19 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
-import numpy as np
-
-from helpers import device
 from helpers.attention.ladder import limits
 from helpers.attention.ladder.call import WITH_HEAD_DIM, Call, Options, Spec, check_stage_arrays
-from helpers.attention.ladder.extras import NAMES, check_positions, extra_inputs, is_readable, needs
+from helpers.attention.ladder.extras import NAMES, is_readable, needs
 from helpers.attention.ladder.launch import Launch
-from helpers.attention.ladder.plan import Ready, plan
-from helpers.attention.ladder.score_mod import read
 
 MAX_HEAD_DIM = 128
+S = TypeVar("S", bound="Stage")
 _C_NAMES = {"float16": "__half", "bfloat16": "__nv_bfloat16"}
 
 
@@ -50,7 +46,7 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Stage:
-    """One rung of the ladder: attention by one kernel file. See `__call__` and `prepare`.
+    """Attention by one kernel file: what it can do, and how it is compiled and launched. `plan.Rung` also runs it.
 
     features: what it can beyond plain attention, out of
         gqa      fewer heads in k and v than in q
@@ -84,7 +80,7 @@ class Stage:
     inexact: float = 1.0  # times the error that the bench allows: of a step that comes before what keeps sums exact
     slow_to_compile: bool = False  # NVRTC takes half a minute for each size, dtype and architecture: tests take few
 
-    def changed(self, **fields_of_both: Any) -> Stage:
+    def changed(self: S, **fields_of_both: Any) -> S:
         """The stage with other fields, of its own or of its tuning."""
         names = {field.name for field in fields(Tuning)}
         tuned = {name: fields_of_both.pop(name) for name in names & fields_of_both.keys()}
@@ -224,114 +220,6 @@ class Stage:
             return (call.aligned and "strides" in self.features and a.in_rows) or self.reads(a)
         return is_readable(name, a) if name in NAMES else a.contiguous
 
-    # ---- a call
-
-    def __call__(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
-        """softmax(softmax_scale * q k^T) v, for each head.
-
-        Args:
-            q: (N, d), (heads, N, d) or (batch, heads, N, d), NumPy or device array, of a dtype of the stage; N >= 1
-                and 1 <= d <= its max_head_dim.
-            k, v: the same with N_kv >= 1 rows. With the feature gqa, heads may be any divisor of q's.
-            softmax_scale: 1 / sqrt(d) where it is not given.
-            causal: row i sees keys up to i + N_kv - N: the last row sees all (bottom-right, as in FlashAttention).
-            window: (left, right): how many keys before and after that diagonal a row sees; -1 for all of them.
-            return_lse: also the log of the sum of exp(scaled scores) of each row, float32 without the axis d.
-            score_mod, mask_mod, mod_args, score_mod_grad, bias, alibi_slopes, sinks, rotary_cos, rotary_sin,
-                rotary_interleaved, rotary_positions: with the features mod and rotary, as
-                `helpers.attention.flash_attention` has them.
-
-        Returns:
-            The output, of q's shape and dtype, a device array; with return_lse, (o, lse). A row that sees no key is 0,
-            and its lse -inf.
-
-        Raises:
-            TypeError: an array of another dtype; a softmax_scale that is no number; a window that is no pair of ints.
-            ValueError: shapes that do not fit each other or the stage; something the stage cannot do; a
-                softmax_scale that float32 cannot hold.
-        """
-        run, result = self.prepare(q, k, v, **options)
-        run()
-        return result
-
-    def prepare(self, q: Any, k: Any, v: Any, **options: Any) -> tuple[Callable[[], None], Any]:
-        """Everything but the launch: a function that launches, and what it writes. For timing and experiments.
-
-        Args: as `plan` has them.
-        """
-        ready, arrays, result = self.plan(q, k, v, **options)
-        return (lambda: None) if ready is None else ready.bind(arrays), result
-
-    def plan(
-        self,
-        q: Any,
-        k: Any,
-        v: Any,
-        *,
-        softmax_scale: float | None = None,
-        causal: bool = False,
-        window: tuple[int, int] | None = None,
-        return_lse: bool = False,
-        cu_seqlens: tuple[Any, Any] | None = None,
-        out: Any = None,
-        source: str | None = None,
-        sizes: Mapping[str, int] | None = None,
-        rotary_interleaved: bool = False,
-        score_mod: str | None = None,
-        mask_mod: Any = None,
-        mod_args: Mapping[str, Any] | None = None,
-        score_mod_grad: str | None = None,
-        **extras: Any,
-    ) -> tuple[Ready | None, dict[str, Any], Any]:
-        """What `prepare` binds: the launches (None where nothing is to do), the arrays by name, and what is written.
-
-        Args, where `__call__` does not have them:
-            cu_seqlens: (cu_seqlens_q, cu_seqlens_k), where each sequence of the packed tokens begins and the last one
-                ends; NumPy int32, as `helpers.attention.flash_attention_varlen` has checked them. q is then
-                (heads, tokens, d).
-            out: a device array to write, in a layout that the stage reads without a copy. Without it a new one, filled
-                with NaN, so that a row nobody writes shows.
-            source: another text of the kernel in place of the file's.
-            sizes: tile sizes in place of the stage's own, such as {"BLOCK_M": 32}.
-        """
-        if unknown := extras.keys() - {*NAMES, "rotary_positions"}:
-            raise TypeError(f"stage {self.name} got an unexpected keyword argument {min(unknown)!r}")
-        mod, of_mod = read(score_mod, mask_mod, mod_args, score_mod_grad)
-        given = extra_inputs(**extras, rotary_interleaved=rotary_interleaved) | of_mod
-        asked = {"rotary_interleaved": rotary_interleaved, "mod": mod, "window": window}
-        options = Options(causal, softmax_scale, return_lse, **asked)
-        options = self.check(q, k, v, options, packed=cu_seqlens is not None, extras=given)
-        cp = device.cp
-        if 0 in (q.size, k.size):  # packed sequences without a token
-            o = cp.empty(q.shape, dtype=q.dtype) if out is None else out
-            o[...] = 0
-            return None, {}, (o, cp.full(q.shape[:-1], -cp.inf, dtype=cp.float32)) if return_lse else o
-        o = cp.full(q.shape, cp.nan, dtype=q.dtype) if out is None else out
-        if o.shape != q.shape or o.dtype != q.dtype or not self.reads(o):
-            got = f"shape {o.shape}, strides {o.strides}, dtype {o.dtype}"
-            raise ValueError(f"out is written in place, so it must be as stage {self.name} takes q; got {got}")
-        outputs = {"o": o, **({"lse": cp.full(q.shape[:-1], cp.nan, dtype=cp.float32)} if return_lse else {})}
-        check_positions(given)
-        inputs = {"q": q, "k": k, "v": v, **given}
-        ready, arrays = self.plan_arrays(inputs, outputs, options, cu_seqlens, source=source, sizes=sizes)
-        return ready, arrays, (o, outputs["lse"]) if return_lse else o
-
-    def plan_arrays(
-        self,
-        inputs: Mapping[str, Any],
-        outputs: Mapping[str, Any],
-        options: Options,
-        cu_seqlens: tuple[Any, Any] | None,
-        **experiment: Any,
-    ) -> tuple[Ready, dict[str, Any]]:
-        """`plan.plan` of NumPy or device arrays, of a forward or a backward that `check` has let pass."""
-        cp, longest = device.cp, (None, None)
-        arrays = {**{name: cp.asarray(a) for name, a in inputs.items()}, **outputs}
-        if cu_seqlens is not None:
-            longest = tuple(int(np.diff(cp.asnumpy(cu)).max(initial=0)) for cu in cu_seqlens)
-            arrays |= zip(("cu_seqlens_q", "cu_seqlens_k"), map(cp.asarray, cu_seqlens), strict=True)
-        return plan(self, arrays, options, longest=longest, **experiment)
-
     def check(
         self, q: Any, k: Any, v: Any, options: Options, *, packed: bool = False, extras: Mapping[str, Any] | None = None
     ) -> Options:
@@ -341,7 +229,7 @@ class Stage:
             q, k, v: arrays (..., rows, head_dim). packed: with cu_seqlens. extras: as `extras.extra_inputs` has them.
 
         Raises:
-            TypeError, ValueError: as `__call__`.
+            TypeError, ValueError: as `plan.Rung.__call__`.
         """
         check_stage_arrays(self.name, self.dtypes, q, k, v, empty=packed)
         if reason := self.why_not(**{**options.needs(q, k, packed=packed), **needs(extras or {})}):

@@ -12,19 +12,21 @@ from __future__ import annotations
 import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
 
 from helpers import device
 from helpers.attention import kernel
 from helpers.attention.ladder.call import WITH_HEAD_DIM, Call, Options
+from helpers.attention.ladder.contract import Stage
+from helpers.attention.ladder.extras import NAMES, check_positions, extra_inputs
 from helpers.attention.ladder.launch import Arguments, DirectLaunch, Launch
 from helpers.attention.ladder.launches import of_rotated, rotated
 from helpers.attention.ladder.layout import Spec, dense_copy, four_axes, negative
-from helpers.attention.ladder.score_mod import ScoreMod, block_mask
-
-if TYPE_CHECKING:
-    from helpers.attention.ladder.contract import Stage
+from helpers.attention.ladder.score_mod import ScoreMod, block_mask, read
 
 GRADIENTS = ("dq", "dk", "dv")
 T = TypeVar("T")
@@ -162,3 +164,119 @@ class Ready:
                 self.arguments[form] = Arguments(launch, self.kernels[launch.kernel].function, slots)
             direct.append(DirectLaunch(self.arguments[form], launch, slots, self._specs))
         return direct
+
+
+def plan_arrays(
+    stage: Stage,
+    inputs: Mapping[str, Any],
+    outputs: Mapping[str, Any],
+    options: Options,
+    cu_seqlens: tuple[Any, Any] | None,
+    **experiment: Any,
+) -> tuple[Ready, dict[str, Any]]:
+    """`plan.plan` of NumPy or device arrays, of a forward or a backward that `check` has let pass."""
+    cp, longest = device.cp, (None, None)
+    arrays = {**{name: cp.asarray(a) for name, a in inputs.items()}, **outputs}
+    if cu_seqlens is not None:
+        longest = tuple(int(np.diff(cp.asnumpy(cu)).max(initial=0)) for cu in cu_seqlens)
+        arrays |= zip(("cu_seqlens_q", "cu_seqlens_k"), map(cp.asarray, cu_seqlens), strict=True)
+    return plan(stage, arrays, options, longest=longest, **experiment)
+
+
+class Rung(Stage):
+    """A stage of the ladder that can be called: `LADDER["online_softmax"](q, k, v)`."""
+
+    @classmethod
+    def of(cls, stage: Stage) -> Rung:
+        """Make a stage callable."""
+        return cls(**{field.name: getattr(stage, field.name) for field in fields(stage)})
+
+    def __call__(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
+        """softmax(softmax_scale * q k^T) v, for each head.
+
+        Args:
+            q: (N, d), (heads, N, d) or (batch, heads, N, d), NumPy or device array, of a dtype of the stage; N >= 1
+                and 1 <= d <= its max_head_dim.
+            k, v: the same with N_kv >= 1 rows. With the feature gqa, heads may be any divisor of q's.
+            softmax_scale: 1 / sqrt(d) where it is not given.
+            causal: row i sees keys up to i + N_kv - N: the last row sees all (bottom-right, as in FlashAttention).
+            window: (left, right): how many keys before and after that diagonal a row sees; -1 for all of them.
+            return_lse: also the log of the sum of exp(scaled scores) of each row, float32 without the axis d.
+            score_mod, mask_mod, mod_args, score_mod_grad, bias, alibi_slopes, sinks, rotary_cos, rotary_sin,
+                rotary_interleaved, rotary_positions: with the features mod and rotary, as
+                `helpers.attention.flash_attention` has them.
+
+        Returns:
+            The output, of q's shape and dtype, a device array; with return_lse, (o, lse). A row that sees no key is 0,
+            and its lse -inf.
+
+        Raises:
+            TypeError: an array of another dtype; a softmax_scale that is no number; a window that is no pair of ints.
+            ValueError: shapes that do not fit each other or the stage; something the stage cannot do; a
+                softmax_scale that float32 cannot hold.
+        """
+        run, result = self.prepare(q, k, v, **options)
+        run()
+        return result
+
+    def prepare(self, q: Any, k: Any, v: Any, **options: Any) -> tuple[Callable[[], None], Any]:
+        """Everything but the launch: a function that launches, and what it writes. For timing and experiments.
+
+        Args: as `plan` has them.
+        """
+        ready, arrays, result = self.plan(q, k, v, **options)
+        return (lambda: None) if ready is None else ready.bind(arrays), result
+
+    def plan(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        *,
+        softmax_scale: float | None = None,
+        causal: bool = False,
+        window: tuple[int, int] | None = None,
+        return_lse: bool = False,
+        cu_seqlens: tuple[Any, Any] | None = None,
+        out: Any = None,
+        source: str | None = None,
+        sizes: Mapping[str, int] | None = None,
+        rotary_interleaved: bool = False,
+        score_mod: str | None = None,
+        mask_mod: Any = None,
+        mod_args: Mapping[str, Any] | None = None,
+        score_mod_grad: str | None = None,
+        **extras: Any,
+    ) -> tuple[Ready | None, dict[str, Any], Any]:
+        """What `prepare` binds: the launches (None where nothing is to do), the arrays by name, and what is written.
+
+        Args, where `__call__` does not have them:
+            cu_seqlens: (cu_seqlens_q, cu_seqlens_k), where each sequence of the packed tokens begins and the last one
+                ends; NumPy int32, as `helpers.attention.flash_attention_varlen` has checked them. q is then
+                (heads, tokens, d).
+            out: a device array to write, in a layout that the stage reads without a copy. Without it a new one, filled
+                with NaN, so that a row nobody writes shows.
+            source: another text of the kernel in place of the file's.
+            sizes: tile sizes in place of the stage's own, such as {"BLOCK_M": 32}.
+        """
+        if unknown := extras.keys() - {*NAMES, "rotary_positions"}:
+            raise TypeError(f"stage {self.name} got an unexpected keyword argument {min(unknown)!r}")
+        mod, of_mod = read(score_mod, mask_mod, mod_args, score_mod_grad)
+        given = extra_inputs(**extras, rotary_interleaved=rotary_interleaved) | of_mod
+        asked = {"rotary_interleaved": rotary_interleaved, "mod": mod, "window": window}
+        options = Options(causal, softmax_scale, return_lse, **asked)
+        options = self.check(q, k, v, options, packed=cu_seqlens is not None, extras=given)
+        cp = device.cp
+        if 0 in (q.size, k.size):  # packed sequences without a token
+            o = cp.empty(q.shape, dtype=q.dtype) if out is None else out
+            o[...] = 0
+            return None, {}, (o, cp.full(q.shape[:-1], -cp.inf, dtype=cp.float32)) if return_lse else o
+        o = cp.full(q.shape, cp.nan, dtype=q.dtype) if out is None else out
+        if o.shape != q.shape or o.dtype != q.dtype or not self.reads(o):
+            got = f"shape {o.shape}, strides {o.strides}, dtype {o.dtype}"
+            raise ValueError(f"out is written in place, so it must be as stage {self.name} takes q; got {got}")
+        outputs = {"o": o, **({"lse": cp.full(q.shape[:-1], cp.nan, dtype=cp.float32)} if return_lse else {})}
+        check_positions(given)
+        inputs = {"q": q, "k": k, "v": v, **given}
+        ready, arrays = plan_arrays(self, inputs, outputs, options, cu_seqlens, source=source, sizes=sizes)
+        return ready, arrays, (o, outputs["lse"]) if return_lse else o

@@ -6,7 +6,7 @@ A new stage is one `.cu` file and one entry of the table.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from helpers import device
 from helpers.attention.ladder import limits, tiles
@@ -29,7 +29,10 @@ from helpers.attention.ladder.launches import (
     tiles_of_rows,
     two_parts,
 )
+from helpers.attention.ladder.plan import Rung
 from helpers.engine.nvrtc import why_no_cute
+
+S = TypeVar("S", bound=Stage)
 
 # ---- the sizes they are compiled with
 
@@ -362,20 +365,20 @@ _STAGES = (
     ),
 )
 
-LADDER: Mapping[str, Stage] = {stage.name: stage for stage in _STAGES}
+LADDER: Mapping[str, Rung] = {stage.name: Rung.of(stage) for stage in _STAGES}
 
 
-def forward_of(stages: Mapping[str, Stage]) -> dict[str, Stage]:
+def forward_of(stages: Mapping[str, S]) -> dict[str, S]:
     """Those that compute the output."""
     return {name: stage for name, stage in stages.items() if stage.direction == "forward"}
 
 
-def backward_of(stages: Mapping[str, Stage]) -> dict[str, Stage]:
+def backward_of(stages: Mapping[str, S]) -> dict[str, S]:
     """Those that compute gradients."""
     return {name: stage for name, stage in stages.items() if stage.direction == "backward"}
 
 
-def able_of(stages: Mapping[str, Stage], **needs: Any) -> list[Stage]:
+def able_of(stages: Mapping[str, S], **needs: Any) -> list[S]:
     """Those that can do what a call that names none needs, on this device, the fastest first.
 
     Args:
@@ -384,7 +387,7 @@ def able_of(stages: Mapping[str, Stage], **needs: Any) -> list[Stage]:
     return [stage for stage in reversed(stages.values()) if stage.why_not(**needs) is None]
 
 
-def default_of(stages: Mapping[str, Stage], rows: int, all_rows: int, **needs: Any) -> Stage | None:
+def default_of(stages: Mapping[str, S], rows: int, all_rows: int, **needs: Any) -> S | None:
     """The stage for a call that names none: the last, and fastest, that can do it on this device; None if none can.
 
     Args:
@@ -394,5 +397,5 @@ def default_of(stages: Mapping[str, Stage], rows: int, all_rows: int, **needs: A
     return next((stage for stage in able if stage.tuning.by_default(rows, all_rows, needs["head_dim"])), None)
 
 
-FORWARD: Mapping[str, Stage] = forward_of(LADDER)
-BACKWARD: Mapping[str, Stage] = backward_of(LADDER)
+FORWARD: Mapping[str, Rung] = forward_of(LADDER)
+BACKWARD: Mapping[str, Rung] = backward_of(LADDER)
