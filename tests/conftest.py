@@ -30,7 +30,7 @@ import two_speeds
 from backends import refused_by_nvrtc
 
 from helpers import device, engine
-from helpers.attention import calls, kernel
+from helpers.attention import forget, kernel
 
 # The same examples at every run: a test that fails once fails always. No deadline: a machine may be busy.
 hypothesis.settings.register_profile("course", deadline=None, derandomize=True, print_blob=True)
@@ -187,7 +187,7 @@ def _the_engine_as_it_ships(request: pytest.FixtureRequest, monkeypatch: pytest.
 @pytest.fixture(autouse=True)
 def each_test_makes_first_calls() -> None:
     """What was worked out for the calls of other tests is forgotten."""
-    calls.forget()
+    forget()
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,8 +21,11 @@ from helpers.attention import (
     flash_attention_backward,
     flash_attention_varlen,
     flash_attention_varlen_backward,
+    forget,
     kernel,
     reference,
+    run,
+    stats,
     warm_up,
 )
 from helpers.attention.check import check
@@ -30,7 +33,7 @@ from helpers.attention.ladder import FORWARD, LADDER, Launch, Stage, limits
 from helpers.attention.ladder.call import Call, Options, Spec
 from helpers.attention.ladder.contract import Tuning
 from helpers.attention.ladder.launch import Part
-from helpers.attention.ladder.plan import Ready
+from helpers.attention.ladder.plan import CompiledPlan
 from helpers.device import ON_GPU, cp
 from helpers.engine.cuda_source import signatures
 
@@ -96,7 +99,7 @@ def test_a_backward_stage_of_two_kernels_with_scratch() -> None:
     arrays = {"q": heads(rng, 33), "k": heads(rng, 40), "do": heads(rng, 33)}
     arrays["dv"] = cp.full(arrays["k"].shape, cp.nan, dtype=cp.float32)
     call = Call({name: Spec.of(a) for name, a in arrays.items()}, 0.25, (-1, -1), rows=33, sequences=2, aligned=True)
-    ready = Ready(BACKWARD, call, BACKWARD.defines(8))
+    ready = CompiledPlan(BACKWARD, call, BACKWARD.defines(8))
     assert [launch.kernel for launch in ready.launches] == ["weights", "gradient"] * 6
     ready.bind(arrays)()
     q, k, do = (cp.asnumpy(arrays[name]).astype(np.float64) for name in ("q", "k", "do"))
@@ -136,21 +139,17 @@ def exact(q: Any, k: Any, v: Any, **options: Any) -> np.ndarray:
 
 
 @pytest.fixture
-def checks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """The shapes of q that were checked, call after call."""
-    seen: list[tuple[int, ...]] = []
-    check_model_arrays = calls.check_model_arrays
-    monkeypatch.setattr(
-        calls, "check_model_arrays", lambda q, *more: seen.append(q.shape) or check_model_arrays(q, *more)
-    )
-    return seen
+def plans() -> Callable[[], int]:
+    """How many calls were checked and planned since the test began."""
+    before = stats()["plans"]
+    return lambda: stats()["plans"] - before
 
 
-def test_a_call_is_checked_once_and_its_arrays_may_change(checks: list[tuple[int, ...]]) -> None:
+def test_a_call_is_checked_once_and_its_arrays_may_change(plans: Callable[[], int]) -> None:
     for seed in range(3):
         arrays = model_inputs(2, 33, 4, 8, seed=seed)
         check(f"call {seed}", flash_attention(*arrays, causal=True), exact(*arrays, causal=True))
-    assert len(checks) == 1
+    assert plans() == 1
 
 
 OTHER_CALLS: dict[str, Any] = {
@@ -168,15 +167,15 @@ OTHER_CALLS: dict[str, Any] = {
 }
 
 
-def test_what_a_call_depends_on_is_in_its_key(checks: list[tuple[int, ...]]) -> None:
+def test_what_a_call_depends_on_is_in_its_key(plans: Callable[[], int]) -> None:
     """Each differs from all others in one thing, and is checked and right at its first call and at its second."""
     arrays = model_inputs(2, 33, 4, 8)
     first = {name: call(*arrays) for name, call in OTHER_CALLS.items()}
-    assert len(checks) == len(OTHER_CALLS)
+    assert plans() == len(OTHER_CALLS)
     for name, call in OTHER_CALLS.items():
         for once, again in zip(_all(first[name]), _all(call(*arrays)), strict=True):
             np.testing.assert_array_equal(cp.asnumpy(once), cp.asnumpy(again), err_msg=name)
-    assert len(checks) == len(OTHER_CALLS)
+    assert plans() == len(OTHER_CALLS)
     windowed = {name: cp.asnumpy(first[name]) for name in ("causal", "window", "another window", "scale")}
     check("another window", windowed["another window"], exact(*arrays, window=(5, 6)))
     assert len({a.tobytes() for a in windowed.values()}) == len(windowed)
@@ -194,20 +193,20 @@ def test_equal_keys_of_other_types_are_refused_after_a_good_call_too() -> None:
             flash_attention(*arrays, **{"causal": True, "window": (1, 0), "softmax_scale": 1.0, "stage": 5, **wrong})
 
 
-def test_what_cannot_be_read_in_place_is_copied_at_each_call(checks: list[tuple[int, ...]]) -> None:
-    """The call on the copies is the same at each time."""
+def test_what_cannot_be_read_in_place_is_copied_at_each_call(plans: Callable[[], int]) -> None:
+    """It is planned once, with its copies."""
     for seed in range(2):
         q, k, v = model_inputs(1, 33, 2, 8, seed=seed)
         check("backwards", flash_attention(q[:, ::-1], k, v), exact(q, k, v)[:, ::-1])
-    assert len(checks) == 3
+    assert plans() == 1
 
 
 def test_the_latest_calls_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls._PLANNED, "most", 3)
+    monkeypatch.setattr(run.Cache, "most", 3)
     monkeypatch.setattr(kernel.Kernel, "bind", lambda self, *_, **__: lambda: None)
     for n in range(1, 10):
         flash_attention(*model_inputs(1, n, 2, 8))
-        assert len(calls._PLANNED) == min(n, 3)
+        assert stats()["kept"] == min(n, 3)
 
 
 # ---- calls of one family: other shapes, strides and addresses
@@ -270,7 +269,7 @@ def test_a_call_of_a_known_family_plans_nothing_anew(call: Any, dtype: str, expe
     for longer in range(1, 5):
         call(20 + longer % 3, 40 + longer_by * longer, dtype)
     assert not expensive
-    calls.forget()
+    forget()
     call(20, 40, dtype)
     assert "load_all" in expensive
 
@@ -318,7 +317,7 @@ def test_a_cache_that_two_threads_share(apart: str, monkeypatch: pytest.MonkeyPa
     if apart == "two devices" and not (ON_GPU and cp.cuda.runtime.getDeviceCount() > 1):
         pytest.skip("two GPUs are needed")
     with_10 = FORWARD["hopper"].why_not(head_dim=16, dtype="float16") is None
-    monkeypatch.setattr(calls._PLANNED, "most", 2)
+    monkeypatch.setattr(run.Cache, "most", 2)
     cases = []
     for n in range(20, 26):
         half = with_10 and n % 2
@@ -339,7 +338,7 @@ def test_a_cache_that_two_threads_share(apart: str, monkeypatch: pytest.MonkeyPa
                     o = flash_attention(*map(cp.asarray, arrays), causal=True, stage=how["stage"])
                     check(f"call {number}", cp.asnumpy(o), want, tolerance=how["tolerance"])
                     if number % 7 == 3:
-                        calls.forget()
+                        forget()
         except BaseException as error:
             failures.append(error)
 
@@ -495,13 +494,13 @@ def packed_inputs() -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("most", [28, 100])
-def test_the_longest_sequence_given_by_the_caller(most: int, checks: list[tuple[int, ...]]) -> None:
+def test_the_longest_sequence_given_by_the_caller(most: int, plans: Callable[[], int]) -> None:
     arrays = packed_inputs()
     expected = flash_attention_varlen(*arrays, causal=True)
     for _ in range(2):
         o = flash_attention_varlen(*arrays, causal=True, max_seqlen_q=most, max_seqlen_k=most)
         np.testing.assert_array_equal(cp.asnumpy(o), cp.asnumpy(expected))
-    assert len(checks) == 1 + (most != 28)
+    assert plans() == 1 + (most != 28)
 
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, True, "28", 2**29])
@@ -580,7 +579,7 @@ def test_a_graph_of_10_after_everything_was_forgotten(library: str, packed: bool
             o = call(*arrays, **more)
             graph = stream.end_capture()
         replay, read = lambda: graph.launch(stream), lambda: cp.asnumpy(o)
-    calls.forget()
+    forget()
     for n in range(513, 560):  # other tables, where the captured one would be if it were free
         flash_attention(*model_inputs(1, n, 8, 128, dtype="float16"), causal=True, stage="hopper")
     for _ in range(3):
@@ -632,7 +631,7 @@ def test_torch_calls_run_on_torchs_current_stream() -> None:
         for a in arrays:
             a.zero_()
         torch.cuda.synchronize()
-        calls.forget()
+        forget()
 
 
 def test_a_stage_can_be_another_ones_variant() -> None:

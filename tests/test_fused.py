@@ -14,7 +14,7 @@ from planted import Bug, check_all_can_be_planted
 from helpers import engine
 from helpers.attention import check, compile_report, flash_attention, flash_attention_varlen, kernel
 from helpers.attention.ladder import LADDER, Stage, limits
-from helpers.attention.ladder.plan import Ready
+from helpers.attention.ladder.plan import CompiledPlan
 from helpers.attention.ladder.steps import ROTATION_IN_LOAD
 from helpers.device import cp
 from helpers.lesson.shortcuts import look
@@ -269,13 +269,13 @@ def test_every_stage_that_can_gets_them(dtype: str, monkeypatch: pytest.MonkeyPa
 def test_calls_made_again(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """New values at other addresses; other forms; and what is checked only once."""
     planned: list[str] = []
-    init = Ready.__init__
+    init = CompiledPlan.__init__
 
-    def note(self: Ready, stage: Stage, *rest: Any, **more: Any) -> None:
+    def note(self: CompiledPlan, stage: Stage, *rest: Any, **more: Any) -> None:
         planned.append(stage.name)
         init(self, stage, *rest, **more)
 
-    monkeypatch.setattr(Ready, "__init__", note)
+    monkeypatch.setattr(CompiledPlan, "__init__", note)
     for seed in range(3):
         q, k, v = (random(*a.shape, dtype=dtype, seed=10 * seed + i) for i, a in enumerate(inputs(dtype)))
         options = dict(cases(dtype)["all"])
