@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from helpers import device
+from helpers.attention.kernel import COUNTS
 from helpers.attention.ladder import LADDER, Stage, able_of, backward_of, forward_of
 from helpers.attention.ladder.call import (
     BATCHED,
@@ -395,6 +396,7 @@ def _view(name: str, output: Output) -> Spec:
 
 def check(specs: Mapping[str, Spec]) -> None:
     """TypeError or ValueError where arrays do not fit each other. The extra inputs are checked in `Call.of`."""
+    COUNTS["checked"] += 1
     q, packed = specs["q"], "cu_seqlens_q" in specs
     check_model_arrays(q, specs["k"], specs["v"], PACKED if packed else BATCHED)
     if len(specs) == 3:
@@ -431,6 +433,7 @@ def choose(views: Mapping[str, Spec], options: AttentionOptions, longest: int | 
     except TypeError:  # an option that cannot be a key, and is to be refused
         family = None
     if family is None:
+        COUNTS["chosen"] += 1
         family = FAMILIES[key] = _Family(key, options.checked(q.shape[-1]), _able(views, options))
     if options.stage is not None:
         return family, family.stages[0]

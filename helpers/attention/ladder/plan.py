@@ -97,6 +97,7 @@ class CompiledPlan:
         Raises:
             ValueError: more tiles than a grid has room for; the source has no such kernel.
         """
+        kernel.COUNTS["planned"] += 1
         before: list[Launch] = []
         self.stage, self.scratch, given = stage, {}, call
         if "rotary_cos" in call.arrays and "rotates" not in stage.features:
