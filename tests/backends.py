@@ -7,7 +7,6 @@ compiles it too, where it is installed.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -59,8 +58,3 @@ def assert_clean(kernel: Any, grid: Any, block: Any, args: Any, shared_mem: int 
     """No finding in a checked run of a launch: the builds that count, and those that fill locals, are left out."""
     findings = run.find(kernel, grid, block, args, shared_mem)
     assert not findings, "\n".join(map(str, findings))
-
-
-def in_place_of_bind(launch: Callable[..., object]) -> Callable[..., Callable[[], object]]:
-    """For monkeypatch: a `Kernel.bind` whose launch calls `launch(kernel, grid, block, args, shared_mem=...)`."""
-    return lambda *args, **options: lambda: launch(*args, **options)

@@ -14,7 +14,6 @@ from typing import Any
 import half_gradients
 import numpy as np
 import pytest
-from backends import in_place_of_bind
 from half_gradients import TYPES
 from planted import Bug, check_all_can_be_planted
 
@@ -299,9 +298,7 @@ def test_the_same_bits_in_every_run(stage: Stage) -> None:
 @every_stage
 @either_way
 @pytest.mark.parametrize("shape", [(33, 31, 5), (130, 130, 40), (65, 100, 64)], ids=str)
-def test_it_is_clean(
-    stage: Stage, shape: tuple[int, int, int], deterministic: bool, cpu_engine: Any, monkeypatch: Any
-) -> None:
+def test_it_is_clean(stage: Stage, shape: tuple[int, int, int], deterministic: bool, cpu_engine: Any) -> None:
     """Blocks that add to one element of dQ atomically are no race; what two blocks store there otherwise would be."""
     found: list[list[Finding]] = []
 
@@ -311,8 +308,7 @@ def test_it_is_clean(
     arrays = inputs(1, 2, 1, *shape)
     how: dict[str, Any] = {"causal": True, **({"alibi_slopes": SLOPES[0, :2]} if shape[2] == 5 else {})}
     o, lse = forward(*arrays[1:], **how)
-    with monkeypatch.context() as patched:
-        patched.setattr(kernel.Kernel, "bind", in_place_of_bind(checked))
+    with kernel.launches_replaced(checked):
         run, got = backward.prepare(stage, *arrays, o, lse, deterministic=deterministic, **how)
         run()
     assert found == [[]] * (3 if deterministic else 2)
@@ -321,7 +317,7 @@ def test_it_is_clean(
 
 @pytest.mark.usefixtures("only_x_rayed")
 @pytest.mark.parametrize("stage", STAGES[:1], ids=lambda stage: stage.name)
-def test_blocks_that_add_without_atomics_are_told(stage: Stage, cpu_engine: Any, monkeypatch: Any) -> None:
+def test_blocks_that_add_without_atomics_are_told(stage: Stage, cpu_engine: Any) -> None:
     found: list[list[Finding]] = []
 
     def checked(self: kernel.Kernel, grid: Any, block: Any, args: Any, *, shared_mem: int = 0) -> None:
@@ -333,8 +329,7 @@ def test_blocks_that_add_without_atomics_are_told(stage: Stage, cpu_engine: Any,
     text = text.replace(ADDS_FOUR, f"float4& to = reinterpret_cast<float4*>(row)[c]; to = make_float4({sums});")
     arrays = inputs(1, 1, 1, 33, 130, 40)
     o, lse = forward(*arrays[1:])
-    with monkeypatch.context() as patched:
-        patched.setattr(kernel.Kernel, "bind", in_place_of_bind(checked))
+    with kernel.launches_replaced(checked):
         run, _ = backward.prepare(stage, *arrays, o, lse, source=text)
         run()
     assert {(finding.kind, finding.array) for finding in found[1]} == {("race", "dQ")}

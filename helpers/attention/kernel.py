@@ -39,8 +39,8 @@ _Stamp = tuple[int, int, int] | None  # when a file was changed, its size and it
 _TEXTS: dict[Path, tuple[dict[Path, _Stamp], str]] = {}  # a text, and the stamps of all files that it depends on
 _RACY_NS = 50_000_000  # a file as young as this may change again with no new stamp
 
-# What calls have cost beyond their launches, in this process: "compiled" (modules), "planned" and "checked" (calls of
-# new shapes), "chosen" (families of calls, for which stages are asked).
+# What calls have cost beyond their launches, in this process: "compiled" (modules), "loaded" (modules that were asked
+# for by text), "planned" and "checked" (calls of new shapes), "chosen" (families of calls, for which stages are asked).
 COUNTS: Counter[str] = Counter()
 
 _run_instead: Callable[..., Any] | None = None  # see `launches_replaced`
@@ -58,6 +58,11 @@ def launches_replaced(run: Callable[..., Any]) -> Iterator[None]:
         yield
     finally:
         _run_instead = before
+
+
+def launches_are_replaced() -> bool:
+    """Whether this is within `launches_replaced`, where arguments are not compared."""
+    return _run_instead is not None
 
 
 def source(file: str) -> str:
@@ -229,6 +234,13 @@ class Kernel:
         launch = *sizes, tuple(map(_without_fields, args)) if ON_GPU else tuple(args)
         return lambda: self.function(*launch, shared_mem=shared_mem)
 
+    def launch_known(self, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], *, shared_mem: int) -> None:
+        """Launch on the CPU engine with arguments like some that `bind` has compared: the engine checks them, alone."""
+        if _run_instead is not None:
+            _run_instead(self, grid, block, args, shared_mem=shared_mem)
+        else:
+            self.function(grid, block, args, shared_mem=shared_mem)
+
     def build(self) -> None:
         """Build it now, if that was left for the first launch."""
         if hasattr(self.module, "kernel_to_build"):
@@ -292,6 +304,7 @@ def load_all(
     file_or_code: str, names: Sequence[str], *, defines: Mapping[str, Any] | None = None
 ) -> Mapping[str, Kernel]:
     """Several kernels of one source by name, compiled together: the compiler reads the source once."""
+    COUNTS["loaded"] += 1
     code = file_or_code if "\n" in file_or_code else source(file_or_code)
     with _line_for_who_waits(f"compiling {', '.join(names)}: once, and kept on disk for later processes"):
         kernels = _compiled(

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from helpers import device
+from helpers.attention.kernel import launches_are_replaced
 from helpers.attention.ladder import Stage, limits
 from helpers.attention.ladder.call import WITH_HEAD_DIM, Options
 from helpers.attention.ladder.kinds import DeviceArrays, TorchTensors, as_device_array, as_kind_of, kind_of, on_device
@@ -109,7 +110,6 @@ def _make(kind: Kind, call: Call, key: _Key) -> Plan:
     """Check and plan a call on the current device, and keep its plan."""
     described = key[-len(call.arrays) :]
     plan = _PLANS[key] = call.plan(dict(zip(call.arrays, map(kind.spec, described), strict=True)))
-    _made["plans"] += 1
     return plan
 
 
@@ -137,18 +137,12 @@ _PLANS: Cache[Plan] = Cache()
 _COMPILED: Cache[CompiledPlan] = Cache()
 FAMILIES: Cache[Any] = Cache()  # what a direction worked out for calls that differ in shapes alone
 _SCRATCH: dict[tuple[Any, ...], dict[str, Any]] = {}
-_made = {"plans": 0, "compiled": 0}
 
 
 def forget() -> None:
     """Forget all earlier calls and their scratch: the next one of each kind is checked and planned again."""
     for kept in (_PLANS, FAMILIES, _COMPILED, _SCRATCH):
         kept.clear()
-
-
-def stats() -> dict[str, int]:
-    """Count the plans and the compiled plans made by this process so far, and the plans that are kept."""
-    return {**_made, "kept": len(_PLANS)}
 
 
 # ---- a plan
@@ -268,7 +262,7 @@ class Plan:
         names = (*self._names, *self._compiled.scratch)
         with kind.on_stream_of(like):
             self._compiled.bind(self._compiled.views(zip(names, map(kind.array, arrays), strict=True)))()
-        self._compiled.is_compared = True
+        self._compiled.is_compared = not launches_are_replaced()
 
     def _changed(self, kind: Kind, given: Sequence[Any], stream: int) -> list[Any]:
         """Copy the inputs that the kernels cannot read as they are."""
@@ -356,5 +350,4 @@ def compile_plan(
     compiled = CompiledPlan(stage, call, sizes, like=like)
     if compiled.kernels is not (like and like.kernels):
         _COMPILED[key] = compiled
-        _made["compiled"] += 1
     return compiled

@@ -138,21 +138,21 @@ class DirectLaunch:
 class EngineLaunch:
     """A launch on the CPU engine whose arguments are there but for its arrays."""
 
-    __slots__ = ("_args", "_function", "_launch", "_others", "_views", "_whole")
+    __slots__ = ("_args", "_kernel", "_launch", "_others", "_views", "_whole")
 
     def __init__(
         self,
         launch: Launch,
-        function: Any,
+        kernel: Any,
         slots: Mapping[str, int],
         views: Callable[[Iterable[tuple[str, Any]]], Mapping[str, Any]],
     ) -> None:
         """
         Args:
-            function: the engine's kernel, which checks its arguments at each launch.
+            kernel: a `helpers.attention.kernel.Kernel` that was compared with arguments like these.
             slots: where each array will be. views: arrays by name -> as the stage reads them.
         """
-        self._launch, self._function, self._args, self._views = launch, function, launch.args, views
+        self._launch, self._kernel, self._args, self._views = launch, kernel, launch.args, views
         self._whole = [(i, slots[arg]) for i, arg in enumerate(launch.args) if isinstance(arg, str)]
         others = [(i, arg) for i, arg in enumerate(launch.args) if isinstance(arg, (Part, Map))]
         self._others = [(i, arg.name, slots[arg.name]) for i, arg in others]
@@ -165,7 +165,7 @@ class EngineLaunch:
             args[i] = a if a.flags.c_contiguous else span(a)
         for i, name, slot in self._others:
             args[i] = _argument(args[i], self._views([(name, arrays[slot])]))
-        self._function(launch.grid, launch.block, args, shared_mem=launch.shared_bytes)
+        self._kernel.launch_known(launch.grid, launch.block, tuple(args), shared_mem=launch.shared_bytes)
 
 
 _ONES = {1: (1, 1), 2: (1,), 3: ()}

@@ -177,9 +177,7 @@ class CompiledPlan:
     def on_engine(self, names: Sequence[str]) -> list[EngineLaunch]:
         """The same for the CPU engine. names: of a model's arrays and of scratch, in the order in which they come."""
         slots = {name: i for i, name in enumerate(names)}
-        functions = [self.kernels[launch.kernel].function for launch in self.launches]
-        pairs = zip(self.launches, functions, strict=True)
-        return [EngineLaunch(launch, function, slots, self.views) for launch, function in pairs]
+        return [EngineLaunch(each, self.kernels[each.kernel], slots, self.views) for each in self.launches]
 
 
 def plan_arrays(
