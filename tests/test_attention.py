@@ -112,7 +112,7 @@ def options_of(case: dict[str, Any]) -> dict[str, Any]:
     return {"causal": causal, "window": window, "softmax_scale": scale}
 
 
-@pytest.mark.one_of_each(kind=lambda stage, case: (stage.name, str(case["mask"])))
+@pytest.mark.exhaustive(one_of_each=lambda stage, case: (stage.name, str(case["mask"])))
 @pytest.mark.parametrize("stage", STRIDED, ids=lambda stage: stage.name)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())).replace(" ", ""))
 def test_features_together(stage: Stage, case: dict[str, Any]) -> None:
@@ -145,7 +145,7 @@ def each_sequence(cu: tuple[np.ndarray, np.ndarray]) -> Iterator[tuple[slice, sl
         yield slice(cu[0][i], cu[0][i + 1]), slice(cu[1][i], cu[1][i + 1])
 
 
-@pytest.mark.each_value(within=("stage",))
+@pytest.mark.exhaustive(each_value=("stage",))
 @pytest.mark.parametrize("stage", STRIDED, ids=lambda stage: stage.name)
 @pytest.mark.parametrize("mask", ["none", "causal", (5, 3), (40, -1)], ids=str)
 @pytest.mark.parametrize("lengths", LENGTHS)

@@ -82,7 +82,7 @@ def gradients(
 # ---- a stage: sizes, masks, heads, values
 
 
-@pytest.mark.each_value()
+@pytest.mark.exhaustive(each_value=())
 @every_stage
 @either_way
 @pytest.mark.parametrize("d", [1, 5, 40, 64, 128])
@@ -117,7 +117,7 @@ MASKS: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.each_value()
+@pytest.mark.exhaustive(each_value=())
 @every_stage
 @either_way
 @pytest.mark.parametrize("mask", MASKS, ids=str)
@@ -140,7 +140,7 @@ def test_rows_and_keys_that_nobody_sees_have_zero_gradients(stage: Stage, determ
     assert (cp.asnumpy(dk)[0, 0, :100] == 0).all() and (cp.asnumpy(dv)[0, 0, :100] == 0).all()
 
 
-@pytest.mark.each_value()
+@pytest.mark.exhaustive(each_value=())
 @every_stage
 @either_way
 @pytest.mark.parametrize("heads", [(3, 3), (4, 2), (6, 1)], ids=str)
@@ -182,7 +182,7 @@ def of_absolute_values(do: Any, q: Any, k: Any, v: Any, p: np.ndarray, scale: fl
     return ds @ k, ds.swapaxes(-1, -2) @ q, p.swapaxes(-1, -2) @ do
 
 
-@pytest.mark.each_value()
+@pytest.mark.exhaustive(each_value=())
 @every_stage
 @either_way
 @pytest.mark.parametrize("largest", [100.0, 1e3, 1e4])
@@ -202,7 +202,7 @@ def test_large_logits(stage: Stage, largest: float, deterministic: bool) -> None
 OTHERS = [each for table in (tiles._BACKWARD_PAIRS, tiles._BACKWARD_FEW) for each in table.values() if each]
 
 
-@pytest.mark.one_of_each(kind=lambda sizes: sizes.threads)
+@pytest.mark.exhaustive(one_of_each=lambda sizes: sizes.threads)
 @every_stage
 @pytest.mark.parametrize("sizes", (*tiles._BACKWARD[64], *tiles._BACKWARD[128], *OTHERS), ids=str)
 def test_other_tiles(stage: Stage, sizes: tiles.Tiles) -> None:
@@ -239,7 +239,7 @@ def test_the_tiles_of_a_launch_depend_on_its_blocks(stage: Stage, monkeypatch: p
     assert block(64, 4096, 3) == (64, 128) and block(64, 4096, 1) == (64, 64)
 
 
-@pytest.mark.each_value()
+@pytest.mark.exhaustive
 @every_stage
 @pytest.mark.parametrize("head_dim", [32, 64, 96, 128])
 def test_no_register_is_spilled_on_hopper(stage: Stage, head_dim: int) -> None:
@@ -293,7 +293,7 @@ def test_the_same_bits_in_every_run(stage: Stage) -> None:
         np.testing.assert_array_equal(cp.asnumpy(a), cp.asnumpy(b))
 
 
-@pytest.mark.each_value()
+@pytest.mark.exhaustive(each_value=())
 @pytest.mark.usefixtures("only_x_rayed")
 @every_stage
 @either_way
@@ -394,7 +394,7 @@ LAYOUTS: dict[str, Callable[[np.ndarray], Any]] = {
 }
 
 
-@pytest.mark.each_value()
+@pytest.mark.exhaustive(each_value=())
 @pytest.mark.parametrize("layout", LAYOUTS)
 @either_dtype
 @either_way
@@ -446,7 +446,7 @@ def test_through_dlpack() -> None:
 LENGTHS = ((0, 5), (33, 33), (70, 0), (1, 130), (65, 20), (0, 0))
 
 
-@pytest.mark.each_value()
+@pytest.mark.exhaustive(each_value=())
 @either_way
 @either_dtype
 @pytest.mark.parametrize("mask", [{}, {"causal": True}, {"window": (9, 4)}], ids=str)
@@ -699,7 +699,7 @@ def test_every_bug_can_be_planted() -> None:
     check_all_can_be_planted((kernel.source("08_backward.cu"), bug) for bug in BUGS)
 
 
-@pytest.mark.one_of_each(kind=lambda bug: (bug.error, bug.cpu_only))
+@pytest.mark.exhaustive(one_of_each=lambda bug: (bug.error, bug.cpu_only))
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_a_bug_is_seen(bug: Bug, request: pytest.FixtureRequest) -> None:
     if bug.cpu_only:

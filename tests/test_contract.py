@@ -397,7 +397,7 @@ def test_who_waits_at_a_terminal_is_told(monkeypatch: pytest.MonkeyPatch, capsys
 # ---- half types: head_dim that is no multiple of 8
 
 
-@pytest.mark.each_value()
+@pytest.mark.exhaustive(each_value=())
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("d", [12, 59, 111])
 @pytest.mark.parametrize("packed", [False, True], ids=["batched", "packed"])

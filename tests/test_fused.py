@@ -438,6 +438,7 @@ def test_more_that_is_refused() -> None:
 # ---- what it is compiled with
 
 
+@pytest.mark.exhaustive
 @needs_nvrtc
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_the_rotation_compiles_without_spills(head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -507,7 +508,7 @@ def test_rotation_in_the_load() -> None:
         run("float16", cases("float16")[name], kernel.source(ROTATION_IN_LOAD.file))
 
 
-@pytest.mark.one_of_each(kind=lambda bug: bug.inputs)
+@pytest.mark.exhaustive(one_of_each=lambda bug: bug.inputs)
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_bug_is_seen(bug: Bug, request: pytest.FixtureRequest) -> None:
     if bug.cpu_only:

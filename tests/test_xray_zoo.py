@@ -1243,7 +1243,7 @@ def test_a_report_fits_a_hundred_columns() -> None:
     assert str(look("shared", SHARED_RACES[0], fixed=True)).startswith("read_too_early_fixed: 0 findings\n")
 
 
-@pytest.mark.each_value()
+@pytest.mark.exhaustive(each_value=())
 @pytest.mark.usefixtures("only_x_rayed")
 @pytest.mark.parametrize("name", [name for name, stage in FORWARD.items() if "float32" in stage.dtypes])
 @pytest.mark.parametrize("shape", [(1, 1, 1), (33, 31, 3), (65, 63, 8), (127, 257, 64), (65, 33, 128)], ids=str)
