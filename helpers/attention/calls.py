@@ -312,7 +312,7 @@ def _call(arrays: dict[str, Any], options: Options, longest: _Lengths = (None, N
     # A forward does not depend on the longest keys, unless the rotary tables must reach as far.
     lengths = longest if options.mod or "do" in arrays or "rotary_cos" in arrays else longest[0]
     described, means = [*map(kind.describe, given)], options.key
-    key = kind, *arrays, means, lengths, limits.left(), *described
+    key = kind, *arrays, means, lengths, limits.reserved_sms(), *described
     try:
         planned = _PLANNED.get(key)
     except TypeError:  # an option that cannot be a key, and is to be refused

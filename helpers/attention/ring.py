@@ -283,7 +283,7 @@ def ring_attention(
             at_hand = _gathered(comms, at_hand, schedule if causal else "ring")
         for number, step in enumerate(plan):
             arrived = _pass_on(comms, at_hand) if number + 1 < len(plan) else None
-            with limits.leave(comms.leave if arrived else 0):
+            with limits.reserve_sms(comms.leave if arrived else 0):
                 for i, rank in enumerate(comms.ranks):
                     with comms.on(rank):
                         keys, values = at_hand[i]
@@ -606,7 +606,7 @@ def _round_the_ring(
         ]
         arrived = _pass_on(comms, leaving) if keys_move or sums_move else None
         here = [tuple(map(_Sum, pair)) for pair in at_hand] if number else own
-        with limits.leave(comms.leave if arrived else 0):
+        with limits.reserve_sms(comms.leave if arrived else 0):
             add_step(number, at_hand, here, None if number else slice(-1))
         received = arrived() if arrived else []
         if number:
@@ -617,7 +617,7 @@ def _round_the_ring(
                         total.add(before)
         at_hand = [arrays[:2] for arrays in received]
     arrived = _pass_on(comms, [_totals(comms, rank, sums[i]) for i, rank in enumerate(comms.ranks)])
-    with limits.leave(comms.leave):
+    with limits.reserve_sms(comms.leave):
         add_step(0, mine, own, slice(-1, None))
     for i, (rank, arrays) in enumerate(zip(comms.ranks, arrived(), strict=True)):
         with comms.on(rank):

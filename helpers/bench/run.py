@@ -110,7 +110,7 @@ class JobRunner:
         o = launch()
         extra = None if before is None else _held(peak=True) - before - o.nbytes
         sample = inputs.sample(job.case.causal)
-        tolerance = sample.tolerance * (job.stage.inexact if job.stage else 1.0)
+        tolerance = sample.tolerance * (job.stage.error_factor if job.stage else 1.0)
         return launch, {**_right(sample.error(o), tolerance), "extra_bytes": extra}
 
     def _roof(self, job: Job) -> Measurement:

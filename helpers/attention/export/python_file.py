@@ -17,8 +17,8 @@ from helpers.attention.export import python_check
 from helpers.attention.export.plan import Argument, Field, Plan, PlannedLaunch
 from helpers.attention.export.sizes import names, python
 from helpers.attention.export.text import Sizes, about, kernel_text, licence
-from helpers.attention.ladder import launches
 from helpers.attention.ladder.params import STRIDES, UNLIMITED
+from helpers.attention.ladder.stages.hopper import group_of_heads
 from helpers.engine import nvrtc
 
 
@@ -223,7 +223,7 @@ def multiprocessors_here():
     return cp.cuda.runtime.getDeviceProperties(cp.cuda.Device().id)["multiProcessorCount"]
 '''
     if plan.table and request.masked:
-        yield inspect.getsource(launches.group_of_heads)
+        yield inspect.getsource(group_of_heads)
         yield f'''def heads_together(batch, heads, kv_heads, n, n_kv, multiprocessors):
     """How many heads are worked on together, longest tiles first."""
     more = -n % BLOCK_M

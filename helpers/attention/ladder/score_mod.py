@@ -14,16 +14,12 @@ import itertools
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from helpers.attention.ladder.layout import Spec
 from helpers.engine.cuda_source.signatures import dtype_of
-
-if TYPE_CHECKING:
-    from helpers.attention.ladder.call import Call
-    from helpers.attention.ladder.contract import Stage
 
 NAMES = ("score", "distance", "batch", "head", "kv_head", "q_idx", "kv_idx", "q_len", "kv_len")
 _TAKEN = {
@@ -104,19 +100,19 @@ class ScoreMod(NamedTuple):
         return self._replace(values=tuple((name, dtype, None) for name, dtype, _ in self.values), kept=0)
 
     @property
-    def asks_for(self) -> set[str]:
+    def names_used(self) -> set[str]:
         """The names that the mask uses."""
         return set(re.findall(r"[A-Za-z_]\w*", self.mask))
 
     @property
-    def counts_heads(self) -> bool:
+    def depends_on_head_index(self) -> bool:
         """Whether a launch of some of the heads would be another call: arrays of bias and slopes are cut as q is."""
         return bool(self.mask or self.sink or any(function.name == "score_mod" for function in self.scores))
 
     @property
     def mask_changes(self) -> bool:
         """Whether two calls of the same shapes may have different masks."""
-        return not self.kept and any(name in self.asks_for for name, *_ in self.arrays)
+        return not self.kept and any(name in self.names_used for name, *_ in self.arrays)
 
     def without_scores(self) -> ScoreMod:
         """The mask alone."""
@@ -284,26 +280,6 @@ def make_block_mask(mask_mod: str, mod_args: Mapping[str, Any] | None = None) ->
         mask_mod, mod_args: as `helpers.attention.flash_attention` has them.
     """
     return BlockMask(mask_mod, mod_args)
-
-
-BLOCK_MASK, BLOCK_MASK_THREADS = "11_block_mask.cu", 512
-
-
-def block_mask(stage: Stage, call: Call, sizes: Mapping[str, int]) -> dict[str, Spec]:
-    """The scratch array that a call with a mask needs: for each tile, how many of the other side follow, and which.
-
-    (sequences, heads, tiles, 1 + tiles of the other side); one sequence and one head, where all have the same mask.
-    """
-    mod = call.mod
-    if mod is None or not mod.mask:
-        return {}
-    q, k = call.arrays["q"].shape, call.arrays["k"].shape
-    rows, keys = (call.rows, call.keys) if call.packed else (q[2], k[2])
-    tiles = -(-rows // sizes["BLOCK_M"]), -(-keys // sizes["BLOCK_N"])
-    own, other = tiles[::-1] if stage.direction == "backward" else tiles
-    sequences = call.sequences if call.packed or "batch" in mod.asks_for else 1
-    heads = call.heads if mod.asks_for & {"head", "kv_head"} else 1
-    return {"block_mask": Spec.dense((sequences, heads, own, 1 + other), np.int32)}
 
 
 def read(
