@@ -142,7 +142,7 @@ def test_the_twin_refuses_what_the_driver_refuses() -> None:
 @runs_here
 def test_maps_are_kept_by_address() -> None:
     a, b = (cp.zeros((1, 2, 30, 64), np.float16) for _ in range(2))
-    kept = tensor_maps.Kept(Spec.of(a), 64)
+    kept = tensor_maps.MapCache(Spec.of(a), 64)
     (first, held), (second, _) = (kept.at(address(x)) for x in (a, b))
     assert first != second and kept.at(address(a))[0] == first
     before = ctypes.string_at(first, 128)

@@ -202,7 +202,7 @@ def _flash_mma() -> _Climb:
 
 
 def _backward_mma_shared(sizes: Sizes, *, buffers: int, p_stored: bool) -> int:
-    """Count SHARED_BYTES of the steps to 08 in half types: K and V, Q and dO with their lse and delta, dS and P.
+    """Count SHARED_BYTES of the steps to backward_mma: K and V, Q and dO with their lse and delta, dS and P.
 
     Args:
         buffers: of Q, dO, lse and delta. p_stored: P is stored even where no other warp reads it.

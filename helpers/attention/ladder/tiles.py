@@ -14,7 +14,7 @@ from helpers.renamed import old_names
 KB = 1024
 # Bytes of shared memory that a block may have at most, and where (CUDA C++ Programming Guide, compute capabilities).
 LIMITS: dict[int, str] = {
-    48 * KB: "any GPU, if nobody asks for more",
+    48 * KB: "any GPU, without opting in to more",
     64 * KB: "T4, RTX 20 (sm_75)",
     99 * KB: "RTX 30, 40, 50 (sm_86, sm_89, sm_120)",
     163 * KB: "A100 (sm_80)",

@@ -68,11 +68,7 @@ _BACKWARD_FEW = {32: None, 64: Tiles(64, 64, 256, 16), 96: None, 128: Tiles(64, 
 
 @functools.cache
 def pick_backward(head_dim: int, shared_limit: int) -> dict[str, int]:
-    """Choose the -D options of 08 in float32, without HEAD_DIM.
-
-    Raises:
-        ValueError: no tile fits, or head_dim is above 256.
-    """
+    """Choose the -D options of backward."""
     choices = [tiles.defines for tiles in entry(_BACKWARD, head_dim)]
     usual = first_that_fits(choices, backward_shared_bytes, head_dim, shared_limit)
     pair = other_entry(_BACKWARD_PAIRS, head_dim)
@@ -92,7 +88,7 @@ def pick_few_backward(head_dim: int, shared_limit: int) -> dict[str, int]:
 
 
 def backward_shared_bytes(sizes: Sizes) -> int:
-    """Count sizeof(Shared) of 08 in float32: Q, dO, K, V and P, with their padding, and two numbers for each row."""
+    """Count sizeof(Shared) of backward: Q, dO, K, V and P, with their padding, and two numbers for each row."""
     rows, keys = sizes["BLOCK_M"], sizes["BLOCK_N"]
     row = -(-sizes["HEAD_DIM"] // 4) | 1  # in float4
     return 16 * 2 * (rows + keys) * row + 4 * keys * (rows + 8) + 8 * rows
@@ -138,7 +134,7 @@ BACKWARD_FLOAT = Stage(
     **_GRADIENTS,
 )
 
-# ---- 08: half types
+# ---- 08: half types, on tensor cores
 
 _NAMES = ("BLOCK_M", "BLOCK_N", "WARPS", "WARPS_KEYS", "WARPS_DKV", "WARPS_DQ", "SLICE_M", "MIN_BLOCKS", "DQ_LATER")
 # By head_dim: the first of which a multiprocessor has room for MIN_BLOCKS blocks. The first of 64 and of 128 are the
@@ -160,11 +156,7 @@ _OTHER_BACKWARD_MMA: dict[str, dict[int, tuple[int, ...]]] = {
 
 @functools.cache
 def pick_backward_mma(head_dim: int, shared_limit: int) -> dict[str, int]:
-    """Choose the -D options of 08 in half types, without HEAD_DIM.
-
-    Raises:
-        ValueError: no tile fits, or head_dim is above 256.
-    """
+    """Choose the -D options of backward_mma."""
 
     def shared_bytes(sizes: Sizes) -> int:
         """Count the bytes of one block; more than the limit where MIN_BLOCKS of them do not fit."""
@@ -183,7 +175,7 @@ def pick_other_backward_mma(grid: str, head_dim: int, shared_limit: int) -> dict
 
 
 def backward_mma_candidates(head_dim: int) -> list[dict[str, int]]:
-    """Return the sizes of 08 in half types for a head dimension that compute dQ a step later, the best first.
+    """Return the sizes of backward_mma for a head dimension that compute dQ a step later, the best first.
 
     Without DQ_LATER, so that they are those of the steps before that idea as well.
     """
@@ -192,7 +184,7 @@ def backward_mma_candidates(head_dim: int) -> list[dict[str, int]]:
 
 
 def backward_mma_shared_bytes(sizes: Sizes) -> int:
-    """Count SHARED_BYTES of 08 in half types: K and V, two tiles each of Q and dO, dS, lse and delta twice.
+    """Count SHARED_BYTES of backward_mma: K and V, two tiles each of Q and dO, dS, lse and delta twice.
 
     dS has two buffers where dQ is computed later (DQ_LATER, the default). P has one, unless it stays in registers.
     """
@@ -257,7 +249,7 @@ def backward_scratch(call: Call, sizes: Sizes) -> dict[str, Spec]:
     rows, block_m = call.arrays["q"].shape[2], sizes["BLOCK_M"]
     of_a_head = slots(call, "q", block_m) if call.packed else call.sequences * -(-rows // block_m)
     tiles = call.heads * of_a_head
-    # Columns of dq_accum: whole fragments of 16 for each warp along them; in 13 whole panels of 64.
+    # Columns of dq_accum: whole fragments of 16 for each warp along them; in hopper_backward whole panels of 64.
     columns = 16 * (sizes["WARPS"] // sizes["WARPS_DQ"]) if "WARPS" in sizes else 64
     return {
         "lse_delta": Spec.dense((tiles, 2 * block_m), np.float32),
@@ -294,11 +286,7 @@ _HOPPER_BACKWARD = {64: (128, 64), 128: (64, 32)}
 
 @functools.cache
 def pick_hopper_backward(head_dim: int, derivative: bool = False) -> dict[str, int]:
-    """Choose the -D options of 13, without HEAD_DIM.
-
-    Raises:
-        ValueError: head_dim is above 128.
-    """
+    """Choose the -D options of hopper_backward."""
     return {"BLOCK_M": entry(_HOPPER_BACKWARD, head_dim)[derivative], "BLOCK_N": 128}
 
 
@@ -313,7 +301,7 @@ def _hopper_by_default(rows: int, all_keys: int, head_dim: int) -> bool:
 
 
 def hopper_backward_shared_bytes(sizes: Sizes) -> int:
-    """Count SHARED_BYTES of 13: K and V, two tiles each of Q, dO, dS, lse and delta; dQ in float32; mbarriers."""
+    """Count SHARED_BYTES of hopper_backward: K, V, two tiles each of Q, dO, dS, lse, delta; one of dQ; mbarriers."""
     rows, keys, panels = sizes["BLOCK_M"], sizes["BLOCK_N"], -(-sizes["HEAD_DIM"] // 64)
     return 128 * panels * (2 * keys + 4 * rows) + 4 * rows * keys + 256 * panels * rows + 16 * rows + 64
 

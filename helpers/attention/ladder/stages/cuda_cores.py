@@ -235,10 +235,10 @@ HEADS_AND_MASKS = Stage(
 
 
 def table() -> str:
-    """Print in words what `pick` chooses for each limit and head dimension of the table."""
+    """Write in words what `pick` chooses for each limit and head dimension of the table."""
     lines = []
-    for limit, who in LIMITS.items():
-        lines.append(f"{limit // KB} KB: {who}")
+    for limit, gpus in LIMITS.items():
+        lines.append(f"{limit // KB} KB: {gpus}")
         for head_dim in sorted({head_dim for head_dim, _ in _MEASURED}):
             tiles = pick(head_dim, limit)
             sizes = " ".join(f"{name}={size}" for name, size in tiles.defines.items())

@@ -41,13 +41,10 @@ HOPPER_STAGES = 2
 
 @functools.cache
 def pick_hopper(head_dim: int, masked: bool = False, keys: int | None = None) -> dict[str, int]:
-    """Choose the -D options of 10, without HEAD_DIM.
+    """Choose the -D options of hopper.
 
     Args:
         masked: causal, or a window. keys: N_kv; many where it is None.
-
-    Raises:
-        ValueError: head_dim is above 256.
     """
     block_m, block_n = entry(_HOPPER, head_dim)[masked]
     if keys is not None and keys <= _FEW_KEYS:
@@ -76,7 +73,7 @@ def _hopper_variant(call: Call) -> dict[str, int]:
 
 
 def hopper_shared_bytes(sizes: Sizes) -> int:
-    """Count SHARED_BYTES of 10: Q, STAGES tiles each of K and V, in panels of 64 columns; one of O; mbarriers."""
+    """Count SHARED_BYTES of hopper: Q, STAGES tiles each of K and V, in panels of 64 columns; one of O; mbarriers."""
     stages = sizes.get("STAGES", HOPPER_STAGES)
     row = 128 * -(-sizes["HEAD_DIM"] // 64)
     barriers = 2 * (sizes["BLOCK_M"] // 64) + 4 * stages
@@ -236,16 +233,12 @@ SPLIT_THREADS, SPLIT_ROWS = 256, 64  # of 15_fp16x3.cu; the rows of Q that share
 
 @functools.cache
 def pick_fp16x3(head_dim: int) -> dict[str, int]:
-    """Choose the -D options of 15_fp16x3.cu, without HEAD_DIM.
-
-    Raises:
-        ValueError: head_dim is above 128.
-    """
+    """Choose the -D options of fp16x3."""
     return dict(entry(_FP16X3, head_dim))
 
 
 def fp16x3_shared_bytes(sizes: Sizes) -> int:
-    """Count SHARED_BYTES of 15_fp16x3.cu: Q and STAGES tiles of K and V, each in two parts, in panels; mbarriers."""
+    """Count SHARED_BYTES of fp16x3: Q and STAGES tiles of K and V, each in two parts, in panels; mbarriers."""
     row = 2 * 128 * -(-sizes["HEAD_DIM"] // 64)
     barriers = 2 * (sizes["BLOCK_M"] // 64) + 2 * sizes["STAGES"]
     return row * (sizes["BLOCK_M"] + sizes["STAGES"] * sizes["BLOCK_N"]) + 8 * barriers

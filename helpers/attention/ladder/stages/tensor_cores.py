@@ -1,4 +1,4 @@
-"""The stages on tensor cores that launch one grid: flash_wmma, flash_mma, flash_cute, tf32; and the tiles of 11's
+"""The stages on tensor cores that launch one grid: flash_wmma, flash_mma, flash_cute, tf32; and tiles for the
 output projection.
 """
 
@@ -45,16 +45,12 @@ _WMMA = {
 
 @functools.cache
 def pick_wmma(head_dim: int, shared_limit: int) -> dict[str, int]:
-    """Choose the -D options of 06, without HEAD_DIM.
-
-    Raises:
-        ValueError: no tile fits, or head_dim is above 128.
-    """
+    """Choose the -D options of flash_wmma."""
     return first_that_fits(entry(_WMMA, head_dim), _wmma_shared_bytes, head_dim, shared_limit)
 
 
 def wmma_shared_bytes(head_dim: int, sizes: Sizes) -> int:
-    """Count SHARED_BYTES of 06: tiles of Q, K and V with 8 elements of padding to a row, and S in float32."""
+    """Count SHARED_BYTES of flash_wmma: tiles of Q, K and V with 8 elements of padding to a row, and S in float32."""
     rows = sizes["BLOCK_M"] + 2 * sizes["BLOCK_N"]
     return 2 * (round_up(head_dim, 16) + 8) * rows + 4 * sizes["BLOCK_M"] * (sizes["BLOCK_N"] + 4)
 
@@ -103,11 +99,7 @@ _MMA_PRESETS: Mapping[int, Sequence[tuple[int, int, int, int, int, int]]] = {
 
 @functools.cache
 def pick_mma(head_dim: int, shared_limit: int) -> dict[str, int]:
-    """Choose the -D options of 07, without HEAD_DIM.
-
-    Raises:
-        ValueError: no tile fits, or head_dim is above 256.
-    """
+    """Choose the -D options of flash_mma."""
     for least, most, *preset in _MMA_PRESETS.get(known_limit(shared_limit), ()):
         if least <= head_dim <= most:
             return dict(zip(("BLOCK_M", "BLOCK_N", "WARPS", "MIN_BLOCKS"), preset, strict=True))
@@ -130,7 +122,7 @@ def pick_few_mma(head_dim: int, shared_limit: int) -> dict[str, int]:
 
 
 def mma_shared_bytes(sizes: Sizes) -> int:
-    """Count SHARED_BYTES of 07: a tile of Q, and two each of K and V, in rows of whole fragments of 16."""
+    """Count SHARED_BYTES of flash_mma: a tile of Q, and two each of K and V, in rows of whole fragments of 16."""
     return 2 * round_up(sizes["HEAD_DIM"], 16) * (sizes["BLOCK_M"] + 4 * sizes["BLOCK_N"])
 
 
@@ -158,11 +150,7 @@ _PROJECTION = {
 
 
 def pick_projection(head_dim: int, shared_limit: int) -> dict[str, int]:
-    """Choose the -D options of 11_projection.cu, without HEAD_DIM. Its shared memory is flash_mma's.
-
-    Raises:
-        ValueError: no tile fits, or head_dim is above 128.
-    """
+    """Choose the -D options of 11_projection.cu, without HEAD_DIM. Its shared memory is flash_mma's."""
     return first_that_fits(entry(_PROJECTION, head_dim), mma_shared_bytes, head_dim, shared_limit)
 
 
@@ -171,11 +159,7 @@ def pick_projection(head_dim: int, shared_limit: int) -> dict[str, int]:
 
 @functools.cache
 def pick_cute(head_dim: int, shared_limit: int) -> dict[str, int]:
-    """Choose flash_mma's tile, or one of 64 keys where a block of 12 would not copy that one evenly.
-
-    Raises:
-        ValueError: no tile fits, or head_dim is above 128.
-    """
+    """Choose flash_mma's tile, or one of 64 keys where a block of flash_cute would not copy that one evenly."""
     if head_dim > 128:
         raise ValueError(f"head_dim = {head_dim}; these tiles are for 1 to 128")
     chunks = round_up(head_dim, 16) // 8  # of 16 bytes in a row; 8, 4 or 2 threads copy one
@@ -221,11 +205,7 @@ _TF32: dict[int, tuple[dict[str, int], ...]] = {
 
 @functools.cache
 def pick_tf32(head_dim: int, shared_limit: int) -> dict[str, int]:
-    """Choose the -D options of the TF32 kernel, without HEAD_DIM.
-
-    Raises:
-        ValueError: no tile fits, or head_dim is above 256.
-    """
+    """Choose the -D options of tf32."""
     return first_that_fits(entry(_TF32, head_dim), tf32_shared_bytes, head_dim, shared_limit)
 
 
@@ -247,7 +227,7 @@ def _tf32_variant(call: Call) -> dict[str, int]:
 
 
 def tf32_shared_bytes(sizes: Sizes) -> int:
-    """Count SHARED_BYTES of the TF32 kernel: a tile of Q, two each of K and V, in rows padded to 128 bytes."""
+    """Count SHARED_BYTES of tf32: a tile of Q, two each of K and V, in rows padded to 128 bytes."""
     return 128 * -(-sizes["HEAD_DIM"] // 32) * (sizes["BLOCK_M"] + 4 * sizes["BLOCK_N"])
 
 
