@@ -106,6 +106,7 @@ class Ready:
         Raises:
             ValueError: more tiles than a grid has room for; the source has no such kernel.
         """
+        kernel.COUNTS["planned"] += 1
         before: list[Launch] = []
         self.scratch: dict[str, Spec] = {}
         given = call
