@@ -134,6 +134,60 @@ BACKWARD_FLOAT = Stage(
     **_GRADIENTS,
 )
 
+# ---- three launches and their scratch, in half types
+
+
+def _launch_in_half(stage: Stage, call: Call, sizes: Sizes, inputs: tuple[Any, ...]) -> list[Launch]:
+    """Launch the three kernels of gradients in half types.
+
+    Only the second one has dynamic shared memory. Steps before DETERMINISTIC have no scratch array "dq_semaphore", and
+    their kernels no such parameter. Where there are more heads or batches than a grid has room for, the parts of the
+    call use the same scratch, one after the other.
+
+    Args:
+        inputs: of the second kernel, in its order: names or tensor maps of q, k, v and do.
+    """
+    group, most = call.heads // call.arrays["k"].shape[1], launches.MAX_GRID_YZ
+    if group > most:
+        raise ValueError(f"{group:,} heads of q share one of k and v; gradients take {most:,} at most")
+    params = _params(call)
+    cu_q, cu_k = given(call, *CU_SEQLENS)
+    row_tiles, key_tiles = tile_grid(call, "q", sizes), tile_grid(call, "k", sizes)
+    block = (stage.threads(sizes),)
+    scratch = tuple(stage.scratch(call, sizes))
+    before, functions = functions_of_scores(stage, call, sizes)
+    first, _, last = stage.kernels
+    own = (
+        Launch(first, row_tiles, block, 0, ("o", "do", "lse", *scratch, cu_q, params)),
+        stage.launch(key_tiles, sizes, (*inputs, *scratch, "dk", "dv", cu_q, cu_k, params, *functions)),
+        Launch(last, row_tiles, block, 0, ("dq_accum", "dq", cu_q, params)),
+    )
+    each_in_parts = (split_to_grid_limit(launch, call, most) for launch in own)
+    return [*before, *(launch for part in zip(*each_in_parts, strict=True) for launch in part)]
+
+
+def backward_scratch(call: Call, sizes: Sizes) -> dict[str, Spec]:
+    """Return the scratch arrays of each tile of rows of each head: lse and delta, dQ in float32, a semaphore.
+
+    Behind the semaphores, a number counts blocks.
+    """
+    rows, block_m = call.arrays["q"].shape[2], sizes["BLOCK_M"]
+    of_a_head = slots(call, "q", block_m) if call.packed else call.sequences * -(-rows // block_m)
+    tiles = call.heads * of_a_head
+    # Columns of dq_accum: whole fragments of 16 for each warp along them; in hopper_backward whole panels of 64.
+    columns = 16 * (sizes["WARPS"] // sizes["WARPS_DQ"]) if "WARPS" in sizes else 64
+    return {
+        "lse_delta": Spec.dense((tiles, 2 * block_m), np.float32),
+        "dq_accum": Spec.dense((tiles, block_m * round_up(sizes["HEAD_DIM"], columns)), np.float32),
+        "dq_semaphore": Spec.dense((tiles + 1,), np.int32),
+    }
+
+
+def without_semaphores(call: Call, sizes: Sizes) -> dict[str, Spec]:
+    """Return the scratch arrays of `backward_scratch` without the semaphores, for sums in any order."""
+    return {name: spec for name, spec in backward_scratch(call, sizes).items() if name != "dq_semaphore"}
+
+
 # ---- 08: half types, on tensor cores
 
 _NAMES = ("BLOCK_M", "BLOCK_N", "WARPS", "WARPS_KEYS", "WARPS_DKV", "WARPS_DQ", "SLICE_M", "MIN_BLOCKS", "DQ_LATER")
@@ -210,52 +264,6 @@ def _launch_backward_mma(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]
     DETERMINISTIC=1 orders the sums of dQ, by the same launches.
     """
     return _launch_in_half(stage, call, sizes, ("q", "k", "v", "do"))
-
-
-def _launch_in_half(stage: Stage, call: Call, sizes: Sizes, inputs: tuple[Any, ...]) -> list[Launch]:
-    """Launch the three kernels of gradients in half types.
-
-    Only the second one has dynamic shared memory. Steps before DETERMINISTIC have no scratch array "dq_semaphore", and
-    their kernels no such parameter. Where there are more heads or batches than a grid has room for, the parts of the
-    call use the same scratch, one after the other.
-
-    Args:
-        inputs: of the second kernel, in its order: names or tensor maps of q, k, v and do.
-    """
-    group, most = call.heads // call.arrays["k"].shape[1], launches.MAX_GRID_YZ
-    if group > most:
-        raise ValueError(f"{group:,} heads of q share one of k and v; gradients take {most:,} at most")
-    params = _params(call)
-    cu_q, cu_k = given(call, *CU_SEQLENS)
-    row_tiles, key_tiles = tile_grid(call, "q", sizes), tile_grid(call, "k", sizes)
-    block = (stage.threads(sizes),)
-    scratch = tuple(stage.scratch(call, sizes))
-    before, functions = functions_of_scores(stage, call, sizes)
-    first, _, last = stage.kernels
-    own = (
-        Launch(first, row_tiles, block, 0, ("o", "do", "lse", *scratch, cu_q, params)),
-        stage.launch(key_tiles, sizes, (*inputs, *scratch, "dk", "dv", cu_q, cu_k, params, *functions)),
-        Launch(last, row_tiles, block, 0, ("dq_accum", "dq", cu_q, params)),
-    )
-    each_in_parts = (split_to_grid_limit(launch, call, most) for launch in own)
-    return [*before, *(launch for part in zip(*each_in_parts, strict=True) for launch in part)]
-
-
-def backward_scratch(call: Call, sizes: Sizes) -> dict[str, Spec]:
-    """Return the scratch arrays of each tile of rows of each head: lse and delta, dQ in float32, a semaphore.
-
-    Behind the semaphores, a number counts blocks.
-    """
-    rows, block_m = call.arrays["q"].shape[2], sizes["BLOCK_M"]
-    of_a_head = slots(call, "q", block_m) if call.packed else call.sequences * -(-rows // block_m)
-    tiles = call.heads * of_a_head
-    # Columns of dq_accum: whole fragments of 16 for each warp along them; in hopper_backward whole panels of 64.
-    columns = 16 * (sizes["WARPS"] // sizes["WARPS_DQ"]) if "WARPS" in sizes else 64
-    return {
-        "lse_delta": Spec.dense((tiles, 2 * block_m), np.float32),
-        "dq_accum": Spec.dense((tiles, block_m * round_up(sizes["HEAD_DIM"], columns)), np.float32),
-        "dq_semaphore": Spec.dense((tiles + 1,), np.int32),
-    }
 
 
 BACKWARD_MMA = Stage(
@@ -339,11 +347,6 @@ HOPPER_BACKWARD = Stage(
     shared_bytes=hopper_backward_shared_bytes,
     **_ON_HOPPER,
 )
-
-
-def without_semaphores(call: Call, sizes: Sizes) -> dict[str, Spec]:
-    """Return the scratch arrays of `backward_scratch` without the semaphores, for sums in any order."""
-    return {name: spec for name, spec in backward_scratch(call, sizes).items() if name != "dq_semaphore"}
 
 
 def _wide_scratch(call: Call, sizes: Sizes) -> dict[str, Spec]:

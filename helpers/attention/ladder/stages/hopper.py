@@ -25,6 +25,108 @@ _ON_HOPPER: Mapping[str, Any] = {
     "needs_aligned": True,
 }
 
+# ---- the order of tiles, which another kernel writes
+
+ORDER, ORDER_THREADS, ORDER_PACKED_THREADS = "10_order.cu", 256, 1024
+
+
+def _launch_in_order(stage: Stage, call: Call, sizes: Sizes, maps: tuple[Any, ...]) -> list[Launch]:
+    """Launch the kernel that orders tiles, then the stage's own with these tensor maps, and arrays, as inputs."""
+    block_m, block_n = np.int32(sizes["BLOCK_M"]), np.int32(sizes["BLOCK_N"])
+    lse, *cu_seqlens = given(call, "lse", *CU_SEQLENS)
+    params, sequences = params_of(call), np.int32(call.sequences)
+    rounds, blocks = _rounds_and_blocks(call, sizes)
+    if call.packed:
+        numbers = np.int32(blocks // call.heads), sequences, block_m, block_n
+        args = ("schedule", *cu_seqlens, *numbers, params)
+        order = Launch("order_packed_tiles", (1,), (ORDER_PACKED_THREADS,), 0, args, ORDER)
+    else:
+        numbers = np.int32(blocks), sequences, np.int32(heads_together(call, sizes)), block_m, block_n
+        args = ("schedule", *numbers, params)
+        order = Launch("order_tiles", (rounds,), (ORDER_THREADS,), 0, args, ORDER, once=True)
+    before, functions = functions_of_scores(stage, call, sizes)
+    main = (*maps, "o", lse, *cu_seqlens, "schedule", np.int32(rounds), params, *functions)
+    return [*before, order, stage.launch((blocks,), sizes, main)]
+
+
+def _schedule(call: Call, sizes: Sizes) -> dict[str, Spec]:
+    """Return the scratch array of the tile of each block in each round, int32 (rounds, blocks, 4)."""
+    return {"schedule": Spec.dense((*_rounds_and_blocks(call, sizes), 4), np.int32)}
+
+
+def _rounds_and_blocks(call: Call, sizes: Sizes) -> tuple[int, int]:
+    rows = call.arrays["q"].shape[2]
+    if call.packed:
+        rounds, blocks = 1, slots(call, "q", sizes["BLOCK_M"]) * call.heads
+    else:
+        items = -(-rows // sizes["BLOCK_M"]) * call.heads * call.sequences
+        blocks = min(items, limits.persistent_blocks())
+        rounds = -(-items // blocks)
+    if blocks * rounds >= 2**27:
+        raise ValueError(f"{blocks * rounds:,} tiles of rows; one launch takes 134,217,727 at most")
+    return rounds, blocks
+
+
+def heads_together(call: Call, sizes: Sizes) -> int:
+    """Return how many heads of Q are worked on together, longest tiles first.
+
+    Without a mask all tiles take the same time, so that a head's tiles may follow each other.
+    """
+    if call.window == (-1, -1):
+        return 1
+    _, heads, rows, _ = call.arrays["q"].shape
+    _, kv_heads, keys, head_dim = call.arrays["k"].shape
+    more = -rows % sizes["BLOCK_M"]  # to whole tiles: most lengths then are known
+    of_head = rows + more, keys + more, head_dim, call.window, sizes["BLOCK_M"], sizes["BLOCK_N"]
+    return group_of_heads(heads * call.sequences, heads // kv_heads, *of_head, limits.persistent_blocks())
+
+
+@functools.lru_cache(maxsize=1024)
+def group_of_heads(
+    heads: int,
+    share: int,
+    rows: int,
+    keys: int,
+    head_dim: int,
+    window: tuple[int, int],
+    block_m: int,
+    block_n: int,
+    blocks: int,
+) -> int:
+    """Choose how many heads of Q to work on together: of a few numbers the one whose blocks finish first.
+
+    With more heads K and V are read again later, which at few keys takes longer than it evens out: at N = 512 groups of
+    one and a half rounds are 1.2 times as fast on an H100 as those whose K and V fill 32 MB of the L2 cache.
+
+    Args:
+        heads: of all sequences. share: heads of Q for each of K and V. rows, keys: of a head. window: keys to the left
+            and right, -1 for all. blocks: that take tiles.
+    """
+    left, right = (keys if side < 0 else side for side in window)
+    row_tiles, head_bytes = -(-rows // block_m), 4 * min(keys, left + right + block_m) * head_dim
+    fit = min(max(32 * 2**20 // head_bytes, 1) * share, heads)
+    if row_tiles == 1 or row_tiles * heads > 8192:  # all alike, or too many to deal in tens of microseconds
+        return fit - 1 if fit > 1 and fit * row_tiles % (2 * blocks) == blocks else fit
+    first = np.arange(row_tiles) * block_m + keys - rows
+    seen = np.minimum(first + block_m + right, keys) - np.maximum(first - left, 0)
+    # Key tiles, and what each tile of rows costs; the longest first.
+    work = np.sort(1 + np.maximum(-(-seen // block_n), 1))[::-1]
+
+    def time(together: int) -> float:
+        tile, groups = np.arange(row_tiles * heads), -(-heads // together)
+        group = tile // (row_tiles * together)
+        first = group * together
+        place = (tile - row_tiles * first) // np.minimum(together, heads - first)
+        place = np.where((groups - 1 - group) % 2, row_tiles - 1 - place, place)
+        turn, block = tile // blocks, tile % blocks
+        dealt = np.bincount(np.where(turn % 2, blocks - 1 - block, block), work[place])
+        again = 0.008 * together / share * head_bytes / 2**20 * min(1, 512 / keys)  # measured on an H100
+        return float(dealt.max()) / work.sum() / heads * blocks + again
+
+    rounds = (max(round(many * blocks / row_tiles / share), 1) * share for many in (1.33, 1.45, 1.95, 2.67))
+    return min({fit, *(few for few in rounds if few < fit)}, key=time)
+
+
 # ---- 10: TMA, wgmma, warp specialisation
 
 # By head_dim, without a mask and with one: BLOCK_M, BLOCK_N. A mask wastes less of a narrower tile.
@@ -100,106 +202,6 @@ def persistent(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
     Another kernel writes which tile that is. Where sequences are packed, each tile is a block: see 10_order.cu.
     """
     return _launch_in_order(stage, call, sizes, qkv_maps(sizes))
-
-
-ORDER, ORDER_THREADS, ORDER_PACKED_THREADS = "10_order.cu", 256, 1024
-
-
-def _launch_in_order(stage: Stage, call: Call, sizes: Sizes, maps: tuple[Any, ...]) -> list[Launch]:
-    """Launch the kernel that orders tiles, then the stage's own with these tensor maps, and arrays, as inputs."""
-    block_m, block_n = np.int32(sizes["BLOCK_M"]), np.int32(sizes["BLOCK_N"])
-    lse, *cu_seqlens = given(call, "lse", *CU_SEQLENS)
-    params, sequences = params_of(call), np.int32(call.sequences)
-    rounds, blocks = _rounds_and_blocks(call, sizes)
-    if call.packed:
-        numbers = np.int32(blocks // call.heads), sequences, block_m, block_n
-        args = ("schedule", *cu_seqlens, *numbers, params)
-        order = Launch("order_packed_tiles", (1,), (ORDER_PACKED_THREADS,), 0, args, ORDER)
-    else:
-        numbers = np.int32(blocks), sequences, np.int32(heads_together(call, sizes)), block_m, block_n
-        args = ("schedule", *numbers, params)
-        order = Launch("order_tiles", (rounds,), (ORDER_THREADS,), 0, args, ORDER, once=True)
-    before, functions = functions_of_scores(stage, call, sizes)
-    main = (*maps, "o", lse, *cu_seqlens, "schedule", np.int32(rounds), params, *functions)
-    return [*before, order, stage.launch((blocks,), sizes, main)]
-
-
-def _schedule(call: Call, sizes: Sizes) -> dict[str, Spec]:
-    """Return the scratch array of the tile of each block in each round, int32 (rounds, blocks, 4)."""
-    return {"schedule": Spec.dense((*_rounds_and_blocks(call, sizes), 4), np.int32)}
-
-
-def _rounds_and_blocks(call: Call, sizes: Sizes) -> tuple[int, int]:
-    rows = call.arrays["q"].shape[2]
-    if call.packed:
-        rounds, blocks = 1, slots(call, "q", sizes["BLOCK_M"]) * call.heads
-    else:
-        items = -(-rows // sizes["BLOCK_M"]) * call.heads * call.sequences
-        blocks = min(items, limits.persistent_blocks())
-        rounds = -(-items // blocks)
-    if blocks * rounds >= 2**27:
-        raise ValueError(f"{blocks * rounds:,} tiles of rows; one launch takes 134,217,727 at most")
-    return rounds, blocks
-
-
-def heads_together(call: Call, sizes: Sizes) -> int:
-    """Return how many heads of Q are worked on together, longest tiles first.
-
-    Without a mask all tiles take the same time, so that a head's tiles may follow each other.
-    """
-    if call.window == (-1, -1):
-        return 1
-    _, heads, rows, _ = call.arrays["q"].shape
-    _, kv_heads, keys, head_dim = call.arrays["k"].shape
-    more = -rows % sizes["BLOCK_M"]  # to whole tiles: most lengths then are known
-    of_head = rows + more, keys + more, head_dim, call.window, sizes["BLOCK_M"], sizes["BLOCK_N"]
-    return group_of_heads(heads * call.sequences, heads // kv_heads, *of_head, limits.persistent_blocks())
-
-
-@functools.lru_cache(maxsize=1024)
-def group_of_heads(
-    heads: int,
-    share: int,
-    rows: int,
-    keys: int,
-    head_dim: int,
-    window: tuple[int, int],
-    block_m: int,
-    block_n: int,
-    blocks: int,
-) -> int:
-    """How many heads of Q to work on together: of a few choices the one whose blocks finish first, as they are dealt.
-
-    With more heads K and V are read again later, which at few keys takes longer than it evens out: at N = 512 groups of
-    one and a half rounds are 1.2 times as fast on an H100 as those whose K and V fill 32 MB of the L2 cache.
-
-    Args:
-        heads: of all sequences. share: heads of Q for each of K and V. rows, keys: of a head. window: keys to the left
-            and right, -1 for all. blocks: that take tiles.
-    """
-    left, right = (keys if side < 0 else side for side in window)
-    row_tiles, head_bytes = -(-rows // block_m), 4 * min(keys, left + right + block_m) * head_dim
-    fit = min(max(32 * 2**20 // head_bytes, 1) * share, heads)
-    if row_tiles == 1 or row_tiles * heads > 8192:  # all alike, or too many to deal in tens of microseconds
-        return fit - 1 if fit > 1 and fit * row_tiles % (2 * blocks) == blocks else fit
-    first = np.arange(row_tiles) * block_m + keys - rows
-    seen = np.minimum(first + block_m + right, keys) - np.maximum(first - left, 0)
-    # Key tiles, and what each tile of rows costs; the longest first.
-    work = np.sort(1 + np.maximum(-(-seen // block_n), 1))[::-1]
-
-    def time(together: int) -> float:
-        tile, groups = np.arange(row_tiles * heads), -(-heads // together)
-        group = tile // (row_tiles * together)
-        first = group * together
-        place = (tile - row_tiles * first) // np.minimum(together, heads - first)
-        place = np.where((groups - 1 - group) % 2, row_tiles - 1 - place, place)
-        turn, block = tile // blocks, tile % blocks
-        dealt = np.bincount(np.where(turn % 2, blocks - 1 - block, block), work[place])
-        again = 0.008 * together / share * head_bytes / 2**20 * min(1, 512 / keys)  # measured on an H100
-        return float(dealt.max()) / work.sum() / heads * blocks + again
-
-    rounds = (max(round(many * blocks / row_tiles / share), 1) * share for many in (1.33, 1.45, 1.95, 2.67))
-    return min({fit, *(few for few in rounds if few < fit)}, key=time)
 
 
 HOPPER = Stage(
