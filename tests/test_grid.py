@@ -422,8 +422,8 @@ def test_slots_are_for_many_empty_blocks(monkeypatch: pytest.MonkeyPatch) -> Non
     batch = (8192, *(240,) * 511)  # 524,288 blocks, or 24,544
     call = call_of(batch, 16)
     assert launches.in_slots(call, sizes)
-    assert launches._grid(call, "q", sizes) == (64, 16, 512)
-    assert launches._grid(call, "q", {**sizes, "SLOTS": 1}) == (1534, 16, 1)
+    assert launches.tile_grid(call, "q", sizes) == (64, 16, 512)
+    assert launches.tile_grid(call, "q", {**sizes, "SLOTS": 1}) == (1534, 16, 1)
     assert launches.in_slots(call_of(batch, 16, do=True), {"BLOCK_M": 8192, "BLOCK_N": 64}), "by the tiles of keys"
     assert not launches.in_slots(call_of(batch, 16), {"BLOCK_M": 8192, "BLOCK_N": 64})
     assert not launches.in_slots(call_of((512,) * 512, 16), sizes), "no block is empty"

@@ -122,6 +122,12 @@ def test_notebooks_import_the_names_of_the_map_and_no_others() -> None:
 
 OLD_NAMES = {
     "attention.rotary_and_projection": {"angles": "cos_sin"},
+    "attention.ladder.tiles": {
+        "pick": "helpers.attention.ladder.stages.cuda_cores.pick",
+        "pick_backward_mma": "helpers.attention.ladder.stages.backward.pick_backward_mma",
+        "pick_wmma": "helpers.attention.ladder.stages.tensor_cores.pick_wmma",
+        "wmma_shared_bytes": "helpers.attention.ladder.stages.tensor_cores.wmma_shared_bytes",
+    },
     "bench.climb": {"beside": "peers_table", "worth": "gains_table"},
     "bench.sass": {"lines": "excerpt"},
     "bench.studies.bits": {"different": "differing_elements"},
@@ -148,7 +154,9 @@ def test_old_names_work_and_say_the_new_ones(module: str) -> None:
     ours = importlib.import_module(f"helpers.{module}")
     for old, new in OLD_NAMES[module].items():
         with pytest.warns(DeprecationWarning, match=rf"\.{old} is called {new} now") as caught:
-            assert getattr(ours, old) is getattr(ours, new)
+            module_of_new, _, name = new.rpartition(".")
+            home = importlib.import_module(module_of_new) if module_of_new else ours
+            assert getattr(ours, old) is getattr(home, name)
         assert caught[0].filename == __file__
     with pytest.raises(AttributeError, match="no attribute 'never_there'"):
         ours.never_there  # noqa: B018

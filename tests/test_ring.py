@@ -204,17 +204,17 @@ def test_a_persistent_grid_leaves_multiprocessors() -> None:
     h200 = limits.Limits(227 << 10, 132, 90)
 
     def grid() -> tuple[int, ...]:
-        with limits.of_another(h200):
+        with limits.pretend_gpu(h200):
             return hopper.launches(hopper, call, hopper.sizes_for(call))[-1].grid
 
     assert grid() == (132,)
-    with limits.leave(8):
+    with limits.reserve_sms(8):
         assert grid() == (124,)
-        with limits.leave(0):
+        with limits.reserve_sms(0):
             assert grid() == (132,)
-        with limits.leave(500):
+        with limits.reserve_sms(500):
             assert grid() == (1,)
-    assert limits.left() == 0
+    assert limits.reserved_sms() == 0
 
 
 # ---- the merge

@@ -776,7 +776,7 @@ def test_nvrtc_compiles_them(arch: str, name: str) -> None:
     """With every name, arguments by value and by pointer; "" is the launch that makes a list of tiles."""
     options = {**both(EVERY_NAME, OF_PLACES).options, "score_mod_grad": "gain[head * kv_len + kv_idx]"}
     if not name:
-        text, _ = text_of(score_mod.BLOCK_MASK, options)
+        text, _ = text_of(launches.BLOCK_MASK, options)
         assert compile_report.compile_report(text, {}, arch).spill_bytes == 0
         return
     stage = LADDER[name]
@@ -800,7 +800,7 @@ def gradients(name: str, dtype: str = "float32") -> SeenBy:
 
 
 def lists(name: str, stage: str = "heads_and_masks") -> SeenBy:
-    return score_mod.BLOCK_MASK, lambda plant: check_entries(stage, LISTED[name][0], 64, 64, plant=plant)
+    return launches.BLOCK_MASK, lambda plant: check_entries(stage, LISTED[name][0], 64, 64, plant=plant)
 
 
 def bug(name: str, seen_by: SeenBy, old: str, new: str, **more: Any) -> Any:

@@ -1146,7 +1146,7 @@ def test_a_tensor_with_other_signs_in_memory(where: str) -> None:
 def test_rows_of_every_length_have_gradients_on_a_gpu(dtype: str) -> None:
     """Asked before a launch, of stages that an H200 has: up to 256 in half types, as many as 08 takes in float32."""
     most = 256 if dtype != "float32" else LADDER["backward"].max_head_dim
-    with limits.of_another(limits.Limits(shared=227 * 1024, multiprocessors=132, compute_capability=90)):
+    with limits.pretend_gpu(limits.Limits(shared=227 * 1024, multiprocessors=132, compute_capability=90)):
         for head_dim in range(1, most + 1):
             ours._check_backward.__wrapped__(head_dim, DTYPES[dtype])
         with pytest.raises(ValueError, match="no stage has these gradients"):

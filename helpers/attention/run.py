@@ -99,7 +99,7 @@ _Key = tuple[Hashable, ...]
 
 def _find(kind: Kind, call: Call, given: Sequence[Any]) -> tuple[_Key, Plan | None]:
     """Find the plan for arrays like these; with its key, which ends with a description of each array."""
-    key = kind, *call.arrays, call.options.key, call.lengths, limits.left(), *map(kind.describe, given)
+    key = kind, *call.arrays, call.options.key, call.lengths, limits.reserved_sms(), *map(kind.describe, given)
     try:
         return key, _PLANS.get(key)
     except TypeError:  # an option that cannot be hashed is one that `Call.plan` refuses

@@ -149,7 +149,7 @@ def of_stage(
     arrays, longest = _specs(stage, shape, dtype, head_dim, variant)
     q, k = arrays["q"], arrays["k"]
     asked = {**options.needs(q, k, packed=variant.packed), **needs(arrays)}
-    if stage.why_not(**asked) and not (stage.missing() and _able_but_missing(stage, asked)):
+    if stage.why_not(**asked) and not (stage.unavailable() and _able_but_unavailable(stage, asked)):
         return None
     if "rotates" in stage.features and not variant.rotary:
         return None
@@ -163,9 +163,9 @@ def of_stage(
     )
 
 
-def _able_but_missing(stage: Stage, asked: Mapping[str, Any]) -> bool:
+def _able_but_unavailable(stage: Stage, asked: Mapping[str, Any]) -> bool:
     """Whether all that a stage lacks is a library that it includes."""
-    return stage.changed(missing=lambda: None).why_not(**asked) is None
+    return stage.changed(unavailable=lambda: None).why_not(**asked) is None
 
 
 def of_decoder(
@@ -238,7 +238,7 @@ def _hash(text: str) -> str:
 
 def everything(selection: Selection = Selection()) -> Iterator[tuple[str, Hashes]]:  # noqa: B008 a tuple
     """Each call by its name, "file dtype d=64 variant shape", with its hashes."""
-    with limits.of_another(H200), kernel.built_when_launched():
+    with limits.pretend_gpu(H200), kernel.built_when_launched():
         for (number, shape), head_dim in itertools.product(enumerate(SHAPES), selection.head_dims):
             for stage in stages():
                 for dtype, (name, variant) in itertools.product(stage.dtypes, VARIANTS.items()):

@@ -170,7 +170,7 @@ def of_stage(
         more: further fields of the job.
     """
     sizes = sizes or {}
-    check = check or functools.partial(_check_output, case, stage.inexact)
+    check = check or functools.partial(_check_output, case, stage.error_factor)
 
     @contextlib.contextmanager
     def make(inputs: Inputs) -> Iterator[tuple[Launch, Check]]:

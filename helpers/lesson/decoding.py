@@ -89,7 +89,7 @@ def xray_launches(
     """
     there = {name: cp.asarray(a) for name, a in arrays.items()}
     options = decoding.DecodeOptions(num_splits=num_splits, stage=stage)
-    with limits.of_another(limits.Limits(SHARED, multiprocessors, 90)), kernel.built_when_launched():
+    with limits.pretend_gpu(limits.Limits(SHARED, multiprocessors, 90)), kernel.built_when_launched():
         planned, every = decoding.plan(there, options, source=code)
     reports = []
     for launch in planned.launches:
@@ -143,7 +143,7 @@ def pieces(
 ) -> list[Piece]:
     """How 14 cuts up its work on a GPU with so many multiprocessors: by its own StreamK, which a small kernel asks."""
     call = _call(lengths, heads, kv_heads, d, num_splits)
-    with limits.of_another(limits.Limits(SHARED, multiprocessors, 90)):
+    with limits.pretend_gpu(limits.Limits(SHARED, multiprocessors, 90)):
         sizes = SPLIT_KV.sizes_for(call)
         (launch,) = SPLIT_KV.launches(SPLIT_KV, call, sizes)
     (params,) = (a for a in launch.args if isinstance(a, np.ndarray))
@@ -159,7 +159,7 @@ def pieces(
 def bytes_in_flight(stage: str, *, heads: int = 32, kv_heads: int = 8, d: int = 128) -> int:
     """At most, on a multiprocessor of an H200, of K and V: what the rings of all its warps hold."""
     call = _call([8192], heads, kv_heads, d, 0)
-    with limits.of_another(limits.Limits(SHARED, MULTIPROCESSORS, 90)):
+    with limits.pretend_gpu(limits.Limits(SHARED, MULTIPROCESSORS, 90)):
         sizes = DECODERS[stage].sizes_for(call)
     return sizes["WARPS"] * sizes["STAGES"] * 2 * sizes["BLOCK_N"] * d * call.arrays["q"].dtype.itemsize
 

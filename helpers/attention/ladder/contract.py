@@ -22,7 +22,7 @@ S = TypeVar("S", bound="Stage")
 C_NAMES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
 
 
-def _no_other_sizes(head_dim: int) -> Mapping[str, int]:
+def _usual_sizes(head_dim: int, shared_limit: int) -> Mapping[str, int]:
     return {}
 
 
@@ -30,18 +30,21 @@ def _no_other_sizes(head_dim: int) -> Mapping[str, int]:
 class Tuning:
     """What a stage is tuned by: -D options for a head dimension, for few blocks, for a call; and when it pays."""
 
-    tiles: Callable[[int], Mapping[str, int]]  # HEAD_DIM -> the sizes it is compiled with
-    few_blocks: Callable[[int], Mapping[str, int]] = _no_other_sizes  # sizes, where its own leave half a GPU idle
-    fewest_blocks: Callable[[int], Mapping[str, int]] = _no_other_sizes  # where those of few_blocks do so too
-    lone_blocks: Callable[[int], Mapping[str, int]] = _no_other_sizes  # where no multiprocessor has two blocks
+    # -D options by HEAD_DIM and the bytes of shared memory that a block may have. small_grid: where the usual tiles
+    # leave half a GPU idle; tiny_grid: where those of small_grid do so too; single_wave: where no multiprocessor has
+    # two blocks.
+    tiles: Callable[[int, int], Mapping[str, int]]
+    small_grid: Callable[[int, int], Mapping[str, int]] = _usual_sizes
+    tiny_grid: Callable[[int, int], Mapping[str, int]] = _usual_sizes
+    single_wave: Callable[[int, int], Mapping[str, int]] = _usual_sizes
     variant: Callable[[Call], Mapping[str, int]] = lambda call: {}  # what a call needs, such as VECTOR=0
     # Whether a call that names no stage may get it here: rows of Q, rows of all heads together, head_dim. For gradients
     # the second are keys.
     by_default: Callable[[int, int, int], bool] = lambda rows, all_rows, head_dim: True
 
     def of_one_size(self) -> Tuning:
-        """The same with one set of sizes for all grids."""
-        return replace(self, **dict.fromkeys(("few_blocks", "fewest_blocks", "lone_blocks"), _no_other_sizes))
+        """Return the same with one set of sizes for all grids."""
+        return replace(self, **dict.fromkeys(("small_grid", "tiny_grid", "single_wave"), _usual_sizes))
 
 
 @dataclass(frozen=True)
@@ -76,8 +79,8 @@ class Stage:
     shared_bytes: Callable[[Mapping[str, int]], int] = lambda sizes: 0  # dynamic shared memory
     slots: Callable[[Call, Mapping[str, int]], bool] = lambda call, sizes: False  # a call is compiled with SLOTS=1
     needs_aligned: bool = False  # rows that do not start at multiples of 16 bytes are copied
-    missing: Callable[[], str | None] = lambda: None  # what its source includes and this machine lacks
-    inexact: float = 1.0  # times the error that the bench allows: of a step that comes before what keeps sums exact
+    unavailable: Callable[[], str | None] = lambda: None  # why headers that it includes are not installed, or None
+    error_factor: float = 1.0  # multiplies the bench's tolerance; for steps before compensated sums
     zeroed: frozenset[str] = frozenset()  # scratch that is 0 before a launch, and after it
     slow_to_compile: bool = False  # NVRTC takes half a minute for each size, dtype and architecture: tests take few
 
@@ -89,10 +92,9 @@ class Stage:
 
     # ---- what it is compiled with
 
-    @property
-    def tiles(self) -> Callable[[int], Mapping[str, int]]:
-        """HEAD_DIM -> the sizes it is compiled with, on this device."""
-        return self.tuning.tiles
+    def tiles(self, head_dim: int) -> Mapping[str, int]:
+        """Return the tile sizes for a head dimension on this device, in grids that fill it."""
+        return self.tuning.tiles(head_dim, limits.most_shared())
 
     @property
     def variant(self) -> Callable[[Call], Mapping[str, int]]:
@@ -119,11 +121,11 @@ class Stage:
 
         idle = limits.multiprocessors() // (1 if uneven else 2)  # with so many blocks half of the GPU is idle
         if blocks() <= idle:
-            defines.update(self.tuning.few_blocks(head_dim))
+            defines.update(self.tuning.small_grid(head_dim, limits.most_shared()))
             if blocks() <= idle:
-                defines.update(self.tuning.fewest_blocks(head_dim))
+                defines.update(self.tuning.tiny_grid(head_dim, limits.most_shared()))
         elif blocks() <= limits.multiprocessors():
-            defines.update(self.tuning.lone_blocks(head_dim))
+            defines.update(self.tuning.single_wave(head_dim, limits.most_shared()))
         return defines
 
     def sizes_for(self, call: Call, sizes: Mapping[str, int] | None = None) -> dict[str, int]:
@@ -202,7 +204,7 @@ class Stage:
         if self.only_cc and here != self.min_cc:
             needed_arch = f"sm_{self.min_cc}a, which only compute capability {self.min_cc / 10} runs"
             return f"it is compiled for {needed_arch}; this GPU has {here / 10}"
-        return self.missing()
+        return self.unavailable()
 
     def reads(self, a: Any) -> bool:
         """Whether the kernel can read (or write) an array, or one like a `Spec`, where it is, with no copy."""

@@ -115,7 +115,7 @@ class DirectLaunch:
         self._values = array("q", b"".join([_bytes(args[i]) for i in arguments.values]))
         self._parts = [_part(args[i], slots, arrays) for i in arguments.parts]
         self._maps = [
-            (i, slots[args[i].name] // 8, tensor_maps.Kept(arrays[args[i].name], args[i].box_rows))
+            (i, slots[args[i].name] // 8, tensor_maps.MapCache(arrays[args[i].name], args[i].box_rows))
             for i in arguments.maps
         ]
 

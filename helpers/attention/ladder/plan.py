@@ -23,9 +23,9 @@ from helpers.attention.ladder.call import WITH_HEAD_DIM, AttentionOptions, Call,
 from helpers.attention.ladder.contract import Stage
 from helpers.attention.ladder.extras import NAMES, check_positions, extra_inputs
 from helpers.attention.ladder.launch import Arguments, DirectLaunch, EngineLaunch, Launch
-from helpers.attention.ladder.launches import of_rotated, rotated
+from helpers.attention.ladder.launches import block_mask_scratch, of_rotated, rotated
 from helpers.attention.ladder.layout import Spec, dense_copy, four_axes, negative
-from helpers.attention.ladder.score_mod import ScoreMod, block_mask, read
+from helpers.attention.ladder.score_mod import ScoreMod, read
 
 GRADIENTS = ("dq", "dk", "dv")
 
@@ -102,7 +102,7 @@ class CompiledPlan:
         self.stage, self.scratch, given = stage, {}, call
         if "rotary_cos" in call.arrays and "rotates" not in stage.features:
             before, self.scratch, call = rotated(call)
-        self.scratch |= {**stage.scratch(call, sizes), **block_mask(stage, call, sizes)}
+        self.scratch |= {**stage.scratch(call, sizes), **block_mask_scratch(stage, call, sizes)}
         launches = stage.launches(stage, call, sizes)
         self.launches = [*before, *(map(of_rotated, launches) if before else launches)]
         self._specs: Mapping[str, Spec] = {**given.arrays, **self.scratch}

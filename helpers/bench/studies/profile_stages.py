@@ -122,7 +122,7 @@ def _ready(stage: Rung, entry: dict[str, Any], case: Case, source: str | None = 
     yield run
     sample = inputs.sample()
     error = sample.error(o)
-    tolerance = sample.tolerance * stage.inexact
+    tolerance = sample.tolerance * stage.error_factor
     if not error <= tolerance:
         raise AssertionError(f"max error {error:.1e} > {tolerance:.1e}")
 
