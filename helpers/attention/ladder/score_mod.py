@@ -24,22 +24,8 @@ from helpers.engine.cuda_source.signatures import dtype_of
 NAMES = ("score", "distance", "batch", "head", "kv_head", "q_idx", "kv_idx", "q_len", "kv_len")
 _TAKEN = {
     *NAMES,
-    "y",
-    "loaded",
-    "load_pair",
-    "prefetch",
-    "grad",
-    "bias",
-    "alibi_slopes",
-    "sinks",
-    "entries",
-    "block_mask",
-    "mask_batch",
-    "mask_head",
-    "mask_tile",
-    "sink",
-    "score_mod",
-    "mask_mod",
+    *("y", "loaded", "load_pair", "prefetch", "grad", "bias", "alibi_slopes", "sinks", "sink", "score_mod", "mask_mod"),
+    *("entries", "block_mask", "mask_batch", "mask_head", "mask_tile"),
 }
 _C_TYPES = {
     **{"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16", "bool": "bool"},
