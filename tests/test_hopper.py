@@ -17,7 +17,7 @@ from test_tensor_cores import check_both, expected, inputs
 from helpers import device, engine
 from helpers.attention import calls, check, compile_report, flash_attention, flash_attention_varlen, forget, kernel
 from helpers.attention.ladder import LADDER, Stage, limits, tensor_maps
-from helpers.attention.ladder.call import Call, Options, Spec
+from helpers.attention.ladder.call import Call, ForwardOptions, Spec
 from helpers.attention.ladder.launch import Arguments, DirectLaunch, Map
 from helpers.attention.ladder.layout import address
 from helpers.attention.ladder.stages import hopper as stages
@@ -441,14 +441,14 @@ def test_the_stage_of_a_call_that_names_none(
 ) -> None:
     """10 on a Hopper GPU if there is enough to do; 07 on the CPU engine, and wherever 10 cannot run."""
     names: list[str] = []
-    choose = calls._stage_of
+    choose = calls.choose
 
     def choose_and_note(*args: Any) -> tuple[Any, Stage]:
         family, stage = choose(*args)
         names.append(stage.name)
         return family, stage
 
-    monkeypatch.setattr(calls, "_stage_of", choose_and_note)
+    monkeypatch.setattr(calls, "choose", choose_and_note)
     q, k, v = (cp.asarray(a.swapaxes(1, 2)) for a in inputs((1, 2, rows, head_dim), rows, 2, "float16"))
 
     def call() -> None:
@@ -488,7 +488,7 @@ def test_packed_sequences_count_by_typical_lengths(
     monkeypatch.setattr(calls, "able_of", lambda *_, **__: [stage])
     tokens, ends = sum(lengths), Spec.dense((len(lengths) + 1,), np.int32)
     views = dict.fromkeys("qkv", Spec.dense((1, 2, tokens, 128), np.float16))
-    calls._stage_of({**views, **dict.fromkeys(CU, ends)}, Options(), (), max(lengths))
+    calls.choose({**views, **dict.fromkeys(CU, ends)}, ForwardOptions(), max(lengths))
     assert asked == [rows]
 
 

@@ -30,7 +30,7 @@ from helpers.attention import (
 )
 from helpers.attention.comms import Message, Nccl, virtual_ranks
 from helpers.attention.ladder import LADDER, limits
-from helpers.attention.ladder.call import Call, Options
+from helpers.attention.ladder.call import Call, ForwardOptions
 from helpers.attention.ladder.layout import Spec
 from helpers.attention.ring import SCHEDULES, positions, shard, steps, unshard
 from helpers.bench.studies import ring as study
@@ -199,7 +199,7 @@ def test_who_has_no_results_in_float32_says_so() -> None:
 
 def test_a_persistent_grid_leaves_multiprocessors() -> None:
     q = Spec.dense((1, 16, 4096, 128), np.float16)
-    call = Call.of(dict.fromkeys("qkvo", q), Options().checked(128))
+    call = Call.of(dict.fromkeys("qkvo", q), ForwardOptions().checked(128))
     hopper = LADDER["hopper"]
     h200 = limits.Limits(227 << 10, 132, 90)
 

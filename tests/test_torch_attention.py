@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.attention import calls, check, decoding, kernel, make_block_mask
+from helpers.attention import calls, check, decoding, forget, kernel, make_block_mask
 from helpers.attention.ladder import LADDER, limits
 from helpers.attention.ladder.layout import address
 from helpers.attention.score_mods import soft_cap
@@ -1394,7 +1394,7 @@ def test_on_the_current_stream(dtype: str) -> None:
     late = torch.zeros_like(do)
     for known in (False, True):  # a call that is checked and planned, and one that was made before
         if not known:
-            calls.forget()
+            forget()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

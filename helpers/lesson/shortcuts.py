@@ -21,7 +21,7 @@ from helpers.attention.check import TOLERANCE
 from helpers.attention.ladder import LADDER, Launch, Rung, backward, tensor_maps
 from helpers.attention.ladder.call import Spec, mask_window, softmax_scale_of
 from helpers.attention.ladder.layout import address
-from helpers.attention.ladder.plan import Ready
+from helpers.attention.ladder.plan import CompiledPlan
 from helpers.attention.ladder.steps import BEFORE, CLIMBS, LAST_IDEAS, by_number
 from helpers.device import cp
 from helpers.draw import sources
@@ -93,7 +93,9 @@ def xray_stage(
     return xray(compiled, launch.grid, launch.block, args, launch.shared_bytes)
 
 
-def prepared_launches(ready: Ready, arrays: Mapping[str, Any]) -> list[tuple[Launch, kernel.Kernel, tuple[Any, ...]]]:
+def prepared_launches(
+    ready: CompiledPlan, arrays: Mapping[str, Any]
+) -> list[tuple[Launch, kernel.Kernel, tuple[Any, ...]]]:
     """The launches of a plan, with their kernels and arguments; those before the last, which prepare it, are made.
 
     Hold all of them: a tensor map of the last does not keep its array alive.

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from helpers import device
-from helpers.attention.ladder.call import Options, check_gradient_arrays
+from helpers.attention.ladder.call import BackwardOptions, check_gradient_arrays
 from helpers.attention.ladder.contract import Stage
 from helpers.attention.ladder.extras import extra_inputs
-from helpers.attention.ladder.plan import GRADIENTS, Ready, plan_arrays
+from helpers.attention.ladder.plan import GRADIENTS, CompiledPlan, plan_arrays
 from helpers.attention.ladder.score_mod import read
 
 
@@ -55,7 +55,7 @@ def plan(
     cu_seqlens: tuple[Any, Any] | None = None,
     source: str | None = None,
     sizes: Mapping[str, int] | None = None,
-) -> tuple[Ready, dict[str, Any], tuple[Any, Any, Any]]:
+) -> tuple[CompiledPlan, dict[str, Any], tuple[Any, Any, Any]]:
     """What `prepare` binds: the launches, the arrays by name, and (dq, dk, dv), which are among them.
 
     Args:
@@ -65,7 +65,7 @@ def plan(
             `helpers.attention.flash_attention_backward` has them. cu_seqlens, source, sizes: as `Rung.plan` has them.
     """
     mod, of_mod = read(score_mod, mask_mod, mod_args, score_mod_grad, backward=True)
-    options = Options(causal, softmax_scale, deterministic=deterministic, mod=mod, window=window)
+    options = BackwardOptions(window, causal, softmax_scale, deterministic, mod=mod)
     extras = extra_inputs(bias, alibi_slopes, sinks=sinks) | of_mod
     options = stage.check(q, k, v, options, packed=cu_seqlens is not None, extras=extras)
     check_gradient_arrays(do, q, o, lse, q.shape[:-1])

@@ -13,13 +13,13 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 from helpers.attention.ladder import limits
-from helpers.attention.ladder.call import WITH_HEAD_DIM, Call, Options, Spec, check_stage_arrays
+from helpers.attention.ladder.call import WITH_HEAD_DIM, Asked, Call, Spec, check_stage_arrays
 from helpers.attention.ladder.extras import NAMES, is_readable, needs
 from helpers.attention.ladder.launch import Launch
 
 MAX_HEAD_DIM = 128
 S = TypeVar("S", bound="Stage")
-_C_NAMES = {"float16": "__half", "bfloat16": "__nv_bfloat16"}
+C_NAMES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
 
 
 def _usual_sizes(head_dim: int, shared_limit: int) -> Mapping[str, int]:
@@ -81,6 +81,7 @@ class Stage:
     needs_aligned: bool = False  # rows that do not start at multiples of 16 bytes are copied
     unavailable: Callable[[], str | None] = lambda: None  # why headers that it includes are not installed, or None
     error_factor: float = 1.0  # multiplies the bench's tolerance; for steps before compensated sums
+    zeroed: frozenset[str] = frozenset()  # scratch that is 0 before a launch, and after it
     slow_to_compile: bool = False  # NVRTC takes half a minute for each size, dtype and architecture: tests take few
 
     def changed(self: S, **fields_of_both: Any) -> S:
@@ -129,6 +130,8 @@ class Stage:
 
     def sizes_for(self, call: Call, sizes: Mapping[str, int] | None = None) -> dict[str, int]:
         """All -D options for a call; `sizes` count before the stage's own."""
+        if self.direction == "decode":  # a grid of which another stage's sizes are chosen is what these decide
+            return {**self.tuning.variant(call), **(sizes or {})}
         heads = call.arrays["k" if self.direction == "backward" else "q"].shape[1]
         rows = call.keys if self.direction == "backward" else call.rows
         defines = self.defines_for(call.head_dim, rows, heads * call.sequences, uneven=call.uneven)
@@ -144,7 +147,8 @@ class Stage:
     def kernel_name(self, dtype: str = "float32", name: str | None = None) -> str:
         """A kernel's name, the stage's own if none is given; for a template, the instance of a dtype."""
         name = name or self.name
-        return f"{name}<{_C_NAMES[dtype]}>" if dtype in _C_NAMES else name
+        is_template = dtype in self.dtypes and self.dtypes != ("float32",)
+        return f"{name}<{C_NAMES[dtype]}>" if is_template else name
 
     def kernel_names(self, dtype: str = "float32") -> tuple[str, ...]:
         """The names of all its kernels, as `kernel_name` has them."""
@@ -215,6 +219,10 @@ class Stage:
         written = ("dq", "dk", "dv") if "do" in call.arrays else ("o", "lse")
         return [name for name, a in call.arrays.items() if name not in written and not self._can_read(name, a, call)]
 
+    def negates(self, call: Call) -> bool:
+        """Whether a call needs -q: kernels find maxima before they scale the scores."""
+        return self.direction != "backward" and call.softmax_scale < 0
+
     def _can_read(self, name: str, a: Spec, call: Call) -> bool:
         if name in ("q", "k") and "rotary_cos" in call.arrays:  # the pass that rotates them reads 16 bytes at a time
             return a.in_rows and a.aligned
@@ -223,8 +231,8 @@ class Stage:
         return is_readable(name, a) if name in NAMES else a.contiguous
 
     def check(
-        self, q: Any, k: Any, v: Any, options: Options, *, packed: bool = False, extras: Mapping[str, Any] | None = None
-    ) -> Options:
+        self, q: Any, k: Any, v: Any, options: Asked, *, packed: bool = False, extras: Mapping[str, Any] | None = None
+    ) -> Asked:
         """`Options.checked` for a call that this stage can do.
 
         Args:

@@ -1,4 +1,4 @@
-"""Planning: from a call's arrays and options to launches that need nothing more than addresses, forward and backward.
+"""Planning: from a call's arrays and options to launches that need nothing more than addresses, in any direction.
 
     ready, arrays = plan(stage, arrays, options)
     ready.bind(arrays)()
@@ -10,50 +10,35 @@ with its arguments once. Shapes and strides fill structs and a grid, and address
 from __future__ import annotations
 
 import contextlib
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from helpers import device
 from helpers.attention import kernel
-from helpers.attention.ladder.call import WITH_HEAD_DIM, Call, Options
+from helpers.attention.ladder.call import WITH_HEAD_DIM, AttentionOptions, Call, ForwardOptions
 from helpers.attention.ladder.contract import Stage
 from helpers.attention.ladder.extras import NAMES, check_positions, extra_inputs
-from helpers.attention.ladder.launch import Arguments, DirectLaunch, Launch
+from helpers.attention.ladder.launch import Arguments, DirectLaunch, EngineLaunch, Launch
 from helpers.attention.ladder.launches import block_mask_scratch, of_rotated, rotated
 from helpers.attention.ladder.layout import Spec, dense_copy, four_axes, negative
 from helpers.attention.ladder.score_mod import ScoreMod, read
 
 GRADIENTS = ("dq", "dk", "dv")
-T = TypeVar("T")
-
-
-class Latest(OrderedDict[tuple[Hashable, ...], T]):
-    """What was planned, by key, the latest alone: lengths that change at every call would else fill the memory."""
-
-    most = 256
-
-    def keep(self, key: tuple[Hashable, ...], planned: T) -> None:
-        """Add it, and forget the oldest where there are too many."""
-        self[key] = planned
-        if len(self) > self.most:
-            with contextlib.suppress(KeyError):  # another thread has just forgotten them
-                self.popitem(last=False)
 
 
 def plan(
     stage: Stage,
     arrays: Mapping[str, Any],
-    options: Options,
+    options: AttentionOptions,
     *,
     longest: tuple[int | None, int | None] = (None, None),
     source: str | None = None,
     sizes: Mapping[str, int] | None = None,
-) -> tuple[Ready, dict[str, Any]]:
+) -> tuple[CompiledPlan, dict[str, Any]]:
     """The launches of a call that this stage can do, compiled; and its arrays as the kernels read them.
 
     Args:
@@ -70,12 +55,13 @@ def plan(
     read = {name: four_axes(a) if name in WITH_HEAD_DIM else a for name, a in arrays.items()}
     call = Call.of({name: Spec.of(a) for name, a in read.items()}, options, longest)
     copies = {name: dense_copy(read[name]) for name in stage.unreadable(call)}
-    if stage.direction == "forward" and call.softmax_scale < 0:  # kernels find maxima before they scale the scores
+    if stage.negates(call):
         copies["q"] = negative(read["q"])
         options = options._replace(softmax_scale=-call.softmax_scale)
     if copies:
-        return plan(stage, read | copies, options, longest=longest, source=source, sizes=sizes)
-    return Ready(stage, call, stage.sizes_for(call, sizes), source), read
+        read |= copies
+        call = Call.of({name: Spec.of(a) for name, a in read.items()}, options, longest)
+    return CompiledPlan(stage, call, stage.sizes_for(call, sizes), source), read
 
 
 def _with_functions(mod: ScoreMod, stage: Stage, file_or_code: str) -> str:
@@ -87,48 +73,64 @@ def _with_functions(mod: ScoreMod, stage: Stage, file_or_code: str) -> str:
     return mod.text(backward=backward, pairs=not backward and "float32" not in stage.dtypes) + code
 
 
-class Ready:
-    """A call's launches, planned and compiled. It depends on no address: see `bind` and `direct`."""
+class CompiledPlan:
+    """A call's launches, planned and compiled, of any direction. It depends on no address: see `bind` and `direct`.
+
+    is_compared: the arguments were compared with the kernels' signatures, for this call or for one like it.
+    """
 
     def __init__(
         self,
         stage: Stage,
-        call: Call,
+        call: Any,
         sizes: Mapping[str, int],
         source: str | None = None,
-        like: Ready | None = None,
+        like: CompiledPlan | None = None,
     ) -> None:
         """
         Args:
-            sizes: the -D options. source: another text of the kernel in place of the stage's file.
-            like: another call's, of the same arrays but for shapes and strides, and sizes: then nothing is compiled.
+            call: as the stage's direction has it. sizes: the -D options. source: another text of the kernel in place of
+                the stage's file.
+            like: another call's, of the same arrays but for shapes and strides, and sizes: then nothing is compiled,
+                unless this call has a launch that the other has not.
 
         Raises:
             ValueError: more tiles than a grid has room for; the source has no such kernel.
         """
         kernel.COUNTS["planned"] += 1
         before: list[Launch] = []
-        self.scratch: dict[str, Spec] = {}
-        given = call
+        self.stage, self.scratch, given = stage, {}, call
         if "rotary_cos" in call.arrays and "rotates" not in stage.features:
             before, self.scratch, call = rotated(call)
         self.scratch |= {**stage.scratch(call, sizes), **block_mask_scratch(stage, call, sizes)}
         launches = stage.launches(stage, call, sizes)
         self.launches = [*before, *(map(of_rotated, launches) if before else launches)]
-        self._specs = {**given.arrays, **self.scratch}
-        self.kernels: dict[str, kernel.Kernel] = like.kernels if like else {}
+        self._specs: Mapping[str, Spec] = {**given.arrays, **self.scratch}
+        if like is not None and not all(launch.kernel in like.kernels for launch in self.launches):
+            like = None
+        self.kernels: dict[str, kernel.Kernel] = like.kernels if like else self._compiled(call, sizes, source)
         self.arguments: dict[tuple[Any, ...], Arguments] = like.arguments if like else {}
-        if like is None:
-            dtype = call.arrays["q"].dtype.name
-            names = {each.kernel: stage.kernel_name(dtype, each.kernel) for each in self.launches if not each.file}
-            others = {each.kernel: (each.file, dict(each.sizes)) for each in self.launches if each.file}
-            text = (lambda file: file) if call.mod is None else partial(_with_functions, call.mod, stage)
-            jobs = [partial(kernel.load_all, text(source or stage.file), tuple(names.values()), defines=sizes)]
-            jobs += [partial(kernel.load, text(file), name, defines=of) for name, (file, of) in others.items()]
-            with call.mod.explained() if call.mod else contextlib.nullcontext():
-                loaded, *loaded_others = kernel.side_by_side(jobs)
-            self.kernels = {name: loaded[instance] for name, instance in names.items()}
-            self.kernels |= zip(others, loaded_others, strict=True)
+        self.is_compared: bool = like.is_compared if like else False
+
+    def _compiled(self, call: Any, sizes: Mapping[str, int], source: str | None) -> dict[str, kernel.Kernel]:
+        """Compile the kernels of the launches, side by side."""
+        stage, dtype = self.stage, call.arrays["q"].dtype.name
+        names = {each.kernel: stage.kernel_name(dtype, each.kernel) for each in self.launches if not each.file}
+        others = {each.kernel: (each.file, dict(each.sizes)) for each in self.launches if each.file}
+        text = (lambda file: file) if call.mod is None else partial(_with_functions, call.mod, stage)
+        jobs = [partial(kernel.load_all, text(source or stage.file), tuple(names.values()), defines=sizes)]
+        jobs += [partial(kernel.load, text(file), name, defines=of) for name, (file, of) in others.items()]
+        with call.mod.explained() if call.mod else contextlib.nullcontext():
+            loaded, *loaded_others = kernel.side_by_side(jobs)
+        return {name: loaded[instance] for name, instance in names.items()} | dict(
+            zip(others, loaded_others, strict=True)
+        )
+
+    def views(self, named: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+        """A model's arrays by name as the stage reads them: (batch, heads, rows, head_dim), but for a decoder."""
+        if self.stage.direction == "decode":
+            return dict(named)
+        return {name: four_axes(a.swapaxes(-3, -2)) if name in WITH_HEAD_DIM else a for name, a in named}
 
     def bind(self, arrays: Mapping[str, Any]) -> Callable[[], None]:
         """A function that launches on these arrays. Every argument is compared with the kernel's signature, now.
@@ -147,9 +149,15 @@ class Ready:
         return run
 
     def filled(self, arrays: Mapping[str, Any]) -> list[tuple[Launch, kernel.Kernel, tuple[Any, ...]]]:
-        """Each launch with its kernel, and its arguments with arrays in place of their names; scratch is made here."""
-        every = {**arrays, **{name: device.cp.empty(s.shape, dtype=s.dtype) for name, s in self.scratch.items()}}
+        """Each launch with its kernel, and its arguments with arrays in place of their names.
+
+        Scratch that is not among the arrays is made here.
+        """
+        every = {**{name: self._empty(name, s) for name, s in self.scratch.items() if name not in arrays}, **arrays}
         return [(launch, self.kernels[launch.kernel], launch.arguments(every)) for launch in self.launches]
+
+    def _empty(self, name: str, spec: Spec) -> Any:
+        return (device.cp.zeros if name in self.stage.zeroed else device.cp.empty)(spec.shape, dtype=spec.dtype)
 
     def direct(self, names: Sequence[str]) -> list[DirectLaunch]:
         """The launches for a GPU without any check, for calls like one whose arguments `bind` has compared.
@@ -166,15 +174,20 @@ class Ready:
             direct.append(DirectLaunch(self.arguments[form], launch, slots, self._specs))
         return direct
 
+    def on_engine(self, names: Sequence[str]) -> list[EngineLaunch]:
+        """The same for the CPU engine. names: of a model's arrays and of scratch, in the order in which they come."""
+        slots = {name: i for i, name in enumerate(names)}
+        return [EngineLaunch(each, self.kernels[each.kernel], slots, self.views) for each in self.launches]
+
 
 def plan_arrays(
     stage: Stage,
     inputs: Mapping[str, Any],
     outputs: Mapping[str, Any],
-    options: Options,
+    options: AttentionOptions,
     cu_seqlens: tuple[Any, Any] | None,
     **experiment: Any,
-) -> tuple[Ready, dict[str, Any]]:
+) -> tuple[CompiledPlan, dict[str, Any]]:
     """`plan.plan` of NumPy or device arrays, of a forward or a backward that `check` has let pass."""
     cp, longest = device.cp, (None, None)
     arrays = {**{name: cp.asarray(a) for name, a in inputs.items()}, **outputs}
@@ -248,7 +261,7 @@ class Rung(Stage):
         mod_args: Mapping[str, Any] | None = None,
         score_mod_grad: str | None = None,
         **extras: Any,
-    ) -> tuple[Ready | None, dict[str, Any], Any]:
+    ) -> tuple[CompiledPlan | None, dict[str, Any], Any]:
         """What `prepare` binds: the launches (None where nothing is to do), the arrays by name, and what is written.
 
         Args, where `__call__` does not have them:
@@ -264,8 +277,7 @@ class Rung(Stage):
             raise TypeError(f"stage {self.name} got an unexpected keyword argument {min(unknown)!r}")
         mod, of_mod = read(score_mod, mask_mod, mod_args, score_mod_grad)
         given = extra_inputs(**extras, rotary_interleaved=rotary_interleaved) | of_mod
-        asked = {"rotary_interleaved": rotary_interleaved, "mod": mod, "window": window}
-        options = Options(causal, softmax_scale, return_lse, **asked)
+        options = ForwardOptions(window, causal, softmax_scale, return_lse, rotary_interleaved, mod=mod)
         options = self.check(q, k, v, options, packed=cu_seqlens is not None, extras=given)
         cp = device.cp
         if 0 in (q.size, k.size):  # packed sequences without a token
