@@ -737,7 +737,7 @@ def test_nvrtc_says_it_too(name: str) -> None:
     text, mod = text_of(LADDER["heads_and_masks"].file, options)
     with (
         pytest.raises(ValueError, match=message.replace(".*caps.*", 'identifier "caps" is undefined')),
-        mod.explained(),
+        mod.compile_errors_as_value_errors(),
     ):
         machine_code(text, kernel.options(), "sm_80")
 
@@ -748,8 +748,8 @@ def test_nvrtc_says_it_too(name: str) -> None:
 def text_of(file: str, options: Mapping[str, Any], **how: Any) -> tuple[str, score_mod.ScoreMod]:
     """A kernel's text behind the functions of a call, and these."""
     given = {name: a for name, a in options.items() if name in ("score_mod", "mask_mod", "mod_args", "score_mod_grad")}
-    mod, arrays = score_mod.read(**given)
-    mod = score_mod.of_call(mod, {name: launches.Spec.of(a) for name, a in arrays.items()})
+    mod, arrays = score_mod.parse_score_mod(**given)
+    mod = score_mod.bind_to_call(mod, {name: launches.Spec.of(a) for name, a in arrays.items()})
     return mod.text(**how) + kernel.source(file), mod
 
 

@@ -34,7 +34,7 @@ from helpers.attention.ladder.extras import needs
 from helpers.attention.ladder.launch import Launch, Map, Part
 from helpers.attention.ladder.layout import Spec
 from helpers.attention.ladder.plan import CompiledPlan
-from helpers.attention.ladder.score_mod import read
+from helpers.attention.ladder.score_mod import parse_score_mod
 from helpers.attention.ladder.steps import BASES, CLIMBS, ROTATION_IN_LOAD
 from helpers.bench.same_sass import machine_code
 from helpers.engine.cuda_source.signatures import dtype_of
@@ -58,7 +58,7 @@ Hashes = tuple[str, ...]  # of launches, of texts, and of machine code where it 
 
 
 class Variant(NamedTuple):
-    """What a call asks for. functions: as `score_mod.read` takes them."""
+    """A call's options. functions: arguments of `parse_score_mod`."""
 
     options: Mapping[str, Any] = {}
     functions: Mapping[str, str] = {}
@@ -140,7 +140,7 @@ def of_stage(
     functions = dict(variant.functions)
     if not backward:
         functions.pop("score_mod_grad", None)
-    mod, _ = read(**functions, backward=backward) if functions else (None, {})
+    mod, _ = parse_score_mod(**functions, backward=backward) if functions else (None, {})
     if variant.options.get("deterministic") and not backward:
         return None
     named = {name: value for name, value in variant.options.items() if not (backward and name == "return_lse")}

@@ -192,7 +192,7 @@ class ScoreMod(NamedTuple):
         return "\n".join([*lines, "};", ""])
 
     @contextlib.contextmanager
-    def explained(self) -> Iterator[None]:
+    def compile_errors_as_value_errors(self) -> Iterator[None]:
         """Turn a compiler's message about the caller's text into a ValueError that shows the text."""
         try:
             yield
@@ -271,7 +271,7 @@ def make_block_mask(mask_mod: str, mod_args: Mapping[str, Any] | None = None) ->
     return BlockMask(mask_mod, mod_args)
 
 
-def read(
+def parse_score_mod(
     score_mod: str | None = None,
     mask_mod: str | BlockMask | None = None,
     mod_args: Mapping[str, Any] | None = None,
@@ -345,7 +345,7 @@ def _text(name: str, text: Any) -> str:
     return text.strip()
 
 
-def of_call(mod: ScoreMod | None, arrays: Mapping[str, Spec]) -> ScoreMod | None:
+def bind_to_call(mod: ScoreMod | None, arrays: Mapping[str, Spec]) -> ScoreMod | None:
     """Return a call's functions: the caller's, whose arrays have types now, then those of its bias, slopes and sinks.
 
     In this order a key that a bias hides stays hidden, and a soft cap applies to q k^T alone, as in models.
