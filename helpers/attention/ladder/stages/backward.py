@@ -47,6 +47,7 @@ _BACKWARD_PAIRS = {32: None, 64: Tiles(32, 128, 128, 16)}
 _BACKWARD_FEW = {32: None, 64: Tiles(64, 64, 256, 16), 96: None, 128: Tiles(64, 48, 256, 16)}
 
 
+@functools.cache
 def pick_backward(head_dim: int, shared_limit: int) -> dict[str, int]:
     """Choose the -D options of backward."""
     choices = [each.defines for each in tiles.entry(_BACKWARD, head_dim)]
@@ -58,6 +59,7 @@ def pick_backward(head_dim: int, shared_limit: int) -> dict[str, int]:
     return pair.defines if tiles.blocks_in_shared_memory(shared, shared_limit) >= 2 else usual
 
 
+@functools.cache
 def pick_few_backward(head_dim: int, shared_limit: int) -> dict[str, int]:
     """Choose the tiles for a launch whose blocks would leave half a GPU idle; empty where it has no better ones."""
     usual, few = pick_backward(head_dim, shared_limit), tiles.other_entry(_BACKWARD_FEW, head_dim)
@@ -187,6 +189,7 @@ _OTHER_BACKWARD_MMA: dict[str, dict[int, tuple[int, ...]]] = {
 }
 
 
+@functools.cache
 def pick_backward_mma(head_dim: int, shared_limit: int) -> dict[str, int]:
     """Choose the -D options of backward_mma."""
 
@@ -200,6 +203,7 @@ def pick_backward_mma(head_dim: int, shared_limit: int) -> dict[str, int]:
     return tiles.first_that_fits(choices, shared_bytes, head_dim, shared_limit)
 
 
+@functools.cache
 def pick_other_backward_mma(grid: str, head_dim: int, shared_limit: int) -> dict[str, int]:
     """Choose the sizes for a "small_grid", "tiny_grid" or "single_wave", see `Tuning`; empty for the usual ones."""
     sizes = dict(zip(_NAMES, tiles.other_entry(_OTHER_BACKWARD_MMA[grid], head_dim) or (), strict=False))
@@ -270,6 +274,7 @@ BACKWARD_MMA = Stage(
 _HOPPER_BACKWARD = {64: (128, 64), 128: (64, 32)}
 
 
+@functools.cache
 def pick_hopper_backward(head_dim: int, derivative: bool = False) -> dict[str, int]:
     """Choose the -D options of hopper_backward."""
     return {"BLOCK_M": tiles.entry(_HOPPER_BACKWARD, head_dim)[derivative], "BLOCK_N": 128}

@@ -7,6 +7,7 @@ print(pick(64, 99 * 1024).why)
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -110,6 +111,7 @@ _MEASURED: dict[tuple[int, int], tuple[int, int, int, int, float | None]] = {
 }
 
 
+@functools.cache
 def pick(head_dim: int, shared_limit: int = 48 * KB) -> Tiles:
     """Choose the tiles for a head dimension where a block may have `shared_limit` bytes of shared memory.
 
@@ -146,6 +148,7 @@ _FEW = {64: (32, 128, 128, 16), 128: (32, 64, 128, 16)}
 _LONE = {32: None, 64: (128, 128, 256, 16)}
 
 
+@functools.cache
 def pick_few(head_dim: int, shared_limit: int = 48 * KB) -> Tiles | None:
     """Choose the tiles for a launch whose blocks would leave half a GPU idle; None where `pick` has no better ones.
 
@@ -157,6 +160,7 @@ def pick_few(head_dim: int, shared_limit: int = 48 * KB) -> Tiles | None:
     return few if few and few.block_m < usual.block_m else None
 
 
+@functools.cache
 def pick_lone(head_dim: int, shared_limit: int = 48 * KB) -> Tiles | None:
     """Choose the tiles for a launch with one block a multiprocessor at most; None where `pick` has no better ones.
 

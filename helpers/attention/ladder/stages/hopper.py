@@ -140,6 +140,7 @@ _FEW_KEYS = 1024  # up to here the last of the wide tiles would be a large part 
 HOPPER_STAGES = 2
 
 
+@functools.cache
 def pick_hopper(head_dim: int, masked: bool = False, keys: int | None = None) -> dict[str, int]:
     """Choose the -D options of hopper.
 
@@ -231,6 +232,7 @@ _FP16X3: dict[int, dict[str, int]] = {
 SPLIT_THREADS, SPLIT_ROWS = 256, 64  # of 15_fp16x3.cu; the rows of Q that share an exponent
 
 
+@functools.cache
 def pick_fp16x3(head_dim: int) -> dict[str, int]:
     """Choose the -D options of fp16x3."""
     return dict(tiles.entry(_FP16X3, head_dim))

@@ -4,6 +4,7 @@ output projection.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ _WMMA = {
 }
 
 
+@functools.cache
 def pick_wmma(head_dim: int, shared_limit: int) -> dict[str, int]:
     """Choose the -D options of flash_wmma."""
     return tiles.first_that_fits(tiles.entry(_WMMA, head_dim), _wmma_shared_bytes, head_dim, shared_limit)
@@ -87,6 +89,7 @@ _MMA_PRESETS: Mapping[int, Sequence[tuple[int, int, int, int, int, int]]] = {
 }
 
 
+@functools.cache
 def pick_mma(head_dim: int, shared_limit: int) -> dict[str, int]:
     """Choose the -D options of flash_mma."""
     for least, most, *preset in _MMA_PRESETS.get(tiles.known_limit(shared_limit), ()):
@@ -98,6 +101,7 @@ def pick_mma(head_dim: int, shared_limit: int) -> dict[str, int]:
     return wide if blocks >= wide["MIN_BLOCKS"] else sizes
 
 
+@functools.cache
 def pick_few_mma(head_dim: int, shared_limit: int) -> dict[str, int]:
     """Choose the tile for a launch whose blocks would leave half a GPU idle: 64 rows a block, 16 a warp.
 
@@ -145,6 +149,7 @@ def pick_projection(head_dim: int, shared_limit: int) -> dict[str, int]:
 # ---- 12: 07 in CuTe
 
 
+@functools.cache
 def pick_cute(head_dim: int, shared_limit: int) -> dict[str, int]:
     """Choose flash_mma's tile, or one of 64 keys where a block of flash_cute would not copy that one evenly."""
     if head_dim > 128:
@@ -190,11 +195,13 @@ _TF32: dict[int, tuple[dict[str, int], ...]] = {
 }
 
 
+@functools.cache
 def pick_tf32(head_dim: int, shared_limit: int) -> dict[str, int]:
     """Choose the -D options of tf32."""
     return tiles.first_that_fits(tiles.entry(_TF32, head_dim), tf32_shared_bytes, head_dim, shared_limit)
 
 
+@functools.cache
 def pick_few_tf32(head_dim: int, shared_limit: int) -> dict[str, int]:
     """Choose the tile for a launch whose blocks would leave half a GPU idle: half the rows a block."""
     sizes = pick_tf32(head_dim, shared_limit)
