@@ -81,7 +81,7 @@ def _launches(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch
 
 BACKWARD = Stage(
     *(99, "gradient_of_v", GRADIENT_OF_V, "P again, then its product with dO"),
-    Tuning(lambda head_dim: {"BLOCK_M": 32}),
+    Tuning(lambda head_dim, shared_limit: {"BLOCK_M": 32}),
     launches=_launches,
     scratch=_scratch,
     direction="backward",
