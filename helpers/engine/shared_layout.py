@@ -38,7 +38,7 @@ class _Variable:
 
 
 def redzone(lines: list[str]) -> int:
-    """The bytes of a gap before a variable: a multiple of what it is aligned to by these lines before its label."""
+    """Return the bytes of the gap before a variable: a multiple of its alignment, from the lines before it."""
     size = REDZONE
     for match in filter(None, map(_ALIGN.match, lines)):
         is_power = match[1] == "p2" or (match[1] is None and _ALIGNS_BY_POWERS)
@@ -47,13 +47,13 @@ def redzone(lines: list[str]) -> int:
 
 
 def _owner(name: str) -> str:
-    """The function that declares an array, as the linker symbol of the array begins with it; "" for the file."""
+    """Return the function that declares an array, by the array's linker symbol; "" for the file."""
     match = re.match(r"(_ZZ.*E)\d+\w+$", name.replace("_ZGV", "_Z", 1))
     return match.group(1) if match else "engine" if "engine_anchor_byte" in name else ""
 
 
 def laid_out(assembly: str, *, backwards: bool, redzones: bool) -> str:
-    """The assembly with its thread-locals in the order of a GPU.
+    """Return the assembly with its thread-locals in the order of a GPU.
 
     Args:
         backwards: the compiler has written them in the reverse order of the source, as g++ does.
