@@ -265,7 +265,7 @@ def test_record_has_every_launch():
     assert list(ROWS) == [launch.name for launch in hardware.everything()]
 
 
-@pytest.mark.one_of_each(kind=lambda launch: launch.name in PATTERNS and launch.name)
+@pytest.mark.exhaustive(one_of_each=lambda launch: launch.name in PATTERNS and launch.name)
 @pytest.mark.parametrize("launch", hardware.everything(), ids=lambda launch: launch.name)
 def test_our_side_of_the_record_is_reproduced(launch):
     figures = ROWS[launch.name]["figures"]

@@ -879,7 +879,7 @@ def test_each_bug_is_found_where_it_is(bug: Bug) -> None:
         assert found.line == here, found
 
 
-@pytest.mark.one_of_each(kind=lambda bug: bug.kind)
+@pytest.mark.exhaustive(one_of_each=lambda bug: bug.kind)
 @pytest.mark.parametrize("bug", ZOO, ids=lambda bug: bug.name)
 def test_the_fixed_twin_is_clean(bug: Bug) -> None:
     look(bug.name, True).assert_clean()

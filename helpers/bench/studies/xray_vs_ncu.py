@@ -26,6 +26,7 @@ from helpers.engine import checked
 from helpers.engine.cuda_source.edit import edit
 
 RECORD = records.MEASURED / "nvidia-h200-counters.json"
+recorded = records.reader(RECORD.name)
 
 # figure -> Nsight Compute's metric. A sector is 32 bytes, a wavefront one turn of shared memory.
 FIGURES = {
@@ -359,7 +360,7 @@ def record(source: Path, target: Path = RECORD) -> dict[str, Any]:
     return result
 
 
-@records.table_of(lambda: records.load(RECORD))
+@records.shown
 def comparison_table(kernels: Sequence[str] | None = None, *, record: Any = None) -> str:
     """The recorded rows as text: our figure, the hardware's, the ratio; why, where they differ.
 
