@@ -1,14 +1,14 @@
-"""Shifts and conversions of a kernel's source, spelled so that they do what a GPU does where C++ says "undefined".
+"""Spell a kernel's shifts and conversions so that they do what a GPU does where C++ leaves the result undefined.
 
-A shift by the width or more clamps on a GPU, and a real number that does not fit an integer saturates. A host's
-compiler takes what its processor gives, or what suits it. C++ cannot redefine the operators of numbers, so names of
+A shift by the width or more clamps on a GPU, and a real number that does not fit an integer saturates. On a host, the
+result depends on the processor and the compiler. C++ cannot redefine the operators of numbers, so names of
 include/arithmetic.h are put between the source's tokens, such that each expression keeps its structure:
 
-    a << b        a << ::engine_left << b
-    (int)x        (int)(::engine_to<int>)x
+    a << b       a << ::engine_left << b
+    (int)x       (int)(::engine_to<int>)x
 
-What is left as it was (the user's own headers, what the text alone does not tell) a checked run reports where it
-matters: see engine/checker_notes.cpp. Nothing here changes a line's number.
+A checked run reports what is left unchanged (in the user's own headers, or where the text alone does not decide) if it
+matters: see engine/checker_notes.cpp. Line numbers stay the same.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a checked build needs of its assembly that the compiler's own options do not give."""
+"""Change a checked build's assembly where the compiler's own options do not suffice."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _LOCAL = re.compile(r"^\s+\.local\s+(\S+)\n\s+\.comm\s+\1,(\d+),(\d+)$", re.M)
 
 
 def _with_redzones(assembly: str) -> str:
-    """Return the assembly with a gap before each variable of the module, in which no access is right.
+    """Return the assembly with a gap before each variable of the module, in which every access is an error.
 
-    A compiler for macOS spells them otherwise: then no gaps.
+    Compilers for macOS use other directives: then there are no gaps.
     """
 
     def gap(size: int = REDZONE) -> str:

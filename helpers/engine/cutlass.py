@@ -1,10 +1,10 @@
-"""CuTe: the headers of NVIDIA's CUTLASS, where a kernel's options name their folder.
+"""CuTe: the headers of NVIDIA's CUTLASS, if a kernel's options name their folder. They are not part of this repository.
 
-They are not part of this repository. What `-I<folder>` names is compiled as it is, but for three things, which are
-changed in copies that stand before the originals on the compiler's path:
+The headers in `-I<folder>` are compiled unchanged, except for three things, which are changed in copies that come
+before the originals on the compiler's path:
 
-- inline PTX, of which CuTe's atoms are made, becomes calls of the engine, as a kernel's own does. An instruction that
-  the engine does not know fails when a thread reaches it: of most atoms a kernel uses none;
+- inline PTX, of which CuTe's atoms are made, becomes calls of the engine, as in a kernel. An unknown instruction fails
+  when a thread reaches it, since a kernel uses only a few of the atoms;
 - `cuda::std`, under which CuTe declares its tuples to NVRTC, is the host's `std` here;
 - a header that NVRTC needs because it has no <cmath>.
 
@@ -40,7 +40,7 @@ def includes(code: str) -> list[str]:
 def compiled(flags: Iterable[str]) -> list[str]:
     """Replace each `-I<folder>` of CUTLASS's headers by its changed copies, then by the folder itself.
 
-    Both come as the system's: their warnings are not the reader's, and the text of what is built does not hold them.
+    Both are system folders: their warnings are not shown, and the preprocessed text of a build does not contain them.
     """
     options: list[str] = []
     for flag in flags:

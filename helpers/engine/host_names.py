@@ -1,11 +1,10 @@
-"""Names of the C and C++ libraries that a source has for nothing here, and that NVRTC does not know.
+"""Names of the C and C++ libraries that the engine's headers provide, and NVRTC does not.
 
-The engine's headers are made of the host's, so `uint32_t`, `INFINITY` and `std::swap` are there without an include. On
-a GPU they are not: NVRTC has no header of the host's, and of std only what `IN_STD` names. So of these names, those
-that a source uses are taken away before its first line. A macro is undefined, so that `#ifndef M_PI` asks what it asks
-on a GPU; a type or a function gets another name, under which a source may declare its own.
-
-Headers that NVRTC has bring some of the names: then they stay.
+The engine's headers include the host's, so `uint32_t`, `INFINITY` and `std::swap` exist without an include. On a GPU
+they do not: NVRTC has none of the host's headers, and only those members of std that `IN_STD` names. So the names of
+this kind that a source uses are hidden before its first line. A macro is undefined, so that `#ifndef M_PI` gives a
+GPU's answer; a type or a function is renamed, so that a source may declare its own. Names that come with NVRTC's own
+headers stay.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The device libraries that CuPy brings: its own headers, and NVIDIA's CUB, libcu++ and Thrust.
 
-They stay CuPy's files: found in its package at run time, never copied, and compiled unchanged. For libcu++ and CUB the
-engine says that it is nvcc with g++ (or clang++) beneath it, which is nearly what it is. Their inline PTX goes the way
-of a kernel's own, but after the preprocessor: an instruction that the engine does not know fails when a thread reaches
-it, because most of what these headers hold is never called.
+They stay CuPy's files: found in its package at run time, never copied, and compiled unchanged. To libcu++ and CUB the
+engine presents itself as nvcc with g++ (or clang++) beneath it, which is nearly true. Their inline PTX is translated
+like a kernel's own, but after the preprocessor: an unknown instruction fails when a thread reaches it, because most of
+these headers' code is never called.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def expanded(text: str, flags: Sequence[str]) -> tuple[str, str]:
 
     Returns that, and the preprocessor's own messages.
 
-    The C library's headers hold asm of their own, which names symbols of the linker: that stays.
+    The C library's headers contain asm of their own, which names symbols of the linker: it stays.
     """
     command = [*compiler.compiler()[0], *flags, "-E", "-x", "c++", "-"]
     done = subprocess.run(command, input=text, capture_output=True, text=True)

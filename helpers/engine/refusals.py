@@ -1,13 +1,13 @@
-"""What a GPU's compiler refuses and a host's would accept: reported before the kernel is compiled, with its line.
+"""Report what a GPU's compiler refuses and a host's accepts, before the kernel is compiled, with its line.
 
 Without these rules a learner without NVRTC (it does not exist for macOS) would learn on a GPU that a header is missing.
 NVRTC, as CuPy calls it, compiles for the device alone: functions without __device__ or __host__ are the device's,
 __host__ alone is refused, and the C and C++ libraries' headers do not exist. These are the common forms;
 helpers/engine/nvrtc.py runs NVRTC itself.
 
-A source is judged after the preprocessor, so that what it leaves out (the host's part of a file, inside `#ifndef
-__CUDACC_RTC__`) does not count. Starting one takes longer than reading a kernel. So the text is read first as it is
-written, and where no macro can hide anything and nothing is found, that is all.
+A source is judged after the preprocessor, so that excluded text (the host's part of a file, inside `#ifndef
+__CUDACC_RTC__`) does not count. Starting a preprocessor takes longer than reading a kernel. So the text is first read
+as it is written: if no macro can hide anything and nothing is found, that suffices.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ _TEXT = re.compile(r'R?"(?:[^"\\]|\\.)*(?:"|$)')  # of inline PTX, perhaps, whic
 def extension(diagnostics: str, lines: Mapping[tuple[str, int], str]) -> str:
     """Return as an error what a compiler has warned of and NVRTC refuses; "" if there is nothing.
 
-    lines: those of the source that count, by file and number. (Inline PTX has become braces within brackets.)
+    lines: the source's own lines, by file and number. (Inline PTX has become braces within brackets.)
     """
     for file, line, message in _EXTENSION.findall(diagnostics):
         text = _TEXT.sub('""', lines.get((file, int(line)), ""))

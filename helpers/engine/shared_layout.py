@@ -1,9 +1,9 @@
-"""Where static `__shared__` arrays lie: as a GPU's compiler lays them out, in the assembly of a kernel.
+"""Place static `__shared__` arrays as a GPU's compiler does, in the assembly of a kernel.
 
 They are the thread-local variables of a module. A GPU places those of a kernel one after the other in the order of the
-source, each at a multiple of its type's alignment, from a round address on (PTX says `.shared .align 2` of an array of
-half). So in `__shared__ half a[256], b[256]` both lie at multiples of 512 bytes, which wmma takes, and after
-`__shared__ char flag` an array may lie where it does not. g++ writes thread-locals backwards, and those of one function
+source, each at a multiple of its type's alignment, from a round address on (PTX writes `.shared .align 2` for an array
+of half). So in `__shared__ half a[256], b[256]` both are at multiples of 512 bytes, which wmma accepts, and after
+`__shared__ char flag` an array may not be at one. g++ writes thread-locals in reverse order, and those of one function
 after those of another at any address.
 """
 

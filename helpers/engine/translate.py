@@ -1,4 +1,4 @@
-"""What a host compiler needs changed in CUDA C++ that its headers cannot give it."""
+"""Change in CUDA C++ what a host compiler needs and headers cannot provide."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Barriers, branches, how a thread ends, and what only steers the hardware."""
+"""Barriers, branches, the end of a thread, and instructions that only steer the hardware."""
 
 from __future__ import annotations
 

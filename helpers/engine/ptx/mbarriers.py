@@ -1,4 +1,4 @@
-"""mbarrier, what cuda::barrier and cuda::pipeline are made of, and TMA: the copies that arrive at one, and back."""
+"""mbarrier, the basis of cuda::barrier and cuda::pipeline, and TMA: copies that signal an mbarrier, and stores."""
 
 from __future__ import annotations
 

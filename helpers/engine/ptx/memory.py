@@ -1,4 +1,4 @@
-"""Loads, stores, atomics, copies and fences, and what becomes of addresses."""
+"""Loads, stores, atomics, copies and fences, and conversions of addresses."""
 
 from __future__ import annotations
 

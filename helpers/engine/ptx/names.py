@@ -1,4 +1,4 @@
-"""What the operands of instructions name: operands, registers and labels of an asm statement, as C++."""
+"""Translate the names in instructions: operands, registers and labels of an asm statement, as C++."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ _CONSTANT = re.compile(
 
 
 class Names:
-    """The names of one asm statement. labels, registers: what is to be declared before its code.
+    """The names of one asm statement.
 
-    has_several: it has several instructions, so results are kept in copies until all is done; is_in_place: not even
-    then.
+    labels, registers: to be declared before its code. has_several: it has several instructions, so results are kept in
+    copies until all are done; is_in_place: not even then.
     """
 
     def __init__(self, operands: list[Operand], items: list[str]) -> None:

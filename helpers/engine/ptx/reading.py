@@ -1,4 +1,4 @@
-"""asm statements as text: where they are, their template, their operands, and the template's own statements."""
+"""Read asm statements as text: their places, templates, operands, and the statements of a template."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _RAW = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\bR"([^()\\\s]{0,16})
 
 
 class Unreadable(ValueError):
-    """What stands in an asm statement is not what the language has there, or depends on the preprocessor."""
+    """An asm statement's text is not what the language allows there, or depends on the preprocessor."""
 
 
 class Refused(Exception):
-    """What an assembler may take, but the engine does not: a failure of the thread that comes there."""
+    """An assembler may accept it, but the engine does not: a failure of the thread that reaches it."""
 
 
 @dataclass(frozen=True)
 class Operand:
-    """One operand of an asm statement. constraint: with = or + where it is written."""
+    """One operand of an asm statement. constraint: with = or + if it is written."""
 
     constraint: str
     expression: str

@@ -1,6 +1,6 @@
 """One use of an instruction: its name and modifiers, its operands as C++, and the table of the functions that write it.
 
-Assemblers take modifiers in any order, so the writers of instructions ask for those that they know, by name.
+Assemblers accept modifiers in any order, so the writers of instructions take those that they know, by name.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Unknown(Exception):
 
 
 class Use:
-    """An instruction in a statement: of `add.rn.f32 %0, %1, %2`, the opcode "add", modifiers and operands.
+    """An instruction in a statement: for `add.rn.f32 %0, %1, %2`, the opcode "add", modifiers and operands.
 
-    Operands are counted from 0. What is written comes as a statement of C++, what is read as an expression.
+    Operands are counted from 0. A written operand becomes a statement of C++, a read one an expression.
     """
 
     def __init__(self, text: str, names: Names) -> None:

@@ -1,4 +1,4 @@
-"""What the lanes of a warp do together, but for matrices."""
+"""What the lanes of a warp do together, except for matrices."""
 
 from __future__ import annotations
 

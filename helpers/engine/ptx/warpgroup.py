@@ -1,4 +1,4 @@
-"""Warpgroups of Hopper: products of four warps from shared memory, and the registers that they share out."""
+"""Warpgroups of Hopper: products of four warps from shared memory, and the redistribution of registers."""
 
 from __future__ import annotations
 
