@@ -542,6 +542,7 @@ def test_an_array_on_a_gpu_that_is_not_there() -> None:
 # ---- the kernel, checked
 
 
+@pytest.mark.exhaustive(each_value=())
 @pytest.mark.usefixtures("only_x_rayed")
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1, 1, 1), (2, 33, 31, 2, 1, 3), (1, 130, 65, 4, 2, 40)], ids=str)
 @pytest.mark.parametrize("mask", [{}, {"causal": True}, {"window": (7, 3), "return_lse": True}], ids=str)

@@ -56,6 +56,7 @@ def test_the_record_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
         study.main(["bits", "a", "b"])
 
 
+@pytest.mark.exhaustive
 def test_all_that_computes_gradients_is_measured() -> None:
     found = bits.measure((1, 1, 33, 16), 2)
     both = {(row["stage"], row["dtype"]) for row in found["rows"]}
