@@ -57,7 +57,7 @@ examples:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line, as --help shows it."""
+    """Build the command line's parser."""
     own = argparse.ArgumentParser(add_help=False)
     own.add_argument(
         "--this-python",
@@ -98,17 +98,17 @@ def parser() -> argparse.ArgumentParser:
 
 
 def work(arguments: "list[str]") -> int:
-    """Set up, then run the command. The exit code.
+    """Set up, then run the command. Returns the exit code.
 
     Raises Problem with what the user can correct.
     """
     need_python()
     cut = arguments.index("--") if "--" in arguments else len(arguments)
     own, words = arguments[:cut], arguments[cut + 1 :]
-    name, requirements = the_list(environment.kept_extras())
+    name, _ = the_list()
     # The help of ladder, bench and export is that of the modules that do it, if they can run without a set-up.
     passed_on = len(own) > 1 and own[0] in ("ladder", "bench", "export") and {"-h", "--help"} & set(own)
-    if passed_on and environment.venv_needs(requirements)[0] == "ready":
+    if passed_on and environment.venv_needs(environment.kept_extras())[0] == "ready":
         own, words = [word for word in own if word not in ("-h", "--help")], ["--help", *words]
     top = parser()
     options, rest = top.parse_known_args(own)
@@ -139,7 +139,7 @@ def work(arguments: "list[str]") -> int:
         }
         use_this_python(requirements, modules.get(options.command, ["numpy"]) + ["torch"] * ("torch" in extras))
     else:
-        environment.enter(requirements, sorted(extras), host_compiler.before_the_packages)
+        environment.enter(sorted(extras), host_compiler.before_the_packages)
     environment.set_variables(python_is_ours=not theirs)
     if not getattr(options, "this_python", False):
         startup.write()
@@ -157,7 +157,7 @@ def work(arguments: "list[str]") -> int:
 
 
 def main() -> int:
-    """work(), with every error that a user may meet as a message."""
+    """Run work(), and print errors that a user may meet as messages."""
     try:
         return work(sys.argv[1:])
     except Problem as problem:

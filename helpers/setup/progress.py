@@ -1,4 +1,4 @@
-"""One long step of the set-up: a line of progress while it runs and, if it fails, the likely reason and what to do.
+"""A long step of the set-up: a line of progress while it runs and, if it fails, the likely reason and what to do.
 
 What the step prints goes to .cache/setup.log. Only its news are shown and, after a failure, its last lines.
 """
@@ -57,7 +57,7 @@ def follow(argv: "list[str]", title: str, env: "dict[str, str] | None" = None) -
 
 
 class Progress:
-    """What a long step does: one line that rewrites itself in a terminal, a line now and then in a log."""
+    """The progress of a long step: one line that rewrites itself in a terminal, a line now and then in a log."""
 
     def __init__(self, title: str) -> None:
         self.title, self.state = title, "working"
@@ -89,7 +89,7 @@ class Progress:
             print("\r" + blank, end="\r", file=sys.stderr, flush=True)
 
     def follow(self, line: str) -> None:
-        """Take the news out of a line of pip's."""
+        """Update the state from a line of pip's output."""
         match = re.match(r"\s*(Collecting|Downloading|Using cached|Building|Installing collected)\s*(.*)", line)
         if match:
             what, name = match.groups()
@@ -98,7 +98,7 @@ class Progress:
 
 
 def explain(doing: str, log: "list[str]") -> Problem:
-    """The message for a step of the set-up that failed, from what it printed."""
+    """Explain why a step of the set-up failed, by its output."""
     text = "\n".join(log)
     version = "{}.{}".format(*sys.version_info[:2])
     if re.search(ENSUREPIP, text):
@@ -127,7 +127,7 @@ def explain(doing: str, log: "list[str]") -> Problem:
 
 
 def no_venv_text() -> str:
-    """What to do about a Python without venv or ensurepip, as Debian and Ubuntu ship it."""
+    """Say what to do about a Python without venv or ensurepip, as Debian and Ubuntu ship it."""
     version = "{}.{}".format(*sys.version_info[:2])
     return (
         f"this Python ({sys.executable}) cannot make a .venv: its module venv or ensurepip is missing.\n"
