@@ -4,10 +4,10 @@
     python3 helpers/course.py lab        open the course in JupyterLab
     python3 helpers/course.py --help     everything else
 
-On the first run it makes .venv beside environment.yml, installs the pip: block of that file into it, and starts
+On the first run it makes .venv next to environment.yml, installs what that file lists into it, and starts
 itself again there. Later runs see from a stamp in .venv that all is in place, and need no network.
 
-This file reads the command line. What it decides is done beside it: script (messages, starting another program),
+This file reads the command line. Other modules do the work: script (messages, starting another program),
 requirements (which Python and packages are needed), environment (.venv), progress (one step of its set-up),
 host_compiler and commands. In these modules and here only the standard library is used, and only syntax that
 Python 3.6 can parse: a Python that is too old must still be able to read them and say so.
@@ -80,7 +80,7 @@ def parser() -> argparse.ArgumentParser:
     more = "What follows -- goes to {}."
     other = "Other arguments go to helpers/bench/command.py, whose --help is shown here once .venv exists."
     labs = entries.add_parser("lab", help=LAB, parents=[own], description=f"{LAB}. {more.format('JupyterLab')}")
-    labs.add_argument("--originals", action="store_true", help="open notebooks/ itself: for who changes the course")
+    labs.add_argument("--originals", action="store_true", help="open notebooks/ itself: for contributors")
     entries.add_parser("progress", help=PROGRESS, parents=[own], description=PROGRESS)
     entries.add_parser("ladder", help=LADDER, parents=[own], description=f"{LADDER}. {other}")
     tests = entries.add_parser("test", help=TEST, parents=[own], description=f"{TEST}. {more.format('pytest')}")

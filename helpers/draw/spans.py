@@ -1,4 +1,4 @@
-"""Who does what when, in a block whose warps have roles: rows of spans, from an X-ray's events or from clocks.
+"""What each role in a block does when: rows of spans, from an X-ray's events or from recorded cycle counts.
 
     spans(events_as_spans(report.events), xlabel="order of events, not time")
 
@@ -53,7 +53,7 @@ Place = tuple[int, float, float, int, str]
 
 @styled
 def schedules(orders: Mapping[str, Sequence[Place]], *, ylabel: str, xlabel: str, ends: bool = True) -> Picture:
-    """Blocks on multiprocessors, one order above the other: who runs what, from when to when.
+    """Draw which blocks each multiprocessor runs, from when to when, one order above the other.
 
     Args:
         orders: {title: blocks}; a block is (multiprocessor, begin, end, its colour's number, what is written in it).
@@ -106,7 +106,7 @@ def events_as_spans(events: Sequence[Any], *, consumers: int = 2, stages: int = 
 
 
 def _add_copies(rows: dict[str, list[Span]], order: Sequence[Any], barriers: Sequence[str], consumers: int) -> None:
-    """When the copy to each buffer was in flight, and how long the buffer was full."""
+    """Add when the copy to each buffer was in flight, and how long the buffer was full."""
     asked: dict[str, list[int]] = {}
     full: dict[str, int] = {}
     arrived: dict[str, int] = {}
@@ -128,7 +128,7 @@ def _add_copies(rows: dict[str, list[Span]], order: Sequence[Any], barriers: Seq
 
 
 def _add_work(rows: dict[str, list[Span]], order: Sequence[Any]) -> None:
-    """What each consumer does: its products in flight, its waits, and between them the weights."""
+    """Add what each consumer does: its products in flight, its waits, and the softmax between them."""
     lines = sorted({event.place[1] for event in order if event.kind == "product"})
     waiting: dict[int, int] = {}  # thread -> since when
     weighing: dict[int, int] = {}
@@ -157,7 +157,7 @@ def _add_work(rows: dict[str, list[Span]], order: Sequence[Any]) -> None:
 
 
 def clocks_as_spans(timeline: Mapping[str, Any], first: int, last: int) -> dict[str, list[Span]]:
-    """Recorded clocks of one block of stage 10, from key tile `first` to `last`, as rows of spans in clocks.
+    """Turn recorded cycle counts of a block of hopper, key tiles `first` to `last`, into rows of spans in cycles.
 
     Args:
         timeline: as `helpers.bench.studies.hopper` records it. "consumers": for each, for each key tile, the clocks at

@@ -1,6 +1,6 @@
 """A long step of the set-up: a line of progress while it runs and, if it fails, the likely reason and what to do.
 
-What the step prints goes to .cache/setup.log. Only its news are shown and, after a failure, its last lines.
+The step's output goes to .cache/setup.log. Only its progress is shown and, after a failure, its last lines.
 """
 
 import collections
@@ -107,7 +107,7 @@ def explain(doing: str, log: "list[str]") -> Problem:
         folders = [str(ROOT), os.environ.get("TMPDIR", "/tmp")]
         free = [f"{path} has {shutil.disk_usage(path).free / 1e9:.1f} GB" for path in folders if os.path.isdir(path)]
         why = f"the disk is full. {ROOM} are needed here, and 1 GB for temporary files ({', '.join(free)})."
-        mend = "free some space, or set TMPDIR to a folder that has it."
+        mend = "free some space, or set TMPDIR to a folder that has some."
     elif re.search(CERTIFICATE, text):
         why = "the certificate of the package index was refused. A proxy often puts its own in place."
         mend = "set PIP_CERT to the file of your network's certificate."

@@ -59,7 +59,7 @@ def read_list(text: str) -> "tuple[str, list[str]]":
 def read_extra(text: str, extra: str) -> "list[str]":
     """Read the requirements of an extra in an environment.yml, from its lines "# extra NAME: requirement".
 
-    Raises Problem if there is none of that name.
+    Raises Problem if there is no extra of that name.
     """
     lines = re.findall(rf"^\s*# extra {re.escape(extra)}: (.+?)(?:[ \t]+#.*)?$", text, re.M)
     if not lines:
