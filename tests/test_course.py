@@ -657,7 +657,7 @@ def test_a_full_disk_is_said(copied: TinyCourse) -> None:
         ("Temporary failure in name resolution", "there is no network"),
         ("ReadTimeoutError: HTTPSConnectionPool(host='x'): Read timed out.", "there is no network"),
         ("SSLError(SSLCertVerificationError(1, 'CERTIFICATE_VERIFY_FAILED'))", "PIP_CERT"),
-        ("The virtual environment was not created: ensurepip is not available.", "python3-venv"),
+        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.", "PIP_FIND_LINKS"),
         ("ERROR: Could not find a version that satisfies x (from versions: none)", "or does not answer"),
         ("error: subprocess-exited-with-error", "Python 3.10 to 3.14"),
     ],

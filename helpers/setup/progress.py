@@ -24,7 +24,6 @@ NETWORK = (
     r"nodename nor servname|Network is unreachable|No route to host|Connection refused|Connection reset|"
     r"ConnectTimeout|ReadTimeout|Max retries exceeded|ProxyError|RemoteDisconnected|IncompleteRead"
 )
-ENSUREPIP = r"ensurepip is not available|No module named '?(ensurepip|venv)"
 
 
 def follow(argv: "list[str]", title: str, env: "dict[str, str] | None" = None) -> None:
@@ -101,8 +100,6 @@ def explain(doing: str, log: "list[str]") -> Problem:
     """Explain why a step of the set-up failed, by its output."""
     text = "\n".join(log)
     version = "{}.{}".format(*sys.version_info[:2])
-    if re.search(ENSUREPIP, text):
-        return Problem(no_venv_text())
     if re.search(DISK, text, re.I):
         folders = [str(ROOT), os.environ.get("TMPDIR", "/tmp")]
         free = [f"{path} has {shutil.disk_usage(path).free / 1e9:.1f} GB" for path in folders if os.path.isdir(path)]
@@ -114,6 +111,9 @@ def explain(doing: str, log: "list[str]") -> Problem:
     elif re.search(NETWORK, text):
         why = "there is no network, or the package index does not answer. Only the set-up needs it."
         mend = "connect, or set HTTPS_PROXY or PIP_INDEX_URL as your network requires."
+    elif "DO NOT MATCH THE HASHES" in text:
+        why = "the package index has another file of this version than the lock in helpers/setup/locked."
+        mend = "let PIP_INDEX_URL, PIP_EXTRA_INDEX_URL and PIP_FIND_LINKS name indexes with the published files."
     elif re.search(r"from versions: |No matching distribution", text):
         why = f"the package index has no such file for Python {version} on this system, or does not answer."
         mend = f"see that the network works; or change system: {KNOWN}."
