@@ -49,7 +49,7 @@ SECTIONS = (
 # 00 has a first kernel before any of attention; 04 asks for an exercise before it measures, and 04b is a workshop;
 # 08 has its exercises where their kernels begin, and 08b is the climb of one; 09 puts the kernels of the others to use;
 # 10 has its ring and one product before the kernel that needs them; 11 puts functions into the others' kernels; 14 and
-# 17 have kernels with names of their own; 15 has its exercise before its kernel, and 15b none
+# 17 have kernels with names of their own; 15 and 15b have their exercises before their kernels
 WITHOUT_KERNEL = {
     "00": (
         *("What attention computes", "Your first kernel", "A softmax that survives", "Check", "Break it"),
@@ -93,7 +93,8 @@ WITHOUT_KERNEL = {
         *("Break it", "Measure", "What limits us now"),
     ),
     "15b": (
-        *("What it costs today", "The idea", "Read the kernel", "Check", "Break it", "Measure", "What limits us now"),
+        *("What it costs today", "The idea", "Exercise", "Read the kernel", "Check", "Break it", "Measure"),
+        "What limits us now",
     ),
     "17": (
         *("What it costs today", "The idea", "Causal masks", "Exercise", "Read the kernel", "Launch it", "Check"),

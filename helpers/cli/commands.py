@@ -124,8 +124,9 @@ def checks() -> "dict[str, list[str]]":
 def test(words: "list[str]", every: bool) -> int:
     """Run the linters, then pytest over tests and notebooks. Returns 0 if all pass.
 
-    Tests that repeat others are left out (tests/two_speeds.py). every: run those in a second pytest, as CI does: its
-    first is what everybody runs. Files that `words` name are run whole.
+    Exhaustive tests are left out (tests/two_speeds.py), and so are tests of the engine that have passed
+    (tests/unchanged.py). every: run the engine's as well, and the exhaustive ones in a second pytest, as CI does: its
+    first is otherwise what everybody runs. Files that `words` name are run whole.
     """
     begin = time.monotonic()
     verdicts = {}
@@ -140,7 +141,7 @@ def test(words: "list[str]", every: bool) -> int:
         options += ["--nbval-sanitize-with", "tests/sanitize.cfg"]
     folders = [folder for folder in ("tests", "notebooks") if (ROOT / folder).is_dir()]
     processes = workers()
-    runs = {"pytest": [*folders, "--fast"], "pytest of the rest": [*folders[:1], "--rest"]}
+    runs = {"pytest": [*folders, "--fast", *["--unchanged-too"] * every], "pytest of the rest": [*folders, "--rest"]}
     if named:
         runs = {"pytest": []}
     else:

@@ -27,7 +27,6 @@ from helpers.bench.plots import (
 from helpers.bench.reading import (
     climb,
     experiment_times,
-    gradient_ablations,
     measurements,
     recorded,
     result,
@@ -60,7 +59,7 @@ from helpers.draw.picture import (
     styled,
 )
 from helpers.draw.sources import code, diff, sections
-from helpers.draw.spans import clocks_as_spans, events_as_spans, schedules, spans
+from helpers.draw.spans import clocks_as_spans, schedules, spans
 from helpers.draw.tables import table
 from helpers.draw.threads import (
     bank_picture,

@@ -1,4 +1,4 @@
-"""The exercise of notebook 15: a float in two parts for tensor cores, and the three products that are needed."""
+"""The exercises of notebooks 15 and 15b: a float in two parts for tensor cores, a tile's scale, three products."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from helpers.lesson.exercises.trial import FIRST, Trial, exercise
 PARTS = """
 extern "C" __global__ void parts(const float* x, unsigned* bits) {
   split(x[threadIdx.x], bits[2 * threadIdx.x], bits[2 * threadIdx.x + 1]);
+}
+"""
+EXPONENTS = """
+extern "C" __global__ void exponents(const float* largest, int* exponent) {
+  exponent[threadIdx.x] = tile_exponent(largest[threadIdx.x]);
 }
 """
 SEEN = np.uint32(0xFFFFE000)  # the bits of a float at which a tensor core looks
@@ -65,6 +70,86 @@ def split(trial: Trial) -> None:
         trial.expect("S", s, expected, tolerance=tolerance, symptom="products")
     if trial.report:
         trial.limit("TF32 products", trial.report.tensor_flop // (2 * 16 * 8 * 8), exactly=3 * 64 // 8)
+
+
+@exercise(
+    "15_scaled_tiles",
+    minutes=10,
+    hints={
+        "sign": (
+            "The exponent has the wrong sign: the smaller the numbers of a tile, the larger its exponent.",
+            "largest is 2^e to 2^(e+1). Which exponent, added to e, makes 14?",
+            "exponent = 14 + 127 - (int)(__float_as_uint(largest) >> 23);",
+        ),
+        "bias": (
+            "The bits of a float's exponent are e + 127, and here e itself is needed.",
+            "e = (int)(__float_as_uint(largest) >> 23) - 127, and the exponent of the tile is 14 - e.",
+        ),
+        "exponent": (
+            "largest is 2^e to 2^(e+1), and bits 23 to 30 of it are e + 127. Which exponent brings 2^e to 2^14?",
+            "It is 14 - e, with e = (int)(__float_as_uint(largest) >> 23) - 127.",
+            "exponent = 14 + 127 - (int)(__float_as_uint(largest) >> 23);",
+        ),
+        "step": (
+            "Off by a power of two or so: the largest has to reach 2^14 and to stay below 2^15.",
+            "Do not round e: largest / 2^e is at least 1 and below 2.",
+        ),
+        "scale": (
+            "The exponents are right, and S is off by a power of two. Which two scales are still in d?",
+            "Q was multiplied by 2^q_exponent, K by 2^k_exponent: s has both.",
+            "s *= power_of_two(-q_exponent) * power_of_two(-k_exponent);",
+        ),
+        "products": (
+            "The exponents are right. Of (hi + lo) (hi + lo), only the smallest may be left out. Which is it?",
+            "a_lo b_hi and a_hi b_lo are both needed: leaving one out loses the lower half of Q, or of K.",
+            "mma_m16n8k16(__half(), d, a_lo, b_hi[0], b_hi[1]); then a_hi with b_lo, then a_hi with b_hi.",
+        ),
+        "limit": "lo lo is at most 2^-22 of hi hi: a float32 hardly holds it. Leave it out.",
+    },
+    notebook="15b",
+)
+def scaled_tiles(trial: Trial) -> None:
+    """The exponents alone first; then products of tiles that fp16 could not hold as they are."""
+    largest = np.array([1.0, 1.9, 0.75, 3e-12, 5e9, 1e-30, 65504.0, 2.0**-14], dtype=np.float32)
+    exponent = trial.empty(len(largest), dtype=np.int32)
+    sizes = (16, 8, 2.0**-30, 2.0**20), (33, 13, 2.0**24, 2.0**-40), (1, 1, 1.0, 1.0)
+    for n, n_kv, q_size, k_size in trial.sizes("N, N_kv, size of Q, of K", *sizes):
+        if n == 16:
+            trial.launch("exponents", 1, len(largest), largest, exponent, extra=EXPONENTS)
+            symptom, reason = _wrong_exponent(largest, trial.xp.asnumpy(exponent))
+            if symptom:
+                trial.rows[FIRST].fail([reason], symptom)
+                continue
+        q, k, _ = trial.inputs(n, n_kv, 64)
+        q, k = q * np.float32(q_size), k * np.float32(k_size)
+        s, expected = trial.empty(n, n_kv), product(q, k.T)
+        trial.launch("scores", (blocks(n, 16), blocks(n_kv, 8)), 32, q, k, s, n, n_kv)
+        tolerance = 2.0**-19 * float((np.abs(q) @ np.abs(k.T)).max())  # as for TF32
+        with np.errstate(all="ignore"):  # the poison of what nobody has written; a single score may be 0
+            off = np.abs(trial.xp.asnumpy(s).astype(np.float64)).sum() / np.abs(expected).sum()
+        symptom = "products" if 0.5 < off < 2 else "scale"
+        trial.expect("S", s, expected, tolerance=tolerance, symptom=symptom)
+    if trial.report:
+        trial.limit("fp16 products", trial.report.tensor_flop // (2 * 16 * 8 * 16), exactly=3 * 64 // 16)
+
+
+def _wrong_exponent(largest: np.ndarray, exponent: np.ndarray) -> tuple[str, str]:
+    """The symptom and the reason of the first exponent that is wrong; two times "" if all are right."""
+    right = 15 - np.frexp(largest)[1]  # frexp has 0.5 to 1 times 2 to its exponent
+    if np.array_equal(exponent, right):
+        return "", ""
+    off = exponent - right
+    if np.abs(off).max() <= 1:
+        symptom = "step"
+    elif np.array_equal(exponent, -right) or np.ptp(exponent + right) == 0:
+        symptom = "sign"
+    elif np.ptp(off) == 0:
+        symptom = "bias"
+    else:
+        symptom = "exponent"
+    i = np.flatnonzero(off)[0]
+    reached = np.log2(np.float64(largest[i])) + exponent[i]
+    return symptom, f"largest = {largest[i]:.6g}: with exponent {exponent[i]} it becomes 2^{reached:.1f}"
 
 
 def _numbers() -> np.ndarray:
