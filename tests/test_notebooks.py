@@ -23,7 +23,7 @@ from helpers.attention import flash_attention, flash_attention_backward
 from helpers.device import ON_GPU
 from helpers.lesson import show
 from helpers.lesson.exercises import exercise
-from helpers.lesson.exercises.registry import number_of
+from helpers.lesson.exercises.holes import number_of
 from helpers.site import first_screen
 
 ROOT = Path(__file__).resolve().parent.parent
