@@ -47,7 +47,7 @@ tracebacks.install(Path(__file__).parent, *(() if ON_GPU else (cp.CompileError,)
 
 
 def describe() -> str:
-    """One line: what runs the kernels, and which compiler made them."""
+    """Describe in one line what runs the kernels, and which compiler made them."""
     if not ON_GPU:
         return cp.cuda.describe()
     properties = cp.cuda.runtime.getDeviceProperties(cp.cuda.Device().id)

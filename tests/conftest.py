@@ -27,10 +27,11 @@ import hypothesis
 import pytest
 import skips
 import two_speeds
-from backends import refused_by_nvrtc
+import unchanged
 
 from helpers import device, engine
 from helpers.attention import calls, kernel
+from helpers.engine import nvrtc
 
 # The same examples at every run: a test that fails once fails always. No deadline: a machine may be busy.
 hypothesis.settings.register_profile("course", deadline=None, derandomize=True, print_blob=True)
@@ -44,12 +45,43 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="leave repetition out: see tests/two_speeds.py")
     parser.addoption("--rest", action="store_true", help="only what --fast leaves out")
+    also = "with --fast: tests of the engine and the X-ray too that have passed and read nothing that has changed since"
+    parser.addoption("--unchanged-too", action="store_true", help=also)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    for mark in two_speeds.MARKS:
-        config.addinivalue_line("markers", mark)
+    config.addinivalue_line("markers", two_speeds.MARK)
     config.pluginmanager.register(_ForNotebooksToo())
+    if hasattr(config, "workerinput"):
+        config.stash[_unchanged] = [Path(path) for path in config.workerinput["unchanged"]]
+    elif config.getoption("--fast") and not config.getoption("--unchanged-too") and not os.environ.get("CI"):
+        config.stash[_unchanged] = unchanged.unchanged()
+    else:
+        config.stash[_unchanged] = []
+
+
+# ---- tests of the engine and the X-ray that have passed, see unchanged.py
+
+FOLDER = Path(__file__).resolve().parent
+_unchanged = pytest.StashKey[list[Path]]()
+_failed: set[Path] = set()  # files of tests, of this run
+_passed: set[Path] = set()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """A worker of pytest-xdist is about to start."""
+    node.workerinput["unchanged"] = [str(path) for path in node.config.stash[_unchanged]]
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    named = collection_path in [Path(arg.partition("::")[0]).resolve() for arg in config.args]
+    return True if collection_path in config.stash[_unchanged] and not named else None
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    path = FOLDER.parent / report.nodeid.partition("::")[0]
+    (_failed if report.failed else _passed).add(path)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -82,8 +114,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(config, "workeroutput"):
         config.workeroutput["launched"] = sorted(_launched)
         return
-    folder = Path(__file__).resolve().parent
-    whole = config.getoption("--fast") and folder in [Path(arg).resolve() for arg in config.args]
+    ended = session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+    stopped = session.shouldstop or session.shouldfail or two_speeds.chosen(config)
+    if config.getoption("--fast") and ended and not stopped:
+        named = {Path(arg).resolve() for arg in config.args}
+        passed = {path for path in _passed - _failed if {path, path.parent} & named}
+        unchanged.keep(passed, unchanged.RECORD if config.getoption("--unchanged-too") else None)
+    whole = config.getoption("--fast") and FOLDER in [Path(arg).resolve() for arg in config.args]
     # On a GPU a planned call is launched by addresses, which nothing here sees.
     if whole and not two_speeds.chosen(config) and not device.ON_GPU and session.exitstatus == pytest.ExitCode.OK:
         config.stash[_never_launched] = two_speeds.never_launched(_launched)
@@ -162,6 +199,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.section("skipped, by reason")
         for reason, count in counts.most_common():
             terminalreporter.write_line(f"{count:6}  {reason}")
+    if left_out := terminalreporter.config.stash[_unchanged]:
+        line = f"{len(left_out)} files of tests of the engine and the X-ray have passed as they are; not run again"
+        terminalreporter.write_line(f"{line} (course.py test --all runs them)")
     for file in terminalreporter.config.stash.get(_never_launched, []):
         terminalreporter.write_line(f"FAILED: no test of the fast run has launched kernels/{file}", red=True)
     tables: dict[str, list[dict[str, Any]]] = {}
@@ -225,7 +265,7 @@ def _a_gpu_takes_the_same_source(request: pytest.FixtureRequest, monkeypatch: py
 
     def compile_for_both(module: engine.RawModule, log_stream: Any = None) -> None:
         compile_for_cpu(module, log_stream)
-        refused = refused_by_nvrtc(module.code, module.name_expressions, module.options)
+        refused = nvrtc.refusal(module.code, module.options, module.name_expressions)
         assert not refused, f"the CPU engine takes this source, but NVRTC does not: {refused}"
 
     monkeypatch.setattr(engine.RawModule, "compile", compile_for_both)

@@ -73,13 +73,14 @@ def edited(name: str, edits: Edits) -> str:
 def cases(answers: Table) -> list[Any]:
     """The answers of a table, for pytest.mark.parametrize("name, answer", ...).
 
-    The fast run grades one wrong answer for each row in which those of a notebook fail, and one other right form.
+    The fast run grades for each notebook one other right form, and one wrong answer for each of three rows: a source
+    that does not compile, and sizes that are awkward, are graded alike for all.
     """
     params, kinds = [], set()
     for name, several in answers.items():
         for answer in several:
             kind = (name[:2], answer.row if isinstance(answer, Wrong) else "right")
-            marks = [pytest.mark.repetition] if kind in kinds else []
+            marks = [pytest.mark.exhaustive] if kind in kinds or kind[1] in ("compiles", "awkward") else []
             kinds.add(kind)
             params.append(pytest.param(name, answer, id=f"{name}: {answer.name}", marks=marks))
     return params

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backends import in_place_of_bind
 
 from helpers.attention import flash_attention, flash_attention_varlen, kernel, reference
 from helpers.attention.check import check
@@ -113,7 +112,7 @@ def options_of(case: dict[str, Any]) -> dict[str, Any]:
     return {"causal": causal, "window": window, "softmax_scale": scale}
 
 
-@pytest.mark.one_of_each(kind=lambda stage, case: (stage.name, str(case["mask"])))
+@pytest.mark.exhaustive(one_of_each=lambda stage, case: (stage.name, str(case["mask"])))
 @pytest.mark.parametrize("stage", STRIDED, ids=lambda stage: stage.name)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())).replace(" ", ""))
 def test_features_together(stage: Stage, case: dict[str, Any]) -> None:
@@ -146,7 +145,7 @@ def each_sequence(cu: tuple[np.ndarray, np.ndarray]) -> Iterator[tuple[slice, sl
         yield slice(cu[0][i], cu[0][i + 1]), slice(cu[1][i], cu[1][i + 1])
 
 
-@pytest.mark.each_value(within=("stage",))
+@pytest.mark.exhaustive(each_value=("stage",))
 @pytest.mark.parametrize("stage", STRIDED, ids=lambda stage: stage.name)
 @pytest.mark.parametrize("mask", ["none", "causal", (5, 3), (40, -1)], ids=str)
 @pytest.mark.parametrize("lengths", LENGTHS)
@@ -341,12 +340,11 @@ def test_what_needs_a_library_says_so(library: str, module: str, monkeypatch: py
 
 @pytest.mark.skipif(ON_GPU, reason="a call is launched there by addresses, without Kernel.bind")
 @pytest.mark.parametrize("layout", FACTORS["layout"])
-def test_views_are_read_where_they_lie(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_views_are_read_where_they_lie(layout: str) -> None:
     seen: list[Any] = []
-    take = in_place_of_bind(lambda self, grid, block, args, **_: seen.extend(args[:4]))
-    monkeypatch.setattr(kernel.Kernel, "bind", take)
     arrays = [laid_out(a, layout) for a in inputs(2, 33, 40, 4, 2, 8)]
-    o = flash_attention(*arrays)
+    with kernel.launches_replaced(lambda self, grid, block, args, **_: seen.extend(args[:4])):
+        o = flash_attention(*arrays)
     same = [address(a) == address(b) for a, b in zip(seen, (*arrays, o), strict=True)]
     assert same == [layout != "backwards"] * 3 + [True]
 
@@ -365,13 +363,12 @@ def test_every_stage_by_name_and_by_number(stage: Stage) -> None:
             np.testing.assert_array_equal(cp.asnumpy(by_number), cp.asnumpy(o))
 
 
-def test_the_last_stage_that_can_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_stage_that_can_is_chosen() -> None:
     names: list[str] = []
-    take = in_place_of_bind(lambda self, *args, **options: names.append(self.name))
-    monkeypatch.setattr(kernel.Kernel, "bind", take)
     q, k, v = inputs(1, 5, 6, 2, 2, 8)
-    flash_attention(q, k, v)
-    flash_attention(q, k, v, causal=True)
+    with kernel.launches_replaced(lambda self, *_, **__: names.append(self.name)):
+        flash_attention(q, k, v)
+        flash_attention(q, k, v, causal=True)
     of_default = [s for s in FORWARD.values() if s.tuning.by_default(5, 10, 8)]
     able = [[s.name for s in of_default if s.why_not(head_dim=8, causal=c) is None] for c in (False, True)]
     assert names == [able[0][-1], able[1][-1]]
@@ -548,21 +545,19 @@ def test_an_array_on_a_gpu_that_is_not_there() -> None:
 @pytest.mark.usefixtures("only_x_rayed")
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1, 1, 1), (2, 33, 31, 2, 1, 3), (1, 130, 65, 4, 2, 40)], ids=str)
 @pytest.mark.parametrize("mask", [{}, {"causal": True}, {"window": (7, 3), "return_lse": True}], ids=str)
-def test_a_checked_run_is_clean(
-    shape: tuple[int, ...], mask: dict[str, Any], cpu_engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checked_run_is_clean(shape: tuple[int, ...], mask: dict[str, Any], cpu_engine: Any) -> None:
     """No race, nothing out of bounds, nothing left unwritten; and only the keys that somebody sees are read."""
     reports = []
 
     def checked(self: kernel.Kernel, grid: Any, block: Any, args: Any, *, shared_mem: int = 0) -> None:
         reports.append(xray(self, grid, block, args, shared_mem))
 
-    monkeypatch.setattr(kernel.Kernel, "bind", in_place_of_bind(checked))
     for stage in STRIDED:
         reports.clear()
         batch, n, n_kv, heads, kv_heads, d = shape
         d = -(-d // stage.head_dim_step) * stage.head_dim_step
-        flash_attention(*inputs(batch, n, n_kv, heads, kv_heads, d), **mask, stage=stage.name)
+        with kernel.launches_replaced(checked):
+            flash_attention(*inputs(batch, n, n_kv, heads, kv_heads, d), **mask, stage=stage.name)
         report = reports[-1]
         assert not any(each.findings for each in reports)
         assert report.traffic["O"].written == 4 * batch * n * heads * d

@@ -14,7 +14,6 @@ from typing import Any
 import half_gradients
 import numpy as np
 import pytest
-from backends import in_place_of_bind
 from half_gradients import TYPES
 from planted import Bug, check_all_can_be_planted
 
@@ -83,7 +82,7 @@ def gradients(
 # ---- a stage: sizes, masks, heads, values
 
 
-@pytest.mark.each_value()
+@pytest.mark.exhaustive(each_value=())
 @every_stage
 @either_way
 @pytest.mark.parametrize("d", [1, 5, 40, 64, 128])
@@ -118,7 +117,7 @@ MASKS: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.each_value()
+@pytest.mark.exhaustive(each_value=())
 @every_stage
 @either_way
 @pytest.mark.parametrize("mask", MASKS, ids=str)
@@ -141,7 +140,7 @@ def test_rows_and_keys_that_nobody_sees_have_zero_gradients(stage: Stage, determ
     assert (cp.asnumpy(dk)[0, 0, :100] == 0).all() and (cp.asnumpy(dv)[0, 0, :100] == 0).all()
 
 
-@pytest.mark.each_value()
+@pytest.mark.exhaustive(each_value=())
 @every_stage
 @either_way
 @pytest.mark.parametrize("heads", [(3, 3), (4, 2), (6, 1)], ids=str)
@@ -183,7 +182,7 @@ def of_absolute_values(do: Any, q: Any, k: Any, v: Any, p: np.ndarray, scale: fl
     return ds @ k, ds.swapaxes(-1, -2) @ q, p.swapaxes(-1, -2) @ do
 
 
-@pytest.mark.each_value()
+@pytest.mark.exhaustive(each_value=())
 @every_stage
 @either_way
 @pytest.mark.parametrize("largest", [100.0, 1e3, 1e4])
@@ -203,7 +202,7 @@ def test_large_logits(stage: Stage, largest: float, deterministic: bool) -> None
 OTHERS = [each for table in (tiles._BACKWARD_PAIRS, tiles._BACKWARD_FEW) for each in table.values() if each]
 
 
-@pytest.mark.one_of_each(kind=lambda sizes: sizes.threads)
+@pytest.mark.exhaustive(one_of_each=lambda sizes: sizes.threads)
 @every_stage
 @pytest.mark.parametrize("sizes", (*tiles._BACKWARD[64], *tiles._BACKWARD[128], *OTHERS), ids=str)
 def test_other_tiles(stage: Stage, sizes: tiles.Tiles) -> None:
@@ -240,7 +239,7 @@ def test_the_tiles_of_a_launch_depend_on_its_blocks(stage: Stage, monkeypatch: p
     assert block(64, 4096, 3) == (64, 128) and block(64, 4096, 1) == (64, 64)
 
 
-@pytest.mark.each_value()
+@pytest.mark.exhaustive
 @every_stage
 @pytest.mark.parametrize("head_dim", [32, 64, 96, 128])
 def test_no_register_is_spilled_on_hopper(stage: Stage, head_dim: int) -> None:
@@ -294,14 +293,12 @@ def test_the_same_bits_in_every_run(stage: Stage) -> None:
         np.testing.assert_array_equal(cp.asnumpy(a), cp.asnumpy(b))
 
 
-@pytest.mark.each_value()
+@pytest.mark.exhaustive(each_value=())
 @pytest.mark.usefixtures("only_x_rayed")
 @every_stage
 @either_way
 @pytest.mark.parametrize("shape", [(33, 31, 5), (130, 130, 40), (65, 100, 64)], ids=str)
-def test_it_is_clean(
-    stage: Stage, shape: tuple[int, int, int], deterministic: bool, cpu_engine: Any, monkeypatch: Any
-) -> None:
+def test_it_is_clean(stage: Stage, shape: tuple[int, int, int], deterministic: bool, cpu_engine: Any) -> None:
     """Blocks that add to one element of dQ atomically are no race; what two blocks store there otherwise would be."""
     found: list[list[Finding]] = []
 
@@ -311,8 +308,7 @@ def test_it_is_clean(
     arrays = inputs(1, 2, 1, *shape)
     how: dict[str, Any] = {"causal": True, **({"alibi_slopes": SLOPES[0, :2]} if shape[2] == 5 else {})}
     o, lse = forward(*arrays[1:], **how)
-    with monkeypatch.context() as patched:
-        patched.setattr(kernel.Kernel, "bind", in_place_of_bind(checked))
+    with kernel.launches_replaced(checked):
         run, got = backward.prepare(stage, *arrays, o, lse, deterministic=deterministic, **how)
         run()
     assert found == [[]] * (3 if deterministic else 2)
@@ -321,7 +317,7 @@ def test_it_is_clean(
 
 @pytest.mark.usefixtures("only_x_rayed")
 @pytest.mark.parametrize("stage", STAGES[:1], ids=lambda stage: stage.name)
-def test_blocks_that_add_without_atomics_are_told(stage: Stage, cpu_engine: Any, monkeypatch: Any) -> None:
+def test_blocks_that_add_without_atomics_are_told(stage: Stage, cpu_engine: Any) -> None:
     found: list[list[Finding]] = []
 
     def checked(self: kernel.Kernel, grid: Any, block: Any, args: Any, *, shared_mem: int = 0) -> None:
@@ -333,8 +329,7 @@ def test_blocks_that_add_without_atomics_are_told(stage: Stage, cpu_engine: Any,
     text = text.replace(ADDS_FOUR, f"float4& to = reinterpret_cast<float4*>(row)[c]; to = make_float4({sums});")
     arrays = inputs(1, 1, 1, 33, 130, 40)
     o, lse = forward(*arrays[1:])
-    with monkeypatch.context() as patched:
-        patched.setattr(kernel.Kernel, "bind", in_place_of_bind(checked))
+    with kernel.launches_replaced(checked):
         run, _ = backward.prepare(stage, *arrays, o, lse, source=text)
         run()
     assert {(finding.kind, finding.array) for finding in found[1]} == {("race", "dQ")}
@@ -399,7 +394,7 @@ LAYOUTS: dict[str, Callable[[np.ndarray], Any]] = {
 }
 
 
-@pytest.mark.each_value()
+@pytest.mark.exhaustive(each_value=())
 @pytest.mark.parametrize("layout", LAYOUTS)
 @either_dtype
 @either_way
@@ -451,7 +446,7 @@ def test_through_dlpack() -> None:
 LENGTHS = ((0, 5), (33, 33), (70, 0), (1, 130), (65, 20), (0, 0))
 
 
-@pytest.mark.each_value()
+@pytest.mark.exhaustive(each_value=())
 @either_way
 @either_dtype
 @pytest.mark.parametrize("mask", [{}, {"causal": True}, {"window": (9, 4)}], ids=str)
@@ -704,7 +699,7 @@ def test_every_bug_can_be_planted() -> None:
     check_all_can_be_planted((kernel.source("08_backward.cu"), bug) for bug in BUGS)
 
 
-@pytest.mark.one_of_each(kind=lambda bug: (bug.error, bug.cpu_only))
+@pytest.mark.exhaustive(one_of_each=lambda bug: (bug.error, bug.cpu_only))
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_a_bug_is_seen(bug: Bug, request: pytest.FixtureRequest) -> None:
     if bug.cpu_only:

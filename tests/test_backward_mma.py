@@ -70,7 +70,7 @@ def test_tilings(tiling: str) -> None:
         check(f"{n} x {n_kv}", TILINGS[tiling], inputs((1, 1, n, 64), n_kv, 1, "bfloat16"))
 
 
-@pytest.mark.one_of_each(kind=lambda d: d % 16)
+@pytest.mark.exhaustive(one_of_each=lambda d: d % 16)
 @pytest.mark.parametrize("d", HEAD_DIM_TILINGS)
 def test_head_dims(d: int) -> None:
     for n, n_kv in ((100, 70), (65, 257)):
@@ -104,7 +104,7 @@ MASKS = {
 }
 
 
-@pytest.mark.each_value()
+@pytest.mark.exhaustive(each_value=())
 @pytest.mark.parametrize("tiling", KINDS)
 @pytest.mark.parametrize("deterministic", [0, 1])
 def test_masks(tiling: str, deterministic: int) -> None:
@@ -122,7 +122,7 @@ def test_masks(tiling: str, deterministic: int) -> None:
             check(f"{name}, {n} x {n_kv}", sizes, given, window=window)
 
 
-@pytest.mark.each_value()
+@pytest.mark.exhaustive(each_value=())
 @pytest.mark.parametrize("tiling", KINDS)
 @pytest.mark.parametrize("deterministic", [0, 1])
 def test_packed_lengths(tiling: str, deterministic: int) -> None:
@@ -152,7 +152,7 @@ def test_a_sequence_of_nan_harms_no_other(tiling: str) -> None:
 SLOPES = np.geomspace(0.5, 0.01, 8, dtype=np.float32).reshape(2, 4)
 
 
-@pytest.mark.each_value()
+@pytest.mark.exhaustive(each_value=())
 @pytest.mark.parametrize("tiling", KINDS)
 def test_alibi(tiling: str) -> None:
     """Heads that share keys have slopes of their own, and so have batches; distances count on both sides."""
@@ -181,7 +181,7 @@ def test_strides() -> None:
         assert np.abs(cp.asnumpy(x).astype(np.float32) - cp.asnumpy(y).astype(np.float32)).max() < 1e-3
 
 
-@pytest.mark.each_value()
+@pytest.mark.exhaustive(each_value=())
 @every_type
 @pytest.mark.parametrize("scale", [0.02, -0.2, 0.0])
 def test_softmax_scale(dtype: str, scale: float) -> None:
@@ -237,7 +237,7 @@ def test_scalar_atomics() -> None:
 # ---- the X-ray
 
 
-@pytest.mark.each_value()
+@pytest.mark.exhaustive(each_value=())
 @pytest.mark.usefixtures("only_x_rayed")
 @pytest.mark.parametrize("tiling", [*KINDS, "one buffer of dS"])
 @pytest.mark.parametrize("deterministic", [0, 1])
@@ -324,7 +324,7 @@ WRONG_ALIBI = (
 )
 
 
-@pytest.mark.one_of_each(kind=lambda bug: None)
+@pytest.mark.exhaustive(one_of_each=lambda bug: None)
 @pytest.mark.parametrize("bug", WRONG_ALIBI, ids=lambda bug: bug.name)
 def test_wrong_gradients_with_alibi_are_found(bug: Bug) -> None:
     code, given = bug.plant(kernel.source(FILE)), inputs((2, 4, 100, 64), 80, 2, "bfloat16")
@@ -332,7 +332,7 @@ def test_wrong_gradients_with_alibi_are_found(bug: Bug) -> None:
         check(bug.name, REGISTERS, given, alibi_slopes=SLOPES, code=code)
 
 
-@pytest.mark.one_of_each(kind=lambda bug: bug.new == "")
+@pytest.mark.exhaustive(one_of_each=lambda bug: bug.new == "")
 @pytest.mark.parametrize("bug", WRONG, ids=lambda bug: bug.name)
 def test_wrong_gradients_are_found(bug: Bug) -> None:
     code = bug.plant(kernel.source(FILE))
@@ -376,7 +376,7 @@ def test_every_bug_can_be_planted() -> None:
     )
 
 
-@pytest.mark.one_of_each(kind=lambda bug: bug.new == "")
+@pytest.mark.exhaustive(one_of_each=lambda bug: bug.new == "")
 @pytest.mark.usefixtures("only_x_rayed")
 @pytest.mark.parametrize("bug", RACES, ids=lambda bug: bug.name)
 def test_races_are_found(bug: Bug) -> None:
@@ -384,7 +384,7 @@ def test_races_are_found(bug: Bug) -> None:
     assert found_by_xray(code, REGISTERS) & {"race", "not waited for", "never waited for", "uninitialised"}
 
 
-@pytest.mark.one_of_each(kind=lambda bug: bug.new == "")
+@pytest.mark.exhaustive(one_of_each=lambda bug: bug.new == "")
 @pytest.mark.usefixtures("only_x_rayed")
 @pytest.mark.parametrize("bug", RACES_IN_SHARED_MEMORY, ids=lambda bug: bug.name)
 def test_races_in_shared_memory_are_found(bug: Bug) -> None:
@@ -403,7 +403,8 @@ def test_additions_without_atomics_are_found() -> None:
 # ---- compiling
 
 
-@pytest.mark.parametrize("arch", [pytest.param("sm_80", marks=pytest.mark.repetition), "sm_90"])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_registers(arch: str) -> None:
     """The tiles that an A100 and an H200 get spill a few values at most, by any NVRTC from 12.9 to 13.0."""
     try:

@@ -23,12 +23,23 @@ import pytest
 
 from helpers.attention import kernel, reference
 from helpers.attention.ladder import FORWARD, LADDER
-from helpers.attention.ladder.steps import CLIMBS, LAST_IDEAS
-from helpers.bench import cases, command, experiments, host_cost, peers, plan, readme, run, timing
+from helpers.attention.ladder.steps import CLIMBS, LAST_IDEAS, by_number
+from helpers.bench import cases, command, experiments, harness, host_cost, peers, plan, readme, run, timing
 from helpers.bench.cases import Case, Inputs
-from helpers.bench.plan import Job
+from helpers.bench.job import (
+    Gradients,
+    WrongOutput,
+    of_experiment,
+    of_gradients,
+    of_host,
+    of_peer,
+    of_stage,
+    of_step,
+    tile_sizes,
+    why_not,
+)
 from helpers.bench.results import Measurement, Note, Record, results_table
-from helpers.bench.run import JobRunner, WrongOutput
+from helpers.bench.run import JobRunner
 from helpers.device import ON_GPU, cp
 from helpers.lesson import show
 
@@ -112,17 +123,31 @@ def test_events_do_not_time_python() -> None:
     assert timing.measure(late, budget_s=0.1).ms < 0.1
 
 
-def test_clocks_are_the_medians_of_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sensors_are_the_medians_of_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = itertools.count()
     monkeypatch.setattr(timing.time, "perf_counter", lambda: next(now))
-    clocks = timing.Clocks()
-    for line in ("345, 2619, 70.5, 30", "1980, 2619, 600, 40", "1900, 2619, [N/A], 41", "1000, 2619, 500, 42"):
-        clocks.take(line)
-    assert clocks.between(1, 2) == {"sm_mhz": 1940, "memory_mhz": 2619, "watts": 600, "celsius": 40.5}
-    assert clocks.between(10, 20) == {}
-    with timing.Clocks() as nothing:
+    sensors = timing.Sensors()
+    for line in ("2619, 70.5, 30", "2619, 600, 40", "2619, [N/A], 41", "2619, 500, 42"):
+        sensors.parse(line)
+    assert sensors.between(1, 2) == {"memory_mhz": 2619, "watts": 600, "celsius": 40.5}
+    assert sensors.between(10, 20) == {}
+    with timing.Sensors() as nothing:
         pass
     assert ON_GPU or nothing.samples == []
+
+
+def test_a_kernel_reads_the_clock() -> None:
+    """The engine's clock counts nanoseconds."""
+    mhz = timing.sm_mhz()
+    assert 100 < mhz < 4000 if ON_GPU else mhz == pytest.approx(1000, rel=0.05)
+
+
+def test_one_slow_round_does_not_move_the_range() -> None:
+    speeds = timing.speeds([1.0] * 8, [1.10, 1.11, 1.11, 1.11, 1.11, 1.11, 1.12, 25.26])
+    assert harness.speed_text(speeds) == "1.11× (1.11 to 1.11)" and speeds["speed_max"] == 25.26
+    old = {"speed": 1.11, "speed_min": 1.10, "speed_max": 25.26}
+    assert harness.speed_text(old) == "1.11× (1.10 to 25.26)", "a record without quartiles"
+    assert timing.quartiles([2.0]) == (2.0, 2.0, 2.0)
 
 
 # ---------------------------------------------------------------------------------------- what is counted and checked
@@ -325,24 +350,27 @@ def test_gradients_are_planned_beside_their_peers(monkeypatch: pytest.MonkeyPatc
 
 
 def test_steps_of_gradients_are_checked_and_timed() -> None:
-    """Those of backward_mma in its first way; the turns of one tile as an experiment with its other way."""
+    """Those of backward_mma as they are; the turns of one tile as an experiment with the deterministic kernel."""
     jobs = plan.plan(Record({}, {}), on_gpu=True, only=["backward_mma"], with_peers=False)
-    steps = [job for job in jobs if job.kind == "backward step"]
+    planned = [each for each in jobs if each.kind == "backward step"]
     climb = CLIMBS["backward_mma"]
     for case in experiments.CLIMB_CASES["backward_mma"]:
-        assert [job.stage for job in steps if job.case == case] == [*climb]
-    assert {(case.shape[3], case.causal) for case in (job.case for job in steps)} == set(
+        assert [each.row["step"] for each in planned if each.case == case] == [*by_number("backward_mma")]
+    assert {(case.shape[3], case.causal) for case in (each.case for each in planned)} == set(
         itertools.product((64, 128), (False, True))
     )
-    turns = next(job for job in jobs if job.name == "backward_mma deterministic: a turn for each tile of dQ")
-    assert turns.gradients.deterministic and turns.stage is climb[-2]
+    turns = "backward_mma deterministic: a turn for each tile of dQ"
+    assert turns in [each.name for each in jobs]
     small = Case((1, 2, 70, 64), "bfloat16", True, backward=True)
-    for job in (dataclasses.replace(steps[0], case=small), dataclasses.replace(turns, case=small)):
-        run.compile_all([job])
-        r = run.JobRunner(0.001).run(job)
-        assert (r.kind, r.name) == (job.kind, job.name) and r.max_error <= r.tolerance and "BLOCK_M=64" in r.note
+    first = dataclasses.replace(next(experiments.steps(["backward_mma"])), case=small)
+    way = Gradients(climb[-2], True, turns.partition(": ")[2])
+    for each in (of_step(first), of_gradients(way, small, kind="backward experiment")):
+        run.compile_all([each])
+        r = JobRunner(0.001).run(each)
+        assert (r.kind, r.name) == (each.kind, each.name) and r.max_error <= r.tolerance and "BLOCK_M=64" in r.note
         assert (r.step, r.idea) == ((1, climb[0].idea) if r.kind == "backward step" else (None, ""))
-        assert plan.still_to_do([job], Record({}, {}, [r])) == []
+        assert plan.still_to_do([each], Record({}, {}, [r])) == []
+    assert each.name == turns
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -350,21 +378,21 @@ def test_gradients_are_checked_and_timed(causal: bool, monkeypatch: pytest.Monke
     case = Case((1, 2, 70, 16), "bfloat16", causal, backward=True)
     for way in plan.gradients():
         if "bfloat16" in way.stage.dtypes:
-            r = run.JobRunner(0.001).run(plan.Job("backward", way.name, way, case))
+            r = JobRunner(0.001).run(of_gradients(way, case))
             assert r.max_error < r.tolerance
     case = Case((1, 2, 70, 16), "float32", causal, backward=True)
     for way in plan.gradients():
         if "float32" in way.stage.dtypes:
-            job = plan.Job("backward", way.name, way, case)
-            r = run.JobRunner(0.001).run(job)
+            planned = of_gradients(way, case)
+            r = JobRunner(0.001).run(planned)
             assert r.kind == "backward" and r.name == way.name and r.max_error < r.tolerance
             assert r.tflops == pytest.approx(case.flops / r.ms / 1e9)
-            assert plan.still_to_do([job], Record({}, {}, [r])) == []
+            assert plan.still_to_do([planned], Record({}, {}, [r])) == []
     text = kernel.source("08_backward.cu")
     wrong = text.replace("(dp[i][j] - delta[i])", "dp[i][j]")
     monkeypatch.setattr(kernel, "source", lambda file: wrong if file == "08_backward.cu" else text)
-    with pytest.raises(run.WrongOutput):
-        run.JobRunner(0.001).run(plan.Job("backward", "backward", plan.gradients()[0], case))
+    with pytest.raises(WrongOutput):
+        JobRunner(0.001).run(of_gradients(plan.gradients()[0], case))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -496,22 +524,22 @@ def test_steps_are_checked_and_recorded_in_their_order(fakes: Any, monkeypatch: 
     )
     monkeypatch.setattr(experiments, "HEADS", (Case(SMALL),))
     jobs = [job for job in plan.plan(Record({}, {}), on_gpu=True, with_peers=False) if job.kind == "step"]
-    assert [(job.name, job.what.number, job.case) for job in jobs] == [
+    assert [(each.name, each.row["step"], each.case) for each in jobs] == [
         ("last: 1_a", 1, Case(SMALL)),
         ("last: 2_b", 2, Case(SMALL)),
         ("last: 01_naive", 3, Case(SMALL)),
     ]
-    assert len({job.compared for job in jobs}) == 1
+    assert len({each.compared_with for each in jobs}) == 1
     right = JobRunner(0.001).run(jobs[0])
     assert (right.step, right.idea, right.note) == (1, "an idea", "BLOCK_M=16") and right.max_error <= right.tolerance
     with pytest.raises(WrongOutput):
         JobRunner(0.001).run(jobs[1])
-    found = {job.name: result for job, result in JobRunner(0.001).run_in_turns(jobs)}
+    found = {each.name: result for each, result in JobRunner(0.001).run_in_turns(jobs)}
     wrong, first, last_step = (found[jobs[number].name] for number in (1, 0, 2))
     assert isinstance(wrong, WrongOutput) and first.gain == []
     assert last_step.launches == first.launches == run.FEWEST_ROUNDS
-    median, least, most = last_step.gain
-    assert least <= median <= most and least <= first.ms_max / last_step.ms_min
+    median, low, high = last_step.gain
+    assert low <= median <= high and low <= first.ms_max / last_step.ms_min
     assert (first.over, last_step.over) == ("", first.name)
 
 
@@ -620,8 +648,8 @@ def test_the_sweep_comes_last_and_is_timed_for_less() -> None:
     assert swept == sorted(swept) and any(swept)
     for job, side in zip(jobs, swept, strict=True):
         beside = job.kind in ("variant", "step", "experiment", "backward step", "backward experiment")
-        of_gradients = job.kind.startswith("backward") and plan.swept(job.case)
-        assert job.share == (plan.SIDE_SHARE if side or beside or of_gradients else 1.0)
+        backward = job.kind.startswith("backward") and plan.swept(job.case)
+        assert job.share == (plan.SIDE_SHARE if side or beside or backward else 1.0)
 
 
 def test_sigterm_writes_the_record(fakes: Any, tmp_path: Path) -> None:
@@ -691,9 +719,8 @@ def test_a_record_goes_to_json_and_back(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 def test_memory_beyond_the_inputs_is_counted(fakes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     held = iter([1000, 1000 + cp.empty(SMALL, dtype=cp.float32).nbytes + 77])
-    monkeypatch.setattr(run, "_held", lambda *, peak=False: next(held))
-    stage = Fake("one")
-    assert JobRunner(0.001).run(Job("stage", "one", stage, Case(SMALL))).extra_bytes == 77
+    monkeypatch.setattr("helpers.bench.job._allocated_bytes", lambda *, peak=False: next(held))
+    assert JobRunner(0.001).run(of_stage(Fake("one"), Case(SMALL))).extra_bytes == 77
 
 
 def test_peers_are_timed_like_stages() -> None:
@@ -702,7 +729,7 @@ def test_peers_are_timed_like_stages() -> None:
         yield lambda: reference.attention(*inputs.host, causal=causal)
 
     runner = JobRunner(0.001)
-    r = runner.run(Job("peer", "other", peers.Peer("other", ready), Case(SMALL, "float16", True)))
+    r = runner.run(of_peer(peers.Peer("other", ready), Case(SMALL, "float16", True)))
     assert (r.kind, r.dtype, r.causal) == ("peer", "float16", True) and r.max_error < 1e-14
 
     @contextmanager
@@ -710,12 +737,12 @@ def test_peers_are_timed_like_stages() -> None:
         yield lambda: reference.attention(*inputs.host)
 
     with pytest.raises(WrongOutput):
-        runner.run(Job("peer", "other", peers.Peer("other", deaf), Case(SMALL, "float16", True)))
+        runner.run(of_peer(peers.Peer("other", deaf), Case(SMALL, "float16", True)))
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_numpy_is_a_peer(causal: bool) -> None:
-    r = JobRunner(0.001).run(Job("peer", "NumPy", peers.NUMPY, Case(SMALL, "float32", causal)))
+    r = JobRunner(0.001).run(of_peer(peers.NUMPY, Case(SMALL, "float32", causal)))
     assert r.max_error <= 1e-5
     assert peers.NUMPY.why_not("float16", False) and not peers.NUMPY.why_not("float32", True)
 
@@ -724,7 +751,7 @@ def test_numbas_simulator_is_a_peer() -> None:
     peer = peers.numba_simulator()
     if peer is None:
         pytest.skip("there is no Numba, or it was imported without its simulator")
-    assert JobRunner(0.001).run(Job("peer", peer.name, peer, Case((1, 2, 33, 4)))).max_error <= 1e-5
+    assert JobRunner(0.001).run(of_peer(peer, Case((1, 2, 33, 4)))).max_error <= 1e-5
 
 
 def test_table_sets_each_line_beside_its_peers() -> None:
@@ -759,13 +786,13 @@ def test_all_kernels_are_compiled_before_the_clock_starts(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Fake, "prepare", prepare)
     half, plain = Fake("half", ("bfloat16",)), Fake("plain")
-    monkeypatch.setattr(plan, "LADDER", {"half": half, "plain": plain})
+    monkeypatch.setattr("helpers.bench.job.LADDER", {"half": half, "plain": plain})
     experiment = experiments.Experiment("other", "plain", (("scale * dot", "scale * dot"),))
     jobs = [
-        Job("peer", "NumPy", peers.NUMPY, Case(SMALL)),
-        Job("stage", "half", half, Case(SMALL, "bfloat16", True)),
-        Job("variant", "plain", plain, Case(SMALL), {"BLOCK_M": 8}),
-        Job("experiment", "plain: other", experiment, Case((1, 1, 9, 24))),
+        of_peer(peers.NUMPY, Case(SMALL)),
+        of_stage(half, Case(SMALL, "bfloat16", True)),
+        of_stage(plain, Case(SMALL), {"BLOCK_M": 8}, kind="variant"),
+        of_experiment(experiment, Case((1, 1, 9, 24)), {}),
     ]
     run.compile_all(jobs)
     assert sorted(seen, key=str) == [
@@ -818,12 +845,11 @@ def test_host_costs_are_planned_checked_and_printed(monkeypatch: pytest.MonkeyPa
         yield lambda: 0 * inputs.host[0], lambda o: o
 
     monkeypatch.setattr(run, "host_time", lambda call: timing.Timing(0.0375, 0.03, 0.045, 2000))
-    job = Job("host", "one call", host_cost.HostCall("one call", ready, "a note"), host_cost.CASE)
-    r = JobRunner(0.001).run(job)
+    r = JobRunner(0.001).run(of_host(host_cost.HostCall("one call", ready, "a note")))
     assert (r.kind, r.ms, r.launches, r.shape, r.causal) == ("host", 0.0375, 2000, [1, 4, 64, 64], True)
     assert "one call      37.5 µs   40.0%  a note" in results_table(Record({}, {}, [r]))
     with pytest.raises(WrongOutput):
-        JobRunner(0.001).run(Job("host", "x", host_cost.HostCall("x", wrong), host_cost.CASE))
+        JobRunner(0.001).run(of_host(host_cost.HostCall("x", wrong)))
     names = {call.name for call in host_cost.calls(True)}
     kinds = ("CuPy arrays", "torch tensors")
     assert {
@@ -883,12 +909,11 @@ def test_ladder_reports_a_wrong_stage(fakes: Any, capsys: pytest.CaptureFixture[
 def test_experiments_change_the_text_they_name(experiment: experiments.Experiment) -> None:
     few = dataclasses.replace(experiment, launches=min(experiment.launches, 2))
     measured = experiment.cases[0]
-    why = plan.why_not(LADDER[experiment.stage], measured)
+    why = why_not(LADDER[experiment.stage], measured)
     if why:
         pytest.skip(why)
     case = Case((1, 1, 100, measured.shape[3]), measured.dtype, measured.causal)
-    job = Job("experiment", experiment.name, few, case, experiment.sizes[0])
-    r = JobRunner(0.001).run(job)
+    r = JobRunner(0.001).run(of_experiment(few, case, experiment.sizes[0]))
     # The engine runs threads in turn, so there a missing barrier is always wrong; another text never is.
     if not ON_GPU:
         wrong = (
@@ -900,11 +925,11 @@ def test_experiments_change_the_text_they_name(experiment: experiments.Experimen
 @pytest.mark.parametrize("experiment", experiments.GRADIENTS, ids=lambda e: f"{e.stage}: {e.name}")
 def test_experiments_with_gradients_are_right(experiment: experiments.Experiment) -> None:
     measured, stage = experiment.cases[0], LADDER[experiment.stage]
-    if why := plan.why_not(stage, measured):
+    if why := why_not(stage, measured):
         pytest.skip(why)
     case = dataclasses.replace(measured, shape=(1, 2, 100, measured.shape[3]))
-    what = plan.Gradients(stage, False, experiment.name, experiment)
-    r = JobRunner(0.001).run(Job("backward experiment", what.name, what, case, experiment.sizes[0]))
+    what = Gradients(stage, False, experiment.name, experiment)
+    r = JobRunner(0.001).run(of_gradients(what, case, experiment.sizes[0], kind="backward experiment"))
     assert r.name == f"{experiment.stage}: {experiment.name}" and r.max_error <= r.tolerance
     assert bool(experiment.changes) == (what.source is not None)
 
@@ -912,7 +937,7 @@ def test_experiments_with_gradients_are_right(experiment: experiments.Experiment
 def test_an_experiment_on_another_text_is_refused() -> None:
     experiment = experiments.Experiment("x", "naive", (("no such text", ""),))
     with pytest.raises(ValueError, match="mend the experiment"):
-        JobRunner(0.001).run(Job("experiment", "x", experiment, Case((1, 1, 8, 8))))
+        JobRunner(0.001).run(of_experiment(experiment, Case((1, 1, 8, 8)), {}))
 
 
 @pytest.mark.parametrize(
@@ -1017,7 +1042,7 @@ def test_sizes_that_go_by_the_mask_are_those_of_the_case() -> None:
     """10 has a narrower tile with a mask, and with few keys; the sizes of 04 go by the head dimension alone."""
 
     def block_n(name: str, rows: int, causal: bool) -> int:
-        return plan.tile_sizes(LADDER[name], Case((1, 16, rows, 128), "bfloat16", causal))["BLOCK_N"]
+        return tile_sizes(LADDER[name], Case((1, 16, rows, 128), "bfloat16", causal))["BLOCK_N"]
 
     assert [block_n("hopper", 4096, causal) for causal in (False, True)] == [160, 128]
     assert block_n("hopper", 512, False) == 128

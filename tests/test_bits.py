@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +9,6 @@ import pytest
 
 from helpers import device
 from helpers.attention.ladder import BACKWARD, backward
-from helpers.bench import records, study
-from helpers.bench.records import NO_RECORD
 from helpers.bench.studies import bits
 
 
@@ -36,30 +32,16 @@ def test_what_differs_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == {"dQ": 2, "dK": 0, "dV": 0}
 
 
-def test_the_record_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    path = tmp_path / "bits.json"
-    monkeypatch.setattr(bits, "recorded", lambda: records.load(path))
-    assert bits.table() == NO_RECORD
-    monkeypatch.setattr(bits, "measure", lambda: measured)
-    measured = {
-        "device": "Some GPU",
-        "shape": [1, 2, 64, 8],
-        "runs": 3,
-        "rows": [{"stage": "backward", "dtype": "float32", "different": {"dQ": 17, "dK": 0, "dV": 0}}],
-    }
-    assert study.main(["bits", str(path)]) == 0
-    assert json.loads(path.read_text()) == measured
-    assert "3 runs, of 1,024 each; Some GPU" in bits.table() and "17" in bits.table()
-    assert study.main(["bits"]) == 0
-    assert capsys.readouterr().out.count("Some GPU") == 2
-    with pytest.raises(SystemExit):
-        study.main(["bits", "a", "b"])
+def test_a_record_as_text() -> None:
+    rows = [{"stage": "backward", "dtype": "float32", "different": {"dQ": 17, "dK": 0, "dV": 0}}]
+    text = bits.table({"device": "Some GPU", "shape": [1, 2, 64, 8], "runs": 3, "rows": rows})
+    assert "3 runs, of 1,024 each; Some GPU" in text and "17" in text
 
 
 def test_all_that_computes_gradients_is_measured() -> None:
-    found = bits.measure((1, 1, 33, 16), 2)
-    both = {(row["stage"], row["dtype"]) for row in found["rows"]}
+    found = list(bits.rows((1, 1, 33, 16), 2))
+    both = {(row["stage"], row["dtype"]) for row in found}
     for name, stage in BACKWARD.items():
         assert {(name, dtype) for dtype in stage.dtypes} <= both
         assert not stage.features & {"deterministic"} or (f"{name} deterministic", stage.dtypes[0]) in both
-    assert all(set(row["different"]) == {"dQ", "dK", "dV"} for row in found["rows"])
+    assert all(set(row["different"]) == {"dQ", "dK", "dV"} for row in found)

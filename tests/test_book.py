@@ -36,7 +36,12 @@ from helpers.site.links import ROOT, Links, outside_code, slug
 
 NEEDED = ("sphinx", "myst_nb", "sphinx_book_theme", "sphinx_copybutton", "latex2mathml")
 missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-needs_sphinx = pytest.mark.skipif(bool(missing), reason=f"the site is made with {', '.join(missing)}, not installed")
+of_the_site = pytest.mark.skipif(bool(missing), reason=f"the site is made with {', '.join(missing)}, not installed")
+
+
+def needs_sphinx(test: Any) -> Any:
+    """Making the site takes two minutes of CPU, and its own workflow makes it for each pull request."""
+    return pytest.mark.exhaustive(of_the_site(test))
 
 
 class Page(HTMLParser):

@@ -100,14 +100,17 @@ def faults(found: list[CompileReport], may_spill: int = 0) -> list[str]:
 
 
 def ends_of(file: str) -> list[Any]:
-    """(file, architectures) for `test_its_own_sizes`: SLOW_ARCH and, not in the fast run, the oldest and the newest."""
+    """(file, architectures) for `test_its_own_sizes`: SLOW_ARCH and, not in the fast run, the oldest and the newest.
+
+    Nor is CuTe in the fast run.
+    """
     able = runs_on(file, ARCHITECTURES)
     ends = able[:1] + able[-1:]
     one = runs_on(file, (SLOW_ARCH,)) or ends[:1]
     rest = tuple(arch for arch in dict.fromkeys(ends) if arch not in one)
     return [
-        pytest.param(file, one, id=file),
-        *[pytest.param(file, rest, id=f"{file}-ends", marks=pytest.mark.repetition)] * bool(rest),
+        pytest.param(file, one, id=file, marks=[pytest.mark.exhaustive] * (file == "12_cute.cu")),
+        *[pytest.param(file, rest, id=f"{file}-ends", marks=pytest.mark.exhaustive)] * bool(rest),
     ]
 
 
@@ -132,16 +135,15 @@ def test_its_own_sizes(file: str, architectures: tuple[str, ...], record_row: Ca
 
 
 AT_LARGEST = [
-    # A stage that is slow to compile takes half a minute.
-    pytest.param(file, arch, marks=[pytest.mark.repetition] * STAGES[file].slow_to_compile)
+    (file, arch)
     for arch in GENERATIONS
     for file in STAGES
     if runs_on(file, (arch,)) and (file not in UNROLLED or arch == SLOW_ARCH)
 ]
 
 
+@pytest.mark.exhaustive
 @needs_nvrtc
-@pytest.mark.one_of_each(kind=lambda file: file)
 @pytest.mark.parametrize(("file", "arch"), AT_LARGEST)
 def test_largest_head_dim(
     file: str, arch: str, record_row: Callable[..., None], monkeypatch: pytest.MonkeyPatch
@@ -156,8 +158,8 @@ def test_largest_head_dim(
 IN_SLOTS = [stage for stage in LADDER.values() if stage.slots is in_slots and not stage.slow_to_compile]
 
 
+@pytest.mark.exhaustive
 @needs_nvrtc
-@pytest.mark.each_value()
 @pytest.mark.parametrize("stage", IN_SLOTS, ids=lambda stage: stage.name)
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_the_search_of_a_slot_spills_little(stage: Stage, head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:

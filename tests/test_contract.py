@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -27,12 +27,11 @@ from helpers.attention import (
 )
 from helpers.attention.check import check
 from helpers.attention.ladder import FORWARD, LADDER, Launch, Stage, limits
-from helpers.attention.ladder.call import Call, Options, Spec
+from helpers.attention.ladder.call import Call, Spec
 from helpers.attention.ladder.contract import Tuning
 from helpers.attention.ladder.launch import Part
-from helpers.attention.ladder.plan import Ready
+from helpers.attention.ladder.plan import Latest, Ready
 from helpers.device import ON_GPU, cp
-from helpers.engine.cuda_source import signatures
 
 # Two kernels of one file: the gradient of sum(O * dO) with respect to V, by way of P in scratch memory.
 GRADIENT_OF_V = """
@@ -113,13 +112,16 @@ def test_only_forward_stages_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None
         flash_attention(q, q, q, stage=99)
 
 
-def test_a_named_stage_is_the_only_one_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    def asked(self: Stage, **_: Any) -> None:
-        assert self.name == "heads_and_masks"
-
-    monkeypatch.setattr(Stage, "why_not", asked)
+def test_a_named_stage_is_the_only_one_that_is_launched() -> None:
+    """And where it cannot do the call, its reason is told alone, whatever others can do."""
+    names: list[str] = []
     q = np.ones((1, 5, 2, 8), np.float32)
-    flash_attention(q, q, q, stage="heads_and_masks")
+    with kernel.launches_replaced(lambda self, *_, **__: names.append(self.name)):
+        flash_attention(q, q, q, stage="naive")
+    assert set(names) == {"naive"}
+    with pytest.raises(ValueError, match="naive") as refused:
+        flash_attention(q, q, q, causal=True, stage="naive")
+    assert "online_softmax" not in str(refused.value)
 
 
 # ---- calls made again
@@ -135,22 +137,18 @@ def exact(q: Any, k: Any, v: Any, **options: Any) -> np.ndarray:
     return reference.attention(*arrays, **options).swapaxes(1, 2)
 
 
-@pytest.fixture
-def checks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """The shapes of q that were checked, call after call."""
-    seen: list[tuple[int, ...]] = []
-    check_model_arrays = calls.check_model_arrays
-    monkeypatch.setattr(
-        calls, "check_model_arrays", lambda q, *more: seen.append(q.shape) or check_model_arrays(q, *more)
-    )
-    return seen
+def counted(what: str) -> Callable[[], int]:
+    """A function that says how many of kernel.COUNTS there were since now."""
+    before = kernel.COUNTS[what]
+    return lambda: kernel.COUNTS[what] - before
 
 
-def test_a_call_is_checked_once_and_its_arrays_may_change(checks: list[tuple[int, ...]]) -> None:
+def test_a_call_is_checked_once_and_its_arrays_may_change() -> None:
+    checks = counted("checked")
     for seed in range(3):
         arrays = model_inputs(2, 33, 4, 8, seed=seed)
         check(f"call {seed}", flash_attention(*arrays, causal=True), exact(*arrays, causal=True))
-    assert len(checks) == 1
+    assert checks() == 1
 
 
 OTHER_CALLS: dict[str, Any] = {
@@ -168,15 +166,15 @@ OTHER_CALLS: dict[str, Any] = {
 }
 
 
-def test_what_a_call_depends_on_is_in_its_key(checks: list[tuple[int, ...]]) -> None:
+def test_what_a_call_depends_on_is_in_its_key() -> None:
     """Each differs from all others in one thing, and is checked and right at its first call and at its second."""
-    arrays = model_inputs(2, 33, 4, 8)
+    arrays, checks = model_inputs(2, 33, 4, 8), counted("checked")
     first = {name: call(*arrays) for name, call in OTHER_CALLS.items()}
-    assert len(checks) == len(OTHER_CALLS)
+    assert checks() == len(OTHER_CALLS)
     for name, call in OTHER_CALLS.items():
         for once, again in zip(_all(first[name]), _all(call(*arrays)), strict=True):
             np.testing.assert_array_equal(cp.asnumpy(once), cp.asnumpy(again), err_msg=name)
-    assert len(checks) == len(OTHER_CALLS)
+    assert checks() == len(OTHER_CALLS)
     windowed = {name: cp.asnumpy(first[name]) for name in ("causal", "window", "another window", "scale")}
     check("another window", windowed["another window"], exact(*arrays, window=(5, 6)))
     assert len({a.tobytes() for a in windowed.values()}) == len(windowed)
@@ -194,45 +192,26 @@ def test_equal_keys_of_other_types_are_refused_after_a_good_call_too() -> None:
             flash_attention(*arrays, **{"causal": True, "window": (1, 0), "softmax_scale": 1.0, "stage": 5, **wrong})
 
 
-def test_what_cannot_be_read_in_place_is_copied_at_each_call(checks: list[tuple[int, ...]]) -> None:
+def test_what_cannot_be_read_in_place_is_copied_at_each_call() -> None:
     """The call on the copies is the same at each time."""
+    plans = counted("planned")
     for seed in range(2):
         q, k, v = model_inputs(1, 33, 2, 8, seed=seed)
         check("backwards", flash_attention(q[:, ::-1], k, v), exact(q, k, v)[:, ::-1])
-    assert len(checks) == 3
+    assert plans() == 1
 
 
 def test_the_latest_calls_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls._PLANNED, "most", 3)
-    monkeypatch.setattr(kernel.Kernel, "bind", lambda self, *_, **__: lambda: None)
-    for n in range(1, 10):
-        flash_attention(*model_inputs(1, n, 2, 8))
-        assert len(calls._PLANNED) == min(n, 3)
+    """A call that is not among them is planned again, and makes the oldest forgotten."""
+    monkeypatch.setattr(Latest, "most", 3)
+    with kernel.launches_replaced(lambda *_, **__: None):
+        for n, is_new in ((1, 1), (2, 1), (3, 1), (1, 0), (4, 1), (2, 0), (1, 1), (4, 0)):
+            plans = counted("planned")
+            flash_attention(*model_inputs(1, n, 2, 8))
+            assert plans() == is_new, n
 
 
 # ---- calls of one family: other shapes, strides and addresses
-
-
-@pytest.fixture
-def expensive(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the functions that no call of a known family may need, call after call."""
-    called: list[str] = []
-
-    def note(owner: Any, name: str) -> None:
-        function = getattr(owner, name)
-        monkeypatch.setattr(owner, name, lambda *a, **more: called.append(name) or function(*a, **more))
-
-    for owner, name in (
-        (Stage, "why_not"),
-        (Options, "checked"),
-        (kernel, "source"),
-        (kernel, "load_all"),
-        (kernel, "_compiled"),
-        (kernel, "options"),
-        (signatures, "from_source"),
-    ):
-        note(owner, name)
-    return called
 
 
 def forward_of_lengths(n: int, n_kv: int, dtype: str) -> Any:
@@ -261,18 +240,19 @@ def biased_of_lengths(n: int, n_kv: int, dtype: str) -> Any:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("call", [forward_of_lengths, backward_of_lengths, packed_of_lengths, biased_of_lengths])
-def test_a_call_of_a_known_family_plans_nothing_anew(call: Any, dtype: str, expensive: list[str]) -> None:
+def test_a_call_of_a_known_family_plans_nothing_anew(call: Any, dtype: str) -> None:
     """A token generated with a cache one longer each time is such a call."""
+    chosen, loaded = counted("chosen"), counted("loaded")
     call(20, 40, dtype)
-    assert {"why_not", "checked", "load_all"} <= set(expensive)
-    expensive.clear()
+    assert chosen() and loaded()
+    chosen, loaded = counted("chosen"), counted("loaded")
     longer_by = 2 if call is biased_of_lengths else 1  # two texts: two neighbours of a bias are loaded together, or not
     for longer in range(1, 5):
         call(20 + longer % 3, 40 + longer_by * longer, dtype)
-    assert not expensive
+    assert not chosen() and not loaded()
     calls.forget()
     call(20, 40, dtype)
-    assert "load_all" in expensive
+    assert chosen() and loaded()
 
 
 def random_view(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Any:
@@ -287,13 +267,13 @@ def random_view(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) ->
 
 @pytest.mark.parametrize(("dtype", "stage"), [("float32", None), ("float16", None), ("float16", "hopper")])
 def test_random_shapes_and_layouts_through_one_family(
-    dtype: str, stage: str | None, expensive: list[str], monkeypatch: pytest.MonkeyPatch
+    dtype: str, stage: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A field of a struct that stays from the call before would be seen: all differ, in everything."""
     if stage is not None and LADDER[stage].why_not(head_dim=16, dtype=dtype) is not None:
         pytest.skip("not on this device")
     monkeypatch.setattr(limits, "multiprocessors", lambda: 3)  # so that blocks of 10 take several tiles
-    rng = np.random.default_rng(3)
+    rng, families = np.random.default_rng(3), counted("chosen")
     for number in range(50):
         batch, kv_heads, group = (int(rng.integers(1, 4)) for _ in range(3))
         n, n_kv = (int(rng.integers(1, 90)) for _ in range(2))
@@ -307,7 +287,7 @@ def test_random_shapes_and_layouts_through_one_family(
         tolerance = 1e-5 if dtype == "float32" else 4e-3
         check(f"call {number}", cp.asnumpy(o).swapaxes(1, 2), want[0], tolerance=tolerance)
         check(f"lse {number}", cp.asnumpy(lse), want[1], tolerance=tolerance)
-    assert expensive.count("checked") == 2  # causal and not: two families
+    assert families() == 2  # causal and not
 
 
 @pytest.mark.parametrize("apart", ["one stream", "two streams", "two devices"])
@@ -318,7 +298,7 @@ def test_a_cache_that_two_threads_share(apart: str, monkeypatch: pytest.MonkeyPa
     if apart == "two devices" and not (ON_GPU and cp.cuda.runtime.getDeviceCount() > 1):
         pytest.skip("two GPUs are needed")
     with_10 = FORWARD["hopper"].why_not(head_dim=16, dtype="float16") is None
-    monkeypatch.setattr(calls._PLANNED, "most", 2)
+    monkeypatch.setattr(Latest, "most", 2)
     cases = []
     for n in range(20, 26):
         half = with_10 and n % 2
@@ -360,7 +340,7 @@ def test_no_call_compiles_after_a_warm_up(packed: bool) -> None:
     assert count >= 2 and count == warm_up(
         4, 13, kv_heads=2, dtype="float32", causal=True, gradients=True, packed=packed
     )
-    compiled = kernel._compiled.cache_info().misses
+    compiled = counted("compiled")
     rng = np.random.default_rng(0)
     for n, n_kv in ((1, 1), (1, 300), (40, 40), (300, 70)):
         q, do = (rng.standard_normal((1, n, 4, 13), dtype=np.float32) for _ in range(2))
@@ -372,7 +352,7 @@ def test_no_call_compiles_after_a_warm_up(packed: bool) -> None:
         else:
             o, lse = flash_attention(q, k, v, causal=True, return_lse=True)
             flash_attention_backward(do, q, k, v, o, lse, causal=True)
-    assert kernel._compiled.cache_info().misses == compiled
+    assert compiled() == 0
 
 
 def test_a_warm_up_is_refused_as_its_calls_are() -> None:
@@ -415,7 +395,7 @@ def test_who_waits_at_a_terminal_is_told(monkeypatch: pytest.MonkeyPatch, capsys
 # ---- half types: head_dim that is no multiple of 8
 
 
-@pytest.mark.each_value()
+@pytest.mark.exhaustive(each_value=())
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("d", [12, 59, 111])
 @pytest.mark.parametrize("packed", [False, True], ids=["batched", "packed"])
@@ -495,13 +475,13 @@ def packed_inputs() -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("most", [28, 100])
-def test_the_longest_sequence_given_by_the_caller(most: int, checks: list[tuple[int, ...]]) -> None:
-    arrays = packed_inputs()
+def test_the_longest_sequence_given_by_the_caller(most: int) -> None:
+    arrays, checks = packed_inputs(), counted("checked")
     expected = flash_attention_varlen(*arrays, causal=True)
     for _ in range(2):
         o = flash_attention_varlen(*arrays, causal=True, max_seqlen_q=most, max_seqlen_k=most)
         np.testing.assert_array_equal(cp.asnumpy(o), cp.asnumpy(expected))
-    assert len(checks) == 1 + (most != 28)
+    assert checks() == 1 + (most != 28)
 
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, True, "28", 2**29])

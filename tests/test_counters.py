@@ -22,6 +22,7 @@ from helpers.attention.ladder.steps import CLIMBS, LAST_IDEAS
 from helpers.bench import counters, ncu, peers, plan
 from helpers.bench.cases import Case
 from helpers.bench.experiments import CLIMB_CASES, WMMA, Step
+from helpers.bench.job import Gradients
 from helpers.bench.studies import profile_stages, xray_vs_ncu
 from helpers.lesson import show
 
@@ -286,7 +287,7 @@ def test_gradients_are_counted_each_in_its_ways_beside_pytorchs() -> None:
 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_gradients_are_checked_when_they_are_counted(deterministic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    way = plan.Gradients(LADDER["backward"], deterministic)
+    way = Gradients(LADDER["backward"], deterministic)
     with profile_stages._gradients_ready(way, Case((1, 2, 70, 16), backward=True)) as run:
         run()
     text = kernel.source("08_backward.cu")

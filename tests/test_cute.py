@@ -31,7 +31,13 @@ from helpers.lesson.shortcuts import xray_stage
 STAGE = LADDER["flash_cute"]
 TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 why_not = STAGE.why_not(head_dim=64, dtype="float16")
-needs_cute = pytest.mark.skipif(why_not is not None, reason=str(why_not))
+has_cute = pytest.mark.skipif(why_not is not None, reason=str(why_not))
+
+
+def needs_cute(test: Any) -> Any:
+    """Compiling CuTe takes seconds for each test."""
+    return pytest.mark.exhaustive(has_cute(test))
+
 
 HELLO = "#include <cute/layout.hpp>\n__global__ void hello(int* x) { *x = cute::make_layout(cute::_8{})(3); }\n"
 
@@ -87,7 +93,7 @@ def test_no_call_gets_it_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all("cutlass" not in str(s.why_not(head_dim=64)) for s in FORWARD.values() if s is not STAGE)
 
 
-@pytest.mark.each_value()
+@pytest.mark.exhaustive(each_value=())
 @pytest.mark.parametrize("limit", [99 * 1024, 163 * 1024, 227 * 1024])
 def test_its_tiles_fit_and_are_copied_evenly(limit: int) -> None:
     """What the kernel's assertions demand, at all head dimensions."""
@@ -153,7 +159,7 @@ def test_sizes_masks_and_packed_lengths() -> None:
             assert not got[own].any()
 
 
-@pytest.mark.repetition  # notebook 12 X-rays it as well
+@pytest.mark.exhaustive  # notebook 12 X-rays it as well
 @needs_cute
 def test_the_xray_finds_nothing_and_no_bank_conflicts() -> None:
     """No race, nothing out of bounds; the swizzle leaves no conflict. Two tiles of rows and of keys, not whole ones.
@@ -289,7 +295,7 @@ def test_without_a_bug() -> None:
     check_planted(with_switches(), 0)
 
 
-@pytest.mark.one_of_each(kind=lambda bug: bug.cpu_only)
+@pytest.mark.exhaustive(one_of_each=lambda bug: bug.cpu_only)
 @needs_cute
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_bug_is_seen(bug: Switched, request: pytest.FixtureRequest) -> None:

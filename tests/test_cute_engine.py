@@ -18,7 +18,8 @@ from helpers.engine import compiler, cutlass, nvrtc, unset
 from helpers.lesson.shortcuts import cute_offsets
 from helpers.xray import xray
 
-pytestmark = pytest.mark.skipif(nvrtc.why_no_cute() is not None, reason=nvrtc.why_no_cute() or "")
+has_cute = pytest.mark.skipif(nvrtc.why_no_cute() is not None, reason=nvrtc.why_no_cute() or "")
+pytestmark = [pytest.mark.exhaustive, has_cute]  # compiling CuTe takes seconds for each test
 
 STD = ("-std=c++17",)
 

@@ -749,7 +749,7 @@ def test_bugs_can_be_planted() -> None:
     check_all_can_be_planted((text(), each) for each in BUGS)
 
 
-@pytest.mark.one_of_each(kind=lambda each: each.inputs)
+@pytest.mark.exhaustive(one_of_each=lambda each: each.inputs)
 @pytest.mark.parametrize("each", BUGS, ids=lambda each: each.name)
 def test_planted_bugs_are_found(each: Bug) -> None:
     if device.ON_GPU and each.cpu_only:
@@ -782,7 +782,7 @@ def test_a_sink_that_counts_in_every_part_is_found() -> None:
     assert np.abs(lse_of(wrong) - want).max() > 1e-2
 
 
-@pytest.mark.each_value()
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_120"])
 @pytest.mark.parametrize("dtype", TYPES)
 def test_nvrtc_spills_nothing(dtype: str, arch: str) -> None:
@@ -815,7 +815,7 @@ OF_STEPS = {
 
 
 @every_step
-@pytest.mark.each_value(within=("step",))
+@pytest.mark.exhaustive(each_value=("step",))
 @pytest.mark.parametrize("name", OF_STEPS)
 def test_steps_agree_with_float64(step: decoders.Decoder, name: str) -> None:
     run(OF_STEPS[name], stage=step.name)
@@ -842,6 +842,7 @@ def test_each_step_is_one_lesson() -> None:
         assert 0 < added <= MOST_NEW_LINES, (name, added)
 
 
+@pytest.mark.exhaustive
 @every_step
 def test_steps_spill_nothing(step: decoders.Decoder) -> None:
     try:

@@ -366,7 +366,7 @@ def test_a_source_that_the_edits_would_break_is_compiled_as_it_is() -> None:
     assert out[0] == 8
 
 
-@pytest.mark.one_of_each(kind=lambda stage: (stage.direction, stage.dtypes))
+@pytest.mark.exhaustive(one_of_each=lambda stage: (stage.direction, stage.dtypes))
 @pytest.mark.parametrize("stage", LADDER.values(), ids=lambda stage: stage.file)
 def test_the_courses_kernels_are_compiled_as_edited(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     taken, compile_one = [], engine.compiler._compile

@@ -236,7 +236,7 @@ def test_no_condition_keeps_the_index_inside(c_type: str, dtype: Any, monkeypatc
             (blocks - 1, 0, 0),
             (63, 0, 0),
         )
-    monkeypatch.setattr(engine.RawKernel, "_who_wrote_past_an_end", lambda *launch: None)  # a second run of each
+    monkeypatch.setattr(engine.RawKernel, "explain_overrun", None)  # a second run of each
     for n in range(1, 301):
         a, b = engine.ones(n, dtype), engine.ones(n, dtype)
         for block in (32, 64, 128, 256):
@@ -711,7 +711,7 @@ def test_every_reason_has_words() -> None:
         failure.name, failure.other_name, failure.message, failure.lanes = b"__shfl_sync", b"bar", b"assertion", 5
         failure.count = 3
         said.add(
-            failures.words(failure, (64, 1, 1), lambda address: f"a[{address}]", lambda address: f"full[{address}]")
+            failures.describe(failure, (64, 1, 1), lambda address: f"a[{address}]", lambda address: f"full[{address}]")
         )
     assert len(said) == len(structures.Reason) - 1
     assert "illegal read of a[0]" in said and "assertion" in said

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backends import compiled, on_each_device, refused_by_nvrtc
+from backends import compiled, on_each_device
 
 from helpers import engine
-from helpers.engine import libraries, tensor_map
+from helpers.engine import libraries, nvrtc, tensor_map
 from helpers.xray import xray
 
 KERNELS = r"""
@@ -166,7 +166,7 @@ extern "C" __global__ void k(float* out, const float* in) {
 
 def test_a_generic_pointer_has_the_shared_address_in_its_low_bits() -> None:
     """In each worker and in the X-ray. Several authors cast where CUDA asks for __cvta_generic_to_shared."""
-    assert refused_by_nvrtc(CASTS, (), ("-std=c++17", "-arch=sm_90a")) == ""
+    assert nvrtc.refusal(CASTS, ("-std=c++17", "-arch=sm_90a")) == ""
     kernel = engine.RawKernel(CASTS, "k", options=("-std=c++17",))
     given = engine.asarray(np.arange(64, dtype=np.float32) * 1000)
     expected = np.tile(201 + 1003 * np.arange(64, dtype=np.float32), 40)

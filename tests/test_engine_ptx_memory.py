@@ -10,7 +10,7 @@ import pytest
 from backends import compiled, on_each_device
 
 from helpers import engine
-from helpers.engine import checked
+from helpers.engine import checked, observed
 
 LOADS = {
     # text of the instruction, its results' constraints, the bytes that one thread reads
@@ -340,11 +340,11 @@ extern "C" __global__ void counted(unsigned *n) {
 @pytest.mark.parametrize(
     ("name", "grid", "kind"),
     [
-        ("race", 1, checked.RACE),
+        ("race", 1, observed.RACE),
         ("fixed", 1, None),
-        ("bounds", 1, checked.OUT_OF_BOUNDS),
+        ("bounds", 1, observed.OUT_OF_BOUNDS),
         ("hand_over", 2, None),
-        ("no_hand_over", 2, checked.RACE),
+        ("no_hand_over", 2, observed.RACE),
         ("counted", 2, None),
     ],
 )
@@ -353,7 +353,7 @@ def test_a_checked_run_sees_every_access(name: str, grid: int, kind: int | None)
     first = engine.zeros(4, np.int32) if "hand_over" in name else engine.zeros(64, np.float32)
     args = (engine.zeros(1, np.uint32),) if name == "counted" else (first, engine.zeros(64, np.float32))
     seen = checked.observe(kernel, (grid,), (64 if "hand_over" not in name else 1,), args)
-    kinds = {issue.kind for issue in seen.issues} - ({checked.UNINITIALISED} if name == "race" else set())
+    kinds = {issue.kind for issue in seen.issues} - ({observed.UNINITIALISED} if name == "race" else set())
     assert kinds == ({kind} if kind else set()), seen.issues
     begin = next(i for i, text in enumerate(CHECKED_SOURCE.splitlines(), 1) if f"void {name}(" in text)
     end = next(

@@ -63,9 +63,12 @@ def test_every_exercise_has_hints_and_a_time(name: str) -> None:
 
 
 RUN_HERE = [
-    pytest.param(name, marks=pytest.mark.skipif(bool(missing), reason=missing or ""))
+    pytest.param(
+        name, marks=[pytest.mark.skipif(bool(missing), reason=missing or "")] + [pytest.mark.exhaustive] * cute
+    )
     for name in NAMES
-    for missing in [nvrtc.uses_cute(solution(name)) and nvrtc.why_no_cute()]
+    for cute in [nvrtc.uses_cute(solution(name))]
+    for missing in [cute and nvrtc.why_no_cute()]
 ]
 
 
@@ -75,7 +78,7 @@ def test_the_solution_passes(name: str) -> None:
     assert result and "[FAIL]" not in result.text and "not tried" not in result.text, result.text
 
 
-@pytest.mark.one_of_each(kind=lambda name: name[:2])
+@pytest.mark.exhaustive(one_of_each=lambda name: name[:2])
 @pytest.mark.parametrize("name", RUN_HERE)
 def test_the_skeleton_compiles_runs_and_fails(name: str) -> None:
     result = grade(name, skeleton(name))
@@ -97,7 +100,7 @@ def test_the_skeleton_has_holes_and_keeps_the_solution_to_itself(name: str) -> N
     assert cell(name) == f"%%cuda {name}\n{text}".rstrip()
 
 
-@pytest.mark.one_of_each(kind=lambda name: name[:2])
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", RUN_HERE)
 def test_nvrtc_takes_it(name: str) -> None:
     kernels = source.kernels(solution(name))

@@ -7,7 +7,8 @@ from exercise_table import Answer, Right, Wrong, cases, check
 
 from helpers.engine import nvrtc
 
-pytestmark = pytest.mark.skipif(nvrtc.why_no_cute() is not None, reason=nvrtc.why_no_cute() or "")
+has_cute = pytest.mark.skipif(nvrtc.why_no_cute() is not None, reason=nvrtc.why_no_cute() or "")
+pytestmark = [pytest.mark.exhaustive, has_cute]  # compiling CuTe takes seconds for each test
 
 HALF, FLOAT = "Swizzle<2, 3, 3>", "Swizzle<5, 0, 5>"
 ROWS = "Stride<_32, _1>"

@@ -20,11 +20,11 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_what_is_soon_done_is_not_said(lines: list[str]) -> None:
-    assert first_build.told(lambda: 3, "counting") == 3 and lines == []
+    assert first_build.run_with_message(lambda: 3, "counting") == 3 and lines == []
 
 
 def test_what_takes_long_is_said_until_it_is_done(lines: list[str]) -> None:
-    assert first_build.told(lambda: time.sleep(1.3) or 4, "counting") == 4
+    assert first_build.run_with_message(lambda: time.sleep(1.3) or 4, "counting") == 4
     assert lines[0] == "counting ... 0 s" and lines[-1] == "counting ... done in 1 s." and len(lines) >= 3
 
 
@@ -33,12 +33,12 @@ def test_what_fails_is_raised(lines: list[str]) -> None:
         raise compiler.CompileError("no")
 
     with pytest.raises(compiler.CompileError, match="no"):
-        first_build.told(fail, "counting")
+        first_build.run_with_message(fail, "counting")
 
 
 def test_where_nobody_looks_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(first_build, "_line", lambda: None)
-    assert first_build.told(threading.current_thread, "x") is threading.main_thread()
+    assert first_build.run_with_message(threading.current_thread, "x") is threading.main_thread()
 
 
 def test_a_programs_run_of_a_notebook_shows_no_line() -> None:

@@ -31,8 +31,8 @@ runs_here = pytest.mark.skipif(
 # ---- what it is compiled with
 
 
+@pytest.mark.exhaustive
 @needs_nvrtc
-@pytest.mark.each_value()
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_it_compiles_without_spills_and_keeps_its_products_in_flight(head_dim: int) -> None:
     sizes = {"HEAD_DIM": head_dim, **tiles.pick_fp16x3(head_dim)}
@@ -203,7 +203,7 @@ XRAY_BUGS = (
 )
 
 
-@pytest.mark.one_of_each(kind=lambda bug, kind, options: kind)
+@pytest.mark.exhaustive(one_of_each=lambda bug, kind, options: kind)
 @pytest.mark.parametrize(("bug", "kind", "options"), XRAY_BUGS, ids=[bug.name for bug, *_ in XRAY_BUGS])
 def test_the_xray_finds_the_bug(bug: Bug, kind: str, options: dict[str, Any], one_block: None) -> None:
     assert x_rayed(bug.plant(kernel.source(STAGE.file)), **options).findings[0].kind == kind

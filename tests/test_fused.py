@@ -8,13 +8,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from backends import in_place_of_bind
 from planted import Bug, check_all_can_be_planted
 
 from helpers import engine
 from helpers.attention import check, compile_report, flash_attention, flash_attention_varlen, kernel
-from helpers.attention.ladder import LADDER, Stage, limits
-from helpers.attention.ladder.plan import Ready
+from helpers.attention.ladder import LADDER, limits
 from helpers.attention.ladder.steps import ROTATION_IN_LOAD
 from helpers.device import cp
 from helpers.lesson.shortcuts import look
@@ -253,29 +251,20 @@ def heads_last(*arrays: np.ndarray) -> list[Any]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_every_stage_that_can_gets_them(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_stage_that_can_gets_them(dtype: str) -> None:
     """None has a stage of its own; a rotation is a launch before it."""
     names: list[str] = []
-    take = in_place_of_bind(lambda self, *args, **options: names.append(self.name.partition("<")[0]))
-    monkeypatch.setattr(kernel.Kernel, "bind", take)
     q, k, v = heads_last(*inputs(dtype))
-    for name in ("bias", "bool", "alibi"):
-        flash_attention(q, k, v, **cases(dtype)[name])
-    flash_attention(q, k, v, **cases(dtype)["rotary"])
+    with kernel.launches_replaced(lambda self, *_, **__: names.append(self.name.partition("<")[0])):
+        for name in ("bias", "bool", "alibi", "rotary"):
+            flash_attention(q, k, v, **cases(dtype)[name])
     assert names == [*[STAGE_OF[dtype]] * 3, "rotary", STAGE_OF[dtype]]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_calls_made_again(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_made_again(dtype: str) -> None:
     """New values at other addresses; other forms; and what is checked only once."""
-    planned: list[str] = []
-    init = Ready.__init__
-
-    def note(self: Ready, stage: Stage, *rest: Any, **more: Any) -> None:
-        planned.append(stage.name)
-        init(self, stage, *rest, **more)
-
-    monkeypatch.setattr(Ready, "__init__", note)
+    before = kernel.COUNTS["planned"]
     for seed in range(3):
         q, k, v = (random(*a.shape, dtype=dtype, seed=10 * seed + i) for i, a in enumerate(inputs(dtype)))
         options = dict(cases(dtype)["all"])
@@ -288,12 +277,12 @@ def test_calls_made_again(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
         options["bias"], on_device["bias"] = wide[..., :KEYS], cp.asarray(wide)[..., :KEYS]
         o, lse = flash_attention(*heads_last(q, k, v), return_lse=True, **on_device)
         compare(dtype, (cp.asnumpy(o).swapaxes(1, 2), lse), expected(q, k, v, **options), rotated=True)
-    assert planned == [STAGE_OF[dtype]]
+    assert kernel.COUNTS["planned"] == before + 1
     on_device["rotary_interleaved"] = True
     o = flash_attention(*heads_last(q, k, v), **on_device)
     want = expected(q, k, v, **options, rotary_interleaved=True)
     compare(dtype, (cp.asnumpy(o).swapaxes(1, 2), want.lse.astype(np.float32)), want, rotated=True)
-    assert len(planned) == 2
+    assert kernel.COUNTS["planned"] == before + 2
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -449,6 +438,7 @@ def test_more_that_is_refused() -> None:
 # ---- what it is compiled with
 
 
+@pytest.mark.exhaustive
 @needs_nvrtc
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_the_rotation_compiles_without_spills(head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -518,7 +508,7 @@ def test_rotation_in_the_load() -> None:
         run("float16", cases("float16")[name], kernel.source(ROTATION_IN_LOAD.file))
 
 
-@pytest.mark.one_of_each(kind=lambda bug: bug.inputs)
+@pytest.mark.exhaustive(one_of_each=lambda bug: bug.inputs)
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_bug_is_seen(bug: Bug, request: pytest.FixtureRequest) -> None:
     if bug.cpu_only:

@@ -96,7 +96,9 @@ RECORD = {
 def test_tables() -> None:
     record = json.loads(json.dumps(RECORD))
     words = "rotary in the load, beside a pass, 07"
-    assert fused.gain(words, 512, 64, record=record) == {"speed": 2.0, "speed_min": 1.1, "speed_max": 4.0}
+    assert fused.gain(words, 512, 64, record=record) == pytest.approx(
+        {"speed": 2.0, "speed_min": 1.1, "speed_max": 4.0, "speed_q1": 1.55, "speed_q3": 3.0}
+    )
     assert fused.gain(words, 4096, 64, record=record) is None
     assert fused.gains_table(record=record).splitlines()[2].split() == [*words.split(), "2.00×"]
     assert fused.memory_table(record).splitlines()[2:] == [
@@ -105,7 +107,7 @@ def test_tables() -> None:
     ]
     text = fused.table(record)
     assert "a GPU" in text and "way 3: MemoryError: no" in text and "255" in text
-    assert "2.00× (1.10 to 4.00)" in text and "128 MiB" in text
+    assert "2.00× (1.55 to 3.00)" in text and "128 MiB" in text
 
 
 def test_without_a_record(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,13 @@ from helpers.xray import xray
 
 HEAD_DIM = 16
 TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
-GRIDS = ["register_tiles", "heads_and_masks", "flash_wmma", "flash_mma", "flash_cute"]
+GRIDS = [
+    "register_tiles",
+    "heads_and_masks",
+    "flash_wmma",
+    "flash_mma",
+    pytest.param("flash_cute", marks=pytest.mark.exhaustive),
+]
 GRADIENTS = [("backward", False), ("backward", True), ("backward_mma", False), ("backward_mma", True)]
 Arrays = tuple[Any, ...]
 
@@ -114,7 +120,7 @@ HEADS = {  # (batch, heads, kv_heads)
 }
 
 
-@pytest.mark.each_value(within=("name",))
+@pytest.mark.exhaustive(each_value=("name",))
 @pytest.mark.parametrize("name", GRIDS)
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("causal", [False, True])
@@ -151,7 +157,7 @@ def test_parts_of_arrays_as_models_have_them(small_grid: int, monkeypatch: pytes
 EXTRAS = ("bias", "bias of heads", "bias of batches", "alibi", "alibi of batches", "positions", "positions of batches")
 
 
-@pytest.mark.each_value(within=("name",))
+@pytest.mark.exhaustive(each_value=("name",))
 @pytest.mark.parametrize("name", ["heads_and_masks", "flash_mma"])
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_parts_of_what_a_call_has_beside(
@@ -193,7 +199,7 @@ def packed(lengths: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
     return cu_q, cu_k
 
 
-@pytest.mark.each_value(within=("name",))
+@pytest.mark.exhaustive(each_value=("name",))
 @pytest.mark.parametrize("name", GRIDS[1:])
 @pytest.mark.parametrize("causal", [False, True])
 def test_more_packed_sequences_than_a_grid_has_room_for(
@@ -214,7 +220,7 @@ def test_more_packed_sequences_than_a_grid_has_room_for(
     assert_same(got, want)
 
 
-@pytest.mark.each_value(within=("name",))
+@pytest.mark.exhaustive(each_value=("name",))
 @pytest.mark.parametrize(("name", "deterministic"), GRADIENTS)
 @pytest.mark.parametrize("heads", HEADS)
 def test_parts_of_gradients(
@@ -376,7 +382,7 @@ def in_slots_or_not(stage: Stage) -> tuple[Arrays, dict[str, Any]]:
     return arrays, {"cu_seqlens": cu_seqlens}
 
 
-@pytest.mark.each_value(within=("name",))
+@pytest.mark.exhaustive(each_value=("name",))
 @pytest.mark.parametrize("name", GRIDS[1:])
 @pytest.mark.parametrize("mask", [{}, {"causal": True}, {"window": (40, 9)}], ids=str)
 def test_slots_of_a_forward(name: str, mask: dict[str, Any]) -> None:
@@ -390,7 +396,7 @@ def test_slots_of_a_forward(name: str, mask: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("name", "deterministic"), GRADIENTS)
-@pytest.mark.parametrize("causal", [False, pytest.param(True, marks=pytest.mark.repetition)])
+@pytest.mark.parametrize("causal", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 def test_slots_of_gradients(name: str, deterministic: bool, causal: bool) -> None:
     stage = LADDER[name]
     (q, k, v), options = in_slots_or_not(stage)

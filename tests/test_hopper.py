@@ -43,7 +43,7 @@ runs_here = pytest.mark.skipif(
 HEAD_DIMS = (8, 64, 72, 80, 96, 128, 192, 256)
 
 
-@pytest.mark.each_value()
+@pytest.mark.exhaustive
 @needs_nvrtc
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
@@ -56,6 +56,7 @@ def test_it_compiles_without_spills_and_keeps_its_products_in_flight(head_dim: i
     assert tiles.hopper_shared_bytes(head_dim, sizes) <= 227 * 1024
 
 
+@pytest.mark.exhaustive
 @needs_nvrtc
 def test_what_the_assembler_warns_of_is_seen() -> None:
     """S is read while its products may be in flight (C7514); the registers do not suffice (C7512)."""
@@ -785,7 +786,7 @@ def test_every_bug_can_be_planted() -> None:
     check_all_can_be_planted((few_products(), bug) for bug in BUGS)
 
 
-@pytest.mark.one_of_each(kind=lambda bug: bug.cpu_only)
+@pytest.mark.exhaustive(one_of_each=lambda bug: bug.cpu_only)
 @runs_here
 @pytest.mark.parametrize("bug", BUGS, ids=[bug.name for bug in BUGS])
 def test_bug_is_seen(bug: Bug, few_blocks: None, request: pytest.FixtureRequest) -> None:
@@ -1003,7 +1004,7 @@ def lines_of(text: str) -> dict[tuple[str | None, int], str]:
     return lines
 
 
-@pytest.mark.one_of_each(kind=lambda planted: planted.kind)
+@pytest.mark.exhaustive(one_of_each=lambda planted: planted.kind)
 @pytest.mark.parametrize("planted", XRAY_BUGS, ids=[planted.bug.name for planted in XRAY_BUGS])
 def test_the_xray_finds_the_line(planted: Planted, one_block: None) -> None:
     bug, kind, here, there, options = planted

@@ -137,7 +137,7 @@ def check(bug: Bug, given: Arrays, **options: Any) -> None:
     half_gradients.check(STAGE, bug.name, SIZES, given, code=bug.plant(kernel.source(FILE)), **options)
 
 
-@pytest.mark.one_of_each(kind=lambda bug: None)
+@pytest.mark.exhaustive(one_of_each=lambda bug: None)
 @pytest.mark.parametrize("bug", [*WRONG, *WRONG_AT_64], ids=lambda bug: bug.name)
 def test_wrong_gradients_are_found(bug: Bug) -> None:
     """The first 60 rows see no key. In the second call absent keys, which are zeros, would weigh e^lse."""
@@ -314,7 +314,7 @@ def x_rayed(
     return [kind for kind in kinds if kind != "never written"]  # slots of shorter sequences
 
 
-@pytest.mark.one_of_each(kind=lambda missing: missing.kinds)
+@pytest.mark.exhaustive(one_of_each=lambda missing: missing.kinds)
 @pytest.mark.parametrize("missing", [*MISSING, *MISPLACED], ids=lambda missing: missing.bug.name)
 def test_what_is_missing_is_found(missing: Missing) -> None:
     assert missing.kinds in x_rayed(missing.bug.plant(kernel.source(FILE)), **missing.options)
@@ -379,13 +379,13 @@ WIDE_WRONG = (
 )
 
 
-@pytest.mark.one_of_each(kind=lambda missing: missing.kinds)
+@pytest.mark.exhaustive(one_of_each=lambda missing: missing.kinds)
 @pytest.mark.parametrize("missing", WIDE_MISSING, ids=lambda missing: missing.bug.name)
 def test_what_is_missing_for_long_rows_is_found(missing: Missing) -> None:
     assert missing.kinds in x_rayed(missing.bug.plant(kernel.source(WIDE_STAGE.file)), **missing.options)
 
 
-@pytest.mark.one_of_each(kind=lambda bug: None)
+@pytest.mark.exhaustive(one_of_each=lambda bug: None)
 @pytest.mark.parametrize("bug", WIDE_WRONG, ids=lambda bug: bug.name)
 def test_wrong_gradients_of_long_rows_are_found(bug: Bug) -> None:
     code, given = bug.plant(kernel.source(WIDE_STAGE.file)), inputs((1, 2, 100, 136), 80, 1, "bfloat16", grow=4.0)

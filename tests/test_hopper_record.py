@@ -20,7 +20,6 @@ from helpers.bench.studies import hopper
 from helpers.device import cp
 from helpers.draw import hopper as pictures
 from helpers.draw import spans
-from helpers.lesson.shortcuts import xray_stage
 
 TINY = Case((1, 3, 400, 64), "bfloat16")
 SMALL = {"sizes": (("BLOCK_M", 128), ("BLOCK_N", 16))}
@@ -101,7 +100,7 @@ def test_sections_are_measured_alone_and_the_others_stay(monkeypatch: pytest.Mon
     hopper.take(path, ["rings"])
     assert records.load(path) == {"device": device.describe(), "rings": ["rings"], "power": [1]}
     assert set(hopper.take(path)) == {"device", *hopper.SECTIONS}
-    with pytest.raises(SystemExit, match="ring is no section of this record, which has timelines, rings"):
+    with pytest.raises(SystemExit, match="hopper has no part 'ring'; its parts are timelines, rings"):
         hopper.take(path, ["ring"])
     records.save(path, {"device": "another"})
     with pytest.raises(SystemExit, match="is of another; this is"):
@@ -114,23 +113,6 @@ def test_the_strides_of_a_descriptor() -> None:
     first_rows = [f"{131072 + panel * 20480 + group * 1024:,}" for panel in (0, 1) for group in (0, 1)]
     assert set(first_rows) <= set(words) and words.count("keys 16 to 159") == 2
     assert "20,480" in repr(drawn) and "+ 128 in the descriptor" in words[-1]
-
-
-def test_an_xrays_events_as_spans() -> None:
-    """Three tiles of keys: each is copied once, is full once, and has an S and an O of each consumer."""
-    rng = np.random.default_rng(0)
-    q, k, v = (rng.standard_normal((n, 64)).astype(np.float16) for n in (128, 48, 48))
-    report = xray_stage("hopper", q, k, v, sizes={"BLOCK_M": 128, "BLOCK_N": 16})
-    rows = spans.events_as_spans(report.events)
-    for buffer, tiles in (("K, stage 0", 2), ("K, stage 1", 1), ("V, stage 0", 2), ("Q 1", 1), ("Q 2", 1)):
-        kinds = [what for *_, what in rows[buffer]]
-        assert kinds == ["copy in flight", "full"] * tiles, buffer
-        times = [time for begin, end, _ in rows[buffer] for time in (begin, end)]
-        assert times == sorted(times), buffer
-    for consumer in (1, 2):
-        assert [len(rows[f"consumer {consumer}: {part}"]) for part in "SO"] == [3, 3]
-        assert {what for *_, what in rows[f"consumer {consumer}: warps"]} == {"waits", "weights"}
-    assert "K, stage 0: 4 spans" in repr(spans.spans(rows, xlabel="order"))
 
 
 def test_changes_are_compared_with_the_kernel_as_it_is() -> None:
@@ -236,18 +218,12 @@ def test_tables() -> None:
     assert text.splitlines()[-1].split()[-5:] == ["maxima", "beside", "products", "1388", "300"]
 
 
-def test_where_it_is_not_ahead() -> None:
-    assert hopper.not_ahead(ladder_record(1.19)) == []
-    assert hopper.not_ahead(ladder_record(0.98)) == ["d = 128, N = 8192: SDPA cuDNN, 1.20× (0.98 to 1.21)"]
-
-
 def test_without_a_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setattr(hopper, "recorded", lambda: None)
     monkeypatch.setattr(hopper.reading, "results_of", lambda record: [])
     assert (
         hopper.table() == hopper.clocks_table() == hopper.changes_table(64) == hopper.peers_table() == records.NO_RECORD
     )
-    assert hopper.not_ahead() == []
     assert hopper.timeline(64) is None and hopper.ablation("no turns", 64) is None
     assert hopper.power_table() == records.NO_RECORD and hopper.mma_share() is None
     assert hopper.rings() == {}

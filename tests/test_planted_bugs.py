@@ -568,7 +568,7 @@ def test_every_stage_has_its_bugs() -> None:
         assert len(set(names)) == len(names)
 
 
-@pytest.mark.each_value(within=("name",))
+@pytest.mark.exhaustive(each_value=("name",))
 @pytest.mark.parametrize(
     ("name", "kind"), [(name, kind) for name, bugs in BUGS.items() for kind in sorted({bug.inputs for bug in bugs})]
 )
@@ -583,7 +583,7 @@ def test_every_bug_can_be_planted() -> None:
     check_all_can_be_planted((kernel.source(LADDER[name].file), bug) for name, bug in CASES)
 
 
-@pytest.mark.one_of_each(kind=lambda name, bug: (name, bug.inputs, bug.error, bug.cpu_only))
+@pytest.mark.exhaustive(one_of_each=lambda name, bug: (name, bug.inputs, bug.error, bug.cpu_only))
 @pytest.mark.parametrize(("name", "bug"), CASES, ids=[f"{name}-{bug.name}" for name, bug in CASES])
 def test_bug_is_seen(name: str, bug: Bug, request: pytest.FixtureRequest) -> None:
     if bug.cpu_only:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from helpers.bench import records, study
+from helpers.bench.harness import Study
 
 
 @pytest.mark.parametrize("path", sorted(records.MEASURED.glob("*.json")), ids=lambda path: path.stem)
@@ -47,25 +49,68 @@ def test_a_table_is_of_the_committed_record_where_none_is_given() -> None:
 @pytest.mark.parametrize("name", study.STUDIES)
 def test_each_study_shows_what_is_recorded_and_can_measure_it(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     module = study.module_of(name)
-    assert hasattr(module, "take") or hasattr(module, "measure")
+    assert callable(module.take)
     assert study.main([name]) == 0
     text = capsys.readouterr().out
     assert text.count("\n") > 5 and records.NO_RECORD not in text
 
 
+@pytest.mark.parametrize("name", study.STUDIES)
+def test_without_a_record_a_study_says_so(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ring's text begins with what is calculated; promises reads its record in another way."""
+    monkeypatch.setattr(records, "load", lambda path: None)
+    if name not in ("ring", "promises"):
+        assert study.module_of(name).table() == records.NO_RECORD
+
+
 def test_a_study_is_measured_written_and_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    record: dict[str, Any] = {"rows": [1], "failed": {}}
-    module = SimpleNamespace(measure=lambda: record, table=lambda record=None: f"rows: {record and record['rows']}")
+    rows = [{"n": 1}]
+    one = Study("bits", {"rows": lambda: rows}, lambda: {"device": "a GPU"}, line=lambda row: f"row {row['n']}")
+    module = SimpleNamespace(take=one.take, table=lambda record=None: f"rows: {record['rows']}")
     monkeypatch.setattr(study, "module_of", lambda name: module)
     path = tmp_path / "bits.json"
     assert study.main(["bits", str(path)]) == 0
-    assert capsys.readouterr().out == "rows: [1]\n" and records.load(path) == record
-    record["failed"] = {"a part": "ValueError"}
-    assert study.main(["bits", str(path)]) == 1
+    assert capsys.readouterr().out == "row 1\nrows: [{'n': 1}]\n"
+    assert records.load(path) == {"device": "a GPU", "rows": [{"n": 1}]}
     with pytest.raises(SystemExit, match="one FILE"):
         study.main(["bits", str(path), "more"])
+
+
+def test_parts_are_measured_alone_and_one_that_fails_does_not_lose_the_others(tmp_path: Path) -> None:
+    """Rows that name their part share a list; a part of dicts is whole; another GPU's record is not mixed with."""
+    path, device = tmp_path / "r.json", ["a GPU"]
+
+    def fails() -> Iterator[Any]:
+        yield {"part": "fails", "n": 1}
+        raise ValueError("no more")
+
+    parts: dict[str, Any] = {
+        "rows": lambda: ([{"part": "rows", "n": n}] for n in (1, 2)),
+        "own": lambda: iter([{"n": 3}, {"n": 4}]),
+        "fails": fails,
+        "whole": lambda: {"n": 5},
+        "asked for": lambda: [{"n": 6}],
+    }
+    of = Study("some", parts, lambda: {"device": device[0]}, optional=("asked for",))
+    whole = {
+        "device": "a GPU",
+        "rows": [{"part": "rows", "n": 1}, {"part": "rows", "n": 2}, {"part": "fails", "n": 1}],
+        "own": [{"n": 3}, {"n": 4}],
+        "whole": {"n": 5},
+    }
+    assert of.take(path) == {**whole, "failed": {"fails": "ValueError: no more"}} == records.load(path)
+    parts["rows"] = lambda: [{"part": "rows", "n": 7}]
+    parts["own"] = lambda: [{"n": 8}]
+    again = of.take(path, ["rows", "own", "asked for"])
+    rows = [{"part": "fails", "n": 1}, {"part": "rows", "n": 7}]
+    assert again == {**whole, "rows": rows, "own": [{"n": 8}], "asked for": [{"n": 6}]} == records.load(path)
+    with pytest.raises(SystemExit, match="some has no part 'flats'; its parts are rows, own, fails"):
+        of.take(path, ["flats"])
+    device[0] = "another"
+    with pytest.raises(SystemExit, match="is of a GPU; this is another"):
+        of.take(path, ["own"])
 
 
 def test_the_studies_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -272,7 +272,7 @@ def check_projection(
         check.check(f"{form} {dtype} {shape} {options}", planned(), exact, tolerance=tolerance)
 
 
-@pytest.mark.each_value()
+@pytest.mark.exhaustive(each_value=())
 @needs_tensor_cores
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", HALVES)
@@ -289,7 +289,7 @@ MASKS: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.each_value()
+@pytest.mark.exhaustive(each_value=())
 @needs_tensor_cores
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("options", MASKS, ids=str)
@@ -451,7 +451,7 @@ WITH_BUG: tuple[tuple[Shape, dict[str, Any]], ...] = (
 )
 
 
-@pytest.mark.one_of_each(kind=lambda form, bug: (form, bug.cpu_only))
+@pytest.mark.exhaustive(one_of_each=lambda form, bug: (form, bug.cpu_only))
 @needs_tensor_cores
 @pytest.mark.parametrize(
     ("form", "bug"),
@@ -479,7 +479,7 @@ def x_rayed(form: str, text: str | None = None, **options: Any) -> Report:
     return xray(*planned.launch)
 
 
-@pytest.mark.each_value()
+@pytest.mark.exhaustive(each_value=())
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("options", [{}, {"causal": True}], ids=str)
 def test_the_xray_of_the_projection(form: str, options: dict[str, Any], cpu_engine: Any) -> None:
@@ -508,7 +508,7 @@ def test_the_xray_finds_a_missing_barrier(bug: Bug, cpu_engine: Any) -> None:
     assert {"race", "not waited for"} & {finding.kind for finding in report.findings}
 
 
-@pytest.mark.each_value()
+@pytest.mark.exhaustive(each_value=())
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("in_place", [False, True])
 def test_the_xray_of_rotary(interleaved: bool, in_place: bool, cpu_engine: Any) -> None:
@@ -525,7 +525,8 @@ def test_the_xray_of_rotary(interleaved: bool, in_place: bool, cpu_engine: Any) 
         assert report.traffic["Q"].sectors * 32 == report.traffic["Q_out"].sectors * 32 == q.nbytes
 
 
-@pytest.mark.parametrize("arch", [pytest.param("sm_80", marks=pytest.mark.repetition), "sm_90"])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_compiled_without_spills(arch: str) -> None:
     try:
         compile_report.nvrtc_version()

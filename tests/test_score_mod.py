@@ -267,7 +267,7 @@ VALUES = [
 ]
 
 
-@pytest.mark.one_of_each(kind=lambda dtype, name: name)
+@pytest.mark.exhaustive(one_of_each=lambda dtype, name: name)
 @pytest.mark.parametrize(("dtype", "name"), VALUES)
 def test_values(dtype: str, name: str) -> None:
     """Two batches of four heads, of which two share K and V; tiles cut short; the last query at the last key."""
@@ -280,7 +280,7 @@ BIAS = [
 ]
 
 
-@pytest.mark.one_of_each(kind=lambda dtype, name: name)
+@pytest.mark.exhaustive(one_of_each=lambda dtype, name: name)
 @pytest.mark.parametrize(("dtype", "name"), BIAS)
 def test_bias_and_slopes(dtype: str, name: str) -> None:
     run(dtype, of_arrays(dtype)[name])
@@ -769,6 +769,7 @@ COMPILED = [
 ]
 
 
+@pytest.mark.exhaustive
 @needs_nvrtc
 @pytest.mark.parametrize(("arch", "name"), COMPILED)
 def test_nvrtc_compiles_them(arch: str, name: str) -> None:

@@ -200,14 +200,11 @@ def test_gradients_are_drawn_beside_their_own_peers() -> None:
         result("back", "backward", (1, 1, 8, 4), 4.0, 0.5),
         result("first", "backward peer", (1, 1, 8, 4), 2.0, 1.0),
     )
-    changed = result("back: no atomics", "backward experiment", (1, 1, 8, 4), 3.0, 0.6)
-    record = {**RECORD, "results": [*RECORD["results"], changed, peer, ours]}
+    record = {**RECORD, "results": [*RECORD["results"], peer, ours]}
     picture = show.measured_gradients([(1, 1, 8, 4), (1, 1, 16, 4)], ["back", "first"], record=record)
     assert picture.alt.endswith("share of matmul: d = 4, back: 0.5  (25.0%); d = 4, first: 1  (50.0%)")
     assert len(picture.figure.axes) == 1
     assert "not yet recorded" in repr(show.measured_gradients([(1, 1, 8, 4)], ["back"], record=RECORD))
-    times = show.gradient_ablations("back", (1, 1, 8, 4), dtype="float32", record=record)
-    assert times == [("as it is", ours), ("no atomics", changed)]
 
 
 def test_overview_has_a_row_for_each_type() -> None:

@@ -113,7 +113,7 @@ def pairs(head_dim: int) -> list[tuple[int, int]]:
 ALL_SIZES = [(row, n, n_kv, d) for row in STAGES for d in row.head_dims for n, n_kv in pairs(d)]
 
 
-@pytest.mark.each_value(within=("row",))
+@pytest.mark.exhaustive(each_value=("row",))
 @pytest.mark.parametrize(
     ("row", "n", "n_kv", "d"), ALL_SIZES, ids=[f"{row.name}-{n}x{n_kv}-d{d}" for row, n, n_kv, d in ALL_SIZES]
 )
@@ -165,7 +165,7 @@ def test_the_tiles_of_a_launch_depend_on_its_blocks(monkeypatch: pytest.MonkeyPa
 # ---- values
 
 
-@pytest.mark.each_value()
+@pytest.mark.exhaustive(each_value=())
 @every_stage
 @pytest.mark.parametrize("head", range(12))
 def test_real_inputs(row: Row, head: int) -> None:
@@ -198,7 +198,7 @@ def large_logits(kind: str, largest: float, n: int, n_kv: int, d: int) -> tuple[
     return along(direction, np.linspace(0.5, 1, n) * length, 1), along(direction, length * shape, 2), v
 
 
-@pytest.mark.each_value(within=("row",))
+@pytest.mark.exhaustive(each_value=("row",))
 @every_stage
 @pytest.mark.parametrize("largest", [10.0, 100.0, 1e3, 1e4])
 @pytest.mark.parametrize("kind", ["random", "all high", "all low", "rising", "falling", "alternating", "last"])
@@ -235,7 +235,7 @@ def test_constant_rows(row: Row) -> None:
     np.testing.assert_array_equal(same_query, np.repeat(same_query[:1], n, axis=0))
 
 
-@pytest.mark.each_value()
+@pytest.mark.exhaustive(each_value=())
 @every_stage
 @pytest.mark.parametrize("scale", [1.0, 0.3, 0.0, -0.2, 2, np.float32(0.125), np.float64(0.5), np.int64(1)], ids=repr)
 def test_softmax_scale(row: Row, scale: Any) -> None:
@@ -251,7 +251,7 @@ def test_softmax_scale_is_one_over_root_d_by_default(row: Row) -> None:
     np.testing.assert_array_equal(attend(row, q, k, v), attend(row, q, k, v, softmax_scale=0.125))
 
 
-@pytest.mark.each_value()
+@pytest.mark.exhaustive(each_value=())
 @every_stage
 @pytest.mark.parametrize("of_v", [1e4, 1e30, 1e-30, 1e-34])
 @pytest.mark.parametrize("of_q", [1, 1e-30])
@@ -358,7 +358,7 @@ LAYOUTS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.each_value()
+@pytest.mark.exhaustive(each_value=())
 @every_stage
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_arrays_that_are_not_contiguous(row: Row, layout: str) -> None:
@@ -406,7 +406,7 @@ def test_inputs_are_left_alone(row: Row) -> None:
         np.testing.assert_array_equal(before, cp.asnumpy(after))
 
 
-@pytest.mark.each_value()
+@pytest.mark.exhaustive(each_value=())
 @every_stage
 @pytest.mark.parametrize("heads", [(1,), (3,), (1, 1), (2, 3)], ids=str)
 def test_heads_and_batches(row: Row, heads: tuple[int, ...]) -> None:

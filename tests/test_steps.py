@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backends import assert_clean, in_place_of_bind
+from backends import assert_clean
 from half_gradients import TYPES, check_packed, gradients, inputs
 from half_gradients import check as check_gradients
 from half_gradients import compare as compare_gradients
@@ -66,9 +66,9 @@ IN_CUTE = "steps/12_03_tiled_copy.cu"
 
 
 def every(steps: Iterable[Stage], *, one_in_cute: bool = False) -> pytest.MarkDecorator:
-    """A test of each of these steps. one_in_cute: of those in CuTe only of IN_CUTE, and not in the fast run."""
+    """A test of each of these steps; those in CuTe not in the fast run. one_in_cute: of those only IN_CUTE."""
     params = [
-        pytest.param(step, marks=[pytest.mark.repetition] * (one_in_cute and step.slow_to_compile))
+        pytest.param(step, marks=[pytest.mark.exhaustive] * step.slow_to_compile)
         for step in steps
         if not one_in_cute or not step.slow_to_compile or step.file == IN_CUTE
     ]
@@ -182,7 +182,7 @@ def compiled(step: Stage, head_dim: int, arch: str) -> reports.CompileReport:
     return reports.compile_report(code, defines, arch, name=step.kernel_name(dtype))
 
 
-@pytest.mark.one_of_each(kind=lambda step: step.number)
+@pytest.mark.exhaustive
 @pytest.mark.skipif(bool(missing), reason=missing)
 @every(STEPS, one_in_cute=True)
 def test_registers_and_shared_memory(step: Stage) -> None:
@@ -204,7 +204,7 @@ def test_registers_and_shared_memory(step: Stage) -> None:
         assert bool(report.stack_bytes) == bool(report.spill_bytes), report
 
 
-@pytest.mark.one_of_each(kind=lambda step: step.number)
+@pytest.mark.exhaustive
 @pytest.mark.skipif(bool(missing), reason=missing)
 @every(BACKWARD_STEPS_BY_MMA)
 def test_spills_are_those_of_the_header(step: Stage) -> None:
@@ -345,18 +345,18 @@ def test_output_in_half_types(step: Stage) -> None:
             assert not o[:, own].any() and np.isneginf(lse[:, own]).all()
 
 
-@pytest.mark.one_of_each(kind=lambda step: step.number)
+@pytest.mark.exhaustive(one_of_each=lambda step: step.number)
 @pytest.mark.usefixtures("only_x_rayed")
 @every(HALF_STEPS, one_in_cute=True)
-def test_xray_is_clean_in_half_types(step: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_xray_is_clean_in_half_types(step: Stage) -> None:
     """No race, no access out of bounds, no word that nobody wrote; a head dimension that fills no fragment."""
-    monkeypatch.setattr(kernel.Kernel, "bind", in_place_of_bind(assert_clean))
     head_dim = 24
     sizes = SMALL[frozenset(step.tiles(head_dim))]
     arrays = half_inputs(sizes["BLOCK_M"] + 1, 2 * sizes["BLOCK_N"] + 3, head_dim, type_of(step, "float16"))
     views = (cp.asarray(a).swapaxes(1, 2) for a in arrays)
-    run, (o, lse) = step.prepare(*views, causal=True, return_lse=True, sizes=sizes)
-    run()
+    with kernel.launches_replaced(assert_clean):
+        run, (o, lse) = step.prepare(*views, causal=True, return_lse=True, sizes=sizes)
+        run()
     check_half(step.file, o, lse, *arrays, causal=True)
 
 
@@ -385,7 +385,7 @@ def ways(step: Stage) -> list[dict[str, int]]:
     return [{}, {"DETERMINISTIC": 1}] if "deterministic" in step.features else [{}]
 
 
-@pytest.mark.each_value()
+@pytest.mark.exhaustive(each_value=())
 @every_backward_step
 @every_small_tiling
 def test_gradients(step: Stage, tiling: dict[str, int]) -> None:
@@ -409,7 +409,7 @@ def test_gradients(step: Stage, tiling: dict[str, int]) -> None:
             check_packed(step, {**sizes, **way}, (3, 130, 0, 64), (150, 130, 5, 0), head_dim)
 
 
-@pytest.mark.one_of_each(kind=lambda step: step.number)
+@pytest.mark.exhaustive(one_of_each=lambda step: step.number)
 @every_backward_step
 def test_gradients_with_its_own_sizes(step: Stage) -> None:
     """The tiles that a launch has at head_dim 128; K and V as slices of one array, (batch, seq, heads, head_dim)."""
@@ -425,7 +425,7 @@ def test_gradients_with_its_own_sizes(step: Stage) -> None:
     compare_gradients(step.file, found, (do, q, k, v), window=(-1, 0))
 
 
-@pytest.mark.one_of_each(kind=lambda step: step.number)
+@pytest.mark.exhaustive(one_of_each=lambda step: step.number)
 @pytest.mark.usefixtures("only_x_rayed")
 @every_backward_step
 def test_xray_of_gradients_is_clean(step: Stage) -> None:

@@ -96,7 +96,7 @@ SIZED = [  # each head dimension is a compilation; bfloat16 has two
 ]
 
 
-@pytest.mark.each_value(within=("name",))
+@pytest.mark.exhaustive(each_value=("name",))
 @pytest.mark.parametrize(("name", "d", "dtype"), SIZED)
 def test_sizes(name: str, d: int, dtype: str) -> None:
     for n, n_kv in SIZES:
@@ -115,7 +115,7 @@ MASKS = {
 }
 
 
-@pytest.mark.each_value(within=("name",))
+@pytest.mark.exhaustive(each_value=("name",))
 @every_stage
 @every_type
 @pytest.mark.parametrize("mask", MASKS)
@@ -130,7 +130,7 @@ def test_masks(name: str, dtype: str, mask: str, n: int, n_kv: int) -> None:
     check_both(f"{name}, {mask}", run(name, q, k, v, **MASKS[mask]), q, k, v, **MASKS[mask])
 
 
-@pytest.mark.each_value(within=("name",))
+@pytest.mark.exhaustive(each_value=("name",))
 @every_stage
 @every_type
 @pytest.mark.parametrize("causal", [False, True])
@@ -160,7 +160,7 @@ def test_layouts(name: str) -> None:
     assert np.array_equal(cp.asnumpy(got).swapaxes(1, 2), o)
 
 
-@pytest.mark.each_value(within=("name",))
+@pytest.mark.exhaustive(each_value=("name",))
 @every_stage
 @every_type
 @pytest.mark.parametrize("scale", [1.0, 1e-3, -0.125, 0.0])
@@ -174,7 +174,7 @@ def last_bits(x: np.ndarray) -> float:
     return float(np.spacing(np.abs(x).max().astype(np.float32)))
 
 
-@pytest.mark.each_value(within=("name",))
+@pytest.mark.exhaustive(each_value=("name",))
 @every_stage
 @every_type
 @pytest.mark.parametrize("sign", [1, -1])
@@ -205,7 +205,7 @@ def one_key_wins(name: str, dtype: str = "float16", source: str | None = None, *
     check.check(f"{name}, lse", lse, want_lse, tolerance=2 * last_bits(want_lse))
 
 
-@pytest.mark.each_value(within=("name",))
+@pytest.mark.exhaustive(each_value=("name",))
 @every_stage
 @every_type
 @pytest.mark.parametrize("case", ["all", "all below 0", "later keys", "earlier keys", "some rows", "rising from below"])
@@ -244,7 +244,7 @@ def test_maxima_a_last_bit_apart(name: str, sign: int, scale: float) -> None:
     check.check(name, o, np.ones_like(o), tolerance=0.01)
 
 
-@pytest.mark.each_value(within=("name",))
+@pytest.mark.exhaustive(each_value=("name",))
 @every_stage
 @pytest.mark.parametrize("order", ["as they come", "rising", "falling"])
 @pytest.mark.parametrize("causal", [False, True])
@@ -287,7 +287,7 @@ def test_tiles_fit_the_shared_memory(name: str, limit: int) -> None:
         pick(128, 16 * 1024)
 
 
-@pytest.mark.each_value()
+@pytest.mark.exhaustive(each_value=())
 @pytest.mark.parametrize("pick", [tiles.pick_mma, tiles.pick_few_mma], ids=["many blocks", "few blocks"])
 @pytest.mark.parametrize("limit", [99 * 1024, 163 * 1024, 227 * 1024])
 @pytest.mark.parametrize("head_dim", [32, 48, 64, 80, 96, 128, 136, 256])
@@ -303,10 +303,10 @@ def test_every_tile_of_07_is_right(head_dim: int, limit: int, pick: Callable[[in
 def test_few_blocks_get_smaller_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two heads of 200 rows are 4 blocks of 128 rows, or 8 of 64. A causal mask halves the work of some of them."""
     grids = []
-    monkeypatch.setattr(kernel.Kernel, "bind", lambda self, grid, *args, **more: grids.append(grid) or (lambda: None))
     for multiprocessors, mask in ((7, {}), (8, {}), (3, {"causal": True}), (4, {"causal": True}), (4, {})):
         monkeypatch.setattr(limits, "multiprocessors", lambda many=multiprocessors: many)
-        LADDER["flash_mma"].prepare(*inputs((1, 2, 200, 64), 100, 2, "float16"), **mask)
+        with kernel.launches_replaced(lambda self, grid, *_, **__: grids.append(grid)):
+            LADDER["flash_mma"].prepare(*inputs((1, 2, 200, 64), 100, 2, "float16"), **mask)[0]()
     assert grids == [(2, 2, 1), (4, 2, 1), (2, 2, 1), (4, 2, 1), (2, 2, 1)]
 
 
@@ -464,7 +464,7 @@ def test_every_bug_can_be_planted() -> None:
     check_all_can_be_planted((kernel.source(LADDER[name].file), bug) for name, bug in CASES)
 
 
-@pytest.mark.one_of_each(kind=lambda name, bug: (name, bug.cpu_only))
+@pytest.mark.exhaustive(one_of_each=lambda name, bug: (name, bug.cpu_only))
 @pytest.mark.parametrize(("name", "bug"), CASES, ids=[f"{name}-{bug.name}" for name, bug in CASES])
 def test_bug_is_seen(name: str, bug: Bug, request: pytest.FixtureRequest) -> None:
     if bug.cpu_only:

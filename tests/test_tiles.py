@@ -58,7 +58,7 @@ def test_what_no_tile_is_for_is_refused(head_dim: int, limit: int, words: str) -
         pick(64, 48 * KB - 1)
 
 
-@pytest.mark.each_value()
+@pytest.mark.exhaustive(each_value=())
 @pytest.mark.parametrize("head_dim", (1, 33, 64, 100, 128, 256))
 @pytest.mark.parametrize("limit", LIMITS)
 def test_shared_bytes_is_the_size_of_the_kernels_struct(head_dim: int, limit: int) -> None:
@@ -68,7 +68,7 @@ def test_shared_bytes_is_the_size_of_the_kernels_struct(head_dim: int, limit: in
     engine.RawModule(code=code, options=options).compile()
 
 
-@pytest.mark.each_value()
+@pytest.mark.exhaustive(each_value=())
 @pytest.mark.parametrize("choose", [pick, pick_few, pick_lone])
 @pytest.mark.parametrize("limit", LIMITS)
 @pytest.mark.parametrize("head_dim", (32, 64, 96, 128, 256))
@@ -87,6 +87,7 @@ def test_every_entry_is_right(head_dim: int, limit: int, choose: Callable[[int, 
     assert check(f"{found.defines}", engine.asnumpy(o), attention(q, k, v))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
 @pytest.mark.parametrize("head_dim", (64, 128))
 def test_a_block_runs_on_every_gpu_of_the_table(gpu: tiles.Gpu, head_dim: int) -> None:
@@ -120,6 +121,7 @@ def test_tiles_say_what_a_thread_has() -> None:
 # ---- 07 on GPUs with less shared memory
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("gpu", presets.OTHERS, ids=lambda gpu: gpu.arch)
 @pytest.mark.parametrize("head_dim", presets.HEAD_DIMS)
 def test_mma_takes_the_tile_that_was_fastest_with_as_many_blocks(gpu: tiles.Gpu, head_dim: int) -> None:
@@ -144,6 +146,7 @@ def test_mma_takes_the_tile_that_was_fastest_with_as_many_blocks(gpu: tiles.Gpu,
         assert report.spill_bytes, presets.presets_table(record)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("gpu", presets.OTHERS, ids=lambda gpu: gpu.arch)
 @pytest.mark.parametrize("head_dim", [80, 96, 128])
 def test_mma_has_the_blocks_that_its_preset_counts_on(gpu: tiles.Gpu, head_dim: int) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import skips
 import two_speeds
+import unchanged
 
 from helpers.attention import kernel
 from helpers.attention.decoders import DECODERS
@@ -67,9 +68,13 @@ def test_every_part_of_the_course_is_in_the_fast_run(request: pytest.FixtureRequ
     tested = {item.path for item in session.items if item not in left_out}
     folders = [Path(arg).resolve() for arg in request.config.args]
     tests = {path for path in ROOT.glob("tests/test_*.py") if path.parent in folders and has_what_it_needs(path)}
+    if request.config.getoption("--fast") and not request.config.getoption("--unchanged-too"):
+        tests -= {path for path in tests if unchanged.is_of_the_engine(path)}
+    tests -= {path for path in tests if re.search(r"^pytestmark = .*exhaustive", path.read_text("utf-8"), re.M)}
     assert tests <= tested
     if request.config.getoption("--nbval", False):
-        assert {path for path in ROOT.glob("notebooks/*.ipynb") if path.parent in folders} <= tested
+        notebooks = {path for path in ROOT.glob("notebooks/*.ipynb") if path.parent in folders}
+        assert {path for path in notebooks if path.name not in two_speeds.NOTEBOOKS} <= tested
 
 
 def test_a_file_that_no_test_launches_is_named(tmp_path: Path) -> None:
@@ -96,7 +101,7 @@ def test_a_launch_counts_and_a_plan_does_not(monkeypatch: pytest.MonkeyPatch) ->
 TINY = """
 import pytest
 def test_that_runs(): pass
-@pytest.mark.repetition
+@pytest.mark.exhaustive
 def test_that_repeats(): pass
 def test_that_is_skipped(): pytest.skip("{reason}")
 """

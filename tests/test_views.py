@@ -118,7 +118,7 @@ STAGES += [step for step in reversed(HALF_STEPS) if step.number == 10]
 STAGES += [step for step in reversed(BACKWARD_STEPS) if step.number == 13]
 
 
-@pytest.mark.one_of_each(kind=lambda stage: stage.number if stage.file.startswith("steps/") else stage.file)
+@pytest.mark.exhaustive(one_of_each=lambda stage: stage.number if stage.file.startswith("steps/") else stage.file)
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.file.removeprefix("steps/").removesuffix(".cu"))
 def test_a_stage_reads_any_array(stage: Stage) -> None:
     # As test_steps.py has them, for builds that are there already.

@@ -9,7 +9,7 @@ from helpers import engine
 from helpers.attention import kernel
 from helpers.attention.check import make_inputs
 from helpers.bench.studies import xray_vs_ncu as hardware
-from helpers.engine import banks, checked, regions
+from helpers.engine import banks, checked, observed
 from helpers.xray import xray
 
 # Loads and stores of one warp in each pattern, as (requests, sectors) in global and (requests, wavefronts) in shared
@@ -265,7 +265,7 @@ def test_record_has_every_launch():
     assert list(ROWS) == [launch.name for launch in hardware.everything()]
 
 
-@pytest.mark.one_of_each(kind=lambda launch: launch.name in PATTERNS and launch.name)
+@pytest.mark.exhaustive(one_of_each=lambda launch: launch.name in PATTERNS and launch.name)
 @pytest.mark.parametrize("launch", hardware.everything(), ids=lambda launch: launch.name)
 def test_our_side_of_the_record_is_reproduced(launch):
     figures = ROWS[launch.name]["figures"]
@@ -339,7 +339,7 @@ def test_the_engine_and_python_have_one_rule_of_banks(type_name: str, size: int)
     function = engine.RawModule(code=GATHER.replace("TYPE", type_name)).get_function("gather")
     args = engine.asarray(at), engine.zeros(at.size, np.float32)
     seen = checked.observe(function, (len(patterns),), (32,), args, profile=True)
-    reads = [site for site in seen.sites if seen.regions[site.region].kind != regions.ARRAY and not site.is_write]
+    reads = [site for site in seen.sites if seen.regions[site.region].kind != observed.ARRAY and not site.is_write]
     counted = sum(site.wavefronts for site in reads)
     lanes = [{lane: size * int(i) for lane, i in enumerate(pattern) if i >= 0} for pattern in patterns]
     assert counted == sum(banks.wavefronts_of_request(size, offsets) for offsets in lanes)

@@ -11,7 +11,7 @@ from hopper_zoo import HEAD, OPTIONS, halves, map_of, refused_by_ptxas
 from zoo import Bug, out
 
 from helpers import engine
-from helpers.engine import checked, compiler
+from helpers.engine import compiler, observed
 from helpers.xray import Report, xray
 
 
@@ -879,7 +879,7 @@ def test_each_bug_is_found_where_it_is(bug: Bug) -> None:
         assert found.line == here, found
 
 
-@pytest.mark.one_of_each(kind=lambda bug: bug.kind)
+@pytest.mark.exhaustive(one_of_each=lambda bug: bug.kind)
 @pytest.mark.parametrize("bug", ZOO, ids=lambda bug: bug.name)
 def test_the_fixed_twin_is_clean(bug: Bug) -> None:
     look(bug.name, True).assert_clean()
@@ -984,7 +984,7 @@ def test_the_xray_reads_what_nobody_has_written() -> None:
 def test_events_are_in_an_order_that_a_gpu_may_have() -> None:
     """The ring with one buffer: a load lands before its product, which is done before the buffer is released."""
     report = look("released_before_its_wait", True)
-    lines = {kind: [i for i, e in enumerate(report.events) if e.kind == kind] for kind in checked.EVENTS}
+    lines = {kind: [i for i, e in enumerate(report.events) if e.kind == kind] for kind in observed.EVENTS}
     for kind in ("load", "landed", "product", "products done"):
         assert len(lines[kind]) == 3, kind
     releases = [i for i in lines["arrive"] if report.events[i].thread == 0]

@@ -14,7 +14,7 @@ from helpers import engine, xray
 from helpers.attention import kernel
 from helpers.attention.check import make_inputs
 from helpers.device import cp
-from helpers.engine import checked
+from helpers.engine import observed
 from helpers.engine.cuda_source.edit import edit
 from helpers.lesson import show
 from helpers.xray import Figures, Finding, Report, run
@@ -120,8 +120,8 @@ def test_assert_clean() -> None:
         synthetic(findings=[RACE]).assert_clean()
 
 
-def site(size: int, *, requests: int = 1, sectors: int = 0, wavefronts: int = 0) -> checked.Site:
-    return checked.Site(("k.cu", 1), 0, size, False, False, 32 * requests, requests, sectors, wavefronts, {})
+def site(size: int, *, requests: int = 1, sectors: int = 0, wavefronts: int = 0) -> observed.Site:
+    return observed.Site(("k.cu", 1), 0, size, False, False, 32 * requests, requests, sectors, wavefronts, {})
 
 
 def test_conflicts_are_wavefronts_beyond_what_the_width_needs() -> None:

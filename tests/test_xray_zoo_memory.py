@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import zoo
-from backends import refused_by_nvrtc
 from zoo import SYNC, Bug, out, some, zeros
 
 from helpers import engine
+from helpers.engine import nvrtc
 from helpers.xray import Report, xray
 
 
@@ -322,7 +322,7 @@ def look(group: str, bug: Bug, *, fixed: bool) -> Report:
 
 @pytest.mark.parametrize("group", MODULES)
 def test_nvrtc_takes_the_kernels(group: str) -> None:
-    assert refused_by_nvrtc(module(group).code, (), ("-std=c++17",)) == ""
+    assert nvrtc.refusal(module(group).code, ("-std=c++17",)) == ""
 
 
 @pytest.mark.parametrize(("group", "bug"), ZOO)

@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zoo
-from backends import refused_by_nvrtc
 from zoo import Bug, out, some, zeros
 
 from helpers import engine
-from helpers.engine import compiler
+from helpers.engine import compiler, nvrtc
 from helpers.xray import Report, xray
 
 SHUFFLES = [
@@ -456,7 +455,7 @@ def look(group: str, bug: Bug, *, fixed: bool) -> Report:
 @pytest.mark.parametrize("group", MODULES)
 def test_nvrtc_takes_the_kernels(group: str) -> None:
     options = ("-std=c++17", "--device-as-default-execution-space")  # CuPy gives it always
-    assert refused_by_nvrtc(module(group).code, (), options) == ""
+    assert nvrtc.refusal(module(group).code, options) == ""
 
 
 @pytest.mark.parametrize(("group", "bug"), ZOO)

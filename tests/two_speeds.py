@@ -1,17 +1,19 @@
-"""What the fast run of the tests leaves out: repetition, and nothing else.
+"""What the fast run of the tests leaves out: what is marked `exhaustive`.
 
-`course.py test` runs pytest with --fast, which leaves repetition out; `course.py test --all` then runs it with --rest,
-which runs what was left out. Pytest by hand, and of files that are named, runs all. Three marks say what is repetition.
+`course.py test` runs pytest with --fast, which leaves it out; `course.py test --all` then runs it with --rest, which
+runs what was left out. Pytest by hand, and of files that are named, runs all. A test is exhaustive where another one of
+the fast run would most likely fail as well, or where it takes long and a change seldom breaks it.
 
-    @pytest.mark.repetition                                  # another test of the fast run would fail as well
-    @pytest.mark.one_of_each(kind=lambda name, bug: (name, bug.inputs))
-                                                             # of a table: the first case of each kind
-    @pytest.mark.each_value(within=("name",))                # of a product of parameters: for each name, cases in which
-                                                             # every value of every other parameter occurs
+    @pytest.mark.exhaustive                                  # all of it is left out
+    @pytest.mark.exhaustive(one_of_each=lambda name, bug: (name, bug.inputs))
+                                                             # of a table: the first case of each kind stays
+    @pytest.mark.exhaustive(each_value=("name",))            # of a product of parameters: for each name, cases stay in
+                                                             # which every value of every other parameter occurs
 
-A single row of a table takes a mark as well: `pytest.param(..., marks=pytest.mark.repetition)`.
+A single row of a table takes the mark as well: `pytest.param(..., marks=pytest.mark.exhaustive)`.
 
-The fast run leaves out no part of the course: where it has launched no kernel of some file, it has failed.
+But for CuTe, whose kernels take longest to compile, the fast run leaves out no kernel: where it has launched none of
+some file, it has failed.
 """
 
 from __future__ import annotations
@@ -26,13 +28,15 @@ from typing import Any, TypeVar
 import pytest
 
 from helpers.attention import kernel
+from helpers.engine import nvrtc
 
-MARKS = (
-    "repetition: not in the fast run; another of its tests would fail as well",
-    "one_of_each(kind): the fast run has the first case of each kind, a function of the test's parameters",
-    "each_value(within=()): the fast run has cases in which every value of every parameter occurs, for each value of "
-    "those named",
+MARK = (
+    "exhaustive(one_of_each=None, each_value=None): not in the fast run, but for the first case of each kind (a "
+    "function of the test's parameters), or for cases in which every value of every parameter occurs, for each value "
+    "of those named"
 )
+# One trains a model for a minute and a half, one compiles CuTe.
+NOTEBOOKS = ("09_drop_in.ipynb", "12_cute.ipynb")
 
 Case = TypeVar("Case")
 Parameters = Mapping[str, Any]
@@ -75,19 +79,21 @@ def _key(value: Any) -> Hashable:
 
 def repetitions(items: Sequence[pytest.Item]) -> set[pytest.Item]:
     """The collected tests that the fast run leaves out."""
-    left_out = {item for item in items if item.get_closest_marker("repetition")}
+    left_out = {item for item in items if item.path.name in NOTEBOOKS}
     tables: dict[tuple[str, str], dict[pytest.Item, Parameters]] = {}
     for item in items:
-        callspec = getattr(item, "callspec", None)
-        if callspec is not None and item not in left_out:
+        marks = list(item.iter_markers("exhaustive"))
+        if any(not mark.kwargs for mark in marks):
+            left_out.add(item)
+        elif marks:
             table = tables.setdefault((str(item.path), item.originalname), {})  # type: ignore[attr-defined]
-            table[item] = callspec.params
+            table[item] = item.callspec.params  # type: ignore[attr-defined]
     for table in tables.values():
-        item = next(iter(table))
-        if mark := item.get_closest_marker("one_of_each"):
-            left_out |= table.keys() - first_of_each(table, mark.kwargs["kind"])
-        if mark := item.get_closest_marker("each_value"):
-            left_out |= table.keys() - with_every_value(table, mark.kwargs.get("within", ()))
+        for mark in next(iter(table)).iter_markers("exhaustive"):
+            if "one_of_each" in mark.kwargs:
+                left_out |= table.keys() - first_of_each(table, mark.kwargs["one_of_each"])
+            else:
+                left_out |= table.keys() - with_every_value(table, mark.kwargs["each_value"])
     return left_out
 
 
@@ -122,6 +128,7 @@ def recorded(bind: Callable[..., Callable[[], None]], launched: set[str]) -> Cal
 
 
 def never_launched(launched: Collection[str], folder: Path = kernel.KERNELS) -> list[str]:
-    """The kernel files of the course, steps included, of which no kernel was launched."""
+    """The kernel files of the course, steps included and CuTe's left out, of which no kernel was launched."""
     files = [*folder.glob("*.cu"), *folder.glob("steps/*.cu")]
+    files = [path for path in files if not nvrtc.uses_cute(path.read_text(encoding="utf-8"))]
     return sorted({path.relative_to(folder).as_posix() for path in files} - set(launched))

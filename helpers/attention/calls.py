@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from helpers import device
+from helpers.attention.kernel import COUNTS
 from helpers.attention.ladder import LADDER, Stage, able_of, backward_of, forward_of, limits
 from helpers.attention.ladder.call import (
     BATCHED,
@@ -544,6 +545,7 @@ def _nothing_seen(kind: _Kind, like: Any, outputs: Mapping[str, _Output]) -> Any
 
 def check(specs: Mapping[str, Spec]) -> None:
     """TypeError or ValueError where arrays do not fit each other. The extra inputs are checked in `Call.of`."""
+    COUNTS["checked"] += 1
     q, packed = specs["q"], "cu_seqlens_q" in specs
     check_model_arrays(q, specs["k"], specs["v"], PACKED if packed else BATCHED)
     if len(specs) == 3:
@@ -582,6 +584,7 @@ def _stage_of(
     except TypeError:  # an option that cannot be a key, and is to be refused
         family = None
     if family is None:
+        COUNTS["chosen"] += 1
         family = _Family(options.checked(q.shape[-1]), _able(views, options), {})
         if len(_FAMILIES) >= _PLANNED.most:  # of a scale that changes at every call
             _FAMILIES.clear()

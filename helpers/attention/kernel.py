@@ -17,6 +17,7 @@ import re
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -37,6 +38,26 @@ _PRAGMA_ONCE = re.compile(r"\s*#\s*pragma\s+once\b")
 _Stamp = tuple[int, int, int] | None  # when a file was changed, its size and its inode; None where there is no file
 _TEXTS: dict[Path, tuple[dict[Path, _Stamp], str]] = {}  # a text, and the stamps of all files that it depends on
 _RACY_NS = 50_000_000  # a file as young as this may change again with no new stamp
+
+# What calls have cost beyond their launches, in this process: "compiled" (modules), "loaded" (modules that were asked
+# for by text), "planned" and "checked" (calls of new shapes), "chosen" (families of calls, for which stages are asked).
+COUNTS: Counter[str] = Counter()
+
+_run_instead: Callable[..., Any] | None = None  # see `launches_replaced`
+
+
+@contextlib.contextmanager
+def launches_replaced(run: Callable[..., Any]) -> Iterator[None]:
+    """Within it, launches of kernels on the CPU engine call `run(kernel, grid, block, args, shared_mem=...)` instead.
+
+    An X-ray, or a test, sees so what a stage launches. On a GPU a planned call is launched without this.
+    """
+    global _run_instead
+    before, _run_instead = _run_instead, run
+    try:
+        yield
+    finally:
+        _run_instead = before
 
 
 def source(file: str) -> str:
@@ -199,6 +220,8 @@ class Kernel:
         self, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], *, shared_mem: int = 0
     ) -> Callable[[], None]:
         """The same with the launch left out: everything is checked now, and calling the result only launches."""
+        if _run_instead is not None:
+            return functools.partial(_run_instead, self, grid, block, args, shared_mem=shared_mem)
         sizes = signatures.sizes_of("grid", grid), signatures.sizes_of("block", block)
         signatures.check_all(self.name, self.parameters, args, cp.ndarray, contiguous=True)
         if shared_mem:
@@ -249,6 +272,7 @@ def built_when_launched() -> Iterator[None]:
 @functools.lru_cache(maxsize=256)
 def _compiled(code: str, compiler_options: tuple[str, ...], names: tuple[str, ...]) -> dict[str, Kernel]:
     instances = tuple(name for name in names if "<" in name)
+    COUNTS["compiled"] += 1
     module = cp.RawModule(code=code, options=compiler_options, name_expressions=instances or None)
     return {name: Kernel(module, name, code, build=not _later.get()) for name in names}
 
@@ -268,6 +292,7 @@ def load_all(
     file_or_code: str, names: Sequence[str], *, defines: Mapping[str, Any] | None = None
 ) -> Mapping[str, Kernel]:
     """Several kernels of one source by name, compiled together: the compiler reads the source once."""
+    COUNTS["loaded"] += 1
     code = file_or_code if "\n" in file_or_code else source(file_or_code)
     with _line_for_who_waits(f"compiling {', '.join(names)}: once, and kept on disk for later processes"):
         kernels = _compiled(

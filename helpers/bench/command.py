@@ -16,15 +16,14 @@ from pathlib import Path
 
 from helpers.bench import gpus, peers, readme
 from helpers.bench.cases import Case
-from helpers.bench.experiments import Step
-from helpers.bench.plan import Job, forward, gradients, plan, still_to_do, why_not
+from helpers.bench.job import WrongOutput, of_peer, of_stage, why_not
+from helpers.bench.plan import forward, gradients, plan, still_to_do
 from helpers.bench.results import Record, results_table
 from helpers.bench.run import (
     INTERRUPTED,
     LOST,
     JobRunner,
     ProgressBar,
-    WrongOutput,
     device_facts,
     how_measured,
     run_all,
@@ -60,10 +59,10 @@ def ladder(argv: Sequence[str] = ()) -> int:
         reasons = [why_not(stage, case) for case in cases]
         possible = [case for case, why in zip(cases, reasons, strict=True) if why is None]
         if possible:  # in the first type that it can on this device
-            jobs.append(Job("stage", name, stage, possible[0]))
+            jobs.append(of_stage(stage, possible[0]))
         else:
             skipped.append(f"[SKIP] {name}: {reasons[0]}")
-    jobs.append(Job("peer", "NumPy", peers.NUMPY, Case((1, 1, options.n, options.d))))
+    jobs.append(of_peer(peers.NUMPY, Case((1, 1, options.n, options.d))))
     progress, runner = ProgressBar(len(jobs)), JobRunner(1.0)
     failed = 0
     for job in jobs:
@@ -113,13 +112,13 @@ def bench(argv: Sequence[str] = ()) -> int:
     jobs = plan(record, quick=options.quick, with_peers=options.peers is not False, only=options.stage or ())
     record.device = device_facts()
     if options.steps:
-        jobs = [job for job in jobs if isinstance(job.what, Step)]
+        jobs = [job for job in jobs if job.climb]
     if (options.resume or options.steps) and options.json and options.json.is_file():
         record = Record.load(options.json)
         if options.resume:
             jobs = still_to_do(jobs, record)
         else:
-            climbs = {job.what.of for job in jobs}
+            climbs = {job.climb for job in jobs}
             record.results = [r for r in record.results if r.step is None or r.name.partition(": ")[0] not in climbs]
         record.forget_left((job.kind, job.name, str(job.case)) for job in jobs)
     print(record.device["description"])

@@ -89,9 +89,6 @@ def recorded(path: Path | None = None) -> dict[str, Any] | None:
     return records.load(path or RECORD)
 
 
-_shown = records.table_of(lambda: recorded())
-
-
 def select(
     record: Mapping[str, Any],
     stages: Sequence[str] | None = None,
@@ -124,7 +121,7 @@ def _head_dim(row: Mapping[str, Any]) -> int | None:
     return shape[3] if len(shape) == 4 else None
 
 
-@_shown
+@records.shown
 def counters_table(
     record: Mapping[str, Any] | None = None,
     stages: Sequence[str] | None = None,
@@ -156,7 +153,7 @@ def counters_table(
     return "\n\n".join([*blocks, *(["\n".join(failed)] if failed else [])])
 
 
-@_shown
+@records.shown
 def climb_table(
     stage: str,
     figures: Sequence[str],
@@ -190,7 +187,7 @@ def climb_table(
     return "\n".join("".join(line).rstrip() for line in zip(*columns, strict=True))
 
 
-@_shown
+@records.shown
 def stalls_table(
     names: Sequence[str],
     *,

@@ -99,8 +99,10 @@ def result(*, record: Any = None, **wanted: Any) -> dict[str, Any] | None:
 
 
 def gain(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[float]:
-    """How many times as fast a step is as the one before it, where they were timed in turns: the median, the least and
-    the most of the rounds; else empty."""
+    """Return how many times as fast a step is as the one before it, if they were timed in turns; else an empty list.
+
+    The median and the range of the rounds: the quartiles, in older records the extremes.
+    """
     follows = before.get("step") is not None and before["step"] == after.get("follows")
     return (after.get("gain") or []) if follows else []
 
@@ -114,12 +116,18 @@ def speedup(slower: Mapping[str, Any], faster: Mapping[str, Any]) -> str:
     if math.isnan(slower["ms"] / faster["ms"]):
         return steps.NOT_MEASURED
     if in_turns := gain(slower, faster):
-        median, least, most = in_turns
-        return f"{median:.2f}×" + f" ({least:.2f} to {most:.2f})" * (most - least > 0.05 * median)
+        median, low, high = in_turns
+        return range_text(in_turns) if high - low > 0.05 * median else f"{median:.2f}×"
     text = f"{slower['ms'] / faster['ms']:.2f}×"
     if all(r["ms_max"] - r["ms_min"] <= 0.05 * r["ms"] for r in (slower, faster)):
         return text
     return f"{text} ({slower['ms_min'] / faster['ms_max']:.2f} to {slower['ms_max'] / faster['ms_min']:.2f})"
+
+
+def range_text(gain: Sequence[float]) -> str:
+    """Format a recorded gain and its range, such as "1.11× (1.10 to 1.12)"."""
+    median, low, high = gain
+    return f"{median:.2f}× ({low:.2f} to {high:.2f})"
 
 
 def variant_times(stage: str, shape: Sequence[int], size: str, *, record: Any = None) -> dict[int, float]:
@@ -150,17 +158,3 @@ def experiment_times(
         if name == stage and case_of(r) == wanted and r["kind"] in ("stage", "experiment"):
             times[experiment or name] = r["ms"]
     return times
-
-
-def gradient_ablations(
-    stage: str, shape: Sequence[int], *, dtype: str, causal: bool = False, record: Any = None
-) -> list[tuple[str, dict[str, Any]]]:
-    """Recorded experiments with the gradients of a stage, (what was changed, result), and first the stage as it is."""
-    wanted = (tuple(shape), dtype, causal)
-    return [
-        (r["name"].partition(": ")[2] or "as it is", r)
-        for r in sorted(results_of(record), key=lambda r: ": " in r["name"])
-        if r["name"].partition(": ")[0] == stage
-        and case_of(r) == wanted
-        and r["kind"] in ("backward", "backward experiment")
-    ]

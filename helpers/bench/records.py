@@ -1,4 +1,4 @@
-"""The files of notebooks/measured: how a record is written and read, and the tables that are made of one.
+"""Write and read the records in notebooks/measured.
 
 Every record is written with one row a line, so that a diff shows which rows have changed.
 """
@@ -14,13 +14,13 @@ from typing import Any, TypeVar, cast
 
 MEASURED = Path(__file__).resolve().parents[2] / "notebooks" / "measured"
 NO_RECORD = "no GPU run is recorded yet"
-WIDTH = 120  # what fits a line is written on one
+WIDTH = 120  # columns: a value that fits is written on one line
 
 Table = TypeVar("Table", bound=Callable[..., Any])
 
 
 def as_json(value: Any, depth: int = 0, *, row: bool = False) -> str:
-    """A record as JSON: what is longer than a line has an item a line. An item of a list, a row, is always one line."""
+    """Format a record as JSON. A value wider than a line gets a line per item; a list's item, a row, is one line."""
     line = json.dumps(value)
     if row or not isinstance(value, dict | list) or depth + len(line) <= WIDTH:
         return line
@@ -32,7 +32,7 @@ def as_json(value: Any, depth: int = 0, *, row: bool = False) -> str:
 
 
 def save(path: Path, record: Any) -> None:
-    """Write a record. The file is whole at any time: it is replaced when the new one is complete."""
+    """Write a record. The file is replaced when the new one is complete, so it is never half-written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(path.name + ".part")
     unfinished.write_text(as_json(record) + "\n", encoding="utf-8")
@@ -40,14 +40,31 @@ def save(path: Path, record: Any) -> None:
 
 
 def load(path: Path) -> Any | None:
-    """A record, or None where there is none."""
+    """Read a record; None if the file does not exist."""
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
-def table_of(read: Callable[[], Any], missing: Callable[[], Any] = lambda: NO_RECORD) -> Callable[[Table], Table]:
-    """A decorator for functions with an argument `record`: where none is given, it is what read() returns.
+def reader(*names: str) -> Callable[[], Any | None]:
+    """Make a function that reads the first of these committed records; it returns None if none exists."""
 
-    Where that is None, there is no record, and the function is not called: the result is missing().
+    def recorded() -> Any | None:
+        return next(filter(None, (load(MEASURED / name) for name in names)), None)
+
+    return recorded
+
+
+def shown(function: Table) -> Table:
+    """Let a function with an argument `record` read the committed one, by its module's `recorded`, if it gets none.
+
+    Without a committed record the function is not called: the result is NO_RECORD.
+    """
+    return table_of(lambda: function.__globals__["recorded"]())(function)
+
+
+def table_of(read: Callable[[], Any], missing: Callable[[], Any] = lambda: NO_RECORD) -> Callable[[Table], Table]:
+    """Make a decorator for functions with an argument `record`, which is read() by default.
+
+    If that is None, the function is not called: the result is missing().
     """
 
     def decorate(function: Table) -> Table:

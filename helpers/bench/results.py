@@ -64,7 +64,8 @@ class Measurement:
     step: int | None = None  # of a step: its number, that of its file
     idea: str = ""  # of a step
     # Of two that were timed in turns, round by round: how many times as fast a step is as the one before it, and the
-    # fastest stage as this peer. The median, the least and the most; fastest: that stage's name.
+    # fastest stage as this peer. The median and the quartiles; in older records, the extremes.
+    # fastest: that stage's name.
     gain: list[float] = field(default_factory=list)
     over: str = ""  # of a step with a gain: the name of the one before it
     fastest: str = ""

@@ -1,4 +1,4 @@
-"""Doing the measurements of a run: each is checked, then timed; what fails is noted, and the next one goes on."""
+"""Run the jobs of a run: each is checked, then timed; one that fails is noted, and the next one runs."""
 
 from __future__ import annotations
 
@@ -20,60 +20,50 @@ from typing import Any
 
 import numpy as np
 
-from helpers.attention import reference
-from helpers.attention.ladder import LADDER, backward
-from helpers.attention.ladder.steps import BASES, BEFORE
-from helpers.bench.cases import TYPES, Inputs
-from helpers.bench.experiments import Step
+from helpers.bench.cases import Case, Inputs
 from helpers.bench.host_cost import host_time
-from helpers.bench.plan import Job, tile_sizes, tiles_text, why_not
+from helpers.bench.job import Job, torch_cuda
 from helpers.bench.results import Measurement, Record
-from helpers.bench.timing import Clocks, Timing, elapsed, in_turns, measure, speeds
+from helpers.bench.timing import Sensors, Timing, elapsed, in_turns, measure, quartiles, sm_mhz
 from helpers.device import ON_GPU, cp, describe
 
 INTERRUPTED = "interrupted: what was measured until then is in the table; --json FILE --resume goes on"
 FEWEST_ROUNDS, MOST_ROUNDS = 7, 40
-LOST = "the GPU takes no more work from this process after the failure above"
-
-
-class WrongOutput(AssertionError):
-    """A stage whose output is wrong: it is not timed."""
+LOST = "the CUDA context is lost after the failure above"
 
 
 class JobRunner:
-    """Runs jobs. Inputs of the latest shape and type are kept: jobs come sorted."""
+    """Runs jobs. It keeps the inputs of the latest shape and type, since jobs come sorted."""
 
-    def __init__(self, budget_s: float, clocks: Clocks | None = None) -> None:
-        self.budget_s, self.clocks = budget_s, clocks
+    def __init__(self, budget_s: float, sensors: Sensors | None = None) -> None:
+        self.budget_s, self.sensors = budget_s, sensors
         self._inputs: Inputs | None = None
 
     def run(self, job: Job) -> Measurement:
         """Check, then time. Raises WrongOutput, and whatever the launch raises."""
-        if job.kind == "roof":
-            return self._roof(job)
-        inputs = self._take_inputs(job.case)
-        if job.kind == "host":
-            return self._host(job, inputs)
-        if job.kind == "experiment":
-            return self._experiment(job, inputs)
         with contextlib.ExitStack() as contexts:
-            launch, seen = self._launched(job, inputs, contexts)
-            timed = self._timed(launch, share=job.share)
-        return _measurement(job, timed, **seen)
+            launch, seen = self._launched(job, contexts)
+            begin = time.perf_counter()
+            if job.on_host:
+                timing = host_time(launch)
+            else:
+                timing = measure(launch, budget_s=self.budget_s * job.share, warm=job.warm)
+            clocks = self._clocks(begin, time.perf_counter())
+        return _measurement(job, timing, clocks, seen)
 
     def run_in_turns(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Measurement | Exception]]:
-        """What `run` does for jobs that are compared, of one case: checked one by one, timed in turns, with one clock.
+        """Do what `run` does for jobs of one case that are compared: check one by one, time in turns, at one clock.
 
-        Yields each job with its measurement, or with what it raised. A step has its gain over the step before, or over
-        what the climb begins at; a peer that of the fastest stage over it.
+        Yields each job with its measurement, or with what it raised. A step gets its gain over the step before, or over
+        what the climb begins at; a peer gets that of the fastest stage over it.
         """
-        inputs = self._take_inputs(jobs[0].case)
+        self._take_inputs(jobs[0].case)
         with contextlib.ExitStack() as contexts:
             launched: list[tuple[Job, Callable[[], Any], dict[str, Any]]] = []
-            base = _base(jobs[0])
+            base = jobs[0].base()
             for job in [*([base] if base else []), *jobs]:
                 try:
-                    launched.append((job, *self._launched(job, inputs, contexts)))
+                    launched.append((job, *self._launched(job, contexts)))
                 except Exception as error:
                     if job is not base:
                         yield job, error
@@ -82,189 +72,65 @@ class JobRunner:
             once = [1e-3 * elapsed(run) for run in runs.values()]  # warm
             seconds = self.budget_s * jobs[0].share * len(runs)
             times = in_turns(runs, round(min(MOST_ROUNDS, max(FEWEST_ROUNDS, seconds / max(3 * sum(once), 1e-9)))))
-            end = time.perf_counter()
-        ours = [number for number, (job, _, _) in enumerate(launched) if job.kind in ("stage", "backward")]
+            clocks = self._clocks(begin, time.perf_counter())
+        ours = [number for number, (job, _, _) in enumerate(launched) if not job.is_peer]
         fastest = min(ours, key=lambda number: statistics.median(times[number]), default=None)
         for number, (job, _, seen) in enumerate(launched):
             taken = times[number]
             if job is base:
                 continue
-            if isinstance(job.what, Step) and number > 0:
-                seen["gain"] = list(speeds(taken, times[number - 1]).values())
+            if job.climb and number > 0:
+                seen["gain"] = _gain(taken, times[number - 1])
                 seen["over"] = launched[number - 1][0].name
-            if job.kind in ("peer", "backward peer") and fastest is not None:
-                seen["gain"] = list(speeds(times[fastest], taken).values())
+            if job.is_peer and fastest is not None:
+                seen["gain"] = _gain(times[fastest], taken)
                 seen["fastest"] = launched[fastest][0].name
             timing = Timing(statistics.median(taken), min(taken), max(taken), len(taken))
-            yield job, _measurement(job, self._with_clocks(timing, begin, end), **seen)
+            yield job, _measurement(job, timing, clocks, seen)
 
-    def _launched(
-        self, job: Job, inputs: Inputs, contexts: contextlib.ExitStack
-    ) -> tuple[Callable[[], Any], dict[str, Any]]:
-        """A launch that has run once and was right, and what was seen then."""
-        if job.case.backward:
-            launch = self._gradients(job, inputs, contexts)
-            return launch, _right(*inputs.gradient_sample(job.case.causal).error(launch()))
-        launch = contexts.enter_context(self._ready(job, inputs))
-        before = _held()
-        o = launch()
-        extra = None if before is None else _held(peak=True) - before - o.nbytes
-        sample = inputs.sample(job.case.causal)
-        tolerance = sample.tolerance * (job.stage.inexact if job.stage else 1.0)
-        return launch, {**_right(sample.error(o), tolerance), "extra_bytes": extra}
+    def _launched(self, job: Job, contexts: contextlib.ExitStack) -> tuple[Callable[[], Any], dict[str, Any]]:
+        """Make a launch and check it; return what the check has seen, too."""
+        launch, check = contexts.enter_context(job.make(job.case and self._take_inputs(job.case)))
+        return launch, check()
 
-    def _roof(self, job: Job) -> Measurement:
-        roof = job.what
-        timed = self._timed(roof.ready(), warm=False)
-        rate = roof.work / timed["ms"] / (1e9 if roof.quantity == "tflops" else 1e6)
-        return Measurement(
-            job.name, job.kind, list(roof.shape), roof.dtype, note=roof.note, **{roof.quantity: rate}, **timed
-        )
-
-    def _host(self, job: Job, inputs: Inputs) -> Measurement:
-        with job.what.ready(inputs) as (call, output):
-            sample = inputs.sample(job.case.causal)
-            seen = _right(sample.error(output(call())), sample.tolerance)
-            begin = time.perf_counter()
-            timing = host_time(call)
-        case = job.case
-        return Measurement(
-            *(job.name, job.kind, list(case.shape), case.dtype),
-            **{"note": job.what.note, "causal": case.causal, **seen},
-            **self._with_clocks(timing, begin),
-        )
-
-    def _take_inputs(self, case: Any) -> Inputs:
+    def _take_inputs(self, case: Case) -> Inputs:
         if self._inputs is None or (self._inputs.shape, self._inputs.dtype) != (case.shape, case.dtype):
             self._inputs = None  # before the next ones are made
             _free()
             self._inputs = Inputs(case.shape, case.dtype)
         return self._inputs
 
-    @contextlib.contextmanager
-    def _ready(self, job: Job, inputs: Inputs) -> Iterator[Callable[[], Any]]:
-        """A function that launches and returns the output. Memory that it needs beyond q, k and v is not held yet."""
-        if job.kind == "peer":
-            with job.what.ready(inputs, job.case.causal) as launch:
-                yield launch
-            return
-        stage, source, arrays, prepared = job.stage, job.source, inputs.device, []
-
-        def launch() -> Any:
-            if not prepared:
-                prepared.append(stage.prepare(*arrays, causal=job.case.causal, source=source, sizes=job.sizes or None))
-            run, o = prepared[0]
-            run()
-            return o
-
-        yield launch
-
-    def _gradients(self, job: Job, inputs: Inputs, contexts: contextlib.ExitStack) -> Callable[[], Any]:
-        """A launch of the gradients alone: the forward that they start from has run before."""
-        if job.kind == "backward peer":
-            return contexts.enter_context(job.what.ready(inputs, job.case.causal))
-        run, arrays = job.gradients.prepare(inputs, job.case.causal, job.sizes or None)
-
-        def launch() -> Any:
-            run()
-            return arrays
-
-        return launch
-
-    def _timed(self, launch: Callable[[], Any], *, warm: bool = True, share: float = 1.0) -> dict[str, Any]:
-        begin = time.perf_counter()
-        return self._with_clocks(measure(launch, budget_s=self.budget_s * share, warm=warm), begin)
-
-    def _with_clocks(self, timing: Any, begin: float, end: float | None = None) -> dict[str, Any]:
-        end = time.perf_counter() if end is None else end
-        return {**asdict(timing), "clocks": self.clocks.between(begin, end) if self.clocks else {}}
-
-    def _experiment(self, job: Job, inputs: Inputs) -> Measurement:
-        """Launch a changed stage; count the launches whose output is wrong."""
-        experiment, sample = job.what, inputs.sample(job.case.causal)
-        whole = None
-        if experiment.launches > 1:  # a race may show in one row alone
-            whole = cp.asarray(reference.attention(*inputs.host, causal=job.case.causal))
-        wrong, worst = 0, 0.0
-        with self._ready(job, inputs) as launch:
-            for _ in range(experiment.launches):
-                o = launch()
-                error = sample.error(o) if whole is None else float(abs(o - whole).max())
-                wrong += not error <= sample.tolerance
-                worst = max(worst, error) if error == error else float("nan")
-                o[...] = cp.nan
-            timed = self._timed(launch, share=job.share)
-        more = {"wrong_launches": wrong, "checked_launches": experiment.launches}
-        return _measurement(job, timed, max_error=worst, tolerance=sample.tolerance, **more)
+    def _clocks(self, begin: float, end: float) -> dict[str, float]:
+        """Return the clock of the multiprocessors right now, and the medians of the sensors between two times."""
+        if self.sensors is None or not ON_GPU:
+            return {}
+        return {"sm_mhz": sm_mhz(), **self.sensors.between(begin, end)}
 
 
-def _right(error: float, tolerance: float) -> dict[str, Any]:
-    """What a record keeps of a check. Raises WrongOutput."""
-    if not error <= tolerance:
-        raise WrongOutput(f"max error {error:.1e} > {tolerance:.1e}; not timed")
-    return {"max_error": error, "tolerance": tolerance}
+def _gain(taken: Sequence[float], others: Sequence[float]) -> list[float]:
+    """Return how many times as fast one is as the other: the median and the quartiles of the rounds' ratios."""
+    return list(quartiles([theirs / its for its, theirs in zip(taken, others, strict=True)]))
 
 
-def _base(job: Job) -> Job | None:
-    """What the climb that a step belongs to begins at, as a job of the same case; None where that computes another."""
-    if not isinstance(job.what, Step):
-        return None
-    file = BEFORE.get(job.what.of)
-    known = (*BASES.values(), *LADDER.values())
-    stage = next((stage for stage in known if stage.file == file and stage.direction == job.stage.direction), None)
-    if stage is None or why_not(stage, job.case) is not None:
-        return None
-    return Job(job.kind, stage.name, Step(job.what.of, 0, stage, job.case), job.case)
-
-
-def _measurement(job: Job, timed: Mapping[str, Any], **more: Any) -> Measurement:
+def _measurement(job: Job, timing: Timing, clocks: Mapping[str, float], seen: Mapping[str, Any]) -> Measurement:
     case = job.case
-    more |= {"tflops": case.flops / timed["ms"] / 1e9, "note": tiles_text(job), "causal": case.causal}
-    if isinstance(job.what, Step):
-        more |= {"step": job.what.number, "idea": job.what.idea}
-    return Measurement(job.name, job.kind, list(case.shape), case.dtype, **timed, **more)
-
-
-def _torch_cuda() -> Any | None:
-    return sys.modules["torch"].cuda if ON_GPU and "torch" in sys.modules else None
-
-
-def _held(*, peak: bool = False) -> int | None:
-    """Bytes of the GPU's memory that arrays hold now; or PyTorch's most since the last call, with CuPy's of now."""
-    if not ON_GPU:
-        return None
-    torch_cuda = _torch_cuda()
-    total = cp.get_default_memory_pool().used_bytes()
-    if torch_cuda:
-        total += torch_cuda.max_memory_allocated() if peak else torch_cuda.memory_allocated()
-        torch_cuda.reset_peak_memory_stats()
-    return total
+    where = {"shape": list(case.shape), "dtype": case.dtype, "causal": case.causal} if case else {}
+    row = {**where, **job.row, **asdict(timing), "clocks": dict(clocks), **job.rate(timing.ms), **seen}
+    return Measurement(job.name, job.kind, note=job.note(), **row)
 
 
 def _free() -> None:
     """Give memory that nothing uses back to the GPU, so that CuPy and PyTorch do not starve each other."""
     if ON_GPU:
         cp.get_default_memory_pool().free_all_blocks()
-        torch_cuda = _torch_cuda()
-        if torch_cuda:
-            torch_cuda.empty_cache()
+        if cuda := torch_cuda():
+            cuda.empty_cache()
 
 
 def compile_all(jobs: Sequence[Job]) -> None:
     """Compile the kernels of the jobs, many at a time. An error shows again, and is noted, when its job runs."""
-
-    def compile_one(job: Job) -> None:
-        one = cp.zeros((1, 1, 1, job.case.shape[3]), dtype=TYPES[job.case.dtype])
-        sizes = {**tile_sizes(job.stage, job.case), **job.sizes}
-        if way := job.gradients:
-            lse = cp.zeros((1, 1, 1), dtype=cp.float32)
-            how = {"deterministic": way.deterministic, "source": way.source, "sizes": sizes}
-            backward.prepare(job.stage, one, one, one, one, one, lse, **how)
-            return
-        job.stage.prepare(one, one, one, source=job.source, sizes=sizes)
-
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-        for future in [pool.submit(compile_one, job) for job in jobs if job.stage is not None]:
+        for future in [pool.submit(job.compile) for job in jobs if job.compile is not None]:
             with contextlib.suppress(Exception):
                 future.result()
 
@@ -304,14 +170,15 @@ def how_measured() -> dict[str, Any]:
         "timer": "device events around one launch, queued behind other work" if ON_GPU else "wall clock",
         "statistic": "median; ms_min and ms_max are the spread",
         "in turns": "what computes the same of a case, and the steps of a climb: round by round, so with one clock; "
-        "gain, of a step over the one before it and of the fastest stage over a peer, is the median, the least and the "
-        "most of the rounds' ratios",
+        "gain, of a step over the one before it and of the fastest stage over a peer, is the median and the quartiles "
+        "of the rounds' ratios",
         "l2": "flushed by a 256 MB write before each launch" if ON_GPU else "as it is",
         "inputs": "normal, unit variance, mean 0.25; checked against float64 on sampled rows and heads before timing",
         "tolerance": "float32: 1e-5; half types: twice the error of NumPy attention that rounds P and O to the type",
         "flops": "4 * batch * heads * rows * keys * head_dim, half of it where causal; 2.5 times that for gradients",
         "backward": "the gradients alone; the output and lse are there. Checked against float64 on sampled rows",
-        "clocks": "nvidia-smi, every 100 ms, the median while a measurement ran; none where it was shorter",
+        "clocks": "sm_mhz: cycles over nanoseconds in a kernel launched right after the measurement; others: by "
+        "nvidia-smi, every 100 ms, the median while it ran, none if it was shorter",
         "extra_bytes": "device memory held beyond q, k, v and the output, after one launch; PyTorch's at its peak",
         "host": "wall clock of a batch of calls that do not wait for the GPU, divided by their number",
         "command": "python3 helpers/course.py bench --json FILE",
@@ -356,8 +223,8 @@ def run_all(jobs: Sequence[Job], record: Record, budget_s: float, path: Path | N
         if ON_GPU:
             progress.step("compiling")
             compile_all(jobs)
-        with Clocks() as clocks:
-            runner = JobRunner(budget_s, clocks)
+        with Sensors() as sensors:
+            runner = JobRunner(budget_s, sensors)
             for group in _groups(jobs):
                 if time.perf_counter() - began > within_s:
                     for job in group:
@@ -376,7 +243,7 @@ def run_all(jobs: Sequence[Job], record: Record, budget_s: float, path: Path | N
                     if not (is_alive := _alive()):
                         break
                     if len(group) == 1:
-                        runner = JobRunner(budget_s, clocks)  # lets go of the failed one's memory
+                        runner = JobRunner(budget_s, sensors)  # lets go of the failed one's memory
                 if not is_alive:
                     stopped = LOST
                     break
@@ -401,7 +268,7 @@ def _groups(jobs: Sequence[Job]) -> list[list[Job]]:
     """The jobs in their order, those that are compared together. Without a GPU one by one: a CPU's clock stays."""
     groups: dict[Any, list[Job]] = {}
     for job in jobs:
-        groups.setdefault((job.compared if ON_GPU else None) or job.key, []).append(job)
+        groups.setdefault((job.compared_with if ON_GPU else None) or job.key, []).append(job)
     return list(groups.values())
 
 

@@ -9,7 +9,6 @@ A step is in the record if its tile loop is unrolled, so that its lines are exec
 from __future__ import annotations
 
 import collections
-import functools
 import re
 import subprocess
 import sys
@@ -24,9 +23,7 @@ from helpers.attention.ladder.steps import CLIMBS, by_number
 from helpers.attention.ladder.steps import ideas as ideas_of_climb
 from helpers.bench import records
 
-RECORD = records.MEASURED / "sass-07.json"
-recorded = functools.partial(records.load, RECORD)
-_shown = records.table_of(lambda: recorded())
+recorded = records.reader("sass-07.json")
 ARCH, HEAD_DIM, DTYPE = "sm_90", 128, "bfloat16"
 FIRST = "64 keys a tile"  # the first step whose loop is unrolled
 TYPES = {"bfloat16": "__nv_bfloat16", "float16": "__half"}
@@ -41,7 +38,7 @@ EXCERPTS = {
 }
 
 
-@_shown
+@records.shown
 def table(opcodes: Sequence[str], *, record: Mapping[str, Any] | None = None) -> str:
     """Instructions of the tile loop, a step a line.
 
@@ -67,7 +64,7 @@ def instructions(step: int, *, record: Mapping[str, Any] | None = None) -> int |
     return next((row["instructions"] for number, row in _numbered(record) if number == step), None)
 
 
-@_shown
+@records.shown
 def excerpt(name: str, *, record: Mapping[str, Any] | None = None) -> str:
     """Some lines of SASS. name: a key of EXCERPTS."""
     return "\n".join(record["excerpts"][name])

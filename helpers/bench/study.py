@@ -1,11 +1,13 @@
-"""Runs the studies: each has measured what one claim of the course needs, beside the ladder.
+"""Run a study: the measurement of one claim of the course that the ladder's record does not cover.
 
-    python3 -m helpers.bench.study                # the studies, a line each
-    python3 -m helpers.bench.study fused          # prints what is recorded
-    python3 -m helpers.bench.study fused FILE     # on a GPU: measures, writes FILE as JSON and prints it
+    python3 -m helpers.bench.study                      # list the studies
+    python3 -m helpers.bench.study fused                # print the committed record
+    python3 -m helpers.bench.study fused FILE           # on a GPU: measure, write FILE as JSON and print it
+    python3 -m helpers.bench.study hopper FILE rings    # measure some parts; the others of FILE stay
 
-A study is a module of `studies/`. It has table(record=None), which is the text of a record or of the committed one, and
-either measure(), which returns a record, or take(path, words), which also writes it and gets all words after FILE.
+A study is a module of `studies/` with two functions: table(record=None) returns a record, or the committed one, as
+text; take(path, words) measures the parts that the words name, all if there are none, and writes path. Most of them are
+built on `harness.Study`.
 """
 
 from __future__ import annotations
@@ -16,8 +18,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from helpers.bench import records
-
 STUDIES = (
     *("fused", "score_mod", "decoding", "hopper", "cute", "promises", "presets", "bits", "train", "torch_model"),
     *("autograd", "tf32", "profile_stages", "xray_vs_ncu", "ring"),
@@ -25,12 +25,12 @@ STUDIES = (
 
 
 def module_of(name: str) -> ModuleType:
-    """The module of a study."""
+    """Import the module of a study."""
     return importlib.import_module(f"helpers.bench.studies.{name}")
 
 
 def main(words: Sequence[str]) -> int:
-    """NAME and FILE, NAME for what is recorded, or nothing for the names. 1 where a part of the record has failed."""
+    """Run the command. Return 1 if a part of the record has failed, 2 for an unknown name."""
     if not words or words[0] not in STUDIES:
         lines = (f"    {name:16}{(module_of(name).__doc__ or '').splitlines()[0]}" for name in STUDIES)
         print("\n".join(["python3 -m helpers.bench.study NAME [FILE]", *lines]))
@@ -40,14 +40,7 @@ def main(words: Sequence[str]) -> int:
     if not rest:
         print(study.table())
         return 0
-    path = Path(rest[0])
-    if hasattr(study, "take"):
-        record = study.take(path, rest[1:])
-    elif rest[1:]:
-        sys.exit(f"{name} takes one FILE, not also {' '.join(rest[1:])}")
-    else:
-        record = study.measure()
-        records.save(path, record)
+    record = study.take(Path(rest[0]), rest[1:])
     print(study.table(record))
     return 1 if isinstance(record, dict) and record.get("failed") else 0
 

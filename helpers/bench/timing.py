@@ -1,8 +1,9 @@
-"""How long a launch takes, and at which clocks: device events, a cold L2 cache, the median of many."""
+"""Time launches by device events, with a cold L2 cache, and read the GPU's clock and power meanwhile."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import statistics
 import subprocess
@@ -12,11 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from helpers.device import ON_GPU, cp
 
 FLUSH_BYTES = 256 << 20  # larger than any L2
 MOST_FLUSHES = 32
-HIDES_MS = 5.0  # beside a launch this long, Python's part does not count
+HIDES_MS = 5.0  # compared with a launch this long, Python's part is negligible
 SLOW_S = 1.0  # a launch longer than this is timed once
 FEWEST = 3
 
@@ -32,10 +35,10 @@ class Timing:
 
 
 def elapsed(launch: Callable[[], object], flush: Any = None, times: int = 1, *, read: bool = False) -> float:
-    """Milliseconds of one launch between two events; `flush` is an array that is overwritten `times` before it.
+    """Time one launch between two events, in milliseconds, after overwriting the array `flush` `times` times.
 
     Args:
-        read: it is read in the end, so that the L2 cache is left with nothing that a launch would have to write back.
+        read: then read `flush`, so that the L2 cache holds nothing that the launch would have to write back.
     """
     for _ in range(times if flush is not None else 0):
         _overwrite(flush)
@@ -54,7 +57,7 @@ def _overwrite(flush: Any) -> None:
 
 
 def _flushes(launch: Callable[[], object], flush: Any) -> int:
-    """How many flushes keep the GPU busy while Python launches, so that the events time the GPU and not Python."""
+    """Count the flushes that keep the GPU busy while Python launches, so that events time the GPU and not Python."""
     busy = min(elapsed(lambda: _overwrite(flush)) for _ in range(3))
     took = []
     for _ in range(3):
@@ -65,7 +68,7 @@ def _flushes(launch: Callable[[], object], flush: Any) -> int:
     return min(MOST_FLUSHES, 1 + math.ceil(1.5 * min(took) / busy))
 
 
-# Of a measurement that says nothing else. What the CPU engine takes tells nothing of a kernel, so it is soon known.
+# Seconds of a measurement by default. The CPU engine's times say nothing about a kernel, so few launches will do.
 BUDGET_S = 0.5 if ON_GPU else 0.1
 
 
@@ -74,8 +77,8 @@ def measure(launch: Callable[[], object], *, budget_s: float = BUDGET_S, most: i
 
     Args:
         launch: starts the work; on a GPU on the default stream.
-        budget_s: about how long to go on for. Three launches are timed at least, or one that takes over a second.
-        most: launches at most.
+        budget_s: about how long to go on for. At least three launches are timed, or one that takes over a second.
+        most: the largest number of timed launches.
         warm: it has been launched before, so a slow first launch counts.
     """
     if not warm:
@@ -97,13 +100,14 @@ def measure(launch: Callable[[], object], *, budget_s: float = BUDGET_S, most: i
 
 
 def in_turns(runs: Mapping[Any, Callable[[], Any]], rounds: int, *, read: bool = False) -> dict[Any, list[float]]:
-    """Milliseconds of each run, one for each round: in a round all are timed, one after the other.
+    """Time runs in turns: milliseconds of each run, one for each round. In a round all are timed, one after the other.
 
-    All have been launched before. On a GPU each is launched before it is timed, so that it has the same clocks then,
-    and timed twice, with work queued before it that takes longer than its launch takes Python: the better one counts.
+    All have been launched before. On a GPU each is launched right before it is timed, so that the clock is the one
+    that it runs at. It is timed twice, behind queued work that takes longer than Python takes to launch it: the shorter
+    time counts.
 
     Args:
-        read: as `elapsed` has it.
+        read: see `elapsed`.
     """
     flush = cp.empty(FLUSH_BYTES, dtype=cp.uint8) if ON_GPU else None
     flushes = {}
@@ -118,27 +122,76 @@ def in_turns(runs: Mapping[Any, Callable[[], Any]], rounds: int, *, read: bool =
     return times
 
 
-def speeds(taken: Sequence[float], beside: Sequence[float]) -> dict[str, float]:
-    """How many times as fast one is as the other, round by round: the median, with its range."""
-    ratios = [theirs / its for its, theirs in zip(taken, beside, strict=True)]
-    return {"speed": statistics.median(ratios), "speed_min": min(ratios), "speed_max": max(ratios)}
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the median, the lower and the upper quartile. One round that the host interrupts changes none of them."""
+    if len(values) < 2:
+        return (values[0],) * 3
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return statistics.median(values), low, high
 
 
-QUERY = {"sm_mhz": "clocks.sm", "memory_mhz": "clocks.mem", "watts": "power.draw", "celsius": "temperature.gpu"}
+def speeds(taken: Sequence[float], others: Sequence[float]) -> dict[str, float]:
+    """Return how many times as fast one is as the other, round by round: median, extremes and quartiles of the ratios.
+
+    Args:
+        taken, others: milliseconds of both, one for each round.
+    """
+    ratios = [theirs / its for its, theirs in zip(taken, others, strict=True)]
+    median, low, high = quartiles(ratios)
+    extremes = {"speed_min": min(ratios), "speed_max": max(ratios)}
+    return {"speed": median, **extremes, "speed_q1": low, "speed_q3": high}
 
 
-class Clocks:
-    """The GPU's clocks and power while it works, read by nvidia-smi ten times a second.
+def speed_range(row: Mapping[str, float]) -> tuple[float, float]:
+    """Return the quartiles of a row's speed; older records have the extremes alone."""
+    return row.get("speed_q1", row["speed_min"]), row.get("speed_q3", row["speed_max"])
 
-    with Clocks() as clocks: ...; clocks.between(begin, end), in seconds of time.perf_counter(). Where there is no
-    nvidia-smi, there are no samples.
+
+# Cycles and nanoseconds of one thread that waits. Both counts begin and end at a tick of the timer.
+CLOCK = r"""
+extern "C" __global__ void clock_rate(long long* rate, int nanoseconds) {
+  long long tick, begin, now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(tick));
+  do asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
+  while (begin == tick);
+  const long long cycles = clock64();
+  do asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  while (now - begin < nanoseconds);
+  rate[0] = clock64() - cycles;
+  rate[1] = now - begin;
+}
+"""
+CLOCK_NS = 200_000  # too short for the GPU to raise its clock after other work, long compared with a tick of 1 µs
+
+
+@functools.cache
+def _clock_kernel() -> Any:
+    return cp.RawKernel(CLOCK, "clock_rate")
+
+
+def sm_mhz() -> float:
+    """Return the clock of the multiprocessors in MHz, as a kernel counts it that is launched now."""
+    rate = cp.zeros(2, cp.int64)
+    _clock_kernel()((1,), (1,), (rate, np.int32(CLOCK_NS)))
+    cycles, nanoseconds = cp.asnumpy(rate).tolist()
+    return 1e3 * cycles / nanoseconds
+
+
+QUERY = {"memory_mhz": "clocks.mem", "watts": "power.draw", "celsius": "temperature.gpu"}
+
+
+class Sensors:
+    """The GPU's power, temperature and memory clock while it works, read by nvidia-smi ten times a second.
+
+    with Sensors() as sensors: ...; sensors.between(begin, end), in seconds of time.perf_counter(). Without nvidia-smi
+    there are no samples.
     """
 
     def __init__(self) -> None:
         self.samples: list[tuple[float, dict[str, float]]] = []
         self._process: subprocess.Popen[str] | None = None
 
-    def __enter__(self) -> Clocks:
+    def __enter__(self) -> Sensors:
         if ON_GPU:
             command = ["nvidia-smi", f"--query-gpu={','.join(QUERY.values())}", "-lms", "100"]
             command += ["--format=csv,noheader,nounits", "-i", cp.cuda.Device().pci_bus_id]
@@ -149,10 +202,10 @@ class Clocks:
 
     def _read(self, lines: Any) -> None:
         for line in lines:
-            self.take(line)
+            self.parse(line)
 
-    def take(self, line: str) -> None:
-        """Note one line of nvidia-smi's; what is no number ("[N/A]") is left out."""
+    def parse(self, line: str) -> None:
+        """Parse one line of nvidia-smi; drop what is not a number ("[N/A]")."""
         sample = {}
         for name, text in zip(QUERY, line.split(","), strict=False):
             with contextlib.suppress(ValueError):
@@ -160,7 +213,7 @@ class Clocks:
         self.samples.append((time.perf_counter(), sample))
 
     def between(self, begin: float, end: float) -> dict[str, float]:
-        """The median of each figure over the samples between two times; empty where there is none."""
+        """Return the median of each figure over the samples between two times; empty without samples."""
         within = [sample for when, sample in self.samples if begin <= when <= end]
         names = [name for name in QUERY if any(name in sample for sample in within)]
         return {name: statistics.median(s[name] for s in within if name in s) for name in names}

@@ -124,7 +124,8 @@ def checks() -> "dict[str, list[str]]":
 def test(words: "list[str]", every: bool) -> int:
     """The checks of the text, then pytest over tests and notebooks. 0 if all pass.
 
-    What repeats others is left out (tests/two_speeds.py). every: a second pytest runs it afterwards, as CI does: its
+    What is exhaustive is left out (tests/two_speeds.py), and tests of the engine that have passed (tests/unchanged.py).
+    every: the engine's are run too, and a second pytest runs what is exhaustive afterwards, as CI does: its
     first is what everybody runs. What `words` name is run whole.
     """
     begin = time.monotonic()
@@ -140,7 +141,7 @@ def test(words: "list[str]", every: bool) -> int:
         options += ["--nbval-sanitize-with", "tests/sanitize.cfg"]
     folders = [folder for folder in ("tests", "notebooks") if (ROOT / folder).is_dir()]
     processes = workers()
-    runs = {"pytest": [*folders, "--fast"], "pytest of the rest": [*folders[:1], "--rest"]}
+    runs = {"pytest": [*folders, "--fast", *["--unchanged-too"] * every], "pytest of the rest": [*folders, "--rest"]}
     if named:
         runs = {"pytest": []}
     else:

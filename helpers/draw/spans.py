@@ -1,6 +1,6 @@
-"""Who does what when, in a block whose warps have roles: rows of spans, from an X-ray's events or from clocks.
+"""Draw what each warp of a block does when, where warps have roles: rows of spans from recorded clocks.
 
-    spans(events_as_spans(report.events), xlabel="order of events, not time")
+    spans(clocks_as_spans(timeline, 8, 12), xlabel="cycles")
 
 A span is (begin, end, what); what is a key of `COLOURS`. A row is a buffer, or a part of a warpgroup's work.
 """
@@ -81,79 +81,6 @@ def schedules(orders: Mapping[str, Sequence[Place]], *, ylabel: str, xlabel: str
     np.atleast_1d(panels)[-1].set_xlabel(xlabel)
     done = (f"{title}: done after {max(place[2] for place in places):g}" for title, places in orders.items())
     return Picture(fig, f"{len(next(iter(orders.values())))} blocks, {'; '.join(done)}")
-
-
-def events_as_spans(events: Sequence[Any], *, consumers: int = 2, stages: int = 2) -> dict[str, list[Span]]:
-    """An X-ray's events of the first block of stage 10 as rows of spans; time is the order of its leaders' events.
-
-    The mbarriers are numbered in the order in which the kernel initialises them. A product of the first line of the
-    file that has one is of S, of the other line of O.
-
-    Args:
-        events: `Report.events`. consumers, stages: of the kernel.
-    """
-    leaders = {0, 32, 64, *(128 * (1 + i) for i in range(consumers))}
-    order = [event for event in events if event.block == 0 and event.thread in leaders]
-    q_tiles = [f"Q {i + 1}" for i in range(consumers)]
-    rings = [q_tiles, *([f"{which}, stage {stage}" for stage in range(stages)] for which in "KV")]
-    barriers = [f"{state} of {buffer}" for ring in rings for state in ("full", "empty") for buffer in ring]
-    buffers = [buffer for ring in rings for buffer in ring]
-    work = [f"consumer {i + 1}: {part}" for i in range(consumers) for part in ("S", "O", "warps")]
-    rows: dict[str, list[Span]] = {name: [] for name in (*buffers, *work)}
-    _add_copies(rows, order, barriers, consumers)
-    _add_work(rows, order)
-    return rows
-
-
-def _add_copies(rows: dict[str, list[Span]], order: Sequence[Any], barriers: Sequence[str], consumers: int) -> None:
-    """When the copy to each buffer was in flight, and how long the buffer was full."""
-    asked: dict[str, list[int]] = {}
-    full: dict[str, int] = {}
-    arrived: dict[str, int] = {}
-    for now, event in enumerate(order):
-        if event.kind not in ("load", "landed", "arrive"):
-            continue
-        state, _, buffer = barriers[event.number].partition(" of ")
-        if event.kind == "load":
-            asked.setdefault(buffer, []).append(now)
-        elif event.kind == "landed":
-            rows[buffer].append((asked[buffer].pop(0), now, "copy in flight"))
-            full[buffer], arrived[buffer] = now, 0
-        elif state == "empty":
-            arrived[buffer] = arrived.get(buffer, 0) + 1
-            if buffer in full and arrived[buffer] == (1 if buffer.startswith("Q") else consumers):
-                rows[buffer].append((full.pop(buffer), now, "full"))
-    for buffer, since in full.items():
-        rows[buffer].append((since, len(order), "full"))
-
-
-def _add_work(rows: dict[str, list[Span]], order: Sequence[Any]) -> None:
-    """What each consumer does: its products in flight, its waits, and between them the weights."""
-    lines = sorted({event.place[1] for event in order if event.kind == "product"})
-    waiting: dict[int, int] = {}  # thread -> since when
-    weighing: dict[int, int] = {}
-    flying: dict[int, list[tuple[int, str, int]]] = {}  # (number of the product, S or O, when)
-    for now, event in enumerate(order):
-        thread, consumer = event.thread, f"consumer {event.thread // 128}"
-        if thread < 128:  # a producer
-            continue
-        if event.kind in ("wait", "bar.sync", "product") and thread in weighing:
-            rows[f"{consumer}: warps"].append((weighing.pop(thread), now, "weights"))
-        if event.kind in ("wait", "bar.sync"):
-            waiting[thread] = now
-        elif event.kind in ("waited", "bar.synced") and thread in waiting:
-            rows[f"{consumer}: warps"].append((waiting.pop(thread), now, "waits"))
-        elif event.kind == "product":
-            flying.setdefault(thread, []).append((event.number, "SO"[lines.index(event.place[1])], now))
-        elif event.kind == "products done":
-            products = flying.get(thread, [])
-            done = [product for product in products if product[0] < event.number]
-            flying[thread] = [product for product in products if product[0] >= event.number]
-            for which in sorted({product[1] for product in done}):
-                begin = min(product[2] for product in done if product[1] == which)
-                rows[f"{consumer}: {which}"].append((begin, now, f"{which} in flight"))
-                if which == "S":
-                    weighing[thread] = now
 
 
 def clocks_as_spans(timeline: Mapping[str, Any], first: int, last: int) -> dict[str, list[Span]]:

@@ -2,19 +2,19 @@
 
     from helpers.engine import RawModule, asarray, empty_like
 
-It compiles a kernel's unchanged source with a host compiler and runs each CUDA thread as a fiber, blocks spread over
-the cores. It knows nothing of attention and imports nothing of the course.
+It compiles a kernel's unchanged source with a host compiler and runs each CUDA thread as a fiber, with blocks spread
+over the cores. It contains nothing about attention and imports nothing of the course.
 
-Of a GPU's hardware it has: warp-wide operations; tensor cores (`<mma.h>`; mma.sync, ldmatrix and stmatrix as inline
-PTX), whose products are those of compute capability 9.0 bit for bit; asynchronous copies (cp.async,
-`<cuda_pipeline.h>`, TMA with the maps of `tensor_map`), which land at their wait and not before; products of
-warpgroups (wgmma); and the other instructions of inline PTX that `ptx.known()` lists. Instructions that it does not
-know (those of clusters, for instance) stop the thread that reaches them, with their line and the nearest that it knows.
-README.md, beside this file, says what works, what differs from a GPU and what is refused.
+It has these parts of a GPU's hardware: warp-wide operations; tensor cores (`<mma.h>`; mma.sync, ldmatrix and stmatrix
+as inline PTX), whose products are those of compute capability 9.0 bit for bit; asynchronous copies (cp.async,
+`<cuda_pipeline.h>`, TMA with the maps of `tensor_map`), which complete at their wait and not before; products of
+warpgroups (wgmma); and the other instructions of inline PTX that `ptx.known()` lists. Unknown instructions (those of
+clusters, for instance) stop the thread that reaches them; the error has their line and the most similar instruction.
+README.md in this folder says what works, what differs from a GPU and what is refused.
 
 Blocks may wait for each other, in grid.sync() of a cooperative launch or by looking at memory again and again: as many
 as an H200 holds at once, if the engine has stacks for their threads (limits.py). A block that is still running after
-20 s, or after the seconds in `COURSE_CPU_TIMEOUT`, is taken for one that never ends. `COURSE_CPU_OPTIMISATION=1`
+20 s, or after the seconds in `COURSE_CPU_TIMEOUT`, is taken to be in an endless loop. `COURSE_CPU_OPTIMISATION=1`
 compiles a quarter faster, for kernels that run once.
 """
 
@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as _np
 
+from . import checked as _checked
 from . import cuda
 from . import from_numpy as _from_numpy
 from . import in_place_of_cupy as _in_place_of_cupy
@@ -99,16 +100,17 @@ __all__ = [
 
 
 def get_array_module(*args: Any) -> Any:
-    """The engine, where one of the arguments is a device array; else NumPy."""
+    """Return the engine if one of the arguments is a device array, else NumPy."""
     return _sys.modules[__name__] if any(isinstance(a, ndarray) for a in args) else _np
 
 
 def fuse(*args: Any, **options: Any) -> Any:
-    """`cupy.fuse`, as `@fuse` or `@fuse()`: the function itself, whose operations are made one after the other."""
+    """Return the function itself, as `@fuse` or `@fuse()`: its operations run one after the other."""
     return args[0] if args and callable(args[0]) else lambda function: function
 
 
 _in_place_of_cupy.answer()
+RawKernel.explain_overrun = _checked.first_write_past_an_end
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
 """Device arrays of the CPU engine: NumPy arrays of a class of their own, in poisoned memory between guard pages.
 
-The class keeps the course honest. On a GPU a NumPy array must be copied to the device and back, so here too a kernel
-takes only what `asarray` and its friends made, and `asnumpy` (or `.get()`) brings a copy back.
+A class of their own makes programs portable. On a GPU a NumPy array must be copied to the device and back, so here
+too a kernel takes only what `asarray` and its kin made, and `asnumpy` (or `.get()`) returns a copy.
 """
 
 from __future__ import annotations
@@ -29,38 +29,39 @@ memory_limit = 0  # bytes of all device arrays together, if any is set: see `cud
 
 
 def used_bytes() -> int:
-    """Bytes of all device arrays that live, but for those in NumPy's memory."""
+    """Return the bytes of all live device arrays, except those in NumPy's memory."""
     return sum(block.size for block in list(_live.values()))
 
 
+@functools.cache
 def installed_bytes() -> int:
-    """Bytes of memory that the machine has."""
+    """Return the bytes of memory that the machine has."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 class _Memory:
-    """Bytes between guards, given back when the last array in them is gone. One byte where none is asked for."""
+    """Bytes between guards, freed with the last array in them. An array of no bytes gets one byte."""
 
     def __init__(self, size: int, itemsize: int) -> None:
         self.is_null, size = not size, max(size, 1)  # CuPy allocates nothing for no bytes: a null pointer
-        # Some systems promise more memory than there is, and end the process that believes them.
+        # Some systems promise more memory than there is, and kill a process that uses it.
         installed = installed_bytes()
         if memory_limit and used_bytes() + size > memory_limit:
             raise MemoryError
-        self.number, self.size = 2 * next(_numbers) + (itemsize == 1), size  # of what lies beside it
+        self.number, self.size = 2 * next(_numbers) + (itemsize == 1), size  # selects the pattern in the guards
         self.address = library().engine_allocate(size, self.number) if size <= installed else None
         if not self.address:
             raise MemoryError
         weakref.finalize(self, library().engine_release, self.address, size).atexit = False
         _live[self.address] = self
-        self.is_fresh = True  # no line of the host's and no launch has written it
+        self.is_fresh = True  # neither the host nor a launch has written it
         self.__array_interface__ = {"version": 3, "data": (self.address, False), "shape": (size,), "typestr": "|u1"}
 
 
 class MemoryPointer:
     """An address in device memory, which it keeps alive, as `cupy.cuda.MemoryPointer`.
 
-    ptr: the address, as an int; 0 of memory that has no bytes. A kernel takes either for a pointer.
+    ptr: the address, as an int; 0 for memory of no bytes. A kernel accepts the object or the int for a pointer.
     """
 
     def __init__(self, mem: np.ndarray, offset: int = 0) -> None:
@@ -83,22 +84,22 @@ class MemoryPointer:
     copy_from_device = copy_from_host = copy_from
 
     def memset(self, value: int, size: int) -> None:
-        """Set bytes."""
+        """Set `size` bytes to `value`."""
         ctypes.memset(self.ptr, value, size)
 
 
 # By dtype, the bits of NaN in an array that a host has filled with it, to see which elements a kernel writes. No
-# operation gives these, so the look can tell them from a NaN that somebody computed, or wrote among numbers.
+# operation gives these bits, so they can be told from a NaN that was computed, or written among numbers.
 NO_VALUE = {np.dtype("f2"): 0x7EAD, np.dtype("f4"): 0x7FDEADED, np.dtype("f8"): 0x7FFDEADEDEADEDED}
 
 
 class ndarray(np.ndarray):
-    """A device array. Arithmetic, slicing and views are NumPy's; dtypes and orders of what is made are CuPy's."""
+    """A device array. Arithmetic, slicing and views are NumPy's; dtypes and orders of results are CuPy's."""
 
     def __new__(
         cls, shape: Any, dtype: Any = float, memptr: Any = None, strides: Any = None, order: str = "C"
     ) -> ndarray:
-        """An array on memory that is there already, which it aliases: `get_global`'s, or a MemoryPointer.
+        """Make an array on existing memory, which it aliases: that of `get_global`, or a MemoryPointer.
 
         Raises:
             ValueError: as `empty`.
@@ -112,8 +113,10 @@ class ndarray(np.ndarray):
 
     def __array_finalize__(self, _: Any) -> None:
         # What an operation makes lies in NumPy's memory, a module's variable in its library. Their addresses, too, are
-        # arguments of launches: alone, in arrays, in tensor maps.
-        owner = owner_of(self)
+        # arguments of launches: by themselves, in arrays, in tensor maps.
+        owner = self
+        while isinstance(owner.base, np.ndarray):  # `owner_of`, without a call for each view
+            owner = owner.base
         if not isinstance(owner.base, _Memory):
             _others[id(owner)] = owner
 
@@ -123,7 +126,7 @@ class ndarray(np.ndarray):
         return MemoryPointer(self)
 
     def typed(self, shape: tuple[int, ...], dtype: np.dtype, strides: tuple[int, ...]) -> ndarray:
-        """The same memory from its beginning on with another shape, dtype and strides in bytes; it is contiguous."""
+        """View the memory from its beginning with another shape, dtype and strides in bytes."""
         return np.ndarray.__new__(ndarray, shape, dtype, self, 0, strides)
 
     def __getitem__(self, key: Any) -> Any:
@@ -143,13 +146,13 @@ class ndarray(np.ndarray):
                 self.view(f"u{self.itemsize}")[...] = bits
 
     def fill(self, value: Any) -> None:
-        """All elements become `value`."""
+        """Set all elements to `value`."""
         self[...] = value
 
     def astype(
         self, dtype: Any, order: str = "K", casting: str = "unsafe", subok: bool = True, copy: bool = True
     ) -> Any:
-        """NumPy's.
+        """Convert as NumPy does.
 
         Raises:
             ValueError: a dtype that is none of a device's, as `empty`.
@@ -157,7 +160,7 @@ class ndarray(np.ndarray):
         return super().astype(dtype_on_device(dtype), order, casting, subok, copy)
 
     def get(self, stream: Any = None, order: str = "C", out: np.ndarray | None = None, blocking: bool = True) -> Any:
-        """A copy as a plain NumPy array, as `cupy.ndarray.get` gives it, or in `out`.
+        """Copy to a new NumPy array, as `cupy.ndarray.get`, or to `out`.
 
         Raises:
             TypeError: out is no NumPy array. ValueError: it has another shape or dtype.
@@ -190,7 +193,7 @@ class ndarray(np.ndarray):
             written(array)
             return array
         # CuPy keeps results of reductions on the device, as arrays without axes, and makes what its operations on
-        # elements compute in C order, whatever order they have read.
+        # elements compute in C order, also if the operands have another order.
         return np.asarray(array, order="C" if context else "K").view(ndarray)
 
     def __getattr__(self, name: str) -> Any:
@@ -203,7 +206,7 @@ class ndarray(np.ndarray):
 
 
 def _on_device(name: str) -> Callable[..., Any]:
-    """NumPy's method, whose numbers are arrays without axes."""
+    """Wrap a method of NumPy's so that it returns a number as an array without axes."""
     method = getattr(np.ndarray, name)
 
     @functools.wraps(method)
@@ -222,10 +225,10 @@ _NUMPY_2 = int(np.__version__.partition(".")[0]) >= 2  # before, copy=None was F
 
 
 def dtype_on_device(dtype: Any) -> np.dtype:
-    """A dtype that arrays on a device may have.
+    """Return a dtype that arrays on a device may have.
 
     Raises:
-        TypeError: it is no dtype. ValueError: its bytes are in the order of other machines, or it is one of NumPy's for
+        TypeError: it is not a dtype. ValueError: it is big-endian, or one of NumPy's for
             objects, texts, dates or long doubles.
     """
     kind = np.dtype(dtype)
@@ -240,14 +243,14 @@ def dtype_on_device(dtype: Any) -> np.dtype:
 
 
 def empty(shape: int | tuple[int, ...], dtype: Any = float, order: str = "C") -> ndarray:
-    """Memory that has not been written: every byte is 0xFF, which reads as NaN in a float.
+    """Allocate memory that has not been written: every byte is 0xFF, which reads as NaN in a float.
 
     Raises:
         ValueError: a size below 0; a dtype with another byte order, or of objects, texts or dates. MemoryError.
     """
     kind = dtype_on_device(dtype)
-    shape = (int(shape),) if np.ndim(shape) == 0 else tuple(int(n) for n in shape)
-    if any(n < 0 for n in shape):
+    shape = (int(shape),) if np.ndim(shape) == 0 else tuple(map(int, shape))
+    if min(shape, default=0) < 0:
         raise ValueError(f"negative dimensions are not allowed: {shape}")
     size = math.prod(shape) * kind.itemsize
     try:
@@ -258,7 +261,7 @@ def empty(shape: int | tuple[int, ...], dtype: Any = float, order: str = "C") ->
 
 
 def _order_of(a: np.ndarray, order: str | None) -> str:
-    """C or F, or K where the axes of `a` are to keep an order that is neither: as CuPy reads `order`.
+    """Return C or F, or K if the axes of `a` keep an order that is neither, by CuPy's rules for `order`.
 
     Raises:
         TypeError: `order` is none of C, F, A, K and None.
@@ -274,7 +277,7 @@ def _order_of(a: np.ndarray, order: str | None) -> str:
 
 
 def _empty_as(a: np.ndarray, dtype: Any, order: str | None, shape: Any = None) -> ndarray:
-    """Unwritten memory in the order of `a`, or in the one that is named."""
+    """Allocate unwritten memory in the order of `a`, or in the given one."""
     if shape is not None:
         shape = (int(shape),) if np.ndim(shape) == 0 else tuple(shape)
     kind = "C" if order in ("K", "k") and shape is not None and len(shape) != a.ndim else _order_of(a, order)
@@ -291,42 +294,42 @@ def _filled(out: ndarray, value: Any) -> ndarray:
 
 
 def zeros(shape: Any, dtype: Any = float, order: str = "C") -> ndarray:
-    """A device array of zeros."""
+    """Make a device array of zeros."""
     return _filled(empty(shape, dtype, order), 0)
 
 
 def ones(shape: Any, dtype: Any = float, order: str = "C") -> ndarray:
-    """A device array of ones."""
+    """Make a device array of ones."""
     return _filled(empty(shape, dtype, order), 1)
 
 
 def full(shape: Any, fill_value: Any, dtype: Any = None, order: str = "C") -> ndarray:
-    """A device array of one value."""
+    """Make a device array of one value."""
     dtype = np.asarray(fill_value).dtype if dtype is None else dtype
     return _filled(empty(shape, dtype, order), fill_value)
 
 
 def empty_like(prototype: Any, dtype: Any = None, order: str = "K", subok: None = None, shape: Any = None) -> ndarray:
-    """`empty` with the dtype, the order and, where none is given, the shape of an array."""
+    """Call `empty` with the dtype, the order and, unless `shape` is given, the shape of an array."""
     if subok is not None:
         raise TypeError("subok is not supported yet")
     return _empty_as(prototype, prototype.dtype if dtype is None else dtype, order, shape)
 
 
 def zeros_like(a: Any, dtype: Any = None, order: str = "K", subok: None = None, shape: Any = None) -> ndarray:
-    """`zeros` with the dtype, the order and, where none is given, the shape of an array."""
+    """Call `zeros` with the dtype, the order and, unless `shape` is given, the shape of an array."""
     return _filled(empty_like(a, dtype, order, subok, shape), 0)
 
 
 def ones_like(a: Any, dtype: Any = None, order: str = "K", subok: None = None, shape: Any = None) -> ndarray:
-    """`ones` with the dtype, the order and, where none is given, the shape of an array."""
+    """Call `ones` with the dtype, the order and, unless `shape` is given, the shape of an array."""
     return _filled(empty_like(a, dtype, order, subok, shape), 1)
 
 
 def full_like(
     a: Any, fill_value: Any, dtype: Any = None, order: str = "K", subok: None = None, shape: Any = None
 ) -> ndarray:
-    """`full` with the dtype, the order and, where none is given, the shape of an array."""
+    """Call `full` with the dtype, the order and, unless `shape` is given, the shape of an array."""
     return _filled(empty_like(a, dtype, order, subok, shape), fill_value)
 
 
@@ -340,7 +343,7 @@ def array(
     *,
     blocking: bool = False,
 ) -> ndarray:
-    """A device array with the contents of `obj`, in its order unless another is asked for.
+    """Make a device array with the contents of `obj`, in its order unless another is asked for.
 
     NumPy's arrays whose bytes are in the order of other machines are converted, as CuPy does it.
 
@@ -371,7 +374,7 @@ def array(
 
 
 def _has_order(a: np.ndarray, order: str | None) -> bool:
-    """Whether CuPy takes an array as it is where that order is asked for."""
+    """Return whether CuPy takes an array as it is when that order is asked for."""
     is_any = order is None or order in ("K", "k")
     kind = _order_of(a, order)
     return is_any or (a.flags.c_contiguous and kind == "C") or (a.flags.f_contiguous and kind == "F")
@@ -380,34 +383,34 @@ def _has_order(a: np.ndarray, order: str | None) -> bool:
 def asarray(
     a: Any, dtype: Any = None, order: str | None = None, *, copy: bool | None = None, blocking: bool = False
 ) -> ndarray:
-    """`a` on the device: itself if it is a device array of that dtype and order already, else a copy. See `array`."""
+    """Return `a` if it is a device array of that dtype and order already, else a copy. See `array`."""
     return array(a, dtype, copy, order)
 
 
 def ascontiguousarray(a: Any, dtype: Any = None) -> ndarray:
-    """`a` on the device with its elements in C order, one after the other, and at least one axis."""
+    """Return `a` on the device in C order, without gaps, and with at least one axis."""
     return array(a, dtype, None, "C", ndmin=1)
 
 
 def asfortranarray(a: Any, dtype: Any = None) -> ndarray:
-    """`a` on the device with its elements in F order, one after the other, and at least one axis."""
+    """Return `a` on the device in F order, without gaps, and with at least one axis."""
     return array(a, dtype, None, "F", ndmin=1)
 
 
 def copy(a: Any, order: str = "K") -> ndarray:
-    """A copy of `a` on the device, in its order unless another is asked for."""
+    """Copy `a` on the device, in its order unless another is asked for."""
     return array(a, None, True, order)
 
 
 def arange(*args: Any, dtype: Any = None) -> ndarray:
-    """NumPy's arange, on the device."""
+    """Call NumPy's arange, and put the result on the device."""
     return array(np.arange(*args, dtype=dtype if dtype is None else dtype_on_device(dtype)))
 
 
 def asnumpy(
     a: Any, stream: Any = None, order: str = "C", out: np.ndarray | None = None, *, blocking: bool = True
 ) -> np.ndarray:
-    """A NumPy copy of a device array; anything else goes through `numpy.asarray`."""
+    """Copy a device array to a NumPy array; pass anything else to `numpy.asarray`."""
     if isinstance(a, ndarray):
         return a.get(stream, order, out)
     host = np.asarray(a, order=order)
@@ -418,7 +421,7 @@ def asnumpy(
 
 
 def from_dlpack(array: Any, device: Any = None, copy: bool | None = None) -> ndarray:
-    """A device array of an array with `__dlpack__`, a copy unless it is on the device, which is the host here.
+    """Make a device array from an array with `__dlpack__`: a view if it is a device array, else a copy.
 
     Raises:
         TypeError: it has no `__dlpack__`. BufferError: it is in the memory of a GPU.
@@ -436,7 +439,7 @@ _OF_THE_HOST = (1, 3)  # device types of DLPack: the CPU, and its pinned memory
 
 
 def at(address: int) -> ndarray | None:
-    """The bytes from an address to the end of the device array that holds it, without a dtype; None if none does."""
+    """Return the bytes from an address to the end of the device array that holds it; None if no array does."""
     for block in list(_live.values()):
         if block.address <= address < block.address + block.size:
             inside = address - block.address
@@ -450,14 +453,14 @@ def at(address: int) -> ndarray | None:
 
 
 def address_of(a: np.ndarray) -> int:
-    """Of its first element; 0 where nothing was allocated for it, as CuPy has it."""
+    """Return the address of an array's first element; 0 if nothing was allocated for it, as in CuPy."""
     owner = owner_of(a)
     is_null = owner.base.is_null if isinstance(owner.base, _Memory) else not owner.nbytes
     return 0 if is_null else a.ctypes.data
 
 
 def owner_of(a: np.ndarray) -> np.ndarray:
-    """The array at the end of a chain of views: the one whose memory it is."""
+    """Follow a chain of views to the array that owns the memory."""
     while isinstance(a.base, np.ndarray):
         a = a.base
     return a
@@ -471,43 +474,52 @@ def written(a: np.ndarray) -> None:
 
 
 def is_fresh(a: np.ndarray) -> bool:
-    """Whether the array is as `empty` made it: no byte of its memory has been written."""
+    """Return whether an array is as `empty` made it: no byte of its memory has been written."""
     owner = owner_of(a)
     return isinstance(owner.base, _Memory) and owner.base.is_fresh and bool((owner == 0xFF).all())
 
 
-class Lent:
+class GuardedArguments:
     """The arrays of a launch, while it lasts.
 
-    What NumPy computes from device arrays is a device array as well, but is in NumPy's memory, where a wild write
-    would break the process. Such an array is lent a place between guards, and copied back at the end.
+    What NumPy computes from device arrays is a device array as well, but lies in NumPy's memory, where a wild write
+    would corrupt the process. Such an array gets a place between guards, and is copied back at the end.
     """
 
     def __init__(self) -> None:
         self._places: dict[int, tuple[np.ndarray, ndarray]] = {}  # by the identity of the array that owns the memory
         self._blocks: dict[int, _Memory] = {}  # by address
 
-    def __enter__(self) -> Lent:
+    def __enter__(self) -> GuardedArguments:
         return self
 
-    def address(self, value: ndarray) -> int:
-        """Where the kernel finds the array's first element."""
-        owner, address = owner_of(value), address_of(value)
-        written(value)
-        if owner.base is None and address:
+    def address(self, _: int, value: ndarray) -> int:
+        """Return the address at which the kernel finds the array's first element; 0 for no elements.
+
+        The array counts as written from now on.
+        """
+        owner = owner_of(value)
+        memory: Any = owner.base
+        if isinstance(memory, _Memory):
+            memory.is_fresh = False
+            if memory.is_null:
+                return 0
+            self._blocks[memory.address] = memory
+            return value.ctypes.data
+        address = value.ctypes.data if owner.nbytes else 0
+        if memory is None and address:
             if id(owner) not in self._places:
                 place = empty(owner.nbytes, np.uint8)
                 ctypes.memmove(place.ctypes.data, owner.ctypes.data, owner.nbytes)
                 self._places[id(owner)] = (owner, place)
             place = self._places[id(owner)][1]
             address += place.ctypes.data - owner.ctypes.data
-            owner = owner_of(place)
-        if isinstance(owner.base, _Memory):
-            self._blocks[owner.base.address] = owner.base
+            memory = owner_of(place).base
+            self._blocks[memory.address] = memory
         return address
 
     def overrun(self) -> int | None:
-        """The address of a byte beside the arrays that somebody wrote to."""
+        """Return the address of a byte beside the arrays that has been overwritten; None if there is none."""
         first = None
         for block in self._blocks.values():
             offset = library().engine_overrun(block.address, block.size, block.number)

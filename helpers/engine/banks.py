@@ -15,15 +15,18 @@ BANKS = 32
 
 
 def wavefronts(words: Sequence[int]) -> int:
-    """Of lanes that are served together: the most different words that share a bank. words: of 4 bytes, by index."""
+    """Count the wavefronts of lanes that are served together: the most distinct words that share a bank.
+
+    words: indices of 4-byte words.
+    """
     banks = [word % BANKS for word in {int(word) for word in np.ravel(words)}]
     return max(map(banks.count, banks))
 
 
 def phases(size: int, offsets: Mapping[int, int]) -> dict[int, list[int]]:
-    """The words that lanes request together: lanes with 8 bytes each go 16 at a time, with 16 bytes 8 at a time.
+    """Return the words that lanes request together: 16 lanes of 8 bytes each at a time, or 8 of 16 bytes.
 
-    Twice as many where every lane i shares its address with lane i ^ 1, or every one with lane i ^ 2.
+    Twice as many lanes go together if every lane i shares its address with lane i ^ 1, or with lane i ^ 2.
 
     Args:
         size: bytes of each lane. offsets: {lane: where it goes, in bytes}.
@@ -42,5 +45,5 @@ def phases(size: int, offsets: Mapping[int, int]) -> dict[int, list[int]]:
 
 
 def wavefronts_of_request(size: int, offsets: Mapping[int, int]) -> int:
-    """Of all phases together; the arguments are those of `phases`."""
+    """Count the wavefronts of all phases together; the arguments are those of `phases`."""
     return sum(map(wavefronts, phases(size, offsets).values()))

@@ -1,4 +1,4 @@
-"""From a module's source to its library in memory: the text that is compiled, what is tried when it is refused."""
+"""From a module's source to its library in memory: which text is compiled, and what is tried if it is refused."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _LOADED: dict[tuple[Path, tuple[str, ...]], runtime.KernelLibrary] = {}
 
 @dataclass(frozen=True)
 class Recipe:
-    """A source and how it is compiled: the parameters of `RawModule`, and for a run that is looked at
+    """A source and how it is compiled: the parameters of `RawModule`, and for a checked run
 
     instrumented: "checked" or "profiled", for `compiler.build`. filling: flags of `compiler.filling` and `bounds`.
     """
@@ -56,7 +56,7 @@ class Recipe:
 
     @property
     def is_shared(self) -> bool:
-        """Whether modules of it share their variables; those of a run that is looked at start afresh."""
+        """Whether modules of it share their variables; those of a checked run start with initial values."""
         return not (self.instrumented or self.filling)
 
 
@@ -74,7 +74,9 @@ class Built:
 
 
 def build(recipe: Recipe, log_stream: Any = None) -> Built:
-    """Compile a source, or find it compiled, and load it. log_stream: gets the compiler's warnings by `write`.
+    """Compile a source, or take it from the cache, and load it.
+
+    log_stream: receives the compiler's warnings through `write`.
 
     Raises:
         CompileError: the compiler refused; the message shows the lines of the source.
@@ -121,7 +123,7 @@ class _Attempt:
     """One try. kernels: those that are no templates. with_algorithm: std::min is to be found."""
 
     recipe: Recipe
-    uses_libraries: bool  # CUB and its kin
+    uses_libraries: bool  # CUB, libcu++ and Thrust
     kernels: tuple[str, ...] = ()
     text: str = ""  # both: see `reading`
     headers: tuple[str, ...] = ()
@@ -143,12 +145,12 @@ class _Attempt:
         return _Beginning(code, macros, host_flags, folders, self._arguments(code, host_flags), head)
 
     def reading(self) -> tuple[str, list[str]]:
-        """The source as its kernels are looked for, and the headers of CUDA's that it includes.
+        """Return the source in which kernels are looked for, and CUDA's headers that it includes.
 
         That is the preprocessor's output where macros make or name kernels, or where headers of the source's own may.
 
         Raises:
-            CompileError: an option that there is not.
+            CompileError: an unknown option.
         """
         start = self._beginning()
         includes = re.findall(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', start.code, re.M)
@@ -166,12 +168,12 @@ class _Attempt:
         return text, headers
 
     def _is_for_nvrtc(self, flags: Sequence[str]) -> bool:
-        """Whether all of the source is NVRTC's: CUB's headers, libcu++'s and CuTe's are compiled as for a host."""
+        """Return whether NVRTC alone reads the source: CUB, libcu++ and CuTe are compiled as on a host."""
         of_others = self.uses_libraries or "-isystem" in flags
         return self.recipe.backend == "nvrtc" and not self.recipe.jitify and not of_others
 
     def _hides(self, start: _Beginning) -> str:
-        """Lines that take away what a source has from the host's headers alone, see host_names.py."""
+        """Return the lines that hide names which a source has from the host's headers alone, see host_names.py."""
         recipe = self.recipe
         if not self._is_for_nvrtc(start.flags):
             return ""
@@ -182,10 +184,10 @@ class _Attempt:
         return host_names.hidden(clean, self.headers, kernels=self.kernels, options=recipe.options)
 
     def program(self) -> _Program:
-        """The text for the compiler.
+        """Return the text for the compiler.
 
         Raises:
-            CompileError: an option that there is not, or inline PTX that the engine cannot follow.
+            CompileError: an unknown option, or inline PTX that the engine cannot follow.
         """
         recipe, start = self.recipe, self._beginning()
         code, host_flags, folders, arguments = start.code, start.flags, start.folders, start.arguments
@@ -215,7 +217,7 @@ class _Attempt:
         return arguments + (libraries.cupy_options() if "cupy/" in code or self.uses_libraries else [])
 
     def _translated(self, code: str, head: str, arguments: list[str], folders: Sequence[Path]) -> tuple[str, bool]:
-        """The source as a host compiler takes it, and whether the preprocessor was asked for it."""
+        """Translate the source for a host compiler, and return whether the preprocessor has run."""
         asked: list[str] = []
 
         def expanded(code: str) -> str | None:
@@ -246,7 +248,7 @@ class _Attempt:
         return refusals.refusal(recipe.code, macros, SOURCE_NAME, flags, recipe.name_expressions)
 
     def after(self, diagnostics: str) -> _Attempt:
-        """What to try when the compiler has refused this one.
+        """Return what to try next when the compiler has refused this attempt.
 
         Raises:
             CompileError: nothing more.
@@ -254,7 +256,7 @@ class _Attempt:
         code, header = self.recipe.code, libraries.missing(diagnostics)
         if header and libraries.options() and not self.uses_libraries:  # a header of the user's includes it
             return replace(self, uses_libraries=True)
-        # NVRTC, which has no std::min, does not look into templates that nobody uses.
+        # NVRTC, which has no std::min, does not look into templates that are never used.
         if not self.with_algorithm and _NO_STD_MIN.search(diagnostics):
             return replace(self, with_algorithm=True)
         if header and not libraries.options():
@@ -267,7 +269,7 @@ class _Attempt:
         raise CompileError(messages.explain(diagnostics, code, self.names) + libraries.of_the_host(code))
 
     def without(self, symbol: str) -> _Attempt:
-        """What to try where a symbol is not defined: a kernel that is only declared has no place in the table.
+        """Return what to try when a symbol is undefined: without kernels that are declared only.
 
         Raises:
             CompileError: it is no kernel.
@@ -297,8 +299,9 @@ class _Undefined(Exception):
 
 
 def _first_headers(code: str, folders: Sequence[Path]) -> str:
-    """The headers of these folders that the source includes, read before its macros: `#define N 64` must not change
-    them.
+    """Return the headers of these folders that the source includes.
+
+    They are read before the source's macros: `#define N 64` must not change them.
     """
     text = source.blank_comments(code)
     if re.search(r"#\s*define\s+_?_?CUDA_NO", text):  # macros that are meant for the headers
@@ -308,7 +311,7 @@ def _first_headers(code: str, folders: Sequence[Path]) -> str:
 
 
 def _warnings(diagnostics: str, code: str) -> str:
-    """Of a compiler's warnings, those about lines of the source."""
+    """Return those of a compiler's warnings that concern lines of the source."""
     table = source.line_table(code, SOURCE_NAME)
     every = re.findall(r"^(.+?):(\d+):(?:\d+:)? (warning: .*)$", diagnostics, re.M)
     return "".join(f"{file}:{line}: {text}\n" for file, line, text in every if (file, int(line)) in table)

@@ -1,9 +1,9 @@
-"""Find a C++ compiler, compile with it, keep what it built.
+"""Find a C++ compiler, compile with it, and cache the builds.
 
 Builds are cached by content: the key is a hash over the source, the flags, the compiler's own version and the engine's
-headers. Where those lie is no part of it, nor of what is built: checkouts at different places share their builds. A
-build is written under a temporary name and moved into place, so parallel processes never see half a file; of several
-that want the same build, one compiles and the others wait for it.
+headers. The headers' folders are part neither of it nor of what is built: checkouts at different places share builds. A
+build is written under a temporary name and moved into place, so parallel processes never see half a file; if several
+need the same build, one compiles and the others wait for it.
 
 Most of the time that g++ takes for a small kernel goes into the engine's own headers. So they are precompiled, once for
 each list of them that a source begins with and each set of options.
@@ -43,7 +43,7 @@ ENGINE = HERE / "cpp"  # the sources of the engine's own library
 
 
 class CompileError(Exception):
-    """The compiler refused the source. The message shows the lines of the source that it complains about."""
+    """The compiler refused the source. The message shows the lines of the source that are wrong."""
 
 
 class NoCompilerError(RuntimeError):
@@ -51,7 +51,7 @@ class NoCompilerError(RuntimeError):
 
 
 def cache_dir() -> Path:
-    """The folder of builds: `$COURSE_CACHE`, else the user's cache folder, else a temporary one."""
+    """Return the folder of builds: `$COURSE_CACHE`, else the user's cache folder, else a temporary one."""
     chosen = os.environ.get("COURSE_CACHE")
     base = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = base if chosen else base / "attention-course"
@@ -74,7 +74,7 @@ def keep(path: Path, text: str) -> None:
 
 
 def _candidates() -> list[list[str]]:
-    """Commands that may be a C++ compiler, the user's own choice first."""
+    """Yield commands that may be a C++ compiler, the user's own choice first."""
     chosen = os.environ.get("CXX", "").split()
     commands = [chosen] if chosen else []
     commands += [[name] for name in ("c++", "g++", "clang++")]
@@ -85,7 +85,7 @@ def _candidates() -> list[list[str]]:
 
 @functools.cache
 def compiler() -> tuple[tuple[str, ...], str]:
-    """The compiler's command and its version line.
+    """Return the compiler's command and its version line.
 
     Raises:
         NoCompilerError: no `$CXX`, c++, g++, clang++ or ziglang answers.
@@ -115,7 +115,7 @@ def _is_gcc_on_linux() -> bool:
 
 @functools.cache
 def _machine_flags() -> tuple[str, ...]:
-    """Flags for this processor. AVX2 and FMA where it has them: a GPU fuses multiply and add as well."""
+    """Return flags for this processor: AVX2 and FMA if it has them, since a GPU fuses multiply and add."""
     if platform.machine() in ("x86_64", "AMD64") and sys.platform == "linux":
         try:
             flags = Path("/proc/cpuinfo").read_text().partition("\nflags")[2].partition("\n")[0].split()
@@ -144,17 +144,17 @@ def _edits_hash() -> str:
 # What folders of headers, which lie elsewhere in another checkout, are called in keys and in what is built: in __FILE__
 # and in debug information. The name says what is in the folder, but for ours: their contents are in the keys besides.
 _NAMED = {str(INCLUDE): "helpers/engine/include", str(ENGINE): "helpers/engine/cpp"}
-_RENAMES = "-ffile-prefix-map=as-it-is=as-it-is"  # a compiler that takes it can do so
+_RENAMES = "-ffile-prefix-map=as-it-is=as-it-is"  # supported by the compilers that accept this option
 
 
 def name_folder(folder: Path, name: str) -> None:
-    """From now on a folder that options name has a name of its own, which says what is in it."""
+    """Give a folder that options name a name of its own, which identifies its contents."""
     _NAMED[str(folder)] = name
 
 
 @functools.cache
 def name_by_contents(folder: Path) -> str:
-    """Give a folder a name that is a hash over all its files. Returns the name."""
+    """Name a folder by a hash over all its files, and return the name."""
     digest = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         digest.update(f"{path.relative_to(folder).as_posix()}\0{path.stat().st_size}\n".encode())
@@ -165,21 +165,21 @@ def name_by_contents(folder: Path) -> str:
 
 
 def without_paths(text: str) -> str:
-    """The text with folders' names in place of their paths."""
+    """Replace the paths of folders in a text by their names."""
     for path, name in _NAMED.items():
         text = text.replace(path, name)
     return text
 
 
 def with_paths(text: str) -> str:
-    """The opposite."""
+    """Replace the names of folders in a text by their paths."""
     for path, name in _NAMED.items():
         text = text.replace(f"{name}/", f"{path}/")
     return text
 
 
 def _renaming(options: Sequence[str]) -> list[str]:
-    """Flags by which the compiler calls the folders among the options by their names."""
+    """Return the flags by which the compiler calls the folders among the options by their names."""
     if _RENAMES not in flags():
         return []
     return [f"-ffile-prefix-map={path}={name}" for path, name in _NAMED.items() if any(path in o for o in options)]
@@ -190,7 +190,7 @@ def _key(parts: Sequence[str]) -> str:
     return hashlib.sha256((without_paths(text) if _RENAMES in parts else text).encode()).hexdigest()[:32]
 
 
-# Not every compiler has every one of these.
+# Options that some compilers lack.
 _OPTIONAL = (
     _RENAMES,
     "-fno-semantic-interposition",
@@ -207,7 +207,7 @@ _OPTIONAL = (
 
 @functools.cache
 def _granted(flags: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of the flags that the compiler takes: asked once, kept beside the builds."""
+    """Return the flags that the compiler accepts. It is asked once; the answer is kept with the builds."""
     command, version = compiler()
     key = hashlib.sha256("\0".join([version, *command, *flags]).encode()).hexdigest()[:32]
     folder = cache_dir()
@@ -228,7 +228,7 @@ def _granted(flags: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def filling(value: str) -> tuple[str, ...]:
-    """Flags that fill local variables without a value: with "zero", or with a "pattern" that is no small number.
+    """Return flags that fill local variables without a value: with "zero", or with a large "pattern".
 
     () where the compiler cannot.
     """
@@ -239,7 +239,7 @@ def filling(value: str) -> tuple[str, ...]:
 
 
 def bounds() -> tuple[str, ...]:
-    """Flags that compare each index with the size of its array, where the type tells it: the last of a struct too.
+    """Return flags that compare each index with the size of its array, where the array's type has one.
 
     And each access through a pointer with the array that it points to, where the compiler can follow it to that.
     """
@@ -250,7 +250,9 @@ _NO_FORTIFY = "-U_FORTIFY_SOURCE"
 
 
 def optimisation() -> int:
-    """The -O level of the fast build: 2, or what `COURSE_CPU_OPTIMISATION` says. 1 compiles faster, and runs slower.
+    """Return the -O level of the fast build: 2, or that of `COURSE_CPU_OPTIMISATION`.
+
+    Level 1 compiles faster, and runs slower.
 
     Raises:
         ValueError: it says something else than 0 to 3.
@@ -262,7 +264,7 @@ def optimisation() -> int:
 
 
 def flags(level: int | None = None) -> list[str]:
-    """The flags of the fast build, with the -O level of `optimisation` or another one.
+    """Return the flags of the fast build, with the -O level of `optimisation` or another one.
 
     No -ffast-math (it makes -INFINITY undefined); -fno-strict-aliasing because kernels cast float* to float4*.
     """
@@ -279,14 +281,14 @@ def flags(level: int | None = None) -> list[str]:
 
 
 def preprocess(text: str, options: list[str]) -> str:
-    """The text as the preprocessor leaves it, with line markers; "" where it refuses."""
+    """Run the preprocessor, and return the text with line markers; "" if it refuses."""
     command = [*compiler()[0], "-std=c++17", "-w", *_quoted(), *options, "-E", "-x", "c++", "-"]
     done = subprocess.run(command, input=text, capture_output=True, text=True)
     return done.stdout if done.returncode == 0 else ""
 
 
 def _preprocessed(text: str, options: list[str]) -> str:
-    """The text with its includes pasted in, where it may include files of the user's: they change."""
+    """Return the text with its includes pasted in if it may include the user's files, which change; else ""."""
     names = re.findall(r'^\s*#\s*include\s*"([^"]+)"', text, re.M)
     ours = all((INCLUDE / name).exists() or (ENGINE / name).exists() for name in names)
     if ours and not any(re.match("-I.", option) for option in options):
@@ -296,7 +298,7 @@ def _preprocessed(text: str, options: list[str]) -> str:
 
 
 def _quoted() -> list[str]:
-    """Where includes in quotes are looked for: in the current folder, unless somebody has removed it."""
+    """Return options for the folder of quoted includes: the current one, unless it has been removed."""
     try:
         return ["-iquote", os.getcwd()]
     except FileNotFoundError:
@@ -305,15 +307,15 @@ def _quoted() -> list[str]:
 
 _LINE = re.compile(r'^#line \d+ ".*$', re.M)
 OF_THE_SYSTEM = "/* of the system */"  # behind the #line of a header that is no part of the source
-# What the translation still has to find: these stay as they are written.
+# Names that the translation still has to find: they stay unexpanded.
 _KEPT = ("__shared__", "__global__", "__device__", "__host__", "__constant__", "__launch_bounds__")
 
 
 def expanded(before: str, code: str, name: str, extra: list[str]) -> str | None:
-    """The source after the preprocessor: macros expanded, the user's includes pasted in, lines told by #line.
+    """Return the source with macros expanded and the user's includes pasted in; #line gives the lines.
 
     before: lines that come before the source, and stay out. name: what the source is called. extra: options.
-    Kept beside the builds where no file of the user's goes into it. None where the preprocessor refused.
+    Kept with the builds if no file of the user's goes into it. None if the preprocessor refuses.
     """
     marker = "#pragma engine_source_begins"
     undefined = "".join(f"#undef {word}\n" for word in _KEPT)
@@ -338,7 +340,7 @@ def expanded(before: str, code: str, name: str, extra: list[str]) -> str | None:
 
 
 def own_parts(expanded: str) -> str:
-    """Of the source after the preprocessor, what is no header of the system's, the engine's or a library's."""
+    """Return a preprocessed source without the headers of the system, the engine and libraries."""
     kept, is_own = [], True
     for line in expanded.splitlines():
         if line.startswith("#line "):
@@ -349,7 +351,7 @@ def own_parts(expanded: str) -> str:
 
 
 def included(expanded: str) -> list[str]:
-    """The headers of CUDA's that the source after the preprocessor holds, as an #include names them."""
+    """Return the CUDA headers that a preprocessed source holds, by the names in their #include."""
     name = r'^#line \d+ "[^"\n]*/((?:cuda/|cub/|thrust/|cooperative_groups|cuda_)[^"\n]*)"'
     return list(dict.fromkeys(re.findall(name, expanded, re.M)))
 
@@ -392,7 +394,7 @@ def _locked(path: Path) -> IO[str] | None:
 
 @contextlib.contextmanager
 def _alone(target: Path) -> Iterator[None]:
-    """Of the processes that want to write `target`, one at a time. A lock ends with the process that holds it."""
+    """Admit one process at a time among those that want to write `target`. A lock ends with its process."""
     path = target.with_name(f"{target.name}.lock")
     file = _locked(path) if fcntl else None
     try:
@@ -407,12 +409,12 @@ _INCLUDE_LINE = re.compile(r'#include ["<]([^">]+)[">]\n')
 
 
 def system_folders(options: Sequence[str]) -> list[Path]:
-    """The folders of headers that options name as the system's: they do not change under the reader's hands."""
+    """Return the folders that options name as the system's: their headers do not change."""
     return [Path(after) for option, after in itertools.pairwise(options) if option == "-isystem"]
 
 
 def _first_includes(text: str, folders: list[Path]) -> str:
-    """The lines at the beginning of the text that include headers of these folders."""
+    """Return the lines at the beginning of the text that include headers of these folders."""
     end = 0
     while (match := _INCLUDE_LINE.match(text, end)) and any((folder / match[1]).is_file() for folder in folders):
         end = match.end()
@@ -420,7 +422,7 @@ def _first_includes(text: str, folders: list[Path]) -> str:
 
 
 def _precompiled(text: str, options: list[str]) -> tuple[Path | None, str]:
-    """A header that holds what the text includes first, precompiled for these options; and the rest of the text.
+    """Precompile the headers that the text includes first; return that header and the rest of the text.
 
     A list of headers that is met for the first time may stay the only one of its kind: of it, the first header alone
     comes precompiled. The header is None where there is nothing to gain: another compiler than g++, or macros that the
@@ -430,7 +432,7 @@ def _precompiled(text: str, options: list[str]) -> tuple[Path | None, str]:
     if not includes or not _is_gcc_on_linux() or any(re.match("-[DU]_", o) and o != _NO_FORTIFY for o in options):
         return None, text
     command, version = compiler()
-    # Folders of the user's, and what only the functions of the source feel: the headers' own fill no variables.
+    # Folders of the user's, and options that only affect the source's functions: the headers' leave no local unset.
     options = [
         option
         for option in options
@@ -461,7 +463,7 @@ def _precompiled(text: str, options: list[str]) -> tuple[Path | None, str]:
 
 
 def _drop_old_headers(folder: Path, days: int = 30) -> None:
-    """They take 10 MB each, and half a second to make: those of another day's engine or compiler need not stay."""
+    """Delete the headers of another day's engine or compiler: each takes 10 MB, and half a second to make."""
     for old in folder.glob("headers-*"):
         with contextlib.suppress(OSError):
             if time.time() - old.stat().st_mtime > days * 86400:
@@ -482,7 +484,7 @@ def _link_flags(assembly: str) -> list[str]:
     if _is_clang():
         options.append("-gdwarf-4")  # its assembler would write another version's line table
     if _is_gcc_on_linux() and not _OF_THE_CPP_LIBRARY.search(assembly):
-        options += ["-nodefaultlibs", "-lm", "-lgcc", "-lc"]  # a linker takes longest to read what nobody calls
+        options += ["-nodefaultlibs", "-lm", "-lgcc", "-lc"]  # a linker takes longest to read what is never called
     return options
 
 
@@ -494,7 +496,7 @@ _USUAL_CALLS = re.compile(
 
 @functools.cache
 def _binutils() -> tuple[str, str, str] | None:
-    """The assembler, the linker and the library of mathematics that g++ uses; None where that is not known."""
+    """Return the assembler, the linker and the mathematical library of g++; None if they are not known."""
     if not _is_gcc_on_linux() or platform.machine() not in ("x86_64", "AMD64"):
         return None
     asked = ("-print-prog-name=as", "-print-prog-name=ld", "-print-file-name=libm.so.6")
@@ -506,7 +508,7 @@ def _binutils() -> tuple[str, str, str] | None:
 
 
 def _quick_link(assembly: str) -> tuple[str, str, str] | None:
-    """The programs for a kernel that calls nothing unusual: without g++ around them they take half the time.
+    """Return the commands for a kernel that calls nothing unusual: without g++ they take half the time.
 
     Most of the rest is reading the C library's symbols, which such a kernel does not need.
     """
@@ -524,7 +526,7 @@ _OWN_CALLS = "".join(f".set {name}, engine_own_{name}\n" for name in _OWN)
 
 
 def _compile(text: str, options: list[str], checked: str, output: Path) -> tuple[bool, str]:
-    """Compile and link `text` in the folder of `output`: whether the compiler took it, and what it printed."""
+    """Compile and link `text` in the folder of `output`; return whether that worked, and the output."""
     command, scratch = compiler()[0], output.parent
     source, compiled = scratch / "kernel.cpp", scratch / "kernel.s"
     source.write_text(text)
@@ -559,7 +561,7 @@ def _compile(text: str, options: list[str], checked: str, output: Path) -> tuple
 
 
 def _silent_conversions(text: str, options: list[str]) -> str:
-    """Warnings of real numbers that silently become integers, with where each expression begins and ends."""
+    """Return the warnings of real numbers that silently become integers, with each expression's range."""
     ranges = "-fdiagnostics-print-source-range-info" if _is_clang() else "-fdiagnostics-format=json"
     how = [arithmetic.SILENT, "-fsyntax-only", ranges, "-x", "c++", "-"]
     return subprocess.run([*compiler()[0], *options, *how], input=text, capture_output=True, text=True).stderr
@@ -568,7 +570,7 @@ def _silent_conversions(text: str, options: list[str]) -> str:
 def _own_and_target(
     text: str, extra: list[str], kind: str, checked: str, expand_key: str, plain: str | None
 ) -> tuple[list[str], Path]:
-    """The flags of a build, and where it is kept."""
+    """Return the flags of a build, and the file in which it is kept."""
     command, version = compiler()
     # The engine itself has a level of its own: -O3 unrolls the loops of the tensor cores.
     usual = flags(3) if kind == "engine" else flags()
@@ -600,7 +602,7 @@ def build(
             only where there is something to build, so what else it depends on stands in expand_key.
         plain: what to compile where the compiler refuses `text`, which is this one with the edits of arithmetic.py.
             With it, real numbers that silently become integers are edited too.
-        refuse: asked before anything is compiled; what it answers, if not "", is told instead of doing so.
+        refuse: called before anything is compiled; a result other than "" is the error, and nothing is compiled.
         forbid: asked of the warnings of what was compiled, pedantic ones among them; its answer counts the same way.
 
     Returns:
@@ -630,7 +632,7 @@ def build(
             included = ["-include", str(header)] if header else []
             good, diagnostics = _compile(rest, [*options, *warnings, *included], checked, output)
             if not good and header and not re.search(r":\d+: error: ", diagnostics):
-                # Not a line of the source is blamed: was it the precompiled header, spoiled by a crash or a full disk?
+                # No error is in a line of the source: was it the precompiled header, spoiled by a crash or a full disk?
                 good, diagnostics = _compile(text, [*options, *warnings], checked, output)
                 if good:
                     shutil.rmtree(header.parent, ignore_errors=True)
@@ -658,7 +660,7 @@ def build(
 
 
 def compiled_text(library: Path) -> str:
-    """What was compiled, of a build with `bounds`: edited as it is, it has the columns that messages tell.
+    """Return the text of a build with `bounds`, edited as it was compiled: messages give columns of it.
 
     "" where the cache has lost it.
     """
@@ -667,7 +669,7 @@ def compiled_text(library: Path) -> str:
 
 
 def warnings(text: str, extra: list[str]) -> str:
-    """What the compiler thinks of C++ that it has taken."""
+    """Compile C++ that is known to be accepted, and return the compiler's warnings."""
     own = [*flags(), *extra, *_renaming(extra)]
     header, rest = _precompiled(text, own)  # those of the fast build
     command = [*compiler()[0], *own, *_quoted(), *(["-include", str(header)] if header else [])]
@@ -676,7 +678,7 @@ def warnings(text: str, extra: list[str]) -> str:
 
 
 # One translation unit, so that what every switch of fibers and every access calls is inlined across files. Those with
-# worker.h come first: it says what it wants of the system's headers, before any of them is read.
+# worker.h come first: it sets macros for the system's headers, before any of them is read.
 _PARTS = ("kernel_calls", "scheduler", "residents", "async_copies", "mbarriers", "tensor_copies", "failure", "division")
 _PARTS += ("faults", "memory", "launch", "tensor_core", "tensor_other", "warpgroups", "tensor_warpgroup", "rounding")
 _PARTS += ("board", "checker_lists", "checker_clocks", "checker_order", "checker_notes", "checker_mbarriers")
@@ -684,13 +686,13 @@ _PARTS += ("checker_access", "checker_hooks", "checker_async", "checker_profile"
 
 
 def _engine_source() -> tuple[str, list[str]]:
-    """The engine's text, and the flags that it needs beside the usual ones."""
+    """Return the engine's text, and the flags that it needs besides the usual ones."""
     text = "\n".join(f'#line 1 "{name}.cpp"\n{(ENGINE / name).with_suffix(".cpp").read_text()}' for name in _PARTS)
     return text, ["-I", str(ENGINE), *os.environ.get("COURSE_ENGINE_FLAGS", "").split()]
 
 
 def engine_is_built() -> bool:
-    """Whether `engine_library` has nothing to compile: it takes half a minute where it has.
+    """Return whether `engine_library` is in the cache; compiling it takes half a minute.
 
     Raises:
         NoCompilerError: as `compiler`.
@@ -701,7 +703,7 @@ def engine_is_built() -> bool:
 
 @functools.cache
 def engine_library() -> Path:
-    """The engine itself, compiled once for this machine and compiler.
+    """Compile the engine itself, once for this machine and compiler, and return the library.
 
     `$COURSE_ENGINE_FLAGS` adds to its flags: -DENGINE_UCONTEXT switches fibers the way other processors do.
 

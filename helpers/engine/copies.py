@@ -1,4 +1,4 @@
-"""The arrays of a checked launch, in storage of their own.
+"""Copy the arrays of a checked launch to storage of their own.
 
 Arrays that overlap are one memory to a kernel, and views of one array have a distance that a kernel may rely on. So
 arguments that overlap, or that lie near each other in one owner, are copied as one piece, with wide pads around it, in
@@ -13,14 +13,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .array import empty, ndarray, owner_of, written
+from .array import address_of, empty, ndarray, owner_of, written
 
 PAD = 1 << 20  # bytes before and after each piece
-ALIGNMENT = 256  # of every allocation, as CuPy has it
+ALIGNMENT = 256  # of every allocation, as in CuPy
 
 
 def extent(address: int, shape: Sequence[int], strides: Sequence[int], itemsize: int) -> tuple[int, int]:
-    """The addresses of an array's first byte and of the one after its last; strides in bytes, which may be negative."""
+    """Return the addresses of an array's first byte and of the one after its last.
+
+    strides: in bytes; they may be negative.
+    """
     if 0 in shape:
         return address, address
     reach = [(n - 1) * stride for n, stride in zip(shape, strides, strict=True)]
@@ -28,13 +31,13 @@ def extent(address: int, shape: Sequence[int], strides: Sequence[int], itemsize:
 
 
 def extent_of(value: np.ndarray) -> tuple[int, int]:
-    """`extent` of a NumPy array."""
+    """Return the `extent` of a NumPy array."""
     return extent(value.ctypes.data, value.shape, value.strides, value.itemsize)
 
 
 @dataclass(frozen=True)
 class Given:
-    """A device array of a launch. number: of the kernel's parameter. writable: it is no pointer to const.
+    """A device array of a launch. number: of the kernel's parameter. writable: the parameter is a pointer to non-const.
 
     by_map: the parameter is a tensor map of it, which does not say whether the kernel reads it or writes to it.
     """
@@ -48,7 +51,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Argument(Given):
-    """The same, and where it is now.
+    """A device array of a launch, and its place in the copy.
 
     address: of its first element, in the copy. begin, end: its first byte in the region of memory that it may share
     with others, and the one after its last.
@@ -79,11 +82,11 @@ class Memory:
 
     @property
     def writable(self) -> bool:
-        """Whether one of the kernel's pointers to it is no pointer to const."""
+        """Whether one of the kernel's pointers to it is a pointer to non-const."""
         return any(argument.writable for argument in self.arguments)
 
     def view(self, per_element: np.ndarray, argument: Argument) -> np.ndarray | None:
-        """What is known of each element of the region, in the argument's shape; None where elements differ in size."""
+        """View per-element data of the region in the argument's shape; None if elements differ in size."""
         item, strides = self.dtype.itemsize, argument.value.strides
         first = argument.address - self.address
         if argument.value.itemsize != item or any(step % item for step in (first, *strides)):
@@ -95,7 +98,7 @@ class Memory:
 
 @dataclass
 class _Piece:
-    """Memory that is copied as one: what was there first, and the copy."""
+    """Memory that is copied as one piece: the original and the copy."""
 
     begin: int
     end: int
@@ -129,8 +132,12 @@ class Copies:
         self.memories.sort(key=lambda memory: min(a.number for a in memory.arguments))
         self.addresses = {a.number: a.address for memory in self.memories for a in memory.arguments}
 
+    def address(self, number: int, value: ndarray) -> int:
+        """Return the address that the kernel gets for an array; 0 for one without elements."""
+        return self.addresses.get(number, value.ctypes.data) if address_of(value) else 0
+
     def copy_back(self) -> None:
-        """What the kernel wrote becomes the arrays' contents."""
+        """Copy what the kernel wrote back to the arrays."""
         for piece in self._pieces:
             ctypes.memmove(piece.begin, piece.start, piece.end - piece.begin)
             written(piece.owner)
@@ -150,7 +157,7 @@ def _pieces(arrays: Sequence[Given]) -> list[_Piece]:
 
 
 def _memories(piece: _Piece) -> list[Memory]:
-    """The regions of a piece: one for arguments that overlap."""
+    """Return the regions of a piece: arguments that overlap are one region."""
     memories: list[Memory] = []
     moved = piece.start - piece.begin
     for given in piece.given:  # by address

@@ -1,7 +1,7 @@
 """`cp.cuda` of the CPU engine: events, the device and its properties, and what programs set up before they launch.
 
-What steers a GPU alone (pools of memory, marks for a profiler) is there and does nothing, so that a program may name
-it; what would give another result without a GPU is missing, and says so.
+Functions that only steer a GPU (pools of memory, marks for a profiler) exist and do nothing, so that programs can call
+them; functions whose result would differ without a GPU are missing, and raise an error that says so.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .array import MemoryPointer, empty
 
 _arrays: Any = sys.modules[MemoryPointer.__module__]  # the package's own name `array` is CuPy's function
 MULTIPROCESSORS = 2  # see getDeviceProperties
-VERSION = 12090  # of CUDA: what the engine's headers are those of
+VERSION = 12090  # of CUDA, whose headers the engine imitates
 
 # A package to `import cupy.cuda.memory`; there are no files.
 __path__: list[str] = []
@@ -39,7 +39,7 @@ _GPU_ONLY = "it has what programs set up and launch with; the rest is a GPU's"
 
 
 def _as_module(namespace: type) -> Any:
-    """What a class holds, as a module: CuPy has modules there, and programs import from them."""
+    """Make a module of a class's attributes: CuPy has modules there, and programs import from them."""
     name = f"{__name__}.{namespace.__name__}"
     module = types.ModuleType(name, namespace.__doc__)
     module.__dict__.update({key: getattr(namespace, key) for key in vars(namespace) if not key.startswith("__")})
@@ -52,22 +52,22 @@ def _as_module(namespace: type) -> Any:
 
 
 def is_available() -> bool:
-    """False: there is no GPU."""
+    """Return False: there is no GPU."""
     return False
 
 
 def get_nvcc_path() -> str | None:
-    """Where nvcc is, if it is installed. The engine does not ask it."""
+    """Return the path of nvcc, if it is installed. The engine does not use it."""
     return shutil.which("nvcc")
 
 
 def get_device_id() -> int:
-    """The number of the current device: there is one."""
+    """Return the number of the current device: there is one."""
     return 0
 
 
 def alloc(size: int) -> MemoryPointer:
-    """Device memory of so many bytes, as `cupy.cuda.alloc`: poisoned, and given back with the last pointer to it."""
+    """Allocate poisoned device memory, as `cupy.cuda.alloc`; it is freed with the last pointer to it."""
     return MemoryPointer(empty(size, "uint8"))
 
 
@@ -75,32 +75,32 @@ malloc_managed = alloc  # the host sees all memory here
 
 
 class MemoryPool:
-    """`cupy.cuda.MemoryPool`: memory comes from the system, and goes back with the last array in it."""
+    """`cupy.cuda.MemoryPool`: memory comes from the system, and is freed with the last array in it."""
 
     def __init__(self, allocator: Any = None) -> None:
         pass
 
     def malloc(self, size: int) -> MemoryPointer:
-        """`alloc`."""
+        """Call `alloc`."""
         return alloc(size)
 
     def used_bytes(self) -> int:
-        """Bytes of all device arrays that live."""
+        """Return the bytes of all live device arrays."""
         return _arrays.used_bytes()
 
     total_bytes = used_bytes
 
     def free_bytes(self) -> int:
-        """0: the pool keeps nothing that is not in use."""
+        """Return 0: the pool keeps no unused memory."""
         return 0
 
     n_free_blocks = free_bytes
 
     def free_all_blocks(self, stream: Any = None) -> None:
-        """Nothing to give back."""
+        """Do nothing: there is nothing to give back."""
 
     def set_limit(self, size: int | None = None, fraction: float | None = None) -> None:
-        """Let device arrays have so many bytes together, or this share of the machine's memory; 0 is no limit.
+        """Limit the bytes of all device arrays together, or their share of the machine's memory; 0: no limit.
 
         Raises:
             ValueError: neither or both are given, or one is out of range.
@@ -112,7 +112,7 @@ class MemoryPool:
         _arrays.memory_limit = int(size) if size is not None else int((fraction or 0) * _arrays.installed_bytes())
 
     def get_limit(self) -> int:
-        """The limit in bytes; 0: there is none."""
+        """Return the limit in bytes; 0 if there is no limit."""
         return _arrays.memory_limit
 
 
@@ -123,15 +123,15 @@ class PinnedMemoryPool:
         pass
 
     def malloc(self, size: int) -> PinnedMemoryPointer:
-        """`alloc_pinned_memory`."""
+        """Call `alloc_pinned_memory`."""
         return alloc_pinned_memory(size)
 
     def n_free_blocks(self) -> int:
-        """0: the pool keeps nothing that is not in use."""
+        """Return 0: the pool keeps no unused memory."""
         return 0
 
     def free_all_blocks(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: there is nothing to give back."""
 
 
 class PinnedMemoryPointer(np.ndarray):
@@ -144,7 +144,7 @@ class PinnedMemoryPointer(np.ndarray):
 
 
 def alloc_pinned_memory(size: int) -> PinnedMemoryPointer:
-    """Memory of the host of so many bytes, as `cupy.cuda.alloc_pinned_memory`."""
+    """Allocate memory of the host, as `cupy.cuda.alloc_pinned_memory`. size: bytes."""
     return np.zeros(size, np.uint8).view(PinnedMemoryPointer)
 
 
@@ -152,63 +152,63 @@ _POOL, _PINNED_POOL = MemoryPool(), PinnedMemoryPool()
 
 
 def get_default_memory_pool() -> MemoryPool:
-    """`cupy.get_default_memory_pool`."""
+    """Return the memory pool, as `cupy.get_default_memory_pool`."""
     return _POOL
 
 
 def get_default_pinned_memory_pool() -> PinnedMemoryPool:
-    """`cupy.get_default_pinned_memory_pool`."""
+    """Return the pool of the host's memory, as `cupy.get_default_pinned_memory_pool`."""
     return _PINNED_POOL
 
 
 def set_allocator(allocator: Any = None) -> None:
-    """Nothing changes: there is one kind of memory."""
+    """Do nothing: there is one kind of memory."""
 
 
 set_pinned_memory_allocator = set_allocator
 
 
 def get_allocator() -> Any:
-    """`alloc`, whatever was set."""
+    """Return `alloc`, whatever was set."""
     return alloc
 
 
 @contextlib.contextmanager
 def using_allocator(allocator: Any = None) -> Iterator[None]:
-    """Nothing changes: there is one kind of memory."""
+    """Do nothing: there is one kind of memory."""
     yield
 
 
 @contextlib.contextmanager
 def profile() -> Iterator[None]:
-    """Nothing is recorded: `cp.cuda.profiler`."""
+    """Record nothing: `cp.cuda.profiler` has no effect."""
     yield
 
 
 @_as_module
 class profiler:
-    """`cp.cuda.profiler`: nobody records."""
+    """`cp.cuda.profiler`, which records nothing."""
 
     @staticmethod
     def start() -> None:
-        """Nothing is recorded."""
+        """Record nothing."""
 
     stop = start
 
 
 @_as_module
 class nvtx:
-    """`cp.cuda.nvtx`: marks that nobody records."""
+    """`cp.cuda.nvtx`, whose marks are not recorded."""
 
     available = True
 
     @staticmethod
     def RangePush(message: str, id_color: int = -1) -> None:
-        """Nothing is recorded."""
+        """Record nothing."""
 
     @staticmethod
     def RangePop() -> None:
-        """Nothing is recorded."""
+        """Record nothing."""
 
     Mark = RangePush
     RangePushC = MarkC = RangePush
@@ -229,7 +229,7 @@ class driver:
 
     @staticmethod
     def get_build_version() -> int:
-        """The version of CUDA."""
+        """Return the version of CUDA."""
         return VERSION
 
 
@@ -257,11 +257,11 @@ class Event:
         self._time: float | None = None
 
     def record(self, stream: Any = None) -> None:
-        """Note the present time."""
+        """Record the current time."""
         self._time = time.perf_counter()
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """Do nothing: there is nothing to wait for."""
 
     @property
     def done(self) -> bool:
@@ -270,7 +270,7 @@ class Event:
 
 
 def get_elapsed_time(start_event: Event, end_event: Event) -> float:
-    """Milliseconds between two recorded events.
+    """Return the milliseconds between two recorded events.
 
     Raises:
         ValueError: one of them was never recorded.
@@ -281,7 +281,7 @@ def get_elapsed_time(start_event: Event, end_event: Event) -> float:
 
 
 class Stream:
-    """The only stream, by whatever name: a launch has ended when it returns."""
+    """The only stream, under each of CuPy's names: a launch has ended when it returns."""
 
     null: Stream
     ptr = 0
@@ -292,20 +292,20 @@ class Stream:
         pass
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """Do nothing: there is nothing to wait for."""
 
     def use(self) -> Stream:
-        """It is the current one already."""
+        """Do nothing: it is the current one already."""
         return self
 
     def record(self, event: Event | None = None) -> Event:
-        """A point in time."""
+        """Record a point in time."""
         event = event or Event()
         event.record()
         return event
 
     def wait_event(self, event: Event) -> None:
-        """Nothing to wait for."""
+        """Do nothing: there is nothing to wait for."""
 
     def __enter__(self) -> Stream:
         return self
@@ -318,7 +318,7 @@ Stream.null = Stream()
 
 
 def get_current_stream() -> Stream:
-    """The only stream."""
+    """Return the only stream."""
     return Stream.null
 
 
@@ -352,12 +352,12 @@ class Device:
         return f"<CUDA Device {self.id}>"
 
     def use(self) -> Device:
-        """It is the current one already."""
+        """Do nothing: it is the current one already."""
         return self
 
     @property
     def attributes(self) -> dict[str, int]:
-        """CUDA's attributes of the device by CuPy's names, as far as the engine has what they tell."""
+        """CUDA's attributes of the device by CuPy's names, those that have a meaning for the engine."""
         properties = runtime.getDeviceProperties()
         return {
             "ComputeCapabilityMajor": properties["major"],
@@ -382,7 +382,7 @@ class Device:
         return runtime.memGetInfo()
 
     def synchronize(self) -> None:
-        """Nothing to wait for: launches have ended when they return."""
+        """Do nothing: launches have ended when they return."""
 
     def __enter__(self) -> Device:
         return self
@@ -404,7 +404,7 @@ class device:
 
     @staticmethod
     def get_compute_capability() -> str:
-        """The limits are those of a GPU of compute capability 9.0."""
+        """Return the compute capability whose limits the engine has: 9.0."""
         return Device().compute_capability
 
 
@@ -417,52 +417,52 @@ class runtime:
 
     @staticmethod
     def runtimeGetVersion() -> int:
-        """The version of CUDA."""
+        """Return the version of CUDA."""
         return VERSION
 
     driverGetVersion = runtimeGetVersion
 
     @staticmethod
     def memGetInfo() -> tuple[int, int]:
-        """(free, total) bytes of the machine's memory."""
+        """Return the free and the total bytes of the machine's memory."""
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), _arrays.installed_bytes()
 
     @staticmethod
     def setDevice(device: int) -> None:
-        """There is one device."""
+        """Accept the only device."""
         Device(device)
 
     @staticmethod
     def streamSynchronize(stream: int) -> None:
-        """Nothing to wait for."""
+        """Do nothing: there is nothing to wait for."""
 
     @staticmethod
     def profilerStart() -> None:
-        """Nothing is recorded."""
+        """Record nothing."""
 
     profilerStop = profilerStart
 
     @staticmethod
     def getDeviceCount() -> int:
-        """One device."""
+        """Return the number of devices, 1."""
         return 1
 
     @staticmethod
     def deviceSynchronize() -> None:
-        """Nothing to wait for."""
+        """Do nothing: there is nothing to wait for."""
 
     @staticmethod
     def getDevice() -> int:
-        """The number of the current device: there is one."""
+        """Return the number of the current device: there is one."""
         return 0
 
     @staticmethod
     def getDeviceProperties(device: int = 0) -> dict[str, Any]:
-        """CUDA's names for what a launch may ask for; sizes in bytes.
+        """Return the limits of a launch under CUDA's names; sizes in bytes.
 
-        The same on every machine, whatever its cores: a launch sizes its tiles by them, and tiles decide the order in
-        which sums are made, so the last bits of a result. The limits are those of compute capability 9.0. Two
-        multiprocessors, because few blocks are what fills them: a test of usual size takes a stage's own tiles.
+        The same on every machine: a launch chooses its tiles by it, and tiles decide the order of additions, and so
+        the last bits of a result. The limits are those of compute capability 9.0. There are two
+        multiprocessors, so that few blocks fill them: a test of usual size runs with a stage's own tiles.
         """
         return {
             "name": f"CPU engine ({platform.machine()})".encode(),
@@ -483,5 +483,5 @@ class runtime:
 
 
 def describe() -> str:
-    """One line: how many threads run the blocks, and which compiler made the kernels."""
+    """Describe in one line how many threads run the blocks, and which compiler made the kernels."""
     return f"CPU engine, {_engine.n_workers()} threads, kernels compiled by {_compiler.compiler()[1]}"

@@ -24,38 +24,38 @@ def __getattr__(name: str) -> Any:
 
 
 def empty_pinned(shape: Any, dtype: Any = float, order: str = "C") -> np.ndarray:
-    """An array of the host's, as all its memory is alike here."""
+    """Allocate a NumPy array: all memory of the host is alike here."""
     return np.empty(shape, dtype, order)  # type: ignore[call-overload]
 
 
 def zeros_pinned(shape: Any, dtype: Any = float, order: str = "C") -> np.ndarray:
-    """An array of zeros of the host's, as all its memory is alike here."""
+    """Allocate a NumPy array of zeros: all memory of the host is alike here."""
     return np.zeros(shape, dtype, order)  # type: ignore[call-overload]
 
 
 def empty_like_pinned(a: Any, dtype: Any = None) -> np.ndarray:
-    """`empty_pinned` with the shape and dtype of an array."""
+    """Call `empty_pinned` with the shape and dtype of an array."""
     return np.empty(a.shape, a.dtype if dtype is None else dtype)
 
 
 def zeros_like_pinned(a: Any, dtype: Any = None) -> np.ndarray:
-    """`zeros_pinned` with the shape and dtype of an array."""
+    """Call `zeros_pinned` with the shape and dtype of an array."""
     return np.zeros(a.shape, a.dtype if dtype is None else dtype)
 
 
 def rsqrt(x: Any) -> ndarray:
-    """1 / sqrt(x), element by element."""
+    """Compute 1 / sqrt(x), element by element."""
     return array(1 / np.sqrt(x))
 
 
 class _Times:
-    """What `benchmark` has measured: seconds. gpu_times has a row for the one device."""
+    """The result of `benchmark`, in seconds. gpu_times has a row for the one device."""
 
     def __init__(self, name: str, cpu: list[float], gpu: list[float]) -> None:
         self.name, self.cpu_times, self.gpu_times = name, np.array(cpu), np.array([gpu])
 
     def to_str(self, show_gpu: bool = False) -> str:
-        """A line, as CuPy prints it."""
+        """Format a line as CuPy prints it."""
         rows = [("CPU", self.cpu_times), *([("GPU-0", self.gpu_times[0])] if show_gpu else [])]
         texts = []
         for what, seconds in rows:
@@ -108,7 +108,7 @@ class profiler:
         return _Times(name or func.__name__, cpu, gpu)
 
     class time_range(contextlib.ContextDecorator):
-        """A mark that nobody records: for `with`, and as a decorator."""
+        """A mark that is not recorded, for `with` and as a decorator."""
 
         def __init__(
             self, message: str | None = None, color_id: Any = None, argb_color: Any = None, sync: bool = False

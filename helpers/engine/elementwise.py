@@ -3,7 +3,7 @@
     squared_difference = ElementwiseKernel("T x, T y", "T z", "z = (x - y) * (x - y)", "squared_difference")
     norm = ReductionKernel("T x", "T y", "x * x", "a + b", "y = sqrt(a)", "0", "norm")
 
-Arguments are broadcast, and their types decided, as CuPy does it. A sum is one thread's, in order, so that its last
+Arguments are broadcast, and their types decided, by CuPy's rules. One thread computes each sum, in order, so its last
 bits may differ from a GPU's.
 """
 
@@ -26,8 +26,8 @@ _C_NAMES = {
     **{"uint8": "unsigned char", "uint16": "unsigned short", "uint32": "unsigned int", "uint64": "unsigned long long"},
     **{"float16": "float16", "bfloat16": "bfloat16", "float32": "float", "float64": "double"},
 }
-# What an operation may ask: of a raw array its elements, by a flat index or one for each axis, and its shape. Half
-# numbers are CuPy's classes, which become float in whatever is computed with them.
+# What an operation may use: of a raw array its elements, by a flat index or one for each axis, and its shape. Half
+# numbers are CuPy's classes, which become float in every computation.
 _PRELUDE = """\
 #include <cuda_fp16.h>
 #include <cuda_bf16.h>
@@ -93,7 +93,7 @@ struct IndexOfElement {
 
 
 class _Parameter(NamedTuple):
-    """One of "raw T x, float32 y". dtype: None where its type is a letter, which the arrays decide."""
+    """One of "raw T x, float32 y". dtype: None if its type is a letter, which the arrays decide."""
 
     name: str
     type: str
@@ -103,12 +103,12 @@ class _Parameter(NamedTuple):
 
     @property
     def c_type(self) -> str:
-        """What the operation calls its type: the letter, or C's name."""
+        """The type's name in the operation: the letter, or C's name."""
         return self.type if self.dtype is None else _c_name(self.dtype)
 
 
 def _parameters(text: str, *, const: bool) -> list[_Parameter]:
-    """The parameters of a text. Names of one letter are free, all others are NumPy's, as CuPy has it.
+    """Read the parameters from a text. One-letter types are free, all others are NumPy's, as in CuPy.
 
     Raises:
         ValueError: a part is no type and name. TypeError: NumPy knows no such type.
@@ -150,10 +150,10 @@ def _check(parameter: _Parameter, value: Any, *, is_output: bool) -> None:
 
 
 def _types(inputs: Sequence[_Parameter], outputs: Sequence[_Parameter], args: Sequence[Any]) -> dict[str, np.dtype]:
-    """What each letter stands for: what the arrays say, those of the outputs first. Numbers do not count.
+    """Return the type of each letter, from the arrays: outputs come first, and numbers do not count.
 
     Raises:
-        TypeError: an argument is no device array or number, or arrays disagree. KeyError: no array says it.
+        TypeError: an argument is no device array or number, or arrays disagree. KeyError: no array determines it.
     """
     types: dict[str, np.dtype] = {}
     given = [*zip(outputs, args[len(inputs) :], strict=False), *zip(inputs, args, strict=False)]
@@ -176,14 +176,14 @@ def _types(inputs: Sequence[_Parameter], outputs: Sequence[_Parameter], args: Se
 
 
 def _number(value: Any, dtype: np.dtype) -> np.ndarray:
-    """A number of that dtype, as a kernel takes it by value."""
+    """Convert a number to that dtype, as a kernel takes it by value."""
     number = np.empty((), dtype)
     number[()] = value
     return number
 
 
 def _reduced_shape(shape: tuple[int, ...], arrays: Sequence[ndarray]) -> tuple[int, ...]:
-    """The sizes of `_ind`: axes that follow one another in memory in all arrays are one, as CuPy makes them."""
+    """Return the sizes of `_ind`: as in CuPy, axes that are adjacent in all arrays become one."""
     if len(shape) <= 1 or not arrays:
         return shape
     gaps = [a for a in arrays if not a.flags.c_contiguous]
@@ -201,7 +201,7 @@ def _reduced_shape(shape: tuple[int, ...], arrays: Sequence[ndarray]) -> tuple[i
 
 
 class _Text:
-    """A kernel's text: its parameters, its arguments, and what stands before and in the loop."""
+    """A kernel's text: its parameters, its arguments, and the code before and in the loop."""
 
     def __init__(self, name: str, types: Mapping[str, np.dtype], preamble: str) -> None:
         self.name = name
@@ -215,11 +215,11 @@ class _Text:
         self.head = f"{_PRELUDE}{letters}{self.of_caller('preamble', preamble)}"
 
     def of_caller(self, what: str, text: str) -> str:
-        """Lines of the caller's, which a compiler's messages then name as such."""
+        """Return the caller's lines, marked so that a compiler's messages name them as such."""
         return f'\n#line 1 "{self.name}{what and "."}{what}"\n{text}\n' if text else ""
 
     def dtype(self, parameter: _Parameter) -> np.dtype:
-        """The type that a parameter has in this call."""
+        """Return the type that a parameter has in this call."""
         return parameter.dtype or self._types[parameter.type]
 
     def add(self, declared: str, value: Any) -> None:
@@ -227,22 +227,22 @@ class _Text:
         self.args.append(value)
 
     def sizes(self, name: str, shape: Sequence[int]) -> None:
-        """An array of the sizes of some axes."""
+        """Make an array of the sizes of some axes."""
         self.add(f"const ptrdiff_of_engine *{name}", array(np.array(shape or (1,), np.int64)))
 
     def number(self, parameter: _Parameter, value: Any) -> None:
-        """A number: it has its name in the whole kernel, also before and after the loop."""
+        """Declare a number: it has its name in the whole kernel, also before and after the loop."""
         self.add(f"const {parameter.c_type} {parameter.name}", _number(value, self.dtype(parameter)))
 
     def dense(self, value: ndarray, *, written: bool) -> ndarray:
-        """The array without gaps. Where it is a copy, and written, the original gets what the kernel wrote."""
+        """Return the array without gaps. If it is a written copy, the original gets what the kernel wrote."""
         dense = array(value, copy=None, order="C")
         if written and dense is not value:
             self._write_back.append((value, dense))
         return dense
 
     def raw(self, parameter: _Parameter, value: ndarray) -> None:
-        """An array that the operation indexes itself; it may write an output."""
+        """Declare an array that the operation indexes itself; it may write an output."""
         const = "const " if parameter.is_const else ""
         self.add(f"{const}{parameter.c_type} *_raw_{parameter.name}", self.dense(value, written=not const))
         self.sizes(f"_sizes_{parameter.name}", value.shape)
@@ -250,14 +250,14 @@ class _Text:
         self.before.append(f"const {declared}{{_raw_{parameter.name}, _sizes_{parameter.name}}};")
 
     def element(self, parameter: _Parameter, value: ndarray, shape: tuple[int, ...]) -> None:
-        """An array of which each thread sees one element at a time."""
+        """Declare an array of which each thread sees one element at a time."""
         const = "const " if parameter.is_const else ""
         whole = np.broadcast_to(value, shape, subok=True) if const else value
         self.add(f"{const}{parameter.c_type} *_raw_{parameter.name}", self.dense(whole, written=not const))
         self.inside.append(f"{const}{parameter.c_type} &{parameter.name} = _raw_{parameter.name}[i];")
 
     def run(self, count: int, body: str, options: tuple[str, ...], block: int = _BLOCK) -> None:
-        """Compile and launch, with so many threads. Of the body, CuPy's lines are what messages are about."""
+        """Compile and launch with that many threads. Messages concern CuPy's lines in the body only."""
         self.add("ptrdiff_of_engine _n", np.int64(count))
         name = f"{self.name}_kernel"  # norm, and others, are functions of CUDA's
         code = f'{self.head}\nextern "C" __global__ void {name}({", ".join(self.parameters)}) {{\n{body}\n}}\n'
@@ -275,7 +275,7 @@ class ElementwiseKernel:
     """`cupy.ElementwiseKernel`: its parameters are CuPy's. Complex numbers and textures are not taken.
 
     Raises:
-        TypeError, ValueError: parameters that are none.
+        TypeError, ValueError: malformed parameters.
     """
 
     def __init__(
@@ -306,7 +306,7 @@ class ElementwiseKernel:
 
         Raises:
             TypeError, ValueError: arguments that do not fit the parameters or each other.
-            KeyError: no array says what a letter stands for.
+            KeyError: no array determines a letter's type.
             CompileError, LaunchError: as `RawKernel`.
         """
         parameters, n_in = [*self._in, *self._out], len(self._in)
@@ -369,7 +369,7 @@ class ReductionKernel:
     Where there is no identity, a sum begins with the type's own zero, as CuPy's does.
 
     Raises:
-        TypeError, ValueError: parameters that are none, or raw.
+        TypeError, ValueError: malformed or raw parameters.
     """
 
     def __init__(
@@ -405,7 +405,7 @@ class ReductionKernel:
         Raises:
             TypeError, ValueError: arguments that do not fit; nothing to reduce, and no identity. `AxisError`, a
                 ValueError: an axis that the arguments do not have.
-            KeyError: no array says what a letter stands for.
+            KeyError: no array determines a letter's type.
             CompileError, LaunchError: as `RawKernel`.
         """
         n_in = len(self._in)
@@ -464,7 +464,7 @@ class ReductionKernel:
 
 
 def _axes(axis: Any, ndim: int) -> tuple[int, ...]:
-    """The axes that are named, in their order; all of them for None.
+    """Return the named axes in their order; all of them for None.
 
     Raises:
         AxisError: there is no such axis. TypeError: one is no whole number. ValueError: one is named twice.

@@ -1,4 +1,4 @@
-"""Why a launch failed: the error with its fields, and in words. Only this module puts a reason into a sentence."""
+"""Why a launch failed: the error, its fields and its message. Only this module describes a reason in words."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class LaunchError(RuntimeError):
     """A launch that a GPU would refuse, or that failed while it ran. The message says so in words; the fields:
 
     reason: why it failed; None where it was refused before it began.
-    file, line: of the source, where that is known. block, thread: (x, y, z) of who did it.
+    file, line: of the source, where that is known. block, thread: (x, y, z) of the thread that failed.
     array, index: of an illegal access, the parameter or `__shared__` array that it is nearest to, and the element (in
     shared memory the byte). address: where the access went; below 4096 it is a null pointer, or a null pointer and an
     index, see `is_null`.
@@ -86,21 +86,21 @@ MISALIGNED = (Reason.MISALIGNED, Reason.SHARED_MISALIGNED, Reason.MISALIGNED_ACC
 
 
 def index(linear: int, sizes: Sequence[int]) -> tuple[int, int, int]:
-    """(x, y, z) of a block or thread by its number, x fastest."""
+    """Return (x, y, z) of a block or thread by its number, x fastest."""
     return linear % sizes[0], linear // sizes[0] % sizes[1], linear // sizes[0] // sizes[1]
 
 
-def triple(of: tuple[int, int, int]) -> str:
-    """An index as "(x,y,z)"."""
+def format_dim3(of: tuple[int, int, int]) -> str:
+    """Format an index as "(x,y,z)"."""
     return f"({of[0]},{of[1]},{of[2]})"
 
 
 def place_of(
     failure: Failure, line_at: Callable[[int], tuple[str, int] | None] = lambda place: None
 ) -> tuple[str, int] | None:
-    """(file, line) where the engine itself knows them; None for a fault, whose address says where.
+    """Return (file, line) if the engine itself knows them; None for a fault, whose address identifies it.
 
-    line_at: as for `words`. In a header's function, the line that calls it says more.
+    line_at: as for `describe`. In a header's function, the line that calls it says more.
     """
     if not failure.file:
         return None
@@ -110,16 +110,16 @@ def place_of(
 
 
 def other_place_of(failure: Failure) -> tuple[str, int] | None:
-    """(file, line) of the other side, such as the barrier where other threads wait."""
+    """Return (file, line) of the other side, such as the barrier where other threads wait."""
     return (failure.other_file.decode(errors="replace"), failure.other_line) if failure.other_file else None
 
 
 def _everyone(waiting: str) -> str:
-    return f"Who waits: {waiting}"
+    return f"Waiting: {waiting}"
 
 
 def _missing(failure: Failure) -> str:
-    """What the phase of an mbarrier waits for: arrivals, and bytes."""
+    """Describe the arrivals and bytes that the phase of an mbarrier waits for."""
     arrivals, size = failure.count, ctypes.c_int(failure.other_count).value
     parts = [f"{arrivals} more arrival{'' if arrivals == 1 else 's'}"] if arrivals else []
     if size > 0:
@@ -131,20 +131,20 @@ def _missing(failure: Failure) -> str:
     )
 
 
-def words(
+def describe(
     failure: Failure,
     block: Sequence[int],
-    describe: Callable[[int], str],
+    describe_address: Callable[[int], str],
     name_of: Callable[[int], str],
     line_at: Callable[[int], tuple[str, int] | None] = lambda place: None,
 ) -> str:
-    """What happened, without who and where.
+    """Describe what happened; the caller adds the block, the thread and the place.
 
     Args:
         block: its sizes, to name threads.
-        describe: an address in terms of the arguments, such as "a[5], which has 4 elements".
-        name_of: the same of an mbarrier, such as "mbarrier full[1]".
-        line_at: (file, line) of a place in the kernel's code, where it is in the source and in none of its headers.
+        describe_address: describes an address in terms of the arguments, such as "a[5], which has 4 elements".
+        name_of: names an mbarrier, such as "mbarrier full[1]".
+        line_at: (file, line) of a place in the kernel's code, if it is in the source and not in a header.
     """
     reason = Reason(failure.reason)
     name, other_name, message = (
@@ -156,8 +156,8 @@ def words(
         "@([0-9]+)/([0-9a-f]+)@", lambda m: str((line_at(int(m.group(2), 16)) or (0, m.group(1)))[1]), message
     )
     message = re.sub("#([0-9a-f]+)#", lambda m: name_of(int(m.group(1), 16)), message)
-    thread = f"thread {triple(index(failure.thread, block))}"
-    other_thread = f"thread {triple(index(failure.other_thread, block))}"
+    thread = f"thread {format_dim3(index(failure.thread, block))}"
+    other_thread = f"thread {format_dim3(index(failure.other_thread, block))}"
     if reason in _PLAIN:
         return _PLAIN[reason]
     if reason == Reason.STATED:
@@ -227,4 +227,4 @@ def words(
             "none"
         )
     verb = {1: "write to", 0: "read of"}.get(failure.is_write, "access to")
-    return f"illegal {verb} {describe(failure.address)}"
+    return f"illegal {verb} {describe_address(failure.address)}"

@@ -1,4 +1,4 @@
-"""The first build of the engine takes half a minute: what is said meanwhile, and how a notebook begins it early."""
+"""The first build of the engine takes half a minute: show a message meanwhile, and let a notebook start it early."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from . import compiler
 
 T = TypeVar("T")
 
-SOON = 1.0  # seconds: what is done by then was no build
+SOON = 1.0  # seconds; no build is as fast
 DOING = "compiling the CPU engine, once on this machine: half a minute or a little more"
 
 
 def in_jupyterlab() -> bool:
-    """Whether JupyterLab or Notebook 7 sent the cell: they send the cell's id, programs that run notebooks do not."""
+    """Return whether JupyterLab or Notebook 7 sent the cell: they send its id, and nbval does not."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
     kernel = getattr(shell, "kernel", None)
@@ -34,7 +34,7 @@ class _Line(Protocol):
 
 
 def _line() -> _Line | None:
-    """Shows one line of text that changes: in a cell of JupyterLab or in a terminal; None where nobody looks."""
+    """Return a function that shows one changing line in JupyterLab or a terminal; None if nobody looks."""
     if in_jupyterlab():
         display = sys.modules["IPython"].display.display
         handle: Any = None
@@ -57,8 +57,8 @@ def _line() -> _Line | None:
     return None
 
 
-def told(work: Callable[[], T], doing: str) -> T:
-    """Do it in a thread, and return or raise what it does. Where it takes longer than SOON, say so in a line."""
+def run_with_message(work: Callable[[], T], doing: str) -> T:
+    """Run a function in a thread, and return or raise what it does; after SOON, show a line that says so."""
     line = _line()
     if line is None:
         return work()
@@ -89,13 +89,13 @@ def told(work: Callable[[], T], doing: str) -> T:
 def begin() -> None:
     """Build the engine in a thread, if it is not built: a launch that comes meanwhile waits for it, and says so.
 
-    What goes wrong is left to that launch to say.
+    Errors are left to that launch.
     """
 
     def build() -> None:
         try:
             compiler.engine_library()
-        except Exception:  # no compiler, no room: the launch raises the same again
+        except Exception:  # no compiler, or no room: the launch raises the same error again
             compiler.engine_library.cache_clear()
 
     threading.Thread(target=build, daemon=True).start()

@@ -1,8 +1,8 @@
 """The rest of CuPy's names: NumPy's functions, on device arrays.
 
-    cp.where(x > 0, x, 0)    # whatever of NumPy's the engine has nothing of its own for
+    cp.where(x > 0, x, 0)    # a function of NumPy's without a version of the engine's own
 
-Arrays go in and come out as device arrays, as CuPy has them. It computes what NumPy does, to the last bit of NumPy's.
+Arrays go in and come out as device arrays, as in CuPy. The values are NumPy's, bit for bit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .array import array, ndarray
 
 
 def of(value: Any) -> Any:
-    """An attribute of NumPy's as the engine has it: functions and modules on device arrays, constants as they are."""
+    """Adapt an attribute of NumPy's: functions and modules work on device arrays, constants stay."""
     if isinstance(value, type):
         return value
     return FromNumPy(value) if callable(value) or isinstance(value, types.ModuleType) else value
@@ -33,7 +33,7 @@ class FromNumPy:
         return of(getattr(self._theirs, name))
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        """Call it. TypeError for a NumPy array, which CuPy's functions refuse as well, but for those of its tests."""
+        """Call the function. A NumPy array is a TypeError, as in CuPy, except in cupy.testing."""
         is_test = str(getattr(self._theirs, "__module__", "")).startswith("numpy.testing")
         for value in () if is_test else (*args, *named.values()):
             for one in value if isinstance(value, (list, tuple)) else (value,):
@@ -48,7 +48,7 @@ def _on_device(result: Any) -> Any:
     if isinstance(result, ndarray):
         return result
     if isinstance(result, (np.ndarray, np.generic)):
-        return array(result, order="C")  # as CuPy's functions make it, whatever order NumPy has kept
+        return array(result, order="C")  # as CuPy's functions do, also if NumPy keeps another order
     if isinstance(result, (tuple, list)):
         return type(result)(map(_on_device, result)) if type(result) in (tuple, list) else result
     return FromNumPy(result) if type(result).__module__.startswith("numpy.random") else result

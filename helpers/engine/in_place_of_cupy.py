@@ -1,9 +1,9 @@
-"""What `import cupy.cuda` finds where a program has put the engine in CuPy's place.
+"""Let `import cupy.cuda` work in a program that has put the engine in CuPy's place.
 
     sys.modules["cupy"] = engine
 
 Python would look for `cupy.cuda` in the engine's folder, and read its files a second time under that name: with other
-classes of arrays, and a module `cupy.array` where CuPy has a function. So the engine answers for these names itself.
+classes of arrays, and a module `cupy.array` where CuPy has a function. So the engine resolves these names itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Names(MetaPathFinder, Loader):
     """Finds the modules `cupy.…` and `cupyx.…` among the engine's own, and nothing else."""
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
-        """Where the module is.
+        """Return the spec of the engine's module.
 
         Raises:
             ModuleNotFoundError: the engine is in CuPy's place, and has no such module.
@@ -42,19 +42,19 @@ class Names(MetaPathFinder, Loader):
         return ModuleSpec(name, self)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """The engine's module, which there is already."""
+        """Return the engine's module, which exists already."""
         module = _module(spec.name)
         spec.loader_state = getattr(module, "__spec__", None)
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing: it has run. It keeps what it says of itself."""
+        """Do nothing: the module has run, and keeps its own attributes."""
         assert module.__spec__ is not None
         module.__spec__ = module.__spec__.loader_state
 
 
 def _module(name: str) -> Any:
-    """The engine's module of CuPy's name; None where it has none."""
+    """Return the engine's module of CuPy's name; None if it has none."""
     top, *rest = name.split(".")
     found: Any = importlib.import_module(f"{ENGINE}.cupyx") if top == "cupyx" else sys.modules[ENGINE]
     for part in rest:
@@ -68,6 +68,6 @@ def _module(name: str) -> Any:
 
 
 def answer() -> None:
-    """Answer for the names from now on."""
+    """Import the engine's modules under CuPy's names from now on."""
     if not any(isinstance(finder, Names) for finder in sys.meta_path):
         sys.meta_path.insert(0, Names())

@@ -1,4 +1,4 @@
-"""One launch of a compiled kernel: its arguments as C has them, and what went wrong in terms of them."""
+"""One launch of a compiled kernel: its arguments as C values, and its errors in terms of the arguments."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import ctypes
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 
@@ -17,27 +17,23 @@ from .array import at as array_at
 from .copies import extent_of
 from .cuda_source import signatures, source
 from .cuda_source.signatures import Parameter
-from .failures import LaunchError
+from .failures import LaunchError, format_dim3
 from .limits import Sizes
 from .messages import SOURCE_NAME
+from .observed import Access, Place
 from .structures import LaunchRequest, Reason
-
-if TYPE_CHECKING:
-    from .checked import Access
 
 _STRUCT_ALIGNMENT = 128
 TILE_ALIGNMENT = 1024  # tiles of TMA and wgmma begin at multiples of it, and so does a GPU's dynamic shared memory
 _FAR = 1 << 20  # the guards around arrays are as wide
-
-_Place = tuple[str, int]  # file and line
 
 
 @dataclass(frozen=True)
 class CompiledKernel:
     """A kernel in memory.
 
-    run: the address of what runs one block of it. shared_arrays: its static `__shared__` arrays, and the flags that a
-    compiler keeps with them. most_threads, least_blocks: of `__launch_bounds__`, 1024 and 0 where it has none.
+    run: the address of the function that runs one block. shared_arrays: its static `__shared__` arrays, and the flags
+    that a compiler keeps with them. most_threads, least_blocks: of `__launch_bounds__`; 1024 and 0 without it.
     """
 
     name: str
@@ -50,29 +46,48 @@ class CompiledKernel:
     least_blocks: int
     uses_tiles: bool
 
-    @property
+    @cached_property
     def static_shared(self) -> int:
         """Bytes of its static `__shared__` arrays."""
         return sum(shared.size for shared in self.shared_arrays if not shared.is_guard)
 
-    def line_at(self, place: int) -> _Place | None:
-        """(file, line) of the source, and of none of its headers, for a place in the library; None: there is none."""
+    @cached_property
+    def _static_layout(self) -> dict[str, int]:
+        """The fields of `LaunchRequest` that say where its static `__shared__` arrays lie in the library."""
+        begins = [shared.offset for shared in self.shared_arrays]
+        ends = [shared.offset + shared.size for shared in self.shared_arrays]
+        # A GPU's static shared memory begins where a tile of TMA or wgmma may, even if a smaller alignment is declared.
+        own = self.library.symbols.alignment
+        first = min((shared.offset for shared in self.shared_arrays if not shared.is_guard), default=0)
+        as_on_gpu = self.uses_tiles and first % own == 0
+        return {
+            "static_begin": min(begins, default=0),
+            "static_end": max(ends, default=0),
+            "static_align": max(own, TILE_ALIGNMENT) if as_on_gpu else own,
+            "static_aligned": first if as_on_gpu else 0,
+        }
+
+    def line_at(self, place: int) -> Place | None:
+        """Return (file, line) of the source, but of no header, for a place in the library; None if there is none."""
         table = source.line_table(self.code, SOURCE_NAME)
         places = symbols.places_of(self.library.path, place) if place else []
         return next((at for at in places if at in table and not at[0].endswith(failures.HEADERS)), None)
 
     def arguments(self, args: Sequence[Any]) -> Sequence[Any]:
-        """The arguments with arrays in place of addresses: of `array.data.ptr`, say, the bytes from there on.
+        """Replace addresses among the arguments, such as `array.data.ptr`, by the arrays that begin there.
 
         Raises:
             TypeError: an address for a pointer is in no device array.
         """
         if not isinstance(args, (tuple, list)) or len(args) != len(self.parameters):
             return args  # `signatures.check_all` refuses them
-        return tuple(
-            self._array_at(parameter, value) if parameter.kind == "p" and signatures.is_address(value) else value
-            for parameter, value in zip(self.parameters, args, strict=True)
-        )
+        args = list(args)
+        for number, (parameter, value) in enumerate(zip(self.parameters, args, strict=True)):
+            if value is None or isinstance(value, ndarray):
+                continue
+            if parameter.kind == "p" and signatures.is_address(value):
+                args[number] = self._array_at(parameter, value)
+        return args
 
     def _array_at(self, parameter: Parameter, value: Any) -> ndarray | None:
         address = int(getattr(value, "ptr", value))
@@ -92,17 +107,19 @@ class CompiledKernel:
         return memory[: memory.size // dtype.itemsize * dtype.itemsize].view(dtype)
 
     def tensors(self, args: Sequence[Any]) -> dict[int, tuple[tensor_map.Described, ndarray]]:
-        """By number of the parameter, the tensor maps among the arguments and the arrays that they describe.
+        """Return the tensor maps among the arguments and the arrays that they describe, by the parameter's number.
 
-        A map in device memory, whose address is the argument, has the number behind all parameters: its own memory is
-        an array beside the one that it describes.
+        A map in device memory, whose address is the argument, has a number after those of all parameters: its own
+        memory is another array than the one that it describes.
 
         Raises:
-            LaunchError: the array of a map lives no more, or has not as many bytes as the map says.
+            LaunchError: the array of a map no longer exists, or has fewer bytes than the map says.
         """
         tensors = {}
         for number, (parameter, value) in enumerate(zip(self.parameters, args, strict=True)):
-            described = tensor_map.described(value) if parameter.kind in "pS" else None
+            if parameter.kind == "s" or getattr(value, "nbytes", 0) != tensor_map.BYTES:
+                continue
+            described = tensor_map.described(value)
             if described is None:
                 continue
             memory = array_at(described.address)
@@ -131,10 +148,10 @@ class CompiledKernel:
         *,
         cooperative: bool = False,
     ) -> PreparedLaunch:
-        """A launch that has been checked, as `runtime.launch` takes it.
+        """Prepare a checked launch for `runtime.launch`.
 
         Args:
-            locate: (number of the parameter, array) -> the address that the kernel gets for it.
+            locate: (number of the parameter, array) -> the address that the kernel gets; 0 for no elements.
         """
         args, maps = list(args), []
         for number, (_, tensor) in self.tensors(args).items():
@@ -144,29 +161,24 @@ class CompiledKernel:
                 args[own] = maps[-1]
             elif locate(own, args[own]) != args[own].data.ptr:  # a copy of the map, which leads to the original
                 ctypes.memmove(locate(own, args[own]), maps[-1].tobytes(), tensor_map.BYTES)
-        values = [
-            ctypes.c_void_p(0 if value is None or not address_of(value) else locate(number, value))
-            if parameter.kind == "p"
-            else self._packed(parameter, value)
-            for number, (parameter, value) in enumerate(zip(self.parameters, args, strict=True))
-        ]
+        values: list[Any] = []
+        for number, (parameter, value) in enumerate(zip(self.parameters, args, strict=True)):
+            if parameter.kind == "p":
+                values.append(ctypes.c_void_p(0 if value is None else locate(number, value)))
+            elif parameter.kind == "s" and type(value) is parameter.scalar:
+                values.append(ctypes.create_string_buffer(value.tobytes(), value.itemsize))
+            else:
+                values.append(self._packed(parameter, value))
         n_maps, maps = len(maps), ctypes.create_string_buffer(b"".join(one.tobytes() for one in maps))
-        pointers = (ctypes.c_void_p * max(len(values), 1))(*(ctypes.addressof(value) for value in values))
+        pointers = (ctypes.c_void_p * max(len(values), 1))(*map(ctypes.addressof, values))
         threads = block[0] * block[1] * block[2]
-        # A GPU's static shared memory begins where a tile of TMA or wgmma may, whatever alignment is declared.
-        own = self.library.symbols.alignment
-        first = min((shared.offset for shared in self.shared_arrays if not shared.is_guard), default=0)
-        as_on_gpu = self.uses_tiles and first % own == 0
         request = LaunchRequest(
             run=self.run,
             args=ctypes.addressof(pointers),
-            grid=(ctypes.c_uint * 3)(*grid),
-            block=(ctypes.c_uint * 3)(*block),
+            grid=grid,
+            block=block,
             dynamic_shared=int(shared_mem),
-            static_begin=min((shared.offset for shared in self.shared_arrays), default=0),
-            static_end=max((shared.offset + shared.size for shared in self.shared_arrays), default=0),
-            static_align=max(own, TILE_ALIGNMENT) if as_on_gpu else own,
-            static_aligned=first if as_on_gpu else 0,
+            **self._static_layout,
             anchor_offset=self.library.anchor_offset,
             anchor=self.library.anchor,
             most_blocks=limits.blocks_at_once(threads, self.static_shared + int(shared_mem)),
@@ -180,7 +192,7 @@ class CompiledKernel:
         return PreparedLaunch(self, grid, block, tuple(args), [*values, maps], pointers, request)
 
     def _packed(self, parameter: Parameter, value: Any) -> Any:
-        """A scalar or a struct as a C value."""
+        """Convert a scalar or a struct to a C value."""
         if parameter.kind == "S":
             data = np.asarray(value)
             if data.nbytes != parameter.size:
@@ -188,7 +200,7 @@ class CompiledKernel:
                     f"parameter {parameter.name!r} of {self.name} is a struct of {parameter.size} bytes; "
                     f"got {type(value).__name__} of {data.nbytes}"
                 )
-            memory = np.empty(parameter.size + _STRUCT_ALIGNMENT, np.uint8)  # as the most aligned struct wants it
+            memory = np.empty(parameter.size + _STRUCT_ALIGNMENT, np.uint8)  # enough for the most aligned struct
             begin = -memory.ctypes.data % _STRUCT_ALIGNMENT
             memory[begin : begin + parameter.size] = np.frombuffer(data.tobytes(), np.uint8)
             return (ctypes.c_byte * parameter.size).from_buffer(memory.data, begin)
@@ -208,8 +220,8 @@ class _Near:
 
 @dataclass(frozen=True)
 class PreparedLaunch:
-    """A launch that only has to be run. values (the arguments, then the tensor maps) and pointers are what `request`
-    points to: it lives as long as they.
+    """A launch that is ready to run. `request` points to values (the arguments, then the tensor maps) and to pointers,
+    so they live as long as it.
     """
 
     kernel: CompiledKernel
@@ -220,10 +232,10 @@ class PreparedLaunch:
     pointers: ctypes.Array
     request: LaunchRequest
 
-    def words(self, failure: structures.Failure) -> str:
-        """Why it failed, without who and where."""
+    def describe(self, failure: structures.Failure) -> str:
+        """Describe why it failed; the caller adds the block, the thread and the place."""
         nearest = partial(self._nearest, failure=failure)
-        return failures.words(
+        return failures.describe(
             failure,
             self.block,
             lambda address: nearest(address).words,
@@ -232,7 +244,7 @@ class PreparedLaunch:
         )
 
     def _mbarrier(self, near: _Near) -> str:
-        """An mbarrier by its array's name and its index, where the source has an array of words of 8 bytes there."""
+        """Name an mbarrier by its array and its index, if the source declares an array of 8-byte words there."""
         words = near.words.partition(", which has ")[0]
         place = re.fullmatch(r"byte (\d+) of __shared__ (\w+)", words)
         declared = place and re.search(
@@ -243,11 +255,11 @@ class PreparedLaunch:
         return f"mbarrier {place[2]}[{int(place[1]) // 8}]" if declared[2] else f"mbarrier {place[2]}"
 
     def error(self, failure: structures.Failure) -> LaunchError:
-        """The error of a launch that failed."""
+        """Return the error of a launch that failed."""
         block = failures.index(failure.block, self.grid)
         thread = failures.index(failure.thread, self.block)
-        who = f"{self.kernel.name}, block {failures.triple(block)}, thread {failures.triple(thread)}"
-        what = self.words(failure)
+        who = f"{self.kernel.name}, block {format_dim3(block)}, thread {format_dim3(thread)}"
+        what = self.describe(failure)
         place = failures.place_of(failure, self.kernel.line_at)
         if place is not None:
             message = f"{place[0]}:{place[1]}: {what} [{who}]"
@@ -264,9 +276,9 @@ class PreparedLaunch:
         return error
 
     def error_of_overrun(self, address: int, by: Access | None) -> LaunchError:
-        """The error of a launch that wrote beside an array, which was seen after it.
+        """Return the error of a launch that wrote beside an array, which was noticed after it.
 
-        by: who wrote past an end in a checked run of the same launch; None where nobody did.
+        by: the access past an end in a checked run of the same launch; None if there was none.
         """
         near = self._nearest(address, None)
         about: dict[str, Any] = {"array": near.array, "index": near.index, "address": address}
@@ -276,20 +288,21 @@ class PreparedLaunch:
                 "look for an index that no condition keeps inside the array"
             )
             return LaunchError(message, reason=Reason.ILLEGAL_ACCESS, **about)
-        who = f"{self.kernel.name}, block {failures.triple(by.block)}, thread {failures.triple(by.thread)}"
+        who = f"{self.kernel.name}, block {format_dim3(by.block)}, thread {format_dim3(by.thread)}"
         message = f"illegal write to {near.words} at {by.place[0]}:{by.place[1]} [{who}]"
         message += self._line_in_words(by.place)
         about |= {"file": by.place[0], "line": by.place[1], "block": by.block, "thread": by.thread}
         return LaunchError(message, reason=Reason.ILLEGAL_ACCESS, **about)
 
-    def _line_in_words(self, place: _Place | None) -> str:
-        """The source's line at a place, to end a message with; empty where there is none."""
+    def _line_in_words(self, place: Place | None) -> str:
+        """Return the source's line at a place, to end a message with; "" if there is none."""
         table = source.line_table(self.kernel.code, SOURCE_NAME)
         return f"\n{place[1]:>6} | {table[place].rstrip()}" if place in table else ""
 
-    def _place_of_fault(self, failure: structures.Failure) -> tuple[_Place | None, str]:
-        """The place of a fault by its address, and in words: a line of the source rather than of a header whose
-        function was inlined there.
+    def _place_of_fault(self, failure: structures.Failure) -> tuple[Place | None, str]:
+        """Return the place of a fault by its address, and the same in words.
+
+        A line of the source is preferred to one of a header whose function was inlined there.
         """
         path, table = self.kernel.library.path, source.line_table(self.kernel.code, SOURCE_NAME)
         places = symbols.places_of(path, failure.place) if failure.place else []
@@ -307,7 +320,7 @@ class PreparedLaunch:
         return place, f"near {place[0]}:{place[1]}"
 
     def _nearest(self, address: int, failure: structures.Failure | None) -> _Near:
-        """An address in terms of the arguments and of shared memory, where it is in or near one."""
+        """Describe an address by the argument or the shared memory that it is in or near."""
         if address < failures.NULL_PAGE:
             words = "a null pointer" if address == 0 else f"address {address}: a null pointer and an index"
             without = [
@@ -362,8 +375,8 @@ def _distance(inside: int, size: int) -> int:
     return max(-inside, inside - (size - 1), 0)
 
 
-def _loop_at(place: _Place, table: Mapping[_Place, str]) -> _Place:
-    """The nearest line with a loop's first word, up to and including a place; the place itself where there is none."""
+def _loop_at(place: Place, table: Mapping[Place, str]) -> Place:
+    """Return the nearest line at or before a place that begins a loop; the place itself if there is none."""
     file, line = place
     words = re.compile(r"\b(for|while|do)\b")
     return next(((file, n) for n in range(line, 0, -1) if words.search(table.get((file, n), ""))), place)

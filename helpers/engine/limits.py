@@ -1,6 +1,6 @@
-"""What a launch may ask for: the limits of compute capability 9.0, and how many blocks may have begun at once.
+"""The limits of a launch: those of compute capability 9.0, and how many blocks can be resident at once.
 
-Blocks that wait for each other must all have begun: as many as an H200 holds, if the engine has stacks for their
+Blocks that wait for each other must all be resident: as many as an H200 holds, if the engine has stacks for their
 threads.
 """
 
@@ -18,7 +18,7 @@ MAX_GRID = (2**31 - 1, 65535, 65535)
 SHARED_PER_BLOCK = 48 * 1024
 SHARED_PER_BLOCK_OPTIN = 227 * 1024
 
-# Of a multiprocessor; RESERVED is shared memory that each block takes besides its own.
+# Per multiprocessor; RESERVED is shared memory that each block takes besides its own.
 REGISTERS, THREADS, BLOCKS = 64 * 1024, 2048, 32
 SHARED_PER_MULTIPROCESSOR, RESERVED = 228 * 1024, 1024
 MULTIPROCESSORS = 132  # of an H200
@@ -28,28 +28,30 @@ Sizes = tuple[int, int, int]
 
 @functools.cache
 def most_threads() -> int:
-    """Threads whose stacks the engine can keep, each with a guard: on Linux a process has so many mappings only."""
+    """Return how many threads' stacks the engine can keep: each needs a guard, and Linux limits mappings."""
     try:
         mappings = int(Path("/proc/sys/vm/max_map_count").read_text())
     except (OSError, ValueError):
         return 65536
-    own = 4096 + 2 * 1024 * runtime.n_workers()  # of Python, and of blocks that wait for nobody
+    own = 4096 + 2 * 1024 * runtime.n_workers()  # for Python, and for blocks that never wait for others
     return max(1024, min(65536, (mappings - own) // 2))
 
 
 def blocks_on_gpu(threads: int, shared: int) -> int:
-    """Blocks of so many threads and bytes of shared memory that an H200 holds at once, whatever their registers."""
+    """Return how many blocks an H200 holds at once, by threads and bytes of shared memory; registers are ignored."""
     threads = (threads + 31) // 32 * 32
     return MULTIPROCESSORS * min(THREADS // threads, BLOCKS, SHARED_PER_MULTIPROCESSOR // (shared + RESERVED))
 
 
+@functools.lru_cache(maxsize=256)
 def blocks_at_once(threads: int, shared: int) -> int:
-    """Of them, those that the engine can keep. Any number of blocks that wait for nobody may be in a launch."""
+    """Return how many blocks can be resident at once on the engine; grids that never synchronise may be larger."""
     return max(1, min(blocks_on_gpu(threads, shared), most_threads() // threads))
 
 
+@functools.lru_cache(maxsize=256)
 def registers(threads: int, least_blocks: int) -> int:
-    """Registers that each thread of a block begins with, where `__launch_bounds__` tells them; 0 where it does not."""
+    """Return the registers that each thread begins with, by `__launch_bounds__`; 0 if it says nothing."""
     if not least_blocks:
         return 0
     whole_warps = (threads + 31) // 32 * 32
@@ -57,7 +59,9 @@ def registers(threads: int, least_blocks: int) -> int:
 
 
 def check_sizes(name: str, grid: Sizes, block: Sizes, most: int) -> None:
-    """Refuse a grid or a block that is too large. most: threads that the kernel's `__launch_bounds__` allow.
+    """Refuse a grid or a block that is too large.
+
+    most: threads that the kernel's `__launch_bounds__` allow.
 
     Raises:
         LaunchError: a GPU refuses it.
@@ -77,7 +81,7 @@ def check_sizes(name: str, grid: Sizes, block: Sizes, most: int) -> None:
 
 
 def check_dynamic_shared(name: str, size: int, allowed: int, static: int) -> None:
-    """Refuse more dynamic shared memory than the kernel has been allowed; all in bytes.
+    """Refuse more dynamic shared memory than the kernel has been allowed; all sizes in bytes.
 
     Raises:
         LaunchError: a GPU refuses it.
@@ -91,7 +95,9 @@ def check_dynamic_shared(name: str, size: int, allowed: int, static: int) -> Non
 
 
 def check_cooperative(grid: Sizes, block: Sizes, shared: int) -> None:
-    """Refuse a cooperative launch whose blocks a GPU cannot hold at once. shared: bytes for each block.
+    """Refuse a cooperative launch whose blocks a GPU cannot hold at once.
+
+    shared: bytes for each block.
 
     Raises:
         LaunchError: there are too many.

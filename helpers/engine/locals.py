@@ -1,4 +1,4 @@
-"""Which arrays of a source are a thread's own, by what the text says where an index stands."""
+"""Tell which arrays of a source are a thread's own, from the text at the place of an index."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ class OwnArrays:
     """The arrays of a source that each thread has for itself, and constants that the compiler keeps.
 
     Args:
-        text: what the compiler was given; its #line directives name the source's own lines.
-        others: names of what has an address for the checker to judge by: `__shared__` arrays, variables, parameters.
+        text: the compiler's input; its #line directives name the source's own lines.
+        others: names with an address that the checker sees: `__shared__` arrays, variables, parameters.
     """
 
     def __init__(self, text: str, others: Iterable[str]) -> None:
         self._text, self._others = Text(text, ""), set(others)
 
     def has(self, file: str, line: int) -> bool:
-        """Whether it is a line of the source, or of a header of one's own."""
+        """Return whether it is a line of the source, or of a user's header."""
         return (file, line) in self._text.lines or (file, line) in _header(file).lines
 
     def name_at(self, file: str, line: int, column: int, elements: str) -> str | None:
-        """The array that is indexed there, None where it is not a thread's own.
+        """Return the name of the array that is indexed there; None if no thread owns it.
 
         g++ gives the column of the closing bracket, in templates that of the opening one, in macros that of the
         macro's name; clang gives that of the array's first letter. All count from 1.
@@ -76,7 +76,7 @@ class OwnArrays:
 
 
 def declares_arrays(code: str) -> bool:
-    """Whether a source declares an array that each thread has for itself."""
+    """Return whether a source declares an array that each thread has for itself."""
     text = Text(code, "")
     names = dict.fromkeys(re.findall(r"\b([A-Za-z_]\w*)\s*\)?\s*\[", blank_comments(code)))
     return any(is_own for name in names for _, is_own in text.declarations(name))
@@ -103,7 +103,7 @@ class Text:
         return _DIRECTIVE.sub(lambda line: re.sub(r"[^\n]", ";", line[0]), blank_comments(self._text))
 
     def macro_at(self, at: int) -> str:
-        """What the macro whose name begins there stands for, its arguments put in; "" where none does."""
+        """Return the expansion of the macro whose name begins there, arguments put in; "" if none does."""
         name = re.compile(r"\w*").match(self._text, at)[0]
         define = re.search(
             rf"^[ \t]*#[ \t]*define[ \t]+{name}\b(\([^)]*\))?((?:\\\n|[^\n])*)", blank_comments(self._text), re.M
@@ -119,7 +119,7 @@ class Text:
 
     @functools.cache  # noqa: B019 (as long as one look at findings)
     def declarations(self, name: str) -> list[tuple[int, bool]]:
-        """Where the text declares an array of that name, in its order, and whether each thread has its own there."""
+        """Yield where the text declares an array of that name, and whether each thread has its own."""
         found = []
         for match in re.finditer(rf"\b{name}\s*\[|\(\s*&\s*{name}\s*\)\s*\[", self._clean):
             head = _head(self._clean, match.start())
@@ -130,7 +130,7 @@ class Text:
 
 @functools.lru_cache(maxsize=8)
 def _header(file: str) -> Text:
-    """A header of the user's, which the source includes from the current folder."""
+    """Return the text of a user's header that the source includes from the current folder."""
     path = Path(os.path.abspath(file))
     if not path.is_relative_to(os.getcwd()) or not path.is_file():
         return Text("", file)
@@ -138,7 +138,7 @@ def _header(file: str) -> Text:
 
 
 def _opening(text: str, closing: int) -> int:
-    """Where the bracket is opened that is closed there; 0 where it is not."""
+    """Return the index of the bracket that the one at `closing` closes; 0 if there is none."""
     depth = 0
     for at in range(closing, -1, -1):
         depth += (text[at] in _OPENING) - (text[at] in "([{")
@@ -148,9 +148,9 @@ def _opening(text: str, closing: int) -> int:
 
 
 def _chain(text: str, end: int) -> list[str]:
-    """The names from an object to its member, before an index: `tile` and `row` of `tile.row[j]`.
+    """Return the names from an object to its member, before an index: `tile` and `row` of `tile.row[j]`.
 
-    [] where none is there; the base is missing where a call returns it.
+    [] if there is none; the base is missing if a call returns it.
     """
     names: list[str] = []
     while True:
@@ -173,7 +173,7 @@ def _chain(text: str, end: int) -> list[str]:
 
 
 def _head(clean: str, at: int) -> str:
-    """What stands before a place in its statement, without the contents of brackets; "" where one is open there."""
+    """Return the statement's text before a place, without the contents of brackets; "" inside an open one."""
     pieces, end = [], at
     while at > 0:
         char = clean[at - 1]
@@ -192,7 +192,7 @@ def _head(clean: str, at: int) -> str:
 
 
 def _declares(head: str) -> bool:
-    """Whether a name behind it is declared: `float x = 1, ` and `const T<4> *`, but not `x = f, ` or `return `."""
+    """Return whether the next name is declared: after `float x = 1, ` or `const T<4> *`, not after `return `."""
     while (shorter := re.sub(r"<[^<>]*>", "\0", head)) != head:
         head = shorter
     *before, last = _at_commas(re.sub("\0+", "<>", head))
@@ -205,7 +205,7 @@ def _declares(head: str) -> bool:
 
 
 def _at_commas(text: str) -> list[str]:
-    """The parts between the commas that stand in no brackets."""
+    """Split a text at the commas outside brackets."""
     parts, depth, begin = [], 0, 0
     for at, char in enumerate(text):
         depth += (char in "([{") - (char in ")]}")

@@ -1,7 +1,7 @@
-"""A compiler's errors with the kernel's own lines, and by name what the engine does not have.
+"""Show a compiler's errors with the kernel's own lines, and name what the engine lacks.
 
-A host compiler knows nothing of CUDA. It says "No such file" of a header that only a GPU's toolkit has, calls a texture
-undeclared, and blames the end of the engine's own text for a brace that the kernel does not close.
+A host compiler does not know CUDA. It reports "No such file" for a header that only a GPU's toolkit has, calls a
+texture undeclared, and blames the end of the engine's own text for a brace that the kernel does not close.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST_LINES = 24  # of a message: the errors after them mostly follow from the f
 
 @dataclass
 class _Error:
-    """One error of the compiler. near: the other places that it names with it, each with what it says there."""
+    """One error of the compiler. near: the other places that it names, each with its message."""
 
     file: str
     line: int
@@ -35,10 +35,10 @@ class _Error:
 
 
 def explain(diagnostics: str, code: str, names: Sequence[str]) -> str:
-    """The compiler's errors, each with its line of the source.
+    """Return the compiler's errors, each with its line of the source.
 
     Args:
-        diagnostics: what g++ or clang++ printed.
+        diagnostics: the output of g++ or clang++.
         code: the source text.
         names: the kernels and name expressions of the table `ENTRIES`, in their order.
     """
@@ -54,7 +54,7 @@ def explain(diagnostics: str, code: str, names: Sequence[str]) -> str:
     if lacking:
         return "\n".join(lacking)
     shown: list[str] = []
-    elsewhere: list[str] = []  # in headers: told only where the source itself is not blamed
+    elsewhere: list[str] = []  # in headers: reported only if no error is in the source itself
     named: set[int] = set()
     for error in errors:
         if error.file == ENTRIES:  # the first error of each: the others only follow from it
@@ -88,7 +88,7 @@ def explain(diagnostics: str, code: str, names: Sequence[str]) -> str:
 
 
 def _errors(diagnostics: str) -> list[_Error]:
-    """The compiler's errors. g++ names the places that led to a template's error before it, clang++ after it."""
+    """Return the compiler's errors. g++ names a template error's origin before it, clang++ after it."""
     errors: list[_Error] = []
     before: list[tuple[str, int, str]] = []
     for text in diagnostics.splitlines():
@@ -107,7 +107,7 @@ def _errors(diagnostics: str) -> list[_Error]:
 
 
 def _asserted(file: str, line: int) -> str:
-    """What an assertion without words of its own says, by its line in a header; "" where that cannot be read."""
+    """Return the condition of a static_assert without a message, by its line in a header; "" if unreadable."""
     try:
         text = Path(file).read_text(errors="replace").splitlines()[line - 1].strip()
     except (OSError, IndexError):
@@ -121,14 +121,14 @@ def _name(names: Sequence[str], line: int) -> str | None:
 
 
 def _instance(error: _Error, names: Sequence[str]) -> str:
-    """The kernel's instance in which an error of a template came up, where that has a name."""
+    """Return the kernel's instance in which an error of a template came up, if that has a name."""
     lines = [line for file, line, _ in error.near if file == ENTRIES]
     name = _name(names, lines[-1]) if lines else None
     return f" [in {name}]" if name and "<" in name else ""
 
 
 def _quoted(place: _Place, message: str, table: Mapping[_Place, str], column: int = 0) -> list[str]:
-    """An error with its line below it, and a mark below its column."""
+    """Format an error with its line below it, and a mark below its column."""
     lines = [f"{place[0]}:{place[1]}: error: {message}"]
     if place in table:
         lines.append(f"{place[1]:>6} | {table[place].expandtabs(4)}")
@@ -138,7 +138,7 @@ def _quoted(place: _Place, message: str, table: Mapping[_Place, str], column: in
 
 
 def undefined(name: str, code: str) -> str:
-    """What is said of a name that the source declares and never defines."""
+    """Return the message for a name that the source declares and never defines."""
     if re.search(rf"\b{name}\s*\[\s*\]", code) and source.has_dynamic_shared(code):
         return (
             f"{name} is declared by a macro that holds extern __shared__ without the array's name. Write the "
@@ -151,7 +151,7 @@ def undefined(name: str, code: str) -> str:
 
 
 def _demangled(symbol: str) -> str:
-    """A symbol as the source spells it, by the program that comes with a compiler; as it is where there is none."""
+    """Spell a symbol as the source does, by a program of the compiler's; unchanged if there is no such program."""
     program = shutil.which("c++filt")
     if program is None or not symbol.startswith("_Z"):
         return symbol
@@ -162,7 +162,7 @@ def _demangled(symbol: str) -> str:
 
 
 def _branches(clean: str, *, first: bool) -> list[str]:
-    """The lines without directives, and of each conditional its first branch alone, or its #else alone."""
+    """Return the lines without directives: of each conditional only its first branch, or only its #else."""
     branch: list[str] = []
     skipping: list[bool] = []
     in_directive = False
@@ -184,7 +184,7 @@ def _branches(clean: str, *, first: bool) -> list[str]:
 
 
 def _unbalanced_brace(code: str) -> tuple[_Place, str] | None:
-    """The place of a brace that nothing closes or that closes nothing, and what is wrong; None where all have partners.
+    """Return the place of an unmatched brace, and what is wrong with it; None if all have partners.
 
     Of several that may be the one, it is the first whose partner is indented less than the line that opened it. Which
     branches of a conditional are taken is not known here, so a brace is blamed only where either choice leaves it.
@@ -200,7 +200,7 @@ def _unbalanced_brace(code: str) -> tuple[_Place, str] | None:
 
 
 def _unbalanced(lines: Sequence[str]) -> tuple[int, bool] | None:
-    """The line, counted from 0, of a brace without a partner, and whether it closes."""
+    """Return the line of an unmatched brace, counted from 0, and whether it closes."""
     indents = [len(line) - len(line.lstrip()) for line in lines]
     open_lines: list[int] = []
     suspect: int | None = None
@@ -221,7 +221,7 @@ def _unbalanced(lines: Sequence[str]) -> tuple[int, bool] | None:
 
 
 def _place(code: str, number: int) -> _Place:
-    """File and line, as compilers count them, of a line of the text, counted from 0."""
+    """Return file and line, as compilers count them, of a line of the text, counted from 0."""
     lines = code.split("\n")
     lines[number] += "\0"
     return next(place for place, text in source.line_table("\n".join(lines), SOURCE_NAME).items() if "\0" in text)
@@ -285,7 +285,7 @@ _LACKING = (
 
 
 def _lacking(errors: Sequence[_Error], code: str, table: Mapping[_Place, str]) -> list[str]:
-    """Errors that come from what the engine does not have: each said once, by its name; empty where there are none."""
+    """Return the errors about what the engine lacks, each once by its name; empty if there are none."""
     clean = source.line_table(source.blank_comments(code), SOURCE_NAME)
     shown: list[str] = []
     said: set[str] = set()
@@ -328,9 +328,9 @@ _UNDECLARED = re.compile(
 
 
 def _undeclared(errors: Sequence[_Error], table: Mapping[_Place, str]) -> list[str]:
-    """Errors of names that a GPU's compiler does not know either, with the header that has them: each said once.
+    """Return the errors about names that a GPU's compiler does not know either, with the header that has them.
 
-    A compiler says more of a type that it does not know, and all of it follows from that.
+    A compiler reports more errors about an unknown type; they all follow from the first.
     """
     shown: list[str] = []
     said: set[str] = set()
@@ -362,7 +362,7 @@ def _undeclared(errors: Sequence[_Error], table: Mapping[_Place, str]) -> list[s
 
 
 def available_headers() -> list[str]:
-    """CUDA's headers that a kernel may include on the engine, sorted; those of a folder stand after the others."""
+    """Return the CUDA headers that a kernel may include on the engine: sorted, those in folders last."""
     hidden = {"engine_entries.h", "engine_std.h"}
     names = {p.relative_to(compiler.INCLUDE).as_posix() for p in compiler.INCLUDE.rglob("*") if p.is_file()}
     shown = [name for name in names if _OF_CUDA.match(name) and name.rpartition("/")[2] not in hidden]

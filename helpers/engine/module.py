@@ -6,22 +6,20 @@ import copy
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from . import build, compiler, libraries, limits, options, runtime, symbols
-from .array import Lent, ndarray, owner_of
+from .array import GuardedArguments, ndarray
 from .compiler import CompileError
 from .cuda_source import signatures, source
 from .cuda_source.signatures import Parameter
 from .failures import LaunchError
 from .launch import CompiledKernel
 from .limits import Sizes
+from .observed import Access
 from .structures import Entry, Reason
-
-if TYPE_CHECKING:
-    from . import checked
 
 
 class RawModule:
@@ -36,7 +34,7 @@ class RawModule:
         TypeError, ValueError: wrong arguments. Compiling is lazy: see `compile`.
     """
 
-    # Asked before a module is compiled; what it raises ends that. helpers/engine/nvrtc.py puts NVRTC here.
+    # Called before a module is compiled; an exception prevents that. helpers/engine/nvrtc.py sets it to NVRTC.
     ask_first: ClassVar[Callable[[RawModule], None] | None] = None
 
     def __init__(
@@ -69,7 +67,7 @@ class RawModule:
             bool(enable_cooperative_groups),
         )
         self._built: build.Built | None = None
-        self._asked: set[str] = set()  # variables that the host may have written
+        self._asked: set[str] = set()  # variables that the host may have written to
 
     @property
     def code(self) -> str:
@@ -93,7 +91,7 @@ class RawModule:
 
     @property
     def jitify(self) -> bool:
-        """Whether Jitify, which has headers of a host's, reads the source before NVRTC."""
+        """Whether Jitify, which provides a host's headers, reads the source before NVRTC."""
         return self._recipe.jitify
 
     @property
@@ -102,7 +100,9 @@ class RawModule:
         return self._recipe.cooperative
 
     def compile(self, log_stream: Any = None) -> None:
-        """Compile now rather than at the first `get_function`. log_stream: gets the compiler's warnings by `write`.
+        """Compile now rather than at the first `get_function`.
+
+        log_stream: receives the compiler's warnings through `write`.
 
         Raises:
             CompileError: the compiler refused; the message shows the lines of the source.
@@ -114,37 +114,37 @@ class RawModule:
             self._built = build.build(self._recipe, log_stream)
 
     def __getstate__(self) -> dict[str, Any]:
-        """To be pickled or copied: the source and how it is compiled, not what was made of it."""
+        """Pickle or copy the source and how it is compiled, not what was made of it."""
         return self.__dict__ | {"_built": None, "_asked": set()}
 
     def _twin(self, **changes: Any) -> RawModule:
-        """A module of the same source, built in another way, whose variables have the values of this one's."""
+        """Build a module from the same source in another way; its variables have the values of this one's."""
         twin = copy.copy(self)
         twin._recipe = replace(self._recipe, **changes)
         twin.copy_variables(self)
         return twin
 
     def instrumented(self, *, profile: bool) -> RawModule:
-        """The same source, built so that every memory access calls the engine's checker: for checked.py.
+        """Build the same source so that every memory access calls the engine's checker: for checked.py.
 
         Its variables have the values that the host gave to this module's. profile: every basic block calls it as well.
         """
         return self._twin(instrumented="profiled" if profile else "checked")
 
     def filled(self, value: str) -> RawModule:
-        """The same source, built so that local variables without a value begin with one: see `compiler.filling`.
+        """Build the same source so that local variables without a value begin with one: see `compiler.filling`.
 
-        And so that each index is compared with the size of the array, where its type has one.
+        Each index is also compared with the size of the array, if its type has one.
         """
         return self._twin(filling=(*compiler.filling(value), *compiler.bounds()))
 
     def copy_variables(self, other: RawModule) -> None:
-        """The variables that a host has asked for, here or there, get the values that they have in `other`."""
+        """Set the variables that the host has asked for, here or there, to the values they have in `other`."""
         for name in sorted(other._asked | self._asked):
             self.get_global(name)[...] = other.get_global(name)
 
     def get_function(self, name: str) -> RawKernel:
-        """The kernel of that name, or of that name expression.
+        """Return the kernel of that name, or of that name expression.
 
         Raises:
             CompileError: the source does not compile.
@@ -155,13 +155,13 @@ class RawModule:
         return kernel
 
     def kernel_to_build(self, name: str) -> RawKernel:
-        """The kernel of that name, built when it is first launched. A checked run has a build of its own."""
+        """Return the kernel of that name, to be built at its first launch. A checked run has its own build."""
         kernel = RawKernel.__new__(RawKernel)
         kernel._begin(self, name)
         return kernel
 
     def get_global(self, name: str) -> ndarray:
-        """The bytes of a `__device__` or `__constant__` variable, as a device array of uint8 that aliases it.
+        """Return the bytes of a `__device__` or `__constant__` variable, as a uint8 device array that aliases it.
 
         CuPy returns a bare pointer. Both can be made into an array that is written with `[...] =`:
         `cp.ndarray((16,), cp.float32, module.get_global("weights"))`.
@@ -177,7 +177,7 @@ class RawModule:
         return np.frombuffer(memory, dtype=np.uint8).view(ndarray)
 
     def compiled_kernel(self, name: str) -> CompiledKernel:
-        """The kernel of that name in memory.
+        """Return the kernel of that name in memory.
 
         Raises:
             CompileError: the source does not compile, or the kernel has too much static `__shared__` memory.
@@ -234,7 +234,7 @@ class RawModule:
 
 
 def _parameters(entry: Entry, declared: Sequence[source.Declared]) -> list[Parameter]:
-    """A kernel's parameters as the compiler has them, with the names of the source."""
+    """Return a kernel's parameters as the compiler reports them, with the names of the source."""
     parameters = []
     for index in range(entry.count):
         raw = entry.parameters[index]
@@ -256,7 +256,7 @@ _PICKLED = ("module", "name", "_max_dynamic", "_carveout", "_at_least")
 
 
 class _Attributes(dict):
-    """Attributes by CuPy's names, which say why there is none."""
+    """Attributes by CuPy's names; a missing one raises an error that says why."""
 
     def __missing__(self, name: str) -> int:
         raise KeyError(f"{name} {_IS_DECIDED}" if name in _OF_A_GPUS_COMPILER else name)
@@ -264,6 +264,10 @@ class _Attributes(dict):
 
 class RawKernel:
     """One kernel; the parameters are `cupy.RawKernel`'s. Called as `kernel(grid, block, args, shared_mem=0)`."""
+
+    # Finds the access that wrote past the end of an array, once a launch has. helpers/engine sets it: that takes a
+    # checked run, which is built on this module.
+    explain_overrun: ClassVar[Callable[[RawKernel, Sizes, Sizes, Sequence[Any], int], Access | None] | None] = None
 
     def __init__(
         self,
@@ -291,7 +295,7 @@ class RawKernel:
         self.module, self.name = module, name
         self._max_dynamic: int | None = None
         self._carveout = -1
-        self._at_least = 0  # what `allow_dynamic_shared` was told before the kernel was built
+        self._at_least = 0  # the size in `allow_dynamic_shared` before the kernel was built
         self._forget()
 
     def _forget(self) -> None:
@@ -300,7 +304,7 @@ class RawKernel:
         self.known_set: set[tuple[Any, ...]] = set()  # forms of launches that use no variable without a value
 
     def __getstate__(self) -> dict[str, Any]:
-        """To be pickled: the module and the name."""
+        """Pickle the module and the name."""
         return {name: self.__dict__[name] for name in _PICKLED}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -327,7 +331,7 @@ class RawKernel:
         self.module.compile(log_stream)
 
     def compiled(self) -> CompiledKernel:
-        """The kernel in memory, built now if it was not before."""
+        """Return the kernel in memory; build it if necessary."""
         if self._compiled is None:
             self._compiled = self.module.compiled_kernel(self.name)
             self.allow_dynamic_shared(self._at_least)
@@ -386,10 +390,10 @@ class RawKernel:
         self._max_dynamic = int(size)
 
     def allow_dynamic_shared(self, size: int) -> None:
-        """Let launches ask for that many bytes of dynamic shared memory, if they may not already; nothing is built.
+        """Let launches ask for that many bytes of dynamic shared memory, unless they may already; build nothing.
 
         Raises:
-            LaunchError: more than a block may have. Of a kernel that is not built yet: when it is.
+            LaunchError: more than a block may have; for a kernel that is not built yet, once it is built.
         """
         if self._compiled is None:
             self._at_least = max(self._at_least, size)
@@ -410,10 +414,10 @@ class RawKernel:
         """Launch and wait.
 
         Args:
-            grid, block: one to three sizes; 0 is 1, as CuPy has it.
+            grid, block: one to three sizes; 0 is 1, as in CuPy.
             args: device arrays for pointers (or None or 0 for a null pointer), NumPy scalars for scalars.
             shared_mem: bytes of dynamic shared memory.
-            enable_cooperative_groups: all blocks are on the device at once, and may meet in grid.sync(). Also where
+            enable_cooperative_groups: all blocks are on the device at once, and may meet in grid.sync(). Also if
                 the kernel was made with it.
             timeout: seconds that a block may take, `math.inf` for no limit; None is `runtime.time_limit()`. CuPy has
                 no such parameter.
@@ -429,12 +433,10 @@ class RawKernel:
         cooperative = enable_cooperative_groups or self.enable_cooperative_groups
         sizes = self.check(grid, block, args, shared_mem, cooperative=cooperative)
         limit = runtime.time_limit() if timeout is None else timeout
-        with Lent() as lent:
-            prepared = compiled.prepare(
-                *sizes, args, shared_mem, lambda _, value: lent.address(value), cooperative=cooperative
-            )
+        with GuardedArguments() as guarded:
+            prepared = compiled.prepare(*sizes, args, shared_mem, guarded.address, cooperative=cooperative)
             ended = runtime.launch(prepared.request, timeout=limit)
-            overrun = lent.overrun()
+            overrun = guarded.overrun()
         runtime.echo(ended.printed)
         if ended.failure is not None:
             error = prepared.error(ended.failure)
@@ -443,24 +445,8 @@ class RawKernel:
                 error.args = (f"{error}\n{how}",)
             raise error
         if overrun is not None:
-            raise prepared.error_of_overrun(overrun, self._who_wrote_past_an_end(*sizes, args, shared_mem))
-
-    def _who_wrote_past_an_end(
-        self, grid: Sizes, block: Sizes, args: Sequence[Any], shared_mem: int
-    ) -> checked.Access | None:
-        """The first access that a checked run of the launch finds to do so. The arrays are as before afterwards."""
-        from . import checked  # which needs this module
-
-        owners = {id(owner): owner for owner in (owner_of(a) for a in args if isinstance(a, ndarray))}
-        before = [(owner, owner.copy()) for owner in owners.values()]
-        try:
-            issues = checked.observe(self, grid, block, args, shared_mem).issues
-        except (TypeError, LaunchError, CompileError):  # what only a plain launch takes
-            return None
-        finally:
-            for owner, contents in before:
-                owner[...] = contents
-        return next((i.access for i in issues if i.kind == checked.OUT_OF_BOUNDS and i.access.is_write), None)
+            by = self.explain_overrun(*sizes, args, shared_mem) if self.explain_overrun is not None else None
+            raise prepared.error_of_overrun(overrun, by)
 
     # ------------------------------------------------------------------------------------ a launch in its parts
 
@@ -470,14 +456,14 @@ class RawKernel:
         return self.compiled().library
 
     def instrumented(self, *, profile: bool) -> RawKernel:
-        """The same kernel of `RawModule.instrumented`, with the same limit of dynamic shared memory."""
+        """Return the same kernel of `RawModule.instrumented`, with the same limit of dynamic shared memory."""
         twin = self.module.instrumented(profile=profile).get_function(self.name)
         twin._max_dynamic = self._max_dynamic
         twin.allow_dynamic_shared(self._at_least)
         return twin
 
     def filled(self, value: str) -> RawKernel:
-        """The same kernel of `RawModule.filled`."""
+        """Return the same kernel of `RawModule.filled`."""
         twin = self._filled.get(value)
         if twin is None:
             twin = self.module.filled(value).get_function(self.name)
@@ -516,5 +502,7 @@ class RawKernel:
 def _three(what: str, sizes: Sequence[int]) -> Sizes:
     if isinstance(sizes, list):
         raise TypeError(f"{what} is {sizes!r:.60}, a list: CuPy takes a tuple; write {tuple(sizes)!r:.60}")
-    given = tuple(size or 1 for size in signatures.sizes_of(what, sizes))  # CuPy makes 1 of 0
-    return given + (1,) * (3 - len(given))
+    sizes = signatures.sizes_of(what, sizes)
+    if 0 in sizes:  # CuPy makes 1 of it
+        sizes = tuple([size or 1 for size in sizes])
+    return sizes + (1,) * (3 - len(sizes))

@@ -1,11 +1,11 @@
-"""NVRTC, a GPU's compiler, asked first: it refuses what the CPU engine takes, and needs no GPU.
+"""Compile with NVRTC first: a GPU's compiler needs no GPU, and refuses some code that the CPU engine accepts.
 
     from helpers.engine import nvrtc
     nvrtc.check_first()     # or COURSE_NVRTC=1 before Python starts
 
 From then on the engine compiles a kernel only after NVRTC has accepted it, and reports what NVRTC refuses, with the
-kernel's line. That costs 0.1 to 0.3 s for a new source; the answers are kept beside the engine's builds. Where NVRTC
-is not installed (there is none for macOS), nothing changes.
+kernel's line. That costs 0.1 to 0.3 s for a new source; the answers are kept with the engine's builds. Where NVRTC
+is not installed (it does not exist for macOS), nothing changes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ALWAYS = ("-ftz=true", "--device-as-default-execution-space")
 
 @functools.cache
 def version() -> tuple[int, int] | None:
-    """The version of the NVRTC that CuPy finds, such as (12, 9); None where there is no CuPy or no NVRTC."""
+    """Return the version of the NVRTC that CuPy finds, such as (12, 9); None without CuPy or NVRTC."""
     try:
         from cupy.cuda import nvrtc
 
@@ -43,12 +43,12 @@ def version() -> tuple[int, int] | None:
 
 
 def check_first(on: bool = True) -> None:
-    """From now on the CPU engine's modules are compiled by NVRTC before they are compiled for the CPU; or no longer."""
+    """Compile the CPU engine's modules by NVRTC first from now on; or, with False, no longer."""
     RawModule.ask_first = _ask if on else None
 
 
 def _ask(module: RawModule) -> None:
-    if module.backend != "nvrtc" or module.jitify:  # nvcc compiles it, or Jitify rewrites it first
+    if module.backend != "nvrtc" or module.jitify:  # nvcc compiles the source, or Jitify rewrites it first
         return
     refused = refusal(module.code, module.options, module.name_expressions)
     if refused:
@@ -57,7 +57,7 @@ def _ask(module: RawModule) -> None:
 
 @functools.lru_cache(maxsize=256)
 def refusal(code: str, options: tuple[str, ...] = (), names: Sequence[str] = ()) -> str:
-    """NVRTC's errors for a source, each with its line; "" where it accepts the source, or is not installed.
+    """Return NVRTC's errors for a source, each with its line; "" if it accepts it, or is not installed.
 
     Args:
         code, options: as `cupy.RawModule` takes them. names: the name expressions.
@@ -70,7 +70,7 @@ def refusal(code: str, options: tuple[str, ...] = (), names: Sequence[str] = ())
     asked = without_paths(repr((code, (*options, *ALWAYS), tuple(names), installed)))
     key = hashlib.sha256(asked.encode()).hexdigest()[:32]
     answer = cache_dir() / f"nvrtc-{key}.txt"
-    if answer.exists() and not own:  # of files that the source includes, the text is not in the key
+    if answer.exists() and not own:  # the text of included files is not in the key
         return with_paths(answer.read_text())
     log = _compile(code, options, names)
     keep(answer, without_paths(log))
@@ -78,9 +78,9 @@ def refusal(code: str, options: tuple[str, ...] = (), names: Sequence[str] = ())
 
 
 def cupy_options(options: tuple[str, ...], arch: str = ARCH) -> tuple[str, ...]:
-    """What CuPy gives NVRTC for a `RawModule` with these options: the folders of headers, and what it always adds.
+    """Return what CuPy passes to NVRTC for these options of a `RawModule`: it adds folders of headers.
 
-    arch: CuPy says the device's, such as sm_90. What is C++, compute_90 judges alike, and no assembler is run.
+    arch: CuPy passes the device's, such as sm_90. For C++ errors compute_90 is equivalent, and runs no assembler.
     """
     from cupy._core import core
 
@@ -104,7 +104,7 @@ def _compile(code: str, options: tuple[str, ...], names: Sequence[str]) -> str:
 
 
 def _errors(log: str, code: str, most: int = 8) -> str:
-    """The errors of NVRTC's log as the engine shows its own: "kernel.cu:3: error: ...", and the line."""
+    """Return the errors of NVRTC's log in the engine's format: "kernel.cu:3: error: ...", and the line."""
     table = source.line_table(code, "kernel.cu")
     shown: list[str] = []
     for match in re.finditer(r"^(.+?)\((\d+)\): (?:catastrophic )?error(?: #[\w-]+)?: (.*)$", log, re.M):
@@ -117,7 +117,7 @@ def _errors(log: str, code: str, most: int = 8) -> str:
 
 
 def header_folder(header: str) -> Path | None:
-    """The folder of the CUDA toolkit, a wheel's or an installed one's, with this header; None where there is none."""
+    """Return the folder of a CUDA toolkit, from a wheel or installed, with this header; None if there is none."""
     spec = importlib.util.find_spec("nvidia")
     wheels = [Path(p) for p in spec.submodule_search_locations or ()] if spec else []
     folders = [wheel / part / "include" for wheel in wheels for part in ("cuda_nvcc", "cu13")]
@@ -131,12 +131,12 @@ CUTLASS = "nvidia-cutlass==4.2.0.0"  # the package with CuTe's headers, as envir
 
 
 class CuteMissing(ImportError):
-    """A source includes CuTe's headers, and the package that brings them is not installed. The message says how."""
+    """A source includes CuTe's headers, and their package is not installed. The message says how to install it."""
 
 
 @functools.cache
 def cute_folder() -> Path | None:
-    """The folder that has `cute/tensor.hpp`: of the package nvidia-cutlass, which is looked up and never imported.
+    """Return the folder with `cute/tensor.hpp` of the package nvidia-cutlass, which is never imported.
 
     Importing its modules takes packages that the course does not need. A folder on PYTHONPATH that contains
     cutlass_library/source/include serves as well.
@@ -147,22 +147,22 @@ def cute_folder() -> Path | None:
 
 
 def uses_cute(code: str) -> bool:
-    """Whether a source includes a header of CuTe's, such as <cute/tensor.hpp>."""
+    """Return whether a source includes a header of CuTe's, such as <cute/tensor.hpp>."""
     return re.search(r"^\s*#\s*include\s*<cute/", code, re.M) is not None
 
 
 def why_no_cute() -> str | None:
-    """That the package with CuTe's headers is missing, and the command that installs it; None where it is there."""
+    """Return a message that the package with CuTe's headers is missing, and how to install it; else None."""
     if cute_folder() is not None:
         return None
     return f"CuTe's headers are missing: {sys.executable} -m pip install --no-deps {CUTLASS}"
 
 
 def cute_options(code: str) -> tuple[str, ...]:
-    """The -I option for a source that includes CuTe's headers; nothing for others.
+    """Return the -I option for a source that includes CuTe's headers; nothing for others.
 
     Raises:
-        CuteMissing: it does, and they are not installed.
+        CuteMissing: CuTe's headers are not installed.
     """
     if not uses_cute(code):
         return ()
@@ -175,7 +175,7 @@ def cute_options(code: str) -> tuple[str, ...]:
 
 @functools.cache
 def _cccl_folder() -> Path | None:
-    """A folder whose subfolder cccl has cuda/std, which CuPy brings: from CUDA 13 on, CUTLASS looks for it there."""
+    """Return CuPy's folder whose subfolder cccl has cuda/std: from CUDA 13 on, CUTLASS looks for it there."""
     include = libraries.folder()
     libcudacxx = include / "cupy/_cccl/libcudacxx" if include else None
     if libcudacxx is None or not (libcudacxx / "cuda" / "std").is_dir():
@@ -192,14 +192,14 @@ def _cccl_folder() -> Path | None:
 
 @functools.cache
 def _name_toolkit(folder: Path) -> None:
-    """By what NVRTC takes from it: all else it knows from elsewhere."""
+    """Name the toolkit's folder by the part of it that NVRTC reads."""
     parts = sorted((folder / "crt").glob("mma.h*"))
     digest = hashlib.sha256(b"".join(part.read_bytes() for part in parts)).hexdigest()[:32]
     name_folder(folder, f"toolkit/{digest}/include")
 
 
 def header_options(code: str) -> tuple[str, ...]:
-    """What NVRTC itself has to be told of the headers that a source includes; CuPy tells it of CUDA's own and of CCCL.
+    """Return NVRTC's options for the headers of a source, besides CuPy's own for CUDA and CCCL.
 
     mma.h includes crt/mma.h, which comes with the compiler nvcc.
 

@@ -1,4 +1,4 @@
-"""NVRTC's options, as a module is given them, for a host compiler."""
+"""Translate a module's NVRTC options for a host compiler."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ _LONG = {"--define-macro": "-D", "--include-path": "-I", "--undefine-macro": "-U
 
 
 def for_host(options: Iterable[str], backend: str = "nvrtc") -> tuple[list[str], str]:
-    """NVRTC's options as (a host compiler's, preprocessor lines). Those that only steer a GPU's code are dropped.
+    """Translate NVRTC's options to a host compiler's and to preprocessor lines.
+
+    Those that only steer a GPU's code are dropped.
 
     Macros become lines after the engine's own headers, which they must not change: -DN=64 leaves their N alone.
 

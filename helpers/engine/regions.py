@@ -1,8 +1,6 @@
-"""What memory a checked run knows: the launch's arrays, its `__shared__` arrays, the variables of the module."""
+"""The memory that a checked run knows: the launch's arrays, its `__shared__` arrays, the module's variables."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,66 +8,23 @@ from . import variables
 from .array import NO_VALUE, is_fresh
 from .copies import Argument, Copies, Memory
 from .launch import CompiledKernel
+from .observed import (
+    ARRAY,
+    DYNAMIC_SHARED,
+    INITIAL,
+    STATIC_SHARED,
+    UNWRITTEN,
+    VARIABLE,
+    Part,
+    Region,
+)
 from .structures import CheckedRegion
-
-ARRAY, STATIC_SHARED, DYNAMIC_SHARED, VARIABLE = range(4)
-UNWRITTEN, INITIAL, WRITTEN = 0, 1, 2
-
-
-@dataclass(frozen=True)
-class Part:
-    """One array of a region: begin and end are bytes in it, itemsize that of its elements.
-
-    fetches, state: of its elements, in its shape; None where arrays with elements of other sizes share the memory.
-    """
-
-    name: str
-    begin: int
-    end: int
-    itemsize: int
-    writable: bool
-    fetches: np.ndarray | None
-    state: np.ndarray | None
-
-
-@dataclass(frozen=True)
-class Region:
-    """The memory of one array of the launch, or of several that overlap; one `__shared__` array, or one variable.
-
-    fetches, state: per element of the smallest size among them; empty where it is no array of the launch. parts: the
-    arrays. writable: the kernel does not take it as const, and it is not `__constant__`.
-    """
-
-    name: str
-    kind: int
-    size: int
-    dtype: np.dtype | None
-    writable: bool
-    fetches: np.ndarray
-    state: np.ndarray
-    parts: tuple[Part, ...] = ()
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether each block has its own."""
-        return self.kind in (STATIC_SHARED, DYNAMIC_SHARED)
-
-    @property
-    def label(self) -> str:
-        """The name as a declaration begins with it."""
-        if self.kind == VARIABLE:
-            return f"{'__device__' if self.writable else '__constant__'} {self.name}"
-        return f"__shared__ {self.name}" if self.kind == STATIC_SHARED else self.name
-
-    def part_at(self, offset: int) -> Part | None:
-        """The first array that has the byte at an offset in the region, else the nearest; None for shared memory."""
-        return min(self.parts, key=lambda part: max(part.begin - offset, offset - (part.end - 1), 0), default=None)
 
 
 def regions_of(kernel: CompiledKernel, copies: Copies, shared_mem: int) -> tuple[list[Region], list[CheckedRegion]]:
-    """The regions of a launch, and the same as the engine is told them. kernel: of the checked build."""
+    """Return the regions of a launch, and the same as rows for the engine. kernel: of the checked build."""
     regions = [_array_region(memory) for memory in copies.memories]
-    rows = [_told(memory, region) for memory, region in zip(copies.memories, regions, strict=True)]
+    rows = [_row(memory, region) for memory, region in zip(copies.memories, regions, strict=True)]
     pieces = [(s.name, STATIC_SHARED, s.offset, s.size, True) for s in kernel.shared_arrays if not s.is_guard]
     pieces.append(("dynamic shared memory", DYNAMIC_SHARED, 0, shared_mem, True))  # also where it has 0 bytes
     for variable in variables.of_module(kernel.library.symbols, kernel.code):
@@ -97,12 +52,12 @@ def _array_region(memory: Memory) -> Region:
 
 
 def _unwritten(argument: Argument) -> np.ndarray:
-    """Of each element, whether nobody has given it a value before the launch.
+    """Return for each element whether it had no value before the launch.
 
-    What `empty` makes is poison: bytes of 0xFF. No number of a float has its bits. Among integers it is -1, so
-    there the whole array has to be as it was made. Of what the kernel may write, so is what a host has filled with NaN,
-    and a NaN that signals, which no operation gives: somebody has put it there to see what is written. Any other NaN is
-    a number: somebody has written it, or an earlier launch has computed it.
+    `empty` fills memory with poison, bytes of 0xFF, which are no number in a float. In integers they are -1, so an
+    integer array counts as unwritten only if it is entirely as `empty` made it. In arrays that the kernel may write,
+    two more count: the NaN that the host fills an array with, and a signalling NaN, which no operation produces but
+    the host may store to see which elements are written. Any other NaN is a value that was written or computed.
     """
     value, item = argument.value, argument.value.dtype.itemsize
     if item not in (1, 2, 4, 8) or not (_is_float(value.dtype) or is_fresh(value)):
@@ -117,11 +72,11 @@ def _unwritten(argument: Argument) -> np.ndarray:
 
 
 def _is_float(dtype: np.dtype) -> bool:
-    """Whether elements of 0xFF are no number. ml_dtypes' own types have the kind of a struct."""
+    """Return whether bytes of 0xFF are not a number. ml_dtypes' types have the kind of a struct."""
     return dtype.kind in "fcb" or (dtype.kind == "V" and dtype.type is not np.void)
 
 
-def _told(memory: Memory, region: Region) -> CheckedRegion:
+def _row(memory: Memory, region: Region) -> CheckedRegion:
     watched = region.writable or (region.state == UNWRITTEN).any()
     state = region.state.ctypes.data if watched else None
     item, fetches = memory.dtype.itemsize, region.fetches.ctypes.data

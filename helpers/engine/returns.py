@@ -1,4 +1,4 @@
-"""Whether a thread that never came to a barrier may have returned before it, by what the text says."""
+"""Tell from the source whether a thread that missed a barrier may have returned before it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ _HIDDEN = re.compile(r'#[ \t]*include[ \t]*"|#[ \t]*define\b(?:\\\n|[^\n])*\b(?:
 
 
 def may_come_before(code: str, kernel: str, place: tuple[str, int]) -> bool:
-    """Whether a thread of the kernel may return before it reaches a place, or reaches it again in a loop.
+    """Return whether a thread may return before it reaches a place, or reaches it again in a loop.
 
-    True where the text does not tell. Where it may not, and a thread has ended without that barrier, an `if` or a loop
-    has led it around.
+    True if the text does not decide it. If the result is False, an `if` or a loop led the thread around the barrier.
 
     Args:
         kernel: its name, of a template with or without its arguments.

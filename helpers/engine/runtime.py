@@ -19,11 +19,11 @@ from typing import ClassVar
 from . import compiler, first_build, structures, symbols
 from .structures import Failure, LaunchRequest, Reason
 
-_launching = threading.RLock()  # one launch at a time, as one stream has it
+_launching = threading.RLock()  # one launch at a time, as in one stream
 
 
 def _after_fork() -> None:
-    """A child process has none of its parent's threads, so none of its launches either."""
+    """Forget the parent's launches: a child process has none of its parent's threads."""
     global _launching
     _launching = threading.RLock()
 
@@ -34,13 +34,13 @@ if hasattr(os, "register_at_fork"):
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The loaded engine. Its symbols are global: the kernels' libraries find them when they are loaded.
+    """Load the engine. Its symbols are global: the kernels' libraries find them when they are loaded.
 
     Raises:
-        RuntimeError: its structs are not those of structures.py.
+        RuntimeError: its structs differ from those of structures.py.
     """
     try:
-        path = first_build.told(compiler.engine_library, first_build.DOING)
+        path = first_build.run_with_message(compiler.engine_library, first_build.DOING)
         lib = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     except OSError:  # a broken file in the cache
         compiler.engine_library().unlink(missing_ok=True)
@@ -65,7 +65,10 @@ def library() -> ctypes.CDLL:
 
 @functools.cache
 def n_workers() -> int:
-    """OS threads that run blocks: the cores this process may use, at most 16; `COURSE_CPU_THREADS` overrides."""
+    """Return the number of OS threads that run blocks: the usable cores, at most 16.
+
+    `COURSE_CPU_THREADS` overrides it.
+    """
     chosen = os.environ.get("COURSE_CPU_THREADS", "")
     if chosen and not (chosen.isdecimal() and 1 <= int(chosen) <= 16):
         raise ValueError(f"COURSE_CPU_THREADS is a number from 1 to 16, not {chosen!r}")
@@ -74,12 +77,12 @@ def n_workers() -> int:
 
 
 def order() -> int:
-    """In which order threads run: 0, warp after warp, or the seed of another order, which `COURSE_CPU_ORDER` gives.
+    """Return the order in which threads run: 0, warp after warp, or the seed in `COURSE_CPU_ORDER`.
 
-    A GPU promises none. So a kernel that hangs, or is wrong, in one order and not in another has a bug.
+    A GPU promises no order. So a kernel that hangs, or is wrong, in one order and not in another has a bug.
 
     Raises:
-        ValueError: it says something that is no number.
+        ValueError: it is not a number.
     """
     chosen = os.environ.get("COURSE_CPU_ORDER", "0")
     if not chosen.isdecimal():
@@ -88,10 +91,10 @@ def order() -> int:
 
 
 def time_limit(default: float = 20.0) -> float:
-    """Seconds that a block may take: `COURSE_CPU_TIMEOUT` or the default; infinite where either is 0.
+    """Return the seconds that a block may take: `COURSE_CPU_TIMEOUT` or the default; infinite if that is 0.
 
     Raises:
-        ValueError: `COURSE_CPU_TIMEOUT` is no number of seconds.
+        ValueError: `COURSE_CPU_TIMEOUT` is not a number of seconds.
     """
     chosen = os.environ.get("COURSE_CPU_TIMEOUT", default)
     try:
@@ -145,12 +148,12 @@ def launch(request: LaunchRequest, workers: int | None = None, timeout: float = 
 
 
 def exclusive() -> threading.RLock:
-    """For `with`: what a launch needs around it that no other thread's launch may come between."""
+    """Return a context manager that keeps other threads' launches out."""
     return _launching
 
 
 def signal_name(number: int) -> str:
-    """SIGSEGV and friends by name."""
+    """Return the name of a signal, such as SIGSEGV."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -158,23 +161,24 @@ def signal_name(number: int) -> str:
 
 
 class KernelLibrary:
-    """A compiled module in memory. Its state is its own, as that of a module on a GPU: a second one starts afresh.
+    """A compiled module in memory. Like a module on a GPU it has its own state: a second one has initial values.
 
-    base: the address from which those of its symbols count.
+    base: the address to which its symbols' values are relative.
     """
 
     _in_memory: ClassVar[set[Path]] = set()
 
     def __init__(self, path: Path) -> None:
-        """
+        """Load a compiled module.
+
         Raises:
-            OSError: the file is no library.
+            OSError: the file is not a library.
         """
         library()
         self.path = path
         self.symbols = symbols.table(path)
         if path in self._in_memory and self.symbols.has_state():
-            # The same file would be the same variables: load a copy, which nobody needs to find again.
+            # The same file would share the variables: load a copy, which is not needed again.
             with tempfile.TemporaryDirectory(dir=path.parent, prefix="loading-") as scratch:
                 copy = shutil.copy(path, scratch)
                 self.handle = ctypes.CDLL(str(copy), mode=ctypes.RTLD_LOCAL)
@@ -189,18 +193,18 @@ class KernelLibrary:
         self.anchor_offset = offsets[0] if offsets else 0
 
     def symbol_at(self, address: int) -> str | None:
-        """The linker symbol of the function at an address; None where symbols are not known."""
+        """Return the linker symbol of the function at an address; None if symbols are not known."""
         return symbols.name_at(self.symbols, address - self.base)
 
     def counter(self, name: str) -> ctypes.c_uint64 | None:
-        """What the assembly of a checked build counts under that name; None where it does not count."""
+        """Return the counter of that name in a checked build's assembly; None if it has none."""
         try:
             return ctypes.c_uint64.in_dll(self.handle, name)
         except ValueError:
             return None
 
     def variable(self, name: str) -> ctypes.Array | None:
-        """The bytes of a variable of external linkage; None where there is none."""
+        """Return the bytes of a variable of external linkage; None if there is none."""
         symbol = self.symbols.find(name)
         if symbol is None or not symbol.is_variable:
             return None

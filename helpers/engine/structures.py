@@ -1,38 +1,55 @@
-"""The structs and enums that Python shares with the engine's C++, as ctypes has them.
+"""The structs and enums that Python shares with the engine's C++: the fields are read from the C++ headers.
 
-`check` compares their sizes with C++'s own when the engine is loaded: a field that only one side knows would shift all
-that follow.
+`check` compares their sizes with C++'s own when the engine is loaded: a field that is read wrongly would shift all that
+follow.
 """
 
 from __future__ import annotations
 
 import ctypes
+import re
 from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+_HERE = Path(__file__).resolve().parent
+_TEXT = re.sub(
+    r"//.*",
+    "",
+    "".join((_HERE / file).read_text() for file in ("cpp/worker.h", "cpp/checker.h", "include/engine_entries.h")),
+)
+_TYPES: dict[str, Any] = {
+    "bool": ctypes.c_bool,
+    "char": ctypes.c_char,
+    "int": ctypes.c_int,
+    "int32_t": ctypes.c_int32,
+    "int64_t": ctypes.c_int64,
+    "unsigned": ctypes.c_uint,
+    "uint32_t": ctypes.c_uint32,
+    "uint64_t": ctypes.c_uint64,
+}
+# One name of a declaration: "unsigned grid[3]", " *name", "void (*run)(void** args)".
+_DECLARATOR = re.compile(r".*?(?P<stars>\**) *(?P<name>\w+)(?:\[(?P<count>\d+)\]|\)\(.*\))?")
+
+
+def _fields(name: str) -> list[tuple[str, Any]]:
+    """Read the fields of a C++ struct: numbers, arrays of them, texts (const char*) and other pointers (void*)."""
+    fields = []
+    for declaration in re.search(rf"struct {name} {{(.*?)\n}};", _TEXT, re.S)[1].split(";")[:-1]:
+        is_text = re.match(r"const char\b", declaration.strip())
+        for one in declaration.split(","):
+            part = _DECLARATOR.fullmatch(one.strip())
+            kind = _TYPES.get(declaration.split()[0])
+            if part["stars"]:
+                kind = ctypes.c_char_p if is_text else ctypes.c_void_p
+            fields.append((part["name"], kind * int(part["count"]) if part["count"] else kind))
+    return fields
 
 
 class LaunchRequest(ctypes.Structure):
-    """`EngineLaunch` of engine/worker.h."""
+    """One launch, as the engine takes it."""
 
-    _fields_ = [
-        ("run", ctypes.c_void_p),
-        ("args", ctypes.c_void_p),
-        ("grid", ctypes.c_uint * 3),
-        ("block", ctypes.c_uint * 3),
-        ("dynamic_shared", ctypes.c_uint64),
-        ("static_begin", ctypes.c_uint64),
-        ("static_end", ctypes.c_uint64),
-        ("static_align", ctypes.c_uint64),
-        ("static_aligned", ctypes.c_uint64),
-        ("anchor_offset", ctypes.c_uint64),
-        ("anchor", ctypes.c_void_p),
-        ("most_blocks", ctypes.c_uint64),
-        ("cooperative", ctypes.c_uint64),
-        ("dynamic_align", ctypes.c_uint64),
-        ("registers", ctypes.c_uint64),
-        ("order", ctypes.c_uint64),
-        ("maps", ctypes.c_void_p),
-        ("n_maps", ctypes.c_uint64),
-    ]
+    _fields_ = _fields("EngineLaunch")
 
 
 class Reason(IntEnum):
@@ -66,161 +83,64 @@ class Reason(IntEnum):
 
 
 class Failure(ctypes.Structure):
-    """`EngineFailure` of engine/worker.h."""
+    """Why a launch failed; `Reason` decides which fields have a meaning."""
 
-    _fields_ = [
-        ("reason", ctypes.c_int),
-        ("signal", ctypes.c_int),
-        ("is_write", ctypes.c_int),
-        ("line", ctypes.c_int),
-        ("other_line", ctypes.c_int),
-        ("block", ctypes.c_uint64),
-        ("address", ctypes.c_uint64),
-        ("place", ctypes.c_uint64),
-        ("static_base", ctypes.c_uint64),
-        ("dynamic_base", ctypes.c_uint64),
-        ("dynamic_size", ctypes.c_uint64),
-        ("thread", ctypes.c_uint),
-        ("other_thread", ctypes.c_uint),
-        ("lane", ctypes.c_uint),
-        ("other_lane", ctypes.c_uint),
-        ("mask", ctypes.c_uint),
-        ("lanes", ctypes.c_uint),
-        ("number", ctypes.c_uint),
-        ("count", ctypes.c_uint),
-        ("other_count", ctypes.c_uint),
-        ("file", ctypes.c_char * 256),
-        ("other_file", ctypes.c_char * 256),
-        ("name", ctypes.c_char * 96),
-        ("other_name", ctypes.c_char * 96),
-        ("message", ctypes.c_char * 1024),
-    ]
+    _fields_ = _fields("EngineFailure")
 
 
 class CheckedRegion(ctypes.Structure):
-    """`EngineRegion` of engine/checker.h."""
+    """A region of memory that a checked run knows."""
 
-    _fields_ = [
-        ("address", ctypes.c_uint64),
-        ("bytes", ctypes.c_uint64),
-        ("kind", ctypes.c_uint32),
-        ("element", ctypes.c_uint32),
-        ("writable", ctypes.c_uint32),
-        ("fetches", ctypes.c_void_p),
-        ("state", ctypes.c_void_p),
-    ]
+    _fields_ = _fields("EngineRegion")
 
 
 class CheckedSite(ctypes.Structure):
-    """`EngineSite` of engine/checker.h."""
+    """An instruction and a region that it touched."""
 
-    _fields_ = [
-        ("pc", ctypes.c_uint64),
-        ("region", ctypes.c_uint32),
-        ("size", ctypes.c_uint32),
-        ("is_write", ctypes.c_uint32),
-        ("is_atomic", ctypes.c_uint32),
-        ("count", ctypes.c_uint64),
-        ("requests", ctypes.c_uint64),
-        ("sectors", ctypes.c_uint64),
-        ("wavefronts", ctypes.c_uint64),
-        ("worst", ctypes.c_uint64),
-        ("worst_lanes", ctypes.c_uint32),
-        ("worst_offsets", ctypes.c_uint32 * 32),
-    ]
+    _fields_ = _fields("EngineSite")
 
 
 class CheckedStep(ctypes.Structure):
-    """`EngineStep` of engine/checker.h."""
+    """What lanes of a warp executed together between two barriers."""
 
-    _fields_ = [
-        ("block", ctypes.c_uint64),
-        ("interval", ctypes.c_uint32),
-        ("warp", ctypes.c_uint32),
-        ("site", ctypes.c_uint32),
-        ("lanes", ctypes.c_uint32),
-        ("count", ctypes.c_uint64),
-    ]
+    _fields_ = _fields("EngineStep")
 
 
 class CheckedBarrier(ctypes.Structure):
-    """`EngineBarrier` of engine/checker.h."""
+    """A barrier that a block reached."""
 
-    _fields_ = [("block", ctypes.c_uint64), ("file", ctypes.c_char_p), ("line", ctypes.c_int)]
+    _fields_ = _fields("EngineBarrier")
 
 
 class CheckedFinding(ctypes.Structure):
-    """`EngineFinding` of engine/checker.h."""
+    """What the checker found."""
 
-    _fields_ = [
-        ("kind", ctypes.c_int),
-        ("region", ctypes.c_uint32),
-        ("offset", ctypes.c_int64),
-        ("count", ctypes.c_uint64),
-        ("pc", ctypes.c_uint64),
-        ("other_pc", ctypes.c_uint64),
-        ("block", ctypes.c_uint64),
-        ("other_block", ctypes.c_uint64),
-        ("size", ctypes.c_uint32),
-        ("thread", ctypes.c_uint32),
-        ("other_thread", ctypes.c_uint32),
-        ("is_write", ctypes.c_uint32),
-        ("other_is_write", ctypes.c_uint32),
-        ("is_volatile", ctypes.c_uint32),
-        ("mask", ctypes.c_uint32),
-        ("source", ctypes.c_uint32),
-        ("line", ctypes.c_int32),
-        ("file", ctypes.c_char_p),
-        ("name", ctypes.c_char_p),
-    ]
+    _fields_ = _fields("EngineFinding")
 
 
 class CheckedEvent(ctypes.Structure):
-    """`EngineEvent` of engine/checker.h."""
+    """A request of a warp to TMA, tensor cores or a barrier, or its completion."""
 
-    _fields_ = [
-        ("block", ctypes.c_uint64),
-        ("pc", ctypes.c_uint64),
-        ("thread", ctypes.c_uint32),
-        ("kind", ctypes.c_uint32),
-        ("number", ctypes.c_uint32),
-        ("value", ctypes.c_uint32),
-    ]
+    _fields_ = _fields("EngineEvent")
 
 
-class CheckedLeft(ctypes.Structure):
-    """`EngineLeft` of engine/checker.h."""
+class CheckedPartialBarrier(ctypes.Structure):
+    """A barrier reached after some threads had exited."""
 
-    _fields_ = [
-        ("block", ctypes.c_uint64),
-        ("file", ctypes.c_char_p),
-        ("line", ctypes.c_int),
-        ("count", ctypes.c_uint32),
-        ("thread", ctypes.c_uint32),
-        ("other_line", ctypes.c_int),
-    ]
+    _fields_ = _fields("EngineLeft")
 
 
 class EntryParameter(ctypes.Structure):
-    """`engine::Parameter` of include/engine_entries.h."""
+    """A parameter of a kernel."""
 
-    _fields_ = [
-        ("kind", ctypes.c_char),
-        ("text", ctypes.c_char_p),
-        ("is_const", ctypes.c_bool),
-        ("size", ctypes.c_uint),
-    ]
+    _fields_ = _fields("Parameter")
 
 
 class Entry(ctypes.Structure):
-    """`engine::Entry` of include/engine_entries.h: one kernel of a module."""
+    """One kernel of a module; `parameters` points to `count` EntryParameters."""
 
     _fields_ = [
-        ("name", ctypes.c_char_p),
-        ("function", ctypes.c_void_p),
-        ("run", ctypes.c_void_p),
-        ("count", ctypes.c_int),
-        ("parameters", ctypes.POINTER(EntryParameter)),
+        (name, kind if name != "parameters" else ctypes.POINTER(EntryParameter)) for name, kind in _fields("Entry")
     ]
 
 
@@ -232,7 +152,7 @@ _IN_THE_ENGINE = {
     "EngineStep": ctypes.sizeof(CheckedStep),
     "EngineBarrier": ctypes.sizeof(CheckedBarrier),
     "EngineFinding": ctypes.sizeof(CheckedFinding),
-    "EngineLeft": ctypes.sizeof(CheckedLeft),
+    "EngineLeft": ctypes.sizeof(CheckedPartialBarrier),
     "EngineEvent": ctypes.sizeof(CheckedEvent),
     "FailureReason": len(Reason),
 }
@@ -250,7 +170,7 @@ def check(lib: ctypes.CDLL) -> None:
 
 
 def compare(sizes: dict[str, tuple[int, int]]) -> None:
-    """The same for sizes by name, Python's and C++'s."""
+    """Compare sizes by name, Python's and C++'s."""
     wrong = [f"{name}: {ours} in Python, {theirs} in C++" for name, (ours, theirs) in sizes.items() if ours != theirs]
     if wrong:
         raise RuntimeError(f"structures.py does not match the engine's C++: {'; '.join(wrong)}")

@@ -1,8 +1,8 @@
-"""What a compiled kernel's library says of itself: its symbols, its `__shared__` arrays, the lines of addresses.
+"""Read a compiled kernel's library: its symbols, its `__shared__` arrays, the lines of addresses.
 
 Every kernel's symbols are read, so ELF is read by hand: 0.8 ms of a core, where pyelftools takes 5.6 (and 57 for its
 import). DWARF is read by pyelftools, when a launch has failed.
-On macOS libraries are not ELF: then nothing is known, and the functions say so.
+On macOS libraries are not ELF: then the functions return that nothing is known.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ class Table:
     alignment: int
 
     def find(self, name: str) -> Symbol | None:
-        """The symbol of that name that other libraries can see."""
+        """Find the symbol of that name that other libraries can see."""
         return next((s for s in self.symbols if s.name == name and not s.is_local), None)
 
     def has_state(self) -> bool:
-        """Whether the library keeps variables from one launch to the next."""
+        """Return whether the library keeps variables from one launch to the next."""
         return any(s.is_variable and s.is_writable and s.size and "engine_table" not in s.name for s in self.symbols)
 
 
 def table(path: Path) -> Table:
-    """The symbol table of a library; an empty one where it is not 64-bit little-endian ELF.
+    """Read the symbol table of a library; it is empty unless the library is 64-bit little-endian ELF.
 
     Raises:
         OSError: the file is broken.
@@ -93,7 +93,7 @@ def _read_elf(data: bytes) -> Table:
     symbols = []
     for section in sections[sections["type"] == _SYMTAB]:
         strings = int(sections[section["link"]]["offset"])
-        ours = False  # what is local belongs to the file named before it: not all are the source (zig adds its own)
+        ours = False  # a local symbol belongs to the file named before it: zig adds files of its own
         for raw in np.frombuffer(data, _SYMBOL, int(section["size"]) // _SYMBOL.itemsize, int(section["offset"])):
             kind, home, is_local = int(raw["info"]) & 15, int(raw["section"]), int(raw["info"]) >> 4 == _LOCAL
             if kind == _FILE:
@@ -115,7 +115,7 @@ def _read_elf(data: bytes) -> Table:
 
 
 def name_at(symbols: Table, address: int) -> str | None:
-    """The linker symbol of the function at an address of the library."""
+    """Return the linker symbol of the function at an address of the library."""
     # GCC adds local aliases of the same address; their names have a dot.
     names = (s.name for s in symbols.symbols if s.value == address and s.size and not s.is_thread_local)
     return min(names, key=lambda name: ("." in name, len(name)), default=None)
@@ -125,7 +125,7 @@ def name_at(symbols: Table, address: int) -> str | None:
 class SharedArray:
     """A static `__shared__` array: its place in the thread-local segment.
 
-    is_guard: no array, but the flag that g++ keeps beside one whose type has constructors.
+    is_guard: a flag, not an array: g++ keeps one for each array whose type has constructors.
     """
 
     name: str
@@ -135,7 +135,7 @@ class SharedArray:
 
 
 def shared_arrays(symbols: Table, mangled: Mapping[str, str]) -> dict[str, list[SharedArray]]:
-    """The static `__shared__` arrays of each kernel.
+    """Return the static `__shared__` arrays of each kernel.
 
     Args:
         symbols: the library's.
@@ -161,7 +161,7 @@ def shared_arrays(symbols: Table, mangled: Mapping[str, str]) -> dict[str, list[
 
 
 def plain_name(symbol: str) -> str:
-    """`tile` of _ZZ5tiledE4tile: the last name in a linker symbol."""
+    """Return the last name in a linker symbol: `tile` of _ZZ5tiledE4tile."""
     last = symbol
     for match in re.finditer(r"(\d+)(?=[A-Za-z_])", symbol):
         name = symbol[match.end() : match.end() + int(match.group(1))]
@@ -181,7 +181,7 @@ class _Span:
 
 
 def places_of(path: Path, address: int) -> list[tuple[str, int]]:
-    """(file, line) of an address in the library, from its DWARF.
+    """Return (file, line) of an address in the library, from its DWARF.
 
     The first is where the instruction was written; where that was inlined, the calls follow, from inside out.
     """
@@ -192,10 +192,10 @@ def places_of(path: Path, address: int) -> list[tuple[str, int]]:
 
 
 def statements_at(path: Path, address: int) -> list[tuple[str, int]]:
-    """(file, line) of every statement that the compiler says begins at the instruction of an address, the last first.
+    """Return (file, line) of every statement that begins at an address's instruction, the last first.
 
-    Of a loop whose body it moved out, only a jump to itself is left: an instruction of no line, where those statements
-    begin that are gone.
+    Of a loop whose body was moved out, only a jump to itself is left: an instruction without a line, where the
+    statements of the body begin.
     """
     rows, _, begins = _lines(path)
     span = next((span for span in rows if span.begin <= address < span.end), None)
@@ -203,7 +203,7 @@ def statements_at(path: Path, address: int) -> list[tuple[str, int]]:
 
 
 def place_before(path: Path, address: int, files: Collection[str], most: int = 256) -> tuple[str, int] | None:
-    """(file, line) of the nearest instruction before an address that is of one of these files.
+    """Return (file, line) of the nearest instruction before an address that is of one of these files.
 
     For an empty loop, which compilers make one jump of that has no line of its own.
     """
@@ -214,9 +214,7 @@ def place_before(path: Path, address: int, files: Collection[str], most: int = 2
 
 @functools.lru_cache(maxsize=16)
 def _lines(path: Path) -> tuple[list[_Span], list[_Span], dict[int, list[tuple[str, int]]]]:
-    """The line table of a library, the calls that were inlined, each before those inside it, and by address the lines
-    of all statements that begin there.
-    """
+    """Read the line table of a library, its inlined calls (outer ones first), and all statements by their address."""
     from elftools.common.exceptions import ELFError
     from elftools.elf.elffile import ELFFile
 
@@ -252,7 +250,7 @@ def _lines(path: Path) -> tuple[list[_Span], list[_Span], dict[int, list[tuple[s
 
 
 def _ranges(dwarf: Any, unit: Any, die: Any) -> Iterator[tuple[int, int]]:
-    """The address ranges of a DIE."""
+    """Return the address ranges of a DIE."""
     attributes = die.attributes
     if "DW_AT_low_pc" in attributes and "DW_AT_high_pc" in attributes:
         low, high = attributes["DW_AT_low_pc"].value, attributes["DW_AT_high_pc"]

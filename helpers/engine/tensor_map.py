@@ -5,8 +5,8 @@ take it by value, as `const __grid_constant__ TensorMap map` with
 
     struct alignas(64) TensorMap { unsigned long long opaque[16]; };
 
-NVIDIA documents no bit of the 128 bytes, so those made here have a layout of the engine's own: a GPU cannot read them,
-and the engine cannot read a GPU's.
+NVIDIA does not document the 128 bytes, so maps made here have a layout of the engine's own: a GPU cannot read them, and
+the engine cannot read a GPU's.
 
 Source of the rules: CUDA Driver API, "Tensor Map Object Management"; PTX ISA 9.1, sections 5.5 (tensors) and 9.7.9.27.
 """
@@ -64,7 +64,7 @@ assert _LAYOUT.itemsize == BYTES
 
 @dataclass(frozen=True)
 class Described:
-    """What a map of the engine says. dims, strides, box: the first dimension is the innermost; strides in bytes."""
+    """The contents of a map. dims, strides, box: the first dimension is the innermost; strides in bytes."""
 
     dtype: np.dtype
     address: int
@@ -75,7 +75,7 @@ class Described:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The array's shape as NumPy has it: the innermost dimension is the last."""
+        """The array's shape in NumPy's order: the innermost dimension is the last."""
         return self.dims[::-1]
 
     @property
@@ -101,7 +101,7 @@ def encode_tiled(
     swizzle: int = 128,
     l2_promotion: int = 128,
 ) -> np.ndarray:
-    """A tensor map of the engine, for kernels that it runs.
+    """Make a tensor map of the engine, for kernels that it runs.
 
     Args:
         dtype: the type of an element, by its name in NumPy or "bfloat16".
@@ -183,7 +183,7 @@ def encode_tiled(
 
 
 def described(value: object) -> Described | None:
-    """What a map says; None for whatever is none of the engine's."""
+    """Decode a map of the engine; None for any other value."""
     if not isinstance(value, np.ndarray) or value.nbytes != BYTES:
         return None
     raw = np.frombuffer(value.tobytes(), _LAYOUT)[0]
@@ -201,7 +201,7 @@ def described(value: object) -> Described | None:
 
 
 def moved(value: np.ndarray, address: int) -> np.ndarray:
-    """The same map of an array at another address."""
+    """Copy a map for an array at another address."""
     encoded = np.frombuffer(value.tobytes(), _LAYOUT).copy()
     encoded["address"] = address
     return encoded.view("V128")

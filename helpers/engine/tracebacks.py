@@ -1,7 +1,7 @@
 """Short tracebacks in notebooks: of an error that a package's own code reports, only the reader's frames are shown.
 
 A wrong argument is noticed several calls deep in the package, but a reader needs only the line of the cell and the
-message. An error that nobody raised on purpose keeps all its frames, and so does every error with
+message. An error that was not raised on purpose keeps all its frames, and so does every error with
 `COURSE_TRACEBACK=full`. Outside of IPython nothing changes: pytest and plain Python show whole tracebacks.
 """
 
@@ -24,7 +24,7 @@ def install(folder: Path, *more: type[Exception]) -> None:
     """Show short tracebacks in the IPython that runs this, if any. Other handlers of errors are left in place.
 
     Args:
-        folder: of the package whose frames are left out. more: exceptions beside REPORTED.
+        folder: of the package whose frames are left out. more: exceptions besides REPORTED.
     """
     _folders.append(str(folder.resolve()) + os.sep)
     ipython = sys.modules.get("IPython")
@@ -44,7 +44,7 @@ def _show(
 
 
 def is_reported(trace: TracebackType | None) -> bool:
-    """Whether a `raise` statement of ours is where the error comes from."""
+    """Return whether a `raise` statement of ours made the error."""
     if trace is None:
         return False
     while trace.tb_next is not None:
@@ -54,7 +54,7 @@ def is_reported(trace: TracebackType | None) -> bool:
 
 
 def shortened(trace: TracebackType | None) -> TracebackType | None:
-    """The same traceback without our frames; as it is where no other frame would be left."""
+    """Remove our frames from a traceback, unless no other frame would be left."""
     frames: list[TracebackType] = []
     at = trace
     while at is not None:
@@ -68,7 +68,7 @@ def shortened(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _shorten_causes(error: BaseException) -> None:
-    """An error's message names its cause where that matters: the cause's own traceback is not shown."""
+    """Hide the traceback of an error's cause: the message names the cause where that matters."""
     error.__suppress_context__ = True
     error.__cause__ = None
 

@@ -1,15 +1,15 @@
-"""Whether what a launch wrote depends on local variables that nobody gave a value.
+"""Find local variables that are read without having been given a value.
 
-A local variable is in a register: no access of it can be seen. But a compiler can give each one without a value a value
-of our choice. Where two choices give two results, the kernel has used one: no kernel without the bug can tell.
+A local variable is in a register, so no access of it can be observed. But a compiler can fill each variable without a
+value with a chosen one: if the results of two fill values differ beyond rounding, a variable was read uninitialised.
 
-A build costs more than a run, so there is one build first, with a value that no kernel wants, and its result is
-compared with the checked run's. Two builds may round differently, too; so where they differ, a third one has the last
-word, which differs from the second one in that value alone.
+A build costs more than a run. So the first build fills with a pattern that no kernel expects, and its result is
+compared with that of the checked run. The two builds may also round differently; only if they differ does a third
+build, which differs from the second in the fill value alone, decide.
 
-These builds also compare each index with the size of an array where its type tells it: see engine/checker_local.cpp.
+These builds also compare each index with the size of its array, if its type has one: see engine/checker_local.cpp.
 
-A variable that is used where it makes no difference, as a maximum of larger numbers, stays unseen.
+A variable whose value makes no difference, such as an operand of a maximum of larger numbers, is not found.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from .copies import Copies
 from .cuda_source.source import blank_comments
 from .launch import CompiledKernel
 from .locals import declares_arrays
-from .module import RawKernel
 from .structures import Failure
 
 # A declaration whose variables, or some of them, have no value: `float acc[N];`, `int i, j = 0;`, `Fragment<half> f;`.
@@ -52,42 +51,41 @@ _ARRAY_TYPE = re.compile(r"\b(?:typedef\b|using\b[^;{}=]*=)[^;{}]*\]\s*;")
 
 @functools.lru_cache(maxsize=64)
 def has_candidates(code: str) -> bool:
-    """Whether the source declares a variable without a value, or an array, or includes a header that may."""
+    """Return whether a source declares an array or a variable without a value, or includes a header that may."""
     clean = blank_comments(code)
     return any(pattern.search(clean) for pattern in (_UNSET, _HEADER, _ARRAY_TYPE)) or declares_arrays(code)
 
 
 def find(
-    kernel: RawKernel,
+    build: Callable[[str], CompiledKernel],
     make_copies: Callable[[], Copies],
     checked: Copies,
     launch: Sequence,
     timeout: float,
     is_enough: Callable[[str], bool],
 ) -> Difference | None:
-    """Where the results depend on a value that nobody gave; None where they do not.
+    """Find where the results depend on a local variable without a value; None if they do not.
 
     Args:
-        kernel: of the fast build. make_copies: the arrays as they were before the launch.
+        build: compiles the kernel so that locals without a value begin with "pattern" or "zero", see
+            `compiler.filling`.
+        make_copies: copies the arrays as they were before the launch.
         checked: the arrays after the checked run. launch: its grid, block, args and shared_mem.
         timeout: seconds for each launch.
         is_enough: asked after the first one, with the text that was compiled: there is nothing else to look for.
     """
-
-    pattern = kernel.filled("pattern").compiled()
+    pattern = build("pattern")
 
     def run(twin: CompiledKernel) -> tuple[Copies, Failure | None]:
         copies = make_copies()
         grid, block, args, shared_mem = launch
-        prepared = twin.prepare(
-            grid, block, args, shared_mem, lambda number, array: copies.addresses.get(number, array.ctypes.data)
-        )
+        prepared = twin.prepare(grid, block, args, shared_mem, copies.address)
         return copies, runtime.launch(prepared.request, workers=1, timeout=timeout).failure
 
     other, failure = run(pattern)
     if is_enough(compiler.compiled_text(pattern.library.path)) or (failure is None and _are_near(other, checked)):
         return None
-    zero = kernel.filled("zero").compiled()
+    zero = build("zero")
     plain, plain_failure = run(zero)
     again, _ = run(zero)
     if plain_failure is not None or _first_difference(plain, again) is not None:
@@ -99,7 +97,7 @@ def find(
 
 
 def _are_near(a: Copies, b: Copies) -> bool:
-    """Whether two builds gave the same, but for how they rounded."""
+    """Return whether the results of two builds are equal up to rounding."""
     for mine, theirs in zip(a.memories, b.memories, strict=True):
         if not mine.writable:
             continue
@@ -110,7 +108,7 @@ def _are_near(a: Copies, b: Copies) -> bool:
                 return False
             continue
         scale = np.nanmax(np.abs(left), initial=0.0, where=np.isfinite(left)) if left.size else 0.0
-        # A NaN is like none: compilers make one of whatever has no value.
+        # Two NaNs are equal: compilers choose their bits.
         if not np.allclose(left, right, rtol=1e-3, atol=1e-3 * float(scale)):
             return False
     return True

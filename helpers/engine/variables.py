@@ -20,9 +20,9 @@ class Variable:
 
 
 def of_module(symbols: Table, code: str) -> list[Variable]:
-    """Every variable of the source that can be written; what the engine or a compiler keeps for itself is left out.
+    """Return the source's variables that can be written, without those of the engine or a compiler.
 
-    Constants that a compiler knows the values of are none: it asks no memory for them.
+    Constants whose values the compiler knows are not variables: they have no memory.
     """
     clean = blank_comments(code)
     variables = []

@@ -202,13 +202,13 @@ def recorded() -> dict[str, Any]:
 OURS = {"contiguous": "14", "pages of 16": "14, pages of 16", "read (sum)": "torch.sum of K and V"}
 
 
-def recorded_speeds(part: str = "rows") -> dict[study.Row, dict[str, float]]:
+def recorded_speeds(part: str = "rows") -> dict[study.Sizes, dict[str, float]]:
     """GB/s of K and V of each kernel, by (sequences, keys, heads, heads of K and V, d); of pages only those of 16.
 
     Args:
         part: "rows", beside other libraries; "steps": of the climb.
     """
-    speeds: dict[study.Row, dict[str, float]] = {}
+    speeds: dict[study.Sizes, dict[str, float]] = {}
     for row in recorded()["rows"]:
         name = row.get("name", "")
         if row["part"] == part and (name in OURS or "pages" not in name):

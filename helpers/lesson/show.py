@@ -30,7 +30,6 @@ from helpers.bench.plots import (  # noqa: F401 - part of this face
 from helpers.bench.reading import (  # noqa: F401 - part of this face
     climb,
     experiment_times,
-    gradient_ablations,
     measurements,
     recorded,
     result,
@@ -100,7 +99,6 @@ from helpers.draw.sources import (  # noqa: F401 - part of this face
 )
 from helpers.draw.spans import (  # noqa: F401 - part of this face
     clocks_as_spans,
-    events_as_spans,
     schedules,
     spans,
 )

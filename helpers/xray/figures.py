@@ -1,4 +1,4 @@
-"""What arrays and lines of the source cost in a checked run."""
+"""Count what arrays and lines of the source cost in a checked run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from helpers.engine import checked, regions
+from helpers.engine import observed
 from helpers.engine.steps import Step
 
 Line = tuple[str, int]  # file and number
@@ -14,12 +14,12 @@ Line = tuple[str, int]  # file and number
 
 @dataclass
 class Figures:
-    """What an array, or a line of the source, cost.
+    """The cost of an array, or of a line of the source.
 
     read, written: bytes that threads requested. loads, stores: requests, one for each instruction of a warp;
     shared_requests: those of them that went to shared memory. sectors: 32-byte pieces of global memory touched by the
-    others; wavefronts: of shared memory; conflicts: wavefronts beyond what lanes so wide need: one for 4 bytes
-    each, four for 16. atomics: accesses that were atomic.
+    others; wavefronts: of shared memory; conflicts: wavefronts beyond the minimum for the lanes' width: one for 4
+    bytes each, four for 16. atomics: accesses that were atomic.
     """
 
     read: int = 0
@@ -48,8 +48,8 @@ class Figures:
         """For words, 1 is no bank conflict, and 32 is a warp whose lanes all wait for the same bank."""
         return self.wavefronts / self.shared_requests if self.shared_requests else 0.0
 
-    def add(self, site: checked.Site, *, is_shared: bool) -> None:
-        """Count one instruction in."""
+    def add(self, site: observed.Site, *, is_shared: bool) -> None:
+        """Add the figures of one instruction."""
         size = site.count * site.size
         if site.is_write:
             self.written += size
@@ -75,16 +75,16 @@ class Tables:
     worst: dict[Line, list[tuple[str, int, dict[int, int]]]] = field(default_factory=dict)
 
 
-def _is_constant(region: regions.Region) -> bool:
-    """Constants have a cache of their own, which reads a word for all lanes at once: sectors do not measure it."""
-    return region.kind == regions.VARIABLE and not region.writable
+def _is_constant(region: observed.Region) -> bool:
+    """Return whether it is a constant: sectors do not measure the constant cache, which broadcasts a word."""
+    return region.kind == observed.VARIABLE and not region.writable
 
 
-def tables(seen: checked.Observed) -> Tables:
+def tables(seen: observed.Observed) -> Tables:
     """Count the sites of a run into their arrays and lines."""
     result = Tables()
     for region in seen.regions:
-        if region.size and region.kind != regions.VARIABLE:
+        if region.size and region.kind != observed.VARIABLE:
             (result.shared if region.is_shared else result.traffic)[region.name] = Figures()
     for site in seen.sites:
         region = seen.regions[site.region]
@@ -102,13 +102,13 @@ def tables(seen: checked.Observed) -> Tables:
     return result
 
 
-def fetches(seen: checked.Observed) -> dict[str, np.ndarray]:
-    """How often each element of each array was read, in the array's shape."""
+def fetches(seen: observed.Observed) -> dict[str, np.ndarray]:
+    """Return how often each element of each array was read, in the array's shape."""
     return {part.name: part.fetches for r in seen.regions for part in r.parts if part.fetches is not None}
 
 
-def steps(seen: checked.Observed, passed: checked.Passed) -> list[Step]:
-    """The steps of one block, those of the same line and lanes put together."""
+def steps(seen: observed.Observed, passed: observed.BlockTrace) -> list[Step]:
+    """Return the steps of one block; those of the same line and lanes are merged."""
     words: dict[int, tuple[int, str]] = {}  # of each site, which many steps share
     threads: dict[tuple[int, int], tuple[int, ...]] = {}
     counts: dict[tuple[int, int, int, str, tuple[int, ...]], int] = {}

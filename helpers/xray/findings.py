@@ -1,4 +1,4 @@
-"""What is wrong with a launch, in words: findings of a checked run, one for one bug."""
+"""Describe what is wrong with a launch: findings of a checked run, one for each bug."""
 
 from __future__ import annotations
 
@@ -8,31 +8,32 @@ from typing import Any
 
 import numpy as np
 
-from helpers.engine import checked, failures, regions
+from helpers.engine import failures, observed
+from helpers.engine.failures import format_dim3
 
 KINDS = {
-    checked.RACE: "race",
-    checked.OUT_OF_BOUNDS: "out of bounds",
-    checked.UNINITIALISED: "uninitialised",
-    checked.MISALIGNED: "misaligned",
-    checked.IN_FLIGHT: "not waited for",
-    checked.NEVER_WAITED: "never waited for",
-    checked.SAME_VALUE: "same value",
-    checked.CONST_WRITTEN: "write to const",
-    checked.INACTIVE_LANE: "inactive lane",
-    checked.LOCAL_BOUNDS: "out of bounds",
-    checked.UNSET_LOCAL: "uninitialised",
-    checked.NO_PROXY_FENCE: "no proxy fence",
-    checked.SUMS_TOUCHED: "not waited for",
-    checked.NO_PRODUCT_FENCE: "no wgmma fence",
-    checked.BYTES: "wrong byte count",
+    observed.RACE: "race",
+    observed.OUT_OF_BOUNDS: "out of bounds",
+    observed.UNINITIALISED: "uninitialised",
+    observed.MISALIGNED: "misaligned",
+    observed.IN_FLIGHT: "not waited for",
+    observed.NEVER_WAITED: "never waited for",
+    observed.SAME_VALUE: "same value",
+    observed.CONST_WRITTEN: "write to const",
+    observed.INACTIVE_LANE: "inactive lane",
+    observed.LOCAL_BOUNDS: "out of bounds",
+    observed.UNSET_LOCAL: "uninitialised",
+    observed.NO_PROXY_FENCE: "no proxy fence",
+    observed.SUMS_TOUCHED: "not waited for",
+    observed.NO_PRODUCT_FENCE: "no wgmma fence",
+    observed.BYTES: "wrong byte count",
 }
 
 _NOTED = {
-    checked.SHIFT: "shift",
-    checked.CONVERSION: "conversion",
-    checked.DIVISION: "division by zero",
-    checked.WMMA: "misaligned",
+    observed.SHIFT: "shift",
+    observed.CONVERSION: "conversion",
+    observed.DIVISION: "division by zero",
+    observed.WMMA: "misaligned",
 }
 
 _STOPPED = {
@@ -76,60 +77,64 @@ class Finding:
         return f"{self.kind}: {self.message}" + (f" ({self.count:,} times)" if self.count > 1 else "")
 
 
-def of_run(seen: checked.Observed) -> list[Finding]:
-    """Everything that a checked run found, what ended it, and what it left unwritten; [] when clean."""
+def of_run(seen: observed.Observed) -> list[Finding]:
+    """Return everything that a checked run found, what ended it, and what it left unwritten; [] if clean."""
     total = seen.block[0] * seen.block[1] * seen.block[2]
-    findings = _merged(seen) + [_skipped(left, total) for left in seen.left if left.was_skipped]
-    if seen.stopped is None:
+    findings = _merged(seen) + [_skipped(b, total) for b in seen.partial_barriers if b.was_skipped]
+    if seen.abort is None:
         return findings + [f for r in seen.regions for part in r.parts if (f := _never_written(part))]
-    end = _stopped(seen, seen.stopped)
-    forgotten = _is_forgotten(_region(seen, seen.stopped.region))
-    told = {(f.kind, f.array if forgotten else f.line) for f in findings}
-    if (end.kind, end.array if forgotten else end.line) in told:  # by an access
+    end = _stopped(seen, seen.abort)
+    forgotten = _is_forgotten(_region(seen, seen.abort.region))
+    known = {(f.kind, f.array if forgotten else f.line) for f in findings}
+    if (end.kind, end.array if forgotten else end.line) in known:  # as an access
         return findings
     return [*findings, end]
 
 
-def notes(seen: checked.Observed) -> list[str]:
-    """What is no error, and still worth a look: threads that were elsewhere when their block met at a barrier."""
+def notes(seen: observed.Observed) -> list[str]:
+    """Return what is no error but worth a look: threads that were elsewhere when their block met at a barrier."""
     total = seen.block[0] * seen.block[1] * seen.block[2]
-    return [_note(left, total) for left in seen.left if not left.was_skipped]
+    return [_note(b, total) for b in seen.partial_barriers if not b.was_skipped]
 
 
-def _skipped(left: checked.Left, total: int) -> Finding:
-    """A barrier that some threads went around, by an `if` or as their loop was shorter, until they ended."""
-    block, thread, (file, line) = failures.triple(left.block), failures.triple(left.thread), left.place
+def _skipped(barrier: observed.PartialBarrier, total: int) -> Finding:
+    """Return the finding for a barrier that some threads went around, by an `if` or a shorter loop, until they exited.
+
+    total: threads of a block.
+    """
+    block, thread, (file, line) = format_dim3(barrier.block), format_dim3(barrier.thread), barrier.place
     message = (
-        f"{left.count} of {total} threads of block {block} never came to the barrier at {file}:{line}, the first is "
-        f"thread {thread}: an if or a loop led them around it. CUDA asks for barriers that all threads reach "
-        "(compute-sanitizer's synccheck); a GPU goes on once those threads have ended, and hangs or lets others pass "
-        "too early where they have not"
+        f"{barrier.count} of {total} threads of block {block} never came to the barrier at {file}:{line}, the first is "
+        f"thread {thread}: an if or a loop led them around it. CUDA asks for barriers that all "
+        "threads reach (compute-sanitizer's synccheck); a GPU goes on once those threads have ended, and hangs or lets "
+        "others pass too early where they have not"
     )
-    return Finding("skipped barrier", message, file, line, left.block, left.thread)
+    return Finding("skipped barrier", message, file, line, barrier.block, barrier.thread)
 
 
-def _note(left: checked.Left, total: int) -> str:
-    block, thread, where = failures.triple(left.block), failures.triple(left.thread), f"{left.place[0]}:{left.place[1]}"
-    if not left.count:
+def _note(barrier: observed.PartialBarrier, total: int) -> str:
+    block, thread, (file, line) = format_dim3(barrier.block), format_dim3(barrier.thread), barrier.place
+    if not barrier.count:
         return (
-            f"block {block} met in __syncthreads() at {where} and, thread {thread} among others, at line "
-            f"{left.other_line}. A GPU counts the warps that arrive; CUDA asks for one barrier, which all threads reach"
+            f"block {block} met in __syncthreads() at {file}:{line} and, thread {thread} among others, at line "
+            f"{barrier.other_line}. A GPU counts the warps that arrive; CUDA asks for one barrier, which all threads "
+            "reach"
         )
     return (
-        f"{left.count} of {total} threads of block {block} had left the kernel before the barrier at {where}, the "
-        f"first is thread {thread}. A GPU does not wait for them (since Volta, sm_70). A thread that stays, without a "
-        "row of its own, can still help to load"
+        f"{barrier.count} of {total} threads of block {block} had left the kernel before the barrier at {file}:{line}, "
+        f"the first is thread {thread}. A GPU does not wait for them (since Volta, sm_70). A thread that stays, "
+        "without a row of its own, can still help to load"
     )
 
 
-def _merged(seen: checked.Observed) -> list[Finding]:
-    """One finding for one bug, counted together.
+def _merged(seen: observed.Observed) -> list[Finding]:
+    """Return one finding for one bug, with a count.
 
     Inlined copies of a line are one line. Two lines that race are reported once, whichever of them came first.
-    A read that races with the write it should have waited for may find nothing written yet: the race is the bug. One
-    that meets an asynchronous copy in flight races with its landing: the missing wait is the bug.
-    Two lines that write the same value here and another one there are a race. Whatever line uses dynamic shared memory
-    that the launch has forgotten, it is one bug.
+    A read that races with the write it should have waited for may also read unwritten memory: the race is the bug. An
+    access that meets an asynchronous copy in flight races with its completion: the missing wait is the bug.
+    Two lines that write the same value in one place and different ones in another are a race. All uses of dynamic
+    shared memory that the launch did not give are one bug.
     """
     merged: dict[tuple[Any, ...], Finding] = {}
     racing = set()
@@ -146,7 +151,7 @@ def _merged(seen: checked.Observed) -> list[Finding]:
             merged.pop(("race", array, sides), None)
         elif kind == "race":
             merged.pop(("same value", array, sides), None)
-    # What was sent beyond an mbarrier's count is never there when somebody reads it.
+    # Bytes that were sent beyond an mbarrier's count may not have arrived when they are read.
     miscounted = {(f.file, f.line) for f in merged.values() if f.kind == "wrong byte count"}
     late = ("not waited for", "never waited for")
     return [
@@ -157,24 +162,24 @@ def _merged(seen: checked.Observed) -> list[Finding]:
     ]
 
 
-def _region(seen: checked.Observed, number: int | None) -> regions.Region | None:
+def _region(seen: observed.Observed, number: int | None) -> observed.Region | None:
     return seen.regions[number] if number is not None and 0 <= number < len(seen.regions) else None
 
 
-def _is_forgotten(region: regions.Region | None) -> bool:
-    """Whether it is the dynamic shared memory of a launch that gave none."""
+def _is_forgotten(region: observed.Region | None) -> bool:
+    """Return whether it is the dynamic shared memory of a launch that gave none."""
     return region is not None and region.size == 0
 
 
-def _at(access: checked.Access) -> str:
+def _at(access: observed.Access) -> str:
     place = f"{access.place[0]}:{access.place[1]}" if access.place else "an unknown line"
-    return f"block {failures.triple(access.block)} thread {failures.triple(access.thread)} at {place}"
+    return f"block {format_dim3(access.block)} thread {format_dim3(access.thread)} at {place}"
 
 
-def _element(region: regions.Region | None, offset: int) -> tuple[str, int, int | None]:
-    """A byte of a region as an array, an index in it and how many elements that array reaches over.
+def _element(region: observed.Region | None, offset: int) -> tuple[str, int, int | None]:
+    """Return a byte of a region as an array, an index in it and the number of elements that it spans.
 
-    Of shared memory: its name, the index of the word, and None.
+    For shared memory: its name, the index of the word, and None.
     """
     part = region.part_at(offset) if region else None
     if part is None:
@@ -182,97 +187,99 @@ def _element(region: regions.Region | None, offset: int) -> tuple[str, int, int 
     return part.name, (offset - part.begin) // part.itemsize, (part.end - part.begin) // part.itemsize
 
 
-def _noted(issue: checked.Issue) -> Finding:
-    """What is no access: arithmetic without a result in C++, and addresses that hardware takes all the same."""
-    if issue.size == checked.SHIFT:
+def _of_issue(
+    issue: observed.Issue, kind: str, message: str, array: str | None = None, index: int | None = None
+) -> Finding:
+    """Return a finding with the places, blocks and threads of both sides of an issue."""
+    access, other = issue.access, issue.other
+    file, line = access.place or (None, None)
+    other_file, other_line = (other.place if other else None) or (None, None)
+    return Finding(
+        kind,
+        message,
+        file,
+        line,
+        access.block,
+        access.thread,
+        array,
+        index,
+        other_file,
+        other_line,
+        other.block if other else None,
+        other.thread if other else None,
+        issue.count,
+    )
+
+
+def _noted(issue: observed.Issue) -> Finding:
+    """Return the finding for arithmetic without a result in C++, or for an address that hardware takes all the same."""
+    if issue.size == observed.SHIFT:
         count = issue.offset if abs(issue.offset) < 1 << 31 else issue.offset & 0xFFFFFFFF
         message = f"by {count} bits, the width or more: a GPU gives 0 (of a negative number -1), this run may not"
-    elif issue.size == checked.CONVERSION:
+    elif issue.size == observed.CONVERSION:
         (value,) = struct.unpack("<d", struct.pack("<q", issue.offset))
         message = f"of {value:g} to an integer that has no such number: a GPU gives the nearest there is"
         if value != value:
             message = "of NaN to an integer: a GPU gives 0 (of a double, or in 64 bits, only the top bit is set)"
         message += ", this run may not"
-    elif issue.size == checked.DIVISION:
+    elif issue.size == observed.DIVISION:
         message = "of an integer; neither C++ nor PTX says what it gives (an H200's quotient has all bits set)"
     else:
         message = "a matrix of wmma at a multiple of 16 bytes: GPUs take it, but CUDA asks for multiples of 32"
-    file, line = issue.access.place or (None, None)
-    access = issue.access
-    message = f"{message}, by {_at(access)}"
-    return Finding(_NOTED[issue.size], message, file, line, access.block, access.thread, count=issue.count)
+    return _of_issue(issue, _NOTED[issue.size], f"{message}, by {_at(issue.access)}")
 
 
-def _inactive_lane(issue: checked.Issue, name: str, source: int, mask: int) -> Finding:
-    """A lane reads from one that takes no part."""
+def _inactive_lane(issue: observed.Issue, name: str, source: int, mask: int) -> Finding:
+    """Return the finding for a lane that reads from one that takes no part."""
     why = "takes no part in it" if mask >> source & 1 else f"is not in its mask 0x{mask:08x}"
-    what = f"{name} reads from lane {source}, which {why}, so its value is undefined: it must not be used"
-    file, line = issue.access.place or (None, None)
-    block, thread = issue.access.block, issue.access.thread
-    message = f"{what}, by {_at(issue.access)}"
-    return Finding("inactive lane", message, file, line, block, thread, count=issue.count)
+    message = f"{name} reads from lane {source}, which {why}, so its value is undefined: it must not be used"
+    return _of_issue(issue, "inactive lane", f"{message}, by {_at(issue.access)}")
 
 
-def _outside_local(issue: checked.Issue, array: str, elements: str) -> Finding:
-    """An index past the end of an array of the thread's own."""
-    file, line = issue.access.place or (None, None)
-    block, thread = issue.access.block, issue.access.thread
+def _outside_local(issue: observed.Issue, array: str, elements: str) -> Finding:
+    """Return the finding for an index past the end of an array of the thread's own."""
     if not array:
         message = f"access by a pointer past the end of a local array of the thread, by {_at(issue.access)}"
-        return Finding("out of bounds", message, file, line, block, thread, count=issue.count)
+        return _of_issue(issue, "out of bounds", message)
     message = f"access of {array}[{issue.offset}], which has {elements} elements, by {_at(issue.access)}"
-    return Finding("out of bounds", message, file, line, block, thread, array, issue.offset, count=issue.count)
+    return _of_issue(issue, "out of bounds", message, array, issue.offset)
 
 
-_OF_PRODUCTS = (checked.SUMS_TOUCHED, checked.NO_PRODUCT_FENCE, checked.BYTES)
+_OF_PRODUCTS = (observed.SUMS_TOUCHED, observed.NO_PRODUCT_FENCE, observed.BYTES)
 
 
-def _of_products(issue: checked.Issue) -> Finding:
-    """What is about registers of wgmma, or about an mbarrier's count of bytes, and not about a place in memory."""
+def _of_products(issue: observed.Issue) -> Finding:
+    """Return the finding for registers of wgmma or an mbarrier's count of bytes, which are no place in memory."""
     access, other = issue.access, issue.other
-    if issue.kind == checked.SUMS_TOUCHED and other is not None:
+    if issue.kind == observed.SUMS_TOUCHED and other is not None:
         verb = "write to" if access.is_write else "read of"
         message = (
-            f"{verb} a sum of a wgmma before wgmma.wait_group, by {_at(access)}: it is undefined from the wgmma on, by "
-            f"{_at(other)}, until that wait"
+            f"{verb} an accumulator of a wgmma before wgmma.wait_group, by {_at(access)}: it is undefined from the "
+            f"wgmma on, by {_at(other)}, until that wait"
         )
-    elif issue.kind == checked.NO_PRODUCT_FENCE:
+    elif issue.kind == observed.NO_PRODUCT_FENCE:
         message = (
             "this wgmma has no wgmma.fence before it: there has to be one before the first product, and again after "
             f"ordinary instructions have used its registers, by {_at(access)}"
         )
-    elif issue.kind == checked.BYTES:
+    elif issue.kind == observed.BYTES:
         message = (
             f"the phase of an mbarrier ended while {issue.offset:,} bytes of copies were still under way to it: more "
             f"were sent than expect_tx said, by {_at(access)}"
         )
     else:
         message = f"the wgmma was not waited for when its threads ended, by {_at(access)}"
-    file, line = access.place or (None, None)
-    other_file, other_line = (other.place if other else None) or (None, None)
-    return Finding(
-        KINDS[issue.kind],
-        message,
-        file,
-        line,
-        access.block,
-        access.thread,
-        other_file=other_file,
-        other_line=other_line,
-        other_block=other.block if other else None,
-        other_thread=other.thread if other else None,
-        count=issue.count,
-    )
+    return _of_issue(issue, KINDS[issue.kind], message)
 
 
-def _finding(seen: checked.Observed, issue: checked.Issue) -> Finding:
-    if issue.kind == checked.NOTED:
+def _finding(seen: observed.Observed, issue: observed.Issue) -> Finding:
+    if issue.kind == observed.NOTED:
         return _noted(issue)
     if issue.shuffle is not None:
         return _inactive_lane(issue, *issue.shuffle)
     if issue.local is not None:
         return _outside_local(issue, *issue.local)
-    if issue.kind in _OF_PRODUCTS or (issue.kind == checked.NEVER_WAITED and _region(seen, issue.region) is None):
+    if issue.kind in _OF_PRODUCTS or (issue.kind == observed.NEVER_WAITED and _region(seen, issue.region) is None):
         return _of_products(issue)
     region = _region(seen, issue.region)
     verb = "write of" if issue.access.is_write else "read of"
@@ -282,21 +289,21 @@ def _finding(seen: checked.Observed, issue: checked.Issue) -> Finding:
         piece = f"word {index}" if issue.offset % 4 == 0 else f"byte {issue.offset}"
         what = f"{verb} {piece} of {region.label if region else name}"
     kind = KINDS[issue.kind]
-    if issue.kind == checked.RACE and issue.other is not None:
+    if issue.kind == observed.RACE and issue.other is not None:
         theirs = "write" if issue.other.is_write else "read"
         message = f"{what} by {_at(issue.access)} races with {theirs} by {_at(issue.other)}"
         if issue.is_volatile:
             message += "; both are volatile, which orders nothing between threads: a barrier has to"
-    elif issue.kind == checked.SAME_VALUE and issue.other is not None:
+    elif issue.kind == observed.SAME_VALUE and issue.other is not None:
         message = f"{what} by {_at(issue.access)} races with write by {_at(issue.other)}"
         message += "; both wrote the same value, so it is the same whichever comes last"
-    elif issue.kind == checked.OUT_OF_BOUNDS:
+    elif issue.kind == observed.OUT_OF_BOUNDS:
         size = f"{elements:,} elements" if elements is not None else f"{region.size if region else 0:,} bytes"
         size += ", as the launch gave no shared_mem" if _is_forgotten(region) else ""
         message = f"{what}, which has {size}, by {_at(issue.access)}"
-    elif issue.kind == checked.IN_FLIGHT and issue.other is not None:
+    elif issue.kind == observed.IN_FLIGHT and issue.other is not None:
         message = f"{what} by {_at(issue.access)}, while the asynchronous copy to it by {_at(issue.other)} is in flight"
-    elif issue.kind == checked.NO_PROXY_FENCE and issue.other is not None:
+    elif issue.kind == observed.NO_PROXY_FENCE and issue.other is not None:
         message = (
             f"{what} through TMA or wgmma by {_at(issue.access)}, with no fence.proxy.async after the ordinary write "
             f"by {_at(issue.other)}: they may read what was there before"
@@ -306,44 +313,28 @@ def _finding(seen: checked.Observed, issue: checked.Issue) -> Finding:
                 f"{what} by the TMA copy by {_at(issue.access)}: with no fence.mbarrier_init after the mbarrier's "
                 f"initialisation by {_at(issue.other)}, the copy may not see it"
             )
-    elif issue.kind == checked.NEVER_WAITED:
+    elif issue.kind == observed.NEVER_WAITED:
         what = what.replace("write of", "the asynchronous copy to").replace("read of", "the asynchronous copy from")
         message = f"{what} was not waited for when its thread ended, by {_at(issue.access)}"
-    elif issue.kind == checked.UNSET_LOCAL:
+    elif issue.kind == observed.UNSET_LOCAL:
         what = f"the {what}" if region else "whether the launch fails"
         message = f"{what} depends on a local variable that nobody has given a value, by {_at(issue.access)}"
-    elif issue.kind == checked.CONST_WRITTEN:
-        why = "which no kernel may write" if region.kind == regions.VARIABLE else "which the kernel takes as const"
+    elif issue.kind == observed.CONST_WRITTEN:
+        why = "which no kernel may write" if region.kind == observed.VARIABLE else "which the kernel takes as const"
         message = f"{what}, {why}, by {_at(issue.access)}"
-    elif issue.kind == checked.UNINITIALISED:
+    elif issue.kind == observed.UNINITIALISED:
         message = f"{what}, which nobody has written, by {_at(issue.access)}"
     else:
         size = f"{issue.size} bytes at an address that is no multiple of {issue.size}"
         message = f"{what}: {size}, by {_at(issue.access)}"
-    file, line = issue.access.place or (None, None)
-    other_file, other_line = (issue.other.place if issue.other else None) or (None, None)
-    return Finding(
-        kind,
-        message,
-        file,
-        line,
-        issue.access.block,
-        issue.access.thread,
-        name,
-        index,
-        other_file,
-        other_line,
-        issue.other.block if issue.other else None,
-        issue.other.thread if issue.other else None,
-        issue.count,
-    )
+    return _of_issue(issue, kind, message, name, index)
 
 
-def _never_written(part: regions.Part) -> Finding | None:
-    """An array that the kernel may write, with elements that had no value before and have none after."""
+def _never_written(part: observed.Part) -> Finding | None:
+    """Return the finding for an array of the kernel's that has elements without a value, before and after."""
     if not part.writable or part.state is None:
         return None
-    left = np.flatnonzero(part.state == regions.UNWRITTEN)
+    left = np.flatnonzero(part.state == observed.UNWRITTEN)
     if left.size == 0:
         return None
     count = f"{left.size:,} of {part.state.size:,} elements of {part.name}"
@@ -351,15 +342,15 @@ def _never_written(part: regions.Part) -> Finding | None:
     return Finding("never written", message, array=part.name, index=int(left[0]))
 
 
-def _stopped(seen: checked.Observed, stopped: checked.Stopped) -> Finding:
-    """What ended the launch, as a finding."""
-    kind = _STOPPED.get(stopped.reason, "stopped")
-    region = _region(seen, stopped.region)
+def _stopped(seen: observed.Observed, abort: observed.Abort) -> Finding:
+    """Return the finding for what ended the launch."""
+    kind = _STOPPED.get(abort.reason, "stopped")
+    region = _region(seen, abort.region)
     name = index = None
-    if region is not None and stopped.offset is not None:
-        name, index, _ = _element(region, stopped.offset)
-    file, line = stopped.place or (None, None)
-    other_file, other_line = stopped.other_place or (None, None)
-    who = _at(checked.Access(stopped.place, stopped.block, stopped.thread, False))
-    message = f"{stopped.message.removeprefix(f'{kind}: ')}, in {who}"
-    return Finding(kind, message, file, line, stopped.block, stopped.thread, name, index, other_file, other_line)
+    if region is not None and abort.offset is not None:
+        name, index, _ = _element(region, abort.offset)
+    who = _at(observed.Access(abort.place, abort.block, abort.thread, False))
+    message = f"{abort.message.removeprefix(f'{kind}: ')}, in {who}"
+    file, line = abort.place or (None, None)
+    other_file, other_line = abort.other_place or (None, None)
+    return Finding(kind, message, file, line, abort.block, abort.thread, name, index, other_file, other_line)

@@ -1,4 +1,4 @@
-"""The arrays of a launch on a GPU, here for its X-ray, and back."""
+"""Copy the arrays of a launch on a GPU to the engine for its X-ray, and back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from helpers.engine import copies
 
 
 def _array_of(tensor: tensor_maps.Made) -> Any:
-    """The array on the GPU that a tensor map describes. The caller of the launch keeps it alive."""
+    """Return the array on the GPU that a tensor map describes. The caller of the launch keeps it alive."""
     kind = np.dtype(np.uint16)  # both half types have two bytes
     strides = (*reversed(tensor.strides), kind.itemsize)
     shape = tuple(reversed(tensor.sizes))
@@ -55,7 +55,7 @@ class Mirrors:
             )
 
     def _mirror(self, begin: int, end: int, members: Sequence[int]) -> None:
-        """Bring a piece of a GPU's memory here, at the same distance from a multiple of 256 bytes."""
+        """Copy a piece of a GPU's memory here, to the same offset from a multiple of 256 bytes."""
         lead, size, memory = begin % copies.ALIGNMENT, end - begin, self.args[members[0]].data.mem
         here = engine.empty(lead + size, np.uint8)
         if size:
@@ -68,6 +68,6 @@ class Mirrors:
             self.args[number] = np.ndarray.__new__(engine.ndarray, a.shape, a.dtype, here, place, a.strides)
 
     def copy_back(self) -> None:
-        """What the kernel wrote goes to the GPU."""
+        """Copy what the kernel wrote to the GPU."""
         for remote, here in self._pieces:
             remote[...] = cp.asarray(engine.asnumpy(here))

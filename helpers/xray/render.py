@@ -15,7 +15,7 @@ COLUMNS = (("bytes", 13), ("share", 5), ("requests", 10), ("sect/req", 8), ("wav
 
 
 def first_line(text: str) -> str:
-    """A comment to begin HTML with: JupyterLab shows the first line of an output that is folded, and no more."""
+    """Return a comment to begin HTML with: of a folded output JupyterLab shows the first line only."""
     words = " ".join(text.replace("--", "–").split())
     return f"<!-- {words if len(words) <= 78 else words[:74] + ' ...'} -->\n"
 
@@ -44,7 +44,7 @@ class Listing(str):
 
 
 def columns(f: Figures, total: int) -> str:
-    """What a line, or one array of it, requested, under COLUMNS."""
+    """Format what a line, or one array of it, requested, under COLUMNS."""
     size = f.read + f.written
     per = [f"{value:.1f}" if value else "" for value in (f.sectors_per_request, f.wavefronts_per_request)]
     values = (f"{size:,}", f"{size / total:.0%}", f"{f.requests:,}", *per)
@@ -52,14 +52,14 @@ def columns(f: Figures, total: int) -> str:
 
 
 def text_table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as text: the first column to the left, the others to the right."""
+    """Format rows as text: the first column is left-aligned, the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     aligned = [[r[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(r[1:], widths[1:], strict=True))] for r in rows]
     return ["  ".join(row).rstrip() for row in aligned]
 
 
 def html_table(rows: Sequence[Sequence[str]]) -> str:
-    """The same rows for Jupyter, in the colours of its theme."""
+    """Format rows for Jupyter, in the colours of its theme."""
     body = ""
     for row, tag in zip(rows, ["th"] + ["td"] * len(rows), strict=False):
         body += "<tr>"
@@ -71,7 +71,7 @@ def html_table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def fetch_maps(fetches: Mapping[str, np.ndarray]) -> Any:
-    """How often each element was fetched, as images on one colour scale: {title: `Report.fetches[array]`, ...}."""
+    """Draw how often each element was fetched, as images on one scale: {title: `Report.fetches[array]`}."""
     from helpers.draw import charts
 
     images = {}

@@ -1,18 +1,18 @@
-"""A checked run of one launch, and what it saw: every byte the kernel requested, and every race it has.
+"""The result of a checked run of one launch: every byte the kernel requested, and every race it has.
 
     report = xray(kernel, grid, block, args)
     report                      # a table; in Jupyter, HTML
     report.findings             # [] when clean
-    report.source()             # the .cu with the figures beside its lines
+    report.source()             # the .cu with figures for each line
 
 The launch runs on the CPU engine's checked build, on a GPU machine too. Names follow compute-sanitizer and Nsight
-Compute, which come next in a reader's life. **Bytes here are what the threads requested.** A GPU's caches serve most
+Compute, the tools to use next. **Bytes here are what the threads requested.** A GPU's caches serve most
 requests, so its memory moves less: there is no cache model here.
 
 What is not seen: an access that jumps from one `__shared__` array or variable right into another (more than 4 KB past
 its end; the address is all there is to judge by), and one past a local array through a pointer. Local variables are
-registers, whose accesses nobody can watch: a value that nobody gave is found where the results depend on it.
-Volatile accesses by threads of different blocks are taken for signals, which is what they are for.
+registers, whose accesses cannot be observed: a missing initial value is found if the results depend on it.
+Volatile accesses by threads of different blocks are taken to be signals between them.
 
 FLOP are not in the table, because their number depends a little on the host's compiler: `report.flop` has them.
 """
@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from helpers.engine import banks, checked, failures
+from helpers.engine import banks, failures, observed
 from helpers.engine.cuda_source import source
 from helpers.engine.steps import Step
 from helpers.xray.figures import Figures
@@ -42,8 +42,8 @@ class Report:
     findings: [] when clean. traffic: figures by array of global memory. shared: by `__shared__` array. by_line: by
     (file, line). fetches: by array, how often each element was read, in the array's shape. barriers: reached, by
     blocks. collectives: shuffles, votes and their like, by warps; warp_barriers: those of them that are __syncwarp.
-    notes: what is no error, and worth a look.
-    events: what warps asked of TMA, of tensor cores and of barriers, in the engine's order. A GPU may have it too.
+    notes: not errors, but worth a look.
+    events: requests of warps to TMA, tensor cores and barriers, in the engine's order: a GPU's may be another.
 
     flop: what threads computed with floats and doubles: an addition, subtraction, multiplication, division or square
     root is one, an FMA two; expf and its like, maxima, comparisons and conversions none (exactly: `with_flop` of
@@ -66,7 +66,7 @@ class Report:
     block: tuple[int, int, int] = (1, 1, 1)
     passed: dict[int, list[Step]] = field(default_factory=dict, repr=False)  # by block
     notes: list[str] = field(default_factory=list)
-    events: tuple[checked.Event, ...] = field(default=(), repr=False)
+    events: tuple[observed.Event, ...] = field(default=(), repr=False)
     flop: int | None = None
     tensor_flop: int = 0
     warp_barriers: int = 0
@@ -86,12 +86,12 @@ class Report:
         return (self.flop + self.tensor_flop) / requested if self.flop is not None and requested else None
 
     def assert_clean(self) -> None:
-        """For tests. Raises AssertionError with the findings where there are any."""
+        """Raise an AssertionError that lists the findings, if there are any: for tests."""
         if self.findings:
             raise AssertionError("\n".join([f"{self.name}: {self.summary()}", *map(str, self.findings)]))
 
     def summary(self) -> str:
-        """`0 findings`, as a sanitizer ends."""
+        """Return the number of findings in a sanitizer's words: `0 findings`."""
         return f"{len(self.findings)} finding{'' if len(self.findings) == 1 else 's'}"
 
     # ------------------------------------------------------------------------------------ as text
@@ -143,7 +143,7 @@ class Report:
         )
 
     def source(self, *, around: int | None = None) -> Listing:
-        """The source with what each line requested beside it: bytes, requests, and what a request costs.
+        """Return the source with the figures of each line: bytes, requests, and what a request costs.
 
         A line that touches several arrays at different costs has a row for each below it. `!` marks the lines of the
         findings. In Jupyter the lines with the most bytes are shaded.
@@ -179,7 +179,7 @@ class Report:
     # ------------------------------------------------------------------------------------ as pictures
 
     def heatmap(self, *arrays: str) -> Any:
-        """How often each element of an array was fetched, as an image; several arrays share a colour scale.
+        """Draw how often each element of an array was fetched; several arrays share a colour scale.
 
         Raises:
             KeyError: no such array; the message names those there are.
@@ -190,7 +190,7 @@ class Report:
         return fetch_maps({name: self.fetches[name] for name in arrays})
 
     def banks(self, line: int, array: str | None = None) -> Any:
-        """Which lane hits which bank of shared memory, in the costliest request of a line.
+        """Draw which lane hits which bank of shared memory, in the costliest request of a line.
 
         Lanes with 8 or 16 bytes each are served in groups, of 16 or 8 lanes: there is a picture for each, with a row
         for each word of a lane.
@@ -228,9 +228,9 @@ class Report:
         return picture
 
     def steps(self, block: int | Sequence[int] = 0) -> list[Step]:
-        """What the warps of a block did between its barriers, in order: `timeline` as data.
+        """Return what the warps of a block did between its barriers, in order: `timeline` as data.
 
-        Memory instructions only. Threads of a warp are together where a GPU would keep them together.
+        Memory instructions only. Threads of a warp are together when a GPU would keep them together.
 
         Args:
             block: its number, x first, or its index (x, y, z).
@@ -249,11 +249,11 @@ class Report:
         return self.passed[block]
 
     def timeline(self, block: int | Sequence[int] = 0, *, intervals: tuple[int, int] = (0, 6)) -> Any:
-        """Which thread of a block was where between its barriers.
+        """Draw which thread of a block was where between its barriers.
 
         From left to right: the memory instructions of each warp, in its order, up to the barrier where it waits for the
         others. Each time a count doubles, its box is one unit wider. Where a box is not as high as its warp, the
-        warp has diverged. Time is not known: a GPU's warps take turns as it likes.
+        warp has diverged. The time axis is not a time: a GPU may interleave its warps in any way.
 
         Args:
             block: its number or index, as for `steps`. intervals: the first one to draw, and one past the last.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from helpers import engine
-from helpers.engine import checked
+from helpers.engine import checked, observed
 from helpers.xray import figures, findings
 from helpers.xray.findings import Finding
 from helpers.xray.render import Table
@@ -57,21 +57,21 @@ def xray(
         events=seen.events,
         flop=seen.flop,
         tensor_flop=seen.tensor_flop,
-        passed={number: figures.steps(seen, passed) for number, passed in seen.passed.items()},
+        passed={number: figures.steps(seen, passed) for number, passed in seen.traces.items()},
     )
 
 
 def find(
     kernel: Any, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], shared_mem: int = 0
 ) -> list[Finding]:
-    """The findings of `xray` but for those about local variables, by one build, not three; nothing is counted."""
+    """Return `xray`'s findings but for those about local variables: one build, not three, and no counting."""
     return findings.of_run(_observe(kernel, grid, block, args, shared_mem, profile=False)[1])
 
 
 def _observe(
     kernel: Any, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], shared_mem: int, **how: Any
-) -> tuple[engine.RawKernel, checked.Observed]:
-    """The engine's kernel, and what a checked run of it saw. The arrays of a GPU are copied there and back."""
+) -> tuple[engine.RawKernel, observed.Observed]:
+    """Return the engine's kernel, and what its checked run saw. A GPU's arrays are copied there and back."""
     function = engine_kernel(kernel)
     if kernel is not function:  # as a launch of helpers.attention.kernel does
         function.allow_dynamic_shared(shared_mem)
@@ -88,7 +88,7 @@ def _observe(
 
 
 def engine_kernel(kernel: Any) -> Any:
-    """The CPU engine's kernel of the same text and options."""
+    """Return the CPU engine's kernel of the same text and options."""
     function = getattr(kernel, "function", kernel)
     if isinstance(function, engine.RawKernel):
         return function
@@ -104,7 +104,7 @@ def engine_kernel(kernel: Any) -> Any:
 
 
 def compare(*reports: Report) -> Table:
-    """Bytes that the threads requested of each array of global memory, a column for each report."""
+    """Tabulate the bytes that threads requested of each array of global memory, a column for each report."""
     arrays = dict.fromkeys(name for report in reports for name in report.traffic)
     rows = [("bytes requested", *(report.name for report in reports))]
     for name in arrays:

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from helpers import device
-from helpers.attention.export import python_file
-from helpers.attention.export.plan import TARGETS, CannotExport, Request, plan
-from helpers.attention.export.text import Sizes
+from helpers.attention.export import render
+from helpers.attention.export.plan import TARGETS, CannotExport, Request
 from helpers.attention.ladder import LADDER, Stage
 from helpers.attention.ladder.limits import Limits
 
@@ -112,16 +111,9 @@ def export(words: Sequence[str]) -> str:
     kv_heads = given.kv_heads or (max(given.heads // 2, 1) if gqa and given.heads % 2 == 0 else given.heads)
     if given.heads % kv_heads or (kv_heads != given.heads and not gqa):
         raise CannotExport(f"--heads {given.heads} --kv-heads {kv_heads}: stage {stage.name} cannot share them out")
-    sizes = Sizes(given.batch, given.seq, given.seq_kv or given.seq, given.heads, kv_heads)
-    if given.cpp:
-        from helpers.attention.export import cpp_file
-
-        return cpp_file.text(plan(request), sizes)
-    if given.torch:
-        from helpers.attention.export import torch_file
-
-        return torch_file.text(request, sizes)
-    return python_file.text(plan(request), sizes)
+    sizes = render.Sizes(given.batch, given.seq, given.seq_kv or given.seq, given.heads, kv_heads)
+    form = render.for_nvcc if given.cpp else render.for_torch if given.torch else render.for_cupy
+    return form(request, sizes)
 
 
 def _why(output: Path, error: OSError) -> str:

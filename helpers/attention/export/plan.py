@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from helpers.attention import kernel
-from helpers.attention.export.sizes import Size, Tree, tree_of, value
+from helpers.attention.export.sizes import Size, Tree, names, tree_of, value
 from helpers.attention.ladder import Stage, launches, limits
 from helpers.attention.ladder.call import Call, Spec
 from helpers.attention.ladder.launch import Launch, Map, Part
 from helpers.attention.ladder.limits import Limits
-from helpers.attention.ladder.params import STRIDES
+from helpers.attention.ladder.params import STRIDES, UNLIMITED
 from helpers.attention.ladder.tiles import KB
 from helpers.engine.cuda_source import signatures
 from helpers.engine.cuda_source.signatures import dtype_of
@@ -72,6 +72,16 @@ class Request:
         return self.stage.direction == "backward"
 
     @property
+    def gqa(self) -> bool:
+        """Whether k and v may have fewer heads than q."""
+        return "gqa" in self.stage.features
+
+    @property
+    def step(self) -> int | None:
+        """The exponent of the step from 1 to the next number of a half type, 2**step; None for float32."""
+        return {"float16": -10, "bfloat16": -7}.get(self.dtype)
+
+    @property
     def model_layout(self) -> bool:
         """Whether arrays are (batch, rows, heads, head_dim), by their strides; else (batch, heads, rows, head_dim)."""
         return "strides" in self.stage.features
@@ -105,6 +115,11 @@ class Field:
     tree: Tree = ()
     fields: tuple[Field, ...] = ()
 
+    @property
+    def trees(self) -> tuple[Tree, ...]:
+        """The sizes in it, and in its fields."""
+        return tuple(tree for field in self.fields for tree in field.trees) + ((self.tree,) if self.tree else ())
+
 
 @dataclass(frozen=True)
 class Struct:
@@ -113,6 +128,11 @@ class Struct:
     type: str
     dtype: np.dtype
     fields: tuple[Field, ...]
+
+    @property
+    def trees(self) -> tuple[Tree, ...]:
+        """The sizes in its fields."""
+        return tuple(tree for field in self.fields for tree in field.trees)
 
 
 @dataclass(frozen=True)
@@ -148,9 +168,66 @@ class Plan:
         return "schedule" in self.scratch
 
     @property
-    def maps(self) -> bool:
-        """Whether a launch takes tensor maps."""
-        return any(arg.kind == "map" for launch in self.launches for arg in launch.args)
+    def maps(self) -> set[str]:
+        """The arrays of which a launch takes tensor maps."""
+        return {arg.name for launch in self.launches for arg in launch.args if arg.kind == "map"}
+
+    @property
+    def mapped_dtype(self) -> str:
+        """The one dtype of the arrays of which a launch takes tensor maps."""
+        (dtype,) = {self.scratch[name][1].name if name in self.scratch else self.request.dtype for name in self.maps}
+        return dtype
+
+    @property
+    def any_rows(self) -> bool:
+        """Whether views are taken as they are, if their rows are contiguous and aligned."""
+        return self.request.model_layout and bool(self.defines.get("VECTOR", 1))
+
+    @property
+    def wmma(self) -> bool:
+        """Whether the kernel includes mma.h, whose own header CuPy does not look for."""
+        return "<mma.h>" in kernel.source(self.request.stage.file)
+
+    @property
+    def options(self) -> list[str]:
+        """The compiler's options."""
+        stage = self.request.stage
+        arch = [f"-arch={stage.architecture(stage.min_cc)}"] if stage.only_cc else []
+        return ["-std=c++17", *(f"-D{name}={value}" for name, value in self.defines.items()), *arch]
+
+    @property
+    def templates(self) -> list[str]:
+        """The kernels that are instances of templates, by name."""
+        return [launch.kernel for launch in self.launches if "<" in launch.kernel]
+
+    @property
+    def kernels(self) -> list[str]:
+        """The kernels by name; the instances alone where there are some."""
+        return self.templates or [launch.kernel for launch in self.launches]
+
+    @property
+    def unlimited(self) -> bool:
+        """Whether a struct has a window's side without a limit."""
+        return ("number", UNLIMITED) in (tree for struct in self.structs.values() for tree in struct.trees)
+
+    @property
+    def used(self) -> set[str]:
+        """The sizes and the constants that the launches name."""
+        trees = [tree for launch in self.launches for tree in (*launch.grid, *launch.block)]
+        trees += [arg.tree for launch in self.launches for arg in launch.args if arg.tree]
+        trees += [tree for sizes, _ in self.scratch.values() for tree in sizes]
+        trees += [tree for struct in self.structs.values() for tree in struct.trees]
+        used = set().union(*map(names, trees))
+        if self.table:
+            used |= {"batch", "heads", "kv_heads", "n", "n_kv"}
+        if self.request.return_lse or any(launch.each_head for launch in self.launches):
+            used |= {"batch", "heads"} | ({"n"} if self.request.return_lse else set())
+        return used
+
+    @property
+    def own_sizes(self) -> dict[str, int]:
+        """The sizes of tiles that the launches name, with their values."""
+        return {name: value for name, value in self.defines.items() if name in self.used - {"HEAD_DIM"}}
 
 
 def plan(request: Request) -> Plan:

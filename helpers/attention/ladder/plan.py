@@ -104,6 +104,7 @@ class Ready:
         Raises:
             ValueError: more tiles than a grid has room for; the source has no such kernel.
         """
+        kernel.COUNTS["planned"] += 1
         before: list[Launch] = []
         self.scratch: dict[str, Spec] = {}
         given = call

@@ -1,25 +1,23 @@
-"""A forward and a backward pass by torch.autograd, on a GPU: ours beside SDPA's flash and cuDNN backends, in turns.
+"""Time a forward and a backward pass by torch.autograd on a GPU: ours against SDPA's flash and cuDNN backends.
 
     python3 -m helpers.bench.study autograd FILE
 
-bfloat16, 16,384 tokens, heads x head_dim = 2048. Device time, the queue kept full, so that none of the host's is in it.
+bfloat16, 16,384 tokens, heads x head_dim = 2048. Device time, in turns. The queue is kept full, so that none of the
+host's time is in it.
 """
 
 from __future__ import annotations
 
 import functools
-import statistics
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from helpers.bench import records
 from helpers.bench.cases import Case, Shape
+from helpers.bench.harness import Study, compare, speed_text
 from helpers.bench.run import device_facts
-from helpers.bench.timing import in_turns, speeds
 
-RECORD = records.MEASURED / "nvidia-h200-autograd.json"
-recorded = functools.partial(records.load, RECORD)
-_shown = records.table_of(lambda: recorded())
+recorded = records.reader("nvidia-h200-autograd.json")
 OURS = "flash_attention"
 PEERS = {"SDPA flash": "FLASH_ATTENTION", "SDPA cuDNN": "CUDNN_ATTENTION"}
 CASES = tuple(
@@ -29,11 +27,11 @@ CASES = tuple(
     for causal in (False, True)
 )
 ROUNDS = 15
-PASSES = 3.5  # FLOP of both passes, in those of the forward one: two products, and five
+PASSES = 3.5  # FLOP of both passes, in units of the forward pass: seven products to its two
 
 
 def _ways(shape: Shape, causal: bool) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """What is timed, by its name: each returns the gradients of q, k and v, (batch, N, heads, d)."""
+    """Yield what is timed, with its name: each returns the gradients of q, k and v, (batch, N, heads, d)."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -59,11 +57,8 @@ def _ways(shape: Shape, causal: bool) -> Iterator[tuple[str, Callable[[], Any]]]
         yield name, functools.partial(sdpa, backend)
 
 
-def measure(cases: tuple[Case, ...] = CASES, rounds: int = ROUNDS) -> dict[str, Any]:
-    """The record: each case, all ways in turns. AssertionError where the gradients are not those of a peer."""
-    import torch
-
-    rows = []
+def rows(cases: tuple[Case, ...] = CASES, rounds: int = ROUNDS) -> Iterator[list[dict[str, Any]]]:
+    """Time all ways in turns, case by case. AssertionError if our gradients differ from a peer's."""
     for case in cases:
         ways = dict(_ways(case.shape, case.causal))
         gradients = {name: run() for name, run in ways.items()}
@@ -72,19 +67,24 @@ def measure(cases: tuple[Case, ...] = CASES, rounds: int = ROUNDS) -> dict[str, 
                 error, largest = float((a - b).abs().max()), float(b.abs().max())
                 assert error <= 0.02 * largest, f"{case}: {name} differs by {error:.2e} of {largest:.2e}"
         del gradients
-        times = in_turns(ways, rounds)
-        for name, taken in times.items():
-            ms = statistics.median(taken)
-            row = {"name": name, "shape": list(case.shape), "dtype": case.dtype, "causal": case.causal, "ms": ms}
-            row |= {"ms_min": min(taken), "ms_max": max(taken), "tflops": PASSES * case.flops / ms / 1e9}
-            rows.append(row | (speeds(times[OURS], taken) if name != OURS else {}))
-            print(f"{case}: {name:16}{ms:8.3f} ms")
-    return {"device": {**device_facts(), "torch": torch.__version__}, "rounds": rounds, "rows": rows}
+        what = {"shape": list(case.shape), "dtype": case.dtype, "causal": case.causal}
+        timed = compare(ways, rounds, flops=PASSES * case.flops, of=OURS)
+        yield [{"name": name, **what, **figures} for name, figures in timed.items()]
 
 
-@_shown
+def _head() -> dict[str, Any]:
+    import torch
+
+    return {"device": {**device_facts(), "torch": torch.__version__}, "rounds": ROUNDS}
+
+
+STUDY = Study("autograd", {"rows": rows}, _head, line=lambda row: f"{row['shape']} {row['name']:16}{row['ms']:8.3f} ms")
+take = STUDY.take
+
+
+@records.shown
 def table(record: Mapping[str, Any] | None = None) -> str:
-    """A record as text, a case a line: ours, and its speed beside each peer's."""
+    """Format a record as text, a case a line: ours, and its speed compared with each peer's."""
     lines = [
         f"{'forward and backward, bfloat16':42}{'ours':>12}{'TFLOP/s':>8}"
         + "".join(f"{f'beside {name}':>28}" for name in PEERS)
@@ -96,9 +96,6 @@ def table(record: Mapping[str, Any] | None = None) -> str:
         what, ours = f"{batch} x {heads} heads of {d}, N = {n}" + ", causal" * causal, own[OURS]
         line = f"{what:42}{ours['ms']:9.2f} ms{ours['tflops']:8.0f}"
         for name in PEERS:
-            beside = own.get(name)
-            line += (
-                f"{beside['speed']:.2f}× ({beside['speed_min']:.2f} to {beside['speed_max']:.2f})" if beside else ""
-            ).rjust(28)
+            line += (speed_text(own[name]) if name in own else "").rjust(28)
         lines.append(line.rstrip())
     return "\n".join(lines)

@@ -1,9 +1,9 @@
-"""How many elements of the gradients are not the same, bit by bit, in every run of one call on a GPU."""
+"""Count the elements of the gradients whose bits differ between runs of one call on a GPU."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,12 +12,11 @@ from helpers.attention import flash_attention
 from helpers.attention.ladder import BACKWARD, backward
 from helpers.bench import records
 from helpers.bench.cases import Inputs, Shape
+from helpers.bench.harness import Study
 from helpers.device import cp, describe
 from helpers.renamed import old_names
 
-RECORD = records.MEASURED / "nvidia-h200-bits.json"
-recorded = functools.partial(records.load, RECORD)
-_shown = records.table_of(lambda: recorded())
+recorded = records.reader("nvidia-h200-bits.json")
 SHAPE = (1, 16, 4096, 64)
 RUNS = 10
 
@@ -25,7 +24,7 @@ RUNS = 10
 def differing_elements(
     name: str, *, deterministic: bool, dtype: str, shape: Shape = SHAPE, runs: int = RUNS
 ) -> dict[str, int]:
-    """Elements of each gradient that differ between the runs of one call of a stage."""
+    """Count the elements of each gradient that differ between the runs of one call of a stage."""
     inputs = Inputs(shape, dtype)
     q, k, v = inputs.device
     o, lse = flash_attention(*(a.swapaxes(1, 2) for a in (q, k, v)), return_lse=True)
@@ -43,27 +42,23 @@ def differing_elements(
     return {name: int(a.sum()) for name, a in zip(("dQ", "dK", "dV"), changed, strict=True)}
 
 
-def measure(shape: Shape = SHAPE, runs: int = RUNS) -> dict[str, Any]:
-    """The record: every stage that computes gradients, in its types and both of its ways."""
-    rows = [
-        {
-            "stage": stage.name + " deterministic" * deterministic,
-            "dtype": dtype,
-            "different": differing_elements(
-                stage.name, deterministic=deterministic, dtype=dtype, shape=shape, runs=runs
-            ),
-        }
-        for stage in BACKWARD.values()
-        for dtype in stage.dtypes
-        for deterministic in (False, True)
-        if not deterministic or "deterministic" in stage.features
-    ]
-    return {"device": describe(), "shape": list(shape), "runs": runs, "rows": rows}
+def rows(shape: Shape = SHAPE, runs: int = RUNS) -> Iterator[dict[str, Any]]:
+    """Count for every stage that computes gradients, in each of its types, deterministic and not."""
+    for stage in BACKWARD.values():
+        for dtype, deterministic in itertools.product(stage.dtypes, (False, True)):
+            if not deterministic or "deterministic" in stage.features:
+                how: dict[str, Any] = {"deterministic": deterministic, "dtype": dtype, "shape": shape, "runs": runs}
+                name = stage.name + " deterministic" * deterministic
+                yield {"stage": name, "dtype": dtype, "different": differing_elements(stage.name, **how)}
 
 
-@_shown
+STUDY = Study("bits", {"rows": rows}, lambda: {"device": describe(), "shape": list(SHAPE), "runs": RUNS})
+take = STUDY.take
+
+
+@records.shown
 def table(record: Mapping[str, Any] | None = None) -> str:
-    """A record as text, a stage a line; the committed one where none is given."""
+    """Format a record as text, a stage a line."""
     batch, heads, n, d = record["shape"]
     lines = [
         f"Elements that differ between {record['runs']} runs, of {batch * heads * n * d:,} each; {record['device']}",

@@ -13,7 +13,6 @@ import functools
 import os
 import re
 import shutil
-import statistics
 import subprocess
 import tempfile
 import time
@@ -29,18 +28,17 @@ from helpers.attention.ladder import LADDER, Stage
 from helpers.attention.ladder.steps import CLIMBS
 from helpers.bench import peers, records, sass_loop
 from helpers.bench.cases import Case, Inputs, Sample, Shape
-from helpers.bench.plan import tile_sizes
-from helpers.bench.timing import in_turns, speeds
+from helpers.bench.harness import Study, compare
+from helpers.bench.job import tile_sizes
 from helpers.device import ON_GPU, cp, describe
 from helpers.engine import nvrtc
 
-RECORD = records.MEASURED / "nvidia-h200-cute.json"
-recorded = functools.partial(records.load, RECORD)
-_shown = records.table_of(lambda: recorded())
+recorded = records.reader("nvidia-h200-cute.json")
 DTYPE, ARCH, ROUNDS = "bfloat16", "sm_90", 8
 TOKENS, COLUMNS = 16384, 2048
 LENGTHS, HEAD_DIMS = (512, 4096, 16384), (64, 128)
 SQUARE = (("BLOCK_M", 64), ("BLOCK_N", 64))  # the tile that 12 begins with
+PROCESSES = min(16, os.cpu_count() or 1)  # that compile at the same time
 PEER = "SDPA flash"  # FlashAttention-2, as PyTorch has it
 
 
@@ -170,22 +168,11 @@ def timed(cases: Sequence[Case] = CASES, ways: Sequence[Way] = WAYS, rounds: int
                 errors[peer.name], extra[peer.name] = sample.error(runs[peer.name]()), _torch_extra(runs[peer.name])
             for name, error in errors.items():
                 assert error <= sample.tolerance, f"{name} at {case}: {error:.1e} > {sample.tolerance:.1e}"
-            times = in_turns(runs, rounds)
-        for name, taken in times.items():
-            ms = statistics.median(taken)
-            yield {
-                "shape": list(case.shape),
-                "causal": case.causal,
-                "name": name,
-                "ms": ms,
-                "ms_min": min(taken),
-                "ms_max": max(taken),
-                "tflops": case.flops / ms / 1e9,
-                "max_error": errors[name],
-                "tolerance": sample.tolerance,
-                "extra_bytes": extra[name],
-                **speeds(taken, times[BESIDE.name]),
-            }
+            timed_rows = compare(runs, rounds, flops=case.flops, over=BESIDE.name, itself=True)
+        for name, figures in timed_rows.items():
+            what = {"shape": list(case.shape), "causal": case.causal, "name": name}
+            checked = {"max_error": errors[name], "tolerance": sample.tolerance, "extra_bytes": extra[name]}
+            yield {**what, **figures, **checked}
 
 
 def _first_run(
@@ -224,27 +211,22 @@ def _warm(index: int, head_dim: int) -> None:
     kernel.load(way.stage.file, way.stage.kernel_name(DTYPE), defines=way.defines(head_dim)).attributes  # noqa: B018
 
 
-def measure() -> dict[str, Any]:
-    """The record. First everything is compiled side by side: once with no cache, once into CuPy's."""
-    processes = min(16, os.cpu_count() or 1)
+def compiled() -> list[list[dict[str, Any]]]:
+    """Compile everything side by side: once with no cache, for the record, and once into CuPy's."""
     which = [(i, head_dim) for head_dim in HEAD_DIMS for i in reversed(range(len(WAYS)))]  # what takes longest first
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        begin = time.perf_counter()
+    with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
         compilations = [pool.submit(_cold, *one) for one in which]
         warm = [pool.submit(_warm, *one) for one in which] if ON_GPU else []
-        compiled = [one.result() for one in compilations]
+        rows = [one.result() for one in compilations]
         for one in warm:
             one.result()
-        seconds = time.perf_counter() - begin
     order = {(way.name, head_dim): i for i, (head_dim, way) in enumerate((d, w) for d in HEAD_DIMS for w in WAYS)}
-    compiled.sort(key=lambda row: order[row["name"], row["head_dim"]])
-    how = {"machine": _processor(), "processes": processes, "nvrtc": ".".join(map(str, nvrtc.version() or ()))}
-    return {
-        "device": describe(),
-        "how": {**how, "architecture": ARCH, "seconds_of_all": seconds, "cutlass": nvrtc.CUTLASS},
-        "compiled": compiled,
-        "timed": list(timed()),
-    }
+    return [sorted(rows, key=lambda row: order[row["name"], row["head_dim"]])]
+
+
+def _head() -> dict[str, Any]:
+    how = {"machine": _processor(), "processes": PROCESSES, "nvrtc": ".".join(map(str, nvrtc.version() or ()))}
+    return {"device": describe(), "how": {**how, "architecture": ARCH, "cutlass": nvrtc.CUTLASS}}
 
 
 def _processor() -> str:
@@ -253,6 +235,10 @@ def _processor() -> str:
         if name := re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8")):
             return f"{name[1]}, {os.cpu_count()} cores"
     return f"{os.cpu_count()} cores"
+
+
+STUDY = Study("cute", {"compiled": compiled, "timed": timed}, _head)
+take = STUDY.take
 
 
 def row(name: str, n: int, head_dim: int, *, causal: bool = False) -> dict[str, Any] | None:
@@ -291,7 +277,7 @@ def memory_table(record: Mapping[str, Any] | None = None, *, names: Sequence[str
     return _by_case("MiB beyond q, k, v and o", cell, record, names)
 
 
-@_shown
+@records.shown
 def _by_case(
     title: str, cell: Callable[[Mapping[str, Any]], str], record: Mapping[str, Any] | None, names: Sequence[str]
 ) -> str:
@@ -305,7 +291,7 @@ def _by_case(
     return "\n".join(table)
 
 
-@_shown
+@records.shown
 def compiled_table(record: Mapping[str, Any] | None = None) -> str:
     """Lines of code, seconds to compile, registers, spills and instructions of each kernel, as text."""
     heads = ("lines", "seconds", "registers", "spills", "instructions", "a tile", "integer")
@@ -334,7 +320,7 @@ def integer_instructions(opcodes: Mapping[str, int]) -> int:
     return sum(count for name, count in opcodes.items() if _INTEGER.fullmatch(name))
 
 
-@_shown
+@records.shown
 def table(record: Mapping[str, Any] | None = None) -> str:
     """A record as text; the committed one where none is given."""
     how = record["how"]

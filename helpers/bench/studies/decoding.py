@@ -15,9 +15,7 @@ import functools
 import importlib
 import importlib.util
 import itertools
-import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,15 +25,14 @@ from helpers.attention.ladder import limits
 from helpers.attention.ladder.kinds import kind_of
 from helpers.attention.ladder.layout import Spec
 from helpers.bench import records
+from helpers.bench.harness import Row, Study, Way, compare
 from helpers.bench.host_cost import host_time
 from helpers.bench.peers import FLASH_ATTENTION_3
 from helpers.bench.run import device_facts
-from helpers.bench.timing import in_turns, speeds
-from helpers.device import describe
 
 # (sequences, keys of each, heads of q, heads of K and V, head_dim)
-Row = tuple[int, int, int, int, int]
-ROWS: tuple[Row, ...] = (
+Sizes = tuple[int, int, int, int, int]
+ROWS: tuple[Sizes, ...] = (
     (8, 8192, 32, 8, 128),
     (1, 8192, 32, 8, 128),
     (1, 65536, 32, 8, 128),
@@ -51,14 +48,12 @@ MIXED = 64, 100, 32768  # sequences, and their shortest and longest
 PAGES = 16, 64
 ROUNDS = 15
 TOLERANCE = 2e-2  # of the largest number of a head
-PARTS = "rows", "mixed", "steps", "host"
-Way = Callable[[], Any]
 
 
 class Inputs:
     """PyTorch's tensors of a row: q (batch, 1, heads, d), caches (batch, keys, kv_heads, d), and the same in pages."""
 
-    def __init__(self, row: Row, lengths: Sequence[int] | None = None, *, pages: Sequence[int] = PAGES) -> None:
+    def __init__(self, row: Sizes, lengths: Sequence[int] | None = None, *, pages: Sequence[int] = PAGES) -> None:
         import torch
 
         batch, keys, self.heads, self.kv_heads, self.d = row
@@ -184,24 +179,16 @@ def able(inputs: Inputs, makers: Sequence[Callable[[Inputs], Iterator[tuple[str,
     return ways
 
 
-def timed(what: Mapping[str, Any], inputs: Inputs, ways: Mapping[str, Way], beside: str) -> list[dict[str, Any]]:
-    """A record of each way; speeds are those beside the way of that name."""
-    times = in_turns(ways, ROUNDS, read=True)
-    rows = []
-    for name, taken in times.items():
-        row = {**what, "name": name, "ms": statistics.median(taken), "ms_min": min(taken), "ms_max": max(taken)}
-        row["gb_per_s"] = inputs.bytes / row["ms"] / 1e6
-        if beside in times and name != beside:
-            row |= speeds(taken, times[beside])
-        rows.append(row)
-        print(line(row), flush=True)
-    return rows
+def timed(what: Mapping[str, Any], inputs: Inputs, ways: Mapping[str, Way], over: str) -> list[Row]:
+    """Time ways in turns: a row of each, with its speed over the way of that name."""
+    timed = compare(ways, ROUNDS, over=over, read=True)
+    return [{**what, "name": name, **row, "gb_per_s": inputs.bytes / row["ms"] / 1e6} for name, row in timed.items()]
 
 
 # ---- the parts of the record
 
 
-def measure_rows() -> Iterator[list[dict[str, Any]]]:
+def measure_rows() -> Iterator[list[Row]]:
     """Every row of the table: ours, peers, and what reading takes."""
     for row in ROWS:
         inputs = Inputs(row)
@@ -215,7 +202,7 @@ def mixed_lengths() -> list[int]:
     return [least, most, *map(int, np.random.default_rng(7).integers(least, most + 1, count - 2))]
 
 
-def measure_mixed() -> Iterator[list[dict[str, Any]]]:
+def measure_mixed() -> Iterator[list[Row]]:
     """Sequences of very different lengths."""
     count, _, most = MIXED
     row = count, most, 32, 8, 128
@@ -224,7 +211,7 @@ def measure_mixed() -> Iterator[list[dict[str, Any]]]:
     yield timed(what, inputs, able(inputs, (ours, flash_attention_3, flashinfer)), "FlashInfer")
 
 
-def measure_steps() -> Iterator[list[dict[str, Any]]]:
+def measure_steps() -> Iterator[list[Row]]:
     """The steps to the kernel, each beside the one before it."""
     for row in STEP_ROWS:
         inputs = Inputs(row, pages=())
@@ -247,7 +234,7 @@ def measure_steps() -> Iterator[list[dict[str, Any]]]:
         yield rows
 
 
-def measure_tune() -> Iterator[list[dict[str, Any]]]:
+def measure_tune() -> Iterator[list[Row]]:
     """Other numbers of warps, stages and keys of a tile, and of keys a stretch has at least."""
     for row in TUNE_ROWS:
         inputs = Inputs(row, pages=())
@@ -284,7 +271,7 @@ def _tuned(given: Mapping[str, Any], sizes: Mapping[str, int], **constants: int)
     return {" ".join(f"{name}={value}" for name, value in tried.items()): launch}
 
 
-def measure_host() -> Iterator[list[dict[str, Any]]]:
+def measure_host() -> Iterator[Row]:
     """What a call takes on the host, in microseconds, whatever the lengths are."""
     inputs = Inputs((8, 512, 32, 8, 128), pages=(16,))
     ways = dict(ours(inputs))
@@ -298,34 +285,25 @@ def measure_host() -> Iterator[list[dict[str, Any]]]:
         k=new,
         v=new,
     )
-    rows = []
     for name, way in ways.items():
         way()
-        rows.append({"part": "host", "name": name, "us": 1e3 * host_time(way).ms})
-        print(line(rows[-1]), flush=True)
-    yield rows
+        yield {"part": "host", "name": name, "us": 1e3 * host_time(way).ms}
 
 
-MEASURES = {
-    "rows": measure_rows,
-    "mixed": measure_mixed,
-    "steps": measure_steps,
-    "tune": measure_tune,
-    "host": measure_host,
-}
-
-
-def take(path: Path, words: Sequence[str]) -> dict[str, Any]:
-    """Measure, and write FILE after each row. words: the parts alone; the others stay as they are in FILE."""
-    parts = words or PARTS
-    record: dict[str, Any] = {"device": device_facts(), "how": __doc__, "rows": []}
-    if words and path.is_file():
-        record["rows"] = [row for row in records.load(path)["rows"] if row["part"] not in words]
-    for part in parts:
-        for rows in MEASURES[part]():
-            record["rows"] += rows
-            records.save(path, record)
-    return record
+STUDY = Study(
+    "decoding",
+    {
+        "rows": measure_rows,
+        "mixed": measure_mixed,
+        "steps": measure_steps,
+        "tune": measure_tune,
+        "host": measure_host,
+    },
+    head=lambda: {"device": device_facts(), "how": __doc__},
+    line=lambda row: line(row),
+    optional=("tune",),
+)
+take = STUDY.take
 
 
 # ---- its text
@@ -342,18 +320,10 @@ def line(row: Mapping[str, Any]) -> str:
     return f"{what:44}{row['name']:34}{1e3 * row['ms']:8.1f} us {row['gb_per_s']:6.0f} GB/s{more}"
 
 
-RECORDS = ("nvidia-h200-decoding.json", "nvidia-h100-80gb-hbm3-decoding.json")
+recorded = records.reader("nvidia-h200-decoding.json", "nvidia-h100-80gb-hbm3-decoding.json")
 
 
-def recorded() -> dict[str, Any] | None:
-    """The committed record; None where there is none."""
-    found = [records.MEASURED / name for name in RECORDS if (records.MEASURED / name).is_file()]
-    return records.load(found[0]) if found else None
-
-
+@records.shown
 def table(record: Mapping[str, Any] | None = None) -> str:
-    """The text of a record, or of the committed one."""
-    record = record or recorded()
-    if record is None:
-        return f"nothing is recorded yet; here is {describe()}"
+    """Format a record as text."""
     return "\n".join(map(line, record["rows"]))

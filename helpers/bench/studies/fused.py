@@ -11,8 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import statistics
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -26,13 +25,12 @@ from helpers.attention.check import make_inputs
 from helpers.attention.ladder import LADDER, Stage
 from helpers.attention.ladder.steps import ROTATION_IN_LOAD
 from helpers.bench import peers, records
+from helpers.bench.harness import Study, speed_text
 from helpers.bench.timing import in_turns, speeds
 from helpers.device import ON_GPU, cp, describe
 from helpers.engine.cuda_source.edit import edit
 
-RECORD = records.MEASURED / "nvidia-h200-fused.json"
-recorded = functools.partial(records.load, RECORD)
-_shown = records.table_of(lambda: recorded())
+recorded = records.reader("nvidia-h200-fused.json")
 TOKENS, COLUMNS = 16384, 2048
 LENGTHS, HEAD_DIMS = (512, 4096, 16384), (64, 128)
 DTYPE = np.dtype(ml_dtypes.bfloat16)
@@ -465,28 +463,38 @@ def _warm(section: str, work: Work) -> None:
         cp.cuda.Device().synchronize()
 
 
-def measure() -> dict[str, Any]:
-    """The record. First everything is compiled side by side, into CuPy's cache."""
-    began = time.perf_counter()
+def _compile_ahead(parts: Collection[str]) -> None:
+    """Compile what these sections launch side by side, into CuPy's cache."""
     # All that is launched has the tiles of one of these.
-    compiled = [(name, work) for name, work in PLAN if work.n in (512, 4096)]
-    compiled = [(name, work) for name, work in compiled if work.columns in (64, COLUMNS)]
-    with ProcessPoolExecutor(min(15, len(compiled)), mp_context=get_context("spawn")) as pool:
-        for done in [pool.submit(_warm, *one) for one in compiled]:
+    planned = [(name, work) for name, work in PLAN if name in parts and work.n in (512, 4096)]
+    planned = [(name, work) for name, work in planned if work.columns in (64, COLUMNS)]
+    with ProcessPoolExecutor(min(15, max(1, len(planned))), mp_context=get_context("spawn")) as pool:
+        for done in [pool.submit(_warm, *one) for one in planned]:
             with contextlib.suppress(Exception):
                 done.result()
-    record: dict[str, Any] = {"device": describe(), **_versions(), "dtype": DTYPE.name, "tokens": TOKENS}
-    record["compile_s"] = round(time.perf_counter() - began, 1)
-    record["rows"] = []
-    for section, work in PLAN:
+
+
+def _section(name: str) -> Iterator[list[dict[str, Any]]]:
+    """Measure a section at all of its shapes. One shape that fails is a row with "failed", and the others go on."""
+    for work in (work for section, work in PLAN if section == name):
         try:
-            record["rows"] += rows_of(section, work)
+            yield list(rows_of(name, work))
         except Exception as error:
-            record["rows"].append({"section": section, "shape": list(work.shape), "causal": work.causal, "name": "all"})
-            record["rows"][-1]["failed"] = f"{type(error).__name__}: {error}"[:500]
-    record["kernels"] = [row for d in HEAD_DIMS for row in kernels(Work(4096, d))]
-    record["seconds"] = round(time.perf_counter() - began, 1)
-    return record
+            where = {"section": name, "shape": list(work.shape), "causal": work.causal, "name": "all"}
+            yield [where | {"failed": f"{type(error).__name__}: {error}"[:500]}]
+
+
+STUDY = Study(
+    "fused",
+    {
+        **{name: functools.partial(_section, name) for name in SECTIONS},
+        "kernels": lambda: (row for d in HEAD_DIMS for row in kernels(Work(4096, d))),
+    },
+    head=lambda: {"device": describe(), **_versions(), "dtype": DTYPE.name, "tokens": TOKENS},
+    prepare=_compile_ahead,
+    key="section",
+)
+take = STUDY.take
 
 
 def _versions() -> dict[str, Any]:
@@ -540,7 +548,7 @@ BESIDE = {
 }
 
 
-@_shown
+@records.shown
 def section_table(section: str, *, causal: bool = False, record: Any = None, names: Sequence[str] = ()) -> str:
     """A section as text: a line for each way and shape with milliseconds, speed beside its pair, and extra memory."""
     lines, of_shape = [], {}
@@ -554,7 +562,7 @@ def section_table(section: str, *, causal: bool = False, record: Any = None, nam
             if names and name not in names:
                 continue
             ratio = speed(row, beside) if beside else None
-            faster = f"{ratio['speed']:5.2f}× ({ratio['speed_min']:.2f} to {ratio['speed_max']:.2f})" if ratio else ""
+            faster = speed_text(ratio, 5) if ratio else ""
             lines.append(f"  {name:48}{row['ms']:9.3f} ms  {faster:24}{row['extra_bytes'] / 2**20:10,.0f} MiB")
     for row in record["rows"]:
         if (row["section"], row["causal"]) == (section, causal) and "failed" in row:
@@ -600,7 +608,7 @@ def _table_of_shapes(cells: Mapping[str, Callable[[int, int], str]]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-@_shown
+@records.shown
 def gains_table(*, causal: bool = False, record: Any = None) -> str:
     """How many times as fast each fusion is as its unfused pair, the median over the rounds, as text."""
 
@@ -611,7 +619,7 @@ def gains_table(*, causal: bool = False, record: Any = None) -> str:
     return _table_of_shapes({words: functools.partial(cell, words) for words, *_ in PAIRS})
 
 
-@_shown
+@records.shown
 def memory_table(record: Any = None) -> str:
     """How many MiB the ways of MEMORY take beyond q, k, v, weights and the result, as text."""
 
@@ -622,7 +630,7 @@ def memory_table(record: Any = None) -> str:
     return _table_of_shapes({words: functools.partial(cell, section, way) for words, section, way in MEMORY})
 
 
-@_shown
+@records.shown
 def kernels_table(record: Any = None) -> str:
     """Registers, local memory, shared memory, blocks a multiprocessor, as text."""
     lines = [f"{'':22}{'d':>5}{'registers':>11}{'local bytes':>13}{'shared bytes':>14}{'threads':>9}{'blocks':>8}"]
@@ -634,7 +642,7 @@ def kernels_table(record: Any = None) -> str:
     return "\n".join(lines)
 
 
-@_shown
+@records.shown
 def table(record: Mapping[str, Any] | None = None) -> str:
     """A record as text; the committed one where none is given."""
     parts = [

@@ -14,13 +14,11 @@ from __future__ import annotations
 
 import functools
 import statistics
-import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,16 +28,15 @@ from helpers.attention.ladder import LADDER, limits, tiles
 from helpers.attention.ladder.call import Call
 from helpers.bench import reading, records
 from helpers.bench.cases import Case, Inputs, Shape, call_of
-from helpers.bench.plan import tile_sizes
-from helpers.bench.timing import Clocks, elapsed, in_turns, speeds
-from helpers.device import ON_GPU, cp, describe
+from helpers.bench.harness import Part, Study, compare, speed_text
+from helpers.bench.job import tile_sizes
+from helpers.bench.timing import Sensors, elapsed
+from helpers.device import ON_GPU, cp
 from helpers.draw.picture import GPU, WRITE, Picture, Text, figure, styled
 from helpers.engine.cuda_source.edit import edit
 from helpers.renamed import old_names
 
-RECORD = records.MEASURED / "nvidia-h200-hopper.json"
-recorded = functools.partial(records.load, RECORD)
-_shown = records.table_of(lambda: recorded())
+recorded = records.reader("nvidia-h200-hopper.json")
 STAGE = LADDER["hopper"]
 DTYPE = "bfloat16"
 ROUNDS = 16
@@ -474,14 +471,13 @@ def changes(
             run()
             runs[change], outputs[change] = run, cp.asnumpy(o)[-1, -1].astype(np.float32)
             shares[change] = statistics.median(share_of() for _ in range(5))
-        times = in_turns(runs, rounds)
-        for change in wanted:
+        rows = compare(runs, rounds, flops=case.flops, over=wanted[0], itself=True)
+        for change, figures in rows.items():
             error = float(np.abs(outputs[change] - outputs[wanted[0]]).max())
             if change.right and not error < 0.02:
                 raise ValueError(f"{change.name} at {case}: differs by {error} from the kernel as it is")
-            speed = speeds(times[change], times[wanted[0]])  # beside the kernel as it is
-            row = {**_row(case, change.name, times[change]), "share": shares[change]}
-            yield {**row, "right": change.right, **speed}
+            what = {"shape": list(case.shape), "causal": case.causal, "name": change.name}
+            yield {**what, **figures, "share": shares[change], "right": change.right}
 
 
 def _prepared(
@@ -524,12 +520,6 @@ def _prepared(
         return share(case.flops / ms / 1e9, launch.grid[0], own_mhz(compiled))
 
     return run, share_of, o
-
-
-def _row(case: Case, name: str, taken: Sequence[float]) -> dict[str, Any]:
-    ms = statistics.median(taken)
-    where = {"shape": list(case.shape), "causal": case.causal, "name": name}
-    return {**where, "ms": ms, "tflops": case.flops / ms / 1e9}
 
 
 # ---- mma.sync in a loop
@@ -605,7 +595,7 @@ def power(seconds: float = 8.0, rest: float = 4.0, batch_s: float = 0.25) -> lis
             launches = max(1, round(1e3 * batch_s / min(elapsed(run), ms)))
             cp.cuda.Device().synchronize()
             time.sleep(rest)
-            with Clocks() as clocks:
+            with Sensors() as sensors:
                 time.sleep(0.5 if ON_GPU else 0.0)
                 began = time.perf_counter()
                 own_mhz(compiled)  # forgets earlier launches
@@ -615,7 +605,7 @@ def power(seconds: float = 8.0, rest: float = 4.0, batch_s: float = 0.25) -> lis
                     tflops, mhz = case.flops / ms / 1e9, own_mhz(compiled)
                     row = {"s": end - began, "tflops": tflops, "mhz": mhz, "share": share(tflops, launch.grid[0], mhz)}
                     what = {"shape": list(case.shape), "numbers": name}
-                    rows.append({**what, **row, **clocks.between(begin, end)})
+                    rows.append({**what, **row, **sensors.between(begin, end)})
     return rows
 
 
@@ -644,11 +634,8 @@ def power_picture(head_dim: int = 128, record: Mapping[str, Any] | None = None) 
             ax.plot([row["s"] for row in each], [row[name] for row in each], color=colours[numbers], label=numbers)
         ax.set_ylabel(label)
     for numbers, each in shown.items():
-        known = [row for row in each if "sm_mhz" in row]
-        label = f"nvidia-smi, {numbers}"
-        axes[1].plot(
-            [row["s"] for row in known], [row["sm_mhz"] for row in known], ":", color=colours[numbers], label=label
-        )
+        if known := [(row["s"], row["sm_mhz"]) for row in each if "sm_mhz" in row]:  # of older records
+            axes[1].plot(*zip(*known, strict=True), ":", color=colours[numbers], label=f"nvidia-smi, {numbers}")
     axes[0].legend(loc="lower right", ncols=2)
     axes[1].legend(loc="lower right", ncols=4)
     most = max(row["tflops"] for each in shown.values() for row in each)
@@ -664,7 +651,7 @@ def power_picture(head_dim: int = 128, record: Mapping[str, Any] | None = None) 
     )
 
 
-@_shown
+@records.shown
 def power_table(record: Mapping[str, Any] | None = None) -> str:
     """What the kernel reaches when it is warm, by the numbers that it multiplies, as text: medians of the last half."""
     lines = [f"{'':26}{'TFLOP/s':>9}{'MHz':>7}{'share':>8}{'watts':>7}"]
@@ -699,12 +686,12 @@ RINGS = tuple(Work(LONG_128, (("BLOCK_N", 80), ("STAGES", stages))) for stages i
 TRACED = (Work(Case((2, 16, 8192, 128), DTYPE)), Work(Case((2, 32, 8192, 64), DTYPE), (("BLOCK_M", 128),)))
 
 
-SECTIONS: dict[str, Callable[[], list[Any]]] = {
-    "timelines": lambda: [trace(work) for work in TRACED],
-    "rings": lambda: [trace(work) for work in RINGS],
-    "clocks": lambda: list(beside()),
-    "changes": lambda: list(changes()),
-    "mma_loop": lambda: [mma_loop(warps, dtype) for dtype in FORMS for warps in (4, 8, 16, 32)],
+SECTIONS: dict[str, Part] = {
+    "timelines": lambda: map(trace, TRACED),
+    "rings": lambda: map(trace, RINGS),
+    "clocks": lambda: beside(),
+    "changes": lambda: changes(),
+    "mma_loop": lambda: (mma_loop(warps, dtype) for dtype in FORMS for warps in (4, 8, 16, 32)),
     "power": lambda: power(),
 }
 
@@ -731,24 +718,16 @@ def _compile(source: str, name: str, defines: Mapping[str, int]) -> None:
     kernel.load(source, name, defines=defines).function.attributes  # noqa: B018 - this compiles
 
 
-def take(path: Path, words: Sequence[str] = ()) -> dict[str, Any]:
-    """Measure, and write the record. First everything is compiled side by side, into CuPy's cache.
-
-    words: sections of the record. They take the place of those in path, whose other sections stay.
-    """
-    if unknown := [word for word in words if word not in SECTIONS]:
-        sys.exit(f"{unknown[0]} is no section of this record, which has {', '.join(SECTIONS)}")
-    sections, device = words or tuple(SECTIONS), describe()
-    record = (records.load(path) if words else None) or {"device": device}
-    if record["device"] != device:
-        sys.exit(f"{path} is of {record['device']}; this is {device}: write another FILE")
+def _compile_ahead(sections: Collection[str]) -> None:
+    """Compile what these sections launch side by side, into CuPy's cache."""
     if texts := compilations(sections):
         with ProcessPoolExecutor(14, mp_context=get_context("spawn")) as pool:
             for done in [pool.submit(_compile, *one) for one in texts]:
                 done.result()
-    record |= {section: SECTIONS[section]() for section in sections}
-    records.save(path, record)
-    return record
+
+
+STUDY = Study("hopper", SECTIONS, prepare=lambda sections: _compile_ahead(sections))
+take = STUDY.take
 
 
 def timeline(head_dim: int) -> dict[str, Any] | None:
@@ -773,11 +752,7 @@ def ablation(name: str, head_dim: int, *, causal: bool = False) -> dict[str, Any
     return None
 
 
-def _speed(speed: float, least: float, most: float) -> str:
-    return f"{speed:.2f}× ({least:.2f} to {most:.2f})"
-
-
-@_shown
+@records.shown
 def ablations_table(head_dim: int, *, causal: bool = False, record: Mapping[str, Any] | None = None) -> str:
     """The recorded changes at one head_dim as text: speed beside the kernel as it is, from .. to over the rounds."""
     rows = [r for r in record["changes"] if (r["shape"][3], r["causal"]) == (head_dim, causal)]
@@ -786,10 +761,9 @@ def ablations_table(head_dim: int, *, causal: bool = False, record: Mapping[str,
     batch, heads, n, d = rows[0]["shape"]
     lines = [f"{batch} x {heads} heads, N = {n}, d = {d}{', causal' * causal}"]
     for row in rows:
-        speed = _speed(row["speed"], row["speed_min"], row["speed_max"])
         share = f"  {row['share']:.1%} of the tensor cores" if "share" in row else ""
         more = "" if row["right"] else "  times only"
-        lines.append(f"  {row['name']:34}{row['tflops']:6.0f} TFLOP/s  {speed}{share}{more}")
+        lines.append(f"  {row['name']:34}{row['tflops']:6.0f} TFLOP/s  {speed_text(row)}{share}{more}")
     return "\n".join(lines)
 
 
@@ -800,7 +774,7 @@ def peers_table(record: Mapping[str, Any] | None = None) -> str:
     """
     lines = [f"{'':35}{STAGE.name:>12}" + "".join(f"{'beside ' + name:>28}" for name in PEERS)]
     for row, others in _beside_peers(record):
-        cells = [_speed(*others[name]["gain"]) if name in others else "" for name in PEERS]
+        cells = [reading.range_text(others[name]["gain"]) if name in others else "" for name in PEERS]
         batch, heads, n, d = row["shape"]
         what = f"{batch:2} x {heads:2} heads of {d:3}, N = {n:5}{', causal' * row['causal']}"
         if any(cells):
@@ -808,17 +782,7 @@ def peers_table(record: Mapping[str, Any] | None = None) -> str:
     return "\n".join(lines) if lines[1:] else records.NO_RECORD
 
 
-def not_ahead(record: Mapping[str, Any] | None = None) -> list[str]:
-    """Where the stage is not faster than a peer in all rounds: a line each. record: of the ladder."""
-    return [
-        f"d = {row['shape'][3]}, N = {row['shape'][2]}{', causal' * row['causal']}: {name}, {_speed(*peer['gain'])}"
-        for row, others in _beside_peers(record)
-        for name, peer in others.items()
-        if peer["gain"][1] <= 1
-    ]
-
-
-@_shown
+@records.shown
 def clocks_table(record: Mapping[str, Any] | None = None) -> str:
     """Clocks a key tile of products and of weights, alone and side by side, as text."""
     lines = [f"{'clocks a step':60}{'products':>10}{'weights':>10}"]
@@ -844,7 +808,7 @@ def rings_table(record: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-@_shown
+@records.shown
 def table(record: Mapping[str, Any] | None = None) -> str:
     """The sections of a record that have a table, as text; of the committed one where none is given."""
     texts = [record["device"]]

@@ -1,15 +1,13 @@
-"""Tiles of stage 07 for GPUs with less shared memory, measured on one that has more.
+"""Time tiles of flash_mma for GPUs with less shared memory, on one that has more.
 
 A launch asks for more dynamic shared memory than its kernel uses, so that a multiprocessor has as many blocks as one of
-the other GPU has room for. The other GPU's clocks, caches and tensor cores stay unknown: what carries over is which
-tile is faster where only so many blocks fit.
+the other GPU has room for. The other GPU's clock, caches and tensor cores stay unknown: what carries over is which
+tile is faster if only so many blocks fit.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
-import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -20,12 +18,11 @@ from helpers.attention.ladder import LADDER, Stage
 from helpers.attention.ladder.tiles import GPUS, KB, RESERVED, Gpu
 from helpers.bench import records
 from helpers.bench.cases import Case, Inputs
+from helpers.bench.harness import Study, need_gpu
 from helpers.bench.timing import measure as time_of
-from helpers.device import ON_GPU, cp, describe
+from helpers.device import cp
 
-RECORD = records.MEASURED / "nvidia-h200-presets.json"
-recorded = functools.partial(records.load, RECORD)
-_shown = records.table_of(lambda: recorded())
+recorded = records.reader("nvidia-h200-presets.json")
 OTHERS = tuple(gpu for gpu in GPUS if gpu.arch in ("sm_80", "sm_89"))  # with less room than this H200, and cp.async
 HEAD_DIMS = (64, 80, 96, 128, 192, 256)
 NAMES = ("BLOCK_M", "BLOCK_N", "WARPS", "MIN_BLOCKS")
@@ -41,7 +38,7 @@ CANDIDATES = (
 
 
 def room(gpu: Gpu, stage: Stage, sizes: Mapping[str, int]) -> tuple[int, int]:
-    """How many blocks the other GPU has shared memory and threads for, and the bytes with which an H200 has as many."""
+    """Return how many blocks fit a multiprocessor of the other GPU, and the bytes with which an H200 has as many."""
     needed = stage.shared_bytes(sizes)
     if needed > gpu.limit:
         return 0, 0
@@ -50,7 +47,7 @@ def room(gpu: Gpu, stage: Stage, sizes: Mapping[str, int]) -> tuple[int, int]:
 
 
 def rows() -> Iterator[dict[str, Any]]:
-    """One of the record for each GPU, head dimension and tile that fits: TFLOP/s without a mask and causal."""
+    """Time each tile that fits, for each GPU and head dimension: TFLOP/s without a mask and causal."""
     stage, device = LADDER["flash_mma"], cp.cuda.Device()
 
     def compiled(sizes: Mapping[str, int]) -> kernel.Kernel:
@@ -81,21 +78,18 @@ def rows() -> Iterator[dict[str, Any]]:
 
 
 def best(record: Mapping[str, Any], arch: str, head_dim: int) -> list[dict[str, Any]]:
-    """The rows of one architecture and head dimension, the fastest first: by the mean of both speeds."""
+    """Sort the rows of one architecture and head dimension by the mean of both speeds, the fastest first."""
     matches = [row for row in record["rows"] if (row["arch"], row["HEAD_DIM"]) == (arch, head_dim)]
     return sorted(matches, key=lambda row: -(row["full"] + row["causal"]))
 
 
-def measure() -> dict[str, Any]:
-    """The record. SystemExit where there is no GPU."""
-    if not ON_GPU:
-        sys.exit("this needs a GPU; the table does not")
-    return {"device": describe(), "rows": list(rows())}
+STUDY = Study("presets", {"rows": rows}, prepare=lambda parts: need_gpu())
+take = STUDY.take
 
 
-@_shown
+@records.shown
 def table(record: Mapping[str, Any] | None = None, most: int = 4) -> str:
-    """The fastest of each architecture and head dimension as text."""
+    """Format the fastest tiles of each architecture and head dimension as text."""
     lines = [f"TFLOP/s (causal) on {record['device']}, with as many blocks as there is room for on"]
     for gpu in OTHERS:
         lines.append(f"{gpu.name}, {gpu.arch}")

@@ -29,7 +29,8 @@ from helpers.bench import ncu, peers, records
 from helpers.bench.cases import Case, Inputs
 from helpers.bench.counters import FIGURES, SHAPE, STALLS, WIDE, counters_table, stall_metric
 from helpers.bench.experiments import EXPERIMENTS, WMMA, Experiment, Step, steps
-from helpers.bench.plan import Gradients, forward, gradients
+from helpers.bench.job import Gradients
+from helpers.bench.plan import forward, gradients
 from helpers.bench.results import MAIN_PEER
 from helpers.bench.timing import elapsed
 from helpers.device import ON_GPU, cp

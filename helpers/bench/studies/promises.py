@@ -21,7 +21,8 @@ import numpy as np
 from helpers.attention import flash_attention
 from helpers.bench import peers, records
 from helpers.bench.cases import TYPES, Case, Inputs, Shape
-from helpers.bench.plan import Job, forward, why_not
+from helpers.bench.job import Job, of_peer, of_stage, why_not
+from helpers.bench.plan import forward
 from helpers.bench.results import Measurement, Record, results_table
 from helpers.bench.run import device_facts, how_measured, run_all
 from helpers.bench.timing import measure
@@ -91,8 +92,8 @@ def jobs(cases: Sequence[Case] = LONG_CASES) -> list[Job]:
         torch = peers.torch_on_gpu()
         others = [peer for peer in peers.TORCH if torch and peer.why_not(case.dtype, case.causal) is None]
         stages = [stage for stage in forward().values() if why_not(stage, case) is None]
-        planned += [Job("peer", peer.name, peer, case) for peer in others]
-        planned += [Job("stage", stage.name, stage, case) for stage in reversed(stages)]
+        planned += [of_peer(peer, case, compared_with=case) for peer in others]
+        planned += [of_stage(stage, case, compared_with=case) for stage in reversed(stages)]
     return planned
 
 

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +50,9 @@ from helpers.attention.comms import (
 from helpers.attention.ladder.launches import slices
 from helpers.attention.ring import SCHEDULES, positions, unshard
 from helpers.bench import records
+from helpers.bench.harness import Row, Study, Way, figures
 from helpers.bench.run import device_facts
-from helpers.bench.timing import speeds
+from helpers.bench.timing import speed_range, speeds
 from helpers.engine.cuda_source.signatures import dtype_of
 from helpers.renamed import old_names
 
@@ -67,9 +68,6 @@ LONG = 2**20  # tokens of all GPUs
 ROUNDS = 3
 AT_LEAST_MS = 30.0  # of calls that are timed together
 LIMIT_S = 8.0  # of ranks that wait for one that fails
-PARTS = ("correct", "processes", "fails", "copies", "forward", "backward", "long", "channels")
-Row = dict[str, Any]
-Way = Callable[[], Any]
 
 
 # ---- the model
@@ -411,11 +409,10 @@ def timed(ranks: Comms, ways: Mapping[str, Way], rounds: int = ROUNDS) -> dict[s
 
 
 def measure_ways(what: Row, ranks: Comms, ways: Mapping[str, Way], flop: float) -> Iterator[Row]:
-    """A record of each way, beside the independent runs."""
+    """Time ways in turns: a row of each, with its speed over the independent runs."""
     all_times = timed(ranks, ways)
     for name, (taken, host) in all_times.items():
-        row = {**what, "name": name, "ms": statistics.median(taken), "ms_min": min(taken), "ms_max": max(taken)}
-        row |= {"tflops": flop / row["ms"] / 1e9, "host_ms": host}
+        row = {**what, "name": name, **figures(taken, flop), "host_ms": host}
         if name != "independent":
             row |= speeds(taken, all_times["independent"][0])
         yield row
@@ -540,50 +537,54 @@ def measure_channels() -> Iterator[Row]:
         yield from lines
 
 
-def take(path: Path, words: Sequence[str]) -> dict[str, Any]:
-    """Measure, and write FILE after each row. words: the parts alone; the others stay as they are in FILE."""
-    parts = words or PARTS
-    for name in {*parts} - {*PARTS}:
-        sys.exit(f"ring has no part {name!r}; there are {', '.join(PARTS)}")
-    size = cp.cuda.runtime.getDeviceCount()
-    facts = {**device_facts(), "nccl": nccl_library().get_version()}
-    environment = {name: value for name, value in os.environ.items() if name.startswith("NCCL_")}
-    record: dict[str, Any] = {"device": facts, "environment": environment, "how": __doc__, "failed": {}, "rows": []}
-    if words and path.is_file():
-        kept = records.load(path)["rows"]  # other parts, and those of other numbers of GPUs
-        record["rows"] = [row for row in kept if row["part"] not in words or row["gpus"] != size]
+@functools.cache
+def _comms() -> tuple[dict[str, Comms], dict[str, str]]:
+    """Make the communicators that this machine can have; return them, and why it cannot have others."""
     comms: dict[str, Comms] = {}
+    failed: dict[str, str] = {}
     for name, make in (("nccl", nccl), ("peer copies", peer_copies)):
         try:
             comms[name] = make()
         except RuntimeError as failure:
-            record["failed"][name] = str(failure)
-    local, of_backward = (LOCAL, BACKWARD_LOCAL) if size <= 2 else (LOCAL_OF_MORE, BACKWARD_OF_MORE)
-    measures: dict[str, Callable[[], Iterator[Row]]] = {
-        "correct": lambda: (row for name, each in comms.items() for row in correct(each, name)),
-        "processes": lambda: measure_processes(size),
-        "fails": lambda: measure_failures(size),
-        "copies": lambda: measure_copies(comms),
-        "forward": lambda: measure_times(comms, backward=False, local=local),
-        "backward": lambda: measure_times(comms, backward=True, local=of_backward),
-        "long": lambda: measure_long(comms),
-        "channels": measure_channels,
-    }
-    for part in parts:
-        began = time.perf_counter()
-        try:
-            for row in measures[part]():
-                record["rows"].append(row)
-                print(line(row), flush=True)
-                records.save(path, record)
-                if row.get("ok") is False:
-                    record["failed"][part] = line(row)
-        except Exception as failure:  # the other parts still count
-            record["failed"][part] = f"{type(failure).__name__}: {str(failure)[:600]}"
-            print(f"{part}: {record['failed'][part]}", flush=True)
-        print(f"{part}: {time.perf_counter() - began:.0f} s", flush=True)
-        records.save(path, record)
-    return record
+            failed[name] = str(failure)
+    return comms, failed
+
+
+def _gpus() -> int:
+    return cp.cuda.runtime.getDeviceCount()
+
+
+def _head() -> Row:
+    environment = {name: value for name, value in os.environ.items() if name.startswith("NCCL_")}
+    facts = {**device_facts(), "nccl": nccl_library().get_version()}
+    return {"device": facts, "environment": environment, "how": __doc__, "failed": dict(_comms()[1])}
+
+
+def _agreed(rows: Iterable[Row]) -> Iterator[Row]:
+    """Yield rows, then raise if one of them says that something was wrong."""
+    wrong = []
+    for row in rows:
+        yield row
+        if row.get("ok") is False:
+            wrong.append(line(row))
+    if wrong:
+        raise AssertionError(wrong[-1])
+
+
+PARTS: dict[str, Callable[[], Iterator[Row]]] = {
+    "correct": lambda: _agreed(row for name, each in _comms()[0].items() for row in correct(each, name)),
+    "processes": lambda: _agreed(measure_processes(_gpus())),
+    "fails": lambda: _agreed(measure_failures(_gpus())),
+    "copies": lambda: measure_copies(_comms()[0]),
+    "forward": lambda: measure_times(_comms()[0], backward=False, local=LOCAL if _gpus() <= 2 else LOCAL_OF_MORE),
+    "backward": lambda: measure_times(
+        _comms()[0], backward=True, local=BACKWARD_LOCAL if _gpus() <= 2 else BACKWARD_OF_MORE
+    ),
+    "long": lambda: measure_long(_comms()[0]),
+    "channels": lambda: measure_channels(),
+}
+STUDY = Study("ring", PARTS, _head, line=lambda row: line(row), replaces=lambda row: row["gpus"] == _gpus())
+take = STUDY.take
 
 
 # ---- its text
@@ -605,22 +606,19 @@ def line(row: Mapping[str, Any]) -> str:
         return f"{gpus}{part:11}{row['rows']:7} tokens  {row['name']:26}{row['ms']:9.3f} ms {row['gb_per_s']:6.0f} GB/s"
     mask = "causal" if row["causal"] else "full"
     what = f"{gpus}{part:11}{row['rows']:7} tokens, {row['heads']}/{row['kv_heads']} heads, {mask:6}"
-    more = f"  {row['speed']:.3f} ({row['speed_min']:.3f} .. {row['speed_max']:.3f})" if "speed" in row else ""
+    more = ""
+    if "speed" in row:
+        low, high = speed_range(row)
+        more = f"  {row['speed']:.3f} ({low:.3f} .. {high:.3f})"
     host = f"  host {row['host_ms']:.2f} ms" if "host_ms" in row else ""
     return f"{what} {row['name']:24}{row['ms']:10.2f} ms {row['tflops']:5.0f} TFLOP/s{more}{host}"
 
 
-RECORDS = ("nvidia-h200-ring.json", "nvidia-h100-80gb-hbm3-ring.json")
-
-
-def recorded() -> dict[str, Any] | None:
-    """The committed record; None where there is none."""
-    found = [records.MEASURED / name for name in RECORDS if (records.MEASURED / name).is_file()]
-    return records.load(found[0]) if found else None
+recorded = records.reader("nvidia-h200-ring.json", "nvidia-h100-80gb-hbm3-ring.json")
 
 
 def table(record: Mapping[str, Any] | None = None) -> str:
-    """What is calculated, and the text of a record, or of the committed one."""
+    """Format what is calculated, and the rows of a record or of the committed one, as text."""
     record = record or recorded()
     return "\n".join([*calculated(), *map(line, record["rows"] if record else ())])
 

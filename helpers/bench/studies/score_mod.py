@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import functools
 import os
-import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,8 +22,9 @@ import numpy as np
 from helpers.attention import flash_attention, flash_attention_backward, make_block_mask
 from helpers.attention.score_mods import relative_bias, soft_cap
 from helpers.bench import records
+from helpers.bench.harness import Study, compare
 from helpers.bench.run import device_facts
-from helpers.bench.timing import in_turns, speeds
+from helpers.bench.timing import speed_range
 from helpers.device import describe
 
 SHAPES = ((4, 16, 4096, 128), (4, 32, 4096, 64))
@@ -33,6 +32,10 @@ ROUNDS = 9
 SAMPLED = ((0, 1), (3, 11))  # (batch, head)
 DOCUMENT, PREFIX, WINDOW, CAP = 512, 256, 512, 30.0
 TOLERANCE = 2.5e-2  # of the largest number, for results in bfloat16
+CASES = (
+    *("no function", "ALiBi", "soft cap 30", "relative bias by a table"),
+    *("window 512, causal", "documents of 512", "prefix of 256, causal"),
+)
 
 
 @dataclass(frozen=True)
@@ -213,13 +216,9 @@ def _measured(case: Case, shape: Sequence[int], arrays: Arrays) -> Iterator[dict
         forward.pop("FlexAttention", None)
     for direction, ways in (("forward", forward), ("backward", backward)):
         ways = {name: way for name, way in ways.items() if max(errors[name].values()) < TOLERANCE}
-        times = in_turns(ways, ROUNDS)
-        for name, taken in times.items():
+        for name, figures in compare(ways, ROUNDS, over="FlexAttention").items():
             row = {"case": case.name, "shape": list(shape), "direction": direction, "name": name}
-            row |= {"ms": statistics.median(taken), "ms_min": min(taken), "ms_max": max(taken)}
-            if name != "FlexAttention" and "FlexAttention" in times:
-                row |= speeds(taken, times["FlexAttention"])
-            yield row | {"error": max(errors[name].values())}
+            yield row | figures | {"error": max(errors[name].values())}
     for name, found in errors.items():
         if max(found.values()) >= TOLERANCE:
             print(f"WRONG: {case.name} {shape} {name}: {found}", flush=True)
@@ -236,66 +235,60 @@ def _errors(results: Sequence[Any], exact: Mapping[Any, Mapping[str, np.ndarray]
     }
 
 
-def _compile_ahead() -> None:
-    """FlexAttention's kernels into PyTorch's cache on disk, each case in a process of its own."""
-    jobs = [(i, j) for i in range(len(SHAPES)) for j in range(7)]
+def _compile_ahead(names: Collection[str]) -> None:
+    """Compile FlexAttention's kernels into PyTorch's cache on disk, each case in a process of its own."""
     environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     command = (sys.executable, "-m", "helpers.bench.studies.score_mod")
-    running = [subprocess.Popen((*command, *map(str, job)), env=environment, stdout=subprocess.DEVNULL) for job in jobs]
+    jobs = [(str(i), name) for i in range(len(SHAPES)) for name in names]
+    running = [subprocess.Popen((*command, *job), env=environment, stdout=subprocess.DEVNULL) for job in jobs]
     for process in running:
         process.wait()
 
 
-def take(path: Path, words: Sequence[str]) -> dict[str, Any]:
-    """Measure, and write FILE after each case. words: the names of cases alone; all where there are none."""
-    _compile_ahead()
-    record: dict[str, Any] = {"device": device_facts(), "how": __doc__, "rows": []}
-    if words and path.is_file():  # the other cases stay
-        record["rows"] = [row for row in records.load(path)["rows"] if row["case"] not in words]
+def _case(arrays: Arrays, name: str) -> Case:
+    return next(case for case in cases(arrays) if case.name == name)
+
+
+def _part(name: str) -> Iterator[list[dict[str, Any]]]:
     for shape in SHAPES:
         arrays = Arrays(shape[1], shape[2])
-        for case in cases(arrays):
-            if not words or case.name in words:
-                record["rows"] += _measured(case, shape, arrays)
-                records.save(path, record)
-                print(_lines(record["rows"][-6:]), flush=True)
-    return record
+        yield list(_measured(_case(arrays, name), shape, arrays))
+
+
+STUDY = Study(
+    "score_mod",
+    {name: functools.partial(_part, name) for name in CASES},
+    head=lambda: {"device": device_facts(), "how": __doc__},
+    prepare=_compile_ahead,
+    line=lambda row: _lines([row]),
+    key="case",
+)
+take = STUDY.take
+recorded = records.reader("nvidia-h200-score_mod.json", "nvidia-h100-80gb-hbm3-score_mod.json")
 
 
 def _lines(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = []
     for row in rows:
-        beside = (
-            f"{row['speed']:.2f} x FlexAttention ({row['speed_min']:.2f} to {row['speed_max']:.2f})"
-            if "speed" in row
-            else ""
-        )
-        lines.append(
-            f"{row['case']:26}d = {row['shape'][3]:<4}{row['direction']:9}{row['name']:15}{row['ms']:7.3f} ms  {beside}"
-        )
+        speed = ""
+        if "speed" in row:
+            low, high = speed_range(row)
+            speed = f"{row['speed']:.2f} x FlexAttention ({low:.2f} to {high:.2f})"
+        what = f"{row['case']:26}d = {row['shape'][3]:<4}{row['direction']:9}{row['name']:15}"
+        lines.append(f"{what}{row['ms']:7.3f} ms  {speed}")
     return "\n".join(lines)
 
 
-RECORDS = ("nvidia-h200-score_mod.json", "nvidia-h100-80gb-hbm3-score_mod.json")
-
-
-def recorded() -> dict[str, Any] | None:
-    """The committed record; None where there is none."""
-    found = [records.MEASURED / name for name in RECORDS if (records.MEASURED / name).is_file()]
-    return records.load(found[0]) if found else None
-
-
+@records.shown
 def table(record: Mapping[str, Any] | None = None) -> str:
-    """The text of a record, or of the committed one."""
-    record = record or recorded()
-    return _lines(record["rows"]) if record else "nothing is recorded"
+    """Format a record as text, a row a line."""
+    return _lines(record["rows"])
 
 
 if __name__ == "__main__":
     _shape = SHAPES[int(sys.argv[1])]
-    _case = [*cases(Arrays(_shape[1], _shape[2]))][int(sys.argv[2])]
     *_qkv, _do = _inputs(_shape)
-    _forward, _out, _leaves = _flex(_case, *_qkv)
+    _forward, _out, _leaves = _flex(_case(Arrays(_shape[1], _shape[2]), sys.argv[2]), *_qkv)
     _forward()
     _out.backward(_do)
     print(describe())

@@ -18,7 +18,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -30,14 +29,13 @@ from helpers.attention.ladder.steps import CLIMBS
 from helpers.bench import records
 from helpers.bench.cases import Case, Inputs
 from helpers.bench.experiments import TF32_ONE_PRODUCT
+from helpers.bench.harness import Study, compare, need_gpu
 from helpers.bench.peers import TORCH, torch_on_gpu
-from helpers.bench.timing import in_turns, speeds
+from helpers.bench.timing import in_turns, speed_range
 from helpers.device import ON_GPU, cp, describe
 from helpers.engine.cuda_source.edit import edit
 
-RECORD = records.MEASURED / "nvidia-h200-tf32.json"
-recorded = functools.partial(records.load, RECORD)
-_shown = records.table_of(lambda: recorded())
+recorded = records.reader("nvidia-h200-tf32.json")
 PEERS = tuple(peer for peer in TORCH if "float32" in peer.dtypes)
 ROWS = 256
 HEAD_DIMS = (64, 128)
@@ -148,12 +146,10 @@ def of_speeds(at: Sequence[int] = SPEEDS_AT, with_peers: bool = ON_GPU) -> Itera
         for causal in (False, True):
             case = Case(shape, causal=causal)
             with ExitStack() as stack:
-                times = in_turns(_runs(case, inputs, stack, with_peers), ROUNDS)
-            for name, taken in times.items():
-                ms = statistics.median(taken)
-                row = {"shape": list(shape), "causal": causal, "name": name, "ms": round(ms, 4)}
-                row["tflops"] = round(case.flops / ms / 1e9, 1)
-                yield row | {what: round(value, 3) for what, value in speeds(times["tf32"], taken).items()}
+                rows = compare(_runs(case, inputs, stack, with_peers), ROUNDS, flops=case.flops, of="tf32", itself=True)
+            for name, row in rows.items():
+                what = {"shape": list(shape), "causal": causal, "name": name}
+                yield what | {key: round(value, 4 if key.startswith("ms") else 3) for key, value in row.items()}
 
 
 def _of_tiles(
@@ -202,23 +198,15 @@ PARTS: Mapping[str, Callable[[], Iterator[dict[str, Any]]]] = {
 }
 
 
-def take(path: Path, words: Sequence[str]) -> dict[str, Any]:
-    """Measure, and write FILE after each row. words: parts; all where there are none. SystemExit without a GPU."""
-    if not ON_GPU:
-        sys.exit("this needs a GPU; the table does not")
-    if unknown := set(words) - PARTS.keys():
-        sys.exit(f"{', '.join(sorted(unknown))}: the parts are {', '.join(PARTS)}")
-    record: dict[str, Any] = (records.load(path) if words else None) or {"device": describe()}
-    record["how"] = __doc__
+def _head() -> dict[str, Any]:
+    need_gpu()
     if torch_on_gpu() is None:
-        sys.exit("this is measured beside PyTorch: pip install torch")
-    for part in words or PARTS:
-        record[part] = []
-        for row in PARTS[part]():
-            record[part].append(row)
-            records.save(path, record)
-            print(part, *(f"{name}={value}" for name, value in row.items()), flush=True)
-    return record
+        sys.exit("this is measured against PyTorch: pip install torch")
+    return {"device": describe(), "how": __doc__}
+
+
+STUDY = Study("tf32", PARTS, _head, line=lambda row: " ".join(f"{name}={value}" for name, value in row.items()))
+take = STUDY.take
 
 
 class ErrorCase(NamedTuple):
@@ -239,7 +227,7 @@ def largest_errors(record: Mapping[str, Any] | None = None) -> dict[str, dict[Er
     return errors
 
 
-@_shown
+@records.shown
 def table(record: Mapping[str, Any] | None = None) -> str:
     """The record as text: errors by case, a column each; speeds; tiles, the fastest first."""
     lines = [f"on {record['device']}"]
@@ -256,8 +244,9 @@ def table(record: Mapping[str, Any] | None = None) -> str:
         lines.append(f"{case:36}{row['name']:24}{row['max']:.1e}")
     for row in record.get("speeds", ()):
         case = f"d {row['shape'][3]}, N {row['shape'][2]}{' causal' * row['causal']}"
-        beside = f"15 is {row['speed']:.2f} x ({row['speed_min']:.2f} to {row['speed_max']:.2f})"
-        lines.append(f"{case:28}{row['name']:18}{row['tflops']:7.1f} TFLOP/s   {beside}")
+        low, high = speed_range(row)
+        speed = f"15 is {row['speed']:.2f} x ({low:.2f} to {high:.2f})"
+        lines.append(f"{case:28}{row['name']:18}{row['tflops']:7.1f} TFLOP/s   {speed}")
     for part, names in (("tiles", NAMES), ("fp16x3_tiles", FP16X3_NAMES)):
         for row in sorted(record.get(part, ()), key=lambda row: (row["head_dim"], -row["full"] - row["causal"])):
             sizes = " ".join(f"{name}={row[name]}" for name in names)

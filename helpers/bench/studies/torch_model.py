@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import re
-import statistics
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ import numpy as np
 from helpers import attention
 from helpers.bench import records
 from helpers.bench.cases import Shape
+from helpers.bench.harness import figures, measure_parts
 from helpers.bench.host_cost import host_time
 from helpers.bench.run import device_facts
 from helpers.bench.timing import Timing
@@ -33,6 +33,7 @@ from helpers.device import ON_GPU, cp
 
 ROOT = Path(__file__).resolve().parents[3]
 RECORD = records.MEASURED / "nvidia-h200-torch.json"
+recorded = records.reader(RECORD.name)
 TESTS = (
     "tests/test_torch_attention.py",
     "tests/test_transformers_attention.py",
@@ -244,8 +245,7 @@ def speed(kind: str, kv_heads: int, *, lengths: Sequence[int] = LENGTHS, batch: 
         for implementation in IMPLEMENTATIONS:
             row = {"kind": kind, "implementation": implementation, "n": length, "kv_heads": kv_heads}
             if implementation in times:
-                ms = times[implementation]
-                row |= {"ms": statistics.median(ms), "ms_min": min(ms), "ms_max": max(ms), "rounds": len(ms)}
+                row |= figures(times[implementation]) | {"rounds": len(times[implementation])}
                 row |= {"tokens_per_s": 1e3 * batch * length / row["ms"], "peak_bytes": peaks[implementation]}
                 print(f"{kind} {kv_heads:3} {length:6} {implementation:8}{row['ms']:10.2f} ms {row['peak_bytes']:15,}")
             else:
@@ -424,22 +424,20 @@ def measure(path: Path, chosen: Mapping[str, Callable[[], Any]], command: str) -
             "seconds": before["how"]["seconds"],
         },
     }
-    for name, section in chosen.items():
-        began = time.perf_counter()
-        try:
-            record[name] = section()
-        except Exception as error:
-            record.setdefault("failed", {})[name] = f"{type(error).__name__}: {str(error)[:400]}"
-            print(f"[FAIL] {name}: {record['failed'][name]}")
+    began = time.perf_counter()
+
+    def after(name: str) -> None:
+        nonlocal began
         torch.cuda.empty_cache()
         if ON_GPU:
             cp.get_default_memory_pool().free_all_blocks()
         record["how"]["seconds"][name] = _since(began)
-        records.save(path, record)
-    return record
+        began = time.perf_counter()
+
+    return measure_parts(path, record, chosen, after=after)
 
 
-@records.table_of(lambda: records.load(RECORD))
+@records.shown
 def table(record: Mapping[str, Any] | None = None) -> str:
     """A record as text; the committed one where none is given."""
     facts = record["device"]

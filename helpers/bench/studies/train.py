@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -24,9 +25,7 @@ from helpers.bench.run import device_facts
 from helpers.device import cp
 
 ROOT = Path(__file__).resolve().parents[3]
-RECORD = records.MEASURED / "nvidia-h200-gpt.json"
-recorded = partial(records.load, RECORD)
-_shown = records.table_of(lambda: recorded())
+recorded = records.reader("nvidia-h200-gpt.json")
 TEXT = ROOT / "helpers" / "data" / "darwin_origin.txt.gz"
 
 
@@ -158,6 +157,15 @@ def measure(text: str | None = None, sizes: Sizes | None = None, report: Any = p
     return record
 
 
+def take(path: Path, words: Sequence[str] = ()) -> dict[str, Any]:
+    """Measure, and write the record."""
+    if words:
+        sys.exit(f"train takes one FILE, not also {' '.join(words)}")
+    record = measure()
+    records.save(path, record)
+    return record
+
+
 def _parts(text: str, sizes: Sizes, report: Any) -> Iterator[tuple[str, str, Callable[[], dict[str, Any]]]]:
     """What is measured: its name, the list of the record that the row is for, and a function that returns the row."""
     first = partial(_first_steps, text, sizes)
@@ -207,7 +215,7 @@ def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
-@_shown
+@records.shown
 def table(record: Mapping[str, Any] | None = None) -> str:
     """A record as text: runs, the first steps, and steps; the committed one where none is given."""
     lines = [

@@ -26,6 +26,7 @@ from helpers.engine import checked
 from helpers.engine.cuda_source.edit import edit
 
 RECORD = records.MEASURED / "nvidia-h200-counters.json"
+recorded = records.reader(RECORD.name)
 
 # figure -> Nsight Compute's metric. A sector is 32 bytes, a wavefront one turn of shared memory.
 FIGURES = {
@@ -237,7 +238,7 @@ def ours(launch: CountedLaunch) -> dict[str, int]:
     function = engine.RawModule(code=launch.code, options=launch.options).get_function(launch.name)
     args = tuple(engine.asarray(a) if isinstance(a, np.ndarray) else a for a in launch.args)
     seen = checked.observe(function, launch.grid, launch.block, args, profile=True)
-    assert not seen.issues and seen.stopped is None, (launch.name, seen.issues, seen.stopped)
+    assert not seen.issues and seen.abort is None, (launch.name, seen.issues, seen.abort)
     total = dict.fromkeys(FIGURES, 0)
     for site in seen.sites:
         is_global = not seen.regions[site.region].is_shared
@@ -359,7 +360,7 @@ def record(source: Path, target: Path = RECORD) -> dict[str, Any]:
     return result
 
 
-@records.table_of(lambda: records.load(RECORD))
+@records.shown
 def comparison_table(kernels: Sequence[str] | None = None, *, record: Any = None) -> str:
     """The recorded rows as text: our figure, the hardware's, the ratio; why, where they differ.
 

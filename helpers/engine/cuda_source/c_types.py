@@ -48,7 +48,7 @@ ELEMENT_OF |= _PAIR_NAMES
 
 
 def dtype_of(name: str) -> np.dtype:
-    """The dtype of a NumPy name, and of bfloat16, which is of ml_dtypes: TypeError where that is not installed."""
+    """Return the dtype of a NumPy name, or of bfloat16: TypeError if ml_dtypes is not installed."""
     return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" and ml_dtypes else name)
 
 
@@ -56,13 +56,13 @@ bfloat16: Any = dtype_of("bfloat16") if ml_dtypes else None
 
 
 def key_of(c_name: str) -> str:
-    """A type as the tables spell it: "std::uint8_t" is "uint8_t", "unsigned int" is "unsigned_int"."""
+    """Spell a type as the tables do: "std::uint8_t" is "uint8_t", "unsigned int" is "unsigned_int"."""
     plain = re.sub(r"^(struct|class|enum)\s+", "", " ".join(c_name.split()))
     return plain.removeprefix("cuda::").removeprefix("std::").replace(" ", "_")
 
 
 def vector_of(c_name: str) -> tuple[np.dtype, int, int] | None:
-    """Of a vector type such as float4 or half2: the dtype of an element, their number, the alignment in bytes.
+    """Return a vector type's element dtype, number of elements and alignment in bytes, as for float4 or half2.
 
     None where it is no vector type.
     """

@@ -1,4 +1,4 @@
-"""Changing the text of a kernel for an experiment, and being told when it is no longer the text one knew."""
+"""Edit the text of a kernel for an experiment, and raise an error if the expected text is not there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _COMMENT = re.compile(
 
 
 def edit(text: str, *changes: tuple[str, str], count: int = 1, only: int | None = None) -> str:
-    """The text with each change (old, new) made, one after the other.
+    """Make each change (old, new) in the text, one after the other.
 
     Comments are not looked at: `old` is code alone, and is found although a comment stands inside or behind it. Nor are
     line breaks and spaces between its tokens, so that a pattern outlives a change of the line length; those at its ends
@@ -43,7 +43,7 @@ def edit(text: str, *changes: tuple[str, str], count: int = 1, only: int | None 
 
 
 def _code(text: str) -> list[int]:
-    """Where the characters are that belong to no comment."""
+    """Return the positions of the characters outside comments."""
     pieces, end = [], 0
     for match in _COMMENT.finditer(text):
         if match["comment"]:
@@ -63,7 +63,7 @@ def _hits(code: str, old: str) -> list[re.Match[str]]:
 
 
 def _nearest(old: str, code: str) -> str:
-    """The line of the code that is most like the first line of `old` that the code has not."""
+    """Find the line of the code that is most like the first line of `old` that the code lacks."""
     lines = [line.strip() for line in code.splitlines() if line.strip()]
     wanted = [line.strip() for line in old.splitlines() if line.strip()]
     missing = next((line for line in wanted if not any(line in other for other in lines)), wanted[0])

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,11 +20,11 @@ from .c_types import ELEMENT_OF, SCALAR_OF, dtype_of, key_of, vector_of
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of a kernel: kind 'p' pointer, 's' scalar, 'S' struct by value.
+    """One parameter of a kernel. kind: 'p' pointer, 's' scalar, 'S' struct by value.
 
-    dtype is NumPy's name, of vectors that of an element, "void" for void*, or "struct" for a type of which only the
-    size (0: not even that) is known. size: of what a pointer points to, too, where the compiler has told it.
-    type: what the source calls a struct or a vector. layout: its fields, where the source declares it and it is plain.
+    dtype: NumPy's name of a scalar, or of a vector's elements; "void" for void*; "struct" for a type of which only the
+    size is known, or not even that (size 0). size: in bytes; of a pointer's target, if the compiler reports it.
+    type: the source's name of a struct or a vector. layout: the struct's fields, if the source declares a plain struct.
     """
 
     name: str
@@ -34,13 +35,13 @@ class Parameter:
     type: str = ""
     layout: np.dtype | None = None
 
-    @property
+    @cached_property
     def target_size(self) -> int:
-        """Bytes of what a pointer to numbers points to: of one number, or of a vector such as float4."""
+        """Bytes that a pointer to numbers points to: of one number, or of a vector such as float4."""
         vector = vector_of(self.type)
         return self.size or (vector[0].itemsize * vector[1] if vector else dtype_of(self.dtype).itemsize)
 
-    @property
+    @cached_property
     def is_vector(self) -> bool:
         """Whether it points to vectors of numbers."""
         return (
@@ -49,13 +50,23 @@ class Parameter:
             and (self.target_size > dtype_of(self.dtype).itemsize)
         )
 
+    @cached_property
+    def scalar(self) -> Any:
+        """NumPy's type of a scalar."""
+        return dtype_of(self.dtype).type
+
+    @cached_property
+    def accepted(self) -> set[np.dtype]:
+        """The dtypes of arrays and structs that `check_all` has accepted so far, to skip the rules next time."""
+        return set()
+
     def __str__(self) -> str:
         kind = self.type if self.type and (self.dtype == "struct" or self.is_vector) else self.dtype
         return f"{'const ' if self.is_const else ''}{kind}{'*' if self.kind == 'p' else ''} {self.name}".strip()
 
 
 def from_source(code: str, name: str) -> list[Parameter] | None:
-    """The parameters of the kernel as its source spells them; None where the source has no kernel of that name."""
+    """Read a kernel's parameters from its source; None if the source has no kernel of that name."""
     declared = source.kernels(code).get(re.sub(r"<.*", "", name).split("::")[-1])
     if declared is None:
         return None
@@ -74,7 +85,7 @@ def _parameter(code: str, raw: source.Declared) -> Parameter:
 
 
 def sizes_of(what: str, sizes: Any) -> tuple[int, ...]:
-    """The sizes of a launch's grid or block as whole numbers.
+    """Return the sizes of a launch's grid or block as Python ints.
 
     Raises:
         TypeError: they are not one to three whole numbers in a tuple; the message says what to write.
@@ -101,44 +112,78 @@ def sizes_of(what: str, sizes: Any) -> tuple[int, ...]:
 _ROUND_UP = "; // divides to a whole number, and -(-n // size) rounds up"
 
 
-def check_all(kernel: str, parameters: Sequence[Parameter], args: Any, array_type: type, contiguous: bool) -> None:
+def check_all(kernel: str, parameters: Sequence[Parameter], args: Any, array_type: Any, contiguous: bool) -> None:
     """Refuse arguments that the kernel would misread.
 
     Args:
         kernel: its name, for messages.
-        args: what a launch was given.
+        args: the arguments of a launch.
         array_type: the class of device arrays.
-        contiguous: whether a view with gaps is refused (a kernel sees a pointer, never the strides).
+        contiguous: refuse a view with gaps (a kernel sees a pointer, never the strides).
 
     Raises:
         TypeError: wrong count, dtype or kind of argument.
         ValueError: a view that is not C-contiguous.
     """
+    if not isinstance(args, (tuple, list)) or len(args) != len(parameters):
+        raise _count_error(kernel, parameters, args)
+    for index, (parameter, value) in enumerate(zip(parameters, args, strict=True)):
+        if parameter.kind == "s":
+            known = type(value) is parameter.scalar
+        elif parameter.kind == "p":
+            known = value is None or (isinstance(value, array_type) and value.dtype in parameter.accepted)
+            known = known and (not contiguous or value is None or value.flags.c_contiguous)
+        else:
+            known = type(value) is np.ndarray and value.size == 1 and value.dtype in parameter.accepted
+        if not known:
+            _check(_Argument(index, parameter, kernel), value, array_type, contiguous)
+
+
+class _Argument(NamedTuple):
+    """One argument of a launch, for messages: they begin with its text, which is made when there is an error."""
+
+    index: int
+    parameter: Parameter
+    kernel: str
+
+    def __str__(self) -> str:
+        return f"argument {self.index} ({self.parameter}) of {self.kernel}"
+
+
+def _count_error(kernel: str, parameters: Sequence[Parameter], args: Any) -> TypeError:
     signature = f"{kernel}({', '.join(map(str, parameters))})"
     if not isinstance(args, (tuple, list)):
         one = "; for one argument, write (x,), with the comma" if len(parameters) == 1 else ""
-        raise TypeError(
+        return TypeError(
             f"args is of type {type(args).__name__}: expected a tuple with one value for each parameter of "
             f"{signature}{one}"
         )
-    if len(args) != len(parameters):
-        missing = ", ".join(str(p) for p in parameters[len(args) :])
-        raise TypeError(
-            f"{kernel} takes {len(parameters)} arguments, got {len(args)}{f': missing {missing}' if missing else ''}. "
-            f"(CuPy does not count them: the kernel would read garbage.) The signature is {signature}"
-        )
-    for index, (parameter, value) in enumerate(zip(parameters, args, strict=True)):
-        where = f"argument {index} ({parameter}) of {kernel}"
-        _check_byte_order(where, value)
-        if parameter.kind == "p":
-            _check_pointer(where, parameter, value, array_type, contiguous)
-        elif parameter.kind == "s":
-            _check_scalar(where, parameter, value, array_type)
-        elif parameter.type and parameter.size:  # else nothing is known, as of a typedef: the engine compares sizes
-            _check_struct(where, parameter, value, array_type)
+    missing = ", ".join(map(str, parameters[len(args) :]))
+    return TypeError(
+        f"{kernel} takes {len(parameters)} arguments, got {len(args)}{f': missing {missing}' if missing else ''}. "
+        f"(CuPy does not count them: the kernel would read garbage.) The signature is {signature}"
+    )
 
 
-def _check_pointer(where: str, parameter: Parameter, value: Any, array_type: Any, contiguous: bool) -> None:
+def _check(where: _Argument, value: Any, array_type: Any, contiguous: bool) -> None:
+    """Apply the rules to one argument, and note the dtype of an array or a struct that they accept."""
+    parameter = where.parameter
+    _check_byte_order(where, value)
+    if parameter.kind == "p":
+        _check_pointer(where, value, array_type, contiguous)
+        if isinstance(value, array_type):
+            parameter.accepted.add(value.dtype)
+    elif parameter.kind == "s":
+        _check_scalar(where, value, array_type)
+    else:
+        if parameter.type and parameter.size:  # else nothing is known, as for a typedef: the engine compares sizes
+            _check_struct(where, value, array_type)
+        if isinstance(value, np.ndarray):
+            parameter.accepted.add(value.dtype)
+
+
+def _check_pointer(where: _Argument, value: Any, array_type: Any, contiguous: bool) -> None:
+    parameter = where.parameter
     if value is None or is_address(value):
         return
     if not isinstance(value, array_type):
@@ -164,12 +209,12 @@ def _check_pointer(where: str, parameter: Parameter, value: Any, array_type: Any
 
 
 def is_address(value: Any) -> bool:
-    """A pointer as a number of 8 bytes, such as `array.data.ptr`, or 0; other small ones are in the wrong place."""
+    """Return whether a value is an address of 8 bytes, such as `array.data.ptr`, or 0; small numbers are mistakes."""
     is_number = isinstance(value, (int, np.int64, np.uint64)) and not isinstance(value, bool)
     return hasattr(value, "ptr") or (is_number and (int(value) == 0 or int(value) >= 1 << 16))
 
 
-def _check_byte_order(where: str, value: Any) -> None:
+def _check_byte_order(where: _Argument, value: Any) -> None:
     dtype = getattr(value, "dtype", None)
     if isinstance(dtype, np.dtype) and not dtype.isnative:
         raise TypeError(
@@ -179,12 +224,11 @@ def _check_byte_order(where: str, value: Any) -> None:
 
 
 def _may_read(parameter: Parameter, given: np.dtype) -> bool:
-    """Whether a kernel that reads elements of the parameter's type may be given an array of that dtype.
+    """Return whether a kernel that reads the parameter's type may be given an array of another dtype.
 
-    What is let through reads the array's values, or bits that were meant as such: vectors move whatever they hold,
-    bytes are room for anything, 16 bits may be a half number, and of an integer neither its sign nor whether it is
-    called a truth value matters. What is not is a number taken for another one: that, and NumPy's defaults of 8 bytes
-    where the kernel reads 4, is what goes wrong in silence on a GPU.
+    Accepted are dtypes whose bits keep their meaning: vectors move any contents, bytes hold anything, 16 bits may be
+    a half-precision number, and integers may differ in sign or be truth values. Refused are numbers that would be read
+    as other numbers, and NumPy's 8-byte defaults where the kernel reads 4 bytes: on a GPU both go wrong silently.
     """
     if parameter.dtype in ("void", "struct") or given == np.dtype("V1"):
         return True
@@ -204,8 +248,8 @@ def _may_read(parameter: Parameter, given: np.dtype) -> bool:
     return given.name in halves and reads.kind in integers
 
 
-def _check_scalar(where: str, parameter: Parameter, value: Any, array_type: type) -> None:
-    dtype = dtype_of(parameter.dtype)
+def _check_scalar(where: _Argument, value: Any, array_type: type) -> None:
+    dtype = dtype_of(where.parameter.dtype)
     if isinstance(value, array_type) and not isinstance(value, np.generic):
         raise TypeError(
             f"{where} is a scalar, and of a device array, also of one without axes, CuPy passes the address: write "
@@ -237,16 +281,19 @@ def _check_scalar(where: str, parameter: Parameter, value: Any, array_type: type
     raise TypeError(f"{where} got {article} {got}{passed.get(got, '')}; write cp.{dtype.name}({shown!r:.40})")
 
 
-def _check_struct(where: str, parameter: Parameter, value: Any, array_type: type) -> None:
-    expected = (
-        f"{where} is a struct of {parameter.size} bytes by value: give it a NumPy array of size 1 with its fields"
-    )
+def _check_struct(where: _Argument, value: Any, array_type: type) -> None:
+    parameter, wrong = where.parameter, None
     if isinstance(value, array_type):
-        raise TypeError(f"{expected}; of a device array a kernel gets the address")
-    if not isinstance(value, np.ndarray):  # a NumPy scalar neither: CuPy passes those of 1, 2, 4, 8 and 16 bytes only
-        raise TypeError(f"{expected}; got {type(value).__name__} {value!r:.60}")
-    if value.size != 1:
-        raise TypeError(f"{expected}; got one of shape {value.shape}")
+        wrong = "of a device array a kernel gets the address"
+    elif not isinstance(value, np.ndarray):  # nor a NumPy scalar: CuPy passes those of 1, 2, 4, 8 and 16 bytes only
+        wrong = f"got {type(value).__name__} {value!r:.60}"
+    elif value.size != 1:
+        wrong = f"got one of shape {value.shape}"
+    if wrong is not None:
+        raise TypeError(
+            f"{where} is a struct of {parameter.size} bytes by value: give it a NumPy array of size 1 with its fields; "
+            f"{wrong}"
+        )
     if parameter.layout is not None:
         difference = structs.difference(parameter.layout, value.dtype)
         if difference:

@@ -1,4 +1,4 @@
-"""CUDA C++ read as text: comments, brackets, the kernels that it declares, the lines that a compiler speaks of."""
+"""Read CUDA C++ as text: comments, brackets, the kernels that it declares, the lines that compilers report."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def _blank(match: re.Match[str]) -> str:
 
 @functools.lru_cache(maxsize=32)  # a source is read for its kernels, its includes and its translation
 def blank_comments(code: str) -> str:
-    """The code with comments and string contents replaced by spaces; every other character keeps its place."""
+    """Replace comments and string contents by spaces; every other character keeps its place."""
     return _BLANKED.sub(_blank, code)
 
 
 def comments(code: str) -> Iterator[tuple[int, int]]:
-    """Where each comment that is written between /* and */ begins and ends."""
+    """Yield the beginning and the end of each comment between /* and */."""
     if "/*" in code:
         for match in _BLANKED.finditer(code):
             if match.group().startswith("/*"):
@@ -47,7 +47,7 @@ def _brackets(pair: str) -> re.Pattern[str]:
 
 
 def matching_bracket(text: str, start: int, opening: str = "(", closing: str = ")") -> int:
-    """Index of the bracket that closes the one at `start`, or -1."""
+    """Return the index of the bracket that closes the one at `start`, or -1."""
     depth = 0
     for match in _brackets(opening + closing).finditer(text, start):
         depth += 1 if match.group() == opening else -1
@@ -84,7 +84,7 @@ def _parameter(text: str) -> Declared:
 
 
 def kernels(code: str) -> dict[str, list[Declared]]:
-    """Each `__global__` function of the source with its parameters, in the order of the text.
+    """Return each `__global__` function of the source with its parameters, in the order of the text.
 
     A template is found under its plain name; `is_template` tells it apart.
     """
@@ -123,7 +123,7 @@ _DEFINED = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)((?:\\\n|[^\n])*)", re.M)
 
 
 def macros_make_kernels(code: str, macros: str = "") -> bool:
-    """Whether kernels are to be looked for after the preprocessor: macros hold or name them, or bound their blocks.
+    """Return whether kernels must be looked for after the preprocessor, because macros define them.
 
     Args:
         macros: lines of #define that come before the source.
@@ -135,7 +135,7 @@ def macros_make_kernels(code: str, macros: str = "") -> bool:
 
 
 def _without_macros(text: str, part: str) -> str:
-    """A part of the text with the names that it defines by `#define` replaced; of two definitions the first counts."""
+    """Expand in a part of the text the names that the text defines by `#define`; the first definition counts."""
     for name in set(re.findall(r"\b[A-Z]\w*\b", part)):
         defined = re.search(rf"^[ \t]*#[ \t]*define[ \t]+{name}\b(?!\()([^\n]*)$", text, re.M)
         if defined:
@@ -144,7 +144,7 @@ def _without_macros(text: str, part: str) -> str:
 
 
 def launch_bounds(code: str, name: str, macros: Mapping[str, str]) -> int | None:
-    """The most threads that a block of a kernel may have, by its `__launch_bounds__`; None where that is not plain.
+    """Return the most threads of a block by a kernel's `__launch_bounds__`; None if that is not a plain number.
 
     Args:
         macros: those given to the compiler. Of the source's own names, `#define` and constexpr integers are followed.
@@ -174,7 +174,7 @@ def launch_bounds(code: str, name: str, macros: Mapping[str, str]) -> int | None
 
 
 def least_blocks(code: str, name: str) -> int:
-    """The second argument of a kernel's `__launch_bounds__`, blocks on a multiprocessor; 0: it has no such bounds.
+    """Return the second argument of a kernel's `__launch_bounds__`, blocks on a multiprocessor; 0 if absent.
 
     1 where it is no plain number, or left out.
     """
@@ -187,7 +187,7 @@ def least_blocks(code: str, name: str) -> int:
 
 
 def is_template(code: str, name: str) -> bool:
-    """Whether the kernel `name` is a template, which only a name expression can call."""
+    """Return whether the kernel `name` is a template, which only a name expression can call."""
     text = blank_comments(code)
     match = re.search(r"__global__(?<=\b__global__)\b[^;{}]*?\b" + re.escape(name) + r"\s*\(", text)
     if match is None:
@@ -197,19 +197,19 @@ def is_template(code: str, name: str) -> bool:
 
 
 def has_dynamic_shared(code: str) -> bool:
-    """Whether the source declares an `extern __shared__` array, whose size is chosen at the launch."""
+    """Return whether the source declares an `extern __shared__` array, sized by the launch."""
     either = r"\bextern\b[^;{}=]*\b__shared__|\b__shared__[^;{}=]*\bextern\b"
     return bool(re.search(either, blank_comments(code)))
 
 
 def is_only_declared(code: str, name: str) -> bool:
-    """Whether the one place that mentions a name declares a `__shared__` array: a GPU's compiler leaves it out."""
+    """Return whether a name occurs once, where a `__shared__` array is declared: a GPU's compiler drops it."""
     text = blank_comments(code)
     return len(re.findall(rf"\b{name}\b", text)) == 1 and bool(re.search(rf"__shared__[^;(]*\b{name}\b", text))
 
 
 def line_table(code: str, name: str) -> dict[tuple[str, int], str]:
-    """The text of each line under the name and number that compilers report, `#line` directives followed."""
+    """Return the text of each line by the file and number that compilers report; `#line` is followed."""
     table: dict[tuple[str, int], str] = {}
     number, file = 1, name
     for text in code.splitlines():

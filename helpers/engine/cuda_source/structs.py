@@ -4,9 +4,9 @@
     params = np.zeros((), layout)
     params["heads"] = 8
 
-Understood are plain structs: scalars, vector types, arrays of them with literal sizes, pointers (8 bytes, uint64), and
-other such structs. Whatever else a struct may hold (functions, bit fields, base classes, templates, preprocessor lines)
-makes it unknown rather than half understood.
+It reads plain structs: scalars, vector types, arrays of them with literal sizes, pointers (8 bytes, uint64), and
+other such structs. A struct with anything else (functions, bit fields, base classes, templates, preprocessor
+lines) is unknown as a whole.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Type:
 
 
 def dtype_of_struct(code: str, name: str) -> np.dtype | None:
-    """The layout of a struct of the source, with C's offsets and padding; its itemsize is sizeof.
+    """Return the layout of a struct of the source, with C's offsets and padding; its itemsize is sizeof.
 
     None where the source has no struct of that name, has two of them, or one that is not plain.
     """
@@ -46,7 +46,7 @@ def dtype_of_struct(code: str, name: str) -> np.dtype | None:
 
 @functools.lru_cache(maxsize=64)
 def _structs(code: str) -> dict[str, _Type | None]:
-    """By name; None for those that are not understood."""
+    """Return the structs by name; None for those that are not understood."""
     if "struct" not in code:
         return {}
     text = blank_comments(code)
@@ -88,7 +88,7 @@ def _struct(body: str, alignment: int, structs: dict[str, _Type | None]) -> _Typ
 
 
 def _members(declaration: str, structs: dict[str, _Type | None]) -> list[tuple[str, _Type]] | None:
-    """The names that one declaration gives, such as those of `float *a, b[3]`; None where it is not understood."""
+    """Return the members that one declaration such as `float *a, b[3]` names; None if it is not understood."""
     if _UNKNOWN.search(declaration):
         return None
     words = re.sub(r"\b(const|volatile|__restrict__|__restrict)\b", " ", declaration)
@@ -123,10 +123,10 @@ def _type_of(c_name: str, structs: dict[str, _Type | None]) -> _Type | None:
 
 
 def difference(expected: np.dtype, given: np.dtype, of: str = "") -> str | None:
-    """In what a dtype differs from a struct's layout, as the end of a sentence; None where it does not.
+    """Describe how a dtype differs from a struct's layout, as the end of a sentence; None if it does not.
 
     Args:
-        expected: the struct's, of `dtype_of_struct`. given: the value's. of: the field that both are of.
+        expected: the struct's, from `dtype_of_struct`. given: the value's. of: the field with these dtypes.
     """
     if given == expected:
         return None

@@ -1,0 +1,171 @@
+"""What all studies share: check each way, time the ways in turns, make rows, and save the record after each row.
+
+A module of `studies/` says which ways there are, which parts its record has, and how the record is printed:
+
+    STUDY = Study("bits", {"rows": rows})
+    take = STUDY.take
+
+Each part is a function that yields rows. A row that names its part, in "part", goes to the record's list "rows"; any
+other to the list that is named after the part.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from helpers.bench import records
+from helpers.bench.timing import in_turns, speed_range, speeds
+from helpers.device import ON_GPU, describe
+
+Row = dict[str, Any]
+Way = Callable[[], Any]
+Part = Callable[[], Iterable[Any]]
+Name = TypeVar("Name", bound=Hashable)
+
+
+def need_gpu() -> None:
+    """Exit if there is no GPU."""
+    if not ON_GPU:
+        sys.exit("this needs a GPU; the table does not")
+
+
+def figures(taken: Sequence[float], flops: float | None = None) -> Row:
+    """Return the median and the extremes of milliseconds, and the TFLOP/s of a way that does so many FLOP."""
+    ms = statistics.median(taken)
+    rate = {} if flops is None else {"tflops": flops / ms / 1e9}
+    return {"ms": ms, "ms_min": min(taken), "ms_max": max(taken), **rate}
+
+
+def compare(
+    ways: Mapping[Name, Way],
+    rounds: int,
+    *,
+    flops: float | None = None,
+    over: Name | None = None,
+    of: Name | None = None,
+    itself: bool = False,
+    read: bool = False,
+) -> dict[Name, Row]:
+    """Time ways in turns, and return the figures of each. All have run before, and were right.
+
+    Args:
+        over: add to each row how many times as fast its way is as this one.
+        of: add to each row how many times as fast this way is as the row's.
+        itself: also to the row of that way itself, where it is 1.
+        read: see `timing.elapsed`.
+    """
+    times = in_turns(ways, rounds, read=read)
+    rows = {name: figures(taken, flops) for name, taken in times.items()}
+    for name, row in rows.items():
+        if over in times and (itself or name != over):
+            row |= speeds(times[name], times[over])
+        if of in times and (itself or name != of):
+            row |= speeds(times[of], times[name])
+    return rows
+
+
+def speed_text(row: Mapping[str, float], width: int = 0) -> str:
+    """Format a row's speed and its range as text, such as "1.11× (1.10 to 1.12)"."""
+    low, high = speed_range(row)
+    return f"{row['speed']:{width}.2f}× ({low:.2f} to {high:.2f})"
+
+
+@dataclass(frozen=True)
+class Study:
+    """How a record is measured, part by part.
+
+    Args:
+        name: of the module in `studies/`.
+        parts: a function for each part. It yields rows, or lists of rows that are saved together; or it returns a dict,
+            which is the whole part.
+        head: returns what a record says of its machine and of how it was measured.
+        prepare: called with the parts that are measured, before the first: it compiles ahead, or exits without a GPU.
+        line: formats a row, which is printed when it is measured.
+        optional: parts that are measured only if they are named.
+        key: what a row calls its part.
+        replaces: whether a row of an earlier record is measured again, where its part is.
+    """
+
+    name: str
+    parts: Mapping[str, Part]
+    head: Callable[[], Mapping[str, Any]] = lambda: {"device": describe()}
+    prepare: Callable[[Collection[str]], None] = lambda parts: None
+    line: Callable[[Row], str] | None = None
+    optional: Collection[str] = ()
+    key: str = "part"
+    replaces: Callable[[Row], bool] = lambda row: True
+
+    def take(self, path: Path, words: Sequence[str] = ()) -> dict[str, Any]:
+        """Measure, and write the record to path after each row.
+
+        words: the parts to measure; all but the optional ones if empty. The other parts of the record in path stay.
+        """
+        if words and len(self.parts) == 1:
+            sys.exit(f"{self.name} takes one FILE, not also {' '.join(words)}")
+        if unknown := [word for word in words if word not in self.parts]:
+            sys.exit(f"{self.name} has no part {unknown[0]!r}; its parts are {', '.join(self.parts)}")
+        parts = list(words) or [part for part in self.parts if part not in self.optional]
+        head = dict(self.head())
+        record = self._other_parts(path, parts, head) if words and path.is_file() else {}
+        record |= head
+        self.prepare(parts)
+        return measure_parts(path, record, {part: self.parts[part] for part in parts}, line=self.line, key=self.key)
+
+    def _other_parts(self, path: Path, parts: Collection[str], head: Mapping[str, Any]) -> dict[str, Any]:
+        """Read an earlier record without the rows that are measured again. Exit if it is of another GPU."""
+        record = records.load(path)
+        before, now = (_gpu(each["device"]) for each in (record, head))
+        if before != now:
+            sys.exit(f"{path} is of {before}; this is {now}: write another FILE")
+        record.pop("failed", None)
+        if "rows" in record:
+            kept = (row for row in record["rows"] if row.get(self.key) not in parts or not self.replaces(row))
+            record["rows"] = list(kept)
+        return record
+
+
+def _gpu(device: str | Mapping[str, Any]) -> str:
+    return device if isinstance(device, str) else device.get("name") or device["description"]
+
+
+def measure_parts(
+    path: Path,
+    record: dict[str, Any],
+    parts: Mapping[str, Part],
+    *,
+    line: Callable[[Row], str] | None = None,
+    key: str = "part",
+    after: Callable[[str], None] = lambda part: None,
+) -> dict[str, Any]:
+    """Measure parts into a record, which is saved after each row. A part that raises is noted in record["failed"].
+
+    after: called with the name of each part when it ends.
+    """
+    for part, measure in parts.items():
+        try:
+            result, seen = measure(), False
+            if isinstance(result, Mapping):
+                record[part], result, seen = result, (), True
+            for each in result:
+                rows = each if isinstance(each, list) else [each]
+                for row in rows:
+                    if key not in row and not seen:
+                        record[part] = []  # instead of an earlier record's
+                    record.setdefault("rows" if key in row else part, []).append(row)
+                    seen = True
+                records.save(path, record)
+                if line is not None:
+                    print("\n".join(map(line, rows)), flush=True)
+            if part in record and part != "rows" and not seen:
+                record[part] = []
+        except Exception as error:  # the other parts still count, and a GPU's time is short
+            record.setdefault("failed", {})[part] = f"{type(error).__name__}: {str(error)[:600]}"
+            print(f"[FAIL] {part}: {record['failed'][part]}", flush=True)
+        after(part)
+        records.save(path, record)
+    return record

@@ -1,0 +1,252 @@
+"""The data of a checked run: regions of memory, accesses, findings, barriers and events. Nothing here runs a kernel.
+
+checked.py fills these classes, and the X-ray reads them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .structures import Reason
+
+Place = tuple[str, int]  # file and line
+Index = tuple[int, int, int]  # (x, y, z) of a block or a thread
+
+# Kinds of issues, with the engine's numbers: `EngineFindingKind` of engine/checker.h.
+RACE, OUT_OF_BOUNDS, UNINITIALISED, MISALIGNED, IN_FLIGHT, NEVER_WAITED, NOTED = range(1, 8)
+SAME_VALUE, CONST_WRITTEN, INACTIVE_LANE, LOCAL_BOUNDS = range(11, 15)
+UNSET_LOCAL = 16  # found by checked.py, not by the engine
+NO_PROXY_FENCE, SUMS_TOUCHED, NO_PRODUCT_FENCE, BYTES = range(17, 21)
+# Kinds that may concern none of the launch's memory.
+WITHOUT_REGION = (
+    OUT_OF_BOUNDS,
+    NOTED,
+    INACTIVE_LANE,
+    LOCAL_BOUNDS,
+    NEVER_WAITED,
+    SUMS_TOUCHED,
+    NO_PRODUCT_FENCE,
+    BYTES,
+)
+SHIFT, CONVERSION, DIVISION, WMMA = range(1, 5)  # `Issue.size` of an issue of the kind NOTED
+
+ARRAY, STATIC_SHARED, DYNAMIC_SHARED, VARIABLE = range(4)  # kinds of regions
+UNWRITTEN, INITIAL, WRITTEN = range(3)  # states of elements
+
+# Kinds of events, by the engine's number: `EngineEventKind` of engine/checker.h.
+EVENTS = (
+    "",
+    "load",
+    "landed",
+    "wait",
+    "waited",
+    "arrive",
+    "product",
+    "products done",
+    "store",
+    "stored",
+    "bar.sync",
+    "bar.synced",
+    "bar.arrive",
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One array of a region: begin and end are bytes in it, itemsize is that of its elements.
+
+    fetches, state: one value for each element, in the array's shape; None where arrays with elements of other sizes
+    share the memory.
+    """
+
+    name: str
+    begin: int
+    end: int
+    itemsize: int
+    writable: bool
+    fetches: np.ndarray | None
+    state: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class Region:
+    """The memory of one array of the launch, or of several that overlap; one `__shared__` array; or one variable.
+
+    fetches, state: one value for each element of the smallest size among the arrays; empty for shared memory and
+    variables. parts: the arrays. writable: the kernel does not take it as const, and it is not `__constant__`.
+    """
+
+    name: str
+    kind: int
+    size: int
+    dtype: np.dtype | None
+    writable: bool
+    fetches: np.ndarray
+    state: np.ndarray
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether each block has its own."""
+        return self.kind in (STATIC_SHARED, DYNAMIC_SHARED)
+
+    @property
+    def label(self) -> str:
+        """The name with the memory space that its declaration begins with."""
+        if self.kind == VARIABLE:
+            return f"{'__device__' if self.writable else '__constant__'} {self.name}"
+        return f"__shared__ {self.name}" if self.kind == STATIC_SHARED else self.name
+
+    def part_at(self, offset: int) -> Part | None:
+        """Return the first array that has the byte at an offset in the region, else the nearest array.
+
+        Returns None for shared memory and variables, which have no parts.
+        """
+        return min(self.parts, key=lambda part: max(part.begin - offset, offset - (part.end - 1), 0), default=None)
+
+
+@dataclass(frozen=True)
+class Site:
+    """One instruction and one region that it touches.
+
+    count: accesses, one for each thread. requests: by warps, of lanes that execute it together. sectors: 32-byte pieces
+    of global memory that the requests touch. wavefronts: passes over shared memory that the requests take. worst: the
+    offset in bytes of each lane in the costliest request; lanes that took no part are missing.
+    """
+
+    place: Place | None
+    region: int
+    size: int
+    is_write: bool
+    is_atomic: bool
+    count: int
+    requests: int
+    sectors: int
+    wavefronts: int
+    worst: dict[int, int]
+
+
+@dataclass
+class BlockTrace:
+    """What the warps of one block did, in their order. sites: indices into `Observed.sites`.
+
+    steps: (interval between barriers, warp, site, mask of the lanes, count). barriers: their places, in order.
+    """
+
+    steps: list[tuple[int, int, int, int, int]]
+    barriers: list[Place]
+
+
+@dataclass(frozen=True)
+class Access:
+    """One side of an issue."""
+
+    place: Place | None
+    block: Index
+    thread: Index
+    is_write: bool
+
+
+@dataclass(frozen=True)
+class Issue:
+    """Something that the checker found, once for each pair of places.
+
+    count: how many times. is_volatile: both accesses are volatile.
+
+    shuffle: for a read from a lane that takes no part: the operation, that lane and the mask.
+    local: for an index past the end of a thread's own array: the array and its number of elements; offset is the index.
+    Both texts are empty for an access through a pointer.
+    """
+
+    kind: int
+    region: int
+    offset: int
+    size: int
+    count: int
+    access: Access
+    other: Access | None
+    is_volatile: bool = False
+    shuffle: tuple[str, int, int] | None = None
+    local: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Abort:
+    """Why and where a launch stopped before its end, and which thread stopped it. place: None where it is unknown.
+
+    reason, message: the engine's reason, and the same in words. other_place: of the other side, such as another
+    barrier. region, offset: for an access outside all arrays, the nearest one and the byte in it; else None.
+    """
+
+    reason: Reason
+    message: str
+    place: Place | None
+    other_place: Place | None
+    block: Index
+    thread: Index
+    region: int | None = None
+    offset: int | None = None
+
+
+@dataclass(frozen=True)
+class PartialBarrier:
+    """A barrier reached after some threads of the block had exited: their number, and the first of them.
+
+    Or a barrier that a warp reached at another line: count is 0, and thread is one that stood at other_line.
+
+    was_skipped: no return comes before the barrier, so an `if` or a shorter loop led those threads around it.
+    """
+
+    place: Place
+    block: Index
+    count: int
+    thread: Index
+    other_line: int = 0
+    was_skipped: bool = False
+
+
+@dataclass(frozen=True)
+class Event:
+    """A request of a warp to TMA, to tensor cores or to a barrier, or its completion.
+
+    kind: one of `EVENTS`. thread: its number in the block. place: of the instruction that made the request.
+    number: for an mbarrier, its number in the block, in the order of first use; for bar.sync, the barrier's number; for
+    a product, how many the warpgroup has issued before ("products done": how many have completed).
+    value: bytes ("load", "landed", "store"; for "arrive", the bytes that it expects), the parity ("wait", "waited"),
+    the columns N of a product, the products or stores that completed at this wait, or the threads of a barrier.
+    """
+
+    kind: str
+    block: int
+    thread: int
+    number: int
+    value: int
+    place: Place | None
+
+
+@dataclass
+class Observed:
+    """Everything that a checked run saw.
+
+    traces, events, flop: with a profile only. abort: None if the launch ran to its end. traces: by block; the
+    last blocks are missing if there are too many. barriers: counted by blocks. collectives: shuffles, votes and other
+    warp-wide operations, counted by warps; warp_barriers: those of them that are __syncwarp. flop: of the threads; None
+    if nothing counts them, see assembly.py. tensor_flop: of tensor cores.
+    """
+
+    regions: list[Region]
+    sites: list[Site]
+    issues: list[Issue]
+    barriers: int
+    collectives: int
+    abort: Abort | None
+    traces: dict[int, BlockTrace]
+    grid: Index
+    block: Index
+    partial_barriers: tuple[PartialBarrier, ...] = ()
+    events: tuple[Event, ...] = ()
+    flop: int | None = None
+    tensor_flop: int = 0
+    warp_barriers: int = 0

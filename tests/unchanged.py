@@ -1,0 +1,121 @@
+"""Tests of the engine and of the X-ray are left out of the short run where they have passed, and nothing has changed.
+
+They are a third of the tests, and no change of a kernel, a notebook or a stage can break them. What a file of tests
+reads has a hash: its own text, what it imports of tests/, the packages of helpers/ that it imports. A file is left out
+
+- where it has passed on this machine, with the same versions of everything: beside the builds lies an empty file, or
+- where it has passed elsewhere: `course.py test --all` writes tests/engine_passed.txt, which is committed. FIRST tells
+  whether the engine works with this machine's compiler, so it runs once on each.
+
+CI and `course.py test --all` leave none out.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from helpers.engine import compiler
+
+ROOT = Path(__file__).resolve().parent.parent
+TESTS = ROOT / "tests"
+RECORD = TESTS / "engine_passed.txt"
+FIRST = ("test_engine.py", "test_engine_process.py", "test_xray_report.py")
+ALWAYS_READ = ("engine", "xray", "device")  # of helpers/
+KERNELS_TOO = {"attention", "bench", "draw", "lesson", "site"}  # packages that read kernels/
+
+
+def is_of_the_engine(path: Path) -> bool:
+    """Tell whether a file of tests is one of the engine's or the X-ray's."""
+    return path.parent == TESTS and path.name.startswith(("test_engine", "test_xray"))
+
+
+def _shared(path: Path) -> set[Path]:
+    """Find the files of tests/ that a file imports, and those that these import."""
+    found: set[Path] = set()
+    left = [path, TESTS / "conftest.py"]
+    while left:
+        found.add(file := left.pop())
+        names = re.findall(r"^\s*(?:from|import) (\w+)", file.read_text(encoding="utf-8"), re.M)
+        left += [other for other in {TESTS / f"{name}.py" for name in names} - found if other.is_file()]
+    return found
+
+
+def read_by(path: Path) -> Iterator[Path]:
+    """List the files and folders that a file of tests depends on."""
+    text = path.read_text(encoding="utf-8")
+    imported = {name for name in re.findall(r"^\s*(?:from|import) helpers\.(\w+)", text, re.M)}
+    imported |= set(re.findall(r"\w+", " ".join(re.findall(r"^\s*from helpers import (.*)$", text, re.M))))
+    yield from _shared(path) - {Path(__file__).resolve()}
+    for name in {*ALWAYS_READ, *imported}:
+        yield from (ROOT / "helpers" / f"{name}.py", ROOT / "helpers" / name)
+    if imported & KERNELS_TOO:
+        yield ROOT / "kernels"
+
+
+@functools.cache
+def _contents(path: Path) -> list[str]:
+    """Give a line with a hash for each file in a folder, or for a file; none where there is nothing."""
+    files = [path] if path.is_file() else sorted(path.rglob("*"))
+    return [
+        f"{file.relative_to(ROOT).as_posix()} {hashlib.sha256(file.read_bytes()).hexdigest()}"
+        for file in files
+        if file.is_file() and file.suffix != ".pyc"
+    ]
+
+
+@functools.cache
+def hash_of(path: Path) -> str:
+    """Hash all that a file of tests reads."""
+    lines = sorted(line for file in read_by(path) for line in _contents(file))
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
+
+
+@functools.cache
+def _environment() -> str:
+    """Describe what is installed, and the settings under which tests run."""
+    packages = sorted(f"{each.metadata['Name']} {each.version}" for each in importlib.metadata.distributions())
+    settings = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("COURSE_"))
+    settings = [each for each in settings if not each.startswith(("COURSE_CACHE=", "COURSE_PROGRESS="))]
+    try:
+        command, version = compiler.compiler()
+    except compiler.NoCompilerError:
+        command, version = (), ""
+    return "\n".join([sys.version, platform.platform(), *command, version, *packages, *settings])
+
+
+def _mark_of(path: Path) -> Path:
+    """Name the empty file that says that these tests have passed on this machine."""
+    asked = "\n".join([path.name, hash_of(path), _environment()])
+    return compiler.cache_dir() / f"passed-{hashlib.sha256(asked.encode()).hexdigest()[:32]}"
+
+
+def recorded(record: Path = RECORD) -> dict[str, str]:
+    """Read the committed record: hashes by files' names."""
+    lines = record.read_text(encoding="utf-8").splitlines() if record.is_file() else []
+    return {name: digest for name, digest in map(str.split, lines)}
+
+
+def unchanged(record: Path = RECORD) -> list[Path]:
+    """List the files of tests that need not run again."""
+    passed = {name: digest for name, digest in recorded(record).items() if name not in FIRST}
+    files = [path for path in sorted(TESTS.glob("test_*.py")) if is_of_the_engine(path)]
+    return [path for path in files if passed.get(path.name) == hash_of(path) or _mark_of(path).exists()]
+
+
+def keep(passed: Iterable[Path], record: Path | None = None) -> None:
+    """Note that these files' tests have passed, for this machine and in a record; of other files nothing is noted."""
+    files = [path for path in passed if is_of_the_engine(path)]
+    for path in files:
+        _mark_of(path).touch()
+    if record is not None:
+        own = {path.name: hash_of(path) for path in files}
+        lines = (f"{name} {digest}\n" for name, digest in sorted((recorded(record) | own).items()))
+        record.write_text("".join(lines), encoding="utf-8")
