@@ -300,7 +300,7 @@ def _mask(
 
     lead: the axes of the output before its rows.
     """
-    query, key, _ = qkv
+    query, key, value = qkv
     if not isinstance(attn_mask, torch.Tensor):
         raise TypeError(f"attn_mask is a torch tensor, or None; got {type(attn_mask).__name__}")
     _check_tensors({"query": query, "attn_mask": attn_mask}, other_device=RuntimeError)
@@ -312,7 +312,7 @@ def _mask(
     except RuntimeError:
         fits = False
     if options["is_causal"] or not fits or attn_mask.dtype not in (torch.bool, torch.float32, query.dtype):
-        _refuse(*qkv, {**options, "attn_mask": attn_mask.to("meta")})
+        _refuse(query, key, value, {**options, "attn_mask": attn_mask.to("meta")})
     _check_constants({"attn_mask": attn_mask})
     return attn_mask
 
@@ -443,7 +443,7 @@ def _call(
     cu_seqlens = lengths.get("cu_seqlens_q"), lengths.get("cu_seqlens_k")
     options = _Options.of(how, deterministic=deterministic, keep_lse=keep_lse, functions=functions)
     if functions:
-        parse_score_mod(**functions, backward=True)  # raises here, rather than in the backward, where a derivative is missing
+        parse_score_mod(**functions, backward=True)  # raises here, not in the backward, without a derivative
     if traced:
         o, lse = _forward(q, k, v, *cu_seqlens, *more, *options.flat())
     else:
@@ -810,7 +810,8 @@ class _HeadsFirst(torch.autograd.Function):
 def _attend_and_keep(ctx: Any, qkv: Sequence[torch.Tensor], given: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the output and lse of q, k and v (batch, rows, heads, head_dim); keep what gradients start from."""
     *tensors, options = given
-    o, lse = _attend(*qkv, tensors[3:], options)
+    q, k, v = qkv
+    o, lse = _attend(q, k, v, tensors[3:], options)
     _check_backward(o.shape[-1], o.dtype)
     _keep(ctx, tensors, options, o.detach(), lse)
     return o, lse
