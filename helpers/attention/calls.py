@@ -42,7 +42,7 @@ from helpers.attention.ladder.extras import check_positions, extra_inputs
 from helpers.attention.ladder.extras import needs as needs_of_extras
 from helpers.attention.ladder.kinds import as_device_array, kind_of
 from helpers.attention.ladder.layout import dense
-from helpers.attention.ladder.score_mod import BlockMask, read
+from helpers.attention.ladder.score_mod import BlockMask, parse_score_mod
 from helpers.attention.run import FAMILIES, Call, Change, Longest, Output, Plan, compile_plan, run
 from helpers.attention.scalars import check_flags
 
@@ -125,7 +125,7 @@ def flash_attention(
             says why, and which stages can.
     """
     extras = extra_inputs(bias, alibi_slopes, rotary_cos, rotary_sin, rotary_interleaved, rotary_positions, sinks)
-    mod, of_mod = read(score_mod, mask_mod, mod_args, score_mod_grad)
+    mod, of_mod = parse_score_mod(score_mod, mask_mod, mod_args, score_mod_grad)
     float_out = out_dtype is not None and _is_float32(out_dtype)
     options = ForwardOptions(window, causal, softmax_scale, return_lse, rotary_interleaved, stage, mod, float_out)
     return run(Attention({"q": q, "k": k, "v": v, **extras, **of_mod}, options))
@@ -185,7 +185,7 @@ def flash_attention_varlen(
         not end at the number of tokens.
     """
     extras = extra_inputs(bias, alibi_slopes, rotary_cos, rotary_sin, rotary_interleaved, rotary_positions, sinks)
-    mod, of_mod = read(score_mod, mask_mod, mod_args, score_mod_grad)
+    mod, of_mod = parse_score_mod(score_mod, mask_mod, mod_args, score_mod_grad)
     options = ForwardOptions(window, causal, softmax_scale, return_lse, rotary_interleaved, stage, mod)
     longest = _longest(cu_seqlens_q, cu_seqlens_k, q, k, max_seqlen_q, max_seqlen_k)
     arrays = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, **extras, **of_mod}
@@ -238,7 +238,7 @@ def flash_attention_backward(
     Raises:
         TypeError, ValueError: as flash_attention, and for do, o and lse that do not fit q.
     """
-    mod, of_mod = read(score_mod, mask_mod, mod_args, score_mod_grad, backward=True)
+    mod, of_mod = parse_score_mod(score_mod, mask_mod, mod_args, score_mod_grad, backward=True)
     options = BackwardOptions(window, causal, softmax_scale, deterministic, stage, mod, _is_float32(out_dtype))
     extras = extra_inputs(bias, alibi_slopes, sinks=sinks) | of_mod
     return run(Attention({"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse, **extras}, options))
@@ -283,7 +283,7 @@ def flash_attention_varlen_backward(
         TypeError, ValueError: as flash_attention_varlen, and for do, o and lse that do not fit q.
     """
     longest = _longest(cu_seqlens_q, cu_seqlens_k, q, k, max_seqlen_q, max_seqlen_k)
-    mod, of_mod = read(score_mod, mask_mod, mod_args, score_mod_grad, backward=True)
+    mod, of_mod = parse_score_mod(score_mod, mask_mod, mod_args, score_mod_grad, backward=True)
     options = BackwardOptions(window, causal, softmax_scale, deterministic, stage, mod)
     arrays = {"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse}
     arrays |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}

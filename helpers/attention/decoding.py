@@ -23,7 +23,7 @@ from helpers.attention.ladder.call import MAX_ROWS, DecodeOptions, _check_same_d
 from helpers.attention.ladder.kinds import DeviceArrays, kind_of
 from helpers.attention.ladder.layout import Spec, address
 from helpers.attention.ladder.plan import CompiledPlan
-from helpers.attention.ladder.score_mod import of_call, read
+from helpers.attention.ladder.score_mod import bind_to_call, parse_score_mod
 from helpers.attention.run import Call, Change, Kind, Output, Plan, compile_plan, run
 from helpers.attention.scalars import check_flags, whole_number
 
@@ -89,7 +89,7 @@ def flash_attention_with_kvcache(
             length or an entry of block_table that breaks the rules above.
         MemoryError: num_splits asks for more scratch than there is memory.
     """
-    mod, of_mod = read(score_mod, None, mod_args)
+    mod, of_mod = parse_score_mod(score_mod, None, mod_args)
     arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": cache_seqlens, **of_mod}
     for name, a in (("block_table", block_table), ("k", k), ("v", v), ("sinks", sinks)):
         if a is not None:
@@ -257,7 +257,7 @@ def check(
         return decoder, None, outputs
     arrays = {**specs, **{name: Spec.dense(shape, dtype) for name, (shape, dtype) in outputs.items()}}
     # More parts than 16 keys, the smallest tile, would be empty ones.
-    call = DecodeCall(arrays, window, scale, min(splits, -(-room // SMALLEST_TILE)), of_call(options.mod, arrays))
+    call = DecodeCall(arrays, window, scale, min(splits, -(-room // SMALLEST_TILE)), bind_to_call(options.mod, arrays))
     return decoder, call, outputs
 
 

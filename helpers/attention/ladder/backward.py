@@ -15,7 +15,7 @@ from helpers.attention.ladder.call import BackwardOptions, check_gradient_arrays
 from helpers.attention.ladder.contract import Stage
 from helpers.attention.ladder.extras import extra_inputs
 from helpers.attention.ladder.plan import GRADIENTS, CompiledPlan, plan_arrays
-from helpers.attention.ladder.score_mod import read
+from helpers.attention.ladder.score_mod import parse_score_mod
 
 
 def prepare(
@@ -64,7 +64,7 @@ def plan(
         score_mod, mask_mod, mod_args, score_mod_grad, bias, alibi_slopes, sinks: as
             `helpers.attention.flash_attention_backward` has them. cu_seqlens, source, sizes: as `Rung.plan` has them.
     """
-    mod, of_mod = read(score_mod, mask_mod, mod_args, score_mod_grad, backward=True)
+    mod, of_mod = parse_score_mod(score_mod, mask_mod, mod_args, score_mod_grad, backward=True)
     options = BackwardOptions(window, causal, softmax_scale, deterministic, mod=mod)
     extras = extra_inputs(bias, alibi_slopes, sinks=sinks) | of_mod
     options = stage.check(q, k, v, options, packed=cu_seqlens is not None, extras=extras)

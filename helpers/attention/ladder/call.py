@@ -15,7 +15,7 @@ import numpy as np
 from helpers import device
 from helpers.attention.ladder import extras
 from helpers.attention.ladder.layout import Spec
-from helpers.attention.ladder.score_mod import ScoreMod, of_call
+from helpers.attention.ladder.score_mod import ScoreMod, bind_to_call
 from helpers.engine.cuda_source.signatures import dtype_of
 
 __all__ = ["BackwardOptions", "Call", "DecodeOptions", "ForwardOptions", "Options", "Spec"]
@@ -190,7 +190,7 @@ class Call(NamedTuple):
             read = extras.as_kernels_read(arrays, sequences=sequences, packed=packed, longest_k=keys)
             arrays = {**arrays, **read} if read else arrays
         aligned = all([a.aligned for name, a in arrays.items() if name in WITH_HEAD_DIM])
-        mod = of_call(options.mod, arrays) if len(arrays) > 4 or options.mod else None
+        mod = bind_to_call(options.mod, arrays) if len(arrays) > 4 or options.mod else None
         how = options.deterministic, bool(options.rotary_interleaved), mod
         return cls(arrays, options.softmax_scale, options.window, rows, sequences, aligned, keys or 0, *how)
 

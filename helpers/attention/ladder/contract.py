@@ -2,8 +2,7 @@
 
     o = LADDER["online_softmax"](q, k, v)
 
-A stage is a `Stage`; the table of them is in table.py, how they are launched in launches.py, how a call is planned in
-plan.py.
+A stage is a `Stage`; the stages are in stages/, their order in table.py, how a call is planned in plan.py.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from helpers.attention.ladder.extras import NAMES, check_positions, extra_inputs
 from helpers.attention.ladder.launch import Arguments, DirectLaunch, EngineLaunch, Launch
 from helpers.attention.ladder.launches import block_mask_scratch, of_rotated, rotated
 from helpers.attention.ladder.layout import Spec, dense_copy, four_axes, negative
-from helpers.attention.ladder.score_mod import ScoreMod, read
+from helpers.attention.ladder.score_mod import ScoreMod, parse_score_mod
 
 GRADIENTS = ("dq", "dk", "dv")
 
@@ -120,7 +120,7 @@ class CompiledPlan:
         text = (lambda file: file) if call.mod is None else partial(_with_functions, call.mod, stage)
         jobs = [partial(kernel.load_all, text(source or stage.file), tuple(names.values()), defines=sizes)]
         jobs += [partial(kernel.load, text(file), name, defines=of) for name, (file, of) in others.items()]
-        with call.mod.explained() if call.mod else contextlib.nullcontext():
+        with call.mod.compile_errors_as_value_errors() if call.mod else contextlib.nullcontext():
             loaded, *loaded_others = kernel.side_by_side(jobs)
         return {name: loaded[instance] for name, instance in names.items()} | dict(
             zip(others, loaded_others, strict=True)
@@ -275,7 +275,7 @@ class Rung(Stage):
         """
         if unknown := extras.keys() - {*NAMES, "rotary_positions"}:
             raise TypeError(f"stage {self.name} got an unexpected keyword argument {min(unknown)!r}")
-        mod, of_mod = read(score_mod, mask_mod, mod_args, score_mod_grad)
+        mod, of_mod = parse_score_mod(score_mod, mask_mod, mod_args, score_mod_grad)
         given = extra_inputs(**extras, rotary_interleaved=rotary_interleaved) | of_mod
         options = ForwardOptions(window, causal, softmax_scale, return_lse, rotary_interleaved, mod=mod)
         options = self.check(q, k, v, options, packed=cu_seqlens is not None, extras=given)

@@ -24,22 +24,8 @@ from helpers.engine.cuda_source.signatures import dtype_of
 NAMES = ("score", "distance", "batch", "head", "kv_head", "q_idx", "kv_idx", "q_len", "kv_len")
 _TAKEN = {
     *NAMES,
-    "y",
-    "loaded",
-    "load_pair",
-    "prefetch",
-    "grad",
-    "bias",
-    "alibi_slopes",
-    "sinks",
-    "entries",
-    "block_mask",
-    "mask_batch",
-    "mask_head",
-    "mask_tile",
-    "sink",
-    "score_mod",
-    "mask_mod",
+    *("y", "loaded", "load_pair", "prefetch", "grad", "bias", "alibi_slopes", "sinks", "sink", "score_mod", "mask_mod"),
+    *("entries", "block_mask", "mask_batch", "mask_head", "mask_tile"),
 }
 _C_TYPES = {
     **{"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16", "bool": "bool"},
@@ -206,7 +192,7 @@ class ScoreMod(NamedTuple):
         return "\n".join([*lines, "};", ""])
 
     @contextlib.contextmanager
-    def explained(self) -> Iterator[None]:
+    def compile_errors_as_value_errors(self) -> Iterator[None]:
         """Turn a compiler's message about the caller's text into a ValueError that shows the text."""
         try:
             yield
@@ -285,7 +271,7 @@ def make_block_mask(mask_mod: str, mod_args: Mapping[str, Any] | None = None) ->
     return BlockMask(mask_mod, mod_args)
 
 
-def read(
+def parse_score_mod(
     score_mod: str | None = None,
     mask_mod: str | BlockMask | None = None,
     mod_args: Mapping[str, Any] | None = None,
@@ -359,7 +345,7 @@ def _text(name: str, text: Any) -> str:
     return text.strip()
 
 
-def of_call(mod: ScoreMod | None, arrays: Mapping[str, Spec]) -> ScoreMod | None:
+def bind_to_call(mod: ScoreMod | None, arrays: Mapping[str, Spec]) -> ScoreMod | None:
     """Return a call's functions: the caller's, whose arrays have types now, then those of its bias, slopes and sinks.
 
     In this order a key that a bias hides stays hidden, and a soft cap applies to q k^T alone, as in models.

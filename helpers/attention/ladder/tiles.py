@@ -123,9 +123,9 @@ def known_limit(shared_limit: int) -> int:
     return max((limit for limit in LIMITS if limit <= shared_limit), default=min(LIMITS))
 
 
-def blocks_in_shared_memory(shared_bytes: int, limit: int) -> int:
-    """Return for how many such blocks a multiprocessor has shared memory, where one block may have `limit` bytes."""
-    return PER_MULTIPROCESSOR[limit] // (shared_bytes + RESERVED)
+def blocks_in_shared_memory(shared_bytes: int, shared_limit: int) -> int:
+    """Return how many such blocks fit a multiprocessor's shared memory, where a block may have `shared_limit` bytes."""
+    return PER_MULTIPROCESSOR[known_limit(shared_limit)] // (shared_bytes + RESERVED)
 
 
 def round_up(number: int, multiple: int) -> int:

@@ -9,40 +9,21 @@ from typing import Any
 import numpy as np
 
 from helpers import device
-from helpers.attention.ladder import launches, limits
+from helpers.attention.ladder import launches, limits, tiles
 from helpers.attention.ladder.call import CU_SEQLENS, Call, Spec
 from helpers.attention.ladder.contract import Stage, Tuning
 from helpers.attention.ladder.launch import Launch, Map
-from helpers.attention.ladder.launches import (
-    functions_of_scores,
-    given,
-    params_of,
-    slots,
-    split_to_grid_limit,
-    strides_of,
-    tile_grid,
-)
 from helpers.attention.ladder.params import GRADIENTS, backward_params
 from helpers.attention.ladder.stages import FLOAT, PLAIN
 from helpers.attention.ladder.stages.cuda_cores import vector_loads
 from helpers.attention.ladder.stages.tensor_cores import WARPS_OF_MMA
-from helpers.attention.ladder.tiles import (
-    MAX_HEAD_DIM,
-    Sizes,
-    Tiles,
-    blocks_in_shared_memory,
-    entry,
-    first_that_fits,
-    known_limit,
-    other_entry,
-    round_up,
-)
+from helpers.attention.ladder.tiles import MAX_HEAD_DIM, Sizes, Tiles
 
 _GRADIENTS: Mapping[str, Any] = {"direction": "backward", "slots": launches.in_slots}
 
 
 def _params(call: Call) -> Any:
-    return backward_params(params_of(call), strides_of(call, GRADIENTS))
+    return backward_params(launches.params_of(call), launches.strides_of(call, GRADIENTS))
 
 
 # ---- 08: float32
@@ -69,19 +50,19 @@ _BACKWARD_FEW = {32: None, 64: Tiles(64, 64, 256, 16), 96: None, 128: Tiles(64, 
 @functools.cache
 def pick_backward(head_dim: int, shared_limit: int) -> dict[str, int]:
     """Choose the -D options of backward."""
-    choices = [tiles.defines for tiles in entry(_BACKWARD, head_dim)]
-    usual = first_that_fits(choices, backward_shared_bytes, head_dim, shared_limit)
-    pair = other_entry(_BACKWARD_PAIRS, head_dim)
+    choices = [each.defines for each in tiles.entry(_BACKWARD, head_dim)]
+    usual = tiles.first_that_fits(choices, backward_shared_bytes, head_dim, shared_limit)
+    pair = tiles.other_entry(_BACKWARD_PAIRS, head_dim)
     if pair is None:
         return usual
     shared = backward_shared_bytes({**pair.defines, "HEAD_DIM": head_dim})
-    return pair.defines if blocks_in_shared_memory(shared, known_limit(shared_limit)) >= 2 else usual
+    return pair.defines if tiles.blocks_in_shared_memory(shared, shared_limit) >= 2 else usual
 
 
 @functools.cache
 def pick_few_backward(head_dim: int, shared_limit: int) -> dict[str, int]:
     """Choose the tiles for a launch whose blocks would leave half a GPU idle; empty where it has no better ones."""
-    usual, few = pick_backward(head_dim, shared_limit), other_entry(_BACKWARD_FEW, head_dim)
+    usual, few = pick_backward(head_dim, shared_limit), tiles.other_entry(_BACKWARD_FEW, head_dim)
     if few is None or few.block_n >= usual["BLOCK_N"]:
         return {}
     return few.defines if backward_shared_bytes({**few.defines, "HEAD_DIM": head_dim}) <= shared_limit else {}
@@ -97,20 +78,20 @@ def backward_shared_bytes(sizes: Sizes) -> int:
 def _launch_backward(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
     """Launch for delta and zeros, then for dK, dV and dQ by tiles of keys; deterministic dQ by tiles of rows."""
     params = _params(call)
-    before, functions = functions_of_scores(stage, call, sizes)
+    before, functions = launches.functions_of_scores(stage, call, sizes)
     inputs = "q", "k", "v", "do", "lse", "delta"
-    more = *given(call, *CU_SEQLENS), params, *functions
+    more = *launches.given(call, *CU_SEQLENS), params, *functions
     # A warp computes a row of delta, whichever sequence it is of. Packed sequences are one batch here.
     batch, heads, n, _ = call.arrays["q"].shape
     each_row = -(-n // (stage.threads(sizes) // 32)), heads, batch
     adds = None if call.deterministic else "dq"
     own = [
         stage.launch(each_row, sizes, ("o", "do", "delta", adds, params), "backward_preprocess"),
-        stage.launch(tile_grid(call, "k", sizes), sizes, (*inputs, adds, "dk", "dv", *more), "backward"),
+        stage.launch(launches.tile_grid(call, "k", sizes), sizes, (*inputs, adds, "dk", "dv", *more), "backward"),
     ]
     if call.deterministic:
-        own.append(stage.launch(tile_grid(call, "q", sizes), sizes, (*inputs, "dq", *more), "backward_dq"))
-    return [*before, *(part for launch in own for part in split_to_grid_limit(launch, call))]
+        own.append(stage.launch(launches.tile_grid(call, "q", sizes), sizes, (*inputs, "dq", *more), "backward_dq"))
+    return [*before, *(part for launch in own for part in launches.split_to_grid_limit(launch, call))]
 
 
 def _delta_scratch(call: Call, sizes: Sizes) -> dict[str, Spec]:
@@ -151,18 +132,18 @@ def _launch_in_half(stage: Stage, call: Call, sizes: Sizes, inputs: tuple[Any, .
     if group > most:
         raise ValueError(f"{group:,} heads of q share one of k and v; gradients take {most:,} at most")
     params = _params(call)
-    cu_q, cu_k = given(call, *CU_SEQLENS)
-    row_tiles, key_tiles = tile_grid(call, "q", sizes), tile_grid(call, "k", sizes)
+    cu_q, cu_k = launches.given(call, *CU_SEQLENS)
+    row_tiles, key_tiles = launches.tile_grid(call, "q", sizes), launches.tile_grid(call, "k", sizes)
     block = (stage.threads(sizes),)
     scratch = tuple(stage.scratch(call, sizes))
-    before, functions = functions_of_scores(stage, call, sizes)
+    before, functions = launches.functions_of_scores(stage, call, sizes)
     first, _, last = stage.kernels
     own = (
         Launch(first, row_tiles, block, 0, ("o", "do", "lse", *scratch, cu_q, params)),
         stage.launch(key_tiles, sizes, (*inputs, *scratch, "dk", "dv", cu_q, cu_k, params, *functions)),
         Launch(last, row_tiles, block, 0, ("dq_accum", "dq", cu_q, params)),
     )
-    each_in_parts = (split_to_grid_limit(launch, call, most) for launch in own)
+    each_in_parts = (launches.split_to_grid_limit(launch, call, most) for launch in own)
     return [*before, *(launch for part in zip(*each_in_parts, strict=True) for launch in part)]
 
 
@@ -172,14 +153,14 @@ def backward_scratch(call: Call, sizes: Sizes) -> dict[str, Spec]:
     Behind the semaphores, a number counts blocks.
     """
     rows, block_m = call.arrays["q"].shape[2], sizes["BLOCK_M"]
-    of_a_head = slots(call, "q", block_m) if call.packed else call.sequences * -(-rows // block_m)
-    tiles = call.heads * of_a_head
+    of_a_head = launches.slots(call, "q", block_m) if call.packed else call.sequences * -(-rows // block_m)
+    count = call.heads * of_a_head
     # Columns of dq_accum: whole fragments of 16 for each warp along them; in hopper_backward whole panels of 64.
     columns = 16 * (sizes["WARPS"] // sizes["WARPS_DQ"]) if "WARPS" in sizes else 64
     return {
-        "lse_delta": Spec.dense((tiles, 2 * block_m), np.float32),
-        "dq_accum": Spec.dense((tiles, block_m * round_up(sizes["HEAD_DIM"], columns)), np.float32),
-        "dq_semaphore": Spec.dense((tiles + 1,), np.int32),
+        "lse_delta": Spec.dense((count, 2 * block_m), np.float32),
+        "dq_accum": Spec.dense((count, block_m * tiles.round_up(sizes["HEAD_DIM"], columns)), np.float32),
+        "dq_semaphore": Spec.dense((count + 1,), np.int32),
     }
 
 
@@ -215,16 +196,17 @@ def pick_backward_mma(head_dim: int, shared_limit: int) -> dict[str, int]:
     def shared_bytes(sizes: Sizes) -> int:
         """Count the bytes of one block; more than the limit where MIN_BLOCKS of them do not fit."""
         needed = backward_mma_shared_bytes(sizes)
-        blocks = blocks_in_shared_memory(needed, known_limit(shared_limit))
+        blocks = tiles.blocks_in_shared_memory(needed, shared_limit)
         return needed if blocks >= sizes["MIN_BLOCKS"] else shared_limit + 1
 
-    choices = [dict(zip(_NAMES, sizes, strict=True)) for sizes in entry(_BACKWARD_MMA, head_dim)]
-    return first_that_fits(choices, shared_bytes, head_dim, shared_limit)
+    choices = [dict(zip(_NAMES, sizes, strict=True)) for sizes in tiles.entry(_BACKWARD_MMA, head_dim)]
+    return tiles.first_that_fits(choices, shared_bytes, head_dim, shared_limit)
 
 
+@functools.cache
 def pick_other_backward_mma(grid: str, head_dim: int, shared_limit: int) -> dict[str, int]:
     """Choose the sizes for a "small_grid", "tiny_grid" or "single_wave", see `Tuning`; empty for the usual ones."""
-    sizes = dict(zip(_NAMES, other_entry(_OTHER_BACKWARD_MMA[grid], head_dim) or (), strict=False))
+    sizes = dict(zip(_NAMES, tiles.other_entry(_OTHER_BACKWARD_MMA[grid], head_dim) or (), strict=False))
     return sizes if sizes and backward_mma_shared_bytes({**sizes, "HEAD_DIM": head_dim}) <= shared_limit else {}
 
 
@@ -233,7 +215,7 @@ def backward_mma_candidates(head_dim: int) -> list[dict[str, int]]:
 
     Without DQ_LATER, so that they are those of the steps before that idea as well.
     """
-    choices = entry(_BACKWARD_MMA, head_dim)
+    choices = tiles.entry(_BACKWARD_MMA, head_dim)
     return [dict(zip(_NAMES[:-1], sizes[:-1], strict=True)) for sizes in choices if sizes[-1]]
 
 
@@ -245,7 +227,7 @@ def backward_mma_shared_bytes(sizes: Sizes) -> int:
     rows, keys, warps = sizes["BLOCK_M"], sizes["BLOCK_N"], sizes["WARPS"]
     in_registers = sizes["WARPS_KEYS"] == sizes["WARPS_DKV"] == warps
     scores = 1 + sizes.get("DQ_LATER", 1) + (not in_registers)
-    return 2 * round_up(sizes["HEAD_DIM"], 16) * (2 * keys + 4 * rows) + 2 * scores * keys * rows + 2 * 8 * rows
+    return 2 * tiles.round_up(sizes["HEAD_DIM"], 16) * (2 * keys + 4 * rows) + 2 * scores * keys * rows + 2 * 8 * rows
 
 
 def _in_order(call: Call) -> dict[str, int]:
@@ -295,7 +277,7 @@ _HOPPER_BACKWARD = {64: (128, 64), 128: (64, 32)}
 @functools.cache
 def pick_hopper_backward(head_dim: int, derivative: bool = False) -> dict[str, int]:
     """Choose the -D options of hopper_backward."""
-    return {"BLOCK_M": entry(_HOPPER_BACKWARD, head_dim)[derivative], "BLOCK_N": 128}
+    return {"BLOCK_M": tiles.entry(_HOPPER_BACKWARD, head_dim)[derivative], "BLOCK_N": 128}
 
 
 def _hopper_variant(call: Call) -> dict[str, int]:

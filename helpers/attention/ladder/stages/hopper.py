@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 
 from helpers import device
-from helpers.attention.ladder import limits
+from helpers.attention.ladder import launches, limits, tiles
 from helpers.attention.ladder.call import CU_SEQLENS, Call, Spec
 from helpers.attention.ladder.contract import Stage, Tuning
 from helpers.attention.ladder.launch import Launch, Map
-from helpers.attention.ladder.launches import functions_of_scores, given, params_of, slots
 from helpers.attention.ladder.stages import FLOAT, FORWARD_EXTRAS, PLAIN
-from helpers.attention.ladder.tiles import Sizes, entry
+from helpers.attention.ladder.tiles import Sizes
 
 _ON_HOPPER: Mapping[str, Any] = {
     "min_cc": 90,
@@ -33,8 +32,8 @@ ORDER, ORDER_THREADS, ORDER_PACKED_THREADS = "10_order.cu", 256, 1024
 def _launch_in_order(stage: Stage, call: Call, sizes: Sizes, maps: tuple[Any, ...]) -> list[Launch]:
     """Launch the kernel that orders tiles, then the stage's own with these tensor maps, and arrays, as inputs."""
     block_m, block_n = np.int32(sizes["BLOCK_M"]), np.int32(sizes["BLOCK_N"])
-    lse, *cu_seqlens = given(call, "lse", *CU_SEQLENS)
-    params, sequences = params_of(call), np.int32(call.sequences)
+    lse, *cu_seqlens = launches.given(call, "lse", *CU_SEQLENS)
+    params, sequences = launches.params_of(call), np.int32(call.sequences)
     rounds, blocks = _rounds_and_blocks(call, sizes)
     if call.packed:
         numbers = np.int32(blocks // call.heads), sequences, block_m, block_n
@@ -44,7 +43,7 @@ def _launch_in_order(stage: Stage, call: Call, sizes: Sizes, maps: tuple[Any, ..
         numbers = np.int32(blocks), sequences, np.int32(heads_together(call, sizes)), block_m, block_n
         args = ("schedule", *numbers, params)
         order = Launch("order_tiles", (rounds,), (ORDER_THREADS,), 0, args, ORDER, once=True)
-    before, functions = functions_of_scores(stage, call, sizes)
+    before, functions = launches.functions_of_scores(stage, call, sizes)
     main = (*maps, "o", lse, *cu_seqlens, "schedule", np.int32(rounds), params, *functions)
     return [*before, order, stage.launch((blocks,), sizes, main)]
 
@@ -57,7 +56,7 @@ def _schedule(call: Call, sizes: Sizes) -> dict[str, Spec]:
 def _rounds_and_blocks(call: Call, sizes: Sizes) -> tuple[int, int]:
     rows = call.arrays["q"].shape[2]
     if call.packed:
-        rounds, blocks = 1, slots(call, "q", sizes["BLOCK_M"]) * call.heads
+        rounds, blocks = 1, launches.slots(call, "q", sizes["BLOCK_M"]) * call.heads
     else:
         items = -(-rows // sizes["BLOCK_M"]) * call.heads * call.sequences
         blocks = min(items, limits.persistent_blocks())
@@ -148,7 +147,7 @@ def pick_hopper(head_dim: int, masked: bool = False, keys: int | None = None) ->
     Args:
         masked: causal, or a window. keys: N_kv; many where it is None.
     """
-    block_m, block_n = entry(_HOPPER, head_dim)[masked]
+    block_m, block_n = tiles.entry(_HOPPER, head_dim)[masked]
     if keys is not None and keys <= _FEW_KEYS:
         block_n = min(block_n, 128)
         block_m = 128 if masked else block_m
@@ -236,7 +235,7 @@ SPLIT_THREADS, SPLIT_ROWS = 256, 64  # of 15_fp16x3.cu; the rows of Q that share
 @functools.cache
 def pick_fp16x3(head_dim: int) -> dict[str, int]:
     """Choose the -D options of fp16x3."""
-    return dict(entry(_FP16X3, head_dim))
+    return dict(tiles.entry(_FP16X3, head_dim))
 
 
 def fp16x3_shared_bytes(sizes: Sizes) -> int:
@@ -250,7 +249,7 @@ def _split_and_multiply(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
     """Launch a block for each tile of Q, K and V that is split into two parts; then as hopper, with maps of those."""
     of_q, of_kv = _exponents(call, sizes)
     parts, exponents = ("q_split", "k_split", "v_split"), ("q_exponents", "kv_exponents")
-    args = "q", "k", "v", *parts, *exponents, *given(call, *CU_SEQLENS), params_of(call)
+    args = "q", "k", "v", *parts, *exponents, *launches.given(call, *CU_SEQLENS), launches.params_of(call)
     split = Launch(stage.kernels[0], (of_q + 2 * of_kv,), (SPLIT_THREADS,), 0, args)
     rows = SPLIT_ROWS, sizes["BLOCK_N"], sizes["BLOCK_N"]
     return [split, *_launch_in_order(stage, call, sizes, (*map(Map, parts, rows), *exponents))]
@@ -270,7 +269,7 @@ def _exponents(call: Call, sizes: Sizes) -> Iterator[int]:
     """Yield the number of scale exponents for Q, then for K and V, over all heads and sequences."""
     for name, block in (("q", SPLIT_ROWS), ("k", sizes["BLOCK_N"])):
         batch, heads, rows, _ = call.arrays[name].shape
-        yield batch * heads * (slots(call, name, block) if call.packed else -(-rows // block))
+        yield batch * heads * (launches.slots(call, name, block) if call.packed else -(-rows // block))
 
 
 FP16X3 = Stage(

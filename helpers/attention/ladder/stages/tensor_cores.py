@@ -9,19 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from helpers import device
-from helpers.attention.ladder import launches
+from helpers.attention.ladder import launches, tiles
 from helpers.attention.ladder.call import Call
 from helpers.attention.ladder.contract import Stage, Tuning
 from helpers.attention.ladder.stages import FLOAT, FORWARD_EXTRAS, PLAIN
-from helpers.attention.ladder.tiles import (
-    KB,
-    Sizes,
-    blocks_in_shared_memory,
-    entry,
-    first_that_fits,
-    known_limit,
-    round_up,
-)
+from helpers.attention.ladder.tiles import KB, Sizes
 from helpers.engine.nvrtc import why_no_cute
 
 IN_GRID: Mapping[str, Any] = {"launches": launches.strided, "slots": launches.in_slots}
@@ -46,13 +38,13 @@ _WMMA = {
 @functools.cache
 def pick_wmma(head_dim: int, shared_limit: int) -> dict[str, int]:
     """Choose the -D options of flash_wmma."""
-    return first_that_fits(entry(_WMMA, head_dim), _wmma_shared_bytes, head_dim, shared_limit)
+    return tiles.first_that_fits(tiles.entry(_WMMA, head_dim), _wmma_shared_bytes, head_dim, shared_limit)
 
 
 def wmma_shared_bytes(head_dim: int, sizes: Sizes) -> int:
     """Count SHARED_BYTES of flash_wmma: tiles of Q, K and V with 8 elements of padding to a row, and S in float32."""
     rows = sizes["BLOCK_M"] + 2 * sizes["BLOCK_N"]
-    return 2 * (round_up(head_dim, 16) + 8) * rows + 4 * sizes["BLOCK_M"] * (sizes["BLOCK_N"] + 4)
+    return 2 * (tiles.round_up(head_dim, 16) + 8) * rows + 4 * sizes["BLOCK_M"] * (sizes["BLOCK_N"] + 4)
 
 
 def _wmma_shared_bytes(sizes: Sizes) -> int:
@@ -100,12 +92,12 @@ _MMA_PRESETS: Mapping[int, Sequence[tuple[int, int, int, int, int, int]]] = {
 @functools.cache
 def pick_mma(head_dim: int, shared_limit: int) -> dict[str, int]:
     """Choose the -D options of flash_mma."""
-    for least, most, *preset in _MMA_PRESETS.get(known_limit(shared_limit), ()):
+    for least, most, *preset in _MMA_PRESETS.get(tiles.known_limit(shared_limit), ()):
         if least <= head_dim <= most:
             return dict(zip(("BLOCK_M", "BLOCK_N", "WARPS", "MIN_BLOCKS"), preset, strict=True))
-    sizes = first_that_fits(entry(_MMA, head_dim), mma_shared_bytes, head_dim, shared_limit)
-    wide = {**sizes, "BLOCK_N": _MMA_WIDE.get(round_up(head_dim, 16), sizes["BLOCK_N"])}
-    blocks = blocks_in_shared_memory(mma_shared_bytes({**wide, "HEAD_DIM": head_dim}), known_limit(shared_limit))
+    sizes = tiles.first_that_fits(tiles.entry(_MMA, head_dim), mma_shared_bytes, head_dim, shared_limit)
+    wide = {**sizes, "BLOCK_N": _MMA_WIDE.get(tiles.round_up(head_dim, 16), sizes["BLOCK_N"])}
+    blocks = tiles.blocks_in_shared_memory(mma_shared_bytes({**wide, "HEAD_DIM": head_dim}), shared_limit)
     return wide if blocks >= wide["MIN_BLOCKS"] else sizes
 
 
@@ -123,7 +115,7 @@ def pick_few_mma(head_dim: int, shared_limit: int) -> dict[str, int]:
 
 def mma_shared_bytes(sizes: Sizes) -> int:
     """Count SHARED_BYTES of flash_mma: a tile of Q, and two each of K and V, in rows of whole fragments of 16."""
-    return 2 * round_up(sizes["HEAD_DIM"], 16) * (sizes["BLOCK_M"] + 4 * sizes["BLOCK_N"])
+    return 2 * tiles.round_up(sizes["HEAD_DIM"], 16) * (sizes["BLOCK_M"] + 4 * sizes["BLOCK_N"])
 
 
 FLASH_MMA = Stage(
@@ -151,7 +143,7 @@ _PROJECTION = {
 
 def pick_projection(head_dim: int, shared_limit: int) -> dict[str, int]:
     """Choose the -D options of 11_projection.cu, without HEAD_DIM. Its shared memory is flash_mma's."""
-    return first_that_fits(entry(_PROJECTION, head_dim), mma_shared_bytes, head_dim, shared_limit)
+    return tiles.first_that_fits(tiles.entry(_PROJECTION, head_dim), mma_shared_bytes, head_dim, shared_limit)
 
 
 # ---- 12: 07 in CuTe
@@ -162,7 +154,7 @@ def pick_cute(head_dim: int, shared_limit: int) -> dict[str, int]:
     """Choose flash_mma's tile, or one of 64 keys where a block of flash_cute would not copy that one evenly."""
     if head_dim > 128:
         raise ValueError(f"head_dim = {head_dim}; these tiles are for 1 to 128")
-    chunks = round_up(head_dim, 16) // 8  # of 16 bytes in a row; 8, 4 or 2 threads copy one
+    chunks = tiles.round_up(head_dim, 16) // 8  # of 16 bytes in a row; 8, 4 or 2 threads copy one
     of_a_row = next(threads for threads in (8, 4, 2) if chunks % threads == 0)
     sizes = pick_mma(head_dim, shared_limit)
     even = sizes["BLOCK_N"] % (32 * sizes["WARPS"] // of_a_row) == 0
@@ -206,7 +198,7 @@ _TF32: dict[int, tuple[dict[str, int], ...]] = {
 @functools.cache
 def pick_tf32(head_dim: int, shared_limit: int) -> dict[str, int]:
     """Choose the -D options of tf32."""
-    return first_that_fits(entry(_TF32, head_dim), tf32_shared_bytes, head_dim, shared_limit)
+    return tiles.first_that_fits(tiles.entry(_TF32, head_dim), tf32_shared_bytes, head_dim, shared_limit)
 
 
 @functools.cache
