@@ -88,8 +88,8 @@ def flash_attention(
             below about -1e37 it counts as -inf. Of bool: True where a query may see a key. (So is PyTorch's attn_mask.)
             Combines with causal and window. Fastest with keys that are neighbours and rows at multiples of 16 bytes.
         alibi_slopes: float32 (heads,) or (batch, heads): -slope * |i + seq_kv - seq - j| is added to the scaled scores
-            (Press et al. 2022, "Train Short, Test Long", whose masks are causal; both sides as FlashAttention has it).
-        sinks: float32 (heads,): exp(sinks[head]) is added to a row's sum of weights, as in gpt-oss. lse has it, too.
+            (Press et al. 2022, "Train Short, Test Long", whose masks are causal; FlashAttention has both sides, too).
+        sinks: float32 (heads,): exp(sinks[head]) is added to a row's sum of weights, as in gpt-oss. lse includes it.
         score_mod: an expression in CUDA C++ that makes another score of each, as FlexAttention's (Dong et al. 2024) in
             Python: "cap * tanhf(score / cap)". It knows score (scaled, float), batch, head, kv_head, q_idx, kv_idx,
             q_len, kv_len, distance (q_idx - kv_idx as a float) and the names of mod_args. The last query is at the last
@@ -175,7 +175,7 @@ def flash_attention_varlen(
         alibi_slopes: float32 (heads,) or (sequences, heads).
         rotary_positions: (q_positions, k_positions), int32 (tokens,) and (tokens_kv,); None: in each sequence, query i
             is at i + its keys - its queries, and key j at j. A query before the first key counts as position 0.
-        The others: as flash_attention has them; the diagonal of causal and window is each sequence's own.
+        The others: see flash_attention; the diagonal of causal and window is each sequence's own.
 
     Returns:
         The output as q, (tokens, heads, head_dim); with return_lse, (o, lse), lse float32 (heads, tokens).
@@ -220,7 +220,7 @@ def flash_attention_backward(
     Args:
         do: the gradient of the loss with respect to the output, (batch, seq, heads, head_dim), of q's dtype.
         q, k, v, causal, window, softmax_scale, bias, alibi_slopes, sinks, score_mod, mask_mod, mod_args: as
-            flash_attention had them. All but q, k and v are constants.
+            in flash_attention. All but q, k and v are constants.
         score_mod_grad: with score_mod: its derivative by score, an expression of the same names and y, its result.
         o, lse: what flash_attention(..., return_lse=True) returned: (batch, seq, heads, head_dim) of q's dtype, and
             float32 (batch, heads, seq).
@@ -269,12 +269,12 @@ def flash_attention_varlen_backward(
     max_seqlen_k: int | None = None,
     stage: str | int | None = None,
 ) -> tuple[Any, Any, Any]:
-    """flash_attention_backward of sequences of several lengths, packed as flash_attention_varlen has them.
+    """flash_attention_backward of sequences of several lengths, packed as in flash_attention_varlen.
 
     Args:
         do, q, o: (tokens, heads, head_dim). lse: float32 (heads, tokens).
         k, v: (tokens_kv, kv_heads, head_dim).
-        The others: as flash_attention_varlen and flash_attention_backward have them.
+        The others: see flash_attention_varlen and flash_attention_backward.
 
     Returns:
         (dq, dk, dv), as flash_attention_backward.
@@ -292,7 +292,7 @@ def flash_attention_varlen_backward(
 
 
 def _is_float32(out_dtype: Any) -> bool:
-    """Whether results are to be in float32. TypeError for anything else than that or None."""
+    """Return True for float32, False for None. TypeError for anything else."""
     if out_dtype is None or (isinstance(out_dtype, (str, type, np.dtype)) and np.dtype(out_dtype) == np.float32):
         return out_dtype is not None
     raise TypeError(f"out_dtype is float32, or None for q's dtype; got {out_dtype!r:.40}")
@@ -308,7 +308,7 @@ class Attention(Call):
     options: AttentionOptions
 
     def plan(self, specs: Mapping[str, Spec]) -> Plan:
-        """As `Call.plan`."""
+        """See `Call.plan`."""
         check(specs)
         given, options, changes, columns = specs, self.options, [], 0
         head_dim, itemsize = specs["q"].shape[-1], specs["q"].dtype.itemsize
@@ -343,7 +343,7 @@ def _changed(specs: Mapping[str, Spec], changes: Sequence[Change]) -> dict[str, 
 
 
 class _Family(NamedTuple):
-    """What calls have in common that differ in their shapes, strides and addresses alone.
+    """The common part of calls that differ in their shapes, strides and addresses alone.
 
     options: as `Options.checked` returns them. stages: those that can, the fastest first; or the one that was named.
     """
@@ -356,7 +356,10 @@ class _Family(NamedTuple):
 def of_shapes(
     specs: Mapping[str, Spec], options: AttentionOptions, longest: Longest
 ) -> tuple[_Family, Stage, dict[str, Output], AttentionCall | None]:
-    """Who does a call that `check` has let pass, what it returns, and the call: None where no row sees a key."""
+    """Choose the stage for a call that `check` accepts; return its family, the stage, the outputs and the call.
+
+    The call is None if no row sees a key.
+    """
     views = {name: a.heads_first if name in WITH_HEAD_DIM else a for name, a in specs.items()}
     family, stage = choose(views, options, longest[0])
     outputs = _outputs(stage, specs, options)
@@ -375,7 +378,7 @@ def whole_chunks(head_dim: int, itemsize: int) -> int:
 
 
 def _outputs(stage: Stage, specs: Mapping[str, Spec], options: AttentionOptions) -> dict[str, Output]:
-    """What a call returns, by name; a stage without strides writes whole heads."""
+    """Describe what a call returns, by name; a stage without strides writes whole heads."""
     q = specs["q"]
     dtype = np.dtype(np.float32) if options.float_out else q.dtype
     if stage.direction == "backward":
@@ -418,7 +421,7 @@ def check(specs: Mapping[str, Spec]) -> None:
 
 
 def choose(views: Mapping[str, Spec], options: AttentionOptions, longest: int | None) -> tuple[_Family, Stage]:
-    """The family of a call, and the stage for it: the one that was asked for, or the one for calls that name none.
+    """Return the family of a call and its stage: the one that was asked for, or the one for calls that name none.
 
     Packed sequences count as long as the geometric mean of the mean and the longest: most of them may be short, and
     most of the work in the long ones.
@@ -470,7 +473,7 @@ def _able(views: Mapping[str, Spec], options: AttentionOptions) -> Sequence[Stag
 
 
 def _nearest(stages: Mapping[str, Stage], needs: Mapping[str, Any]) -> tuple[str, str]:
-    """Of stages that cannot do a call, one that takes the dtype and lacks the least, and its reason."""
+    """Find, among stages that cannot do a call, one that takes the dtype and lacks the least; return its reason too."""
     plain = {name: needs[name] for name in ("head_dim", "dtype")}
 
     def lacks(stage: Stage) -> tuple[int, int, int, int]:

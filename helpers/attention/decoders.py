@@ -43,12 +43,12 @@ class DecodeCall(NamedTuple):
 
     @property
     def kv_heads(self) -> int:
-        """Of the cache."""
+        """Heads of the cache."""
         return self.arrays["k_cache"].shape[2]
 
     @property
     def rows(self) -> int:
-        """Of all heads and tokens that share a head of K and V."""
+        """Rows of all heads and tokens that share a head of K and V."""
         _, tokens, heads, _ = self.arrays["q"].shape
         return tokens * (heads // self.kv_heads)
 
@@ -129,7 +129,7 @@ def _decoder(
 
 
 def pick_sizes(head_dim: int, itemsize: int, rows: int, shared: int, *, short: bool = False) -> dict[str, int]:
-    """Sizes of 14 for this much shared memory: the most warps that leave each a ring of two stages.
+    """Choose split_kv's sizes for this much shared memory: the most warps that leave each a ring of two stages.
 
     Args:
         rows: of all heads and tokens that share a head of K and V. short: a stretch has many units. Then two blocks of
@@ -151,7 +151,7 @@ RESERVED = 256  # bytes of static shared memory
 
 
 def shared_bytes(sizes: Mapping[str, int], itemsize: int) -> int:
-    """SHARED_BYTES of 14."""
+    """Return SHARED_BYTES of split_kv."""
     row = sizes["HEAD_DIM"] * itemsize
     rings = sizes["WARPS"] * sizes["STAGES"] * 2 * sizes["BLOCK_N"] * row
     return TILE_ROWS * row + rings + sizes["WARPS"] * sizes["STATE_ROWS"] * (4 * (sizes["HEAD_DIM"] + 8) + 8)
@@ -260,7 +260,7 @@ def _step_scratch(
 
 
 def _stream_k_launches(call: DecodeCall, sizes: Mapping[str, int]) -> list[Launch]:
-    """Those of 14 without what a step does not have."""
+    """Return split_kv's launches without the arguments that this step's kernel lacks."""
     (launch,) = _launches(call, sizes)
     args = tuple(arg for i, arg in enumerate(launch.args) if i not in (3, 4, 8))  # k, v, block_table
     return [launch._replace(args=args)]

@@ -73,7 +73,7 @@ def flash_attention_with_kvcache(
         num_splits: how many parts each sequence is cut into, at most; 0: all of the work is cut into equal stretches,
             one for each multiprocessor, whatever the lengths (Stream-K).
         return_lse: also the natural log of the sum of exp(scaled scores), float32 (batch, heads, seq_q).
-        sinks, score_mod, mod_args: as `helpers.attention.flash_attention` has them.
+        sinks, score_mod, mod_args: see `helpers.attention.flash_attention`.
         stage: one of DECODERS; without it the last.
         checked: whether the host reads cache_seqlens and block_table before the launch, and refuses what breaks their
             rules. On a GPU it has to wait for them, so this is for tests and for finding a fault, and no CUDA graph can
@@ -110,7 +110,7 @@ class Decoding(Call):
     options: DecodeOptions
 
     def plan(self, specs: Mapping[str, Spec]) -> Plan:
-        """As `Call.plan`."""
+        """See `Call.plan`."""
         options = self.options
         decoder, call, shapes = check(specs, options)
         outputs = {name: Output(*shape_and_dtype) for name, shape_and_dtype in shapes.items()}
@@ -211,7 +211,7 @@ def _check_no_repeats(name: str, cache: Any) -> None:
 
 
 class _Addresses:
-    """Where an array's elements are, for NumPy to compare: it reads no memory for that, so the device's will do."""
+    """The places of an array's elements, for NumPy to compare: it reads no memory for that, so the device's will do."""
 
     def __init__(self, a: Any) -> None:
         self.__array_interface__ = {
@@ -231,7 +231,7 @@ class _Addresses:
 def check(
     specs: Mapping[str, Spec], options: DecodeOptions
 ) -> tuple[Stage, DecodeCall | None, dict[str, tuple[tuple[int, ...], Any]]]:
-    """Who does a call, the call, None where there is nothing to see, and the shapes and dtypes of what it returns.
+    """Validate; return the decoder, the call (None if no token sees a key), and the outputs' shapes and dtypes.
 
     Raises:
         TypeError, ValueError: as `flash_attention_with_kvcache`.

@@ -61,7 +61,7 @@ def launches_replaced(run: Callable[..., Any]) -> Iterator[None]:
 
 
 def launches_are_replaced() -> bool:
-    """Whether this is within `launches_replaced`, where arguments are not compared."""
+    """Return True within `launches_replaced`, where arguments are not compared."""
     return _run_instead is not None
 
 
@@ -158,7 +158,7 @@ def headers(code: str) -> tuple[str, ...]:
 
 
 def precision(code: str) -> tuple[str, ...]:
-    """The option for a source with a caller's function of scores: divisions within 2 ulp, as Triton has them."""
+    """The option for a source with a caller's function of scores: divisions within 2 ulp, as in Triton."""
     return ("-prec-div=false",) if ON_GPU and "#define SCORE_MOD 1" in code else ()
 
 
@@ -261,7 +261,7 @@ class Kernel:
 
     @property
     def attributes(self) -> dict[str, int]:
-        """What the compiler reports: shared_size_bytes and, on a GPU, num_regs and local_size_bytes."""
+        """The compiler's report: shared_size_bytes and, on a GPU, num_regs and local_size_bytes."""
         return self.function.attributes
 
 
@@ -332,7 +332,7 @@ def _line_for_who_waits(message: str, seconds: float = 1.0) -> Iterator[None]:
 
 
 def side_by_side(jobs: Sequence[Callable[[], Any]]) -> list[Any]:
-    """What each job returns. On a GPU they run in threads: NVRTC does not hold Python's lock while it compiles."""
+    """Run jobs and return their results. On a GPU they run in threads: NVRTC compiles without Python's lock."""
     if not ON_GPU or len(jobs) < 2:
         return [job() for job in jobs]
     number = cp.cuda.runtime.getDevice()

@@ -1,4 +1,4 @@
-"""What stands next to attention in a model, in kernels of its own or fused: rotary embedding and output projection.
+"""Attention's neighbours in a model, in kernels of their own or fused: rotary embedding and output projection.
 
     from helpers.attention.rotary_and_projection import attention_projection, rotary
     q, k = rotary(q, k, *cos_sin(n, head_dim))                   # one pass over q and k before attention
@@ -59,7 +59,7 @@ class Planned:
 
     @property
     def launch(self) -> tuple[Any, ...]:
-        """What `helpers.xray.xray` takes."""
+        """The arguments of `helpers.xray.xray`."""
         return self.kernel, self.grid, self.block, self.args, self.shared_bytes
 
     def prepare(self) -> Callable[[], None]:
@@ -258,8 +258,8 @@ def attention_projection(
         w_o: (heads * head_dim, columns) of q's dtype; columns is a multiple of 8.
         form: "atomics": a block has one head, and adds its share to the result; the sums differ in their last bits
             from run to run. "all_heads": a block has all heads of its rows, one after the other.
-        causal, window, softmax_scale: as `helpers.attention.flash_attention` has them.
-        cu_seqlens: (cu_seqlens_q, cu_seqlens_k), int32, as `flash_attention_varlen` has them.
+        causal, window, softmax_scale: see `helpers.attention.flash_attention`.
+        cu_seqlens: (cu_seqlens_q, cu_seqlens_k), int32: see `flash_attention_varlen`.
 
     Returns:
         (batch, seq, columns), or (tokens, columns), float32, a device array. O is rounded to q's dtype before the
@@ -393,7 +393,7 @@ def _check_no_empty_axis(q: Any, k: Any) -> None:
 
 
 def _in_rows(a: Any) -> bool:
-    """Whether the kernels can read it where it is: rows contiguous, each at a multiple of 16 bytes."""
+    """Return True if the kernels can read it in place: rows contiguous, each at a multiple of 16 bytes."""
     return (a.strides[-1] == a.itemsize or a.shape[-1] == 1) and min(a.strides) >= 0 and is_aligned(a)
 
 
@@ -403,7 +403,7 @@ def _readable(a: Any) -> Any:
 
 
 def _strides(a: Any) -> tuple[int, int, int]:
-    """Of batch, row and head of (batch, seq, heads, head_dim), in elements; batch is 0 where there is no such axis."""
+    """Return the strides of batch, row and head in elements; batch is 0 without such an axis."""
     steps = [stride // a.itemsize for stride in a.strides]
     return (steps[0] if a.ndim == 4 else 0, *steps[-3:-1])
 

@@ -291,7 +291,7 @@ class Plan:
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def _scratch_on(self, kind: Kind, like: Any, stream: int) -> tuple[list[Any], Sequence[Any]]:
-        """The arrays between the launches, and the launches: a stream orders those that it has had once before these.
+        """Find or allocate the scratch arrays; return them and the launches that this call needs.
 
         Scratch that is 0 between the launches is shared by all plans on a stream. What a graph captures is its own, and
         is written whenever the graph is replayed.

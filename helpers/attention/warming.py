@@ -1,4 +1,4 @@
-"""What calls that are to come need, compiled before the first of them.
+"""Compile what later calls need before the first of them.
 
 from helpers.attention import warm_up
 warm_up(32, 128, kv_heads=8, dtype="bfloat16", causal=True)
@@ -46,7 +46,7 @@ def warm_up(
 
     Args:
         heads, kv_heads, head_dim: of q, of k and v (as many as q where it is not given), words of a row.
-        dtype: by name, as q has it. gradients: also what flash_attention_backward needs. packed: as
+        dtype: q's, by name. gradients: also what flash_attention_backward needs. packed: as
             flash_attention_varlen has them.
         The others: as flash_attention and flash_attention_backward have them; stage is the forward's.
 

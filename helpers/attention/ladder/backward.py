@@ -1,4 +1,4 @@
-"""A stage that computes gradients, called: what `Rung.prepare` and `Rung.plan` are for the forward.
+"""Call a stage that computes gradients, as `Rung.prepare` and `Rung.plan` call a forward.
 
     run, (dq, dk, dv) = backward.prepare(BACKWARD["backward"], do, q, k, v, o, lse, causal=True)
 
@@ -23,7 +23,7 @@ def prepare(
 ) -> tuple[Callable[[], None], tuple[Any, Any, Any]]:
     """Everything but the launches: a function that launches them, and what they write, filled with NaN until then.
 
-    Args: as `plan` has them.
+    Args: see `plan`.
 
     Raises:
         TypeError, ValueError: as `Rung.__call__`.
@@ -56,7 +56,7 @@ def plan(
     source: str | None = None,
     sizes: Mapping[str, int] | None = None,
 ) -> tuple[CompiledPlan, dict[str, Any], tuple[Any, Any, Any]]:
-    """What `prepare` binds: the launches, the arrays by name, and (dq, dk, dv), which are among them.
+    """Plan: return the launches, the arrays by name, and (dq, dk, dv), which are among them.
 
     Args:
         do, o: the gradient of the output and the output, as q. lse: as the forward returns it.

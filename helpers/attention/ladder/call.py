@@ -27,7 +27,7 @@ MAX_ROWS = 2**29  # in a sequence; a window so wide is unlimited. The kernels ad
 
 
 class Options:
-    """What a call asks for, as it was given: the caller's arguments but for the arrays. The variants are tuples.
+    """A caller's arguments but for the arrays, as they were given. The variants are tuples.
 
     window comes first in each. stage: by name or number; None for the last that can do the call. mod: the caller's
     functions of scores.
@@ -59,7 +59,7 @@ class Options:
         return self._replace(causal=False, window=window, softmax_scale=scale)
 
     def needs(self, q: Any, k: Any, *, packed: bool) -> dict[str, Any]:
-        """What a stage must be able to do, as `Stage.why_not` has it, for arrays (..., heads, rows, head_dim).
+        """List what a stage must be able to do, as `Stage.why_not` takes it, for arrays (..., heads, rows, head_dim).
 
         Raises:
             TypeError, ValueError: as `mask_window`.
@@ -88,13 +88,13 @@ class _Forward(NamedTuple):
 
 
 class ForwardOptions(Options, _Forward):
-    """Of a forward. float_out: the output in float32, whatever q is."""
+    """Options of a forward. float_out: the output in float32, whatever q is."""
 
     __slots__ = ()
     deterministic: ClassVar[bool] = False
 
     def needs(self, q: Any, k: Any, *, packed: bool) -> dict[str, Any]:
-        """As `Options.needs`."""
+        """See `Options.needs`."""
         own = {"return_lse": self.return_lse, "float_out": self.float_out and q.dtype != np.float32}
         return {**super().needs(q, k, packed=packed), **own}
 
@@ -110,14 +110,14 @@ class _Backward(NamedTuple):
 
 
 class BackwardOptions(Options, _Backward):
-    """Of a backward. deterministic: the same bits in every run. float_out: gradients in float32, whatever q is."""
+    """Options of a backward. deterministic: the same bits in every run. float_out: gradients in float32."""
 
     __slots__ = ()
     return_lse: ClassVar[bool] = False
     rotary_interleaved: ClassVar[bool] = False
 
     def needs(self, q: Any, k: Any, *, packed: bool) -> dict[str, Any]:
-        """As `Options.needs`."""
+        """See `Options.needs`."""
         own = {"deterministic": self.deterministic, "float_out": self.float_out and q.dtype != np.float32}
         return {**super().needs(q, k, packed=packed), **own}
 
@@ -137,7 +137,7 @@ class _Decode(NamedTuple):
 
 
 class DecodeOptions(Options, _Decode):
-    """Of decoding. num_splits: parts of a sequence. is_checked: the host reads lengths and pages first."""
+    """Options of decoding. num_splits: parts of a sequence. is_checked: the host reads lengths and pages first."""
 
     __slots__ = ()
 
@@ -196,12 +196,12 @@ class Call(NamedTuple):
 
     @property
     def packed(self) -> bool:
-        """Whether sequences are packed one after the other."""
+        """True if sequences are packed one after the other."""
         return "cu_seqlens_q" in self.arrays
 
     @property
     def heads(self) -> int:
-        """Of q."""
+        """Heads of q."""
         return self.arrays["q"].shape[1]
 
     @property
@@ -211,7 +211,7 @@ class Call(NamedTuple):
 
     @property
     def uneven(self) -> bool:
-        """Whether the mask leaves half of the blocks less than half of the work, as a causal one does."""
+        """True if the mask leaves half of the blocks less than half of the work, as a causal one does."""
         return (self.window[0] < 0) != (self.window[1] < 0)
 
 

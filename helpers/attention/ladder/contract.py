@@ -1,4 +1,4 @@
-"""What a stage is: one or more launches of one or more kernels of a file, and a table entry that says all the rest.
+"""The description of a stage: launches of the kernels of one file, and a table entry that says all the rest.
 
     o = LADDER["online_softmax"](q, k, v)
 
@@ -27,7 +27,7 @@ def _usual_sizes(head_dim: int, shared_limit: int) -> Mapping[str, int]:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What a stage is tuned by: -D options for a head dimension, for few blocks, for a call; and when it pays."""
+    """The tuning of a stage: -D options for a head dimension, for few blocks, for a call; and when it pays."""
 
     # -D options by HEAD_DIM and the bytes of shared memory that a block may have. small_grid: where the usual tiles
     # leave half a GPU idle; tiny_grid: where those of small_grid do so too; single_wave: where no multiprocessor has
@@ -55,7 +55,7 @@ class Stage:
         causal, window, varlen (packed sequences), lse (the log-sum-exp)
         strides  any array whose rows are contiguous, with no copy
         mod      functions of scores, and what is made of them: bias, ALiBi, sinks
-        rotary   as helpers.attention.ladder.extras has it
+        rotary   the rotary embedding of helpers.attention.ladder.extras
         float    results in float32 where q is of a half type
     """
 
@@ -129,7 +129,7 @@ class Stage:
 
     def sizes_for(self, call: Call, sizes: Mapping[str, int] | None = None) -> dict[str, int]:
         """All -D options for a call; `sizes` count before the stage's own."""
-        if self.direction == "decode":  # a grid of which another stage's sizes are chosen is what these decide
+        if self.direction == "decode":  # the sizes decide the grid, not the other way round
             return {**self.tuning.variant(call), **(sizes or {})}
         heads = call.arrays["k" if self.direction == "backward" else "q"].shape[1]
         rows = call.keys if self.direction == "backward" else call.rows
@@ -140,7 +140,7 @@ class Stage:
         return {**chosen, "SLOTS": 1} if "SLOTS" not in chosen and self.slots(call, chosen) else chosen
 
     def architecture(self, cc: int) -> str:
-        """What its file is compiled for on a GPU of compute capability `cc`: "sm_90", or "sm_90a"."""
+        """Name the architecture of its file on a GPU of compute capability `cc`: "sm_90", or "sm_90a"."""
         return f"sm_{cc}{'a' if self.only_cc else ''}"
 
     def kernel_name(self, dtype: str = "float32", name: str | None = None) -> str:
@@ -150,7 +150,7 @@ class Stage:
         return f"{name}<{C_NAMES[dtype]}>" if is_template else name
 
     def kernel_names(self, dtype: str = "float32") -> tuple[str, ...]:
-        """The names of all its kernels, as `kernel_name` has them."""
+        """Return the names of all its kernels, as `kernel_name` makes them."""
         return tuple(self.kernel_name(dtype, name) for name in self.kernels or (self.name,))
 
     def launch(
@@ -206,7 +206,7 @@ class Stage:
         return self.unavailable()
 
     def reads(self, a: Any) -> bool:
-        """Whether the kernel can read (or write) an array, or one like a `Spec`, where it is, with no copy."""
+        """Return True if the kernel can read (or write) an array, or one like a `Spec`, in place."""
         spec = a if type(a) is Spec else Spec.of(a)
         if 0 in spec.shape:
             return True
@@ -219,7 +219,7 @@ class Stage:
         return [name for name, a in call.arrays.items() if name not in written and not self._can_read(name, a, call)]
 
     def negates(self, call: Call) -> bool:
-        """Whether a call needs -q: kernels find maxima before they scale the scores."""
+        """Return True if a call needs -q: kernels find maxima before they scale the scores."""
         return self.direction != "backward" and call.softmax_scale < 0
 
     def _can_read(self, name: str, a: Spec, call: Call) -> bool:
@@ -235,7 +235,7 @@ class Stage:
         """`Options.checked` for a call that this stage can do.
 
         Args:
-            q, k, v: arrays (..., rows, head_dim). packed: with cu_seqlens. extras: as `extras.extra_inputs` has them.
+            q, k, v: arrays (..., rows, head_dim). packed: with cu_seqlens. extras: what `extras.extra_inputs` returns.
 
         Raises:
             TypeError, ValueError: as `plan.Rung.__call__`.

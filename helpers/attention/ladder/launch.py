@@ -68,7 +68,7 @@ def _argument(arg: Any, arrays: Mapping[str, Any]) -> Any:
 
 
 class Arguments:
-    """Where the driver finds the arguments of a kernel: the same for all calls with the same kinds of arguments.
+    """The places where the driver finds a kernel's arguments: the same for all calls with the same kinds of them.
 
     What they point to is one block of memory: the addresses of arrays, those of parts of arrays, then the values.
     """
@@ -107,7 +107,7 @@ class DirectLaunch:
     ) -> None:
         """
         Args:
-            arguments: of the kernel. slots: as `Arguments` has them. arrays: what they are like.
+            arguments: of the kernel. slots: see `Arguments`. arrays: their descriptions.
         """
         grid, block, args = launch.grid, launch.block, launch.args
         self._arguments = arguments

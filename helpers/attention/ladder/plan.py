@@ -89,7 +89,7 @@ class CompiledPlan:
     ) -> None:
         """
         Args:
-            call: as the stage's direction has it. sizes: the -D options. source: another text of the kernel in place of
+            call: of the stage's direction. sizes: the -D options. source: another text of the kernel in place of
                 the stage's file.
             like: another call's, of the same arrays but for shapes and strides, and sizes: then nothing is compiled,
                 unless this call has a launch that the other has not.
@@ -236,7 +236,7 @@ class Rung(Stage):
     def prepare(self, q: Any, k: Any, v: Any, **options: Any) -> tuple[Callable[[], None], Any]:
         """Everything but the launch: a function that launches, and what it writes. For timing and experiments.
 
-        Args: as `plan` has them.
+        Args: see `plan`.
         """
         ready, arrays, result = self.plan(q, k, v, **options)
         return (lambda: None) if ready is None else ready.bind(arrays), result
@@ -262,7 +262,7 @@ class Rung(Stage):
         score_mod_grad: str | None = None,
         **extras: Any,
     ) -> tuple[CompiledPlan | None, dict[str, Any], Any]:
-        """What `prepare` binds: the launches (None where nothing is to do), the arrays by name, and what is written.
+        """Plan: return the launches (None if there is nothing to do), the arrays by name, and what is written.
 
         Args, where `__call__` does not have them:
             cu_seqlens: (cu_seqlens_q, cu_seqlens_k), where each sequence of the packed tokens begins and the last one
