@@ -373,7 +373,7 @@ def test_steps_of_gradients_are_checked_and_timed() -> None:
     assert each.name == turns
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("causal", [pytest.param(False, marks=pytest.mark.exhaustive), True])
 def test_gradients_are_checked_and_timed(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case((1, 2, 70, 16), "bfloat16", causal, backward=True)
     for way in plan.gradients():
@@ -905,6 +905,13 @@ def test_ladder_reports_a_wrong_stage(fakes: Any, capsys: pytest.CaptureFixture[
 # ------------------------------------------------------------------------------------------------------ experiments
 
 
+def test_texts_of_experiments_are_there() -> None:
+    for experiment in (*experiments.EXPERIMENTS, *experiments.GRADIENTS):
+        text = kernel.source(LADDER[experiment.stage].file)
+        assert (experiment.apply(text) != text) == bool(experiment.changes), experiment.name
+
+
+@pytest.mark.exhaustive(one_of_each=lambda experiment: experiment.stage)
 @pytest.mark.parametrize("experiment", experiments.EXPERIMENTS, ids=lambda e: f"{e.stage}: {e.name}")
 def test_experiments_change_the_text_they_name(experiment: experiments.Experiment) -> None:
     few = dataclasses.replace(experiment, launches=min(experiment.launches, 2))
@@ -922,6 +929,7 @@ def test_experiments_change_the_text_they_name(experiment: experiments.Experimen
         assert r.wrong_launches == (few.launches if wrong else 0)
 
 
+@pytest.mark.exhaustive(one_of_each=lambda experiment: experiment.stage)
 @pytest.mark.parametrize("experiment", experiments.GRADIENTS, ids=lambda e: f"{e.stage}: {e.name}")
 def test_experiments_with_gradients_are_right(experiment: experiments.Experiment) -> None:
     measured, stage = experiment.cases[0], LADDER[experiment.stage]

@@ -10,9 +10,10 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
+import oracle
 import pytest
 from planted import ALL, Bug, check_all_can_be_planted
-from test_tensor_cores import check_both, expected, inputs
+from test_tensor_cores import check_both, inputs
 
 from helpers import device, engine
 from helpers.attention import calls, check, compile_report, flash_attention, flash_attention_varlen, forget, kernel
@@ -897,7 +898,7 @@ def test_the_xray_of_a_launch_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     ready, arrays, o = HOPPER.plan(q, k, v)
     *_, (launch, compiled, args) = shortcuts.prepared_launches(ready, arrays)
     xray(compiled, launch.grid, launch.block, args, launch.shared_bytes).assert_clean()
-    exact, _, tolerance = expected(q, k, v)
+    exact, _, tolerance = oracle.expected(q, k, v)
     check.check("O of the X-ray", o, exact, tolerance=tolerance)
 
 

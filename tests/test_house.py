@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import importlib
 import json
 import re
@@ -36,6 +37,7 @@ ONLY = {
     "setup": {"packaging", "pip"},  # where it is there
     "engine": {"numpy", "ml_dtypes", "elftools", "cupy"},  # cupy: where NVRTC is asked
 }
+CIRCLES = {"attention"}  # where modules still import each other: to be empty
 STANDARD = set(__import__("sys").stdlib_module_names)
 
 
@@ -49,6 +51,11 @@ def room(path: Path) -> str:
     return path.relative_to(HELPERS).parts[0].removesuffix(".py")
 
 
+def is_module(name: str) -> bool:
+    path = HELPERS.parent.joinpath(*name.split("."))
+    return path.with_suffix(".py").is_file() or path.is_dir()
+
+
 def imported(path: Path) -> Iterator[tuple[int, str]]:
     """Line and full name of each module that a file imports, inside functions too."""
     package = ["helpers", *path.relative_to(HELPERS).parts[:-1]]
@@ -58,10 +65,8 @@ def imported(path: Path) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             name = ".".join([*base, *(node.module or "").split(".")]).strip(".")
-            if name == "helpers" or (node.level and not node.module):
-                yield from ((node.lineno, f"{name}.{alias.name}") for alias in node.names)
-            else:
-                yield node.lineno, name
+            full = [f"{name}.{alias.name}" for alias in node.names]
+            yield from ((node.lineno, one if is_module(one) else name) for one in full)
 
 
 @pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(HELPERS)))
@@ -76,6 +81,15 @@ def test_imports_point_down(path: Path) -> None:
             assert target == own or FLOOR[target] < FLOOR[own], f"{where}, which is not below {own}"
         elif own in ONLY:
             assert top in STANDARD | ONLY[own], f"{path.name}:{line}: {own} does without {top}"
+
+
+def test_no_modules_import_each_other() -> None:
+    """Neither two nor a ring of several; an import in a function or under TYPE_CHECKING counts as well."""
+    paths = [path for path in files() if room(path) not in CIRCLES]
+    names = {path: ".".join(path.relative_to(HELPERS.parent).with_suffix("").parts) for path in paths}
+    names = {path: name.removesuffix(".__init__") for path, name in names.items()}
+    graph = {own: {name for _, name in imported(path)} - {own} for path, own in names.items()}
+    graphlib.TopologicalSorter(graph).prepare()  # raises a CycleError that lists the ring
 
 
 def test_the_gpu_needs_nothing_of_the_engine() -> None:

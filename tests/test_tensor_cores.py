@@ -7,11 +7,12 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import oracle
 import pytest
 from planted import ALL, Bug, check_all_can_be_planted
 
 from helpers import engine
-from helpers.attention import check, flash_attention, flash_attention_varlen, kernel, reference
+from helpers.attention import check, flash_attention, flash_attention_varlen, kernel
 from helpers.attention.ladder import LADDER, limits
 from helpers.attention.ladder.stages.tensor_cores import mma_shared_bytes, pick_few_mma, pick_mma
 from helpers.device import cp
@@ -45,40 +46,8 @@ def inputs(shape: tuple[int, ...], n_kv: int, kv_heads: int, dtype: str, *, grow
     return tuple(a.astype(TYPES[dtype]) for a in (q * grow**0.5, k * grow**0.5, v))
 
 
-def expected(q: np.ndarray, k: np.ndarray, v: np.ndarray, **options: Any) -> tuple[np.ndarray, np.ndarray, float]:
-    """Output and lse in float64, and the tolerance: twice the error of NumPy attention that rounds P and O to the type.
-
-    Where the rounding happens to be kind, one step of the type at the largest output is allowed.
-    """
-    dtype, group = q.dtype, q.shape[1] // k.shape[1]
-    q, k, v = (a.astype(np.float64) for a in (q, np.repeat(k, group, 1), np.repeat(v, group, 1)))
-    options.setdefault("softmax_scale", q.shape[-1] ** -0.5)
-    o, lse = reference.attention(q, k, v, return_lse=True, **options)
-    s = options["softmax_scale"] * q @ k.swapaxes(-1, -2)
-    i, j = np.arange(s.shape[-2])[:, None] + s.shape[-1] - s.shape[-2], np.arange(s.shape[-1])
-    left, right = options.get("window") or (-1, -1)
-    right = 0 if options.get("causal") else right
-    s[..., (left >= 0) & (j < i - left) | (right >= 0) & (j > i + right)] = -np.inf
-    largest = s.max(-1, keepdims=True)
-    p = np.exp(s - np.where(np.isfinite(largest), largest, 0))
-    total = p.sum(-1, keepdims=True)
-    rounded = (p.astype(dtype).astype(np.float64) @ v / np.where(total > 0, total, 1)).astype(dtype)
-    step = float(ml_dtypes.finfo(dtype).eps) * np.abs(o).max(initial=0)
-    return o, lse, max(2 * np.abs(rounded.astype(np.float64) - o).max(initial=0), step)
-
-
 def check_both(name: str, got: tuple[Any, Any], q: np.ndarray, k: np.ndarray, v: np.ndarray, **options: Any) -> None:
-    o, lse, tolerance = expected(q, k, v, **options)
-    check.check(name, got[0], o, tolerance=tolerance)
-    seen = np.isfinite(lse)
-    got_lse = cp.asnumpy(got[1])
-    assert got_lse.dtype == np.float32 and np.array_equal(np.isneginf(got_lse), ~seen)
-    check.check(
-        f"{name}, lse",
-        np.where(seen, got_lse, 0),
-        np.where(seen, lse, 0),
-        tolerance=1e-5 * (1 + np.abs(lse[seen]).max(initial=0)),
-    )
+    oracle.check_output(name, got, oracle.expected(q, k, v, **options))
 
 
 def run(name: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, **options: Any) -> tuple[Any, Any]:
@@ -201,7 +170,7 @@ def one_key_wins(name: str, dtype: str = "float16", source: str | None = None, *
     launch, results = LADDER[name].prepare(q, k, v, return_lse=True, source=source, **options)
     launch()
     o, lse = map(cp.asnumpy, results)
-    want, want_lse, tolerance = expected(q, k, v, **options)
+    want, want_lse, tolerance = oracle.expected(q, k, v, **options)
     check.check(name, o, want, tolerance=tolerance)
     check.check(f"{name}, lse", lse, want_lse, tolerance=2 * last_bits(want_lse))
 

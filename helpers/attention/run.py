@@ -224,7 +224,8 @@ class Plan:
         self._kept: tuple[int, list[Any]] | None = None  # a stream, and the scratch that was written on it once
         if compiled is None:
             return
-        self._scratch, self._zeroed = [*compiled.scratch.items()], compiled.stage.zeroed
+        self._scratch = [(name, spec, spec.size) for name, spec in compiled.scratch.items()]
+        self._zeroed = compiled.stage.zeroed
         names = (*self._names, *compiled.scratch)
         self._launches = compiled.direct(names) if device.ON_GPU else compiled.on_engine(names)
         pairs = zip(compiled.launches, self._launches, strict=True)
@@ -301,30 +302,32 @@ class Plan:
             return kept[1], self._again
         if self._zeroed:
             shared = _SCRATCH.setdefault((kind, kind.device_id(like), stream), {}) if ordered else {}
-            scratch = [self._shared(kind, like, shared, name, spec) for name, spec in self._scratch]
+            scratch = []
+            for name, spec, size in self._scratch:
+                a = shared.get(name)
+                if a is None or math.prod(a.shape) < size:
+                    a = shared[name] = self._make_shared(kind, like, name, spec, size)
+                scratch.append(a)
         else:
-            scratch = [kind.empty(spec.shape, spec.dtype, like) for _, spec in self._scratch]
+            scratch = [kind.empty(spec.shape, spec.dtype, like) for _, spec, _ in self._scratch]
         if captured:
             kind.keep(scratch)
         return scratch, self._launches
 
-    def _shared(self, kind: Kind, like: Any, shared: dict[str, Any], name: str, spec: Spec) -> Any:
-        """Find a scratch array of a stream, or make one that is large enough."""
-        a = shared.get(name)
-        if a is None or math.prod(a.shape) < spec.size:
-            try:
-                a = shared[name] = kind.empty((spec.size,), spec.dtype, like)
-            except Exception as error:
-                if not self._memory_hint or not _is_out_of_memory(error):
-                    raise
-                size = spec.size * spec.dtype.itemsize
-                raise MemoryError(
-                    f"{self._memory_hint}: {name}, what the parts hand to each other, takes {size:,} bytes, and there "
-                    "is no such memory: fewer parts are needed"
-                ) from error
-            if name in self._zeroed:
-                with kind.on_stream_of(like):
-                    kind.fill(a, 0)
+    def _make_shared(self, kind: Kind, like: Any, name: str, spec: Spec, size: int) -> Any:
+        """Allocate a scratch array for all plans on a stream."""
+        try:
+            a = kind.empty((size,), spec.dtype, like)
+        except Exception as error:
+            if not self._memory_hint or not _is_out_of_memory(error):
+                raise
+            raise MemoryError(
+                f"{self._memory_hint}: {name}, what the parts hand to each other, takes {size * spec.dtype.itemsize:,} "
+                "bytes, and there is no such memory: fewer parts are needed"
+            ) from error
+        if name in self._zeroed:
+            with kind.on_stream_of(like):
+                kind.fill(a, 0)
         return a
 
 
