@@ -49,7 +49,7 @@ def test_shared_memory_is_what_the_kernel_counts() -> None:
         n = engine.zeros(1, np.uint32)
         options = kernel.options({"HEAD_DIM": 72, **sizes})
         engine.RawModule(code=text, options=options).get_function("count")((1,), (1,), (n,))
-        assert n.get()[0] == fp16x3_shared_bytes(sizes)
+        assert n.get()[0] == fp16x3_shared_bytes({"HEAD_DIM": 72, **sizes})
 
 
 # ---- the split

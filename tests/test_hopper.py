@@ -77,7 +77,7 @@ def test_shared_memory_is_what_the_kernel_counts() -> None:
         n = engine.zeros(1, np.uint32)
         options = kernel.options({"HEAD_DIM": head_dim, **sizes})
         engine.RawModule(code=text, options=options).get_function("count")((1,), (1,), (n,))
-        assert n.get()[0] == stages.hopper_shared_bytes(sizes)
+        assert n.get()[0] == stages.hopper_shared_bytes({"HEAD_DIM": head_dim, **sizes})
 
 
 @pytest.mark.parametrize(("cc", "there"), [(89, "8.9"), (100, "10.0"), (120, "12.0")])
@@ -191,7 +191,7 @@ def test_tiles_for_masks_and_few_keys() -> None:
         for masked in (False, True):
             for keys in (1, 1024, 1025, None):
                 sizes = pick(head_dim, masked, keys)
-                assert stages.hopper_shared_bytes(sizes) <= 227 * 1024
+                assert stages.hopper_shared_bytes({"HEAD_DIM": head_dim, **sizes}) <= 227 * 1024
                 assert sizes["BLOCK_M"] in (128, 192) and sizes["BLOCK_N"] % 16 == 0
     for head_dim in (0, 257):
         with pytest.raises(ValueError, match="1 to 256"):
