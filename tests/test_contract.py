@@ -30,9 +30,9 @@ from helpers.attention import (
 from helpers.attention.check import check
 from helpers.attention.ladder import FORWARD, LADDER, Launch, Stage, limits
 from helpers.attention.ladder.call import Call, Spec
-from helpers.attention.ladder.contract import Tuning
 from helpers.attention.ladder.launch import Part
 from helpers.attention.ladder.plan import CompiledPlan
+from helpers.attention.ladder.stage import Tuning
 from helpers.attention.run import Cache
 from helpers.device import ON_GPU, cp
 

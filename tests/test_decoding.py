@@ -24,7 +24,8 @@ from helpers.attention import (
     kernel,
     reference,
 )
-from helpers.attention.ladder import Stage, contract, limits
+from helpers.attention.ladder import Stage, limits
+from helpers.attention.ladder.stage import C_NAMES
 from helpers.bench.studies import decoding as study
 from helpers.device import cp
 from helpers.xray import xray
@@ -793,7 +794,7 @@ def test_a_sink_that_counts_in_every_part_is_found() -> None:
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_120"])
 @pytest.mark.parametrize("dtype", TYPES)
 def test_nvrtc_spills_nothing(dtype: str, arch: str) -> None:
-    name = f"split_kv<{contract.C_NAMES[dtype]}>"
+    name = f"split_kv<{C_NAMES[dtype]}>"
     for d in decoding.HEAD_DIMS:
         for paged in (0, 1):
             shared = 99 * 1024 if arch == "sm_120" else 163 * 1024 if arch == "sm_80" else 227 * 1024

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from helpers.attention.ladder import Stage, limits
-from helpers.attention.ladder.contract import Tuning
 from helpers.attention.ladder.launch import Launch
 from helpers.attention.ladder.layout import Spec
 from helpers.attention.ladder.params import ATTENTION_PARAMS, STRIDES, attention_params
 from helpers.attention.ladder.score_mod import ScoreMod
+from helpers.attention.ladder.stage import Tuning
 from helpers.attention.ladder.tiles import KB
 from helpers.attention.scalars import whole_number
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from helpers import device
 from helpers.attention.ladder.call import BackwardOptions, check_gradient_arrays
-from helpers.attention.ladder.contract import Stage
 from helpers.attention.ladder.extras import extra_inputs
 from helpers.attention.ladder.plan import GRADIENTS, CompiledPlan, plan_arrays
 from helpers.attention.ladder.score_mod import parse_score_mod
+from helpers.attention.ladder.stage import Stage
 
 
 def prepare(

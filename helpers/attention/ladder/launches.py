@@ -13,10 +13,10 @@ import numpy as np
 
 from helpers.attention.ladder import limits
 from helpers.attention.ladder.call import CU_SEQLENS, Call, Spec
-from helpers.attention.ladder.contract import Stage
 from helpers.attention.ladder.extras import ROTARY
 from helpers.attention.ladder.launch import Launch, Map, Part
 from helpers.attention.ladder.params import attention_params, rotary_params
+from helpers.attention.ladder.stage import Stage
 from helpers.attention.ladder.tiles import Sizes
 
 MAX_GRID_YZ = 65535

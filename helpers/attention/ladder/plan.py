@@ -20,12 +20,12 @@ import numpy as np
 from helpers import device
 from helpers.attention import kernel
 from helpers.attention.ladder.call import WITH_HEAD_DIM, AttentionOptions, Call, ForwardOptions
-from helpers.attention.ladder.contract import Stage
 from helpers.attention.ladder.extras import NAMES, check_positions, extra_inputs
 from helpers.attention.ladder.launch import Arguments, DirectLaunch, EngineLaunch, Launch
 from helpers.attention.ladder.launches import block_mask_scratch, of_rotated, rotated
 from helpers.attention.ladder.layout import Spec, dense_copy, four_axes, negative
 from helpers.attention.ladder.score_mod import ScoreMod, parse_score_mod
+from helpers.attention.ladder.stage import Stage
 
 GRADIENTS = ("dq", "dk", "dv")
 

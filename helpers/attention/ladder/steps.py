@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from helpers.attention.ladder.call import Call, Spec
-from helpers.attention.ladder.contract import Stage
 from helpers.attention.ladder.extras import ROTARY
 from helpers.attention.ladder.launch import Launch
 from helpers.attention.ladder.launches import given, position_steps, strided
 from helpers.attention.ladder.params import ROTATION_PARAMS
 from helpers.attention.ladder.plan import Rung
+from helpers.attention.ladder.stage import Stage
 from helpers.attention.ladder.stages.backward import backward_mma_candidates, without_semaphores
 from helpers.attention.ladder.stages.hopper import HOPPER_STAGES, qkv_maps
 from helpers.attention.ladder.table import LADDER

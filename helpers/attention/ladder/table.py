@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from helpers.attention.ladder.contract import Stage
 from helpers.attention.ladder.plan import Rung
+from helpers.attention.ladder.stage import Stage
 from helpers.attention.ladder.stages.backward import (
     BACKWARD_FLOAT,
     BACKWARD_MMA,

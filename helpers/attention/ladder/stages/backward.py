@@ -11,9 +11,9 @@ import numpy as np
 from helpers import device
 from helpers.attention.ladder import launches, limits, tiles
 from helpers.attention.ladder.call import CU_SEQLENS, Call, Spec
-from helpers.attention.ladder.contract import Stage, Tuning
 from helpers.attention.ladder.launch import Launch, Map
 from helpers.attention.ladder.params import GRADIENTS, backward_params
+from helpers.attention.ladder.stage import Stage, Tuning
 from helpers.attention.ladder.stages import FLOAT, PLAIN
 from helpers.attention.ladder.stages.cuda_cores import vector_loads
 from helpers.attention.ladder.stages.tensor_cores import WARPS_OF_MMA

@@ -16,8 +16,8 @@ import numpy as np
 
 from helpers.attention.ladder import launches
 from helpers.attention.ladder.call import Call, Spec
-from helpers.attention.ladder.contract import Stage, Tuning
 from helpers.attention.ladder.launch import Launch, Part
+from helpers.attention.ladder.stage import Stage, Tuning
 from helpers.attention.ladder.stages import FORWARD_EXTRAS, PLAIN
 from helpers.attention.ladder.tiles import KB, LIMITS, MAX_HEAD_DIM, Sizes, Tiles, known_limit, other_entry
 

@@ -11,8 +11,8 @@ import numpy as np
 from helpers import device
 from helpers.attention.ladder import launches, limits, tiles
 from helpers.attention.ladder.call import CU_SEQLENS, Call, Spec
-from helpers.attention.ladder.contract import Stage, Tuning
 from helpers.attention.ladder.launch import Launch, Map
+from helpers.attention.ladder.stage import Stage, Tuning
 from helpers.attention.ladder.stages import FLOAT, FORWARD_EXTRAS, PLAIN
 from helpers.attention.ladder.tiles import Sizes
 

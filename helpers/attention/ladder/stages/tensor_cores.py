@@ -11,7 +11,7 @@ from typing import Any
 from helpers import device
 from helpers.attention.ladder import launches, tiles
 from helpers.attention.ladder.call import Call
-from helpers.attention.ladder.contract import Stage, Tuning
+from helpers.attention.ladder.stage import Stage, Tuning
 from helpers.attention.ladder.stages import FLOAT, FORWARD_EXTRAS, PLAIN
 from helpers.attention.ladder.tiles import KB, Sizes
 from helpers.engine.nvrtc import why_no_cute
