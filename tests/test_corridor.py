@@ -223,6 +223,19 @@ def test_scratch_that_is_zero_between_launches_belongs_to_a_stream(on_gpu: Any) 
     assert scratch() == own
 
 
+def test_calls_on_two_devices_share_no_arguments() -> None:
+    """They hold a kernel's handle, which is of one device."""
+    q, k, v = inputs(2, 96, 2, 64, dtype="float16")
+    cached = {"q": q[:, :1], "k_cache": k, "v_cache": v, "cache_seqlens": engine.asarray(np.array([50, 96], np.int32))}
+    for call in (Attention({"q": q, "k": k, "v": v}, ForwardOptions()), Decoding(cached, DecodeOptions())):
+        kind, made = DeviceArrays(), []
+        specs = {name: kind.spec(kind.describe(a)) for name, a in call.arrays.items()}
+        for number in (0, 0, 1):
+            plan = call.plan({name: spec._replace(device=number) for name, spec in specs.items()})
+            made.append(plan._compiled.arguments)
+        assert made[0] is made[1] and made[0] is not made[2]
+
+
 def test_copies_and_wide_results_of_a_captured_call_are_kept(on_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = inputs(1, 33, 2, 60, dtype="float16")
     plan, given, kind, driver = on_gpu(Attention({"q": q, "k": k, "v": v}, ForwardOptions(return_lse=True)))

@@ -125,7 +125,8 @@ class Decoding(Call):
             copies = {change.name: change.spec(call.arrays[change.name]) for change in changes}
             call = call._replace(arrays={**call.arrays, **copies})
         hint = f"num_splits = {call.num_splits}" if call.num_splits else ""
-        compiled = compile_plan(decoder, call, (options.key, *call.arrays, *[a.dtype for a in call.arrays.values()]))
+        family = options.key, specs["q"].device, *call.arrays, *[a.dtype for a in call.arrays.values()]
+        compiled = compile_plan(decoder, call, family)
         return Plan(compiled, tuple(specs), outputs, changes=changes, before=before, memory_hint=hint)
 
     def check_host_arrays(self) -> None:
