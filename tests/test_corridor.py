@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -118,10 +119,13 @@ class OnGpu(DeviceArrays):
         self.kept.extend(arrays)
 
     def pointer(self, a: Any) -> int:
-        return address(a)
+        return a.ctypes.data
 
     def device_id(self, a: Any) -> int:
         return 0
+
+    def describe(self, a: Any) -> tuple[Any, ...]:
+        return a.shape, a.strides, a.dtype, a.ctypes.data % 16, 0
 
 
 class Driver:
@@ -178,6 +182,31 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, list[Any
         return original(compiled, *args, **more), [*call.arrays.values()], kind, driver
 
     return plan
+
+
+def test_a_known_call_on_a_gpu_passes_few_functions(on_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With those of the kind of array, and two that find it and its device."""
+    q, k, v = inputs(1, 33, 2, 64)
+    call = Attention({"q": q, "k": k, "v": v}, ForwardOptions())
+    plan, _, kind, driver = on_gpu(call)
+    seen: list[str] = []
+    monkeypatch.setattr(run, "kind_of", lambda *_: kind)
+    monkeypatch.setattr(run, "on_device", lambda _: contextlib.nullcontext())
+    run._PLANS[run._find(kind, call, (q, k, v))[0]] = plan
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        code = frame.f_code
+        of_kind = code.co_filename == __file__ and code.co_name in vars(OnGpu)
+        if event == "call" and (code.co_filename.startswith(f"{HELPERS}/attention") or of_kind):
+            seen.append(code.co_name)
+
+    sys.setprofile(note)
+    try:
+        flash_attention(q, k, v)
+    finally:
+        sys.setprofile(None)
+    assert driver.kernels() == ["heads_and_masks"]
+    assert len(seen) + 2 <= 24, " ".join(seen)
 
 
 def test_what_was_written_once_on_a_stream_is_not_written_again(on_gpu: Any) -> None:
