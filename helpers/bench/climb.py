@@ -60,7 +60,7 @@ def between_stages(record: Any = None) -> list[Gain]:
     """List each stage with the one that it improves on, at SHAPE.
 
     That is the last stage before it, of its direction, that was measured in one of its types, or the one that
-    `IN_PLACE_OF` names. If there is no such stage, it is the last one, each in its first type. Of stages that share a
+    `IN_PLACE_OF` names. If there is no such stage, it is the last one, each in its first type. Among stages of one
     number, those for a single architecture come last.
     """
     record = reading.recorded() if record is None else record
