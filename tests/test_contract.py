@@ -22,6 +22,7 @@ from helpers.attention import (
     flash_attention_backward,
     flash_attention_varlen,
     flash_attention_varlen_backward,
+    forget,
     kernel,
     reference,
     warm_up,
@@ -31,7 +32,8 @@ from helpers.attention.ladder import FORWARD, LADDER, Launch, Stage, limits
 from helpers.attention.ladder.call import Call, Spec
 from helpers.attention.ladder.contract import Tuning
 from helpers.attention.ladder.launch import Part
-from helpers.attention.ladder.plan import Latest, Ready
+from helpers.attention.ladder.plan import CompiledPlan
+from helpers.attention.run import Cache
 from helpers.device import ON_GPU, cp
 
 # Two kernels of one file: the gradient of sum(O * dO) with respect to V, by way of P in scratch memory.
@@ -80,7 +82,7 @@ def _launches(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch
 
 BACKWARD = Stage(
     *(99, "gradient_of_v", GRADIENT_OF_V, "P again, then its product with dO"),
-    Tuning(lambda head_dim: {"BLOCK_M": 32}),
+    Tuning(lambda head_dim, shared_limit: {"BLOCK_M": 32}),
     launches=_launches,
     scratch=_scratch,
     direction="backward",
@@ -96,7 +98,7 @@ def test_a_backward_stage_of_two_kernels_with_scratch() -> None:
     arrays = {"q": heads(rng, 33), "k": heads(rng, 40), "do": heads(rng, 33)}
     arrays["dv"] = cp.full(arrays["k"].shape, cp.nan, dtype=cp.float32)
     call = Call({name: Spec.of(a) for name, a in arrays.items()}, 0.25, (-1, -1), rows=33, sequences=2, aligned=True)
-    ready = Ready(BACKWARD, call, BACKWARD.defines(8))
+    ready = CompiledPlan(BACKWARD, call, BACKWARD.defines(8))
     assert [launch.kernel for launch in ready.launches] == ["weights", "gradient"] * 6
     ready.bind(arrays)()
     q, k, do = (cp.asnumpy(arrays[name]).astype(np.float64) for name in ("q", "k", "do"))
@@ -199,7 +201,7 @@ def test_what_cannot_be_read_in_place_is_copied_at_each_call() -> None:
 
 def test_the_latest_calls_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that is not among them is planned again, and makes the oldest forgotten."""
-    monkeypatch.setattr(Latest, "most", 3)
+    monkeypatch.setattr(Cache, "most", 3)
     with kernel.launches_replaced(lambda *_, **__: None):
         for n, is_new in ((1, 1), (2, 1), (3, 1), (1, 0), (4, 1), (2, 0), (1, 1), (4, 0)):
             plans = counted("planned")
@@ -246,7 +248,7 @@ def test_a_call_of_a_known_family_plans_nothing_anew(call: Any, dtype: str) -> N
     for longer in range(1, 5):
         call(20 + longer % 3, 40 + longer_by * longer, dtype)
     assert not chosen() and not loaded()
-    calls.forget()
+    forget()
     call(20, 40, dtype)
     assert chosen() and loaded()
 
@@ -294,7 +296,7 @@ def test_a_cache_that_two_threads_share(apart: str, monkeypatch: pytest.MonkeyPa
     if apart == "two devices" and not (ON_GPU and cp.cuda.runtime.getDeviceCount() > 1):
         pytest.skip("two GPUs are needed")
     with_10 = FORWARD["hopper"].why_not(head_dim=16, dtype="float16") is None
-    monkeypatch.setattr(Latest, "most", 2)
+    monkeypatch.setattr(Cache, "most", 2)
     cases = []
     for n in range(20, 26):
         half = with_10 and n % 2
@@ -315,7 +317,7 @@ def test_a_cache_that_two_threads_share(apart: str, monkeypatch: pytest.MonkeyPa
                     o = flash_attention(*map(cp.asarray, arrays), causal=True, stage=how["stage"])
                     check(f"call {number}", cp.asnumpy(o), want, tolerance=how["tolerance"])
                     if number % 7 == 3:
-                        calls.forget()
+                        forget()
         except BaseException as error:
             failures.append(error)
 
@@ -556,7 +558,7 @@ def test_a_graph_of_10_after_everything_was_forgotten(library: str, packed: bool
             o = call(*arrays, **more)
             graph = stream.end_capture()
         replay, read = lambda: graph.launch(stream), lambda: cp.asnumpy(o)
-    calls.forget()
+    forget()
     for n in range(513, 560):  # other tables, where the captured one would be if it were free
         flash_attention(*model_inputs(1, n, 8, 128, dtype="float16"), causal=True, stage="hopper")
     for _ in range(3):
@@ -608,13 +610,13 @@ def test_torch_calls_run_on_torchs_current_stream() -> None:
         for a in arrays:
             a.zero_()
         torch.cuda.synchronize()
-        calls.forget()
+        forget()
 
 
 def test_a_stage_can_be_another_ones_variant() -> None:
     """As the steps of a climb are."""
     q, k, v = (np.random.default_rng(0).standard_normal((33, 8), dtype=np.float32) for _ in range(3))
-    step = LADDER["online_softmax"].changed(tiles=lambda head_dim: {"BLOCK_M": 32, "BLOCK_N": 8})
+    step = LADDER["online_softmax"].changed(tiles=lambda *_: {"BLOCK_M": 32, "BLOCK_N": 8})
     check("a step", step(q, k, v), reference.attention(q, k, v))
 
 

@@ -21,7 +21,8 @@ import pytest
 
 from helpers import device, engine
 from helpers.attention import check, compile_report, flash_attention_varlen, kernel
-from helpers.attention.ladder import FORWARD, LADDER, default_of, tiles
+from helpers.attention.ladder import FORWARD, LADDER, default_of
+from helpers.attention.ladder.stages.tensor_cores import mma_shared_bytes, pick_cute
 from helpers.bench.cases import Case
 from helpers.bench.results import NO_RECORD
 from helpers.bench.studies import cute
@@ -99,14 +100,14 @@ def test_no_call_gets_it_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_its_tiles_fit_and_are_copied_evenly(limit: int) -> None:
     """What the kernel's assertions demand, at all head dimensions."""
     for head_dim in range(8, 129, 8):
-        sizes = tiles.pick_cute(head_dim, limit)
+        sizes = pick_cute(head_dim, limit)
         padded = -(-head_dim // 16) * 16
         panel = next(columns for columns in (64, 32, 16) if padded % columns == 0)
         copied = 32 * sizes["WARPS"] // (panel // 8)
         assert sizes["BLOCK_M"] % copied == sizes["BLOCK_N"] % copied == 0, (head_dim, sizes)
-        assert tiles.mma_shared_bytes(head_dim, sizes) <= limit
+        assert mma_shared_bytes({"HEAD_DIM": head_dim, **sizes}) <= limit
     with pytest.raises(ValueError, match="1 to 128"):
-        tiles.pick_cute(136, limit)
+        pick_cute(136, limit)
 
 
 # ---- what it computes

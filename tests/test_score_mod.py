@@ -728,7 +728,7 @@ def test_nvrtc_says_it_too(name: str) -> None:
     text, mod = text_of(LADDER["heads_and_masks"].file, options)
     with (
         pytest.raises(ValueError, match=message.replace(".*caps.*", 'identifier "caps" is undefined')),
-        mod.explained(),
+        mod.compile_errors_as_value_errors(),
     ):
         machine_code(text, kernel.options(), "sm_80")
 
@@ -739,8 +739,8 @@ def test_nvrtc_says_it_too(name: str) -> None:
 def text_of(file: str, options: Mapping[str, Any], **how: Any) -> tuple[str, score_mod.ScoreMod]:
     """A kernel's text behind the functions of a call, and these."""
     given = {name: a for name, a in options.items() if name in ("score_mod", "mask_mod", "mod_args", "score_mod_grad")}
-    mod, arrays = score_mod.read(**given)
-    mod = score_mod.of_call(mod, {name: launches.Spec.of(a) for name, a in arrays.items()})
+    mod, arrays = score_mod.parse_score_mod(**given)
+    mod = score_mod.bind_to_call(mod, {name: launches.Spec.of(a) for name, a in arrays.items()})
     return mod.text(**how) + kernel.source(file), mod
 
 
@@ -767,7 +767,7 @@ def test_nvrtc_compiles_them(arch: str, name: str) -> None:
     """With every name, arguments by value and by pointer; "" is the launch that makes a list of tiles."""
     options = {**both(EVERY_NAME, OF_PLACES).options, "score_mod_grad": "gain[head * kv_len + kv_idx]"}
     if not name:
-        text, _ = text_of(score_mod.BLOCK_MASK, options)
+        text, _ = text_of(launches.BLOCK_MASK, options)
         assert compile_report.compile_report(text, {}, arch).spill_bytes == 0
         return
     stage = LADDER[name]
@@ -791,7 +791,7 @@ def gradients(name: str, dtype: str = "float32") -> SeenBy:
 
 
 def lists(name: str, stage: str = "heads_and_masks") -> SeenBy:
-    return score_mod.BLOCK_MASK, lambda plant: check_entries(stage, LISTED[name][0], 64, 64, plant=plant)
+    return launches.BLOCK_MASK, lambda plant: check_entries(stage, LISTED[name][0], 64, 64, plant=plant)
 
 
 def bug(name: str, seen_by: SeenBy, old: str, new: str, **more: Any) -> Any:

@@ -94,7 +94,7 @@ SMALL: dict[frozenset[str], dict[str, int]] = {
 @pytest.fixture(autouse=True)
 def _what_a_step_includes(request: pytest.FixtureRequest) -> None:
     step = getattr(request.node, "callspec", None) and request.node.callspec.params.get("step")
-    if step and (reason := step.missing()):
+    if step and (reason := step.unavailable()):
         pytest.skip(reason)
 
 

@@ -13,7 +13,8 @@ from planted import ALL, Bug, check_all_can_be_planted
 
 from helpers import engine
 from helpers.attention import check, flash_attention, flash_attention_varlen, kernel
-from helpers.attention.ladder import LADDER, limits, tiles
+from helpers.attention.ladder import LADDER, limits
+from helpers.attention.ladder.stages.tensor_cores import mma_shared_bytes, pick_few_mma, pick_mma
 from helpers.device import cp
 
 TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -244,12 +245,12 @@ def test_maxima_that_rise_slowly(name: str) -> None:
 @pytest.mark.parametrize("name", ["flash_wmma", "flash_mma"])
 @pytest.mark.parametrize("limit", [64 * 1024, 99 * 1024, 163 * 1024, 227 * 1024])
 def test_tiles_fit_the_shared_memory(name: str, limit: int) -> None:
-    short = name.removeprefix("flash_")
-    pick, shared_bytes = getattr(tiles, f"pick_{short}"), getattr(tiles, f"{short}_shared_bytes")
-    least, most = (99 * 1024 if name == "flash_mma" else 0), LADDER[name].max_head_dim  # 07 needs sm_80
+    stage = LADDER[name]
+    pick = stage.tuning.tiles
+    least, most = (99 * 1024 if name == "flash_mma" else 0), stage.max_head_dim  # 07 needs sm_80
     for head_dim in range(8, most + 1, 8):
         if limit >= least:
-            assert shared_bytes(head_dim, pick(head_dim, limit)) <= limit
+            assert stage.shared_bytes({"HEAD_DIM": head_dim, **pick(head_dim, limit)}) <= limit
     with pytest.raises(ValueError, match=f"1 to {most}"):
         pick(most + 8, limit)
     with pytest.raises(ValueError, match="no tile for head_dim = 128 fits"):
@@ -257,12 +258,12 @@ def test_tiles_fit_the_shared_memory(name: str, limit: int) -> None:
 
 
 @pytest.mark.exhaustive(each_value=())
-@pytest.mark.parametrize("pick", [tiles.pick_mma, tiles.pick_few_mma], ids=["many blocks", "few blocks"])
+@pytest.mark.parametrize("pick", [pick_mma, pick_few_mma], ids=["many blocks", "few blocks"])
 @pytest.mark.parametrize("limit", [99 * 1024, 163 * 1024, 227 * 1024])
 @pytest.mark.parametrize("head_dim", [32, 48, 64, 80, 96, 128, 136, 256])
 def test_every_tile_of_07_is_right(head_dim: int, limit: int, pick: Callable[[int, int], dict[str, int]]) -> None:
     sizes = pick(head_dim, limit)
-    assert tiles.mma_shared_bytes(head_dim, sizes) <= limit
+    assert mma_shared_bytes({"HEAD_DIM": head_dim, **sizes}) <= limit
     q, k, v = inputs((1, 1, 150, head_dim), 200, 1, "float16")
     launch, got = LADDER["flash_mma"].prepare(q, k, v, causal=True, return_lse=True, sizes=sizes)
     launch()
@@ -281,9 +282,9 @@ def test_few_blocks_get_smaller_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("limit", "block_n"), [(99, 64), (163, 128), (227, 128)])
 def test_many_keys_a_tile_only_where_two_blocks_have_room(limit: int, block_n: int) -> None:
-    assert tiles.pick_mma(64, limit * 1024)["BLOCK_N"] == block_n
-    assert tiles.pick_mma(48, limit * 1024)["BLOCK_N"] == 64
-    assert tiles.pick_mma(128, limit * 1024)["BLOCK_N"] == {99: 32, 163: 32, 227: 64}[limit]
+    assert pick_mma(64, limit * 1024)["BLOCK_N"] == block_n
+    assert pick_mma(48, limit * 1024)["BLOCK_N"] == 64
+    assert pick_mma(128, limit * 1024)["BLOCK_N"] == {99: 32, 163: 32, 227: 64}[limit]
 
 
 # ---- planted bugs

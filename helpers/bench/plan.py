@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from helpers.attention.ladder import LADDER, Stage, backward_of, forward_of
+from helpers.attention.ladder import LADDER, Rung, backward_of, forward_of
 from helpers.bench import experiments, host_cost, peers
 from helpers.bench.cases import Case
 from helpers.bench.job import (
@@ -71,7 +71,7 @@ def cases(*, on_gpu: bool = ON_GPU, quick: bool = False) -> list[Case]:
     return list(dict.fromkeys(chosen))
 
 
-def forward() -> dict[str, Stage]:
+def forward() -> dict[str, Rung]:
     """Return the stages that compute attention, by name."""
     return forward_of(LADDER)
 
@@ -153,12 +153,12 @@ def _gradient_jobs(only: Sequence[str], with_peers: bool) -> Iterator[Job]:
             yield from (of_gradients(what, case, **aside) for case in cases)
 
 
-def _steps(stages: Mapping[str, Stage]) -> Iterator[Job]:
+def _steps(stages: Mapping[str, Rung]) -> Iterator[Job]:
     steps = (step for step in experiments.steps(stages) if why_not(step.stage, step.case) is None)
     return (of_step(step, share=SIDE_SHARE) for step in steps)
 
 
-def _side_jobs(stages: Mapping[str, Stage]) -> Iterator[Job]:
+def _side_jobs(stages: Mapping[str, Rung]) -> Iterator[Job]:
     """Yield what is measured beside the ladder: these stages with other tile sizes, their steps and experiments."""
     for variant in experiments.VARIANTS:
         if variant.stage in stages:

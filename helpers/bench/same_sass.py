@@ -107,7 +107,7 @@ def main(arguments: list[str] | None = None) -> int:
     options: Mapping[str, Any] = vars(parser.parse_args(arguments))
     differences = 0
     for stage in stages(options["only"]):
-        if reason := stage.missing():
+        if reason := stage.unavailable():
             print(f"{stage.file}: {reason}")
             continue
         for dtype in [dtype for dtype in stage.dtypes if dtype in (options["dtypes"] or stage.dtypes)]:

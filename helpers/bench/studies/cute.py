@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.attention import kernel
-from helpers.attention.ladder import LADDER, Stage
+from helpers.attention.ladder import LADDER, Rung
 from helpers.attention.ladder.steps import CLIMBS
 from helpers.bench import peers, records, sass_loop
 from helpers.bench.cases import Case, Inputs, Sample, Shape
@@ -47,7 +47,7 @@ class Way:
     """A kernel with its tiles: the stage's own, or others."""
 
     name: str
-    stage: Stage
+    stage: Rung
     sizes: tuple[tuple[str, int], ...] = ()
 
     def defines(self, head_dim: int) -> dict[str, int]:

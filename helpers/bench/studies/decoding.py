@@ -250,16 +250,16 @@ def measure_tune() -> Iterator[list[Row]]:
 
 def _tuned(given: Mapping[str, Any], sizes: Mapping[str, int], **constants: int) -> dict[str, Way]:
     """The kernel with these sizes, if they fit, and constants of decoders.py."""
-    _, call, _ = decoding.check({name: Spec.of(a) for name, a in given.items()}, decoding.Options())
-    chosen = {**decoders.SPLIT_KV.sizes(call), **sizes}
+    _, call, _ = decoding.check({name: Spec.of(a) for name, a in given.items()}, decoding.DecodeOptions())
+    chosen = {**decoders.SPLIT_KV.sizes_for(call), **sizes}
     if decoders.shared_bytes(chosen, 2) + decoders.RESERVED > limits.most_shared():
         return {}
     kept = {name: getattr(decoders, name) for name in constants}
     try:
         for name, value in constants.items():
             setattr(decoders, name, value)
-        planned, arrays = decoding.plan(given, decoding.Options(), sizes=sizes)
-        (launch,) = planned.bind(arrays)
+        planned, arrays = decoding.plan(given, decoding.DecodeOptions(), sizes=sizes)
+        launch = planned.bind(arrays)
         launch()
     except Exception as error:
         print(f"{sizes}: {type(error).__name__}: {str(error)[:200]}", flush=True)

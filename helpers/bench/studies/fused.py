@@ -22,7 +22,7 @@ import numpy as np
 
 from helpers.attention import kernel, reference, rotary_and_projection
 from helpers.attention.check import make_inputs
-from helpers.attention.ladder import LADDER, Stage
+from helpers.attention.ladder import LADDER, Rung
 from helpers.attention.ladder.steps import ROTATION_IN_LOAD
 from helpers.bench import peers, records
 from helpers.bench.harness import Study, speed_text
@@ -198,7 +198,7 @@ def _largest(a: np.ndarray) -> float:
 def attention(
     inputs: Inputs,
     name: str,
-    stage: Stage,
+    stage: Rung,
     q: Any = None,
     k: Any = None,
     *,
@@ -242,7 +242,7 @@ def rotary_ways(inputs: Inputs) -> Iterator[Maker]:
             error=lambda truth, found: truth.rotated(*found, interleaved=interleaved),
         )
 
-    def both(stage: Stage, name: str) -> Way:
+    def both(stage: Rung, name: str) -> Way:
         first = alone(False)
         second = attention(inputs, name, stage, *first.result(), how={"rotated": FORMS[False]})
         return one_after_the_other(name, first, second, first.result())
@@ -287,7 +287,7 @@ def projection_ways(inputs: Inputs) -> Iterator[Maker]:
         there, w_o, to = _torch(rows), _torch(inputs.w_o), _torch(y)
         return Way("GEMM", lambda: torch.mm(there, w_o, out=to), lambda: y, error=Truth.projected)
 
-    def both(stage: Stage, name: str) -> Way:
+    def both(stage: Rung, name: str) -> Way:
         first = attention(inputs, name, stage)
         return one_after_the_other(name, first, product(first.result()), [first.result()])
 
@@ -426,7 +426,7 @@ def kernels(work: Work) -> Iterator[dict[str, Any]]:
     inputs = Inputs(work)
     angles = tuple(map(cp.asarray, rotary_and_projection.cos_sin(work.n, work.head_dim)))
     qkv = inputs.heads_first(inputs.q, inputs.k, inputs.v)
-    options: dict[str, tuple[Stage, dict[str, Any]]] = {
+    options: dict[str, tuple[Rung, dict[str, Any]]] = {
         "07": (PLAIN, {}),
         "11, half-split": (ROTATION_IN_LOAD, {"rotary_cos": angles[0], "rotary_sin": angles[1]}),
     }

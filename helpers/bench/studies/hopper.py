@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 
 from helpers.attention import kernel
-from helpers.attention.ladder import LADDER, limits, tiles
+from helpers.attention.ladder import LADDER, limits
 from helpers.attention.ladder.call import Call
+from helpers.attention.ladder.stages.hopper import HOPPER_STAGES, hopper_shared_bytes
 from helpers.bench import reading, records
 from helpers.bench.cases import Case, Inputs, Shape, call_of
 from helpers.bench.harness import Part, Study, compare, speed_text
@@ -167,7 +168,7 @@ def trace(work: Work) -> dict[str, Any]:
         "shape": list(work.case.shape),
         "causal": work.case.causal,
         "sizes": work.defines,
-        "stages": work.defines.get("STAGES", tiles.HOPPER_STAGES),
+        "stages": work.defines.get("STAGES", HOPPER_STAGES),
         "consumers": [each[:, :STAMPS].tolist() for each in steps],
         "waits_for_v": [each[:, STAMPS:].tolist() for each in steps],
         "asked": (copies[:2] - zero).tolist(),
@@ -305,7 +306,7 @@ def beside(steps: int = 400) -> Iterator[dict[str, Any]]:
             run = kernel.load(
                 beside_source(), "beside", defines=_beside_defines(head_dim, block_m, block_n, active, part)
             )
-            shared = tiles.hopper_shared_bytes(head_dim, {"BLOCK_M": block_m, "BLOCK_N": block_n})
+            shared = hopper_shared_bytes({"HEAD_DIM": head_dim, "BLOCK_M": block_m, "BLOCK_N": block_n})
             out, clocks = cp.zeros(132 * 384, cp.float32), cp.zeros(2, cp.int64)
             args = out, clocks, np.int32(steps), np.float32(0.1)
             for _ in range(2):
@@ -371,7 +372,7 @@ def work_of_blocks(case: Case, order: Callable[..., np.ndarray] | None = None) -
     call, sizes, blocks = call_of(case), Work(case).defines, 132
     steps = steps_of_rows(n, n, call.window, sizes["BLOCK_M"], sizes["BLOCK_N"])
     if order is None:
-        with limits.of_another(limits.Limits(limits.most_shared(), blocks, 90)):
+        with limits.pretend_gpu(limits.Limits(limits.most_shared(), blocks, 90)):
             first_row = table_of(call, sizes)[..., 3]
         row_tile = np.where(first_row < 0, -1, first_row // sizes["BLOCK_M"])
     else:
@@ -441,8 +442,8 @@ ORDERS = (
 )
 
 
-def _tile(block_m: int, block_n: int, stages: int = tiles.HOPPER_STAGES) -> Change:
-    more = f", {stages} stages" if stages != tiles.HOPPER_STAGES else ""
+def _tile(block_m: int, block_n: int, stages: int = HOPPER_STAGES) -> Change:
+    more = f", {stages} stages" if stages != HOPPER_STAGES else ""
     sizes = (("BLOCK_M", block_m), ("BLOCK_N", block_n)) + ((("STAGES", stages),) if more else ())
     return Change(f"{block_m} rows x {block_n} keys{more}", sizes=sizes)
 

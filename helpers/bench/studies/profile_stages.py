@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.attention import kernel
-from helpers.attention.ladder import LADDER, Stage
+from helpers.attention.ladder import LADDER, Rung
 from helpers.bench import ncu, peers, records
 from helpers.bench.cases import Case, Inputs
 from helpers.bench.counters import FIGURES, SHAPE, STALLS, WIDE, counters_table, stall_metric
@@ -109,7 +109,7 @@ def _entry(name: str, kind: str, case: Case) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _ready(stage: Stage, entry: dict[str, Any], case: Case, source: str | None = None) -> Iterator[Callable[[], Any]]:
+def _ready(stage: Rung, entry: dict[str, Any], case: Case, source: str | None = None) -> Iterator[Callable[[], Any]]:
     """A stage's run, which has run before. The output is checked at the end. A slow one's entry becomes one head's."""
     inputs = Inputs(case.shape, case.dtype)
     run, o = stage.prepare(*inputs.device, source=source)
@@ -122,7 +122,7 @@ def _ready(stage: Stage, entry: dict[str, Any], case: Case, source: str | None =
     yield run
     sample = inputs.sample()
     error = sample.error(o)
-    tolerance = sample.tolerance * stage.inexact
+    tolerance = sample.tolerance * stage.error_factor
     if not error <= tolerance:
         raise AssertionError(f"max error {error:.1e} > {tolerance:.1e}")
 

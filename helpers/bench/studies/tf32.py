@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from helpers.attention import kernel, reference
-from helpers.attention.ladder import LADDER, Stage
+from helpers.attention.ladder import LADDER, Rung
 from helpers.attention.ladder.steps import CLIMBS
 from helpers.bench import records
 from helpers.bench.cases import Case, Inputs
@@ -153,7 +153,7 @@ def of_speeds(at: Sequence[int] = SPEEDS_AT, with_peers: bool = ON_GPU) -> Itera
 
 
 def _of_tiles(
-    stage: Stage, names: Sequence[str], tiles: Mapping[int, Sequence[Sequence[int]]]
+    stage: Rung, names: Sequence[str], tiles: Mapping[int, Sequence[Sequence[int]]]
 ) -> Iterator[dict[str, Any]]:
     """A row for each tile of a stage: TFLOP/s without a mask and causal, and the bytes that a thread spills."""
     jobs = {

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from helpers.lesson.exercises.grade_table import FIRST
 from helpers.lesson.exercises.graders.expected import blocks, product
-from helpers.lesson.exercises.trial import Trial, exercise
+from helpers.lesson.exercises.trial import FIRST, Trial, exercise
 
 # Asks the learner's function for the parts of every number.
 PARTS = """
@@ -52,7 +51,7 @@ SEEN = np.uint32(0xFFFFE000)  # the bits of a float at which a tensor core looks
     },
 )
 def split(trial: Trial) -> None:
-    """The function alone first: hi and lo say what is wrong with them."""
+    """Test the function alone first, whose hi and lo show what is wrong; then the whole kernel."""
     first, keys = 16, 8
     numbers = _numbers()
     bits = trial.empty(len(numbers), 2, dtype=np.uint32)
@@ -154,13 +153,13 @@ def _wrong_exponent(largest: np.ndarray, exponent: np.ndarray) -> tuple[str, str
 
 
 def _numbers() -> np.ndarray:
-    """Numbers of both signs and many sizes."""
+    """Make numbers of both signs and many magnitudes."""
     rng = np.random.default_rng(15)
     return (rng.standard_normal(64) * 4.0 ** rng.integers(-8, 8, 64)).astype(np.float32)
 
 
 def _wrong_part(x: np.ndarray, bits: np.ndarray) -> tuple[str, str]:
-    """The symptom and the reason of the first number whose parts are wrong; two times "" if all are right."""
+    """Return the symptom and the reason of the first number with wrong parts; two times "" if all are right."""
     hi, lo = np.ascontiguousarray(bits.T)
     nearest = (x.view(np.uint32) + np.uint32(0x1000)) & SEEN
     for i, number in enumerate(x):
