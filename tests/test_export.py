@@ -62,7 +62,7 @@ TORCH = {
     "flash_mma, deterministic": "flash_mma --causal --deterministic --seq 300 --seq-kv 200 --torch",
     "hopper": "hopper --dtype bfloat16 --causal --torch",
     "fp16x3": "fp16x3 --lse --torch",
-    "backward": "backward --torch",
+    "backward": "backward --lse --torch",
 }
 each_torch = pytest.mark.parametrize("words", TORCH.values(), ids=TORCH.keys())
 COMPILED = ("naive", "heads_and_masks", "flash_wmma", "flash_mma", "backward", "backward_mma")
@@ -491,6 +491,7 @@ def test_where_no_file_can_be_written(tmp_path: Path, capsys: pytest.CaptureFixt
         ("flash_mma --arch sm_75", "compute capability 8.0"),
         ("hopper --arch sm_100", "only compute capability 9.0"),
         ("hopper --cpp", "tensor maps and the table of tiles"),
+        ("backward_mma --lse", "gradients start from lse"),
         ("naive --torch --deterministic", "has no deterministic=True"),
         ("backward --torch --head-dim 300", "head_dim = 300; this stage takes 1 to 256"),
         ("naive --kv-heads 2", "cannot share them out"),

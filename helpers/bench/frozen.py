@@ -1,4 +1,4 @@
-"""Whether a change has changed any launch, or any text that is compiled. Needs no GPU; nothing is compiled.
+"""Tell whether a change has changed any launch, or any text that is compiled. Needs no GPU; nothing is compiled.
 
     python3 -m helpers.bench.frozen before.json                    # writes the hashes of this checkout
     python3 -m helpers.bench.frozen now.json --against before.json # and compares them with those of another
@@ -90,7 +90,7 @@ class Selection(NamedTuple):
     sass: bool = False
 
     def has(self, file: str, dtype: str, variant: str) -> bool:
-        """Whether a call is one of them."""
+        """Return whether a call is one of them."""
         name = file.removeprefix("steps/")
         return (
             (not self.only or name.startswith(tuple(self.only)))
@@ -100,7 +100,7 @@ class Selection(NamedTuple):
 
 
 def stages() -> Iterator[Stage]:
-    """Each stage and each step, forward and backward, once."""
+    """Yield each stage and each step, forward and backward, once."""
     steps = (*BASES.values(), *(step for climb in CLIMBS.values() for step in climb))
     seen: set[tuple[str, str]] = set()
     for stage in (*LADDER.values(), *BACKWARD.values(), *steps, ROTATION_IN_LOAD):
@@ -110,7 +110,7 @@ def stages() -> Iterator[Stage]:
 
 
 def _specs(stage: Stage, shape: Shape, dtype: Any, head_dim: int, variant: Variant) -> tuple[dict[str, Spec], Any]:
-    """The arrays of a call, as stages take them, and the longest sequences where they are packed."""
+    """Return the arrays of a call, as stages take them, and the longest sequences where they are packed."""
     batch, heads, kv_heads, n, n_kv = shape._replace(batch=1) if variant.packed else shape
     if "gqa" not in stage.features:
         kv_heads = heads
@@ -135,7 +135,7 @@ def _specs(stage: Stage, shape: Shape, dtype: Any, head_dim: int, variant: Varia
 def of_stage(
     stage: Stage, shape: Shape, dtype_name: str, head_dim: int, variant: Variant, *, sass: bool = False
 ) -> Hashes | None:
-    """The hashes of one call; None where the stage cannot do it."""
+    """Return the hashes of one call; None if the stage cannot do it."""
     backward = stage.direction == "backward"
     functions = dict(variant.functions)
     if not backward:
@@ -164,14 +164,14 @@ def of_stage(
 
 
 def _able_but_unavailable(stage: Stage, asked: Mapping[str, Any]) -> bool:
-    """Whether all that a stage lacks is a library that it includes."""
+    """Return whether all that a stage lacks is a library that it includes."""
     return stage.changed(unavailable=lambda: None).why_not(**asked) is None
 
 
 def of_decoder(
     decoder: Stage, shape: Shape, dtype_name: str, head_dim: int, variant: str, *, sass: bool = False
 ) -> Hashes | None:
-    """The hashes of one call, of one new token a sequence; "pages" and "new keys" are of 14 alone."""
+    """Return the hashes of one call with one new token a sequence; only split_kv has "pages" and "new keys"."""
     dtype = dtype_of(dtype_name)
     if dtype_name not in decoder.dtypes or head_dim == 72 or (variant != "plain" and decoder is not SPLIT_KV):
         return None
@@ -198,7 +198,7 @@ def _hashes(
     scratch: Mapping[str, Spec],
     kernels: Iterable[Kernel],
 ) -> tuple[str, str]:
-    """Of the launches and of the texts. Names of arrays do not count, nor do those of kernels and files."""
+    """Hash the launches and the texts. Names of arrays, kernels and files do not count."""
     every = {**arrays, **scratch}
 
     def argument(arg: Any) -> Any:
@@ -219,7 +219,7 @@ def _hashes(
 
 
 def _hash_of_machine_code(kernels: Mapping[str, Kernel], arch: str) -> str:
-    """Of all kernels of a call."""
+    """Hash the machine code of all kernels of a call."""
     found = []
     for compiled in kernels.values():
         for symbol, code in sorted(_machine_code(compiled.code, compiled.options, arch, compiled.name).items()):
@@ -237,7 +237,7 @@ def _hash(text: str) -> str:
 
 
 def everything(selection: Selection = Selection()) -> Iterator[tuple[str, Hashes]]:  # noqa: B008 a tuple
-    """Each call by its name, "file dtype d=64 variant shape", with its hashes."""
+    """Yield each call by its name, "file dtype d=64 variant shape", with its hashes."""
     with limits.pretend_gpu(H200), kernel.built_when_launched():
         for (number, shape), head_dim in itertools.product(enumerate(SHAPES), selection.head_dims):
             for stage in stages():

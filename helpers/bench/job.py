@@ -112,7 +112,7 @@ def _count_wrong(experiment: experiments.Experiment, case: Case, inputs: Inputs,
 
 
 def torch_cuda() -> Any | None:
-    """PyTorch's module `cuda`, if PyTorch is imported and there is a GPU."""
+    """Return PyTorch's module `cuda`, if PyTorch is imported and there is a GPU."""
     return sys.modules["torch"].cuda if ON_GPU and "torch" in sys.modules else None
 
 
@@ -174,7 +174,7 @@ def of_stage(
 
     @contextlib.contextmanager
     def make(inputs: Inputs) -> Iterator[tuple[Launch, Check]]:
-        """Memory that a launch needs beyond q, k and v is not held before the first one."""
+        """Make the launch. Its first call prepares, so memory beyond q, k and v is not allocated before."""
         source, arrays, prepared = text(), inputs.device, []
 
         def launch() -> Any:
