@@ -142,6 +142,7 @@ def run(
 # ---- values
 
 
+@pytest.mark.exhaustive(each_value=())
 @pytest.mark.parametrize("name", cases("float32"))
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_options(dtype: str, name: str) -> None:

@@ -127,6 +127,7 @@ def test_what_is_cut_comes_back() -> None:
 # ---- results
 
 
+@pytest.mark.exhaustive(each_value=("schedule",))
 @MASKS
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(
@@ -165,6 +166,7 @@ def test_gathered_keys_give_the_bits_of_one_device() -> None:
     assert np.abs(on_host(lse, "all_gather", 2) - cp.asnumpy(whole[1])).max() < 1e-5
 
 
+@pytest.mark.exhaustive(each_value=())
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(("forward", "backward"), [("flash_mma", "backward_mma"), ("hopper", "hopper_backward")])
 def test_results_in_float32_are_those_before_rounding(forward: str, backward: str, dtype: str) -> None:
@@ -553,6 +555,7 @@ def nccl_ranks(size: int, **options: Any) -> list[tuple[Nccl, Library]]:
     return [(Nccl(size, {i: 0}, {i: each}, library=each, **options), each) for i, each in enumerate(libraries)]
 
 
+@pytest.mark.exhaustive(each_value=())
 @on_cpu
 @MASKS
 @pytest.mark.parametrize("schedule", SCHEDULES)

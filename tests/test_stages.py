@@ -601,6 +601,7 @@ def fastest(runs: Sequence[Callable[[], object]], turns: int) -> list[float]:
     return best
 
 
+@pytest.mark.exhaustive
 @every_stage
 def test_speed_on_the_cpu_engine(
     row: Row, cpu_engine: Any, monkeypatch: pytest.MonkeyPatch, record_row: Callable[..., None]
