@@ -20,7 +20,7 @@ import functools
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from helpers.attention.ladder import BACKWARD
 from helpers.attention.ladder.call import mask_window, softmax_scale_of
 from helpers.attention.ladder.extras import as_kernels_read, extra_inputs
 from helpers.attention.ladder.layout import Spec
-from helpers.attention.ladder.score_mod import BlockMask, read
+from helpers.attention.ladder.score_mod import BlockMask, parse_score_mod
 from helpers.engine.cuda_source.signatures import dtype_of
 
 try:
@@ -69,7 +69,7 @@ def flash_attention(
     Args:
         q: (batch, seq, heads, head_dim): float32, float16 or bfloat16, of any strides.
         k, v: (batch, seq_kv, kv_heads, head_dim) of q's dtype and device. kv_heads divides heads.
-        causal: query i sees key j up to i + seq_kv - seq (bottom-right alignment, as FlashAttention has it).
+        causal: query i sees key j up to i + seq_kv - seq (bottom-right alignment, as in FlashAttention).
         window: (left, right): how many keys before and after that diagonal a query sees; -1 for no limit.
         softmax_scale: 1 / sqrt(head_dim) where it is not given.
         return_lse: also the log-sum-exp of each row, float32 (batch, heads, seq). It has no gradient.
@@ -77,7 +77,7 @@ def flash_attention(
             `torch.use_deterministic_algorithms(True)` was called.
         stage: a stage of the ladder for the forward, by name or number; without it the last that can. The first four
             keep no log-sum-exp, so they have no gradients.
-        extras: as helpers.attention.flash_attention has them. bias: (batch, heads, seq, seq_kv), or what broadcasts to
+        extras: see helpers.attention.flash_attention. bias: (batch, heads, seq, seq_kv), or what broadcasts to
             it, of q's dtype, float32 or bool. alibi_slopes: float32 (heads,) or (batch, heads). sinks: float32
             (heads,). score_mod, mask_mod (text or a BlockMask), mod_args (tensors and NumPy scalars) and
             score_mod_grad, which gradients with a score_mod need: these four not under torch.compile. All tensors so
@@ -129,7 +129,7 @@ def flash_attention_varlen(
             sequence. Without max_seqlen_q and max_seqlen_k the host reads them, and waits for the GPU.
         max_seqlen_q, max_seqlen_k: at least the rows of the longest sequence of q and of k. With both, the call can be
             captured in a CUDA graph; too small a number on a GPU leaves rows unwritten.
-        The others: as flash_attention and helpers.attention.flash_attention_varlen have them, which has no bias; the
+        The others: see flash_attention and helpers.attention.flash_attention_varlen, which has no bias; the
             diagonal of causal and window is each sequence's own.
 
     Returns:
@@ -157,7 +157,7 @@ def flash_attention_with_kvcache(
     v: torch.Tensor | None = None,
     **options: Any,
 ) -> Any:
-    """helpers.attention.flash_attention_with_kvcache, which says what the arguments are, for tensors. No gradients.
+    """Call helpers.attention.flash_attention_with_kvcache, which documents the arguments, on tensors; no gradients.
 
     Tensors on a GPU may be given to that function as well; those on the CPU get the new tokens here. Under
     torch.compile a graph ends before this call, and another begins after it.
@@ -168,11 +168,8 @@ def flash_attention_with_kvcache(
     """
     named = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": cache_seqlens}
     named |= {name: a for name, a in (("block_table", block_table), ("k", k), ("v", v)) if a is not None}
+    _check_tensors(named)
     for name, a in named.items():
-        if not isinstance(a, torch.Tensor):
-            raise TypeError(f"{name} is a torch tensor; got {type(a).__name__}. Arrays: helpers.attention")
-        if a.device != q.device:
-            raise ValueError(f"{name} is on {a.device} and q on {q.device}: one device for all is needed")
         if a.requires_grad and torch.is_grad_enabled():
             raise TypeError(f"{name} requires grad, and decoding has no gradients: call it within torch.no_grad()")
     _check_numbers({**named, **options, **(options.get("mod_args") or {})})
@@ -202,7 +199,7 @@ def scaled_dot_product_attention(
     *,
     fallback: bool = False,
 ) -> torch.Tensor:
-    """`torch.nn.functional.scaled_dot_product_attention` by the course's kernels: its layout, defaults and alignment.
+    """Replace `torch.nn.functional.scaled_dot_product_attention`, with its layout, defaults and alignment.
 
     Args:
         query: (..., heads, L, head_dim), or (L, head_dim).
@@ -237,7 +234,7 @@ def scaled_dot_product_attention(
 
 
 def warn_of_fallback(why: str) -> None:
-    """Warn that PyTorch computes in place of the kernels. Once for a reason, in whatever shapes it comes again."""
+    """Warn that PyTorch computes in place of the kernels, once for each reason whatever the shapes."""
     reason = re.sub(r"\d+", "", why)
     if reason not in _WARNED and not torch.compiler.is_compiling():
         _WARNED.add(reason)
@@ -257,7 +254,7 @@ def _sdpa(
     scale: float | None,
     enable_gqa: bool,
 ) -> torch.Tensor:
-    """scaled_dot_product_attention by the kernels alone."""
+    """Compute scaled_dot_product_attention by the kernels alone, or raise."""
     if dropout_p:
         raise NotImplementedError(
             f"dropout_p = {dropout_p}: these kernels have no dropout. Set it to 0.0 (model.eval() does in most models) "
@@ -265,69 +262,59 @@ def _sdpa(
         )
     plain = _is_plain(query, key, value)
     if not plain:
-        for name, a in (("query", query), ("key", key), ("value", value)):
-            if not isinstance(a, torch.Tensor):
-                raise TypeError(f"{name} is a torch tensor; got {type(a).__name__}")
-            if a.device != query.device:
-                raise RuntimeError(f"{name} is on {a.device} and query on {query.device}: one device for all is needed")
-        _check_numbers({"query": query, "key": key, "value": value, "attn_mask": attn_mask})
+        named = {"query": query, "key": key, "value": value}
+        _check_tensors(named, other_device=RuntimeError)
+        _check_numbers({**named, "attn_mask": attn_mask})
         query, key, value = _autocast(query, key, value)
-    lead = _leading_axes(query, key, value, enable_gqa)
-    if lead is None or attn_mask is not None or not (query.numel() and key.numel()):
-        options = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
-        if lead is None:
-            _refuse(query, key, value, options)
-        elif attn_mask is not None:
-            return _with_mask(query, key, value, attn_mask, lead, options)
-        return torch.nn.functional.scaled_dot_product_attention(query, key, value, **options)  # nothing to compute
+    options = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+    broadcast = _broadcast(query, key, value, enable_gqa)
+    if broadcast is None:
+        _refuse(query, key, value, options)
+    lead, q, k, v = broadcast
+    mask = None
+    if attn_mask is not None:
+        mask = _mask((query, key, value), attn_mask, lead, options)
+    if not (query.numel() and key.numel()):  # nothing to compute
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, **options)
     rows, keys = query.shape[-2], key.shape[-2]
     window = None
     if is_causal and keys > rows:  # no row sees the keys after its own number
-        key, value = key[..., :rows, :], value[..., :rows, :]
+        k, v = k[..., :rows, :], v[..., :rows, :]
     elif is_causal and keys < rows:  # bottom-right is j <= i + keys - rows
         is_causal, window = False, (-1, rows - keys)
     how = {"causal": is_causal, "window": window, "softmax_scale": scale}
-    if plain:
-        q, k, v = _as_models_have_them((query, key, value), lead)
-        o = _launched(q, k, v, how)
+    if mask is not None:
+        how["bias"] = mask.expand(*lead, rows, keys).flatten(0, -4) if len(lead) > 2 else mask
+    if plain and mask is None:
+        o = _launched(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), how)
     else:
-        o = attend_heads_first(*_as_layers_have_them((query, key, value), lead), **how)
+        o = attend_heads_first(q, k, v, **how)
     o = o.transpose(1, 2)
-    return o if query.ndim == 4 else o.reshape(*lead[0], rows, o.shape[-1])
+    return o if len(lead) == 2 else o.reshape(*lead, rows, o.shape[-1])
 
 
-def _with_mask(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: Any,
-    lead: tuple[tuple[int, ...], ...],
-    options: dict[str, Any],
+def _mask(
+    qkv: tuple[torch.Tensor, ...], attn_mask: Any, lead: tuple[int, ...], options: dict[str, Any]
 ) -> torch.Tensor:
-    """scaled_dot_product_attention with a mask, of shapes that fit."""
+    """Cast attn_mask as autocast does, or raise for one that PyTorch or the kernels refuse.
+
+    lead: the axes of the output before its rows.
+    """
+    query, key, value = qkv
     if not isinstance(attn_mask, torch.Tensor):
         raise TypeError(f"attn_mask is a torch tensor, or None; got {type(attn_mask).__name__}")
-    if attn_mask.device != query.device:
-        where = f"attn_mask is on {attn_mask.device} and query on {query.device}"
-        raise RuntimeError(f"{where}: one device for all is needed")
+    _check_tensors({"query": query, "attn_mask": attn_mask}, other_device=RuntimeError)
     if attn_mask.is_floating_point():
         (attn_mask,) = _autocast(attn_mask)
-    scores = (*lead[0], query.shape[-2], key.shape[-2])
+    scores = (*lead, query.shape[-2], key.shape[-2])
     try:
         fits = tuple(torch.broadcast_shapes(attn_mask.shape, scores)) == scores
     except RuntimeError:
         fits = False
     if options["is_causal"] or not fits or attn_mask.dtype not in (torch.bool, torch.float32, query.dtype):
         _refuse(query, key, value, {**options, "attn_mask": attn_mask.to("meta")})
-    given = query, key, value, attn_mask
     _check_constants({"attn_mask": attn_mask})
-    if 0 in (*query.shape, *key.shape):
-        return torch.nn.functional.scaled_dot_product_attention(*given, **options)  # nothing to compute
-    if len(lead[0]) > 2:
-        attn_mask = attn_mask.expand(scores).flatten(0, -4)
-    q, k, v = _as_models_have_them(given[:3], lead)
-    o = flash_attention(q, k, v, bias=attn_mask, softmax_scale=options["scale"]).transpose(1, 2)
-    return o if len(lead[0]) == 2 else o.reshape(*lead[0], query.shape[-2], o.shape[-1])
+    return attn_mask
 
 
 def run_flash(Q: Any, K: Any, V: Any, causal: bool = False) -> Any:
@@ -354,35 +341,46 @@ def run_flash(Q: Any, K: Any, V: Any, causal: bool = False) -> Any:
     return call(q, k, v, causal=causal).swapaxes(1, 2)[(0,) * missing]
 
 
-# ---- shapes as torch.nn.functional has them
+# ---- shapes of torch.nn.functional
 
 
-def _leading_axes(
+def _broadcast(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool
-) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
-    """What each is broadcast to before its last two axes; None for what these kernels, or nobody, can take."""
+) -> tuple[tuple[int, ...], torch.Tensor, torch.Tensor, torch.Tensor] | None:
+    """Broadcast the axes before the last two as PyTorch does; None for what PyTorch or the kernels refuse.
+
+    Returns:
+        The output's axes before its last two; and q, k and v, each (batch, heads, rows, head_dim).
+    """
     q, k, v = query.shape, key.shape, value.shape
     one_dtype = query.dtype == key.dtype == value.dtype
-    if q == k == v and one_dtype and len(q) >= 2:
-        return (q[:-2],) * 3
+    if q == k == v and one_dtype and len(q) == 4:
+        return q[:-2], query, key, value
     if not one_dtype or min(len(q), len(k), len(v)) < 2 or k[-2:] != v[-2:] or q[-1] != k[-1]:
         return None
-    if q[:-2] == k[:-2] == v[:-2]:
-        return q[:-2], k[:-2], v[:-2]
-    try:
-        if not enable_gqa:
-            lead = tuple(torch.broadcast_shapes(q[:-2], k[:-2], v[:-2]))
-            return lead, lead, lead
-        if min(len(q), len(k), len(v)) < 3 or k[-3] != v[-3] or not k[-3] or q[-3] % k[-3]:
+    leads = q[:-2], k[:-2], v[:-2]
+    if not leads[0] == leads[1] == leads[2]:
+        first = -3 if enable_gqa else -2  # the axis of heads may differ
+        if enable_gqa and (min(len(q), len(k), len(v)) < 3 or k[-3] != v[-3] or not k[-3] or q[-3] % k[-3]):
             return None
-        batch = tuple(torch.broadcast_shapes(q[:-3], k[:-3], v[:-3]))
-        return (*batch, q[-3]), (*batch, k[-3]), (*batch, v[-3])
-    except RuntimeError:
-        return None
+        try:
+            batch = torch.broadcast_shapes(q[:first], k[:first], v[:first])
+        except RuntimeError:
+            return None
+        leads = (*batch, *q[first:-2]), (*batch, *k[first:-2]), (*batch, *v[first:-2])
+    return leads[0], _four_axes(query, leads[0]), _four_axes(key, leads[1]), _four_axes(value, leads[2])
+
+
+def _four_axes(a: torch.Tensor, lead: tuple[int, ...]) -> torch.Tensor:
+    """Broadcast (..., rows, head_dim) to these leading axes, and see them as (batch, heads)."""
+    a = a if a.shape[:-2] == lead else a.expand(*lead, *a.shape[-2:])
+    if a.ndim < 4:
+        return a[(None,) * (4 - a.ndim)]
+    return a if a.ndim == 4 else a.flatten(0, -4)
 
 
 def _refuse(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: dict[str, Any]) -> None:
-    """Raise PyTorch's own error; where PyTorch has none, NotImplementedError."""
+    """Raise PyTorch's own error, or NotImplementedError for what PyTorch can compute."""
     torch.nn.functional.scaled_dot_product_attention(*(a.to("meta") for a in (query, key, value)), **options)
     shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
     raise NotImplementedError(
@@ -391,39 +389,11 @@ def _refuse(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options
     )
 
 
-def _as_models_have_them(
-    tensors: tuple[torch.Tensor, ...], lead: tuple[tuple[int, ...], ...]
-) -> tuple[torch.Tensor, ...]:
-    """Each broadcast to its leading axes, and then (batch, rows, heads, head_dim)."""
-    q, k, v = _as_layers_have_them(tensors, lead)
-    return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-
-
-def _as_layers_have_them(
-    tensors: tuple[torch.Tensor, ...], lead: tuple[tuple[int, ...], ...]
-) -> tuple[torch.Tensor, ...]:
-    """Each broadcast to its leading axes, (batch, heads, rows, head_dim)."""
-    q, k, v = tensors
-    if q.ndim == 4 and q.shape == k.shape == v.shape:
-        return tensors
-    return tuple(
-        _four_axes(a if a.shape[:-2] == axes else a.expand(*axes, *a.shape[-2:]))
-        for a, axes in zip(tensors, lead, strict=True)
-    )
-
-
-def _four_axes(a: torch.Tensor) -> torch.Tensor:
-    """(batch, heads, rows, head_dim)."""
-    if a.ndim < 4:
-        return a[(None,) * (4 - a.ndim)]
-    return a if a.ndim == 4 else a.flatten(0, -4)
-
-
 # ---- one call
 
 
 def _is_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-    """Whether helpers.attention may have these as they are: nobody traces, casts or differentiates, on one GPU."""
+    """Return True if helpers.attention can take these as they are: on one GPU, not traced, cast or differentiated."""
     return (
         type(q) is type(k) is type(v) is torch.Tensor
         and not _is_traced()
@@ -436,7 +406,7 @@ def _is_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
 
 
 def _launched(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, how: dict[str, Any]) -> Any:
-    """A plain call."""
+    """Run a plain call: see `_is_plain`."""
     return _contiguous(calls.flash_attention(q, k, v, **how))
 
 
@@ -447,18 +417,15 @@ def _call(
     deterministic: bool,
     extras: dict[str, Any],
 ) -> Any:
-    """A call that is not plain: types, devices, autocast, and who computes it.
+    """Run a call that is not plain: check types and devices, cast, and choose autograd, an operator or neither.
 
-    lengths: cu_seqlens_q and cu_seqlens_k, or nothing. how: the options of helpers.attention's function but for these.
+    lengths: cu_seqlens_q and cu_seqlens_k, or nothing. how: the other options of helpers.attention's function.
     """
-    for name, a in (*zip("qkv", tensors, strict=True), *lengths.items()):
-        if not isinstance(a, torch.Tensor):
-            raise TypeError(f"{name} is a torch tensor; got {type(a).__name__}. Arrays: helpers.attention")
-        if a.device != tensors[0].device:
-            raise ValueError(f"{name} is on {a.device} and q on {tensors[0].device}: one device for all is needed")
+    named = {**dict(zip("qkv", tensors, strict=True)), **lengths}
+    _check_tensors(named)
     if not isinstance(deterministic, bool):
         raise TypeError(f"deterministic is True or False; got {type(deterministic).__name__} {deterministic!r:.40}")
-    _check_numbers({**dict(zip("qkv", tensors, strict=True)), **lengths})
+    _check_numbers(named)
     q, k, v = _autocast(*tensors)
     traced = _is_traced(q, k, v)
     constants, functions, rotary = _split(extras, traced=traced) if extras else ({}, {}, {})
@@ -474,11 +441,13 @@ def _call(
     more = [constants.get(name) for name in _CONSTANTS]
     more = [a if a is None else torch.as_tensor(a, device=q.device) for a in more]
     cu_seqlens = lengths.get("cu_seqlens_q"), lengths.get("cu_seqlens_k")
-    given = q, k, v, *cu_seqlens, *more, *_given(how, deterministic, keep_lse)
+    options = _Options.of(how, deterministic=deterministic, keep_lse=keep_lse, functions=functions)
     if functions:
-        read(**functions, backward=True)  # raises here, rather than in the backward, where a derivative is missing
-        given = *given, functions
-    o, lse = (_forward if traced else _Attention.apply)(*given)
+        parse_score_mod(**functions, backward=True)  # raises here, not in the backward, without a derivative
+    if traced:
+        o, lse = _forward(q, k, v, *cu_seqlens, *more, *options.flat())
+    else:
+        o, lse = _Attention.apply(q, k, v, *cu_seqlens, *more, options)
     return (o, lse) if how["return_lse"] else o
 
 
@@ -487,10 +456,10 @@ _FUNCTIONS = "score_mod", "mask_mod", "mod_args", "score_mod_grad"
 
 
 def _split(extras: dict[str, Any], *, traced: bool) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """The given options by name, in three: `_CONSTANTS`, `_FUNCTIONS`, and those of the rotary embedding.
+    """Split the given options by name into `_CONSTANTS`, `_FUNCTIONS` and those of the rotary embedding.
 
     Raises:
-        TypeError: a name that no call has; a tensor that requires grad, but for the rotary tables.
+        TypeError: an unknown name; a tensor that requires grad, but for the rotary tables.
         NotImplementedError: functions of scores where PyTorch traces: the operators take none.
     """
     given = {name: a for name, a in extras.items() if a is not None}
@@ -514,7 +483,7 @@ def _split(extras: dict[str, Any], *, traced: bool) -> tuple[dict[str, Any], dic
 
 
 def _check_constants(named: Mapping[str, Any]) -> None:
-    """TypeError for a tensor that requires grad: the kernels compute no gradient of these."""
+    """Raise TypeError for a tensor that requires grad: the kernels compute no gradient of these."""
     for name, a in named.items():
         if torch.is_grad_enabled() and getattr(a, "requires_grad", False):
             raise TypeError(
@@ -522,44 +491,81 @@ def _check_constants(named: Mapping[str, Any]) -> None:
             )
 
 
-def _given(how: dict[str, Any], deterministic: bool, keep_lse: bool) -> tuple[Any, ...]:
-    """The operators' arguments after the tensors."""
-    causal, scale, stage = how["causal"], how["softmax_scale"], how.get("stage")
-    longest = [-1 if most is None else most for most in (how.get("max_seqlen_q"), how.get("max_seqlen_k"))]
-    return (
-        [*mask_window(how["window"], causal), *longest],
-        None if scale is None else softmax_scale_of(scale, 1),
-        [
-            causal,
-            deterministic or torch.are_deterministic_algorithms_enabled(),
-            keep_lse or how.get("return_lse", False),
-        ],
-        None if stage is None else str(stage),
-    )
+class _Options(NamedTuple):
+    """A call with gradients, or a traced one, but for its tensors.
+
+    shared: what the forward and the backward both take: causal, window, softmax_scale, max_seqlen_q and max_seqlen_k.
+    functions: those of scores, by the names of `_FUNCTIONS`, which the operators do not take.
+    """
+
+    shared: dict[str, Any]
+    deterministic: bool
+    keep_lse: bool
+    stage: str | int | None = None
+    functions: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of(
+        cls, how: dict[str, Any], *, deterministic: bool, keep_lse: bool, functions: Mapping[str, Any] | None = None
+    ) -> _Options:
+        """Sort the options of a call."""
+        shared = {name: value for name, value in how.items() if name not in ("return_lse", "stage")}
+        deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
+        keep_lse = keep_lse or how.get("return_lse", False)
+        return cls(shared, deterministic, keep_lse, how.get("stage"), functions)
+
+    def arguments(self, **more: Any) -> dict[str, Any]:
+        """Return the keyword arguments of a function of helpers.attention, `more` among them."""
+        return {**self.shared, **(self.functions or {}), **more}
+
+    def flat(self) -> tuple[Any, ...]:
+        """Return (limits, softmax_scale, flags, stage), as the operators take them; see `_SCHEMA`.
+
+        Raises:
+            TypeError, ValueError: as `mask_window` and `softmax_scale_of`.
+        """
+        causal, scale = self.shared["causal"], self.shared["softmax_scale"]
+        longest = [self.shared.get(name) for name in _LONGEST]
+        limits = [*mask_window(self.shared["window"], causal), *[-1 if most is None else most for most in longest]]
+        scale = None if scale is None else softmax_scale_of(scale, 1)
+        flags = [causal, self.deterministic, self.keep_lse]
+        return limits, scale, flags, None if self.stage is None else str(self.stage)
+
+    @classmethod
+    def of_flat(cls, limits: list[int], softmax_scale: float | None, flags: list[bool], stage: Any = None) -> _Options:
+        """Reverse `flat`."""
+        causal, deterministic, keep_lse = flags
+        shared = {"causal": causal, "window": tuple(limits[:2]), "softmax_scale": softmax_scale}
+        shared |= {name: most for name, most in zip(_LONGEST, limits[2:], strict=True) if most >= 0}
+        return cls(shared, deterministic, keep_lse, int(stage) if stage and stage.isdecimal() else stage)
+
+
+_LONGEST = "max_seqlen_q", "max_seqlen_k"
 
 
 def attend_heads_first(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **how: Any) -> torch.Tensor:
-    """flash_attention of (batch, heads, seq, head_dim), as layers have them; returns (batch, seq, heads, head_dim).
+    """Compute flash_attention of (batch, heads, seq, head_dim), as (batch, seq, heads, head_dim).
 
     how: causal, window and softmax_scale, all of them; and other options of flash_attention. With gradients and those
-    three alone, three operations of autograd less than three transpositions before flash_attention, each way.
+    three alone, autograd sees one operation in place of four, since the transpositions are inside of it.
     """
     differentiated = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     where = q.device.type
     direct = differentiated and len(how) == 3 and not _is_traced(q, k, v) and not _is_transformed()
     if not direct or torch.is_autocast_enabled(where) or _on_several(q, k, v):
         return flash_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), **how)
-    return _HeadsFirst.apply(q, k, v, *(None,) * 5, *_given(how, False, True))[0]
+    options = _Options.of(how, deterministic=False, keep_lse=True)
+    return _HeadsFirst.apply(q, k, v, *(None,) * 5, options)[0]
 
 
 def _on_several(*tensors: torch.Tensor) -> bool:
-    """Whether their devices differ: an error, which flash_attention words."""
+    """Return True if their devices differ, for which flash_attention raises."""
     return len({a.device for a in tensors}) > 1
 
 
 @functools.cache
 def _check_backward(head_dim: int, dtype: torch.dtype) -> None:
-    """ValueError where no stage has gradients here: in the forward, not when it is too late."""
+    """Raise ValueError if no stage has gradients here: in the forward, before a backward is needed."""
     name = str(dtype).removeprefix("torch.")
     head_dim = calls.whole_chunks(head_dim, dtype.itemsize)
     reasons = {stage.name: stage.why_not(head_dim=head_dim, dtype=name) for stage in BACKWARD.values()}
@@ -568,9 +574,9 @@ def _check_backward(head_dim: int, dtype: torch.dtype) -> None:
 
 
 def _is_traced(*tensors: torch.Tensor) -> bool:
-    """Does PyTorch look at operators here, as torch.compile, torch.export and fake tensors do?
+    """Return True if PyTorch records operators here, as torch.compile, torch.export and fake tensors do.
 
-    An operator's own bookkeeping takes the host longer than the rest of the call, so it is left out where nobody looks.
+    An operator's bookkeeping takes the host longer than the rest of the call, so other calls go without one.
     """
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         return True
@@ -581,7 +587,7 @@ _KNOWN = {torch.Tensor, torch.nn.Parameter}
 
 
 def _is_transformed() -> bool:
-    """Whether tensors may carry what only PyTorch's own operations hand on: tangents, or a level of torch.func."""
+    """Return True if tensors may carry tangents or a level of torch.func, which only PyTorch's operations propagate."""
     return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
@@ -591,14 +597,25 @@ _INSTEAD = (
 )
 
 
-def _check_numbers(named: Mapping[str, Any]) -> None:
-    """NotImplementedError for tensors of which a kernel would see a part alone, or nothing; other values may be any.
+def _check_tensors(named: Mapping[str, Any], *, other_device: type[Exception] = ValueError) -> None:
+    """Raise TypeError for what is no tensor, and `other_device` for one that is not on the first one's device."""
+    first = next(iter(named))
+    for name, a in named.items():
+        if not isinstance(a, torch.Tensor):
+            raise TypeError(f"{name} is a torch tensor; got {type(a).__name__}. Arrays: helpers.attention")
+        if a.device != named[first].device:
+            where = f"{name} is on {a.device} and {first} on {named[first].device}"
+            raise other_device(f"{where}: one device for all is needed")
 
-    A kernel reads memory: a tangent would count as 0, and a meta tensor has no memory.
+
+def _check_numbers(named: Mapping[str, Any]) -> None:
+    """Raise NotImplementedError for tensors that a kernel cannot read as a whole; values that are no tensors pass.
+
+    A kernel reads memory: it would take a tangent for 0, and a meta tensor has no memory.
     """
     transformed = _is_transformed()
     if torch.compiler.is_compiling():
-        if transformed:  # a graph would lose a tangent without a word; outside of graphs each tensor is asked
+        if transformed:  # a graph would lose a tangent silently; outside of graphs each tensor is looked at
             raise NotImplementedError(
                 "torch.compile within a transform of torch.func or a level of torch.autograd.forward_ad: these kernels "
                 f"have none of these. {_INSTEAD}"
@@ -618,7 +635,7 @@ def _check_numbers(named: Mapping[str, Any]) -> None:
 
 @torch.compiler.disable
 def _check_untransformed(name: str, a: torch.Tensor) -> None:
-    """NotImplementedError for a tensor with a tangent, or of one of torch.func's transforms."""
+    """Raise NotImplementedError for a tensor with a tangent, or of one of torch.func's transforms."""
     active = torch._C._are_functorch_transforms_active()
     of_func = torch._C._functorch.is_functorch_wrapped_tensor(a)
     if of_func or (active and a.requires_grad and torch.is_grad_enabled()):
@@ -634,7 +651,7 @@ def _check_untransformed(name: str, a: torch.Tensor) -> None:
 
 
 def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The tensors in autocast's type where that is on, as PyTorch casts them for its own attention."""
+    """Cast to autocast's dtype if it is on, as PyTorch does for its own attention."""
     where = tensors[0].device.type
     if where == "meta" or not torch.is_autocast_enabled(where):  # PyTorch knows of no autocast on meta
         return tensors
@@ -647,155 +664,113 @@ def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
 # Few arguments: torch.library's autograd copies the whole schema twice for each, at every call that keeps lse.
 # limits: the window's left and right, max_seqlen_q and max_seqlen_k, with -1 for what is not given.
 # flags: causal, deterministic, and whether lse is kept for gradients.
-_SHARED = (
+_SCHEMA = (
     "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? bias, Tensor? alibi_slopes, Tensor? sinks, "
     "SymInt[] limits, float? softmax_scale, bool[] flags"
 )
+_Tensors = Sequence[torch.Tensor | None]
 
 
-def _output(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens_q: torch.Tensor | None,
-    cu_seqlens_k: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    alibi_slopes: torch.Tensor | None,
-    sinks: torch.Tensor | None,
-    limits: list[int],
-    softmax_scale: float | None,
-    flags: list[bool],
-    stage: str | None,
-    functions: dict[str, Any] | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The output; and lse, float32 (batch, heads, seq) or (heads, tokens), empty where it is not kept.
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rest: _Tensors, options: _Options) -> Any:
+    """Compute the output; and lse, float32 (batch, heads, seq) or (heads, tokens), empty where it is not kept.
 
-    cu_seqlens_q is None: q is (batch, seq, heads, head_dim); otherwise (tokens, heads, head_dim). functions: those of
-    scores, by name; the operator takes none.
+    q: (batch, seq, heads, head_dim), or with cu_seqlens (tokens, heads, head_dim). rest: cu_seqlens_q, cu_seqlens_k
+    and those of `_CONSTANTS`, None where they are not given.
     """
-    causal, _, keep_lse = flags
-    options = _options(causal, limits, softmax_scale, (bias, alibi_slopes, sinks), functions)
-    options["return_lse"] = keep_lse
-    options["stage"] = int(stage) if stage is not None and stage.isdecimal() else stage
-    if cu_seqlens_q is None:
-        outputs = _on_arrays(calls.flash_attention, (q, k, v), options)
-    else:
-        packed = (q, k, v, cu_seqlens_q, cu_seqlens_k)
-        outputs = _on_arrays(calls.flash_attention_varlen, packed, options | _longest(limits))
-    return outputs if keep_lse else (outputs, q.new_empty(0, dtype=torch.float32))
+    cu_seqlens, named = _packed_and_named(rest)
+    call = calls.flash_attention_varlen if cu_seqlens else calls.flash_attention
+    named |= options.arguments(return_lse=options.keep_lse, stage=options.stage)
+    outputs = _on_arrays(call, (q, k, v, *cu_seqlens), named)
+    return outputs if options.keep_lse else (outputs, q.new_empty(0, dtype=torch.float32))
+
+
+def _gradients(tensors: tuple[torch.Tensor, ...], rest: _Tensors, options: _Options) -> tuple[torch.Tensor, ...]:
+    """Compute (dq, dk, dv), C-contiguous, of do, q, k, v, o and lse. rest: see `_attend`."""
+    cu_seqlens, named = _packed_and_named(rest)
+    call = calls.flash_attention_varlen_backward if cu_seqlens else calls.flash_attention_backward
+    named |= options.arguments(deterministic=options.deterministic)
+    return _on_arrays(call, (*tensors, *cu_seqlens), named)
+
+
+def _packed_and_named(rest: _Tensors) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
+    """Return cu_seqlens_q and cu_seqlens_k, or nothing; and the constants that are given, by name."""
+    cu_seqlens = () if rest[0] is None else (rest[0], rest[1])
+    return cu_seqlens, {name: a for name, a in zip(_CONSTANTS, rest[2:], strict=True) if a is not None}
+
+
+def _forward_operator(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *given: Any) -> Any:
+    return _attend(q, k, v, given[:5], _Options.of_flat(*given[5:]))
+
+
+def _backward_operator(*given: Any) -> tuple[torch.Tensor, ...]:
+    return _gradients(given[:6], given[6:11], _Options.of_flat(*given[11:]))
 
 
 _forward = torch.library.custom_op(
     "course::flash_attention",
-    _output,
+    _forward_operator,
     mutates_args=(),
-    schema=f"(Tensor q, Tensor k, Tensor v, {_SHARED}, str? stage) -> (Tensor, Tensor)",
+    schema=f"(Tensor q, Tensor k, Tensor v, {_SCHEMA}, str? stage) -> (Tensor, Tensor)",
+)
+_backward = torch.library.custom_op(
+    "course::flash_attention_backward",
+    _backward_operator,
+    mutates_args=(),
+    schema=f"(Tensor do, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, {_SCHEMA}) -> (Tensor, Tensor, Tensor)",
 )
 
 
 @_forward.register_fake
-def _fake_forward(q: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    keep_lse = rest[-2][2]
+def _fake_forward(q: torch.Tensor, *given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    keep_lse = given[-2][2]  # of flags
     shape = (*q.shape[:-3], q.shape[-2], q.shape[-3]) if keep_lse else (0,)
     return q.new_empty(q.shape), q.new_empty(shape, dtype=torch.float32)
 
 
-def _gradients(
-    do: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    o: torch.Tensor,
-    lse: torch.Tensor,
-    cu_seqlens_q: torch.Tensor | None,
-    cu_seqlens_k: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    alibi_slopes: torch.Tensor | None,
-    sinks: torch.Tensor | None,
-    limits: list[int],
-    softmax_scale: float | None,
-    flags: list[bool],
-    functions: dict[str, Any] | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(dq, dk, dv), C-contiguous, of the shapes and dtypes of q, k and v."""
-    causal, deterministic, _ = flags
-    options = _options(causal, limits, softmax_scale, (bias, alibi_slopes, sinks), functions)
-    options["deterministic"] = deterministic
-    tensors = do, q, k, v, o, lse
-    if cu_seqlens_q is None:
-        dq, dk, dv = _on_arrays(calls.flash_attention_backward, tensors, options)
-    else:
-        packed = (*tensors, cu_seqlens_q, cu_seqlens_k)
-        dq, dk, dv = _on_arrays(calls.flash_attention_varlen_backward, packed, options | _longest(limits))
-    return dq, dk, dv
-
-
-_backward = torch.library.custom_op(
-    "course::flash_attention_backward",
-    _gradients,
-    mutates_args=(),
-    schema=f"(Tensor do, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, {_SHARED}) -> (Tensor, Tensor, Tensor)",
-)
-
-
 @_backward.register_fake
 def _fake_backward(
-    do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any
+    do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
-def _options(
-    causal: bool,
-    limits: list[int],
-    softmax_scale: float | None,
-    constants: tuple[torch.Tensor | None, ...],
-    functions: dict[str, Any] | None,
-) -> dict[str, Any]:
-    """The options of helpers.attention's functions, forward and backward. constants: as `_CONSTANTS` names them."""
-    options: dict[str, Any] = {"causal": causal, "window": tuple(limits[:2]), "softmax_scale": softmax_scale}
-    options |= {name: a for name, a in zip(_CONSTANTS, constants, strict=True) if a is not None}
-    return options | functions if functions else options
-
-
-def _longest(limits: list[int]) -> dict[str, int | None]:
-    """max_seqlen_q and max_seqlen_k, None where they are not given."""
-    rows, keys = (None if most < 0 else most for most in limits[2:])
-    return {"max_seqlen_q": rows, "max_seqlen_k": keys}
-
-
-def _keep(ctx: Any, inputs: Sequence[Any], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    """What the backward starts from. lse is no result of the operator's user: it has no gradient."""
-    q, k, v, *constants = inputs[:8]
-    o, lse = output
-    ctx.options, ctx.functions = inputs[8:11], inputs[12:]
+def _keep(ctx: Any, tensors: _Tensors, options: _Options, o: torch.Tensor, lse: torch.Tensor) -> None:
+    """Keep what the backward starts from. tensors: q, k, v and the rest as `_attend` takes it."""
+    ctx.options = options
     read_by_functions: list[torch.Tensor] = []  # saved only so that autograd notices a change before the backward
-    _each_tensor(read_by_functions.append, ctx.functions)
-    ctx.save_for_backward(q, k, v, o, lse, *constants, *read_by_functions)
-    ctx.mark_non_differentiable(lse)
+    _each_tensor(read_by_functions.append, options.functions)
+    ctx.save_for_backward(*tensors, o, lse, *read_by_functions)
+    ctx.mark_non_differentiable(lse)  # no result of the operator's user
     ctx.set_materialize_grads(False)
 
 
+def _keep_of_operator(ctx: Any, inputs: Sequence[Any], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """Keep what the backward starts from, of the operator's inputs."""
+    _keep(ctx, inputs[:8], _Options.of_flat(*inputs[8:]), *output)
+
+
 def _differentiate(
-    ctx: Any, do: torch.Tensor | None, _: Any, *, heads_first: bool = False
+    ctx: Any, do: torch.Tensor | None, _: Any, *, inputs: int = 9, heads_first: bool = False
 ) -> tuple[torch.Tensor | None, ...]:
-    """A gradient for each input of the operator, or of the function. heads_first: as `_HeadsFirst` has q, k and v."""
-    inputs = 12 + len(ctx.functions)
+    """Compute a gradient for each input: 9 of the functions, 12 of the operator. heads_first: see `_HeadsFirst`."""
     if do is None:
         return (None,) * inputs
-    q, k, v, *saved = ctx.saved_tensors[:10]
+    q, k, v, *rest, o, lse = ctx.saved_tensors[:10]
+    options = ctx.options
     if heads_first:
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    if not ctx.options[-1][2]:
+    if not options.keep_lse:
         raise RuntimeError("course::flash_attention kept no lse (the third of flags), which gradients start from")
-    if ctx.functions and torch.is_grad_enabled():
+    if options.functions and torch.is_grad_enabled():
         _no_second_derivative(ctx)
     do = do if do.stride(-1) == 1 else do.contiguous()  # the gradient of a sum is one number, expanded
+    tensors = do, q, k, v, o, lse
     # With create_graph=True the gradients may be differentiated: the operator says what is wrong then. It sees q, k and
     # v as the caller gave them, for the gradients depend on these where do does not.
-    by_operator = not ctx.functions and (torch.is_grad_enabled() or _is_traced(do, q, k, v))
-    backward: Any = _backward if by_operator else _gradients
-    gradients = backward(do, q, k, v, *saved, *ctx.options, *ctx.functions)
+    if not options.functions and (torch.is_grad_enabled() or _is_traced(do, q, k, v)):
+        gradients = _backward(*tensors, *rest, *options.flat()[:3])
+    else:
+        gradients = _gradients(tensors, rest, options)
     if heads_first:
         gradients = [a.transpose(1, 2) for a in gradients]
     return (*gradients, *(None,) * (inputs - 3))
@@ -808,15 +783,15 @@ def _no_second_derivative(ctx: Any, *gradients: Any) -> None:
 
 
 class _Attention(torch.autograd.Function):
-    """The same without an operator, for calls that nobody traces.
+    """Attention without an operator, for calls that are not traced.
 
-    With a setup_context of its own, every call would read the signature of forward, which takes longer than the rest.
+    It has no setup_context, with which every call would read forward's signature, longer than the rest takes.
     """
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `_output`."""
-        return _kept_output(ctx, given[:3], given)
+        """Compute the output and lse, as `_attend` does."""
+        return _attend_and_keep(ctx, given[:3], given)
 
     backward = staticmethod(_differentiate)
 
@@ -826,21 +801,23 @@ class _HeadsFirst(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """The output is (batch, rows, heads, head_dim)."""
-        return _kept_output(ctx, [a.transpose(1, 2) for a in given[:3]], given)
+        """Compute the output, (batch, rows, heads, head_dim), and lse."""
+        return _attend_and_keep(ctx, [a.transpose(1, 2) for a in given[:3]], given)
 
     backward = staticmethod(functools.partial(_differentiate, heads_first=True))
 
 
-def _kept_output(ctx: Any, qkv: Sequence[torch.Tensor], given: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The output and lse of q, k and v (batch, rows, heads, head_dim), with what the backward starts from in ctx."""
-    o, lse = _output(*qkv, *given[3:])
+def _attend_and_keep(ctx: Any, qkv: Sequence[torch.Tensor], given: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the output and lse of q, k and v (batch, rows, heads, head_dim); keep what gradients start from."""
+    *tensors, options = given
+    q, k, v = qkv
+    o, lse = _attend(q, k, v, tensors[3:], options)
     _check_backward(o.shape[-1], o.dtype)
-    _keep(ctx, given, (o.detach(), lse))
+    _keep(ctx, tensors, options, o.detach(), lse)
     return o, lse
 
 
-_forward.register_autograd(_differentiate, setup_context=_keep)
+_forward.register_autograd(functools.partial(_differentiate, inputs=12), setup_context=_keep_of_operator)
 _backward.register_autograd(_no_second_derivative)
 
 
@@ -858,7 +835,11 @@ def _rotated(
     rotary_interleaved: bool = False,
     rotary_positions: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q and k turned by PyTorch's operations, whose gradient turns back. ValueError, TypeError: as kernel 11's."""
+    """Rotate q and k by PyTorch's operations, whose gradient rotates back.
+
+    Raises:
+        TypeError, ValueError: for tables and positions that helpers.attention refuses.
+    """
     *tables, at_q, at_k = (
         a if a is None else torch.as_tensor(a, device=q.device)
         for a in (rotary_cos, rotary_sin, *(rotary_positions or (None, None)))
@@ -871,7 +852,7 @@ def _rotated(
 
 
 def _turned(a: torch.Tensor, positions: torch.Tensor, tables: list[torch.Tensor], interleaved: bool) -> torch.Tensor:
-    """(..., rows, heads, head_dim) with its first columns turned in float32, and rounded to a's dtype."""
+    """Rotate the first columns of (..., rows, heads, head_dim) in float32, and round to a's dtype."""
     rows = positions.long().clamp(0, len(tables[0]) - 1)
     cos, sin = (table.float()[rows][..., None, :] for table in tables)
     rotary_dim = 2 * cos.shape[-1]
@@ -883,7 +864,7 @@ def _turned(a: torch.Tensor, positions: torch.Tensor, tables: list[torch.Tensor]
 
 
 def _positions(q: torch.Tensor, k: torch.Tensor, *cu_seqlens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of the rows of q and of k: each sequence's keys count from 0, and its last row is at its last key."""
+    """Count positions of q's rows and of k's: a sequence's keys from 0, and its last row at its last key."""
     of_q, of_k = (torch.arange(a.shape[-3], device=a.device) for a in (q, k))
     if not cu_seqlens:
         return of_q + (len(of_k) - len(of_q)), of_k
@@ -899,7 +880,7 @@ def _positions(q: torch.Tensor, k: torch.Tensor, *cu_seqlens: torch.Tensor) -> t
 def _check_rotary(
     q: torch.Tensor, k: torch.Tensor, lengths: dict[str, torch.Tensor], *extras: torch.Tensor | None
 ) -> None:
-    """As helpers.attention checks the tables and the positions."""
+    """Check the tables and the positions as helpers.attention does."""
     names = "q", "k", "rotary_cos", "rotary_sin", "q_positions", "k_positions"
     specs = {}
     for name, a in zip(names, (q, k, *extras), strict=True):
@@ -910,11 +891,11 @@ def _check_rotary(
     as_kernels_read(specs, sequences=q.shape[0], packed=bool(lengths))
 
 
-# ---- tensors as helpers.attention takes them
+# ---- tensors and the arrays of helpers.attention
 
 
 def _on_arrays(call: Any, tensors: tuple[torch.Tensor, ...], options: dict[str, Any]) -> Any:
-    """A function of helpers.attention on tensors that autograd does not look at; new C-contiguous tensors."""
+    """Call a function of helpers.attention on tensors, outside of autograd; return new C-contiguous tensors."""
     on_cpu = tensors[0].device.type == "cpu"
     each = functools.cache(_array if on_cpu else _plain)  # one tensor in two places stays one
     outputs = call(*map(each, tensors), **_each_tensor(each, options))
@@ -924,12 +905,12 @@ def _on_arrays(call: Any, tensors: tuple[torch.Tensor, ...], options: dict[str, 
 
 
 def _contiguous(outputs: Any) -> Any:
-    """A tensor or a tuple of them, in the order of C."""
+    """Make a tensor, or each of a tuple, C-contiguous."""
     return tuple([a.contiguous() for a in outputs]) if isinstance(outputs, tuple) else outputs.contiguous()
 
 
 def _each_tensor(function: Callable[[torch.Tensor], Any], option: Any) -> Any:
-    """An option of a call, or several, with the function of a tensor in place of the tensor."""
+    """Replace each tensor in an option, or in several, by what the function returns for it."""
     if isinstance(option, torch.Tensor):
         return function(option)
     if isinstance(option, tuple):
@@ -944,13 +925,13 @@ def _each_tensor(function: Callable[[torch.Tensor], Any], option: Any) -> Any:
 
 
 def _plain(a: torch.Tensor) -> torch.Tensor:
-    """As a tensor that is no parameter, requires no gradient, and has its own signs in memory."""
+    """Return the tensor as no parameter, without gradient, and with its signs resolved in memory."""
     plain = type(a) is torch.Tensor and not (a.requires_grad or a.is_neg())
     return a if plain else a.detach().resolve_neg()
 
 
 def _array(a: torch.Tensor) -> Any:
-    """A device array of a CPU tensor: of the same memory on the CPU engine, a copy on a GPU."""
+    """Make a device array of a CPU tensor: of the same memory on the CPU engine, a copy on a GPU."""
     a = a.detach().resolve_conj().resolve_neg()
     as_bits = a.dtype == torch.bfloat16  # NumPy has none
     host = a.view(torch.int16).numpy().view(dtype_of("bfloat16")) if as_bits else a.numpy()
@@ -958,7 +939,7 @@ def _array(a: torch.Tensor) -> Any:
 
 
 def _tensor(a: Any) -> torch.Tensor:
-    """The reverse of `_array`, contiguous."""
+    """Reverse `_array`; the tensor is contiguous."""
     a = device.cp.asnumpy(a) if device.ON_GPU else np.asarray(a).view(np.ndarray)
     a = np.ascontiguousarray(a)
     if a.dtype == dtype_of("bfloat16"):

@@ -37,7 +37,7 @@ NAME = "course"
 
 
 def register(name: str = NAME, *, fallback: bool = False) -> str:
-    """Make our attention an `attn_implementation` of that name, which is returned.
+    """Register the course's attention as an `attn_implementation` of that name, and return the name.
 
     fallback: transformers' SDPA attention computes what the kernels do not do, with one warning for each reason.
     """
@@ -61,7 +61,7 @@ def attend(
     fallback: bool = False,
     **more: Any,
 ) -> tuple[torch.Tensor, None]:
-    """An attention function as transformers calls it, once a layer.
+    """Compute a layer's attention, called as transformers calls its attention functions.
 
     Args:
         module: the layer. Its `is_causal` holds where the argument is None, and True where it has none.
@@ -116,7 +116,7 @@ def attend(
 
 
 def _refuse(attention_mask: torch.Tensor | None, dropout: float, more: dict[str, Any]) -> None:
-    """ValueError for what SDPA has and the kernels have not."""
+    """Raise ValueError for what SDPA can do and the kernels cannot."""
     if attention_mask is not None and attention_mask.ndim != 2:
         raise ValueError(
             f"attention_mask has shape {tuple(attention_mask.shape)}, and {NAME!r} takes no mask: a model that makes "
@@ -135,7 +135,7 @@ def _refuse(attention_mask: torch.Tensor | None, dropout: float, more: dict[str,
 def _four_axes(
     padding: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor, causal: bool, window: tuple[int, int] | None
 ) -> torch.Tensor | None:
-    """The keys that a query sees, (batch or 1, 1, seq, seq_kv) bool, for SDPA; None where is_causal says it."""
+    """Build SDPA's mask, (batch or 1, 1, seq, seq_kv) bool, True for keys that a query sees; None if is_causal does."""
     rows, keys = query.shape[2], key.shape[2]
     if padding is None and window is None and (not causal or rows in (1, keys)):
         return None
@@ -149,9 +149,9 @@ def _four_axes(
 
 
 class _Tokens(NamedTuple):
-    """The tokens of a batch that are no padding.
+    """The tokens of a batch without its padding.
 
-    at: their numbers among all tokens of the batch; None for all of them. cu_seqlens: where each sequence begins, int32
+    at: their indices among all tokens of the batch; None for all of them. cu_seqlens: where each sequence begins, int32
     (batch + 1,). longest: tokens of the longest sequence.
     """
 
@@ -161,24 +161,24 @@ class _Tokens(NamedTuple):
 
     @classmethod
     def of(cls, mask: torch.Tensor) -> _Tokens:
-        """mask: (batch, tokens) bool. The host waits for the GPU."""
+        """Find the tokens where mask, (batch, tokens) bool, is True. The host waits for the GPU."""
         lengths = mask.sum(-1, dtype=torch.int32)
         cu_seqlens = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
         return cls(mask.flatten().nonzero().flatten(), cu_seqlens, int(lengths.max()))
 
     @classmethod
     def all(cls, a: torch.Tensor) -> _Tokens:
-        """Those of (batch, tokens, ...)."""
+        """Take all tokens of an array (batch, tokens, ...)."""
         batch, tokens = a.shape[:2]
         steps = torch.arange(batch + 1, dtype=torch.int32, device=a.device)
         return cls(None, steps * tokens, tokens)
 
     def pack(self, a: torch.Tensor) -> torch.Tensor:
-        """(batch, tokens, heads, head_dim) as (tokens that are no padding, heads, head_dim)."""
+        """Drop the padding: (batch, tokens, heads, head_dim) to (tokens without padding, heads, head_dim)."""
         return a.flatten(0, 1) if self.at is None else a.flatten(0, 1).index_select(0, self.at)
 
     def pad(self, o: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        """The reverse, with zeros for padding."""
+        """Reverse `pack`, with zeros for padding."""
         if self.at is not None:
             o = o.new_zeros(like.shape).flatten(0, 1).index_copy(0, self.at, o)
         return o.view(like.shape)
@@ -187,7 +187,7 @@ class _Tokens(NamedTuple):
 def _without_padding(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, how: dict[str, Any]
 ) -> torch.Tensor:
-    """flash_attention of a padded batch, (batch, tokens, heads, head_dim). mask: of the keys.
+    """Compute attention of a padded batch, (batch, tokens, heads, head_dim). mask: of the keys.
 
     The mask says which queries are padding, too, where causal or a window aligns the last query with the last key.
     Elsewhere it may be of other tokens (cross-attention), so that all queries are used.
@@ -208,7 +208,7 @@ def _without_padding(
 
 
 def mask_of(*, fallback: bool = False, **given: Any) -> torch.Tensor | None:
-    """The mask of a forward pass of a model, for which transformers asks once: None, or that of padding; or an error.
+    """Return the mask of a model's forward pass, which transformers requests once: None or the padding's.
 
     Args, as transformers gives them: see `_padding_of`. fallback: SDPA's mask in place of an error.
 
@@ -244,7 +244,7 @@ def _padding_of(
     config: Any = None,
     **_: Any,
 ) -> torch.Tensor | None:
-    """Which keys are padding; None where none is.
+    """Return the mask of padding; None if no key is padding.
 
     Args:
         attention_mask: (batch, tokens so far) bool, False for padding; or None.

@@ -30,7 +30,7 @@ from helpers.attention import (
 )
 from helpers.attention.comms import Message, Nccl, virtual_ranks
 from helpers.attention.ladder import LADDER, limits
-from helpers.attention.ladder.call import Call, Options
+from helpers.attention.ladder.call import Call, ForwardOptions
 from helpers.attention.ladder.layout import Spec
 from helpers.attention.ring import SCHEDULES, positions, shard, steps, unshard
 from helpers.bench.studies import ring as study
@@ -199,22 +199,22 @@ def test_who_has_no_results_in_float32_says_so() -> None:
 
 def test_a_persistent_grid_leaves_multiprocessors() -> None:
     q = Spec.dense((1, 16, 4096, 128), np.float16)
-    call = Call.of(dict.fromkeys("qkvo", q), Options().checked(128))
+    call = Call.of(dict.fromkeys("qkvo", q), ForwardOptions().checked(128))
     hopper = LADDER["hopper"]
     h200 = limits.Limits(227 << 10, 132, 90)
 
     def grid() -> tuple[int, ...]:
-        with limits.of_another(h200):
+        with limits.pretend_gpu(h200):
             return hopper.launches(hopper, call, hopper.sizes_for(call))[-1].grid
 
     assert grid() == (132,)
-    with limits.leave(8):
+    with limits.reserve_sms(8):
         assert grid() == (124,)
-        with limits.leave(0):
+        with limits.reserve_sms(0):
             assert grid() == (132,)
-        with limits.leave(500):
+        with limits.reserve_sms(500):
             assert grid() == (1,)
-    assert limits.left() == 0
+    assert limits.reserved_sms() == 0
 
 
 # ---- the merge

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.attention import calls, check, decoding, kernel, make_block_mask
+from helpers.attention import calls, check, decoding, forget, kernel, make_block_mask
 from helpers.attention.ladder import LADDER, limits
 from helpers.attention.ladder.layout import address
 from helpers.attention.score_mods import soft_cap
@@ -1146,7 +1146,7 @@ def test_a_tensor_with_other_signs_in_memory(where: str) -> None:
 def test_rows_of_every_length_have_gradients_on_a_gpu(dtype: str) -> None:
     """Asked before a launch, of stages that an H200 has: up to 256 in half types, as many as 08 takes in float32."""
     most = 256 if dtype != "float32" else LADDER["backward"].max_head_dim
-    with limits.of_another(limits.Limits(shared=227 * 1024, multiprocessors=132, compute_capability=90)):
+    with limits.pretend_gpu(limits.Limits(shared=227 * 1024, multiprocessors=132, compute_capability=90)):
         for head_dim in range(1, most + 1):
             ours._check_backward.__wrapped__(head_dim, DTYPES[dtype])
         with pytest.raises(ValueError, match="no stage has these gradients"):
@@ -1394,7 +1394,7 @@ def test_on_the_current_stream(dtype: str) -> None:
     late = torch.zeros_like(do)
     for known in (False, True):  # a call that is checked and planned, and one that was made before
         if not known:
-            calls.forget()
+            forget()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

@@ -18,7 +18,7 @@ import numpy as np
 
 from helpers import device
 from helpers.attention import kernel
-from helpers.attention.ladder import LADDER, launches, limits, tiles
+from helpers.attention.ladder import LADDER, launches, limits
 from helpers.attention.ladder.call import (
     BATCHED,
     CU_SEQLENS,
@@ -31,6 +31,7 @@ from helpers.attention.ladder.call import (
 )
 from helpers.attention.ladder.layout import address, is_aligned, span, with_scale_above_zero
 from helpers.attention.ladder.params import attention_params, rotary_params
+from helpers.attention.ladder.stages.tensor_cores import mma_shared_bytes, pick_projection
 from helpers.attention.scalars import check_flags, finite_number, whole_number
 from helpers.renamed import old_names
 
@@ -323,7 +324,7 @@ def plan_projection(
         window=limits_of_mask,
         softmax_scale=scale,
     )
-    defines = {"HEAD_DIM": head_dim, **tiles.pick_projection(head_dim, limits.most_shared())}
+    defines = {"HEAD_DIM": head_dim, **pick_projection(head_dim, limits.most_shared())}
     defines.update(ALL_HEADS=int(all_heads))
     defines.update(sizes or {})
     compiled = kernel.load(source or PROJECTION, f"projection<{C_NAMES[q.dtype.name]}>", defines=defines)
@@ -336,7 +337,7 @@ def plan_projection(
         grid = max(1, -(-rows // defines["BLOCK_M"])), 1 if all_heads else heads, some.stop - some.start
         parts.append((grid, args))
     (grid, args), *others = parts
-    shared, before = tiles.mma_shared_bytes(head_dim, defines), None if all_heads else lambda: y.fill(0)
+    shared, before = mma_shared_bytes(defines), None if all_heads else lambda: y.fill(0)
     return Planned(compiled, grid, (32 * defines["WARPS"],), args, shared, y, before, others)
 
 

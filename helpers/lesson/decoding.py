@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from helpers.attention import decoding, kernel, reference
-from helpers.attention.decoders import DECODERS, SPLIT_KV, Call
+from helpers.attention.decoders import DECODERS, SPLIT_KV, DecodeCall
 from helpers.attention.ladder import limits
 from helpers.attention.ladder.layout import Spec
 from helpers.bench.studies import decoding as study
@@ -70,13 +70,12 @@ def run(
         code: another text of the kernel. stage: a step of the climb.
     """
     there = {name: cp.asarray(a) for name, a in arrays.items()}
-    options = decoding.Options(num_splits=num_splits, stage=stage)
+    options = decoding.DecodeOptions(num_splits=num_splits, stage=stage)
     planned, every = decoding.plan(there, options, source=code)
     outputs = []
     for _ in range(times):
         every["o"][...] = np.nan
-        for launch in planned.bind(every):
-            launch()
+        planned.bind(every)()
         outputs.append(np.array(cp.asnumpy(every["o"])))
     return outputs
 
@@ -89,11 +88,12 @@ def xray_launches(
     Findings of unwritten elements are left out: units in one piece have no partial results.
     """
     there = {name: cp.asarray(a) for name, a in arrays.items()}
-    options = decoding.Options(num_splits=num_splits, stage=stage)
-    with limits.of_another(limits.Limits(SHARED, multiprocessors, 90)), kernel.built_when_launched():
+    options = decoding.DecodeOptions(num_splits=num_splits, stage=stage)
+    with limits.pretend_gpu(limits.Limits(SHARED, multiprocessors, 90)), kernel.built_when_launched():
         planned, every = decoding.plan(there, options, source=code)
     reports = []
-    for launch, compiled in zip(planned.launches, planned.kernels, strict=True):
+    for launch in planned.launches:
+        compiled = planned.kernels[launch.kernel]
         report = xray(compiled, launch.grid, launch.block, launch.arguments(every), launch.shared_bytes)
         found = [finding for finding in report.findings if finding.kind != "never written"]
         reports.append(replace(report, findings=found))
@@ -143,9 +143,9 @@ def pieces(
 ) -> list[Piece]:
     """List split_kv's pieces of work on a GPU of so many multiprocessors, as a small kernel gets them from StreamK."""
     call = _call(lengths, heads, kv_heads, d, num_splits)
-    with limits.of_another(limits.Limits(SHARED, multiprocessors, 90)):
-        sizes = SPLIT_KV.sizes(call)
-        (launch,) = SPLIT_KV.launches(call, sizes)
+    with limits.pretend_gpu(limits.Limits(SHARED, multiprocessors, 90)):
+        sizes = SPLIT_KV.sizes_for(call)
+        (launch,) = SPLIT_KV.launches(SPLIT_KV, call, sizes)
     (params,) = (a for a in launch.args if isinstance(a, np.ndarray))
     most = len(lengths) * kv_heads + 1
     noted = cp.full((launch.grid[0], most, 4), -1, dtype=np.int32)
@@ -159,8 +159,8 @@ def pieces(
 def bytes_in_flight(stage: str, *, heads: int = 32, kv_heads: int = 8, d: int = 128) -> int:
     """Return how many bytes of K and V can be in flight on an H200's multiprocessor: the rings of all its warps."""
     call = _call([8192], heads, kv_heads, d, 0)
-    with limits.of_another(limits.Limits(SHARED, MULTIPROCESSORS, 90)):
-        sizes = DECODERS[stage].sizes(call)
+    with limits.pretend_gpu(limits.Limits(SHARED, MULTIPROCESSORS, 90)):
+        sizes = DECODERS[stage].sizes_for(call)
     return sizes["WARPS"] * sizes["STAGES"] * 2 * sizes["BLOCK_N"] * d * call.arrays["q"].dtype.itemsize
 
 
@@ -175,13 +175,13 @@ def on_multiprocessors(cut: Sequence[Piece], count: int) -> list[tuple[int, int,
     return found
 
 
-def _call(lengths: Sequence[int], heads: int, kv_heads: int, d: int, num_splits: int) -> Call:
+def _call(lengths: Sequence[int], heads: int, kv_heads: int, d: int, num_splits: int) -> DecodeCall:
     """Describe a call with one new token of each sequence in bfloat16, by its shapes alone."""
     batch, dtype = len(lengths), dtype_of("bfloat16")
     cache = Spec.dense((batch, max(lengths), kv_heads, d), dtype)
     specs = {"q": Spec.dense((batch, 1, heads, d), dtype), "k_cache": cache, "v_cache": cache}
     specs["cache_seqlens"] = Spec.dense((batch,), np.int32)
-    _, call, _ = decoding.check(specs, decoding.Options(num_splits=num_splits))
+    _, call, _ = decoding.check(specs, decoding.DecodeOptions(num_splits=num_splits))
     if call is None:
         raise ValueError("there is nothing to cut: no sequence, or no key")
     return call

@@ -4,7 +4,7 @@
     o = run("flash_mma", q, k, v, causal=True)                    # one launch; the output as a NumPy array
     report = xray_stage("flash_mma", q, k, v, code=changed)             # its X-ray, with no GPU
 
-A stage is given by its name, or is itself a `Stage`, such as a step of a climb. `code` is another text of its kernel,
+A stage is given by its name, or is itself a `Rung`, such as a step of a climb. `code` is another text of its kernel,
 `sizes` other tile sizes. Arrays are (rows, head_dim), (heads, rows, head_dim), or (batch, seq, heads, head_dim).
 """
 
@@ -18,10 +18,10 @@ import numpy as np
 
 from helpers.attention import kernel, reference
 from helpers.attention.check import TOLERANCE
-from helpers.attention.ladder import LADDER, Launch, Stage, backward, tensor_maps
+from helpers.attention.ladder import LADDER, Launch, Rung, backward, tensor_maps
 from helpers.attention.ladder.call import Spec, mask_window, softmax_scale_of
 from helpers.attention.ladder.layout import address
-from helpers.attention.ladder.plan import Ready
+from helpers.attention.ladder.plan import CompiledPlan
 from helpers.attention.ladder.steps import BEFORE, CLIMBS, LAST_IDEAS, by_number
 from helpers.device import cp
 from helpers.draw import sources
@@ -30,9 +30,9 @@ from helpers.renamed import old_names
 from helpers.xray import Report, xray
 
 
-def stage_of(stage: str | Stage) -> Stage:
+def stage_of(stage: str | Rung) -> Rung:
     """Look a stage up by name. Raises ValueError, which lists the names."""
-    if isinstance(stage, Stage):
+    if isinstance(stage, Rung):
         return stage
     if stage not in LADDER:
         raise ValueError(f"no stage {stage!r}; there are: {', '.join(LADDER)}")
@@ -40,7 +40,7 @@ def stage_of(stage: str | Stage) -> Stage:
 
 
 def build(
-    stage: str | Stage,
+    stage: str | Rung,
     head_dim: int,
     *,
     code: str | None = None,
@@ -54,7 +54,7 @@ def build(
 
 
 def run(
-    stage: str | Stage,
+    stage: str | Rung,
     q: Any,
     k: Any,
     v: Any,
@@ -63,14 +63,14 @@ def run(
     sizes: Mapping[str, int] | None = None,
     **options: Any,
 ) -> np.ndarray:
-    """Return the output of one call on this device, a NumPy array of q's shape. options: those of `Stage.prepare`."""
+    """Return the output of one call on this device, a NumPy array of q's shape. options: those of `Rung.prepare`."""
     launch, o = stage_of(stage).prepare(*map(_heads_first, (q, k, v)), source=code, sizes=sizes, **options)
     launch()
-    return cp.asnumpy(_heads_first(o))  # an exchange of two axes undoes itself
+    return cp.asnumpy(_heads_first(o))  # transpose back
 
 
 def xray_stage(
-    stage: str | Stage,
+    stage: str | Rung,
     q: Any,
     k: Any,
     v: Any,
@@ -93,7 +93,9 @@ def xray_stage(
     return xray(compiled, launch.grid, launch.block, args, launch.shared_bytes)
 
 
-def prepared_launches(ready: Ready, arrays: Mapping[str, Any]) -> list[tuple[Launch, kernel.Kernel, tuple[Any, ...]]]:
+def prepared_launches(
+    ready: CompiledPlan, arrays: Mapping[str, Any]
+) -> list[tuple[Launch, kernel.Kernel, tuple[Any, ...]]]:
     """List a plan's launches with their kernels and arguments, and make those before the last, which prepare it.
 
     Hold all of them: a tensor map of the last does not keep its array alive.
@@ -109,7 +111,7 @@ def _heads_first(a: Any) -> Any:
     return cp.asarray(a).transpose(0, 2, 1, 3) if a.ndim == 4 else cp.asarray(a)
 
 
-def fetched_keys(stage: str | Stage, q: Any, k: Any, v: Any, *, sizes: Mapping[str, int], **options: Any) -> np.ndarray:
+def fetched_keys(stage: str | Rung, q: Any, k: Any, v: Any, *, sizes: Mapping[str, int], **options: Any) -> np.ndarray:
     """Map (rows of q, rows of k) to 1 if the row's block fetches the key, else 0, by the X-ray.
 
     The launch runs with a grid of one block, of two, and so on: what one more block fetches is what its rows need.
@@ -189,7 +191,7 @@ def step_diff(stage: str, n: int, *, context: int = 1, folded: bool = False) -> 
 
 
 def shared_per_1000_ffma(
-    stage: str | Stage, rows: int, head_dim: int, sizes: Mapping[str, int] | None = None
+    stage: str | Rung, rows: int, head_dim: int, sizes: Mapping[str, int] | None = None
 ) -> dict[str, int]:
     """Count requests, wavefronts and conflicts in a kernel's dynamic shared memory per 1000 multiply-adds of a warp.
 
@@ -207,7 +209,7 @@ def shared_per_1000_ffma(
 
 
 def gradients(
-    stage: str | Stage,
+    stage: str | Rung,
     do: Any,
     q: Any,
     k: Any,
@@ -229,7 +231,7 @@ def gradients(
 
 
 def xray_gradients(
-    stage: str | Stage,
+    stage: str | Rung,
     do: Any,
     q: Any,
     k: Any,
@@ -351,7 +353,7 @@ def _rounded_gradients(
 
 
 def _launches(
-    stage: str | Stage, do: Any, q: Any, k: Any, v: Any, code: Any, sizes: Any, options: Mapping[str, Any]
+    stage: str | Rung, do: Any, q: Any, k: Any, v: Any, code: Any, sizes: Any, options: Mapping[str, Any]
 ) -> Iterator[tuple[Any, kernel.Kernel, tuple[Any, ...]]]:
     """List the launches of one call with their arguments; gradients are NaN before.
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from helpers.attention.ladder import LADDER, Stage
+from helpers.attention.ladder import LADDER, Rung
 from helpers.lesson.exercises import exercise
 from helpers.lesson.exercises.holes import number_of
 from helpers.site import web_address
@@ -76,7 +76,7 @@ def kernel_of(path: Path) -> str:
     return f"{number[:2]}_{idea}.cu" if number[2:] else ""
 
 
-def _stages(number: int, kernel: str = "") -> list[Stage]:
+def _stages(number: int, kernel: str = "") -> list[Rung]:
     """List a notebook's stages: its kernel's or its number's, those for one architecture only if no others exist."""
     if own := [stage for stage in LADDER.values() if stage.file == kernel]:
         return own

@@ -24,7 +24,7 @@ examples:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line of `course.py export`."""
+    """Define the command line of `course.py export`."""
     top = argparse.ArgumentParser(
         prog="course.py export",
         description="Write a stage as one file that needs nothing of the course: the kernel, its launch, and a check.",
@@ -62,10 +62,10 @@ def _positive(text: str) -> int:
 
 
 def stage_of(name: str) -> Stage:
-    """The stage of that name, number or file.
+    """Find a stage by name, number or file.
 
     Raises:
-        CannotExport: there is none, or several have the number.
+        CannotExport: no stage matches, or several have the number.
     """
     stem = Path(name).name.removesuffix(".cu")
     matches = [s for s in LADDER.values() if stem in (s.name, s.file.removesuffix(".cu"))]
@@ -78,7 +78,7 @@ def stage_of(name: str) -> Stage:
 
 
 def here() -> Limits:
-    """The GPU of this machine; on the CPU engine, whose limits are those of compute capability 9.0, sm_90."""
+    """Return the limits of this machine's GPU; without one sm_90's, which the CPU engine has too."""
     if not device.ON_GPU:
         return TARGETS["sm_90"]
     from helpers.attention.ladder import limits
@@ -87,11 +87,11 @@ def here() -> Limits:
 
 
 def export(words: Sequence[str]) -> str:
-    """The text of the file that these words ask for.
+    """Render the file that a command line asks for.
 
     Raises:
         CannotExport: see `helpers.attention.export.plan.plan`; or sizes that do not fit each other.
-        SystemExit: words that are no options.
+        SystemExit: argparse refuses the command line.
     """
     given = parser().parse_args(words)
     stage = stage_of(given.stage)
@@ -123,7 +123,7 @@ def _why(output: Path, error: OSError) -> str:
 
 
 def main(words: Sequence[str]) -> int:
-    """Write the file, or print it. The exit code."""
+    """Write the file, or print it, and return the exit code."""
     try:
         text = export(words)
     except CannotExport as reason:

@@ -1,4 +1,4 @@
-"""What an exported file has to do: a stage's launches, with the sizes of a call as names in place of numbers.
+"""Plan an exported file: a stage's launches, with the sizes of a call as names in place of numbers.
 
 The stage's own planner runs twice, on two sets of sizes that remember how they were computed. What is the same both
 times is a constant; what differs has to be one of the sizes, or computed from them, and else the export is refused.
@@ -15,11 +15,12 @@ import numpy as np
 
 from helpers.attention import kernel
 from helpers.attention.export.sizes import Size, Tree, names, tree_of, value
-from helpers.attention.ladder import Stage, launches, limits
+from helpers.attention.ladder import Stage, limits
 from helpers.attention.ladder.call import Call, Spec
 from helpers.attention.ladder.launch import Launch, Map, Part
 from helpers.attention.ladder.limits import Limits
 from helpers.attention.ladder.params import STRIDES, UNLIMITED
+from helpers.attention.ladder.stages import hopper
 from helpers.attention.ladder.tiles import KB
 from helpers.engine.cuda_source import signatures
 from helpers.engine.cuda_source.signatures import dtype_of
@@ -48,7 +49,7 @@ class CannotExport(ValueError):
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of an exported file.
+    """The options of an export.
 
     window: (left, right), -1 for unlimited; causal is right = 0. target: the GPU that tiles are chosen for.
     """
@@ -63,17 +64,17 @@ class Request:
 
     @property
     def masked(self) -> bool:
-        """Whether some key is hidden from some row."""
+        """True if some key is hidden from some row."""
         return self.window != (-1, -1)
 
     @property
     def backward(self) -> bool:
-        """Whether it computes gradients."""
+        """True if the stage computes gradients."""
         return self.stage.direction == "backward"
 
     @property
     def gqa(self) -> bool:
-        """Whether k and v may have fewer heads than q."""
+        """True if k and v may have fewer heads than q."""
         return "gqa" in self.stage.features
 
     @property
@@ -83,7 +84,7 @@ class Request:
 
     @property
     def model_layout(self) -> bool:
-        """Whether arrays are (batch, rows, heads, head_dim), by their strides; else (batch, heads, rows, head_dim)."""
+        """True for strided arrays (batch, rows, heads, head_dim); False for (batch, heads, rows, head_dim)."""
         return "strides" in self.stage.features
 
 
@@ -123,7 +124,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Struct:
-    """What a kernel takes by value. type: its name in the kernel's file. dtype: NumPy's."""
+    """A struct that a kernel takes by value. type: its name in the kernel's file. dtype: NumPy's."""
 
     type: str
     dtype: np.dtype
@@ -149,7 +150,7 @@ class PlannedLaunch:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that an exported file does on the device.
+    """The device side of an exported file.
 
     defines: the -D options. files: of the kernels. scratch: shape and dtype of the arrays between launches. structs: by
         the parameter's name.
@@ -164,28 +165,28 @@ class Plan:
 
     @property
     def table(self) -> bool:
-        """Whether a launch takes a table of tiles."""
+        """True if a launch takes a table of tiles."""
         return "schedule" in self.scratch
 
     @property
     def maps(self) -> set[str]:
-        """The arrays of which a launch takes tensor maps."""
+        """Names of the arrays that launches read or write by tensor maps."""
         return {arg.name for launch in self.launches for arg in launch.args if arg.kind == "map"}
 
     @property
     def mapped_dtype(self) -> str:
-        """The one dtype of the arrays of which a launch takes tensor maps."""
+        """The dtype that all of `maps` have."""
         (dtype,) = {self.scratch[name][1].name if name in self.scratch else self.request.dtype for name in self.maps}
         return dtype
 
     @property
     def any_rows(self) -> bool:
-        """Whether views are taken as they are, if their rows are contiguous and aligned."""
+        """True if views are read in place, as long as their rows are contiguous and aligned."""
         return self.request.model_layout and bool(self.defines.get("VECTOR", 1))
 
     @property
     def wmma(self) -> bool:
-        """Whether the kernel includes mma.h, whose own header CuPy does not look for."""
+        """True if the kernel includes mma.h, which includes a header that CuPy does not look for."""
         return "<mma.h>" in kernel.source(self.request.stage.file)
 
     @property
@@ -207,7 +208,7 @@ class Plan:
 
     @property
     def unlimited(self) -> bool:
-        """Whether a struct has a window's side without a limit."""
+        """True if a struct has a window without a limit on one side."""
         return ("number", UNLIMITED) in (tree for struct in self.structs.values() for tree in struct.trees)
 
     @property
@@ -231,14 +232,16 @@ class Plan:
 
 
 def plan(request: Request) -> Plan:
-    """The launches of a stage for calls of any size.
+    """Plan the launches of a stage for calls of any size.
 
     Raises:
         CannotExport: the stage cannot do what is asked, on that GPU or at all; or it does something that no argument of
             an exported file is known for.
     """
     stage = request.stage
-    with limits.of_another(request.target):
+    if request.backward and request.return_lse:
+        raise CannotExport(f"stage {stage.name} cannot: gradients start from lse and do not return it; leave --lse out")
+    with limits.pretend_gpu(request.target):
         left, right = request.window
         window = (left, right) if request.masked and (left, right) != (-1, 0) else None
         needs: dict[str, Any] = {"head_dim": request.head_dim, "dtype": request.dtype, "return_lse": request.return_lse}
@@ -269,17 +272,17 @@ class _Probe:
         self.call = call_of(request, named, scale)
         blocks = request.target.multiprocessors + self.numbers["batch"]  # another number in each probe
         multiprocessors = Size.named("multiprocessors", blocks)
-        with limits.of_another(request.target._replace(multiprocessors=multiprocessors)):
+        with limits.pretend_gpu(request.target._replace(multiprocessors=multiprocessors)):
             self.launches = list(request.stage.launches(request.stage, self.call, sizes))
             self.scratch = dict(request.stage.scratch(self.call, sizes))
             if "schedule" in self.scratch:
-                together = launches.heads_together(self.call, sizes)
+                together = hopper.heads_together(self.call, sizes)
                 rounds = self.scratch["schedule"].shape[0]
                 self.numbers |= {"multiprocessors": blocks, "together": int(together), "rounds": int(rounds)}
 
 
 def call_of(request: Request, named: Mapping[str, int], scale: float) -> Call:
-    """A call of these sizes, its arrays with strides that no other array has."""
+    """Make a call of these sizes. No two of its arrays have the same strides."""
     batch, heads, kv_heads, n, n_kv = (named[name] for name in NAMES)
     d, dtype = request.head_dim, dtype_of(request.dtype)
     rows = {name: (batch, heads, n, d) for name in ("q", "o", "do", "dq")}
@@ -304,7 +307,7 @@ def call_of(request: Request, named: Mapping[str, int], scale: float) -> Call:
 
 
 def _explain(request: Request, defines: Mapping[str, int], a: _Probe, b: _Probe) -> Plan:
-    """The plan that both probes agree on."""
+    """Combine what both probes planned; a number that differs becomes a size by name."""
     if any(isinstance(arg, Part) for launch in a.launches for arg in launch.args):
         pairs = [(_one_of_all_heads(request, a), _one_of_all_heads(request, b))]
     else:
@@ -352,7 +355,7 @@ def _explain(request: Request, defines: Mapping[str, int], a: _Probe, b: _Probe)
 
 
 def _one_of_all_heads(request: Request, probe: _Probe) -> Launch:
-    """01 to 03 launch once for each head: the launch of the first, if the others differ in the head alone."""
+    """Return the first head's launch of a stage that launches for each head, if the others differ in the head alone."""
     heads = list(np.ndindex(probe.numbers["batch"], probe.numbers["heads"]))
     first, same = probe.launches[0], len(heads) == len(probe.launches)
     for head, launch in zip(heads, probe.launches, strict=False):
@@ -366,7 +369,7 @@ def _one_of_all_heads(request: Request, probe: _Probe) -> Launch:
 
 
 def _size(x: int, y: int, a: _Probe, b: _Probe, where: str) -> Tree:
-    """The tree of a size that is x in one probe and y in the other. CannotExport where none is found."""
+    """Find the tree of a size that is x in one probe and y in the other. CannotExport if there is none."""
     tree = tree_of(x)
     if _agrees(tree, x, y, a, b):
         return tree
@@ -395,7 +398,7 @@ def _argument(x: Any, y: Any, a: _Probe, b: _Probe, where: str) -> Argument:
 
 
 def _fields(x: Any, y: Any, a: _Probe, b: _Probe, where: str) -> tuple[Field, ...]:
-    """The fields of a struct, where each value comes from."""
+    """Find the source of each value in a struct."""
     described = []
     for name in x.dtype.names:
         mine, other = x[name], y[name]
@@ -413,7 +416,7 @@ def _fields(x: Any, y: Any, a: _Probe, b: _Probe, where: str) -> tuple[Field, ..
 
 
 def _array_with(strides: Any, name: str, a: _Probe, where: str) -> str:
-    """The array whose (batch, row, head) strides these are."""
+    """Find the array with these (batch, row, head) strides."""
     for array, spec in a.call.arrays.items():
         batch, head, row, *_ = (step // np.dtype(spec.dtype).itemsize for step in spec.strides)
         if (batch, row, head) == tuple(map(int, strides)):

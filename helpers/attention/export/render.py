@@ -1,4 +1,4 @@
-"""Fill in the templates: a stage as one file for CuPy, for PyTorch, or for nvcc.
+"""Render a stage as one file from the templates: for CuPy, for PyTorch, or for nvcc.
 
 templates/ holds each file as it will read: cupy.py.jinja and torch.py.jinja in the frame of python.py.jinja, with
 launches.py.jinja for what is written once for each plan; nvcc.cu.jinja. Here is what a template cannot say by itself:
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,8 +21,9 @@ import numpy as np
 from helpers.attention import kernel
 from helpers.attention.export.plan import Argument, CannotExport, Field, Plan, PlannedLaunch, Request, plan
 from helpers.attention.export.sizes import Tree, cpp, python
-from helpers.attention.ladder import BACKWARD, FORWARD, Stage, launches
+from helpers.attention.ladder import BACKWARD, FORWARD, Stage
 from helpers.attention.ladder.params import STRIDES, UNLIMITED
+from helpers.attention.ladder.stages.hopper import group_of_heads
 from helpers.attention.ladder.tiles import KB
 from helpers.engine import nvrtc
 
@@ -87,7 +87,6 @@ def for_nvcc(request: Request, sizes: Sizes) -> str:
         types=_CPP_TYPES,
         to_float=_TO_FLOAT[request.dtype],
         from_float=_FROM_FLOAT[request.dtype],
-        parameters=_parameters,
         field_lines=partial(_fields, tree=cpp, rows=rows, brackets="{}", comment="//"),
         elements=_elements,
         geometry=_geometry,
@@ -110,7 +109,7 @@ def _python(template: str, planned: Plan, sizes: Sizes, *, backward: Plan | None
         structs=_struct_dtypes(planned, dtypes),
         backward_structs=_struct_dtypes(backward, dtypes) if backward else [],
         header_folder=re.sub(" -> [^:]+|: str", "", inspect.getsource(nvrtc.header_folder)),  # without types
-        group_of_heads=inspect.getsource(launches.group_of_heads),
+        group_of_heads=inspect.getsource(group_of_heads),
         numbers=sizes if planned.request.gqa else sizes[:4],
         field_lines=partial(_fields, tree=python, rows=dict(zip(_ARRAYS, _ARRAYS, strict=True))),
         **more,
@@ -144,7 +143,7 @@ def _shape(request: Request, rows: str, heads: str) -> str:
 def _both(request: Request) -> tuple[Plan, Plan | None]:
     """Plan the forward, which keeps lse if there is a backward; and the backward, if there is one."""
     if request.backward:
-        backward = plan(request)
+        backward = plan(replace(request, return_lse=False))
         forward = _last(FORWARD, replace(request, return_lse=True, deterministic=False))
         if forward is None:
             raise CannotExport(f"no stage that can be exported keeps the lse that {request.stage.name} starts from")
@@ -371,12 +370,6 @@ def _source(planned: Plan, prefix: str = "") -> str:
 
 
 # ---- C++
-
-
-def _parameters(text: str) -> str:
-    """Lay out a function's parameters in lines of less than 120 characters, which are broken after a comma."""
-    text = re.sub("(?<!,) ", "\0", text) + ")\0{"
-    return textwrap.fill(text, _WIDTH - 1, initial_indent="    ", subsequent_indent="    ").replace("\0", " ")
 
 
 def _elements(trees: Iterable[Tree]) -> str:

@@ -23,7 +23,7 @@ _UNARY = 3
 
 
 class Size(int):
-    """An int with the tree of its computation. Sums, differences, products and quotients of it are such ints too.
+    """An int with the tree of its computation, as have its sums, differences, products and quotients.
 
     tree: a computation of constants alone is a number again: 32 * WARPS is 128, and so it is printed.
     """
@@ -37,12 +37,12 @@ class Size(int):
 
     @classmethod
     def named(cls, name: str, value: int) -> Size:
-        """A size that another call may have different."""
+        """Make a size that differs between calls."""
         return cls(value, ("name", name))
 
     @classmethod
     def constant(cls, name: str, value: int) -> Size:
-        """A size that is compiled into the kernel."""
+        """Make a size that is compiled into the kernel."""
         return cls(value, ("constant", name, value))
 
     def _with(self, operator: str, a: int, b: int) -> Any:
@@ -88,24 +88,24 @@ class Size(int):
 
 
 def tree_of(value: int) -> Tree:
-    """The tree of a size; that of a plain int is its number."""
+    """Return the tree of a size; that of a plain int is its number."""
     return value.tree if isinstance(value, Size) else ("number", int(value))
 
 
 def varies(tree: Tree) -> bool:
-    """Whether it depends on a call."""
+    """Return True if the tree has a variable, so that its value depends on the call."""
     return tree[0] == "name" or any(varies(part) for part in tree[1:] if isinstance(part, tuple))
 
 
 def names(tree: Tree) -> set[str]:
-    """The variables and the constants in it."""
+    """Return the names of the variables and the constants in a tree."""
     if tree[0] in ("name", "constant"):
         return {tree[1]}
     return set().union(*(names(part) for part in tree[1:] if isinstance(part, tuple)), set())
 
 
 def value(tree: Tree, variables: Mapping[str, int]) -> int:
-    """What it is for other values of the variables. KeyError for a name that is not among them."""
+    """Evaluate a tree for other values of the variables. KeyError for a name that is not among them."""
     kind = tree[0]
     if kind == "name":
         return variables[tree[1]]
@@ -117,12 +117,12 @@ def value(tree: Tree, variables: Mapping[str, int]) -> int:
 
 
 def python(tree: Tree) -> str:
-    """As Python writes it."""
+    """Write a tree in Python."""
     return _text(tree, "//", lambda a, b: f"-(-{a} // {b})")
 
 
 def cpp(tree: Tree) -> str:
-    """As C++ writes it, where a function ceil_div(a, b) rounds up: division truncates there."""
+    """Write a tree in C++, where division truncates, and a function ceil_div(a, b) rounds up."""
     return _text(tree, "/", lambda a, b: f"ceil_div({a}, {b})")
 
 

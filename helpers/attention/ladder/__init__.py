@@ -8,6 +8,8 @@ For models, which hold (batch, seq, heads, head_dim), see `helpers.attention`.
 """
 
 from helpers.attention.ladder.contract import Launch, Stage
+from helpers.attention.ladder.plan import Rung
 from helpers.attention.ladder.table import BACKWARD, FORWARD, LADDER, able_of, backward_of, default_of, forward_of
 
-__all__ = ["BACKWARD", "FORWARD", "LADDER", "Launch", "Stage", "able_of", "backward_of", "default_of", "forward_of"]
+__all__ = ["BACKWARD", "FORWARD", "LADDER", "Launch", "Rung", "Stage"]
+__all__ += ["able_of", "backward_of", "default_of", "forward_of"]

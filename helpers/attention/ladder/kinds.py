@@ -52,7 +52,7 @@ class DeviceArrays:
         return dense_copy(a)
 
     def negative(self, a: Any) -> Any:
-        """A copy with the other sign."""
+        """A C-contiguous copy with the other sign."""
         return negative(a)
 
     def padded(self, a: Any, columns: int) -> Any:
@@ -131,8 +131,8 @@ class TorchTensors:
         return a.clone(memory_format=self._torch.contiguous_format)
 
     def negative(self, a: Any) -> Any:
-        """A copy with the other sign."""
-        return -a
+        """A C-contiguous copy with the other sign."""
+        return self._torch.neg(a, out=a.new_empty(a.shape))
 
     def padded(self, a: Any, columns: int) -> Any:
         """As DeviceArrays.padded."""

@@ -146,8 +146,8 @@ def bits(a: Any) -> Any:
 
 
 def negative(a: Any) -> Any:
-    """A copy with the other sign, of any dtype of the device."""
-    copy = device.cp.array(a)
+    """A C-contiguous copy with the other sign, of any dtype of the device."""
+    copy = dense_copy(a)
     of_copy = bits(copy)
     of_copy ^= of_copy.dtype.type(1 << 8 * a.itemsize - 1)
     return copy

@@ -1,4 +1,4 @@
-"""NumPy's matrix products on one thread for a while."""
+"""Limit NumPy's matrix products to one thread for a while."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MAPS = Path("/proc/self/maps")  # Linux: the files in this process's memory, a 
 
 @functools.lru_cache(maxsize=1)
 def _openblas() -> tuple[Callable[[], int], Callable[[int], None]] | None:
-    """How to ask and to set the number of OpenBLAS's threads; None where NumPy has another library, or not on Linux."""
+    """Find the functions that get and set OpenBLAS's number of threads; None with another library or off Linux."""
     lines = _MAPS.read_text(encoding="utf-8").splitlines() if _MAPS.is_file() else []
     paths = {line.split(maxsplit=5)[-1] for line in lines}
     for path in sorted(path for path in paths if "openblas" in Path(path).name):
@@ -29,16 +29,16 @@ def _openblas() -> tuple[Callable[[], int], Callable[[int], None]] | None:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """A context in which OpenBLAS multiplies matrices on the calling thread alone. Then it has its threads again.
+    """Make OpenBLAS multiply matrices on the calling thread alone; restore its threads at the end of the context.
 
     After a product, OpenBLAS's other threads wait for the next one in a busy loop. A kernel that is launched on the CPU
     engine at that time has fewer cores. Small products gain nothing from more threads.
     """
-    found = _openblas()
-    if not found:
+    functions = _openblas()
+    if not functions:
         yield
         return
-    get, put = found
+    get, put = functions
     threads = get()
     put(1)
     try:

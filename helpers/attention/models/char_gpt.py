@@ -35,7 +35,7 @@ xp = device.cp if device.ON_GPU else np  # what the model computes with
 
 
 def to_host(a: Any) -> np.ndarray:
-    """An array of the model as a NumPy array."""
+    """Return an array of the model as a NumPy array."""
     return device.cp.asnumpy(a) if device.ON_GPU else np.asarray(a)
 
 
@@ -46,14 +46,14 @@ class Attention(Protocol):
     """Causal attention of q, k and v (B, T, H, d)."""
 
     def forward(self, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
-        """The output (B, T, H, d), and what backward needs."""
+        """Return the output (B, T, H, d), and what backward needs."""
 
     def backward(self, do: Any, saved: Any) -> tuple[Any, Any, Any]:
-        """The gradients of q, k and v, each (B, T, H, d)."""
+        """Return the gradients of q, k and v, each (B, T, H, d)."""
 
 
 class FlashAttention:
-    """The course's kernels.
+    """Attention by the course's kernels.
 
     dtype: what q, k and v are converted to: "float32", "float16" or "bfloat16". The output and the gradients are
     converted back to the model's dtype. On the CPU engine float32 is the fastest.
@@ -75,14 +75,14 @@ class FlashAttention:
         self.backward_options = {"stage": backward_stage, "deterministic": deterministic}
 
     def forward(self, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
-        """The output (B, T, H, d), and (q, k, v, o, lse) on the device. lse is the log-sum-exp of each row's scores."""
+        """Return the output (B, T, H, d), and (q, k, v, o, lse) on the device. lse: a row's log-sum-exp."""
         model_dtype = q.dtype
         q, k, v = (device.cp.asarray(a.astype(self.dtype, copy=False)) for a in (q, k, v))
         o, lse = flash_attention(q, k, v, causal=True, return_lse=True, stage=self.stage)
         return self._to_model(o, model_dtype), (q, k, v, o, lse)
 
     def backward(self, do: Any, saved: Any) -> tuple[Any, Any, Any]:
-        """The gradients of q, k and v, each (B, T, H, d). P is computed again from lse: notebook 08."""
+        """Return the gradients of q, k and v, each (B, T, H, d). P is computed again from lse: notebook 08."""
         device_do = device.cp.asarray(do.astype(self.dtype, copy=False))
         gradients = flash_attention_backward(device_do, *saved, causal=True, **self.backward_options)
         dq, dk, dv = (self._to_model(a, do.dtype) for a in gradients)
@@ -94,10 +94,10 @@ class FlashAttention:
 
 
 class PlainAttention:
-    """All T x T scores of all heads at once, in the arithmetic and the dtype of the model."""
+    """Attention by all T x T scores of all heads at once, in the arithmetic and the dtype of the model."""
 
     def forward(self, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
-        """The output (B, T, H, d), and q, k, v and P as (B, H, T, d or T)."""
+        """Return the output (B, T, H, d), and q, k, v and P as (B, H, T, d or T)."""
         q, k, v = (a.swapaxes(1, 2) for a in (q, k, v))
         tokens = q.shape[2]
         s = q @ k.swapaxes(2, 3) / math.sqrt(q.shape[3])
@@ -107,7 +107,7 @@ class PlainAttention:
         return (p @ v).swapaxes(1, 2), (q, k, v, p)
 
     def backward(self, do: Any, saved: Any) -> tuple[Any, Any, Any]:
-        """The gradients of q, k and v, each (B, T, H, d)."""
+        """Return the gradients of q, k and v, each (B, T, H, d)."""
         q, k, v, p = saved
         do = do.swapaxes(1, 2)
         dp = do @ v.swapaxes(2, 3)
@@ -120,20 +120,20 @@ class PlainAttention:
 
 
 def linear(x: Any, weight: Any, bias: Any) -> Any:
-    """x (..., in) times weight (in, out), plus bias (out,)."""
+    """Return x (..., in) times weight (in, out), plus bias (out,)."""
     return x @ weight + bias
 
 
 def linear_backward(dy: Any, x: Any, weight: Any) -> tuple[Any, Any, Any]:
-    """dx (..., in), dweight (in, out) and dbias (out,). A weight is used by every token: its gradients are summed."""
+    """Return dx (..., in), dweight (in, out) and dbias (out,). Every token uses a weight: its gradients are summed."""
     rows, dy_rows = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
     return dy @ weight.T, rows.T @ dy_rows, dy_rows.sum(axis=0)
 
 
 def layer_norm(x: Any, gain: Any, bias: Any) -> tuple[Any, Any]:
-    """x (..., D) with each row shifted and scaled to mean 0 and variance 1, times gain (D,), plus bias (D,).
+    """Shift and scale each row of x (..., D) to mean 0 and variance 1; return it times gain (D,), plus bias (D,).
 
-    Also returns what backward needs.
+    Also return what backward needs.
     """
     centred = x - x.mean(axis=-1, keepdims=True)
     inverse = 1 / xp.sqrt((centred * centred).mean(axis=-1, keepdims=True) + 1e-5)  # of the standard deviation
@@ -142,7 +142,7 @@ def layer_norm(x: Any, gain: Any, bias: Any) -> tuple[Any, Any]:
 
 
 def layer_norm_backward(dy: Any, gain: Any, saved: Any) -> tuple[Any, Any, Any]:
-    """dx (..., D), dgain (D,), dbias (D,).
+    """Return dx (..., D), dgain (D,), dbias (D,).
 
     Two means are subtracted from g because every element of x has a part in the mean and the variance of its row.
     """
@@ -157,23 +157,22 @@ _GELU_SCALE, _GELU_CUBE = math.sqrt(2 / math.pi), 0.044715
 
 
 def gelu(x: Any) -> tuple[Any, Any]:
-    """x times the probability that a standard normal number is below x, by the approximation with tanh that GPT-2 uses
-    (Hendrycks and Gimpel 2016, "Gaussian Error Linear Units").
+    """Return x times the probability that a standard normal number is below x; and the tanh that backward needs.
 
-    Returns it and the tanh, which backward needs.
+    The probability is GPT-2's approximation by a tanh (Hendrycks and Gimpel 2016, "Gaussian Error Linear Units").
     """
     tanh = xp.tanh(_GELU_SCALE * (x + _GELU_CUBE * x * x * x))
     return 0.5 * x * (1 + tanh), tanh
 
 
 def gelu_backward(dy: Any, x: Any, tanh: Any) -> Any:
-    """dx, of x's shape: the product rule, with tanh' = 1 - tanh^2."""
+    """Return dx, of x's shape: the product rule, with tanh' = 1 - tanh^2."""
     inner = _GELU_SCALE * (1 + 3 * _GELU_CUBE * x * x)  # the derivative of what tanh is taken of
     return dy * 0.5 * (1 + tanh + x * (1 - tanh * tanh) * inner)
 
 
 def cross_entropy(logits: Any, targets: Any) -> tuple[Any, Any]:
-    """The mean of -log(probability of the target) over all tokens, and its gradient with respect to the logits.
+    """Return the mean of -log(probability of the target) over all tokens, and its gradient by the logits.
 
     logits (B, T, V), targets (B, T) of int. Returns a scalar array in nats, and (B, T, V): softmax - one-hot, over B T.
     ValueError for targets of another shape or dtype, and on the CPU for one that is not from 0 to V - 1.
@@ -190,7 +189,7 @@ def cross_entropy(logits: Any, targets: Any) -> tuple[Any, Any]:
 
 
 def _check_indices(name: str, a: Any, end: int) -> None:
-    """ValueError for what is no index from 0 to end - 1; on a GPU, whose host would wait for it, by its dtype alone."""
+    """Refuse what is no index from 0 to end - 1; on a GPU look at the dtype alone, so that the host does not wait."""
     if a.dtype.kind not in "iu":
         raise ValueError(f"{name} is {a.dtype}; whole numbers are needed")
     if not device.ON_GPU and a.size and not (a.min() >= 0 and a.max() < end):
@@ -198,7 +197,7 @@ def _check_indices(name: str, a: Any, end: int) -> None:
 
 
 def one_hot(tokens: Any, characters: int, dtype: Any) -> Any:
-    """tokens (...) of int to (..., V): 1 at the token, else 0."""
+    """Turn tokens (...) of int into (..., V): 1 at the token, else 0."""
     return (tokens[..., None] == xp.arange(characters)).astype(dtype)
 
 
@@ -219,7 +218,7 @@ class Config:
             whole_number(name, value, least=1)
 
     def shapes(self, characters: int) -> dict[str, tuple[int, ...]]:
-        """The shape of every parameter. The MLP is four times as wide inside."""
+        """Return the shape of every parameter. The MLP is four times as wide inside."""
         wide, shapes = self.width, {"characters": (characters, self.width), "positions": (self.context, self.width)}
         for i in range(self.layers):
             for norm in ("norm_1", "norm_2"):
@@ -235,7 +234,7 @@ class Config:
 
 
 def named_views(flat: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    """Consecutive parts of a vector under their names and shapes. They share its memory."""
+    """Cut a vector into consecutive views by name and shape. They share its memory."""
     views, start = {}, 0
     for name, shape in shapes.items():
         views[name] = flat[start : start + math.prod(shape)].reshape(shape)
@@ -296,7 +295,7 @@ class CharGPT:
                 a[...] = xp.asarray(rng.normal(0, deviation, a.shape).astype(dtype))
 
     def encode(self, text: str) -> np.ndarray:
-        """The tokens of a text, int64. ValueError for a character that is not in the alphabet."""
+        """Return the tokens of a text, int64. ValueError for a character that is not in the alphabet."""
         if not isinstance(text, str):
             raise TypeError(f"text is a text; got {type(text).__name__}")
         token = {character: i for i, character in enumerate(self.characters)}
@@ -306,7 +305,7 @@ class CharGPT:
         return np.array([token[character] for character in text], dtype=np.int64)
 
     def forward(self, tokens: Any, positions: Any = None) -> tuple[Any, Any]:
-        """tokens (B, T) to the logits (B, T, V) of each next character; and what backward needs.
+        """Compute the logits (B, T, V) of the character after each of tokens (B, T); and return what backward needs.
 
         positions: (B, T) of int, for a server; without them 0 to T - 1, as backward takes them.
 
@@ -337,7 +336,7 @@ class CharGPT:
             _check_indices(name, a, end)
 
     def _block(self, layer: int, x: Any) -> tuple[Any, Any]:
-        """x (B, T, D) through attention and the MLP of one layer."""
+        """Pass x (B, T, D) through attention and the MLP of one layer."""
         p = self.p
         a, norm_1 = layer_norm(x, p[f"{layer}.norm_1.gain"], p[f"{layer}.norm_1.bias"])
         qkv = linear(a, p[f"{layer}.qkv.weight"], p[f"{layer}.qkv.bias"])
@@ -352,7 +351,7 @@ class CharGPT:
         return x, (a, norm_1, attention, o, b, norm_2, up, tanh, active)
 
     def backward(self, dlogits: Any, saved: Any) -> None:
-        """The gradients of all parameters, into g, from that of the logits (B, T, V)."""
+        """Write the gradients of all parameters into g, from that of the logits (B, T, V)."""
         tokens, blocks, y, norm = saved
         table = self.p["characters"]  # used twice, as embedding and as head, so its gradient has two terms
         head = dlogits.reshape(-1, len(table)).T @ y.reshape(-1, y.shape[-1])
@@ -367,7 +366,7 @@ class CharGPT:
         self.g["positions"][: dx.shape[1]] = dx.sum(axis=0)
 
     def _block_backward(self, layer: int, dx: Any, saved: Any) -> Any:
-        """From the gradient of a block's output, dx (B, T, D), to that of its input. Where x was added, dx is added."""
+        """Return the gradient of a block's input from its output's, dx (B, T, D). Where x was added, dx is added."""
         a, norm_1, attention, o, b, norm_2, up, tanh, active = saved
         dup = gelu_backward(self._linear_backward(f"{layer}.down", dx, active), up, tanh)
         dx = dx + self._norm_backward(f"{layer}.norm_2", self._linear_backward(f"{layer}.up", dup, b), norm_2)
@@ -388,11 +387,11 @@ class CharGPT:
         return dx
 
     def loss(self, tokens: Any, targets: Any) -> Any:
-        """The mean cross entropy in nats a character, a scalar array. tokens, targets: (B, T) int."""
+        """Return the mean cross entropy in nats a character, a scalar array. tokens, targets: (B, T) int."""
         return cross_entropy(self.forward(tokens)[0], targets)[0]
 
     def loss_and_gradients(self, tokens: Any, targets: Any) -> Any:
-        """loss(), and the gradients of all parameters in g."""
+        """Return loss(), and write the gradients of all parameters into g."""
         logits, saved = self.forward(tokens)
         loss, dlogits = cross_entropy(logits, targets)
         self.backward(dlogits, saved)
@@ -400,7 +399,7 @@ class CharGPT:
 
     @one_thread()
     def sample(self, prompt: str, length: int, *, temperature: float = 0.8, seed: int = 0) -> str:
-        """The prompt and `length` more characters, each drawn from softmax(logits / temperature).
+        """Return the prompt and `length` more characters, each drawn from softmax(logits / temperature).
 
         temperature: 0 for the likeliest character each time. seed: of the draws, a whole number from 0 on.
 
@@ -428,7 +427,7 @@ class CharGPT:
 
 
 def draw(logits: np.ndarray, temperature: float, rng: np.random.Generator) -> int:
-    """A token drawn from softmax(logits / temperature); at 0 the likeliest one. ValueError for NaN among the logits."""
+    """Draw a token from softmax(logits / temperature); at 0 take the likeliest. ValueError for NaN among the logits."""
     logits = logits.astype(np.float64)
     if not np.isfinite(logits).all():
         raise ValueError("the model's logits are not finite: no character can be drawn from them")
@@ -440,7 +439,7 @@ def draw(logits: np.ndarray, temperature: float, rng: np.random.Generator) -> in
 
 
 def check_sampling(temperature: Any, seed: Any) -> None:
-    """TypeError or ValueError for what is no temperature, finite and 0 or more, or no seed."""
+    """Refuse a temperature that is not finite or below 0, and a seed that is no whole number from 0 on."""
     if finite_number("temperature", temperature) < 0:
         raise ValueError(f"temperature = {temperature}; 0, for the likeliest character, or more is needed")
     whole_number("seed", seed, least=0)
@@ -469,7 +468,7 @@ class Adam:
 
 
 def learning_rate_at(step: int, steps: int, highest: float, warm_up: int) -> float:
-    """Of step 0, 1, …: up in a line for `warm_up` steps, then down in half a cosine to a tenth of the highest."""
+    """Return the rate of a step: up in a line for `warm_up` steps, then by half a cosine down to a tenth of it."""
     if step < warm_up:
         return highest * (step + 1) / warm_up
     share = (step - warm_up) / max(1, steps - warm_up)
@@ -478,7 +477,7 @@ def learning_rate_at(step: int, steps: int, highest: float, warm_up: int) -> flo
 
 @dataclass
 class Training:
-    """What train() did: losses in nats a character, one a step; validation as (steps done, loss)."""
+    """The record of a training: losses in nats a character, one a step; validation as (steps done, loss)."""
 
     model: CharGPT
     losses: list[float] = field(default_factory=list)
@@ -552,7 +551,7 @@ def train(
 
 
 def _pieces(rng: np.random.Generator, tokens: np.ndarray, batch: int, context: int) -> tuple[Any, Any]:
-    """`batch` pieces of the text (B, T), and the character after each of theirs (B, T)."""
+    """Draw `batch` pieces of the text (B, T), and the character after each of theirs (B, T)."""
     starts = rng.integers(0, len(tokens) - context, batch)
     pieces = tokens[starts[:, None] + np.arange(context + 1)]
     return xp.asarray(pieces[:, :-1]), xp.asarray(pieces[:, 1:])

@@ -45,7 +45,7 @@ Attention = Callable[[Any, Any, Any, Any, int], Any]
 
 
 def kernel_attention(q: Any, k: Any, v: Any, cu_seqlens: Any, longest: int) -> Any:
-    """The course's attention: one launch for all heads of all sentences.
+    """Compute attention by the course's kernels: one launch for all heads of all sentences.
 
     Args:
         q, k, v: (tokens, HEADS, HEAD_DIM) float32, of packed sentences. They may be slices of one array.
@@ -59,7 +59,7 @@ def kernel_attention(q: Any, k: Any, v: Any, cu_seqlens: Any, longest: int) -> A
 
 
 def plain_attention(q: Any, k: Any, v: Any, cu_seqlens: Any, longest: int) -> Any:
-    """The same in NumPy or CuPy, sentence by sentence, in the dtype of q: what kernel_attention is compared with."""
+    """Compute the same in NumPy or CuPy, sentence by sentence, in the dtype of q, to compare kernel_attention with."""
     out = xp.empty_like(q)
     for begin, end in pairwise(cu_seqlens.tolist()):
         qs, ks, vs = (a[begin:end].transpose(1, 0, 2) for a in (q, k, v))
@@ -73,7 +73,7 @@ def plain_attention(q: Any, k: Any, v: Any, cu_seqlens: Any, longest: int) -> An
 
 
 class MiniLM:
-    """Sentences to vectors. `MiniLM(attention=plain_attention)` is the same model without the course's kernels."""
+    """The model. `MiniLM(attention=plain_attention)` is the same model without the course's kernels."""
 
     def __init__(
         self,
@@ -85,8 +85,7 @@ class MiniLM:
     ) -> None:
         """
         Args:
-            weights, vocabulary: as minilm_weights() and minilm_vocabulary() return them, which is what is taken where
-                they are not given.
+            weights, vocabulary: by default those that minilm_weights() and minilm_vocabulary() return.
             attention: what computes softmax(q k^T / sqrt(d)) v in all layers, called as kernel_attention.
             dtype: of the weights and of all that is computed. The course's attention takes float32.
 
@@ -98,7 +97,7 @@ class MiniLM:
         self._w = {name: xp.asarray(w.astype(self.dtype, copy=False)) for name, w in _fused(weights).items()}
 
     def encode(self, sentences: Sequence[str], *, max_tokens: int = MAX_TOKENS) -> Any:
-        """A vector of length 1 for each sentence: the mean of what the last layer gives its tokens, normalised.
+        """Turn each sentence into a vector of length 1: the mean of the last layer's rows of its tokens, normalised.
 
         Args:
             sentences: any number of texts.
@@ -122,7 +121,7 @@ class MiniLM:
         return vectors
 
     def _embed(self, ids: Sequence[Sequence[int]]) -> Any:
-        """The vectors of one pack of tokenized sentences, (len(ids), 384)."""
+        """Compute the vectors of one pack of tokenized sentences, (len(ids), 384)."""
         lengths = np.array([len(tokens) for tokens in ids])
         *_, x = self.layers(ids)
         # A row for each sentence, 1 / length at its tokens: one product makes all the means.
@@ -132,7 +131,7 @@ class MiniLM:
         return pooled / xp.sqrt((pooled * pooled).sum(axis=-1, keepdims=True))
 
     def layers(self, ids: Sequence[Sequence[int]]) -> Iterator[Any]:
-        """What each of the 6 layers gives the tokens of packed sentences: (tokens, 384), six times."""
+        """Yield the output of each of the 6 layers for packed sentences, (tokens, 384)."""
         w, lengths = self._w, [len(tokens) for tokens in ids]
         cu_seqlens = xp.asarray(np.cumsum([0, *lengths], dtype=np.int32))
         words = xp.asarray(np.concatenate([np.asarray(tokens) for tokens in ids]))
@@ -153,13 +152,13 @@ class MiniLM:
             yield x
 
     def _linear(self, x: Any, name: str) -> Any:
-        """x W^T + b."""
+        """Return x W^T + b."""
         y = x @ self._w[f"{name}.weight"].T
         y += self._w[f"{name}.bias"]
         return y
 
     def _layer_norm(self, x: Any, name: str) -> Any:
-        """Rows with mean 0 and variance 1, then scaled and shifted."""
+        """Normalise rows to mean 0 and variance 1, then scale and shift them."""
         centred = x - x.mean(axis=-1, keepdims=True)
         variance = (centred * centred).mean(axis=-1, keepdims=True)
         centred *= 1.0 / xp.sqrt(variance + LAYER_NORM_EPS)
@@ -169,7 +168,7 @@ class MiniLM:
 
 
 def gelu(x: Any) -> Any:
-    """x Phi(x), with Phi the normal distribution's function: x/2 (1 + erf(x / sqrt(2))), as BERT was trained.
+    """Return x Phi(x), with Phi the normal distribution's function: x/2 (1 + erf(x / sqrt(2))), as BERT was trained.
 
     NumPy has no erf. For float32 it is formula 7.1.26 of Abramowitz and Stegun, whose error is at most 1.5e-7:
     with t = 1 / (1 + 0.3275911 y),  1 - erf(y) = (a1 t + ... + a5 t^5) exp(-y^2)  for y >= 0.
@@ -193,7 +192,7 @@ def gelu(x: Any) -> Any:
 
 
 def packs(ids: Sequence[Sequence[int]], most: int | None = None) -> Iterator[list[int]]:
-    """Which sentences go through the layers together: their numbers, with at most `most` tokens a pack.
+    """Pack sentences that go through the layers together: yield their numbers, with at most `most` tokens a pack.
 
     Sentences of like length come together, since a launch has blocks for its longest sentence, for all of them.
     """
@@ -211,7 +210,7 @@ def packs(ids: Sequence[Sequence[int]], most: int | None = None) -> Iterator[lis
 
 
 def _fused(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The weights with query, key and value of each layer as one matrix: (3 * 384, 384), and one bias."""
+    """Join query, key and value of each layer into one matrix, (3 * 384, 384), and one bias."""
     fused = dict(weights)
     for i in range(LAYERS):
         p = f"encoder.layer.{i}.attention.self"
@@ -243,19 +242,19 @@ class WordPiece:
         self._of_word: dict[str, list[str]] = {}
 
     def __call__(self, text: str, max_tokens: int = MAX_TOKENS) -> list[int]:
-        """The numbers of the tokens, [CLS] first and [SEP] last, at most max_tokens of them, which are 2 or more."""
+        """Return the tokens' numbers, [CLS] first and [SEP] last, at most max_tokens of them (2 or more)."""
         max_tokens = whole_number("max_tokens", max_tokens, least=2)
         pieces = self.pieces(text)[: max_tokens - 2]
         return [self.vocabulary[piece] for piece in ("[CLS]", *pieces, "[SEP]")]
 
     def pieces(self, text: str) -> list[str]:
-        """The pieces of a text, without [CLS] and [SEP]. Raises TypeError for what is not a text."""
+        """Return the pieces of a text, without [CLS] and [SEP]. TypeError for what is not a text."""
         if not isinstance(text, str):
             raise TypeError(f"a sentence is a text; got {type(text).__name__}")
         return [piece for word in words(text) for piece in self._pieces_of(word)]
 
     def _pieces_of(self, word: str) -> list[str]:
-        """The longest pieces from the left; [UNK] for a word that cannot be made of pieces."""
+        """Return the longest pieces from the left; [UNK] for a word that cannot be made of pieces."""
         found = self._of_word.get(word)
         if found is None:
             found = self._of_word[word] = self._split(word)
@@ -278,7 +277,7 @@ class WordPiece:
 
 
 def words(text: str) -> list[str]:
-    """Words and punctuation marks, in lower case and without accents."""
+    """Split a text into words and punctuation marks, in lower case and without accents."""
     clean = []
     for character in text:
         if _is_control(character) or character in "\0\ufffd":
@@ -304,12 +303,12 @@ def words(text: str) -> list[str]:
 
 
 def _is_control(character: str) -> bool:
-    """Characters that print nothing; tab and line ends are spaces."""
+    """Return True for a character that prints nothing; tab and line ends count as spaces."""
     return character not in "\t\n\r" and unicodedata.category(character) in ("Cc", "Cf", "Cn", "Co")
 
 
 def _is_punctuation(character: str) -> bool:
-    """Unicode's punctuation, and all of ASCII that is no letter, digit or space, such as $ and +."""
+    """Return True for Unicode's punctuation, and for ASCII that is no letter, digit or space, such as $ and +."""
     ascii_mark = "!" <= character <= "~" and not character.isalnum()
     return ascii_mark or unicodedata.category(character).startswith("P")
 

@@ -25,7 +25,7 @@ CHAPTER = Path(__file__).resolve().parents[2] / "data" / "darwin_chapter_3.txt"
 
 
 class Answer(NamedTuple):
-    """A sentence, and the cosine of the angle between its vector and the question's: 1 where they are the same."""
+    """A sentence, its number, and its score: the cosine of the angle between its vector and the question's."""
 
     score: float
     number: int
@@ -33,12 +33,12 @@ class Answer(NamedTuple):
 
 
 def chapter() -> str:
-    """Chapter III of "On the Origin of Species", 1859: a paragraph a line, with an empty line between two."""
+    """Return chapter III of "On the Origin of Species", 1859: one paragraph a line, an empty line between two."""
     return CHAPTER.read_text(encoding="utf-8")
 
 
 def sentences_of(text: str) -> list[str]:
-    """The sentences of a text: cut after . ! ? and before a capital, except after initials and short titles."""
+    """Split a text into sentences: after . ! ? and before a capital, except after initials and short titles."""
     if not isinstance(text, str):
         raise TypeError(f"text is a text; got {type(text).__name__}")
     sentences = []
@@ -56,7 +56,7 @@ def sentences_of(text: str) -> list[str]:
 def best_answers(
     question: str, sentences: Sequence[str], model: MiniLM, *, vectors: Any = None, count: int = 3
 ) -> list[Answer]:
-    """The sentences whose meaning is nearest to the question's, the best first.
+    """Find the sentences whose meaning is nearest to the question's, the best first.
 
     Args:
         vectors: model.encode(sentences), if it was computed before: a second question then costs one sentence.

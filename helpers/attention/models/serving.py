@@ -1,4 +1,4 @@
-"""A server of the small GPT: many requests at once, over one cache in pages (continuous batching).
+"""Serve the small GPT: many requests at once, over one cache in pages (continuous batching).
 
     server = Server(model, pages=24, page_size=16)
     server.serve([Request("The ", 60), Request("It is ", 20)])
@@ -30,7 +30,7 @@ DTYPES = ("float32", "float16", "bfloat16")
 
 @dataclass(eq=False)
 class Request:
-    """A prompt to go on with, by `length` characters. arrives: at this step, not before."""
+    """A prompt to continue by `length` characters, from step `arrives` on."""
 
     prompt: str
     length: int
@@ -40,14 +40,14 @@ class Request:
 
 
 class Pages:
-    """Which request has which pages of the cache. A request gets them one by one, as it grows."""
+    """The allocator of the cache's pages. A request gets pages one by one, as it grows."""
 
     def __init__(self, count: int, size: int) -> None:
         self.size, self.free = size, list(range(count))[::-1]
         self.of: dict[Request, list[int]] = {}
 
     def reserve(self, request: Request) -> bool:
-        """Enough pages for all tokens of a request. False, and nothing changes, where too few are free."""
+        """Give a request enough pages for all its tokens. Return False, and change nothing, if too few are free."""
         mine = self.of.get(request, [])
         missing = -(-len(request.tokens) // self.size) - len(mine)
         if missing > len(self.free):
@@ -56,17 +56,17 @@ class Pages:
         return True
 
     def release(self, request: Request) -> None:
-        """Give its pages back."""
+        """Free the pages of a request."""
         self.free += self.of.pop(request)
 
     def table(self, requests: Sequence[Request]) -> np.ndarray:
-        """The block table, (requests, pages of the longest one): 0 where a request has no more pages."""
+        """Build the block table, int32 (requests, pages of the longest one): 0 where a request has no more."""
         rows = [self.of[request] for request in requests]
         return np.array([row + [0] * (max(map(len, rows)) - len(row)) for row in rows], np.int32)
 
 
 class Step(NamedTuple):
-    """What the cache held after a step. owners: of each page, the request's number, or -1. tokens: in all pages."""
+    """The state of the cache after a step. owners: the request's number for each page, or -1. tokens: in all pages."""
 
     owners: list[int]
     tokens: int
@@ -75,9 +75,9 @@ class Step(NamedTuple):
 
 
 class Server:
-    """Serves requests with a model whose heads are 64, 128 or 256 wide.
+    """A server for a model whose heads are 64, 128 or 256 wide.
 
-    history: a Step for each step. evicted: how often a request lost its pages; lost: the keys that were in them.
+    history: a Step for each step. evicted: how often a request lost its pages. lost: the keys that were in them.
     """
 
     def __init__(self, model: CharGPT, *, pages: int, page_size: int = 16, dtype: str = "float32") -> None:
@@ -86,7 +86,7 @@ class Server:
             pages: of the cache, page_size keys each, a power of two. dtype: of the cache, one of DTYPES.
 
         Raises:
-            TypeError, ValueError: one of these is none, or the model's heads have another width.
+            TypeError, ValueError: an argument of the wrong type or below 1; heads of another width; an unknown dtype.
         """
         if not isinstance(model, CharGPT):
             raise TypeError(f"model is a CharGPT; got {type(model).__name__}")
@@ -108,15 +108,15 @@ class Server:
 
     @one_thread()
     def serve(self, requests: Sequence[Request], *, temperature: float = 0.5, seed: int = 0) -> list[str]:
-        """All texts, prompts included. After an error the next call begins anew, with all pages.
+        """Return the texts of all requests, prompts included. After an error the next call starts with all pages free.
 
         Args:
             requests: any number; the same one twice gives two texts.
-            temperature: of the draws, from softmax(logits / temperature); 0: always the likeliest character.
+            temperature: characters are drawn from softmax(logits / temperature); 0 takes the likeliest one.
             seed: of the draws, a whole number from 0 on.
 
         Raises:
-            TypeError: requests is no sequence of them; a prompt, length or option of another type.
+            TypeError: requests is not a list of Request; a prompt, length or option of another type.
             ValueError: a request that is longer than the model's context, or than all pages; an empty prompt, or one
                 with characters that the model does not know; a length below 1; a temperature below 0.
         """
@@ -137,7 +137,7 @@ class Server:
         return ["".join(self.model.characters[token] for token in request.tokens) for request in own]
 
     def _checked(self, name: str, request: Any, room: int) -> list[int]:
-        """The tokens of a request's prompt. TypeError or ValueError where it cannot be served."""
+        """Encode a request's prompt. TypeError or ValueError if the request cannot be served."""
         if not isinstance(request, Request):
             raise TypeError(f"{name} is a Request; got {type(request).__name__}")
         if not isinstance(request.prompt, str):
@@ -156,11 +156,11 @@ class Server:
         step = 0
         while waiting or running:
             began = time.perf_counter()
-            # Who waits comes in, oldest first, if there are pages; its whole prompt is computed at once.
+            # Requests that wait are admitted, oldest first, while there are pages; a whole prompt is computed at once.
             new = []
             while waiting and waiting[0].arrives <= step and self.pages.reserve(waiting[0]):
                 new.append(waiting.popleft())
-            # Who runs needs a page more at times. Where none is free, the youngest loses its own, and waits again.
+            # A running request sometimes needs another page. If none is free, the youngest loses its pages and waits.
             for request in list(running):
                 while request in running and not self.pages.reserve(request):
                     youngest = new.pop() if new else running.pop()
@@ -181,7 +181,7 @@ class Server:
             step += 1
 
     def _write(self, group: list[Request], temperature: float, requests: list[Request], seed: int) -> None:
-        """One more character for each of a group, all of which have as many tokens that are not in the cache."""
+        """Append a character to each request of a group, which all have the same number of tokens to compute."""
         cached = np.array([request.cached for request in group], np.int32)
         tokens = np.array([request.tokens[request.cached :] for request in group])
         self.cache.aim(cached, self.pages.table(group))
@@ -189,7 +189,7 @@ class Server:
         logits, _ = self.model.forward(xp.asarray(tokens), positions=xp.asarray(positions))
         for request, row in zip(group, to_host(logits[:, -1]), strict=True):
             request.cached = len(request.tokens)
-            # The same draw whoever else is served, and however often the request was evicted.
+            # The draw depends neither on the other requests nor on evictions.
             rng = np.random.default_rng((seed, requests.index(request), request.cached))
             request.tokens.append(draw(row, temperature, rng))
 
@@ -201,11 +201,11 @@ class _Cache:
         self.k, self.v, self.layer = k, v, 0
 
     def aim(self, lengths: np.ndarray, table: np.ndarray) -> None:
-        """What the next pass through the layers is for: sequences with so many keys, in these pages."""
+        """Set the cached keys, int32 (requests,), and the block table for the next pass through the layers."""
         self.lengths, self.table, self.layer = device.cp.asarray(lengths), device.cp.asarray(table), 0
 
     def forward(self, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
-        """The output of new tokens (B, T, H, d), whose k and v go into the cache; nothing for a backward pass."""
+        """Append k and v of new tokens to the cache; return their output (B, T, H, d), and None: no backward pass."""
         of_model, dtype = q.dtype, self.k.dtype
         q, k, v = (device.cp.asarray(a.astype(dtype, copy=False)) for a in (q, k, v))
         caches = self.k[self.layer], self.v[self.layer]
@@ -214,5 +214,5 @@ class _Cache:
         return (o if device.ON_GPU else np.asarray(device.cp.asnumpy(o))).astype(of_model, copy=False), None
 
     def backward(self, do: Any, saved: Any) -> tuple[Any, Any, Any]:
-        """There is none."""
+        """Not supported: serving has no backward pass."""
         raise NotImplementedError("a server has no gradients")

