@@ -80,7 +80,7 @@ def set_up(extras: "list[str]", first: "Callable[[], None]" = lambda: None) -> N
 
 
 def parts_of(extras: "list[str]") -> "list[str]":
-    """List the parts of the lock that .venv gets with these extras. CUDA's version is chosen once: the stamp keeps it."""
+    """List the parts of the lock for .venv with these extras. CUDA's version is chosen once: the stamp keeps it."""
     return ["base", read_stamp().get("cuda") or f"cuda{cuda_version()}", *extras]
 
 
