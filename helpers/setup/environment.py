@@ -245,8 +245,10 @@ def install(parts: "list[str]", title: str) -> None:
     stale = sorted(replaced & installed(folder[1])[0]) if folder else []
     if stale:  # two builds of CuPy would overwrite each other's files
         follow([*pip, "uninstall", "--yes", *stale], f"removing {', '.join(stale)}", env)
+    # Compiling every module takes as long as all the rest; Python compiles those that are imported.
+    quick = [] if sys.dont_write_bytecode else ["--no-compile"]
     for words in pip_installs(parts):
-        follow([*pip, "install", *words], title, env)
+        follow([*pip, "install", *quick, *words], title, env)
 
 
 def pip_variables() -> "dict[str, str]":
