@@ -80,7 +80,7 @@ def set_up(extras: "list[str]", first: "Callable[[], None]" = lambda: None) -> N
 
 
 def parts_of(extras: "list[str]") -> "list[str]":
-    """The parts of the lock that .venv gets with these extras. Which CUDA is chosen once: the stamp keeps it."""
+    """List the parts of the lock for .venv with these extras. CUDA's version is chosen once: the stamp keeps it."""
     return ["base", read_stamp().get("cuda") or f"cuda{cuda_version()}", *extras]
 
 
@@ -245,8 +245,10 @@ def install(parts: "list[str]", title: str) -> None:
     stale = sorted(replaced & installed(folder[1])[0]) if folder else []
     if stale:  # two builds of CuPy would overwrite each other's files
         follow([*pip, "uninstall", "--yes", *stale], f"removing {', '.join(stale)}", env)
+    # Compiling every module takes as long as all the rest; Python compiles those that are imported.
+    quick = [] if sys.dont_write_bytecode else ["--no-compile"]
     for words in pip_installs(parts):
-        follow([*pip, "install", *words], title, env)
+        follow([*pip, "install", *quick, *words], title, env)
 
 
 def pip_variables() -> "dict[str, str]":

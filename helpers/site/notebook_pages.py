@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import difflib
 import json
 import re
@@ -62,7 +61,7 @@ def page(path: Path, links: Links) -> Notebook:
         ValueError: a link that leads nowhere.
     """
     file = path.relative_to(ROOT).as_posix()
-    notebook = copy.deepcopy(read(path))
+    notebook = read(path)
     notebook["cells"] = [new for cell in notebook["cells"] for new in _cells(cell, links, file)]
     return notebook
 

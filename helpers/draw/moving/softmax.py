@@ -1,4 +1,4 @@
-"""Kernel 03 reads a paragraph, one tile of keys after the other."""
+"""The kernel online_softmax reads a paragraph, one tile of keys after the other."""
 
 from __future__ import annotations
 

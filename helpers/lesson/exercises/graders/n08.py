@@ -78,7 +78,7 @@ def delta(trial: Trial) -> None:
 
 
 def _wrong_hole(times: np.ndarray) -> str:
-    """Which hole of 08_delta is wrong, as a symptom, by how many times each column is in the sum.
+    """Return the wrong hole of 08_delta as a symptom, by how many times each column is in the sum.
 
     Lanes whose share is right have columns 32 apart or, which is right as well, two neighbours: the columns of a lane
     are then added equally often. Columns 0 to 31 alone are taken for a wrong share.

@@ -109,7 +109,7 @@ def split(trial: Trial) -> None:
     notebook="15b",
 )
 def scaled_tiles(trial: Trial) -> None:
-    """The exponents alone first; then products of tiles that fp16 could not hold as they are."""
+    """Test the exponents alone first, then products of tiles that fp16 cannot hold unscaled."""
     largest = np.array([1.0, 1.9, 0.75, 3e-12, 5e9, 1e-30, 65504.0, 2.0**-14], dtype=np.float32)
     exponent = trial.empty(len(largest), dtype=np.int32)
     sizes = (16, 8, 2.0**-30, 2.0**20), (33, 13, 2.0**24, 2.0**-40), (1, 1, 1.0, 1.0)
@@ -134,7 +134,7 @@ def scaled_tiles(trial: Trial) -> None:
 
 
 def _wrong_exponent(largest: np.ndarray, exponent: np.ndarray) -> tuple[str, str]:
-    """The symptom and the reason of the first exponent that is wrong; two times "" if all are right."""
+    """Return the symptom and the reason of the first wrong exponent; two times "" if all are right."""
     right = 15 - np.frexp(largest)[1]  # frexp has 0.5 to 1 times 2 to its exponent
     if np.array_equal(exponent, right):
         return "", ""
