@@ -185,7 +185,7 @@ def _hopper_by_default(rows: int, all_rows: int, head_dim: int) -> bool:
     """Choose it where it is faster than flash_mma on an H200: not for little work, for which that has smaller tiles.
 
     Nor on the CPU engine, which reports compute capability 9.0: there, calls that name no stage keep flash_mma, as on
-    every GPU but Hopper's. So the outputs of notebooks 08 and 09, which call this way, are the same everywhere.
+    every GPU but Hopper's, so that notebooks whose calls name none have the same outputs everywhere.
     """
     return device.ON_GPU and (rows >= 512 if head_dim > 64 else all_rows >= 16384)
 
