@@ -4,10 +4,10 @@
     python3 helpers/course.py lab        open the course in JupyterLab
     python3 helpers/course.py --help     everything else
 
-On the first run it makes .venv beside environment.yml, installs the pip: block of that file into it, and starts
+On the first run it makes .venv next to environment.yml, installs what that file lists into it, and starts
 itself again there. Later runs see from a stamp in .venv that all is in place, and need no network.
 
-This file reads the command line. What it decides is done beside it: script (messages, starting another program),
+This file reads the command line. Other modules do the work: script (messages, starting another program),
 requirements (which Python and packages are needed), environment (.venv), progress (one step of its set-up),
 host_compiler and commands. In these modules and here only the standard library is used, and only syntax that
 Python 3.6 can parse: a Python that is too old must still be able to read them and say so.
@@ -57,7 +57,7 @@ examples:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line, as --help shows it."""
+    """Build the command line's parser."""
     own = argparse.ArgumentParser(add_help=False)
     own.add_argument(
         "--this-python",
@@ -80,7 +80,7 @@ def parser() -> argparse.ArgumentParser:
     more = "What follows -- goes to {}."
     other = "Other arguments go to helpers/bench/command.py, whose --help is shown here once .venv exists."
     labs = entries.add_parser("lab", help=LAB, parents=[own], description=f"{LAB}. {more.format('JupyterLab')}")
-    labs.add_argument("--originals", action="store_true", help="open notebooks/ itself: for who changes the course")
+    labs.add_argument("--originals", action="store_true", help="open notebooks/ itself: for contributors")
     entries.add_parser("progress", help=PROGRESS, parents=[own], description=PROGRESS)
     entries.add_parser("ladder", help=LADDER, parents=[own], description=f"{LADDER}. {other}")
     tests = entries.add_parser("test", help=TEST, parents=[own], description=f"{TEST}. {more.format('pytest')}")
@@ -98,17 +98,17 @@ def parser() -> argparse.ArgumentParser:
 
 
 def work(arguments: "list[str]") -> int:
-    """Set up, then run the command. The exit code.
+    """Set up, then run the command. Returns the exit code.
 
     Raises Problem with what the user can correct.
     """
     need_python()
     cut = arguments.index("--") if "--" in arguments else len(arguments)
     own, words = arguments[:cut], arguments[cut + 1 :]
-    name, requirements = the_list(environment.kept_extras())
+    name, _ = the_list()
     # The help of ladder, bench and export is that of the modules that do it, if they can run without a set-up.
     passed_on = len(own) > 1 and own[0] in ("ladder", "bench", "export") and {"-h", "--help"} & set(own)
-    if passed_on and environment.venv_needs(requirements)[0] == "ready":
+    if passed_on and environment.venv_needs(environment.kept_extras())[0] == "ready":
         own, words = [word for word in own if word not in ("-h", "--help")], ["--help", *words]
     top = parser()
     options, rest = top.parse_known_args(own)
@@ -139,7 +139,7 @@ def work(arguments: "list[str]") -> int:
         }
         use_this_python(requirements, modules.get(options.command, ["numpy"]) + ["torch"] * ("torch" in extras))
     else:
-        environment.enter(requirements, sorted(extras), host_compiler.before_the_packages)
+        environment.enter(sorted(extras), host_compiler.before_the_packages)
     environment.set_variables(python_is_ours=not theirs)
     if not getattr(options, "this_python", False):
         startup.write()
@@ -157,7 +157,7 @@ def work(arguments: "list[str]") -> int:
 
 
 def main() -> int:
-    """work(), with every error that a user may meet as a message."""
+    """Run work(), and print errors that a user may meet as messages."""
     try:
         return work(sys.argv[1:])
     except Problem as problem:

@@ -5,19 +5,21 @@ old_names(__name__, look="xray_stage")     # in the module, at its end
 
 from __future__ import annotations
 
+import importlib
 import sys
 import warnings
 from typing import Any
 
 
 def old_names(module: str, **names: str) -> None:
-    """Let a module answer to old names, each given with its new one."""
+    """Let a module answer to old names, each given with its new one, which is a full name where it has moved."""
 
     def get(name: str) -> Any:
         if name not in names:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         message = f"{module}.{name} is called {names[name]} now; the old name goes with the next release"
         warnings.warn(message, DeprecationWarning, stacklevel=2)
-        return getattr(sys.modules[module], names[name])
+        other, _, new = names[name].rpartition(".")
+        return getattr(importlib.import_module(other or module), new)
 
     sys.modules[module].__dict__["__getattr__"] = get

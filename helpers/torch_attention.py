@@ -30,7 +30,7 @@ from helpers.attention.ladder import BACKWARD
 from helpers.attention.ladder.call import mask_window, softmax_scale_of
 from helpers.attention.ladder.extras import as_kernels_read, extra_inputs
 from helpers.attention.ladder.layout import Spec
-from helpers.attention.ladder.score_mod import BlockMask, read
+from helpers.attention.ladder.score_mod import BlockMask, parse_score_mod
 from helpers.engine.cuda_source.signatures import dtype_of
 
 try:
@@ -444,7 +444,7 @@ def _call(
     cu_seqlens = lengths.get("cu_seqlens_q"), lengths.get("cu_seqlens_k")
     options = _Options.of(how, deterministic=deterministic, keep_lse=keep_lse, functions=functions)
     if functions:
-        read(**functions, backward=True)  # raises here, rather than in the backward, where a derivative is missing
+        parse_score_mod(**functions, backward=True)  # raises here, not in the backward, without a derivative
     if traced:
         o, lse = _forward(q, k, v, *cu_seqlens, *more, *options.flat())
     else:

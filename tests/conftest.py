@@ -30,7 +30,7 @@ import two_speeds
 import unchanged
 
 from helpers import device, engine
-from helpers.attention import calls, kernel
+from helpers.attention import forget, kernel
 from helpers.engine import nvrtc
 
 # The same examples at every run: a test that fails once fails always. No deadline: a machine may be busy.
@@ -227,7 +227,7 @@ def _the_engine_as_it_ships(request: pytest.FixtureRequest, monkeypatch: pytest.
 @pytest.fixture(autouse=True)
 def each_test_makes_first_calls() -> None:
     """What was worked out for the calls of other tests is forgotten."""
-    calls.forget()
+    forget()
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from helpers.lesson.exercises import exercise, grade_table, hints
+from helpers.lesson.exercises import exercise, hints, trial
 
 Edits = Sequence[tuple[str, str]]
 
@@ -57,7 +57,7 @@ Table = Mapping[str, Sequence[Answer]]
 
 def row_title(word: str) -> str:
     """The row of the table that has this word in its title."""
-    (title,) = (title for title in grade_table.ROWS if word in title)
+    (title,) = (title for title in trial.ROWS if word in title)
     return title
 
 

@@ -169,7 +169,7 @@ def chosen(count: int, seed: int, only: str = "") -> list[Mutant]:
 def run(copy: Path, files: Sequence[str], fast: bool, limit: float) -> str:
     """How the tests of a copy of the repository end: "survives" where they pass, "killed" where one fails."""
     environment = {**os.environ, "COURSE_CACHE": str(copy.parent / "builds"), "COURSE_CPU_OPTIMISATION": "1"}
-    argv = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    argv = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:nbval"]
     argv += ["--fast", "--unchanged-too"] * fast
     try:
         done = subprocess.run([*argv, *files], cwd=copy, env=environment, capture_output=True, text=True, timeout=limit)

@@ -31,9 +31,9 @@ from helpers.attention import (
     rotary_and_projection,
 )
 from helpers.attention.check import check, make_inputs
-from helpers.attention.ladder import BACKWARD, FORWARD, LADDER, Stage, backward, limits, tiles
-from helpers.attention.ladder.launches import persistent
+from helpers.attention.ladder import BACKWARD, FORWARD, LADDER, Stage, backward, limits
 from helpers.attention.ladder.layout import Spec
+from helpers.attention.ladder.stages.hopper import persistent, pick_hopper
 from helpers.attention.ladder.steps import BASES, CLIMBS
 from helpers.attention.ladder.tensor_maps import tensor_map
 from helpers.bench.cases import TYPES
@@ -238,10 +238,10 @@ def all_tiles(stage: Stage, head_dim: int) -> list[dict[str, int]]:
     found = [own]
     if stage.launches is persistent:
         for masked, keys in ((True, None), (False, 1), (True, 1)):
-            if (sizes := tiles.pick_hopper(head_dim, masked, keys)) not in found:
+            if (sizes := pick_hopper(head_dim, masked, keys)) not in found:
                 found.append(sizes)
-    for other in (stage.tuning.few_blocks, stage.tuning.fewest_blocks, stage.tuning.lone_blocks):
-        if (sizes := {**own, **other(head_dim)}) not in found:
+    for other in (stage.tuning.small_grid, stage.tuning.tiny_grid, stage.tuning.single_wave):
+        if (sizes := {**own, **other(head_dim, limits.most_shared())}) not in found:
             found.append(sizes)
     return found
 

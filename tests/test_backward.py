@@ -13,6 +13,7 @@ from typing import Any
 
 import half_gradients
 import numpy as np
+import oracle
 import pytest
 from half_gradients import TYPES
 from planted import Bug, check_all_can_be_planted
@@ -29,6 +30,7 @@ from helpers.attention import (
     reference,
 )
 from helpers.attention.ladder import BACKWARD, LADDER, Stage, backward, limits, tiles
+from helpers.attention.ladder.stages import backward as backward_stages
 from helpers.device import cp
 from helpers.xray import Finding
 from helpers.xray.run import find
@@ -58,14 +60,8 @@ def forward(q: Any, k: Any, v: Any, **options: Any) -> tuple[np.ndarray, np.ndar
     return o.astype(np.float32), lse.astype(np.float32)
 
 
-def tolerance(expected: np.ndarray) -> float:
-    """A gradient is a sum of products with no fixed scale, so the tolerance follows the largest one."""
-    return check.TOLERANCE * max(1.0, float(np.abs(expected).max()))
-
-
 def check_gradients(name: str, got: Any, expected: Any) -> None:
-    for what, a, b in zip(NAMES, got, expected, strict=True):
-        check.check(f"{name}: {what}", a, b, tolerance=tolerance(b))
+    oracle.check_gradients(got, expected, name=name)
 
 
 def gradients(
@@ -199,12 +195,13 @@ def test_large_logits(stage: Stage, largest: float, deterministic: bool) -> None
         check.check(f"{what}, logits to {largest:g}", a, b, tolerance=of_p * float(most.max()))
 
 
-OTHERS = [each for table in (tiles._BACKWARD_PAIRS, tiles._BACKWARD_FEW) for each in table.values() if each]
+PAIRS, FEW = backward_stages._BACKWARD_PAIRS, backward_stages._BACKWARD_FEW
+OTHERS = [tiles for tiles in (*PAIRS.values(), *FEW.values()) if tiles]
 
 
 @pytest.mark.exhaustive(one_of_each=lambda sizes: sizes.threads)
 @every_stage
-@pytest.mark.parametrize("sizes", (*tiles._BACKWARD[64], *tiles._BACKWARD[128], *OTHERS), ids=str)
+@pytest.mark.parametrize("sizes", (*backward_stages._BACKWARD[64], *backward_stages._BACKWARD[128], *OTHERS), ids=str)
 def test_other_tiles(stage: Stage, sizes: tiles.Tiles) -> None:
     arrays = inputs(1, 2, 1, 130, 100, 40)
     for deterministic in (False, True):
@@ -243,8 +240,8 @@ def test_the_tiles_of_a_launch_depend_on_its_blocks(stage: Stage, monkeypatch: p
 @every_stage
 @pytest.mark.parametrize("head_dim", [32, 64, 96, 128])
 def test_no_register_is_spilled_on_hopper(stage: Stage, head_dim: int) -> None:
-    few = tiles.pick_few_backward(head_dim, 227 * 1024)
-    for sizes in (tiles.pick_backward(head_dim, 227 * 1024), *([few] if few else [])):
+    few = backward_stages.pick_few_backward(head_dim, 227 * 1024)
+    for sizes in (backward_stages.pick_backward(head_dim, 227 * 1024), *([few] if few else [])):
         for name in ("backward", "backward_dq"):
             try:
                 report = compile_report.compile_report(stage.file, {"HEAD_DIM": head_dim, **sizes}, "sm_90", name=name)
@@ -260,7 +257,7 @@ def test_every_head_dim_has_tiles_on_every_gpu(stage: Stage, monkeypatch: pytest
         for d in range(1, 257 if limit >= 99 * 1024 else 129):
             assert stage.shared_bytes(stage.defines(d)) <= limit
     with pytest.raises(ValueError, match="no tile for head_dim = 256 fits"):
-        tiles.pick_backward(256, 64 * 1024)
+        backward_stages.pick_backward(256, 64 * 1024)
 
 
 def test_tensor_cores_have_tiles_on_every_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,9 +266,9 @@ def test_tensor_cores_have_tiles_on_every_gpu(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(limits, "most_shared", lambda limit=limit: limit)
         for d in range(8, 257, 8):
             sizes = stage.defines(d)
-            assert tiles._room(stage.shared_bytes(sizes), limit) >= sizes["MIN_BLOCKS"]
+            assert tiles.blocks_in_shared_memory(stage.shared_bytes(sizes), limit) >= sizes["MIN_BLOCKS"]
     with pytest.raises(ValueError, match="no tile for head_dim = 128 fits"):
-        tiles.pick_backward_mma(128, 64 * tiles.KB)
+        backward_stages.pick_backward_mma(128, 64 * tiles.KB)
 
 
 @pytest.mark.parametrize("d", [64, 128, 192, 256])

@@ -16,6 +16,7 @@ from planted import Bug, check_all_can_be_planted
 
 from helpers.attention import compile_report, kernel
 from helpers.attention.ladder import LADDER, Stage, backward, limits, tiles
+from helpers.attention.ladder.stages.backward import pick_backward_mma, pick_other_backward_mma
 from helpers.device import cp
 from helpers.xray import xray
 from helpers.xray.run import find
@@ -28,17 +29,18 @@ every_type = pytest.mark.parametrize("dtype", TYPES)
 _NAMES = ("BLOCK_M", "BLOCK_N", "WARPS", "WARPS_KEYS", "WARPS_DKV", "WARPS_DQ", "SLICE_M", "MIN_BLOCKS")
 REGISTERS = dict(zip(_NAMES, (64, 128, 4, 4, 4, 2, 32, 2), strict=True))  # P stays in registers
 SHARED = dict(zip(_NAMES, (64, 128, 8, 4, 4, 2, 32, 1), strict=True))  # P passes through shared memory
+GRIDS = "small_grid", "tiny_grid", "single_wave"
 TILINGS = {
     "registers": REGISTERS,
     "shared": SHARED,
     "one buffer of dS": {**SHARED, "DQ_LATER": 0},
-    **{f"{how} blocks": tiles.pick_other_backward_mma(how, 64, 227 * tiles.KB) for how in ("few", "fewest", "lone")},
+    **{grid: pick_other_backward_mma(grid, 64, 227 * tiles.KB) for grid in GRIDS},
     "few rows": dict(zip(_NAMES, (32, 64, 4, 2, 2, 2, 16, 1), strict=True)),
     "hopper": {"BLOCK_M": 128, "BLOCK_N": 128},
     "hopper, few rows": {"BLOCK_M": 32, "BLOCK_N": 128},
 }
 KINDS = "registers", "shared", "hopper"
-FEWEST = tiles.pick_other_backward_mma("fewest", 128, 227 * tiles.KB)
+FEWEST = pick_other_backward_mma("tiny_grid", 128, 227 * tiles.KB)
 HEAD_DIM_TILINGS = {8: (REGISTERS,), 72: (REGISTERS,), 96: (SHARED,), 120: (FEWEST,), 128: (SHARED,)}
 HOPPER_HEAD_DIMS = {8: 128, 40: 64, 72: 64, 96: 64, 120: 32, 128: 64}
 HEAD_DIM_TILINGS = {
@@ -83,7 +85,8 @@ def test_largest_head_dim() -> None:
     check("d = 256", LAST, inputs((1, 1, 70, 256), 100, 1, "bfloat16"), window=(-1, 0))
 
 
-@pytest.mark.parametrize("d", [136, 192, 256])
+@pytest.mark.exhaustive(one_of_each=lambda d: d == 136)
+@pytest.mark.parametrize("d", [136, 256, 192])
 def test_long_rows_on_hopper(d: int) -> None:
     sizes = {"BLOCK_M": 64, "BLOCK_N": 64}
     for n, n_kv in ((130, 150), (65, 257), (1, 64)):
@@ -413,8 +416,8 @@ def test_registers(arch: str) -> None:
         pytest.skip(str(missing))
     limit = {"sm_80": 163, "sm_90": 227}[arch] * tiles.KB
     for d in (64, 128, 256):
-        usual = tiles.pick_backward_mma(d, limit)
-        others = [tiles.pick_other_backward_mma(how, d, limit) for how in ("few", "fewest", "lone")] if d < 256 else []
+        usual = pick_backward_mma(d, limit)
+        others = [pick_other_backward_mma(grid, d, limit) for grid in GRIDS] if d < 256 else []
         for sizes in (usual, *filter(None, others)):
             report = compile_report.compile_report(
                 FILE, {"HEAD_DIM": d, **sizes}, arch, name="backward_mma<__nv_bfloat16>"

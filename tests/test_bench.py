@@ -44,7 +44,7 @@ from helpers.device import ON_GPU, cp
 from helpers.lesson import show
 
 # 12 takes ten seconds to compile; what it computes, its own tests tell.
-QUICK = {name: stage for name, stage in FORWARD.items() if stage.missing() is None and not stage.slow_to_compile}
+QUICK = {name: stage for name, stage in FORWARD.items() if stage.unavailable() is None and not stage.slow_to_compile}
 
 SMALL = (2, 3, 48, 16)
 
@@ -223,7 +223,7 @@ def test_tensors_are_read_as_float32() -> None:
 class Fake:
     """A stage whose kernel is NumPy."""
 
-    idea, number, max_head_dim, direction, inexact = "an idea", 0, 128, "forward", 1.0
+    idea, number, max_head_dim, direction, error_factor = "an idea", 0, 128, "forward", 1.0
 
     def __init__(
         self,
@@ -324,7 +324,7 @@ def test_variants_and_experiments_are_planned_on_a_gpu_alone() -> None:
     there = lambda found: sum(len(a.cases) * len(a.sizes) for a in found if a.stage in LADDER)  # noqa: E731
     assert full.count("variant") == there(experiments.VARIANTS)
     assert full.count("experiment") == there(experiments.EXPERIMENTS)
-    steps = [step for step in experiments.steps() if step.stage.missing() is None]
+    steps = [step for step in experiments.steps() if step.stage.unavailable() is None]
     assert full.count("step") + full.count("backward step") == len(steps)
     assert full.count("backward step") == sum(step.case.backward for step in steps) > 0
     assert full.count("host") == len(host_cost.calls(False))
@@ -373,7 +373,7 @@ def test_steps_of_gradients_are_checked_and_timed() -> None:
     assert each.name == turns
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("causal", [pytest.param(False, marks=pytest.mark.exhaustive), True])
 def test_gradients_are_checked_and_timed(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case((1, 2, 70, 16), "bfloat16", causal, backward=True)
     for way in plan.gradients():
@@ -905,6 +905,13 @@ def test_ladder_reports_a_wrong_stage(fakes: Any, capsys: pytest.CaptureFixture[
 # ------------------------------------------------------------------------------------------------------ experiments
 
 
+def test_texts_of_experiments_are_there() -> None:
+    for experiment in (*experiments.EXPERIMENTS, *experiments.GRADIENTS):
+        text = kernel.source(LADDER[experiment.stage].file)
+        assert (experiment.apply(text) != text) == bool(experiment.changes), experiment.name
+
+
+@pytest.mark.exhaustive(one_of_each=lambda experiment: experiment.stage)
 @pytest.mark.parametrize("experiment", experiments.EXPERIMENTS, ids=lambda e: f"{e.stage}: {e.name}")
 def test_experiments_change_the_text_they_name(experiment: experiments.Experiment) -> None:
     few = dataclasses.replace(experiment, launches=min(experiment.launches, 2))
@@ -922,6 +929,7 @@ def test_experiments_change_the_text_they_name(experiment: experiments.Experimen
         assert r.wrong_launches == (few.launches if wrong else 0)
 
 
+@pytest.mark.exhaustive(one_of_each=lambda experiment: experiment.stage)
 @pytest.mark.parametrize("experiment", experiments.GRADIENTS, ids=lambda e: f"{e.stage}: {e.name}")
 def test_experiments_with_gradients_are_right(experiment: experiments.Experiment) -> None:
     measured, stage = experiment.cases[0], LADDER[experiment.stage]

@@ -38,6 +38,7 @@ def test_a_record_as_text() -> None:
     assert "3 runs, of 1,024 each; Some GPU" in text and "17" in text
 
 
+@pytest.mark.exhaustive
 def test_all_that_computes_gradients_is_measured() -> None:
     found = list(bits.rows((1, 1, 33, 16), 2))
     both = {(row["stage"], row["dtype"]) for row in found}

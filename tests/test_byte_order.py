@@ -84,6 +84,7 @@ CASES = [(name, dtype) for name in CALLS for dtype in ("float32", "float16")]
 CASES.remove(("projection", "float32"))  # it is of half types alone
 
 
+@pytest.mark.exhaustive(each_value=())
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_an_entry_point_converts(name: str, dtype: str) -> None:
     """All of its arrays, or one alone; results are in this machine's order."""

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from helpers.lesson import certify
+from helpers.lesson.certify import digest
 from helpers.lesson.exercises import exercise, hints, progress
-from helpers.lesson.exercises.certificate import digest
 
 NAME, OTHER = "00_safe_softmax", "00_first_kernel"
 FIGURE = "bytes of S read"

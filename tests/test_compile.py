@@ -14,8 +14,9 @@ import pytest
 from helpers.attention import compile_report as reports
 from helpers.attention import kernel
 from helpers.attention.compile_report import ARCHITECTURES, CompileReport, compile_report
-from helpers.attention.ladder import FORWARD, LADDER, Stage, limits, tiles
+from helpers.attention.ladder import FORWARD, LADDER, Stage, limits
 from helpers.attention.ladder.launches import in_slots
+from helpers.attention.ladder.stages.tensor_cores import packed_tf32
 from helpers.device import ON_GPU, cp
 from helpers.engine import CompileError
 
@@ -67,7 +68,7 @@ def compile_all(
     """The file for each architecture, and a row of the printed table."""
     names: tuple[str | None, ...] = (INSTANCES.get(file),)
     if file in STAGES:
-        if reason := STAGES[file].missing():
+        if reason := STAGES[file].unavailable():
             pytest.skip(reason)
         names = STAGES[file].kernel_names(STAGES[file].dtypes[0])
     begin = time.perf_counter()
@@ -127,7 +128,7 @@ def test_its_own_sizes(file: str, architectures: tuple[str, ...], record_row: Ca
     Here NVRTC reads it with its own sizes, and decides the assertions about them.
     """
     stage = STAGES.get(file)
-    if stage and stage.slow_to_compile and not stage.missing():
+    if stage and stage.slow_to_compile and not stage.unavailable():
         log, _ = reports._compiled(kernel.source(file), kernel.options(None), SLOW_ARCH, "")
         assert "error" not in log and "Compiling entry function" not in log
         return
@@ -165,7 +166,7 @@ IN_SLOTS = [stage for stage in LADDER.values() if stage.slots is in_slots and no
 def test_the_search_of_a_slot_spills_little(stage: Stage, head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing in a forward but 15; in a gradient what is computed before the loop, once a block."""
     monkeypatch.setattr(limits, "most_shared", lambda: 227 * 1024)
-    defines = {**stage.defines(head_dim), **(tiles.packed_tf32(head_dim) if stage.number == 15 else {}), "SLOTS": 1}
+    defines = {**stage.defines(head_dim), **(packed_tf32(head_dim) if stage.number == 15 else {}), "SLOTS": 1}
     for name in stage.kernel_names(stage.dtypes[-1]):
         report = compile_report(stage.file, defines, stage.architecture(90), name=name)
         assert report.spill_bytes <= (8 * (stage.number == 15) if stage.direction == "forward" else 48), report

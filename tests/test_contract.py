@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import oracle
 import pytest
 from half_gradients import TYPES
 from half_gradients import compare as compare_gradients
@@ -21,6 +22,7 @@ from helpers.attention import (
     flash_attention_backward,
     flash_attention_varlen,
     flash_attention_varlen_backward,
+    forget,
     kernel,
     reference,
     warm_up,
@@ -28,9 +30,10 @@ from helpers.attention import (
 from helpers.attention.check import check
 from helpers.attention.ladder import FORWARD, LADDER, Launch, Stage, limits
 from helpers.attention.ladder.call import Call, Spec
-from helpers.attention.ladder.contract import Tuning
 from helpers.attention.ladder.launch import Part
-from helpers.attention.ladder.plan import Latest, Ready
+from helpers.attention.ladder.plan import CompiledPlan
+from helpers.attention.ladder.stage import Tuning
+from helpers.attention.run import Cache
 from helpers.device import ON_GPU, cp
 
 # Two kernels of one file: the gradient of sum(O * dO) with respect to V, by way of P in scratch memory.
@@ -79,7 +82,7 @@ def _launches(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch
 
 BACKWARD = Stage(
     *(99, "gradient_of_v", GRADIENT_OF_V, "P again, then its product with dO"),
-    Tuning(lambda head_dim: {"BLOCK_M": 32}),
+    Tuning(lambda head_dim, shared_limit: {"BLOCK_M": 32}),
     launches=_launches,
     scratch=_scratch,
     direction="backward",
@@ -95,7 +98,7 @@ def test_a_backward_stage_of_two_kernels_with_scratch() -> None:
     arrays = {"q": heads(rng, 33), "k": heads(rng, 40), "do": heads(rng, 33)}
     arrays["dv"] = cp.full(arrays["k"].shape, cp.nan, dtype=cp.float32)
     call = Call({name: Spec.of(a) for name, a in arrays.items()}, 0.25, (-1, -1), rows=33, sequences=2, aligned=True)
-    ready = Ready(BACKWARD, call, BACKWARD.defines(8))
+    ready = CompiledPlan(BACKWARD, call, BACKWARD.defines(8))
     assert [launch.kernel for launch in ready.launches] == ["weights", "gradient"] * 6
     ready.bind(arrays)()
     q, k, do = (cp.asnumpy(arrays[name]).astype(np.float64) for name in ("q", "k", "do"))
@@ -132,11 +135,6 @@ def model_inputs(*shape: int, dtype: str = "float32", seed: int = 0) -> tuple[An
     return tuple(cp.asarray((rng.standard_normal(shape) + 0.25).astype(dtype)) for _ in range(3))
 
 
-def exact(q: Any, k: Any, v: Any, **options: Any) -> np.ndarray:
-    arrays = (cp.asnumpy(a).astype(np.float64).swapaxes(1, 2) for a in (q, k, v))
-    return reference.attention(*arrays, **options).swapaxes(1, 2)
-
-
 def counted(what: str) -> Callable[[], int]:
     """A function that says how many of kernel.COUNTS there were since now."""
     before = kernel.COUNTS[what]
@@ -147,7 +145,7 @@ def test_a_call_is_checked_once_and_its_arrays_may_change() -> None:
     checks = counted("checked")
     for seed in range(3):
         arrays = model_inputs(2, 33, 4, 8, seed=seed)
-        check(f"call {seed}", flash_attention(*arrays, causal=True), exact(*arrays, causal=True))
+        check(f"call {seed}", flash_attention(*arrays, causal=True), oracle.exact(*arrays, causal=True)[0])
     assert checks() == 1
 
 
@@ -176,7 +174,7 @@ def test_what_a_call_depends_on_is_in_its_key() -> None:
             np.testing.assert_array_equal(cp.asnumpy(once), cp.asnumpy(again), err_msg=name)
     assert checks() == len(OTHER_CALLS)
     windowed = {name: cp.asnumpy(first[name]) for name in ("causal", "window", "another window", "scale")}
-    check("another window", windowed["another window"], exact(*arrays, window=(5, 6)))
+    check("another window", windowed["another window"], oracle.exact(*arrays, window=(5, 6))[0])
     assert len({a.tobytes() for a in windowed.values()}) == len(windowed)
 
 
@@ -197,13 +195,13 @@ def test_what_cannot_be_read_in_place_is_copied_at_each_call() -> None:
     plans = counted("planned")
     for seed in range(2):
         q, k, v = model_inputs(1, 33, 2, 8, seed=seed)
-        check("backwards", flash_attention(q[:, ::-1], k, v), exact(q, k, v)[:, ::-1])
+        check("backwards", flash_attention(q[:, ::-1], k, v), oracle.exact(q, k, v)[0][:, ::-1])
     assert plans() == 1
 
 
 def test_the_latest_calls_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that is not among them is planned again, and makes the oldest forgotten."""
-    monkeypatch.setattr(Latest, "most", 3)
+    monkeypatch.setattr(Cache, "most", 3)
     with kernel.launches_replaced(lambda *_, **__: None):
         for n, is_new in ((1, 1), (2, 1), (3, 1), (1, 0), (4, 1), (2, 0), (1, 1), (4, 0)):
             plans = counted("planned")
@@ -250,7 +248,7 @@ def test_a_call_of_a_known_family_plans_nothing_anew(call: Any, dtype: str) -> N
     for longer in range(1, 5):
         call(20 + longer % 3, 40 + longer_by * longer, dtype)
     assert not chosen() and not loaded()
-    calls.forget()
+    forget()
     call(20, 40, dtype)
     assert chosen() and loaded()
 
@@ -298,13 +296,13 @@ def test_a_cache_that_two_threads_share(apart: str, monkeypatch: pytest.MonkeyPa
     if apart == "two devices" and not (ON_GPU and cp.cuda.runtime.getDeviceCount() > 1):
         pytest.skip("two GPUs are needed")
     with_10 = FORWARD["hopper"].why_not(head_dim=16, dtype="float16") is None
-    monkeypatch.setattr(Latest, "most", 2)
+    monkeypatch.setattr(Cache, "most", 2)
     cases = []
     for n in range(20, 26):
         half = with_10 and n % 2
         arrays = [cp.asnumpy(a) for a in model_inputs(1, n, 4, 16, dtype="float16" if half else "float32", seed=n)]
         how = {"stage": "hopper", "tolerance": 2e-3} if half else {"stage": None, "tolerance": 1e-5}
-        cases.append((arrays, how, exact(*arrays, causal=True)))
+        cases.append((arrays, how, oracle.exact(*arrays, causal=True)[0]))
     failures: list[BaseException] = []
 
     def work(first: int, where: contextlib.ExitStack) -> None:
@@ -319,7 +317,7 @@ def test_a_cache_that_two_threads_share(apart: str, monkeypatch: pytest.MonkeyPa
                     o = flash_attention(*map(cp.asarray, arrays), causal=True, stage=how["stage"])
                     check(f"call {number}", cp.asnumpy(o), want, tolerance=how["tolerance"])
                     if number % 7 == 3:
-                        calls.forget()
+                        forget()
         except BaseException as error:
             failures.append(error)
 
@@ -560,7 +558,7 @@ def test_a_graph_of_10_after_everything_was_forgotten(library: str, packed: bool
             o = call(*arrays, **more)
             graph = stream.end_capture()
         replay, read = lambda: graph.launch(stream), lambda: cp.asnumpy(o)
-    calls.forget()
+    forget()
     for n in range(513, 560):  # other tables, where the captured one would be if it were free
         flash_attention(*model_inputs(1, n, 8, 128, dtype="float16"), causal=True, stage="hopper")
     for _ in range(3):
@@ -612,13 +610,13 @@ def test_torch_calls_run_on_torchs_current_stream() -> None:
         for a in arrays:
             a.zero_()
         torch.cuda.synchronize()
-        calls.forget()
+        forget()
 
 
 def test_a_stage_can_be_another_ones_variant() -> None:
     """As the steps of a climb are."""
     q, k, v = (np.random.default_rng(0).standard_normal((33, 8), dtype=np.float32) for _ in range(3))
-    step = LADDER["online_softmax"].changed(tiles=lambda head_dim: {"BLOCK_M": 32, "BLOCK_N": 8})
+    step = LADDER["online_softmax"].changed(tiles=lambda *_: {"BLOCK_M": 32, "BLOCK_N": 8})
     check("a step", step(q, k, v), reference.attention(q, k, v))
 
 

@@ -354,7 +354,7 @@ def test_each_run_follows_a_mark_with_its_number(
     inputs = lambda shape, dtype: SimpleNamespace(device=(np.empty(shape), None, None), sample=Sample)  # noqa: E731
     ladder = {
         name: SimpleNamespace(
-            prepare=partial(prepare, name, name == "bad"), file=f"{name}.cu", idea="an idea", inexact=1.0
+            prepare=partial(prepare, name, name == "bad"), file=f"{name}.cu", idea="an idea", error_factor=1.0
         )
         for name in ("slow", "bad", "fast", "nearly")
     }

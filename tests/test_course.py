@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -86,7 +87,7 @@ def make_wheel(folder: Path, name: str, version: str = "9.0", needs: str = "") -
     record = "".join(f"{path},,\n" for path in [*files, f"{info}/RECORD"])
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
         for path, text in {**files, f"{info}/RECORD": record}.items():
-            wheel.writestr(path, text)
+            wheel.writestr(zipfile.ZipInfo(path), text)  # the same bytes, whenever it is made
 
 
 class TinyCourse:
@@ -107,7 +108,21 @@ class TinyCourse:
         self.wheels.mkdir(exist_ok=True)
         for name in ("pytest", "ruff", "mypy", "jupyterlab"):
             make_wheel(self.wheels, name)
+        self.lock("base", "pytest==9.0", "ruff==9.0", "mypy==9.0", "jupyterlab==9.0")
+        self.lock("cuda12")
+        self.lock("cuda13")
         return self
+
+    def lock(self, part: str, *packages: str, add: bool = False) -> None:
+        """Write a part of the lock, or add to it, with the hashes of the wheels that are there."""
+        path = self.root / "helpers" / "setup" / "locked" / f"{part}.txt"
+        path.parent.mkdir(exist_ok=True)
+        text = path.read_text() if add else "# Written by a test.\n"
+        for package in packages:
+            wheel = self.wheels / f"{package.replace('==', '-')}-py3-none-any.whl"
+            digest = hashlib.sha256(wheel.read_bytes() if wheel.exists() else b"").hexdigest()
+            text += f"{package} \\\n    --hash=sha256:{digest}\n"
+        path.write_text(text)
 
     def environment(self, *, network: bool = True, **changes: str | None) -> dict[str, str]:
         """This machine's, without its pip settings; the network is the folder of wheels, or is down."""
@@ -392,6 +407,7 @@ def test_a_venv_without_stamp_is_finished_in_place(copied: TinyCourse) -> None:
     [
         ("record", "half-written package"),
         ("tilde", "half-written package"),
+        ("pip", "half-written package"),
         ("python gone", "the Python it was made from is gone"),
         ("python broken", "its Python does not start"),
         ("python newer", "was made with Python 3.1, which is 3."),
@@ -404,10 +420,13 @@ def test_a_broken_venv_is_noticed(copied: TinyCourse, monkeypatch: pytest.Monkey
     stamp, python = copied.venv / "course.json", copied.venv / "bin" / "python"
     for name, path in {"VENV": copied.venv, "VENV_PYTHON": python, "STAMP": stamp}.items():
         monkeypatch.setattr(environment, name, path)
-    _, items = requirements.read_list(ENVIRONMENT)
-    assert environment.venv_needs(items) == ("ready", "")
+    monkeypatch.setattr(requirements, "LOCKED", copied.root / "helpers" / "setup" / "locked")
+    assert environment.venv_needs([]) == ("ready", "")
     if harm == "record":
         (site / "ruff-9.0.dist-info" / "RECORD").unlink()
+    elif harm == "pip":
+        for path in site.glob("pip-*"):
+            shutil.rmtree(path)
     elif harm == "tilde":
         (site / "~uff").mkdir()
     elif harm == "python newer":
@@ -422,7 +441,7 @@ def test_a_broken_venv_is_noticed(copied: TinyCourse, monkeypatch: pytest.Monkey
             python.chmod(0o755)
         else:
             python.symlink_to("/nowhere/python3")
-    need, said = environment.venv_needs(items)
+    need, said = environment.venv_needs([])
     assert need == "make" and why in said
 
 
@@ -453,7 +472,7 @@ def test_a_moved_venv_is_mended_without_network(copied: TinyCourse, tmp_path: Pa
 @needs_venv
 def test_a_changed_list_is_installed(copied: TinyCourse) -> None:
     make_wheel(copied.wheels, "tinyextra", "1.5")
-    (copied.root / "environment.yml").write_text(ENVIRONMENT + "      - tinyextra>=1  # new\n")
+    copied.lock("base", "tinyextra==1.5", add=True)
     _, err = copied.run("ladder")
     assert "the list in environment.yml has changed" in err and "making .venv" not in err
     assert list(copied.venv.glob("lib/python*/site-packages/tinyextra/__main__.py"))
@@ -464,6 +483,7 @@ def test_a_changed_list_is_installed(copied: TinyCourse) -> None:
 def test_an_extra_is_installed_when_asked_for_and_stays(copied: TinyCourse) -> None:
     make_wheel(copied.wheels, "tinytorch", "2.0")
     (copied.root / "environment.yml").write_text(ENVIRONMENT + "      # extra torch: tinytorch>=2  # tensors\n")
+    copied.lock("torch", "tinytorch==2.0")
     site = next(copied.venv.glob("lib/python*/site-packages"))
     copied.told("lab", network=False)
     assert not (site / "tinytorch").exists()
@@ -480,17 +500,74 @@ def test_an_extra_is_installed_when_asked_for_and_stays(copied: TinyCourse) -> N
 
 
 @needs_venv
-def test_what_is_marked_no_deps_is_installed_without_them(copied: TinyCourse) -> None:
+def test_only_what_the_lock_names_is_installed(copied: TinyCourse) -> None:
     make_wheel(copied.wheels, "tinyheaders", "4.2", needs="not-in-the-folder-of-wheels")
-    marked = ENVIRONMENT + "      - tinyheaders==4.2  # no-deps: headers only\n"
-    (copied.root / "environment.yml").write_text(marked.replace("# no-deps", "# its deps"))
+    copied.lock("base", "tinyheaders==4.2", add=True)
+    make_wheel(copied.wheels, "tinyheaders", "4.2", needs="changed-since")
     _, err = copied.run("ladder", code=1)
-    assert "not-in-the-folder-of-wheels" in err
-    (copied.root / "environment.yml").write_text(marked)
+    assert "DO NOT MATCH THE HASHES" in err
+    copied.lock("base", "tinyheaders==4.2", add=False)
     _, err = copied.run("ladder")
-    assert "installing tinyheaders==4.2 without its dependencies" in err
+    assert "installing the list" in err
     assert list(copied.venv.glob("lib/python*/site-packages/tinyheaders/__main__.py"))
     copied.told("ladder", network=False)
+
+
+@needs_venv
+def test_a_build_that_the_index_chooses_brings_what_it_needs(copied: TinyCourse) -> None:
+    make_wheel(copied.wheels, "tinyneeded", "3.0")
+    make_wheel(copied.wheels, "tinybuild", "2.13.0+cpu", needs="tinyneeded>=3")
+    (copied.root / "environment.yml").write_text(ENVIRONMENT + "      # extra torch: tinybuild>=2\n")
+    copied.lock("torch")
+    (copied.root / "helpers" / "setup" / "locked" / "torch.unhashed.txt").write_text("tinybuild==2.13.0\n")
+    copied.run("lab", "--torch")
+    assert {"tinybuild", "tinyneeded"} <= set(json.loads((copied.venv / "course.json").read_text())["packages"])
+    copied.told("lab", network=False)
+
+
+GPUS = {
+    "580.65, 9.0": 13,
+    "580.65, 9.0\n580.65, 7.5": 13,
+    "575.1.2, 9.0": 12,
+    "580.65, 9.0\n580.65, 7.0": 12,
+    "No devices": 12,
+}
+
+
+@pytest.mark.parametrize("answer", GPUS)
+def test_cupy_is_for_the_cuda_that_gpus_and_driver_have(
+    answer: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert requirements.cuda_version() == 12, "there is no GPU"
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\necho '{answer}'\n")
+    program.chmod(0o755)
+    assert requirements.cuda_version() == GPUS[answer]
+
+
+@needs_venv
+def test_cuda_is_chosen_once_and_the_other_cupy_goes(copied: TinyCourse, tmp_path: Path) -> None:
+    make_wheel(copied.wheels, "tinycupy12", "14.2")
+    make_wheel(copied.wheels, "tinycupy13", "14.2")
+    copied.lock("cuda12", "tinycupy12==14.2")
+    copied.lock("cuda13", "tinycupy13==14.2")
+    stamp = copied.venv / "course.json"
+    copied.run("ladder")
+    assert json.loads(stamp.read_text())["cuda"] == "cuda12"
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 580.65, 9.0\n")
+    program.chmod(0o755)
+    path = os.pathsep.join([str(program.parent), os.environ["PATH"]])
+    copied.told("ladder", PATH=path, network=False)
+    copied.stamp_is_lost()
+    _, err = copied.run("ladder", PATH=path)
+    assert "removing tinycupy12" in err
+    written = json.loads(stamp.read_text())
+    assert (
+        written["cuda"] == "cuda13" and "tinycupy13" in written["packages"] and "tinycupy12" not in written["packages"]
+    )
 
 
 @needs_venv
@@ -544,7 +621,7 @@ def test_a_folder_that_cannot_be_written(new: TinyCourse) -> None:
 @needs_venv
 def test_no_network_is_said_and_mended_by_running_again(copied: TinyCourse) -> None:
     make_wheel(copied.wheels, "tinyextra", "1.5")
-    (copied.root / "environment.yml").write_text(ENVIRONMENT + "      - tinyextra>=1\n")
+    copied.lock("base", "tinyextra==1.5", add=True)
     _, err = copied.run("ladder", code=1, network=False)
     assert "there is no network, or the package index does not answer" in err
     assert "Mend: connect" in err
@@ -557,9 +634,9 @@ def test_no_network_is_said_and_mended_by_running_again(copied: TinyCourse) -> N
 
 @needs_venv
 def test_a_failure_of_pip_shows_its_last_lines(copied: TinyCourse) -> None:
-    (copied.root / "environment.yml").write_text(ENVIRONMENT + "      - never-published>=1\n")
+    copied.lock("base", "never-published==1", add=True)
     _, err = copied.run("ladder", code=1)
-    assert "No matching distribution found for never-published>=1" in err
+    assert "No matching distribution found for never-published==1" in err
     assert "setup.log" in err and "Mend: " in err
     assert "no network" not in err
 
@@ -580,9 +657,9 @@ def test_a_full_disk_is_said(copied: TinyCourse) -> None:
         ("Temporary failure in name resolution", "there is no network"),
         ("ReadTimeoutError: HTTPSConnectionPool(host='x'): Read timed out.", "there is no network"),
         ("SSLError(SSLCertVerificationError(1, 'CERTIFICATE_VERIFY_FAILED'))", "PIP_CERT"),
-        ("The virtual environment was not created: ensurepip is not available.", "python3-venv"),
+        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.", "PIP_FIND_LINKS"),
         ("ERROR: Could not find a version that satisfies x (from versions: none)", "or does not answer"),
-        ("error: subprocess-exited-with-error", "Python 3.10 to 3.13"),
+        ("error: subprocess-exited-with-error", "Python 3.10 to 3.14"),
     ],
 )
 def test_a_failure_is_explained(line: str, wanted: str) -> None:
@@ -599,6 +676,7 @@ def test_without_a_compiler_ziglang_is_installed_once(copied: TinyCourse, tmp_pa
     nothing = tmp_path / "nothing"
     nothing.mkdir()
     make_wheel(copied.wheels, "ziglang")
+    copied.lock("compiler", "ziglang==9.0")
     (copied.root / "helpers" / "engine").mkdir()
     engine = "def engine_library():\n    open('compiled', 'w').close()\n"
     (copied.root / "helpers" / "engine" / "compiler.py").write_text(engine)

@@ -16,11 +16,13 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import oracle
 import pytest
 
 from helpers import device, engine
 from helpers.attention import check, compile_report, flash_attention_varlen, kernel
-from helpers.attention.ladder import FORWARD, LADDER, default_of, tiles
+from helpers.attention.ladder import FORWARD, LADDER, default_of
+from helpers.attention.ladder.stages.tensor_cores import mma_shared_bytes, pick_cute
 from helpers.bench.cases import Case
 from helpers.bench.results import NO_RECORD
 from helpers.bench.studies import cute
@@ -98,14 +100,14 @@ def test_no_call_gets_it_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_its_tiles_fit_and_are_copied_evenly(limit: int) -> None:
     """What the kernel's assertions demand, at all head dimensions."""
     for head_dim in range(8, 129, 8):
-        sizes = tiles.pick_cute(head_dim, limit)
+        sizes = pick_cute(head_dim, limit)
         padded = -(-head_dim // 16) * 16
         panel = next(columns for columns in (64, 32, 16) if padded % columns == 0)
         copied = 32 * sizes["WARPS"] // (panel // 8)
         assert sizes["BLOCK_M"] % copied == sizes["BLOCK_N"] % copied == 0, (head_dim, sizes)
-        assert tiles.mma_shared_bytes(head_dim, sizes) <= limit
+        assert mma_shared_bytes({"HEAD_DIM": head_dim, **sizes}) <= limit
     with pytest.raises(ValueError, match="1 to 128"):
-        tiles.pick_cute(136, limit)
+        pick_cute(136, limit)
 
 
 # ---- what it computes
@@ -117,14 +119,6 @@ def inputs(n: int, n_kv: int, head_dim: int, dtype: str, *, grow: float = 1.0) -
     shapes = (2, n, 4, head_dim), *2 * ((2, n_kv, 2, head_dim),)
     q, k, v = (rng.standard_normal(shape) + 0.25 for shape in shapes)
     return [a.astype(TYPES[dtype]) for a in (q * grow**0.5, k * grow**0.5, v)]
-
-
-def check_both(title: str, o: Any, lse: Any, *arrays: np.ndarray, **options: Any) -> None:
-    """o (batch, heads, n, head_dim) and lse (batch, heads, n) beside float64."""
-    expected = check.expect(*arrays, **options)
-    check.check(title, cp.asnumpy(o).swapaxes(1, 2), expected.o, tolerance=expected.tolerance)
-    largest = np.abs(expected.lse[np.isfinite(expected.lse)]).max(initial=0.0)
-    check.check(f"{title}, lse", lse, expected.lse, tolerance=1e-5 * (1 + largest))
 
 
 OWN = 40, "bfloat16"
@@ -144,7 +138,7 @@ def test_sizes_masks_and_packed_lengths() -> None:
         views = (cp.asarray(a).swapaxes(1, 2) for a in arrays)
         run, (o, lse) = STAGE.prepare(*views, return_lse=True, sizes=sizes, **mask)
         run()
-        check_both(f"flash_cute, {n} x {n_kv}, {mask}", o, lse, *arrays, **mask)
+        oracle.check_call(f"flash_cute, {n} x {n_kv}, {mask}", o, lse, *arrays, **mask)
 
     rows, keys = (3, 130, 0, 64), (150, 130, 5, 0)
     cu_q, cu_k = (np.cumsum([0, *lengths], dtype=np.int32) for lengths in (rows, keys))
@@ -287,7 +281,7 @@ def check_planted(text: str, number: int) -> None:
         planted = device.cp.ndarray((1,), np.int32, compiled.module.get_global("planted"))
         planted[...] = number
         compiled(launch.grid, launch.block, args, shared_mem=launch.shared_bytes)
-        check_both(f"planted {number}, {call}", o, lse, *arrays, **options)
+        oracle.check_call(f"planted {number}, {call}", o, lse, *arrays, **options)
 
 
 @needs_cute

@@ -14,8 +14,18 @@ import pytest
 from planted import Bug, check_all_can_be_planted
 
 from helpers import device, engine
-from helpers.attention import check, compile_report, decoders, decoding, flash_attention_with_kvcache, kernel, reference
-from helpers.attention.ladder import limits
+from helpers.attention import (
+    check,
+    compile_report,
+    decoders,
+    decoding,
+    flash_attention_with_kvcache,
+    forget,
+    kernel,
+    reference,
+)
+from helpers.attention.ladder import Stage, limits
+from helpers.attention.ladder.stage import C_NAMES
 from helpers.bench.studies import decoding as study
 from helpers.device import cp
 from helpers.xray import xray
@@ -129,13 +139,12 @@ def run(case: Case, source: str | None = None, *, stage: str | None = None, laun
     """Launch, twice with the same tickets, and compare."""
     arrays = case.arrays()
     there = {name: cp.asarray(a) for name, a in arrays.items()}
-    options = decoding.Options(**case.options, return_lse=True, stage=stage)
+    options = decoding.DecodeOptions(**case.options, return_lse=True, stage=stage)
     planned, every = decoding.plan(there, options, source=source)
     for _ in range(launches):
         for name in ("o", "lse"):
             every[name][...] = np.nan
-        for launch in planned.bind(every):
-            launch()
+        planned.bind(every)()
         compare(case, every, arrays)
         if "tickets" in every:
             assert not cp.asnumpy(every["tickets"]).any(), "a ticket is not reset"
@@ -147,9 +156,9 @@ def x_rayed(case: Case, source: str | None = None, stage: str | None = None) -> 
         pytest.skip("the same on the CPU engine")
     arrays = case.arrays()
     there = {name: engine.asarray(a) for name, a in arrays.items()}
-    options = decoding.Options(**case.options, return_lse=True, stage=stage)
+    options = decoding.DecodeOptions(**case.options, return_lse=True, stage=stage)
     planned, every = decoding.plan(there, options, source=source)
-    launch, compiled = planned.launches[0], planned.kernels[0]
+    launch, compiled = planned.launches[0], planned.kernels[planned.launches[0].kernel]
     return xray(compiled, launch.grid, launch.block, launch.arguments(every), launch.shared_bytes), every, arrays
 
 
@@ -496,7 +505,7 @@ def test_parts_that_memory_cannot_hold_name_num_splits(error: type[Exception], m
             raise error("no 40960000000 bytes")
         return empty(self, shape, dtype, like)
 
-    decoding.forget()
+    forget()
     monkeypatch.setattr(kind, "empty", full)
     given = {name: cp.asarray(a) for name, a in PLAIN.arrays().items()}
     with pytest.raises(MemoryError, match=r"num_splits = 7: partial_o, .* fewer parts"):
@@ -769,10 +778,9 @@ def test_a_sink_that_counts_in_every_part_is_found() -> None:
 
     def lse_of(source: str | None) -> np.ndarray:
         given = {name: cp.asarray(a) for name, a in case.arrays().items()} | {"sinks": cp.asarray(sinks)}
-        options = decoding.Options(**case.options, return_lse=True)
+        options = decoding.DecodeOptions(**case.options, return_lse=True)
         planned, every = decoding.plan(given, options, source=source)
-        for launch in planned.bind(every):
-            launch()
+        planned.bind(every)()
         return cp.asnumpy(every["lse"])
 
     _, plain = case.expected(case.arrays())
@@ -786,7 +794,7 @@ def test_a_sink_that_counts_in_every_part_is_found() -> None:
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_120"])
 @pytest.mark.parametrize("dtype", TYPES)
 def test_nvrtc_spills_nothing(dtype: str, arch: str) -> None:
-    name = f"split_kv<{decoding.C_NAMES[dtype]}>"
+    name = f"split_kv<{C_NAMES[dtype]}>"
     for d in decoding.HEAD_DIMS:
         for paged in (0, 1):
             shared = 99 * 1024 if arch == "sm_120" else 163 * 1024 if arch == "sm_80" else 227 * 1024
@@ -817,18 +825,18 @@ OF_STEPS = {
 @every_step
 @pytest.mark.exhaustive(each_value=("step",))
 @pytest.mark.parametrize("name", OF_STEPS)
-def test_steps_agree_with_float64(step: decoders.Decoder, name: str) -> None:
+def test_steps_agree_with_float64(step: Stage, name: str) -> None:
     run(OF_STEPS[name], stage=step.name)
 
 
 @every_step
-def test_x_rays_of_steps_find_nothing(step: decoders.Decoder) -> None:
+def test_x_rays_of_steps_find_nothing(step: Stage) -> None:
     report, _, _ = x_rayed(replace(PLAIN, num_splits=3), stage=step.name)
     assert findings(report) == []
 
 
 @every_step
-def test_steps_refuse_what_comes_later(step: decoders.Decoder) -> None:
+def test_steps_refuse_what_comes_later(step: Stage) -> None:
     for case in (CASES["pages of 16"], CASES["new token"]):
         with pytest.raises(ValueError, match="is a step to split_kv"):
             flash_attention_with_kvcache(**case.arrays(), stage=step.name)
@@ -844,7 +852,7 @@ def test_each_step_is_one_lesson() -> None:
 
 @pytest.mark.exhaustive
 @every_step
-def test_steps_spill_nothing(step: decoders.Decoder) -> None:
+def test_steps_spill_nothing(step: Stage) -> None:
     try:
         names = ["split_kv", *(["merge_parts"] if "merge_parts" in kernel.source(step.file) else [])]
         for name in names:

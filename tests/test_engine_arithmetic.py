@@ -375,7 +375,7 @@ def test_the_courses_kernels_are_compiled_as_edited(stage: Any, monkeypatch: pyt
         taken.append(compile_one(*how))
         return taken[-1]
 
-    if reason := stage.missing():
+    if reason := stage.unavailable():
         pytest.skip(reason)
     monkeypatch.setattr(engine.compiler, "_compile", counted)
     code = f"{kernel.source(stage.file)}constexpr long long NOW = {time.time_ns()};\n"  # no earlier build will do

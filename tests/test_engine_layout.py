@@ -166,7 +166,7 @@ def test_a_matrix_at_a_multiple_of_16_bytes(cp: Any) -> None:
     each = cp.asnumpy(out)
     if cp is engine:  # each element is held twice by 16 elements of 32 lanes, or once by 8
         (finding,) = xray(kernel, (1,), (32,), (out, x)).findings
-        assert finding.kind == "misaligned" and "asks for multiples of 32" in str(finding)
+        assert finding.kind == "misaligned" and "requires multiples of 32" in str(finding)
         assert CODE.splitlines()[finding.line - 1].strip() == "wmma::load_matrix_sync(a, s + 8, 16);"
     assert each.sum() in (np.arange(256).sum(), 2 * np.arange(256).sum())
 

@@ -582,6 +582,24 @@ def test_a_tiny_launch_costs_little() -> None:
     assert launch < 4 * yardstick, f"{launch / yardstick:.2f} times the sum of 10,000 numbers in Python"
 
 
+def test_a_warm_launch_calls_few_functions() -> None:
+    """Of the engine's. A message for each argument, built before there is an error, made several times as many."""
+    kernel, a = engine.RawKernel(ADD, "add"), engine.zeros(32, np.int32)
+    kernel((1,), (32,), (a, np.int32(1)))
+    called: list[str] = []
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and Path(engine.__file__).parent in Path(frame.f_code.co_filename).parents:
+            called.append(frame.f_code.co_name)
+
+    sys.setprofile(note)
+    try:
+        kernel((1,), (32,), (a, np.int32(1)))
+    finally:
+        sys.setprofile(None)
+    assert 0 < len(called) <= 35, called
+
+
 def test_the_level_of_optimisation_may_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the fast build; the checked build keeps its own. The engine's own tests run as its users do."""
     assert "COURSE_CPU_OPTIMISATION" not in os.environ and "-O2" in engine.compiler.flags()

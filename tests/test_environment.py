@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import json
 import os
@@ -14,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from helpers.setup import requirements
+from helpers.setup import make_lock, requirements
+
+Requirement = pytest.importorskip("packaging.requirements").Requirement
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "environment.yml").read_text(encoding="utf-8")
@@ -22,6 +25,10 @@ TEXT = (ROOT / "environment.yml").read_text(encoding="utf-8")
 # Used where they are found, never needed: extras, peers to measure against, and what the set-up reads versions with.
 OPTIONAL = {"torch", "transformers", "triton", "numba", "packaging", "pip"}
 EXTRAS = {"torch": ["torch", "transformers"], "peers": ["numba"]}
+# Extras that the set-up chooses itself: a C++ compiler, and the packages for CUDA 13 in place of those for CUDA 12.
+BY_ITSELF = {"compiler", "cuda13"}
+PYTHONS = [f"3.{minor}" for minor in range(requirements.OLDEST[1], 15)]
+SYSTEMS = [("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64"), ("darwin", "x86_64")]
 # What there is for PyTorch alone, and what asks for it in its own way. All else does without it, or looks first.
 FOR_PYTORCH = {
     "helpers/attention/comms.py",  # nccl_of_torch, which somebody calls who has it
@@ -234,22 +241,77 @@ def test_distributions_of_another_cuda_have_the_same_name() -> None:
 
 
 def test_extras_are_optional_and_ci_has_all_of_them() -> None:
-    assert sorted(EXTRAS) == sorted(set(re.findall(r"# extra (\w+):", TEXT)))
+    assert {*EXTRAS, *BY_ITSELF} == set(re.findall(r"# extra (\w+):", TEXT))
     script = (ROOT / ".ci" / "run").read_text()
     for extra, names in EXTRAS.items():
         assert [re.match(r"[\w-]+", item)[0] for item in requirements.read_extra(TEXT, extra)] == names
         assert set(names) <= OPTIONAL and not listed().keys() & set(names)
         assert re.search(rf"--(extra )?{extra}\b", script)
-    pinned = requirements_of((ROOT / ".ci" / "constraints.txt").read_text())
-    assert pinned and {name for name, _ in pinned} <= {name for names in EXTRAS.values() for name in names}
-    for name, version in pinned:
-        least = re.search(rf"# extra \w+: {name}>=([\d.]+)", TEXT)[1]
-        assert tuple(map(int, version.split("."))) >= tuple(map(int, least.split(".")))
 
 
-def requirements_of(text: str) -> list[tuple[str, str]]:
-    """(name, version) of the lines name==version."""
-    return re.findall(r"(?m)^([\w-]+)==([\d.]+)$", text)
+@functools.cache
+def locked(part: str) -> list[Requirement]:
+    """The requirements in a part of the lock, without their hashes."""
+    lines = (requirements.LOCKED / f"{part}.txt").read_text().splitlines()
+    return [Requirement(line.rstrip(" \\")) for line in lines if re.match(r"[\w-]+==", line)]
+
+
+def versions(part: str, python: str, system: str, machine: str) -> dict[str, str]:
+    """The version that a part of the lock has of each package, for a Python on a system."""
+    here = {"python_version": python, "python_full_version": f"{python}.6", "sys_platform": system}
+    here |= {"platform_machine": machine, "implementation_name": "cpython", "os_name": "posix"}
+    here["platform_python_implementation"] = "CPython"
+    chosen = [item for item in locked(part) if item.marker is None or item.marker.evaluate(here)]
+    assert len(chosen) == len({item.name for item in chosen}), "two versions of a package"
+    return {item.name: next(iter(item.specifier)).version for item in chosen}
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+@pytest.mark.parametrize(("system", "machine"), SYSTEMS)
+def test_the_lock_has_what_is_listed(python: str, system: str, machine: str) -> None:
+    parts = {part: items for part, items in make_lock.parts().items() if part != "base"}
+    parts["base"] = [item for item in requirements.read_list(TEXT)[1] if item not in parts["cuda12"]]
+    for part, items in parts.items():
+        present = versions(part, python, system, machine)
+        if part == "torch":
+            present |= versions("torch.unhashed", python, system, machine)
+        for item in map(Requirement, items):
+            if item.marker is None or item.marker.evaluate({"sys_platform": system}):
+                version = present.get(requirements.canonical(item.name))
+                assert version and item.specifier.contains(version), (
+                    f"{part}.txt has {item.name} {version}, environment.yml asks for {item}: "
+                    "python3 -m helpers.setup.make_lock"
+                )
+
+
+def test_each_locked_package_has_hashes_and_no_address() -> None:
+    for path in requirements.LOCKED.iterdir():
+        text = path.read_text()
+        assert "://" not in text
+        blocks = re.findall(r"^[\w-]+==.*\n(?:[ \t]+.*\n)*", text, re.M)
+        assert blocks and all(("--hash=sha256:" in block) != ("unhashed" in path.name) for block in blocks), path.name
+
+
+def test_the_lock_needs_nothing_that_is_not_in_it() -> None:
+    """What packages of this Python depend on, as far as they have the version that is locked."""
+    base = {item.name for item in locked("base")} - {"nvidia-cutlass"}
+    allowed = {
+        "base": base,
+        "cuda12": base,
+        "peers": base,
+        "torch": base | {item.name for item in locked("torch.unhashed")},
+    }
+    for part, others in allowed.items():
+        names = {item.name for item in locked(part)} | others
+        for name in {item.name for item in locked(part)} - {"nvidia-cutlass"}:
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                if metadata.version(name) not in {
+                    next(iter(i.specifier)).version for i in locked(part) if i.name == name
+                }:
+                    continue
+                for needed in map(Requirement, metadata.requires(name) or []):
+                    if needed.marker is None or needed.marker.evaluate({"extra": ""}):
+                        assert requirements.canonical(needed.name) in names, f"{name} needs {needed}"
 
 
 def test_the_oldest_python_is_the_same_everywhere() -> None:
@@ -257,7 +319,8 @@ def test_the_oldest_python_is_the_same_everywhere() -> None:
     assert f"- python>={oldest}\n" in TEXT
     assert f'target-version = "py{oldest.replace(".", "")}"' in (ROOT / "pyproject.toml").read_text()
     workflow = (ROOT / ".github" / "workflows" / "test.yml").read_text()
-    assert re.search(rf'python: \["{re.escape(oldest)}"', workflow)
+    assert re.search(rf'python: \["{re.escape(oldest)}".*"{re.escape(PYTHONS[-1])}"\]', workflow)
+    assert f"Python {oldest} to {PYTHONS[-1]}" in requirements.KNOWN
 
 
 def test_ci_calls_the_same_command() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from helpers.attention import check, kernel
 from helpers.device import cp
-from helpers.lesson.exercises import exercise, hints, magic, progress, symptoms
+from helpers.lesson.exercises import exercise, hints, progress
 
 NAME = "00_safe_softmax"
 WRONG = exercise.ours(NAME).replace("expf(s[j] - m_i)", "expf(s[j])")
@@ -102,17 +102,17 @@ def test_which_hint(of_try: tuple[str, ...], own: dict[str, Any], wanted: str) -
 
 
 def test_every_symptom_has_a_hint_that_is_always_true() -> None:
-    assert set(symptoms.OF_FINDING.values()) <= set(hints.GENERIC)
+    assert set(hints.OF_FINDING.values()) <= set(hints.GENERIC)
     assert all(hints.hint("y", {}, (symptom,)) for symptom in hints.GENERIC)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.int32, np.uint64, "bfloat16"])
 def test_what_nobody_wrote_is_recognised(dtype: Any) -> None:
     a = np.zeros((3, 4), np.dtype(dtype) if dtype != "bfloat16" else np.dtype(__import__("ml_dtypes").bfloat16))
-    symptoms.poison(a)
-    assert symptoms.untouched(a).all()
+    hints.poison(a)
+    assert hints.untouched(a).all()
     a[1] = np.nan if a.dtype.kind != "i" and a.dtype.kind != "u" else 0
-    assert symptoms.untouched(a).sum() == 8 and not symptoms.untouched(a)[1].any()
+    assert hints.untouched(a).sum() == 8 and not hints.untouched(a)[1].any()
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_what_nobody_wrote_is_recognised(dtype: Any) -> None:
 )
 def test_values_in_other_places(change: Callable[[np.ndarray], np.ndarray], place: tuple[int, int] | None) -> None:
     expected = np.random.default_rng(0).standard_normal((6, 8))
-    assert symptoms.displaced(change(expected).astype(np.float32), expected, 1e-5) == place
+    assert hints.displaced(change(expected).astype(np.float32), expected, 1e-5) == place
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_what_wrong_rows_have_in_common(change: Callable[[np.ndarray], np.ndarra
     expected[4] = 0  # as of a query of zeros
     got = change(expected)
     result = check.compare("O", got, expected, tolerance=1e-5)
-    detected = symptoms.of_result("O", "N = 10", result, got, expected).symptoms
+    detected = hints.of_result("O", "N = 10", result, got, expected).symptoms
     assert detected == ((symptom, "wrong") if symptom else ("wrong",))
 
 
@@ -165,18 +165,18 @@ def test_what_wrong_rows_have_in_common(change: Callable[[np.ndarray], np.ndarra
     ],
 )
 def test_what_a_compiler_refuses(message: str, wanted: str) -> None:
-    assert symptoms.of_refusal(message)[0] == wanted
+    assert hints.of_refusal(message)[0] == wanted
 
 
 def test_expected_infinities_are_no_hint() -> None:
-    assert symptoms.displaced(np.zeros(4, np.float32), np.array([0.0, -np.inf, 1.0, 2.0]), 1e-5) is None
+    assert hints.displaced(np.zeros(4, np.float32), np.array([0.0, -np.inf, 1.0, 2.0]), 1e-5) is None
 
 
 def test_one_value_everywhere_belongs_nowhere() -> None:
     """All zeros, and a 0 is expected somewhere."""
     expected = np.linspace(-1.0, 2.0, 301)
-    assert symptoms.displaced(np.zeros(301, np.float32), expected, 1e-5) is None
-    assert symptoms.displaced(np.roll(expected, 1).astype(np.float32), expected, 1e-5) == (300,)
+    assert hints.displaced(np.zeros(301, np.float32), expected, 1e-5) is None
+    assert hints.displaced(np.roll(expected, 1).astype(np.float32), expected, 1e-5) == (300,)
 
 
 # ------------------------------------------------------------------------------------------------------- the progress
@@ -278,7 +278,7 @@ def test_the_comments_of_the_skeleton_are_no_difference() -> None:
 
 def test_the_difference_is_shown_once_solved(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[Any] = []
-    monkeypatch.setattr(magic, "_shell", lambda: object())
+    monkeypatch.setattr(exercise, "_shell", lambda: object())
     monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=shown.append))
     exercise.cuda(NAME, WRONG)
     assert not shown
@@ -292,7 +292,7 @@ def test_an_interrupt_is_a_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     def interrupted(name: str, code: str) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(magic, "grade", interrupted)
+    monkeypatch.setattr(exercise, "grade", interrupted)
     exercise.cuda(NAME, WRONG)
     assert capsys.readouterr().out == f"[FAIL] {NAME}: interrupted\n"
 

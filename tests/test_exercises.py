@@ -19,9 +19,7 @@ from helpers.engine.cuda_source import source
 from helpers.lesson.exercises import exercise, hints, holes
 from helpers.lesson.exercises import grade as grading
 from helpers.lesson.exercises.exercise import GRADERS, cell, cuda, grade, skeleton, solution
-from helpers.lesson.exercises.grade_table import AWKWARD, COMPILES, FIRST, XRAY
-from helpers.lesson.exercises.registry import Exercise
-from helpers.lesson.exercises.trial import Trial
+from helpers.lesson.exercises.trial import AWKWARD, COMPILES, FIRST, XRAY, Exercise, Trial
 
 NAMES = sorted(path.stem for path in exercise.FOLDER.glob("*.cu"))
 COALESCED = "01_coalesced_scores"

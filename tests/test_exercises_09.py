@@ -84,7 +84,7 @@ TABLE = {
         ),
         Wrong("one row more", (("row < ", "row <= "),), "first", "one of this block's sentence"),
         Wrong("without the last row", ((LAST, f"{LAST} - 1"),), "first", "", "other rows"),
-        Wrong("three columns a thread", ((TURNS, "i < 3"),), "awkward", "How many has it", "missing"),
+        Wrong("three columns a thread", ((TURNS, "i < 3"),), "awkward", "How many are these", "missing"),
         Wrong("columns that do not exist", ((GUARD, "sum[i]"),), "awkward"),
         Wrong(
             "neighbouring columns", ((COLUMN, "+ 3 * threadIdx.x + i];"),), "first", "of other columns", "neighbours"

@@ -6,7 +6,7 @@ import pytest
 from exercise_table import Answer, Right, Wrong, cases, check
 
 from helpers.lesson.exercises import exercise, hints
-from helpers.lesson.exercises.registry import EXERCISES
+from helpers.lesson.exercises.trial import EXERCISES
 
 EMPTY, FULL = "parity = (tile / STAGES & 1) ^ 1;", "parity = tile / STAGES & 1;"
 PRODUCER_PARITY, ELSEWHERE = "parity of the producer", "arrival elsewhere"
@@ -148,7 +148,7 @@ SPEAKS_OF = {
     "parity of the producer": "producer's parity",
     "stage of the consumer": "consumers' stage",
     "parity of the consumer": "consumers' parity",
-    "no arrival": "nobody gives a stage back",
+    "no arrival": "no thread releases a stage",
     "few arrivals": "too few threads",
     AT_FULL: "the wrong mbarrier",
     "crash": "takes 8 bytes",

@@ -27,6 +27,7 @@ from helpers.attention.export.plan import TARGETS, CannotExport, Request, call_o
 from helpers.attention.export.sizes import Size, cpp, python, tree_of, value
 from helpers.attention.ladder import LADDER, launches, limits, tensor_maps
 from helpers.attention.ladder.call import Spec
+from helpers.attention.ladder.stages.hopper import heads_together
 from helpers.device import ON_GPU
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -425,7 +426,7 @@ def test_the_plan_is_the_stage_s_own(causal: bool, stage: Any, monkeypatch: pyte
     known = {**numbers, "multiprocessors": 132}
     if "schedule" in scratch:
         known["rounds"] = scratch["schedule"].shape[0]
-        known["together"] = launches.heads_together(call, made.defines)
+        known["together"] = heads_together(call, made.defines)
     if made.launches[0].each_head:
         assert len(planned) == 3 * 8
         planned = planned[:1]
@@ -449,7 +450,7 @@ def test_heads_are_worked_on_together_as_the_stage_says(tmp_path: Path, monkeypa
     monkeypatch.setattr(limits, "multiprocessors", lambda: 132)
     for numbers in ((2, 8, 2, 5000, 5000), (1, 3, 3, 100, 900), (5, 16, 4, 2000, 300), (1, 16, 16, 16896, 16896)):
         named = dict(zip(("batch", "heads", "kv_heads", "n", "n_kv"), numbers, strict=True))
-        wanted = launches.heads_together(call_of(request, named, 0.5), defines)
+        wanted = heads_together(call_of(request, named, 0.5), defines)
         assert module.heads_together(*numbers, 132) == wanted
 
 

@@ -10,7 +10,8 @@ from planted import Bug
 
 from helpers import engine
 from helpers.attention import check, compile_report, flash_attention_varlen, kernel, reference
-from helpers.attention.ladder import LADDER, limits, tiles
+from helpers.attention.ladder import LADDER, limits
+from helpers.attention.ladder.stages.hopper import fp16x3_shared_bytes, pick_fp16x3
 from helpers.device import cp
 from helpers.lesson import shortcuts
 from helpers.xray import Report, xray
@@ -35,11 +36,11 @@ runs_here = pytest.mark.skipif(
 @needs_nvrtc
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_it_compiles_without_spills_and_keeps_its_products_in_flight(head_dim: int) -> None:
-    sizes = {"HEAD_DIM": head_dim, **tiles.pick_fp16x3(head_dim)}
+    sizes = {"HEAD_DIM": head_dim, **pick_fp16x3(head_dim)}
     for name in STAGE.kernels:
         report = compile_report.compile_report(STAGE.file, sizes, "sm_90a", name=name)
         assert (report.spill_bytes, report.stack_bytes, report.warnings) == (0, 0, ())
-    assert tiles.fp16x3_shared_bytes(head_dim, sizes) <= 227 * 1024
+    assert fp16x3_shared_bytes(sizes) <= 227 * 1024
 
 
 def test_shared_memory_is_what_the_kernel_counts() -> None:
@@ -48,7 +49,7 @@ def test_shared_memory_is_what_the_kernel_counts() -> None:
         n = engine.zeros(1, np.uint32)
         options = kernel.options({"HEAD_DIM": 72, **sizes})
         engine.RawModule(code=text, options=options).get_function("count")((1,), (1,), (n,))
-        assert n.get()[0] == tiles.fp16x3_shared_bytes(72, sizes)
+        assert n.get()[0] == fp16x3_shared_bytes({"HEAD_DIM": 72, **sizes})
 
 
 # ---- the split

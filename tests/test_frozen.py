@@ -13,7 +13,7 @@ from helpers.bench import frozen
 
 
 def hashes(stage: Stage, variant: str = "plain", shape: frozen.Shape = frozen.SHAPES[0]) -> frozen.Hashes:
-    with limits.of_another(frozen.H200), kernel.built_when_launched():
+    with limits.pretend_gpu(frozen.H200), kernel.built_when_launched():
         found = frozen.of_stage(stage, shape, stage.dtypes[0], 64, frozen.VARIANTS[variant])
     assert found
     return found
@@ -40,11 +40,11 @@ def test_another_text_is_the_same_launch(tmp_path: Path) -> None:
 
 def test_another_tile_is_another_launch_and_another_text() -> None:
     stage = LADDER["tiled"]
-    before, after = hashes(stage), hashes(stage.changed(tiles=lambda head_dim: {"BLOCK_M": 32, "BLOCK_N": 16}))
+    before, after = hashes(stage), hashes(stage.changed(tiles=lambda *_: {"BLOCK_M": 32, "BLOCK_N": 16}))
     assert before[0] != after[0] and before[1] != after[1]
 
 
 def test_decoders_have_hashes() -> None:
-    with limits.of_another(frozen.H200), kernel.built_when_launched():
+    with limits.pretend_gpu(frozen.H200), kernel.built_when_launched():
         variants = [frozen.of_decoder(SPLIT_KV, frozen.SHAPES[0], "float16", 64, v) for v in ("plain", "pages", "lse")]
     assert all(variants) and len({launches for launches, *_ in filter(None, variants)}) == 3

@@ -22,7 +22,7 @@ from helpers.attention.ladder import LADDER, Stage, backward, launches
 from helpers.attention.ladder.call import Call, Spec
 from helpers.attention.ladder.launch import Launch, Part
 from helpers.attention.ladder.layout import address
-from helpers.attention.ladder.plan import Ready
+from helpers.attention.ladder.plan import CompiledPlan
 from helpers.attention.ladder.steps import BASES, CLIMBS
 from helpers.xray import xray
 
@@ -62,14 +62,14 @@ def unlimited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launches, "MAX_GRID_YZ", 65535)
 
 
-def forward(stage: Stage, *arrays: Any, **options: Any) -> tuple[Ready, list[np.ndarray]]:
+def forward(stage: Stage, *arrays: Any, **options: Any) -> tuple[CompiledPlan, list[np.ndarray]]:
     """The plan, and o and lse of its launches."""
     ready, named, result = stage.plan(*arrays, return_lse="lse" in stage.features, **options)
     ready.bind(named)()
     return ready, [device.cp.asnumpy(a) for a in (result if isinstance(result, tuple) else (result,))]
 
 
-def gradients(stage: Stage, do: Any, q: Any, k: Any, v: Any, **options: Any) -> tuple[Ready, list[np.ndarray]]:
+def gradients(stage: Stage, do: Any, q: Any, k: Any, v: Any, **options: Any) -> tuple[CompiledPlan, list[np.ndarray]]:
     """The plan, and dq, dk and dv; o and lse are those of a forward in one grid."""
     of_forward = LADDER["heads_and_masks" if q.dtype == np.float32 else "flash_mma"]
     mine = {name: option for name, option in options.items() if name in ("causal", "cu_seqlens")}
@@ -103,7 +103,7 @@ def small_grid(monkeypatch: pytest.MonkeyPatch) -> int:
     return 3
 
 
-def several(ready: Ready, most: int) -> Sequence[Launch]:
+def several(ready: CompiledPlan, most: int) -> Sequence[Launch]:
     """The launches, that have room each."""
     assert all(max(launch.grid[1:]) <= most for launch in ready.launches)
     return ready.launches
@@ -422,8 +422,8 @@ def test_slots_are_for_many_empty_blocks(monkeypatch: pytest.MonkeyPatch) -> Non
     batch = (8192, *(240,) * 511)  # 524,288 blocks, or 24,544
     call = call_of(batch, 16)
     assert launches.in_slots(call, sizes)
-    assert launches._grid(call, "q", sizes) == (64, 16, 512)
-    assert launches._grid(call, "q", {**sizes, "SLOTS": 1}) == (1534, 16, 1)
+    assert launches.tile_grid(call, "q", sizes) == (64, 16, 512)
+    assert launches.tile_grid(call, "q", {**sizes, "SLOTS": 1}) == (1534, 16, 1)
     assert launches.in_slots(call_of(batch, 16, do=True), {"BLOCK_M": 8192, "BLOCK_N": 64}), "by the tiles of keys"
     assert not launches.in_slots(call_of(batch, 16), {"BLOCK_M": 8192, "BLOCK_N": 64})
     assert not launches.in_slots(call_of((512,) * 512, 16), sizes), "no block is empty"

@@ -10,16 +10,18 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
+import oracle
 import pytest
 from planted import ALL, Bug, check_all_can_be_planted
-from test_tensor_cores import check_both, expected, inputs
+from test_tensor_cores import check_both, inputs
 
 from helpers import device, engine
 from helpers.attention import calls, check, compile_report, flash_attention, flash_attention_varlen, forget, kernel
-from helpers.attention.ladder import LADDER, Stage, launches, limits, tensor_maps, tiles
-from helpers.attention.ladder.call import Call, Options, Spec
+from helpers.attention.ladder import LADDER, Stage, limits, tensor_maps
+from helpers.attention.ladder.call import Call, ForwardOptions, Spec
 from helpers.attention.ladder.launch import Arguments, DirectLaunch, Map
 from helpers.attention.ladder.layout import address
+from helpers.attention.ladder.stages import hopper as stages
 from helpers.bench.studies import hopper as study
 from helpers.device import cp
 from helpers.lesson import shortcuts
@@ -50,10 +52,10 @@ HEAD_DIMS = (8, 64, 72, 80, 96, 128, 192, 256)
 def test_it_compiles_without_spills_and_keeps_its_products_in_flight(head_dim: int, masked: bool) -> None:
     """The two types differ in the instruction that packs P: neighbouring head dimensions share them out."""
     dtype = ("float16", "bfloat16")[(HEAD_DIMS.index(head_dim) + masked) % 2]
-    sizes = {"HEAD_DIM": head_dim, **tiles.pick_hopper(head_dim, masked)}
+    sizes = {"HEAD_DIM": head_dim, **stages.pick_hopper(head_dim, masked)}
     report = compile_report.compile_report(HOPPER.file, sizes, "sm_90a", name=HOPPER.kernel_name(dtype))
     assert (report.spill_bytes, report.stack_bytes, report.warnings) == (0, 0, ())
-    assert tiles.hopper_shared_bytes(head_dim, sizes) <= 227 * 1024
+    assert stages.hopper_shared_bytes(sizes) <= 227 * 1024
 
 
 @pytest.mark.exhaustive
@@ -75,7 +77,7 @@ def test_shared_memory_is_what_the_kernel_counts() -> None:
         n = engine.zeros(1, np.uint32)
         options = kernel.options({"HEAD_DIM": head_dim, **sizes})
         engine.RawModule(code=text, options=options).get_function("count")((1,), (1,), (n,))
-        assert n.get()[0] == tiles.hopper_shared_bytes(head_dim, sizes)
+        assert n.get()[0] == stages.hopper_shared_bytes({"HEAD_DIM": head_dim, **sizes})
 
 
 @pytest.mark.parametrize(("cc", "there"), [(89, "8.9"), (100, "10.0"), (120, "12.0")])
@@ -142,7 +144,7 @@ def test_the_twin_refuses_what_the_driver_refuses() -> None:
 @runs_here
 def test_maps_are_kept_by_address() -> None:
     a, b = (cp.zeros((1, 2, 30, 64), np.float16) for _ in range(2))
-    kept = tensor_maps.Kept(Spec.of(a), 64)
+    kept = tensor_maps.MapCache(Spec.of(a), 64)
     (first, held), (second, _) = (kept.at(address(x)) for x in (a, b))
     assert first != second and kept.at(address(a))[0] == first
     before = ctypes.string_at(first, 128)
@@ -180,7 +182,7 @@ def test_calls_with_new_addresses() -> None:
 
 def test_tiles_for_masks_and_few_keys() -> None:
     """At D = 64 three consumers, at 128 wide tiles of keys; narrower ones, and fewer rows, with a mask or few keys."""
-    pick = tiles.pick_hopper
+    pick = stages.pick_hopper
     assert pick(64) == {"BLOCK_M": 192, "BLOCK_N": 128} == pick(64, True) == pick(40, False, 1024)
     assert pick(64, True, 1024) == {"BLOCK_M": 128, "BLOCK_N": 128}
     assert [pick(128, *of)["BLOCK_N"] for of in ((), (True,), (False, 1025), (False, 1024))] == [160, 128, 176, 128]
@@ -189,7 +191,7 @@ def test_tiles_for_masks_and_few_keys() -> None:
         for masked in (False, True):
             for keys in (1, 1024, 1025, None):
                 sizes = pick(head_dim, masked, keys)
-                assert tiles.hopper_shared_bytes(head_dim, sizes) <= 227 * 1024
+                assert stages.hopper_shared_bytes({"HEAD_DIM": head_dim, **sizes}) <= 227 * 1024
                 assert sizes["BLOCK_M"] in (128, 192) and sizes["BLOCK_N"] % 16 == 0
     for head_dim in (0, 257):
         with pytest.raises(ValueError, match="1 to 256"):
@@ -287,7 +289,7 @@ def test_longest_tiles_come_first_and_heads_in_groups(monkeypatch: pytest.Monkey
     table, _ = planned(call_of((1, 2, 512, 64), 2, 512, (-1, 0)), BLOCK_M=128)
     assert table[..., 3].tolist() == [[384, 384, 256, 256], [0, 0, 128, 128]]
     assert [sorted(row) for row in table[..., 1].tolist()] == [[0, 0, 1, 1]] * 2
-    monkeypatch.setattr(launches, "heads_together", lambda *_: 1)
+    monkeypatch.setattr(stages, "heads_together", lambda *_: 1)
     table, _ = planned(call_of((1, 2, 512, 64), 2, 512, (-1, 0)), BLOCK_M=128)
     assert table[:, :, 1].tolist() == [[0] * 4, [1] * 4]
     assert table[..., 3].tolist() == [[0, 128, 256, 384], [0, 128, 256, 384]]
@@ -310,7 +312,7 @@ def test_steps_are_the_key_tiles_that_are_seen(rows: int, keys: int, window: tup
 def test_every_tile_is_computed_whatever_the_order(blocks: int, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few blocks take many tiles each: the stages of K and V, and Q, pass from tile to tile."""
     monkeypatch.setattr(limits, "multiprocessors", lambda: blocks)
-    monkeypatch.setattr(launches, "heads_together", lambda *_: together)
+    monkeypatch.setattr(stages, "heads_together", lambda *_: together)
     q, k, v = inputs((2, 4, 300, 64), 170, 2, "float16")
     for options in ({}, {"causal": True}, {"window": (60, 10)}):
         launch, got = HOPPER.prepare(q, k, v, return_lse=True, sizes={"BLOCK_N": 64}, **options)
@@ -323,7 +325,7 @@ def test_heads_that_are_worked_on_together() -> None:
 
     def of(heads: int, kv_heads: int, keys: int, window: tuple[int, int]) -> int:
         sizes = {"BLOCK_M": 128, "BLOCK_N": 160}
-        return launches.heads_together(call_of((1, heads, 128, 128), kv_heads, keys, window), sizes)
+        return stages.heads_together(call_of((1, heads, 128, 128), kv_heads, keys, window), sizes)
 
     assert of(16, 16, 16384, (-1, -1)) == 1
     assert of(16, 16, 16384, (-1, 0)) == 4 and of(16, 4, 16384, (-1, 0)) == 16
@@ -354,7 +356,7 @@ def test_heads_are_grouped_so_that_blocks_finish_together() -> None:
         *((64, 4096, 64, 192, 128), (256, 2048, 64, 192, 128), (1024, 512, 64, 192, 128), (40, 2048, 128, 128, 160)),
     ):
         rows += -rows % block_m
-        together = launches.group_of_heads(heads, 1, rows, rows, head_dim, (-1, 0), block_m, block_n, 132)
+        together = stages.group_of_heads(heads, 1, rows, rows, head_dim, (-1, 0), block_m, block_n, 132)
         assert together * 4 * rows * head_dim <= 24 * 2**20 and dealt(heads, rows, together, block_m, block_n) < 1.06
 
 
@@ -440,14 +442,14 @@ def test_the_stage_of_a_call_that_names_none(
 ) -> None:
     """10 on a Hopper GPU if there is enough to do; 07 on the CPU engine, and wherever 10 cannot run."""
     names: list[str] = []
-    choose = calls._stage_of
+    choose = calls.choose
 
     def choose_and_note(*args: Any) -> tuple[Any, Stage]:
         family, stage = choose(*args)
         names.append(stage.name)
         return family, stage
 
-    monkeypatch.setattr(calls, "_stage_of", choose_and_note)
+    monkeypatch.setattr(calls, "choose", choose_and_note)
     q, k, v = (cp.asarray(a.swapaxes(1, 2)) for a in inputs((1, 2, rows, head_dim), rows, 2, "float16"))
 
     def call() -> None:
@@ -487,7 +489,7 @@ def test_packed_sequences_count_by_typical_lengths(
     monkeypatch.setattr(calls, "able_of", lambda *_, **__: [stage])
     tokens, ends = sum(lengths), Spec.dense((len(lengths) + 1,), np.int32)
     views = dict.fromkeys("qkv", Spec.dense((1, 2, tokens, 128), np.float16))
-    calls._stage_of({**views, **dict.fromkeys(CU, ends)}, Options(), (), max(lengths))
+    calls.choose({**views, **dict.fromkeys(CU, ends)}, ForwardOptions(), max(lengths))
     assert asked == [rows]
 
 
@@ -823,7 +825,7 @@ def test_a_wrong_order_is_seen(
     name: str, old: str, new: str, few_blocks: None, cpu_engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the engine: a wrong entry leads to addresses that would leave a GPU's context unusable."""
-    text = Bug(name, old, new).plant(kernel.source(launches.ORDER))
+    text = Bug(name, old, new).plant(kernel.source(stages.ORDER))
     load = kernel.load
     monkeypatch.setattr(kernel, "load", lambda file, *rest, **more: load(text, *rest, **more))
 
@@ -896,7 +898,7 @@ def test_the_xray_of_a_launch_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     ready, arrays, o = HOPPER.plan(q, k, v)
     *_, (launch, compiled, args) = shortcuts.prepared_launches(ready, arrays)
     xray(compiled, launch.grid, launch.block, args, launch.shared_bytes).assert_clean()
-    exact, _, tolerance = expected(q, k, v)
+    exact, _, tolerance = oracle.expected(q, k, v)
     check.check("O of the X-ray", o, exact, tolerance=tolerance)
 
 

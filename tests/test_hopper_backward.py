@@ -425,6 +425,7 @@ def test_blocks_add_in_turn_in_whatever_order_they_start() -> None:
     assert device.ON_GPU or bits(LAST_FIRST, no_turns) != in_order
 
 
+@pytest.mark.exhaustive(one_of_each=lambda bug: None)
 @pytest.mark.parametrize(
     "bug",
     [

@@ -13,7 +13,7 @@ import pytest
 from helpers import device
 from helpers.attention import compile_report, kernel
 from helpers.attention.ladder import limits
-from helpers.attention.ladder.tiles import hopper_shared_bytes
+from helpers.attention.ladder.stages.hopper import hopper_shared_bytes
 from helpers.bench import records
 from helpers.bench.cases import Case
 from helpers.bench.studies import hopper
@@ -86,8 +86,8 @@ def test_four_stages_fit_the_rings_tile_and_no_larger_one() -> None:
     assert [each["STAGES"] for each in rings] == [1, 2, 3, 4]
     sizes = {name for each in rings for name in each.items() if name[0] != "STAGES"}
     assert len(sizes) == 3, "they differ in nothing else"
-    assert hopper_shared_bytes(128, rings[-1]) <= most
-    assert hopper_shared_bytes(128, {**rings[-1], "BLOCK_N": rings[-1]["BLOCK_N"] + 16}) > most
+    assert hopper_shared_bytes({"HEAD_DIM": 128, **rings[-1]}) <= most
+    assert hopper_shared_bytes({"HEAD_DIM": 128, **rings[-1], "BLOCK_N": rings[-1]["BLOCK_N"] + 16}) > most
 
 
 def test_sections_are_measured_alone_and_the_others_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import importlib
 import json
 import re
@@ -36,6 +37,7 @@ ONLY = {
     "setup": {"packaging", "pip"},  # where it is there
     "engine": {"numpy", "ml_dtypes", "elftools", "cupy"},  # cupy: where NVRTC is asked
 }
+CIRCLES = {"attention"}  # where modules still import each other: to be empty
 STANDARD = set(__import__("sys").stdlib_module_names)
 
 
@@ -49,6 +51,11 @@ def room(path: Path) -> str:
     return path.relative_to(HELPERS).parts[0].removesuffix(".py")
 
 
+def is_module(name: str) -> bool:
+    path = HELPERS.parent.joinpath(*name.split("."))
+    return path.with_suffix(".py").is_file() or path.is_dir()
+
+
 def imported(path: Path) -> Iterator[tuple[int, str]]:
     """Line and full name of each module that a file imports, inside functions too."""
     package = ["helpers", *path.relative_to(HELPERS).parts[:-1]]
@@ -58,10 +65,8 @@ def imported(path: Path) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             name = ".".join([*base, *(node.module or "").split(".")]).strip(".")
-            if name == "helpers" or (node.level and not node.module):
-                yield from ((node.lineno, f"{name}.{alias.name}") for alias in node.names)
-            else:
-                yield node.lineno, name
+            full = [f"{name}.{alias.name}" for alias in node.names]
+            yield from ((node.lineno, one if is_module(one) else name) for one in full)
 
 
 @pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(HELPERS)))
@@ -76,6 +81,15 @@ def test_imports_point_down(path: Path) -> None:
             assert target == own or FLOOR[target] < FLOOR[own], f"{where}, which is not below {own}"
         elif own in ONLY:
             assert top in STANDARD | ONLY[own], f"{path.name}:{line}: {own} does without {top}"
+
+
+def test_no_modules_import_each_other() -> None:
+    """Neither two nor a ring of several; an import in a function or under TYPE_CHECKING counts as well."""
+    paths = [path for path in files() if room(path) not in CIRCLES]
+    names = {path: ".".join(path.relative_to(HELPERS.parent).with_suffix("").parts) for path in paths}
+    names = {path: name.removesuffix(".__init__") for path, name in names.items()}
+    graph = {own: {name for _, name in imported(path)} - {own} for path, own in names.items()}
+    graphlib.TopologicalSorter(graph).prepare()  # raises a CycleError that lists the ring
 
 
 def test_the_gpu_needs_nothing_of_the_engine() -> None:
@@ -122,6 +136,12 @@ def test_notebooks_import_the_names_of_the_map_and_no_others() -> None:
 
 OLD_NAMES = {
     "attention.rotary_and_projection": {"angles": "cos_sin"},
+    "attention.ladder.tiles": {
+        "pick": "helpers.attention.ladder.stages.cuda_cores.pick",
+        "pick_backward_mma": "helpers.attention.ladder.stages.backward.pick_backward_mma",
+        "pick_wmma": "helpers.attention.ladder.stages.tensor_cores.pick_wmma",
+        "wmma_shared_bytes": "helpers.attention.ladder.stages.tensor_cores.wmma_shared_bytes",
+    },
     "bench.climb": {"beside": "peers_table", "worth": "gains_table"},
     "bench.sass": {"lines": "excerpt"},
     "bench.studies.bits": {"different": "differing_elements"},
@@ -148,7 +168,9 @@ def test_old_names_work_and_say_the_new_ones(module: str) -> None:
     ours = importlib.import_module(f"helpers.{module}")
     for old, new in OLD_NAMES[module].items():
         with pytest.warns(DeprecationWarning, match=rf"\.{old} is called {new} now") as caught:
-            assert getattr(ours, old) is getattr(ours, new)
+            module_of_new, _, name = new.rpartition(".")
+            home = importlib.import_module(module_of_new) if module_of_new else ours
+            assert getattr(ours, old) is getattr(home, name)
         assert caught[0].filename == __file__
     with pytest.raises(AttributeError, match="no attribute 'never_there'"):
         ours.never_there  # noqa: B018

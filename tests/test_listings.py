@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from helpers.lesson.exercises.registry import number_of
+from helpers.lesson.exercises.holes import number_of
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 PATHS = {number_of(path.name): path for path in sorted(NOTEBOOKS.glob("*.ipynb"))}

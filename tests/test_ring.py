@@ -30,7 +30,7 @@ from helpers.attention import (
 )
 from helpers.attention.comms import Message, Nccl, virtual_ranks
 from helpers.attention.ladder import LADDER, limits
-from helpers.attention.ladder.call import Call, Options
+from helpers.attention.ladder.call import Call, ForwardOptions
 from helpers.attention.ladder.layout import Spec
 from helpers.attention.ring import SCHEDULES, positions, shard, steps, unshard
 from helpers.bench.studies import ring as study
@@ -127,6 +127,7 @@ def test_what_is_cut_comes_back() -> None:
 # ---- results
 
 
+@pytest.mark.exhaustive(each_value=("schedule",))
 @MASKS
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(
@@ -165,6 +166,7 @@ def test_gathered_keys_give_the_bits_of_one_device() -> None:
     assert np.abs(on_host(lse, "all_gather", 2) - cp.asnumpy(whole[1])).max() < 1e-5
 
 
+@pytest.mark.exhaustive(each_value=())
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(("forward", "backward"), [("flash_mma", "backward_mma"), ("hopper", "hopper_backward")])
 def test_results_in_float32_are_those_before_rounding(forward: str, backward: str, dtype: str) -> None:
@@ -199,22 +201,22 @@ def test_who_has_no_results_in_float32_says_so() -> None:
 
 def test_a_persistent_grid_leaves_multiprocessors() -> None:
     q = Spec.dense((1, 16, 4096, 128), np.float16)
-    call = Call.of(dict.fromkeys("qkvo", q), Options().checked(128))
+    call = Call.of(dict.fromkeys("qkvo", q), ForwardOptions().checked(128))
     hopper = LADDER["hopper"]
     h200 = limits.Limits(227 << 10, 132, 90)
 
     def grid() -> tuple[int, ...]:
-        with limits.of_another(h200):
+        with limits.pretend_gpu(h200):
             return hopper.launches(hopper, call, hopper.sizes_for(call))[-1].grid
 
     assert grid() == (132,)
-    with limits.leave(8):
+    with limits.reserve_sms(8):
         assert grid() == (124,)
-        with limits.leave(0):
+        with limits.reserve_sms(0):
             assert grid() == (132,)
-        with limits.leave(500):
+        with limits.reserve_sms(500):
             assert grid() == (1,)
-    assert limits.left() == 0
+    assert limits.reserved_sms() == 0
 
 
 # ---- the merge
@@ -553,6 +555,7 @@ def nccl_ranks(size: int, **options: Any) -> list[tuple[Nccl, Library]]:
     return [(Nccl(size, {i: 0}, {i: each}, library=each, **options), each) for i, each in enumerate(libraries)]
 
 
+@pytest.mark.exhaustive(each_value=())
 @on_cpu
 @MASKS
 @pytest.mark.parametrize("schedule", SCHEDULES)

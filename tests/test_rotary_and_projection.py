@@ -12,7 +12,8 @@ from planted import Bug
 
 from helpers import device, engine
 from helpers.attention import check, compile_report, kernel, reference, rotary_and_projection
-from helpers.attention.ladder import LADDER, launches, limits, tiles
+from helpers.attention.ladder import LADDER, launches, limits
+from helpers.attention.ladder.stages.tensor_cores import mma_shared_bytes, pick_projection
 from helpers.attention.rotary_and_projection import (
     FORMS,
     attention_projection,
@@ -364,9 +365,9 @@ def test_projection_with_a_huge_scale() -> None:
 def test_projection_with_the_tiles_of_other_gpus(limit: int) -> None:
     for form in FORMS:
         for d in (64, 128):
-            sizes = tiles.pick_projection(d, limit * 1024)
-            assert tiles.mma_shared_bytes(d, sizes) <= limit * 1024
-            if sizes != tiles.pick_projection(d, limits.most_shared()):
+            sizes = pick_projection(d, limit * 1024)
+            assert mma_shared_bytes({"HEAD_DIM": d, **sizes}) <= limit * 1024
+            if sizes != pick_projection(d, limits.most_shared()):
                 check_projection(form, "float16", (1, 130, 65, 2, 1, d, 136), sizes=sizes)
 
 
@@ -535,7 +536,7 @@ def test_compiled_without_spills(arch: str) -> None:
     limit = {"sm_80": 163, "sm_90": 227}[arch] * 1024
     for d in (64, 128):
         for all_heads in (False, True):
-            sizes = {"HEAD_DIM": d, **tiles.pick_projection(d, limit), "ALL_HEADS": int(all_heads)}
+            sizes = {"HEAD_DIM": d, **pick_projection(d, limit), "ALL_HEADS": int(all_heads)}
             report = compile_report.compile_report(
                 rotary_and_projection.PROJECTION, sizes, arch, name="projection<__nv_bfloat16>"
             )

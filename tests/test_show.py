@@ -13,7 +13,7 @@ from PIL import Image
 
 from helpers.attention import check, reference
 from helpers.attention.kernel import KERNELS, source
-from helpers.attention.ladder import launches
+from helpers.attention.ladder.stages.hopper import ORDER
 from helpers.bench import curves
 from helpers.bench import plots as measured
 from helpers.bench.studies import moving
@@ -21,7 +21,7 @@ from helpers.engine import banks
 from helpers.lesson import show
 
 # 10_order.cu prepares a launch of 10: it has no sizes of its own.
-FILES = sorted(path.name for path in KERNELS.glob("*.cu") if path.name != launches.ORDER)
+FILES = sorted(path.name for path in KERNELS.glob("*.cu") if path.name != ORDER)
 
 
 def result(

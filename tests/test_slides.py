@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from helpers.lesson.exercises.registry import number_of
+from helpers.lesson.exercises.holes import number_of
 from helpers.site import notebook_pages, slides
 
 

@@ -125,7 +125,8 @@ def test_sizes(row: Row, n: int, n_kv: int, d: int) -> None:
 @every_stage
 @pytest.mark.parametrize("blocks", ["many", "few", "lone"])
 def test_sizes_around_its_own_tiles(row: Row, blocks: str) -> None:
-    other = {"many": {}, "few": row.stage.tuning.few_blocks(32), "lone": row.stage.tuning.lone_blocks(32)}[blocks]
+    tuning, shared = row.stage.tuning, limits.most_shared()
+    other = {"many": {}, "few": tuning.small_grid(32, shared), "lone": tuning.single_wave(32, shared)}[blocks]
     tiles = {**row.stage.defines(32), **other}
     block_m, block_n = tiles["BLOCK_M"], tiles.get("BLOCK_N", 1)
     for n in (block_m - 1, block_m, block_m + 1, 2 * block_m):
@@ -600,6 +601,7 @@ def fastest(runs: Sequence[Callable[[], object]], turns: int) -> list[float]:
     return best
 
 
+@pytest.mark.exhaustive
 @every_stage
 def test_speed_on_the_cpu_engine(
     row: Row, cpu_engine: Any, monkeypatch: pytest.MonkeyPatch, record_row: Callable[..., None]

@@ -7,12 +7,14 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import oracle
 import pytest
 from planted import ALL, Bug, check_all_can_be_planted
 
 from helpers import engine
-from helpers.attention import check, flash_attention, flash_attention_varlen, kernel, reference
-from helpers.attention.ladder import LADDER, limits, tiles
+from helpers.attention import check, flash_attention, flash_attention_varlen, kernel
+from helpers.attention.ladder import LADDER, limits
+from helpers.attention.ladder.stages.tensor_cores import mma_shared_bytes, pick_few_mma, pick_mma
 from helpers.device import cp
 
 TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -44,40 +46,8 @@ def inputs(shape: tuple[int, ...], n_kv: int, kv_heads: int, dtype: str, *, grow
     return tuple(a.astype(TYPES[dtype]) for a in (q * grow**0.5, k * grow**0.5, v))
 
 
-def expected(q: np.ndarray, k: np.ndarray, v: np.ndarray, **options: Any) -> tuple[np.ndarray, np.ndarray, float]:
-    """Output and lse in float64, and the tolerance: twice the error of NumPy attention that rounds P and O to the type.
-
-    Where the rounding happens to be kind, one step of the type at the largest output is allowed.
-    """
-    dtype, group = q.dtype, q.shape[1] // k.shape[1]
-    q, k, v = (a.astype(np.float64) for a in (q, np.repeat(k, group, 1), np.repeat(v, group, 1)))
-    options.setdefault("softmax_scale", q.shape[-1] ** -0.5)
-    o, lse = reference.attention(q, k, v, return_lse=True, **options)
-    s = options["softmax_scale"] * q @ k.swapaxes(-1, -2)
-    i, j = np.arange(s.shape[-2])[:, None] + s.shape[-1] - s.shape[-2], np.arange(s.shape[-1])
-    left, right = options.get("window") or (-1, -1)
-    right = 0 if options.get("causal") else right
-    s[..., (left >= 0) & (j < i - left) | (right >= 0) & (j > i + right)] = -np.inf
-    largest = s.max(-1, keepdims=True)
-    p = np.exp(s - np.where(np.isfinite(largest), largest, 0))
-    total = p.sum(-1, keepdims=True)
-    rounded = (p.astype(dtype).astype(np.float64) @ v / np.where(total > 0, total, 1)).astype(dtype)
-    step = float(ml_dtypes.finfo(dtype).eps) * np.abs(o).max(initial=0)
-    return o, lse, max(2 * np.abs(rounded.astype(np.float64) - o).max(initial=0), step)
-
-
 def check_both(name: str, got: tuple[Any, Any], q: np.ndarray, k: np.ndarray, v: np.ndarray, **options: Any) -> None:
-    o, lse, tolerance = expected(q, k, v, **options)
-    check.check(name, got[0], o, tolerance=tolerance)
-    seen = np.isfinite(lse)
-    got_lse = cp.asnumpy(got[1])
-    assert got_lse.dtype == np.float32 and np.array_equal(np.isneginf(got_lse), ~seen)
-    check.check(
-        f"{name}, lse",
-        np.where(seen, got_lse, 0),
-        np.where(seen, lse, 0),
-        tolerance=1e-5 * (1 + np.abs(lse[seen]).max(initial=0)),
-    )
+    oracle.check_output(name, got, oracle.expected(q, k, v, **options))
 
 
 def run(name: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, **options: Any) -> tuple[Any, Any]:
@@ -200,7 +170,7 @@ def one_key_wins(name: str, dtype: str = "float16", source: str | None = None, *
     launch, results = LADDER[name].prepare(q, k, v, return_lse=True, source=source, **options)
     launch()
     o, lse = map(cp.asnumpy, results)
-    want, want_lse, tolerance = expected(q, k, v, **options)
+    want, want_lse, tolerance = oracle.expected(q, k, v, **options)
     check.check(name, o, want, tolerance=tolerance)
     check.check(f"{name}, lse", lse, want_lse, tolerance=2 * last_bits(want_lse))
 
@@ -275,12 +245,12 @@ def test_maxima_that_rise_slowly(name: str) -> None:
 @pytest.mark.parametrize("name", ["flash_wmma", "flash_mma"])
 @pytest.mark.parametrize("limit", [64 * 1024, 99 * 1024, 163 * 1024, 227 * 1024])
 def test_tiles_fit_the_shared_memory(name: str, limit: int) -> None:
-    short = name.removeprefix("flash_")
-    pick, shared_bytes = getattr(tiles, f"pick_{short}"), getattr(tiles, f"{short}_shared_bytes")
-    least, most = (99 * 1024 if name == "flash_mma" else 0), LADDER[name].max_head_dim  # 07 needs sm_80
+    stage = LADDER[name]
+    pick = stage.tuning.tiles
+    least, most = (99 * 1024 if name == "flash_mma" else 0), stage.max_head_dim  # 07 needs sm_80
     for head_dim in range(8, most + 1, 8):
         if limit >= least:
-            assert shared_bytes(head_dim, pick(head_dim, limit)) <= limit
+            assert stage.shared_bytes({"HEAD_DIM": head_dim, **pick(head_dim, limit)}) <= limit
     with pytest.raises(ValueError, match=f"1 to {most}"):
         pick(most + 8, limit)
     with pytest.raises(ValueError, match="no tile for head_dim = 128 fits"):
@@ -288,12 +258,12 @@ def test_tiles_fit_the_shared_memory(name: str, limit: int) -> None:
 
 
 @pytest.mark.exhaustive(each_value=())
-@pytest.mark.parametrize("pick", [tiles.pick_mma, tiles.pick_few_mma], ids=["many blocks", "few blocks"])
+@pytest.mark.parametrize("pick", [pick_mma, pick_few_mma], ids=["many blocks", "few blocks"])
 @pytest.mark.parametrize("limit", [99 * 1024, 163 * 1024, 227 * 1024])
 @pytest.mark.parametrize("head_dim", [32, 48, 64, 80, 96, 128, 136, 256])
 def test_every_tile_of_07_is_right(head_dim: int, limit: int, pick: Callable[[int, int], dict[str, int]]) -> None:
     sizes = pick(head_dim, limit)
-    assert tiles.mma_shared_bytes(head_dim, sizes) <= limit
+    assert mma_shared_bytes({"HEAD_DIM": head_dim, **sizes}) <= limit
     q, k, v = inputs((1, 1, 150, head_dim), 200, 1, "float16")
     launch, got = LADDER["flash_mma"].prepare(q, k, v, causal=True, return_lse=True, sizes=sizes)
     launch()
@@ -312,9 +282,9 @@ def test_few_blocks_get_smaller_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("limit", "block_n"), [(99, 64), (163, 128), (227, 128)])
 def test_many_keys_a_tile_only_where_two_blocks_have_room(limit: int, block_n: int) -> None:
-    assert tiles.pick_mma(64, limit * 1024)["BLOCK_N"] == block_n
-    assert tiles.pick_mma(48, limit * 1024)["BLOCK_N"] == 64
-    assert tiles.pick_mma(128, limit * 1024)["BLOCK_N"] == {99: 32, 163: 32, 227: 64}[limit]
+    assert pick_mma(64, limit * 1024)["BLOCK_N"] == block_n
+    assert pick_mma(48, limit * 1024)["BLOCK_N"] == 64
+    assert pick_mma(128, limit * 1024)["BLOCK_N"] == {99: 32, 163: 32, 227: 64}[limit]
 
 
 # ---- planted bugs

@@ -10,8 +10,10 @@ import pytest
 from helpers import engine
 from helpers.attention import compile_report, kernel
 from helpers.attention.check import check, make_inputs
-from helpers.attention.ladder import LADDER, tiles
-from helpers.attention.ladder.tiles import GPUS, KB, LIMITS, MAX_HEAD_DIM, Tiles, pick, pick_few, pick_lone
+from helpers.attention.ladder import LADDER
+from helpers.attention.ladder.stages.cuda_cores import pick, pick_few, pick_lone, table
+from helpers.attention.ladder.stages.tensor_cores import mma_shared_bytes, pick_mma
+from helpers.attention.ladder.tiles import GPUS, KB, LIMITS, MAX_HEAD_DIM, Gpu, Tiles
 from helpers.attention.reference import attention
 from helpers.bench.studies import presets
 
@@ -90,7 +92,7 @@ def test_every_entry_is_right(head_dim: int, limit: int, choose: Callable[[int, 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
 @pytest.mark.parametrize("head_dim", (64, 128))
-def test_a_block_runs_on_every_gpu_of_the_table(gpu: tiles.Gpu, head_dim: int) -> None:
+def test_a_block_runs_on_every_gpu_of_the_table(gpu: Gpu, head_dim: int) -> None:
     found = pick(head_dim, gpu.limit)
     try:
         report = compile_report.compile_report(FILE, {"HEAD_DIM": head_dim, **found.defines}, gpu.arch)
@@ -115,7 +117,7 @@ def test_what_limits_the_number_of_blocks() -> None:
 def test_tiles_say_what_a_thread_has() -> None:
     assert Tiles(128, 64, 128, 8).scores == (8, 8)
     assert Tiles(128, 96, 256, 16).scores == (8, 6)
-    assert len(tiles.table().splitlines()) == len(LIMITS) * 6
+    assert len(table().splitlines()) == len(LIMITS) * 6
 
 
 # ---- 07 on GPUs with less shared memory
@@ -124,7 +126,7 @@ def test_tiles_say_what_a_thread_has() -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("gpu", presets.OTHERS, ids=lambda gpu: gpu.arch)
 @pytest.mark.parametrize("head_dim", presets.HEAD_DIMS)
-def test_mma_takes_the_tile_that_was_fastest_with_as_many_blocks(gpu: tiles.Gpu, head_dim: int) -> None:
+def test_mma_takes_the_tile_that_was_fastest_with_as_many_blocks(gpu: Gpu, head_dim: int) -> None:
     """Of both speeds together, 4 % at most are left for a tile that fits several head dimensions.
 
     The speeds are an H200's. A tile does not count that spills where it is compiled for the GPU it is meant for.
@@ -132,7 +134,7 @@ def test_mma_takes_the_tile_that_was_fastest_with_as_many_blocks(gpu: tiles.Gpu,
     record = presets.recorded()
     assert record is not None
     found = presets.best(record, gpu.arch, head_dim)
-    own = tiles.pick_mma(head_dim, gpu.limit)
+    own = pick_mma(head_dim, gpu.limit)
     (row,) = (row for row in found if all(row[name] == own[name] for name in presets.NAMES))
     for faster in found:
         if row["full"] + row["causal"] >= 0.96 * (faster["full"] + faster["causal"]):
@@ -149,14 +151,14 @@ def test_mma_takes_the_tile_that_was_fastest_with_as_many_blocks(gpu: tiles.Gpu,
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("gpu", presets.OTHERS, ids=lambda gpu: gpu.arch)
 @pytest.mark.parametrize("head_dim", [80, 96, 128])
-def test_mma_has_the_blocks_that_its_preset_counts_on(gpu: tiles.Gpu, head_dim: int) -> None:
+def test_mma_has_the_blocks_that_its_preset_counts_on(gpu: Gpu, head_dim: int) -> None:
     """By NVRTC's registers and the rule of occupancy. An A100 has two blocks at 128, where 64 keys a tile left one."""
-    sizes = {"HEAD_DIM": head_dim, **tiles.pick_mma(head_dim, gpu.limit)}
+    sizes = {"HEAD_DIM": head_dim, **pick_mma(head_dim, gpu.limit)}
     try:
         report = compile_report.compile_report("07_mma.cu", sizes, gpu.arch, name="flash_mma<__half>")
     except compile_report.NvrtcMissing as error:
         pytest.skip(str(error))
     assert report.spill_bytes <= 16
-    blocks, _ = gpu.resident(32 * sizes["WARPS"], report.registers, tiles.mma_shared_bytes(head_dim, sizes))
+    blocks, _ = gpu.resident(32 * sizes["WARPS"], report.registers, mma_shared_bytes(sizes))
     warps = blocks * sizes["WARPS"]
     assert warps == 8, "two blocks of 4 warps, or one of 8"

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.attention import calls, check, decoding, kernel, make_block_mask
+from helpers.attention import calls, check, decoding, forget, kernel, make_block_mask
 from helpers.attention.ladder import LADDER, limits
 from helpers.attention.ladder.layout import address
 from helpers.attention.score_mods import soft_cap
@@ -127,6 +127,7 @@ def check_call(
 MASKS: tuple[dict[str, Any], ...] = ({}, {"causal": True}, {"window": (9, 4)}, {"window": (-1, 3)})
 
 
+@pytest.mark.exhaustive(each_value=("where",))
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 @pytest.mark.parametrize("shape", [(65, 70), (70, 33)], ids=str)
@@ -139,6 +140,7 @@ def test_values_and_gradients(where: str, dtype: str, mask: dict[str, Any], shap
     assert o.dtype == given[0].dtype and o.device == given[0].device and o.is_contiguous()
 
 
+@pytest.mark.exhaustive(each_value=("where",))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("mask", MASKS[:3], ids=str)
 @pytest.mark.parametrize("told", [False, True])
@@ -279,6 +281,7 @@ def functions_of(case: str, where: str) -> tuple[dict[str, Any], dict[str, Any]]
     return options, {"seen": seen, "score": capped, "sinks": sinks}
 
 
+@pytest.mark.exhaustive(each_value=("where",))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("case", ["soft cap", "documents", "a block mask", "sinks", "a bias", "a mask", "all at once"])
 def test_functions_of_scores(where: str, dtype: str, case: str) -> None:
@@ -336,6 +339,7 @@ def test_what_changed_before_the_backward(where: str) -> None:
         o.sum().backward()
 
 
+@pytest.mark.exhaustive(each_value=("where",))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("rotary_dim", [32, 64])
@@ -450,6 +454,7 @@ def both(given: list[Any], **options: Any) -> None:
         compare(name, a, b, b)
 
 
+@pytest.mark.exhaustive(each_value=("where",))
 @pytest.mark.parametrize("lead", LEADING)
 @pytest.mark.parametrize("shape", [(33, 40), (40, 33), (1, 40), (40, 1), (33, 33)], ids=str)
 def test_sdpa_has_torchs_shapes_and_alignment(where: str, lead: str, shape: tuple[int, int]) -> None:
@@ -462,6 +467,7 @@ def test_sdpa_has_torchs_shapes_and_alignment(where: str, lead: str, shape: tupl
         both(given, scale=0.05, **options)
 
 
+@pytest.mark.exhaustive(each_value=("where",))
 @pytest.mark.parametrize("lead", LEADING)
 @pytest.mark.parametrize("kind", ["of query's type", "bool"])
 def test_sdpa_takes_a_mask(where: str, lead: str, kind: str) -> None:
@@ -785,6 +791,7 @@ def test_refused(case: str) -> None:
 # ---- gradients: torch's own judge, and what a graph may look like
 
 
+@pytest.mark.exhaustive(each_value=("where",))
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (2, 1)}], ids=str)
 def test_gradcheck(where: str, options: dict[str, Any]) -> None:
     """Differences of a float32 function, over steps that its rounding allows.
@@ -1147,7 +1154,7 @@ def test_a_tensor_with_other_signs_in_memory(where: str) -> None:
 def test_rows_of_every_length_have_gradients_on_a_gpu(dtype: str) -> None:
     """Asked before a launch, of stages that an H200 has: up to 256 in half types, as many as 08 takes in float32."""
     most = 256 if dtype != "float32" else LADDER["backward"].max_head_dim
-    with limits.of_another(limits.Limits(shared=227 * 1024, multiprocessors=132, compute_capability=90)):
+    with limits.pretend_gpu(limits.Limits(shared=227 * 1024, multiprocessors=132, compute_capability=90)):
         for head_dim in range(1, most + 1):
             ours._check_backward.__wrapped__(head_dim, DTYPES[dtype])
         with pytest.raises(ValueError, match="no stage has these gradients"):
@@ -1395,7 +1402,7 @@ def test_on_the_current_stream(dtype: str) -> None:
     late = torch.zeros_like(do)
     for known in (False, True):  # a call that is checked and planned, and one that was made before
         if not known:
-            calls.forget()
+            forget()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

@@ -110,7 +110,8 @@ def test_that_is_skipped(): pytest.skip("{reason}")
 def run_tiny(folder: Path, *words: str, reason: str, **environment: str) -> tuple[int, str]:
     """Exit code and output of pytest, with the conftest of these tests, over TINY."""
     (folder / "test_tiny.py").write_text(TINY.format(reason=reason))
-    argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(folder), str(folder), *words]
+    argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:nbval"]  # (it takes seconds to import)
+    argv += ["--rootdir", str(folder), str(folder), *words]
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     kept = {name: value for name, value in os.environ.items() if name != "CI" and not name.startswith("PYTEST_")}
     done = subprocess.run(

@@ -13,7 +13,8 @@ from typing import Any
 
 _ENTRY_POINTS = {
     **dict.fromkeys(("flash_attention", "flash_attention_backward"), "calls"),
-    **dict.fromkeys(("flash_attention_varlen", "flash_attention_varlen_backward", "forget"), "calls"),
+    **dict.fromkeys(("flash_attention_varlen", "flash_attention_varlen_backward"), "calls"),
+    "forget": "run",
     "flash_attention_with_kvcache": "decoding",
     **dict.fromkeys(("ring_attention", "ring_attention_backward"), "ring"),
     "make_block_mask": "ladder.score_mod",

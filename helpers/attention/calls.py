@@ -12,24 +12,24 @@ device. A device array is read where it is, whatever its strides, as long as the
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from helpers import device
 from helpers.attention.kernel import COUNTS
-from helpers.attention.ladder import LADDER, Stage, able_of, backward_of, forward_of, limits
+from helpers.attention.ladder import LADDER, Stage, able_of, backward_of, forward_of
 from helpers.attention.ladder.call import (
     BATCHED,
     CU_SEQLENS,
     MAX_ROWS,
     PACKED,
     WITH_HEAD_DIM,
-    Call,
-    Options,
+    AttentionOptions,
+    BackwardOptions,
+    ForwardOptions,
     Spec,
     check_cu_seqlens,
     check_gradient_arrays,
@@ -37,13 +37,14 @@ from helpers.attention.ladder.call import (
     longest_of,
     softmax_scale_of,
 )
+from helpers.attention.ladder.call import Call as AttentionCall
 from helpers.attention.ladder.extras import check_positions, extra_inputs
 from helpers.attention.ladder.extras import needs as needs_of_extras
-from helpers.attention.ladder.kinds import DeviceArrays, TorchTensors, as_device_array, as_kind_of, kind_of, on_device
-from helpers.attention.ladder.launch import DirectLaunch
-from helpers.attention.ladder.layout import dense, four_axes
-from helpers.attention.ladder.plan import Latest, Ready
-from helpers.attention.ladder.score_mod import BlockMask, read
+from helpers.attention.ladder.kinds import as_device_array, kind_of
+from helpers.attention.ladder.layout import dense
+from helpers.attention.ladder.score_mod import BlockMask, parse_score_mod
+from helpers.attention.run import FAMILIES, Call, Change, Longest, Output, Plan, compile_plan, run
+from helpers.attention.scalars import check_flags
 
 
 def flash_attention(
@@ -87,8 +88,8 @@ def flash_attention(
             below about -1e37 it counts as -inf. Of bool: True where a query may see a key. (So is PyTorch's attn_mask.)
             Combines with causal and window. Fastest with keys that are neighbours and rows at multiples of 16 bytes.
         alibi_slopes: float32 (heads,) or (batch, heads): -slope * |i + seq_kv - seq - j| is added to the scaled scores
-            (Press et al. 2022, "Train Short, Test Long", whose masks are causal; both sides as FlashAttention has it).
-        sinks: float32 (heads,): exp(sinks[head]) is added to a row's sum of weights, as in gpt-oss. lse has it, too.
+            (Press et al. 2022, "Train Short, Test Long", whose masks are causal; FlashAttention has both sides, too).
+        sinks: float32 (heads,): exp(sinks[head]) is added to a row's sum of weights, as in gpt-oss. lse includes it.
         score_mod: an expression in CUDA C++ that makes another score of each, as FlexAttention's (Dong et al. 2024) in
             Python: "cap * tanhf(score / cap)". It knows score (scaled, float), batch, head, kv_head, q_idx, kv_idx,
             q_len, kv_len, distance (q_idx - kv_idx as a float) and the names of mod_args. The last query is at the last
@@ -124,11 +125,10 @@ def flash_attention(
             says why, and which stages can.
     """
     extras = extra_inputs(bias, alibi_slopes, rotary_cos, rotary_sin, rotary_interleaved, rotary_positions, sinks)
-    mod, of_mod = read(score_mod, mask_mod, mod_args, score_mod_grad)
-    extras |= of_mod
-    float_out = _is_float32(out_dtype)
-    options = Options(causal, softmax_scale, return_lse, False, rotary_interleaved, stage, mod, window, float_out)
-    return _call({"q": q, "k": k, "v": v, **extras}, options)
+    mod, of_mod = parse_score_mod(score_mod, mask_mod, mod_args, score_mod_grad)
+    float_out = out_dtype is not None and _is_float32(out_dtype)
+    options = ForwardOptions(window, causal, softmax_scale, return_lse, rotary_interleaved, stage, mod, float_out)
+    return run(Attention({"q": q, "k": k, "v": v, **extras, **of_mod}, options))
 
 
 def flash_attention_varlen(
@@ -175,7 +175,7 @@ def flash_attention_varlen(
         alibi_slopes: float32 (heads,) or (sequences, heads).
         rotary_positions: (q_positions, k_positions), int32 (tokens,) and (tokens_kv,); None: in each sequence, query i
             is at i + its keys - its queries, and key j at j. A query before the first key counts as position 0.
-        The others: as flash_attention has them; the diagonal of causal and window is each sequence's own.
+        The others: see flash_attention; the diagonal of causal and window is each sequence's own.
 
     Returns:
         The output as q, (tokens, heads, head_dim); with return_lse, (o, lse), lse float32 (heads, tokens).
@@ -185,12 +185,12 @@ def flash_attention_varlen(
         not end at the number of tokens.
     """
     extras = extra_inputs(bias, alibi_slopes, rotary_cos, rotary_sin, rotary_interleaved, rotary_positions, sinks)
-    mod, of_mod = read(score_mod, mask_mod, mod_args, score_mod_grad)
-    extras |= of_mod
-    options = Options(causal, softmax_scale, return_lse, False, rotary_interleaved, stage, mod, window)
+    mod, of_mod = parse_score_mod(score_mod, mask_mod, mod_args, score_mod_grad)
+    options = ForwardOptions(window, causal, softmax_scale, return_lse, rotary_interleaved, stage, mod)
     longest = _longest(cu_seqlens_q, cu_seqlens_k, q, k, max_seqlen_q, max_seqlen_k)
-    lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-    return _call({"q": q, "k": k, "v": v, **lengths, **extras}, options, longest)
+    arrays = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, **extras, **of_mod}
+    # A forward does not depend on the longest keys, unless the rotary tables must reach as far.
+    return run(Attention(arrays, options, longest, longest if mod or rotary_cos is not None else longest[0]))
 
 
 def flash_attention_backward(
@@ -220,7 +220,7 @@ def flash_attention_backward(
     Args:
         do: the gradient of the loss with respect to the output, (batch, seq, heads, head_dim), of q's dtype.
         q, k, v, causal, window, softmax_scale, bias, alibi_slopes, sinks, score_mod, mask_mod, mod_args: as
-            flash_attention had them. All but q, k and v are constants.
+            in flash_attention. All but q, k and v are constants.
         score_mod_grad: with score_mod: its derivative by score, an expression of the same names and y, its result.
         o, lse: what flash_attention(..., return_lse=True) returned: (batch, seq, heads, head_dim) of q's dtype, and
             float32 (batch, heads, seq).
@@ -238,11 +238,10 @@ def flash_attention_backward(
     Raises:
         TypeError, ValueError: as flash_attention, and for do, o and lse that do not fit q.
     """
-    mod, of_mod = read(score_mod, mask_mod, mod_args, score_mod_grad, backward=True)
-    float_out = _is_float32(out_dtype)
-    options = Options(causal, softmax_scale, False, deterministic, False, stage, mod, window, float_out)
+    mod, of_mod = parse_score_mod(score_mod, mask_mod, mod_args, score_mod_grad, backward=True)
+    options = BackwardOptions(window, causal, softmax_scale, deterministic, stage, mod, _is_float32(out_dtype))
     extras = extra_inputs(bias, alibi_slopes, sinks=sinks) | of_mod
-    return _call({"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse, **extras}, options)
+    return run(Attention({"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse, **extras}, options))
 
 
 def flash_attention_varlen_backward(
@@ -270,12 +269,12 @@ def flash_attention_varlen_backward(
     max_seqlen_k: int | None = None,
     stage: str | int | None = None,
 ) -> tuple[Any, Any, Any]:
-    """flash_attention_backward of sequences of several lengths, packed as flash_attention_varlen has them.
+    """flash_attention_backward of sequences of several lengths, packed as in flash_attention_varlen.
 
     Args:
         do, q, o: (tokens, heads, head_dim). lse: float32 (heads, tokens).
         k, v: (tokens_kv, kv_heads, head_dim).
-        The others: as flash_attention_varlen and flash_attention_backward have them.
+        The others: see flash_attention_varlen and flash_attention_backward.
 
     Returns:
         (dq, dk, dv), as flash_attention_backward.
@@ -284,205 +283,90 @@ def flash_attention_varlen_backward(
         TypeError, ValueError: as flash_attention_varlen, and for do, o and lse that do not fit q.
     """
     longest = _longest(cu_seqlens_q, cu_seqlens_k, q, k, max_seqlen_q, max_seqlen_k)
-    mod, of_mod = read(score_mod, mask_mod, mod_args, score_mod_grad, backward=True)
-    options = Options(causal, softmax_scale, False, deterministic, False, stage, mod, window)
-    lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-    extras = extra_inputs(bias, alibi_slopes, sinks=sinks) | of_mod
-    return _call({"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse, **lengths, **extras}, options, longest)
+    mod, of_mod = parse_score_mod(score_mod, mask_mod, mod_args, score_mod_grad, backward=True)
+    options = BackwardOptions(window, causal, softmax_scale, deterministic, stage, mod)
+    arrays = {"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse}
+    arrays |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    arrays |= extra_inputs(bias, alibi_slopes, sinks=sinks) | of_mod
+    return run(Attention(arrays, options, longest, longest))
 
 
 def _is_float32(out_dtype: Any) -> bool:
-    """Whether results are to be in float32. TypeError for anything else than that or None."""
+    """Return True for float32, False for None. TypeError for anything else."""
     if out_dtype is None or (isinstance(out_dtype, (str, type, np.dtype)) and np.dtype(out_dtype) == np.float32):
         return out_dtype is not None
     raise TypeError(f"out_dtype is float32, or None for q's dtype; got {out_dtype!r:.40}")
 
 
-# ---- a call of any kind: its arrays by name, its options, and the rows and keys of the longest sequence if packed
-
-_Kind = DeviceArrays | TorchTensors
-_Lengths = tuple[int | None, int | None]
+# ---- a call, checked and planned
 
 
-def _call(arrays: dict[str, Any], options: Options, longest: _Lengths = (None, None)) -> Any:
-    """Launch a call of known shapes, of which only the addresses are new; or plan one of new shapes."""
-    given = (*arrays.values(),)
-    kind = kind_of(*given)
-    if kind is None:
-        return _from_elsewhere(arrays, options, longest)
-    # A forward does not depend on the longest keys, unless the rotary tables must reach as far.
-    lengths = longest if options.mod or "do" in arrays or "rotary_cos" in arrays else longest[0]
-    described, means = [*map(kind.describe, given)], options.key
-    key = kind, *arrays, means, lengths, limits.left(), *described
-    try:
-        planned = _PLANNED.get(key)
-    except TypeError:  # an option that cannot be a key, and is to be refused
-        planned = None
-    if planned is None and not all(map(kind.takes, given)):
-        return _from_elsewhere(arrays, options, longest)
-    with on_device(kind.device_id(given[0])):
-        if planned is not None:
-            return planned(kind, given)
-        return _new(kind, key, arrays, [*map(kind.spec, described)], options, means, longest)
+class Attention(Call):
+    """A forward, or with do a backward. longest: of packed sequences, of which a forward depends on the first alone."""
+
+    __slots__ = ()
+    options: AttentionOptions
+
+    def plan(self, specs: Mapping[str, Spec]) -> Plan:
+        """See `Call.plan`."""
+        check(specs)
+        given, options, changes, columns = specs, self.options, [], 0
+        head_dim, itemsize = specs["q"].shape[-1], specs["q"].dtype.itemsize
+        wide = whole_chunks(head_dim, itemsize)
+        if wide != head_dim:
+            columns, options = (
+                head_dim,
+                options._replace(softmax_scale=softmax_scale_of(options.softmax_scale, head_dim)),
+            )
+            changes = [Change(name, "padded", columns=wide) for name in specs if name in WITH_HEAD_DIM]
+            specs = _changed(specs, changes)
+        family, stage, outputs, call = of_shapes(specs, options, self.longest)
+        if call is None:
+            return Plan(None, tuple(specs), _outputs(stage, given, options))
+        copies = [Change(name, "copied", name in WITH_HEAD_DIM) for name in stage.unreadable(call)]
+        if stage.negates(call):
+            copies = [*(copy for copy in copies if copy.name != "q"), Change("q", "negated", True)]
+            options = options._replace(softmax_scale=-call.softmax_scale)
+        if copies:
+            changes, specs = [*changes, *copies], _changed(specs, copies)
+            family, stage, outputs, call = of_shapes(specs, options, self.longest)
+        return Plan(compile_plan(stage, call, family.key), tuple(specs), outputs, changes=changes, columns=columns)
+
+    def check_host_arrays(self) -> None:
+        """Check the positions of a rotary embedding."""
+        check_positions(self.arrays)
 
 
-class _PlannedCall:
-    """A call that was checked, planned and compiled: only its arrays are new."""
-
-    __slots__ = ("_again", "_kept", "_launches", "_names", "_outputs", "_ready", "_scratch")
-
-    def __init__(self, ready: Ready, inputs: Sequence[str], outputs: Mapping[str, _Output]) -> None:
-        """
-        Args:
-            inputs: the names of the arrays of the call, in order.
-        """
-        self._ready, self._outputs = ready, [*outputs.values()]
-        self._names = (*inputs, *outputs)
-        self._scratch = [(spec.shape, spec.dtype) for spec in ready.scratch.values()]
-        self._launches = ready.direct((*self._names, *ready.scratch)) if device.ON_GPU else []
-        pairs = zip(ready.launches, self._launches, strict=False)
-        self._again = [launch for planned, launch in pairs if not planned.once]
-        self._kept: tuple[int, list[Any]] | None = None  # a stream, and the scratch that was written on it once
-
-    def __call__(self, kind: _Kind, given: Sequence[Any], *, compare: bool = False) -> Any:
-        """Launch on the current device. The arrays are like the first call's, all but their addresses.
-
-        compare: the arguments with the kernels' signatures, as for the first of these kernels.
-        """
-        like = given[0]
-        outputs = [output.make(kind, like) for output in self._outputs]
-        arrays = [*given, *outputs]
-        if compare or not device.ON_GPU:
-            with kind.on_stream_of(like):
-                named = zip(self._names, map(kind.array, arrays), strict=True)
-                run = self._ready.bind(_as_stages_have_them(named))
-                run()
-            if device.ON_GPU and kind.is_captured(kind.stream(like)):
-                DeviceArrays().keep([run])  # its scratch is CuPy's, whatever the kind
-        else:
-            stream, launches = kind.stream(like), self._launches
-            if self._scratch:
-                scratch, launches = self._scratch_on(kind, like, stream)
-                arrays += scratch
-            addresses = list(map(kind.pointer, arrays))
-            for launch in launches:
-                launch(addresses, stream)
-            if len(self._again) < len(launches) and not kind.is_captured(stream):
-                self._kept = stream, scratch
-        return outputs[0] if len(outputs) == 1 else tuple(outputs)
-
-    def _scratch_on(self, kind: _Kind, like: Any, stream: int) -> tuple[list[Any], Sequence[DirectLaunch]]:
-        """The arrays between the launches, and the launches: a stream orders those that it has had once before these.
-
-        What a graph captures is its own, and is written whenever it is replayed.
-        """
-        kept, captured = self._kept, kind.is_captured(stream)
-        if kept is not None and kept[0] == stream and not captured and stream != _OF_EACH_THREAD:
-            return kept[1], self._again
-        scratch = [kind.empty(shape, dtype, like) for shape, dtype in self._scratch]
-        if captured:
-            kind.keep(scratch)
-        return scratch, self._launches
-
-
-_OF_EACH_THREAD = 2  # CUDA's handle of as many streams as threads
-
-
-class _Output(NamedTuple):
-    """An array that a call returns. heads_first: it is made as (..., heads, rows, head_dim), and seen as the others."""
-
-    shape: tuple[int, ...]
-    dtype: Any
-    heads_first: bool = False
-
-    def make(self, kind: _Kind, like: Any) -> Any:
-        """A new one, on the device of `like`."""
-        a = kind.empty(self.shape, self.dtype, like)
-        return a.swapaxes(-3, -2) if self.heads_first else a
-
-    def spec(self, name: str) -> Spec:
-        """As stages have it."""
-        a = dense(self.shape, self.dtype)
-        if name not in WITH_HEAD_DIM:
-            return a
-        return a.with_axes(4) if self.heads_first else a.heads_first
+def _changed(specs: Mapping[str, Spec], changes: Sequence[Change]) -> dict[str, Spec]:
+    """Describe a call's arrays after changes of some."""
+    return {**specs, **{change.name: change.spec(specs[change.name]) for change in changes}}
 
 
 class _Family(NamedTuple):
-    """What calls have in common that differ in their shapes, strides and addresses alone.
+    """The common part of calls that differ in their shapes, strides and addresses alone.
 
     options: as `Options.checked` returns them. stages: those that can, the fastest first; or the one that was named.
-    ready: by the stage and its sizes, the first call's, whose arguments fit the kernels' signatures.
     """
 
-    options: Options
+    key: tuple[Hashable, ...]
+    options: AttentionOptions
     stages: Sequence[Stage]
-    ready: dict[tuple[Hashable, ...], Ready]
-
-
-_PLANNED: Latest[_PlannedCall] = Latest()
-_FAMILIES: dict[tuple[Hashable, ...], _Family] = {}
-
-
-def forget() -> None:
-    """Forget all earlier calls: the next one of each kind is checked and planned again."""
-    _PLANNED.clear()
-    _FAMILIES.clear()
-
-
-# ---- a call of new shapes
-
-
-def _new(
-    kind: _Kind,
-    key: tuple[Hashable, ...],
-    arrays: dict[str, Any],
-    described: Sequence[Spec],
-    options: Options,
-    means: Hashable,
-    longest: _Lengths,
-) -> Any:
-    """Check the shapes, fill in what depends on them, launch, and keep it.
-
-    What a stage cannot read where it is, is copied; then it is another call.
-    """
-    specs = dict(zip(arrays, described, strict=True))
-    check(specs)
-    if specs["q"].dtype.itemsize == 2 and specs["q"].shape[-1] % HALF_COLUMNS:
-        return _with_whole_chunks(kind, arrays, options, longest)
-    family, stage, outputs, call = of_shapes(specs, options, means, longest)
-    if call is None:
-        return _nothing_seen(kind, arrays["q"], outputs)
-    copies = {name: _copy(kind, name, arrays[name]) for name in stage.unreadable(call)}
-    if stage.direction == "forward" and call.softmax_scale < 0:  # kernels find maxima before they scale the scores
-        copies["q"] = kind.negative(arrays["q"])
-        options = options._replace(softmax_scale=-call.softmax_scale)
-    if copies:
-        _keep_for_graph(kind, [*copies.values()])
-        return _call(arrays | copies, options, longest)
-    sizes = stage.sizes_for(call)
-    which = stage.name, call.mod and call.mod.form, *sizes.items()
-    like = family.ready.get(which)
-    ready = Ready(stage, call, sizes, like=like)
-    planned = _PlannedCall(ready, tuple(arrays), outputs)
-    result = planned(kind, (*arrays.values(),), compare=like is None)
-    if like is None:
-        family.ready[which] = ready
-    _PLANNED.keep(key, planned)
-    return result
 
 
 def of_shapes(
-    specs: Mapping[str, Spec], options: Options, means: Hashable, longest: _Lengths
-) -> tuple[_Family, Stage, dict[str, _Output], Call | None]:
-    """Who does a call that `check` has let pass, what it returns, and the call: None where no row sees a key."""
+    specs: Mapping[str, Spec], options: AttentionOptions, longest: Longest
+) -> tuple[_Family, Stage, dict[str, Output], AttentionCall | None]:
+    """Choose the stage for a call that `check` accepts; return its family, the stage, the outputs and the call.
+
+    The call is None if no row sees a key.
+    """
     views = {name: a.heads_first if name in WITH_HEAD_DIM else a for name, a in specs.items()}
-    family, stage = _stage_of(views, options, means, longest[0])
+    family, stage = choose(views, options, longest[0])
     outputs = _outputs(stage, specs, options)
     if 0 in specs["q"].shape or 0 in specs["k"].shape:
         return family, stage, outputs, None
-    views |= {name: output.spec(name) for name, output in outputs.items()}
-    return family, stage, outputs, Call.of(views, family.options, longest)
+    views |= {name: _view(name, output) for name, output in outputs.items()}
+    return family, stage, outputs, AttentionCall.of(views, family.options, longest)
 
 
 HALF_COLUMNS = 8  # kernels in half types copy 16 bytes at a time
@@ -493,54 +377,24 @@ def whole_chunks(head_dim: int, itemsize: int) -> int:
     return head_dim + -head_dim % HALF_COLUMNS if itemsize == 2 else head_dim
 
 
-def _with_whole_chunks(kind: _Kind, arrays: dict[str, Any], options: Options, longest: _Lengths) -> Any:
-    """A call in a half type whose head_dim is no multiple of 8, as FlashAttention makes it: with columns of zeros."""
-    head_dim = arrays["q"].shape[-1]
-    columns = whole_chunks(head_dim, arrays["q"].dtype.itemsize)
-    wider = {name: kind.padded(a, columns) if name in WITH_HEAD_DIM else a for name, a in arrays.items()}
-    _keep_for_graph(kind, [*wider.values()])
-    result = _call(wider, options._replace(softmax_scale=softmax_scale_of(options.softmax_scale, head_dim)), longest)
-    outputs = result if isinstance(result, tuple) else (result,)
-    with_lse = options.return_lse and "do" not in arrays
-    narrow = tuple(a if with_lse and i == 1 else kind.copy(a[..., :head_dim]) for i, a in enumerate(outputs))
-    return narrow if isinstance(result, tuple) else narrow[0]
-
-
-def _keep_for_graph(kind: _Kind, copies: Sequence[Any]) -> None:
-    """Keep copies of a call's arrays alive, where a CUDA graph is made of it."""
-    if device.ON_GPU and kind.is_captured(kind.stream(copies[0])):
-        kind.keep(copies)
-
-
-def _copy(kind: _Kind, name: str, a: Any) -> Any:
-    """A copy that any stage can read: contiguous, in whole heads."""
-    return kind.copy(a.swapaxes(-3, -2)).swapaxes(-3, -2) if name in WITH_HEAD_DIM else kind.copy(a)
-
-
-def _as_stages_have_them(named: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Arrays (batch, seq, heads, head_dim) as (batch, heads, seq, head_dim); packed ones as (1, heads, tokens, ...)."""
-    return {name: four_axes(a.swapaxes(-3, -2)) if name in WITH_HEAD_DIM else a for name, a in named}
-
-
-def _outputs(stage: Stage, specs: Mapping[str, Spec], options: Options) -> dict[str, _Output]:
-    """What a call returns, by name; a stage without strides writes whole heads."""
+def _outputs(stage: Stage, specs: Mapping[str, Spec], options: AttentionOptions) -> dict[str, Output]:
+    """Describe what a call returns, by name; a stage without strides writes whole heads."""
     q = specs["q"]
     dtype = np.dtype(np.float32) if options.float_out else q.dtype
     if stage.direction == "backward":
-        return {"d" + name: _Output(specs[name].shape, dtype) for name in "qkv"}
+        return {"d" + name: Output(specs[name].shape, dtype) for name in "qkv"}
     *batch, rows, heads, columns = q.shape
     whole_heads = "strides" not in stage.features
-    o = _Output((*batch, heads, rows, columns) if whole_heads else q.shape, dtype, whole_heads)
-    return {"o": o, "lse": _Output((*batch, heads, rows), np.dtype(np.float32))} if options.return_lse else {"o": o}
+    o = Output((*batch, heads, rows, columns) if whole_heads else q.shape, dtype, whole_heads)
+    return {"o": o, "lse": Output((*batch, heads, rows), np.dtype(np.float32))} if options.return_lse else {"o": o}
 
 
-def _nothing_seen(kind: _Kind, like: Any, outputs: Mapping[str, _Output]) -> Any:
-    """What is returned where there is no row, or no key: zeros, and lse -inf."""
-    made = {name: output.make(kind, like) for name, output in outputs.items()}
-    for name, a in made.items():
-        with kind.on_stream_of(like):
-            kind.fill(a, -math.inf if name == "lse" else 0)
-    return made["o"] if len(made) == 1 else tuple(made.values())
+def _view(name: str, output: Output) -> Spec:
+    """Describe an output as stages read it."""
+    a = dense(output.shape, output.dtype)
+    if name not in WITH_HEAD_DIM:
+        return a
+    return a.with_axes(4) if output.heads_first else a.heads_first
 
 
 def check(specs: Mapping[str, Spec]) -> None:
@@ -566,29 +420,24 @@ def check(specs: Mapping[str, Spec]) -> None:
             )
 
 
-def _stage_of(
-    views: Mapping[str, Spec], options: Options, means: Hashable, longest: int | None
-) -> tuple[_Family, Stage]:
-    """The family of a call, and the stage for it: the one that was asked for, or the one for calls that name none.
+def choose(views: Mapping[str, Spec], options: AttentionOptions, longest: int | None) -> tuple[_Family, Stage]:
+    """Return the family of a call and its stage: the one that was asked for, or the one for calls that name none.
 
     Packed sequences count as long as the geometric mean of the mean and the longest: most of them may be short, and
-    most of the work in the long ones. means: `Options.key`.
+    most of the work in the long ones.
     """
     q, k = views["q"], views["k"]
-    key: tuple[Hashable, ...] = means, q.dtype, q.shape[-1], q.shape[1] != k.shape[1], q.device
+    key: tuple[Hashable, ...] = options.key, q.dtype, q.shape[-1], q.shape[1] != k.shape[1], q.device
     if len(views) > 3:
         tables = views.get("rotary_cos")
         key = *key, *views, *[a.dtype for a in views.values()], tables and tables.shape[-1]
     try:
-        family = _FAMILIES.get(key)
+        family = FAMILIES.get(key)
     except TypeError:  # an option that cannot be a key, and is to be refused
         family = None
     if family is None:
         COUNTS["chosen"] += 1
-        family = _Family(options.checked(q.shape[-1]), _able(views, options), {})
-        if len(_FAMILIES) >= _PLANNED.most:  # of a scale that changes at every call
-            _FAMILIES.clear()
-        _FAMILIES[key] = family
+        family = FAMILIES[key] = _Family(key, options.checked(q.shape[-1]), _able(views, options))
     if options.stage is not None:
         return family, family.stages[0]
     rows = q.shape[-2]
@@ -598,11 +447,9 @@ def _stage_of(
     return family, next(stage for stage in family.stages if stage.tuning.by_default(*size))
 
 
-def _able(views: Mapping[str, Spec], options: Options) -> Sequence[Stage]:
+def _able(views: Mapping[str, Spec], options: AttentionOptions) -> Sequence[Stage]:
     """The stages that can do a call, or the one that was named."""
-    if not isinstance(options.deterministic, (bool, np.bool_)):
-        got = f"{type(options.deterministic).__name__} {options.deterministic!r:.40}"
-        raise TypeError(f"deterministic is True or False; got {got}")
+    check_flags(deterministic=options.deterministic)
     q, wanted = views["q"], options.stage
     needs = {**options.needs(q, views["k"], packed="cu_seqlens_q" in views), **needs_of_extras(views)}
     stages = (backward_of if "do" in views else forward_of)(LADDER)
@@ -626,7 +473,7 @@ def _able(views: Mapping[str, Spec], options: Options) -> Sequence[Stage]:
 
 
 def _nearest(stages: Mapping[str, Stage], needs: Mapping[str, Any]) -> tuple[str, str]:
-    """Of stages that cannot do a call, one that takes the dtype and lacks the least, and its reason."""
+    """Find, among stages that cannot do a call, one that takes the dtype and lacks the least; return its reason too."""
     plain = {name: needs[name] for name in ("head_dim", "dtype")}
 
     def lacks(stage: Stage) -> tuple[int, int, int, int]:
@@ -640,26 +487,9 @@ def _nearest(stages: Mapping[str, Stage], needs: Mapping[str, Any]) -> tuple[str
     return name, stage.why_not(**needs)
 
 
-# ---- arrays that have to be copied, or to come through DLPack first
-
-
-def _from_elsewhere(arrays: Mapping[str, Any], options: Options, longest: _Lengths) -> Any:
-    """The call on device arrays, and its result as arrays like the caller's."""
-    q = as_device_array("q", arrays["q"])
-    with q.device if device.ON_GPU else contextlib.nullcontext():
-        check_positions(arrays)
-        arrays_there = {name: q if name == "q" else as_device_array(name, a) for name, a in arrays.items()}
-        result = _call(arrays_there, options, longest)
-    if "do" in arrays:
-        return tuple(as_kind_of(arrays[name], a) for name, a in zip("qkv", result, strict=True))
-    if isinstance(result, tuple):
-        return tuple(as_kind_of(arrays["q"], a) for a in result)
-    return as_kind_of(arrays["q"], result)
-
-
 def _longest(
     cu_seqlens_q: Any, cu_seqlens_k: Any, q: Any, k: Any, max_seqlen_q: int | None, max_seqlen_k: int | None
-) -> _Lengths:
+) -> Longest:
     """Rows of the longest sequence of q, and of k: as the caller says, or from the numbers, which are then checked."""
     for name, most in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
         whole = isinstance(most, (int, np.integer)) and not isinstance(most, bool)

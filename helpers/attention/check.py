@@ -26,7 +26,7 @@ class CheckFailed(AssertionError):
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What check() found. True in an `if` when the check passed.
+    """The result of check(). True in an `if` when the check passed.
 
     max_error: largest absolute error; inf where an element is NaN or the shape is wrong.
     wrong: elements that miss the tolerance, NaN included; all of them where the shape is wrong.
@@ -53,7 +53,7 @@ class CheckResult:
         return self.passed
 
     def _ipython_display_(self) -> None:
-        """Nothing: as the last value of a cell, it has printed its line already."""
+        """Display nothing: as the last value of a cell, it has printed its line already."""
 
 
 def check(name: str, out: Any, expected: Any, *, tolerance: float = TOLERANCE, must_pass: bool = True) -> CheckResult:
@@ -94,10 +94,10 @@ def compare(name: str, out: Any, expected: Any, *, tolerance: float = TOLERANCE)
 def make_inputs(
     n: int, n_kv: int, d: int, *, seed: int = 0, mean: float = 0.25
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Random q (n, d), k (n_kv, d), v (n_kv, d): float32, normal, variance 1; the same seed gives the same.
+    """Make random q (n, d), k (n_kv, d), v (n_kv, d): float32, normal, variance 1, reproducible by seed.
 
-    The mean is not zero, so that a kernel which forgets keys, or writes zeros, is far from the reference and
-    not by chance near it. Raises ValueError where a size is not a positive int.
+    The mean is not zero, so that a kernel which forgets keys, or writes zeros, is far from the reference. Raises
+    ValueError where a size is not a positive int.
     """
     for label, size in (("n", n), ("n_kv", n_kv), ("d", d)):
         if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
@@ -108,7 +108,7 @@ def make_inputs(
 
 
 def real_inputs(head: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """q, k, v, each (272, 32) float32: one of the 12 heads of layer 1 of all-MiniLM-L6-v2, reading Darwin.
+    """Return q, k, v, each (272, 32) float32: one of the 12 heads of layer 1 of all-MiniLM-L6-v2, reading Darwin.
 
     The scale is the usual 1 / sqrt(32). Heads worth a look: 8 attends to the next token and 9 to the one
     before, both sharply; 10 attends to [CLS], the first token, from almost everywhere; 5 spreads its weight
@@ -124,19 +124,19 @@ def real_inputs(head: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def real_tokens() -> list[str]:
-    """The 272 tokens of real_inputs(), row by row. `##` opens a token that continues the word before it."""
+    """Return the 272 tokens of real_inputs(), row by row. `##` opens a token that continues the word before it."""
     with _real_file() as file:
         return file["tokens"].tolist()
 
 
 def real_provenance() -> dict[str, str]:
-    """Where real_inputs() come from: model, model_sha256, licence, layer, text_source, made_by."""
+    """Return the sources of real_inputs(): model, model_sha256, licence, layer, text_source, made_by."""
     with _real_file() as file:
         return {name: str(file[name]) for name in file.files if file[name].ndim == 0}
 
 
 def tolerance_for(q: Any, k: Any, softmax_scale: float | None = None) -> float:
-    """Tolerance for float32 attention on these q and k, v near unit-normal: 1e-5, or more for large logits.
+    """Derive the tolerance for float32 attention on these q and k, v near unit-normal: 1e-5, or more for large logits.
 
     Use it where the scaled logits are far above unit-normal ones. There the rounding of a logit, which grows
     with the logit, outweighs all else: exp turns an absolute error in a logit into a relative error of a
@@ -158,7 +158,7 @@ def tolerance_for(q: Any, k: Any, softmax_scale: float | None = None) -> float:
         This is zero where one key takes all the weight and largest where two large logits nearly tie.
     4.  |e_j| <= 3 sigma_j + bias_j and R = 8 (unit-normal values lie within -4 .. 4).
 
-    Measured on sequential float32 sums, logits up to 10,000: the error is 0.003 to 0.3 of this tolerance.
+    Measured on sequential float32 sums, logits up to 1e4: the error is 0.003 to 0.3 of this tolerance.
     Unit-normal inputs get 1e-5 to 2e-5; 1e-5 itself is enough for them.
 
     q: (..., N, d), k: (..., N_kv, d), real, finite, of NumPy or of the device. Costs about four calls of the
@@ -197,7 +197,7 @@ def tolerance_for(q: Any, k: Any, softmax_scale: float | None = None) -> float:
 
 
 class Expected(NamedTuple):
-    """What a kernel should give: o and lse in float64, and the absolute error that passes for o."""
+    """The right result of a kernel: o and lse in float64, and the absolute error that passes for o."""
 
     o: np.ndarray
     lse: np.ndarray
@@ -214,7 +214,7 @@ def expect(
     softmax_scale: float | None = None,
     **extras: Any,
 ) -> Expected:
-    """Attention of arrays as models have them, in float64, and the tolerance for a kernel.
+    """Compute attention of arrays in models' layout, in float64, and the tolerance for a kernel.
 
     float32 has to be within 1e-5. In a half type the inputs are exact, P and O are rounded: NumPy rounds these two and
     nothing else, and a kernel may have twice its error, or one step of the type at the largest output.
@@ -222,7 +222,7 @@ def expect(
     Args:
         q: (batch, seq, heads, d), or without batch, or (rows, d), of float32 or a half type.
         k, v: the same with kv_heads, which divide heads.
-        causal, window, softmax_scale: as `reference.attention` has them.
+        causal, window, softmax_scale: as in `reference.attention`.
         extras: bias, alibi_slopes, rotary_cos, rotary_sin, rotary_interleaved and rotary_positions, likewise. In a half
             type q and k are rounded once more after the rotation, as a kernel rounds them.
 
@@ -255,7 +255,7 @@ def expect(
 
 
 def _compared(name: str, got: np.ndarray, want: np.ndarray, tolerance: float) -> CheckResult:
-    """The CheckResult of compare() for float64 arrays."""
+    """Return the CheckResult of compare() for float64 arrays."""
     if got.shape != want.shape:
         message = f"[FAIL] {name}: shape {got.shape}, expected {want.shape}"
         nans = int(np.isnan(got).sum())
@@ -301,7 +301,7 @@ def _compared(name: str, got: np.ndarray, want: np.ndarray, tolerance: float) ->
 
 
 def _place(index: tuple[int, ...]) -> str:
-    """' at row 5, column 3', with the leading axes named where there are any."""
+    """Write ' at row 5, column 3', with the leading axes named where there are any."""
     if not index:
         return ""
     if len(index) == 1:
@@ -311,14 +311,14 @@ def _place(index: tuple[int, ...]) -> str:
 
 
 def _ranges(numbers: np.ndarray, most: int = 4) -> str:
-    """'0-3, 7, 9-12': which rows, since that often says what is wrong with a tile."""
+    """Write '0-3, 7, 9-12': which rows are wrong often tells what is wrong with a tile."""
     pieces = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
     texts = [f"{p[0]}-{p[-1]}" if len(p) > 1 else f"{p[0]}" for p in pieces[:most]]
     return ", ".join(texts) + (", ..." if len(pieces) > most else "")
 
 
 def _numbers(label: str, a: Any) -> np.ndarray:
-    """a as a float64 NumPy array, copied from the device if it is there."""
+    """Convert to a float64 NumPy array, copied from the device if it is there."""
     if not isinstance(a, np.ndarray) and hasattr(a, "get"):
         # Here, not at the top: a check of NumPy arrays must not start a GPU.
         from helpers.device import cp

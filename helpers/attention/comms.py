@@ -5,7 +5,7 @@
     comms = nccl()                  # the same by NCCL
     comms = nccl_of_mpi(MPI.COMM_WORLD) or nccl_of_torch()    # one process a GPU
 
-All have the methods of `Comms`. Arrays travel as bytes: NCCL, as CuPy has it, knows no bfloat16.
+All have the methods of `Comms`. Arrays travel as bytes, because CuPy's NCCL has no bfloat16.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class Comms:
 
     @contextlib.contextmanager
     def on(self, rank: int) -> Iterator[None]:
-        """A context in which the device of a local rank is the current one."""
+        """Make the device of a local rank the current one in this context."""
         yield
 
     def put(self, arrays: Sequence[Any]) -> list[Any]:
-        """Device arrays of the local ranks.
+        """Copy arrays to the devices of the local ranks.
 
         Args:
             arrays: one for each of all ranks, as `ring.shard` returns them, or one for each local rank.
@@ -82,7 +82,7 @@ class Comms:
             A function that makes these streams wait until the messages have arrived; the host does not wait.
 
         Raises:
-            ValueError: where all ranks are local, a message that nobody sends or takes, or of another length.
+            ValueError: where all ranks are local, a message without its counterpart, or of another length.
         """
         for target, source in _pairs(sends, receives):
             bits(target.array)[...] = bits(source.array)
@@ -100,13 +100,13 @@ class Comms:
 
 
 def virtual_ranks(size: int) -> Comms:
-    """Ranks that share the current device, the CPU engine's too: what they compute is what the real ones compute."""
+    """Make ranks that share the current device, which may be the CPU engine; they compute what real ones compute."""
     size = whole_number("size", size, least=1)
     return Comms(size, range(size))
 
 
 def _pairs(sends: Sequence[Message], receives: Sequence[Message]) -> list[tuple[Message, Message]]:
-    """(receive, its send) each, where all ranks are local. ValueError where they do not fit."""
+    """Pair each receive with its send, where all ranks are local. ValueError where they do not fit."""
     queues: dict[tuple[int, int], deque[Message]] = defaultdict(deque)
     for message in sends:
         queues[message.rank, message.peer].append(message)
@@ -161,7 +161,7 @@ class _OfGpus(Comms):
         return lambda: self._wait(arrived, lambda rank: device.cp.cuda.get_current_stream())
 
     def _record(self, stream_of: Callable[[int], Any]) -> dict[int, Any]:
-        """An event of each local rank's stream."""
+        """Record an event on each local rank's stream."""
         events = {}
         for rank in self.ranks:
             with self.on(rank):
@@ -169,7 +169,7 @@ class _OfGpus(Comms):
         return events
 
     def _wait(self, events: Mapping[int, Any], stream_of: Callable[[int], Any]) -> None:
-        """Each local rank's stream waits for the events of all: what one reads, another has written."""
+        """Make each local rank's stream wait for the events of all, as each reads what others have written."""
         for rank in self.ranks:
             with self.on(rank):
                 for event in events.values():
@@ -193,7 +193,7 @@ class _PeerCopies(_OfGpus):
 
 
 def peer_copies(gpus: Sequence[int] | None = None) -> Comms:
-    """Ranks on several GPUs of this process, whose arrays move by peer copies.
+    """Make ranks on several GPUs of this process, whose arrays move by peer copies.
 
     Args:
         gpus: their numbers; all GPUs where it is not given.
@@ -287,7 +287,7 @@ class Nccl(_OfGpus):
         library.groupEnd()
 
     def finish(self) -> None:
-        if self._timeout is None or len(self.ranks) == self.size:  # no other process, so nobody else can fail
+        if self._timeout is None or len(self.ranks) == self.size:  # no other process, which could fail
             return
         end = time.monotonic() + self._timeout
         while not all(event.done for event in self._arrived.values()):
@@ -320,7 +320,7 @@ def _check_timeout(timeout: Any) -> None:
 
 
 def nccl_library() -> Any:
-    """CuPy's module of NCCL. RuntimeError where it finds none."""
+    """Return CuPy's module of NCCL. RuntimeError where it finds none."""
     _gpus(None)
     library = importlib.import_module("cupy.cuda.nccl")  # which cupy.cuda does not import by itself
     if not library.available:
@@ -329,7 +329,7 @@ def nccl_library() -> Any:
 
 
 def nccl(gpus: Sequence[int] | None = None, *, leave: int = LEAVE) -> Nccl:
-    """Ranks on several GPUs of this process, whose arrays move by NCCL.
+    """Make ranks on several GPUs of this process, whose arrays move by NCCL.
 
     Args:
         gpus: their numbers; all GPUs where it is not given. leave: multiprocessors for NCCL's blocks; how many it takes
@@ -346,7 +346,7 @@ def nccl(gpus: Sequence[int] | None = None, *, leave: int = LEAVE) -> Nccl:
 
 
 def nccl_of_id(size: int, rank: int, unique_id: bytes, *, leave: int = LEAVE, timeout: float | None = TIMEOUT) -> Nccl:
-    """This process's rank, on its current GPU, of `size` processes that have the same unique_id.
+    """Make this process's rank, on its current GPU, of `size` processes that have the same unique_id.
 
     Args:
         unique_id: what cupy.cuda.nccl.get_unique_id() has returned to one of them. timeout: seconds to wait for the
@@ -375,7 +375,7 @@ def nccl_of_id(size: int, rank: int, unique_id: bytes, *, leave: int = LEAVE, ti
 
 
 def within(seconds: float | None, work: Callable[[], Any], what: str) -> Any:
-    """What `work` returns. TimeoutError with the text `what` where it takes longer, which then goes on by itself."""
+    """Return the result of `work`. TimeoutError with the text `what` if it takes longer; it then goes on by itself."""
     results: list[Any] = []
 
     def run() -> None:
@@ -396,13 +396,13 @@ def within(seconds: float | None, work: Callable[[], Any], what: str) -> Any:
 
 
 def nccl_of_mpi(comm: Any, *, leave: int = LEAVE, timeout: float | None = TIMEOUT) -> Nccl:
-    """The same for the processes of an mpi4py communicator, each with a GPU of its own as the current one."""
+    """Make this process's rank of an mpi4py communicator, whose processes have a current GPU each."""
     unique_id = comm.bcast(nccl_library().get_unique_id() if comm.Get_rank() == 0 else None)
     return nccl_of_id(comm.Get_size(), comm.Get_rank(), unique_id, leave=leave, timeout=timeout)
 
 
 def nccl_of_torch(group: Any = None, *, leave: int = LEAVE, timeout: float | None = TIMEOUT) -> Nccl:
-    """The same for the processes of a group of torch.distributed, of any backend; None: the default group."""
+    """Make this process's rank of a group of torch.distributed, of any backend; None: the default group."""
     from torch import distributed
 
     rank = distributed.get_rank(group)

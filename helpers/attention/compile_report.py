@@ -1,4 +1,4 @@
-"""What NVRTC makes of a kernel for a GPU architecture: registers, shared memory, spills, stack. No GPU is needed.
+"""Report the registers, shared memory, spills and stack of a kernel that NVRTC compiles. No GPU is needed.
 
     from helpers.attention.compile_report import compile_report
     print(compile_report("03_online_softmax.cu", {"HEAD_DIM": 64}, "sm_90"))
@@ -28,7 +28,7 @@ ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120")
 
 
 class NvrtcMissing(RuntimeError):
-    """CuPy or the NVRTC library is not installed. The message says which, and how to get it."""
+    """CuPy or the NVRTC library is not installed. The message names it, and how to get it."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class CompileReport:
 
 @functools.cache
 def nvrtc_version() -> tuple[int, int]:
-    """The version of NVRTC that CuPy has found, such as (12, 9).
+    """Return the version of the NVRTC that CuPy finds, such as (12, 9).
 
     Raises:
         NvrtcMissing: there is no CuPy, or it finds no NVRTC.
@@ -85,7 +85,7 @@ def nvrtc_version() -> tuple[int, int]:
 def compile_report(
     file: str, defines: Mapping[str, Any] | None = None, arch: str = "sm_80", *, name: str | None = None
 ) -> CompileReport:
-    """Compile a kernel by NVRTC and read what its assembler says.
+    """Compile a kernel by NVRTC and read its assembler's log.
 
     Args:
         file: a file of `kernels/`, or source text (anything with a line break), as `helpers.attention.kernel.load`
@@ -115,7 +115,7 @@ def compile_report(
 
 
 def ptx_of(code: str, arch: str = "compute_90") -> str:
-    """The PTX that NVRTC makes of a source text, compiled at every call, so that its time can be taken.
+    """Return the PTX of a source text, which NVRTC compiles at every call, so that its time can be taken.
 
     Raises:
         NvrtcMissing: CuPy or NVRTC is not installed. CompileError: the source does not compile.
@@ -139,15 +139,15 @@ def _check_arch(arch: str) -> None:
 
 
 def _is_of_c(code: str, name: str) -> bool:
-    """Whether a kernel is extern "C": its name is its symbol's."""
+    """Return True if a kernel is extern "C": its name is its symbol's."""
     return bool(re.search(rf'\bextern\s+"."[^;{{}}"]*\b{re.escape(name)}\s*\(', source.blank_comments(code)))
 
 
 @functools.lru_cache(maxsize=256)
 def _compiled(code: str, options: tuple[str, ...], arch: str, instance: str) -> tuple[str, str]:
-    """The assembler's log, and the symbol of the kernel that the name expression means; "" where there is none.
+    """Return the assembler's log, and the symbol of the kernel that the name expression means, or "".
 
-    Kept beside the engine's builds: other notebooks and tests ask for the same kernels.
+    It is kept with the engine's builds, as other notebooks and tests compile the same kernels.
     """
     options = (*options, *header_options(code))
     asked = without_paths(repr((code, (*options, *ALWAYS), arch, instance, nvrtc_version())))
@@ -177,7 +177,7 @@ def _compile(code: str, options: tuple[str, ...], arch: str, instance: str) -> t
 def _program(
     code: str, options: tuple[str, ...], arch: str, more: tuple[str, ...] = (), instance: str = ""
 ) -> Iterator[Any]:
-    """A program of NVRTC, compiled as RawModule compiles; more: options that are NVRTC's alone."""
+    """Compile a program by NVRTC as RawModule does; destroy it at the end. more: options that are NVRTC's alone."""
     from cupy.cuda import nvrtc
 
     program = nvrtc.createProgram(code, "kernel.cu", [], [])
@@ -195,7 +195,7 @@ def _program(
 
 
 def _read(log: str, name: str, symbol: str, arch: str) -> CompileReport:
-    """The kernel's part of the assembler's log. Each part opens with the kernel's name."""
+    """Read the kernel's part of the assembler's log. Each part opens with the kernel's name."""
     parts = re.split(r"Compiling entry function '(\w+)' for '\w+'", log)
     part = dict(zip(parts[1::2], parts[2::2], strict=True)).get(symbol, "")
     frame = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", part)

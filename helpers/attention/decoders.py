@@ -1,6 +1,7 @@
 """The ways to decode: kernels/14_split_kv.cu and the steps to it, their sizes, launches and scratch.
 
-They are no stages of the ladder, whose calls have no cache. A new step is one file and one entry of DECODERS.
+They are stages of the direction "decode", in a table of their own: calls of the ladder's have no cache. A new step is
+one file and one entry of DECODERS.
 """
 
 from __future__ import annotations
@@ -8,17 +9,17 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from helpers.attention.ladder import limits
+from helpers.attention.ladder import Stage, limits
 from helpers.attention.ladder.launch import Launch
 from helpers.attention.ladder.layout import Spec
 from helpers.attention.ladder.params import ATTENTION_PARAMS, STRIDES, attention_params
 from helpers.attention.ladder.score_mod import ScoreMod
+from helpers.attention.ladder.stage import Tuning
 from helpers.attention.ladder.tiles import KB
 from helpers.attention.scalars import whole_number
 
@@ -28,7 +29,7 @@ SMALLEST_TILE = 16  # keys: BLOCK_N is this or more
 _NO_TABLE = 30  # page_bits: one page has all keys
 
 
-class Call(NamedTuple):
+class DecodeCall(NamedTuple):
     """A call after every check: all that its launches depend on, but for addresses.
 
     arrays: by name, q and o among them; lse, block_table, k and v where there are such.
@@ -42,12 +43,12 @@ class Call(NamedTuple):
 
     @property
     def kv_heads(self) -> int:
-        """Of the cache."""
+        """Heads of the cache."""
         return self.arrays["k_cache"].shape[2]
 
     @property
     def rows(self) -> int:
-        """Of all heads and tokens that share a head of K and V."""
+        """Rows of all heads and tokens that share a head of K and V."""
         _, tokens, heads, _ = self.arrays["q"].shape
         return tokens * (heads // self.kv_heads)
 
@@ -99,27 +100,36 @@ _REST = struct.Struct("=6q4i")
 # ---- the ways to do it
 
 
-@dataclass(frozen=True)
-class Decoder:
-    """One way to decode: a kernel file, its sizes, its launches and what lies between them.
+def _decoder(
+    name: str,
+    file: str,
+    idea: str,
+    sizes: Callable[[DecodeCall], Mapping[str, int]],
+    launches: Callable[[DecodeCall, Mapping[str, int]], Sequence[Launch]],
+    scratch: Callable[[DecodeCall, Mapping[str, int]], Mapping[str, Spec]],
+    **more: Any,
+) -> Stage:
+    """Describe a stage that decodes.
 
-    sizes: the -D options of a call. launches: of a call and its sizes. scratch: arrays that blocks hand to each other;
-    those in `zeroed` are 0 before a launch and after it.
+    Args:
+        sizes: the -D options of a call. scratch: arrays that blocks hand to each other.
     """
-
-    name: str
-    file: str
-    idea: str
-    sizes: Callable[[Call], Mapping[str, int]]
-    launches: Callable[[Call, Mapping[str, int]], Sequence[Launch]]
-    scratch: Callable[[Call, Mapping[str, int]], Mapping[str, Spec]]
-    dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16")
-    zeroed: frozenset[str] = frozenset({"tickets"})
-    min_cc: int = 80
+    return Stage(
+        *(14, name, file, idea),
+        Tuning(lambda *_: {}, variant=sizes),
+        launches=lambda stage, call, sizes: launches(call, sizes),
+        scratch=scratch,
+        direction="decode",
+        dtypes=more.pop("dtypes", ("float16", "bfloat16")),
+        max_head_dim=256,
+        min_cc=80,
+        zeroed=frozenset({"tickets"}),
+        **more,
+    )
 
 
 def pick_sizes(head_dim: int, itemsize: int, rows: int, shared: int, *, short: bool = False) -> dict[str, int]:
-    """Sizes of 14 for this much shared memory: the most warps that leave each a ring of two stages.
+    """Choose split_kv's sizes for this much shared memory: the most warps that leave each a ring of two stages.
 
     Args:
         rows: of all heads and tokens that share a head of K and V. short: a stretch has many units. Then two blocks of
@@ -141,13 +151,13 @@ RESERVED = 256  # bytes of static shared memory
 
 
 def shared_bytes(sizes: Mapping[str, int], itemsize: int) -> int:
-    """SHARED_BYTES of 14."""
+    """Return SHARED_BYTES of split_kv."""
     row = sizes["HEAD_DIM"] * itemsize
     rings = sizes["WARPS"] * sizes["STAGES"] * 2 * sizes["BLOCK_N"] * row
     return TILE_ROWS * row + rings + sizes["WARPS"] * sizes["STATE_ROWS"] * (4 * (sizes["HEAD_DIM"] + 8) + 8)
 
 
-def _sizes(call: Call) -> dict[str, int]:
+def _sizes(call: DecodeCall) -> dict[str, int]:
     q = call.arrays["q"]
     short = q.shape[0] * call.kv_heads >= 2 * limits.multiprocessors()
     picked = pick_sizes(q.shape[3], q.dtype.itemsize, call.rows, limits.most_shared(), short=short)
@@ -156,7 +166,7 @@ def _sizes(call: Call) -> dict[str, int]:
     return {**picked, "PAGED": 1}
 
 
-def _grid(call: Call, sizes: Mapping[str, int]) -> tuple[int, int]:
+def _grid(call: DecodeCall, sizes: Mapping[str, int]) -> tuple[int, int]:
     """(blocks, tiles of rows): as many blocks as are resident, or one for each part of each unit."""
     tiles = -(-call.rows // TILE_ROWS)
     units = call.arrays["q"].shape[0] * call.kv_heads
@@ -167,7 +177,7 @@ def _grid(call: Call, sizes: Mapping[str, int]) -> tuple[int, int]:
     return max(1, min(most, limits.multiprocessors() * max(at_once, 1) // tiles)), tiles
 
 
-def _launches(call: Call, sizes: Mapping[str, int]) -> list[Launch]:
+def _launches(call: DecodeCall, sizes: Mapping[str, int]) -> list[Launch]:
     blocks, tiles = _grid(call, sizes)
     if blocks >= 2**31 or tiles >= 2**16:
         raise ValueError(f"a grid of {blocks:,} x {tiles:,} blocks; 2,147,483,647 x 65,535 is the largest")
@@ -183,7 +193,7 @@ def _launches(call: Call, sizes: Mapping[str, int]) -> list[Launch]:
 _SCRATCH = ("partial_o", "partial_ml", "tickets")
 
 
-def _scratch(call: Call, sizes: Mapping[str, int]) -> dict[str, Spec]:
+def _scratch(call: DecodeCall, sizes: Mapping[str, int]) -> dict[str, Spec]:
     blocks = 1 if call.num_splits == 1 else math.prod(_grid(call, sizes))  # what is not cut leaves no parts
     rows = 2 * blocks * sizes["STATE_ROWS"]
     if rows >= 2**31:
@@ -193,25 +203,29 @@ def _scratch(call: Call, sizes: Mapping[str, int]) -> dict[str, Spec]:
     return {n: Spec.dense(shape, dtype) for n, shape, dtype in zip(_SCRATCH, shapes, dtypes, strict=True)}
 
 
-SPLIT_KV = Decoder("split_kv", "14_split_kv.cu", "pages, new tokens, any type", _sizes, _launches, _scratch)
+SPLIT_KV = _decoder(
+    *("split_kv", "14_split_kv.cu", "pages, new tokens, any type", _sizes, _launches, _scratch),
+    dtypes=("float32", "float16", "bfloat16"),
+    features=frozenset({"block_table", "k", "sinks", "score_mod"}),
+)
 
 
 # ---- the steps, in half types
 
 
-def _units(call: Call, packed: bool) -> int:
+def _units(call: DecodeCall, packed: bool) -> int:
     """Sequences times heads of K and V, or of Q where no heads are packed."""
     batch, _, heads, _ = call.arrays["q"].shape
     return batch * (call.kv_heads if packed else heads)
 
 
-def _splits(call: Call, packed: bool) -> int:
+def _splits(call: DecodeCall, packed: bool) -> int:
     """Parts of a unit: as many as the call asks for, or as fill the multiprocessors."""
     most = -(-call.room // MIN_KEYS)
     return call.num_splits or max(1, min(limits.multiprocessors() // _units(call, packed), most))
 
 
-def _step_sizes(call: Call, *, packed: bool = True, stages: int = 0) -> dict[str, int]:
+def _step_sizes(call: DecodeCall, *, packed: bool = True, stages: int = 0) -> dict[str, int]:
     q = call.arrays["q"]
     rows = call.rows if packed else q.shape[1]
     sizes = pick_sizes(q.shape[3], q.dtype.itemsize, rows, limits.most_shared())
@@ -219,7 +233,7 @@ def _step_sizes(call: Call, *, packed: bool = True, stages: int = 0) -> dict[str
 
 
 def _step_launches(
-    call: Call, sizes: Mapping[str, int], *, packed: bool = True, cut: bool = True, ticket: bool = False
+    call: DecodeCall, sizes: Mapping[str, int], *, packed: bool = True, cut: bool = True, ticket: bool = False
 ) -> list[Launch]:
     """packed: heads are. cut: units are, into parts; without a ticket a second launch merges them."""
     rows = call.rows if packed else call.arrays["q"].shape[1]
@@ -235,7 +249,7 @@ def _step_launches(
 
 
 def _step_scratch(
-    call: Call, sizes: Mapping[str, int], *, packed: bool = True, ticket: bool = False
+    call: DecodeCall, sizes: Mapping[str, int], *, packed: bool = True, ticket: bool = False
 ) -> dict[str, Spec]:
     rows = call.rows if packed else call.arrays["q"].shape[1]
     tiles, units, splits = -(-rows // TILE_ROWS), _units(call, packed), _splits(call, packed)
@@ -245,22 +259,15 @@ def _step_scratch(
     return {**made, "tickets": Spec.dense((units * tiles,), np.int32)} if ticket else made
 
 
-def _stream_k_launches(call: Call, sizes: Mapping[str, int]) -> list[Launch]:
-    """Those of 14 without what a step does not have."""
+def _stream_k_launches(call: DecodeCall, sizes: Mapping[str, int]) -> list[Launch]:
+    """Return split_kv's launches without the arguments that this step's kernel lacks."""
     (launch,) = _launches(call, sizes)
     args = tuple(arg for i, arg in enumerate(launch.args) if i not in (3, 4, 8))  # k, v, block_table
     return [launch._replace(args=args)]
 
 
-def _step(
-    file: str,
-    idea: str,
-    sizes: Callable[[Call], Mapping[str, int]],
-    launches: Callable[[Call, Mapping[str, int]], Sequence[Launch]],
-    scratch: Callable[[Call, Mapping[str, int]], Mapping[str, Spec]],
-) -> Decoder:
-    name = file[len("14_00_") :].removesuffix(".cu")
-    return Decoder(name, f"steps/{file}", idea, sizes, launches, scratch, ("float16", "bfloat16"))
+def _step(file: str, *rest: Any) -> Stage:
+    return _decoder(file[len("14_00_") :].removesuffix(".cu"), f"steps/{file}", *rest)
 
 
 _BY_HEAD = {"packed": False}
@@ -291,4 +298,4 @@ _STEPS = (
     _step("14_05_equal_stretches.cu", "equal stretches", _step_sizes, _stream_k_launches, _scratch),
 )
 # By the names that `stage` takes: the steps, each made from the one before it, and the last of them.
-DECODERS: Mapping[str, Decoder] = {decoder.name: decoder for decoder in (*_STEPS, SPLIT_KV)}
+DECODERS: Mapping[str, Stage] = {decoder.name: decoder for decoder in (*_STEPS, SPLIT_KV)}

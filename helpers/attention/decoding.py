@@ -9,29 +9,25 @@ them: see `checked`. The kernels and their launches are in decoders.py.
 
 from __future__ import annotations
 
-import contextlib
-import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from helpers import device
-from helpers.attention import kernel
 from helpers.attention.cache_slots import check_slots
-from helpers.attention.decoders import DECODERS, SMALLEST_TILE, SPLIT_KV, Call, Decoder
-from helpers.attention.ladder import limits
-from helpers.attention.ladder.call import MAX_ROWS, _check_same_dtype, mask_window, softmax_scale_of
-from helpers.attention.ladder.kinds import DeviceArrays, TorchTensors, as_device_array, as_kind_of, kind_of, on_device
-from helpers.attention.ladder.launch import Arguments, DirectLaunch
-from helpers.attention.ladder.launches import C_NAMES
+from helpers.attention.decoders import DECODERS, SMALLEST_TILE, SPLIT_KV, DecodeCall
+from helpers.attention.ladder import Stage, limits
+from helpers.attention.ladder.call import MAX_ROWS, DecodeOptions, _check_same_dtype, mask_window, softmax_scale_of
+from helpers.attention.ladder.kinds import DeviceArrays, kind_of
 from helpers.attention.ladder.layout import Spec, address
-from helpers.attention.ladder.plan import Latest
-from helpers.attention.ladder.score_mod import ScoreMod, of_call, read
+from helpers.attention.ladder.plan import CompiledPlan
+from helpers.attention.ladder.score_mod import bind_to_call, parse_score_mod
+from helpers.attention.run import Call, Change, Kind, Output, Plan, compile_plan, run
 from helpers.attention.scalars import check_flags, whole_number
 
 HEAD_DIMS = (64, 128, 256)
-_Kind = DeviceArrays | TorchTensors
 
 
 def flash_attention_with_kvcache(
@@ -77,7 +73,7 @@ def flash_attention_with_kvcache(
         num_splits: how many parts each sequence is cut into, at most; 0: all of the work is cut into equal stretches,
             one for each multiprocessor, whatever the lengths (Stream-K).
         return_lse: also the natural log of the sum of exp(scaled scores), float32 (batch, heads, seq_q).
-        sinks, score_mod, mod_args: as `helpers.attention.flash_attention` has them.
+        sinks, score_mod, mod_args: see `helpers.attention.flash_attention`.
         stage: one of DECODERS; without it the last.
         checked: whether the host reads cache_seqlens and block_table before the launch, and refuses what breaks their
             rules. On a GPU it has to wait for them, so this is for tests and for finding a fault, and no CUDA graph can
@@ -93,207 +89,65 @@ def flash_attention_with_kvcache(
             length or an entry of block_table that breaks the rules above.
         MemoryError: num_splits asks for more scratch than there is memory.
     """
-    mod, of_mod = read(score_mod, None, mod_args)
+    mod, of_mod = parse_score_mod(score_mod, None, mod_args)
     arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": cache_seqlens, **of_mod}
     for name, a in (("block_table", block_table), ("k", k), ("v", v), ("sinks", sinks)):
         if a is not None:
             arrays[name] = a
     if checked is None:
         checked = not device.ON_GPU
-    options = Options(causal, softmax_scale, num_splits, return_lse, stage, mod, checked, window)
-    return _call(arrays, options)
-
-
-class Options(NamedTuple):
-    """What a call asks for, as it was given."""
-
-    causal: bool = True
-    softmax_scale: float | None = None
-    num_splits: int = 0
-    return_lse: bool = False
-    stage: str | None = None
-    mod: ScoreMod | None = None
-    checked: bool = False
-    window: tuple[int, int] | None = None
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """Equal for options that mean the same. True and 1 are equal, so types belong to it."""
-        window = self[-1]
-        return self[:-1], *map(type, self), window if window is None else repr(window)
+    options = DecodeOptions(window, causal, softmax_scale, num_splits, return_lse, stage, mod, checked)
+    return run(Decoding(arrays, options))
 
 
 # ---- a call
 
 
-class Planned:
-    """A call that was checked, planned and compiled: only its arrays are new."""
+class Decoding(Call):
+    """A call of the newest tokens of each sequence, with its cache."""
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        call: Call,
-        inputs: Sequence[str],
-        outputs: Mapping[str, tuple[tuple[int, ...], Any]],
-        *,
-        source: str | None = None,
-        sizes: Mapping[str, int] | None = None,
-    ) -> None:
-        """
-        Args:
-            inputs: the names of the arrays of the call, in order. outputs: shapes and dtypes. source: another text of
-                the kernel. sizes: in place of the decoder's own.
-        """
-        self.sizes = {**decoder.sizes(call), **(sizes or {})}
-        self.scratch = decoder.scratch(call, self.sizes)
-        self.launches = decoder.launches(call, self.sizes)
-        self.outputs, self._zeroed, self._num_splits = [*outputs.values()], decoder.zeroed, call.num_splits
-        self.names = (*inputs, *outputs, *self.scratch)
-        code = source or decoder.file
-        if call.mod:
-            code = call.mod.text() + (code if "\n" in code else kernel.source(code))
-        name = C_NAMES[call.arrays["q"].dtype.name]
-        kernels = {launch.kernel: f"{launch.kernel}<{name}>" for launch in self.launches}
-        with call.mod.explained() if call.mod else contextlib.nullcontext():
-            loaded = kernel.load_all(code, tuple(kernels.values()), defines=self.sizes)
-        self.kernels = [loaded[kernels[launch.kernel]] for launch in self.launches]
-        self._direct: list[DirectLaunch] = []
-        if device.ON_GPU:
-            slots = {each: 8 * i for i, each in enumerate(self.names)}
-            for launch, compiled in zip(self.launches, self.kernels, strict=True):
-                arguments = Arguments(launch, compiled.function, slots)
-                self._direct.append(DirectLaunch(arguments, launch, slots, {}))
+    __slots__ = ()
+    options: DecodeOptions
 
-    def __call__(self, kind: _Kind, given: Sequence[Any], *, compare: bool = False) -> Any:
-        """Launch on the current device. compare: the arguments with the kernel's signature, as for a first call."""
-        like, stream = given[0], kind.stream(given[0]) if device.ON_GPU else 0
-        outputs = [kind.empty(shape, dtype, like) for shape, dtype in self.outputs]
-        arrays = [*given, *outputs, *self._scratch_on(kind, like, stream)]
-        if compare or not device.ON_GPU:
-            with kind.on_stream_of(like):
-                for launch in self.bind(dict(zip(self.names, map(kind.array, arrays), strict=True))):
-                    launch()
-        else:
-            addresses = list(map(kind.pointer, arrays))
-            for direct in self._direct:
-                direct(addresses, stream)
-        return outputs[0] if len(outputs) == 1 else tuple(outputs)
-
-    def bind(self, arrays: Mapping[str, Any]) -> list[Callable[[], None]]:
-        """The launches on these device arrays; every argument is compared with the kernel's signature, now."""
-        return [
-            compiled.bind(launch.grid, launch.block, launch.arguments(arrays), shared_mem=launch.shared_bytes)
-            for launch, compiled in zip(self.launches, self.kernels, strict=True)
-        ]
-
-    def _scratch_on(self, kind: _Kind, like: Any, stream: int) -> list[Any]:
-        """The scratch arrays: kept for a stream, whose launches follow each other. What a graph captures is its own."""
-        captured = device.ON_GPU and kind.is_captured(stream)
-        kept: dict[str, Any] = {}
-        if not captured and stream != _OF_EACH_THREAD:
-            kept = _KEPT.setdefault((kind, kind.device_id(like), stream), {})
-        arrays = []
-        for name, spec in self.scratch.items():
-            a = kept.get(name)
-            if a is None or math.prod(a.shape) < spec.size:
-                try:
-                    a = kept[name] = kind.empty((spec.size,), spec.dtype, like)
-                except Exception as error:
-                    if not self._num_splits or not _is_out_of_memory(error):
-                        raise
-                    size = spec.size * spec.dtype.itemsize
-                    raise MemoryError(
-                        f"num_splits = {self._num_splits}: {name}, what the parts hand to each other, takes {size:,} "
-                        f"bytes, and there is no such memory: fewer parts are needed"
-                    ) from error
-                if name in self._zeroed:
-                    with kind.on_stream_of(like):
-                        kind.fill(a, 0)
-            arrays.append(a)
-        if captured:
-            kind.keep(arrays)
-        return arrays
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """CuPy's is a MemoryError, PyTorch's a RuntimeError."""
-    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-
-
-_OF_EACH_THREAD = 2  # CUDA's handle of as many streams as threads
-_KEPT: dict[tuple[Any, ...], dict[str, Any]] = {}
-_PLANNED: Latest[Planned] = Latest()
-
-
-def forget() -> None:
-    """Forget all earlier calls and their scratch."""
-    _PLANNED.clear()
-    _KEPT.clear()
-
-
-def _call(arrays: dict[str, Any], options: Options) -> Any:
-    """Launch a call of known shapes, of which only the addresses are new; or plan one of new shapes."""
-    given = (*arrays.values(),)
-    kind = kind_of(*given)
-    if kind is None:
-        return _from_elsewhere(arrays, options)
-    described = [*map(kind.describe, given)]
-    key = kind, *arrays, options.key, *described
-    try:
-        planned = _PLANNED.get(key)
-    except TypeError:  # an option that cannot be a key, and is to be refused
-        planned = None
-    if planned is None and not all(map(kind.takes, given)):
-        return _from_elsewhere(arrays, options)
-    with on_device(kind.device_id(given[0])):
-        if planned is not None:
-            if options.checked:
-                _check_contents(kind, arrays, options)
-            return planned(kind, given)
-        specs = dict(zip(arrays, map(kind.spec, described), strict=True))
-        decoder, call, outputs = check(specs, options)
-        if options.checked:
-            _check_contents(kind, arrays, options)
+    def plan(self, specs: Mapping[str, Spec]) -> Plan:
+        """See `Call.plan`."""
+        options = self.options
+        decoder, call, shapes = check(specs, options)
+        outputs = {name: Output(*shape_and_dtype) for name, shape_and_dtype in shapes.items()}
+        before = partial(_check_contents, options) if options.is_checked else None
         if call is None:
-            return _nothing_seen(kind, arrays["q"], outputs)
-        copies = {name: kind.copy(arrays[name]) for name in _unreadable(call)}
-        if call.softmax_scale < 0:  # kernels find maxima before they scale the scores
-            copies["q"] = kind.negative(arrays["q"])
-            options = options._replace(softmax_scale=-call.softmax_scale)
-        if copies:
-            if device.ON_GPU and kind.is_captured(kind.stream(given[0])):
-                kind.keep([*copies.values()])
-            return _call(arrays | copies, options._replace(checked=False))
-        planned = Planned(decoder, call, tuple(arrays), outputs)
-        result = planned(kind, given, compare=True)
-        _PLANNED.keep(key, planned)
-        return result
+            return Plan(None, tuple(specs), outputs, before=before)
+        changes = [Change(name, "copied") for name in _unreadable(call)]
+        if decoder.negates(call):
+            changes = [*(change for change in changes if change.name != "q"), Change("q", "negated")]
+            call = call._replace(softmax_scale=-call.softmax_scale)
+        if changes:
+            copies = {change.name: change.spec(call.arrays[change.name]) for change in changes}
+            call = call._replace(arrays={**call.arrays, **copies})
+        hint = f"num_splits = {call.num_splits}" if call.num_splits else ""
+        family = options.key, specs["q"].device, *call.arrays, *[a.dtype for a in call.arrays.values()]
+        compiled = compile_plan(decoder, call, family)
+        return Plan(compiled, tuple(specs), outputs, changes=changes, before=before, memory_hint=hint)
+
+    def check_host_arrays(self) -> None:
+        """Check that a cache that gets new tokens can be written."""
+        for name in self.written:
+            a = self.arrays[name]
+            if not isinstance(a, (np.ndarray, device.cp.ndarray)) and kind_of(a) is None:
+                got = type(a).__name__
+                raise TypeError(f"{name} is written: an array of NumPy or the device, or a tensor on a GPU; got {got}")
+            if getattr(a, "is_neg", bool)():  # a copy would get the new tokens
+                raise ValueError(f"{name} is written, and its signs are not those in memory: {name}.resolve_neg()")
+        if self.written:
+            _check_written(self.arrays)
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """The caches, where there are new tokens."""
+        return _WRITTEN[:2] if {"k", "v"} <= {*self.arrays} else ()
 
 
-def _from_elsewhere(arrays: Mapping[str, Any], options: Options) -> Any:
-    """The call on device arrays, and its result as an array like the caller's; NumPy's caches get the new tokens."""
-    written = _WRITTEN[:2] if {"k", "v"} <= {*arrays} else ()
-    for name in written:
-        if not isinstance(arrays[name], (np.ndarray, device.cp.ndarray)) and kind_of(arrays[name]) is None:
-            got = type(arrays[name]).__name__
-            raise TypeError(f"{name} is written: an array of NumPy or the device, or a tensor on a GPU; got {got}")
-        if getattr(arrays[name], "is_neg", bool)():  # a copy would get the new tokens
-            raise ValueError(f"{name} is written, and its signs are not those in memory: {name}.resolve_neg()")
-    if written:
-        _check_written(arrays)
-    q = as_device_array("q", arrays["q"])
-    with q.device if device.ON_GPU else contextlib.nullcontext():
-        there = {name: q if name == "q" else as_device_array(name, a) for name, a in arrays.items()}
-        result = _call(there, options)
-        for name in written:
-            if there[name] is not arrays[name] and isinstance(arrays[name], np.ndarray):
-                arrays[name][...] = device.cp.asnumpy(there[name])
-    if isinstance(result, tuple):
-        return tuple(as_kind_of(arrays["q"], a) for a in result)
-    return as_kind_of(arrays["q"], result)
-
-
-def _unreadable(call: Call) -> list[str]:
+def _unreadable(call: DecodeCall) -> list[str]:
     """The arrays that have to be copied: all but the caches, which are too large, may be."""
     unreadable = []
     for name, a in call.arrays.items():
@@ -308,19 +162,10 @@ def _unreadable(call: Call) -> list[str]:
 _ROWS = ("q", "k_cache", "v_cache", "k", "v", "o")
 
 
-def _nothing_seen(kind: _Kind, like: Any, outputs: Mapping[str, tuple[tuple[int, ...], Any]]) -> Any:
-    """What is returned where there is no token, or no room for a key: zeros, and lse -inf."""
-    made = {name: kind.empty(shape, dtype, like) for name, (shape, dtype) in outputs.items()}
-    with kind.on_stream_of(like):
-        for name, a in made.items():
-            kind.fill(a, -math.inf if name == "lse" else 0)
-    return made["o"] if len(made) == 1 else tuple(made.values())
-
-
 # ---- checks
 
 
-def _check_contents(kind: _Kind, arrays: Mapping[str, Any], options: Options) -> None:
+def _check_contents(options: DecodeOptions, kind: Kind, arrays: Mapping[str, Any]) -> None:
     """ValueError for lengths, or entries of the block table, that no launch may have. The host waits for them."""
     q, k_cache, table = arrays["q"], arrays["k_cache"], arrays.get("block_table")
     if device.ON_GPU and kind.is_captured(kind.stream(q)):
@@ -367,7 +212,7 @@ def _check_no_repeats(name: str, cache: Any) -> None:
 
 
 class _Addresses:
-    """Where an array's elements are, for NumPy to compare: it reads no memory for that, so the device's will do."""
+    """The places of an array's elements, for NumPy to compare: it reads no memory for that, so the device's will do."""
 
     def __init__(self, a: Any) -> None:
         self.__array_interface__ = {
@@ -385,9 +230,9 @@ class _Addresses:
 
 
 def check(
-    specs: Mapping[str, Spec], options: Options
-) -> tuple[Decoder, Call | None, dict[str, tuple[tuple[int, ...], Any]]]:
-    """Who does a call, the call, None where there is nothing to see, and the shapes and dtypes of what it returns.
+    specs: Mapping[str, Spec], options: DecodeOptions
+) -> tuple[Stage, DecodeCall | None, dict[str, tuple[tuple[int, ...], Any]]]:
+    """Validate; return the decoder, the call (None if no token sees a key), and the outputs' shapes and dtypes.
 
     Raises:
         TypeError, ValueError: as `flash_attention_with_kvcache`.
@@ -398,7 +243,7 @@ def check(
     for name, a in specs.items():
         if a.device != q.device:
             raise ValueError(f"{name} is on GPU {a.device} and q on GPU {q.device}: one device for all is needed")
-    check_flags(return_lse=options.return_lse, checked=options.checked)
+    check_flags(return_lse=options.return_lse, checked=options.is_checked)
     splits = whole_number("num_splits", options.num_splits)
     if splits < 0:
         raise ValueError(f"num_splits = {splits}; 1 or more are possible, or 0 for equal stretches of all work")
@@ -413,11 +258,11 @@ def check(
         return decoder, None, outputs
     arrays = {**specs, **{name: Spec.dense(shape, dtype) for name, (shape, dtype) in outputs.items()}}
     # More parts than 16 keys, the smallest tile, would be empty ones.
-    call = Call(arrays, window, scale, min(splits, -(-room // SMALLEST_TILE)), of_call(options.mod, arrays))
+    call = DecodeCall(arrays, window, scale, min(splits, -(-room // SMALLEST_TILE)), bind_to_call(options.mod, arrays))
     return decoder, call, outputs
 
 
-def _decoder_of(specs: Mapping[str, Spec], options: Options) -> Decoder:
+def _decoder_of(specs: Mapping[str, Spec], options: DecodeOptions) -> Stage:
     stage, q = options.stage, specs["q"]
     if stage is not None and (not isinstance(stage, str) or stage not in DECODERS):
         raise ValueError(f"stage={stage!r} does not decode; there are: {', '.join(DECODERS)}")
@@ -427,8 +272,8 @@ def _decoder_of(specs: Mapping[str, Spec], options: Options) -> Decoder:
     if limits.compute_capability() < decoder.min_cc:
         here = limits.compute_capability() / 10
         raise ValueError(f"{decoder.name} needs compute capability {decoder.min_cc / 10}; this GPU has {here}")
-    missing = [name for name in ("block_table", "k", "sinks") if name in specs] + ["score_mod"] * bool(options.mod)
-    if decoder is not SPLIT_KV and missing:
+    asked = [name for name in ("block_table", "k", "sinks") if name in specs] + ["score_mod"] * bool(options.mod)
+    if missing := [name for name in asked if name not in decoder.features]:
         raise ValueError(f"{decoder.name} is a step to {SPLIT_KV.name}: it has no {missing[0]}")
     return decoder
 
@@ -502,18 +347,25 @@ def _check_shapes(specs: Mapping[str, Spec]) -> None:
 
 
 def plan(
-    arrays: Mapping[str, Any], options: Options, *, source: str | None = None, sizes: Mapping[str, int] | None = None
-) -> tuple[Planned, dict[str, Any]]:
+    arrays: Mapping[str, Any],
+    options: DecodeOptions,
+    *,
+    source: str | None = None,
+    sizes: Mapping[str, int] | None = None,
+) -> tuple[CompiledPlan, dict[str, Any]]:
     """A call of device arrays, planned, and all its arrays by name: outputs full of NaN, tickets of 0.
 
-    `planned.bind(arrays)` gives its launches; source and sizes are as `Planned` has them.
+    `compiled.bind(arrays)` makes a function that launches.
+
+    Args:
+        source: another text of the kernel. sizes: in place of the decoder's own.
     """
     kind, cp = DeviceArrays(), device.cp
     decoder, call, outputs = check({name: kind.spec(kind.describe(a)) for name, a in arrays.items()}, options)
     if call is None:
         raise ValueError("there is nothing to launch: no token, or no room for a key")
-    planned = Planned(decoder, call, tuple(arrays), outputs, source=source, sizes=sizes)
+    compiled = CompiledPlan(decoder, call, decoder.sizes_for(call, sizes), source)
     made = {name: cp.full(shape, np.nan, dtype=dtype) for name, (shape, dtype) in outputs.items()}
-    for name, spec in planned.scratch.items():
+    for name, spec in compiled.scratch.items():
         made[name] = cp.full(spec.shape, 0 if name in decoder.zeroed else np.nan, dtype=spec.dtype)
-    return planned, {**arrays, **made}
+    return compiled, {**arrays, **made}

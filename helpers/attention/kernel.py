@@ -60,6 +60,11 @@ def launches_replaced(run: Callable[..., Any]) -> Iterator[None]:
         _run_instead = before
 
 
+def launches_are_replaced() -> bool:
+    """Return True within `launches_replaced`, where arguments are not compared."""
+    return _run_instead is not None
+
+
 def source(file: str) -> str:
     """The text of `kernels/<file>`, complete: the course's own includes are pasted in.
 
@@ -153,7 +158,7 @@ def headers(code: str) -> tuple[str, ...]:
 
 
 def precision(code: str) -> tuple[str, ...]:
-    """The option for a source with a caller's function of scores: divisions within 2 ulp, as Triton has them."""
+    """The option for a source with a caller's function of scores: divisions within 2 ulp, as in Triton."""
     return ("-prec-div=false",) if ON_GPU and "#define SCORE_MOD 1" in code else ()
 
 
@@ -229,6 +234,13 @@ class Kernel:
         launch = *sizes, tuple(map(_without_fields, args)) if ON_GPU else tuple(args)
         return lambda: self.function(*launch, shared_mem=shared_mem)
 
+    def launch_known(self, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], *, shared_mem: int) -> None:
+        """Launch on the CPU engine with arguments like some that `bind` has compared: the engine checks them, alone."""
+        if _run_instead is not None:
+            _run_instead(self, grid, block, args, shared_mem=shared_mem)
+        else:
+            self.function(grid, block, args, shared_mem=shared_mem)
+
     def build(self) -> None:
         """Build it now, if that was left for the first launch."""
         if hasattr(self.module, "kernel_to_build"):
@@ -249,7 +261,7 @@ class Kernel:
 
     @property
     def attributes(self) -> dict[str, int]:
-        """What the compiler reports: shared_size_bytes and, on a GPU, num_regs and local_size_bytes."""
+        """The compiler's report: shared_size_bytes and, on a GPU, num_regs and local_size_bytes."""
         return self.function.attributes
 
 
@@ -320,7 +332,7 @@ def _line_for_who_waits(message: str, seconds: float = 1.0) -> Iterator[None]:
 
 
 def side_by_side(jobs: Sequence[Callable[[], Any]]) -> list[Any]:
-    """What each job returns. On a GPU they run in threads: NVRTC does not hold Python's lock while it compiles."""
+    """Run jobs and return their results. On a GPU they run in threads: NVRTC compiles without Python's lock."""
     if not ON_GPU or len(jobs) < 2:
         return [job() for job in jobs]
     number = cp.cuda.runtime.getDevice()

@@ -16,7 +16,7 @@ CHUNK_BYTES = 32 * 2**20
 
 
 class OnlineSoftmaxTrace(NamedTuple):
-    """What online softmax holds after each tile of keys. All arrays are float64.
+    """The state of online softmax after each tile of keys. All arrays are float64.
 
     m_i:     (tiles, N), the running maximum of the scaled scores.
     l_i:     (tiles, N), the running sum of exp(score - m_i).
@@ -34,7 +34,7 @@ class OnlineSoftmaxTrace(NamedTuple):
 
 
 def softmax(s: np.ndarray) -> np.ndarray:
-    """Softmax over the last axis, with each row's maximum subtracted so that exp cannot overflow.
+    """Compute softmax over the last axis, with each row's maximum subtracted so that exp cannot overflow.
 
     s: any shape (..., n), real; -inf is a key that the query does not see. Returns float64 of the same shape.
     Raises ValueError for an empty last axis, and for a row with NaN, +inf or nothing but -inf: it has no
@@ -67,7 +67,7 @@ def attention(
     rotary_interleaved: bool = False,
     rotary_positions: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
-    """softmax(softmax_scale * q k^T + bias) v, computed in float64 (Vaswani et al. 2017, section 3.2.1).
+    """Compute softmax(softmax_scale * q k^T + bias) v in float64 (Vaswani et al. 2017, section 3.2.1).
 
     q: (..., N, d), k: (..., N_kv, d), v: (..., N_kv, d_v), any real dtype, finite. Leading axes (batch,
     heads) broadcast against each other. softmax_scale: 1 / sqrt(d) where it is None.
@@ -84,7 +84,7 @@ def attention(
     CHUNK_BYTES of scores (or one row's) are held at one time, so N = 16384 needs no 2 GiB.
 
     Raises ValueError for shapes that do not fit, for NaN or inf in an input, for a softmax_scale that is not
-    finite, for a window that is none; TypeError for what is not a NumPy array of real numbers.
+    finite, for a window that is not one; TypeError for anything but a NumPy array of real numbers.
     """
     if rotary_cos is not None:
         form = {"rotary_interleaved": rotary_interleaved, "rotary_positions": rotary_positions}
@@ -134,11 +134,11 @@ def attention_with_kvcache(
     v: np.ndarray | None = None,
     **options: Any,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Attention of the newest tokens of each sequence to its cache, in float64, sequence by sequence.
+    """Compute attention of the newest tokens of each sequence to its cache, in float64, sequence by sequence.
 
     q: (batch, seq_q, heads, d); caches (batch, seq_max, kv_heads, d), or (pages, page_size, kv_heads, d) with
     block_table (batch, pages of a sequence); only the first cache_seqlens[i] keys of sequence i are looked at. k, v:
-    (batch, seq_q, kv_heads, d), behind those. options: as attention() has them; causal is True where it is not given.
+    (batch, seq_q, kv_heads, d), behind those. options: those of attention(); causal is True if it is left out.
 
     Returns o, of q's shape, and lse (batch, heads, seq_q). A token that sees no key has o = 0 and lse = -inf.
     """
@@ -164,7 +164,7 @@ def attention_with_kvcache(
 def rotary(
     x: np.ndarray, cos: np.ndarray, sin: np.ndarray, positions: np.ndarray, *, interleaved: bool = False
 ) -> np.ndarray:
-    """Rotary position embedding in float64 (Su et al. 2021, "RoFormer", section 3.4.2).
+    """Apply rotary position embedding in float64 (Su et al. 2021, "RoFormer", section 3.4.2).
 
     Pair p of a row, (a, b), becomes (a cos - b sin, b cos + a sin), with the angle's cosine and sine of its position.
 
@@ -201,7 +201,7 @@ def rotated(
     rotary_interleaved: bool = False,
     rotary_positions: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """q (..., N, d) and k (..., N_kv, d) as attention() rotates them, in float64. Raises as rotary()."""
+    """Rotate q (..., N, d) and k (..., N_kv, d) as attention() does, in float64. Raises as rotary()."""
     n, n_kv = np.shape(q)[-2], np.shape(k)[-2]
     places = rotary_positions or (np.arange(n) + n_kv - n, np.arange(n_kv))
     of_heads = (np.asarray(place) if np.ndim(place) < 2 else np.asarray(place)[:, None] for place in places)
@@ -222,7 +222,7 @@ def scores(
     bias: np.ndarray | None = None,
     alibi_slopes: np.ndarray | None = None,
 ) -> np.ndarray:
-    """What attention() takes the softmax of, all at once: (..., N, N_kv) float64, -inf where a key is not seen.
+    """Compute the scores whose softmax attention() takes: (..., N, N_kv) float64, -inf where a key is not seen.
 
     The arguments are those of attention(), and so are the errors.
     """
@@ -248,7 +248,7 @@ def attention_backward(
     window: tuple[int, int] | None = None,
     alibi_slopes: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The gradients of sum(do * attention(q, k, v)) with respect to q, k and v, in float64.
+    """Compute the gradients of sum(do * attention(q, k, v)) with respect to q, k and v, in float64.
 
         dV = P^T dO    dS = P * (dO V^T - rowsum(dO * O))    dQ = softmax_scale dS K    dK = softmax_scale dS^T Q
 
@@ -297,7 +297,7 @@ def attention_backward(
 
 
 def visible(n: int, n_kv: int, *, causal: bool = False, window: tuple[int, int] | None = None) -> np.ndarray:
-    """Which keys each query row sees: (n, n_kv) bool.
+    """Return which keys each query row sees: (n, n_kv) bool.
 
     The diagonal ends at the bottom right, as FlashAttention defines it: the last query is aligned with the last key,
     and row i with key i + n_kv - n. causal=True hides the keys after it. window=(left, right) leaves
@@ -316,7 +316,7 @@ def online_softmax_trace(
     *,
     softmax_scale: float | None = None,
 ) -> OnlineSoftmaxTrace:
-    """Attention by online softmax over tiles of block_n keys, with m_i, l_i and the rescaling of each tile.
+    """Compute attention by online softmax over tiles of block_n keys, with m_i, l_i and rescaling of each tile.
 
     The recurrence of m_i and l_i is algorithm 3 of Milakov & Gimelshein 2018 ("Online normalizer calculation
     for softmax"); with the output carried along it is algorithm 1 of Dao et al. 2022 ("FlashAttention"). Here
@@ -351,7 +351,7 @@ def online_softmax_trace(
 
 
 def _window(window: tuple[int, int] | None, causal: bool) -> tuple[int, int]:
-    """(left, right), -1 for no limit; causal is a right of 0."""
+    """Return (left, right), -1 for no limit; causal is a right of 0."""
     if window is None:
         window = (-1, -1)
     form = "window is (left, right), ints of at least -1, or None"
@@ -366,12 +366,12 @@ def _window(window: tuple[int, int] | None, causal: bool) -> tuple[int, int]:
 
 
 def _offsets(rows: np.ndarray, n: int, n_kv: int) -> np.ndarray:
-    """How far after each row's own position a key is: (rows, n_kv), 0 on the diagonal."""
+    """Return how far after each row's own position each key is: (rows, n_kv), 0 on the diagonal."""
     return np.arange(n_kv) - (rows[:, None] + n_kv - n)
 
 
 def _bias(bias: np.ndarray) -> np.ndarray:
-    """What is added to the scores. ValueError for NaN and +inf."""
+    """Return the numbers that are added to the scores. ValueError for NaN and +inf."""
     if np.asarray(bias).dtype == bool:
         return np.where(bias, 0.0, -np.inf)
     bias = _real("bias", bias)
@@ -381,7 +381,7 @@ def _bias(bias: np.ndarray) -> np.ndarray:
 
 
 def _seen(rows: np.ndarray, n: int, n_kv: int, left: int, right: int) -> np.ndarray:
-    """visible() for some of the rows."""
+    """Return visible() for some of the rows."""
     offset = _offsets(rows, n, n_kv)
     seen = np.ones(offset.shape, bool)
     if left >= 0:
@@ -392,7 +392,7 @@ def _seen(rows: np.ndarray, n: int, n_kv: int, left: int, right: int) -> np.ndar
 
 
 def _real(name: str, a: np.ndarray) -> np.ndarray:
-    """a as float64. TypeError where that is not possible without a loss or a copy from a device."""
+    """Convert to float64. TypeError where that is not possible without a loss or a copy from a device."""
     if not isinstance(a, np.ndarray) and hasattr(a, "get"):
         raise TypeError(f"{name} is a device array: expected a NumPy array. Pass cp.asnumpy({name}).")
     a = np.asarray(a)
@@ -408,7 +408,7 @@ def _real(name: str, a: np.ndarray) -> np.ndarray:
 def _arguments(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, softmax_scale: float | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[int, ...], float]:
-    """q, k, v as float64, the leading axes and the scale, after every check that attention() promises."""
+    """Return q, k, v as float64, the leading axes and the scale, after every check that attention() promises."""
     q, k, v = _real("q", q), _real("k", k), _real("v", v)
     for name, a, form in (("q", q, "(..., N, d)"), ("k", k, "(..., N_kv, d)"), ("v", v, "(..., N_kv, d_v)")):
         if a.ndim < 2:

@@ -34,11 +34,11 @@ SCHEDULES = ("zigzag", "ring", "all_gather")
 MERGE, MERGE_THREADS = "17_merge.cu", 256
 
 
-# ---- who has which tokens, and who computes what when
+# ---- which rank has which tokens, and what it computes when
 
 
 class Product(NamedTuple):
-    """Rows of a rank's Q times keys of the K and V at hand, each from the first to before the second number.
+    """Rows of a rank's Q times keys of the K and V at hand, each a pair (first, end).
 
     causal: the last of these rows sees the last of these keys, the row before it one less, and so on.
     """
@@ -49,12 +49,12 @@ class Product(NamedTuple):
 
     @property
     def pairs(self) -> int:
-        """How many pairs of a row and a key that it sees."""
+        """Number of pairs of a row and a key that it sees."""
         rows, keys = self.rows[1] - self.rows[0], self.keys[1] - self.keys[0]
         return rows * keys - (rows * (rows - 1) // 2 if self.causal else 0)
 
     def halves(self) -> tuple[Product, ...]:
-        """The same as two products, of the first and of the last rows."""
+        """Split it into two products, of the first and of the last rows."""
         (first, last), (first_key, last_key), causal = self
         half = (first + last) // 2
         seen = last_key - (last - half) if causal else last_key
@@ -70,15 +70,15 @@ class Step(NamedTuple):
 
 
 def steps(schedule: str, size: int, *, causal: bool, rows: int, keys: int | None = None) -> tuple[Step, ...]:
-    """What each rank computes in each step: plain data, to be drawn and counted.
+    """Return what each rank computes in each step: plain data, to be drawn and counted.
 
     Args:
         schedule: one of SCHEDULES; without a mask "zigzag" is "ring".
         rows: of q of a rank. keys: of its k, as many as rows where it is not given.
 
     Raises:
-        TypeError, ValueError: no such schedule; numbers that are none, or too small; a causal mask, and rows are not
-            keys, or cannot be halved into two chunks.
+        TypeError, ValueError: an unknown schedule; numbers that are not whole, or too small; a causal mask with other
+            rows than keys, or with rows that cannot be halved into two chunks.
     """
     _check_schedule(schedule)
     size = whole_number("size", size, least=1)
@@ -123,12 +123,12 @@ def _check_schedule(schedule: str) -> None:
 
 
 def _chunks(schedule: str, size: int, rank: int) -> tuple[tuple[int, ...], int]:
-    """Which chunks of the sequence a rank has, and how many there are."""
+    """Return which chunks of the sequence a rank has, and how many there are."""
     return ((rank,), size) if schedule == "ring" else ((rank, 2 * size - 1 - rank), 2 * size)
 
 
 def positions(schedule: str, size: int, rank: int, rows: int) -> np.ndarray:
-    """Where a rank's rows are in the sequence, int32 (rows,): for a rotary embedding, before the rows are cut.
+    """Return the positions of a rank's rows in the sequence, int32 (rows,), for a rotary embedding.
 
     Raises:
         TypeError, ValueError: no such schedule or rank; rows that the rank's chunks cannot share equally.
@@ -148,7 +148,7 @@ def positions(schedule: str, size: int, rank: int, rows: int) -> np.ndarray:
 
 
 def shard(x: Any, size: int, schedule: str = "zigzag", *, axis: int = 1) -> list[Any]:
-    """An array cut along its sequence: the contiguous part of each of `size` ranks, on x's device.
+    """Cut an array along its sequence into the contiguous part of each of `size` ranks, on x's device.
 
     "ring": rank r has chunk r of `size`. Otherwise it has chunks r and 2 size - 1 - r of 2 size.
 
@@ -176,7 +176,7 @@ def shard(x: Any, size: int, schedule: str = "zigzag", *, axis: int = 1) -> list
 
 
 def unshard(parts: Sequence[Any], schedule: str = "zigzag", *, axis: int = 1) -> Any:
-    """The whole array of the parts of all ranks, which are NumPy's or on one device: `shard` undone. lse: axis=2.
+    """Join the parts of all ranks, which are NumPy's or on one device: undo `shard`. For lse, axis is 2.
 
     Raises:
         TypeError, ValueError: parts is no list of such arrays, all alike; no such schedule or axis; an odd number of
@@ -203,7 +203,7 @@ def unshard(parts: Sequence[Any], schedule: str = "zigzag", *, axis: int = 1) ->
 
 
 def _axis_of(name: str, a: Any, axis: Any) -> int:
-    """The axis, counted from the first. TypeError or ValueError for no array, or one without that axis."""
+    """Return the axis, counted from the first. TypeError or ValueError if it is not an array with that axis."""
     if not isinstance(a, (np.ndarray, device.cp.ndarray)):
         raise TypeError(f"{name} is an array of NumPy or the device; got {type(a).__name__}")
     if a.dtype.hasobject or a.dtype.itemsize not in (1, 2, 4, 8):
@@ -215,7 +215,7 @@ def _axis_of(name: str, a: Any, axis: Any) -> int:
 
 
 def _places(schedule: str, size: int, rank: int, rows: int) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Of each chunk of a rank: its rows in the whole sequence, and in the rank's."""
+    """Yield the rows of each chunk of a rank: in the whole sequence, and in the rank's part."""
     chunks, _ = _chunks(schedule, size, rank)
     each = rows // len(chunks)
     for i, chunk in enumerate(chunks):
@@ -227,7 +227,7 @@ def _rows(a: Any, rows: tuple[int, int], axis: int = 1) -> Any:
 
 
 def _like(a: Any, shape: Sequence[int]) -> Any:
-    """A new array of a's kind and dtype."""
+    """Make an uninitialised array of a's kind and dtype."""
     kind = device.cp if isinstance(a, device.cp.ndarray) else np
     return kind.empty(tuple(shape), dtype=a.dtype)
 
@@ -246,7 +246,7 @@ def ring_attention(
     schedule: str = "zigzag",
     comms: Comms,
 ) -> Any:
-    """softmax(softmax_scale * q k^T) v of a sequence that is cut over the ranks of `comms`.
+    """Compute softmax(softmax_scale * q k^T) v of a sequence that is cut over the ranks of `comms`.
 
     Every process calls it with the same options, on the current streams of its GPUs. Where other processes have ranks,
     it returns when the last keys have arrived, while the products with them may still be computed.
@@ -283,7 +283,7 @@ def ring_attention(
             at_hand = _gathered(comms, at_hand, schedule if causal else "ring")
         for number, step in enumerate(plan):
             arrived = _pass_on(comms, at_hand) if number + 1 < len(plan) else None
-            with limits.leave(comms.leave if arrived else 0):
+            with limits.reserve_sms(comms.leave if arrived else 0):
                 for i, rank in enumerate(comms.ranks):
                     with comms.on(rank):
                         keys, values = at_hand[i]
@@ -305,7 +305,7 @@ def ring_attention(
 
 
 def _plan(comms: Comms, schedule: str, causal: bool, **arrays: Sequence[Any]) -> tuple[Step, ...]:
-    """The steps, after all checks that need no other rank's arrays."""
+    """Return the steps, after all checks that need no other rank's arrays."""
     if not isinstance(comms, Comms):
         raise TypeError(f"comms is of helpers.attention.comms, such as virtual_ranks(2); got {type(comms).__name__}")
     check_flags(causal=causal)
@@ -345,7 +345,7 @@ def _abort_on_error(comms: Comms) -> Iterator[None]:
 
 
 def _place_of(product: Product, plan: Sequence[Step], number: int, rank: int) -> tuple[bool, bool]:
-    """Whether no other product of the rank has some of these rows, and whether no later one has any."""
+    """Return (no other product of the rank has some of these rows, no product of the rank follows)."""
     later = [step.products[rank] for step in plan[number + 1 :]]
     every = [each for step in plan for each in step.products[rank]]
     return sum(_overlap(each.rows, product.rows) for each in every) == 1, not any(later)
@@ -356,7 +356,7 @@ def _overlap(a: tuple[int, int], b: tuple[int, int]) -> bool:
 
 
 def _pass_on(comms: Comms, at_hand: Sequence[Sequence[Any]]) -> Callable[[], list[tuple[Any, ...]]]:
-    """Start to send each rank's arrays to the next one. Returns a function that waits for, and returns, the others'."""
+    """Start to send each rank's arrays to the next one. Return a function that waits for the received ones."""
     sends, receives, received = [], [], []
     for rank, arrays in zip(comms.ranks, at_hand, strict=True):
         with comms.on(rank):
@@ -376,7 +376,7 @@ def _pass_on(comms: Comms, at_hand: Sequence[Sequence[Any]]) -> Callable[[], lis
 def _to_all(
     comms: Comms, arrays: Callable[[int, int], Sequence[Any]], like: Sequence[Any]
 ) -> list[list[Sequence[Any]]]:
-    """What every rank has sent to each local one, by local rank and sender; its own as it is.
+    """Exchange arrays between all ranks. Return those received, by local rank and sender; its own as they are.
 
     Args:
         arrays: those of local rank number i for rank `peer`, contiguous. like: arrays as they are received.
@@ -397,7 +397,7 @@ def _to_all(
 
 
 def _gathered(comms: Comms, at_hand: Sequence[Sequence[Any]], schedule: str) -> list[tuple[Any, ...]]:
-    """All ranks' K and V on each local rank, in the order of the sequence."""
+    """Gather all ranks' K and V on each local rank, in the order of the sequence."""
     mine = []
     for rank, pair in zip(comms.ranks, at_hand, strict=True):
         with comms.on(rank):
@@ -417,7 +417,7 @@ class _Output:
         self._q, self.o, self.lse = q, None, None
 
     def join(self, o: Any, lse: Any, rows: tuple[int, int], *, alone: bool, last: bool) -> None:
-        """Take in a product's. alone: nothing else of these rows comes. last: nothing else comes at all."""
+        """Merge one partial output. alone: no other partial has these rows. last: no partial follows."""
         everything = rows == (0, self._q.shape[1])
         if everything and self.o is None:
             self.o, self.lse = o, lse
@@ -499,7 +499,7 @@ def _merge_kernel(file: str, name: str, head_dim: int) -> kernel.Kernel:
 
 
 def rows_of_block(head_dim: int) -> int:
-    """ROWS of kernels/17_merge.cu."""
+    """Return ROWS of kernels/17_merge.cu, the rows of a block."""
     chunks = head_dim if head_dim % 4 else head_dim // 4
     return MERGE_THREADS // (32 if chunks > 16 else 16 if chunks > 8 else 8)
 
@@ -521,7 +521,7 @@ def ring_attention_backward(
     schedule: str = "zigzag",
     comms: Comms,
 ) -> tuple[list[Any], list[Any], list[Any]]:
-    """The gradients of the sum of do * ring_attention(q, k, v) over all ranks, with respect to q, k and v.
+    """Compute the gradients of the sum of do * ring_attention(q, k, v) over all ranks, with respect to q, k and v.
 
     Each product's are computed with the o and lse of all keys, and are float32, as are the sums. dQ stays with its
     rows. dK and dV of a rank's keys travel with them, from the first other rank that has computed some, and come home
@@ -530,7 +530,7 @@ def ring_attention_backward(
 
     Args:
         do, o: for each local rank as q. lse: float32 (batch, heads, rows), as `ring_attention` returned it.
-        q, k, v, causal, softmax_scale, schedule, comms: as `ring_attention` had them.
+        q, k, v, causal, softmax_scale, schedule, comms: as they were passed to `ring_attention`.
         deterministic: the same bits in every run, and those of virtual ranks.
 
     Returns:
@@ -551,7 +551,7 @@ def ring_attention_backward(
     def add_step(
         number: int, at_hand: Sequence[Sequence[Any]], sums: Sequence[Sequence[_Sum]], some: slice | None = None
     ) -> None:
-        """The products of a step: dQ to that of the rows, dK and dV to the sums of the keys at hand.
+        """Compute the products of a step: add dQ to that of the rows, dK and dV to the sums of the keys at hand.
 
         some: of the halves of the products.
         """
@@ -591,7 +591,7 @@ def _round_the_ring(
     own: Sequence[Sequence[_Sum]],
     add_step: Callable[..., None],
 ) -> None:
-    """All steps: K and V go round, and dK and dV a step behind them; the last step's go home, to `own`.
+    """Compute all steps: K and V go round, and dK and dV a step behind them; the last step's go home, to `own`.
 
     A rank's own keys come first and last, so that there is work while K and V leave and while dK and dV come home.
     """
@@ -606,7 +606,7 @@ def _round_the_ring(
         ]
         arrived = _pass_on(comms, leaving) if keys_move or sums_move else None
         here = [tuple(map(_Sum, pair)) for pair in at_hand] if number else own
-        with limits.leave(comms.leave if arrived else 0):
+        with limits.reserve_sms(comms.leave if arrived else 0):
             add_step(number, at_hand, here, None if number else slice(-1))
         received = arrived() if arrived else []
         if number:
@@ -617,7 +617,7 @@ def _round_the_ring(
                         total.add(before)
         at_hand = [arrays[:2] for arrays in received]
     arrived = _pass_on(comms, [_totals(comms, rank, sums[i]) for i, rank in enumerate(comms.ranks)])
-    with limits.leave(comms.leave):
+    with limits.reserve_sms(comms.leave):
         add_step(0, mine, own, slice(-1, None))
     for i, (rank, arrays) in enumerate(zip(comms.ranks, arrived(), strict=True)):
         with comms.on(rank):
@@ -631,7 +631,7 @@ def _totals(comms: Comms, rank: int, sums: Sequence[_Sum]) -> tuple[Any, ...]:
 
 
 def _send_home(comms: Comms, sums: Sequence[Sequence[_Sum]], own: Sequence[Sequence[_Sum]], schedule: str) -> None:
-    """Each rank gets the parts of its keys from all, and adds them in the order of the ranks."""
+    """Send each rank the parts of its keys from all, to be added in the order of the ranks."""
     cut = []
     for rank, pair in zip(comms.ranks, sums, strict=True):
         with comms.on(rank):
@@ -668,9 +668,9 @@ class _Sum:
         return merge(self._total, part, rows, dtype=dtype)
 
     def so_far(self) -> Any:
-        """float32, of the shape of `like`."""
+        """Return the sum, float32, of the shape of `like`."""
         return self._flush()
 
     def rounded(self) -> Any:
-        """The same in the dtype of `like`. Nothing can be added after it."""
+        """Return the sum in the dtype of `like`. Nothing can be added after it."""
         return self._flush(self._like.dtype)

@@ -1,4 +1,4 @@
-"""What stands next to attention in a model, in kernels of its own or fused: rotary embedding and output projection.
+"""Attention's neighbours in a model, in kernels of their own or fused: rotary embedding and output projection.
 
     from helpers.attention.rotary_and_projection import attention_projection, rotary
     q, k = rotary(q, k, *cos_sin(n, head_dim))                   # one pass over q and k before attention
@@ -18,7 +18,7 @@ import numpy as np
 
 from helpers import device
 from helpers.attention import kernel
-from helpers.attention.ladder import LADDER, launches, limits, tiles
+from helpers.attention.ladder import LADDER, launches, limits
 from helpers.attention.ladder.call import (
     BATCHED,
     CU_SEQLENS,
@@ -31,6 +31,7 @@ from helpers.attention.ladder.call import (
 )
 from helpers.attention.ladder.layout import address, is_aligned, span, with_scale_above_zero
 from helpers.attention.ladder.params import attention_params, rotary_params
+from helpers.attention.ladder.stages.tensor_cores import mma_shared_bytes, pick_projection
 from helpers.attention.scalars import check_flags, finite_number, whole_number
 from helpers.renamed import old_names
 
@@ -58,7 +59,7 @@ class Planned:
 
     @property
     def launch(self) -> tuple[Any, ...]:
-        """What `helpers.xray.xray` takes."""
+        """The arguments of `helpers.xray.xray`."""
         return self.kernel, self.grid, self.block, self.args, self.shared_bytes
 
     def prepare(self) -> Callable[[], None]:
@@ -257,8 +258,8 @@ def attention_projection(
         w_o: (heads * head_dim, columns) of q's dtype; columns is a multiple of 8.
         form: "atomics": a block has one head, and adds its share to the result; the sums differ in their last bits
             from run to run. "all_heads": a block has all heads of its rows, one after the other.
-        causal, window, softmax_scale: as `helpers.attention.flash_attention` has them.
-        cu_seqlens: (cu_seqlens_q, cu_seqlens_k), int32, as `flash_attention_varlen` has them.
+        causal, window, softmax_scale: see `helpers.attention.flash_attention`.
+        cu_seqlens: (cu_seqlens_q, cu_seqlens_k), int32: see `flash_attention_varlen`.
 
     Returns:
         (batch, seq, columns), or (tokens, columns), float32, a device array. O is rounded to q's dtype before the
@@ -323,7 +324,7 @@ def plan_projection(
         window=limits_of_mask,
         softmax_scale=scale,
     )
-    defines = {"HEAD_DIM": head_dim, **tiles.pick_projection(head_dim, limits.most_shared())}
+    defines = {"HEAD_DIM": head_dim, **pick_projection(head_dim, limits.most_shared())}
     defines.update(ALL_HEADS=int(all_heads))
     defines.update(sizes or {})
     compiled = kernel.load(source or PROJECTION, f"projection<{C_NAMES[q.dtype.name]}>", defines=defines)
@@ -336,7 +337,7 @@ def plan_projection(
         grid = max(1, -(-rows // defines["BLOCK_M"])), 1 if all_heads else heads, some.stop - some.start
         parts.append((grid, args))
     (grid, args), *others = parts
-    shared, before = tiles.mma_shared_bytes(head_dim, defines), None if all_heads else lambda: y.fill(0)
+    shared, before = mma_shared_bytes(defines), None if all_heads else lambda: y.fill(0)
     return Planned(compiled, grid, (32 * defines["WARPS"],), args, shared, y, before, others)
 
 
@@ -392,7 +393,7 @@ def _check_no_empty_axis(q: Any, k: Any) -> None:
 
 
 def _in_rows(a: Any) -> bool:
-    """Whether the kernels can read it where it is: rows contiguous, each at a multiple of 16 bytes."""
+    """Return True if the kernels can read it in place: rows contiguous, each at a multiple of 16 bytes."""
     return (a.strides[-1] == a.itemsize or a.shape[-1] == 1) and min(a.strides) >= 0 and is_aligned(a)
 
 
@@ -402,7 +403,7 @@ def _readable(a: Any) -> Any:
 
 
 def _strides(a: Any) -> tuple[int, int, int]:
-    """Of batch, row and head of (batch, seq, heads, head_dim), in elements; batch is 0 where there is no such axis."""
+    """Return the strides of batch, row and head in elements; batch is 0 without such an axis."""
     steps = [stride // a.itemsize for stride in a.strides]
     return (steps[0] if a.ndim == 4 else 0, *steps[-3:-1])
 

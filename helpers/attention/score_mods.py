@@ -14,7 +14,7 @@ from helpers.attention.scalars import finite_number, whole_number
 
 
 def soft_cap(cap: float) -> dict[str, Any]:
-    """Scores within -cap and cap: cap * tanh(score / cap), of Gemma 2 (Gemma Team 2024, section 2).
+    """Keep scores within -cap and cap by cap * tanh(score / cap), as Gemma 2 does (Gemma Team 2024, section 2).
 
     tanh(x) is 1 - 2 / (1 + exp(2 x)): two instructions of the special function units, and an error of some 1e-7 * cap.
 
@@ -33,7 +33,7 @@ def soft_cap(cap: float) -> dict[str, Any]:
 
 
 def relative_bias(table: Any, longest: int | None = None) -> dict[str, Any]:
-    """table[head, reach + kv_idx - q_idx] on the scores, for distances within `reach` and the nearest beyond (T5).
+    """Add table[head, reach + kv_idx - q_idx] to the scores; beyond `reach` the nearest distance's number (T5).
 
     Raffel et al. 2020, section 2.1, have few numbers for many distances: a table of all distances repeats them.
 

@@ -1,4 +1,4 @@
-"""What calls that are to come need, compiled before the first of them.
+"""Compile what later calls need before the first of them.
 
 from helpers.attention import warm_up
 warm_up(32, 128, kv_heads=8, dtype="bfloat16", causal=True)
@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from helpers.attention import calls, kernel
-from helpers.attention.ladder.call import CU_SEQLENS, Options, mask_window
+from helpers.attention.ladder.call import CU_SEQLENS, BackwardOptions, ForwardOptions, mask_window
 from helpers.attention.ladder.launches import C_NAMES
 from helpers.attention.ladder.layout import dense
-from helpers.attention.ladder.plan import Ready
+from helpers.attention.ladder.plan import CompiledPlan
 from helpers.attention.scalars import check_flags, whole_number
 from helpers.engine.cuda_source.signatures import dtype_of
 
@@ -46,7 +46,7 @@ def warm_up(
 
     Args:
         heads, kv_heads, head_dim: of q, of k and v (as many as q where it is not given), words of a row.
-        dtype: by name, as q has it. gradients: also what flash_attention_backward needs. packed: as
+        dtype: q's, by name. gradients: also what flash_attention_backward needs. packed: as
             flash_attention_varlen has them.
         The others: as flash_attention and flash_attention_backward have them; stage is the forward's.
 
@@ -63,7 +63,7 @@ def warm_up(
     if dtype not in C_NAMES:
         raise TypeError(f"dtype = {dtype!r:.40}; there are {', '.join(C_NAMES)}, by name")
     jobs: dict[tuple[Hashable, ...], Any] = {}
-    columns = head_dim if dtype == "float32" else head_dim + -head_dim % calls.HALF_COLUMNS
+    columns = calls.whole_chunks(head_dim, dtype_of(dtype).itemsize)
     shares = (1, max(_SEQUENCES)) if packed else (1,)  # the longest sequence is so many times as long as the mean
     for sequences, rows, keys, share in itertools.product(_SEQUENCES, _LENGTHS, _LENGTHS, shares):
         lead = (sequences * rows,) if packed else (sequences, rows)
@@ -72,17 +72,17 @@ def warm_up(
         k = dense((*kv_lead, kv_heads, columns), q.dtype)
         lse = dense((*lead[:-1], heads, lead[-1]), np.dtype(np.float32))
         cu_seqlens = dict.fromkeys(CU_SEQLENS, dense((sequences + 1,), np.dtype(np.int32))) if packed else {}
-        wanted = [(Options(causal, None, False, False, False, stage, window), {"q": q, "k": k, "v": k})]
+        wanted = [(ForwardOptions(window, causal, stage=stage), {"q": q, "k": k, "v": k})]
         if gradients:
             backward = {"do": q, "q": q, "k": k, "v": k, "o": q, "lse": lse}
-            wanted.append((Options(causal, None, False, deterministic, False, None, window), backward))
+            wanted.append((BackwardOptions(window, causal, deterministic=deterministic), backward))
         for options, specs in wanted:
             specs |= cu_seqlens
             calls.check(specs)
             longest = (share * rows, share * keys) if packed else (None, None)
-            _, chosen, _, call = calls.of_shapes(specs, options, options.key, longest)
+            _, chosen, _, call = calls.of_shapes(specs, options, longest)
             assert call is not None  # there are rows and keys
             sizes = chosen.sizes_for(call)
-            jobs.setdefault((chosen.name, *sizes.items()), functools.partial(Ready, chosen, call, sizes))
+            jobs.setdefault((chosen.name, *sizes.items()), functools.partial(CompiledPlan, chosen, call, sizes))
     kernel.side_by_side([*jobs.values()])
     return len(jobs)

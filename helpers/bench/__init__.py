@@ -1,12 +1,13 @@
-"""What is measured, and the record of it. In notebooks: `from helpers.bench import measure`.
+"""Measure the course's kernels, and read what was measured. In notebooks: `from helpers.bench import measure`.
 
 What is measured in a run:
 cases            shapes, types and inputs; the rows of an output that are checked
-timing           how long a launch takes on the device, and at which clocks
+timing           times of a launch on the device; the GPU's clock and power
 host_cost        how long a call takes on the host
 peers            PyTorch's attention, matrix product and copy; NumPy; Numba
-experiments      tile sizes, steps of a climb and changed kernels that are timed beside the stages
-plan, run        the measurements of a run, and doing them
+experiments      tile sizes, steps of a climb and changed kernels that are timed in addition to the stages
+job              one measurement as closures: a launch and its check
+plan, run        the jobs of a run, and running them
 command          the commands `course.py ladder` and `course.py bench`
 
 Where it is kept and how it is shown:
@@ -23,6 +24,7 @@ sass, sass_loop  what a compiler made of a kernel
 same_sass        whether a change of the kernels' text has changed their machine code
 frozen           whether a change has changed any launch, or any text that is compiled
 
+harness          what all studies share: ways timed in turns, rows, parts of a record
 study, studies   what was measured for one claim each, and the command that runs it
 """
 

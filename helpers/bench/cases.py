@@ -1,4 +1,4 @@
-"""What is timed: a shape, a type, a mask; its inputs; and which of the output's rows are checked against float64."""
+"""Cases: a shape, a type, a mask; their inputs; and the rows of an output that are checked against float64."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from helpers.attention.ladder.call import Call, Spec, mask_window, softmax_scale
 from helpers.device import cp
 
 TYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
-SAMPLED_ROWS = 256  # of the output are compared with float64: enough to see any wrong tile, cheap at any N
+SAMPLED_ROWS = 256  # rows of the output compared with float64: enough to see any wrong tile, cheap at any N
 SAMPLED_HEADS = 4
 LONG_ROWS = 8192  # above, float64 takes seconds for a head
-BACKWARD_FLOPS = 2.5  # of the forward's, as everybody counts them: five matrix products, however many there are
+BACKWARD_FLOPS = 2.5  # of the forward's, by convention: five matrix products, however many a kernel computes
 
 Shape = tuple[int, int, int, int]  # (batch, heads, rows, head_dim)
 
 
 def flops(n: int, n_kv: int, head_dim: int, *, causal: bool = False) -> float:
-    """Floating-point operations of attention as everybody counts them: two matrix products, softmax left out.
+    """Count attention's floating-point operations by convention: two matrix products, softmax left out.
 
     A causal mask halves them.
     """
@@ -34,7 +34,7 @@ def flops(n: int, n_kv: int, head_dim: int, *, causal: bool = False) -> float:
 
 @dataclass(frozen=True)
 class Case:
-    """One piece of work: as many queries as keys, causal or not; the output, or the gradients from what it left."""
+    """What is computed: as many queries as keys, causal or not; the output, or the gradients from what it left."""
 
     shape: Shape
     dtype: str = "float32"
@@ -43,14 +43,14 @@ class Case:
 
     @property
     def flops(self) -> float:
-        """Of all heads together."""
+        """FLOP of all heads together."""
         batch, heads, n, head_dim = self.shape
         of_a_head = flops(n, n, head_dim, causal=self.causal)
         return batch * heads * of_a_head * (BACKWARD_FLOPS if self.backward else 1)
 
     @property
     def bytes(self) -> int:
-        """Of Q, K, V and O: the least that a kernel can move."""
+        """Bytes of Q, K, V and O: the least that a kernel can move."""
         return 4 * math.prod(self.shape) * np.dtype(TYPES[self.dtype]).itemsize
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class Case:
 
 
 def call_of(case: Case) -> Call:
-    """A case as the stages plan it: contiguous arrays (batch, heads, N, d), the usual scale."""
+    """Make the Call of a case: contiguous arrays (batch, heads, N, d), the usual scale."""
     batch, _, rows, head_dim = case.shape
     arrays = dict.fromkeys("qkvo", Spec.dense(case.shape, np.dtype(TYPES[case.dtype])))
     scale, window = softmax_scale_of(None, head_dim), mask_window(None, case.causal)
@@ -67,7 +67,7 @@ def call_of(case: Case) -> Call:
 
 @functools.lru_cache(maxsize=1)
 def _normal(shape: Shape) -> tuple[np.ndarray, ...]:
-    """q, k, v in float32, made side by side; each head has its own values."""
+    """Make q, k, v in float32, in parallel; each head has its own values."""
     *lead, head_dim = shape
     with ThreadPoolExecutor(3) as pool:
         arrays = pool.map(lambda seed: make_inputs(math.prod(lead), 1, head_dim, seed=seed)[0], (1, 2, 3))
@@ -75,7 +75,7 @@ def _normal(shape: Shape) -> tuple[np.ndarray, ...]:
 
 
 class Inputs:
-    """q, k and v of a shape and a type (batch, heads, N, d), on the host and where they are asked for."""
+    """q, k and v of a shape and a type (batch, heads, N, d), on the host; on demand, on the device or as tensors."""
 
     def __init__(self, shape: Shape, dtype: str = "float32") -> None:
         self.shape, self.dtype = tuple(shape), dtype
@@ -85,12 +85,12 @@ class Inputs:
 
     @functools.cached_property
     def device(self) -> tuple[Any, ...]:
-        """As arrays of the device."""
+        """q, k and v as arrays of the device."""
         return tuple(cp.asarray(a) for a in self.host)
 
     @functools.cached_property
     def torch(self) -> tuple[Any, ...]:
-        """As PyTorch's tensors on the GPU; rounded there, to the nearest, so the same values bit for bit."""
+        """q, k and v as PyTorch's tensors on the GPU; rounded there, to nearest, so the same values bit for bit."""
         try:
             import torch
         except ImportError as error:
@@ -106,20 +106,20 @@ class Inputs:
         return make_inputs(math.prod(lead), 1, head_dim, seed=4)[0].reshape(self.shape).astype(TYPES[self.dtype])
 
     def gradient_sample(self, causal: bool = False) -> GradientSample:
-        """Some rows of the gradients of some heads, and what they should be; made once."""
+        """Make, once, some rows of the gradients of some heads with their exact values."""
         if causal not in self._gradient_samples:
             self._gradient_samples[causal] = GradientSample(self, causal)
         return self._gradient_samples[causal]
 
     def sample(self, causal: bool = False) -> Sample:
-        """Some rows of some heads of the output, and what they should be; made once."""
+        """Make, once, some rows of some heads of the output with their exact values."""
         if causal not in self._samples:
             self._samples[causal] = Sample(self, causal)
         return self._samples[causal]
 
 
 class Sample:
-    """Rows and heads of an output that are compared with float64: the first, the last, and others by chance.
+    """Rows and heads of an output that are compared with float64: the first, the last, and others at random.
 
     expected: (heads, rows, d) float64. tolerance: 1e-5 in float32. In a half type it is twice the error of NumPy
     attention that rounds P and O to that type, on the same (rounded) inputs and the same rows.
@@ -149,7 +149,7 @@ class Sample:
         self.tolerance = 2 * rounding if half else TOLERANCE
 
     def error(self, o: Any) -> float:
-        """Largest absolute error of an output (batch, heads, N, d), of any kind of array; NaN if a value is NaN."""
+        """Return the largest absolute error of an output (batch, heads, N, d); NaN if a value is NaN."""
         errors = []
         for head, expected in zip(self.heads.tolist(), self.expected, strict=True):
             got = as_numpy(o[head // o.shape[1], head % o.shape[1]])[self.rows]
@@ -195,7 +195,7 @@ class GradientSample:
         }
 
     def error(self, gradients: tuple[Any, Any, Any]) -> tuple[float, float]:
-        """Largest absolute error and its tolerance, of the gradient that is nearest to its own, or furthest beyond."""
+        """Return the largest absolute error and its tolerance, of the gradient that is closest to its tolerance."""
         found = []
         for (name, expected), a in zip(self.expected.items(), gradients, strict=True):
             got = [as_numpy(a[head // a.shape[1], head % a.shape[1]])[self.rows] for head in self.heads.tolist()]
@@ -206,9 +206,9 @@ class GradientSample:
 def _gradients(
     do: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, rows: np.ndarray, causal: bool, rounded: Any
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Those rows of dq, dk and dv of one head. rounded: what is done to O, P and dS before they are used.
+    """Compute these rows of dq, dk and dv of one head. rounded: applied to O, P and dS before they are used.
 
-    O counts: D = rowsum(dO * O) has its rounding error, which is the same for all keys of a row and does not cancel.
+    O matters: D = rowsum(dO * O) has its rounding error, which is the same for all keys of a row and does not cancel.
     """
     n, head_dim = q.shape
     scale = 1 / math.sqrt(head_dim)
@@ -230,7 +230,7 @@ def _gradients(
 
 
 def _some(rng: np.random.Generator, count: int, most: int) -> np.ndarray:
-    """At most `most` of range(count), sorted; the first and the last are among them."""
+    """Choose at most `most` of range(count), sorted; the first and the last are among them."""
     chosen = rng.choice(count, size=min(count, most), replace=False)
     if len(chosen) > 1:
         chosen = np.concatenate(([0, count - 1], np.setdiff1d(chosen, [0, count - 1])[: len(chosen) - 2]))
@@ -238,7 +238,7 @@ def _some(rng: np.random.Generator, count: int, most: int) -> np.ndarray:
 
 
 def as_numpy(a: Any) -> np.ndarray:
-    """An array of the device, of PyTorch or of NumPy as NumPy's; half types of PyTorch come as float32."""
+    """Convert an array of the device, PyTorch or NumPy to NumPy; PyTorch's half types come as float32."""
     if hasattr(a, "cpu"):
         return a.float().cpu().numpy()
     return cp.asnumpy(a)

@@ -1,4 +1,4 @@
-"""The climb so far, read from the committed records: what each idea was worth, and what was promised beside it.
+"""Format the climb so far from the committed records: what each idea gained, and what was promised.
 
 Tables as Markdown, for notebooks. Nothing is measured here; where a record lacks something, a table says so.
 """
@@ -57,11 +57,11 @@ class Gain:
 
 
 def between_stages(record: Any = None) -> list[Gain]:
-    """Each stage beside the one that it improves on, at SHAPE.
+    """List each stage with the one that it improves on, at SHAPE.
 
-    That is the last one before it, in its direction, which was measured in one of its types, and `IN_PLACE_OF` where
-    that is another. Where there is none, it is the last one, each in its first type. Of a number, what is for one
-    architecture alone comes last.
+    That is the last stage before it, of its direction, that was measured in one of its types, or the one that
+    `IN_PLACE_OF` names. If there is no such stage, it is the last one, each in its first type. Among stages of one
+    number, those for a single architecture come last.
     """
     record = reading.recorded() if record is None else record
     gains, earlier = [], []
@@ -85,7 +85,7 @@ IN_PLACE_OF = {"flash_cute": "flash_mma"}  # what a stage writes anew
 
 
 def _of_stage(stage: Stage, record: Any) -> dict[str, dict[str, Any]]:
-    """Results of a stage at SHAPE by type: bfloat16 before float16, as in README's table."""
+    """Return the results of a stage at SHAPE by type: bfloat16 before float16, as in README's table."""
     how = {"record": record, "backward": stage.direction == "backward"}
     by_type = {dtype: reading.measurements(SHAPE, [stage.name], dtype=dtype, **how) for dtype in sorted(stage.dtypes)}
     return {dtype: results[0] for dtype, results in by_type.items() if results}
@@ -96,10 +96,10 @@ def _first(results: Mapping[str, Any]) -> Any:
 
 
 def between_steps(stage: str, record: Any = None) -> list[Gain]:
-    """Each recorded step of the climb to a stage beside the one before, at the first shape and type of the climb.
+    """List the recorded steps of a climb, each with the one before, at the climb's first shape and type.
 
-    The first step is beside the stage before, if that computes the same; else there is nothing to compare it with. What
-    follows steps that are not measured is beside the last one that is, and its place names all of them.
+    The first step is compared with the stage before, if that computes the same; else with nothing. A step that follows
+    unmeasured ones is compared with the last measured one, and its place names all of them.
     """
     record = reading.in_turns(record)
     rows = [r for r in reading.results_of(record) if r["kind"] in ("step", "backward step")]
@@ -120,7 +120,7 @@ def between_steps(stage: str, record: Any = None) -> list[Gain]:
 
 
 def _before(stage: str, case: tuple[Any, ...], record: Any) -> Mapping[str, Any] | None:
-    """The result of the stage that a climb begins at, if it computes the same: in the climb's type or in another."""
+    """Return the result of the stage that a climb begins at, in the climb's type or another; None if it differs."""
     previous = next((s for s in LADDER.values() if s.file == BEFORE.get(stage)), None)
     if previous is None or previous.direction != LADDER[stage].direction:
         return None
@@ -132,7 +132,7 @@ def _before(stage: str, case: tuple[Any, ...], record: Any) -> Mapping[str, Any]
 
 
 def not_measured(stage: str, record: Any = None) -> list[tuple[int, str]]:
-    """The number and the idea of each step of a climb that the record has no result of, where it has one of others."""
+    """List (number, idea) of the steps that the record lacks, of a climb of which it has others."""
     gains = between_steps(stage, record)
     if not gains:
         return []
@@ -142,7 +142,7 @@ def not_measured(stage: str, record: Any = None) -> list[tuple[int, str]]:
 
 
 def by_idea(stage: str, results: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Recorded results of a climb by the idea of their step; a step with no result is left out.
+    """Return the recorded results of a climb by the idea of their step; a step with no result is left out.
 
     Args:
         results: as `reading.climb` returns them. The stage's own result is that of the last step.
@@ -151,12 +151,12 @@ def by_idea(stage: str, results: Sequence[Mapping[str, Any]]) -> dict[str, Mappi
 
 
 def steps(record: Any = None) -> list[Gain]:
-    """The recorded steps of all climbs, in the course's order."""
+    """Return the recorded steps of all climbs, in the course's order."""
     return [gain for stage in CLIMBS for gain in between_steps(stage, record)]
 
 
 def gains_table(*, at_least: float = 1.1, record: Any = None) -> Text:
-    """What each idea was worth, as one table: stages in bold, and below each the steps of its climb.
+    """Format what each idea gained as one table: stages in bold, and below each the steps of its climb.
 
     Args:
         at_least: steps that gain less, and are not slower beyond doubt, share a line.
@@ -190,7 +190,7 @@ def _row(first: str, idea: str, gain: Gain) -> str:
 
 
 def _where(gain: Gain) -> str:
-    """The type, or both types, and d: all are 4 x 16 heads of 4096 rows."""
+    """Format the type, or both types, and d; the other sizes are always 4 x 16 heads of 4096 rows."""
     types = dict.fromkeys((gain.before["dtype"], gain.after["dtype"]))
     return f"{' → '.join(types)}, d = {gain.after['shape'][3]}"
 
@@ -199,7 +199,7 @@ def _where(gain: Gain) -> str:
 
 
 def peers_table(record: Any = None, other: Record | None = None) -> Text:
-    """How many times as fast 04, 06 and 07 are as others, at SHAPE and d = 128: the factor depends on the other."""
+    """Compare register_tiles, flash_wmma and flash_mma with others at SHAPE and d = 128, as a table."""
     record = reading.recorded() if record is None else record
     other = promises.recorded() if other is None else other
     columns = [(name, dtype, d) for name, dtype in _OURS for d in (64, 128)]
@@ -220,7 +220,7 @@ def peers_table(record: Any = None, other: Record | None = None) -> Text:
 
 
 def _times(slower: Mapping[str, Any], faster: Mapping[str, Any]) -> str:
-    """As `reading.speedup`, with no decimals from 100 on: those are between kernels of different kinds."""
+    """Format a ratio as `reading.speedup` does, but without decimals from 100 on."""
     ratio = slower["ms"] / faster["ms"]
     return f"{ratio:,.0f}×" if ratio >= 100 else reading.speedup(slower, faster)
 
@@ -255,7 +255,7 @@ _OTHERS = {
 
 
 def _measured(record: Record | None, **wanted: Any) -> Measurement | None:
-    """The first measurement with these values."""
+    """Return the first measurement with these values."""
     for r in record.results if record else ():
         if {**vars(r), **wanted} == vars(r):
             return r
@@ -274,7 +274,7 @@ _MOVERS = {
 
 
 def traffic(record: Any = None) -> dict[str, dict[str, float]]:
-    """Bytes of one head of 4096 rows, d = 64, float32, by Nsight Compute: {name: {"dram": bytes, "L2": bytes}}."""
+    """Return the bytes of one head of 4096 rows, d = 64, float32: {name: {"dram": bytes, "L2": bytes}}."""
     record = counters.recorded() if record is None else record
     by_name: dict[str, dict[str, float]] = {}
     for row in (record or {"rows": ()})["rows"]:
@@ -287,7 +287,7 @@ def traffic(record: Any = None) -> dict[str, dict[str, float]]:
 
 
 def traffic_table(record: Any = None) -> Text:
-    """`traffic` as a table, with how many times less or more that is than SDPA math's."""
+    """Format `traffic` as a table, with its ratio to SDPA math's."""
     by_name = traffic(record)
     first = by_name.get("SDPA math, one head")
     if first is None:
@@ -305,7 +305,7 @@ def traffic_table(record: Any = None) -> Text:
 
 @records.table_of(promises.recorded, lambda: Text(f"*({NO_RECORD}: N = {promises.LONG:,})*"))
 def long_table(record: Record | None = None) -> Text:
-    """One launch at N = 131,072: time, memory beyond Q, K, V and O, or why there is none."""
+    """Format one launch at N = 131,072: time, memory beyond Q, K, V and O, or why it is missing."""
     lines = ["| | N × N scores | | ms | TFLOP/s | memory beyond Q, K, V, O |", "|---|---:|---|---:|---:|---:|"]
     for case in promises.LONG_CASES:
         heads = case.shape[1]
@@ -329,7 +329,7 @@ def _long_rows(record: Record, case: Any) -> Iterator[tuple[str, str, str, str]]
 
 
 def latency_table(record: Record | None = None) -> Text:
-    """Small calls: µs from the call to the result, and on the device alone."""
+    """Format small calls: µs from the call to the result, and on the device alone."""
     record = promises.recorded() if record is None else record
     waits = [r for r in record.results if r.kind in ("latency", "device")] if record else []
     if not waits:
@@ -351,14 +351,14 @@ ATTENTIONS = {"course": "ours", "sdpa": "SDPA flash", "eager": "eager: scores in
 
 
 def in_models(record: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-    """The record of models of PyTorch; {} where there is none."""
+    """Return the record of models of PyTorch; {} if there is no record."""
     return (records.load(torch_model.RECORD) or {}) if record is None else record
 
 
 def model_speed(
     kind: str, n: int, *, kv_heads: int = 16, record: Mapping[str, Any] | None = None
 ) -> dict[str, Mapping[str, Any]]:
-    """What a model of PyTorch took by each attention, {"course": ..., "sdpa": ..., "eager": ...}; {} with no record.
+    """Return what a model took by each attention, {"course": ..., "sdpa": ..., "eager": ...}; {} if not recorded.
 
     Args:
         kind: "prefill", one forward pass, or "training", forward and backward. n: tokens of the one sequence.
@@ -368,7 +368,7 @@ def model_speed(
 
 
 def models_table(kind: str, *, kv_heads: int = 16, record: Mapping[str, Any] | None = None) -> Text:
-    """Tokens per second (in brackets a spread above 5 %) and peak memory of a model of PyTorch, by each attention."""
+    """Format tokens per second (spreads above 5 % in brackets) and peak memory of a model by each attention."""
     lengths = sorted({r["n"] for r in in_models(record).get(kind, ()) if r["kv_heads"] == kv_heads})
     if not lengths:
         return Text(f"*({NO_RECORD}: {kind} of a model of PyTorch)*")
@@ -387,7 +387,7 @@ def models_table(kind: str, *, kv_heads: int = 16, record: Mapping[str, Any] | N
 
 
 def _rate(r: Mapping[str, Any]) -> str:
-    """Tokens per second to three digits; in brackets the spread, where it is above 5 %."""
+    """Format tokens per second to three digits, with spreads above 5 % in brackets."""
     spread = (r["ms_max"] - r["ms_min"]) / r["ms"]
     rate = float(f"{r['tokens_per_s']:.3g}")
     return f"{rate:,.0f}" + (f" ({spread:.0%})" if spread > 0.05 else "")
@@ -398,7 +398,7 @@ def _why(r: Mapping[str, Any]) -> str:
 
 
 def calls_table(record: Mapping[str, Any] | None = None) -> Text:
-    """Microseconds of the host for one call on PyTorch's tensors."""
+    """Format the microseconds that one call on PyTorch's tensors takes on the host."""
     rows = in_models(record).get("host", ())
     if not rows:
         return Text(f"*({NO_RECORD}: the host's share of a call)*")

@@ -1,7 +1,7 @@
 """The commands `course.py ladder` and `course.py bench`: times of the stages and of their peers.
 
-A figure is only worth something beside others from the same run, so peers and roofs are timed by the same clock, on the
-same inputs, between the stages. Nothing is timed before it has been checked. What is timed is in plan.py.
+A figure only says something compared with others from the same run, so peers and roofs are timed by the same clock, on
+the same inputs, between the stages. Nothing is timed before it has been checked. What is timed is in plan.py.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BUDGET_S, QUICK_BUDGET_S = 0.15, 0.03  # for one measurement
 
 
 def ladder(argv: Sequence[str] = ()) -> int:
-    """Each stage on this machine's device: checked, then timed, in a table. Returns the exit status."""
+    """Check each stage on this machine's device, time it, and print a table. Return the exit status."""
     stages = forward()
     widest = max(stage.max_head_dim for stage in stages.values())
     parser = argparse.ArgumentParser(prog="course.py ladder", description="Check and time each stage on this machine.")
@@ -81,7 +81,7 @@ def ladder(argv: Sequence[str] = ()) -> int:
 
 
 def bench(argv: Sequence[str] = ()) -> int:
-    """Every stage at the recorded shapes, with peers and roofs. Returns the exit status."""
+    """Time every stage at the recorded shapes, with peers and roofs. Return the exit status."""
     parser = argparse.ArgumentParser(
         prog="course.py bench",
         description="Time every stage at the recorded shapes; on a GPU beside PyTorch's backends, if installed.",
@@ -138,7 +138,7 @@ def bench(argv: Sequence[str] = ()) -> int:
 
 
 def _say_how_to_share(path: Path) -> None:
-    """How a GPU's record becomes one of the course's, or what keeps it from that."""
+    """Print how a GPU's record becomes one of the course's, or what it still lacks."""
     if not ON_GPU:
         return
     saved = json.loads(path.read_text(encoding="utf-8"))

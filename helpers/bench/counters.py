@@ -1,6 +1,6 @@
-"""What each stage makes a GPU do: bytes at DRAM, occupancy, issued instructions, busy pipes, by Nsight Compute.
+"""Read what Nsight Compute counted of each stage: bytes at DRAM, occupancy, issued instructions, busy pipes.
 
-All stages of the ladder, at one shape and, from 04 on, at one with wider heads; the steps of the climbs; beside them
+All stages of the ladder, at one shape and, from 04 on, at one with wider heads; the steps of the climbs;
 PyTorch's attention, its gradients and matrix products, where PyTorch is installed. Here the record is read; the study
 profile_stages measures it, and prints all of it.
 """
@@ -80,12 +80,12 @@ STALLS: dict[str, str] = {
 
 
 def stall_metric(state: str) -> str:
-    """Nsight Compute's name of one of the STALLS."""
+    """Return Nsight Compute's name of one of the STALLS."""
     return f"smsp__average_warps_issue_stalled_{state}_per_issue_active.ratio"
 
 
 def recorded(path: Path | None = None) -> dict[str, Any] | None:
-    """The record, or None where there is none."""
+    """Read the record; None if there is none."""
     return records.load(path or RECORD)
 
 
@@ -96,7 +96,7 @@ def select(
     head_dim: int | str = SHAPE[3],
     dtype: str = "first",
 ) -> list[Mapping[str, Any]]:
-    """Some of a record's rows, in its order.
+    """Select rows of a record, in its order.
 
     Args:
         stages: these alone, peers, matrix products, steps and gradients too ("SDPA flash", "matmul",
@@ -129,7 +129,7 @@ def counters_table(
     head_dim: int | str = SHAPE[3],
     dtype: str = "first",
 ) -> str:
-    """The recorded figures as text, a stage a column, a few columns side by side. For the rest see `select`."""
+    """Format the recorded figures as text, a stage a column, a few columns side by side. See also `select`."""
     wanted = select(record, stages, head_dim=head_dim, dtype=dtype)
     shown = [row for row in wanted if row["figures"]]
     lines: list[tuple[str, Callable[[Mapping[str, Any]], Any]]] = [
@@ -162,7 +162,7 @@ def climb_table(
     dtype: str | None = None,
     record: Mapping[str, Any] | None = None,
 ) -> str:
-    """Some figures of the steps to a stage as text, a step a line, in the order of the climb; the stage is the last.
+    """Format some figures of the steps to a stage, a step a line, in the climb's order; the stage is last.
 
     Args:
         figures: keys of FIGURES, a column each.
@@ -196,7 +196,7 @@ def stalls_table(
     record: Mapping[str, Any] | None = None,
     least: float = 0.1,
 ) -> str:
-    """What the warps waited for as text: a state a line, a stage, step or peer a column.
+    """Format what the warps waited for as text: a state a line, a stage, step or peer a column.
 
     A number is the clocks that a warp spent in that state for each instruction that it issued (Nsight Compute's warp
     states). The states of a column add up to the clocks between two instructions of one warp.

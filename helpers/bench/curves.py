@@ -14,7 +14,7 @@ from helpers.draw.picture import LINES, PEER, Picture, Text, bytes_text, figure,
 def _sweep(
     names: Sequence[str] | None, dtype: str, head_dim: int, causal: bool, tokens: int | None, record: Mapping[str, Any]
 ) -> dict[str, list[tuple[int, dict[str, Any]]]]:
-    """name -> (N, result) in the order of N: one head, or as many sequences as make `tokens` rows together."""
+    """Return name -> (N, result) in the order of N: one head, or sequences that make `tokens` rows together."""
     points: dict[str, list[tuple[int, dict[str, Any]]]] = {}
     for r in record["results"]:
         if r["kind"] not in ("stage", "peer") or (names is not None and r["name"] not in names):
@@ -28,7 +28,7 @@ def _sweep(
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """The power of x that y grows with, between the two largest x."""
+    """Return the exponent with which y grows with x, between the two largest x."""
     return math.log(y[-1] / y[-2]) / math.log(x[-1] / x[-2])
 
 
@@ -43,7 +43,7 @@ def measured_times(
     tokens: int | None = None,
     record: Any = None,
 ) -> Picture | Text:
-    """Recorded time against N, both logarithmic, with the slope at the end of each line: the power of N.
+    """Draw the recorded time against N, both logarithmic, with the slope at the end of each line: the power of N.
 
     Args:
         tokens: None for one head, whose time grows with N squared once the GPU is full; or 16384 for as many sequences
@@ -79,7 +79,7 @@ def measured_times(
 def measured_memory(
     names: Sequence[str] | None = None, *, head_dim: int = 64, dtype: str = "float32", record: Any = None
 ) -> Picture | Text:
-    """Recorded device memory against N, one head: Q, K, V, O and whatever else an implementation had allocated."""
+    """Draw the recorded memory against N, one head: Q, K, V, O and what an implementation allocated."""
     lines = {
         name: [(n, Case(tuple(r["shape"]), dtype).bytes + r["extra_bytes"]) for n, r in points]
         for name, points in _sweep(names, dtype, head_dim, False, None, record).items()

@@ -1,4 +1,4 @@
-"""What is measured beside the stages as they are: other tile sizes, the steps of a climb, single ideas taken out.
+"""What is measured in addition to the stages: other tile sizes, the steps of a climb, single ideas taken out.
 
 Notebooks read them from the record. To add one is to add data: a Variant, an Experiment, or a step in
 helpers.attention.ladder.steps.
@@ -26,7 +26,7 @@ FEW_BLOCKS = tuple(Case((1, 16, 512, head_dim), "bfloat16") for head_dim in (64,
 
 HALF_GRADIENTS = tuple(replace(case, backward=True) for case in HALF_HEADS)
 
-# Of the steps to 10: a head dimension, many keys and few, without a mask and with one.
+# For the steps to hopper: a head dimension, many keys and few, without a mask and with one.
 HOPPER_HEADS = tuple(
     Case((16384 // n, 2048 // head_dim, n, head_dim), "bfloat16", causal)
     for head_dim in (128, 64)
@@ -34,14 +34,14 @@ HOPPER_HEADS = tuple(
     for causal in (False, True)
 )
 
-# Of the steps to 13: 16,384 tokens and 2048 columns of all heads together.
+# For the steps to hopper_backward: 16,384 tokens and 2048 columns of all heads together.
 HOPPER_GRADIENTS = tuple(
     Case((4, 2048 // head_dim, 4096, head_dim), "bfloat16", causal, backward=True)
     for head_dim in (128, 64)
     for causal in (False, True)
 )
 
-# Where the steps to a stage are timed; a stage that is not named here: at HEADS, in the first type that it takes.
+# The cases of the steps to a stage. Other climbs are timed at HEADS, in the first type that the stage takes.
 CLIMB_CASES = {
     "register_tiles": HEADS[:1],
     "flash_wmma": FLOAT16_HEADS,
@@ -66,22 +66,22 @@ class Step:
 
     @property
     def is_last(self) -> bool:
-        """Whether it is the stage itself."""
+        """True of the stage itself."""
         return self.stage is CLIMBS[self.of][-1]
 
     @property
     def idea(self) -> str:
-        """Of the stage itself, what it adds to the step before."""
+        """The step's idea; of the stage itself, what it adds to the step before."""
         return LAST_IDEAS.get(self.of, self.stage.idea) if self.is_last else self.stage.idea
 
     @property
     def name(self) -> str:
-        """In the record: the stage it leads to, and its file."""
+        """The name in the record: the stage that the climb leads to, and the step's file."""
         return f"{self.of}: {Path(self.stage.file).stem}"
 
 
 def steps(only: Mapping[str, object] | None = None) -> Iterator[Step]:
-    """The steps to each stage that has a climb, with their cases; the last step is the stage itself.
+    """Yield the steps to each stage that has a climb, with their cases; the last step is the stage itself.
 
     Args:
         only: names of stages; the climbs to others are left out.
@@ -121,7 +121,7 @@ class Experiment:
     counted: bool = False
 
     def apply(self, code: str) -> str:
-        """The changed text. Raises ValueError where it is not the text that the changes were made for."""
+        """Return the changed text. Raises ValueError if the changes were made for another text."""
         try:
             return edit(code, *self.changes, count=self.hits)
         except ValueError as error:
@@ -133,7 +133,7 @@ _ONLINE = tuple({"BLOCK_M": m, "BLOCK_N": n} for m, n in ((32, 16), (64, 8), (64
 
 
 def _register_tiles(*rows: tuple[int, int, int, int]) -> tuple[dict[str, int], ...]:
-    """Sizes of 04, a row each."""
+    """Name the sizes of register_tiles, a row each."""
     return tuple(dict(zip(("BLOCK_M", "BLOCK_N", "THREADS", "THREADS_X"), row, strict=True)) for row in rows)
 
 
@@ -201,7 +201,7 @@ _NOT_AHEAD = (
 
 # ---- 06_wmma.cu and 07_mma.cu: how far a maximum moves before acc is rescaled to it
 def _voted(far: str) -> tuple[tuple[str, str], ...]:
-    """06 with a vote: if no maximum of the warp has moved so far, m_i and acc stay as they are."""
+    """Change flash_wmma to vote: unless a maximum of the warp has moved so far, m_i and acc stay as they are."""
     begin, end = "    const float rescale = exp2f(m_i - m_new);\n", "acc[m][n].x[e] *= factor.x[e];\n    }\n"
     return ((begin, f"    if (__any_sync(0xffffffff, m_new > m_i + {far})) {{\n{begin}"), (end, f"{end}    }}\n"))
 
@@ -233,7 +233,7 @@ _BY_CVT = (
 # ---- 15_fp16x3.cu: half of the additions to acc then wait for S
 _ADDED_ANYWHERE = (("      wgmma_registers(acc);", ""),)
 
-# What the steps of a climb do not say: a race, an idea in two halves, a choice that a climb has no step for, and an
+# What the steps of a climb do not show: a race, an idea in two halves, a choice that a climb has no step for, and an
 # idea at a shape or in a type at which the climb is not timed.
 EXPERIMENTS = (
     Experiment("no barrier before the load", "tiled", _BEFORE, sizes=_TILED, launches=50, hits=2),
@@ -296,7 +296,7 @@ _FROM_REGISTERS = (
 )
 _ALL_HEADS = (("by_tile ? (int)(L2_BYTES / (head_rows * 4 * (HEAD_DIM + DQ_COLUMNS)))", "by_tile ? 1 << 20"),)
 
-# As EXPERIMENTS, of the gradients.
+# Experiments with gradients.
 GRADIENTS = (
     Experiment(
         "scalar atomics", "backward", (), tuple(Case((4, 16, 4096, d), backward=True) for d in (64, 128)), _SCALAR
@@ -308,7 +308,7 @@ GRADIENTS = (
     ),
 )
 (_TURNS,) = (step for step in CLIMBS["backward_mma"] if step.idea == "turns")
-# The same of steps in the deterministic way, which their climb does not time: (step, idea, where).
+# Deterministic steps, which their climb does not time: (step, idea, cases).
 DETERMINISTIC_STEPS: tuple[tuple[Stage, str, tuple[Case, ...]], ...] = (
     (_TURNS, "a turn for each tile of dQ", CLIMB_CASES["backward_mma"]),
 )

@@ -1,4 +1,4 @@
-"""Whether a change has changed any launch, or any text that is compiled. Needs no GPU; nothing is compiled.
+"""Tell whether a change has changed any launch, or any text that is compiled. Needs no GPU; nothing is compiled.
 
     python3 -m helpers.bench.frozen before.json                    # writes the hashes of this checkout
     python3 -m helpers.bench.frozen now.json --against before.json # and compares them with those of another
@@ -26,17 +26,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from helpers.attention import kernel
-from helpers.attention.decoders import DECODERS, SPLIT_KV, Decoder
-from helpers.attention.decoders import Call as DecoderCall
-from helpers.attention.decoding import Planned
+from helpers.attention.decoders import DECODERS, SPLIT_KV, DecodeCall
 from helpers.attention.kernel import Kernel
 from helpers.attention.ladder import BACKWARD, LADDER, Stage, limits
-from helpers.attention.ladder.call import Call, Options
+from helpers.attention.ladder.call import BackwardOptions, Call, ForwardOptions
 from helpers.attention.ladder.extras import needs
 from helpers.attention.ladder.launch import Launch, Map, Part
 from helpers.attention.ladder.layout import Spec
-from helpers.attention.ladder.plan import Ready
-from helpers.attention.ladder.score_mod import read
+from helpers.attention.ladder.plan import CompiledPlan
+from helpers.attention.ladder.score_mod import parse_score_mod
 from helpers.attention.ladder.steps import BASES, CLIMBS, ROTATION_IN_LOAD
 from helpers.bench.same_sass import machine_code
 from helpers.engine.cuda_source.signatures import dtype_of
@@ -60,7 +58,7 @@ Hashes = tuple[str, ...]  # of launches, of texts, and of machine code where it 
 
 
 class Variant(NamedTuple):
-    """What a call asks for. functions: as `score_mod.read` takes them."""
+    """A call's options. functions: arguments of `parse_score_mod`."""
 
     options: Mapping[str, Any] = {}
     functions: Mapping[str, str] = {}
@@ -92,7 +90,7 @@ class Selection(NamedTuple):
     sass: bool = False
 
     def has(self, file: str, dtype: str, variant: str) -> bool:
-        """Whether a call is one of them."""
+        """Return whether a call is one of them."""
         name = file.removeprefix("steps/")
         return (
             (not self.only or name.startswith(tuple(self.only)))
@@ -102,7 +100,7 @@ class Selection(NamedTuple):
 
 
 def stages() -> Iterator[Stage]:
-    """Each stage and each step, forward and backward, once."""
+    """Yield each stage and each step, forward and backward, once."""
     steps = (*BASES.values(), *(step for climb in CLIMBS.values() for step in climb))
     seen: set[tuple[str, str]] = set()
     for stage in (*LADDER.values(), *BACKWARD.values(), *steps, ROTATION_IN_LOAD):
@@ -112,7 +110,7 @@ def stages() -> Iterator[Stage]:
 
 
 def _specs(stage: Stage, shape: Shape, dtype: Any, head_dim: int, variant: Variant) -> tuple[dict[str, Spec], Any]:
-    """The arrays of a call, as stages take them, and the longest sequences where they are packed."""
+    """Return the arrays of a call, as stages take them, and the longest sequences where they are packed."""
     batch, heads, kv_heads, n, n_kv = shape._replace(batch=1) if variant.packed else shape
     if "gqa" not in stage.features:
         kv_heads = heads
@@ -137,40 +135,43 @@ def _specs(stage: Stage, shape: Shape, dtype: Any, head_dim: int, variant: Varia
 def of_stage(
     stage: Stage, shape: Shape, dtype_name: str, head_dim: int, variant: Variant, *, sass: bool = False
 ) -> Hashes | None:
-    """The hashes of one call; None where the stage cannot do it."""
+    """Return the hashes of one call; None if the stage cannot do it."""
     backward = stage.direction == "backward"
     functions = dict(variant.functions)
     if not backward:
         functions.pop("score_mod_grad", None)
-    mod, _ = read(**functions, backward=backward) if functions else (None, {})
-    options = Options(mod=mod, **variant.options)
+    mod, _ = parse_score_mod(**functions, backward=backward) if functions else (None, {})
+    if variant.options.get("deterministic") and not backward:
+        return None
+    named = {name: value for name, value in variant.options.items() if not (backward and name == "return_lse")}
+    options = (BackwardOptions if backward else ForwardOptions)(mod=mod, **named)
     dtype = dtype_of(dtype_name)
     arrays, longest = _specs(stage, shape, dtype, head_dim, variant)
     q, k = arrays["q"], arrays["k"]
     asked = {**options.needs(q, k, packed=variant.packed), **needs(arrays)}
-    if stage.why_not(**asked) and not (stage.missing() and _able_but_missing(stage, asked)):
+    if stage.why_not(**asked) and not (stage.unavailable() and _able_but_unavailable(stage, asked)):
         return None
     if "rotates" in stage.features and not variant.rotary:
         return None
     call = Call.of(arrays, options.checked(head_dim), longest)
     if stage.unreadable(call):
         return None  # it would be copied first
-    ready = Ready(stage, call, stage.sizes_for(call))
+    ready = CompiledPlan(stage, call, stage.sizes_for(call))
     hashes = _hashes(ready.launches, arrays, ready.scratch, list(ready.kernels.values()))
     return (
         (*hashes, _hash_of_machine_code(ready.kernels, stage.architecture(H200.compute_capability))) if sass else hashes
     )
 
 
-def _able_but_missing(stage: Stage, asked: Mapping[str, Any]) -> bool:
-    """Whether all that a stage lacks is a library that it includes."""
-    return stage.changed(missing=lambda: None).why_not(**asked) is None
+def _able_but_unavailable(stage: Stage, asked: Mapping[str, Any]) -> bool:
+    """Return whether all that a stage lacks is a library that it includes."""
+    return stage.changed(unavailable=lambda: None).why_not(**asked) is None
 
 
 def of_decoder(
-    decoder: Decoder, shape: Shape, dtype_name: str, head_dim: int, variant: str, *, sass: bool = False
+    decoder: Stage, shape: Shape, dtype_name: str, head_dim: int, variant: str, *, sass: bool = False
 ) -> Hashes | None:
-    """The hashes of one call, of one new token a sequence; "pages" and "new keys" are of 14 alone."""
+    """Return the hashes of one call with one new token a sequence; only split_kv has "pages" and "new keys"."""
     dtype = dtype_of(dtype_name)
     if dtype_name not in decoder.dtypes or head_dim == 72 or (variant != "plain" and decoder is not SPLIT_KV):
         return None
@@ -185,10 +186,10 @@ def of_decoder(
         arrays |= {name: Spec.dense((batch, 1, kv_heads, head_dim), dtype) for name in "kv"}
     elif variant == "lse":
         arrays["lse"] = Spec.dense((batch, heads, 1), np.float32)
-    planned = Planned(decoder, DecoderCall(arrays, (-1, 0), head_dim**-0.5, 0, None), tuple(arrays), {})
-    hashes = _hashes(planned.launches, arrays, planned.scratch, planned.kernels)
-    compiled = {each.name: each for each in planned.kernels}
-    return (*hashes, _hash_of_machine_code(compiled, "sm_90")) if sass else hashes
+    call = DecodeCall(arrays, (-1, 0), head_dim**-0.5, 0, None)
+    planned = CompiledPlan(decoder, call, decoder.sizes_for(call))
+    hashes = _hashes(planned.launches, arrays, planned.scratch, planned.kernels.values())
+    return (*hashes, _hash_of_machine_code(planned.kernels, "sm_90")) if sass else hashes
 
 
 def _hashes(
@@ -197,7 +198,7 @@ def _hashes(
     scratch: Mapping[str, Spec],
     kernels: Iterable[Kernel],
 ) -> tuple[str, str]:
-    """Of the launches and of the texts. Names of arrays do not count, nor do those of kernels and files."""
+    """Hash the launches and the texts. Names of arrays, kernels and files do not count."""
     every = {**arrays, **scratch}
 
     def argument(arg: Any) -> Any:
@@ -218,7 +219,7 @@ def _hashes(
 
 
 def _hash_of_machine_code(kernels: Mapping[str, Kernel], arch: str) -> str:
-    """Of all kernels of a call."""
+    """Hash the machine code of all kernels of a call."""
     found = []
     for compiled in kernels.values():
         for symbol, code in sorted(_machine_code(compiled.code, compiled.options, arch, compiled.name).items()):
@@ -236,8 +237,8 @@ def _hash(text: str) -> str:
 
 
 def everything(selection: Selection = Selection()) -> Iterator[tuple[str, Hashes]]:  # noqa: B008 a tuple
-    """Each call by its name, "file dtype d=64 variant shape", with its hashes."""
-    with limits.of_another(H200), kernel.built_when_launched():
+    """Yield each call by its name, "file dtype d=64 variant shape", with its hashes."""
+    with limits.pretend_gpu(H200), kernel.built_when_launched():
         for (number, shape), head_dim in itertools.product(enumerate(SHAPES), selection.head_dims):
             for stage in stages():
                 for dtype, (name, variant) in itertools.product(stage.dtypes, VARIANTS.items()):

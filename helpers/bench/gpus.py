@@ -1,10 +1,10 @@
-"""The records of all GPUs, side by side; and what a record must be before it can be one of them.
+"""Show the records of all GPUs side by side, and check a record before it becomes one of them.
 
     python3 helpers/course.py bench --peers --json notebooks/measured/nvidia-a100-sxm4-80gb.json
     python3 -m helpers.bench.gpus [FILE ...]     # what is wrong with records; the committed ones if none is named
 
-A record is notebooks/measured/GPU.json, named after the GPU that its "device" names. `side_by_side` shows those that
-there are, in notebook 09 and on the site.
+A record is notebooks/measured/GPU.json, named after the GPU that its "device" names. `side_by_side` shows all of
+them, in notebook 09 and on the site.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KINDS = {
     *("stage", "peer", "roof", "variant", "step", "experiment", "host"),
     *("backward", "backward peer", "backward step", "backward experiment"),
 }
-# What a record says of its machine. Nothing of it names the machine or whose it is.
+# What a record says of its machine. None of it identifies the machine or its owner.
 NEEDED = {"description", "python", "numpy", "name", "compute_capability", "multiprocessors", "cupy", "nvrtc"}
 ALLOWED = NEEDED | {"clock_mhz", "l2_bytes", "memory_bytes", "cuda_driver_api", "driver", "torch", "triton", "cudnn"}
 MAIL = re.compile(r"[\w.+-]+@[\w-]+\.\w")
@@ -37,12 +37,12 @@ SHOWN = (((4, 16, 4096, 64), "float32"), ((4, 16, 4096, 128), "bfloat16"))
 
 
 def slug(name: str) -> str:
-    """A GPU's name as its record's file has it: "NVIDIA A100-SXM4-80GB" is "nvidia-a100-sxm4-80gb"."""
+    """Return a GPU's name as it is in a file's name: "NVIDIA A100-SXM4-80GB" is "nvidia-a100-sxm4-80gb"."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def problems(record: Any, file: str | None = None) -> list[str]:
-    """What keeps a record from being committed, a sentence each; none where it can be.
+    """List what keeps a record from being committed, a sentence each.
 
     Args:
         record: what the JSON file holds. file: its name, where that is to be looked at.
@@ -76,14 +76,14 @@ def _label(entry: Any) -> str:
 
 
 def _fits(entry: Any, kind: type) -> bool:
-    """Whether an entry has the fields of a dataclass, and no others."""
+    """Return whether an entry has the fields of a dataclass, and no others."""
     names = {field.name for field in fields(kind)}
     needed = {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}
     return isinstance(entry, Mapping) and needed <= set(entry) <= names
 
 
 def _wrong(result: Any) -> list[str]:
-    """What is wrong with one measurement."""
+    """List what is wrong with one measurement."""
     if not _fits(result, Measurement):
         return ["its fields are not a measurement's"]
     wrong = []
@@ -103,7 +103,7 @@ def _wrong(result: Any) -> list[str]:
 
 
 def _texts(value: Any) -> list[str]:
-    """All texts in it, names of fields included."""
+    """List all texts in a value, names of fields included."""
     if isinstance(value, Mapping):
         return [text for key, each in value.items() for text in (str(key), *_texts(each))]
     if isinstance(value, list | tuple):
@@ -112,7 +112,7 @@ def _texts(value: Any) -> list[str]:
 
 
 def records(folder: Path = FOLDER) -> dict[str, dict[str, Any]]:
-    """All committed records, by their GPU's name: newest compute capability first, then by name."""
+    """Read all committed records, by their GPU's name: newest compute capability first, then by name."""
     by_gpu = {}
     for path in sorted(folder.glob("*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -126,7 +126,7 @@ def records(folder: Path = FOLDER) -> dict[str, dict[str, Any]]:
 def side_by_side(
     cases: Sequence[tuple[Sequence[int], str]] = SHOWN, *, folder: Path = FOLDER, causal: bool = False
 ) -> Text:
-    """Every stage on every GPU that there is a record of: TFLOP/s, and the share of the GPU's own matrix product.
+    """Format every stage on every recorded GPU: TFLOP/s, and the share of the GPU's own matrix product.
 
     Args:
         cases: (shape, dtype): (batch, heads, rows, head_dim) each; a column for each case and GPU that has it.

@@ -1,7 +1,7 @@
-"""What a call takes on the host, on a GPU: checks, the choice of a stage, the launch, and PyTorch's SDPA beside them.
+"""Time calls on the host of a GPU: checks, the choice of a stage, the launch; and PyTorch's SDPA for comparison.
 
-The work is small, one sequence of 64 tokens, so the host is what one waits for. Calls follow one another without
-waiting for the GPU, as a model's do.
+The work is small, one sequence of 64 tokens, so the host limits the speed. Calls follow one another without waiting
+for the GPU, as a model's do.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class HostCall:
 
 
 def host_time(call: Callable[[], object], *, batches: int = BATCHES, calls: int = CALLS) -> Timing:
-    """Milliseconds of the host for one call that was made before: the median over batches, and their spread.
+    """Time a call on the host that was made before: the median over batches, and their spread.
 
     The GPU is waited for between batches, outside of the time.
     """
@@ -60,7 +60,7 @@ def host_time(call: Callable[[], object], *, batches: int = BATCHES, calls: int 
 
 
 def calls(with_torch: bool) -> tuple[HostCall, ...]:
-    """What is timed: our calls with arrays of CuPy, and with PyTorch's tensors and beside SDPA where there are any."""
+    """List the calls that are timed: ours with CuPy's arrays; with PyTorch also ours with tensors, and SDPA."""
     kinds = {"CuPy arrays": _device_arrays, **({"torch tensors": _tensors} if with_torch else {})}
     kinds_of_call = [HostCall("a prepared launch", _prepared, "everything but the launch was done before")]
     for kind, arrays in kinds.items():
@@ -73,7 +73,7 @@ def calls(with_torch: bool) -> tuple[HostCall, ...]:
 
 
 def _device_arrays(inputs: Inputs) -> tuple[Any, ...]:
-    """q, k, v as (batch, tokens, heads, head_dim), and cu_seqlens of one sequence."""
+    """Make q, k, v as (batch, tokens, heads, head_dim), and cu_seqlens of one sequence."""
     return (*(cp.ascontiguousarray(a.swapaxes(1, 2)) for a in inputs.device), cp.asarray([0, CASE.shape[2]], "int32"))
 
 
@@ -100,7 +100,7 @@ def _packed(arrays: Callable[[Inputs], tuple[Any, ...]], with_most: bool, inputs
 
 @contextlib.contextmanager
 def _prepared(inputs: Inputs) -> Ready:
-    """The stage that flash_attention takes."""
+    """Prepare the launch of the stage that flash_attention chooses."""
     dtype, head_dim = CASE.dtype, CASE.shape[3]
     rows = math.prod(CASE.shape[:3])
     stage = default_of(FORWARD, CASE.shape[2], rows, head_dim=head_dim, dtype=dtype, causal=True)
@@ -111,7 +111,7 @@ def _prepared(inputs: Inputs) -> Ready:
 
 @contextlib.contextmanager
 def _sdpa(inputs: Inputs) -> Ready:
-    """With the backend that PyTorch takes by itself."""
+    """Call SDPA with the backend of PyTorch's choice."""
     torch = torch_on_gpu()
     q, k, v = inputs.torch
     with torch.no_grad():

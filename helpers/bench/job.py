@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from helpers.attention import flash_attention, kernel, reference
-from helpers.attention.ladder import LADDER, Stage, backward
+from helpers.attention.ladder import LADDER, Rung, backward
 from helpers.attention.ladder.steps import BASES, BEFORE
 from helpers.bench import experiments, host_cost, peers
 from helpers.bench.cases import TYPES, Case, Inputs, Sample, call_of
@@ -112,7 +112,7 @@ def _count_wrong(experiment: experiments.Experiment, case: Case, inputs: Inputs,
 
 
 def torch_cuda() -> Any | None:
-    """PyTorch's module `cuda`, if PyTorch is imported and there is a GPU."""
+    """Return PyTorch's module `cuda`, if PyTorch is imported and there is a GPU."""
     return sys.modules["torch"].cuda if ON_GPU and "torch" in sys.modules else None
 
 
@@ -134,14 +134,14 @@ def _allocated_bytes(*, peak: bool = False) -> int | None:
 # ---- stages, and what is made of them
 
 
-def tile_sizes(stage: Stage, case: Case) -> dict[str, int]:
+def tile_sizes(stage: Rung, case: Case) -> dict[str, int]:
     """Return the -D options that a stage chooses for a case, whose arrays are contiguous."""
     batch, heads, rows, head_dim = case.shape
     usual = stage.defines_for(head_dim, rows, batch * heads, uneven=case.causal)
     return {**usual, **stage.variant(call_of(case))}
 
 
-def _tiles_text(stage: Stage, case: Case, sizes: Mapping[str, int]) -> str:
+def _tiles_text(stage: Rung, case: Case, sizes: Mapping[str, int]) -> str:
     """Format the sizes that a stage is compiled with, as "BLOCK_M=64 BLOCK_N=16"."""
     defines = {**tile_sizes(stage, case), **sizes}
     return " ".join(f"{name}={value}" for name, value in defines.items() if name != "HEAD_DIM")
@@ -152,7 +152,7 @@ def _no_text() -> str | None:
 
 
 def of_stage(
-    stage: Stage,
+    stage: Rung,
     case: Case,
     sizes: Mapping[str, int] | None = None,
     *,
@@ -170,11 +170,11 @@ def of_stage(
         more: further fields of the job.
     """
     sizes = sizes or {}
-    check = check or functools.partial(_check_output, case, stage.inexact)
+    check = check or functools.partial(_check_output, case, stage.error_factor)
 
     @contextlib.contextmanager
     def make(inputs: Inputs) -> Iterator[tuple[Launch, Check]]:
-        """Memory that a launch needs beyond q, k and v is not held before the first one."""
+        """Make the launch. Its first call prepares, so memory beyond q, k and v is not allocated before."""
         source, arrays, prepared = text(), inputs.device, []
 
         def launch() -> Any:
@@ -195,7 +195,7 @@ def of_stage(
     )
 
 
-def _of_case(case: Case, stage: Stage | None = None, sizes: Mapping[str, int] | None = None) -> dict[str, Any]:
+def _of_case(case: Case, stage: Rung | None = None, sizes: Mapping[str, int] | None = None) -> dict[str, Any]:
     """Return the fields of a job that its case says."""
     note = functools.partial(_tiles_text, stage, case, sizes or {}) if stage else str
     return {"note": note, "rate": lambda ms: {"tflops": case.flops / ms / 1e9}}
@@ -220,7 +220,7 @@ def of_experiment(experiment: experiments.Experiment, case: Case, sizes: Mapping
 class Gradients:
     """A stage that computes gradients, deterministic or not. idea: what was changed in it, by sizes or text."""
 
-    stage: Stage
+    stage: Rung
     deterministic: bool
     idea: str = ""
     changed: experiments.Experiment | None = None
@@ -310,7 +310,7 @@ def _base(step: experiments.Step) -> Job | None:
     return _of_stage_in_direction(begin, step.case, name=stage.name)
 
 
-def why_not(stage: Stage, case: Case) -> str | None:
+def why_not(stage: Rung, case: Case) -> str | None:
     """Return why a stage cannot do a case on this device, or None."""
     return stage.why_not(head_dim=case.shape[3], dtype=case.dtype, causal=case.causal)
 

@@ -1,4 +1,4 @@
-"""Nsight Compute: which metrics it has, a program run under it, its CSV read, and what measured."""
+"""Run programs under Nsight Compute, and read its CSV."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ABOUT = "==ABOUT== "  # begins the line that a CSV is stamped with; Nsight Comp
 
 
 def about() -> dict[str, str]:
-    """The device and Nsight Compute of this machine: {"device": ..., "ncu": the version that `ncu --version` tells}."""
+    """Name this machine's device and Nsight Compute: {"device": ..., "ncu": the version}."""
     version = subprocess.run(["ncu", "--version"], capture_output=True, text=True).stdout.strip().splitlines()
     return {"device": describe(), "ncu": version[-1] if version else ""}
 
@@ -27,7 +27,7 @@ def stamp(target: Path) -> None:
 
 
 def stamped(text: str) -> dict[str, str]:
-    """What `stamp` wrote. Raises ValueError for a CSV without it."""
+    """Read what `stamp` wrote. Raises ValueError for a CSV without it."""
     line = text.partition("\n")[0]
     if not line.startswith(_ABOUT):
         raise ValueError(f"the CSV does not begin with {_ABOUT}, so it does not say which device was measured")
@@ -36,7 +36,7 @@ def stamped(text: str) -> dict[str, str]:
 
 @functools.cache
 def known_metrics() -> frozenset[str]:
-    """The base names of the metrics that this ncu has for this GPU. Raises RuntimeError where there is no ncu."""
+    """List the base names of this ncu's metrics for this GPU. Raises RuntimeError without ncu."""
     try:
         asked = subprocess.run(["ncu", "--query-metrics"], capture_output=True, text=True)
     except OSError as error:
@@ -45,12 +45,12 @@ def known_metrics() -> frozenset[str]:
 
 
 def _is_known(metric: str, known: frozenset[str]) -> bool:
-    """What is known is a metric's base name; figures of the launch are always there."""
+    """Return whether ncu has a metric: its base name is known, or it is a figure of the launch."""
     return metric.split(".")[0] in known or metric.startswith("launch__")
 
 
 def first_known(metrics: Sequence[str]) -> str:
-    """The first of some metrics that this ncu has; the first of all where it has none."""
+    """Return the first of some metrics that this ncu has; if it has none of them, the first."""
     return next((name for name in metrics if _is_known(name, known_metrics())), metrics[0])
 
 
@@ -81,7 +81,7 @@ def profile(target: Path, wanted: Sequence[str], kernels: Sequence[str], words: 
 
 
 def launches_of(text: str) -> list[tuple[str, dict[str, tuple[str, str]]]]:
-    """Nsight Compute's raw page as CSV -> a pair for each launch: the kernel, and column -> (value, unit).
+    """Parse Nsight Compute's raw page as CSV into a pair for each launch: kernel, column -> (value, unit).
 
     Raises:
         ValueError: the text has no such table.

@@ -1,6 +1,6 @@
-"""Who the stages are timed beside: PyTorch's attention, backend by backend, and its matrix product; others' attention.
+"""Peers of the stages: PyTorch's attention, backend by backend, and its matrix product; others' attention.
 
-A peer is never a need: what is not installed is left out. Each one gets the inputs of the stages.
+Peers are optional: what is not installed is left out. Each one gets the inputs of the stages.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from helpers.device import ON_GPU, cp
 
 @dataclass(frozen=True)
 class Peer:
-    """Another's attention.
+    """Another implementation of attention.
 
     ready(inputs, causal) is a context: it gives a function that runs attention once and returns the output.
     """
@@ -35,10 +35,10 @@ class Peer:
     ready: Callable[[Inputs, bool], AbstractContextManager[Callable[[], Any]]]
     dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16")
     causal: bool = True
-    sweep: bool = True  # whether it is timed at many N
+    sweep: bool = True  # timed at many N
 
     def why_not(self, dtype: str, causal: bool) -> str | None:
-        """Why it cannot, as far as that is known before it is tried."""
+        """Return why it cannot, as far as that is known before it is tried."""
         if dtype not in self.dtypes:
             return f"takes {', '.join(self.dtypes)}"
         return "no causal mask" if causal and not self.causal else None
@@ -61,7 +61,7 @@ class Roof:
 
 
 def torch_on_gpu() -> Any | None:
-    """PyTorch, if it is installed and sees the GPU."""
+    """Import PyTorch, if it is installed and sees the GPU; else return None."""
     if not ON_GPU or importlib.util.find_spec("torch") is None:
         return None
     import torch
@@ -70,7 +70,7 @@ def torch_on_gpu() -> Any | None:
 
 
 def _sdpa(backend: str) -> Callable[[Inputs, bool], AbstractContextManager[Callable[[], Any]]]:
-    """scaled_dot_product_attention with one backend allowed.
+    """Make a peer of scaled_dot_product_attention with one backend allowed.
 
     Its float32 products are as exact as float32: math uses no TF32. From sm_80 on, efficient has CUTLASS's
     OpMultiplyAddFastF32, which makes one product of float32 out of three of TF32, on the tensor cores.
@@ -105,13 +105,13 @@ TORCH = (
 )
 
 
-# FlashAttention-3 as its authors build it, or as the package fa3-fwd, the forward alone, has it.
+# FlashAttention-3 as its authors build it, or the package fa3-fwd, which has the forward pass alone.
 FLASH_ATTENTION_3 = ("flash_attn_interface", "fa3_fwd_interface")
 
 
 @contextlib.contextmanager
 def _flash_attention_3(inputs: Inputs, causal: bool) -> Iterator[Callable[[], Any]]:
-    """flash_attn_func; its arrays are (batch, N, heads, d), and contiguous here."""
+    """Call flash_attn_func; its arrays are (batch, N, heads, d), and contiguous here."""
     import torch
 
     module = importlib.import_module(next(filter(importlib.util.find_spec, FLASH_ATTENTION_3)))
@@ -126,7 +126,7 @@ def _flash_attention_3(inputs: Inputs, causal: bool) -> Iterator[Callable[[], An
 
 
 def beside_torch() -> tuple[Peer, ...]:
-    """PyTorch's backends, and FlashAttention-3 where it is installed and the GPU is one of those that it is for."""
+    """List PyTorch's backends, and FlashAttention-3 if it is installed and supports the GPU."""
     installed = any(map(importlib.util.find_spec, FLASH_ATTENTION_3))
     if not installed or int(cp.cuda.Device().compute_capability) != 90:
         return TORCH
@@ -134,7 +134,7 @@ def beside_torch() -> tuple[Peer, ...]:
 
 
 def _sdpa_backward(backend: str) -> Callable[[Inputs, bool], AbstractContextManager[Callable[[], Any]]]:
-    """The gradients of scaled_dot_product_attention, (dq, dk, dv), from a forward that has run before."""
+    """Make a peer of SDPA's gradients, (dq, dk, dv), from a forward pass that has run before."""
 
     @contextlib.contextmanager
     def ready(inputs: Inputs, causal: bool) -> Iterator[Callable[[], Any]]:
@@ -206,7 +206,7 @@ NUMPY = Peer("NumPy", _numpy, ("float32",))
 
 
 def numba_simulator() -> Peer | None:
-    """Numba's CUDA simulator, which runs kernels written in Python with no GPU; None where it is not to be had."""
+    """Return Numba's CUDA simulator, which runs kernels written in Python without a GPU; None if missing."""
     if importlib.util.find_spec("numba") is None:
         return None
     if "numba" not in sys.modules:
@@ -221,7 +221,7 @@ cuda: Any  # Numba's, where _numba() has imported it
 
 @contextlib.contextmanager
 def _numba(inputs: Inputs, causal: bool) -> Iterator[Callable[[], Any]]:
-    """Stage 01 as a Numba kernel: a thread per query row, the running maximum and sum of stage 03 in place of S."""
+    """Write naive as a Numba kernel: a thread per query row, with online_softmax's running maximum and sum."""
     global cuda  # the simulator gives a kernel its indices by exchanging this name among the kernel's globals
     from numba import cuda
 

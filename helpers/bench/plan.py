@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from helpers.attention.ladder import LADDER, Stage, backward_of, forward_of
+from helpers.attention.ladder import LADDER, Rung, backward_of, forward_of
 from helpers.bench import experiments, host_cost, peers
 from helpers.bench.cases import Case
 from helpers.bench.job import (
@@ -24,8 +24,8 @@ from helpers.bench.job import (
 from helpers.bench.results import Measurement, Record
 from helpers.device import ON_GPU
 
-# What the record holds. Half types: the main shapes in both; bfloat16 alone where time is drawn against N, with
-# 16384 tokens and 2048 columns of all heads together, as FlashAttention's papers have it.
+# The cases of the record. Half types: the main shapes in both; bfloat16 alone where time is drawn against N, with
+# 16384 tokens and 2048 columns of all heads together, as in FlashAttention's papers.
 SHAPES = ((1, 1, 4096, 64), (1, 1, 16384, 64), (1, 16, 4096, 64), (4, 16, 4096, 64), (4, 16, 4096, 128))
 ONE_HEAD_SWEEP = tuple((1, 1, n, 64) for n in (1024, 2048, 8192))
 HALF_SWEEP = tuple((16384 // n, 2048 // d, n, d) for d in (128, 64) for n in (512, 2048, 4096, 8192, 16384))
@@ -43,7 +43,7 @@ BACKWARD_SHAPES = {
         *((16384 // n, 8, n, 256) for n in (2048, 4096, 16384)),
     ),
 }
-SIDE_SHARE = 0.5  # of the time for one measurement: for what is measured beside the ladder, and for the sweep over N
+SIDE_SHARE = 0.5  # of the time for one measurement: for all but the ladder, and for the sweep over N
 
 
 def swept(case: Case) -> bool:
@@ -71,7 +71,7 @@ def cases(*, on_gpu: bool = ON_GPU, quick: bool = False) -> list[Case]:
     return list(dict.fromkeys(chosen))
 
 
-def forward() -> dict[str, Stage]:
+def forward() -> dict[str, Rung]:
     """Return the stages that compute attention, by name."""
     return forward_of(LADDER)
 
@@ -153,12 +153,12 @@ def _gradient_jobs(only: Sequence[str], with_peers: bool) -> Iterator[Job]:
             yield from (of_gradients(what, case, **aside) for case in cases)
 
 
-def _steps(stages: Mapping[str, Stage]) -> Iterator[Job]:
+def _steps(stages: Mapping[str, Rung]) -> Iterator[Job]:
     steps = (step for step in experiments.steps(stages) if why_not(step.stage, step.case) is None)
     return (of_step(step, share=SIDE_SHARE) for step in steps)
 
 
-def _side_jobs(stages: Mapping[str, Stage]) -> Iterator[Job]:
+def _side_jobs(stages: Mapping[str, Rung]) -> Iterator[Job]:
     """Yield what is measured beside the ladder: these stages with other tile sizes, their steps and experiments."""
     for variant in experiments.VARIANTS:
         if variant.stage in stages:

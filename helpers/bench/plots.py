@@ -27,12 +27,12 @@ drawn = records.table_of(lambda: recorded(), lambda: Text(f"*({NO_RECORD})*"))
 
 
 def gpu_of(record: Mapping[str, Any]) -> str:
-    """The name of the GPU that a record is of."""
+    """Return the name of a record's GPU."""
     return record["device"].get("name", "GPU")
 
 
 def heading(shape: Sequence[int], dtype: str = "", causal: bool = False) -> str:
-    """A title: N, d, the type, heads, the mask."""
+    """Return a title: N, d, the type, heads, the mask."""
     batch, heads, n, head_dim = shape
     many = f", {batch}\u00a0×\u00a0{heads}\u00a0heads" if batch * heads > 1 else ""  # not to be broken
     return f"N = {n}, d = {head_dim}{', ' * bool(dtype)}{dtype}{many}{', causal' * causal}"
@@ -50,7 +50,7 @@ def measured_bars(
     log: bool = False,
     record: Any = None,
 ) -> Picture | Text:
-    """Recorded times (quantity="ms") or speeds ("tflops") of stages and their peers at one shape.
+    """Draw the recorded times (quantity="ms") or speeds ("tflops") of stages and their peers at one shape.
 
     Args:
         shape: (batch, heads, n, head_dim).
@@ -97,7 +97,7 @@ def measured_ladder(
     causal: bool = False,
     record: Any = None,
 ) -> Picture | Text:
-    """Recorded TFLOP/s at several shapes side by side, on one scale, each bar with its share of a roof of the same run.
+    """Draw recorded TFLOP/s at several shapes on one scale, each bar with its share of the same run's roof.
 
     Args:
         shapes: (batch, heads, n, head_dim) each.
@@ -114,7 +114,7 @@ def measured_ladder(
         tuple(shape): {r["name"]: r for r in measurements(shape, names, dtype=dtype, causal=causal, record=record)}
         for shape in shapes
     }
-    at = {shape: results for shape, results in at.items() if results}  # a panel without a bar says nothing
+    at = {shape: results for shape, results in at.items() if results}  # drop panels without bars
     names = list(dict.fromkeys(name for results in at.values() for name in results)) if names is None else names
     if top is None or not at:
         return Text(f"*(the record has no {dtype} at {', '.join(map(str, shapes))})*")
@@ -131,18 +131,18 @@ def measured_ladder(
 
 
 def _ladder_panel(
-    ax: Any, results: Mapping[str, Any], names: Sequence[str], top: float, beside: Iterable[Mapping[str, Any]]
+    ax: Any, results: Mapping[str, Any], names: Sequence[str], top: float, panels: Iterable[Mapping[str, Any]]
 ) -> list[str]:
-    """Bars of TFLOP/s with their share of the roof `top`, a dashed line; the texts at the bars.
+    """Draw bars of TFLOP/s with their share of the roof `top`, a dashed line; return the texts at the bars.
 
-    beside: the results of all panels that share their scale.
+    panels: the results of all panels that share their scale.
     """
-    most = max(top, *(row["tflops"] for each in beside for name, row in each.items() if name in names))
+    most = max(top, *(row["tflops"] for each in panels for name, row in each.items() if name in names))
     values = [results[name]["tflops"] if name in results else 0.0 for name in names]
     colours = [GPU if name in results and results[name]["kind"] == "stage" else PEER for name in names]
     bars = ax.barh(range(len(names)), values, color=colours, height=0.7)
     texts = [f"{value:.3g}  ({value / top:.1%})" if value else "not recorded" for value in values]
-    inside = [value > 0.6 * most for value in values]  # beside a long bar there is no room
+    inside = [value > 0.6 * most for value in values]  # there is no room to the right of a long bar
     outside = [text * (not i) for text, i in zip(texts, inside, strict=True)]
     ax.bar_label(bars, outside, padding=4, fontsize=9, zorder=3, path_effects=[withStroke(linewidth=3, foreground="w")])
     for y, (text, value) in enumerate(zip(texts, values, strict=True)):
@@ -159,7 +159,7 @@ def _ladder_panel(
 def measured_climb(
     stage: str, shape: Sequence[int], *, dtype: str = "float32", title: str = "", record: Any = None
 ) -> Picture | Text:
-    """Recorded TFLOP/s of the steps to a stage, one bar each, and what each gains over the one before.
+    """Draw the recorded TFLOP/s of the steps to a stage, one bar each, and what each gains over the one before.
 
     Args:
         shape: (batch, heads, n, head_dim).
@@ -203,8 +203,7 @@ def measured_climb_times(
     beside: Mapping[str, str] | None = None,
     record: Any = None,
 ) -> Picture | Text:
-    """Recorded milliseconds of the steps to a stage, on a logarithmic axis, and how many times as fast each is as the
-    one before it.
+    """Draw the recorded milliseconds of the steps to a stage, on a logarithmic axis, with their speedups.
 
     Args:
         shape: (batch, heads, n, head_dim).
@@ -261,7 +260,7 @@ def measured_climb_times(
 
 @styled
 def measured_overview(shapes: Mapping[str, Sequence[Sequence[int]]], *, record: Mapping[str, Any]) -> Picture:
-    """The ladder as README shows it: a panel for each type and shape, a row for each type.
+    """Draw the ladder as README shows it: a panel for each type and shape, a row for each type.
 
     Args:
         shapes: type -> shapes; those of one type share their scale, up to its matrix product.
@@ -303,7 +302,7 @@ def measured_steps(
     title: str = "",
     record: Any = None,
 ) -> Picture | Text:
-    """Recorded TFLOP/s of variants and experiments at one shape, one bar each; one below the best so far is marked.
+    """Draw recorded TFLOP/s of variants and experiments at one shape; mark each bar below the best so far.
 
     Args:
         shape: (batch, heads, n, head_dim).
@@ -344,7 +343,7 @@ def measured_steps(
 def tile_speeds(
     shape: Sequence[int], *, threads: int = 128, threads_x: int = 8, record: Any = None
 ) -> dict[Tiles, float]:
-    """Recorded TFLOP/s of 04 with other register tiles.
+    """Return the recorded TFLOP/s of register_tiles with other register tiles.
 
     Args:
         shape: (batch, heads, n, head_dim). threads, threads_x: of a block, and of a row; the same for all tiles.
@@ -360,7 +359,7 @@ def tile_speeds(
 
 
 def moving_tiles(shape: Sequence[int], *, record: Any = None) -> Moving | Text:
-    """The recorded tiles of 04, one of which is chosen at a time: what it costs, beside the speed of all."""
+    """Draw the recorded tiles of register_tiles; the reader chooses one and sees its cost and the speed of all."""
     record = recorded() if record is None else record
     speeds = tile_speeds(shape, record=record)
     return tiles.moving_tiles(speeds, shape, gpu_of(record)) if speeds else Text(f"*({NO_RECORD})*")
@@ -375,7 +374,7 @@ def measured_gradients(
     causal: bool = False,
     record: Any = None,
 ) -> Picture | Text:
-    """Recorded TFLOP/s of gradients at several shapes side by side, as `measured_ladder` draws outputs.
+    """Draw the recorded TFLOP/s of gradients at several shapes side by side, as `measured_ladder` draws outputs.
 
     Five products are counted, whatever a kernel computes. Where nothing is recorded, a sentence that says so.
     """

@@ -1,4 +1,4 @@
-"""The record of a run, read: results by shape, by step, by tile size.
+"""Read the record of a run: results by shape, by step, by tile size.
 
 helpers.bench.plan says what is recorded. In each function, record is another record than the committed one.
 """
@@ -18,29 +18,29 @@ IN_TURNS = RECORD
 
 
 def recorded(path: Path | str = RECORD) -> dict[str, Any] | None:
-    """The recorded GPU run: {"device": {...}, "how": {...}, "results": [...]}, or None where there is none."""
+    """Read the recorded GPU run, {"device": {...}, "how": {...}, "results": [...]}; None if there is none."""
     return records.load(Path(path))
 
 
 def results_of(record: Any = None) -> list[dict[str, Any]]:
-    """All results of a record, of the committed one where none is given; empty where there is none."""
+    """Return all results of a record, by default the committed one's; empty if there is none."""
     return ((recorded() if record is None else record) or {}).get("results", [])
 
 
 def in_turns(record: Any = None) -> Any:
-    """The record whose steps and peers were timed in turns, with one clock, where none is given: see `gain`."""
+    """Return the record whose steps and peers were timed in turns, unless another is given. See `gain`."""
     if record is not None:
         return record
     return recorded(IN_TURNS) or recorded()
 
 
 def roofs(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What the machine can do at best, by name."""
+    """Return the recorded roofs by name."""
     return {r["name"]: r for r in record["results"] if r["kind"] == "roof"}
 
 
 def case_of(r: Mapping[str, Any]) -> tuple[tuple[int, ...], str, bool]:
-    """Shape, type and whether causal."""
+    """Return a row's shape, type and whether it is causal."""
     return tuple(r["shape"]), r.get("dtype"), r.get("causal", False)
 
 
@@ -53,7 +53,7 @@ def measurements(
     record: Any = None,
     backward: bool = False,
 ) -> list[dict[str, Any]]:
-    """The recorded results at one shape (batch, heads, n, head_dim), in the order of `names` or of the record.
+    """Return the recorded results at one shape (batch, heads, n, head_dim), in the order of `names` or of the record.
 
     Stages with other tile sizes (kind "variant") or another text ("experiment"), steps and the host's times are left
     out: see `climb` and `recorded()`. backward: of the gradients, in place of the output.
@@ -74,7 +74,7 @@ def measurements(
 def climb(
     stage: str, shape: Sequence[int], *, dtype: str = "float32", causal: bool = False, record: Any = None
 ) -> list[dict[str, Any]]:
-    """The recorded results of the steps to a stage at one shape, one for each step of the climb; the stage is the last.
+    """Return the recorded results of a climb at one shape, one for each step; the stage itself is last.
 
     Each has "name", "tflops", "ms", "ms_min", "ms_max" and more; steps have "step", the number, and "idea". Of a step
     that is not measured, the figures are NaN. Empty where no step is recorded. Without a record, that of `in_turns`.
@@ -93,7 +93,7 @@ def climb(
 
 
 def result(*, record: Any = None, **wanted: Any) -> dict[str, Any] | None:
-    """The first recorded result with all of these values, such as name=, kind=, dtype=, shape=, note=; or None."""
+    """Return the first recorded result with all of these values, such as name=, kind=, dtype=, shape=; or None."""
     wanted = {key: list(value) if isinstance(value, tuple) else value for key, value in wanted.items()}
     return next((r for r in results_of(record) if {**r, **wanted} == r), None)
 
@@ -108,7 +108,7 @@ def gain(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[float]:
 
 
 def speedup(slower: Mapping[str, Any], faster: Mapping[str, Any]) -> str:
-    """How many times as fast one recorded result is as another: 1.23×, and from .. to if one's spread is above 5 %.
+    """Format how many times as fast one recorded result is as another, with the range if it is above 5 %.
 
     Where one of them is a step that is not measured, the text says so. Of a step and the one before it, timed in turns,
     the range is of the rounds' ratios.
@@ -131,7 +131,7 @@ def range_text(gain: Sequence[float]) -> str:
 
 
 def variant_times(stage: str, shape: Sequence[int], size: str, *, record: Any = None) -> dict[int, float]:
-    """Recorded milliseconds of a stage with other tile sizes: {value of `size`: ms}, in the record's order.
+    """Return the recorded milliseconds of a stage with other tile sizes: {value of `size`: ms}, in the record's order.
 
     Args:
         shape: (batch, heads, n, head_dim). size: the size that is varied, such as "BLOCK_M".
@@ -147,7 +147,7 @@ def variant_times(stage: str, shape: Sequence[int], size: str, *, record: Any = 
 def experiment_times(
     stage: str, shape: Sequence[int], *, dtype: str = "float32", causal: bool = False, record: Any = None
 ) -> dict[str, float]:
-    """Recorded milliseconds of a stage and of its experiments, each under its own name; {} without a record.
+    """Return the recorded milliseconds of a stage and of its experiments, each under its own name; {} without a record.
 
     Args:
         shape: (batch, heads, n, head_dim).

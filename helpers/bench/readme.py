@@ -1,9 +1,9 @@
-"""The parts of README.md that are made from the recorded GPU run: its table and its plot.
+"""Make README's table and plot from the recorded GPU run.
 
     python3 helpers/course.py bench --readme      writes both again
 
-Tests compare the table, and the figures noted in the plot's file, with the record, so README never says what nobody
-measured.
+Tests compare the table, and the figures noted in the plot's file, with the record, so README shows measured
+figures alone.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ PEERS = {  # in the record, and as the table names them
 
 
 def _columns(record: Mapping[str, Any]) -> list[tuple[str, str, dict[str, dict[str, Any]]]]:
-    """(heading, type, results by name) of each column that the record can fill."""
+    """Return (heading, type, results by name) of each column that the record can fill."""
     columns = []
     for shape, dtype in COLUMNS:
         results = {r["name"]: r for r in reading.measurements(shape, dtype=dtype, record=record)}
@@ -66,7 +66,7 @@ def _columns(record: Mapping[str, Any]) -> list[tuple[str, str, dict[str, dict[s
 
 
 def ladder_table(record: Mapping[str, Any]) -> str:
-    """The recorded stages as a Markdown table: TFLOP/s, and in brackets the speed beside the peer of the column."""
+    """Format the recorded stages as Markdown: TFLOP/s, and in brackets the speed relative to the column's peer."""
     columns = _columns(record)
     lines = [
         "| notebook | the idea | " + " | ".join(heading for heading, *_ in columns) + " |",
@@ -102,7 +102,7 @@ def ladder_table(record: Mapping[str, Any]) -> str:
 
 
 def _earlier(record: Mapping[str, Any]) -> str:
-    """What the table says of rows that are of other runs, and how far the peers that two of them timed differ."""
+    """Say which rows are of other runs, and how much the peers that two of them timed differ."""
     earlier = record["how"].get("earlier")
     if earlier is None:
         return ""
@@ -115,7 +115,7 @@ def _earlier(record: Mapping[str, Any]) -> str:
 
 
 def gradients_table(record: Mapping[str, Any]) -> str:
-    """The recorded gradients as a second table of the same form; "" where there are none."""
+    """Format the recorded gradients as a second table of the same form; "" if none are recorded."""
     columns = []
     for shape, dtype, causal in GRADIENT_COLUMNS:
         rows_at = reading.measurements(shape, dtype=dtype, causal=causal, record=record, backward=True)
@@ -145,7 +145,7 @@ def gradients_table(record: Mapping[str, Any]) -> str:
 
 
 def _link(title: str) -> str:
-    """A kernel's name, as a link to its notebook, to a workshop of its name or to that of its number, where one is."""
+    """Link a kernel's name to its notebook, to a workshop of its name, or to the notebook of its number."""
     folder, number, idea = ROOT / "notebooks", title[:2], title[3:]
     several = (sorted(folder.glob(f"{number}{pattern}.ipynb")) for pattern in (f"_{idea}", f"[a-z]_{idea}", "_*"))
     files = next(filter(None, several), [])
@@ -170,7 +170,7 @@ def _cell(result: Mapping[str, Any] | None, peer: Mapping[str, Any]) -> str:
 
 
 def with_table(text: str, record: Mapping[str, Any]) -> str:
-    """README's text with the tables between its markers made anew.
+    """Replace the tables between the markers in README's text.
 
     Raises:
         ValueError: the markers are missing.
@@ -183,7 +183,7 @@ def with_table(text: str, record: Mapping[str, Any]) -> str:
 
 
 def picture(record: Mapping[str, Any]) -> Picture:
-    """The ladder at the table's columns, a row of panels for each type."""
+    """Draw the ladder at the table's columns, a row of panels for each type."""
     by_type: dict[str, list[tuple[int, ...]]] = {}
     for shape, dtype in COLUMNS:
         if any(r["kind"] == "stage" for r in reading.measurements(shape, dtype=dtype, record=record)):
@@ -192,7 +192,7 @@ def picture(record: Mapping[str, Any]) -> Picture:
 
 
 def digest(record: Mapping[str, Any]) -> str:
-    """A hash of all that the plot shows of the record: each bar, each roof, the name of the GPU."""
+    """Hash all that the plot shows of the record: each bar, each roof, the name of the GPU."""
     shown = [
         [shape, dtype, r["name"], r["kind"], r["tflops"]]
         for shape, dtype in COLUMNS
@@ -203,7 +203,7 @@ def digest(record: Mapping[str, Any]) -> str:
 
 
 def plot(record: Mapping[str, Any]) -> bytes:
-    """The picture as PNG, with the digest of what it shows in its text."""
+    """Return the picture as PNG, with the digest of what it shows in its text."""
     noted, file = PngImagePlugin.PngInfo(), io.BytesIO()
     noted.add_text("record", digest(record))
     Image.open(io.BytesIO(picture(record).png())).save(file, "PNG", optimize=True, pnginfo=noted)
@@ -211,7 +211,7 @@ def plot(record: Mapping[str, Any]) -> bytes:
 
 
 def plotted() -> str | None:
-    """The digest that the plot's file has; None for a picture without one."""
+    """Read the digest in the plot's file; None for a picture without one."""
     with Image.open(PLOT) as image:
         return image.text.get("record")
 

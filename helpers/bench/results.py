@@ -16,7 +16,7 @@ from helpers.bench.cases import Case
 from helpers.bench.records import NO_RECORD  # noqa: F401 - what a table of no record says
 
 RECORD = records.MEASURED / "nvidia-h200.json"
-# The peer that a stage is set beside, by type: the fastest of PyTorch's in float32, FlashAttention-2 in half types.
+# The peer that a stage is compared with, by type: the fastest of PyTorch's in float32, FlashAttention-2 in half types.
 MAIN_PEER = {"float32": "SDPA efficient", "float16": "SDPA flash", "bfloat16": "SDPA flash"}
 
 
@@ -25,12 +25,12 @@ PATHS = re.compile(r"(?<![\w.)\]])(?:~|[A-Za-z]:)?(?:[/\\][\w.@+-]+){2,}[/\\]?")
 
 
 def without_paths(text: str) -> str:
-    """The text with the last part alone of each path: where a file is says whose machine it was."""
+    """Shorten each path in a text to its last part: where a file is says whose machine it was."""
     return PATHS.sub(lambda path: re.split(r"[/\\]", path.group().rstrip("/\\"))[-1], text)
 
 
 def roof_name(dtype: str) -> str:
-    """The name of a type's matrix product in the record."""
+    """Return the name of a type's matrix product in the record."""
     return "matmul" if dtype == "float32" else f"matmul {dtype}"
 
 
@@ -95,7 +95,7 @@ class Record:
     def add_note(
         self, name: str, kind: str, why: str, case: Case | None, *, failed: bool = False, left: bool = False
     ) -> None:
-        """Note why something was not timed, without its paths; the cases of one reason stand together."""
+        """Note why something was not timed, without its paths; cases with the same reason share a note."""
         why = without_paths(why)
         for note in self.notes:
             if (note.name, note.kind, note.why) == (name, kind, why):
@@ -104,7 +104,7 @@ class Record:
         self.notes.append(Note(name, kind, why, [str(case)], failed, left))
 
     def forget_left(self, planned: Iterable[tuple[str, str, str]]) -> None:
-        """Take back the notes on what there was no time for, where it is (kind, name, case) that is planned again."""
+        """Remove the notes on jobs, (kind, name, case), that there was no time for and that are planned again."""
         cases = set(planned)
         for note in self.notes:
             if note.left:
@@ -121,21 +121,21 @@ class Record:
 
     @classmethod
     def load(cls, path: Path) -> Record:
-        """A record that `save` wrote."""
+        """Read a record that `save` wrote."""
         saved = records.load(path)
         results = [Measurement(**r) for r in saved["results"]]
         return cls(saved["device"], saved["how"], results, [Note(**n) for n in saved.get("notes", [])])
 
 
 def _rounded(value: Any) -> Any:
-    """Floats to six digits, which is more than a clock can tell."""
+    """Round floats to six digits, which is more than a clock can tell."""
     if isinstance(value, dict):
         return {name: _rounded(item) for name, item in value.items()}
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def results_table(record: Record) -> str:
-    """The results as text: case by case, each line with its share of the roof and its speed beside each peer's."""
+    """Format the results case by case, each line with its share of the roof and its speed over each peer."""
     roofs = {r.name: r for r in record.results if r.kind == "roof"}
     lines = [
         f"{r.name:18}{r.tflops or r.gbps:9.1f} {'TFLOP/s' if r.tflops else 'GB/s'}, {r.ms:.3f} ms {_clocks(r)}".rstrip()
@@ -170,7 +170,7 @@ def results_table(record: Record) -> str:
 
 
 def _host_lines(results: list[Measurement]) -> list[str]:
-    """What calls take on the host, a line each."""
+    """Format what calls take on the host, a line each."""
     if not results:
         return []
     width = max(len(r.name) for r in results) + 1

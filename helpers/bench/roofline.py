@@ -1,4 +1,4 @@
-"""Every stage on the roofline: recorded TFLOP/s against FLOP per byte."""
+"""Draw every stage on the roofline: recorded TFLOP/s against FLOP per byte."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def measured_roofline(
     record: Any = None,
     counted: Any = None,
 ) -> Picture | Text:
-    """Every stage on the roofline: recorded TFLOP/s against FLOP per byte at DRAM.
+    """Draw every stage on the roofline: recorded TFLOP/s against FLOP per byte at DRAM.
 
     The bytes are those that Nsight Compute counted (a filled dot) where they are recorded, else Q, K, V and O moved
     once (a ring): the least there can be.
@@ -90,7 +90,7 @@ def measured_roofline(
 def _marks(
     shape: Sequence[int], dtype: str, gradients: bool, record: Mapping[str, Any], counted: Mapping[str, Any]
 ) -> Iterator[Mark]:
-    """The stages that are recorded in a type; those that compute gradients only where their bytes were counted."""
+    """Yield the stages recorded in a type; those that compute gradients only if their bytes were counted."""
     backward = [name for name, stage in LADDER.items() if stage.direction == "backward"] if gradients else []
     intensity = {
         row["stage"]: row["flop"] / (row["figures"]["dram bytes read"] + row["figures"]["dram bytes written"])
@@ -109,7 +109,7 @@ def _marks(
 
 
 def _draw_roofs(ax: Any, gbps: float, flats: Mapping[str, float], low: float, high: float) -> None:
-    """What the memory allows up to the highest ridge, and the matrix product of each type."""
+    """Draw what the memory allows up to the highest ridge, and the matrix product of each type."""
     peak = max(flats.values())
     x = np.array([low, min(high, 1e3 * peak / gbps)])
     ax.plot(x, x * gbps / 1e3, color=ROOF)
@@ -124,7 +124,7 @@ def _draw_roofs(ax: Any, gbps: float, flats: Mapping[str, float], low: float, hi
 
 
 def _draw_marks(ax: Any, marks: Sequence[Mark]) -> None:
-    """Each stage, and its number: one number for marks that nearly hide each other."""
+    """Draw each stage, and its number: one number for marks that nearly hide each other."""
     numbers: list[Any] = []
     for i, mark in enumerate(marks):
         colour = LINES[i % len(LINES)]
@@ -140,7 +140,7 @@ def _draw_marks(ax: Any, marks: Sequence[Mark]) -> None:
 
 
 def _free_side(mark: Mark, marks: Sequence[Mark]) -> tuple[int, int]:
-    """The offset of a mark's number, in points: where no other mark is near."""
+    """Return the offset of a mark's number, in points: where no other mark is near."""
     ratios = [m.intensity / mark.intensity for m in marks if abs(math.log(m.tflops / mark.tflops)) < 0.2]
     right, left = any(1 < x < 1.6 for x in ratios), any(1 < 1 / x < 1.6 for x in ratios)
     return (7, -3) if not right else (-6, -14) if left else (-19, -3)

@@ -136,7 +136,7 @@ def compile_all(jobs: Sequence[Job]) -> None:
 
 
 def device_facts() -> dict[str, Any]:
-    """What ran it, by name and version."""
+    """Name what ran it, with versions."""
     facts: dict[str, Any] = {"description": describe(), "python": platform.python_version(), "numpy": np.__version__}
     if not ON_GPU:
         return facts
@@ -165,7 +165,7 @@ def device_facts() -> dict[str, Any]:
 
 
 def how_measured() -> dict[str, Any]:
-    """What a reader must know of the figures."""
+    """Say what a reader must know of the figures."""
     return {
         "timer": "device events around one launch, queued behind other work" if ON_GPU else "wall clock",
         "statistic": "median; ms_min and ms_max are the spread",
@@ -194,7 +194,7 @@ class ProgressBar:
         self.began = time.perf_counter()
 
     def step(self, label: str, count: int = 1) -> None:
-        """Say what is being done now, and how much of the whole that is."""
+        """Show what is being done now, and how much of the whole that is."""
         if self.shown:
             filled = round(24 * self.done / max(self.total, 1))
             bar = "#" * filled + "." * (24 - filled)
@@ -265,7 +265,7 @@ def run_all(jobs: Sequence[Job], record: Record, budget_s: float, path: Path | N
 
 
 def _groups(jobs: Sequence[Job]) -> list[list[Job]]:
-    """The jobs in their order, those that are compared together. Without a GPU one by one: a CPU's clock stays."""
+    """Group the jobs that are compared, in their order. Without a GPU each is alone: a CPU's clock is steady."""
     groups: dict[Any, list[Job]] = {}
     for job in jobs:
         groups.setdefault((job.compared_with if ON_GPU else None) or job.key, []).append(job)
@@ -273,7 +273,7 @@ def _groups(jobs: Sequence[Job]) -> list[list[Job]]:
 
 
 def _results(runner: JobRunner, group: Sequence[Job]) -> Iterator[tuple[Job, Measurement | Exception]]:
-    """Each job of a group with its measurement, or with what it raised."""
+    """Yield each job of a group with its measurement, or with what it raised."""
     left = list(group)
     try:
         for job, result in runner.run_in_turns(group) if len(group) > 1 else [(group[0], runner.run(group[0]))]:
@@ -284,7 +284,7 @@ def _results(runner: JobRunner, group: Sequence[Job]) -> Iterator[tuple[Job, Mea
 
 
 def _alive() -> bool:
-    """Whether the device still takes work: after an illegal access a process has lost it."""
+    """Return whether the device still takes work: after an illegal access a process has lost it."""
     try:
         cp.cuda.Device().synchronize()
         float(cp.ones(1, dtype=cp.float32)[0])

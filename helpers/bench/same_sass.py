@@ -29,7 +29,7 @@ HEAD_DIMS = (64, 128)
 
 
 def machine_code(code: str, options: tuple[str, ...], arch: str, names: tuple[str, ...] = ()) -> dict[str, bytes]:
-    """The instructions of each kernel in a source, by its symbol.
+    """Compile a source, and return the instructions of each kernel by its symbol.
 
     Args:
         code: the source, complete. options: such as -DHEAD_DIM=64. arch: such as "sm_90a".
@@ -56,7 +56,7 @@ def machine_code(code: str, options: tuple[str, ...], arch: str, names: tuple[st
 
 
 def text_of(folder: Path, file: str) -> str | None:
-    """The complete source of a file in a folder of kernels; None where there is none."""
+    """Read the complete source of a file in a folder of kernels; None if it is not there."""
     before, kernel.KERNELS = kernel.KERNELS, folder
     try:
         return kernel.source(file) if (folder / file).is_file() else None
@@ -65,7 +65,7 @@ def text_of(folder: Path, file: str) -> str | None:
 
 
 def stages(only: list[str]) -> Iterator[Stage]:
-    """Every stage, and every step of a climb, whose file's name begins with one of `only`."""
+    """Yield every stage, and every step of a climb, whose file's name begins with one of `only`."""
     steps = (*BASES.values(), *(step for climb in CLIMBS.values() for step in climb))
     everything = {stage.file: stage for stage in (*LADDER.values(), *steps)}
     for file, stage in everything.items():
@@ -74,7 +74,7 @@ def stages(only: list[str]) -> Iterator[Stage]:
 
 
 def compare(stage: Stage, before: Path, head_dim: int, dtype: str, arch: str) -> str:
-    """What has become of a stage's machine code: "same", "DIFFERS: ...", "new" or "FAILS: ..."."""
+    """Compare a stage's machine code before and now: "same", "DIFFERS: ...", "new" or "FAILS: ..."."""
     texts = text_of(before, stage.file), text_of(kernel.KERNELS, stage.file)
     if texts[0] is None:
         return "new"
@@ -91,7 +91,7 @@ def compare(stage: Stage, before: Path, head_dim: int, dtype: str, arch: str) ->
 
 
 def architectures(stage: Stage, wanted: list[str]) -> list[str]:
-    """Those of the wanted ones that a stage is compiled for."""
+    """List those of the wanted architectures that a stage is compiled for."""
     numbers = {arch: int(arch.removeprefix("sm_").rstrip("a")) for arch in wanted}
     return [arch for arch, n in numbers.items() if (n == stage.min_cc if stage.only_cc else n >= stage.min_cc)]
 
@@ -107,7 +107,7 @@ def main(arguments: list[str] | None = None) -> int:
     options: Mapping[str, Any] = vars(parser.parse_args(arguments))
     differences = 0
     for stage in stages(options["only"]):
-        if reason := stage.missing():
+        if reason := stage.unavailable():
             print(f"{stage.file}: {reason}")
             continue
         for dtype in [dtype for dtype in stage.dtypes if dtype in (options["dtypes"] or stage.dtypes)]:

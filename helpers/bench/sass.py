@@ -1,4 +1,4 @@
-"""What a compiler made of a kernel: recorded SASS, where a sentence of a notebook needs it as evidence.
+"""Read recorded SASS, where a notebook needs it as evidence of what a compiler made of a kernel.
 
     from helpers.bench import sass
     print(sass.counts_table("06"))
@@ -18,12 +18,12 @@ from helpers.renamed import old_names
 
 
 def recorded(stage: str) -> dict[str, Any]:
-    """The record of a stage: "how", and "instances" of a template (06) or "rows" of pieces of code (04)."""
+    """Return the record of a stage: "how", and "instances" of a template (06) or "rows" of pieces of code (04)."""
     return records.load(records.MEASURED / f"sass-{stage}.json")
 
 
 def instance(stage: str, dtype: str, head_dim: int = 64) -> dict[str, Any]:
-    """One compiled instance. Raises KeyError where none is recorded."""
+    """Return one compiled instance. Raises KeyError where none is recorded."""
     for found in recorded(stage)["instances"]:
         if (found["dtype"], found["head_dim"]) == (dtype, head_dim):
             return found
@@ -31,7 +31,7 @@ def instance(stage: str, dtype: str, head_dim: int = 64) -> dict[str, Any]:
 
 
 def counts_table(stage: str, head_dim: int = 64) -> str:
-    """Instructions by their kind as text: a kind a line, a type a column."""
+    """Format instructions by their kind as text: a kind a line, a type a column."""
     record = recorded(stage)
     compiled_at = [each for each in record["instances"] if each["head_dim"] == head_dim]
     rows = [("", *(each["dtype"] for each in compiled_at))]
@@ -42,13 +42,13 @@ def counts_table(stage: str, head_dim: int = 64) -> str:
 
 
 def excerpt(stage: str, dtype: str, head_dim: int = 64) -> str:
-    """The recorded excerpt of one instance, an instruction a line, after its address in the kernel."""
+    """Return the recorded excerpt of one instance, an instruction a line, after its address in the kernel."""
     row = instance(stage, dtype, head_dim)
     return "\n".join([f"{row['kernel']}:", *(f"  {line}" for line in row["lines"])])
 
 
 def compiled(kernel: str, options: str = "-ftz=true", *, stage: str = "04") -> dict[str, Any]:
-    """What a compiler made of a kernel: {"kernel", "options", "instructions": lines of SASS, and counts of them}.
+    """Return what a compiler made of a kernel: {"kernel", "options", "instructions": lines of SASS, and counts}.
 
     Args:
         kernel, options: as the record has them. stage: whose record.

@@ -1,4 +1,4 @@
-"""What the compiler makes of the tile loop of stage 07 and of the last steps to it: its SASS, counted.
+"""Count the SASS of the tile loop of flash_mma and of the last steps to it.
 
     python3 -m helpers.bench.sass_loop FILE       # where nvcc and nvdisasm are in PATH: writes JSON; no GPU is needed
     sass_loop.table(("HMMA", "LDSM", "moves"))     # anywhere: the record as a table
@@ -40,7 +40,7 @@ EXCERPTS = {
 
 @records.shown
 def table(opcodes: Sequence[str], *, record: Mapping[str, Any] | None = None) -> str:
-    """Instructions of the tile loop, a step a line.
+    """Format instructions of the tile loop, a step a line.
 
     Args:
         opcodes: a column each, without what follows the dot; "moves" are register-to-register copies.
@@ -53,20 +53,20 @@ def table(opcodes: Sequence[str], *, record: Mapping[str, Any] | None = None) ->
 
 
 def _numbered(record: Mapping[str, Any]) -> list[tuple[int, Mapping[str, Any]]]:
-    """The rows of the record with the numbers that their steps have today."""
+    """Return the rows of the record with the numbers that their steps have today."""
     numbers = dict(zip([*ideas_of_climb(CLIMB)[:-1], STAGE], by_number(CLIMB), strict=True))
     return [(numbers[row["idea"]], row) for row in record["steps"] if row["idea"] in numbers]
 
 
 def instructions(step: int, *, record: Mapping[str, Any] | None = None) -> int | None:
-    """Instructions of the tile loop of a step, or None where it is not in the record."""
+    """Return instructions of the tile loop of a step, or None where it is not in the record."""
     record = record or recorded() or {"steps": []}
     return next((row["instructions"] for number, row in _numbered(record) if number == step), None)
 
 
 @records.shown
 def excerpt(name: str, *, record: Mapping[str, Any] | None = None) -> str:
-    """Some lines of SASS. name: a key of EXCERPTS."""
+    """Return some lines of SASS. name: a key of EXCERPTS."""
     return "\n".join(record["excerpts"][name])
 
 
@@ -82,7 +82,7 @@ class Instruction(NamedTuple):
 
 
 def disassembled(stage: Stage, folder: Path) -> tuple[list[Instruction], dict[str, int]]:
-    """A stage's SASS, and the address of each label."""
+    """Return a stage's SASS, and the address of each label."""
     text = kernel.source(stage.file)
     head = re.search(r"__global__ void __launch_bounds__\([^)]*\) (\w+)\((.*?)\) \{", text, re.DOTALL)
     assert head, stage.file
@@ -96,7 +96,7 @@ def disassembled(stage: Stage, folder: Path) -> tuple[list[Instruction], dict[st
 
 
 def parsed(sass: str) -> tuple[list[Instruction], dict[str, int]]:
-    """The instructions of nvdisasm's text, and the address of each label."""
+    """Return the instructions of nvdisasm's text, and the address of each label."""
     instructions, labels, waiting = [], {}, []
     for line in sass.splitlines():
         if label := re.match(r"(\.L_x_\d+):", line):
@@ -109,7 +109,7 @@ def parsed(sass: str) -> tuple[list[Instruction], dict[str, int]]:
 
 
 def tile_loop(instructions: Sequence[Instruction], labels: Mapping[str, int]) -> list[Instruction]:
-    """The innermost loop with all products, without what a branch skips in most tiles: masks and the lazy rescale."""
+    """Find the innermost loop with all products, without what most tiles skip: masks and lazy rescaling."""
     jumps = [
         (i.address, labels[to[0]]) for i in instructions if (to := re.findall(r"\.L_x_\d+", i.text)) and "BRA" in i.text
     ]
@@ -131,7 +131,7 @@ def _steps() -> Iterator[tuple[int, Stage]]:
 
 
 def measure() -> dict[str, Any]:
-    """The record, of this machine's compiler."""
+    """Return the record, of this machine's compiler."""
     version = subprocess.run(["nvcc", "--version"], check=True, capture_output=True, text=True).stdout
     release = re.search(r"V([\d.]+)", version)
     rows, loops = [], {}
@@ -157,7 +157,7 @@ def measure() -> dict[str, Any]:
 
 
 def is_move(instruction: Instruction) -> bool:
-    """Whether it only copies one register to another."""
+    """Return whether it only copies one register to another."""
     return bool(re.match(r"(IMAD\.MOV\.U32 R\d+, RZ, RZ, R\d|MOV R\d+, R\d)", instruction.text))
 
 

@@ -27,7 +27,7 @@ RENAMED = {
 def in_order(
     stage: str, rows: Iterable[Mapping[str, Any]], of_stage: Mapping[str, Any] | None = None
 ) -> list[dict[str, Any]]:
-    """A row for each step of the climb to a stage, with its "step", the number, and "idea" of today.
+    """Return a row for each step of the climb to a stage, with its "step", the number, and "idea" of today.
 
     "follows" is the number of the step before it, 0 of the first, where its gain is over that one.
 
@@ -57,23 +57,23 @@ def in_order(
 
 
 def _is_over(row: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
-    """Whether the gain of a recorded step is the one over another: older records tell by the numbers of that time."""
+    """Return whether a step's gain is over this other one; older records tell by the numbers of their time."""
     if over := row.get("over"):
         return over == before["name"] if before else ": " not in over  # else what the climb begins at
     return row["step"] - 1 == before.get("step", 0)
 
 
 def _climb_of(row: Mapping[str, Any]) -> str:
-    """The stage that a recorded step leads to: the record calls steps "flash_mma: 07_10_swizzle"."""
+    """Return the stage that a recorded step leads to: the record calls steps "flash_mma: 07_10_swizzle"."""
     return (row.get("name") or row["stage"]).partition(": ")[0]
 
 
 def is_measured(row: Mapping[str, Any]) -> bool:
-    """Whether a row of `in_order` is recorded."""
+    """Return whether a row of `in_order` is recorded."""
     return "kind" in row
 
 
 def idea_of(stage: str, number: int) -> str:
-    """The idea of a step of the climb to a stage, by its number of today; -1 is the last."""
+    """Return the idea of a step of the climb to a stage, by its number of today; -1 is the last."""
     ideas = ladder_steps.ideas(stage)
     return ideas[-1] if number < 0 else dict(zip(ladder_steps.by_number(stage), ideas, strict=True))[number]

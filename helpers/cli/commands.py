@@ -1,4 +1,4 @@
-"""What the command does once all is in place, a function for each of its words. Each gives the exit code."""
+"""Run the commands of course.py, a function each, once everything is installed. Each returns the exit code."""
 
 import contextlib
 import os
@@ -16,9 +16,9 @@ from helpers.setup.script import ROOT, Problem, become, say
 
 
 def lab(words: "list[str]", originals: bool = False) -> int:
-    """Start JupyterLab in the root of the repository, at the learner's copy of the first notebook. Does not come back.
+    """Start JupyterLab in the repository's root, at the learner's copy of the first notebook. Does not return.
 
-    originals: at notebooks/ itself, which is under version control; copies are neither made nor brought up to date.
+    originals: open notebooks/ itself, which is under version control; copies are neither made nor updated.
     """
     words, named = absolute(words)
     argv = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={ROOT}"]
@@ -42,9 +42,9 @@ def lab(words: "list[str]", originals: bool = False) -> int:
 
 
 def need_engine() -> None:
-    """See that the CPU engine is compiled, so that the first kernel of a notebook starts at once.
+    """Compile the CPU engine unless that is done, so that the first kernel of a notebook starts at once.
 
-    What goes wrong is left to that kernel to say.
+    An error is not reported here: the first kernel reports it.
     """
     if os.name != "nt" and subprocess.call([sys.executable, "-c", host_compiler.LOOK], stderr=subprocess.DEVNULL) == 3:
         with contextlib.suppress(Problem, OSError):
@@ -53,9 +53,9 @@ def need_engine() -> None:
 
 
 def first_page(originals: bool) -> str:
-    """What JupyterLab opens, by its path from the root: notebook 00, or README where there is none; "" without either.
+    """Return the path from the root of the page that JupyterLab opens: notebook 00, else README, else "".
 
-    Learners' copies are brought up to date here, and what is to tell of them is said.
+    Updates the learner's copies on the way, and prints what has changed.
     """
     folder = "notebooks"
     if not originals:
@@ -70,13 +70,13 @@ def first_page(originals: bool) -> str:
 
 
 def with_our_extension(jupyter_path: str) -> str:
-    """JUPYTER_PATH with the folder from which JupyterLab loads the colours of CUDA (helpers/cli/lab/labextensions)."""
+    """Append to JUPYTER_PATH the folder from which JupyterLab loads CUDA's colours (helpers/cli/lab/labextensions)."""
     ours = str(ROOT / "helpers" / "cli" / "lab")
     return os.pathsep.join([*(part for part in jupyter_path.split(os.pathsep) if part not in ("", ours)), ours])
 
 
 def progress() -> int:
-    """helpers.lesson.road: what is solved, what comes next, how long it takes."""
+    """Print what is solved, what comes next and how long it takes (helpers.lesson.road)."""
     from helpers.lesson import road
 
     print(road.text())
@@ -84,7 +84,7 @@ def progress() -> int:
 
 
 def ladder(words: "list[str]") -> int:
-    """helpers.bench.command.ladder: each stage on this machine's device."""
+    """Check and time each stage on this machine's device (helpers.bench.command)."""
     from helpers.bench import command
 
     return command.ladder(words)
@@ -107,7 +107,7 @@ CELL_SECONDS = 3600
 
 
 def checks() -> "dict[str, list[str]]":
-    """The programs that read the text before anything runs, by name: each takes seconds."""
+    """Return the command lines of the linters, by name. Each takes seconds."""
     sources = [path for folder in ("kernels", "helpers/engine") for path in sorted((ROOT / folder).rglob("*.*"))]
     # Exercises are cells of notebooks as well, word for word, and keep the lines that their holes need.
     sources = [str(p) for p in sources if p.suffix in (".cu", ".cuh", ".h", ".cpp") and p.parent.name != "exercises"]
@@ -122,11 +122,11 @@ def checks() -> "dict[str, list[str]]":
 
 
 def test(words: "list[str]", every: bool) -> int:
-    """The checks of the text, then pytest over tests and notebooks. 0 if all pass.
+    """Run the linters, then pytest over tests and notebooks. Returns 0 if all pass.
 
-    What is exhaustive is left out (tests/two_speeds.py), and tests of the engine that have passed (tests/unchanged.py).
-    every: the engine's are run too, and a second pytest runs what is exhaustive afterwards, as CI does: its
-    first is what everybody runs. What `words` name is run whole.
+    Exhaustive tests are left out (tests/two_speeds.py), and so are tests of the engine that have passed
+    (tests/unchanged.py). every: run the engine's as well, and the exhaustive ones in a second pytest, as CI does: its
+    first is otherwise what everybody runs. Files that `words` name are run whole.
     """
     begin = time.monotonic()
     verdicts = {}
@@ -167,7 +167,7 @@ def test(words: "list[str]", every: bool) -> int:
 
 
 def cpu_seconds() -> str:
-    """The CPU time of all processes that ended under this one, as words; "" where the system does not count it."""
+    """Format the CPU time of all child processes that have ended; "" if the system does not count it."""
     try:
         import resource
     except ImportError:
@@ -180,7 +180,7 @@ WORKER_BYTES = 3 << 29  # a worker of pytest, the notebook's kernel and the comp
 
 
 def workers() -> int:
-    """How many processes test: the cores that this one may use, as far as its memory goes; at least 1."""
+    """Return how many processes to test with: one for each usable core, as far as memory suffices; at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _numbers("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of all cores in so many of a clock
     if len(quota) == 2:
@@ -189,7 +189,7 @@ def workers() -> int:
 
 
 def memory() -> int:
-    """Bytes that this process and its children may take: the machine's, or fewer in a container."""
+    """Return how many bytes this process and its children may use: the machine's memory, or a container's limit."""
     limits = _numbers("/sys/fs/cgroup/memory.max") + _numbers("/sys/fs/cgroup/memory/memory.limit_in_bytes")
     with contextlib.suppress(AttributeError, ValueError, OSError):  # names that not every system has
         limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
@@ -197,28 +197,28 @@ def memory() -> int:
 
 
 def _numbers(path: str) -> "list[int]":
-    """The whole numbers in a file of the system's; none where there is no such file, or where it says "max"."""
+    """Read the whole numbers in a system file; an empty list if the file does not exist or says "max"."""
     with contextlib.suppress(OSError, ValueError), open(path) as file:
         return [int(word) for word in file.read().split()]
     return []
 
 
 def bench(words: "list[str]") -> int:
-    """helpers.bench.command.bench: the ladder with peers, on a GPU."""
+    """Time the ladder and its peers on a GPU (helpers.bench.command)."""
     from helpers.bench import command
 
     return command.bench(words)
 
 
 def export(words: "list[str]") -> int:
-    """helpers.attention.export.command.main: a stage as one file."""
+    """Write a stage as one file (helpers.attention.export.command)."""
     from helpers.attention.export import command
 
     return command.main(words)
 
 
 def book(words: "list[str]") -> int:
-    """helpers.site.build: the site, from the notebooks as they are. 0 if no page has anything wrong with it."""
+    """Build the site from the notebooks as they are (helpers.site.build). Returns 0 if no page has an error."""
     from helpers.site import build
 
     try:
@@ -233,7 +233,7 @@ def book(words: "list[str]") -> int:
 
 
 def absolute(words: "list[str]") -> "tuple[list[str], bool]":
-    """The words, paths in them made absolute (they are typed in the user's folder); whether there are any."""
+    """Make the paths among the words absolute, as the user typed them elsewhere. Returns whether there are any, too."""
     result, any_path = [], False
     for word in words:
         path, colons, rest = word.partition("::")
@@ -244,7 +244,7 @@ def absolute(words: "list[str]") -> "tuple[list[str], bool]":
 
 
 def in_use(port: int) -> bool:
-    """Whether something on this machine listens at the port."""
+    """Check whether something on this machine listens on the port."""
     for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
         with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe_socket:
             probe_socket.settimeout(0.5)
@@ -254,7 +254,7 @@ def in_use(port: int) -> bool:
 
 
 def run(argv: "list[str]", environment: "dict[str, str] | None" = None) -> int:
-    """Run a program in the repository's root; its exit code, or 130 after Ctrl-C."""
+    """Run a program in the repository's root. Returns its exit code, or 130 after Ctrl-C."""
     child = subprocess.Popen(argv, cwd=str(ROOT), env=environment)
     try:
         return child.wait()

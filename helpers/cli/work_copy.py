@@ -6,9 +6,9 @@ write. Here originals stay as they are, and copies follow them:
     no copy yet                      the original is copied
     the original is as it was        the copy stays, whatever is in it
     newer original, untouched copy   the copy becomes the newer original
-    newer original, touched copy     the copy stays; the newer one is put beside it, as "07_mma (new).ipynb"
+    newer original, touched copy     the copy stays; the newer one is added as "07_mma (new).ipynb"
 
-A copy is touched where its cells differ from those of the original that it was made from; outputs do not count. Which
+A copy is touched if its cells differ from those of the original that it was made from; outputs do not count. Which
 original that was is in work/.copies.json. Standard library only.
 """
 
@@ -24,9 +24,9 @@ NEW = " (new{})"
 
 
 def cells(text: str) -> str:
-    """What a notebook says, as a short text that two notebooks share only if their cells are the same.
+    """Hash a notebook's cells: two notebooks share the result only if their cells are the same.
 
-    Of a file that is no notebook, all of its text counts: a glossary, or a notebook whose save was interrupted.
+    If a file is not a notebook, all of its text is hashed: a glossary, or a notebook whose save was interrupted.
     """
     try:
         said = [(cell["cell_type"], "".join(cell["source"]).rstrip()) for cell in json.loads(text)["cells"]]
@@ -36,9 +36,9 @@ def cells(text: str) -> str:
 
 
 def refresh(root: Path) -> "list[str]":
-    """Bring root/work up to date with root/notebooks. What there is to tell the learner, a sentence each.
+    """Bring root/work up to date with root/notebooks. Returns sentences for the learner.
 
-    Raises OSError where the folder cannot be written.
+    Raises OSError if the folder cannot be written.
     """
     originals = sorted([*root.glob("notebooks/*.ipynb"), *root.glob("notebooks/*.md")])
     folder = root / FOLDER
@@ -52,7 +52,7 @@ def refresh(root: Path) -> "list[str]":
 
 
 def _follow(original: Path, folder: Path, stamps: "dict[str, str]") -> "list[str]":
-    """One original, and its copy or copies. stamps: by the copy's name, `cells` of the original it was made from."""
+    """Update the copies of one original. stamps: `cells` of the original that each copy was made from, by copy name."""
     text = _text(original)
     now = cells(text)
     for name in _names(original.name):
@@ -75,7 +75,7 @@ def _follow(original: Path, folder: Path, stamps: "dict[str, str]") -> "list[str
 
 
 def _names(name: str) -> "list[str]":
-    """07_mma.ipynb, 07_mma (new).ipynb, 07_mma (new 2).ipynb, ..."""
+    """Yield 07_mma.ipynb, 07_mma (new).ipynb, 07_mma (new 2).ipynb, ..."""
     stem, dot, suffix = name.rpartition(".")
     return [name] + [stem + NEW.format(f" {i}" if i > 1 else "") + dot + suffix for i in range(1, 100)]
 
@@ -85,7 +85,7 @@ def _text(path: Path) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """All of it or nothing, also where the disk is full."""
+    """Write a file completely or not at all, even if the disk is full."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         draft.write_text(text, encoding="utf-8", errors="surrogateescape")
@@ -96,7 +96,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _read(path: Path) -> "dict[str, str]":
-    """The stamps; none where there is no such file, or it is broken. Then every copy that differs counts as touched."""
+    """Read the stamps; {} if the file is missing or broken. Then every copy that differs counts as changed."""
     try:
         stamps = json.loads(_text(path)).items()
     except (OSError, ValueError, AttributeError):

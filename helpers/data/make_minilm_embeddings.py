@@ -1,7 +1,7 @@
 """Make minilm_embeddings.npz: what the reference implementation of all-MiniLM-L6-v2 makes of a dozen sentences.
 
     pip install numpy torch transformers
-    python helpers/data/make_minilm_embeddings.py                # writes minilm_embeddings.npz beside this script
+    python helpers/data/make_minilm_embeddings.py                # writes minilm_embeddings.npz next to this script
     python helpers/data/make_minilm_embeddings.py --check        # or: compares with the file that is there
     python helpers/data/make_minilm_embeddings.py --verify       # or: compares the course's model with the file
 
@@ -59,7 +59,7 @@ PROVENANCE = {
 
 
 def make(dtype: str = "float64") -> dict[str, np.ndarray]:
-    """The arrays of the file: sentences (a line each), ids of all tokens, lengths, vectors (12, 384) float32."""
+    """Make the file's arrays: sentences (a line each), ids of all tokens, lengths, vectors (12, 384) float32."""
     import torch
     from transformers import AutoModel, AutoTokenizer
 
@@ -99,7 +99,7 @@ def check() -> int:
 
 
 def recorded_vectors() -> np.ndarray:
-    """The vectors of the file."""
+    """Load the file's vectors."""
     with np.load(OUT) as there:
         return there["vectors"]
 

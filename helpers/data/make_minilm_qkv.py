@@ -1,6 +1,6 @@
 """Make minilm_qkv.npz: Q, K and V of one layer of a real transformer, reading a real paragraph.
 
-    python helpers/data/make_minilm_qkv.py                # writes minilm_qkv.npz beside this script
+    python helpers/data/make_minilm_qkv.py                # writes minilm_qkv.npz next to this script
     python helpers/data/make_minilm_qkv.py --check        # or: compares with the file that is there
     python helpers/data/make_minilm_qkv.py --verify       # or: compares with pip install torch transformers
 
@@ -54,7 +54,7 @@ PROVENANCE = {
 
 
 def forward() -> tuple[list[str], list[tuple[np.ndarray, ...]]]:
-    """The tokens of the text, and (q, k, v, hidden) of each layer.
+    """Compute the tokens of the text, and (q, k, v, hidden) of each layer.
 
     q, k, v: (HEADS, N, d). hidden: (N, HEADS * d), what the layer hands to the next one. All float64.
     """
@@ -71,7 +71,7 @@ def forward() -> tuple[list[str], list[tuple[np.ndarray, ...]]]:
 
 
 def save(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    """An .npz as np.savez writes it, but with a fixed date, so that the same arrays make the same bytes."""
+    """Write an .npz as np.savez does, but with a fixed date, so that equal arrays make equal bytes."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         for name, array in arrays.items():
             buffer = io.BytesIO()
@@ -80,7 +80,7 @@ def save(path: Path, arrays: dict[str, np.ndarray]) -> None:
 
 
 def make() -> dict[str, np.ndarray]:
-    """The arrays of the file: q, k, v (12, 272, 32) float32, tokens (272,) and the strings of PROVENANCE."""
+    """Make the file's arrays: q, k, v (12, 272, 32) float32, tokens (272,) and the strings of PROVENANCE."""
     tokens, layers = forward()
     q, k, v, _ = layers[LAYER]
     arrays = {name: np.ascontiguousarray(a, dtype=np.float32) for name, a in (("q", q), ("k", k), ("v", v))}

@@ -22,7 +22,7 @@ def heatmap(
     vmax: float | None = None,
     yes_or_no: bool = False,
 ) -> Picture:
-    """Matrices (rows, columns) side by side, each under its title, on one colour scale from 0 to vmax (or the max).
+    """Draw matrices (rows, columns) side by side, titled, on one colour scale from 0 to vmax (or the maximum).
 
     yes_or_no: they hold 0 and 1 alone, and `colour` says what 1 means: one patch in place of the scale.
     """
@@ -44,7 +44,7 @@ def heatmap(
 def token_heatmap(
     matrices: Mapping[str, np.ndarray], tokens: Sequence[str], rows: Sequence[int], columns: Sequence[int]
 ) -> Picture:
-    """Attention weights between words: some rows and columns of each matrix (N, N_kv), labelled with their tokens.
+    """Draw attention weights between words: some rows and columns of matrices (N, N_kv), labelled with their tokens.
 
     The colours follow the square root of the weight, so that small weights show as well.
     """
@@ -71,11 +71,11 @@ def token_heatmap(
 
 @styled
 def roofline(*, tflops: float, gbps: float, at: Mapping[str, float], title: str = "") -> Picture:
-    """The two roofs of a machine, TFLOP/s against FLOP per byte, and how high they are for some kernels.
+    """Draw a machine's two roofs, TFLOP/s against FLOP per byte, and the limit that they set to some kernels.
 
     Args:
         tflops: the flat roof. gbps: the slope of the other one.
-        at: {label: FLOP per byte}; each is a dot on the roof, that is the most it can reach.
+        at: {label: FLOP per byte}; each is a dot on the roof, the most that it can reach.
     """
     ridge = 1e3 * tflops / gbps
     low, high = min(0.25, *at.values()) / 2, 4 * max(2 * ridge, *at.values())
@@ -111,7 +111,7 @@ def lines(
     levels: Mapping[str, float] | None = None,
     markers: bool = True,
 ) -> Picture:
-    """Curves {label: (x, y)} in one plot; `levels` {label: y} are drawn as dashed horizontal lines."""
+    """Draw curves {label: (x, y)} in one plot, and `levels` {label: y} as dashed horizontal lines."""
     fig, ax = figure(7, 3.4)
     for label, (x, y) in curves.items():
         ax.plot(x, y, marker="o" if markers else None, markersize=4, label=label)
@@ -135,9 +135,9 @@ def memory_against_n(
     lengths: Sequence[int] = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072),
     cards: Mapping[str, float] | None = None,
 ) -> Picture:
-    """Bytes of the N x N scores beside those of Q, K, V and O together: one head, float32, against N.
+    """Plot the bytes of the N x N scores, and of Q, K, V and O together, against N: one head, float32.
 
-    cards: {name: bytes}, drawn as dashed lines; a GPU of 80 GiB where it is None.
+    cards: {name: bytes}, drawn as dashed lines; a GPU of 80 GiB if None.
     """
     fig, ax = figure(7, 3.4)
     n = np.array(lengths, dtype=float)
@@ -160,7 +160,7 @@ def memory_against_n(
 
 @styled
 def rescaling(scores: Sequence[float], block_n: int) -> Picture:
-    """Online softmax on one row of scores: each key's exp(score - m_i) after every tile of block_n keys.
+    """Draw online softmax on one row of scores: each key's exp(score - m_i) after every tile of block_n keys.
 
     A dashed outline is what a key's bar was before this tile brought a larger maximum.
     """

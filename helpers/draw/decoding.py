@@ -1,4 +1,4 @@
-"""Pictures of decoding: pages of a cache over time, speeds beside each other."""
+"""Pictures of decoding: pages of a cache over time, speeds compared."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from helpers.draw.picture import GPU, IDLE, LINES, MOVED, PEER, ROOF, WRITE, Pic
 
 @styled
 def pages(owners: np.ndarray, lines: Mapping[str, Sequence[float]]) -> Picture:
-    """Who has which page after each step, and curves over the same steps below.
+    """Draw which request has which page after each step, and curves over the same steps below.
 
     Args:
-        owners: (steps, pages) of int, -1 for nobody.
+        owners: (steps, pages) of int, -1 for a free page.
     """
     fig, (above, below) = figure(8.2, 5.2, rows=2)
     colours = [IDLE, *LINES[:5], MOVED, "#F0E442", "#7F5FA8", "#8B5A2B"]
@@ -32,7 +32,7 @@ def pages(owners: np.ndarray, lines: Mapping[str, Sequence[float]]) -> Picture:
 
 @styled
 def speeds(rows: Mapping[str, Mapping[str, float]], *, ours: str, roof: str, xlabel: str) -> Picture:
-    """A line for each row with a dot for each contestant: ours, what nobody can beat, and the peers.
+    """Draw a line for each row, with a dot for each contestant: ours, the upper limit and the peers.
 
     Args:
         rows: {name: {contestant: speed}}.

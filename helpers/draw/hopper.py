@@ -13,7 +13,7 @@ from helpers.draw.spans import COLOURS
 
 @styled
 def roles(timeline: Mapping[str, Any], first: int, last: int) -> Picture:
-    """The producer and the consumers of a block over key tiles `first` to `last`, and the barriers between them.
+    """Draw a block's producer and consumers over key tiles `first` to `last`, and the barriers between them.
 
     Args:
         timeline: as `helpers.bench.studies.hopper` records it; see `clocks_as_spans`.
@@ -48,7 +48,7 @@ def roles(timeline: Mapping[str, Any], first: int, last: int) -> Picture:
             bar(y + 0.16, step[1], step[5], "O in flight", height=0.3)
             bar(y + 1, step[3], step[4], "weights")
             bar(y + 1, step[5], step[6], "weights")
-    # `full` tells all consumers, `empty` is told by all of them, of which the last is drawn.
+    # `full` releases all consumers; all of them arrive at `empty`, and the last one is drawn.
     arrow((full[0][first + 1], 0.31), (consumers[0][first + 1][1], 0.67), "full", GPU)
     slowest = max(range(len(consumers)), key=lambda number: consumers[number][last][3])
     arrow((consumers[slowest][last][3], 0.68 + 2 * slowest), (asked[0][last + stages], 0.31), "empty", WRITE)
@@ -65,7 +65,7 @@ PARTS = ("products", "weights")
 
 @styled
 def descriptor_panels(begin: int, leading: int, stride: int, rows: int, columns: int) -> Picture:
-    """V as an operand of wgmma: 16 rows of each panel of 64 columns, and its descriptor's two distances as arrows.
+    """Draw V as an operand of wgmma: 16 rows of each panel of 64 columns, and its descriptor's two strides as arrows.
 
     Args:
         begin, leading, stride: of the descriptor, in bytes: the address, the leading and the stride byte offset.

@@ -1,4 +1,4 @@
-"""Pictures of 13's pieces: five products and how each operand is stored, a block's memory, who waits for whom."""
+"""Pictures of hopper_backward: how the operands of five products are stored, a block's memory, what waits for what."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Operand(NamedTuple):
 
 
 def major(operand: Operand, *, left: bool) -> str:
-    """PTX's word for how an operand is stored: K-major where the dimension that is summed over is contiguous."""
+    """Return PTX's word for how an operand is stored: K-major if the dimension that is summed over is contiguous."""
     if not operand.along:
         return "registers"
     return "K-major" if (operand.along == "rows") == left else "MN-major"
@@ -30,7 +30,7 @@ def major(operand: Operand, *, left: bool) -> str:
 
 @styled
 def products(rows: Sequence[tuple[Operand, Operand, Operand]]) -> Picture:
-    """Products of a warpgroup to scale, (result, left operand, right operand) each: a colour for each tile.
+    """Draw products of a warpgroup to scale, (result, left operand, right operand) each, with a colour for each tile.
 
     Lines show in which direction an operand in shared memory is contiguous; one in registers has a dashed edge.
     """
@@ -81,7 +81,7 @@ def _tile(ax: Any, at: tuple[float, float], size: tuple[float, float], operand: 
 
 @styled
 def two_readings(first: Mapping[str, int], *, columns: int = 64, rows: int = 64) -> Picture:
-    """A tile of Q read in steps of 16 columns (K-major) and in steps of 16 rows (MN-major), the second step marked.
+    """Draw a tile of Q read in steps of 16 columns (K-major) and of 16 rows (MN-major), with the second step marked.
 
     first: {"K-major": bytes from one step to the next, "MN-major": the same}.
     """
@@ -105,7 +105,7 @@ def two_readings(first: Mapping[str, int], *, columns: int = 64, rows: int = 64)
 
 @styled
 def budget(bars: Mapping[str, Mapping[str, float]], limit: float, *, unit: str) -> Picture:
-    """What fills a memory, a bar for each choice, and its limit."""
+    """Draw what fills a memory, a bar for each choice, and its limit."""
     fig, ax = figure(9.0, 1.3 + 0.45 * len(bars))
     names = list(dict.fromkeys(name for parts in bars.values() for name in parts))
     of = {"K": GPU, "V": LINES[2], "Q": CPU, "dO": LINES[4], "dS": WRITE, "dQ": PEER}
@@ -132,7 +132,7 @@ def budget(bars: Mapping[str, Mapping[str, float]], limit: float, *, unit: str) 
     return Picture(fig, f"{totals}; the limit is {limit:g}")
 
 
-# ---- who waits for whom
+# ---- what waits for what
 
 PRODUCTS = ("Sᵀ", "dPᵀ", "dV", "dQᵀ", "dK")  # in the order in which a step starts them
 OF_PRODUCT = dict(zip(PRODUCTS, (PEER, WRITE, LINES[2], CPU, GPU), strict=True))
@@ -150,7 +150,7 @@ def _of_first_block(events: Sequence[Any]) -> list[Any]:
 
 
 def steps_of(events: Sequence[Any]) -> dict[str, list[Span]]:
-    """What an X-ray of 13 saw its first block do, as rows of (begin, end, what); time is the order of its events.
+    """Read off an X-ray of hopper_backward what its first block does: rows of (begin, end, what), in order of events.
 
     Rows: the copies of each stage, each consumer's products and its waits, the additions to dQ.
     """
@@ -192,10 +192,10 @@ def steps_of(events: Sequence[Any]) -> dict[str, list[Span]]:
 
 @styled
 def roles_of_backward(events: Sequence[Any], first: int = 1, last: int = 2) -> Picture:
-    """Two or more steps of a block: copies, products in flight, additions to dQ, and the barriers between them.
+    """Draw two or more steps of a block: copies, products in flight, additions to dQ, and the barriers between them.
 
     Args:
-        events: of an X-ray of 13. first, last: steps of a block, from 0.
+        events: of an X-ray of hopper_backward. first, last: steps of a block, from 0.
     """
     rows, order = steps_of(events), _of_first_block(events)
     begins, ends = (
@@ -233,12 +233,12 @@ _COLOURS = {"Q": MOVED, "dO": TILES["dO"], "waits": IDLE, **OF_PRODUCT, "additio
 
 
 def _arrows(ax: Any, order: Sequence[Any], zero: int, stop: int, stage: int, y_of: Mapping[str, float]) -> None:
-    """One arrow for each barrier of a step: from who arrives to who has waited."""
+    """Yield an arrow for each barrier of a step, from the thread that arrives to the one that has waited."""
     place = {LOADS: y_of[f"stage {stage}"], **dict.fromkeys(ADDS, y_of["dQ"])}
     place |= {thread: y_of[f"consumer {i + 1}"] for i, thread in enumerate(CONSUMERS)}
 
     def when(kind: str, numbers: Sequence[int], threads: Sequence[int], after: int) -> tuple[int, int] | None:
-        """When it happens first, at one of these barriers, and to which thread."""
+        """Find the first such event at one of these barriers: its time and its thread."""
         for now, event in enumerate(order[after:stop], start=after):
             if event.kind == kind and event.number in numbers and event.thread in threads:
                 return now, event.thread

@@ -1,4 +1,4 @@
-"""Pictures of layouts: where each element of a tile is, which thread has it, and where a product reads it."""
+"""Pictures of layouts: where each element of a tile is, which thread holds it, and where a product reads it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from helpers.engine.banks import BANKS
 def offsets(
     layouts: Mapping[str, np.ndarray], *, cell_bytes: int = 0, inches: float = 0.36, cell: str = "column"
 ) -> Picture:
-    """Tiles side by side: in each cell the offset that a layout gives its coordinate.
+    """Draw tiles side by side, with the offset that a layout gives each coordinate in its cell.
 
     Cells of one colour are in the same banks of shared memory; without banks, darker is further.
 
@@ -42,10 +42,10 @@ def offsets(
 
 @styled
 def owners(threads: Mapping[str, np.ndarray], *, inches: float = 0.26, cell: str = "column") -> Picture:
-    """Tiles side by side: in each cell the thread that has it. A colour is a warp's; its threads go from dark to light.
+    """Draw tiles side by side, with the owning thread in each cell. A warp has a colour, from dark to light by thread.
 
     Args:
-        threads: {title: thread}, each (rows, columns), -1 where none has it.
+        threads: {title: thread}, each (rows, columns), -1 where no thread owns the element.
         inches: of a cell. cell: what the columns are.
     """
     fig, panels = _panels(threads, inches, 0.6, 1.3)
@@ -61,7 +61,7 @@ def owners(threads: Mapping[str, np.ndarray], *, inches: float = 0.26, cell: str
             if number >= 0 and number != before:
                 ax.text(column + 0.12, row + 0.5, number, ha="left", va="center", fontsize=6)
         _cells(ax, title, thread.shape, cell, every=8 if max(thread.shape) > 16 else 1)
-    darkest = palette + (1 - palette) * 0.35  # as thread 0 of a warp has it
+    darkest = palette + (1 - palette) * 0.35  # for thread 0 of a warp
     handles = [Patch(color=darkest[warp % len(palette)], label=f"warp {warp}") for warp in warps]
     fig.legend(handles=handles, loc="outside lower center", ncols=max(len(handles), 1))
     first = "; ".join(f"{title}: {', '.join(map(str, thread[0]))}" for title, thread in threads.items())
@@ -70,7 +70,7 @@ def owners(threads: Mapping[str, np.ndarray], *, inches: float = 0.26, cell: str
 
 @styled
 def operands(products: Mapping[str, Sequence[tuple[str, Mapping[str, float]]]], *, unit: str = "KiB") -> Picture:
-    """Tables side by side: for each product its operands, coloured by where it reads them.
+    """Draw tables side by side: each product's operands, coloured by the memory that they are read from.
 
     Args:
         products: {title: (product, {operand: what it reads from shared memory, 0 where it is in registers}), ...}.
@@ -104,7 +104,7 @@ def warp_tiles(
     axes: Mapping[str, tuple[str, str]] | None = None,
     cell: int = 16,
 ) -> Picture:
-    """Tiles side by side, cut into cells: a colour and a number for the warp that computes a cell.
+    """Draw tiles side by side, cut into cells with the colour and the number of the warp that computes them.
 
     Args:
         tiles: {title: warp of each cell}, each (rows, columns).
@@ -142,7 +142,7 @@ def warp_tiles(
 
 
 def _panels(tiles: Mapping[str, np.ndarray], inches: float, margin: float, above: float) -> tuple[Figure, np.ndarray]:
-    """A figure with a panel for each tile. inches: of a cell; `margin` between panels, `above` the cells."""
+    """Make a figure with a panel for each tile. inches: of a cell; `margin` between panels, `above` the cells."""
     across, down = sum(tile.shape[1] for tile in tiles.values()), max(len(tile) for tile in tiles.values())
     fig, panels = figure(inches * across + margin * len(tiles) + 0.3, inches * down + above, columns=len(tiles))
     panels = np.atleast_1d(panels)
@@ -151,7 +151,7 @@ def _panels(tiles: Mapping[str, np.ndarray], inches: float, margin: float, above
 
 
 def _cells(ax: Any, title: str, shape: tuple[int, ...], cell: str, every: int = 1) -> None:
-    """Row 0 on top, square cells, a number at every so many rows and columns."""
+    """Set row 0 on top, square cells, and a number at every so many rows and columns."""
     ax.set(title=title, xlabel=cell, aspect="equal", xlim=(0, shape[1]), ylim=(shape[0], 0))
     ax.set_xticks(np.arange(0, shape[1], every) + 0.5, range(0, shape[1], every), fontsize=7)
     ax.set_yticks(np.arange(0, shape[0], every) + 0.5, range(0, shape[0], every), fontsize=7)

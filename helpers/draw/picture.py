@@ -1,4 +1,4 @@
-"""What Jupyter displays, in the course's style: a text, a piece of HTML, a picture; the palette."""
+"""Text, HTML and pictures for Jupyter in the course's style, and the palette."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STYLE = {
 
 
 def first_line(text: str) -> str:
-    """A comment to begin HTML with: JupyterLab shows the first line of an output that is folded, and no more."""
+    """Make a comment to begin HTML with: of a folded output, JupyterLab shows only the first line."""
     words = " ".join(text.replace("--", "–").split())
     return f"<!-- {words if len(words) <= 78 else words[:74] + ' ...'} -->\n"
 
@@ -76,7 +76,7 @@ class Picture:
         self.figure, self.alt = figure, alt
 
     def png(self) -> bytes:
-        """The picture as a PNG file, in at most 256 colours: a third of the bytes, and the same to the eye."""
+        """Write the picture as a PNG file in at most 256 colours: a third of the bytes, and no visible difference."""
         drawn, file = io.BytesIO(), io.BytesIO()
         with matplotlib.rc_context(STYLE):
             self.figure.savefig(drawn, format="png", dpi=self.DPI)
@@ -92,7 +92,7 @@ class Picture:
 
 
 def styled(draw: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator: the function draws in the course's style."""
+    """Make a function draw in the course's style (a decorator)."""
 
     @functools.wraps(draw)
     def inside(*args: Any, **kwargs: Any) -> Any:
@@ -104,13 +104,13 @@ def styled(draw: Callable[..., Any]) -> Callable[..., Any]:
 
 @styled
 def figure(width: float = 7.0, height: float = 3.2, *, rows: int = 1, columns: int = 1) -> tuple[Figure, Any]:
-    """An empty figure in the course's style and its axes (one Axes, or an array of them). Sizes in inches."""
+    """Make an empty figure in the course's style and its axes (one Axes, or an array of them). Sizes in inches."""
     fig = Figure(figsize=(width, height), layout="constrained")
     return fig, fig.subplots(rows, columns)
 
 
 def bytes_text(size: float) -> str:
-    """1536 -> '1.5 KiB'."""
+    """Format a number of bytes: 1536 -> '1.5 KiB'."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{size:.3g} {unit}"

@@ -1,4 +1,4 @@
-"""Pictures of ring attention: whose K and V a rank has when, and which scores it computes in a step."""
+"""Pictures of ring attention: which rank's K and V each rank has in a step, and which scores it computes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from helpers.draw.spans import Place
 
 
 def bars(plan: Sequence[Step], whole: float) -> list[Place]:
-    """A row for each rank, for show.schedules: each step begins when all ranks are done with the one before it.
+    """Make a row for each rank, for show.schedules: a step begins when all ranks have finished the one before it.
 
     Args:
         plan: of ring.steps. whole: the pairs of a row and a key that take one unit of time.
@@ -33,7 +33,7 @@ def bars(plan: Sequence[Step], whole: float) -> list[Place]:
 
 
 def maps(schedule: str, size: int, rows: int, *, causal: bool = True) -> tuple[np.ndarray, np.ndarray]:
-    """Of each pair of a query and a key, in the order of the sequence: which rank computes it, in which step; or -1."""
+    """Map each (query, key), in the sequence's order, to the rank that computes it and to its step; -1 if masked."""
     n = size * rows
     ranks, numbers = np.full((n, n), -1), np.full((n, n), -1)
     where = [positions(schedule, size, rank, rows) for rank in range(size)]
@@ -51,7 +51,7 @@ def maps(schedule: str, size: int, rows: int, *, causal: bool = True) -> tuple[n
 
 @styled
 def work(schedules: Sequence[str], size: int) -> Picture:
-    """The causal score matrix under each schedule: a colour for each rank, and in each block the number of its step."""
+    """Draw the causal score matrix under each schedule: a colour for each rank, the step's number in each block."""
     rows = 24
     fig, axes = figure(3.5 * len(schedules), 3.6, columns=len(schedules))
     colours = ListedColormap([IDLE, *LINES[:size]])

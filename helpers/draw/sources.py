@@ -1,4 +1,4 @@
-"""Pieces of kernels and the diff of two of them, as Jupyter shows them."""
+"""Pieces of kernels, and the diff of two kernels, for Jupyter."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _lines(file: str) -> list[str]:
 
 
 def sections(file: str) -> dict[str, tuple[int, int]]:
-    """The pieces of a kernel file by name, each with its first and last line, both counted from 1.
+    """Find the pieces of a kernel file: the first and last line of each, counted from 1, by name.
 
     "header" is the comment at the top, "sizes" the #defines and static_asserts, or the constants where there are none,
     "signature" the entry's head; of a further kernel it is "signature of NAME", with the comment above it. Then every
@@ -32,11 +32,11 @@ def sections(file: str) -> dict[str, tuple[int, int]]:
     lines = _lines(file)
 
     def first_match(pattern: str, start: int) -> int:
-        """Index of the first line from `start` on that the pattern is found in; the last line if there is none."""
+        """Return the index of the first line from `start` on that matches the pattern; the last line if none does."""
         return next((i for i in range(start, len(lines)) if re.search(pattern, lines[i])), len(lines) - 1)
 
     def above(i: int) -> int:
-        """Index of the first line of the comment above a line, the line's own where there is none."""
+        """Return the index of the first line of the comment above a line, or of the line itself without a comment."""
         while i and lines[i - 1].startswith(("//", "template")):
             i -= 1
         return i
@@ -73,7 +73,7 @@ def sections(file: str) -> dict[str, tuple[int, int]]:
 
 
 def _find(file: str, piece: str) -> tuple[int, int]:
-    """First and last line of the piece whose name is, or begins with, `piece`."""
+    """Return the first and last line of the piece whose name is, or begins with, `piece`."""
     names = sections(file)
     fitting = [name for name in names if name == piece] or [name for name in names if name.startswith(piece)]
     if len(fitting) != 1:
@@ -84,7 +84,7 @@ def _find(file: str, piece: str) -> tuple[int, int]:
 def code(
     file: str, piece: str | tuple[int, int] | tuple[str, str], *, to: str = "", without: Sequence[str] = ()
 ) -> Text:
-    """A piece of a kernel, with its file and lines as caption.
+    """Show a piece of a kernel, with its file and lines as caption.
 
     Args:
         file: in kernels/, such as "01_naive.cu".
@@ -116,7 +116,7 @@ def code(
 
 
 def _line_with(file: str, lines: list[str], words: str, start: int) -> int:
-    """The number of the first line that has these words, from line `start` on."""
+    """Return the number of the first line with these words, from line `start` on."""
     for number, line in enumerate(lines[start - 1 :], start):
         if words in line:
             return number
@@ -124,7 +124,7 @@ def _line_with(file: str, lines: list[str], words: str, start: int) -> int:
 
 
 def about(file: str) -> list[str]:
-    """What a step says of itself at its top: its name and idea, then "Since step k: ..." where it has that.
+    """Quote a step's top comment: its name and idea, then "Since step k: ..." if it has that.
 
     Nothing for a file that is no step: a stage's comment is about more than the last step to it.
     """
@@ -137,7 +137,7 @@ def about(file: str) -> list[str]:
 
 
 def diff(file_a: str, file_b: str, *, context: int = 2) -> Html:
-    """What changed from one kernel to the next, line by line, `context` unchanged lines around each change.
+    """Show what changed from one kernel to the next, line by line, with `context` unchanged lines around each change.
 
     Green with + is new, red with - is gone. Comments at the top of the files are left out; a step's own words about
     itself come before its lines.
@@ -149,7 +149,7 @@ def diff(file_a: str, file_b: str, *, context: int = 2) -> Html:
 
 
 def whole(file: str) -> Html:
-    """All of a kernel; of the comment at its top, what a step says about itself."""
+    """Show all of a kernel; of a step's top comment, only its name and idea."""
     lines = _lines(file)[sections(file).get("header", (0, 0))[1] :]
     title = f"{file}: {len(lines)} lines"
     listing = f'<div style="{_LISTING}">{html.escape(chr(10).join(lines))}</div>'
@@ -163,9 +163,9 @@ def _paragraphs(texts: list[str]) -> str:
 def diff_of(
     text_a: str, text_b: str, title: str, *, context: int = 2, sides: tuple[str, str] = ("gone", "new")
 ) -> Html:
-    """The same of two texts; the title comes before the counts.
+    """Show what changed from one text to another; the title comes before the counts.
 
-    sides: what the lines of either text are. Where the first are not "gone" but somebody's, they are blue, not red.
+    sides: labels for the lines of either text. If the first is not "gone", its lines are blue, not red.
     """
     a, b = text_a.splitlines(), text_b.splitlines()
     of_a = "rgba(248, 81, 73, 0.22)" if sides[0] == "gone" else "rgba(0, 114, 178, 0.18)"
@@ -182,6 +182,6 @@ def diff_of(
 
 
 def folded(shown: Html, summary: str = "") -> Html:
-    """The same, folded under a summary, or under its text where there is none: a click opens it."""
+    """Fold a text or HTML under a summary, or under its own text if that is empty; a click opens it."""
     inside = shown.markup.removeprefix(_paragraphs([summary]))  # what the summary says is not said again
     return Html(f"<details><summary>{html.escape(summary or shown.text)}</summary>{inside}</details>", shown.text)

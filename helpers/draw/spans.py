@@ -1,4 +1,4 @@
-"""Draw what each warp of a block does when, where warps have roles: rows of spans from recorded clocks.
+"""What each warp of a block does when, where warps have roles: rows of spans from recorded cycle counts.
 
     spans(clocks_as_spans(timeline, 8, 12), xlabel="cycles")
 
@@ -53,7 +53,7 @@ Place = tuple[int, float, float, int, str]
 
 @styled
 def schedules(orders: Mapping[str, Sequence[Place]], *, ylabel: str, xlabel: str, ends: bool = True) -> Picture:
-    """Blocks on multiprocessors, one order above the other: who runs what, from when to when.
+    """Draw which blocks each multiprocessor runs, from when to when, one order above the other.
 
     Args:
         orders: {title: blocks}; a block is (multiprocessor, begin, end, its colour's number, what is written in it).
@@ -84,7 +84,7 @@ def schedules(orders: Mapping[str, Sequence[Place]], *, ylabel: str, xlabel: str
 
 
 def clocks_as_spans(timeline: Mapping[str, Any], first: int, last: int) -> dict[str, list[Span]]:
-    """Recorded clocks of one block of stage 10, from key tile `first` to `last`, as rows of spans in clocks.
+    """Turn recorded cycle counts of a block of hopper, key tiles `first` to `last`, into rows of spans in cycles.
 
     Args:
         timeline: as `helpers.bench.studies.hopper` records it. "consumers": for each, for each key tile, the clocks at

@@ -1,4 +1,4 @@
-"""Tables that are printed as text, as HTML: JupyterLab breaks lines of more than about 100 characters."""
+"""HTML of tables that are printed as text: JupyterLab breaks lines of more than about 100 characters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CELL = "padding:2px 10px;white-space:nowrap;text-align:"
 
 
 def columns_of(lines: list[str], gap: int = 2) -> list[tuple[int, int]]:
-    """Where the columns of a text table begin and end: between them, no line has a character for at least `gap`."""
+    """Find the columns of a text table: between two of them, all lines have at least `gap` spaces."""
     width = max(map(len, lines), default=0)
     blank = [all(line[at : at + 1].strip() == "" for line in lines) for at in range(width)] + [True] * gap
     found, begin = [], None
@@ -26,7 +26,7 @@ def columns_of(lines: list[str], gap: int = 2) -> list[tuple[int, int]]:
 
 
 def split(line: str, columns: list[tuple[int, int]], *, is_head: bool = False) -> list[str]:
-    """The cells of a line. Words of a head may be wider than their column: its end or its begin is theirs."""
+    """Split a line into cells. A heading may be wider than its column, at whose end or beginning it stands."""
     if not is_head:
         return [line[begin:end].strip() for begin, end in columns]
     cells = [""] * len(columns)
@@ -42,7 +42,7 @@ def split(line: str, columns: list[tuple[int, int]], *, is_head: bool = False) -
 
 
 def table(text: str) -> Html:
-    """A text table whose columns stand two spaces apart, as a table of the page: it scrolls where it is too wide.
+    """Make HTML of a text table with columns two spaces apart; it scrolls if it is too wide.
 
     A line without two spaces in a row is a sentence; that and an empty line end a table, whose first line is its head.
     """

@@ -1,4 +1,4 @@
-"""Pictures of what threads do: which rows are theirs, which words, sectors and banks a warp touches, who holds what."""
+"""Pictures of what threads do: their rows, the words, sectors and banks that a warp touches, what each lane holds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from helpers.engine.banks import BANKS, wavefronts
 
 @styled
 def grid_picture(n: int, block: int) -> Picture:
-    """Which thread owns which element: a line of cells per block, coloured where blockIdx * block + threadIdx < n."""
+    """Draw which thread owns which element: a line of cells per block, coloured if blockIdx * block + threadIdx < n."""
     grid = -(-n // block)
     element = np.arange(grid)[:, None] * block + np.arange(block)
     fig, ax = figure(7.5, 0.95 + 0.36 * grid)
@@ -43,7 +43,7 @@ def grid_picture(n: int, block: int) -> Picture:
 
 @styled
 def matrices(masks: Mapping[str, np.ndarray], *, title: str = "", legend: Mapping[int, str] | None = None) -> Picture:
-    """Matrices drawn cell by cell, to one scale: who reads and writes what.
+    """Draw matrices cell by cell, to one scale: which thread reads and writes what.
 
     Args:
         masks: {name: integer array (rows, columns)}; 0 untouched, 1 read, 2 written, 3 moved along with what was asked.
@@ -84,13 +84,13 @@ SECTOR = 8  # words of 4 bytes that memory moves at least: 32 bytes
 
 
 def sectors(words: Sequence[int]) -> int:
-    """How many 32-byte sectors hold these words (indices into an array of 4-byte elements, itself aligned)."""
+    """Count the 32-byte sectors that hold these words (indices into an aligned array of 4-byte elements)."""
     return len({int(word) // SECTOR for word in np.ravel(words)})
 
 
 @styled
 def warp_picture(accesses: Mapping[str, tuple[tuple[int, int], Sequence[int]]], *, verb: str = "requested") -> Picture:
-    """What the 32 lanes of a warp touch in one instruction, and what memory moves for it.
+    """Draw what the 32 lanes of a warp touch in one instruction, and the sectors that memory moves for it.
 
     Args:
         accesses: {name: (shape of the row-major array, word index of each lane)}; the first rows and columns are drawn.
@@ -112,7 +112,7 @@ def warp_picture(accesses: Mapping[str, tuple[tuple[int, int], Sequence[int]]], 
 
 @styled
 def bank_picture(accesses: Mapping[str, Sequence[int]]) -> Picture:
-    """Which bank of shared memory each lane of a warp requests, in one instruction.
+    """Draw which bank of shared memory each lane of a warp requests in one instruction.
 
     Args:
         accesses: {name: word index of each lane}, words of 4 bytes.
@@ -144,7 +144,7 @@ def bank_picture(accesses: Mapping[str, Sequence[int]]) -> Picture:
 
 @styled
 def fragments(places_of: Mapping[str, np.ndarray]) -> Picture:
-    """16 x 16 matrices, in each cell the lane that holds the element; neighbours that one lane holds share a number.
+    """Draw 16 x 16 matrices with the lane that holds each element; neighbours in one lane share a number.
 
     Args:
         places_of: {name: places}; places[lane, i] is 16 * row + column of element i of the lane's fragment. Where
@@ -172,7 +172,7 @@ def fragments(places_of: Mapping[str, np.ndarray]) -> Picture:
 
 @styled
 def factor_fragment(places: np.ndarray, *, lane: int) -> Picture:
-    """The 16 factors of 16 rows as stored, as a fragment with 16 equal columns, and the accumulator that it multiplies.
+    """Draw the factors of 16 rows as stored, as a fragment with 16 equal columns, and the accumulator it multiplies.
 
     Args:
         places: of an accumulator: places[lane, i] is 16 * row + column of element i. lane: the one whose elements are
@@ -203,7 +203,7 @@ def factor_fragment(places: np.ndarray, *, lane: int) -> Picture:
 
 @styled
 def ldmatrix_rows(received: np.ndarray) -> Picture:
-    """The four 8 x 8 matrices of an ldmatrix, where operand A has them, and which lane gives and which gets each row.
+    """Draw the four 8 x 8 matrices of an ldmatrix in operand A, and which lane addresses and which receives each row.
 
     Args:
         received: received[lane, 2 * i + e] is 8 * (the lane whose address it came from) + column, for element e of
@@ -235,7 +235,7 @@ def ldmatrix_rows(received: np.ndarray) -> Picture:
 
 @styled
 def chunk_layout(places: Mapping[str, np.ndarray], *, marked: int = 3) -> Picture:
-    """Rows of a tile in shared memory: each cell is a place of 16 bytes, its number the chunk of the row stored there.
+    """Draw rows of a tile in shared memory: each cell is 16 bytes, with the number of the row's chunk stored there.
 
     Args:
         places: {title: place}; place[row, chunk], from 0. marked: the chunk in colour, in every row.
@@ -258,7 +258,7 @@ def chunk_layout(places: Mapping[str, np.ndarray], *, marked: int = 3) -> Pictur
 
 @styled
 def lane_pictures(numberings: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Picture:
-    """Where the lanes of a warp are in a tile of threads, side by side: {title: (x of each lane, y of each lane)}.
+    """Draw where a warp's lanes are in a tile of threads, side by side: {title: (x of each lane, y of each lane)}.
 
     Four neighbouring lanes have one colour.
     """

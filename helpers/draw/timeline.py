@@ -1,4 +1,4 @@
-"""Which threads of a block were where between its barriers, as a picture: the x-ray's `Report.timeline`."""
+"""The picture of where a block's threads were between its barriers: the X-ray's `Report.timeline`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COLOURS = {
 
 
 def _runs(threads: Sequence[int]) -> list[tuple[int, int]]:
-    """Neighbouring threads as (first, one past the last)."""
+    """Group neighbouring threads into (first, one past the last)."""
     runs: list[tuple[int, int]] = []
     for thread in threads:
         if runs and runs[-1][1] == thread:
@@ -33,7 +33,7 @@ def _runs(threads: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _warp_rows(steps: Sequence[Step], warp: int, length: float) -> tuple[list[tuple[Step, float]], float]:
-    """The steps of one warp with where each begins, and where the last ends: the interval is 0 to 1."""
+    """Place the steps of one warp in an interval from 0 to 1: where each begins, and where the last ends."""
     at, placed = 0.0, []
     for step in steps:
         if step.warp == warp:

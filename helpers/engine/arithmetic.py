@@ -1,14 +1,14 @@
-"""Shifts and conversions of a kernel's source, spelled so that they do what a GPU does where C++ says "undefined".
+"""Spell a kernel's shifts and conversions so that they do what a GPU does where C++ leaves the result undefined.
 
-A shift by the width or more clamps on a GPU, and a real number that does not fit an integer saturates. A host's
-compiler takes what its processor gives, or what suits it. C++ cannot redefine the operators of numbers, so names of
+A shift by the width or more clamps on a GPU, and a real number that does not fit an integer saturates. On a host, the
+result depends on the processor and the compiler. C++ cannot redefine the operators of numbers, so names of
 include/arithmetic.h are put between the source's tokens, such that each expression keeps its structure:
 
-    a << b        a << ::engine_left << b
-    (int)x        (int)(::engine_to<int>)x
+    a << b       a << ::engine_left << b
+    (int)x       (int)(::engine_to<int>)x
 
-What is left as it was (the user's own headers, what the text alone does not tell) a checked run reports where it
-matters: see engine/checker_notes.cpp. Nothing here changes a line's number.
+A checked run reports what is left unchanged (in the user's own headers, or where the text alone does not decide) if it
+matters: see engine/checker_notes.cpp. Line numbers stay the same.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Unpaired(Exception):
 
 
 def _last_word(clean: str, at: int) -> str:
-    """The word or the character that stands before an index, "" at the beginning."""
+    """Return the word or the character before an index, "" at the beginning."""
     end = at
     while end > 0 and clean[end - 1].isspace():
         end -= 1
@@ -56,7 +56,7 @@ def _is_word(text: str) -> bool:
 
 
 def _hidden(clean: str) -> list[tuple[int, int]]:
-    """Where the preprocessor itself reads: directives but #define, and the #define of what an #if asks."""
+    """Return the ranges that the preprocessor itself reads: directives, and the #define of what an #if tests."""
     lines = []
     at = clean.find("#")
     while at >= 0:
@@ -78,7 +78,7 @@ def _hidden(clean: str) -> list[tuple[int, int]]:
 
 
 def _shifts(clean: str, *, is_piece: bool = False) -> Iterator[Edit]:
-    """Each << and >> that is an operator.
+    """Yield each << and >> that is an operator.
 
     `>>` also closes two template lists. It is taken for that wherever two `<` after names are open beside it: of a real
     shift in such a place, the text stays as it is.
@@ -113,7 +113,7 @@ def _shifts(clean: str, *, is_piece: bool = False) -> Iterator[Edit]:
 
 @functools.lru_cache(maxsize=1024)  # pieces
 def _type_names(clean: str) -> frozenset[str]:
-    """The names that a text gives to types which may be integers."""
+    """Return the names that a text gives to types which may be integers."""
     names = set(re.findall(r"\b(?:typename|class)\s+(\w+)\s*(?=[,>=])", clean))
     names |= set(re.findall(r"\busing\s+(\w+)\s*=", clean))
     return frozenset(names | set(re.findall(rf"\btypedef\s+{_INTEGER}\s+(\w+)\s*;", clean)))
@@ -158,10 +158,10 @@ def _edits_of_piece(clean: str, names: frozenset[str]) -> tuple[Edit, ...]:
 
 
 def _edits(clean: str) -> list[Edit]:
-    """All shifts and casts, found in pieces of the source that were perhaps met before.
+    """Return the edits of all shifts and casts; pieces of source that were met before are looked up.
 
     A piece begins with the } that ends the one before and ends with such a } itself. No token and no cast goes over
-    it, `_shifts` knows of no open < behind it, and to look back from there it is enough to see it.
+    it, `_shifts` has no open < behind it, so looking back to it is enough.
     """
     ends = [match.end() for match in _END_OF_A_PIECE.finditer(clean)]
     pieces = [(begin, clean[begin : end + 1]) for begin, end in itertools.pairwise([0, *ends, len(clean)])]
@@ -178,7 +178,7 @@ def _edits(clean: str) -> list[Edit]:
 
 @functools.lru_cache(maxsize=64)  # a kernel's checked builds ask again
 def edited(code: str) -> str:
-    """The source with the engine's names between its tokens; its lines keep their numbers."""
+    """Put the engine's names between the source's tokens; its lines keep their numbers."""
     clean = blank_comments(code)
     hidden = _hidden(clean)
     starts = [first for first, _ in hidden]
@@ -192,7 +192,7 @@ def edited(code: str) -> str:
 
 
 def original(text: str) -> str:
-    """A piece of an edited source, such as the text of an assertion, as it was."""
+    """Undo the edits in a piece of the source, such as the text of an assertion."""
     text = re.sub(r" ::engine_(?:left|right) (?:<<|>>|=)", "", text)
     text = re.sub(r"\(::engine_to<[^<>]*>\)", "", text)
     while match := re.search(r"\(::engine_in<[^<>]*>\)\(", text):
@@ -207,7 +207,7 @@ SILENT = "-Wfloat-conversion"  # a compiler's name for what `with_soft_conversio
 
 
 def _line_starts(text: str) -> dict[tuple[str, int], int]:
-    """Where each line begins: as compilers speak of it, and as ("", its number in the text).
+    """Return the index of each line by the file and number that compilers report, and by ("", number).
 
     A place that the text has twice is left out.
     """
@@ -234,8 +234,8 @@ _OF_CLANG = re.compile(
 )
 
 
-def _told(diagnostics: str) -> Iterator[tuple[tuple[str, int], tuple[int, int, int]]]:
-    """Of each such expression its line, and in it the columns of its begin, its operator and its end."""
+def _locations(diagnostics: str) -> Iterator[tuple[tuple[str, int], tuple[int, int, int]]]:
+    """Yield for each such expression its line, and in it the columns of its begin, its operator and its end."""
     if not diagnostics.startswith("["):
         for match in _OF_CLANG.finditer(diagnostics):
             yield ("", int(match["line"])), (int(match["first"]) - 1, int(match["caret"]) - 1, int(match["last"]) - 1)
@@ -252,7 +252,7 @@ def _told(diagnostics: str) -> Iterator[tuple[tuple[str, int], tuple[int, int, i
 
 
 def with_soft_conversions(text: str, diagnostics: str) -> str:
-    """The text with a wrapper around each real number that silently becomes an integer.
+    """Wrap each real number that silently becomes an integer.
 
     Args:
         diagnostics: a compiler's of this text. g++'s in its JSON format, clang's with the ranges of sources: they tell
@@ -260,7 +260,7 @@ def with_soft_conversions(text: str, diagnostics: str) -> str:
     """
     starts = _line_starts(text)
     edits: set[Edit] = set()
-    for place, columns in _told(diagnostics):
+    for place, columns in _locations(diagnostics):
         start = starts.get(place)
         line = text[start : text.find("\n", start)] if start is not None else ""
         if line and line.isascii():  # columns are bytes
@@ -271,7 +271,7 @@ def with_soft_conversions(text: str, diagnostics: str) -> str:
 
 
 def _soft(line: str, start: int, first: int, caret: int, last: int) -> list[Edit]:
-    """The edits for the expression line[first:last], whose operator is at `caret`; none where it goes on elsewhere."""
+    """Return the edits for line[first:last], whose operator is at `caret`; none if it spans several lines."""
     if line[last - 1] in "([":  # g++ leaves out what the brackets hold, where a template's parameters are in it
         pair = "()" if line[last - 1] == "(" else "[]"
         last = matching_bracket(line, last - 1, *pair) + 1 or last

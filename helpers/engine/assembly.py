@@ -1,4 +1,4 @@
-"""What a checked build needs of its assembly that the compiler's own options do not give."""
+"""Change a checked build's assembly where the compiler's own options do not suffice."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _COPIES = re.compile(r"^(\s+(?:call|callq|bl)\s+_?)(memcpy|memmove|memset)\b", r
 
 
 def instrumented(assembly: str) -> str:
-    """The assembly of a checked build, with what the compiler's own options do not give it.
+    """Return a checked build's assembly with what the compiler's own options do not provide.
 
-    Calls of memcpy, memmove and memset go to the checker's: g++ tells nobody of them, and clang expects a library that
+    Calls of memcpy, memmove and memset go to the checker's: g++ has no hooks for them, and clang expects a library that
     takes their names.
     """
     return _with_redzones(_COPIES.sub(r"\1engine_checked_\2", assembly))
@@ -23,9 +23,9 @@ _LOCAL = re.compile(r"^\s+\.local\s+(\S+)\n\s+\.comm\s+\1,(\d+),(\d+)$", re.M)
 
 
 def _with_redzones(assembly: str) -> str:
-    """The assembly with a gap before each variable of the module, in which no access is right.
+    """Return the assembly with a gap before each variable of the module, in which every access is an error.
 
-    A compiler for macOS spells them otherwise: then no gaps.
+    Compilers for macOS use other directives: then there are no gaps.
     """
 
     def gap(size: int = REDZONE) -> str:
@@ -62,7 +62,7 @@ _NOT_COUNTED = re.compile(rf'^\s+\.file (\d+) "[^"\n]*/include/(?:ptx/)?(?:{_NO_
 
 
 def with_flop(assembly: str) -> str:
-    """The assembly that g++ wrote of a profiled build for x86; each basic block adds its FLOP to a sum.
+    """Return g++'s assembly of a profiled build for x86 in which each basic block adds its FLOP to a sum.
 
     Counted is what the compiler left: of float and double, an addition, subtraction, multiplication, division or square
     root is one, and an FMA two, whether the processor fuses it or not. 16-bit numbers are computed as floats and count

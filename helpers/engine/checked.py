@@ -388,11 +388,7 @@ def _issues_of_locals(
 
 
 def _abort(
-    prepared: PreparedLaunch,
-    failure: Failure,
-    places: _Places,
-    table_rows: list[CheckedRegion],
-    timeout: float,
+    prepared: PreparedLaunch, failure: Failure, places: _Places, table_rows: list[CheckedRegion], timeout: float
 ) -> Abort:
     reason = Reason(failure.reason)
     message = prepared.describe(failure)

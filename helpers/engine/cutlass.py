@@ -1,14 +1,14 @@
-"""CuTe: the headers of NVIDIA's CUTLASS, where a kernel's options name their folder.
+"""CuTe: the headers of NVIDIA's CUTLASS, if a kernel's options name their folder. They are not part of this repository.
 
-They are not part of this repository. What `-I<folder>` names is compiled as it is, but for three things, which are
-changed in copies that stand before the originals on the compiler's path:
+The headers in `-I<folder>` are compiled unchanged, except for three things, which are changed in copies that come
+before the originals on the compiler's path:
 
-- inline PTX, of which CuTe's atoms are made, becomes calls of the engine, as a kernel's own does. An instruction that
-  the engine does not know fails when a thread reaches it: of most atoms a kernel uses none;
+- inline PTX, of which CuTe's atoms are made, becomes calls of the engine, as in a kernel. An unknown instruction fails
+  when a thread reaches it, since a kernel uses only a few of the atoms;
 - `cuda::std`, under which CuTe declares its tuples to NVRTC, is the host's `std` here;
 - a header that NVRTC needs because it has no <cmath>.
 
-The copies are made once for each version of the headers, and kept beside the builds.
+The copies are made once for each version of the headers, and kept with the builds.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _LEFT_OUT = re.compile(r"(sm100|sm120|sparse|_ext)")
 
 
 def includes(code: str) -> list[str]:
-    """The headers of CUTLASS that a source includes, as it writes them."""
+    """Return the headers of CUTLASS that a source includes, as it writes them."""
     return list(dict.fromkeys(_INCLUDE.findall(blank_comments(code))))
 
 
 def compiled(flags: Iterable[str]) -> list[str]:
-    """The flags with each `-I<folder>` of CUTLASS's headers replaced: by the changed copies, then by the folder itself.
+    """Replace each `-I<folder>` of CUTLASS's headers by its changed copies, then by the folder itself.
 
-    Both come as the system's: their warnings are not the reader's, and the text of what is built does not hold them.
+    Both are system folders: their warnings are not shown, and the preprocessed text of a build does not contain them.
     """
     options: list[str] = []
     for flag in flags:
@@ -54,7 +54,7 @@ def compiled(flags: Iterable[str]) -> list[str]:
 
 @functools.cache
 def _copies(folder: Path) -> Path:
-    """The folder of changed headers that stands before `folder`."""
+    """Return the folder of changed headers that comes before `folder`."""
     digest = hashlib.sha256(Path(__file__).read_bytes())
     digest.update(libraries.translation_hash().encode())
     files = sorted(p for name in _FOLDERS for p in (folder / name).rglob("*") if p.suffix in (".hpp", ".h", ".inl"))
@@ -79,7 +79,7 @@ def _copies(folder: Path) -> Path:
 
 
 def _changed(name: str, path: Path) -> str | None:
-    """The text that stands in place of a header; None where that stays as it is."""
+    """Return the text that replaces a header's; None if the header is unchanged."""
     if name == "cutlass/floating_point_nvrtc.h":
         return "#pragma once\n#include <cmath>\n"
     if _LEFT_OUT.search(name):
@@ -95,7 +95,7 @@ def _changed(name: str, path: Path) -> str | None:
 
 
 def _without_asm(code: str) -> str:
-    """The code with its asm statements as calls of the engine; those in macros stay."""
+    """Return the code with its asm statements as calls of the engine; those in macros stay."""
     clean = blank_comments(code)
     defines = [match.span() for match in re.finditer(r"^[ \t]*#[ \t]*define\b(?:\\\n|[^\n])*", clean, re.M)]
     pieces, end = [], 0

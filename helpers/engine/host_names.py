@@ -1,11 +1,10 @@
-"""Names of the C and C++ libraries that a source has for nothing here, and that NVRTC does not know.
+"""Names of the C and C++ libraries that the engine's headers provide, and NVRTC does not.
 
-The engine's headers are made of the host's, so `uint32_t`, `INFINITY` and `std::swap` are there without an include. On
-a GPU they are not: NVRTC has no header of the host's, and of std only what `IN_STD` names. So of these names, those
-that a source uses are taken away before its first line. A macro is undefined, so that `#ifndef M_PI` asks what it asks
-on a GPU; a type or a function gets another name, under which a source may declare its own.
-
-Headers that NVRTC has bring some of the names: then they stay.
+The engine's headers include the host's, so `uint32_t`, `INFINITY` and `std::swap` exist without an include. On a GPU
+they do not: NVRTC has none of the host's headers, and only those members of std that `IN_STD` names. So the names of
+this kind that a source uses are hidden before its first line. A macro is undefined, so that `#ifndef M_PI` gives a
+GPU's answer; a type or a function is renamed, so that a source may declare its own. Names that come with NVRTC's own
+headers stay.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ _REALS_COME_WITH = re.compile(r"cuda/std/(?:cmath|complex)$|(?:cub|thrust|cute|c
 
 
 def _brought(headers: Iterable[str]) -> set[str]:
-    """The names that a source has from CUDA's own headers."""
+    """Return the names that a source has from CUDA's own headers."""
     names: set[str] = set()
     for header in headers:
         if header in _BRINGS_LITTLE:
@@ -105,7 +104,7 @@ _CLASS_TEMPLATE = re.compile(r"\btemplate\s*<(?!\s*>)[^;{}]*>\s*(?:struct|class)
 
 
 def without_unused_templates(clean: str, expressions: Iterable[str] = ()) -> str:
-    """The source with the bodies of those templates blanked that nobody uses: NVRTC does not read them.
+    """Blank the bodies of templates that are never used: NVRTC does not read them.
 
     expressions: the name expressions, which use templates.
     """
@@ -126,7 +125,7 @@ def without_unused_templates(clean: str, expressions: Iterable[str] = ()) -> str
 
 
 def hidden(clean: str, headers: Iterable[str], *, kernels: Iterable[str] = (), options: Iterable[str] = ()) -> str:
-    """Lines that take the names away which a source uses and would not have on a GPU; "" where it uses none.
+    """Return lines that hide the names which a source uses and a GPU's compiler lacks; "" if it uses none.
 
     Args:
         clean: the source without comments. headers: that it includes. kernels: whose names stay as they are.
@@ -139,7 +138,7 @@ def hidden(clean: str, headers: Iterable[str], *, kernels: Iterable[str] = (), o
     of_compilers -= {f"__{option.rpartition('device-')[2]}" for option in options}
     used = (words & (_MACROS | _TYPES | _FUNCTIONS)) | of_compilers
     lines = []
-    if re.search(r"\bvoid\s+main\s*\(", clean):  # a host's compiler wants an int of it
+    if re.search(r"\bvoid\s+main\s*\(", clean):  # a host's compiler demands an int
         lines.append(f"#define main {PREFIX}main\n")
     for name in sorted(used - _brought(headers) - set(kernels)):
         if name in of_compilers:
@@ -147,7 +146,7 @@ def hidden(clean: str, headers: Iterable[str], *, kernels: Iterable[str] = (), o
             continue
         if name in _MACROS:
             lines.append(f"#undef {name}\n")
-            if name not in ("stdin", "stdout", "stderr"):  # which are variables besides
+            if name not in ("stdin", "stdout", "stderr"):  # which are also variables
                 continue
         is_called = re.search(rf"(?<![\w.>]){name}\s*\(", clean)
         if name in (*_TYPES, *_OTHER_MACROS) or (is_called and not _declares(clean, name)):
@@ -156,7 +155,7 @@ def hidden(clean: str, headers: Iterable[str], *, kernels: Iterable[str] = (), o
 
 
 def _declares(clean: str, name: str) -> bool:
-    """Whether a word stands before the name, as in `int rand() {` or `float time;`, that can be a type's."""
+    """Return whether the word before the name can be a type, as in `int rand() {` or `float time;`."""
     before = re.finditer(rf"([A-Za-z_]\w*|[*&>])\s*\b{name}\s*[(\[=;,){{]", clean)
     return any(word[1] not in ("return", "else", "case", "do", "*", "&", ">") for word in before)
 
@@ -166,7 +165,7 @@ _USING_STD = ("swap", "pair", "make_pair", "tuple", "is_same", "enable_if_t", "c
 
 
 def outside_of_std(clean: str) -> Iterator[tuple[int, str]]:
-    """Where a source names something of std that NVRTC's does not have, and the name."""
+    """Return the place and the name of a member of std that NVRTC's std lacks."""
     if re.search(r"\bnamespace\s+std\s*[{=]|\busing\s+namespace\s+(?:::\s*)?cuda\s*;", clean):
         return  # it has one of its own
     for match in re.finditer(r"std\s*::\s*(\w+)", clean):
@@ -230,7 +229,7 @@ _IN_CUDA_STD = {
 
 
 def of_std(name: str) -> str:
-    """What is said of a name of std's."""
+    """Return the message for a name of std's."""
     header = next((header for header, names in _IN_CUDA_STD.items() if re.fullmatch(names, name)), "")
     hint = _INSTEAD_IN_STD.get(name) or (
         f"include <{header}> and write cuda::std::{name}"
@@ -243,7 +242,7 @@ def of_std(name: str) -> str:
 
 
 def of(name: str) -> str:
-    """What is said of a name that is not declared; "" where it is none of the host's."""
+    """Return the message for a name that is not declared; "" unless it is one of the host's."""
     if name in _OF_CFLOAT:
         return f"NVRTC does not know {name} without a header: include <cuda/std/cfloat>"
     if name in _INSTEAD:

@@ -1,9 +1,9 @@
 """The device libraries that CuPy brings: its own headers, and NVIDIA's CUB, libcu++ and Thrust.
 
-They stay CuPy's files: found beside it at run time, never copied, and compiled as they are. For libcu++ and CUB the
-engine says that it is nvcc with g++ (or clang++) beneath it, which is nearly what it is. Their inline PTX goes the way
-of a kernel's own, but after the preprocessor: an instruction that the engine does not know fails when a thread reaches
-it, because most of what these headers hold is never called.
+They stay CuPy's files: found in its package at run time, never copied, and compiled unchanged. To libcu++ and CUB the
+engine presents itself as nvcc with g++ (or clang++) beneath it, which is nearly true. Their inline PTX is translated
+like a kernel's own, but after the preprocessor: an unknown instruction fails when a thread reaches it, because most of
+these headers' code is never called.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SHIMS = compiler.INCLUDE / "libraries"  # headers of ours in place of theirs
 
 @functools.cache
 def folder() -> Path | None:
-    """The include folder of the installed CuPy, which is not imported for it; None where there is none.
+    """Return the include folder of the installed CuPy without importing it; None if there is none.
 
     It is looked up on the path: in sys.modules another module may have CuPy's name, such as this engine.
     """
@@ -46,29 +46,29 @@ def folder() -> Path | None:
 
 
 def cupy_options() -> list[str]:
-    """Where the compiler finds `<cupy/complex.cuh>` and its kin, as CuPy itself says to NVRTC."""
+    """Return the options for `<cupy/complex.cuh>` and its kin, which CuPy itself passes to NVRTC."""
     return ["-I", str(folder())] if folder() else []
 
 
 def translate_cucomplex(code: str) -> str:
-    """The code with CuPy's bridge, which makes cuComplex CuPy's `complex<float>`, in place of cuComplex.h."""
+    """Replace cuComplex.h by CuPy's bridge, which makes cuComplex CuPy's `complex<float>`."""
     return re.sub(r"^(\s*#\s*include\s*)<\s*cuComplex\.h\s*>", r"\1<cupy/cuComplex_bridge.h>", code, flags=re.M)
 
 
 def needed(code: str) -> bool:
-    """Whether the source includes a header of CUB, libcu++ or Thrust that the engine has none of its own for."""
+    """Return whether the source includes a header of CUB, libcu++ or Thrust that the engine lacks."""
     names = _INCLUDE.findall(blank_comments(code))
     return any(_LIBRARY.match(name) and not (compiler.INCLUDE / name).is_file() for name in names)
 
 
 def missing(diagnostics: str) -> str:
-    """The library's header that a compiler did not find, "" where that was not the trouble."""
+    """Return the library's header that a compiler did not find, "" if that was not the error."""
     match = _MISSING.search(diagnostics)
     return match[1] if match else ""
 
 
 def of_the_host(code: str) -> str:
-    """That a header of the source is for what a host calls, as the end of an error; "" where none is."""
+    """Return the end of an error about a header for calls from the host; "" if there is none."""
     header = next((name for name in _INCLUDE.findall(blank_comments(code)) if _OF_THE_HOST.match(name)), "")
     return (
         f"\n<{header}> is for what a host calls, not a kernel: within one, <cub/block/...> and <cub/warp/...>"
@@ -78,7 +78,7 @@ def of_the_host(code: str) -> str:
 
 
 def whose(header: str) -> str:
-    """Whose header it is, for a machine that does not have it."""
+    """Name the library of a header, for a machine that does not have it."""
     owner = {"cub": "CUB", "thrust": "Thrust", "cupy": "CuPy"}.get(header.partition("/")[0], "libcu++")
     return (
         f"{header} is a header of {owner}, which comes with CuPy: the CPU engine compiles it where CuPy is installed "
@@ -88,7 +88,7 @@ def whose(header: str) -> str:
 
 @functools.cache
 def options() -> list[str]:
-    """What the compiler needs for CUB, libcu++ and Thrust; their folders come before the engine's own.
+    """Return the options for CUB, libcu++ and Thrust; their folders come before the engine's own.
 
     Empty where CuPy, or its part of them, is not installed.
     """
@@ -105,7 +105,7 @@ def options() -> list[str]:
 
 @functools.cache
 def translation_hash() -> str:
-    """Of the files of Python that `expanded` depends on: a part of the key of what was built with it."""
+    """Hash the Python files that `expanded` depends on: a part of the key of what is built with it."""
     digest = hashlib.sha256()
     for path in (Path(__file__), *sorted(Path(ptx.__file__).parent.glob("*.py"))):
         digest.update(path.read_bytes())
@@ -130,10 +130,11 @@ _LABEL = re.compile(r'\s*"\w+"\s*')  # a declaration's name for the linker
 
 
 def expanded(text: str, flags: Sequence[str]) -> tuple[str, str]:
-    """The text, which includes ptx_instructions.h, with its includes pasted in and all inline PTX translated; and the
-    preprocessor's own words.
+    """Paste the includes of a text with ptx_instructions.h, and translate all its inline PTX.
 
-    The C library's headers hold asm of their own, which names symbols of the linker: that stays.
+    Returns that, and the preprocessor's own messages.
+
+    The C library's headers contain asm of their own, which names symbols of the linker: it stays.
     """
     command = [*compiler.compiler()[0], *flags, "-E", "-x", "c++", "-"]
     done = subprocess.run(command, input=text, capture_output=True, text=True)
@@ -164,7 +165,7 @@ _STRING_OR_BRACKET = re.compile(r'"(?:\\.|[^"\\])*"|[()]')
 
 
 def _closing(code: str, at: int) -> int:
-    """The bracket that ends what stands at an index within brackets; those in strings do not count."""
+    """Return the bracket that ends what stands at an index within brackets; strings are skipped."""
     depth = 1
     for match in _STRING_OR_BRACKET.finditer(code, at):
         depth += {"(": 1, ")": -1}.get(match.group(), 0)
@@ -174,7 +175,7 @@ def _closing(code: str, at: int) -> int:
 
 
 def statement(inside: str, number: int, *, is_volatile: bool = True) -> str:
-    """One asm statement of a library as C++; what the engine cannot follow fails when a thread reaches it."""
+    """Translate one asm statement of a library to C++; an unknown one fails when a thread reaches it."""
     inside = re.sub(r'^\s*# \d+ "[^\n]*$', "", inside, flags=re.M)
     try:
         return ptx.rewrite(inside, number, is_volatile=is_volatile)

@@ -384,8 +384,8 @@ class RawKernel:
         limit = limits.SHARED_PER_BLOCK_OPTIN - static
         if not 0 <= size <= limit:
             raise LaunchError(
-                f"max_dynamic_shared_size_bytes = {size:,} is refused: at most {limit:,} bytes are left of "
-                f"{limits.SHARED_PER_BLOCK_OPTIN:,} beside {static:,} static ones (invalid argument on a GPU)"
+                f"max_dynamic_shared_size_bytes = {size:,} is refused: at most {limit:,} bytes are left of a block's "
+                f"{limits.SHARED_PER_BLOCK_OPTIN:,}, of which {static:,} are static (invalid argument on a GPU)"
             )
         self._max_dynamic = int(size)
 

@@ -1,12 +1,13 @@
-"""What a GPU's compiler refuses and a host's would accept: reported before the kernel is compiled, with its line.
+"""Report what a GPU's compiler refuses and a host's accepts, before the kernel is compiled, with its line.
 
-Without these rules a learner who has no NVRTC (macOS has none) would learn only on a GPU that a header is missing.
-NVRTC, as CuPy calls it, knows no host: what says nothing of where it lives is the device's, __host__ alone is refused,
-and the C and C++ libraries' headers do not exist. These are the common forms; helpers/engine/nvrtc.py asks NVRTC.
+Without these rules a learner without NVRTC (it does not exist for macOS) would learn on a GPU that a header is missing.
+NVRTC, as CuPy calls it, compiles for the device alone: functions without __device__ or __host__ are the device's,
+__host__ alone is refused, and the C and C++ libraries' headers do not exist. These are the common forms;
+helpers/engine/nvrtc.py runs NVRTC itself.
 
-A source is judged after the preprocessor, so that what it leaves out (the host's part of a file, inside `#ifndef
-__CUDACC_RTC__`) does not count. Starting one takes longer than reading a kernel. So the text is read first as it is
-written, and where no macro can hide anything and nothing is found, that is all.
+A source is judged after the preprocessor, so that excluded text (the host's part of a file, inside `#ifndef
+__CUDACC_RTC__`) does not count. Starting a preprocessor takes longer than reading a kernel. So the text is first read
+as it is written: if no macro can hide anything and nothing is found, that suffices.
 """
 
 from __future__ import annotations
@@ -54,11 +55,11 @@ _ATTRIBUTES = re.compile(r"\b(?:__align__|alignas|__attribute__|__launch_bounds_
 PREPROCESSOR = (
     *("-D__CUDACC__=1", "-D__CUDACC_RTC__=1", "-D__NVCC__=1", "-D__CUDA_ARCH__=900"),
     *("-D__CUDACC_VER_MAJOR__=12", "-D__CUDACC_VER_MINOR__=9"),
-)  # by these a source sees who compiles it
+)  # these tell a source which compiler reads it
 
 
 def for_preprocessor(code: str, folders: list[Path]) -> str:
-    """The source without the headers that are none of its own: a host's become marks that the preprocessor keeps."""
+    """Return the source without foreign headers: the host's become marks that the preprocessor keeps."""
     clean = blank_comments(code)
     if "include" not in clean:
         return code
@@ -87,7 +88,7 @@ _HIDES = re.compile(
 
 @functools.lru_cache(maxsize=64)  # a kernel's checked builds ask again
 def _is_plainly_right(text: str, expressions: tuple[str, ...]) -> bool:
-    """Whether nothing in the text is refused, as far as that can be told without the preprocessor."""
+    """Return whether the text is accepted, as far as that shows without the preprocessor."""
     clean = blank_comments(text)
     directives = [match.groups() for match in _DIRECTIVE.finditer(clean)]
     if any(word == "define" and _HIDES.match(rest) for word, rest in directives):
@@ -97,7 +98,7 @@ def _is_plainly_right(text: str, expressions: tuple[str, ...]) -> bool:
 
 
 def refusal(code: str, macros: str, name: str, flags: Sequence[str], expressions: tuple[str, ...] = ()) -> str:
-    """What NVRTC refuses in a source, as a compiler's error; "" where nothing was found.
+    """Return what NVRTC refuses in a source, as a compiler's error; "" if nothing is found.
 
     Args:
         macros: lines of #define that come before it. name: what the source is called. flags: the compiler's.
@@ -112,7 +113,7 @@ def refusal(code: str, macros: str, name: str, flags: Sequence[str], expressions
 
 
 def _places(text: str) -> tuple[str, list[tuple[int, str, int]]]:
-    """Preprocessed text without its line markers, and where each of its lines is from: (offset, file, line)."""
+    """Remove the line markers of preprocessed text, and return where its lines are from: (offset, file, line)."""
     lines, places, at = [], [], 0
     file, number = "", 1
     for line in text.split("\n"):
@@ -128,7 +129,7 @@ def _places(text: str) -> tuple[str, list[tuple[int, str, int]]]:
 
 
 def first(preprocessed: str, expressions: tuple[str, ...] = ()) -> tuple[str, int, str] | None:
-    """(file, line, what is wrong) of the first thing that NVRTC refuses; None where nothing was found."""
+    """Return (file, line, message) of the first thing that NVRTC refuses; None if nothing is found."""
     text, places = _places(preprocessed)
     clean = blank_comments(text)
     earliest = min(_findings(clean, text, expressions), default=None)
@@ -157,7 +158,7 @@ def _findings(clean: str, text: str, expressions: tuple[str, ...]) -> Iterator[t
 
 
 def _plain_head(head: str) -> str:
-    """A function's head without attributes in parentheses, and without what stood before it in its class."""
+    """Return a function's head without attributes in parentheses and without the text before it in its class."""
     while match := _ATTRIBUTES.search(head):
         depth, end = 0, len(head)
         for index in range(match.end() - 1, len(head)):
@@ -184,9 +185,9 @@ _TEXT = re.compile(r'R?"(?:[^"\\]|\\.)*(?:"|$)')  # of inline PTX, perhaps, whic
 
 
 def extension(diagnostics: str, lines: Mapping[tuple[str, int], str]) -> str:
-    """What a compiler has warned of in its own words, and NVRTC refuses, as an error; "" where there is nothing.
+    """Return as an error what a compiler has warned of and NVRTC refuses; "" if there is nothing.
 
-    lines: those of the source that count, by file and number. (Inline PTX has become braces within brackets.)
+    lines: the source's own lines, by file and number. (Inline PTX has become braces within brackets.)
     """
     for file, line, message in _EXTENSION.findall(diagnostics):
         text = _TEXT.sub('""', lines.get((file, int(line)), ""))
@@ -200,7 +201,7 @@ _TEMPLATE = re.compile(r"\btemplate\s*<")
 
 
 def _without_template(head: str) -> str:
-    """A declaration's head with the parameters of its templates blanked: they may hold types of functions."""
+    """Blank the template parameters in a declaration's head: they may hold types of functions."""
     while match := _TEMPLATE.search(head):
         angles = brackets = 0
         end = len(head)
@@ -230,7 +231,7 @@ def _of_function(clean: str, at: int, head: str) -> Iterator[tuple[int, str]]:
 
 
 def _of_host(clean: str) -> Iterator[tuple[int, str]]:
-    """Functions that are the host's alone, and lambdas that say where they live."""
+    """Yield functions of the host's alone, and lambdas with a memory space."""
     for match in re.finditer(r"(?<!\])\]\s*(__(?:host|device)__)\b", clean):
         yield (
             match.start(1),
@@ -271,7 +272,7 @@ def _of_shared(clean: str) -> Iterator[tuple[int, str]]:
 
 
 def _of_file(clean: str, bodies: list[tuple[int, int, str]]) -> Iterator[tuple[int, str]]:
-    """Variables that say where they are, in a function, which decides it."""
+    """Yield variables in a function that name a memory space, which the function decides."""
     inside = [(begin, end) for begin, end, _ in bodies]
     spaced = r"__(?<=\b__)(?:device|constant)__\s+(?!__)[^;{}()=]*?(\w+)\s*(?:\[[^;{}()]*\])*\s*[=;]"
     for match in re.finditer(spaced, clean):

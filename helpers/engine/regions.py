@@ -8,16 +8,7 @@ from . import variables
 from .array import NO_VALUE, is_fresh
 from .copies import Argument, Copies, Memory
 from .launch import CompiledKernel
-from .observed import (
-    ARRAY,
-    DYNAMIC_SHARED,
-    INITIAL,
-    STATIC_SHARED,
-    UNWRITTEN,
-    VARIABLE,
-    Part,
-    Region,
-)
+from .observed import ARRAY, DYNAMIC_SHARED, INITIAL, STATIC_SHARED, UNWRITTEN, VARIABLE, Part, Region
 from .structures import CheckedRegion
 
 

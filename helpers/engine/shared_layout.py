@@ -1,9 +1,9 @@
-"""Where static `__shared__` arrays lie: as a GPU's compiler lays them out, in the assembly of a kernel.
+"""Place static `__shared__` arrays as a GPU's compiler does, in the assembly of a kernel.
 
 They are the thread-local variables of a module. A GPU places those of a kernel one after the other in the order of the
-source, each at a multiple of its type's alignment, from a round address on (PTX says `.shared .align 2` of an array of
-half). So in `__shared__ half a[256], b[256]` both lie at multiples of 512 bytes, which wmma takes, and after
-`__shared__ char flag` an array may lie where it does not. g++ writes thread-locals backwards, and those of one function
+source, each at a multiple of its type's alignment, from a round address on (PTX writes `.shared .align 2` for an array
+of half). So in `__shared__ half a[256], b[256]` both are at multiples of 512 bytes, which wmma accepts, and after
+`__shared__ char flag` an array may not be at one. g++ writes thread-locals in reverse order, and those of one function
 after those of another at any address.
 """
 
@@ -38,7 +38,7 @@ class _Variable:
 
 
 def redzone(lines: list[str]) -> int:
-    """The bytes of a gap before a variable: a multiple of what it is aligned to by these lines before its label."""
+    """Return the bytes of the gap before a variable: a multiple of its alignment, from the lines before it."""
     size = REDZONE
     for match in filter(None, map(_ALIGN.match, lines)):
         is_power = match[1] == "p2" or (match[1] is None and _ALIGNS_BY_POWERS)
@@ -47,13 +47,13 @@ def redzone(lines: list[str]) -> int:
 
 
 def _owner(name: str) -> str:
-    """The function that declares an array, as the linker symbol of the array begins with it; "" for the file."""
+    """Return the function that declares an array, by the array's linker symbol; "" for the file."""
     match = re.match(r"(_ZZ.*E)\d+\w+$", name.replace("_ZGV", "_Z", 1))
     return match.group(1) if match else "engine" if "engine_anchor_byte" in name else ""
 
 
 def laid_out(assembly: str, *, backwards: bool, redzones: bool) -> str:
-    """The assembly with its thread-locals in the order of a GPU.
+    """Return the assembly with its thread-locals in the order of a GPU.
 
     Args:
         backwards: the compiler has written them in the reverse order of the source, as g++ does.

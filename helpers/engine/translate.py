@@ -1,4 +1,4 @@
-"""What a host compiler needs changed in CUDA C++ that its headers cannot give it."""
+"""Change in CUDA C++ what a host compiler needs and headers cannot provide."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ALIGNMENT = re.compile(r"\b(__align__|alignas|__attribute__)\s*\([^;]*?\)+|\b(_
 
 
 def _extern_in_macros(code: str, clean: str) -> list[tuple[int, int, str]]:
-    """Edits for each `extern __shared__ T name[]` that a macro holds: a pointer, as a function may declare it.
+    """Return edits for each `extern __shared__ T name[]` in a macro: they make a pointer of it.
 
     Where the macro is used outside of a function, ENGINE_EXTERN_SHARED does not compile.
     """
@@ -48,7 +48,7 @@ _LONG_LONG = re.compile(
 
 
 def _with_own_integers(code: str) -> str:
-    """The code with the names int64_t and uint64_t made its own, where it declares them as long long.
+    """Rename int64_t and uint64_t if the code declares them as long long.
 
     NVRTC has neither without a header, and sources for it bring theirs. A host's are of another type, of the same size.
     """
@@ -75,9 +75,9 @@ _COMPUTED = re.compile(r"\b(?!true\b|false\b|nullptr\b|sizeof\b)[A-Za-z_]\w*")
 
 
 def _constant_initialisers(clean: str) -> list[tuple[int, int, str]]:
-    """Edits for each variable of a file, and each static one of a function, whose initial value is more than a number.
+    """Return edits for file-scope and static variables whose initial value is more than a number.
 
-    A GPU has nobody who would compute it before a kernel runs: it has to be known to the compiler.
+    Nothing computes it on a GPU before a kernel runs, so the compiler has to know it.
     """
     edits: list[tuple[int, int, str]] = []
     clean = _DIRECTIVE.sub(lambda line: re.sub(r"[^\n]", " ", line[0]), clean)
@@ -117,7 +117,7 @@ _FUNCTION_HEAD = re.compile(r"\)\s*(?:(?:const|noexcept|override|final)\b\s*)*(?
 
 @functools.lru_cache(maxsize=64)
 def function_bodies(clean: str) -> tuple[tuple[int, int, str], ...]:
-    """Of each outermost function: where its body's brace opens and closes, and the text before, with its parameters."""
+    """Return for each outermost function its body's braces, and the text before with its parameters."""
     bodies, open_braces, before = [], [], 0
     for match in re.finditer(r"[{};]", clean):
         at = match.start()
@@ -134,7 +134,7 @@ def function_bodies(clean: str) -> tuple[tuple[int, int, str], ...]:
 
 
 def _asm_error(code: str, original: str, name: str, at: int, message: str) -> str:
-    """What is wrong with the asm statement at an index of the code, with its place in the original source."""
+    """Return the error of the asm statement at an index of the code, with its place in the original source."""
     table = line_table(code[:at] + "\0" + code[at:], name)
     file, line = next(place for place, text in table.items() if "\0" in text)
     text = line_table(original, name).get((file, line), table[file, line]).replace("\0", "").strip()
@@ -142,7 +142,7 @@ def _asm_error(code: str, original: str, name: str, at: int, message: str) -> st
 
 
 def _in_macro(code: str, at: int) -> bool:
-    """Whether the place is in a #define."""
+    """Return whether the place is in a #define."""
     begin = code.rfind("\n", 0, at) + 1
     while begin > 1 and code[begin - 2] == "\\":
         begin = code.rfind("\n", 0, begin - 1) + 1
@@ -151,7 +151,7 @@ def _in_macro(code: str, at: int) -> bool:
 
 @functools.lru_cache(maxsize=64)  # a kernel's checked builds ask again
 def _asm_edits(code: str, original: str, name: str) -> tuple[tuple[int, int, str], ...]:
-    """asm statements as calls of the engine: begin, end, new text."""
+    """Return the edits that make asm statements calls of the engine: begin, end, new text."""
     edits = []
     for number, (begin, opening, end, is_volatile) in enumerate(ptx.statements(blank_comments(code))):
         if compiler.OF_THE_SYSTEM in code[(at := code.rfind("\n#line", 0, begin) + 1) : code.find("\n", at)]:
@@ -167,7 +167,7 @@ def _asm_edits(code: str, original: str, name: str) -> tuple[tuple[int, int, str
 
 
 def _includes_more(code: str, folders: Sequence[Path]) -> bool:
-    """Whether the source includes headers that are in none of the folders: they may hold asm statements."""
+    """Return whether the source includes headers outside the folders: they may hold asm statements."""
     names = re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', code, re.M)
     return not all(any((folder / name).is_file() for folder in folders) for name in names)
 
@@ -180,7 +180,7 @@ def translate(
     keep_asm: bool = False,
     folders: Sequence[Path] = (compiler.INCLUDE,),
 ) -> str:
-    """The source as a host compiler takes it; its lines keep their numbers.
+    """Return the source for a host compiler; its lines keep their numbers.
 
     Some constructs have no spelling in C++. `extern __shared__ T name[];`, an array whose size is chosen at the launch,
     becomes a pointer to the launch's dynamic shared memory, and an object a reference: in the function that declares
@@ -189,8 +189,8 @@ def translate(
     engine. Everything else is done by the headers.
 
     Args:
-        expanded: the source after the preprocessor, with its lines told by #line; None where that cannot be had. It is
-            asked for where asm statements depend on it: in macros, in headers, with macros among their strings.
+        expanded: the source after the preprocessor, with its lines given by #line; None if there is none. It is
+            needed if asm statements depend on it: in macros, in headers, with macros among their strings.
         name: what the source is called in messages.
         folders: of headers whose asm statements the engine has dealt with, or that have none.
         keep_asm: asm statements stay for a later hand: libraries.py rewrites them together with those of libraries.

@@ -1,1 +1,1 @@
-"""What notebooks call: predictions, pictures, exercises, short names for what a reader has done once by hand."""
+"""The functions that notebooks call: predictions, pictures, exercises, shortcuts for what a reader has done by hand."""

@@ -1,10 +1,10 @@
-"""A notebook that was opened alone, as Colab opens it: what its first cell calls once the course has been fetched.
+"""The set-up of a notebook that was opened alone, as Colab does: its first cell fetches the course, then calls this.
 
     set_up(least=80)      # the notebook's kernels need compute capability 8.0
 
 It installs the few packages that are missing, makes the course's notebooks/ the current folder, as links and files in
-cells expect, and says what runs the kernels here. Where this machine's GPU cannot run the notebook's kernels, the CPU
-engine does. It is called before anything else of the course is imported, and imports none of it that asks for a device.
+cells expect, and prints what runs the kernels here. If this machine's GPU cannot run the notebook's kernels, the CPU
+engine does. It is called before anything else of the course is imported, and imports nothing that asks for a device.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ COMPILERS = ("g++", "c++", "clang++")
 
 
 def missing() -> list[str]:
-    """The requirements, as environment.yml has them, of needed packages that are not there."""
+    """List the needed packages that are not installed, as requirements of environment.yml."""
     absent = [name for name, module in NEEDED.items() if importlib.util.find_spec(module) is None]
     listed = {re.split(r"[<>=!;\s]", line)[0]: line for line in the_list()[1]}
     return [listed[name] for name in absent]
 
 
 def gpu() -> tuple[str, int] | None:
-    """(name, compute capability, 75 for 7.5) of the GPU that CuPy sees; None where there is none, or no CuPy."""
+    """Return name and compute capability (75 for 7.5) of the GPU that CuPy sees; None without a GPU or CuPy."""
     try:
         import cupy
 
@@ -53,7 +53,7 @@ def gpu() -> tuple[str, int] | None:
 
 
 def set_up(least: int = 0, *, only: bool = False) -> None:
-    """Make this process one in which the notebook runs, and print what it will run on.
+    """Prepare this process for the notebook, and print what its kernels will run on.
 
     Args:
         least: the compute capability that all of its kernels run on, 80 for 8.0. only: they run on no other one.
@@ -71,7 +71,7 @@ def set_up(least: int = 0, *, only: bool = False) -> None:
 
 
 def _device(least: int, only: bool) -> str:
-    """What runs the kernels; the engine is chosen here where the GPU cannot."""
+    """Describe what runs the kernels. Chooses the engine if the GPU cannot run them."""
     device = gpu()
     if device is None:
         os.environ.setdefault("COURSE_DEVICE", "cpu")
@@ -94,7 +94,7 @@ def _has_compiler() -> bool:
 
 
 def _engine_built_ahead() -> str:
-    """Begin to compile the CPU engine, which a GPU's X-rays need too; what there is to say of it."""
+    """Begin to compile the CPU engine, which X-rays need on a GPU, too. Returns a message about it."""
     from helpers.engine import compiler, first_build
 
     try:

@@ -1,4 +1,4 @@
-"""What notebook 14 does with the kernels that decode: inputs, launches, X-rays, and how they cut up their work.
+"""Notebook 14's shortcuts for the kernels that decode: inputs, launches, X-rays, and how work is divided into pieces.
 
 arrays = inputs([100, 40, 260], page=16)
 run(arrays)                                                 # the outputs of two launches, one after the other
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from helpers.attention import decoding, kernel, reference
-from helpers.attention.decoders import DECODERS, SPLIT_KV, Call
+from helpers.attention.decoders import DECODERS, SPLIT_KV, DecodeCall
 from helpers.attention.ladder import limits
 from helpers.attention.ladder.layout import Spec
 from helpers.bench.studies import decoding as study
@@ -38,7 +38,7 @@ def inputs(
     page: int = 0,
     seed: int = 0,
 ) -> dict[str, np.ndarray]:
-    """The arrays of a call with one new token of each sequence; keys that nobody has written are NaN.
+    """Make the arrays of a call with one new token of each sequence; cache entries not yet written are NaN.
 
     Args:
         lengths: keys of each sequence, that of the new token among them. page: keys of a page, in any order; 0: the
@@ -64,19 +64,18 @@ def inputs(
 def run(
     arrays: Arrays, *, code: str | None = None, stage: str | None = None, num_splits: int = 0, times: int = 2
 ) -> list[np.ndarray]:
-    """The outputs of so many launches on this device, one after the other, with the same scratch and tickets.
+    """Return the outputs of successive launches on this device, all with the same scratch and tickets.
 
     Args:
         code: another text of the kernel. stage: a step of the climb.
     """
     there = {name: cp.asarray(a) for name, a in arrays.items()}
-    options = decoding.Options(num_splits=num_splits, stage=stage)
+    options = decoding.DecodeOptions(num_splits=num_splits, stage=stage)
     planned, every = decoding.plan(there, options, source=code)
     outputs = []
     for _ in range(times):
         every["o"][...] = np.nan
-        for launch in planned.bind(every):
-            launch()
+        planned.bind(every)()
         outputs.append(np.array(cp.asnumpy(every["o"])))
     return outputs
 
@@ -84,16 +83,17 @@ def run(
 def xray_launches(
     arrays: Arrays, *, code: str | None = None, stage: str | None = None, num_splits: int = 0, multiprocessors: int = 4
 ) -> list[Report]:
-    """The X-ray of each launch, on the CPU, as planned for a GPU like the H200 with so many multiprocessors.
+    """X-ray each launch on the CPU, planned as for a GPU like the H200 with so many multiprocessors.
 
-    Findings of what nobody writes are left out: units that are not cut have no partial results.
+    Findings of unwritten elements are left out: units in one piece have no partial results.
     """
     there = {name: cp.asarray(a) for name, a in arrays.items()}
-    options = decoding.Options(num_splits=num_splits, stage=stage)
-    with limits.of_another(limits.Limits(SHARED, multiprocessors, 90)), kernel.built_when_launched():
+    options = decoding.DecodeOptions(num_splits=num_splits, stage=stage)
+    with limits.pretend_gpu(limits.Limits(SHARED, multiprocessors, 90)), kernel.built_when_launched():
         planned, every = decoding.plan(there, options, source=code)
     reports = []
-    for launch, compiled in zip(planned.launches, planned.kernels, strict=True):
+    for launch in planned.launches:
+        compiled = planned.kernels[launch.kernel]
         report = xray(compiled, launch.grid, launch.block, launch.arguments(every), launch.shared_bytes)
         found = [finding for finding in report.findings if finding.kind != "never written"]
         reports.append(replace(report, findings=found))
@@ -101,7 +101,7 @@ def xray_launches(
 
 
 class Piece(NamedTuple):
-    """Keys first .. end - 1 of one sequence and one head of K and V: what a block goes through in one go."""
+    """Keys first .. end - 1 of one sequence and one head of K and V, which a block reads in one go."""
 
     block: int
     sequence: int
@@ -141,11 +141,11 @@ def pieces(
     num_splits: int = 0,
     multiprocessors: int = MULTIPROCESSORS,
 ) -> list[Piece]:
-    """How 14 cuts up its work on a GPU with so many multiprocessors: by its own StreamK, which a small kernel asks."""
+    """List split_kv's pieces of work on a GPU of so many multiprocessors, as a small kernel gets them from StreamK."""
     call = _call(lengths, heads, kv_heads, d, num_splits)
-    with limits.of_another(limits.Limits(SHARED, multiprocessors, 90)):
-        sizes = SPLIT_KV.sizes(call)
-        (launch,) = SPLIT_KV.launches(call, sizes)
+    with limits.pretend_gpu(limits.Limits(SHARED, multiprocessors, 90)):
+        sizes = SPLIT_KV.sizes_for(call)
+        (launch,) = SPLIT_KV.launches(SPLIT_KV, call, sizes)
     (params,) = (a for a in launch.args if isinstance(a, np.ndarray))
     most = len(lengths) * kv_heads + 1
     noted = cp.full((launch.grid[0], most, 4), -1, dtype=np.int32)
@@ -157,15 +157,15 @@ def pieces(
 
 
 def bytes_in_flight(stage: str, *, heads: int = 32, kv_heads: int = 8, d: int = 128) -> int:
-    """At most, on a multiprocessor of an H200, of K and V: what the rings of all its warps hold."""
+    """Return how many bytes of K and V can be in flight on an H200's multiprocessor: the rings of all its warps."""
     call = _call([8192], heads, kv_heads, d, 0)
-    with limits.of_another(limits.Limits(SHARED, MULTIPROCESSORS, 90)):
-        sizes = DECODERS[stage].sizes(call)
+    with limits.pretend_gpu(limits.Limits(SHARED, MULTIPROCESSORS, 90)):
+        sizes = DECODERS[stage].sizes_for(call)
     return sizes["WARPS"] * sizes["STAGES"] * 2 * sizes["BLOCK_N"] * d * call.arrays["q"].dtype.itemsize
 
 
 def on_multiprocessors(cut: Sequence[Piece], count: int) -> list[tuple[int, int, int, int, str]]:
-    """The blocks on so many multiprocessors, each on the first that is free, in keys: for show.schedules."""
+    """Schedule the blocks, each on the first multiprocessor that is free, with times in keys: for show.schedules."""
     free, places, found = [0] * count, {}, []
     for piece in cut:
         at = places.setdefault(piece.block, free.index(min(free)))
@@ -175,23 +175,23 @@ def on_multiprocessors(cut: Sequence[Piece], count: int) -> list[tuple[int, int,
     return found
 
 
-def _call(lengths: Sequence[int], heads: int, kv_heads: int, d: int, num_splits: int) -> Call:
-    """The call of one new token of each sequence, in bfloat16: only shapes, no arrays."""
+def _call(lengths: Sequence[int], heads: int, kv_heads: int, d: int, num_splits: int) -> DecodeCall:
+    """Describe a call with one new token of each sequence in bfloat16, by its shapes alone."""
     batch, dtype = len(lengths), dtype_of("bfloat16")
     cache = Spec.dense((batch, max(lengths), kv_heads, d), dtype)
     specs = {"q": Spec.dense((batch, 1, heads, d), dtype), "k_cache": cache, "v_cache": cache}
     specs["cache_seqlens"] = Spec.dense((batch,), np.int32)
-    _, call, _ = decoding.check(specs, decoding.Options(num_splits=num_splits))
+    _, call, _ = decoding.check(specs, decoding.DecodeOptions(num_splits=num_splits))
     if call is None:
         raise ValueError("there is nothing to cut: no sequence, or no key")
     return call
 
 
 def recorded() -> dict[str, Any]:
-    """The committed record of decoding: who was measured, and its rows.
+    """Load the committed record of decoding: the contestants that were measured, and its rows.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: there is no record.
     """
     record = study.recorded()
     if record is None:
@@ -203,10 +203,10 @@ OURS = {"contiguous": "14", "pages of 16": "14, pages of 16", "read (sum)": "tor
 
 
 def recorded_speeds(part: str = "rows") -> dict[study.Sizes, dict[str, float]]:
-    """GB/s of K and V of each kernel, by (sequences, keys, heads, heads of K and V, d); of pages only those of 16.
+    """Return each kernel's GB/s of K and V by (sequences, keys, heads, heads of K and V, d), for pages of 16 keys.
 
     Args:
-        part: "rows", beside other libraries; "steps": of the climb.
+        part: "rows", compared with other libraries; "steps": of the climb.
     """
     speeds: dict[study.Sizes, dict[str, float]] = {}
     for row in recorded()["rows"]:
@@ -217,7 +217,7 @@ def recorded_speeds(part: str = "rows") -> dict[study.Sizes, dict[str, float]]:
 
 
 def climb_table() -> str:
-    """GB/s of each step of the climb, and how many times as fast it is as the step before it."""
+    """Make a table of each step's GB/s, and of how many times as fast it is as the step before it."""
     speeds = recorded_speeds("steps")
     titles = [f"{batch} × {keys:,} keys" for batch, keys, *_ in speeds]
     lines = [f"{'GB/s, × the step before':26}" + "".join(f"{title:>20}" for title in titles)]
@@ -232,7 +232,7 @@ def climb_table() -> str:
 
 
 def parts(cut: Sequence[Piece]) -> dict[tuple[int, int], int]:
-    """In how many pieces each unit is, by its sequence and head."""
+    """Count the pieces of each (sequence, head of K and V)."""
     counts: dict[tuple[int, int], int] = {}
     for piece in cut:
         unit = piece.sequence, piece.kv_head
@@ -241,7 +241,7 @@ def parts(cut: Sequence[Piece]) -> dict[tuple[int, int], int]:
 
 
 def expected(arrays: Arrays) -> np.ndarray:
-    """The output in float64."""
+    """Compute the output in float64."""
     o, _ = reference.attention_with_kvcache(**arrays)
     return o
 

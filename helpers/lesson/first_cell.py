@@ -1,7 +1,7 @@
-"""The set-up cell of a notebook, where JupyterLab runs it: a line that says that it ran, and the engine built ahead.
+"""A notebook's set-up cell in JupyterLab: it reports that it ran, and the engine is built ahead.
 
-Its source is collapsed and what it prints is in the notebook as shipped, so without this nobody sees that it ran. And
-where a name is missing later, a line says that a folded cell may not have run: arrow keys jump over those.
+Its source is collapsed and its output is in the notebook as shipped, so without this one cannot see that it ran. And
+if a name is missing later, a line says that a folded cell may not have run: arrow keys jump over those.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _watched: list[Any] = []  # the shell
 
 
 def watch() -> None:
-    """From now on, in JupyterLab, the set-up cell says when it is done, and how long it took."""
+    """Let the set-up cell report in JupyterLab that it is done, and how long it took."""
     if _watched or not first_build.in_jupyterlab():
         return
     shell = sys.modules["IPython"].get_ipython()

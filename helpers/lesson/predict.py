@@ -8,8 +8,8 @@
     board()                                                           # at the end of a notebook: all of its guesses
 
 In JupyterLab, where ipywidgets is installed, `predict` also shows a box to type the guess into, and `answer` asks once
-for a guess where there is none. Nothing ever waits for one: run again, or anywhere else, it says what was computed.
-There guesses are kept beside what is solved (`exercises/progress.py`): a restarted kernel finds them.
+for a missing guess. Nothing ever waits for one: run again, or anywhere else, it prints what was computed.
+There guesses are kept with the solved exercises (`exercises/progress.py`): a restarted kernel finds them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NEAR = 0.1  # a guess within 10 % is right
 
 
 class Prediction:
-    """One question. name: in the words of the board. guess, value: None until there is a guess, an answer."""
+    """One question. name: in the board's words. guess, value: None until guessed, answered."""
 
     def __init__(self, name: str, unit: str, choices: Sequence[str]) -> None:
         self.name, self.unit, self.choices = name, unit, tuple(choices)
@@ -47,7 +47,7 @@ class Prediction:
         """Set the guess.
 
         Raises:
-            TypeError: it is not a number, or, where there are choices, not a text. ValueError: it is none of them.
+            TypeError: it is not a number or, with choices, not a text. ValueError: it is none of the choices.
         """
         number = isinstance(guess, int | float) and not isinstance(guess, bool)
         if not (isinstance(guess, str) if self.choices else number):
@@ -62,7 +62,7 @@ class Prediction:
             progress.note_guess(_notebook(), self.name, {"guess": self.guess, "unit": self.unit, "value": self.value})
 
     def wanted(self) -> str:
-        """What a guess is, in words."""
+        """Describe the guess that is wanted."""
         if self.choices:
             return f"one of {', '.join(map(repr, self.choices))}"
         return f"a number of {self.unit}" if self.unit else "a number"
@@ -93,11 +93,11 @@ class Prediction:
                 print(sentence)
 
     def right(self) -> bool:
-        """The guess is the answer: the same choice, or a number within 10 %."""
+        """Check that the guess is the answer: the same choice, or a number within 10 %."""
         return self.guess is not None and self.value is not None and self._same(self.value)
 
     def verdict(self) -> str:
-        """How far the guess is from the answer, in a few words."""
+        """Say in a few words how far the guess is from the answer."""
         if self.guess is None or self.value is None:
             return "No guess yet."
         if self.right():
@@ -111,13 +111,13 @@ class Prediction:
         return f"{off}, {ratio:.3g}× too much." if ratio > 1 else f"{off}, {1 / ratio:.3g}× too little."
 
     def mark(self) -> str:
-        """The verdict for a column of the board."""
+        """Return the verdict for a column of the board."""
         if self.guess is None or self.right():
             return "" if self.guess is None else "right"
         return "" if self.choices else self.verdict().rpartition(", ")[2].rstrip(".")
 
     def text(self, value: Guess) -> str:
-        """A value as it is printed: at most three significant digits, thousands with commas, and the unit."""
+        """Format a value: at most three significant digits, thousands with commas, and the unit."""
         if isinstance(value, str):
             return value
         if float(value).is_integer() and abs(value) < 1e15:
@@ -142,7 +142,7 @@ def predict(name: str, *, unit: str = "", guess: Guess | EllipsisType = ..., cho
 
     Args:
         name: what is predicted, in a few words; its name on the board. unit: what the number counts, such as "GiB".
-        guess: the learner's; `...` is none yet. choices: the possible answers, where the answer is not a number.
+        guess: the learner's, `...` before one is made. choices: the possible answers, if they are not numbers.
 
     Raises:
         TypeError, ValueError: the guess is not a number, or none of the choices.
@@ -164,12 +164,12 @@ def predict(name: str, *, unit: str = "", guess: Guess | EllipsisType = ..., cho
 
 
 def _notebook() -> str:
-    """The number of the notebook whose kernel this is, as Jupyter's server tells it: "07"; "" where it does not."""
+    """Return the number of this kernel's notebook, such as "07", as Jupyter's server names it; else ""."""
     return os.path.basename(os.environ.get("JPY_SESSION_NAME", "")).partition("_")[0]
 
 
 def _kept_guess(asked: Prediction) -> Guess | None:
-    """The guess of an earlier kernel, where there is one that answers the question."""
+    """Return an earlier kernel's guess if it answers the question."""
     if not first_build.in_jupyterlab():
         return None
     kept = progress.guesses(_notebook()).get(asked.name, {})
@@ -181,7 +181,7 @@ def _kept_guess(asked: Prediction) -> Guess | None:
 
 
 def _earlier() -> list[Prediction]:
-    """What was guessed and answered in an earlier kernel and not yet asked again in this one."""
+    """List what was guessed and answered in an earlier kernel and has not been asked again in this one."""
     found = []
     for name, kept in progress.guesses(_notebook()).items() if first_build.in_jupyterlab() else ():
         guess, value = kept.get("guess"), kept.get("value")
@@ -194,7 +194,7 @@ def _earlier() -> list[Prediction]:
 
 
 class Board:
-    """The guesses of a notebook beside the answers, as a table."""
+    """A table of a notebook's guesses and answers."""
 
     def __init__(self, asked: Sequence[Prediction]) -> None:
         self.asked = [one for one in asked if one.value is not None]
@@ -215,7 +215,7 @@ class Board:
 
 
 def board() -> Board:
-    """All predictions that were answered so far in this notebook, those before its kernel was restarted first."""
+    """Show all predictions answered so far in this notebook, those before a restart of its kernel first."""
     return Board([*_earlier(), *_asked.values()])
 
 
@@ -223,7 +223,7 @@ def board() -> Board:
 
 
 def _shown_line(asked: Prediction) -> bool:
-    """Whether a line was displayed to type the guess into: the question, a box, and beside it what was understood."""
+    """Display a line to type the guess into: the question, a box, and how it was read. Returns whether it was shown."""
     if not first_build.in_jupyterlab():
         return False
     try:
@@ -260,12 +260,12 @@ def _shown_line(asked: Prediction) -> bool:
 
 
 def number(text: str, unit: str = "") -> float:
-    """A number as people type it: 16, 1,024, 0,135, 1e9, 3×, 13.5 %, 1/7, 2^20, exp(-2), e^-2, 16 GiB.
+    """Read a number as people type it: 16, 1,024, 0,135, 1e9, 3×, 13.5 %, 1/7, 2^20, exp(-2), e^-2, 16 GiB.
 
-    unit: what is asked for; it may stand behind the number, and where it is %, 25 % is 25, else 0.25.
+    unit: of the answer; it may follow the number. If it is %, 25 % is 25, else 0.25.
 
     Raises:
-        ValueError: it is none, in words that say what to type.
+        ValueError: it is not a number; the message says what to type.
     """
     plain = text.strip().replace("_", "").replace("−", "-")
     percent = plain.endswith("%") and not unit.startswith("%")
@@ -282,7 +282,7 @@ def number(text: str, unit: str = "") -> float:
 
 
 def _with_a_comma(text: str) -> str:
-    """1,024 is 1024, and 0,135 or 3,5 is what Europeans mean by it.
+    """Read a comma: 1,024 is 1024, while 0,135 and 3,5 have a decimal comma.
 
     Raises:
         ValueError: it may be either, or neither.
@@ -307,7 +307,7 @@ _DOES: dict[type[ast.operator], Callable[[float, float], float]] = {
 
 
 def _value(node: ast.expr) -> float:
-    """What arithmetic on numbers gives; no name means anything but those above.
+    """Evaluate arithmetic on numbers; only the names above are known.
 
     Raises:
         ValueError: it is something else. ArithmeticError: it has no finite value.

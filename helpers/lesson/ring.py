@@ -1,4 +1,4 @@
-"""What notebook 17 works with: inputs, what is expected, and the rows of a record of ring attention."""
+"""Notebook 17's shortcuts: inputs, expected results, and the rows of a record of ring attention."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ WAYS = {
 
 
 def inputs(rows: int, *, keys: int = 0, heads: int = 4, kv_heads: int = 2, d: int = 64) -> list[np.ndarray]:
-    """q, k, v and do in bfloat16, (1, tokens, heads, d), of non-zero mean. keys: as many as rows if 0."""
+    """Make q, k, v and do in bfloat16, (1, tokens, heads, d), of non-zero mean. keys: as many as rows if 0."""
     rng = np.random.default_rng(17)
     shapes = ((rows, heads), (keys or rows, kv_heads), (keys or rows, kv_heads), (rows, heads))
     return [(rng.standard_normal((1, *shape, d)) + 0.25).astype(dtype_of("bfloat16")) for shape in shapes]
 
 
 def _in_heads(q: np.ndarray, *of_keys: np.ndarray) -> list[np.ndarray]:
-    """(1, heads, tokens, d) in float64, each head of K and V once for each head of Q that shares it."""
+    """Convert to (1, heads, tokens, d) in float64, repeating heads of K and V for the heads of Q that share them."""
     arrays = [a.astype(np.float64).swapaxes(1, 2) for a in (q, *of_keys)]
     return [a.repeat(arrays[0].shape[1] // a.shape[1], axis=1) for a in arrays]
 
 
 def expected(q: np.ndarray, k: np.ndarray, v: np.ndarray, *, causal: bool = False) -> np.ndarray:
-    """The output in float64, in q's layout."""
+    """Compute the output in float64, in q's layout."""
     return np.asarray(reference.attention(*_in_heads(q, k, v), causal=causal)).swapaxes(1, 2)
 
 
 def expected_gradients(
     do: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, causal: bool
 ) -> list[np.ndarray]:
-    """dq, dk and dv in float64, in the layouts of q, k and v."""
+    """Compute dq, dk and dv in float64, in the layouts of q, k and v."""
     gradients = reference.attention_backward(*_in_heads(do, q, k, v), causal=causal)
     of_heads = (a.reshape(1, like.shape[2], -1, *a.shape[2:]) for a, like in zip(gradients, (q, k, v), strict=True))
     return [a.sum(axis=2).swapaxes(1, 2) for a in of_heads]
@@ -52,7 +52,7 @@ def expected_gradients(
 def fastest(
     record: Mapping[str, Any] | None, way: str, *, causal: bool, heads: int, gpus: int = 2, part: str = "forward"
 ) -> dict[int, Row]:
-    """Of the rows whose name begins with `way`, the fastest one of each number of tokens a GPU.
+    """Return the fastest row for each number of tokens a GPU among those whose name begins with `way`.
 
     part: "forward" or "backward".
     """
@@ -66,10 +66,10 @@ def fastest(
 
 
 def efficiency_table(record: Mapping[str, Any], *, heads: int = 16, causal: bool = True) -> str:
-    """The speed of each way compared with independent GPUs as a table; of zigzag also gradients, time and the host's.
+    """Tabulate the speed of each way relative to independent GPUs; for zigzag also gradients, time and host time.
 
     Args:
-        heads: of Q, with those of K and V that study.HEADS has beside them.
+        heads: of Q; study.HEADS has the number of heads of K and V for each.
     """
     kinds = {name: fastest(record, way, causal=causal, heads=heads) for way, name in WAYS.items()}
     kinds["gradients"] = fastest(record, "zigzag, peer", causal=causal, heads=heads, part="backward")
@@ -84,13 +84,13 @@ def efficiency_table(record: Mapping[str, Any], *, heads: int = 16, causal: bool
 
 
 def copies_by_size(record: Mapping[str, Any], way: str = "peer copies", *, gpus: int = 2) -> dict[int, Row]:
-    """The rows of recorded copies of 8 heads of K and V, by tokens a GPU."""
+    """Return the rows of recorded copies of 8 heads of K and V, by tokens a GPU."""
     rows = (row for row in record["rows"] if row["part"] == "copies")
     return {row["rows"]: row for row in rows if row["name"] == way and row["gpus"] == gpus}
 
 
 def longest(record: Mapping[str, Any]) -> dict[int, dict[str, Row]]:
-    """The recorded runs of 2^20 tokens, by GPUs and by the end of the way's name: "peer copies" or "nccl"."""
+    """Return the recorded runs of 2^20 tokens, by number of GPUs and by transport: "peer copies" or "nccl"."""
     runs: dict[int, dict[str, Row]] = {}
     for row in record["rows"]:
         if row["part"] == "long":
@@ -99,7 +99,7 @@ def longest(record: Mapping[str, Any]) -> dict[int, dict[str, Row]]:
 
 
 def error_of_merges(size: int, store: Callable[[Any], Any]) -> float:
-    """The root mean square error of an output in bfloat16 that `size` ranks' parts were merged to, one by one.
+    """Measure the RMS error of a bfloat16 output into which `size` ranks' parts were merged one by one.
 
     Args:
         store: what each partial output, and each merged one, goes through.
@@ -118,7 +118,7 @@ def error_of_merges(size: int, store: Callable[[Any], Any]) -> float:
 
 
 def rounded(a: Any) -> Any:
-    """An array rounded to bfloat16, as float32."""
+    """Round an array to bfloat16, and return it as float32."""
     return cp.asarray(cp.asnumpy(a).astype(dtype_of("bfloat16")).astype(np.float32))
 
 

@@ -1,4 +1,4 @@
-"""Where a learner stands, as text: what is solved and guessed in each notebook, what comes next, how long it takes.
+"""A learner's progress as text: what is solved and guessed in each notebook, what comes next, how long it takes.
 
 python3 helpers/course.py progress
 """
@@ -12,14 +12,14 @@ from pathlib import Path
 
 from helpers.attention import kernel
 from helpers.lesson.exercises import exercise, progress
-from helpers.lesson.exercises.registry import Exercise
+from helpers.lesson.exercises.trial import Exercise
 
 NOTEBOOKS = kernel.KERNELS.parent / "notebooks"
 
 
 @dataclass(frozen=True)
 class Stop:
-    """One notebook. minutes: to read and run it. solved: of its exercises. guesses: that were answered."""
+    """One notebook. minutes: to read and run it. solved: of its exercises. guesses: those that were answered."""
 
     path: Path
     title: str
@@ -30,16 +30,16 @@ class Stop:
 
     @property
     def left(self) -> list[Exercise]:
-        """The exercises to do."""
+        """List the exercises that are not solved."""
         return [one for one in self.exercises if one.name not in self.solved]
 
     @property
     def is_begun(self) -> bool:
-        """Whether anything of it was guessed or solved."""
+        """Check whether anything in it was guessed or solved."""
         return bool(self.solved or self.guesses)
 
     def line(self, width: int) -> str:
-        """The notebook in a row of the table."""
+        """Format the notebook as a row of the table."""
         done = f"{len(self.solved)} of {len(self.exercises)} solved" if self.exercises else "no exercises"
         left = sum(one.minutes for one in self.left)
         told = [f"{self.minutes:4} min to read", f"{done:14}", f"{left:3} min to do" if left else ""]
@@ -48,7 +48,7 @@ class Stop:
 
 
 def stops() -> list[Stop]:
-    """The notebooks in their order."""
+    """List the notebooks in their order."""
     entries = progress.read()
     found = []
     for path in sorted(NOTEBOOKS.glob("[0-9]*.ipynb")):
@@ -66,7 +66,7 @@ def stops() -> list[Stop]:
 
 
 def text() -> str:
-    """The table, what comes next, and how long all of it takes."""
+    """Write the table, what comes next, and how long all of it takes."""
     road = stops()
     width = max(len(stop.title) for stop in road)
     left = [one for stop in road for one in stop.left]

@@ -4,7 +4,7 @@
     o = run("flash_mma", q, k, v, causal=True)                    # one launch; the output as a NumPy array
     report = xray_stage("flash_mma", q, k, v, code=changed)             # its X-ray, with no GPU
 
-A stage is given by its name, or is itself a `Stage`, such as a step of a climb. `code` is another text of its kernel,
+A stage is given by its name, or is itself a `Rung`, such as a step of a climb. `code` is another text of its kernel,
 `sizes` other tile sizes. Arrays are (rows, head_dim), (heads, rows, head_dim), or (batch, seq, heads, head_dim).
 """
 
@@ -18,10 +18,10 @@ import numpy as np
 
 from helpers.attention import kernel, reference
 from helpers.attention.check import TOLERANCE
-from helpers.attention.ladder import LADDER, Launch, Stage, backward, tensor_maps
+from helpers.attention.ladder import LADDER, Launch, Rung, backward, tensor_maps
 from helpers.attention.ladder.call import Spec, mask_window, softmax_scale_of
 from helpers.attention.ladder.layout import address
-from helpers.attention.ladder.plan import Ready
+from helpers.attention.ladder.plan import CompiledPlan
 from helpers.attention.ladder.steps import BEFORE, CLIMBS, LAST_IDEAS, by_number
 from helpers.device import cp
 from helpers.draw import sources
@@ -30,9 +30,9 @@ from helpers.renamed import old_names
 from helpers.xray import Report, xray
 
 
-def stage_of(stage: str | Stage) -> Stage:
-    """The stage of that name. Raises ValueError with the names there are."""
-    if isinstance(stage, Stage):
+def stage_of(stage: str | Rung) -> Rung:
+    """Look a stage up by name. Raises ValueError, which lists the names."""
+    if isinstance(stage, Rung):
         return stage
     if stage not in LADDER:
         raise ValueError(f"no stage {stage!r}; there are: {', '.join(LADDER)}")
@@ -40,21 +40,21 @@ def stage_of(stage: str | Stage) -> Stage:
 
 
 def build(
-    stage: str | Stage,
+    stage: str | Rung,
     head_dim: int,
     *,
     code: str | None = None,
     dtype: str | None = None,
     sizes: Mapping[str, int] | None = None,
 ) -> kernel.Kernel:
-    """The stage's kernel, compiled for a head dimension and a type, its first one if none is given."""
+    """Compile a stage's kernel for a head dimension and a type, by default its first one."""
     stage = stage_of(stage)
     defines = {**stage.defines(head_dim), **(sizes or {})}
     return kernel.load(code or stage.file, stage.kernel_name(dtype or stage.dtypes[0]), defines=defines)
 
 
 def run(
-    stage: str | Stage,
+    stage: str | Rung,
     q: Any,
     k: Any,
     v: Any,
@@ -63,14 +63,14 @@ def run(
     sizes: Mapping[str, int] | None = None,
     **options: Any,
 ) -> np.ndarray:
-    """The output of one call on this device, as a NumPy array of q's shape. options: as `Stage.prepare` has them."""
+    """Return the output of one call on this device, a NumPy array of q's shape. options: those of `Rung.prepare`."""
     launch, o = stage_of(stage).prepare(*map(_heads_first, (q, k, v)), source=code, sizes=sizes, **options)
     launch()
-    return cp.asnumpy(_heads_first(o))  # an exchange of two axes undoes itself
+    return cp.asnumpy(_heads_first(o))  # transpose back
 
 
 def xray_stage(
-    stage: str | Stage,
+    stage: str | Rung,
     q: Any,
     k: Any,
     v: Any,
@@ -79,7 +79,7 @@ def xray_stage(
     sizes: Mapping[str, int] | None = None,
     **options: Any,
 ) -> Report:
-    """The X-ray of one launch, on the CPU: the last, where others prepare it.
+    """X-ray one launch on the CPU: the last one, if others prepare it.
 
     Raises:
         ValueError: the stage needs several launches of its kernel for these arrays.
@@ -93,8 +93,10 @@ def xray_stage(
     return xray(compiled, launch.grid, launch.block, args, launch.shared_bytes)
 
 
-def prepared_launches(ready: Ready, arrays: Mapping[str, Any]) -> list[tuple[Launch, kernel.Kernel, tuple[Any, ...]]]:
-    """The launches of a plan, with their kernels and arguments; those before the last, which prepare it, are made.
+def prepared_launches(
+    ready: CompiledPlan, arrays: Mapping[str, Any]
+) -> list[tuple[Launch, kernel.Kernel, tuple[Any, ...]]]:
+    """List a plan's launches with their kernels and arguments, and make those before the last, which prepare it.
 
     Hold all of them: a tensor map of the last does not keep its array alive.
     """
@@ -105,12 +107,12 @@ def prepared_launches(ready: Ready, arrays: Mapping[str, Any]) -> list[tuple[Lau
 
 
 def _heads_first(a: Any) -> Any:
-    """(batch, seq, heads, head_dim) with its middle axes exchanged; arrays of fewer axes as they are."""
+    """Exchange the middle axes of (batch, seq, heads, head_dim); return arrays of fewer axes as they are."""
     return cp.asarray(a).transpose(0, 2, 1, 3) if a.ndim == 4 else cp.asarray(a)
 
 
-def fetched_keys(stage: str | Stage, q: Any, k: Any, v: Any, *, sizes: Mapping[str, int], **options: Any) -> np.ndarray:
-    """(rows of q, rows of k): 1 where the block of a row fetches the key, else 0, by the X-ray.
+def fetched_keys(stage: str | Rung, q: Any, k: Any, v: Any, *, sizes: Mapping[str, int], **options: Any) -> np.ndarray:
+    """Map (rows of q, rows of k) to 1 if the row's block fetches the key, else 0, by the X-ray.
 
     The launch runs with a grid of one block, of two, and so on: what one more block fetches is what its rows need.
 
@@ -135,7 +137,7 @@ def fetched_keys(stage: str | Stage, q: Any, k: Any, v: Any, *, sizes: Mapping[s
 
 
 def tensor_map(a: Any, box_rows: int) -> np.ndarray:
-    """The tensor map of a device array (rows, columns) of a half type, for swizzled copies of 64 columns."""
+    """Encode the tensor map of a device array (rows, columns) of a half type, for swizzled copies of 64 columns."""
     spec = Spec.dense((1, 1, *a.shape), a.dtype)
     return tensor_maps.tensor_map(spec, address(a), box_rows=box_rows)
 
@@ -145,7 +147,7 @@ Asked = tuple[str, int, int]
 
 
 def layout_source(layouts: Mapping[str, Asked]) -> str:
-    """A kernel that asks CuTe for the offset of each coordinate of each layout, one layout after the other.
+    """Write a kernel that asks CuTe for the offset of each coordinate of each layout, one layout after the other.
 
     Args:
         layouts: {name: (expression, rows, columns)}, such as ("Layout<Shape<_4, _8>>{}", 4, 8).
@@ -159,7 +161,7 @@ def layout_source(layouts: Mapping[str, Asked]) -> str:
 
 
 def cute_offsets(layouts: Mapping[str, Asked]) -> dict[str, np.ndarray]:
-    """The offsets of each layout, (rows, columns), as CuTe computes them in the kernel of `layout_source`.
+    """Return the offsets of each layout, (rows, columns), as CuTe computes them in the kernel of `layout_source`.
 
     Raises:
         CuteMissing: its headers are not installed.
@@ -172,7 +174,7 @@ def cute_offsets(layouts: Mapping[str, Asked]) -> dict[str, np.ndarray]:
 
 
 def step_diff(stage: str, n: int, *, context: int = 1, folded: bool = False) -> Html:
-    """What step n of the climb to a stage changes; folded: to be opened by a click on what it says of itself.
+    """Show what step n of the climb to a stage changes. folded: a click on the step's own summary opens it.
 
     All of the first step's file where the climb begins anew with it.
     """
@@ -189,9 +191,9 @@ def step_diff(stage: str, n: int, *, context: int = 1, folded: bool = False) -> 
 
 
 def shared_per_1000_ffma(
-    stage: str | Stage, rows: int, head_dim: int, sizes: Mapping[str, int] | None = None
+    stage: str | Rung, rows: int, head_dim: int, sizes: Mapping[str, int] | None = None
 ) -> dict[str, int]:
-    """Requests, wavefronts and conflicts of a kernel's dynamic shared memory for 1000 multiply-adds of a warp.
+    """Count requests, wavefronts and conflicts in a kernel's dynamic shared memory per 1000 multiply-adds of a warp.
 
     By the X-ray of one head with as many keys as rows; only the multiply-adds of the two products count.
     """
@@ -207,7 +209,7 @@ def shared_per_1000_ffma(
 
 
 def gradients(
-    stage: str | Stage,
+    stage: str | Rung,
     do: Any,
     q: Any,
     k: Any,
@@ -217,9 +219,9 @@ def gradients(
     sizes: Mapping[str, int] | None = None,
     **options: Any,
 ) -> tuple[np.ndarray, ...]:
-    """(dq, dk, dv) of one call on this device, as NumPy arrays; o and lse are made in float64 and rounded.
+    """Return (dq, dk, dv) of one call on this device, as NumPy arrays; o and lse are made in float64 and rounded.
 
-    options: as `backward.prepare` has them.
+    options: those of `backward.prepare`.
     """
     of_forward = {name: value for name, value in options.items() if name != "deterministic"}
     arrays = _with_output(do, q, k, v, **of_forward)
@@ -229,7 +231,7 @@ def gradients(
 
 
 def xray_gradients(
-    stage: str | Stage,
+    stage: str | Rung,
     do: Any,
     q: Any,
     k: Any,
@@ -239,7 +241,7 @@ def xray_gradients(
     sizes: Mapping[str, int] | None = None,
     **options: Any,
 ) -> dict[str, Report]:
-    """The X-ray of each launch, by the name of its kernel; each starts from what the one before has left."""
+    """X-ray each launch, by the name of its kernel; each starts with the results of the one before."""
     return {
         launch.kernel: xray(compiled, launch.grid, launch.block, args, launch.shared_bytes)
         for launch, compiled, args in _launches(stage, do, q, k, v, code, sizes, options)
@@ -249,7 +251,7 @@ def xray_gradients(
 def writers(
     do: Any, q: Any, k: Any, v: Any, *, sizes: Mapping[str, int], stage: str = "backward", **options: Any
 ) -> dict[str, np.ndarray]:
-    """Which block writes which tile, by the X-ray: for each kernel and gradient, (tiles, blocks).
+    """Map which block writes which tile, by the X-ray: (tiles, blocks) for each kernel and gradient.
 
     1 is a tile that the block stores, 2 one that it adds to atomically. The launches run with a grid of one block, of
     two, and so on: what one more block changes is what it writes.
@@ -281,17 +283,17 @@ def writers(
 
 
 def _matrix(a: Any) -> np.ndarray:
-    """A copy of an array of one head, (rows, head_dim)."""
+    """Copy an array of one head, (rows, head_dim)."""
     return np.array(cp.asnumpy(a)).reshape(a.shape[-2:])
 
 
 def _written(name: str) -> str:
-    """dq as kernels have it: dQ."""
+    """Write dq as kernels do: dQ."""
     return name[0] + name[1:].upper()
 
 
 class ExpectedGradients(NamedTuple):
-    """What a kernel should give, in float64; and for each the absolute error that passes."""
+    """The gradients that a kernel should return, in float64, and the absolute error that passes for each."""
 
     dq: np.ndarray
     dk: np.ndarray
@@ -300,14 +302,14 @@ class ExpectedGradients(NamedTuple):
 
 
 def expect_gradients(do: Any, q: Any, k: Any, v: Any, **options: Any) -> ExpectedGradients:
-    """The gradients in float64, and their tolerances.
+    """Compute the gradients in float64, and their tolerances.
 
     float32 has to be within 1e-5 of the largest value. In a half type NumPy rounds O, P, dS and the results, and
     nothing else; a kernel may have twice its error, or one step of the type at the largest value. Where dP - D
     cancels, as with one key, float32's rounding of dP is allowed.
 
     Args:
-        do, q, k, v: (rows, head_dim), or (batch, seq, heads, head_dim). options: as `reference.attention_backward`.
+        do, q, k, v: (rows, head_dim), or (batch, seq, heads, head_dim). options: of `reference.attention_backward`.
     """
     dtype = np.asarray(q).dtype
     exact = [_swapped(np.asarray(a).astype(np.float64)) for a in (do, q, k, v)]
@@ -329,7 +331,7 @@ def expect_gradients(do: Any, q: Any, k: Any, v: Any, **options: Any) -> Expecte
 def _rounded_gradients(
     do: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, dtype: Any, **options: Any
 ) -> tuple[np.ndarray, ...]:
-    """dq, dk, dv of (..., heads, rows, head_dim), with O, P, dS and the results rounded to a type."""
+    """Compute dq, dk, dv of (..., heads, rows, head_dim), with O, P, dS and the results rounded to a type."""
 
     def rounded(a: np.ndarray) -> np.ndarray:
         return a.astype(dtype).astype(np.float64)
@@ -351,11 +353,11 @@ def _rounded_gradients(
 
 
 def _launches(
-    stage: str | Stage, do: Any, q: Any, k: Any, v: Any, code: Any, sizes: Any, options: Mapping[str, Any]
+    stage: str | Rung, do: Any, q: Any, k: Any, v: Any, code: Any, sizes: Any, options: Mapping[str, Any]
 ) -> Iterator[tuple[Any, kernel.Kernel, tuple[Any, ...]]]:
-    """The launches of one call, with arguments filled in: gradients are NaN before.
+    """List the launches of one call with their arguments; gradients are NaN before.
 
-    What a tensor map describes lives until the last of them has been taken.
+    The arrays of tensor maps live until the last launch has been taken.
     """
     options = dict(options)
     scale = softmax_scale_of(options.pop("softmax_scale", None), q.shape[-1])
@@ -368,7 +370,7 @@ def _launches(
 
 
 def _with_output(do: Any, q: Any, k: Any, v: Any, **options: Any) -> tuple[Any, ...]:
-    """do, q, k, v, o and lse as a stage takes them, on the device; o and lse are made in float64 and rounded."""
+    """Return do, q, k, v, o and lse on the device in a stage's layout; o and lse are made in float64 and rounded."""
     do, q, k, v = map(_heads_first, (do, q, k, v))
     exact = [cp.asnumpy(a).astype(np.float64) for a in (q, k, v)]
     share = q.shape[-3] // k.shape[-3] if q.ndim > 2 else 1
@@ -378,7 +380,7 @@ def _with_output(do: Any, q: Any, k: Any, v: Any, **options: Any) -> tuple[Any, 
 
 
 def _swapped(a: np.ndarray) -> np.ndarray:
-    """(batch, seq, heads, head_dim) with heads before rows; arrays of one head as they are."""
+    """Put heads before rows in (batch, seq, heads, head_dim); return arrays of one head as they are."""
     return a.swapaxes(-3, -2) if a.ndim > 2 else a
 
 

@@ -1,24 +1,21 @@
-"""What a learner looks at: pieces of a kernel, the diff of two stages, pictures, recorded measurements.
+"""What notebooks display: pieces of a kernel, the diff of two stages, pictures, recorded measurements.
 
     show.code("01_naive.cu", "softmax")            a piece of a kernel, by the name of its section
     show.diff("02_tiled.cu", "03_online_softmax.cu")
     show.grid_picture(n=200, block=64)             a picture; the last value of a cell is displayed
 
 Every function returns an object that Jupyter displays. Texts and diffs are the same at every run. A picture is a PNG
-on white, which JupyterLab and the site turn over in a dark theme; a moving figure is HTML with a script. The repr of
+on white, which JupyterLab and the site invert in a dark theme; a moving figure is HTML with a script. The repr of
 both is a sentence that says what they show.
 """
 
+# ruff: noqa: F401 - notebooks use these names from here
+
 from __future__ import annotations
 
-from helpers.bench.curves import (  # noqa: F401 - part of this face
-    measured_memory,
-    measured_times,
-)
-from helpers.bench.gpus import (  # noqa: F401 - part of this face
-    side_by_side,
-)
-from helpers.bench.plots import (  # noqa: F401 - part of this face
+from helpers.bench.curves import measured_memory, measured_times
+from helpers.bench.gpus import side_by_side
+from helpers.bench.plots import (
     measured_bars,
     measured_climb,
     measured_climb_times,
@@ -27,7 +24,7 @@ from helpers.bench.plots import (  # noqa: F401 - part of this face
     measured_steps,
     moving_tiles,
 )
-from helpers.bench.reading import (  # noqa: F401 - part of this face
+from helpers.bench.reading import (
     climb,
     experiment_times,
     measurements,
@@ -36,45 +33,14 @@ from helpers.bench.reading import (  # noqa: F401 - part of this face
     speedup,
     variant_times,
 )
-from helpers.bench.results import (  # noqa: F401 - part of this face
-    NO_RECORD,
-    RECORD,
-)
-from helpers.bench.roofline import (  # noqa: F401 - part of this face
-    measured_roofline,
-)
-from helpers.draw.charts import (  # noqa: F401 - part of this face
-    heatmap,
-    lines,
-    memory_against_n,
-    rescaling,
-    roofline,
-    token_heatmap,
-)
-from helpers.draw.hopper import (  # noqa: F401 - part of this face
-    descriptor_panels,
-    roles,
-)
-from helpers.draw.hopper_backward import (  # noqa: F401 - part of this face
-    Operand,
-    budget,
-    products,
-    roles_of_backward,
-    two_readings,
-)
-from helpers.draw.layouts import (  # noqa: F401 - part of this face
-    offsets,
-    operands,
-    owners,
-    warp_tiles,
-)
-from helpers.draw.moving import (  # noqa: F401 - part of this face
-    moving_banks,
-    moving_fragments,
-    moving_softmax,
-    moving_spans,
-)
-from helpers.draw.picture import (  # noqa: F401 - part of this face
+from helpers.bench.results import NO_RECORD, RECORD
+from helpers.bench.roofline import measured_roofline
+from helpers.draw.charts import heatmap, lines, memory_against_n, rescaling, roofline, token_heatmap
+from helpers.draw.hopper import descriptor_panels, roles
+from helpers.draw.hopper_backward import Operand, budget, products, roles_of_backward, two_readings
+from helpers.draw.layouts import offsets, operands, owners, warp_tiles
+from helpers.draw.moving import moving_banks, moving_fragments, moving_softmax, moving_spans
+from helpers.draw.picture import (
     CPU,
     GPU,
     IDLE,
@@ -92,20 +58,10 @@ from helpers.draw.picture import (  # noqa: F401 - part of this face
     figure,
     styled,
 )
-from helpers.draw.sources import (  # noqa: F401 - part of this face
-    code,
-    diff,
-    sections,
-)
-from helpers.draw.spans import (  # noqa: F401 - part of this face
-    clocks_as_spans,
-    schedules,
-    spans,
-)
-from helpers.draw.tables import (  # noqa: F401 - part of this face
-    table,
-)
-from helpers.draw.threads import (  # noqa: F401 - part of this face
+from helpers.draw.sources import code, diff, sections
+from helpers.draw.spans import clocks_as_spans, schedules, spans
+from helpers.draw.tables import table
+from helpers.draw.threads import (
     bank_picture,
     chunk_layout,
     factor_fragment,
@@ -116,9 +72,7 @@ from helpers.draw.threads import (  # noqa: F401 - part of this face
     sectors,
     warp_picture,
 )
-from helpers.engine.banks import (  # noqa: F401 - part of this face
-    wavefronts,
-)
+from helpers.engine.banks import wavefronts
 from helpers.renamed import old_names
 
 old_names(__name__, chunk_places="chunk_layout", times_as_fast="speedup")

@@ -1,4 +1,4 @@
-"""The .venv beside environment.yml: what state it is in, and how it is made, filled, repaired and entered.
+"""The .venv next to environment.yml: check its state; make, fill, repair and enter it.
 
 A stamp in it remembers what the last complete set-up installed, so that a later start needs no network. A set-up that
 was stopped, a folder that was moved, a list that has changed: each is noticed, and no more is done than it needs. An
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from helpers.setup.progress import follow, no_venv_text
-from helpers.setup.requirements import OLDEST, ROOM, canonical, fingerprint, pip_installs
+from helpers.setup.requirements import OLDEST, ROOM, canonical, cuda_version, fingerprint, locked_names, pip_installs
 from helpers.setup.script import CACHE, ROOT, Problem, command_line, restart, say
 
 VENV = ROOT / ".venv"
@@ -25,17 +25,17 @@ STAMP = VENV / "course.json"
 READY = "COURSE_READY"  # set for one start only: the parent has just checked .venv
 
 
-def enter(requirements: "list[str]", extras: "list[str]", first: "Callable[[], None]" = lambda: None) -> None:
-    """Go on in .venv, repaired first where it needs it: course.py starts again on its Python, unless this is it.
+def enter(extras: "list[str]", first: "Callable[[], None]" = lambda: None) -> None:
+    """Continue in .venv, after repairing it if necessary: restart course.py on its Python, unless this is it.
 
-    extras: those of environment.yml whose requirements are among these; the stamp remembers them.
+    extras: those of environment.yml to install as well; the stamp remembers them.
     first: called before packages are installed, if any are.
 
     Raises Problem, which says what the user can do, if the set-up fails.
     """
     if os.environ.pop(READY, None) != str(VENV):
         try:
-            set_up(requirements, extras, first)
+            set_up(extras, first)
         except OSError as error:
             raise Problem(
                 f"the set-up stopped: {error}\nMend: see that {ROOT} is yours to write in and that the disk "
@@ -45,22 +45,22 @@ def enter(requirements: "list[str]", extras: "list[str]", first: "Callable[[], N
         restart(str(VENV_PYTHON), dict(os.environ, **{READY: str(VENV)}))
 
 
-def set_up(requirements: "list[str]", extras: "list[str]", first: "Callable[[], None]" = lambda: None) -> None:
+def set_up(extras: "list[str]", first: "Callable[[], None]" = lambda: None) -> None:
     """Repair .venv, if it needs it; `first` is called before packages are installed.
 
     Raises Problem, which says what the user can do, if that fails.
     """
-    need, why = venv_needs(requirements)
+    need, why = venv_needs(extras)
     if need == "ready":
         return
     with only_one():
-        need, why = venv_needs(requirements)  # again: another course.py may just have finished it
+        need, why = venv_needs(extras)  # again: another course.py may just have finished it
         if need == "move" and os.name == "nt":
             need = "make"  # its launchers are binaries with the old place inside
         if need == "move":
             say(f"{why}: repairing its scripts")
             move_venv(read_stamp()["home"])
-            need, why = venv_needs(requirements)
+            need, why = venv_needs(extras)
         if need == "ready":
             return
         if need == "make":
@@ -68,18 +68,24 @@ def set_up(requirements: "list[str]", extras: "list[str]", first: "Callable[[], 
             make_venv(why)
         else:
             say(why)
+        parts = parts_of(extras)
         with contextlib.suppress(FileNotFoundError):
             STAMP.unlink()  # from here on .venv is half made, until the new stamp
         first()
         begin = time.monotonic()
         room = f"{ROOM} and {' and '.join(extras)}" if extras else ROOM
-        install(requirements, f"installing the list of environment.yml ({room}, once)")
-        write_stamp(new_stamp(requirements, extras))
+        install(parts, f"installing the list of environment.yml ({room}, once)")
+        write_stamp(new_stamp(parts, extras))
         say(f"installed in {time.monotonic() - begin:.0f} s")
 
 
-def venv_needs(requirements: "list[str]") -> "tuple[str, str]":
-    """What has to be done to .venv, and why: ready, install (the list), move (its scripts) or make (all)."""
+def parts_of(extras: "list[str]") -> "list[str]":
+    """List the parts of the lock for .venv with these extras. CUDA's version is chosen once: the stamp keeps it."""
+    return ["base", read_stamp().get("cuda") or f"cuda{cuda_version()}", *extras]
+
+
+def venv_needs(extras: "list[str]") -> "tuple[str, str]":
+    """Find what .venv needs, and why: "ready" (nothing), "install" (the list), "move" (its scripts) or "make" (all)."""
     if not os.path.lexists(str(VENV)):
         return "make", "first run"
     if not VENV_PYTHON.exists() or not (VENV / "pyvenv.cfg").is_file():
@@ -96,13 +102,13 @@ def venv_needs(requirements: "list[str]") -> "tuple[str, str]":
     if stamp and stamp.get("python") != version:
         return "make", f".venv was made with Python {stamp.get('python')}, which is {version} now"
     names, torn = installed(folder)
-    if torn:
+    if torn or "pip" not in names:
         return "make", ".venv holds a half-written package (an earlier set-up was stopped)"
     if not stamp:
         return "install", ".venv is half made (an earlier set-up was stopped, or it was made by hand)"
     if stamp.get("home") != str(VENV.resolve()):
         return "move", f".venv was moved here from {stamp.get('home')}"
-    if stamp.get("list") != fingerprint(requirements):
+    if stamp.get("list") != fingerprint(parts_of(extras)):
         return "install", "the list in environment.yml has changed, or an extra is asked for"
     lost = sorted(set(stamp.get("packages", [])) - names)
     if lost:
@@ -111,7 +117,7 @@ def venv_needs(requirements: "list[str]") -> "tuple[str, str]":
 
 
 def probe() -> "tuple[str, Path] | None":
-    """("3.12", site-packages) of the Python in .venv, or None if it does not start."""
+    """Ask the Python in .venv for its version ("3.12") and site-packages; None if it does not start."""
     code = "import sys, sysconfig as s; print('%d.%d' % sys.version_info[:2]); print(s.get_paths()['purelib'])"
     try:
         answer = subprocess.run(
@@ -128,7 +134,7 @@ def probe() -> "tuple[str, Path] | None":
 
 
 def installed(folder: Path) -> "tuple[set[str], bool]":
-    """Names of the distributions in site-packages, and whether one of them was left half written.
+    """List the distributions in site-packages, and check whether one of them was left half written.
 
     pip writes RECORD last, and renames what it is replacing to ~name; either leftover means it was killed.
     """
@@ -143,7 +149,7 @@ def installed(folder: Path) -> "tuple[set[str], bool]":
 
 
 def read_stamp() -> dict:
-    """What the last complete set-up wrote, or {}."""
+    """Read what the last complete set-up wrote; {} if there is none."""
     try:
         stamp = json.loads(STAMP.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -152,12 +158,12 @@ def read_stamp() -> dict:
 
 
 def kept_extras() -> "list[str]":
-    """The extras of environment.yml that the last complete set-up installed."""
+    """Return the extras of environment.yml that the last complete set-up installed."""
     return read_stamp().get("extras", [])
 
 
-def new_stamp(requirements: "list[str]", extras: "list[str]") -> dict:
-    """What the stamp says of a .venv that is complete now.
+def new_stamp(parts: "list[str]", extras: "list[str]") -> dict:
+    """Describe a .venv that is complete now, for its stamp.
 
     Raises Problem if its Python does not start.
     """
@@ -165,7 +171,8 @@ def new_stamp(requirements: "list[str]", extras: "list[str]") -> dict:
     if answer is None:
         raise Problem(f"the Python in {VENV} does not start. Delete that folder and run this again.")
     return {
-        "list": fingerprint(requirements),
+        "list": fingerprint(parts),
+        "cuda": parts[1],
         "python": answer[0],
         "home": str(VENV.resolve()),
         "packages": sorted(installed(answer[1])[0]),
@@ -213,7 +220,7 @@ def only_one():
 
 
 def make_venv(why: str) -> None:
-    """Make .venv, without the packages; what is there goes.
+    """Make .venv without the packages, replacing what is there.
 
     Raises Problem if this Python cannot, or if the disk does not let it.
     """
@@ -225,31 +232,33 @@ def make_venv(why: str) -> None:
     follow([sys.executable, "-m", "venv", "--clear", str(VENV)], title, pip_variables())
 
 
-def install(requirements: "list[str]", title: str) -> None:
-    """pip install into .venv.
+def install(parts: "list[str]", title: str) -> None:
+    """Install these parts of the lock into .venv by pip.
 
     Raises Problem if pip fails.
     """
     env = dict(pip_variables(), PIP_USER="0", PIP_NO_INPUT="1", PIP_DISABLE_PIP_VERSION_CHECK="1", PYTHONUNBUFFERED="1")
-    env.setdefault("PIP_RETRIES", "3")
+    pip = [str(VENV_PYTHON), "-m", "pip"]  # without -I, under which pip would not read the PIP_ variables set here
+    other = {"cuda12": "cuda13", "cuda13": "cuda12"}
+    replaced = {name for part in parts if part in other for name in locked_names(other[part]) - locked_names(part)}
     folder = probe()
-    if folder is not None and "pip" not in installed(folder[1])[0]:
-        follow([str(VENV_PYTHON), "-I", "-m", "ensurepip", "--default-pip"], "putting pip into .venv", env)
-    # Plain `-m pip`: under -I, pip would not read the PIP_ variables set here.
-    for words in pip_installs(requirements):
-        alone = words[0] == "--no-deps"
-        doing = f"installing {', '.join(words[1:])} without its dependencies" if alone else title
-        follow([str(VENV_PYTHON), "-m", "pip", "install", "--prefer-binary", *words], doing, env)
+    stale = sorted(replaced & installed(folder[1])[0]) if folder else []
+    if stale:  # two builds of CuPy would overwrite each other's files
+        follow([*pip, "uninstall", "--yes", *stale], f"removing {', '.join(stale)}", env)
+    # Compiling every module takes as long as all the rest; Python compiles those that are imported.
+    quick = [] if sys.dont_write_bytecode else ["--no-compile"]
+    for words in pip_installs(parts):
+        follow([*pip, "install", *quick, *words], title, env)
 
 
 def pip_variables() -> "dict[str, str]":
-    """The environment variables for a set-up, without settings that would send the packages elsewhere."""
+    """Return the environment variables for a set-up, without settings that would install the packages elsewhere."""
     stray = ("PYTHONHOME", "PYTHONPATH", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_DRY_RUN")
     return {key: value for key, value in os.environ.items() if key not in stray}
 
 
 def move_venv(old: str) -> None:
-    """Write the new place of .venv into its scripts, which name the Python of the old one."""
+    """Write the new path of .venv into its scripts, which name the Python at the old one."""
     new = str(VENV.resolve())
     for path in [VENV / "pyvenv.cfg", *VENV_PYTHON.parent.iterdir()]:
         if path.is_symlink() or not path.is_file() or path.stat().st_size > 1 << 20:
@@ -261,12 +270,12 @@ def move_venv(old: str) -> None:
 
 
 def inside_venv() -> bool:
-    """Whether this process runs on the Python of .venv."""
+    """Check whether this process runs on the Python of .venv."""
     return os.path.realpath(sys.prefix) == str(VENV.resolve())
 
 
 def leave_venv() -> None:
-    """Before .venv is made anew: if this very process runs on it, start again on the Python it came from."""
+    """Restart on the Python that .venv was made from, if this process runs on .venv, which is about to be made anew."""
     if not inside_venv():
         return
     # Before Python 3.11, sys._base_executable is .venv's own link; on Windows there is no link to follow.
@@ -277,13 +286,13 @@ def leave_venv() -> None:
 
 
 def put_first(name: str, entry: str, others: str) -> None:
-    """Set a path-like environment variable to `entry`, then the others without it."""
+    """Set a path-like environment variable to `entry` followed by the others."""
     rest = [other for other in others.split(os.pathsep) if other and other != entry]
     os.environ[name] = os.pathsep.join([entry, *rest])
 
 
 def set_variables(python_is_ours: bool) -> None:
-    """Let all that is started from here (workers, notebook kernels) find `helpers`, and this Python first."""
+    """Let all child processes (workers, notebook kernels) find `helpers`, and this Python first."""
     # What a PYTHONPATH of the user's holds was not made for .venv.
     put_first("PYTHONPATH", str(ROOT), "" if python_is_ours else os.environ.get("PYTHONPATH", ""))
     kernels = os.path.join(sys.prefix, "share", "jupyter")  # before a python3 kernel installed for the user

@@ -1,6 +1,6 @@
-"""The C++ compiler that kernels need where there is no GPU: the machine's own or, if it has none, ziglang in .venv.
+"""The C++ compiler that kernels need without a GPU: the machine's own or, if it has none, ziglang in .venv.
 
-And the CPU engine, which it compiles once: half a minute that `lab` spends while packages are installed.
+The CPU engine is compiled once, half a minute that `lab` spends while packages are installed.
 """
 
 import contextlib
@@ -27,9 +27,9 @@ WITHOUT_PACKAGES = (
 
 
 def need_compiler(may_install: bool) -> None:
-    """See that kernels can be compiled for the CPU: with no compiler, install ziglang, which brings one.
+    """Make sure that kernels can be compiled for the CPU: without a compiler, install ziglang, which brings one.
 
-    A failure is said and not raised: with a GPU the notebooks run without.
+    A failure is printed, not raised: with a GPU the notebooks run without a compiler.
     """
     if os.name == "nt":
         say("on Windows kernels run on an NVIDIA GPU only. To run them on the CPU, use WSL:")
@@ -45,7 +45,7 @@ def need_compiler(may_install: bool) -> None:
             importlib.invalidate_caches()
             if importlib.util.find_spec("ziglang"):  # another course.py has just installed it
                 return
-            install(["ziglang"], "no C++ compiler found: installing one into .venv (ziglang, 100 MB, once)")
+            install(["compiler"], "no C++ compiler found: installing one into .venv (ziglang, 100 MB, once)")
             # The first compilation builds zig's own C++ library: done here, where a line says so.
             follow([sys.executable, "-c", WARM_UP], "compiling the CPU engine with it (a minute or two, once)")
             importlib.invalidate_caches()
@@ -55,7 +55,7 @@ def need_compiler(may_install: bool) -> None:
 
 
 def before_the_packages() -> None:
-    """Begin to compile the engine, which goes on while pip works; say at once if there is no compiler to do so."""
+    """Begin to compile the engine, in parallel with pip; report at once if there is no compiler."""
     if os.name == "nt":
         return
     if not compiler():
@@ -68,7 +68,7 @@ def before_the_packages() -> None:
 
 
 def compiler() -> "str | None":
-    """The C++ compiler that the CPU engine will find, or None."""
+    """Return the C++ compiler that the CPU engine will find, or None."""
     for name in (os.environ.get("CXX", "").split(" ")[0], "c++", "g++", "clang++"):
         path = shutil.which(name) if name else None
         if path and sys.platform == "darwin" and path.startswith("/usr/bin/"):

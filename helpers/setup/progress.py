@@ -1,6 +1,6 @@
-"""One long step of the set-up: a line of progress while it runs and, if it fails, the likely reason and what to do.
+"""A long step of the set-up: a line of progress while it runs and, if it fails, the likely reason and what to do.
 
-What the step prints goes to .cache/setup.log. Only its news are shown and, after a failure, its last lines.
+The step's output goes to .cache/setup.log. Only its progress is shown and, after a failure, its last lines.
 """
 
 import collections
@@ -24,7 +24,6 @@ NETWORK = (
     r"nodename nor servname|Network is unreachable|No route to host|Connection refused|Connection reset|"
     r"ConnectTimeout|ReadTimeout|Max retries exceeded|ProxyError|RemoteDisconnected|IncompleteRead"
 )
-ENSUREPIP = r"ensurepip is not available|No module named '?(ensurepip|venv)"
 
 
 def follow(argv: "list[str]", title: str, env: "dict[str, str] | None" = None) -> None:
@@ -57,7 +56,7 @@ def follow(argv: "list[str]", title: str, env: "dict[str, str] | None" = None) -
 
 
 class Progress:
-    """What a long step does: one line that rewrites itself in a terminal, a line now and then in a log."""
+    """The progress of a long step: one line that rewrites itself in a terminal, a line now and then in a log."""
 
     def __init__(self, title: str) -> None:
         self.title, self.state = title, "working"
@@ -89,7 +88,7 @@ class Progress:
             print("\r" + blank, end="\r", file=sys.stderr, flush=True)
 
     def follow(self, line: str) -> None:
-        """Take the news out of a line of pip's."""
+        """Update the state from a line of pip's output."""
         match = re.match(r"\s*(Collecting|Downloading|Using cached|Building|Installing collected)\s*(.*)", line)
         if match:
             what, name = match.groups()
@@ -98,22 +97,23 @@ class Progress:
 
 
 def explain(doing: str, log: "list[str]") -> Problem:
-    """The message for a step of the set-up that failed, from what it printed."""
+    """Explain why a step of the set-up failed, by its output."""
     text = "\n".join(log)
     version = "{}.{}".format(*sys.version_info[:2])
-    if re.search(ENSUREPIP, text):
-        return Problem(no_venv_text())
     if re.search(DISK, text, re.I):
         folders = [str(ROOT), os.environ.get("TMPDIR", "/tmp")]
         free = [f"{path} has {shutil.disk_usage(path).free / 1e9:.1f} GB" for path in folders if os.path.isdir(path)]
         why = f"the disk is full. {ROOM} are needed here, and 1 GB for temporary files ({', '.join(free)})."
-        mend = "free some space, or set TMPDIR to a folder that has it."
+        mend = "free some space, or set TMPDIR to a folder that has some."
     elif re.search(CERTIFICATE, text):
         why = "the certificate of the package index was refused. A proxy often puts its own in place."
         mend = "set PIP_CERT to the file of your network's certificate."
     elif re.search(NETWORK, text):
         why = "there is no network, or the package index does not answer. Only the set-up needs it."
         mend = "connect, or set HTTPS_PROXY or PIP_INDEX_URL as your network requires."
+    elif "DO NOT MATCH THE HASHES" in text:
+        why = "the package index has another file of this version than the lock in helpers/setup/locked."
+        mend = "let PIP_INDEX_URL, PIP_EXTRA_INDEX_URL and PIP_FIND_LINKS name indexes with the published files."
     elif re.search(r"from versions: |No matching distribution", text):
         why = f"the package index has no such file for Python {version} on this system, or does not answer."
         mend = f"see that the network works; or change system: {KNOWN}."
@@ -127,7 +127,7 @@ def explain(doing: str, log: "list[str]") -> Problem:
 
 
 def no_venv_text() -> str:
-    """What to do about a Python without venv or ensurepip, as Debian and Ubuntu ship it."""
+    """Say what to do about a Python without venv or ensurepip, as Debian and Ubuntu ship it."""
     version = "{}.{}".format(*sys.version_info[:2])
     return (
         f"this Python ({sys.executable}) cannot make a .venv: its module venv or ensurepip is missing.\n"

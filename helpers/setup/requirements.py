@@ -1,7 +1,8 @@
-"""What the course needs, which Python and which packages, and whether the running Python is one and has them.
+"""What the course needs: which Python, which packages, and whether the running Python has them.
 
 The packages are the pip: block of environment.yml, the one list: conda reads that file too. Its extras are what a
-command brings when it is asked to, such as `lab --torch`; conda reads these lines as comments.
+command installs when it is asked to, such as `lab --torch`; conda reads these lines as comments. The folder locked/
+has the exact versions, with hashes, that .venv gets; make_lock.py writes them from the list.
 """
 
 import hashlib
@@ -12,22 +13,24 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 from helpers.setup.script import ROOT, Problem, command_line, say
 
 OLDEST = (3, 10)
-KNOWN = "known to work are Python 3.10 to 3.13 on Linux (glibc) or macOS, 64 bits"
+KNOWN = "known to work are Python 3.10 to 3.14 on Linux (glibc) or macOS, 64 bits"
 ROOM = "1.2 GB"  # what a full .venv takes, for messages
 LIST = ROOT / "environment.yml"
+LOCKED = ROOT / "helpers" / "setup" / "locked"
 
 
 def read_list(text: str) -> "tuple[str, list[str]]":
-    """Name and pip requirements of an environment.yml.
+    """Read the name and the pip requirements of an environment.yml.
 
     Reads the subset of YAML that the file is written in: `name:`, and the items under `- pip:`. Comments and
     quotes are taken off; environment markers (`; sys_platform != "darwin"`) stay, pip reads them.
 
-    Raises Problem if there is no name or no pip: block.
+    Raises Problem if the name or the pip: block is missing.
     """
     name, requirements, block = "", [], None
     for line in text.splitlines():
@@ -54,18 +57,18 @@ def read_list(text: str) -> "tuple[str, list[str]]":
 
 
 def read_extra(text: str, extra: str) -> "list[str]":
-    """The requirements of an extra in an environment.yml: what stands on its lines "# extra NAME: requirement".
+    """Read the requirements of an extra in an environment.yml, from its lines "# extra NAME: requirement".
 
-    Raises Problem if there is none of that name.
+    Raises Problem if there is no extra of that name.
     """
-    lines = re.findall(rf"^\s*# extra {re.escape(extra)}: (.+?)(?:\s+#.*)?$", text, re.M)
+    lines = re.findall(rf"^\s*# extra {re.escape(extra)}: (.+?)(?:[ \t]+#.*)?$", text, re.M)
     if not lines:
         raise Problem(f"environment.yml has no extra {extra!r}. Get the file back with `git checkout environment.yml`.")
     return lines
 
 
 def without_dependencies(text: str) -> "list[str]":
-    """Those requirements of an environment.yml whose comment begins with "no-deps": what they depend on is not needed.
+    """List the requirements of an environment.yml marked "# no-deps": the course does not need their dependencies.
 
     conda knows no such mark, and installs the dependencies too.
     """
@@ -73,16 +76,44 @@ def without_dependencies(text: str) -> "list[str]":
     return read_list("name: marked\n- pip:\n" + "\n".join(marked))[1] if marked else []
 
 
-def pip_installs(requirements: "list[str]") -> "list[list[str]]":
-    """The arguments of `pip install`, for one call after the other: what is marked "no-deps" has a call of its own."""
-    marked = set(without_dependencies(LIST.read_text(encoding="utf-8")))
-    usual = [item for item in requirements if item not in marked]
-    alone = [item for item in requirements if item in marked]
-    return [call for call in (usual, ["--no-deps", *alone] if alone else []) if call]
+def cuda_version() -> int:
+    """Choose the major version of CUDA for CuPy on this machine: 13 if its GPUs and their driver have it, else 12.
+
+    PyTorch's usual build brings CUDA 13, so both then use the same libraries.
+    """
+    query = ["nvidia-smi", "--query-gpu=driver_version,compute_cap", "--format=csv,noheader"]
+    try:
+        answer = subprocess.check_output(query, stderr=subprocess.DEVNULL, timeout=60).decode()
+    except (OSError, subprocess.SubprocessError):
+        return 12
+    gpus = re.findall(r"^(\d+)[\d.]*, (\d+)\.(\d+)$", answer, re.M)
+    # 580 is the first driver with CUDA 13, which compiles for compute capability 7.5 and newer.
+    new = [int(driver) >= 580 and (int(major), int(minor)) >= (7, 5) for driver, major, minor in gpus]
+    return 13 if new and all(new) else 12
+
+
+def lock_files(parts: "Iterable[str]") -> "tuple[list[Path], list[Path]]":
+    """List these parts' files in locked/: those with hashes, then those of packages whose build the index chooses.
+
+    Raises Problem if a part has none.
+    """
+    hashed = [LOCKED / f"{part}.txt" for part in parts]
+    missing = [str(path) for path in hashed if not path.is_file()]
+    if missing:
+        raise Problem(f"{', '.join(missing)} is missing. Run course.py from a whole copy of the course.")
+    return hashed, [path for path in (file.with_suffix(".unhashed.txt") for file in hashed) if path.is_file()]
+
+
+def pip_installs(parts: "Iterable[str]") -> "list[list[str]]":
+    """Return the arguments of successive `pip install` commands that install these parts of the lock."""
+    hashed, unhashed = lock_files(parts)
+    # The lock is complete, so pip has no dependencies to look for.
+    calls = [["--no-deps", "--require-hashes", *(word for path in hashed for word in ("-r", str(path)))]]
+    return calls + [["-r", str(path)] for path in unhashed]
 
 
 def the_list(extras: "Iterable[str]" = ()) -> "tuple[str, list[str]]":
-    """read_list of the course's own environment.yml, with the requirements of these extras at its end."""
+    """Read the course's environment.yml, and append the requirements of these extras."""
     try:
         text = LIST.read_text(encoding="utf-8")
     except OSError as error:
@@ -93,18 +124,24 @@ def the_list(extras: "Iterable[str]" = ()) -> "tuple[str, list[str]]":
     return name, requirements + [item for extra in extras for item in read_extra(text, extra)]
 
 
-def fingerprint(requirements: "list[str]") -> str:
-    """What the stamp remembers of the list."""
-    return hashlib.sha256("\n".join(requirements).encode()).hexdigest()
+def locked_names(part: str) -> "set[str]":
+    """List the canonical names of the packages in a part of the lock."""
+    return set(re.findall(r"^([\w.-]+)==", (LOCKED / f"{part}.txt").read_text(encoding="utf-8"), re.M))
+
+
+def fingerprint(parts: "Iterable[str]") -> str:
+    """Hash these parts of the lock, for the stamp."""
+    files = [path for paths in lock_files(parts) for path in paths]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
 def canonical(name: str) -> str:
-    """A distribution's name as pip compares it."""
+    """Normalise a distribution's name as pip does."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def need_python() -> None:
-    """See that the running Python is new enough.
+    """Check that the running Python is new enough.
 
     Raises Problem if it is not, naming a newer one of this machine.
     """
@@ -124,13 +161,13 @@ def need_python() -> None:
 
 
 def is_conda(name: str) -> bool:
-    """Whether the running Python is that of the conda environment of this name, and that one is active."""
+    """Check whether the running Python is that of the conda environment of this name, and the environment is active."""
     prefix = os.environ.get("CONDA_PREFIX", sys.prefix)
     return os.environ.get("CONDA_DEFAULT_ENV") == name and os.path.realpath(prefix) == os.path.realpath(sys.prefix)
 
 
 def missing_here(requirements: "list[str]") -> "list[str]":
-    """The requirements that this Python does not meet, markers and versions taken into account."""
+    """List the requirements that this Python does not meet, considering markers and versions."""
     from importlib import metadata
 
     try:
@@ -152,7 +189,7 @@ def missing_here(requirements: "list[str]") -> "list[str]":
 
 
 def use_this_python(requirements: "list[str]", modules: "list[str]") -> None:
-    """Say what is missing in the running Python.
+    """Print what is missing in the running Python.
 
     Raises Problem if the command cannot start without (one of `modules`).
     """
@@ -162,8 +199,11 @@ def use_this_python(requirements: "list[str]", modules: "list[str]") -> None:
         missing = []
         say("this Python has neither packaging nor pip: it is not checked against environment.yml")
     if missing:
-        calls = [" ".join(f'"{word}"' if word[0] != "-" else word for word in call) for call in pip_installs(missing)]
-        mend = "".join(f"\n    {sys.executable} -m pip install {call}" for call in calls)
+        marked = without_dependencies(LIST.read_text(encoding="utf-8"))
+        calls = {"": [item for item in missing if item not in marked]}
+        calls["--no-deps "] = [item for item in missing if item in marked]
+        quoted = {option: " ".join(f'"{item}"' for item in items) for option, items in calls.items() if items}
+        mend = "".join(f"\n    {sys.executable} -m pip install {option}{items}" for option, items in quoted.items())
         say(f"this Python ({sys.executable}) lacks {', '.join(missing)}{mend}")
     absent = [name for name in modules if importlib.util.find_spec(name) is None]
     if absent:

@@ -1,4 +1,4 @@
-"""course.py as a program: where it is, what it prints, and how it starts another program in its place."""
+"""course.py as a program: its paths and messages, and how it replaces itself by another program."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ def say(text: str) -> None:
 
 
 def command_line(*words: str) -> str:
-    """The command that the user would type, for messages: this script as seen from the folder they are in."""
+    """Write the command as the user would type it in the current folder, for messages."""
     try:
         script = os.path.relpath(str(SCRIPT))
     except ValueError:  # Windows: another drive
@@ -30,12 +30,12 @@ def command_line(*words: str) -> str:
 
 
 def restart(python: str, env: "dict[str, str]") -> None:
-    """Run course.py with the same arguments on another Python; does not come back."""
+    """Run course.py with the same arguments on another Python. Does not return."""
     become([python, str(SCRIPT), *sys.argv[1:]], env)
 
 
 def become(argv: "list[str]", env: "dict[str, str]") -> None:
-    """Replace this process by another, so that exit code and Ctrl-C are that one's; does not come back."""
+    """Replace this process by another, which then receives Ctrl-C and sets the exit code. Does not return."""
     sys.stdout.flush()
     sys.stderr.flush()
     if os.name != "nt":

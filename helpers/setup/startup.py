@@ -1,4 +1,4 @@
-"""What IPython does at its start in .venv: `%%cuda` says what to do before a notebook's first cell has run."""
+"""IPython's configuration in .venv: before a notebook's first cell has run, `%%cuda` says what to do."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ del _cuda
 
 
 def write(prefix: str = sys.prefix) -> None:
-    """Write the file, where it is missing or an older one of ours. That it cannot be written is no reason to stop."""
+    """Write the file if it is missing or an older one of ours. A failure to write it is ignored."""
     path = Path(prefix) / "etc" / "ipython" / "ipython_config.py"
     with contextlib.suppress(OSError, UnicodeDecodeError):
         current = path.read_text(encoding="utf-8") if path.exists() else MARK

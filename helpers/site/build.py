@@ -1,4 +1,4 @@
-"""Write the sources of the site's pages, and have Sphinx make HTML of them."""
+"""Write the sources of the site's pages, and run Sphinx over them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TEXTS = {
 
 
 class BookFailed(RuntimeError):
-    """Sphinx found something wrong with the pages; the message is what it said."""
+    """Sphinx has found an error in the pages; the message is Sphinx's."""
 
 
 def sources(folder: Path) -> None:
@@ -94,8 +94,8 @@ def build(folder: Path = FOLDER, words: Sequence[str] = ()) -> Path:
         words: further options of Sphinx's.
 
     Raises:
-        BookFailed: Sphinx warned of a page, as of a link within the site that leads nowhere; or is not installed.
-        RuntimeError: a usual mistake is planted no more, or passes.
+        BookFailed: Sphinx warned of a page, such as of a link within the site that leads nowhere; or is not installed.
+        RuntimeError: a usual mistake is no longer planted, or passes.
         ValueError: a link of a text leads nowhere.
     """
     source, html = folder / "source", folder / "html"

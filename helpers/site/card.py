@@ -1,4 +1,4 @@
-"""The picture that a link to the site is shown with: the scores of a real head, tile after tile."""
+"""The preview picture for links to the site: the scores of a real head, tile after tile."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ USED, GONE = (0.0, 0.27, 0.55), (0.62, 0.62, 0.62)
 
 @styled
 def png(title: str, sentence: str) -> bytes:
-    """The card as a PNG file."""
+    """Draw the card, as a PNG file."""
     q, k, _ = check.real_inputs(HEAD)
     scores = q.astype(np.float64) @ k.T.astype(np.float64) * q.shape[-1] ** -0.5
     weights = np.exp(scores - scores.max(axis=1, keepdims=True)) ** 0.35  # small ones show too

@@ -1,4 +1,4 @@
-"""The page of the climb so far: what each idea was worth, and what was promised beside what was measured."""
+"""The page of the climb so far: what each idea gained, and promises compared with measurements."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PROMISES = (
 
 
 def page() -> tuple[str, bytes]:
-    """The Markdown of the page, and its picture, a PNG for the file PICTURE; b"" where nothing is recorded."""
+    """Write the page in Markdown, and draw its picture, a PNG for the file PICTURE; b"" if nothing is recorded."""
     shown = measured_roofline(climb.SHAPE, gradients=True)
     is_drawn = isinstance(shown, Picture)
     lines = [

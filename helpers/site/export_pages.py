@@ -1,4 +1,4 @@
-"""A page for each stage as one file that runs without the course, to copy or to download."""
+"""A page for each stage: one file that runs without the course, to copy or to download."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ABOUT = {
 
 
 def files(stage: Stage) -> dict[str, str]:
-    """File name -> text, of each form that the stage can be written in; none where it needs others' headers."""
+    """Map file names to texts, one for each form in which the stage can be exported."""
     texts = {}
     for ending, words in FORMS.items():
         try:
@@ -29,7 +29,7 @@ def files(stage: Stage) -> dict[str, str]:
 
 
 def pages() -> dict[str, str]:
-    """Path in the site's source -> text, of all exported files, of a page for each stage and of their list."""
+    """Map paths in the site's source to the texts of all exported files, a page for each stage, and their list."""
     written, lines = {}, ["# To take with you", "", *_intro()]
     for stage in LADDER.values():
         if not (texts := files(stage)):

@@ -1,11 +1,9 @@
-"""The first screen of a notebook: the lines that follow from its text, its exercises, the table of stages and the
-repository's name.
+"""The first screen of a notebook: lines generated from its text, its exercises, the table of stages, the repository.
 
     python3 -m helpers.site.first_screen        # writes them into all notebooks, and the badges into README
 
 A title cell has them between `<!-- made by helpers.site.first_screen -->` and the next empty line; the first code cell
-begins with
-`opening` and is collapsed. `tests/test_notebooks.py` holds both against what is made here.
+begins with `opening` and is collapsed. `tests/test_notebooks.py` compares both with what is made here.
 """
 
 from __future__ import annotations
@@ -17,9 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from helpers.attention.ladder import LADDER, Stage
+from helpers.attention.ladder import LADDER, Rung
 from helpers.lesson.exercises import exercise
-from helpers.lesson.exercises.registry import number_of
+from helpers.lesson.exercises.holes import number_of
 from helpers.site import web_address
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
@@ -38,19 +36,19 @@ GPUS = {"T4": 75, "A100": 80, "L4": 89, "H100": 90}  # name -> compute capabilit
 
 
 def words(notebook: Mapping[str, Any]) -> int:
-    """The words of its prose: of markdown cells, formulas and tables included, comments and made lines left out."""
+    """Count a notebook's words of prose: Markdown cells with formulas and tables, without comments and made lines."""
     return sum(len(_plain(cell).split()) for cell in notebook["cells"] if cell["cell_type"] == "markdown")
 
 
 def lines(notebook: Mapping[str, Any]) -> int:
-    """The lines of its code cells; empty ones, exercises and the made lines at its beginning left out."""
+    """Count the lines of a notebook's code cells, without empty ones, exercises and the made lines at its beginning."""
     sources = [_source(cell) for cell in notebook["cells"] if cell["cell_type"] == "code"]
     sources[:1] = [_OPENING.sub("", text, count=1) for text in sources[:1]]
     return sum(bool(line.strip()) for text in sources if not text.startswith("%%") for line in text.splitlines())
 
 
 def listed(notebook: Mapping[str, Any]) -> int:
-    """The lines of kernels that cells show: pieces of files, and diffs."""
+    """Count the lines of kernels that cells show: pieces of files, and diffs."""
     count = 0
     for cell in notebook["cells"]:
         for data in (output.get("data", {}) for output in cell.get("outputs", ())):
@@ -61,25 +59,25 @@ def listed(notebook: Mapping[str, Any]) -> int:
 
 
 def minutes(path: Path, notebook: Mapping[str, Any]) -> tuple[int, int]:
-    """To read a notebook and run it, and to do its exercises."""
+    """Estimate the minutes to read a notebook and run it, and those for its exercises."""
     reading = words(notebook) / WORDS_A_MINUTE + lines(notebook) / LINES_A_MINUTE + listed(notebook) / LISTED_A_MINUTE
     reading = READERS_SAY.get(number_of(path.name), reading)
     return STEP * math.ceil(reading / STEP), exercise.minutes(path.name)
 
 
 def stage_of(path: Path) -> int:
-    """The number of a notebook's stage: 4 for 04 and for 04b."""
+    """Return the number of a notebook's stage: 4 for 04 and for 04b."""
     return int(number_of(path.name)[:2])
 
 
 def kernel_of(path: Path) -> str:
-    """The kernel that a workshop is about, by its name: 15_fp16x3.cu of 15b_fp16x3; "" where that is its stage's."""
+    """Return the kernel of a workshop's name: 15_fp16x3.cu for 15b_fp16x3; "" if it is its stage's."""
     number, _, idea = path.stem.partition("_")
     return f"{number[:2]}_{idea}.cu" if number[2:] else ""
 
 
-def _stages(number: int, kernel: str = "") -> list[Stage]:
-    """Those of a notebook: of its kernel, or without those for one architecture alone, if its number has others."""
+def _stages(number: int, kernel: str = "") -> list[Rung]:
+    """List a notebook's stages: its kernel's or its number's, those for one architecture only if no others exist."""
     if own := [stage for stage in LADDER.values() if stage.file == kernel]:
         return own
     stages = [stage for stage in LADDER.values() if stage.number == USES.get(number, number)]
@@ -87,7 +85,7 @@ def _stages(number: int, kernel: str = "") -> list[Stage]:
 
 
 def works_on(number: int, kernel: str = "") -> str:
-    """Where the stage of a number runs, or of a workshop's kernel, from the table of stages."""
+    """Describe where a number's stage, or a workshop's kernel, runs, from the table of stages."""
     stage = next(iter(_stages(number, kernel)), None)
     least = stage.min_cc if stage else 0
     all_types = max(least, 80 if stage and "bfloat16" in stage.dtypes else 0)  # what a notebook shows both types on
@@ -100,7 +98,7 @@ def works_on(number: int, kernel: str = "") -> str:
 
 
 def generated(path: Path, notebook: Mapping[str, Any]) -> str:
-    """The lines of a notebook's first screen that nobody writes by hand."""
+    """Write the generated lines of a notebook's first screen."""
     read, do = minutes(path, notebook)
     exercises = sum(one.notebook == number_of(path.name) for one in exercise.GRADERS.values())
     todo = f"{do} for {exercises} exercise{'s' * (exercises != 1)}" if exercises else "no exercises"
@@ -112,7 +110,7 @@ def generated(path: Path, notebook: Mapping[str, Any]) -> str:
 
 
 def _opens(notebook: str) -> str:
-    """The line of one click; none while the course is not published."""
+    """Write the line of links that open the notebook; "" while the course is not published."""
     if not web_address.is_published():
         return ""
     links = " · ".join(f"[{name}]({link})" for name, link in web_address.open_in(notebook).items())
@@ -128,7 +126,7 @@ _OPENING = re.compile(
 
 
 def opening(number: int, kernel: str = "") -> str:
-    """The lines that let a notebook find the course, and fetch it where there is none, as in Colab."""
+    """Write the lines that let a notebook find the course, or fetch it if there is none, as in Colab."""
     stages = _stages(number, kernel)
     least = max((max(stage.min_cc, 80 if "bfloat16" in stage.dtypes else 0) for stage in stages), default=0)
     needs = f"least={least}" * (least > 0) + ", only=True" * any(stage.only_cc for stage in stages)
@@ -160,7 +158,7 @@ except ModuleNotFoundError:  # opened alone, as in Colab: the course is fetched
 
 
 def first_code(path: Path, notebook: Mapping[str, Any]) -> str:
-    """The first code cell with its made lines as they should be.
+    """Return the first code cell with up-to-date made lines.
 
     Raises:
         ValueError: it does not begin as a first code cell does.
@@ -178,7 +176,7 @@ BADGES = re.compile(r"<!-- badges: made by helpers\.site\.first_screen -->\n.*?<
 
 
 def badges() -> str:
-    """README's line of badges, between its marks; empty while the course is not published."""
+    """Write README's line of badges, between its marks; empty while the course is not published."""
     shown = {
         "Colab": "https://colab.research.google.com/assets/colab-badge.svg",
         "Binder": "https://mybinder.org/badge_logo.svg",
@@ -191,7 +189,7 @@ def badges() -> str:
 
 
 def screen(path: Path, notebook: Mapping[str, Any]) -> str:
-    """The title cell with its generated lines as they should be.
+    """Return the title cell with up-to-date generated lines.
 
     Raises:
         ValueError: the cell has no place for them.
@@ -208,7 +206,7 @@ def screen(path: Path, notebook: Mapping[str, Any]) -> str:
 
 
 def write() -> list[str]:
-    """Bring first screens, first code cells and README's badges up to date. Returns the names of what changed."""
+    """Update first screens, first code cells and README's badges. Returns the names of the changed files."""
     changed = []
     readme = README.read_text(encoding="utf-8")
     if BADGES.sub(lambda _: badges(), readme) != readme:

@@ -1,4 +1,4 @@
-"""The page of all GPUs that there is a record of: a table for each case, with a column for each GPU."""
+"""The page of all GPUs with a record: a table for each case, with a column for each GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CASES = (
 
 
 def page() -> str:
-    """The Markdown of the page."""
+    """Write the page in Markdown."""
     lines = [
         *("# GPUs, side by side", ""),
         "TFLOP/s of every stage on every GPU that has a record, and in brackets the share of that "

@@ -1,4 +1,4 @@
-"""The guess boxes of the site: what `predict` asks in a notebook, to be answered on a page that has no kernel."""
+"""The site's guess boxes: a notebook's `predict` questions, answered on a page that has no kernel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ASKED = re.compile(
 
 
 def with_boxes(output: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """An output of a cell; where it asks for guesses, what it printed besides them, and a box for each."""
+    """Replace the questions in a cell's output by boxes, between what else it printed."""
     if output["output_type"] != "stream":
         yield output
         return
@@ -34,7 +34,7 @@ def with_boxes(output: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def box(name: str, unit: str = "", choices: str = "") -> str:
-    """A line for a number, or a button for each choice; static/book.js notes what is entered.
+    """Write an input for a number, or a button for each choice; static/book.js records what is entered.
 
     Args:
         choices: as Python writes them, between commas.

@@ -1,4 +1,4 @@
-"""A page for each file in kernels/: what it is, its text with a copy button, what it changes of the file before it."""
+"""A page for each file in kernels/: what it is, its text with a copy button, its changes to the file before it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from helpers.attention.kernel import KERNELS
 from helpers.attention.ladder import LADDER
 from helpers.attention.ladder.steps import BASES, CLIMBS
 from helpers.attention.ladder.steps import files as climb_files
-from helpers.lesson.exercises.registry import number_of
+from helpers.lesson.exercises.holes import number_of
 from helpers.site import notebook_pages, web_address
 
 GROUPS = {  # folder below kernels/ -> the heading of its list
@@ -31,19 +31,19 @@ INTRO = {
 
 
 def files() -> list[Path]:
-    """All kernel files there are, stages first."""
+    """List all kernel files, stages first."""
     paths = [path for path in KERNELS.rglob("*") if path.suffix in (".cu", ".cuh")]
     return sorted(paths, key=lambda path: (list(GROUPS).index(_group(path)), path.name))
 
 
 def ideas() -> dict[str, str]:
-    """File below kernels/ -> its idea, from the table of stages and that of the climbs."""
+    """Map files below kernels/ to their ideas, from the tables of stages and climbs."""
     of_steps = {step.file: step.idea for climb in (*CLIMBS.values(), BASES.values()) for step in climb}
     return of_steps | {stage.file: stage.idea for stage in LADDER.values()}
 
 
 def before() -> dict[str, str]:
-    """File of a step or stage -> the file that it was made from, but for the first of a climb that begins anew."""
+    """Map the file of each step or stage to the file that it was made from, if it was made from one."""
     files_before = {}
     for name in CLIMBS:
         files_before.update((after, file) for file, after in pairwise(climb_files(name)))
@@ -51,7 +51,7 @@ def before() -> dict[str, str]:
 
 
 def page(path: Path, ideas: Mapping[str, str], before: Mapping[str, str]) -> str:
-    """The Markdown of the page of one kernel file.
+    """Write the page of one kernel file in Markdown.
 
     Args:
         ideas: what `ideas()` gives.
@@ -76,7 +76,7 @@ def page(path: Path, ideas: Mapping[str, str], before: Mapping[str, str]) -> str
 
 
 def _notebook_of(kernel: Path) -> Path | None:
-    """The notebook of a kernel: a workshop of its name, such as 08b_backward_mma, or the one of its number."""
+    """Find a kernel's notebook: a workshop of its name, such as 08b_backward_mma, or the one of its number."""
     number, _, idea = kernel.stem.partition("_")
     workshop = re.compile(rf"{number}[a-z]_{re.escape(idea)}")
     paths = notebook_pages.paths()
@@ -85,7 +85,7 @@ def _notebook_of(kernel: Path) -> Path | None:
 
 
 def _difference(old: str, new: str) -> list[str]:
-    """Folded for a stage, open for a step: the lines that differ, with a few around them."""
+    """Show the lines that differ, with a few around them: folded for a stage, open for a step."""
     before, after = ((KERNELS / file).read_text(encoding="utf-8").splitlines() for file in (old, new))
     diff = list(difflib.unified_diff(before, after, old, new, lineterm="", n=2))
     added, gone = (sum(line[0] == sign for line in diff[2:]) for sign in "+-")
@@ -98,7 +98,7 @@ def _difference(old: str, new: str) -> list[str]:
 
 
 def index() -> str:
-    """The Markdown of the list of all kernel files."""
+    """Write the list of all kernel files in Markdown."""
     by_file, paths = ideas(), files()
     lines = ["# Kernels", "", "Every `.cu` file of the course. The button at the top right of each copies it.", ""]
     for group, heading in GROUPS.items():
@@ -114,7 +114,7 @@ def index() -> str:
 
 
 def group_index(group: str) -> str:
-    """The Markdown of the list of one folder's files."""
+    """Write the list of one folder's files in Markdown."""
     by_file, mine = ideas(), [path for path in files() if _group(path) == group]
     lines = [f"# {GROUPS[group]}", "", INTRO[group], "", *[_row(path, by_file) for path in mine], ""]
     return "\n".join([*lines, "```{toctree}", ":hidden:", "", *[path.name + ".md" for path in mine], "```", ""])

@@ -1,4 +1,4 @@
-"""Links of the repository's texts, made links of the site: to its page where there is one, else to the repository."""
+"""Turn links between the repository's texts into links to the site's pages, or else to the repository."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _OUTSIDE = re.compile(r"[a-z][a-z0-9+.-]*:|//")
 
 
 class Links:
-    """Where the links of a text lead on the site.
+    """The targets of a text's links on the site.
 
     pages: path in the repository -> path of the page's source in the site's, as "kernels/01_naive.cu" ->
         "kernels/01_naive.cu.md". A folder is named without a slash at its end.
     anchors: "README.md#x-ray" -> the page that this part of a file became, where a file became several.
-    images: the pictures that texts show, by their path in the repository; whoever builds the site copies them.
+    images: the pictures that texts show, by their path in the repository; the build copies them.
     """
 
     def __init__(self, pages: Mapping[str, str], anchors: Mapping[str, str] | None = None) -> None:
@@ -31,10 +31,10 @@ class Links:
         self.images: set[str] = set()
 
     def target(self, link: str, file: str) -> str:
-        """What the link of a file in the repository becomes; "" where it would lead to a repository without a name.
+        """Translate the link of a file in the repository; "" if it would lead to a repository without a name.
 
         Raises:
-            ValueError: it leads to nothing that there is.
+            ValueError: its target does not exist.
         """
         path, _, fragment = link.partition("#")
         if _OUTSIDE.match(link):
@@ -56,9 +56,9 @@ class Links:
         return web_address.address(place) + (f"#{fragment}" if fragment else "")
 
     def rewrite(self, text: str, file: str) -> str:
-        """A Markdown text of a file in the repository with all its links as `target` has them; code stays as it is.
+        """Translate all links of a file's Markdown by `target`; code stays as it is.
 
-        Of a link to nowhere its text is left.
+        A link to nowhere is replaced by its text.
         """
 
         def change(prose: str) -> str:
@@ -68,7 +68,7 @@ class Links:
 
 
 def outside_code(text: str, change: Callable[[str], str]) -> str:
-    """The text, changed between its fenced blocks of code and nowhere else."""
+    """Change a text everywhere but in its fenced blocks of code."""
     parts, at = [], 0
     for fence in _FENCED.finditer(text):
         parts += [change(text[at : fence.start()]), fence[0]]
@@ -77,5 +77,5 @@ def outside_code(text: str, change: Callable[[str], str]) -> str:
 
 
 def slug(heading: str) -> str:
-    """The anchor that GitHub and MyST give a heading; JupyterLab's has the same words with their capitals."""
+    """Return the anchor that GitHub and MyST give a heading; JupyterLab's keeps the capitals."""
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")

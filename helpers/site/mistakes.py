@@ -1,6 +1,6 @@
-"""The page of usual mistakes: bugs that the tests plant in the kernels, and what one sees of each.
+"""The page of usual mistakes: bugs that the tests plant in the kernels, and how each shows.
 
-    python3 -m helpers.site.mistakes        # prints the page; `build` has it made in a process of its own
+    python3 -m helpers.site.mistakes        # prints the page; `build` runs it in a process of its own
 
 mistakes.md has its words, with a mark for each mistake: `<!-- check of STAGE: BUG -->`, or `X-ray` where the X-ray's
 message is to be shown, which names the line. In place of the mark comes the edit, which is the one that the tests plant
@@ -30,7 +30,7 @@ _MARK = re.compile(r"^<!-- (X-ray|check) of (\w+): (.+) -->$", re.M)
 
 
 class Mistake(NamedTuple):
-    """A planted bug that teaches something: who finds it, the stage in whose kernel it is, its name in the tests."""
+    """A planted bug that teaches something: what finds it, the stage in whose kernel it is, its name in the tests."""
 
     finder: str  # "X-ray" or "check"
     stage: str
@@ -38,16 +38,16 @@ class Mistake(NamedTuple):
 
 
 def listed() -> list[Mistake]:
-    """All mistakes of the page, in its order."""
+    """List the page's mistakes in order."""
     return [Mistake(*mark) for mark in _MARK.findall(TEXT.read_text(encoding="utf-8"))]
 
 
 def page() -> str:
-    """The Markdown of the page.
+    """Write the page in Markdown.
 
     Raises:
-        LookupError: the tests plant no such bug any more.
-        AssertionError: a kernel has changed so that a bug no longer fits, or nothing is wrong with what it makes.
+        LookupError: the tests no longer plant such a bug.
+        AssertionError: a kernel has changed so that a bug no longer fits, or the kernel with it passes.
     """
     words = TEXT.read_text(encoding="utf-8").replace("{count}", str(len(listed())))
     return _MARK.sub(lambda mark: _entry(Mistake(*mark.groups())), words)
@@ -72,14 +72,14 @@ def _entry(mistake: Mistake) -> str:
 
 
 def file_of(mistake: Mistake) -> str:
-    """The kernel file that it is planted in, below kernels/."""
+    """Return the kernel file, below kernels/, that the bug is planted in."""
     from helpers.attention.ladder import LADDER
 
     return LADDER[mistake.stage].file
 
 
 def planted(mistake: Mistake) -> Any:
-    """The bug as the tests plant it."""
+    """Return the bug as the tests plant it."""
     bugs = _tests(mistake.stage).BUGS
     bugs = bugs.get(mistake.stage, ()) if isinstance(bugs, dict) else bugs
     matches = [bug for bug in bugs if bug.name == mistake.bug]
@@ -89,7 +89,7 @@ def planted(mistake: Mistake) -> Any:
 
 
 def message(mistake: Mistake, bug: Any, text: str) -> list[str]:
-    """What the X-ray, or the check that the tests make, says of a kernel with this text: its first lines."""
+    """Return the first lines of what the X-ray, or the tests' check, reports of a kernel with this text."""
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # of a check that passes before the one that fails
             findings = _look(mistake.stage, text) if mistake.finder == "X-ray" else _check(mistake, bug, text)
@@ -113,7 +113,7 @@ def _check(mistake: Mistake, bug: Any, text: str) -> list[Any]:
 
 
 def _look(stage: str, text: str) -> list[Any]:
-    """What the X-ray finds in one small launch: two blocks of rows, several tiles of keys."""
+    """X-ray one small launch: two blocks of rows, several tiles of keys."""
     import numpy as np
 
     from helpers.attention.check import make_inputs
@@ -127,7 +127,7 @@ def _look(stage: str, text: str) -> list[Any]:
 
 
 def _tests(stage: str) -> Any:
-    """The module of the tests that plant bugs in a stage."""
+    """Return the test module that plants bugs in a stage."""
     names = {"flash_wmma": "test_tensor_cores", "flash_mma": "test_tensor_cores", "backward": "test_backward"}
     folder = str(ROOT / "tests")
     if folder not in sys.path:
@@ -136,10 +136,10 @@ def _tests(stage: str) -> Any:
 
 
 def page_on_cpu() -> str:
-    """The page, made in a process of its own on the CPU engine, whatever device this one has.
+    """Write the page in a process of its own on the CPU engine, whatever device this process has.
 
     Raises:
-        RuntimeError: it was not made; the message is what was wrong.
+        RuntimeError: the page could not be made; the message says why.
     """
     # The tests compile with less optimisation, which makes no difference to what is found.
     settings = {"COURSE_DEVICE": "cpu", "COURSE_CPU_OPTIMISATION": "1"}

@@ -1,8 +1,7 @@
-"""A notebook as a page: its links lead to pages, what it collapses is folded, exercises have a folded solution."""
+"""A notebook as a page: links lead to pages, collapsed cells are folded, exercises have a folded solution."""
 
 from __future__ import annotations
 
-import copy
 import difflib
 import json
 import re
@@ -19,12 +18,12 @@ FOLDER = ROOT / "notebooks"
 
 
 def paths() -> list[Path]:
-    """All notebooks there are, in their order."""
+    """List all notebooks in order."""
     return sorted(FOLDER.glob("*.ipynb"))
 
 
 def read(path: Path) -> Notebook:
-    """A notebook, each source and each text of an output as one string."""
+    """Read a notebook, with each source and each text of an output as one string."""
     notebook = json.loads(path.read_text(encoding="utf-8"))
     for cell in notebook["cells"]:
         cell["source"] = "".join(cell["source"])
@@ -32,17 +31,17 @@ def read(path: Path) -> Notebook:
 
 
 def title(notebook: Mapping[str, Any]) -> str:
-    """Its first line, without the #."""
+    """Return a notebook's first line, without the #."""
     return notebook["cells"][0]["source"].partition("\n")[0].removeprefix("# ").strip()
 
 
 def idea(notebook: Mapping[str, Any]) -> str:
-    """The paragraph below its title, in one line."""
+    """Return the paragraph below a notebook's title, in one line."""
     return " ".join(notebook["cells"][0]["source"].split("\n\n")[1].split())
 
 
 def moving_figure(path: Path) -> str:
-    """The HTML of a notebook's first moving figure.
+    """Return the HTML of a notebook's first moving figure.
 
     Raises:
         LookupError: it has none.
@@ -56,13 +55,13 @@ def moving_figure(path: Path) -> str:
 
 
 def page(path: Path, links: Links) -> Notebook:
-    """The notebook as MyST-NB takes it. Of its outputs links are changed, and what `predict` asks is a box.
+    """Prepare a notebook for MyST-NB: translate links, and put a box for each question of `predict`.
 
     Raises:
         ValueError: a link that leads nowhere.
     """
     file = path.relative_to(ROOT).as_posix()
-    notebook = copy.deepcopy(read(path))
+    notebook = read(path)
     notebook["cells"] = [new for cell in notebook["cells"] for new in _cells(cell, links, file)]
     return notebook
 
@@ -83,7 +82,7 @@ def _cells(cell: Notebook, links: Links, file: str) -> Iterator[Notebook]:
 
 
 def _folded(cell: Notebook) -> dict[str, Any]:
-    """The metadata by which MyST-NB folds what the notebook collapses, and says what is folded there."""
+    """Return metadata by which MyST-NB folds what the notebook collapses, with a label."""
     source, hidden = cell["source"], cell["metadata"].get("jupyter", {})
     if source.startswith("import sys\n"):
         return {"tags": ["hide-input"], "mystnb": {"code_prompt_show": "Set-up", "code_prompt_hide": "Set-up"}}
@@ -99,7 +98,7 @@ def _folded(cell: Notebook) -> dict[str, Any]:
 
 
 def _joined(outputs: list[Notebook]) -> list[Notebook]:
-    """The outputs in their order, with what was printed in several pieces one after the other in one."""
+    """Join consecutive pieces of printed text in the outputs."""
     joined: list[Notebook] = []
     for output in outputs:
         if output["output_type"] == "stream":
@@ -112,7 +111,7 @@ def _joined(outputs: list[Notebook]) -> list[Notebook]:
 
 
 def _described(metadata: dict[str, Any], cell: Notebook) -> dict[str, Any]:
-    """The metadata, and for who does not see a cell's picture what is in it: what it prints where none can be shown."""
+    """Add alternative text to a cell's metadata: what its picture prints if it cannot be shown."""
     for output in cell.get("outputs", ()):
         data = output.get("data", {})
         if "image/png" in data:
@@ -123,7 +122,7 @@ def _described(metadata: dict[str, Any], cell: Notebook) -> dict[str, Any]:
 
 
 def _solution(name: str, cell_id: str) -> Notebook:
-    """A folded cell with our solution; the lines that a learner writes are marked."""
+    """Make a folded cell with our solution, the learner's lines marked."""
     ours, skeleton = holes.ours(name).rstrip("\n"), holes.skeleton(name)
     blocks = difflib.SequenceMatcher(None, skeleton.splitlines(), ours.splitlines(), autojunk=False).get_opcodes()
     marked = [f"{j1 + 1}-{j2}" for kind, _, _, j1, j2 in blocks if kind != "equal" and j2 > j1]

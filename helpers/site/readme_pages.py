@@ -1,4 +1,4 @@
-"""README's parts as pages: its beginning and its first section are the front page, each other section has its own."""
+"""README's parts as pages: its beginning and first section are the front page, each other section has its own."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ FILE = "README.md"
 
 
 def split(text: str) -> tuple[str, dict[str, str]]:
-    """What stands before the first heading of level 2, and the sections by their heading, each without it."""
+    """Split a text into what stands before the first heading of level 2, and the sections by heading."""
     marked = outside_code(text, lambda prose: re.sub(r"^## ", "\0", prose, flags=re.M))
     first, *rest = marked.split("\0")
     return first, {part.partition("\n")[0].strip(): part.partition("\n")[2] for part in rest}
 
 
 def pages_of(text: str) -> dict[str, str]:
-    """Heading of a section -> where the source of its page is."""
+    """Map headings of sections to the paths of their pages' sources."""
     first, *others = split(text)[1]
     return {first: "index.md", **{heading: f"about/{slug(heading)}.md" for heading in others}}
 
 
 def anchors(text: str) -> dict[str, str]:
-    """Links into README, as "README.md#x-ray", and the page that has the section."""
+    """Map links into README, such as "README.md#x-ray", to the page that has the section."""
     return {f"{FILE}#{slug(heading)}": f"/{page}" for heading, page in pages_of(text).items()}
 
 
 def sections(text: str, links: Links) -> dict[str, str]:
-    """Page -> its Markdown, for each section of README but the first."""
+    """Write a page in Markdown for each section of README but the first."""
     page_of, others = pages_of(text), list(split(text)[1].items())[1:]
     return {page_of[heading]: _tidy(f"# {heading}\n{links.rewrite(body, FILE)}") for heading, body in others}
 
@@ -47,7 +47,7 @@ the tiles of keys: no N × N array exists, and yet the output is exact once the 
 
 
 def front(text: str, links: Links) -> str:
-    """The front page: README's beginning, where to start, a figure that moves, and a card for each notebook.
+    """Write the front page: README's beginning, where to start, a moving figure, and a card for each notebook.
 
     Raises:
         ValueError: README has no moving picture whose place the figure could take.
@@ -65,7 +65,7 @@ def front(text: str, links: Links) -> str:
 
 
 def summary(text: str) -> tuple[str, str]:
-    """The course's name, and the first sentence about it, for whoever links to the site."""
+    """Return the course's name and the first sentence about it, for previews of links to the site."""
     title, _, rest = split(text)[0].strip().partition("\n")
     paragraph = next(part for part in rest.split("\n\n") if re.match(r"\s*\w", part))
     return title.removeprefix("# "), _plain(" ".join(paragraph.split()).partition(". ")[0]) + "."
@@ -84,18 +84,18 @@ def _card(path: Path) -> str:
 
 
 def _plain(text: str) -> str:
-    """Markdown of one line as the words of it, for HTML: cards hold no links and no formulas."""
+    """Reduce a line of Markdown to its words, for HTML: cards hold no links and no formulas."""
     text = re.sub(r"\[([^]]+)\]\([^)]*\)", r"\1", text).replace("*", "").replace("`", "")
     text = re.sub(r"\$([^$]+)\$", lambda m: re.sub(r"[\\{}]", "", m[1]).replace("cdot", "·"), text)
     return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
 def _tidy(text: str) -> str:
-    """Without the comments that tell a program where to write."""
+    """Remove the comments that tell a program where to write."""
     return re.sub(r"^<!--.*?-->\n+", "", text, flags=re.M).rstrip() + "\n"
 
 
 def toctree(names: Iterable[str], caption: str = "") -> str:
-    """A hidden table of contents of these pages: it makes the sidebar, and the order of previous and next."""
+    """Write a hidden table of contents of these pages, which makes the sidebar and the order of previous and next."""
     head = [f":caption: {caption}"] if caption else []
     return "\n".join(["```{toctree}", ":hidden:", *head, "", *names, "```", ""])

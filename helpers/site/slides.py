@@ -1,4 +1,4 @@
-"""Slides for three lectures: the questions, the answers and the pictures of the notebooks, in their order.
+"""Slides for three lectures: the notebooks' questions, answers and pictures, in order.
 
     python3 -m helpers.site.slides [FOLDER]        # HTML files, which load reveal.js from the net
 
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from helpers.lesson.exercises.registry import number_of
+from helpers.lesson.exercises.holes import number_of
 from helpers.site import notebook_pages
 
 LECTURES = {
@@ -27,7 +27,7 @@ _QUESTION = re.compile(r'predict\(\s*"([^"]+)"(?:[^)]*?unit="([^"]+)")?')
 
 
 def slides(notebook: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The cells of its slides: its title and idea, then its questions, answers and pictures below their headings."""
+    """Return the cells of a notebook's slides: title and idea, then questions, answers and pictures by heading."""
     heading, names = f"## {notebook_pages.title(notebook)}", []
     yield _words(f"{heading}\n\n{notebook_pages.idea(notebook)}")
     for cell in notebook["cells"]:
@@ -52,7 +52,7 @@ def _words(source: str, kind: str = "slide") -> dict[str, Any]:
 
 
 def write(folder: Path) -> list[Path]:
-    """One HTML file for each lecture."""
+    """Write one HTML file for each lecture."""
     from nbconvert import SlidesExporter  # comes with JupyterLab, which not everything here needs
 
     folder.mkdir(parents=True, exist_ok=True)

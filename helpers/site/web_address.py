@@ -1,4 +1,4 @@
-"""Where the course is published: the one place that knows the repository's name."""
+"""The course's address: the one place that knows the repository's name."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ BRANCH = "main"
 
 
 def address(path: str = "") -> str:
-    """The web address of a file or folder of the repository, by its path from the root."""
+    """Return the web address of a file or folder of the repository, by its path from the root."""
     kind = "blob" if "." in path.rpartition("/")[2] else "tree"
     return f"https://github.com/{NAME}" + (f"/{kind}/{BRANCH}/{path}" if path else "")
 
 
 def link(text: str, path: str = "") -> str:
-    """A Markdown link to a file or folder of the repository; the text alone while NAME is the placeholder."""
+    """Write a Markdown link to a file or folder of the repository; the text alone while NAME is the placeholder."""
     return f"[{text}]({address(path)})" if is_published() else text
 
 
 def site(path: str = "") -> str:
-    """The web address of a page or file of the site, as GitHub publishes it."""
+    """Return the web address of a page or file of the site, as GitHub publishes it."""
     owner, _, name = NAME.partition("/")
     return f"https://{owner.lower()}.github.io/{name}/{path}"
 
 
 def is_published() -> bool:
-    """Whether NAME is a name, and not the placeholder: nothing may be fetched from a place that somebody else has."""
+    """Check that NAME is not the placeholder: nothing may be fetched from an address that belongs to somebody else."""
     return not NAME.startswith("OWNER/")
 
 
 def open_in(notebook: str) -> dict[str, str]:
-    """Where a notebook opens with one click: the service's name -> its address. notebook: such as "01_naive.ipynb"."""
+    """Map each service that opens a notebook with one click to the address. notebook: such as "01_naive.ipynb"."""
     return {
         "Colab": f"https://colab.research.google.com/github/{NAME}/blob/{BRANCH}/notebooks/{notebook}",
         "Binder": f"https://mybinder.org/v2/gh/{NAME}/{BRANCH}?urlpath=lab/tree/notebooks/{notebook}",

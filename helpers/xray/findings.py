@@ -105,7 +105,7 @@ def _skipped(barrier: observed.PartialBarrier, total: int) -> Finding:
     block, thread, (file, line) = format_dim3(barrier.block), format_dim3(barrier.thread), barrier.place
     message = (
         f"{barrier.count} of {total} threads of block {block} never came to the barrier at {file}:{line}, the first is "
-        f"thread {thread}: an if or a loop led them around it. CUDA asks for barriers that all "
+        f"thread {thread}: an if or a loop led them around it. CUDA requires barriers that all "
         "threads reach (compute-sanitizer's synccheck); a GPU goes on once those threads have ended, and hangs or lets "
         "others pass too early where they have not"
     )
@@ -117,7 +117,7 @@ def _note(barrier: observed.PartialBarrier, total: int) -> str:
     if not barrier.count:
         return (
             f"block {block} met in __syncthreads() at {file}:{line} and, thread {thread} among others, at line "
-            f"{barrier.other_line}. A GPU counts the warps that arrive; CUDA asks for one barrier, which all threads "
+            f"{barrier.other_line}. A GPU counts the warps that arrive; CUDA requires one barrier, which all threads "
             "reach"
         )
     return (
@@ -225,7 +225,7 @@ def _noted(issue: observed.Issue) -> Finding:
     elif issue.size == observed.DIVISION:
         message = "of an integer; neither C++ nor PTX says what it gives (an H200's quotient has all bits set)"
     else:
-        message = "a matrix of wmma at a multiple of 16 bytes: GPUs take it, but CUDA asks for multiples of 32"
+        message = "a matrix of wmma at a multiple of 16 bytes: GPUs take it, but CUDA requires multiples of 32"
     return _of_issue(issue, _NOTED[issue.size], f"{message}, by {_at(issue.access)}")
 
 

@@ -15,11 +15,12 @@ import numpy as np
 
 from helpers.attention import kernel
 from helpers.attention.export.sizes import Size, Tree, names, tree_of, value
-from helpers.attention.ladder import Stage, launches, limits
+from helpers.attention.ladder import Stage, limits
 from helpers.attention.ladder.call import Call, Spec
 from helpers.attention.ladder.launch import Launch, Map, Part
 from helpers.attention.ladder.limits import Limits
 from helpers.attention.ladder.params import STRIDES, UNLIMITED
+from helpers.attention.ladder.stages import hopper
 from helpers.attention.ladder.tiles import KB
 from helpers.engine.cuda_source import signatures
 from helpers.engine.cuda_source.signatures import dtype_of
@@ -240,7 +241,7 @@ def plan(request: Request) -> Plan:
     stage = request.stage
     if request.backward and request.return_lse:
         raise CannotExport(f"stage {stage.name} cannot: gradients start from lse and do not return it; leave --lse out")
-    with limits.of_another(request.target):
+    with limits.pretend_gpu(request.target):
         left, right = request.window
         window = (left, right) if request.masked and (left, right) != (-1, 0) else None
         needs: dict[str, Any] = {"head_dim": request.head_dim, "dtype": request.dtype, "return_lse": request.return_lse}
@@ -271,11 +272,11 @@ class _Probe:
         self.call = call_of(request, named, scale)
         blocks = request.target.multiprocessors + self.numbers["batch"]  # another number in each probe
         multiprocessors = Size.named("multiprocessors", blocks)
-        with limits.of_another(request.target._replace(multiprocessors=multiprocessors)):
+        with limits.pretend_gpu(request.target._replace(multiprocessors=multiprocessors)):
             self.launches = list(request.stage.launches(request.stage, self.call, sizes))
             self.scratch = dict(request.stage.scratch(self.call, sizes))
             if "schedule" in self.scratch:
-                together = launches.heads_together(self.call, sizes)
+                together = hopper.heads_together(self.call, sizes)
                 rounds = self.scratch["schedule"].shape[0]
                 self.numbers |= {"multiprocessors": blocks, "together": int(together), "rounds": int(rounds)}
 

@@ -1,4 +1,4 @@
-"""A stage that computes gradients, called: what `Stage.prepare` and `Stage.plan` are for the forward.
+"""Call a stage that computes gradients, as `Rung.prepare` and `Rung.plan` call a forward.
 
     run, (dq, dk, dv) = backward.prepare(BACKWARD["backward"], do, q, k, v, o, lse, causal=True)
 
@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from helpers import device
-from helpers.attention.ladder.call import Options, check_gradient_arrays
-from helpers.attention.ladder.contract import Stage
+from helpers.attention.ladder.call import BackwardOptions, check_gradient_arrays
 from helpers.attention.ladder.extras import extra_inputs
-from helpers.attention.ladder.plan import GRADIENTS, Ready
-from helpers.attention.ladder.score_mod import read
+from helpers.attention.ladder.plan import GRADIENTS, CompiledPlan, plan_arrays
+from helpers.attention.ladder.score_mod import parse_score_mod
+from helpers.attention.ladder.stage import Stage
 
 
 def prepare(
@@ -23,10 +23,10 @@ def prepare(
 ) -> tuple[Callable[[], None], tuple[Any, Any, Any]]:
     """Everything but the launches: a function that launches them, and what they write, filled with NaN until then.
 
-    Args: as `plan` has them.
+    Args: see `plan`.
 
     Raises:
-        TypeError, ValueError: as `Stage.__call__`.
+        TypeError, ValueError: as `Rung.__call__`.
     """
     ready, arrays, gradients = plan(stage, do, q, k, v, o, lse, **options)
     return ready.bind(arrays), gradients
@@ -55,22 +55,22 @@ def plan(
     cu_seqlens: tuple[Any, Any] | None = None,
     source: str | None = None,
     sizes: Mapping[str, int] | None = None,
-) -> tuple[Ready, dict[str, Any], tuple[Any, Any, Any]]:
-    """What `prepare` binds: the launches, the arrays by name, and (dq, dk, dv), which are among them.
+) -> tuple[CompiledPlan, dict[str, Any], tuple[Any, Any, Any]]:
+    """Plan: return the launches, the arrays by name, and (dq, dk, dv), which are among them.
 
     Args:
         do, o: the gradient of the output and the output, as q. lse: as the forward returns it.
         deterministic: the same bits in every run.
         score_mod, mask_mod, mod_args, score_mod_grad, bias, alibi_slopes, sinks: as
-            `helpers.attention.flash_attention_backward` has them. cu_seqlens, source, sizes: as `Stage.plan` has them.
+            `helpers.attention.flash_attention_backward` has them. cu_seqlens, source, sizes: as `Rung.plan` has them.
     """
-    mod, of_mod = read(score_mod, mask_mod, mod_args, score_mod_grad, backward=True)
-    options = Options(causal, softmax_scale, deterministic=deterministic, mod=mod, window=window)
+    mod, of_mod = parse_score_mod(score_mod, mask_mod, mod_args, score_mod_grad, backward=True)
+    options = BackwardOptions(window, causal, softmax_scale, deterministic, mod=mod)
     extras = extra_inputs(bias, alibi_slopes, sinks=sinks) | of_mod
     options = stage.check(q, k, v, options, packed=cu_seqlens is not None, extras=extras)
     check_gradient_arrays(do, q, o, lse, q.shape[:-1])
     gradients = tuple(device.cp.full(a.shape, device.cp.nan, dtype=a.dtype) for a in (q, k, v))
     inputs = {"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse, **extras}
     outputs = dict(zip(GRADIENTS, gradients, strict=True))
-    ready, arrays = stage.plan_arrays(inputs, outputs, options, cu_seqlens, source=source, sizes=sizes)
+    ready, arrays = plan_arrays(stage, inputs, outputs, options, cu_seqlens, source=source, sizes=sizes)
     return ready, arrays, gradients

@@ -8,46 +8,47 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
 from helpers import device
 from helpers.attention.ladder import extras
 from helpers.attention.ladder.layout import Spec
-from helpers.attention.ladder.score_mod import ScoreMod, of_call
+from helpers.attention.ladder.score_mod import ScoreMod, bind_to_call
 from helpers.engine.cuda_source.signatures import dtype_of
 
-__all__ = ["Call", "Options", "Spec"]
+__all__ = ["BackwardOptions", "Call", "DecodeOptions", "ForwardOptions", "Options", "Spec"]
+
+Asked = TypeVar("Asked", bound="Options")
 
 WITH_HEAD_DIM = frozenset({"q", "k", "v", "o", "do", "dq", "dk", "dv"})  # the others are lse, cu_seqlens and extras
 MAX_ROWS = 2**29  # in a sequence; a window so wide is unlimited. The kernels add such numbers in 32 bits
 
 
-class Options(NamedTuple):
-    """What a call asks for, as it was given: the caller's arguments but for the arrays.
+class Options:
+    """A caller's arguments but for the arrays, as they were given. The variants are tuples.
 
-    stage: by name or number; None for the last that can do the call. mod: the caller's functions of scores.
-    float_out: results in float32, whatever q is.
+    window comes first in each. stage: by name or number; None for the last that can do the call. mod: the caller's
+    functions of scores.
     """
 
-    causal: bool = False
-    softmax_scale: float | None = None
-    return_lse: bool = False
-    deterministic: bool = False
-    rotary_interleaved: bool = False
-    stage: str | int | None = None
-    mod: ScoreMod | None = None
-    window: tuple[int, int] | None = None
-    float_out: bool = False
+    __slots__ = ()
+    window: tuple[int, int] | None
+    causal: bool
+    softmax_scale: float | None
+    stage: str | int | None
+    mod: ScoreMod | None
+    _replace: Any
+    __iter__: Any
 
     @property
     def key(self) -> tuple[Any, ...]:
         """Equal for options that mean the same. True and 1 are equal, so types belong to it: causal=1 is an error."""
-        window = self[-2]
-        return self[:-2], self[-1], *map(type, self), window if window is None else repr(window)
+        window, *others = self
+        return *others, *map(type, self), window if window is None else repr(window)
 
-    def checked(self, head_dim: int) -> Options:
+    def checked(self: Asked, head_dim: int) -> Asked:
         """The same with the mask as (left, right), -1 for unlimited, and the scale as a float.
 
         Raises:
@@ -58,7 +59,7 @@ class Options(NamedTuple):
         return self._replace(causal=False, window=window, softmax_scale=scale)
 
     def needs(self, q: Any, k: Any, *, packed: bool) -> dict[str, Any]:
-        """What a stage must be able to do, as `Stage.why_not` has it, for arrays (..., heads, rows, head_dim).
+        """List what a stage must be able to do, as `Stage.why_not` takes it, for arrays (..., heads, rows, head_dim).
 
         Raises:
             TypeError, ValueError: as `mask_window`.
@@ -71,11 +72,74 @@ class Options(NamedTuple):
             "varlen": packed,
             "causal": self.causal,
             "window": self.window,
-            "return_lse": self.return_lse,
-            "deterministic": self.deterministic,
-            "float_out": self.float_out and q.dtype != np.float32,
             **({"mod": "score_mod" if self.mod.scores else "mask_mod"} if self.mod else {}),
         }
+
+
+class _Forward(NamedTuple):
+    window: tuple[int, int] | None = None
+    causal: bool = False
+    softmax_scale: float | None = None
+    return_lse: bool = False
+    rotary_interleaved: bool = False
+    stage: str | int | None = None
+    mod: ScoreMod | None = None
+    float_out: bool = False
+
+
+class ForwardOptions(Options, _Forward):
+    """Options of a forward. float_out: the output in float32, whatever q is."""
+
+    __slots__ = ()
+    deterministic: ClassVar[bool] = False
+
+    def needs(self, q: Any, k: Any, *, packed: bool) -> dict[str, Any]:
+        """See `Options.needs`."""
+        own = {"return_lse": self.return_lse, "float_out": self.float_out and q.dtype != np.float32}
+        return {**super().needs(q, k, packed=packed), **own}
+
+
+class _Backward(NamedTuple):
+    window: tuple[int, int] | None = None
+    causal: bool = False
+    softmax_scale: float | None = None
+    deterministic: bool = False
+    stage: str | int | None = None
+    mod: ScoreMod | None = None
+    float_out: bool = False
+
+
+class BackwardOptions(Options, _Backward):
+    """Options of a backward. deterministic: the same bits in every run. float_out: gradients in float32."""
+
+    __slots__ = ()
+    return_lse: ClassVar[bool] = False
+    rotary_interleaved: ClassVar[bool] = False
+
+    def needs(self, q: Any, k: Any, *, packed: bool) -> dict[str, Any]:
+        """See `Options.needs`."""
+        own = {"deterministic": self.deterministic, "float_out": self.float_out and q.dtype != np.float32}
+        return {**super().needs(q, k, packed=packed), **own}
+
+
+AttentionOptions = ForwardOptions | BackwardOptions
+
+
+class _Decode(NamedTuple):
+    window: tuple[int, int] | None = None
+    causal: bool = True
+    softmax_scale: float | None = None
+    num_splits: int = 0
+    return_lse: bool = False
+    stage: str | None = None
+    mod: ScoreMod | None = None
+    is_checked: bool = False
+
+
+class DecodeOptions(Options, _Decode):
+    """Options of decoding. num_splits: parts of a sequence. is_checked: the host reads lengths and pages first."""
+
+    __slots__ = ()
 
 
 class Call(NamedTuple):
@@ -104,7 +168,10 @@ class Call(NamedTuple):
 
     @classmethod
     def of(
-        cls, arrays: Mapping[str, Spec], options: Options, longest: tuple[int | None, int | None] = (None, None)
+        cls,
+        arrays: Mapping[str, Spec],
+        options: AttentionOptions,
+        longest: tuple[int | None, int | None] = (None, None),
     ) -> Call:
         """A call of these arrays; the extra inputs are checked here.
 
@@ -123,18 +190,18 @@ class Call(NamedTuple):
             read = extras.as_kernels_read(arrays, sequences=sequences, packed=packed, longest_k=keys)
             arrays = {**arrays, **read} if read else arrays
         aligned = all([a.aligned for name, a in arrays.items() if name in WITH_HEAD_DIM])
-        mod = of_call(options.mod, arrays) if len(arrays) > 4 or options.mod else None
+        mod = bind_to_call(options.mod, arrays) if len(arrays) > 4 or options.mod else None
         how = options.deterministic, bool(options.rotary_interleaved), mod
         return cls(arrays, options.softmax_scale, options.window, rows, sequences, aligned, keys or 0, *how)
 
     @property
     def packed(self) -> bool:
-        """Whether sequences are packed one after the other."""
+        """True if sequences are packed one after the other."""
         return "cu_seqlens_q" in self.arrays
 
     @property
     def heads(self) -> int:
-        """Of q."""
+        """Heads of q."""
         return self.arrays["q"].shape[1]
 
     @property
@@ -144,7 +211,7 @@ class Call(NamedTuple):
 
     @property
     def uneven(self) -> bool:
-        """Whether the mask leaves half of the blocks less than half of the work, as a causal one does."""
+        """True if the mask leaves half of the blocks less than half of the work, as a causal one does."""
         return (self.window[0] < 0) != (self.window[1] < 0)
 
 

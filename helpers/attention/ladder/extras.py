@@ -1,4 +1,4 @@
-"""What a call has beside q, k and v: a bias on the scores, ALiBi, and the rotary embedding of q and k.
+"""Extra inputs of a call: a bias on the scores, ALiBi, sinks, and the rotary embedding of q and k.
 
 Here are their checks, and the arrays as a kernel reads them. The definitions are in
 `helpers.attention.reference.attention`.
@@ -63,7 +63,7 @@ def extra_inputs(
 
 
 def needs(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """What a stage must be able to do for these arrays, as `Stage.why_not` has it; empty where there are no extras."""
+    """List what a stage must be able to do for these arrays, as `Stage.why_not` takes it; empty without extras."""
     rotary_dim = 2 * arrays["rotary_cos"].shape[-1] if "rotary_cos" in arrays else 0
     functions = [name for name in ("bias", "alibi_slopes", "sinks") if name in arrays]
     wanted = {"mod": functions and functions[0], "rotary_dim": rotary_dim}
@@ -132,7 +132,7 @@ def as_kernels_read(
 
 
 def is_readable(name: str, a: Spec) -> bool:
-    """Whether a kernel can read an extra input where it is: a bias by its strides, tables at multiples of 16 bytes."""
+    """Return True if a kernel can read an extra input in place: a bias by its strides, tables at multiples of 16."""
     if name == "bias":
         return min(a.strides, default=0) >= 0 and not any([step % a.dtype.itemsize for step in a.strides])
     if name in ROTARY[2:]:  # positions: batches may be the same
@@ -219,6 +219,6 @@ def _check_tables(extras: Mapping[str, Spec], n: int, n_kv: int, packed: bool, l
 
 
 def _argument(name: str) -> str:
-    """What the caller calls an array."""
+    """Return the caller's name of an array."""
     sides = {"q_positions": "rotary_positions[0]", "k_positions": "rotary_positions[1]"}
     return sides.get(name, name)

@@ -25,7 +25,7 @@ class DeviceArrays:
     """CuPy's arrays, or the CPU engine's."""
 
     def takes(self, a: Any) -> bool:
-        """Whether a launch can read it where it is."""
+        """Return True if a launch can read it in place."""
         return True
 
     def describe(self, a: Any) -> tuple[Hashable, ...]:
@@ -44,7 +44,7 @@ class DeviceArrays:
         return device.cp.empty(shape, dtype=dtype)
 
     def spec(self, described: tuple[Any, ...]) -> Spec:
-        """What `describe` said, as all kinds have it."""
+        """Make a `Spec` of what `describe` returned."""
         return spec_of(*described)
 
     def copy(self, a: Any) -> Any:
@@ -52,7 +52,7 @@ class DeviceArrays:
         return dense_copy(a)
 
     def negative(self, a: Any) -> Any:
-        """A copy with the other sign."""
+        """A C-contiguous copy with the other sign."""
         return negative(a)
 
     def padded(self, a: Any, columns: int) -> Any:
@@ -68,12 +68,12 @@ class DeviceArrays:
         return device.cp.cuda.get_current_stream().ptr
 
     def is_captured(self, stream: int) -> bool:
-        """Whether a CUDA graph is made of what is launched on a stream."""
+        """Return True if a CUDA graph captures a stream."""
         return bool(device.cp.cuda.runtime.streamIsCapturing(stream))
 
     def keep(self, arrays: Sequence[Any]) -> None:
         """For a graph that may use them at any time: CuPy's pool must not give their memory to others."""
-        _OF_GRAPHS.append(arrays)
+        _KEPT_FOR_GRAPHS.append(arrays)
 
     def device_id(self, a: Any) -> int:
         """The number of a's device."""
@@ -101,11 +101,11 @@ class TorchTensors:
         self._torchs = {dtype: name for name, dtype in self._dtypes.items()}
 
     def takes(self, a: Any) -> bool:
-        """Whether a launch can read it where it is."""
+        """Return True if a launch can read it in place."""
         return a.is_cuda and not (a.requires_grad or a.is_neg()) and a.dtype in self._dtypes
 
     def describe(self, a: Any) -> tuple[Hashable, ...]:
-        """As DeviceArrays.describe, strides in elements; and whether it requires a gradient, or has other signs.
+        """Describe as DeviceArrays do, with strides in elements; and if it requires a gradient, or has other signs.
 
         Other ones in memory, that is, as the imaginary part of a conjugate has: PyTorch turns them as it reads it.
         """
@@ -120,7 +120,7 @@ class TorchTensors:
         return like.new_empty(shape, dtype=self._torchs[dtype])
 
     def spec(self, described: tuple[Any, ...]) -> Spec:
-        """What `describe` said, as all kinds have it."""
+        """Make a `Spec` of what `describe` returned."""
         shape, steps, dtype, *where, _ = described
         dtype = self._dtypes[dtype]
         size = dtype.itemsize
@@ -131,11 +131,11 @@ class TorchTensors:
         return a.clone(memory_format=self._torch.contiguous_format)
 
     def negative(self, a: Any) -> Any:
-        """A copy with the other sign."""
-        return -a
+        """A C-contiguous copy with the other sign."""
+        return self._torch.neg(a, out=a.new_empty(a.shape))
 
     def padded(self, a: Any, columns: int) -> Any:
-        """As DeviceArrays.padded."""
+        """See DeviceArrays.padded."""
         return self._torch.nn.functional.pad(a, (0, columns - a.shape[-1]))
 
     def fill(self, a: Any, value: float) -> None:
@@ -147,7 +147,7 @@ class TorchTensors:
         return self._torch._C._cuda_getCurrentRawStream(a.get_device())  # in a tenth of current_stream's time
 
     def is_captured(self, stream: int) -> bool:
-        """Whether a CUDA graph is made of what is launched on PyTorch's current stream, which is this one."""
+        """Return True if a CUDA graph captures PyTorch's current stream, which is this one."""
         return self._torch.cuda.is_current_stream_capturing()
 
     def keep(self, arrays: Sequence[Any]) -> None:
@@ -179,7 +179,7 @@ class TorchTensors:
 
 _NOTHING: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
 _DEVICE = DeviceArrays()
-_OF_GRAPHS: list[Sequence[Any]] = []  # for good: nothing says when a graph is gone
+_KEPT_FOR_GRAPHS: list[Sequence[Any]] = []  # never freed: CUDA does not report a graph's end
 
 
 def on_device(number: int) -> contextlib.AbstractContextManager[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -68,7 +68,7 @@ def _argument(arg: Any, arrays: Mapping[str, Any]) -> Any:
 
 
 class Arguments:
-    """Where the driver finds the arguments of a kernel: the same for all calls with the same kinds of arguments.
+    """The places where the driver finds a kernel's arguments: the same for all calls with the same kinds of them.
 
     What they point to is one block of memory: the addresses of arrays, those of parts of arrays, then the values.
     """
@@ -107,7 +107,7 @@ class DirectLaunch:
     ) -> None:
         """
         Args:
-            arguments: of the kernel. slots: as `Arguments` has them. arrays: what they are like.
+            arguments: of the kernel. slots: see `Arguments`. arrays: their descriptions.
         """
         grid, block, args = launch.grid, launch.block, launch.args
         self._arguments = arguments
@@ -115,7 +115,7 @@ class DirectLaunch:
         self._values = array("q", b"".join([_bytes(args[i]) for i in arguments.values]))
         self._parts = [_part(args[i], slots, arrays) for i in arguments.parts]
         self._maps = [
-            (i, slots[args[i].name] // 8, tensor_maps.Kept(arrays[args[i].name], args[i].box_rows))
+            (i, slots[args[i].name] // 8, tensor_maps.MapCache(arrays[args[i].name], args[i].box_rows))
             for i in arguments.maps
         ]
 
@@ -133,6 +133,39 @@ class DirectLaunch:
                 pointers[i], room = maps.at(addresses[slot])
                 held.append(room)
         arguments.launch(arguments.function.ptr, *self._sizes, stream, pointers.buffer_info()[0], 0)
+
+
+class EngineLaunch:
+    """A launch on the CPU engine whose arguments are there but for its arrays."""
+
+    __slots__ = ("_args", "_kernel", "_launch", "_others", "_views", "_whole")
+
+    def __init__(
+        self,
+        launch: Launch,
+        kernel: Any,
+        slots: Mapping[str, int],
+        views: Callable[[Iterable[tuple[str, Any]]], Mapping[str, Any]],
+    ) -> None:
+        """
+        Args:
+            kernel: a `helpers.attention.kernel.Kernel` that was compared with arguments like these.
+            slots: where each array will be. views: arrays by name -> as the stage reads them.
+        """
+        self._launch, self._kernel, self._args, self._views = launch, kernel, launch.args, views
+        self._whole = [(i, slots[arg]) for i, arg in enumerate(launch.args) if isinstance(arg, str)]
+        others = [(i, arg) for i, arg in enumerate(launch.args) if isinstance(arg, (Part, Map))]
+        self._others = [(i, arg.name, slots[arg.name]) for i, arg in others]
+
+    def __call__(self, arrays: Sequence[Any], stream: int) -> None:
+        """Launch on these arrays, in the order of the names."""
+        args, launch = [*self._args], self._launch
+        for i, slot in self._whole:
+            a = arrays[slot]
+            args[i] = a if a.flags.c_contiguous else span(a)
+        for i, name, slot in self._others:
+            args[i] = _argument(args[i], self._views([(name, arrays[slot])]))
+        self._kernel.launch_known(launch.grid, launch.block, tuple(args), shared_mem=launch.shared_bytes)
 
 
 _ONES = {1: (1, 1), 2: (1,), 3: ()}

@@ -1,4 +1,4 @@
-"""Where an array's elements are: axes, addresses, alignment, and the memory between its first and its last element."""
+"""The layout of arrays: axes, addresses, alignment, and the memory between the first and the last element."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Spec(_Fields):
 
     @classmethod
     def of(cls, a: Any) -> Spec:
-        """What an array is like."""
+        """Describe an array."""
         return cls(tuple(a.shape), tuple(a.strides), a.dtype, address(a) % 16)
 
     @classmethod
@@ -51,17 +51,17 @@ class Spec(_Fields):
 
     @property
     def ndim(self) -> int:
-        """How many axes it has."""
+        """Number of axes."""
         return len(self.shape)
 
     @property
     def size(self) -> int:
-        """How many elements it has."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @_once
     def contiguous(self) -> bool:
-        """Whether its elements follow one another in the order of C."""
+        """True if its elements follow one another in the order of C."""
         step = self.dtype.itemsize
         for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
             if size > 1 and stride != step:
@@ -71,9 +71,9 @@ class Spec(_Fields):
 
     @_once
     def in_rows(self) -> bool:
-        """Whether the elements of a row, if there is one, are neighbours, and rows whole elements apart, forwards.
+        """True if the elements of a row, if there is one, are neighbours, and rows whole elements apart, forwards.
 
-        A kernel is told strides in elements: those of a column of records may be no whole number of them.
+        A kernel gets strides in elements; those of a column of records may be no whole number of them.
         """
         strides, size = self.strides, self.dtype.itemsize
         neighbours = strides[-1] == size or self.shape[-1] == 1
@@ -81,7 +81,7 @@ class Spec(_Fields):
 
     @_once
     def aligned(self) -> bool:
-        """Whether every row, if there is one, starts at a multiple of 16 bytes."""
+        """True if every row, if there is one, starts at a multiple of 16 bytes."""
         if 0 in self.shape:
             return True
         bits = self.offset
@@ -92,7 +92,7 @@ class Spec(_Fields):
 
     @_once
     def steps(self) -> tuple[int, int, int]:
-        """Of (batch, heads, rows, head_dim): from one batch, row and head to the next, in elements.
+        """Strides of batch, row and head of (batch, heads, rows, head_dim), in elements.
 
         0 where there is no next one: a kernel also forms addresses past the end, and theirs must be aligned too.
         """
@@ -126,12 +126,12 @@ def four_axes(a: Any) -> Any:
 
 
 def address(a: Any) -> int:
-    """Of the first element, in bytes."""
+    """Return the address of the first element."""
     return a.ctypes.data if isinstance(a, np.ndarray) else a.data.ptr
 
 
 def is_aligned(a: Any) -> bool:
-    """Whether every row of an array starts at a multiple of 16 bytes."""
+    """Return True if every row of an array starts at a multiple of 16 bytes."""
     return Spec.of(a).aligned
 
 
@@ -146,8 +146,8 @@ def bits(a: Any) -> Any:
 
 
 def negative(a: Any) -> Any:
-    """A copy with the other sign, of any dtype of the device."""
-    copy = device.cp.array(a)
+    """A C-contiguous copy with the other sign, of any dtype of the device."""
+    copy = dense_copy(a)
     of_copy = bits(copy)
     of_copy ^= of_copy.dtype.type(1 << 8 * a.itemsize - 1)
     return copy
@@ -167,7 +167,7 @@ def dense_copy(a: Any) -> Any:
 
 
 def span(a: Any) -> Any:
-    """The memory from a's first element to its last, without gaps, for a kernel that is told the strides."""
+    """View the array's memory, first to last element, as one dense array; the kernel uses strides."""
     order = sorted(range(a.ndim), key=lambda axis: -a.strides[axis])
     dense = a.transpose(order)
     if dense.flags.c_contiguous or a.size == 0:

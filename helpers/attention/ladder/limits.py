@@ -1,4 +1,4 @@
-"""What this device has of shared memory and multiprocessors: tile sizes are chosen by it."""
+"""This device's shared memory and multiprocessors, by which tile sizes are chosen."""
 
 from __future__ import annotations
 
@@ -12,80 +12,79 @@ from helpers import device
 
 
 class Limits(NamedTuple):
-    """Of a GPU. shared: bytes of shared memory that a block may opt in to. compute_capability: 90 for 9.0."""
+    """A GPU's limits. shared: bytes of shared memory that a block may opt in to. compute_capability: 90 for 9.0."""
 
     shared: int
     multiprocessors: int
     compute_capability: int
 
 
-_INSTEAD: list[Limits] = []
+_OVERRIDE: list[Limits] = []
 
 
 @contextlib.contextmanager
-def of_another(limits: Limits) -> Iterator[None]:
-    """A context in which stages are planned for another GPU. Nothing can be launched by what is planned there."""
-    _INSTEAD.append(limits)
+def pretend_gpu(limits: Limits) -> Iterator[None]:
+    """Plan stages for another GPU in this context. Nothing that is planned there can be launched."""
+    _OVERRIDE.append(limits)
     try:
         yield
     finally:
-        _INSTEAD.pop()
+        _OVERRIDE.pop()
 
 
-_LEFT: ContextVar[int] = ContextVar("_LEFT", default=0)
+_RESERVED: ContextVar[int] = ContextVar("_RESERVED", default=0)
 
 
 @contextlib.contextmanager
-def leave(multiprocessors: int) -> Iterator[None]:
-    """A context in which persistent grids, those of 10, leave so many multiprocessors to other kernels.
+def reserve_sms(multiprocessors: int) -> Iterator[None]:
+    """Leave so many multiprocessors to other kernels in this context, where grids are persistent, as those of hopper.
 
     Such a grid has a block for each multiprocessor, for as long as the launch takes, and NCCL copies by blocks of its
     own. Tiles stay as they are, and so do the results.
     """
-    before = _LEFT.set(multiprocessors)
+    before = _RESERVED.set(multiprocessors)
     try:
         yield
     finally:
-        _LEFT.reset(before)
+        _RESERVED.reset(before)
 
 
-def left() -> int:
-    """How many multiprocessors persistent grids leave, in the context where this is called."""
-    return _LEFT.get()
+def reserved_sms() -> int:
+    """Return how many multiprocessors persistent grids leave in the current context."""
+    return _RESERVED.get()
 
 
 @functools.cache
 def _properties_of(cp: Any, number: int) -> Mapping[str, Any]:
-    """What a device says of itself. Asking a GPU takes a millisecond, so each is asked once."""
+    """Return a device's properties. Asking a GPU takes a millisecond, so each is asked once."""
     return cp.cuda.runtime.getDeviceProperties(number)
 
 
 def _properties() -> Mapping[str, Any]:
-    """Of the current device."""
     return _properties_of(device.cp, device.cp.cuda.runtime.getDevice())
 
 
 def most_shared() -> int:
-    """Bytes of shared memory that a block may opt in to."""
-    if _INSTEAD:
-        return _INSTEAD[-1].shared
+    """Return the bytes of shared memory that a block may opt in to."""
+    if _OVERRIDE:
+        return _OVERRIDE[-1].shared
     return _properties()["sharedMemPerBlockOptin"]
 
 
 def multiprocessors() -> int:
-    """How many multiprocessors this device has."""
-    if _INSTEAD:
-        return _INSTEAD[-1].multiprocessors
+    """Return how many multiprocessors this device has."""
+    if _OVERRIDE:
+        return _OVERRIDE[-1].multiprocessors
     return _properties()["multiProcessorCount"]
 
 
-def for_persistent() -> int:
-    """How many multiprocessors a persistent grid takes: one at least."""
-    return max(multiprocessors() - left(), 1) if left() else multiprocessors()
+def persistent_blocks() -> int:
+    """Return how many blocks a persistent grid has: one for each multiprocessor that is not reserved, one at least."""
+    return max(multiprocessors() - reserved_sms(), 1) if reserved_sms() else multiprocessors()
 
 
 def compute_capability() -> int:
-    """90 for 9.0."""
-    if _INSTEAD:
-        return _INSTEAD[-1].compute_capability
+    """Return this device's compute capability, 90 for 9.0."""
+    if _OVERRIDE:
+        return _OVERRIDE[-1].compute_capability
     return int(device.cp.cuda.Device().compute_capability)

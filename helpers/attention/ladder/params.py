@@ -1,4 +1,4 @@
-"""The structs of kernels/*_params.cuh as NumPy has them: what a launch is told besides its pointers.
+"""The structs of kernels/*_params.cuh as dtypes of NumPy: arguments of a launch besides its pointers.
 
 CuPy passes a NumPy array of one element by value, whatever its dtype, and so does the CPU engine.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-UNLIMITED = 2**29  # a window without a limit, as attention_params.cuh has it
+UNLIMITED = 2**29  # a window without a limit, as in attention_params.cuh
 
 STRIDES = np.dtype([(name, np.int64) for name in ("batch", "row", "head")], align=True)
 ATTENTION_PARAMS = np.dtype(

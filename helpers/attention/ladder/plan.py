@@ -1,4 +1,4 @@
-"""Planning: from a call's arrays and options to launches that need nothing more than addresses, forward and backward.
+"""Planning: from a call's arrays and options to launches that need nothing more than addresses, in any direction.
 
     ready, arrays = plan(stage, arrays, options)
     ready.bind(arrays)()
@@ -10,48 +10,35 @@ with its arguments once. Shapes and strides fill structs and a grid, and address
 from __future__ import annotations
 
 import contextlib
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
+
+import numpy as np
 
 from helpers import device
 from helpers.attention import kernel
-from helpers.attention.ladder.call import WITH_HEAD_DIM, Call, Options
-from helpers.attention.ladder.launch import Arguments, DirectLaunch, Launch
-from helpers.attention.ladder.launches import of_rotated, rotated
+from helpers.attention.ladder.call import WITH_HEAD_DIM, AttentionOptions, Call, ForwardOptions
+from helpers.attention.ladder.extras import NAMES, check_positions, extra_inputs
+from helpers.attention.ladder.launch import Arguments, DirectLaunch, EngineLaunch, Launch
+from helpers.attention.ladder.launches import block_mask_scratch, of_rotated, rotated
 from helpers.attention.ladder.layout import Spec, dense_copy, four_axes, negative
-from helpers.attention.ladder.score_mod import ScoreMod, block_mask
-
-if TYPE_CHECKING:
-    from helpers.attention.ladder.contract import Stage
+from helpers.attention.ladder.score_mod import ScoreMod, parse_score_mod
+from helpers.attention.ladder.stage import Stage
 
 GRADIENTS = ("dq", "dk", "dv")
-T = TypeVar("T")
-
-
-class Latest(OrderedDict[tuple[Hashable, ...], T]):
-    """What was planned, by key, the latest alone: lengths that change at every call would else fill the memory."""
-
-    most = 256
-
-    def keep(self, key: tuple[Hashable, ...], planned: T) -> None:
-        """Add it, and forget the oldest where there are too many."""
-        self[key] = planned
-        if len(self) > self.most:
-            with contextlib.suppress(KeyError):  # another thread has just forgotten them
-                self.popitem(last=False)
 
 
 def plan(
     stage: Stage,
     arrays: Mapping[str, Any],
-    options: Options,
+    options: AttentionOptions,
     *,
     longest: tuple[int | None, int | None] = (None, None),
     source: str | None = None,
     sizes: Mapping[str, int] | None = None,
-) -> tuple[Ready, dict[str, Any]]:
+) -> tuple[CompiledPlan, dict[str, Any]]:
     """The launches of a call that this stage can do, compiled; and its arrays as the kernels read them.
 
     Args:
@@ -68,12 +55,13 @@ def plan(
     read = {name: four_axes(a) if name in WITH_HEAD_DIM else a for name, a in arrays.items()}
     call = Call.of({name: Spec.of(a) for name, a in read.items()}, options, longest)
     copies = {name: dense_copy(read[name]) for name in stage.unreadable(call)}
-    if stage.direction == "forward" and call.softmax_scale < 0:  # kernels find maxima before they scale the scores
+    if stage.negates(call):
         copies["q"] = negative(read["q"])
         options = options._replace(softmax_scale=-call.softmax_scale)
     if copies:
-        return plan(stage, read | copies, options, longest=longest, source=source, sizes=sizes)
-    return Ready(stage, call, stage.sizes_for(call, sizes), source), read
+        read |= copies
+        call = Call.of({name: Spec.of(a) for name, a in read.items()}, options, longest)
+    return CompiledPlan(stage, call, stage.sizes_for(call, sizes), source), read
 
 
 def _with_functions(mod: ScoreMod, stage: Stage, file_or_code: str) -> str:
@@ -85,48 +73,64 @@ def _with_functions(mod: ScoreMod, stage: Stage, file_or_code: str) -> str:
     return mod.text(backward=backward, pairs=not backward and "float32" not in stage.dtypes) + code
 
 
-class Ready:
-    """A call's launches, planned and compiled. It depends on no address: see `bind` and `direct`."""
+class CompiledPlan:
+    """A call's launches, planned and compiled, of any direction. It depends on no address: see `bind` and `direct`.
+
+    is_compared: the arguments were compared with the kernels' signatures, for this call or for one like it.
+    """
 
     def __init__(
         self,
         stage: Stage,
-        call: Call,
+        call: Any,
         sizes: Mapping[str, int],
         source: str | None = None,
-        like: Ready | None = None,
+        like: CompiledPlan | None = None,
     ) -> None:
         """
         Args:
-            sizes: the -D options. source: another text of the kernel in place of the stage's file.
-            like: another call's, of the same arrays but for shapes and strides, and sizes: then nothing is compiled.
+            call: of the stage's direction. sizes: the -D options. source: another text of the kernel in place of
+                the stage's file.
+            like: another call's, of the same arrays but for shapes and strides, and sizes: then nothing is compiled,
+                unless this call has a launch that the other has not.
 
         Raises:
             ValueError: more tiles than a grid has room for; the source has no such kernel.
         """
         kernel.COUNTS["planned"] += 1
         before: list[Launch] = []
-        self.scratch: dict[str, Spec] = {}
-        given = call
+        self.stage, self.scratch, given = stage, {}, call
         if "rotary_cos" in call.arrays and "rotates" not in stage.features:
             before, self.scratch, call = rotated(call)
-        self.scratch |= {**stage.scratch(call, sizes), **block_mask(stage, call, sizes)}
+        self.scratch |= {**stage.scratch(call, sizes), **block_mask_scratch(stage, call, sizes)}
         launches = stage.launches(stage, call, sizes)
         self.launches = [*before, *(map(of_rotated, launches) if before else launches)]
-        self._specs = {**given.arrays, **self.scratch}
-        self.kernels: dict[str, kernel.Kernel] = like.kernels if like else {}
+        self._specs: Mapping[str, Spec] = {**given.arrays, **self.scratch}
+        if like is not None and not all(launch.kernel in like.kernels for launch in self.launches):
+            like = None
+        self.kernels: dict[str, kernel.Kernel] = like.kernels if like else self._compiled(call, sizes, source)
         self.arguments: dict[tuple[Any, ...], Arguments] = like.arguments if like else {}
-        if like is None:
-            dtype = call.arrays["q"].dtype.name
-            names = {each.kernel: stage.kernel_name(dtype, each.kernel) for each in self.launches if not each.file}
-            others = {each.kernel: (each.file, dict(each.sizes)) for each in self.launches if each.file}
-            text = (lambda file: file) if call.mod is None else partial(_with_functions, call.mod, stage)
-            jobs = [partial(kernel.load_all, text(source or stage.file), tuple(names.values()), defines=sizes)]
-            jobs += [partial(kernel.load, text(file), name, defines=of) for name, (file, of) in others.items()]
-            with call.mod.explained() if call.mod else contextlib.nullcontext():
-                loaded, *loaded_others = kernel.side_by_side(jobs)
-            self.kernels = {name: loaded[instance] for name, instance in names.items()}
-            self.kernels |= zip(others, loaded_others, strict=True)
+        self.is_compared: bool = like.is_compared if like else False
+
+    def _compiled(self, call: Any, sizes: Mapping[str, int], source: str | None) -> dict[str, kernel.Kernel]:
+        """Compile the kernels of the launches, side by side."""
+        stage, dtype = self.stage, call.arrays["q"].dtype.name
+        names = {each.kernel: stage.kernel_name(dtype, each.kernel) for each in self.launches if not each.file}
+        others = {each.kernel: (each.file, dict(each.sizes)) for each in self.launches if each.file}
+        text = (lambda file: file) if call.mod is None else partial(_with_functions, call.mod, stage)
+        jobs = [partial(kernel.load_all, text(source or stage.file), tuple(names.values()), defines=sizes)]
+        jobs += [partial(kernel.load, text(file), name, defines=of) for name, (file, of) in others.items()]
+        with call.mod.compile_errors_as_value_errors() if call.mod else contextlib.nullcontext():
+            loaded, *loaded_others = kernel.side_by_side(jobs)
+        return {name: loaded[instance] for name, instance in names.items()} | dict(
+            zip(others, loaded_others, strict=True)
+        )
+
+    def views(self, named: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+        """A model's arrays by name as the stage reads them: (batch, heads, rows, head_dim), but for a decoder."""
+        if self.stage.direction == "decode":
+            return dict(named)
+        return {name: four_axes(a.swapaxes(-3, -2)) if name in WITH_HEAD_DIM else a for name, a in named}
 
     def bind(self, arrays: Mapping[str, Any]) -> Callable[[], None]:
         """A function that launches on these arrays. Every argument is compared with the kernel's signature, now.
@@ -145,9 +149,15 @@ class Ready:
         return run
 
     def filled(self, arrays: Mapping[str, Any]) -> list[tuple[Launch, kernel.Kernel, tuple[Any, ...]]]:
-        """Each launch with its kernel, and its arguments with arrays in place of their names; scratch is made here."""
-        every = {**arrays, **{name: device.cp.empty(s.shape, dtype=s.dtype) for name, s in self.scratch.items()}}
+        """Each launch with its kernel, and its arguments with arrays in place of their names.
+
+        Scratch that is not among the arrays is made here.
+        """
+        every = {**{name: self._empty(name, s) for name, s in self.scratch.items() if name not in arrays}, **arrays}
         return [(launch, self.kernels[launch.kernel], launch.arguments(every)) for launch in self.launches]
+
+    def _empty(self, name: str, spec: Spec) -> Any:
+        return (device.cp.zeros if name in self.stage.zeroed else device.cp.empty)(spec.shape, dtype=spec.dtype)
 
     def direct(self, names: Sequence[str]) -> list[DirectLaunch]:
         """The launches for a GPU without any check, for calls like one whose arguments `bind` has compared.
@@ -163,3 +173,123 @@ class Ready:
                 self.arguments[form] = Arguments(launch, self.kernels[launch.kernel].function, slots)
             direct.append(DirectLaunch(self.arguments[form], launch, slots, self._specs))
         return direct
+
+    def on_engine(self, names: Sequence[str]) -> list[EngineLaunch]:
+        """The same for the CPU engine. names: of a model's arrays and of scratch, in the order in which they come."""
+        slots = {name: i for i, name in enumerate(names)}
+        return [EngineLaunch(each, self.kernels[each.kernel], slots, self.views) for each in self.launches]
+
+
+def plan_arrays(
+    stage: Stage,
+    inputs: Mapping[str, Any],
+    outputs: Mapping[str, Any],
+    options: AttentionOptions,
+    cu_seqlens: tuple[Any, Any] | None,
+    **experiment: Any,
+) -> tuple[CompiledPlan, dict[str, Any]]:
+    """`plan.plan` of NumPy or device arrays, of a forward or a backward that `check` has let pass."""
+    cp, longest = device.cp, (None, None)
+    arrays = {**{name: cp.asarray(a) for name, a in inputs.items()}, **outputs}
+    if cu_seqlens is not None:
+        longest = tuple(int(np.diff(cp.asnumpy(cu)).max(initial=0)) for cu in cu_seqlens)
+        arrays |= zip(("cu_seqlens_q", "cu_seqlens_k"), map(cp.asarray, cu_seqlens), strict=True)
+    return plan(stage, arrays, options, longest=longest, **experiment)
+
+
+class Rung(Stage):
+    """A stage of the ladder that can be called: `LADDER["online_softmax"](q, k, v)`."""
+
+    @classmethod
+    def of(cls, stage: Stage) -> Rung:
+        """Make a stage callable."""
+        return cls(**{field.name: getattr(stage, field.name) for field in fields(stage)})
+
+    def __call__(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
+        """softmax(softmax_scale * q k^T) v, for each head.
+
+        Args:
+            q: (N, d), (heads, N, d) or (batch, heads, N, d), NumPy or device array, of a dtype of the stage; N >= 1
+                and 1 <= d <= its max_head_dim.
+            k, v: the same with N_kv >= 1 rows. With the feature gqa, heads may be any divisor of q's.
+            softmax_scale: 1 / sqrt(d) where it is not given.
+            causal: row i sees keys up to i + N_kv - N: the last row sees all (bottom-right, as in FlashAttention).
+            window: (left, right): how many keys before and after that diagonal a row sees; -1 for all of them.
+            return_lse: also the log of the sum of exp(scaled scores) of each row, float32 without the axis d.
+            score_mod, mask_mod, mod_args, score_mod_grad, bias, alibi_slopes, sinks, rotary_cos, rotary_sin,
+                rotary_interleaved, rotary_positions: with the features mod and rotary, as
+                `helpers.attention.flash_attention` has them.
+
+        Returns:
+            The output, of q's shape and dtype, a device array; with return_lse, (o, lse). A row that sees no key is 0,
+            and its lse -inf.
+
+        Raises:
+            TypeError: an array of another dtype; a softmax_scale that is no number; a window that is no pair of ints.
+            ValueError: shapes that do not fit each other or the stage; something the stage cannot do; a
+                softmax_scale that float32 cannot hold.
+        """
+        run, result = self.prepare(q, k, v, **options)
+        run()
+        return result
+
+    def prepare(self, q: Any, k: Any, v: Any, **options: Any) -> tuple[Callable[[], None], Any]:
+        """Everything but the launch: a function that launches, and what it writes. For timing and experiments.
+
+        Args: see `plan`.
+        """
+        ready, arrays, result = self.plan(q, k, v, **options)
+        return (lambda: None) if ready is None else ready.bind(arrays), result
+
+    def plan(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        *,
+        softmax_scale: float | None = None,
+        causal: bool = False,
+        window: tuple[int, int] | None = None,
+        return_lse: bool = False,
+        cu_seqlens: tuple[Any, Any] | None = None,
+        out: Any = None,
+        source: str | None = None,
+        sizes: Mapping[str, int] | None = None,
+        rotary_interleaved: bool = False,
+        score_mod: str | None = None,
+        mask_mod: Any = None,
+        mod_args: Mapping[str, Any] | None = None,
+        score_mod_grad: str | None = None,
+        **extras: Any,
+    ) -> tuple[CompiledPlan | None, dict[str, Any], Any]:
+        """Plan: return the launches (None if there is nothing to do), the arrays by name, and what is written.
+
+        Args, where `__call__` does not have them:
+            cu_seqlens: (cu_seqlens_q, cu_seqlens_k), where each sequence of the packed tokens begins and the last one
+                ends; NumPy int32, as `helpers.attention.flash_attention_varlen` has checked them. q is then
+                (heads, tokens, d).
+            out: a device array to write, in a layout that the stage reads without a copy. Without it a new one, filled
+                with NaN, so that a row nobody writes shows.
+            source: another text of the kernel in place of the file's.
+            sizes: tile sizes in place of the stage's own, such as {"BLOCK_M": 32}.
+        """
+        if unknown := extras.keys() - {*NAMES, "rotary_positions"}:
+            raise TypeError(f"stage {self.name} got an unexpected keyword argument {min(unknown)!r}")
+        mod, of_mod = parse_score_mod(score_mod, mask_mod, mod_args, score_mod_grad)
+        given = extra_inputs(**extras, rotary_interleaved=rotary_interleaved) | of_mod
+        options = ForwardOptions(window, causal, softmax_scale, return_lse, rotary_interleaved, mod=mod)
+        options = self.check(q, k, v, options, packed=cu_seqlens is not None, extras=given)
+        cp = device.cp
+        if 0 in (q.size, k.size):  # packed sequences without a token
+            o = cp.empty(q.shape, dtype=q.dtype) if out is None else out
+            o[...] = 0
+            return None, {}, (o, cp.full(q.shape[:-1], -cp.inf, dtype=cp.float32)) if return_lse else o
+        o = cp.full(q.shape, cp.nan, dtype=q.dtype) if out is None else out
+        if o.shape != q.shape or o.dtype != q.dtype or not self.reads(o):
+            got = f"shape {o.shape}, strides {o.strides}, dtype {o.dtype}"
+            raise ValueError(f"out is written in place, so it must be as stage {self.name} takes q; got {got}")
+        outputs = {"o": o, **({"lse": cp.full(q.shape[:-1], cp.nan, dtype=cp.float32)} if return_lse else {})}
+        check_positions(given)
+        inputs = {"q": q, "k": k, "v": v, **given}
+        ready, arrays = plan_arrays(self, inputs, outputs, options, cu_seqlens, source=source, sizes=sizes)
+        return ready, arrays, (o, outputs["lse"]) if return_lse else o

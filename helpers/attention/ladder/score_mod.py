@@ -14,36 +14,18 @@ import itertools
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from helpers.attention.ladder.layout import Spec
 from helpers.engine.cuda_source.signatures import dtype_of
 
-if TYPE_CHECKING:
-    from helpers.attention.ladder.call import Call
-    from helpers.attention.ladder.contract import Stage
-
 NAMES = ("score", "distance", "batch", "head", "kv_head", "q_idx", "kv_idx", "q_len", "kv_len")
 _TAKEN = {
     *NAMES,
-    "y",
-    "loaded",
-    "load_pair",
-    "prefetch",
-    "grad",
-    "bias",
-    "alibi_slopes",
-    "sinks",
-    "entries",
-    "block_mask",
-    "mask_batch",
-    "mask_head",
-    "mask_tile",
-    "sink",
-    "score_mod",
-    "mask_mod",
+    *("y", "loaded", "load_pair", "prefetch", "grad", "bias", "alibi_slopes", "sinks", "sink", "score_mod", "mask_mod"),
+    *("entries", "block_mask", "mask_batch", "mask_head", "mask_tile"),
 }
 _C_TYPES = {
     **{"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16", "bool": "bool"},
@@ -57,7 +39,7 @@ _NEG_INF = "__int_as_float(0xff800000)"
 
 
 class Pair(NamedTuple):
-    """Two neighbours of an array: their dtype, where the first one is, and a function that has a value as `loaded`."""
+    """Two neighbours of an array, loaded together. at: the address of the first. text: a function of `loaded`."""
 
     dtype: str
     at: str
@@ -77,11 +59,11 @@ class Function(NamedTuple):
 
 
 class ScoreMod(NamedTuple):
-    """What stands between the scale and the softmax of a call.
+    """The functions between the scale and the softmax of a call.
 
-    scores: applied one after the other. mask: whether a row sees a key; empty for all. sink: the text of a sink's
-        score, or empty. values: (name, dtype, number) of what is passed by value. arrays: (name, dtype, the call's name
-        for it) of what is passed as a pointer. kept: the number of a `BlockMask`, or 0.
+    scores: applied one after the other. mask: true where a row sees a key; empty for all. sink: the text of a sink's
+        score, or empty. values: (name, dtype, number) of each argument by value. arrays: (name, dtype, the call's name
+        for it) of each pointer. kept: the number of a `BlockMask`, or 0.
     """
 
     scores: tuple[Function, ...] = ()
@@ -92,7 +74,7 @@ class ScoreMod(NamedTuple):
     kept: int = 0
 
     def and_then(self, other: ScoreMod) -> ScoreMod:
-        """The functions of both, the other's last."""
+        """Return the functions of both, the other's last."""
         scores, values, arrays = self.scores + other.scores, self.values + other.values, self.arrays + other.arrays
         return ScoreMod(
             scores, self.mask or other.mask, self.sink or other.sink, values, arrays, self.kept or other.kept
@@ -100,44 +82,44 @@ class ScoreMod(NamedTuple):
 
     @property
     def form(self) -> ScoreMod:
-        """The same without the numbers: what the text depends on."""
+        """The same without the numbers: all that the text depends on."""
         return self._replace(values=tuple((name, dtype, None) for name, dtype, _ in self.values), kept=0)
 
     @property
-    def asks_for(self) -> set[str]:
+    def names_used(self) -> set[str]:
         """The names that the mask uses."""
         return set(re.findall(r"[A-Za-z_]\w*", self.mask))
 
     @property
-    def counts_heads(self) -> bool:
-        """Whether a launch of some of the heads would be another call: arrays of bias and slopes are cut as q is."""
+    def depends_on_head_index(self) -> bool:
+        """True if a launch of some of the heads computes something else: only bias and slopes are cut as q is."""
         return bool(self.mask or self.sink or any(function.name == "score_mod" for function in self.scores))
 
     @property
     def mask_changes(self) -> bool:
-        """Whether two calls of the same shapes may have different masks."""
-        return not self.kept and any(name in self.asks_for for name, *_ in self.arrays)
+        """True if two calls of the same shapes may have different masks."""
+        return not self.kept and any(name in self.names_used for name, *_ in self.arrays)
 
     def without_scores(self) -> ScoreMod:
-        """The mask alone."""
+        """Return the mask alone."""
         return self._replace(scores=(), sink="")
 
     def arguments(self, block_mask: tuple[Any, ...] = (None, np.int64(0), np.int64(0), np.int32(0))) -> tuple[Any, ...]:
-        """What a kernel gets behind its own arguments: `HOOK_PARAMETERS`.
+        """Return the arguments for `HOOK_PARAMETERS`, which a kernel has behind its own.
 
         Args:
-            block_mask: its array; and from one batch, head and tile to the next, in elements.
+            block_mask: its array, and the steps from one batch, head and tile to the next, in elements.
         """
         values = (dtype_of(dtype).type(value) for _, dtype, value in self.values)
         return (*(array for *_, array in self.arrays), *values, *(block_mask if self.mask else ()))
 
     @property
     def has_derivative(self) -> bool:
-        """Whether some function's derivative is other than 1."""
+        """True if some function's derivative is other than 1."""
         return any(function.grad != "1" for function in self.scores)
 
     def text(self, *, backward: bool = False, pairs: bool = False) -> str:
-        """What comes before a kernel's text.
+        """Write the text that comes before a kernel's.
 
         Args:
             backward: with derivatives, where they are not 1. pairs: keys 2 j and 2 j + 1 of a thread are neighbours.
@@ -210,8 +192,8 @@ class ScoreMod(NamedTuple):
         return "\n".join([*lines, "};", ""])
 
     @contextlib.contextmanager
-    def explained(self) -> Iterator[None]:
-        """Within it, a compiler's message about the caller's text is a ValueError that shows the text."""
+    def compile_errors_as_value_errors(self) -> Iterator[None]:
+        """Turn a compiler's message about the caller's text into a ValueError that shows the text."""
         try:
             yield
         except Exception as error:
@@ -253,60 +235,43 @@ _SHOULD_BE = {
 }
 
 
-def _member(name: str, parameters: str, text: str, told: str, result: str = "float") -> list[str]:
-    """A function of the struct. The caller's text, and the check of its type, are in a file that is called as the
-    caller calls it: so messages and the X-ray name it, with its lines."""
+def _member(name: str, parameters: str, text: str, shown_name: str, result: str = "float") -> list[str]:
+    """Write a function of the struct.
+
+    The caller's text, and the check of its type, are in a file with the caller's name for it, so that messages and the
+    X-ray name it, with its lines.
+    """
     head = f"  __device__ __forceinline__ {result} {name}({parameters}) const {{"
     check = f'static_assert(mod_returns<{result}, decltype(+mod_result)>, "{_SHOULD_BE[result]}");'
     end = "\n);" if "//" in text else ");"
     body = f"    auto mod_result = ({text}{end}\n    {check}\n    return mod_result;"
-    return [head, f'#line 1 "{told}"', body, '#line 1 "score_mod.h"', "  }"]
+    return [head, f'#line 1 "{shown_name}"', body, '#line 1 "score_mod.h"', "  }"]
 
 
 class BlockMask:
-    """A mask_mod with what it reads, whose numbers do not change: its tiles are classified once for each shape."""
+    """A mask_mod whose arguments do not change, so that its tiles are classified once for each shape."""
 
     _numbers = itertools.count(1)
 
     def __init__(self, mask_mod: str, mod_args: Mapping[str, Any] | None = None) -> None:
-        """As `make_block_mask`."""
+        """Take the arguments of `make_block_mask`."""
         self.mask_mod, self.mod_args = _text("mask_mod", mask_mod), dict(mod_args or {})
         self.number = next(self._numbers)
 
 
 def make_block_mask(mask_mod: str, mod_args: Mapping[str, Any] | None = None) -> BlockMask:
-    """A mask to call attention with again and again: `flash_attention(q, k, v, mask_mod=block_mask)`.
+    """Make a mask for many calls of attention: `flash_attention(q, k, v, mask_mod=block_mask)`.
 
-    Which tiles it hides is found out by the first call of each shape, and kept. So the arrays in mod_args must not
+    The first call of each shape finds which tiles it hides, for all later ones. So the arrays in mod_args must not
     change afterwards.
 
     Args:
-        mask_mod, mod_args: as `helpers.attention.flash_attention` has them.
+        mask_mod, mod_args: as in `helpers.attention.flash_attention`.
     """
     return BlockMask(mask_mod, mod_args)
 
 
-BLOCK_MASK, BLOCK_MASK_THREADS = "11_block_mask.cu", 512
-
-
-def block_mask(stage: Stage, call: Call, sizes: Mapping[str, int]) -> dict[str, Spec]:
-    """The scratch array that a call with a mask needs: for each tile, how many of the other side follow, and which.
-
-    (sequences, heads, tiles, 1 + tiles of the other side); one sequence and one head, where all have the same mask.
-    """
-    mod = call.mod
-    if mod is None or not mod.mask:
-        return {}
-    q, k = call.arrays["q"].shape, call.arrays["k"].shape
-    rows, keys = (call.rows, call.keys) if call.packed else (q[2], k[2])
-    tiles = -(-rows // sizes["BLOCK_M"]), -(-keys // sizes["BLOCK_N"])
-    own, other = tiles[::-1] if stage.direction == "backward" else tiles
-    sequences = call.sequences if call.packed or "batch" in mod.asks_for else 1
-    heads = call.heads if mod.asks_for & {"head", "kv_head"} else 1
-    return {"block_mask": Spec.dense((sequences, heads, own, 1 + other), np.int32)}
-
-
-def read(
+def parse_score_mod(
     score_mod: str | None = None,
     mask_mod: str | BlockMask | None = None,
     mod_args: Mapping[str, Any] | None = None,
@@ -314,11 +279,11 @@ def read(
     *,
     backward: bool = False,
 ) -> tuple[ScoreMod | None, dict[str, Any]]:
-    """The caller's functions, and the arrays that they read by the names that a call has for them.
+    """Return the caller's functions, and the arrays that they read by the names that a call has for them.
 
     Raises:
-        TypeError: a text that is no string; an argument that is no number of NumPy and no array.
-        ValueError: a name that is no name in C++, or is taken; a derivative without a function, arguments of none.
+        TypeError: a text is not a string; an argument is neither a NumPy number nor an array.
+        ValueError: a name is not one in C++, or is taken; a derivative or arguments come without a function.
     """
     if score_mod is mask_mod is mod_args is score_mod_grad is None:  # most calls
         return None, {}
@@ -380,10 +345,10 @@ def _text(name: str, text: Any) -> str:
     return text.strip()
 
 
-def of_call(mod: ScoreMod | None, arrays: Mapping[str, Spec]) -> ScoreMod | None:
-    """The functions of a call: the caller's, whose arrays have types now, then those of its bias, slopes and sinks.
+def bind_to_call(mod: ScoreMod | None, arrays: Mapping[str, Spec]) -> ScoreMod | None:
+    """Return a call's functions: the caller's, whose arrays have types now, then those of its bias, slopes and sinks.
 
-    In this order a key that a bias hides stays hidden, and a soft cap is one of q k^T alone, as models have it.
+    In this order a key that a bias hides stays hidden, and a soft cap applies to q k^T alone, as in models.
     """
     presets = ScoreMod()
     if bias := arrays.get("bias"):
@@ -410,7 +375,7 @@ def _pointer(name: str, a: Spec) -> tuple[str, str, str]:
 
 
 def _bias(bias: Spec) -> ScoreMod:
-    """An array on the scores, added, or of bool: True where a row sees a key."""
+    """Make the function of a bias: an array added to the scores, or of bool, True where a row sees a key."""
     values, index = _index("bias", bias, ("batch", "head", "(q_idx - kv_len + q_len)", "kv_idx"))
     seen = bias.dtype == np.bool_
     text, of_pair = (
@@ -439,7 +404,7 @@ _PAIRS = {
 
 
 def _index(name: str, a: Spec, axes: tuple[str, ...]) -> tuple[tuple[tuple[str, str, int], ...], str]:
-    """An element of an array by its strides: those as values, and the expression."""
+    """Write the index of an array's element. Returns the strides, which become values, and the expression."""
     values, terms = [], []
     for axis, size, stride in zip(axes, a.shape, a.strides, strict=True):
         step = stride // a.dtype.itemsize

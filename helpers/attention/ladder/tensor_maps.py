@@ -1,4 +1,4 @@
-"""Tensor maps: what a TMA copy is told of an array. The driver makes them, and a kernel takes them by value.
+"""Tensor maps: descriptions of arrays that TMA copies read. The driver makes them, and a kernel takes them by value.
 
     tensor_map(Spec.of(k), address(k), box_rows=128)  # for `const __grid_constant__ TensorMap k_map`
 
@@ -29,10 +29,10 @@ _SWIZZLE_128B, _L2_PROMOTION_128B = 3, 2
 
 
 def dimensions(spec: Spec) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(sizes, strides in bytes) of an array (batch, heads, rows, head_dim), the fastest first, as the driver has them.
+    """Return the driver's (sizes, strides in bytes) of an array (batch, heads, rows, head_dim), the fastest first.
 
-    The strides of head_dim's elements are not among the strides. A dimension of size 1 gets a stride that is allowed:
-    libraries leave any number there. One that is broadcast keeps its 0, which the driver takes.
+    head_dim has no stride. A dimension of size 1 gets a stride that is allowed, as libraries leave any number there. A
+    broadcast one keeps its 0, which the driver accepts.
     """
     sizes = tuple(reversed(spec.shape))
     row = -(-sizes[0] * spec.dtype.itemsize // 16) * 16
@@ -41,7 +41,7 @@ def dimensions(spec: Spec) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def tensor_map(spec: Spec, address: int, *, box_rows: int) -> np.ndarray:
-    """The map of a half-type array at an address, for swizzled copies of 64 columns and `box_rows` rows.
+    """Make the map of a half-type array at an address, for swizzled copies of 64 columns and `box_rows` rows.
 
     Args:
         spec: the array, (batch, heads, rows, head_dim). address: of its first element, a multiple of 16.
@@ -63,7 +63,7 @@ def tensor_map(spec: Spec, address: int, *, box_rows: int) -> np.ndarray:
 
 
 def _encode(spec: Spec, address: int, box_rows: int) -> tuple[int, Any]:
-    """(where the map is in the host's memory, what keeps it there)."""
+    """Return the map's address in the host's memory, and the object that keeps it there."""
     if not device.ON_GPU:
         box = (PANEL_COLUMNS, box_rows, 1, 1)
         how = spec.dtype.name, address, *dimensions(spec), box
@@ -86,14 +86,14 @@ def _encode(spec: Spec, address: int, box_rows: int) -> tuple[int, Any]:
 
 @functools.lru_cache(maxsize=256)
 def _numbers(spec: Spec, box_rows: int) -> tuple[bytes, ...]:
-    """The driver's arrays: sizes, strides, the box, and from one element of it to the next. K and V share them."""
+    """Pack the driver's arrays: sizes, strides, the box and its element strides. K and V share them."""
     sizes, strides = dimensions(spec)
     box = struct.pack("=4I", PANEL_COLUMNS, box_rows, 1, 1)
     return struct.pack("=4Q", *sizes), struct.pack("=3Q", *strides), box, struct.pack("=4I", 1, 1, 1, 1)
 
 
 class Made(NamedTuple):
-    """What a map of the driver was made of, the fastest dimension first; strides in bytes."""
+    """The description that a map of the driver was made from, the fastest dimension first; strides in bytes."""
 
     dtype: str
     address: int
@@ -107,14 +107,14 @@ _MOST_MADE = 1024
 
 
 def made_of(argument: Any) -> Made | None:
-    """What a map that `tensor_map` made on a GPU says: its bytes are documented nowhere. None for anything else."""
+    """Return the description of a map that `tensor_map` made on a GPU, None for anything else: its bytes are opaque."""
     is_map = isinstance(argument, np.ndarray) and argument.nbytes == 128 and argument.size == 1
     return _MADE.get(argument.tobytes()) if is_map else None
 
 
 @functools.cache
 def _driver_function() -> Any:
-    """cuTensorMapEncodeTiled of the CUDA driver. CuPy has made a context by now: it holds the arrays."""
+    """Return cuTensorMapEncodeTiled of the CUDA driver. CuPy, which holds the arrays, has made a context by now."""
     driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     number, pointer = ctypes.c_int, ctypes.c_void_p
     arrays = (ctypes.c_char_p,) * 4
@@ -122,15 +122,15 @@ def _driver_function() -> Any:
     return driver.cuTensorMapEncodeTiled
 
 
-class Kept:
-    """The maps of one argument by address: a model calls with the same few addresses again and again."""
+class MapCache:
+    """The maps of one argument by address, as a model calls with the same few addresses again and again."""
 
     MOST = 64
 
     def __init__(self, spec: Spec, box_rows: int) -> None:
         """
         Args:
-            spec: of the array of every call. box_rows: as `tensor_map` has it.
+            spec: of the array of every call. box_rows: as in `tensor_map`.
         """
         self._spec, self._box_rows = spec, box_rows
         self._maps: dict[int, tuple[int, Any]] = {}
@@ -139,9 +139,9 @@ class Kept:
         return len(self._maps)
 
     def at(self, address: int) -> tuple[int, Any]:
-        """Where in the host's memory the map of the array at this address is, and what keeps it there.
+        """Return the host address of the map of the array at this address, and the object that keeps it there.
 
-        Another thread may let go of it at any time: hold the second until the launch has returned.
+        Another thread may drop it at any time, so hold the object until the launch has returned.
         """
         entry = self._maps.get(address)
         if entry is None:

@@ -1,1 +1,1 @@
-"""Studies: what was measured once, for a claim of a notebook, and how to measure it again."""
+"""Studies: each measures one claim of a notebook, and formats its record."""

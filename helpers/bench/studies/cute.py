@@ -1,4 +1,4 @@
-"""What CuTe buys and costs: 12 and its first step beside 07, in time, registers, instructions and seconds to compile.
+"""Compare flash_cute and its first step with flash_mma: time, registers, instructions and seconds to compile.
 
 At each shape the kernels are timed in turns, on the same 16,384 tokens of 2048 columns: 32 heads of 64 or 16 of 128.
 Each result is compared with float64 first, in some of its rows. "compiled" has each kernel as NVRTC compiles it without
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.attention import kernel
-from helpers.attention.ladder import LADDER, Stage
+from helpers.attention.ladder import LADDER, Rung
 from helpers.attention.ladder.steps import CLIMBS
 from helpers.bench import peers, records, sass_loop
 from helpers.bench.cases import Case, Inputs, Sample, Shape
@@ -39,7 +39,7 @@ TOKENS, COLUMNS = 16384, 2048
 LENGTHS, HEAD_DIMS = (512, 4096, 16384), (64, 128)
 SQUARE = (("BLOCK_M", 64), ("BLOCK_N", 64))  # the tile that 12 begins with
 PROCESSES = min(16, os.cpu_count() or 1)  # that compile at the same time
-PEER = "SDPA flash"  # FlashAttention-2, as PyTorch has it
+PEER = "SDPA flash"  # FlashAttention-2 in PyTorch
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ class Way:
     """A kernel with its tiles: the stage's own, or others."""
 
     name: str
-    stage: Stage
+    stage: Rung
     sizes: tuple[tuple[str, int], ...] = ()
 
     def defines(self, head_dim: int) -> dict[str, int]:
-        """All -D options, in the order in which a launch gives them, so that CuPy's cache knows them."""
+        """Return all -D options, in the order in which a launch gives them, so that CuPy's cache knows them."""
         return {**tile_sizes(self.stage, Case((1, COLUMNS, TOKENS, head_dim), DTYPE)), **dict(self.sizes)}
 
 
@@ -74,7 +74,7 @@ CASES = tuple(
 
 
 def cold(way: Way, head_dim: int, arch: str = ARCH) -> dict[str, Any]:
-    """NVRTC's work on a kernel, with no cache: seconds, registers, spills in bytes, instructions of its tile loop.
+    """Compile a kernel by NVRTC without a cache: seconds, registers, spilled bytes, instructions of its tile loop.
 
     The counts of instructions are None where nvdisasm is not in PATH.
 
@@ -114,7 +114,7 @@ def cold(way: Way, head_dim: int, arch: str = ARCH) -> dict[str, Any]:
 
 
 def _instructions(cubin: bytes) -> dict[str, Any]:
-    """Instructions of the kernel and of its tile loop, and the loop's by opcode; Nones without nvdisasm."""
+    """Return instructions of the kernel and of its tile loop, and the loop's by opcode; Nones without nvdisasm."""
     if shutil.which("nvdisasm") is None:
         return {"instructions": None, "loop": None, "opcodes": None}
     with tempfile.TemporaryDirectory() as folder:
@@ -128,7 +128,7 @@ def _instructions(cubin: bytes) -> dict[str, Any]:
 
 
 def lines(file: str) -> dict[str, int]:
-    """Lines of a kernel's text with what it includes of the course's: of code, which is all but comments; and all.
+    """Count lines of a kernel and of what it includes of the course's: {"code": all but comments, "all": ...}.
 
     Without attention_params.cuh, which all kernels from 05 on share.
     """
@@ -144,12 +144,12 @@ def lines(file: str) -> dict[str, int]:
 
 @functools.lru_cache(maxsize=2)
 def _inputs(shape: Shape) -> Inputs:
-    """Made once for a shape with and without a mask."""
+    """Make the inputs of a shape once, for both masks."""
     return Inputs(shape, DTYPE)
 
 
 def timed(cases: Sequence[Case] = CASES, ways: Sequence[Way] = WAYS, rounds: int = ROUNDS) -> Iterator[dict[str, Any]]:
-    """Milliseconds, TFLOP/s and memory of each way at each case, beside 07's: checked first, then timed in turns.
+    """Time each way at each case: check first, then in turns. Yield milliseconds, TFLOP/s and memory.
 
     extra_bytes: what a call takes beyond q, k, v and its output; None on the CPU engine.
 
@@ -178,7 +178,7 @@ def timed(cases: Sequence[Case] = CASES, ways: Sequence[Way] = WAYS, rounds: int
 def _first_run(
     way: Way, arrays: Sequence[Any], case: Case, sample: Sample
 ) -> tuple[Callable[[], None], float, int | None]:
-    """A function that launches, the error of its first run, and the bytes that CuPy's arrays took beyond the output."""
+    """Return a function that launches, its first run's error, and the bytes allocated beyond the output."""
     pool = cp.get_default_memory_pool() if ON_GPU else None
     before = pool.used_bytes() if pool else 0
     run, o = way.stage.prepare(*arrays, causal=case.causal, sizes=dict(way.sizes))
@@ -187,7 +187,7 @@ def _first_run(
 
 
 def _torch_extra(run: Callable[[], Any]) -> int:
-    """PyTorch's peak during a call of a peer, beyond what it held before and the output."""
+    """Measure PyTorch's peak during a call of a peer, beyond what it held before and the output."""
     torch = peers.torch_on_gpu()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
@@ -201,7 +201,7 @@ def _torch_extra(run: Callable[[], Any]) -> int:
 
 
 def _cold(index: int, head_dim: int) -> dict[str, Any]:
-    """`cold` of WAYS[index]: another process is told a number, since a stage's functions cannot be sent to it."""
+    """Run `cold` of WAYS[index] in another process, to which a stage's functions cannot be sent."""
     return cold(WAYS[index], head_dim)
 
 
@@ -230,7 +230,7 @@ def _head() -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """This machine's processor by name, where Linux says it."""
+    """Name this machine's processor, if Linux tells it."""
     with contextlib.suppress(OSError):
         if name := re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8")):
             return f"{name[1]}, {os.cpu_count()} cores"
@@ -242,7 +242,7 @@ take = STUDY.take
 
 
 def row(name: str, n: int, head_dim: int, *, causal: bool = False) -> dict[str, Any] | None:
-    """One recorded time, or None."""
+    """Return one recorded time, or None."""
     for each in (recorded() or {}).get("timed", ()):
         if (each["name"], *each["shape"][2:], each["causal"]) == (name, n, head_dim, causal):
             return each
@@ -250,13 +250,13 @@ def row(name: str, n: int, head_dim: int, *, causal: bool = False) -> dict[str, 
 
 
 def compiled_row(name: str, head_dim: int) -> dict[str, Any] | None:
-    """What the compiler made of one kernel, or None."""
+    """Return what the compiler made of one kernel, or None."""
     rows = (recorded() or {}).get("compiled", ())
     return next((each for each in rows if (each["name"], each["head_dim"]) == (name, head_dim)), None)
 
 
 def times_table(record: Mapping[str, Any] | None = None, *, names: Sequence[str] = ()) -> str:
-    """TFLOP/s of each kernel and how many times as fast as 07 it is, as text: a case a line.
+    """Format TFLOP/s of each kernel and its speed over flash_mma as text: a case a line.
 
     Args:
         names: of the kernels that are shown; all that are recorded where it is empty.
@@ -269,7 +269,7 @@ def times_table(record: Mapping[str, Any] | None = None, *, names: Sequence[str]
 
 
 def memory_table(record: Mapping[str, Any] | None = None, *, names: Sequence[str] = ()) -> str:
-    """MiB that a call takes beyond q, k, v and its output, as text, as `times_table`."""
+    """Format the MiB that a call takes beyond q, k, v and its output as text, like `times_table`."""
 
     def cell(row: Mapping[str, Any]) -> str:
         return "" if row["extra_bytes"] is None else f"{row['extra_bytes'] / 2**20:.1f}"
@@ -281,7 +281,7 @@ def memory_table(record: Mapping[str, Any] | None = None, *, names: Sequence[str
 def _by_case(
     title: str, cell: Callable[[Mapping[str, Any]], str], record: Mapping[str, Any] | None, names: Sequence[str]
 ) -> str:
-    """A line for each recorded case, a column for each kernel."""
+    """Format a line for each recorded case, a column for each kernel."""
     columns = {name: max(len(name), 10) + 2 for name in names or dict.fromkeys(r["name"] for r in record["timed"])}
     table = [f"{title:34}" + "".join(f"{name:>{width}}" for name, width in columns.items())]
     for shape, causal in dict.fromkeys((tuple(r["shape"]), r["causal"]) for r in record["timed"]):
@@ -293,7 +293,7 @@ def _by_case(
 
 @records.shown
 def compiled_table(record: Mapping[str, Any] | None = None) -> str:
-    """Lines of code, seconds to compile, registers, spills and instructions of each kernel, as text."""
+    """Format lines of code, seconds to compile, registers, spills and instructions of each kernel, as text."""
     heads = ("lines", "seconds", "registers", "spills", "instructions", "a tile", "integer")
     table = [f"{'':30}" + "".join(f"{head:>14}" for head in heads)]
     for row in record["compiled"]:
@@ -316,13 +316,13 @@ _INTEGER = re.compile(
 
 
 def integer_instructions(opcodes: Mapping[str, int]) -> int:
-    """How many of a loop's instructions compute addresses, counters and predicates."""
+    """Count a loop's instructions that compute addresses, counters and predicates."""
     return sum(count for name, count in opcodes.items() if _INTEGER.fullmatch(name))
 
 
 @records.shown
 def table(record: Mapping[str, Any] | None = None) -> str:
-    """A record as text; the committed one where none is given."""
+    """Format a record as text; the committed one where none is given."""
     how = record["how"]
     compiler = (
         f"compiled by NVRTC {how['nvrtc']} for {how['architecture']}, {how['processes']} at a time: {how['machine']}"

@@ -1,9 +1,9 @@
-"""Decoding beside cuDNN, FlashAttention and FlashInfer, on a GPU: how fast K and V are read.
+"""Compare decoding with cuDNN, FlashAttention and FlashInfer on a GPU: how fast K and V are read.
 
     python3 -m helpers.bench.study decoding FILE [rows] [mixed] [steps] [tune] [host]
 
 bfloat16, one new token of each sequence. Every result is compared with float64 in two heads first. Then all are timed
-in turns, the queue kept full, so that no time of the host is in them, and after another array has been read: the L2
+in turns, the queue kept full, so no host time is in them, and after another array has been read: the L2
 cache holds nothing of K and V, nor anything to be written back. GB/s are those of K and V, each once. Peers are
 there where they can be imported: PyTorch's SDPA, FlashAttention-3 (flash_attn_interface, or the wheel fa3-fwd) and
 FlashInfer. Without words all parts are measured but "tune", which tries other sizes.
@@ -67,7 +67,7 @@ class Inputs:
         self.paged = {page: self._in_pages(page, keys) for page in pages}
 
     def _in_pages(self, page: int, keys: int) -> tuple[Any, Any, Any]:
-        """Caches (pages, page, kv_heads, d), their pages in any order, and the table."""
+        """Make caches (pages, page, kv_heads, d) with their pages in any order, and the block table."""
         torch, batch = self.torch, len(self.host_lengths)
         order = torch.randperm(batch * keys // page, device="cuda")
         table = order.to(torch.int32).reshape(batch, keys // page)
@@ -84,24 +84,24 @@ class Inputs:
         return 2 * 2 * sum(self.host_lengths) * self.kv_heads * self.d
 
     def exact(self, sequence: int, head: int) -> np.ndarray:
-        """The output of one head in float64."""
+        """Return the output of one head in float64."""
         n, kv_head = self.host_lengths[sequence], head // (self.heads // self.kv_heads)
         q = self.q[sequence, 0, head].double()
         k, v = (a[sequence, :n, kv_head].double() for a in (self.k, self.v))
         return ((q @ k.T * self.d**-0.5).softmax(0) @ v).cpu().numpy()
 
     def error(self, o: Any) -> float:
-        """The largest one in two heads, of an output with the heads of a sequence in order."""
+        """Return the largest error in two heads, of an output with the heads of a sequence in order."""
         o = o.reshape(len(self.host_lengths), self.heads, self.d).float().cpu().numpy()
         exact = {at: self.exact(*at) for at in ((0, 0), (len(o) - 1, self.heads - 1))}
         return max(float(np.abs(o[at] - head).max() / np.abs(head).max()) for at, head in exact.items())
 
 
-# ---- who takes part
+# ---- our kernel and its peers
 
 
 def ours(inputs: Inputs) -> Iterator[tuple[str, Way]]:
-    """The kernel on contiguous caches and on pages."""
+    """Yield the kernel on contiguous caches and on pages."""
     call = functools.partial(flash_attention_with_kvcache, inputs.q, cache_seqlens=inputs.lengths)
     yield "contiguous", functools.partial(call, inputs.k, inputs.v)
     for page, (k, v, table) in inputs.paged.items():
@@ -109,7 +109,7 @@ def ours(inputs: Inputs) -> Iterator[tuple[str, Way]]:
 
 
 def sdpa(inputs: Inputs) -> Iterator[tuple[str, Way]]:
-    """PyTorch's, which has no lengths: where all sequences have the same."""
+    """Yield PyTorch's SDPA, which takes no lengths, if all sequences have the same."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     q, k, v = (a.transpose(1, 2) for a in (inputs.q, inputs.k, inputs.v))
@@ -124,7 +124,7 @@ def sdpa(inputs: Inputs) -> Iterator[tuple[str, Way]]:
 
 
 def flash_attention_3(inputs: Inputs) -> Iterator[tuple[str, Way]]:
-    """Its flash_attn_with_kvcache."""
+    """Yield FlashAttention-3's flash_attn_with_kvcache."""
     found = [name for name in FLASH_ATTENTION_3 if importlib.util.find_spec(name)]
     module = importlib.import_module(found[0] if found else FLASH_ATTENTION_3[0])
     call = functools.partial(module.flash_attn_with_kvcache, inputs.q, cache_seqlens=inputs.lengths, causal=True)
@@ -134,7 +134,7 @@ def flash_attention_3(inputs: Inputs) -> Iterator[tuple[str, Way]]:
 
 
 def flashinfer(inputs: Inputs) -> Iterator[tuple[str, Way]]:
-    """Planned on the host before; with pages of 16."""
+    """Yield FlashInfer, planned on the host before, with pages of 16."""
     module = importlib.import_module(FLASH_INFER)
     torch, page = inputs.torch, 16
     if page not in inputs.paged:
@@ -153,7 +153,7 @@ def flashinfer(inputs: Inputs) -> Iterator[tuple[str, Way]]:
 
 
 def reading(inputs: Inputs) -> Iterator[tuple[str, Way]]:
-    """What reading K and V takes alone: their sums, as integers of 64 bits."""
+    """Yield what reading K and V takes alone: their sums, as integers of 64 bits."""
     k, v = (a.view(inputs.torch.int64) for a in (inputs.k, inputs.v))
     yield "read (sum)", lambda: (k.sum(), v.sum())
 
@@ -163,7 +163,7 @@ PEERS = sdpa, flash_attention_3, flashinfer
 
 
 def able(inputs: Inputs, makers: Sequence[Callable[[Inputs], Iterator[tuple[str, Way]]]]) -> dict[str, Way]:
-    """The ways that run here and agree with float64; why others do not is printed."""
+    """Return the ways that run here and agree with float64; print why others do not."""
     ways: dict[str, Way] = {}
     for maker in makers:
         try:
@@ -189,7 +189,7 @@ def timed(what: Mapping[str, Any], inputs: Inputs, ways: Mapping[str, Way], over
 
 
 def measure_rows() -> Iterator[list[Row]]:
-    """Every row of the table: ours, peers, and what reading takes."""
+    """Measure every row of the table: ours, peers, and what reading takes."""
     for row in ROWS:
         inputs = Inputs(row)
         ways = able(inputs, (ours, *PEERS)) | dict(reading(inputs))
@@ -197,13 +197,13 @@ def measure_rows() -> Iterator[list[Row]]:
 
 
 def mixed_lengths() -> list[int]:
-    """Of the sequences of MIXED, uniform between the shortest and the longest, both of which are there."""
+    """Draw the lengths of MIXED, uniform between the shortest and the longest, and both of these."""
     count, least, most = MIXED
     return [least, most, *map(int, np.random.default_rng(7).integers(least, most + 1, count - 2))]
 
 
 def measure_mixed() -> Iterator[list[Row]]:
-    """Sequences of very different lengths."""
+    """Measure sequences of very different lengths."""
     count, _, most = MIXED
     row = count, most, 32, 8, 128
     inputs = Inputs(row, mixed_lengths(), pages=(16,))
@@ -212,7 +212,7 @@ def measure_mixed() -> Iterator[list[Row]]:
 
 
 def measure_steps() -> Iterator[list[Row]]:
-    """The steps to the kernel, each beside the one before it."""
+    """Measure the steps to the kernel, each compared with the one before it."""
     for row in STEP_ROWS:
         inputs = Inputs(row, pages=())
 
@@ -235,7 +235,7 @@ def measure_steps() -> Iterator[list[Row]]:
 
 
 def measure_tune() -> Iterator[list[Row]]:
-    """Other numbers of warps, stages and keys of a tile, and of keys a stretch has at least."""
+    """Measure other numbers of warps, stages and keys of a tile, and least numbers of keys of a split."""
     for row in TUNE_ROWS:
         inputs = Inputs(row, pages=())
         arrays = {"q": inputs.q, "k_cache": inputs.k, "v_cache": inputs.v, "cache_seqlens": inputs.lengths}
@@ -249,17 +249,17 @@ def measure_tune() -> Iterator[list[Row]]:
 
 
 def _tuned(given: Mapping[str, Any], sizes: Mapping[str, int], **constants: int) -> dict[str, Way]:
-    """The kernel with these sizes, if they fit, and constants of decoders.py."""
-    _, call, _ = decoding.check({name: Spec.of(a) for name, a in given.items()}, decoding.Options())
-    chosen = {**decoders.SPLIT_KV.sizes(call), **sizes}
+    """Prepare the kernel with these sizes, if they fit, and these constants of decoders.py."""
+    _, call, _ = decoding.check({name: Spec.of(a) for name, a in given.items()}, decoding.DecodeOptions())
+    chosen = {**decoders.SPLIT_KV.sizes_for(call), **sizes}
     if decoders.shared_bytes(chosen, 2) + decoders.RESERVED > limits.most_shared():
         return {}
     kept = {name: getattr(decoders, name) for name in constants}
     try:
         for name, value in constants.items():
             setattr(decoders, name, value)
-        planned, arrays = decoding.plan(given, decoding.Options(), sizes=sizes)
-        (launch,) = planned.bind(arrays)
+        planned, arrays = decoding.plan(given, decoding.DecodeOptions(), sizes=sizes)
+        launch = planned.bind(arrays)
         launch()
     except Exception as error:
         print(f"{sizes}: {type(error).__name__}: {str(error)[:200]}", flush=True)
@@ -272,7 +272,7 @@ def _tuned(given: Mapping[str, Any], sizes: Mapping[str, int], **constants: int)
 
 
 def measure_host() -> Iterator[Row]:
-    """What a call takes on the host, in microseconds, whatever the lengths are."""
+    """Measure what a call takes on the host, in microseconds, whatever the lengths are."""
     inputs = Inputs((8, 512, 32, 8, 128), pages=(16,))
     ways = dict(ours(inputs))
     k, v, table = inputs.paged[16]
@@ -310,7 +310,7 @@ take = STUDY.take
 
 
 def line(row: Mapping[str, Any]) -> str:
-    """One row of a record."""
+    """Format one row of a record."""
     if row["part"] == "host":
         return f"{'host':44}{row['name']:34}{row['us']:8.1f} us"
     batch, keys, heads, kv_heads, d = row["row"]

@@ -1,4 +1,4 @@
-"""What fusing a neighbour into attention gains or loses on a GPU: rotary embedding, output projection.
+"""Measure what fusing a neighbour into attention gains or loses: rotary embedding, output projection.
 
 At each length the kernels of a section are timed in turns, on the same 16,384 tokens of 2048 columns: 32 heads of 64 or
 16 of 128. All results are compared with float64 first, in some of their rows; a wrong one is not timed. `extra_bytes`
@@ -22,7 +22,7 @@ import numpy as np
 
 from helpers.attention import kernel, reference, rotary_and_projection
 from helpers.attention.check import make_inputs
-from helpers.attention.ladder import LADDER, Stage
+from helpers.attention.ladder import LADDER, Rung
 from helpers.attention.ladder.steps import ROTATION_IN_LOAD
 from helpers.bench import peers, records
 from helpers.bench.harness import Study, speed_text
@@ -76,7 +76,7 @@ class Way:
 
 @functools.lru_cache(maxsize=1)
 def _tokens(tokens: int, columns: int) -> tuple[np.ndarray, ...]:
-    """q, k and v of all tokens and heads, and w_o, on the host: rounded to bfloat16."""
+    """Make q, k and v of all tokens and heads, and w_o, on the host: rounded to bfloat16."""
     q, k, v = (make_inputs(tokens * columns // 64, 1, 64, seed=seed)[0].astype(DTYPE) for seed in (1, 2, 3))
     w_o = (make_inputs(columns * columns // 64, 1, 64, seed=4, mean=0.0)[0] * columns**-0.5).astype(DTYPE)
     return tuple(a.reshape(-1, columns) for a in (q, k, v, w_o))
@@ -96,16 +96,16 @@ class Inputs:
         self.w_o = _tokens_there(work.tokens, work.columns)[3]
 
     def heads_first(self, *arrays: Any) -> tuple[Any, ...]:
-        """Views (batch, heads, n, head_dim)."""
+        """Return views (batch, heads, n, head_dim)."""
         return tuple(a.transpose(0, 2, 1, 3) for a in arrays)
 
     def empty(self) -> Any:
-        """A new output, (batch, n, heads, head_dim)."""
+        """Return a new output, (batch, n, heads, head_dim)."""
         return cp.empty(self.work.shape, dtype=DTYPE)
 
 
 def _torch(a: Any) -> Any:
-    """A tensor of the same memory; bfloat16 through its bits, which DLPack always knows."""
+    """Return a tensor of the same memory; bfloat16 through its bits, which DLPack always knows."""
     import torch
 
     return torch.from_dlpack(a.view(np.int16)).view(torch.bfloat16)
@@ -131,7 +131,7 @@ class Truth:
 
     @functools.cache  # noqa: B019 - a Truth lives as long as its section
     def _rows(self, batch: int, head: int, every: int, rotated: str = "") -> tuple[np.ndarray, ...]:
-        """O of every so many of the sampled rows of a head: exact, and with P and O rounded to bfloat16."""
+        """Compute O at every so many of a head's sampled rows: exact, and with P and O rounded to bfloat16."""
         rows = self.rows[::every]
         q, k, v = self._head(batch, head)
         n, head_dim = q.shape
@@ -146,7 +146,7 @@ class Truth:
         return p @ v / total, _rounded(_rounded(p) @ v / total)
 
     def outputs(self, o: Any, **how: str) -> tuple[float, float]:
-        """The largest error of sampled rows of O, and what passes."""
+        """Return the largest error of sampled rows of O, and the tolerance."""
         error, passes = 0.0, 0.0
         for batch, head in self.places:
             exact, near = self._rows(batch, head, 1, **how)
@@ -156,7 +156,7 @@ class Truth:
         return error, passes
 
     def projected(self, y: Any) -> tuple[float, float]:
-        """The same of Y = O W_O, in eight rows of one sequence."""
+        """Return the largest error of Y = O W_O in eight rows of one sequence, and the tolerance."""
         batch, every = self.places[0][0], max(1, len(self.rows) // 8)
         rows = self.rows[::every]
         heads = [self._rows(batch, head, every) for head in range(self.work.shape[2])]
@@ -168,7 +168,7 @@ class Truth:
         return _largest(got - exact), max(2 * _largest(near - exact), 2**-8 * _largest(exact))
 
     def rotated(self, q: Any, k: Any, *, interleaved: bool) -> tuple[float, float]:
-        """The same of the rotated q and k."""
+        """Return the largest error of the rotated q and k, and the tolerance."""
         error, passes = 0.0, 0.0
         for batch, head in self.places:
             for got, exact in zip((q, k), self._head(batch, head), strict=False):
@@ -179,7 +179,7 @@ class Truth:
 
 
 def rotate(a: np.ndarray, positions: np.ndarray, interleaved: bool) -> np.ndarray:
-    """Rows (rows, d) rotated in float64 by the float32 angles of their positions, and rounded to bfloat16."""
+    """Return rows (rows, d) rotated in float64 by the float32 angles of their positions, and rounded to bfloat16."""
     tables = rotary_and_projection.cos_sin(int(positions.max()) + 1, a.shape[1])
     return _rounded(reference.rotary(a, *tables, positions, interleaved=interleaved))
 
@@ -198,7 +198,7 @@ def _largest(a: np.ndarray) -> float:
 def attention(
     inputs: Inputs,
     name: str,
-    stage: Stage,
+    stage: Rung,
     q: Any = None,
     k: Any = None,
     *,
@@ -206,9 +206,9 @@ def attention(
     how: Mapping[str, str] | None = None,
     **options: Any,
 ) -> Way:
-    """One stage of the ladder; it writes O as models have it. q, k: in place of the inputs' own.
+    """Make the way of one stage; it writes O in models' layout. q, k: in place of the inputs' own.
 
-    given: as `Way`. how: the rotation of the call, as `Truth.outputs` has it. options: of the stage.
+    given: as `Way`. how: the rotation of the call, see `Truth.outputs`. options: of the stage.
     """
     o = inputs.empty()
     arrays = inputs.heads_first(inputs.q if q is None else q, inputs.k if k is None else k, inputs.v, o)
@@ -217,7 +217,7 @@ def attention(
 
 
 def one_after_the_other(name: str, first: Way, second: Way, given: Sequence[Any]) -> Way:
-    """Two ways as one, with the result of the second."""
+    """Make one way of two, with the result of the second."""
 
     def run() -> None:
         first.run()
@@ -230,7 +230,7 @@ Maker = Callable[[], Way]
 
 
 def rotary_ways(inputs: Inputs) -> Iterator[Maker]:
-    """A pass of its own before attention, and the rotation in attention's load."""
+    """Yield a pass of its own before attention, and the rotation in attention's load."""
     angles = tuple(map(cp.asarray, rotary_and_projection.cos_sin(inputs.work.n, inputs.work.head_dim)))
 
     def alone(interleaved: bool) -> Way:
@@ -242,7 +242,7 @@ def rotary_ways(inputs: Inputs) -> Iterator[Maker]:
             error=lambda truth, found: truth.rotated(*found, interleaved=interleaved),
         )
 
-    def both(stage: Stage, name: str) -> Way:
+    def both(stage: Rung, name: str) -> Way:
         first = alone(False)
         second = attention(inputs, name, stage, *first.result(), how={"rotated": FORMS[False]})
         return one_after_the_other(name, first, second, first.result())
@@ -270,7 +270,7 @@ def rotary_ways(inputs: Inputs) -> Iterator[Maker]:
 
 
 def projection_ways(inputs: Inputs) -> Iterator[Maker]:
-    """Attention, then one matrix product; and both in one kernel, in its two forms."""
+    """Yield attention, then one matrix product; and both in one kernel, in its two forms."""
 
     def product(o: Any) -> Way:
         rows = o.reshape(-1, inputs.work.columns)
@@ -287,7 +287,7 @@ def projection_ways(inputs: Inputs) -> Iterator[Maker]:
         there, w_o, to = _torch(rows), _torch(inputs.w_o), _torch(y)
         return Way("GEMM", lambda: torch.mm(there, w_o, out=to), lambda: y, error=Truth.projected)
 
-    def both(stage: Stage, name: str) -> Way:
+    def both(stage: Rung, name: str) -> Way:
         first = attention(inputs, name, stage)
         return one_after_the_other(name, first, product(first.result()), [first.result()])
 
@@ -341,14 +341,14 @@ def _fused_projection(
 
 
 def projection_parts(inputs: Inputs) -> Iterator[Maker]:
-    """The fused projection with one thing left out or changed: what its time goes into."""
+    """Yield the fused projection with one thing left out or changed: what its time goes into."""
     for form, changes in PARTS.items():
         for name, edits, sizes, right in changes:
             yield functools.partial(_fused_projection, inputs, form, name, edits=edits, sizes=sizes, right=right)
 
 
 def projection_tiles(inputs: Inputs) -> Iterator[Maker]:
-    """Other tiles of the fused projection, so that the table of tiles can be checked."""
+    """Yield other tiles of the fused projection, so that the table of tiles can be checked."""
     for form in rotary_and_projection.FORMS:
         for tile in TILES[inputs.work.head_dim]:
             sizes = dict(zip(("BLOCK_M", "BLOCK_N", "WARPS", "MIN_BLOCKS"), tile, strict=True))
@@ -376,7 +376,7 @@ PLAN: tuple[tuple[str, Work], ...] = (
 
 
 def _free_bytes() -> int:
-    """What the device has left, after all pools have given back what nobody holds."""
+    """Return the device's free memory, after all pools have given back what is unused."""
     if not ON_GPU:
         return 0
     cp.get_default_memory_pool().free_all_blocks()
@@ -387,7 +387,7 @@ def _free_bytes() -> int:
 
 
 def rows_of(section: str, work: Work, rounds: int = ROUNDS) -> Iterator[dict[str, Any]]:
-    """One section at one shape: a row for each way, timed in turns; or with "failed" in place of times."""
+    """Measure one section at one shape: yield a row for each way, timed in turns, or with "failed"."""
     inputs, truth = Inputs(work), Truth(work)
     ready: dict[str, Way] = {}
     measured: dict[str, dict[str, Any]] = {}
@@ -420,13 +420,13 @@ def rows_of(section: str, work: Work, rounds: int = ROUNDS) -> Iterator[dict[str
 
 
 def kernels(work: Work) -> Iterator[dict[str, Any]]:
-    """Registers, spills, shared memory and blocks a multiprocessor of the kernels, at one shape."""
+    """Yield registers, spills, shared memory and blocks a multiprocessor of the kernels, at one shape."""
     from helpers.attention.ladder import tiles
 
     inputs = Inputs(work)
     angles = tuple(map(cp.asarray, rotary_and_projection.cos_sin(work.n, work.head_dim)))
     qkv = inputs.heads_first(inputs.q, inputs.k, inputs.v)
-    options: dict[str, tuple[Stage, dict[str, Any]]] = {
+    options: dict[str, tuple[Rung, dict[str, Any]]] = {
         "07": (PLAIN, {}),
         "11, half-split": (ROTATION_IN_LOAD, {"rotary_cos": angles[0], "rotary_sin": angles[1]}),
     }
@@ -498,7 +498,7 @@ take = STUDY.take
 
 
 def _versions() -> dict[str, Any]:
-    """Of the driver and of PyTorch, where they are."""
+    """Return the versions of the driver and of PyTorch, as far as they are there."""
     versions: dict[str, Any] = {}
     if ON_GPU:
         versions["driver"] = cp.cuda.runtime.driverGetVersion()
@@ -520,7 +520,7 @@ def rows(
     tokens: int = TOKENS,
     record: Any = None,
 ) -> dict[str, dict[str, Any]]:
-    """The recorded rows of a section at one shape by name, those that failed left out; empty without a record.
+    """Return the recorded rows of a section at one shape by name, those that failed left out; empty without a record.
 
     heads: of 2048 columns where it is 0.
     """
@@ -533,12 +533,12 @@ def rows(
     }
 
 
-def speed(way: Mapping[str, Any], beside: Mapping[str, Any]) -> dict[str, float]:
-    """How many times as fast one row is as another, round by round: speed, speed_min, speed_max."""
-    return speeds(way["rounds"], beside["rounds"])
+def speed(way: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, float]:
+    """Return how many times as fast one row is as another, round by round: speed, speed_min, speed_max."""
+    return speeds(way["rounds"], other["rounds"])
 
 
-# The way that the others of a section are set beside, and the ways that a table shows.
+# The way that the others of a section are compared with.
 BESIDE = {
     "rotary": "rotary, then 07",
     "projection": "07, then GEMM",
@@ -550,18 +550,18 @@ BESIDE = {
 
 @records.shown
 def section_table(section: str, *, causal: bool = False, record: Any = None, names: Sequence[str] = ()) -> str:
-    """A section as text: a line for each way and shape with milliseconds, speed beside its pair, and extra memory."""
+    """Format a section: a line for each way and shape with milliseconds, speed over its pair, extra memory."""
     lines, of_shape = [], {}
     for row in record["rows"]:
         if (row["section"], row["causal"]) == (section, causal) and "failed" not in row:
             of_shape.setdefault(tuple(row["shape"]), {})[row["name"]] = row
     for (batch, n, heads, head_dim), found in of_shape.items():
-        beside = found.get(BESIDE[section])
+        other = found.get(BESIDE[section])
         lines.append(f"d = {head_dim}, N = {n}{', causal' * causal}: {batch} x {heads} heads")
         for name, row in found.items():
             if names and name not in names:
                 continue
-            ratio = speed(row, beside) if beside else None
+            ratio = speed(row, other) if other else None
             faster = speed_text(ratio, 5) if ratio else ""
             lines.append(f"  {name:48}{row['ms']:9.3f} ms  {faster:24}{row['extra_bytes'] / 2**20:10,.0f} MiB")
     for row in record["rows"]:
@@ -570,7 +570,7 @@ def section_table(section: str, *, causal: bool = False, record: Any = None, nam
     return "\n".join(lines)
 
 
-# Each fusion, and what it is set beside: (words, section, way, beside).
+# Each fusion, and what it is compared with: (words, section, way, other).
 PAIRS = (
     ("rotary in the load, beside a pass, 07", "rotary", "11, half-split in the load", "rotary, then 07"),
     ("rotary in the load, beside a pass, 10", "rotary", "11, half-split in the load", "rotary, then 10"),
@@ -581,10 +581,10 @@ PAIRS = (
 
 
 def gain(words: str, n: int, head_dim: int, *, causal: bool = False, record: Any = None) -> dict[str, float] | None:
-    """How many times as fast a fusion of PAIRS is as what it is set beside; None where that is not recorded."""
-    _, section, way, beside = next(pair for pair in PAIRS if pair[0] == words)
+    """Return how many times as fast a fusion of PAIRS is as its pair; None if that is not recorded."""
+    _, section, way, other = next(pair for pair in PAIRS if pair[0] == words)
     at_shape = rows(section, n, head_dim, causal=causal, record=record)
-    return speed(at_shape[way], at_shape[beside]) if way in at_shape and beside in at_shape else None
+    return speed(at_shape[way], at_shape[other]) if way in at_shape and other in at_shape else None
 
 
 # Ways whose memory is shown: (words, section, way).
@@ -597,7 +597,7 @@ MEMORY = (
 
 
 def _table_of_shapes(cells: Mapping[str, Callable[[int, int], str]]) -> str:
-    """A line for each of the words and a column for each shape. A cell is made from (n, head_dim); "" for none."""
+    """Format a line for each of the words, a column for each shape; cells are made from (n, head_dim)."""
     shapes = [(d, n) for d in HEAD_DIMS for n in LENGTHS]
     lines = [" " * 40 + "".join(f"{f'd = {d}' if n == LENGTHS[0] else '':>11}" for d, n in shapes)]
     lines.append(" " * 40 + "".join(f"{f'N = {n}':>11}" for _, n in shapes))
@@ -610,7 +610,7 @@ def _table_of_shapes(cells: Mapping[str, Callable[[int, int], str]]) -> str:
 
 @records.shown
 def gains_table(*, causal: bool = False, record: Any = None) -> str:
-    """How many times as fast each fusion is as its unfused pair, the median over the rounds, as text."""
+    """Format how many times as fast each fusion is as its unfused pair, the median over the rounds, as text."""
 
     def cell(words: str, n: int, head_dim: int) -> str:
         result = gain(words, n, head_dim, causal=causal, record=record)
@@ -621,7 +621,7 @@ def gains_table(*, causal: bool = False, record: Any = None) -> str:
 
 @records.shown
 def memory_table(record: Any = None) -> str:
-    """How many MiB the ways of MEMORY take beyond q, k, v, weights and the result, as text."""
+    """Format how many MiB the ways of MEMORY take beyond q, k, v, weights and the result, as text."""
 
     def cell(section: str, way: str, n: int, head_dim: int) -> str:
         row = rows(section, n, head_dim, record=record).get(way)
@@ -632,7 +632,7 @@ def memory_table(record: Any = None) -> str:
 
 @records.shown
 def kernels_table(record: Any = None) -> str:
-    """Registers, local memory, shared memory, blocks a multiprocessor, as text."""
+    """Format registers, local memory, shared memory, blocks a multiprocessor, as text."""
     lines = [f"{'':22}{'d':>5}{'registers':>11}{'local bytes':>13}{'shared bytes':>14}{'threads':>9}{'blocks':>8}"]
     for row in record["kernels"]:
         lines.append(
@@ -644,7 +644,7 @@ def kernels_table(record: Any = None) -> str:
 
 @records.shown
 def table(record: Mapping[str, Any] | None = None) -> str:
-    """A record as text; the committed one where none is given."""
+    """Format a record as text; the committed one where none is given."""
     parts = [
         f"{record['device']}, {record['dtype']}",
         gains_table(record=record),

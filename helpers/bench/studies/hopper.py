@@ -1,11 +1,11 @@
-"""What happens inside stage 10 on a GPU of compute capability 9.0: clocks of one block, of its parts, ideas taken out.
+"""Look inside hopper on a GPU of compute capability 9.0: cycles of one block and of its parts, ideas taken out.
 
-"timelines": the clocks at which one block's copies arrived, its products were started and its weights were
+"timelines": the cycles at which one block's copies arrived, its products were started and its weights were
 computed, by a copy of the kernel that notes them. "rings": the same for one to four stages at one tile. "clocks":
-products of one warpgroup beside weights of another, from registers and shared memory alone. "changes": the kernel
+products of one warpgroup next to weights of another, from registers and shared memory alone. "changes": the kernel
 with one idea taken out, or with other tiles, in turns with the kernel as it is; some of them compute something else,
-and are timed only. "mma_loop": what mma.sync does in a clock. "power": the kernel's speed, its own clock and its share
-of what the tensor cores do in a clock, from a cold start, with zeros and with random numbers.
+and are timed only. "mma_loop": what mma.sync does in a cycle. "power": the kernel's speed, its own clock and its share
+of what the tensor cores do in a cycle, from a cold start, with zeros and with random numbers.
 
     python3 -m helpers.bench.study hopper FILE rings    # these sections alone; the others of FILE stay
 """
@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 
 from helpers.attention import kernel
-from helpers.attention.ladder import LADDER, limits, tiles
+from helpers.attention.ladder import LADDER, limits
 from helpers.attention.ladder.call import Call
+from helpers.attention.ladder.stages.hopper import HOPPER_STAGES, hopper_shared_bytes
 from helpers.bench import reading, records
 from helpers.bench.cases import Case, Inputs, Shape, call_of
 from helpers.bench.harness import Part, Study, compare, speed_text
@@ -51,7 +52,7 @@ Edits = tuple[tuple[str, str], ...]
 
 
 def text() -> str:
-    """The kernel's source."""
+    """Return the kernel's source."""
     return kernel.source(STAGE.file)
 
 
@@ -59,7 +60,7 @@ def text() -> str:
 
 
 def traced(source: str) -> str:
-    """A copy of the kernel whose block TRACED_BLOCK notes clocks in `consumer_clocks` and `copy_clocks`.
+    """Return a copy of the kernel whose block TRACED_BLOCK notes cycles in `consumer_clocks` and `copy_clocks`.
 
     consumer_clocks[consumer][key tile]: the step begins; it has the turn; all products are started; S is there; half of
     the weights are; O is there; the step ends; and two between the turn and the products: the wait for V begins; V is
@@ -135,18 +136,18 @@ class Work:
         return {**tile_sizes(STAGE, self.case), **dict(self.sizes)}
 
     def arrays(self) -> tuple[Any, ...]:
-        """q, k, v on the device."""
+        """Return q, k, v on the device."""
         return _inputs(self.case.shape).device
 
 
 @functools.lru_cache(maxsize=8)
 def _inputs(shape: Shape) -> Inputs:
-    """Made once for all that is measured at a shape."""
+    """Make the inputs of a shape once, for all that is measured at it."""
     return Inputs(shape, DTYPE)
 
 
 def trace(work: Work) -> dict[str, Any]:
-    """The clocks of one block, from the first one: of each consumer and key tile, and of the copies."""
+    """Return the cycles of one block, from the first one: of each consumer and key tile, and of the copies."""
     source = traced(text())
     ready, arrays, _ = STAGE.plan(*work.arrays(), causal=work.case.causal, source=source, sizes=dict(work.sizes))
     (order, ordering, its_args), (launch, compiled, args) = ready.filled(arrays)
@@ -167,7 +168,7 @@ def trace(work: Work) -> dict[str, Any]:
         "shape": list(work.case.shape),
         "causal": work.case.causal,
         "sizes": work.defines,
-        "stages": work.defines.get("STAGES", tiles.HOPPER_STAGES),
+        "stages": work.defines.get("STAGES", HOPPER_STAGES),
         "consumers": [each[:, :STAMPS].tolist() for each in steps],
         "waits_for_v": [each[:, STAMPS:].tolist() for each in steps],
         "asked": (copies[:2] - zero).tolist(),
@@ -192,7 +193,7 @@ __device__ __forceinline__ void note(int end) {
 
 
 def clocked(source: str) -> str:
-    """A copy of the kernel whose first producer notes in `noted` when it begins and ends.
+    """Return a copy of the kernel whose first producer notes in `noted` when it begins and ends.
 
     Not a consumer: theirs are all registers that there are, and at head_dim 128 a note cost 6 %.
     """
@@ -209,7 +210,7 @@ def clocked(source: str) -> str:
 
 
 def own_mhz(compiled: kernel.Kernel) -> float:
-    """The clock of a `clocked` kernel's launches since this was last asked, in MHz, while block 0 was at work."""
+    """Return the clock in MHz of a `clocked` kernel's launches since the last call, while block 0 was at work."""
     noted = cp.ndarray((2, 2), np.int64, compiled.module.get_global("noted"))
     begins, ends = cp.asnumpy(noted).copy()
     noted[...] = 0
@@ -218,11 +219,11 @@ def own_mhz(compiled: kernel.Kernel) -> float:
 
 
 def share(tflops: float, blocks: int, mhz: float) -> float:
-    """What part that is of what so many multiprocessors' tensor cores do at a clock."""
+    """Return which share these TFLOP/s are of what the tensor cores of so many multiprocessors do at a clock."""
     return tflops * 1e6 / (blocks * FLOP_PER_CLOCK["bfloat16"] * mhz)
 
 
-# ---- products beside weights
+# ---- products next to weights
 
 BESIDE = r"""
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -289,7 +290,7 @@ TOGETHER = ((1, 7), *((active, part) for part in PARTS for active in (2, 3)))  #
 
 
 def beside_source() -> str:
-    """The kernel's functions, and a kernel of two warpgroups: products in one, a part of the weights in the other."""
+    """Return the kernel's functions, with a kernel that runs products in one warpgroup, weights in another."""
     source = text()
     return source[: source.index(KERNEL_BEGINS)] + BESIDE
 
@@ -299,13 +300,13 @@ def _beside_defines(head_dim: int, block_m: int, block_n: int, active: int, part
 
 
 def beside(steps: int = 400) -> Iterator[dict[str, Any]]:
-    """Clocks a step of products, and of weights, each alone and side by side; None where there is none."""
+    """Yield cycles a step of products, and of weights, each alone (the other is None) and side by side."""
     for head_dim, block_m, block_n in BESIDE_TILES:
         for active, part in TOGETHER:
             run = kernel.load(
                 beside_source(), "beside", defines=_beside_defines(head_dim, block_m, block_n, active, part)
             )
-            shared = tiles.hopper_shared_bytes(head_dim, {"BLOCK_M": block_m, "BLOCK_N": block_n})
+            shared = hopper_shared_bytes({"HEAD_DIM": head_dim, "BLOCK_M": block_m, "BLOCK_N": block_n})
             out, clocks = cp.zeros(132 * 384, cp.float32), cp.zeros(2, cp.int64)
             args = out, clocks, np.int32(steps), np.float32(0.1)
             for _ in range(2):
@@ -324,7 +325,7 @@ def beside(steps: int = 400) -> Iterator[dict[str, Any]]:
 
 
 def row_order(steps: np.ndarray, heads: int, blocks: int) -> np.ndarray:
-    """Tiles in the order of heads and rows, dealt to the blocks in turn: (rounds, blocks), head * row tiles + row tile.
+    """Deal the tiles to the blocks in the order of heads and rows: (rounds, blocks), head * row tiles + row tile.
 
     Args:
         steps: (row tiles,), the work of each.
@@ -333,7 +334,7 @@ def row_order(steps: np.ndarray, heads: int, blocks: int) -> np.ndarray:
 
 
 def zigzag(steps: np.ndarray, heads: int, blocks: int) -> np.ndarray:
-    """Longest first, of all heads together, every other round dealt backwards."""
+    """Deal the tiles longest first, all heads together, every other round backwards."""
     row_tiles = len(steps)
     longest = np.argsort(-steps, kind="stable")
     table = _dealt((np.arange(heads)[None, :] * row_tiles + longest[:, None]).ravel(), blocks)
@@ -342,12 +343,12 @@ def zigzag(steps: np.ndarray, heads: int, blocks: int) -> np.ndarray:
 
 
 def _dealt(order: np.ndarray, blocks: int) -> np.ndarray:
-    """(rounds, blocks): to one block after the other, -1 where there is none left."""
+    """Deal tiles to one block after the other: (rounds, blocks), -1 for no tile."""
     return np.pad(order, (0, -len(order) % blocks), constant_values=-1).reshape(-1, blocks)
 
 
 def steps_of_rows(rows: int, keys: int, window: tuple[int, int], block_m: int, block_n: int) -> np.ndarray:
-    """How many tiles of keys each tile of rows sees, one at least: (row tiles,)."""
+    """Count the tiles of keys that each tile of rows sees, at least one: (row tiles,)."""
     first = np.arange(0, rows, block_m)
     last = np.minimum(first + block_m, rows) - 1
     left, right = (keys + rows if side < 0 else side for side in window)
@@ -357,7 +358,7 @@ def steps_of_rows(rows: int, keys: int, window: tuple[int, int], block_m: int, b
 
 
 def table_of(call: Call, sizes: Mapping[str, int], **cu_seqlens: Any) -> np.ndarray:
-    """What the stage's blocks read of their tiles: (rounds, blocks, 4), written by 10_order.cu."""
+    """Return the blocks' table of tiles as 10_order.cu writes it: (rounds, blocks, 4)."""
     order, _ = STAGE.launches(STAGE, call, sizes)
     table = cp.empty(STAGE.scratch(call, sizes)["schedule"].shape, np.int32)
     args = order.arguments({"schedule": table, **cu_seqlens})
@@ -366,12 +367,12 @@ def table_of(call: Call, sizes: Mapping[str, int], **cu_seqlens: Any) -> np.ndar
 
 
 def work_of_blocks(case: Case, order: Callable[..., np.ndarray] | None = None) -> np.ndarray:
-    """How many key tiles each block of an H200 computes, (132,), with the stage's table of tiles or another order."""
+    """Count the key tiles of each block of an H200, (132,), by the stage's table of tiles or another order."""
     batch, heads, n, _ = case.shape
     call, sizes, blocks = call_of(case), Work(case).defines, 132
     steps = steps_of_rows(n, n, call.window, sizes["BLOCK_M"], sizes["BLOCK_N"])
     if order is None:
-        with limits.of_another(limits.Limits(limits.most_shared(), blocks, 90)):
+        with limits.pretend_gpu(limits.Limits(limits.most_shared(), blocks, 90)):
             first_row = table_of(call, sizes)[..., 3]
         row_tile = np.where(first_row < 0, -1, first_row // sizes["BLOCK_M"])
     else:
@@ -401,7 +402,7 @@ class Change:
         return clocked(edit(source, *self.edits) if self.edits else source)
 
     def defines(self, case: Case) -> dict[str, int]:
-        """All -D options at a case."""
+        """Return all -D options at a case."""
         return {**tile_sizes(STAGE, case), **dict(self.sizes)}
 
 
@@ -441,8 +442,8 @@ ORDERS = (
 )
 
 
-def _tile(block_m: int, block_n: int, stages: int = tiles.HOPPER_STAGES) -> Change:
-    more = f", {stages} stages" if stages != tiles.HOPPER_STAGES else ""
+def _tile(block_m: int, block_n: int, stages: int = HOPPER_STAGES) -> Change:
+    more = f", {stages} stages" if stages != HOPPER_STAGES else ""
     sizes = (("BLOCK_M", block_m), ("BLOCK_N", block_n)) + ((("STAGES", stages),) if more else ())
     return Change(f"{block_m} rows x {block_n} keys{more}", sizes=sizes)
 
@@ -459,7 +460,7 @@ CHANGES: tuple[tuple[Case, tuple[Change, ...]], ...] = (
 def changes(
     planned: Sequence[tuple[Case, tuple[Change, ...]]] = CHANGES, rounds: int = ROUNDS
 ) -> Iterator[dict[str, Any]]:
-    """Milliseconds of each change, round by round: in a round all changes of a case are timed in turn.
+    """Time each change: in a round all changes of a case are timed in turn.
 
     share: of what the tensor cores do in a clock, which says what the change costs where power does not.
     """
@@ -483,7 +484,7 @@ def changes(
 def _prepared(
     case: Case, change: Change, arrays: tuple[Any, ...], how: Mapping[str, Any]
 ) -> tuple[Callable[[], None], Callable[[], float], Any]:
-    """A launch with the change, what it reaches in a clock (see `share`), and what it writes.
+    """Prepare a launch with the change; return it, what it reaches in a cycle (see `share`), and its output.
 
     A table of another order is the host's, and made before.
     """
@@ -553,7 +554,7 @@ FORMS = {"bfloat16": ("m16n8k16.row.col.f32.bf16.bf16", 16), "tf32": ("m16n8k8.r
 
 
 def mma_loop(warps: int = 16, dtype: str = "bfloat16", steps: int = 4096, blocks: int = 132) -> dict[str, Any]:
-    """FLOP that mma.sync does in one clock of one multiprocessor, from registers alone. dtype: of `FORMS`."""
+    """Measure the FLOP that mma.sync does in one cycle of one multiprocessor, from registers alone."""
     form, depth = FORMS[dtype]
     loop = cp.RawKernel(LOOP.replace("FORM", form), "mma_loop")
     clocks, out = cp.zeros(blocks, cp.int64), cp.zeros(32 * warps * blocks, cp.float32)
@@ -564,7 +565,7 @@ def mma_loop(warps: int = 16, dtype: str = "bfloat16", steps: int = 4096, blocks
 
 
 def mma_share(dtype: str = "bfloat16") -> float | None:
-    """Recorded: what mma.sync does in a clock at most, as a share of the data sheet's rate; None without a record."""
+    """Return the recorded best of mma.sync in a cycle, as a share of the data sheet's rate; None if missing."""
     rows = [row for row in (recorded() or {}).get("mma_loop", ()) if row["dtype"] == dtype]
     return max(row["flop_per_clock"] for row in rows) / FLOP_PER_CLOCK[dtype] if rows else None
 
@@ -579,7 +580,7 @@ NUMBERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {  # of standard normal
 
 
 def power(seconds: float = 8.0, rest: float = 4.0, batch_s: float = 0.25) -> list[dict[str, Any]]:
-    """The kernel launched over and over on a GPU that had a rest, with each kind of numbers: a row a batch.
+    """Launch the kernel over and over on a GPU that had a rest, with each kind of numbers: a row a batch.
 
     s: when the batch ended. mhz: its launches' own clock. share: see `share`. sm_mhz, watts: medians of what
     nvidia-smi said meanwhile.
@@ -610,7 +611,7 @@ def power(seconds: float = 8.0, rest: float = 4.0, batch_s: float = 0.25) -> lis
 
 
 def _power(head_dim: int, record: Mapping[str, Any] | None) -> dict[str, list[dict[str, Any]]]:
-    """Recorded rows of `power` at a head_dim, by the kind of numbers."""
+    """Return the recorded rows of `power` at a head_dim, by the kind of numbers."""
     found: dict[str, list[dict[str, Any]]] = {}
     for row in ((recorded() if record is None else record) or {}).get("power", ()):
         if row["shape"][3] == head_dim:
@@ -620,7 +621,7 @@ def _power(head_dim: int, record: Mapping[str, Any] | None) -> dict[str, list[di
 
 @styled
 def power_picture(head_dim: int = 128, record: Mapping[str, Any] | None = None) -> Picture | Text:
-    """Recorded TFLOP/s, clock and share of the tensor cores while the GPU becomes warm: normal numbers beside zeros."""
+    """Draw recorded TFLOP/s, clock and share while the GPU becomes warm: normal numbers and zeros."""
     by_numbers = _power(head_dim, record)
     rows = by_numbers.get("normal")
     if not rows:
@@ -653,7 +654,7 @@ def power_picture(head_dim: int = 128, record: Mapping[str, Any] | None = None) 
 
 @records.shown
 def power_table(record: Mapping[str, Any] | None = None) -> str:
-    """What the kernel reaches when it is warm, by the numbers that it multiplies, as text: medians of the last half."""
+    """Format what the warm kernel reaches by the numbers that it multiplies: medians of the last half."""
     lines = [f"{'':26}{'TFLOP/s':>9}{'MHz':>7}{'share':>8}{'watts':>7}"]
     for head_dim in (128, 64):
         for name, rows in _power(head_dim, record).items():
@@ -665,13 +666,13 @@ def power_table(record: Mapping[str, Any] | None = None) -> str:
     return "\n".join(lines) if lines[1:] else records.NO_RECORD
 
 
-# ---- beside others: a record of the ladder, in which all that computes a case was timed in turns
+# ---- compared with others: a record of the ladder, in which all that computes a case was timed in turns
 
 PEERS = ("FlashAttention-3", "SDPA cuDNN")
 
 
 def _beside_peers(record: Mapping[str, Any] | None) -> Iterator[tuple[dict[str, Any], dict[str, dict[str, Any]]]]:
-    """Recorded rows of the stage, each with those of the peers that it was the fastest stage beside."""
+    """Yield recorded rows of the stage, each with the peers over which it was the fastest stage."""
     rows = reading.results_of(reading.in_turns(record))
     for row in rows:
         if (row["kind"], row["name"], row["dtype"]) == ("stage", STAGE.name, DTYPE):
@@ -697,7 +698,7 @@ SECTIONS: dict[str, Part] = {
 
 
 def compilations(sections: Collection[str] = tuple(SECTIONS)) -> list[tuple[str, str, dict[str, int]]]:
-    """(source, kernel, -D options) of all that these sections launch; `mma_loop` compiles its own."""
+    """List (source, kernel, -D options) of all that these sections launch; `mma_loop` compiles its own."""
     name = STAGE.kernel_name(DTYPE)
     texts = []
     for section, works in {"rings": RINGS, "timelines": TRACED}.items():
@@ -731,12 +732,12 @@ take = STUDY.take
 
 
 def timeline(head_dim: int) -> dict[str, Any] | None:
-    """The recorded clocks of one block at this head_dim, for `show.clocks_as_spans`; None without a record."""
+    """Return the recorded clocks of one block at this head_dim, for `show.clocks_as_spans`; None without a record."""
     return next((t for t in (recorded() or {}).get("timelines", ()) if t["shape"][3] == head_dim), None)
 
 
 def rings() -> dict[str, dict[str, Any]]:
-    """The recorded clocks of one block for each number of stages, by the name that a figure gives it.
+    """Return the recorded clocks of one block for each number of stages, by the name that a figure gives it.
 
     Where no rings are recorded, those of the stage itself at d = 128; without a record, {}.
     """
@@ -745,7 +746,7 @@ def rings() -> dict[str, dict[str, Any]]:
 
 
 def ablation(name: str, head_dim: int, *, causal: bool = False) -> dict[str, Any] | None:
-    """One recorded change, or None."""
+    """Return one recorded change, or None."""
     for row in (recorded() or {}).get("changes", ()):
         if (row["name"], row["shape"][3], row["causal"]) == (name, head_dim, causal):
             return row
@@ -754,7 +755,7 @@ def ablation(name: str, head_dim: int, *, causal: bool = False) -> dict[str, Any
 
 @records.shown
 def ablations_table(head_dim: int, *, causal: bool = False, record: Mapping[str, Any] | None = None) -> str:
-    """The recorded changes at one head_dim as text: speed beside the kernel as it is, from .. to over the rounds."""
+    """Format the recorded changes at one head_dim: speed over the kernel as it is, with its range."""
     rows = [r for r in record["changes"] if (r["shape"][3], r["causal"]) == (head_dim, causal)]
     if not rows:
         return records.NO_RECORD
@@ -768,7 +769,7 @@ def ablations_table(head_dim: int, *, causal: bool = False, record: Mapping[str,
 
 
 def peers_table(record: Mapping[str, Any] | None = None) -> str:
-    """How many times as fast as its peers the stage is, as text: a case a line, from .. to over the rounds.
+    """Format how many times as fast as its peers the stage is: a case a line, with the range of the rounds.
 
     record: of the ladder.
     """
@@ -784,7 +785,7 @@ def peers_table(record: Mapping[str, Any] | None = None) -> str:
 
 @records.shown
 def clocks_table(record: Mapping[str, Any] | None = None) -> str:
-    """Clocks a key tile of products and of weights, alone and side by side, as text."""
+    """Format the cycles a key tile of products and of weights, alone and side by side, as text."""
     lines = [f"{'clocks a step':60}{'products':>10}{'weights':>10}"]
     for row in record["clocks"]:
         both = row["products"] is not None and row["weights"] is not None
@@ -797,7 +798,7 @@ def clocks_table(record: Mapping[str, Any] | None = None) -> str:
 
 
 def rings_table(record: Mapping[str, Any]) -> str:
-    """The recorded clocks a key tile for each number of stages, and how many of them a consumer waits, as text."""
+    """Format the recorded cycles a key tile for each number of stages, and how many of them a consumer waits."""
     lines = [f"{'median clocks a key tile':30}{'in all':>8}{'K or turn':>12}{'V':>8}{'S':>8}{'O':>8}"]
     for ring in record["rings"]:
         steps, v = np.array(ring["consumers"])[:, 1:], np.array(ring["waits_for_v"])[:, 1:]
@@ -810,7 +811,7 @@ def rings_table(record: Mapping[str, Any]) -> str:
 
 @records.shown
 def table(record: Mapping[str, Any] | None = None) -> str:
-    """The sections of a record that have a table, as text; of the committed one where none is given."""
+    """Format the sections of a record that have a table, as text; of the committed one where none is given."""
     texts = [record["device"]]
     if "changes" in record:
         at = ((128, False), (64, False), (128, True))

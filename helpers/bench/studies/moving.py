@@ -1,4 +1,4 @@
-"""README's moving picture: kernel 03 reads a paragraph of Darwin, one tile of keys after the other.
+"""Make README's moving picture: online_softmax reads a paragraph of Darwin, one tile of keys after the other.
 
     python3 -m helpers.bench.studies.moving      writes notebooks/measured/online-softmax.gif again
 
@@ -27,7 +27,7 @@ HELD, GONE = (0.0, 0.27, 0.55), (0.62, 0.62, 0.62)  # colours of a weight of 1: 
 
 @styled
 def frames(head: int = HEAD) -> list[Image.Image]:
-    """A picture after each tile of keys."""
+    """Draw a picture after each tile of keys."""
     q, k, v = check.real_inputs(head)
     n, d = q.shape
     outputs = outputs_so_far(head)
@@ -69,7 +69,7 @@ def _image(fig: Figure) -> Image.Image:
 
 
 def gif() -> bytes:
-    """The frames as an animated GIF in one palette of 192 colours; the last one stays for some seconds."""
+    """Make an animated GIF of the frames in one palette of 192 colours; the last one stays for some seconds."""
     pictures = frames()
     palette = pictures[len(pictures) // 2].quantize(192)
     first, *rest = (picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures)

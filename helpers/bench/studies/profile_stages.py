@@ -1,4 +1,4 @@
-"""Stages, steps, gradients and peers under Nsight Compute, one run each: what `helpers.bench.counters` reads.
+"""Run stages, steps, gradients and peers under Nsight Compute, once each, for `helpers.bench.counters`.
 
     python3 -m helpers.bench.study profile_stages FILE [STAGE or PEER ...]
     python3 -m helpers.bench.studies.profile_stages launch FILE    # run by Nsight Compute: FILE says what was launched
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.attention import kernel
-from helpers.attention.ladder import LADDER, Stage
+from helpers.attention.ladder import LADDER, Rung
 from helpers.bench import ncu, peers, records
 from helpers.bench.cases import Case, Inputs
 from helpers.bench.counters import FIGURES, SHAPE, STALLS, WIDE, counters_table, stall_metric
@@ -47,7 +47,7 @@ _UNITS = {"nsecond": 1e-6, "ns": 1e-6, "usecond": 1e-3, "us": 1e-3, "msecond": 1
 
 
 def cases() -> Iterator[tuple[str, Case]]:
-    """Each stage of the ladder with its cases; those that this device cannot run are left out."""
+    """Yield each stage of the ladder with its cases; those that this device cannot run are left out."""
     for head_dim in (SHAPE[3], WIDE):
         for name, stage in forward().items():
             if head_dim == SHAPE[3] or stage.number >= WIDE_FROM:
@@ -57,7 +57,7 @@ def cases() -> Iterator[tuple[str, Case]]:
 
 
 def step_cases() -> Iterator[tuple[Step, Case]]:
-    """The steps of all climbs, each at the head_dims and in the types at which it is timed, without a mask.
+    """Yield the steps of all climbs, each at the head_dims and in the types at which it is timed, without a mask.
 
     The last is the stage itself, which is counted among the stages.
     """
@@ -72,7 +72,7 @@ def step_cases() -> Iterator[tuple[Step, Case]]:
 
 
 def peer_cases() -> Iterator[tuple[peers.Peer, Case]]:
-    """PyTorch's fused attentions: each in the types in which a stage is set beside it, or else in bfloat16."""
+    """Yield PyTorch's fused attentions, each in the types in which a stage is compared with it, else bfloat16."""
     for head_dim in (SHAPE[3], WIDE):
         for peer in peers.beside_torch():
             beside = [dtype for dtype in TYPES if MAIN_PEER[dtype] == peer.name]
@@ -81,7 +81,7 @@ def peer_cases() -> Iterator[tuple[peers.Peer, Case]]:
 
 
 def gradient_cases() -> Iterator[tuple[Gradients, Case]]:
-    """The stages that compute gradients, in each of their ways and in the first type that they take."""
+    """Yield the stages that compute gradients, in each of their ways and in the first type that they take."""
     for head_dim in (SHAPE[3], WIDE):
         for way in gradients():
             takes = [dtype for dtype in TYPES if way.stage.why_not(head_dim=head_dim, dtype=dtype) is None]
@@ -90,7 +90,7 @@ def gradient_cases() -> Iterator[tuple[Gradients, Case]]:
 
 
 def gradient_peer_cases() -> Iterator[tuple[peers.Peer, Case]]:
-    """PyTorch's gradients where a stage's stand beside them."""
+    """Yield PyTorch's gradients at the cases of a stage's."""
     for case in dict.fromkeys(case for _, case in gradient_cases()):
         for peer in peers.TORCH_BACKWARD:
             if peer.name in (MAIN_PEER[case.dtype], "SDPA cuDNN") and peer.why_not(case.dtype, case.causal) is None:
@@ -98,7 +98,7 @@ def gradient_peer_cases() -> Iterator[tuple[peers.Peer, Case]]:
 
 
 def experiment_cases() -> Iterator[tuple[Experiment, Case]]:
-    """The experiments whose effect notebooks explain by counters, each at its stage's own sizes."""
+    """Yield the experiments whose effect notebooks explain by counters, each at its stage's own sizes."""
     for experiment in EXPERIMENTS:
         if experiment.counted:
             yield experiment, experiment.cases[0]
@@ -109,8 +109,8 @@ def _entry(name: str, kind: str, case: Case) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _ready(stage: Stage, entry: dict[str, Any], case: Case, source: str | None = None) -> Iterator[Callable[[], Any]]:
-    """A stage's run, which has run before. The output is checked at the end. A slow one's entry becomes one head's."""
+def _ready(stage: Rung, entry: dict[str, Any], case: Case, source: str | None = None) -> Iterator[Callable[[], Any]]:
+    """Run a stage once, and yield its run; check the output at the end. A slow one's entry becomes one head's."""
     inputs = Inputs(case.shape, case.dtype)
     run, o = stage.prepare(*inputs.device, source=source)
     run()
@@ -122,14 +122,14 @@ def _ready(stage: Stage, entry: dict[str, Any], case: Case, source: str | None =
     yield run
     sample = inputs.sample()
     error = sample.error(o)
-    tolerance = sample.tolerance * stage.inexact
+    tolerance = sample.tolerance * stage.error_factor
     if not error <= tolerance:
         raise AssertionError(f"max error {error:.1e} > {tolerance:.1e}")
 
 
 @contextlib.contextmanager
 def _gradients_ready(way: Gradients, case: Case) -> Iterator[Callable[[], Any]]:
-    """The gradients alone: the forward has run before. They are checked at the end."""
+    """Yield a run of the gradients alone: the forward pass has run before. Check them at the end."""
     inputs = Inputs(case.shape, case.dtype)
     run, computed = way.prepare(inputs)
     run()
@@ -145,7 +145,7 @@ def _roof(roof: peers.Roof) -> Iterator[Callable[[], Any]]:
 
 
 def _runs(with_peers: bool) -> Iterator[tuple[dict[str, Any], AbstractContextManager[Callable[[], Any]]]]:
-    """What is launched: the entry of the record, and a context that gives the run."""
+    """Yield what is launched: the entry of the record, and a context that gives the run."""
     for name, case in cases():
         entry = _entry(name, "stage", case)
         yield entry, _ready(LADDER[name], entry, case)
@@ -177,7 +177,7 @@ def _runs(with_peers: bool) -> Iterator[tuple[dict[str, Any], AbstractContextMan
 
 
 def of_stages(entry: Mapping[str, Any], names: Sequence[str]) -> bool:
-    """Is it a row of one of these stages: the stage, a way of it, a step to it, an experiment? Of none: any row is."""
+    """Return whether a row is of one of these stages, or of a step to or an experiment with one; of none: True."""
     name = entry["stage"]
     return not names or any(name == stage or name.startswith((f"{stage} ", f"{stage}:")) for stage in names)
 
@@ -219,7 +219,7 @@ def launch_all(target: Path, names: Sequence[str] = ()) -> None:
 
 
 def rows(launched: Sequence[Mapping[str, Any]], text: str) -> list[dict[str, Any]]:
-    """The record's rows from what was launched and Nsight Compute's CSV, in which a mark precedes each run.
+    """Return the record's rows from what was launched and Nsight Compute's CSV, in which a mark precedes each run.
 
     Where a run is several launches, counts and times are added; percentages are averaged, each weighted by its
     launch's time; registers, blocks and such are the longest launch's.
@@ -247,14 +247,14 @@ def rows(launched: Sequence[Mapping[str, Any]], text: str) -> list[dict[str, Any
 def merged(
     before: Sequence[Mapping[str, Any]], again: Sequence[Mapping[str, Any]], names: Sequence[str]
 ) -> list[Mapping[str, Any]]:
-    """The rows kept, those of the named stages replaced by what was found of them, in the place of the first."""
+    """Replace the rows of the named stages by new ones, in the place of the first."""
     others = [row for row in before if not of_stages(row, names)]
     first = next((i for i, row in enumerate(before) if of_stages(row, names)), len(before))
     return [*others[:first], *again, *others[first:]]
 
 
 def _figures(launches: Sequence[Mapping[str, tuple[str, str]]]) -> dict[str, float]:
-    """The figures of one run from its launches' columns; what ncu gave no number for is left out."""
+    """Return the figures of one run from its launches' columns; without those that ncu gave no number for."""
     (duration,) = FIGURES["ms"]
     times = [_number(*columns[duration]) if duration in columns else 1.0 for columns in launches]
     figures = {}
@@ -275,7 +275,7 @@ def _figures(launches: Sequence[Mapping[str, tuple[str, str]]]) -> dict[str, flo
 
 
 def _stalls(launches: Sequence[Mapping[str, tuple[str, str]]]) -> dict[str, float]:
-    """Clocks in each of the STALLS per instruction issued, of a run's longest launch; those of 0 are left out."""
+    """Return the cycles in each of the STALLS per instruction issued, of a run's longest launch; zeros left out."""
     (duration,) = FIGURES["ms"]
     longest = max(launches, key=lambda columns: _number(*columns[duration]) if duration in columns else 0.0)
     clocks = {state: _number(*longest.get(stall_metric(name), ("", ""))) for state, name in STALLS.items()}
@@ -283,7 +283,7 @@ def _stalls(launches: Sequence[Mapping[str, tuple[str, str]]]) -> dict[str, floa
 
 
 def _number(value: str, unit: str) -> float:
-    """A figure of Nsight Compute's; times in milliseconds. NaN for what is no number."""
+    """Parse a figure of Nsight Compute's; times in milliseconds. NaN for what is no number."""
     try:
         return float(value.replace(",", "")) * _UNITS.get(unit, 1.0)
     except ValueError:
@@ -333,7 +333,7 @@ def take(target: Path, names: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def table(record: Mapping[str, Any] | None = None) -> str:
-    """All rows of a record as text; of the committed one where none is given."""
+    """Format all rows of a record as text; of the committed one where none is given."""
     return counters_table(record, head_dim="all", dtype="all")
 
 

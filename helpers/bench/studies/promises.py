@@ -1,9 +1,9 @@
-"""What fused attention is said to give, measured on a GPU: beside plain attention, at N = 2^17, and for small calls.
+"""Measure what fused attention promises on a GPU: against plain attention, at N = 2^17, and for small calls.
 
 Beside the ladder's record: plain attention, three calls of PyTorch in the type of its inputs ("plain"); one launch at
 N = 131,072 ("stage", "peer"), where N x N scores may not fit; and small calls, from the call to the result ("latency")
 and on the device alone ("device").
-`helpers.bench.climb` sets them beside the ladder.
+`helpers.bench.climb` shows them with the ladder.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RECORD = records.MEASURED / "nvidia-h200-promises.json"
 
 
 def recorded() -> Record | None:
-    """The committed record; None where there is none."""
+    """Read the committed record; None if there is none."""
     return Record.load(RECORD) if RECORD.is_file() else None
 
 
@@ -61,7 +61,7 @@ class Small:
     dtype: str = "bfloat16"
 
     def __post_init__(self) -> None:
-        """ValueError for a mask that PyTorch lacks: SDPA aligns a causal mask at the first key, ours at the last."""
+        """Raise ValueError for a mask that SDPA lacks: it aligns a causal mask at the first key, ours at the last."""
         if self.rows not in (1, self.keys):
             raise ValueError(
                 f"{self.name}: {self.rows} queries of {self.keys} keys; one is possible, or as many as keys"
@@ -73,7 +73,7 @@ class Small:
         return (1, self.heads, self.rows, self.head_dim)
 
     def arrays(self) -> list[np.ndarray]:
-        """q, k and v, (1, rows, heads, head_dim), float32: not yet rounded to the type."""
+        """Make q, k and v, (1, rows, heads, head_dim), float32: not yet rounded to the type."""
         rng = np.random.default_rng(0)
         sizes = ((self.rows, self.heads), (self.keys, self.kv_heads), (self.keys, self.kv_heads))
         return [rng.standard_normal((1, *size, self.head_dim), dtype=np.float32) + np.float32(0.25) for size in sizes]
@@ -86,7 +86,7 @@ SMALL = (
 
 
 def jobs(cases: Sequence[Case] = LONG_CASES) -> list[Job]:
-    """The launches at large N, case by case. 01, whose scratch fills half of a GPU, comes last of its case."""
+    """List the launches at large N, case by case. naive, whose scratch fills half of a GPU, is a case's last."""
     planned = []
     for case in cases:
         torch = peers.torch_on_gpu()
@@ -98,7 +98,7 @@ def jobs(cases: Sequence[Case] = LONG_CASES) -> list[Job]:
 
 
 def plain(case: Case) -> Measurement:
-    """Three calls of PyTorch, each of which writes its N x N result, in the type of the inputs.
+    """Time three calls of PyTorch, each of which writes its N x N result, in the type of the inputs.
 
     It is not held to the tolerance of a stage: a half type rounds the scores.
     """
@@ -120,7 +120,7 @@ def plain(case: Case) -> Measurement:
 
 
 def waited(call: Callable[[], Any], calls: int = WAITS) -> dict[str, Any]:
-    """Milliseconds from a call until its result is there: the median; ms_min and ms_max are the tenth parts."""
+    """Time a call until its result is there, in milliseconds: the median; ms_min and ms_max are deciles."""
     times = []
     for _ in range(calls + 20):
         began = time.perf_counter_ns()
@@ -133,7 +133,7 @@ def waited(call: Callable[[], Any], calls: int = WAITS) -> dict[str, Any]:
 
 
 def latencies(small: Small, calls: int = WAITS) -> Iterator[Measurement]:
-    """One small call by each implementation: as one waits for it, and on the device alone, with a cold L2."""
+    """Time one small call by each implementation: until its result is there, and on the device with a cold L2."""
     host = small.arrays()
     for name, call in _small_calls(small, host):
         for kind, timed in (("latency", waited(call, calls)), ("device", asdict(measure(call, budget_s=BUDGET_S)))):
@@ -142,7 +142,7 @@ def latencies(small: Small, calls: int = WAITS) -> Iterator[Measurement]:
 
 
 def _small_calls(small: Small, host: Sequence[np.ndarray]) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """(name, call), each checked against the first."""
+    """Yield (name, call), each checked against the first."""
     dtype = small.dtype if ON_GPU else "float32"
     ours = [cp.asarray(a.astype(TYPES[dtype])) for a in host]
     first = _float(flash_attention(*ours, causal=True))
@@ -173,7 +173,7 @@ def _float(a: Any) -> np.ndarray:
 def take(
     path: Path, words: Sequence[str] = (), *, cases: Sequence[Case] = LONG_CASES, smalls: Sequence[Small] = SMALL
 ) -> Record:
-    """All measurements, saved on the way. words: none are known."""
+    """Measure everything, and save on the way. words: none are known."""
     record = Record({}, how_measured() | {"command": "python3 -m helpers.bench.study promises FILE"})
     todo = jobs(cases)
     record.device = device_facts()
@@ -188,7 +188,7 @@ def take(
 
 @_shown
 def table(record: Record | None = None) -> str:
-    """A record as text; the committed one where none is given."""
+    """Format a record as text; the committed one where none is given."""
     waits = [r for r in record.results if r.kind in ("latency", "device")]
     rest = Record(record.device, record.how, [r for r in record.results if r not in waits], record.notes)
     lines = [results_table(rest), "", f"{'':34}{'µs':>9}{'spread':>8}"]
@@ -198,6 +198,6 @@ def table(record: Record | None = None) -> str:
 
 
 def scores_bytes(case: Case) -> int:
-    """Of the N x N scores of all heads, in the type of the inputs."""
+    """Count the bytes of the N x N scores of all heads, in the type of the inputs."""
     batch, heads, n, _ = case.shape
     return math.prod((batch, heads, n, n)) * np.dtype(TYPES[case.dtype]).itemsize

@@ -1,4 +1,4 @@
-"""Ring attention on all GPUs of a machine, beside as many independent runs of the same work.
+"""Compare ring attention on all GPUs of a machine with as many independent runs of the same work.
 
     python3 -m helpers.bench.study ring FILE [PART ...]    # of PARTS, below
 
@@ -76,7 +76,7 @@ LIMIT_S = 8.0  # of ranks that wait for one that fails
 def tokens_to_hide_copies(
     heads: int, kv_heads: int, *, tflops: float = 600.0, gb_per_s: float = 400.0, causal: bool = False
 ) -> float:
-    """From how many tokens a GPU a step takes longer than the copy of the next K and V in a half type.
+    """Return from how many tokens a GPU a step takes longer than the next K and V's copy in a half type.
 
     A step has 4 N^2 heads d FLOP and copies 4 N kv_heads d bytes; under a causal mask, zigzag, half the FLOP.
     """
@@ -94,7 +94,7 @@ def efficiency(
     tflops: float = 600.0,
     gb_per_s: float = 400.0,
 ) -> float:
-    """Of `size` independent runs: the share of the time that is work, by work and copies alone, at d = 128.
+    """Model the speed relative to independent runs, by work and copies alone, at d = 128.
 
     Args:
         rows: of a GPU. tflops, gb_per_s: of one GPU, while it computes, and of its link in one direction.
@@ -112,7 +112,7 @@ def efficiency(
 
 
 def calculated() -> list[str]:
-    """What needs no measurement, a line each."""
+    """Format what needs no measurement, a line each."""
     lines = ["tokens a GPU from which the copy of K and V hides, at 600 TFLOP/s:"]
     for heads, kv_heads in HEADS:
         for gb_per_s in (400, 50):
@@ -132,7 +132,7 @@ def calculated() -> list[str]:
 
 
 def numbers(shape: Sequence[int], seed: int) -> Any:
-    """A bfloat16 array of normal numbers with a mean of 0.25, on the current device: the same on every GPU."""
+    """Make a bfloat16 array of normal numbers with a mean of 0.25, on the current device: the same on every GPU."""
     if not device.ON_GPU:
         return cp.asarray((np.random.default_rng(seed).standard_normal(shape) + 0.25).astype(dtype_of("bfloat16")))
     made, random = cp.empty(tuple(shape), "uint16"), cp.random.RandomState(seed)
@@ -162,7 +162,7 @@ class Inputs:
         return ring_attention_backward(*given, causal=causal, schedule=schedule, comms=ranks, **options)
 
     def independent(self, causal: bool, *, backward: bool) -> Way:
-        """Each GPU by itself: its rows, and as many keys as make its share of the work."""
+        """Make each GPU's own run: its rows, and as many keys as make its share of the work."""
         ranks, size = self.ranks, self.ranks.size
         keys = self.rows * (size + 1) // 2 if causal else self.rows * size
         runs: list[Way] = []
@@ -185,7 +185,7 @@ class Inputs:
         return run
 
     def flop(self, causal: bool, *, backward: bool) -> float:
-        """Of one rank."""
+        """Count the FLOP of one rank."""
         pairs = self.rows * self.rows * self.ranks.size * (0.5 if causal else 1.0)
         return (10 if backward else 4) * pairs * self.heads * self.d
 
@@ -195,7 +195,7 @@ class Inputs:
 
 
 def to_host(parts: Sequence[Any]) -> list[np.ndarray]:
-    """Copies of all ranks' arrays. One after the other, each on its own GPU's current stream."""
+    """Copy all ranks' arrays, one after the other, each on its own GPU's current stream."""
     made = []
     for a in parts:
         with a.device if device.ON_GPU else contextlib.nullcontext():
@@ -207,13 +207,13 @@ def to_host(parts: Sequence[Any]) -> list[np.ndarray]:
 
 
 def same_bits(mine: Sequence[Any], others: Sequence[Any]) -> bool:
-    """Whether two lists of arrays are the same, bit for bit."""
+    """Return whether two lists of arrays are the same, bit for bit."""
     pairs = zip(to_host(mine), to_host(others), strict=True)
     return all(np.array_equal(a.view("uint8"), b.view("uint8")) for a, b in pairs)
 
 
 def error(inputs: Inputs, o: Sequence[Any], schedule: str, causal: bool) -> float:
-    """The largest one of some rows of the first and the last head, beside float64."""
+    """Return the largest error of some rows of the first and the last head, compared with float64."""
     q, k, v, o = ([a.astype(np.float64) for a in to_host(each)] for each in (inputs.q, inputs.k, inputs.v, o))
     k, v = unshard(k, schedule), unshard(v, schedule)
     worst, size = 0.0, inputs.ranks.size
@@ -232,7 +232,7 @@ TOLERANCE = 2e-2
 
 
 def correct(ranks: Comms, name: str, rows: int = 2048, heads: tuple[int, int] = (16, 8), d: int = D) -> Iterator[Row]:
-    """GPUs beside virtual ranks on the first of them, and beside float64."""
+    """Compare GPUs with virtual ranks on the first of them, and with float64."""
     inputs = Inputs(ranks, rows, *heads, d)
     virtual = virtual_ranks(ranks.size)
     together = Inputs(virtual, rows, *heads, d)
@@ -255,7 +255,7 @@ def correct(ranks: Comms, name: str, rows: int = 2048, heads: tuple[int, int] = 
 
 
 def work(kind: str, rank: int, size: int, folder: Path) -> None:
-    """A process of a rank: joins by an id in a file, mpi4py or torch.distributed, computes, and compares.
+    """Run a rank's process: join by an id in a file, mpi4py or torch.distributed, compute, and compare.
 
     kind: "id", "mpi" or "torch"; "leaves": rank 1 leaves before the second call; "never": rank 1 never comes.
     """
@@ -305,7 +305,7 @@ def _shared_id(rank: int, folder: Path) -> bytes:
 
 
 def correct_of_a_process(ranks: Comms) -> Iterator[Row]:
-    """This process's rank beside virtual ranks, all on its own GPU."""
+    """Compare this process's rank with virtual ranks, all on its own GPU."""
     virtual = virtual_ranks(ranks.size)
     mine, together = Inputs(ranks, 1024, 16, 8), Inputs(virtual, 1024, 16, 8)
     (rank,) = ranks.ranks
@@ -319,7 +319,7 @@ def correct_of_a_process(ranks: Comms) -> Iterator[Row]:
 
 
 def processes(kind: str, size: int) -> tuple[list[list[Row]], list[str]]:
-    """What the processes of all ranks print, and the ends of what they complain of."""
+    """Start the processes of all ranks; return what they print, and the ends of their complaints."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "helpers.bench.studies.ring", kind]
         environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -343,7 +343,7 @@ def processes(kind: str, size: int) -> tuple[list[list[Row]], list[str]]:
 
 
 def measure_processes(size: int) -> Iterator[Row]:
-    """By each way to join."""
+    """Measure with each process launcher (an id in a file, MPI, torch.distributed)."""
     for kind in ("id", "mpi", "torch"):
         row: Row = {"part": "processes", "joined_by": kind, "gpus": size}
         try:
@@ -362,7 +362,7 @@ def measure_processes(size: int) -> Iterator[Row]:
 
 
 def measure_failures(size: int) -> Iterator[Row]:
-    """A rank that never comes, and one that leaves: what the first rank says, and after how long."""
+    """Measure a rank that never comes, and one that leaves: the first rank's error, and after how long."""
     for kind in ("never", "leaves"):
         printed, complaints = processes(kind, size)
         ends = [each for each in printed[0] if "error" in each]
@@ -381,7 +381,7 @@ def synchronize(ranks: Comms) -> None:
 
 
 def seconds(ranks: Comms, run: Way, calls: int) -> float:
-    """Of a call, of several that are queued one after the other."""
+    """Time a call, of several that are queued one after the other, in seconds."""
     synchronize(ranks)
     began = time.perf_counter()
     for _ in range(calls):
@@ -391,7 +391,7 @@ def seconds(ranks: Comms, run: Way, calls: int) -> float:
 
 
 def timed(ranks: Comms, ways: Mapping[str, Way], rounds: int = ROUNDS) -> dict[str, tuple[list[float], float]]:
-    """Milliseconds of each way, one for each round, and what a call takes the host. All take turns."""
+    """Time all ways in turns: milliseconds of each way, one for each round, and what a call takes the host."""
     calls, host = {}, {}
     for name, run in ways.items():
         run()
@@ -421,7 +421,7 @@ def measure_ways(what: Row, ranks: Comms, ways: Mapping[str, Way], flop: float) 
 def ways_of(
     comms: Mapping[str, Comms], call: Callable[[Comms, str], Way], causal: bool, left_to_nccl: Sequence[int] = LEFT
 ) -> dict[str, Way]:
-    """Schedules by NCCL, which is left several numbers of multiprocessors, and by peer copies."""
+    """Make the schedules by NCCL, which is left several numbers of multiprocessors, and by peer copies."""
     ways: dict[str, Way] = {}
 
     def left(ranks: Comms, count: int, schedule: str) -> Way:
@@ -444,7 +444,7 @@ def ways_of(
 
 
 def measure_times(comms: Mapping[str, Comms], *, backward: bool, local: Sequence[int]) -> Iterator[Row]:
-    """All shapes, with and without a mask."""
+    """Measure all shapes, with and without a mask."""
     ranks = next(iter(comms.values()))
     for heads, kv_heads in HEADS:
         for rows in local:
@@ -476,7 +476,7 @@ def free(ranks: Comms) -> None:
 
 
 def measure_copies(comms: Mapping[str, Comms]) -> Iterator[Row]:
-    """K and V of 8 heads to the next rank, with nothing else to do: GB/s of a GPU in one direction."""
+    """Time copies of K and V of 8 heads to the next rank, alone: GB/s of a GPU in one direction."""
     for rows in LOCAL:
         for name, ranks in comms.items():
             made = []
@@ -498,7 +498,7 @@ def _move(ranks: Comms, sends: Sequence[Message], receives: Sequence[Message]) -
 
 
 def measure_long(comms: Mapping[str, Comms]) -> Iterator[Row]:
-    """2^20 tokens, 32 heads of q and 8 of k and v, causal, once each."""
+    """Time 2^20 tokens, 32 heads of q and 8 of k and v, causal, once with each communicator."""
     ranks = next(iter(comms.values()))
     for each in comms.values():  # compiled, and connected
         Inputs(ranks, 4096, 32, 8).forward(each, "zigzag", True)
@@ -512,7 +512,7 @@ def measure_long(comms: Mapping[str, Comms]) -> Iterator[Row]:
 
 
 def in_channels(count: int) -> Iterator[Row]:
-    """In a process whose NCCL takes so many blocks: a causal shape, and the copy alone."""
+    """Time a causal shape and the copy alone, in a process whose NCCL takes so many blocks."""
     ranks = nccl(leave=count)
     inputs = Inputs(ranks, 16384, 16, 16)
     for causal in (False, True):
@@ -591,7 +591,7 @@ take = STUDY.take
 
 
 def line(row: Mapping[str, Any]) -> str:
-    """One row of a record."""
+    """Format one row of a record."""
     part, gpus = row["part"], f"{row['gpus']} GPUs  "
     if part == "correct":
         verdict = "ok" if row["ok"] else "WRONG"
@@ -624,7 +624,7 @@ def table(record: Mapping[str, Any] | None = None) -> str:
 
 
 def main(words: Sequence[str]) -> None:
-    """A process that a part of the study has started."""
+    """Run a process that a part of the study has started."""
     if words[0] == "channels":
         for row in in_channels(int(words[1])):
             print(json.dumps(row), flush=True)

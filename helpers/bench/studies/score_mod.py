@@ -1,4 +1,4 @@
-"""Functions of scores beside PyTorch's FlexAttention, forward and backward, on a GPU.
+"""Compare functions of scores with PyTorch's FlexAttention, forward and backward, on a GPU.
 
     python3 -m helpers.bench.study score_mod FILE
 
@@ -68,14 +68,14 @@ class Arrays:
         self.documents = (np.arange(self.n) // DOCUMENT).astype(np.int32)
 
     def torch(self, name: str) -> Any:
-        """An array as PyTorch's."""
+        """Convert an array to PyTorch's."""
         import torch
 
         return torch.from_numpy(getattr(self, name)).cuda()
 
 
 def cases(arrays: Arrays) -> Iterator[Case]:
-    """The rows of the table."""
+    """Yield the rows of the table."""
     n = arrays.n
 
     def flex_mod(function: Callable[..., Any]) -> Callable[[Any], Mapping[str, Any]]:
@@ -148,7 +148,7 @@ def cases(arrays: Arrays) -> Iterator[Case]:
 
 
 def _inputs(shape: Sequence[int]) -> list[Any]:
-    """q, k, v and do, PyTorch's, (batch, heads, n, d)."""
+    """Make q, k, v and do as PyTorch's tensors, (batch, heads, n, d)."""
     import torch
 
     torch.manual_seed(3)
@@ -156,7 +156,7 @@ def _inputs(shape: Sequence[int]) -> list[Any]:
 
 
 def _exact(case: Case, q: Any, k: Any, v: Any, do: Any, batch: int, head: int) -> dict[str, np.ndarray]:
-    """Output and gradients of one head, in float64."""
+    """Compute output and gradients of one head, in float64."""
     q, k, v, do = (a[batch, head].double().cpu().numpy() for a in (q, k, v, do))
     i, j = np.ogrid[: len(q), : len(k)]
     s = q @ k.T * q.shape[1] ** -0.5
@@ -172,7 +172,7 @@ def _exact(case: Case, q: Any, k: Any, v: Any, do: Any, batch: int, head: int) -
 
 
 def _flex(case: Case, q: Any, k: Any, v: Any) -> tuple[Callable[[], Any], Any, Sequence[Any]]:
-    """The compiled forward without gradients, an output with them, and its leaves."""
+    """Compile FlexAttention: return its forward without gradients, an output with them, and its leaves."""
     import torch
     from torch.nn.attention import flex_attention as flex
 
@@ -191,7 +191,7 @@ def _flex(case: Case, q: Any, k: Any, v: Any) -> tuple[Callable[[], Any], Any, S
 
 
 def _measured(case: Case, shape: Sequence[int], arrays: Arrays) -> Iterator[dict[str, Any]]:
-    """A row for each form of ours, and FlexAttention's; forward and backward are two sections."""
+    """Measure each form of ours, and FlexAttention; forward and backward are two sections."""
     import torch
 
     q, k, v, do = _inputs(shape)
@@ -225,7 +225,7 @@ def _measured(case: Case, shape: Sequence[int], arrays: Arrays) -> Iterator[dict
 
 
 def _errors(results: Sequence[Any], exact: Mapping[Any, Mapping[str, np.ndarray]]) -> dict[str, float]:
-    """The largest error of o, dq, dk and dv in the sampled heads, over the largest number."""
+    """Return the largest error of o, dq, dk and dv in the sampled heads, over the largest number."""
     return {
         name: max(
             float(np.abs(a[at].float().cpu().numpy() - of[name]).max() / np.abs(of[name]).max())

@@ -1,12 +1,12 @@
-"""float32 on tensor cores beside exact float32: errors against float64, speeds in turns, tiles.
+"""Compare float32 on tensor cores with exact float32: errors against float64, speeds in turns, tiles.
 
 python3 -m helpers.bench.study tf32 FILE [errors] [ranges] [speeds] [tiles] [fp16x3_tiles]
 
 Errors: of 256 rows, by 15, its steps, 15 with one TF32 product, fp16x3, 05, and PyTorch's attention. Scores are `scale`
 times as large as those of unit-normal inputs; with "positive" V's elements are above 0, which shows a sum that is cut
 off. Ranges: the same with all of q and v multiplied by a number and k divided by it, and with columns of magnitudes 2^0
-to 2^-bits, in k the other way round; beside the column's magnitude. Speeds: 16,384 tokens and 2048 columns of all heads
-together. Tiles: of 15 and of fp16x3, at 4096 keys.
+to 2^-bits, in k the other way round; relative to the column's magnitude. Speeds: 16,384 tokens and 2048 columns
+of all heads together. Tiles: of 15 and of fp16x3, at 4096 keys.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from helpers.attention import kernel, reference
-from helpers.attention.ladder import LADDER, Stage
+from helpers.attention.ladder import LADDER, Rung
 from helpers.attention.ladder.steps import CLIMBS
 from helpers.bench import records
 from helpers.bench.cases import Case, Inputs
@@ -67,14 +67,14 @@ FP16X3_TILES: Mapping[int, tuple[tuple[int, int, int, int], ...]] = {
 
 
 def arrays(head_dim: int, keys: int, scale: float, positive: bool) -> tuple[np.ndarray, ...]:
-    """q of ROWS rows, k and v: (1, 1, rows, head_dim)."""
+    """Make q of ROWS rows, k and v: (1, 1, rows, head_dim)."""
     rng = np.random.default_rng([head_dim, keys])
     q, k, v = (rng.standard_normal((1, 1, rows, head_dim)) for rows in (ROWS, keys, keys))
     return tuple(a.astype(np.float32) for a in (scale * q, k, np.abs(v) if positive else v))
 
 
 def outputs(given: Sequence[np.ndarray], with_peers: bool) -> Iterator[tuple[str, np.ndarray]]:
-    """What is compared, by name: the steps to 15 and itself by their ideas."""
+    """Yield what is compared, by name: the steps to tf32 by their ideas, itself as "15", and others."""
     tf32 = LADDER["tf32"]
     one_product = edit(kernel.source(tf32.file), *TF32_ONE_PRODUCT)
     for step in CLIMBS["tf32"]:
@@ -95,7 +95,7 @@ def outputs(given: Sequence[np.ndarray], with_peers: bool) -> Iterator[tuple[str
 
 
 def errors(keys_at: Sequence[int] = ERRORS_AT, with_peers: bool = ON_GPU) -> Iterator[dict[str, Any]]:
-    """A row of the record for each output: the largest, the root of the mean square, and the mean of its errors."""
+    """Yield a row for each output: the largest, the root of the mean square, and the mean of its errors."""
     for head_dim, (scale, positive), keys in itertools.product(HEAD_DIMS, KINDS, keys_at):
         given = arrays(head_dim, keys, scale, positive)
         o = np.asarray(reference.attention(*given))
@@ -107,7 +107,7 @@ def errors(keys_at: Sequence[int] = ERRORS_AT, with_peers: bool = ON_GPU) -> Ite
 
 
 def ranges(keys: int = 4096, with_peers: bool = ON_GPU) -> Iterator[dict[str, Any]]:
-    """A row for each output: its largest error, beside its column's magnitude."""
+    """Yield a row for each output: its largest error relative to its column's magnitude."""
     head_dim = 128
     for factor, bits in RANGES:
         of_column = np.exp2(-np.linspace(0, bits, head_dim).round()) * factor
@@ -139,7 +139,7 @@ def _runs(case: Case, inputs: Inputs, stack: ExitStack, with_peers: bool) -> dic
 
 
 def of_speeds(at: Sequence[int] = SPEEDS_AT, with_peers: bool = ON_GPU) -> Iterator[dict[str, Any]]:
-    """A row for each kernel and case: TFLOP/s, and how many times as fast 15 is."""
+    """Yield a row for each kernel and case: TFLOP/s, and how many times as fast tf32 is."""
     for head_dim, n in itertools.product(HEAD_DIMS, at):
         shape = (16384 // n, 2048 // head_dim, n, head_dim)
         inputs = Inputs(shape)
@@ -153,9 +153,9 @@ def of_speeds(at: Sequence[int] = SPEEDS_AT, with_peers: bool = ON_GPU) -> Itera
 
 
 def _of_tiles(
-    stage: Stage, names: Sequence[str], tiles: Mapping[int, Sequence[Sequence[int]]]
+    stage: Rung, names: Sequence[str], tiles: Mapping[int, Sequence[Sequence[int]]]
 ) -> Iterator[dict[str, Any]]:
-    """A row for each tile of a stage: TFLOP/s without a mask and causal, and the bytes that a thread spills."""
+    """Yield a row for each tile of a stage: TFLOP/s without a mask and causal, and the bytes that a thread spills."""
     jobs = {
         (head_dim, *sizes): functools.partial(
             kernel.load_all,
@@ -219,7 +219,7 @@ class ErrorCase(NamedTuple):
 
 
 def largest_errors(record: Mapping[str, Any] | None = None) -> dict[str, dict[ErrorCase, float]]:
-    """The largest error of each kernel in each case, of a record or of the committed one."""
+    """Return the largest error of each kernel in each case, of a record or of the committed one."""
     errors: dict[str, dict[ErrorCase, float]] = {}
     for row in (record or recorded())["errors"]:
         case = ErrorCase(row["head_dim"], row["scale"], row["positive"], row["keys"])
@@ -229,7 +229,7 @@ def largest_errors(record: Mapping[str, Any] | None = None) -> dict[str, dict[Er
 
 @records.shown
 def table(record: Mapping[str, Any] | None = None) -> str:
-    """The record as text: errors by case, a column each; speeds; tiles, the fastest first."""
+    """Format the record as text: errors by case, a column each; speeds; tiles, the fastest first."""
     lines = [f"on {record['device']}"]
     names = list(dict.fromkeys(row["name"] for row in record.get("errors", ())))
     cases = itertools.groupby(record.get("errors", ()), lambda r: (r["head_dim"], r["scale"], r["positive"], r["keys"]))

@@ -1,4 +1,4 @@
-"""Our attention inside PyTorch and inside a model of transformers, on a GPU: tests passed, host cost, speed, memory.
+"""Measure our attention inside PyTorch and a model of transformers, on a GPU: tests, host cost, speed, memory.
 
     python3 -m helpers.bench.study torch_model FILE [--tests] [--weights NPZ] [--only SECTION ...]
 
@@ -66,7 +66,7 @@ MINILM = {
 
 
 def llama(kv_heads: int, dtype: str, *, layers: int = LAYERS) -> Any:
-    """A LlamaForCausalLM of random weights on the GPU."""
+    """Make a LlamaForCausalLM of random weights on the GPU."""
     import torch
     import transformers
 
@@ -82,7 +82,7 @@ def llama(kv_heads: int, dtype: str, *, layers: int = LAYERS) -> Any:
 
 
 def tokens(length: int, batch: int = 1) -> Any:
-    """(batch, length) token numbers on the GPU, the same at every run."""
+    """Draw (batch, length) token numbers on the GPU, the same at every run."""
     import torch
 
     return torch.randint(0, WORDS, (batch, length), generator=torch.Generator().manual_seed(length)).cuda()
@@ -90,7 +90,7 @@ def tokens(length: int, batch: int = 1) -> Any:
 
 @contextmanager
 def by(model: Any, implementation: str) -> Iterator[None]:
-    """The model with this attention. SDPA is held to its flash backend in half types."""
+    """Switch the model to this attention. SDPA is held to its flash backend in half types."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     from helpers import transformers_attention
@@ -109,7 +109,7 @@ def by(model: Any, implementation: str) -> Iterator[None]:
 
 
 def tests_passed(log: Path) -> dict[str, Any]:
-    """PyTorch's tests in a process of their own: how many passed, failed, were skipped, and what failed.
+    """Run PyTorch's tests in a process of their own: count passed, failed and skipped; name what failed.
 
     All that they print goes to `log`. RuntimeError where they do not end.
     """
@@ -134,7 +134,7 @@ def tests_passed(log: Path) -> dict[str, Any]:
 
 
 def host_cost() -> list[dict[str, Any]]:
-    """Microseconds of the host for a call on one short sequence: forward alone, with its backward, at new shapes."""
+    """Time calls on one short sequence on the host, in µs: forward alone, with its backward, at new shapes."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -218,7 +218,7 @@ def _host_row(name: str, what: str, shape: Shape, timing: Timing) -> dict[str, A
 
 
 def speed(kind: str, kv_heads: int, *, lengths: Sequence[int] = LENGTHS, batch: int = 1) -> list[dict[str, Any]]:
-    """A model's forward ("prefill") or forward and backward ("training"), by each attention, in turn.
+    """Time a model's forward ("prefill") or forward and backward ("training"), by each attention, in turn.
 
     Milliseconds by device events, the median over rounds in which the implementations follow one another; memory is
     PyTorch's peak beyond what was held before the call (for training, the gradients of the weights are held).
@@ -256,7 +256,7 @@ def speed(kind: str, kv_heads: int, *, lengths: Sequence[int] = LENGTHS, batch: 
 
 
 def _first_calls(model: Any, call: Callable[[], None]) -> tuple[dict[str, int], dict[str, str]]:
-    """Bytes of PyTorch's peak during a call by each implementation that can do it; why the others cannot."""
+    """Return PyTorch's peak bytes during a call by each implementation that can do it; why the others cannot."""
     import torch
 
     peaks: dict[str, int] = {}
@@ -278,7 +278,7 @@ def _first_calls(model: Any, call: Callable[[], None]) -> tuple[dict[str, int], 
 
 
 def _in_turns(model: Any, call: Callable[[], None], implementations: Sequence[str]) -> dict[str, list[float]]:
-    """Milliseconds of a call by each implementation, one for each round."""
+    """Time a call by each implementation, in milliseconds, one for each round."""
     import torch
 
     times: dict[str, list[float]] = {implementation: [] for implementation in implementations}
@@ -296,7 +296,7 @@ def _in_turns(model: Any, call: Callable[[], None], implementations: Sequence[st
 
 
 def accuracy(kv_heads: int, length: int = 512) -> list[dict[str, Any]]:
-    """The largest error of the logits beside eager attention in float64, by type and implementation."""
+    """Compare the logits with eager attention in float64: the largest error, by type and implementation."""
     import torch
 
     ids, rows = tokens(length), []
@@ -317,7 +317,7 @@ def accuracy(kv_heads: int, length: int = 512) -> list[dict[str, Any]]:
 
 
 def generation(kv_heads: int) -> list[dict[str, Any]]:
-    """Greedy search for 64 tokens with the KV cache: whether they are SDPA's, and tokens per second."""
+    """Generate 64 tokens greedily with the KV cache: whether they are SDPA's, and tokens per second."""
     import torch
 
     rows = []
@@ -348,7 +348,7 @@ def generation(kv_heads: int) -> list[dict[str, Any]]:
 
 
 def minilm(weights: Path) -> list[dict[str, Any]]:
-    """all-MiniLM-L6-v2 in float32: the largest difference of its hidden states from eager attention in float64."""
+    """Compare the hidden states of all-MiniLM-L6-v2 in float32 with eager attention in float64."""
     import torch
     import transformers
 
@@ -379,7 +379,7 @@ def minilm(weights: Path) -> list[dict[str, Any]]:
 
 
 def sections(log: Path | None, weights: Path | None) -> dict[str, Callable[[], Any]]:
-    """What is measured, by its name in the record. log: where the tests print to; without it they are not run."""
+    """Return the sections by name. log: file that the tests print to; without it they are not run."""
 
     def for_each(section: Callable[[int], list[dict[str, Any]]]) -> Callable[[], list[dict[str, Any]]]:
         return lambda: [row for kv_heads in KV_HEADS for row in section(kv_heads)]
@@ -439,7 +439,7 @@ def measure(path: Path, chosen: Mapping[str, Callable[[], Any]], command: str) -
 
 @records.shown
 def table(record: Mapping[str, Any] | None = None) -> str:
-    """A record as text; the committed one where none is given."""
+    """Format a record as text; the committed one where none is given."""
     facts = record["device"]
     lines = [f"{facts['description']}; torch {facts['torch']}, transformers {facts['transformers']}"]
     if tests := record.get("tests"):

@@ -1,4 +1,4 @@
-"""The GPT of helpers/attention/models/char_gpt.py, trained on a GPU: its losses, a sample, and what a step costs.
+"""Train the GPT of helpers/attention/models/char_gpt.py on a GPU: its losses, a sample, and what a step costs.
 
 The text is Charles Darwin's "On the Origin of Species", first edition, John Murray, London 1859, in the public domain:
 the introduction and chapters I to XIV, a paragraph a line, without the index.
@@ -46,7 +46,7 @@ class Sizes:
 
 
 def attentions() -> dict[str, Attention]:
-    """What a run is named, and its attention."""
+    """Return the attentions by the names of their runs."""
     return {
         "kernels float32": FlashAttention(),
         "kernels bfloat16": FlashAttention("bfloat16"),
@@ -61,11 +61,11 @@ class Timed:
         self.attention, self.events = attention, []
 
     def forward(self, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
-        """As the attention has it."""
+        """Run the attention's forward pass."""
         return self._between(self.attention.forward, q, k, v)
 
     def backward(self, do: Any, saved: Any) -> tuple[Any, Any, Any]:
-        """As the attention has it."""
+        """Run the attention's backward pass."""
         return self._between(self.attention.backward, do, saved)
 
     def _between(self, call: Any, *arguments: Any) -> Any:
@@ -77,7 +77,7 @@ class Timed:
         return result
 
     def ms(self) -> float:
-        """Of all calls since the last time, together."""
+        """Add up the milliseconds of all calls since the last time."""
         for _, end in self.events:
             end.synchronize()
         total = sum(cp.cuda.get_elapsed_time(start, end) for start, end in self.events)
@@ -128,12 +128,12 @@ def step_cost(config: Config, batch: int, attention: Attention, *, steps: int, c
 
 
 def origin() -> str:
-    """All of the book."""
+    """Read all of the book."""
     return gzip.decompress(TEXT.read_bytes()).decode("utf-8")
 
 
 def measure(text: str | None = None, sizes: Sizes | None = None, report: Any = print) -> dict[str, Any]:
-    """The record: the first steps with each attention, whole runs with the course's, and what a step costs.
+    """Measure the first steps with each attention, whole runs with the course's, and what a step costs.
 
     A part that fails is in the record by its error, and the others go on.
     """
@@ -167,7 +167,7 @@ def take(path: Path, words: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _parts(text: str, sizes: Sizes, report: Any) -> Iterator[tuple[str, str, Callable[[], dict[str, Any]]]]:
-    """What is measured: its name, the list of the record that the row is for, and a function that returns the row."""
+    """Yield what is measured: its name, the record's list that it is for, and a function that returns the row."""
     first = partial(_first_steps, text, sizes)
     for name, attention in attentions().items():
         yield f"first steps, {name}", "first_steps", partial(first, name, attention)
@@ -217,7 +217,7 @@ def _sha256(text: str) -> str:
 
 @records.shown
 def table(record: Mapping[str, Any] | None = None) -> str:
-    """A record as text: runs, the first steps, and steps; the committed one where none is given."""
+    """Format a record as text: runs, the first steps, and steps; the committed one where none is given."""
     lines = [
         record["device"]["description"],
         "",

@@ -1,11 +1,11 @@
-"""The X-ray's counters beside a GPU's own, for the same launches.
+"""Compare the X-ray's counters with a GPU's own, for the same launches.
 
     python3 -m helpers.bench.study xray_vs_ncu CSV            # with a GPU and Nsight Compute: counts
     python3 -m helpers.bench.study xray_vs_ncu FILE CSV       # anywhere: makes the record of what was counted
     python3 -m helpers.bench.studies.xray_vs_ncu              # what Nsight Compute runs
 
 `ours` is what the checked run counts, `hardware` what Nsight Compute reads off the chip. Where they differ, the row
-says why. Bytes at DRAM stand beside them: caches answer most of what threads ask for.
+says why. Bytes at DRAM are recorded, too: caches serve most of what threads ask for.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ FIGURES = {
     "shared store requests": "smsp__sass_inst_executed_op_shared_st.sum",
     "shared store wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum",
 }
-# Recorded beside them; a checked run has no such figure.
+# Recorded, too; a checked run has no such figures.
 BESIDE = {
     "dram bytes read": "dram__bytes_read.sum",
     "dram bytes written": "dram__bytes_write.sum",
@@ -123,7 +123,7 @@ _SHARED = (
 
 
 def pattern_code() -> str:
-    """The source of all patterns, one kernel each, on a line of its own."""
+    """Write the source of all patterns, one kernel each, on a line of its own."""
     kernels = []
     for name, (_, block, body) in PATTERNS.items():
         where = "const int x = threadIdx.x, y = threadIdx.y, i = (blockIdx.x * 32 + y) * 32 + x;"
@@ -149,7 +149,7 @@ class CountedLaunch:
 
 
 def patterns() -> list[CountedLaunch]:
-    """The patterns' launches."""
+    """List the patterns' launches."""
     code = pattern_code()
     launches = []
     for name, (grid, block, _) in PATTERNS.items():
@@ -161,7 +161,7 @@ def patterns() -> list[CountedLaunch]:
 
 
 def stages(n: int = 1024, d: int = 64) -> list[CountedLaunch]:
-    """Stages 01 to 03 at n rows and keys of d words, with the tile sizes of their files."""
+    """List naive, tiled and online_softmax at n rows and keys of d words, with the tile sizes of their files."""
     q, k, v = make_inputs(n, n, d, seed=0)
     scale = (np.int32(n), np.int32(n), np.float32(d**-0.5))
     out = np.zeros((n, d), np.float32)
@@ -211,7 +211,7 @@ _OUTPUT = (
 
 
 def as_compiled() -> list[CountedLaunch]:
-    """The stages with their source changed to what the GPU's compiler makes of it.
+    """List the stages with their source changed to what the GPU's compiler makes of it.
 
     Raises:
         ValueError: a stage has not the text that is changed.
@@ -225,12 +225,12 @@ def as_compiled() -> list[CountedLaunch]:
 
 
 def everything() -> list[CountedLaunch]:
-    """All launches of the record."""
+    """List all launches of the record."""
     return [*patterns(), *stages(), *as_compiled()]
 
 
 def ours(launch: CountedLaunch) -> dict[str, int]:
-    """The figures of a checked run, zeros left out.
+    """Return the figures of a checked run, zeros left out.
 
     Raises:
         AssertionError: the run had a finding.
@@ -281,7 +281,7 @@ def profile(target: Path) -> None:
 
 
 def parse(text: str) -> dict[str, dict[str, int]]:
-    """Nsight Compute's raw page as CSV -> kernel -> metric -> count.
+    """Parse Nsight Compute's raw page as CSV: kernel -> metric -> count.
 
     Raises:
         ValueError: the text has no such table, or a unit that is no base unit.
@@ -306,7 +306,7 @@ _WHOLE_WARPS = "counts whole warps; here some lanes take no part"
 
 
 def _why(name: str, figure: str) -> str:
-    """Why a figure of a kernel differs. Empty where no reason is known."""
+    """Return why a figure of a kernel differs. Empty where no reason is known."""
     if name == "naive" and figure in (ASKED, "global load requests", "global load sectors"):
         return _ROW_KEPT
     if name in ("tiled", "online_softmax") and figure in ("shared load requests", "shared load wavefronts"):
@@ -320,7 +320,7 @@ def _why(name: str, figure: str) -> str:
 
 
 def rows(measured: dict[str, dict[str, int]], launches: Iterable[CountedLaunch]) -> list[dict[str, Any]]:
-    """The record's rows: each kernel's figures, ours and the hardware's, and why, where they differ by over 1 %."""
+    """Make the record's rows: each kernel's figures, ours and the hardware's, and why they differ by over 1 %."""
     table = []
     for launch in launches:
         counts, mine = measured[launch.name], ours(launch)
@@ -362,7 +362,7 @@ def record(source: Path, target: Path = RECORD) -> dict[str, Any]:
 
 @records.shown
 def comparison_table(kernels: Sequence[str] | None = None, *, record: Any = None) -> str:
-    """The recorded rows as text: our figure, the hardware's, the ratio; why, where they differ.
+    """Format the recorded rows as text: our figure, the hardware's, the ratio; why, where they differ.
 
     Args:
         kernels: these alone, or all.
@@ -391,7 +391,7 @@ def take(path: Path, words: Sequence[str] = ()) -> Any:
 
 
 def table(record: Any = None) -> str:
-    """A record as text; the committed one where none is given."""
+    """Format a record as text; the committed one where none is given."""
     return comparison_table(record=record)
 
 

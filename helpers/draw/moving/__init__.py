@@ -1,8 +1,8 @@
-"""Figures that move, in JupyterLab and on the site alike: HTML with a few lines of script, and no kernel behind it.
+"""Figures that move, in JupyterLab and on the site: HTML with a few lines of script that need no kernel.
 
 A figure is a function that computes its numbers and returns a `Moving`: the first frame, which needs no script; the
 numbers as JSON; and NAME.js, which steps through them. `figure.js` has what the scripts share, `figure.css` the looks.
-A script computes no result of its own: what it shows is in the JSON, which the tests hold against NumPy and the engine.
+A script computes no results: what it shows is in the JSON, which the tests compare with NumPy and the engine.
 """
 
 from __future__ import annotations

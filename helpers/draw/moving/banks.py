@@ -36,10 +36,10 @@ def moving_banks(
     widths: Sequence[str] = tuple(WIDTHS),
     layouts: Sequence[str] = ("64 words", "padded: 65", "padded: 68", "swizzled"),
 ) -> Moving:
-    """Choose who reads what, in which width and from which layout; step through the wavefronts of the request.
+    """Show a request whose lanes, width and layout one chooses, and step through its wavefronts.
 
     Args:
-        reads, widths, layouts: what there is to choose from, by the names of READS, WIDTHS and LAYOUTS.
+        reads, widths, layouts: the choices, by the names of READS, WIDTHS and LAYOUTS.
     """
     patterns = [_pattern(*names) for names in product(reads, widths, layouts)]
     choices = (("lanes read", reads), ("each a", widths), ("rows are", layouts))
@@ -58,7 +58,7 @@ def moving_banks(
 
 
 def _pattern(read: str, width: str, layout: str) -> dict[str, Any]:
-    """One pattern: its address, the first word of each lane, and the wavefront that delivers each word.
+    """Describe a pattern: its address, the first word of each lane, and the wavefront that delivers each word.
 
     The rule says how many wavefronts there are. Which of a bank's words comes first is our choice: the lanes' order.
     """
@@ -85,7 +85,7 @@ def _pattern(read: str, width: str, layout: str) -> dict[str, Any]:
 
 
 def _turns(words: Sequence[int]) -> list[int]:
-    """For each of the words that are requested together, how many other words its bank delivers before it."""
+    """Count, for each of the words requested together, the other words that its bank delivers before it."""
     of_bank: dict[int, list[int]] = {}
     for word in words:
         mine = of_bank.setdefault(word % BANKS, [])
@@ -95,7 +95,7 @@ def _turns(words: Sequence[int]) -> list[int]:
 
 
 def _frame(pattern: dict[str, Any]) -> str:
-    """The first wavefront of a pattern."""
+    """Draw the first wavefront of a pattern."""
     parts = [
         element("rect", x=LEFT, y=TOP, width=CELL * BANKS, height=ROW * len(LANES), fill="currentColor", opacity=0.06)
     ]

@@ -1,4 +1,4 @@
-"""What Jupyter and the site show of a figure that moves."""
+"""The HTML of a figure that moves, for Jupyter and the site."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Moving:
 
 
 def picture(width: int, height: int, parts: Iterable[str], alt: str) -> str:
-    """An SVG as an image, which untrusted notebooks show too; the script puts the SVG itself in its place."""
+    """Make an image of an SVG, which untrusted notebooks show too; the script replaces it by the SVG itself."""
     body = "".join(parts)
     svg = (
         f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width} {height}' style='background:white;{INK}' "
@@ -49,14 +49,14 @@ def picture(width: int, height: int, parts: Iterable[str], alt: str) -> str:
 
 
 def element(tag: str, text: str = "", /, **attributes: Any) -> str:
-    """One SVG element; `kind` is its class, and `_` stands for `-` in names."""
+    """Write an SVG element; `kind` is its class, and `_` stands for `-` in names."""
     names = {name: "class" if name == "kind" else name.rstrip("_").replace("_", "-") for name in attributes}
     written = "".join(f" {names[name]}='{html.escape(str(value))}'" for name, value in attributes.items())
     return f"<{tag}{written}>{html.escape(text)}</{tag}>" if text else f"<{tag}{written}/>"
 
 
 def table(numbers: Mapping[str, str]) -> str:
-    """Names above their numbers; the script finds the second row."""
+    """Write a table of names above their numbers; the script finds the second row."""
     heads = "".join(f"<th>{name}</th>" for name in numbers)
     cells = "".join(f"<td>{value}</td>" for value in numbers.values())
     return f'<table class="part numbers"><tr>{heads}</tr><tr>{cells}</tr></table>'

@@ -1,4 +1,4 @@
-"""What each lane of a warp holds of the matrices of mma.sync.m16n8k16."""
+"""The elements of the matrices of mma.sync.m16n8k16 that each lane of a warp holds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MATRICES = (
 
 
 def moving_fragments(a: Any, b: Any, d: Any, *, lane: int = 5) -> Moving:
-    """Go to a lane and see its elements, and that P's are where S's were.
+    """Show the elements of a lane that one chooses, and that P's are where S's were.
 
     Args:
         a, b, d: as a kernel wrote them down: [lane, i] is 16 * row + column of element i. a: (32, 8), the left operand;
@@ -50,7 +50,7 @@ def moving_fragments(a: Any, b: Any, d: Any, *, lane: int = 5) -> Moving:
 
 
 def _sentence(places: dict[str, list[list[int]]], lane: int) -> str:
-    """In words; the script says the same."""
+    """Describe a lane's elements in words, as the script does."""
     rows = sorted({place // 16 for place in places["d"][lane]})
     stay = sum(one == other for one, other in zip(places["a"][lane], places["d"][lane], strict=True))
     so = ": nothing is shuffled" if stay == 8 else ""

@@ -1,4 +1,4 @@
-"""Kernel 03 reads a paragraph, one tile of keys after the other."""
+"""The kernel online_softmax reads a paragraph, one tile of keys after the other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEFT, STEP, HIGH, TOPS, DECADES = 62, 20, 40, (6, 58), 8
 
 
 def outputs_so_far(head: int) -> list[np.ndarray]:
-    """What 03 returns after one tile of keys, after two, and so on: each (272, 32) float32.
+    """Compute what online_softmax returns after one tile of keys, after two, and so on: (272, 32) float32 each.
 
     The division by l_i, which comes last, makes the output so far out of acc.
     """
@@ -31,7 +31,7 @@ def outputs_so_far(head: int) -> list[np.ndarray]:
 
 
 def moving_softmax(head: int = 8, row: int = 209) -> Moving:
-    """One query's softmax over the words of a paragraph: `m_i`, `l_i`, the rescale factor, and how far acc is off.
+    """Show one query's softmax over the words of a paragraph: `m_i`, `l_i`, the rescale factor and the error of acc.
 
     The distance is that of the kernel's own output, the rest is NumPy's.
 
@@ -69,7 +69,7 @@ def moving_softmax(head: int = 8, row: int = 209) -> Moving:
 
 
 def _rows(words: Sequence[str], rescale: np.ndarray, row: int) -> list[int]:
-    """`row`, and of every other tile's rows the whole word whose factor is visibly below 1 most often."""
+    """Choose rows: `row`, and from every other tile the whole word whose factor is visibly below 1 most often."""
     tiles = len(rescale)
     block_n = -(-len(words) // tiles)
     rows = []
@@ -86,7 +86,7 @@ def _rows(words: Sequence[str], rescale: np.ndarray, row: int) -> list[int]:
 
 
 def _frame(data: dict[str, Any]) -> str:
-    """The first tile of the first row."""
+    """Draw the first tile of the first row."""
     row, block_n, words = data["first"], data["block_n"], data["words"]
     m_i, l_i, rescale, error = (data[name][row] for name in ("m_i", "l_i", "rescale", "error"))
     numbers = table(

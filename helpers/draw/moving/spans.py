@@ -1,4 +1,4 @@
-"""Who does what when, along a time line that moves under a cursor."""
+"""What each part of a block does when, on a time line that moves under a cursor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Rows = Mapping[str, Sequence[Span]]
 
 
 def moving_spans(rows: Rows | Mapping[str, Rows], *, unit: str = "clock", window: int = 6000, first: int = 0) -> Moving:
-    """Rows of spans, as `draw.spans` makes them: a window that slides along, and what each row does under the cursor.
+    """Show rows of spans of `draw.spans` in a window that slides, and what each row does under the cursor.
 
     Args:
         rows: or several of them by name, with a slider that chooses one. unit: of the spans' numbers. window: how
@@ -58,7 +58,7 @@ def moving_spans(rows: Rows | Mapping[str, Rows], *, unit: str = "clock", window
 
 
 def _sentence(data: dict[str, Any]) -> str:
-    """What each row of the first choice does under the cursor; the script says the same."""
+    """Describe what each row of the first choice does under the cursor, as the script does."""
     doing = []
     choice = data["choices"][0]
     for name, row in zip(data["rows"], choice["rows"], strict=True):
@@ -69,7 +69,7 @@ def _sentence(data: dict[str, Any]) -> str:
 
 
 def _parts(data: dict[str, Any]) -> Iterator[str]:
-    """The first choice's window around the first place of the cursor, a third of which is past."""
+    """Cut out the first choice's window around the cursor's first position, which is a third of the way in."""
     begin = data["first"] - data["window"] // 3
     scale = (WIDTH - LEFT) / data["window"]
     bottom = ROW * len(data["rows"])

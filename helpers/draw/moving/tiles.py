@@ -1,4 +1,4 @@
-"""The register tiles of 04: what each BLOCK_M and BLOCK_N costs, beside the speed that was recorded with it."""
+"""The register tiles of register_tiles: what each BLOCK_M and BLOCK_N costs, and its recorded speed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WIDTH, ROW, BAR = 372, 34, 12
 
 
 def moving_tiles(speeds: Mapping[Tiles, float], shape: Sequence[int], on: str) -> Moving:
-    """Choose a tile; see its registers, shared memory, warps and traffic, and the speed of all tiles.
+    """Show a chosen tile's registers, shared memory, warps and traffic, and the speed of all tiles.
 
     Args:
         speeds: TFLOP/s of each tile. shape: (batch, heads, n, head_dim) that they were measured at. on: the GPU.
@@ -41,19 +41,19 @@ def moving_tiles(speeds: Mapping[Tiles, float], shape: Sequence[int], on: str) -
 
 
 def registers_by_hand(tile: Tiles, head_dim: int) -> int:
-    """Registers of accumulators, scores, fragments, and m_i and l_i, while the scores are computed."""
+    """Count the registers for accumulators, scores, fragments, m_i and l_i while the scores are computed."""
     rows, keys = tile.scores
     return rows * (head_dim // tile.threads_x) + rows * keys + 4 * keys + rows + 2 * rows
 
 
 def requested_bytes(tile: Tiles, shape: Sequence[int]) -> int:
-    """Of global memory: Q and O once, K and V once for each block of rows."""
+    """Count the bytes requested from global memory: Q and O once, K and V once for each block of rows."""
     batch, heads, n, head_dim = shape
     return 4 * batch * heads * head_dim * (2 * n + 2 * n * -(-n // tile.block_m))
 
 
 def _costs(tile: Tiles, shape: Sequence[int], most: int) -> list[tuple[str, str, float]]:
-    """What it is, the number in words, and the share of what there is; above 1 where it is too much.
+    """List the costs of a tile: a name, the number in words, and the share of the limit, above 1 if it is exceeded.
 
     most: bytes that any of the tiles requests.
     """

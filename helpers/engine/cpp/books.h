@@ -1,4 +1,4 @@
-// The books of a checked run, as the checker's parts share them: who touched each byte last, which events order
+// The records of a checked run that the checker's parts share: which thread touched each byte last, which events order
 // accesses, what was found, and the traces of a profile.
 //
 // One OS thread runs all blocks, one after the other, so the books need no locks and are the same every time. What
@@ -16,7 +16,7 @@
 
 namespace {
 
-// ---------------------------------------------------------------- who touched what, and when
+// ---------------------------------------------------------------- which thread touched what, and when
 
 enum Kind { READ = 0, WRITE = 1 };
 
@@ -30,7 +30,7 @@ unsigned thread_of(Tag t) { return (unsigned)(t >> 2) & 2047; }
 How how_of(Tag t) { return (How)(t & 3); }
 constexpr uint64_t IN_FLIGHT = ~0ull >> 13;  // epoch of a write by an asynchronous copy that has not been waited for
 
-// Units that access memory beside the threads have numbers as if they were threads: the products of each warpgroup, the
+// Units that access memory besides the threads have numbers as if they were threads: the products of each warpgroup, the
 // stores by TMA of each warp, the loads that arrive at each mbarrier.
 constexpr unsigned PRODUCTS = 1024, STORES = PRODUCTS + 8, LOADS = STORES + 32, AGENTS = 128;
 inline unsigned agent_of_loads(unsigned mbarrier) { return LOADS + mbarrier % (PRODUCTS + AGENTS - LOADS); }
@@ -68,7 +68,7 @@ struct Release {
   Known known;
 };
 
-// A race that may still turn out to be none; the next write, or the next event that orders accesses, tells.
+// A possible race; the next write, or the next event that orders accesses, decides.
 struct SameValue {                 // two threads wrote one place: another thing where the value is the same
   bool is_open = false, one_step;  // one_step: lanes of a warp, by one instruction, which is then no race at all
   How how;
@@ -79,7 +79,7 @@ struct SameValue {                 // two threads wrote one place: another thing
   unsigned char first[16];
 };
 
-// A plain read beside atomic writes, as CUDA's own example of a loop around atomicCAS begins: the atomicCAS tells the
+// A plain read and atomic writes, as CUDA's own example of a loop around atomicCAS begins: the atomicCAS tells the
 // thread whether what it read still holds. A race if no such follows.
 struct Guess {
   uint32_t region, site;
@@ -93,7 +93,7 @@ struct Guess {
 // named barriers of some threads. Slots: the threads, then the agents.
 typedef std::vector<uint64_t> Clock;
 struct MbarrierBooks {
-  Clock arriving, over;  // what those who have arrived know; the same when its last phase ended
+  Clock arriving, over;  // what the arrived threads know; the same when its last phase ended
   uintptr_t word = 0;
   bool is_initialised = false, is_fenced = false;
   unsigned thread = 0;  // that initialised it
@@ -103,7 +103,7 @@ struct MbarrierBooks {
 
 // ---------------------------------------------------------------- a profile
 
-constexpr size_t VARIABLE_REDZONE = 4096;  // beside each variable of a module: assembly.py puts it there
+constexpr size_t VARIABLE_REDZONE = 4096;  // before each variable of a module, by assembly.py
 constexpr size_t MOST_GUESSES = 4096, MOST_STEPS = 1 << 20;
 
 // A lane's accesses since its warp was last merged. address 0: a jump backwards, that is, one more turn of a loop.
@@ -145,8 +145,8 @@ struct BlockBooks {
   std::vector<Clock> clocks;  // by thread
   Clock everyone;             // what all threads of the block know
   std::vector<MbarrierBooks> mbarriers;
-  std::vector<Clock> named;                         // what those know who have arrived at a barrier with a number
-  std::vector<unsigned> sent_by;                    // by agent: the thread that asked last
+  std::vector<Clock> named;                         // what threads know that arrived at a numbered barrier
+  std::vector<unsigned> sent_by;                    // by agent: the thread that issued last
   std::vector<std::vector<uint64_t>> proxy_fences;  // by thread
 
   std::vector<Guess> guesses;
@@ -155,12 +155,12 @@ struct BlockBooks {
 };
 
 struct Books : BlockBooks {
-  bool wanted = false, running = false;  // running: inside a block, where there is a thread to ask about
+  bool wanted = false, running = false;  // running: inside a block, where a thread is running
   std::vector<Region> regions;
   std::deque<EngineSite> sites;  // a site stays where it is: its count is pointed at
   std::vector<EngineFinding> findings;
   std::unordered_map<uint64_t, uint32_t> site_index, finding_index;
-  std::unordered_map<uintptr_t, std::vector<uintptr_t>> callers;  // of an access in a function: who called that first
+  std::unordered_map<uintptr_t, std::vector<uintptr_t>> callers;  // of an access in a function: its first callers
   uint64_t barriers = 0, collectives = 0, warp_barriers = 0, tensor_flop = 0;
 
   uint64_t epoch = 1, grid_epoch = 0;                 // grid_epoch: of the last grid.sync()
@@ -187,7 +187,7 @@ Profile profile;
 
 constexpr size_t STACK_REACH = 256 * 1024;  // of a thread's stack: what lies so far below its top is local
 
-struct Running {  // what every access asks of the thread that runs
+struct Running {  // what every access needs of the running thread
   unsigned thread;
   uintptr_t stack_top;
   LaneTrace* trace;
@@ -246,7 +246,7 @@ void for_cells(uintptr_t a, unsigned bytes, F f) {
   }
 }
 
-// Who asked for what an agent does.
+// The thread that issued what an agent does.
 inline unsigned asker(unsigned thread) { return is_agent(thread) ? books.sent_by[thread - PRODUCTS] : thread; }
 
 // ---------------------------------------------------------------- what one part does for those after it

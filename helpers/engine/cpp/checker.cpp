@@ -129,7 +129,7 @@ void engine_check_start(const EngineRegion* regions, unsigned n, uint64_t profil
     r.told = const_cast<EngineRegion*>(&regions[i]);
     r.begin = regions[i].address;
     r.end = r.begin + regions[i].bytes;
-    // 4 bytes a cell, until a smaller access splits them. What nobody can write needs no order.
+    // 4 bytes a cell, until a smaller access splits them. Constant memory needs no order.
     if (regions[i].writable) r.cells.resize((regions[i].bytes + 3) / 4);
   }
   books.wanted = true;

@@ -1,4 +1,4 @@
-// What the checker, the engine and Python (checked.py) tell each other of a checked run.
+// The interface between the checker, the engine and Python (checked.py) in a checked run.
 //
 // Apart from books.h, which the checker's own parts alone see: whoever calls the checker needs no more than this.
 #pragma once
@@ -73,16 +73,16 @@ struct EngineLeft {
   int other_line;
 };
 
-// What warps ask of TMA, of tensor cores and of barriers, in the order in which it happens.
+// Requests of warps to TMA, tensor cores and barriers, and their completion, in order.
 enum EngineEventKind : uint32_t {
-  EVENT_LOAD = 1,       // asked for by a thread; number: of the mbarrier in the block, value: bytes
+  EVENT_LOAD = 1,       // issued by a thread; number: of the mbarrier in the block, value: bytes
   EVENT_LANDED,         // the data of one are there; the same
   EVENT_WAIT,           // a warp waits for a phase of mbarrier `number`; value: the parity
   EVENT_WAITED,         // and goes on
   EVENT_ARRIVE,         // at mbarrier `number`; value: bytes that it expects
-  EVENT_PRODUCT,        // wgmma, asked for by a warpgroup; number: how many it has asked for before, value: n
+  EVENT_PRODUCT,        // wgmma, issued by a warpgroup; number: how many it has issued before, value: n
   EVENT_PRODUCTS_DONE,  // at the wait for them; number: how many are by now, value: how many of them at this wait
-  EVENT_STORE,          // asked for by a thread; value: bytes
+  EVENT_STORE,          // issued by a thread; value: bytes
   EVENT_STORED,         // at the wait for them; value: how many are
   EVENT_BAR_SYNC,       // a warp comes to bar.sync `number`; value: of how many threads
   EVENT_BAR_SYNCED,     // and goes on
@@ -123,7 +123,7 @@ unsigned engine_check_callers(uint64_t pc, const uintptr_t** out);
 unsigned engine_check_sites(EngineSite* out, unsigned most);  // returns how many there are
 }
 
-// What the engine tells the checker.
+// What the engine reports to the checker.
 bool checking();
 void check_block(uint64_t block, unsigned n_warps, const void* static_shared, const void* dynamic_shared);
 void check_block_end(unsigned n_threads);
@@ -152,7 +152,7 @@ void check_mbarrier_use(unsigned number, const void* caller, bool by_copy);
 void check_mbarrier_arrive(unsigned number);
 void check_mbarrier_wait(unsigned number);
 void check_phase_end(unsigned number, unsigned bytes_left, const void* caller);
-// Loads by TMA: asked for by the thread that runs, landed, or never. Their other side, in global memory.
+// Loads by TMA: issued by the running thread, completed, or never. Their other side, in global memory.
 void check_tensor_issue(void* target, unsigned bytes, unsigned mbarrier, void* caller, void* frame);
 void check_tensor_landed(void* target, unsigned bytes, unsigned mbarrier);
 void check_tensor_left(void* shared, unsigned bytes, bool is_load, unsigned thread, void* caller);

@@ -1,4 +1,4 @@
-// One access in the books, where a glance did not suffice: bounds, alignment, bytes nobody has written, and whether
+// One access in full, if the shortcut did not suffice: bounds, alignment, unwritten bytes, and whether
 // what others did with the same bytes came before.
 //
 // checker_hooks.cpp has the glance. The functions it calls here are not inlined, so that the hooks stay short.
@@ -40,10 +40,10 @@ __attribute__((noinline)) void refine(Region& r, unsigned grain) {
   r.cells.swap(fine);
   r.grain = grain;
   r.shift = (unsigned)__builtin_ctz(grain);
-  forget();  // who remembers the old cells
+  forget();  // shortcuts refer to the old cells
 }
 
-// Somebody writes what is const: from now on its accesses need an order.
+// A write to const memory: from now on its accesses need an order.
 __attribute__((noinline)) void open_cells(Region& r) {
   r.cells.resize((r.told->bytes + r.grain - 1) / r.grain);
   forget();
@@ -75,7 +75,7 @@ void check_order(
       const bool one_step =
           cell.write_site == site && thread_of(cell.write) / 32 == thread / 32 && same_block(epoch_of(cell.write));
       SameValue& s = books.same_value;
-      if (!s.is_open || s.one_step) {  // else the first bytes of this access have told it
+      if (!s.is_open || s.one_step) {  // else the first bytes of this access have reported it
         s = {true, one_step, how, index, cell.write_site, a, pc, size, thread, cell.write, {}};
         memcpy(s.first, (const void*)a, size);
       }
@@ -116,8 +116,8 @@ void compare(uintptr_t a, unsigned size) {
   });
 }
 
-// Whatever is no array, no shared memory and no stack of ours: a wild pointer, or just beside an array.
-// Returns whether it was beside an array.
+// An address in no array, no shared memory and no stack of ours: a wild pointer, or just past an array.
+// Returns whether it was just past an array.
 __attribute__((noinline)) bool outside(uintptr_t a, unsigned size, Kind kind, uintptr_t pc, unsigned thread) {
   uint32_t nearest = ~0u;
   uintptr_t best = ~(uintptr_t)0;
@@ -173,7 +173,7 @@ __attribute__((noinline)) void access_found(uintptr_t a, unsigned size, Kind kin
   const uint32_t index = region_of(a, size);
   Region& r = books.regions[index];
   Cached& hint = slot_of(cache, pc);
-  // What the next access of this instruction will ask. The shortcuts are for one whole element, or one whole cell.
+  // What the next access of this instruction needs. The shortcuts are for one whole element, or one whole cell.
   hint.pc = pc;
   hint.begin = r.begin;
   hint.span = r.end - r.begin - size;

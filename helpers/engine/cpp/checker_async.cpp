@@ -1,7 +1,7 @@
 // Asynchronous copies in the books.
 //
 // A cp.async writes at some time between its issue and its wait. At its issue it is checked as a write is, so that a
-// thread which may still be reading the old data is a race. Until the wait its target is in flight: nobody may touch
+// thread which may still be reading the old data is a race. Until the wait its target is in flight: no thread may touch
 // it. With the wait it is a write of this thread at that time, so that other threads need a barrier after it.
 //
 // A load by TMA is the same, up to the end of a phase of its mbarrier: then it is a write of an agent (books.h), which
@@ -16,7 +16,7 @@ void check_async_issue(void* target, unsigned bytes, void* caller, void* frame) 
   settle_same_value(true);  // its value is not there yet to compare
   for_cells((uintptr_t)target, bytes, [&](Cell& cell) {
     cell.write = tag_of(IN_FLIGHT, thread, PLAIN);
-    cell.read = cell.other_read = 0;  // compared with this write; the next access asks again
+    cell.read = cell.other_read = 0;  // compared with this write; the next access compares again
   });
 }
 
@@ -215,7 +215,7 @@ void check_products_left(void* caller) {
   report(ENGINE_NEVER_WAITED, NO_REGION, 0, 0, (uintptr_t)caller, current.thread, true);
 }
 
-// Of a warp's lanes the first one tells for all.
+// The first lane of a warp reports for all.
 void check_event(EngineEventKind kind, unsigned thread, unsigned number, uint64_t value, const void* caller) {
   if (!profile.wanted || !books.running || books.events.size() == MOST_STEPS) return;
   know_callers((uintptr_t)caller);

@@ -33,7 +33,7 @@ void raise(Clock& to, const Clock& from) {
   for (size_t i = 0; i < from.size(); ++i) to[i] = std::max(to[i], from[i]);
 }
 
-// All that a thread knows, now.
+// Everything that a thread knows now.
 void leave_knowledge(Clock& to, unsigned thread) {
   if (to.empty()) to.assign(slots(), 0);
   const unsigned n = (unsigned)books.warp_epoch.size() * 32, warp = thread / 32;
@@ -55,7 +55,7 @@ uint64_t clocked(unsigned thread, unsigned who) {
   return std::max(books.everyone[slot], mine.empty() ? 0 : mine[slot]);
 }
 
-// The lanes of a warp have met: what one of them knows, all do.
+// The lanes of a warp have met: all of them know what one knows.
 void join_clocks(unsigned warp, unsigned mask) {
   if (books.clocks.empty()) return;
   Clock all;

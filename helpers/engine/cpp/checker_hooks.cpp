@@ -92,7 +92,7 @@ HOOKS(8)
 HOOKS(16)
 #undef HOOKS
 
-// Compilers know no atomic of several floats, so what one of a GPU does is told here.
+// Compilers have no atomic of several floats, so a GPU's is reported here.
 engine::Floats engine_add_floats(
     float* address, engine::Floats values, unsigned n, const char* name, const char* file, int line) {
   if (engine_is_shared(address)) {
@@ -116,7 +116,7 @@ engine::Floats engine_add_floats(
   return before;
 }
 
-// Whether a write of many pieces, all told before the first is done, changes what is there.
+// Whether a write of many pieces, all reported before the first is done, changes the memory.
 enum Change { SAME, OTHER, UNKNOWN };
 
 static void range(void* p, size_t bytes, Kind kind, void* caller, Change change = UNKNOWN) {
@@ -132,7 +132,7 @@ static void range(void* p, size_t bytes, Kind kind, void* caller, Change change 
     i += size;
   }
 }
-// A copied struct is told as two ranges, and then it may be a call of memcpy: what was told is not told again.
+// A copied struct is reported as two ranges, and may then be a call of memcpy: it is not reported twice.
 static struct {
   void* p;
   size_t bytes;

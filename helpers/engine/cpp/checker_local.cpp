@@ -4,7 +4,7 @@
 // once after the checked one (unset.py), and whose findings join that one's.
 //
 // It is called for every array with a known size, shared ones too, whose rows kernels index as one long row: there the
-// address decides, see checker_access.cpp. Python tells the two apart by the name in the source (locals.py).
+// address decides, see checker_access.cpp. Python distinguishes the two by the name in the source (locals.py).
 #include "books.h"
 
 namespace {
@@ -50,7 +50,7 @@ struct TypeMismatch {
 }  // namespace
 
 // Of -fsanitize=object-size, which follows a pointer to the array that it is into, through functions that are inlined. It
-// is asked for arrays in shared memory and variables of the module too: here the address tells a thread's own.
+// is called for arrays in shared memory and variables of the module too: the address identifies a thread's own.
 extern "C" void __ubsan_handle_type_mismatch_v1(const TypeMismatch* where, uintptr_t pointer) {
   const Worker& w = here();
   const uintptr_t stacks = (uintptr_t)w.stacks;

@@ -1,4 +1,4 @@
-// mbarriers in a checked run: who may use one, and what its phases order.
+// mbarriers in a checked run: which threads may use one, and what its phases order.
 #include "books.h"
 
 namespace {
@@ -9,13 +9,13 @@ MbarrierBooks& mbarrier_books(unsigned number) {
   return books.mbarriers[number];
 }
 
-// A finding about an mbarrier, beside its initialisation.
+// A finding about an mbarrier and its initialisation.
 void report_mbarrier(int kind, const MbarrierBooks& b, const void* caller) {
   for (uint32_t i = 0; i < books.regions.size(); ++i) {
     const Region& r = books.regions[i];
     if (!r.is_shared() || b.word < r.begin || b.word >= r.end) continue;
     const uint32_t site = site_for(b.pc, i, 8, WRITE, ATOMIC);
-    const How how = kind == ENGINE_NO_PROXY_FENCE ? SIGNAL : ATOMIC;  // findings.py tells by it that it is an mbarrier
+    const How how = kind == ENGINE_NO_PROXY_FENCE ? SIGNAL : ATOMIC;  // findings.py recognises an mbarrier by it
     report(
         kind, i, b.word, 8, (uintptr_t)caller, current.thread, false, tag_of(b.epoch, b.thread, how), site, true, how);
     return;

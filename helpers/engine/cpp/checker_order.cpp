@@ -24,7 +24,7 @@ void settle_guesses() {
   books.guesses.clear();
 }
 
-// How many releases of a word a thread knows of, by itself or as one of the block.
+// The number of releases of a word that a thread knows, by itself or as part of the block.
 size_t known_releases(unsigned thread, uint64_t word) {
   auto all = books.known.find(word);
   size_t found = all == books.known.end() ? 0 : all->second;
@@ -61,7 +61,7 @@ void take_up(uintptr_t address) {
   mine[word] = found->second.size();
 }
 
-// Of a place in memory, beside the releases of its word: up to which epoch a thread knows its atomic writes.
+// For a place in memory, besides the releases of its word: the epoch up to which a thread knows its atomic writes.
 uint64_t seen_key(uintptr_t address) { return ~word_of(address & ~(uintptr_t)3); }
 
 // A strong load reads a word, and so orders what its thread does from here on after the atomic write that it sees: by
@@ -81,7 +81,7 @@ void observe(uintptr_t address, unsigned size) {
   }
 }
 
-// Has `thread` seen this write of the place, by itself or as one of those who met at a barrier?
+// Has `thread` seen this write of the place, by itself or as one of the threads that met at a barrier?
 bool observed(uintptr_t address, Tag write, unsigned thread) {
   const How how = how_of(write);
   return (how == ATOMIC || how == SIGNAL) && known_releases(thread, seen_key(address)) >= epoch_of(write);
@@ -187,7 +187,7 @@ void check_barrier(const char* file, int line, bool whole) {
   join_all_clocks();
   books.barrier_epoch = ++books.epoch;
   books.barrier_tag = tag_of(books.epoch, 0, PLAIN);
-  // What one thread has taken up, all of them know from here on.
+  // What one thread has acquired, all of them know from here on.
   for (const auto& one : books.known_to) learn(books.known, one.second);
   books.known_to.clear();
 }

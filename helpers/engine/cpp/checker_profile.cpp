@@ -32,7 +32,7 @@ void count_pieces(
     site.wavefronts++;
     return;
   }
-  // Shared memory: 32 banks of 4 bytes. A bank gives one word in a wavefront, to all that want it. Lanes with 8 or 16 bytes
+  // Shared memory: 32 banks of 4 bytes. A bank delivers one word in a wavefront, to all lanes that read it. Lanes with 8 or 16 bytes
   // each are served in groups of 16 or 8; of 32 or 16 where every lane i shares its address with lane i ^ 1, or every
   // one with lane i ^ 2, or that lane takes no part (measured on an H200: helpers/bench/studies/xray_vs_ncu.py).
   // helpers/engine/banks.py has the same rule, and a test compares them.
@@ -117,7 +117,7 @@ void count_request(uintptr_t pc, const uintptr_t* addresses, const unsigned char
 
 // Replay what the lanes of a warp did as a GPU would have: the lanes whose next instruction comes first in the code go
 // first, together, and the others wait for them. Lanes that left a loop early wait behind it for those still in it.
-// The lanes in `unfinished` will go on: where one of them has no more events, nobody knows yet what comes next.
+// The lanes in `unfinished` will go on: if one of them has no more events, what comes next is not known yet.
 void merge_warp(unsigned first, unsigned n, unsigned unfinished) {
   LaneTrace* lanes = &profile.lanes[first];
   const Event *at[32], *end[32];
@@ -141,7 +141,7 @@ void merge_warp(unsigned first, unsigned n, unsigned unfinished) {
       who[together] = (unsigned char)i;
       addresses[together++] = e.address;
     }
-    if (different) {  // the warp has diverged: only those who come first
+    if (different) {  // the warp has diverged: only the lanes that come first
       together = 0;
       for (unsigned i = 0; i < n; ++i) {
         if (!(there >> i & 1) || at[i]->key != next) continue;

@@ -21,7 +21,7 @@ struct dim3 {
 
 namespace engine {
 
-// What one thread knows of itself.
+// The data of one thread.
 struct Lane {
   uint3 thread_index, block_index;
   dim3 block_size, grid_size;
@@ -145,7 +145,7 @@ int engine_printf(const char* format, ...) __attribute__((format(printf, 1, 2)))
 void engine_note(int what, unsigned long long value);
 void engine_tensor_flop(int m, int n, int k);  // a product of real numbers
 void engine_fail(const char* message, const char* file, int line) __attribute__((noreturn));
-// returns_to: in the kernel, which tells the line
+// returns_to: in the kernel, which gives the line
 void engine_stop(const char* message, const void* returns_to) __attribute__((noreturn));
 void* engine_malloc(size_t bytes);
 void engine_free(void* pointer, const char* name, const void* returns_to);

@@ -1,14 +1,14 @@
 // How a block is given up from inside: the failure with its details, and the way out of its fibers to the worker.
 //
 // The words are Python's (failures.py). Nothing here returns to the kernel: fibers are left where
-// they are, so no destructor runs in them, and whatever holds memory is emptied by hand first.
+// they are, so no destructor runs in them, and containers that hold memory are emptied by hand first.
 #include "worker.h"
 
 namespace {
 
 void copy_text(char* to, size_t bytes, const char* from) { snprintf(to, bytes, "%s", from ? from : ""); }
 
-// The failure of the lowest block is the one that is told, so a failing launch says the same every time.
+// The failure of the lowest block is reported, so a failing launch reports the same every time.
 void record(const EngineFailure& failure) {
   std::lock_guard<std::mutex> lock(pool->mutex);
   if (pool->failure.reason != NONE && failure.block >= pool->failure.block) return;
@@ -35,7 +35,7 @@ EngineFailure failure_at(const Worker& w, FailureReason reason, const char* file
   return f;
 }
 
-// The same with the place in the code, by which Python finds who has called a header's function.
+// The same with the place in the code, by which Python finds the caller of a header's function.
 EngineFailure failure_from(const Worker& w, FailureReason reason, const char* file, int line, const void* caller) {
   EngineFailure f = failure_at(w, reason, file, line);
   f.place = place_in_kernel((uintptr_t)caller - 1);
@@ -48,7 +48,7 @@ EngineFailure failure_from(const Worker& w, FailureReason reason, const char* fi
   leave_block(w);
 }
 
-// STATED, in a function that the kernel called and that does not know its line.
+// STATED, in a function that the kernel called and whose line is not known.
 [[noreturn]] void fail_at_call(Worker& w, const char* message, const void* returns_to) {
   EngineFailure failure = failure_at(w, STATED, "", 0);
   copy_text(failure.message, sizeof failure.message, message);
@@ -88,7 +88,7 @@ std::string waiting_place(Worker& w, const Fiber& f) {
   return text;
 }
 
-// All who wait, neighbours in the same place together, and the warps that have left the kernel.
+// All waiting threads, neighbours in the same place together, and the warps that have left the kernel.
 void list_waiting(Worker& w, EngineFailure& failure) {
   std::string all;
   auto place_of = [&](unsigned thread) {
@@ -115,7 +115,7 @@ void list_waiting(Worker& w, EngineFailure& failure) {
   copy_text(failure.message, sizeof failure.message, all.c_str());
 }
 
-// No fiber can run and not all have ended: say who waits where, and for whom in vain.
+// No fiber can run and not all have ended: report which threads wait where, and for which others in vain.
 [[noreturn]] void diagnose_stuck(Worker& w) {
   Fiber *at_collective = nullptr, *at_named = nullptr, *at_mbarrier = nullptr, *in_group = nullptr;
   // Where all have arrived and the bytes are not those that were expected, that is what is wrong.
@@ -132,7 +132,7 @@ void list_waiting(Worker& w, EngineFailure& failure) {
     else if (f.named >= 0 && !at_named) at_named = &f;
   }
   if (in_group && is_short(*in_group))
-    at_collective = at_mbarrier = nullptr;  // others wait for who waits for registers
+    at_collective = at_mbarrier = nullptr;  // others wait for the threads that wait for registers
   // A warp that waits for a lane says more than a barrier that waits for that warp, so it comes first.
   if (at_collective) {
     const Collective& c = *at_collective->collective;
@@ -184,7 +184,7 @@ void list_waiting(Worker& w, EngineFailure& failure) {
     failure.other_count = g.registers;
     fail(w, failure);
   }
-  // A barrier of the block cannot be what is left: it lets its threads go as soon as all who live have come.
+  // A barrier of the block cannot be what is left: it releases its threads as soon as all live ones have arrived.
   EngineFailure failure = begin(at_named, NAMED_BARRIER_STARVED);
   failure.number = (unsigned)at_named->named;
   failure.count = w.named_arrived[at_named->named];

@@ -1,5 +1,5 @@
 // Signals: a kernel's fault (SIGSEGV and kin) becomes a failure of its block, and a cancelled launch is torn out of its
-// kernels. All that knows the registers of a processor and the frames of a system is here.
+// kernels. All code that depends on a processor's registers and a system's frames is here.
 //
 // A handler notes what happened in memory of the worker's own and returns onto another stack. There rescue_main does as
 // ordinary code what a handler may not: lock the pool's mutex, and leave the block.
@@ -105,7 +105,7 @@ bool stack_is_full(Worker& w, uintptr_t at) {
   return true;
 }
 
-// The code of the kernel that runs, so that a handler need not ask the system's loader, which has a lock.
+// The code of the kernel that runs, so that a handler need not call the system's loader, which has a lock.
 void find_code() {
 #ifdef __linux__
   auto look = [](dl_phdr_info* object, size_t, void*) {
@@ -140,7 +140,7 @@ void on_fault(int signal, siginfo_t* info, void* context) {
     const struct sigaction theirs = previous[signal];
     memset(&previous[signal], 0, sizeof theirs);  // the default: faulthandler hands a signal back, and once is enough
     sigaction(signal, &theirs, nullptr);
-    if (signal == SIGABRT) raise(signal);  // abort() does not ask twice
+    if (signal == SIGABRT) raise(signal);  // abort() does not call a handler twice
     return;
   }
   if (signal == SIGFPE && divide_as_a_gpu(u)) return;
@@ -186,7 +186,7 @@ void on_interrupt(int, siginfo_t*, void* context) {
     // (The hooks of a checked run allocate memory: they are asked again when they are done.)
     w->fault.reason = NONE;
     if (pool->expired.load()) note_expired(*w, w->fault, pc);
-    // A thread that is just about to begin has no line to tell: it is asked again.
+    // A thread that is just about to begin has no line yet: it is sampled again.
     if (w->fault.reason == NONE || w->fault.place || ++w->unplaced > 20) redirect(*w, (ucontext_t*)context);
   }
   w->interrupted = false;

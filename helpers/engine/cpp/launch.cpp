@@ -1,5 +1,5 @@
 // A launch from start to end: workers that take blocks from the pool, and the functions by which Python starts a
-// launch, waits for it, cancels it and asks how it ended.
+// launch, waits for it, cancels it and reads how it ended.
 //
 // Workers are kept from launch to launch. The mutex of the pool orders everything here: what engine_start writes under
 // it, a worker sees when it wakes, and what workers wrote, engine_wait's caller sees when the last one is done.
@@ -21,7 +21,7 @@ char* map_shared() {
   return all + before;
 }
 
-// The shared memory of a block, and its fibers: only addresses, until somebody touches them. False: there are none.
+// The shared memory of a block, and its fibers: only addresses, until they are touched. False: the system has none left.
 bool equip(Block& b) {
   if (!b.shared) {
     b.shared = map_shared();
@@ -59,7 +59,7 @@ void place_static(Worker& w) {
   if (!l.anchor || l.static_begin == l.static_end) return;
   w.static_base = w.static_limit - l.static_end;
   w.static_base -= ((uintptr_t)w.static_base + l.static_aligned) % l.static_align;
-  // Where compilers do not ask engine_static_shared() for thread-locals, they are where the C library put them.
+  // If compilers do not call engine_static_shared() for thread-locals, they are where the C library put them.
   char* anchor = l.anchor();
   if (anchor != w.static_base + l.anchor_offset) w.static_base = anchor - l.anchor_offset;
 }
@@ -80,7 +80,7 @@ void begin_block(Worker& w, uint64_t block) {
   w.order = l.order ? (l.order + block) * 0x9E3779B97F4A7C15 | 1 : 0;
   w.block = block;
   place_static(w);
-  // A GPU leaves what the block before left; NaN is the honest form of "nobody wrote this".
+  // On a GPU the contents of the previous block remain; NaN marks memory that was not written.
   if (w.static_base) memset(w.static_base + l.static_begin, POISON, l.static_end - l.static_begin);
   const size_t align = std::max<size_t>(l.dynamic_align, 128);
   const size_t dynamic = (l.dynamic_shared + align - 1) / align * align;

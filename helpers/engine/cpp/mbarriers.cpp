@@ -1,9 +1,9 @@
 // mbarriers: words of shared memory that count arrivals of threads and bytes of copies, phase after phase.
 //
-// The word is not a GPU's, which nobody may look into: the arrivals that the phase still waits for (20 bits), those that
+// The word is not a GPU's, whose contents are undocumented: the arrivals that the phase still waits for (20 bits), those that
 // every phase expects (20), the bytes that it waits for (22, signed), and on top the phase, modulo 2.
 //
-// A copy by TMA arrives as late as it may: when no thread of the block can go on without it, or when one asks without
+// A copy by TMA arrives as late as it may: when no thread of the block can go on without it, or when one tests without
 // waiting. Its bytes count then, and the data are in shared memory when the phase ends. So who reads without a wait, or
 // with a wait for another phase, reads poison.
 #include "worker.h"
@@ -33,7 +33,7 @@ Mbarrier& mbarrier_at(Worker& w, char* word) {
   return b;
 }
 
-// The copies that were counted land, and who waits goes on.
+// The counted copies complete, and the waiting threads go on.
 void end_phase(Worker& w, Mbarrier& b) {
   for (TensorCopy& copy : b.counted) {
     land(w, copy);
@@ -67,7 +67,7 @@ void change(Worker& w, Mbarrier& b, uint64_t after) {
   if (ends) end_phase(w, b);
 }
 
-// The oldest copy that is under way to the mbarrier arrives there. False: there is none.
+// The oldest copy that is under way to the mbarrier arrives there. False: no copy is under way.
 bool deliver(Worker& w, Mbarrier& b) {
   if (b.pending.empty()) return false;
   b.counted.push_back(std::move(b.pending.front()));
@@ -76,20 +76,20 @@ bool deliver(Worker& w, Mbarrier& b) {
   return true;
 }
 
-// Nobody can run: a copy that somebody waits for arrives.
+// No thread can run: a copy that a thread waits for arrives.
 bool deliver_copies(Worker& w) {
   for (unsigned i = 0; i < w.n_threads; ++i)
     if (w.fibers[i].mbarrier && deliver(w, mbarrier_at(w, w.fibers[i].mbarrier))) return true;
   return false;
 }
 
-// A copy that nobody may wait for yet arrives: where another order is asked for, now and then.
+// A copy that no thread waits for yet arrives: now and then, if another order is selected.
 void deliver_some(Worker& w) {
   for (Mbarrier& b : w.mbarriers)
     if (w.order >> 40 & 1 && deliver(w, b)) return;
 }
 
-// Nobody can run and nothing is under way: try_wait may return without the end of the phase, and what threads do then
+// No thread can run and nothing is under way: try_wait may return without the end of the phase, and what threads do then
 // may help. False: it has not helped three times over.
 bool time_out_waits(Worker& w) {
   if (w.progress != w.last_progress) w.timeouts = 0;

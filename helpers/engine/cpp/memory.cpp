@@ -1,8 +1,8 @@
 // Memory for device arrays, and pages for whoever in the engine needs them.
 //
 // An array ends where a guard of GUARD_BYTES begins, and has one in front: an access past either end is a fault at once
-// and not somebody else's data. Sizes are rounded up to 256 bytes, as CuPy aligns, so some slack lies before the guard.
-// It has bytes of its own for each array: what is read beside one array and stored beside another shows as well.
+// and not other data. Sizes are rounded up to 256 bytes, as CuPy aligns, so some slack lies before the guard.
+// Its bytes differ for each array, so that reading past one array and storing past another is noticed as well.
 #include "worker.h"
 
 #ifndef MAP_NORESERVE
@@ -46,7 +46,7 @@ struct Slack {
 };
 
 // malloc and new in kernels. Apart from the C library's: a kernel may be torn away at any of its instructions, and a
-// lock of the C library's would stay locked. As large as CUDA's heap is, if nobody asks for more.
+// lock of the C library's would stay locked. As large as CUDA's default heap.
 struct DeviceHeap {
   std::mutex mutex;
   std::unordered_map<void*, size_t> sizes;
@@ -124,7 +124,7 @@ ENGINE_OWN_DELETE(_ZdaPv, "delete[]")
 ENGINE_OWN_DELETE(_ZdlPvm, "delete")
 ENGINE_OWN_DELETE(_ZdaPvm, "delete[]")
 
-// Poisoned memory, and beside it the slack of the array's number; null: there is none.
+// Poisoned memory, and next to it the slack of the array's number; null: no memory is left.
 void* engine_allocate(size_t bytes, unsigned number) {
   const Rounded rounded(bytes);
   const size_t data = rounded.data, pages = rounded.pages;

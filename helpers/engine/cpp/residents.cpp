@@ -22,7 +22,7 @@ void park(Worker& w) {
   if (pool->cancelled.load()) leave_cancelled(w);
 }
 
-// Where a compiler asks nobody for the address of a __shared__ array, all blocks of an OS thread have it in one place.
+// If a compiler calls no function for the address of a __shared__ array, all blocks of an OS thread share one place.
 bool in_one_place(const Block& b) {
   return b.static_base && !(b.static_base >= b.shared && b.static_base < b.shared + SHARED_WINDOW);
 }
@@ -124,7 +124,7 @@ bool begin_next(Worker& w) {
 }
 
 // Until all blocks that this worker can begin have ended. The block that ran last stays where it is while nobody else
-// takes its place: w.parking tells whether there is one.
+// takes its place: w.parking is true if there is one.
 void run_blocks(Worker& w) {
   w.parking = w.give_way = false;
   w.unplaced = 0;

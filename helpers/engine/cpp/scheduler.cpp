@@ -1,7 +1,7 @@
 // Which fiber of a block runs next, and what a fiber is from its first instruction to its end.
 //
 // A fiber runs until it waits, so the order of events in a block is the same every time. A warp-wide operation belongs
-// here too: its last lane runs it, and who is last depends on who can still run.
+// here too: its last lane runs it, and which lane is last depends on which can still run.
 #include "worker.h"
 
 namespace {
@@ -14,7 +14,7 @@ unsigned next_number(Worker& w) {
   return (unsigned)(w.order >> 20);
 }
 
-// Null: nobody can run.
+// Null: no thread can run.
 Fiber* next_ready(Worker& w) {
   // Stay in the warp while one of its lanes can run: its data are warm, and collectives complete early.
   const unsigned start = w.order ? next_number(w) % w.n_warps : w.warp;
@@ -32,7 +32,7 @@ Fiber* next_ready(Worker& w) {
   return nullptr;
 }
 
-// Nobody can run: lanes that asked who is active have their answer now, by warp and source line.
+// No thread can run: lanes that asked for the active mask get it now, by warp and source line.
 bool release_activemask(Worker& w) {
   for (unsigned warp = 0; warp < w.n_warps; ++warp) {
     unsigned group = 0;
@@ -129,7 +129,7 @@ void complete_barrier(Worker& w) {
 // As many threads have arrived at a barrier with a number as it waits for.
 void complete_named(Worker& w, unsigned number) {
   w.named_open &= ~(1u << number);
-  // Who arrives and does not wait is ordered up to the arrival alone, and after nobody.
+  // A thread that arrives and does not wait is ordered up to its arrival, and after no other thread.
   const bool whole = w.named_expected[number] == w.n_warps * WARP && !(w.named_split >> number & 1);
   const Fiber* waiting = nullptr;
   for (unsigned i = 0; i < w.n_threads; ++i) {
@@ -162,7 +162,7 @@ void leave_barriers(Worker& w, unsigned warp, unsigned lane) {
 
 // Run the operation of the lanes that wait with `mask`, if none that can still come is missing.
 void try_collective(Worker& w, unsigned warp, unsigned mask) {
-  if (mask & w.ready[warp]) return;  // somebody can still run and come
+  if (mask & w.ready[warp]) return;  // another lane can still run and arrive
   Collective* lanes[WARP] = {};
   unsigned arrived = 0;
   for (unsigned lane = 0; lane < WARP && warp * WARP + lane < w.n_threads; ++lane) {

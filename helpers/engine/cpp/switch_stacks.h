@@ -1,7 +1,7 @@
 // From one fiber's stack to another's: in assembly where that is written, by ucontext elsewhere.
 //
 // A switch is what each wait of each thread costs, so it keeps only what the ABI says that a call keeps: some 10 ns,
-// against 230 ns for swapcontext, which asks the system for the signal mask each time.
+// against 230 ns for swapcontext, which makes a system call for the signal mask each time.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>

@@ -2,7 +2,7 @@
 //
 // A load's target is poison from the moment it is asked for until the phase of its mbarrier ends (mbarriers.cpp). A store
 // reads shared memory when the thread that asked for it waits for its group, and not before: what was overwritten until
-// then is what it writes. A store that nobody waits for writes nothing.
+// then is what it writes. A store without a wait writes nothing.
 #include "worker.h"
 
 namespace {

@@ -156,7 +156,7 @@ void meet(Worker& w, const char* name, unsigned value, const char* file, int lin
 }
 
 // Where a descriptor's address is: it has 18 bits, and a block's dynamic shared memory and its static arrays are placed
-// so that these tell them apart. Null: neither has all these bytes.
+// so that these distinguish them. Null: neither has all these bytes.
 char* shared_of_descriptor(Worker& w, unsigned low, unsigned bytes) {
   constexpr unsigned MASK = 0x3FFFF;
   auto within = [&](const char* begin, const char* end) -> char* {
@@ -176,7 +176,7 @@ Sums* sums_of(Warpgroup& g, unsigned thread, unsigned n, float* const* d) {
   return nullptr;
 }
 
-// A thread has ended; the first one of a warpgroup tells of products that nobody has waited for.
+// A thread has ended; the first one of a warpgroup reports products without a wait.
 void leave_products(Worker& w, Fiber& f) {
   const Warpgroup& g = w.warpgroups[f.lane.linear / GROUP];
   if (checking() && f.lane.linear % GROUP == 0 && !g.ops.empty()) check_products_left(g.ops.front().caller);

@@ -5,8 +5,8 @@
 // here stays local to it, and one part's small functions are inlined into another's.
 #pragma once
 #if defined(__APPLE__) && !defined(_XOPEN_SOURCE)
-#define _XOPEN_SOURCE 700  // <ucontext.h> wants it, and
-#define _DARWIN_C_SOURCE   // dladdr and MAP_ANONYMOUS want this beside it
+#define _XOPEN_SOURCE 700  // <ucontext.h> needs it, and
+#define _DARWIN_C_SOURCE   // dladdr and MAP_ANONYMOUS need this too
 #endif
 #include "checker.h"
 #include "engine.h"
@@ -53,7 +53,7 @@ constexpr unsigned MAX_THREADS = 1024;
 constexpr size_t STACK_BYTES = 256 * 1024;  // address space only: pages are used when they are touched
 constexpr size_t DYNAMIC_BYTES = 256 * 1024;
 constexpr size_t STATIC_BYTES = 16 << 20;  // the __shared__ arrays of all kernels of a module
-// They end so far before their window does: by 18 bits of an address, wgmma's descriptors tell them from dynamic memory.
+// They end so far before their window does: wgmma's descriptors distinguish them from dynamic memory by 18 bits of an address.
 constexpr size_t STATIC_SHIFT = 192 * 1024;
 constexpr unsigned STATIC_OFFSET = 1u << 30;  // of __shared__ arrays that the C library has placed, in shared addresses
 constexpr size_t GUARD_BYTES = 1 << 20;       // no-man's-land around arrays: also a stride of many rows ends in it
@@ -79,7 +79,7 @@ extern "C" struct EngineLaunch {
   uint64_t most_blocks;    // so many may have begun at once
   uint64_t cooperative;    // 1: all blocks do, and may meet in grid.sync()
   uint64_t dynamic_align;  // of dynamic shared memory
-  uint64_t registers;      // of a thread, where __launch_bounds__ tells; 0: not known
+  uint64_t registers;      // of a thread, by __launch_bounds__; 0: not known
   uint64_t order;          // 0: warp after warp; else the seed of another order of warps and copies
   const char* maps;        // the tensor maps among the arguments, 128 bytes each
   uint64_t n_maps;
@@ -108,8 +108,8 @@ enum FailureReason : int {
   TRAPPED,
   EXPIRED,            // the watchdog had waited long enough
   ABORTED,            // by abort(), or by a check of the C library's
-  MBARRIER_STARVED,   // thread waits for the phase of parity `number` of the mbarrier at address; message: all who wait
-  WARPGROUP_STARVED,  // thread waits in name for its warpgroup; message: all who wait
+  MBARRIER_STARVED,   // thread waits for the phase of parity `number` of the mbarrier at address; message: all waiting
+  WARPGROUP_STARVED,  // thread waits in name for its warpgroup; message: all waiting
   OUTSIDE_TILE,       // message: an instruction that takes a tile in shared memory, and where that is
   REGISTERS_STARVED,  // thread waits in setmaxnreg.inc for number registers of each thread; count are free in the pool
   N_REASONS
@@ -124,14 +124,14 @@ extern "C" struct EngineFailure {
   char file[256], other_file[256], name[96], other_name[96], message[1024];
 };
 
-// ---------------------------------------------------------------- who runs it
+// ---------------------------------------------------------------- what runs it
 
 // What a cp.async has read and not written yet.
 struct AsyncCopy {
   char* target;
   engine::Words data;
   unsigned bytes, group;
-  void* caller;  // where the kernel asked for it
+  void* caller;  // where the kernel issued it
 };
 
 // An atomic: adds, and returns what was there before.
@@ -143,7 +143,7 @@ float add_float(float* address, float value) {
   return old;
 }
 
-// What TMA has been asked for and has not done yet: a box of a tensor, or plain bytes.
+// A request to TMA that is not done yet: a box of a tensor, or plain bytes.
 struct TensorCopy {
   engine_tensor::Map map;
   int at[5];
@@ -153,7 +153,7 @@ struct TensorCopy {
   unsigned room;           // that it covers in shared memory
   char* global;            // of plain bytes; null: a box
   bool adds;               // a store of plain floats, which are added to those of the array
-  std::vector<char> data;  // of plain bytes, read when the copy was asked for
+  std::vector<char> data;  // of plain bytes, read when the copy was issued
   unsigned thread, group;
   void* caller;
   uint64_t epoch;  // of a store, in the books of a checked run
@@ -219,7 +219,7 @@ struct Fiber {
   bool phase_over;
   std::deque<TensorCopy> stores;  // of TMA, that have not read shared memory yet
   unsigned store_groups;
-  const void* caller;      // where the kernel asked for what it waits for, here and for its warpgroup
+  const void* caller;      // where the kernel issued what it waits for, here and for its warpgroup
   const char* group_name;  // of what it waits in for its warpgroup, or null
   unsigned group_value;
   uint64_t products;  // wgmma instructions so far
@@ -227,7 +227,7 @@ struct Fiber {
   bool product_fence;  // a wgmma.fence since the last wait
 };
 
-// What belongs to one block alone. A worker is the block that it runs; others wait beside it, each with its own memory.
+// The state of one block. A worker is the block that it runs; others wait next to it, each with its own memory.
 struct Block {
   // Memory, mapped once and kept from launch to launch.
   std::vector<Fiber> fibers;  // as many as the largest block so far
@@ -254,7 +254,7 @@ struct Block {
   Warpgroup warpgroups[MAX_THREADS / GROUP];
   unsigned pool = 0;  // that setmaxnreg.dec has given back: registers of each thread of a warpgroup
   uint64_t progress = 0, last_progress = 0;  // arrivals at mbarriers and barriers, ends of threads
-  uint64_t order = 0;                        // of the next numbers that choose who runs; 0: warp after warp
+  uint64_t order = 0;                        // of the numbers that choose which thread runs; 0: warp after warp
   unsigned timeouts = 0;                     // rounds of waits that were let go without any
 
   // Waiting for other blocks: see residents.cpp.
@@ -281,7 +281,7 @@ struct Worker : Block {
   volatile int critical = 0;  // > 0: the engine's own code runs, do not tear it away
   EngineFailure fault;        // filled in by the signal handler
   pthread_t os_thread;
-  uint64_t seen = 0, seen_block = 0;        // which thread ran when somebody looked last
+  uint64_t seen = 0, seen_block = 0;        // which thread ran when the watchdog last looked
   std::chrono::microseconds same_block{0};  // how long the block has been running
   volatile bool give_way = false;           // it is to be set aside
   unsigned unplaced = 0;                    // how often it was stopped at no line of the kernel
@@ -312,10 +312,10 @@ struct Pool {
   EngineLaunch launch;
   uint64_t total = 0;
   std::atomic<uint64_t> next{0}, ended{0}, stop_at{0};
-  std::atomic<bool> cancelled{false}, expired{false};  // expired: cancelled by the watchdog, who asks where it was
+  std::atomic<bool> cancelled{false}, expired{false};  // expired: by the watchdog, which samples the place
   EngineFailure failure;
   std::vector<std::pair<uint64_t, std::string>> printed;  // by block
-  uint64_t grid_turn = 0, grid_arrived = 0;               // of grid.sync(): how often all have met, and who waits
+  uint64_t grid_turn = 0, grid_arrived = 0;               // of grid.sync(): how often all have met, and how many wait
   EngineFailure grid_waiter;                              // the first of those, if it waits for ever
   std::condition_variable turned;
   std::chrono::microseconds slice;  // how often to look whether a thread has been running for long

@@ -90,7 +90,7 @@ class thread_block : public thread_group {
   static dim3 group_dim() { return blockDim; }
   static dim3 dim_threads() { return blockDim; }
 
-  // All of the waiting is done at the wait: a correct kernel cannot tell.
+  // All of the waiting is done at the wait: a correct kernel cannot notice.
   struct arrival_token {};
   arrival_token barrier_arrive() const { return arrival_token(); }
   void barrier_wait(arrival_token&&, ENGINE_HERE) const { __syncthreads(file, line); }
@@ -116,7 +116,7 @@ class grid_group : public thread_group {
   bool is_valid() const { return engine_cooperative() != 0; }
   static void sync(ENGINE_HERE) { engine_grid_sync(file, line); }
 
-  // All of the waiting is done at the wait: a correct kernel cannot tell.
+  // All of the waiting is done at the wait: a correct kernel cannot notice.
   struct arrival_token {};
   arrival_token barrier_arrive() const { return arrival_token(); }
   void barrier_wait(arrival_token&&, ENGINE_HERE) const { engine_grid_sync(file, line); }

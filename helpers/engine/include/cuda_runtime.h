@@ -14,7 +14,7 @@
 #include <string.h>
 #include <cstdio>
 #include <ctime>
-#include <initializer_list>  // NVRTC knows it in every source, and placement new and std::move
+#include <initializer_list>  // NVRTC declares it in every source, and placement new and std::move
 #include <new>
 #include <utility>
 #ifdef ENGINE_LIBRARIES
@@ -41,7 +41,7 @@
 #define __constant__
 #define __managed__
 // A block stays on one OS thread, so this is one copy per block. used: a compiler that sees no write would fold the
-// reads to 0, where a GPU reads whatever is there.
+// reads to 0, where a GPU reads arbitrary contents.
 #define __shared__ thread_local __attribute__((used))
 #define __grid_constant__
 #define __launch_bounds__(...)

@@ -11,7 +11,7 @@ ENGINE_INLINE auto atomic_update(T* address, F next) {
   while (!__atomic_compare_exchange(address, &before, &after, true, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE));
   return before;
 }
-// An exchange may be the first write of a word, so it is told from an update, which reads the word.
+// An exchange may be the first write of a word, so it differs from an update, which reads the word.
 template <typename T>
 ENGINE_INLINE T atomic_exchange(T* address, T value) {
   T before;
@@ -21,7 +21,7 @@ ENGINE_INLINE T atomic_exchange(T* address, T value) {
 }  // namespace engine
 
 namespace engine {
-// The types that CUDA has each of them for. For others there is no such function, and the line that calls it is told.
+// The types that CUDA has each of them for. Others have no such function, and the error names the line that calls it.
 template <typename T, typename U>
 struct SameType {
   static constexpr bool value = false;

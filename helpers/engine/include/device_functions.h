@@ -74,7 +74,7 @@ static inline unsigned long long to_ull(double v) {
   return saturating<unsigned long long>(v, 0.0, 0x1p64, 0ull, ULLONG_MAX, 1ull << 63);
 }
 
-// `rounded` is `exact` to nearest; step to the neighbour that another mode asks for.
+// `rounded` is `exact` to nearest; step to the neighbour that another mode requires.
 template <typename To, typename Exact>
 static inline auto directed(To rounded, Exact exact, Exact back, Toward mode) {
   if (mode == Toward::zero) mode = exact < Exact(0) ? Toward::up : Toward::down;
@@ -132,7 +132,7 @@ static inline unsigned __brev(unsigned v) {
 static inline unsigned long long __brevll(unsigned long long v) {
   return (unsigned long long)__brev((unsigned)v) << 32 | __brev((unsigned)(v >> 32));
 }
-// The place of the n-th set bit from `base` on, upwards (n > 0) or downwards (n < 0); all ones where there is none.
+// The place of the n-th set bit from `base` on, upwards (n > 0) or downwards (n < 0); all ones if there is none.
 static inline unsigned __fns(unsigned mask, unsigned base, int n) {
   int step = n < 0 ? -1 : 1, left = n < 0 ? -n : n;
   if (n == 0) return mask >> base & 1 ? base : 0xffffffffu;

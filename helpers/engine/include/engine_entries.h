@@ -1,4 +1,4 @@
-// What Python asks of a compiled module: its kernels, how to call them, the types of their parameters.
+// What Python reads from a compiled module: its kernels, how to call them, the types of their parameters.
 #pragma once
 #include "vector_types.h"
 

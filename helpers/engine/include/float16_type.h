@@ -5,7 +5,7 @@
 //   ENGINE_WORD, ENGINE_WORD2  what the functions call them: half, half2
 //   ENGINE_FORMAT              how they are converted: engine::Binary16
 //   ENGINE_DTYPE, ENGINE_OTHER its name in NumPy; the other 16-bit type
-//   ENGINE_NO_CONVERSIONS, ENGINE_NO_OPERATORS, ENGINE_NO_OPERATORS2: 1 where the source asked for none
+//   ENGINE_NO_CONVERSIONS, ENGINE_NO_OPERATORS, ENGINE_NO_OPERATORS2: 1 if the source defines the macro that disables them
 // Arithmetic is done in float and rounded once for each operation, as the hardware does: for + - * / and sqrt a float
 // has enough bits (2 * 11 + 2) that rounding twice is rounding once.
 
@@ -306,7 +306,7 @@ ENGINE_FLOAT_FUNCTION(round) ENGINE_FLOAT_FUNCTION(rint)
   return engine::atomic_update(address, [=](ENGINE_H old) { return __hadd(old, value); });
 }
 static inline ENGINE_H2 atomicAdd(ENGINE_H2* address, ENGINE_H2 value) {
-  // As a word: clang's atomics want trivially copyable types, which pairs are not in a checked build.
+  // As a word: clang's atomics require trivially copyable types, which pairs are not in a checked build.
   auto pair_of = [](unsigned int word) {
     ENGINE_H2 pair;
     __builtin_memcpy((void*)&pair, &word, sizeof pair);

@@ -17,7 +17,7 @@ static inline __attribute__((always_inline)) auto engine_copy(T* to, const T* fr
   else
     for (unsigned i = 0; i < sizeof(T) / 16; ++i) ((engine_16_bytes*)to)[i] = ((const engine_16_bytes*)from)[i];
 }
-// Libraries that ask whether they may copy them as bytes are told that they may.
+// A trait that lets libraries copy them as bytes.
 template <class T, class = void>
 struct engine_is_bytes {
   static constexpr bool value = __is_trivially_copyable(T);

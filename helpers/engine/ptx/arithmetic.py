@@ -15,8 +15,8 @@ def _cpp(kind: str) -> str:
 
 
 def _call(use: Use, name: str, kind: str, count: int) -> str:
-    """A function of so many operands of one type, after the one that is written."""
-    use.done(count + 1)
+    """Call a function of that many operands of one type, after the register that is written."""
+    use.expect_operands(count + 1)
     return use.write(0, f"{name}({', '.join(use.read(i + 1, kind) for i in range(count))})")
 
 
@@ -39,7 +39,7 @@ def _sum(use: Use) -> str:
     saturated, gives, takes = use.flag("sat"), use.flag("cc"), use.opcode.endswith("c")
     adds = use.opcode.startswith("add")
     if gives or takes:
-        use.done(3)
+        use.expect_operands(3)
         name = "$add_carry" if adds else "$sub_borrow"
         values = f"{use.read(1, kind)}, {use.read(2, kind)}"
         return use.write(0, f"{name}<{_cpp(kind)}>({values}, {_truth(takes)}, {_truth(gives)})")
@@ -77,12 +77,12 @@ def _product(use: Use) -> str:
     (kind,) = use.types(_INTEGERS if part == "wide" or "24" not in use.opcode else "u32 s32")
     cpp, factors = _cpp(kind), f"{use.read(1, kind)}, {use.read(2, kind)}" if len(use.operands) > 2 else ""
     if use.opcode.startswith("mul"):
-        use.done(3)
+        use.expect_operands(3)
         return use.write(0, f"${use.opcode}_{part}<{cpp}>({factors})")
     if part == "wide" and kind.endswith("64"):
         raise Unknown
     gives, takes, saturated = use.flag("cc"), use.opcode == "madc", use.flag("sat")
-    use.done(4)
+    use.expect_operands(4)
     if gives or takes:
         carry = f"{_truth(takes)}, {_truth(gives)}"
         return use.write(0, f"$add_carry<{cpp}>($mul_{part}<{cpp}>({factors}), {use.read(3, kind)}, {carry})")
@@ -195,7 +195,7 @@ def _logic(use: Use) -> str:
 @instruction("shl.{b16,b32,b64} d, a, bits", "shr.{b,u,s}{16,32,64} d, a, bits")
 def _shift(use: Use) -> str:
     (kind,) = use.types(f"{_INTEGERS} b16 b32 b64")
-    use.done(3)
+    use.expect_operands(3)
     return use.write(0, f"${use.opcode}<{_cpp(kind)}>({use.read(1, kind)}, {use.read(2, 'u32')})")
 
 
@@ -216,10 +216,10 @@ def _bits(use: Use) -> str:
 
 @instruction("vshl.{u,s}32.{u,s}32.u32.{clamp,wrap} d, a, bits", "vshr.{u,s}32.{u,s}32.u32.{clamp,wrap} d, a, bits")
 def _video_shift(use: Use) -> str:
-    """Of whole words; the type of what is written matters only to what saturates."""
+    """Shift whole words; the type of the result matters only for saturation."""
     _, kind, _ = use.types("u32 s32", 3)
     how = use.one("clamp", "wrap", default=None)
-    use.done(3)
+    use.expect_operands(3)
     bits = f"({use.read(2, 'u32')}{' & 31' if how == 'wrap' else ''})"
     return use.write(0, f"${use.opcode[1:]}<{_cpp(kind)}>({use.read(1, kind)}, {bits})")
 
@@ -228,7 +228,7 @@ def _video_shift(use: Use) -> str:
 def _field(use: Use) -> str:
     (kind,) = use.types("u32 s32 u64 s64" if use.opcode == "bfe" else "b32 b64")
     count = 2 if use.opcode == "bfi" else 1
-    use.done(count + 3)
+    use.expect_operands(count + 3)
     values = [use.read(i, kind) for i in range(1, count + 1)] + [use.read(count + i, "u32") for i in (1, 2)]
     return use.write(0, f"${use.opcode}<{_cpp(kind)}>({', '.join(values)})")
 
@@ -237,7 +237,7 @@ def _field(use: Use) -> str:
 def _mask(use: Use) -> str:
     clamp = _truth(use.one("clamp", "wrap", default=None) == "clamp")
     (kind,) = use.types("b32" if use.opcode == "bmsk" else "u32 s32")
-    use.done(3)
+    use.expect_operands(3)
     kinds = clamp if use.opcode == "bmsk" else f"{_cpp(kind)}, {clamp}"
     return use.write(0, f"${use.opcode}<{kinds}>({use.read(1, kind)}, {use.read(2, 'u32')})")
 
@@ -245,7 +245,7 @@ def _mask(use: Use) -> str:
 @instruction("lop3.b32 d, a, b, c, table")
 def _lop3(use: Use) -> str:
     use.types("b32")
-    use.done(5)
+    use.expect_operands(5)
     values = ", ".join(use.read(i, "b32") for i in (1, 2, 3))
     return use.write(0, f"$lop3<(unsigned)({use.immediate(4)})>({values})")
 
@@ -262,7 +262,7 @@ def _prmt(use: Use) -> str:
 def _dot(use: Use) -> str:
     high = use.one("lo", "hi", default=None) == "hi" if use.opcode == "dp2a" else None
     a, b = use.types("u32 s32", 2)
-    use.done(4)
+    use.expect_operands(4)
     result = "s32" if "s32" in (a, b) else "u32"
     first = "8" if high is None else "16"
     kinds = f"{_cpp(a[0] + first)}, {_cpp(b[0] + '8')}, {_cpp(result)}" + ("" if high is None else f", {_truth(high)}")
@@ -301,12 +301,12 @@ def _setp(use: Use) -> str:
         half = kind[:-2]
         left, right = use.read(1, kind), use.read(2, kind)
         compared = _compared(use, half, "engine_a.{0}", "engine_b.{0}")
-        use.done(3)
+        use.expect_operands(3)
         use.operands.append(others[0])
         writes = use.write(0, compared.format("low")) + use.write(3, compared.format("high"))
         return f"const auto engine_a = {left}, engine_b = {right}; {writes}"
     comparison = _compared(use, kind, use.read(1, kind), use.read(2, kind))
-    use.done(3 + bool(join))
+    use.expect_operands(3 + bool(join))
     if not others:
         return use.write(0, _joined(use, join, comparison, 3))
     use.operands.append(others[0])
@@ -324,14 +324,14 @@ _ONE = {"f32": "0x3f800000u", "f16": "0x3c00u", "bf16": "0x3f80u"}
 
 @instruction("set.{eq,ne,lt,...}{.ftz}.{u32,f16x2}.f16x2 d, a, b", "set.{eq,ne,lt,...}.{u32,bf16x2}.bf16x2 d, a, b")
 def _set_pair(use: Use) -> str:
-    """In each half all ones, or 1."""
+    """Set each half to all ones, or to 1."""
     to, kind = use.types("u32 s32 f16x2 bf16x2", 2)
     if not kind.endswith("x2") or to not in ("u32", "s32", kind):
         raise Unknown
     half = kind[:-2]
     yes = _ONE[half] if to == kind else "0xffffu"
     compared = _compared(use, half, "engine_a.{0}", "engine_b.{0}")
-    use.done(3)
+    use.expect_operands(3)
     high, low = (compared.format(part) for part in ("high", "low"))
     result = use.write(0, f"(({high} ? {yes} : 0u) << 16 | ({low} ? {yes} : 0u))")
     return f"const auto engine_a = {use.read(1, kind)}, engine_b = {use.read(2, kind)}; {result}"
@@ -344,7 +344,7 @@ def _set(use: Use) -> str:
     if to not in ("u32", "s32", "f32") or kind.endswith("x2"):
         raise Unknown
     comparison = _compared(use, kind, use.read(1, kind), use.read(2, kind))
-    use.done(3 + bool(join))
+    use.expect_operands(3 + bool(join))
     yes, no = ("1.0f", "0.0f") if to == "f32" else ("~0u", "0u")
     return use.write(0, f"({_joined(use, join, comparison, 3)} ? {yes} : {no})")
 
@@ -352,7 +352,7 @@ def _set(use: Use) -> str:
 @instruction("selp.{b,u,s}{16,32,64} d, a, b, p", "selp.{f32,f64} d, a, b, p")
 def _selp(use: Use) -> str:
     (kind,) = use.types(f"{_INTEGERS} b16 b32 b64 f32 f64")
-    use.done(4)
+    use.expect_operands(4)
     return use.write(0, f"({use.read(3, 'pred')} ? {use.read(1, kind)} : {use.read(2, kind)})")
 
 
@@ -362,7 +362,7 @@ def _slct(use: Use) -> str:
     use.skip("ftz")
     if by not in ("s32", "f32"):
         raise Unknown
-    use.done(4)
+    use.expect_operands(4)
     return use.write(0, f"({use.read(3, by)} >= 0 ? {use.read(1, kind)} : {use.read(2, kind)})")
 
 

@@ -1,4 +1,4 @@
-"""Barriers, branches, how a thread ends, and what only steers the hardware."""
+"""Barriers, branches, the end of a thread, and instructions that only steer the hardware."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ def _bar(use: Use) -> str:
     if use.flag("warp"):
         raise Unknown
     if kind == "arrive":
-        use.done(2)
+        use.expect_operands(2)
     else:
-        use.done(1, 2)
+        use.expect_operands(1, 2)
     threads = use.read(1, "u32") if len(use.operands) == 2 else "$block_threads()"
     return f"$bar_sync({use.read(0, 'u32')}, {threads}, {'true' if kind == 'sync' else 'false'});"
 
@@ -27,7 +27,7 @@ def _bar_red(use: Use) -> str:
     use.one("red", default=None)
     how = use.one("popc", "and", "or", default=None)
     use.types("u32 pred")
-    use.done(3)
+    use.expect_operands(3)
     if use.operands[1].strip() != "0":
         raise Unknown  # the engine's numbered barriers do not count
     call = f"__syncthreads_{how.replace('popc', 'count')}({use.read(2, 'pred')})"
@@ -38,14 +38,14 @@ def _bar_red(use: Use) -> str:
 def _bar_warp(use: Use) -> str:
     use.one("warp", default=None)
     use.one("sync", default=None)
-    use.done(1)
+    use.expect_operands(1)
     return f"__syncwarp({use.read(0, 'b32')});"
 
 
 @instruction("bra{.uni} label")
 def _bra(use: Use) -> str:
     use.skip("uni")
-    use.done(1)
+    use.expect_operands(1)
     return use.jump(0)
 
 
@@ -53,25 +53,25 @@ def _bra(use: Use) -> str:
 def _exit(use: Use) -> str:
     # (ret: functions are inlined into their kernel before the statement is assembled.)
     use.skip("uni")
-    use.done(0)
+    use.expect_operands(0)
     return "engine_exit();"
 
 
 @instruction("trap")
 def _trap(use: Use) -> str:
-    use.done(0)
+    use.expect_operands(0)
     return '$unknown("the kernel executed the instruction trap");'
 
 
 @instruction("brkpt", "pmevent a", "griddepcontrol.{wait,launch_dependents}")
 def _nothing(use: Use) -> str:
     use.matching(r"\w+")
-    use.done(0, 1)
+    use.expect_operands(0, 1)
     return ""
 
 
 @instruction("nanosleep.u32 t")
 def _nanosleep(use: Use) -> str:
     use.types("u32")
-    use.done(1)
+    use.expect_operands(1)
     return f"__nanosleep({use.read(0, 'u32')});"

@@ -15,7 +15,7 @@ _EIGHTS = {"e4m3x2": "$E4m3", "e5m2x2": "$E5m2"}
 @instruction("mov.{b32,b64,b128} d, {low, high}")
 def _mov(use: Use) -> str:
     (kind,) = use.types("pred b16 u16 s16 b32 u32 s32 b64 u64 s64 b128 f16 bf16 f16x2 bf16x2 f32 f64")
-    use.done(2)
+    use.expect_operands(2)
     if use.operands[0].startswith("{"):
         return f"$unpack({use.read(1, kind)}, {', '.join(use.targets(0))});"
     if use.operands[1].startswith("{"):
@@ -39,7 +39,7 @@ def _cvt(use: Use) -> str:
     mode = use.one("rn", "rz", "rm", "rp")
     limit = use.one("sat", "relu") or "none"
     ftz = "true" if use.flag("ftz") else "false"
-    use.done(2)
+    use.expect_operands(2)
     call = (
         f"$convert<{TYPES[to]}, {TYPES[source]}, $To::{ROUND[mode]}, $Whole::{_WHOLE.get(whole, 'no')}, "
         f"$Limit::{limit}, {ftz}>({use.read(1, source, wide=True)})"
@@ -52,7 +52,7 @@ def _cvt_pair(use: Use) -> str:
     pair, _ = use.types("f16x2 bf16x2 f32", 2)
     mode = use.one("rn", "rz", default=None)
     limit = use.one("relu") or "none"
-    use.done(3)
+    use.expect_operands(3)
     values = f"{use.read(1, 'f32')}, {use.read(2, 'f32')}"
     return use.write(0, f"$convert_pair<{TYPES[pair]}, $To::{ROUND[mode]}, $Limit::{limit}>({values})")
 
@@ -63,7 +63,7 @@ def _cvt_tf32(use: Use) -> str:
     use.types("f32")
     mode = use.one("rna", "rn", "rz", default=None)
     limit = use.one("relu") or "none"
-    use.done(2)
+    use.expect_operands(2)
     return use.write(0, f"$tf32<$To::{ROUND[mode]}, $Limit::{limit}>({use.read(1, 'f32')})")
 
 
@@ -78,12 +78,12 @@ def _cvt_eights(use: Use) -> str:
         use.one("satfinite", default=None)
     form = f"{eight}, $Limit::{use.one('relu') or 'none'}"
     if decodes:
-        use.done(2)
+        use.expect_operands(2)
         return use.write(0, f"$decode_pair<{form}>({use.read(1, 'b16')})")
     if kind == "f16x2":
-        use.done(2)
+        use.expect_operands(2)
         return use.write(0, f"$encode_halves<{form}>({use.read(1, 'f16x2')})")
-    use.done(3)
+    use.expect_operands(3)
     return use.write(0, f"$encode_pair<{form}>({use.read(1, 'f32')}, {use.read(2, 'f32')})")
 
 
@@ -93,7 +93,7 @@ def _cvt_pack(use: Use) -> str:
     use.one("sat", default=None)
     use.skip("b32")
     to, source = use.types("u16 s16 u8 s8 s32", 2)
-    use.done(3, 4)
+    use.expect_operands(3, 4)
     third = use.read(3, "b32") if len(use.operands) == 4 else "0u"
     values = f"{use.read(1, source)}, {use.read(2, source)}, {third}"
     return use.write(0, f"$pack_saturated<{TYPES[to]}, {TYPES[source]}, {to[1:]}>({values})")

@@ -6,7 +6,7 @@ from .use import Unknown, Use, instruction
 
 
 def _matrices(use: Use) -> tuple[int, str]:
-    """How many, and whether they are transposed, as a word of C++."""
+    """Return the number of matrices and whether they are transposed, as an argument of C++."""
     use.one("sync", default=None)
     use.one("aligned", default=None)
     use.one("m8n8", default=None)
@@ -14,7 +14,7 @@ def _matrices(use: Use) -> tuple[int, str]:
     transposed = use.flag("trans")
     use.skip("shared", "shared::cta")
     use.types("b16")
-    use.done(2)
+    use.expect_operands(2)
     return count, "true" if transposed else "false"
 
 
@@ -36,7 +36,7 @@ def _movmatrix(use: Use) -> str:
     for name in ("sync", "aligned", "m8n8", "trans"):
         use.one(name, default=None)
     use.types("b16")
-    use.done(2)
+    use.expect_operands(2)
     return use.write(0, f"$movmatrix({use.read(1, 'b32')})")
 
 
@@ -57,14 +57,14 @@ _SHAPES = {8: (16, 32), 4: (32, 64), 1: (128, 256)}  # K of one register of B an
 
 
 def _numbers(shape: str) -> tuple[int, int]:
-    """M and K; N is 8."""
+    """Return M and K; N is 8."""
     m, _, k = shape[1:].partition("n8k")
     return int(m), int(k)
 
 
 def _registers(use: Use, d: int, a: int, b: int, c: int, call: str) -> str:
-    """`call` with the registers of A, B and C in it, and what it gives in those of D."""
-    use.done(4)
+    """Call with the registers of A, B and C, and write the result to those of D."""
+    use.expect_operands(4)
     addend = "f32" if "f32" in use.modifiers else "b32"
     registers = use.values(1, a, "b32"), use.values(2, b, "b32"), use.values(3, c, addend)
     factors = [f"$words({', '.join(group)})" for group in registers]
@@ -118,7 +118,7 @@ def _mma(use: Use) -> str:
 
 
 def _double(use: Use) -> str:
-    use.done(4)
+    use.expect_operands(4)
     targets = use.targets(0, 2)
     a, b, c = (
         f"$pack<engine::Words>({', '.join(use.values(i, n))}{pad})"

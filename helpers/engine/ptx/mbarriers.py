@@ -1,4 +1,4 @@
-"""mbarrier, what cuda::barrier and cuda::pipeline are made of, and TMA: the copies that arrive at one, and back."""
+"""mbarrier, the basis of cuda::barrier and cuda::pipeline, and TMA: copies that signal an mbarrier, and stores."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _change(use: Use) -> str:
     use.skip("relaxed", "cta", "cluster")
     space = _space(use)
     use.types("b64")
-    use.done(1 if what == "inval" else 2)
+    use.expect_operands(1 if what == "inval" else 2)
     word = _at(use, 0, space)
     if what == "inval":
         return f"engine_mbarrier_inval({word});"
@@ -42,9 +42,9 @@ def _arrive(use: Use) -> str:
     use.skip("noComplete", "release", "relaxed", "cta", "cluster")
     space = _space(use)
     use.types("b64")
-    if use.operands and use.operands[0].startswith("["):  # no state is asked for
+    if use.operands and use.operands[0].startswith("["):  # the state is not needed
         use.operands.insert(0, "_")
-    use.done(2, 3)
+    use.expect_operands(2, 3)
     given = use.read(2, "u32") if len(use.operands) == 3 else "1u"
     count, extra = ("1u", given) if expects else (given, "0u")
     call = f"engine_mbarrier_arrive({_at(use, 1, space)}, {count}, {extra}, {int(what == 'arrive_drop')}, {_PLACE})"
@@ -58,7 +58,7 @@ def _wait(use: Use) -> str:
     use.skip("acquire", "relaxed", "cta", "cluster")
     space = _space(use)
     use.types("b64")
-    use.done(3, 4)
+    use.expect_operands(3, 4)
     phase = f"({use.read(2, 'u32')} & 1ull) << 63" if parity else use.read(2, "b64")
     call = f"engine_mbarrier_wait({_at(use, 1, space)}, {phase}, {int(blocks)}, {_PLACE})"
     return use.write(0, f"({call} != 0)")
@@ -68,7 +68,7 @@ def _wait(use: Use) -> str:
 def _pending(use: Use) -> str:
     use.one("pending_count", default=None)
     use.types("b64")
-    use.done(2)
+    use.expect_operands(2)
     return use.write(0, f"(unsigned)({use.read(1, 'b64')} & {_NAMES}COUNT)")
 
 
@@ -79,26 +79,26 @@ def _copies_arrive(use: Use) -> str:
     use.one("arrive", default=None)
     noinc, space = use.flag("noinc"), _space(use)
     use.types("b64")
-    use.done(1)
+    use.expect_operands(1)
     # The copies so far arrive now. Without .noinc the arrival was not counted before: it cancels itself.
     arrive = f" (void)engine_mbarrier_arrive({_at(use, 0, space)}, 1u, 0u, 0, {_PLACE});" if noinc else ""
     return f"engine_async_wait(~0u);{arrive}"
 
 
 def _tensor(use: Use, hint: int) -> str:
-    """A box of a tensor. The map and the first coordinates stand together in brackets: [map, {x, y}]."""
+    """Copy a box of a tensor. The map and the first coordinates are one operand: [map, {x, y}]."""
     rank = int((use.matching("[1-5]d") or ["0d"])[0][0])
     use.skip("tile")
     to_global = use.modifiers[3:5] == ["global", "shared::cta"] or use.modifiers[4:6] == ["global", "shared::cta"]
     if to_global:
         use.skip("global", "shared::cta")
         use.one("bulk_group", default=None)
-        use.done(2 + hint)
+        use.expect_operands(2 + hint)
     else:
         use.one("shared::cluster", "shared::cta", default=None)
         use.one("global", default=None)
         use.one("mbarrier::complete_tx::bytes", default=None)
-        use.done(3 + hint)
+        use.expect_operands(3 + hint)
     number = 0 if to_global else 1
     parts = split(use.operands[number][1:-1])
     if not rank or len(parts) != 2:
@@ -125,23 +125,23 @@ def _bulk(use: Use) -> str:
     use.one("bulk", default=None)
     hint = 1 if use.flag("L2::cache_hint") else 0
     if use.flag("commit_group"):
-        use.done(0)
+        use.expect_operands(0)
         return "engine_bulk_commit();"
     if use.flag("wait_group"):
         use.skip("read")
-        use.done(1)
+        use.expect_operands(1)
         return f"engine_bulk_wait({use.immediate(0)});"
     if use.flag("tensor"):
         return _tensor(use, hint)
     if use.modifiers[2:4] == ["global", "shared::cta"]:
         use.skip("global", "shared::cta")
         use.one("bulk_group", default=None)
-        use.done(3 + hint)
+        use.expect_operands(3 + hint)
         return f"{_NAMES}bulk_store({use.address(0)}, {use.address(1)}, {use.read(2, 'u32')}, {_PLACE});"
     use.one("shared::cluster", "shared::cta", default=None)
     use.one("global", default=None)
     use.one("mbarrier::complete_tx::bytes", default=None)
-    use.done(4 + hint)
+    use.expect_operands(4 + hint)
     size = use.read(2, "u32")
     return f"{_NAMES}bulk_copy({use.address(0)}, {use.address(1)}, {size}, {use.address(3)}, {_PLACE});"
 
@@ -158,5 +158,5 @@ def _bulk_add(use: Use) -> str:
     use.one("bulk_group", default=None)
     use.one("add", default=None)
     use.types("f32")
-    use.done(3 + hint)
+    use.expect_operands(3 + hint)
     return f"{_NAMES}bulk_add({use.address(0)}, {use.address(1)}, {use.read(2, 'u32')}, {_PLACE});"

@@ -1,4 +1,4 @@
-"""Loads, stores, atomics, copies and fences, and what becomes of addresses."""
+"""Loads, stores, atomics, copies and fences, and conversions of addresses."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ _HINTS = (r"ca|cg|cs|lu|cv|wb|wt|nc|L1::\w+|L2::(?!cache_hint)\w+", r"L2::cache_
 _SPACES = ("global", "shared::cta", "shared", "local", "const")
 _SCOPES = {"cta": "cta", "cluster": "gpu", "gpu": "gpu", "sys": "gpu", "": "gpu"}
 _BITS = "u8 s8 b8 u16 s16 b16 u32 s32 b32 u64 s64 b64 b128 f16 bf16 f32 f64 f16x2 bf16x2"
-_SIZE = {"b128": 16}
 
 
 def size_of(kind: str) -> int:
-    """Bytes of a type of PTX."""
+    """Return the bytes of a type of PTX."""
     digits = kind.strip("usbf").split("x")
     return int(digits[0]) * int([*digits, "1"][1]) // 8
 
@@ -24,7 +23,7 @@ def _space(use: Use) -> str:
 
 
 def _hints(use: Use) -> int:
-    """Drops cache hints; how many operands they take."""
+    """Drop cache hints, and return how many operands they take."""
     use.matching(_HINTS[0])
     return len(use.matching(_HINTS[1]))
 
@@ -45,7 +44,7 @@ def _load(use: Use) -> str:
     hints, space = _hints(use), _space(use)
     (kind,) = use.types(_BITS)
     count = _vector(use, kind)
-    use.done(2 + hints)
+    use.expect_operands(2 + hints)
     how = {"": "weak", "weak": "weak", "volatile": "is_volatile"}.get(order, "relaxed")
     after = scope if order == "acquire" else "none"
     call = (
@@ -72,7 +71,7 @@ def _store(use: Use) -> str:
     hints, space = _hints(use), _space(use)
     (kind,) = use.types(_BITS)
     count = _vector(use, kind)
-    use.done(2 + hints)
+    use.expect_operands(2 + hints)
     how = {"": "weak", "weak": "weak", "volatile": "is_volatile"}.get(order, "relaxed")
     before = scope if order == "release" else "none"
     values = ", ".join(use.values(1, count, kind, wide=True))
@@ -113,10 +112,10 @@ def _atomic(use: Use, with_result: bool) -> str:
     if operation == "cas":
         if not with_result or count > 1:
             raise Unknown
-        use.done(4 + hints)
+        use.expect_operands(4 + hints)
         values = f"{use.read(2, kind)}, {use.read(3, kind)}"
         return use.write(0, f'$compare_and_swap<{TYPES[kind]}, {where}>({use.address(1)}, "atom", {values})')
-    use.done(2 + first + hints)
+    use.expect_operands(2 + first + hints)
     values = ", ".join(use.values(1 + first, count, kind))
     call = (
         f"$atomic<{how}, {TYPES[kind]}, {count}, {where}>"
@@ -157,23 +156,23 @@ def _fence(use: Use) -> str:
     if use.flag("proxy"):  # before what TMA and wgmma do with ordinary writes
         kind = use.one("alias", "async", "async::global", "async::generic", default=None)
         use.matching(r"global|shared::(cta|cluster)|sync_restrict::.*|acquire|release|cluster")
-        use.done(0)
+        use.expect_operands(0)
         return "engine_proxy_fence(0);" if kind == "async" else ""
     if use.flag("mbarrier_init"):
         use.one("release", default=None)
         use.one("cluster", default=None)
-        use.done(0)
+        use.expect_operands(0)
         return "engine_proxy_fence(1);"
     use.one("sc", "acq_rel", "acquire", "release")
     scope = use.one("cta", "cluster", "gpu", "sys", default=None)
-    use.done(0)
+    use.expect_operands(0)
     return f"$fence($Scope::{_SCOPES[scope]});"
 
 
 @instruction("membar.{cta,gl,sys}")
 def _membar(use: Use) -> str:
     scope = use.one("cta", "gl", "sys", "gpu", default=None)
-    use.done(0)
+    use.expect_operands(0)
     return f"$fence($Scope::{'cta' if scope == 'cta' else 'gpu'});"
 
 
@@ -184,7 +183,7 @@ def _membar(use: Use) -> str:
 def _cvta(use: Use) -> str:
     to, space = use.flag("to"), _space(use)
     (kind,) = use.types("u32 u64")
-    use.done(2)
+    use.expect_operands(2)
     call = f"${'to' if to else 'from'}_shared({use.read(1)})" if space == "shared" else f"$number({use.read(1)})"
     return use.write(0, f"({TYPES[kind]}){call}")
 
@@ -192,7 +191,7 @@ def _cvta(use: Use) -> str:
 @instruction("isspacep.{global,shared,local,const} p, a")
 def _isspacep(use: Use) -> str:
     space = use.one("global", "shared", "shared::cta", default=None)
-    use.done(2)
+    use.expect_operands(2)
     return use.write(0, f"{'!' if space == 'global' else ''}$is_shared({use.read(1)})")
 
 
@@ -201,7 +200,7 @@ def _isspacep(use: Use) -> str:
 def _prefetch(use: Use) -> str:
     use.skip("global", "local", "param")
     use.one("L1", "L2", "tensormap", "L2::evict_last", "L2::evict_normal", default=None)
-    use.done(1, 2)
+    use.expect_operands(1, 2)
     use.address(0)
     return ""
 
@@ -211,7 +210,7 @@ def _createpolicy(use: Use) -> str:
     use.one("fractional", default=None)
     use.matching(r"L2::\w+")
     use.types("b64")
-    use.done(1, 2)
+    use.expect_operands(1, 2)
     return use.write(0, "0ull")
 
 
@@ -225,20 +224,20 @@ def _createpolicy(use: Use) -> str:
 def _cp(use: Use) -> str:
     use.one("async", default=None)
     if use.flag("commit_group"):
-        use.done(0)
+        use.expect_operands(0)
         return "engine_async_commit();"
     if use.flag("wait_all"):
-        use.done(0)
+        use.expect_operands(0)
         return "engine_async_wait(~0u);"
     if use.flag("wait_group"):
-        use.done(1)
+        use.expect_operands(1)
         return f"engine_async_wait({use.immediate(0)});"
     least = {"ca": 4, "cg": 16}[use.one("ca", "cg", default=None)]
     use.one("shared", "shared::cta", default=None)
     use.one("global", default=None)
     use.matching(r"L2::\d+B")
     hint = len(use.matching("L2::cache_hint"))
-    use.done(3 + hint, 4 + hint)
+    use.expect_operands(3 + hint, 4 + hint)
     given = ""
     if len(use.operands) == 4 + hint:  # how many bytes are read; of a predicate: whether none is
         is_predicate = use.is_predicate(3)

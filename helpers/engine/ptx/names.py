@@ -1,4 +1,4 @@
-"""What the operands of instructions name: operands, registers and labels of an asm statement, as C++."""
+"""Translate the names in instructions: operands, registers and labels of an asm statement, as C++."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ _CONSTANT = re.compile(
 
 
 class Names:
-    """The names of one asm statement. labels, registers: what is to be declared before its code.
+    """The names of one asm statement.
 
-    has_several: it has several instructions, so results are kept in copies until all is done; is_in_place: not even
-    then.
+    labels, registers: to be declared before its code. has_several: it has several instructions, so results are kept in
+    copies until all are done; is_in_place: not even then.
     """
 
     def __init__(self, operands: list[Operand], items: list[str]) -> None:
@@ -72,11 +72,11 @@ class Names:
         self._known_labels = [item[:-1] for item in items if item.endswith(":")]
 
     def open_scope(self) -> None:
-        """A { of the statement."""
+        """Enter a scope, at a { of the statement."""
         self._scopes.append({})
 
     def close_scope(self) -> None:
-        """A } of the statement.
+        """Leave a scope, at a } of the statement.
 
         Raises:
             Unreadable: it closes nothing.
@@ -131,7 +131,7 @@ class Names:
         return self.operands[int(text[1:])]
 
     def target(self, text: str) -> str:
-        """The register that is written."""
+        """Return a register to write."""
         text = text.strip()
         if text == "_":
             return f"{SPACE}Nowhere()"
@@ -143,7 +143,7 @@ class Names:
         return f"engine_{text[1:]}"
 
     def value(self, text: str) -> str:
-        """A register that is read. What an asm statement has written itself, it may read as well."""
+        """Return a register to read. A register that the asm statement has written may also be read."""
         text = text.strip()
         operand = self._operand(text)
         if operand is not None:
@@ -159,7 +159,7 @@ class Names:
         return self._register(text)
 
     def predicate(self, text: str) -> str:
-        """A predicate that is read, ! for its opposite."""
+        """Return a predicate to read; ! negates it."""
         text = text.strip()
         name = text.lstrip("! ")
         register = self._find(name)
@@ -174,7 +174,7 @@ class Names:
         return register is not None and register[1] == "pred"
 
     def constant(self, text: str) -> str | None:
-        """A constant expression as C++; None where it is none."""
+        """Translate a constant expression to C++; None if it is not one."""
         expression, at, kinds = "", 0, set()
         while at < len(text):
             match = _CONSTANT.match(text, at)

@@ -1,4 +1,4 @@
-"""asm statements as text: where they are, their template, their operands, and the template's own statements."""
+"""Read asm statements as text: their places, templates, operands, and the statements of a template."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _RAW = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\bR"([^()\\\s]{0,16})
 
 
 class Unreadable(ValueError):
-    """What stands in an asm statement is not what the language has there, or depends on the preprocessor."""
+    """An asm statement's text is not what the language allows there, or depends on the preprocessor."""
 
 
 class Refused(Exception):
-    """What an assembler may take, but the engine does not: a failure of the thread that comes there."""
+    """An assembler may accept it, but the engine does not: a failure of the thread that reaches it."""
 
 
 @dataclass(frozen=True)
 class Operand:
-    """One operand of an asm statement. constraint: with = or + where it is written."""
+    """One operand of an asm statement. constraint: with = or + if it is written."""
 
     constraint: str
     expression: str
@@ -47,7 +47,7 @@ class Operand:
 
 
 def statements(clean: str) -> Iterator[tuple[int, int, int, bool]]:
-    """Of each asm statement of a source without comments: where it begins, its two brackets, whether it is volatile."""
+    """Find the asm statements of a source without comments: their begin, brackets and whether volatile."""
     for match in _ASM.finditer(clean):
         end = matching_bracket(clean, match.end() - 1)
         if end >= 0:
@@ -56,7 +56,7 @@ def statements(clean: str) -> Iterator[tuple[int, int, int, bool]]:
 
 
 def raw_strings(code: str) -> str:
-    """The code with its raw string literals spelled as plain ones, on as many lines."""
+    """Spell raw string literals as plain ones, on as many lines."""
 
     def plain(match: re.Match[str]) -> str:
         if match.group(2) is None:
@@ -68,7 +68,7 @@ def raw_strings(code: str) -> str:
 
 
 def parts(inside: str) -> list[str]:
-    """Template, outputs, inputs, clobbers: split at the colons that stand outside of all brackets."""
+    """Split into template, outputs, inputs and clobbers, at the colons outside all brackets."""
     pieces, depth = [""], 0
     for token in _TOKEN.findall(inside):
         depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(token, 0)
@@ -80,7 +80,7 @@ def parts(inside: str) -> list[str]:
 
 
 def literal(text: str) -> str | None:
-    """The contents of adjacent string literals, or None where there is something else."""
+    """Return the contents of adjacent string literals, or None if there is something else."""
     if re.fullmatch(r'[\s\\]*(?:"(?:\\.|[^"\\])*"[\s\\]*)+', text, re.S) is None:
         return None
     pieces = re.findall(r'"((?:\\.|[^"\\])*)"', text, re.S)
@@ -97,7 +97,7 @@ def _unescaped(match: re.Match[str]) -> str:
 
 
 def operands(text: str) -> list[Operand]:
-    """The operands between two colons.
+    """Return the operands between two colons.
 
     Raises:
         Unreadable: there is something else.
@@ -117,7 +117,7 @@ def operands(text: str) -> list[Operand]:
 
 
 def split(text: str) -> list[str]:
-    """At the commas outside of brackets."""
+    """Split at the commas outside brackets."""
     pieces, depth = [""], 0
     for char in text:
         depth += {"{": 1, "[": 1, "(": 1, "}": -1, "]": -1, ")": -1}.get(char, 0)
@@ -129,7 +129,7 @@ def split(text: str) -> list[str]:
 
 
 def items(template: str) -> Iterator[str]:
-    """The template's parts in their order: "{" and "}" of a scope, "name:" of a label, statements without their ;."""
+    """Return the template's parts in order: "{" and "}" of a scope, "name:" of a label, statements without ;."""
     text = re.sub(r"//[^\n]*|/\*.*?\*/", " ", template, flags=re.S)
     at = 0
     while at < len(text):

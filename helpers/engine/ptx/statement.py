@@ -14,7 +14,7 @@ _BARRIER = '__asm__ __volatile__("" ::: "memory");'
 
 
 def _code(names: Names, item: str) -> str:
-    """One item of a template as C++."""
+    """Translate one item of a template to C++."""
     if item == "{":
         names.open_scope()
     elif item == "}":
@@ -44,7 +44,7 @@ def _instruction(names: Names, text: str) -> str:
 
 
 def _unknown(name: str) -> str:
-    """What the engine says of an instruction that it does not know."""
+    """Return the message for an instruction that the engine does not know."""
     like = nearest(name)
     return f"the CPU engine does not know the instruction {name}" + (
         f". The nearest that it knows: {like}" if like else ""
@@ -57,14 +57,14 @@ _NO_CLUSTERS = "It has no clusters of blocks: let each block load its own tiles,
 
 
 def _failure(message: str, asked: str = "") -> str:
-    """A statement of C++ that stops the thread, with its line. asked: the instruction."""
+    """Return a statement of C++ that stops the thread, with its line. asked: the instruction."""
     instead = _NO_CLUSTERS if _OF_CLUSTERS.search(asked) else _INSTEAD
     text = f"inline PTX: {message}. {instead}, or run this kernel on a GPU"
     return '$unknown("' + re.sub(r'["\\]', r"\\\g<0>", text) + '");'
 
 
 def rewrite(inside: str, unique: int = 0, *, is_volatile: bool = True) -> str:
-    """What stands between the parentheses of an asm statement, as one C++ statement without its semicolon.
+    """Translate the inside of an asm statement's parentheses to one C++ statement without its semicolon.
 
     unique: a number that no other statement of the source has. is_volatile: it is done as often as it is met.
 
@@ -75,7 +75,7 @@ def rewrite(inside: str, unique: int = 0, *, is_volatile: bool = True) -> str:
     return _rewritten(parts, template, unique if "%=" in template else 0, is_volatile)
 
 
-# Of sources that differ in a line or two, such as a kernel and one with a planted bug, the others are asked for again.
+# Sources that differ in a line or two, such as a kernel and one with a planted bug, share most of their statements.
 @functools.lru_cache(maxsize=512)
 def _read(inside: str) -> tuple[tuple[str, ...], str]:
     parts = tuple(reading.parts(inside))

@@ -1,6 +1,6 @@
-"""One use of an instruction: its name and modifiers, its operands as C++, and the table of those who write it.
+"""One use of an instruction: its name and modifiers, its operands as C++, and the table of the functions that write it.
 
-Assemblers take modifiers in any order, so the writers of instructions ask for those that they know, by name.
+Assemblers accept modifiers in any order, so the writers of instructions take those that they know, by name.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Unknown(Exception):
 
 
 class Use:
-    """An instruction in a statement: of `add.rn.f32 %0, %1, %2`, the opcode "add", modifiers and operands.
+    """An instruction in a statement: for `add.rn.f32 %0, %1, %2`, the opcode "add", modifiers and operands.
 
-    Operands are counted from 0. What is written comes as a statement of C++, what is read as an expression.
+    Operands are counted from 0. A written operand becomes a statement of C++, a read one an expression.
     """
 
     def __init__(self, text: str, names: Names) -> None:
@@ -38,7 +38,7 @@ class Use:
     # ------------------------------------------------------------ modifiers
 
     def one(self, *names: str, default: str | None = "") -> str:
-        """Which of the modifiers is there; `default` where none is, and Unknown where that is None."""
+        """Take the modifier that is there; `default` if none is, and Unknown if that is None."""
         for name in names:
             if name in self._left:
                 self._left.remove(name)
@@ -48,22 +48,22 @@ class Use:
         return default
 
     def flag(self, name: str) -> bool:
-        """Whether the modifier is there."""
+        """Take a modifier, and return whether it was there."""
         return bool(self.one(name))
 
     def skip(self, *names: str) -> None:
-        """Modifiers that change nothing here."""
+        """Take modifiers that change nothing here."""
         for name in names:
             self.one(name)
 
     def matching(self, pattern: str) -> list[str]:
-        """All modifiers of this form, in their order."""
+        """Take all modifiers of this form, in their order."""
         matches = [name for name in self._left if re.fullmatch(pattern, name)]
         self._left = [name for name in self._left if name not in matches]
         return matches
 
     def types(self, allowed: str = "", count: int = 1) -> list[str]:
-        """The modifiers that are types, as many as are asked for. allowed: their names; all where it is empty."""
+        """Take that many modifiers that are types. allowed: their names; empty: all."""
         names = allowed.split() or list(TYPES)
         types = [name for name in self._left if name in names]
         if len(types) != count:
@@ -72,8 +72,8 @@ class Use:
             self._left.remove(name)
         return types
 
-    def done(self, *counts: int) -> None:
-        """All modifiers were asked for, and there are so many operands.
+    def expect_operands(self, *counts: int) -> None:
+        """Refuse leftover modifiers, or another number of operands.
 
         Raises:
             Unknown: a modifier is left over.
@@ -88,14 +88,14 @@ class Use:
     # ------------------------------------------------------------ operands
 
     def read(self, number: int, kind: str = "", *, wide: bool = False) -> str:
-        """An operand as an expression of a type of PTX; as its register has it where there is none.
+        """Return an operand as an expression of a type of PTX; without a type, as its register has it.
 
         wide: the register may be wider than the type.
         """
         return self.value(self.operands[number], kind, wide=wide)
 
     def value(self, text: str, kind: str = "", *, wide: bool = False) -> str:
-        """The same of a part of an operand."""
+        """Return a part of an operand in the same way."""
         if kind == "pred":
             return self._names.predicate(text)
         number = self._names.constant(text)
@@ -107,7 +107,7 @@ class Use:
         return f"${'low_as' if wide else 'as'}<{cpp}>({self._names.value(text)})"
 
     def immediate(self, number: int) -> str:
-        """An operand that must be a constant."""
+        """Return an operand that must be a constant."""
         text = self.operands[number]
         constant = self._names.constant(text)
         if constant is None:
@@ -115,18 +115,18 @@ class Use:
         return constant
 
     def target(self, number: int) -> str:
-        """The register that an operand names."""
+        """Return the register that an operand names."""
         return self._names.target(self.operands[number])
 
     def in_place(self) -> None:
-        """The operands that are written stay where they are: the instruction writes them later than here."""
+        """Keep the written operands where they are: the instruction writes them later than here."""
         self._names.is_in_place = True
 
     def write(self, number: int, expression: str, *, wide: bool = False) -> str:
         return f"$assign{'_wide' if wide else ''}({self.target(number)}, {expression});"
 
     def group(self, number: int, count: int | None = None) -> list[str]:
-        """The parts of an operand in braces. A single register may stand without them."""
+        """Return the parts of an operand in braces. A single register needs no braces."""
         text = self.operands[number]
         pieces = split(text[1:-1]) if text.startswith("{") else [text]
         if count is not None and len(pieces) != count:
@@ -140,7 +140,7 @@ class Use:
         return [self.value(part, kind, wide=wide) for part in self.group(number, count)]
 
     def address(self, number: int) -> str:
-        """An operand in brackets, as base and offset: two arguments."""
+        """Return an operand in brackets as two arguments, base and offset."""
         text = self.operands[number]
         if not (text.startswith("[") and text.endswith("]")):
             raise Unreadable(f"{self.name} takes an address in brackets where it has {text}")
@@ -159,7 +159,7 @@ class Use:
         return self._names.is_predicate(self.operands[number])
 
     def jump(self, number: int) -> str:
-        """To the label that an operand names."""
+        """Jump to the label that an operand names."""
         return self._names.jump(self.operands[number])
 
 
@@ -171,7 +171,7 @@ _SHOWN: dict[str, list[str]] = {}
 
 
 def instruction(*shown: str, opcodes: str = "") -> Callable[[Writer], Writer]:
-    """Register a function that writes the C++ of instructions; it raises Unknown for forms that it does not have.
+    """Register a function that writes the C++ of instructions; it raises Unknown for forms that it lacks.
 
     shown: how the instructions are written, for messages: "add{.sat}.type d, a, b". opcodes: of them, where the
     first words of `shown` do not say it.
@@ -190,13 +190,13 @@ def instruction(*shown: str, opcodes: str = "") -> Callable[[Writer], Writer]:
 
 
 def known() -> list[str]:
-    """The instructions that the engine knows, as they are written."""
+    """Return the instructions that the engine knows, as they are written."""
     return list(dict.fromkeys(text for texts in _SHOWN.values() for text in texts))
 
 
 @functools.cache  # CUB's headers hold hundreds of instructions, and each kernel that includes them asks
 def nearest(name: str) -> str:
-    """The known instruction that is most like a name, "" where none is."""
+    """Return the known instruction that is most like a name, "" if none is."""
     opcode = name.split(".")[0]
     shown = _SHOWN.get(opcode, [])
     if shown:
@@ -210,7 +210,7 @@ def nearest(name: str) -> str:
 
 
 def written(use: Use) -> str | None:
-    """The C++ of an instruction, None where the engine does not know it.
+    """Return the C++ of an instruction; None if the engine does not know it.
 
     Raises:
         Refused: it knows the instruction, but not with these operands.

@@ -1,4 +1,4 @@
-"""What the lanes of a warp do together, but for matrices."""
+"""What the lanes of a warp do together, except for matrices."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from .use import Use, instruction
 
 
 def _two(use: Use) -> list[str]:
-    """The registers of `d|p`: the first takes its place among the operands; the second, if any, comes back."""
+    """Split `d|p`: the first register replaces the operand; the second, if any, is returned."""
     first, *others = (part.strip() for part in use.operands[0].split("|"))
     use.operands[0] = first
     return others
@@ -18,7 +18,7 @@ def _shfl(use: Use) -> str:
     use.one("sync", default=None)
     how = use.one("up", "down", "bfly", "idx", default=None)
     use.types("b32")
-    use.done(5)
+    use.expect_operands(5)
     others = _two(use)
     values = ", ".join(use.read(i, "b32") for i in (1, 2, 3, 4))
     if not others:
@@ -33,7 +33,7 @@ def _vote(use: Use) -> str:
     use.one("sync", default=None)
     how = use.one("all", "any", "uni", "ballot", default=None)
     use.types("b32 pred")
-    use.done(3)
+    use.expect_operands(3)
     call = f"__{how}_sync({use.read(2, 'b32')}, {use.read(1, 'pred')})"
     return use.write(0, call if how == "ballot" else f"({call} != 0)")
 
@@ -43,7 +43,7 @@ def _match(use: Use) -> str:
     use.one("sync", default=None)
     how = use.one("any", "all", default=None)
     (kind,) = use.types("b32 b64")
-    use.done(3)
+    use.expect_operands(3)
     others = _two(use)
     value, mask = use.read(1, kind), use.read(2, "b32")
     if how == "any":
@@ -58,7 +58,7 @@ def _redux(use: Use) -> str:
     use.one("sync", default=None)
     how = use.one("add", "min", "max", "and", "or", "xor", default=None)
     (kind,) = use.types("b32" if how in ("and", "or", "xor") else "u32 s32")
-    use.done(3)
+    use.expect_operands(3)
     # (Sums of signed numbers wrap around, as those of unsigned ones do.)
     cpp = TYPES["u32" if how == "add" else kind]
     return use.write(0, f"$redux<engine::{how.capitalize()}, {cpp}>({use.read(1, cpp)}, {use.read(2, 'b32')})")
@@ -67,14 +67,14 @@ def _redux(use: Use) -> str:
 @instruction("activemask.b32 d")
 def _activemask(use: Use) -> str:
     use.types("b32")
-    use.done(1)
+    use.expect_operands(1)
     return use.write(0, "__activemask()")
 
 
 @instruction("elect.sync d|p, mask")
 def _elect(use: Use) -> str:
     use.one("sync", default=None)
-    use.done(2)
+    use.expect_operands(2)
     others = _two(use)
     use.operands += others
     call = f"bool engine_p; const unsigned engine_v = $elect({use.read(1, 'b32')}, engine_p); (void)engine_v; "

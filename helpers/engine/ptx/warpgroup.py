@@ -1,4 +1,4 @@
-"""Warpgroups of Hopper: products of four warps from shared memory, and the registers that they share out."""
+"""Warpgroups of Hopper: products of four warps from shared memory, and the redistribution of registers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _wgmma(use: Use) -> str:
         raise Unknown
     n = int(shape[4:-3])
     in_registers = use.operands[1].startswith("{")
-    use.done(7 if in_registers else 8)
+    use.expect_operands(7 if in_registers else 8)
     use.in_place()
     sums = ", ".join(f"&{target}" for target in use.targets(0, n // 2))
     a = f"$words({', '.join(use.values(1, 4, 'b32'))})" if in_registers else f"$descriptor({use.read(1, 'b64')})"
@@ -38,7 +38,7 @@ def _order(use: Use) -> str:
     what = use.one("fence", "commit_group", "wait_group", default=None)
     for name in ("sync", "aligned"):
         use.one(name, default=None)
-    use.done(1 if what == "wait_group" else 0)
+    use.expect_operands(1 if what == "wait_group" else 0)
     if what == "wait_group":
         return f"engine_wgmma_wait({use.immediate(0)}, {_PLACE});"
     return f"engine_wgmma_{what.partition('_')[0]}();"
@@ -50,5 +50,5 @@ def _setmaxnreg(use: Use) -> str:
     for name in ("sync", "aligned"):
         use.one(name, default=None)
     use.types("u32")
-    use.done(1)
+    use.expect_operands(1)
     return f"$setmaxnreg<{use.immediate(0)}, {'true' if how == 'inc' else 'false'}>({_PLACE});"

@@ -1,28 +1,30 @@
-"""Exercises: a skeleton made from its solution, a cell that compiles and grades itself.
+"""Exercises: a skeleton made from the solution, and a cell that compiles and grades itself.
 
     from helpers.lesson.exercises import exercise        # in a notebook: adds the cell magic
 
     %%cuda 01_coalesced_scores
     ...CUDA C++...
 
-Running the cell compiles it, looks at it under the X-ray, launches it on fresh random inputs at awkward sizes, compares
-with NumPy and says in a table what is right, what is not, and where to look. It never ends in a traceback.
+Running the cell compiles it, X-rays it, launches it on fresh random inputs at awkward sizes, compares the results
+with NumPy's, and prints in a table what is right, what is not, and where to look. It never ends in a traceback.
 A new exercise is one file in kernels/exercises/ (see holes.py), a grader in graders/ (see trial.py), and its typical
 wrong answers in tests/.
 """
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
+from helpers.lesson.certify import certificate
 from helpers.lesson.exercises import graders as _graders  # noqa: F401 (its modules register themselves)
-from helpers.lesson.exercises.certificate import certificate
-from helpers.lesson.exercises.grade import grade
-from helpers.lesson.exercises.grade_table import Grade
+from helpers.lesson.exercises import holes
+from helpers.lesson.exercises import progress as _progress
+from helpers.lesson.exercises.grade import Grade, grade
 from helpers.lesson.exercises.hints import last as hint
 from helpers.lesson.exercises.holes import FOLDER, cell, ours, skeleton, solution
-from helpers.lesson.exercises.magic import best, compare, cuda, register
 from helpers.lesson.exercises.progress import Board, minutes
-from helpers.lesson.exercises.registry import EXERCISES
-from helpers.lesson.exercises.trial import Trial
+from helpers.lesson.exercises.trial import EXERCISES, Trial
 
 __all__ = [
     "FOLDER",
@@ -47,8 +49,62 @@ GRADERS = EXERCISES
 
 
 def progress() -> Board:
-    """All exercises of the course: what is solved, what was tried, how long the others take."""
+    """Show all exercises of the course: which are solved or tried, and how long the others take."""
     return Board()
 
 
-register()
+def cuda(line: str, cell: str) -> None:
+    """Grade the text of a cell and print the result (`%%cuda NAME`). No text leads to a traceback."""
+    name = line.strip()
+    if name not in EXERCISES:
+        print(f"[FAIL] %%cuda {name}: no such exercise; there are: {', '.join(sorted(EXERCISES))}")
+        return
+    try:
+        result = grade(name, cell)
+    except KeyboardInterrupt:
+        print(f"[FAIL] {name}: interrupted")
+        return
+    if result.printed:
+        print(result.printed)
+    print(result.text)
+    _progress.note(name, cell, passed=result.passed)
+    if result.passed and _shell() is not None:
+        sys.modules["IPython.display"].display(compare(name))
+
+
+def compare(name: str) -> object:
+    """Compare a learner's last right text with ours: the lines that differ, folded in Jupyter."""
+    from helpers.draw import sources  # which needs matplotlib: no grade waits for that
+
+    mine = _progress.solved_text(name)
+    if mine is None:
+        return sources.Text(f"`{name}` is not solved yet.")
+    left = [line for line in mine.splitlines() if not line.lstrip().startswith("// TODO, ")]  # the skeleton's
+    if " ".join(left).split() == holes.ours(name).split():
+        return sources.Text(f"`{name}`: your lines are the same as ours.")
+    title = f"{name}, yours is right; beside ours"
+    return sources.folded(sources.diff_of("\n".join(left), holes.ours(name), title, sides=("yours", "ours")))
+
+
+def best(name: str) -> tuple[str, str]:
+    """Return the learner's last right text, else ours, and whose it is: "yours" or "ours".
+
+    The text is complete: `helpers.attention.kernel.load(text, kernel's name)` compiles it.
+    """
+    mine = _progress.solved_text(name)
+    return (holes.complete(mine), "yours") if mine is not None else (holes.complete(holes.ours(name)), "ours")
+
+
+def _register() -> None:
+    """Add the magic if a notebook runs. IPython has been imported there, and is not imported here."""
+    shell = _shell()
+    if shell is not None:
+        shell.register_magic_function(cuda, magic_kind="cell", magic_name="cuda")
+
+
+def _shell() -> Any:
+    ipython = sys.modules.get("IPython")
+    return ipython.get_ipython() if ipython else None
+
+
+_register()

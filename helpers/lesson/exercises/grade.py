@@ -1,4 +1,4 @@
-"""Grading: a learner's text goes through its grader, on the CPU engine first, then on the GPU where there is one."""
+"""Grading: a learner's text goes through its grader on the CPU engine, then on the GPU if there is one."""
 
 from __future__ import annotations
 
@@ -6,22 +6,64 @@ import contextlib
 import math
 import os
 import re
+from dataclasses import dataclass, field
 
 from helpers import engine
 from helpers.device import ON_GPU, cp
 from helpers.engine.nvrtc import CuteMissing
-from helpers.lesson.exercises import grade_table, hints, holes
-from helpers.lesson.exercises.grade_table import AWKWARD, COMPILES, FIRST, LIMIT, XRAY, Grade, Row
-from helpers.lesson.exercises.registry import EXERCISES
-from helpers.lesson.exercises.trial import Stopped, Trial
+from helpers.lesson.exercises import hints, holes
+from helpers.lesson.exercises.trial import AWKWARD, COMPILES, EXERCISES, FIRST, LIMIT, ROWS, XRAY, Row, Stopped, Trial
+from helpers.xray import Report
 
 SECONDS = 10.0  # that a block of an exercise may take
 
+_WIDTH = max(map(len, ROWS)) + 2
+_MOST_LINES = 6  # of one row's reasons
+
+
+@dataclass(frozen=True)
+class Grade:
+    """The result of grading, true if all is right. text: the lines to print.
+
+    rows: by title, those that apply. symptom: of the failure that the hint is for; "" if all is right.
+    printed: what the kernel printed, at one of the sizes.
+    size: the first one, in words. reports: the X-rays of the launches there; none without a C++ compiler.
+    """
+
+    passed: bool
+    text: str
+    rows: dict[str, Row] = field(default_factory=dict)
+    symptom: str = ""
+    size: str = ""
+    reports: tuple[Report, ...] = ()
+    printed: str = ""
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+    def failed(self) -> list[str]:
+        """List the titles of the rows that failed."""
+        return [title for title, row in self.rows.items() if row.passed is False]
+
+
+def table(rows: dict[str, Row]) -> str:
+    """Format the rows as aligned lines: [PASS] or [FAIL], the title, the reason."""
+    lines = []
+    for title, row in rows.items():
+        mark = {True: "[PASS]", False: "[FAIL]", None: "[    ]"}[row.passed]
+        reasons = row.lines if row.passed is not None else row.lines or ["not tried"]
+        first, *others = reasons or [""]
+        lines.append(f"{mark} {title:<{_WIDTH}}{first}".rstrip())
+        hidden = len(others) - _MOST_LINES
+        shown = others if hidden <= 0 else [*others[:_MOST_LINES], f"... and {hidden} more lines"]
+        lines += [f"{'':7}{'':<{_WIDTH}}{line}".rstrip() for line in shown]
+    return "\n".join(lines)
+
 
 def grade(name: str, code: str) -> Grade:
-    """Compile a learner's text, run it, compare it with NumPy.
+    """Compile a learner's text, run it, and compare the results with NumPy's.
 
-    On a GPU the CPU engine goes first, where there is a C++ compiler: there a wild pointer is a message, on a GPU it
+    If there is a C++ compiler, the CPU engine goes first: there a wild pointer is a message, while on a GPU it
     would spoil every later cell.
 
     Raises:
@@ -60,7 +102,7 @@ def grade(name: str, code: str) -> Grade:
 
 
 def _has_gpu_for(name: str) -> bool:
-    """Whether there is a GPU, and one that has the instructions of the exercise."""
+    """Check whether there is a GPU with the instructions of the exercise."""
     only = EXERCISES[name].only_cc
     return ON_GPU and (not only or int(cp.cuda.Device().compute_capability) == only)
 
@@ -71,12 +113,12 @@ def _passed(rows: dict[str, Row]) -> bool:
 
 
 def _seconds() -> float:
-    """Seconds that a block may take: SECONDS, unless COURSE_CPU_TIMEOUT says something else; 0 stands for no limit."""
+    """Return the seconds that a block may take: COURSE_CPU_TIMEOUT if set, else SECONDS; 0 stands for no limit."""
     return float(os.environ.get("COURSE_CPU_TIMEOUT") or SECONDS) or math.inf
 
 
 def _rows(trial: Trial) -> dict[str, Row]:
-    """The rows of one trial that apply to its exercise."""
+    """Run one trial. Returns the rows that apply to its exercise."""
     exercise = EXERCISES[trial.name]
     with contextlib.suppress(Stopped):
         exercise.grade(trial)
@@ -97,13 +139,13 @@ def _grade(name: str, code: str, rows: dict[str, Row], seen: Trial | None) -> Gr
     more = {"size": seen.first_size, "reports": tuple(seen.reports), "printed": seen.printed()} if seen else {}
     if _passed(rows):
         solved = f'Solved. exercise.compare("{name}") shows your lines beside ours.'
-        return Grade(True, f"{grade_table.text(rows)}\n{solved}", rows, **more)
+        return Grade(True, f"{table(rows)}\n{solved}", rows, **more)
     symptoms, is_try = _symptoms(rows), code.strip() != holes.skeleton(name).strip()
     failed = [f"{title}: {row.lines[:1]}" for title, row in rows.items() if row.passed is False]
     slip = re.sub(r"\d+", "", " ".join(failed))  # inputs are fresh in every try, so numbers differ
     hint = hints.hint(name, EXERCISES[name].hints, symptoms, slip=slip, counts=is_try) if symptoms else ""
     give_up = f'To give up: exercise.solution("{name}")' if is_try else ""
-    text = "\n".join(filter(None, [grade_table.text(rows), hint, is_try and hint and hints.offer(name), give_up]))
+    text = "\n".join(filter(None, [table(rows), hint, is_try and hint and hints.offer(name), give_up]))
     return Grade(False, text, rows, symptoms[0] if symptoms else "", **more)
 
 
@@ -111,7 +153,7 @@ _STOPS = {"compile", "return", "crash", "null", "never ends", "deadlock"}  # the
 
 
 def _symptoms(rows: dict[str, Row]) -> tuple[str, ...]:
-    """Of the rows that failed; those of the X-ray before those of a wrong result, whose reason they may be."""
+    """List the symptoms of the rows that failed: the X-ray's before those of a wrong result, which they may explain."""
     failed = [row for row in rows.values() if row.passed is False]
     xrayed = rows.get(XRAY, Row())
     if xrayed.passed is False and ("overrun" in failed[0].symptoms or not _STOPS & set(failed[0].symptoms)):

@@ -1,9 +1,209 @@
-"""The hint for a symptom: the exercise's own, or one that is always true. What makes a symptom is in symptoms.py."""
+"""What went wrong in a trial: its symptoms, nearest first, and the hint for a symptom.
+
+A hint is the exercise's own, or a general one that is always true.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from helpers.attention.check import CheckResult
+from helpers.engine import failures
+from helpers.engine.structures import Reason
+from helpers.xray import Finding
+
+# Bits that no arithmetic makes: signalling NaNs, which every operation would quiet. By the bytes of an element.
+_PATTERN = {2: 0x7DAD, 4: 0x7FA0DEAD, 8: 0x7FF4DEADDEADDEAD}
+
+# What the X-ray calls its findings, as symptoms.
+OF_FINDING = {
+    "race": "race",
+    "same value": "race",
+    "out of bounds": "bounds",
+    "misaligned": "bounds",
+    "uninitialised": "unset",
+    "not waited for": "wait",
+    "never waited for": "wait",
+    "barrier divergence": "deadlock",
+    "skipped barrier": "deadlock",
+    "deadlock": "deadlock",
+    "endless loop": "never ends",
+    "inactive lane": "deadlock",
+}
+
+_ILLEGAL = ("crash", "bounds")
+# A thread that writes past its own arrays writes over its stack: over pointers, which are wild then, or past its end.
+_OVERRUN = ("overrun", *_ILLEGAL)
+OF_REASON: dict[Reason, tuple[str, ...]] = {
+    Reason.EXPIRED: ("never ends",),
+    **dict.fromkeys((*failures.DIVERGENCE, *failures.DEADLOCK), ("deadlock",)),
+    **dict.fromkeys((Reason.LEFT_BEFORE_GRID_SYNC, Reason.INCOMPLETE_WARP, Reason.WRONG_NAMED_BARRIER), ("deadlock",)),
+    Reason.NOT_IN_OWN_MASK: ("mask", "deadlock"),
+    **dict.fromkeys((*failures.MISALIGNED, Reason.ILLEGAL_ACCESS), _ILLEGAL),
+    Reason.STACK_OVERFLOW: _OVERRUN,
+    **dict.fromkeys((Reason.OUTSIDE_TILE, Reason.OUTSIDE_SHARED, Reason.NO_SHARED_POINTER), ("bounds", "crash")),
+}
+_CUDA_STATUS = {700: _ILLEGAL, 716: _ILLEGAL}  # of an illegal address and a misaligned one
+
+# What learners take from headers that a GPU's compiler does not include, by what its message or the engine's quotes.
+_OF_REFUSAL = {
+    "infinity": r"\b(?:INFINITY|HUGE_VALF?|numeric_limits)\b",
+    "std": r'(?<!cuda::)\bstd::|namespace "std"',
+    "no header": r"\b(?:u?int(?:8|16|32|64)_t|INT_MAX|UINT_MAX|FLT_MAX|FLT_MIN|FLT_EPSILON|M_PI|M_LOG2E|assert)\b",
+}
+
+
+class Failure(NamedTuple):
+    """A failure: the lines that report it, and its symptoms, the most telling one first."""
+
+    lines: list[str]
+    symptoms: tuple[str, ...]
+
+
+def poison(array: np.ndarray) -> None:
+    """Fill a plain NumPy array with bits by which unwritten elements are recognised afterwards."""
+    size = array.dtype.itemsize
+    array.view(f"u{size}" if size in _PATTERN else "u1")[...] = _PATTERN.get(size, 0xAD)
+
+
+def untouched(array: np.ndarray) -> np.ndarray:
+    """Mark the elements that still hold the bits of `poison`."""
+    size = array.dtype.itemsize
+    if size not in _PATTERN:
+        return np.zeros(array.shape, bool)
+    return np.ascontiguousarray(array).view(f"u{size}").reshape(array.shape) == _PATTERN[size]
+
+
+def displaced(got: np.ndarray, expected: np.ndarray, tolerance: float) -> tuple[int, ...] | None:
+    """Return the index where the first wrong value belongs, if nearly all wrong values belong elsewhere; else None."""
+    if got.dtype.kind not in "fV" or expected.size < 4 or got.shape != expected.shape:
+        return None
+    got, expected = got.astype(np.float64), expected.astype(np.float64)
+    if not (np.isfinite(got).all() and np.isfinite(expected).all()):
+        return None
+    wrong = np.abs(got - expected) > tolerance
+    values, order = np.sort(expected, axis=None), np.argsort(expected, axis=None)
+    if not wrong.any() or values[0] == values[-1]:
+        return None
+    if np.ptp(got[wrong]) <= tolerance:  # all zeros, say: one of the values may be near it by chance
+        return None
+    low = np.searchsorted(values, got[wrong] - tolerance)
+    high = np.searchsorted(values, got[wrong] + tolerance, side="right")
+    # If every number is near one of the values, nothing follows from a match.
+    span = values[-1] - values[0]
+    if (high > low).mean() < 0.9 or 2 * tolerance * len(values) > 0.2 * span:
+        return None
+    return tuple(int(i) for i in np.unravel_index(order[low[0]], expected.shape)) if high[0] > low[0] else None
+
+
+def _pattern(got: np.ndarray, expected: np.ndarray, tolerance: float) -> tuple[str, str] | None:
+    """Describe what all rows of a wrong output have in common, in words and as a symptom; None if nothing known."""
+    if got.ndim != 2 or min(got.shape) < 4 or got.dtype.kind not in "fV":
+        return None
+    got, expected = got.astype(np.float64), expected.astype(np.float64)
+    if not (np.isfinite(got).all() and np.isfinite(expected).all()):
+        return None
+    wrong = np.abs(got - expected) > tolerance
+    varied = np.ptp(expected, axis=1) > 0.1
+    if np.ptp(got) > tolerance and varied.any() and (np.ptp(got[varied], axis=1) <= tolerance).all():
+        return "all columns of a row have the same value", "flat"
+    first = int(wrong.any(axis=0).argmax())
+    if first and wrong.any(axis=0)[first:].all():
+        which = "column 0 is" if first == 1 else f"columns 0-{first - 1} are"
+        return f"{which} right in every row, all others are wrong", "columns"
+    squares = (expected**2).sum(axis=1)
+    factors = (got * expected).sum(axis=1) / np.where(squares > 0, squares, 1.0)
+    is_multiple = np.abs(got - factors[:, None] * expected).max() <= 2 * tolerance
+    off = np.abs(factors - 1)[wrong.any(axis=1)].max()
+    if is_multiple and off > 1e-3 and np.abs(factors[squares > 0]).min(initial=1.0) > 0.01:
+        return "in each row, all columns are wrong by the same factor", "factor"
+    return None
+
+
+def of_result(output: str, at: str, result: CheckResult, got: np.ndarray, expected: np.ndarray) -> Failure:
+    """Describe a wrong output by its worst element and row.
+
+    Args:
+        output: its name. at: the size. result: of the comparison.
+    """
+    what, _, rest = result.message.partition(": ")[2].partition("; ")
+    heading = f"{output} at {at}" if at else output
+    lines = [heading, what, *([rest.partition("; ")[0]] if rest else [])]
+    if result.worst is None:  # another shape
+        return Failure(lines, ("wrong",))
+    unwritten = untouched(got)
+    if unwritten.any():
+        first = np.unravel_index(int(unwritten.argmax()), got.shape)
+        place = ", ".join(f"{name} {i}" for name, i in zip(("row", "column")[: len(first)], first, strict=False))
+        count = f"{int(unwritten.sum())} of {got.size}"
+        return Failure([heading, f"{count} elements were never written, the first at {place}"], ("empty",))
+    if result.nan:
+        return Failure(lines, ("nan",))
+    place, pattern = displaced(got, expected, result.tolerance), _pattern(got, expected, result.tolerance)
+    if place is None or (pattern is not None and pattern[1] == "flat"):
+        return Failure([*lines, pattern[0]], (pattern[1], "wrong")) if pattern else Failure(lines, ("wrong",))
+    wrong = np.argwhere(np.abs(got.astype(np.float64) - expected) > result.tolerance)[0]
+    lines.append(f"element {_index(wrong)} has the value that belongs to {_index(place)}")
+    return Failure(lines, ("index", "wrong"))
+
+
+def of_findings(findings: Sequence[Finding], code: str) -> Failure:
+    """Describe an X-ray's findings: the first one with its lines of the cell, and how many more there are."""
+    first, more = findings[0], len(findings) - 1
+    message = f"{first.kind}: {first.message}"
+    for words in (" races with ", ", while "):
+        message = message.replace(words, f"\n{words.strip(', ')} ")
+    lines = message.split("\n")
+    for line in dict.fromkeys((first.line, first.other_line)):
+        lines += quoted(code, first.file, line)
+    lines += [f"and {more} more finding{'s' * (more > 1)}"] if more else []
+    return Failure(lines, tuple(dict.fromkeys(OF_FINDING.get(f.kind, "finding") for f in findings)))
+
+
+def of_endless_loop(file: str | None, line: int | None, seconds: float, code: str) -> Failure:
+    """Describe a launch that was stopped at its time limit: where it was then, with the line of the cell."""
+    place = f"at {file}:{line}" if file and line else "at an unknown line"
+    words = f"stopped after {seconds:g} s: an endless loop, or a wait for something that never happens, {place}"
+    return Failure([words, *quoted(code, file, line)], ("never ends",))
+
+
+def of_refusal(message: str) -> tuple[str, ...]:
+    """List the symptoms in a compiler's message, by what it quotes and by its lines of the source."""
+    if "static __shared__ memory" in message:
+        return ("shared memory",)
+    errors = "\n".join(line for line in message.splitlines() if "error" in line)
+    return (*(symptom for symptom, pattern in _OF_REFUSAL.items() if re.search(pattern, errors)), "compile")
+
+
+def of_error(error: Exception, seconds: float, code: str) -> Failure:
+    """Describe a failed launch by the engine's reason or CUDA's status. seconds: the limit for a block."""
+    reason = getattr(error, "reason", None)
+    if reason == Reason.EXPIRED:
+        return of_endless_loop(getattr(error, "file", None), getattr(error, "line", None), seconds, code)
+    symptoms = OF_REASON.get(reason) or _CUDA_STATUS.get(getattr(error, "status", None)) or ("stopped", "crash")
+    if getattr(error, "is_null", False):
+        symptoms = ("null", *_ILLEGAL)
+    elif reason == Reason.ILLEGAL_ACCESS and getattr(error, "array", None) is None:  # far from every array
+        symptoms = _OVERRUN
+    return Failure([line.rstrip() for line in str(error).strip().splitlines()], symptoms)
+
+
+def quoted(code: str, file: str | None, line: int | None) -> list[str]:
+    """Quote a line of the cell by its number; line 1 is the magic's."""
+    lines = code.splitlines()
+    if file != "cell" or line is None or not 0 <= line - 2 < len(lines):
+        return []
+    return [f"{line:>6} | {lines[line - 2].rstrip()}"]
+
+
+def _index(index: Sequence[int]) -> str:
+    return f"[{', '.join(map(str, index))}]"
+
 
 Hints = Mapping[str, str | Sequence[str]]
 
@@ -109,7 +309,7 @@ GENERIC: dict[str, tuple[str, ...]] = {
         "Memory is used while an asynchronous copy to it is still in flight. Which copies does the wait wait for?",
         "First the wait, for the thread's own copies, then the barrier, for those of the other threads.",
     ),
-    "unset": ("A value is used that nobody has written. Which thread writes it, and does it do so before?",),
+    "unset": ("A value is used before it is written. Which thread writes it, and does it do so in time?",),
     "limit": (
         "The result is right. The limit is missed: see what was counted, and at which line the kernel spends it.",
     ),
@@ -132,25 +332,25 @@ _SAME_SLIP = 3  # failures with the same slip: from then on its last hint is giv
 
 
 def forget() -> None:
-    """Hints begin with the first one again."""
+    """Begin with the first hints again."""
     _tries.clear()
     _last.clear()
 
 
 def last(name: str) -> str:
-    """The last hint for the last failing try of an exercise in this session: the one that says nearly everything."""
+    """Return the last hint for this session's last failing try of an exercise: it says nearly everything."""
     return _last[name][0] if name in _last else f"{name} has not failed in this session: no hint is due."
 
 
 def offer(name: str) -> str:
-    """How to read the last hint, where it was held back; "" where it was not."""
+    """Say how to read the last hint if it was held back; else ""."""
     if name not in _last or not _last[name][1]:
         return ""
     return f'The last hint says nearly everything; to read it: exercise.hint("{name}")'
 
 
 def hint(name: str, hints: Hints, symptoms: Sequence[str], *, slip: str = "", counts: bool = True) -> str:
-    """The hint for a failing try: `Hint 2 of 3: ...`, or "" if there is none.
+    """Choose the hint for a failing try: `Hint 2 of 3: ...`, or "".
 
     The last one of several says nearly everything. It is held back until the same slip has failed three times, or
     until it is asked for: see `offer`.

@@ -1,4 +1,4 @@
-"""What an exercise is as text: its solution, the skeleton that a notebook holds, our answer without the markers.
+"""The texts of an exercise: its solution, the skeleton that a notebook holds, our answer without the markers.
 
 `kernels/exercises/<name>.cu` is a complete, correct kernel with marked holes:
 
@@ -22,13 +22,18 @@ _BEGIN = re.compile(r"(\s*)// BEGIN hole: (about \d+ lines?) - (.+)")
 _DEFAULT = re.compile(r"\s*// DEFAULT: (.*)")
 
 
+def number_of(name: str) -> str:
+    """Cut the number off the name of a notebook or an exercise: "04b" from "04b_last_fifth.ipynb"."""
+    return name.partition("_")[0]
+
+
 class Solution(str):
     """The text of a solution. Displayed, it is code: the whole kernel, without the markers of its holes."""
 
     name: str
 
     def __new__(cls, text: str, name: str) -> Solution:
-        """The text of the exercise `name`."""
+        """Make the text of the exercise `name`."""
         made = super().__new__(cls, text)
         made.name = name
         return made
@@ -41,7 +46,7 @@ class Solution(str):
 
 
 def solution(name: str) -> Solution:
-    """The text of `kernels/exercises/<name>.cu`.
+    """Read `kernels/exercises/<name>.cu`.
 
     Raises:
         FileNotFoundError: there is no such exercise; the message lists those there are.
@@ -54,7 +59,7 @@ def solution(name: str) -> Solution:
 
 
 def skeleton(name: str) -> str:
-    """The solution with each hole replaced by a TODO comment and the hole's DEFAULT lines.
+    """Replace each hole of the solution by a TODO comment and the hole's DEFAULT lines.
 
     Raises:
         ValueError: a hole that is not closed, is closed twice, or does not say how long it is and what goes in.
@@ -63,17 +68,17 @@ def skeleton(name: str) -> str:
 
 
 def ours(name: str) -> str:
-    """The solution without the markers of its holes: what a learner's cell could have been."""
+    """Return the solution without the markers of its holes, as a learner could have written it."""
     return _filled(name, with_answers=True)
 
 
 def cell(name: str) -> str:
-    """The notebook cell of an exercise: the magic and the skeleton."""
+    """Write the notebook cell of an exercise: the magic and the skeleton."""
     return f"%%cuda {name}\n{skeleton(name)}".rstrip("\n")
 
 
 def complete(code: str) -> str:
-    """A learner's text with the course's own headers pasted in; compilers count its lines as those of the cell."""
+    """Paste the course's headers into a learner's text; compilers count its lines as those of the cell."""
     return kernel.with_headers(code, "cell", first_line=2)  # line 1 of the cell is the magic's
 
 

@@ -1,4 +1,4 @@
-"""What is solved and what was guessed: a small local file, and the board that shows it.
+"""The solved exercises and the guesses: a small local file, and the board that shows it.
 
 The file is `.progress.json` in the root of the repository, or what `COURSE_PROGRESS` names. It is a convenience: where
 it is broken, or cannot be read or written, exercises are graded all the same.
@@ -20,12 +20,13 @@ from typing import Any
 
 from helpers.attention import kernel
 from helpers.lesson.exercises import holes
-from helpers.lesson.exercises.registry import EXERCISES, Exercise, number_of
+from helpers.lesson.exercises.holes import number_of
+from helpers.lesson.exercises.trial import EXERCISES, Exercise
 
 
 @dataclass
 class Entry:
-    """One exercise. tries: all of them. solved: once, at least. text: the last one that was right.
+    """One exercise. tries: their number. solved: at least once. text: the last one that was right.
 
     skeleton: a number that stands for the skeleton then; where the exercise has changed since, the text is of no use.
     """
@@ -40,12 +41,12 @@ _session: dict[str, Entry] = {}  # also there where the file cannot be written
 
 
 def file() -> Path:
-    """Where progress is kept."""
+    """Return the path of the file."""
     return Path(os.environ.get("COURSE_PROGRESS") or kernel.KERNELS.parent / ".progress.json")
 
 
 def read() -> dict[str, Entry]:
-    """All entries, by exercise: those of the file, and of this session where the file has none."""
+    """Read all entries by exercise: the file's, or this session's where those are newer."""
     entries: dict[str, Entry] = {}
     with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, KeyError):
         for name, entry in _kept("exercises").items():
@@ -59,7 +60,7 @@ def read() -> dict[str, Entry]:
 
 
 def note(name: str, code: str, *, passed: bool) -> None:
-    """Count a try in. The skeleton as it is counts as none."""
+    """Count a try. The unchanged skeleton does not count."""
     if not passed and code.strip() == holes.skeleton(name).strip():
         return
     entries = read()
@@ -72,7 +73,7 @@ def note(name: str, code: str, *, passed: bool) -> None:
 
 
 def guesses(notebook: str) -> dict[str, dict[str, Any]]:
-    """What was guessed in a notebook before, by question: "guess", "unit", and "value" where it was answered."""
+    """Read what was guessed in a notebook before, by question: "guess", "unit" and, if answered, "value"."""
     kept = _kept("guesses").get(notebook)
     return {str(k): one for k, one in kept.items() if isinstance(one, dict)} if isinstance(kept, dict) else {}
 
@@ -83,7 +84,7 @@ def note_guess(notebook: str, question: str, told: Mapping[str, Any]) -> None:
 
 
 def _kept(part: str) -> dict[str, Any]:
-    """A part of the file; empty where there is none that can be read."""
+    """Read a part of the file; {} if it cannot be read."""
     with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
         kept = json.loads(file().read_text(encoding="utf-8")).get(part)
         return kept if isinstance(kept, dict) else {}
@@ -91,7 +92,7 @@ def _kept(part: str) -> dict[str, Any]:
 
 
 def _keep(part: str, entries: Mapping[str, Any]) -> None:
-    """Write a part of the file; the other parts stay. Nothing where it cannot be written."""
+    """Write a part of the file; the other parts stay. Does nothing if the file cannot be written."""
     with contextlib.suppress(OSError, ValueError, TypeError):
         target = file()
         parts = {name: _kept(name) for name in ("exercises", "guesses")}
@@ -108,7 +109,7 @@ def _keep(part: str, entries: Mapping[str, Any]) -> None:
 
 
 def solved_text(name: str) -> str | None:
-    """The learner's last right text; None if there is none."""
+    """Return the learner's last right text, or None."""
     entry = read().get(name)
     return entry.text if entry is not None and entry.text and entry.skeleton == _version(name) else None
 
@@ -118,17 +119,17 @@ def _version(name: str) -> int:
 
 
 def minutes(notebook: str) -> int:
-    """What the exercises of a notebook take together. notebook: its number, or its name: "02", "02_tiled"."""
+    """Add up the minutes of a notebook's exercises. notebook: its number or its name: "02", "02_tiled"."""
     return sum(one.minutes for one in EXERCISES.values() if one.notebook == number_of(notebook))
 
 
 def _in_order() -> list[tuple[str, Exercise]]:
-    """By notebook, then by name."""
+    """Sort the exercises by notebook, then by name."""
     return sorted(EXERCISES.items(), key=lambda item: (item[1].notebook, item[0]))
 
 
 class Board:
-    """All exercises: of which notebook, how long, solved or not."""
+    """A table of all exercises: notebook, minutes, solved or not."""
 
     def __init__(self) -> None:
         entries = read()

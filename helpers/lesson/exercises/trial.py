@@ -1,4 +1,4 @@
-"""What a grader works with: one trial of a learner's text on one device.
+"""One trial of a learner's text on one device, as a grader sees it, and the register of exercises.
 
     from helpers.lesson.exercises.trial import Trial, exercise
 
@@ -13,8 +13,8 @@
             trial.limit("bank conflicts", trial.figures("K_smem").conflicts, at_most=0)
 
 `sizes` ends after a wrong first size. A launch at the first size is X-rayed on the CPU before it is made, one at the
-first awkward size after it; the graders' outputs are full of bits that are recognised where nobody has written. What
-can be wrong has a name, its symptom: see symptoms.py, and hints.py for the hints by symptom.
+first awkward size after it; outputs are filled with bits by which unwritten elements are recognised. What
+can be wrong has a name, its symptom: hints.py has them, and the hints for each.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -37,20 +37,85 @@ from helpers.attention import kernel
 from helpers.attention.check import TOLERANCE, compare, make_inputs
 from helpers.engine import nvrtc
 from helpers.engine.cuda_source import source
-from helpers.lesson.exercises import holes, symptoms
-from helpers.lesson.exercises.grade_table import AWKWARD, COMPILES, FIRST, LIMIT, ROWS, XRAY, Row
-from helpers.lesson.exercises.registry import EXERCISES, exercise
+from helpers.lesson.exercises import hints, holes
+from helpers.lesson.exercises.hints import Hints
+from helpers.lesson.exercises.holes import number_of
 from helpers.xray import Figures, Report, xray
 
-__all__ = ["EXERCISES", "Stopped", "Trial", "exercise"]
-
 Size = TypeVar("Size")
+
+COMPILES = "compiles"
+FIRST = "right at the first size"
+AWKWARD = "right at awkward sizes"
+XRAY = "clean under the X-ray"
+LIMIT = "meets its limit"
+ROWS = (COMPILES, FIRST, AWKWARD, XRAY, LIMIT)
+
+Grader = Callable[["Trial"], None]
 
 _MOST_PRINTED = 40  # lines of a kernel's printf
 
 
+@dataclass(frozen=True)
+class Exercise:
+    """One exercise. grade: its grader. minutes: how long it takes a learner. hints: by symptom, in their order.
+
+    notebook: the number of its notebook, such as "04b"; if empty, the number in the exercise's name.
+    only_cc: the one compute capability whose GPUs have its instructions, 90 for 9.0; 0 for no such limit.
+    """
+
+    name: str
+    grade: Grader
+    minutes: int
+    hints: Hints
+    only_cc: int = 0
+    notebook: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "notebook", self.notebook or number_of(self.name))
+
+    def calls(self, method: str) -> bool:
+        """Check whether the grader calls this method of its trial."""
+        return method in self.grade.__code__.co_names
+
+
+EXERCISES: dict[str, Exercise] = {}
+
+
+def exercise(
+    name: str, *, minutes: int, hints: Hints | None = None, only_cc: int = 0, notebook: str = ""
+) -> Callable[[Grader], Grader]:
+    """Register a function as the grader of the exercise `name` (a decorator).
+
+    Args:
+        minutes: what a learner needs. hints: by symptom, one or several, for the first, second, ... failing try; those
+            under "" are for all other symptoms.
+        only_cc, notebook: see `Exercise`. On GPUs other than only_cc's, the CPU engine alone grades.
+    """
+
+    def register(function: Grader) -> Grader:
+        EXERCISES[name] = Exercise(name, function, minutes, dict(hints or {}), only_cc, notebook)
+        return function
+
+    return register
+
+
+@dataclass
+class Row:
+    """One row of the table. passed: None if not tried. lines: the reason, or what passed. symptoms: nearest first."""
+
+    passed: bool | None = None
+    lines: list[str] = field(default_factory=list)
+    symptoms: tuple[str, ...] = ()
+
+    def fail(self, lines: Sequence[str], *symptoms: str) -> None:
+        """Mark the row as failed. Only the first failure is reported."""
+        if self.passed is not False:
+            self.passed, self.lines, self.symptoms = False, list(lines), symptoms
+
+
 class Stopped(Exception):
-    """The trial ends here: a row that failed has said why."""
+    """The trial has ended; a row that failed says why."""
 
 
 class Trial:
@@ -87,7 +152,7 @@ class Trial:
         return self.reports[-1] if self.reports else None
 
     def printed(self) -> str:
-        """What the kernel printed at the first size that is wrong, or at the first size; "" if nothing."""
+        """Return what the kernel printed at the first wrong size, else at the first size; "" if nothing."""
         sizes = [size for size, text in self._printed.items() if text]
         if not sizes:
             return ""
@@ -100,11 +165,11 @@ class Trial:
     # ------------------------------------------------------------------------------------------ what graders call
 
     def sizes(self, names: str, first: Size, *others: Size) -> Iterator[Size]:
-        """The first size, then the awkward ones; ends after a size at which a result is wrong.
+        """Yield the first size, then the awkward ones; stop after a size at which a result is wrong.
 
         Args:
-            names: what the numbers of a size are called in messages, "N, N_kv". Where "d", HEAD_DIM, is all that is
-                other than at the first size, that is what a failure comes from.
+            names: what messages call the numbers of a size, "N, N_kv". If only "d", HEAD_DIM, is
+                other than at the first size, a failure is put down to it.
         """
         self.has_awkward_sizes = bool(others)
         labels = names.split(", ")
@@ -120,9 +185,9 @@ class Trial:
                 return
 
     def inputs(self, n: int, n_kv: int, d: int, dtype: Any = np.float32) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Fresh q (n, d), k and v (n_kv, d), of non-zero mean; NumPy arrays.
+        """Make fresh NumPy arrays q (n, d), k and v (n_kv, d) of non-zero mean.
 
-        One of three rows or more of q is all zeros: its scores are 0, and count as all others do.
+        With three rows or more, one row of q is all zeros: its scores are 0, and count like any others.
         """
         q, k, v = make_inputs(n, n_kv, d, seed=int(self.rng.integers(2**31)))
         self._zero_row = 2 * n // 3 if n > 2 else -1
@@ -131,21 +196,21 @@ class Trial:
         return q.astype(dtype), k.astype(dtype), v.astype(dtype)
 
     def empty(self, *shape: int, dtype: Any = np.float32) -> Any:
-        """An output, filled with bits that are recognised where nobody writes. The X-ray takes it for unwritten."""
+        """Make an output filled with a pattern that shows unwritten elements. To the X-ray it is unwritten."""
         if self.on_gpu:
             filled = np.empty(shape, dtype)
-            symptoms.poison(filled)
+            hints.poison(filled)
             return self.xp.asarray(filled)
         array = self.xp.empty(shape, dtype)
-        symptoms.poison(np.asarray(array).view(np.ndarray))  # not by the engine's own =, which would count as written
+        hints.poison(np.asarray(array).view(np.ndarray))  # not by the engine's own =, which would count as written
         return array
 
     def far(self, *counts: int) -> list[Any] | None:
-        """Arrays of so many floats each, zeros, of which a kernel may use a few: only these take memory.
+        """Make arrays of so many zeros each, float32, of which a kernel may use a few: only these take memory.
 
-        For indices beyond 32 bits. Before each array is room for what an index that wrapped to below 0 reaches. None
-        on a GPU, whose memory is real, where the system gives no such room, and where something is wrong already. A
-        launch with such arrays takes no others, is not X-rayed, and is an awkward one: what looks at whole arrays
+        For indices beyond 32 bits. Before each array is room for an index that has wrapped to below 0. Returns None
+        on a GPU, whose memory is real, if the system gives no such room, or if something is wrong already. A
+        launch with such arrays takes no others, is not X-rayed, and is an awkward one: reading whole arrays
         would fill the memory.
         """
         before = 2**31
@@ -171,7 +236,7 @@ class Trial:
         before: str = "",
         **defines: int,
     ) -> Any:
-        """Launch the learner's kernel, compiled with -DNAME=value, and give it back.
+        """Launch the learner's kernel, compiled with -DNAME=value. Returns the kernel.
 
         At the first size on the CPU, a checked launch goes first: `report` is its X-ray. At the second, one follows.
 
@@ -202,7 +267,7 @@ class Trial:
         except (TypeError, ValueError) as error:
             self._stop(COMPILES, str(error).strip().splitlines(), "compile")
         except Exception as error:
-            failure = symptoms.of_error(error, self._timeout, self.code)
+            failure = hints.of_error(error, self._timeout, self.code)
             reasons = failure.symptoms
             if self._title == AWKWARD and "bounds" in reasons:  # all threads were right where sizes were whole
                 where = ("width", "bounds", "crash") if self._awkward == "width" else ("bounds", "crash", "tail")
@@ -214,17 +279,17 @@ class Trial:
         return run
 
     def shared(self) -> Figures:
-        """What all of shared memory cost in `report`."""
+        """Add up what all of shared memory cost in `report`."""
         total = Figures()
         for figures in self.report.shared.values() if self.report else ():
-            for field in fields(Figures):
-                setattr(total, field.name, getattr(total, field.name) + getattr(figures, field.name))
+            for one in fields(Figures):
+                setattr(total, one.name, getattr(total, one.name) + getattr(figures, one.name))
         return total
 
     def figures(self, array: str, *, awkward: bool = False) -> Figures:
-        """What an array of global or shared memory cost in `report`, or in `awkward_report`.
+        """Return what an array of global or shared memory cost in `report`, or in `awkward_report`.
 
-        Zeros where the kernel has none of that name.
+        Zeros if the kernel has no array of that name.
         """
         report = self.awkward_report if awkward else self.report
         if report is None:
@@ -242,11 +307,11 @@ class Trial:
         symptom: str = "",
         large: bool = False,
     ) -> None:
-        """Compare one output of one launch with what it should be.
+        """Compare one output of one launch with its expected value.
 
         Args:
-            output: what the table calls it. at: the size, if it is not that of `sizes`. symptom: what it is if wrong,
-                instead of what is detected; an element that nobody has written stays one.
+            output: its name in the table. at: the size, if it is not that of `sizes`. symptom: reported if it is wrong,
+                in place of what is detected, unless an element was not written.
             large: the inputs have large scores.
         """
         row, expected, got = self.rows[self._title], np.asarray(expected), self.xp.asnumpy(got)
@@ -255,7 +320,7 @@ class Trial:
             result = compare(output, got, expected, tolerance=tolerance)
         if not result.passed:
             self._wrong_at = self._wrong_at or self.size
-            lines, detected = symptoms.of_result(output, at, result, got, expected)
+            lines, detected = hints.of_result(output, at, result, got, expected)
             if large:
                 detected = ("large", *detected)
             elif (
@@ -274,7 +339,7 @@ class Trial:
             row.lines = [f"{at}, " * (self._title == FIRST) + f"max error {max(errors):.1e}"]
 
     def slip(self, got: Any, slips: Mapping[str, np.ndarray], tolerance: float = 1e-4) -> str:
-        """The first symptom whose array is what the kernel computed; "" where none is."""
+        """Return the first symptom whose array the kernel has computed; "" if it computed none of them."""
         got = self.xp.asnumpy(got)
         return next((name for name, a in slips.items() if np.allclose(got, a, rtol=0, atol=tolerance)), "")
 
@@ -288,7 +353,7 @@ class Trial:
         exactly: float | None = None,
         symptom: str = "",
     ) -> None:
-        """A limit that the kernel has to meet, and what was counted: the row "meets its limit"."""
+        """Compare what was counted with a limit that the kernel has to meet: the row "meets its limit"."""
         bounds = (
             ("at most", at_most, operator.le),
             ("at least", at_least, operator.ge),
@@ -304,7 +369,7 @@ class Trial:
             row.lines.append(f"{what}: {got:,} ({wanted})")
 
     def blame(self, symptom: str) -> None:
-        """What the findings of the X-ray come from, where a grader can tell: its hint is given before all others'."""
+        """Name the cause of the X-ray's findings, if the grader can tell: its hint comes before all others."""
         row = self.rows[XRAY]
         if symptom and row.passed is False:
             row.symptoms = (symptom, *row.symptoms)
@@ -312,7 +377,7 @@ class Trial:
     # ------------------------------------------------------------------------------------------------- how
 
     def _compiled(self, name: str, extra: str, before: str, defines: dict[str, int]) -> Callable[..., None]:
-        """The learner's kernel, compiled once for each set of sizes."""
+        """Compile the learner's kernel, once for each set of sizes."""
         key = name, extra, before, tuple(sorted(defines.items()))
         if key not in self._kernels:
             try:
@@ -322,7 +387,7 @@ class Trial:
             except Exception as error:  # CuPy's and the engine's errors have no base in common
                 get_message = getattr(error, "get_message", None)  # CuPy's compile error
                 message = str(get_message() if get_message else error)
-                self._stop(COMPILES, message.strip().splitlines(), *symptoms.of_refusal(message))
+                self._stop(COMPILES, message.strip().splitlines(), *hints.of_refusal(message))
             self.rows[COMPILES].passed = True
         return self._kernels[key]
 
@@ -338,7 +403,7 @@ class Trial:
         if self.on_gpu:
             return kernel.typed(module, name, text)
         warned = io.StringIO()
-        # A host's compiler reads the text again for its warnings; of a kernel, which returns nothing, there is none.
+        # A host's compiler reads the text again for its warnings; a kernel, which returns nothing, has no such warning.
         a_function = r"->|\b(?!else\b|void\b)\w+[\s&*]+\w+\s*\([^;{}()]*\)\s*\{"  # it need not say __device__
         has_functions = re.search(a_function, self.plain) is not None
         module.compile(warned if has_functions and not self._kernels else None)
@@ -350,22 +415,22 @@ class Trial:
         return module.get_function(name)
 
     def _ask_nvrtc(self, options: tuple[str, ...]) -> None:
-        """Stop where a GPU's compiler, if it is installed, refuses the text that the CPU engine takes."""
+        """Stop if NVRTC, a GPU's compiler, is installed and refuses the text that the CPU engine accepts."""
         if os.environ.get("COURSE_NVRTC") == "0":
             return
         refused = nvrtc.refusal(holes.complete(self.code), options)
         if refused:
             lines = ["NVRTC, a GPU's compiler, refuses what the CPU engine takes:", *refused.splitlines()]
-            self._stop(COMPILES, lines, *symptoms.of_refusal(refused), "no header")
+            self._stop(COMPILES, lines, *hints.of_refusal(refused), "no header")
 
     def _argument(self, value: Any) -> Any:
-        """An argument as a launch takes it; a tensor map, which is a record, and what has 32 bits already stay."""
+        """Convert an argument for a launch. Tensor maps, which are records, and 32-bit numbers stay as they are."""
         if type(value) is np.ndarray and value.dtype.kind != "V":
             return self.xp.asarray(value)
         return np.int32(value) if type(value) is int else np.float32(value) if type(value) is float else value
 
     def _look(self, run: Any, grid: Sequence[int], block: Sequence[int], args: Sequence[Any]) -> Report:
-        """The X-ray of a launch; the arrays have their old values again afterwards."""
+        """X-ray a launch, and restore the old values of its arrays."""
         before = [(a, np.array(a, subok=False)) for a in args if isinstance(a, engine.ndarray)]
         report = xray(run, grid, block, args, timeout=self._timeout)
         for array, values in before:
@@ -375,10 +440,10 @@ class Trial:
         findings = [finding for finding in report.findings if finding.kind != "never written"]
         endless = next((finding for finding in findings if finding.kind == "endless loop"), None)
         if endless is not None:
-            failure = symptoms.of_endless_loop(endless.file, endless.line, self._timeout, self.code)
+            failure = hints.of_endless_loop(endless.file, endless.line, self._timeout, self.code)
             self._stop(self._title, failure.lines, *failure.symptoms)
         if findings:
-            failure = symptoms.of_findings(findings, self.code)
+            failure = hints.of_findings(findings, self.code)
             row.fail(failure.lines, *failure.symptoms)
         elif row.passed is None:
             row.passed = True

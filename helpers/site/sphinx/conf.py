@@ -66,25 +66,25 @@ class CudaCells(SphinxTransform):
 
 
 def inline_formula(translator: Any, node: Any) -> None:
-    """A formula as MathML, which browsers set by themselves: no script, no fonts, nothing to fetch."""
+    """Write a formula as MathML, which browsers set by themselves: no script, no fonts, nothing to fetch."""
     translator.body.append(f'<span class="math">{convert(node.astext())}</span>')
     node.clear()  # its TeX is not shown as well
 
 
 def formula(translator: Any, node: Any) -> None:
-    """A formula on a line of its own."""
+    """Write a formula on a line of its own."""
     translator.body.append(f'<div class="math">{convert(node.astext(), display="block")}</div>')
     node.clear()
 
 
 @functools.cache
 def summary() -> tuple[str, str]:
-    """README's own, read once for all pages."""
+    """Read README's summary, once for all pages."""
     return readme_pages.summary((ROOT / readme_pages.FILE).read_text(encoding="utf-8"))
 
 
 def add_card(app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any) -> None:
-    """What a page is shown as where somebody links to it. Its picture needs the site's address."""
+    """Add the preview of links to a page. Its picture needs the site's address."""
     title, sentence = summary()
     own = html.unescape(re.sub(r"<[^>]+>", "", context.get("title") or title))
     tags = {"og:type": "website", "og:site_name": title, "og:title": own, "og:description": sentence}

@@ -1,4 +1,4 @@
-// What libcu++, CUB and Thrust want to see of a CUDA compiler and of the host's runtime API. Kernels call none of it.
+// What libcu++, CUB and Thrust require of a CUDA compiler and of the host's runtime API. Kernels call none of it.
 #pragma once
 #define __NVCC__ 1
 #ifndef CUDA_VERSION

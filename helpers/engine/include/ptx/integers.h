@@ -186,7 +186,7 @@ template <typename T>
 ENGINE_INLINE unsigned clz(T a) {
   return (Raw<T>)a ? (unsigned)__builtin_clzll((unsigned long long)(Raw<T>)a) - (64 - width<T>) : width<T>;
 }
-// The highest bit that differs from the sign; all ones where there is none.
+// The highest bit that differs from the sign; all ones if there is none.
 template <typename T, bool ShiftAmount>
 ENGINE_INLINE unsigned bfind(T a) {
   const Raw<T> bits = (Raw<T>)(is_signed<T> && a < 0 ? ~a : a);

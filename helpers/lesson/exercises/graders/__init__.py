@@ -1,4 +1,4 @@
-"""The graders, a module for each notebook. Importing this package registers all of them."""
+"""The graders, in a module for each notebook. Importing this package registers all of them."""
 
 from __future__ import annotations
 

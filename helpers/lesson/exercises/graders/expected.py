@@ -1,4 +1,4 @@
-"""What several graders compare with."""
+"""Expected values that several graders compare with."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Parts(NamedTuple):
-    """What kernels compute on the way, float64: scaled scores s, row maxima m, p = exp(s - m), row sums l."""
+    """Intermediate values in float64: scaled scores s, row maxima m, p = exp(s - m), row sums l, lse, the output o."""
 
     s: np.ndarray
     m: np.ndarray
@@ -25,7 +25,7 @@ class Parts(NamedTuple):
 
 
 def attention_parts(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> Parts:
-    """The parts of attention of q (n, d), k and v (n_kv, d)."""
+    """Compute the parts of attention for q (n, d), k and v (n_kv, d)."""
     s = q.astype(np.float64) @ k.T.astype(np.float64) / math.sqrt(q.shape[1])
     m = s.max(axis=1)
     p = np.exp(s - m[:, None])
@@ -34,18 +34,18 @@ def attention_parts(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> Parts:
 
 
 def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """a @ b in float64."""
+    """Return a @ b in float64."""
     return a.astype(np.float64) @ b.astype(np.float64)
 
 
 def wrong_for_one_key(trial: Trial, o: Any, expected: np.ndarray, seen: np.ndarray) -> str:
-    """The symptom "one key" if the wrong rows of an output are all of those that see one key; else "". See expect_v."""
+    """Return "one key" if the wrong rows of an output are just those that see one key, else "". See expect_v."""
     wrong = ~np.isclose(trial.xp.asnumpy(o), expected, rtol=0, atol=1e-3).all(axis=1)
     return "one key" if wrong.any() and (seen[wrong].sum(axis=1) == 1).all() else ""
 
 
 def expect_v(trial: Trial, o: Any, v: np.ndarray, seen: np.ndarray | None = None) -> None:
-    """Rows that see one key alone have its row of V as their output, to the last bit.
+    """Expect rows that see one key alone to return its row of V, to the last bit.
 
     Args:
         o: the output (n, d), of the device. seen: which row sees which key, (n, n_kv) of bool; None: each sees all.
@@ -59,5 +59,5 @@ def expect_v(trial: Trial, o: Any, v: np.ndarray, seen: np.ndarray | None = None
 
 
 def blocks(n: int, block: int) -> int:
-    """How many blocks of `block` cover n."""
+    """Count the blocks of `block` that cover n."""
     return -(-n // block)

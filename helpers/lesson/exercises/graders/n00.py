@@ -7,10 +7,9 @@ import math
 import numpy as np
 
 from helpers.attention import reference
-from helpers.lesson.exercises import symptoms
-from helpers.lesson.exercises.grade_table import XRAY
+from helpers.lesson.exercises import hints
 from helpers.lesson.exercises.graders.expected import blocks
-from helpers.lesson.exercises.trial import Trial, exercise
+from helpers.lesson.exercises.trial import XRAY, Trial, exercise
 
 
 @exercise(
@@ -41,16 +40,16 @@ from helpers.lesson.exercises.trial import Trial, exercise
     },
 )
 def first_kernel(trial: Trial) -> None:
-    """An element-wise sum: several blocks, the last of them incomplete."""
+    """Test an element-wise sum: several blocks, the last of them incomplete."""
     first = 192
     for n in trial.sizes("n", first, 1, 128, 129, 1000):
         x, y = trial.rng.standard_normal((2, n)).astype(np.float32) + np.float32(0.5)
         z, a = trial.empty(n), np.float32(trial.rng.uniform(1.5, 3))
         trial.launch("axpy", blocks(n, 128), 128, x, y, z, a, n, BLOCK=128)
         if n == first and trial.report and "race" in trial.rows[XRAY].symptoms:
-            # Neither "race" nor "X-ray" has a meaning yet for who reads this first table.
+            # To the reader of this first table, neither "race" nor "X-ray" means anything yet.
             stores = trial.figures("Z").written // 4
-            elements = int((~symptoms.untouched(trial.xp.asnumpy(z))).sum())
+            elements = int((~hints.untouched(trial.xp.asnumpy(z))).sum())
             trial.rows[XRAY].lines = [
                 f"{blocks(n, 128) * 128} threads made {stores:,} stores, to {elements} of Z's {n} elements:",
                 "so several threads stored to the same element. Each element is for one thread.",
@@ -85,7 +84,7 @@ def first_kernel(trial: Trial) -> None:
     },
 )
 def safe_softmax(trial: Trial) -> None:
-    """Ordinary scores, then scores whose exponential overflows or underflows."""
+    """Test ordinary scores, then scores whose exponential overflows or underflows."""
     for n, n_kv, d in trial.sizes("N, N_kv, d", (33, 65, 8), (1, 1, 8), (64, 1, 8), (63, 257, 8)):
         q, k, _ = trial.inputs(n, n_kv, d)
         ordinary = q @ k.T / np.float32(math.sqrt(d))

@@ -39,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(32)
             "S has N_kv columns: S[row][j] is at index (size_t)row * N_kv + j.",
         ),
         "unset": (
-            "The line above reads what nobody has written. Is it a sum without a first value, or S itself?",
+            "The line above reads an unwritten value. Is it a sum without a first value, or S itself?",
             "Begin each sum with float dot = 0.0f; and only store to S: S[...] = softmax_scale * dot;",
         ),
         **dict.fromkeys(
@@ -73,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(32)
     },
 )
 def scores(trial: Trial) -> None:
-    """All scores, how often they are stored, and an index beyond 32 bits."""
+    """Test all scores, how often they are stored, and an index beyond 32 bits."""
     first = 40, 24, 8
     for n, n_kv, d in trial.sizes("N, N_kv, d", first, (33, 65, 8), (1, 1, 8), (130, 31, 8), (40, 24, 72)):
         q, k, v = trial.inputs(n, n_kv, d)
@@ -87,7 +87,7 @@ def scores(trial: Trial) -> None:
 
 
 def _scores_far_down(trial: Trial) -> None:
-    """The scores of one block whose rows begin 2^32 elements after the first one."""
+    """Test the scores of one block whose rows begin 2^32 elements after the first one."""
     n, n_kv, d, first = 64, 64, 8, 64 * FAR_BLOCK
     arrays = trial.far((first + n) * d, n_kv * d, (first + n) * n_kv)
     if arrays is None:
@@ -119,7 +119,7 @@ def _scores_far_down(trial: Trial) -> None:
     },
 )
 def off_by_one(trial: Trial) -> None:
-    """Right numbers at every size, even in the skeleton: the X-ray alone sees the read past K.
+    """Test the read past K, which the X-ray alone sees: even the skeleton's numbers are right at every size.
 
     K fills no multiple of 256 bytes: where it does, the engine stops the launch at its end.
     """
@@ -158,7 +158,7 @@ def off_by_one(trial: Trial) -> None:
     },
 )
 def coalesced_scores(trial: Trial) -> None:
-    """The output, the scratch as the transpose, an index beyond 32 bits, and sectors per request."""
+    """Test the output, the transposed scratch, an index beyond 32 bits, and sectors per request."""
     for n, n_kv, d in trial.sizes("N, N_kv, d", (40, 24, 8), (33, 65, 8), (1, 1, 8), (130, 31, 8), (40, 24, 72)):
         q, k, v = trial.inputs(n, n_kv, d)
         s, o = trial.empty(n_kv, n), trial.empty(n, d)

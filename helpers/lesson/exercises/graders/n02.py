@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from helpers.lesson.exercises.grade_table import FIRST
 from helpers.lesson.exercises.graders.expected import attention_parts, blocks, product
-from helpers.lesson.exercises.trial import Trial, exercise
+from helpers.lesson.exercises.trial import FIRST, Trial, exercise
 
 
 @exercise(
@@ -41,7 +40,7 @@ from helpers.lesson.exercises.trial import Trial, exercise
     },
 )
 def one_barrier(trial: Trial) -> None:
-    """Several tiles at the first size, so that the X-ray sees whether one barrier is enough."""
+    """Test several tiles at the first size, so that the X-ray sees whether one barrier is enough."""
     block_n, first = 16, (40, 48, 8)
     sizes = first, (33, 65, 8), (1, 1, 8), (70, 31, 8), (130, 257, 8), (40, 48, 72)
     for n, n_kv, d in trial.sizes("N, N_kv, d", *sizes):
@@ -75,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_M) one_tile(const float* K, f
 
 
 def _tile_far_down(trial: Trial) -> None:
-    """A tile whose words begin 2^32 elements after the first one of K; rows are missing in it."""
+    """Test an incomplete tile whose words begin 2^32 elements after K's first one."""
     block_n, d, first, rows = 16, 8, 2**29, 5
     arrays = trial.far((first + block_n) * d, block_n * d)
     if arrays is None:
@@ -146,7 +145,7 @@ def _tile_far_down(trial: Trial) -> None:
     },
 )
 def load_tile(trial: Trial) -> None:
-    """Whole tiles first; behind K there is NaN, so that reading too far shows. Then sectors and requests of K.
+    """Test whole tiles first; NaN behind K shows reads past its end. Then count sectors and requests of K.
 
     On the CPU K ends where its array does, so that the X-ray sees it, too.
     """
@@ -195,7 +194,7 @@ def load_tile(trial: Trial) -> None:
     },
 )
 def no_conflicts(trial: Trial) -> None:
-    """One block of rows, then one row, and a block and eight more; then conflicts and bytes. HEAD_DIM is 64, 96, 32."""
+    """Test one block of rows, one row, a block and eight rows; then conflicts and bytes. HEAD_DIM is 64, 96, 32."""
     dims, runs = (64, 96, 32), []
     for n in trial.sizes("N", 32, 1, 40):
         for d in dims:
@@ -239,7 +238,7 @@ def no_conflicts(trial: Trial) -> None:
     },
 )
 def which_barrier(trial: Trial) -> None:
-    """Numbers are right on the engine wherever the barrier is: the X-ray of several tiles has to find the race."""
+    """Find the race by the X-ray of several tiles: the engine's numbers are right wherever the barrier is."""
     threads, first = 64, (8, 130, 8, 1)
     sizes = first, (5, 64, 8, 1), (1, 1, 8, 1), (2, 300, 8, 1), (5, 300, 8, 300), (8, 130, 72, 1)
     for n, n_kv, d, factor in trial.sizes("N, N_kv, d, factor of Q", *sizes):

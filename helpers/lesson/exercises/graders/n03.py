@@ -41,7 +41,7 @@ from helpers.lesson.exercises.trial import Trial, exercise
     },
 )
 def rescale(trial: Trial) -> None:
-    """Three tiles with an incomplete one, then other tails, then scores whose exponential overflows.
+    """Test three tiles, one of them incomplete, then other tails, then scores whose exponential overflows.
 
     HEAD_DIM is above BLOCK_N and BLOCK_M at first, and below both afterwards.
     """
@@ -83,7 +83,7 @@ def rescale(trial: Trial) -> None:
     },
 )
 def no_key(trial: Trial) -> None:
-    """Rows that see nothing, rows whose first tiles are masked, and scores far below and above 0."""
+    """Test rows that see no key, rows whose first tiles are masked, and scores far below and above 0."""
     sizes = (40, 24, 10, 8, 0), (33, 65, 3, 8, 0), (40, 40, 5, 8, 300), (65, 1, 0, 8, 0), (40, 24, 10, 72, 0)
     for n, n_kv, left, d, shift in trial.sizes("N, N_kv, left, d, scores shifted by", *sizes):
         q, k, v = trial.inputs(n, n_kv, d)
@@ -129,7 +129,7 @@ def no_key(trial: Trial) -> None:
     },
 )
 def find_the_race(trial: Trial) -> None:
-    """Three tiles; then a tail of keys and of rows."""
+    """Test three tiles, then a tail of keys and of rows."""
     tiles = 3
     sizes = (32, 16 * tiles, 8), (33, 65, 8), (40, 1, 8), (32, 16 * tiles, 72)
     for n, n_kv, d in trial.sizes("N, N_kv, d", *sizes):
@@ -182,7 +182,7 @@ def find_the_race(trial: Trial) -> None:
     },
 )
 def merge_halves(trial: Trial) -> None:
-    """Halves, either part empty, and scores whose exponential overflows."""
+    """Test halves, either part empty, and scores whose exponential overflows."""
     one = (33, 65, 32, 8, 1), (1, 2, 1, 8, 1), (130, 31, 5, 8, 1), (33, 65, 65, 8, 1), (33, 65, 0, 8, 1)
     sizes = *one, (33, 65, 32, 8, 100), (65, 1, 1, 8, 1), (33, 65, 32, 72, 1)
     for n, n_kv, split, d, factor in trial.sizes("N, N_kv, second part's first key, d, factor of Q", *sizes):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from helpers.lesson.exercises import symptoms
-from helpers.lesson.exercises.grade_table import FIRST, XRAY
+from helpers.lesson.exercises import hints
 from helpers.lesson.exercises.graders.expected import attention_parts, blocks, product
-from helpers.lesson.exercises.trial import Trial, exercise
+from helpers.lesson.exercises.trial import FIRST, XRAY, Trial, exercise
 
 # What a row's threads exchange, each function by itself: which of the holes is wrong?
 PROBES = """
@@ -46,7 +45,7 @@ extern "C" __global__ void probe_sum(const float* a, float* result) { result[thr
     },
 )
 def register_tile(trial: Trial) -> None:
-    """The two functions by themselves; then maxima first, since sums are relative to them; then the exchanges."""
+    """Test the two functions by themselves; then maxima, to which sums are relative, the sums, and the exchanges."""
     a = trial.rng.standard_normal(128).astype(np.float32)
     shuffles = {}
     for name, reduce, symptom in (("max", np.max, "maximum"), ("sum", np.sum, "sum")):
@@ -98,7 +97,7 @@ def register_tile(trial: Trial) -> None:
     },
 )
 def outer_product(trial: Trial) -> None:
-    """Right, then with each word from shared memory once, four to a request."""
+    """Test the output, then that each word comes from shared memory once, four to a request."""
     first = 64, 128, 8
     for n, n_kv, d in trial.sizes("N, N_kv, d", first, (33, 65, 8), (1, 1, 8), (70, 31, 8), (64, 128, 72)):
         q, k, _ = trial.inputs(n, n_kv, d)
@@ -155,7 +154,7 @@ def outer_product(trial: Trial) -> None:
     },
 )
 def float4_rows(trial: Trial) -> None:
-    """Whole float4 first, where nothing is due to the tail. Then Y is longer, so that what is written past is seen."""
+    """Test whole float4 first, without a tail. Then Y is longer, so that a write past its end shows."""
     first, second = 4096, 4602
     for count in trial.sizes("count", first, second, 1, 3, 33 * 33):
         x, _, _ = trial.inputs(1, 1, count)
@@ -164,7 +163,7 @@ def float4_rows(trial: Trial) -> None:
         if count == first and trial.rows[XRAY].passed is False:
             trial.rows[XRAY].symptoms = ("place",)
         written = trial.xp.asnumpy(y)
-        past = np.count_nonzero(~symptoms.untouched(written[count:]))
+        past = np.count_nonzero(~hints.untouched(written[count:]))
         trial.expect("words of Y past the last one", np.array([past]), np.array([0]), symptom="past")
         trial.expect("Y", written[:count], factor * x.ravel())
     if trial.report:
@@ -195,7 +194,7 @@ def float4_rows(trial: Trial) -> None:
             "Too many bytes of shared memory. How much longer must a row be for the next one to begin at other banks?",
             "One float4 a row is enough, at any HEAD_DIM.",
         ),
-        "unset": "A place is read that nobody has written. Do the writer and the reader both take it from place(j, c)?",
+        "unset": "A place is read before it is written. Do the writer and the reader both take it from place(j, c)?",
         "shared memory": (
             "The tile does not fit in shared memory. PITCH counts float4: a row of HEAD_DIM words has D4 of them."
         ),
@@ -208,7 +207,7 @@ def float4_rows(trial: Trial) -> None:
     },
 )
 def pad_the_tile(trial: Trial) -> None:
-    """Conflicts and bytes at an even and at an odd number of float4 a row."""
+    """Count conflicts and bytes for an even and for an odd number of float4 a row."""
     dims, runs = (64, 20, 96), []
     for n_kv in trial.sizes("N_kv", 64, 33, 1, 31):
         for d in dims:

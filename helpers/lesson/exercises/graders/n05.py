@@ -31,7 +31,7 @@ from helpers.lesson.exercises.trial import Trial, exercise
     },
 )
 def sliding_window(trial: Trial) -> None:
-    """More keys than rows, more rows than keys, a window of one key, one of all keys."""
+    """Test more keys than rows, more rows than keys, a window of one key, and one of all keys."""
     sizes = (33, 65, 8, 5), (130, 31, 8, 7), (64, 1, 8, 0), (63, 257, 8, 300), (1, 1, 8, 0), (33, 65, 72, 5)
     for n, n_kv, d, left in trial.sizes("N, N_kv, d, window_left", *sizes):
         q, k, v = trial.inputs(n, n_kv, d)
@@ -83,7 +83,7 @@ CAUSAL_BLOCK = 32  # BLOCK_M of 05_causal_tiles
             "Row i is at key i + N_kv - N. Both holes need it: the block's last key, and the keys that a row sees.",
         ),
         "empty": "A block whose rows see no key still stores their lse. Let its loop make no turn, but do not return.",
-        "nan": "A block may have rows that see no key beside rows that do: m_i has to stay finite.",
+        "nan": "A block may have rows that see no key next to rows that do: m_i has to stay finite.",
         "no key": (
             "Rows that see some key are right. A row that sees none has lse = minus infinity: what does a hidden score "
             "add to its l_i?",
@@ -93,7 +93,7 @@ CAUSAL_BLOCK = 32  # BLOCK_M of 05_causal_tiles
     },
 )
 def causal_tiles(trial: Trial) -> None:
-    """As many keys as rows; more keys; more rows, so that rows and whole blocks see no key; one row."""
+    """Test as many keys as rows; more keys; more rows, so that rows and whole blocks see no key; one row."""
     counted = {}  # size -> the keys that all blocks read, those that they need
     for n, n_kv, d in trial.sizes("N, N_kv, d", (80, 80, 8), (70, 77, 8), (70, 20, 8), (1, 17, 8), (80, 80, 72)):
         q, k, _ = trial.inputs(n, n_kv, d)
@@ -122,12 +122,12 @@ HEADS_FIRST, ROWS_FIRST = "(heads, seq, d)", "(seq, heads, d)"
 
 
 def _stored(a: np.ndarray, layout: str) -> np.ndarray:
-    """An array (heads, rows, d) as a layout stores it."""
+    """Store an array (heads, rows, d) in a layout."""
     return np.ascontiguousarray(a.swapaxes(0, 1)) if layout == ROWS_FIRST else a
 
 
 def _strides(rows: int, heads: int, d: int, layout: str) -> tuple[int, int]:
-    """The distances of two rows and of two heads, in elements."""
+    """Return the strides of rows and of heads, in elements."""
     return (heads * d, d) if layout == ROWS_FIRST else (d, rows * d)
 
 
@@ -173,7 +173,7 @@ def _strides(rows: int, heads: int, d: int, layout: str) -> tuple[int, int]:
     },
 )
 def group_of_heads(trial: Trial) -> None:
-    """Layouts with heads or rows first, groups of 2, of 3 and of one head."""
+    """Test layouts with heads or rows first, and groups of 2, of 3 and of one head."""
     sizes = (
         (20, 24, 4, 2, 8, ROWS_FIRST, ROWS_FIRST),
         (33, 17, 8, 4, 8, HEADS_FIRST, HEADS_FIRST),
@@ -221,7 +221,7 @@ def group_of_heads(trial: Trial) -> None:
 
 
 def _heads_far_apart(trial: Trial) -> None:
-    """Heads, then rows, whose distance is above 2^30 elements."""
+    """Test heads, then rows, whose stride is above 2^30 elements."""
     n, n_kv, heads, kv_heads, d, far = 6, 5, 6, 3, 8, 2**30
     for q_row, q_head, kv_row, kv_head in ((d, far, d, 2 * far - d), (far, d, d, 2 * far - d)):
         kv_count, q_count = (kv_heads - 1) * kv_head + n_kv * d, 5 * far + 6 * d

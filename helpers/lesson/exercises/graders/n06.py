@@ -43,7 +43,7 @@ from helpers.xray import Finding
             "S_STRIDE floats: that is store_matrix_sync's third argument.",
         ),
         "stride of Q and K": (
-            "A fragment has elements from the padding, which nobody wrote: how far apart are two rows of the tile?",
+            "A fragment has elements from the padding, which are unwritten: how far apart are two rows of the tile?",
             "STRIDE elements, not HEAD_DIM: that is load_matrix_sync's third argument.",
         ),
         "by columns": (
@@ -69,7 +69,7 @@ from helpers.xray import Finding
     },
 )
 def row_of_scores(trial: Trial) -> None:
-    """Whole tiles first, then several steps of k, then a tail of keys and of rows. All scores of key 5 are 0."""
+    """Test whole tiles, then several steps of k, then a tail of keys and of rows. All scores of key 5 are 0."""
     first, steps = (32, 48, 16), (16, 32, 48)
     for n, n_kv, d in trial.sizes("N, N_kv, d", first, steps, (33, 65, 16), (1, 1, 16)):
         q, k, _ = trial.inputs(n, n_kv, d, np.float16)
@@ -102,7 +102,7 @@ def row_of_scores(trial: Trial) -> None:
 
 
 def _unset(trial: Trial, findings: Sequence[Finding]) -> str:
-    """Which stride is wrong, or what is missing, where a word is read that nobody has written; "" elsewhere."""
+    """Return the symptom of a read of an unwritten word: a wrong stride, or what is missing; "" if there is none."""
     array = next((f.array or "" for f in findings[:1] if f.kind == "uninitialised"), "")
     if "S_smem" in array:
         return "stride of S" if trial.figures("S_smem").written else "not stored"
@@ -169,7 +169,7 @@ def _unset(trial: Trial, findings: Sequence[Finding]) -> str:
     },
 )
 def factor_fragment(trial: Trial) -> None:
-    """P and M as an online softmax has them; the bytes that were written to shared memory are limited.
+    """Test P and M of an online softmax; the bytes written to shared memory are limited.
 
     The second size is computed twice on the CPU, the second time with accumulators in a layout that no GPU has.
     """
@@ -204,7 +204,7 @@ def factor_fragment(trial: Trial) -> None:
 
 @np.errstate(invalid="ignore")  # what nobody wrote is NaN
 def _wrong_factor(o: np.ndarray, expected: np.ndarray, p: np.ndarray, v: np.ndarray, maxima: np.ndarray) -> str:
-    """What is wrong with the factors of 06_factor_fragment, as a symptom; "" if that cannot be told."""
+    """Return the symptom of wrong factors in 06_factor_fragment; "" if it is unknown."""
     row, column = np.indices((16, 16))
     slips = {"by columns": column, "own row": (row % 8 * 4 + column % 8 // 2) % 16}
     for symptom, factor in slips.items():
@@ -215,7 +215,7 @@ def _wrong_factor(o: np.ndarray, expected: np.ndarray, p: np.ndarray, v: np.ndar
 
 
 def _multiplied(p: np.ndarray, v: np.ndarray, maxima: np.ndarray, factor: np.ndarray) -> np.ndarray:
-    """The sum where element (r, c) of each 16 x 16 accumulator is multiplied by the factor of row `factor[r, c]`."""
+    """Compute the sum with element (r, c) of each 16 x 16 accumulator times the factor of row `factor[r, c]`."""
     n, d = len(p), v.shape[1]
     acc = np.zeros((n // 16, 16, d))
     for tile in range(len(maxima)):
@@ -243,7 +243,7 @@ def _multiplied(p: np.ndarray, v: np.ndarray, maxima: np.ndarray, factor: np.nda
     },
 )
 def find_the_race(trial: Trial) -> None:
-    """The numbers are right without the barrier too: the X-ray finds it, and counts the barriers."""
+    """Find the race by the X-ray, and count barriers: the numbers are right without the barrier, too."""
     first = 32, 48, 16
     for n, n_kv, d in trial.sizes("N, N_kv, d", first, (16, 16, 16), (48, 112, 48)):
         q, k, v = (0.5 * a for a in trial.inputs(n, n_kv, d, np.float16))

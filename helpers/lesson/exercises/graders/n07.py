@@ -6,9 +6,8 @@ import re
 
 import numpy as np
 
-from helpers.lesson.exercises.grade_table import FIRST
 from helpers.lesson.exercises.graders.expected import blocks, product
-from helpers.lesson.exercises.trial import Trial, exercise
+from helpers.lesson.exercises.trial import FIRST, Trial, exercise
 from helpers.xray import Report
 
 # Asks the learner's function for the place of every chunk.
@@ -43,7 +42,7 @@ extern "C" __global__ void places(int* offsets) {
     },
 )
 def swizzle(trial: Trial) -> None:
-    """The function alone first: its offsets say what is wrong with them."""
+    """Test the function alone first, whose offsets show what is wrong; then the whole kernel."""
     places = trial.empty(16, 8, dtype=np.int32)
     for n in trial.sizes("N", 16, 40, 1):
         if n == 16:
@@ -61,7 +60,7 @@ def swizzle(trial: Trial) -> None:
 
 
 def _wrong_place(places: np.ndarray) -> tuple[str, str]:
-    """The symptom and the reason of the first chunk that cannot be where it is; two times "" if all can."""
+    """Return the symptom and the reason of the first misplaced chunk; two times "" if there is none."""
     chunk_at: dict[int, str] = {}
     for (row, chunk), place in np.ndenumerate(places):
         call = f"swizzle({row}, {chunk})"
@@ -100,7 +99,7 @@ def _wrong_place(places: np.ndarray) -> tuple[str, str]:
     },
 )
 def row_max(trial: Trial) -> None:
-    """A lane's own maxima first, which need no shuffle."""
+    """Test a lane's own maxima first, which need no shuffle."""
     for n, n_kv in trial.sizes("N, N_kv", (16, 24), (33, 13), (1, 2)):
         # Distinct, and the same at every try. All are negative: a 0 in place of the lowest float is found.
         s = np.random.default_rng(7).permutation(n * n_kv).reshape(n, n_kv).astype(np.float32) - n * n_kv
@@ -162,7 +161,7 @@ TILES = 5  # of the first size
     },
 )
 def find_the_wait(trial: Trial) -> None:
-    """What the X-ray finds is traced to the wait, the barrier or the order; then copies have to overlap with sums."""
+    """Trace the X-ray's findings to the wait, the barrier or the order; then require copies to overlap with sums."""
     for n in trial.sizes("N", 16 * TILES - 8, 16, 1):
         _, _, v = trial.inputs(1, n, 64)
         o = trial.empty(64)
@@ -182,7 +181,7 @@ def find_the_wait(trial: Trial) -> None:
 
 
 def _cause(report: Report, right: bool) -> str:
-    """What the findings come from. right: the output is, on the engine, where a copy arrives at its wait."""
+    """Return the cause of the findings. right: the output is right on the engine, where a copy arrives at its wait."""
     unfinished = [finding for finding in report.findings if finding.kind == "not waited for"]
     if any(finding.thread == finding.other_thread for finding in unfinished):
         return "own copies"
@@ -194,7 +193,7 @@ def _cause(report: Report, right: bool) -> str:
 
 
 def _sums_with_a_copy_in_flight(report: Report) -> int:
-    """How many tiles the first warp sums after it has started to copy another one."""
+    """Count the tiles that the first warp sums after it has started to copy another one."""
     started = summed = overlapping = 0
     for step in report.steps():
         if step.warp or step.what not in ("write shared", "read shared"):
@@ -237,7 +236,7 @@ def _sums_with_a_copy_in_flight(report: Report) -> int:
     },
 )
 def two_products(trial: Trial) -> None:
-    """S = 1 first, which any arrangement of a survives: then only b can be wrong. Then random numbers."""
+    """Test S = 1 first, where any arrangement of a is right, so that only b can be wrong. Then random numbers."""
     for n, n_kv in trial.sizes("N, N_kv", (16, 32), (33, 17), (1, 1)):
         q, k, v = trial.inputs(n, n_kv, 64, np.float16)
         inputs = {"O, with S = 1": (np.full_like(q, 0.125), np.full_like(k, 0.125)), "O": (q, k)}
@@ -255,14 +254,14 @@ def two_products(trial: Trial) -> None:
 
 
 def _fits(row: np.ndarray, parts: np.ndarray) -> bool:
-    """Whether a row (d,) that is not 0 is a sum of the columns of parts (d, n), each with some weight."""
+    """Check whether a non-zero row (d,) is a linear combination of the columns of parts (d, n)."""
     weights = np.linalg.lstsq(parts.astype(float), row.astype(float), rcond=None)[0]
     size = float(np.abs(row).max())
     return size > 0 and float(np.abs(parts @ weights - row).max()) < 1e-2 * size
 
 
 def _wrong_operand(o: np.ndarray, s: np.ndarray, v: np.ndarray, tolerance: float) -> str:
-    """The symptom of a wrong output. Where S is 1 everywhere, b is to blame."""
+    """Return the symptom of a wrong output. If S is 1 everywhere, b is wrong."""
     keys, is_one = len(v), bool((s == 1).all())
     if keys % 16 == 0:
         untransposed = v.reshape(-1, 8, 8, 8).swapaxes(1, 3).reshape(v.shape)  # by matrices of 8 x 8

@@ -78,7 +78,7 @@ def delta(trial: Trial) -> None:
 
 
 def _wrong_hole(times: np.ndarray) -> str:
-    """Which hole of 08_delta is wrong, as a symptom, by how many times each column is in the sum.
+    """Return the wrong hole of 08_delta as a symptom, by how many times each column is in the sum.
 
     Lanes whose share is right have columns 32 apart or, which is right as well, two neighbours: the columns of a lane
     are then added equally often. Columns 0 to 31 alone are taken for a wrong share.
@@ -155,7 +155,7 @@ OF_ROWS = (
     hints={
         "race": "All threads add to the same rows of dQ. Use atomicAdd there; dk and dv belong to one thread.",
         "large": (
-            "No maximum is needed here: which number of this row has it, and the sum of all exponentials, in it?",
+            "No maximum is needed here: which number of this row contains it, and the sum of all exponentials?",
             "p = expf(softmax_scale * s - lse[row]): the difference is never above 0, apart from rounding.",
         ),
         "crash": OF_ROWS,
@@ -238,7 +238,7 @@ def ds(trial: Trial) -> None:
 def _wrong_gradient(
     got: Sequence[np.ndarray], expected: Sequence[np.ndarray], tolerances: Sequence[float], scale: float
 ) -> str:
-    """What is wrong in 08_ds, as a symptom, by which of dQ, dK and dV are wrong together."""
+    """Return the symptom in 08_ds, by which of dQ, dK and dV are wrong together."""
 
     def off(factor: float) -> list[bool]:
         with np.errstate(invalid="ignore"):
@@ -265,7 +265,7 @@ def _wrong_gradient(
             "atomicAdd(&dQ[...], x) reads, adds and stores as one step. (__syncthreads() is for one block.)",
         ),
         "limit": (
-            "The sum over the keys of this block needs no other block: who has to see it before it is complete?",
+            "The sum over this block's keys needs no other block: must other blocks see it before it is complete?",
             "Add up the block's 64 keys in a register, and then add that to dQ, once.",
         ),
         "": (

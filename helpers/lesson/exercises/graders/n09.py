@@ -50,7 +50,7 @@ TOO_FAR = (
     },
 )
 def two_corners(trial: Trial) -> None:
-    """More keys than rows, more rows than keys, as many, one row: under both rules."""
+    """Test more keys than rows, more rows than keys, as many, and one row, under both rules."""
     for n, n_kv, d in trial.sizes("N, N_kv, d", (24, 40, 8), (70, 33, 8), (17, 17, 8), (1, 9, 8)):
         q, k, v = trial.inputs(n, n_kv, d)
         tried = {}
@@ -75,14 +75,14 @@ def two_corners(trial: Trial) -> None:
 
 
 def _unit(rows: np.ndarray) -> np.ndarray:
-    """Rows (n, width) divided by their lengths; a row of zeros stays one."""
+    """Divide rows (n, width) by their lengths; a row of zeros stays zero."""
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     return np.divide(rows, lengths, out=np.zeros_like(rows), where=lengths > 0)
 
 
 @np.errstate(invalid="ignore")  # what nobody wrote is NaN
 def _wrong_mean(out: np.ndarray, expected: np.ndarray, x: np.ndarray, lengths: Sequence[int]) -> str:
-    """What is wrong with means (sentences, width) of rows x, as a symptom; "" if that cannot be told."""
+    """Return the symptom of wrong means (sentences, width) of rows x; "" if it is unknown."""
     has_rows = np.array(lengths) > 0
     if not has_rows.all() and np.allclose(out[has_rows], expected[has_rows], atol=1e-4):
         return "empty sentence"
@@ -120,7 +120,7 @@ def _wrong_mean(out: np.ndarray, expected: np.ndarray, x: np.ndarray, lengths: S
             "0 / 0 is NaN. Leave the division by the number of rows out: the scaling undoes it.",
         ),
         "missing": (
-            "Some columns are 0 in every sentence: thread t has columns t, t + 128, t + 256, ... How many has it?",
+            "Some columns are 0 in every sentence: thread t has columns t, t + 128, t + 256, ... How many are these?",
             "COLUMNS, at every WIDTH: for (int i = 0; i < COLUMNS; ++i).",
         ),
         "bounds": OUTSIDE_X,
@@ -154,7 +154,7 @@ def _wrong_mean(out: np.ndarray, expected: np.ndarray, x: np.ndarray, lengths: S
     },
 )
 def mean_pool(trial: Trial) -> None:
-    """Sentences of several lengths, an empty one among them; widths that are no multiple of 128."""
+    """Test sentences of several lengths, one of them empty, and widths that are no multiple of 128."""
     first = 384, (3, 5)
     for width, lengths in trial.sizes("WIDTH, lengths", first, (520, (1, 0, 33, 2)), (40, (7,))):
         ends = np.cumsum([0, *lengths], dtype=np.int32)

@@ -16,7 +16,7 @@ from helpers.lesson.exercises.trial import Trial, exercise
 
 
 def tensor_map_of(trial: Trial, array: Any, box_rows: int) -> np.ndarray:
-    """The map of an array (rows, 64) of float16 on the trial's device, for swizzled copies of whole rows."""
+    """Encode the tensor map of a float16 array (rows, 64) on the trial's device, for swizzled copies of whole rows."""
     spec = Spec.dense((1, 1, *array.shape), array.dtype)
     if trial.on_gpu:
         return tensor_maps.tensor_map(spec, array.data.ptr, box_rows=box_rows)
@@ -28,7 +28,7 @@ def tensor_map_of(trial: Trial, array: Any, box_rows: int) -> np.ndarray:
 
 
 def name_symptom(trial: Trial, symptom: str) -> None:
-    """Put a symptom of this exercise's own first in every row that has failed."""
+    """Put one of this exercise's own symptoms first in every row that has failed."""
     for row in trial.rows.values():
         if symptom and row.passed is False and symptom not in row.symptoms:
             row.symptoms = (symptom, *row.symptoms)
@@ -61,7 +61,7 @@ TILES, STAGES = 8, 3  # of the ring, at the first size
             "The parity is tile / STAGES & 1.",
         ),
         "no arrival": (
-            "Both waits are right, but nobody gives a stage back. For which mbarrier does the producer wait at tile 3?",
+            "The waits are right, but no thread releases a stage. Which mbarrier does the producer wait for at tile 3?",
             "Each of the 64 threads arrives at the `empty` of its stage, after the loop over the rows.",
         ),
         "few arrivals": (
@@ -110,7 +110,7 @@ def ring(trial: Trial) -> None:
 
 
 def _wrong_in_ring(events: Sequence[Any]) -> str:
-    """Which of the ring's holes is wrong, by the waits and arrivals of its threads at the first size; "" if none is.
+    """Find the ring's wrong hole by the waits and arrivals of its threads at the first size; "" if none is wrong.
 
     The mbarriers count in the order of their initialisation: `full` and `empty` of stage 0, of stage 1, ...
     """
@@ -134,7 +134,7 @@ def _wrong_in_ring(events: Sequence[Any]) -> str:
 
 
 def _given_back_elsewhere(events: Sequence[Any]) -> int:
-    """How many tiles' stages are not given back, but another stage in their place."""
+    """Count the tiles for which another stage than theirs is given back."""
     arrivals = [event.number for event in events if event.kind == "arrive" and event.thread == 32]
     return sum(number != 2 * (tile % STAGES) + 1 for tile, number in enumerate(arrivals))
 
@@ -195,7 +195,7 @@ def descriptor(trial: Trial) -> None:
 
 
 def _wrong_field(trial: Trial) -> str:
-    """The first field of a learner's descriptor that is wrong; "" if all are right."""
+    """Return the first wrong field of a learner's descriptor; "" if all are right."""
     addresses = trial.xp.asarray(np.array(ADDRESSES, np.uint32))
     bits = trial.xp.zeros(len(ADDRESSES), np.uint64)
     trial.launch("descriptors", 1, len(ADDRESSES), addresses, bits, extra=ASK)

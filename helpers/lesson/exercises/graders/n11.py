@@ -12,7 +12,7 @@ from helpers.lesson.exercises.trial import Trial, exercise
 
 
 def _capped(q: np.ndarray, k: np.ndarray, v: np.ndarray, softcap: float) -> np.ndarray:
-    """Causal attention whose scaled scores are capped before the mask, float64. A row that sees no key is 0."""
+    """Compute causal attention with scaled scores capped before the mask, in float64. A row that sees no key is 0."""
     s = q.astype(np.float64) @ k.T.astype(np.float64) / math.sqrt(q.shape[1])
     if softcap:
         s = softcap * np.tanh(s / softcap)
@@ -53,7 +53,7 @@ def _capped(q: np.ndarray, k: np.ndarray, v: np.ndarray, softcap: float) -> np.n
     },
 )
 def softcap(trial: Trial) -> None:
-    """A cap that bends most scores; more rows than keys, more keys than rows; no cap; scores far beyond the cap."""
+    """Test a cap that bends most scores; more rows than keys and the reverse; no cap; scores far beyond the cap."""
     sizes = (
         (32, 32, 16, 2.0, 1),
         (33, 50, 24, 1.5, 1),
@@ -100,7 +100,7 @@ def softcap(trial: Trial) -> None:
     },
 )
 def dilated(trial: Trial) -> None:
-    """A small step; one that leaves out tiles; every key; more rows than keys, so that rows see nothing."""
+    """Test a small step, one that skips tiles, one that keeps every key; and rows that see no key."""
     block_m, block_n = 32, 16
     sizes = (64, 64, 16, 3), (70, 200, 16, 100), (33, 50, 24, 1), (40, 7, 8, 2), (1, 90, 8, 30)
     for number, (n, n_kv, d, step) in enumerate(trial.sizes("N, N_kv, d, step", *sizes)):

@@ -42,7 +42,7 @@ from helpers.lesson.exercises.trial import Trial, exercise
     },
 )
 def merge(trial: Trial) -> None:
-    """Parts of other sizes, one part alone, parts and rows without keys, and a lse whose exponential overflows."""
+    """Test parts of several sizes, one part alone, parts and rows without keys, and an lse too large for exp."""
     first = 5, 3, "none", 1
     sizes = (7, 1, "none", 1), (4, 40, "none", 1), (6, 5, "part", 1), (6, 3, "row", 1), (5, 6, "none", 200)
     for n, parts, without, factor in trial.sizes("N, parts, without keys, factor of lse", first, *sizes):
@@ -72,7 +72,7 @@ def merge(trial: Trial) -> None:
 
 
 def _merged(o_part: np.ndarray, lse_part: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The output (N, 64) and the lse (N,) of parts (parts, N, 64) and (parts, N), in float64."""
+    """Merge parts (parts, N, 64) and (parts, N) to the output (N, 64) and the lse (N,), in float64."""
     lse_part = lse_part.astype(np.float64)
     m = lse_part.max(axis=0)
     finite = np.where(np.isfinite(m), m, 0.0)
@@ -89,7 +89,7 @@ def _merged(o_part: np.ndarray, lse_part: np.ndarray) -> tuple[np.ndarray, np.nd
     minutes=8,
     hints={
         "past the end": (
-            "It goes wrong where a sequence ends within 16 keys. What is 0 * v[i] if nobody has written that value?",
+            "It goes wrong where a sequence ends within 16 keys. What is 0 * v[i] if that value was never written?",
             "0 times NaN is NaN, so past the end v[i] has to be 0 itself: compare key with length.",
         ),
         "order": (
@@ -120,7 +120,7 @@ def _merged(o_part: np.ndarray, lse_part: np.ndarray) -> tuple[np.ndarray, np.nd
     },
 )
 def block_table(trial: Trial) -> None:
-    """Pages of other sizes, which 16 keys may cross; a sequence without keys; NaN and wild numbers past the end."""
+    """Test pages of several sizes, which 16 keys may cross; no keys; NaN and wild page numbers past the end."""
     first, read = (3, 16), 0
     for count, page in trial.sizes("sequences, page_size", first, (4, 5), (3, 1), (2, 48)):
         is_first = page == first[1]
@@ -150,7 +150,7 @@ def block_table(trial: Trial) -> None:
 
 
 def _slip(trial: Trial, got: np.ndarray, expected: np.ndarray, is_first: bool) -> str:
-    """What a wrong output comes from, as a symptom; "" if that is not known."""
+    """Return the cause of a wrong output as a symptom; "" if it is unknown."""
     if trial.plain.count("block_table") < 2:  # once as an argument
         return "order"
     if not is_first:
@@ -170,7 +170,7 @@ def _slip(trial: Trial, got: np.ndarray, expected: np.ndarray, is_first: bool) -
         ),
         "reset by all": (
             "Every block puts the ticket back to 0, so that the next one draws 0 again. Which block alone may do so?",
-            "The last one, after its draw: nobody else draws in this launch.",
+            "The last one, after its draw: no other block draws in this launch after it.",
         ),
         "no draw": (
             "The block with the highest number need not come last. What do all blocks share, so that one can know it?",
@@ -201,7 +201,7 @@ def _slip(trial: Trial, got: np.ndarray, expected: np.ndarray, is_first: bool) -
     },
 )
 def ticket(trial: Trial) -> None:
-    """Each size twice with the same ticket; more blocks than rows, and one block alone."""
+    """Test each size twice with the same ticket, more blocks than rows, and one block alone."""
     first_blocks = 4
     for n, grid in trial.sizes("N, blocks", (37, first_blocks), (3, 8), (20, 1)):
         _, _, v = trial.inputs(1, n, 64)
@@ -222,7 +222,7 @@ def ticket(trial: Trial) -> None:
 
 
 def _raced(trial: Trial) -> str:
-    """What the races come from: is_last, no draw, one that comes too early, one that was not the last; "" if none."""
+    """Return the cause of the races: is_last, no draw, a draw too early, or one that was not the last; "" if none."""
     races = [str(finding) for finding in trial.report.findings] if trial.report else []
     if not races:
         return ""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from helpers.lesson.exercises.grade_table import FIRST
 from helpers.lesson.exercises.graders.expected import blocks, product
-from helpers.lesson.exercises.trial import Trial, exercise
+from helpers.lesson.exercises.trial import FIRST, Trial, exercise
 
 # Asks the learner's function for the parts of every number.
 PARTS = """
@@ -52,7 +51,7 @@ SEEN = np.uint32(0xFFFFE000)  # the bits of a float at which a tensor core looks
     },
 )
 def split(trial: Trial) -> None:
-    """The function alone first: hi and lo say what is wrong with them."""
+    """Test the function alone first, whose hi and lo show what is wrong; then the whole kernel."""
     first, keys = 16, 8
     numbers = _numbers()
     bits = trial.empty(len(numbers), 2, dtype=np.uint32)
@@ -110,7 +109,7 @@ def split(trial: Trial) -> None:
     notebook="15b",
 )
 def scaled_tiles(trial: Trial) -> None:
-    """The exponents alone first; then products of tiles that fp16 could not hold as they are."""
+    """Test the exponents alone first, then products of tiles that fp16 cannot hold unscaled."""
     largest = np.array([1.0, 1.9, 0.75, 3e-12, 5e9, 1e-30, 65504.0, 2.0**-14], dtype=np.float32)
     exponent = trial.empty(len(largest), dtype=np.int32)
     sizes = (16, 8, 2.0**-30, 2.0**20), (33, 13, 2.0**24, 2.0**-40), (1, 1, 1.0, 1.0)
@@ -135,7 +134,7 @@ def scaled_tiles(trial: Trial) -> None:
 
 
 def _wrong_exponent(largest: np.ndarray, exponent: np.ndarray) -> tuple[str, str]:
-    """The symptom and the reason of the first exponent that is wrong; two times "" if all are right."""
+    """Return the symptom and the reason of the first wrong exponent; two times "" if all are right."""
     right = 15 - np.frexp(largest)[1]  # frexp has 0.5 to 1 times 2 to its exponent
     if np.array_equal(exponent, right):
         return "", ""
@@ -154,13 +153,13 @@ def _wrong_exponent(largest: np.ndarray, exponent: np.ndarray) -> tuple[str, str
 
 
 def _numbers() -> np.ndarray:
-    """Numbers of both signs and many sizes."""
+    """Make numbers of both signs and many magnitudes."""
     rng = np.random.default_rng(15)
     return (rng.standard_normal(64) * 4.0 ** rng.integers(-8, 8, 64)).astype(np.float32)
 
 
 def _wrong_part(x: np.ndarray, bits: np.ndarray) -> tuple[str, str]:
-    """The symptom and the reason of the first number whose parts are wrong; two times "" if all are right."""
+    """Return the symptom and the reason of the first number with wrong parts; two times "" if all are right."""
     hi, lo = np.ascontiguousarray(bits.T)
     nearest = (x.view(np.uint32) + np.uint32(0x1000)) & SEEN
     for i, number in enumerate(x):

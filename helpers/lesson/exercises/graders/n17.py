@@ -13,9 +13,9 @@ from helpers.lesson.exercises.trial import Trial, exercise
     minutes=10,
     hints={
         "source": (
-            "These keys are not of the rank that the kernel notes. Each step moves them on by one: who had them first?",
+            "These keys are not the noted rank's. Each step moves keys on by one rank: which rank had them first?",
             "After one step a rank has the keys of the rank before it, and rank 0 has those of the last rank.",
-            "source = (rank - step + ranks) % ranks: in C++ the rest of a negative number is negative.",
+            "source = (rank - step + ranks) % ranks: in C++ the remainder of a negative number is negative.",
         ),
         "own": (
             "It goes wrong in step 0, with the rank's own keys: two chunks, in their order in the sequence.",
@@ -29,7 +29,7 @@ from helpers.lesson.exercises.trial import Trial, exercise
             "else if (source < rank) end = half;",
         ),
         "behind": (
-            "It goes wrong with keys of a rank behind this one. Where are its chunks, beside this rank's two?",
+            "It goes wrong with keys of a rank after this one. Where are its chunks, relative to this rank's two?",
             "Chunks s and 2 ranks - 1 - s with s > r are both between chunks r and 2 ranks - 1 - r.",
             "else end = row < half ? 0 : n;",
         ),
@@ -41,7 +41,7 @@ from helpers.lesson.exercises.trial import Trial, exercise
     },
 )
 def zigzag(trial: Trial) -> None:
-    """All steps of all ranks: 4, a number that is no power of two, one alone."""
+    """Test all steps of all ranks: 4 ranks, a number that is no power of two, and one alone."""
     first = 4, 6
     for ranks, n in trial.sizes("ranks, n", first, (3, 10), (5, 2), (1, 8)):
         _, _, v = trial.inputs(1, ranks * n, 64)

@@ -1,63 +1,61 @@
-"""What a stage is: one or more launches of one or more kernels of a file, and a table entry that says all the rest.
+"""The description of a stage: launches of the kernels of one file, and a table entry that says all the rest.
 
     o = LADDER["online_softmax"](q, k, v)
 
-A stage is a `Stage`; the table of them is in table.py, how they are launched in launches.py, how a call is planned in
-plan.py.
+A stage is a `Stage`; the stages are in stages/, their order in table.py, how a call is planned in plan.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
-import numpy as np
-
-from helpers import device
 from helpers.attention.ladder import limits
-from helpers.attention.ladder.call import WITH_HEAD_DIM, Call, Options, Spec, check_stage_arrays
-from helpers.attention.ladder.extras import NAMES, check_positions, extra_inputs, is_readable, needs
+from helpers.attention.ladder.call import WITH_HEAD_DIM, Asked, Call, Spec, check_stage_arrays
+from helpers.attention.ladder.extras import NAMES, is_readable, needs
 from helpers.attention.ladder.launch import Launch
-from helpers.attention.ladder.plan import Ready, plan
-from helpers.attention.ladder.score_mod import read
 
 MAX_HEAD_DIM = 128
-_C_NAMES = {"float16": "__half", "bfloat16": "__nv_bfloat16"}
+S = TypeVar("S", bound="Stage")
+C_NAMES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
 
 
-def _no_other_sizes(head_dim: int) -> Mapping[str, int]:
+def _usual_sizes(head_dim: int, shared_limit: int) -> Mapping[str, int]:
     return {}
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """What a stage is tuned by: -D options for a head dimension, for few blocks, for a call; and when it pays."""
+    """The tuning of a stage: -D options for a head dimension, for few blocks, for a call; and when it pays."""
 
-    tiles: Callable[[int], Mapping[str, int]]  # HEAD_DIM -> the sizes it is compiled with
-    few_blocks: Callable[[int], Mapping[str, int]] = _no_other_sizes  # sizes, where its own leave half a GPU idle
-    fewest_blocks: Callable[[int], Mapping[str, int]] = _no_other_sizes  # where those of few_blocks do so too
-    lone_blocks: Callable[[int], Mapping[str, int]] = _no_other_sizes  # where no multiprocessor has two blocks
+    # -D options by HEAD_DIM and the bytes of shared memory that a block may have. small_grid: where the usual tiles
+    # leave half a GPU idle; tiny_grid: where those of small_grid do so too; single_wave: where no multiprocessor has
+    # two blocks.
+    tiles: Callable[[int, int], Mapping[str, int]]
+    small_grid: Callable[[int, int], Mapping[str, int]] = _usual_sizes
+    tiny_grid: Callable[[int, int], Mapping[str, int]] = _usual_sizes
+    single_wave: Callable[[int, int], Mapping[str, int]] = _usual_sizes
     variant: Callable[[Call], Mapping[str, int]] = lambda call: {}  # what a call needs, such as VECTOR=0
     # Whether a call that names no stage may get it here: rows of Q, rows of all heads together, head_dim. For gradients
     # the second are keys.
     by_default: Callable[[int, int, int], bool] = lambda rows, all_rows, head_dim: True
 
     def of_one_size(self) -> Tuning:
-        """The same with one set of sizes for all grids."""
-        return replace(self, **dict.fromkeys(("few_blocks", "fewest_blocks", "lone_blocks"), _no_other_sizes))
+        """Return the same with one set of sizes for all grids."""
+        return replace(self, **dict.fromkeys(("small_grid", "tiny_grid", "single_wave"), _usual_sizes))
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One rung of the ladder: attention by one kernel file. See `__call__` and `prepare`.
+    """Attention by one kernel file: what it can do, and how it is compiled and launched. `plan.Rung` also runs it.
 
     features: what it can beyond plain attention, out of
         gqa      fewer heads in k and v than in q
         causal, window, varlen (packed sequences), lse (the log-sum-exp)
         strides  any array whose rows are contiguous, with no copy
         mod      functions of scores, and what is made of them: bias, ALiBi, sinks
-        rotary   as helpers.attention.ladder.extras has it
+        rotary   the rotary embedding of helpers.attention.ladder.extras
         float    results in float32 where q is of a half type
     """
 
@@ -80,11 +78,12 @@ class Stage:
     shared_bytes: Callable[[Mapping[str, int]], int] = lambda sizes: 0  # dynamic shared memory
     slots: Callable[[Call, Mapping[str, int]], bool] = lambda call, sizes: False  # a call is compiled with SLOTS=1
     needs_aligned: bool = False  # rows that do not start at multiples of 16 bytes are copied
-    missing: Callable[[], str | None] = lambda: None  # what its source includes and this machine lacks
-    inexact: float = 1.0  # times the error that the bench allows: of a step that comes before what keeps sums exact
+    unavailable: Callable[[], str | None] = lambda: None  # why headers that it includes are not installed, or None
+    error_factor: float = 1.0  # multiplies the bench's tolerance; for steps before compensated sums
+    zeroed: frozenset[str] = frozenset()  # scratch that is 0 before a launch, and after it
     slow_to_compile: bool = False  # NVRTC takes half a minute for each size, dtype and architecture: tests take few
 
-    def changed(self, **fields_of_both: Any) -> Stage:
+    def changed(self: S, **fields_of_both: Any) -> S:
         """The stage with other fields, of its own or of its tuning."""
         names = {field.name for field in fields(Tuning)}
         tuned = {name: fields_of_both.pop(name) for name in names & fields_of_both.keys()}
@@ -92,10 +91,9 @@ class Stage:
 
     # ---- what it is compiled with
 
-    @property
-    def tiles(self) -> Callable[[int], Mapping[str, int]]:
-        """HEAD_DIM -> the sizes it is compiled with, on this device."""
-        return self.tuning.tiles
+    def tiles(self, head_dim: int) -> Mapping[str, int]:
+        """Return the tile sizes for a head dimension on this device, in grids that fill it."""
+        return self.tuning.tiles(head_dim, limits.most_shared())
 
     @property
     def variant(self) -> Callable[[Call], Mapping[str, int]]:
@@ -122,15 +120,17 @@ class Stage:
 
         idle = limits.multiprocessors() // (1 if uneven else 2)  # with so many blocks half of the GPU is idle
         if blocks() <= idle:
-            defines.update(self.tuning.few_blocks(head_dim))
+            defines.update(self.tuning.small_grid(head_dim, limits.most_shared()))
             if blocks() <= idle:
-                defines.update(self.tuning.fewest_blocks(head_dim))
+                defines.update(self.tuning.tiny_grid(head_dim, limits.most_shared()))
         elif blocks() <= limits.multiprocessors():
-            defines.update(self.tuning.lone_blocks(head_dim))
+            defines.update(self.tuning.single_wave(head_dim, limits.most_shared()))
         return defines
 
     def sizes_for(self, call: Call, sizes: Mapping[str, int] | None = None) -> dict[str, int]:
         """All -D options for a call; `sizes` count before the stage's own."""
+        if self.direction == "decode":  # the sizes decide the grid, not the other way round
+            return {**self.tuning.variant(call), **(sizes or {})}
         heads = call.arrays["k" if self.direction == "backward" else "q"].shape[1]
         rows = call.keys if self.direction == "backward" else call.rows
         defines = self.defines_for(call.head_dim, rows, heads * call.sequences, uneven=call.uneven)
@@ -140,16 +140,17 @@ class Stage:
         return {**chosen, "SLOTS": 1} if "SLOTS" not in chosen and self.slots(call, chosen) else chosen
 
     def architecture(self, cc: int) -> str:
-        """What its file is compiled for on a GPU of compute capability `cc`: "sm_90", or "sm_90a"."""
+        """Name the architecture of its file on a GPU of compute capability `cc`: "sm_90", or "sm_90a"."""
         return f"sm_{cc}{'a' if self.only_cc else ''}"
 
     def kernel_name(self, dtype: str = "float32", name: str | None = None) -> str:
         """A kernel's name, the stage's own if none is given; for a template, the instance of a dtype."""
         name = name or self.name
-        return f"{name}<{_C_NAMES[dtype]}>" if dtype in _C_NAMES else name
+        is_template = dtype in self.dtypes and self.dtypes != ("float32",)
+        return f"{name}<{C_NAMES[dtype]}>" if is_template else name
 
     def kernel_names(self, dtype: str = "float32") -> tuple[str, ...]:
-        """The names of all its kernels, as `kernel_name` has them."""
+        """Return the names of all its kernels, as `kernel_name` makes them."""
         return tuple(self.kernel_name(dtype, name) for name in self.kernels or (self.name,))
 
     def launch(
@@ -202,10 +203,10 @@ class Stage:
         if self.only_cc and here != self.min_cc:
             needed_arch = f"sm_{self.min_cc}a, which only compute capability {self.min_cc / 10} runs"
             return f"it is compiled for {needed_arch}; this GPU has {here / 10}"
-        return self.missing()
+        return self.unavailable()
 
     def reads(self, a: Any) -> bool:
-        """Whether the kernel can read (or write) an array, or one like a `Spec`, where it is, with no copy."""
+        """Return True if the kernel can read (or write) an array, or one like a `Spec`, in place."""
         spec = a if type(a) is Spec else Spec.of(a)
         if 0 in spec.shape:
             return True
@@ -217,6 +218,10 @@ class Stage:
         written = ("dq", "dk", "dv") if "do" in call.arrays else ("o", "lse")
         return [name for name, a in call.arrays.items() if name not in written and not self._can_read(name, a, call)]
 
+    def negates(self, call: Call) -> bool:
+        """Return True if a call needs -q: kernels find maxima before they scale the scores."""
+        return self.direction != "backward" and call.softmax_scale < 0
+
     def _can_read(self, name: str, a: Spec, call: Call) -> bool:
         if name in ("q", "k") and "rotary_cos" in call.arrays:  # the pass that rotates them reads 16 bytes at a time
             return a.in_rows and a.aligned
@@ -224,124 +229,16 @@ class Stage:
             return (call.aligned and "strides" in self.features and a.in_rows) or self.reads(a)
         return is_readable(name, a) if name in NAMES else a.contiguous
 
-    # ---- a call
-
-    def __call__(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
-        """softmax(softmax_scale * q k^T) v, for each head.
-
-        Args:
-            q: (N, d), (heads, N, d) or (batch, heads, N, d), NumPy or device array, of a dtype of the stage; N >= 1
-                and 1 <= d <= its max_head_dim.
-            k, v: the same with N_kv >= 1 rows. With the feature gqa, heads may be any divisor of q's.
-            softmax_scale: 1 / sqrt(d) where it is not given.
-            causal: row i sees keys up to i + N_kv - N: the last row sees all (bottom-right, as in FlashAttention).
-            window: (left, right): how many keys before and after that diagonal a row sees; -1 for all of them.
-            return_lse: also the log of the sum of exp(scaled scores) of each row, float32 without the axis d.
-            score_mod, mask_mod, mod_args, score_mod_grad, bias, alibi_slopes, sinks, rotary_cos, rotary_sin,
-                rotary_interleaved, rotary_positions: with the features mod and rotary, as
-                `helpers.attention.flash_attention` has them.
-
-        Returns:
-            The output, of q's shape and dtype, a device array; with return_lse, (o, lse). A row that sees no key is 0,
-            and its lse -inf.
-
-        Raises:
-            TypeError: an array of another dtype; a softmax_scale that is no number; a window that is no pair of ints.
-            ValueError: shapes that do not fit each other or the stage; something the stage cannot do; a
-                softmax_scale that float32 cannot hold.
-        """
-        run, result = self.prepare(q, k, v, **options)
-        run()
-        return result
-
-    def prepare(self, q: Any, k: Any, v: Any, **options: Any) -> tuple[Callable[[], None], Any]:
-        """Everything but the launch: a function that launches, and what it writes. For timing and experiments.
-
-        Args: as `plan` has them.
-        """
-        ready, arrays, result = self.plan(q, k, v, **options)
-        return (lambda: None) if ready is None else ready.bind(arrays), result
-
-    def plan(
-        self,
-        q: Any,
-        k: Any,
-        v: Any,
-        *,
-        softmax_scale: float | None = None,
-        causal: bool = False,
-        window: tuple[int, int] | None = None,
-        return_lse: bool = False,
-        cu_seqlens: tuple[Any, Any] | None = None,
-        out: Any = None,
-        source: str | None = None,
-        sizes: Mapping[str, int] | None = None,
-        rotary_interleaved: bool = False,
-        score_mod: str | None = None,
-        mask_mod: Any = None,
-        mod_args: Mapping[str, Any] | None = None,
-        score_mod_grad: str | None = None,
-        **extras: Any,
-    ) -> tuple[Ready | None, dict[str, Any], Any]:
-        """What `prepare` binds: the launches (None where nothing is to do), the arrays by name, and what is written.
-
-        Args, where `__call__` does not have them:
-            cu_seqlens: (cu_seqlens_q, cu_seqlens_k), where each sequence of the packed tokens begins and the last one
-                ends; NumPy int32, as `helpers.attention.flash_attention_varlen` has checked them. q is then
-                (heads, tokens, d).
-            out: a device array to write, in a layout that the stage reads without a copy. Without it a new one, filled
-                with NaN, so that a row nobody writes shows.
-            source: another text of the kernel in place of the file's.
-            sizes: tile sizes in place of the stage's own, such as {"BLOCK_M": 32}.
-        """
-        if unknown := extras.keys() - {*NAMES, "rotary_positions"}:
-            raise TypeError(f"stage {self.name} got an unexpected keyword argument {min(unknown)!r}")
-        mod, of_mod = read(score_mod, mask_mod, mod_args, score_mod_grad)
-        given = extra_inputs(**extras, rotary_interleaved=rotary_interleaved) | of_mod
-        asked = {"rotary_interleaved": rotary_interleaved, "mod": mod, "window": window}
-        options = Options(causal, softmax_scale, return_lse, **asked)
-        options = self.check(q, k, v, options, packed=cu_seqlens is not None, extras=given)
-        cp = device.cp
-        if 0 in (q.size, k.size):  # packed sequences without a token
-            o = cp.empty(q.shape, dtype=q.dtype) if out is None else out
-            o[...] = 0
-            return None, {}, (o, cp.full(q.shape[:-1], -cp.inf, dtype=cp.float32)) if return_lse else o
-        o = cp.full(q.shape, cp.nan, dtype=q.dtype) if out is None else out
-        if o.shape != q.shape or o.dtype != q.dtype or not self.reads(o):
-            got = f"shape {o.shape}, strides {o.strides}, dtype {o.dtype}"
-            raise ValueError(f"out is written in place, so it must be as stage {self.name} takes q; got {got}")
-        outputs = {"o": o, **({"lse": cp.full(q.shape[:-1], cp.nan, dtype=cp.float32)} if return_lse else {})}
-        check_positions(given)
-        inputs = {"q": q, "k": k, "v": v, **given}
-        ready, arrays = self.plan_arrays(inputs, outputs, options, cu_seqlens, source=source, sizes=sizes)
-        return ready, arrays, (o, outputs["lse"]) if return_lse else o
-
-    def plan_arrays(
-        self,
-        inputs: Mapping[str, Any],
-        outputs: Mapping[str, Any],
-        options: Options,
-        cu_seqlens: tuple[Any, Any] | None,
-        **experiment: Any,
-    ) -> tuple[Ready, dict[str, Any]]:
-        """`plan.plan` of NumPy or device arrays, of a forward or a backward that `check` has let pass."""
-        cp, longest = device.cp, (None, None)
-        arrays = {**{name: cp.asarray(a) for name, a in inputs.items()}, **outputs}
-        if cu_seqlens is not None:
-            longest = tuple(int(np.diff(cp.asnumpy(cu)).max(initial=0)) for cu in cu_seqlens)
-            arrays |= zip(("cu_seqlens_q", "cu_seqlens_k"), map(cp.asarray, cu_seqlens), strict=True)
-        return plan(self, arrays, options, longest=longest, **experiment)
-
     def check(
-        self, q: Any, k: Any, v: Any, options: Options, *, packed: bool = False, extras: Mapping[str, Any] | None = None
-    ) -> Options:
+        self, q: Any, k: Any, v: Any, options: Asked, *, packed: bool = False, extras: Mapping[str, Any] | None = None
+    ) -> Asked:
         """`Options.checked` for a call that this stage can do.
 
         Args:
-            q, k, v: arrays (..., rows, head_dim). packed: with cu_seqlens. extras: as `extras.extra_inputs` has them.
+            q, k, v: arrays (..., rows, head_dim). packed: with cu_seqlens. extras: what `extras.extra_inputs` returns.
 
         Raises:
-            TypeError, ValueError: as `__call__`.
+            TypeError, ValueError: as `plan.Rung.__call__`.
         """
         check_stage_arrays(self.name, self.dtypes, q, k, v, empty=packed)
         if reason := self.why_not(**{**options.needs(q, k, packed=packed), **needs(extras or {})}):

@@ -1,0 +1,355 @@
+"""The stages that compute gradients: backward in float32, backward_mma and hopper_backward in half types."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from helpers import device
+from helpers.attention.ladder import launches, limits, tiles
+from helpers.attention.ladder.call import CU_SEQLENS, Call, Spec
+from helpers.attention.ladder.launch import Launch, Map
+from helpers.attention.ladder.params import GRADIENTS, backward_params
+from helpers.attention.ladder.stage import Stage, Tuning
+from helpers.attention.ladder.stages import FLOAT, PLAIN
+from helpers.attention.ladder.stages.cuda_cores import vector_loads
+from helpers.attention.ladder.stages.tensor_cores import WARPS_OF_MMA
+from helpers.attention.ladder.tiles import MAX_HEAD_DIM, Sizes, Tiles
+
+_GRADIENTS: Mapping[str, Any] = {"direction": "backward", "slots": launches.in_slots}
+
+
+def _params(call: Call) -> Any:
+    return backward_params(launches.params_of(call), launches.strides_of(call, GRADIENTS))
+
+
+# ---- 08: float32
+
+# By head_dim: the first that fits is taken.
+_BACKWARD: dict[int, tuple[Tiles, ...]] = {
+    32: (Tiles(64, 64, 128, 8), Tiles(64, 32, 128, 8)),
+    64: (Tiles(64, 128, 256, 16), Tiles(64, 64, 128, 8), Tiles(32, 32, 64, 8)),
+    96: (Tiles(64, 64, 128, 8), Tiles(32, 64, 128, 16), Tiles(32, 32, 128, 16), Tiles(16, 16, 64, 16)),
+    128: (
+        *(Tiles(64, 96, 256, 16), Tiles(64, 64, 256, 16), Tiles(32, 48, 128, 16)),
+        *(Tiles(16, 32, 128, 32), Tiles(16, 16, 64, 16)),
+    ),
+    256: (Tiles(32, 32, 256, 32), Tiles(16, 16, 64, 16)),
+}
+# Where a multiprocessor has room for two such blocks: 35.4 TFLOP/s for 33.8 on an H200, at 4 x 16 heads of 4096 rows.
+_BACKWARD_PAIRS = {32: None, 64: Tiles(32, 128, 128, 16)}
+# Where a launch has few blocks: fewer keys a block. An H200 gives each of these blocks a multiprocessor, so those that
+# have one compute at the rate that the tile reaches with all of them: 29.2 TFLOP/s at 64, 29.0 at 128. One head of 4096
+# rows has 64 such blocks in place of 32 at 64, 86 in place of 43 at 128.
+_BACKWARD_FEW = {32: None, 64: Tiles(64, 64, 256, 16), 96: None, 128: Tiles(64, 48, 256, 16)}
+
+
+@functools.cache
+def pick_backward(head_dim: int, shared_limit: int) -> dict[str, int]:
+    """Choose the -D options of backward."""
+    choices = [each.defines for each in tiles.entry(_BACKWARD, head_dim)]
+    usual = tiles.first_that_fits(choices, backward_shared_bytes, head_dim, shared_limit)
+    pair = tiles.other_entry(_BACKWARD_PAIRS, head_dim)
+    if pair is None:
+        return usual
+    shared = backward_shared_bytes({**pair.defines, "HEAD_DIM": head_dim})
+    return pair.defines if tiles.blocks_in_shared_memory(shared, shared_limit) >= 2 else usual
+
+
+@functools.cache
+def pick_few_backward(head_dim: int, shared_limit: int) -> dict[str, int]:
+    """Choose the tiles for a launch whose blocks would leave half a GPU idle; empty where it has no better ones."""
+    usual, few = pick_backward(head_dim, shared_limit), tiles.other_entry(_BACKWARD_FEW, head_dim)
+    if few is None or few.block_n >= usual["BLOCK_N"]:
+        return {}
+    return few.defines if backward_shared_bytes({**few.defines, "HEAD_DIM": head_dim}) <= shared_limit else {}
+
+
+def backward_shared_bytes(sizes: Sizes) -> int:
+    """Count sizeof(Shared) of backward: Q, dO, K, V and P, with their padding, and two numbers for each row."""
+    rows, keys = sizes["BLOCK_M"], sizes["BLOCK_N"]
+    row = -(-sizes["HEAD_DIM"] // 4) | 1  # in float4
+    return 16 * 2 * (rows + keys) * row + 4 * keys * (rows + 8) + 8 * rows
+
+
+def _launch_backward(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
+    """Launch for delta and zeros, then for dK, dV and dQ by tiles of keys; deterministic dQ by tiles of rows."""
+    params = _params(call)
+    before, functions = launches.functions_of_scores(stage, call, sizes)
+    inputs = "q", "k", "v", "do", "lse", "delta"
+    more = *launches.given(call, *CU_SEQLENS), params, *functions
+    # A warp computes a row of delta, whichever sequence it is of. Packed sequences are one batch here.
+    batch, heads, n, _ = call.arrays["q"].shape
+    each_row = -(-n // (stage.threads(sizes) // 32)), heads, batch
+    adds = None if call.deterministic else "dq"
+    own = [
+        stage.launch(each_row, sizes, ("o", "do", "delta", adds, params), "backward_preprocess"),
+        stage.launch(launches.tile_grid(call, "k", sizes), sizes, (*inputs, adds, "dk", "dv", *more), "backward"),
+    ]
+    if call.deterministic:
+        own.append(stage.launch(launches.tile_grid(call, "q", sizes), sizes, (*inputs, "dq", *more), "backward_dq"))
+    return [*before, *(part for launch in own for part in launches.split_to_grid_limit(launch, call))]
+
+
+def _delta_scratch(call: Call, sizes: Sizes) -> dict[str, Spec]:
+    """Return the scratch array delta: a number for each row of each head, laid out as lse is."""
+    return {"delta": Spec.dense(call.arrays["q"].shape[:3], np.float32)}
+
+
+BACKWARD_FLOAT = Stage(
+    number=8,
+    name="backward",
+    file="08_backward.cu",
+    idea="the gradients: P again from lse, five products or seven",
+    tuning=Tuning(pick_backward, pick_few_backward, variant=vector_loads),
+    launches=_launch_backward,
+    scratch=_delta_scratch,
+    kernels=("backward_preprocess", "backward", "backward_dq"),
+    features=PLAIN | {"deterministic", "mod"},
+    max_head_dim=MAX_HEAD_DIM,
+    threads=lambda sizes: sizes["THREADS"],
+    shared_bytes=backward_shared_bytes,
+    **_GRADIENTS,
+)
+
+# ---- three launches and their scratch, in half types
+
+
+def _launch_in_half(stage: Stage, call: Call, sizes: Sizes, inputs: tuple[Any, ...]) -> list[Launch]:
+    """Launch the three kernels of gradients in half types.
+
+    Only the second one has dynamic shared memory. Steps before DETERMINISTIC have no scratch array "dq_semaphore", and
+    their kernels no such parameter. Where there are more heads or batches than a grid has room for, the parts of the
+    call use the same scratch, one after the other.
+
+    Args:
+        inputs: of the second kernel, in its order: names or tensor maps of q, k, v and do.
+    """
+    group, most = call.heads // call.arrays["k"].shape[1], launches.MAX_GRID_YZ
+    if group > most:
+        raise ValueError(f"{group:,} heads of q share one of k and v; gradients take {most:,} at most")
+    params = _params(call)
+    cu_q, cu_k = launches.given(call, *CU_SEQLENS)
+    row_tiles, key_tiles = launches.tile_grid(call, "q", sizes), launches.tile_grid(call, "k", sizes)
+    block = (stage.threads(sizes),)
+    scratch = tuple(stage.scratch(call, sizes))
+    before, functions = launches.functions_of_scores(stage, call, sizes)
+    first, _, last = stage.kernels
+    own = (
+        Launch(first, row_tiles, block, 0, ("o", "do", "lse", *scratch, cu_q, params)),
+        stage.launch(key_tiles, sizes, (*inputs, *scratch, "dk", "dv", cu_q, cu_k, params, *functions)),
+        Launch(last, row_tiles, block, 0, ("dq_accum", "dq", cu_q, params)),
+    )
+    each_in_parts = (launches.split_to_grid_limit(launch, call, most) for launch in own)
+    return [*before, *(launch for part in zip(*each_in_parts, strict=True) for launch in part)]
+
+
+def backward_scratch(call: Call, sizes: Sizes) -> dict[str, Spec]:
+    """Return the scratch arrays of each tile of rows of each head: lse and delta, dQ in float32, a semaphore.
+
+    Behind the semaphores, a number counts blocks.
+    """
+    rows, block_m = call.arrays["q"].shape[2], sizes["BLOCK_M"]
+    of_a_head = launches.slots(call, "q", block_m) if call.packed else call.sequences * -(-rows // block_m)
+    count = call.heads * of_a_head
+    # Columns of dq_accum: whole fragments of 16 for each warp along them; in hopper_backward whole panels of 64.
+    columns = 16 * (sizes["WARPS"] // sizes["WARPS_DQ"]) if "WARPS" in sizes else 64
+    return {
+        "lse_delta": Spec.dense((count, 2 * block_m), np.float32),
+        "dq_accum": Spec.dense((count, block_m * tiles.round_up(sizes["HEAD_DIM"], columns)), np.float32),
+        "dq_semaphore": Spec.dense((count + 1,), np.int32),
+    }
+
+
+def without_semaphores(call: Call, sizes: Sizes) -> dict[str, Spec]:
+    """Return the scratch arrays of `backward_scratch` without the semaphores, for sums in any order."""
+    return {name: spec for name, spec in backward_scratch(call, sizes).items() if name != "dq_semaphore"}
+
+
+# ---- 08: half types, on tensor cores
+
+_NAMES = ("BLOCK_M", "BLOCK_N", "WARPS", "WARPS_KEYS", "WARPS_DKV", "WARPS_DQ", "SLICE_M", "MIN_BLOCKS", "DQ_LATER")
+# By head_dim: the first of which a multiprocessor has room for MIN_BLOCKS blocks. The first of 64 and of 128 are the
+# fastest on an H200 in bfloat16. The others are what fits: no GPU that needs them was measured.
+_BACKWARD_MMA: dict[int, tuple[tuple[int, ...], ...]] = {
+    64: ((64, 128, 4, 4, 4, 2, 32, 2, 1), (128, 128, 8, 4, 4, 4, 64, 1, 0), (64, 128, 8, 4, 4, 2, 32, 1, 0)),
+    128: ((64, 128, 8, 4, 4, 2, 32, 1, 1), (64, 128, 8, 4, 4, 2, 32, 1, 0), (32, 64, 8, 4, 2, 2, 16, 1, 1)),
+    256: ((32, 64, 8, 4, 2, 2, 16, 1, 1), (32, 32, 4, 2, 2, 2, 16, 1, 1), (16, 32, 2, 2, 2, 1, 16, 1, 1)),
+}
+# Where a launch has few blocks, by head_dim: the fastest, or within 7 % of it, of 56 tiles at 128 and 156 at 64 that
+# spill no registers, in bfloat16 on an H200, at 14 shapes of 1 to 24 heads and 512 to 4096 rows. With fewer keys a
+# block more multiprocessors are at work; a block that has a multiprocessor for itself gets twice the warps.
+_OTHER_BACKWARD_MMA: dict[str, dict[int, tuple[int, ...]]] = {
+    "small_grid": {64: (64, 64, 8, 2, 2, 4, 16, 1, 1), 128: (64, 64, 8, 2, 2, 4, 16, 1, 1)},
+    "tiny_grid": {64: (64, 32, 4, 2, 2, 2, 32, 1, 1), 128: (64, 32, 8, 2, 2, 2, 16, 1, 1)},
+    "single_wave": {64: (128, 128, 8, 4, 4, 4, 32, 1, 1)},
+}
+
+
+@functools.cache
+def pick_backward_mma(head_dim: int, shared_limit: int) -> dict[str, int]:
+    """Choose the -D options of backward_mma."""
+
+    def shared_bytes(sizes: Sizes) -> int:
+        """Count the bytes of one block; more than the limit where MIN_BLOCKS of them do not fit."""
+        needed = backward_mma_shared_bytes(sizes)
+        blocks = tiles.blocks_in_shared_memory(needed, shared_limit)
+        return needed if blocks >= sizes["MIN_BLOCKS"] else shared_limit + 1
+
+    choices = [dict(zip(_NAMES, sizes, strict=True)) for sizes in tiles.entry(_BACKWARD_MMA, head_dim)]
+    return tiles.first_that_fits(choices, shared_bytes, head_dim, shared_limit)
+
+
+@functools.cache
+def pick_other_backward_mma(grid: str, head_dim: int, shared_limit: int) -> dict[str, int]:
+    """Choose the sizes for a "small_grid", "tiny_grid" or "single_wave", see `Tuning`; empty for the usual ones."""
+    sizes = dict(zip(_NAMES, tiles.other_entry(_OTHER_BACKWARD_MMA[grid], head_dim) or (), strict=False))
+    return sizes if sizes and backward_mma_shared_bytes({**sizes, "HEAD_DIM": head_dim}) <= shared_limit else {}
+
+
+def backward_mma_candidates(head_dim: int) -> list[dict[str, int]]:
+    """Return the sizes of backward_mma for a head dimension that compute dQ a step later, the best first.
+
+    Without DQ_LATER, so that they are those of the steps before that idea as well.
+    """
+    choices = tiles.entry(_BACKWARD_MMA, head_dim)
+    return [dict(zip(_NAMES[:-1], sizes[:-1], strict=True)) for sizes in choices if sizes[-1]]
+
+
+def backward_mma_shared_bytes(sizes: Sizes) -> int:
+    """Count SHARED_BYTES of backward_mma: K and V, two tiles each of Q and dO, dS, lse and delta twice.
+
+    dS has two buffers where dQ is computed later (DQ_LATER, the default). P has one, unless it stays in registers.
+    """
+    rows, keys, warps = sizes["BLOCK_M"], sizes["BLOCK_N"], sizes["WARPS"]
+    in_registers = sizes["WARPS_KEYS"] == sizes["WARPS_DKV"] == warps
+    scores = 1 + sizes.get("DQ_LATER", 1) + (not in_registers)
+    return 2 * tiles.round_up(sizes["HEAD_DIM"], 16) * (2 * keys + 4 * rows) + 2 * scores * keys * rows + 2 * 8 * rows
+
+
+def _in_order(call: Call) -> dict[str, int]:
+    """Keep the usual tiles where blocks add to dQ in order: with the smaller ones for few blocks, more would wait.
+
+    With those an H200 took 2.2 to 6.6 times the time of atomics, at 1 and 4 heads of 4096 rows.
+    """
+    if not call.deterministic:
+        return {}
+    return {"DETERMINISTIC": 1, **pick_backward_mma(call.arrays["q"].shape[-1], limits.most_shared())}
+
+
+def _launch_backward_mma(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
+    """Launch for delta and zeros, by tiles of rows; for dK, dV and sums of dQ, by tiles of keys; to convert dQ.
+
+    DETERMINISTIC=1 orders the sums of dQ, by the same launches.
+    """
+    return _launch_in_half(stage, call, sizes, ("q", "k", "v", "do"))
+
+
+BACKWARD_MMA = Stage(
+    number=8,
+    name="backward_mma",
+    file="08_backward_mma.cu",
+    idea="the gradients on tensor cores: transposed scores, five products",
+    tuning=Tuning(
+        pick_backward_mma,
+        **{grid: functools.partial(pick_other_backward_mma, grid) for grid in _OTHER_BACKWARD_MMA},
+        variant=_in_order,
+    ),
+    launches=_launch_backward_mma,
+    scratch=backward_scratch,
+    kernels=("backward_mma_preprocess", "backward_mma", "backward_mma_convert"),
+    features=PLAIN | FLOAT | {"deterministic", "mod"},
+    max_head_dim=256,
+    shared_bytes=backward_mma_shared_bytes,
+    **_GRADIENTS,
+    **WARPS_OF_MMA,
+)
+
+# ---- 13: wgmma and TMA
+
+# By head_dim: BLOCK_M, the same with the derivative of a score_mod, which needs registers.
+_HOPPER_BACKWARD = {64: (128, 64), 128: (64, 32)}
+
+
+@functools.cache
+def pick_hopper_backward(head_dim: int, derivative: bool = False) -> dict[str, int]:
+    """Choose the -D options of hopper_backward."""
+    return {"BLOCK_M": tiles.entry(_HOPPER_BACKWARD, head_dim)[derivative], "BLOCK_N": 128}
+
+
+def _hopper_variant(call: Call) -> dict[str, int]:
+    derivative = bool(call.mod and call.mod.has_derivative)
+    return {**({"DETERMINISTIC": 1} if call.deterministic else {}), **pick_hopper_backward(call.head_dim, derivative)}
+
+
+def _hopper_by_default(rows: int, all_keys: int, head_dim: int) -> bool:
+    """Choose it where most multiprocessors get a block: backward_mma has smaller tiles for less."""
+    return device.ON_GPU and all_keys >= 12288
+
+
+def hopper_backward_shared_bytes(sizes: Sizes) -> int:
+    """Count SHARED_BYTES of hopper_backward: K, V, two tiles each of Q, dO, dS, lse, delta; one of dQ; mbarriers."""
+    rows, keys, panels = sizes["BLOCK_M"], sizes["BLOCK_N"], -(-sizes["HEAD_DIM"] // 64)
+    return 128 * panels * (2 * keys + 4 * rows) + 4 * rows * keys + 256 * panels * rows + 16 * rows + 64
+
+
+def _launch_hopper_backward(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
+    """Launch as backward_mma, with tensor maps of q, do, k and v."""
+    rows, keys = sizes["BLOCK_M"], sizes["BLOCK_N"]
+    return _launch_in_half(stage, call, sizes, (Map("q", rows), Map("do", rows), Map("k", keys), Map("v", keys)))
+
+
+_ON_HOPPER: Mapping[str, Any] = {
+    "launches": _launch_hopper_backward,
+    "dtypes": ("float16", "bfloat16"),
+    "min_cc": 90,
+    "only_cc": True,
+    "head_dim_step": 8,
+    "threads": lambda sizes: 384,
+    "needs_aligned": True,
+    **_GRADIENTS,
+}
+HOPPER_BACKWARD = Stage(
+    number=13,
+    name="hopper_backward",
+    file="13_hopper_backward.cu",
+    idea="the gradients by wgmma and TMA, FlashAttention-3's way",
+    tuning=Tuning(
+        lambda head_dim, shared_limit: pick_hopper_backward(head_dim),
+        variant=_hopper_variant,
+        by_default=_hopper_by_default,
+    ),
+    scratch=backward_scratch,
+    kernels=("hopper_backward_preprocess", "hopper_backward", "hopper_backward_convert"),
+    features=PLAIN | FLOAT | {"deterministic", "mod"},
+    max_head_dim=128,
+    shared_bytes=hopper_backward_shared_bytes,
+    **_ON_HOPPER,
+)
+
+
+def _wide_scratch(call: Call, sizes: Sizes) -> dict[str, Spec]:
+    """Return the scratch arrays for rows of 256 elements, however many the call has."""
+    return without_semaphores(call, {**sizes, "HEAD_DIM": 256})
+
+
+HOPPER_BACKWARD_WIDE = Stage(
+    number=13,
+    name="hopper_backward_wide",
+    file="13_hopper_backward_wide.cu",
+    idea="the same for rows of more than 128 elements",
+    tuning=Tuning(
+        lambda head_dim, shared_limit: {"BLOCK_M": 64, "BLOCK_N": 64},
+        by_default=_hopper_by_default,
+    ),
+    scratch=_wide_scratch,
+    kernels=("hopper_backward_wide_preprocess", "hopper_backward_wide", "hopper_backward_wide_convert"),
+    features=PLAIN | FLOAT,
+    max_head_dim=256,
+    # K, V, two tiles of Q and dO in rows of 512 bytes; P and dS twice; lse and delta; mbarriers.
+    shared_bytes=lambda sizes: 512 * (2 * 64 + 4 * 64) + 4 * 2 * 64 * 64 + 16 * 64 + 64,
+    **_ON_HOPPER,
+)

@@ -1,0 +1,290 @@
+"""The stages of compute capability 9.0 that compute the output: hopper, and fp16x3 for float32."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from helpers import device
+from helpers.attention.ladder import launches, limits, tiles
+from helpers.attention.ladder.call import CU_SEQLENS, Call, Spec
+from helpers.attention.ladder.launch import Launch, Map
+from helpers.attention.ladder.stage import Stage, Tuning
+from helpers.attention.ladder.stages import FLOAT, FORWARD_EXTRAS, PLAIN
+from helpers.attention.ladder.tiles import Sizes
+
+_ON_HOPPER: Mapping[str, Any] = {
+    "min_cc": 90,
+    "only_cc": True,
+    "head_dim_step": 8,
+    "threads": lambda sizes: 128 + 2 * sizes["BLOCK_M"],  # a producer warpgroup, and one for 64 rows
+    "needs_aligned": True,
+}
+
+# ---- the order of tiles, which another kernel writes
+
+ORDER, ORDER_THREADS, ORDER_PACKED_THREADS = "10_order.cu", 256, 1024
+
+
+def _launch_in_order(stage: Stage, call: Call, sizes: Sizes, maps: tuple[Any, ...]) -> list[Launch]:
+    """Launch the kernel that orders tiles, then the stage's own with these tensor maps, and arrays, as inputs."""
+    block_m, block_n = np.int32(sizes["BLOCK_M"]), np.int32(sizes["BLOCK_N"])
+    lse, *cu_seqlens = launches.given(call, "lse", *CU_SEQLENS)
+    params, sequences = launches.params_of(call), np.int32(call.sequences)
+    rounds, blocks = _rounds_and_blocks(call, sizes)
+    if call.packed:
+        numbers = np.int32(blocks // call.heads), sequences, block_m, block_n
+        args = ("schedule", *cu_seqlens, *numbers, params)
+        order = Launch("order_packed_tiles", (1,), (ORDER_PACKED_THREADS,), 0, args, ORDER)
+    else:
+        numbers = np.int32(blocks), sequences, np.int32(heads_together(call, sizes)), block_m, block_n
+        args = ("schedule", *numbers, params)
+        order = Launch("order_tiles", (rounds,), (ORDER_THREADS,), 0, args, ORDER, once=True)
+    before, functions = launches.functions_of_scores(stage, call, sizes)
+    main = (*maps, "o", lse, *cu_seqlens, "schedule", np.int32(rounds), params, *functions)
+    return [*before, order, stage.launch((blocks,), sizes, main)]
+
+
+def _schedule(call: Call, sizes: Sizes) -> dict[str, Spec]:
+    """Return the scratch array of the tile of each block in each round, int32 (rounds, blocks, 4)."""
+    return {"schedule": Spec.dense((*_rounds_and_blocks(call, sizes), 4), np.int32)}
+
+
+def _rounds_and_blocks(call: Call, sizes: Sizes) -> tuple[int, int]:
+    rows = call.arrays["q"].shape[2]
+    if call.packed:
+        rounds, blocks = 1, launches.slots(call, "q", sizes["BLOCK_M"]) * call.heads
+    else:
+        items = -(-rows // sizes["BLOCK_M"]) * call.heads * call.sequences
+        blocks = min(items, limits.persistent_blocks())
+        rounds = -(-items // blocks)
+    if blocks * rounds >= 2**27:
+        raise ValueError(f"{blocks * rounds:,} tiles of rows; one launch takes 134,217,727 at most")
+    return rounds, blocks
+
+
+def heads_together(call: Call, sizes: Sizes) -> int:
+    """Return how many heads of Q are worked on together, longest tiles first.
+
+    Without a mask all tiles take the same time, so that a head's tiles may follow each other.
+    """
+    if call.window == (-1, -1):
+        return 1
+    _, heads, rows, _ = call.arrays["q"].shape
+    _, kv_heads, keys, head_dim = call.arrays["k"].shape
+    more = -rows % sizes["BLOCK_M"]  # to whole tiles: most lengths then are known
+    of_head = rows + more, keys + more, head_dim, call.window, sizes["BLOCK_M"], sizes["BLOCK_N"]
+    return group_of_heads(heads * call.sequences, heads // kv_heads, *of_head, limits.persistent_blocks())
+
+
+@functools.lru_cache(maxsize=1024)
+def group_of_heads(
+    heads: int,
+    share: int,
+    rows: int,
+    keys: int,
+    head_dim: int,
+    window: tuple[int, int],
+    block_m: int,
+    block_n: int,
+    blocks: int,
+) -> int:
+    """Choose how many heads of Q to work on together: of a few numbers the one whose blocks finish first.
+
+    With more heads K and V are read again later, which at few keys takes longer than it evens out: at N = 512 groups of
+    one and a half rounds are 1.2 times as fast on an H100 as those whose K and V fill 32 MB of the L2 cache.
+
+    Args:
+        heads: of all sequences. share: heads of Q for each of K and V. rows, keys: of a head. window: keys to the left
+            and right, -1 for all. blocks: that take tiles.
+    """
+    left, right = (keys if side < 0 else side for side in window)
+    row_tiles, head_bytes = -(-rows // block_m), 4 * min(keys, left + right + block_m) * head_dim
+    fit = min(max(32 * 2**20 // head_bytes, 1) * share, heads)
+    if row_tiles == 1 or row_tiles * heads > 8192:  # all alike, or too many to deal in tens of microseconds
+        return fit - 1 if fit > 1 and fit * row_tiles % (2 * blocks) == blocks else fit
+    first = np.arange(row_tiles) * block_m + keys - rows
+    seen = np.minimum(first + block_m + right, keys) - np.maximum(first - left, 0)
+    # Key tiles, and what each tile of rows costs; the longest first.
+    work = np.sort(1 + np.maximum(-(-seen // block_n), 1))[::-1]
+
+    def time(together: int) -> float:
+        tile, groups = np.arange(row_tiles * heads), -(-heads // together)
+        group = tile // (row_tiles * together)
+        first = group * together
+        place = (tile - row_tiles * first) // np.minimum(together, heads - first)
+        place = np.where((groups - 1 - group) % 2, row_tiles - 1 - place, place)
+        turn, block = tile // blocks, tile % blocks
+        dealt = np.bincount(np.where(turn % 2, blocks - 1 - block, block), work[place])
+        again = 0.008 * together / share * head_bytes / 2**20 * min(1, 512 / keys)  # measured on an H100
+        return float(dealt.max()) / work.sum() / heads * blocks + again
+
+    rounds = (max(round(many * blocks / row_tiles / share), 1) * share for many in (1.33, 1.45, 1.95, 2.67))
+    return min({fit, *(few for few in rounds if few < fit)}, key=time)
+
+
+# ---- 10: TMA, wgmma, warp specialisation
+
+# By head_dim, without a mask and with one: BLOCK_M, BLOCK_N. A mask wastes less of a narrower tile.
+_HOPPER: dict[int, tuple[tuple[int, int], tuple[int, int]]] = {
+    64: ((192, 128), (192, 128)),
+    96: ((128, 144), (128, 128)),
+    128: ((128, 160), (128, 128)),
+    192: ((128, 96), (128, 96)),
+    256: ((128, 64), (128, 64)),
+}
+_FEW_KEYS = 1024  # up to here the last of the wide tiles would be a large part of the work
+HOPPER_STAGES = 2
+
+
+@functools.cache
+def pick_hopper(head_dim: int, masked: bool = False, keys: int | None = None) -> dict[str, int]:
+    """Choose the -D options of hopper.
+
+    Args:
+        masked: causal, or a window. keys: N_kv; many where it is None.
+    """
+    block_m, block_n = tiles.entry(_HOPPER, head_dim)[masked]
+    if keys is not None and keys <= _FEW_KEYS:
+        block_n = min(block_n, 128)
+        block_m = 128 if masked else block_m
+    elif keys is not None and block_n == 160 and 1.04 * (-(-keys // 176) * 176) <= -(-keys // 160) * 160:
+        block_n = 176  # takes 1.016 times as long for a key, and here leaves out a tile, as at 2112 keys
+    return {"BLOCK_M": block_m, "BLOCK_N": block_n}
+
+
+def _with_functions(head_dim: int, *, masked: bool, biased: bool) -> dict[str, int]:
+    """Choose the tile for functions of scores, which need registers. masked: by a mask_mod. biased: by an array."""
+    if head_dim <= 64 and not masked:
+        return {"BLOCK_M": 192, "BLOCK_N": 96 if biased else 128}
+    return {"BLOCK_M": 128, "BLOCK_N": 128} if head_dim <= 128 else pick_hopper(head_dim, masked=True)
+
+
+def _hopper_variant(call: Call) -> dict[str, int]:
+    """Choose the tile for the call's mask, or for its functions of scores."""
+    keys, (left, right) = call.rows if call.packed else call.arrays["k"].shape[2], call.window
+    if left >= 0 and right >= 0:
+        keys = min(keys, left + right + 1)  # that a row sees
+    if call.mod:
+        return _with_functions(call.head_dim, masked=bool(call.mod.mask), biased="bias" in call.arrays)
+    return pick_hopper(call.head_dim, call.window != (-1, -1), keys)
+
+
+def hopper_shared_bytes(sizes: Sizes) -> int:
+    """Count SHARED_BYTES of hopper: Q, STAGES tiles each of K and V, in panels of 64 columns; one of O; mbarriers."""
+    stages = sizes.get("STAGES", HOPPER_STAGES)
+    row = 128 * -(-sizes["HEAD_DIM"] // 64)
+    barriers = 2 * (sizes["BLOCK_M"] // 64) + 4 * stages
+    return row * (sizes["BLOCK_M"] + 2 * stages * sizes["BLOCK_N"]) + 128 * sizes["BLOCK_M"] + 8 * barriers
+
+
+def _hopper_by_default(rows: int, all_rows: int, head_dim: int) -> bool:
+    """Choose it where it is faster than flash_mma on an H200: not for little work, for which that has smaller tiles.
+
+    Nor on the CPU engine, which reports compute capability 9.0: there, calls that name no stage keep flash_mma, as on
+    every GPU but Hopper's, so that notebooks whose calls name none have the same outputs everywhere.
+    """
+    return device.ON_GPU and (rows >= 512 if head_dim > 64 else all_rows >= 16384)
+
+
+def qkv_maps(sizes: Sizes) -> tuple[Map, ...]:
+    """Name the tensor maps of Q, by the 64 rows of a warpgroup, and of K and V, by tiles."""
+    return Map("q", 64), Map("k", sizes["BLOCK_N"]), Map("v", sizes["BLOCK_N"])
+
+
+def persistent(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
+    """Launch a block for each multiprocessor, which takes one tile of rows after the other; arrays as tensor maps.
+
+    Another kernel writes which tile that is. Where sequences are packed, each tile is a block: see 10_order.cu.
+    """
+    return _launch_in_order(stage, call, sizes, qkv_maps(sizes))
+
+
+HOPPER = Stage(
+    number=10,
+    name="hopper",
+    file="10_hopper.cu",
+    idea="FlashAttention-3: TMA, wgmma, a producer and two consumers",
+    tuning=Tuning(
+        lambda head_dim, shared_limit: pick_hopper(head_dim), variant=_hopper_variant, by_default=_hopper_by_default
+    ),
+    launches=persistent,
+    scratch=_schedule,
+    features=PLAIN | FORWARD_EXTRAS | FLOAT,
+    dtypes=("float16", "bfloat16"),
+    max_head_dim=256,
+    shared_bytes=hopper_shared_bytes,
+    **_ON_HOPPER,
+)
+
+# ---- 15: float32 by three products of fp16
+
+# By head_dim: keys a tile, and how many tiles of K and V, in two parts each, there is shared memory for. On an H200, at
+# 4096 rows, fewer keys were slower; of more, the scores and two accumulators of O would spill.
+_FP16X3: dict[int, dict[str, int]] = {
+    64: {"BLOCK_M": 128, "BLOCK_N": 128, "STAGES": 5},
+    96: {"BLOCK_M": 128, "BLOCK_N": 80, "STAGES": 4},
+    128: {"BLOCK_M": 128, "BLOCK_N": 64, "STAGES": 5},
+}
+SPLIT_THREADS, SPLIT_ROWS = 256, 64  # of 15_fp16x3.cu; the rows of Q that share an exponent
+
+
+@functools.cache
+def pick_fp16x3(head_dim: int) -> dict[str, int]:
+    """Choose the -D options of fp16x3."""
+    return dict(tiles.entry(_FP16X3, head_dim))
+
+
+def fp16x3_shared_bytes(sizes: Sizes) -> int:
+    """Count SHARED_BYTES of fp16x3: Q and STAGES tiles of K and V, each in two parts, in panels; mbarriers."""
+    row = 2 * 128 * -(-sizes["HEAD_DIM"] // 64)
+    barriers = 2 * (sizes["BLOCK_M"] // 64) + 2 * sizes["STAGES"]
+    return row * (sizes["BLOCK_M"] + sizes["STAGES"] * sizes["BLOCK_N"]) + 8 * barriers
+
+
+def _split_and_multiply(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
+    """Launch a block for each tile of Q, K and V that is split into two parts; then as hopper, with maps of those."""
+    of_q, of_kv = _exponents(call, sizes)
+    parts, exponents = ("q_split", "k_split", "v_split"), ("q_exponents", "kv_exponents")
+    args = "q", "k", "v", *parts, *exponents, *launches.given(call, *CU_SEQLENS), launches.params_of(call)
+    split = Launch(stage.kernels[0], (of_q + 2 * of_kv,), (SPLIT_THREADS,), 0, args)
+    rows = SPLIT_ROWS, sizes["BLOCK_N"], sizes["BLOCK_N"]
+    return [split, *_launch_in_order(stage, call, sizes, (*map(Map, parts, rows), *exponents))]
+
+
+def _fp16x3_scratch(call: Call, sizes: Sizes) -> dict[str, Spec]:
+    """Return the scratch arrays: hi and lo of each batch of Q, K and V, their tiles' exponents, and the schedule."""
+    scratch = _schedule(call, sizes)
+    for name in "qkv":
+        batch, *others = call.arrays[name].shape
+        scratch[f"{name}_split"] = Spec.dense((2 * batch, *others), np.float16)
+    of_q, of_kv = _exponents(call, sizes)
+    return scratch | {"q_exponents": Spec.dense((of_q,), np.int32), "kv_exponents": Spec.dense((of_kv, 2), np.int32)}
+
+
+def _exponents(call: Call, sizes: Sizes) -> Iterator[int]:
+    """Yield the number of scale exponents for Q, then for K and V, over all heads and sequences."""
+    for name, block in (("q", SPLIT_ROWS), ("k", sizes["BLOCK_N"])):
+        batch, heads, rows, _ = call.arrays[name].shape
+        yield batch * heads * (launches.slots(call, name, block) if call.packed else -(-rows // block))
+
+
+FP16X3 = Stage(
+    number=15,
+    name="fp16x3",
+    file="15_fp16x3.cu",
+    idea="float32 by wgmma: three products of fp16, a scale for each tile",
+    # By name only: float32 is chosen for its accuracy, of which this loses some if a tile spans over 16 bits or so.
+    tuning=Tuning(
+        lambda head_dim, shared_limit: pick_fp16x3(head_dim), by_default=lambda rows, all_rows, head_dim: False
+    ),
+    launches=_split_and_multiply,
+    scratch=_fp16x3_scratch,
+    kernels=("fp16x3_split", "fp16x3"),
+    features=PLAIN | FORWARD_EXTRAS,
+    shared_bytes=fp16x3_shared_bytes,
+    **_ON_HOPPER,
+)

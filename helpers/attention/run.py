@@ -1,0 +1,356 @@
+"""Run a call of attention of any direction: by the plan that an earlier call of its shapes left, or by a new one.
+
+    run(Attention({"q": q, "k": k, "v": v}, ForwardOptions(causal=True)))
+
+A plan holds all that does not depend on addresses: the copies that kernels need, the arrays that are returned, scratch,
+and the compiled launches. What calls of one direction have of their own is a subclass of `Call`, in calls.py and in
+decoding.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from helpers import device
+from helpers.attention.kernel import launches_are_replaced
+from helpers.attention.ladder import Stage, limits
+from helpers.attention.ladder.call import WITH_HEAD_DIM, Options
+from helpers.attention.ladder.kinds import DeviceArrays, TorchTensors, as_device_array, as_kind_of, kind_of, on_device
+from helpers.attention.ladder.layout import Spec, dense
+from helpers.attention.ladder.plan import CompiledPlan
+
+Kind = DeviceArrays | TorchTensors
+Longest = tuple[int | None, int | None]
+T = TypeVar("T")
+
+
+class Cache(OrderedDict[tuple[Hashable, ...], T]):
+    """The newest values by key: lengths that change at every call would fill the memory otherwise."""
+
+    most = 256
+
+    def __setitem__(self, key: tuple[Hashable, ...], value: T) -> None:
+        """Add a value, and forget the oldest where there are too many."""
+        super().__setitem__(key, value)
+        if len(self) > self.most:
+            with contextlib.suppress(KeyError):  # another thread has just forgotten them
+                self.popitem(last=False)
+
+
+# ---- a call
+
+
+class _Fields(NamedTuple):
+    arrays: Mapping[str, Any]
+    options: Options
+    longest: Longest = (None, None)
+    lengths: Hashable = None
+
+
+class Call(_Fields):
+    """A call as a caller made it.
+
+    arrays: by name; q is the first or the second. longest: rows of q and of k in the longest of packed sequences.
+    lengths: what a plan depends on of these.
+    """
+
+    __slots__ = ()
+
+    def plan(self, specs: Mapping[str, Spec]) -> Plan:
+        """Check a call of arrays like these, and plan and compile it.
+
+        Raises:
+            TypeError, ValueError: as the public function.
+        """
+        raise NotImplementedError
+
+    def check_host_arrays(self) -> None:
+        """Check what only arrays in the host's memory show, before they are copied to the device."""
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """Names of the inputs that the launches write."""
+        return ()
+
+
+def run(call: Call) -> Any:
+    """Run a call: find its plan, or make one, and launch.
+
+    Arrays that a launch cannot read where they are come to the device first, and results become arrays like q.
+    """
+    given = (*call.arrays.values(),)
+    kind = kind_of(*given)
+    if kind is not None:
+        key, plan = _find(kind, call, given)
+        if plan is not None or all(map(kind.takes, given)):
+            with on_device(kind.device_id(given[0])):
+                return (plan or _make(kind, call, key))(kind, given)
+    return _via_device_arrays(call)
+
+
+_Key = tuple[Hashable, ...]
+
+
+def _find(kind: Kind, call: Call, given: Sequence[Any]) -> tuple[_Key, Plan | None]:
+    """Find the plan for arrays like these; with its key, which ends with a description of each array."""
+    key = kind, *call.arrays, call.options.key, call.lengths, limits.reserved_sms(), *map(kind.describe, given)
+    try:
+        return key, _PLANS.get(key)
+    except TypeError:  # an option that cannot be hashed is one that `Call.plan` refuses
+        return key, None
+
+
+def _make(kind: Kind, call: Call, key: _Key) -> Plan:
+    """Check and plan a call on the current device, and keep its plan."""
+    described = key[-len(call.arrays) :]
+    plan = _PLANS[key] = call.plan(dict(zip(call.arrays, map(kind.spec, described), strict=True)))
+    return plan
+
+
+def _via_device_arrays(call: Call) -> Any:
+    """Run a call on device arrays. Inputs in NumPy's memory that are written get their new contents."""
+    arrays = call.arrays
+    q = as_device_array("q", arrays["q"])
+    with q.device if device.ON_GPU else contextlib.nullcontext():
+        call.check_host_arrays()
+        there = {name: q if name == "q" else as_device_array(name, a) for name, a in arrays.items()}
+        given, kind = (*there.values(),), kind_of(q)
+        call = call._replace(arrays=there)
+        key, plan = _find(kind, call, given)
+        result = (plan or _make(kind, call, key))(kind, given)
+        for name in call.written:
+            if there[name] is not arrays[name] and isinstance(arrays[name], np.ndarray):
+                arrays[name][...] = device.cp.asnumpy(there[name])
+    if not isinstance(result, tuple):
+        return as_kind_of(arrays["q"], result)
+    likes = "qkv" if "do" in arrays else "qq"
+    return tuple(as_kind_of(arrays[like], a) for like, a in zip(likes, result, strict=True))
+
+
+_PLANS: Cache[Plan] = Cache()
+_COMPILED: Cache[CompiledPlan] = Cache()
+FAMILIES: Cache[Any] = Cache()  # what a direction worked out for calls that differ in shapes alone
+_SCRATCH: dict[tuple[Any, ...], dict[str, Any]] = {}
+
+
+def forget() -> None:
+    """Forget all earlier calls and their scratch: the next one of each kind is checked and planned again."""
+    for kept in (_PLANS, FAMILIES, _COMPILED, _SCRATCH):
+        kept.clear()
+
+
+# ---- a plan
+
+
+class Change(NamedTuple):
+    """A copy of an input that the kernels can read.
+
+    how: copied (dense), negated, or padded with zeros to so many columns. whole_heads: the rows of a head together.
+    """
+
+    name: str
+    how: str
+    whole_heads: bool = False
+    columns: int = 0
+
+    def spec(self, a: Spec) -> Spec:
+        """Describe the copy of such an array."""
+        shape = (*a.shape[:-1], self.columns) if self.columns else a.shape
+        if not self.whole_heads:
+            return dense(shape, a.dtype)._replace(device=a.device)
+        *lead, rows, heads, columns = shape
+        *strides, by_head, by_row, by_column = dense((*lead, heads, rows, columns), a.dtype).strides
+        return Spec(shape, (*strides, by_row, by_head, by_column), a.dtype, 0, a.device)
+
+    def __call__(self, kind: Kind, a: Any) -> Any:
+        """Copy an array."""
+        if self.columns:
+            return kind.padded(a, self.columns)
+        make = kind.negative if self.how == "negated" else kind.copy
+        return make(a.swapaxes(-3, -2)).swapaxes(-3, -2) if self.whole_heads else make(a)
+
+
+class Output(NamedTuple):
+    """An array that a call returns. heads_first: it is made as (..., heads, rows, head_dim), and seen as the others."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    heads_first: bool = False
+
+    def make(self, kind: Kind, like: Any) -> Any:
+        """Allocate it on the device of `like`."""
+        a = kind.empty(self.shape, self.dtype, like)
+        return a.swapaxes(-3, -2) if self.heads_first else a
+
+
+class Plan:
+    """A call that was checked, planned and compiled: only its arrays are new."""
+
+    __slots__ = (
+        *("_again", "_before", "_changes", "_columns", "_compiled", "_kept", "_launches", "_memory_hint", "_names"),
+        *("_outputs", "_returned", "_scratch", "_zeroed"),
+    )
+
+    def __init__(
+        self,
+        compiled: CompiledPlan | None,
+        inputs: Sequence[str],
+        outputs: Mapping[str, Output],
+        *,
+        changes: Sequence[Change] = (),
+        columns: int = 0,
+        before: Callable[[Kind, Mapping[str, Any]], None] | None = None,
+        memory_hint: str = "",
+    ) -> None:
+        """
+        Args:
+            compiled: None where no row sees a key: outputs are 0 then, and lse -inf.
+            inputs: the names of the call's arrays, in order. outputs: by name.
+            changes: the copies of inputs, in the order in which they are made. columns: of the results, where those of
+                the launches have more.
+            before: what is called first, with the inputs by name. memory_hint: begins the message of a MemoryError for
+                scratch.
+        """
+        self._compiled, self._names = compiled, (*inputs, *outputs)
+        self._outputs, self._returned = [*outputs.values()], tuple(outputs)
+        self._changes = [(inputs.index(change.name), change) for change in changes]
+        self._columns, self._before, self._memory_hint = columns, before, memory_hint
+        self._kept: tuple[int, list[Any]] | None = None  # a stream, and the scratch that was written on it once
+        if compiled is None:
+            return
+        self._scratch = [(name, spec, spec.size) for name, spec in compiled.scratch.items()]
+        self._zeroed = compiled.stage.zeroed
+        names = (*self._names, *compiled.scratch)
+        self._launches = compiled.direct(names) if device.ON_GPU else compiled.on_engine(names)
+        pairs = zip(compiled.launches, self._launches, strict=True)
+        self._again = [launch for planned, launch in pairs if not (planned.once and device.ON_GPU)]
+
+    def __call__(self, kind: Kind, given: Sequence[Any]) -> Any:
+        """Launch on the current device. The arrays are like those that it was planned for, all but their addresses."""
+        like, compiled = given[0], self._compiled
+        if self._before is not None:
+            self._before(kind, dict(zip(self._names, given, strict=False)))
+        if compiled is None:
+            return self._nothing(kind, like)
+        stream = kind.stream(like) if device.ON_GPU else 0
+        if self._changes:
+            given = self._changed(kind, given, stream)
+        outputs = [output.make(kind, like) for output in self._outputs]
+        arrays, launches = [*given, *outputs], self._launches
+        if self._scratch:
+            scratch, launches = self._scratch_on(kind, like, stream)
+            arrays += scratch
+        if not compiled.is_compared:
+            self._compare(kind, like, arrays)
+        else:
+            places = list(map(kind.pointer, arrays)) if device.ON_GPU else arrays
+            for launch in launches:
+                launch(places, stream)
+            if len(self._again) < len(launches) and not kind.is_captured(stream):
+                self._kept = stream, scratch
+        if self._columns:
+            outputs = self._narrowed(kind, outputs, stream)
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def _compare(self, kind: Kind, like: Any, arrays: Sequence[Any]) -> None:
+        """Launch with the arguments compared with the kernels' signatures, as the first call of these kernels is."""
+        names = (*self._names, *self._compiled.scratch)
+        with kind.on_stream_of(like):
+            self._compiled.bind(self._compiled.views(zip(names, map(kind.array, arrays), strict=True)))()
+        self._compiled.is_compared = not launches_are_replaced()
+
+    def _changed(self, kind: Kind, given: Sequence[Any], stream: int) -> list[Any]:
+        """Copy the inputs that the kernels cannot read as they are."""
+        changed, copies = [*given], []
+        for i, change in self._changes:
+            changed[i] = change(kind, changed[i])
+            copies.append(changed[i])
+        if device.ON_GPU and kind.is_captured(stream):
+            kind.keep(copies)
+        return changed
+
+    def _narrowed(self, kind: Kind, outputs: Sequence[Any], stream: int) -> list[Any]:
+        """Copy the results without the columns of zeros that their head_dim was padded with."""
+        if device.ON_GPU and kind.is_captured(stream):
+            kind.keep(outputs)
+        named = zip(self._returned, outputs, strict=True)
+        return [kind.copy(a[..., : self._columns]) if name in WITH_HEAD_DIM else a for name, a in named]
+
+    def _nothing(self, kind: Kind, like: Any) -> Any:
+        """Return zeros, and lse -inf: there is no row, or no key."""
+        outputs = [output.make(kind, like) for output in self._outputs]
+        with kind.on_stream_of(like):
+            for name, a in zip(self._returned, outputs, strict=True):
+                kind.fill(a, -math.inf if name == "lse" else 0)
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def _scratch_on(self, kind: Kind, like: Any, stream: int) -> tuple[list[Any], Sequence[Any]]:
+        """Find or allocate the scratch arrays; return them and the launches that this call needs.
+
+        Scratch that is 0 between the launches is shared by all plans on a stream. What a graph captures is its own, and
+        is written whenever the graph is replayed.
+        """
+        kept, captured = self._kept, device.ON_GPU and kind.is_captured(stream)
+        ordered = not captured and stream != CU_STREAM_PER_THREAD
+        if kept is not None and kept[0] == stream and ordered:
+            return kept[1], self._again
+        if self._zeroed:
+            shared = _SCRATCH.setdefault((kind, kind.device_id(like), stream), {}) if ordered else {}
+            scratch = []
+            for name, spec, size in self._scratch:
+                a = shared.get(name)
+                if a is None or math.prod(a.shape) < size:
+                    a = shared[name] = self._make_shared(kind, like, name, spec, size)
+                scratch.append(a)
+        else:
+            scratch = [kind.empty(spec.shape, spec.dtype, like) for _, spec, _ in self._scratch]
+        if captured:
+            kind.keep(scratch)
+        return scratch, self._launches
+
+    def _make_shared(self, kind: Kind, like: Any, name: str, spec: Spec, size: int) -> Any:
+        """Allocate a scratch array for all plans on a stream."""
+        try:
+            a = kind.empty((size,), spec.dtype, like)
+        except Exception as error:
+            if not self._memory_hint or not _is_out_of_memory(error):
+                raise
+            raise MemoryError(
+                f"{self._memory_hint}: {name}, what the parts hand to each other, takes {size * spec.dtype.itemsize:,} "
+                "bytes, and there is no such memory: fewer parts are needed"
+            ) from error
+        if name in self._zeroed:
+            with kind.on_stream_of(like):
+                kind.fill(a, 0)
+        return a
+
+
+CU_STREAM_PER_THREAD = 2  # CUDA's handle of as many streams as threads
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """CuPy's is a MemoryError, PyTorch's a RuntimeError."""
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+
+
+def compile_plan(
+    stage: Stage, call: Any, family: Hashable = None, sizes: Mapping[str, int] | None = None
+) -> CompiledPlan:
+    """Plan and compile the launches of a call, or take the kernels of an earlier call that needs the same.
+
+    Args:
+        family: equal for calls that differ only in shapes, strides and addresses. sizes: before the stage's own.
+    """
+    sizes = stage.sizes_for(call, sizes)
+    key = family, stage.name, call.mod and call.mod.form, *sizes.items()
+    like = _COMPILED.get(key)
+    compiled = CompiledPlan(stage, call, sizes, like=like)
+    if compiled.kernels is not (like and like.kernels):
+        _COMPILED[key] = compiled
+    return compiled

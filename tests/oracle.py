@@ -1,0 +1,61 @@
+"""What attention is, in float64, and how near a kernel has to come: for the tests of outputs in every type.
+
+The tolerance by type is that of `check.expect`; gradients in half types have theirs in half_gradients.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from helpers.attention import check, reference
+from helpers.device import cp
+
+
+def _on_host(value: Any) -> Any:
+    return cp.asnumpy(value) if isinstance(value, cp.ndarray) else value
+
+
+def exact(q: Any, k: Any, v: Any, **options: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Compute o (..., rows, heads, d) and lse (..., heads, rows) of arrays as models have them."""
+    q, k, v = (cp.asnumpy(a).astype(np.float64).swapaxes(-3, -2) for a in (q, k, v))
+    share = q.shape[-3] // k.shape[-3]
+    o, lse = reference.attention(q, k.repeat(share, -3), v.repeat(share, -3), return_lse=True, **options)
+    return o.swapaxes(-3, -2), lse
+
+
+def expected(q: Any, k: Any, v: Any, **options: Any) -> check.Expected:
+    """Compute o, lse and the tolerance of arrays (batch, heads, rows, d); float32 of large scores has a larger one."""
+    options = {name: _on_host(value) for name, value in options.items()}
+    o, lse, tolerance = check.expect(*(cp.asnumpy(a).swapaxes(1, 2) for a in (q, k, v)), **options)
+    if q.dtype == np.float32:
+        largest = np.abs(lse[np.isfinite(lse)]).max(initial=0)
+        tolerance = max(tolerance, 16 * float(np.spacing(np.float32(largest))))
+    return check.Expected(o.swapaxes(1, 2), lse, tolerance)
+
+
+def check_output(name: str, got: tuple[Any, Any], want: Any, *, more: float = 0.0) -> None:
+    """Compare o and lse with those of `want`, which has a tolerance; more: what is allowed beside it.
+
+    lse is float32, -inf exactly where no key is seen, and elsewhere as near as float32 adds up.
+    """
+    check.check(name, got[0], want.o, tolerance=want.tolerance + more)
+    seen, lse = np.isfinite(want.lse), cp.asnumpy(got[1])
+    assert lse.dtype == np.float32 and np.array_equal(np.isneginf(lse), ~seen), f"{name}: lse of rows that see no key"
+    near = 1e-5 * (1 + np.abs(want.lse[seen]).max(initial=0)) + more
+    check.check(f"{name}, lse", np.where(seen, lse, 0), np.where(seen, want.lse, 0), tolerance=near)
+
+
+def check_call(name: str, o: Any, lse: Any, q: Any, k: Any, v: Any, **options: Any) -> None:
+    """Compare o (batch, heads, rows, d) and lse of inputs as models have them."""
+    want = check.expect(q, k, v, **options)
+    check_output(name, (cp.asnumpy(o).swapaxes(1, 2), lse), want)
+
+
+def check_gradients(
+    got: Any, want: Any, *, name: str = "", relative: float = check.TOLERANCE, least: float = 1.0
+) -> None:
+    """Compare dQ, dK and dV: sums of products with no fixed scale, so the largest one sets the tolerance."""
+    for what, a, b in zip(("dQ", "dK", "dV"), got, want, strict=True):
+        check.check(f"{name}: {what}", a, b, tolerance=relative * max(least, float(np.abs(b).max())))

@@ -1,0 +1,278 @@
+"""A known call: how many functions it passes, and what it hands to a GPU's driver, which a fake stands for here."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import ml_dtypes  # noqa: F401 - bfloat16 for NumPy
+import numpy as np
+import pytest
+
+from helpers import device, engine
+from helpers.attention import flash_attention, flash_attention_with_kvcache, run
+from helpers.attention.calls import Attention
+from helpers.attention.check import check
+from helpers.attention.decoding import Decoding
+from helpers.attention.ladder import tensor_maps
+from helpers.attention.ladder.call import DecodeOptions, ForwardOptions
+from helpers.attention.ladder.kinds import DeviceArrays
+from helpers.attention.ladder.layout import address
+from helpers.attention.ladder.plan import CompiledPlan
+from helpers.attention.reference import attention
+
+HELPERS = str(Path(run.__file__).parents[1])
+pytestmark = pytest.mark.skipif(device.ON_GPU, reason="the CPU engine stands for both here")
+
+
+def inputs(*shape: int, dtype: str = "float32", seed: int = 0) -> list[Any]:
+    rng = np.random.default_rng(seed)
+    return [engine.asarray((rng.standard_normal(shape) + 0.25).astype(dtype)) for _ in range(3)]
+
+
+# ---- frames
+
+
+def frames(call: Callable[[], Any]) -> dict[str, int]:
+    """How many Python functions of the house a call passes: of the engine, and others."""
+    count = {"engine": 0, "others": 0}
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        file = frame.f_code.co_filename
+        if event == "call" and file.startswith(HELPERS):
+            count["engine" if file.startswith(f"{HELPERS}/engine") else "others"] += 1
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def decoded() -> Callable[[], Any]:
+    q = inputs(2, 1, 4, 64, dtype="float16")[0]
+    k, v, _ = inputs(2, 96, 2, 64, dtype="float16", seed=1)
+    lengths = engine.asarray(np.array([50, 96], np.int32))
+    return lambda: flash_attention_with_kvcache(q, k, v, cache_seqlens=lengths, checked=False)
+
+
+def known_calls() -> Iterator[tuple[str, Callable[[], Any], int]]:
+    q, k, v = inputs(1, 33, 2, 64)
+    half = inputs(1, 33, 2, 60, dtype="float16")
+    yield "warm", lambda: flash_attention(q, k, v), 24
+    yield "q that has to be copied", lambda: flash_attention(q[:, ::-1], k, v), 36
+    yield "another sign", lambda: flash_attention(q, k, v, softmax_scale=-0.1), 36
+    yield "zeros for a head_dim", lambda: flash_attention(*half), 48
+    yield "decoding", decoded(), 36
+
+
+def test_a_known_call_passes_few_functions() -> None:
+    """Of the library, and of the engine, which launches."""
+    for name, call, most in known_calls():
+        call()
+        call()
+        count = frames(call)
+        assert count["others"] <= most and sum(count.values()) <= 170, (name, count)
+        assert name != "warm" or sum(count.values()) <= 120, count
+
+
+# ---- what has to be copied is a step of the plan
+
+
+@pytest.mark.parametrize("scale", [0.125, -0.125])
+@pytest.mark.parametrize("d", [64, 60])
+@pytest.mark.parametrize("stage", [None, "register_tiles", "flash_mma"])
+def test_copies_of_a_plan_are_made_anew_at_each_call(scale: float, d: int, stage: str | None) -> None:
+    dtype = "float16" if stage == "flash_mma" else "float32"
+    for seed in range(3):
+        q, k, v = inputs(1, 20, 2, d, dtype=dtype, seed=seed)
+        k = engine.asarray(np.ascontiguousarray(k[:, ::-1]))[:, ::-1]  # the same numbers backwards in memory
+        o = flash_attention(q, k, v, softmax_scale=scale, stage=stage)
+        wide = (engine.asnumpy(a).astype(np.float64).swapaxes(1, 2) for a in (q, k, v))
+        want = attention(*wide, softmax_scale=scale).swapaxes(1, 2)
+        check(
+            f"call {seed}", engine.asnumpy(o).astype(np.float64), want, tolerance=1e-5 if dtype == "float32" else 4e-3
+        )
+
+
+# ---- a GPU's driver
+
+
+class OnGpu(DeviceArrays):
+    """The engine's arrays taken for a GPU's: streams, captures, and what is kept for graphs."""
+
+    def __init__(self) -> None:
+        self.handle, self.captured, self.kept = 7, False, []
+
+    def stream(self, a: Any) -> int:
+        return self.handle
+
+    def is_captured(self, stream: int) -> bool:
+        return self.captured
+
+    def keep(self, arrays: Any) -> None:
+        self.kept.extend(arrays)
+
+    def pointer(self, a: Any) -> int:
+        return a.ctypes.data
+
+    def device_id(self, a: Any) -> int:
+        return 0
+
+    def describe(self, a: Any) -> tuple[Any, ...]:
+        return a.shape, a.strides, a.dtype, a.ctypes.data % 16, 0
+
+
+class Driver:
+    """Notes launches: the kernel, the stream and the arguments that are addresses of arrays."""
+
+    def __init__(self, compiled: CompiledPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seen: list[tuple[str, int, list[int]]] = []
+        self._args = {launch.kernel: launch.args for launch in compiled.launches}
+        names = list(self._args)
+
+        def launch_kernel(function: int, *rest: Any) -> None:
+            name = names[function]
+            pointers = np.ctypeslib.as_array(
+                (np.ctypeslib.ctypes.c_int64 * len(self._args[name])).from_address(rest[8])
+            )
+            self.seen.append((name, rest[7], [int(each) for each in pointers]))
+
+        def functions(name: str) -> Any:
+            return SimpleNamespace(function=SimpleNamespace(kernel=SimpleNamespace(ptr=names.index(name))))
+
+        compiled.kernels = {name: functions(name) for name in names}
+        compiled.is_compared = True
+        cuda = SimpleNamespace(driver=SimpleNamespace(launchKernel=launch_kernel))
+        monkeypatch.setattr(device, "ON_GPU", True)
+        monkeypatch.setattr(device, "cp", SimpleNamespace(cuda=cuda, empty=engine.empty))
+        monkeypatch.setattr(tensor_maps, "_driver_function", lambda: lambda *_: 0)
+
+    def kernels(self) -> list[str]:
+        """The names of the kernels that were launched since this was asked."""
+        names = [name for name, *_ in self.seen]
+        self.seen.clear()
+        return names
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, list[Any], OnGpu, Driver]]:
+    """A function that plans a call, and gives its plan for a GPU, its arrays, their kind and the driver."""
+
+    def plan(call: Any) -> tuple[Any, list[Any], OnGpu, Driver]:
+        monkeypatch.setattr(device, "ON_GPU", False)
+        monkeypatch.setattr(device, "cp", engine)
+        kind, made = OnGpu(), []
+        original = run.Plan
+
+        def note(compiled: CompiledPlan, *args: Any, **more: Any) -> Any:
+            made.append((compiled, args, more))
+            return original(compiled, *args, **more)
+
+        for module in ("calls", "decoding"):
+            monkeypatch.setattr(f"helpers.attention.{module}.Plan", note)
+        call.plan({name: kind.spec(kind.describe(a)) for name, a in call.arrays.items()})
+        compiled, args, more = made[0]
+        driver = Driver(compiled, monkeypatch)
+        return original(compiled, *args, **more), [*call.arrays.values()], kind, driver
+
+    return plan
+
+
+def test_a_known_call_on_a_gpu_passes_few_functions(on_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With those of the kind of array, and two that find it and its device."""
+    q, k, v = inputs(1, 33, 2, 64)
+    call = Attention({"q": q, "k": k, "v": v}, ForwardOptions())
+    plan, _, kind, driver = on_gpu(call)
+    seen: list[str] = []
+    monkeypatch.setattr(run, "kind_of", lambda *_: kind)
+    monkeypatch.setattr(run, "on_device", lambda _: contextlib.nullcontext())
+    run._PLANS[run._find(kind, call, (q, k, v))[0]] = plan
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        code = frame.f_code
+        of_kind = code.co_filename == __file__ and code.co_name in vars(OnGpu)
+        if event == "call" and (code.co_filename.startswith(f"{HELPERS}/attention") or of_kind):
+            seen.append(code.co_name)
+
+    sys.setprofile(note)
+    try:
+        flash_attention(q, k, v)
+    finally:
+        sys.setprofile(None)
+    assert driver.kernels() == ["heads_and_masks"]
+    assert len(seen) + 2 <= 24, " ".join(seen)
+
+
+def test_what_was_written_once_on_a_stream_is_not_written_again(on_gpu: Any) -> None:
+    """The order of hopper's tiles. A stream orders launches; a graph, and a handle of many streams, have their own."""
+    q, k, v = inputs(1, 150, 2, 64, dtype="float16")
+    plan, given, kind, driver = on_gpu(Attention({"q": q, "k": k, "v": v}, ForwardOptions(stage="hopper")))
+    both, main = ["order_tiles", "hopper"], ["hopper"]
+    for handle, captured, wanted in (
+        *((7, False, both), (7, False, main), (7, False, main)),
+        *((8, False, both), (8, False, main), (7, False, both)),
+        *((7, True, both), (7, True, both), (7, False, main)),
+        *((run.CU_STREAM_PER_THREAD, False, both), (run.CU_STREAM_PER_THREAD, False, both)),
+    ):
+        kind.handle, kind.captured = handle, captured
+        plan(kind, given)
+        assert {stream for _, stream, _ in driver.seen} == {handle}
+        assert driver.kernels() == wanted, (handle, captured)
+    assert len(kind.kept) == 2  # of the two captures
+
+
+def test_scratch_that_is_zero_between_launches_belongs_to_a_stream(on_gpu: Any) -> None:
+    """Tickets of decoding: zeroed when they are made, and used by all plans on the stream."""
+    q = inputs(2, 1, 4, 64, dtype="float16")[0]
+    k, v, _ = inputs(2, 96, 2, 64, dtype="float16", seed=1)
+    arrays = {"q": q, "k_cache": k, "v_cache": v, "cache_seqlens": engine.asarray(np.array([50, 96], np.int32))}
+    run.forget()
+    plan, given, kind, driver = on_gpu(Decoding(arrays, DecodeOptions()))
+
+    def scratch() -> tuple[int, ...]:
+        arrays = plan._scratch_on(kind, given[0], kind.handle)[0]
+        assert not np.asarray(arrays[-1]).any()
+        return tuple(map(address, arrays))
+
+    own = scratch()
+    plan(kind, given)
+    assert driver.kernels() == ["split_kv"] and scratch() == own
+    kind.handle = 8
+    assert scratch() != own
+    kind.handle, kind.captured = 7, True
+    captured = plan._scratch_on(kind, given[0], 7)[0]
+    assert tuple(map(address, captured)) != own and len(kind.kept) == 3
+    kind.captured = False
+    assert scratch() == own
+
+
+def test_calls_on_two_devices_share_no_arguments() -> None:
+    """They hold a kernel's handle, which is of one device."""
+    q, k, v = inputs(2, 96, 2, 64, dtype="float16")
+    cached = {"q": q[:, :1], "k_cache": k, "v_cache": v, "cache_seqlens": engine.asarray(np.array([50, 96], np.int32))}
+    for call in (Attention({"q": q, "k": k, "v": v}, ForwardOptions()), Decoding(cached, DecodeOptions())):
+        kind, made = DeviceArrays(), []
+        specs = {name: kind.spec(kind.describe(a)) for name, a in call.arrays.items()}
+        for number in (0, 0, 1):
+            plan = call.plan({name: spec._replace(device=number) for name, spec in specs.items()})
+            made.append(plan._compiled.arguments)
+        assert made[0] is made[1] and made[0] is not made[2]
+
+
+def test_copies_and_wide_results_of_a_captured_call_are_kept(on_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = inputs(1, 33, 2, 60, dtype="float16")
+    plan, given, kind, driver = on_gpu(Attention({"q": q, "k": k, "v": v}, ForwardOptions(return_lse=True)))
+    for name in ("zeros", "ascontiguousarray", "array"):
+        monkeypatch.setattr(device.cp, name, getattr(engine, name), raising=False)
+    o, lse = plan(kind, given)
+    assert o.shape == q.shape and o.flags.c_contiguous and lse.shape == (1, 2, 33) and not kind.kept
+    kind.captured = True
+    plan(kind, given)
+    assert driver.kernels() == ["flash_mma"] * 2
+    assert [a.shape[-1] for a in kind.kept] == [64, 64, 64, 64, 33]
