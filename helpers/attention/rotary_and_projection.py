@@ -29,7 +29,7 @@ from helpers.attention.ladder.call import (
     mask_window,
     softmax_scale_of,
 )
-from helpers.attention.ladder.layout import address, is_aligned, span, with_scale_above_zero
+from helpers.attention.ladder.layout import address, flat_view, is_aligned, with_scale_above_zero
 from helpers.attention.ladder.params import attention_params, rotary_params
 from helpers.attention.ladder.stages.tensor_cores import mma_shared_bytes, pick_projection
 from helpers.attention.scalars import check_flags, finite_number, whole_number
@@ -186,7 +186,7 @@ def plan_rotary(
     parts = []
     for some in launches.slices(batch, launches.MAX_GRID_YZ):
         places = (a[some] if step else a for a, step in ((q_positions, q_step), (k_positions, k_step)))
-        args = (*(span(a[some]) for a in (q, k, *outputs)), *tables, *places, None, None, params)
+        args = (*(flat_view(a[some]) for a in (q, k, *outputs)), *tables, *places, None, None, params)
         parts.append(((-(-rows_of_grid // threads), 2, some.stop - some.start), args))
     (grid, args), *others = parts
     return Planned(compiled, grid, (threads,), args, 0, outputs, others=others)
@@ -333,7 +333,7 @@ def plan_projection(
         arrays, lengths = [a[some] for a in (q, k, v, y)], optional
         if cu_seqlens is not None:  # each knows where it is in the whole arrays
             arrays, lengths = [q, k, v, y], tuple(cu[some.start : some.stop + 1] for cu in optional)
-        args = (*map(span, arrays[:3]), w_o, arrays[3], *lengths, np.int32(columns), params)
+        args = (*map(flat_view, arrays[:3]), w_o, arrays[3], *lengths, np.int32(columns), params)
         grid = max(1, -(-rows // defines["BLOCK_M"])), 1 if all_heads else heads, some.stop - some.start
         parts.append((grid, args))
     (grid, args), *others = parts

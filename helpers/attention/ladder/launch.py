@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from helpers import device
 from helpers.attention.ladder import tensor_maps
-from helpers.attention.ladder.layout import Spec, address, span
+from helpers.attention.ladder.layout import Spec, address, flat_view
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ class Launch(NamedTuple):
 
 def _argument(arg: Any, arrays: Mapping[str, Any]) -> Any:
     if isinstance(arg, str):
-        return span(arrays[arg])
+        return flat_view(arrays[arg])
     if isinstance(arg, Part):
         array = arrays[arg.name]
-        return span(array[arg.index[max(len(arg.index) - array.ndim, 0) :]])
+        return flat_view(array[arg.index[max(len(arg.index) - array.ndim, 0) :]])
     if isinstance(arg, Map):
         array = arrays[arg.name]
         return tensor_maps.tensor_map(Spec.of(array), address(array), box_rows=arg.box_rows)
@@ -162,7 +162,7 @@ class EngineLaunch:
         args, launch = [*self._args], self._launch
         for i, slot in self._whole:
             a = arrays[slot]
-            args[i] = a if a.flags.c_contiguous else span(a)
+            args[i] = a if a.flags.c_contiguous else flat_view(a)
         for i, name, slot in self._others:
             args[i] = _argument(args[i], self._views([(name, arrays[slot])]))
         self._kernel.launch_known(launch.grid, launch.block, tuple(args), shared_mem=launch.shared_bytes)

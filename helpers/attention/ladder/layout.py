@@ -12,7 +12,7 @@ import numpy as np
 from helpers import device
 
 
-class _once:
+class lock_free_cached_property:
     """functools.cached_property without the lock that it takes before Python 3.12."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
@@ -59,7 +59,7 @@ class Spec(_Fields):
         """Number of elements."""
         return math.prod(self.shape)
 
-    @_once
+    @lock_free_cached_property
     def contiguous(self) -> bool:
         """True if its elements follow one another in the order of C."""
         step = self.dtype.itemsize
@@ -69,7 +69,7 @@ class Spec(_Fields):
             step *= size
         return True
 
-    @_once
+    @lock_free_cached_property
     def in_rows(self) -> bool:
         """True if the elements of a row, if there is one, are neighbours, and rows whole elements apart, forwards.
 
@@ -79,7 +79,7 @@ class Spec(_Fields):
         neighbours = strides[-1] == size or self.shape[-1] == 1
         return 0 in self.shape or (neighbours and min(strides) >= 0 and not any([step % size for step in strides]))
 
-    @_once
+    @lock_free_cached_property
     def aligned(self) -> bool:
         """True if every row, if there is one, starts at a multiple of 16 bytes."""
         if 0 in self.shape:
@@ -90,7 +90,7 @@ class Spec(_Fields):
                 bits |= stride
         return not bits & 15
 
-    @_once
+    @lock_free_cached_property
     def steps(self) -> tuple[int, int, int]:
         """Strides of batch, row and head of (batch, heads, rows, head_dim), in elements.
 
@@ -109,7 +109,7 @@ class Spec(_Fields):
             return self
         return Spec((1,) * more + self.shape, (0,) * more + self.strides, *self[2:])
 
-    @_once
+    @lock_free_cached_property
     def heads_first(self) -> Spec:
         """(batch, rows, heads, head_dim), or (tokens, heads, head_dim), as (batch or 1, heads, rows, head_dim)."""
         (batch, rows, heads, columns), (by_batch, by_row, by_head, by_column), *others = self.with_axes(4)
@@ -166,7 +166,7 @@ def dense_copy(a: Any) -> Any:
     return device.cp.array(a) if dense is a else dense
 
 
-def span(a: Any) -> Any:
+def flat_view(a: Any) -> Any:
     """View the array's memory, first to last element, as one dense array; the kernel uses strides."""
     order = sorted(range(a.ndim), key=lambda axis: -a.strides[axis])
     dense = a.transpose(order)
