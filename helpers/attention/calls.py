@@ -215,7 +215,7 @@ def flash_attention_backward(
     out_dtype: Any = None,
     stage: str | int | None = None,
 ) -> tuple[Any, Any, Any]:
-    """The gradients of sum(do * flash_attention(q, k, v)) with respect to q, k and v.
+    """Compute the gradients of sum(do * flash_attention(q, k, v)) with respect to q, k and v.
 
     Args:
         do: the gradient of the loss with respect to the output, (batch, seq, heads, head_dim), of q's dtype.
@@ -373,7 +373,7 @@ HALF_COLUMNS = 8  # kernels in half types copy 16 bytes at a time
 
 
 def whole_chunks(head_dim: int, itemsize: int) -> int:
-    """The columns with which kernels compute rows of so many, of elements of so many bytes: half types have more."""
+    """Return how many columns kernels compute rows of head_dim with: half types are padded to a multiple of 8."""
     return head_dim + -head_dim % HALF_COLUMNS if itemsize == 2 else head_dim
 
 
@@ -448,7 +448,7 @@ def choose(views: Mapping[str, Spec], options: AttentionOptions, longest: int | 
 
 
 def _able(views: Mapping[str, Spec], options: AttentionOptions) -> Sequence[Stage]:
-    """The stages that can do a call, or the one that was named."""
+    """List the stages that can do a call, or the one that was named."""
     check_flags(deterministic=options.deterministic)
     q, wanted = views["q"], options.stage
     needs = {**options.needs(q, views["k"], packed="cu_seqlens_q" in views), **needs_of_extras(views)}

@@ -59,7 +59,7 @@ class DecodeCall(NamedTuple):
         return rows * self.arrays["block_table"].shape[1] if "block_table" in self.arrays else rows
 
     def params(self, *, min_tiles: int = 1, num_splits: int | None = None) -> Any:
-        """One DecodeParams of kernels/decode_params.cuh, an array of shape (1,).
+        """Fill one DecodeParams of kernels/decode_params.cuh, an array of shape (1,).
 
         Args:
             min_tiles: of a stretch. num_splits: in place of the call's.

@@ -148,7 +148,7 @@ class Decoding(Call):
 
 
 def _unreadable(call: DecodeCall) -> list[str]:
-    """The arrays that have to be copied: all but the caches, which are too large, may be."""
+    """List the arrays that have to be copied. The caches are too large to copy, so they never are."""
     unreadable = []
     for name, a in call.arrays.items():
         if name in _ROWS:
@@ -353,7 +353,7 @@ def plan(
     source: str | None = None,
     sizes: Mapping[str, int] | None = None,
 ) -> tuple[CompiledPlan, dict[str, Any]]:
-    """A call of device arrays, planned, and all its arrays by name: outputs full of NaN, tickets of 0.
+    """Plan a call of device arrays. Return the plan and all its arrays by name: outputs full of NaN, tickets of 0.
 
     `compiled.bind(arrays)` makes a function that launches.
 

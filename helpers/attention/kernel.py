@@ -48,9 +48,9 @@ _run_instead: Callable[..., Any] | None = None  # see `launches_replaced`
 
 @contextlib.contextmanager
 def launches_replaced(run: Callable[..., Any]) -> Iterator[None]:
-    """Within it, launches of kernels on the CPU engine call `run(kernel, grid, block, args, shared_mem=...)` instead.
+    """Call `run(kernel, grid, block, args, shared_mem=...)` in place of launches on the CPU engine, within the context.
 
-    An X-ray, or a test, sees so what a stage launches. On a GPU a planned call is launched without this.
+    This shows an X-ray, or a test, what a stage launches. On a GPU a planned call is launched without this.
     """
     global _run_instead
     before, _run_instead = _run_instead, run
@@ -66,7 +66,7 @@ def launches_are_replaced() -> bool:
 
 
 def source(file: str) -> str:
-    """The text of `kernels/<file>`, complete: the course's own includes are pasted in.
+    """Return the complete text of `kernels/<file>`: the course's own includes are pasted in.
 
     Pasting matters: CuPy's cache looks at the text it is given, not at the files that text includes, so an edited
     header would go unnoticed. The `#line` directives make compilers name the original files and lines. A header with
@@ -104,13 +104,13 @@ def _stamp(path: Path) -> _Stamp:
 
 
 def with_headers(code: str, name: str, *, first_line: int = 1) -> str:
-    """A text with the course's own headers pasted in, as `source` does. Compilers call it `name`, and count its lines
-    from `first_line`."""
+    """Paste the course's own headers into a text, like `source`. Compilers call it `name`, and count its lines from
+    `first_line`."""
     return "\n".join(_pasted(code, name, first_line, {}, set())) + "\n"
 
 
 def _pasted(code: str, name: str, first_line: int, stamps: dict[Path, _Stamp], once: set[str]) -> list[str]:
-    """The lines of a text with its headers; `stamps` gets every file looked for, `once` those that come once."""
+    """List the lines of a text with its headers; `stamps` gets every file looked for, `once` those that come once."""
     lines = [f'#line {first_line} "{name}"']
     for number, line in enumerate(code.splitlines(), start=first_line):
         include = _INCLUDE.match(line)
@@ -138,7 +138,7 @@ def options(defines: Mapping[str, Any] | None = None) -> tuple[str, ...]:
 
 @functools.cache
 def wmma_headers() -> tuple[str, ...]:
-    """The option that lets NVRTC compile `#include <mma.h>`: nothing on the CPU, whose engine has its own.
+    """Return the option that lets NVRTC compile `#include <mma.h>`: nothing on the CPU, whose engine has its own.
 
     mma.h includes crt/mma.h, which comes with the compiler nvcc, in a folder that CuPy does not pass to NVRTC.
     """
@@ -149,7 +149,7 @@ def wmma_headers() -> tuple[str, ...]:
 
 
 def headers(code: str) -> tuple[str, ...]:
-    """The options for the headers that a source includes and CuPy does not find: `wmma_headers`, and CuTe's.
+    """Return the options for headers that a source includes and CuPy does not find: `wmma_headers`, and CuTe's.
 
     Raises:
         CuteMissing: the source includes CuTe's headers, and the package nvidia-cutlass is not installed.
@@ -158,12 +158,12 @@ def headers(code: str) -> tuple[str, ...]:
 
 
 def precision(code: str) -> tuple[str, ...]:
-    """The option for a source with a caller's function of scores: divisions within 2 ulp, as in Triton."""
+    """Return the option for a source with a caller's function of scores: divisions within 2 ulp, as in Triton."""
     return ("-prec-div=false",) if ON_GPU and "#define SCORE_MOD 1" in code else ()
 
 
 def architecture(code: str) -> tuple[str, ...]:
-    """The option for a source with instructions of sm_90a alone, on a GPU that has them.
+    """Return the option for a source with instructions that only sm_90a has, on a GPU that has them.
 
     CuPy passes -arch=sm_90 as well; NVRTC keeps the "a", whichever comes first.
     """
@@ -173,7 +173,7 @@ def architecture(code: str) -> tuple[str, ...]:
 
 
 def _without_fields(arg: Any) -> Any:
-    """A struct as plain bytes: else NumPy describes its fields at every launch, 14 us for those of AttentionParams."""
+    """Return a struct as plain bytes: else NumPy describes its fields at every launch, 14 us for AttentionParams."""
     return arg.view(f"V{arg.itemsize}") if isinstance(arg, np.ndarray) and arg.dtype.names else arg
 
 
@@ -224,7 +224,7 @@ class Kernel:
     def bind(
         self, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], *, shared_mem: int = 0
     ) -> Callable[[], None]:
-        """The same with the launch left out: everything is checked now, and calling the result only launches."""
+        """Check everything now, and return a function that only launches."""
         if _run_instead is not None:
             return functools.partial(_run_instead, self, grid, block, args, shared_mem=shared_mem)
         sizes = signatures.sizes_of("grid", grid), signatures.sizes_of("block", block)
@@ -247,7 +247,7 @@ class Kernel:
             self.function.attributes  # noqa: B018 - this compiles
 
     def _opt_in(self, shared_mem: int) -> None:
-        """A launch may ask for more than 48 KB of shared memory only after saying so; static memory counts as well."""
+        """Request more than 48 KB of shared memory for launches that need it; static memory counts as well."""
         if shared_mem <= self.function.max_dynamic_shared_size_bytes:
             return
         static = self.function.attributes["shared_size_bytes"]
@@ -270,9 +270,10 @@ _later = contextvars.ContextVar("_later", default=False)
 
 @contextlib.contextmanager
 def built_when_launched() -> Iterator[None]:
-    """Within it, kernels that are loaded for the CPU engine are not built yet: an X-ray has a build of its own.
+    """Build kernels that are loaded within the context at their first launch on the CPU engine: an X-ray has a build
+    of its own.
 
-    What is wrong with their source is then told by the X-ray, or by the first launch.
+    The X-ray, or the first launch, then reports what is wrong with their source.
     """
     before = _later.set(True)
     try:
@@ -303,7 +304,7 @@ def load(file_or_code: str, name: str, *, defines: Mapping[str, Any] | None = No
 def load_all(
     file_or_code: str, names: Sequence[str], *, defines: Mapping[str, Any] | None = None
 ) -> Mapping[str, Kernel]:
-    """Several kernels of one source by name, compiled together: the compiler reads the source once."""
+    """Load several kernels of one source by name, compiled together: the compiler reads the source once."""
     COUNTS["loaded"] += 1
     code = file_or_code if "\n" in file_or_code else source(file_or_code)
     with _line_for_who_waits(f"compiling {', '.join(names)}: once, and kept on disk for later processes"):
@@ -318,7 +319,7 @@ def load_all(
 
 @contextlib.contextmanager
 def _line_for_who_waits(message: str, seconds: float = 1.0) -> Iterator[None]:
-    """Prints the message where this takes longer than that. In a terminal only: notebooks keep their outputs."""
+    """Print the message if this takes longer than that. In a terminal only: notebooks keep their outputs."""
     if not sys.stderr.isatty():
         yield
         return
@@ -347,5 +348,5 @@ def side_by_side(jobs: Sequence[Callable[[], Any]]) -> list[Any]:
 
 
 def typed(module: Any, name: str, code: str | None = None) -> Kernel:
-    """A checked launch of a kernel of `module`, a `cp.RawModule` that you compiled yourself."""
+    """Return a kernel of `module`, a `cp.RawModule` that you compiled yourself, with its launches checked."""
     return Kernel(module, name, code)

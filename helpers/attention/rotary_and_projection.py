@@ -225,7 +225,7 @@ def _check_pair(name: str, pair: Any, form: str) -> None:
 
 
 def _positions(name: str, positions: Any, rows: int, batch: int) -> tuple[Any, int]:
-    """The positions of q's or k's rows as the kernel reads them, and the step from one batch to the next."""
+    """Return the positions of q's or k's rows as the kernel reads them, and the step from one batch to the next."""
     a = _array(f"positions of {name}", positions)
     if a.dtype != np.int32 or a.shape not in ((rows,), (batch, rows)):
         wanted = f"int32 of shape {(rows,)} or {(batch, rows)}"
@@ -381,7 +381,7 @@ def _lengths(cu_seqlens: tuple[Any, Any], q: Any, k: Any) -> tuple[tuple[Any, ..
 
 
 def _array(name: str, a: Any) -> Any:
-    """A device array. TypeError for what is none and none of NumPy's."""
+    """Return a device array. Raises TypeError unless it is one, or NumPy's."""
     if not isinstance(a, (np.ndarray, device.cp.ndarray)):
         raise TypeError(f"{name} is a NumPy or a device array; got {type(a).__name__}")
     return a if isinstance(a, device.cp.ndarray) else device.cp.asarray(a)
@@ -398,7 +398,7 @@ def _in_rows(a: Any) -> bool:
 
 
 def _readable(a: Any) -> Any:
-    """The array as the kernels can read it: itself, or a copy."""
+    """Return the array as the kernels can read it: itself, or a copy."""
     return a if _in_rows(a) else device.cp.array(device.cp.ascontiguousarray(a))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 
 def whole_number(name: str, value: Any, *, least: int | None = None) -> int:
-    """An int of Python's, also from one of NumPy's. TypeError or ValueError for what is none, or below `least`."""
+    """Convert to Python's int, also from NumPy's. Raises TypeError if it is none, ValueError if it is below `least`."""
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
         raise TypeError(f"{name} is a whole number; got {type(value).__name__} {value!r:.40}")
     if least is not None and value < least:
@@ -18,7 +18,7 @@ def whole_number(name: str, value: Any, *, least: int | None = None) -> int:
 
 
 def finite_number(name: str, value: Any) -> float:
-    """A float of Python's. TypeError or ValueError for what is no number, or is infinite or NaN."""
+    """Convert to Python's float. Raises TypeError if it is not a number, ValueError if it is infinite or NaN."""
     if not isinstance(value, (int, float, np.integer, np.floating)) or isinstance(value, bool):
         raise TypeError(f"{name} is a number; got {type(value).__name__} {value!r:.40}")
     if not math.isfinite(value):

@@ -1,6 +1,6 @@
 """Read what Nsight Compute counted of each stage: bytes at DRAM, occupancy, issued instructions, busy pipes.
 
-All stages of the ladder, at one shape and, from 04 on, at one with wider heads; the steps of the climbs;
+All stages of the ladder, at one shape and, from register_tiles on, at one with wider heads; the steps of the climbs;
 PyTorch's attention, its gradients and matrix products, where PyTorch is installed. Here the record is read; the study
 profile_stages measures it, and prints all of it.
 """

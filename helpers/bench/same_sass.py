@@ -1,4 +1,4 @@
-"""Whether a change of the kernels' text has changed what a GPU runs. Needs NVRTC, and no GPU.
+"""Tell whether a change of the kernels' text has changed what a GPU runs. Needs NVRTC, and no GPU.
 
     git worktree add ../before HEAD~1
     python3 -m helpers.bench.same_sass ../before/kernels                 # all stages and steps, sm_80 and sm_90a

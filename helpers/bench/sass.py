@@ -6,7 +6,7 @@
     sass.compiled("exp2f", "-ftz=true")["instructions"]
 
 The records, `notebooks/measured/sass-NN.json`, say in "how" which compiler, architecture and options they are of. Loops
-count once. That of 07 is made and read by sass_loop.
+count once. The record of the mma stage is made and read by sass_loop.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from helpers.renamed import old_names
 
 
 def recorded(stage: str) -> dict[str, Any]:
-    """Return the record of a stage: "how", and "instances" of a template (06) or "rows" of pieces of code (04)."""
+    """Return the record of a stage: "how", and "instances" of a template or "rows" of pieces of code."""
     return records.load(records.MEASURED / f"sass-{stage}.json")
 
 

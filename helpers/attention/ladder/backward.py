@@ -21,7 +21,7 @@ from helpers.attention.ladder.stage import Stage
 def prepare(
     stage: Stage, do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, **options: Any
 ) -> tuple[Callable[[], None], tuple[Any, Any, Any]]:
-    """Everything but the launches: a function that launches them, and what they write, filled with NaN until then.
+    """Do all but launch: return a function that launches, and the arrays that it writes, filled with NaN until then.
 
     Args: see `plan`.
 

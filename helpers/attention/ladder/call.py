@@ -49,7 +49,7 @@ class Options:
         return *others, *map(type, self), window if window is None else repr(window)
 
     def checked(self: Asked, head_dim: int) -> Asked:
-        """The same with the mask as (left, right), -1 for unlimited, and the scale as a float.
+        """Return the same options with the mask as (left, right), -1 for unlimited, and the scale as a float.
 
         Raises:
             TypeError, ValueError: as `mask_window` and `softmax_scale_of`.
@@ -173,7 +173,7 @@ class Call(NamedTuple):
         options: AttentionOptions,
         longest: tuple[int | None, int | None] = (None, None),
     ) -> Call:
-        """A call of these arrays; the extra inputs are checked here.
+        """Make the call of these arrays; the extra inputs are checked here.
 
         Args:
             arrays: those with a head_dim have four axes. options: as `Options.checked` returns them.
@@ -219,7 +219,8 @@ class Call(NamedTuple):
 
 
 def softmax_scale_of(softmax_scale: float | None, head_dim: int) -> float:
-    """The scale as a float, 1 / sqrt(head_dim) for None. TypeError or ValueError for what float32 cannot hold."""
+    """Return the scale as a float, 1 / sqrt(head_dim) for None. Raises TypeError or ValueError if float32 cannot hold
+    it."""
     if softmax_scale is None:
         return 1.0 / math.sqrt(head_dim)
     number = isinstance(softmax_scale, (int, float, np.integer, np.floating)) and not isinstance(softmax_scale, bool)
@@ -358,7 +359,7 @@ def check_model_arrays(q: Any, k: Any, v: Any, axes: tuple[str, ...]) -> None:
 
 
 def _if_exchanged(q: tuple[int, ...], k: tuple[int, ...]) -> str:
-    """A question where the heads would fit if rows and heads changed places in some arrays; of several, few heads."""
+    """Ask, in a message, whether rows and heads were exchanged, if the heads would fit then; prefer few heads."""
     kinds = (q[-3], k[-3], "q, k and v"), (q[-2], k[-3], "k and v"), (q[-3], k[-2], "q")
     fit = [(heads, name) for heads, kv_heads, name in kinds if heads and kv_heads and not heads % kv_heads]
     return f". Swap axes {len(q) - 3} and {len(q) - 2} of {min(fit, key=lambda one: one[0])[1]}?" if fit else ""

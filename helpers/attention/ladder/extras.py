@@ -26,7 +26,7 @@ def extra_inputs(
     rotary_positions: tuple[Any, Any] | None = None,
     sinks: Any = None,
 ) -> dict[str, Any]:
-    """Those that are given, by the names of `NAMES`.
+    """Collect the extra inputs that are given, by the names of `NAMES`.
 
     Raises:
         TypeError: rotary_interleaved is no bool; rotary_positions is no pair; what is no array stands for one.
@@ -86,7 +86,7 @@ def check_positions(arrays: Mapping[str, Any]) -> None:
 def as_kernels_read(
     arrays: Mapping[str, Spec], *, sequences: int, packed: bool = False, longest_k: int | None = None
 ) -> dict[str, Spec]:
-    """The extra inputs with the axes that a kernel reads them by.
+    """Give the extra inputs the axes that a kernel reads them by.
 
     Args:
         arrays: q and k, (batch, heads, N, d) and (batch, kv_heads, N_kv, d); where sequences are packed, batch is 1 and

@@ -29,18 +29,18 @@ class DeviceArrays:
         return True
 
     def describe(self, a: Any) -> tuple[Hashable, ...]:
-        """All of an array that a launch depends on, but for its address: shape, strides, dtype, alignment, device."""
+        """Return all that a launch depends on but the address: shape, strides, dtype, alignment, device."""
         if device.ON_GPU:
             memory = a.data
             return a.shape, a.strides, a.dtype, memory.ptr % 16, memory.device_id
         return a.shape, a.strides, a.dtype, a.ctypes.data % 16, 0
 
     def pointer(self, a: Any) -> int:
-        """The address of the first element, on the GPU."""
+        """Return the address of the first element, on the GPU."""
         return a.data.ptr
 
     def empty(self, shape: Sequence[int], dtype: Any, like: Any) -> Any:
-        """A new array on the device of `like`, which is the current one. dtype: NumPy's."""
+        """Make a new array on the device of `like`, which is the current one. dtype: NumPy's."""
         return device.cp.empty(shape, dtype=dtype)
 
     def spec(self, described: tuple[Any, ...]) -> Spec:
@@ -48,23 +48,23 @@ class DeviceArrays:
         return spec_of(*described)
 
     def copy(self, a: Any) -> Any:
-        """A C-contiguous copy."""
+        """Return a C-contiguous copy."""
         return dense_copy(a)
 
     def negative(self, a: Any) -> Any:
-        """A C-contiguous copy with the other sign."""
+        """Return a C-contiguous copy with the other sign."""
         return negative(a)
 
     def padded(self, a: Any, columns: int) -> Any:
-        """A C-contiguous copy whose rows have that many columns, with zeros in those that a has not."""
+        """Return a C-contiguous copy whose rows have that many columns; those that a lacks are zeros."""
         return padded(a, columns)
 
     def fill(self, a: Any, value: float) -> None:
-        """Every element becomes `value`."""
+        """Set every element to `value`."""
         a[...] = value
 
     def stream(self, a: Any) -> int:
-        """The handle of CuPy's current stream."""
+        """Return the handle of CuPy's current stream."""
         return device.cp.cuda.get_current_stream().ptr
 
     def is_captured(self, stream: int) -> bool:
@@ -72,23 +72,23 @@ class DeviceArrays:
         return bool(device.cp.cuda.runtime.streamIsCapturing(stream))
 
     def keep(self, arrays: Sequence[Any]) -> None:
-        """For a graph that may use them at any time: CuPy's pool must not give their memory to others."""
+        """Keep arrays for a graph that may use them at any time: CuPy's pool must not give their memory to others."""
         _KEPT_FOR_GRAPHS.append(arrays)
 
     def device_id(self, a: Any) -> int:
-        """The number of a's device."""
+        """Return the number of a's device."""
         return a.data.device_id if device.ON_GPU else 0
 
     def on_stream_of(self, a: Any) -> contextlib.AbstractContextManager[Any]:
-        """A context in which CuPy launches where a's library does."""
+        """Return a context in which CuPy launches where a's library does."""
         return _NOTHING
 
     def array(self, a: Any) -> Any:
-        """A device array of the same memory."""
+        """Return a device array of the same memory."""
         return a
 
     def host(self, a: Any) -> Any:
-        """A NumPy copy; it waits for the device."""
+        """Return a NumPy copy; it waits for the device."""
         return device.cp.asnumpy(a)
 
 
@@ -112,11 +112,11 @@ class TorchTensors:
         return a.shape, a.stride(), a.dtype, a.data_ptr() % 16, a.get_device(), a.requires_grad or a.is_neg()
 
     def pointer(self, a: Any) -> int:
-        """The address of the first element."""
+        """Return the address of the first element."""
         return a.data_ptr()
 
     def empty(self, shape: Sequence[int], dtype: Any, like: Any) -> Any:
-        """A new tensor on the device of `like`. dtype: NumPy's."""
+        """Make a new tensor on the device of `like`. dtype: NumPy's."""
         return like.new_empty(shape, dtype=self._torchs[dtype])
 
     def spec(self, described: tuple[Any, ...]) -> Spec:
@@ -127,11 +127,11 @@ class TorchTensors:
         return spec_of(tuple(shape), tuple([step * size for step in steps]), dtype, *where)
 
     def copy(self, a: Any) -> Any:
-        """A C-contiguous copy."""
+        """Return a C-contiguous copy."""
         return a.clone(memory_format=self._torch.contiguous_format)
 
     def negative(self, a: Any) -> Any:
-        """A C-contiguous copy with the other sign."""
+        """Return a C-contiguous copy with the other sign."""
         return self._torch.neg(a, out=a.new_empty(a.shape))
 
     def padded(self, a: Any, columns: int) -> Any:
@@ -139,11 +139,11 @@ class TorchTensors:
         return self._torch.nn.functional.pad(a, (0, columns - a.shape[-1]))
 
     def fill(self, a: Any, value: float) -> None:
-        """Every element becomes `value`."""
+        """Set every element to `value`."""
         a.fill_(value)
 
     def stream(self, a: Any) -> int:
-        """The handle of PyTorch's current stream on a's device."""
+        """Return the handle of PyTorch's current stream on a's device."""
         return self._torch._C._cuda_getCurrentRawStream(a.get_device())  # in a tenth of current_stream's time
 
     def is_captured(self, stream: int) -> bool:
@@ -151,22 +151,22 @@ class TorchTensors:
         return self._torch.cuda.is_current_stream_capturing()
 
     def keep(self, arrays: Sequence[Any]) -> None:
-        """Nothing: PyTorch's allocator keeps what a capture takes for its graph."""
+        """Do nothing: PyTorch's allocator keeps the memory of a capture for its graph."""
 
     def device_id(self, a: Any) -> int:
-        """The number of a's device."""
+        """Return the number of a's device."""
         return a.get_device()
 
     def on_stream_of(self, a: Any) -> contextlib.AbstractContextManager[Any]:
-        """A context in which CuPy launches on PyTorch's current stream."""
+        """Return a context in which CuPy launches on PyTorch's current stream."""
         return device.cp.cuda.ExternalStream(self.stream(a), a.get_device())
 
     def host(self, a: Any) -> Any:
-        """A NumPy copy; it waits for the device. Not of bfloat16, which NumPy lacks."""
+        """Return a NumPy copy; it waits for the device. Not of bfloat16, which NumPy lacks."""
         return a.cpu().numpy()
 
     def array(self, a: Any) -> Any:
-        """A CuPy array of the tensor's memory."""
+        """Return a CuPy array of the tensor's memory."""
         cp = device.cp
         dtype = self._dtypes[a.dtype]
         strides = [step * dtype.itemsize for step in a.stride()]
@@ -183,7 +183,7 @@ _KEPT_FOR_GRAPHS: list[Sequence[Any]] = []  # never freed: CUDA does not report 
 
 
 def on_device(number: int) -> contextlib.AbstractContextManager[Any]:
-    """A context in which the device of that number is the current one."""
+    """Return a context in which the device of that number is the current one."""
     if not device.ON_GPU:
         return _NOTHING
     cuda = device.cp.cuda
@@ -194,7 +194,7 @@ def on_device(number: int) -> contextlib.AbstractContextManager[Any]:
 
 
 def kind_of(*arrays: Any) -> DeviceArrays | TorchTensors | None:
-    """The kind of all these arrays; None if they are of several, or have to be copied or to come through DLPack."""
+    """Return the kind of all these arrays; None if they differ, or have to be copied or to come through DLPack."""
     types = set(map(type, arrays))
     return _kind_of_type(*types) if len(types) == 1 else None
 
@@ -213,7 +213,7 @@ _CPU, _CUDA, _CUDA_HOST, _MANAGED = 1, 2, 3, 13  # device types of DLPack
 
 
 def as_device_array(name: str, a: Any) -> Any:
-    """A device array that shares a's memory, where that is on a GPU; otherwise a copy on the device."""
+    """Return a device array that shares a's memory, where that is on a GPU; otherwise a copy on the device."""
     if isinstance(a, device.cp.ndarray):
         return a
     if isinstance(a, np.ndarray):
@@ -239,7 +239,7 @@ def as_device_array(name: str, a: Any) -> Any:
 
 
 def as_kind_of(like: Any, a: Any) -> Any:
-    """A device array as the kind of array that `like` is, on the device where it is."""
+    """Return a device array as the kind of array that `like` is, on the device where it is."""
     if isinstance(like, device.cp.ndarray):
         return a
     if isinstance(like, np.ndarray) or int(like.__dlpack_device__()[0]) == _CPU:

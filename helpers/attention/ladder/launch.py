@@ -51,7 +51,7 @@ class Launch(NamedTuple):
     once: bool = False
 
     def arguments(self, arrays: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The arguments, with the arrays in place of their names."""
+        """Return the arguments, with the arrays in place of their names."""
         return tuple(_argument(arg, arrays) for arg in self.args)
 
 
@@ -179,7 +179,7 @@ def _part(arg: Part, slots: Mapping[str, int], arrays: Mapping[str, Spec]) -> tu
 
 
 def _bytes(arg: Any) -> bytes:
-    """A value as the kernel reads it, in whole words of 8 bytes: a null pointer for None."""
+    """Return a value as the kernel reads it, in whole words of 8 bytes: a null pointer for None."""
     if arg is None:
         return bytes(8)
     value = arg.tobytes()

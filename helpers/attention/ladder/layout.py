@@ -41,7 +41,7 @@ class Spec(_Fields):
 
     @classmethod
     def dense(cls, shape: Sequence[int], dtype: Any) -> Spec:
-        """A new C-contiguous array."""
+        """Describe a new C-contiguous array."""
         dtype = np.dtype(dtype)
         strides, step = [], dtype.itemsize
         for size in reversed(shape):
@@ -61,7 +61,7 @@ class Spec(_Fields):
 
     @lock_free_cached_property
     def contiguous(self) -> bool:
-        """True if its elements follow one another in the order of C."""
+        """Tell whether its elements follow one another in the order of C."""
         step = self.dtype.itemsize
         for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
             if size > 1 and stride != step:
@@ -71,7 +71,7 @@ class Spec(_Fields):
 
     @lock_free_cached_property
     def in_rows(self) -> bool:
-        """True if the elements of a row, if there is one, are neighbours, and rows whole elements apart, forwards.
+        """Tell whether the elements of each row are neighbours, and rows a whole number of elements apart, forwards.
 
         A kernel gets strides in elements; those of a column of records may be no whole number of them.
         """
@@ -81,7 +81,7 @@ class Spec(_Fields):
 
     @lock_free_cached_property
     def aligned(self) -> bool:
-        """True if every row, if there is one, starts at a multiple of 16 bytes."""
+        """Tell whether every row starts at a multiple of 16 bytes."""
         if 0 in self.shape:
             return True
         bits = self.offset
@@ -103,7 +103,7 @@ class Spec(_Fields):
         return batch, row, head
 
     def with_axes(self, count: int) -> Spec:
-        """The same with axes of size 1 before its own."""
+        """Return the same array with axes of size 1 before its own."""
         more = count - len(self.shape)
         if more <= 0:
             return self
@@ -141,12 +141,12 @@ def with_scale_above_zero(q: Any, softmax_scale: float) -> tuple[Any, float]:
 
 
 def bits(a: Any) -> Any:
-    """The same memory as unsigned integers: not every library computes with, or copies, all dtypes of the device."""
+    """View memory as unsigned integers: not every library computes with, or copies, all dtypes of the device."""
     return a.view(f"uint{8 * a.dtype.itemsize}")
 
 
 def negative(a: Any) -> Any:
-    """A C-contiguous copy with the other sign, of any dtype of the device."""
+    """Return a C-contiguous copy with the other sign, of any dtype of the device."""
     copy = dense_copy(a)
     of_copy = bits(copy)
     of_copy ^= of_copy.dtype.type(1 << 8 * a.itemsize - 1)
@@ -154,14 +154,14 @@ def negative(a: Any) -> Any:
 
 
 def padded(a: Any, columns: int) -> Any:
-    """A C-contiguous copy with zeros in the columns from a's last on, of any dtype of the device."""
+    """Return a C-contiguous copy with zeros in the columns from a's last on, of any dtype of the device."""
     copy = device.cp.zeros((*a.shape[:-1], columns), f"uint{8 * a.itemsize}")
     copy[..., : a.shape[-1]] = bits(device.cp.ascontiguousarray(a))
     return copy.view(a.dtype)
 
 
 def dense_copy(a: Any) -> Any:
-    """A C-contiguous copy in memory of its own."""
+    """Return a C-contiguous copy in memory of its own."""
     dense = device.cp.ascontiguousarray(a)
     return device.cp.array(a) if dense is a else dense
 

@@ -55,7 +55,7 @@ def attention_params(
     softmax_scale: float,
     sequences: int = 0,
 ) -> Any:
-    """One AttentionParams, an array of shape (1,).
+    """Fill one AttentionParams, an array of shape (1,).
 
     Args:
         strides: of q, k, v and o: from one batch, row and head to the next, in elements. Packed sequences: batch is 0.
@@ -70,7 +70,7 @@ def attention_params(
 
 
 def rotary_params(strides: Sequence[tuple[int, int, int]], *numbers: int) -> Any:
-    """One RotaryParams, an array of shape (1,).
+    """Fill one RotaryParams, an array of shape (1,).
 
     Args:
         strides: of q, k and their outputs, as `attention_params` has those of q. numbers: N, N_kv, heads, kv_heads; of
@@ -80,7 +80,7 @@ def rotary_params(strides: Sequence[tuple[int, int, int]], *numbers: int) -> Any
 
 
 def backward_params(forward: Any, strides: Mapping[str, tuple[int, int, int]]) -> Any:
-    """One BackwardParams, an array of shape (1,).
+    """Fill one BackwardParams, an array of shape (1,).
 
     Args:
         forward: the AttentionParams of the call whose gradients these are.
@@ -91,5 +91,5 @@ def backward_params(forward: Any, strides: Mapping[str, tuple[int, int, int]]) -
 
 
 def _filled(dtype: np.dtype, form: struct.Struct, *values: float) -> Any:
-    """One struct, an array of shape (1,): in a tenth of the time that NumPy takes to assign its fields."""
+    """Fill one struct, an array of shape (1,), in a tenth of the time that NumPy takes to assign its fields."""
     return np.frombuffer(bytearray(form.pack(*values)), dtype)

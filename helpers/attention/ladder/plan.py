@@ -39,7 +39,7 @@ def plan(
     source: str | None = None,
     sizes: Mapping[str, int] | None = None,
 ) -> tuple[CompiledPlan, dict[str, Any]]:
-    """The launches of a call that this stage can do, compiled; and its arrays as the kernels read them.
+    """Compile the launches of a call that this stage can do; return them, and its arrays as the kernels read them.
 
     Args:
         arrays: device arrays by name. q, k, v and o, for gradients also do, dq, dk and dv: (..., rows, head_dim). lse,
@@ -65,7 +65,7 @@ def plan(
 
 
 def _with_functions(mod: ScoreMod, stage: Stage, file_or_code: str) -> str:
-    """The text of a kernel behind the caller's functions, if it has a place for them."""
+    """Return a kernel's text behind the caller's functions, if it has a place for them."""
     code = file_or_code if "\n" in file_or_code else kernel.source(file_or_code)
     if "HOOK_PARAMETERS" not in code:
         return code
@@ -127,13 +127,13 @@ class CompiledPlan:
         )
 
     def views(self, named: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-        """A model's arrays by name as the stage reads them: (batch, heads, rows, head_dim), but for a decoder."""
+        """View a model's arrays by name as the stage reads them: (batch, heads, rows, head_dim), but for a decoder."""
         if self.stage.direction == "decode":
             return dict(named)
         return {name: four_axes(a.swapaxes(-3, -2)) if name in WITH_HEAD_DIM else a for name, a in named}
 
     def bind(self, arrays: Mapping[str, Any]) -> Callable[[], None]:
-        """A function that launches on these arrays. Every argument is compared with the kernel's signature, now.
+        """Return a function that launches on these arrays. Every argument is compared with the kernel's signature now.
 
         Raises:
             TypeError, ValueError: as `helpers.attention.kernel.Kernel.bind`.
@@ -149,7 +149,7 @@ class CompiledPlan:
         return run
 
     def filled(self, arrays: Mapping[str, Any]) -> list[tuple[Launch, kernel.Kernel, tuple[Any, ...]]]:
-        """Each launch with its kernel, and its arguments with arrays in place of their names.
+        """List each launch with its kernel, and its arguments with arrays in place of their names.
 
         Scratch that is not among the arrays is made here.
         """
@@ -160,7 +160,7 @@ class CompiledPlan:
         return (device.cp.zeros if name in self.stage.zeroed else device.cp.empty)(spec.shape, dtype=spec.dtype)
 
     def direct(self, names: Sequence[str]) -> list[DirectLaunch]:
-        """The launches for a GPU without any check, for calls like one whose arguments `bind` has compared.
+        """Return the launches for a GPU without any check, for calls like one whose arguments `bind` has compared.
 
         Args:
             names: of the arrays and of those of `scratch`, in the order in which their addresses will be given.
@@ -175,7 +175,7 @@ class CompiledPlan:
         return direct
 
     def on_engine(self, names: Sequence[str]) -> list[EngineLaunch]:
-        """The same for the CPU engine. names: of a model's arrays and of scratch, in the order in which they come."""
+        """Return the same for the CPU engine. names: of a model's arrays and of scratch, in the order of `direct`."""
         slots = {name: i for i, name in enumerate(names)}
         return [EngineLaunch(each, self.kernels[each.kernel], slots, self.views) for each in self.launches]
 
@@ -234,7 +234,7 @@ class Rung(Stage):
         return result
 
     def prepare(self, q: Any, k: Any, v: Any, **options: Any) -> tuple[Callable[[], None], Any]:
-        """Everything but the launch: a function that launches, and what it writes. For timing and experiments.
+        """Do all but launch: return a function that launches, and the array that it writes. For timing and experiments.
 
         Args: see `plan`.
         """

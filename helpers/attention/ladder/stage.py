@@ -84,7 +84,7 @@ class Stage:
     slow_to_compile: bool = False  # NVRTC takes half a minute for each size, dtype and architecture: tests take few
 
     def changed(self: S, **fields_of_both: Any) -> S:
-        """The stage with other fields, of its own or of its tuning."""
+        """Return the stage with other fields, of its own or of its tuning."""
         names = {field.name for field in fields(Tuning)}
         tuned = {name: fields_of_both.pop(name) for name in names & fields_of_both.keys()}
         return replace(self, tuning=replace(self.tuning, **tuned), **fields_of_both)
@@ -101,11 +101,11 @@ class Stage:
         return self.tuning.variant
 
     def defines(self, head_dim: int) -> dict[str, int]:
-        """The -D options for a head dimension: HEAD_DIM and the tile sizes."""
+        """Return the -D options for a head dimension: HEAD_DIM and the tile sizes."""
         return {"HEAD_DIM": head_dim, **self.tiles(head_dim)}
 
     def defines_for(self, head_dim: int, rows: int, heads: int, *, uneven: bool = False) -> dict[str, int]:
-        """The -D options for one launch: other sizes where its own give few blocks, or each multiprocessor one.
+        """Return the -D options for one launch: other sizes where its own give few blocks, or each multiprocessor one.
 
         Args:
             rows: of the longest sequence: of q, where blocks have tiles of rows; of k, in the backward, where they have
@@ -128,7 +128,7 @@ class Stage:
         return defines
 
     def sizes_for(self, call: Call, sizes: Mapping[str, int] | None = None) -> dict[str, int]:
-        """All -D options for a call; `sizes` count before the stage's own."""
+        """Return all -D options for a call; `sizes` count before the stage's own."""
         if self.direction == "decode":  # the sizes decide the grid, not the other way round
             return {**self.tuning.variant(call), **(sizes or {})}
         heads = call.arrays["k" if self.direction == "backward" else "q"].shape[1]
@@ -144,7 +144,7 @@ class Stage:
         return f"sm_{cc}{'a' if self.only_cc else ''}"
 
     def kernel_name(self, dtype: str = "float32", name: str | None = None) -> str:
-        """A kernel's name, the stage's own if none is given; for a template, the instance of a dtype."""
+        """Return a kernel's name, the stage's own if none is given; for a template, the instance of a dtype."""
         name = name or self.name
         is_template = dtype in self.dtypes and self.dtypes != ("float32",)
         return f"{name}<{C_NAMES[dtype]}>" if is_template else name
@@ -156,7 +156,7 @@ class Stage:
     def launch(
         self, grid: tuple[int, ...], sizes: Mapping[str, int], args: tuple[Any, ...], name: str | None = None
     ) -> Launch:
-        """A launch with the stage's own block and shared memory. name: of another kernel than the stage's own."""
+        """Make a launch with the stage's own block and shared memory. name: of another kernel than the stage's own."""
         block, shared = (self.threads(sizes),), self.shared_bytes(sizes)
         return Launch(name or self.name, grid, block, shared, args)
 
@@ -177,7 +177,7 @@ class Stage:
         rotary_dim: int = 0,
         float_out: bool = False,
     ) -> str | None:
-        """The reason it cannot do this, on this device; None where it can."""
+        """Return the reason why it cannot do this on this device, or None."""
         if dtype not in self.dtypes:
             return f"it takes {' or '.join(self.dtypes)}, not {dtype}"
         if not 1 <= head_dim <= self.max_head_dim or head_dim % self.head_dim_step:
@@ -214,7 +214,7 @@ class Stage:
         return as_it_is and (not self.needs_aligned or spec.aligned)
 
     def unreadable(self, call: Call) -> list[str]:
-        """The inputs of a call that have to be copied: this stage cannot read them where they are."""
+        """List the inputs of a call that have to be copied: this stage cannot read them where they are."""
         written = ("dq", "dk", "dv") if "do" in call.arrays else ("o", "lse")
         return [name for name, a in call.arrays.items() if name not in written and not self._can_read(name, a, call)]
 

@@ -214,5 +214,5 @@ class _Cache:
         return (o if device.ON_GPU else np.asarray(device.cp.asnumpy(o))).astype(of_model, copy=False), None
 
     def backward(self, do: Any, saved: Any) -> tuple[Any, Any, Any]:
-        """Not supported: serving has no backward pass."""
+        """Raise NotImplementedError: serving has no backward pass."""
         raise NotImplementedError("a server has no gradients")

@@ -130,7 +130,7 @@ def _instructions(cubin: bytes) -> dict[str, Any]:
 def lines(file: str) -> dict[str, int]:
     """Count lines of a kernel and of what it includes of the course's: {"code": all but comments, "all": ...}.
 
-    Without attention_params.cuh, which all kernels from 05 on share.
+    Without attention_params.cuh, which all kernels from heads_and_masks on share.
     """
     text = (kernel.KERNELS / file).read_text(encoding="utf-8")
     if '#include "ptx.cuh"' in text:

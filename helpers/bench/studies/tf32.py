@@ -2,7 +2,7 @@
 
 python3 -m helpers.bench.study tf32 FILE [errors] [ranges] [speeds] [tiles] [fp16x3_tiles]
 
-Errors: of 256 rows, by 15, its steps, 15 with one TF32 product, fp16x3, 05, and PyTorch's attention. Scores are `scale`
+Errors: of 256 rows, by tf32, its steps, tf32 with one product, fp16x3, heads_and_masks, and PyTorch. Scores are `scale`
 times as large as those of unit-normal inputs; with "positive" V's elements are above 0, which shows a sum that is cut
 off. Ranges: the same with all of q and v multiplied by a number and k divided by it, and with columns of magnitudes 2^0
 to 2^-bits, in k the other way round; relative to the column's magnitude. Speeds: 16,384 tokens and 2048 columns
