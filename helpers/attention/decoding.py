@@ -3,8 +3,8 @@
     from helpers.attention import flash_attention_with_kvcache
     o = flash_attention_with_kvcache(q, k_cache, v_cache, cache_seqlens=lengths, block_table=table, k=k, v=v)
 
-How a launch is cut up follows from shapes alone, so that the host need not read a length. Where it does, it is to check
-them: see `checked`. The kernels and their launches are in decoders.py.
+How many blocks a launch has follows from shapes alone; which keys each gets, it works out on the device from the
+lengths. The host reads lengths only to check them: see `checked`. The kernels and their launches are in decoders.py.
 """
 
 from __future__ import annotations

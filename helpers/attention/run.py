@@ -293,8 +293,8 @@ class Plan:
     def _scratch_on(self, kind: Kind, like: Any, stream: int) -> tuple[list[Any], Sequence[Any]]:
         """Find or allocate the scratch arrays; return them and the launches that this call needs.
 
-        Scratch that is 0 between the launches is shared by all plans on a stream. What a graph captures is its own, and
-        is written whenever the graph is replayed.
+        If a stage has scratch that is 0 between launches, all plans on a stream share its scratch, until `forget`. What
+        a graph captures is its own, and is written whenever the graph is replayed.
         """
         kept, captured = self._kept, device.ON_GPU and kind.is_captured(stream)
         ordered = not captured and stream != CU_STREAM_PER_THREAD

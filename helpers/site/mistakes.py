@@ -3,10 +3,9 @@
     python3 -m helpers.site.mistakes        # prints the page; `build` runs it in a process of its own
 
 mistakes.md has its words, with a mark for each mistake: `<!-- check of STAGE: BUG -->`, or `X-ray` where the X-ray's
-message is to be shown, which names the line. In place of the mark comes the edit, which is the one that the tests plant
-under that name, and the message, which is what the check or the X-ray says of the kernel with that edit at every build
-of the site. All runs on the CPU engine: some of these kernels would take a GPU's context down, and others are wrong
-there only now and then.
+message is to be shown, which names the line. Each build of the site plants that bug as the tests do, and puts the edit
+in place of the mark, with the message of the check or the X-ray. All runs on the CPU engine: some of these kernels
+would take a GPU's context down, and others are wrong there only now and then.
 """
 
 from __future__ import annotations

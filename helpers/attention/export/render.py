@@ -1,8 +1,8 @@
 """Render a stage as one file from the templates: for CuPy, for PyTorch, or for nvcc.
 
-templates/ holds each file as it will read: cupy.py.jinja and torch.py.jinja in the frame of python.py.jinja, with
-launches.py.jinja for what is written once for each plan; nvcc.cu.jinja. Here is what a template cannot say by itself:
-the sizes of launches as Python and as C++, and where a line longer than 120 characters is broken.
+templates/ holds each file as it will read: cupy.py.jinja and torch.py.jinja, both inside python.py.jinja, which repeats
+launches.py.jinja for each plan; and nvcc.cu.jinja. Here is what a template cannot say by itself: the sizes of launches
+as Python and as C++, and where a line longer than 120 characters is broken.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One launch of a kernel: its arguments by name, then with arrays in place of the names, and the driver's call."""
+"""One launch of a stage: planned with names for arrays, bound to a call's arrays, made through the driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layout of arrays: axes, addresses, alignment, and the memory between the first and the last element."""
+"""How an array lies in memory (`Spec`: axes, strides, alignment), and its copies: dense, padded, negated."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Measure what fused attention promises on a GPU: against plain attention, at N = 2^17, and for small calls.
 
-Beside the ladder's record: plain attention, three calls of PyTorch in the type of its inputs ("plain"); one launch at
-N = 131,072 ("stage", "peer"), where N x N scores may not fit; and small calls, from the call to the result ("latency")
-and on the device alone ("device").
+A record of its own; in brackets, the kinds of its rows: plain attention, three calls of PyTorch in the type of its
+inputs ("plain"); one launch at N = 131,072 ("stage", "peer"), where N x N scores may not fit; and small calls, from the
+call to the result ("latency") and on the device alone ("device").
 `helpers.bench.climb` shows them with the ladder.
 """
 
