@@ -133,7 +133,8 @@ def block_table(trial: Trial) -> None:
             lengths[-1] = 0
         table_row, room = -(-60 // page) + 1, 64
         table = trial.rng.permutation(count * table_row).reshape(count, table_row).astype(np.int32)
-        v = np.full((table.size, page, 64), np.nan, np.float32)
+        spare = -(-16 // page)  # pages of nobody at the end, so that a key's place in too large a page is still in V
+        v = np.full((table.size + spare, page, 64), np.nan, np.float32)
         p, expected = np.zeros((count, room), np.float32), np.zeros((count, 64))
         for i, length in enumerate(lengths):
             _, _, values = trial.inputs(1, room, 64)
