@@ -516,7 +516,7 @@ class _Options(NamedTuple):
         return cls(shared, deterministic, keep_lse, how.get("stage"), functions)
 
     def arguments(self, **more: Any) -> dict[str, Any]:
-        """Return the keyword arguments of a function of helpers.attention, `more` among them."""
+        """Return the keyword arguments for a function of helpers.attention: `shared`, `functions` and `more`."""
         return {**self.shared, **(self.functions or {}), **more}
 
     def flat(self) -> tuple[Any, ...]:

@@ -70,57 +70,61 @@ def flash_attention(
     out_dtype: Any = None,
     stage: str | int | None = None,
 ) -> Any:
-    """softmax(softmax_scale * q k^T + bias) v for each head of each batch, with q and k rotated where that is asked.
+    """softmax(softmax_scale * q k^T + bias) v for each head of each batch; rotary tables rotate q and k first.
 
     Args:
-        q: (batch, seq, heads, head_dim). In half types a head_dim that is no multiple of 8 costs copies with zeros.
-        k, v: (batch, seq_kv, kv_heads, head_dim) of q's dtype. kv_heads divides heads: that many heads of q in a row
-            share one of k and v (grouped-query attention; with one, multi-query). batch, seq and seq_kv may be 0.
+        q: (batch, seq, heads, head_dim). In half types, a head_dim that is not a multiple of 8 costs copies padded with
+            zeros.
+        k, v: (batch, seq_kv, kv_heads, head_dim) of q's dtype. kv_heads divides heads: heads / kv_heads consecutive
+            heads of q share one of k and v (grouped-query attention; multi-query if kv_heads is 1). batch, seq and
+            seq_kv may be 0.
         causal: query i sees key j up to i + seq_kv - seq: the last query sees every key (bottom-right alignment, as
             FlashAttention defines it since version 2.1).
         window: (left, right): how many keys before and after that diagonal a query sees; -1 for no limit. With
             causal=True right is 0.
-        softmax_scale: 1 / sqrt(head_dim) where it is not given. Scaled scores may be as large as a float32: from 2**13
-            on they are compared as such, rounded to 24 bits. Where it is below 0, q is copied.
+        softmax_scale: by default 1 / sqrt(head_dim). Scaled scores may be as large as float32 allows: from 2**13 on,
+            they are rounded to float32 before the row's maximum is subtracted. A negative scale costs a copy of q.
         return_lse: also the natural log of the sum of exp(scaled scores), float32 (batch, heads, seq).
         bias: (batch, heads, seq, seq_kv), each axis of that length or 1; leading axes may be left out, as in NumPy's
-            broadcasting; read where it is, whatever its strides. Of q's dtype or float32: added to the scaled scores;
-            below about -1e37 it counts as -inf. Of bool: True where a query may see a key. (So is PyTorch's attn_mask.)
-            Combines with causal and window. Fastest with keys that are neighbours and rows at multiples of 16 bytes.
+            broadcasting; read in place, whatever its strides. Of q's dtype or float32: added to the scaled scores;
+            below about -1e37 it counts as -inf. Of bool: True where a query may see a key (as PyTorch's attn_mask). It
+            combines with causal and window. Fastest if a row's keys are contiguous, and rows start at multiples of 16
+            bytes.
         alibi_slopes: float32 (heads,) or (batch, heads): -slope * |i + seq_kv - seq - j| is added to the scaled scores
             (Press et al. 2022, "Train Short, Test Long", whose masks are causal; FlashAttention has both sides, too).
         sinks: float32 (heads,): exp(sinks[head]) is added to a row's sum of weights, as in gpt-oss. lse includes it.
-        score_mod: an expression in CUDA C++ that makes another score of each, as FlexAttention's (Dong et al. 2024) in
-            Python: "cap * tanhf(score / cap)". It knows score (scaled, float), batch, head, kv_head, q_idx, kv_idx,
-            q_len, kv_len, distance (q_idx - kv_idx as a float) and the names of mod_args. The last query is at the last
-            key, so q_idx is below 0 for queries before the first. bias and slopes are added to its result.
-        mask_mod: an expression that says whether a query sees a key, of the same names but score and distance; or what
-            `make_block_mask` has made of one. Tiles of which nothing is seen are skipped. Which those are is found out
-            before the kernel: at each call where the mask reads arrays, else once for a shape. Combines with causal and
-            window.
+        score_mod: an expression in CUDA C++ that replaces each score, as FlexAttention's score_mod does in Python (Dong
+            et al. 2024): "cap * tanhf(score / cap)". It can use score (scaled, float), batch, head, kv_head, q_idx,
+            kv_idx, q_len, kv_len, distance (q_idx - kv_idx as a float) and the names of mod_args. The last query is at
+            the last key, so q_idx is negative for queries before the first. bias and slopes are added to its result.
+        mask_mod: an expression that says whether a query sees a key, with the same names but score and distance; or a
+            block mask that `make_block_mask` made from one. Tiles in which no query sees a key are skipped. A kernel
+            finds them first: at each call if an expression reads arrays, otherwise (and for a block mask) once for each
+            shape. It combines with causal and window.
         mod_args: by name: NumPy numbers (Python's are an int32 or a float32), which are passed by value; arrays of the
             same kind and device as q, C-contiguous, which are pointers in the expression. Some functions with their
             arguments are in `helpers.attention.score_mods`.
-        score_mod_grad: what flash_attention_backward needs of score_mod; unused here.
+        score_mod_grad: the derivative of score_mod, which only flash_attention_backward uses.
         rotary_cos, rotary_sin: (positions, rotary_dim / 2) of q's dtype or float32, for a rotary embedding of the first
-            rotary_dim words of each row of q and k (Su et al. 2021, "RoFormer"). Computed in float32 and rounded to
-            q's dtype. In half types rotary_dim is a multiple of 16, in float32 of 8, and head_dim of 4.
-        rotary_interleaved: words 2 p and 2 p + 1 are a pair (GPT-J); else p and p + rotary_dim / 2 (GPT-NeoX, Llama).
+            rotary_dim elements of each row of q and k (Su et al. 2021, "RoFormer"). Computed in float32 and rounded to
+            q's dtype. In half types rotary_dim is a multiple of 16; in float32 it is one of 8, and head_dim one of 4.
+        rotary_interleaved: elements 2 p and 2 p + 1 are a pair (GPT-J); otherwise p and p + rotary_dim / 2 (GPT-NeoX,
+            Llama).
         rotary_positions: (q_positions, k_positions), int32 of shape (seq,) or (batch, seq), and of (seq_kv,) or
-            (batch, seq_kv); None: query i is at i + seq_kv - seq and key j at j. Only those in NumPy arrays are looked
-            at: elsewhere a position that is not in the tables counts as the nearest that is.
-        out_dtype: float32 for an output that is not rounded to q's dtype, for partial results that are merged by their
-            lse; None for q's.
-        stage: a stage of the ladder, by name or number; without it the last, and fastest, that can do this here
+            (batch, seq_kv); None: query i is at i + seq_kv - seq and key j at j. Positions in NumPy arrays are checked;
+            in other arrays, one outside the tables counts as the nearest one inside.
+        out_dtype: float32 for an output that is not rounded to q's dtype, such as a partial result to be merged with
+            others by their lse; None for q's dtype.
+        stage: a stage of the ladder, by name or number; by default the last, and fastest, that can do this here
             (10 only on a GPU, and not for little work; 11 only with a bias, slopes or a rotary embedding).
 
     Returns:
         The output, of q's shape, kind of array and dtype (or out_dtype); with return_lse, (o, lse). A query that sees
-        no key, or none whose bias is above -inf, gets 0, and lse -inf. A launch with few blocks gets smaller tiles: in
-        another batch, or of another length, the same query may differ in the last bits.
+        no key, or none whose bias is above -inf, gets 0, and lse -inf. A launch with few blocks gets smaller tiles, so
+        the output of the same query may differ in its last bits in another batch, or at another length.
 
     Raises:
-        TypeError: no array, a dtype that no stage takes, arguments of the wrong type.
+        TypeError: something that is not an array, a dtype that no stage takes, arguments of the wrong type.
         ValueError: shapes that do not fit each other; a malformed window; a stage that cannot do this: the message
             says why, and which stages can.
     """
@@ -159,30 +163,30 @@ def flash_attention_varlen(
 ) -> Any:
     """flash_attention of sequences of several lengths, packed one after the other with no padding.
 
-    Sequence i has the tokens cu_seqlens_q[i] to cu_seqlens_q[i + 1] - 1 of q, and so of k and v. A sequence may be
-    empty on either side: without keys, its queries get 0 and lse -inf.
+    Sequence i has tokens cu_seqlens_q[i] to cu_seqlens_q[i + 1] - 1 of q, and likewise by cu_seqlens_k of k and v. A
+    sequence may have no queries, or no keys; without keys, its queries get 0, and lse -inf.
 
     Args:
         q: (tokens, heads, head_dim).
         k, v: (tokens_kv, kv_heads, head_dim).
-        cu_seqlens_q, cu_seqlens_k: (sequences + 1,) int32: 0, then the tokens up to the end of each sequence. Without
-            max_seqlen_q and max_seqlen_k the host reads them, so that a mistake is an error; a device array is waited
-            for.
-        max_seqlen_q, max_seqlen_k: at least the rows of the longest sequence of q and of k. With both, the host does
-            not read cu_seqlens, so that the call can be captured in a CUDA graph. On a GPU nothing is then known to be
-            wrong: with a max_seqlen_q that is too small, rows at the end of a sequence are not written.
+        cu_seqlens_q, cu_seqlens_k: (sequences + 1,) int32: 0, then the number of tokens up to the end of each sequence.
+            Unless max_seqlen_q and max_seqlen_k are both given, the host reads and checks them, for which it waits for
+            the device.
+        max_seqlen_q, max_seqlen_k: at least the rows of the longest sequence of q and of k. With both, on a GPU, the
+            host does not read cu_seqlens, so that the call can be captured in a CUDA graph. Mistakes then go unnoticed:
+            if max_seqlen_q is too small, rows at the end of a sequence are not written.
         bias: refused: packed sequences have no common (seq, seq_kv).
         alibi_slopes: float32 (heads,) or (sequences, heads).
-        rotary_positions: (q_positions, k_positions), int32 (tokens,) and (tokens_kv,); None: in each sequence, query i
-            is at i + its keys - its queries, and key j at j. A query before the first key counts as position 0.
+        rotary_positions: (q_positions, k_positions), int32 (tokens,) and (tokens_kv,); None: in a sequence of n queries
+            and n_kv keys, query i is at i + n_kv - n, and key j at j. A query before the first key is at position 0.
         The others: see flash_attention; the diagonal of causal and window is each sequence's own.
 
     Returns:
         The output as q, (tokens, heads, head_dim); with return_lse, (o, lse), lse float32 (heads, tokens).
 
     Raises:
-        TypeError, ValueError: as flash_attention, and for cu_seqlens that are not int32, do not begin at 0, fall, or do
-        not end at the number of tokens.
+        TypeError, ValueError: as flash_attention, and for cu_seqlens that are not int32, do not begin at 0, decrease,
+        or do not end at the number of tokens.
     """
     extras = extra_inputs(bias, alibi_slopes, rotary_cos, rotary_sin, rotary_interleaved, rotary_positions, sinks)
     mod, of_mod = parse_score_mod(score_mod, mask_mod, mod_args, score_mod_grad)
@@ -221,18 +225,20 @@ def flash_attention_backward(
         do: the gradient of the loss with respect to the output, (batch, seq, heads, head_dim), of q's dtype.
         q, k, v, causal, window, softmax_scale, bias, alibi_slopes, sinks, score_mod, mask_mod, mod_args: as
             in flash_attention. All but q, k and v are constants.
-        score_mod_grad: with score_mod: its derivative by score, an expression of the same names and y, its result.
+        score_mod_grad: required with score_mod: its derivative with respect to score, an expression with the same names
+            and y, the result of score_mod.
         o, lse: what flash_attention(..., return_lse=True) returned: (batch, seq, heads, head_dim) of q's dtype, and
             float32 (batch, heads, seq).
         deterministic: the same bits in every run, on the same device. Without it, blocks add to dq in any order.
-        out_dtype: float32 for gradients that are not rounded to q's dtype, and are added to others; None for q's.
+        out_dtype: float32 for gradients that are not rounded to q's dtype, such as those to be added to others; None
+            for q's dtype.
         stage: a stage of the ladder that computes gradients, by name or number; without it the last that can do this.
 
     Returns:
         (dq, dk, dv) with the shapes and the kind of q, k and v and q's dtype (or out_dtype), C-contiguous. Where heads
         of q share a head of k and v, its gradients are summed over them. A query that sees no key has a gradient of 0,
-        and so has a key that no query sees. The weights come from lse, a float32: from about 2**20 on its rounding
-        shows (at 2**22 by some percent), and beyond 2**25 half types give gradients that fade to 0, so that none
+        and so has a key that no query sees. The weights are computed from lse, a float32, whose rounding shows once it
+        reaches about 2**20 (some percent at 2**22); beyond 2**25, gradients in half types fade to 0, so that none
         overflows.
 
     Raises:
@@ -292,7 +298,7 @@ def flash_attention_varlen_backward(
 
 
 def _is_float32(out_dtype: Any) -> bool:
-    """Return True for float32, False for None. TypeError for anything else."""
+    """Return True for float32, False for None; raise TypeError for anything else."""
     if out_dtype is None or (isinstance(out_dtype, (str, type, np.dtype)) and np.dtype(out_dtype) == np.float32):
         return out_dtype is not None
     raise TypeError(f"out_dtype is float32, or None for q's dtype; got {out_dtype!r:.40}")
@@ -302,7 +308,7 @@ def _is_float32(out_dtype: Any) -> bool:
 
 
 class Attention(Call):
-    """A forward, or with do a backward. longest: of packed sequences, of which a forward depends on the first alone."""
+    """A call of the forward, or of the backward if do is among its arrays."""
 
     __slots__ = ()
     options: AttentionOptions
@@ -338,14 +344,15 @@ class Attention(Call):
 
 
 def _changed(specs: Mapping[str, Spec], changes: Sequence[Change]) -> dict[str, Spec]:
-    """Describe a call's arrays after changes of some."""
+    """Return the specs of a call's arrays, with those of the copies in place of the arrays that are copied."""
     return {**specs, **{change.name: change.spec(specs[change.name]) for change in changes}}
 
 
 class _Family(NamedTuple):
-    """The common part of calls that differ in their shapes, strides and addresses alone.
+    """What calls have in common that differ only in shapes, strides and addresses.
 
-    options: as `Options.checked` returns them. stages: those that can, the fastest first; or the one that was named.
+    options: as `Options.checked` returns them. stages: those that can do the calls, the fastest first; or, if the calls
+    name a stage, that one alone.
     """
 
     key: tuple[Hashable, ...]
@@ -358,7 +365,7 @@ def of_shapes(
 ) -> tuple[_Family, Stage, dict[str, Output], AttentionCall | None]:
     """Choose the stage for a call that `check` accepts; return its family, the stage, the outputs and the call.
 
-    The call is None if no row sees a key.
+    The call is None if q or k is empty, as there is nothing to compute then.
     """
     views = {name: a.heads_first if name in WITH_HEAD_DIM else a for name, a in specs.items()}
     family, stage = choose(views, options, longest[0])
@@ -373,12 +380,12 @@ HALF_COLUMNS = 8  # kernels in half types copy 16 bytes at a time
 
 
 def whole_chunks(head_dim: int, itemsize: int) -> int:
-    """Return how many columns kernels compute rows of head_dim with: half types are padded to a multiple of 8."""
+    """Return the head_dim that kernels compute with: in half types, the next multiple of 8."""
     return head_dim + -head_dim % HALF_COLUMNS if itemsize == 2 else head_dim
 
 
 def _outputs(stage: Stage, specs: Mapping[str, Spec], options: AttentionOptions) -> dict[str, Output]:
-    """Describe what a call returns, by name; a stage without strides writes whole heads."""
+    """Describe a call's outputs by name. A stage without the feature strides writes (..., heads, rows, head_dim)."""
     q = specs["q"]
     dtype = np.dtype(np.float32) if options.float_out else q.dtype
     if stage.direction == "backward":
@@ -390,7 +397,7 @@ def _outputs(stage: Stage, specs: Mapping[str, Spec], options: AttentionOptions)
 
 
 def _view(name: str, output: Output) -> Spec:
-    """Describe an output as stages read it."""
+    """Return the spec of an output as stages see it: (batch, heads, rows, head_dim), or lse."""
     a = dense(output.shape, output.dtype)
     if name not in WITH_HEAD_DIM:
         return a
@@ -398,7 +405,7 @@ def _view(name: str, output: Output) -> Spec:
 
 
 def check(specs: Mapping[str, Spec]) -> None:
-    """TypeError or ValueError where arrays do not fit each other. The extra inputs are checked in `Call.of`."""
+    """Raise TypeError or ValueError if arrays do not fit each other. `AttentionCall.of` checks the extra inputs."""
     COUNTS["checked"] += 1
     q, packed = specs["q"], "cu_seqlens_q" in specs
     check_model_arrays(q, specs["k"], specs["v"], PACKED if packed else BATCHED)
@@ -421,10 +428,10 @@ def check(specs: Mapping[str, Spec]) -> None:
 
 
 def choose(views: Mapping[str, Spec], options: AttentionOptions, longest: int | None) -> tuple[_Family, Stage]:
-    """Return the family of a call and its stage: the one that was asked for, or the one for calls that name none.
+    """Return the family of a call and its stage: the one that the call names, or the fastest for calls of its size.
 
-    Packed sequences count as long as the geometric mean of the mean and the longest: most of them may be short, and
-    most of the work in the long ones.
+    Packed sequences are taken to be as long as the geometric mean of their mean and their longest: most of them may be
+    short, while most of the work is in the long ones.
     """
     q, k = views["q"], views["k"]
     key: tuple[Hashable, ...] = options.key, q.dtype, q.shape[-1], q.shape[1] != k.shape[1], q.device
@@ -490,7 +497,7 @@ def _nearest(stages: Mapping[str, Stage], needs: Mapping[str, Any]) -> tuple[str
 def _longest(
     cu_seqlens_q: Any, cu_seqlens_k: Any, q: Any, k: Any, max_seqlen_q: int | None, max_seqlen_k: int | None
 ) -> Longest:
-    """Rows of the longest sequence of q, and of k: as the caller says, or from the numbers, which are then checked."""
+    """Return the rows of the longest sequence of q, and of k: the caller's, or those of cu_seqlens, checked here."""
     for name, most in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
         whole = isinstance(most, (int, np.integer)) and not isinstance(most, bool)
         if most is not None and not (whole and 0 <= most < MAX_ROWS):

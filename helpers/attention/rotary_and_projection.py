@@ -63,7 +63,7 @@ class Planned:
         return self.kernel, self.grid, self.block, self.args, self.shared_bytes
 
     def prepare(self) -> Callable[[], None]:
-        """Check the arguments now; the function that is returned only launches."""
+        """Check the arguments now; return a function that only runs `before`, if there is one, and launches."""
         of_parts = ((self.grid, self.args), *self.others)
         launch = [self.kernel.bind(grid, self.block, args, shared_mem=self.shared_bytes) for grid, args in of_parts]
         steps = launch if self.before is None else [self.before, *launch]
@@ -144,7 +144,12 @@ def plan_rotary(
     source: str | None = None,
     sizes: Mapping[str, int] | None = None,
 ) -> Planned:
-    """`rotary` but for the launch. source: another text of the kernel; sizes: such as {"THREADS": 128}."""
+    """Do all of `rotary` but the launch.
+
+    Args:
+        source: kernel code to use instead of the kernel's file. sizes: -D options, such as {"THREADS": 128}.
+        The others: see `rotary`.
+    """
     cp = device.cp
     check_flags(interleaved=interleaved, in_place=in_place)
     if positions is not None:

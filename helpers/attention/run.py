@@ -31,12 +31,12 @@ T = TypeVar("T")
 
 
 class Cache(OrderedDict[tuple[Hashable, ...], T]):
-    """The newest values by key: lengths that change at every call would fill the memory otherwise."""
+    """A dict of its `most` newest entries: without a limit, lengths that change at every call would fill the memory."""
 
     most = 256
 
     def __setitem__(self, key: tuple[Hashable, ...], value: T) -> None:
-        """Add a value, and forget the oldest where there are too many."""
+        """Set a value, and drop the oldest entry if there are now more than `most`."""
         super().__setitem__(key, value)
         if len(self) > self.most:
             with contextlib.suppress(KeyError):  # another thread has just forgotten them
@@ -54,24 +54,24 @@ class _Fields(NamedTuple):
 
 
 class Call(_Fields):
-    """A call as a caller made it.
+    """A call as its caller made it.
 
-    arrays: by name; q is the first or the second. longest: rows of q and of k in the longest of packed sequences.
-    lengths: what a plan depends on of these.
+    arrays: by name; q is the first or the second. longest: the rows of the longest packed sequence of q, and of k.
+    lengths: the part of `longest` that a plan depends on.
     """
 
     __slots__ = ()
 
     def plan(self, specs: Mapping[str, Spec]) -> Plan:
-        """Check a call of arrays like these, and plan and compile it.
+        """Check the call with arrays of these specs, then plan and compile it.
 
         Raises:
-            TypeError, ValueError: as the public function.
+            TypeError, ValueError: as the public function that made the call.
         """
         raise NotImplementedError
 
     def check_host_arrays(self) -> None:
-        """Check what only arrays in the host's memory show, before they are copied to the device."""
+        """Check what only arrays in the host's memory can be checked for, before they are copied to the device."""
 
     @property
     def written(self) -> tuple[str, ...]:
@@ -82,7 +82,8 @@ class Call(_Fields):
 def run(call: Call) -> Any:
     """Run a call: find its plan, or make one, and launch.
 
-    Arrays that a launch cannot read where they are come to the device first, and results become arrays like q.
+    Arrays that a launch cannot read in place are brought to the device first; the results are then converted to the
+    caller's kind of array.
     """
     given = (*call.arrays.values(),)
     kind = kind_of(*given)
@@ -98,7 +99,7 @@ _Key = tuple[Hashable, ...]
 
 
 def _find(kind: Kind, call: Call, given: Sequence[Any]) -> tuple[_Key, Plan | None]:
-    """Find the plan for arrays like these; with its key, which ends with a description of each array."""
+    """Return a call's key, which ends with a description of each array, and the plan kept under it, None if none is."""
     key = kind, *call.arrays, call.options.key, call.lengths, limits.reserved_sms(), *map(kind.describe, given)
     try:
         return key, _PLANS.get(key)
@@ -107,14 +108,14 @@ def _find(kind: Kind, call: Call, given: Sequence[Any]) -> tuple[_Key, Plan | No
 
 
 def _make(kind: Kind, call: Call, key: _Key) -> Plan:
-    """Check and plan a call on the current device, and keep its plan."""
+    """Check and plan a call on the current device, and keep the plan under the key that `_find` returned."""
     described = key[-len(call.arrays) :]
     plan = _PLANS[key] = call.plan(dict(zip(call.arrays, map(kind.spec, described), strict=True)))
     return plan
 
 
 def _via_device_arrays(call: Call) -> Any:
-    """Run a call on device arrays. Inputs in NumPy's memory that are written get their new contents."""
+    """Bring a call's arrays to the device, run it, and convert the results. NumPy inputs that it writes are updated."""
     arrays = call.arrays
     q = as_device_array("q", arrays["q"])
     with q.device if device.ON_GPU else contextlib.nullcontext():
@@ -151,7 +152,8 @@ def forget() -> None:
 class Change(NamedTuple):
     """A copy of an input that the kernels can read.
 
-    how: copied (dense), negated, or padded with zeros to so many columns. whole_heads: the rows of a head together.
+    how: "copied" (C-contiguous), "negated", or "padded" with zeros to `columns` columns. whole_heads: in the copy, all
+    rows of a head lie together.
     """
 
     name: str
@@ -160,7 +162,7 @@ class Change(NamedTuple):
     columns: int = 0
 
     def spec(self, a: Spec) -> Spec:
-        """Describe the copy of such an array."""
+        """Return the spec of the copy of an array with spec `a`."""
         shape = (*a.shape[:-1], self.columns) if self.columns else a.shape
         if not self.whole_heads:
             return dense(shape, a.dtype)._replace(device=a.device)
@@ -177,7 +179,10 @@ class Change(NamedTuple):
 
 
 class Output(NamedTuple):
-    """An array that a call returns. heads_first: it is made as (..., heads, rows, head_dim), and seen as the others."""
+    """An array that a call returns.
+
+    heads_first: it is allocated in `shape`, (..., heads, rows, head_dim), and returned as (..., rows, heads, head_dim).
+    """
 
     shape: tuple[int, ...]
     dtype: Any
@@ -190,7 +195,7 @@ class Output(NamedTuple):
 
 
 class Plan:
-    """A call that was checked, planned and compiled: only its arrays are new."""
+    """A call that has been checked, planned and compiled; each launch brings only its arrays."""
 
     __slots__ = (
         *("_again", "_before", "_changes", "_columns", "_compiled", "_kept", "_launches", "_memory_hint", "_names"),
@@ -210,12 +215,12 @@ class Plan:
     ) -> None:
         """
         Args:
-            compiled: None where no row sees a key: outputs are 0 then, and lse -inf.
+            compiled: None if there is no row or no key: outputs are then 0, and lse is -inf.
             inputs: the names of the call's arrays, in order. outputs: by name.
-            changes: the copies of inputs, in the order in which they are made. columns: of the results, where those of
-                the launches have more.
-            before: what is called first, with the inputs by name. memory_hint: begins the message of a MemoryError for
-                scratch.
+            changes: the copies of inputs, in the order in which they are made. columns: of the results, if the launches
+                compute with padded ones; else 0.
+            before: called first, with the kind and the inputs by name. memory_hint: the first words of the message if
+                there is no memory for scratch.
         """
         self._compiled, self._names = compiled, (*inputs, *outputs)
         self._outputs, self._returned = [*outputs.values()], tuple(outputs)
@@ -232,7 +237,7 @@ class Plan:
         self._again = [launch for planned, launch in pairs if not (planned.once and device.ON_GPU)]
 
     def __call__(self, kind: Kind, given: Sequence[Any]) -> Any:
-        """Launch on the current device. The arrays are like those that it was planned for, all but their addresses."""
+        """Launch on the current device; return the outputs. The arrays may differ in address from those planned for."""
         like, compiled = given[0], self._compiled
         if self._before is not None:
             self._before(kind, dict(zip(self._names, given, strict=False)))
@@ -259,7 +264,7 @@ class Plan:
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def _compare(self, kind: Kind, like: Any, arrays: Sequence[Any]) -> None:
-        """Launch with the arguments compared with the kernels' signatures, as the first call of these kernels is."""
+        """Compare the arguments with the kernels' signatures, and launch: the first call of these kernels does this."""
         names = (*self._names, *self._compiled.scratch)
         with kind.on_stream_of(like):
             self._compiled.bind(self._compiled.views(zip(names, map(kind.array, arrays), strict=True)))()
@@ -293,8 +298,9 @@ class Plan:
     def _scratch_on(self, kind: Kind, like: Any, stream: int) -> tuple[list[Any], Sequence[Any]]:
         """Find or allocate the scratch arrays; return them and the launches that this call needs.
 
-        If a stage has scratch that is 0 between launches, all plans on a stream share its scratch, until `forget`. What
-        a graph captures is its own, and is written whenever the graph is replayed.
+        A stage that needs some scratch to be 0 between launches shares all of its scratch with the other plans on the
+        stream, until `forget`. Calls on the per-thread stream get scratch of their own, and so do graphs: every replay
+        writes it anew.
         """
         kept, captured = self._kept, device.ON_GPU and kind.is_captured(stream)
         ordered = not captured and stream != CU_STREAM_PER_THREAD
@@ -335,7 +341,7 @@ CU_STREAM_PER_THREAD = 2  # CUDA's handle of as many streams as threads
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """CuPy's is a MemoryError, PyTorch's a RuntimeError."""
+    """Return True if an allocation found no memory: CuPy raises a MemoryError, PyTorch its own OutOfMemoryError."""
     return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 
@@ -345,7 +351,8 @@ def compile_plan(
     """Plan and compile the launches of a call, or take the kernels of an earlier call that needs the same.
 
     Args:
-        family: equal for calls that differ only in shapes, strides and addresses. sizes: before the stage's own.
+        family: equal for calls that differ only in shapes, strides and addresses. sizes: -D options that override the
+            stage's own.
     """
     sizes = stage.sizes_for(call, sizes)
     key = family, stage.name, call.mod and call.mod.form, *sizes.items()

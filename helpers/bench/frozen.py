@@ -253,7 +253,7 @@ def everything(selection: Selection = Selection()) -> Iterator[tuple[str, Hashes
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write the hashes, and say what differs."""
+    """Write the hashes to a file; with --against, print what differs from the others, and return 1 if a launch does."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("file", type=Path, help="where the hashes go, JSON")
     parser.add_argument("--against", type=Path, help="the hashes of another checkout")

@@ -35,7 +35,7 @@ def need_gpu() -> None:
 
 
 def figures(taken: Sequence[float], flops: float | None = None) -> Row:
-    """Return the median and the extremes of milliseconds, and the TFLOP/s of a way that does so many FLOP."""
+    """Return the median and the extremes of times in milliseconds and, with `flops`, the TFLOP/s at the median."""
     ms = statistics.median(taken)
     rate = {} if flops is None else {"tflops": flops / ms / 1e9}
     return {"ms": ms, "ms_min": min(taken), "ms_max": max(taken), **rate}
@@ -51,12 +51,12 @@ def compare(
     itself: bool = False,
     read: bool = False,
 ) -> dict[Name, Row]:
-    """Time ways in turns, and return the figures of each. All have run before, and were right.
+    """Time ways in turns, and return the figures of each. All have been run before, and their results checked.
 
     Args:
-        over: add to each row how many times as fast its way is as this one.
-        of: add to each row how many times as fast this way is as the row's.
-        itself: also to the row of that way itself, where it is 1.
+        over: a way; each row gets the speedup of its own way over this one.
+        of: a way; each row gets the speedup of this way over the row's own.
+        itself: the row of the way in `over` or `of` gets a speedup, too, which is 1.
         read: see `timing.elapsed`.
     """
     times = in_turns(ways, rounds, read=read)
@@ -87,8 +87,8 @@ class Study:
         prepare: called with the parts that are measured, before the first: it compiles ahead, or exits without a GPU.
         line: formats a row, which is printed when it is measured.
         optional: parts that are measured only if they are named.
-        key: what a row calls its part.
-        replaces: whether a row of an earlier record is measured again, where its part is.
+        key: the key under which a row names its part.
+        replaces: returns whether a row of an earlier record is replaced when its part is measured again.
     """
 
     name: str

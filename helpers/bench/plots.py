@@ -163,10 +163,11 @@ def measured_climb(
 
     Args:
         shape: (batch, heads, n, head_dim).
-        record: another record than the committed one.
+        record: a record to draw instead of the committed one.
 
     Returns:
-        A picture; a bar below the one before has another colour. Where no step is recorded, a sentence that says so.
+        A picture, in which the bar of a step that is slower than the one before by more than 1 % has a colour of its
+        own; if no step is recorded, a sentence that says so.
     """
     record = in_turns(record)
     rows = climb(stage, shape, dtype=dtype, record=record)

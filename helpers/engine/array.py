@@ -122,7 +122,7 @@ class ndarray(np.ndarray):
 
     @property
     def data(self) -> MemoryPointer:
-        """Where it begins, as `cupy.ndarray.data`; `.data.ptr` is the address, 0 where nothing was allocated."""
+        """A pointer to its first element, as `cupy.ndarray.data`; `.data.ptr` is the address, 0 for an empty array."""
         return MemoryPointer(self)
 
     def typed(self, shape: tuple[int, ...], dtype: np.dtype, strides: tuple[int, ...]) -> ndarray:
@@ -243,10 +243,11 @@ def dtype_on_device(dtype: Any) -> np.dtype:
 
 
 def empty(shape: int | tuple[int, ...], dtype: Any = float, order: str = "C") -> ndarray:
-    """Allocate memory that has not been written: every byte is 0xFF, which reads as NaN in a float.
+    """Allocate an uninitialised array: every byte is 0xFF, so a float that nobody writes reads as NaN.
 
     Raises:
-        ValueError: a size below 0; a dtype with another byte order, or of objects, texts or dates. MemoryError.
+        ValueError: a negative size; a big-endian dtype, or one of objects, strings, dates or long doubles.
+        MemoryError: there is no memory for it.
     """
     kind = dtype_on_device(dtype)
     shape = (int(shape),) if np.ndim(shape) == 0 else tuple(map(int, shape))
@@ -483,7 +484,8 @@ class GuardedArguments:
     """The arrays of a launch, while it lasts.
 
     What NumPy computes from device arrays is a device array as well, but lies in NumPy's memory, where a wild write
-    would corrupt the process. Such an array gets a place between guards, and is copied back at the end.
+    would corrupt the process. Such an array is copied to memory with guards on both sides for the launch, and copied
+    back after it.
     """
 
     def __init__(self) -> None:
@@ -494,9 +496,9 @@ class GuardedArguments:
         return self
 
     def address(self, _: int, value: ndarray) -> int:
-        """Return the address at which the kernel finds the array's first element; 0 for no elements.
+        """Return the address at which the kernel finds the array's first element; 0 if it has none.
 
-        The array counts as written from now on.
+        From now on the array counts as written.
         """
         owner = owner_of(value)
         memory: Any = owner.base

@@ -414,7 +414,7 @@ def system_folders(options: Sequence[str]) -> list[Path]:
 
 
 def _first_includes(text: str, folders: list[Path]) -> str:
-    """Return the lines at the beginning of the text that include headers of these folders."""
+    """Return the `#include` lines that the text begins with, as far as their headers are in these folders."""
     end = 0
     while (match := _INCLUDE_LINE.match(text, end)) and any((folder / match[1]).is_file() for folder in folders):
         end = match.end()

@@ -77,7 +77,7 @@ class Memory:
 
     @property
     def dtype(self) -> np.dtype:
-        """Of the smallest elements."""
+        """The dtype of the argument with the smallest elements."""
         return min((a.value.dtype for a in self.arguments), key=lambda dtype: dtype.itemsize)
 
     @property

@@ -460,9 +460,9 @@ class runtime:
     def getDeviceProperties(device: int = 0) -> dict[str, Any]:
         """Return the limits of a launch under CUDA's names; sizes in bytes.
 
-        The same on every machine: a launch chooses its tiles by it, and tiles decide the order of additions, and so
-        the last bits of a result. The limits are those of compute capability 9.0. There are two
-        multiprocessors, so that few blocks fill them: a test of usual size runs with a stage's own tiles.
+        They are the same on every machine: a launch chooses its tiles by them, and tiles decide the order of additions
+        and so the last bits of a result. They are those of compute capability 9.0, but with two multiprocessors, which
+        few blocks fill: so a test of usual size runs with a stage's own tiles.
         """
         return {
             "name": f"CPU engine ({platform.machine()})".encode(),

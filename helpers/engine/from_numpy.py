@@ -16,7 +16,7 @@ from .array import array, ndarray
 
 
 def of(value: Any) -> Any:
-    """Adapt an attribute of NumPy's: functions and modules work on device arrays, constants stay."""
+    """Wrap a NumPy function or module so that it works on device arrays; return types and constants unchanged."""
     if isinstance(value, type):
         return value
     return FromNumPy(value) if callable(value) or isinstance(value, types.ModuleType) else value

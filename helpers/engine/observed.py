@@ -230,10 +230,12 @@ class Event:
 class Observed:
     """Everything that a checked run saw.
 
-    traces, events, flop: with a profile only. abort: None if the launch ran to its end. traces: by block; the
-    last blocks are missing if there are too many. barriers: counted by blocks. collectives: shuffles, votes and other
-    warp-wide operations, counted by warps; warp_barriers: those of them that are __syncwarp. flop: of the threads; None
-    if nothing counts them, see assembly.py. tensor_flop: of tensor cores.
+    abort: None if the launch ran to its end. barriers: counted once for each block. collectives: shuffles, votes and
+    other warp-wide operations, counted once for each warp; warp_barriers: those of them that are __syncwarp.
+    tensor_flop: of tensor cores.
+
+    Recorded with a profile only: traces, by block, without the last blocks if there are too many; events; flop, of the
+    threads, or None if nothing counts them (see assembly.py).
     """
 
     regions: list[Region]

@@ -137,12 +137,12 @@ class SharedArray:
 def shared_arrays(symbols: Table, mangled: Mapping[str, str]) -> dict[str, list[SharedArray]]:
     """Return the static `__shared__` arrays of each kernel.
 
+    Each is a thread-local symbol. The symbol of an array that a kernel declares contains the kernel's name. Arrays that
+    device functions or the file declare are listed for every kernel, as symbols do not tell which kernel uses them.
+
     Args:
         symbols: the library's.
         mangled: kernel name -> its linker symbol.
-
-    An array of a function is a thread-local symbol that carries the function's name. Arrays of device functions and of
-    the file are counted for every kernel: which of them a kernel uses is not known here.
     """
     prefixes = {}
     for name, own in mangled.items():
@@ -181,9 +181,9 @@ class _Span:
 
 
 def places_of(path: Path, address: int) -> list[tuple[str, int]]:
-    """Return (file, line) of an address in the library, from its DWARF.
+    """Return the source lines (file, line) of an address in the library, from its DWARF.
 
-    The first is where the instruction was written; where that was inlined, the calls follow, from inside out.
+    The first is the instruction's own; if it was inlined, the lines of the calls follow, innermost first.
     """
     rows, calls, _ = _lines(path)
     spans = [span for span in rows if span.begin <= address < span.end][:1]

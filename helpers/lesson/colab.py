@@ -56,7 +56,8 @@ def set_up(least: int = 0, *, only: bool = False) -> None:
     """Prepare this process for the notebook, and print what its kernels will run on.
 
     Args:
-        least: the compute capability that all of its kernels run on, 80 for 8.0. only: they run on no other one.
+        least: the lowest compute capability that the notebook's kernels run on, 80 for 8.0; 0 for any.
+        only: they run on that one alone.
     """
     wanted = missing()
     if wanted:

@@ -181,7 +181,7 @@ def new_stamp(parts: "list[str]", extras: "list[str]") -> dict:
 
 
 def write_stamp(stamp: dict) -> None:
-    """Write the stamp of a complete set-up, all of it or nothing."""
+    """Write the stamp of a complete set-up, atomically."""
     draft = STAMP.with_suffix(".tmp")
     draft.write_text(json.dumps(stamp, indent=1), encoding="utf-8")
     os.replace(str(draft), str(STAMP))
@@ -292,7 +292,7 @@ def put_first(name: str, entry: str, others: str) -> None:
 
 
 def set_variables(python_is_ours: bool) -> None:
-    """Let all child processes (workers, notebook kernels) find `helpers`, and this Python first."""
+    """Set the environment so that child processes (workers, notebook kernels) find `helpers` and prefer this Python."""
     # What a PYTHONPATH of the user's holds was not made for .venv.
     put_first("PYTHONPATH", str(ROOT), "" if python_is_ours else os.environ.get("PYTHONPATH", ""))
     kernels = os.path.join(sys.prefix, "share", "jupyter")  # before a python3 kernel installed for the user

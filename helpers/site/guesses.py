@@ -34,10 +34,10 @@ def with_boxes(output: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def box(name: str, unit: str = "", choices: str = "") -> str:
-    """Write an input for a number, or a button for each choice; static/book.js records what is entered.
+    """Write the HTML of an input for a number, or of a button for each choice; static/book.js records the answer.
 
     Args:
-        choices: as Python writes them, between commas.
+        choices: Python literals, separated by commas; empty for a number.
     """
     said = html.escape(name, quote=True)
     if choices:

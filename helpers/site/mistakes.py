@@ -78,7 +78,7 @@ def file_of(mistake: Mistake) -> str:
 
 
 def planted(mistake: Mistake) -> Any:
-    """Return the bug as the tests plant it."""
+    """Return the bug that the tests of the mistake's stage plant under the name `mistake.bug`."""
     bugs = _tests(mistake.stage).BUGS
     bugs = bugs.get(mistake.stage, ()) if isinstance(bugs, dict) else bugs
     matches = [bug for bug in bugs if bug.name == mistake.bug]

@@ -228,15 +228,16 @@ class Report:
         return picture
 
     def steps(self, block: int | Sequence[int] = 0) -> list[Step]:
-        """Return what the warps of a block did between its barriers, in order: `timeline` as data.
+        """Return what the warps of a block did between its barriers, in order: the data that `timeline` draws.
 
-        Memory instructions only. Threads of a warp are together when a GPU would keep them together.
+        Only memory instructions are listed. Threads of a warp are together when a GPU would keep them together.
 
         Args:
             block: its number, x first, or its index (x, y, z).
 
         Raises:
-            IndexError: the grid has no such block. KeyError: its steps were too many to keep.
+            IndexError: the grid has no such block.
+            KeyError: no steps of the block were kept: it touched no memory, or the launch was too long.
         """
         if not isinstance(block, int):
             x, y, z = (*block, 0, 0)[:3]

@@ -239,7 +239,7 @@ def as_device_array(name: str, a: Any) -> Any:
 
 
 def as_kind_of(like: Any, a: Any) -> Any:
-    """Return a device array as the kind of array that `like` is, on the device where it is."""
+    """Convert a device array to the kind of array that `like` is, on `like`'s device."""
     if isinstance(like, device.cp.ndarray):
         return a
     if isinstance(like, np.ndarray) or int(like.__dlpack_device__()[0]) == _CPU:

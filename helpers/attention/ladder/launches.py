@@ -184,7 +184,13 @@ BLOCK_MASK, BLOCK_MASK_THREADS = "11_block_mask.cu", 512
 
 
 def functions_of_scores(stage: Stage, call: Call, sizes: Sizes) -> tuple[list[Launch], tuple[Any, ...]]:
-    """Return the launch of a block mask, if there is one, and the arguments that a kernel gets behind its own."""
+    """Return the launch that makes the block mask, if one is needed, and the arguments for the functions of scores.
+
+    A kernel takes these arguments after its own.
+
+    Raises:
+        ValueError: with a mask, more heads or sequences than a grid has room for.
+    """
     mod = call.mod
     if mod is None:
         return [], ()

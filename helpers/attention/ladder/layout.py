@@ -92,9 +92,9 @@ class Spec(_Fields):
 
     @lock_free_cached_property
     def steps(self) -> tuple[int, int, int]:
-        """Strides of batch, row and head of (batch, heads, rows, head_dim), in elements.
+        """Strides of batch, row and head of an array (batch, heads, rows, head_dim), in elements.
 
-        0 where there is no next one: a kernel also forms addresses past the end, and theirs must be aligned too.
+        An axis of length 1 has stride 0 here: a kernel also forms addresses past its end, which must be aligned, too.
         """
         size = self.dtype.itemsize
         batch, head, row = (

@@ -42,12 +42,13 @@ def plan(
     """Compile the launches of a call that this stage can do; return them, and its arrays as the kernels read them.
 
     Args:
-        arrays: device arrays by name. q, k, v and o, for gradients also do, dq, dk and dv: (..., rows, head_dim). lse,
-            cu_seqlens_q, cu_seqlens_k and those of `extras.NAMES`, where there are such; the last are checked here.
-            What is written is there, in a layout that the stage writes.
+        arrays: device arrays by name. q, k, v and o, for gradients also do, dq, dk and dv: (..., rows, head_dim). If
+            the call has them, lse, cu_seqlens_q, cu_seqlens_k, and those of `extras.NAMES`, which are checked here.
+            Outputs are among them, in a layout that the stage can write.
         options: as `Options.checked` returns them.
-        longest: rows and keys of the longest sequence, where they are packed; keys may be left out in a forward.
-        source: another text of the kernel. sizes: in place of the stage's own, such as {"BLOCK_M": 32}.
+        longest: rows and keys of the longest sequence, if sequences are packed; a forward may leave out the keys.
+        source: kernel code to use instead of the stage's file. sizes: -D options that override the stage's own, such as
+            {"BLOCK_M": 32}.
 
     Raises:
         TypeError, ValueError: an extra input does not fit q and k; the call has more tiles than a grid has room for.
@@ -65,7 +66,7 @@ def plan(
 
 
 def _with_functions(mod: ScoreMod, stage: Stage, file_or_code: str) -> str:
-    """Return a kernel's text behind the caller's functions, if it has a place for them."""
+    """Return a kernel's source, after the caller's functions of scores if it has hooks for them."""
     code = file_or_code if "\n" in file_or_code else kernel.source(file_or_code)
     if "HOOK_PARAMETERS" not in code:
         return code
@@ -74,9 +75,9 @@ def _with_functions(mod: ScoreMod, stage: Stage, file_or_code: str) -> str:
 
 
 class CompiledPlan:
-    """A call's launches, planned and compiled, of any direction. It depends on no address: see `bind` and `direct`.
+    """The planned and compiled launches of a call of any direction. They lack only addresses: see `bind` and `direct`.
 
-    is_compared: the arguments were compared with the kernels' signatures, for this call or for one like it.
+    is_compared: whether arguments have been compared with the kernels' signatures, for this call or for one like it.
     """
 
     def __init__(
@@ -89,10 +90,10 @@ class CompiledPlan:
     ) -> None:
         """
         Args:
-            call: of the stage's direction. sizes: the -D options. source: another text of the kernel in place of
-                the stage's file.
-            like: another call's, of the same arrays but for shapes and strides, and sizes: then nothing is compiled,
-                unless this call has a launch that the other has not.
+            call: of the stage's direction. sizes: the -D options. source: kernel code to use instead of the stage's
+                file.
+            like: the plan of a call with the same sizes, whose arrays differ only in shapes and strides. Its kernels
+                are used again, unless this call launches one that it does not have.
 
         Raises:
             ValueError: more tiles than a grid has room for; the source has no such kernel.
@@ -127,13 +128,13 @@ class CompiledPlan:
         )
 
     def views(self, named: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-        """View a model's arrays by name as the stage reads them: (batch, heads, rows, head_dim), but for a decoder."""
+        """View a model's arrays in the stage's layout, (batch, heads, rows, head_dim); a decoder's stay as they are."""
         if self.stage.direction == "decode":
             return dict(named)
         return {name: four_axes(a.swapaxes(-3, -2)) if name in WITH_HEAD_DIM else a for name, a in named}
 
     def bind(self, arrays: Mapping[str, Any]) -> Callable[[], None]:
-        """Return a function that launches on these arrays. Every argument is compared with the kernel's signature now.
+        """Compare every argument with its kernel's signature, and return a function that launches on these arrays.
 
         Raises:
             TypeError, ValueError: as `helpers.attention.kernel.Kernel.bind`.
@@ -160,10 +161,10 @@ class CompiledPlan:
         return (device.cp.zeros if name in self.stage.zeroed else device.cp.empty)(spec.shape, dtype=spec.dtype)
 
     def direct(self, names: Sequence[str]) -> list[DirectLaunch]:
-        """Return the launches for a GPU without any check, for calls like one whose arguments `bind` has compared.
+        """Return launches for a GPU that check nothing, for calls like one whose arguments `bind` has compared.
 
         Args:
-            names: of the arrays and of those of `scratch`, in the order in which their addresses will be given.
+            names: of the call's arrays and of `scratch`, in the order in which their addresses will be given.
         """
         slots = {name: 8 * i for i, name in enumerate(names)}
         direct = []
@@ -175,7 +176,7 @@ class CompiledPlan:
         return direct
 
     def on_engine(self, names: Sequence[str]) -> list[EngineLaunch]:
-        """Return the same for the CPU engine. names: of a model's arrays and of scratch, in the order of `direct`."""
+        """Return launches for the CPU engine, which take a model's arrays, not addresses. names: as for `direct`."""
         slots = {name: i for i, name in enumerate(names)}
         return [EngineLaunch(each, self.kernels[each.kernel], slots, self.views) for each in self.launches]
 
@@ -188,7 +189,7 @@ def plan_arrays(
     cu_seqlens: tuple[Any, Any] | None,
     **experiment: Any,
 ) -> tuple[CompiledPlan, dict[str, Any]]:
-    """`plan.plan` of NumPy or device arrays, of a forward or a backward that `check` has let pass."""
+    """Call `plan` with NumPy or device arrays of a forward or a backward that `Stage.check` has accepted."""
     cp, longest = device.cp, (None, None)
     arrays = {**{name: cp.asarray(a) for name, a in inputs.items()}, **outputs}
     if cu_seqlens is not None:
@@ -215,17 +216,18 @@ class Rung(Stage):
             softmax_scale: 1 / sqrt(d) where it is not given.
             causal: row i sees keys up to i + N_kv - N: the last row sees all (bottom-right, as in FlashAttention).
             window: (left, right): how many keys before and after that diagonal a row sees; -1 for all of them.
-            return_lse: also the log of the sum of exp(scaled scores) of each row, float32 without the axis d.
+            return_lse: return also the log of the sum of exp(scaled scores) of each row, float32 without the axis d.
             score_mod, mask_mod, mod_args, score_mod_grad, bias, alibi_slopes, sinks, rotary_cos, rotary_sin,
-                rotary_interleaved, rotary_positions: with the features mod and rotary, as
-                `helpers.attention.flash_attention` has them.
+                rotary_interleaved, rotary_positions: as in `helpers.attention.flash_attention`, for stages with the
+                features mod and rotary.
 
         Returns:
             The output, of q's shape and dtype, a device array; with return_lse, (o, lse). A row that sees no key is 0,
             and its lse -inf.
 
         Raises:
-            TypeError: an array of another dtype; a softmax_scale that is no number; a window that is no pair of ints.
+            TypeError: an array of another dtype; a softmax_scale that is not a number; a window that is not a pair of
+                ints.
             ValueError: shapes that do not fit each other or the stage; something the stage cannot do; a
                 softmax_scale that float32 cannot hold.
         """
@@ -264,14 +266,14 @@ class Rung(Stage):
     ) -> tuple[CompiledPlan | None, dict[str, Any], Any]:
         """Plan: return the launches (None if there is nothing to do), the arrays by name, and what is written.
 
-        Args, where `__call__` does not have them:
+        Args, besides those of `__call__`:
             cu_seqlens: (cu_seqlens_q, cu_seqlens_k), where each sequence of the packed tokens begins and the last one
                 ends; NumPy int32, as `helpers.attention.flash_attention_varlen` has checked them. q is then
                 (heads, tokens, d).
-            out: a device array to write, in a layout that the stage reads without a copy. Without it a new one, filled
-                with NaN, so that a row nobody writes shows.
-            source: another text of the kernel in place of the file's.
-            sizes: tile sizes in place of the stage's own, such as {"BLOCK_M": 32}.
+            out: a device array to write, in a layout that the stage reads without a copy; by default a new one, filled
+                with NaN to reveal rows that no thread writes.
+            source: kernel code to use instead of the stage's file.
+            sizes: -D options that override the stage's own, such as {"BLOCK_M": 32}.
         """
         if unknown := extras.keys() - {*NAMES, "rotary_positions"}:
             raise TypeError(f"stage {self.name} got an unexpected keyword argument {min(unknown)!r}")

@@ -27,7 +27,7 @@ def _usual_sizes(head_dim: int, shared_limit: int) -> Mapping[str, int]:
 
 @dataclass(frozen=True)
 class Tuning:
-    """The tuning of a stage: -D options for a head dimension, for few blocks, for a call; and when it pays."""
+    """The tuning of a stage: its -D options by head_dim, for few blocks, for a call; and which calls default to it."""
 
     # -D options by HEAD_DIM and the bytes of shared memory that a block may have. small_grid: where the usual tiles
     # leave half a GPU idle; tiny_grid: where those of small_grid do so too; single_wave: where no multiprocessor has
@@ -50,13 +50,13 @@ class Tuning:
 class Stage:
     """Attention by one kernel file: what it can do, and how it is compiled and launched. `plan.Rung` also runs it.
 
-    features: what it can beyond plain attention, out of
+    features: what it can do beyond plain attention; any of
         gqa      fewer heads in k and v than in q
         causal, window, varlen (packed sequences), lse (the log-sum-exp)
         strides  any array whose rows are contiguous, with no copy
         mod      functions of scores, and what is made of them: bias, ALiBi, sinks
         rotary   the rotary embedding of helpers.attention.ladder.extras
-        float    results in float32 where q is of a half type
+        float    results in float32 when q is of a half type
     """
 
     number: int
@@ -84,7 +84,7 @@ class Stage:
     slow_to_compile: bool = False  # NVRTC takes half a minute for each size, dtype and architecture: tests take few
 
     def changed(self: S, **fields_of_both: Any) -> S:
-        """Return the stage with other fields, of its own or of its tuning."""
+        """Return a copy of the stage with some fields replaced, its own or those of its tuning."""
         names = {field.name for field in fields(Tuning)}
         tuned = {name: fields_of_both.pop(name) for name in names & fields_of_both.keys()}
         return replace(self, tuning=replace(self.tuning, **tuned), **fields_of_both)
@@ -97,7 +97,7 @@ class Stage:
 
     @property
     def variant(self) -> Callable[[Call], Mapping[str, int]]:
-        """A call -> the -D options that it needs."""
+        """The function from a call to the -D options that the call needs."""
         return self.tuning.variant
 
     def defines(self, head_dim: int) -> dict[str, int]:
@@ -105,12 +105,12 @@ class Stage:
         return {"HEAD_DIM": head_dim, **self.tiles(head_dim)}
 
     def defines_for(self, head_dim: int, rows: int, heads: int, *, uneven: bool = False) -> dict[str, int]:
-        """Return the -D options for one launch: other sizes where its own give few blocks, or each multiprocessor one.
+        """Return the -D options for one launch: with other tiles if the usual ones would give too few blocks.
 
         Args:
-            rows: of the longest sequence: of q, where blocks have tiles of rows; of k, in the backward, where they have
-                tiles of keys. heads: of all sequences together, of q or of k likewise.
-            uneven: a mask such as causal=True, which leaves half of the blocks less than half of the work.
+            rows: of the longest sequence: rows of q, or of k in the backward, whose blocks have tiles of keys.
+            heads: of all sequences together: heads of q, or of k in the backward.
+            uneven: the mask, such as a causal one, leaves half of the blocks less than half of the work.
         """
         defines = self.defines(head_dim)
         tile = "BLOCK_N" if self.direction == "backward" else "BLOCK_M"
@@ -128,7 +128,7 @@ class Stage:
         return defines
 
     def sizes_for(self, call: Call, sizes: Mapping[str, int] | None = None) -> dict[str, int]:
-        """Return all -D options for a call; `sizes` count before the stage's own."""
+        """Return all -D options for a call; `sizes` override the stage's own."""
         if self.direction == "decode":  # the sizes decide the grid, not the other way round
             return {**self.tuning.variant(call), **(sizes or {})}
         heads = call.arrays["k" if self.direction == "backward" else "q"].shape[1]
@@ -140,11 +140,11 @@ class Stage:
         return {**chosen, "SLOTS": 1} if "SLOTS" not in chosen and self.slots(call, chosen) else chosen
 
     def architecture(self, cc: int) -> str:
-        """Name the architecture of its file on a GPU of compute capability `cc`: "sm_90", or "sm_90a"."""
+        """Name the architecture to compile for, on compute capability `cc`: "sm_90", or "sm_90a" with `only_cc`."""
         return f"sm_{cc}{'a' if self.only_cc else ''}"
 
     def kernel_name(self, dtype: str = "float32", name: str | None = None) -> str:
-        """Return a kernel's name, the stage's own if none is given; for a template, the instance of a dtype."""
+        """Return a kernel's name, by default the stage's own; a template's with the type: "flash_mma<__half>"."""
         name = name or self.name
         is_template = dtype in self.dtypes and self.dtypes != ("float32",)
         return f"{name}<{C_NAMES[dtype]}>" if is_template else name
@@ -156,7 +156,7 @@ class Stage:
     def launch(
         self, grid: tuple[int, ...], sizes: Mapping[str, int], args: tuple[Any, ...], name: str | None = None
     ) -> Launch:
-        """Make a launch with the stage's own block and shared memory. name: of another kernel than the stage's own."""
+        """Make a launch with the stage's own block and shared memory. name: the kernel's; by default the stage's."""
         block, shared = (self.threads(sizes),), self.shared_bytes(sizes)
         return Launch(name or self.name, grid, block, shared, args)
 
@@ -206,7 +206,7 @@ class Stage:
         return self.unavailable()
 
     def reads(self, a: Any) -> bool:
-        """Return True if the kernel can read (or write) an array, or one like a `Spec`, in place."""
+        """Return True if the kernel can read (or write) an array, or one that a `Spec` describes, in place."""
         spec = a if type(a) is Spec else Spec.of(a)
         if 0 in spec.shape:
             return True
@@ -219,7 +219,7 @@ class Stage:
         return [name for name, a in call.arrays.items() if name not in written and not self._can_read(name, a, call)]
 
     def negates(self, call: Call) -> bool:
-        """Return True if a call needs -q: kernels find maxima before they scale the scores."""
+        """Return True if a call needs -q for its negative scale: kernels find maxima before they scale the scores."""
         return self.direction != "backward" and call.softmax_scale < 0
 
     def _can_read(self, name: str, a: Spec, call: Call) -> bool:
@@ -232,7 +232,7 @@ class Stage:
     def check(
         self, q: Any, k: Any, v: Any, options: Asked, *, packed: bool = False, extras: Mapping[str, Any] | None = None
     ) -> Asked:
-        """`Options.checked` for a call that this stage can do.
+        """Check that this stage can do a call, and return the options as `Options.checked` does.
 
         Args:
             q, k, v: arrays (..., rows, head_dim). packed: with cu_seqlens. extras: what `extras.extra_inputs` returns.

@@ -92,7 +92,7 @@ def _words_shared(sizes: Sizes, *, k_odd: bool, p_padding: int, q_transposed: bo
 
 
 def _float4_shared(sizes: Sizes) -> int:
-    """Count sizeof(Shared) of the steps whose rows of P have 4 words of padding, where the stage's have 8."""
+    """Count sizeof(Shared), in bytes, of the steps that pad rows of P by 4 words; the stage pads them by 8."""
     return LADDER["register_tiles"].shared_bytes(sizes) - 4 * 4 * sizes["BLOCK_N"]
 
 
@@ -281,7 +281,7 @@ def _hopper_step(
 
 
 def _no_scratch(call: Call, sizes: Sizes) -> dict[str, Spec]:
-    """Return no arrays: a block finds its tile in the grid."""
+    """Return no scratch arrays: a block's tile follows from its place in the grid."""
     return {}
 
 

@@ -139,9 +139,9 @@ class MapCache:
         return len(self._maps)
 
     def at(self, address: int) -> tuple[int, Any]:
-        """Return the host address of the map of the array at this address, and the object that keeps it there.
+        """Return the host address of the tensor map for the array at `address`, and the object that owns its memory.
 
-        Another thread may drop it at any time, so hold the object until the launch has returned.
+        Another thread may drop the map from this cache at any time, so hold the object until the launch has returned.
         """
         entry = self._maps.get(address)
         if entry is None:

@@ -119,7 +119,7 @@ def this_gpu() -> Gpu | None:
 
 
 def known_limit(shared_limit: int) -> int:
-    """Return the largest limit of `LIMITS` that a GPU with this one keeps."""
+    """Return the largest of `LIMITS` that is not above `shared_limit`, or the smallest if all are above it."""
     return max((limit for limit in LIMITS if limit <= shared_limit), default=min(LIMITS))
 
 

@@ -195,17 +195,20 @@ class Server:
 
 
 class _Cache:
-    """The model's attention while it serves: keys and values (layers, pages, page size, heads, d), by a block table."""
+    """The model's attention while it serves: it reads and extends a paged cache of keys and values.
+
+    k, v: (layers, pages, page size, heads, d); a block table names the pages of each request.
+    """
 
     def __init__(self, k: Any, v: Any) -> None:
         self.k, self.v, self.layer = k, v, 0
 
     def aim(self, lengths: np.ndarray, table: np.ndarray) -> None:
-        """Set the cached keys, int32 (requests,), and the block table for the next pass through the layers."""
+        """Set how many keys are cached, int32 (requests,), and the block table for the next pass through the layers."""
         self.lengths, self.table, self.layer = device.cp.asarray(lengths), device.cp.asarray(table), 0
 
     def forward(self, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
-        """Append k and v of new tokens to the cache; return their output (B, T, H, d), and None: no backward pass."""
+        """Append the new tokens' k and v to the cache; return the output (B, T, H, d) and None: no backward pass."""
         of_model, dtype = q.dtype, self.k.dtype
         q, k, v = (device.cp.asarray(a.astype(dtype, copy=False)) for a in (q, k, v))
         caches = self.k[self.layer], self.v[self.layer]

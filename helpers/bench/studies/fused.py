@@ -131,7 +131,7 @@ class Truth:
 
     @functools.cache  # noqa: B019 - a Truth lives as long as its section
     def _rows(self, batch: int, head: int, every: int, rotated: str = "") -> tuple[np.ndarray, ...]:
-        """Compute O at every so many of a head's sampled rows: exact, and with P and O rounded to bfloat16."""
+        """Compute O for every `every`-th of a head's sampled rows: exactly, and with P and O rounded to bfloat16."""
         rows = self.rows[::every]
         q, k, v = self._head(batch, head)
         n, head_dim = q.shape

@@ -159,7 +159,10 @@ def host_cost() -> list[dict[str, Any]]:
         return lambda: torch.autograd.grad(call(), leaves, grad)
 
     class Nothing(torch.autograd.Function):
-        """What any Function in Python costs: autograd's thread has to take Python's lock."""
+        """A Function that copies q forward and passes do through backward, to time what any Function in Python costs.
+
+        Autograd's thread has to take the GIL to call its backward.
+        """
 
         forward = staticmethod(lambda ctx, q, k, v: q.clone())
         backward = staticmethod(lambda ctx, do: (do, do, do))

@@ -135,7 +135,10 @@ def macros_make_kernels(code: str, macros: str = "") -> bool:
 
 
 def _without_macros(text: str, part: str) -> str:
-    """Expand in a part of the text the names that the text defines by `#define`; the first definition counts."""
+    """Expand macros in a part of the text by the first `#define` of each in the text.
+
+    Only macros without parameters whose names begin with a capital are expanded.
+    """
     for name in set(re.findall(r"\b[A-Z]\w*\b", part)):
         defined = re.search(rf"^[ \t]*#[ \t]*define[ \t]+{name}\b(?!\()([^\n]*)$", text, re.M)
         if defined:

@@ -73,11 +73,11 @@ class Use:
         return types
 
     def expect_operands(self, *counts: int) -> None:
-        """Refuse leftover modifiers, or another number of operands.
+        """Check that no modifier is left over, and that the number of operands is one of `counts`, if any are given.
 
         Raises:
             Unknown: a modifier is left over.
-            Refused: there are more operands, or fewer.
+            Refused: the number of operands is another one.
         """
         if self._left:
             raise Unknown

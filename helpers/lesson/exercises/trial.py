@@ -121,10 +121,10 @@ class Stopped(Exception):
 class Trial:
     """One grading on one device: compiles the learner's text, launches it, and fills the rows of the table.
 
-    code: the learner's text. plain: without comments. xp: CuPy or the CPU engine. reports: the X-rays of the launches
-    at the first size, none on a GPU; report: the last of them, or None. awkward_report: of the last launch at the first
-    awkward size, or None. rng: for inputs that no method here makes. size: the one that is tried, in words; first_size:
-    the first one. timeout: seconds that a block may take on the CPU.
+    code: the learner's text. plain: the same without comments. xp: CuPy or the CPU engine. reports: the X-rays of the
+    launches at the first size, none on a GPU; report: the last of them, or None. awkward_report: the X-ray of the last
+    launch at the first awkward size, or None. rng: for inputs that no method here makes. size: the one being tried, in
+    words; first_size: the first one, likewise. timeout: seconds that a block may take on the CPU.
     """
 
     def __init__(self, name: str, code: str, device: Any, on_gpu: bool, timeout: float = 10.0) -> None:
@@ -168,8 +168,8 @@ class Trial:
         """Yield the first size, then the awkward ones; stop after a size at which a result is wrong.
 
         Args:
-            names: what messages call the numbers of a size, "N, N_kv". If only "d", HEAD_DIM, is
-                other than at the first size, a failure is put down to it.
+            names: what messages call the numbers of a size, "N, N_kv". If an awkward size differs from the first in "d"
+                (HEAD_DIM) alone, a failure there is attributed to the width.
         """
         self.has_awkward_sizes = bool(others)
         labels = names.split(", ")
@@ -196,7 +196,7 @@ class Trial:
         return q.astype(dtype), k.astype(dtype), v.astype(dtype)
 
     def empty(self, *shape: int, dtype: Any = np.float32) -> Any:
-        """Make an output filled with a pattern that shows unwritten elements. To the X-ray it is unwritten."""
+        """Make an output filled with a pattern that shows unwritten elements. The X-ray counts it as unwritten."""
         if self.on_gpu:
             filled = np.empty(shape, dtype)
             hints.poison(filled)
@@ -206,12 +206,12 @@ class Trial:
         return array
 
     def far(self, *counts: int) -> list[Any] | None:
-        """Make arrays of so many zeros each, float32, of which a kernel may use a few: only these take memory.
+        """Make a float32 array of zeros for each count: for indices beyond 32 bits.
 
-        For indices beyond 32 bits. Before each array is room for an index that has wrapped to below 0. Returns None
-        on a GPU, whose memory is real, if the system gives no such room, or if something is wrong already. A
-        launch with such arrays takes no others, is not X-rayed, and is an awkward one: reading whole arrays
-        would fill the memory.
+        Only what a kernel touches takes memory. Each array has room before it for an index that wraps to below 0.
+        Returns None on a GPU, where all of an array would take memory, if the system does not provide such arrays, or
+        if a row has failed already. A launch with them takes no other arrays, counts as one at an awkward size, and is
+        not X-rayed, because an X-ray would read whole arrays and fill the memory.
         """
         before = 2**31
         self._title, self._number = AWKWARD, -1
@@ -238,7 +238,8 @@ class Trial:
     ) -> Any:
         """Launch the learner's kernel, compiled with -DNAME=value. Returns the kernel.
 
-        At the first size on the CPU, a checked launch goes first: `report` is its X-ray. At the second, one follows.
+        On the CPU, the X-ray of a checked launch is taken: at the first size before the launch, as `report`; at the
+        second after it, as `awkward_report`.
 
         Args:
             args: arrays of the device; NumPy arrays, which are copied there; ints and floats, passed with 32 bits.
@@ -310,8 +311,9 @@ class Trial:
         """Compare one output of one launch with its expected value.
 
         Args:
-            output: its name in the table. at: the size, if it is not that of `sizes`. symptom: reported if it is wrong,
-                in place of what is detected, unless an element was not written.
+            output: its name in the table. at: the size, if it is not that of `sizes`.
+            symptom: of a wrong output; it comes before those that are detected, unless an element was not written. It
+                is ignored if only the row whose scores are 0 is wrong.
             large: the inputs have large scores.
         """
         row, expected, got = self.rows[self._title], np.asarray(expected), self.xp.asnumpy(got)
@@ -339,7 +341,10 @@ class Trial:
             row.lines = [f"{at}, " * (self._title == FIRST) + f"max error {max(errors):.1e}"]
 
     def slip(self, got: Any, slips: Mapping[str, np.ndarray], tolerance: float = 1e-4) -> str:
-        """Return the first symptom whose array the kernel has computed; "" if it computed none of them."""
+        """Return the symptom of the first slip whose result `got` equals within the tolerance; "" if there is none.
+
+        slips: by symptom, what a kernel with that mistake computes.
+        """
         got = self.xp.asnumpy(got)
         return next((name for name, a in slips.items() if np.allclose(got, a, rtol=0, atol=tolerance)), "")
 
@@ -353,7 +358,7 @@ class Trial:
         exactly: float | None = None,
         symptom: str = "",
     ) -> None:
-        """Compare what was counted with a limit that the kernel has to meet: the row "meets its limit"."""
+        """Compare a count with a limit that the kernel has to meet; the result goes to the row "meets its limit"."""
         bounds = (
             ("at most", at_most, operator.le),
             ("at least", at_least, operator.ge),

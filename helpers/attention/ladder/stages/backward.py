@@ -119,14 +119,17 @@ BACKWARD_FLOAT = Stage(
 
 
 def _launch_in_half(stage: Stage, call: Call, sizes: Sizes, inputs: tuple[Any, ...]) -> list[Launch]:
-    """Launch the three kernels of gradients in half types.
+    """Plan the three launches for gradients in half types, after that for a block mask if one is needed.
 
-    Only the second one has dynamic shared memory. Steps before DETERMINISTIC have no scratch array "dq_semaphore", and
-    their kernels no such parameter. Where there are more heads or batches than a grid has room for, the parts of the
-    call use the same scratch, one after the other.
+    Only the second kernel has dynamic shared memory. Steps before DETERMINISTIC have no scratch array "dq_semaphore",
+    and their kernels do not take it. A call with more heads or batches than a grid has room for is split into parts,
+    which use the same scratch one after the other.
 
     Args:
-        inputs: of the second kernel, in its order: names or tensor maps of q, k, v and do.
+        inputs: the first arguments of the second kernel, in its order: names or tensor maps of q, k, v and do.
+
+    Raises:
+        ValueError: more heads of q share a head of k and v than a grid has room for.
     """
     group, most = call.heads // call.arrays["k"].shape[1], launches.MAX_GRID_YZ
     if group > most:

@@ -39,7 +39,7 @@ def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def wrong_for_one_key(trial: Trial, o: Any, expected: np.ndarray, seen: np.ndarray) -> str:
-    """Return "one key" if the wrong rows of an output are just those that see one key, else "". See expect_v."""
+    """Return "one key" if an output is wrong only in rows that see exactly one key, else "". See `expect_v`."""
     wrong = ~np.isclose(trial.xp.asnumpy(o), expected, rtol=0, atol=1e-3).all(axis=1)
     return "one key" if wrong.any() and (seen[wrong].sum(axis=1) == 1).all() else ""
 
