@@ -119,7 +119,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if config.getoption("--fast") and ended and not stopped:
         named = {Path(arg).resolve() for arg in config.args}
         passed = {path for path in _passed - _failed if {path, path.parent} & named}
-        unchanged.keep(passed, unchanged.RECORD if config.getoption("--unchanged-too") else None)
+        unchanged.keep(passed)
     whole = config.getoption("--fast") and FOLDER in [Path(arg).resolve() for arg in config.args]
     # On a GPU a planned call is launched by addresses, which nothing here sees.
     if whole and not two_speeds.chosen(config) and not device.ON_GPU and session.exitstatus == pytest.ExitCode.OK:
@@ -200,8 +200,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         for reason, count in counts.most_common():
             terminalreporter.write_line(f"{count:6}  {reason}")
     if left_out := terminalreporter.config.stash[_unchanged]:
-        line = f"{len(left_out)} files of tests of the engine and the X-ray have passed as they are; not run again"
-        terminalreporter.write_line(f"{line} (course.py test --all runs them)")
+        line = f"{len(left_out)} files of tests of the engine and the X-ray have passed as they are, here or on main;"
+        terminalreporter.write_line(f"{line} not run again (course.py test --all runs them)")
     for file in terminalreporter.config.stash.get(_never_launched, []):
         terminalreporter.write_line(f"FAILED: no test of the fast run has launched kernels/{file}", red=True)
     tables: dict[str, list[dict[str, Any]]] = {}

@@ -104,6 +104,8 @@ def test_that_runs(): pass
 @pytest.mark.exhaustive
 def test_that_repeats(): pass
 def test_that_is_skipped(): pytest.skip("{reason}")
+@pytest.mark.exhaustive
+def test_that_is_skipped_too(): pytest.skip("{reason}")
 """
 
 
@@ -147,12 +149,6 @@ def test_hooks_are_called_for_notebooks_as_well(tmp_path: Path) -> None:
     assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout
 
 
-def test_the_two_runs_of_ci_have_each_test_once(tmp_path: Path) -> None:
-    fast, rest = (run_tiny(tmp_path, "-rA", option, reason="no GPU") for option in ("--fast", "--rest"))
-    assert re.search(r"PASSED \S+::test_that_runs", fast[1]) and "::test_that_repeats" not in fast[1]
-    assert re.search(r"PASSED \S+::test_that_repeats", rest[1]) and "::test_that_runs" not in rest[1]
-
-
 @pytest.mark.parametrize(
     ("reason", "kind"),
     [
@@ -173,9 +169,11 @@ def test_what_may_be_skipped_in_ci(reason: str, kind: str | None) -> None:
     assert skips.kind(reason) == kind
 
 
-def test_ci_skips_nothing_for_a_reason_that_is_not_listed(tmp_path: Path) -> None:
+def test_the_two_runs_have_each_test_once_and_ci_skips_nothing_for_a_reason_that_is_not_listed(tmp_path: Path) -> None:
     """Every run says what was skipped and why."""
-    code, text = run_tiny(tmp_path, reason="no rain today")
+    code, text = run_tiny(tmp_path, "-rA", "--fast", reason="no rain today")
+    assert re.search(r"PASSED \S+::test_that_runs", text) and "::test_that_repeats" not in text
     assert code == 0 and re.search(r"skipped, by reason =*\n+ +1  no rain today\n", text), text
-    code, text = run_tiny(tmp_path, reason="no rain today", CI="true")
+    code, text = run_tiny(tmp_path, "-rA", "--rest", reason="no rain today", CI="true")
+    assert re.search(r"PASSED \S+::test_that_repeats", text) and "::test_that_runs" not in text
     assert code == 1 and "skipped: no rain today\nCI skips nothing for a reason" in text, text
