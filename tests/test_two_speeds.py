@@ -133,18 +133,8 @@ def test_hooks_are_called_for_notebooks_as_well(tmp_path: Path) -> None:
     notebook = tmp_path / "09_drop_in.ipynb"
     notebook.write_text(json.dumps({"cells": [cell], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
     tests = "tests/test_two_speeds.py::test_the_first_case_of_each_kind", str(notebook)
-    argv = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        "-n",
-        "0",
-        "--nbval",
-        "--nbval-current-env",
-        *tests,
-    ]
+    argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "helpers.cli.quick_pytest", "-n", "0"]
+    argv += ["--nbval", "--nbval-current-env", *tests]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout
 

@@ -150,7 +150,7 @@ def test(words: "list[str]", every: bool) -> int:
         if not every:
             del runs["pytest of the rest"]
     # A file's tests share a worker: the cells of a notebook need one another.
-    options += ["-n", str(processes), "--dist", "loadfile", *words]
+    options += ["-p", "helpers.cli.quick_pytest", "-n", str(processes), "--dist", "loadfile", *words]
     for name, selection in runs.items():
         argv = [sys.executable, "-m", "pytest", *selection, *options]
         verdicts[name] = run(argv, {**ONE_THREAD, **QUICK_BUILDS, **os.environ})
