@@ -123,14 +123,17 @@ class Trial:
 
     code: the learner's text. plain: the same without comments. xp: CuPy or the CPU engine. reports: the X-rays of the
     launches at the first size, none on a GPU; report: the last of them, or None. awkward_report: the X-ray of the last
-    launch at the first awkward size, or None. rng: for inputs that no method here makes. size: the one being tried, in
-    words; first_size: the first one, likewise. timeout: seconds that a block may take on the CPU.
+    launch at the first awkward size, or None. rng: for inputs that no method here makes. seed: of all inputs; None for
+    others in every trial. size: the one being tried, in words; first_size: the first one, likewise. timeout: seconds
+    that a block may take on the CPU.
     """
 
-    def __init__(self, name: str, code: str, device: Any, on_gpu: bool, timeout: float = 10.0) -> None:
+    def __init__(
+        self, name: str, code: str, device: Any, on_gpu: bool, timeout: float = 10.0, seed: int | None = None
+    ) -> None:
         self.name, self.code, self.xp, self.on_gpu = name, code, device, on_gpu
         self.plain = source.blank_comments(code)
-        self.rng = np.random.default_rng()
+        self.rng = np.random.default_rng(seed)
         self.reports: list[Report] = []
         self.awkward_report: Report | None = None
         self.rows = {title: Row() for title in ROWS}
