@@ -61,6 +61,16 @@ def test_every_exercise_has_hints_and_a_time(name: str) -> None:
     assert one.hints, "a learner who fails is told where to look"
 
 
+HINTS = r"(\[[\w ]+\]\n(\S.*:\n(  - \S.+\n(    \S.+\n)*)+)+\n?)+"
+
+
+def test_files_of_hints_hold_nothing_else() -> None:
+    """Every line of them is read, and every exercise in them exists."""
+    for file in Path(hints.__file__).parent.rglob("*.txt"):
+        assert re.fullmatch(HINTS, file.read_text(encoding="utf-8")), f"{file.name} has a line that is not read"
+        assert set(hints.read(file)) <= {*NAMES, "any exercise"}
+
+
 RUN_HERE = [
     pytest.param(
         name, marks=[pytest.mark.skipif(bool(missing), reason=missing or "")] + [pytest.mark.exhaustive] * cute

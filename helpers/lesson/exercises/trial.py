@@ -2,7 +2,7 @@
 
     from helpers.lesson.exercises.trial import Trial, exercise
 
-    @exercise("02_load_tile", minutes=6, hints={"tail": ("first hint", "second hint"), "": "for all other symptoms"})
+    @exercise("02_load_tile", minutes=6)
     def load_tile(trial: Trial) -> None:
         for n, n_kv, d in trial.sizes("N, N_kv, d", (40, 16, 8), (33, 65, 8)):       # the first size, then awkward ones
             q, k, v = trial.inputs(n, n_kv, d)
@@ -14,12 +14,14 @@
 
 `sizes` ends after a wrong first size. A launch at the first size is X-rayed on the CPU before it is made, one at the
 first awkward size after it; outputs are filled with bits by which unwritten elements are recognised. What
-can be wrong has a name, its symptom: hints.py has them, and the hints for each.
+can be wrong has a name, its symptom: hints.py has them. The hints for each are in a file beside the grader: those of
+graders/n02.py in graders/n02.txt.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import mmap
 import operator
@@ -28,6 +30,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -82,19 +85,20 @@ class Exercise:
 EXERCISES: dict[str, Exercise] = {}
 
 
-def exercise(
-    name: str, *, minutes: int, hints: Hints | None = None, only_cc: int = 0, notebook: str = ""
-) -> Callable[[Grader], Grader]:
-    """Register a function as the grader of the exercise `name` (a decorator).
+_read = functools.cache(hints.read)
+
+
+def exercise(name: str, *, minutes: int, only_cc: int = 0, notebook: str = "") -> Callable[[Grader], Grader]:
+    """Register a function as the grader of the exercise `name` (a decorator); its hints are in the module's .txt file.
 
     Args:
-        minutes: what a learner needs. hints: by symptom, one or several, for the first, second, ... failing try; those
-            under "" are for all other symptoms.
+        minutes: what a learner needs.
         only_cc, notebook: see `Exercise`. On GPUs other than only_cc's, the CPU engine alone grades.
     """
 
     def register(function: Grader) -> Grader:
-        EXERCISES[name] = Exercise(name, function, minutes, dict(hints or {}), only_cc, notebook)
+        own = _read(Path(function.__code__.co_filename).with_suffix(".txt"))[name]
+        EXERCISES[name] = Exercise(name, function, minutes, own, only_cc, notebook)
         return function
 
     return register

@@ -12,24 +12,7 @@ from helpers.lesson.exercises.graders.expected import blocks, expect_v, wrong_fo
 from helpers.lesson.exercises.trial import Trial, exercise
 
 
-@exercise(
-    "05_sliding_window",
-    minutes=8,
-    hints={
-        "visited": (
-            "Row i is at key i + N_kv - N. Which keys may it see, from there back to window_left keys before?",
-            "The first of them is not before key 0, and the last is not after key N_kv - 1.",
-            "begin = max(row_pos - window_left, 0) and end = min(row_pos + 1, N_kv), with row_pos = row + N_kv - N.",
-        ),
-        "nan": (
-            "A row that sees no key has l_i = 0: 1 / 0 is infinite, and 0 times infinity is NaN.",
-            "If l_i is 0, the factor is 0.",
-        ),
-        "lse": "A row that sees no key has lse = minus infinity; any other one m_i + logf(l_i).",
-        "crash": "Where a row is before the first key, or the window reaches beyond it, begin must still be 0 or more.",
-        "": "visited, O and lse all follow from begin and end: for one row, write the keys down that it may see.",
-    },
-)
+@exercise("05_sliding_window", minutes=8)
 def sliding_window(trial: Trial) -> None:
     """Test more keys than rows, more rows than keys, a window of one key, and one of all keys."""
     sizes = (33, 65, 8, 5), (130, 31, 8, 7), (64, 1, 8, 0), (63, 257, 8, 300), (1, 1, 8, 0), (33, 65, 72, 5)
@@ -50,48 +33,7 @@ def sliding_window(trial: Trial) -> None:
 CAUSAL_BLOCK = 32  # BLOCK_M of 05_causal_tiles
 
 
-@exercise(
-    "05_causal_tiles",
-    minutes=12,
-    hints={
-        "future": (
-            "A row's lse is too large: it includes keys that come after the row. Which key is the row's own?",
-            "Row i is at key i + N_kv - N and sees keys up to and including that one.",
-            "s = NEG_INF where first + j > row + N_kv - N.",
-        ),
-        "hidden": (
-            "The block reads every key that its rows see, but some row misses one of them: it is hidden in the loop.",
-            "Row i is at key i + N_kv - N, and sees that key too.",
-        ),
-        "short": (
-            "Some block ends too early: it does not read all keys that its rows see. Which of its rows sees the most?",
-            "The last row, first_row + BLOCK_M - 1, is at that row's number + N_kv - N. end is one more than this key.",
-            "The last row, first_row + BLOCK_M - 1, is at key last_pos: end = min(last_pos + 1, N_kv).",
-        ),
-        "every key": (
-            "The result is right, but each block reads all N_kv keys. Of all rows of a block, which sees the most?",
-            "The last row of the block, at its own number + N_kv - N, whether or not N and N_kv are equal.",
-        ),
-        "tiles": (
-            "The result is right, but some block reads keys that none of its rows sees: see the count.",
-            "A block ends at its last row's key, which need not be the end of a tile: end is one more than that key, "
-            "not a multiple of BLOCK_N.",
-        ),
-        "crash": "The last block may have fewer than BLOCK_M rows, and no key from N_kv on exists: limit end to N_kv.",
-        "tail": (
-            "Here N and N_kv differ, and the last row is at the last key: at which key is row 0?",
-            "Row i is at key i + N_kv - N. Both holes need it: the block's last key, and the keys that a row sees.",
-        ),
-        "empty": "A block whose rows see no key still stores their lse. Let its loop make no turn, but do not return.",
-        "nan": "A block may have rows that see no key next to rows that do: m_i has to stay finite.",
-        "no key": (
-            "Rows that see some key are right. A row that sees none has lse = minus infinity: what does a hidden score "
-            "add to its l_i?",
-            "A hidden score is NEG_INF, whose exponential is 0 whatever m_i is. A very small number will not do.",
-        ),
-        "": "For N = N_kv = 80 and blocks of 32 rows, write down the last key that each block needs.",
-    },
-)
+@exercise("05_causal_tiles", minutes=12)
 def causal_tiles(trial: Trial) -> None:
     """Test as many keys as rows; more keys; more rows, so that rows and whole blocks see no key; one row."""
     counted = {}  # size -> the keys that all blocks read, those that they need
@@ -131,47 +73,7 @@ def _strides(rows: int, heads: int, d: int, layout: str) -> tuple[int, int]:
     return (heads * d, d) if layout == ROWS_FIRST else (d, rows * d)
 
 
-@exercise(
-    "05_group_of_heads",
-    minutes=8,
-    hints={
-        "overflow": (
-            "Right for short strides. Here an offset is beyond 32 bits: in which type is each product computed?",
-            "Make one factor of each product 64 bits wide: (size_t)row * q_row_stride + (size_t)head * q_head_stride.",
-        ),
-        "modulo": (
-            "Each head reads head % kv_heads, so neighbouring heads of Q share no head of K. Should they?",
-            "With 4 heads of Q and 2 of K, heads 0 and 1 read head 0. How many heads of Q share one?",
-            "heads / kv_heads heads of Q share one head of K: kv_head = head / (heads / kv_heads).",
-        ),
-        "quotient": (
-            "head / kv_heads puts kv_heads heads of Q into each group. How many belong in one, with 8 heads of Q and 4 "
-            "of K?",
-            "heads / kv_heads heads of Q share one head of K: that is what head is divided by.",
-        ),
-        "other head": (
-            "Each head of Q reads one head of K and V, but some read another one's. How many neighbouring heads of Q "
-            "share one, with heads and kv_heads as above?",
-            "heads / kv_heads heads of Q share one head of K: kv_head = head / (heads / kv_heads).",
-        ),
-        "zero": "Every head of Q reads head 0 of K and V. How many heads of Q share one, and which one does head read?",
-        "crash": (
-            "The line above names an array that is read past its end. Strides are in elements; K and V have only "
-            "kv_heads heads, and strides of their own.",
-            "kv_at is kv_head * kv_head_stride. Which head of K and V does this head of Q read?",
-        ),
-        "empty": "Part of O was never written: does q_at depend on the head, so that no two heads write the same rows?",
-        "race": "Two heads write the same element of O. Does q_at depend on the head, and by the head's own stride?",
-        "tail": (
-            "Right for one layout and one group, wrong for others. Is every distance taken from the strides?",
-            "How many heads of Q share one head of K, if heads is 8 and kv_heads 4?",
-        ),
-        "": (
-            "Row r of head h of Q begins at r * q_row_stride + h * q_head_stride.",
-            "V has the strides of K, and O has those of Q.",
-        ),
-    },
-)
+@exercise("05_group_of_heads", minutes=8)
 def group_of_heads(trial: Trial) -> None:
     """Test layouts with heads or rows first, and groups of 2, of 3 and of one head."""
     sizes = (
