@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from helpers.attention import reference
@@ -64,7 +62,7 @@ HEADS_FIRST, ROWS_FIRST = "(heads, seq, d)", "(seq, heads, d)"
 
 
 def _stored(a: np.ndarray, layout: str) -> np.ndarray:
-    """Store an array (heads, rows, d) in a layout."""
+    """Store an array (heads, rows, d) in a layout, or bring a stored one back."""
     return np.ascontiguousarray(a.swapaxes(0, 1)) if layout == ROWS_FIRST else a
 
 
@@ -93,32 +91,17 @@ def group_of_heads(trial: Trial) -> None:
         numbers = n, n_kv, heads, kv_heads, *strides, d**-0.5
         trial.launch("group_of_heads", (blocks(n, 32), heads), 32, *arrays, o, *numbers, HEAD_DIM=d)
 
-        def attention(kv_head_of: Iterable[int], q: np.ndarray = q, k: np.ndarray = k, v: np.ndarray = v) -> np.ndarray:
-            return np.stack([reference.attention(q[h], k[g], v[g]) for h, g in enumerate(kv_head_of)])
-
-        right = [h // (heads // kv_heads) for h in range(heads)]
-        slips = {
-            "modulo": [h % kv_heads for h in range(heads)],
-            "quotient": [h // kv_heads for h in range(heads)],
-            "zero": [0] * heads,
-        }
-        symptom = ""
-        for name, kv_head_of in slips.items():
-            if kv_head_of != right and max(kv_head_of) < kv_heads:
-                is_slip = np.allclose(trial.xp.asnumpy(o), _stored(attention(kv_head_of), q_layout), atol=1e-4)
-                symptom = name if is_slip else symptom
-        if not symptom:  # each head of Q right with some head of K and V
-            tried = np.stack([_stored(attention([g] * heads), q_layout) for g in range(kv_heads)])
-            close = np.isclose(trial.xp.asnumpy(o), tried, rtol=0, atol=1e-4)
-            of_heads = (0, 1, 3) if q_layout == ROWS_FIRST else (0, 2, 3)
-            axes = tuple(axis for axis in of_heads if axis)
-            symptom = "other head" if close.all(axis=axes).any(axis=0).all() else ""
-        trial.expect("O", o, _stored(attention(right), q_layout), symptom=symptom)
+        with_each = np.stack([[reference.attention(a, k[g], v[g]) for a in q] for g in range(kv_heads)])
+        got, head = _stored(trial.xp.asnumpy(o), q_layout), np.arange(heads)
+        fits = np.isclose(got, with_each, rtol=0, atol=1e-4).all(axis=(2, 3))  # (head of K and V, head of Q)
+        right = head // (heads // kv_heads)
+        slips = {"zero": 0 * head, "modulo": head % kv_heads, "quotient": head // kv_heads}
+        slips = {name: kv_head for name, kv_head in slips.items() if kv_head.max() < kv_heads}
+        found = [name for name, kv_head in slips.items() if (kv_head != right).any() and fits[kv_head, head].all()]
+        found += ["other head"] if fits.any(axis=0).all() else []
+        trial.expect("O", o, _stored(with_each[right, head], q_layout), symptom=found[0] if found else "")
         if n_kv == 1:
-            rows = trial.xp.asnumpy(o).reshape(heads, n, d)  # heads are first at this size
-            expect_v(
-                trial, rows.reshape(-1, d), v[right].reshape(heads, d), np.eye(heads, dtype=bool).repeat(n, axis=0)
-            )
+            expect_v(trial, got.reshape(-1, d), v[right].reshape(heads, d), np.eye(heads, dtype=bool).repeat(n, axis=0))
     _heads_far_apart(trial)
 
 
