@@ -8,6 +8,7 @@ pieces([100, 40, 260], multiprocessors=4)                   # which keys each bl
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -233,11 +234,7 @@ def climb_table() -> str:
 
 def parts(cut: Sequence[Piece]) -> dict[tuple[int, int], int]:
     """Count the pieces of each (sequence, head of K and V)."""
-    counts: dict[tuple[int, int], int] = {}
-    for piece in cut:
-        unit = piece.sequence, piece.kv_head
-        counts[unit] = counts.get(unit, 0) + 1
-    return counts
+    return dict(Counter((piece.sequence, piece.kv_head) for piece in cut))
 
 
 def expected(arrays: Arrays) -> np.ndarray:
