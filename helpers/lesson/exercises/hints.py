@@ -241,7 +241,7 @@ _OF_THE_RESULT = ("wrong", "tail", "large", "index", "limit", "overflow")  # the
 
 # Failing tries of this session, by exercise and symptom, and by the slip as well.
 _tries: Counter[tuple[str, ...]] = Counter()
-# By exercise: the last hint for the last failing try, and whether that try was told another one.
+# By exercise: the last hint for the last failing try, and whether that try was given another one.
 _last: dict[str, tuple[str, bool]] = {}
 
 _SAME_SLIP = 3  # failures with the same slip: from then on its last hint is given without being asked for

@@ -348,7 +348,7 @@ class Trial:
             row.lines = [f"{at}, " * (self._title == FIRST) + f"max error {max(errors):.1e}"]
 
     def slip(self, got: Any, slips: Mapping[str, np.ndarray], tolerance: float = 1e-4) -> str:
-        """Return the symptom of the first slip whose result `got` equals within the tolerance; "" if there is none.
+        """Return the symptom of the first slip whose result `got` equals within the tolerance; "" without one.
 
         slips: by symptom, what a kernel with that mistake computes.
         """

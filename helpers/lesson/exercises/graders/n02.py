@@ -96,7 +96,7 @@ def no_conflicts(trial: Trial) -> None:
         for d, run, report in zip(dims, runs, trial.reports, strict=False):
             conflicts = sum(array.conflicts for array in report.shared.values())
             trial.limit(f"bank conflicts of a block at d = {d}", conflicts, at_most=0, symptom="conflicts")
-            most = 4 * 32 * d + 808  # 9,000 at d = 64: no stride is told by it
+            most = 4 * 32 * d + 808  # 9,000 at d = 64: it gives no stride away
             trial.limit(f"bytes of shared memory at d = {d}", run.shared_size_bytes, at_most=most, symptom="bytes")
 
 

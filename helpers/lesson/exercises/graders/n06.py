@@ -47,7 +47,7 @@ def row_of_scores(trial: Trial) -> None:
 
 
 def _unset(trial: Trial, findings: Sequence[Finding]) -> str:
-    """Return the symptom of a read of an unwritten word: a wrong stride, or what is missing; "" if there is none."""
+    """Return the symptom of a read of an unwritten word: a wrong stride, or what is missing; "" without one."""
     array = next((f.array or "" for f in findings[:1] if f.kind == "uninitialised"), "")
     if "S_smem" in array:
         return "stride of S" if trial.figures("S_smem").written else "not stored"

@@ -38,7 +38,7 @@ def swizzle(trial: Trial) -> None:
 
 
 def _wrong_place(places: np.ndarray) -> tuple[str, str]:
-    """Return the symptom and the reason of the first misplaced chunk; two times "" if there is none."""
+    """Return the symptom and the reason of the first misplaced chunk; two times "" without one."""
     chunk_at: dict[int, str] = {}
     for (row, chunk), place in np.ndenumerate(places):
         call = f"swizzle({row}, {chunk})"
