@@ -260,7 +260,7 @@ class Trial:
         try:
             if self._title == FIRST and not self.on_gpu:
                 with contextlib.redirect_stdout(seen):
-                    self.reports.append(self._look(run, grid, block, args))
+                    self.reports.append(self._xray(run, grid, block, args))
             if self.on_gpu:
                 run(grid, block, args)
                 self.xp.cuda.Device().synchronize()  # where what went wrong there is raised
@@ -269,7 +269,7 @@ class Trial:
                     run(grid, block, args, timeout=self._timeout)
                 if self._number == 1:
                     with contextlib.redirect_stdout(seen):
-                        self.awkward_report = self._look(run, grid, block, args)
+                        self.awkward_report = self._xray(run, grid, block, args)
         except Stopped:
             raise
         except (TypeError, ValueError) as error:
@@ -380,11 +380,14 @@ class Trial:
             row.passed = True
             row.lines.append(f"{what}: {got:,} ({wanted})")
 
-    def blame(self, symptom: str) -> None:
-        """Name the cause of the X-ray's findings, if the grader can tell: its hint comes before all others."""
-        row = self.rows[XRAY]
-        if symptom and row.passed is False:
-            row.symptoms = (symptom, *row.symptoms)
+    def blame(self, symptom: str, *, everywhere: bool = False) -> None:
+        """Name the cause of the X-ray's findings, if the grader can tell: its hint comes before all others.
+
+        everywhere: it is the cause of every failure, not of the findings alone.
+        """
+        for row in self.rows.values() if everywhere else [self.rows[XRAY]]:
+            if symptom and row.passed is False:
+                row.symptoms = (symptom, *row.symptoms)
 
     # ------------------------------------------------------------------------------------------------- how
 
@@ -441,7 +444,7 @@ class Trial:
             return self.xp.asarray(value)
         return np.int32(value) if type(value) is int else np.float32(value) if type(value) is float else value
 
-    def _look(self, run: Any, grid: Sequence[int], block: Sequence[int], args: Sequence[Any]) -> Report:
+    def _xray(self, run: Any, grid: Sequence[int], block: Sequence[int], args: Sequence[Any]) -> Report:
         """X-ray a launch, and restore the old values of its arrays."""
         before = [(a, np.array(a, subok=False)) for a in args if isinstance(a, engine.ndarray)]
         report = xray(run, grid, block, args, timeout=self._timeout)

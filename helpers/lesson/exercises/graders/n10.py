@@ -27,13 +27,6 @@ def tensor_map_of(trial: Trial, array: Any, box_rows: int) -> np.ndarray:
     return encoded.view(tensor_maps.TENSOR_MAP)
 
 
-def name_symptom(trial: Trial, symptom: str) -> None:
-    """Put one of this exercise's own symptoms first in every row that has failed."""
-    for row in trial.rows.values():
-        if symptom and row.passed is False and symptom not in row.symptoms:
-            row.symptoms = (symptom, *row.symptoms)
-
-
 TILES, STAGES = 8, 3  # of the ring, at the first size
 
 
@@ -46,7 +39,7 @@ def ring(trial: Trial) -> None:
             trial.launch("sums", 1, 96, tensor_map_of(trial, v_on_device, 16), o, n)
             trial.expect("O", o, v.sum(axis=0, dtype=np.float64), tolerance=1e-4)
         finally:
-            name_symptom(trial, _wrong_in_ring(trial.report.events) if trial.report else "")
+            trial.blame(_wrong_in_ring(trial.report.events) if trial.report else "", everywhere=True)
     if trial.report:
         kinds = [event.kind for event in trial.report.events]
         first = kinds.index("landed") if "landed" in kinds else len(kinds)
@@ -107,7 +100,7 @@ def descriptor(trial: Trial) -> None:
             trial.launch("scores", (blocks(n_kv, 64), blocks(n, 64)), 128, *maps, s, n, n_kv)
             trial.expect("S", s, product(q, k.T), tolerance=1e-3)
         finally:
-            name_symptom(trial, symptom)
+            trial.blame(symptom, everywhere=True)
     if trial.report:
         products = sum(event.kind == "product" for event in trial.report.events)
         trial.limit("products", products, exactly=4)

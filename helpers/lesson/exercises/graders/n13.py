@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from helpers.lesson.exercises.graders.expected import product
-from helpers.lesson.exercises.graders.n10 import name_symptom, tensor_map_of
+from helpers.lesson.exercises.graders.n10 import tensor_map_of
 from helpers.lesson.exercises.trial import Trial, exercise
 
 
@@ -24,7 +24,7 @@ def mn_major(trial: Trial) -> None:
             trial.expect("dK", dk, expected, tolerance=tolerance)
         finally:
             kinds = [finding.kind for finding in trial.report.findings[:1]] if trial.report else []
-            name_symptom(trial, symptom or ("step" if kinds == ["misaligned"] else "bounds"))
+            trial.blame(symptom or ("step" if kinds == ["misaligned"] else "bounds"), everywhere=True)
     if trial.report:
         products = sum(event.kind == "product" for event in trial.report.events)
         trial.limit("products", products, exactly=8)
