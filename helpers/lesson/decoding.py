@@ -96,8 +96,8 @@ def xray_launches(
     for launch in planned.launches:
         compiled = planned.kernels[launch.kernel]
         report = xray(compiled, launch.grid, launch.block, launch.arguments(every), launch.shared_bytes)
-        found = [finding for finding in report.findings if finding.kind != "never written"]
-        reports.append(replace(report, findings=found))
+        findings = [finding for finding in report.findings if finding.kind != "never written"]
+        reports.append(replace(report, findings=findings))
     return reports
 
 
@@ -167,13 +167,13 @@ def bytes_in_flight(stage: str, *, heads: int = 32, kv_heads: int = 8, d: int = 
 
 def on_multiprocessors(cut: Sequence[Piece], count: int) -> list[tuple[int, int, int, int, str]]:
     """Schedule the blocks, each on the first multiprocessor that is free, with times in keys: for show.schedules."""
-    free, places, found = [0] * count, {}, []
+    free, place_of, blocks = [0] * count, {}, []
     for piece in cut:
-        at = places.setdefault(piece.block, free.index(min(free)))
+        at = place_of.setdefault(piece.block, free.index(min(free)))
         end = free[at] + piece.end - piece.first
-        found.append((at, free[at], end, piece.sequence % 6, str(piece.sequence)))
+        blocks.append((at, free[at], end, piece.sequence % 6, str(piece.sequence)))
         free[at] = end
-    return found
+    return blocks
 
 
 def _call(lengths: Sequence[int], heads: int, kv_heads: int, d: int, num_splits: int) -> DecodeCall:

@@ -50,7 +50,7 @@ class Stop:
 def stops() -> list[Stop]:
     """List the notebooks in their order."""
     entries = progress.read()
-    found = []
+    road = []
     for path in sorted(NOTEBOOKS.glob("[0-9]*.ipynb")):
         number = path.name.partition("_")[0]
         cells = ["".join(cell["source"]) for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]]
@@ -61,8 +61,8 @@ def stops() -> list[Stop]:
         solved = frozenset(one.name for one in exercises if one.name in entries and entries[one.name].solved)
         guesses = sum(guess.get("value") is not None for guess in progress.guesses(number).values())
         name, reading = title[1] if title else number, int(minutes[1]) if minutes else 0
-        found.append(Stop(path, name, reading, exercises, solved, guesses))
-    return found
+        road.append(Stop(path, name, reading, exercises, solved, guesses))
+    return road
 
 
 def text() -> str:

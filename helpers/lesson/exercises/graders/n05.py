@@ -97,9 +97,9 @@ def group_of_heads(trial: Trial) -> None:
         right = head // (heads // kv_heads)
         slips = {"zero": 0 * head, "modulo": head % kv_heads, "quotient": head // kv_heads}
         slips = {name: kv_head for name, kv_head in slips.items() if kv_head.max() < kv_heads}
-        found = [name for name, kv_head in slips.items() if (kv_head != right).any() and fits[kv_head, head].all()]
-        found += ["other head"] if fits.any(axis=0).all() else []
-        trial.expect("O", o, _stored(with_each[right, head], q_layout), symptom=found[0] if found else "")
+        matches = [name for name, kv_head in slips.items() if (kv_head != right).any() and fits[kv_head, head].all()]
+        matches += ["other head"] if fits.any(axis=0).all() else []
+        trial.expect("O", o, _stored(with_each[right, head], q_layout), symptom=matches[0] if matches else "")
         if n_kv == 1:
             expect_v(trial, got.reshape(-1, d), v[right].reshape(heads, d), np.eye(heads, dtype=bool).repeat(n, axis=0))
     _heads_far_apart(trial)

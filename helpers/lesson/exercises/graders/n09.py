@@ -65,8 +65,8 @@ def _wrong_mean(out: np.ndarray, expected: np.ndarray, x: np.ndarray, lengths: S
         return "length"
     sums = np.concatenate([np.zeros((1, width)), np.cumsum(x, axis=0, dtype=float)])
     ranges = _unit(np.array([sums[j] - sums[i] for j in range(1, len(sums)) for i in range(j)]))
-    found = all(np.abs(ranges - row).max(axis=1).min() < 1e-4 for row in _unit(out[has_rows]))
-    return "other rows" if found else ""
+    are_ranges = all(np.abs(ranges - row).max(axis=1).min() < 1e-4 for row in _unit(out[has_rows]))
+    return "other rows" if are_ranges else ""
 
 
 @exercise("09_mean_pool", minutes=9)
