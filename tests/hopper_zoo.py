@@ -75,7 +75,10 @@ _KEPT: list[Any] = []  # a map holds an address alone
 
 
 def map_of(array: Any, box: tuple[int, ...], swizzle: int = 128) -> np.ndarray:
-    """A tensor map of a device array, which is kept alive. box: the innermost dimension first. uint8, uint16: any of so many bytes."""
+    """A tensor map of a device array, which is kept alive. box: the innermost dimension first.
+
+    uint8, uint16: of any type of one byte, of two.
+    """
     _KEPT.append(array)
     dims, strides = array.shape[::-1], array.strides[-2::-1]
     if not isinstance(array, engine.ndarray):
