@@ -135,11 +135,6 @@ def is_aligned(a: Any) -> bool:
     return Spec.of(a).aligned
 
 
-def with_scale_above_zero(q: Any, softmax_scale: float) -> tuple[Any, float]:
-    """q and the scale, or -q and the scale without its sign: kernels find maxima before they scale the scores."""
-    return (q, softmax_scale) if softmax_scale >= 0 else (negative(q), -softmax_scale)
-
-
 def bits(a: Any) -> Any:
     """View memory as unsigned integers: not every library computes with, or copies, all dtypes of the device."""
     return a.view(f"uint{8 * a.dtype.itemsize}")

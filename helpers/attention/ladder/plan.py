@@ -128,8 +128,8 @@ class CompiledPlan:
         )
 
     def views(self, named: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-        """View a model's arrays in the stage's layout, (batch, heads, rows, head_dim); a decoder's stay as they are."""
-        if self.stage.direction == "decode":
+        """View a model's arrays in the stage's layout, (batch, heads, rows, head_dim); others' stay as they are."""
+        if self.stage.direction not in ("forward", "backward"):
             return dict(named)
         return {name: four_axes(a.swapaxes(-3, -2)) if name in WITH_HEAD_DIM else a for name, a in named}
 

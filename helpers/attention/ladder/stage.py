@@ -66,7 +66,7 @@ class Stage:
     tuning: Tuning
     launches: Callable[[Stage, Call, Mapping[str, int]], Sequence[Launch]]
     scratch: Callable[[Call, Mapping[str, int]], Mapping[str, Spec]] = lambda call, sizes: {}  # arrays between launches
-    direction: str = "forward"  # or backward, decode
+    direction: str = "forward"  # or backward, decode, rotate, project, merge
     kernels: tuple[str, ...] = ()  # their names in the file, where there are several
     features: frozenset[str] = frozenset()
     dtypes: tuple[str, ...] = ("float32",)
@@ -129,7 +129,7 @@ class Stage:
 
     def sizes_for(self, call: Call, sizes: Mapping[str, int] | None = None) -> dict[str, int]:
         """Return all -D options for a call; `sizes` override the stage's own."""
-        if self.direction == "decode":  # the sizes decide the grid, not the other way round
+        if self.direction not in ("forward", "backward"):  # the sizes decide the grid, not the other way round
             return {**self.tuning.variant(call), **(sizes or {})}
         heads = call.arrays["k" if self.direction == "backward" else "q"].shape[1]
         rows = call.keys if self.direction == "backward" else call.rows
@@ -215,7 +215,7 @@ class Stage:
 
     def unreadable(self, call: Call) -> list[str]:
         """List the inputs of a call that have to be copied: this stage cannot read them where they are."""
-        written = ("dq", "dk", "dv") if "do" in call.arrays else ("o", "lse")
+        written = ("dq", "dk", "dv") if "do" in call.arrays else ("o", "lse", "rotated_q", "rotated_k")
         return [name for name, a in call.arrays.items() if name not in written and not self._can_read(name, a, call)]
 
     def negates(self, call: Call) -> bool:
