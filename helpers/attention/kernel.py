@@ -235,7 +235,7 @@ class Kernel:
         return lambda: self.function(*launch, shared_mem=shared_mem)
 
     def launch_known(self, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], *, shared_mem: int) -> None:
-        """Launch on the CPU engine with arguments like some that `bind` has compared: the engine checks them, alone."""
+        """Launch with arguments like some that `bind` has compared: on the CPU engine, it alone checks them."""
         if _run_instead is not None:
             _run_instead(self, grid, block, args, shared_mem=shared_mem)
         else:
