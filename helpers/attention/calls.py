@@ -512,8 +512,9 @@ def _longest(
             return None, None  # which is refused further on
         if of == "q" or cu_seqlens_k is not cu_seqlens_q:  # one array for both is read once
             kind = kind_of(given_cu)
-            given = given_cu if kind and kind.takes(given_cu) else as_device_array(f"cu_seqlens_{of}", given_cu)
-            host = kind_of(given).host(given)
+            in_place = kind is not None and kind.reads_in_place(given_cu)
+            given = given_cu if in_place else as_device_array(f"cu_seqlens_{of}", given_cu)
+            host = kind_of(given).to_numpy(given)
         longest.append(longest_of(f"cu_seqlens_{of}", host, of, a.shape[0]))
         if most is not None and longest[-1] > most:
             raise ValueError(f"max_seqlen_{of} = {most}, and the longest sequence of {of} has {longest[-1]} rows")

@@ -171,10 +171,10 @@ def _check_contents(options: DecodeOptions, kind: Kind, arrays: Mapping[str, Any
     if device.ON_GPU and kind.is_captured(kind.stream(q)):
         raise ValueError("checked=True reads cache_seqlens on the host, which a CUDA graph cannot: checked=False")
     if "k" in arrays:
-        _check_written({name: kind.array(a) for name, a in arrays.items() if name in _WRITTEN})
+        _check_written({name: kind.device_array(a) for name, a in arrays.items() if name in _WRITTEN})
     check_slots(
-        kind.host(arrays["cache_seqlens"]),
-        None if table is None else kind.host(table),
+        kind.to_numpy(arrays["cache_seqlens"]),
+        None if table is None else kind.to_numpy(table),
         rows=k_cache.shape[1],
         pages=k_cache.shape[0],
         tokens=q.shape[1],
@@ -361,7 +361,7 @@ def plan(
         source: another text of the kernel. sizes: in place of the decoder's own.
     """
     kind, cp = DeviceArrays(), device.cp
-    decoder, call, outputs = check({name: kind.spec(kind.describe(a)) for name, a in arrays.items()}, options)
+    decoder, call, outputs = check({name: kind.spec(kind.cache_key(a)) for name, a in arrays.items()}, options)
     if call is None:
         raise ValueError("there is nothing to launch: no token, or no room for a key")
     compiled = CompiledPlan(decoder, call, decoder.sizes_for(call, sizes), source)

@@ -89,7 +89,7 @@ def run(call: Call) -> Any:
     kind = kind_of(*given)
     if kind is not None:
         key, plan = _find(kind, call, given)
-        if plan is not None or all(map(kind.takes, given)):
+        if plan is not None or all(map(kind.reads_in_place, given)):
             with on_device(kind.device_id(given[0])):
                 return (plan or _make(kind, call, key))(kind, given)
     return _via_device_arrays(call)
@@ -99,8 +99,8 @@ _Key = tuple[Hashable, ...]
 
 
 def _find(kind: Kind, call: Call, given: Sequence[Any]) -> tuple[_Key, Plan | None]:
-    """Return a call's key, which ends with a description of each array, and the plan kept under it, None if none is."""
-    key = kind, *call.arrays, call.options.key, call.lengths, limits.reserved_sms(), *map(kind.describe, given)
+    """Return a call's key, which ends with each array's, and the plan kept under it, None if none is."""
+    key = kind, *call.arrays, call.options.key, call.lengths, limits.reserved_sms(), *map(kind.cache_key, given)
     try:
         return key, _PLANS.get(key)
     except TypeError:  # an option that cannot be hashed is one that `Call.plan` refuses
@@ -109,8 +109,8 @@ def _find(kind: Kind, call: Call, given: Sequence[Any]) -> tuple[_Key, Plan | No
 
 def _make(kind: Kind, call: Call, key: _Key) -> Plan:
     """Check and plan a call on the current device, and keep the plan under the key that `_find` returned."""
-    described = key[-len(call.arrays) :]
-    plan = _PLANS[key] = call.plan(dict(zip(call.arrays, map(kind.spec, described), strict=True)))
+    of_arrays = key[-len(call.arrays) :]
+    plan = _PLANS[key] = call.plan(dict(zip(call.arrays, map(kind.spec, of_arrays), strict=True)))
     return plan
 
 
@@ -267,7 +267,7 @@ class Plan:
         """Compare the arguments with the kernels' signatures, and launch: the first call of these kernels does this."""
         names = (*self._names, *self._compiled.scratch)
         with kind.on_stream_of(like):
-            self._compiled.bind(self._compiled.views(zip(names, map(kind.array, arrays), strict=True)))()
+            self._compiled.bind(self._compiled.views(zip(names, map(kind.device_array, arrays), strict=True)))()
         self._compiled.is_compared = not launches_are_replaced()
 
     def _changed(self, kind: Kind, given: Sequence[Any], stream: int) -> list[Any]:
@@ -277,13 +277,13 @@ class Plan:
             changed[i] = change(kind, changed[i])
             copies.append(changed[i])
         if device.ON_GPU and kind.is_captured(stream):
-            kind.keep(copies)
+            kind.keep_alive(copies)
         return changed
 
     def _narrowed(self, kind: Kind, outputs: Sequence[Any], stream: int) -> list[Any]:
         """Copy the results without the columns of zeros that their head_dim was padded with."""
         if device.ON_GPU and kind.is_captured(stream):
-            kind.keep(outputs)
+            kind.keep_alive(outputs)
         named = zip(self._returned, outputs, strict=True)
         return [kind.copy(a[..., : self._columns]) if name in WITH_HEAD_DIM else a for name, a in named]
 
@@ -317,7 +317,7 @@ class Plan:
         else:
             scratch = [kind.empty(spec.shape, spec.dtype, like) for _, spec, _ in self._scratch]
         if captured:
-            kind.keep(scratch)
+            kind.keep_alive(scratch)
         return scratch, self._launches
 
     def _make_shared(self, kind: Kind, like: Any, name: str, spec: Spec, size: int) -> Any:
