@@ -192,7 +192,7 @@ def test_a_known_call_on_a_gpu_passes_few_functions(on_gpu: Any, monkeypatch: py
     seen: list[str] = []
     monkeypatch.setattr(run, "kind_of", lambda *_: kind)
     monkeypatch.setattr(run, "on_device", lambda _: contextlib.nullcontext())
-    run._PLANS[run._find(kind, call, (q, k, v))[0]] = plan
+    run._PLANS[run._find_plan(kind, call, (q, k, v))[0]] = plan
 
     def note(frame: Any, event: str, _: Any) -> None:
         code = frame.f_code

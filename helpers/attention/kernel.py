@@ -307,7 +307,7 @@ def load_all(
     """Load several kernels of one source by name, compiled together: the compiler reads the source once."""
     COUNTS["loaded"] += 1
     code = file_or_code if "\n" in file_or_code else source(file_or_code)
-    with _line_for_who_waits(f"compiling {', '.join(names)}: once, and kept on disk for later processes"):
+    with _print_if_slow(f"compiling {', '.join(names)}: once, and kept on disk for later processes"):
         kernels = _compiled(
             code, (*options(defines), *headers(code), *architecture(code), *precision(code)), tuple(names)
         )
@@ -318,7 +318,7 @@ def load_all(
 
 
 @contextlib.contextmanager
-def _line_for_who_waits(message: str, seconds: float = 1.0) -> Iterator[None]:
+def _print_if_slow(message: str, seconds: float = 1.0) -> Iterator[None]:
     """Print the message if this takes longer than that. In a terminal only: notebooks keep their outputs."""
     if not sys.stderr.isatty():
         yield

@@ -52,7 +52,7 @@ class Planned(NamedTuple):
     @property
     def launch(self) -> tuple[Any, ...]:
         """The arguments of `helpers.xray.xray`: the first launch, should a grid have no room for all batches."""
-        (launch, kernel, args), *_ = self.compiled.filled(self.arrays)
+        (launch, kernel, args), *_ = self.compiled.resolve_arguments(self.arrays)
         return kernel, launch.grid, launch.block, args, launch.shared_bytes
 
     def prepare(self) -> Callable[[], None]:

@@ -33,7 +33,7 @@ def given(call: Call, *names: str) -> tuple[str | None, ...]:
 
 def strides_of(call: Call, names: Iterable[str]) -> dict[str, tuple[int, int, int]]:
     """Return the steps from one batch, row and head to the next, in elements; packed sequences are in one batch."""
-    steps = {name: call.arrays[name].steps for name in names}
+    steps = {name: call.arrays[name].element_strides for name in names}
     return {name: (0, *by_row_and_head) for name, (_, *by_row_and_head) in steps.items()} if call.packed else steps
 
 
@@ -52,7 +52,7 @@ def params_of(call: Call) -> Any:
     )
 
 
-def position_steps(call: Call) -> tuple[int, ...]:
+def position_strides(call: Call) -> tuple[int, ...]:
     """Return the steps from one batch's positions of q, and of k, to the next, in elements; 0 for a broadcast axis."""
     positions = [call.arrays.get(name) for name in ROTARY[2:]]
     return tuple(a.strides[0] // a.dtype.itemsize if a and a.shape[0] > 1 else 0 for a in positions)
@@ -247,8 +247,8 @@ def launch_rotary(call: Call, sizes: Sizes) -> list[Launch]:
     q, k, tables = (call.arrays[name] for name in ("q", "k", "rotary_cos"))
     (batch, heads, n, head_dim), (_, kv_heads, n_kv, _) = q.shape, k.shape
     names = ("q", "k", "rotated_q", "rotated_k")
-    numbers = n, n_kv, heads, kv_heads, *position_steps(call), tables.shape[0], call.sequences if call.packed else 0
-    params = rotary_params([call.arrays[name].steps for name in names], *numbers)
+    numbers = n, n_kv, heads, kv_heads, *position_strides(call), tables.shape[0], call.sequences if call.packed else 0
+    params = rotary_params([call.arrays[name].element_strides for name in names], *numbers)
     threads_of_a_row = (head_dim * q.dtype.itemsize // 16 + 1) // 2
     threads = max(n * heads, n_kv * kv_heads) * threads_of_a_row
     if threads >= 2**31:
@@ -272,7 +272,7 @@ def rotated(call: Call) -> tuple[list[Launch], dict[str, Spec], Call]:
     return launches, written, call._replace(arrays=left)
 
 
-def of_rotated(launch: Launch) -> Launch:
+def with_rotated_inputs(launch: Launch) -> Launch:
     """Return the launch with the rotated q and k in place of q and k."""
     names = {"q": "rotated_q", "k": "rotated_k"}
 

@@ -91,7 +91,7 @@ class Spec(_Fields):
         return not bits & 15
 
     @lock_free_cached_property
-    def steps(self) -> tuple[int, int, int]:
+    def element_strides(self) -> tuple[int, int, int]:
         """Strides of batch, row and head of an array (batch, heads, rows, head_dim), in elements.
 
         An axis of length 1 has stride 0 here: a kernel also forms addresses past its end, which must be aligned, too.

@@ -434,7 +434,7 @@ def kernels(work: Work) -> Iterator[dict[str, Any]]:
     for name, (stage, given) in options.items():
         with contextlib.suppress(Exception):
             ready, arrays, _ = stage.plan(*qkv, **given)
-            ((launch, compiled, _),) = ready.filled(arrays)
+            ((launch, compiled, _),) = ready.resolve_arguments(arrays)
             planned[name] = compiled, launch.block[0], launch.shared_bytes
     for form in rotary_and_projection.FORMS:
         plan = rotary_and_projection.plan_projection(inputs.q, inputs.k, inputs.v, inputs.w_o, form=form)

@@ -150,7 +150,7 @@ def trace(work: Work) -> dict[str, Any]:
     """Return the cycles of one block, from the first one: of each consumer and key tile, and of the copies."""
     source = traced(text())
     ready, arrays, _ = STAGE.plan(*work.arrays(), causal=work.case.causal, source=source, sizes=dict(work.sizes))
-    (order, ordering, its_args), (launch, compiled, args) = ready.filled(arrays)
+    (order, ordering, its_args), (launch, compiled, args) = ready.resolve_arguments(arrays)
     ordering(order.grid, order.block, its_args)
     name = STAGE.kernel_name(DTYPE)
     module = cp.RawModule(code=source, options=compiled.options, name_expressions=(name,))
@@ -492,7 +492,7 @@ def _prepared(
         q, k, v = (a.astype(np.float32) for a in _inputs(case.shape).host)
         arrays = tuple(cp.asarray(a.astype(arrays[0].dtype)) for a in (q + change.plus[0], k + change.plus[1], v))
     ready, planned, o = STAGE.plan(*arrays, **how)
-    (ordering, orders, its_args), (launch, compiled, args) = ready.filled(planned)
+    (ordering, orders, its_args), (launch, compiled, args) = ready.resolve_arguments(planned)
     launches = [orders.bind(ordering.grid, ordering.block, its_args)]
     if change.order is not None:
         batch, heads, n, _ = case.shape
@@ -591,7 +591,7 @@ def power(seconds: float = 8.0, rest: float = 4.0, batch_s: float = 0.25) -> lis
             host = [numbers(a.astype(np.float32)) for a in _inputs(case.shape).host]
             arrays = tuple(cp.asarray(a.astype(Work(case).arrays()[0].dtype)) for a in host)
             ready, planned, _ = STAGE.plan(*arrays, source=clocked(text()))
-            run, (_, (launch, compiled, _)) = ready.bind(planned), ready.filled(planned)
+            run, (_, (launch, compiled, _)) = ready.bind(planned), ready.resolve_arguments(planned)
             ms = elapsed(run) if ON_GPU else 1e3 * batch_s
             launches = max(1, round(1e3 * batch_s / min(elapsed(run), ms)))
             cp.cuda.Device().synchronize()
