@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from helpers.attention import kernel
-from helpers.attention.ladder import LADDER, limits
+from helpers.attention.ladder import LADDER
 from helpers.attention.ladder.call import Call
 from helpers.attention.ladder.stages.hopper import HOPPER_STAGES, hopper_shared_bytes
 from helpers.bench import reading, records
@@ -364,21 +364,6 @@ def table_of(call: Call, sizes: Mapping[str, int], **cu_seqlens: Any) -> np.ndar
     args = order.arguments({"schedule": table, **cu_seqlens})
     kernel.load(order.file, order.kernel)(order.grid, order.block, args)
     return cp.asnumpy(table)
-
-
-def work_of_blocks(case: Case, order: Callable[..., np.ndarray] | None = None) -> np.ndarray:
-    """Count the key tiles of each block of an H200, (132,), by the stage's table of tiles or another order."""
-    batch, heads, n, _ = case.shape
-    call, sizes, blocks = call_of(case), Work(case).defines, 132
-    steps = steps_of_rows(n, n, call.window, sizes["BLOCK_M"], sizes["BLOCK_N"])
-    if order is None:
-        with limits.pretend_gpu(limits.Limits(limits.most_shared(), blocks, 90)):
-            first_row = table_of(call, sizes)[..., 3]
-        row_tile = np.where(first_row < 0, -1, first_row // sizes["BLOCK_M"])
-    else:
-        table = order(steps, heads * batch, blocks)
-        row_tile = np.where(table < 0, -1, table % len(steps))
-    return np.where(row_tile < 0, 0, steps[row_tile]).sum(axis=0)
 
 
 @dataclass(frozen=True)
