@@ -167,7 +167,7 @@ def _sizes(call: DecodeCall) -> dict[str, int]:
 
 
 def _grid(call: DecodeCall, sizes: Mapping[str, int]) -> tuple[int, int]:
-    """(blocks, tiles of rows): as many blocks as are resident, or one for each part of each unit."""
+    """Return (blocks, tiles of rows): as many blocks as are resident, or one for each part of each unit."""
     tiles = -(-call.rows // TILE_ROWS)
     units = call.arrays["q"].shape[0] * call.kv_heads
     if call.num_splits:

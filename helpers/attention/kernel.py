@@ -132,7 +132,7 @@ def _pasted(code: str, name: str, first_line: int, stamps: dict[Path, _Stamp], o
 
 
 def options(defines: Mapping[str, Any] | None = None) -> tuple[str, ...]:
-    """Compiler options for `RawModule`: {"HEAD_DIM": 64} becomes ("-std=c++17", "-DHEAD_DIM=64")."""
+    """Return the options for `RawModule`: {"HEAD_DIM": 64} becomes ("-std=c++17", "-DHEAD_DIM=64")."""
     return (*OPTIONS, *(f"-D{name}={value}" for name, value in (defines or {}).items()))
 
 

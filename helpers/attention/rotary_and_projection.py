@@ -77,7 +77,7 @@ class Planned(NamedTuple):
 
 
 def cos_sin(positions: int, rotary_dim: int, *, base: float = 10000.0) -> tuple[np.ndarray, np.ndarray]:
-    """(cosines, sines), each (positions, rotary_dim / 2) float32, of position * base^(-2 i / rotary_dim) for pair i.
+    """Return (cos, sin), float32 (positions, rotary_dim / 2), of position * base^(-2 i / rotary_dim) for pair i.
 
     Source: Su et al., RoFormer, 2021, section 3.2.2. TypeError or ValueError for a rotary_dim that is no even number
     above 0, positions below 0, and a base that is not above 0.
@@ -182,7 +182,7 @@ _ROTARY_PASS = Stage(
 
 
 def _check_rotary(q: Any, k: Any, cos: Any, sin: Any, positions_given: bool) -> None:
-    """TypeError or ValueError for device arrays that `rotary` cannot take."""
+    """Raise TypeError or ValueError for device arrays that `rotary` cannot take."""
     check_model_arrays(q, k, k, BATCHED)
     _check_no_empty_axis(q, k)
     if q.dtype.name not in C_NAMES:
@@ -239,7 +239,7 @@ def attention_projection(
     softmax_scale: float | None = None,
     cu_seqlens: tuple[Any, Any] | None = None,
 ) -> Any:
-    """Attention and its output projection: the heads' outputs side by side, times w_o.
+    """Compute attention and its output projection: the concatenated outputs of the heads, times w_o.
 
     Args:
         q: (batch, seq, heads, head_dim), float16 or bfloat16; with cu_seqlens (tokens, heads, head_dim). head_dim is a
@@ -287,7 +287,12 @@ def plan_projection(
     source: str | None = None,
     sizes: Mapping[str, int] | None = None,
 ) -> Planned:
-    """`attention_projection` but for the launch. source: another text of the kernel; sizes: such as {"BLOCK_M": 64}."""
+    """Do all of `attention_projection` but the launch.
+
+    Args:
+        source: kernel code to use instead of the kernel's file. sizes: -D options, such as {"BLOCK_M": 64}.
+        The others: see `attention_projection`.
+    """
     cp = device.cp
     q, k, v, w_o = (_array(name, a) for name, a in (("q", q), ("k", k), ("v", v), ("w_o", w_o)))
     _check_projection(q, k, v, w_o, form, packed=cu_seqlens is not None)
@@ -308,7 +313,7 @@ def plan_projection(
 
 
 def _check_projection(q: Any, k: Any, v: Any, w_o: Any, form: str, *, packed: bool) -> None:
-    """TypeError or ValueError for device arrays that `attention_projection` cannot take, or a form there is not."""
+    """Raise TypeError or ValueError for arrays that `attention_projection` cannot take, and for an unknown form."""
     check_model_arrays(q, k, v, PACKED if packed else BATCHED)
     if not packed:
         _check_no_empty_axis(q, k)

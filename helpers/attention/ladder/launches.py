@@ -16,11 +16,10 @@ from helpers.attention.ladder.call import CU_SEQLENS, Call, Spec
 from helpers.attention.ladder.extras import ROTARY
 from helpers.attention.ladder.launch import Launch, Map, Part
 from helpers.attention.ladder.params import attention_params, rotary_params
-from helpers.attention.ladder.stage import Stage
+from helpers.attention.ladder.stage import C_NAMES, Stage
 from helpers.attention.ladder.tiles import Sizes
 
 MAX_GRID_YZ = 65535
-C_NAMES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
 
 
 # ---- arguments

@@ -121,7 +121,7 @@ dense = functools.lru_cache(maxsize=1024)(Spec.dense)
 
 
 def four_axes(a: Any) -> Any:
-    """(batch, heads, rows, head_dim), with 1 for the axes that are not there."""
+    """View an array as (batch, heads, rows, head_dim), with 1 for the axes that it lacks."""
     return a.reshape((1,) * (4 - a.ndim) + a.shape) if a.ndim < 4 else a
 
 

@@ -209,7 +209,7 @@ class Rung(Stage):
         return cls(**{field.name: getattr(stage, field.name) for field in fields(stage)})
 
     def __call__(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
-        """softmax(softmax_scale * q k^T) v, for each head.
+        """Compute softmax(softmax_scale * q k^T) v for each head.
 
         Args:
             q: (N, d), (heads, N, d) or (batch, heads, N, d), NumPy or device array, of a dtype of the stage; N >= 1
