@@ -105,9 +105,10 @@ class TorchTensors:
         return a.is_cuda and not (a.requires_grad or a.is_neg()) and a.dtype in self._dtypes
 
     def cache_key(self, a: Any) -> tuple[Hashable, ...]:
-        """Describe as DeviceArrays do, with strides in elements; and if it requires a gradient, or has other signs.
+        """See DeviceArrays.cache_key; strides are in elements. The last item is True if it cannot be read in place.
 
-        Other ones in memory, that is, as the imaginary part of a conjugate has: PyTorch turns them as it reads it.
+        That is so if it requires a gradient, or if PyTorch negates it when it is read (the imaginary part of a
+        conjugate).
         """
         return a.shape, a.stride(), a.dtype, a.data_ptr() % 16, a.get_device(), a.requires_grad or a.is_neg()
 

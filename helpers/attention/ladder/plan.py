@@ -268,7 +268,7 @@ class Rung(Stage):
     ) -> tuple[CompiledPlan | None, dict[str, Any], Any]:
         """Plan: return the launches (None if there is nothing to do), the arrays by name, and what is written.
 
-        Args, besides those of `__call__`:
+        Args, in addition to those of `__call__`:
             cu_seqlens: (cu_seqlens_q, cu_seqlens_k), where each sequence of the packed tokens begins and the last one
                 ends; NumPy int32, as `helpers.attention.flash_attention_varlen` has checked them. q is then
                 (heads, tokens, d).

@@ -16,7 +16,6 @@ from helpers.attention.ladder.call import WITH_HEAD_DIM, Asked, Call, Spec, chec
 from helpers.attention.ladder.extras import NAMES, is_readable, needs
 from helpers.attention.ladder.launch import Launch
 
-MAX_HEAD_DIM = 128
 S = TypeVar("S", bound="Stage")
 C_NAMES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
 
@@ -72,7 +71,7 @@ class Stage:
     dtypes: tuple[str, ...] = ("float32",)
     min_cc: int = 0  # compute capability, 80 for 8.0; 0 is any
     only_cc: bool = False  # it uses what GPUs of this compute capability have and later ones have not
-    max_head_dim: int = MAX_HEAD_DIM
+    max_head_dim: int = 128
     head_dim_step: int = 1  # head_dim is a multiple of it
     threads: Callable[[Mapping[str, int]], int] = lambda sizes: sizes["BLOCK_M"]
     shared_bytes: Callable[[Mapping[str, int]], int] = lambda sizes: 0  # dynamic shared memory

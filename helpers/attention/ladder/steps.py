@@ -380,7 +380,7 @@ def _hopper_backward() -> _Climb:
     return _Climb("hopper_backward", "turns", steps)
 
 
-# ---- 07 -> 15, and 10 -> 15 by fp16
+# ---- flash_mma -> tf32, and hopper -> fp16x3
 
 
 def _tf32() -> _Climb:

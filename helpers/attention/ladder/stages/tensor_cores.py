@@ -186,7 +186,7 @@ PROJECTION = Stage(
 )
 
 
-# ---- 12: 07 in CuTe
+# ---- 12: flash_mma in CuTe
 
 
 @functools.cache
