@@ -277,14 +277,6 @@ def test_reports_are_kept_beside_the_builds(tmp_path: Path, monkeypatch: pytest.
 
 
 @needs_nvrtc
-def test_ptx_is_that_of_the_architecture_asked_for() -> None:
-    ptx = reports.ptx_of('extern "C" __global__ void one(float* x) { *x = __shfl_xor_sync(0xffffffff, *x, 1); }')
-    assert ptx.count("shfl.sync.bfly") == 1 and ".target sm_90" in ptx
-    with pytest.raises(CompileError, match=r"compute_80 .*\n.*identifier \"y\" is undefined"):
-        reports.ptx_of('extern "C" __global__ void one(float* x) { *x = y; }', "compute_80")
-
-
-@needs_nvrtc
 def test_shared_memory_of_an_instance() -> None:
     report = compile_report(TWO, arch="sm_90a", name="ours::reverse<double, 96>")
     assert report.shared_bytes == 8 * 96

@@ -434,13 +434,14 @@ def kernels(work: Work) -> Iterator[dict[str, Any]]:
     for name, (stage, given) in options.items():
         with contextlib.suppress(Exception):
             ready, arrays, _ = stage.plan(*qkv, **given)
-            ((launch, compiled, _),) = ready.filled(arrays)
+            ((launch, compiled, _),) = ready.resolve_arguments(arrays)
             planned[name] = compiled, launch.block[0], launch.shared_bytes
     for form in rotary_and_projection.FORMS:
         plan = rotary_and_projection.plan_projection(inputs.q, inputs.k, inputs.v, inputs.w_o, form=form)
-        planned[f"11, {form}"] = plan.kernel, plan.block[0], plan.shared_bytes
-    plan = rotary_and_projection.plan_rotary(inputs.q, inputs.k, *angles)
-    planned["rotary"] = plan.kernel, plan.block[0], plan.shared_bytes
+        compiled, _, (threads,), _, shared = plan.launch
+        planned[f"11, {form}"] = compiled, threads, shared
+    compiled, _, (threads,), _, shared = rotary_and_projection.plan_rotary(inputs.q, inputs.k, *angles).launch
+    planned["rotary"] = compiled, threads, shared
     gpu = tiles.this_gpu()
     for name, (compiled, threads, shared) in planned.items():
         facts = compiled.attributes
