@@ -96,7 +96,7 @@ class JobRunner:
     def _take_inputs(self, case: Case) -> Inputs:
         if self._inputs is None or (self._inputs.shape, self._inputs.dtype) != (case.shape, case.dtype):
             self._inputs = None  # before the next ones are made
-            _free()
+            free_pools()
             self._inputs = Inputs(case.shape, case.dtype)
         return self._inputs
 
@@ -119,7 +119,7 @@ def _measurement(job: Job, timing: Timing, clocks: Mapping[str, float], seen: Ma
     return Measurement(job.name, job.kind, note=job.note(), **row)
 
 
-def _free() -> None:
+def free_pools() -> None:
     """Give memory that nothing uses back to the GPU, so that CuPy and PyTorch do not starve each other."""
     if ON_GPU:
         cp.get_default_memory_pool().free_all_blocks()
