@@ -42,7 +42,7 @@ class JobRunner:
     def run(self, job: Job) -> Measurement:
         """Check, then time. Raises WrongOutput, and whatever the launch raises."""
         with contextlib.ExitStack() as contexts:
-            launch, seen = self._launched(job, contexts)
+            launch, seen = self.launched(job, contexts)
             begin = time.perf_counter()
             if job.on_host:
                 timing = host_time(launch)
@@ -63,7 +63,7 @@ class JobRunner:
             base = jobs[0].base()
             for job in [*([base] if base else []), *jobs]:
                 try:
-                    launched.append((job, *self._launched(job, contexts)))
+                    launched.append((job, *self.launched(job, contexts)))
                 except Exception as error:
                     if job is not base:
                         yield job, error
@@ -88,7 +88,7 @@ class JobRunner:
             timing = Timing(statistics.median(taken), min(taken), max(taken), len(taken))
             yield job, _measurement(job, timing, clocks, seen)
 
-    def _launched(self, job: Job, contexts: contextlib.ExitStack) -> tuple[Callable[[], Any], dict[str, Any]]:
+    def launched(self, job: Job, contexts: contextlib.ExitStack) -> tuple[Callable[[], Any], dict[str, Any]]:
         """Make a launch and check it; return what the check has seen, too."""
         launch, check = contexts.enter_context(job.make(job.case and self._take_inputs(job.case)))
         return launch, check()
