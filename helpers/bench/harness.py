@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import statistics
 import sys
+import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,7 +102,7 @@ class Study:
     replaces: Callable[[Row], bool] = lambda row: True
 
     def take(self, path: Path, words: Sequence[str] = ()) -> dict[str, Any]:
-        """Measure, and write the record to path after each row.
+        """Measure, and write the record to path after each row. A part that raises is noted in record["failed"].
 
         words: the parts to measure; all but the optional ones if empty. The other parts of the record in path stay.
         """
@@ -114,7 +115,37 @@ class Study:
         record = self._other_parts(path, parts, head) if words and path.is_file() else {}
         record |= head
         self.prepare(parts)
-        return measure_parts(path, record, {part: self.parts[part] for part in parts}, line=self.line, key=self.key)
+        for part in parts:
+            began = time.perf_counter()
+            try:
+                self._measure(part, path, record)
+            except Exception as error:  # the other parts still count, and a GPU's time is short
+                record.setdefault("failed", {})[part] = f"{type(error).__name__}: {str(error)[:600]}"
+                print(f"[FAIL] {part}: {record['failed'][part]}", flush=True)
+            records.save(path, record)
+            print(f"{part}: {time.perf_counter() - began:.0f} s", flush=True)
+        return record
+
+    def _measure(self, part: str, path: Path, record: dict[str, Any]) -> None:
+        """Measure a part into a record, and save it after each row."""
+        result = self.parts[part]()
+        if isinstance(result, Mapping):
+            record[part] = result
+            return
+        own: list[Row] = []  # rows that do not name their part, instead of an earlier record's
+        named = False
+        for each in result:
+            rows = each if isinstance(each, list) else [each]
+            for row in rows:
+                named = self.key in row
+                (record.setdefault("rows", []) if named else own).append(row)
+            if not named:
+                record[part] = own
+            records.save(path, record)
+            if self.line is not None:
+                print("\n".join(map(self.line, rows)), flush=True)
+        if not own and part in record and part != "rows":
+            record[part] = own
 
     def _other_parts(self, path: Path, parts: Collection[str], head: Mapping[str, Any]) -> dict[str, Any]:
         """Read an earlier record without the rows that are measured again. Exit if it is of another GPU."""
@@ -131,41 +162,3 @@ class Study:
 
 def _gpu(device: str | Mapping[str, Any]) -> str:
     return device if isinstance(device, str) else device.get("name") or device["description"]
-
-
-def measure_parts(
-    path: Path,
-    record: dict[str, Any],
-    parts: Mapping[str, Part],
-    *,
-    line: Callable[[Row], str] | None = None,
-    key: str = "part",
-    after: Callable[[str], None] = lambda part: None,
-) -> dict[str, Any]:
-    """Measure parts into a record, which is saved after each row. A part that raises is noted in record["failed"].
-
-    after: called with the name of each part when it ends.
-    """
-    for part, measure in parts.items():
-        try:
-            result, seen = measure(), False
-            if isinstance(result, Mapping):
-                record[part], result, seen = result, (), True
-            for each in result:
-                rows = each if isinstance(each, list) else [each]
-                for row in rows:
-                    if key not in row and not seen:
-                        record[part] = []  # instead of an earlier record's
-                    record.setdefault("rows" if key in row else part, []).append(row)
-                    seen = True
-                records.save(path, record)
-                if line is not None:
-                    print("\n".join(map(line, rows)), flush=True)
-            if part in record and part != "rows" and not seen:
-                record[part] = []
-        except Exception as error:  # the other parts still count, and a GPU's time is short
-            record.setdefault("failed", {})[part] = f"{type(error).__name__}: {str(error)[:600]}"
-            print(f"[FAIL] {part}: {record['failed'][part]}", flush=True)
-        after(part)
-        records.save(path, record)
-    return record
