@@ -11,15 +11,22 @@ other to the list that is named after the part.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import statistics
 import sys
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from helpers.attention import kernel
+from helpers.attention.ladder import Rung
 from helpers.bench import records
+from helpers.bench.cases import Case
+from helpers.bench.job import Job, WrongOutput, of_stage
+from helpers.bench.run import JobRunner, compile_all
 from helpers.bench.timing import in_turns, speed_range, speeds
 from helpers.device import ON_GPU, describe
 
@@ -68,6 +75,65 @@ def compare(
         if of in times and (itself or name != of):
             row |= speeds(times[of], times[name])
     return rows
+
+
+def compare_jobs(
+    runner: JobRunner, jobs: Sequence[Job], rounds: int, *, over: str | None = None, of: str | None = None
+) -> list[Row]:
+    """Check jobs of one case, then time them in turns. Return a row for each: its figures, and what its check has seen.
+
+    Args:
+        over, of: see `compare`; the row of this job has a speedup, too.
+
+    Raises:
+        WrongOutput: the output of a job is wrong.
+    """
+    (case,) = {job.case for job in jobs}
+    with contextlib.ExitStack() as contexts:
+        launched = _launched(runner, {job.name: job for job in jobs}, contexts)
+        runs = {name: run for name, (run, _) in launched.items()}
+        rows = compare(runs, rounds, flops=case.flops, over=over, of=of, itself=True)
+    what = {"shape": list(case.shape), "causal": case.causal}
+    return [{**what, "name": name, **row, **launched[name][1]} for name, row in rows.items()]
+
+
+def compare_tiles(case: Case, ways: Mapping[Name, tuple[Rung, Mapping[str, int]]], rounds: int = 5) -> dict[Name, Row]:
+    """Compile stages with other tile sizes side by side, check them, and time them in turns.
+
+    Returns:
+        For each of the ways: "full" and "causal", TFLOP/s without a mask and with one, and "local_bytes" of a thread.
+
+    Raises:
+        WrongOutput: an output is wrong.
+    """
+    masked = replace(case, causal=True)
+    jobs = {
+        (name, each): of_stage(stage, each, sizes, name=str(dict(sizes)))
+        for (name, (stage, sizes)), each in itertools.product(ways.items(), (case, masked))
+    }
+    compile_all(list(jobs.values()))
+    with contextlib.ExitStack() as contexts:
+        launched = _launched(JobRunner(0.0), jobs, contexts)
+        times = in_turns({key: run for key, (run, _) in launched.items()}, rounds)
+    rows = {}
+    for name, (stage, sizes) in ways.items():
+        defines = {"HEAD_DIM": case.shape[3], **sizes}
+        built = kernel.load_all(stage.file, stage.kernel_names(case.dtype), defines=defines)
+        rows[name] = {"local_bytes": built[stage.kernel_name(case.dtype)].attributes.get("local_size_bytes")}
+        for what, each in (("full", case), ("causal", masked)):
+            rows[name][what] = round(each.flops / statistics.median(times[name, each]) / 1e9, 1)
+    return rows
+
+
+def _launched(runner: JobRunner, jobs: Mapping[Any, Job], contexts: contextlib.ExitStack) -> dict[Any, tuple[Way, Row]]:
+    """Launch and check jobs; return each launch, and what its check has seen."""
+    launched = {}
+    for key, job in jobs.items():
+        try:
+            launched[key] = runner.launched(job, contexts)
+        except WrongOutput as error:
+            raise WrongOutput(f"{job.name} at {job.case}: {error}") from None
+    return launched
 
 
 def speed_text(row: Mapping[str, float], width: int = 0) -> str:

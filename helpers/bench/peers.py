@@ -125,7 +125,7 @@ def _flash_attention_3(inputs: Inputs, causal: bool) -> Iterator[Callable[[], An
         yield run
 
 
-def beside_torch() -> tuple[Peer, ...]:
+def attentions() -> tuple[Peer, ...]:
     """List PyTorch's backends, and FlashAttention-3 if it is installed and supports the GPU."""
     installed = any(map(importlib.util.find_spec, FLASH_ATTENTION_3))
     if not installed or int(cp.cuda.Device().compute_capability) != 90:

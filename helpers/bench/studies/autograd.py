@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from helpers.bench import records
-from helpers.bench.cases import Case, Shape
+from helpers.bench.cases import Case, Shape, shape_of_tokens
 from helpers.bench.harness import Study, compare, speed_text
 from helpers.bench.run import device_facts
 
@@ -21,7 +21,7 @@ recorded = records.reader("nvidia-h200-autograd.json")
 OURS = "flash_attention"
 PEERS = {"SDPA flash": "FLASH_ATTENTION", "SDPA cuDNN": "CUDNN_ATTENTION"}
 CASES = tuple(
-    Case((16384 // n, 2048 // head_dim, n, head_dim), "bfloat16", causal)
+    Case(shape_of_tokens(n, head_dim), "bfloat16", causal)
     for head_dim in (128, 64)
     for n in (1024, 4096, 16384)
     for causal in (False, True)

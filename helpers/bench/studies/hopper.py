@@ -16,9 +16,7 @@ import functools
 import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -28,7 +26,7 @@ from helpers.attention.ladder import LADDER, limits
 from helpers.attention.ladder.call import Call
 from helpers.attention.ladder.stages.hopper import HOPPER_STAGES, hopper_shared_bytes
 from helpers.bench import reading, records
-from helpers.bench.cases import Case, Inputs, Shape, call_of
+from helpers.bench.cases import Case, Inputs, Shape, call_of, shape_of_tokens
 from helpers.bench.harness import Part, Study, compare, speed_text
 from helpers.bench.job import tile_sizes
 from helpers.bench.timing import Sensors, elapsed
@@ -448,7 +446,7 @@ def _tile(block_m: int, block_n: int, stages: int = HOPPER_STAGES) -> Change:
     return Change(f"{block_m} rows x {block_n} keys{more}", sizes=sizes)
 
 
-LONG_64, LONG_128 = (Case((2, 2048 // d, 8192, d), DTYPE) for d in (64, 128))
+LONG_64, LONG_128 = (Case(shape_of_tokens(8192, d), DTYPE) for d in (64, 128))
 CAUSAL_128 = Case((8, 16, 2048, 128), DTYPE, causal=True)
 CHANGES: tuple[tuple[Case, tuple[Change, ...]], ...] = (
     (LONG_128, (AS_IT_IS, *IDEAS, _tile(128, 128), _tile(128, 144), _tile(128, 176))),
@@ -721,10 +719,7 @@ def _compile(source: str, name: str, defines: Mapping[str, int]) -> None:
 
 def _compile_ahead(sections: Collection[str]) -> None:
     """Compile what these sections launch side by side, into CuPy's cache."""
-    if texts := compilations(sections):
-        with ProcessPoolExecutor(14, mp_context=get_context("spawn")) as pool:
-            for done in [pool.submit(_compile, *one) for one in texts]:
-                done.result()
+    kernel.side_by_side([functools.partial(_compile, *one) for one in compilations(sections)])
 
 
 STUDY = Study("hopper", SECTIONS, prepare=lambda sections: _compile_ahead(sections))
