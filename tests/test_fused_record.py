@@ -22,10 +22,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("section", ["rotary", "projection"])
-def test_all_ways_of_a_section_are_right(section: str, causal: bool) -> None:
-    rows = list(fused.rows_of(section, replace(TINY, causal=causal), rounds=1))
+def test_all_ways_of_a_section_are_right_with_a_mask(section: str) -> None:
+    rows = list(fused.rows_of(section, replace(TINY, causal=True), rounds=1))
     assert not [row for row in rows if "failed" in row]
     compared = [row for row in rows if "max_error" in row]
     assert len(compared) >= 5 and all(0 <= row["max_error"] <= row["tolerance"] < 0.1 for row in compared)

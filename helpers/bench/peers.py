@@ -60,6 +60,9 @@ class Roof:
 # ------------------------------------------------------------------------------------------------- PyTorch
 
 
+TORCH_DEVICE = "cuda" if ON_GPU else "cpu"
+
+
 def torch_on_gpu() -> Any | None:
     """Import PyTorch, if it is installed and sees the GPU; else return None."""
     if not ON_GPU or importlib.util.find_spec("torch") is None:

@@ -15,6 +15,7 @@ from typing import Any
 from helpers.bench import records
 from helpers.bench.cases import Case, Shape, shape_of_tokens
 from helpers.bench.harness import Study, compare, speed_text
+from helpers.bench.peers import TORCH_DEVICE
 from helpers.bench.run import device_facts
 
 recorded = records.reader("nvidia-h200-autograd.json")
@@ -39,7 +40,7 @@ def _ways(shape: Shape, causal: bool) -> Iterator[tuple[str, Callable[[], Any]]]
 
     batch, heads, n, d = shape
     torch.manual_seed(0)
-    *given, do = (torch.randn(batch, n, heads, d, device="cuda", dtype=torch.bfloat16) + 0.25 for _ in range(4))
+    *given, do = (torch.randn(batch, n, heads, d, device=TORCH_DEVICE, dtype=torch.bfloat16) + 0.25 for _ in range(4))
     for a in given:
         a.requires_grad_()
 

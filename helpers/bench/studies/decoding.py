@@ -27,7 +27,7 @@ from helpers.attention.ladder.layout import Spec
 from helpers.bench import records
 from helpers.bench.harness import Row, Study, Way, compare
 from helpers.bench.host_cost import host_time
-from helpers.bench.peers import FLASH_ATTENTION_3
+from helpers.bench.peers import FLASH_ATTENTION_3, TORCH_DEVICE
 from helpers.bench.run import device_facts
 
 # (sequences, keys of each, heads of q, heads of K and V, head_dim)
@@ -47,6 +47,7 @@ TUNE_ROWS = *STEP_ROWS, ROWS[6]
 MIXED = 64, 100, 32768  # sequences, and their shortest and longest
 PAGES = 16, 64
 ROUNDS = 15
+DTYPE = "bfloat16"
 TOLERANCE = 2e-2  # of the largest number of a head
 
 
@@ -60,20 +61,20 @@ class Inputs:
         self.host_lengths = list(lengths) if lengths is not None else [keys] * batch
         self.torch = torch
         torch.manual_seed(5)
-        self.lengths = torch.tensor(self.host_lengths, dtype=torch.int32, device="cuda")
-        self.q = torch.randn(batch, 1, self.heads, self.d, device="cuda").to(torch.bfloat16)
+        self.lengths = torch.tensor(self.host_lengths, dtype=torch.int32, device=TORCH_DEVICE)
+        self.q = torch.randn(batch, 1, self.heads, self.d, device=TORCH_DEVICE).to(getattr(torch, DTYPE))
         shape = batch, keys, self.kv_heads, self.d
-        self.k, self.v = (torch.randn(*shape, device="cuda", dtype=torch.bfloat16) for _ in "kv")
+        self.k, self.v = (torch.randn(*shape, device=TORCH_DEVICE, dtype=getattr(torch, DTYPE)) for _ in "kv")
         self.paged = {page: self._in_pages(page, keys) for page in pages}
 
     def _in_pages(self, page: int, keys: int) -> tuple[Any, Any, Any]:
         """Make caches (pages, page, kv_heads, d) with their pages in any order, and the block table."""
         torch, batch = self.torch, len(self.host_lengths)
-        order = torch.randperm(batch * keys // page, device="cuda")
+        order = torch.randperm(batch * keys // page, device=TORCH_DEVICE)
         table = order.to(torch.int32).reshape(batch, keys // page)
         caches = []
         for a in (self.k, self.v):
-            cache = torch.empty(batch * keys // page, page, self.kv_heads, self.d, device="cuda", dtype=a.dtype)
+            cache = torch.empty(batch * keys // page, page, self.kv_heads, self.d, device=TORCH_DEVICE, dtype=a.dtype)
             cache[order] = a.reshape(cache.shape)
             caches.append(cache)
         return (*caches, table)
@@ -141,14 +142,14 @@ def flashinfer(inputs: Inputs) -> Iterator[tuple[str, Way]]:
         return
     k, v, table = inputs.paged[page]
     counts = [-(-n // page) for n in inputs.host_lengths]
-    indptr = torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32, device="cuda")
+    indptr = torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32, device=TORCH_DEVICE)
     indices = torch.cat([table[i, :count] for i, count in enumerate(counts)])
-    last = torch.tensor([(n - 1) % page + 1 for n in inputs.host_lengths], dtype=torch.int32, device="cuda")
-    workspace = torch.empty(512 << 20, dtype=torch.uint8, device="cuda")
+    last = torch.tensor([(n - 1) % page + 1 for n in inputs.host_lengths], dtype=torch.int32, device=TORCH_DEVICE)
+    workspace = torch.empty(512 << 20, dtype=torch.uint8, device=TORCH_DEVICE)
     for name, tensor_cores in (("FlashInfer", False), ("FlashInfer, tensor cores", True)):
         wrapper = module.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=tensor_cores)
         heads = inputs.heads, inputs.kv_heads, inputs.d, page
-        wrapper.plan(indptr, indices, last, *heads, q_data_type=torch.bfloat16, kv_data_type=torch.bfloat16)
+        wrapper.plan(indptr, indices, last, *heads, q_data_type=inputs.q.dtype, kv_data_type=inputs.q.dtype)
         yield name, functools.partial(wrapper.run, inputs.q[:, 0], (k, v))
 
 
@@ -276,7 +277,7 @@ def measure_host() -> Iterator[Row]:
     inputs = Inputs((8, 512, 32, 8, 128), pages=(16,))
     ways = dict(ours(inputs))
     k, v, table = inputs.paged[16]
-    new = inputs.torch.randn(8, 1, 8, 128, device="cuda").to(inputs.torch.bfloat16)
+    new = inputs.torch.randn(*v[:8, :1].shape, device=TORCH_DEVICE).to(inputs.q.dtype)
     ways["pages of 16, with k and v"] = functools.partial(
         flash_attention_with_kvcache,
         *(inputs.q, k, v),

@@ -19,8 +19,8 @@ from helpers.bench.harness import Study, compare_tiles, need_gpu
 
 recorded = records.reader("nvidia-h200-presets.json")
 OTHERS = tuple(gpu for gpu in GPUS if gpu.arch in ("sm_80", "sm_89"))  # with less room than this H200, and cp.async
-HEAD_DIMS = (64, 80, 96, 128, 192, 256)
-ROWS = 4096
+SHAPES = tuple((4, 16 if d <= 64 else 8, 4096, d) for d in (64, 80, 96, 128, 192, 256))
+HEAD_DIMS = tuple(shape[3] for shape in SHAPES)
 NAMES = ("BLOCK_M", "BLOCK_N", "WARPS", "MIN_BLOCKS")
 CANDIDATES = (
     *((128, keys, 4, 2) for keys in (16, 32, 48, 64, 96, 128)),
@@ -45,8 +45,8 @@ def room(gpu: Gpu, stage: Stage, sizes: Mapping[str, int]) -> tuple[int, int]:
 def rows() -> Iterator[dict[str, Any]]:
     """Time each tile that fits, for each GPU and head dimension: TFLOP/s without a mask and causal."""
     stage = LADDER["flash_mma"]
-    for head_dim, gpu in itertools.product(HEAD_DIMS, OTHERS):
-        case = Case((4, 16 if head_dim <= 64 else 8, ROWS, head_dim), "bfloat16")
+    for shape, gpu in itertools.product(SHAPES, OTHERS):
+        case, head_dim = Case(shape, "bfloat16"), shape[3]
         blocks, ways = {}, {}
         for tile in CANDIDATES:
             sizes = dict(zip(NAMES, tile, strict=True))

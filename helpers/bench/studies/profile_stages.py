@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.attention.ladder import LADDER
-from helpers.bench import ncu, peers, records
+from helpers.bench import counters, ncu, peers, records
 from helpers.bench.cases import Case
 from helpers.bench.counters import FIGURES, SHAPE, STALLS, WIDE, counters_table, stall_metric
 from helpers.bench.experiments import EXPERIMENTS, WMMA, Experiment, Step, steps
@@ -35,6 +35,7 @@ from helpers.bench.run import JobRunner
 from helpers.bench.timing import elapsed
 from helpers.device import ON_GPU, cp
 
+recorded = counters.recorded
 WIDE_FROM = 4  # from this stage on, at the other head_dim too
 SLOW_MS = 10.0  # more than this, and one head is enough
 ONE_HEAD = ("SDPA efficient", "SDPA math")  # counted at one head too, where the second is the faster

@@ -133,7 +133,7 @@ def _of_tiles(stage: Rung, names: Sequence[str], tiles: Mapping[int, Sequence[Se
     """Yield a row for each tile of a stage: TFLOP/s without a mask and causal, and the bytes that a thread spills."""
     for head_dim, candidates in tiles.items():
         ways = {tuple(tile): (stage, dict(zip(names, tile, strict=True))) for tile in candidates}
-        for tile, row in compare_tiles(Case((4, 2048 // head_dim, 4096, head_dim)), ways).items():
+        for tile, row in compare_tiles(Case(shape_of_tokens(4096, head_dim)), ways).items():
             yield {"head_dim": head_dim, **ways[tile][1], **row}
 
 

@@ -28,6 +28,7 @@ from helpers.bench import records
 from helpers.bench.cases import Shape
 from helpers.bench.harness import Row, Study, figures, need_gpu
 from helpers.bench.host_cost import host_time
+from helpers.bench.peers import TORCH_DEVICE
 from helpers.bench.run import device_facts, free_pools
 from helpers.bench.timing import Timing
 
@@ -77,7 +78,7 @@ def llama(kv_heads: int, dtype: str, *, layers: int = LAYERS) -> Any:
         **{"initializer_range": SPREAD, "bos_token_id": 0, "eos_token_id": None, "pad_token_id": 0},
     )
     torch.manual_seed(0)
-    with torch.device("cuda"):
+    with torch.device(TORCH_DEVICE):
         model = transformers.LlamaForCausalLM(config)
     return model.to(getattr(torch, dtype)).eval()
 
@@ -86,7 +87,7 @@ def tokens(length: int, batch: int = 1) -> Any:
     """Draw (batch, length) token numbers on the GPU, the same at every run."""
     import torch
 
-    return torch.randint(0, WORDS, (batch, length), generator=torch.Generator().manual_seed(length)).cuda()
+    return torch.randint(0, WORDS, (batch, length), generator=torch.Generator().manual_seed(length)).to(TORCH_DEVICE)
 
 
 @contextmanager
@@ -146,7 +147,7 @@ def host_cost() -> list[dict[str, Any]]:
     from helpers import torch_attention
 
     shape = (1, 64, 4, 64)
-    q, k, v = (torch.randn(shape, device="cuda", dtype=torch.float16) for _ in range(3))
+    q, k, v = (torch.randn(shape, device=TORCH_DEVICE, dtype=torch.float16) for _ in range(3))
     heads_first = [a.transpose(1, 2) for a in (q, k, v)]
     sdpa = torch.nn.functional.scaled_dot_product_attention
     forward: dict[str, Callable[[], Any]] = {
@@ -158,7 +159,7 @@ def host_cost() -> list[dict[str, Any]]:
         "SDPA": partial(sdpa, *heads_first, is_causal=True),
     }
     leaves = [a.detach().requires_grad_() for a in (q, k, v)]
-    do = torch.randn(shape, device="cuda", dtype=torch.float16)
+    do = torch.randn(shape, device=TORCH_DEVICE, dtype=torch.float16)
 
     def trained(call: Callable[[], Any], grad: Any) -> Callable[[], Any]:
         return lambda: torch.autograd.grad(call(), leaves, grad)
@@ -367,8 +368,8 @@ def minilm(weights: Path) -> list[dict[str, Any]]:
     missing, _ = model.load_state_dict(state, strict=False)
     if missing := [name for name in missing if "position_ids" not in name]:
         raise ValueError(f"{weights.name} lacks {', '.join(missing[:5])}")
-    model = model.cuda().eval()
-    ids = torch.randint(1000, 30000, (4, 200), generator=torch.Generator().manual_seed(0)).cuda()
+    model = model.to(TORCH_DEVICE).eval()
+    ids = torch.randint(1000, 30000, (4, 200), generator=torch.Generator().manual_seed(0)).to(TORCH_DEVICE)
     rows = []
     with torch.no_grad():
         with by(model.double(), "eager"):
