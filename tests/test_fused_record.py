@@ -94,7 +94,7 @@ RECORD = {
 
 def test_tables() -> None:
     record = json.loads(json.dumps(RECORD))
-    words = "rotary in the load, beside a pass, 07"
+    words = "rotary in the load v. a pass, 07"
     assert fused.gain(words, 512, 64, record=record) == pytest.approx(
         {"speed": 2.0, "speed_min": 1.1, "speed_max": 4.0, "speed_q1": 1.55, "speed_q3": 3.0}
     )

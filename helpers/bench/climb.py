@@ -297,8 +297,8 @@ def traffic_table(record: Any = None) -> Text:
         cells = []
         for level in ("dram", "L2"):
             times = first[level] / bytes_[level]
-            told = f" ({times:.3g}× less)" if times >= 1 else f" ({1 / times:.3g}× more)"
-            cells.append(bytes_text(bytes_[level]) + (told if name != "SDPA math, one head" else ""))
+            ratio = f" ({times:.3g}× less)" if times >= 1 else f" ({1 / times:.3g}× more)"
+            cells.append(bytes_text(bytes_[level]) + (ratio if name != "SDPA math, one head" else ""))
         lines.append(f"| {name} | {' | '.join(cells)} | {_MOVERS[name]} |")
     return Text("\n".join(lines))
 

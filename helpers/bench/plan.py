@@ -159,7 +159,7 @@ def _steps(stages: Mapping[str, Rung]) -> Iterator[Job]:
 
 
 def _side_jobs(stages: Mapping[str, Rung]) -> Iterator[Job]:
-    """Yield what is measured beside the ladder: these stages with other tile sizes, their steps and experiments."""
+    """Yield what is measured in addition to the ladder: other tile sizes, steps and experiments of these stages."""
     for variant in experiments.VARIANTS:
         if variant.stage in stages:
             stage = stages[variant.stage]

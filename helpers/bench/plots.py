@@ -252,10 +252,10 @@ def measured_climb_times(
     ax.xaxis.set_minor_formatter(lambda value, _: f"{value:g}" if few_decades and f"{value:g}" in "2345" else "")
     ax.set_title(heading(shape, dtype))
     ax.set_xlabel(f"milliseconds (less is better), logarithmic; recorded on {gpu_of(record)}")
-    beside_text = "".join(f"; {label}: {ms:.3g} ms" for label, ms in peers.items())
+    peers_text = "".join(f"; {label}: {ms:.3g} ms" for label, ms in peers.items())
     return Picture(
         fig,
-        "; ".join(f"{a}: {text.strip()}" for a, text in zip(labels, map("   ".join, texts), strict=True)) + beside_text,
+        "; ".join(f"{a}: {text.strip()}" for a, text in zip(labels, map("   ".join, texts), strict=True)) + peers_text,
     )
 
 

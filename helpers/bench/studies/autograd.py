@@ -88,7 +88,7 @@ def table(record: Mapping[str, Any] | None = None) -> str:
     """Format a record as text, a case a line: ours, and its speed compared with each peer's."""
     lines = [
         f"{'forward and backward, bfloat16':42}{'ours':>12}{'TFLOP/s':>8}"
-        + "".join(f"{f'beside {name}':>28}" for name in PEERS)
+        + "".join(f"{f'over {name}':>28}" for name in PEERS)
     ]
     by_case: dict[Any, dict[str, Any]] = {}
     for row in record["rows"]:

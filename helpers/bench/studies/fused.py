@@ -469,7 +469,7 @@ def speed(way: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, float]:
 
 
 # The way that the others of a section are compared with.
-BESIDE = {
+COMPARED_WITH = {
     "rotary": "rotary, then 07",
     "projection": "07, then GEMM",
     "narrow": "07, then GEMM",
@@ -486,7 +486,7 @@ def section_table(section: str, *, causal: bool = False, record: Any = None, nam
         if (row["section"], row["causal"]) == (section, causal) and "failed" not in row:
             of_shape.setdefault(tuple(row["shape"]), {})[row["name"]] = row
     for (batch, n, heads, head_dim), found in of_shape.items():
-        other = found.get(BESIDE[section])
+        other = found.get(COMPARED_WITH[section])
         lines.append(f"d = {head_dim}, N = {n}{', causal' * causal}: {batch} x {heads} heads")
         for name, row in found.items():
             if names and name not in names:
@@ -502,11 +502,11 @@ def section_table(section: str, *, causal: bool = False, record: Any = None, nam
 
 # Each fusion, and what it is compared with: (words, section, way, other).
 PAIRS = (
-    ("rotary in the load, beside a pass, 07", "rotary", "11, half-split in the load", "rotary, then 07"),
-    ("rotary in the load, beside a pass, 10", "rotary", "11, half-split in the load", "rotary, then 10"),
-    ("O W_O by atomics, beside 07, GEMM", "projection", "11, atomics", "07, then GEMM"),
-    ("O W_O, all heads, beside 07, GEMM", "projection", "11, all heads in a block", "07, then GEMM"),
-    ("O W_O by atomics, beside 10, GEMM", "projection", "11, atomics", "10, then GEMM"),
+    ("rotary in the load v. a pass, 07", "rotary", "11, half-split in the load", "rotary, then 07"),
+    ("rotary in the load v. a pass, 10", "rotary", "11, half-split in the load", "rotary, then 10"),
+    ("O W_O by atomics v. 07, GEMM", "projection", "11, atomics", "07, then GEMM"),
+    ("O W_O, all heads v. 07, GEMM", "projection", "11, all heads in a block", "07, then GEMM"),
+    ("O W_O by atomics v. 10, GEMM", "projection", "11, atomics", "10, then GEMM"),
 )
 
 
@@ -584,5 +584,5 @@ def table(record: Mapping[str, Any] | None = None) -> str:
     for section in SECTIONS:
         for causal in (False, True):
             if text := section_table(section, causal=causal, record=record):
-                parts.append(f"{section}, beside {BESIDE[section] or 'nothing'}\n{text}")
+                parts.append(f"{section}, compared with {COMPARED_WITH[section] or 'nothing'}\n{text}")
     return "\n\n".join([*parts, kernels_table(record)])

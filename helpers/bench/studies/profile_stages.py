@@ -76,8 +76,8 @@ def peer_cases() -> Iterator[tuple[peers.Peer, Case]]:
     """Yield PyTorch's fused attentions, each in the types in which a stage is compared with it, else bfloat16."""
     for head_dim in (SHAPE[3], WIDE):
         for peer in peers.attentions():
-            beside = [dtype for dtype in TYPES if MAIN_PEER[dtype] == peer.name]
-            for dtype in (beside or ["bfloat16"]) if peer.sweep else []:
+            types = [dtype for dtype in TYPES if MAIN_PEER[dtype] == peer.name]
+            for dtype in (types or ["bfloat16"]) if peer.sweep else []:
                 yield peer, Case((*SHAPE[:3], head_dim), dtype)
 
 
