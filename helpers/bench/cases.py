@@ -35,7 +35,7 @@ def flops(n: int, n_kv: int, head_dim: int, *, causal: bool = False) -> float:
 
 @dataclass(frozen=True)
 class Case:
-    """What is computed: as many queries as keys, causal or not; the output, or the gradients from what it left."""
+    """A computation: as many queries as keys, causal or not; the output, or the gradients from a forward pass."""
 
     shape: Shape
     dtype: str = "float32"

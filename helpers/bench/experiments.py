@@ -1,4 +1,4 @@
-"""What is measured in addition to the stages: other tile sizes, the steps of a climb, single ideas taken out.
+"""List what is measured in addition to the stages: other tile sizes, the steps of a climb, single ideas taken out.
 
 Notebooks read them from the record. To add one is to add data: a Variant, an Experiment, or a step in
 helpers.attention.ladder.steps.

@@ -1,4 +1,4 @@
-"""What all studies share: check each way, time the ways in turns, make rows, and save the record after each row.
+"""Run studies: check each way, time the ways in turns, make rows, and save the record after each row.
 
 A module of `studies/` says which ways there are, which parts its record has, and how the record is printed:
 
@@ -144,7 +144,7 @@ def speed_text(row: Mapping[str, float], width: int = 0) -> str:
 
 @dataclass(frozen=True)
 class Study:
-    """How a record is measured, part by part.
+    """A record and the functions that measure its parts.
 
     Args:
         name: of the module in `studies/`.

@@ -46,7 +46,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class Roof:
-    """What the machine can do at best. ready() gives a launch; work is its FLOP ("tflops") or bytes ("gbps")."""
+    """The best that the machine can do. ready() gives a launch; work is its FLOP ("tflops") or bytes ("gbps")."""
 
     name: str
     dtype: str

@@ -316,7 +316,7 @@ def measured_steps(
     """
     record = recorded() if record is None else record
     results = [r for r in results_of(record) if tuple(r["shape"]) == tuple(shape)]
-    by_label = {label: next((r for r in results if (r | wanted) == r), None) for label, wanted in labels.items()}
+    by_label = {label: records.first(results, **wanted) for label, wanted in labels.items()}
     missing = [label for label, result in by_label.items() if result is None]
     if missing:
         return Text(f"*(not yet recorded: {', '.join(missing)})*")

@@ -206,8 +206,7 @@ def row(name: str, n: int, head_dim: int, *, causal: bool = False) -> dict[str, 
 
 def compiled_row(name: str, head_dim: int) -> dict[str, Any] | None:
     """Return what the compiler made of one kernel, or None."""
-    rows = (recorded() or {}).get("compiled", ())
-    return next((each for each in rows if (each["name"], each["head_dim"]) == (name, head_dim)), None)
+    return records.first((recorded() or {}).get("compiled", ()), name=name, head_dim=head_dim)
 
 
 def times_table(record: Mapping[str, Any] | None = None, *, names: Sequence[str] = ()) -> str:

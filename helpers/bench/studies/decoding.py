@@ -51,7 +51,7 @@ DTYPE = "bfloat16"
 TOLERANCE = 2e-2  # of the largest number of a head
 
 
-class Inputs:
+class CacheInputs:
     """PyTorch's tensors of a row: q (batch, 1, heads, d), caches (batch, keys, kv_heads, d), and the same in pages."""
 
     def __init__(self, row: Sizes, lengths: Sequence[int] | None = None, *, pages: Sequence[int] = PAGES) -> None:
@@ -81,7 +81,7 @@ class Inputs:
 
     @property
     def bytes(self) -> int:
-        """Of K and V."""
+        """Bytes of all K and V."""
         return 2 * 2 * sum(self.host_lengths) * self.kv_heads * self.d
 
     def exact(self, sequence: int, head: int) -> np.ndarray:
@@ -101,7 +101,7 @@ class Inputs:
 # ---- our kernel and its peers
 
 
-def ours(inputs: Inputs) -> Iterator[tuple[str, Way]]:
+def ours(inputs: CacheInputs) -> Iterator[tuple[str, Way]]:
     """Yield the kernel on contiguous caches and on pages."""
     call = functools.partial(flash_attention_with_kvcache, inputs.q, cache_seqlens=inputs.lengths)
     yield "contiguous", functools.partial(call, inputs.k, inputs.v)
@@ -109,7 +109,7 @@ def ours(inputs: Inputs) -> Iterator[tuple[str, Way]]:
         yield f"pages of {page}", functools.partial(call, k, v, block_table=table)
 
 
-def sdpa(inputs: Inputs) -> Iterator[tuple[str, Way]]:
+def sdpa(inputs: CacheInputs) -> Iterator[tuple[str, Way]]:
     """Yield PyTorch's SDPA, which takes no lengths, if all sequences have the same."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -124,7 +124,7 @@ def sdpa(inputs: Inputs) -> Iterator[tuple[str, Way]]:
         yield "cuDNN", functools.partial(run, SDPBackend.CUDNN_ATTENTION)
 
 
-def flash_attention_3(inputs: Inputs) -> Iterator[tuple[str, Way]]:
+def flash_attention_3(inputs: CacheInputs) -> Iterator[tuple[str, Way]]:
     """Yield FlashAttention-3's flash_attn_with_kvcache."""
     found = [name for name in FLASH_ATTENTION_3 if importlib.util.find_spec(name)]
     module = importlib.import_module(found[0] if found else FLASH_ATTENTION_3[0])
@@ -134,7 +134,7 @@ def flash_attention_3(inputs: Inputs) -> Iterator[tuple[str, Way]]:
         yield f"FlashAttention-3, pages of {page}", functools.partial(call, k, v, page_table=table)
 
 
-def flashinfer(inputs: Inputs) -> Iterator[tuple[str, Way]]:
+def flashinfer(inputs: CacheInputs) -> Iterator[tuple[str, Way]]:
     """Yield FlashInfer, planned on the host before, with pages of 16."""
     module = importlib.import_module(FLASH_INFER)
     torch, page = inputs.torch, 16
@@ -153,7 +153,7 @@ def flashinfer(inputs: Inputs) -> Iterator[tuple[str, Way]]:
         yield name, functools.partial(wrapper.run, inputs.q[:, 0], (k, v))
 
 
-def reading(inputs: Inputs) -> Iterator[tuple[str, Way]]:
+def reading(inputs: CacheInputs) -> Iterator[tuple[str, Way]]:
     """Yield what reading K and V takes alone: their sums, as integers of 64 bits."""
     k, v = (a.view(inputs.torch.int64) for a in (inputs.k, inputs.v))
     yield "read (sum)", lambda: (k.sum(), v.sum())
@@ -163,7 +163,7 @@ FLASH_INFER = "flashinfer"
 PEERS = sdpa, flash_attention_3, flashinfer
 
 
-def able(inputs: Inputs, makers: Sequence[Callable[[Inputs], Iterator[tuple[str, Way]]]]) -> dict[str, Way]:
+def able(inputs: CacheInputs, makers: Sequence[Callable[[CacheInputs], Iterator[tuple[str, Way]]]]) -> dict[str, Way]:
     """Return the ways that run here and agree with float64; print why others do not."""
     ways: dict[str, Way] = {}
     for maker in makers:
@@ -180,7 +180,7 @@ def able(inputs: Inputs, makers: Sequence[Callable[[Inputs], Iterator[tuple[str,
     return ways
 
 
-def timed(what: Mapping[str, Any], inputs: Inputs, ways: Mapping[str, Way], over: str) -> list[Row]:
+def timed(what: Mapping[str, Any], inputs: CacheInputs, ways: Mapping[str, Way], over: str) -> list[Row]:
     """Time ways in turns: a row of each, with its speed over the way of that name."""
     timed = compare(ways, ROUNDS, over=over, read=True)
     return [{**what, "name": name, **row, "gb_per_s": inputs.bytes / row["ms"] / 1e6} for name, row in timed.items()]
@@ -192,7 +192,7 @@ def timed(what: Mapping[str, Any], inputs: Inputs, ways: Mapping[str, Way], over
 def measure_rows() -> Iterator[list[Row]]:
     """Measure every row of the table: ours, peers, and what reading takes."""
     for row in ROWS:
-        inputs = Inputs(row)
+        inputs = CacheInputs(row)
         ways = able(inputs, (ours, *PEERS)) | dict(reading(inputs))
         yield timed({"part": "rows", "row": list(row)}, inputs, ways, "cuDNN")
 
@@ -207,7 +207,7 @@ def measure_mixed() -> Iterator[list[Row]]:
     """Measure sequences of very different lengths."""
     count, _, most = MIXED
     row = count, most, 32, 8, 128
-    inputs = Inputs(row, mixed_lengths(), pages=(16,))
+    inputs = CacheInputs(row, mixed_lengths(), pages=(16,))
     what = {"part": "mixed", "row": list(row), "lengths": inputs.host_lengths}
     yield timed(what, inputs, able(inputs, (ours, flash_attention_3, flashinfer)), "FlashInfer")
 
@@ -215,9 +215,9 @@ def measure_mixed() -> Iterator[list[Row]]:
 def measure_steps() -> Iterator[list[Row]]:
     """Measure the steps to the kernel, each compared with the one before it."""
     for row in STEP_ROWS:
-        inputs = Inputs(row, pages=())
+        inputs = CacheInputs(row, pages=())
 
-        def steps(inputs: Inputs) -> Iterator[tuple[str, Way]]:
+        def steps(inputs: CacheInputs) -> Iterator[tuple[str, Way]]:
             for name in decoders.DECODERS:
                 yield (
                     name,
@@ -238,7 +238,7 @@ def measure_steps() -> Iterator[list[Row]]:
 def measure_tune() -> Iterator[list[Row]]:
     """Measure other numbers of warps, stages and keys of a tile, and least numbers of keys of a split."""
     for row in TUNE_ROWS:
-        inputs = Inputs(row, pages=())
+        inputs = CacheInputs(row, pages=())
         arrays = {"q": inputs.q, "k_cache": inputs.k, "v_cache": inputs.v, "cache_seqlens": inputs.lengths}
         given = {name: kind_of(a).array(a) for name, a in arrays.items()}
         ways: dict[str, Way] = {}
@@ -274,7 +274,7 @@ def _tuned(given: Mapping[str, Any], sizes: Mapping[str, int], **constants: int)
 
 def measure_host() -> Iterator[Row]:
     """Measure what a call takes on the host, in microseconds, whatever the lengths are."""
-    inputs = Inputs((8, 512, 32, 8, 128), pages=(16,))
+    inputs = CacheInputs((8, 512, 32, 8, 128), pages=(16,))
     ways = dict(ours(inputs))
     k, v, table = inputs.paged[16]
     new = inputs.torch.randn(*v[:8, :1].shape, device=TORCH_DEVICE).to(inputs.q.dtype)

@@ -54,7 +54,7 @@ def text() -> str:
     return kernel.source(STAGE.file)
 
 
-# ---- a block's clocks
+# ---- the cycles of one block
 
 
 def traced(source: str) -> str:
@@ -396,12 +396,11 @@ class Change:
     @property
     def text(self) -> str:
         """The kernel's source, which notes its own clock."""
-        source = kernel.source(STAGE.file)
-        return clocked(edit(source, *self.edits) if self.edits else source)
+        return clocked(edit(text(), *self.edits) if self.edits else text())
 
     def defines(self, case: Case) -> dict[str, int]:
         """Return all -D options at a case."""
-        return {**tile_sizes(STAGE, case), **dict(self.sizes)}
+        return Work(case, self.sizes).defines
 
 
 _WAIT_FOR_BOTH = (("wgmma_wait<1>();\n      wgmma_registers(S);", "wgmma_wait<0>();\n      wgmma_registers(S);"),)

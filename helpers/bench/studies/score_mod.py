@@ -55,7 +55,7 @@ class Case:
 
 @dataclass
 class Arrays:
-    """What the functions read, for some heads: NumPy's, the device's and PyTorch's."""
+    """The arrays that the functions read, for some heads."""
 
     heads: int
     n: int

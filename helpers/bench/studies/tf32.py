@@ -6,7 +6,7 @@ Errors: of 256 rows, by tf32, its steps, tf32 with one product, fp16x3, heads_an
 times as large as those of unit-normal inputs; with "positive" V's elements are above 0, which shows a sum that is cut
 off. Ranges: the same with all of q and v multiplied by a number and k divided by it, and with columns of magnitudes 2^0
 to 2^-bits, in k the other way round; relative to the column's magnitude. Speeds: 16,384 tokens and 2048 columns
-of all heads together. Tiles: of 15 and of fp16x3, at 4096 keys.
+of all heads together. Tiles: of tf32 and fp16x3, at 4096 keys.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def arrays(head_dim: int, keys: int, scale: float, positive: bool) -> tuple[np.n
 
 
 def outputs(given: Sequence[np.ndarray], with_peers: bool) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield what is compared, by name: the steps to tf32 by their ideas, itself as "15", and others."""
+    """Yield what is compared, by name: the steps to tf32 by their ideas, tf32 itself as "15", and others."""
     tf32 = LADDER["tf32"]
     one_product = edit(kernel.source(tf32.file), *TF32_ONE_PRODUCT)
     for step in CLIMBS["tf32"]:

@@ -295,7 +295,7 @@ def _in_turns(model: Any, call: Callable[[], None], implementations: Sequence[st
         for implementation, ms in times.items():
             with by(model, implementation):
                 start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                call()  # the clocks and the caches are as in a run of this one
+                call()  # so that clock and caches are those of a run of this one
                 start.record()
                 call()
                 end.record()

@@ -178,7 +178,7 @@ def stages(n: int = 1024, d: int = 64) -> list[CountedLaunch]:
     return launches
 
 
-# What the GPU's compiler makes of the stages, written out: 01 keeps the row of Q in registers, 02 and 03 read four
+# What the GPU's compiler makes of the stages, written out: naive keeps the row of Q in registers, the others read four
 # words of a row of K and V at once.
 _ROW = ("  const float* q = Q + (size_t)row * HEAD_DIM;\n",)
 _ROW += ("  float q[HEAD_DIM];\n  for (int c = 0; c < HEAD_DIM; ++c) q[c] = Q[(size_t)row * HEAD_DIM + c];\n",)
