@@ -318,14 +318,15 @@ ADDED_BY_OTHERS = {"speed", "speed_min", "speed_max", "blocks", "loop", "opcodes
     [
         *((name, cases.Sample, "error", lambda *_: 1e9) for name in ("presets", "profile_stages")),
         *((name, module, "TOLERANCE", 0.0) for name, module in (("decoding", decoding), ("score_mod", score_mod))),
-        ("ring", ring, "TOLERANCE", 0.0),
+        pytest.param("ring", ring, "TOLERANCE", 0.0, marks=pytest.mark.exhaustive),
         ("tf32", cases.Sample, "error", lambda *_: 1e9),
     ],
     ids=lambda value: value if isinstance(value, str) and value in study.STUDIES else "",
 )
-def test_a_wrong_result_is_not_timed(  # of cute and fused: see their own tests
+def test_a_wrong_result_is_not_timed(
     name: str, target: Any, checked: str, wrong: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """Those of cute and of fused have tests in their own files."""
     monkeypatch.setattr(target, checked, wrong)
     record = TOYS[name](monkeypatch, tmp_path / "record.json")
     rows = [row for each in rows_by_part(record).values() for row in each]
