@@ -161,8 +161,8 @@ def test_power_as_a_picture_and_a_table() -> None:
 
 
 def test_clocks_of_both_warpgroups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hopper, "BESIDE_TILES", ((64, 128, 16),))
-    rows = list(hopper.beside(steps=2))
+    monkeypatch.setattr(hopper, "OVERLAP_TILES", ((64, 128, 16),))
+    rows = list(hopper.overlap(steps=2))
     assert len(rows) == len(hopper.TOGETHER)
     for row, (active, _) in zip(rows, hopper.TOGETHER, strict=True):
         assert (row["products"] is None, row["weights"] is None) == (not active & 1, not active & 2)
@@ -215,7 +215,7 @@ def test_tables() -> None:
         "1.21)",
     ]
     assert text.splitlines()[-2].split()[-3:] == ["products", "alone", "1355"]
-    assert text.splitlines()[-1].split()[-5:] == ["maxima", "beside", "products", "1388", "300"]
+    assert text.splitlines()[-1].split()[-5:] == ["maxima", "with", "products", "1388", "300"]
 
 
 def test_without_a_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
