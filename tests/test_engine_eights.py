@@ -195,14 +195,10 @@ def test_its_xray_counts_bytes_and_conflicts() -> None:
     assert report.tensor_flop == 2 * 64 * 64 * 64
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("bug", "says"),
-    [
-        (1, "no proxy fence"),
-        (3, "race"),
-        pytest.param(2, "no wgmma fence", marks=pytest.mark.exhaustive),
-        pytest.param(4, "not waited for", marks=pytest.mark.exhaustive),
-    ],
+    [(1, "no proxy fence"), (2, "no wgmma fence"), (3, "race"), (4, "not waited for")],
 )
 def test_its_xray_finds_what_is_missing(bug: int, says: str) -> None:
     args, _ = pv_arguments(engine)
