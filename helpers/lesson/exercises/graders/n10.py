@@ -151,7 +151,7 @@ extern "C" __global__ void descriptors(const unsigned* addresses, unsigned long 
 
 @exercise(
     "10_descriptor",
-    minutes=15,
+    minutes=20,
     only_cc=90,
     hints={
         "address": (
