@@ -7,6 +7,7 @@ import math
 import os
 import re
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 
 from helpers import engine
 from helpers.device import ON_GPU, cp
@@ -49,6 +50,8 @@ class Grade:
 def table(rows: dict[str, Row]) -> str:
     """Format the rows as aligned lines: [PASS] or [FAIL], the title, the reason."""
     lines = []
+    if _repeats(rows.get(XRAY, Row()), rows.get(FIRST, Row())):
+        rows = {**rows, XRAY: Row(False, ["the same"])}
     for title, row in rows.items():
         mark = {True: "[PASS]", False: "[FAIL]", None: "[    ]"}[row.passed]
         reasons = row.lines if row.passed is not None else row.lines or ["not tried"]
@@ -58,6 +61,14 @@ def table(rows: dict[str, Row]) -> str:
         shown = others if hidden <= 0 else [*others[:_MOST_LINES], f"... and {hidden} more lines"]
         lines += [f"{'':7}{'':<{_WIDTH}}{line}".rstrip() for line in shown]
     return "\n".join(lines)
+
+
+def _repeats(row: Row, earlier: Row) -> bool:
+    """Check whether two failures are about the same line of the cell in nearly the same words."""
+    if row.passed is not False or earlier.passed is not False or row.lines[1:] != earlier.lines[1:]:
+        return False
+    messages = (lines[0] if lines else "" for lines in (row.lines, earlier.lines))
+    return SequenceMatcher(None, *messages, autojunk=False).ratio() > 0.5
 
 
 def grade(name: str, code: str, *, seed: int | None = None) -> Grade:

@@ -89,7 +89,7 @@ extern "C" __global__ void descriptors(const unsigned* addresses, unsigned long 
 """
 
 
-@exercise("10_descriptor", minutes=15, only_cc=90)
+@exercise("10_descriptor", minutes=20, only_cc=90)
 def descriptor(trial: Trial) -> None:
     symptom = _wrong_field(trial) or "step"
     for n, n_kv in trial.sizes("N, N_kv", (64, 64), (100, 70)):
