@@ -277,7 +277,7 @@ def check_planted(text: str, number: int) -> None:
         arrays = inputs(options.pop("n"), options.pop("n_kv"), 128, "float16", grow=options.pop("grow", 1.0))
         views = (device.cp.asarray(a).swapaxes(1, 2) for a in arrays)
         ready, by_name, (o, lse) = STAGE.plan(*views, return_lse=True, source=text, sizes=SQUARE, **options)
-        ((launch, compiled, args),) = ready.filled(by_name)
+        ((launch, compiled, args),) = ready.resolve_arguments(by_name)
         planted = device.cp.ndarray((1,), np.int32, compiled.module.get_global("planted"))
         planted[...] = number
         compiled(launch.grid, launch.block, args, shared_mem=launch.shared_bytes)

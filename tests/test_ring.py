@@ -302,13 +302,12 @@ def test_the_x_ray_of_a_merge_is_clean(case: str, monkeypatch: pytest.MonkeyPatc
 def x_rayed(case: str, file: str, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the X-ray finds in the merges of a case."""
     found: list[Any] = []
-    build = ring._merge_kernel
 
-    def observed(_: str, *which: Any) -> Any:
-        return lambda grid, block, args: found.extend(xray(build(file, *which), grid, block, args).findings)
+    def observed(compiled: kernel.Kernel, grid: Any, block: Any, args: Any, *, shared_mem: int) -> None:
+        found.extend(xray(compiled, grid, block, args, shared_mem).findings)
 
-    monkeypatch.setattr(ring, "_merge_kernel", observed)
-    with contextlib.suppress(check.CheckFailed):
+    monkeypatch.setattr(ring, "MERGE", file)
+    with kernel.launches_replaced(observed), contextlib.suppress(check.CheckFailed):
         merged(case)
     return found
 

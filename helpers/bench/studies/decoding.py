@@ -240,7 +240,7 @@ def measure_tune() -> Iterator[list[Row]]:
     for row in TUNE_ROWS:
         inputs = CacheInputs(row, pages=())
         arrays = {"q": inputs.q, "k_cache": inputs.k, "v_cache": inputs.v, "cache_seqlens": inputs.lengths}
-        given = {name: kind_of(a).array(a) for name, a in arrays.items()}
+        given = {name: kind_of(a).device_array(a) for name, a in arrays.items()}
         ways: dict[str, Way] = {}
         for warps, stages, block_n in itertools.product((4, 6, 8), (2, 3, 4, 6), (16, 32)):
             ways |= _tuned(given, {"WARPS": warps, "STAGES": stages, "BLOCK_N": block_n})

@@ -370,14 +370,16 @@ def kernels(case: Case) -> Iterator[dict[str, Any]]:
     for name, (stage, given) in options.items():
         with contextlib.suppress(Exception):
             ready, arrays, _ = stage.plan(*(a.swapaxes(1, 2) for a in (work.q, work.k, work.v)), **given)
-            ((launch, compiled, _),) = ready.filled(arrays)
+            ((launch, compiled, _),) = ready.resolve_arguments(arrays)
             planned[name] = compiled, launch.block[0], launch.shared_bytes
     plans = {
         f"11, {form}": rotary_and_projection.plan_projection(work.q, work.k, work.v, work.w_o, form=form)
         for form in rotary_and_projection.FORMS
     }
     plans["rotary"] = rotary_and_projection.plan_rotary(work.q, work.k, *angles)
-    planned |= {name: (plan.kernel, plan.block[0], plan.shared_bytes) for name, plan in plans.items()}
+    for name, plan in plans.items():
+        compiled, _, (threads,), _, shared = plan.launch
+        planned[name] = compiled, threads, shared
     gpu = tiles.this_gpu()
     for name, (compiled, threads, shared) in planned.items():
         facts = compiled.attributes

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from helpers.attention import kernel
-from helpers.attention.ladder import LADDER, limits
+from helpers.attention.ladder import LADDER
 from helpers.attention.ladder.call import Call
 from helpers.attention.ladder.stages.hopper import HOPPER_STAGES, hopper_shared_bytes
 from helpers.bench import reading, records
@@ -148,7 +148,7 @@ def trace(work: Work) -> dict[str, Any]:
     """Return the cycles of one block, from the first one: of each consumer and key tile, and of the copies."""
     source = traced(text())
     ready, arrays, _ = STAGE.plan(*work.arrays(), causal=work.case.causal, source=source, sizes=dict(work.sizes))
-    (order, ordering, its_args), (launch, compiled, args) = ready.filled(arrays)
+    (order, ordering, its_args), (launch, compiled, args) = ready.resolve_arguments(arrays)
     ordering(order.grid, order.block, its_args)
     name = STAGE.kernel_name(DTYPE)
     module = cp.RawModule(code=source, options=compiled.options, name_expressions=(name,))
@@ -364,21 +364,6 @@ def table_of(call: Call, sizes: Mapping[str, int], **cu_seqlens: Any) -> np.ndar
     return cp.asnumpy(table)
 
 
-def work_of_blocks(case: Case, order: Callable[..., np.ndarray] | None = None) -> np.ndarray:
-    """Count the key tiles of each block of an H200, (132,), by the stage's table of tiles or another order."""
-    batch, heads, n, _ = case.shape
-    call, sizes, blocks = call_of(case), Work(case).defines, 132
-    steps = steps_of_rows(n, n, call.window, sizes["BLOCK_M"], sizes["BLOCK_N"])
-    if order is None:
-        with limits.pretend_gpu(limits.Limits(limits.most_shared(), blocks, 90)):
-            first_row = table_of(call, sizes)[..., 3]
-        row_tile = np.where(first_row < 0, -1, first_row // sizes["BLOCK_M"])
-    else:
-        table = order(steps, heads * batch, blocks)
-        row_tile = np.where(table < 0, -1, table % len(steps))
-    return np.where(row_tile < 0, 0, steps[row_tile]).sum(axis=0)
-
-
 @dataclass(frozen=True)
 class Change:
     """The kernel with one thing changed. right: it computes the same; else it is timed only.
@@ -489,7 +474,7 @@ def _prepared(
         q, k, v = (a.astype(np.float32) for a in _inputs(case.shape).host)
         arrays = tuple(cp.asarray(a.astype(arrays[0].dtype)) for a in (q + change.plus[0], k + change.plus[1], v))
     ready, planned, o = STAGE.plan(*arrays, **how)
-    (ordering, orders, its_args), (launch, compiled, args) = ready.filled(planned)
+    (ordering, orders, its_args), (launch, compiled, args) = ready.resolve_arguments(planned)
     launches = [orders.bind(ordering.grid, ordering.block, its_args)]
     if change.order is not None:
         batch, heads, n, _ = case.shape
@@ -588,7 +573,7 @@ def power(seconds: float = 8.0, rest: float = 4.0, batch_s: float = 0.25) -> lis
             host = [numbers(a.astype(np.float32)) for a in _inputs(case.shape).host]
             arrays = tuple(cp.asarray(a.astype(Work(case).arrays()[0].dtype)) for a in host)
             ready, planned, _ = STAGE.plan(*arrays, source=clocked(text()))
-            run, (_, (launch, compiled, _)) = ready.bind(planned), ready.filled(planned)
+            run, (_, (launch, compiled, _)) = ready.bind(planned), ready.resolve_arguments(planned)
             ms = elapsed(run) if ON_GPU else 1e3 * batch_s
             launches = max(1, round(1e3 * batch_s / min(elapsed(run), ms)))
             cp.cuda.Device().synchronize()
