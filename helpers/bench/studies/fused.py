@@ -377,7 +377,9 @@ def kernels(case: Case) -> Iterator[dict[str, Any]]:
         for form in rotary_and_projection.FORMS
     }
     plans["rotary"] = rotary_and_projection.plan_rotary(work.q, work.k, *angles)
-    planned |= {name: (plan.launch[0], plan.launch[2][0], plan.launch[4]) for name, plan in plans.items()}
+    for name, plan in plans.items():
+        compiled, _, (threads,), _, shared = plan.launch
+        planned[name] = compiled, threads, shared
     gpu = tiles.this_gpu()
     for name, (compiled, threads, shared) in planned.items():
         facts = compiled.attributes
