@@ -110,7 +110,7 @@ class Planted:
         grid, block, shared_mem = (int(number or 0) for number in match.groups()[:3])
         args = eval(f"({match[4]},)", _INPUTS)
         function = module(self.topic, fixed=fixed).get_function(self.name)
-        timeout = 0.3 if self.finds["kind"] == "endless loop" and not fixed else 60.0
+        timeout = 1.0 if self.finds["kind"] == "endless loop" and not fixed else 60.0
         return xray(function, (grid,), (block,), args, shared_mem, timeout=timeout)
 
     def assert_found(self, report: Report) -> None:

@@ -14,10 +14,11 @@ import oracle
 import pytest
 from planted import ALL, Bug, check_all_can_be_planted
 from test_tensor_cores import check_both, inputs
+from two_speeds import files_of
 
 from helpers import device, engine
 from helpers.attention import calls, check, compile_report, flash_attention, flash_attention_varlen, forget, kernel
-from helpers.attention.ladder import LADDER, Stage, limits, tensor_maps
+from helpers.attention.ladder import LADDER, limits, tensor_maps
 from helpers.attention.ladder.call import Call, ForwardOptions, Spec
 from helpers.attention.ladder.launch import Arguments, DirectLaunch, Map
 from helpers.attention.ladder.layout import address
@@ -441,30 +442,31 @@ def test_the_stage_of_a_call_that_names_none(
     rows: int, head_dim: int, enough: bool, packed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """10 on a Hopper GPU if there is enough to do; 07 on the CPU engine, and wherever 10 cannot run."""
-    names: list[str] = []
-    choose = calls.choose
+    views = dict.fromkeys("qkv", Spec.dense((1, 2, rows, head_dim), np.float16))
+    if packed:
+        views |= dict.fromkeys(CU, Spec.dense((3,), np.int32))
 
-    def choose_and_note(*args: Any) -> tuple[Any, Stage]:
-        family, stage = choose(*args)
-        names.append(stage.name)
-        return family, stage
+    def chosen() -> str:
+        return calls.choose(views, ForwardOptions(), rows - 20 if packed else None)[1].name
 
-    monkeypatch.setattr(calls, "choose", choose_and_note)
-    q, k, v = (cp.asarray(a.swapaxes(1, 2)) for a in inputs((1, 2, rows, head_dim), rows, 2, "float16"))
+    own = "hopper" if device.ON_GPU and enough and not packed else "flash_mma"  # packed: of 20 rows and the others
+    assert chosen() == own
+    forget()
+    monkeypatch.setattr(limits, "compute_capability", lambda: 100)
+    assert chosen() == "flash_mma"
 
-    def call() -> None:
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_chosen_stage_is_launched(packed: bool, cpu_engine: Any) -> None:
+    launched: set[str] = set()
+    q, k, v = (engine.asarray(a.swapaxes(1, 2)) for a in inputs((1, 2, 50, 64), 50, 2, "float16"))
+    with kernel.launches_replaced(lambda kernel, *_, **__: launched.update(files_of(kernel.code))):
         if packed:
-            cu = np.array([0, 20, rows], np.int32)
+            cu = np.array([0, 20, 50], np.int32)
             flash_attention_varlen(q[0], k[0], v[0], cu, cu)
         else:
             flash_attention(q, k, v)
-
-    call()
-    forget()
-    monkeypatch.setattr(limits, "compute_capability", lambda: 100)
-    call()
-    own = "hopper" if device.ON_GPU and enough and not packed else "flash_mma"  # packed: of 20 rows and the others
-    assert names == [own, "flash_mma"]
+    assert launched == {LADDER["flash_mma"].file}
 
 
 def test_how_much_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
