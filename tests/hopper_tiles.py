@@ -24,7 +24,10 @@ _KEPT: list[Any] = []  # a map holds an address alone
 
 
 def map_of(array: Any, box: tuple[int, ...], swizzle: int = 128) -> np.ndarray:
-    """A tensor map of a device array, which is kept alive. box: the innermost dimension first. uint16: of two bytes."""
+    """A tensor map of a device array, which is kept alive. box: the innermost dimension first.
+
+    uint8, uint16: of any type of one byte, of two.
+    """
     _KEPT.append(array)
     dims, strides = array.shape[::-1], array.strides[-2::-1]
     if not isinstance(array, engine.ndarray):
@@ -38,7 +41,7 @@ def _by_the_driver(
     """The same of an array on a GPU, by cuTensorMapEncodeTiled."""
     room = np.zeros(192, np.uint8)
     start = -room.ctypes.data % 64
-    kind = {"uint16": 1, "float16": 6, "float32": 7, "bfloat16": 9}[dtype]
+    kind = {"uint8": 0, "uint16": 1, "float16": 6, "float32": 7, "bfloat16": 9}[dtype]
     rank = len(dims)
     encode = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
     error = encode(

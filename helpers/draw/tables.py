@@ -15,14 +15,14 @@ def columns_of(lines: list[str], gap: int = 2) -> list[tuple[int, int]]:
     """Find the columns of a text table: between two of them, all lines have at least `gap` spaces."""
     width = max(map(len, lines), default=0)
     blank = [all(line[at : at + 1].strip() == "" for line in lines) for at in range(width)] + [True] * gap
-    found, begin = [], None
+    places, begin = [], None
     for at in range(width + 1):
         if begin is None and not blank[at]:
             begin = at
         elif begin is not None and all(blank[at : at + gap]):
-            found.append((begin, at))
+            places.append((begin, at))
             begin = None
-    return found
+    return places
 
 
 def split(line: str, columns: list[tuple[int, int]], *, is_head: bool = False) -> list[str]:

@@ -60,11 +60,14 @@ def table(rows: dict[str, Row]) -> str:
     return "\n".join(lines)
 
 
-def grade(name: str, code: str) -> Grade:
+def grade(name: str, code: str, *, seed: int | None = None) -> Grade:
     """Compile a learner's text, run it, and compare the results with NumPy's.
 
     If there is a C++ compiler, the CPU engine goes first: there a wild pointer is a message, while on a GPU it
     would spoil every later cell.
+
+    Args:
+        seed: of the inputs; None for fresh ones in every try.
 
     Raises:
         KeyError: no exercise of that name.
@@ -76,7 +79,7 @@ def grade(name: str, code: str) -> Grade:
     no_compiler = False
     for device, on_gpu in ((engine, False), (cp, True)) if _has_gpu_for(name) else ((engine, False),):
         try:
-            trial = Trial(name, code, device, on_gpu, _seconds())
+            trial = Trial(name, code, device, on_gpu, _seconds(), seed)
             tried = _rows(trial)
         except engine.NoCompilerError as error:
             if not ON_GPU:
