@@ -73,7 +73,7 @@ def split_by_kernel(q: np.ndarray, k: np.ndarray, v: np.ndarray, sizes: dict[str
     """The same of q, k and v by the first launch."""
     ready, arrays, _ = STAGE.plan(q, k, v, sizes=sizes)
     assert ready is not None
-    launch, compiled, args = ready.filled(arrays)[0]
+    launch, compiled, args = ready.resolve_arguments(arrays)[0]
     compiled.bind(launch.grid, launch.block, args, shared_mem=launch.shared_bytes)()
     *parts, of_q, of_kv = (cp.asnumpy(a) for a in args[3:8])
     sums = []
@@ -182,7 +182,7 @@ def test_the_xray_of_a_split_finds_nothing(one_block: None) -> None:
     q, k, v = (np.ones((2, rows, 72), np.float32) for rows in (150, 130, 130))
     ready, arrays, _ = STAGE.plan(q, k, v, sizes=XRAYED)
     assert ready is not None
-    launch, compiled, args = ready.filled(arrays)[0]
+    launch, compiled, args = ready.resolve_arguments(arrays)[0]
     report = xray(compiled, launch.grid, launch.block, args, launch.shared_bytes)
     report.assert_clean()
     for name, rows in zip("qkv", (150, 130, 130), strict=True):

@@ -394,7 +394,7 @@ def test_a_launch_without_checks_has_the_same_arguments(cpu_engine: Any, monkeyp
     """What DirectLaunch hands the driver: addresses by name, the bytes of the maps and of values."""
     q, k, v = (engine.asarray(a) for a in inputs((1, 4, 150, 64), 170, 2, "float16"))
     ready, arrays, _ = HOPPER.plan(q, k, v, return_lse=True, causal=True)
-    _, (launch, _, args) = ready.filled(arrays)
+    _, (launch, _, args) = ready.resolve_arguments(arrays)
     maps = {name: arg for name, arg in zip("qkv", args, strict=False)}
     arrays["schedule"] = args[launch.args.index("schedule")]
     seen: dict[str, Any] = {}

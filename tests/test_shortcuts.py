@@ -34,7 +34,15 @@ def model(heads: int, kv_heads: int, n: int, n_kv: int, dtype: type) -> tuple[np
     return tuple((rng.standard_normal(shape) + 0.25).astype(dtype) for shape in shapes)
 
 
-@pytest.mark.parametrize("name", [name for name, stage in FORWARD.items() if "float32" in stage.dtypes])
+SLOW_BUILDS = ("fp16x3", "tf32")  # seconds for each of the X-ray's builds
+ONE_HEAD = [
+    pytest.param(name, marks=[pytest.mark.exhaustive] * (name in SLOW_BUILDS))
+    for name, stage in FORWARD.items()
+    if "float32" in stage.dtypes
+]
+
+
+@pytest.mark.parametrize("name", ONE_HEAD)
 def test_one_head(name: str) -> None:
     q, k, v = make_inputs(33, 40, 16)
     check(name, run(name, q, k, v), expect(q, k, v).o)

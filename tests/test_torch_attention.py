@@ -1215,7 +1215,7 @@ def op_arguments(where: str, packed: bool, grad: bool, dtype: str = "float32") -
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.exhaustive)])
 def test_the_operators_keep_torchs_contracts(where: str, packed: bool, dtype: str) -> None:
     """Schema, fake kernels, autograd's registration and tracing, by torch.library.opcheck."""
     tolerance = {"atol": 1e-5, "rtol": 1e-5} if dtype == "float32" else {"atol": 0.05, "rtol": 0.05}
@@ -1329,6 +1329,7 @@ def test_one_graph_for_many_lengths(where: str) -> None:
     assert graphs == 1
 
 
+@pytest.mark.exhaustive
 def test_compiled_by_inductor(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if sys.version_info < (3, 12):
         # inductor imports setuptools, which wants a distutils of its own: where a test has imported pip, there is none.

@@ -69,7 +69,7 @@ def prepared_launches(
 
     Hold all of them: a tensor map of the last does not keep its array alive.
     """
-    launches = ready.filled(arrays)
+    launches = ready.resolve_arguments(arrays)
     for launch, compiled, args in launches[:-1]:
         compiled(launch.grid, launch.block, args, shared_mem=launch.shared_bytes)
     return launches
@@ -95,7 +95,7 @@ def fetched_keys(stage: str | Rung, q: Any, k: Any, v: Any, *, sizes: Mapping[st
         raise ValueError(f"q has shape {q.shape}: give the arrays of one head")
     with kernel.built_when_launched():
         ready, arrays, _ = stage_of(stage).plan(*map(cp.asarray, (q, k, v)), sizes=sizes, **options)
-    ((launch, compiled, args),) = ready.filled(arrays)
+    ((launch, compiled, args),) = ready.resolve_arguments(arrays)
     keys, before, rows = np.zeros((len(q), len(k)), int), 0, sizes["BLOCK_M"]
     for block in range(launch.grid[0]):
         report = xray(compiled, (block + 1, 1, 1), launch.block, args, launch.shared_bytes)
@@ -314,7 +314,7 @@ def _launches(
     arrays = _with_output(do, q, k, v, **options)
     with kernel.built_when_launched():
         ready, planned, _ = backward.plan(stage_of(stage), *arrays, **options)
-    yield from ready.filled(planned)
+    yield from ready.resolve_arguments(planned)
 
 
 def _with_output(do: Any, q: Any, k: Any, v: Any, **options: Any) -> tuple[Any, ...]:
