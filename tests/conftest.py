@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import os
 import signal
@@ -236,7 +235,7 @@ def each_test_makes_first_calls() -> None:
 
 
 @pytest.fixture
-def cpu_engine(monkeypatch: pytest.MonkeyPatch) -> Any:
+def cpu_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """helpers.engine, and the stages run on it for the length of a test, on a machine with a GPU as well.
 
     No kernel that was compiled before is used again, so that a compilation can be timed.
@@ -249,8 +248,8 @@ def cpu_engine(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(kernel, "cp", engine)
         monkeypatch.setattr(device, "cp", engine)
         monkeypatch.setattr(device, "ON_GPU", False)
-    monkeypatch.setattr(kernel, "_compiled", functools.lru_cache(kernel._compiled.__wrapped__))
-    return engine
+    with kernel.compiled_anew():
+        yield engine
 
 
 @pytest.fixture

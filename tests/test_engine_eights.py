@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from backends import compiled, on_each_device
-from hopper_zoo import HEAD, OPTIONS, map_of, refused_by_ptxas
+from hopper_tiles import HEAD, OPTIONS, map_of, refused_by_ptxas
 
 from helpers import engine
 from helpers.xray import xray

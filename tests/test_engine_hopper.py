@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from backends import compiled, on_each_device
-from hopper_zoo import HEAD, OPTIONS, halves, map_of, refused_by_ptxas
+from hopper_tiles import HEAD, OPTIONS, halves, map_of, refused_by_ptxas
 
 from helpers import device, engine
 from helpers.engine import tensor_map

@@ -54,7 +54,10 @@ def read_by(path: Path) -> Iterator[Path]:
     text = path.read_text(encoding="utf-8")
     imported = {name for name in re.findall(r"^\s*(?:from|import) helpers\.(\w+)", text, re.M)}
     imported |= set(re.findall(r"\w+", " ".join(re.findall(r"^\s*from helpers import (.*)$", text, re.M))))
-    yield from _shared(path) - {Path(__file__).resolve()}
+    shared = _shared(path) - {Path(__file__).resolve()}
+    yield from shared
+    if TESTS / "hopper_tiles.py" in shared:  # which reads headers there, and planted_files.py all kernels
+        yield TESTS / "planted"
     for name in {*ALWAYS_READ, *imported}:
         yield from (ROOT / "helpers" / f"{name}.py", ROOT / "helpers" / name)
     if imported & KERNELS_TOO:

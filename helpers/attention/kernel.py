@@ -290,6 +290,17 @@ def _compiled(code: str, compiler_options: tuple[str, ...], names: tuple[str, ..
     return {name: Kernel(module, name, code, build=not _later.get()) for name in names}
 
 
+@contextlib.contextmanager
+def compiled_anew() -> Iterator[None]:
+    """Use no kernel within the context that was compiled before it, and none after it that was compiled within."""
+    global _compiled
+    before, _compiled = _compiled, functools.lru_cache(maxsize=256)(_compiled.__wrapped__)
+    try:
+        yield
+    finally:
+        _compiled = before
+
+
 def load(file_or_code: str, name: str, *, defines: Mapping[str, Any] | None = None) -> Kernel:
     """Compile a kernel, or take it from this process's cache.
 
