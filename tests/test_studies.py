@@ -27,6 +27,7 @@ from helpers.bench.cases import Case
 from helpers.bench.results import Record
 from helpers.bench.studies import (
     autograd,
+    backward_timeline,
     bits,
     cute,
     decoding,
@@ -67,6 +68,7 @@ HEADS: dict[Any, dict[str, Any]] = {
     **{module: {"device": "a CPU", "how": "a toy"} for module in (autograd, hopper, presets, ring, score_mod, tf32)},
     bits: {"device": "a CPU", "shape": [1, 1, 33, 16], "runs": 2},
     cute: {"device": "a CPU", "how": {"nvrtc": "", "architecture": "", "processes": 1, "machine": ""}},
+    backward_timeline: {"device": {"description": "a CPU"}},
     decoding: {"device": {"description": "a CPU"}},
     fused: {"device": "a CPU", "dtype": "bfloat16"},
     torch_model: {"device": {"description": "a CPU", "torch": "", "transformers": ""}},
@@ -113,6 +115,11 @@ def fused_(monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
     monkeypatch.setattr(fused, "ROUNDS", 1)
     parts = {name: fused.STUDY.parts[name] for name in ("rotary", "projection")}
     return taken(fused, path, **parts, kernels=partial(fused.kernels, tiny))
+
+
+@toy
+def backward_timeline_(monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
+    return taken(backward_timeline, path, rows=lambda: [backward_timeline.trace(Case((1, 1, 256, 64), "bfloat16"))])
 
 
 @toy

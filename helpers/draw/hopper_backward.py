@@ -263,3 +263,39 @@ def _arrows(ax: Any, order: Sequence[Any], zero: int, stop: int, stage: int, y_o
         box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.6}
         label = {"color": colour, "fontsize": 8, "ha": "center", "va": "center", "bbox": box, "zorder": 5}
         ax.text((x0 + x1) / 2, (y0 + y1) / 2, name, **label)
+
+
+# From mark to mark of `helpers.bench.studies.backward_timeline`: when a product is in flight, and what warps do.
+_IN_FLIGHT = (("Sᵀ", 1, 3), ("dPᵀ", 2, 5), ("dV", 6, 8), ("dQᵀ", 7, 8), ("dK", 7, 11))
+_AT_WORK = (("P = exp2", 3, 4), ("dS", 5, 6), ("store dQ", 9, 10))
+
+
+@styled
+def measured_steps(timeline: Mapping[str, Any], first: int, last: int) -> Picture:
+    """Draw recorded steps of a block of hopper_backward, in cycles: products in flight, work of the warps, additions.
+
+    Args:
+        timeline: as `helpers.bench.studies.backward_timeline` records it. first, last: steps, from 0.
+    """
+    consumers, adders = timeline["consumers"], timeline["adders"]
+    zero, stop = min(steps[first][0] for steps in consumers), max(steps[last][-1] for steps in consumers)
+    names = [f"consumer {i + 1}: {part}" for i in range(len(consumers)) for part in ("products", "warps")]
+    fig, ax = figure(9.4, 3.9)
+
+    def bar(y: float, begin: float, end: float, height: float, colour: str, label: str) -> None:
+        begin, end = max(begin, zero) - zero, min(end, stop) - zero
+        if end > begin:
+            ax.barh(y, end - begin, left=begin, height=height, color=colour, edgecolor="white", linewidth=0.6)
+            ax.text((begin + end) / 2, y, label, ha="center", va="center", fontsize=7)
+
+    for number, steps in enumerate(consumers):
+        for step in steps[max(first - 1, 0) : last + 2]:
+            for i, (what, begin, end) in enumerate(_IN_FLIGHT):
+                bar(2 * number + 0.17 * (i - 2), step[begin], step[end], 0.17, OF_PRODUCT[what], what)
+            for what, begin, end in _AT_WORK:
+                bar(2 * number + 1, step[begin], step[end], 0.5, LINES[2], what)
+    for _, begin, end in adders[max(first - 1, 0) : last + 2]:
+        bar(len(names), begin, end, 0.5, ROOF, "")
+    ax.set_yticks(range(len(names) + 1), [*names, "dQ is added"], fontsize=8)
+    ax.set(ylim=(len(names) + 0.5, -0.6), xlim=(0, stop - zero), xlabel="cycles")
+    return Picture(fig, f"steps {first} to {last} of a block of 13 on a GPU: {stop - zero:,} cycles")
