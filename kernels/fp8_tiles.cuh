@@ -62,6 +62,16 @@ __device__ __forceinline__ void start_pv(
   wgmma_commit();
 }
 
+// Issues O += P V, summed by the tensor core (16_01 and 16_03).
+__device__ __forceinline__ void add_pv(Output& O, const Weights8& P, unsigned long long v) {
+  wgmma_registers(O);
+  wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < BLOCK_N / 32; ++i)
+    wgmma_rs(e4m3(), O, P[i], advance_bytes<KEY_BYTES>(v, i, HEAD_DIM_PADDED), true);
+  wgmma_commit();
+}
+
 // The new maxima, and the factors by which everything so far has to be rescaled. They move only when
 // some score of the warp exceeds its maximum by more than RESCALE_THRESHOLD (07). m_i is in units of
 // log2, WEIGHT_EXPONENT below a maximum.
