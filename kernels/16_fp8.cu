@@ -158,9 +158,8 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
   PipelineState<STAGES> stage;
 
   for (PipelineState<CONSUMERS> q_stage{consumer}; next(); q_stage.phase ^= 1) {
-    const float descale =
-        descale_of(q_descale, tile.sequence * params.heads + tile.head) *
-        descale_of(k_descale, tile.sequence * params.kv_heads + tile.kv_head);
+    const float descale = descale_of(q_descale, tile.sequence * params.heads + tile.head) *
+                          descale_of(k_descale, tile.sequence * params.kv_heads + tile.kv_head);
     const float scale = fmaxf(params.softmax_scale * descale, 1e-30f);  // 0 times -inf would be NaN
     const float softmax_scale_log2 = scale_log2_of(scale);
 #pragma unroll

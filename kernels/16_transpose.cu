@@ -20,11 +20,14 @@
 constexpr int THREADS = 128, CHUNKS = HEAD_DIM / 16;
 constexpr unsigned SHARED_BYTES = 2 * BLOCK_N * HEAD_DIM;
 
-// Chunk c of row `row` of a tile of V in shared memory: where it is, in bytes. Rows of HEAD_DIM bytes.
+// Where chunk c of a row of V is in shared memory: eight lanes of ldmatrix read eight rows, so the chunks
+// of a column are spread over the banks as far as a row has enough of them.
 __device__ __forceinline__ int raw_at(int row, int c) {
-  constexpr int MASK = CHUNKS % 8 == 0 ? 7 : CHUNKS % 4 == 0 ? 3 : CHUNKS % 2 == 0 ? 1 : 0;
-  constexpr int SHIFT = MASK == 7 ? 1 : MASK == 3 ? 2 : MASK == 1 ? 4 : 1;
-  return row * HEAD_DIM + ((c ^ (row * SHIFT / SHIFT & MASK)) * 16);
+  const int spread = CHUNKS % 8 == 0   ? row % 8
+                     : CHUNKS % 4 == 0 ? row / 2 % 4
+                     : CHUNKS % 2 == 0 ? row / 4 % 2
+                                       : 0;
+  return row * HEAD_DIM + (c ^ spread) * 16;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) transpose_v(

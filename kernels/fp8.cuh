@@ -52,9 +52,9 @@ __device__ __forceinline__ unsigned long long advance_bytes(
   return descriptor + (i * 32 / ROW_BYTES * rows * ROW_BYTES + i * 32 % ROW_BYTES) / 16;
 }
 
-#define WGMMA_OUT_FROM(i)                                                                         \
-  "=&f"(d[i]), "=&f"(d[i + 1]), "=&f"(d[i + 2]), "=&f"(d[i + 3]), "=&f"(d[i + 4]), "=&f"(d[i + 5]), \
-      "=&f"(d[i + 6]), "=&f"(d[i + 7])
+#define WGMMA_OUT_FROM(i)                                                          \
+  "=&f"(d[i]), "=&f"(d[i + 1]), "=&f"(d[i + 2]), "=&f"(d[i + 3]), "=&f"(d[i + 4]), \
+      "=&f"(d[i + 5]), "=&f"(d[i + 6]), "=&f"(d[i + 7])
 #define WGMMA_OUT_16 WGMMA_OUT_FROM(0)
 #define WGMMA_OUT_32 WGMMA_OUT_16, WGMMA_OUT_FROM(8)
 #define WGMMA_OUT_48 WGMMA_OUT_32, WGMMA_OUT_FROM(16)

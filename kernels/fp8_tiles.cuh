@@ -26,8 +26,10 @@ constexpr int WEIGHT_EXPONENT = 8;  // of the largest weight: 2^(8 + 0.75) is 43
 
 constexpr int ROW_BYTES = HEAD_DIM <= 64 ? 64 : 128;  // of a panel of Q or K, padded with zeros
 constexpr int QK_PANELS = (HEAD_DIM + ROW_BYTES - 1) / ROW_BYTES;
-constexpr int KEY_BYTES = BLOCK_N % 128 == 0 ? 128 : BLOCK_N % 64 == 0 ? 64 : 32;  // of a row of V^T's panels
-constexpr unsigned Q8_BYTES = 64 * QK_PANELS * ROW_BYTES;                          // of Q of one consumer
+constexpr int KEY_BYTES = BLOCK_N % 128 == 0  ? 128
+                          : BLOCK_N % 64 == 0 ? 64
+                                              : 32;        // of a row of V^T's panels
+constexpr unsigned Q8_BYTES = 64 * QK_PANELS * ROW_BYTES;  // of Q of one consumer
 constexpr unsigned K8_BYTES = BLOCK_N * QK_PANELS * ROW_BYTES;
 constexpr unsigned V8_BYTES = BLOCK_N * HEAD_DIM_PADDED;
 static_assert(BLOCK_N % 32 == 0, "a step of P V has 32 keys");
@@ -46,7 +48,8 @@ __device__ __forceinline__ void start_qk(Scores& S, unsigned long long q, unsign
 #pragma unroll
   for (int i = 1; i < (HEAD_DIM + 31) / 32; ++i)
     wgmma_ss(
-        e4m3(), S, advance_bytes<ROW_BYTES>(q, i, 64), advance_bytes<ROW_BYTES>(k, i, BLOCK_N), true);
+        e4m3(), S, advance_bytes<ROW_BYTES>(q, i, 64), advance_bytes<ROW_BYTES>(k, i, BLOCK_N),
+        true);
   wgmma_commit();
 }
 

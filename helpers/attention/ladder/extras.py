@@ -14,7 +14,8 @@ import numpy as np
 from helpers.attention.ladder.layout import Spec
 
 ROTARY = ("rotary_cos", "rotary_sin", "q_positions", "k_positions")
-NAMES = ("bias", "alibi_slopes", "sinks", *ROTARY)
+DESCALES = ("q_descale", "k_descale", "v_descale")
+NAMES = ("bias", "alibi_slopes", "sinks", *ROTARY, *DESCALES)
 
 
 def extra_inputs(
@@ -25,6 +26,9 @@ def extra_inputs(
     rotary_interleaved: bool = False,
     rotary_positions: tuple[Any, Any] | None = None,
     sinks: Any = None,
+    q_descale: Any = None,
+    k_descale: Any = None,
+    v_descale: Any = None,
 ) -> dict[str, Any]:
     """Collect the extra inputs that are given, by the names of `NAMES`.
 
@@ -32,7 +36,9 @@ def extra_inputs(
         TypeError: rotary_interleaved is no bool; rotary_positions is no pair; what is no array stands for one.
         ValueError: rotary_cos without rotary_sin, or another rotary option without both.
     """
+    descales = q_descale, k_descale, v_descale
     no_array = bias is alibi_slopes is sinks is rotary_cos is rotary_sin is rotary_positions is None
+    no_array = no_array and descales == (None, None, None)
     if no_array and rotary_interleaved is False:
         return {}
     if not isinstance(rotary_interleaved, (bool, np.bool_)):
@@ -52,7 +58,7 @@ def extra_inputs(
     if rotary_cos is None and (rotary_positions is not None or rotary_interleaved):
         what = "rotary_positions" if rotary_positions is not None else "rotary_interleaved"
         raise ValueError(f"{what} is given without rotary_cos and rotary_sin: there is nothing to rotate by")
-    named = zip(NAMES, (bias, alibi_slopes, sinks, rotary_cos, rotary_sin, *positions), strict=True)
+    named = zip(NAMES, (bias, alibi_slopes, sinks, rotary_cos, rotary_sin, *positions, *descales), strict=True)
     extras = {name: a for name, a in named if a is not None}
     for name, a in extras.items():
         if not hasattr(a, "shape") or not hasattr(a, "dtype"):
@@ -118,6 +124,14 @@ def as_kernels_read(
             if a.dtype != np.float32 or tuple(a.shape) != (heads,):
                 raise ValueError(
                     f"sinks is {a.dtype} {tuple(a.shape)}; float32 ({heads},) is needed: one for each head"
+                )
+            extras[name] = a
+        elif name in DESCALES:
+            of = heads if name == "q_descale" else k.shape[1]
+            if a.dtype != np.float32 or tuple(a.shape) != (sequences, of):
+                raise ValueError(
+                    f"{name} is {a.dtype} {tuple(a.shape)}; float32 ({sequences}, {of}) is needed: one for each head "
+                    "of each sequence"
                 )
             extras[name] = a
         elif name in ("rotary_cos", "rotary_sin"):

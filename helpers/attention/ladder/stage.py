@@ -70,6 +70,7 @@ class Stage:
     kernels: tuple[str, ...] = ()  # their names in the file, where there are several
     features: frozenset[str] = frozenset()
     dtypes: tuple[str, ...] = ("float32",)
+    out_dtypes: tuple[str, ...] = ()  # of the results, the first by default; those of the inputs where it is empty
     min_cc: int = 0  # compute capability, 80 for 8.0; 0 is any
     only_cc: bool = False  # it uses what GPUs of this compute capability have and later ones have not
     max_head_dim: int = MAX_HEAD_DIM
@@ -135,7 +136,7 @@ class Stage:
         rows = call.keys if self.direction == "backward" else call.rows
         defines = self.defines_for(call.head_dim, rows, heads * call.sequences, uneven=call.uneven)
         chosen = {**defines, **self.tuning.variant(call), **(sizes or {})}
-        if call.arrays.get("dq", call.arrays["o"]).dtype != call.arrays["q"].dtype:
+        if not self.out_dtypes and call.arrays.get("dq", call.arrays["o"]).dtype != call.arrays["q"].dtype:
             chosen["FLOAT_OUT"] = 1
         return {**chosen, "SLOTS": 1} if "SLOTS" not in chosen and self.slots(call, chosen) else chosen
 
@@ -146,7 +147,7 @@ class Stage:
     def kernel_name(self, dtype: str = "float32", name: str | None = None) -> str:
         """Return a kernel's name, by default the stage's own; a template's with the type: "flash_mma<__half>"."""
         name = name or self.name
-        is_template = dtype in self.dtypes and self.dtypes != ("float32",)
+        is_template = dtype in (self.out_dtypes or self.dtypes) and self.dtypes != ("float32",)
         return f"{name}<{C_NAMES[dtype]}>" if is_template else name
 
     def kernel_names(self, dtype: str = "float32") -> tuple[str, ...]:
