@@ -51,10 +51,16 @@ struct Products {
   char how;  // '*', or of bits: '^' and '&', whose ones are counted
 };
 
-// One wgmma.mma_async: n columns; A and B with rows along K or transposed; negated or not.
+// The types of wgmma's factors. Of those of 16 bits A and B have the same one, and k is 16; of 8 bits k is 32.
+enum class Factor { f16, bf16, e4m3, e5m2 };
+
+// One wgmma.mma_async: n columns; A and B with rows along K or (of 16 bits) transposed; negated or not.
 struct WarpgroupProduct {
   int n;
-  bool is_bfloat, a_in_registers, a_transposed, b_transposed, a_negative, b_negative;
+  Factor a, b;
+  bool a_in_registers, a_transposed, b_transposed, a_negative, b_negative;
+
+  constexpr bool of_eights() const { return a >= Factor::e4m3; }
 };
 
 enum class BarrierOp { none, count, all, any };

@@ -182,8 +182,8 @@ void leave_products(Worker& w, Fiber& f) {
   if (checking() && f.lane.linear % GROUP == 0 && !g.ops.empty()) check_products_left(g.ops.front().caller);
 }
 
-// Each 16-byte chunk of an operand in shared memory, where it is and what of the matrix it holds: rows of M or N from
-// `row` on where it is transposed, else numbers of K from `k` on.
+// Each 16-byte chunk of an operand in shared memory, where it is and what of the matrix it holds: of row `row` of M or N
+// the bytes from `at` on, along K; or where it is transposed, of column `at` along K eight rows from `row` on.
 template <typename F>
 void for_operand(uint64_t descriptor, unsigned rows, bool transposed, F chunk) {
   const unsigned start = (unsigned)(descriptor & 0x3FFF) << 4, leading = (unsigned)(descriptor >> 16 & 0x3FFF) << 4;
@@ -193,7 +193,7 @@ void for_operand(uint64_t descriptor, unsigned rows, bool transposed, F chunk) {
   if (!transposed) {
     for (unsigned row = 0; row < rows; ++row)
       for (unsigned half = 0; half < 2; ++half)
-        chunk(place(row / 8 * stride + row % 8 * span + half * (mode ? 16 : leading)), row, 8 * half);
+        chunk(place(row / 8 * stride + row % 8 * span + half * (mode ? 16 : leading)), row, 16 * half);
     return;
   }
   const unsigned per = span / 2;  // columns side by side
