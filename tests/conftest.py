@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import os
 import signal
@@ -44,7 +43,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="leave repetition out: see tests/two_speeds.py")
-    parser.addoption("--rest", action="store_true", help="only what --fast leaves out")
     also = "with --fast: tests of the engine and the X-ray too that have passed and read nothing that has changed since"
     parser.addoption("--unchanged-too", action="store_true", help=also)
 
@@ -88,18 +86,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if hasattr(item, "output_timeout"):  # a notebook's cell: how long its output may be on its way, else 5 s
             item.output_timeout = CELL_SECONDS
-    fast, rest = config.getoption("--fast"), config.getoption("--rest")
-    if fast or rest:
-        repetitions = two_speeds.repetitions(items)
-        others = [item for item in items if (item in repetitions) == fast]
-        config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if (item in repetitions) == rest]
+    _exhaustive.update(two_speeds.repetitions(items))
+    if config.getoption("--fast"):
+        config.hook.pytest_deselected(items=[item for item in items if item in _exhaustive])
+        items[:] = [item for item in items if item not in _exhaustive]
 
 
 # ---- what the tests launch, and why some are skipped
 
-_launched: set[str] = set()  # kernel files: of this process, and of the workers that have ended
-kernel.Kernel.bind = two_speeds.recorded(kernel.Kernel.bind, _launched)
+_launched: set[str] = set()  # kernel files, by tests of the fast run: of this process, and of workers that have ended
+_exhaustive: set[pytest.Item] = set()  # of the collected tests
+_running: list[pytest.Item] = []  # the test that runs, if any
+kernel.Kernel.bind = two_speeds.recorded(kernel.Kernel.bind, _launched, lambda: _exhaustive.isdisjoint(_running))
 _never_launched = pytest.StashKey[list[str]]()
 
 
@@ -116,11 +114,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         return
     ended = session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
     stopped = session.shouldstop or session.shouldfail or two_speeds.chosen(config)
-    if config.getoption("--fast") and ended and not stopped:
+    if ended and not stopped:
         named = {Path(arg).resolve() for arg in config.args}
         passed = {path for path in _passed - _failed if {path, path.parent} & named}
-        unchanged.keep(passed, unchanged.RECORD if config.getoption("--unchanged-too") else None)
-    whole = config.getoption("--fast") and FOLDER in [Path(arg).resolve() for arg in config.args]
+        unchanged.keep(passed)
+    whole = FOLDER in [Path(arg).resolve() for arg in config.args]
     # On a GPU a planned call is launched by addresses, which nothing here sees.
     if whole and not two_speeds.chosen(config) and not device.ON_GPU and session.exitstatus == pytest.ExitCode.OK:
         config.stash[_never_launched] = two_speeds.never_launched(_launched)
@@ -142,6 +140,12 @@ LONG_RUNS = ("09_drop_in.ipynb",)  # a model is trained there: -O3 takes 94 s of
 
 class _ForNotebooksToo:
     """Hooks of a test's own. As functions of this file they would be called for tests in its folder alone."""
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        _running.append(item)
+        yield
+        _running.remove(item)
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
@@ -200,8 +204,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         for reason, count in counts.most_common():
             terminalreporter.write_line(f"{count:6}  {reason}")
     if left_out := terminalreporter.config.stash[_unchanged]:
-        line = f"{len(left_out)} files of tests of the engine and the X-ray have passed as they are; not run again"
-        terminalreporter.write_line(f"{line} (course.py test --all runs them)")
+        line = f"{len(left_out)} files of tests of the engine and the X-ray have passed as they are, here or on main;"
+        terminalreporter.write_line(f"{line} not run again (course.py test --all runs them)")
     for file in terminalreporter.config.stash.get(_never_launched, []):
         terminalreporter.write_line(f"FAILED: no test of the fast run has launched kernels/{file}", red=True)
     tables: dict[str, list[dict[str, Any]]] = {}
@@ -231,7 +235,7 @@ def each_test_makes_first_calls() -> None:
 
 
 @pytest.fixture
-def cpu_engine(monkeypatch: pytest.MonkeyPatch) -> Any:
+def cpu_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """helpers.engine, and the stages run on it for the length of a test, on a machine with a GPU as well.
 
     No kernel that was compiled before is used again, so that a compilation can be timed.
@@ -244,8 +248,8 @@ def cpu_engine(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(kernel, "cp", engine)
         monkeypatch.setattr(device, "cp", engine)
         monkeypatch.setattr(device, "ON_GPU", False)
-    monkeypatch.setattr(kernel, "_compiled", functools.lru_cache(kernel._compiled.__wrapped__))
-    return engine
+    with kernel.compiled_anew():
+        yield engine
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ An answer is our solution, without its markers, with some pieces of text replace
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -87,9 +88,13 @@ def cases(answers: Table) -> list[Any]:
 
 
 def check(name: str, answer: Answer) -> None:
-    """Grade an answer, and see that it passes, or fails in its row, in a few lines and with a hint."""
+    """Grade an answer, and see that it passes, or fails in its row, in a few lines and with a hint.
+
+    Its inputs are the same in every run.
+    """
     hints.forget()
-    result = exercise.grade(name, edited(name, answer.edits))
+    seed = zlib.crc32(f"{name}: {answer.name}".encode())
+    result = exercise.grade(name, edited(name, answer.edits), seed=seed)
     if isinstance(answer, Right):
         assert result, result.text
         return

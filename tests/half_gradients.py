@@ -120,7 +120,7 @@ def gradients(
     how = {"softmax_scale": softmax_scale, "window": window, "cu_seqlens": cu_seqlens, "source": code, "sizes": sizes}
     how["alibi_slopes"] = alibi_slopes
     ready, arrays, found = backward.plan(stage, do, q, k, v, o, lse, **how)  # deterministic is what sizes may have
-    launches = ready.filled(arrays)
+    launches = ready.resolve_arguments(arrays)
     for each, _, args in launches:
         for name, a in zip(each.args, args, strict=True):
             if isinstance(name, str) and name in ready.scratch:

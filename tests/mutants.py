@@ -48,7 +48,7 @@ SEEN_BY = (
     ("kernels/0", "test_stages test_attention test_planted_bugs"),
     ("kernels/packed_tiles", "test_grid"),
     ("kernels/.*cuh", "test_attention test_tensor_cores test_backward_mma test_hopper"),
-    ("helpers/engine/cpp/checker", "test_xray_memory test_xray_async test_xray_zoo"),
+    ("helpers/engine/cpp/checker", "test_xray_memory test_xray_async test_xray_planted test_xray_no_bug"),
     ("helpers/engine/cpp/(warpgroups|tensor)", "test_engine_tensor test_engine_hopper test_engine_wmma"),
     ("helpers/engine/cuda_source/", "test_edit test_engine_cupy test_engine_arithmetic test_kernel_launch"),
     ("helpers/engine/", "test_engine test_engine_cupy test_engine_errors test_engine_arithmetic test_engine_barriers"),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from helpers.attention import check
 from helpers.engine.cuda_source.edit import edit
@@ -16,7 +17,9 @@ class Bug:
     """One change of a kernel's text that makes it wrong.
 
     old occurs `times` times in the kernel; the one numbered `which` becomes new, or ALL of them.
-    inputs: the inputs that show it. error: how it shows.
+    inputs: the inputs that show it. error: how it shows in the results.
+    finds: the kind of the X-ray's finding, where it is looked at, in a launch with `options`. here, there: words of the
+    finding's line and of the other one, "" where there is none.
     cpu_only: it shows on the CPU engine for certain and on a GPU by luck (a race, memory that nobody wrote), or would
     leave a GPU's context unusable (an address out of bounds).
     """
@@ -29,6 +32,10 @@ class Bug:
     inputs: str = "unit-normal"
     error: type[Exception] = check.CheckFailed
     cpu_only: bool = False
+    finds: str = ""
+    here: str = ""
+    there: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def plant(self, text: str) -> str:
         """The text with the bug in it. AssertionError where it is not the kernel that the bug was written for."""

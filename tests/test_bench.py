@@ -373,7 +373,8 @@ def test_steps_of_gradients_are_checked_and_timed() -> None:
     assert each.name == turns
 
 
-@pytest.mark.parametrize("causal", [pytest.param(False, marks=pytest.mark.exhaustive), True])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("causal", [False, True])
 def test_gradients_are_checked_and_timed(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case((1, 2, 70, 16), "bfloat16", causal, backward=True)
     for way in plan.gradients():

@@ -18,7 +18,8 @@ from helpers.attention.ladder import FORWARD, LADDER, Stage, limits
 from helpers.attention.ladder.launches import in_slots
 from helpers.attention.ladder.stages.tensor_cores import packed_tf32
 from helpers.device import ON_GPU, cp
-from helpers.engine import CompileError
+from helpers.engine import CompileError, nvrtc
+from helpers.engine.cuda_source import source
 
 try:
     reports.nvrtc_version()
@@ -101,20 +102,28 @@ def faults(found: list[CompileReport], may_spill: int = 0) -> list[str]:
 
 
 def ends_of(file: str) -> list[Any]:
-    """(file, architectures) for `test_its_own_sizes`: SLOW_ARCH and, not in the fast run, the oldest and the newest.
-
-    Nor is CuTe in the fast run.
-    """
+    """(file, architectures) for `test_its_own_sizes`: SLOW_ARCH, then the oldest and the newest."""
     able = runs_on(file, ARCHITECTURES)
     ends = able[:1] + able[-1:]
     one = runs_on(file, (SLOW_ARCH,)) or ends[:1]
     rest = tuple(arch for arch in dict.fromkeys(ends) if arch not in one)
     return [
-        pytest.param(file, one, id=file, marks=[pytest.mark.exhaustive] * (file == "12_cute.cu")),
-        *[pytest.param(file, rest, id=f"{file}-ends", marks=pytest.mark.exhaustive)] * bool(rest),
+        pytest.param(file, one, id=file),
+        *[pytest.param(file, rest, id=f"{file}-ends")] * bool(rest),
     ]
 
 
+@needs_nvrtc
+@pytest.mark.parametrize("file", [file for file in FILES if not nvrtc.uses_cute(kernel.source(file))])
+def test_nvrtc_reads_each_file(file: str) -> None:
+    """With its own sizes, whose assertions it decides, and up to PTX: to assemble it takes as long again."""
+    names = STAGES[file].kernel_names(STAGES[file].dtypes[0]) if file in STAGES else (INSTANCES.get(file),)
+    code = kernel.source(file)
+    expressions = [name for name in names if name and (name.endswith(">") or name in source.kernels(code))]
+    assert nvrtc.refusal(code, kernel.options(), tuple(expressions)) == ""
+
+
+@pytest.mark.exhaustive
 @needs_nvrtc
 @pytest.mark.parametrize(("file", "architectures"), [case for file in FILES for case in ends_of(file)])
 def test_its_own_sizes(file: str, architectures: tuple[str, ...], record_row: Callable[..., None]) -> None:
@@ -265,14 +274,6 @@ def test_reports_are_kept_beside_the_builds(tmp_path: Path, monkeypatch: pytest.
     assert shared_bytes(including, None, "sm_80") == 256
     (tmp_path / "mine.h").write_text("constexpr int N = 8;\n")
     assert shared_bytes(including, None, "sm_80") == 32 and len(compiled) == 5
-
-
-@needs_nvrtc
-def test_ptx_is_that_of_the_architecture_asked_for() -> None:
-    ptx = reports.ptx_of('extern "C" __global__ void one(float* x) { *x = __shfl_xor_sync(0xffffffff, *x, 1); }')
-    assert ptx.count("shfl.sync.bfly") == 1 and ".target sm_90" in ptx
-    with pytest.raises(CompileError, match=r"compute_80 .*\n.*identifier \"y\" is undefined"):
-        reports.ptx_of('extern "C" __global__ void one(float* x) { *x = y; }', "compute_80")
 
 
 @needs_nvrtc

@@ -381,11 +381,11 @@ def test_a_warm_up_is_refused_as_its_calls_are() -> None:
 def test_who_waits_at_a_terminal_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for at_a_terminal, words in ((False, ""), (True, "compiling scale\n")):
         monkeypatch.setattr(sys.stderr, "isatty", lambda answer=at_a_terminal: answer)
-        with kernel._line_for_who_waits("compiling scale", seconds=0.01):
+        with kernel._print_if_slow("compiling scale", seconds=0.01):
             for thread in threading.enumerate():  # however long it takes to be run
                 if isinstance(thread, threading.Timer):
                     thread.join()
-        with kernel._line_for_who_waits("nothing", seconds=3600.0):
+        with kernel._print_if_slow("nothing", seconds=3600.0):
             pass
         assert capsys.readouterr().err == words
 

@@ -115,7 +115,7 @@ class OnGpu(DeviceArrays):
     def is_captured(self, stream: int) -> bool:
         return self.captured
 
-    def keep(self, arrays: Any) -> None:
+    def keep_alive(self, arrays: Any) -> None:
         self.kept.extend(arrays)
 
     def pointer(self, a: Any) -> int:
@@ -124,7 +124,7 @@ class OnGpu(DeviceArrays):
     def device_id(self, a: Any) -> int:
         return 0
 
-    def describe(self, a: Any) -> tuple[Any, ...]:
+    def cache_key(self, a: Any) -> tuple[Any, ...]:
         return a.shape, a.strides, a.dtype, a.ctypes.data % 16, 0
 
 
@@ -176,7 +176,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, list[Any
 
         for module in ("calls", "decoding"):
             monkeypatch.setattr(f"helpers.attention.{module}.Plan", note)
-        call.plan({name: kind.spec(kind.describe(a)) for name, a in call.arrays.items()})
+        call.plan({name: kind.spec(kind.cache_key(a)) for name, a in call.arrays.items()})
         compiled, args, more = made[0]
         driver = Driver(compiled, monkeypatch)
         return original(compiled, *args, **more), [*call.arrays.values()], kind, driver
@@ -192,7 +192,7 @@ def test_a_known_call_on_a_gpu_passes_few_functions(on_gpu: Any, monkeypatch: py
     seen: list[str] = []
     monkeypatch.setattr(run, "kind_of", lambda *_: kind)
     monkeypatch.setattr(run, "on_device", lambda _: contextlib.nullcontext())
-    run._PLANS[run._find(kind, call, (q, k, v))[0]] = plan
+    run._PLANS[run._find_plan(kind, call, (q, k, v))[0]] = plan
 
     def note(frame: Any, event: str, _: Any) -> None:
         code = frame.f_code
@@ -258,7 +258,7 @@ def test_calls_on_two_devices_share_no_arguments() -> None:
     cached = {"q": q[:, :1], "k_cache": k, "v_cache": v, "cache_seqlens": engine.asarray(np.array([50, 96], np.int32))}
     for call in (Attention({"q": q, "k": k, "v": v}, ForwardOptions()), Decoding(cached, DecodeOptions())):
         kind, made = DeviceArrays(), []
-        specs = {name: kind.spec(kind.describe(a)) for name, a in call.arrays.items()}
+        specs = {name: kind.spec(kind.cache_key(a)) for name, a in call.arrays.items()}
         for number in (0, 0, 1):
             plan = call.plan({name: spec._replace(device=number) for name, spec in specs.items()})
             made.append(plan._compiled.arguments)

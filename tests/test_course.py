@@ -31,7 +31,7 @@ HELPERS = REPOSITORY / "helpers"
 SCRIPT = HELPERS / "course.py"
 # The script and the modules that it imports: what a Python without packages, or one that is too old, runs.
 SETUP = ("__init__", "environment", "host_compiler", "progress", "requirements", "script", "startup")
-CLI = ("__init__", "commands", "work_copy")
+CLI = ("__init__", "commands", "quick_pytest", "work_copy")
 MODULES = ("course", *(f"cli/{name}" for name in CLI), *(f"setup/{name}" for name in SETUP))
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="the set-up is tested on Linux and macOS")
@@ -816,7 +816,8 @@ def test_the_tests_run_in_the_venv_with_all_options(made: TinyCourse) -> None:
     assert mypy["name"] == "mypy" and mypy["argv"] == []
     line = f"tests notebooks --fast --nbval --nbval-current-env --nbval-cell-timeout {commands.CELL_SECONDS}"
     line += f" --nbval-kernel-startup-timeout {commands.CELL_SECONDS}"
-    line += f" --nbval-sanitize-with tests/sanitize.cfg -n {commands.workers()} --dist loadfile -k naive"
+    line += " --nbval-sanitize-with tests/sanitize.cfg -p helpers.cli.quick_pytest"
+    line += f" -n {commands.workers()} --dist loadfile -k naive"
     assert pytest_told["argv"] == line.split()
     assert pytest_told["prefix"] == str(made.venv)
     env = pytest_told["env"]
@@ -835,12 +836,10 @@ def test_chosen_tests_and_all(made: TinyCourse, tmp_path: Path) -> None:
     assert f"{tmp_path}/test_one.py::test_x" in argv and "tests" not in argv and argv[-1] == "-x"
     assert "--fast" not in argv, "a file that is named is run whole"
     out, _ = made.run("test", "--all", "--", "-x")
-    first, second = (line["argv"] for line in map(json.loads, out.splitlines()[:-1]) if line["name"] == "pytest")
-    named = made.told("test", "--", "-x")["pytest"]["argv"]
-    assert [word for word in first if word != "--unchanged-too"] == named, "CI's first run is not README's"
-    assert first[:5] == ["tests", "notebooks", "--fast", "--unchanged-too", "--nbval"]
-    assert second == ["tests", "notebooks", "--rest", *first[4:]]
-    assert first[-5:] == ["-n", "1", "--dist", "loadfile", "-x"], "there is no file to test: one process is enough"
+    (argv,) = (line["argv"] for line in map(json.loads, out.splitlines()[:-1]) if line["name"] == "pytest")
+    fast = made.told("test", "--", "-x")["pytest"]["argv"]
+    assert fast[:4] == ["tests", "notebooks", "--fast", "--nbval"] and argv == [*fast[:2], *fast[3:]]
+    assert argv[-5:] == ["-n", "1", "--dist", "loadfile", "-x"], "there is no file to test: one process is enough"
 
 
 def test_the_layout_of_kernels_is_checked_where_there_are_some(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -883,22 +882,6 @@ def test_either_failure_fails_the_command(made: TinyCourse, ruff: int, tests: in
     out, _ = made.run("test", code=code, LEAVE_RUFF=str(ruff), LEAVE_PYTEST=str(tests))
     words = ["passed" if number == 0 else "FAILED" for number in (ruff, tests)]
     assert re.search(rf"course: ruff {words[0]}, .*, pytest {words[1]} in", out.splitlines()[-1])
-
-
-@pytest.mark.parametrize(
-    ("codes", "code"),
-    [
-        *(((0, 0), 0), ((1, 0), 1), ((0, 1), 1), ((3, 1), 3)),
-        *(((5, 0), 0), ((0, 5), 0), ((5, 5), 5), ((5, 1), 1)),  # no test of that run was chosen
-        *(((2,), 2), ((130,), 130)),
-    ],
-)
-def test_the_two_runs_of_all_have_one_code(monkeypatch: pytest.MonkeyPatch, codes: tuple[int, ...], code: int) -> None:
-    left = iter(codes)
-    monkeypatch.setattr(commands, "checks", dict)
-    monkeypatch.setattr(commands, "run", lambda argv, environment: next(left))
-    assert commands.test([], every=True) == code
-    assert next(left, None) is None
 
 
 @needs_venv

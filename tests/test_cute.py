@@ -277,7 +277,7 @@ def check_planted(text: str, number: int) -> None:
         arrays = inputs(options.pop("n"), options.pop("n_kv"), 128, "float16", grow=options.pop("grow", 1.0))
         views = (device.cp.asarray(a).swapaxes(1, 2) for a in arrays)
         ready, by_name, (o, lse) = STAGE.plan(*views, return_lse=True, source=text, sizes=SQUARE, **options)
-        ((launch, compiled, args),) = ready.filled(by_name)
+        ((launch, compiled, args),) = ready.resolve_arguments(by_name)
         planted = device.cp.ndarray((1,), np.int32, compiled.module.get_global("planted"))
         planted[...] = number
         compiled(launch.grid, launch.block, args, shared_mem=launch.shared_bytes)
@@ -308,17 +308,17 @@ def test_bug_is_seen(bug: Switched, request: pytest.FixtureRequest) -> None:
 def test_ways_are_checked_and_timed(cpu_engine: None) -> None:
     """07 and 12 on the CPU engine, with the build of another test; what is wrong is not timed."""
     case = Case((1, 2, 70, OWN[0]), "bfloat16", causal=True)
-    rows = list(cute.timed([case], [cute.BESIDE, cute.Way("12", STAGE)], rounds=1))
+    rows = [row for rows in cute.timed([case], [cute.COMPARED_WITH, cute.Way("12", STAGE)], rounds=1) for row in rows]
     assert [row["name"] for row in rows] == ["07", "12"] and rows[0]["speed"] == 1
     assert all(row["max_error"] <= row["tolerance"] and row["ms"] > 0 and row["tflops"] > 0 for row in rows)
     idle = dataclasses.replace(LADDER["flash_mma"], launches=lambda *_: [])
-    with pytest.raises(AssertionError, match=r"wrong at 1x2x70x40 bfloat16 causal: nan > "):
-        list(cute.timed([case], [cute.BESIDE, cute.Way("wrong", idle)], rounds=1))
+    with pytest.raises(AssertionError, match=r"wrong at 1x2x70x40 bfloat16 causal: max error nan > "):
+        list(cute.timed([case], [cute.COMPARED_WITH, cute.Way("wrong", idle)], rounds=1))
 
 
 def test_the_ways_differ_by_kernel_and_tile() -> None:
     names = [way.name for way in cute.WAYS]
-    assert names[0] == cute.BESIDE.name and len(set(names)) == len(names)
+    assert names[0] == cute.COMPARED_WITH.name and len(set(names)) == len(names)
     for head_dim in cute.HEAD_DIMS:
         own = {way.name: way.defines(head_dim) for way in cute.WAYS}
         assert own["12"] == own["07"] == own["12, first step"], "the same tiles, so that what differs is the code"
@@ -335,7 +335,7 @@ def test_lines_of_code() -> None:
 @pytest.mark.skipif(nvrtc.version() is None, reason="NVRTC is not installed")
 def test_a_cold_compilation() -> None:
     """Of 07, which is quick: what it says agrees with the compile report."""
-    found = cute.cold(cute.BESIDE, 64)
+    found = cute.cold(cute.COMPARED_WITH, 64)
     report = compile_report.compile_report("07_mma.cu", found["sizes"], "sm_90", name="flash_mma<__nv_bfloat16>")
     assert (found["registers"], found["spill_bytes"]) == (report.registers, report.spill_bytes)
     assert found["seconds"] > 0 and found["cubin_bytes"] > 10_000

@@ -592,6 +592,7 @@ X_RAYED = {
 }
 
 
+@pytest.mark.exhaustive(one_of_each=lambda name: "pages" in name)  # each is two builds of the largest kernel
 @pytest.mark.parametrize("name", X_RAYED)
 def test_an_x_ray_finds_nothing(name: str) -> None:
     report, every, arrays = x_rayed(X_RAYED[name])

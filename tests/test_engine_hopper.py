@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from backends import compiled, on_each_device
-from hopper_zoo import HEAD, OPTIONS, halves, map_of, refused_by_ptxas
+from hopper_tiles import HEAD, OPTIONS, halves, map_of, refused_by_ptxas
 
 from helpers import device, engine
 from helpers.engine import tensor_map
@@ -516,34 +516,49 @@ extern "C" __global__ void added(float *out) {{
 # ------------------------------------------------------------------------------------ wgmma
 
 
+DTYPE_OF = {
+    "f16": np.dtype(np.float16),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "e5m2": np.dtype(ml_dtypes.float8_e5m2),
+}
+K_OF = {"f16": 16, "bf16": 16, "e4m3": 32, "e5m2": 32}
+
+
 def wgmma(
     n: int, kind: str, *, registers: bool, sign_a: int = 1, sign_b: int = 1, trans_a: int = 0, trans_b: int = 0
 ) -> str:
-    """A function `product` of C++ for one form of the instruction."""
-    d = n // 2
+    """A function `product` of C++ for one form of the instruction. kind: "e4m3.e5m2" where A and B differ."""
+    d, types = n // 2, kind if "." in kind else f"{kind}.{kind}"
+    k, of_eights = K_OF[kind.partition(".")[0]], kind.startswith("e")
     sums = ", ".join(f"%{i}" for i in range(d))
     outputs = ", ".join(f'"+f"(d[{i}])' for i in range(d))
     if registers:
         operand, at, given = "{" + ", ".join(f"%{d + i}" for i in range(4)) + "}", d + 4, "const unsigned (&a)[4]"
-        inputs, trans = ", ".join(f'"r"(a[{i}])' for i in range(4)), f"{trans_b}"
+        inputs, trans = ", ".join(f'"r"(a[{i}])' for i in range(4)), f", {trans_b}"
     else:
         operand, at, given = f"%{d}", d + 1, "unsigned long long a"
-        inputs, trans = '"l"(a)', f"{trans_a}, {trans_b}"
+        inputs, trans = '"l"(a)', f", {trans_a}, {trans_b}"
+    trans = "" if of_eights else trans
     return rf"""
 __device__ __forceinline__ void product(float (&d)[{d}], {given}, unsigned long long b, int adds) {{
   asm volatile("{{\n.reg .pred p;\nsetp.ne.b32 p, %{at + 1}, 0;\n"
-    "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind} {{{sums}}}, {operand}, %{at}, p, "
-    "{sign_a}, {sign_b}, {trans};\n}}"
+    "wgmma.mma_async.sync.aligned.m64n{n}k{k}.f32.{types} {{{sums}}}, {operand}, %{at}, p, "
+    "{sign_a}, {sign_b}{trans};\n}}"
     : {outputs} : {inputs}, "l"(b), "r"(adds));
 }}
 """
 
 
 # A (64 x 16 STEPS) times B (16 STEPS x N) plus C, for the matrices of one warpgroup. Rows of A along K or, transposed,
-# along M; of B along K or, transposed, along N: as the arrays have them, by TMA, in panels of SPAN bytes.
+# along M; of B along K or, transposed, along N: as the arrays have them, by TMA, in panels of SPAN bytes. Numbers of 8
+# bits, with ITEM = 1, count as half a number each.
 PRODUCT = r"""
 #ifndef SPAN
 #define SPAN 128
+#endif
+#ifndef ITEM
+#define ITEM 2
 #endif
 constexpr int WIDE = SPAN / 2, CODE = SPAN == 128 ? 1 : SPAN == 64 ? 2 : SPAN == 32 ? 3 : 0;
 __device__ __forceinline__ unsigned long long described(unsigned address, int leading, int stride = 8 * SPAN) {
@@ -568,8 +583,10 @@ extern "C" __global__ __launch_bounds__(128) void multiply_all(MAP map_a, MAP ma
   if (t == 0) {
     expect(&ready, (64 + WIDTH) * KS * 2);
     const int long_a = TRANS_A ? KS : 64, long_b = TRANS_B ? KS : WIDTH;
-    for (int x = 0; x < (TRANS_A ? 64 : KS); x += WIDE) load(tile_a + x * long_a * 2, map_a, &ready, x, 0);
-    for (int x = 0; x < (TRANS_B ? WIDTH : KS); x += WIDE) load(tile_b + x * long_b * 2, map_b, &ready, x, 0);
+    for (int x = 0; x < (TRANS_A ? 64 : KS); x += WIDE)
+      load(tile_a + x * long_a * 2, map_a, &ready, x * 2 / ITEM, 0);
+    for (int x = 0; x < (TRANS_B ? WIDTH : KS); x += WIDE)
+      load(tile_b + x * long_b * 2, map_b, &ready, x * 2 / ITEM, 0);
   }
   wait(&ready, 0);
   float d[WIDTH / 2];
@@ -596,7 +613,8 @@ extern "C" __global__ __launch_bounds__(128) void multiply_all(MAP map_a, MAP ma
 
 @functools.cache
 def multiplier(cp: Any, n: int, kind: str, steps: int, span: int, **form: Any) -> Any:
-    defines = {"WIDTH": n, "KS": 16 * steps, "SPAN": span, "REGISTERS": int(form.get("registers", False))}
+    item = 1 if kind.startswith("e") else 2
+    defines = {"WIDTH": n, "KS": 16 * steps, "SPAN": span, "ITEM": item, "REGISTERS": int(form.get("registers", False))}
     defines |= {"TRANS_A": form.get("trans_a", 0), "TRANS_B": form.get("trans_b", 0)}
     code = HEAD + wgmma(n, kind, **form) + PRODUCT
     options = (*OPTIONS, *(f"-D{name}={value}" for name, value in defines.items()))
@@ -609,27 +627,28 @@ def product(
     cp: Any, a: np.ndarray, b: np.ndarray, c: np.ndarray, adds: bool, kind: str, span: int = 128, **form: Any
 ) -> np.ndarray:
     """A (64, k) B (k, n) + C by a warpgroup. The arrays are stored as the form of the instruction reads them."""
-    n, wide = b.shape[1], span // 2
-    kernel = multiplier(cp, n, kind, a.shape[1] // 16, span, **{"registers": False, **form})
-    stored_a = cp.asarray(np.ascontiguousarray(a.T if form.get("trans_a") else a).view(np.uint16))
-    stored_b = cp.asarray(np.ascontiguousarray(b if form.get("trans_b") else b.T).view(np.uint16))
+    n, wide, size = b.shape[1], span // a.itemsize, a.itemsize
+    kernel = multiplier(cp, n, kind, a.shape[1] * size // 32, span, **{"registers": False, **form})
+    unsigned = np.dtype(f"u{size}")
+    stored_a = cp.asarray(np.ascontiguousarray(a.T if form.get("trans_a") else a).view(unsigned))
+    stored_b = cp.asarray(np.ascontiguousarray(b if form.get("trans_b") else b.T).view(unsigned))
     out = cp.empty((64, n), np.float32)
     swizzle = span if span > 16 else 0
     maps = map_of(stored_a, (wide, stored_a.shape[0]), swizzle), map_of(stored_b, (wide, stored_b.shape[0]), swizzle)
     args = (*maps, cp.asarray(a.view(np.uint32)), cp.asarray(c), out, np.int32(adds))
-    kernel((1,), (128,), args, shared_mem=(64 + n) * a.shape[1] * 2 + 8)
+    kernel((1,), (128,), args, shared_mem=(64 + n) * a.shape[1] * size + 8)
     return cp.asnumpy(out)
 
 
 def factors(k: int, n: int, kind: str, *, whole: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     rng = np.random.default_rng(n + k)
-    dtype = np.dtype(np.float16 if kind == "f16" else ml_dtypes.bfloat16)
+    of_a, _, of_b = kind.partition(".")
     shapes = (64, k), (k, n), (64, n)
     if whole:
         a, b, c = (rng.integers(-6, 7, shape).astype(np.float32) for shape in shapes)
     else:
         a, b, c = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
-    return a.astype(dtype), b.astype(dtype), c
+    return a.astype(DTYPE_OF[of_a]), b.astype(DTYPE_OF[of_b or of_a]), c
 
 
 FORMS = [
@@ -650,14 +669,28 @@ FORMS = [
     (128, "bf16", {"trans_a": 1, "trans_b": 1}),
     (64, "f16", {"sign_a": -1}),
     (64, "bf16", {"sign_b": -1}),
+    (128, "e5m2.e4m3", {"registers": True}),
+]
+MORE_FORMS = [
+    (256, "e4m3", {}),
+    (24, "e5m2", {}),
+    (64, "e4m3", {"sign_a": -1}),
+    (8, "e4m3", {}),
+    (96, "e4m3.e5m2", {}),
+    (64, "e4m3", {"registers": True}),
+    (64, "e5m2", {"registers": True, "sign_b": -1}),
 ]
 
 
 @on_each_device
-@pytest.mark.parametrize(("n", "kind", "form"), FORMS, ids=str)
+@pytest.mark.parametrize(
+    ("n", "kind", "form"),
+    [*FORMS, *(pytest.param(*form, marks=pytest.mark.exhaustive) for form in MORE_FORMS)],
+    ids=str,
+)
 @pytest.mark.parametrize("adds", [False, True])
 def test_products_of_whole_numbers_are_exact(cp: Any, n: int, kind: str, form: dict[str, Any], adds: bool) -> None:
-    a, b, c = factors(64, n, kind, whole=True)
+    a, b, c = factors(4 * K_OF[kind.partition(".")[0]], n, kind, whole=True)
     got = product(cp, a, b, c, adds, kind, **form)
     sign = form.get("sign_a", 1) * form.get("sign_b", 1)
     np.testing.assert_array_equal(got, sign * (a.astype(np.float32) @ b.astype(np.float32)) + (c if adds else 0))
@@ -665,29 +698,51 @@ def test_products_of_whole_numbers_are_exact(cp: Any, n: int, kind: str, form: d
 
 @on_each_device
 @pytest.mark.parametrize("span", [64, 32, 16])
-@pytest.mark.parametrize("form", [{}, {"trans_b": 1}, {"trans_a": 1}], ids=str)
-def test_smaller_swizzles_and_none(cp: Any, span: int, form: dict[str, Any]) -> None:
-    a, b, c = factors(64, 64, "f16", whole=True)
-    got = product(cp, a, b, c, True, "f16", span, **form)
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [
+        ("f16", {}),
+        ("f16", {"trans_b": 1}),
+        ("f16", {"trans_a": 1}),
+        pytest.param("e4m3", {}, marks=pytest.mark.exhaustive),
+    ],
+    ids=str,
+)
+def test_smaller_swizzles_and_none(cp: Any, span: int, kind: str, form: dict[str, Any]) -> None:
+    a, b, c = factors(4 * K_OF[kind], 64, kind, whole=True)
+    got = product(cp, a, b, c, True, kind, span, **form)
     np.testing.assert_array_equal(got, a.astype(np.float32) @ b.astype(np.float32) + c)
 
 
 @on_each_device
-def test_two_panels_along_k(cp: Any) -> None:
-    a, b, c = factors(128, 96, "bf16", whole=True)
-    got = product(cp, a, b, c, False, "bf16")
+@pytest.mark.parametrize("kind", ["bf16", pytest.param("e4m3", marks=pytest.mark.exhaustive)])
+def test_two_panels_along_k(cp: Any, kind: str) -> None:
+    a, b, c = factors(256 // DTYPE_OF[kind].itemsize, 96, kind, whole=True)
+    got = product(cp, a, b, c, False, kind)
     np.testing.assert_array_equal(got, a.astype(np.float32) @ b.astype(np.float32))
 
 
 @on_each_device
-def test_what_stands_in_no_number_does_not_spread(cp: Any) -> None:
+@pytest.mark.parametrize("kind", ["f16", "e4m3", pytest.param("e5m2", marks=pytest.mark.exhaustive)])
+def test_what_stands_in_no_number_does_not_spread(cp: Any, kind: str) -> None:
     """inf and NaN come from their own rows and columns; scale-d = 0 does not read the sums."""
-    a, b, c = factors(16, 8, "f16", whole=True)
-    a[3, 2], b[5, 6] = np.inf, np.nan
-    got = product(cp, np.pad(a, ((0, 0), (0, 48))), np.pad(b, ((0, 48), (0, 0))), np.full_like(c, np.nan), False, "f16")
+    a, b, c = factors(K_OF[kind], 8, kind, whole=True)
+    a[3, 2], b[5, 6] = np.inf, np.nan  # e4m3 has no infinity: it is a NaN as well
+    more = 128 // a.itemsize - a.shape[1]
+    given = np.pad(a, ((0, 0), (0, more))), np.pad(b, ((0, more), (0, 0)))
+    got = product(cp, *given, np.full_like(c, np.nan), False, kind)
     with np.errstate(invalid="ignore"):
         expected = a.astype(np.float32) @ b.astype(np.float32)
     np.testing.assert_array_equal(got, expected)
+
+
+@on_each_device
+@pytest.mark.parametrize("kind", ["f16", "e4m3"])
+def test_sums_that_are_no_numbers_stay(cp: Any, kind: str) -> None:
+    a, b, c = factors(128 // DTYPE_OF[kind].itemsize, 8, kind, whole=True)
+    c[1, 2], c[9, 3], c[40, 0] = np.nan, np.inf, -np.inf
+    expected = a.astype(np.float32) @ b.astype(np.float32) + c
+    np.testing.assert_array_equal(product(cp, a, b, c, True, kind), expected)
 
 
 # As mma.sync has it for each 16 of K: the same sums, cut off in the same way.
@@ -724,6 +779,38 @@ def test_sums_are_rounded_as_those_of_mma_sync(cp: Any, kind: str) -> None:
     got = product(cp, a, b, c, True, kind).view(np.uint32)
     np.testing.assert_array_equal(got, cp.asnumpy(out).view(np.uint32))
     np.testing.assert_array_equal(got, product(engine, a, b, c, True, kind).view(np.uint32))
+
+
+# Sums that an H200 has computed, with their factors and addends: "TYPE.DATA.STEPS.A" and so on. Of each kind of data a
+# block of 16 x 16: n normal, p positive, w of wide exponents, b of all finite bytes, d designed to find the bits that
+# are kept; c: with addends other than 0. Steps: instructions, one after the other.
+SUMS = np.load(TESTS / "h200_sums.npz")
+SUMS_OF = sorted({name.rpartition(".")[0] for name in SUMS.files})
+
+
+def computed(cp: Any, name: str, a: np.ndarray, b: np.ndarray, c: np.ndarray, **form: Any) -> np.ndarray:
+    """Compute the sums of a record. a: bytes, (64, 128); b: bytes of columns, (n, 128); c: (64, n)."""
+    kind, _, steps = name.split(".")[:3]
+    used = 32 * int(steps)
+    factor = [np.pad(x[:, :used], ((0, 0), (0, 128 - used))).view(DTYPE_OF[kind]) for x in (a, b)]
+    return product(cp, factor[0], factor[1].T, c, True, kind, **form)
+
+
+@on_each_device
+@pytest.mark.parametrize("name", SUMS_OF)
+def test_sums_are_those_of_an_h200(cp: Any, name: str) -> None:
+    a, b, c, expected = (SUMS[f"{name}.{part}"] for part in "ABCD")
+    for i in range(len(a)):
+        got = computed(cp, name, np.tile(a[i], (4, 1)), b[i], np.tile(c[i], (4, 1)))
+        np.testing.assert_array_equal(got.view(np.uint32), np.tile(expected[i], (4, 1)).view(np.uint32))
+
+
+@on_each_device
+def test_factors_in_registers_give_the_same_sums(cp: Any) -> None:
+    name = "e4m3.wcc.4"
+    a, b, c, expected = (SUMS[f"{name}.{part}"][0] for part in "ABCD")
+    got = computed(cp, name, np.tile(a, (4, 1)), b, np.tile(c, (4, 1)), registers=True)
+    np.testing.assert_array_equal(got[:16], expected)
 
 
 # ------------------------------------------------------------------------------------ when things happen
@@ -1025,7 +1112,7 @@ def test_registers_that_ptxas_refuses(registers: int) -> None:
         "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.noftz.f16 [%1], [%0], 16;",
         "cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.add.u32 [%0], [%0], 16, [%0];",
         "wgmma.mma_async.sync.aligned.m64n8k8.f32.tf32.tf32 {%0, %0, %0, %0}, %1, %1, 1, 1, 1;",
-        "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {%0, %0, %0, %0}, %1, %1, 1, 1, 1;",
+        "wgmma.mma_async.sync.aligned.m64n8k32.s32.s8.s8 {%0, %0, %0, %0}, %1, %1, 1;",
         "mapa.shared::cluster.u32 %0, %0, %0;",
     ],
 )
@@ -1037,6 +1124,45 @@ def test_what_is_not_built_is_named(statement: str) -> None:
     name = statement.split(" ")[0]
     with pytest.raises(engine.LaunchError, match=f"does not know the instruction {re.escape(name)}"):
         engine.RawModule(code=code, options=OPTIONS).get_function("k")((1,), (128,), (np.int64(0),))
+
+
+@pytest.mark.parametrize(
+    ("statement", "says"),
+    [
+        ("m64n8k32.f32.e4m3.e4m3 {%0, %1, %2, %3}, %4, %4, 1, 1, 1, 0, 0", "has no transposition bits"),
+        ("m64n8k32.f32.e4m3.e4m3 {%0, %1, %2, %3}, {%5, %5, %5, %5}, %4, 1, 1, 1, 1", "has no transposition bits"),
+        ("m64n8k16.f32.e4m3.e4m3 {%0, %1, %2, %3}, %4, %4, 1, 1, 1", "k16 for f16 and bf16, k32 for e4m3 and e5m2"),
+        ("m64n8k32.f32.f16.f16 {%0, %1, %2, %3}, %4, %4, 1, 1, 1, 0, 0", "k16 for f16 and bf16, k32 for e4m3"),
+        ("m64n8k32.f32.e4m3.f16 {%0, %1, %2, %3}, %4, %4, 1, 1, 1", "k16 for f16 and bf16, k32 for e4m3 and e5m2"),
+        ("m64n8k16.f32.f16.bf16 {%0, %1, %2, %3}, %4, %4, 1, 1, 1, 0, 0", "both of f16 or both of bf16"),
+        ("m64n8k32.bf16.e4m3.e4m3 {%0, %1, %2, %3}, %4, %4, 1, 1, 1", "adds in f32 or f16"),
+        ("m64n8k16.f16.bf16.bf16 {%0, %1}, %4, %4, 1, 1, 1, 0, 0", "adds in f32"),
+        ("m64n12k32.f32.e4m3.e4m3 {%0, %1, %2, %3, %0, %1}, %4, %4, 1, 1, 1", "8 to 256 columns, in steps of 8"),
+        ("m64n8k32.f32.e4m3.e4m3 {%0, %1, %2, %3}, %4, %4, 1, 0, 1", "wgmma's scales are 1 or -1"),
+    ],
+)
+def test_wgmma_that_ptxas_refuses(statement: str, says: str) -> None:
+    code = WGMMA.replace("STATEMENT", statement)
+    with pytest.raises(engine.CompileError, match=re.escape(says)):
+        engine.RawModule(code=code, options=OPTIONS).compile()
+    has_nvrtc = refused_by_ptxas("no C++")
+    assert bool(refused_by_ptxas(code)) == bool(has_nvrtc)
+
+
+WGMMA = r"""extern "C" __global__ __launch_bounds__(128) void k(float *out, unsigned long long x) {
+  float d[4] = {};
+  unsigned r = (unsigned)x;
+  asm volatile("wgmma.mma_async.sync.aligned.STATEMENT;"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "l"(x), "r"(r));
+  for (int i = 0; i < 4; ++i) out[i] = d[i];
+}"""
+
+
+def test_wgmma_with_sums_of_16_bits_is_refused() -> None:
+    code = WGMMA.replace("STATEMENT", "m64n8k32.f16.e4m3.e4m3 {%5, %5}, %4, %4, 1, 1, 1")
+    kernel = engine.RawModule(code=code, options=OPTIONS).get_function("k")
+    with pytest.raises(engine.LaunchError, match="accumulators of float32, not of float16"):
+        kernel((1,), (128,), (engine.zeros(4, np.float32), np.uint64(0)))
 
 
 def test_maps_of_no_array_are_refused() -> None:
@@ -1058,9 +1184,10 @@ def test_ptxas_takes_these_kernels() -> None:
     """What the engine runs here, a GPU's assembler takes."""
     for code in (LOADS, STORES, BULK, ADDS):  # (of sums that are read too early it says that it adds a wait)
         assert refused_by_ptxas(code) == ""
-    for n, kind, form in FORMS[:1] + FORMS[7:8] + FORMS[10:12]:
+    for n, kind, form in FORMS[:1] + FORMS[7:8] + FORMS[10:12] + FORMS[17:] + MORE_FORMS[1:2]:
         form = {"registers": False, **form}
         options = [f"-D{name}={form.get(name.lower(), 0):d}" for name in ("REGISTERS", "TRANS_A", "TRANS_B")]
+        options.append(f"-DITEM={DTYPE_OF[kind.partition('.')[0]].itemsize}")
         code = HEAD + wgmma(n, kind, **form) + PRODUCT
         assert refused_by_ptxas(code, (*OPTIONS, *options, f"-DWIDTH={n}", "-DKS=64")) == ""
 

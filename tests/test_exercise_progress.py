@@ -45,13 +45,13 @@ def test_hints_go_on_with_the_tries_of_a_symptom() -> None:
 
 def test_the_last_hint_is_held_back() -> None:
     """Another slip with the same symptom does not reach it; the third failure with the same slip does, or asking."""
-    own = {"": ("look here", "nearly", "the line itself")}
+    own = {"otherwise": ("look here", "nearly", "the line itself")}
     shown = [hints.hint("x", own, ("wrong",), slip=slip) for slip in "abcdd"]
     assert [text[:6] for text in shown] == ["Hint 1", "Hint 2", "Hint 2", "Hint 2", "Hint 2"]
     assert 'exercise.hint("x")' in hints.offer("x") and exercise.hint("x") == "the line itself"
     assert hints.hint("x", own, ("wrong",), slip="d") == "Hint 3 of 3: the line itself" and not hints.offer("x")
     assert [hints.hint("y", {"wrong": ("a", "b")}, ("wrong",))[:6] for _ in range(3)] == ["Hint 1", "Hint 1", "Hint 2"]
-    assert hints.hint("z", {"wrong": "only this"}, ("wrong",)) == "Hint 1 of 1: only this" and not hints.offer("z")
+    assert hints.hint("z", {"wrong": ["only this"]}, ("wrong",)) == "Hint 1 of 1: only this" and not hints.offer("z")
     assert "no hint is due" in exercise.hint("w")
 
 
@@ -89,11 +89,11 @@ def test_the_skeleton_counts_as_no_try() -> None:
 @pytest.mark.parametrize(
     "of_try, own, wanted",
     [
-        (("tail",), {"tail": "mine", "": "any"}, "Hint 1 of 1: mine"),
+        (("tail",), {"tail": ["mine"], "otherwise": ["any"]}, "Hint 1 of 1: mine"),
         (("index", "wrong"), {"wrong": ("a", "b")}, "Hint 1 of 2: a"),
-        (("wrong",), {"": "any"}, "Hint 1 of 1: any"),
-        (("crash", "bounds"), {"": "any"}, f"Hint 1 of 3: {hints.GENERIC['crash'][0]}"),
-        (("crash", "bounds"), {"bounds": "mine"}, "Hint 1 of 1: mine"),
+        (("wrong",), {"otherwise": ["any"]}, "Hint 1 of 1: any"),
+        (("crash", "bounds"), {"otherwise": ["any"]}, f"Hint 1 of 3: {hints.GENERIC['crash'][0]}"),
+        (("crash", "bounds"), {"bounds": ["mine"]}, "Hint 1 of 1: mine"),
         (("no such symptom",), {}, ""),
     ],
 )

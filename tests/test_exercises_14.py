@@ -196,7 +196,6 @@ def test_first_hints_name_what_is_wrong() -> None:
     for name, answers in TABLE.items():
         for answer in answers:
             if isinstance(answer, Wrong) and answer.symptom:
-                texts = EXERCISES[name].hints[answer.symptom]
-                assert SPEAKS_OF[answer.symptom] in (texts if isinstance(texts, str) else texts[0]), answer
+                assert SPEAKS_OF[answer.symptom] in EXERCISES[name].hints[answer.symptom][0], answer
     hints.forget()
     assert "share of all exponentials" in exercise.grade("14_merge", exercise.skeleton("14_merge")).text

@@ -114,6 +114,7 @@ def _tensor_map(a: Any, box_rows: int) -> np.ndarray:
 @pytest.mark.skipif(
     ON_GPU, reason="the stand-in for CuPy is the CPU engine; on a GPU the next test runs the file alone"
 )
+@pytest.mark.exhaustive(one_of_each=lambda words: words.split()[0])
 @each_export
 def test_computes_what_numpy_does(
     words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -224,6 +225,7 @@ def test_its_check_finds_a_fault(
 
 
 @pytest.mark.skipif(ON_GPU, reason="the stand-in for CuPy is the CPU engine")
+@pytest.mark.exhaustive(one_of_each=lambda words: ("backward" in words, "hopper" in words))
 @each_torch
 def test_the_form_for_torch_computes_what_torch_does(
     words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -73,7 +73,7 @@ def split_by_kernel(q: np.ndarray, k: np.ndarray, v: np.ndarray, sizes: dict[str
     """The same of q, k and v by the first launch."""
     ready, arrays, _ = STAGE.plan(q, k, v, sizes=sizes)
     assert ready is not None
-    launch, compiled, args = ready.filled(arrays)[0]
+    launch, compiled, args = ready.resolve_arguments(arrays)[0]
     compiled.bind(launch.grid, launch.block, args, shared_mem=launch.shared_bytes)()
     *parts, of_q, of_kv = (cp.asnumpy(a) for a in args[3:8])
     sums = []
@@ -182,7 +182,7 @@ def test_the_xray_of_a_split_finds_nothing(one_block: None) -> None:
     q, k, v = (np.ones((2, rows, 72), np.float32) for rows in (150, 130, 130))
     ready, arrays, _ = STAGE.plan(q, k, v, sizes=XRAYED)
     assert ready is not None
-    launch, compiled, args = ready.filled(arrays)[0]
+    launch, compiled, args = ready.resolve_arguments(arrays)[0]
     report = xray(compiled, launch.grid, launch.block, args, launch.shared_bytes)
     report.assert_clean()
     for name, rows in zip("qkv", (150, 130, 130), strict=True):
@@ -192,19 +192,21 @@ def test_the_xray_of_a_split_finds_nothing(one_block: None) -> None:
 RELEASE = "    if (leader) kv_ring.release(stage);\n"
 HAS_S = "    wgmma_wait<0>();\n    wgmma_registers(S);\n"
 XRAY_BUGS = (
-    (Bug("K is released too early", HAS_S + RELEASE, RELEASE + HAS_S), "race", {}),
-    (Bug("no fence of the registers", "  wgmma_registers(O_tile);\n  wgmma_fence();\n", "\n"), "no wgmma fence", {}),
-    (Bug("no proxy fence", "  async_proxy_fence();\n", "\n"), "no proxy fence", {"packed": True}),
-    (
-        Bug("no barrier of the consumers", "named_barrier_sync(V_CLEARED, 128 * CONSUMERS);", ""),
-        "race",
-        {"packed": True},
+    Bug("K is released too early", HAS_S + RELEASE, RELEASE + HAS_S, finds="race"),
+    Bug("no fence of the registers", "  wgmma_registers(O_tile);\n  wgmma_fence();\n", "\n", finds="no wgmma fence"),
+    Bug("no proxy fence", "  async_proxy_fence();\n", "\n", finds="no proxy fence", options={"packed": True}),
+    Bug(
+        "no barrier of the consumers",
+        "named_barrier_sync(V_CLEARED, 128 * CONSUMERS);",
+        "",
+        finds="race",
+        options={"packed": True},
     ),
-    (Bug("no wait", "q_ring.wait_full(q_stage);", ""), "not waited for", {}),
+    Bug("no wait", "q_ring.wait_full(q_stage);", "", finds="not waited for"),
 )
 
 
-@pytest.mark.exhaustive(one_of_each=lambda bug, kind, options: kind)
-@pytest.mark.parametrize(("bug", "kind", "options"), XRAY_BUGS, ids=[bug.name for bug, *_ in XRAY_BUGS])
-def test_the_xray_finds_the_bug(bug: Bug, kind: str, options: dict[str, Any], one_block: None) -> None:
-    assert x_rayed(bug.plant(kernel.source(STAGE.file)), **options).findings[0].kind == kind
+@pytest.mark.exhaustive(one_of_each=lambda bug: bug.finds)
+@pytest.mark.parametrize("bug", XRAY_BUGS, ids=lambda bug: bug.name)
+def test_the_xray_finds_the_bug(bug: Bug, one_block: None) -> None:
+    assert x_rayed(bug.plant(kernel.source(STAGE.file)), **bug.options).findings[0].kind == bug.finds

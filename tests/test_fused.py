@@ -538,7 +538,7 @@ def test_the_x_ray_finds(bug: Bug) -> None:
     ready, arrays, _ = ROTATION_IN_LOAD.plan(
         *heads_first, source=bug.plant(kernel.source(ROTATION_IN_LOAD.file)), **options
     )
-    ((launch, compiled, args),) = ready.filled(arrays)
+    ((launch, compiled, args),) = ready.resolve_arguments(arrays)
     try:
         report = xray(compiled, launch.grid, launch.block, args, shared_mem=launch.shared_bytes)
     except engine.LaunchError:

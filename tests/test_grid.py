@@ -449,7 +449,7 @@ def test_a_checked_run_in_slots_is_clean(name: str, cpu_engine: Any) -> None:
     stage = LADDER[name]
     arrays, options = in_slots_or_not(stage)
     ready, named, _ = stage.plan(*arrays, **options, causal=True, sizes={"SLOTS": 1})
-    ((launch, compiled, args),) = ready.filled(named)
+    ((launch, compiled, args),) = ready.resolve_arguments(named)
     report = xray(compiled, launch.grid, launch.block, args, launch.shared_bytes)
     assert report.findings == []
     assert report.traffic["O"].written == arrays[0].nbytes

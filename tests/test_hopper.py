@@ -5,19 +5,19 @@ from __future__ import annotations
 import ctypes
 import re
 import struct
-from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import oracle
 import pytest
 from planted import ALL, Bug, check_all_can_be_planted
 from test_tensor_cores import check_both, inputs
+from two_speeds import files_of
 
 from helpers import device, engine
 from helpers.attention import calls, check, compile_report, flash_attention, flash_attention_varlen, forget, kernel
-from helpers.attention.ladder import LADDER, Stage, limits, tensor_maps
+from helpers.attention.ladder import LADDER, limits, tensor_maps
 from helpers.attention.ladder.call import Call, ForwardOptions, Spec
 from helpers.attention.ladder.launch import Arguments, DirectLaunch, Map
 from helpers.attention.ladder.layout import address
@@ -394,7 +394,7 @@ def test_a_launch_without_checks_has_the_same_arguments(cpu_engine: Any, monkeyp
     """What DirectLaunch hands the driver: addresses by name, the bytes of the maps and of values."""
     q, k, v = (engine.asarray(a) for a in inputs((1, 4, 150, 64), 170, 2, "float16"))
     ready, arrays, _ = HOPPER.plan(q, k, v, return_lse=True, causal=True)
-    _, (launch, _, args) = ready.filled(arrays)
+    _, (launch, _, args) = ready.resolve_arguments(arrays)
     maps = {name: arg for name, arg in zip("qkv", args, strict=False)}
     arrays["schedule"] = args[launch.args.index("schedule")]
     seen: dict[str, Any] = {}
@@ -441,30 +441,31 @@ def test_the_stage_of_a_call_that_names_none(
     rows: int, head_dim: int, enough: bool, packed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """10 on a Hopper GPU if there is enough to do; 07 on the CPU engine, and wherever 10 cannot run."""
-    names: list[str] = []
-    choose = calls.choose
+    views = dict.fromkeys("qkv", Spec.dense((1, 2, rows, head_dim), np.float16))
+    if packed:
+        views |= dict.fromkeys(CU, Spec.dense((3,), np.int32))
 
-    def choose_and_note(*args: Any) -> tuple[Any, Stage]:
-        family, stage = choose(*args)
-        names.append(stage.name)
-        return family, stage
+    def chosen() -> str:
+        return calls.choose(views, ForwardOptions(), rows - 20 if packed else None)[1].name
 
-    monkeypatch.setattr(calls, "choose", choose_and_note)
-    q, k, v = (cp.asarray(a.swapaxes(1, 2)) for a in inputs((1, 2, rows, head_dim), rows, 2, "float16"))
+    own = "hopper" if device.ON_GPU and enough and not packed else "flash_mma"  # packed: of 20 rows and the others
+    assert chosen() == own
+    forget()
+    monkeypatch.setattr(limits, "compute_capability", lambda: 100)
+    assert chosen() == "flash_mma"
 
-    def call() -> None:
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_chosen_stage_is_launched(packed: bool, cpu_engine: Any) -> None:
+    launched: set[str] = set()
+    q, k, v = (engine.asarray(a.swapaxes(1, 2)) for a in inputs((1, 2, 50, 64), 50, 2, "float16"))
+    with kernel.launches_replaced(lambda kernel, *_, **__: launched.update(files_of(kernel.code))):
         if packed:
-            cu = np.array([0, 20, rows], np.int32)
+            cu = np.array([0, 20, 50], np.int32)
             flash_attention_varlen(q[0], k[0], v[0], cu, cu)
         else:
             flash_attention(q, k, v)
-
-    call()
-    forget()
-    monkeypatch.setattr(limits, "compute_capability", lambda: 100)
-    call()
-    own = "hopper" if device.ON_GPU and enough and not packed else "flash_mma"  # packed: of 20 rows and the others
-    assert names == [own, "flash_mma"]
+    assert launched == {LADDER["flash_mma"].file}
 
 
 def test_how_much_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -803,29 +804,29 @@ def test_enough_bugs_have_been_planted() -> None:
     assert len(BUGS) >= 20 and len({bug.name for bug in BUGS}) == len(BUGS)
 
 
-# Of 10_order.cu: (name, old, new).
+# Of 10_order.cu.
 ORDER_BUGS = (
-    ("one tile twice, another never", "row_tile = i % row_tiles", "row_tile = i % row_tiles / 2 * 2"),
-    (
+    Bug("one tile twice, another never", "row_tile = i % row_tiles", "row_tile = i % row_tiles / 2 * 2"),
+    Bug(
         "the second round is missing",
         "  const int first_of_round",
         "  if (blockIdx.x == 1) return;\n  const int first_of_round",
     ),
-    ("some heads for others", "entry_of(head / params.heads, head % params.heads", "entry_of(head / params.heads, 0"),
-    ("K and V of the head of Q", "head / (params.heads / params.kv_heads)", "head"),
-    ("slots of the first sequence", "return make_int2(sequence, slot", "return make_int2(0, slot"),
-    ("places from the first one on", "counts[thread] -= own;", "counts[thread] = 0;"),
-    ("every tile has the first rows", "tile.y * block_m;", "0;"),
+    Bug(
+        "some heads for others", "entry_of(head / params.heads, head % params.heads", "entry_of(head / params.heads, 0"
+    ),
+    Bug("K and V of the head of Q", "head / (params.heads / params.kv_heads)", "head"),
+    Bug("slots of the first sequence", "return make_int2(sequence, slot", "return make_int2(0, slot"),
+    Bug("places from the first one on", "counts[thread] -= own;", "counts[thread] = 0;"),
+    Bug("every tile has the first rows", "tile.y * block_m;", "0;"),
 )
 
 
 @runs_here
-@pytest.mark.parametrize(("name", "old", "new"), ORDER_BUGS, ids=[name for name, *_ in ORDER_BUGS])
-def test_a_wrong_order_is_seen(
-    name: str, old: str, new: str, few_blocks: None, cpu_engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("bug", ORDER_BUGS, ids=lambda bug: bug.name)
+def test_a_wrong_order_is_seen(bug: Bug, few_blocks: None, cpu_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the engine: a wrong entry leads to addresses that would leave a GPU's context unusable."""
-    text = Bug(name, old, new).plant(kernel.source(stages.ORDER))
+    text = bug.plant(kernel.source(stages.ORDER))
     load = kernel.load
     monkeypatch.setattr(kernel, "load", lambda file, *rest, **more: load(text, *rest, **more))
 
@@ -833,7 +834,7 @@ def test_a_wrong_order_is_seen(
         q, k, v = inputs((1, 4, 400, 64), 200, 2, "float16")
         launch, got = HOPPER.prepare(q, k, v, return_lse=True, sizes={"BLOCK_M": 128})
         launch()
-        check_both(name, got, q, k, v)
+        check_both(bug.name, got, q, k, v)
         packed()
 
     with pytest.raises((AssertionError, engine.LaunchError)):
@@ -921,74 +922,79 @@ HAS_S, HAS_O = (
     "      wgmma_wait<0>();\n      wgmma_registers(acc);\n",
 )
 GIVES_FIRST_K = "    if (leader) k_ring.release(k_stage);\n    auto key_tiles"
-
-
-class Planted(NamedTuple):
-    """A bug that the X-ray finds first, as a finding of this kind.
-
-    here, there: words of the finding's line and of the other one, "" where there is none; of the two lines of a race,
-    either may come first. options: of the launch.
-    """
-
-    bug: Bug
-    kind: str
-    here: str
-    there: str
-    options: Mapping[str, Any] = {}
-
-
 XRAY_BUGS = (
-    Planted(
-        Bug("no proxy fence", "  async_proxy_fence();\n", "\n"),
+    Bug(
         "no proxy fence",
-        O_PRODUCTS,
-        CLEARS,
+        "  async_proxy_fence();\n",
+        "\n",
+        finds="no proxy fence",
+        here=O_PRODUCTS,
+        there=CLEARS,
         options={"packed": True},
     ),
-    Planted(
-        Bug("no barrier of the consumers", "named_barrier_sync(V_CLEARED, 128 * CONSUMERS);", ""),
-        "race",
-        CLEARS,
-        O_PRODUCTS,
-        options={"packed": True},
-    ),
-    Planted(Bug("K is released too early", HAS_S + GIVES_K, GIVES_K + HAS_S), "race", LOADS_KV, S_PRODUCTS),
-    Planted(Bug("V is released too early", HAS_O + GIVES_V, GIVES_V + HAS_O), "race", LOADS_KV, O_PRODUCTS),
-    Planted(
-        Bug(
-            "Q is released at a tile's first keys",
-            GIVES_FIRST_K,
-            "    if (leader) q_ring.release(q_stage);\n" + GIVES_FIRST_K,
-        ),
-        "not waited for",
-        S_PRODUCTS,
-        LOADS_Q,
-    ),
-    Planted(
-        Bug("wrong parity", f"{WAITS_K}      if", f"{WAITS_K.replace('k_stage', '{k_stage.index, 0}')}      if"),
-        "not waited for",
-        S_PRODUCTS,
-        LOADS_KV,
-    ),
-    Planted(Bug("no wait", f"{WAITS_K}      if", "      if"), "not waited for", S_PRODUCTS, LOADS_KV),
-    Planted(Bug("no fence of the mbarriers", "mbarrier_init_fence();", ""), "no proxy fence", "", "k_ring.init("),
-    Planted(
-        Bug("O is copied before all have staged it", "__syncwarp();", "", times=2, which=1), "race", COPIES_O, STAGES_O
-    ),
-    Planted(
-        Bug("O is staged over what is still copied", "__syncwarp();", "", times=2, which=0), "race", STAGES_O, COPIES_O
-    ),
-    Planted(
-        Bug("all warps stage O in one place", "dynamic_smem + O_AT + warp_row * 128", "dynamic_smem + O_AT"),
-        "race",
-        STAGES_O,
-        COPIES_O,
-    ),
-    Planted(
-        Bug("no fence of the registers", "  wgmma_registers(S);\n  wgmma_fence();\n", "  wgmma_registers(S);\n"),
-        "no wgmma fence",
-        S_PRODUCTS,
+    Bug(
+        "no barrier of the consumers",
+        "named_barrier_sync(V_CLEARED, 128 * CONSUMERS);",
         "",
+        finds="race",
+        here=CLEARS,
+        there=O_PRODUCTS,
+        options={"packed": True},
+    ),
+    Bug("K is released too early", HAS_S + GIVES_K, GIVES_K + HAS_S, finds="race", here=LOADS_KV, there=S_PRODUCTS),
+    Bug("V is released too early", HAS_O + GIVES_V, GIVES_V + HAS_O, finds="race", here=LOADS_KV, there=O_PRODUCTS),
+    Bug(
+        "Q is released at a tile's first keys",
+        GIVES_FIRST_K,
+        "    if (leader) q_ring.release(q_stage);\n" + GIVES_FIRST_K,
+        finds="not waited for",
+        here=S_PRODUCTS,
+        there=LOADS_Q,
+    ),
+    Bug(
+        "wrong parity",
+        f"{WAITS_K}      if",
+        f"{WAITS_K.replace('k_stage', '{k_stage.index, 0}')}      if",
+        finds="not waited for",
+        here=S_PRODUCTS,
+        there=LOADS_KV,
+    ),
+    Bug("no wait", f"{WAITS_K}      if", "      if", finds="not waited for", here=S_PRODUCTS, there=LOADS_KV),
+    Bug("no fence of the mbarriers", "mbarrier_init_fence();", "", finds="no proxy fence", there="k_ring.init("),
+    Bug(
+        "O is copied before all have staged it",
+        "__syncwarp();",
+        "",
+        times=2,
+        which=1,
+        finds="race",
+        here=COPIES_O,
+        there=STAGES_O,
+    ),
+    Bug(
+        "O is staged over what is still copied",
+        "__syncwarp();",
+        "",
+        times=2,
+        which=0,
+        finds="race",
+        here=STAGES_O,
+        there=COPIES_O,
+    ),
+    Bug(
+        "all warps stage O in one place",
+        "dynamic_smem + O_AT + warp_row * 128",
+        "dynamic_smem + O_AT",
+        finds="race",
+        here=STAGES_O,
+        there=COPIES_O,
+    ),
+    Bug(
+        "no fence of the registers",
+        "  wgmma_registers(S);\n  wgmma_fence();\n",
+        "  wgmma_registers(S);\n",
+        finds="no wgmma fence",
+        here=S_PRODUCTS,
     ),
 )
 
@@ -1006,21 +1012,21 @@ def lines_of(text: str) -> dict[tuple[str | None, int], str]:
     return lines
 
 
-@pytest.mark.exhaustive(one_of_each=lambda planted: planted.kind)
-@pytest.mark.parametrize("planted", XRAY_BUGS, ids=[planted.bug.name for planted in XRAY_BUGS])
-def test_the_xray_finds_the_line(planted: Planted, one_block: None) -> None:
-    bug, kind, here, there, options = planted
+@pytest.mark.exhaustive(one_of_each=lambda bug: bug.finds)
+@pytest.mark.parametrize("bug", XRAY_BUGS, ids=lambda bug: bug.name)
+def test_the_xray_finds_the_line(bug: Bug, one_block: None) -> None:
+    """Of the two lines of a race, either may come first."""
     text = bug.plant(few_products())
-    first = x_rayed(text, **options).findings[0]
+    first = x_rayed(text, **bug.options).findings[0]
     lines = lines_of(text)
 
     def around(file: str | None, line: int | None) -> str:
         return "" if line is None else "\n".join(lines.get((file, number), "") for number in (line, line + 1))
 
     sides = around(first.file, first.line), around(first.other_file, first.other_line)
-    orders = (sides, sides[::-1]) if kind == "race" else (sides,)
-    assert first.kind == kind and any(here in a and there in b for a, b in orders), first
-    assert (first.other_line is None) == (there == ""), first
+    orders = (sides, sides[::-1]) if bug.finds == "race" else (sides,)
+    assert first.kind == bug.finds and any(bug.here in a and bug.there in b for a, b in orders), first
+    assert (first.other_line is None) == (bug.there == ""), first
 
 
 def test_the_xray_counts_the_conflicts_of_a_wrong_swizzle(one_block: None) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import half_gradients
 import numpy as np
@@ -151,131 +151,113 @@ def test_wrong_gradients_are_found(bug: Bug) -> None:
 # ---- fences, barriers, waits
 
 
-class Missing(NamedTuple):
-    """Without this statement the X-ray says one of `kinds` first. options: of `x_rayed`."""
-
-    bug: Bug
-    kinds: str
-    options: Mapping[str, Any] = {}
-
-
+# Without such a statement the X-ray says first what `finds` names.
 DO_FULL = "bar.do_ring.wait_full(step.stage());"
 DS_READY = "named_barrier_sync(DS_READY, 256);"
 PACKED = {"rows": (64, 136), "keys": (30, 110)}
 AT_128 = {"d": 128}
 MISSING = (
-    Missing(changed("mbarriers not fenced", "mbarrier_init_fence();"), "no proxy fence"),
-    Missing(
-        changed(
-            "mbarriers may not be there yet",
-            "bar.init(CONSUMERS);\n  __syncthreads();",
-            "bar.init(CONSUMERS);",
-        ),
-        "race",
+    changed("mbarriers not fenced", "mbarrier_init_fence();", finds="no proxy fence"),
+    changed(
+        "mbarriers may not be there yet",
+        "bar.init(CONSUMERS);\n  __syncthreads();",
+        "bar.init(CONSUMERS);",
+        finds="race",
     ),
     # ---- the producer
-    Missing(changed("Q and dO replaced in use", "if (RING) bar.q_ring.wait_empty(step.stage());"), "race"),
-    Missing(
-        changed(
-            "dQ added before it is there",
-            "named_barrier_sync(DQ_FULL + mine, 288);",
-            "named_barrier_arrive(DQ_FULL + mine, 288);",
-        ),
-        "race",
+    changed("Q and dO replaced in use", "if (RING) bar.q_ring.wait_empty(step.stage());", finds="race"),
+    changed(
+        "dQ added before it is there",
+        "named_barrier_sync(DQ_FULL + mine, 288);",
+        "named_barrier_arrive(DQ_FULL + mine, 288);",
+        finds="race",
     ),
-    Missing(changed("no group to wait for", "tma_store_commit();"), "race"),
-    Missing(changed("dQ overwritten while it is added", "tma_store_wait_read<0>();"), "race"),
+    changed("no group to wait for", "tma_store_commit();", finds="race"),
+    changed("dQ overwritten while it is added", "tma_store_wait_read<0>();", finds="race"),
     # ---- the consumers: copies
-    Missing(changed("K not waited for", "mbarrier_wait(bar.k_full, 0);"), "not waited for"),
-    Missing(changed("V not waited for", "mbarrier_wait(bar.v_full, 0);"), "not waited for"),
-    Missing(changed("Q not waited for", "bar.q_ring.wait_full(step.stage());"), "not waited for"),
-    Missing(changed("dO not waited for", DO_FULL, times=2, which=1), "not waited for"),
-    Missing(changed("dO cleared before it is there", DO_FULL, times=2, which=0), "not waited for", PACKED),
-    Missing(changed("other keys' rows in the product", DS_READY, times=4, which=0), "race", PACKED),
-    Missing(changed("other rows in the product", DS_READY, times=4, which=1), "race", {**PACKED, "rows": (70, 130)}),
-    Missing(changed("zeros not fenced", "uint4{};\n  async_proxy_fence();", "uint4{};"), "no proxy fence", PACKED),
+    changed("K not waited for", "mbarrier_wait(bar.k_full, 0);", finds="not waited for"),
+    changed("V not waited for", "mbarrier_wait(bar.v_full, 0);", finds="not waited for"),
+    changed("Q not waited for", "bar.q_ring.wait_full(step.stage());", finds="not waited for"),
+    changed("dO not waited for", DO_FULL, times=2, which=1, finds="not waited for"),
+    changed("dO cleared before it is there", DO_FULL, times=2, which=0, finds="not waited for", options=PACKED),
+    changed("other keys' rows in the product", DS_READY, times=4, which=0, finds="race", options=PACKED),
+    changed(
+        "other rows in the product", DS_READY, times=4, which=1, finds="race", options={**PACKED, "rows": (70, 130)}
+    ),
+    changed("zeros not fenced", "uint4{};\n  async_proxy_fence();", "uint4{};", finds="no proxy fence", options=PACKED),
     # ---- the consumers: products
-    Missing(
-        changed("scores not fenced", "wgmma_registers(S);\n  wgmma_fence();", "wgmma_registers(S);"), "no wgmma fence"
+    changed(
+        "scores not fenced", "wgmma_registers(S);\n  wgmma_fence();", "wgmma_registers(S);", finds="no wgmma fence"
     ),
-    Missing(
-        changed("P not fenced", "wgmma_registers(acc);\n  wgmma_fence();", "wgmma_registers(acc);"), "no wgmma fence"
-    ),
-    Missing(changed("scores in no group", "wgmma_commit();", times=3, which=0), "not waited for"),
-    Missing(changed("dV and dK in no group", "wgmma_commit();", times=3, which=1), "not waited for"),
-    Missing(changed("dQ in no group", "wgmma_commit();", times=3, which=2), "not waited for"),
-    Missing(changed("S not waited for", "wgmma_wait<1>();", times=2, which=0), "not waited for"),
-    Missing(changed("dP not waited for", "wgmma_wait<0>();", times=2, which=0), "not waited for"),
-    Missing(changed("dQ not waited for", "wgmma_wait<1>();", times=2, which=1), "not waited for"),
-    Missing(changed("dK not waited for", "wgmma_wait<0>();", times=2, which=1), "race"),
+    changed("P not fenced", "wgmma_registers(acc);\n  wgmma_fence();", "wgmma_registers(acc);", finds="no wgmma fence"),
+    changed("scores in no group", "wgmma_commit();", times=3, which=0, finds="not waited for"),
+    changed("dV and dK in no group", "wgmma_commit();", times=3, which=1, finds="not waited for"),
+    changed("dQ in no group", "wgmma_commit();", times=3, which=2, finds="not waited for"),
+    changed("S not waited for", "wgmma_wait<1>();", times=2, which=0, finds="not waited for"),
+    changed("dP not waited for", "wgmma_wait<0>();", times=2, which=0, finds="not waited for"),
+    changed("dQ not waited for", "wgmma_wait<1>();", times=2, which=1, finds="not waited for"),
+    changed("dK not waited for", "wgmma_wait<0>();", times=2, which=1, finds="race"),
     # ---- the consumers: dS, dQ, the end
-    Missing(changed("dS not fenced", "dO);\n    async_proxy_fence();", "dO);"), "no proxy fence"),
-    Missing(changed("the other's dS not waited for", DS_READY, times=4, which=2), "race"),
-    Missing(
-        changed(
-            "dQ overwritten before it is added",
-            "named_barrier_sync(DQ_EMPTY + consumer, 160);",
-            "named_barrier_arrive(DQ_EMPTY + consumer, 160);",
-        ),
-        "race",
+    changed("dS not fenced", "dO);\n    async_proxy_fence();", "dO);", finds="no proxy fence"),
+    changed("the other's dS not waited for", DS_READY, times=4, which=2, finds="race"),
+    changed(
+        "dQ overwritten before it is added",
+        "named_barrier_sync(DQ_EMPTY + consumer, 160);",
+        "named_barrier_arrive(DQ_EMPTY + consumer, 160);",
+        finds="race",
     ),
-    Missing(
-        changed(
-            "dQ not fenced",
-            "    async_proxy_fence();\n    named_barrier_arrive(DQ_FULL + step.count % ADDERS, 288);",
-            "    named_barrier_arrive(DQ_FULL + step.count % ADDERS, 288);",
-        ),
-        "no proxy fence",
+    changed(
+        "dQ not fenced",
+        "    async_proxy_fence();\n    named_barrier_arrive(DQ_FULL + step.count % ADDERS, 288);",
+        "    named_barrier_arrive(DQ_FULL + step.count % ADDERS, 288);",
+        finds="no proxy fence",
     ),
-    Missing(changed("dQ never empty", "named_barrier_arrive(DQ_EMPTY + i, 160);", ";"), "deadlock"),
-    Missing(changed("dQ never full", "named_barrier_arrive(DQ_FULL + step.count % ADDERS, 288);"), "deadlock"),
-    Missing(changed("Q and dO never empty", "if (leader) bar.q_ring.release(step.stage());"), "deadlock"),
-    Missing(changed("K overwritten while dQ reads it", DS_READY, times=4, which=3), "race"),
-    Missing(changed("dK staged over what is copied", "__syncwarp();", times=3, which=0), "race", AT_128),
-    Missing(changed("dK copied before it is staged", "__syncwarp();", times=3, which=1), "race"),
-    Missing(
-        changed(
-            "a number read before it is drawn",
-            "if (threadIdx.x == 0) drawn = atomicAdd(counter(), 1);\n  __syncthreads();",
-            "if (threadIdx.x == 0) drawn = atomicAdd(counter(), 1);",
-        ),
-        "race",
-        {"sizes": IN_TURN},
+    changed("dQ never empty", "named_barrier_arrive(DQ_EMPTY + i, 160);", ";", finds="deadlock"),
+    changed("dQ never full", "named_barrier_arrive(DQ_FULL + step.count % ADDERS, 288);", finds="deadlock"),
+    changed("Q and dO never empty", "if (leader) bar.q_ring.release(step.stage());", finds="deadlock"),
+    changed("K overwritten while dQ reads it", DS_READY, times=4, which=3, finds="race"),
+    changed("dK staged over what is copied", "__syncwarp();", times=3, which=0, finds="race", options=AT_128),
+    changed("dK copied before it is staged", "__syncwarp();", times=3, which=1, finds="race"),
+    changed(
+        "a number read before it is drawn",
+        "if (threadIdx.x == 0) drawn = atomicAdd(counter(), 1);\n  __syncthreads();",
+        "if (threadIdx.x == 0) drawn = atomicAdd(counter(), 1);",
+        finds="race",
+        options={"sizes": IN_TURN},
     ),
 )
 # Not left out, but in the wrong place or of the wrong size.
 MISPLACED = (
-    Missing(
-        changed(
-            "Q given back too early",
-            "wgmma_wait<0>();\n    wgmma_registers(dK_acc);\n    if (leader) bar.q_ring.release(step.stage());",
-            "if (leader) bar.q_ring.release(step.stage());\n    wgmma_wait<0>();\n    wgmma_registers(dK_acc);",
-        ),
-        "race",
+    changed(
+        "Q given back too early",
+        "wgmma_wait<0>();\n    wgmma_registers(dK_acc);\n    if (leader) bar.q_ring.release(step.stage());",
+        "if (leader) bar.q_ring.release(step.stage());\n    wgmma_wait<0>();\n    wgmma_registers(dK_acc);",
+        finds="race",
     ),
-    Missing(changed("dS always at the same place", "dS_lane + stage * DS_BYTES", "dS_lane"), "race"),
-    Missing(
-        changed("one barrier for even and odd tiles", "DQ_FULL + step.count % ADDERS", "DQ_FULL"),
-        "deadlock",
-        {"sizes": IN_TURN},
+    changed("dS always at the same place", "dS_lane + stage * DS_BYTES", "dS_lane", finds="race"),
+    changed(
+        "one barrier for even and odd tiles",
+        "DQ_FULL + step.count % ADDERS",
+        "DQ_FULL",
+        finds="deadlock",
+        options={"sizes": IN_TURN},
     ),
-    Missing(changed("nobody says that the first tile is empty", "if (mine == 0) arrive_empty();", ""), "deadlock"),
-    Missing(
-        changed("both say that the first tile is empty", "if (mine == 0) arrive_empty();", "arrive_empty();"),
-        "deadlock",
-        {"sizes": IN_TURN},
+    changed("nobody says that the first tile is empty", "if (mine == 0) arrive_empty();", "", finds="deadlock"),
+    changed(
+        "both say that the first tile is empty",
+        "if (mine == 0) arrive_empty();",
+        "arrive_empty();",
+        finds="deadlock",
+        options={"sizes": IN_TURN},
     ),
-    Missing(
-        changed("fewer bytes than are sent", "sizeof(smem.Q[0]) + 4 * BLOCK_M)", "sizeof(smem.Q[0]))"),
-        "wrong byte count",
+    changed(
+        "fewer bytes than are sent", "sizeof(smem.Q[0]) + 4 * BLOCK_M)", "sizeof(smem.Q[0]))", finds="wrong byte count"
     ),
-    Missing(
-        changed(
-            "dQ stored, not added",
-            "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32",
-            "cp.async.bulk.global.shared::cta.bulk_group",
-        ),
-        "race",
+    changed(
+        "dQ stored, not added",
+        "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32",
+        "cp.async.bulk.global.shared::cta.bulk_group",
+        finds="race",
     ),
 )
 # What no checked run on the CPU shows to be needed, and why.
@@ -314,10 +296,10 @@ def x_rayed(
     return [kind for kind in kinds if kind != "never written"]  # slots of shorter sequences
 
 
-@pytest.mark.exhaustive(one_of_each=lambda missing: missing.kinds)
-@pytest.mark.parametrize("missing", [*MISSING, *MISPLACED], ids=lambda missing: missing.bug.name)
-def test_what_is_missing_is_found(missing: Missing) -> None:
-    assert missing.kinds in x_rayed(missing.bug.plant(kernel.source(FILE)), **missing.options)
+@pytest.mark.exhaustive(one_of_each=lambda bug: bug.finds)
+@pytest.mark.parametrize("bug", [*MISSING, *MISPLACED], ids=lambda bug: bug.name)
+def test_what_is_missing_is_found(bug: Bug) -> None:
+    assert bug.finds in x_rayed(bug.plant(kernel.source(FILE)), **bug.options)
 
 
 @pytest.mark.parametrize("options", [{}, PACKED, AT_128, {"sizes": IN_TURN}], ids=str)
@@ -326,7 +308,7 @@ def test_nothing_is_found_where_nothing_is_missing(options: Mapping[str, Any]) -
 
 
 def test_every_bug_can_be_planted() -> None:
-    bugs = [*WRONG, *WRONG_AT_64, *(missing.bug for missing in (*MISSING, *MISPLACED))]
+    bugs = [*WRONG, *WRONG_AT_64, *MISSING, *MISPLACED]
     check_all_can_be_planted((kernel.source(FILE), bug) for bug in bugs)
 
 
@@ -338,8 +320,8 @@ def test_each_fence_barrier_and_wait_is_left_out_once() -> None:
     text = kernel.source(FILE)
     everything = synchronisation(text)
     left_out: Counter[str] = Counter()
-    for missing in MISSING:
-        left_out += everything - synchronisation(missing.bug.plant(text))
+    for bug in MISSING:
+        left_out += everything - synchronisation(bug.plant(text))
     assert everything - left_out == Counter(NOT_SEEN.keys())
 
 
@@ -350,23 +332,25 @@ def test_each_fence_barrier_and_wait_is_left_out_once() -> None:
 
 WIDE = {"stage": WIDE_STAGE, "sizes": {"BLOCK_M": 64, "BLOCK_N": 64}, "d": 136}
 WIDE_MISSING = (
-    Missing(changed("P read before it is there", "named_barrier_sync(P_READY, 256);"), "race", WIDE),
-    Missing(changed("dS read before it is there", DS_READY, times=4, which=2), "race", WIDE),
-    Missing(changed("P and dS not fenced", "    async_proxy_fence();\n", times=2, which=ALL), "no proxy fence", WIDE),
-    Missing(
-        changed("P always at the same place", "smem_address(smem.P[stage]) + lane", "smem_address(smem.P) + lane"),
-        "race",
-        WIDE,
+    changed("P read before it is there", "named_barrier_sync(P_READY, 256);", finds="race", options=WIDE),
+    changed("dS read before it is there", DS_READY, times=4, which=2, finds="race", options=WIDE),
+    changed(
+        "P and dS not fenced", "    async_proxy_fence();\n", times=2, which=ALL, finds="no proxy fence", options=WIDE
     ),
-    Missing(changed("dQ added before it is there", "wgmma_wait<1>();"), "not waited for", WIDE),
-    Missing(
-        changed(
-            "dQ stored, not added",
-            "red.global.add.v4.f32 [%0], {%1, %2, %3, %4};",
-            "st.global.v4.f32 [%0], {%1, %2, %3, %4};",
-        ),
-        "race",
-        WIDE,
+    changed(
+        "P always at the same place",
+        "smem_address(smem.P[stage]) + lane",
+        "smem_address(smem.P) + lane",
+        finds="race",
+        options=WIDE,
+    ),
+    changed("dQ added before it is there", "wgmma_wait<1>();", finds="not waited for", options=WIDE),
+    changed(
+        "dQ stored, not added",
+        "red.global.add.v4.f32 [%0], {%1, %2, %3, %4};",
+        "st.global.v4.f32 [%0], {%1, %2, %3, %4};",
+        finds="race",
+        options=WIDE,
     ),
 )
 WIDE_WRONG = (
@@ -379,10 +363,10 @@ WIDE_WRONG = (
 )
 
 
-@pytest.mark.exhaustive(one_of_each=lambda missing: missing.kinds)
-@pytest.mark.parametrize("missing", WIDE_MISSING, ids=lambda missing: missing.bug.name)
-def test_what_is_missing_for_long_rows_is_found(missing: Missing) -> None:
-    assert missing.kinds in x_rayed(missing.bug.plant(kernel.source(WIDE_STAGE.file)), **missing.options)
+@pytest.mark.exhaustive(one_of_each=lambda bug: bug.finds)
+@pytest.mark.parametrize("bug", WIDE_MISSING, ids=lambda bug: bug.name)
+def test_what_is_missing_for_long_rows_is_found(bug: Bug) -> None:
+    assert bug.finds in x_rayed(bug.plant(kernel.source(WIDE_STAGE.file)), **bug.options)
 
 
 @pytest.mark.exhaustive(one_of_each=lambda bug: None)
@@ -397,7 +381,7 @@ def test_nothing_is_found_for_long_rows() -> None:
     code = kernel.source(WIDE_STAGE.file)
     assert not x_rayed(code, **WIDE)
     assert not x_rayed(code, **WIDE, **PACKED)
-    check_all_can_be_planted((code, bug) for bug in (*WIDE_WRONG, *(missing.bug for missing in WIDE_MISSING)))
+    check_all_can_be_planted((code, bug) for bug in (*WIDE_WRONG, *WIDE_MISSING))
 
 
 # ---- turns

@@ -161,8 +161,8 @@ def test_power_as_a_picture_and_a_table() -> None:
 
 
 def test_clocks_of_both_warpgroups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hopper, "BESIDE_TILES", ((64, 128, 16),))
-    rows = list(hopper.beside(steps=2))
+    monkeypatch.setattr(hopper, "OVERLAP_TILES", ((64, 128, 16),))
+    rows = list(hopper.overlap(steps=2))
     assert len(rows) == len(hopper.TOGETHER)
     for row, (active, _) in zip(rows, hopper.TOGETHER, strict=True):
         assert (row["products"] is None, row["weights"] is None) == (not active & 1, not active & 2)
@@ -215,7 +215,7 @@ def test_tables() -> None:
         "1.21)",
     ]
     assert text.splitlines()[-2].split()[-3:] == ["products", "alone", "1355"]
-    assert text.splitlines()[-1].split()[-5:] == ["maxima", "beside", "products", "1388", "300"]
+    assert text.splitlines()[-1].split()[-5:] == ["maxima", "with", "products", "1388", "300"]
 
 
 def test_without_a_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
@@ -253,6 +253,11 @@ def test_the_edits_are_those_of_todays_kernel() -> None:
 def test_the_table_of_tiles_spreads_the_work() -> None:
     """N = 512, causal: 4 tiles of rows a head, which see 1 to 4 key tiles; 132 is a multiple of 4."""
     case = Case((32, 16, 512, 128), "bfloat16", causal=True)
-    ours, by_rows = hopper.work_of_blocks(case), hopper.work_of_blocks(case, hopper.row_order)
+    call, sizes, blocks = hopper.call_of(case), hopper.Work(case).defines, 132
+    steps = hopper.steps_of_rows(512, 512, call.window, sizes["BLOCK_M"], sizes["BLOCK_N"])
+    with limits.pretend_gpu(limits.Limits(limits.most_shared(), blocks, 90)):
+        by_stage = hopper.table_of(call, sizes)[..., 3] // sizes["BLOCK_M"]
+    tables = by_stage, hopper.row_order(steps, 32 * 16, blocks)
+    ours, by_rows = (np.where(table < 0, 0, steps[table % len(steps)]).sum(axis=0) for table in tables)
     assert ours.sum() == by_rows.sum() == 32 * 16 * (1 + 2 + 3 + 4)
     assert by_rows.max() == 16 * 4 and ours.max() < 1.1 * ours.mean()

@@ -45,6 +45,7 @@ def test_sequences_that_are_all_as_long_are_cut_alike() -> None:
     assert len(counts) == 24 and len(set(counts)) == 1 and max(counts) > 1
 
 
+@pytest.mark.exhaustive
 def test_an_x_ray_has_the_parts_of_the_pieces() -> None:
     (report,) = decoding.xray_launches(decoding.inputs(LENGTHS), multiprocessors=4)
     assert report.clean

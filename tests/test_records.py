@@ -72,7 +72,7 @@ def test_a_study_is_measured_written_and_shown(
     monkeypatch.setattr(study, "module_of", lambda name: module)
     path = tmp_path / "bits.json"
     assert study.main(["bits", str(path)]) == 0
-    assert capsys.readouterr().out == "row 1\nrows: [{'n': 1}]\n"
+    assert capsys.readouterr().out == "row 1\nrows: 0 s\nrows: [{'n': 1}]\n"
     assert records.load(path) == {"device": "a GPU", "rows": [{"n": 1}]}
     with pytest.raises(SystemExit, match="one FILE"):
         study.main(["bits", str(path), "more"])

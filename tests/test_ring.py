@@ -302,13 +302,12 @@ def test_the_x_ray_of_a_merge_is_clean(case: str, monkeypatch: pytest.MonkeyPatc
 def x_rayed(case: str, file: str, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the X-ray finds in the merges of a case."""
     found: list[Any] = []
-    build = ring._merge_kernel
 
-    def observed(_: str, *which: Any) -> Any:
-        return lambda grid, block, args: found.extend(xray(build(file, *which), grid, block, args).findings)
+    def observed(compiled: kernel.Kernel, grid: Any, block: Any, args: Any, *, shared_mem: int) -> None:
+        found.extend(xray(compiled, grid, block, args, shared_mem).findings)
 
-    monkeypatch.setattr(ring, "_merge_kernel", observed)
-    with contextlib.suppress(check.CheckFailed):
+    monkeypatch.setattr(ring, "MERGE", file)
+    with kernel.launches_replaced(observed), contextlib.suppress(check.CheckFailed):
         merged(case)
     return found
 
@@ -625,27 +624,6 @@ def test_messages_between_two_ranks_keep_their_order() -> None:
 
 
 # ---- the study
-
-
-def test_the_study_says_whether_ranks_agree() -> None:
-    rows = list(study.correct(virtual_ranks(2), "virtual", 16, (2, 1), 64))
-    assert len(rows) == 2 * len(SCHEDULES) and all(row["ok"] for row in rows)
-    assert study.line(rows[1]).startswith(
-        "2 GPUs  correct    virtual     zigzag     causal bits of virtual ranks: True"
-    )
-
-
-def test_the_study_times_all_ways_beside_independent_runs() -> None:
-    ranks = virtual_ranks(2)
-    given = study.Inputs(ranks, 8, 2, 1, 64)
-    for backward in (False, True):
-        ways = {"independent": given.independent(True, backward=backward)}
-        ways |= study.ways_of({"peer copies": ranks}, lambda of, name: lambda: given.forward(of, name, True), True)
-        assert [*ways] == ["independent", "zigzag, peer copies", "ring, peer copies", "all_gather, peer copies"]
-        what = {"part": "forward", "causal": True, **given.what}
-        rows = list(study.measure_ways(what, ranks, ways, given.flop(True, backward=backward)))
-        assert [row["name"] for row in rows] == [*ways] and all(row["ms"] > 0 for row in rows)
-        assert "speed" not in rows[0] and "TFLOP/s" in study.line(rows[1])
 
 
 def test_the_model_of_a_ring() -> None:

@@ -168,7 +168,7 @@ def test_rotary_of_more_batches_than_a_grid_has_room_for(
     shapes = {None: (), "each": ((5, 7), (5, 9)), "all": ((7,), (9,))}[place]
     at: Any = tuple(np.random.default_rng(1).integers(0, 64, shape).astype(np.int32) for shape in shapes) or None
     planned = plan_rotary(cp.asarray(q), cp.asarray(k), *cos_sin(64, 32), positions=at, in_place=in_place)
-    assert [planned.grid[2], *(grid[2] for grid, _ in planned.others)] == [2, 2, 1]
+    assert [launch.grid[2] for launch in planned.compiled.launches] == [2, 2, 1]
     for name, a, got, positions in zip("qk", (q, k), planned(), at or (np.arange(7) + 2, np.arange(9)), strict=True):
         check.check(name, got, rotated(a, positions, 32, False), tolerance=4e-3)
 
@@ -328,7 +328,7 @@ def test_projection_of_more_sequences_than_a_grid_has_room_for(form: str, monkey
     cu = np.arange(10, dtype=np.int32)
     q, k = normal(9, 4, 64), normal(9, 2, 64)
     planned = plan_projection(q, k, k, weights(256, 72, "float16"), form=form, cu_seqlens=(cu, cu))
-    assert [planned.grid[2], *(grid[2] for grid, _ in planned.others)] == [4, 4, 1]
+    assert [launch.grid[2] for launch in planned.compiled.launches] == [4, 4, 1]
     with pytest.raises(ValueError, match="5 heads; a launch takes 4 at most"):
         plan_projection(*(normal(1, 2, 5, 64) for _ in "qkv"), weights(320, 72, "float16"), form="atomics")
 
@@ -374,7 +374,7 @@ def test_projection_with_the_tiles_of_other_gpus(limit: int) -> None:
 WRONG_PROJECTION: Mapping[str, tuple[dict[str, Any], type[Exception], str]] = {
     "form": ({"form": "fast"}, ValueError, "form is 'fast'; there are 'atomics' and 'all_heads'"),
     "float32": ({"dtype": "float32"}, TypeError, "it takes float16 or bfloat16, not float32"),
-    "head_dim": ({"d": 136}, ValueError, "head_dim = 136; attention_projection takes 8 to 128"),
+    "head_dim": ({"d": 136}, ValueError, "cannot: head_dim = 136; this stage takes 8 to 128"),
     "no multiple": ({"d": 12}, ValueError, "head_dim = 12"),
     "w_o's type": ({"w_o": np.zeros((128, 64), np.float32)}, TypeError, "w_o is float32 and q is float16"),
     "w_o's rows": ({"w_o": normal(64, 64)}, ValueError, r"w_o has shape \(64, 64\); needed is .* \(128, a multiple"),

@@ -503,7 +503,7 @@ def check_entries(
             ready, arrays, _ = backward.plan(BACKWARD[stage], *given, sizes=sizes, **case.options)
         else:
             ready, arrays, _ = LADDER[stage].plan(q, k, v, sizes=sizes, **case.options)
-        launch, compiled, args = ready.filled(arrays)[0]
+        launch, compiled, args = ready.resolve_arguments(arrays)[0]
         compiled = kernel.load(plant(compiled.code), launch.kernel, defines=dict(launch.sizes))
     compiled(launch.grid, launch.block, args)
     got = cp.asnumpy(args[0]).reshape(ready.scratch["block_mask"].shape)
@@ -602,7 +602,7 @@ def test_the_x_ray_finds_nothing(dtype: str) -> None:
 @pytest.mark.parametrize("case", [OF_PLACES, with_options(OF_HEADS, window=(30, 11))], ids=["array", "window"])
 def test_the_x_ray_of_the_launch_that_makes_lists(case: Case) -> None:
     ready, arrays, _ = LADDER["heads_and_masks"].plan(*inputs("float32"), **case.options)
-    launch, compiled, args = ready.filled(arrays)[0]
+    launch, compiled, args = ready.resolve_arguments(arrays)[0]
     report = xray(compiled, launch.grid, launch.block, args)
     assert {finding.kind for finding in report.findings} <= {"never written"}, str(report)  # short lists
 

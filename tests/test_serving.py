@@ -44,6 +44,7 @@ def texts_one_by_one(seed: int = 0) -> list[str]:
     return texts
 
 
+@pytest.mark.exhaustive(one_of_each=lambda pages: pages >= 40)
 @pytest.mark.parametrize("pages, page_size", [(40, 16), (8, 8), (60, 1), (1, 64)], ids=lambda n: str(n))
 def test_texts_are_those_of_each_request_alone(pages: int, page_size: int) -> None:
     server = Server(model(), pages=pages, page_size=page_size)

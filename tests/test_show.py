@@ -294,6 +294,7 @@ PICTURES = {
 }
 
 
+@pytest.mark.exhaustive(one_of_each=lambda name: None)  # notebooks draw them all
 @pytest.mark.parametrize("name", PICTURES)
 def test_a_picture_is_a_png_on_white_and_says_what_it_shows(name: str) -> None:
     picture = PICTURES[name]()

@@ -34,6 +34,12 @@ def test_heads_that_are_wider_than_their_columns() -> None:
     assert rows(text) == [["", "flash_mma", "backward_mma", "SDPA flash backward"], ["ms", "0.343", "0.98", "1.2"]]
 
 
+def test_a_wide_head_does_not_take_the_place_of_another() -> None:
+    head = "        registers    a head wider than its column    spills"
+    cells, _ = rows(f"{head}\n07            255                              3         0")
+    assert cells == ["", "registers", "a head wider than its column", "spills"]
+
+
 def test_heads_above_several_columns() -> None:
     head, first, second = rows(LEFT.replace("warpgroup 508", "group     508"))
     assert head == ["TFLOP/s", "d = 128", "", "d = 128, causal", ""]

@@ -145,7 +145,7 @@ def test_mma_takes_the_tile_that_was_fastest_with_as_many_blocks(gpu: Gpu, head_
             report = compile_report.compile_report(stage.file, defines, gpu.arch, name=stage.kernel_name("bfloat16"))
         except compile_report.NvrtcMissing as error:
             pytest.skip(str(error))
-        assert report.spill_bytes, presets.presets_table(record)
+        assert report.spill_bytes, presets.table(record)
 
 
 @pytest.mark.exhaustive

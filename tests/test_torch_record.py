@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import json
-import sys
-import types
 from pathlib import Path
 from typing import Any
 
@@ -54,36 +50,7 @@ def test_the_committed_record_has_a_table() -> None:
     assert (text == NO_RECORD) == (not torch_model.RECORD.is_file())
 
 
-def test_a_section_that_fails_is_noted_and_others_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what the file had before stays, unless it was done again."""
-    matmul = types.SimpleNamespace(allow_tf32=True)
-    cuda = types.SimpleNamespace(empty_cache=lambda: None)
-    torch = types.SimpleNamespace(
-        __version__="2",
-        __spec__=importlib.machinery.ModuleSpec("torch", None),  # which libraries that look for PyTorch ask for
-        backends=types.SimpleNamespace(cuda=types.SimpleNamespace(matmul=matmul)),
-        cuda=cuda,
-    )
-    monkeypatch.setattr(torch_model, "device_facts", lambda: {"description": "a GPU"})
-    monkeypatch.setitem(sys.modules, "torch", torch)
-    monkeypatch.setitem(sys.modules, "transformers", types.SimpleNamespace(__version__="5"))
-    path = tmp_path / "record.json"
-    path.write_text(json.dumps(RECORD | {"failed": {"host": "an old failure"}}))
-
-    def fails() -> None:
-        raise ValueError("no such thing")
-
-    made = torch_model.measure(path, {"host": fails, "prefill": lambda: []}, "the command")
-    assert made == json.loads(path.read_text())
-    assert made["failed"] == {"host": "ValueError: no such thing"}
-    assert made["prefill"] == [] and made["tests"] == RECORD["tests"]
-    assert set(made["how"]["seconds"]) == {"host", "prefill"} and made["how"]["command"] == "the command"
-    assert not matmul.allow_tf32
-
-
 @pytest.mark.skipif(ON_GPU, reason="on a GPU this would measure")
-def test_without_a_gpu_nothing_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        study.main(["torch_model", str(tmp_path / "record.json")])
-    assert "a record is made on a GPU" in capsys.readouterr().err
-    assert study.main(["torch_model"]) == 0
+def test_without_a_gpu_nothing_is_measured(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="needs a GPU"):
+        study.main(["torch_model", str(tmp_path / "record.json"), "minilm", "weights.npz"])

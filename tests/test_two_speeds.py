@@ -87,15 +87,19 @@ def test_a_file_that_no_test_launches_is_named(tmp_path: Path) -> None:
 
 def test_a_launch_counts_and_a_plan_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a step as well, whose file is named in the text that its kernel was compiled from."""
-    step, seen = DECODERS["one_block_a_head"], set()
+    step, seen, counts = DECODERS["one_block_a_head"], set(), [True]
     assert two_speeds.files_of(kernel.source(step.file)) == {step.file}
-    monkeypatch.setattr(kernel.Kernel, "bind", two_speeds.recorded(kernel.Kernel.bind, seen))
+    monkeypatch.setattr(kernel.Kernel, "bind", two_speeds.recorded(kernel.Kernel.bind, seen, lambda: counts[0]))
     filled = kernel.load(kernel.with_headers('extern "C" __global__ void one(float* x) { *x = 1; }\n', "one.cu"), "one")
     x = cp.zeros(1, dtype=cp.float32)
     launch = filled.bind((1,), (1,), (x,))
     assert not seen
     launch()
     assert seen == {"one.cu"} and x[0] == 1
+    seen.clear()
+    counts[0] = False  # in a test that the fast run leaves out
+    launch()
+    assert not seen
 
 
 TINY = """
@@ -131,26 +135,10 @@ def test_hooks_are_called_for_notebooks_as_well(tmp_path: Path) -> None:
     notebook = tmp_path / "09_drop_in.ipynb"
     notebook.write_text(json.dumps({"cells": [cell], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
     tests = "tests/test_two_speeds.py::test_the_first_case_of_each_kind", str(notebook)
-    argv = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        "-n",
-        "0",
-        "--nbval",
-        "--nbval-current-env",
-        *tests,
-    ]
+    argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "helpers.cli.quick_pytest", "-n", "0"]
+    argv += ["--nbval", "--nbval-current-env", *tests]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout
-
-
-def test_the_two_runs_of_ci_have_each_test_once(tmp_path: Path) -> None:
-    fast, rest = (run_tiny(tmp_path, "-rA", option, reason="no GPU") for option in ("--fast", "--rest"))
-    assert re.search(r"PASSED \S+::test_that_runs", fast[1]) and "::test_that_repeats" not in fast[1]
-    assert re.search(r"PASSED \S+::test_that_repeats", rest[1]) and "::test_that_runs" not in rest[1]
 
 
 @pytest.mark.parametrize(
@@ -173,9 +161,13 @@ def test_what_may_be_skipped_in_ci(reason: str, kind: str | None) -> None:
     assert skips.kind(reason) == kind
 
 
-def test_ci_skips_nothing_for_a_reason_that_is_not_listed(tmp_path: Path) -> None:
+def test_the_fast_run_leaves_out_what_repeats_and_ci_skips_nothing_for_a_reason_that_is_not_listed(
+    tmp_path: Path,
+) -> None:
     """Every run says what was skipped and why."""
-    code, text = run_tiny(tmp_path, reason="no rain today")
+    code, text = run_tiny(tmp_path, "-rA", "--fast", reason="no rain today")
+    assert re.search(r"PASSED \S+::test_that_runs", text) and "::test_that_repeats" not in text
     assert code == 0 and re.search(r"skipped, by reason =*\n+ +1  no rain today\n", text), text
-    code, text = run_tiny(tmp_path, reason="no rain today", CI="true")
+    code, text = run_tiny(tmp_path, "-rA", reason="no rain today", CI="true")
+    assert re.search(r"PASSED \S+::test_that_repeats", text) and re.search(r"PASSED \S+::test_that_runs", text)
     assert code == 1 and "skipped: no rain today\nCI skips nothing for a reason" in text, text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -23,34 +24,56 @@ def test_what_a_file_of_tests_reads() -> None:
     assert {unchanged.ROOT / "kernels", unchanged.ROOT / "helpers" / "attention"} <= of_kernels
 
 
-def test_a_file_that_has_passed_is_left_out_and_others_are_not(tmp_path: Path) -> None:
-    record = tmp_path / "record.txt"
-    assert unchanged.unchanged(record) == []
+def test_a_file_that_has_passed_is_left_out_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unchanged, "changed_since_main", lambda: None)
+    assert unchanged.unchanged() == []
     unchanged.keep([ENGINE, COURSE])
-    assert unchanged.unchanged(record) == [ENGINE] and not record.exists()
+    assert unchanged.unchanged() == [ENGINE]
 
 
-def test_a_change_of_what_is_read_or_of_a_setting_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record = tmp_path / "record.txt"
-    unchanged.keep([ENGINE], record)
-    with monkeypatch.context() as patched:
-        patched.setattr(unchanged, "hash_of", lambda path: "another")
-        assert unchanged.unchanged(record) == []
-    monkeypatch.setattr(unchanged, "_environment", lambda: "another compiler")
-    assert unchanged.unchanged(record) == [ENGINE], "the record holds for every machine"
-    assert unchanged.unchanged(tmp_path / "no record") == []
+@pytest.mark.parametrize("what", ["hash_of", "_environment"])
+def test_a_change_of_what_is_read_or_of_a_setting_counts(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unchanged, "changed_since_main", lambda: None)
+    unchanged.keep([ENGINE])
+    monkeypatch.setattr(unchanged, what, lambda *path: "another")
+    assert unchanged.unchanged() == []
 
 
-def test_some_run_on_each_machine_whatever_the_record_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = unchanged.TESTS / unchanged.FIRST[0]
-    unchanged.keep([first, ENGINE], tmp_path / "record.txt")
-    assert {first, ENGINE} <= set(unchanged.unchanged(tmp_path / "record.txt"))
-    monkeypatch.setattr(unchanged, "_environment", lambda: "another compiler")
-    assert unchanged.unchanged(tmp_path / "record.txt") == [ENGINE]
+def test_what_is_as_on_main_has_passed_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But on each machine some files run once."""
+
+    def left_out(*changed: str) -> set[Path]:
+        monkeypatch.setattr(unchanged, "changed_since_main", lambda: {unchanged.ROOT / name for name in changed})
+        return set(unchanged.unchanged())
+
+    first = {unchanged.TESTS / name for name in unchanged.FIRST}
+    files = {path for path in unchanged.TESTS.glob("test_*.py") if unchanged.is_of_the_engine(path)} - first
+    assert first and left_out() == left_out("notebooks/05_heads_and_masks.ipynb") == files
+    assert left_out("tests/test_engine_math.py") == files - {ENGINE}
+    assert left_out("helpers/engine/cpp/checker.cpp") == left_out("tests/conftest.py") == set()
+    of_kernels = unchanged.TESTS / "test_xray_counters.py"
+    assert of_kernels not in left_out("kernels/new.cuh") and ENGINE in left_out("kernels/new.cuh")
 
 
-def test_the_record_names_files_that_are_there() -> None:
-    assert all(
-        unchanged.is_of_the_engine(path) and path.is_file()
-        for path in map(unchanged.TESTS.joinpath, unchanged.recorded())
-    )
+def test_what_a_clone_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*words: str) -> None:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"]
+        subprocess.run(["git", *who, *words], cwd=unchanged.ROOT, check=True, capture_output=True)
+
+    origin, clone = tmp_path / "origin", tmp_path / "clone"
+    origin.mkdir()
+    monkeypatch.setattr(unchanged, "ROOT", origin)
+    assert unchanged.changed_since_main() is None, "no repository"
+    git("init")
+    for name in ("one", "two", "three"):
+        (origin / name).write_text(name)
+    git("add", ".")
+    git("commit", "-m", "first")
+    assert unchanged.changed_since_main() is None, "no origin"
+    git("clone", str(origin), str(clone))
+    monkeypatch.setattr(unchanged, "ROOT", clone)
+    assert unchanged.changed_since_main() == set()
+    (clone / "one").write_text("changed")
+    git("commit", "-a", "-m", "second")
+    (clone / "two").rename(clone / "new")
+    assert unchanged.changed_since_main() == {clone / "one", clone / "two", clone / "new"}

@@ -1,8 +1,8 @@
 """What the fast run of the tests leaves out: what is marked `exhaustive`.
 
-`course.py test` runs pytest with --fast, which leaves it out; `course.py test --all` then runs it with --rest, which
-runs what was left out. Pytest by hand, and of files that are named, runs all. A test is exhaustive where another one of
-the fast run would most likely fail as well, or where it takes long and a change seldom breaks it.
+`course.py test` runs pytest with --fast, which leaves it out; `course.py test --all` and pytest by hand run all, and so
+does every run of the files that it names. A test is exhaustive where another one of the fast run would most likely fail
+as well, or where it takes long and a change seldom breaks it.
 
     @pytest.mark.exhaustive                                  # all of it is left out
     @pytest.mark.exhaustive(one_of_each=lambda name, bug: (name, bug.inputs))
@@ -12,8 +12,8 @@ the fast run would most likely fail as well, or where it takes long and a change
 
 A single row of a table takes the mark as well: `pytest.param(..., marks=pytest.mark.exhaustive)`.
 
-But for CuTe, whose kernels take longest to compile, the fast run leaves out no kernel: where it has launched none of
-some file, it has failed.
+But for CuTe, whose kernels take longest to compile, the fast run leaves out no kernel: where its tests have launched
+none of some file, it has failed, and so has the run of all tests.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def repetitions(items: Sequence[pytest.Item]) -> set[pytest.Item]:
 
 
 def chosen(config: pytest.Config) -> bool:
-    """Whether options of pytest's, beside --fast and --rest, choose among the tests that are collected."""
+    """Whether options of pytest's, besides --fast, choose among the tests that are collected."""
     return any(getattr(config.option, name, None) for name in ("keyword", "markexpr", "deselect", "lf", "collectonly"))
 
 
@@ -111,8 +111,10 @@ def files_of(code: str) -> frozenset[str]:
     return frozenset(re.findall(r'^#line \d+ "([^"]+\.cu)"$', code, re.M))
 
 
-def recorded(bind: Callable[..., Callable[[], None]], launched: set[str]) -> Callable[..., Callable[[], None]]:
-    """`Kernel.bind`, whose launches put the kernel's files into a set."""
+def recorded(
+    bind: Callable[..., Callable[[], None]], launched: set[str], counts: Callable[[], bool] = lambda: True
+) -> Callable[..., Callable[[], None]]:
+    """`Kernel.bind`, whose launches put the kernel's files into a set as long as `counts()`."""
 
     @functools.wraps(bind)
     def bind_and_record(self: kernel.Kernel, *args: Any, **options: Any) -> Callable[[], None]:
@@ -122,7 +124,8 @@ def recorded(bind: Callable[..., Callable[[], None]], launched: set[str]) -> Cal
 
         def launch_and_record() -> None:
             launch()
-            launched.update(files_of(self.code))
+            if counts():
+                launched.update(files_of(self.code))
 
         return launch_and_record
 

@@ -1,11 +1,12 @@
 """Tests of the engine and of the X-ray are left out of the short run where they have passed, and nothing has changed.
 
-They are a third of the tests, and no change of a kernel, a notebook or a stage can break them. What a file of tests
-reads has a hash: its own text, what it imports of tests/, the packages of helpers/ that it imports. A file is left out
+They are a third of the tests, and no change of a kernel, a notebook or a stage can break them. A file of tests reads
+its own text, what it imports of tests/, and the packages of helpers/ that it imports. It is left out
 
-- where it has passed on this machine, with the same versions of everything: beside the builds lies an empty file, or
-- where it has passed elsewhere: `course.py test --all` writes tests/engine_passed.txt, which is committed. FIRST tells
-  whether the engine works with this machine's compiler, so it runs once on each.
+- where it has passed on this machine with all that it reads, and with the same versions of everything: beside the
+  builds lies an empty file whose name is a hash of these, or
+- where all that it reads is as on the main branch of the repository from which this one was cloned: CI has run it
+  there. FIRST tells whether the engine works with this machine's compiler, so it runs once on each.
 
 CI and `course.py test --all` leave none out.
 """
@@ -18,6 +19,7 @@ import importlib.metadata
 import os
 import platform
 import re
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -26,7 +28,6 @@ from helpers.engine import compiler
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
-RECORD = TESTS / "engine_passed.txt"
 FIRST = ("test_engine.py", "test_engine_process.py", "test_xray_report.py")
 ALWAYS_READ = ("engine", "xray", "device")  # of helpers/
 KERNELS_TOO = {"attention", "bench", "draw", "lesson", "site"}  # packages that read kernels/
@@ -53,7 +54,10 @@ def read_by(path: Path) -> Iterator[Path]:
     text = path.read_text(encoding="utf-8")
     imported = {name for name in re.findall(r"^\s*(?:from|import) helpers\.(\w+)", text, re.M)}
     imported |= set(re.findall(r"\w+", " ".join(re.findall(r"^\s*from helpers import (.*)$", text, re.M))))
-    yield from _shared(path) - {Path(__file__).resolve()}
+    shared = _shared(path) - {Path(__file__).resolve()}
+    yield from shared
+    if TESTS / "hopper_tiles.py" in shared:  # which reads headers there, and planted_files.py all kernels
+        yield TESTS / "planted"
     for name in {*ALWAYS_READ, *imported}:
         yield from (ROOT / "helpers" / f"{name}.py", ROOT / "helpers" / name)
     if imported & KERNELS_TOO:
@@ -97,25 +101,40 @@ def _mark_of(path: Path) -> Path:
     return compiler.cache_dir() / f"passed-{hashlib.sha256(asked.encode()).hexdigest()[:32]}"
 
 
-def recorded(record: Path = RECORD) -> dict[str, str]:
-    """Read the committed record: hashes by files' names."""
-    lines = record.read_text(encoding="utf-8").splitlines() if record.is_file() else []
-    return {name: digest for name, digest in map(str.split, lines)}
+def _git(*words: str) -> list[str] | None:
+    """Run git in this repository, and return the lines that it prints; None where it fails or is not installed."""
+    try:
+        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
+    except OSError:
+        return None
+    return None if done.returncode else done.stdout.splitlines()
 
 
-def unchanged(record: Path = RECORD) -> list[Path]:
+def changed_since_main() -> set[Path] | None:
+    """Find the files that differ from the commit of the origin's main branch on which this checkout is based.
+
+    None where there is no such commit: no clone, or no git.
+    """
+    base = _git("merge-base", "HEAD", "origin/HEAD")
+    changed = _git("diff", "--name-only", "--no-renames", *base) if base else None
+    new = _git("ls-files", "--others", "--exclude-standard")
+    return None if changed is None or new is None else {ROOT / name for name in changed + new}
+
+
+def unchanged() -> list[Path]:
     """List the files of tests that need not run again."""
-    passed = {name: digest for name, digest in recorded(record).items() if name not in FIRST}
+    changed = changed_since_main()
+
+    def is_as_on_main(path: Path) -> bool:
+        places = set(read_by(path))
+        return changed is not None and not any(places & {file, *file.parents} for file in changed)
+
     files = [path for path in sorted(TESTS.glob("test_*.py")) if is_of_the_engine(path)]
-    return [path for path in files if passed.get(path.name) == hash_of(path) or _mark_of(path).exists()]
+    return [path for path in files if (path.name not in FIRST and is_as_on_main(path)) or _mark_of(path).exists()]
 
 
-def keep(passed: Iterable[Path], record: Path | None = None) -> None:
-    """Note that these files' tests have passed, for this machine and in a record; of other files nothing is noted."""
-    files = [path for path in passed if is_of_the_engine(path)]
-    for path in files:
-        _mark_of(path).touch()
-    if record is not None:
-        own = {path.name: hash_of(path) for path in files}
-        lines = (f"{name} {digest}\n" for name, digest in sorted((recorded(record) | own).items()))
-        record.write_text("".join(lines), encoding="utf-8")
+def keep(passed: Iterable[Path]) -> None:
+    """Note for this machine that these files' tests have passed, of those that are the engine's."""
+    for path in passed:
+        if is_of_the_engine(path):
+            _mark_of(path).touch()

@@ -2,8 +2,7 @@
 
     from helpers.attention import flash_attention
 
-The entry points are imported when one of them is asked for: who wants `reference` alone
-needs nothing but NumPy.
+An entry point is imported when it is first used, so that `reference` alone needs nothing but NumPy.
 """
 
 from __future__ import annotations

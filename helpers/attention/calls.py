@@ -34,6 +34,7 @@ from helpers.attention.ladder.call import (
     check_cu_seqlens,
     check_gradient_arrays,
     check_model_arrays,
+    check_same_device,
     longest_of,
     softmax_scale_of,
 )
@@ -70,7 +71,7 @@ def flash_attention(
     out_dtype: Any = None,
     stage: str | int | None = None,
 ) -> Any:
-    """softmax(softmax_scale * q k^T + bias) v for each head of each batch; rotary tables rotate q and k first.
+    """Compute softmax(softmax_scale * q k^T + bias) v for each head; rotary tables rotate q and k first.
 
     Args:
         q: (batch, seq, heads, head_dim). In half types, a head_dim that is not a multiple of 8 costs copies padded with
@@ -161,7 +162,7 @@ def flash_attention_varlen(
     rotary_positions: tuple[Any, Any] | None = None,
     stage: str | int | None = None,
 ) -> Any:
-    """flash_attention of sequences of several lengths, packed one after the other with no padding.
+    """Compute flash_attention of sequences of several lengths, packed one after the other with no padding.
 
     Sequence i has tokens cu_seqlens_q[i] to cu_seqlens_q[i + 1] - 1 of q, and likewise by cu_seqlens_k of k and v. A
     sequence may have no queries, or no keys; without keys, its queries get 0, and lse -inf.
@@ -275,7 +276,7 @@ def flash_attention_varlen_backward(
     max_seqlen_k: int | None = None,
     stage: str | int | None = None,
 ) -> tuple[Any, Any, Any]:
-    """flash_attention_backward of sequences of several lengths, packed as in flash_attention_varlen.
+    """Compute flash_attention_backward of sequences of several lengths, packed as in flash_attention_varlen.
 
     Args:
         do, q, o: (tokens, heads, head_dim). lse: float32 (heads, tokens).
@@ -411,9 +412,7 @@ def check(specs: Mapping[str, Spec]) -> None:
     check_model_arrays(q, specs["k"], specs["v"], PACKED if packed else BATCHED)
     if len(specs) == 3:
         return
-    for name, a in specs.items():
-        if a.device != q.device:
-            raise ValueError(f"{name} is on GPU {a.device} and q on GPU {q.device}: one device for all is needed")
+    check_same_device(specs)
     if "do" in specs:
         *batch, rows, heads, _ = q.shape
         check_gradient_arrays(specs["do"], q, specs["o"], specs["lse"], (*batch, heads, rows))
@@ -512,8 +511,9 @@ def _longest(
             return None, None  # which is refused further on
         if of == "q" or cu_seqlens_k is not cu_seqlens_q:  # one array for both is read once
             kind = kind_of(given_cu)
-            given = given_cu if kind and kind.takes(given_cu) else as_device_array(f"cu_seqlens_{of}", given_cu)
-            host = kind_of(given).host(given)
+            in_place = kind is not None and kind.reads_in_place(given_cu)
+            given = given_cu if in_place else as_device_array(f"cu_seqlens_{of}", given_cu)
+            host = kind_of(given).to_numpy(given)
         longest.append(longest_of(f"cu_seqlens_{of}", host, of, a.shape[0]))
         if most is not None and longest[-1] > most:
             raise ValueError(f"max_seqlen_{of} = {most}, and the longest sequence of {of} has {longest[-1]} rows")

@@ -114,20 +114,6 @@ def compile_report(
     return _read(log, name, symbol or name, arch)
 
 
-def ptx_of(code: str, arch: str = "compute_90") -> str:
-    """Return the PTX of a source text, which NVRTC compiles at every call, so that its time can be taken.
-
-    Raises:
-        NvrtcMissing: CuPy or NVRTC is not installed. CompileError: the source does not compile.
-    """
-    nvrtc_version()
-    from cupy.cuda import nvrtc
-
-    with _program(code, (*kernel.options(), *header_options(code)), arch) as program:
-        made = nvrtc.getPTX(program)
-    return made if isinstance(made, str) else made.decode()
-
-
 def _check_arch(arch: str) -> None:
     major, minor = nvrtc_version()
     from cupy.cuda import nvrtc

@@ -68,7 +68,7 @@ class DecodeCall(NamedTuple):
         batch, tokens, heads, _ = arrays["q"].shape
         attention = attention_params(
             {
-                name: arrays[of].heads_first.steps
+                name: arrays[of].heads_first.element_strides
                 for name, of in zip("qkvo", ("q", "k_cache", "v_cache", "o"), strict=True)
             },
             n=tokens,
@@ -79,11 +79,11 @@ class DecodeCall(NamedTuple):
             softmax_scale=self.softmax_scale,
             sequences=batch,
         )
-        new = [step for name in "kv" for step in (arrays[name].heads_first.steps if name in arrays else (0, 0, 0))]
+        of_k, of_v = (arrays[name].heads_first.element_strides if name in arrays else (0, 0, 0) for name in "kv")
         table = arrays.get("block_table")
         page_bits = arrays["k_cache"].shape[1].bit_length() - 1 if table else _NO_TABLE
         numbers = page_bits, table.strides[0] // 4 if table else 0, num_splits or self.num_splits, min_tiles
-        return np.frombuffer(bytearray(attention.tobytes() + _REST.pack(*new, *numbers)), DECODE_PARAMS)
+        return np.frombuffer(bytearray(attention.tobytes() + _REST.pack(*of_k, *of_v, *numbers)), DECODE_PARAMS)
 
 
 DECODE_PARAMS = np.dtype(
@@ -167,7 +167,7 @@ def _sizes(call: DecodeCall) -> dict[str, int]:
 
 
 def _grid(call: DecodeCall, sizes: Mapping[str, int]) -> tuple[int, int]:
-    """(blocks, tiles of rows): as many blocks as are resident, or one for each part of each unit."""
+    """Return (blocks, tiles of rows): as many blocks as are resident, or one for each part of each unit."""
     tiles = -(-call.rows // TILE_ROWS)
     units = call.arrays["q"].shape[0] * call.kv_heads
     if call.num_splits:

@@ -19,7 +19,15 @@ from helpers import device
 from helpers.attention.cache_slots import check_slots
 from helpers.attention.decoders import DECODERS, SMALLEST_TILE, SPLIT_KV, DecodeCall
 from helpers.attention.ladder import Stage, limits
-from helpers.attention.ladder.call import MAX_ROWS, DecodeOptions, _check_same_dtype, mask_window, softmax_scale_of
+from helpers.attention.ladder.call import (
+    MAX_ROWS,
+    DecodeOptions,
+    check_same_device,
+    check_same_dtype,
+    mask_window,
+    softmax_scale_of,
+)
+from helpers.attention.ladder.extras import check_sinks
 from helpers.attention.ladder.kinds import DeviceArrays, kind_of
 from helpers.attention.ladder.layout import Spec, address
 from helpers.attention.ladder.plan import CompiledPlan
@@ -50,7 +58,7 @@ def flash_attention_with_kvcache(
     stage: str | None = None,
     checked: bool | None = None,
 ) -> Any:
-    """Attention of the newest tokens of each sequence to all of its tokens, as FlashAttention's function of that name.
+    """Attend from the newest tokens of each sequence to all of its tokens, as FlashAttention's function of that name.
 
     Args:
         q: (batch, seq_q, heads, head_dim), float32, float16 or bfloat16; head_dim 64, 128 or 256. The last of the
@@ -166,15 +174,15 @@ _ROWS = ("q", "k_cache", "v_cache", "k", "v", "o")
 
 
 def _check_contents(options: DecodeOptions, kind: Kind, arrays: Mapping[str, Any]) -> None:
-    """ValueError for lengths, or entries of the block table, that no launch may have. The host waits for them."""
+    """Raise ValueError for lengths or entries of the block table that no launch may have. The host waits for them."""
     q, k_cache, table = arrays["q"], arrays["k_cache"], arrays.get("block_table")
     if device.ON_GPU and kind.is_captured(kind.stream(q)):
         raise ValueError("checked=True reads cache_seqlens on the host, which a CUDA graph cannot: checked=False")
     if "k" in arrays:
-        _check_written({name: kind.array(a) for name, a in arrays.items() if name in _WRITTEN})
+        _check_written({name: kind.device_array(a) for name, a in arrays.items() if name in _WRITTEN})
     check_slots(
-        kind.host(arrays["cache_seqlens"]),
-        None if table is None else kind.host(table),
+        kind.to_numpy(arrays["cache_seqlens"]),
+        None if table is None else kind.to_numpy(table),
         rows=k_cache.shape[1],
         pages=k_cache.shape[0],
         tokens=q.shape[1],
@@ -187,7 +195,7 @@ _WRITTEN = ("k_cache", "v_cache", "k", "v")  # two of them, with what the two ot
 
 
 def _check_written(arrays: Mapping[str, Any]) -> None:
-    """ValueError for caches that cannot get new tokens: read-only ones, and two that share memory."""
+    """Raise ValueError for caches that cannot get new tokens: read-only ones, and two that share memory."""
     for name in _WRITTEN[:2]:
         if isinstance(arrays[name], np.ndarray) and not arrays[name].flags.writeable:
             raise ValueError(f"{name} is read-only, and gets the new tokens of k and v: give {name}.copy()")
@@ -203,7 +211,7 @@ def _check_written(arrays: Mapping[str, Any]) -> None:
 
 
 def _check_no_repeats(name: str, cache: Any) -> None:
-    """ValueError for a cache, or its spec, that new tokens would be written into several times at once."""
+    """Raise ValueError for a cache, or its spec, of which several keys are one in memory."""
     if any(step == 0 and n > 1 for n, step in zip(cache.shape, cache.strides, strict=True)):
         raise ValueError(
             f"{name} has shape {cache.shape} and strides {cache.strides}: several of its keys are one in memory, into "
@@ -240,13 +248,9 @@ def check(
     q, k_cache, table = specs["q"], specs["k_cache"], specs.get("block_table")
     decoder = _decoder_of(specs, options)
     _check_shapes(specs)
-    for name, a in specs.items():
-        if a.device != q.device:
-            raise ValueError(f"{name} is on GPU {a.device} and q on GPU {q.device}: one device for all is needed")
+    check_same_device(specs)
     check_flags(return_lse=options.return_lse, checked=options.is_checked)
-    splits = whole_number("num_splits", options.num_splits)
-    if splits < 0:
-        raise ValueError(f"num_splits = {splits}; 1 or more are possible, or 0 for equal stretches of all work")
+    splits = whole_number("num_splits", options.num_splits, least=0)
     window = mask_window(options.window, options.causal)
     scale = softmax_scale_of(options.softmax_scale, q.shape[3])
     batch, tokens, heads, _ = q.shape
@@ -289,7 +293,7 @@ def _check_shapes(specs: Mapping[str, Spec]) -> None:
             continue
         if a.ndim != 4:
             raise ValueError(f"{name} has shape {a.shape}; 4 axes are needed: {forms[name]}")
-        _check_same_dtype(name, a, q)
+        check_same_dtype(name, a, q)
         if a.shape[1] >= MAX_ROWS:
             raise ValueError(f"{name} has shape {a.shape}; fewer than {MAX_ROWS:,} rows are needed")
         if a.shape[3] != q.shape[3]:
@@ -339,8 +343,8 @@ def _check_shapes(specs: Mapping[str, Spec]) -> None:
             )
         if specs[name].strides[1] >= 2**32 or (table is not None and specs[name].strides[0] >= 2**32):
             raise ValueError(f"{name} has strides {specs[name].strides}; a row or a page is less than 4 GB long")
-    if (sinks := specs.get("sinks")) and (sinks.dtype != np.float32 or sinks.shape != (heads,)):
-        raise ValueError(f"sinks is {sinks.dtype} {sinks.shape}; float32 ({heads},) is needed: one for each head")
+    if "sinks" in specs:
+        check_sinks(specs["sinks"], heads)
 
 
 # ---- for X-rays and experiments
@@ -361,7 +365,7 @@ def plan(
         source: another text of the kernel. sizes: in place of the decoder's own.
     """
     kind, cp = DeviceArrays(), device.cp
-    decoder, call, outputs = check({name: kind.spec(kind.describe(a)) for name, a in arrays.items()}, options)
+    decoder, call, outputs = check({name: kind.spec(kind.cache_key(a)) for name, a in arrays.items()}, options)
     if call is None:
         raise ValueError("there is nothing to launch: no token, or no room for a key")
     compiled = CompiledPlan(decoder, call, decoder.sizes_for(call, sizes), source)

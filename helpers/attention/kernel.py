@@ -132,7 +132,7 @@ def _pasted(code: str, name: str, first_line: int, stamps: dict[Path, _Stamp], o
 
 
 def options(defines: Mapping[str, Any] | None = None) -> tuple[str, ...]:
-    """Compiler options for `RawModule`: {"HEAD_DIM": 64} becomes ("-std=c++17", "-DHEAD_DIM=64")."""
+    """Return the options for `RawModule`: {"HEAD_DIM": 64} becomes ("-std=c++17", "-DHEAD_DIM=64")."""
     return (*OPTIONS, *(f"-D{name}={value}" for name, value in (defines or {}).items()))
 
 
@@ -235,7 +235,7 @@ class Kernel:
         return lambda: self.function(*launch, shared_mem=shared_mem)
 
     def launch_known(self, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], *, shared_mem: int) -> None:
-        """Launch on the CPU engine with arguments like some that `bind` has compared: the engine checks them, alone."""
+        """Launch with arguments like some that `bind` has compared: on the CPU engine, it alone checks them."""
         if _run_instead is not None:
             _run_instead(self, grid, block, args, shared_mem=shared_mem)
         else:
@@ -290,6 +290,17 @@ def _compiled(code: str, compiler_options: tuple[str, ...], names: tuple[str, ..
     return {name: Kernel(module, name, code, build=not _later.get()) for name in names}
 
 
+@contextlib.contextmanager
+def compiled_anew() -> Iterator[None]:
+    """Use no kernel within the context that was compiled before it, and none after it that was compiled within."""
+    global _compiled
+    before, _compiled = _compiled, functools.lru_cache(maxsize=256)(_compiled.__wrapped__)
+    try:
+        yield
+    finally:
+        _compiled = before
+
+
 def load(file_or_code: str, name: str, *, defines: Mapping[str, Any] | None = None) -> Kernel:
     """Compile a kernel, or take it from this process's cache.
 
@@ -307,7 +318,7 @@ def load_all(
     """Load several kernels of one source by name, compiled together: the compiler reads the source once."""
     COUNTS["loaded"] += 1
     code = file_or_code if "\n" in file_or_code else source(file_or_code)
-    with _line_for_who_waits(f"compiling {', '.join(names)}: once, and kept on disk for later processes"):
+    with _print_if_slow(f"compiling {', '.join(names)}: once, and kept on disk for later processes"):
         kernels = _compiled(
             code, (*options(defines), *headers(code), *architecture(code), *precision(code)), tuple(names)
         )
@@ -318,7 +329,7 @@ def load_all(
 
 
 @contextlib.contextmanager
-def _line_for_who_waits(message: str, seconds: float = 1.0) -> Iterator[None]:
+def _print_if_slow(message: str, seconds: float = 1.0) -> Iterator[None]:
     """Print the message if this takes longer than that. In a terminal only: notebooks keep their outputs."""
     if not sys.stderr.isatty():
         yield

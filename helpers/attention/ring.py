@@ -457,15 +457,16 @@ def merge(o: Any, part: Any, rows: tuple[int, int], lse: Any = None, part_lse: A
     first, last = (0, n) if rounded else rows
     name = C_NAMES[np.dtype(dtype).name if rounded else "float32"]
     compiled = _merge_kernel(MERGE, name, head_dim)
-    launch, form = compiled, (lse is None, part is None, result is None)
-    if isinstance(compiled, kernel.Kernel):
-        launch = compiled.function if form in compiled.accepted else compiled  # which compares arguments and parameters
-        compiled.accepted.add(form)
+    form = lse is None, part is None, result is None
+    launch = compiled.launch_known if form in compiled.accepted else compiled  # which compares them with the signature
     numbers = n, heads, first, last - first, rows[0], rows[1] - rows[0] if part is not None else 0
     grid = -(-(last - first) * heads // rows_of_block(head_dim))
     for some in slices(batch, MAX_GRID_YZ):
         arrays = [a if a is None else a[some] for a in (o, lse, part, part_lse, result)]
-        launch((grid, some.stop - some.start), (MERGE_THREADS,), (*arrays, *map(np.int32, numbers)))
+        args = (*arrays, *map(np.int32, numbers))
+        launch((grid, some.stop - some.start), (MERGE_THREADS,), args, shared_mem=0)
+    if not kernel.launches_are_replaced():
+        compiled.accepted.add(form)
     return o if result is None else result
 
 

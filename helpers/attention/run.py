@@ -88,29 +88,29 @@ def run(call: Call) -> Any:
     given = (*call.arrays.values(),)
     kind = kind_of(*given)
     if kind is not None:
-        key, plan = _find(kind, call, given)
-        if plan is not None or all(map(kind.takes, given)):
+        key, plan = _find_plan(kind, call, given)
+        if plan is not None or all(map(kind.reads_in_place, given)):
             with on_device(kind.device_id(given[0])):
-                return (plan or _make(kind, call, key))(kind, given)
+                return (plan or _make_plan(kind, call, key))(kind, given)
     return _via_device_arrays(call)
 
 
 _Key = tuple[Hashable, ...]
 
 
-def _find(kind: Kind, call: Call, given: Sequence[Any]) -> tuple[_Key, Plan | None]:
-    """Return a call's key, which ends with a description of each array, and the plan kept under it, None if none is."""
-    key = kind, *call.arrays, call.options.key, call.lengths, limits.reserved_sms(), *map(kind.describe, given)
+def _find_plan(kind: Kind, call: Call, given: Sequence[Any]) -> tuple[_Key, Plan | None]:
+    """Return a call's key, which ends with each array's, and the plan kept under it, None if none is."""
+    key = kind, *call.arrays, call.options.key, call.lengths, limits.reserved_sms(), *map(kind.cache_key, given)
     try:
         return key, _PLANS.get(key)
     except TypeError:  # an option that cannot be hashed is one that `Call.plan` refuses
         return key, None
 
 
-def _make(kind: Kind, call: Call, key: _Key) -> Plan:
-    """Check and plan a call on the current device, and keep the plan under the key that `_find` returned."""
-    described = key[-len(call.arrays) :]
-    plan = _PLANS[key] = call.plan(dict(zip(call.arrays, map(kind.spec, described), strict=True)))
+def _make_plan(kind: Kind, call: Call, key: _Key) -> Plan:
+    """Check and plan a call on the current device, and keep the plan under the key that `_find_plan` returned."""
+    of_arrays = key[-len(call.arrays) :]
+    plan = _PLANS[key] = call.plan(dict(zip(call.arrays, map(kind.spec, of_arrays), strict=True)))
     return plan
 
 
@@ -123,8 +123,8 @@ def _via_device_arrays(call: Call) -> Any:
         there = {name: q if name == "q" else as_device_array(name, a) for name, a in arrays.items()}
         given, kind = (*there.values(),), kind_of(q)
         call = call._replace(arrays=there)
-        key, plan = _find(kind, call, given)
-        result = (plan or _make(kind, call, key))(kind, given)
+        key, plan = _find_plan(kind, call, given)
+        result = (plan or _make_plan(kind, call, key))(kind, given)
         for name in call.written:
             if there[name] is not arrays[name] and isinstance(arrays[name], np.ndarray):
                 arrays[name][...] = device.cp.asnumpy(there[name])
@@ -188,7 +188,7 @@ class Output(NamedTuple):
     dtype: Any
     heads_first: bool = False
 
-    def make(self, kind: Kind, like: Any) -> Any:
+    def allocate(self, kind: Kind, like: Any) -> Any:
         """Allocate it on the device of `like`."""
         a = kind.empty(self.shape, self.dtype, like)
         return a.swapaxes(-3, -2) if self.heads_first else a
@@ -242,11 +242,11 @@ class Plan:
         if self._before is not None:
             self._before(kind, dict(zip(self._names, given, strict=False)))
         if compiled is None:
-            return self._nothing(kind, like)
+            return self._empty_results(kind, like)
         stream = kind.stream(like) if device.ON_GPU else 0
         if self._changes:
             given = self._changed(kind, given, stream)
-        outputs = [output.make(kind, like) for output in self._outputs]
+        outputs = [output.allocate(kind, like) for output in self._outputs]
         arrays, launches = [*given, *outputs], self._launches
         if self._scratch:
             scratch, launches = self._scratch_on(kind, like, stream)
@@ -267,7 +267,7 @@ class Plan:
         """Compare the arguments with the kernels' signatures, and launch: the first call of these kernels does this."""
         names = (*self._names, *self._compiled.scratch)
         with kind.on_stream_of(like):
-            self._compiled.bind(self._compiled.views(zip(names, map(kind.array, arrays), strict=True)))()
+            self._compiled.bind(self._compiled.views(zip(names, map(kind.device_array, arrays), strict=True)))()
         self._compiled.is_compared = not launches_are_replaced()
 
     def _changed(self, kind: Kind, given: Sequence[Any], stream: int) -> list[Any]:
@@ -277,19 +277,19 @@ class Plan:
             changed[i] = change(kind, changed[i])
             copies.append(changed[i])
         if device.ON_GPU and kind.is_captured(stream):
-            kind.keep(copies)
+            kind.keep_alive(copies)
         return changed
 
     def _narrowed(self, kind: Kind, outputs: Sequence[Any], stream: int) -> list[Any]:
         """Copy the results without the columns of zeros that their head_dim was padded with."""
         if device.ON_GPU and kind.is_captured(stream):
-            kind.keep(outputs)
+            kind.keep_alive(outputs)
         named = zip(self._returned, outputs, strict=True)
         return [kind.copy(a[..., : self._columns]) if name in WITH_HEAD_DIM else a for name, a in named]
 
-    def _nothing(self, kind: Kind, like: Any) -> Any:
+    def _empty_results(self, kind: Kind, like: Any) -> Any:
         """Return zeros, and lse -inf: there is no row, or no key."""
-        outputs = [output.make(kind, like) for output in self._outputs]
+        outputs = [output.allocate(kind, like) for output in self._outputs]
         with kind.on_stream_of(like):
             for name, a in zip(self._returned, outputs, strict=True):
                 kind.fill(a, -math.inf if name == "lse" else 0)
@@ -317,7 +317,7 @@ class Plan:
         else:
             scratch = [kind.empty(spec.shape, spec.dtype, like) for _, spec, _ in self._scratch]
         if captured:
-            kind.keep(scratch)
+            kind.keep_alive(scratch)
         return scratch, self._launches
 
     def _make_shared(self, kind: Kind, like: Any, name: str, spec: Spec, size: int) -> Any:

@@ -27,7 +27,7 @@ def finite_number(name: str, value: Any) -> float:
 
 
 def check_flags(**flags: Any) -> None:
-    """TypeError for what is neither True nor False."""
+    """Raise TypeError unless each is True or False."""
     for name, flag in flags.items():
         if not isinstance(flag, (bool, np.bool_)):
             raise TypeError(f"{name} is True or False; got {type(flag).__name__} {flag!r:.40}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +35,7 @@ def flops(n: int, n_kv: int, head_dim: int, *, causal: bool = False) -> float:
 
 @dataclass(frozen=True)
 class Case:
-    """What is computed: as many queries as keys, causal or not; the output, or the gradients from what it left."""
+    """A computation: as many queries as keys, causal or not; the output, or the gradients from a forward pass."""
 
     shape: Shape
     dtype: str = "float32"
@@ -65,27 +66,42 @@ def call_of(case: Case) -> Call:
     return Call(arrays, scale, window, rows, batch, aligned=True, keys=rows)
 
 
+def shape_of_tokens(n: int, head_dim: int, *, tokens: int = 16384, columns: int = 2048) -> Shape:
+    """Return the shape of so many tokens in sequences of n, and so many columns of all heads together."""
+    return tokens // n, columns // head_dim, n, head_dim
+
+
 @functools.lru_cache(maxsize=1)
-def _normal(shape: Shape) -> tuple[np.ndarray, ...]:
-    """Make q, k, v in float32, in parallel; each head has its own values."""
-    *lead, head_dim = shape
+def _normal(size: int, head_dim: int) -> tuple[np.ndarray, ...]:
+    """Make the elements of q, k and v in float32, in parallel; each head has its own values."""
     with ThreadPoolExecutor(3) as pool:
-        arrays = pool.map(lambda seed: make_inputs(math.prod(lead), 1, head_dim, seed=seed)[0], (1, 2, 3))
-        return tuple(a.reshape(shape) for a in arrays)
+        return tuple(pool.map(lambda seed: make_inputs(size // head_dim, 1, head_dim, seed=seed)[0], (1, 2, 3)))
 
 
 class Inputs:
-    """q, k and v of a shape and a type (batch, heads, N, d), on the host; on demand, on the device or as tensors."""
+    """q, k and v of a shape and a type (batch, heads, N, d), on the host; on demand, on the device or as tensors.
 
-    def __init__(self, shape: Shape, dtype: str = "float32") -> None:
-        self.shape, self.dtype = tuple(shape), dtype
-        self.host = tuple(a.astype(TYPES[dtype], copy=False) for a in _normal(self.shape))
-        self._samples: dict[bool, Sample] = {}
-        self._gradient_samples: dict[bool, GradientSample] = {}
+    Args:
+        heads_last: their memory has models' layout, (batch, N, heads, d).
+    """
+
+    def __init__(self, shape: Shape, dtype: str = "float32", *, heads_last: bool = False) -> None:
+        self.shape, self.dtype, self.heads_last = tuple(shape), dtype, heads_last
+        self.host = tuple(a.astype(TYPES[dtype], copy=False) for a in self._of_shape())
+        self._samples: dict[tuple[type, bool], Any] = {}
+
+    def _of_shape(self) -> list[np.ndarray]:
+        batch, heads, n, head_dim = self.shape
+        arrays = _normal(math.prod(self.shape), head_dim)
+        if self.heads_last:
+            return [a.reshape(batch, n, heads, head_dim).swapaxes(1, 2) for a in arrays]
+        return [a.reshape(self.shape) for a in arrays]
 
     @functools.cached_property
     def device(self) -> tuple[Any, ...]:
         """q, k and v as arrays of the device."""
+        if self.heads_last:
+            return tuple(cp.asarray(a.swapaxes(1, 2)).swapaxes(1, 2) for a in self.host)
         return tuple(cp.asarray(a) for a in self.host)
 
     @functools.cached_property
@@ -97,7 +113,7 @@ class Inputs:
             raise ImportError("tensors of PyTorch need PyTorch: pip install torch") from error
 
         dtype = getattr(torch, self.dtype)
-        return tuple(torch.from_numpy(a).cuda().to(dtype) for a in _normal(self.shape))
+        return tuple(torch.from_numpy(a).cuda().to(dtype) for a in self._of_shape())
 
     @functools.cached_property
     def do(self) -> np.ndarray:
@@ -107,52 +123,66 @@ class Inputs:
 
     def gradient_sample(self, causal: bool = False) -> GradientSample:
         """Make, once, some rows of the gradients of some heads with their exact values."""
-        if causal not in self._gradient_samples:
-            self._gradient_samples[causal] = GradientSample(self, causal)
-        return self._gradient_samples[causal]
+        return self._made_once(GradientSample, causal)
 
     def sample(self, causal: bool = False) -> Sample:
         """Make, once, some rows of some heads of the output with their exact values."""
-        if causal not in self._samples:
-            self._samples[causal] = Sample(self, causal)
-        return self._samples[causal]
+        return self._made_once(Sample, causal)
+
+    def _made_once(self, kind: type, causal: bool) -> Any:
+        if (kind, causal) not in self._samples:
+            self._samples[kind, causal] = kind(self, causal)
+        return self._samples[kind, causal]
 
 
 class Sample:
     """Rows and heads of an output that are compared with float64: the first, the last, and others at random.
 
-    expected: (heads, rows, d) float64. tolerance: 1e-5 in float32. In a half type it is twice the error of NumPy
-    attention that rounds P and O to that type, on the same (rounded) inputs and the same rows.
+    expected: (heads, rows, d) float64. rounded: the same by NumPy attention that rounds P and O to a half type, on the
+    same (rounded) inputs. tolerance: 1e-5 in float32; in a half type twice the error of `rounded`.
+
+    Args:
+        heads: of batch * heads; some where it is None. most_rows: of all heads together.
+        rotate: applied to all rows of q and of k of a head, float64 (N, d).
     """
 
-    def __init__(self, inputs: Inputs, causal: bool = False, seed: int = 1) -> None:
-        batch, heads, n, head_dim = inputs.shape
+    def __init__(
+        self,
+        inputs: Inputs,
+        causal: bool = False,
+        seed: int = 1,
+        *,
+        heads: Sequence[int] | None = None,
+        most_rows: int = SAMPLED_ROWS,
+        rotate: Callable[[np.ndarray], np.ndarray] = lambda a: a,
+    ) -> None:
+        batch, all_heads, n, head_dim = inputs.shape
         rng = np.random.default_rng(seed)
-        self.heads = _some(rng, batch * heads, SAMPLED_HEADS)
-        self.rows = _some(rng, n, SAMPLED_ROWS // len(self.heads))
-        q, k, v = (a.reshape(batch * heads, n, head_dim) for a in inputs.host)
+        self.heads = _some(rng, batch * all_heads, SAMPLED_HEADS) if heads is None else np.asarray(heads)
+        self.rows = _some(rng, n, max(most_rows // len(self.heads), 2))
         dtype, half = TYPES[inputs.dtype], inputs.dtype != "float32"
         hidden = np.arange(n) > self.rows[:, None]
-        expected, rounding = [], 0.0
+        expected, rounded = [], []
         for head in self.heads:
-            keys, values = k[head].astype(np.float64), v[head].astype(np.float64)
-            s = q[head][self.rows].astype(np.float64) @ keys.T / math.sqrt(head_dim)
+            q, k, v = (a[divmod(head, all_heads)].astype(np.float64) for a in inputs.host)
+            s = rotate(q)[self.rows] @ rotate(k).T / math.sqrt(head_dim)
             if causal:
                 s[hidden] = -np.inf
             p = np.exp(s - s.max(axis=-1, keepdims=True))
             total = p.sum(axis=-1, keepdims=True)
-            expected.append(p @ values / total)
+            expected.append(p @ v / total)
             if half:
-                rounded = (p.astype(dtype).astype(np.float64) @ values / total).astype(dtype)
-                rounding = max(rounding, float(np.max(np.abs(rounded.astype(np.float64) - expected[-1]))))
+                o = (p.astype(dtype).astype(np.float64) @ v / total).astype(dtype)
+                rounded.append(o.astype(np.float64))
         self.expected = np.stack(expected)
-        self.tolerance = 2 * rounding if half else TOLERANCE
+        self.rounded = np.stack(rounded) if half else self.expected
+        self.tolerance = 2 * float(np.abs(self.rounded - self.expected).max()) if half else TOLERANCE
 
     def error(self, o: Any) -> float:
         """Return the largest absolute error of an output (batch, heads, N, d); NaN if a value is NaN."""
         errors = []
         for head, expected in zip(self.heads.tolist(), self.expected, strict=True):
-            got = as_numpy(o[head // o.shape[1], head % o.shape[1]])[self.rows]
+            got = as_numpy(o[divmod(head, o.shape[1])])[self.rows]
             errors.append(np.max(np.abs(got.astype(np.float64) - expected)))
         return float(np.max(errors))  # NumPy's max hands NaN on
 
@@ -169,36 +199,27 @@ class GradientSample:
         rng = np.random.default_rng(seed)
         self.heads = _some(rng, batch * heads, 1 if n > LONG_ROWS else 2)
         self.rows = _some(rng, n, SAMPLED_ROWS // 4)
-        dtype, half = TYPES[inputs.dtype], inputs.dtype != "float32"
-        exact: dict[str, list[np.ndarray]] = {name: [] for name in ("dq", "dk", "dv")}
-        rounded: dict[str, list[np.ndarray]] = {name: [] for name in exact}
-        of_heads = (a.reshape(batch * heads, n, head_dim)[self.heads] for a in (inputs.do, *inputs.host))
-        for arrays in zip(*of_heads, strict=True):
-            found = _gradients(
-                *(a.astype(np.float64) for a in arrays), rows=self.rows, causal=causal, rounded=lambda a: a
-            )
-            for name, a in zip(exact, found, strict=True):
-                exact[name].append(a)
-            if half:
-                to_type = lambda a: a.astype(dtype).astype(np.float64)  # noqa: E731
-                found = _gradients(
-                    *(a.astype(np.float64) for a in arrays), rows=self.rows, causal=causal, rounded=to_type
-                )
-                for name, a in zip(exact, found, strict=True):
-                    rounded[name].append(to_type(a))
-        self.expected = {name: np.stack(a) for name, a in exact.items()}
-        self.tolerance = {
-            name: 2 * float(np.abs(np.stack(rounded[name]) - a).max())
-            if half
-            else TOLERANCE * max(1.0, float(np.abs(a).max()))
-            for name, a in self.expected.items()
-        }
+        of_heads = [a.reshape(batch * heads, n, head_dim)[self.heads] for a in (inputs.do, *inputs.host)]
+
+        def computed(rounded: Callable[[np.ndarray], np.ndarray]) -> dict[str, np.ndarray]:
+            how = {"rows": self.rows, "causal": causal, "rounded": rounded}
+            each = [_gradients(*(a.astype(np.float64) for a in one), **how) for one in zip(*of_heads, strict=True)]
+            return {name: np.stack(a) for name, a in zip(("dq", "dk", "dv"), zip(*each, strict=True), strict=True)}
+
+        def to_type(a: np.ndarray) -> np.ndarray:
+            return a.astype(TYPES[inputs.dtype]).astype(np.float64)
+
+        self.expected = computed(lambda a: a)
+        self.tolerance = {name: TOLERANCE * max(1.0, float(np.abs(a).max())) for name, a in self.expected.items()}
+        if inputs.dtype != "float32":
+            for name, a in computed(to_type).items():
+                self.tolerance[name] = 2 * float(np.abs(to_type(a) - self.expected[name]).max())
 
     def error(self, gradients: tuple[Any, Any, Any]) -> tuple[float, float]:
         """Return the largest absolute error and its tolerance, of the gradient that is closest to its tolerance."""
         found = []
         for (name, expected), a in zip(self.expected.items(), gradients, strict=True):
-            got = [as_numpy(a[head // a.shape[1], head % a.shape[1]])[self.rows] for head in self.heads.tolist()]
+            got = [as_numpy(a[divmod(head, a.shape[1])])[self.rows] for head in self.heads.tolist()]
             found.append((float(np.max(np.abs(np.stack(got).astype(np.float64) - expected))), self.tolerance[name]))
         return max(found, key=lambda pair: math.inf if math.isnan(pair[0]) else pair[0] / pair[1])
 

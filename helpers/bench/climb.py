@@ -26,7 +26,7 @@ SLOWER = 0.99  # a step that is slower than that is slower, if no launch was as 
 
 @dataclass(frozen=True)
 class Gain:
-    """What one idea changed: two recorded results, the one without it and the one with it.
+    """The effect of one idea: two recorded results, the one without it and the one with it.
 
     place: "01 → 02" for stages, the number of a step for steps, "2 to 4" where 2 and 3 are not measured. stage: to
     which it leads.
@@ -40,7 +40,7 @@ class Gain:
 
     @property
     def factor(self) -> float:
-        """How many times as fast; below 1, slower."""
+        """The speedup; below 1, a slowdown."""
         in_turns = reading.gain(self.before, self.after)
         return in_turns[0] if in_turns else self.before["ms"] / self.after["ms"]
 
@@ -256,10 +256,8 @@ _OTHERS = {
 
 def _measured(record: Record | None, **wanted: Any) -> Measurement | None:
     """Return the first measurement with these values."""
-    for r in record.results if record else ():
-        if {**vars(r), **wanted} == vars(r):
-            return r
-    return None
+    row = records.first(map(vars, record.results), **wanted) if record else None
+    return Measurement(**row) if row else None
 
 
 # What moves the scores through memory, and what does not: float32, N = 4096, d = 64; bytes of one head.
@@ -297,8 +295,8 @@ def traffic_table(record: Any = None) -> Text:
         cells = []
         for level in ("dram", "L2"):
             times = first[level] / bytes_[level]
-            told = f" ({times:.3g}× less)" if times >= 1 else f" ({1 / times:.3g}× more)"
-            cells.append(bytes_text(bytes_[level]) + (told if name != "SDPA math, one head" else ""))
+            ratio = f" ({times:.3g}× less)" if times >= 1 else f" ({1 / times:.3g}× more)"
+            cells.append(bytes_text(bytes_[level]) + (ratio if name != "SDPA math, one head" else ""))
         lines.append(f"| {name} | {' | '.join(cells)} | {_MOVERS[name]} |")
     return Text("\n".join(lines))
 

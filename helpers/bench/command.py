@@ -84,7 +84,7 @@ def bench(argv: Sequence[str] = ()) -> int:
     """Time every stage at the recorded shapes, with peers and roofs. Return the exit status."""
     parser = argparse.ArgumentParser(
         prog="course.py bench",
-        description="Time every stage at the recorded shapes; on a GPU beside PyTorch's backends, if installed.",
+        description="Time every stage at the recorded shapes; on a GPU also PyTorch's backends, if installed.",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the record to FILE, from the first result on")
     parser.add_argument("--quick", action="store_true", help="fewer launches, and few shapes")

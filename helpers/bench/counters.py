@@ -55,7 +55,7 @@ FIGURES: dict[str, tuple[str, ...]] = {
     "blocks": ("launch__grid_size",),
     "threads a block": ("launch__block_size",),
 }
-# Why a warp issued nothing: Nsight Compute's warp states, each in clocks that a warp spent so per instruction issued.
+# Why a warp issued nothing: Nsight Compute's warp states, each in cycles that a warp spent so per instruction issued.
 STALLS: dict[str, str] = {
     "issued": "selected",
     "another warp was issued": "not_selected",
@@ -198,11 +198,11 @@ def stalls_table(
 ) -> str:
     """Format what the warps waited for as text: a state a line, a stage, step or peer a column.
 
-    A number is the clocks that a warp spent in that state for each instruction that it issued (Nsight Compute's warp
-    states). The states of a column add up to the clocks between two instructions of one warp.
+    A number is the cycles that a warp spent in that state for each instruction that it issued (Nsight Compute's warp
+    states). The states of a column add up to the cycles between two instructions of one warp.
 
     Args:
-        names: as in `select`. least: states with fewer clocks in every column are left out.
+        names: as in `select`. least: states with fewer cycles in every column are left out.
     """
     selected = select(record, names, head_dim=head_dim, dtype=dtype)
     rows = sorted((row for row in selected if row.get("stalls")), key=lambda row: names.index(row["stage"]))

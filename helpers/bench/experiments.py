@@ -1,4 +1,4 @@
-"""What is measured in addition to the stages: other tile sizes, the steps of a climb, single ideas taken out.
+"""List what is measured in addition to the stages: other tile sizes, the steps of a climb, single ideas taken out.
 
 Notebooks read them from the record. To add one is to add data: a Variant, an Experiment, or a step in
 helpers.attention.ladder.steps.
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from helpers.attention.ladder import Stage
 from helpers.attention.ladder.steps import CLIMBS, LAST_IDEAS, numbered
-from helpers.bench.cases import Case
+from helpers.bench.cases import Case, shape_of_tokens
 from helpers.engine.cuda_source.edit import edit
 
 WMMA, MMA = "flash_wmma", "flash_mma"
@@ -28,7 +28,7 @@ HALF_GRADIENTS = tuple(replace(case, backward=True) for case in HALF_HEADS)
 
 # For the steps to hopper: a head dimension, many keys and few, without a mask and with one.
 HOPPER_HEADS = tuple(
-    Case((16384 // n, 2048 // head_dim, n, head_dim), "bfloat16", causal)
+    Case(shape_of_tokens(n, head_dim), "bfloat16", causal)
     for head_dim in (128, 64)
     for n in (8192, 2048)
     for causal in (False, True)
@@ -36,7 +36,7 @@ HOPPER_HEADS = tuple(
 
 # For the steps to hopper_backward: 16,384 tokens and 2048 columns of all heads together.
 HOPPER_GRADIENTS = tuple(
-    Case((4, 2048 // head_dim, 4096, head_dim), "bfloat16", causal, backward=True)
+    Case(shape_of_tokens(4096, head_dim), "bfloat16", causal, backward=True)
     for head_dim in (128, 64)
     for causal in (False, True)
 )

@@ -1,4 +1,4 @@
-"""What all studies share: check each way, time the ways in turns, make rows, and save the record after each row.
+"""Run studies: check each way, time the ways in turns, make rows, and save the record after each row.
 
 A module of `studies/` says which ways there are, which parts its record has, and how the record is printed:
 
@@ -11,14 +11,22 @@ other to the list that is named after the part.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import statistics
 import sys
+import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from helpers.attention import kernel
+from helpers.attention.ladder import Rung
 from helpers.bench import records
+from helpers.bench.cases import Case
+from helpers.bench.job import Job, WrongOutput, of_stage
+from helpers.bench.run import JobRunner, compile_all
 from helpers.bench.timing import in_turns, speed_range, speeds
 from helpers.device import ON_GPU, describe
 
@@ -69,6 +77,65 @@ def compare(
     return rows
 
 
+def compare_jobs(
+    runner: JobRunner, jobs: Sequence[Job], rounds: int, *, over: str | None = None, of: str | None = None
+) -> list[Row]:
+    """Check jobs of one case, then time them in turns. Return a row for each: its figures, and what its check has seen.
+
+    Args:
+        over, of: see `compare`; the row of this job has a speedup, too.
+
+    Raises:
+        WrongOutput: the output of a job is wrong.
+    """
+    (case,) = {job.case for job in jobs}
+    with contextlib.ExitStack() as contexts:
+        launched = _launched(runner, {job.name: job for job in jobs}, contexts)
+        runs = {name: run for name, (run, _) in launched.items()}
+        rows = compare(runs, rounds, flops=case.flops, over=over, of=of, itself=True)
+    what = {"shape": list(case.shape), "causal": case.causal}
+    return [{**what, "name": name, **row, **launched[name][1]} for name, row in rows.items()]
+
+
+def compare_tiles(case: Case, ways: Mapping[Name, tuple[Rung, Mapping[str, int]]], rounds: int = 5) -> dict[Name, Row]:
+    """Compile stages with other tile sizes side by side, check them, and time them in turns.
+
+    Returns:
+        For each of the ways: "full" and "causal", TFLOP/s without a mask and with one, and "local_bytes" of a thread.
+
+    Raises:
+        WrongOutput: an output is wrong.
+    """
+    masked = replace(case, causal=True)
+    jobs = {
+        (name, each): of_stage(stage, each, sizes, name=str(dict(sizes)))
+        for (name, (stage, sizes)), each in itertools.product(ways.items(), (case, masked))
+    }
+    compile_all(list(jobs.values()))
+    with contextlib.ExitStack() as contexts:
+        launched = _launched(JobRunner(0.0), jobs, contexts)
+        times = in_turns({key: run for key, (run, _) in launched.items()}, rounds)
+    rows = {}
+    for name, (stage, sizes) in ways.items():
+        defines = {"HEAD_DIM": case.shape[3], **sizes}
+        built = kernel.load_all(stage.file, stage.kernel_names(case.dtype), defines=defines)
+        rows[name] = {"local_bytes": built[stage.kernel_name(case.dtype)].attributes.get("local_size_bytes")}
+        for what, each in (("full", case), ("causal", masked)):
+            rows[name][what] = round(each.flops / statistics.median(times[name, each]) / 1e9, 1)
+    return rows
+
+
+def _launched(runner: JobRunner, jobs: Mapping[Any, Job], contexts: contextlib.ExitStack) -> dict[Any, tuple[Way, Row]]:
+    """Launch and check jobs; return each launch, and what its check has seen."""
+    launched = {}
+    for key, job in jobs.items():
+        try:
+            launched[key] = runner.launched(job, contexts)
+        except WrongOutput as error:
+            raise WrongOutput(f"{job.name} at {job.case}: {error}") from None
+    return launched
+
+
 def speed_text(row: Mapping[str, float], width: int = 0) -> str:
     """Format a row's speed and its range as text, such as "1.11× (1.10 to 1.12)"."""
     low, high = speed_range(row)
@@ -77,7 +144,7 @@ def speed_text(row: Mapping[str, float], width: int = 0) -> str:
 
 @dataclass(frozen=True)
 class Study:
-    """How a record is measured, part by part.
+    """A record and the functions that measure its parts.
 
     Args:
         name: of the module in `studies/`.
@@ -101,7 +168,7 @@ class Study:
     replaces: Callable[[Row], bool] = lambda row: True
 
     def take(self, path: Path, words: Sequence[str] = ()) -> dict[str, Any]:
-        """Measure, and write the record to path after each row.
+        """Measure, and write the record to path after each row. A part that raises is noted in record["failed"].
 
         words: the parts to measure; all but the optional ones if empty. The other parts of the record in path stay.
         """
@@ -114,7 +181,37 @@ class Study:
         record = self._other_parts(path, parts, head) if words and path.is_file() else {}
         record |= head
         self.prepare(parts)
-        return measure_parts(path, record, {part: self.parts[part] for part in parts}, line=self.line, key=self.key)
+        for part in parts:
+            began = time.perf_counter()
+            try:
+                self._measure(part, path, record)
+            except Exception as error:  # the other parts still count, and a GPU's time is short
+                record.setdefault("failed", {})[part] = f"{type(error).__name__}: {str(error)[:600]}"
+                print(f"[FAIL] {part}: {record['failed'][part]}", flush=True)
+            records.save(path, record)
+            print(f"{part}: {time.perf_counter() - began:.0f} s", flush=True)
+        return record
+
+    def _measure(self, part: str, path: Path, record: dict[str, Any]) -> None:
+        """Measure a part into a record, and save it after each row."""
+        result = self.parts[part]()
+        if isinstance(result, Mapping):
+            record[part] = result
+            return
+        own: list[Row] = []  # rows that do not name their part, instead of an earlier record's
+        named = False
+        for each in result:
+            rows = each if isinstance(each, list) else [each]
+            for row in rows:
+                named = self.key in row
+                (record.setdefault("rows", []) if named else own).append(row)
+            if not named:
+                record[part] = own
+            records.save(path, record)
+            if self.line is not None:
+                print("\n".join(map(self.line, rows)), flush=True)
+        if not own and part in record and part != "rows":
+            record[part] = own
 
     def _other_parts(self, path: Path, parts: Collection[str], head: Mapping[str, Any]) -> dict[str, Any]:
         """Read an earlier record without the rows that are measured again. Exit if it is of another GPU."""
@@ -131,41 +228,3 @@ class Study:
 
 def _gpu(device: str | Mapping[str, Any]) -> str:
     return device if isinstance(device, str) else device.get("name") or device["description"]
-
-
-def measure_parts(
-    path: Path,
-    record: dict[str, Any],
-    parts: Mapping[str, Part],
-    *,
-    line: Callable[[Row], str] | None = None,
-    key: str = "part",
-    after: Callable[[str], None] = lambda part: None,
-) -> dict[str, Any]:
-    """Measure parts into a record, which is saved after each row. A part that raises is noted in record["failed"].
-
-    after: called with the name of each part when it ends.
-    """
-    for part, measure in parts.items():
-        try:
-            result, seen = measure(), False
-            if isinstance(result, Mapping):
-                record[part], result, seen = result, (), True
-            for each in result:
-                rows = each if isinstance(each, list) else [each]
-                for row in rows:
-                    if key not in row and not seen:
-                        record[part] = []  # instead of an earlier record's
-                    record.setdefault("rows" if key in row else part, []).append(row)
-                    seen = True
-                records.save(path, record)
-                if line is not None:
-                    print("\n".join(map(line, rows)), flush=True)
-            if part in record and part != "rows" and not seen:
-                record[part] = []
-        except Exception as error:  # the other parts still count, and a GPU's time is short
-            record.setdefault("failed", {})[part] = f"{type(error).__name__}: {str(error)[:600]}"
-            print(f"[FAIL] {part}: {record['failed'][part]}", flush=True)
-        after(part)
-        records.save(path, record)
-    return record

@@ -67,7 +67,7 @@ class Job:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """The same for the same measurement in another process."""
+        """A key that is equal for the same measurement in another process."""
         return (self.kind, self.name, str(self.case), str(dict(self.sizes)))
 
 

@@ -46,7 +46,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class Roof:
-    """What the machine can do at best. ready() gives a launch; work is its FLOP ("tflops") or bytes ("gbps")."""
+    """The best that the machine can do. ready() gives a launch; work is its FLOP ("tflops") or bytes ("gbps")."""
 
     name: str
     dtype: str
@@ -58,6 +58,9 @@ class Roof:
 
 
 # ------------------------------------------------------------------------------------------------- PyTorch
+
+
+TORCH_DEVICE = "cuda" if ON_GPU else "cpu"
 
 
 def torch_on_gpu() -> Any | None:
@@ -125,7 +128,7 @@ def _flash_attention_3(inputs: Inputs, causal: bool) -> Iterator[Callable[[], An
         yield run
 
 
-def beside_torch() -> tuple[Peer, ...]:
+def attentions() -> tuple[Peer, ...]:
     """List PyTorch's backends, and FlashAttention-3 if it is installed and supports the GPU."""
     installed = any(map(importlib.util.find_spec, FLASH_ATTENTION_3))
     if not installed or int(cp.cuda.Device().compute_capability) != 90:

@@ -8,7 +8,7 @@ from typing import Any
 
 from helpers.attention.ladder import LADDER, Rung, backward_of, forward_of
 from helpers.bench import experiments, host_cost, peers
-from helpers.bench.cases import Case
+from helpers.bench.cases import Case, shape_of_tokens
 from helpers.bench.job import (
     Gradients,
     Job,
@@ -28,7 +28,7 @@ from helpers.device import ON_GPU
 # 16384 tokens and 2048 columns of all heads together, as in FlashAttention's papers.
 SHAPES = ((1, 1, 4096, 64), (1, 1, 16384, 64), (1, 16, 4096, 64), (4, 16, 4096, 64), (4, 16, 4096, 128))
 ONE_HEAD_SWEEP = tuple((1, 1, n, 64) for n in (1024, 2048, 8192))
-HALF_SWEEP = tuple((16384 // n, 2048 // d, n, d) for d in (128, 64) for n in (512, 2048, 4096, 8192, 16384))
+HALF_SWEEP = tuple(shape_of_tokens(n, d) for d in (128, 64) for n in (512, 2048, 4096, 8192, 16384))
 QUICK = ((1, 1, 4096, 64), (4, 16, 4096, 64))
 ON_CPU = (1, 1, 1024, 64)  # the engine is for understanding, not for speed: one shape says what there is to say
 FOR_NUMBA = (1, 1, 64, 16)  # its simulator takes a second for this
@@ -96,7 +96,7 @@ def plan(
     """
     stages = {name: stage for name, stage in forward().items() if not only or name in only}
     torch = peers.torch_on_gpu() if with_peers and on_gpu else None
-    others = peers.beside_torch() if torch else () if on_gpu else (peers.NUMPY,)
+    others = peers.attentions() if torch else () if on_gpu else (peers.NUMPY,)
     jobs = [of_roof(roof) for roof in peers.TORCH_ROOFS] if torch else []
     if on_gpu and not only and not quick:
         jobs += [of_host(call) for call in host_cost.calls(torch is not None)]
@@ -159,7 +159,7 @@ def _steps(stages: Mapping[str, Rung]) -> Iterator[Job]:
 
 
 def _side_jobs(stages: Mapping[str, Rung]) -> Iterator[Job]:
-    """Yield what is measured beside the ladder: these stages with other tile sizes, their steps and experiments."""
+    """Yield what is measured in addition to the ladder: other tile sizes, steps and experiments of these stages."""
     for variant in experiments.VARIANTS:
         if variant.stage in stages:
             stage = stages[variant.stage]

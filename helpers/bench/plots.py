@@ -252,10 +252,10 @@ def measured_climb_times(
     ax.xaxis.set_minor_formatter(lambda value, _: f"{value:g}" if few_decades and f"{value:g}" in "2345" else "")
     ax.set_title(heading(shape, dtype))
     ax.set_xlabel(f"milliseconds (less is better), logarithmic; recorded on {gpu_of(record)}")
-    beside_text = "".join(f"; {label}: {ms:.3g} ms" for label, ms in peers.items())
+    peers_text = "".join(f"; {label}: {ms:.3g} ms" for label, ms in peers.items())
     return Picture(
         fig,
-        "; ".join(f"{a}: {text.strip()}" for a, text in zip(labels, map("   ".join, texts), strict=True)) + beside_text,
+        "; ".join(f"{a}: {text.strip()}" for a, text in zip(labels, map("   ".join, texts), strict=True)) + peers_text,
     )
 
 
@@ -316,7 +316,7 @@ def measured_steps(
     """
     record = recorded() if record is None else record
     results = [r for r in results_of(record) if tuple(r["shape"]) == tuple(shape)]
-    by_label = {label: next((r for r in results if (r | wanted) == r), None) for label, wanted in labels.items()}
+    by_label = {label: records.first(results, **wanted) for label, wanted in labels.items()}
     missing = [label for label, result in by_label.items() if result is None]
     if missing:
         return Text(f"*(not yet recorded: {', '.join(missing)})*")

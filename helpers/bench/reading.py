@@ -95,7 +95,7 @@ def climb(
 def result(*, record: Any = None, **wanted: Any) -> dict[str, Any] | None:
     """Return the first recorded result with all of these values, such as name=, kind=, dtype=, shape=; or None."""
     wanted = {key: list(value) if isinstance(value, tuple) else value for key, value in wanted.items()}
-    return next((r for r in results_of(record) if {**r, **wanted} == r), None)
+    return records.first(results_of(record), **wanted)
 
 
 def gain(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[float]:

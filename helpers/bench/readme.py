@@ -92,7 +92,7 @@ def ladder_table(record: Mapping[str, Any]) -> str:
     device = record["device"]
     lines += [
         "",
-        "TFLOP/s, and in brackets the speed beside PyTorch's SDPA: its memory-efficient backend in float32"
+        "TFLOP/s, and in brackets the speed relative to PyTorch's SDPA: its memory-efficient backend in float32"
         + (", its FlashAttention-2 in bfloat16" if any(dtype == "bfloat16" for _, dtype, _ in columns) else "")
         + f". Median of many launches on one {device['name']} (driver {device['driver']}, CuPy {device['cupy']}, "
         f"NVRTC {device['nvrtc']}, PyTorch {device['torch']}); all in one run{_earlier(record)}, "

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -42,6 +42,11 @@ def save(path: Path, record: Any) -> None:
 def load(path: Path) -> Any | None:
     """Read a record; None if the file does not exist."""
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def first(rows: Iterable[Mapping[str, Any]], **wanted: Any) -> Any | None:
+    """Return the first row that has all of these values; None if there is none."""
+    return next((row for row in rows if all(key in row and row[key] == value for key, value in wanted.items())), None)
 
 
 def reader(*names: str) -> Callable[[], Any | None]:

@@ -151,13 +151,13 @@ def results_table(record: Record) -> str:
         roof = roofs.get(roof_name(case.dtype))
         width = max(18, *(len(r.name) for r in results)) + 1
         head = f"{'':{width}}{'ms':>10}{'spread':>8}{'TFLOP/s':>9}" + f"{'of roof':>9}" * (roof is not None)
-        beside = {peer.name: f"  x {peer.name.removeprefix('SDPA ')}" for peer in others}
-        head += "".join(f"{name:>12}" for name in beside.values())
+        columns = {peer.name: f"  x {peer.name.removeprefix('SDPA ')}" for peer in others}
+        head += "".join(f"{name:>12}" for name in columns.values())
         lines += ["", str(case), head + f"{'max error':>11}"]
         for r in results:
             line = f"{r.name:{width}}{r.ms:10.3f}{(r.ms_max - r.ms_min) / r.ms:8.1%}{r.tflops:9.3g}"
             line += f"{r.tflops / roof.tflops:9.1%}" if roof else ""
-            line += "".join(f"{peer.ms / r.ms:{max(12, len(beside[peer.name]))}.3f}" for peer in others)
+            line += "".join(f"{peer.ms / r.ms:{max(12, len(columns[peer.name]))}.3f}" for peer in others)
             wrong = f"  {r.wrong_launches} of {r.checked_launches} launches wrong" if r.wrong_launches else ""
             lines.append(f"{line}{r.max_error:11.1e}  {r.note}{wrong}".rstrip())
     lines += _host_lines([r for r in record.results if r.kind == "host"])

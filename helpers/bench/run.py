@@ -42,7 +42,7 @@ class JobRunner:
     def run(self, job: Job) -> Measurement:
         """Check, then time. Raises WrongOutput, and whatever the launch raises."""
         with contextlib.ExitStack() as contexts:
-            launch, seen = self._launched(job, contexts)
+            launch, seen = self.launched(job, contexts)
             begin = time.perf_counter()
             if job.on_host:
                 timing = host_time(launch)
@@ -63,7 +63,7 @@ class JobRunner:
             base = jobs[0].base()
             for job in [*([base] if base else []), *jobs]:
                 try:
-                    launched.append((job, *self._launched(job, contexts)))
+                    launched.append((job, *self.launched(job, contexts)))
                 except Exception as error:
                     if job is not base:
                         yield job, error
@@ -88,7 +88,7 @@ class JobRunner:
             timing = Timing(statistics.median(taken), min(taken), max(taken), len(taken))
             yield job, _measurement(job, timing, clocks, seen)
 
-    def _launched(self, job: Job, contexts: contextlib.ExitStack) -> tuple[Callable[[], Any], dict[str, Any]]:
+    def launched(self, job: Job, contexts: contextlib.ExitStack) -> tuple[Callable[[], Any], dict[str, Any]]:
         """Make a launch and check it; return what the check has seen, too."""
         launch, check = contexts.enter_context(job.make(job.case and self._take_inputs(job.case)))
         return launch, check()
@@ -96,7 +96,7 @@ class JobRunner:
     def _take_inputs(self, case: Case) -> Inputs:
         if self._inputs is None or (self._inputs.shape, self._inputs.dtype) != (case.shape, case.dtype):
             self._inputs = None  # before the next ones are made
-            _free()
+            free_pools()
             self._inputs = Inputs(case.shape, case.dtype)
         return self._inputs
 
@@ -119,7 +119,7 @@ def _measurement(job: Job, timing: Timing, clocks: Mapping[str, float], seen: Ma
     return Measurement(job.name, job.kind, note=job.note(), **row)
 
 
-def _free() -> None:
+def free_pools() -> None:
     """Give memory that nothing uses back to the GPU, so that CuPy and PyTorch do not starve each other."""
     if ON_GPU:
         cp.get_default_memory_pool().free_all_blocks()

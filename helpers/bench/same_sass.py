@@ -67,9 +67,8 @@ def text_of(folder: Path, file: str) -> str | None:
 def stages(only: list[str]) -> Iterator[Stage]:
     """Yield every stage, and every step of a climb, whose file's name begins with one of `only`."""
     steps = (*BASES.values(), *(step for climb in CLIMBS.values() for step in climb))
-    everything = {stage.file: stage for stage in (*LADDER.values(), *steps)}
-    for file, stage in everything.items():
-        if not only or any(file.removeprefix("steps/").startswith(start) for start in only):
+    for file, stage in {stage.file: stage for stage in (*LADDER.values(), *steps)}.items():
+        if not only or file.removeprefix("steps/").startswith(tuple(only)):
             yield stage
 
 

@@ -24,9 +24,8 @@ def recorded(stage: str) -> dict[str, Any]:
 
 def instance(stage: str, dtype: str, head_dim: int = 64) -> dict[str, Any]:
     """Return one compiled instance. Raises KeyError where none is recorded."""
-    for found in recorded(stage)["instances"]:
-        if (found["dtype"], found["head_dim"]) == (dtype, head_dim):
-            return found
+    if row := records.first(recorded(stage)["instances"], dtype=dtype, head_dim=head_dim):
+        return row
     raise KeyError(f"no SASS of stage {stage} recorded for {dtype}, head_dim {head_dim}")
 
 
@@ -57,9 +56,8 @@ def compiled(kernel: str, options: str = "-ftz=true", *, stage: str = "04") -> d
         KeyError: there is no such row; the message lists those there are.
     """
     rows = recorded(stage)["rows"]
-    for row in rows:
-        if (row["kernel"], row["options"]) == (kernel, options):
-            return row
+    if row := records.first(rows, kernel=kernel, options=options):
+        return row
     raise KeyError(f"no {kernel!r} with {options!r}; there are: {[(row['kernel'], row['options']) for row in rows]}")
 
 

@@ -90,7 +90,7 @@ def measure(launch: Callable[[], object], *, budget_s: float = BUDGET_S, most: i
     if first >= 1e3 * SLOW_S:
         return Timing(first, first, first, 1)
     flushes = _flushes(launch, flush) if ON_GPU and first < HIDES_MS else 1
-    while time.perf_counter() - began < budget_s / 10:  # the clocks come up
+    while time.perf_counter() - began < budget_s / 10:  # until the GPU has raised its clock
         elapsed(launch, flush, flushes)
     times: list[float] = []
     began = time.perf_counter()

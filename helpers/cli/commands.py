@@ -99,8 +99,6 @@ ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OPENBLAS", "MKL")}
 QUICK_BUILDS = {"COURSE_CPU_OPTIMISATION": "1"}
 
 
-NO_TEST = 5  # pytest's exit code where nothing was selected
-
 # Of a notebook's start or cell, to end one that hangs. The longest, in which 09 trains a model, takes 94 s of CPU, and
 # a machine may be slow, or busy with other work.
 CELL_SECONDS = 3600
@@ -125,8 +123,7 @@ def test(words: "list[str]", every: bool) -> int:
     """Run the linters, then pytest over tests and notebooks. Returns 0 if all pass.
 
     Exhaustive tests are left out (tests/two_speeds.py), and so are tests of the engine that have passed
-    (tests/unchanged.py). every: run the engine's as well, and the exhaustive ones in a second pytest, as CI does: its
-    first is otherwise what everybody runs. Files that `words` name are run whole.
+    (tests/unchanged.py). every: run all, as CI does. Files that `words` name are run whole.
     """
     begin = time.monotonic()
     verdicts = {}
@@ -141,29 +138,19 @@ def test(words: "list[str]", every: bool) -> int:
         options += ["--nbval-sanitize-with", "tests/sanitize.cfg"]
     folders = [folder for folder in ("tests", "notebooks") if (ROOT / folder).is_dir()]
     processes = workers()
-    runs = {"pytest": [*folders, "--fast", *["--unchanged-too"] * every], "pytest of the rest": [*folders, "--rest"]}
-    if named:
-        runs = {"pytest": []}
-    else:
+    argv = [sys.executable, "-m", "pytest"]
+    if not named:
+        argv += [*folders, *["--fast"] * (not every)]
         files = [path for folder in folders for path in (ROOT / folder).glob("*") if path.suffix in (".py", ".ipynb")]
         processes = max(1, min(processes, len(files)))  # each takes seconds to start
-        if not every:
-            del runs["pytest of the rest"]
     # A file's tests share a worker: the cells of a notebook need one another.
-    options += ["-n", str(processes), "--dist", "loadfile", *words]
-    for name, selection in runs.items():
-        argv = [sys.executable, "-m", "pytest", *selection, *options]
-        verdicts[name] = run(argv, {**ONE_THREAD, **QUICK_BUILDS, **os.environ})
-        if verdicts[name] in (2, 130):  # stopped: by Ctrl-C, or by tests that cannot be read
-            break
-    codes = {name: verdicts[name] for name in runs if name in verdicts}
-    if set(codes.values()) != {NO_TEST}:  # what follows -- may choose tests of one run alone
-        verdicts.update({name: 0 for name, code in codes.items() if code == NO_TEST})
+    options += ["-p", "helpers.cli.quick_pytest", "-n", str(processes), "--dist", "loadfile", *words]
+    verdicts["pytest"] = code = run([*argv, *options], {**ONE_THREAD, **QUICK_BUILDS, **os.environ})
     minutes, seconds = divmod(round(time.monotonic() - begin), 60)
     words_of = {0: "passed", 130: "stopped"}
     parts = ", ".join(f"{name} {words_of.get(code, 'FAILED')}" for name, code in verdicts.items())
     print(f"course: {parts} in {minutes} min {seconds} s{cpu_seconds()}", flush=True)
-    return next(filter(None, [*(verdicts[name] for name in codes), *verdicts.values()]), 0)
+    return next(filter(None, [code, *verdicts.values()]), 0)
 
 
 def cpu_seconds() -> str:

@@ -12,12 +12,10 @@ rounded to float32 at the end, so that the file does not depend on the machine. 
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -26,7 +24,7 @@ sys.path.insert(0, str(HERE.parents[1]))
 os.environ["COURSE_DEVICE"] = "cpu"  # NumPy's arrays, on a machine with a GPU too
 sys.path.insert(0, str(HERE))
 
-from make_minilm_qkv import save  # noqa: E402
+from make_minilm_qkv import compare, main  # noqa: E402
 
 from helpers.attention.models import minilm, weights  # noqa: E402
 
@@ -82,20 +80,10 @@ def make(dtype: str = "float64") -> dict[str, np.ndarray]:
 
 
 def check() -> int:
-    """Compare a fresh make() with the file; values may differ in the last bit."""
-    bad = 0
-    with np.load(OUT) as there:
-        for name, new in make().items():
-            old: Any = there[name]
-            if new.dtype == np.float32:
-                ok = old.shape == new.shape and bool((np.abs(old - new) <= np.spacing(np.abs(new))).all())
-            else:
-                ok = np.array_equal(old, new)
-            print(f"{name:13s} {'as made here' if ok else 'DIFFERS'}")
-            bad += not ok
+    """Compare a fresh make() with the file, and report what the reference loses in float32."""
     worst = np.abs(make("float32")["vectors"] - recorded_vectors()).max()
     print(f"the reference in float32 differs by at most {worst:.1e}")
-    return 1 if bad else 0
+    return compare(OUT, make())
 
 
 def recorded_vectors() -> np.ndarray:
@@ -122,21 +110,5 @@ def verify() -> int:
     return 1 if bad else 0
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Make, check or verify minilm_embeddings.npz.")
-    choice = parser.add_mutually_exclusive_group()
-    choice.add_argument("--check", action="store_true", help="compare the file that is there with a fresh one")
-    choice.add_argument("--verify", action="store_true", help="compare the course's model with the file")
-    arguments = parser.parse_args()
-    if arguments.check:
-        return check()
-    if arguments.verify:
-        return verify()
-    arrays = make()
-    save(OUT, arrays)
-    print(f"wrote {OUT.name}: {arrays['vectors'].shape} float32, {OUT.stat().st_size} bytes")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(OUT, make, check, verify, "the course's model with the file"))

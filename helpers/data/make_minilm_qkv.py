@@ -25,6 +25,7 @@ import os
 import sys
 import tempfile
 import zipfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -87,18 +88,17 @@ def make() -> dict[str, np.ndarray]:
     return arrays | {"tokens": np.array(tokens)} | {key: np.array(text) for key, text in PROVENANCE.items()}
 
 
-def check() -> int:
-    """Compare a fresh make() with the file. Float arrays may differ in the last bit of a few values."""
+def compare(file: Path, arrays: Mapping[str, np.ndarray]) -> int:
+    """Compare freshly made arrays with a file. Those of floats may differ in the last bit of a few values."""
     bad = 0
-    with np.load(OUT) as there:
-        here = make()
-        if set(there.files) != set(here):
-            print(f"other names: {sorted(there.files)}, expected {sorted(here)}")
+    with np.load(file) as there:
+        if set(there.files) != set(arrays):
+            print(f"other names: {sorted(there.files)}, expected {sorted(arrays)}")
             return 1
-        for name, new in here.items():
+        for name, new in arrays.items():
             old = there[name]
             if new.dtype != np.float32:
-                ok, what = np.array_equal(old, new), "text"
+                ok, what = np.array_equal(old, new), "text" if new.dtype.kind == "U" else "integers"
             else:
                 same_form = old.shape == new.shape and old.dtype == new.dtype
                 ok = same_form and bool((np.abs(old - new) <= np.spacing(np.abs(new))).all())
@@ -150,21 +150,26 @@ def verify() -> int:
     return 0
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Make, check or verify minilm_qkv.npz (see the top of this script).")
+def check() -> int:
+    """Compare a fresh make() with the file."""
+    return compare(OUT, make())
+
+
+def main(file: Path, make: Callable, check: Callable[[], int], verify: Callable[[], int], pair: str) -> int:
+    """Make, check or verify a file of arrays, as the command line says. pair: what `verify` compares."""
+    parser = argparse.ArgumentParser(description=f"Make, check or verify {file.name} (see the top of this script).")
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument("--check", action="store_true", help="compare the file that is there with a fresh one")
-    choice.add_argument("--verify", action="store_true", help="compare the forward pass with PyTorch's")
+    choice.add_argument("--verify", action="store_true", help=f"compare {pair}")
     arguments = parser.parse_args()
-    if arguments.check:
-        return check()
-    if arguments.verify:
-        return verify()
+    if arguments.check or arguments.verify:
+        return check() if arguments.check else verify()
     arrays = make()
-    save(OUT, arrays)
-    print(f"wrote {OUT.name}: {arrays['q'].shape} float32 three times, {OUT.stat().st_size} bytes")
+    save(file, arrays)
+    shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items() if array.ndim)
+    print(f"wrote {file.name}: {shapes}, {file.stat().st_size} bytes")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(OUT, make, check, verify, "the forward pass with PyTorch's"))

@@ -50,5 +50,5 @@ def speeds(rows: Mapping[str, Mapping[str, float]], *, ours: str, roof: str, xla
     ax.set_yticks(range(len(rows)), list(rows), fontsize=8)
     ax.set(ylim=(len(rows) - 0.5, -0.5), xlabel=xlabel)
     fig.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, fontsize=8)
-    told = (f"{name}: " + ", ".join(f"{who} {speed:,.0f}" for who, speed in row.items()) for name, row in rows.items())
-    return Picture(fig, "; ".join(told))
+    speeds_of = {name: ", ".join(f"{peer} {speed:,.0f}" for peer, speed in row.items()) for name, row in rows.items()}
+    return Picture(fig, "; ".join(f"{name}: {text}" for name, text in speeds_of.items()))

@@ -37,7 +37,7 @@ def products(rows: Sequence[tuple[Operand, Operand, Operand]]) -> Picture:
     across = 2
     fig, panels = figure(9.4, 1.75 * -(-len(rows) // across), rows=-(-len(rows) // across), columns=across)
     unit = 1 / 64
-    told = []
+    words = []
     for ax, (result, a, b) in zip(panels.flat, rows, strict=False):
         x, high = 0.0, max(shape[0] for _, shape, _ in (result, a, b)) * unit
         for part, (operand, sign) in enumerate(((result, ""), (a, "="), (b, "·"))):
@@ -50,7 +50,7 @@ def products(rows: Sequence[tuple[Operand, Operand, Operand]]) -> Picture:
             x += width
         ax.set(xlim=(-0.05, 5.75), ylim=(2.32, -0.05), aspect="equal", xticks=[], yticks=[])
         ax.spines[:].set_visible(False)
-        told.append(f"{result.name} = {a.name} ({major(a, left=True)}) times {b.name} ({major(b, left=False)})")
+        words.append(f"{result.name} = {a.name} ({major(a, left=True)}) times {b.name} ({major(b, left=False)})")
     for ax in list(panels.flat)[len(rows) :]:
         ax.set_axis_off()
         handles = [
@@ -58,7 +58,7 @@ def products(rows: Sequence[tuple[Operand, Operand, Operand]]) -> Picture:
             Rectangle((0, 0), 1, 1, facecolor="white", edgecolor=ROOF, linestyle="--", label="in registers"),
         ]
         ax.legend(handles=handles, loc="center", fontsize=9)
-    return Picture(fig, f"products: {'; '.join(told)}")
+    return Picture(fig, f"products: {'; '.join(words)}")
 
 
 def _tile(ax: Any, at: tuple[float, float], size: tuple[float, float], operand: Operand) -> None:

@@ -132,7 +132,7 @@ def about(file: str) -> list[str]:
         return []
     header = "\n".join(line.removeprefix("//").strip() for line in _lines(file)[: sections(file)["header"][1]])
     name, *others = (" ".join(paragraph.split()) for paragraph in header.split("\n\n"))
-    name = re.sub(r"^\d+, (.)", lambda found: found[1].upper(), name)  # not "04, step 8" but "Step 8"
+    name = re.sub(r"^\d+, (.)", lambda match: match[1].upper(), name)  # not "04, step 8" but "Step 8"
     return [name, *(words for words in others if re.match("Since|Unlike", words))]
 
 

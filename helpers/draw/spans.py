@@ -87,11 +87,10 @@ def clocks_as_spans(timeline: Mapping[str, Any], first: int, last: int) -> dict[
     """Turn recorded cycle counts of a block of hopper, key tiles `first` to `last`, into rows of spans in cycles.
 
     Args:
-        timeline: as `helpers.bench.studies.hopper` records it. "consumers": for each, for each key tile, the clocks at
-        which
-            its step began, it had its turn, all products were started, S was there, half of the weights were, O was
-            there, the step ended. "waits_for_v", which older records lack: when its wait for V began, and ended, before
-            O was started. "asked", "full": when K's and V's copy was started, and had arrived.
+        timeline: as `helpers.bench.studies.hopper` records it. "consumers": for each, for each key tile, the cycles at
+            which its step began, it had its turn, all products were started, S was there, half of the weights were, O
+            was there, the step ended. "waits_for_v", which older records lack: when its wait for V began, and ended,
+            before O was started. "asked", "full": when K's and V's copy was started, and had arrived.
     """
     consumers, stages = timeline["consumers"], timeline["stages"]
     rows: dict[str, list[Span]] = {f"{which}, stage {stage}": [] for which in "KV" for stage in range(stages)}

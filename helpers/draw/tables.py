@@ -15,29 +15,33 @@ def columns_of(lines: list[str], gap: int = 2) -> list[tuple[int, int]]:
     """Find the columns of a text table: between two of them, all lines have at least `gap` spaces."""
     width = max(map(len, lines), default=0)
     blank = [all(line[at : at + 1].strip() == "" for line in lines) for at in range(width)] + [True] * gap
-    found, begin = [], None
+    places, begin = [], None
     for at in range(width + 1):
         if begin is None and not blank[at]:
             begin = at
         elif begin is not None and all(blank[at : at + gap]):
-            found.append((begin, at))
+            places.append((begin, at))
             begin = None
-    return found
+    return places
 
 
 def split(line: str, columns: list[tuple[int, int]], *, is_head: bool = False) -> list[str]:
     """Split a line into cells. A heading may be wider than its column, at whose end or beginning it stands."""
     if not is_head:
         return [line[begin:end].strip() for begin, end in columns]
-    cells = [""] * len(columns)
     begins, ends = [begin for begin, _ in columns], [end for _, end in columns]
+    pieces: list[tuple[int, int]] = []
     for group in re.finditer(r"\S+(?: \S+)*", line):
         begin, end = group.span()
         inside = [at for at in ends if begin < at < end and line[at] == " "]
-        cuts = [begin, *(inside if end in ends and begin not in begins else ()), end]
-        for first, last in itertools.pairwise(cuts):
-            near = [abs(last - e) if last in ends else abs(first - b) for b, e in columns]
-            cells[near.index(min(near))] = line[first:last].strip()
+        pieces += itertools.pairwise([begin, *(inside if end in ends and begin not in begins else ()), end])
+    cells, free = [""] * len(columns), 0  # the first column that no heading to the left has taken
+    for number, (begin, end) in enumerate(pieces, 1):
+        near = [abs(end - e) if end in ends else abs(begin - b) for b, e in columns]
+        allowed = range(free, max(len(columns) - len(pieces) + number, 1)) or [len(columns) - 1]
+        column = min(allowed, key=near.__getitem__)
+        cells[column] = f"{cells[column]}  {line[begin:end].strip()}".strip()
+        free = column + 1
     return cells
 
 

@@ -681,8 +681,9 @@ def warnings(text: str, extra: list[str]) -> str:
 # worker.h come first: it sets macros for the system's headers, before any of them is read.
 _PARTS = ("kernel_calls", "scheduler", "residents", "async_copies", "mbarriers", "tensor_copies", "failure", "division")
 _PARTS += ("faults", "memory", "launch", "tensor_core", "tensor_other", "warpgroups", "tensor_warpgroup")
-_PARTS += ("tensor_eights", "rounding", "board", "checker_lists", "checker_clocks", "checker_order", "checker_notes", "checker_mbarriers")
-_PARTS += ("checker_access", "checker_hooks", "checker_async", "checker_profile", "checker_local", "checker")
+_PARTS += ("tensor_eights", "rounding", "board", "checker_lists", "checker_clocks", "checker_order", "checker_notes")
+_PARTS += ("checker_mbarriers", "checker_access", "checker_hooks", "checker_async", "checker_profile", "checker_local")
+_PARTS += ("checker",)
 
 
 def _engine_source() -> tuple[str, list[str]]:

@@ -8,6 +8,7 @@ pieces([100, 40, 260], multiprocessors=4)                   # which keys each bl
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -95,8 +96,8 @@ def xray_launches(
     for launch in planned.launches:
         compiled = planned.kernels[launch.kernel]
         report = xray(compiled, launch.grid, launch.block, launch.arguments(every), launch.shared_bytes)
-        found = [finding for finding in report.findings if finding.kind != "never written"]
-        reports.append(replace(report, findings=found))
+        findings = [finding for finding in report.findings if finding.kind != "never written"]
+        reports.append(replace(report, findings=findings))
     return reports
 
 
@@ -166,13 +167,13 @@ def bytes_in_flight(stage: str, *, heads: int = 32, kv_heads: int = 8, d: int = 
 
 def on_multiprocessors(cut: Sequence[Piece], count: int) -> list[tuple[int, int, int, int, str]]:
     """Schedule the blocks, each on the first multiprocessor that is free, with times in keys: for show.schedules."""
-    free, places, found = [0] * count, {}, []
+    free, place_of, blocks = [0] * count, {}, []
     for piece in cut:
-        at = places.setdefault(piece.block, free.index(min(free)))
+        at = place_of.setdefault(piece.block, free.index(min(free)))
         end = free[at] + piece.end - piece.first
-        found.append((at, free[at], end, piece.sequence % 6, str(piece.sequence)))
+        blocks.append((at, free[at], end, piece.sequence % 6, str(piece.sequence)))
         free[at] = end
-    return found
+    return blocks
 
 
 def _call(lengths: Sequence[int], heads: int, kv_heads: int, d: int, num_splits: int) -> DecodeCall:
@@ -233,11 +234,7 @@ def climb_table() -> str:
 
 def parts(cut: Sequence[Piece]) -> dict[tuple[int, int], int]:
     """Count the pieces of each (sequence, head of K and V)."""
-    counts: dict[tuple[int, int], int] = {}
-    for piece in cut:
-        unit = piece.sequence, piece.kv_head
-        counts[unit] = counts.get(unit, 0) + 1
-    return counts
+    return dict(Counter((piece.sequence, piece.kv_head) for piece in cut))
 
 
 def expected(arrays: Arrays) -> np.ndarray:

@@ -182,15 +182,15 @@ def _kept_guess(asked: Prediction) -> Guess | None:
 
 def _earlier() -> list[Prediction]:
     """List what was guessed and answered in an earlier kernel and has not been asked again in this one."""
-    found = []
+    earlier = []
     for name, kept in progress.guesses(_notebook()).items() if first_build.in_jupyterlab() else ():
         guess, value = kept.get("guess"), kept.get("value")
         alike = isinstance(guess, str) == isinstance(value, str)
         if name not in _asked and alike and isinstance(guess, int | float | str) and value is not None:
             one = Prediction(name, str(kept.get("unit", "")), (guess, str(value)) if isinstance(guess, str) else ())
             one.guess, one.value = guess, value
-            found.append(one)
-    return found
+            earlier.append(one)
+    return earlier
 
 
 class Board:

@@ -42,15 +42,15 @@ class Stop:
         """Format the notebook as a row of the table."""
         done = f"{len(self.solved)} of {len(self.exercises)} solved" if self.exercises else "no exercises"
         left = sum(one.minutes for one in self.left)
-        told = [f"{self.minutes:4} min to read", f"{done:14}", f"{left:3} min to do" if left else ""]
-        told += [f"{self.guesses} guess{'es' * (self.guesses != 1)}"] if self.guesses else []
-        return f"{self.path.name.partition('_')[0]:3} {self.title:<{width}} {'  '.join(told)}".rstrip()
+        columns = [f"{self.minutes:4} min to read", f"{done:14}", f"{left:3} min to do" if left else ""]
+        columns += [f"{self.guesses} guess{'es' * (self.guesses != 1)}"] if self.guesses else []
+        return f"{self.path.name.partition('_')[0]:3} {self.title:<{width}} {'  '.join(columns)}".rstrip()
 
 
 def stops() -> list[Stop]:
     """List the notebooks in their order."""
     entries = progress.read()
-    found = []
+    road = []
     for path in sorted(NOTEBOOKS.glob("[0-9]*.ipynb")):
         number = path.name.partition("_")[0]
         cells = ["".join(cell["source"]) for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]]
@@ -59,10 +59,10 @@ def stops() -> list[Stop]:
         names = [magic[1] for magic in magics if magic]
         exercises = tuple(exercise.GRADERS[name] for name in names if name in exercise.GRADERS)
         solved = frozenset(one.name for one in exercises if one.name in entries and entries[one.name].solved)
-        guesses = sum(told.get("value") is not None for told in progress.guesses(number).values())
+        guesses = sum(guess.get("value") is not None for guess in progress.guesses(number).values())
         name, reading = title[1] if title else number, int(minutes[1]) if minutes else 0
-        found.append(Stop(path, name, reading, exercises, solved, guesses))
-    return found
+        road.append(Stop(path, name, reading, exercises, solved, guesses))
+    return road
 
 
 def text() -> str:

@@ -1,11 +1,12 @@
-"""The three things that notebooks do with a kernel once they have shown how: build it, run it, look inside.
+"""What notebooks do with a kernel once they have shown how: run it, look inside.
 
-    from helpers.lesson.shortcuts import build, run, xray_stage
+    from helpers.lesson.shortcuts import run, xray_stage
     o = run("flash_mma", q, k, v, causal=True)                    # one launch; the output as a NumPy array
     report = xray_stage("flash_mma", q, k, v, code=changed)             # its X-ray, with no GPU
 
-A stage is given by its name, or is itself a `Rung`, such as a step of a climb. `code` is another text of its kernel,
-`sizes` other tile sizes. Arrays are (rows, head_dim), (heads, rows, head_dim), or (batch, seq, heads, head_dim).
+A stage is given by its name, or is itself a `Rung`, such as a step of a climb. `code` is another text of its kernel;
+among the options of a call are `sizes`, other tile sizes. Arrays are (rows, head_dim), (heads, rows, head_dim), or
+(batch, seq, heads, head_dim).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 from helpers.attention import kernel, reference
 from helpers.attention.check import TOLERANCE
 from helpers.attention.ladder import LADDER, Launch, Rung, backward, tensor_maps
-from helpers.attention.ladder.call import Spec, mask_window, softmax_scale_of
+from helpers.attention.ladder.call import Spec
 from helpers.attention.ladder.layout import address
 from helpers.attention.ladder.plan import CompiledPlan
 from helpers.attention.ladder.steps import BEFORE, CLIMBS, LAST_IDEAS, by_number
@@ -39,53 +40,21 @@ def stage_of(stage: str | Rung) -> Rung:
     return LADDER[stage]
 
 
-def build(
-    stage: str | Rung,
-    head_dim: int,
-    *,
-    code: str | None = None,
-    dtype: str | None = None,
-    sizes: Mapping[str, int] | None = None,
-) -> kernel.Kernel:
-    """Compile a stage's kernel for a head dimension and a type, by default its first one."""
-    stage = stage_of(stage)
-    defines = {**stage.defines(head_dim), **(sizes or {})}
-    return kernel.load(code or stage.file, stage.kernel_name(dtype or stage.dtypes[0]), defines=defines)
-
-
-def run(
-    stage: str | Rung,
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    code: str | None = None,
-    sizes: Mapping[str, int] | None = None,
-    **options: Any,
-) -> np.ndarray:
+def run(stage: str | Rung, q: Any, k: Any, v: Any, *, code: str | None = None, **options: Any) -> np.ndarray:
     """Return the output of one call on this device, a NumPy array of q's shape. options: those of `Rung.prepare`."""
-    launch, o = stage_of(stage).prepare(*map(_heads_first, (q, k, v)), source=code, sizes=sizes, **options)
+    launch, o = stage_of(stage).prepare(*map(_heads_first, (q, k, v)), source=code, **options)
     launch()
     return cp.asnumpy(_heads_first(o))  # transpose back
 
 
-def xray_stage(
-    stage: str | Rung,
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    code: str | None = None,
-    sizes: Mapping[str, int] | None = None,
-    **options: Any,
-) -> Report:
+def xray_stage(stage: str | Rung, q: Any, k: Any, v: Any, *, code: str | None = None, **options: Any) -> Report:
     """X-ray one launch on the CPU: the last one, if others prepare it.
 
     Raises:
         ValueError: the stage needs several launches of its kernel for these arrays.
     """
     with kernel.built_when_launched():
-        ready, arrays, _ = stage_of(stage).plan(*map(_heads_first, (q, k, v)), source=code, sizes=sizes, **options)
+        ready, arrays, _ = stage_of(stage).plan(*map(_heads_first, (q, k, v)), source=code, **options)
     if ready is None or [launch.kernel for launch in ready.launches].count(ready.launches[-1].kernel) != 1:
         count = 0 if ready is None else len(ready.launches)
         raise ValueError(f"{count} launches; look at one: give the arrays of one head")
@@ -100,7 +69,7 @@ def prepared_launches(
 
     Hold all of them: a tensor map of the last does not keep its array alive.
     """
-    launches = ready.filled(arrays)
+    launches = ready.resolve_arguments(arrays)
     for launch, compiled, args in launches[:-1]:
         compiled(launch.grid, launch.block, args, shared_mem=launch.shared_bytes)
     return launches
@@ -126,7 +95,7 @@ def fetched_keys(stage: str | Rung, q: Any, k: Any, v: Any, *, sizes: Mapping[st
         raise ValueError(f"q has shape {q.shape}: give the arrays of one head")
     with kernel.built_when_launched():
         ready, arrays, _ = stage_of(stage).plan(*map(cp.asarray, (q, k, v)), sizes=sizes, **options)
-    ((launch, compiled, args),) = ready.filled(arrays)
+    ((launch, compiled, args),) = ready.resolve_arguments(arrays)
     keys, before, rows = np.zeros((len(q), len(k)), int), 0, sizes["BLOCK_M"]
     for block in range(launch.grid[0]):
         report = xray(compiled, (block + 1, 1, 1), launch.block, args, launch.shared_bytes)
@@ -209,42 +178,25 @@ def shared_per_1000_ffma(
 
 
 def gradients(
-    stage: str | Rung,
-    do: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    code: str | None = None,
-    sizes: Mapping[str, int] | None = None,
-    **options: Any,
+    stage: str | Rung, do: Any, q: Any, k: Any, v: Any, *, code: str | None = None, **options: Any
 ) -> tuple[np.ndarray, ...]:
     """Return (dq, dk, dv) of one call on this device, as NumPy arrays; o and lse are made in float64 and rounded.
 
     options: those of `backward.prepare`.
     """
-    of_forward = {name: value for name, value in options.items() if name != "deterministic"}
-    arrays = _with_output(do, q, k, v, **of_forward)
-    launch, outputs = backward.prepare(stage_of(stage), *arrays, source=code, sizes=sizes, **options)
+    arrays = _with_output(do, q, k, v, **options)
+    launch, outputs = backward.prepare(stage_of(stage), *arrays, source=code, **options)
     launch()
     return tuple(cp.asnumpy(_heads_first(a)) for a in outputs)
 
 
 def xray_gradients(
-    stage: str | Rung,
-    do: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    code: str | None = None,
-    sizes: Mapping[str, int] | None = None,
-    **options: Any,
+    stage: str | Rung, do: Any, q: Any, k: Any, v: Any, *, code: str | None = None, **options: Any
 ) -> dict[str, Report]:
     """X-ray each launch, by the name of its kernel; each starts with the results of the one before."""
     return {
         launch.kernel: xray(compiled, launch.grid, launch.block, args, launch.shared_bytes)
-        for launch, compiled, args in _launches(stage, do, q, k, v, code, sizes, options)
+        for launch, compiled, args in _launches(stage, do, q, k, v, source=code, **options)
     }
 
 
@@ -260,7 +212,7 @@ def writers(
         do, q, k, v: of one head, (rows, head_dim). sizes: the tile sizes, BLOCK_M and BLOCK_N among them.
     """
     tables: dict[str, np.ndarray] = {}
-    for launch, compiled, args in _launches(stage, do, q, k, v, None, sizes, options):
+    for launch, compiled, args in _launches(stage, do, q, k, v, sizes=sizes, **options):
         named = zip(launch.args, args, strict=True)
         outputs = {name: a for name, a in named if isinstance(name, str) and name in ("dq", "dk", "dv")}
         start = {name: _matrix(a) for name, a in outputs.items()}
@@ -353,29 +305,27 @@ def _rounded_gradients(
 
 
 def _launches(
-    stage: str | Rung, do: Any, q: Any, k: Any, v: Any, code: Any, sizes: Any, options: Mapping[str, Any]
+    stage: str | Rung, do: Any, q: Any, k: Any, v: Any, **options: Any
 ) -> Iterator[tuple[Any, kernel.Kernel, tuple[Any, ...]]]:
     """List the launches of one call with their arguments; gradients are NaN before.
 
     The arrays of tensor maps live until the last launch has been taken.
     """
-    options = dict(options)
-    scale = softmax_scale_of(options.pop("softmax_scale", None), q.shape[-1])
-    window = mask_window(options.pop("window", None), options.pop("causal", False))
-    arrays = _with_output(do, q, k, v, softmax_scale=scale, window=window)
-    how = {**options, "softmax_scale": scale, "window": window, "source": code, "sizes": sizes}
+    arrays = _with_output(do, q, k, v, **options)
     with kernel.built_when_launched():
-        ready, planned, _ = backward.plan(stage_of(stage), *arrays, **how)
-    yield from ready.filled(planned)
+        ready, planned, _ = backward.plan(stage_of(stage), *arrays, **options)
+    yield from ready.resolve_arguments(planned)
 
 
 def _with_output(do: Any, q: Any, k: Any, v: Any, **options: Any) -> tuple[Any, ...]:
     """Return do, q, k, v, o and lse on the device in a stage's layout; o and lse are made in float64 and rounded."""
+    of_plan = ("deterministic", "sizes", "source")
+    of_forward = {name: value for name, value in options.items() if name not in of_plan}
     do, q, k, v = map(_heads_first, (do, q, k, v))
     exact = [cp.asnumpy(a).astype(np.float64) for a in (q, k, v)]
     share = q.shape[-3] // k.shape[-3] if q.ndim > 2 else 1
     exact[1:] = [a.repeat(share, axis=-3) if share > 1 else a for a in exact[1:]]
-    o, lse = reference.attention(*exact, return_lse=True, **options)
+    o, lse = reference.attention(*exact, return_lse=True, **of_forward)
     return do, q, k, v, cp.asarray(o.astype(q.dtype)), cp.asarray(lse.astype(np.float32))
 
 

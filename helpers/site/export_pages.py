@@ -5,6 +5,7 @@ from __future__ import annotations
 from helpers.attention.export import command
 from helpers.attention.export.plan import CannotExport
 from helpers.attention.ladder import LADDER, Stage
+from helpers.site.readme_pages import toctree
 
 # 99 KB of shared memory for a block: what all GPUs have that came after the A100, and the A100 itself.
 ARCH = "sm_86"
@@ -38,7 +39,7 @@ def pages() -> dict[str, str]:
         written[f"exports/{stage.name}.md"] = _page(stage, texts)
         lines.append(f"- [{stage.name}](/exports/{stage.name}.md), from `{stage.file}`: {stage.idea}")
     hidden = [name.removeprefix("exports/") for name in written if name.endswith(".md")]
-    written["exports/index.md"] = "\n".join([*lines, "", "```{toctree}", ":hidden:", "", *hidden, "```", ""])
+    written["exports/index.md"] = "\n".join([*lines, "", toctree(hidden)])
     return written
 
 

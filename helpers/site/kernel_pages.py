@@ -14,6 +14,7 @@ from helpers.attention.ladder.steps import BASES, CLIMBS
 from helpers.attention.ladder.steps import files as climb_files
 from helpers.lesson.exercises.holes import number_of
 from helpers.site import notebook_pages, web_address
+from helpers.site.readme_pages import toctree
 
 GROUPS = {  # folder below kernels/ -> the heading of its list
     "": "The stages, and the headers that they include",
@@ -107,17 +108,16 @@ def index() -> str:
         if group:
             lines += [f"[The list of all {len(mine)}](/kernels/{group}/index.md).", ""]
             continue
-        lines += [_row(path, by_file) for path in mine]
-        lines += [""]
+        lines += [*(_row(path, by_file) for path in mine), ""]
     hidden = [path.name + ".md" for path in paths if not _group(path)] + [f"{g}/index.md" for g in GROUPS if g]
-    return "\n".join([*lines, "```{toctree}", ":hidden:", "", *hidden, "```", ""])
+    return "\n".join([*lines, toctree(hidden)])
 
 
 def group_index(group: str) -> str:
     """Write the list of one folder's files in Markdown."""
     by_file, mine = ideas(), [path for path in files() if _group(path) == group]
     lines = [f"# {GROUPS[group]}", "", INTRO[group], "", *[_row(path, by_file) for path in mine], ""]
-    return "\n".join([*lines, "```{toctree}", ":hidden:", "", *[path.name + ".md" for path in mine], "```", ""])
+    return "\n".join([*lines, toctree(path.name + ".md" for path in mine)])
 
 
 def _row(path: Path, ideas: Mapping[str, str]) -> str:

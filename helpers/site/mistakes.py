@@ -91,7 +91,7 @@ def message(mistake: Mistake, bug: Any, text: str) -> list[str]:
     """Return the first lines of what the X-ray, or the tests' check, reports of a kernel with this text."""
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # of a check that passes before the one that fails
-            findings = _look(mistake.stage, text) if mistake.finder == "X-ray" else _check(mistake, bug, text)
+            findings = _xray_findings(mistake.stage, text) if mistake.finder == "X-ray" else _check(mistake, bug, text)
     except Exception as error:  # what the check raises, or the engine
         words = str(error) or type(error).__name__
     else:
@@ -111,7 +111,7 @@ def _check(mistake: Mistake, bug: Any, text: str) -> list[Any]:
     return []
 
 
-def _look(stage: str, text: str) -> list[Any]:
+def _xray_findings(stage: str, text: str) -> list[Any]:
     """X-ray one small launch: two blocks of rows, several tiles of keys."""
     import numpy as np
 

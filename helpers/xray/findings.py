@@ -194,21 +194,9 @@ def _of_issue(
     access, other = issue.access, issue.other
     file, line = access.place or (None, None)
     other_file, other_line = (other.place if other else None) or (None, None)
-    return Finding(
-        kind,
-        message,
-        file,
-        line,
-        access.block,
-        access.thread,
-        array,
-        index,
-        other_file,
-        other_line,
-        other.block if other else None,
-        other.thread if other else None,
-        issue.count,
-    )
+    theirs = (other.block, other.thread) if other else (None, None)
+    ours = (file, line, access.block, access.thread)
+    return Finding(kind, message, *ours, array, index, other_file, other_line, *theirs, issue.count)
 
 
 def _noted(issue: observed.Issue) -> Finding:

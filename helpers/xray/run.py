@@ -37,21 +37,16 @@ def xray(
     """
     how = {"timeout": timeout, "write_back": write_back}
     function, seen = _observe(kernel, grid, block, args, shared_mem, profile=True, **how)
-    tables = figures.tables(seen)
     return Report(
         name=function.name,
         code=function.code,
         findings=findings.of_run(seen),
         notes=findings.notes(seen),
-        traffic=tables.traffic,
-        shared=tables.shared,
-        by_line=tables.by_line,
+        **vars(figures.tables(seen)),
         fetches=figures.fetches(seen),
         barriers=seen.barriers,
         collectives=seen.collectives,
         warp_barriers=seen.warp_barriers,
-        worst=tables.worst,
-        by_access=tables.by_access,
         grid=seen.grid,
         block=seen.block,
         events=seen.events,

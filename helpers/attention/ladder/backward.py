@@ -61,8 +61,8 @@ def plan(
     Args:
         do, o: the gradient of the output and the output, as q. lse: as the forward returns it.
         deterministic: the same bits in every run.
-        score_mod, mask_mod, mod_args, score_mod_grad, bias, alibi_slopes, sinks: as
-            `helpers.attention.flash_attention_backward` has them. cu_seqlens, source, sizes: as `Rung.plan` has them.
+        score_mod, mask_mod, mod_args, score_mod_grad, bias, alibi_slopes, sinks: see
+            `helpers.attention.flash_attention_backward`. cu_seqlens, source, sizes: see `Rung.plan`.
     """
     mod, of_mod = parse_score_mod(score_mod, mask_mod, mod_args, score_mod_grad, backward=True)
     options = BackwardOptions(window, causal, softmax_scale, deterministic, mod=mod)

@@ -16,6 +16,7 @@ from helpers import device
 from helpers.attention.ladder import extras
 from helpers.attention.ladder.layout import Spec
 from helpers.attention.ladder.score_mod import ScoreMod, bind_to_call
+from helpers.attention.scalars import check_flags
 from helpers.engine.cuda_source.signatures import dtype_of
 
 __all__ = ["BackwardOptions", "Call", "DecodeOptions", "ForwardOptions", "Options", "Spec"]
@@ -233,10 +234,9 @@ def softmax_scale_of(softmax_scale: float | None, head_dim: int) -> float:
 
 
 def mask_window(window: tuple[int, int] | None, causal: bool) -> tuple[int, int]:
-    """(left, right) with -1 for unlimited, causal or not. Raises TypeError or ValueError for what is no window."""
+    """Return (left, right), -1 for unlimited. Raises TypeError or ValueError for anything but a window."""
     left, right = (-1, -1) if window is None else _pair(window)
-    if not isinstance(causal, (bool, np.bool_)):
-        raise TypeError(f"causal is True or False; got {type(causal).__name__} {causal!r:.40}")
+    check_flags(causal=causal)
     left, right = (-1 if size >= MAX_ROWS else size for size in (left, right))
     return left, 0 if causal else right
 
@@ -257,9 +257,9 @@ def _pair(window: Any) -> tuple[int, int]:
 
 
 def check_stage_arrays(stage: str, dtypes: Sequence[str], q: Any, k: Any, v: Any, *, empty: bool = False) -> None:
-    """TypeError or ValueError where q, k and v are not (..., rows, head_dim) of one of the dtypes.
+    """Raise TypeError or ValueError unless q, k and v are (..., rows, head_dim) of one of the dtypes.
 
-    empty: whether there may be no rows.
+    empty: allow arrays without rows.
     """
     arrays = (("q", q), ("k", k), ("v", v))
     for name, array in arrays:
@@ -268,7 +268,7 @@ def check_stage_arrays(stage: str, dtypes: Sequence[str], q: Any, k: Any, v: Any
         if array.dtype not in [dtype_of(dtype) for dtype in dtypes]:
             hint = f": {name}.astype('{dtypes[0]}')" if len(dtypes) == 1 else ""
             raise TypeError(f"{name} is {array.dtype}; stage {stage} takes {' or '.join(dtypes)}{hint}")
-        _check_same_dtype(name, array, q)
+        check_same_dtype(name, array, q)
     for name, array in arrays:
         if not 2 <= array.ndim <= 4:
             forms = "(rows, head_dim), (heads, rows, head_dim) or (batch, heads, rows, head_dim)"
@@ -288,7 +288,7 @@ def check_stage_arrays(stage: str, dtypes: Sequence[str], q: Any, k: Any, v: Any
         raise ValueError(f"{q.shape[-3]} heads of q cannot share {k.shape[-3]} heads of k and v: it must divide them")
 
 
-def _check_same_dtype(name: str, array: Any, q: Any) -> None:
+def check_same_dtype(name: str, array: Any, q: Any) -> None:
     if array.dtype != q.dtype:
         raise TypeError(f"{name} is {array.dtype} and q is {q.dtype}: one dtype for all is needed")
     if not array.dtype.isnative:
@@ -303,13 +303,22 @@ def _check_rows(name: str, shape: Sequence[int], rows: int) -> None:
         raise ValueError(f"{name} has shape {shape}; fewer than {MAX_ROWS:,} rows are needed")
 
 
+def check_same_device(specs: Mapping[str, Spec]) -> None:
+    """Raise ValueError if an array is on another GPU than q."""
+    for name, a in specs.items():
+        if a.device != specs["q"].device:
+            raise ValueError(
+                f"{name} is on GPU {a.device} and q on GPU {specs['q'].device}: one device for all is needed"
+            )
+
+
 def check_gradient_arrays(do: Any, q: Any, o: Any, lse: Any, lse_shape: tuple[int, ...]) -> None:
-    """TypeError or ValueError where do and o are not as q, or lse is not float32 of its shape."""
+    """Raise TypeError or ValueError unless do and o have q's shape and dtype, and lse is float32 of `lse_shape`."""
     for name, a in (("do", do), ("o", o), ("lse", lse)):
         if not hasattr(a, "shape") or not hasattr(a, "dtype"):
             raise TypeError(f"{name} is an array; got {type(a).__name__}")
     for name, a in (("do", do), ("o", o)):
-        _check_same_dtype(name, a, q)
+        check_same_dtype(name, a, q)
         if a.shape != q.shape:
             raise ValueError(f"{name} has shape {a.shape} and q {q.shape}: one shape for both is needed")
     if lse.dtype != np.float32:
@@ -326,9 +335,9 @@ CU_SEQLENS = ("cu_seqlens_q", "cu_seqlens_k")  # by name, with packed sequences
 
 
 def check_model_arrays(q: Any, k: Any, v: Any, axes: tuple[str, ...]) -> None:
-    """TypeError or ValueError where device arrays q, k and v, or their specs, are not of these axes or do not fit.
+    """Raise TypeError or ValueError unless q, k and v, arrays or specs, have these axes and fit each other.
 
-    There may be no batch, no rows and no keys.
+    The batch, the rows and the keys may be empty.
     """
     if q.ndim == k.ndim == len(axes) and k.shape == v.shape and q.dtype == k.dtype == v.dtype and q.device == k.device:
         (*batch, rows, heads, columns), (*kv_batch, keys, kv_heads, kv_columns) = q.shape, k.shape
@@ -339,7 +348,7 @@ def check_model_arrays(q: Any, k: Any, v: Any, axes: tuple[str, ...]) -> None:
     for name, a in (("q", q), ("k", k), ("v", v)):
         if a.ndim != len(axes):
             raise ValueError(f"{name} has shape {a.shape}; {len(axes)} axes are needed: {form}")
-        _check_same_dtype(name, a, q)
+        check_same_dtype(name, a, q)
         if device.ON_GPU and a.device != q.device:
             raise ValueError(f"{name} lies on {a.device} and q on {q.device}: one device for all is needed")
         _check_rows(name, a.shape, a.shape[-3])
@@ -366,7 +375,7 @@ def _if_exchanged(q: tuple[int, ...], k: tuple[int, ...]) -> str:
 
 
 def check_cu_seqlens(name: str, cu: Any) -> None:
-    """TypeError or ValueError where cu is not int32 (sequences + 1,). The numbers are not looked at."""
+    """Raise TypeError or ValueError unless cu is int32 (sequences + 1,). Its values are not read."""
     if cu.dtype != np.int32:
         raise TypeError(f"{name} is {cu.dtype}; int32 is needed: {name}.astype('int32')")
     if cu.ndim != 1 or cu.size < 2:
@@ -374,7 +383,7 @@ def check_cu_seqlens(name: str, cu: Any) -> None:
 
 
 def longest_of(name: str, cu: np.ndarray, of: str, tokens: int) -> int:
-    """Rows of the longest sequence. TypeError or ValueError where cu is not int32, rising from 0 to `tokens`."""
+    """Return the rows of the longest sequence. Raises TypeError or ValueError unless cu rises from 0 to `tokens`."""
     check_cu_seqlens(name, cu)
     if cu[0] != 0:
         raise ValueError(f"{name} begins with {cu[0]}; the first sequence begins at 0")

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from helpers.attention.ladder.layout import Spec
+from helpers.attention.scalars import check_flags
 
 ROTARY = ("rotary_cos", "rotary_sin", "q_positions", "k_positions")
 DESCALES = ("q_descale", "k_descale", "v_descale")
@@ -41,9 +42,7 @@ def extra_inputs(
     no_array = no_array and descales == (None, None, None)
     if no_array and rotary_interleaved is False:
         return {}
-    if not isinstance(rotary_interleaved, (bool, np.bool_)):
-        got = f"{type(rotary_interleaved).__name__} {rotary_interleaved!r:.40}"
-        raise TypeError(f"rotary_interleaved is True or False; got {got}")
+    check_flags(rotary_interleaved=rotary_interleaved)
     if (rotary_cos is None) != (rotary_sin is None):
         given, other = ("rotary_cos", "rotary_sin") if rotary_sin is None else ("rotary_sin", "rotary_cos")
         raise ValueError(f"{given} is given without {other}: a rotation needs both")
@@ -77,7 +76,7 @@ def needs(arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_positions(arrays: Mapping[str, Any]) -> None:
-    """ValueError for a position in a NumPy array that the tables do not have. Those on a device are not looked at."""
+    """Raise ValueError for a position in a NumPy array that the tables lack. Device arrays are not read."""
     for name in ("q_positions", "k_positions"):
         positions = arrays.get(name)
         if type(positions) is np.ndarray and positions.size and positions.dtype.kind in "iu":
@@ -121,10 +120,7 @@ def as_kernels_read(
             _check_slopes(a, sequences, heads)
             extras[name] = a.with_axes(2)
         elif name == "sinks":
-            if a.dtype != np.float32 or tuple(a.shape) != (heads,):
-                raise ValueError(
-                    f"sinks is {a.dtype} {tuple(a.shape)}; float32 ({heads},) is needed: one for each head"
-                )
+            check_sinks(a, heads)
             extras[name] = a
         elif name in DESCALES:
             of = heads if name == "q_descale" else k.shape[1]
@@ -172,6 +168,12 @@ def _check_bias(bias: Spec, dtype: Any, shape: tuple[int, ...], packed: bool) ->
             f"bias has shape {tuple(bias.shape)}; (batch, heads, N, N_kv) = {shape} is needed, with each axis of that "
             "length or 1; leading axes may be left out"
         )
+
+
+def check_sinks(sinks: Spec, heads: int) -> None:
+    """Raise ValueError unless sinks is float32 (heads,)."""
+    if sinks.dtype != np.float32 or sinks.shape != (heads,):
+        raise ValueError(f"sinks is {sinks.dtype} {sinks.shape}; float32 ({heads},) is needed: one for each head")
 
 
 def _check_slopes(slopes: Spec, sequences: int, heads: int) -> None:

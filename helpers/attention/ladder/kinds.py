@@ -24,11 +24,11 @@ TORCH_DTYPES = ("float32", "float16", "bfloat16", "bool", "uint8", "int8", "int1
 class DeviceArrays:
     """CuPy's arrays, or the CPU engine's."""
 
-    def takes(self, a: Any) -> bool:
+    def reads_in_place(self, a: Any) -> bool:
         """Return True if a launch can read it in place."""
         return True
 
-    def describe(self, a: Any) -> tuple[Hashable, ...]:
+    def cache_key(self, a: Any) -> tuple[Hashable, ...]:
         """Return all that a launch depends on but the address: shape, strides, dtype, alignment, device."""
         if device.ON_GPU:
             memory = a.data
@@ -43,9 +43,9 @@ class DeviceArrays:
         """Make a new array on the device of `like`, which is the current one. dtype: NumPy's."""
         return device.cp.empty(shape, dtype=dtype)
 
-    def spec(self, described: tuple[Any, ...]) -> Spec:
-        """Make a `Spec` of what `describe` returned."""
-        return spec_of(*described)
+    def spec(self, key: tuple[Any, ...]) -> Spec:
+        """Make the `Spec` of an array with this `cache_key`."""
+        return spec_of(*key)
 
     def copy(self, a: Any) -> Any:
         """Return a C-contiguous copy."""
@@ -71,7 +71,7 @@ class DeviceArrays:
         """Return True if a CUDA graph captures a stream."""
         return bool(device.cp.cuda.runtime.streamIsCapturing(stream))
 
-    def keep(self, arrays: Sequence[Any]) -> None:
+    def keep_alive(self, arrays: Sequence[Any]) -> None:
         """Keep arrays for a graph that may use them at any time: CuPy's pool must not give their memory to others."""
         _KEPT_FOR_GRAPHS.append(arrays)
 
@@ -81,13 +81,13 @@ class DeviceArrays:
 
     def on_stream_of(self, a: Any) -> contextlib.AbstractContextManager[Any]:
         """Return a context in which CuPy launches where a's library does."""
-        return _NOTHING
+        return _NO_CONTEXT
 
-    def array(self, a: Any) -> Any:
+    def device_array(self, a: Any) -> Any:
         """Return a device array of the same memory."""
         return a
 
-    def host(self, a: Any) -> Any:
+    def to_numpy(self, a: Any) -> Any:
         """Return a NumPy copy; it waits for the device."""
         return device.cp.asnumpy(a)
 
@@ -100,14 +100,15 @@ class TorchTensors:
         self._dtypes = {getattr(torch, name): dtype_of(name) for name in TORCH_DTYPES}
         self._torchs = {dtype: name for name, dtype in self._dtypes.items()}
 
-    def takes(self, a: Any) -> bool:
+    def reads_in_place(self, a: Any) -> bool:
         """Return True if a launch can read it in place."""
         return a.is_cuda and not (a.requires_grad or a.is_neg()) and a.dtype in self._dtypes
 
-    def describe(self, a: Any) -> tuple[Hashable, ...]:
-        """Describe as DeviceArrays do, with strides in elements; and if it requires a gradient, or has other signs.
+    def cache_key(self, a: Any) -> tuple[Hashable, ...]:
+        """See DeviceArrays.cache_key; strides are in elements. The last item is True if it cannot be read in place.
 
-        Other ones in memory, that is, as the imaginary part of a conjugate has: PyTorch turns them as it reads it.
+        That is so if it requires a gradient, or if PyTorch negates it when it is read (the imaginary part of a
+        conjugate).
         """
         return a.shape, a.stride(), a.dtype, a.data_ptr() % 16, a.get_device(), a.requires_grad or a.is_neg()
 
@@ -119,9 +120,9 @@ class TorchTensors:
         """Make a new tensor on the device of `like`. dtype: NumPy's."""
         return like.new_empty(shape, dtype=self._torchs[dtype])
 
-    def spec(self, described: tuple[Any, ...]) -> Spec:
-        """Make a `Spec` of what `describe` returned."""
-        shape, steps, dtype, *where, _ = described
+    def spec(self, key: tuple[Any, ...]) -> Spec:
+        """Make the `Spec` of an array with this `cache_key`."""
+        shape, steps, dtype, *where, _ = key
         dtype = self._dtypes[dtype]
         size = dtype.itemsize
         return spec_of(tuple(shape), tuple([step * size for step in steps]), dtype, *where)
@@ -150,7 +151,7 @@ class TorchTensors:
         """Return True if a CUDA graph captures PyTorch's current stream, which is this one."""
         return self._torch.cuda.is_current_stream_capturing()
 
-    def keep(self, arrays: Sequence[Any]) -> None:
+    def keep_alive(self, arrays: Sequence[Any]) -> None:
         """Do nothing: PyTorch's allocator keeps the memory of a capture for its graph."""
 
     def device_id(self, a: Any) -> int:
@@ -161,11 +162,11 @@ class TorchTensors:
         """Return a context in which CuPy launches on PyTorch's current stream."""
         return device.cp.cuda.ExternalStream(self.stream(a), a.get_device())
 
-    def host(self, a: Any) -> Any:
+    def to_numpy(self, a: Any) -> Any:
         """Return a NumPy copy; it waits for the device. Not of bfloat16, which NumPy lacks."""
         return a.cpu().numpy()
 
-    def array(self, a: Any) -> Any:
+    def device_array(self, a: Any) -> Any:
         """Return a CuPy array of the tensor's memory."""
         cp = device.cp
         dtype = self._dtypes[a.dtype]
@@ -177,7 +178,7 @@ class TorchTensors:
         return cp.ndarray(tuple(a.shape), dtype, memptr=pointer, strides=tuple(strides))
 
 
-_NOTHING: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+_NO_CONTEXT: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
 _DEVICE = DeviceArrays()
 _KEPT_FOR_GRAPHS: list[Sequence[Any]] = []  # never freed: CUDA does not report a graph's end
 
@@ -185,12 +186,12 @@ _KEPT_FOR_GRAPHS: list[Sequence[Any]] = []  # never freed: CUDA does not report 
 def on_device(number: int) -> contextlib.AbstractContextManager[Any]:
     """Return a context in which the device of that number is the current one."""
     if not device.ON_GPU:
-        return _NOTHING
+        return _NO_CONTEXT
     cuda = device.cp.cuda
     here = cuda.runtime.getDevice()
     if not cuda.driver.ctxGetCurrent():  # a thread that has done nothing on a GPU yet, such as one of autograd's
         cuda.runtime.setDevice(here)
-    return _NOTHING if number == here else cuda.Device(number)
+    return _NO_CONTEXT if number == here else cuda.Device(number)
 
 
 def kind_of(*arrays: Any) -> DeviceArrays | TorchTensors | None:

@@ -172,7 +172,7 @@ _ONES = {1: (1, 1), 2: (1,), 3: ()}
 
 
 def _part(arg: Part, slots: Mapping[str, int], arrays: Mapping[str, Spec]) -> tuple[int, int]:
-    """(slot of the array, bytes to the part)."""
+    """Return (slot of the array, bytes from its first element to the part)."""
     first = [i.start or 0 if isinstance(i, slice) else i for i in arg.index]
     steps = sum(i * step for i, step in zip(first, arrays[arg.name].strides, strict=False))
     return slots[arg.name] // 8, steps

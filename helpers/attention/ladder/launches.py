@@ -16,11 +16,10 @@ from helpers.attention.ladder.call import CU_SEQLENS, Call, Spec
 from helpers.attention.ladder.extras import ROTARY
 from helpers.attention.ladder.launch import Launch, Map, Part
 from helpers.attention.ladder.params import attention_params, rotary_params
-from helpers.attention.ladder.stage import Stage
+from helpers.attention.ladder.stage import C_NAMES, Stage
 from helpers.attention.ladder.tiles import Sizes
 
 MAX_GRID_YZ = 65535
-C_NAMES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
 
 
 # ---- arguments
@@ -33,7 +32,7 @@ def given(call: Call, *names: str) -> tuple[str | None, ...]:
 
 def strides_of(call: Call, names: Iterable[str]) -> dict[str, tuple[int, int, int]]:
     """Return the steps from one batch, row and head to the next, in elements; packed sequences are in one batch."""
-    steps = {name: call.arrays[name].steps for name in names}
+    steps = {name: call.arrays[name].element_strides for name in names}
     return {name: (0, *by_row_and_head) for name, (_, *by_row_and_head) in steps.items()} if call.packed else steps
 
 
@@ -52,7 +51,7 @@ def params_of(call: Call) -> Any:
     )
 
 
-def position_steps(call: Call) -> tuple[int, ...]:
+def position_strides(call: Call) -> tuple[int, ...]:
     """Return the steps from one batch's positions of q, and of k, to the next, in elements; 0 for a broadcast axis."""
     positions = [call.arrays.get(name) for name in ROTARY[2:]]
     return tuple(a.strides[0] // a.dtype.itemsize if a and a.shape[0] > 1 else 0 for a in positions)
@@ -235,30 +234,44 @@ def block_mask_scratch(stage: Stage, call: Call, sizes: Sizes) -> dict[str, Spec
 ROTARY_FILE, ROTARY_THREADS = "11_rotary.cu", 256
 
 
-def rotated(call: Call) -> tuple[list[Launch], dict[str, Spec], Call]:
-    """Return the launches that rotate q and k, the arrays that they write, and the call that is left, of those."""
+def rotary_sizes(call: Call) -> dict[str, int]:
+    """Return the -D options of 11_rotary.cu."""
+    rotary_dim = 2 * call.arrays["rotary_cos"].shape[1]
+    form = {"ROTARY_DIM": rotary_dim, "INTERLEAVED": int(call.rotary_interleaved)}
+    return {"HEAD_DIM": call.head_dim, **form, "THREADS": ROTARY_THREADS}
+
+
+def launch_rotary(call: Call, sizes: Sizes) -> list[Launch]:
+    """Launch the kernel that rotates q and k into the call's arrays rotated_q and rotated_k."""
     q, k, tables = (call.arrays[name] for name in ("q", "k", "rotary_cos"))
     (batch, heads, n, head_dim), (_, kv_heads, n_kv, _) = q.shape, k.shape
-    written = {"rotated_q": Spec.dense(q.shape, q.dtype), "rotated_k": Spec.dense(k.shape, k.dtype)}
-    numbers = n, n_kv, heads, kv_heads, *position_steps(call), tables.shape[0], call.sequences if call.packed else 0
-    params = rotary_params([a.steps for a in (q, k, *written.values())], *numbers)
+    names = ("q", "k", "rotated_q", "rotated_k")
+    numbers = n, n_kv, heads, kv_heads, *position_strides(call), tables.shape[0], call.sequences if call.packed else 0
+    params = rotary_params([call.arrays[name].element_strides for name in names], *numbers)
     threads_of_a_row = (head_dim * q.dtype.itemsize // 16 + 1) // 2
-    blocks = -(-max(n * heads, n_kv * kv_heads) * threads_of_a_row // ROTARY_THREADS)
-    sizes = {"HEAD_DIM": head_dim, "ROTARY_DIM": 2 * tables.shape[1], "INTERLEAVED": int(call.rotary_interleaved)}
+    threads = max(n * heads, n_kv * kv_heads) * threads_of_a_row
+    if threads >= 2**31:
+        raise ValueError(f"q has shape {q.shape} and k {k.shape}; a launch has 2^31 threads a batch at most")
+    grid = -(-threads // sizes["THREADS"]), 2
     name = f"rotary<{C_NAMES[q.dtype.name]}, {C_NAMES[tables.dtype.name]}>"
-    args = ("q", "k", *written, *given(call, *ROTARY, *CU_SEQLENS), params)
-    compiled = tuple({**sizes, "THREADS": ROTARY_THREADS}.items())
-    all_arrays = call._replace(arrays={**call.arrays, **written})
-    launches = [
-        Launch(name, (blocks, 2, some), (ROTARY_THREADS,), 0, of_some, ROTARY_FILE, compiled)
-        for some, _, of_some in parts_of_call(args, all_arrays, batch, (MAX_GRID_YZ, heads))
-    ]
+    args = (*names, *given(call, *ROTARY, *CU_SEQLENS), params)
+    parts = parts_of_call(args, call, batch, (MAX_GRID_YZ, heads))
+    return [Launch(name, (*grid, some), (sizes["THREADS"],), 0, of_some) for some, _, of_some in parts]
+
+
+def rotated(call: Call) -> tuple[list[Launch], dict[str, Spec], Call]:
+    """Return the launches that rotate q and k, the arrays that they write, and the call that is left, of those."""
+    written = {f"rotated_{name}": Spec.dense(call.arrays[name].shape, call.arrays[name].dtype) for name in "qk"}
+    sizes = rotary_sizes(call)
+    own = {"file": ROTARY_FILE, "sizes": tuple(sizes.items())}
+    launches = launch_rotary(call._replace(arrays={**call.arrays, **written}), sizes)
+    launches = [launch._replace(**own) for launch in launches]
     left = {name: a for name, a in call.arrays.items() if name not in ROTARY}
     left |= {"q": written["rotated_q"], "k": written["rotated_k"]}
     return launches, written, call._replace(arrays=left)
 
 
-def of_rotated(launch: Launch) -> Launch:
+def with_rotated_inputs(launch: Launch) -> Launch:
     """Return the launch with the rotated q and k in place of q and k."""
     names = {"q": "rotated_q", "k": "rotated_k"}
 

@@ -91,7 +91,7 @@ class Spec(_Fields):
         return not bits & 15
 
     @lock_free_cached_property
-    def steps(self) -> tuple[int, int, int]:
+    def element_strides(self) -> tuple[int, int, int]:
         """Strides of batch, row and head of an array (batch, heads, rows, head_dim), in elements.
 
         An axis of length 1 has stride 0 here: a kernel also forms addresses past its end, which must be aligned, too.
@@ -121,7 +121,7 @@ dense = functools.lru_cache(maxsize=1024)(Spec.dense)
 
 
 def four_axes(a: Any) -> Any:
-    """(batch, heads, rows, head_dim), with 1 for the axes that are not there."""
+    """View an array as (batch, heads, rows, head_dim), with 1 for the axes that it lacks."""
     return a.reshape((1,) * (4 - a.ndim) + a.shape) if a.ndim < 4 else a
 
 
@@ -133,11 +133,6 @@ def address(a: Any) -> int:
 def is_aligned(a: Any) -> bool:
     """Return True if every row of an array starts at a multiple of 16 bytes."""
     return Spec.of(a).aligned
-
-
-def with_scale_above_zero(q: Any, softmax_scale: float) -> tuple[Any, float]:
-    """q and the scale, or -q and the scale without its sign: kernels find maxima before they scale the scores."""
-    return (q, softmax_scale) if softmax_scale >= 0 else (negative(q), -softmax_scale)
 
 
 def bits(a: Any) -> Any:

@@ -73,8 +73,8 @@ def rotary_params(strides: Sequence[tuple[int, int, int]], *numbers: int) -> Any
     """Fill one RotaryParams, an array of shape (1,).
 
     Args:
-        strides: of q, k and their outputs, as `attention_params` has those of q. numbers: N, N_kv, heads, kv_heads; of
-            the positions of q and of k from one batch to the next; positions, sequences.
+        strides: of q, k and their outputs, in the form of `attention_params`. numbers: N, N_kv, heads, kv_heads; the
+            strides from one batch to the next of the positions of q and of k; positions, sequences.
     """
     return _filled(ROTARY_PARAMS, _ROTARY, *(step for steps in strides for step in steps), *numbers)
 
@@ -84,7 +84,7 @@ def backward_params(forward: Any, strides: Mapping[str, tuple[int, int, int]]) -
 
     Args:
         forward: the AttentionParams of the call whose gradients these are.
-        strides: of do, dq, dk and dv, as `attention_params` has those of q.
+        strides: of do, dq, dk and dv, in the form of `attention_params`.
     """
     steps = [step for name in GRADIENTS for step in strides[name]]
     return np.frombuffer(bytearray(forward.tobytes() + _STEPS.pack(*steps)), BACKWARD_PARAMS)

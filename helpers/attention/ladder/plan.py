@@ -22,7 +22,7 @@ from helpers.attention import kernel
 from helpers.attention.ladder.call import WITH_HEAD_DIM, AttentionOptions, Call, ForwardOptions
 from helpers.attention.ladder.extras import NAMES, check_positions, extra_inputs
 from helpers.attention.ladder.launch import Arguments, DirectLaunch, EngineLaunch, Launch
-from helpers.attention.ladder.launches import block_mask_scratch, of_rotated, rotated
+from helpers.attention.ladder.launches import block_mask_scratch, rotated, with_rotated_inputs
 from helpers.attention.ladder.layout import Spec, dense_copy, four_axes, negative
 from helpers.attention.ladder.score_mod import ScoreMod, parse_score_mod
 from helpers.attention.ladder.stage import Stage
@@ -66,7 +66,7 @@ def plan(
     return CompiledPlan(stage, call, stage.sizes_for(call, sizes), source), read
 
 
-def _with_functions(mod: ScoreMod, stage: Stage, file_or_code: str) -> str:
+def _prepend_functions(mod: ScoreMod, stage: Stage, file_or_code: str) -> str:
     """Return a kernel's source, after the caller's functions of scores if it has hooks for them."""
     code = file_or_code if "\n" in file_or_code else kernel.source(file_or_code)
     if "HOOK_PARAMETERS" not in code:
@@ -106,7 +106,7 @@ class CompiledPlan:
             before, self.scratch, call = rotated(call)
         self.scratch |= {**stage.scratch(call, sizes), **block_mask_scratch(stage, call, sizes)}
         launches = stage.launches(stage, call, sizes)
-        self.launches = [*before, *(map(of_rotated, launches) if before else launches)]
+        self.launches = [*before, *(map(with_rotated_inputs, launches) if before else launches)]
         self._specs: Mapping[str, Spec] = {**given.arrays, **self.scratch}
         if like is not None and not all(launch.kernel in like.kernels for launch in self.launches):
             like = None
@@ -120,7 +120,7 @@ class CompiledPlan:
         dtype = call.arrays["o" if stage.out_dtypes else "q"].dtype.name
         names = {each.kernel: stage.kernel_name(dtype, each.kernel) for each in self.launches if not each.file}
         others = {each.kernel: (each.file, dict(each.sizes)) for each in self.launches if each.file}
-        text = (lambda file: file) if call.mod is None else partial(_with_functions, call.mod, stage)
+        text = (lambda file: file) if call.mod is None else partial(_prepend_functions, call.mod, stage)
         jobs = [partial(kernel.load_all, text(source or stage.file), tuple(names.values()), defines=sizes)]
         jobs += [partial(kernel.load, text(file), name, defines=of) for name, (file, of) in others.items()]
         with call.mod.compile_errors_as_value_errors() if call.mod else contextlib.nullcontext():
@@ -130,8 +130,8 @@ class CompiledPlan:
         )
 
     def views(self, named: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-        """View a model's arrays in the stage's layout, (batch, heads, rows, head_dim); a decoder's stay as they are."""
-        if self.stage.direction == "decode":
+        """View a model's arrays in the stage's layout, (batch, heads, rows, head_dim); others' stay as they are."""
+        if self.stage.direction not in ("forward", "backward"):
             return dict(named)
         return {name: four_axes(a.swapaxes(-3, -2)) if name in WITH_HEAD_DIM else a for name, a in named}
 
@@ -142,7 +142,7 @@ class CompiledPlan:
             TypeError, ValueError: as `helpers.attention.kernel.Kernel.bind`.
         """
         bound = []
-        for launch, compiled, args in self.filled(arrays):
+        for launch, compiled, args in self.resolve_arguments(arrays):
             bound.append(compiled.bind(launch.grid, launch.block, args, shared_mem=launch.shared_bytes))
 
         def run(alive: Mapping[str, Any] = arrays) -> None:  # a tensor map does not keep its array alive
@@ -151,13 +151,15 @@ class CompiledPlan:
 
         return run
 
-    def filled(self, arrays: Mapping[str, Any]) -> list[tuple[Launch, kernel.Kernel, tuple[Any, ...]]]:
+    def resolve_arguments(self, arrays: Mapping[str, Any]) -> list[tuple[Launch, kernel.Kernel, tuple[Any, ...]]]:
         """List each launch with its kernel, and its arguments with arrays in place of their names.
 
         Scratch that is not among the arrays is made here.
         """
         every = {**{name: self._empty(name, s) for name, s in self.scratch.items() if name not in arrays}, **arrays}
         return [(launch, self.kernels[launch.kernel], launch.arguments(every)) for launch in self.launches]
+
+    filled = resolve_arguments  # its name in learners' copies of notebooks, for one more release
 
     def _empty(self, name: str, spec: Spec) -> Any:
         return (device.cp.zeros if name in self.stage.zeroed else device.cp.empty)(spec.shape, dtype=spec.dtype)
@@ -209,7 +211,7 @@ class Rung(Stage):
         return cls(**{field.name: getattr(stage, field.name) for field in fields(stage)})
 
     def __call__(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
-        """softmax(softmax_scale * q k^T) v, for each head.
+        """Compute softmax(softmax_scale * q k^T) v for each head.
 
         Args:
             q: (N, d), (heads, N, d) or (batch, heads, N, d), NumPy or device array, of a dtype of the stage; N >= 1
@@ -268,7 +270,7 @@ class Rung(Stage):
     ) -> tuple[CompiledPlan | None, dict[str, Any], Any]:
         """Plan: return the launches (None if there is nothing to do), the arrays by name, and what is written.
 
-        Args, besides those of `__call__`:
+        Args, in addition to those of `__call__`:
             cu_seqlens: (cu_seqlens_q, cu_seqlens_k), where each sequence of the packed tokens begins and the last one
                 ends; NumPy int32, as `helpers.attention.flash_attention_varlen` has checked them. q is then
                 (heads, tokens, d).

@@ -16,7 +16,6 @@ from helpers.attention.ladder.call import WITH_HEAD_DIM, Asked, Call, Spec, chec
 from helpers.attention.ladder.extras import NAMES, is_readable, needs
 from helpers.attention.ladder.launch import Launch
 
-MAX_HEAD_DIM = 128
 S = TypeVar("S", bound="Stage")
 C_NAMES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
 
@@ -66,14 +65,14 @@ class Stage:
     tuning: Tuning
     launches: Callable[[Stage, Call, Mapping[str, int]], Sequence[Launch]]
     scratch: Callable[[Call, Mapping[str, int]], Mapping[str, Spec]] = lambda call, sizes: {}  # arrays between launches
-    direction: str = "forward"  # or backward, decode
+    direction: str = "forward"  # or backward, decode, rotate, project, merge
     kernels: tuple[str, ...] = ()  # their names in the file, where there are several
     features: frozenset[str] = frozenset()
     dtypes: tuple[str, ...] = ("float32",)
     out_dtypes: tuple[str, ...] = ()  # of the results, the first by default; those of the inputs where it is empty
     min_cc: int = 0  # compute capability, 80 for 8.0; 0 is any
     only_cc: bool = False  # it uses what GPUs of this compute capability have and later ones have not
-    max_head_dim: int = MAX_HEAD_DIM
+    max_head_dim: int = 128
     head_dim_step: int = 1  # head_dim is a multiple of it
     threads: Callable[[Mapping[str, int]], int] = lambda sizes: sizes["BLOCK_M"]
     shared_bytes: Callable[[Mapping[str, int]], int] = lambda sizes: 0  # dynamic shared memory
@@ -130,7 +129,7 @@ class Stage:
 
     def sizes_for(self, call: Call, sizes: Mapping[str, int] | None = None) -> dict[str, int]:
         """Return all -D options for a call; `sizes` override the stage's own."""
-        if self.direction == "decode":  # the sizes decide the grid, not the other way round
+        if self.direction not in ("forward", "backward"):  # the sizes decide the grid, not the other way round
             return {**self.tuning.variant(call), **(sizes or {})}
         heads = call.arrays["k" if self.direction == "backward" else "q"].shape[1]
         rows = call.keys if self.direction == "backward" else call.rows
@@ -216,7 +215,7 @@ class Stage:
 
     def unreadable(self, call: Call) -> list[str]:
         """List the inputs of a call that have to be copied: this stage cannot read them where they are."""
-        written = ("dq", "dk", "dv") if "do" in call.arrays else ("o", "lse")
+        written = ("dq", "dk", "dv") if "do" in call.arrays else ("o", "lse", "rotated_q", "rotated_k")
         return [name for name, a in call.arrays.items() if name not in written and not self._can_read(name, a, call)]
 
     def negates(self, call: Call) -> bool:

@@ -22,7 +22,7 @@ import numpy as np
 from helpers.attention.ladder.call import Call, Spec
 from helpers.attention.ladder.extras import ROTARY
 from helpers.attention.ladder.launch import Launch
-from helpers.attention.ladder.launches import given, position_steps, strided
+from helpers.attention.ladder.launches import given, position_strides, strided
 from helpers.attention.ladder.params import ROTATION_PARAMS
 from helpers.attention.ladder.plan import Rung
 from helpers.attention.ladder.stage import Stage
@@ -380,7 +380,7 @@ def _hopper_backward() -> _Climb:
     return _Climb("hopper_backward", "turns", steps)
 
 
-# ---- 07 -> 15, and 10 -> 15 by fp16
+# ---- flash_mma -> tf32, and hopper -> fp16x3
 
 
 def _tf32() -> _Climb:
@@ -414,7 +414,7 @@ LAST_IDEAS: Mapping[str, str] = {climb.stage: climb.last_idea for climb in _CLIM
 
 def _strided_rotating(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
     """Launch as flash_mma, with the tables and positions of the rotary embedding."""
-    numbers = *position_steps(call), call.arrays["rotary_cos"].shape[0]
+    numbers = *position_strides(call), call.arrays["rotary_cos"].shape[0]
     params = (np.array([numbers], ROTATION_PARAMS),)
     return strided(stage, call, sizes, tables=given(call, *ROTARY), more_params=params)
 

@@ -13,15 +13,16 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from helpers.bench import records
-from helpers.bench.cases import Case, Shape
+from helpers.bench.cases import Case, Shape, shape_of_tokens
 from helpers.bench.harness import Study, compare, speed_text
+from helpers.bench.peers import TORCH_DEVICE
 from helpers.bench.run import device_facts
 
 recorded = records.reader("nvidia-h200-autograd.json")
 OURS = "flash_attention"
 PEERS = {"SDPA flash": "FLASH_ATTENTION", "SDPA cuDNN": "CUDNN_ATTENTION"}
 CASES = tuple(
-    Case((16384 // n, 2048 // head_dim, n, head_dim), "bfloat16", causal)
+    Case(shape_of_tokens(n, head_dim), "bfloat16", causal)
     for head_dim in (128, 64)
     for n in (1024, 4096, 16384)
     for causal in (False, True)
@@ -39,7 +40,7 @@ def _ways(shape: Shape, causal: bool) -> Iterator[tuple[str, Callable[[], Any]]]
 
     batch, heads, n, d = shape
     torch.manual_seed(0)
-    *given, do = (torch.randn(batch, n, heads, d, device="cuda", dtype=torch.bfloat16) + 0.25 for _ in range(4))
+    *given, do = (torch.randn(batch, n, heads, d, device=TORCH_DEVICE, dtype=torch.bfloat16) + 0.25 for _ in range(4))
     for a in given:
         a.requires_grad_()
 
@@ -87,7 +88,7 @@ def table(record: Mapping[str, Any] | None = None) -> str:
     """Format a record as text, a case a line: ours, and its speed compared with each peer's."""
     lines = [
         f"{'forward and backward, bfloat16':42}{'ours':>12}{'TFLOP/s':>8}"
-        + "".join(f"{f'beside {name}':>28}" for name in PEERS)
+        + "".join(f"{f'over {name}':>28}" for name in PEERS)
     ]
     by_case: dict[Any, dict[str, Any]] = {}
     for row in record["rows"]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import functools
+import itertools
 import os
 import re
 import shutil
@@ -27,15 +27,15 @@ from helpers.attention import kernel
 from helpers.attention.ladder import LADDER, Rung
 from helpers.attention.ladder.steps import CLIMBS
 from helpers.bench import peers, records, sass_loop
-from helpers.bench.cases import Case, Inputs, Sample, Shape
-from helpers.bench.harness import Study, compare
-from helpers.bench.job import tile_sizes
-from helpers.device import ON_GPU, cp, describe
+from helpers.bench.cases import Case, shape_of_tokens
+from helpers.bench.harness import Study, compare_jobs
+from helpers.bench.job import of_peer, of_stage, tile_sizes
+from helpers.bench.run import JobRunner, compile_all
+from helpers.device import describe
 from helpers.engine import nvrtc
 
 recorded = records.reader("nvidia-h200-cute.json")
 DTYPE, ARCH, ROUNDS = "bfloat16", "sm_90", 8
-TOKENS, COLUMNS = 16384, 2048
 LENGTHS, HEAD_DIMS = (512, 4096, 16384), (64, 128)
 SQUARE = (("BLOCK_M", 64), ("BLOCK_N", 64))  # the tile that 12 begins with
 PROCESSES = min(16, os.cpu_count() or 1)  # that compile at the same time
@@ -52,10 +52,10 @@ class Way:
 
     def defines(self, head_dim: int) -> dict[str, int]:
         """Return all -D options, in the order in which a launch gives them, so that CuPy's cache knows them."""
-        return {**tile_sizes(self.stage, Case((1, COLUMNS, TOKENS, head_dim), DTYPE)), **dict(self.sizes)}
+        return {**tile_sizes(self.stage, Case((1, 2048, 16384, head_dim), DTYPE)), **dict(self.sizes)}
 
 
-BESIDE = Way("07", LADDER["flash_mma"])
+COMPARED_WITH = Way("07", LADDER["flash_mma"])
 (_COPIES,) = (step for step in CLIMBS["flash_cute"] if step.idea == "TiledCopy")  # layouts and copies, 07's products
 _KERNELS = (("07", LADDER["flash_mma"]), ("12, first step", _COPIES), ("12", LADDER["flash_cute"]))
 WAYS = (
@@ -63,10 +63,7 @@ WAYS = (
     *(Way(f"{name}, 64 x 64", stage, SQUARE) for name, stage in _KERNELS),
 )
 CASES = tuple(
-    Case((TOKENS // n, COLUMNS // d, n, d), DTYPE, causal)
-    for d in HEAD_DIMS
-    for n in LENGTHS
-    for causal in (False, True)
+    Case(shape_of_tokens(n, d), DTYPE, causal) for d in HEAD_DIMS for n in LENGTHS for causal in (False, True)
 )
 
 
@@ -142,59 +139,28 @@ def lines(file: str) -> dict[str, int]:
 # ---- time and memory
 
 
-@functools.lru_cache(maxsize=2)
-def _inputs(shape: Shape) -> Inputs:
-    """Make the inputs of a shape once, for both masks."""
-    return Inputs(shape, DTYPE)
-
-
-def timed(cases: Sequence[Case] = CASES, ways: Sequence[Way] = WAYS, rounds: int = ROUNDS) -> Iterator[dict[str, Any]]:
+def timed(
+    cases: Sequence[Case] = CASES, ways: Sequence[Way] = WAYS, rounds: int = ROUNDS
+) -> Iterator[list[dict[str, Any]]]:
     """Time each way at each case: check first, then in turns. Yield milliseconds, TFLOP/s and memory.
 
     extra_bytes: what a call takes beyond q, k, v and its output; None on the CPU engine.
 
     Raises:
-        AssertionError: a result is wrong.
+        WrongOutput: a result is wrong.
     """
-    installed = [peer for peer in (peers.beside_torch() if peers.torch_on_gpu() else ()) if peer.name == PEER]
-    for case in cases:
-        inputs, runs, extra, errors = _inputs(case.shape), {}, {}, {}
-        sample, arrays = inputs.sample(case.causal), inputs.device
-        with contextlib.ExitStack() as stack:
-            for way in ways:
-                runs[way.name], errors[way.name], extra[way.name] = _first_run(way, arrays, case, sample)
-            for peer in installed:
-                runs[peer.name] = stack.enter_context(peer.ready(inputs, case.causal))
-                errors[peer.name], extra[peer.name] = sample.error(runs[peer.name]()), _torch_extra(runs[peer.name])
-            for name, error in errors.items():
-                assert error <= sample.tolerance, f"{name} at {case}: {error:.1e} > {sample.tolerance:.1e}"
-            timed_rows = compare(runs, rounds, flops=case.flops, over=BESIDE.name, itself=True)
-        for name, figures in timed_rows.items():
-            what = {"shape": list(case.shape), "causal": case.causal, "name": name}
-            checked = {"max_error": errors[name], "tolerance": sample.tolerance, "extra_bytes": extra[name]}
-            yield {**what, **figures, **checked}
-
-
-def _first_run(
-    way: Way, arrays: Sequence[Any], case: Case, sample: Sample
-) -> tuple[Callable[[], None], float, int | None]:
-    """Return a function that launches, its first run's error, and the bytes allocated beyond the output."""
-    pool = cp.get_default_memory_pool() if ON_GPU else None
-    before = pool.used_bytes() if pool else 0
-    run, o = way.stage.prepare(*arrays, causal=case.causal, sizes=dict(way.sizes))
-    run()
-    return run, sample.error(o), pool.used_bytes() - before - o.nbytes if pool else None
-
-
-def _torch_extra(run: Callable[[], Any]) -> int:
-    """Measure PyTorch's peak during a call of a peer, beyond what it held before and the output."""
-    torch = peers.torch_on_gpu()
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    again = run()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before - again.numel() * again.element_size()
+    installed = [peer for peer in (peers.attentions() if peers.torch_on_gpu() else ()) if peer.name == PEER]
+    jobs = {
+        case: [
+            *(of_stage(way.stage, case, dict(way.sizes), name=way.name) for way in ways),
+            *(of_peer(peer, case) for peer in installed),
+        ]
+        for case in cases
+    }
+    compile_all(list(itertools.chain.from_iterable(jobs.values())))
+    runner = JobRunner(0.0)
+    for of_case in jobs.values():
+        yield compare_jobs(runner, of_case, rounds, over=COMPARED_WITH.name)
 
 
 # ---- the record
@@ -205,23 +171,12 @@ def _cold(index: int, head_dim: int) -> dict[str, Any]:
     return cold(WAYS[index], head_dim)
 
 
-def _warm(index: int, head_dim: int) -> None:
-    """Compile it as a launch does, into CuPy's cache."""
-    way = WAYS[index]
-    kernel.load(way.stage.file, way.stage.kernel_name(DTYPE), defines=way.defines(head_dim)).attributes  # noqa: B018
-
-
 def compiled() -> list[list[dict[str, Any]]]:
-    """Compile everything side by side: once with no cache, for the record, and once into CuPy's."""
+    """Compile everything side by side with no cache."""
     which = [(i, head_dim) for head_dim in HEAD_DIMS for i in reversed(range(len(WAYS)))]  # what takes longest first
     with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
-        compilations = [pool.submit(_cold, *one) for one in which]
-        warm = [pool.submit(_warm, *one) for one in which] if ON_GPU else []
-        rows = [one.result() for one in compilations]
-        for one in warm:
-            one.result()
-    order = {(way.name, head_dim): i for i, (head_dim, way) in enumerate((d, w) for d in HEAD_DIMS for w in WAYS)}
-    return [sorted(rows, key=lambda row: order[row["name"], row["head_dim"]])]
+        rows = dict(zip(which, pool.map(_cold, *zip(*which, strict=True)), strict=True))
+    return [[rows[i, head_dim] for head_dim in HEAD_DIMS for i in range(len(WAYS))]]
 
 
 def _head() -> dict[str, Any]:
@@ -251,8 +206,7 @@ def row(name: str, n: int, head_dim: int, *, causal: bool = False) -> dict[str, 
 
 def compiled_row(name: str, head_dim: int) -> dict[str, Any] | None:
     """Return what the compiler made of one kernel, or None."""
-    rows = (recorded() or {}).get("compiled", ())
-    return next((each for each in rows if (each["name"], each["head_dim"]) == (name, head_dim)), None)
+    return records.first((recorded() or {}).get("compiled", ()), name=name, head_dim=head_dim)
 
 
 def times_table(record: Mapping[str, Any] | None = None, *, names: Sequence[str] = ()) -> str:

@@ -27,7 +27,7 @@ from helpers.attention.ladder.layout import Spec
 from helpers.bench import records
 from helpers.bench.harness import Row, Study, Way, compare
 from helpers.bench.host_cost import host_time
-from helpers.bench.peers import FLASH_ATTENTION_3
+from helpers.bench.peers import FLASH_ATTENTION_3, TORCH_DEVICE
 from helpers.bench.run import device_facts
 
 # (sequences, keys of each, heads of q, heads of K and V, head_dim)
@@ -47,10 +47,11 @@ TUNE_ROWS = *STEP_ROWS, ROWS[6]
 MIXED = 64, 100, 32768  # sequences, and their shortest and longest
 PAGES = 16, 64
 ROUNDS = 15
+DTYPE = "bfloat16"
 TOLERANCE = 2e-2  # of the largest number of a head
 
 
-class Inputs:
+class CacheInputs:
     """PyTorch's tensors of a row: q (batch, 1, heads, d), caches (batch, keys, kv_heads, d), and the same in pages."""
 
     def __init__(self, row: Sizes, lengths: Sequence[int] | None = None, *, pages: Sequence[int] = PAGES) -> None:
@@ -60,27 +61,27 @@ class Inputs:
         self.host_lengths = list(lengths) if lengths is not None else [keys] * batch
         self.torch = torch
         torch.manual_seed(5)
-        self.lengths = torch.tensor(self.host_lengths, dtype=torch.int32, device="cuda")
-        self.q = torch.randn(batch, 1, self.heads, self.d, device="cuda").to(torch.bfloat16)
+        self.lengths = torch.tensor(self.host_lengths, dtype=torch.int32, device=TORCH_DEVICE)
+        self.q = torch.randn(batch, 1, self.heads, self.d, device=TORCH_DEVICE).to(getattr(torch, DTYPE))
         shape = batch, keys, self.kv_heads, self.d
-        self.k, self.v = (torch.randn(*shape, device="cuda", dtype=torch.bfloat16) for _ in "kv")
+        self.k, self.v = (torch.randn(*shape, device=TORCH_DEVICE, dtype=getattr(torch, DTYPE)) for _ in "kv")
         self.paged = {page: self._in_pages(page, keys) for page in pages}
 
     def _in_pages(self, page: int, keys: int) -> tuple[Any, Any, Any]:
         """Make caches (pages, page, kv_heads, d) with their pages in any order, and the block table."""
         torch, batch = self.torch, len(self.host_lengths)
-        order = torch.randperm(batch * keys // page, device="cuda")
+        order = torch.randperm(batch * keys // page, device=TORCH_DEVICE)
         table = order.to(torch.int32).reshape(batch, keys // page)
         caches = []
         for a in (self.k, self.v):
-            cache = torch.empty(batch * keys // page, page, self.kv_heads, self.d, device="cuda", dtype=a.dtype)
+            cache = torch.empty(batch * keys // page, page, self.kv_heads, self.d, device=TORCH_DEVICE, dtype=a.dtype)
             cache[order] = a.reshape(cache.shape)
             caches.append(cache)
         return (*caches, table)
 
     @property
     def bytes(self) -> int:
-        """Of K and V."""
+        """Bytes of all K and V."""
         return 2 * 2 * sum(self.host_lengths) * self.kv_heads * self.d
 
     def exact(self, sequence: int, head: int) -> np.ndarray:
@@ -100,7 +101,7 @@ class Inputs:
 # ---- our kernel and its peers
 
 
-def ours(inputs: Inputs) -> Iterator[tuple[str, Way]]:
+def ours(inputs: CacheInputs) -> Iterator[tuple[str, Way]]:
     """Yield the kernel on contiguous caches and on pages."""
     call = functools.partial(flash_attention_with_kvcache, inputs.q, cache_seqlens=inputs.lengths)
     yield "contiguous", functools.partial(call, inputs.k, inputs.v)
@@ -108,7 +109,7 @@ def ours(inputs: Inputs) -> Iterator[tuple[str, Way]]:
         yield f"pages of {page}", functools.partial(call, k, v, block_table=table)
 
 
-def sdpa(inputs: Inputs) -> Iterator[tuple[str, Way]]:
+def sdpa(inputs: CacheInputs) -> Iterator[tuple[str, Way]]:
     """Yield PyTorch's SDPA, which takes no lengths, if all sequences have the same."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -123,7 +124,7 @@ def sdpa(inputs: Inputs) -> Iterator[tuple[str, Way]]:
         yield "cuDNN", functools.partial(run, SDPBackend.CUDNN_ATTENTION)
 
 
-def flash_attention_3(inputs: Inputs) -> Iterator[tuple[str, Way]]:
+def flash_attention_3(inputs: CacheInputs) -> Iterator[tuple[str, Way]]:
     """Yield FlashAttention-3's flash_attn_with_kvcache."""
     found = [name for name in FLASH_ATTENTION_3 if importlib.util.find_spec(name)]
     module = importlib.import_module(found[0] if found else FLASH_ATTENTION_3[0])
@@ -133,7 +134,7 @@ def flash_attention_3(inputs: Inputs) -> Iterator[tuple[str, Way]]:
         yield f"FlashAttention-3, pages of {page}", functools.partial(call, k, v, page_table=table)
 
 
-def flashinfer(inputs: Inputs) -> Iterator[tuple[str, Way]]:
+def flashinfer(inputs: CacheInputs) -> Iterator[tuple[str, Way]]:
     """Yield FlashInfer, planned on the host before, with pages of 16."""
     module = importlib.import_module(FLASH_INFER)
     torch, page = inputs.torch, 16
@@ -141,18 +142,18 @@ def flashinfer(inputs: Inputs) -> Iterator[tuple[str, Way]]:
         return
     k, v, table = inputs.paged[page]
     counts = [-(-n // page) for n in inputs.host_lengths]
-    indptr = torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32, device="cuda")
+    indptr = torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32, device=TORCH_DEVICE)
     indices = torch.cat([table[i, :count] for i, count in enumerate(counts)])
-    last = torch.tensor([(n - 1) % page + 1 for n in inputs.host_lengths], dtype=torch.int32, device="cuda")
-    workspace = torch.empty(512 << 20, dtype=torch.uint8, device="cuda")
+    last = torch.tensor([(n - 1) % page + 1 for n in inputs.host_lengths], dtype=torch.int32, device=TORCH_DEVICE)
+    workspace = torch.empty(512 << 20, dtype=torch.uint8, device=TORCH_DEVICE)
     for name, tensor_cores in (("FlashInfer", False), ("FlashInfer, tensor cores", True)):
         wrapper = module.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=tensor_cores)
         heads = inputs.heads, inputs.kv_heads, inputs.d, page
-        wrapper.plan(indptr, indices, last, *heads, q_data_type=torch.bfloat16, kv_data_type=torch.bfloat16)
+        wrapper.plan(indptr, indices, last, *heads, q_data_type=inputs.q.dtype, kv_data_type=inputs.q.dtype)
         yield name, functools.partial(wrapper.run, inputs.q[:, 0], (k, v))
 
 
-def reading(inputs: Inputs) -> Iterator[tuple[str, Way]]:
+def reading(inputs: CacheInputs) -> Iterator[tuple[str, Way]]:
     """Yield what reading K and V takes alone: their sums, as integers of 64 bits."""
     k, v = (a.view(inputs.torch.int64) for a in (inputs.k, inputs.v))
     yield "read (sum)", lambda: (k.sum(), v.sum())
@@ -162,7 +163,7 @@ FLASH_INFER = "flashinfer"
 PEERS = sdpa, flash_attention_3, flashinfer
 
 
-def able(inputs: Inputs, makers: Sequence[Callable[[Inputs], Iterator[tuple[str, Way]]]]) -> dict[str, Way]:
+def able(inputs: CacheInputs, makers: Sequence[Callable[[CacheInputs], Iterator[tuple[str, Way]]]]) -> dict[str, Way]:
     """Return the ways that run here and agree with float64; print why others do not."""
     ways: dict[str, Way] = {}
     for maker in makers:
@@ -179,7 +180,7 @@ def able(inputs: Inputs, makers: Sequence[Callable[[Inputs], Iterator[tuple[str,
     return ways
 
 
-def timed(what: Mapping[str, Any], inputs: Inputs, ways: Mapping[str, Way], over: str) -> list[Row]:
+def timed(what: Mapping[str, Any], inputs: CacheInputs, ways: Mapping[str, Way], over: str) -> list[Row]:
     """Time ways in turns: a row of each, with its speed over the way of that name."""
     timed = compare(ways, ROUNDS, over=over, read=True)
     return [{**what, "name": name, **row, "gb_per_s": inputs.bytes / row["ms"] / 1e6} for name, row in timed.items()]
@@ -191,7 +192,7 @@ def timed(what: Mapping[str, Any], inputs: Inputs, ways: Mapping[str, Way], over
 def measure_rows() -> Iterator[list[Row]]:
     """Measure every row of the table: ours, peers, and what reading takes."""
     for row in ROWS:
-        inputs = Inputs(row)
+        inputs = CacheInputs(row)
         ways = able(inputs, (ours, *PEERS)) | dict(reading(inputs))
         yield timed({"part": "rows", "row": list(row)}, inputs, ways, "cuDNN")
 
@@ -206,7 +207,7 @@ def measure_mixed() -> Iterator[list[Row]]:
     """Measure sequences of very different lengths."""
     count, _, most = MIXED
     row = count, most, 32, 8, 128
-    inputs = Inputs(row, mixed_lengths(), pages=(16,))
+    inputs = CacheInputs(row, mixed_lengths(), pages=(16,))
     what = {"part": "mixed", "row": list(row), "lengths": inputs.host_lengths}
     yield timed(what, inputs, able(inputs, (ours, flash_attention_3, flashinfer)), "FlashInfer")
 
@@ -214,9 +215,9 @@ def measure_mixed() -> Iterator[list[Row]]:
 def measure_steps() -> Iterator[list[Row]]:
     """Measure the steps to the kernel, each compared with the one before it."""
     for row in STEP_ROWS:
-        inputs = Inputs(row, pages=())
+        inputs = CacheInputs(row, pages=())
 
-        def steps(inputs: Inputs) -> Iterator[tuple[str, Way]]:
+        def steps(inputs: CacheInputs) -> Iterator[tuple[str, Way]]:
             for name in decoders.DECODERS:
                 yield (
                     name,
@@ -237,9 +238,9 @@ def measure_steps() -> Iterator[list[Row]]:
 def measure_tune() -> Iterator[list[Row]]:
     """Measure other numbers of warps, stages and keys of a tile, and least numbers of keys of a split."""
     for row in TUNE_ROWS:
-        inputs = Inputs(row, pages=())
+        inputs = CacheInputs(row, pages=())
         arrays = {"q": inputs.q, "k_cache": inputs.k, "v_cache": inputs.v, "cache_seqlens": inputs.lengths}
-        given = {name: kind_of(a).array(a) for name, a in arrays.items()}
+        given = {name: kind_of(a).device_array(a) for name, a in arrays.items()}
         ways: dict[str, Way] = {}
         for warps, stages, block_n in itertools.product((4, 6, 8), (2, 3, 4, 6), (16, 32)):
             ways |= _tuned(given, {"WARPS": warps, "STAGES": stages, "BLOCK_N": block_n})
@@ -273,10 +274,10 @@ def _tuned(given: Mapping[str, Any], sizes: Mapping[str, int], **constants: int)
 
 def measure_host() -> Iterator[Row]:
     """Measure what a call takes on the host, in microseconds, whatever the lengths are."""
-    inputs = Inputs((8, 512, 32, 8, 128), pages=(16,))
+    inputs = CacheInputs((8, 512, 32, 8, 128), pages=(16,))
     ways = dict(ours(inputs))
     k, v, table = inputs.paged[16]
-    new = inputs.torch.randn(8, 1, 8, 128, device="cuda").to(inputs.torch.bfloat16)
+    new = inputs.torch.randn(*v[:8, :1].shape, device=TORCH_DEVICE).to(inputs.q.dtype)
     ways["pages of 16, with k and v"] = functools.partial(
         flash_attention_with_kvcache,
         *(inputs.q, k, v),

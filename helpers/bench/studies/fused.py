@@ -17,15 +17,16 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from helpers.attention import kernel, reference, rotary_and_projection
 from helpers.attention.check import make_inputs
-from helpers.attention.ladder import LADDER, Rung
+from helpers.attention.ladder import LADDER, Rung, tiles
 from helpers.attention.ladder.steps import ROTATION_IN_LOAD
 from helpers.bench import peers, records
+from helpers.bench.cases import TYPES, Case, Inputs, Sample, as_numpy, shape_of_tokens
 from helpers.bench.harness import Study, speed_text
+from helpers.bench.run import device_facts, free_pools
 from helpers.bench.timing import in_turns, speeds
 from helpers.device import ON_GPU, cp, describe
 from helpers.engine.cuda_source.edit import edit
@@ -33,187 +34,128 @@ from helpers.engine.cuda_source.edit import edit
 recorded = records.reader("nvidia-h200-fused.json")
 TOKENS, COLUMNS = 16384, 2048
 LENGTHS, HEAD_DIMS = (512, 4096, 16384), (64, 128)
-DTYPE = np.dtype(ml_dtypes.bfloat16)
+DTYPE = "bfloat16"
 ROUNDS = 8
-SAMPLED_HEADS, SAMPLED_ROWS = 3, 48
+PROJECTED_ROWS = 8  # rows of one sequence of Y that are compared: each needs all heads
 FORMS = ("half-split", "interleaved")  # of a rotation
 PLAIN, HOPPER = LADDER["flash_mma"], LADDER["hopper"]
 
 
-@dataclass(frozen=True)
-class Work:
-    """A shape: 16,384 tokens in sequences of n rows, as many keys as rows, heads of head_dim columns, 2048 in all."""
-
-    n: int
-    head_dim: int
-    causal: bool = False
-    tokens: int = TOKENS
-    columns: int = COLUMNS
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """(batch, n, heads, head_dim), as models have it."""
-        return self.tokens // self.n, self.n, self.columns // self.head_dim, self.head_dim
+def case_of(n: int, head_dim: int, *, causal: bool = False, tokens: int = TOKENS, columns: int = COLUMNS) -> Case:
+    """Return a case of sequences of n rows, in bfloat16."""
+    return Case(shape_of_tokens(n, head_dim, tokens=tokens, columns=columns), DTYPE, causal)
 
 
 @dataclass
 class Way:
-    """One way to compute something. run: launches. result: the device array that it writes, as models have it.
+    """One way to compute something. run: launches. result: the device array that it writes, in models' layout.
 
-    given: the arrays that it needs beyond q, k, v, weights and the result. error: the error of the result and the one
-    that passes, from a `Truth` and the result; None where nothing is compared.
+    given: the arrays that it needs beyond q, k, v, weights and the result. error: of a result, its largest error and
+    the tolerance; None where nothing is compared.
     """
 
     name: str
     run: Callable[[], Any]
     result: Callable[[], Any] | None = None
     given: Sequence[Any] = ()
-    error: Callable[[Truth, Any], tuple[float, float]] | None = None
+    error: Callable[[Any], tuple[float, float]] | None = None
 
 
-# ---- inputs
+# ---- inputs, and what is right
 
 
-@functools.lru_cache(maxsize=1)
-def _tokens(tokens: int, columns: int) -> tuple[np.ndarray, ...]:
-    """Make q, k and v of all tokens and heads, and w_o, on the host: rounded to bfloat16."""
-    q, k, v = (make_inputs(tokens * columns // 64, 1, 64, seed=seed)[0].astype(DTYPE) for seed in (1, 2, 3))
-    w_o = (make_inputs(columns * columns // 64, 1, 64, seed=4, mean=0.0)[0] * columns**-0.5).astype(DTYPE)
-    return tuple(a.reshape(-1, columns) for a in (q, k, v, w_o))
+class Work:
+    """The arrays of a case in models' layout, (batch, n, heads, head_dim), and the errors of what is made of them."""
 
-
-@functools.lru_cache(maxsize=1)
-def _tokens_there(tokens: int, columns: int) -> tuple[Any, ...]:
-    return tuple(map(cp.asarray, _tokens(tokens, columns)))
-
-
-class Inputs:
-    """Device arrays of one Work."""
-
-    def __init__(self, work: Work) -> None:
-        self.work = work
-        self.q, self.k, self.v = (a.reshape(work.shape) for a in _tokens_there(work.tokens, work.columns)[:3])
-        self.w_o = _tokens_there(work.tokens, work.columns)[3]
-
-    def heads_first(self, *arrays: Any) -> tuple[Any, ...]:
-        """Return views (batch, heads, n, head_dim)."""
-        return tuple(a.transpose(0, 2, 1, 3) for a in arrays)
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self._inputs = Inputs(case.shape, case.dtype, heads_last=True)
+        self.q, self.k, self.v = (a.swapaxes(1, 2) for a in self._inputs.device)
+        batch, heads, n, head_dim = case.shape
+        self.shape, self.columns = (batch, n, heads, head_dim), heads * head_dim
+        weights = make_inputs(self.columns * heads, 1, head_dim, seed=4, mean=0.0)[0] * self.columns**-0.5
+        self._weights = weights.reshape(self.columns, self.columns).astype(TYPES[DTYPE])
+        self.w_o = cp.asarray(self._weights)
 
     def empty(self) -> Any:
         """Return a new output, (batch, n, heads, head_dim)."""
-        return cp.empty(self.work.shape, dtype=DTYPE)
+        return cp.empty(self.shape, dtype=TYPES[DTYPE])
 
+    @functools.cached_property
+    def _of_one_sequence(self) -> Sample:
+        """Some rows of all heads of the last sequence."""
+        batch, _, heads, _ = self.shape
+        last = range((batch - 1) * heads, batch * heads)
+        return Sample(self._inputs, self.case.causal, heads=last, most_rows=PROJECTED_ROWS * heads)
 
-def _torch(a: Any) -> Any:
-    """Return a tensor of the same memory; bfloat16 through its bits, which DLPack always knows."""
-    import torch
+    def output_error(self, o: Any, form: str = "") -> tuple[float, float]:
+        """Return the largest error of some rows of O, and the tolerance. form: in which q and k are to be rotated."""
+        sample = self._inputs.sample(self.case.causal)
+        if form:
+            sample = Sample(self._inputs, self.case.causal, rotate=functools.partial(rotate, form=form))
+        return sample.error(o.swapaxes(1, 2)), max(sample.tolerance, _bfloat16_step(sample.expected))
 
-    return torch.from_dlpack(a.view(np.int16)).view(torch.bfloat16)
-
-
-# ---- what is right
-
-
-class Truth:
-    """What some rows of some heads should be, float64, and the error that passes; on the host."""
-
-    def __init__(self, work: Work, seed: int = 5) -> None:
-        self.work = work
-        rng = np.random.default_rng(seed)
-        batch, n, heads, _ = work.shape
-        self.places = [(int(rng.integers(batch)), int(rng.integers(heads))) for _ in range(SAMPLED_HEADS - 1)]
-        self.places.append((batch - 1, heads - 1))
-        self.rows = np.unique(np.r_[0, n - 1, rng.integers(0, n, SAMPLED_ROWS - 2)])
-
-    def _head(self, batch: int, head: int) -> tuple[np.ndarray, ...]:
-        arrays = (a.reshape(self.work.shape) for a in _tokens(self.work.tokens, self.work.columns)[:3])
-        return tuple(a[batch, :, head].astype(np.float64) for a in arrays)
-
-    @functools.cache  # noqa: B019 - a Truth lives as long as its section
-    def _rows(self, batch: int, head: int, every: int, rotated: str = "") -> tuple[np.ndarray, ...]:
-        """Compute O for every `every`-th of a head's sampled rows: exactly, and with P and O rounded to bfloat16."""
-        rows = self.rows[::every]
-        q, k, v = self._head(batch, head)
-        n, head_dim = q.shape
-        q = q[rows]
-        if rotated:
-            q, k = (rotate(a, at, rotated == "interleaved") for a, at in ((q, rows), (k, np.arange(n))))
-        s = q @ k.T * head_dim**-0.5
-        if self.work.causal:
-            s[np.arange(n) > rows[:, None]] = -np.inf
-        p = np.exp(s - s.max(axis=-1, keepdims=True))
-        total = p.sum(axis=-1, keepdims=True)
-        return p @ v / total, _rounded(_rounded(p) @ v / total)
-
-    def outputs(self, o: Any, **how: str) -> tuple[float, float]:
-        """Return the largest error of sampled rows of O, and the tolerance."""
-        error, passes = 0.0, 0.0
-        for batch, head in self.places:
-            exact, near = self._rows(batch, head, 1, **how)
-            got = cp.asnumpy(o[batch])[self.rows, head].astype(np.float64)  # contiguous: no kernel copies it
-            error = max(error, _largest(got - exact))
-            passes = max(passes, 2 * _largest(near - exact), 2**-8 * _largest(exact))
-        return error, passes
-
-    def projected(self, y: Any) -> tuple[float, float]:
-        """Return the largest error of Y = O W_O in eight rows of one sequence, and the tolerance."""
-        batch, every = self.places[0][0], max(1, len(self.rows) // 8)
-        rows = self.rows[::every]
-        heads = [self._rows(batch, head, every) for head in range(self.work.shape[2])]
-        w_o = _tokens(self.work.tokens, self.work.columns)[3].astype(np.float64)
-        exact, near = (np.concatenate(parts, axis=-1) @ w_o for parts in zip(*heads, strict=True))
-        if y.dtype == DTYPE:
+    def projection_error(self, y: Any) -> tuple[float, float]:
+        """Return the largest error of some rows of Y = O W_O, and the tolerance."""
+        sample = self._of_one_sequence
+        w_o = self._weights.astype(np.float64)
+        exact, near = (np.concatenate(list(o), axis=-1) @ w_o for o in (sample.expected, sample.rounded))
+        if y.dtype == TYPES[DTYPE]:
             near = _rounded(near)
-        got = cp.asnumpy(y.reshape(*self.work.shape[:2], -1)[batch])[rows].astype(np.float64)
-        return _largest(got - exact), max(2 * _largest(near - exact), 2**-8 * _largest(exact))
+        got = as_numpy(y.reshape(*self.shape[:2], -1)[-1])[sample.rows].astype(np.float64)
+        tolerance = max(2 * float(np.abs(near - exact).max()), _bfloat16_step(exact))
+        return float(np.abs(got - exact).max()), tolerance
 
-    def rotated(self, q: Any, k: Any, *, interleaved: bool) -> tuple[float, float]:
-        """Return the largest error of the rotated q and k, and the tolerance."""
-        error, passes = 0.0, 0.0
-        for batch, head in self.places:
-            for got, exact in zip((q, k), self._head(batch, head), strict=False):
-                exact = rotate(exact[self.rows], self.rows, interleaved)
-                error = max(error, _largest(cp.asnumpy(got[batch])[self.rows, head].astype(np.float64) - exact))
-                passes = max(passes, 2**-8 * _largest(exact))
-        return error, passes
+    def rotation_error(self, rotated: Sequence[Any], form: str) -> tuple[float, float]:
+        """Return the largest error of some rows of the rotated q and k, and the tolerance."""
+        sample, heads, found = self._inputs.sample(self.case.causal), self.shape[2], []
+        for head in sample.heads.tolist():
+            for got, a in zip(rotated, self._inputs.host, strict=False):
+                exact = rotate(a[divmod(head, heads)].astype(np.float64), form)[sample.rows]
+                off = as_numpy(got.swapaxes(1, 2)[divmod(head, heads)])[sample.rows].astype(np.float64) - exact
+                found.append((float(np.abs(off).max()), _bfloat16_step(exact)))
+        errors, tolerances = zip(*found, strict=True)
+        return float(np.max(errors)), max(tolerances)
 
 
-def rotate(a: np.ndarray, positions: np.ndarray, interleaved: bool) -> np.ndarray:
-    """Return rows (rows, d) rotated in float64 by the float32 angles of their positions, and rounded to bfloat16."""
-    tables = rotary_and_projection.cos_sin(int(positions.max()) + 1, a.shape[1])
-    return _rounded(reference.rotary(a, *tables, positions, interleaved=interleaved))
+def rotate(a: np.ndarray, form: str) -> np.ndarray:
+    """Return all rows (n, d) of a head rotated in float64 by the float32 angles, and rounded to bfloat16."""
+    tables = rotary_and_projection.cos_sin(*a.shape)
+    return _rounded(reference.rotary(a, *tables, np.arange(len(a)), interleaved=form == FORMS[1]))
 
 
 def _rounded(a: np.ndarray) -> np.ndarray:
-    return a.astype(np.float32).astype(DTYPE).astype(np.float64)
+    return a.astype(TYPES[DTYPE]).astype(np.float64)
 
 
-def _largest(a: np.ndarray) -> float:
-    return float(np.abs(a).max()) if np.isfinite(a).all() else float("inf")
+def _bfloat16_step(a: np.ndarray) -> float:
+    """Return the distance of bfloat16 numbers at the largest of a."""
+    return 2**-8 * float(np.abs(a).max())
 
 
 # ---- the ways of each section
 
 
 def attention(
-    inputs: Inputs,
+    work: Work,
     name: str,
     stage: Rung,
     q: Any = None,
     k: Any = None,
     *,
     given: Sequence[Any] = (),
-    how: Mapping[str, str] | None = None,
+    form: str = "",
     **options: Any,
 ) -> Way:
     """Make the way of one stage; it writes O in models' layout. q, k: in place of the inputs' own.
 
-    given: as `Way`. how: the rotation of the call, see `Truth.outputs`. options: of the stage.
+    given: see `Way`. form: see `Work.output_error`. options: of the stage.
     """
-    o = inputs.empty()
-    arrays = inputs.heads_first(inputs.q if q is None else q, inputs.k if k is None else k, inputs.v, o)
-    run, _ = stage.prepare(*arrays[:3], causal=inputs.work.causal, out=arrays[3], **options)
-    return Way(name, run, lambda: o, given, lambda truth, o: truth.outputs(o, **(how or {})))
+    o = work.empty()
+    arrays = (work.q if q is None else q, work.k if k is None else k, work.v, o)
+    *qkv, out = (a.swapaxes(1, 2) for a in arrays)
+    run, _ = stage.prepare(*qkv, causal=work.case.causal, out=out, **options)
+    return Way(name, run, lambda: o, given, functools.partial(work.output_error, form=form))
 
 
 def one_after_the_other(name: str, first: Way, second: Way, given: Sequence[Any]) -> Way:
@@ -229,74 +171,71 @@ def one_after_the_other(name: str, first: Way, second: Way, given: Sequence[Any]
 Maker = Callable[[], Way]
 
 
-def rotary_ways(inputs: Inputs) -> Iterator[Maker]:
+def rotary_ways(work: Work) -> Iterator[Maker]:
     """Yield a pass of its own before attention, and the rotation in attention's load."""
-    angles = tuple(map(cp.asarray, rotary_and_projection.cos_sin(inputs.work.n, inputs.work.head_dim)))
+    angles = tuple(map(cp.asarray, rotary_and_projection.cos_sin(work.shape[1], work.shape[3])))
+    form = FORMS[0]
 
-    def alone(interleaved: bool) -> Way:
-        planned = rotary_and_projection.plan_rotary(inputs.q, inputs.k, *angles, interleaved=interleaved)
-        return Way(
-            f"rotary alone, {FORMS[interleaved]}",
-            planned.prepare(),
-            lambda: planned.result,
-            error=lambda truth, found: truth.rotated(*found, interleaved=interleaved),
-        )
+    def alone(form: str) -> Way:
+        planned = rotary_and_projection.plan_rotary(work.q, work.k, *angles, interleaved=form == FORMS[1])
+        error = lambda rotated: work.rotation_error(rotated, form)  # noqa: E731
+        return Way(f"rotary alone, {form}", planned.prepare(), lambda: planned.result, error=error)
 
     def both(stage: Rung, name: str) -> Way:
-        first = alone(False)
-        second = attention(inputs, name, stage, *first.result(), how={"rotated": FORMS[False]})
+        first = alone(form)
+        second = attention(work, name, stage, *first.result(), form=form)
         return one_after_the_other(name, first, second, first.result())
 
     def in_load() -> Way:
-        form, options = FORMS[False], dict(zip(("rotary_cos", "rotary_sin"), angles, strict=True))
-        return attention(inputs, f"11, {form} in the load", ROTATION_IN_LOAD, how={"rotated": form}, **options)
+        options = dict(zip(("rotary_cos", "rotary_sin"), angles, strict=True))
+        return attention(work, f"11, {form} in the load", ROTATION_IN_LOAD, form=form, **options)
 
     def copied() -> Way:
-        to = tuple(map(cp.empty_like, (inputs.q, inputs.k)))
+        to = tuple(map(cp.empty_like, (work.q, work.k)))
 
         def run() -> None:
-            to[0][...] = inputs.q
-            to[1][...] = inputs.k
+            to[0][...] = work.q
+            to[1][...] = work.k
 
         return Way("copies of q and k", run)
 
-    yield lambda: attention(inputs, "07, not rotated", PLAIN)
+    yield lambda: attention(work, "07, not rotated", PLAIN)
     yield lambda: both(PLAIN, "rotary, then 07")
     yield in_load
     yield lambda: both(HOPPER, "rotary, then 10")
-    yield lambda: alone(False)
-    yield lambda: alone(True)
+    yield lambda: alone(FORMS[0])
+    yield lambda: alone(FORMS[1])
     yield copied
 
 
-def projection_ways(inputs: Inputs) -> Iterator[Maker]:
+def projection_ways(work: Work) -> Iterator[Maker]:
     """Yield attention, then one matrix product; and both in one kernel, in its two forms."""
 
     def product(o: Any) -> Way:
-        rows = o.reshape(-1, inputs.work.columns)
-        if peers.torch_on_gpu() is None:
-            y = cp.empty((len(rows), inputs.w_o.shape[1]), dtype=np.float32)
+        rows = o.reshape(-1, work.columns)
+        torch = peers.torch_on_gpu()
+        y = cp.empty(rows.shape, dtype=np.float32 if torch is None else TYPES[DTYPE])
 
-            def by_numpy() -> None:
-                y[...] = cp.asarray(cp.asnumpy(rows).astype(np.float32) @ cp.asnumpy(inputs.w_o).astype(np.float32))
+        def by_numpy() -> None:
+            y[...] = cp.asarray(cp.asnumpy(rows).astype(np.float32) @ cp.asnumpy(work.w_o).astype(np.float32))
 
-            return Way("GEMM", by_numpy, lambda: y, error=Truth.projected)
-        import torch
-
-        y = cp.empty((len(rows), inputs.w_o.shape[1]), dtype=DTYPE)
-        there, w_o, to = _torch(rows), _torch(inputs.w_o), _torch(y)
-        return Way("GEMM", lambda: torch.mm(there, w_o, out=to), lambda: y, error=Truth.projected)
+        run: Callable[[], Any] = by_numpy
+        if torch is not None:  # bfloat16 through its bits, which DLPack always knows
+            views = (torch.from_dlpack(a.view(np.int16)).view(torch.bfloat16) for a in (rows, work.w_o, y))
+            a, b, out = views
+            run = functools.partial(torch.mm, a, b, out=out)
+        return Way("GEMM", run, lambda: y, error=work.projection_error)
 
     def both(stage: Rung, name: str) -> Way:
-        first = attention(inputs, name, stage)
+        first = attention(work, name, stage)
         return one_after_the_other(name, first, product(first.result()), [first.result()])
 
     yield lambda: both(PLAIN, "07, then GEMM")
-    yield lambda: _fused_projection(inputs, "atomics", "11, atomics")
-    yield lambda: _fused_projection(inputs, "all_heads", "11, all heads in a block")
+    yield lambda: _fused_projection(work, "atomics", "11, atomics")
+    yield lambda: _fused_projection(work, "all_heads", "11, all heads in a block")
     yield lambda: both(HOPPER, "10, then GEMM")
-    yield lambda: attention(inputs, "07 alone", PLAIN)
-    yield lambda: Way("GEMM alone", product(inputs.q).run)
+    yield lambda: attention(work, "07 alone", PLAIN)
+    yield lambda: Way("GEMM alone", product(work.q).run)
 
 
 Edits = tuple[tuple[str, str], ...]
@@ -325,7 +264,7 @@ TILES = {  # BLOCK_M, BLOCK_N, WARPS, MIN_BLOCKS
 
 
 def _fused_projection(
-    inputs: Inputs,
+    work: Work,
     form: str,
     name: str,
     *,
@@ -335,40 +274,40 @@ def _fused_projection(
 ) -> Way:
     source = edit(kernel.source(rotary_and_projection.PROJECTION), *edits) if edits else None
     planned = rotary_and_projection.plan_projection(
-        inputs.q, inputs.k, inputs.v, inputs.w_o, form=form, causal=inputs.work.causal, source=source, sizes=sizes
+        work.q, work.k, work.v, work.w_o, form=form, causal=work.case.causal, source=source, sizes=sizes
     )
-    return Way(name, planned.prepare(), lambda: planned.result, error=Truth.projected if right else None)
+    return Way(name, planned.prepare(), lambda: planned.result, error=work.projection_error if right else None)
 
 
-def projection_parts(inputs: Inputs) -> Iterator[Maker]:
+def projection_parts(work: Work) -> Iterator[Maker]:
     """Yield the fused projection with one thing left out or changed: what its time goes into."""
     for form, changes in PARTS.items():
         for name, edits, sizes, right in changes:
-            yield functools.partial(_fused_projection, inputs, form, name, edits=edits, sizes=sizes, right=right)
+            yield functools.partial(_fused_projection, work, form, name, edits=edits, sizes=sizes, right=right)
 
 
-def projection_tiles(inputs: Inputs) -> Iterator[Maker]:
+def projection_tiles(work: Work) -> Iterator[Maker]:
     """Yield other tiles of the fused projection, so that the table of tiles can be checked."""
     for form in rotary_and_projection.FORMS:
-        for tile in TILES[inputs.work.head_dim]:
+        for tile in TILES[work.shape[3]]:
             sizes = dict(zip(("BLOCK_M", "BLOCK_N", "WARPS", "MIN_BLOCKS"), tile, strict=True))
             name = f"{form}, {tile[0]} x {tile[1]}, {tile[2]} warps"
-            yield functools.partial(_fused_projection, inputs, form, name, sizes=sizes)
+            yield functools.partial(_fused_projection, work, form, name, sizes=sizes)
 
 
-SECTIONS: Mapping[str, Callable[[Inputs], Iterator[Maker]]] = {
+SECTIONS: Mapping[str, Callable[[Work], Iterator[Maker]]] = {
     "rotary": rotary_ways,
     "projection": projection_ways,
     "narrow": projection_ways,  # models of 64 to 256 columns
     "projection parts": projection_parts,
     "projection tiles": projection_tiles,
 }
-PLAN: tuple[tuple[str, Work], ...] = (
-    *((name, Work(n, d)) for name in ("rotary", "projection") for d in HEAD_DIMS for n in LENGTHS),
-    *((name, Work(n, d, causal=True)) for name in ("rotary", "projection") for d in HEAD_DIMS for n in (4096, 16384)),
-    *(("narrow", Work(512, 64, tokens=tokens, columns=c)) for tokens in (2048, 16384) for c in (64, 128, 256)),
-    *(("projection parts", Work(n, d)) for d in HEAD_DIMS for n in (512, 16384)),
-    *(("projection tiles", Work(4096, d)) for d in HEAD_DIMS),
+PLAN: tuple[tuple[str, Case], ...] = (
+    *((name, case_of(n, d)) for name in ("rotary", "projection") for d in HEAD_DIMS for n in LENGTHS),
+    *((name, case_of(n, d, causal=True)) for name in ("rotary", "projection") for d in HEAD_DIMS for n in LENGTHS[1:]),
+    *(("narrow", case_of(512, 64, tokens=tokens, columns=c)) for tokens in (2048, 16384) for c in (64, 128, 256)),
+    *(("projection parts", case_of(n, d)) for d in HEAD_DIMS for n in (512, 16384)),
+    *(("projection tiles", case_of(4096, d)) for d in HEAD_DIMS),
 )
 
 
@@ -376,56 +315,53 @@ PLAN: tuple[tuple[str, Work], ...] = (
 
 
 def _free_bytes() -> int:
-    """Return the device's free memory, after all pools have given back what is unused."""
+    """Return the device's free memory."""
     if not ON_GPU:
         return 0
-    cp.get_default_memory_pool().free_all_blocks()
-    if (torch := peers.torch_on_gpu()) is not None:
-        torch.cuda.empty_cache()
     cp.cuda.Device().synchronize()
     return cp.cuda.runtime.memGetInfo()[0]
 
 
-def rows_of(section: str, work: Work, rounds: int = ROUNDS) -> Iterator[dict[str, Any]]:
+def _where(section: str, case: Case) -> dict[str, Any]:
+    batch, heads, n, head_dim = case.shape
+    return {"section": section, "shape": [batch, n, heads, head_dim], "causal": case.causal}
+
+
+def _failure(error: Exception) -> dict[str, str]:
+    return {"failed": f"{type(error).__name__}: {error}"[:500]}
+
+
+def rows_of(section: str, case: Case, rounds: int = ROUNDS) -> Iterator[dict[str, Any]]:
     """Measure one section at one shape: yield a row for each way, timed in turns, or with "failed"."""
-    inputs, truth = Inputs(work), Truth(work)
+    work = Work(case)
     ready: dict[str, Way] = {}
     measured: dict[str, dict[str, Any]] = {}
-    where = {"section": section, "shape": list(work.shape), "causal": work.causal}
-    for number, make in enumerate(SECTIONS[section](inputs)):
-        name = f"way {number}"
+    for number, make in enumerate(SECTIONS[section](work)):
+        row = {**_where(section, case), "name": f"way {number}"}
         try:
             way = make()
-            name = way.name
-            row = {**where, "name": name}
+            row["name"] = way.name
             way.run()  # what is allocated once, such as a library's workspace, is not this way's
+            free_pools()
             before = _free_bytes()
             way.run()
-            if ON_GPU:
-                cp.cuda.Device().synchronize()
-                grown = max(0, before - cp.cuda.runtime.memGetInfo()[0])
-            else:
-                grown = 0
-            row["extra_bytes"] = sum(a.nbytes for a in way.given) + grown
+            row["extra_bytes"] = sum(a.nbytes for a in way.given) + max(0, before - _free_bytes())
             if way.error and way.result:
-                row["max_error"], row["tolerance"] = way.error(truth, way.result())
+                row["max_error"], row["tolerance"] = way.error(way.result())
                 if not row["max_error"] <= row["tolerance"]:
                     raise ValueError(f"wrong: the error is {row['max_error']:.2e}, {row['tolerance']:.2e} passes")
-            ready[name], measured[name] = way, row
+            ready[way.name], measured[way.name] = way, row
         except Exception as error:  # a way that fails must not lose the others
-            yield {**where, "name": name, "failed": f"{type(error).__name__}: {error}"[:500]}
+            yield {**_where(section, case), "name": row["name"], **_failure(error)}
     times = in_turns({name: way.run for name, way in ready.items()}, rounds)
     for name, row in measured.items():
         yield {**row, "ms": statistics.median(times[name]), "rounds": [round(ms, 5) for ms in times[name]]}
 
 
-def kernels(work: Work) -> Iterator[dict[str, Any]]:
+def kernels(case: Case) -> Iterator[dict[str, Any]]:
     """Yield registers, spills, shared memory and blocks a multiprocessor of the kernels, at one shape."""
-    from helpers.attention.ladder import tiles
-
-    inputs = Inputs(work)
-    angles = tuple(map(cp.asarray, rotary_and_projection.cos_sin(work.n, work.head_dim)))
-    qkv = inputs.heads_first(inputs.q, inputs.k, inputs.v)
+    work = Work(case)
+    angles = tuple(map(cp.asarray, rotary_and_projection.cos_sin(work.shape[1], work.shape[3])))
     options: dict[str, tuple[Rung, dict[str, Any]]] = {
         "07": (PLAIN, {}),
         "11, half-split": (ROTATION_IN_LOAD, {"rotary_cos": angles[0], "rotary_sin": angles[1]}),
@@ -433,28 +369,30 @@ def kernels(work: Work) -> Iterator[dict[str, Any]]:
     planned: dict[str, tuple[Any, int, int]] = {}
     for name, (stage, given) in options.items():
         with contextlib.suppress(Exception):
-            ready, arrays, _ = stage.plan(*qkv, **given)
-            ((launch, compiled, _),) = ready.filled(arrays)
+            ready, arrays, _ = stage.plan(*(a.swapaxes(1, 2) for a in (work.q, work.k, work.v)), **given)
+            ((launch, compiled, _),) = ready.resolve_arguments(arrays)
             planned[name] = compiled, launch.block[0], launch.shared_bytes
-    for form in rotary_and_projection.FORMS:
-        plan = rotary_and_projection.plan_projection(inputs.q, inputs.k, inputs.v, inputs.w_o, form=form)
-        planned[f"11, {form}"] = plan.kernel, plan.block[0], plan.shared_bytes
-    plan = rotary_and_projection.plan_rotary(inputs.q, inputs.k, *angles)
-    planned["rotary"] = plan.kernel, plan.block[0], plan.shared_bytes
+    plans = {
+        f"11, {form}": rotary_and_projection.plan_projection(work.q, work.k, work.v, work.w_o, form=form)
+        for form in rotary_and_projection.FORMS
+    }
+    plans["rotary"] = rotary_and_projection.plan_rotary(work.q, work.k, *angles)
+    for name, plan in plans.items():
+        compiled, _, (threads,), _, shared = plan.launch
+        planned[name] = compiled, threads, shared
     gpu = tiles.this_gpu()
     for name, (compiled, threads, shared) in planned.items():
         facts = compiled.attributes
-        row = {"name": name, "head_dim": work.head_dim, "threads": threads, "shared_bytes": shared}
+        row = {"name": name, "head_dim": work.shape[3], "threads": threads, "shared_bytes": shared}
         row.update(registers=facts.get("num_regs"), local_bytes=facts.get("local_size_bytes"))
         if gpu is not None:
             row["blocks"] = gpu.resident(threads, row["registers"], shared)[0]
         yield row
 
 
-def _warm(section: str, work: Work) -> None:
+def _warm(section: str, case: Case) -> None:
     """Compile all kernels of a section at a shape into CuPy's cache."""
-    inputs = Inputs(work)
-    for make in SECTIONS[section](inputs):
+    for make in SECTIONS[section](Work(case)):
         with contextlib.suppress(Exception):
             way = make()
             if ON_GPU:
@@ -466,8 +404,8 @@ def _warm(section: str, work: Work) -> None:
 def _compile_ahead(parts: Collection[str]) -> None:
     """Compile what these sections launch side by side, into CuPy's cache."""
     # All that is launched has the tiles of one of these.
-    planned = [(name, work) for name, work in PLAN if name in parts and work.n in (512, 4096)]
-    planned = [(name, work) for name, work in planned if work.columns in (64, COLUMNS)]
+    planned = [(name, case) for name, case in PLAN if name in parts and case.shape[2] in (512, 4096)]
+    planned = [(name, case) for name, case in planned if case.shape[1] * case.shape[3] in (64, COLUMNS)]
     with ProcessPoolExecutor(min(15, max(1, len(planned))), mp_context=get_context("spawn")) as pool:
         for done in [pool.submit(_warm, *one) for one in planned]:
             with contextlib.suppress(Exception):
@@ -476,35 +414,29 @@ def _compile_ahead(parts: Collection[str]) -> None:
 
 def _section(name: str) -> Iterator[list[dict[str, Any]]]:
     """Measure a section at all of its shapes. One shape that fails is a row with "failed", and the others go on."""
-    for work in (work for section, work in PLAN if section == name):
+    for case in (case for section, case in PLAN if section == name):
         try:
-            yield list(rows_of(name, work))
+            yield list(rows_of(name, case))
         except Exception as error:
-            where = {"section": name, "shape": list(work.shape), "causal": work.causal, "name": "all"}
-            yield [where | {"failed": f"{type(error).__name__}: {error}"[:500]}]
+            yield [{**_where(name, case), "name": "all", **_failure(error)}]
+
+
+def _head() -> dict[str, Any]:
+    versions = {name: fact for name, fact in device_facts().items() if name in ("driver", "torch")}
+    return {"device": describe(), **versions, "dtype": DTYPE, "tokens": TOKENS}
 
 
 STUDY = Study(
     "fused",
     {
         **{name: functools.partial(_section, name) for name in SECTIONS},
-        "kernels": lambda: (row for d in HEAD_DIMS for row in kernels(Work(4096, d))),
+        "kernels": lambda: (row for d in HEAD_DIMS for row in kernels(case_of(4096, d))),
     },
-    head=lambda: {"device": describe(), **_versions(), "dtype": DTYPE.name, "tokens": TOKENS},
+    head=_head,
     prepare=_compile_ahead,
     key="section",
 )
 take = STUDY.take
-
-
-def _versions() -> dict[str, Any]:
-    """Return the versions of the driver and of PyTorch, as far as they are there."""
-    versions: dict[str, Any] = {}
-    if ON_GPU:
-        versions["driver"] = cp.cuda.runtime.driverGetVersion()
-    if (torch := peers.torch_on_gpu()) is not None:
-        versions["torch"] = torch.__version__
-    return versions
 
 
 # ---- reading
@@ -539,7 +471,7 @@ def speed(way: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, float]:
 
 
 # The way that the others of a section are compared with.
-BESIDE = {
+COMPARED_WITH = {
     "rotary": "rotary, then 07",
     "projection": "07, then GEMM",
     "narrow": "07, then GEMM",
@@ -556,7 +488,7 @@ def section_table(section: str, *, causal: bool = False, record: Any = None, nam
         if (row["section"], row["causal"]) == (section, causal) and "failed" not in row:
             of_shape.setdefault(tuple(row["shape"]), {})[row["name"]] = row
     for (batch, n, heads, head_dim), found in of_shape.items():
-        other = found.get(BESIDE[section])
+        other = found.get(COMPARED_WITH[section])
         lines.append(f"d = {head_dim}, N = {n}{', causal' * causal}: {batch} x {heads} heads")
         for name, row in found.items():
             if names and name not in names:
@@ -572,11 +504,11 @@ def section_table(section: str, *, causal: bool = False, record: Any = None, nam
 
 # Each fusion, and what it is compared with: (words, section, way, other).
 PAIRS = (
-    ("rotary in the load, beside a pass, 07", "rotary", "11, half-split in the load", "rotary, then 07"),
-    ("rotary in the load, beside a pass, 10", "rotary", "11, half-split in the load", "rotary, then 10"),
-    ("O W_O by atomics, beside 07, GEMM", "projection", "11, atomics", "07, then GEMM"),
-    ("O W_O, all heads, beside 07, GEMM", "projection", "11, all heads in a block", "07, then GEMM"),
-    ("O W_O by atomics, beside 10, GEMM", "projection", "11, atomics", "10, then GEMM"),
+    ("rotary in the load v. a pass, 07", "rotary", "11, half-split in the load", "rotary, then 07"),
+    ("rotary in the load v. a pass, 10", "rotary", "11, half-split in the load", "rotary, then 10"),
+    ("O W_O by atomics v. 07, GEMM", "projection", "11, atomics", "07, then GEMM"),
+    ("O W_O, all heads v. 07, GEMM", "projection", "11, all heads in a block", "07, then GEMM"),
+    ("O W_O by atomics v. 10, GEMM", "projection", "11, atomics", "10, then GEMM"),
 )
 
 
@@ -654,5 +586,5 @@ def table(record: Mapping[str, Any] | None = None) -> str:
     for section in SECTIONS:
         for causal in (False, True):
             if text := section_table(section, causal=causal, record=record):
-                parts.append(f"{section}, beside {BESIDE[section] or 'nothing'}\n{text}")
+                parts.append(f"{section}, compared with {COMPARED_WITH[section] or 'nothing'}\n{text}")
     return "\n\n".join([*parts, kernels_table(record)])

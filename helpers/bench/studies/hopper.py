@@ -16,19 +16,17 @@ import functools
 import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
 
 from helpers.attention import kernel
-from helpers.attention.ladder import LADDER, limits
+from helpers.attention.ladder import LADDER
 from helpers.attention.ladder.call import Call
 from helpers.attention.ladder.stages.hopper import HOPPER_STAGES, hopper_shared_bytes
 from helpers.bench import reading, records
-from helpers.bench.cases import Case, Inputs, Shape, call_of
+from helpers.bench.cases import Case, Inputs, Shape, call_of, shape_of_tokens
 from helpers.bench.harness import Part, Study, compare, speed_text
 from helpers.bench.job import tile_sizes
 from helpers.bench.timing import Sensors, elapsed
@@ -56,7 +54,7 @@ def text() -> str:
     return kernel.source(STAGE.file)
 
 
-# ---- a block's clocks
+# ---- the cycles of one block
 
 
 def traced(source: str) -> str:
@@ -150,7 +148,7 @@ def trace(work: Work) -> dict[str, Any]:
     """Return the cycles of one block, from the first one: of each consumer and key tile, and of the copies."""
     source = traced(text())
     ready, arrays, _ = STAGE.plan(*work.arrays(), causal=work.case.causal, source=source, sizes=dict(work.sizes))
-    (order, ordering, its_args), (launch, compiled, args) = ready.filled(arrays)
+    (order, ordering, its_args), (launch, compiled, args) = ready.resolve_arguments(arrays)
     ordering(order.grid, order.block, its_args)
     name = STAGE.kernel_name(DTYPE)
     module = cp.RawModule(code=source, options=compiled.options, name_expressions=(name,))
@@ -225,7 +223,7 @@ def share(tflops: float, blocks: int, mhz: float) -> float:
 
 # ---- products next to weights
 
-BESIDE = r"""
+OVERLAP = r"""
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     beside(float* out, long long* clocks, int steps, float scale) {
   extern __shared__ __align__(1024) unsigned char dynamic_smem[];
@@ -284,27 +282,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   out[blockIdx.x * THREADS + threadIdx.x] = sum;
 }
 """
-BESIDE_TILES = ((64, 128, 192), (128, 128, 160))  # head_dim, BLOCK_M, BLOCK_N: two consumers
+OVERLAP_TILES = ((64, 128, 192), (128, 128, 160))  # head_dim, BLOCK_M, BLOCK_N: two consumers
 PARTS = {7: "maxima, exp2 and packing", 1: "maxima", 2: "exp2 and sums"}
 TOGETHER = ((1, 7), *((active, part) for part in PARTS for active in (2, 3)))  # (which warpgroups work, the part)
 
 
-def beside_source() -> str:
+def overlap_source() -> str:
     """Return the kernel's functions, with a kernel that runs products in one warpgroup, weights in another."""
     source = text()
-    return source[: source.index(KERNEL_BEGINS)] + BESIDE
+    return source[: source.index(KERNEL_BEGINS)] + OVERLAP
 
 
-def _beside_defines(head_dim: int, block_m: int, block_n: int, active: int, part: int) -> dict[str, int]:
+def _overlap_defines(head_dim: int, block_m: int, block_n: int, active: int, part: int) -> dict[str, int]:
     return {"HEAD_DIM": head_dim, "BLOCK_M": block_m, "BLOCK_N": block_n, "ACTIVE": active, "PART": part}
 
 
-def beside(steps: int = 400) -> Iterator[dict[str, Any]]:
+def overlap(steps: int = 400) -> Iterator[dict[str, Any]]:
     """Yield cycles a step of products, and of weights, each alone (the other is None) and side by side."""
-    for head_dim, block_m, block_n in BESIDE_TILES:
+    for head_dim, block_m, block_n in OVERLAP_TILES:
         for active, part in TOGETHER:
             run = kernel.load(
-                beside_source(), "beside", defines=_beside_defines(head_dim, block_m, block_n, active, part)
+                overlap_source(), "beside", defines=_overlap_defines(head_dim, block_m, block_n, active, part)
             )
             shared = hopper_shared_bytes({"HEAD_DIM": head_dim, "BLOCK_M": block_m, "BLOCK_N": block_n})
             out, clocks = cp.zeros(132 * 384, cp.float32), cp.zeros(2, cp.int64)
@@ -366,21 +364,6 @@ def table_of(call: Call, sizes: Mapping[str, int], **cu_seqlens: Any) -> np.ndar
     return cp.asnumpy(table)
 
 
-def work_of_blocks(case: Case, order: Callable[..., np.ndarray] | None = None) -> np.ndarray:
-    """Count the key tiles of each block of an H200, (132,), by the stage's table of tiles or another order."""
-    batch, heads, n, _ = case.shape
-    call, sizes, blocks = call_of(case), Work(case).defines, 132
-    steps = steps_of_rows(n, n, call.window, sizes["BLOCK_M"], sizes["BLOCK_N"])
-    if order is None:
-        with limits.pretend_gpu(limits.Limits(limits.most_shared(), blocks, 90)):
-            first_row = table_of(call, sizes)[..., 3]
-        row_tile = np.where(first_row < 0, -1, first_row // sizes["BLOCK_M"])
-    else:
-        table = order(steps, heads * batch, blocks)
-        row_tile = np.where(table < 0, -1, table % len(steps))
-    return np.where(row_tile < 0, 0, steps[row_tile]).sum(axis=0)
-
-
 @dataclass(frozen=True)
 class Change:
     """The kernel with one thing changed. right: it computes the same; else it is timed only.
@@ -398,12 +381,11 @@ class Change:
     @property
     def text(self) -> str:
         """The kernel's source, which notes its own clock."""
-        source = kernel.source(STAGE.file)
-        return clocked(edit(source, *self.edits) if self.edits else source)
+        return clocked(edit(text(), *self.edits) if self.edits else text())
 
     def defines(self, case: Case) -> dict[str, int]:
         """Return all -D options at a case."""
-        return {**tile_sizes(STAGE, case), **dict(self.sizes)}
+        return Work(case, self.sizes).defines
 
 
 _WAIT_FOR_BOTH = (("wgmma_wait<1>();\n      wgmma_registers(S);", "wgmma_wait<0>();\n      wgmma_registers(S);"),)
@@ -448,7 +430,7 @@ def _tile(block_m: int, block_n: int, stages: int = HOPPER_STAGES) -> Change:
     return Change(f"{block_m} rows x {block_n} keys{more}", sizes=sizes)
 
 
-LONG_64, LONG_128 = (Case((2, 2048 // d, 8192, d), DTYPE) for d in (64, 128))
+LONG_64, LONG_128 = (Case(shape_of_tokens(8192, d), DTYPE) for d in (64, 128))
 CAUSAL_128 = Case((8, 16, 2048, 128), DTYPE, causal=True)
 CHANGES: tuple[tuple[Case, tuple[Change, ...]], ...] = (
     (LONG_128, (AS_IT_IS, *IDEAS, _tile(128, 128), _tile(128, 144), _tile(128, 176))),
@@ -492,7 +474,7 @@ def _prepared(
         q, k, v = (a.astype(np.float32) for a in _inputs(case.shape).host)
         arrays = tuple(cp.asarray(a.astype(arrays[0].dtype)) for a in (q + change.plus[0], k + change.plus[1], v))
     ready, planned, o = STAGE.plan(*arrays, **how)
-    (ordering, orders, its_args), (launch, compiled, args) = ready.filled(planned)
+    (ordering, orders, its_args), (launch, compiled, args) = ready.resolve_arguments(planned)
     launches = [orders.bind(ordering.grid, ordering.block, its_args)]
     if change.order is not None:
         batch, heads, n, _ = case.shape
@@ -591,7 +573,7 @@ def power(seconds: float = 8.0, rest: float = 4.0, batch_s: float = 0.25) -> lis
             host = [numbers(a.astype(np.float32)) for a in _inputs(case.shape).host]
             arrays = tuple(cp.asarray(a.astype(Work(case).arrays()[0].dtype)) for a in host)
             ready, planned, _ = STAGE.plan(*arrays, source=clocked(text()))
-            run, (_, (launch, compiled, _)) = ready.bind(planned), ready.filled(planned)
+            run, (_, (launch, compiled, _)) = ready.bind(planned), ready.resolve_arguments(planned)
             ms = elapsed(run) if ON_GPU else 1e3 * batch_s
             launches = max(1, round(1e3 * batch_s / min(elapsed(run), ms)))
             cp.cuda.Device().synchronize()
@@ -661,8 +643,8 @@ def power_table(record: Mapping[str, Any] | None = None) -> str:
             warm = rows[len(rows) // 2 :]
             tflops, mhz, share = (statistics.median(row[key] for row in warm) for key in ("tflops", "mhz", "share"))
             watts = [row["watts"] for row in warm if "watts" in row]
-            told = f"{statistics.median(watts):7.0f}" if watts else ""
-            lines.append(f"d = {head_dim:3}, {name:17}{tflops:9.0f}{mhz:7.0f}{share:8.1%}{told}")
+            power_cell = f"{statistics.median(watts):7.0f}" if watts else ""
+            lines.append(f"d = {head_dim:3}, {name:17}{tflops:9.0f}{mhz:7.0f}{share:8.1%}{power_cell}")
     return "\n".join(lines) if lines[1:] else records.NO_RECORD
 
 
@@ -671,7 +653,9 @@ def power_table(record: Mapping[str, Any] | None = None) -> str:
 PEERS = ("FlashAttention-3", "SDPA cuDNN")
 
 
-def _beside_peers(record: Mapping[str, Any] | None) -> Iterator[tuple[dict[str, Any], dict[str, dict[str, Any]]]]:
+def _compared_with_peers(
+    record: Mapping[str, Any] | None,
+) -> Iterator[tuple[dict[str, Any], dict[str, dict[str, Any]]]]:
     """Yield recorded rows of the stage, each with the peers over which it was the fastest stage."""
     rows = reading.results_of(reading.in_turns(record))
     for row in rows:
@@ -690,7 +674,7 @@ TRACED = (Work(Case((2, 16, 8192, 128), DTYPE)), Work(Case((2, 32, 8192, 64), DT
 SECTIONS: dict[str, Part] = {
     "timelines": lambda: map(trace, TRACED),
     "rings": lambda: map(trace, RINGS),
-    "clocks": lambda: beside(),
+    "clocks": lambda: overlap(),
     "changes": lambda: changes(),
     "mma_loop": lambda: (mma_loop(warps, dtype) for dtype in FORMS for warps in (4, 8, 16, 32)),
     "power": lambda: power(),
@@ -710,8 +694,8 @@ def compilations(sections: Collection[str] = tuple(SECTIONS)) -> list[tuple[str,
     if "power" in sections:
         texts += [(clocked(text()), name, Work(case).defines) for case in (LONG_128, LONG_64)]
     if "clocks" in sections:
-        for tile in BESIDE_TILES:
-            texts += [(beside_source(), "beside", _beside_defines(*tile, *combination)) for combination in TOGETHER]
+        for tile in OVERLAP_TILES:
+            texts += [(overlap_source(), "beside", _overlap_defines(*tile, *combination)) for combination in TOGETHER]
     return [one for i, one in enumerate(texts) if one not in texts[:i]]
 
 
@@ -721,10 +705,7 @@ def _compile(source: str, name: str, defines: Mapping[str, int]) -> None:
 
 def _compile_ahead(sections: Collection[str]) -> None:
     """Compile what these sections launch side by side, into CuPy's cache."""
-    if texts := compilations(sections):
-        with ProcessPoolExecutor(14, mp_context=get_context("spawn")) as pool:
-            for done in [pool.submit(_compile, *one) for one in texts]:
-                done.result()
+    kernel.side_by_side([functools.partial(_compile, *one) for one in compilations(sections)])
 
 
 STUDY = Study("hopper", SECTIONS, prepare=lambda sections: _compile_ahead(sections))
@@ -732,12 +713,12 @@ take = STUDY.take
 
 
 def timeline(head_dim: int) -> dict[str, Any] | None:
-    """Return the recorded clocks of one block at this head_dim, for `show.clocks_as_spans`; None without a record."""
+    """Return the recorded cycles of one block at this head_dim, for `show.clocks_as_spans`; None without a record."""
     return next((t for t in (recorded() or {}).get("timelines", ()) if t["shape"][3] == head_dim), None)
 
 
 def rings() -> dict[str, dict[str, Any]]:
-    """Return the recorded clocks of one block for each number of stages, by the name that a figure gives it.
+    """Return the recorded cycles of one block for each number of stages, by the name that a figure gives it.
 
     Where no rings are recorded, those of the stage itself at d = 128; without a record, {}.
     """
@@ -773,8 +754,8 @@ def peers_table(record: Mapping[str, Any] | None = None) -> str:
 
     record: of the ladder.
     """
-    lines = [f"{'':35}{STAGE.name:>12}" + "".join(f"{'beside ' + name:>28}" for name in PEERS)]
-    for row, others in _beside_peers(record):
+    lines = [f"{'':35}{STAGE.name:>12}" + "".join(f"{'over ' + name:>28}" for name in PEERS)]
+    for row, others in _compared_with_peers(record):
         cells = [reading.range_text(others[name]["gain"]) if name in others else "" for name in PEERS]
         batch, heads, n, d = row["shape"]
         what = f"{batch:2} x {heads:2} heads of {d:3}, N = {n:5}{', causal' * row['causal']}"
@@ -786,10 +767,10 @@ def peers_table(record: Mapping[str, Any] | None = None) -> str:
 @records.shown
 def clocks_table(record: Mapping[str, Any] | None = None) -> str:
     """Format the cycles a key tile of products and of weights, alone and side by side, as text."""
-    lines = [f"{'clocks a step':60}{'products':>10}{'weights':>10}"]
+    lines = [f"{'cycles a step':60}{'products':>10}{'weights':>10}"]
     for row in record["clocks"]:
         both = row["products"] is not None and row["weights"] is not None
-        what = "products alone" if row["weights"] is None else f"{row['part']} {'beside products' if both else 'alone'}"
+        what = "products alone" if row["weights"] is None else f"{row['part']} {'with products' if both else 'alone'}"
         cells = "".join(
             f"{row[name]:10.0f}" if row[name] is not None else f"{'':10}" for name in ("products", "weights")
         )
@@ -799,7 +780,7 @@ def clocks_table(record: Mapping[str, Any] | None = None) -> str:
 
 def rings_table(record: Mapping[str, Any]) -> str:
     """Format the recorded cycles a key tile for each number of stages, and how many of them a consumer waits."""
-    lines = [f"{'median clocks a key tile':30}{'in all':>8}{'K or turn':>12}{'V':>8}{'S':>8}{'O':>8}"]
+    lines = [f"{'median cycles a key tile':30}{'in all':>8}{'K or turn':>12}{'V':>8}{'S':>8}{'O':>8}"]
     for ring in record["rings"]:
         steps, v = np.array(ring["consumers"])[:, 1:], np.array(ring["waits_for_v"])[:, 1:]
         in_all, waits = np.diff(steps[..., 0]), np.diff(steps)

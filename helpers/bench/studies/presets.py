@@ -9,22 +9,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
-from helpers.attention import kernel
 from helpers.attention.ladder import LADDER, Stage
 from helpers.attention.ladder.tiles import GPUS, KB, RESERVED, Gpu
 from helpers.bench import records
-from helpers.bench.cases import Case, Inputs
-from helpers.bench.harness import Study, need_gpu
-from helpers.bench.timing import measure as time_of
-from helpers.device import cp
+from helpers.bench.cases import Case
+from helpers.bench.harness import Study, compare_tiles, need_gpu
 
 recorded = records.reader("nvidia-h200-presets.json")
 OTHERS = tuple(gpu for gpu in GPUS if gpu.arch in ("sm_80", "sm_89"))  # with less room than this H200, and cp.async
-HEAD_DIMS = (64, 80, 96, 128, 192, 256)
+SHAPES = tuple((4, 16 if d <= 64 else 8, 4096, d) for d in (64, 80, 96, 128, 192, 256))
+HEAD_DIMS = tuple(shape[3] for shape in SHAPES)
 NAMES = ("BLOCK_M", "BLOCK_N", "WARPS", "MIN_BLOCKS")
 CANDIDATES = (
     *((128, keys, 4, 2) for keys in (16, 32, 48, 64, 96, 128)),
@@ -48,33 +44,18 @@ def room(gpu: Gpu, stage: Stage, sizes: Mapping[str, int]) -> tuple[int, int]:
 
 def rows() -> Iterator[dict[str, Any]]:
     """Time each tile that fits, for each GPU and head dimension: TFLOP/s without a mask and causal."""
-    stage, device = LADDER["flash_mma"], cp.cuda.Device()
-
-    def compiled(sizes: Mapping[str, int]) -> kernel.Kernel:
-        device.use()
-        return kernel.load(stage.file, stage.kernel_name("bfloat16"), defines=sizes)
-
-    for head_dim in HEAD_DIMS:
-        case = Case((4, 16 if head_dim <= 64 else 8, 4096, head_dim), "bfloat16")
-        inputs = Inputs(case.shape, case.dtype)
-        tiles = [{"HEAD_DIM": head_dim, **dict(zip(NAMES, sizes, strict=True))} for sizes in CANDIDATES]
-        with ThreadPoolExecutor() as pool:
-            kernels = list(pool.map(compiled, tiles))
-        for gpu, (sizes, built) in itertools.product(OTHERS, zip(tiles, kernels, strict=True)):
-            blocks, shared = room(gpu, stage, sizes)
-            if not blocks:
-                continue
-            padded = replace(stage, shared_bytes=lambda _, shared=shared: shared)
-            speed = {}
-            for causal in (False, True):
-                run, o = padded.prepare(*inputs.device, causal=causal, sizes={name: sizes[name] for name in NAMES})
-                run()
-                if not causal and not inputs.sample().error(o) <= inputs.sample().tolerance:
-                    raise AssertionError(f"{sizes}: the output is wrong")
-                flops = replace(case, causal=causal).flops
-                speed["causal" if causal else "full"] = round(flops / time_of(run, budget_s=0.03).ms / 1e9, 1)
-            spilled = built.attributes["local_size_bytes"]
-            yield {"gpu": gpu.name, "arch": gpu.arch, **sizes, "blocks": blocks, "local_bytes": spilled, **speed}
+    stage = LADDER["flash_mma"]
+    for shape, gpu in itertools.product(SHAPES, OTHERS):
+        case, head_dim = Case(shape, "bfloat16"), shape[3]
+        blocks, ways = {}, {}
+        for tile in CANDIDATES:
+            sizes = dict(zip(NAMES, tile, strict=True))
+            blocks[tile], shared = room(gpu, stage, {"HEAD_DIM": head_dim, **sizes})
+            if blocks[tile]:
+                ways[tile] = stage.changed(shared_bytes=lambda _, shared=shared: shared), sizes
+        for tile, row in compare_tiles(case, ways).items():
+            what = {"gpu": gpu.name, "arch": gpu.arch, "HEAD_DIM": head_dim, **ways[tile][1]}
+            yield {**what, "blocks": blocks[tile], **row}
 
 
 def best(record: Mapping[str, Any], arch: str, head_dim: int) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ every kernel is known by its place and none by its name.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import platform
@@ -18,23 +19,23 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from helpers.attention import kernel
-from helpers.attention.ladder import LADDER, Rung
-from helpers.bench import ncu, peers, records
-from helpers.bench.cases import Case, Inputs
+from helpers.attention.ladder import LADDER
+from helpers.bench import counters, ncu, peers, records
+from helpers.bench.cases import Case
 from helpers.bench.counters import FIGURES, SHAPE, STALLS, WIDE, counters_table, stall_metric
 from helpers.bench.experiments import EXPERIMENTS, WMMA, Experiment, Step, steps
-from helpers.bench.job import Gradients
+from helpers.bench.job import Gradients, Job, of_experiment, of_gradients, of_peer, of_roof, of_stage, of_step
 from helpers.bench.plan import forward, gradients
 from helpers.bench.results import MAIN_PEER
+from helpers.bench.run import JobRunner
 from helpers.bench.timing import elapsed
 from helpers.device import ON_GPU, cp
 
+recorded = counters.recorded
 WIDE_FROM = 4  # from this stage on, at the other head_dim too
 SLOW_MS = 10.0  # more than this, and one head is enough
 ONE_HEAD = ("SDPA efficient", "SDPA math")  # counted at one head too, where the second is the faster
@@ -74,9 +75,9 @@ def step_cases() -> Iterator[tuple[Step, Case]]:
 def peer_cases() -> Iterator[tuple[peers.Peer, Case]]:
     """Yield PyTorch's fused attentions, each in the types in which a stage is compared with it, else bfloat16."""
     for head_dim in (SHAPE[3], WIDE):
-        for peer in peers.beside_torch():
-            beside = [dtype for dtype in TYPES if MAIN_PEER[dtype] == peer.name]
-            for dtype in (beside or ["bfloat16"]) if peer.sweep else []:
+        for peer in peers.attentions():
+            types = [dtype for dtype in TYPES if MAIN_PEER[dtype] == peer.name]
+            for dtype in (types or ["bfloat16"]) if peer.sweep else []:
                 yield peer, Case((*SHAPE[:3], head_dim), dtype)
 
 
@@ -104,76 +105,38 @@ def experiment_cases() -> Iterator[tuple[Experiment, Case]]:
             yield experiment, experiment.cases[0]
 
 
-def _entry(name: str, kind: str, case: Case) -> dict[str, Any]:
-    return {"stage": name, "kind": kind, "dtype": case.dtype, "shape": list(case.shape), "flop": case.flops}
+def _entry(job: Job) -> dict[str, Any]:
+    """Return what the record says of a job before it is counted."""
+    name = job.name + " backward" * (job.kind == "backward peer")
+    if job.case is None:
+        return {"stage": name, "kind": job.kind, **job.row, "flop": round(job.rate(1.0)["tflops"] * 1e9)}
+    entry = {"stage": name, "kind": job.kind, "dtype": job.case.dtype, "shape": list(job.case.shape)}
+    return {**entry, "flop": job.case.flops, **({"of": job.climb, **job.row} if job.climb else {})}
 
 
-@contextlib.contextmanager
-def _ready(stage: Rung, entry: dict[str, Any], case: Case, source: str | None = None) -> Iterator[Callable[[], Any]]:
-    """Run a stage once, and yield its run; check the output at the end. A slow one's entry becomes one head's."""
-    inputs = Inputs(case.shape, case.dtype)
-    run, o = stage.prepare(*inputs.device, source=source)
-    run()
-    if elapsed(run) > SLOW_MS:
-        case = Case((1, 1, *case.shape[2:]), case.dtype)
-        entry.update(_entry(entry["stage"], entry["kind"], case))
-        inputs = Inputs(case.shape, case.dtype)
-        run, o = stage.prepare(*inputs.device, source=source)
-    yield run
-    sample = inputs.sample()
-    error = sample.error(o)
-    tolerance = sample.tolerance * stage.error_factor
-    if not error <= tolerance:
-        raise AssertionError(f"max error {error:.1e} > {tolerance:.1e}")
-
-
-@contextlib.contextmanager
-def _gradients_ready(way: Gradients, case: Case) -> Iterator[Callable[[], Any]]:
-    """Yield a run of the gradients alone: the forward pass has run before. Check them at the end."""
-    inputs = Inputs(case.shape, case.dtype)
-    run, computed = way.prepare(inputs)
-    run()
-    yield run
-    error, tolerance = inputs.gradient_sample().error(computed)
-    if not error <= tolerance:
-        raise AssertionError(f"max error {error:.1e} > {tolerance:.1e}")
-
-
-@contextlib.contextmanager
-def _roof(roof: peers.Roof) -> Iterator[Callable[[], Any]]:
-    yield roof.ready()
-
-
-def _runs(with_peers: bool) -> Iterator[tuple[dict[str, Any], AbstractContextManager[Callable[[], Any]]]]:
-    """Yield what is launched: the entry of the record, and a context that gives the run."""
+def _jobs(with_peers: bool) -> Iterator[tuple[Job, Callable[[Case], Job] | None]]:
+    """Yield the jobs that are counted; with a function that makes the same at another case, if one head is enough."""
     for name, case in cases():
-        entry = _entry(name, "stage", case)
-        yield entry, _ready(LADDER[name], entry, case)
+        make: Callable[[Case], Job] = functools.partial(of_stage, LADDER[name])
+        yield make(case), make
     for step, case in step_cases():
-        entry = _entry(step.name, "backward step" if case.backward else "step", case)
-        entry |= {"of": step.of, "step": step.number, "idea": step.stage.idea}
-        way = Gradients(step.stage, deterministic=False)
-        yield entry, _gradients_ready(way, case) if case.backward else _ready(step.stage, entry, case)
+        make = functools.partial(_step_job, step)
+        yield make(case), None if case.backward else make
     for experiment, case in experiment_cases():
-        stage = LADDER[experiment.stage]
-        entry = _entry(f"{experiment.stage}: {experiment.name}", "experiment", case)
-        yield entry, _ready(stage, entry, case, experiment.apply(kernel.source(stage.file)))
-    for way, case in gradient_cases():
-        yield _entry(way.name, "backward", case), _gradients_ready(way, case)
+        make = functools.partial(of_experiment, experiment, sizes={})
+        yield make(case), make
+    yield from ((of_gradients(way, case), None) for way, case in gradient_cases())
     if with_peers:
-        for peer, case in peer_cases():
-            yield _entry(peer.name, "peer", case), peer.ready(Inputs(case.shape, case.dtype), False)
-        for peer, case in gradient_peer_cases():
-            entry = _entry(f"{peer.name} backward", "backward peer", case)
-            yield entry, peer.ready(Inputs(case.shape, case.dtype), False)
+        yield from ((of_peer(peer, case), None) for peer, case in (*peer_cases(), *gradient_peer_cases()))
         for peer in peers.TORCH:
             if peer.name in ONE_HEAD:
-                entry = _entry(f"{peer.name}, one head", "experiment", Case((1, 1, *SHAPE[2:])))
-                yield entry, peer.ready(Inputs((1, 1, *SHAPE[2:]), "float32"), False)
-        for roof in peers.TORCH_ROOFS:
-            if roof.quantity == "tflops":
-                entry = {"stage": roof.name, "kind": "roof", "dtype": roof.dtype, "shape": list(roof.shape)}
-                yield {**entry, "flop": roof.work}, _roof(roof)
+                job = of_peer(peer, Case((1, 1, *SHAPE[2:])))
+                yield replace(job, name=f"{peer.name}, one head", kind="experiment"), None
+        yield from ((of_roof(roof), None) for roof in peers.TORCH_ROOFS if roof.quantity == "tflops")
+
+
+def _step_job(step: Step, case: Case) -> Job:
+    return of_step(replace(step, case=case))
 
 
 def of_stages(entry: Mapping[str, Any], names: Sequence[str]) -> bool:
@@ -195,15 +158,19 @@ def launch_all(target: Path, names: Sequence[str] = ()) -> None:
     from cupy.cuda import profiler
 
     mark = cp.RawModule(code=f'extern "C" __global__ void {MARK}() {{}}').get_function(MARK)
-    torch = peers.torch_on_gpu()
+    torch, runner = peers.torch_on_gpu(), JobRunner(0.0)
     launched: list[dict[str, Any]] = []
-    for entry, ready in _runs(torch is not None):
-        if not of_stages(entry, names):
+    for job, at_another_case in _jobs(torch is not None):
+        if not of_stages(_entry(job), names):
             continue
-        launched.append(entry)
+        launched.append(_entry(job))
         try:
-            with ready as run:
-                run()
+            with contextlib.ExitStack() as contexts:
+                run, _ = runner.launched(job, contexts)
+                if at_another_case and elapsed(run) > SLOW_MS:
+                    job = at_another_case(replace(job.case, shape=(1, 1, *job.case.shape[2:])))
+                    launched[-1] = _entry(job)
+                    run, _ = runner.launched(job, contexts)
                 cp.cuda.Device().synchronize()
                 profiler.start()
                 try:
@@ -213,7 +180,7 @@ def launch_all(target: Path, names: Sequence[str] = ()) -> None:
                 finally:
                     profiler.stop()
         except Exception as error:
-            entry["error"] = f"{type(error).__name__}: {error}"
+            launched[-1]["error"] = f"{type(error).__name__}: {error}"
     version = "left out: no PyTorch that sees the GPU" if torch is None else f"PyTorch {torch.__version__}"
     target.write_text(json.dumps({"peers": version, "rows": launched}))
 

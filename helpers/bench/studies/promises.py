@@ -69,7 +69,7 @@ class Small:
 
     @property
     def shape(self) -> Shape:
-        """Of q, (batch, heads, rows, head_dim)."""
+        """The shape of q: (batch, heads, rows, head_dim)."""
         return (1, self.heads, self.rows, self.head_dim)
 
     def arrays(self) -> list[np.ndarray]:

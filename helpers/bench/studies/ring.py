@@ -142,7 +142,7 @@ def numbers(shape: Sequence[int], seed: int) -> Any:
     return made.view(dtype_of("bfloat16"))
 
 
-class Inputs:
+class RankInputs:
     """q, k, v and do of the local ranks, and the same for independent runs."""
 
     def __init__(self, ranks: Comms, rows: int, heads: int, kv_heads: int, d: int = D, batch: int = 1) -> None:
@@ -212,7 +212,7 @@ def same_bits(mine: Sequence[Any], others: Sequence[Any]) -> bool:
     return all(np.array_equal(a.view("uint8"), b.view("uint8")) for a, b in pairs)
 
 
-def error(inputs: Inputs, o: Sequence[Any], schedule: str, causal: bool) -> float:
+def error(inputs: RankInputs, o: Sequence[Any], schedule: str, causal: bool) -> float:
     """Return the largest error of some rows of the first and the last head, compared with float64."""
     q, k, v, o = ([a.astype(np.float64) for a in to_host(each)] for each in (inputs.q, inputs.k, inputs.v, o))
     k, v = unshard(k, schedule), unshard(v, schedule)
@@ -233,9 +233,9 @@ TOLERANCE = 2e-2
 
 def correct(ranks: Comms, name: str, rows: int = 2048, heads: tuple[int, int] = (16, 8), d: int = D) -> Iterator[Row]:
     """Compare GPUs with virtual ranks on the first of them, and with float64."""
-    inputs = Inputs(ranks, rows, *heads, d)
+    inputs = RankInputs(ranks, rows, *heads, d)
     virtual = virtual_ranks(ranks.size)
-    together = Inputs(virtual, rows, *heads, d)
+    together = RankInputs(virtual, rows, *heads, d)
     for schedule in SCHEDULES:
         for causal in (False, True):
             order = "ring" if schedule == "all_gather" and not causal else schedule
@@ -281,7 +281,7 @@ def work(kind: str, rank: int, size: int, folder: Path) -> None:
             for row in correct_of_a_process(ranks):
                 print(json.dumps(row), flush=True)
             if kind == "leaves":
-                inputs = Inputs(ranks, 4096, 16, 16)
+                inputs = RankInputs(ranks, 4096, 16, 16)
                 inputs.forward(ranks, "zigzag", True)
                 synchronize(ranks)
                 if rank:
@@ -307,7 +307,7 @@ def _shared_id(rank: int, folder: Path) -> bytes:
 def correct_of_a_process(ranks: Comms) -> Iterator[Row]:
     """Compare this process's rank with virtual ranks, all on its own GPU."""
     virtual = virtual_ranks(ranks.size)
-    mine, together = Inputs(ranks, 1024, 16, 8), Inputs(virtual, 1024, 16, 8)
+    mine, together = RankInputs(ranks, 1024, 16, 8), RankInputs(virtual, 1024, 16, 8)
     (rank,) = ranks.ranks
     for schedule in SCHEDULES:
         o, lse = mine.forward(ranks, schedule, True, return_lse=True)
@@ -448,19 +448,21 @@ def measure_times(comms: Mapping[str, Comms], *, backward: bool, local: Sequence
     ranks = next(iter(comms.values()))
     for heads, kv_heads in HEADS:
         for rows in local:
-            inputs = Inputs(ranks, rows, heads, kv_heads)
+            inputs = RankInputs(ranks, rows, heads, kv_heads)
             for causal in (False, True):
                 results = inputs.forward(ranks, "zigzag", causal, return_lse=True) if backward else None
 
                 def call(
-                    of: Comms, schedule: str, inputs: Inputs = inputs, causal: bool = causal, results: Any = results
+                    of: Comms, schedule: str, inputs: RankInputs = inputs, causal: bool = causal, results: Any = results
                 ) -> Way:
                     if results is None:
                         return lambda: inputs.forward(of, schedule, causal)
                     return lambda: inputs.backward(of, schedule, causal, results)
 
                 ways = {"independent": inputs.independent(causal, backward=backward)}
-                ways |= ways_of(comms, call, causal, (0,) if backward else LEFT)  # no grid of 13 is persistent
+                ways |= ways_of(
+                    comms, call, causal, (0,) if backward else LEFT
+                )  # hopper_backward's grid is not persistent
                 what = {"part": "backward" if backward else "forward", "causal": causal, **inputs.what}
                 yield from measure_ways(what, ranks, ways, inputs.flop(causal, backward=backward))
                 del ways, results
@@ -501,8 +503,8 @@ def measure_long(comms: Mapping[str, Comms]) -> Iterator[Row]:
     """Time 2^20 tokens, 32 heads of q and 8 of k and v, causal, once with each communicator."""
     ranks = next(iter(comms.values()))
     for each in comms.values():  # compiled, and connected
-        Inputs(ranks, 4096, 32, 8).forward(each, "zigzag", True)
-    inputs = Inputs(ranks, LONG // ranks.size, 32, 8)
+        RankInputs(ranks, 4096, 32, 8).forward(each, "zigzag", True)
+    inputs = RankInputs(ranks, LONG // ranks.size, 32, 8)
     for name, each in comms.items():
         each.leave = LEFT[-1] if name == "nccl" else 0
         taken = 1e3 * seconds(ranks, lambda each=each: inputs.forward(each, "zigzag", True), 1)
@@ -514,7 +516,7 @@ def measure_long(comms: Mapping[str, Comms]) -> Iterator[Row]:
 def in_channels(count: int) -> Iterator[Row]:
     """Time a causal shape and the copy alone, in a process whose NCCL takes so many blocks."""
     ranks = nccl(leave=count)
-    inputs = Inputs(ranks, 16384, 16, 16)
+    inputs = RankInputs(ranks, 16384, 16, 16)
     for causal in (False, True):
         ways = {
             "independent": inputs.independent(causal, backward=False),
@@ -632,7 +634,7 @@ def main(words: Sequence[str]) -> None:
         work(words[0], int(words[1]), int(words[2]), Path(words[3]))
 
 
-old_names(__name__, hidden_from="tokens_to_hide_copies", on_host="to_host", rows_of="measure_ways")
+old_names(__name__, Inputs="RankInputs", hidden_from="tokens_to_hide_copies", on_host="to_host", rows_of="measure_ways")
 
 if __name__ == "__main__":
     main(sys.argv[1:])

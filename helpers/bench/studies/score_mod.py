@@ -23,12 +23,14 @@ from helpers.attention import flash_attention, flash_attention_backward, make_bl
 from helpers.attention.score_mods import relative_bias, soft_cap
 from helpers.bench import records
 from helpers.bench.harness import Study, compare
+from helpers.bench.peers import TORCH_DEVICE
 from helpers.bench.run import device_facts
 from helpers.bench.timing import speed_range
 from helpers.device import describe
 
 SHAPES = ((4, 16, 4096, 128), (4, 32, 4096, 64))
 ROUNDS = 9
+DTYPE = "bfloat16"
 SAMPLED = ((0, 1), (3, 11))  # (batch, head)
 DOCUMENT, PREFIX, WINDOW, CAP = 512, 256, 512, 30.0
 TOLERANCE = 2.5e-2  # of the largest number, for results in bfloat16
@@ -53,7 +55,7 @@ class Case:
 
 @dataclass
 class Arrays:
-    """What the functions read, for some heads: NumPy's, the device's and PyTorch's."""
+    """The arrays that the functions read, for some heads."""
 
     heads: int
     n: int
@@ -71,7 +73,7 @@ class Arrays:
         """Convert an array to PyTorch's."""
         import torch
 
-        return torch.from_numpy(getattr(self, name)).cuda()
+        return torch.from_numpy(getattr(self, name)).to(TORCH_DEVICE)
 
 
 def cases(arrays: Arrays) -> Iterator[Case]:
@@ -82,7 +84,7 @@ def cases(arrays: Arrays) -> Iterator[Case]:
         return lambda flex: {"score_mod": function}
 
     def flex_mask(function: Callable[..., Any]) -> Callable[[Any], Mapping[str, Any]]:
-        return lambda flex: {"block_mask": flex.create_block_mask(function, None, None, n, n, device="cuda")}
+        return lambda flex: {"block_mask": flex.create_block_mask(function, None, None, n, n, device=TORCH_DEVICE)}
 
     def alibi(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
         return s - slopes[h] * abs(q - k)
@@ -152,7 +154,7 @@ def _inputs(shape: Sequence[int]) -> list[Any]:
     import torch
 
     torch.manual_seed(3)
-    return [torch.randn(*shape, device="cuda").to(torch.bfloat16) for _ in range(4)]
+    return [torch.randn(*shape, device=TORCH_DEVICE).to(getattr(torch, DTYPE)) for _ in range(4)]
 
 
 def _exact(case: Case, q: Any, k: Any, v: Any, do: Any, batch: int, head: int) -> dict[str, np.ndarray]:

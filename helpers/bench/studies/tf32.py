@@ -6,18 +6,14 @@ Errors: of 256 rows, by tf32, its steps, tf32 with one product, fp16x3, heads_an
 times as large as those of unit-normal inputs; with "positive" V's elements are above 0, which shows a sum that is cut
 off. Ranges: the same with all of q and v multiplied by a number and k divided by it, and with columns of magnitudes 2^0
 to 2^-bits, in k the other way round; relative to the column's magnitude. Speeds: 16,384 tokens and 2048 columns
-of all heads together. Tiles: of 15 and of fp16x3, at 4096 keys.
+of all heads together. Tiles: of tf32 and fp16x3, at 4096 keys.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
-import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -27,11 +23,13 @@ from helpers.attention import kernel, reference
 from helpers.attention.ladder import LADDER, Rung
 from helpers.attention.ladder.steps import CLIMBS
 from helpers.bench import records
-from helpers.bench.cases import Case, Inputs
+from helpers.bench.cases import Case, shape_of_tokens
 from helpers.bench.experiments import TF32_ONE_PRODUCT
-from helpers.bench.harness import Study, compare, need_gpu
+from helpers.bench.harness import Part, Row, Study, compare_jobs, compare_tiles, need_gpu
+from helpers.bench.job import of_peer, of_stage, why_not
 from helpers.bench.peers import TORCH, torch_on_gpu
-from helpers.bench.timing import in_turns, speed_range
+from helpers.bench.run import JobRunner
+from helpers.bench.timing import speed_range
 from helpers.device import ON_GPU, cp, describe
 from helpers.engine.cuda_source.edit import edit
 
@@ -74,7 +72,7 @@ def arrays(head_dim: int, keys: int, scale: float, positive: bool) -> tuple[np.n
 
 
 def outputs(given: Sequence[np.ndarray], with_peers: bool) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield what is compared, by name: the steps to tf32 by their ideas, itself as "15", and others."""
+    """Yield what is compared, by name: the steps to tf32 by their ideas, tf32 itself as "15", and others."""
     tf32 = LADDER["tf32"]
     one_product = edit(kernel.source(tf32.file), *TF32_ONE_PRODUCT)
     for step in CLIMBS["tf32"]:
@@ -119,77 +117,27 @@ def ranges(keys: int = 4096, with_peers: bool = ON_GPU) -> Iterator[dict[str, An
             yield {"times": factor, "bits": bits, "keys": keys, "name": name, "max": float(f"{off:.2e}")}
 
 
-def _runs(case: Case, inputs: Inputs, stack: ExitStack, with_peers: bool) -> dict[str, Callable[[], Any]]:
-    runs: dict[str, Callable[[], Any]] = {}
-    for name in ("tf32", "fp16x3", "heads_and_masks"):
-        if LADDER[name].why_not(head_dim=case.shape[3]) is not None:
-            continue
-        run, o = LADDER[name].prepare(*inputs.device, causal=case.causal)
-        run()
-        sample = inputs.sample(case.causal)
-        if not sample.error(o) <= sample.tolerance:
-            raise AssertionError(f"{name}, {case}: the output is wrong")
-        runs[name] = run
-    for peer in PEERS if with_peers else ():
-        if peer.name == "SDPA math" and case.shape[2] > 8192:  # its scores would take 34 GB and more
-            continue
-        runs[peer.name] = stack.enter_context(peer.ready(inputs, case.causal))
-        runs[peer.name]()
-    return runs
-
-
-def of_speeds(at: Sequence[int] = SPEEDS_AT, with_peers: bool = ON_GPU) -> Iterator[dict[str, Any]]:
+def of_speeds(at: Sequence[int] = SPEEDS_AT, with_peers: bool = ON_GPU) -> Iterator[list[Row]]:
     """Yield a row for each kernel and case: TFLOP/s, and how many times as fast tf32 is."""
-    for head_dim, n in itertools.product(HEAD_DIMS, at):
-        shape = (16384 // n, 2048 // head_dim, n, head_dim)
-        inputs = Inputs(shape)
-        for causal in (False, True):
-            case = Case(shape, causal=causal)
-            with ExitStack() as stack:
-                rows = compare(_runs(case, inputs, stack, with_peers), ROUNDS, flops=case.flops, of="tf32", itself=True)
-            for name, row in rows.items():
-                what = {"shape": list(shape), "causal": causal, "name": name}
-                yield what | {key: round(value, 4 if key.startswith("ms") else 3) for key, value in row.items()}
+    runner = JobRunner(0.0)
+    for head_dim, n, causal in itertools.product(HEAD_DIMS, at, (False, True)):
+        case = Case(shape_of_tokens(n, head_dim), causal=causal)
+        stages = (LADDER[name] for name in ("tf32", "fp16x3", "heads_and_masks"))
+        jobs = [of_stage(stage, case) for stage in stages if why_not(stage, case) is None]
+        if with_peers:  # the scores of SDPA math would take 34 GB and more
+            jobs += [of_peer(peer, case) for peer in PEERS if peer.sweep or n <= 8192]
+        yield compare_jobs(runner, jobs, ROUNDS, of="tf32")
 
 
-def _of_tiles(
-    stage: Rung, names: Sequence[str], tiles: Mapping[int, Sequence[Sequence[int]]]
-) -> Iterator[dict[str, Any]]:
+def _of_tiles(stage: Rung, names: Sequence[str], tiles: Mapping[int, Sequence[Sequence[int]]]) -> Iterator[Row]:
     """Yield a row for each tile of a stage: TFLOP/s without a mask and causal, and the bytes that a thread spills."""
-    jobs = {
-        (head_dim, *sizes): functools.partial(
-            kernel.load_all,
-            stage.file,
-            stage.kernel_names(),
-            defines={"HEAD_DIM": head_dim, **dict(zip(names, sizes, strict=True))},
-        )
-        for head_dim, candidates in tiles.items()
-        for sizes in candidates
-    }
-    built = dict(zip(jobs, kernel.side_by_side(list(jobs.values())), strict=True))
     for head_dim, candidates in tiles.items():
-        case = Case((4, 2048 // head_dim, 4096, head_dim))
-        inputs = Inputs(case.shape)
-        runs: dict[tuple[Any, bool], Callable[[], Any]] = {}
-        for sizes, causal in itertools.product(candidates, (False, True)):
-            run, o = stage.prepare(*inputs.device, causal=causal, sizes=dict(zip(names, sizes, strict=True)))
-            run()
-            if not inputs.sample(causal).error(o) <= inputs.sample(causal).tolerance:
-                raise AssertionError(f"{sizes}: the output is wrong")
-            runs[sizes, causal] = run
-        times = in_turns(runs, 5)
-        for sizes in candidates:
-            speed = {
-                "causal" if causal else "full": round(
-                    replace(case, causal=causal).flops / statistics.median(times[sizes, causal]) / 1e9, 1
-                )
-                for causal in (False, True)
-            }
-            spilled = built[(head_dim, *sizes)][stage.kernel_name()].attributes["local_size_bytes"]
-            yield {"head_dim": head_dim, **dict(zip(names, sizes, strict=True)), "local_bytes": spilled, **speed}
+        ways = {tuple(tile): (stage, dict(zip(names, tile, strict=True))) for tile in candidates}
+        for tile, row in compare_tiles(Case(shape_of_tokens(4096, head_dim)), ways).items():
+            yield {"head_dim": head_dim, **ways[tile][1], **row}
 
 
-PARTS: Mapping[str, Callable[[], Iterator[dict[str, Any]]]] = {
+PARTS: Mapping[str, Part] = {
     "errors": errors,
     "ranges": ranges,
     "speeds": of_speeds,
@@ -205,8 +153,15 @@ def _head() -> dict[str, Any]:
     return {"device": describe(), "how": __doc__}
 
 
-STUDY = Study("tf32", PARTS, _head, line=lambda row: " ".join(f"{name}={value}" for name, value in row.items()))
+STUDY = Study("tf32", PARTS, _head, line=lambda row: line(row))
 take = STUDY.take
+
+
+def line(row: Mapping[str, Any]) -> str:
+    """Format a row that was just measured."""
+    return " ".join(
+        f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in row.items()
+    )
 
 
 class ErrorCase(NamedTuple):

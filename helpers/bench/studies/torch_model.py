@@ -1,14 +1,14 @@
 """Measure our attention inside PyTorch and a model of transformers, on a GPU: tests, host cost, speed, memory.
 
-    python3 -m helpers.bench.study torch_model FILE [--tests] [--weights NPZ] [--only SECTION ...]
+    python3 -m helpers.bench.study torch_model FILE [PART ...]          # of STUDY, below; all but the two that follow
+    python3 -m helpers.bench.study torch_model FILE tests               # PyTorch's tests, counted
+    python3 -m helpers.bench.study torch_model FILE minilm WEIGHTS.npz  # BertModel with all-MiniLM-L6-v2's weights
 
-The models have random weights (Llama's layers: 12 of 16 heads of 64). --tests runs PyTorch's tests first and counts
-them. --weights: the weights of all-MiniLM-L6-v2 by name, for transformers' BertModel.
+The models have random weights (Llama's layers: 12 of 16 heads of 64).
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import re
 import subprocess
@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,11 @@ import numpy as np
 from helpers import attention
 from helpers.bench import records
 from helpers.bench.cases import Shape
-from helpers.bench.harness import figures, measure_parts
+from helpers.bench.harness import Row, Study, figures, need_gpu
 from helpers.bench.host_cost import host_time
-from helpers.bench.run import device_facts
+from helpers.bench.peers import TORCH_DEVICE
+from helpers.bench.run import device_facts, free_pools
 from helpers.bench.timing import Timing
-from helpers.device import ON_GPU, cp
 
 ROOT = Path(__file__).resolve().parents[3]
 RECORD = records.MEASURED / "nvidia-h200-torch.json"
@@ -44,6 +45,7 @@ TESTS = (
     "tests/test_contract.py::test_torch_calls_run_on_torchs_current_stream",
 )
 TESTS_WITHIN_S = 360
+COMMAND = "python3 -m helpers.bench.study torch_model FILE"
 
 # What a call is timed at on the host: a shape seen before, others; and the longest of these.
 HOST = ("forward", "forward, a new length", "one query, the cache one longer", "forward and backward")
@@ -76,7 +78,7 @@ def llama(kv_heads: int, dtype: str, *, layers: int = LAYERS) -> Any:
         **{"initializer_range": SPREAD, "bos_token_id": 0, "eos_token_id": None, "pad_token_id": 0},
     )
     torch.manual_seed(0)
-    with torch.device("cuda"):
+    with torch.device(TORCH_DEVICE):
         model = transformers.LlamaForCausalLM(config)
     return model.to(getattr(torch, dtype)).eval()
 
@@ -85,7 +87,7 @@ def tokens(length: int, batch: int = 1) -> Any:
     """Draw (batch, length) token numbers on the GPU, the same at every run."""
     import torch
 
-    return torch.randint(0, WORDS, (batch, length), generator=torch.Generator().manual_seed(length)).cuda()
+    return torch.randint(0, WORDS, (batch, length), generator=torch.Generator().manual_seed(length)).to(TORCH_DEVICE)
 
 
 @contextmanager
@@ -123,12 +125,16 @@ def tests_passed(log: Path) -> dict[str, Any]:
         except subprocess.TimeoutExpired as error:
             raise RuntimeError(f"the tests did not end in {TESTS_WITHIN_S} s: see {log.name}") from error
     text = log.read_text(encoding="utf-8")
-    counts = re.findall(r"(\d+) (passed|failed|skipped|errors?)\b", _last_line(text))
+    counts = re.findall(r"(\d+) (passed|failed|skipped|errors?)\b", text.strip().rpartition("\n")[2])
     failed = re.findall(r"^(?:FAILED|ERROR) (.*)$", text, re.M)
     if failed or not counts:
         print(text[-6000:])
     return {
-        **{"command": "python3 -m pytest " + " ".join(TESTS), "seconds": _since(began), "failures": failed},
+        **{
+            "command": "python3 -m pytest " + " ".join(TESTS),
+            "seconds": round(time.perf_counter() - began, 1),
+            "failures": failed,
+        },
         **{what: int(n) for n, what in counts},
     }
 
@@ -141,7 +147,7 @@ def host_cost() -> list[dict[str, Any]]:
     from helpers import torch_attention
 
     shape = (1, 64, 4, 64)
-    q, k, v = (torch.randn(shape, device="cuda", dtype=torch.float16) for _ in range(3))
+    q, k, v = (torch.randn(shape, device=TORCH_DEVICE, dtype=torch.float16) for _ in range(3))
     heads_first = [a.transpose(1, 2) for a in (q, k, v)]
     sdpa = torch.nn.functional.scaled_dot_product_attention
     forward: dict[str, Callable[[], Any]] = {
@@ -153,7 +159,7 @@ def host_cost() -> list[dict[str, Any]]:
         "SDPA": partial(sdpa, *heads_first, is_causal=True),
     }
     leaves = [a.detach().requires_grad_() for a in (q, k, v)]
-    do = torch.randn(shape, device="cuda", dtype=torch.float16)
+    do = torch.randn(shape, device=TORCH_DEVICE, dtype=torch.float16)
 
     def trained(call: Callable[[], Any], grad: Any) -> Callable[[], Any]:
         return lambda: torch.autograd.grad(call(), leaves, grad)
@@ -289,7 +295,7 @@ def _in_turns(model: Any, call: Callable[[], None], implementations: Sequence[st
         for implementation, ms in times.items():
             with by(model, implementation):
                 start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                call()  # the clocks and the caches are as in a run of this one
+                call()  # so that clock and caches are those of a run of this one
                 start.record()
                 call()
                 end.record()
@@ -362,8 +368,8 @@ def minilm(weights: Path) -> list[dict[str, Any]]:
     missing, _ = model.load_state_dict(state, strict=False)
     if missing := [name for name in missing if "position_ids" not in name]:
         raise ValueError(f"{weights.name} lacks {', '.join(missing[:5])}")
-    model = model.cuda().eval()
-    ids = torch.randint(1000, 30000, (4, 200), generator=torch.Generator().manual_seed(0)).cuda()
+    model = model.to(TORCH_DEVICE).eval()
+    ids = torch.randint(1000, 30000, (4, 200), generator=torch.Generator().manual_seed(0)).to(TORCH_DEVICE)
     rows = []
     with torch.no_grad():
         with by(model.double(), "eager"):
@@ -381,39 +387,16 @@ def minilm(weights: Path) -> list[dict[str, Any]]:
 # ---- the record
 
 
-def sections(log: Path | None, weights: Path | None) -> dict[str, Callable[[], Any]]:
-    """Return the sections by name. log: file that the tests print to; without it they are not run."""
-
-    def for_each(section: Callable[[int], list[dict[str, Any]]]) -> Callable[[], list[dict[str, Any]]]:
-        return lambda: [row for kv_heads in KV_HEADS for row in section(kv_heads)]
-
-    return {
-        **({"tests": partial(tests_passed, log)} if log else {}),
-        "host": host_cost,
-        "accuracy": for_each(accuracy),
-        "generation": for_each(generation),
-        "prefill": for_each(partial(speed, "prefill")),
-        "training": for_each(partial(speed, "training")),
-        "training_8": for_each(partial(speed, "training", lengths=(512,), batch=8)),  # sequences at a time
-        **({"minilm": partial(minilm, weights)} if weights else {}),
-    }
-
-
-def measure(path: Path, chosen: Mapping[str, Callable[[], Any]], command: str) -> dict[str, Any]:
-    """Do the sections and save after each; what one raises is noted, and the next one runs.
-
-    Sections that the file at `path` has and that are not done again are kept.
-    """
+def _head() -> dict[str, Any]:
+    need_gpu()
     import torch
     import transformers
 
     torch.backends.cuda.matmul.allow_tf32 = False
-    before = records.load(path) or {"how": {"seconds": {}}}
-    record: dict[str, Any] = {
-        **{name: rows for name, rows in before.items() if name != "failed"},
+    return {
         "device": {**device_facts(), "torch": torch.__version__, "transformers": transformers.__version__},
         "how": {
-            "command": command,
+            "command": COMMAND,
             "model": {
                 **{"layers": LAYERS, "hidden": HIDDEN, "heads": HEADS, "head_dim": HIDDEN // HEADS, "mlp": MLP},
                 **{"words": WORDS, "kv_heads": list(KV_HEADS), "weights": f"random, of standard deviation {SPREAD}"},
@@ -423,21 +406,48 @@ def measure(path: Path, chosen: Mapping[str, Callable[[], Any]], command: str) -
             "prefill": "no KV cache, logits of the last token alone",
             "training": "loss of every token and its gradients; no optimizer",
             "memory": "PyTorch's peak beyond what was held before the call",
-            "accuracy": "logits of 512 tokens beside eager attention in float64",
-            "seconds": before["how"]["seconds"],
+            "accuracy": "logits of 512 tokens compared with eager attention in float64",
         },
     }
-    began = time.perf_counter()
 
-    def after(name: str) -> None:
-        nonlocal began
-        torch.cuda.empty_cache()
-        if ON_GPU:
-            cp.get_default_memory_pool().free_all_blocks()
-        record["how"]["seconds"][name] = _since(began)
-        began = time.perf_counter()
 
-    return measure_parts(path, record, chosen, after=after)
+def _rows(section: Callable[[int], list[Row]]) -> Callable[[], Iterator[list[Row]]]:
+    """Make a part of the record: a section with each number of heads of K and V."""
+
+    def part() -> Iterator[list[Row]]:
+        for kv_heads in KV_HEADS:
+            yield section(kv_heads)
+            free_pools()
+
+    return part
+
+
+STUDY = Study(
+    "torch_model",
+    {
+        "tests": lambda: {},
+        "host": host_cost,
+        "accuracy": _rows(accuracy),
+        "generation": _rows(generation),
+        "prefill": _rows(partial(speed, "prefill")),
+        "training": _rows(partial(speed, "training")),
+        "training_8": _rows(partial(speed, "training", lengths=(512,), batch=8)),  # sequences at a time
+        "minilm": lambda: [],
+    },
+    head=_head,
+    optional=("tests", "minilm"),
+)
+
+
+def take(path: Path, words: Sequence[str] = ()) -> dict[str, Any]:
+    """Measure the parts that the words name, and write the record on the way. A word that ends in .npz: the weights."""
+    weights = [Path(word) for word in words if word.endswith(".npz")]
+    files = {
+        "tests": partial(tests_passed, path.with_name(f"{path.stem}-tests.txt")),
+        "minilm": partial(minilm, *weights),
+    }
+    study = replace(STUDY, parts={**STUDY.parts, **files})
+    return study.take(path, [word for word in words if not word.endswith(".npz")])
 
 
 @records.shown
@@ -481,30 +491,3 @@ def table(record: Mapping[str, Any] | None = None) -> str:
         lines.append(f"all-MiniLM-L6-v2 {r['implementation']:8}{r['max_error']:10.1e} of {r['largest']:.2f}")
     lines += [f"[FAIL] {name}: {why}" for name, why in record.get("failed", {}).items()]
     return "\n".join(lines)
-
-
-def _since(began: float) -> float:
-    return round(time.perf_counter() - began, 1)
-
-
-def _last_line(text: str) -> str:
-    return (text.strip().splitlines() or [""])[-1]
-
-
-def take(path: Path, words: Sequence[str] = ()) -> dict[str, Any]:
-    """Measure by these options, and write the record on the way."""
-    parser = argparse.ArgumentParser(prog="python3 -m helpers.bench.study torch_model FILE")
-    parser.add_argument("--tests", action="store_true", help="run PyTorch's tests first, and count them")
-    parser.add_argument("--weights", type=Path, metavar="NPZ", help="the weights of all-MiniLM-L6-v2, by name")
-    parser.add_argument("--only", action="append", metavar="SECTION", help="this section alone; may be repeated")
-    options = parser.parse_args(words)
-    if not ON_GPU:
-        parser.error("a record is made on a GPU; without FILE, the recorded table is printed")
-    chosen = sections(path.with_name(f"{path.stem}-tests.txt") if options.tests else None, options.weights)
-    if options.only:
-        if unknown := set(options.only) - set(chosen):
-            parser.error(f"--only {sorted(unknown)[0]}: the sections are {', '.join(chosen)}")
-        chosen = {name: section for name, section in chosen.items() if name in options.only}
-    given = ["--tests"] * options.tests + ["--weights NPZ"] * bool(options.weights)
-    given += [f"--only {name}" for name in options.only or ()]
-    return measure(path, chosen, " ".join(["python3 -m helpers.bench.study torch_model FILE", *given]))

@@ -31,7 +31,7 @@ TEXT = ROOT / "helpers" / "data" / "darwin_origin.txt.gz"
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is trained, and for how long."""
+    """The sizes of a model, and the length of its training."""
 
     config: Config = field(default_factory=lambda: Config(context=256, layers=2, heads=4, width=256))
     batch: int = 64

@@ -44,7 +44,7 @@ FIGURES = {
     "shared store wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum",
 }
 # Recorded, too; a checked run has no such figures.
-BESIDE = {
+ALSO_COUNTED = {
     "dram bytes read": "dram__bytes_read.sum",
     "dram bytes written": "dram__bytes_write.sum",
     "bank conflicts, shared loads": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum",
@@ -57,7 +57,7 @@ WIDTHS = {
     8: "smsp__sass_inst_executed_op_memory_64b.sum",
     16: "smsp__sass_inst_executed_op_memory_128b.sum",
 }
-METRICS = (*FIGURES.values(), *BESIDE.values(), *WIDTHS.values())
+METRICS = (*FIGURES.values(), *ALSO_COUNTED.values(), *WIDTHS.values())
 
 WORDS = 1 << 15  # of `in` and of `out` in the patterns
 WIDE = (4, 128)  # grid, block
@@ -178,7 +178,7 @@ def stages(n: int = 1024, d: int = 64) -> list[CountedLaunch]:
     return launches
 
 
-# What the GPU's compiler makes of the stages, written out: 01 keeps the row of Q in registers, 02 and 03 read four
+# What the GPU's compiler makes of the stages, written out: naive keeps the row of Q in registers, the others read four
 # words of a row of K and V at once.
 _ROW = ("  const float* q = Q + (size_t)row * HEAD_DIM;\n",)
 _ROW += ("  float q[HEAD_DIM];\n  for (int c = 0; c < HEAD_DIM; ++c) q[c] = Q[(size_t)row * HEAD_DIM + c];\n",)
@@ -334,9 +334,9 @@ def rows(measured: dict[str, dict[str, int]], launches: Iterable[CountedLaunch])
                 figures[figure] = {"ours": own, "hardware": hardware, "ratio": ratio}
                 if abs(own - hardware) > 0.01 * hardware:
                     figures[figure]["why"] = _why(launch.name, figure)
-        beside = {name: counts[metric] for name, metric in BESIDE.items()}
+        also = {name: counts[metric] for name, metric in ALSO_COUNTED.items()}
         table.append(
-            {"kernel": launch.name, "grid": launch.grid, "block": launch.block, "figures": figures, "beside": beside}
+            {"kernel": launch.name, "grid": launch.grid, "block": launch.block, "figures": figures, "beside": also}
         )
     return table
 
@@ -352,7 +352,7 @@ def record(source: Path, target: Path = RECORD) -> dict[str, Any]:
         "ours": "a checked run of the CPU engine (helpers.xray)",
         "hardware": "Nsight Compute, one launch of each kernel, caches flushed before it, clocks left alone",
         **ncu.stamped(text),
-        "metrics": {**FIGURES, **BESIDE, ASKED: " + ".join(f"32 * {w} * {m}" for w, m in WIDTHS.items())},
+        "metrics": {**FIGURES, **ALSO_COUNTED, ASKED: " + ".join(f"32 * {w} * {m}" for w, m in WIDTHS.items())},
         "command": "python3 -m helpers.bench.study xray_vs_ncu CSV, then xray_vs_ncu FILE CSV",
     }
     result = {"how": how, "rows": rows(parse(text), everything())}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-from helpers.draw.moving.figure import Moving, element, picture
+from helpers.draw.moving.figure import Moving, element, picture, rect
 from helpers.draw.picture import GPU, MOVED, WRITE
 from helpers.engine.banks import BANKS, phases, wavefronts, wavefronts_of_request
 
@@ -96,39 +96,25 @@ def _turns(words: Sequence[int]) -> list[int]:
 
 def _frame(pattern: dict[str, Any]) -> str:
     """Draw the first wavefront of a pattern."""
-    parts = [
-        element("rect", x=LEFT, y=TOP, width=CELL * BANKS, height=ROW * len(LANES), fill="currentColor", opacity=0.06)
-    ]
-    parts += [
-        element("text", str(bank), x=LEFT + CELL * bank + 5, y=TOP - 5, text_anchor="middle", font_size=9)
-        for bank in (0, 4, 8, 12, 16, 20, 24, 28, 31)
-    ]
-    parts += [
-        element("text", str(lane), x=LEFT - 5, y=TOP + ROW * lane + 8, text_anchor="end", font_size=9)
-        for lane in (0, 4, 8, 12, 16, 20, 24, 28, 31)
-    ]
-    parts += [
-        element("text", "bank", x=0, y=TOP - 5, font_size=9),
-        element("text", "lane", x=0, y=TOP + ROW * 3, font_size=9),
-    ]
+    parts = [rect(LEFT, TOP, CELL * BANKS, ROW * len(LANES), fill="currentColor", opacity=0.06)]
+    marked = (*range(0, 32, 4), 31)
+    for bank in marked:
+        parts.append(element("text", str(bank), x=LEFT + CELL * bank + 5, y=TOP - 5, text_anchor="middle", font_size=9))
+    for lane in marked:
+        parts.append(element("text", str(lane), x=LEFT - 5, y=TOP + ROW * lane + 8, text_anchor="end", font_size=9))
+    parts.append(element("text", "bank", x=0, y=TOP - 5, font_size=9))
+    parts.append(element("text", "lane", x=0, y=TOP + ROW * 3, font_size=9))
+    parts.append("<g class='cells'>")
     each = len(pattern["turns"]) // len(LANES)
-    cells = [
-        element(
-            "rect",
-            x=LEFT + CELL * ((pattern["words"][lane] + i) % BANKS),
-            y=TOP + ROW * lane,
-            width=CELL - 1,
-            height=ROW - 1,
-            fill=MOVED if pattern["turns"][each * lane + i] else WRITE,
-        )
-        for lane in LANES
-        for i in range(each)
-    ]
-    parts += ["<g class='cells'>", *cells, "</g>"]
+    for lane, i in product(LANES, range(each)):
+        x = LEFT + CELL * ((pattern["words"][lane] + i) % BANKS)
+        colour = MOVED if pattern["turns"][each * lane + i] else WRITE
+        parts.append(rect(x, TOP + ROW * lane, CELL - 1, ROW - 1, fill=colour))
+    parts.append("</g>")
     alt = f"the banks that 32 lanes request; orange: served in the first of {pattern['wavefronts']} wavefronts"
     caption = f'<p class="part">word <code>{pattern["code"]}</code>: <b>{pattern["wavefronts"]} wavefronts</b></p>'
     key = ((WRITE, "in this wavefront"), (GPU, "delivered before"), (MOVED, "still to come"))
     for i, (colour, words) in enumerate(key):
-        parts.append(element("rect", x=LEFT + 118 * i, y=BOTTOM + 8, width=10, height=8, fill=colour))
+        parts.append(rect(LEFT + 118 * i, BOTTOM + 8, 10, 8, fill=colour))
         parts.append(element("text", words, x=LEFT + 118 * i + 14, y=BOTTOM + 16, font_size=10))
     return caption + "\n" + picture(LEFT + CELL * BANKS + 2, BOTTOM + 20, parts, alt)

@@ -55,6 +55,11 @@ def element(tag: str, text: str = "", /, **attributes: Any) -> str:
     return f"<{tag}{written}>{html.escape(text)}</{tag}>" if text else f"<{tag}{written}/>"
 
 
+def rect(x: Any, y: Any, width: Any, height: Any, **attributes: Any) -> str:
+    """Write an SVG rectangle."""
+    return element("rect", x=x, y=y, width=width, height=height, **attributes)
+
+
 def table(numbers: Mapping[str, str]) -> str:
     """Write a table of names above their numbers; the script finds the second row."""
     heads = "".join(f"<th>{name}</th>" for name in numbers)

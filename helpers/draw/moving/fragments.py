@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from helpers.draw.moving.figure import Moving, element, picture
+from helpers.draw.moving.figure import Moving, element, picture, rect
 from helpers.draw.picture import CPU, GPU, WRITE
 
 CELL = 10
@@ -34,11 +34,7 @@ def moving_fragments(a: Any, b: Any, d: Any, *, lane: int = 5) -> Moving:
     for (name, of_lanes), count in zip(places.items(), (8, 4, 8), strict=True):
         if [len(places_of) for places_of in of_lanes] != [count] * 32:
             raise ValueError(f"{name} is {np.shape(of_lanes)}: expected {count} places for each of 32 lanes")
-    moved = sum(
-        one != other
-        for mine, its in zip(places["a"], places["d"], strict=True)
-        for one, other in zip(mine, its, strict=True)
-    )
+    moved = int((np.asarray(places["a"]) != np.asarray(places["d"])).sum())
     data = {**places, "matrices": [matrix[1:] for matrix in MATRICES], "cell": CELL, "first": lane}
     alt = f"the elements that lane {lane} holds of A, B and D, numbered in the order of its registers"
     frame = f'<p class="part">{_sentence(places, lane)}</p>\n' + picture(370, 380, _parts(places, lane), alt)
@@ -63,7 +59,7 @@ def _sentence(places: dict[str, list[list[int]]], lane: int) -> str:
 def _parts(places: dict[str, list[list[int]]], lane: int) -> Iterator[str]:
     for title, x, y, columns, _, _, _ in MATRICES:
         yield element("text", title, x=x, y=y - 8)
-        yield element("rect", x=x, y=y, width=CELL * columns, height=CELL * 16, fill="currentColor", opacity=0.07)
+        yield rect(x, y, CELL * columns, CELL * 16, fill="currentColor", opacity=0.07)
         lines = [f"M{x + CELL * i} {y}V{y + CELL * 16}" for i in range(0, columns + 1, 8)]
         lines += [f"M{x} {y + CELL * i}H{x + CELL * columns}" for i in (0, 8, 16)]
         yield element("path", d="".join(lines), stroke="currentColor", fill="none", opacity=0.5)
@@ -77,6 +73,6 @@ def _parts(places: dict[str, list[list[int]]], lane: int) -> Iterator[str]:
 def _cells(places: Sequence[int], x: int, y: int, colour: str) -> Iterator[str]:
     for i, place in enumerate(places):
         left, top = x + CELL * (place % 16), y + CELL * (place // 16)
-        yield element("rect", x=left, y=top, width=CELL, height=CELL, fill=colour)
+        yield rect(left, top, CELL, CELL, fill=colour)
         ink = "black" if colour == CPU else "white"
         yield element("text", str(i), x=left + CELL / 2, y=top + 8, text_anchor="middle", font_size=8, fill=ink)

@@ -89,14 +89,8 @@ def _frame(data: dict[str, Any]) -> str:
     """Draw the first tile of the first row."""
     row, block_n, words = data["first"], data["block_n"], data["words"]
     m_i, l_i, rescale, error = (data[name][row] for name in ("m_i", "l_i", "rescale", "error"))
-    numbers = table(
-        {
-            "m_i": f"{m_i[0]:.2f}",
-            "l_i": f"{l_i[0]:.2f}",
-            "rescale": f"{rescale[0]:g}",
-            "acc / l_i is off by": f"{error[0]:g}",
-        }
-    )
+    numbers = {"m_i": f"{m_i[0]:.2f}", "l_i": f"{l_i[0]:.2f}", "rescale": f"{rescale[0]:g}"}
+    numbers["acc / l_i is off by"] = f"{error[0]:g}"
     weights = [math.exp(score / 100 - m_i[0]) for score in data["scores"][row][:block_n]]
     text = ""
     for key, word in enumerate(words):
@@ -107,63 +101,23 @@ def _frame(data: dict[str, Any]) -> str:
         text += ("" if word.startswith("##") else " ") + whole
     text = f'<p class="part words">{text.strip()}</p>'
     tiles = len(data["x"])
-    parts = [
-        element(
-            "rect", kind="now", x=data["x"][0], y=0, width=STEP - 2, height=TOPS[1] + HIGH + 6, fill=WRITE, opacity=0.2
-        )
-    ]
+    width, height = LEFT + STEP * tiles, TOPS[1] + HIGH
+    box = {"x": data["x"][0], "y": 0, "width": STEP - 2, "height": height + 6}
+    parts = [element("rect", kind="now", **box, fill=WRITE, opacity=0.2)]
     for top, name in zip(TOPS, ("rescale", "off by"), strict=True):
         parts.append(element("text", name, x=0, y=top + HIGH / 2 + 4))
-        parts.append(
-            element(
-                "path",
-                d=f"M{LEFT - 4} {top}V{top + HIGH}H{LEFT + STEP * tiles}",
-                stroke="currentColor",
-                fill="none",
-                opacity=0.5,
-            )
-        )
-    parts += [
-        element("text", text, x=LEFT - 8, y=y, text_anchor="end", font_size=9)
-        for text, y in (
-            ("1", TOPS[0] + 6),
-            ("0", TOPS[0] + HIGH),
-            ("1", TOPS[1] + 6),
-            (f"10⁻{'⁰¹²³⁴⁵⁶⁷⁸⁹'[DECADES]}", TOPS[1] + HIGH),
-        )
-    ]
+        axes = f"M{LEFT - 4} {top}V{top + HIGH}H{width}"
+        parts.append(element("path", d=axes, stroke="currentColor", fill="none", opacity=0.5))
+    lowest = f"10⁻{'⁰¹²³⁴⁵⁶⁷⁸⁹'[DECADES]}"
+    for label, y in (("1", TOPS[0] + 6), ("0", TOPS[0] + HIGH), ("1", TOPS[1] + 6), (lowest, height)):
+        parts.append(element("text", label, x=LEFT - 8, y=y, text_anchor="end", font_size=9))
     for tile, x in enumerate(data["x"]):
-        faint = 0.4 if tile else 1
-        height = HIGH * rescale[tile]
-        parts.append(
-            element(
-                "rect",
-                kind="rescale",
-                x=x,
-                y=f"{TOPS[0] + HIGH - height:.1f}",
-                width=STEP - 2,
-                height=f"{height:.1f}",
-                fill=WRITE,
-                opacity=faint,
-            )
-        )
+        faint, high = 0.4 if tile else 1, HIGH * rescale[tile]
+        box = {"x": x, "y": f"{TOPS[0] + HIGH - high:.1f}", "width": STEP - 2, "height": f"{high:.1f}"}
+        parts.append(element("rect", kind="rescale", **box, fill=WRITE, opacity=faint))
         down = min(1, -math.log10(error[tile]) / DECADES)
-        parts.append(
-            element(
-                "circle",
-                kind="error",
-                cx=x + STEP / 2 - 1,
-                cy=f"{TOPS[1] + HIGH * down:.1f}",
-                r=4,
-                fill=GPU,
-                opacity=faint,
-            )
-        )
-    parts.append(element("text", f"tile of {block_n} keys, 1 to {tiles}", x=LEFT, y=TOPS[1] + HIGH + 18))
-    chart = picture(
-        LEFT + STEP * tiles + 2,
-        TOPS[1] + HIGH + 22,
-        parts,
-        "the rescale factor and the distance from exact, tile after tile",
-    )
-    return f"{numbers}\n{chart}\n{text}"
+        dot = {"cx": x + STEP / 2 - 1, "cy": f"{TOPS[1] + HIGH * down:.1f}", "r": 4}
+        parts.append(element("circle", kind="error", **dot, fill=GPU, opacity=faint))
+    parts.append(element("text", f"tile of {block_n} keys, 1 to {tiles}", x=LEFT, y=height + 18))
+    alt = "the rescale factor and the distance from exact, tile after tile"
+    return f"{table(numbers)}\n{picture(width + 2, height + 22, parts, alt)}\n{text}"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, cast
 
-from helpers.draw.moving.figure import Moving, element, picture
+from helpers.draw.moving.figure import Moving, element, picture, rect
 from helpers.draw.spans import COLOURS, Span
 
 WIDTH, LEFT, ROW, LEGEND = 390, 98, 17, 3  # LEGEND: entries in a line below
@@ -82,19 +82,11 @@ def _parts(data: dict[str, Any]) -> Iterator[str]:
         for start, end, kind in row:
             left, right = (min(max((at - begin) * scale, 0), WIDTH - LEFT) for at in (start, end))
             if right > left:
-                yield element(
-                    "rect",
-                    x=f"{LEFT + left:.1f}",
-                    y=ROW * y + 2,
-                    width=f"{right - left:.1f}",
-                    height=ROW - 4,
-                    fill=data["kinds"][kind][1],
-                    stroke="currentColor",
-                    stroke_width=0.3,
-                )
+                style = {"fill": data["kinds"][kind][1], "stroke": "currentColor", "stroke_width": 0.3}
+                yield rect(f"{LEFT + left:.1f}", ROW * y + 2, f"{right - left:.1f}", ROW - 4, **style)
     yield "</g>"
     yield element("path", d=f"M{LEFT + (WIDTH - LEFT) / 3:.1f} 0V{bottom}", stroke="currentColor", stroke_width=2)
     for i, (kind, colour) in enumerate(data["kinds"]):
         x, y = 4 + i % LEGEND * 128, bottom + 8 + 16 * (i // LEGEND)
-        yield element("rect", x=x, y=y, width=10, height=10, fill=colour, stroke="currentColor", stroke_width=0.5)
+        yield rect(x, y, 10, 10, fill=colour, stroke="currentColor", stroke_width=0.5)
         yield element("text", kind, x=x + 15, y=y + 9, font_size=10)

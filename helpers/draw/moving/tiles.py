@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from helpers.attention.ladder.tiles import GPUS, KB, Tiles
-from helpers.draw.moving.figure import Moving, element, picture
+from helpers.draw.moving.figure import Moving, element, picture, rect
 from helpers.draw.picture import GPU, WRITE
 
 WARPS = 64  # that a multiprocessor has room for
@@ -103,13 +103,6 @@ def _bars(costs: Sequence[tuple[str, str, float]]) -> Iterator[str]:
         y = ROW * i
         yield element("text", what, x=0, y=y + 12, kind="what")
         yield element("text", value, x=WIDTH, y=y + 12, text_anchor="end", kind="value")
-        yield element("rect", x=0, y=y + 17, width=WIDTH, height=BAR, fill="currentColor", opacity=0.1)
-        yield element(
-            "rect",
-            x=0,
-            y=y + 17,
-            width=round(WIDTH * min(share, 1), 1),
-            height=BAR,
-            fill=WRITE if share > 1 else GPU,
-            kind="bar",
-        )
+        yield rect(0, y + 17, WIDTH, BAR, fill="currentColor", opacity=0.1)
+        colour = WRITE if share > 1 else GPU
+        yield rect(0, y + 17, round(WIDTH * min(share, 1), 1), BAR, fill=colour, kind="bar")

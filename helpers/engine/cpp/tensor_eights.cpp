@@ -49,8 +49,8 @@ struct EightFactors {
 };
 
 void take_apart(const WarpgroupOp& op, const Matrices& m, EightFactors& f) {
-  const Eights &of_a = op.form->a == engine::Factor::e4m3 ? E4M3 : E5M2;
-  const Eights &of_b = op.form->b == engine::Factor::e4m3 ? E4M3 : E5M2;
+  const Eights& of_a = op.form->a == engine::Factor::e4m3 ? E4M3 : E5M2;
+  const Eights& of_b = op.form->b == engine::Factor::e4m3 ? E4M3 : E5M2;
   f.special = false;
   for (int row = 0; row < 64; ++row)
     for (int k = 0; k < 32; ++k) {
@@ -97,13 +97,12 @@ Ints sum_of_eights(const EightFactors& f, int row, int first, const signed char*
   // In units of the last bit that is kept. Where the scale is held within its bounds all products come to 0 anyway.
   const Row scale = (Row)(most(least(127 + EIGHT_FRACTION - top, 254), 64) << 23);
   Ints sum = {};
-  for (int k = 0; k < 32; ++k)
-    sum += __builtin_convertvector(*(const Row*)&f.b[k][first] * scale * f.a[row][k], Ints);
+  for (int k = 0; k < 32; ++k) sum += __builtin_convertvector(*(const Row*)&f.b[k][first] * scale * f.a[row][k], Ints);
   const Ints significand = mantissa | (biased > 0 ? Ints{} + 0x800000 : Ints{});
   const Ints cut = significand >> least(23 - EIGHT_FRACTION + top - exponent, 31);
   sum += addends < 0 ? -cut : cut;
 
-  const Row kept = (Row)((Ints)__builtin_convertvector(sum, Row) & ~((1 << (23 - EIGHT_FRACTION)) - 1));
+  const Row kept = (Row)((Ints) __builtin_convertvector(sum, Row) & ~((1 << (23 - EIGHT_FRACTION)) - 1));
   // By two powers of 2, as one may be below the least normal float; the product of all is exact.
   const Ints power = top - EIGHT_FRACTION, large = most(power, -126), rest = most(power - large, -100);
   return (Ints)(kept * (Row)((large + 127) << 23) * (Row)((rest + 127) << 23));

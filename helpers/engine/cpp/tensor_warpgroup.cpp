@@ -14,7 +14,7 @@ struct Matrices {
 
 void read_operands(Worker& w, const WarpgroupOp& op, Matrices& m) {
   const engine::WarpgroupProduct& form = *op.form;
-  auto read = [&](uint64_t descriptor, unsigned rows, bool transposed, unsigned char(*to)[32]) {
+  auto read = [&](uint64_t descriptor, unsigned rows, bool transposed, unsigned char (*to)[32]) {
     for_operand(descriptor, rows, transposed, [&](unsigned low, unsigned row, unsigned at) {
       const char* const chunk = shared_of_descriptor(w, low, 16);
       if (!transposed) memcpy(to[row] + at, chunk, 16);
@@ -32,7 +32,7 @@ void read_operands(Worker& w, const WarpgroupOp& op, Matrices& m) {
     read(op.a, 64, form.a_transposed, m.a);
   }
   read(op.b, (unsigned)form.n, form.b_transposed, m.b);
-  auto negate = [&](unsigned char(*rows)[32], unsigned count) {
+  auto negate = [&](unsigned char (*rows)[32], unsigned count) {
     const unsigned step = form.of_eights() ? 1 : 2;  // the sign is in the last byte of a number
     for (unsigned row = 0; row < count; ++row)
       for (unsigned i = step - 1; i < 32; i += step) rows[row][i] ^= 0x80;

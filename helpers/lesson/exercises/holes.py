@@ -64,12 +64,12 @@ def skeleton(name: str) -> str:
     Raises:
         ValueError: a hole that is not closed, is closed twice, or does not say how long it is and what goes in.
     """
-    return _filled(name, with_answers=False)
+    return _fill(name, with_answers=False)
 
 
 def ours(name: str) -> str:
     """Return the solution without the markers of its holes, as a learner could have written it."""
-    return _filled(name, with_answers=True)
+    return _fill(name, with_answers=True)
 
 
 def cell(name: str) -> str:
@@ -82,7 +82,8 @@ def complete(code: str) -> str:
     return kernel.with_headers(code, "cell", first_line=2)  # line 1 of the cell is the magic's
 
 
-def _filled(name: str, *, with_answers: bool) -> str:
+def _fill(name: str, *, with_answers: bool) -> str:
+    """Put each hole's answer, or its TODO and DEFAULT lines, in place of its markers."""
     lines: list[str] = []
     indent: str | None = None  # of the open hole
     for number, line in enumerate(solution(name).splitlines(), start=1):

@@ -78,9 +78,9 @@ def guesses(notebook: str) -> dict[str, dict[str, Any]]:
     return {str(k): one for k, one in kept.items() if isinstance(one, dict)} if isinstance(kept, dict) else {}
 
 
-def note_guess(notebook: str, question: str, told: Mapping[str, Any]) -> None:
+def note_guess(notebook: str, question: str, guess: Mapping[str, Any]) -> None:
     """Keep a guess."""
-    _keep("guesses", {**_kept("guesses"), notebook: {**guesses(notebook), question: dict(told)}})
+    _keep("guesses", {**_kept("guesses"), notebook: {**guesses(notebook), question: dict(guess)}})
 
 
 def _kept(part: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
     from helpers.lesson.exercises.trial import Trial, exercise
 
-    @exercise("02_load_tile", minutes=6, hints={"tail": ("first hint", "second hint"), "": "for all other symptoms"})
+    @exercise("02_load_tile", minutes=6)
     def load_tile(trial: Trial) -> None:
         for n, n_kv, d in trial.sizes("N, N_kv, d", (40, 16, 8), (33, 65, 8)):       # the first size, then awkward ones
             q, k, v = trial.inputs(n, n_kv, d)
@@ -14,12 +14,14 @@
 
 `sizes` ends after a wrong first size. A launch at the first size is X-rayed on the CPU before it is made, one at the
 first awkward size after it; outputs are filled with bits by which unwritten elements are recognised. What
-can be wrong has a name, its symptom: hints.py has them, and the hints for each.
+can be wrong has a name, its symptom: hints.py has them. The hints for each are in a file beside the grader: those of
+graders/n02.py in graders/n02.txt.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import mmap
 import operator
@@ -28,6 +30,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -82,19 +85,20 @@ class Exercise:
 EXERCISES: dict[str, Exercise] = {}
 
 
-def exercise(
-    name: str, *, minutes: int, hints: Hints | None = None, only_cc: int = 0, notebook: str = ""
-) -> Callable[[Grader], Grader]:
-    """Register a function as the grader of the exercise `name` (a decorator).
+_read = functools.cache(hints.read)
+
+
+def exercise(name: str, *, minutes: int, only_cc: int = 0, notebook: str = "") -> Callable[[Grader], Grader]:
+    """Register a function as the grader of the exercise `name` (a decorator); its hints are in the module's .txt file.
 
     Args:
-        minutes: what a learner needs. hints: by symptom, one or several, for the first, second, ... failing try; those
-            under "" are for all other symptoms.
+        minutes: what a learner needs.
         only_cc, notebook: see `Exercise`. On GPUs other than only_cc's, the CPU engine alone grades.
     """
 
     def register(function: Grader) -> Grader:
-        EXERCISES[name] = Exercise(name, function, minutes, dict(hints or {}), only_cc, notebook)
+        own = _read(Path(function.__code__.co_filename).with_suffix(".txt"))[name]
+        EXERCISES[name] = Exercise(name, function, minutes, own, only_cc, notebook)
         return function
 
     return register
@@ -123,14 +127,17 @@ class Trial:
 
     code: the learner's text. plain: the same without comments. xp: CuPy or the CPU engine. reports: the X-rays of the
     launches at the first size, none on a GPU; report: the last of them, or None. awkward_report: the X-ray of the last
-    launch at the first awkward size, or None. rng: for inputs that no method here makes. size: the one being tried, in
-    words; first_size: the first one, likewise. timeout: seconds that a block may take on the CPU.
+    launch at the first awkward size, or None. rng: for inputs that no method here makes. seed: of all inputs; None for
+    others in every trial. size: the one being tried, in words; first_size: the first one, likewise. timeout: seconds
+    that a block may take on the CPU.
     """
 
-    def __init__(self, name: str, code: str, device: Any, on_gpu: bool, timeout: float = 10.0) -> None:
+    def __init__(
+        self, name: str, code: str, device: Any, on_gpu: bool, timeout: float = 10.0, seed: int | None = None
+    ) -> None:
         self.name, self.code, self.xp, self.on_gpu = name, code, device, on_gpu
         self.plain = source.blank_comments(code)
-        self.rng = np.random.default_rng()
+        self.rng = np.random.default_rng(seed)
         self.reports: list[Report] = []
         self.awkward_report: Report | None = None
         self.rows = {title: Row() for title in ROWS}
@@ -253,7 +260,7 @@ class Trial:
         try:
             if self._title == FIRST and not self.on_gpu:
                 with contextlib.redirect_stdout(seen):
-                    self.reports.append(self._look(run, grid, block, args))
+                    self.reports.append(self._xray(run, grid, block, args))
             if self.on_gpu:
                 run(grid, block, args)
                 self.xp.cuda.Device().synchronize()  # where what went wrong there is raised
@@ -262,7 +269,7 @@ class Trial:
                     run(grid, block, args, timeout=self._timeout)
                 if self._number == 1:
                     with contextlib.redirect_stdout(seen):
-                        self.awkward_report = self._look(run, grid, block, args)
+                        self.awkward_report = self._xray(run, grid, block, args)
         except Stopped:
             raise
         except (TypeError, ValueError) as error:
@@ -341,7 +348,7 @@ class Trial:
             row.lines = [f"{at}, " * (self._title == FIRST) + f"max error {max(errors):.1e}"]
 
     def slip(self, got: Any, slips: Mapping[str, np.ndarray], tolerance: float = 1e-4) -> str:
-        """Return the symptom of the first slip whose result `got` equals within the tolerance; "" if there is none.
+        """Return the symptom of the first slip whose result `got` equals within the tolerance; "" without one.
 
         slips: by symptom, what a kernel with that mistake computes.
         """
@@ -373,11 +380,14 @@ class Trial:
             row.passed = True
             row.lines.append(f"{what}: {got:,} ({wanted})")
 
-    def blame(self, symptom: str) -> None:
-        """Name the cause of the X-ray's findings, if the grader can tell: its hint comes before all others."""
-        row = self.rows[XRAY]
-        if symptom and row.passed is False:
-            row.symptoms = (symptom, *row.symptoms)
+    def blame(self, symptom: str, *, everywhere: bool = False) -> None:
+        """Name the cause of the X-ray's findings, if the grader can tell: its hint comes before all others.
+
+        everywhere: it is the cause of every failure, not of the findings alone.
+        """
+        for row in self.rows.values() if everywhere else [self.rows[XRAY]]:
+            if symptom and row.passed is False:
+                row.symptoms = (symptom, *row.symptoms)
 
     # ------------------------------------------------------------------------------------------------- how
 
@@ -434,7 +444,7 @@ class Trial:
             return self.xp.asarray(value)
         return np.int32(value) if type(value) is int else np.float32(value) if type(value) is float else value
 
-    def _look(self, run: Any, grid: Sequence[int], block: Sequence[int], args: Sequence[Any]) -> Report:
+    def _xray(self, run: Any, grid: Sequence[int], block: Sequence[int], args: Sequence[Any]) -> Report:
         """X-ray a launch, and restore the old values of its arrays."""
         before = [(a, np.array(a, subok=False)) for a in args if isinstance(a, engine.ndarray)]
         report = xray(run, grid, block, args, timeout=self._timeout)

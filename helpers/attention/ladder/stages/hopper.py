@@ -156,7 +156,7 @@ def pick_hopper(head_dim: int, masked: bool = False, keys: int | None = None) ->
     return {"BLOCK_M": block_m, "BLOCK_N": block_n}
 
 
-def _with_functions(head_dim: int, *, masked: bool, biased: bool) -> dict[str, int]:
+def _sizes_with_functions(head_dim: int, *, masked: bool, biased: bool) -> dict[str, int]:
     """Choose the tile for functions of scores, which need registers. masked: by a mask_mod. biased: by an array."""
     if head_dim <= 64 and not masked:
         return {"BLOCK_M": 192, "BLOCK_N": 96 if biased else 128}
@@ -169,7 +169,7 @@ def _hopper_variant(call: Call) -> dict[str, int]:
     if left >= 0 and right >= 0:
         keys = min(keys, left + right + 1)  # that a row sees
     if call.mod:
-        return _with_functions(call.head_dim, masked=bool(call.mod.mask), biased="bias" in call.arrays)
+        return _sizes_with_functions(call.head_dim, masked=bool(call.mod.mask), biased="bias" in call.arrays)
     return pick_hopper(call.head_dim, call.window != (-1, -1), keys)
 
 

@@ -8,9 +8,12 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from helpers import device
-from helpers.attention.ladder import launches, tiles
-from helpers.attention.ladder.call import Call
+from helpers.attention.ladder import launches, limits, tiles
+from helpers.attention.ladder.call import CU_SEQLENS, Call
+from helpers.attention.ladder.launch import Launch, Part
 from helpers.attention.ladder.stage import Stage, Tuning
 from helpers.attention.ladder.stages import FLOAT, FORWARD_EXTRAS, PLAIN
 from helpers.attention.ladder.tiles import KB, Sizes
@@ -131,7 +134,7 @@ FLASH_MMA = Stage(
     **WARPS_OF_MMA,
 )
 
-# ---- 11: attention with its output projection, which no call of the ladder launches
+# ---- 11: attention with its output projection, launched by helpers.attention.rotary_and_projection
 
 # O, packed, and the sums of as many columns take most registers: 16 rows a warp from 65 columns on. With 32 rows, the
 # form with atomics was 15 % faster on an H200 at 128, but registers spill.
@@ -146,7 +149,44 @@ def pick_projection(head_dim: int, shared_limit: int) -> dict[str, int]:
     return tiles.first_that_fits(tiles.entry(_PROJECTION, head_dim), mma_shared_bytes, head_dim, shared_limit)
 
 
-# ---- 12: 07 in CuTe
+def _projection_sizes(call: Call) -> dict[str, int]:
+    return {"HEAD_DIM": call.head_dim, **pick_projection(call.head_dim, limits.most_shared())}
+
+
+def _launch_projection(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
+    """Launch a grid (tiles of rows, heads, sequences), or (tiles of rows, 1, sequences) with ALL_HEADS.
+
+    Y is the array o, (batch, 1, N, columns). There are several launches if a grid has no room for all sequences.
+    """
+    names = ("q", "k", "v", "w_o", "o", *launches.given(call, *CU_SEQLENS))
+    numbers = np.int32(call.arrays["w_o"].shape[1]), launches.params_of(call)
+    grid = max(1, -(-call.rows // sizes["BLOCK_M"])), 1 if sizes["ALL_HEADS"] else call.heads
+    own = []
+    for some in launches.slices(call.sequences, launches.MAX_GRID_YZ):
+        if call.packed:  # a sequence's place in the whole arrays is in cu_seqlens
+            parts = {name: Part(name, (slice(some.start, some.stop + 1),)) for name in CU_SEQLENS}
+        else:
+            parts = {name: Part(name, (some,)) for name in "qkvo"}
+        args = *(parts.get(name, name) for name in names), *numbers
+        own.append(stage.launch((*grid, some.stop - some.start), sizes, args))
+    return own
+
+
+PROJECTION = Stage(
+    number=11,
+    name="projection",
+    file="11_projection.cu",
+    idea="attention with its output projection",
+    tuning=Tuning(pick_projection, variant=_projection_sizes),
+    launches=_launch_projection,
+    direction="project",
+    features=PLAIN,
+    shared_bytes=mma_shared_bytes,
+    **WARPS_OF_MMA,
+)
+
+
+# ---- 12: flash_mma in CuTe
 
 
 @functools.cache

@@ -12,8 +12,8 @@ ENGINE_INLINE void wgmma(
   static_assert(N % 8 == 0 && N >= 8 && N <= 256, "wgmma has 8 to 256 columns, in steps of 8");
   static_assert((SCALE_A == 1 || SCALE_A == -1) && (SCALE_B == 1 || SCALE_B == -1), "wgmma's scales are 1 or -1");
   static_assert(TRANSPOSED_A >> 1 == 0 && TRANSPOSED_B >> 1 == 0, "wgmma's operands are transposed (1) or are not (0)");
-  static constexpr WarpgroupProduct form = {
-      N, A, B, REGISTERS, TRANSPOSED_A == 1, TRANSPOSED_B == 1, SCALE_A < 0, SCALE_B < 0};
+  static constexpr WarpgroupProduct form = {N,           A,          B, REGISTERS, TRANSPOSED_A == 1, TRANSPOSED_B == 1,
+                                            SCALE_A < 0, SCALE_B < 0};
   engine_wgmma(&form, d, a, b, accumulate, file, line);
 }
 ENGINE_INLINE Words descriptor(unsigned long long a) { return Words{(unsigned)a, (unsigned)(a >> 32)}; }

@@ -19,7 +19,7 @@ class Parts(NamedTuple):
     s: np.ndarray
     m: np.ndarray
     p: np.ndarray
-    l: np.ndarray  # noqa: E741 (as the paper has it)
+    l: np.ndarray  # noqa: E741 (the paper's name)
     lse: np.ndarray
     o: np.ndarray
 

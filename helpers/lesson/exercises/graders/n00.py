@@ -12,33 +12,7 @@ from helpers.lesson.exercises.graders.expected import blocks
 from helpers.lesson.exercises.trial import XRAY, Trial, exercise
 
 
-@exercise(
-    "00_first_kernel",
-    minutes=5,
-    hints={
-        "race": (
-            "Several threads write the same element. How does a thread know in which block it is?",
-            "Blocks are numbered by blockIdx.x, and each has BLOCK threads: where do the numbers of block 1 begin?",
-            "i = blockIdx.x * BLOCK + threadIdx.x",
-        ),
-        "empty": (
-            "The line above names the first element that is never written. Which block and thread should compute it, "
-            "and which i do they get from your line?",
-            "i = blockIdx.x * BLOCK + threadIdx.x",
-        ),
-        "crash": (
-            "The grid is rounded up to whole blocks, so some threads have no element. What must they not do?",
-            "Load and store only if (i < n).",
-        ),
-        "bounds": "Some threads have no element: load and store only if (i < n).",
-        "alone": (
-            "The result is right, but few threads compute all of it: see how many requests that takes. One element is "
-            "one thread's.",
-            "No loop is needed: each thread has one i, and an if.",
-        ),
-        "wrong": "Z[i] is a times X[i] plus Y[i].",
-    },
-)
+@exercise("00_first_kernel", minutes=5)
 def first_kernel(trial: Trial) -> None:
     """Test an element-wise sum: several blocks, the last of them incomplete."""
     first = 192
@@ -60,29 +34,7 @@ def first_kernel(trial: Trial) -> None:
         trial.limit("requests of Z, one for a warp", trial.figures("Z").requests, at_most=warps, symptom="alone")
 
 
-@exercise(
-    "00_safe_softmax",
-    minutes=5,
-    hints={
-        "large": (
-            "exp of 1000 is inf and exp of -1000 is 0. What do you subtract from every score first?",
-            "The largest score of the row, m_i: then no exponential is above 1, and one of them is 1.",
-            "Start m_i at s[0], compare all s[j] with it, then write expf(s[j] - m_i).",
-        ),
-        "maximum": (
-            "Some rows of large scores are right, others are not: there m_i is too far from the row's largest score. "
-            "Which scores is it compared with, and where does it start?",
-            "The largest score of a row may be below -100,000, and at any place of the row, also the last one.",
-            "Start m_i at s[0], and compare all s[j] with it.",
-        ),
-        "wrong": (
-            "Subtracted inside expf, from each score, m_i changes no quotient. What stands inside your expf?",
-            "The sum of each row of P must be 1. Is l_i the sum of the same exponentials that are divided by it?",
-            "p[j] is expf(s[j] - m_i), nothing else.",
-        ),
-        "crash": "s has the keys 0 .. N_kv - 1: where does your loop end?",
-    },
-)
+@exercise("00_safe_softmax", minutes=5)
 def safe_softmax(trial: Trial) -> None:
     """Test ordinary scores, then scores whose exponential overflows or underflows."""
     for n, n_kv, d in trial.sizes("N, N_kv, d", (33, 65, 8), (1, 1, 8), (64, 1, 8), (63, 257, 8)):

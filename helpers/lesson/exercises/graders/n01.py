@@ -20,58 +20,7 @@ extern "C" __global__ void __launch_bounds__(32)
 """
 
 
-@exercise(
-    "01_scores",
-    minutes=5,
-    hints={
-        "empty": (
-            "The line above counts the scores that nobody stores. For each j, the loop body computes one number and "
-            "stores it once, in row `row` of S.",
-            "Sum up q[c] * k[c] over c in a float of this thread, then store softmax_scale times the sum.",
-            "Row `row` of S begins at (size_t)row * N_kv; the score of key j is j words further.",
-        ),
-        "index": (
-            "The scores are right, their places are not. How long is a row of S?",
-            "S has N_kv columns: S[row][j] is at index (size_t)row * N_kv + j.",
-        ),
-        "race": (
-            "Two threads store to the same element of S. How long is a row of S?",
-            "S has N_kv columns: S[row][j] is at index (size_t)row * N_kv + j.",
-        ),
-        "unset": (
-            "The line above reads an unwritten value. Is it a sum without a first value, or S itself?",
-            "Begin each sum with float dot = 0.0f; and only store to S: S[...] = softmax_scale * dot;",
-        ),
-        **dict.fromkeys(
-            ("crash", "bounds"),
-            (
-                "The index is outside S, or K. How long is a row of each? Threads past the last row have left already.",
-                "S has N_kv columns: S[row][j] is at index (size_t)row * N_kv + j.",
-            ),
-        ),
-        "width": (
-            "Right for HEAD_DIM = 8, wrong for 72. How far does your sum over c go, and by which name?",
-            "The sum has HEAD_DIM terms: c < HEAD_DIM.",
-        ),
-        "overflow": (
-            "Right for small arrays. Here S has more than 2^32 elements: in which type is your index computed?",
-            "Make the row 64 bits wide before it is multiplied: (size_t)row * N_kv + j.",
-        ),
-        "columns": "The first keys' scores are right. Does the sum begin at 0 for every key, and are all keys visited?",
-        "factor": (
-            "All scores are wrong by the same factor. How often is the sum multiplied by softmax_scale?",
-            "S[...] = softmax_scale * dot, once for each score.",
-        ),
-        "stores": (
-            "The scores are right, but S is used for the sum. Sum up in a variable of the thread, which is a register.",
-            "One store for each j, after the loop over c has ended.",
-        ),
-        "": (
-            "Follow S[0][0] by hand: the sum over c of q[c] * k[c], for all HEAD_DIM words, times softmax_scale.",
-            "The sum begins at 0 for every j, and is multiplied by softmax_scale once.",
-        ),
-    },
-)
+@exercise("01_scores", minutes=5)
 def scores(trial: Trial) -> None:
     """Test all scores, how often they are stored, and an index beyond 32 bits."""
     first = 40, 24, 8
@@ -101,23 +50,7 @@ def _scores_far_down(trial: Trial) -> None:
     trial.expect("S", s, attention_parts(q, k, v).s, at=at, symptom="overflow")
 
 
-@exercise(
-    "01_off_by_one",
-    minutes=6,
-    hints={
-        "bounds": (
-            "The X-ray names the element. K has N_kv rows of HEAD_DIM words: of which j and c is this the word k[c]?",
-            "It is read in the last turn of the loop over c, for the last key. Who uses the word that is loaded there?",
-            "Nobody does: load only where c + 1 < HEAD_DIM, and take 0.0f otherwise.",
-        ),
-        "crash": "For which j and c is the element of the message the word k[c]? Is there such a word?",
-        "": (
-            "The results were right before. Only one load of each key is too much: every turn of the loop still adds "
-            "q[c] times k[c], HEAD_DIM of them.",
-            "All HEAD_DIM products are needed; what is not needed is the last load.",
-        ),
-    },
-)
+@exercise("01_off_by_one", minutes=6)
 def off_by_one(trial: Trial) -> None:
     """Test the read past K, which the X-ray alone sees: even the skeleton's numbers are right at every size.
 
@@ -130,33 +63,7 @@ def off_by_one(trial: Trial) -> None:
         trial.expect("MEAN", mean, attention_parts(q, k, v).s.mean(axis=1))
 
 
-@exercise(
-    "01_coalesced_scores",
-    minutes=6,
-    hints={
-        "index": (
-            "S has N_kv rows of N elements. In which row, and in which column of it, is the score of (row, j)?",
-            "For one j, the 32 rows of a warp must be next to each other: row has the factor 1. Which factor has j?",
-            "S[j][row] is element j * N + row.",
-        ),
-        "overflow": (
-            "At N = N_kv = 100,000 the index does not fit in 32 bits. In which type is the product computed?",
-            "Make one factor 64 bits wide before the product: (size_t)j * N, not (size_t)(j * N).",
-        ),
-        "race": (
-            "Two threads use the same element of S. For which two pairs (row, j) does at() give the same index?",
-            "j * N + row with row < N is another number for every pair; a shorter factor than N is not.",
-        ),
-        "bounds": (
-            "Which is the largest index that at() gives, and how many elements has S?",
-            "j goes up to N_kv - 1 and row up to N - 1: the element after the last is N_kv * N.",
-        ),
-        "": (
-            "S is written and read in three places: all of them go through at(row, j, N, N_kv). What must it return?",
-            "Element (j, row) of an array of N_kv rows and N columns.",
-        ),
-    },
-)
+@exercise("01_coalesced_scores", minutes=6)
 def coalesced_scores(trial: Trial) -> None:
     """Test the output, the transposed scratch, an index beyond 32 bits, and sectors per request."""
     for n, n_kv, d in trial.sizes("N, N_kv, d", (40, 24, 8), (33, 65, 8), (1, 1, 8), (130, 31, 8), (40, 24, 72)):

@@ -8,37 +8,7 @@ from helpers.lesson.exercises.graders.expected import attention_parts, blocks, p
 from helpers.lesson.exercises.trial import FIRST, Trial, exercise
 
 
-@exercise(
-    "02_one_barrier",
-    minutes=6,
-    hints={
-        "race": (
-            "The two lines above need a barrier between them, or two different tiles. Which is it here?",
-            "Two tiles need two arrays in shared memory, and iterations that use them in turn: 0, 1, 0, 1, ...",
-            "first / BLOCK_N is the number of the iteration; its remainder by 2 chooses the tile.",
-        ),
-        **dict.fromkeys(
-            ("crash", "bounds"),
-            (
-                "K_smem has as many tiles as you declared, numbered from 0. Which tile does the third iteration use?",
-                "Tiles are used alternately: 0, 1, 0, 1, ... What makes the number of the iteration 0 or 1?",
-                "first / BLOCK_N is the number of the iteration; its remainder by 2 chooses the tile.",
-            ),
-        ),
-        "barriers": (
-            "With two tiles that are used in turn, one barrier a tile is enough. Which of yours protects nothing?",
-            "The barrier between the load and the reads is the one to keep.",
-        ),
-        "reads": (
-            "The scores are right, but they do not come from shared memory: read the keys from the tile.",
-            "s += q[c] * tile[j][c] reads the copy that the block shares.",
-        ),
-        "": (
-            "The update of m_i and l_i is right as it is. Does an iteration read the tile that it has just loaded?",
-            "One name for both: tile is chosen once, and the load and the reads use it.",
-        ),
-    },
-)
+@exercise("02_one_barrier", minutes=6)
 def one_barrier(trial: Trial) -> None:
     """Test several tiles at the first size, so that the X-ray sees whether one barrier is enough."""
     block_n, first = 16, (40, 48, 8)
@@ -53,13 +23,6 @@ def one_barrier(trial: Trial) -> None:
         barriers = trial.report.barriers
         trial.limit("barriers in a block of 3 tiles", barriers, at_most=n_kv // block_n, symptom="barriers")
         trial.limit("bytes read from shared memory", trial.shared().read, at_least=4 * n * n_kv * d, symptom="reads")
-
-
-_TAIL = (
-    "The last tile may have rows that K does not have. What does your copy do with them?",
-    "Compare first + j with N_kv before you read.",
-    "tile[j][c] = first + j < N_kv ? source[...] : 0.0f;",
-)
 
 
 # Has the learner's function load one tile.
@@ -89,61 +52,7 @@ def _tile_far_down(trial: Trial) -> None:
     trial.expect("the tile", copy.reshape(block_n, d), expected, at=at, tolerance=0, symptom="overflow")
 
 
-@exercise(
-    "02_load_tile",
-    minutes=6,
-    hints={
-        "overflow": (
-            "Right for a short K. Here first * HEAD_DIM is beyond 32 bits: in which type is the index of source "
-            "computed?",
-            "Make the row 64 bits wide before it is multiplied: (size_t)(first + j) * HEAD_DIM + c.",
-        ),
-        "threads": (
-            "Right with 64 threads a block, wrong with 32. Which number stands in your copy for how many threads share "
-            "it?",
-            "The threads of a block are BLOCK_M: so far on is a thread's next word.",
-        ),
-        "few": (
-            "Each word is loaded once, by too many requests: in some of them most lanes have nothing to load. Which "
-            "threads are idle in your loop?",
-            "All BLOCK_M threads take words, one after the other: i = threadIdx.x, then threadIdx.x + BLOCK_M, ...",
-        ),
-        "width": (
-            "Right for HEAD_DIM = 8, wrong where rows are longer. Which thread copies column 70, and what does your "
-            "loop do where BLOCK_M is no multiple of HEAD_DIM?",
-            "Number the words of the tile: i = threadIdx.x, threadIdx.x + BLOCK_M, ...; the row is i / HEAD_DIM.",
-        ),
-        "sectors": (
-            "The tile is right. Which words do the 32 threads of a warp load in one turn of your loop?",
-            "Threads with neighbouring numbers should load neighbouring words: start at threadIdx.x, not at a row.",
-            "Number the words of the tile: i = threadIdx.x, threadIdx.x + BLOCK_M, ...; the row is i / HEAD_DIM.",
-        ),
-        "requests": (
-            "Words are loaded more often than once per block. Where does each thread's share begin, and how far on is "
-            "its next word?",
-            "Start at threadIdx.x and step by BLOCK_M: then each word has one thread.",
-        ),
-        "race": (
-            "Several threads write the same word of the tile. Which words does each thread take, and which row and "
-            "column has word i, where a row has HEAD_DIM words?",
-            "Each thread starts at threadIdx.x and goes on by BLOCK_M; word i is tile[i / HEAD_DIM][i % HEAD_DIM].",
-        ),
-        "crash": (
-            "Which array does the line above name? The tile has BLOCK_N rows of HEAD_DIM words, K has N_kv rows.",
-            "Word i of the tile is tile[i / HEAD_DIM][i % HEAD_DIM], for i < BLOCK_N * HEAD_DIM.",
-        ),
-        "unset": (
-            "Some words of the tile are never written. How many words are there, and how many threads?",
-            "A thread copies several words: a loop from threadIdx.x up to BLOCK_N * HEAD_DIM, in steps of BLOCK_M.",
-        ),
-        "tail": _TAIL,
-        "bounds": _TAIL,
-        "": (
-            "Row j of the tile is row first + j of source, and a row of source has HEAD_DIM words.",
-            "With i the number of a word in the tile: j = i / HEAD_DIM, c = i % HEAD_DIM.",
-        ),
-    },
-)
+@exercise("02_load_tile", minutes=6)
 def load_tile(trial: Trial) -> None:
     """Test whole tiles first; NaN behind K shows reads past its end. Then count sectors and requests of K.
 
@@ -169,30 +78,7 @@ def load_tile(trial: Trial) -> None:
         trial.limit("requests of K", figures.requests, at_most=words // 32, symptom="few")
 
 
-@exercise(
-    "02_no_conflicts",
-    minutes=8,
-    hints={
-        "conflicts": (
-            "Lane 4 r + part reads word r * STRIDE + c, with c = part, part + 4, ... In which banks are 8 rows?",
-            "The four lanes of a row use four neighbouring banks. So where must the next row begin?",
-            "8 rows of 4 banks fill all 32 banks if each row begins 4 banks further: STRIDE % 32 == 4.",
-        ),
-        "bytes": (
-            "No conflicts, but the rows are longer than needed. What is the shortest stride that works?",
-            "HEAD_DIM is a multiple of 32 and a row of HEAD_DIM words must fit: four words of padding are enough.",
-        ),
-        "width": (
-            "Right for HEAD_DIM = 64, wrong for 96: a row has 96 words there. Does STRIDE follow HEAD_DIM?",
-            "A stride is HEAD_DIM and some padding, not a number.",
-        ),
-        "crash": "place() must stay below ROWS * STRIDE for every row and word, and STRIDE holds a whole row.",
-        "": (
-            "Every word of the tile needs a place of its own, and writer and reader must use the same one.",
-            "Let only STRIDE and place() change.",
-        ),
-    },
-)
+@exercise("02_no_conflicts", minutes=8)
 def no_conflicts(trial: Trial) -> None:
     """Test one block of rows, one row, a block and eight rows; then conflicts and bytes. HEAD_DIM is 64, 96, 32."""
     dims, runs = (64, 96, 32), []
@@ -210,33 +96,11 @@ def no_conflicts(trial: Trial) -> None:
         for d, run, report in zip(dims, runs, trial.reports, strict=False):
             conflicts = sum(array.conflicts for array in report.shared.values())
             trial.limit(f"bank conflicts of a block at d = {d}", conflicts, at_most=0, symptom="conflicts")
-            most = 4 * 32 * d + 808  # 9,000 at d = 64: no stride is told by it
+            most = 4 * 32 * d + 808  # 9,000 at d = 64: it gives no stride away
             trial.limit(f"bytes of shared memory at d = {d}", run.shared_size_bytes, at_most=most, symptom="bytes")
 
 
-@exercise(
-    "02_which_barrier",
-    minutes=8,
-    hints={
-        "race": (
-            "The X-ray names the array and two lines. A barrier must be between these two, and none is.",
-            "Thread 0 writes `maximum`, the others read it. Which of the two barriers waits too late?",
-            "Move the last barrier of the loop up, to just behind the if in which thread 0 writes the maximum.",
-        ),
-        "deadlock": "All threads of a block must reach a barrier: it must not be inside the if of thread 0.",
-        "large": (
-            "`maximum` is the largest of all scores so far: of m_i and of all scores of the tile, not of some of them."
-        ),
-        "barriers": (
-            "No race, but three barriers per tile. Which of them separates nothing that the other two do not?",
-            "`scores` is written again in the next iteration, after the barrier behind `maximum`: the last one can go.",
-        ),
-        "": (
-            "The statements are right as they are: move a barrier, change nothing else.",
-            "All threads need the maximum of all scores of the tile, which thread 0 finds.",
-        ),
-    },
-)
+@exercise("02_which_barrier", minutes=8)
 def which_barrier(trial: Trial) -> None:
     """Find the race by the X-ray of several tiles: the engine's numbers are right wherever the barrier is."""
     threads, first = 64, (8, 130, 8, 1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from helpers.attention import reference
@@ -12,24 +10,7 @@ from helpers.lesson.exercises.graders.expected import blocks, expect_v, wrong_fo
 from helpers.lesson.exercises.trial import Trial, exercise
 
 
-@exercise(
-    "05_sliding_window",
-    minutes=8,
-    hints={
-        "visited": (
-            "Row i is at key i + N_kv - N. Which keys may it see, from there back to window_left keys before?",
-            "The first of them is not before key 0, and the last is not after key N_kv - 1.",
-            "begin = max(row_pos - window_left, 0) and end = min(row_pos + 1, N_kv), with row_pos = row + N_kv - N.",
-        ),
-        "nan": (
-            "A row that sees no key has l_i = 0: 1 / 0 is infinite, and 0 times infinity is NaN.",
-            "If l_i is 0, the factor is 0.",
-        ),
-        "lse": "A row that sees no key has lse = minus infinity; any other one m_i + logf(l_i).",
-        "crash": "Where a row is before the first key, or the window reaches beyond it, begin must still be 0 or more.",
-        "": "visited, O and lse all follow from begin and end: for one row, write the keys down that it may see.",
-    },
-)
+@exercise("05_sliding_window", minutes=8)
 def sliding_window(trial: Trial) -> None:
     """Test more keys than rows, more rows than keys, a window of one key, and one of all keys."""
     sizes = (33, 65, 8, 5), (130, 31, 8, 7), (64, 1, 8, 0), (63, 257, 8, 300), (1, 1, 8, 0), (33, 65, 72, 5)
@@ -50,48 +31,7 @@ def sliding_window(trial: Trial) -> None:
 CAUSAL_BLOCK = 32  # BLOCK_M of 05_causal_tiles
 
 
-@exercise(
-    "05_causal_tiles",
-    minutes=12,
-    hints={
-        "future": (
-            "A row's lse is too large: it includes keys that come after the row. Which key is the row's own?",
-            "Row i is at key i + N_kv - N and sees keys up to and including that one.",
-            "s = NEG_INF where first + j > row + N_kv - N.",
-        ),
-        "hidden": (
-            "The block reads every key that its rows see, but some row misses one of them: it is hidden in the loop.",
-            "Row i is at key i + N_kv - N, and sees that key too.",
-        ),
-        "short": (
-            "Some block ends too early: it does not read all keys that its rows see. Which of its rows sees the most?",
-            "The last row, first_row + BLOCK_M - 1, is at that row's number + N_kv - N. end is one more than this key.",
-            "The last row, first_row + BLOCK_M - 1, is at key last_pos: end = min(last_pos + 1, N_kv).",
-        ),
-        "every key": (
-            "The result is right, but each block reads all N_kv keys. Of all rows of a block, which sees the most?",
-            "The last row of the block, at its own number + N_kv - N, whether or not N and N_kv are equal.",
-        ),
-        "tiles": (
-            "The result is right, but some block reads keys that none of its rows sees: see the count.",
-            "A block ends at its last row's key, which need not be the end of a tile: end is one more than that key, "
-            "not a multiple of BLOCK_N.",
-        ),
-        "crash": "The last block may have fewer than BLOCK_M rows, and no key from N_kv on exists: limit end to N_kv.",
-        "tail": (
-            "Here N and N_kv differ, and the last row is at the last key: at which key is row 0?",
-            "Row i is at key i + N_kv - N. Both holes need it: the block's last key, and the keys that a row sees.",
-        ),
-        "empty": "A block whose rows see no key still stores their lse. Let its loop make no turn, but do not return.",
-        "nan": "A block may have rows that see no key next to rows that do: m_i has to stay finite.",
-        "no key": (
-            "Rows that see some key are right. A row that sees none has lse = minus infinity: what does a hidden score "
-            "add to its l_i?",
-            "A hidden score is NEG_INF, whose exponential is 0 whatever m_i is. A very small number will not do.",
-        ),
-        "": "For N = N_kv = 80 and blocks of 32 rows, write down the last key that each block needs.",
-    },
-)
+@exercise("05_causal_tiles", minutes=12)
 def causal_tiles(trial: Trial) -> None:
     """Test as many keys as rows; more keys; more rows, so that rows and whole blocks see no key; one row."""
     counted = {}  # size -> the keys that all blocks read, those that they need
@@ -122,7 +62,7 @@ HEADS_FIRST, ROWS_FIRST = "(heads, seq, d)", "(seq, heads, d)"
 
 
 def _stored(a: np.ndarray, layout: str) -> np.ndarray:
-    """Store an array (heads, rows, d) in a layout."""
+    """Store an array (heads, rows, d) in a layout, or bring a stored one back."""
     return np.ascontiguousarray(a.swapaxes(0, 1)) if layout == ROWS_FIRST else a
 
 
@@ -131,47 +71,7 @@ def _strides(rows: int, heads: int, d: int, layout: str) -> tuple[int, int]:
     return (heads * d, d) if layout == ROWS_FIRST else (d, rows * d)
 
 
-@exercise(
-    "05_group_of_heads",
-    minutes=8,
-    hints={
-        "overflow": (
-            "Right for short strides. Here an offset is beyond 32 bits: in which type is each product computed?",
-            "Make one factor of each product 64 bits wide: (size_t)row * q_row_stride + (size_t)head * q_head_stride.",
-        ),
-        "modulo": (
-            "Each head reads head % kv_heads, so neighbouring heads of Q share no head of K. Should they?",
-            "With 4 heads of Q and 2 of K, heads 0 and 1 read head 0. How many heads of Q share one?",
-            "heads / kv_heads heads of Q share one head of K: kv_head = head / (heads / kv_heads).",
-        ),
-        "quotient": (
-            "head / kv_heads puts kv_heads heads of Q into each group. How many belong in one, with 8 heads of Q and 4 "
-            "of K?",
-            "heads / kv_heads heads of Q share one head of K: that is what head is divided by.",
-        ),
-        "other head": (
-            "Each head of Q reads one head of K and V, but some read another one's. How many neighbouring heads of Q "
-            "share one, with heads and kv_heads as above?",
-            "heads / kv_heads heads of Q share one head of K: kv_head = head / (heads / kv_heads).",
-        ),
-        "zero": "Every head of Q reads head 0 of K and V. How many heads of Q share one, and which one does head read?",
-        "crash": (
-            "The line above names an array that is read past its end. Strides are in elements; K and V have only "
-            "kv_heads heads, and strides of their own.",
-            "kv_at is kv_head * kv_head_stride. Which head of K and V does this head of Q read?",
-        ),
-        "empty": "Part of O was never written: does q_at depend on the head, so that no two heads write the same rows?",
-        "race": "Two heads write the same element of O. Does q_at depend on the head, and by the head's own stride?",
-        "tail": (
-            "Right for one layout and one group, wrong for others. Is every distance taken from the strides?",
-            "How many heads of Q share one head of K, if heads is 8 and kv_heads 4?",
-        ),
-        "": (
-            "Row r of head h of Q begins at r * q_row_stride + h * q_head_stride.",
-            "V has the strides of K, and O has those of Q.",
-        ),
-    },
-)
+@exercise("05_group_of_heads", minutes=8)
 def group_of_heads(trial: Trial) -> None:
     """Test layouts with heads or rows first, and groups of 2, of 3 and of one head."""
     sizes = (
@@ -191,32 +91,17 @@ def group_of_heads(trial: Trial) -> None:
         numbers = n, n_kv, heads, kv_heads, *strides, d**-0.5
         trial.launch("group_of_heads", (blocks(n, 32), heads), 32, *arrays, o, *numbers, HEAD_DIM=d)
 
-        def attention(kv_head_of: Iterable[int], q: np.ndarray = q, k: np.ndarray = k, v: np.ndarray = v) -> np.ndarray:
-            return np.stack([reference.attention(q[h], k[g], v[g]) for h, g in enumerate(kv_head_of)])
-
-        right = [h // (heads // kv_heads) for h in range(heads)]
-        slips = {
-            "modulo": [h % kv_heads for h in range(heads)],
-            "quotient": [h // kv_heads for h in range(heads)],
-            "zero": [0] * heads,
-        }
-        symptom = ""
-        for name, kv_head_of in slips.items():
-            if kv_head_of != right and max(kv_head_of) < kv_heads:
-                is_slip = np.allclose(trial.xp.asnumpy(o), _stored(attention(kv_head_of), q_layout), atol=1e-4)
-                symptom = name if is_slip else symptom
-        if not symptom:  # each head of Q right with some head of K and V
-            tried = np.stack([_stored(attention([g] * heads), q_layout) for g in range(kv_heads)])
-            close = np.isclose(trial.xp.asnumpy(o), tried, rtol=0, atol=1e-4)
-            of_heads = (0, 1, 3) if q_layout == ROWS_FIRST else (0, 2, 3)
-            axes = tuple(axis for axis in of_heads if axis)
-            symptom = "other head" if close.all(axis=axes).any(axis=0).all() else ""
-        trial.expect("O", o, _stored(attention(right), q_layout), symptom=symptom)
+        with_each = np.stack([[reference.attention(a, k[g], v[g]) for a in q] for g in range(kv_heads)])
+        got, head = _stored(trial.xp.asnumpy(o), q_layout), np.arange(heads)
+        fits = np.isclose(got, with_each, rtol=0, atol=1e-4).all(axis=(2, 3))  # (head of K and V, head of Q)
+        right = head // (heads // kv_heads)
+        slips = {"zero": 0 * head, "modulo": head % kv_heads, "quotient": head // kv_heads}
+        slips = {name: kv_head for name, kv_head in slips.items() if kv_head.max() < kv_heads}
+        matches = [name for name, kv_head in slips.items() if (kv_head != right).any() and fits[kv_head, head].all()]
+        matches += ["other head"] if fits.any(axis=0).all() else []
+        trial.expect("O", o, _stored(with_each[right, head], q_layout), symptom=matches[0] if matches else "")
         if n_kv == 1:
-            rows = trial.xp.asnumpy(o).reshape(heads, n, d)  # heads are first at this size
-            expect_v(
-                trial, rows.reshape(-1, d), v[right].reshape(heads, d), np.eye(heads, dtype=bool).repeat(n, axis=0)
-            )
+            expect_v(trial, got.reshape(-1, d), v[right].reshape(heads, d), np.eye(heads, dtype=bool).repeat(n, axis=0))
     _heads_far_apart(trial)
 
 

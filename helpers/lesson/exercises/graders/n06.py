@@ -12,62 +12,7 @@ from helpers.lesson.exercises.trial import Trial, exercise
 from helpers.xray import Finding
 
 
-@exercise(
-    "06_row_of_scores",
-    minutes=18,
-    hints={
-        "race": (
-            "A lane reads a row of S that other lanes have not stored yet: how do the lanes of a warp wait?",
-            "__syncwarp() after store_matrix_sync: then the whole tile has been stored.",
-        ),
-        "tail": (
-            "Right where keys come in whole tiles. Which keys of the last tile do not exist?",
-            "Their rows were filled with zeros, and exp(0) counts: the score must be NEG_INF where first + j >= N_kv.",
-        ),
-        "zero": (
-            "A key counts for no row although it exists: its score happens to be 0. What tells you that a key is "
-            "missing?",
-            "Its number: key first + j exists where first + j < N_kv, whatever its score is.",
-        ),
-        "keys": "The last key counts for no row, although it exists: for which first + j is a score NEG_INF?",
-        "steps": (
-            "Right with one step of k (d = 16), wrong with four. What do the two loads and the product do at k = 16?",
-            "Both fragments begin at column k, and mma_sync(S, q_frag, k_frag, S) adds to what S already has.",
-        ),
-        "not stored": (
-            "S never reaches S_smem: what takes a fragment to shared memory?",
-            "store_matrix_sync, called by all 32 lanes after the loop over k.",
-        ),
-        "stride of S": (
-            "S was stored, but not where the lanes read it: how far apart are two rows of S_smem?",
-            "S_STRIDE floats: that is store_matrix_sync's third argument.",
-        ),
-        "stride of Q and K": (
-            "A fragment has elements from the padding, which are unwritten: how far apart are two rows of the tile?",
-            "STRIDE elements, not HEAD_DIM: that is load_matrix_sync's third argument.",
-        ),
-        "by columns": (
-            "A lane has a column of each tile of S, not a row: what do you store or read by columns?",
-            "mem_row_major stores row r from r * S_STRIDE on, and lane r reads S_smem[lane * S_STRIDE + j].",
-        ),
-        "scale": "The scores are not scaled: s is softmax_scale times the element of S_smem.",
-        "layout of Q": "Q's fragment is transposed: a row of Q is a row of the left operand, so it is row_major.",
-        "layout of K": (
-            "The product is Q K, not Q K^T: row j of K has to be column j of the right operand.",
-            "matrix_b is col_major: then each row of K_smem is one of its columns.",
-        ),
-        "no product": (
-            "The result is right, but CUDA cores computed it. A tensor core multiplies two fragments by mma_sync.",
-            "A matrix_a from Q_smem and a matrix_b from K_smem, loaded by load_matrix_sync; mma_sync adds to S.",
-        ),
-        "empty": "Every row of the 16 has a lane that writes its lse: does it still, with your changes?",
-        "": (
-            "Take row 0 and key 0 of the first tile: does their score meet the same 16 columns of Q and of K?",
-            "matrix_a is row_major at Q_smem + k, matrix_b col_major at K_smem + k, both with the stride STRIDE.",
-            "mma_sync(S, q_frag, k_frag, S) adds to S; store_matrix_sync(S_smem, S, S_STRIDE, tc::mem_row_major).",
-        ),
-    },
-)
+@exercise("06_row_of_scores", minutes=18)
 def row_of_scores(trial: Trial) -> None:
     """Test whole tiles, then several steps of k, then a tail of keys and of rows. All scores of key 5 are 0."""
     first, steps = (32, 48, 16), (16, 32, 48)
@@ -102,72 +47,14 @@ def row_of_scores(trial: Trial) -> None:
 
 
 def _unset(trial: Trial, findings: Sequence[Finding]) -> str:
-    """Return the symptom of a read of an unwritten word: a wrong stride, or what is missing; "" if there is none."""
+    """Return the symptom of a read of an unwritten word: a wrong stride, or what is missing; "" without one."""
     array = next((f.array or "" for f in findings[:1] if f.kind == "uninitialised"), "")
     if "S_smem" in array:
         return "stride of S" if trial.figures("S_smem").written else "not stored"
     return "stride of Q and K" if "_smem" in array else ""
 
 
-@exercise(
-    "06_factor_fragment",
-    minutes=12,
-    hints={
-        "race": (
-            "The 32 lanes load the fragment together: what must have happened before, and what may happen after?",
-            "__syncwarp() after the store, so that all factors are there, and one before it, in each turn of the loop: "
-            "another lane may still load the last tile's factors.",
-        ),
-        "layout": (
-            "x[e] was taken to be of a certain row, which is right in one layout only: another GPU may have another.",
-            "Fragments of one type share one layout. What can you load, to have each factor where acc has its row?",
-            "Load the factors as an Accumulator: in every column the same 16 floats. Then acc[n].x[e] *= factor.x[e].",
-        ),
-        "outside": (
-            "A lane stores past the end of factors, which has 16 floats, one for each row of this warp. Which lanes "
-            "store, and where?",
-            "Lanes r and r + 16 have the same factor, of the warp's row r: lane r < 16 stores factors[r].",
-        ),
-        "twice": (
-            "The result is right, but each factor is stored twice: lanes r and r + 16 have the same one.",
-            "Only lanes 0 to 15 store: if (lane < 16).",
-        ),
-        "own row": (
-            "Each lane multiplies its elements by the factor that it computed, of row lane % 16. Are its elements of "
-            "that row?",
-            "No: an element's row depends on the layout. Load the factors as a fragment with the layout of acc.",
-        ),
-        "some": (
-            "Some 16 columns of O are right, others are not: which of the accumulators acc[n] are multiplied?",
-            "All HEAD_DIM / 16 of them, at every HEAD_DIM.",
-        ),
-        "array": (
-            "The result is right, but each factor is stored 16 times, once for every column. Can load_matrix_sync read "
-            "the same 16 floats for all columns?",
-            "Its third argument is the distance of two columns in memory: 0.",
-        ),
-        "trip": (
-            "The result is right, but more than the factors goes through shared memory.",
-            "acc stays in its fragments: only 16 floats are stored for a tile, and loaded as a fragment.",
-        ),
-        "by columns": (
-            "Columns were multiplied, not rows: are the 16 floats a column of the fragment, or a row?",
-            "Every column is the same 16 floats: tc::mem_col_major.",
-        ),
-        "unset": "Which lanes store a factor, and where? Elements 0 to 15 are the factors of rows 0 to 15.",
-        "bounds": (
-            "The fragment has 16 columns, and all of them are the same 16 floats: how far apart are two columns?",
-            "A stride of 0: load_matrix_sync(factor, factors, 0, ...).",
-        ),
-        "deadlock": "All 32 lanes must reach load_matrix_sync and __syncwarp(): only the store belongs in the if.",
-        "": (
-            "Which rows must be multiplied, by what, and is that before or after P V of this tile is added?",
-            "Rows have one factor each. Loaded column by column (mem_col_major), each column is the 16 factors.",
-            "Accumulator factor; tc::load_matrix_sync(factor, factors, 0, tc::mem_col_major); then "
-            "acc[n].x[e] *= factor.x[e] for every n and every e < factor.num_elements.",
-        ),
-    },
-)
+@exercise("06_factor_fragment", minutes=12)
 def factor_fragment(trial: Trial) -> None:
     """Test P and M of an online softmax; the bytes written to shared memory are limited.
 
@@ -227,21 +114,7 @@ def _multiplied(p: np.ndarray, v: np.ndarray, maxima: np.ndarray, factor: np.nda
     return acc.reshape(n, d)
 
 
-@exercise(
-    "06_find_the_race",
-    minutes=9,
-    hints={
-        "race": (
-            "The two lines that race are above. Which one must be finished by all lanes before the other may begin?",
-            "P overlays S, and its rows are closer together: row r of P is where another lane still reads a row of S.",
-            "All 32 lanes must have read S before one of them stores P: __syncwarp() between these two lines.",
-        ),
-        "barriers": "One barrier more is enough. Which of yours separates no store from another lane's access?",
-        "barriers in a loop": "A barrier in a loop over j is reached 16 times for each tile: where is one enough?",
-        "bytes": "P keeps its place in S_smem: nothing but a barrier is missing.",
-        "": "Only a barrier is missing: the lines that compute can stay as they are.",
-    },
-)
+@exercise("06_find_the_race", minutes=9)
 def find_the_race(trial: Trial) -> None:
     """Find the race by the X-ray, and count barriers: the numbers are right without the barrier, too."""
     first = 32, 48, 16

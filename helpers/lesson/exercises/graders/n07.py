@@ -18,29 +18,7 @@ extern "C" __global__ void places(int* offsets) {
 """
 
 
-@exercise(
-    "07_swizzle",
-    minutes=8,
-    hints={
-        "aligned": (
-            "ldmatrix and cp.async take addresses that are multiples of 16 bytes. In which unit does yours count?",
-            "A row is 64 elements of 2 bytes, 128 bytes; a chunk is 8 of them, 16 bytes.",
-        ),
-        "bounds": (
-            "A chunk leaves the tile. The tile has 16 rows, but a row has only 8 places.",
-            "row % 8 is below 8; with row = 15, an exclusive or of chunk and row gives numbers up to 15.",
-        ),
-        "shared": (
-            "Two chunks have one place. Within a row, every chunk needs a place of its own.",
-            "The place must depend on both, the row and the chunk, and the row only chooses the permutation.",
-        ),
-        "limit": (
-            "The 8 chunks that are moved at a time must be in 8 different places of 16 bytes: the banks have 8.",
-            "ldmatrix: chunk c of rows 0 to 7. cp.async: chunks 0 to 7 of one row. Let the place depend on both.",
-            "Any permutation that differs for each of 8 neighbouring rows will do: chunk ^ row % 8, for example.",
-        ),
-    },
-)
+@exercise("07_swizzle", minutes=8)
 def swizzle(trial: Trial) -> None:
     """Test the function alone first, whose offsets show what is wrong; then the whole kernel."""
     places = trial.empty(16, 8, dtype=np.int32)
@@ -60,7 +38,7 @@ def swizzle(trial: Trial) -> None:
 
 
 def _wrong_place(places: np.ndarray) -> tuple[str, str]:
-    """Return the symptom and the reason of the first misplaced chunk; two times "" if there is none."""
+    """Return the symptom and the reason of the first misplaced chunk; two times "" without one."""
     chunk_at: dict[int, str] = {}
     for (row, chunk), place in np.ndenumerate(places):
         call = f"swizzle({row}, {chunk})"
@@ -74,30 +52,7 @@ def _wrong_place(places: np.ndarray) -> tuple[str, str]:
     return "", ""
 
 
-@exercise(
-    "07_row_max",
-    minutes=12,
-    hints={
-        "elements": (
-            "Find lane 5 in the picture of the accumulators: which two rows does it hold, and which columns?",
-            "Elements 0 and 1 are neighbours in one row; 2 and 3 are the same columns, 8 rows below.",
-            "row += g + 8 * (e / 2); key += 2 * t + e % 2.",
-        ),
-        "reduce": (
-            "Each lane's own maxima are right. Which other lanes hold keys of row g, and how do their numbers differ?",
-            "Lanes 4 g to 4 g + 3 differ in bits 0 and 1. After an exchange across one bit, which lanes agree?",
-            "a = fmaxf(a, __shfl_xor_sync(0xffffffff, a, 1)), then the same with 2.",
-        ),
-        "shared": (
-            "The result is right, but maxima go through shared memory. Shuffles pass registers from lane to lane.",
-            "Exchange with the lane whose number differs in bit 0, take the maximum, then the same with bit 1.",
-        ),
-        "limit": (
-            "Two shuffles for each of the two rows. After the first, which lanes hold the same number?",
-            "Exchange with the lane whose number differs in bit 0, take the maximum, then the same with bit 1.",
-        ),
-    },
-)
+@exercise("07_row_max", minutes=12)
 def row_max(trial: Trial) -> None:
     """Test a lane's own maxima first, which need no shuffle."""
     for n, n_kv in trial.sizes("N, N_kv", (16, 24), (33, 13), (1, 2)):
@@ -120,46 +75,7 @@ def row_max(trial: Trial) -> None:
 TILES = 5  # of the first size
 
 
-@exercise(
-    "07_find_the_wait",
-    minutes=13,
-    hints={
-        "order": (
-            "A copy starts while others may still read its target. Which tile is in V_smem[stage ^ 1] then?",
-            "It is the tile of the round before. How does this thread know that all others have read it?",
-            "A thread behind the barrier knows that all threads have left the round before: start the copy there.",
-        ),
-        "target": (
-            "The next tile is copied over the one that this round sums, V_smem[stage]. Which of the two is free?",
-            "The other one, V_smem[stage ^ 1]: the next round sums it.",
-        ),
-        "own copies": (
-            "A thread reads a copy of its own that is in flight. How many of its groups does cp_async_wait let fly on?",
-            "Where the wait comes before the next copy, one group is in flight, this tile's: <1> waits for nothing.",
-            "cp_async_wait<0>(): no group stays in flight.",
-        ),
-        "others' copies": (
-            "cp_async_wait is for the thread's own copies. How does it know that those of the others have arrived?",
-            "Each thread waits for its own copies and meets the others afterwards: first the wait, then the barrier.",
-        ),
-        "barrier": (
-            "Between the last read of a tile and the copy that replaces it, all threads of the block have to meet.",
-            "__syncthreads(), once a tile; __syncwarp() is for the 32 lanes of one warp.",
-        ),
-        "overlap": (
-            "Right, but nothing overlaps: the next tile should be in flight while this one is summed.",
-            "V_smem[stage ^ 1] is free right behind the barrier: start its copy there, and wait for it a round later.",
-        ),
-        "limit": (
-            "One barrier is enough: the order of the three lines decides what it separates.",
-            "Wait for this tile, meet at the barrier, then start to copy the next one.",
-        ),
-        "": (
-            "The output is wrong now: is this tile complete, of all threads, before it is read?",
-            "cp_async_wait<P> leaves P groups in flight. How many groups has this thread started at that line?",
-        ),
-    },
-)
+@exercise("07_find_the_wait", minutes=13)
 def find_the_wait(trial: Trial) -> None:
     """Trace the X-ray's findings to the wait, the barrier or the order; then require copies to overlap with sums."""
     for n in trial.sizes("N", 16 * TILES - 8, 16, 1):
@@ -206,35 +122,7 @@ def _sums_with_a_copy_in_flight(report: Report) -> int:
     return overlapping
 
 
-@exercise(
-    "07_two_products",
-    minutes=20,
-    hints={
-        "transposed": (
-            "Your lane has two columns of one key of V; as operand B it needs two keys of one column.",
-            "ptx.cuh has a second load: ldmatrix_x4_trans transposes each matrix on the way.",
-        ),
-        "b": (
-            "With S = 1 everywhere, O must be the sums of V's columns, and is not: b is wrong, whatever a is. "
-            "Which four 8 x 8 matrices of V are b[0] to b[3]?",
-            "b[0] and b[1]: keys 0 to 7 and 8 to 15 of the first 8 columns; b[2] and b[3]: the same of the others. "
-            "Lane 8 i + j gives the address of row j of matrix i, and a row of V is a key.",
-            "Lane l gives row l % 16, chunk 2 n + l / 16, at v + place(row, chunk), to ldmatrix_x4_trans.",
-        ),
-        "not packed": (
-            "With S = 1 everywhere, a has to be 1 everywhere, and is not. What does a register of a hold?",
-            "Two numbers of 16 bits: pack(x, y) makes them of two floats.",
-        ),
-        "halves": "Keys 0 to 7 of S meet keys 8 to 15 of V. Keys 0 to 7 are in a[0] and a[1], and in b[0] and b[2].",
-        "a": (
-            "Compare S and P in the figure under The idea: a register of P takes two elements of S. Which two?",
-            "S[0] has keys 0 to 7, S[1] has keys 8 to 15; elements 0 and 1 are of row g, 2 and 3 of row g + 8.",
-            "a[0] = pack(S[0][0], S[0][1]); a[1] is the same for row g + 8; a[2] and a[3] come from S[1].",
-        ),
-        "limit": "The three tiles have padded rows: take every address from place(row, chunk).",
-        "bounds": "ldmatrix takes the address of a row: v + place(row, chunk), with row below 16 and chunk below 8.",
-    },
-)
+@exercise("07_two_products", minutes=20)
 def two_products(trial: Trial) -> None:
     """Test S = 1 first, where any arrangement of a is right, so that only b can be wrong. Then random numbers."""
     for n, n_kv in trial.sizes("N, N_kv", (16, 32), (33, 17), (1, 1)):

@@ -12,49 +12,7 @@ from helpers.lesson.exercises.graders.expected import blocks, product
 from helpers.lesson.exercises.trial import Trial, exercise
 
 
-@exercise(
-    "08_delta",
-    minutes=5,
-    hints={
-        "reads": (
-            "The first hole: 32 lanes should read 32 neighbouring words at a time. Which c does lane 0 read? Lane 1?",
-            "Lane l reads columns l, l + 32, l + 64, ...",
-        ),
-        "shuffles": (
-            "The second hole: the result is right, but takes more than five shuffles: masks 16, 8, 4, 2 and 1 suffice.",
-        ),
-        "atomics": (
-            "The second hole: the result is right, but lanes add to D[row] in memory, one after the other. Shuffles "
-            "add in registers.",
-            "Five exchanges, with masks 16, 8, 4, 2 and 1; then the last line's store is the only access to D[row].",
-        ),
-        "shared": (
-            "The second hole: the result is right, but the sums go through shared memory. Shuffles pass registers from "
-            "lane to lane.",
-            "Five exchanges, with masks 16, 8, 4, 2 and 1.",
-        ),
-        "mask": (
-            "A lane that is outside the `if`, or whose bit is missing, takes part in no shuffle: all 32 lanes must "
-            "call it, with the mask 0xffffffff.",
-        ),
-        "never ends": "The second hole: a mask of 0 stays 0 when it is halved. At which mask does the loop end?",
-        "lanes": (
-            "The first hole is right: each lane has its share. But D has the shares of some lanes only, or some twice.",
-            "The second hole: five exchanges, with masks 16, 8, 4, 2 and 1, and each adds to sum.",
-            "for (int mask = 16; mask > 0; mask /= 2) sum += __shfl_xor_sync(0xffffffff, sum, mask);",
-        ),
-        "32 times": (
-            "D is 32 times too large: the second hole adds 32 lanes, and in the first each of them sums the whole row.",
-            "for (int c = lane; c < HEAD_DIM; c += 32) is a lane's share, at any HEAD_DIM.",
-        ),
-        "share": (
-            "The first hole: each column of this row is added by one lane, once, as dO[c] * O[c]. Which are not?",
-            "for (int c = lane; c < HEAD_DIM; c += 32) is a lane's share, at any HEAD_DIM.",
-        ),
-        "bounds": "The first hole: a row ends at HEAD_DIM, which may be less than a multiple of 32.",
-        "empty": "One lane of each warp writes D[row]: does every row have a warp?",
-    },
-)
+@exercise("08_delta", minutes=5)
 def delta(trial: Trial) -> None:
     first = 72, 64
     for n, d in trial.sizes("N, d", first, (5, 136), (1, 8)):
@@ -91,41 +49,7 @@ def _wrong_hole(times: np.ndarray) -> str:
     return "lanes" if any(np.allclose(*shares) for shares in (apart, neighbours)) else "share"
 
 
-TWICE = (
-    "The first hole: two elements have one place. 32 lanes, 4 elements a lane and 8 fragments need 1,024 places.",
-    "Count: an element of all lanes takes 32 places, a fragment 4 times as many.",
-)
-OUTSIDE = (
-    "The first hole: 16 rows have 1,024 places in accum, 0 to 1,023. What is the largest place(f, i)?",
-    "A fragment takes 128 places: 4 elements of 32 lanes.",
-)
-
-
-@exercise(
-    "08_dq_order",
-    minutes=6,
-    notebook="08b",
-    hints={
-        "sectors": (
-            "The first hole: 32 lanes that touch 32 neighbouring floats touch 4 sectors. By how much do the places of "
-            "lanes 0 and 1 differ in yours?",
-            "Elements i of all lanes side by side: lane 0, lane 1, ..., lane 31; then elements i + 1.",
-            "return 128 * f + 32 * i + threadIdx.x;",
-        ),
-        "rows": (
-            "accum has each sum once, at the place of the first hole. The second hole still reads it elsewhere.",
-            "A lane of rows_of has the elements of one of add: dQ has them at element(f, i), accum at place(f, i).",
-        ),
-        "twice": TWICE,
-        "bounds": OUTSIDE,
-        "crash": OUTSIDE,
-        "race": "Several blocks add to one place of accum: leave the addition to atomicAdd; only the place changes.",
-        "": (
-            "Each of the 1,024 sums of 16 rows needs a place in accum, and rows_of has to find it there.",
-            "place(f, i) depends on f, i and the lane; rows_of reads accum at place(f, i).",
-        ),
-    },
-)
+@exercise("08_dq_order", minutes=6, notebook="08b")
 def dq_order(trial: Trial) -> None:
     first, d = (32, 3), 64
     for n, many in trial.sizes("N, blocks", first, (16, 1), (80, 2)):
@@ -143,67 +67,7 @@ def dq_order(trial: Trial) -> None:
         trial.limit("atomic additions", added.atomics, exactly=first[0] * first[1] * d)
 
 
-OF_ROWS = (
-    "Which number does an index count? dQ, Q, dO, lse and D have a place for each row, K, V, dK and dV for each key.",
-    "In this loop, lse[row], D[row] and dQ[row * d + c] are of the row, dk[c] and dv[c] of the thread's key.",
-)
-
-
-@exercise(
-    "08_ds",
-    minutes=10,
-    hints={
-        "race": "All threads add to the same rows of dQ. Use atomicAdd there; dk and dv belong to one thread.",
-        "large": (
-            "No maximum is needed here: which number of this row contains it, and the sum of all exponentials?",
-            "p = expf(softmax_scale * s - lse[row]): the difference is never above 0, apart from rounding.",
-        ),
-        "crash": OF_ROWS,
-        "bounds": OF_ROWS,
-        "exchanged": (
-            "The second hole: p and ds are right, but q and k are exchanged: dK = scale dS^T Q, and dQ = scale dS K.",
-            "The thread's key gets ds times the row's q; the row gets ds times the key's k.",
-        ),
-        "P": (
-            "The first hole: dV and dK are wrong, and P is in both. P is normalised: lse has maximum and sum in it.",
-            "p = expf(softmax_scale * s - lse[row]); then dv[c] += p * d_o[c].",
-        ),
-        "second hole": (
-            "The second hole: dV has the same number in all columns: where is dO? dV = P^T dO, dK = scale dS^T Q.",
-            "dv[c] += p * d_o[c]; dK and dQ are sums of softmax_scale * ds * q[c] and softmax_scale * ds * k[c].",
-        ),
-        "dV": (
-            "The second hole: dK is right, so p is. What does this row add to dv[c]? dV = P^T dO.",
-            "dv[c] += p * d_o[c].",
-        ),
-        "dS": (
-            "The first hole: dV is right, so p is, and dK and dQ are wrong. dS = P * (dP - D): which one is wrong?",
-            "dp is the sum of d_o[c] * v[c] over all c.",
-            "ds = p * (dp - D[row]).",
-        ),
-        "dK": (
-            "The second hole: dV and dQ are right, so p and ds are. What does a row add to dk[c]? dK = scale dS^T Q.",
-            "dk[c] += softmax_scale * ds * q[c].",
-        ),
-        "dQ": (
-            "The second hole: dK is right, so ds is. dQ of a row is the sum of softmax_scale * ds * k of all threads.",
-            "atomicAdd(&dQ[row * d + c], softmax_scale * ds * k[c]).",
-        ),
-        "no scale": (
-            "got / expected is 4 in each element of this gradient, and softmax_scale is 1/4 here: where is it missing?",
-            "s is q k without the scale: softmax_scale belongs in p, in dK and in dQ.",
-        ),
-        "scale twice": (
-            "got / expected is 1/4 in each element of this gradient, and so is softmax_scale here: is it in twice?",
-            "dK and dQ have it once: in ds, or in the lines that use ds.",
-        ),
-        "limit": ("Each thread adds once to each element of dQ, and reads each element of Q and dO once.",),
-        "": (
-            "dV = P^T dO, dK = scale dS^T Q, dQ = scale dS K: which of them is wrong in the line above?",
-            "A thread has one key j: row i adds P[i][j] dO[i] to its dV and scale dS[i][j] Q[i] to its dK.",
-        ),
-    },
-)
+@exercise("08_ds", minutes=10)
 def ds(trial: Trial) -> None:
     first, scale = (12, 64, 16, 1), 0.25
     sizes = first, (7, 70, 16, 1), (1, 1, 16, 1), (7, 70, 16, 40)
@@ -256,24 +120,7 @@ def _wrong_gradient(
     return "dS" if dk and dq else "dK" if dk else "dQ" if dq else ""
 
 
-@exercise(
-    "08_find_the_race",
-    minutes=6,
-    hints={
-        "race": (
-            "Two blocks read an element of dQ, add to it and store it: what happens if both read before either stores?",
-            "atomicAdd(&dQ[...], x) reads, adds and stores as one step. (__syncthreads() is for one block.)",
-        ),
-        "limit": (
-            "The sum over this block's keys needs no other block: must other blocks see it before it is complete?",
-            "Add up the block's 64 keys in a register, and then add that to dQ, once.",
-        ),
-        "": (
-            "dQ of a row is the sum over all keys, of all blocks: is each block's share added, once?",
-            "float sum = 0.0f; a loop over this block's keys; then one atomicAdd.",
-        ),
-    },
-)
+@exercise("08_find_the_race", minutes=6)
 def find_the_race(trial: Trial) -> None:
     for n, n_kv in trial.sizes("N, N_kv", (16, 128), (5, 70), (3, 1)):
         _, k, _ = trial.inputs(1, n_kv, 64)

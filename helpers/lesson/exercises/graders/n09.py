@@ -11,44 +11,8 @@ from helpers.attention.check import TOLERANCE
 from helpers.lesson.exercises.graders.expected import blocks
 from helpers.lesson.exercises.trial import Trial, exercise
 
-OUTSIDE_X = (
-    "The index leaves X: is the row one of this block's sentence, and is the column below WIDTH?",
-    "The sentence ends before row cu_seqlens[blockIdx.x + 1], and threadIdx.x + 128 * i may be WIDTH or more.",
-)
-TOO_FAR = (
-    "A row reads a key that does not exist: for which rows is your end more than N_kv?",
-    "end is at most N_kv under both rules, and an int: without a sign, a number below 0 is a very large one.",
-)
 
-
-@exercise(
-    "09_two_corners",
-    minutes=6,
-    hints={
-        "top-left": (
-            "Right for top_left = 0, wrong for top_left = 1: there, N and N_kv play no part in which keys a row sees.",
-            "Row i sees keys 0 .. i, so end is row + 1, and at most N_kv.",
-        ),
-        "bottom-right": (
-            "Right for top_left = 1, wrong for top_left = 0. Then the last row sees all keys: how many does row 0 see?",
-            "Row i is at key i + N_kv - N. Where N is larger than N_kv, the first rows are before key 0.",
-            "end = max(0, min(row + 1 + N_kv - N, N_kv)).",
-        ),
-        "exchanged": "Each rule is right, but under the other's number: top_left = 1 is the one without N and N_kv.",
-        "both": (
-            "Both rules give a wrong end. Draw 2 rows and 4 keys, and mark what each row sees under either rule.",
-            "Both rules are row + 1 + shift keys, with shift 0 or N_kv - N.",
-            "end is then at least 0 and at most N_kv: rows may see none, or all.",
-        ),
-        "bounds": TOO_FAR,
-        "crash": TOO_FAR,
-        "limit": "O is right, so rows read keys that they do not use. Where does the loop end?",
-        "": (
-            "Draw 2 rows and 4 keys, and mark what each row sees under either rule.",
-            "Both rules are row + 1 + shift keys, with shift 0 or N_kv - N.",
-        ),
-    },
-)
+@exercise("09_two_corners", minutes=6)
 def two_corners(trial: Trial) -> None:
     """Test more keys than rows, more rows than keys, as many, and one row, under both rules."""
     for n, n_kv, d in trial.sizes("N, N_kv, d", (24, 40, 8), (70, 33, 8), (17, 17, 8), (1, 9, 8)):
@@ -101,58 +65,11 @@ def _wrong_mean(out: np.ndarray, expected: np.ndarray, x: np.ndarray, lengths: S
         return "length"
     sums = np.concatenate([np.zeros((1, width)), np.cumsum(x, axis=0, dtype=float)])
     ranges = _unit(np.array([sums[j] - sums[i] for j in range(1, len(sums)) for i in range(j)]))
-    found = all(np.abs(ranges - row).max(axis=1).min() < 1e-4 for row in _unit(out[has_rows]))
-    return "other rows" if found else ""
+    are_ranges = all(np.abs(ranges - row).max(axis=1).min() < 1e-4 for row in _unit(out[has_rows]))
+    return "other rows" if are_ranges else ""
 
 
-@exercise(
-    "09_mean_pool",
-    minutes=9,
-    hints={
-        "race": (
-            "The X-ray names two lines: a thread reads of_warp before another has written it. What do all threads "
-            "have to pass in between?",
-            "A __syncthreads() after the stores to of_warp, outside of every if, and before all threads add up its "
-            "four elements.",
-        ),
-        "empty sentence": (
-            "Only the sentence without rows is wrong: what are its sums and its total, and what do you divide by?",
-            "0 / 0 is NaN. Leave the division by the number of rows out: the scaling undoes it.",
-        ),
-        "missing": (
-            "Some columns are 0 in every sentence: thread t has columns t, t + 128, t + 256, ... How many are these?",
-            "COLUMNS, at every WIDTH: for (int i = 0; i < COLUMNS; ++i).",
-        ),
-        "bounds": OUTSIDE_X,
-        "crash": OUTSIDE_X,
-        "neighbours": (
-            "The sums are right, but of other columns: for sum[i] of thread t, which column does the last loop store?",
-            "Column threadIdx.x + 128 * i, so that 32 neighbouring threads read 32 neighbouring words.",
-        ),
-        "other rows": (
-            "These are sums of other rows: where does this block's sentence begin in X, and where does it end?",
-            "Rows cu_seqlens[blockIdx.x] .. cu_seqlens[blockIdx.x + 1] - 1 of X, counted from its first row.",
-        ),
-        "length": (
-            "Directions are right, lengths are not: total has to be the sum of squares of all 128 threads, in each of "
-            "them.",
-            "Shuffles with masks 16, 8, 4, 2, 1 give each lane the sum of its warp. One lane stores it in of_warp.",
-            "After the barrier, total = of_warp[0] + of_warp[1] + of_warp[2] + of_warp[3].",
-        ),
-        "tail": (
-            "Right for 384 columns, wrong for others or for an empty sentence: which threads have a column i?",
-            "if (threadIdx.x + 128 * i < WIDTH): the last columns do not have a thread for each i.",
-        ),
-        "limit": (
-            "Each column belongs to one thread, which reads each of its rows once. And one barrier is enough.",
-            "The shuffles need no barrier: only of_warp goes from one warp to another.",
-        ),
-        "": (
-            "Follow column 0 of sentence 0: which elements of X does thread 0 add to sum[0], and each of them once?",
-            "sum[i] += X[(size_t)row * WIDTH + threadIdx.x + 128 * i], where that column exists.",
-        ),
-    },
-)
+@exercise("09_mean_pool", minutes=9)
 def mean_pool(trial: Trial) -> None:
     """Test sentences of several lengths, one of them empty, and widths that are no multiple of 128."""
     first = 384, (3, 5)

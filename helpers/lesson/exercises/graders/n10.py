@@ -27,70 +27,10 @@ def tensor_map_of(trial: Trial, array: Any, box_rows: int) -> np.ndarray:
     return encoded.view(tensor_maps.TENSOR_MAP)
 
 
-def name_symptom(trial: Trial, symptom: str) -> None:
-    """Put one of this exercise's own symptoms first in every row that has failed."""
-    for row in trial.rows.values():
-        if symptom and row.passed is False and symptom not in row.symptoms:
-            row.symptoms = (symptom, *row.symptoms)
-
-
 TILES, STAGES = 8, 3  # of the ring, at the first size
 
 
-@exercise(
-    "10_ring",
-    minutes=20,
-    only_cc=90,
-    hints={
-        "stage of the producer": (
-            "The producer's stage is wrong. The tiles go round the three stages: which stage does tile 4 get?",
-            "Its stage is tile % STAGES.",
-        ),
-        "parity of the producer": (
-            "The producer's parity is wrong. Its stage is new at tiles 0 to 2: which parity has then counted as ended?",
-            "From tile 3 on, it waits for the stage's last tile to be given back. At tile 3 that is the first phase.",
-            "At tiles 0 to 2 the parity is 1, at 3 to 5 it is 0, then 1 again: (tile / STAGES & 1) ^ 1.",
-        ),
-        "stage of the consumer": (
-            "The consumers' stage is wrong. They take the tiles in the order in which the producer has copied them.",
-            "Its stage is tile % STAGES, as the producer's.",
-        ),
-        "parity of the consumer": (
-            "The consumers' parity is wrong. How many phases has this stage's `full` ended before this tile?",
-            "Tiles 0 to 2 are the first phase of their `full`, of parity 0; tiles 3 to 5 are the second.",
-            "The parity is tile / STAGES & 1.",
-        ),
-        "no arrival": (
-            "The waits are right, but no thread releases a stage. Which mbarrier does the producer wait for at tile 3?",
-            "Each of the 64 threads arrives at the `empty` of its stage, after the loop over the rows.",
-        ),
-        "few arrivals": (
-            "Both waits are right, but too few threads arrive at `empty`. How many does mbarrier_init expect there?",
-            "All 64 threads arrive, each once a tile: leave the `if` out.",
-        ),
-        "many arrivals": (
-            "Both waits are right, but a thread arrives more than once for a tile. In which loop does it arrive?",
-            "Once a tile, after the loop over the rows.",
-        ),
-        "arrival elsewhere": (
-            "Both waits are right, but a thread gives back another stage than the one that it has read.",
-            "Arrive at `empty + 8 * stage`.",
-        ),
-        "crash": "There is no mbarrier at this address. An mbarrier takes 8 bytes: where is that of the next stage?",
-        "arrival at full": (
-            "A thread that has read a tile arrives at the wrong mbarrier. Which one tells the producer to copy again?",
-            "`full` is for the copies. Consumers arrive at `empty + 8 * stage`.",
-        ),
-        "race": (
-            "Both waits are right, but a copy replaces a tile that is still read. When has a thread read it all?",
-            "Arrive at `empty` after the loop over the rows, not before it.",
-        ),
-        "": (
-            "Tile by tile: stage 0, 1, 2, 0, 1, 2, ... What has each stage's `full` seen before this tile?",
-            "The stage is tile % STAGES, and tile / STAGES says how often it has been used before.",
-        ),
-    },
-)
+@exercise("10_ring", minutes=20, only_cc=90)
 def ring(trial: Trial) -> None:
     for n in trial.sizes("N", 16 * TILES, 1, 83):
         _, _, v = trial.inputs(1, n, 64, np.float16)
@@ -99,7 +39,7 @@ def ring(trial: Trial) -> None:
             trial.launch("sums", 1, 96, tensor_map_of(trial, v_on_device, 16), o, n)
             trial.expect("O", o, v.sum(axis=0, dtype=np.float64), tolerance=1e-4)
         finally:
-            name_symptom(trial, _wrong_in_ring(trial.report.events) if trial.report else "")
+            trial.blame(_wrong_in_ring(trial.report.events) if trial.report else "", everywhere=True)
     if trial.report:
         kinds = [event.kind for event in trial.report.events]
         first = kinds.index("landed") if "landed" in kinds else len(kinds)
@@ -149,34 +89,7 @@ extern "C" __global__ void descriptors(const unsigned* addresses, unsigned long 
 """
 
 
-@exercise(
-    "10_descriptor",
-    minutes=15,
-    only_cc=90,
-    hints={
-        "address": (
-            "The address of the descriptor is wrong: bits 0 to 13. In which unit does it count?",
-            "It counts 16 bytes: address / 16.",
-        ),
-        "rows": (
-            "The distance of eight rows is wrong: bits 32 to 45. A row has 128 bytes; in which unit does it count?",
-            "Eight rows are 1024 bytes, and the field counts 16 bytes. Shift an unsigned long long, not an int.",
-            "8 * 128 / 16ull << 32.",
-        ),
-        "swizzle": (
-            "The swizzle is wrong: bits 62 and 63. Which number stands for 128 bytes?",
-            "1ull << 62: an int has no bit 62.",
-        ),
-        "base": "Bits 49 to 51 have to be 0. Does a field reach into them?",
-        "step": (
-            "The descriptor is right. The step is not: how many bytes further are the next 16 columns of a row?",
-            "16 columns of 16 bits are 32 bytes, and the address in a descriptor counts 16 bytes.",
-            "A step adds 2, so that step i adds 2 * i.",
-        ),
-        "limit": "The products are right. Write the descriptor by its fields, without wgmma_descriptor.",
-        "": "Rows of 128 bytes: how many bytes are eight of them? And what stands in bits 62 and 63?",
-    },
-)
+@exercise("10_descriptor", minutes=20, only_cc=90)
 def descriptor(trial: Trial) -> None:
     symptom = _wrong_field(trial) or "step"
     for n, n_kv in trial.sizes("N, N_kv", (64, 64), (100, 70)):
@@ -187,7 +100,7 @@ def descriptor(trial: Trial) -> None:
             trial.launch("scores", (blocks(n_kv, 64), blocks(n, 64)), 128, *maps, s, n, n_kv)
             trial.expect("S", s, product(q, k.T), tolerance=1e-3)
         finally:
-            name_symptom(trial, symptom)
+            trial.blame(symptom, everywhere=True)
     if trial.report:
         products = sum(event.kind == "product" for event in trial.report.events)
         trial.limit("products", products, exactly=4)

@@ -23,35 +23,7 @@ def _capped(q: np.ndarray, k: np.ndarray, v: np.ndarray, softcap: float) -> np.n
     return p @ v / np.where(total > 0, total, 1.0)
 
 
-@exercise(
-    "11_softcap",
-    minutes=8,
-    hints={
-        "future": (
-            "Row 0 sees key 0 alone, so its output is V's first row whatever the cap. Is a hidden key still hidden?",
-            "tanh(-inf) is -1: a key that is hidden before the cap comes back with the score -softcap.",
-            "First scale and cap, then hide: return seen ? ... : NEG_INF.",
-        ),
-        "no key": (
-            "Only rows that see no key are wrong. What does your line return for a hidden key, and what is its exp2f?",
-            "NEG_INF, so that its weight is 0 also where the row has seen nothing else.",
-        ),
-        "no cap": (
-            "With softcap = 0 there is no cap, as in FlashAttention. What does your line make of every score then?",
-            "if (softcap > 0.0f) s = softcap * tanhf(s / softcap);",
-        ),
-        "large": (
-            "Scores far beyond the cap: tanh is 1 there. How do you compute it, and which exponential overflows?",
-            "tanhf has no such limit. By hand: 1 - 2 / (exp(2 x) + 1), where an infinite exp(2 x) gives 1.",
-        ),
-        "": (
-            "Follow the score 3 with softcap = 2: the cap makes 2 tanh(1.5) = 1.81 of it. And yours?",
-            "In which order: the scale, the cap, the mask, the change to powers of 2?",
-            "The cap is for the scaled score, in natural units: s = dot * softmax_scale, and LOG2_E comes last.",
-            "s = softcap * tanhf(s / softcap): divided before, multiplied again after.",
-        ),
-    },
-)
+@exercise("11_softcap", minutes=8)
 def softcap(trial: Trial) -> None:
     """Test a cap that bends most scores; more rows than keys and the reverse; no cap; scores far beyond the cap."""
     sizes = (
@@ -78,27 +50,7 @@ def softcap(trial: Trial) -> None:
         trial.expect("O", o, expected, symptom=symptom, large=factor > 1, tolerance=tolerance)
 
 
-@exercise(
-    "11_dilated",
-    minutes=10,
-    hints={
-        "lost": (
-            "A block skips a tile of which some row sees a key. Which distances q_idx - kv_idx occur in a tile?",
-            "All from first_row - last_key to last_row - first_key. Is one of them, 0 or more, a multiple of step?",
-            "Take the largest multiple of step up to last_row - first_key: is it at least the smallest distance?",
-        ),
-        "too many": (
-            "The result is right, but blocks load tiles of which no row sees a key. Which distances occur in a tile?",
-            "Keys after all rows are one case. A step larger than the tile is another: no multiple of it may occur.",
-            "most = last_row - first_key; most / step * step is the largest multiple of step up to it.",
-        ),
-        "": (
-            "Row q_idx sees the keys q_idx, q_idx - step, q_idx - 2 step, ...: what do their distances have in common?",
-            "The distance q_idx - kv_idx is 0 or more, and a multiple of step. In C++, -3 % 3 is 0 as well.",
-            "return kv_idx <= q_idx && (q_idx - kv_idx) % step == 0;",
-        ),
-    },
-)
+@exercise("11_dilated", minutes=10)
 def dilated(trial: Trial) -> None:
     """Test a small step, one that skips tiles, one that keeps every key; and rows that see no key."""
     block_m, block_n = 32, 16

@@ -8,39 +8,7 @@ from helpers.attention.check import TOLERANCE
 from helpers.lesson.exercises.trial import Trial, exercise
 
 
-@exercise(
-    "14_merge",
-    minutes=10,
-    hints={
-        "empty part": (
-            "It goes wrong where a part has no keys. What is weight * *o if the weight is 0 and the element is NaN?",
-            "0 times NaN is NaN, so a part whose lse is -inf must not be read at all.",
-            "if (lse_i == NEG_INF) continue;",
-        ),
-        "empty row": (
-            "It goes wrong in a row without keys: all lse are -inf. What are sum, acc and their quotient then?",
-            "0 / 0 is NaN: such a row gets 0. Its lse needs nothing: m is -inf already, and logf(0) too.",
-        ),
-        "one part": (
-            "With one part the output is that part: its weight is 1. What else do you add to sum?",
-            "Nothing: a row without keys is the one case in which sum is 0, and an `if` is enough for it.",
-        ),
-        "large": (
-            "Large scores: expf of a lse alone overflows. Which difference is never above 0?",
-            "The weight is expf(lse_i - m).",
-        ),
-        "lse": (
-            "O is right and lse is not. sum holds sums of e^(lse_i - m): how does the row's lse follow from m and sum?",
-            "lse_row = m + logf(sum).",
-        ),
-        "limit": ("Each element of O_part is read once: the weight is needed, not a second pass over the outputs.",),
-        "": (
-            "Part i saw keys whose exponentials add up to e^lse_i. So which share of all exponentials does it have?",
-            "Its weight is e^(lse_i - m), relative to the largest. sum adds up weights, acc weights times outputs.",
-            "const float weight = expf(lse_i - m); sum += weight; acc += weight * *o;",
-        ),
-    },
-)
+@exercise("14_merge", minutes=10)
 def merge(trial: Trial) -> None:
     """Test parts of several sizes, one part alone, parts and rows without keys, and an lse too large for exp."""
     first = 5, 3, "none", 1
@@ -84,41 +52,7 @@ def _merged(o_part: np.ndarray, lse_part: np.ndarray) -> tuple[np.ndarray, np.nd
         return o, finite + np.log(total)
 
 
-@exercise(
-    "14_block_table",
-    minutes=8,
-    hints={
-        "past the end": (
-            "It goes wrong where a sequence ends within 16 keys. What is 0 * v[i] if that value was never written?",
-            "0 times NaN is NaN, so past the end v[i] has to be 0 itself: compare key with length.",
-        ),
-        "order": (
-            "These are the values that lie there if pages were in order. Which entry of the table has this key's page?",
-            "A sequence has table_row entries, and each stands for page_size keys: entry key / page_size of its row.",
-            "const int page = block_table[sequence * table_row + key / page_size];",
-        ),
-        "first row": (
-            "The first sequence is right. Where does the row of another one begin in the block table?",
-            "Row `sequence` begins at sequence * table_row.",
-        ),
-        "page size": (
-            "With pages of 16 keys it is right. Which number of your lines should be page_size?",
-            "The page is entry key / page_size, and the key's place in it key % page_size.",
-        ),
-        "limit": (
-            "Values that no key has are read: the limit counts bytes of V. Compare key with length before you load.",
-        ),
-        "bounds": (
-            "An entry of the table that belongs to no key may be any number, so V must not be read by it.",
-            "Look up the page only if key < length.",
-        ),
-        "": (
-            "Two steps: from the key to its page, by the table; from the page to the key's row of V.",
-            "The row is page * page_size + key % page_size, and a row of V has 64 numbers.",
-            "v[i] = V[(page * page_size + key % page_size) * 64 + c];",
-        ),
-    },
-)
+@exercise("14_block_table", minutes=8)
 def block_table(trial: Trial) -> None:
     """Test pages of several sizes, which 16 keys may cross; no keys; NaN and wild page numbers past the end."""
     first, read = (3, 16), 0
@@ -161,46 +95,7 @@ def _slip(trial: Trial, got: np.ndarray, expected: np.ndarray, is_first: bool) -
     return "first row" if np.allclose(got[0], expected[0], rtol=0, atol=TOLERANCE) else ""
 
 
-@exercise(
-    "14_ticket",
-    minutes=10,
-    hints={
-        "reset": (
-            "The first launch is right and the second is not: the ticket is not 0 again. Who could reset it?",
-            "With atomicInc(ticket, gridDim.x - 1) the last block's draw puts the ticket back to 0.",
-        ),
-        "reset by all": (
-            "Every block puts the ticket back to 0, so that the next one draws 0 again. Which block alone may do so?",
-            "The last one, after its draw: no other block draws in this launch after it.",
-        ),
-        "no draw": (
-            "The block with the highest number need not come last. What do all blocks share, so that one can know it?",
-            "The ticket: each block draws a number when its part is written, and the last number is gridDim.x - 1.",
-        ),
-        "early": (
-            "A block adds up parts that others have not written yet. Which old value does the last draw get?",
-            "Draws get 0, 1, 2, ...: the last block is the one that gets gridDim.x - 1.",
-        ),
-        "race": (
-            "Another block can see the ticket before it sees the part. What must come before the draw?",
-            "Each thread needs a fence, __threadfence(), for what it has written; then the threads need a barrier.",
-            "__threadfence(); __syncthreads(); then thread 0 draws.",
-        ),
-        "is_last": (
-            "Threads of a block meet at is_last. Which one draws and sets it, and what must the others wait for?",
-            "Thread 0 alone draws and sets it; then comes a __syncthreads(), then the others read it.",
-        ),
-        "empty": (
-            "Nobody wrote O: no block found that it is the last. Which old value does the last of gridDim.x draws get?",
-            "Draws get 0, 1, 2, ...: the last block is the one that gets gridDim.x - 1.",
-        ),
-        "limit": ("One thread of a block draws, for all of them: in shared memory the others learn what it got.",),
-        "": (
-            "Four lines: a fence, a barrier, the draw by one thread, a barrier.",
-            "is_last = atomicInc(ticket, gridDim.x - 1) == gridDim.x - 1, in thread 0.",
-        ),
-    },
-)
+@exercise("14_ticket", minutes=10)
 def ticket(trial: Trial) -> None:
     """Test each size twice with the same ticket, more blocks than rows, and one block alone."""
     first_blocks = 4

@@ -21,35 +21,7 @@ extern "C" __global__ void exponents(const float* largest, int* exponent) {
 SEEN = np.uint32(0xFFFFE000)  # the bits of a float at which a tensor core looks
 
 
-@exercise(
-    "15_split",
-    minutes=10,
-    hints={
-        "bits": (
-            "hi still has bits that the tensor core ignores, so lo leaves them out, too. How are the last 13 cleared?",
-            "An and with a mask whose last 13 bits are 0: 0xffffe000. For the nearest number, what comes before it?",
-        ),
-        "truncated": (
-            "hi is cut off, not rounded: it can be a whole step of 2^13 in the bits below x.",
-            "To round to the nearest, add half a step before the last bits are cleared.",
-            "Half a step is 0x1000: hi = (__float_as_uint(x) + 0x1000) & 0xffffe000.",
-        ),
-        "hi": (
-            "hi is not the nearest number whose last 13 bits are 0. Which operations on its bits make it?",
-            "Add half of the last step that stays, 0x1000, then clear 13 bits: & 0xffffe000.",
-        ),
-        "lo": (
-            "hi is right. hi and lo, both as floats, have to add up to x.",
-            "lo = __float_as_uint(x - __uint_as_float(hi)): a difference of floats, then its bits.",
-        ),
-        "products": (
-            "The parts are right. Of (hi + lo) (hi + lo), one product of four may be left out: which is the smallest?",
-            "a_lo b_hi and a_hi b_lo are both needed: leaving one out loses the lower half of Q, or of K.",
-            "mma(d, a_lo, b_hi); mma(d, a_hi, b_lo); mma(d, a_hi, b_hi);",
-        ),
-        "limit": "lo lo is at most 2^-22 of hi hi: a float32 hardly holds it. Leave it out.",
-    },
-)
+@exercise("15_split", minutes=10)
 def split(trial: Trial) -> None:
     """Test the function alone first, whose hi and lo show what is wrong; then the whole kernel."""
     first, keys = 16, 8
@@ -72,42 +44,7 @@ def split(trial: Trial) -> None:
         trial.limit("TF32 products", trial.report.tensor_flop // (2 * 16 * 8 * 8), exactly=3 * 64 // 8)
 
 
-@exercise(
-    "15_scaled_tiles",
-    minutes=10,
-    hints={
-        "sign": (
-            "The exponent has the wrong sign: the smaller the numbers of a tile, the larger its exponent.",
-            "largest is 2^e to 2^(e+1). Which exponent, added to e, makes 14?",
-            "exponent = 14 + 127 - (int)(__float_as_uint(largest) >> 23);",
-        ),
-        "bias": (
-            "The bits of a float's exponent are e + 127, and here e itself is needed.",
-            "e = (int)(__float_as_uint(largest) >> 23) - 127, and the exponent of the tile is 14 - e.",
-        ),
-        "exponent": (
-            "largest is 2^e to 2^(e+1), and bits 23 to 30 of it are e + 127. Which exponent brings 2^e to 2^14?",
-            "It is 14 - e, with e = (int)(__float_as_uint(largest) >> 23) - 127.",
-            "exponent = 14 + 127 - (int)(__float_as_uint(largest) >> 23);",
-        ),
-        "step": (
-            "Off by a power of two or so: the largest has to reach 2^14 and to stay below 2^15.",
-            "Do not round e: largest / 2^e is at least 1 and below 2.",
-        ),
-        "scale": (
-            "The exponents are right, and S is off by a power of two. Which two scales are still in d?",
-            "Q was multiplied by 2^q_exponent, K by 2^k_exponent: s has both.",
-            "s *= power_of_two(-q_exponent) * power_of_two(-k_exponent);",
-        ),
-        "products": (
-            "The exponents are right. Of (hi + lo) (hi + lo), only the smallest may be left out. Which is it?",
-            "a_lo b_hi and a_hi b_lo are both needed: leaving one out loses the lower half of Q, or of K.",
-            "mma_m16n8k16(__half(), d, a_lo, b_hi[0], b_hi[1]); then a_hi with b_lo, then a_hi with b_hi.",
-        ),
-        "limit": "lo lo is at most 2^-22 of hi hi: a float32 hardly holds it. Leave it out.",
-    },
-    notebook="15b",
-)
+@exercise("15_scaled_tiles", minutes=10, notebook="15b")
 def scaled_tiles(trial: Trial) -> None:
     """Test the exponents alone first, then products of tiles that fp16 cannot hold unscaled."""
     largest = np.array([1.0, 1.9, 0.75, 3e-12, 5e9, 1e-30, 65504.0, 2.0**-14], dtype=np.float32)

@@ -8,38 +8,7 @@ from helpers.attention.ring import positions
 from helpers.lesson.exercises.trial import Trial, exercise
 
 
-@exercise(
-    "17_zigzag",
-    minutes=10,
-    hints={
-        "source": (
-            "These keys are not the noted rank's. Each step moves keys on by one rank: which rank had them first?",
-            "After one step a rank has the keys of the rank before it, and rank 0 has those of the last rank.",
-            "source = (rank - step + ranks) % ranks: in C++ the remainder of a negative number is negative.",
-        ),
-        "own": (
-            "It goes wrong in step 0, with the rank's own keys: two chunks, in their order in the sequence.",
-            "Own key j is at or before own row i exactly if j <= i, whichever chunks they are in.",
-            "if (source == rank) end = row + 1;",
-        ),
-        "before": (
-            "It goes wrong with keys of a rank before this one. Its front chunk is before all rows of this rank; and "
-            "where is its back chunk?",
-            "Rank s < r has chunk 2 ranks - 1 - s at its back: behind both chunks of rank r.",
-            "else if (source < rank) end = half;",
-        ),
-        "behind": (
-            "It goes wrong with keys of a rank after this one. Where are its chunks, relative to this rank's two?",
-            "Chunks s and 2 ranks - 1 - s with s > r are both between chunks r and 2 ranks - 1 - r.",
-            "else end = row < half ? 0 : n;",
-        ),
-        "limit": "A row of V that is not seen is not read, not even to be multiplied by 0: end the loop before it.",
-        "": (
-            "Three cases: own keys, keys of a rank before this one, keys of a rank behind it. Draw chunks for 2 ranks.",
-            "In two of the three cases, a row sees all keys of a chunk or none.",
-        ),
-    },
-)
+@exercise("17_zigzag", minutes=10)
 def zigzag(trial: Trial) -> None:
     """Test all steps of all ranks: 4 ranks, a number that is no power of two, and one alone."""
     first = 4, 6

@@ -1,0 +1,91 @@
+"""What the tests of Hopper's instructions share: instructions as functions, tiles, tensor maps whose arrays live."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from helpers import engine
+from helpers.attention import compile_report
+from helpers.engine import tensor_map
+from helpers.engine.nvrtc import cupy_options
+
+OPTIONS = ("-std=c++17", "-arch=sm_90a")
+
+FOLDER = Path(__file__).resolve().parent / "planted"
+HEAD = '#line 1 "head.cuh"\n' + (FOLDER / "hopper.cuh").read_text(encoding="utf-8")
+
+_KEPT: list[Any] = []  # a map holds an address alone
+
+
+def map_of(array: Any, box: tuple[int, ...], swizzle: int = 128) -> np.ndarray:
+    """A tensor map of a device array, which is kept alive. box: the innermost dimension first.
+
+    uint8, uint16: of any type of one byte, of two.
+    """
+    _KEPT.append(array)
+    dims, strides = array.shape[::-1], array.strides[-2::-1]
+    if not isinstance(array, engine.ndarray):
+        return _by_the_driver(array.dtype.name, array.data.ptr, dims, strides, box, swizzle)
+    return tensor_map.encode_tiled(array.dtype.name, array.ctypes.data, dims, strides, box, swizzle=swizzle)
+
+
+def _by_the_driver(
+    dtype: str, address: int, dims: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...], swizzle: int
+) -> np.ndarray:
+    """The same of an array on a GPU, by cuTensorMapEncodeTiled."""
+    room = np.zeros(192, np.uint8)
+    start = -room.ctypes.data % 64
+    kind = {"uint8": 0, "uint16": 1, "float16": 6, "float32": 7, "bfloat16": 9}[dtype]
+    rank = len(dims)
+    encode = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
+    error = encode(
+        ctypes.c_void_p(room.ctypes.data + start),
+        kind,
+        rank,
+        ctypes.c_void_p(address),
+        (ctypes.c_uint64 * rank)(*dims),
+        (ctypes.c_uint64 * max(rank - 1, 1))(*strides),
+        (ctypes.c_uint32 * rank)(*box),
+        (ctypes.c_uint32 * rank)(*(1,) * rank),
+        0,
+        {0: 0, 32: 1, 64: 2, 128: 3}[swizzle],
+        2,
+        0,
+    )
+    assert error == 0, error
+    return room[start : start + 128].view("V128").copy()
+
+
+def halves(*shape: int, seed: int = 0, cp: Any = engine) -> Any:
+    """Small whole numbers in float16, on the device."""
+    return cp.asarray(np.random.default_rng(seed).integers(-4, 5, shape).astype(np.float16))
+
+
+@functools.cache
+def refused_by_ptxas(code: str, options: tuple[str, ...] = OPTIONS) -> str:
+    """What NVRTC and ptxas say against a source for sm_90a: an error, or a warning that a build should fail on.
+
+    "" where they take it, or are not installed.
+    """
+    try:
+        compile_report.nvrtc_version()
+    except compile_report.NvrtcMissing:
+        return ""
+    from cupy.cuda import nvrtc
+
+    program = nvrtc.createProgram(code, "kernel.cu", [], [])
+    try:
+        given = tuple(option for option in options if not option.startswith("-arch"))
+        try:
+            nvrtc.compileProgram(program, cupy_options(given, "sm_90a"))
+        except nvrtc.NVRTCError as error:
+            return f"{error}:\n{nvrtc.getProgramLog(program).strip()}"
+        return "\n".join(re.findall(r".*\bC75\d\d\b.*", nvrtc.getProgramLog(program)))
+    finally:
+        nvrtc.destroyProgram(program)

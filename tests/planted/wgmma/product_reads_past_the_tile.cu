@@ -1,0 +1,20 @@
+// The second factor is read from a tile that nobody has loaded.
+// finds: uninitialised
+// launch: <<<1, 128, 16384>>>(map_of(halves(256, 64), (64, 64)), out(128))
+#include "hopper.cuh"
+extern "C" __global__ void product_reads_past_the_tile(MAP in, float *out) {
+  extern __shared__ __align__(1024) __half s[];
+  __shared__ unsigned long long full, empty;
+  int t = threadIdx.x;
+  if (t == 0) init(&full, 1), init(&empty, 1), init_fence();
+  __syncthreads();
+  if (t == 0) expect(&full, 8192), load(s, in, &full, 0, 0);
+  wait(&full, 0);
+  float d[4] = {};
+  wg_fence();
+  multiply(d, tile(s), tile(s + 4096), 0);  // here  // fix: multiply(d, tile(s), tile(s), 0);
+  wg_commit();
+  wg_wait<0>();
+  hold(d);
+  out[t] = d[0];
+}

@@ -1,0 +1,22 @@
+// The accumulators are read while the product is in flight.
+// finds: not waited for
+// launch: <<<1, 128, 16384>>>(map_of(halves(256, 64), (64, 64)), out(128))
+#include "hopper.cuh"
+extern "C" __global__ void sums_read_before_their_wait(MAP in, float *out) {
+  extern __shared__ __align__(1024) __half s[];
+  __shared__ unsigned long long full, empty;
+  int t = threadIdx.x;
+  if (t == 0) init(&full, 1), init(&empty, 1), init_fence();
+  __syncthreads();
+  if (t == 0) expect(&full, 8192), load(s, in, &full, 0, 0);
+  wait(&full, 0);
+  float d[4] = {};
+  wg_fence();
+  multiply(d, tile(s), tile(s), 0);  // there
+  wg_commit();
+  // fix: wg_wait<0>();
+  hold(d);
+  float sum = d[0];  // here
+  wg_wait<0>();
+  out[t] = sum;
+}
