@@ -13,7 +13,6 @@
 // Needs    sm_90a and no other; HEAD_DIM and strides multiples of 16, pointers of 16 bytes
 // Traffic  as 10, with half the bytes of Q, K, V; V is read and written once more by the first launch
 #include "fp8_tiles.cuh"        // sizes, the two products, weights
-#include "hooks.cuh"            // nothing, until the library adds something (11)
 #include "hopper_epilogue.cuh"  // lse
 #include "results.cuh"          // four elements of O
 #include "v_image.cuh"          // where a tile of V^T is
@@ -61,7 +60,7 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1], where each begins; null: not packed
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const int4* __restrict__ schedule,     // [rounds, blocks], see next_tile
-    const int rounds, const AttentionParams params HOOK_PARAMETERS) {
+    const int rounds, const AttentionParams params) {
   // ---- shared memory, mbarriers
   extern __shared__ __align__(1024) unsigned char dynamic_smem[];
   const unsigned Q_smem = smem_address(dynamic_smem), K_smem = Q_smem + K_AT,
@@ -87,13 +86,6 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
     tile.begin = tile.begin / BLOCK_N * BLOCK_N;  // key tiles are those of V_image
     return found;
   };
-  const auto hooks_of_tile = [&] {
-    return Hooks{HOOK_ARGUMENTS tile.sequence, tile.head, tile.kv_head, tile.q_len, tile.kv_len};
-  };
-  const auto key_tiles_of_tile = [&] {
-    return Tiles<-BLOCK_N>(  // the first keys of its key tiles, from the last to the first
-        hooks_of_tile(), (tile.q_len - tile.rows) / BLOCK_M, last_tile_begin(tile), tile.begin);
-  };
 
   // ---- producer: a thread for K, one for V and one for Q
   if (warpgroup == 0) {
@@ -115,10 +107,9 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
         }
         continue;
       }
-      auto key_tiles = key_tiles_of_tile();
-      int first = key_tiles.first();
+      int first = last_tile_begin(tile);  // the first key of the last tile; then downwards
       if (warp_id == 0) {
-        for (; key_tiles.more(first); first = key_tiles.next(first), stage.advance()) {
+        for (; first >= tile.begin; first -= BLOCK_N, stage.advance()) {
           k_ring.wait_empty(stage);  // hazard: products still read the tile before
           const unsigned full = k_ring.expect(stage, K8_BYTES);
           for (int panel = 0; panel < QK_PANELS; ++panel)
@@ -131,7 +122,7 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
             V_image + V8_BYTES * first_v_tile(
                                      BLOCK_N, tile.kv_head, params.kv_heads, tile.sequence,
                                      tile.k_first, params.N_kv, params.sequences);
-        for (; key_tiles.more(first); first = key_tiles.next(first), stage.advance()) {
+        for (; first >= tile.begin; first -= BLOCK_N, stage.advance()) {
           v_ring.wait_empty(stage);  // hazard: as above
           const unsigned full = v_ring.expect(stage, V8_BYTES);
           bulk_load(
@@ -161,20 +152,18 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
     const float descale = descale_of(q_descale, tile.sequence * params.heads + tile.head) *
                           descale_of(k_descale, tile.sequence * params.kv_heads + tile.kv_head);
     const float scale = fmaxf(params.softmax_scale * descale, 1e-30f);  // 0 times -inf would be NaN
-    const float softmax_scale_log2 = scale_log2_of(scale);
+    const float softmax_scale_log2 = scale * LOG2_E;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      hook_start(m_i[i], l_i[i], hooks_of_tile(), t == 0);  // M_INIT and 0
-      m_i[i] -= WEIGHT_EXPONENT;
-      l_i[i] *= 1 << WEIGHT_EXPONENT;
+      m_i[i] = M_INIT;
+      l_i[i] = 0.0f;
     }
 #pragma unroll
     for (int i = 0; i < HEAD_DIM_PADDED / 2; ++i) acc[i] = 0.0f;
     q_ring.wait_full(q_stage);
 
-    auto key_tiles = key_tiles_of_tile();
-    int first = key_tiles.first();
-    for (; key_tiles.more(first); first = key_tiles.next(first), stage.advance()) {
+    int first = last_tile_begin(tile);
+    for (; first >= tile.begin; first -= BLOCK_N, stage.advance()) {
       // ---- S = Q K^T
       Scores S;
       k_ring.wait_full(stage);
@@ -185,7 +174,6 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
 
       // ---- masks, maxima, weights
       const int q_idx = tile.first_pos + warp_row + g, kv_idx = first + 2 * t;  // this lane's first
-      hook_scores(S, hooks_of_tile(), scale, q_idx, kv_idx, key_tiles.partial(first));
       const int last_pos = tile.first_pos + min(BLOCK_M, tile.rows) - 1;
       if (first < last_pos - params.window_left ||
           first + BLOCK_N > min(tile.first_pos + params.window_right + 1, tile.end))
