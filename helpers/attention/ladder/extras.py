@@ -27,9 +27,6 @@ def extra_inputs(
     rotary_interleaved: bool = False,
     rotary_positions: tuple[Any, Any] | None = None,
     sinks: Any = None,
-    q_descale: Any = None,
-    k_descale: Any = None,
-    v_descale: Any = None,
 ) -> dict[str, Any]:
     """Collect the extra inputs that are given, by the names of `NAMES`.
 
@@ -37,9 +34,7 @@ def extra_inputs(
         TypeError: rotary_interleaved is no bool; rotary_positions is no pair; what is no array stands for one.
         ValueError: rotary_cos without rotary_sin, or another rotary option without both.
     """
-    descales = q_descale, k_descale, v_descale
     no_array = bias is alibi_slopes is sinks is rotary_cos is rotary_sin is rotary_positions is None
-    no_array = no_array and descales == (None, None, None)
     if no_array and rotary_interleaved is False:
         return {}
     check_flags(rotary_interleaved=rotary_interleaved)
@@ -57,7 +52,7 @@ def extra_inputs(
     if rotary_cos is None and (rotary_positions is not None or rotary_interleaved):
         what = "rotary_positions" if rotary_positions is not None else "rotary_interleaved"
         raise ValueError(f"{what} is given without rotary_cos and rotary_sin: there is nothing to rotate by")
-    named = zip(NAMES, (bias, alibi_slopes, sinks, rotary_cos, rotary_sin, *positions, *descales), strict=True)
+    named = zip(NAMES[: -len(DESCALES)], (bias, alibi_slopes, sinks, rotary_cos, rotary_sin, *positions), strict=True)
     extras = {name: a for name, a in named if a is not None}
     for name, a in extras.items():
         if not hasattr(a, "shape") or not hasattr(a, "dtype"):
@@ -67,11 +62,25 @@ def extra_inputs(
     return extras
 
 
+def descales(q_descale: Any = None, k_descale: Any = None, v_descale: Any = None) -> dict[str, Any]:
+    """Collect the descales that are given, by the names of `DESCALES`.
+
+    Raises:
+        TypeError: one is no array.
+    """
+    given = {name: a for name, a in zip(DESCALES, (q_descale, k_descale, v_descale), strict=True) if a is not None}
+    for name, a in given.items():
+        if not hasattr(a, "shape") or not hasattr(a, "dtype"):
+            raise TypeError(f"{name} is an array; got {type(a).__name__} {a!r:.40}")
+    return given
+
+
 def needs(arrays: Mapping[str, Any]) -> dict[str, Any]:
     """List what a stage must be able to do for these arrays, as `Stage.why_not` takes it; empty without extras."""
     rotary_dim = 2 * arrays["rotary_cos"].shape[-1] if "rotary_cos" in arrays else 0
     functions = [name for name in ("bias", "alibi_slopes", "sinks") if name in arrays]
-    wanted = {"mod": functions and functions[0], "rotary_dim": rotary_dim}
+    descales = [name for name in DESCALES if name in arrays]
+    wanted = {"mod": functions and functions[0], "rotary_dim": rotary_dim, "descale": descales and descales[0]}
     return {name: value for name, value in wanted.items() if value}
 
 

@@ -56,6 +56,7 @@ class Stage:
         mod      functions of scores, and what is made of them: bias, ALiBi, sinks
         rotary   the rotary embedding of helpers.attention.ladder.extras
         float    results in float32 when q is of a half type
+        descale  q_descale, k_descale and v_descale, for e4m3
     """
 
     number: int
@@ -175,7 +176,8 @@ class Stage:
         deterministic: bool = False,
         mod: str = "",
         rotary_dim: int = 0,
-        float_out: bool = False,
+        out: str = "",
+        descale: str = "",
     ) -> str | None:
         """Return the reason why it cannot do this on this device, or None."""
         if dtype not in self.dtypes:
@@ -192,11 +194,14 @@ class Stage:
             "deterministic": deterministic and "deterministic=True",
             "mod": mod,
             "rotary": rotary_dim and "rotary_cos and rotary_sin",
-            "float": float_out and "results in float32 of another type",
+            "float": out == "float32" and not self.out_dtypes and "results in float32 of another type",
+            "descale": descale,
         }
         for feature, wanted in features.items():
             if wanted and feature not in self.features:
                 return f"it has no {wanted}"
+        if out and out not in (*self.out_dtypes, "float32"):
+            return f"its results are {' or '.join(self.out_dtypes) or f'{dtype} or float32'}, not {out}"
         here, needed = limits.compute_capability(), max(self.min_cc, 80 if dtype == "bfloat16" else 0)
         if here < needed:
             return f"it needs compute capability {needed / 10} for {dtype}; this GPU has {here / 10}"

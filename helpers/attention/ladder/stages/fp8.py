@@ -46,7 +46,7 @@ def fp8_shared_bytes(sizes: Sizes) -> int:
 
 
 def _transpose_and_attend(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
-    """Launch a block for each tile of V that is transposed; then as hopper, with tiles of V^T in place of a map of V."""
+    """Launch a block for each tile of V, which transposes it; then as hopper, with those tiles for the map of V."""
     cu_seqlens_k, params = launches.given(call, "cu_seqlens_k"), launches.params_of(call)
     grid = (_v_tiles(call, sizes), call.arrays["v"].shape[1], 1 if call.packed else call.sequences)
     of_transpose = tuple((name, sizes[name]) for name in ("HEAD_DIM", "BLOCK_N"))
@@ -77,10 +77,10 @@ FP8 = Stage(
     name="fp8",
     file="16_fp8.cu",
     idea="8 bits: e4m3 products by wgmma, V transposed, each tile of keys added in float32",
-    tuning=Tuning(lambda head_dim, shared_limit: pick_fp8(head_dim), by_default=lambda rows, all_rows, head_dim: False),
+    tuning=Tuning(lambda head_dim, shared_limit: pick_fp8(head_dim)),  # no other stage takes e4m3
     launches=_transpose_and_attend,
     scratch=_fp8_scratch,
-    features=PLAIN | {"mod"},
+    features=PLAIN | {"descale"},
     dtypes=("uint8",),
     out_dtypes=("bfloat16", "float16", "float32"),
     max_head_dim=256,
