@@ -379,7 +379,7 @@ def _changed(specs: Mapping[str, Spec], changes: Sequence[Change]) -> dict[str, 
 
 
 class _Family(NamedTuple):
-    """What calls have in common that differ only in shapes, strides and addresses.
+    """The common part of calls that differ only in shapes, strides and addresses.
 
     options: as `Options.checked` returns them. stages: those that can do the calls, the fastest first; or, if the calls
     name a stage, that one alone.

@@ -28,12 +28,11 @@ from helpers.attention.ladder.call import (
 )
 from helpers.attention.ladder.layout import Spec, address, is_aligned
 from helpers.attention.ladder.plan import CompiledPlan, plan
-from helpers.attention.ladder.stage import Tuning
+from helpers.attention.ladder.stage import C_NAMES, Tuning
 from helpers.attention.ladder.stages import tensor_cores
 from helpers.attention.scalars import check_flags, finite_number, whole_number
 from helpers.renamed import old_names
 
-C_NAMES = launches.C_NAMES
 ROTARY, PROJECTION = launches.ROTARY_FILE, tensor_cores.PROJECTION.file
 FORMS = ("atomics", "all_heads")
 

@@ -1,4 +1,4 @@
-"""What the launches of several stages share: arguments, grids, calls too large for one grid, passes before a kernel.
+"""Pieces that launches of several stages share: arguments, grids, calls too large for one grid, passes before a kernel.
 
 How one stage is launched stands with it, in stages/. A call's arrays are known here, all but their addresses.
 """

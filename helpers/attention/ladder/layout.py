@@ -1,4 +1,4 @@
-"""How an array lies in memory (`Spec`: axes, strides, alignment), and its copies: dense, padded, negated."""
+"""The layout of an array in memory (`Spec`: axes, strides, alignment), and its copies: dense, padded, negated."""
 
 from __future__ import annotations
 

@@ -64,8 +64,13 @@ def table(rows: dict[str, Row]) -> str:
 
 
 def _repeats(row: Row, earlier: Row) -> bool:
-    """Check whether two failures are about the same line of the cell in nearly the same words."""
+    """Check whether two failures are about the same line of the cell in nearly the same words.
+
+    A crash says less than the X-ray's finding, and comes or not by what lies next to an array.
+    """
     if row.passed is not False or earlier.passed is not False or row.lines[1:] != earlier.lines[1:]:
+        return False
+    if any("SIG" in line for line in earlier.lines):
         return False
     messages = (lines[0] if lines else "" for lines in (row.lines, earlier.lines))
     return SequenceMatcher(None, *messages, autojunk=False).ratio() > 0.5
