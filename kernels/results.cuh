@@ -24,3 +24,13 @@ __device__ __forceinline__ void store8(float* target, const float2 (&x)[4]) {
   reinterpret_cast<float4*>(target)[0] = make_float4(x[0].x, x[0].y, x[1].x, x[1].y);
   reinterpret_cast<float4*>(target)[1] = make_float4(x[2].x, x[2].y, x[3].x, x[3].y);
 }
+
+// Four neighbouring elements.
+template <typename T>
+__device__ __forceinline__ void store4(T* target, float a, float b, float c, float d) {
+  *reinterpret_cast<uint2*>(target) = make_uint2(pack(T(), a, b), pack(T(), c, d));
+}
+
+__device__ __forceinline__ void store4(float* target, float a, float b, float c, float d) {
+  *reinterpret_cast<float4*>(target) = make_float4(a, b, c, d);
+}

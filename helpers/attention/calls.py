@@ -12,6 +12,7 @@ device. A device array is read where it is, whatever its strides, as long as the
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -39,13 +40,14 @@ from helpers.attention.ladder.call import (
     softmax_scale_of,
 )
 from helpers.attention.ladder.call import Call as AttentionCall
-from helpers.attention.ladder.extras import check_positions, extra_inputs
+from helpers.attention.ladder.extras import check_positions, descales, extra_inputs
 from helpers.attention.ladder.extras import needs as needs_of_extras
 from helpers.attention.ladder.kinds import as_device_array, kind_of
 from helpers.attention.ladder.layout import dense
 from helpers.attention.ladder.score_mod import BlockMask, parse_score_mod
 from helpers.attention.run import FAMILIES, Call, Change, Longest, Output, Plan, compile_plan, run
 from helpers.attention.scalars import check_flags
+from helpers.engine.cuda_source.signatures import dtype_of
 
 
 def flash_attention(
@@ -68,6 +70,9 @@ def flash_attention(
     rotary_sin: Any = None,
     rotary_interleaved: bool = False,
     rotary_positions: tuple[Any, Any] | None = None,
+    q_descale: Any = None,
+    k_descale: Any = None,
+    v_descale: Any = None,
     out_dtype: Any = None,
     stage: str | int | None = None,
 ) -> Any:
@@ -75,7 +80,8 @@ def flash_attention(
 
     Args:
         q: (batch, seq, heads, head_dim). In half types, a head_dim that is not a multiple of 8 costs copies padded with
-            zeros.
+            zeros; in e4m3, one that is no multiple of 16. e4m3 comes as float8_e4m3fn of PyTorch or ml_dtypes, or as
+            its bytes in uint8; only the stage fp8 takes it.
         k, v: (batch, seq_kv, kv_heads, head_dim) of q's dtype. kv_heads divides heads: heads / kv_heads consecutive
             heads of q share one of k and v (grouped-query attention; multi-query if kv_heads is 1). batch, seq and
             seq_kv may be 0.
@@ -114,8 +120,10 @@ def flash_attention(
         rotary_positions: (q_positions, k_positions), int32 of shape (seq,) or (batch, seq), and of (seq_kv,) or
             (batch, seq_kv); None: query i is at i + seq_kv - seq and key j at j. Positions in NumPy arrays are checked;
             in other arrays, one outside the tables counts as the nearest one inside.
+        q_descale, k_descale, v_descale: float32 (batch, heads) and (batch, kv_heads), for e4m3: what the elements of a
+            head are multiplied by; 1 where it is None.
         out_dtype: float32 for an output that is not rounded to q's dtype, such as a partial result to be merged with
-            others by their lse; None for q's dtype.
+            others by their lse; None for q's dtype. From e4m3: bfloat16 (None), float16 or float32.
         stage: a stage of the ladder, by name or number; by default the last, and fastest, that can do this here
             (10 only on a GPU, and not for little work; 11 only with a bias, slopes or a rotary embedding).
 
@@ -130,9 +138,10 @@ def flash_attention(
             says why, and which stages can.
     """
     extras = extra_inputs(bias, alibi_slopes, rotary_cos, rotary_sin, rotary_interleaved, rotary_positions, sinks)
+    extras |= descales(q_descale, k_descale, v_descale)
     mod, of_mod = parse_score_mod(score_mod, mask_mod, mod_args, score_mod_grad)
-    float_out = out_dtype is not None and _is_float32(out_dtype)
-    options = ForwardOptions(window, causal, softmax_scale, return_lse, rotary_interleaved, stage, mod, float_out)
+    out = out_name(out_dtype)
+    options = ForwardOptions(window, causal, softmax_scale, return_lse, rotary_interleaved, stage, mod, out)
     return run(Attention({"q": q, "k": k, "v": v, **extras, **of_mod}, options))
 
 
@@ -160,6 +169,10 @@ def flash_attention_varlen(
     rotary_sin: Any = None,
     rotary_interleaved: bool = False,
     rotary_positions: tuple[Any, Any] | None = None,
+    q_descale: Any = None,
+    k_descale: Any = None,
+    v_descale: Any = None,
+    out_dtype: Any = None,
     stage: str | int | None = None,
 ) -> Any:
     """Compute flash_attention of sequences of several lengths, packed one after the other with no padding.
@@ -178,6 +191,7 @@ def flash_attention_varlen(
             if max_seqlen_q is too small, rows at the end of a sequence are not written.
         bias: refused: packed sequences have no common (seq, seq_kv).
         alibi_slopes: float32 (heads,) or (sequences, heads).
+        q_descale, k_descale, v_descale: (sequences, heads) and (sequences, kv_heads).
         rotary_positions: (q_positions, k_positions), int32 (tokens,) and (tokens_kv,); None: in a sequence of n queries
             and n_kv keys, query i is at i + n_kv - n, and key j at j. A query before the first key is at position 0.
         The others: see flash_attention; the diagonal of causal and window is each sequence's own.
@@ -190,8 +204,10 @@ def flash_attention_varlen(
         or do not end at the number of tokens.
     """
     extras = extra_inputs(bias, alibi_slopes, rotary_cos, rotary_sin, rotary_interleaved, rotary_positions, sinks)
+    extras |= descales(q_descale, k_descale, v_descale)
     mod, of_mod = parse_score_mod(score_mod, mask_mod, mod_args, score_mod_grad)
-    options = ForwardOptions(window, causal, softmax_scale, return_lse, rotary_interleaved, stage, mod)
+    out = out_name(out_dtype)
+    options = ForwardOptions(window, causal, softmax_scale, return_lse, rotary_interleaved, stage, mod, out)
     longest = _longest(cu_seqlens_q, cu_seqlens_k, q, k, max_seqlen_q, max_seqlen_k)
     arrays = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, **extras, **of_mod}
     # A forward does not depend on the longest keys, unless the rotary tables must reach as far.
@@ -246,7 +262,7 @@ def flash_attention_backward(
         TypeError, ValueError: as flash_attention, and for do, o and lse that do not fit q.
     """
     mod, of_mod = parse_score_mod(score_mod, mask_mod, mod_args, score_mod_grad, backward=True)
-    options = BackwardOptions(window, causal, softmax_scale, deterministic, stage, mod, _is_float32(out_dtype))
+    options = BackwardOptions(window, causal, softmax_scale, deterministic, stage, mod, out_name(out_dtype))
     extras = extra_inputs(bias, alibi_slopes, sinks=sinks) | of_mod
     return run(Attention({"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse, **extras}, options))
 
@@ -298,11 +314,24 @@ def flash_attention_varlen_backward(
     return run(Attention(arrays, options, longest, longest))
 
 
-def _is_float32(out_dtype: Any) -> bool:
-    """Return True for float32, False for None; raise TypeError for anything else."""
-    if out_dtype is None or (isinstance(out_dtype, (str, type, np.dtype)) and np.dtype(out_dtype) == np.float32):
-        return out_dtype is not None
-    raise TypeError(f"out_dtype is float32, or None for q's dtype; got {out_dtype!r:.40}")
+OUT_DTYPES = ("float32", "float16", "bfloat16")
+
+
+def out_name(out_dtype: Any) -> str:
+    """Return the name of a dtype of results, "" for None: of NumPy's types, of PyTorch's, or as a string.
+
+    Raises:
+        TypeError: anything else.
+    """
+    if out_dtype is None:
+        return ""
+    name = str(out_dtype).removeprefix("torch.") if type(out_dtype).__name__ == "dtype" else out_dtype
+    if not isinstance(name, str) or name not in OUT_DTYPES:
+        with contextlib.suppress(TypeError):
+            name = np.dtype(name).name
+    if isinstance(name, str) and name in OUT_DTYPES:
+        return name
+    raise TypeError(f"out_dtype is {', '.join(OUT_DTYPES[:-1])} or {OUT_DTYPES[-1]}, or None; got {out_dtype!r:.40}")
 
 
 # ---- a call, checked and planned
@@ -377,18 +406,18 @@ def of_shapes(
     return family, stage, outputs, AttentionCall.of(views, family.options, longest)
 
 
-HALF_COLUMNS = 8  # kernels in half types copy 16 bytes at a time
+CHUNK_BYTES = 16  # kernels in half types and e4m3 copy so many at a time
 
 
 def whole_chunks(head_dim: int, itemsize: int) -> int:
-    """Return the head_dim that kernels compute with: in half types, the next multiple of 8."""
-    return head_dim + -head_dim % HALF_COLUMNS if itemsize == 2 else head_dim
+    """Return the head_dim that kernels compute with: the next multiple of 8 in half types, of 16 in e4m3."""
+    return head_dim + -head_dim % (CHUNK_BYTES // itemsize) if itemsize <= 2 else head_dim
 
 
 def _outputs(stage: Stage, specs: Mapping[str, Spec], options: AttentionOptions) -> dict[str, Output]:
     """Describe a call's outputs by name. A stage without the feature strides writes (..., heads, rows, head_dim)."""
     q = specs["q"]
-    dtype = np.dtype(np.float32) if options.float_out else q.dtype
+    dtype = dtype_of(options.out or (stage.out_dtypes or (q.dtype.name,))[0])
     if stage.direction == "backward":
         return {"d" + name: Output(specs[name].shape, dtype) for name in "qkv"}
     *batch, rows, heads, columns = q.shape

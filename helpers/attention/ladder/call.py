@@ -85,18 +85,18 @@ class _Forward(NamedTuple):
     rotary_interleaved: bool = False
     stage: str | int | None = None
     mod: ScoreMod | None = None
-    float_out: bool = False
+    out: str = ""
 
 
 class ForwardOptions(Options, _Forward):
-    """Options of a forward. float_out: the output in float32, whatever q is."""
+    """Options of a forward. out: the name of the output's dtype; empty for q's, or for the first that the stage has."""
 
     __slots__ = ()
     deterministic: ClassVar[bool] = False
 
     def needs(self, q: Any, k: Any, *, packed: bool) -> dict[str, Any]:
         """See `Options.needs`."""
-        own = {"return_lse": self.return_lse, "float_out": self.float_out and q.dtype != np.float32}
+        own = {"return_lse": self.return_lse, "out": self.out if self.out != q.dtype.name else ""}
         return {**super().needs(q, k, packed=packed), **own}
 
 
@@ -107,11 +107,12 @@ class _Backward(NamedTuple):
     deterministic: bool = False
     stage: str | int | None = None
     mod: ScoreMod | None = None
-    float_out: bool = False
+    out: str = ""
 
 
 class BackwardOptions(Options, _Backward):
-    """Options of a backward. deterministic: the same bits in every run. float_out: gradients in float32."""
+    """Options of a backward. deterministic: the same bits in every run. out: the name of the gradients' dtype,
+    empty for that of q."""
 
     __slots__ = ()
     return_lse: ClassVar[bool] = False
@@ -119,7 +120,7 @@ class BackwardOptions(Options, _Backward):
 
     def needs(self, q: Any, k: Any, *, packed: bool) -> dict[str, Any]:
         """See `Options.needs`."""
-        own = {"deterministic": self.deterministic, "float_out": self.float_out and q.dtype != np.float32}
+        own = {"deterministic": self.deterministic, "out": self.out if self.out != q.dtype.name else ""}
         return {**super().needs(q, k, packed=packed), **own}
 
 

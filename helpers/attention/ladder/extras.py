@@ -15,7 +15,8 @@ from helpers.attention.ladder.layout import Spec
 from helpers.attention.scalars import check_flags
 
 ROTARY = ("rotary_cos", "rotary_sin", "q_positions", "k_positions")
-NAMES = ("bias", "alibi_slopes", "sinks", *ROTARY)
+DESCALES = ("q_descale", "k_descale", "v_descale")
+NAMES = ("bias", "alibi_slopes", "sinks", *ROTARY, *DESCALES)
 
 
 def extra_inputs(
@@ -51,7 +52,7 @@ def extra_inputs(
     if rotary_cos is None and (rotary_positions is not None or rotary_interleaved):
         what = "rotary_positions" if rotary_positions is not None else "rotary_interleaved"
         raise ValueError(f"{what} is given without rotary_cos and rotary_sin: there is nothing to rotate by")
-    named = zip(NAMES, (bias, alibi_slopes, sinks, rotary_cos, rotary_sin, *positions), strict=True)
+    named = zip(NAMES[: -len(DESCALES)], (bias, alibi_slopes, sinks, rotary_cos, rotary_sin, *positions), strict=True)
     extras = {name: a for name, a in named if a is not None}
     for name, a in extras.items():
         if not hasattr(a, "shape") or not hasattr(a, "dtype"):
@@ -61,11 +62,25 @@ def extra_inputs(
     return extras
 
 
+def descales(q_descale: Any = None, k_descale: Any = None, v_descale: Any = None) -> dict[str, Any]:
+    """Collect the descales that are given, by the names of `DESCALES`.
+
+    Raises:
+        TypeError: one is no array.
+    """
+    given = {name: a for name, a in zip(DESCALES, (q_descale, k_descale, v_descale), strict=True) if a is not None}
+    for name, a in given.items():
+        if not hasattr(a, "shape") or not hasattr(a, "dtype"):
+            raise TypeError(f"{name} is an array; got {type(a).__name__} {a!r:.40}")
+    return given
+
+
 def needs(arrays: Mapping[str, Any]) -> dict[str, Any]:
     """List what a stage must be able to do for these arrays, as `Stage.why_not` takes it; empty without extras."""
     rotary_dim = 2 * arrays["rotary_cos"].shape[-1] if "rotary_cos" in arrays else 0
     functions = [name for name in ("bias", "alibi_slopes", "sinks") if name in arrays]
-    wanted = {"mod": functions and functions[0], "rotary_dim": rotary_dim}
+    descales = [name for name in DESCALES if name in arrays]
+    wanted = {"mod": functions and functions[0], "rotary_dim": rotary_dim, "descale": descales and descales[0]}
     return {name: value for name, value in wanted.items() if value}
 
 
@@ -115,6 +130,14 @@ def as_kernels_read(
             extras[name] = a.with_axes(2)
         elif name == "sinks":
             check_sinks(a, heads)
+            extras[name] = a
+        elif name in DESCALES:
+            of = heads if name == "q_descale" else k.shape[1]
+            if a.dtype != np.float32 or tuple(a.shape) != (sequences, of):
+                raise ValueError(
+                    f"{name} is {a.dtype} {tuple(a.shape)}; float32 ({sequences}, {of}) is needed: one for each head "
+                    "of each sequence"
+                )
             extras[name] = a
         elif name in ("rotary_cos", "rotary_sin"):
             _check_table(name, a, q.dtype, head_dim)

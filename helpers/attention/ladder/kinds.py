@@ -18,6 +18,7 @@ from helpers import device
 from helpers.attention.ladder.layout import Spec, dense_copy, negative, padded, spec_of
 from helpers.engine.cuda_source.signatures import dtype_of
 
+E4M3 = "float8_e4m3fn"  # its bytes stand for it from here on
 TORCH_DTYPES = ("float32", "float16", "bfloat16", "bool", "uint8", "int8", "int16", "int32", "int64")
 
 
@@ -26,7 +27,7 @@ class DeviceArrays:
 
     def reads_in_place(self, a: Any) -> bool:
         """Return True if a launch can read it in place."""
-        return True
+        return a.dtype.name != E4M3
 
     def cache_key(self, a: Any) -> tuple[Hashable, ...]:
         """Return all that a launch depends on but the address: shape, strides, dtype, alignment, device."""
@@ -99,6 +100,8 @@ class TorchTensors:
         self._torch = torch
         self._dtypes = {getattr(torch, name): dtype_of(name) for name in TORCH_DTYPES}
         self._torchs = {dtype: name for name, dtype in self._dtypes.items()}
+        if hasattr(torch, "float8_e4m3fn"):  # kernels read its bytes
+            self._dtypes[torch.float8_e4m3fn] = np.dtype(np.uint8)
 
     def reads_in_place(self, a: Any) -> bool:
         """Return True if a launch can read it in place."""
@@ -215,10 +218,10 @@ _CPU, _CUDA, _CUDA_HOST, _MANAGED = 1, 2, 3, 13  # device types of DLPack
 
 def as_device_array(name: str, a: Any) -> Any:
     """Return a device array that shares a's memory, where that is on a GPU; otherwise a copy on the device."""
-    if isinstance(a, device.cp.ndarray):
-        return a
-    if isinstance(a, np.ndarray):
-        return device.cp.asarray(a)
+    if isinstance(a, (np.ndarray, device.cp.ndarray)):
+        return device.cp.asarray(a.view(np.uint8) if a.dtype.name == E4M3 else a)
+    if str(getattr(a, "dtype", "")) == f"torch.{E4M3}":  # which DLPack does not carry
+        a = a.view(sys.modules["torch"].uint8)
     if getattr(a, "requires_grad", False) is True:
         raise TypeError(
             f"{name} requires grad, and this function keeps nothing for gradients: use "
@@ -248,6 +251,8 @@ def as_kind_of(like: Any, a: Any) -> Any:
     if isinstance(like, np.ndarray):
         return a
     library = sys.modules[type(like).__module__.partition(".")[0]]
+    if isinstance(a, np.ndarray) and a.dtype.name == "bfloat16" and hasattr(library, "bfloat16"):  # of e4m3 in PyTorch
+        return library.from_dlpack(a.view(np.int16)).view(library.bfloat16)
     from_dlpack = getattr(library, "from_dlpack", None) or getattr(
         getattr(library, "dlpack", None), "from_dlpack", None
     )

@@ -26,6 +26,7 @@ from helpers.attention.ladder.launches import block_mask_scratch, rotated, with_
 from helpers.attention.ladder.layout import Spec, dense_copy, four_axes, negative
 from helpers.attention.ladder.score_mod import ScoreMod, parse_score_mod
 from helpers.attention.ladder.stage import Stage
+from helpers.engine.cuda_source.signatures import dtype_of
 
 GRADIENTS = ("dq", "dk", "dv")
 
@@ -115,7 +116,8 @@ class CompiledPlan:
 
     def _compiled(self, call: Any, sizes: Mapping[str, int], source: str | None) -> dict[str, kernel.Kernel]:
         """Compile the kernels of the launches, side by side."""
-        stage, dtype = self.stage, call.arrays["q"].dtype.name
+        stage = self.stage
+        dtype = call.arrays["o" if stage.out_dtypes else "q"].dtype.name
         names = {each.kernel: stage.kernel_name(dtype, each.kernel) for each in self.launches if not each.file}
         others = {each.kernel: (each.file, dict(each.sizes)) for each in self.launches if each.file}
         text = (lambda file: file) if call.mod is None else partial(_prepend_functions, call.mod, stage)
@@ -288,8 +290,9 @@ class Rung(Stage):
             o = cp.empty(q.shape, dtype=q.dtype) if out is None else out
             o[...] = 0
             return None, {}, (o, cp.full(q.shape[:-1], -cp.inf, dtype=cp.float32)) if return_lse else o
-        o = cp.full(q.shape, cp.nan, dtype=q.dtype) if out is None else out
-        if o.shape != q.shape or o.dtype != q.dtype or not self.reads(o):
+        dtypes = [dtype_of(name) for name in self.out_dtypes] or [q.dtype]
+        o = cp.full(q.shape, cp.nan, dtype=dtypes[0]) if out is None else out
+        if o.shape != q.shape or o.dtype not in dtypes or not self.reads(o):
             got = f"shape {o.shape}, strides {o.strides}, dtype {o.dtype}"
             raise ValueError(f"out is written in place, so it must be as stage {self.name} takes q; got {got}")
         outputs = {"o": o, **({"lse": cp.full(q.shape[:-1], cp.nan, dtype=cp.float32)} if return_lse else {})}

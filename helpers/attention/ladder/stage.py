@@ -56,6 +56,7 @@ class Stage:
         mod      functions of scores, and what is made of them: bias, ALiBi, sinks
         rotary   the rotary embedding of helpers.attention.ladder.extras
         float    results in float32 when q is of a half type
+        descale  q_descale, k_descale and v_descale, for e4m3
     """
 
     number: int
@@ -69,6 +70,7 @@ class Stage:
     kernels: tuple[str, ...] = ()  # their names in the file, where there are several
     features: frozenset[str] = frozenset()
     dtypes: tuple[str, ...] = ("float32",)
+    out_dtypes: tuple[str, ...] = ()  # of the results, the first by default; those of the inputs where it is empty
     min_cc: int = 0  # compute capability, 80 for 8.0; 0 is any
     only_cc: bool = False  # it uses what GPUs of this compute capability have and later ones have not
     max_head_dim: int = 128
@@ -134,7 +136,7 @@ class Stage:
         rows = call.keys if self.direction == "backward" else call.rows
         defines = self.defines_for(call.head_dim, rows, heads * call.sequences, uneven=call.uneven)
         chosen = {**defines, **self.tuning.variant(call), **(sizes or {})}
-        if call.arrays.get("dq", call.arrays["o"]).dtype != call.arrays["q"].dtype:
+        if not self.out_dtypes and call.arrays.get("dq", call.arrays["o"]).dtype != call.arrays["q"].dtype:
             chosen["FLOAT_OUT"] = 1
         return {**chosen, "SLOTS": 1} if "SLOTS" not in chosen and self.slots(call, chosen) else chosen
 
@@ -145,7 +147,7 @@ class Stage:
     def kernel_name(self, dtype: str = "float32", name: str | None = None) -> str:
         """Return a kernel's name, by default the stage's own; a template's with the type: "flash_mma<__half>"."""
         name = name or self.name
-        is_template = dtype in self.dtypes and self.dtypes != ("float32",)
+        is_template = dtype in (self.out_dtypes or self.dtypes) and self.dtypes != ("float32",)
         return f"{name}<{C_NAMES[dtype]}>" if is_template else name
 
     def kernel_names(self, dtype: str = "float32") -> tuple[str, ...]:
@@ -174,7 +176,8 @@ class Stage:
         deterministic: bool = False,
         mod: str = "",
         rotary_dim: int = 0,
-        float_out: bool = False,
+        out: str = "",
+        descale: str = "",
     ) -> str | None:
         """Return the reason why it cannot do this on this device, or None."""
         if dtype not in self.dtypes:
@@ -191,11 +194,14 @@ class Stage:
             "deterministic": deterministic and "deterministic=True",
             "mod": mod,
             "rotary": rotary_dim and "rotary_cos and rotary_sin",
-            "float": float_out and "results in float32 of another type",
+            "float": out == "float32" and not self.out_dtypes and "results in float32 of another type",
+            "descale": descale,
         }
         for feature, wanted in features.items():
             if wanted and feature not in self.features:
                 return f"it has no {wanted}"
+        if out and out not in (*self.out_dtypes, "float32"):
+            return f"its results are {' or '.join(self.out_dtypes) or f'{dtype} or float32'}, not {out}"
         here, needed = limits.compute_capability(), max(self.min_cc, 80 if dtype == "bfloat16" else 0)
         if here < needed:
             return f"it needs compute capability {needed / 10} for {dtype}; this GPU has {here / 10}"

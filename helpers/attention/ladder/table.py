@@ -17,6 +17,7 @@ from helpers.attention.ladder.stages.backward import (
     HOPPER_BACKWARD_WIDE,
 )
 from helpers.attention.ladder.stages.cuda_cores import HEADS_AND_MASKS, NAIVE, ONLINE_SOFTMAX, REGISTER_TILES, TILED
+from helpers.attention.ladder.stages.fp8 import FP8
 from helpers.attention.ladder.stages.hopper import FP16X3, HOPPER
 from helpers.attention.ladder.stages.tensor_cores import FLASH_CUTE, FLASH_MMA, FLASH_WMMA, TF32
 
@@ -25,7 +26,7 @@ S = TypeVar("S", bound=Stage)
 _STAGES = (  # of those that can do a call, the last one is taken whose by_default says so
     *(NAIVE, TILED, ONLINE_SOFTMAX, REGISTER_TILES, HEADS_AND_MASKS),
     *(FLASH_WMMA, FLASH_MMA, BACKWARD_FLOAT, BACKWARD_MMA, HOPPER, FLASH_CUTE),
-    *(HOPPER_BACKWARD_WIDE, HOPPER_BACKWARD, FP16X3, TF32),
+    *(HOPPER_BACKWARD_WIDE, HOPPER_BACKWARD, FP16X3, TF32, FP8),
 )
 LADDER: Mapping[str, Rung] = {stage.name: Rung.of(stage) for stage in _STAGES}
 

@@ -21,11 +21,11 @@ from helpers import device
 from helpers.attention.ladder.layout import Spec
 from helpers.engine.cuda_source.signatures import dtype_of
 
-PANEL_COLUMNS = 64  # of 2 bytes: the 128 bytes that the swizzle spans
+PANEL_BYTES = 128  # of a row in a panel: what the swizzle spans
 TENSOR_MAP = np.dtype([("opaque", np.uint64, (16,))], align=True)  # the struct of kernels/hopper.cuh
 
-_DTYPES = {dtype_of("float16"): 6, dtype_of("bfloat16"): 9}  # CU_TENSOR_MAP_DATA_TYPE_...
-_SWIZZLE_128B, _L2_PROMOTION_128B = 3, 2
+_DTYPES = {dtype_of("uint8"): 0, dtype_of("float16"): 6, dtype_of("bfloat16"): 9}  # CU_TENSOR_MAP_DATA_TYPE_...
+_SWIZZLES, _L2_PROMOTION_128B = {64: 2, 128: 3}, 2
 
 
 def dimensions(spec: Spec) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -40,8 +40,14 @@ def dimensions(spec: Spec) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return sizes, tuple(row if size == 1 else stride for size, stride in pairs)
 
 
+def box_columns(spec: Spec) -> int:
+    """Return how many columns a box has: of 128 bytes, or of 64 where a row of one-byte elements has no more."""
+    size = spec.dtype.itemsize
+    return (64 if size == 1 and spec.shape[-1] <= 64 else PANEL_BYTES) // size
+
+
 def tensor_map(spec: Spec, address: int, *, box_rows: int) -> np.ndarray:
-    """Make the map of a half-type array at an address, for swizzled copies of 64 columns and `box_rows` rows.
+    """Make the map of an array at an address, for swizzled copies of `box_rows` rows and `box_columns(spec)` columns.
 
     Args:
         spec: the array, (batch, heads, rows, head_dim). address: of its first element, a multiple of 16.
@@ -58,22 +64,22 @@ def tensor_map(spec: Spec, address: int, *, box_rows: int) -> np.ndarray:
     encoded = np.frombuffer(room, np.uint8, 128, at - ctypes.addressof(room))
     if len(_MADE) >= _MOST_MADE:
         _MADE.clear()
-    _MADE[encoded.tobytes()] = Made(spec.dtype.name, address, *dimensions(spec), (PANEL_COLUMNS, box_rows, 1, 1))
+    _MADE[encoded.tobytes()] = Made(spec.dtype.name, address, *dimensions(spec), (box_columns(spec), box_rows, 1, 1))
     return encoded.view(TENSOR_MAP)
 
 
 def _encode(spec: Spec, address: int, box_rows: int) -> tuple[int, Any]:
     """Return the map's address in the host's memory, and the object that keeps it there."""
     if not device.ON_GPU:
-        box = (PANEL_COLUMNS, box_rows, 1, 1)
+        box = (box_columns(spec), box_rows, 1, 1)
         how = spec.dtype.name, address, *dimensions(spec), box
-        encoded = device.cp.tensor_map.encode_tiled(*how, swizzle=128)
+        encoded = device.cp.tensor_map.encode_tiled(*how, swizzle=box[0] * spec.dtype.itemsize)
         return encoded.ctypes.data, encoded
     room = ctypes.create_string_buffer(192)
     at = ctypes.addressof(room)
     at += -at % 64
     # Not interleaved; zeros out of bounds.
-    how = 0, _SWIZZLE_128B, _L2_PROMOTION_128B, 0
+    how = 0, _SWIZZLES[box_columns(spec) * spec.dtype.itemsize], _L2_PROMOTION_128B, 0
     error = _driver_function()(at, _DTYPES[spec.dtype], 4, address, *_numbers(spec, box_rows), *how)
     if error:
         sizes, strides = dimensions(spec)
@@ -88,7 +94,7 @@ def _encode(spec: Spec, address: int, box_rows: int) -> tuple[int, Any]:
 def _numbers(spec: Spec, box_rows: int) -> tuple[bytes, ...]:
     """Pack the driver's arrays: sizes, strides, the box and its element strides. K and V share them."""
     sizes, strides = dimensions(spec)
-    box = struct.pack("=4I", PANEL_COLUMNS, box_rows, 1, 1)
+    box = struct.pack("=4I", box_columns(spec), box_rows, 1, 1)
     return struct.pack("=4Q", *sizes), struct.pack("=3Q", *strides), box, struct.pack("=4I", 1, 1, 1, 1)
 
 

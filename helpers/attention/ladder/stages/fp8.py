@@ -1,0 +1,89 @@
+"""The stage fp8: attention on e4m3 elements, for compute capability 9.0."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+import numpy as np
+
+from helpers.attention.ladder import launches, tiles
+from helpers.attention.ladder.call import Call, Spec
+from helpers.attention.ladder.extras import DESCALES
+from helpers.attention.ladder.launch import Launch, Map
+from helpers.attention.ladder.stage import Stage, Tuning
+from helpers.attention.ladder.stages import PLAIN
+from helpers.attention.ladder.stages.hopper import _ON_HOPPER, _launch_in_order, _schedule
+from helpers.attention.ladder.tiles import Sizes
+
+TRANSPOSE, TRANSPOSE_THREADS = "16_transpose.cu", 128
+STAGES = 2
+
+# By head_dim: BLOCK_M and BLOCK_N. O of a tile of keys has accumulators of its own.
+_FP8: dict[int, dict[str, int]] = {
+    64: {"BLOCK_M": 192, "BLOCK_N": 128},
+    128: {"BLOCK_M": 192, "BLOCK_N": 128},
+    256: {"BLOCK_M": 128, "BLOCK_N": 128},
+}
+
+
+@functools.cache
+def pick_fp8(head_dim: int) -> dict[str, int]:
+    """Choose the -D options of fp8."""
+    return dict(tiles.entry(_FP8, head_dim))
+
+
+def _row_bytes(head_dim: int) -> int:
+    """Return the bytes of a row of Q or K in shared memory: in panels of 64 or 128, padded with zeros."""
+    return 64 if head_dim <= 64 else -(-head_dim // 128) * 128
+
+
+def fp8_shared_bytes(sizes: Sizes) -> int:
+    """Count SHARED_BYTES of fp8: Q, STAGES tiles each of K and V^T, mbarriers."""
+    row, stages = _row_bytes(sizes["HEAD_DIM"]), sizes.get("STAGES", STAGES)
+    barriers = 2 * (sizes["BLOCK_M"] // 64) + 4 * stages
+    return sizes["BLOCK_M"] * row + stages * sizes["BLOCK_N"] * (row + sizes["HEAD_DIM"]) + 8 * barriers
+
+
+def _transpose_and_attend(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
+    """Launch a block for each tile of V, which transposes it; then as hopper, with those tiles for the map of V."""
+    cu_seqlens_k, params = launches.given(call, "cu_seqlens_k"), launches.params_of(call)
+    grid = (_v_tiles(call, sizes), call.arrays["v"].shape[1], 1 if call.packed else call.sequences)
+    of_transpose = tuple((name, sizes[name]) for name in ("HEAD_DIM", "BLOCK_N"))
+    shared = 2 * sizes["BLOCK_N"] * sizes["HEAD_DIM"]
+    args = ("v", "v_image", *cu_seqlens_k, params)
+    transpose = Launch("transpose_v", grid, (TRANSPOSE_THREADS,), shared, args, TRANSPOSE, of_transpose)
+    maps = Map("q", 64), Map("k", sizes["BLOCK_N"]), "v_image"
+    *before, main = _launch_in_order(stage, call, sizes, maps)
+    o, lse, *others = main.args[len(maps) :]
+    return [transpose, *before, main._replace(args=(*maps, o, lse, *launches.given(call, *DESCALES), *others))]
+
+
+def _v_tiles(call: Call, sizes: Sizes) -> int:
+    """Count the tiles of V of a head: of one sequence, or of all that are packed."""
+    keys, block = call.arrays["v"].shape[2], sizes["BLOCK_N"]
+    return launches.slots(call, "v", block) if call.packed else -(-keys // block)
+
+
+def _fp8_scratch(call: Call, sizes: Sizes) -> Mapping[str, Spec]:
+    """Return the scratch arrays: V^T in tiles, and the schedule."""
+    batch, heads, _, head_dim = call.arrays["v"].shape
+    shape = batch * heads, _v_tiles(call, sizes), sizes["BLOCK_N"] * head_dim
+    return {**_schedule(call, sizes), "v_image": Spec.dense(shape, np.uint8)}
+
+
+FP8 = Stage(
+    number=16,
+    name="fp8",
+    file="16_fp8.cu",
+    idea="8 bits: e4m3 products by wgmma, V transposed, each tile of keys added in float32",
+    tuning=Tuning(lambda head_dim, shared_limit: pick_fp8(head_dim)),  # no other stage takes e4m3
+    launches=_transpose_and_attend,
+    scratch=_fp8_scratch,
+    features=PLAIN | {"descale"},
+    dtypes=("uint8",),
+    out_dtypes=("bfloat16", "float16", "float32"),
+    max_head_dim=256,
+    shared_bytes=fp8_shared_bytes,
+    **{**_ON_HOPPER, "head_dim_step": 16},
+)

@@ -1,0 +1,153 @@
+"""fp8 against float64 on the numbers that its e4m3 inputs stand for; and what the tensor core's sums lose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from helpers.attention import flash_attention, flash_attention_varlen, kernel, reference
+from helpers.attention.fp8 import dequantise, quantise
+from helpers.attention.ladder import LADDER
+from helpers.attention.ladder.params import attention_params
+from helpers.device import cp
+
+ROUNDED = 0.03  # rms error by the rounding of P to e4m3, of normal data: 2.2e-2 to 2.5e-2
+KEY_AT = (0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15)
+
+
+def normal(*shape: int, mean: float = 0.0, scale: float = 1.0) -> np.ndarray:
+    return (mean + scale * np.random.default_rng().standard_normal(shape)).astype(np.float32)
+
+
+def expected(q: Any, k: Any, v: Any, descales: Any = (1.0, 1.0, 1.0), **options: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The output and lse in float64, of models' arrays (batch, seq, heads, head_dim) in e4m3."""
+    wide = []
+    for a, descale in zip((q, k, v), descales, strict=True):
+        by_head = np.asarray(descale, np.float64)
+        by_head = by_head[:, None, :, None] if by_head.ndim else by_head
+        wide.append(dequantise(a, by_head, np.float64).swapaxes(1, 2).repeat(q.shape[2] // a.shape[2], axis=1))
+    return reference.attention(*wide, return_lse=True, **options)
+
+
+def rms(got: Any, want: np.ndarray) -> float:
+    return float(np.linalg.norm(np.asarray(got, np.float64) - want) / np.linalg.norm(want))
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, pytest.param(256, marks=pytest.mark.exhaustive), 72])
+@pytest.mark.parametrize(
+    "options", [{}, {"causal": True}, {"window": (70, 20)}], ids=lambda options: next(iter(options), "no mask")
+)
+def test_equals_the_reference(head_dim: int, options: dict[str, Any]) -> None:
+    """Rows and keys that fill no tile, heads that share keys, a descale for each head."""
+    q, k, v = normal(2, 133, 4, head_dim), normal(2, 257, 2, head_dim), normal(2, 257, 2, head_dim)
+    descales = [np.abs(a).max((1, 3)) / np.float32(448) for a in (q, k, v)]
+    e4m3 = [quantise(a, descale[:, None, :, None]) for a, descale in zip((q, k, v), descales, strict=True)]
+    names = dict(zip(("q_descale", "k_descale", "v_descale"), descales, strict=True))
+    o, lse = flash_attention(*e4m3, return_lse=True, out_dtype="float32", **names, **options)
+    want, want_lse = expected(*e4m3, descales, **options)
+    assert rms(o.swapaxes(1, 2), want) < ROUNDED
+    np.testing.assert_allclose(lse, want_lse, atol=2e-3)
+
+
+def test_packed_sequences_do_not_see_their_neighbours() -> None:
+    """One has no row, one ends within a tile, and what is next to it is NaN."""
+    cu_q, cu_k = np.array([0, 30, 30, 150], np.int32), np.array([0, 60, 70, 270], np.int32)
+    q, k, v = (quantise(normal(n, 2, 64)) for n in (150, 270, 270))
+    k[60:70] = v[60:70] = 0x7F
+    o = flash_attention_varlen(q, k, v, cu_q, cu_k, causal=True, out_dtype="float32")
+    for i in (0, 2):
+        rows, keys = slice(*cu_q[i : i + 2]), slice(*cu_k[i : i + 2])
+        want, _ = expected(q[None, rows], k[None, keys], v[None, keys], causal=True)
+        assert rms(o[None, rows].swapaxes(1, 2), want) < ROUNDED
+
+
+def test_rows_without_keys_are_zero() -> None:
+    q, k, v = (quantise(normal(1, n, 1, 128)) for n in (200, 100, 100))
+    o, lse = flash_attention(q, k, v, causal=True, return_lse=True)
+    assert not np.asarray(o[:, :100], np.float32).any() and (lse[..., :100] == -np.inf).all()
+    assert np.isfinite(lse[..., 100:]).all()
+
+
+def test_nan_stays_in_its_column() -> None:
+    q, k, v = (quantise(normal(1, 140, 1, 64)) for _ in range(3))
+    v[0, 100, 0, 3] = 0x7F
+    o = np.asarray(flash_attention(q, k, v), np.float32)[0, :, 0]
+    assert np.isnan(o[:, 3]).all() and np.isfinite(np.delete(o, 3, axis=1)).all()
+
+
+@pytest.mark.parametrize(
+    "source, low, high",
+    [(None, 0.997, 1.0), ("steps/16_01_one_level.cu", 0.97, 0.99)],
+    ids=["each tile added in float32", "one level of sums"],
+)
+def test_what_sums_lose(source: str | None, low: float, high: float) -> None:
+    """The output's projection on the truth, where V has a mean: an H200 had 0.9989 and 0.985 at 1024 keys."""
+    q, k, v = normal(64, 128), normal(1024, 128), normal(1024, 128, mean=1.0, scale=0.5)
+    e4m3 = [quantise(a) for a in (q, k, v)]
+    o = cp.full(q.shape, cp.nan, "float32")
+    LADDER["fp8"](*e4m3, out=o, source=source)
+    want, _ = expected(*(a[None, :, None] for a in e4m3))
+    assert low < float((cp.asnumpy(o) * want[0, 0]).sum() / (want**2).sum()) < high
+
+
+@pytest.mark.parametrize("head_dim, block_n, keys", [(128, 128, 300), (64, 160, 333), (80, 64, 100), (16, 32, 40)])
+def test_transposed_tiles(head_dim: int, block_n: int, keys: int) -> None:
+    """V^T byte by byte, in the order of keys that P has, swizzled, with zeros past the last key."""
+    v = np.random.default_rng().integers(0, 256, (keys, head_dim)).astype(np.uint8)
+    name, file = "transpose_v", kernel.source("16_transpose.cu")
+    transpose = kernel.load(file, name, defines={"HEAD_DIM": head_dim, "BLOCK_N": block_n})
+    strides = dict.fromkeys("qkvo", (0, head_dim, 0))
+    params = attention_params(
+        strides, n=keys, n_kv=keys, heads=1, kv_heads=1, window=(-1, -1), softmax_scale=1.0, sequences=0
+    )
+    tiles = -(-keys // block_n)
+    image = cp.full((tiles, block_n * head_dim), 77, np.uint8)
+    shared = 2 * block_n * head_dim
+    transpose((tiles, 1, 1), (128,), (cp.asarray(v), image, None, params), shared_mem=shared)
+    whole = np.zeros((tiles * block_n, head_dim), np.uint8)
+    whole[:keys] = v
+    width = next(w for w in (128, 64, 32) if block_n % w == 0)
+    rows = np.arange(head_dim)
+    column = rows // 16 * 16 + rows % 16 % 8 * 2 + rows % 16 // 8
+    of_place = np.arange(block_n) // 16 * 16 + np.array(KEY_AT)[np.arange(block_n) % 16]
+    for tile in range(tiles):
+        panels = cp.asnumpy(image)[tile].reshape(block_n // width, head_dim, width // 16, 16)
+        spread = rows % 8 if width == 128 else rows // 2 % 4 if width == 64 else rows // 4 % 2
+        chunks = np.arange(width // 16)[None] ^ spread[:, None]
+        straight = panels[:, rows[:, None], chunks].transpose(1, 0, 2, 3).reshape(head_dim, block_n)
+        np.testing.assert_array_equal(straight, whole[tile * block_n :][of_place][:, column].T)
+
+
+def test_arrays_and_types_of_results() -> None:
+    """Bytes and ml_dtypes' arrays are the same; the output is bfloat16, unless another type is asked for."""
+    e4m3 = [quantise(normal(1, 40, 2, 64)) for _ in range(3)]
+    o = flash_attention(*e4m3)
+    assert o.dtype == ml_dtypes.bfloat16
+    np.testing.assert_array_equal(flash_attention(*(a.view(ml_dtypes.float8_e4m3fn) for a in e4m3)), o)
+    assert flash_attention(*e4m3, out_dtype="float16").dtype == np.float16
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"q_descale": np.ones((1, 3), np.float32)}, "q_descale is float32 .1, 3.; float32 .1, 2. is needed"),
+        ({"k_descale": 1.0}, "k_descale is an array; got float"),
+        ({"out_dtype": "float64"}, "out_dtype is float32, float16 or bfloat16"),
+        ({"stage": "hopper"}, "takes float16 or bfloat16, not uint8"),
+        ({"bias": np.zeros((40, 40), np.float32)}, "it has no bias"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_refusals(options: dict[str, Any], words: str) -> None:
+    e4m3 = [quantise(normal(1, 40, 2, 64)) for _ in range(3)]
+    with pytest.raises((TypeError, ValueError), match=words):
+        flash_attention(*e4m3, **options)
+
+
+def test_other_types_have_no_descale() -> None:
+    q = normal(1, 40, 2, 64)
+    with pytest.raises(ValueError, match="no q_descale"):
+        flash_attention(q, q, q, q_descale=np.ones((1, 2), np.float32))
