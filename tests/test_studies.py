@@ -119,7 +119,7 @@ def fused_(monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
 
 @toy
 def backward_timeline_(monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
-    return taken(backward_timeline, path, rows=lambda: [backward_timeline.trace(Case((1, 1, 256, 64), "bfloat16"))])
+    return taken(backward_timeline, path, rows=lambda: [backward_timeline.trace(Case((1, 1, 512, 64), "bfloat16"))])
 
 
 @toy

@@ -37,7 +37,14 @@ from helpers.bench.results import NO_RECORD, RECORD
 from helpers.bench.roofline import measured_roofline
 from helpers.draw.charts import heatmap, lines, memory_against_n, rescaling, roofline, token_heatmap
 from helpers.draw.hopper import descriptor_panels, roles
-from helpers.draw.hopper_backward import Operand, budget, products, roles_of_backward, two_readings
+from helpers.draw.hopper_backward import (
+    Operand,
+    budget,
+    products,
+    roles_of_backward,
+    timeline_of_backward,
+    two_readings,
+)
 from helpers.draw.layouts import offsets, operands, owners, warp_tiles
 from helpers.draw.moving import moving_banks, moving_fragments, moving_softmax, moving_spans
 from helpers.draw.picture import (
