@@ -1,4 +1,4 @@
-"""Where the tests of CUDA's features run: on the CPU engine, and on the GPU where there is one.
+"""The devices for tests of CUDA's features: the CPU engine, and the GPU if there is one.
 
 Every source that such a test compiles on the CPU engine must be CUDA C++ for a GPU as well: NVRTC, which needs no GPU,
 compiles it too, where it is installed.

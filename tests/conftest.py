@@ -1,4 +1,4 @@
-"""What the tests share: tables at the end of a run, the CPU engine on a machine with a GPU, hypothesis's settings."""
+"""Fixtures and hooks of all tests: tables at the end of a run, the engine on a machine with a GPU, hypothesis."""
 # ruff: noqa: E402 (NumPy reads its settings when it is imported)
 
 from __future__ import annotations

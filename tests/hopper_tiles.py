@@ -1,4 +1,4 @@
-"""What the tests of Hopper's instructions share: instructions as functions, tiles, tensor maps whose arrays live."""
+"""Helpers for tests of Hopper's instructions: instructions as functions, tiles, tensor maps whose arrays live."""
 
 from __future__ import annotations
 

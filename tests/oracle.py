@@ -1,4 +1,4 @@
-"""What attention is, in float64, and how near a kernel has to come: for the tests of outputs in every type.
+"""Attention in float64, and the tolerance of a kernel's output in each type.
 
 The tolerance by type is that of `check.expect`; gradients in half types have theirs in half_gradients.py.
 """

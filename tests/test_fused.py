@@ -1,4 +1,4 @@
-"""What a call has beside q, k and v: bias, ALiBi, rotary embedding. Values, broadcasting, errors, the X-ray, bugs."""
+"""Calls take bias, ALiBi and rotary embedding as well as q, k, v. Values, broadcasting, errors, the X-ray, bugs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is recorded of stage 10 on a GPU: the texts that are launched there, run here, and how a record is read."""
+"""Records of the stage hopper: the sources that a GPU launches also run here, and a record is read."""
 
 from __future__ import annotations
 

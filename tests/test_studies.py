@@ -1,4 +1,4 @@
-"""What all studies promise: their ways run and are checked, give rows of the recorded form, and print a table.
+"""All studies run and check their ways, give rows of the recorded form, and print a table.
 
 Each is measured at toy sizes, on the CPU engine; the clock that times it says nothing about a kernel.
 """

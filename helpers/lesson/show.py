@@ -1,4 +1,4 @@
-"""What notebooks display: pieces of a kernel, the diff of two stages, pictures, recorded measurements.
+"""Display parts of a kernel, the diff of two stages, pictures and recorded measurements in a notebook.
 
     show.code("01_naive.cu", "softmax")            a piece of a kernel, by the name of its section
     show.diff("02_tiled.cu", "03_online_softmax.cu")
