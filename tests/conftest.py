@@ -253,6 +253,16 @@ def cpu_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 @pytest.fixture
+def one_block(cpu_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the engine, where one block takes all tiles."""
+    from helpers.attention.ladder import limits
+    from helpers.lesson import shortcuts
+
+    monkeypatch.setattr(shortcuts, "cp", engine)
+    monkeypatch.setattr(limits, "multiprocessors", lambda: 1)
+
+
+@pytest.fixture
 def only_x_rayed() -> Iterator[None]:
     """What the test loads is X-rayed and not launched: it needs no build for launches."""
     with kernel.built_when_launched():

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from backends import needs_nvrtc
 
 from helpers.attention import compile_report as reports
 from helpers.attention import kernel
@@ -20,13 +21,6 @@ from helpers.attention.ladder.stages.tensor_cores import packed_tf32
 from helpers.device import ON_GPU, cp
 from helpers.engine import CompileError, nvrtc
 from helpers.engine.cuda_source import source
-
-try:
-    reports.nvrtc_version()
-    missing = ""
-except reports.NvrtcMissing as error:
-    missing = str(error)
-needs_nvrtc = pytest.mark.skipif(bool(missing), reason=missing)
 
 FILES = sorted(path.name for path in kernel.KERNELS.glob("*.cu"))
 STAGES = {stage.file: stage for stage in LADDER.values()}
