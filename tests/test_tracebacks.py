@@ -1,4 +1,4 @@
-"""Of an error that the course reports, a learner sees the line of the cell and the message, in a real kernel."""
+"""A learner sees the line of the cell and the message of an error that the course reports, in a real kernel."""
 
 from __future__ import annotations
 
