@@ -30,8 +30,8 @@ constexpr unsigned V_RING_AT = K_RING_AT + Ring<STAGES>::BYTES;
 constexpr unsigned SHARED_BYTES = V_RING_AT + Ring<STAGES>::BYTES;
 
 // As move_maxima, with half the instructions: Hopper has a maximum of three integers, and none of three
-// floats. As integers floats are in order unless all are negative. Then the result is too small, which
-// matters only while a row's maximum is negative too; so that is looked at again, as exceeding ones are.
+// floats. Unless all are negative, floats compare like their bits (10). If all are, the maximum of bits is
+// too small, which matters only while a row's maximum is negative too: then it is looked at again.
 __device__ __forceinline__ void move_maxima_by_bits(
     const Scores& S, Statistics& m_i, Statistics& rescale, float softmax_scale_log2) {
   bool exceeded = false;

@@ -47,10 +47,11 @@ def fp8_shared_bytes(sizes: Sizes) -> int:
 
 
 def _transpose_and_attend(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
-    """Launch a block for each tile of V, which transposes it; then as hopper, with those tiles for the map of V."""
+    """Launch a block for each panel of V's tiles, which transposes it; then as hopper, with those tiles for the map of V."""
     cu_seqlens_k, params = launches.given(call, "cu_seqlens_k"), launches.params_of(call)
     panel = _panel_keys(sizes)
-    grid = (_v_tiles(call, sizes) * (sizes["BLOCK_N"] // panel), call.arrays["v"].shape[1], 1 if call.packed else call.sequences)
+    panels, kv_heads = _v_tiles(call, sizes) * (sizes["BLOCK_N"] // panel), call.arrays["v"].shape[1]
+    grid = (panels, kv_heads, 1 if call.packed else call.sequences)
     of_transpose = tuple((name, sizes[name]) for name in ("HEAD_DIM", "BLOCK_N"))
     shared = panel * (2 * sizes["HEAD_DIM"] + ONES)
     args = ("v", "v_image", *cu_seqlens_k, params)
