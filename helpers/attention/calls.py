@@ -43,7 +43,7 @@ from helpers.attention.ladder.call import Call as AttentionCall
 from helpers.attention.ladder.extras import check_positions, descales, extra_inputs
 from helpers.attention.ladder.extras import needs as needs_of_extras
 from helpers.attention.ladder.kinds import as_device_array, kind_of
-from helpers.attention.ladder.layout import dense
+from helpers.attention.ladder.layout import TITLES, dense, titles
 from helpers.attention.ladder.score_mod import BlockMask, parse_score_mod
 from helpers.attention.run import FAMILIES, Call, Change, Longest, Output, Plan, compile_plan, run
 from helpers.attention.scalars import check_flags
@@ -417,7 +417,7 @@ def whole_chunks(head_dim: int, itemsize: int) -> int:
 def _outputs(stage: Stage, specs: Mapping[str, Spec], options: AttentionOptions) -> dict[str, Output]:
     """Describe a call's outputs by name. A stage without the feature strides writes (..., heads, rows, head_dim)."""
     q = specs["q"]
-    dtype = dtype_of(options.out or (stage.out_dtypes or (q.dtype.name,))[0])
+    dtype = dtype_of(options.out or stage.result_dtype(q.dtype.name))
     if stage.direction == "backward":
         return {"d" + name: Output(specs[name].shape, dtype) for name in "qkv"}
     *batch, rows, heads, columns = q.shape
@@ -493,9 +493,11 @@ def _able(views: Mapping[str, Spec], options: AttentionOptions) -> Sequence[Stag
             return able
         dtypes = sorted({dtype for stage in stages.values() for dtype in stage.dtypes})
         if q.dtype.name not in dtypes:
-            raise TypeError(f"q is {q.dtype}; the stages take {', '.join(dtypes)}: q.astype('float32')")
+            which = "the stages of gradients" if "do" in views else "the stages"
+            change = "helpers.attention.fp8.dequantise(q)" if q.dtype.name in TITLES else "q.astype('float32')"
+            raise TypeError(f"q is {titles(q.dtype.name)}; {which} take {', '.join(map(titles, dtypes))}: {change}")
         name, reason = _nearest(stages, needs)
-        raise ValueError(f"no stage can do this in {q.dtype}. The nearest is {name}: {reason}")
+        raise ValueError(f"no stage can do this in {titles(q.dtype.name)}. The nearest is {name}: {reason}")
     named = [s for s in stages.values() if wanted in (s.name, s.number) and wanted is not True]
     stage = next((s for s in reversed(named) if s.why_not(**needs) is None), named[-1] if named else None)
     if stage is None:
