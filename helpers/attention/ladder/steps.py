@@ -408,7 +408,7 @@ def _fewer_keys(head_dim: int) -> list[Sizes]:
 
 
 def _fp8() -> _Climb:
-    step = partial(_step, LADDER["fp8"], error_factor=16.0)  # the tensor core adds O up
+    step = partial(_step, LADDER["fp8"], error_factor=4.0)  # sums of the tensor core
     steps = (
         step("16_01_one_level.cu", "sums by the tensor core"),
         step("16_03_two_in_flight.cu", "two products in flight", candidates=_fewer_keys),
