@@ -153,6 +153,13 @@ def test_transposed_tiles(head_dim: int, block_n: int, keys: int) -> None:
         np.testing.assert_array_equal(straight, whole[tile * block_n :][of_place][:, column].T)
 
 
+def test_a_stage_takes_descales() -> None:
+    e4m3 = [quantise(normal(1, 2, 40, 64)) for _ in range(3)]
+    descale = np.array([[2.0, 0.5]], np.float32)
+    o, twice = (np.asarray(LADDER["fp8"](*e4m3, **of_v), np.float32) for of_v in ({}, {"v_descale": descale}))
+    np.testing.assert_allclose(twice, o * descale[..., None, None], rtol=2**-7)
+
+
 def test_arrays_and_types_of_results() -> None:
     """Bytes and ml_dtypes' arrays are the same; the output is bfloat16, unless another type is asked for."""
     e4m3 = [quantise(normal(1, 40, 2, 64)) for _ in range(3)]
