@@ -28,7 +28,8 @@ from helpers import device
 from helpers.attention import calls, decoding
 from helpers.attention.ladder import BACKWARD
 from helpers.attention.ladder.call import mask_window, softmax_scale_of
-from helpers.attention.ladder.extras import as_kernels_read, extra_inputs
+from helpers.attention.ladder.extras import DESCALES, as_kernels_read, extra_inputs
+from helpers.attention.ladder.kinds import as_bytes
 from helpers.attention.ladder.layout import Spec
 from helpers.attention.ladder.score_mod import BlockMask, distance_table, parse_score_mod
 from helpers.engine.cuda_source.signatures import dtype_of
@@ -67,7 +68,8 @@ def flash_attention(
     """softmax(softmax_scale * q k^T + bias) v for each head of each batch, differentiable once.
 
     Args:
-        q: (batch, seq, heads, head_dim): float32, float16 or bfloat16, of any strides.
+        q: (batch, seq, heads, head_dim): float32, float16 or bfloat16, of any strides; or float8_e4m3fn, which has no
+            gradients.
         k, v: (batch, seq_kv, kv_heads, head_dim) of q's dtype and device. kv_heads divides heads.
         causal: query i sees key j up to i + seq_kv - seq (bottom-right alignment, as in FlashAttention).
         window: (left, right): how many keys before and after that diagonal a query sees; -1 for no limit.
@@ -83,19 +85,20 @@ def flash_attention(
             score_mod, mask_mod (text or a BlockMask), mod_args (tensors and NumPy scalars) and score_mod_grad, which
             gradients with a score_mod need: these four not under torch.compile. Tensors in mod_args are constants, but
             for the table of score_mods.relative_bias. rotary_cos, rotary_sin, rotary_interleaved and rotary_positions:
-            with gradients and under torch.compile, PyTorch's operations rotate q and k before the kernel.
+            with gradients and under torch.compile, PyTorch's operations rotate q and k before the kernel. q_descale,
+            k_descale, v_descale and out_dtype: for e4m3.
 
     Returns:
-        The output: q's shape, C-contiguous, of q's dtype; under `torch.autocast` of autocast's dtype. A query that
-        sees no key gets 0. With return_lse, (o, lse).
+        The output: q's shape, C-contiguous, of q's dtype; under `torch.autocast` of autocast's dtype; from e4m3 of
+        out_dtype. A query that sees no key gets 0. With return_lse, (o, lse).
 
     Raises:
         TypeError: no tensors; a dtype that no stage takes; options of the wrong type; a tensor in mod_args that
             requires grad, outside of torch.no_grad(), other than the table of score_mods.relative_bias.
         ValueError: shapes or devices that do not fit each other; something that no stage, or not this one, can do;
             gradients with a score_mod and no score_mod_grad.
-        NotImplementedError: score_mod or mask_mod under torch.compile; tangents (forward-mode derivatives), tensors of
-            torch.func's transforms and meta tensors; when its gradients are differentiated.
+        NotImplementedError: score_mod, mask_mod or e4m3 under torch.compile; tangents (forward-mode derivatives),
+            tensors of torch.func's transforms and meta tensors; when its gradients are differentiated.
     """
     how = {"causal": causal, "window": window, "softmax_scale": softmax_scale}
     how |= {"return_lse": return_lse, "stage": stage}
@@ -219,8 +222,8 @@ def scaled_dot_product_attention(
 
     Raises:
         RuntimeError: PyTorch's own error for shapes and dtypes that do not fit each other.
-        NotImplementedError: dropout, a value whose head_dim is not the key's, or what flash_attention raises it for. It
-            says what to use.
+        NotImplementedError: dropout, 8-bit types, a value whose head_dim is not the key's, or what flash_attention
+            raises it for. It says what to use.
         TypeError, ValueError: as flash_attention.
     """
     try:
@@ -267,6 +270,7 @@ def _sdpa(
         _check_tensors(named, other_device=RuntimeError)
         _check_numbers({**named, "attn_mask": attn_mask})
         query, key, value = _autocast(query, key, value)
+    refuse_eight_bits(query, "scaled_dot_product_attention")
     options = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
     broadcast = _broadcast(query, key, value, enable_gqa)
     if broadcast is None:
@@ -429,6 +433,10 @@ def _call(
     _check_numbers(named)
     q, k, v = _autocast(*tensors)
     traced = _is_traced(q, k, v)
+    if q.dtype.itemsize == 1:
+        return _in_eight_bits((q, k, v), lengths, how | extras, traced=traced)
+    if given := [name for name in (*DESCALES, "out_dtype") if extras.get(name) is not None]:
+        raise TypeError(f"{given[0]} is for float8_e4m3fn, and q is {q.dtype}")
     constants, functions, rotary = _split(extras, traced=traced) if extras else ({}, {}, {})
     if "rotary_cos" in rotary:
         differentiated = any(getattr(a, "requires_grad", False) for a in (q, k, v, *rotary.values()))
@@ -454,6 +462,35 @@ def _call(
     else:
         o, lse = _Attention.apply(q, k, v, *cu_seqlens, *more, table, options)
     return (o, lse) if how["return_lse"] else o
+
+
+def _in_eight_bits(
+    tensors: tuple[torch.Tensor, ...], lengths: dict[str, torch.Tensor], options: dict[str, Any], *, traced: bool
+) -> Any:
+    """Run a call whose q is e4m3, which has no gradients and no operator. options: all of helpers.attention's function.
+
+    Raises:
+        TypeError: q, k or v requires grad.
+        NotImplementedError: under torch.compile.
+    """
+    if traced:
+        raise NotImplementedError(
+            f"q is {tensors[0].dtype}: the operators for torch.compile take no 8-bit types. "
+            "torch.compiler.disable(flash_attention) is called outside of the graph, and takes them"
+        )
+    for name, a in zip("qkv", tensors, strict=True):
+        if a.requires_grad and torch.is_grad_enabled():
+            raise TypeError(f"{name} requires grad and is {a.dtype}; no stage has its gradients: give {name}.detach()")
+    call = calls.flash_attention_varlen if lengths else calls.flash_attention
+    return _on_arrays(call, (*tensors, *lengths.values()), {name: a for name, a in options.items() if a is not None})
+
+
+def refuse_eight_bits(query: torch.Tensor, where: str) -> None:
+    """Raise NotImplementedError for 8-bit types, where a caller has no descales and expects query's dtype."""
+    if query.dtype.itemsize == 1:
+        raise NotImplementedError(
+            f"query is {query.dtype}: {where} has no descales. helpers.torch_attention.flash_attention takes e4m3"
+        )
 
 
 _CONSTANTS = "bias", "alibi_slopes", "sinks"
@@ -669,7 +706,7 @@ def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     if where == "meta" or not torch.is_autocast_enabled(where):  # PyTorch knows of no autocast on meta
         return tensors
     dtype = torch.get_autocast_dtype(where)
-    return tuple(a.to(dtype) if a.is_floating_point() and a.dtype != torch.float64 else a for a in tensors)
+    return tuple(a.to(dtype) if a.is_floating_point() and 2 <= a.dtype.itemsize <= 4 else a for a in tensors)
 
 
 # ---- the operators
@@ -847,7 +884,7 @@ def _attend_and_keep(ctx: Any, qkv: Sequence[torch.Tensor], given: Sequence[Any]
     """Compute the output and lse of q, k and v (batch, rows, heads, head_dim); keep what gradients start from."""
     *tensors, options = given
     o, lse = _attend(qkv, tensors[3:8], options)
-    _check_backward(o.shape[-1], o.dtype)
+    _check_backward(o.shape[-1], qkv[0].dtype)
     _keep(ctx, tensors[:8], options, o.detach(), lse)
     return o, lse
 
@@ -969,8 +1006,10 @@ def _plain(a: torch.Tensor) -> torch.Tensor:
 def _array(a: torch.Tensor) -> Any:
     """Make a device array of a CPU tensor: of the same memory on the CPU engine, a copy on a GPU."""
     a = a.detach().resolve_conj().resolve_neg()
-    as_bits = a.dtype == torch.bfloat16  # NumPy has none
-    host = a.view(torch.int16).numpy().view(dtype_of("bfloat16")) if as_bits else a.numpy()
+    if a.dtype == torch.bfloat16:  # NumPy has none
+        host = a.view(torch.int16).numpy().view(dtype_of("bfloat16"))
+    else:
+        host = as_bytes("the tensor", a).numpy()
     return device.cp.asarray(host) if device.ON_GPU else host.view(device.cp.ndarray)
 
 

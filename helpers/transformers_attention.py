@@ -19,7 +19,13 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from helpers.attention.score_mods import soft_cap
-from helpers.torch_attention import attend_heads_first, flash_attention_varlen, torch, warn_of_fallback
+from helpers.torch_attention import (
+    attend_heads_first,
+    flash_attention_varlen,
+    refuse_eight_bits,
+    torch,
+    warn_of_fallback,
+)
 
 try:
     from transformers import AttentionInterface
@@ -94,6 +100,7 @@ def attend(
     if sliding_window is not None and key.shape[2] > sliding_window:
         window = (sliding_window - 1, sliding_window - 1)
     try:
+        refuse_eight_bits(query, NAME)
         _refuse(attention_mask, dropout, more)
         how = {"causal": causal, "window": window, "softmax_scale": scaling}
         how |= {} if softcap is None else soft_cap(softcap)

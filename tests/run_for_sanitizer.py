@@ -31,7 +31,7 @@ from helpers.attention import (
     ring_attention_backward,
     rotary_and_projection,
 )
-from helpers.attention.check import check, make_inputs
+from helpers.attention.check import check, in_float64, in_type, make_inputs
 from helpers.attention.ladder import BACKWARD, FORWARD, LADDER, Stage, backward, limits
 from helpers.attention.ladder.layout import Spec
 from helpers.attention.ladder.stages.hopper import persistent, pick_hopper
@@ -53,6 +53,7 @@ SHAPES = (
     (65, 133, 128, True, (40, 0)),
     (40, 33, 200, True, None),
 )
+PERSISTENT = persistent, LADDER["fp8"].launches  # a block computes several tiles where there are few multiprocessors
 OF_A_STEP = (SHAPES[1], SHAPES[3], (133, 257, 128, False, None))  # in each of its types; tails, and more than one tile
 SLOW_HEAD_DIMS = (64, 128)  # of a stage that takes half a minute to compile for each
 PACKED = (0, 70, 70, 71, 103), (0, 33, 50, 50, 180)  # queries and keys of four sequences, one end to end with the next
@@ -72,7 +73,7 @@ def few_multiprocessors(count: int) -> Iterator[None]:
 def run(stage: Stage, dtype: str) -> None:
     """All that the stage can do of the above. Raises CheckFailed for a wrong result."""
     run_once(stage, dtype)
-    if stage.launches is persistent:
+    if stage.launches in PERSISTENT:
         with few_multiprocessors(2):
             run_once(stage, dtype)
 
@@ -215,9 +216,9 @@ def run_step(step: Stage, dtype: str) -> None:
 def random(heads: Sequence[tuple[int, int]], n: int, n_kv: int, head_dim: int, dtype: str) -> tuple[np.ndarray, ...]:
     """q of heads[0] and k, v of heads[1], each (batch, heads, rows, head_dim)."""
     return tuple(
-        make_inputs(batch * count * rows, 1, head_dim, seed=seed)[0]
-        .reshape(batch, count, rows, head_dim)
-        .astype(TYPES[dtype])
+        in_type(make_inputs(batch * count * rows, 1, head_dim, seed=seed)[0], dtype).reshape(
+            batch, count, rows, head_dim
+        )
         for seed, ((batch, count), rows) in enumerate(zip((*heads, heads[1]), (n, n_kv, n_kv), strict=True))
     )
 
@@ -226,11 +227,13 @@ def exact(q: np.ndarray, k: np.ndarray, v: np.ndarray, **mask: object) -> np.nda
     """Attention in float64, with K and V repeated for the heads that share them."""
     shared = q.shape[-3] // k.shape[-3]
     k, v = (np.repeat(a, shared, axis=-3) for a in (k, v))
-    return reference.attention(*(a.astype(np.float64) for a in (q, k, v)), **mask)
+    return reference.attention(*(in_float64(a) for a in (q, k, v)), **mask)
 
 
 def near(dtype: str) -> float:
     """The tolerance: rounding of P and O to the type, for values of a few units."""
+    if dtype == "uint8":
+        return 4 * 2.0**-4
     return 1e-5 if dtype == "float32" else 4 * float(np.finfo(np.float16).eps) * (8 if dtype == "bfloat16" else 1)
 
 
@@ -443,7 +446,7 @@ def main(names: Sequence[str]) -> int:
             for dtype in step.dtypes:
                 if (not names or of in names) and step.why_not(head_dim=64, dtype=dtype) is None:
                     run_step(step, dtype)
-                    if LADDER[of].launches is persistent:
+                    if LADDER[of].launches in PERSISTENT:
                         with few_multiprocessors(2):
                             run_step(step, dtype)
     return 0

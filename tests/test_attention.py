@@ -383,7 +383,7 @@ BAD: dict[str, tuple[Callable[..., Any], type[Exception], str]] = {
     "float64": (
         lambda q, k, v: flash_attention(*(a.astype(np.float64) for a in (q, k, v))),
         TypeError,
-        "q is float64; the stages take bfloat16, float16, float32: q.astype('float32')",
+        "q is float64; the stages take bfloat16, float16, float32, e4m3 (in uint8): q.astype('float32')",
     ),
     "two dtypes": (
         lambda q, k, v: flash_attention(q, k, v.astype(np.float16)),

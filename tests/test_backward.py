@@ -540,7 +540,7 @@ def test_errors(change: dict[str, Any], error: type[Exception], message: str) ->
 
 def test_a_dtype_that_no_stage_takes() -> None:
     q = np.ones((1, 5, 2, 8))
-    with pytest.raises(TypeError, match=r"q is float64; the stages take .*float32"):
+    with pytest.raises(TypeError, match=r"q is float64; the stages of gradients take .*float32"):
         flash_attention_backward(q, q, q, q, q, np.ones((1, 2, 5), np.float32))
 
 

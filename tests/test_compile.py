@@ -32,6 +32,7 @@ INSTANCES = {  # of files that are no stages
     "14_split_kv.cu": "split_kv<__half>",
     "17_merge.cu": "merge_partial<__half>",
 }
+ONLY_WITH = {"16_transpose.cu": LADDER["fp8"]}  # what is launched before a stage, and has its instructions
 # At the largest head dimension a compilation takes seconds: one architecture of each of three generations.
 GENERATIONS = ("sm_90", "sm_80", "sm_120")
 SLOW_ARCH = "sm_90"  # the one of a stage that takes half a minute to compile
@@ -49,7 +50,7 @@ def test_every_stage_has_its_file() -> None:
 
 def runs_on(file: str, architectures: tuple[str, ...]) -> tuple[str, ...]:
     """Those that the file is compiled for; sm_90a in place of sm_90 where it has that architecture's instructions."""
-    stage = STAGES.get(file)
+    stage = STAGES.get(file) or ONLY_WITH.get(file)
     if stage is None:
         return tuple(arch for arch in architectures if arch != "sm_75" or file not in INSTANCES)
     if stage.slow_to_compile:

@@ -28,6 +28,7 @@ from helpers.attention import (
     warm_up,
 )
 from helpers.attention.check import check
+from helpers.attention.fp8 import quantise
 from helpers.attention.ladder import FORWARD, LADDER, Launch, Stage, limits
 from helpers.attention.ladder.call import Call, Spec
 from helpers.attention.ladder.launch import Part
@@ -350,6 +351,14 @@ def test_no_call_compiles_after_a_warm_up(packed: bool) -> None:
         else:
             o, lse = flash_attention(q, k, v, causal=True, return_lse=True)
             flash_attention_backward(do, q, k, v, o, lse, causal=True)
+    assert compiled() == 0
+
+
+def test_a_warm_up_of_e4m3() -> None:
+    q = quantise(np.ones((1, 5, 2, 16), np.float32))
+    assert warm_up(2, 16, dtype="float8_e4m3fn") >= 1
+    compiled = counted("compiled")
+    flash_attention(q, q, q)
     assert compiled() == 0
 
 

@@ -519,6 +519,12 @@ def test_headers_that_do_not_come_with_cuda_are_refused(monkeypatch: pytest.Monk
     plan(Request(LADDER["flash_mma"], dtype="float16"))
 
 
+def test_a_stage_whose_results_have_another_type_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["fp8"]) == 1
+    why = "stage fp8 takes e4m3 (in uint8) and returns bfloat16 or float16 or float32: an exported file has one type"
+    assert why in capsys.readouterr().err
+
+
 def test_the_tiles_are_those_of_the_gpu_asked_for() -> None:
     stage = LADDER["register_tiles"]
     shared = {arch: plan(Request(stage, target=target)).launches[0].shared_bytes for arch, target in TARGETS.items()}

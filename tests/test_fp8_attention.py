@@ -8,10 +8,20 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from helpers.attention import flash_attention, flash_attention_varlen, kernel, reference
+from helpers.attention import (
+    flash_attention,
+    flash_attention_backward,
+    flash_attention_varlen,
+    flash_attention_with_kvcache,
+    kernel,
+    reference,
+    ring_attention,
+)
+from helpers.attention.comms import virtual_ranks
 from helpers.attention.fp8 import dequantise, quantise
-from helpers.attention.ladder import LADDER
+from helpers.attention.ladder import LADDER, limits
 from helpers.attention.ladder.params import attention_params
+from helpers.attention.run import forget
 from helpers.device import cp
 
 ROUNDED = 0.03  # rms error by the rounding of P to e4m3, of normal data: 2.2e-2 to 2.5e-2
@@ -64,6 +74,14 @@ def test_packed_sequences_do_not_see_their_neighbours() -> None:
         assert rms(o[None, rows].swapaxes(1, 2), want) < ROUNDED
 
 
+@pytest.mark.xfail(strict=True, reason="transpose_v writes no tile of V^T for a sequence without keys")
+def test_a_packed_sequence_without_keys_is_zero() -> None:
+    cu_q, cu_k = np.array([0, 64, 128], np.int32), np.array([0, 64, 64], np.int32)
+    q, k, v = (quantise(normal(n, 2, 64)) for n in (128, 64, 64))
+    o, lse = flash_attention_varlen(q, k, v, cu_q, cu_k, return_lse=True)
+    assert not np.asarray(o[64:], np.float32).any() and (lse[:, 64:] == -np.inf).all()
+
+
 def test_rows_without_keys_are_zero() -> None:
     q, k, v = (quantise(normal(1, n, 1, 128)) for n in (200, 100, 100))
     o, lse = flash_attention(q, k, v, causal=True, return_lse=True)
@@ -76,6 +94,20 @@ def test_nan_stays_in_its_column() -> None:
     v[0, 100, 0, 3] = 0x7F
     o = np.asarray(flash_attention(q, k, v), np.float32)[0, :, 0]
     assert np.isnan(o[:, 3]).all() and np.isfinite(np.delete(o, 3, axis=1)).all()
+
+
+def test_nan_in_a_key_reaches_the_rows_that_see_it() -> None:
+    q, k, v = (quantise(normal(1, 140, 2, 64)) for _ in range(3))
+    k[0, 100, 0, 3] = 0xFF
+    o = np.asarray(flash_attention(q, k, v, causal=True), np.float32)[0]
+    assert np.isnan(o[100:, 0]).all() and np.isfinite(o[:100, 0]).all() and np.isfinite(o[:, 1]).all()
+
+
+def test_a_negative_scale() -> None:
+    q, k, v = (quantise(normal(1, 140, 1, 64)) for _ in range(3))
+    want, _ = expected(q, k, v, softmax_scale=-0.1)
+    got = flash_attention(q, k, v, softmax_scale=-0.1, out_dtype="float32")
+    assert rms(got.swapaxes(1, 2), want) < ROUNDED
 
 
 @pytest.mark.parametrize(
@@ -139,6 +171,13 @@ def test_transposed_tiles(head_dim: int, block_n: int, keys: int) -> None:
         np.testing.assert_array_equal(straight, whole[tile * block_n :][of_place][:, column].T)
 
 
+def test_a_stage_takes_descales() -> None:
+    e4m3 = [quantise(normal(1, 2, 40, 64)) for _ in range(3)]
+    descale = np.array([[2.0, 0.5]], np.float32)
+    o, twice = (np.asarray(LADDER["fp8"](*e4m3, **of_v), np.float32) for of_v in ({}, {"v_descale": descale}))
+    np.testing.assert_allclose(twice, o * descale[..., None, None], rtol=2**-7)
+
+
 def test_arrays_and_types_of_results() -> None:
     """Bytes and ml_dtypes' arrays are the same; the output is bfloat16, unless another type is asked for."""
     e4m3 = [quantise(normal(1, 40, 2, 64)) for _ in range(3)]
@@ -152,9 +191,10 @@ def test_arrays_and_types_of_results() -> None:
     "options, words",
     [
         ({"q_descale": np.ones((1, 3), np.float32)}, "q_descale is float32 .1, 3.; float32 .1, 2. is needed"),
+        ({"v_descale": np.ones((1, 2), np.float64)}, "v_descale is float64 .1, 2.; float32 .1, 2. is needed"),
         ({"k_descale": 1.0}, "k_descale is an array; got float"),
         ({"out_dtype": "float64"}, "out_dtype is float32, float16 or bfloat16"),
-        ({"stage": "hopper"}, "takes float16 or bfloat16, not uint8"),
+        ({"stage": "hopper"}, "takes float16 or bfloat16, not e4m3 .in uint8."),
         ({"bias": np.zeros((40, 40), np.float32)}, "it has no bias"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -169,3 +209,108 @@ def test_other_types_have_no_descale() -> None:
     q = normal(1, 40, 2, 64)
     with pytest.raises(ValueError, match="no q_descale"):
         flash_attention(q, q, q, q_descale=np.ones((1, 2), np.float32))
+
+
+@pytest.mark.parametrize("kind", [ml_dtypes.float8_e5m2, ml_dtypes.float8_e4m3fnuz])
+def test_other_floats_of_8_bits_are_refused(kind: Any) -> None:
+    q = quantise(normal(1, 40, 2, 64)).view(kind)
+    with pytest.raises(TypeError, match=f"q is {np.dtype(kind)}; of floats of 8 bits the kernels take float8_e4m3fn"):
+        flash_attention(q, q, q)
+
+
+@pytest.mark.parametrize("head_dim, needed", [(257, 272), (320, 320)])
+def test_a_large_head_dim_is_refused(head_dim: int, needed: int) -> None:
+    q = quantise(normal(1, 5, 1, head_dim))
+    with pytest.raises(ValueError, match=rf"e4m3 .*fp8: head_dim = {needed}; this stage takes 16 to 256"):
+        flash_attention(q, q, q)
+
+
+@pytest.mark.parametrize(
+    "capability, words",
+    [
+        (80, "needs compute capability 9.0 for e4m3 .in uint8.; this GPU has 8.0"),
+        (89, "this GPU has 8.9"),
+        (100, "is compiled for sm_90a, which only compute capability 9.0 runs; this GPU has 10.0"),
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"stage": "fp8"}], ids=["by itself", "by name"])
+def test_other_gpus_are_refused(capability: int, words: str, options: dict[str, Any]) -> None:
+    q = quantise(normal(1, 7, 1, 16))
+    forget()
+    with limits.pretend_gpu(limits.Limits(99 * 1024, 100, capability)), pytest.raises(ValueError, match=words):
+        flash_attention(q, q, q, **options)
+
+
+def test_nothing_else_takes_e4m3() -> None:
+    q = quantise(normal(1, 40, 2, 64))
+    lse = np.zeros((1, 2, 40), np.float32)
+    with pytest.raises(TypeError, match=r"the stages of gradients take .*: helpers.attention.fp8.dequantise\(q\)"):
+        flash_attention_backward(q, q, q, q, q, lse)
+    with pytest.raises(ValueError, match="backward_mma cannot: it takes float16 or bfloat16, not e4m3"):
+        flash_attention_backward(q, q, q, q, q, lse, stage="backward_mma")
+    with pytest.raises(TypeError, match=r"q is e4m3 .in uint8.; split_kv takes float32, float16, bfloat16"):
+        flash_attention_with_kvcache(q[:, :1], q, q, cache_seqlens=np.array([40], np.int32))
+    shards = [cp.asarray(q)] * 2
+    with pytest.raises(TypeError, match=r"uint8.*; there are float32, float16, bfloat16"):
+        ring_attention(shards, shards, shards, comms=virtual_ranks(2))
+    with pytest.raises(TypeError, match="stage flash_mma takes float16 or bfloat16"):
+        LADDER["flash_mma"](*[q[0]] * 3)
+    with pytest.raises(TypeError, match=r"q is float32; stage fp8 takes e4m3 \(in uint8\)$"):
+        LADDER["fp8"](*[normal(40, 64)] * 3)
+
+
+# ---- PyTorch's tensors
+
+
+@pytest.fixture
+def tensor() -> Any:
+    torch = pytest.importorskip("torch")
+    return torch.from_numpy(quantise(normal(1, 40, 2, 64))).view(torch.float8_e4m3fn)
+
+
+def test_tensors(tensor: Any) -> None:
+    """The bytes of an array, and a bfloat16 tensor of the result, from either entry point; sequences too."""
+    import torch
+
+    from helpers import torch_attention
+
+    want = torch.from_numpy(np.asarray(flash_attention(*[tensor.view(torch.uint8).numpy()] * 3), np.float32))
+    cu = torch.tensor([0, 40], dtype=torch.int32)
+    with torch.autocast("cpu"):
+        cast = torch_attention.flash_attention(tensor, tensor, tensor)
+    packed = torch_attention.flash_attention_varlen(*[tensor[0]] * 3, cu, cu)
+    for o in (flash_attention(tensor, tensor, tensor), cast, packed[None]):
+        assert o.dtype == torch.bfloat16 and torch.equal(o.float(), want)
+    ones = dict.fromkeys(("q_descale", "k_descale", "v_descale"), torch.ones(1, 2))
+    o = torch_attention.flash_attention(tensor, tensor, tensor, **ones, out_dtype=torch.float32)
+    assert o.dtype == torch.float32 and torch.allclose(o, want, atol=2e-2)
+
+
+def test_tensors_are_refused_by_name(tensor: Any) -> None:
+    import torch
+
+    from helpers import torch_attention as ours
+
+    other = tensor.view(torch.float8_e5m2)
+    for call in (flash_attention, ours.flash_attention):
+        with pytest.raises(TypeError, match="is float8_e5m2; of floats of 8 bits the kernels take float8_e4m3fn"):
+            call(other, other, other)
+        with pytest.raises(TypeError, match="k requires grad"):
+            call(tensor, tensor.clone().requires_grad_(), tensor)
+    with pytest.raises(NotImplementedError, match="scaled_dot_product_attention has no descales"):
+        ours.scaled_dot_product_attention(tensor, tensor, tensor)
+    with pytest.raises(NotImplementedError, match=r"operators for torch.compile take no 8-bit types"):
+        torch.compile(ours.flash_attention, backend="eager")(tensor, tensor, tensor)
+    with pytest.raises(TypeError, match=r"q_descale is for float8_e4m3fn, and q is torch.float32"):
+        ours.flash_attention(*[tensor.float()] * 3, q_descale=torch.ones(1, 2))
+
+
+def test_layers_of_transformers_are_refused(tensor: Any) -> None:
+    pytest.importorskip("transformers")
+    import torch
+
+    from helpers.transformers_attention import attend
+
+    q = tensor.transpose(1, 2)
+    with pytest.raises(NotImplementedError, match=r"query is torch.float8_e4m3fn: course has no descales"):
+        attend(torch.nn.Module(), q, q, q, None)

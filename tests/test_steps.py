@@ -16,8 +16,8 @@ import numpy as np
 import oracle
 import pytest
 from backends import assert_clean, needs_nvrtc
-from half_gradients import TYPES, check_packed, gradients, inputs
 from half_gradients import check as check_gradients
+from half_gradients import check_packed, gradients, inputs
 from half_gradients import compare as compare_gradients
 from half_gradients import reference as exact_gradients
 
@@ -33,7 +33,7 @@ from helpers.xray import xray
 
 MOST_NEW_LINES = 75  # of a step, beside the one before it
 MOST_LINES = 255
-# Bytes that spill on sm_90: of 06_01 at its usual head dimension, of the steps to 07 and 15 at 128 only.
+# Bytes that spill on sm_90: of 06_01 at its usual head dimension, of the steps to 07, 15 and 16 at 128 only.
 SPILLS = {
     "steps/06_01_row_per_lane.cu": 120,
     "steps/07_09_wider_tiles.cu": 720,
@@ -43,6 +43,7 @@ SPILLS = {
     "steps/07_13_addresses_of_copies.cu": 80,
     "steps/07_16_lazy_rescale.cu": 16,
     "steps/15_04_four_neighbours.cu": 28,
+    "steps/16_03_two_in_flight.cu": 16,
 }
 SPILLS_ON_SM_80 = {"steps/15_04_four_neighbours.cu": 60}
 # The last one of a climb is a stage, tested as such.
@@ -143,7 +144,8 @@ def test_every_step_is_recorded_or_shown() -> None:
     recorded = {
         (r["name"].partition(": ")[0], RENAMED.get((r["name"].partition(": ")[0], r["idea"]), r["idea"])) for r in rows
     }
-    unrecorded = [step.file for step in STEPS if (step.name, step.idea) not in recorded]
+    written = {int(path.name[:2]) for path in (kernel.KERNELS.parent / "notebooks").glob("[0-9]*.ipynb")}
+    unrecorded = [step.file for step in STEPS if (step.name, step.idea) not in recorded and step.number in written]
     of_decoding = {row["name"] for row in records.load(records.MEASURED / "nvidia-h200-decoding.json")["rows"]}
     unrecorded += [decoder.file for name, decoder in DECODERS.items() if name not in of_decoding]
     notebooks = "".join(path.read_text() for path in (kernel.KERNELS.parent / "notebooks").glob("*.ipynb"))
@@ -195,7 +197,8 @@ def test_registers_and_shared_memory(step: Stage) -> None:
         if step in BACKWARD_STEPS_BY_MMA:
             assert report.spill_bytes <= MOST_SPILLS, report
         else:
-            assert report.spill_bytes == (SPILLS if cc == 90 else SPILLS_ON_SM_80).get(step.file, 0), report
+            spills = {} if step.only_cc and head_dim == 64 else SPILLS if cc == 90 else SPILLS_ON_SM_80
+            assert report.spill_bytes == spills.get(step.file, 0), report
         assert bool(report.stack_bytes) == bool(report.spill_bytes), report
 
 
@@ -251,11 +254,16 @@ def type_of(step: Stage, dtype: str) -> str:
     return dtype if dtype in step.dtypes else step.dtypes[0]
 
 
+def head_dim_of(step: Stage, usual: int) -> int:
+    """The usual head dimension, or the next one that the step takes."""
+    return usual + -usual % step.head_dim_step
+
+
 def half_inputs(n: int, n_kv: int, head_dim: int, dtype: str, *, batch: int = 1, heads: int = 4) -> list[np.ndarray]:
     """q (batch, n, heads, head_dim) and k, v (batch, n_kv, heads / 2, head_dim)."""
     shapes = (batch, n, heads, head_dim), *2 * ((batch, n_kv, heads // 2, head_dim),)
     rng = np.random.default_rng([n, n_kv, head_dim])
-    return [(rng.standard_normal(shape) + 0.25).astype(TYPES.get(dtype, np.float32)) for shape in shapes]
+    return [check.in_type((rng.standard_normal(shape) + 0.25).astype(np.float32), dtype) for shape in shapes]
 
 
 LOAD_ALL = kernel.load_all
@@ -305,7 +313,7 @@ def test_output_in_half_types(step: Stage) -> None:
     head_dim, dtype = ((72, "float16"), (64, "bfloat16"))[HALF_STEPS.index(step) % 2]
     if step.slow_to_compile:
         head_dim, dtype = 72, "bfloat16"
-    dtype = type_of(step, dtype)
+    head_dim, dtype = head_dim_of(step, head_dim), type_of(step, dtype)
     causal, window = {"causal": True}, {"window": (40, 9)}
     sizes = step.tiles(head_dim)  # or packed sequences, which have more blocks, might have others
     for n, n_kv, mask in ((1, 1, {}), (65, 131, {}), (130, 70, causal), (150, 200, causal), (129, 200, window)):
@@ -317,6 +325,8 @@ def test_output_in_half_types(step: Stage) -> None:
         oracle.check_call(f"{step.file}, {n} x {n_kv}, {mask}", o, lse, *arrays, **mask)
 
     rows, keys = (3, 130, 0, 64), (150, 130, 5, 0)
+    if step.number == 16:
+        rows, keys = rows[:-1], keys[:-1]  # test_fp8_attention.py has sequences without keys
 
     def attend(q: Any, k: Any, v: Any, *cu: Any) -> tuple[Any, Any]:
         packed = (cp.asarray(a).swapaxes(0, 1) for a in (q, k, v))
@@ -333,8 +343,8 @@ def test_output_in_half_types(step: Stage) -> None:
 @every(HALF_STEPS, one_in_cute=True)
 def test_xray_is_clean_in_half_types(step: Stage) -> None:
     """No race, no access out of bounds, no word that nobody wrote; a head dimension that fills no fragment."""
-    head_dim = 24
-    sizes = SMALL[frozenset(step.tiles(head_dim))]
+    head_dim = head_dim_of(step, 24)
+    sizes = SMALL[frozenset(step.tiles(head_dim)) | ({"STAGES"} if step.only_cc else set())]
     arrays = half_inputs(sizes["BLOCK_M"] + 1, 2 * sizes["BLOCK_N"] + 3, head_dim, type_of(step, "float16"))
     views = (cp.asarray(a).swapaxes(1, 2) for a in arrays)
     with kernel.launches_replaced(assert_clean):

@@ -687,7 +687,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "float64": (
         lambda a: ours.scaled_dot_product_attention(a.double(), a.double(), a.double()),
         TypeError,
-        "q is float64; the stages take bfloat16, float16, float32",
+        "q is float64; the stages take bfloat16, float16, float32, e4m3",
     ),
     "a large head_dim": (
         lambda a: ours.flash_attention(A(1, 4, 1, 300), A(1, 4, 1, 300), A(1, 4, 1, 300)),

@@ -13,10 +13,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from half_gradients import TYPES, reference
+from half_gradients import reference
 from test_steps import BACKWARD_STEPS, HALF_STEPS, OWN_KEYS, small
 
 from helpers.attention import (
+    check,
     flash_attention,
     flash_attention_backward,
     flash_attention_varlen,
@@ -31,6 +32,7 @@ from helpers.attention.ladder import LADDER, Stage, backward
 from helpers.attention.ladder.extras import is_readable
 from helpers.attention.ladder.layout import Spec, bits
 from helpers.device import cp
+from helpers.engine.cuda_source.signatures import dtype_of
 
 Make = Callable[[], Any]
 
@@ -49,7 +51,8 @@ def views(shape: tuple[int, ...], dtype: Any, seed: int) -> dict[str, Make]:
     batch, heads, rows, columns = shape
 
     def memory(*sizes: int) -> Any:
-        return cp.asarray((rng.standard_normal(sizes) + 0.25).astype(dtype))
+        numbers = (rng.standard_normal(sizes) + 0.25).astype(np.float32)
+        return cp.asarray(check.in_type(numbers, np.dtype(dtype).name))
 
     def dense(*sizes: int) -> Any:
         return memory(*sizes).swapaxes(1, 2)
@@ -128,9 +131,10 @@ def test_a_stage_reads_any_array(stage: Stage) -> None:
     head_dim, dtype = (64, "bfloat16") if odd else (72, "float16")
     if dtype not in stage.dtypes:
         dtype = stage.dtypes[0]
+    head_dim += -head_dim % stage.head_dim_step
     if reason := stage.why_not(head_dim=head_dim, dtype=dtype):
         pytest.skip(reason)
-    kind = TYPES.get(dtype, np.float32)
+    kind, of_results = dtype_of(dtype), dtype_of(stage.result_dtype(dtype))
     shapes = rows_and_keys(40, 70, head_dim, kv_heads=2 if "gqa" in stage.features else 4)
     mask: dict[str, Any] = {"causal": True} if "causal" in stage.features else {}
     if stage.direction == "forward":
@@ -143,7 +147,7 @@ def test_a_stage_reads_any_array(stage: Stage) -> None:
                 run, result = stage.prepare(**given, sizes=sizes, **mask)
                 run()
                 results += result if "return_lse" in mask else (result,)
-            assert_alike(f"{stage.file}, {title}", got, wanted, kind)
+            assert_alike(f"{stage.file}, {title}", got, wanted, of_results)
         return
     sizes = small(stage, OWN_KEYS) if steps else None
     for title, arrays in in_turn({"do": shapes["q"], **shapes}, kind):

@@ -40,10 +40,10 @@ from helpers.attention.ladder.call import (
     softmax_scale_of,
 )
 from helpers.attention.ladder.call import Call as AttentionCall
-from helpers.attention.ladder.extras import check_positions, descales, extra_inputs
+from helpers.attention.ladder.extras import check_positions, extra_inputs
 from helpers.attention.ladder.extras import needs as needs_of_extras
 from helpers.attention.ladder.kinds import as_device_array, kind_of
-from helpers.attention.ladder.layout import dense
+from helpers.attention.ladder.layout import TITLES, dense, titles
 from helpers.attention.ladder.score_mod import BlockMask, distance_table, parse_score_mod
 from helpers.attention.ladder.stage import C_NAMES
 from helpers.attention.ladder.stages.bias_gradient import BIAS_GRADIENT
@@ -139,10 +139,10 @@ def flash_attention(
         ValueError: shapes that do not fit each other; a malformed window; a stage that cannot do this: the message
             says why, and which stages can.
     """
-    extras = extra_inputs(bias, alibi_slopes, rotary_cos, rotary_sin, rotary_interleaved, rotary_positions, sinks)
-    extras |= descales(q_descale, k_descale, v_descale)
+    rotary = rotary_cos, rotary_sin, rotary_interleaved, rotary_positions
+    extras = extra_inputs(bias, alibi_slopes, *rotary, sinks, q_descale, k_descale, v_descale)
     mod, of_mod = parse_score_mod(score_mod, mask_mod, mod_args, score_mod_grad)
-    out = out_name(out_dtype)
+    out = "" if out_dtype is None else out_name(out_dtype)
     options = ForwardOptions(window, causal, softmax_scale, return_lse, rotary_interleaved, stage, mod, out)
     return run(Attention({"q": q, "k": k, "v": v, **extras, **of_mod}, options))
 
@@ -205,10 +205,10 @@ def flash_attention_varlen(
         TypeError, ValueError: as flash_attention, and for cu_seqlens that are not int32, do not begin at 0, decrease,
         or do not end at the number of tokens.
     """
-    extras = extra_inputs(bias, alibi_slopes, rotary_cos, rotary_sin, rotary_interleaved, rotary_positions, sinks)
-    extras |= descales(q_descale, k_descale, v_descale)
+    rotary = rotary_cos, rotary_sin, rotary_interleaved, rotary_positions
+    extras = extra_inputs(bias, alibi_slopes, *rotary, sinks, q_descale, k_descale, v_descale)
     mod, of_mod = parse_score_mod(score_mod, mask_mod, mod_args, score_mod_grad)
-    out = out_name(out_dtype)
+    out = "" if out_dtype is None else out_name(out_dtype)
     options = ForwardOptions(window, causal, softmax_scale, return_lse, rotary_interleaved, stage, mod, out)
     longest = _longest(cu_seqlens_q, cu_seqlens_k, q, k, max_seqlen_q, max_seqlen_k)
     arrays = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, **extras, **of_mod}
@@ -269,7 +269,8 @@ def flash_attention_backward(
         TypeError, ValueError: as flash_attention, and for do, o and lse that do not fit q.
     """
     mod, of_mod = parse_score_mod(score_mod, mask_mod, mod_args, score_mod_grad, backward=True)
-    options = BackwardOptions(window, causal, softmax_scale, deterministic, stage, mod, out_name(out_dtype))
+    out = "" if out_dtype is None else out_name(out_dtype)
+    options = BackwardOptions(window, causal, softmax_scale, deterministic, stage, mod, out)
     extras = extra_inputs(bias, alibi_slopes, sinks=sinks) | of_mod
     call = Attention({"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse, **extras}, options)
     if not wrt:
@@ -334,13 +335,11 @@ OUT_DTYPES = ("float32", "float16", "bfloat16")
 
 
 def out_name(out_dtype: Any) -> str:
-    """Return the name of a dtype of results, "" for None: of NumPy's types, of PyTorch's, or as a string.
+    """Return the name of a dtype of results: of NumPy's types, of PyTorch's, or as a string.
 
     Raises:
         TypeError: anything else.
     """
-    if out_dtype is None:
-        return ""
     name = str(out_dtype).removeprefix("torch.") if type(out_dtype).__name__ == "dtype" else out_dtype
     if not isinstance(name, str) or name not in OUT_DTYPES:
         with contextlib.suppress(TypeError):
@@ -495,7 +494,7 @@ def whole_chunks(head_dim: int, itemsize: int) -> int:
 def _outputs(stage: Stage, specs: Mapping[str, Spec], options: AttentionOptions) -> dict[str, Output]:
     """Describe a call's outputs by name. A stage without the feature strides writes (..., heads, rows, head_dim)."""
     q = specs["q"]
-    dtype = dtype_of(options.out or (stage.out_dtypes or (q.dtype.name,))[0])
+    dtype = dtype_of(options.out or stage.result_dtype(q.dtype.name))
     if stage.direction == "backward":
         return {"d" + name: Output(specs[name].shape, dtype) for name in "qkv"}
     *batch, rows, heads, columns = q.shape
@@ -571,9 +570,11 @@ def _able(views: Mapping[str, Spec], options: AttentionOptions) -> Sequence[Stag
             return able
         dtypes = sorted({dtype for stage in stages.values() for dtype in stage.dtypes})
         if q.dtype.name not in dtypes:
-            raise TypeError(f"q is {q.dtype}; the stages take {', '.join(dtypes)}: q.astype('float32')")
+            which = "the stages of gradients" if "do" in views else "the stages"
+            change = "helpers.attention.fp8.dequantise(q)" if q.dtype.name in TITLES else "q.astype('float32')"
+            raise TypeError(f"q is {titles(q.dtype.name)}; {which} take {', '.join(map(titles, dtypes))}: {change}")
         name, reason = _nearest(stages, needs)
-        raise ValueError(f"no stage can do this in {q.dtype}. The nearest is {name}: {reason}")
+        raise ValueError(f"no stage can do this in {titles(q.dtype.name)}. The nearest is {name}: {reason}")
     named = [s for s in stages.values() if wanted in (s.name, s.number) and wanted is not True]
     stage = next((s for s in reversed(named) if s.why_not(**needs) is None), named[-1] if named else None)
     if stage is None:

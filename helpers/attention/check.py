@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from helpers.attention import reference
+from helpers.attention import fp8, reference
+from helpers.engine.cuda_source.signatures import dtype_of
 
 REAL_INPUTS = Path(__file__).resolve().parents[1] / "data" / "minilm_qkv.npz"
 TOLERANCE = 1e-5  # float32 against float64, unit-normal inputs
@@ -105,6 +106,17 @@ def make_inputs(
     rng = np.random.default_rng(seed)
     q, k, v = (rng.standard_normal(s, dtype=np.float32) + np.float32(mean) for s in ((n, d), (n_kv, d), (n_kv, d)))
     return q, k, v
+
+
+def in_type(x: np.ndarray, dtype: str) -> np.ndarray:
+    """Round x to a dtype as stages name them: "float32", a half type, or "uint8" for the bytes of e4m3."""
+    return fp8.quantise(x) if dtype == "uint8" else x.astype(dtype_of(dtype), copy=False)
+
+
+def in_float64(x: Any) -> np.ndarray:
+    """Return the numbers of an array in float64; those that it stands for, if it holds e4m3 in uint8."""
+    x = np.asarray(x)
+    return fp8.dequantise(x, dtype=np.float64) if x.dtype == np.uint8 else x.astype(np.float64)
 
 
 def real_inputs(head: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -216,11 +228,11 @@ def expect(
 ) -> Expected:
     """Compute attention of arrays in models' layout, in float64, and the tolerance for a kernel.
 
-    float32 has to be within 1e-5. In a half type the inputs are exact, P and O are rounded: NumPy rounds these two and
-    nothing else, and a kernel may have twice its error, or one step of the type at the largest output.
+    float32 has to be within 1e-5. In a half type, or e4m3, the inputs are exact, P and O are rounded: NumPy rounds
+    these two and nothing else, and a kernel may have twice its error, or one step of the type at the largest output.
 
     Args:
-        q: (batch, seq, heads, d), or without batch, or (rows, d), of float32 or a half type.
+        q: (batch, seq, heads, d), or without batch, or (rows, d), of float32, a half type, or e4m3 in uint8.
         k, v: the same with kv_heads, which divide heads.
         causal, window, softmax_scale: as in `reference.attention`.
         extras: bias, alibi_slopes, rotary_cos, rotary_sin, rotary_interleaved and rotary_positions, likewise. In a half
@@ -230,7 +242,7 @@ def expect(
         o as q; lse (batch, heads, seq); the tolerance.
     """
     dtype = np.asarray(q).dtype
-    q, k, v = (np.asarray(a).astype(np.float64) for a in (q, k, v))
+    q, k, v = (in_float64(a) for a in (q, k, v))
     if q.ndim > 2:
         share = q.shape[-2] // k.shape[-2]
         q, k, v = (a.swapaxes(-3, -2) for a in (q, k.repeat(share, -2), v.repeat(share, -2)))
@@ -242,16 +254,39 @@ def expect(
     options = {"causal": causal, "window": window, **extras}
     o, lse = reference.attention(q, k, v, softmax_scale=softmax_scale, return_lse=True, **options)
     tolerance = TOLERANCE
-    if dtype.itemsize == 2:
+    if dtype.itemsize < 4:
         scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
         s = reference.scores(q, k, softmax_scale=scale, **options)
         largest = s.max(axis=-1, keepdims=True)
         p = np.exp(s - np.where(np.isfinite(largest), largest, 0.0))
         total = p.sum(axis=-1, keepdims=True)
-        rounded = (p.astype(dtype).astype(np.float64) @ v / np.where(total > 0.0, total, 1.0)).astype(dtype)
-        one_step = float(ml_dtypes.finfo(dtype).eps) * np.abs(o).max(initial=0.0)
-        tolerance = max(2 * float(np.abs(rounded.astype(np.float64) - o).max(initial=0.0)), one_step)
+        rounded = round_p_and_o(p, np.where(total > 0.0, total, 1.0), v, dtype.name)
+        of_o = RESULTS.get(dtype.name, dtype)
+        one_step = float(ml_dtypes.finfo(of_o).eps) * np.abs(o).max(initial=0.0)
+        tolerance = max(2 * max(float(np.abs(each - o).max(initial=0.0)) for each in rounded), one_step)
     return Expected(o.swapaxes(-3, -2) if q.ndim > 2 else o, lse, tolerance)
+
+
+RESULTS = {"uint8": ml_dtypes.bfloat16}  # the type of O where it is not that of Q
+# A row's largest weight in e4m3: 2^8, or by so many powers of 2 more, as maxima may lag behind (16_fp8.cu).
+_LAGS = (0.0, 0.25, 0.5, 0.74)
+
+
+def round_p_and_o(p: np.ndarray, total: np.ndarray, v: np.ndarray, dtype: str) -> list[np.ndarray]:
+    """Compute P V / total in float64, with P and O rounded as a kernel of this type does; in e4m3 for each of `_LAGS`.
+
+    Args:
+        p: weights (..., rows, keys), the largest of a row 1. total: their sums, (..., rows, 1). dtype: of q.
+    """
+
+    def rounded(x: np.ndarray, to: Any) -> np.ndarray:
+        return x.astype(to).astype(np.float64)
+
+    if dtype != "uint8":
+        return [rounded(rounded(p, dtype_of(dtype)) @ v / total, dtype_of(dtype))]
+    scales = [2.0 ** (8 + lag) for lag in _LAGS]
+    weights = [in_float64(fp8.quantise(scale * p)) / scale for scale in scales]
+    return [rounded(each @ v / total, RESULTS[dtype]) for each in weights]
 
 
 def _compared(name: str, got: np.ndarray, want: np.ndarray, tolerance: float) -> CheckResult:

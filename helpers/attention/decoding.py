@@ -29,7 +29,7 @@ from helpers.attention.ladder.call import (
 )
 from helpers.attention.ladder.extras import check_sinks
 from helpers.attention.ladder.kinds import DeviceArrays, kind_of
-from helpers.attention.ladder.layout import Spec, address
+from helpers.attention.ladder.layout import Spec, address, titles
 from helpers.attention.ladder.plan import CompiledPlan
 from helpers.attention.ladder.score_mod import bind_to_call, parse_score_mod
 from helpers.attention.run import Call, Change, Kind, Output, Plan, compile_plan, run
@@ -272,7 +272,7 @@ def _decoder_of(specs: Mapping[str, Spec], options: DecodeOptions) -> Stage:
         raise ValueError(f"stage={stage!r} does not decode; there are: {', '.join(DECODERS)}")
     decoder = SPLIT_KV if stage is None else DECODERS[stage]
     if q.dtype.name not in decoder.dtypes:
-        raise TypeError(f"q is {q.dtype}; {decoder.name} takes {', '.join(decoder.dtypes)}: q.astype('float16')")
+        raise TypeError(f"q is {titles(q.dtype.name)}; {decoder.name} takes {', '.join(decoder.dtypes)}")
     if limits.compute_capability() < decoder.min_cc:
         here = limits.compute_capability() / 10
         raise ValueError(f"{decoder.name} needs compute capability {decoder.min_cc / 10}; this GPU has {here}")

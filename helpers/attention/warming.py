@@ -15,6 +15,7 @@ import numpy as np
 
 from helpers.attention import calls, kernel
 from helpers.attention.ladder.call import CU_SEQLENS, BackwardOptions, ForwardOptions, mask_window
+from helpers.attention.ladder.kinds import E4M3
 from helpers.attention.ladder.launches import C_NAMES
 from helpers.attention.ladder.layout import dense
 from helpers.attention.ladder.plan import CompiledPlan
@@ -46,8 +47,8 @@ def warm_up(
 
     Args:
         heads, kv_heads, head_dim: of q, of k and v (as many as q where it is not given), words of a row.
-        dtype: q's, by name. gradients: also what flash_attention_backward needs. packed: as
-            flash_attention_varlen has them.
+        dtype: q's, by name, float8_e4m3fn too, whose results are bfloat16. gradients: also what
+            flash_attention_backward needs. packed: as flash_attention_varlen has them.
         The others: as flash_attention and flash_attention_backward have them; stage is the forward's.
 
     Returns:
@@ -60,15 +61,16 @@ def warm_up(
     kv_heads = heads if kv_heads is None else whole_number("kv_heads", kv_heads, least=1)
     check_flags(gradients=gradients, packed=packed, deterministic=deterministic)
     mask_window(window, causal)
-    if dtype not in C_NAMES:
-        raise TypeError(f"dtype = {dtype!r:.40}; there are {', '.join(C_NAMES)}, by name")
+    if dtype not in (*C_NAMES, E4M3):
+        raise TypeError(f"dtype = {dtype!r:.40}; there are {', '.join((*C_NAMES, E4M3))}, by name")
+    of_q = dtype_of("uint8" if dtype == E4M3 else dtype)
     jobs: dict[tuple[Hashable, ...], Any] = {}
-    columns = calls.whole_chunks(head_dim, dtype_of(dtype).itemsize)
+    columns = calls.whole_chunks(head_dim, of_q.itemsize)
     shares = (1, max(_SEQUENCES)) if packed else (1,)  # the longest sequence is so many times as long as the mean
     for sequences, rows, keys, share in itertools.product(_SEQUENCES, _LENGTHS, _LENGTHS, shares):
         lead = (sequences * rows,) if packed else (sequences, rows)
         kv_lead = (sequences * keys,) if packed else (sequences, keys)
-        q = dense((*lead, heads, columns), dtype_of(dtype))
+        q = dense((*lead, heads, columns), of_q)
         k = dense((*kv_lead, kv_heads, columns), q.dtype)
         lse = dense((*lead[:-1], heads, lead[-1]), np.dtype(np.float32))
         cu_seqlens = dict.fromkeys(CU_SEQLENS, dense((sequences + 1,), np.dtype(np.int32))) if packed else {}

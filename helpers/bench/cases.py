@@ -12,9 +12,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from helpers.attention.check import TOLERANCE, make_inputs
+from helpers.attention.check import RESULTS, TOLERANCE, in_float64, in_type, make_inputs, round_p_and_o
 from helpers.attention.ladder.call import Call, Spec, mask_window, softmax_scale_of
+from helpers.attention.ladder.layout import titles
 from helpers.device import cp
+from helpers.engine.cuda_source.signatures import dtype_of
 
 TYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 SAMPLED_ROWS = 256  # rows of the output compared with float64: enough to see any wrong tile, cheap at any N
@@ -52,16 +54,19 @@ class Case:
     @property
     def bytes(self) -> int:
         """Bytes of Q, K, V and O: the least that a kernel can move."""
-        return 4 * math.prod(self.shape) * np.dtype(TYPES[self.dtype]).itemsize
+        return math.prod(self.shape) * sum(spec.dtype.itemsize for spec in call_of(self).arrays.values())
 
     def __str__(self) -> str:
-        return f"{'x'.join(map(str, self.shape))} {self.dtype}{' causal' * self.causal}{' backward' * self.backward}"
+        more = " causal" * self.causal + " backward" * self.backward
+        return f"{'x'.join(map(str, self.shape))} {titles(self.dtype)}{more}"
 
 
 def call_of(case: Case) -> Call:
     """Make the Call of a case: contiguous arrays (batch, heads, N, d), the usual scale."""
     batch, _, rows, head_dim = case.shape
-    arrays = dict.fromkeys("qkvo", Spec.dense(case.shape, np.dtype(TYPES[case.dtype])))
+    dtype = dtype_of(case.dtype)
+    arrays = dict.fromkeys("qkv", Spec.dense(case.shape, dtype))
+    arrays["o"] = Spec.dense(case.shape, RESULTS.get(case.dtype, dtype))
     scale, window = softmax_scale_of(None, head_dim), mask_window(None, case.causal)
     return Call(arrays, scale, window, rows, batch, aligned=True, keys=rows)
 
@@ -87,7 +92,7 @@ class Inputs:
 
     def __init__(self, shape: Shape, dtype: str = "float32", *, heads_last: bool = False) -> None:
         self.shape, self.dtype, self.heads_last = tuple(shape), dtype, heads_last
-        self.host = tuple(a.astype(TYPES[dtype], copy=False) for a in self._of_shape())
+        self.host = tuple(in_type(a, dtype) for a in self._of_shape())
         self._samples: dict[tuple[type, bool], Any] = {}
 
     def _of_shape(self) -> list[np.ndarray]:
@@ -112,7 +117,7 @@ class Inputs:
         except ImportError as error:
             raise ImportError("tensors of PyTorch need PyTorch: pip install torch") from error
 
-        dtype = getattr(torch, self.dtype)
+        dtype = torch.float8_e4m3fn if self.dtype == "uint8" else getattr(torch, self.dtype)
         return tuple(torch.from_numpy(a).cuda().to(dtype) for a in self._of_shape())
 
     @functools.cached_property
@@ -138,8 +143,8 @@ class Inputs:
 class Sample:
     """Rows and heads of an output that are compared with float64: the first, the last, and others at random.
 
-    expected: (heads, rows, d) float64. rounded: the same by NumPy attention that rounds P and O to a half type, on the
-    same (rounded) inputs. tolerance: 1e-5 in float32; in a half type twice the error of `rounded`.
+    expected: (heads, rows, d) float64. rounded: the same by NumPy attention that rounds P and O to a half type or e4m3,
+    on the same (rounded) inputs. tolerance: 1e-5 in float32; else twice the error of `rounded`.
 
     Args:
         heads: of batch * heads; some where it is None. most_rows: of all heads together.
@@ -160,23 +165,22 @@ class Sample:
         rng = np.random.default_rng(seed)
         self.heads = _some(rng, batch * all_heads, SAMPLED_HEADS) if heads is None else np.asarray(heads)
         self.rows = _some(rng, n, max(most_rows // len(self.heads), 2))
-        dtype, half = TYPES[inputs.dtype], inputs.dtype != "float32"
+        exact = inputs.dtype == "float32"
         hidden = np.arange(n) > self.rows[:, None]
         expected, rounded = [], []
         for head in self.heads:
-            q, k, v = (a[divmod(head, all_heads)].astype(np.float64) for a in inputs.host)
+            q, k, v = (in_float64(a[divmod(head, all_heads)]) for a in inputs.host)
             s = rotate(q)[self.rows] @ rotate(k).T / math.sqrt(head_dim)
             if causal:
                 s[hidden] = -np.inf
             p = np.exp(s - s.max(axis=-1, keepdims=True))
             total = p.sum(axis=-1, keepdims=True)
             expected.append(p @ v / total)
-            if half:
-                o = (p.astype(dtype).astype(np.float64) @ v / total).astype(dtype)
-                rounded.append(o.astype(np.float64))
+            rounded.append(expected[-1:] if exact else round_p_and_o(p, total, v, inputs.dtype))
         self.expected = np.stack(expected)
-        self.rounded = np.stack(rounded) if half else self.expected
-        self.tolerance = 2 * float(np.abs(self.rounded - self.expected).max()) if half else TOLERANCE
+        self.rounded = np.stack([first for first, *_ in rounded])
+        error = max(float(np.abs(o - want).max()) for each, want in zip(rounded, expected, strict=True) for o in each)
+        self.tolerance = TOLERANCE if exact else 2 * error
 
     def error(self, o: Any) -> float:
         """Return the largest absolute error of an output (batch, heads, N, d); NaN if a value is NaN."""

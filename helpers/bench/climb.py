@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from helpers.attention.ladder import LADDER, Stage
+from helpers.attention.ladder.layout import titles
 from helpers.attention.ladder.steps import BEFORE, CLIMBS, by_number
 from helpers.bench import counters, reading, records
 from helpers.bench.reading import case_of
@@ -192,7 +193,7 @@ def _row(first: str, idea: str, gain: Gain) -> str:
 def _where(gain: Gain) -> str:
     """Format the type, or both types, and d; the other sizes are always 4 x 16 heads of 4096 rows."""
     types = dict.fromkeys((gain.before["dtype"], gain.after["dtype"]))
-    return f"{' → '.join(types)}, d = {gain.after['shape'][3]}"
+    return f"{' → '.join(map(titles, types))}, d = {gain.after['shape'][3]}"
 
 
 # ---- what was promised

@@ -51,6 +51,7 @@ CLIMB_CASES = {
     "hopper": HOPPER_HEADS,
     "hopper_backward": HOPPER_GRADIENTS,
     "tf32": HEADS,
+    "fp8": tuple(Case(case.shape, "uint8", causal) for case in HEADS for causal in (False, True)),
     "fp16x3": (*HEADS, *(replace(case, causal=True) for case in HEADS)),
 }
 

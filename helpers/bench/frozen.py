@@ -116,7 +116,7 @@ def _specs(stage: Stage, shape: Shape, dtype: Any, head_dim: int, variant: Varia
         kv_heads = heads
     of_q, of_k = (batch, heads, n, head_dim), (batch, kv_heads, n_kv, head_dim)
     arrays = {name: Spec.dense(of_q if name == "q" else of_k, dtype) for name in "qkv"}
-    out = np.dtype(np.float32) if variant.options.get("out") else dtype
+    out = dtype_of(variant.options.get("out") or stage.result_dtype(dtype.name))
     arrays["o"] = Spec.dense(of_q, dtype if stage.direction == "backward" else out)
     if stage.direction == "backward":
         arrays["do"] = Spec.dense(of_q, dtype)

@@ -14,8 +14,9 @@ from helpers.attention import flash_attention, kernel, reference
 from helpers.attention.ladder import LADDER, Rung, backward
 from helpers.attention.ladder.steps import BASES, BEFORE
 from helpers.bench import experiments, host_cost, peers
-from helpers.bench.cases import TYPES, Case, Inputs, Sample, call_of
+from helpers.bench.cases import Case, Inputs, Sample, call_of
 from helpers.device import ON_GPU, cp
+from helpers.engine.cuda_source.signatures import dtype_of
 
 Launch = Callable[[], Any]
 Check = Callable[[], dict[str, Any]]
@@ -187,7 +188,7 @@ def of_stage(
         yield launch, lambda: check(inputs, launch)
 
     def compile_it() -> None:
-        one = cp.zeros((1, 1, 1, case.shape[3]), dtype=TYPES[case.dtype])
+        one = cp.zeros((1, 1, 1, case.shape[3]), dtype=dtype_of(case.dtype))
         stage.prepare(one, one, one, source=text(), sizes={**tile_sizes(stage, case), **sizes})
 
     return Job(
@@ -276,7 +277,7 @@ def of_gradients(
         yield launch, lambda: _check_gradients(case, inputs, launch)
 
     def compile_it() -> None:
-        one = cp.zeros((1, 1, 1, case.shape[3]), dtype=TYPES[case.dtype])
+        one = cp.zeros((1, 1, 1, case.shape[3]), dtype=dtype_of(case.dtype))
         lse = cp.zeros((1, 1, 1), dtype=cp.float32)
         how = {"deterministic": way.deterministic, "source": way.source}
         all_sizes = {**tile_sizes(way.stage, case), **sizes}

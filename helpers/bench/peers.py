@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from helpers.attention.ladder.layout import titles
 from helpers.bench.cases import Inputs
 from helpers.bench.results import roof_name
 from helpers.device import ON_GPU, cp
@@ -40,7 +41,7 @@ class Peer:
     def why_not(self, dtype: str, causal: bool) -> str | None:
         """Return why it cannot, as far as that is known before it is tried."""
         if dtype not in self.dtypes:
-            return f"takes {', '.join(self.dtypes)}"
+            return f"takes {', '.join(map(titles, self.dtypes))}"
         return "no causal mask" if causal and not self.causal else None
 
 
@@ -133,7 +134,7 @@ def attentions() -> tuple[Peer, ...]:
     installed = any(map(importlib.util.find_spec, FLASH_ATTENTION_3))
     if not installed or int(cp.cuda.Device().compute_capability) != 90:
         return TORCH
-    return (*TORCH, Peer("FlashAttention-3", _flash_attention_3, HALVES))
+    return (*TORCH, Peer("FlashAttention-3", _flash_attention_3, (*HALVES, "uint8")))
 
 
 def _sdpa_backward(backend: str) -> Callable[[Inputs, bool], AbstractContextManager[Callable[[], Any]]]:

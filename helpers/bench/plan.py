@@ -24,8 +24,8 @@ from helpers.bench.job import (
 from helpers.bench.results import Measurement, Record
 from helpers.device import ON_GPU
 
-# The cases of the record. Half types: the main shapes in both; bfloat16 alone where time is drawn against N, with
-# 16384 tokens and 2048 columns of all heads together, as in FlashAttention's papers.
+# The cases of the record. Half types and e4m3: the main shapes in each; bfloat16 alone where time is drawn against N,
+# with 16384 tokens and 2048 columns of all heads together, as in FlashAttention's papers.
 SHAPES = ((1, 1, 4096, 64), (1, 1, 16384, 64), (1, 16, 4096, 64), (4, 16, 4096, 64), (4, 16, 4096, 128))
 ONE_HEAD_SWEEP = tuple((1, 1, n, 64) for n in (1024, 2048, 8192))
 HALF_SWEEP = tuple(shape_of_tokens(n, d) for d in (128, 64) for n in (512, 2048, 4096, 8192, 16384))
@@ -59,14 +59,17 @@ def share_of(case: Case) -> float:
 def cases(*, on_gpu: bool = ON_GPU, quick: bool = False) -> list[Case]:
     """List the cases of a run, each once; those of a shape and a type follow one another."""
     if not on_gpu:
-        return [Case(ON_CPU, dtype) for dtype in ("float32", "float16")]
+        return [Case(ON_CPU, dtype) for dtype in ("float32", "float16", "uint8")]
     chosen = [Case(shape, "float32", causal) for shape in (QUICK if quick else SHAPES) for causal in (False, True)]
     if quick:
-        return [*chosen, *(Case(QUICK[-1], "bfloat16", causal) for causal in (False, True))]
+        return [
+            *chosen,
+            *(Case(QUICK[-1], dtype, causal) for dtype in ("bfloat16", "uint8") for causal in (False, True)),
+        ]
     chosen += [Case(shape) for shape in ONE_HEAD_SWEEP]
     main = SHAPES[-2:]
     chosen += [Case(SHAPES[2], "bfloat16")]
-    for dtype, shapes in (("float16", main), ("bfloat16", (*main, *HALF_SWEEP))):
+    for dtype, shapes in (("float16", main), ("bfloat16", (*main, *HALF_SWEEP)), ("uint8", main)):
         chosen += [Case(shape, dtype, causal) for shape in shapes for causal in (False, True)]
     return list(dict.fromkeys(chosen))
 

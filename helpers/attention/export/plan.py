@@ -18,6 +18,7 @@ from helpers.attention.export.sizes import Size, Tree, names, tree_of, value
 from helpers.attention.ladder import Stage, limits
 from helpers.attention.ladder.call import Call, Spec
 from helpers.attention.ladder.launch import Launch, Map, Part
+from helpers.attention.ladder.layout import titles
 from helpers.attention.ladder.limits import Limits
 from helpers.attention.ladder.params import STRIDES, UNLIMITED
 from helpers.attention.ladder.stages import hopper
@@ -248,6 +249,9 @@ def plan(request: Request) -> Plan:
         reason = stage.why_not(**needs, causal=right == 0, window=window, deterministic=request.deterministic)
         if reason:
             raise CannotExport(f"stage {stage.name} cannot: {reason}")
+        if stage.out_dtypes:
+            types = f"{titles(*stage.dtypes)} and returns {titles(*stage.out_dtypes)}"
+            raise CannotExport(f"stage {stage.name} takes {types}: an exported file has one type for all arrays")
         if others := set(re.findall(r"^#include <([^>]+)>", kernel.source(stage.file), re.M)) - HEADERS:
             raise CannotExport(f"{stage.file} includes <{min(others)}>, which does not come with CUDA")
         defines = dict(stage.defines(request.head_dim))

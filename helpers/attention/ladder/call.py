@@ -14,7 +14,7 @@ import numpy as np
 
 from helpers import device
 from helpers.attention.ladder import extras
-from helpers.attention.ladder.layout import Spec
+from helpers.attention.ladder.layout import TITLES, Spec, titles
 from helpers.attention.ladder.score_mod import ScoreMod, bind_to_call
 from helpers.attention.scalars import check_flags
 from helpers.engine.cuda_source.signatures import dtype_of
@@ -267,8 +267,8 @@ def check_stage_arrays(stage: str, dtypes: Sequence[str], q: Any, k: Any, v: Any
         if not isinstance(array, (np.ndarray, device.cp.ndarray)):
             raise TypeError(f"{name} is a NumPy or a device array; got {type(array).__name__}")
         if array.dtype not in [dtype_of(dtype) for dtype in dtypes]:
-            hint = f": {name}.astype('{dtypes[0]}')" if len(dtypes) == 1 else ""
-            raise TypeError(f"{name} is {array.dtype}; stage {stage} takes {' or '.join(dtypes)}{hint}")
+            hint = f": {name}.astype('{dtypes[0]}')" if len(dtypes) == 1 and dtypes[0] not in TITLES else ""
+            raise TypeError(f"{name} is {array.dtype}; stage {stage} takes {titles(*dtypes)}{hint}")
         check_same_dtype(name, array, q)
     for name, array in arrays:
         if not 2 <= array.ndim <= 4:

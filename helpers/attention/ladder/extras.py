@@ -27,6 +27,9 @@ def extra_inputs(
     rotary_interleaved: bool = False,
     rotary_positions: tuple[Any, Any] | None = None,
     sinks: Any = None,
+    q_descale: Any = None,
+    k_descale: Any = None,
+    v_descale: Any = None,
 ) -> dict[str, Any]:
     """Collect the extra inputs that are given, by the names of `NAMES`.
 
@@ -35,7 +38,7 @@ def extra_inputs(
         ValueError: rotary_cos without rotary_sin, or another rotary option without both.
     """
     no_array = bias is alibi_slopes is sinks is rotary_cos is rotary_sin is rotary_positions is None
-    if no_array and rotary_interleaved is False:
+    if no_array and rotary_interleaved is False and q_descale is k_descale is v_descale is None:
         return {}
     check_flags(rotary_interleaved=rotary_interleaved)
     if (rotary_cos is None) != (rotary_sin is None):
@@ -52,27 +55,14 @@ def extra_inputs(
     if rotary_cos is None and (rotary_positions is not None or rotary_interleaved):
         what = "rotary_positions" if rotary_positions is not None else "rotary_interleaved"
         raise ValueError(f"{what} is given without rotary_cos and rotary_sin: there is nothing to rotate by")
-    named = zip(NAMES[: -len(DESCALES)], (bias, alibi_slopes, sinks, rotary_cos, rotary_sin, *positions), strict=True)
-    extras = {name: a for name, a in named if a is not None}
+    given = bias, alibi_slopes, sinks, rotary_cos, rotary_sin, *positions, q_descale, k_descale, v_descale
+    extras = {name: a for name, a in zip(NAMES, given, strict=True) if a is not None}
     for name, a in extras.items():
         if not hasattr(a, "shape") or not hasattr(a, "dtype"):
             raise TypeError(f"{_argument(name)} is an array; got {type(a).__name__} {a!r:.40}")
     if rotary_positions is not None and any(a is None for a in positions):
         raise TypeError("rotary_positions has an array and a None; give two arrays, or None for both")
     return extras
-
-
-def descales(q_descale: Any = None, k_descale: Any = None, v_descale: Any = None) -> dict[str, Any]:
-    """Collect the descales that are given, by the names of `DESCALES`.
-
-    Raises:
-        TypeError: one is no array.
-    """
-    given = {name: a for name, a in zip(DESCALES, (q_descale, k_descale, v_descale), strict=True) if a is not None}
-    for name, a in given.items():
-        if not hasattr(a, "shape") or not hasattr(a, "dtype"):
-            raise TypeError(f"{name} is an array; got {type(a).__name__} {a!r:.40}")
-    return given
 
 
 def needs(arrays: Mapping[str, Any]) -> dict[str, Any]:

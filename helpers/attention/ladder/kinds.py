@@ -216,17 +216,30 @@ def _kind_of_type(array: type) -> DeviceArrays | TorchTensors | None:
 _CPU, _CUDA, _CUDA_HOST, _MANAGED = 1, 2, 3, 13  # device types of DLPack
 
 
+def as_bytes(name: str, a: Any) -> Any:
+    """View an array or tensor of e4m3 as its bytes; others stay as they are.
+
+    Raises:
+        TypeError: another float of 8 bits.
+    """
+    library, _, dtype = str(getattr(a, "dtype", "")).rpartition(".")
+    if not dtype.startswith("float8"):
+        return a
+    if dtype != E4M3:
+        raise TypeError(f"{name} is {dtype}; of floats of 8 bits the kernels take {E4M3}")
+    return a.view(sys.modules["torch"].uint8 if library else np.uint8)
+
+
 def as_device_array(name: str, a: Any) -> Any:
     """Return a device array that shares a's memory, where that is on a GPU; otherwise a copy on the device."""
     if isinstance(a, (np.ndarray, device.cp.ndarray)):
-        return device.cp.asarray(a.view(np.uint8) if a.dtype.name == E4M3 else a)
-    if str(getattr(a, "dtype", "")) == f"torch.{E4M3}":  # which DLPack does not carry
-        a = a.view(sys.modules["torch"].uint8)
+        return device.cp.asarray(as_bytes(name, a))
     if getattr(a, "requires_grad", False) is True:
         raise TypeError(
             f"{name} requires grad, and this function keeps nothing for gradients: use "
             f"helpers.torch_attention.flash_attention, or give {name}.detach()"
         )
+    a = as_bytes(name, a)  # DLPack does not carry e4m3
     if not hasattr(a, "__dlpack__"):
         raise TypeError(f"{name} is an array of NumPy or the device, or one with __dlpack__; got {type(a).__name__}")
     if hasattr(a, "resolve_neg"):  # PyTorch's, whose signs in memory may be others, and DLPack says nothing of them

@@ -11,6 +11,13 @@ import numpy as np
 
 from helpers import device
 
+TITLES = {"uint8": "e4m3 (in uint8)"}  # what the elements are, where the name of their dtype does not tell
+
+
+def titles(*dtypes: str) -> str:
+    """Name dtypes of elements for a message: "float16 or bfloat16", and for bytes what they stand for."""
+    return " or ".join(TITLES.get(name, name) for name in dtypes)
+
 
 class lock_free_cached_property:
     """functools.cached_property without the lock that it takes before Python 3.12."""

@@ -222,12 +222,12 @@ class Rung(Stage):
             window: (left, right): how many keys before and after that diagonal a row sees; -1 for all of them.
             return_lse: return also the log of the sum of exp(scaled scores) of each row, float32 without the axis d.
             score_mod, mask_mod, mod_args, score_mod_grad, bias, alibi_slopes, sinks, rotary_cos, rotary_sin,
-                rotary_interleaved, rotary_positions: as in `helpers.attention.flash_attention`, for stages with the
-                features mod and rotary.
+                rotary_interleaved, rotary_positions, q_descale, k_descale, v_descale: as in
+                `helpers.attention.flash_attention`, for stages with the features mod, rotary and descale.
 
         Returns:
-            The output, of q's shape and dtype, a device array; with return_lse, (o, lse). A row that sees no key is 0,
-            and its lse -inf.
+            The output, of q's shape and of q's dtype or the first of the stage's `out_dtypes`, a device array; with
+            return_lse, (o, lse). A row that sees no key is 0, and its lse -inf.
 
         Raises:
             TypeError: an array of another dtype; a softmax_scale that is not a number; a window that is not a pair of

@@ -15,6 +15,7 @@ from helpers.attention.ladder import limits
 from helpers.attention.ladder.call import WITH_HEAD_DIM, Asked, Call, Spec, check_stage_arrays
 from helpers.attention.ladder.extras import NAMES, is_readable, needs
 from helpers.attention.ladder.launch import Launch
+from helpers.attention.ladder.layout import titles
 
 S = TypeVar("S", bound="Stage")
 C_NAMES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
@@ -144,11 +145,20 @@ class Stage:
         """Name the architecture to compile for, on compute capability `cc`: "sm_90", or "sm_90a" with `only_cc`."""
         return f"sm_{cc}{'a' if self.only_cc else ''}"
 
+    def result_dtype(self, dtype: str) -> str:
+        """Name the dtype of the results for inputs of a dtype, where the call asks for none."""
+        return self.out_dtypes[0] if self.out_dtypes else dtype
+
     def kernel_name(self, dtype: str = "float32", name: str | None = None) -> str:
-        """Return a kernel's name, by default the stage's own; a template's with the type: "flash_mma<__half>"."""
+        """Return a kernel's name, by default the stage's own; a template's with the type: "flash_mma<__half>".
+
+        Args:
+            dtype: of the inputs; or of the results, where the stage has `out_dtypes`.
+        """
         name = name or self.name
-        is_template = dtype in (self.out_dtypes or self.dtypes) and self.dtypes != ("float32",)
-        return f"{name}<{C_NAMES[dtype]}>" if is_template else name
+        of = self.result_dtype(dtype) if dtype in self.dtypes else dtype
+        is_template = of in (self.out_dtypes or self.dtypes) and self.dtypes != ("float32",)
+        return f"{name}<{C_NAMES[of]}>" if is_template else name
 
     def kernel_names(self, dtype: str = "float32") -> tuple[str, ...]:
         """Return the names of all its kernels, as `kernel_name` makes them."""
@@ -181,7 +191,7 @@ class Stage:
     ) -> str | None:
         """Return the reason why it cannot do this on this device, or None."""
         if dtype not in self.dtypes:
-            return f"it takes {' or '.join(self.dtypes)}, not {dtype}"
+            return f"it takes {titles(*self.dtypes)}, not {titles(dtype)}"
         if not 1 <= head_dim <= self.max_head_dim or head_dim % self.head_dim_step:
             multiples = f", multiples of {self.head_dim_step}" if self.head_dim_step > 1 else ""
             return f"head_dim = {head_dim}; this stage takes {self.head_dim_step} to {self.max_head_dim}{multiples}"
@@ -204,7 +214,7 @@ class Stage:
             return f"its results are {' or '.join(self.out_dtypes) or f'{dtype} or float32'}, not {out}"
         here, needed = limits.compute_capability(), max(self.min_cc, 80 if dtype == "bfloat16" else 0)
         if here < needed:
-            return f"it needs compute capability {needed / 10} for {dtype}; this GPU has {here / 10}"
+            return f"it needs compute capability {needed / 10} for {titles(dtype)}; this GPU has {here / 10}"
         if self.only_cc and here != self.min_cc:
             needed_arch = f"sm_{self.min_cc}a, which only compute capability {self.min_cc / 10} runs"
             return f"it is compiled for {needed_arch}; this GPU has {here / 10}"

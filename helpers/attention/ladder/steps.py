@@ -399,11 +399,28 @@ def _fp16x3() -> _Climb:
     return _Climb("fp16x3", "two products in flight", steps)
 
 
+# ---- hopper -> fp8
+
+
+def _fewer_keys(head_dim: int) -> list[Sizes]:
+    """Return fp8's sizes with fewer keys a tile: those of two products in flight need registers at the same time."""
+    return [{**LADDER["fp8"].tiles(head_dim), "BLOCK_N": 96 if head_dim <= 128 else 64}]
+
+
+def _fp8() -> _Climb:
+    step = partial(_step, LADDER["fp8"], error_factor=4.0)  # sums of the tensor core
+    steps = (
+        step("16_01_one_level.cu", "sums by the tensor core"),
+        step("16_03_two_in_flight.cu", "two products in flight", candidates=_fewer_keys),
+    )
+    return _Climb("fp8", "each tile of keys added in float32", steps)
+
+
 # ---- all climbs
 
 _CLIMBS = (
     *(_register_tiles(), _flash_wmma(), _flash_mma(), _backward_mma(), _hopper(), _flash_cute(), _hopper_backward()),
-    *(_tf32(), _fp16x3()),
+    *(_tf32(), _fp16x3(), _fp8()),
 )
 # By stage: the climb, whose last element is the stage itself; see `_Climb` for the others.
 CLIMBS: Mapping[str, tuple[Rung, ...]] = {climb.stage: (*climb.steps, LADDER[climb.stage]) for climb in _CLIMBS}

@@ -13,7 +13,7 @@ from helpers.attention.ladder.extras import DESCALES
 from helpers.attention.ladder.launch import Launch, Map
 from helpers.attention.ladder.stage import Stage, Tuning
 from helpers.attention.ladder.stages import PLAIN
-from helpers.attention.ladder.stages.hopper import _ON_HOPPER, _launch_in_order, _schedule
+from helpers.attention.ladder.stages.hopper import ON_HOPPER, launch_in_order, mbarrier_bytes, schedule
 from helpers.attention.ladder.tiles import Sizes
 
 TRANSPOSE, TRANSPOSE_THREADS = "16_transpose.cu", 128
@@ -42,8 +42,8 @@ def _row_bytes(head_dim: int) -> int:
 def fp8_shared_bytes(sizes: Sizes) -> int:
     """Count SHARED_BYTES of fp8: Q, STAGES tiles each of K and V^T, mbarriers."""
     row, stages = _row_bytes(sizes["HEAD_DIM"]), sizes.get("STAGES", STAGES)
-    barriers = 2 * (sizes["BLOCK_M"] // 64) + 4 * stages
-    return sizes["BLOCK_M"] * row + stages * sizes["BLOCK_N"] * (row + sizes["HEAD_DIM"] + ONES) + 8 * barriers
+    tiles_of_q_k_v = sizes["BLOCK_M"] * row + stages * sizes["BLOCK_N"] * (row + sizes["HEAD_DIM"] + ONES)
+    return tiles_of_q_k_v + mbarrier_bytes(sizes, 2 * stages)
 
 
 def _transpose_and_attend(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
@@ -56,10 +56,8 @@ def _transpose_and_attend(stage: Stage, call: Call, sizes: Sizes) -> list[Launch
     shared = panel * (2 * sizes["HEAD_DIM"] + ONES)
     args = ("v", "v_image", *cu_seqlens_k, params)
     transpose = Launch("transpose_v", grid, (TRANSPOSE_THREADS,), shared, args, TRANSPOSE, of_transpose)
-    maps = Map("q", 64), Map("k", sizes["BLOCK_N"]), "v_image"
-    *before, main = _launch_in_order(stage, call, sizes, maps)
-    o, lse, *others = main.args[len(maps) :]
-    return [transpose, *before, main._replace(args=(*maps, o, lse, *launches.given(call, *DESCALES), *others))]
+    inputs = Map("q", 64), Map("k", sizes["BLOCK_N"]), "v_image"
+    return [transpose, *launch_in_order(stage, call, sizes, inputs, launches.given(call, *DESCALES))]
 
 
 def _panel_keys(sizes: Sizes) -> int:
@@ -77,7 +75,7 @@ def _fp8_scratch(call: Call, sizes: Sizes) -> Mapping[str, Spec]:
     """Return the scratch arrays: V^T in tiles, and the schedule."""
     batch, heads, _, head_dim = call.arrays["v"].shape
     shape = batch * heads, _v_tiles(call, sizes), sizes["BLOCK_N"] * (head_dim + ONES)
-    return {**_schedule(call, sizes), "v_image": Spec.dense(shape, np.uint8)}
+    return {**schedule(call, sizes), "v_image": Spec.dense(shape, np.uint8)}
 
 
 FP8 = Stage(
@@ -93,5 +91,5 @@ FP8 = Stage(
     out_dtypes=("bfloat16", "float16", "float32"),
     max_head_dim=256,
     shared_bytes=fp8_shared_bytes,
-    **{**_ON_HOPPER, "head_dim_step": 16},
+    **{**ON_HOPPER, "head_dim_step": 16},
 )

@@ -16,7 +16,7 @@ from helpers.attention.ladder.stage import Stage, Tuning
 from helpers.attention.ladder.stages import FLOAT, FORWARD_EXTRAS, PLAIN
 from helpers.attention.ladder.tiles import Sizes
 
-_ON_HOPPER: Mapping[str, Any] = {
+ON_HOPPER: Mapping[str, Any] = {
     "min_cc": 90,
     "only_cc": True,
     "head_dim_step": 8,
@@ -29,8 +29,13 @@ _ON_HOPPER: Mapping[str, Any] = {
 ORDER, ORDER_THREADS, ORDER_PACKED_THREADS = "10_order.cu", 256, 1024
 
 
-def _launch_in_order(stage: Stage, call: Call, sizes: Sizes, maps: tuple[Any, ...]) -> list[Launch]:
-    """Launch the kernel that orders tiles, then the stage's own with these tensor maps, and arrays, as inputs."""
+def launch_in_order(
+    stage: Stage, call: Call, sizes: Sizes, maps: tuple[Any, ...], more: tuple[Any, ...] = ()
+) -> list[Launch]:
+    """Launch the kernel that orders tiles, then the stage's own with these tensor maps, and arrays, as inputs.
+
+    more: the stage's own arguments after lse.
+    """
     block_m, block_n = np.int32(sizes["BLOCK_M"]), np.int32(sizes["BLOCK_N"])
     lse, *cu_seqlens = launches.given(call, "lse", *CU_SEQLENS)
     params, sequences = launches.params_of(call), np.int32(call.sequences)
@@ -44,11 +49,11 @@ def _launch_in_order(stage: Stage, call: Call, sizes: Sizes, maps: tuple[Any, ..
         args = ("schedule", *numbers, params)
         order = Launch("order_tiles", (rounds,), (ORDER_THREADS,), 0, args, ORDER, once=True)
     before, functions = launches.functions_of_scores(stage, call, sizes)
-    main = (*maps, "o", lse, *cu_seqlens, "schedule", np.int32(rounds), params, *functions)
+    main = (*maps, "o", lse, *more, *cu_seqlens, "schedule", np.int32(rounds), params, *functions)
     return [*before, order, stage.launch((blocks,), sizes, main)]
 
 
-def _schedule(call: Call, sizes: Sizes) -> dict[str, Spec]:
+def schedule(call: Call, sizes: Sizes) -> dict[str, Spec]:
     """Return the scratch array of the tile of each block in each round, int32 (rounds, blocks, 4)."""
     return {"schedule": Spec.dense((*_rounds_and_blocks(call, sizes), 4), np.int32)}
 
@@ -173,12 +178,17 @@ def _hopper_variant(call: Call) -> dict[str, int]:
     return pick_hopper(call.head_dim, call.window != (-1, -1), keys)
 
 
+def mbarrier_bytes(sizes: Sizes, tiles: int) -> int:
+    """Count the bytes of mbarriers: two of Q for each warpgroup of consumers, two for each tile of K or V."""
+    return 8 * 2 * (sizes["BLOCK_M"] // 64 + tiles)
+
+
 def hopper_shared_bytes(sizes: Sizes) -> int:
     """Count SHARED_BYTES of hopper: Q, STAGES tiles each of K and V, in panels of 64 columns; one of O; mbarriers."""
     stages = sizes.get("STAGES", HOPPER_STAGES)
     row = 128 * -(-sizes["HEAD_DIM"] // 64)
-    barriers = 2 * (sizes["BLOCK_M"] // 64) + 4 * stages
-    return row * (sizes["BLOCK_M"] + 2 * stages * sizes["BLOCK_N"]) + 128 * sizes["BLOCK_M"] + 8 * barriers
+    tiles_of_q_k_v = row * (sizes["BLOCK_M"] + 2 * stages * sizes["BLOCK_N"])
+    return tiles_of_q_k_v + 128 * sizes["BLOCK_M"] + mbarrier_bytes(sizes, 2 * stages)
 
 
 def _hopper_by_default(rows: int, all_rows: int, head_dim: int) -> bool:
@@ -200,7 +210,7 @@ def persistent(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
 
     Another kernel writes which tile that is. Where sequences are packed, each tile is a block: see 10_order.cu.
     """
-    return _launch_in_order(stage, call, sizes, qkv_maps(sizes))
+    return launch_in_order(stage, call, sizes, qkv_maps(sizes))
 
 
 HOPPER = Stage(
@@ -212,12 +222,12 @@ HOPPER = Stage(
         lambda head_dim, shared_limit: pick_hopper(head_dim), variant=_hopper_variant, by_default=_hopper_by_default
     ),
     launches=persistent,
-    scratch=_schedule,
+    scratch=schedule,
     features=PLAIN | FORWARD_EXTRAS | FLOAT,
     dtypes=("float16", "bfloat16"),
     max_head_dim=256,
     shared_bytes=hopper_shared_bytes,
-    **_ON_HOPPER,
+    **ON_HOPPER,
 )
 
 # ---- 15: float32 by three products of fp16
@@ -241,8 +251,8 @@ def pick_fp16x3(head_dim: int) -> dict[str, int]:
 def fp16x3_shared_bytes(sizes: Sizes) -> int:
     """Count SHARED_BYTES of fp16x3: Q and STAGES tiles of K and V, each in two parts, in panels; mbarriers."""
     row = 2 * 128 * -(-sizes["HEAD_DIM"] // 64)
-    barriers = 2 * (sizes["BLOCK_M"] // 64) + 2 * sizes["STAGES"]
-    return row * (sizes["BLOCK_M"] + sizes["STAGES"] * sizes["BLOCK_N"]) + 8 * barriers
+    tiles_of_q_k_v = row * (sizes["BLOCK_M"] + sizes["STAGES"] * sizes["BLOCK_N"])
+    return tiles_of_q_k_v + mbarrier_bytes(sizes, sizes["STAGES"])
 
 
 def _split_and_multiply(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
@@ -252,12 +262,12 @@ def _split_and_multiply(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
     args = "q", "k", "v", *parts, *exponents, *launches.given(call, *CU_SEQLENS), launches.params_of(call)
     split = Launch(stage.kernels[0], (of_q + 2 * of_kv,), (SPLIT_THREADS,), 0, args)
     rows = SPLIT_ROWS, sizes["BLOCK_N"], sizes["BLOCK_N"]
-    return [split, *_launch_in_order(stage, call, sizes, (*map(Map, parts, rows), *exponents))]
+    return [split, *launch_in_order(stage, call, sizes, (*map(Map, parts, rows), *exponents))]
 
 
 def _fp16x3_scratch(call: Call, sizes: Sizes) -> dict[str, Spec]:
     """Return the scratch arrays: hi and lo of each batch of Q, K and V, their tiles' exponents, and the schedule."""
-    scratch = _schedule(call, sizes)
+    scratch = schedule(call, sizes)
     for name in "qkv":
         batch, *others = call.arrays[name].shape
         scratch[f"{name}_split"] = Spec.dense((2 * batch, *others), np.float16)
@@ -286,5 +296,5 @@ FP16X3 = Stage(
     kernels=("fp16x3_split", "fp16x3"),
     features=PLAIN | FORWARD_EXTRAS,
     shared_bytes=fp16x3_shared_bytes,
-    **_ON_HOPPER,
+    **ON_HOPPER,
 )
