@@ -1,9 +1,9 @@
-// Exercise 16: where the bits go. A tensor core adds products of e4m3. How many bits of a sum does it
-// keep?
+// Exercise 16: where the bits go. A tensor core adds products of e4m3. How many bits of a sum does
+// it keep?
 //
-// sum(a, b) is 1 * 1 + a * b, as somebody adds it: the tensor core here, others when this is graded. a
-// and b are rounded to e4m3, which has the powers of two from 2^-9 to 2^8: 2^-j itself is too small for
-// most j, so make it of two factors. j is 18 at most.
+// sum(a, b) returns 1 * 1 + a * b, as the tensor core adds it; the grader also passes other adders.
+// Both factors are rounded to e4m3, whose powers of two are 2^-9 to 2^8. So 2^-j is no e4m3 for
+// most j: make it of two factors. j is at most 18.
 //
 // Launch   grid 1, block 128: all of a warpgroup call sum together, and get the same number
 // Shapes   answers (2,): int32

@@ -5,7 +5,7 @@
 // Of the left operand of P V, it supplies four bytes a register, for neighbouring places:
 //   a[0]: row g, places 4 t to 4 t + 3    a[2]: row g, places 16 + 4 t to 16 + 4 t + 3
 //   a[1], a[3]: the same places of row g + 8
-// The product adds over 32 places. A key may take any of them, if V^T's columns are in the same order.
+// The product adds over 32 places. A key may take any of them, if V^T has the same order.
 //
 // Launch   grid 1, block 128
 // Shapes   P (N, N_kv): float32; V (N_kv, 16): e4m3; O (N, 16): float32; N <= 64, N_kv <= 32

@@ -348,6 +348,28 @@ def exponentials_share(head_dim: int, flop_per_cycle: int = FLOP_PER_CYCLE) -> f
 
 
 @records.shown
+def rungs_table(record: Mapping[str, Any] | None = None) -> str:
+    """Format the rms errors of the rungs as text: a line for each kind of data."""
+    if not record or not record.get("rungs"):
+        return NO_RECORD
+    rows = record["rungs"]
+    columns = {
+        "a scale for each tensor": "tensor",
+        "a scale for each head": "head",
+        "a scale for each block of rows": "block",
+        "K minus its mean": "K - mean",
+        "Hadamard": "Hadamard",
+        "each tile added in float32": "new sums",
+        "the same without Hadamard": "(no Had.)",
+    }
+    lines = [f"{'rms error':28}" + "".join(f"{short:>10}" for short in columns.values())]
+    for kind in dict.fromkeys(row["data"] for row in rows):
+        of = {row["name"]: row["rms"] for row in rows if row["data"] == kind}
+        lines.append(f"{kind:28}" + "".join(f"{of[name]:10.1%}" if name in of else " " * 10 for name in columns))
+    return "\n".join(lines)
+
+
+@records.shown
 def speeds_table(record: Mapping[str, Any] | None = None) -> str:
     """Format the recorded speeds as text: a line for each shape, in TFLOP/s, and the speed of fp8 over the others."""
     if not record or not record.get("speeds"):
