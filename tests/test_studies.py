@@ -347,6 +347,7 @@ ADDED_BY_OTHERS = {"speed", "speed_min", "speed_max", "blocks", "loop", "opcodes
         *((name, module, "TOLERANCE", 0.0) for name, module in (("decoding", decoding), ("score_mod", score_mod))),
         pytest.param("ring", ring, "TOLERANCE", 0.0, marks=pytest.mark.exhaustive),
         ("tf32", cases.Sample, "error", lambda *_: 1e9),
+        ("fp8", fp8, "MOST_RMS", 0.0),
     ],
     ids=lambda value: value if isinstance(value, str) and value in study.STUDIES else "",
 )

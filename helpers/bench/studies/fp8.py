@@ -29,6 +29,7 @@ from helpers.attention.models.char_gpt import CharGPT, Config, FlashAttention, t
 from helpers.bench import records
 from helpers.bench.cases import TYPES
 from helpers.bench.harness import Part, Row, Study, compare, need_gpu, speed_text
+from helpers.bench.job import WrongOutput
 from helpers.bench.peers import FLASH_ATTENTION_3, torch_on_gpu
 from helpers.bench.results import NO_RECORD
 from helpers.bench.studies.train import origin
@@ -73,7 +74,6 @@ def errors_of(o: Any, exact: np.ndarray) -> dict[str, float]:
 
 def attention_of(name: str, qkv: Sequence[np.ndarray], descales: Sequence[Any] = (None,) * 3) -> np.ndarray:
     """Run one of KERNELS on e4m3 bytes (heads, rows, head_dim); return float32. descales: of each head, or None."""
-    file, sizes = KERNELS[name]
     q, k, v = (cp.asarray(a[None]) for a in qkv)
     o = cp.full(q.shape, cp.nan, np.float32)
     given = {
@@ -81,8 +81,7 @@ def attention_of(name: str, qkv: Sequence[np.ndarray], descales: Sequence[Any] =
         for letter, a, descale in zip("qkv", qkv, descales, strict=True)
         if descale is not None
     }
-    options = {"source": file, "sizes": sizes.get(q.shape[-1], {})}
-    LADDER["fp8"](q, k, v, out=o, **given, **{key: value for key, value in options.items() if value})
+    LADDER["fp8"](q, k, v, out=o, **given, **_options(name, q.shape[-1]))
     return cp.asnumpy(o)[0]
 
 
@@ -184,7 +183,10 @@ def _fa3_tensors(torch: Any, bytes_: Sequence[np.ndarray]) -> list[Any]:
     return [torch.from_numpy(a).cuda().view(torch.float8_e4m3fn) for a in contiguous]
 
 
-def _fa3_output(module: Any, tensors: Sequence[Any], **options: Any) -> Any:
+def _fa3_output(module: Any, tensors: Sequence[Any], descale: Any = None, **options: Any) -> Any:
+    """Call FlashAttention-3. descale: of each head, (batch, heads), for e4m3."""
+    if descale is not None:
+        options |= dict.fromkeys(("q_descale", "k_descale", "v_descale"), descale)
     o = module.flash_attn_func(*tensors, **options)
     return o[0] if isinstance(o, tuple) else o
 
@@ -202,7 +204,10 @@ def of_lengths(lengths: Sequence[int] = LENGTHS) -> Iterator[Row]:
             import torch
 
             tensors = _fa3_tensors(torch, [a[None] for a in e4m3])
-            outputs[FA3] = lambda given=tensors: _fa3_output(module, given)[0].float().cpu().numpy().swapaxes(0, 1)
+            one = torch.ones(1, 2, device="cuda")
+            outputs[FA3] = lambda given=tensors, one=one: (
+                _fa3_output(module, given, one)[0].float().cpu().numpy().swapaxes(0, 1)
+            )
         for name, call in outputs.items():
             yield {"data": kind, "keys": keys, "name": name, **errors_of(call(), exact)}
 
@@ -256,15 +261,14 @@ def _bytes(size: int) -> tuple[np.ndarray, ...]:
 
 
 def _ways(shape: Sequence[int], causal: bool, given: Sequence[np.ndarray]) -> dict[str, Callable[[], Any]]:
-    """Prepare what is timed: ours, the stage hopper in bfloat16, FlashAttention-3 in both types."""
-    ways: dict[str, Callable[[], Any]] = {}
+    """Prepare what is timed: ours, the stage hopper in bfloat16, FlashAttention-3 in both types. Each returns o."""
     on_device = [cp.asarray(a) for a in given]
-    for name, (file, by_head_dim) in KERNELS.items():
-        sizes = by_head_dim.get(shape[-1], {})
-        options = {key: value for key, value in (("source", file), ("sizes", sizes)) if value}
-        ways[name] = LADDER["fp8"].prepare(*on_device, causal=causal, **options)[0]
     wide = [cp.asarray(a.view(E4M3).astype(TYPES["bfloat16"])) for a in given]
-    ways[HOPPER] = LADDER["hopper"].prepare(*wide, causal=causal)[0]
+    prepared = {name: LADDER["fp8"].prepare(*on_device, causal=causal, **_options(name, shape[-1])) for name in KERNELS}
+    prepared[HOPPER] = LADDER["hopper"].prepare(*wide, causal=causal)
+    ways: dict[str, Callable[[], Any]] = {}
+    for name, (launch, o) in prepared.items():
+        ways[name] = lambda launch=launch, o=o: (launch(), o)[1]
     module = flash_attention_3()
     if module is not None:
         import torch
@@ -272,10 +276,36 @@ def _ways(shape: Sequence[int], causal: bool, given: Sequence[np.ndarray]) -> di
         tensors = _fa3_tensors(torch, given)
         halves = [a.to(torch.bfloat16) for a in tensors]
         one = torch.ones(shape[0], shape[1], device="cuda")
-        descales = dict.fromkeys(("q_descale", "k_descale", "v_descale"), one)
-        ways[FA3] = lambda: _fa3_output(module, tensors, causal=causal, **descales)
+        ways[FA3] = lambda: _fa3_output(module, tensors, one, causal=causal)
         ways["FlashAttention-3 bf16"] = lambda: _fa3_output(module, halves, causal=causal)
     return ways
+
+
+def _options(name: str, head_dim: int) -> dict[str, Any]:
+    """Return the source and the sizes of one of KERNELS."""
+    file, by_head_dim = KERNELS[name]
+    options = {"source": file, "sizes": by_head_dim.get(head_dim)}
+    return {key: value for key, value in options.items() if value}
+
+
+CHECKED_ROWS, MOST_RMS = 64, 0.06
+
+
+def _require_right(name: str, o: Any, given: Sequence[np.ndarray], causal: bool) -> None:
+    """Compare the last rows of the last head with float64.
+
+    Raises:
+        WrongOutput: the error is more than the rounding of P explains.
+    """
+    q, k, v = (dequantise(a[-1, -1], dtype=np.float64) for a in given)
+    exact = reference.attention(q[-CHECKED_ROWS:], k, v, causal=causal)
+    if hasattr(o, "cpu"):  # a tensor (batch, rows, heads, head_dim)
+        rows = o[-1, -CHECKED_ROWS:, -1].float().cpu().numpy()
+    else:
+        rows = cp.asnumpy(o[-1, -1, -CHECKED_ROWS:]).astype(np.float64)
+    rms = errors_of(rows, exact)["rms"]
+    if not rms <= MOST_RMS:
+        raise WrongOutput(f"{name} has an rms error of {rms:.1e}; {MOST_RMS} is allowed")
 
 
 def of_speeds(shapes: Sequence[Sequence[int]] = SHAPES, rounds: int = ROUNDS) -> Iterator[list[Row]]:
@@ -284,27 +314,27 @@ def of_speeds(shapes: Sequence[Sequence[int]] = SHAPES, rounds: int = ROUNDS) ->
         batch, heads, n, head_dim = shape
         given = [a.reshape(shape) for a in _bytes(math.prod(shape))]
         ways = _ways(shape, causal, given)
-        for way in ways.values():
-            way()
-        cp.cuda.Device().synchronize()
+        for name, way in ways.items():
+            _require_right(name, way(), given, causal)
         flops = 4 * batch * heads * n * n * head_dim / (2 if causal else 1)
         rows = compare(ways, rounds, flops=flops, of=FLUSHED, itself=True)
         yield [{"shape": list(shape), "causal": causal, "name": name, **row} for name, row in rows.items()]
 
 
 def _compile_ahead(parts: Collection[str]) -> None:
-    """Compile the kernels of several head_dims side by side: each takes a GPU's compiler many seconds."""
+    """Compile the kernels of all head_dims side by side: each takes a GPU's compiler many seconds."""
     need_gpu()
-    head_dims = sorted({shape[-1] for shape in SHAPES} if "speeds" in parts else {HEAD_DIM})
+    timed = {shape[-1] for shape in SHAPES} if "speeds" in parts else set()
     jobs = []
-    for head_dim, (file, by_head_dim) in itertools.product(head_dims, KERNELS.values()):
-        sizes = by_head_dim.get(head_dim, {})
-        options = {key: value for key, value in (("source", file), ("sizes", sizes)) if value}
-        given = [cp.zeros((1, 1, 256, head_dim), np.uint8) for _ in range(3)]
-        for out in (None, cp.zeros((1, 1, 256, head_dim), np.float32)):
-            if out is None and "speeds" not in parts:
-                continue
-            jobs.append(functools.partial(LADDER["fp8"].plan, *given, out=out, **options))
+    for head_dim in sorted({*timed, HEAD_DIM}):
+        shape = (1, 1, 256, head_dim)
+        e4m3 = [cp.zeros(shape, np.uint8)] * 3
+        for name in KERNELS:
+            plan = functools.partial(LADDER["fp8"].plan, *e4m3, **_options(name, head_dim))
+            jobs += [functools.partial(plan, out=cp.zeros(shape, np.float32))] * (head_dim == HEAD_DIM)
+            jobs += [plan] * (head_dim in timed)
+        wide = [cp.zeros(shape, TYPES["bfloat16"])] * 3
+        jobs += [functools.partial(LADDER["hopper"].plan, *wide)] * (head_dim in timed)
     kernel.side_by_side(jobs)
 
 
