@@ -30,7 +30,7 @@ __device__ bool truncates(Sum sum, int bits) {
   // END hole
 }
 
-// Row 0 of A, and each of its other rows, is 1 a 0 0 ..., each row of B^T is 1 b 0 0 ...
+// One wgmma: each row of A is 1 a 0 0 ..., each row of B^T is 1 b 0 0 ..., so all of D is 1 + a b.
 struct TensorCore {
   unsigned char* B_smem;  // 16 rows of 32 elements
 

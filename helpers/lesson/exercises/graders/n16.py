@@ -14,11 +14,11 @@ ADDER = """
 struct Adder {
   int bits, cuts;
   __device__ static float rounded(float x) {
-    const float step = exp2f(fmaxf(floorf(log2f(fabsf(x))), -6.0f) - 3.0f);
+    const float step = ldexpf(1.0f, max(ilogbf(x), -6) - 3);
     return fminf(rintf(x / step) * step, 448.0f);
   }
   __device__ float operator()(float a, float b) const {
-    const float last = exp2f((float)-bits), sum = (1.0f + rounded(a) * rounded(b)) / last;
+    const float last = ldexpf(1.0f, -bits), sum = (1.0f + rounded(a) * rounded(b)) / last;
     return (cuts ? floorf(sum) : rintf(sum)) * last;
   }
 };
