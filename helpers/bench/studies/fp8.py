@@ -3,7 +3,8 @@
 python3 -m helpers.bench.study fp8 FILE [rungs] [lengths] [model] [speeds]
 
 Rungs: what lowers the error on several kinds of data: scales per tensor, per head, per block of rows, K minus its mean,
-a Hadamard rotation, sums of each tile added in float32; against float64 on the numbers before they were rounded.
+a Hadamard rotation, sums of each tile added in float32, weights summed by a row of ones; against float64 on the numbers
+before they were rounded.
 Lengths: the error by the number of keys, against float64 on the rounded numbers, also FlashAttention-3's. Gain is the
 output's projection on the exact one. Model: the loss of a small GPT, trained in float32, by the type of its attention.
 Speeds: no launch is left out, so ours include the transposition of V.
@@ -36,15 +37,17 @@ from helpers.bench.studies.train import origin
 from helpers.device import ON_GPU, cp, describe
 
 recorded = records.reader("nvidia-h200-fp8.json")
-FLUSHED, ONE_LEVEL, FA3, HOPPER = "fp8", "one level of sums", "FlashAttention-3 fp8", "hopper bf16"
+FP8, ONE_LEVEL, TWO_LEVELS, CODES = "fp8", "one level of sums", "two levels of sums", "weights by codes"
+FA3, HOPPER = "FlashAttention-3 fp8", "hopper bf16"
 # The stage and its steps: a file, and sizes by head_dim where they differ from the stage's.
 KERNELS: Mapping[str, tuple[str | None, Mapping[int, Mapping[str, int]]]] = {
-    FLUSHED: (None, {}),
-    ONE_LEVEL: ("steps/16_01_one_level.cu", {}),
-    "two products in flight": (
-        "steps/16_03_two_in_flight.cu",
-        {64: {"BLOCK_N": 96}, 128: {"BLOCK_N": 96}, 256: {"BLOCK_N": 64}},
+    FP8: (None, {}),
+    ONE_LEVEL: (
+        "steps/16_01_one_level.cu",
+        {64: {"BLOCK_N": 160}, 128: {"BLOCK_N": 128}, 256: {"BLOCK_N": 128}},
     ),
+    TWO_LEVELS: ("steps/16_02_two_levels.cu", {}),
+    CODES: ("steps/16_03_codes.cu", {}),
 }
 HEADS, ROWS, KEYS, HEAD_DIM, BLOCK_ROWS = 4, 256, 2048, 128, 128
 LENGTHS = (1024, 4096, 16384, 65536)
@@ -130,8 +133,9 @@ RUNGS = (
     Rung("a scale for each block of rows", "block", sums="exact"),
     Rung("K minus its mean", "head", True),
     Rung("Hadamard", "head", True, True),
-    Rung("each tile added in float32", "head", True, True, FLUSHED),
-    Rung("the same without Hadamard", "head", True, sums=FLUSHED),
+    Rung("each tile added in float32", "head", True, True, TWO_LEVELS),
+    Rung("weights summed by a row of ones", "head", True, True, FP8),
+    Rung("the same without Hadamard", "head", True, sums=FP8),
 )
 
 
@@ -317,7 +321,7 @@ def of_speeds(shapes: Sequence[Sequence[int]] = SHAPES, rounds: int = ROUNDS) ->
         for name, way in ways.items():
             _require_right(name, way(), given, causal)
         flops = 4 * batch * heads * n * n * head_dim / (2 if causal else 1)
-        rows = compare(ways, rounds, flops=flops, of=FLUSHED, itself=True)
+        rows = compare(ways, rounds, flops=flops, of=FP8, itself=True)
         yield [{"shape": list(shape), "causal": causal, "name": name, **row} for name, row in rows.items()]
 
 
@@ -390,6 +394,7 @@ def rungs_table(record: Mapping[str, Any] | None = None) -> str:
         "K minus its mean": "K - mean",
         "Hadamard": "Hadamard",
         "each tile added in float32": "new sums",
+        "weights summed by a row of ones": "ones",
         "the same without Hadamard": "(no Had.)",
     }
     lines = [f"{'rms error':28}" + "".join(f"{short:>10}" for short in columns.values())]
@@ -407,11 +412,11 @@ def speeds_table(record: Mapping[str, Any] | None = None) -> str:
     lines = [f"{'':24}{'TFLOP/s':>8}   fp8 is, compared with"]
     for shape, causal in itertools.product(SHAPES, (False, True)):
         rows = speeds(shape, causal, record)
-        if FLUSHED not in rows:
+        if FP8 not in rows:
             continue
-        others = ", ".join(f"{name} {rows[name]['speed']:.2f}×" for name in (HOPPER, FA3) if name in rows)
+        others = ", ".join(f"{name} {rows[name]['speed']:.2f}×" for name in (HOPPER, FA3, CODES) if name in rows)
         what = f"{shape[0]}×{shape[1]}×{shape[2]}, d = {shape[3]}{' causal' * causal}"
-        lines.append(f"{what:27}{rows[FLUSHED]['tflops']:5.0f}   {others}")
+        lines.append(f"{what:27}{rows[FP8]['tflops']:5.0f}   {others}")
     return "\n".join(lines)
 
 
