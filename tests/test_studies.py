@@ -1,4 +1,4 @@
-"""What all studies promise: their ways run and are checked, give rows of the recorded form, and print a table.
+"""All studies run and check their ways, give rows of the recorded form, and print a table.
 
 Each is measured at toy sizes, on the CPU engine; the clock that times it says nothing about a kernel.
 """
@@ -34,6 +34,7 @@ from helpers.bench.studies import (
     fp8,
     fused,
     hopper,
+    pipes,
     presets,
     profile_stages,
     promises,
@@ -73,6 +74,7 @@ HEADS: dict[Any, dict[str, Any]] = {
     bits: {"device": "a CPU", "shape": [1, 1, 33, 16], "runs": 2},
     cute: {"device": "a CPU", "how": {"nvrtc": "", "architecture": "", "processes": 1, "machine": ""}},
     backward_timeline: {"device": {"description": "a CPU"}},
+    pipes: {"device": "a CPU"},
     decoding: {"device": {"description": "a CPU"}},
     fused: {"device": "a CPU", "dtype": "bfloat16"},
     torch_model: {"device": {"description": "a CPU", "torch": "", "transformers": ""}},
@@ -139,7 +141,12 @@ def fused_(monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
 
 @toy
 def backward_timeline_(monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
-    return taken(backward_timeline, path, rows=lambda: [backward_timeline.trace(Case((1, 1, 256, 64), "bfloat16"))])
+    return taken(backward_timeline, path, rows=lambda: [backward_timeline.trace(Case((1, 1, 512, 64), "bfloat16"))])
+
+
+@toy
+def pipes_(monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
+    return taken(pipes, path, rows=partial(pipes.rows, 1, 1))
 
 
 @toy

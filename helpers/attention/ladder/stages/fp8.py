@@ -47,7 +47,7 @@ def fp8_shared_bytes(sizes: Sizes) -> int:
 
 
 def _transpose_and_attend(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
-    """Launch a block for each panel of V's tiles, which transposes it; then as hopper, with those tiles for the map of V."""
+    """Launch a block for each panel of V's tiles, which transposes it; then as hopper, with the tiles for V's map."""
     cu_seqlens_k, params = launches.given(call, "cu_seqlens_k"), launches.params_of(call)
     panel = _panel_keys(sizes)
     panels, kv_heads = _v_tiles(call, sizes) * (sizes["BLOCK_N"] // panel), call.arrays["v"].shape[1]
