@@ -6,7 +6,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from helpers.attention.fp8 import E4M3, dequantise, quantise
+from helpers.attention import reference
+from helpers.attention.fp8 import (
+    E4M3,
+    attention_with_rounded_p,
+    dequantise,
+    descale_of,
+    expect_e4m3,
+    hadamard,
+    minus_mean,
+    quantise,
+)
 
 # The 127 finite numbers that are not negative: subnormals in steps of 2^-9, then eight for each power of 2.
 BYTES = np.arange(127)
@@ -66,3 +76,66 @@ def test_other_types_are_refused() -> None:
         quantise(np.arange(3))
     with pytest.raises(TypeError, match="x is of float32: e4m3 comes as uint8 bytes"):
         dequantise(np.zeros(3, np.float32))
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("axis, shape", [(None, (1, 1, 1)), ((1, 2), (3, 1, 1)), (-1, (3, 5, 1))])
+def test_a_descale_makes_the_largest_448(axis: int | tuple[int, ...] | None, shape: tuple[int, ...]) -> None:
+    x = 3 * normal(3, 5, 16)
+    descale = descale_of(x, axis)
+    assert descale.shape == shape and descale.dtype == np.float32
+    back = dequantise(quantise(x, descale), dtype=np.float64)
+    np.testing.assert_array_equal(np.abs(back).max(axis=axis, keepdims=True), np.full(shape, 448.0))
+
+
+def test_the_descale_of_zeros_is_one() -> None:
+    np.testing.assert_array_equal(descale_of(np.zeros((2, 3, 4)), (1, 2)), np.ones((2, 1, 1)))
+
+
+def test_attention_does_not_change_with_the_mean_of_k_or_a_rotation() -> None:
+    q, k, v = normal(2, 7, 32), normal(2, 40, 32, seed=1) + 5, normal(2, 40, 32, seed=2)
+    expected, rotation = reference.attention(q, k, v), hadamard(32, seed=3)
+    np.testing.assert_allclose(minus_mean(k).mean(axis=1), 0, atol=1e-6)
+    np.testing.assert_allclose(reference.attention(q, minus_mean(k), v), expected, atol=2e-6)
+    np.testing.assert_allclose(reference.attention(q @ rotation, k @ rotation, v), expected, atol=1e-5)
+    np.testing.assert_array_equal(minus_mean(k.swapaxes(0, 1), axis=0), minus_mean(k).swapaxes(0, 1))
+
+
+@pytest.mark.parametrize("d, seed", [(1, None), (2, None), (64, None), (128, 0)])
+def test_a_hadamard_matrix_is_orthogonal(d: int, seed: int | None) -> None:
+    matrix = hadamard(d, seed)
+    np.testing.assert_allclose(matrix @ matrix.T, np.eye(d), atol=1e-6)
+    np.testing.assert_allclose(np.abs(matrix), d**-0.5, rtol=1e-6)
+
+
+def test_other_sizes_of_hadamard_matrices_are_refused() -> None:
+    for d in (0, 12, -2):
+        with pytest.raises(ValueError, match=f"d is {d}"):
+            hadamard(d)
+
+
+def test_weights_are_rounded_with_2_to_the_8_for_the_largest() -> None:
+    """Two keys: the weights are 1 and e^s, both times 256 before they are rounded."""
+    q, k, v = np.ones((1, 1)), np.array([[0.0], [-0.7]]), np.array([[0.0], [1.0]])
+    weight = np.exp(-0.7)
+    rounded = float(dequantise(quantise(np.float64(256 * weight)))) / 256
+    assert rounded != weight
+    np.testing.assert_allclose(attention_with_rounded_p(q, k, v), [[rounded / (1 + weight)]], rtol=1e-12)
+
+
+def test_what_is_expected_of_a_kernel() -> None:
+    """The numbers that bytes and descales stand for, with heads that share keys, and rows that see none."""
+    shapes = (1, 9, 4, 32), (1, 6, 2, 32), (1, 6, 2, 32)
+    q, k, v = (normal(*shape, seed=i) for i, shape in enumerate(shapes))
+    descales = [descale_of(a, (1, 3)) for a in (q, k, v)]
+    e4m3 = [quantise(a, descale) for a, descale in zip((q, k, v), descales, strict=True)]
+    by_head = [descale[:, 0, :, 0] for descale in descales]
+    expected = expect_e4m3(*e4m3, *by_head, causal=True)
+    wide = [dequantise(a, d, np.float64).swapaxes(1, 2) for a, d in zip(e4m3, descales, strict=True)]
+    o = reference.attention(wide[0], *(a.repeat(2, axis=1) for a in wide[1:]), causal=True)
+    np.testing.assert_allclose(expected.o.swapaxes(1, 2), o, atol=1e-12)
+    assert 0.005 < expected.tolerance < 0.3 and expected.lse.shape == (1, 4, 9)
+    np.testing.assert_array_equal(expected.o[:, :3], 0)

@@ -32,6 +32,7 @@ ASKS_FOR = {  # a notebook -> those that its reader has read
     "10": (*ROAD, "06", "07"),
     "13": (*ROAD, "06", "07", "08", "08b", "10"),
     "15b": (*ROAD, "06", "07", "10", "15"),
+    "16": (*ROAD, "06", "07", "10"),
 }
 WORKSHOP = (*ROAD, "06", "07")  # of the others from 11 on
 

@@ -49,7 +49,7 @@ SECTIONS = (
 # 00 has a first kernel before any of attention; 04 asks for an exercise before it measures, and 04b is a workshop;
 # 08 has its exercises where their kernels begin, and 08b is the climb of one; 09 puts the kernels of the others to use;
 # 10 has its ring and one product before the kernel that needs them; 11 puts functions into the others' kernels; 14 and
-# 17 have kernels with names of their own; 15 and 15b have their exercises before their kernels
+# 17 have kernels with names of their own; 15, 15b and 16 have their exercises before their kernels
 WITHOUT_KERNEL = {
     "00": (
         *("What attention computes", "Your first kernel", "A softmax that survives", "Check", "Break it"),
@@ -96,6 +96,10 @@ WITHOUT_KERNEL = {
         *("What it costs today", "The idea", "Exercise", "Read the kernel", "Check", "Break it", "Measure"),
         "What limits us now",
     ),
+    "16": (
+        *("What it costs today", "The idea", "Exercise: where the bits go", "Exercise: the order of keys"),
+        *("Read the kernel", "Launch it, and check", "Look inside", "Break it", "Measure", "What limits us now"),
+    ),
     "17": (
         *("What it costs today", "The idea", "Causal masks", "Exercise", "Read the kernel", "Launch it", "Check"),
         *("The backward pass", "All-gather", "Break it", "Measure", "What limits us now"),
@@ -108,7 +112,7 @@ MOST_WORDS_OF_OTHERS = 1700
 MOST_WORDS_OF_TITLE = 190
 MOST_CELLS = 85
 # Notebooks that were told again: what they print in sentences counts as prose, and no cell has many lines of code.
-TOLD_AGAIN = {"04", "04b", "07", "08", "08b", "10"}
+TOLD_AGAIN = {"04", "04b", "07", "08", "08b", "10", "16"}
 MOST_CELLS_TOLD_AGAIN, MOST_LINES_OF_A_CELL, MOST_COLUMNS = 45, 30, 100
 STILTED = re.compile(r"\b(?:its gift|as dear as|in vain|behind \w+ back|half as many again|the face of|turned round)\b")
 

@@ -31,6 +31,7 @@ from helpers.bench.studies import (
     bits,
     cute,
     decoding,
+    fp8,
     fused,
     hopper,
     pipes,
@@ -66,7 +67,10 @@ def taken(module: Any, path: Path, **parts: Any) -> Any:
 
 
 HEADS: dict[Any, dict[str, Any]] = {
-    **{module: {"device": "a CPU", "how": "a toy"} for module in (autograd, hopper, presets, ring, score_mod, tf32)},
+    **{
+        module: {"device": "a CPU", "how": "a toy"}
+        for module in (autograd, fp8, hopper, presets, ring, score_mod, tf32)
+    },
     bits: {"device": "a CPU", "shape": [1, 1, 33, 16], "runs": 2},
     cute: {"device": "a CPU", "how": {"nvrtc": "", "architecture": "", "processes": 1, "machine": ""}},
     backward_timeline: {"device": {"description": "a CPU"}},
@@ -108,6 +112,22 @@ def decoding_(monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
     monkeypatch.setattr(decoding, "DTYPE", "float16")  # NumPy's DLPack has no bfloat16
     parts = {name: decoding.STUDY.parts[name] for name in ("rows", "steps")}
     return taken(decoding, path, **parts)
+
+
+@toy
+def fp8_(monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
+    for name, value in {"HEADS": 2, "ROWS": 64, "KEYS": 160, "HEAD_DIM": 64, "RUNGS": fp8.RUNGS[1:]}.items():
+        monkeypatch.setattr(fp8, name, value)
+    monkeypatch.setattr(fp8, "TRAINED", {"config": Config(16, 1, 1, 16), "batch": 2, "steps": 2, "warm_up": 1})
+    text = train.origin()[:2000]
+    return taken(
+        fp8,
+        path,
+        rungs=partial(fp8.of_rungs, ("K with a mean",)),
+        lengths=partial(fp8.of_lengths, (200,)),
+        model=partial(fp8.of_model, text, 1),
+        speeds=partial(fp8.of_speeds, ((1, 1, 200, 64),), 1),
+    )
 
 
 @toy
@@ -306,7 +326,7 @@ def test_a_study_gives_rows_of_the_recorded_form_and_prints_them(
     assert "WRONG" not in capsys.readouterr().out
     if not isinstance(record, Record):
         assert not record.get("failed") and records.load(path) is not None
-    committed, measured = rows_by_part(module.recorded()), rows_by_part(record)
+    committed, measured = rows_by_part(module.recorded() or {}), rows_by_part(record)
     assert measured
     text = module.table(record)
     for part, rows in measured.items():
@@ -334,6 +354,7 @@ ADDED_BY_OTHERS = {"speed", "speed_min", "speed_max", "blocks", "loop", "opcodes
         *((name, module, "TOLERANCE", 0.0) for name, module in (("decoding", decoding), ("score_mod", score_mod))),
         pytest.param("ring", ring, "TOLERANCE", 0.0, marks=pytest.mark.exhaustive),
         ("tf32", cases.Sample, "error", lambda *_: 1e9),
+        ("fp8", fp8, "MOST_RMS", 0.0),
     ],
     ids=lambda value: value if isinstance(value, str) and value in study.STUDIES else "",
 )

@@ -1,4 +1,4 @@
-"""Quantise arrays to e4m3, the 8-bit floats with 4 bits of exponent and 3 of mantissa, and back."""
+"""Quantise arrays to e4m3, the 8-bit floats with 4 bits of exponent and 3 of mantissa; prepare them for that."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+
+from helpers.attention import reference
+from helpers.attention.check import Expected
 
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 LARGEST = 448.0
@@ -50,3 +53,83 @@ def dequantise(x: Any, descale: Any = 1.0, dtype: Any = np.float32) -> np.ndarra
         raise TypeError(f"x is of {x.dtype}: e4m3 comes as uint8 bytes or as {E4M3}")
     wide = np.float64 if np.dtype(dtype) == np.float64 else np.float32
     return (x.view(E4M3).astype(wide) * np.asarray(descale, wide)).astype(dtype)
+
+
+def descale_of(x: Any, axis: int | tuple[int, ...] | None = None) -> np.ndarray:
+    """Return the descale that makes the largest magnitude of x 448, for `quantise`; 1 where all of x is 0.
+
+    Args:
+        axis: of which one descale is taken, such as the rows and columns of a head; all of x if it is None.
+
+    Returns:
+        float32, with x's axes, of which those in `axis` have length 1.
+    """
+    largest = np.abs(np.asarray(x)).max(axis=axis, keepdims=True).astype(np.float32)
+    return np.where(largest > 0, largest / np.float32(LARGEST), np.float32(1))
+
+
+def minus_mean(k: Any, axis: int = -2) -> np.ndarray:
+    """Subtract from keys their mean. All scores of a row of Q change by the same number, and its softmax does not.
+
+    Args:
+        k: keys along `axis`, by default (..., keys, head_dim).
+    """
+    k = np.asarray(k)
+    return k - k.mean(axis=axis, keepdims=True, dtype=np.float64).astype(k.dtype)
+
+
+def hadamard(d: int, seed: int | None = None) -> np.ndarray:
+    """Return an orthogonal matrix (d, d) of elements +-1 / sqrt(d): q k^T = (q M) (k M)^T.
+
+    Args:
+        d: a power of 2. seed: of random signs of its rows, as in FlashAttention-3; None for none.
+
+    Raises:
+        ValueError: d is not a power of 2.
+    """
+    if d < 1 or d & (d - 1):
+        raise ValueError(f"d is {d}: a Hadamard matrix is made here for powers of 2")
+    matrix = np.ones((1, 1))
+    while len(matrix) < d:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    signs = np.ones(d) if seed is None else np.random.default_rng(seed).choice([-1.0, 1.0], d)
+    return (signs[:, None] * matrix / np.sqrt(d)).astype(np.float32)
+
+
+def attention_with_rounded_p(q: Any, k: Any, v: Any, **options: Any) -> np.ndarray:
+    """Compute attention in float64, but round the weights to e4m3 as stage fp8 does: 2^8 is the largest of a row.
+
+    Args:
+        q, k, v: (..., rows, head_dim). options: of `reference.scores`, softmax_scale among them.
+    """
+    q, k, v = (np.asarray(a, np.float64) for a in (q, k, v))
+    options.setdefault("softmax_scale", q.shape[-1] ** -0.5)
+    s = reference.scores(q, k, **options)
+    largest = s.max(axis=-1, keepdims=True)
+    p = np.exp(s - np.where(np.isfinite(largest), largest, 0.0))
+    total = p.sum(axis=-1, keepdims=True)
+    return dequantise(quantise(256 * p), dtype=np.float64) @ v / (256 * np.where(total > 0.0, total, 1.0))
+
+
+def expect_e4m3(
+    q: Any, k: Any, v: Any, q_descale: Any = None, k_descale: Any = None, v_descale: Any = None, **options: Any
+) -> Expected:
+    """Compute attention of e4m3 in float64, and the tolerance for a kernel.
+
+    The numbers that the bytes stand for are exact; P is rounded. NumPy rounds P and nothing else, and a kernel may have
+    twice its error, or one step of bfloat16 at the largest output.
+
+    Args:
+        q, k, v: uint8 or float8_e4m3fn, (batch, seq, heads, head_dim); fewer heads in k and v.
+        q_descale, k_descale, v_descale: (batch, heads), or None for 1.
+        options: causal, window, softmax_scale, as in `reference.attention`.
+    """
+    wide = []
+    for a, descale in ((q, q_descale), (k, k_descale), (v, v_descale)):
+        by_head = 1.0 if descale is None else np.asarray(descale, np.float64)[:, None, :, None]
+        numbers = dequantise(a, by_head, np.float64).swapaxes(1, 2)
+        wide.append(numbers.repeat(q.shape[2] // a.shape[2], axis=1))
+    o, lse = reference.attention(*wide, return_lse=True, **options)
+    error = np.abs(attention_with_rounded_p(*wide, **options) - o).max(initial=0.0)
+    tolerance = max(2 * float(error), 2.0**-8 * float(np.abs(o).max(initial=0.0)))
+    return Expected(o.swapaxes(1, 2), lse, tolerance)

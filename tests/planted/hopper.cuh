@@ -47,6 +47,15 @@ __device__ __forceinline__ void multiply(float (&d)[4], unsigned long long a, un
                "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0, %1, %2, %3}, %4, %5, p, 1, 1, 0, 0;\n}"
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "l"(a), "l"(b), "r"(adds));
 }
+// The same for rows of 64 bytes of e4m3 with the 64-byte swizzle, and 32 of them at a time.
+__device__ __forceinline__ unsigned long long tile_of_bytes(const void *p, int step = 0) {
+  return (unsigned long long)(((at(p) & 0x3ffff) + step) >> 4) | (unsigned long long)(512 >> 4) << 32 | 2ull << 62;
+}
+__device__ __forceinline__ void multiply_bytes(float (&d)[4], unsigned long long a, unsigned long long b, int adds) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\n"
+               "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {%0, %1, %2, %3}, %4, %5, p, 1, 1;\n}"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "l"(a), "l"(b), "r"(adds));
+}
 __device__ __forceinline__ void hold(float (&d)[4]) {
   for (int i = 0; i < 4; ++i) asm volatile("" : "+f"(d[i]) :: "memory");
 }

@@ -1,0 +1,439 @@
+"""Measure FP8 attention: errors rung by rung and by length, a model's loss, speeds in turns.
+
+python3 -m helpers.bench.study fp8 FILE [rungs] [lengths] [model] [speeds]
+
+Rungs: what lowers the error on several kinds of data: scales per tensor, per head, per block of rows, K minus its mean,
+a Hadamard rotation, sums of each tile added in float32, weights summed by a row of ones; against float64 on the numbers
+before they were rounded.
+Lengths: the error by the number of keys, against float64 on the rounded numbers, also FlashAttention-3's. Gain is the
+output's projection on the exact one. Model: the loss of a small GPT, trained in float32, by the type of its attention.
+Speeds: no launch is left out, so ours include the transposition of V.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import itertools
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from helpers.attention import flash_attention, kernel, reference
+from helpers.attention.check import real_inputs
+from helpers.attention.fp8 import E4M3, attention_with_rounded_p, dequantise, descale_of, hadamard, minus_mean, quantise
+from helpers.attention.ladder import LADDER
+from helpers.attention.models.char_gpt import CharGPT, Config, FlashAttention, to_host, train
+from helpers.bench import records
+from helpers.bench.cases import TYPES
+from helpers.bench.harness import Part, Row, Study, compare, need_gpu, speed_text
+from helpers.bench.job import WrongOutput
+from helpers.bench.peers import FLASH_ATTENTION_3, torch_on_gpu
+from helpers.bench.results import NO_RECORD
+from helpers.bench.studies.train import origin
+from helpers.device import ON_GPU, cp, describe
+
+recorded = records.reader("nvidia-h200-fp8.json")
+FP8, ONE_LEVEL, TWO_LEVELS, CODES = "fp8", "one level of sums", "two levels of sums", "weights by codes"
+FA3, HOPPER = "FlashAttention-3 fp8", "hopper bf16"
+# The stage and its steps: a file, and sizes by head_dim where they differ from the stage's.
+KERNELS: Mapping[str, tuple[str | None, Mapping[int, Mapping[str, int]]]] = {
+    FP8: (None, {}),
+    ONE_LEVEL: (
+        "steps/16_01_one_level.cu",
+        {64: {"BLOCK_N": 160}, 128: {"BLOCK_N": 128}, 256: {"BLOCK_N": 128}},
+    ),
+    TWO_LEVELS: ("steps/16_02_two_levels.cu", {}),
+    CODES: ("steps/16_03_codes.cu", {}),
+}
+HEADS, ROWS, KEYS, HEAD_DIM, BLOCK_ROWS = 4, 256, 2048, 128, 128
+LENGTHS = (1024, 4096, 16384, 65536)
+SHAPES = (
+    *((1, 16, 16384, 128), (16, 4, 4096, 128), (1, 32, 16384, 64), (4, 32, 4096, 64)),
+    *((1, 8, 16384, 256), (4, 8, 4096, 256)),
+)
+ROUNDS = 9
+TRAINED = {"config": Config(context=256, layers=2, heads=4, width=256), "batch": 64, "steps": 600, "warm_up": 100}
+LEARNING_RATE = 2e-3
+BATCHES = 8  # of held-out text
+EXP2_PER_CYCLE, FLOP_PER_CYCLE = 16, 8192  # of a multiprocessor, products in e4m3
+
+
+# ---- errors
+
+
+def errors_of(o: Any, exact: np.ndarray) -> dict[str, float]:
+    """Return the rms error relative to that of the exact output, the largest error, and the gain."""
+    o = np.asarray(o, np.float64)
+    return {
+        "rms": float(np.linalg.norm(o - exact) / np.linalg.norm(exact)),
+        "largest": float(np.abs(o - exact).max()),
+        "gain": float((o * exact).sum() / (exact**2).sum()),
+    }
+
+
+def attention_of(name: str, qkv: Sequence[np.ndarray], descales: Sequence[Any] = (None,) * 3) -> np.ndarray:
+    """Run one of KERNELS on e4m3 bytes (heads, rows, head_dim); return float32. descales: of each head, or None."""
+    q, k, v = (cp.asarray(a[None]) for a in qkv)
+    o = cp.full(q.shape, cp.nan, np.float32)
+    given = {
+        f"{letter}_descale": cp.asarray(np.ascontiguousarray(np.broadcast_to(descale, (len(a), 1, 1))[:, 0, 0][None]))
+        for letter, a, descale in zip("qkv", qkv, descales, strict=True)
+        if descale is not None
+    }
+    LADDER["fp8"](q, k, v, out=o, **given, **_options(name, q.shape[-1]))
+    return cp.asnumpy(o)[0]
+
+
+def data(kind: str, rng: np.random.Generator) -> list[np.ndarray]:
+    """Make q, k and v, float32 (heads, rows, head_dim), of one kind."""
+    if kind == "MiniLM":  # a small language model's, of 12 heads, 272 rows, 32 columns
+        return [np.stack(each) for each in zip(*map(real_inputs, range(12)), strict=True)]
+    q, k, v = (rng.standard_normal((HEADS, rows, HEAD_DIM)) for rows in (ROWS, KEYS, KEYS))
+    if kind == "heads of different size":
+        size = np.geomspace(1, 64, HEADS)[:, None, None]
+        q, k, v = q * size, k / size, v * size
+    elif kind == "V with a mean":
+        v = 1 + v / 2
+    elif kind == "K with a mean":
+        k = k + 8 * rng.standard_normal((HEADS, 1, HEAD_DIM))
+    elif kind == "rare outliers":  # as FlashAttention-3's paper has them
+        q, k = (a + 10 * rng.standard_normal(a.shape) * (rng.random(a.shape) < 1e-3) for a in (q, k))
+    elif kind == "outlier columns":
+        q[..., ::32] *= 3
+        k[..., ::32] *= 3
+    elif kind == "outlier columns of K alone":
+        q[..., ::32] /= 4
+        k[..., ::32] *= 20
+    return [a.astype(np.float32) for a in (q, k, v)]
+
+
+KINDS = (
+    *("normal", "heads of different size", "V with a mean", "K with a mean", "rare outliers", "outlier columns"),
+    *("outlier columns of K alone", "MiniLM"),
+)
+
+
+class Rung(NamedTuple):
+    """A rung of accuracy. scale: what has one: "tensor", "head" or "block" of rows. sums: "exact" is NumPy's."""
+
+    name: str
+    scale: str
+    minus_mean: bool = False
+    rotates: bool = False
+    sums: str = ONE_LEVEL
+
+
+RUNGS = (
+    Rung("a scale for each tensor", "tensor"),
+    Rung("a scale for each head", "head"),
+    Rung("a scale for each block of rows", "block", sums="exact"),
+    Rung("K minus its mean", "head", True),
+    Rung("Hadamard", "head", True, True),
+    Rung("each tile added in float32", "head", True, True, TWO_LEVELS),
+    Rung("weights summed by a row of ones", "head", True, True, FP8),
+    Rung("the same without Hadamard", "head", True, sums=FP8),
+)
+
+
+def scaled(a: np.ndarray, scale: str) -> np.ndarray:
+    """Return the descales of (heads, rows, head_dim) that broadcast over it."""
+    if scale == "tensor":
+        return descale_of(a)
+    if scale == "head":
+        return descale_of(a, (1, 2))
+    blocks = [descale_of(a[:, i : i + BLOCK_ROWS], (1, 2)) for i in range(0, a.shape[1], BLOCK_ROWS)]
+    return np.concatenate(blocks, 1).repeat(BLOCK_ROWS, 1)[:, : a.shape[1]]
+
+
+def output_of(rung: Rung, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """Quantise q, k and v as a rung does, and return their attention."""
+    if rung.minus_mean:
+        k = minus_mean(k)
+    if rung.rotates:
+        rotation = hadamard(q.shape[-1], seed=0)
+        q, k = q @ rotation, k @ rotation
+    descales = [scaled(a, rung.scale) for a in (q, k, v)]
+    e4m3 = [quantise(a, descale) for a, descale in zip((q, k, v), descales, strict=True)]
+    if rung.sums == "exact":
+        return attention_with_rounded_p(*(dequantise(a, d, np.float64) for a, d in zip(e4m3, descales, strict=True)))
+    return attention_of(rung.sums, e4m3, descales)
+
+
+def of_rungs(kinds: Sequence[str] = KINDS) -> Iterator[Row]:
+    """Yield a row for each kind of data and rung: errors against float64 on the numbers before rounding."""
+    for kind in kinds:
+        q, k, v = data(kind, np.random.default_rng(16))
+        exact = reference.attention(q.astype(np.float64), k.astype(np.float64), v.astype(np.float64))
+        for rung in RUNGS:
+            what = {"data": kind, "name": rung.name, "sums": rung.sums, "shape": list(k.shape)}
+            yield {**what, **errors_of(output_of(rung, q, k, v), exact)}
+
+
+def flash_attention_3() -> Any | None:
+    """Import FlashAttention-3, if it and PyTorch are installed and see the GPU."""
+    if torch_on_gpu() is None:
+        return None
+    name = next(filter(importlib.util.find_spec, FLASH_ATTENTION_3), None)
+    return importlib.import_module(name) if name else None
+
+
+def _fa3_tensors(torch: Any, bytes_: Sequence[np.ndarray]) -> list[Any]:
+    """Return e4m3 bytes (batch, heads, rows, head_dim) as tensors (batch, rows, heads, head_dim)."""
+    contiguous = (np.ascontiguousarray(a.swapaxes(1, 2)) for a in bytes_)
+    return [torch.from_numpy(a).cuda().view(torch.float8_e4m3fn) for a in contiguous]
+
+
+def _fa3_output(module: Any, tensors: Sequence[Any], descale: Any = None, **options: Any) -> Any:
+    """Call FlashAttention-3. descale: of each head, (batch, heads), for e4m3."""
+    if descale is not None:
+        options |= dict.fromkeys(("q_descale", "k_descale", "v_descale"), descale)
+    o = module.flash_attn_func(*tensors, **options)
+    return o[0] if isinstance(o, tuple) else o
+
+
+def of_lengths(lengths: Sequence[int] = LENGTHS) -> Iterator[Row]:
+    """Yield a row for each kernel, kind of V and number of keys: errors against float64 on the rounded numbers."""
+    module = flash_attention_3()
+    for kind, keys in itertools.product(("normal", "V with a mean"), lengths):
+        rng = np.random.default_rng(keys)
+        q, k, v = (rng.standard_normal((2, rows, HEAD_DIM), dtype=np.float32) for rows in (ROWS, keys, keys))
+        e4m3 = [quantise(a) for a in (q, k, 1 + v / 2 if kind == "V with a mean" else v)]
+        exact = reference.attention(*(dequantise(a, dtype=np.float64) for a in e4m3))
+        outputs: dict[str, Callable[[], Any]] = {name: functools.partial(attention_of, name, e4m3) for name in KERNELS}
+        if module is not None:
+            import torch
+
+            tensors = _fa3_tensors(torch, [a[None] for a in e4m3])
+            one = torch.ones(1, 2, device="cuda")
+            outputs[FA3] = lambda given=tensors, one=one: (
+                _fa3_output(module, given, one)[0].float().cpu().numpy().swapaxes(0, 1)
+            )
+        for name, call in outputs.items():
+            yield {"data": kind, "keys": keys, "name": name, **errors_of(call(), exact)}
+
+
+# ---- an end task
+
+
+class Fp8Attention:
+    """Attention of a model in e4m3: a descale for each head, K minus its mean. It has no gradients."""
+
+    def forward(self, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
+        """Return the output (B, T, H, d) of q's type, and nothing for a backward pass."""
+        q_host, k_host, v_host = map(to_host, (q, k, v))
+        arrays, descales = [], {}
+        for name, a in (("q", q_host), ("k", minus_mean(k_host, axis=1)), ("v", v_host)):
+            descale = descale_of(a, (1, 3))
+            arrays.append(cp.asarray(quantise(a, descale)))
+            descales[f"{name}_descale"] = cp.asarray(np.ascontiguousarray(descale[:, 0, :, 0]))
+        o = flash_attention(*arrays, causal=True, out_dtype="float32", **descales)
+        return (o if ON_GPU else np.asarray(cp.asnumpy(o))).astype(q.dtype, copy=False), None
+
+    def backward(self, do: Any, saved: Any) -> tuple[Any, Any, Any]:
+        """Refuse: there are no gradients."""
+        raise NotImplementedError("attention in e4m3 has no gradients here")
+
+
+def of_model(text: str | None = None, batches: int = BATCHES, **how: Any) -> Iterator[Row]:
+    """Train a small GPT in float32, then yield its loss on text held out, a row for each type of its attention."""
+    text = origin() if text is None else text
+    how = {"learning_rate": LEARNING_RATE, "every": 10**9, "report": None, **TRAINED, **how}
+    model = train(text, **how).model
+    context = model.config.context
+    tokens = model.encode(text[-(batches * (context + 1)) :]).reshape(batches, context + 1)
+    tokens = cp.asarray(tokens) if ON_GPU else tokens
+    types = {"float32": FlashAttention(), "bfloat16": FlashAttention("bfloat16"), "e4m3": Fp8Attention()}
+    for name, attention in types.items():
+        own = CharGPT(model.characters, model.config, attention)
+        own.parameters[...] = model.parameters
+        loss = float(own.loss(tokens[:, :-1], tokens[:, 1:]))
+        yield {"name": name, "loss": loss, "characters": int(tokens.size), "steps": how["steps"]}
+
+
+# ---- speeds
+
+
+@functools.lru_cache(maxsize=1)
+def _bytes(size: int) -> tuple[np.ndarray, ...]:
+    """Make normal numbers in e4m3 for q, k and v: as many for every shape."""
+    rng = np.random.default_rng(8)
+    return tuple(quantise(rng.standard_normal(size, dtype=np.float32)) for _ in range(3))
+
+
+def _ways(shape: Sequence[int], causal: bool, given: Sequence[np.ndarray]) -> dict[str, Callable[[], Any]]:
+    """Prepare what is timed: ours, the stage hopper in bfloat16, FlashAttention-3 in both types. Each returns o."""
+    on_device = [cp.asarray(a) for a in given]
+    wide = [cp.asarray(a.view(E4M3).astype(TYPES["bfloat16"])) for a in given]
+    prepared = {name: LADDER["fp8"].prepare(*on_device, causal=causal, **_options(name, shape[-1])) for name in KERNELS}
+    prepared[HOPPER] = LADDER["hopper"].prepare(*wide, causal=causal)
+    ways: dict[str, Callable[[], Any]] = {}
+    for name, (launch, o) in prepared.items():
+        ways[name] = lambda launch=launch, o=o: (launch(), o)[1]
+    module = flash_attention_3()
+    if module is not None:
+        import torch
+
+        tensors = _fa3_tensors(torch, given)
+        halves = [a.to(torch.bfloat16) for a in tensors]
+        one = torch.ones(shape[0], shape[1], device="cuda")
+        ways[FA3] = lambda: _fa3_output(module, tensors, one, causal=causal)
+        ways["FlashAttention-3 bf16"] = lambda: _fa3_output(module, halves, causal=causal)
+    return ways
+
+
+def _options(name: str, head_dim: int) -> dict[str, Any]:
+    """Return the source and the sizes of one of KERNELS."""
+    file, by_head_dim = KERNELS[name]
+    options = {"source": file, "sizes": by_head_dim.get(head_dim)}
+    return {key: value for key, value in options.items() if value}
+
+
+CHECKED_ROWS, MOST_RMS = 64, 0.06
+
+
+def _require_right(name: str, o: Any, given: Sequence[np.ndarray], causal: bool) -> None:
+    """Compare the last rows of the last head with float64.
+
+    Raises:
+        WrongOutput: the error is more than the rounding of P explains.
+    """
+    q, k, v = (dequantise(a[-1, -1], dtype=np.float64) for a in given)
+    exact = reference.attention(q[-CHECKED_ROWS:], k, v, causal=causal)
+    if hasattr(o, "cpu"):  # a tensor (batch, rows, heads, head_dim)
+        rows = o[-1, -CHECKED_ROWS:, -1].float().cpu().numpy()
+    else:
+        rows = cp.asnumpy(o[-1, -1, -CHECKED_ROWS:]).astype(np.float64)
+    rms = errors_of(rows, exact)["rms"]
+    if not rms <= MOST_RMS:
+        raise WrongOutput(f"{name} has an rms error of {rms:.1e}; {MOST_RMS} is allowed")
+
+
+def of_speeds(shapes: Sequence[Sequence[int]] = SHAPES, rounds: int = ROUNDS) -> Iterator[list[Row]]:
+    """Yield rows for each shape, without a mask and causal: TFLOP/s, and the speed of fp8 over each, in turns."""
+    for shape, causal in itertools.product(shapes, (False, True)):
+        batch, heads, n, head_dim = shape
+        given = [a.reshape(shape) for a in _bytes(math.prod(shape))]
+        ways = _ways(shape, causal, given)
+        for name, way in ways.items():
+            _require_right(name, way(), given, causal)
+        flops = 4 * batch * heads * n * n * head_dim / (2 if causal else 1)
+        rows = compare(ways, rounds, flops=flops, of=FP8, itself=True)
+        yield [{"shape": list(shape), "causal": causal, "name": name, **row} for name, row in rows.items()]
+
+
+def _compile_ahead(parts: Collection[str]) -> None:
+    """Compile the kernels of all head_dims side by side: each takes a GPU's compiler many seconds."""
+    need_gpu()
+    timed = {shape[-1] for shape in SHAPES} if "speeds" in parts else set()
+    jobs = []
+    for head_dim in sorted({*timed, HEAD_DIM}):
+        shape = (1, 1, 256, head_dim)
+        e4m3 = [cp.zeros(shape, np.uint8)] * 3
+        for name in KERNELS:
+            plan = functools.partial(LADDER["fp8"].plan, *e4m3, **_options(name, head_dim))
+            jobs += [functools.partial(plan, out=cp.zeros(shape, np.float32))] * (head_dim == HEAD_DIM)
+            jobs += [plan] * (head_dim in timed)
+        wide = [cp.zeros(shape, TYPES["bfloat16"])] * 3
+        jobs += [functools.partial(LADDER["hopper"].plan, *wide)] * (head_dim in timed)
+    kernel.side_by_side(jobs)
+
+
+PARTS: Mapping[str, Part] = {
+    "rungs": of_rungs,
+    "lengths": of_lengths,
+    "model": of_model,
+    "speeds": of_speeds,
+}
+
+
+def line(row: Mapping[str, Any]) -> str:
+    """Format a row that was just measured."""
+    return " ".join(f"{name}={v:.4g}" if isinstance(v, float) else f"{name}={v}" for name, v in row.items())
+
+
+STUDY = Study("fp8", PARTS, lambda: {"device": describe(), "how": __doc__}, _compile_ahead, line=line)
+take = STUDY.take
+
+
+# ---- what notebook 16 reads
+
+
+def gains(name: str = FA3, kind: str = "V with a mean", record: Mapping[str, Any] | None = None) -> dict[int, float]:
+    """Return the gain by the number of keys; nothing without a record, or without this kernel in it."""
+    rows = (record or recorded() or {}).get("lengths", ())
+    return {row["keys"]: row["gain"] for row in rows if row["name"] == name and row["data"] == kind}
+
+
+def speeds(
+    shape: Sequence[int], causal: bool = False, record: Mapping[str, Any] | None = None
+) -> dict[str, Mapping[str, Any]]:
+    """Return the rows of a shape by name; nothing without a record."""
+    rows = (record or recorded() or {}).get("speeds", ())
+    return {row["name"]: row for row in rows if row["shape"] == list(shape) and row["causal"] == causal}
+
+
+def exponentials_share(head_dim: int, flop_per_cycle: int = FLOP_PER_CYCLE) -> float:
+    """Return the share of the tensor cores' peak at which exponentials alone take all cycles; at most 1."""
+    return min(1.0, 4 * head_dim * EXP2_PER_CYCLE / flop_per_cycle)
+
+
+@records.shown
+def rungs_table(record: Mapping[str, Any] | None = None) -> str:
+    """Format the rms errors of the rungs as text: a line for each kind of data."""
+    if not record or not record.get("rungs"):
+        return NO_RECORD
+    rows = record["rungs"]
+    columns = {
+        "a scale for each tensor": "tensor",
+        "a scale for each head": "head",
+        "a scale for each block of rows": "block",
+        "K minus its mean": "K - mean",
+        "Hadamard": "Hadamard",
+        "each tile added in float32": "new sums",
+        "weights summed by a row of ones": "ones",
+        "the same without Hadamard": "(no Had.)",
+    }
+    lines = [f"{'rms error':28}" + "".join(f"{short:>10}" for short in columns.values())]
+    for kind in dict.fromkeys(row["data"] for row in rows):
+        of = {row["name"]: row["rms"] for row in rows if row["data"] == kind}
+        lines.append(f"{kind:28}" + "".join(f"{of[name]:10.1%}" if name in of else " " * 10 for name in columns))
+    return "\n".join(lines)
+
+
+@records.shown
+def speeds_table(record: Mapping[str, Any] | None = None) -> str:
+    """Format the recorded speeds as text: a line for each shape, in TFLOP/s, and the speed of fp8 over the others."""
+    if not record or not record.get("speeds"):
+        return NO_RECORD
+    lines = [f"{'':24}{'TFLOP/s':>8}   fp8 is, compared with"]
+    for shape, causal in itertools.product(SHAPES, (False, True)):
+        rows = speeds(shape, causal, record)
+        if FP8 not in rows:
+            continue
+        others = ", ".join(f"{name} {rows[name]['speed']:.2f}×" for name in (HOPPER, FA3, CODES) if name in rows)
+        what = f"{shape[0]}×{shape[1]}×{shape[2]}, d = {shape[3]}{' causal' * causal}"
+        lines.append(f"{what:27}{rows[FP8]['tflops']:5.0f}   {others}")
+    return "\n".join(lines)
+
+
+@records.shown
+def table(record: Mapping[str, Any] | None = None) -> str:
+    """Format the record as text: errors by rung and by length, losses, speeds."""
+    record = record or {}
+    lines = [f"on {record['device']}"]
+    for row in record.get("rungs", ()):
+        lines.append(f"{row['data']:28}{row['name']:32}rms {row['rms']:.1e}  gain {row['gain']:.4f}")
+    for row in record.get("lengths", ()):
+        lines.append(
+            f"{row['data']:16}{row['keys']:6} keys  {row['name']:24}rms {row['rms']:.1e}  gain {row['gain']:.4f}"
+        )
+    for row in record.get("model", ()):
+        lines.append(f"loss with attention in {row['name']:10}{row['loss']:.4f}")
+    for row in record.get("speeds", ()):
+        shape = "×".join(map(str, row["shape"])) + " causal" * row["causal"]
+        lines.append(f"{shape:24}{row['name']:26}{row['tflops']:6.0f} TFLOP/s  fp8 is {speed_text(row)}")
+    return "\n".join(lines)
