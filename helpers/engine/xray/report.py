@@ -27,12 +27,13 @@ from typing import Any
 
 import numpy as np
 
-from helpers.engine import banks, failures, observed
-from helpers.engine.cuda_source import source
-from helpers.engine.steps import Step
-from helpers.xray.figures import Figures
-from helpers.xray.findings import Finding
-from helpers.xray.render import COLUMNS, Listing, Row, columns, fetch_maps, first_line, html_table, text_table
+from .. import banks, failures, observed
+from ..cuda_source import source
+from ..steps import Step
+from . import hooks
+from .figures import Figures
+from .findings import Finding
+from .render import COLUMNS, Listing, Row, columns, fetch_maps, first_line, html_table, text_table
 
 
 @dataclass(frozen=True)
@@ -198,8 +199,6 @@ class Report:
         Raises:
             KeyError: the line reads and writes no shared memory.
         """
-        from helpers.draw import threads
-
         arrays: dict[str, tuple[int, dict[int, int]]] = {}  # array -> bytes of a lane, where each lane goes
         for (_, number), samples in self.worst.items():
             for name, size, offsets in samples if number == line else ():
@@ -221,7 +220,7 @@ class Report:
                 lanes = [lane for lane in sorted(offsets) if lane >= first][: len(words) // words_each]
                 banks_of[f"{name}, line {line}" + (f", from lane {first}" if size > 4 else "")] = words
                 lanes_of.append((lanes, words_each))
-        picture = threads.bank_picture(banks_of)
+        picture = hooks.drawings("threads").bank_picture(banks_of)
         for ax, (lanes, words_each) in zip(picture.figure.axes, lanes_of, strict=True):
             if words_each > 1:  # a lane has a row for each of its words
                 ax.set_yticks([(i + 0.5) * words_each for i in range(len(lanes))], lanes, fontsize=7)
@@ -259,8 +258,6 @@ class Report:
         Args:
             block: its number or index, as for `steps`. intervals: the first one to draw, and one past the last.
         """
-        from helpers.draw import timeline
-
         steps = self.steps(block)
         first, last = intervals
         drawn = [step for step in steps if first <= step.interval < last]
@@ -269,4 +266,6 @@ class Report:
         number = next(n for n, s in self.passed.items() if s is steps)
         n_threads = self.block[0] * self.block[1] * self.block[2]
         skipped = len({step.interval for step in steps if step.interval >= last})
-        return timeline.picture(self.name, failures.index(number, self.grid), n_threads, drawn, skipped)
+        return hooks.drawings("timeline").picture(
+            self.name, failures.index(number, self.grid), n_threads, drawn, skipped
+        )

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from helpers.engine import failures, observed
-from helpers.engine.failures import format_dim3
+from .. import failures, observed
+from ..failures import format_dim3
 
 KINDS = {
     observed.RACE: "race",
