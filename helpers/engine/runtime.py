@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from . import compiler, first_build, structures, symbols
+from . import compiler, first_build, settings, structures, symbols
 from .structures import Failure, LaunchRequest, Reason
 
 _launching = threading.RLock()  # one launch at a time, as in one stream
@@ -69,9 +69,9 @@ def n_workers() -> int:
 
     `COURSE_CPU_THREADS` overrides it.
     """
-    chosen = os.environ.get("COURSE_CPU_THREADS", "")
+    chosen = settings.value("CPU_THREADS")
     if chosen and not (chosen.isdecimal() and 1 <= int(chosen) <= 16):
-        raise ValueError(f"COURSE_CPU_THREADS is a number from 1 to 16, not {chosen!r}")
+        raise ValueError(f"{settings.variable('CPU_THREADS')} is a number from 1 to 16, not {chosen!r}")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return int(chosen) if chosen else min(cores, 16)
 
@@ -84,9 +84,11 @@ def order() -> int:
     Raises:
         ValueError: it is not a number.
     """
-    chosen = os.environ.get("COURSE_CPU_ORDER", "0")
+    chosen = settings.value("CPU_ORDER", "0")
     if not chosen.isdecimal():
-        raise ValueError(f"COURSE_CPU_ORDER is a whole number, the seed of an order of threads; got {chosen!r}")
+        raise ValueError(
+            f"{settings.variable('CPU_ORDER')} is a whole number, the seed of an order of threads; got {chosen!r}"
+        )
     return int(chosen) % 2**63
 
 
@@ -96,13 +98,15 @@ def time_limit(default: float = 20.0) -> float:
     Raises:
         ValueError: `COURSE_CPU_TIMEOUT` is not a number of seconds.
     """
-    chosen = os.environ.get("COURSE_CPU_TIMEOUT", default)
+    chosen = settings.value("CPU_TIMEOUT", str(default))
     try:
         seconds = float(chosen)
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < math.inf:
-        raise ValueError(f"COURSE_CPU_TIMEOUT is a number of seconds, where 0 means no limit; got {chosen!r}")
+        raise ValueError(
+            f"{settings.variable('CPU_TIMEOUT')} is a number of seconds, where 0 means no limit; got {chosen!r}"
+        )
     return seconds or math.inf
 
 

@@ -46,6 +46,10 @@ _STOPPED = {
 }
 
 
+EVERY_KIND = frozenset({*KINDS.values(), *_NOTED.values(), *_STOPPED.values()})
+EVERY_KIND |= {"never written", "skipped barrier", "stopped"}
+
+
 @dataclass(frozen=True)
 class Finding:
     """One thing that is wrong. file, line: of the access; other_*: of the earlier access that it collides with.
@@ -83,7 +87,7 @@ def of_run(seen: observed.Observed) -> list[Finding]:
     findings = _merged(seen) + [_skipped(b, total) for b in seen.partial_barriers if b.was_skipped]
     if seen.abort is None:
         return findings + [f for r in seen.regions for part in r.parts if (f := _never_written(part))]
-    end = _stopped(seen, seen.abort)
+    end = end_of(seen)
     forgotten = _is_forgotten(_region(seen, seen.abort.region))
     known = {(f.kind, f.array if forgotten else f.line) for f in findings}
     if (end.kind, end.array if forgotten else end.line) in known:  # as an access
@@ -330,8 +334,10 @@ def _never_written(part: observed.Part) -> Finding | None:
     return Finding("never written", message, array=part.name, index=int(left[0]))
 
 
-def _stopped(seen: observed.Observed, abort: observed.Abort) -> Finding:
-    """Return the finding for what ended the launch."""
+def end_of(seen: observed.Observed) -> Finding:
+    """Return the finding for what ended a launch that did not come to its end."""
+    abort = seen.abort
+    assert abort is not None
     kind = _STOPPED.get(abort.reason, "stopped")
     region = _region(seen, abort.region)
     name = index = None

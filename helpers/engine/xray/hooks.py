@@ -10,11 +10,16 @@ from typing import Any, Protocol
 class DescribedTensor(Protocol):
     """An array on a GPU that a tensor map describes; sizes and strides (in bytes) as the driver takes them."""
 
-    dtype: Any
-    address: int
-    sizes: Sequence[int]
-    strides: Sequence[int]
-    box: Sequence[int]
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def sizes(self) -> Sequence[int]: ...
+    @property
+    def strides(self) -> Sequence[int]: ...
+    @property
+    def box(self) -> Sequence[int]: ...
 
 
 # Each takes an argument of a launch and returns what it describes, if it is a tensor map that it knows; else None. A

@@ -23,7 +23,7 @@ def cupy() -> ModuleType:
 
 def _array_of(tensor: hooks.DescribedTensor) -> Any:
     """Return the array on the GPU that a tensor map describes. The caller of the launch keeps it alive."""
-    cp, kind = cupy(), np.dtype(f"u{dtype_of(str(tensor.dtype)).itemsize}")  # CuPy lacks some types of half numbers
+    cp, kind = cupy(), np.dtype(f"u{dtype_of(tensor.dtype).itemsize}")  # CuPy lacks some types of half numbers
     strides = (*reversed(tensor.strides), kind.itemsize)
     shape = tuple(reversed(tensor.sizes))
     size = sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) + kind.itemsize
