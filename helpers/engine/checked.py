@@ -409,4 +409,5 @@ def _abort(
             if -2 * PAD < inside < r.bytes + 2 * PAD:  # the guards of the engine's memory are as wide again
                 region, offset = i, inside
     who = failures.index(failure.block, prepared.grid), failures.index(failure.thread, prepared.block)
-    return Abort(reason, message, place, failures.other_place_of(failure), *who, region, offset)
+    explanation = prepared.explain(failure)
+    return Abort(reason, message, place, failures.other_place_of(failure), *who, region, offset, explanation)

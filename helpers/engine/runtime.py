@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from . import compiler, first_build, settings, structures, symbols
-from .structures import Failure, LaunchRequest, Reason
+from .structures import DEADLOCK, Failure, LaunchRequest, Reason
 
 _launching = threading.RLock()  # one launch at a time, as in one stream
 
@@ -56,7 +56,7 @@ def library() -> ctypes.CDLL:
     lib.engine_start.argtypes = [ctypes.POINTER(LaunchRequest), ctypes.c_uint]
     lib.engine_wait.argtypes = [ctypes.c_int]
     lib.engine_result.argtypes = [ctypes.POINTER(Failure)]
-    lib.engine_printed.restype = ctypes.c_char_p
+    lib.engine_printed.restype = lib.engine_waits.restype = ctypes.c_char_p
     lib.engine_blocks.restype = ctypes.c_uint64
     lib.engine_check_start.argtypes = [ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint64]
     lib.engine_check_start.restype = None
@@ -147,6 +147,8 @@ def launch(request: LaunchRequest, workers: int | None = None, timeout: float = 
             raise
         failure = Failure()
         lib.engine_result(ctypes.byref(failure))
+        if failure.reason in DEADLOCK:
+            failure.waits = lib.engine_waits().decode(errors="replace")
         printed = lib.engine_printed().decode(errors="replace")
     return Ended(failure if failure.reason != Reason.NONE else None, printed)
 

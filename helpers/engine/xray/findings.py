@@ -60,7 +60,7 @@ class Finding:
     never written, skipped barrier (by threads that ended without it), barrier divergence, deadlock, endless loop,
     division by zero, shift or conversion (out of range), or stopped (a failed assertion).
     block, thread: (x, y, z). array, index: what was touched, in elements (of 4 bytes in shared memory).
-    count: how often the same two lines did the same.
+    count: how often the same two lines did the same. explanation: of a deadlock, who waits for whom.
     """
 
     kind: str
@@ -76,6 +76,7 @@ class Finding:
     other_block: tuple[int, int, int] | None = None
     other_thread: tuple[int, int, int] | None = None
     count: int = 1
+    explanation: str = ""
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.message}" + (f" ({self.count:,} times)" if self.count > 1 else "")
@@ -347,4 +348,5 @@ def end_of(seen: observed.Observed) -> Finding:
     message = f"{abort.message.removeprefix(f'{kind}: ')}, in {who}"
     file, line = abort.place or (None, None)
     other_file, other_line = abort.other_place or (None, None)
-    return Finding(kind, message, file, line, abort.block, abort.thread, name, index, other_file, other_line)
+    place = (file, line, abort.block, abort.thread, name, index, other_file, other_line)
+    return Finding(kind, message, *place, explanation=abort.explanation)

@@ -125,6 +125,8 @@ class Report:
         lines = [f"{self.name}: {self.summary()}"]
         for finding in self.findings:
             lines += textwrap.wrap(str(finding), 100, initial_indent="  ", subsequent_indent="    ")
+            for line in finding.explanation.splitlines():
+                lines += textwrap.wrap(line.strip(), 100, initial_indent="    ", subsequent_indent="      ")
         for note in self.notes:
             lines += textwrap.wrap(f"note: {note}", 100, initial_indent="  ", subsequent_indent="    ")
         return "\n".join([*lines, *text_table([self.HEAD, *self._rows()]), *self._notes()])
@@ -133,7 +135,9 @@ class Report:
 
     def _repr_html_(self) -> str:
         colour = "rgba(0,158,115,0.25)" if self.clean else "rgba(213,94,0,0.25)"
-        items = "".join(f"<li><code>{html.escape(str(f))}</code></li>" for f in self.findings)
+        items = "".join(
+            f"<li><code>{html.escape(str(f))}</code>{_lines_as_html(f.explanation)}</li>" for f in self.findings
+        )
         items += "".join(f"<li>note: {html.escape(note)}</li>" for note in self.notes)
         notes = "<br/>".join(map(html.escape, self._notes()))
         summary = f"<span style='background:{colour};padding:1px 6px'>{self.summary()}</span>"
@@ -269,3 +273,7 @@ class Report:
         return hooks.drawings("timeline").picture(
             self.name, failures.index(number, self.grid), n_threads, drawn, skipped
         )
+
+
+def _lines_as_html(text: str) -> str:
+    return "".join(f"<br/>{html.escape(line)}" for line in text.splitlines())

@@ -60,7 +60,7 @@ def with_lines(finding: Finding, code: str) -> str:
     table = source.line_table(code, SOURCE_NAME)
     places = dict.fromkeys([(finding.file, finding.line), (finding.other_file, finding.other_line)])
     lines = [f"{place[1]:>6} | {table[place].rstrip()}" for place in places if place in table]
-    return "\n".join([str(finding), *lines])
+    return "\n".join(filter(None, [str(finding), *lines, finding.explanation]))
 
 
 @contextlib.contextmanager
