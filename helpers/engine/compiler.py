@@ -221,7 +221,14 @@ def _granted(flags: tuple[str, ...]) -> tuple[str, ...]:
             asked = [*command, "-Werror", *flags, "-c", "empty.cpp", "-o", "empty.o"]
             return subprocess.run(asked, capture_output=True, cwd=scratch).returncode == 0
 
-        granted = flags if takes(*flags) else tuple(flag for flag in flags if takes(flag))
+        def taken(flags: tuple[str, ...]) -> tuple[str, ...]:
+            """Halve a list that is refused: most compilers refuse one or two of them."""
+            if takes(*flags):
+                return flags
+            half = len(flags) // 2
+            return (*taken(flags[:half]), *taken(flags[half:])) if half else ()
+
+        granted = taken(flags)
         (Path(scratch) / "flags").write_text("\n".join(granted))
         os.replace(Path(scratch) / "flags", answer)
     return granted
@@ -685,17 +692,17 @@ _PARTS += ("tensor_eights", "rounding", "board", "checker_lists", "checker_clock
 _PARTS += ("checker_mbarriers", "checker_access", "checker_hooks", "checker_async", "checker_profile", "checker_local")
 _PARTS += ("checker",)
 
-# Whose loops have to be unrolled. The rest is as fast at -O1, and g++ takes half as long for it: the first test on a
+# Whose loops of products need more. The rest is as fast at -O1, and g++ takes half as long for it: the first test on a
 # new machine waits for this build.
-_UNROLLED = ("tensor_core", "tensor_other", "tensor_warpgroup", "tensor_eights")
+_PRODUCTS = ("tensor_core", "tensor_other", "tensor_warpgroup", "tensor_eights")
 
 
 def _part(name: str) -> str:
     """Return the text of a part of the engine; g++ is told its level, other compilers have one level for all."""
     text = f'#line 1 "{name}.cpp"\n{(ENGINE / name).with_suffix(".cpp").read_text()}'
-    if name not in _UNROLLED or _is_clang():
+    if name not in _PRODUCTS or _is_clang():
         return text
-    return f'#pragma GCC push_options\n#pragma GCC optimize("O3")\n{text}\n#pragma GCC pop_options'
+    return f'#pragma GCC push_options\n#pragma GCC optimize("O2")\n{text}\n#pragma GCC pop_options'
 
 
 def _engine_source() -> tuple[str, list[str]]:

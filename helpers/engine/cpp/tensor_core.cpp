@@ -151,6 +151,7 @@ template <typename Format>
 inline Doubles sum_of_products(const Parts* a, const Parts (*b)[8], const Parts& c) {
   Ints top = larger(c.exponent, Ints{} + LEAST);
   for (int h = 0; h < Format::halves; ++h)
+#pragma GCC unroll 8
     for (int j = 0; j < WORDS; ++j) top = larger(top, a[h].exponent[j] + b[h][j].exponent);
   const Ints base = FRACTION + 127 - top;
   auto cut = [&](Row significand, Ints exponent) {
@@ -160,6 +161,7 @@ inline Doubles sum_of_products(const Parts* a, const Parts (*b)[8], const Parts&
   // Numbers that fit 32 bits: below 2^27 each, so that two sums are enough.
   Ints sums[2] = {cut(c.significand, c.exponent), Ints{}};
   for (int h = 0; h < Format::halves; ++h)
+#pragma GCC unroll 8
     for (int j = 0; j < WORDS; ++j)
       sums[h] += cut(a[h].significand[j] * b[h][j].significand, a[h].exponent[j] + b[h][j].exponent);
   const Longs exponent = __builtin_convertvector(top + (1023 - FRACTION), Longs);
@@ -194,7 +196,7 @@ constexpr long long MAGNITUDE = ~0ull >> 1, TOO_LARGE = 0x47F0000000000000;  // 
 
 // D = A B + C of 16 x 8 numbers, not rounded yet.
 template <typename Format>
-void multiply_operands(const Operands& o, Doubles* d) {
+__attribute__((noinline)) void multiply_operands(const Operands& o, Doubles* d) {
   Ints special = {};
   Parts b[2][8];
   for (int h = 0; h < Format::halves; ++h)
