@@ -1,11 +1,9 @@
-// 16 fp8: attention in 8 bits. Q, K, V and P are e4m3, at twice the rate of bfloat16.
+// 16 fp8: attention in 8 bits, with few instructions between the products.
 //
-// Since 10: wgmma of 8 bits wants both operands K-major, so that V comes transposed, by a first launch
-// (16_transpose.cu). P stays in registers, as V^T's keys lie in the order that the accumulators of S
-// have them in (fp8.cuh). Weights are 2^8 times as large, which uses e4m3's range. And as a tensor core
-// keeps 13 bits of a sum of 8-bit products, O of each key tile starts from zero and is added to acc in
-// float32, in the FFMA that rescales acc anyway. That takes accumulators; so three consumers, one after
-// the other, hide each other's latencies, in place of two products in flight.
+// Since 16_02: while the tensor cores are busy, the pipe of maxima and conversions runs at half its rate,
+// and every instruction for a score counts. So the weights are summed by the second product, as V^T has a
+// row of ones; what rounding did to the weights, it has then done to their sum as well, and much of it
+// cancels. And maxima are taken of the scores' bits, three at a time.
 //
 // Launch   16_transpose.cu; then as 10, after its 10_order.cu
 // Shapes   as 10, in e4m3; O in half types or float32. V_image: tiles of V^T, see 16_transpose.cu.
@@ -25,6 +23,33 @@ constexpr unsigned Q_RING_AT = V_AT + STAGES * V8_BYTES;
 constexpr unsigned K_RING_AT = Q_RING_AT + Ring<CONSUMERS>::BYTES;
 constexpr unsigned V_RING_AT = K_RING_AT + Ring<STAGES>::BYTES;
 constexpr unsigned SHARED_BYTES = V_RING_AT + Ring<STAGES>::BYTES;
+
+// As move_maxima, with half the instructions: Hopper has a maximum of three integers, and none of three
+// floats. Unless all are negative, floats compare like their bits (10). If all are, the maximum of bits is
+// too small, which matters only while a row's maximum is negative too: then it is looked at again.
+__device__ __forceinline__ void move_maxima_by_bits(
+    const Scores& S, Statistics& m_i, Statistics& rescale, float softmax_scale_log2) {
+  bool exceeded = false;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    int bits = __float_as_int(S[2 * i]), other = __float_as_int(S[2 * i + 1]);
+#pragma unroll
+    for (int n = 1; n < BLOCK_N / 8; ++n) {
+      const int a = __float_as_int(S[4 * n + 2 * i]), b = __float_as_int(S[4 * n + 2 * i + 1]);
+      int& of_two = n % 2 ? bits : other;
+      of_two = max(max(of_two, a), b);
+    }
+    const float s_max = __int_as_float(max(bits, other));
+    exceeded |= scaled_maximum(s_max, softmax_scale_log2) > m_i[i] + RESCALE_THRESHOLD;
+    exceeded |= s_max < 0.0f && m_i[i] < -WEIGHT_EXPONENT;
+    rescale[i] = 1.0f;
+  }
+  if (!__any_sync(0xffffffff, exceeded)) return;
+  Statistics maxima;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) maxima[i] = scaled_maximum(lane_maximum(S, i), softmax_scale_log2);
+  raise_maxima(maxima, m_i, rescale);
+}
 
 // Stores a warp's 16 rows of O: V^T's rows are such that a lane has four neighbours, of each 16
 // columns those from 4 t on.
@@ -126,8 +151,7 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
           v_ring.wait_empty(stage);  // hazard: as above
           const unsigned full = v_ring.expect(stage, V8_BYTES);
           bulk_load(
-              V_smem + stage.index * V8_BYTES, image + (long long)first * HEAD_DIM_PADDED, full,
-              V8_BYTES);
+              V_smem + stage.index * V8_BYTES, image + (long long)first * V_ROWS, full, V8_BYTES);
         }
       }
     }
@@ -142,10 +166,8 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
   const unsigned long long q = wgmma_descriptor_of_rows<ROW_BYTES>(Q_smem + consumer * Q8_BYTES);
   const unsigned long long k = wgmma_descriptor_of_rows<ROW_BYTES>(K_smem);
   const unsigned long long v = wgmma_descriptor_of_rows<KEY_BYTES>(V_smem);
-  const int my_turn = 1 + consumer, next_turn = 1 + (consumer + 1) % CONSUMERS;
-  if (EXP_TURNS && consumer == CONSUMERS - 1) named_barrier_arrive(next_turn, 256);
   Output acc;
-  Statistics m_i, l_i;  // l_i of this lane's keys only, until the epilogue
+  Statistics m_i, l_i;  // l_i in lane 4 g, 0 in others: the epilogue adds them
   PipelineState<STAGES> stage;
 
   for (PipelineState<CONSUMERS> q_stage{consumer}; next(); q_stage.phase ^= 1) {
@@ -179,31 +201,30 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
           first + BLOCK_N > min(tile.first_pos + params.window_right + 1, tile.end))
         mask(S, q_idx - kv_idx, tile.end - kv_idx, params);
       Statistics rescale;
-      move_maxima(S, m_i, l_i, rescale, softmax_scale_log2);
+      move_maxima_by_bits(S, m_i, rescale, softmax_scale_log2);
+      compute_weights(S, m_i, softmax_scale_log2);
       Weights8 P;
-      if (EXP_TURNS) named_barrier_sync(my_turn, 256);
-#pragma unroll
-      for (int n = 0; n < BLOCK_N / 8; n += GROUP) {
-        compute_weights(S, m_i, softmax_scale_log2, n, n + GROUP);
-        if (EXP_TURNS && n + GROUP == BLOCK_N / 8) named_barrier_arrive(next_turn, 256);
-        to_operand(P, S, l_i, n, n + GROUP);
-      }
+      to_operand(P, S);
 
-      // ---- O_tile = P V, then acc = rescale acc + O_tile
+      // ---- O_tile = P V, then acc = rescale acc + O_tile; its last column is the sum of the weights
       v_ring.wait_full(stage);
-#pragma unroll
-      for (int part = 0; part < PARTS; ++part) {
-        OutputPart O_tile;
-        start_pv(O_tile, P, advance_tiles(v, stage.index, V8_BYTES), part);
+      const unsigned long long v_tile = advance_tiles(v, stage.index, V8_BYTES);
+      if constexpr (PARTS == 2) {
+        float O_tile[PART_COLUMNS / 2];
+        start_pv(O_tile, P, v_tile);
         wgmma_wait<0>();
         wgmma_registers(O_tile);
-        if (leader && part + 1 == PARTS) v_ring.release(stage);
-#pragma unroll
-        for (int i = 0; i < PART_COLUMNS / 2; ++i) {
-          float& o = acc[part * (PART_COLUMNS / 2) + i];
-          o = fmaf(o, rescale[i / 2 % 2], O_tile[i]);
-        }
+        add_part(acc, rescale, O_tile, 0);
       }
+      float O_tile[PART_COLUMNS / 2 + 4];
+      start_pv(O_tile, P, advance_tiles(v_tile, PARTS - 1, PART_COLUMNS * KEY_BYTES));
+      wgmma_wait<0>();
+      wgmma_registers(O_tile);
+      if (leader) v_ring.release(stage);
+      add_part(acc, rescale, O_tile, PARTS - 1);
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        l_i[i] = fmaf(l_i[i], rescale[i], O_tile[PART_COLUMNS / 2 + 2 * i]);
     }
     if (leader) q_ring.release(q_stage);
 

@@ -108,6 +108,26 @@ __device__ __forceinline__ unsigned long long advance_bytes(
                  : WGMMA_OUT_##N                                                                     \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                              \
   }
+// The same with A in registers and eight columns more.
+#define WGMMA_E4M3_AND_8(COLUMNS, N, D0, D1, D2, D3, A0, A1, A2, A3, A4)                             \
+  __device__ __forceinline__ void wgmma_rs(                                                          \
+      e4m3, float (&d)[N / 2], const unsigned (&a)[4], unsigned long long b, bool) {                 \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"                                          \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" WGMMA_D_##COLUMNS      \
+                 ", %" #D0 ", %" #D1 ", %" #D2 ", %" #D3                                             \
+                 "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #A4 ", p, 1, 1;\n}"                \
+                 : WGMMA_ACC_##COLUMNS, "+f"(d[D0]), "+f"(d[D1]), "+f"(d[D2]), "+f"(d[D3])           \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                              \
+  }                                                                                                  \
+  __device__ __forceinline__ void wgmma_rs_new(                                                      \
+      e4m3, float (&d)[N / 2], const unsigned (&a)[4], unsigned long long b) {                       \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"                                          \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" WGMMA_D_##COLUMNS      \
+                 ", %" #D0 ", %" #D1 ", %" #D2 ", %" #D3                                             \
+                 "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #A4 ", p, 1, 1;\n}"                \
+                 : WGMMA_OUT_##COLUMNS, "=&f"(d[D0]), "=&f"(d[D1]), "=&f"(d[D2]), "=&f"(d[D3])       \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                              \
+  }
 // clang-format on
 WGMMA_E4M3(16, 8, 9, 10, 11, 12, 13)
 WGMMA_E4M3(32, 16, 17, 18, 19, 20, 21)
@@ -125,3 +145,11 @@ WGMMA_E4M3(208, 104, 105, 106, 107, 108, 109)
 WGMMA_E4M3(224, 112, 113, 114, 115, 116, 117)
 WGMMA_E4M3(240, 120, 121, 122, 123, 124, 125)
 WGMMA_E4M3(256, 128, 129, 130, 131, 132, 133)
+WGMMA_E4M3_AND_8(16, 24, 8, 9, 10, 11, 12, 13, 14, 15, 16)
+WGMMA_E4M3_AND_8(32, 40, 16, 17, 18, 19, 20, 21, 22, 23, 24)
+WGMMA_E4M3_AND_8(48, 56, 24, 25, 26, 27, 28, 29, 30, 31, 32)
+WGMMA_E4M3_AND_8(64, 72, 32, 33, 34, 35, 36, 37, 38, 39, 40)
+WGMMA_E4M3_AND_8(80, 88, 40, 41, 42, 43, 44, 45, 46, 47, 48)
+WGMMA_E4M3_AND_8(96, 104, 48, 49, 50, 51, 52, 53, 54, 55, 56)
+WGMMA_E4M3_AND_8(112, 120, 56, 57, 58, 59, 60, 61, 62, 63, 64)
+WGMMA_E4M3_AND_8(128, 136, 64, 65, 66, 67, 68, 69, 70, 71, 72)

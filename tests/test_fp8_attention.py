@@ -49,7 +49,7 @@ def test_equals_the_reference(head_dim: int, options: dict[str, Any]) -> None:
     o, lse = flash_attention(*e4m3, return_lse=True, out_dtype="float32", **names, **options)
     want, want_lse = expected(*e4m3, descales, **options)
     assert rms(o.swapaxes(1, 2), want) < ROUNDED
-    np.testing.assert_allclose(lse, want_lse, atol=2e-3)
+    np.testing.assert_allclose(lse, want_lse, atol=3e-2)  # the sum is of rounded weights
 
 
 def test_packed_sequences_do_not_see_their_neighbours() -> None:
@@ -80,17 +80,34 @@ def test_nan_stays_in_its_column() -> None:
 
 @pytest.mark.parametrize(
     "source, low, high",
-    [(None, 0.997, 1.0), ("steps/16_01_one_level.cu", 0.97, 0.99)],
-    ids=["each tile added in float32", "one level of sums"],
+    [
+        (None, 0.9985, 1.0),
+        ("steps/16_03_codes.cu", 0.9985, 1.0),
+        ("steps/16_02_two_levels.cu", 0.997, 0.9992),
+        ("steps/16_01_one_level.cu", 0.97, 0.99),
+    ],
+    ids=["summed weights lose alike", "codes", "each tile added in float32", "one level of sums"],
 )
 def test_what_sums_lose(source: str | None, low: float, high: float) -> None:
-    """The output's projection on the truth, where V has a mean: an H200 had 0.9989 and 0.985 at 1024 keys."""
+    """The output's projection on the truth, where V has a mean: an H200 had 0.9993, 0.9985 and 0.985 at 1024 keys."""
     q, k, v = normal(64, 128), normal(1024, 128), normal(1024, 128, mean=1.0, scale=0.5)
     e4m3 = [quantise(a) for a in (q, k, v)]
     o = cp.full(q.shape, cp.nan, "float32")
-    LADDER["fp8"](*e4m3, out=o, source=source)
+    sizes = {"BLOCK_N": 128} if source and "01" in source else {}
+    LADDER["fp8"](*e4m3, out=o, source=source, sizes=sizes)
     want, _ = expected(*(a[None, :, None] for a in e4m3))
     assert low < float((cp.asnumpy(o) * want[0, 0]).sum() / (want**2).sum()) < high
+
+
+def test_rows_whose_scores_are_all_negative() -> None:
+    """Maxima of bits are too small there; the kernel has to look again, in the first tile and in a later one."""
+    q, k = normal(1, 70, 1, 64, mean=4.0), normal(1, 500, 1, 64, mean=-4.0)
+    k[:, 300:] *= 0.25
+    e4m3 = [quantise(a) for a in (q, k, normal(1, 500, 1, 64))]
+    o, lse = flash_attention(*e4m3, return_lse=True, out_dtype="float32")
+    want, want_lse = expected(*e4m3)
+    assert rms(o.swapaxes(1, 2), want) < ROUNDED
+    np.testing.assert_allclose(lse, want_lse, atol=6e-2)
 
 
 @pytest.mark.parametrize("head_dim, block_n, keys", [(128, 128, 300), (64, 160, 333), (80, 64, 100), (16, 32, 40)])
@@ -104,17 +121,18 @@ def test_transposed_tiles(head_dim: int, block_n: int, keys: int) -> None:
         strides, n=keys, n_kv=keys, heads=1, kv_heads=1, window=(-1, -1), softmax_scale=1.0, sequences=0
     )
     tiles = -(-keys // block_n)
-    image = cp.full((tiles, block_n * head_dim), 77, np.uint8)
-    shared = 2 * block_n * head_dim
-    transpose((tiles, 1, 1), (128,), (cp.asarray(v), image, None, params), shared_mem=shared)
+    width = next(w for w in (128, 64, 32) if block_n % w == 0)
+    image = cp.full((tiles, block_n * (head_dim + 8)), 77, np.uint8)
+    shared = width * (2 * head_dim + 8)
+    transpose((tiles * (block_n // width), 1, 1), (128,), (cp.asarray(v), image, None, params), shared_mem=shared)
     whole = np.zeros((tiles * block_n, head_dim), np.uint8)
     whole[:keys] = v
-    width = next(w for w in (128, 64, 32) if block_n % w == 0)
     rows = np.arange(head_dim)
     column = rows // 16 * 16 + rows % 16 % 8 * 2 + rows % 16 // 8
     of_place = np.arange(block_n) // 16 * 16 + np.array(KEY_AT)[np.arange(block_n) % 16]
     for tile in range(tiles):
-        panels = cp.asnumpy(image)[tile].reshape(block_n // width, head_dim, width // 16, 16)
+        panels = cp.asnumpy(image)[tile].reshape(block_n // width, head_dim + 8, width // 16, 16)
+        assert (panels[:, head_dim] == 0x38).all() and not panels[:, head_dim + 1 :].any()
         spread = rows % 8 if width == 128 else rows // 2 % 4 if width == 64 else rows // 4 % 2
         chunks = np.arange(width // 16)[None] ^ spread[:, None]
         straight = panels[:, rows[:, None], chunks].transpose(1, 0, 2, 3).reshape(head_dim, block_n)

@@ -33,6 +33,7 @@ from helpers.bench.studies import (
     decoding,
     fused,
     hopper,
+    pipes,
     presets,
     profile_stages,
     promises,
@@ -69,6 +70,7 @@ HEADS: dict[Any, dict[str, Any]] = {
     bits: {"device": "a CPU", "shape": [1, 1, 33, 16], "runs": 2},
     cute: {"device": "a CPU", "how": {"nvrtc": "", "architecture": "", "processes": 1, "machine": ""}},
     backward_timeline: {"device": {"description": "a CPU"}},
+    pipes: {"device": "a CPU"},
     decoding: {"device": {"description": "a CPU"}},
     fused: {"device": "a CPU", "dtype": "bfloat16"},
     torch_model: {"device": {"description": "a CPU", "torch": "", "transformers": ""}},
@@ -120,6 +122,11 @@ def fused_(monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
 @toy
 def backward_timeline_(monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
     return taken(backward_timeline, path, rows=lambda: [backward_timeline.trace(Case((1, 1, 256, 64), "bfloat16"))])
+
+
+@toy
+def pipes_(monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
+    return taken(pipes, path, rows=partial(pipes.rows, 1, 1))
 
 
 @toy

@@ -127,8 +127,7 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
           v_ring.wait_empty(stage);  // hazard: as above
           const unsigned full = v_ring.expect(stage, V8_BYTES);
           bulk_load(
-              V_smem + stage.index * V8_BYTES, image + (long long)first * HEAD_DIM_PADDED, full,
-              V8_BYTES);
+              V_smem + stage.index * V8_BYTES, image + (long long)first * V_ROWS, full, V8_BYTES);
         }
       }
     }
@@ -143,8 +142,6 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
   const unsigned long long q = wgmma_descriptor_of_rows<ROW_BYTES>(Q_smem + consumer * Q8_BYTES);
   const unsigned long long k = wgmma_descriptor_of_rows<ROW_BYTES>(K_smem);
   const unsigned long long v = wgmma_descriptor_of_rows<KEY_BYTES>(V_smem);
-  const int my_turn = 1 + consumer, next_turn = 1 + (consumer + 1) % CONSUMERS;
-  if (EXP_TURNS && consumer == CONSUMERS - 1) named_barrier_arrive(next_turn, 256);
   Output acc;
   Statistics m_i, l_i;  // l_i of this lane's keys only, until the epilogue
   PipelineState<STAGES> stage;
@@ -180,15 +177,13 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
           first + BLOCK_N > min(tile.first_pos + params.window_right + 1, tile.end))
         mask(S, q_idx - kv_idx, tile.end - kv_idx, params);
       Statistics rescale;
-      move_maxima(S, m_i, l_i, rescale, softmax_scale_log2);
-      Weights8 P;
-      if (EXP_TURNS) named_barrier_sync(my_turn, 256);
+      move_maxima(S, m_i, rescale, softmax_scale_log2);
+      compute_weights(S, m_i, softmax_scale_log2);
 #pragma unroll
-      for (int n = 0; n < BLOCK_N / 8; n += GROUP) {
-        compute_weights(S, m_i, softmax_scale_log2, n, n + GROUP);
-        if (EXP_TURNS && n + GROUP == BLOCK_N / 8) named_barrier_arrive(next_turn, 256);
-        to_operand(P, S, l_i, n, n + GROUP);
-      }
+      for (int i = 0; i < 2; ++i) l_i[i] *= rescale[i];
+      add_weights(S, l_i);
+      Weights8 P;
+      to_operand(P, S);
 
       // ---- acc = rescale acc + P V
       rescale_output(acc, rescale);

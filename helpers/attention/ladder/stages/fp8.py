@@ -18,12 +18,13 @@ from helpers.attention.ladder.tiles import Sizes
 
 TRANSPOSE, TRANSPOSE_THREADS = "16_transpose.cu", 128
 STAGES = 2
+ONES = 8  # rows of V^T behind its columns: one of ones, which sums the weights, and seven of zeros
 
 # By head_dim: BLOCK_M and BLOCK_N. O of a tile of keys has accumulators of its own.
 _FP8: dict[int, dict[str, int]] = {
-    64: {"BLOCK_M": 192, "BLOCK_N": 128},
-    128: {"BLOCK_M": 192, "BLOCK_N": 128},
-    256: {"BLOCK_M": 128, "BLOCK_N": 128},
+    64: {"BLOCK_M": 192, "BLOCK_N": 192},
+    128: {"BLOCK_M": 192, "BLOCK_N": 160},
+    256: {"BLOCK_M": 128, "BLOCK_N": 160},
 }
 
 
@@ -42,21 +43,28 @@ def fp8_shared_bytes(sizes: Sizes) -> int:
     """Count SHARED_BYTES of fp8: Q, STAGES tiles each of K and V^T, mbarriers."""
     row, stages = _row_bytes(sizes["HEAD_DIM"]), sizes.get("STAGES", STAGES)
     barriers = 2 * (sizes["BLOCK_M"] // 64) + 4 * stages
-    return sizes["BLOCK_M"] * row + stages * sizes["BLOCK_N"] * (row + sizes["HEAD_DIM"]) + 8 * barriers
+    return sizes["BLOCK_M"] * row + stages * sizes["BLOCK_N"] * (row + sizes["HEAD_DIM"] + ONES) + 8 * barriers
 
 
 def _transpose_and_attend(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
-    """Launch a block for each tile of V, which transposes it; then as hopper, with those tiles for the map of V."""
+    """Launch a block for each panel of V's tiles, which transposes it; then as hopper, with the tiles for V's map."""
     cu_seqlens_k, params = launches.given(call, "cu_seqlens_k"), launches.params_of(call)
-    grid = (_v_tiles(call, sizes), call.arrays["v"].shape[1], 1 if call.packed else call.sequences)
+    panel = _panel_keys(sizes)
+    panels, kv_heads = _v_tiles(call, sizes) * (sizes["BLOCK_N"] // panel), call.arrays["v"].shape[1]
+    grid = (panels, kv_heads, 1 if call.packed else call.sequences)
     of_transpose = tuple((name, sizes[name]) for name in ("HEAD_DIM", "BLOCK_N"))
-    shared = 2 * sizes["BLOCK_N"] * sizes["HEAD_DIM"]
+    shared = panel * (2 * sizes["HEAD_DIM"] + ONES)
     args = ("v", "v_image", *cu_seqlens_k, params)
     transpose = Launch("transpose_v", grid, (TRANSPOSE_THREADS,), shared, args, TRANSPOSE, of_transpose)
     maps = Map("q", 64), Map("k", sizes["BLOCK_N"]), "v_image"
     *before, main = _launch_in_order(stage, call, sizes, maps)
     o, lse, *others = main.args[len(maps) :]
     return [transpose, *before, main._replace(args=(*maps, o, lse, *launches.given(call, *DESCALES), *others))]
+
+
+def _panel_keys(sizes: Sizes) -> int:
+    """Return KEY_BYTES: the keys of a panel of V^T, and its bytes in a row."""
+    return next(keys for keys in (128, 64, 32) if sizes["BLOCK_N"] % keys == 0)
 
 
 def _v_tiles(call: Call, sizes: Sizes) -> int:
@@ -68,7 +76,7 @@ def _v_tiles(call: Call, sizes: Sizes) -> int:
 def _fp8_scratch(call: Call, sizes: Sizes) -> Mapping[str, Spec]:
     """Return the scratch arrays: V^T in tiles, and the schedule."""
     batch, heads, _, head_dim = call.arrays["v"].shape
-    shape = batch * heads, _v_tiles(call, sizes), sizes["BLOCK_N"] * head_dim
+    shape = batch * heads, _v_tiles(call, sizes), sizes["BLOCK_N"] * (head_dim + ONES)
     return {**_schedule(call, sizes), "v_image": Spec.dense(shape, np.uint8)}
 
 

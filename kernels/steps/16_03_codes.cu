@@ -1,18 +1,24 @@
-// 16.3 two in flight: S of the next keys and O of these are multiplied while weights are computed.
+// 16.3 codes: no exp2. The byte of an e4m3 is nearly a logarithm: 8 (x + 7) is that of 2^x, but for a
+// mantissa that is linear in between.
 //
-// Since 16_01: as in 10, a consumer issues both products together. That takes registers for S and for O
-// at the same time, so that there are fewer keys in a tile, and none are left for O_tile of 16_fp8.cu:
-// fast, and no more right than 16_01.
+// Since 16_fp8.cu: a weight is one saturated FFMA, which gives (x + 7) / 16 from 0 to 1, and half an
+// HFMA2, whose addition of 1536 rounds to an integer in the lowest byte. The weights differ from exp2's by
+// up to 3 %; half of what rounding to e4m3 does anyway. But subnormals are not linear: weights below
+// 2^-15 of the largest become 0, where exp2's go down to 2^-18.
 //
 // Launch   16_transpose.cu; then as 10, after its 10_order.cu
 // Shapes   as 10, in e4m3; O in half types or float32. V_image: tiles of V^T, see 16_transpose.cu.
 //          descales [sequences, heads], float32: what elements are multiplied by; or null, for 1
 // Needs    sm_90a and no other; HEAD_DIM and strides multiples of 16, pointers of 16 bytes
 // Traffic  as 10, with half the bytes of Q, K, V; V is read and written once more by the first launch
+#include <cuda_fp16.h>
+
 #include "fp8_tiles.cuh"        // sizes, the two products, weights
 #include "hopper_epilogue.cuh"  // lse
 #include "results.cuh"          // four elements of O
 #include "v_image.cuh"          // where a tile of V^T is
+
+constexpr float CODE_SHIFT = -0.35f;  // makes the weights right on average
 
 constexpr int THREADS = 128 * (1 + CONSUMERS);  // warpgroup 0 is the producer
 constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : HEAD_DIM > 64 ? 32 : 56;
@@ -22,6 +28,60 @@ constexpr unsigned Q_RING_AT = V_AT + STAGES * V8_BYTES;
 constexpr unsigned K_RING_AT = Q_RING_AT + Ring<CONSUMERS>::BYTES;
 constexpr unsigned V_RING_AT = K_RING_AT + Ring<STAGES>::BYTES;
 constexpr unsigned SHARED_BYTES = V_RING_AT + Ring<STAGES>::BYTES;
+
+// As move_maxima, with half the instructions: Hopper has a maximum of three integers, and none of three
+// floats. Unless all are negative, floats compare like their bits (10). If all are, the maximum of bits is
+// too small, which matters only while a row's maximum is negative too: then it is looked at again.
+__device__ __forceinline__ void move_maxima_by_bits(
+    const Scores& S, Statistics& m_i, Statistics& rescale, float softmax_scale_log2) {
+  bool exceeded = false;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    int bits = __float_as_int(S[2 * i]), other = __float_as_int(S[2 * i + 1]);
+#pragma unroll
+    for (int n = 1; n < BLOCK_N / 8; ++n) {
+      const int a = __float_as_int(S[4 * n + 2 * i]), b = __float_as_int(S[4 * n + 2 * i + 1]);
+      int& of_two = n % 2 ? bits : other;
+      of_two = max(max(of_two, a), b);
+    }
+    const float s_max = __int_as_float(max(bits, other));
+    exceeded |= scaled_maximum(s_max, softmax_scale_log2) > m_i[i] + RESCALE_THRESHOLD;
+    exceeded |= s_max < 0.0f && m_i[i] < -WEIGHT_EXPONENT;
+    rescale[i] = 1.0f;
+  }
+  if (!__any_sync(0xffffffff, exceeded)) return;
+  Statistics maxima;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) maxima[i] = scaled_maximum(lane_maximum(S, i), softmax_scale_log2);
+  raise_maxima(maxima, m_i, rescale);
+}
+
+// Bytes (x + 7) 8 + CODE_SHIFT of two weights 2^x, each the lowest of a half.
+__device__ __forceinline__ unsigned codes_of(float x, float y) {
+  const __half2 codes =
+      __hfma2(__floats2half2_rn(x, y), __float2half2_rn(128.0f), __float2half2_rn(1536.0f));
+  return reinterpret_cast<const unsigned&>(codes);
+}
+
+// As compute_weights and to_operand: e4m3 by its bits.
+__device__ __forceinline__ void to_codes(
+    Weights8& P, const Scores& S, const Statistics& m_i, float softmax_scale_log2) {
+  Statistics offset;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) offset[i] = fmaf(m_i[i], -1.0f / 16, 7.0f / 16 + CODE_SHIFT / 128);
+  const auto fraction = [&](float s, int i) {
+    return __saturatef(fmaf(s, softmax_scale_log2 / 16, offset[i]));
+  };
+#pragma unroll
+  for (int n = 0; n < BLOCK_N / 8; n += 2)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float* const s = S + 4 * n + 2 * i;
+      const unsigned first = codes_of(fraction(s[0], i), fraction(s[1], i));
+      const unsigned second = codes_of(fraction(s[4], i), fraction(s[5], i));
+      P[n / 4][n % 4 + i] = __byte_perm(first, second, 0x6420);
+    }
+}
 
 // Stores a warp's 16 rows of O: V^T's rows are such that a lane has four neighbours, of each 16
 // columns those from 4 t on.
@@ -123,8 +183,7 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
           v_ring.wait_empty(stage);  // hazard: as above
           const unsigned full = v_ring.expect(stage, V8_BYTES);
           bulk_load(
-              V_smem + stage.index * V8_BYTES, image + (long long)first * HEAD_DIM_PADDED, full,
-              V8_BYTES);
+              V_smem + stage.index * V8_BYTES, image + (long long)first * V_ROWS, full, V8_BYTES);
         }
       }
     }
@@ -139,10 +198,8 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
   const unsigned long long q = wgmma_descriptor_of_rows<ROW_BYTES>(Q_smem + consumer * Q8_BYTES);
   const unsigned long long k = wgmma_descriptor_of_rows<ROW_BYTES>(K_smem);
   const unsigned long long v = wgmma_descriptor_of_rows<KEY_BYTES>(V_smem);
-  const int my_turn = 1 + consumer, next_turn = 1 + (consumer + 1) % CONSUMERS;
-  if (EXP_TURNS && consumer == CONSUMERS - 1) named_barrier_arrive(next_turn, 256);
   Output acc;
-  Statistics m_i, l_i;  // l_i of this lane's keys only, until the epilogue
+  Statistics m_i, l_i;  // l_i in lane 4 g, 0 in others: the epilogue adds them
   PipelineState<STAGES> stage;
 
   for (PipelineState<CONSUMERS> q_stage{consumer}; next(); q_stage.phase ^= 1) {
@@ -160,54 +217,47 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
     q_ring.wait_full(q_stage);
 
     int first = last_tile_begin(tile);
-    Scores S;
-    Weights8 P;
-    Statistics rescale;
-    const auto start_scores = [&] {
+    for (; first >= tile.begin; first -= BLOCK_N, stage.advance()) {
+      // ---- S = Q K^T
+      Scores S;
       k_ring.wait_full(stage);
       start_qk(S, q, advance_tiles(k, stage.index, K8_BYTES));
-    };
-    const auto weights = [&](auto&& before_p) {
+      wgmma_wait<0>();
       wgmma_registers(S);
       if (leader) k_ring.release(stage);
+
+      // ---- masks, maxima, weights
       const int q_idx = tile.first_pos + warp_row + g, kv_idx = first + 2 * t;  // this lane's first
       const int last_pos = tile.first_pos + min(BLOCK_M, tile.rows) - 1;
       if (first < last_pos - params.window_left ||
           first + BLOCK_N > min(tile.first_pos + params.window_right + 1, tile.end))
         mask(S, q_idx - kv_idx, tile.end - kv_idx, params);
-      move_maxima(S, m_i, l_i, rescale, softmax_scale_log2);
-      if (EXP_TURNS) named_barrier_sync(my_turn, 256);
-      compute_weights(S, m_i, softmax_scale_log2, 0, BLOCK_N / 8);
-      if (EXP_TURNS) named_barrier_arrive(next_turn, 256);
-      before_p();
-      to_operand(P, S, l_i, 0, BLOCK_N / 8);
-    };
-    start_scores();
-    wgmma_wait<0>();
-    weights([] {});
+      Statistics rescale;
+      move_maxima_by_bits(S, m_i, rescale, softmax_scale_log2);
+      Weights8 P;
+      to_codes(P, S, m_i, softmax_scale_log2);
 
-    // ---- one step: issue S of the next key tile and O of this one, then compute the next weights
-    for (first -= BLOCK_N; first >= tile.begin; first -= BLOCK_N) {
-      const auto v_stage = stage;
-      stage.advance();
-      start_scores();
-      v_ring.wait_full(v_stage);
-      add_pv(acc, P, advance_tiles(v, v_stage.index, V8_BYTES));
-      wgmma_wait<1>();
-      weights([&] {
+      // ---- O_tile = P V, then acc = rescale acc + O_tile; its last column is the sum of the weights
+      v_ring.wait_full(stage);
+      const unsigned long long v_tile = advance_tiles(v, stage.index, V8_BYTES);
+      if constexpr (PARTS == 2) {
+        float O_tile[PART_COLUMNS / 2];
+        start_pv(O_tile, P, v_tile);
         wgmma_wait<0>();
-        wgmma_registers(acc);
-        if (leader) v_ring.release(v_stage);
-      });
-      rescale_output(acc, rescale);
+        wgmma_registers(O_tile);
+        add_part(acc, rescale, O_tile, 0);
+      }
+      float O_tile[PART_COLUMNS / 2 + 4];
+      start_pv(O_tile, P, advance_tiles(v_tile, PARTS - 1, PART_COLUMNS * KEY_BYTES));
+      wgmma_wait<0>();
+      wgmma_registers(O_tile);
+      if (leader) v_ring.release(stage);
+      add_part(acc, rescale, O_tile, PARTS - 1);
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        l_i[i] = fmaf(l_i[i], rescale[i], O_tile[PART_COLUMNS / 2 + 2 * i]);
     }
     if (leader) q_ring.release(q_stage);
-    v_ring.wait_full(stage);
-    add_pv(acc, P, advance_tiles(v, stage.index, V8_BYTES));
-    wgmma_wait<0>();
-    wgmma_registers(acc);
-    if (leader) v_ring.release(stage);
-    stage.advance();
 
     // ---- epilogue: the rows' sums, lse; divide once
     Statistics inverse;
