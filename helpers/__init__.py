@@ -1,4 +1,4 @@
-"""What the notebooks, the tests and the command line of the course share."""
+"""Code shared by the notebooks, the tests and the command line of the course."""
 
 import time as _time
 

@@ -7,7 +7,7 @@
 Tensors on a GPU are read where they are, on PyTorch's current stream; outputs and scratch are of PyTorch's allocator.
 Tensors on the CPU go through the CPU engine where there is no GPU (no copy), and through the GPU where there is one.
 With gradients a call is an `autograd.Function`. Where PyTorch traces it, forward and backward are one `torch.library`
-operator each, `course::flash_attention` and `course::flash_attention_backward`, which
+operator each, `course::flash_attention` and `course::flash_attention_backward` (`..._wrt`: also of a bias), which
 `torch.compile(fullgraph=True)` keeps as nodes.
 
 PyTorch is optional: this module alone, and what imports it, needs it.
@@ -30,7 +30,7 @@ from helpers.attention.ladder import BACKWARD
 from helpers.attention.ladder.call import mask_window, softmax_scale_of
 from helpers.attention.ladder.extras import as_kernels_read, extra_inputs
 from helpers.attention.ladder.layout import Spec
-from helpers.attention.ladder.score_mod import BlockMask, parse_score_mod
+from helpers.attention.ladder.score_mod import BlockMask, distance_table, parse_score_mod
 from helpers.engine.cuda_source.signatures import dtype_of
 
 try:
@@ -64,7 +64,7 @@ def flash_attention(
     stage: str | int | None = None,
     **extras: Any,
 ) -> Any:
-    """softmax(softmax_scale * q k^T + bias) v for each head of each batch, differentiable once by q, k and v.
+    """softmax(softmax_scale * q k^T + bias) v for each head of each batch, differentiable once.
 
     Args:
         q: (batch, seq, heads, head_dim): float32, float16 or bfloat16, of any strides.
@@ -79,18 +79,19 @@ def flash_attention(
             keep no log-sum-exp, so they have no gradients.
         extras: see helpers.attention.flash_attention. bias: (batch, heads, seq, seq_kv), or what broadcasts to
             it, of q's dtype, float32 or bool. alibi_slopes: float32 (heads,) or (batch, heads). sinks: float32
-            (heads,). score_mod, mask_mod (text or a BlockMask), mod_args (tensors and NumPy scalars) and
-            score_mod_grad, which gradients with a score_mod need: these four not under torch.compile. All tensors so
-            far are constants, without gradients. rotary_cos, rotary_sin, rotary_interleaved and rotary_positions: with
-            gradients and under torch.compile, PyTorch's operations rotate q and k before the kernel.
+            (heads,). These three have gradients, of their own shapes, which are the same to the bit in every run.
+            score_mod, mask_mod (text or a BlockMask), mod_args (tensors and NumPy scalars) and score_mod_grad, which
+            gradients with a score_mod need: these four not under torch.compile. Tensors in mod_args are constants, but
+            for the table of score_mods.relative_bias. rotary_cos, rotary_sin, rotary_interleaved and rotary_positions:
+            with gradients and under torch.compile, PyTorch's operations rotate q and k before the kernel.
 
     Returns:
         The output: q's shape, C-contiguous, of q's dtype; under `torch.autocast` of autocast's dtype. A query that
         sees no key gets 0. With return_lse, (o, lse).
 
     Raises:
-        TypeError: no tensors; a dtype that no stage takes; options of the wrong type; a bias, alibi_slopes, sinks or
-            tensor in mod_args that requires grad, outside of torch.no_grad().
+        TypeError: no tensors; a dtype that no stage takes; options of the wrong type; a tensor in mod_args that
+            requires grad, outside of torch.no_grad(), other than the table of score_mods.relative_bias.
         ValueError: shapes or devices that do not fit each other; something that no stage, or not this one, can do;
             gradients with a score_mod and no score_mod_grad.
         NotImplementedError: score_mod or mask_mod under torch.compile; tangents (forward-mode derivatives), tensors of
@@ -205,7 +206,7 @@ def scaled_dot_product_attention(
         query: (..., heads, L, head_dim), or (L, head_dim).
         key, value: (..., heads, S, head_dim). What is before L and S is broadcast, as PyTorch does.
         attn_mask: broadcasts to (..., heads, L, S). Of bool: True where a query may see a key. Of query's dtype or
-            float32: added to the scaled scores. A constant: no gradient is computed for it.
+            float32: added to the scaled scores, and differentiable.
         dropout_p: 0.0. The kernels have none.
         is_causal: query i sees key j where j <= i, also where L and S differ (top-left alignment; flash_attention's
             causal=True is bottom-right).
@@ -220,7 +221,7 @@ def scaled_dot_product_attention(
         RuntimeError: PyTorch's own error for shapes and dtypes that do not fit each other.
         NotImplementedError: dropout, a value whose head_dim is not the key's, or what flash_attention raises it for. It
             says what to use.
-        TypeError, ValueError: as flash_attention; TypeError for an attn_mask that requires grad.
+        TypeError, ValueError: as flash_attention.
     """
     try:
         return _sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
@@ -313,7 +314,6 @@ def _mask(
         fits = False
     if options["is_causal"] or not fits or attn_mask.dtype not in (torch.bool, torch.float32, query.dtype):
         _refuse(qkv, {**options, "attn_mask": attn_mask.to("meta")})
-    _check_constants({"attn_mask": attn_mask})
     return attn_mask
 
 
@@ -435,7 +435,9 @@ def _call(
         if traced or (differentiated and torch.is_grad_enabled()):
             q, k = _rotated(q, k, lengths, traced=traced, **rotary)
             rotary = {}
-    keep_lse = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    table = _table(functions)
+    differentiable = q, k, v, *constants.values(), table
+    keep_lse = torch.is_grad_enabled() and any(getattr(a, "requires_grad", False) for a in differentiable)
     if not keep_lse and not traced:
         call = calls.flash_attention_varlen if lengths else calls.flash_attention
         return _on_arrays(call, (q, k, v, *lengths.values()), how | constants | functions | rotary)
@@ -445,10 +447,12 @@ def _call(
     options = _Options.of(how, deterministic=deterministic, keep_lse=keep_lse, functions=functions)
     if functions:
         parse_score_mod(**functions, backward=True)  # raises here, not in the backward, without a derivative
+    if table is not None:  # an input of autograd's function, which reads these numbers and no graph
+        functions["mod_args"]["table"] = table.detach()
     if traced:
         o, lse = _forward(q, k, v, *cu_seqlens, *more, *options.flat())
     else:
-        o, lse = _Attention.apply(q, k, v, *cu_seqlens, *more, options)
+        o, lse = _Attention.apply(q, k, v, *cu_seqlens, *more, table, options)
     return (o, lse) if how["return_lse"] else o
 
 
@@ -460,7 +464,7 @@ def _split(extras: dict[str, Any], *, traced: bool) -> tuple[dict[str, Any], dic
     """Split the given options by name into `_CONSTANTS`, `_FUNCTIONS` and those of the rotary embedding.
 
     Raises:
-        TypeError: an unknown name; a tensor that requires grad, but for the rotary tables.
+        TypeError: an unknown name; a tensor in mod_args that requires grad, but for that of relative_bias.
         NotImplementedError: functions of scores where PyTorch traces: the operators take none.
     """
     given = {name: a for name, a in extras.items() if a is not None}
@@ -479,17 +483,25 @@ def _split(extras: dict[str, Any], *, traced: bool) -> tuple[dict[str, Any], dic
         args = mask.mod_args | args
     positions = {f"rotary_positions[{i}]": a for i, a in enumerate(given.get("rotary_positions", ()))}
     _check_numbers({**constants, **given, **positions, **args})
-    _check_constants({**constants, **{f"mod_args[{name!r}]": a for name, a in args.items()}})
+    table = _table(functions)
+    for name, a in args.items():
+        if torch.is_grad_enabled() and getattr(a, "requires_grad", False) and a is not table:
+            name = f"mod_args[{name!r}]"
+            raise TypeError(
+                f"{name} requires grad, and of mod_args only the table of score_mods.relative_bias has a gradient: "
+                f"give {name}.detach()"
+            )
     return constants, functions, given
 
 
-def _check_constants(named: Mapping[str, Any]) -> None:
-    """Raise TypeError for a tensor that requires grad: the kernels compute no gradient of these."""
-    for name, a in named.items():
-        if torch.is_grad_enabled() and getattr(a, "requires_grad", False):
-            raise TypeError(
-                f"{name} requires grad, and these kernels compute gradients of q, k and v alone: give {name}.detach()"
-            )
+def _table(functions: Mapping[str, Any]) -> torch.Tensor | None:
+    """Return the table of distances of `score_mods.relative_bias`; None where the functions are others."""
+    if not functions.get("score_mod"):
+        return None
+    names = "score_mod", "mask_mod", "mod_args"
+    mod, arrays = parse_score_mod(*(functions.get(name) for name in names))
+    key = distance_table(mod)
+    return arrays[key] if key and isinstance(arrays[key], torch.Tensor) else None
 
 
 class _Options(NamedTuple):
@@ -556,7 +568,7 @@ def attend_heads_first(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **how:
     if not direct or torch.is_autocast_enabled(where) or _on_several(q, k, v):
         return flash_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), **how)
     options = _Options.of(how, deterministic=False, keep_lse=True)
-    return _HeadsFirst.apply(q, k, v, *(None,) * 5, options)[0]
+    return _HeadsFirst.apply(q, k, v, *(None,) * 6, options)[0]
 
 
 def _on_several(*tensors: torch.Tensor) -> bool:
@@ -685,11 +697,13 @@ def _attend(qkv: Sequence[torch.Tensor], rest: _Tensors, options: _Options) -> A
     return outputs if options.keep_lse else (outputs, qkv[0].new_empty(0, dtype=torch.float32))
 
 
-def _gradients(tensors: tuple[torch.Tensor, ...], rest: _Tensors, options: _Options) -> tuple[torch.Tensor, ...]:
-    """Compute (dq, dk, dv), C-contiguous, of do, q, k, v, o and lse. rest: see `_attend`."""
+def _gradients(
+    tensors: tuple[torch.Tensor, ...], rest: _Tensors, options: _Options, wrt: Sequence[str] = ()
+) -> tuple[torch.Tensor, ...]:
+    """Compute (dq, dk, dv, *those of wrt), C-contiguous, of do, q, k, v, o and lse. rest: see `_attend`."""
     cu_seqlens, named = _packed_and_named(rest)
     call = calls.flash_attention_varlen_backward if cu_seqlens else calls.flash_attention_backward
-    named |= options.arguments(deterministic=options.deterministic)
+    named |= options.arguments(deterministic=options.deterministic, wrt=tuple(wrt))
     return _on_arrays(call, (*tensors, *cu_seqlens), named)
 
 
@@ -735,6 +749,23 @@ def _fake_backward(
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
+def _backward_wrt_operator(*given: Any) -> list[torch.Tensor]:
+    return list(_gradients(given[:6], given[6:11], _Options.of_flat(*given[11:-1]), given[-1]))
+
+
+_backward_wrt = torch.library.custom_op(
+    "course::flash_attention_backward_wrt",
+    _backward_wrt_operator,
+    mutates_args=(),
+    schema=f"(Tensor do, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, {_SCHEMA}, str[] wrt) -> Tensor[]",
+)
+
+
+@_backward_wrt.register_fake
+def _fake_backward_wrt(*given: Any) -> list[torch.Tensor]:
+    return [a.new_empty(a.shape) for a in (*given[1:4], *(given[8 + _CONSTANTS.index(name)] for name in given[-1]))]
+
+
 def _keep(ctx: Any, tensors: _Tensors, options: _Options, o: torch.Tensor, lse: torch.Tensor) -> None:
     """Keep what the backward starts from. tensors: q, k, v and the rest as `_attend` takes it."""
     ctx.options = options
@@ -751,9 +782,9 @@ def _keep_of_operator(ctx: Any, inputs: Sequence[Any], output: tuple[torch.Tenso
 
 
 def _differentiate(
-    ctx: Any, do: torch.Tensor | None, _: Any, *, inputs: int = 9, heads_first: bool = False
+    ctx: Any, do: torch.Tensor | None, _: Any, *, inputs: int = 10, heads_first: bool = False
 ) -> tuple[torch.Tensor | None, ...]:
-    """Compute a gradient for each input: 9 of the functions, 12 of the operator. heads_first: see `_HeadsFirst`."""
+    """Compute a gradient for each input: 10 of the functions, 12 of the operator. heads_first: see `_HeadsFirst`."""
     if do is None:
         return (None,) * inputs
     q, k, v, *rest, o, lse = ctx.saved_tensors[:10]
@@ -766,15 +797,19 @@ def _differentiate(
         _no_second_derivative(ctx)
     do = do if do.stride(-1) == 1 else do.contiguous()  # the gradient of a sum is one number, expanded
     tensors = do, q, k, v, o, lse
+    extras = _CONSTANTS if inputs == 12 else (*_CONSTANTS, "table")  # inputs 5 and following
+    wrt = [name for name, needed in zip(extras, ctx.needs_input_grad[5:], strict=False) if needed]
     # With create_graph=True the gradients may be differentiated: the operator says what is wrong then. It sees q, k and
     # v as the caller gave them, for the gradients depend on these where do does not.
     if not options.functions and (torch.is_grad_enabled() or _is_traced(do, q, k, v)):
-        gradients = _backward(*tensors, *rest, *options.flat()[:3])
+        flat = options.flat()[:3]
+        gradients = _backward_wrt(*tensors, *rest, *flat, wrt) if wrt else _backward(*tensors, *rest, *flat)
     else:
-        gradients = _gradients(tensors, rest, options)
+        gradients = _gradients(tensors, rest, options, wrt)
     if heads_first:
         gradients = [a.transpose(1, 2) for a in gradients]
-    return (*gradients, *(None,) * (inputs - 3))
+    of_extras = dict(zip(wrt, gradients[3:], strict=True))
+    return (*gradients[:3], None, None, *map(of_extras.get, extras), *(None,) * (inputs - 5 - len(extras)))
 
 
 def _no_second_derivative(ctx: Any, *gradients: Any) -> None:
@@ -811,14 +846,15 @@ class _HeadsFirst(torch.autograd.Function):
 def _attend_and_keep(ctx: Any, qkv: Sequence[torch.Tensor], given: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the output and lse of q, k and v (batch, rows, heads, head_dim); keep what gradients start from."""
     *tensors, options = given
-    o, lse = _attend(qkv, tensors[3:], options)
+    o, lse = _attend(qkv, tensors[3:8], options)
     _check_backward(o.shape[-1], o.dtype)
-    _keep(ctx, tensors, options, o.detach(), lse)
+    _keep(ctx, tensors[:8], options, o.detach(), lse)
     return o, lse
 
 
 _forward.register_autograd(functools.partial(_differentiate, inputs=12), setup_context=_keep_of_operator)
-_backward.register_autograd(_no_second_derivative)
+for operator in (_backward, _backward_wrt):
+    operator.register_autograd(_no_second_derivative)
 
 
 # ---- the rotary embedding, where there are gradients

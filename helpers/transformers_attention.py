@@ -72,8 +72,7 @@ def attend(
         sliding_window: how many keys a query sees, itself among them; where it sees both ways, itself and
             sliding_window - 1 on either side, as transformers calls FlashAttention. Padding does not count.
         softcap: scaled scores become softcap * tanh(score / softcap), before any mask. Not under torch.compile.
-        s_aux: (heads,) of any floating dtype: the score of each head's sink. It is a constant: to train the rest of a
-            model, freeze its sinks with requires_grad_(False).
+        s_aux: (heads,) of any floating dtype: the score of each head's sink, which may be trained.
         fallback: SDPA where the kernels cannot, without softcap and s_aux; there, attention_mask may have four axes.
         more: other arguments of some models; those that change the result have to be None.
 

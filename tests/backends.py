@@ -1,4 +1,4 @@
-"""Where the tests of CUDA's features run: on the CPU engine, and on the GPU where there is one.
+"""The devices for tests of CUDA's features: the CPU engine, and the GPU if there is one.
 
 Every source that such a test compiles on the CPU engine must be CUDA C++ for a GPU as well: NVRTC, which needs no GPU,
 compiles it too, where it is installed.
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from helpers import device, engine
+from helpers.attention import compile_report
 from helpers.attention import kernel as kernels
 from helpers.engine.xray import run
 
@@ -20,6 +21,13 @@ if device.ON_GPU:
     BACKENDS.append(pytest.param(device.cp, id="gpu"))
 
 on_each_device = pytest.mark.parametrize("cp", BACKENDS)
+
+try:
+    compile_report.nvrtc_version()
+    _no_nvrtc = ""
+except compile_report.NvrtcMissing as error:
+    _no_nvrtc = str(error)
+needs_nvrtc = pytest.mark.skipif(bool(_no_nvrtc), reason=_no_nvrtc)
 
 
 @functools.lru_cache

@@ -1,4 +1,4 @@
-"""What the tests share: tables at the end of a run, the CPU engine on a machine with a GPU, hypothesis's settings."""
+"""Fixtures and hooks of all tests: tables at the end of a run, the engine on a machine with a GPU, hypothesis."""
 # ruff: noqa: E402 (NumPy reads its settings when it is imported)
 
 from __future__ import annotations
@@ -250,6 +250,16 @@ def cpu_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         monkeypatch.setattr(device, "ON_GPU", False)
     with kernel.compiled_anew():
         yield engine
+
+
+@pytest.fixture
+def one_block(cpu_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the engine, where one block takes all tiles."""
+    from helpers.attention.ladder import limits
+    from helpers.lesson import shortcuts
+
+    monkeypatch.setattr(shortcuts, "cp", engine)
+    monkeypatch.setattr(limits, "multiprocessors", lambda: 1)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What the tests of Hopper's instructions share: instructions as functions, tiles, tensor maps whose arrays live."""
+"""Helpers for tests of Hopper's instructions: instructions as functions, tiles, tensor maps whose arrays live."""
 
 from __future__ import annotations
 
@@ -14,11 +14,23 @@ from helpers import engine
 from helpers.attention import compile_report
 from helpers.engine import tensor_map
 from helpers.engine.nvrtc import cupy_options
+from helpers.lesson import shortcuts
+from helpers.xray import Report
 
 OPTIONS = ("-std=c++17", "-arch=sm_90a")
 
 FOLDER = Path(__file__).resolve().parent / "planted"
 HEAD = '#line 1 "head.cuh"\n' + (FOLDER / "hopper.cuh").read_text(encoding="utf-8")
+
+
+def x_rayed(stage: str, dtype: type, code: str | None = None, *, packed: bool = False, **options: Any) -> Report:
+    """X-ray two heads of 150 rows and 130 keys of 72 columns; packed: two sequences."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((2, rows, 72)).astype(dtype) for rows in (150, 130, 130))
+    if packed:
+        options["cu_seqlens"] = tuple(np.array(ends, np.int32) for ends in ((0, 70, 150), (0, 30, 130)))
+    return shortcuts.xray_stage(stage, q, k, v, code=code, **options)
+
 
 _KEPT: list[Any] = []  # a map holds an address alone
 

@@ -42,6 +42,7 @@ SEEN_BY = (
     ("kernels/13_|kernels/hopper_backward", "test_backward_mma test_steps"),
     ("kernels/10_|kernels/hopper", "test_hopper test_tensor_cores"),
     ("kernels/11_(rotary|projection)", "test_rotary_and_projection"),
+    ("kernels/11_bias", "test_bias_gradient"),
     ("kernels/11_|kernels/score_mod", "test_score_mod"),
     ("kernels/12_", "test_cute"),
     ("kernels/0[67]_", "test_tensor_cores"),

@@ -1,10 +1,11 @@
-"""What attention is, in float64, and how near a kernel has to come: for the tests of outputs in every type.
+"""Attention in float64, and the tolerance of a kernel's output in each type.
 
 The tolerance by type is that of `check.expect`; gradients in half types have theirs in half_gradients.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,26 @@ def check_call(name: str, o: Any, lse: Any, q: Any, k: Any, v: Any, **options: A
     """Compare o (batch, heads, rows, d) and lse of inputs as models have them."""
     want = check.expect(q, k, v, **options)
     check_output(name, (cp.asnumpy(o).swapaxes(1, 2), lse), want)
+
+
+def check_packed(
+    name: str, attend: Callable[..., tuple[Any, Any]], q: Any, k: Any, v: Any, lengths: tuple[Any, Any], **options: Any
+) -> None:
+    """Compare each packed sequence with itself alone; 0 and -inf where it has no key.
+
+    Args:
+        attend: gives o (rows, heads, d) and lse (heads, rows) of q, k, v and cu_seqlens of both. q, k, v: (rows, heads,
+        d). lengths: of the sequences, in rows of q and in keys.
+    """
+    cu_q, cu_k = (np.cumsum([0, *each], dtype=np.int32) for each in lengths)
+    o, lse = map(cp.asnumpy, attend(q, k, v, cu_q, cu_k))
+    for i, (rows, keys) in enumerate(zip(*lengths, strict=True)):
+        own, its = slice(cu_q[i], cu_q[i + 1]), slice(cu_k[i], cu_k[i + 1])
+        if rows and keys:
+            want = check.expect(q[None, own], k[None, its], v[None, its], **options)
+            check_output(f"{name}, sequence {i}", (o[None, own], lse[None, :, own]), want)
+        else:
+            assert not o[own].any() and np.isneginf(lse[:, own]).all()
 
 
 def check_gradients(

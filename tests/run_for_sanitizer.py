@@ -22,6 +22,7 @@ import numpy as np
 from helpers.attention import (
     comms,
     decoders,
+    flash_attention_backward,
     flash_attention_with_kvcache,
     kernel,
     reference,
@@ -36,6 +37,7 @@ from helpers.attention.ladder.layout import Spec
 from helpers.attention.ladder.stages.hopper import persistent, pick_hopper
 from helpers.attention.ladder.steps import BASES, CLIMBS
 from helpers.attention.ladder.tensor_maps import tensor_map
+from helpers.attention.score_mods import relative_bias
 from helpers.bench.cases import TYPES
 from helpers.device import ON_GPU, cp, describe
 
@@ -263,6 +265,38 @@ def compare(stage: Stage, dtype: str, where: str, q: np.ndarray, k: np.ndarray, 
         )
 
 
+def run_bias_gradients() -> None:
+    """Gradients of what is added to the scores, in each form. Raises CheckFailed for a wrong result."""
+    added = {"alibi_slopes": np.float32([0.5, 0.25, 0.1, 0.7]), "sinks": np.float32([-np.inf, 0, 1, 2])}
+    rng, n, n_kv = np.random.default_rng(0), 133, 100
+    table = rng.standard_normal((4, 41), np.float32)
+    shapes = (4, 1, n_kv), (n, 1), (4, 1, 1), (2, 4, n, n_kv)
+    for (dtype, d), shape in itertools.product((("float32", 59), ("float16", 40)), shapes):
+        q, k, v = random(((2, 4), (2, 2)), n, n_kv, d, dtype)
+        do, options = q[:, ::-1], {"bias": rng.standard_normal(shape, np.float32), **added, "causal": True}
+        o, lse = (a.astype(t) for a, t in zip(reference_of(q, k, v, **options), (q.dtype, np.float32), strict=True))
+        given = [a.swapaxes(1, 2) for a in (do, q, k, v, o)]
+        got = flash_attention_backward(*given, lse, wrt=[*options][:3], **options)[3:]
+        wanted = reference.attention_backward(do, q, k, v, wrt=[*options][:3], **options)[3:]
+        for name, a, want in zip(options, got, wanted, strict=False):
+            largest = max(1.0, float(np.abs(want).max()))
+            check(f"d{name} {shape} {dtype}", a, want, tolerance=largest * (1e-5 if dtype == "float32" else 0.01))
+    q, k, v = random(((1, 4), (1, 2)), n, n_kv, 20, "float32")
+    options = relative_bias(table)
+    bias = reference.distance_bias(table, n, n_kv)
+    o, lse = reference_of(q, k, v, bias=bias)
+    given = [a.astype(np.float32).swapaxes(1, 2) for a in (q, q, k, v, o)]
+    got = flash_attention_backward(*given, lse.astype(np.float32), wrt=["table"], **options)[3]
+    dbias = reference.attention_backward(q, q, k, v, bias=bias, wrt=["bias"])[3]
+    check("dtable", got, reference.distance_bias_gradient(dbias, 41), tolerance=1e-4)
+
+
+def reference_of(q: np.ndarray, k: np.ndarray, v: np.ndarray, **options: Any) -> tuple[np.ndarray, np.ndarray]:
+    """o and lse in float64, with K and V repeated for the heads that share them."""
+    shared = q.shape[-3] // k.shape[-3]
+    return reference.attention(q, *(np.repeat(a, shared, axis=-3) for a in (k, v)), return_lse=True, **options)
+
+
 def run_neighbours() -> None:
     """The rotary pass and the output projection, packed too. Raises CheckFailed for a wrong result."""
     for dtype, d, rotary_dim, interleaved in (("float32", 20, 16, True), ("float16", 40, 16, False)):
@@ -396,6 +430,8 @@ def main(names: Sequence[str]) -> int:
                 run_backward(stage, dtype)
     if not names or "neighbours" in names:
         run_neighbours()
+    if not names or "bias_gradient" in names:
+        run_bias_gradients()
     if not names or "decoding" in names:
         run_decoding()
     if "bulk_copies" in names:

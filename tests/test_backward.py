@@ -15,6 +15,7 @@ import half_gradients
 import numpy as np
 import oracle
 import pytest
+from backends import needs_nvrtc
 from half_gradients import TYPES
 from planted import Bug, check_all_can_be_planted
 
@@ -236,16 +237,14 @@ def test_the_tiles_of_a_launch_depend_on_its_blocks(stage: Stage, monkeypatch: p
 
 
 @pytest.mark.exhaustive
+@needs_nvrtc
 @every_stage
 @pytest.mark.parametrize("head_dim", [32, 64, 96, 128])
 def test_no_register_is_spilled_on_hopper(stage: Stage, head_dim: int) -> None:
     few = backward_stages.pick_few_backward(head_dim, 227 * 1024)
     for sizes in (backward_stages.pick_backward(head_dim, 227 * 1024), *([few] if few else [])):
         for name in ("backward", "backward_dq"):
-            try:
-                report = compile_report.compile_report(stage.file, {"HEAD_DIM": head_dim, **sizes}, "sm_90", name=name)
-            except compile_report.NvrtcMissing as error:
-                pytest.skip(str(error))
+            report = compile_report.compile_report(stage.file, {"HEAD_DIM": head_dim, **sizes}, "sm_90", name=name)
             assert report.spill_bytes == 0, report
 
 

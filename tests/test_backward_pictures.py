@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from helpers import engine
+from helpers.bench.studies import backward_timeline
 from helpers.draw import hopper_backward as pictures
 from helpers.draw.hopper_backward import Operand
 from helpers.lesson import shortcuts
@@ -53,3 +54,24 @@ def test_steps_of_an_xray(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = pictures.roles_of_backward(report.events, 1, 2)
     (ax,) = drawn.figure.axes
     assert {"full", "empty", "dS ready", "dQ full", "dQ empty"} <= {text.get_text() for text in ax.texts}
+
+
+def test_a_recorded_step_is_counted_from_when_its_barrier_opens() -> None:
+    """A clock read right after a barrier may be read before it opens: it opens when the later consumer has arrived."""
+    early = [0, 10, 20, 110, 210, 220, 300, 301, 500, 501, 600, 610]  # at the barrier of dS 100 before the other
+    late = [0, 10, 20, 110, 210, 220, 400, 401, 520, 521, 640, 650]
+    row = {
+        "shape": [1, 1, 512, 128],
+        "consumers": [[[700 * step + mark for mark in marks] for step in range(5)] for marks in (early, late)],
+        "adders": [[700 * step + mark for mark in (5, 6, 900)] for step in range(5)],
+    }
+    parts = backward_timeline.parts(row)
+    assert parts["wait for the other's dS"] == [100, 0] and parts["dV, dQ"] == [100, 120]
+    assert parts.pop("together") == [700, 700] == [sum(cycles) for cycles in zip(*parts.values(), strict=True)]
+    gaps = backward_timeline.gaps(row)
+    assert list(gaps.values()) == [80, 60, 260, 300]
+    drawn = pictures.timeline_of_backward(row, 2, 3)
+    (ax,) = drawn.figure.axes
+    bars = {(bar.get_x(), bar.get_width()) for bar in ax.patches}
+    assert drawn.alt.endswith("1,350 cycles") and {(300, 100), (640, 260)} <= bars
+    assert backward_timeline.table({"rows": [row]}).count("\n") == len(parts) + 1 + len(gaps)

@@ -1,4 +1,4 @@
-"""What notebooks show of a climb: diffs, shared memory for 1000 multiply-adds, SASS, tiles, lanes."""
+"""Notebooks show a climb by diffs, shared memory for 1000 multiply-adds, SASS, tiles and lanes."""
 
 from __future__ import annotations
 

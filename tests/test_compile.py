@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from backends import needs_nvrtc
 
 from helpers.attention import compile_report as reports
 from helpers.attention import kernel
@@ -21,17 +22,11 @@ from helpers.device import ON_GPU, cp
 from helpers.engine import CompileError, nvrtc
 from helpers.engine.cuda_source import source
 
-try:
-    reports.nvrtc_version()
-    missing = ""
-except reports.NvrtcMissing as error:
-    missing = str(error)
-needs_nvrtc = pytest.mark.skipif(bool(missing), reason=missing)
-
 FILES = sorted(path.name for path in kernel.KERNELS.glob("*.cu"))
 STAGES = {stage.file: stage for stage in LADDER.values()}
 INSTANCES = {  # of files that are no stages
     "10_order.cu": "order_tiles",
+    "11_bias_gradient.cu": "bias_gradient<__half, float>",
     "11_rotary.cu": "rotary<__half>",
     "11_projection.cu": "projection<__half>",
     "14_split_kv.cu": "split_kv<__half>",

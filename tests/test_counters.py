@@ -1,4 +1,4 @@
-"""What is read out of Nsight Compute's CSV, and the recorded table. Nothing here needs a GPU."""
+"""Figures are read from Nsight Compute's CSV and from the recorded table. Nothing here needs a GPU."""
 
 from __future__ import annotations
 

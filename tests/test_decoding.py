@@ -11,6 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from backends import needs_nvrtc
 from planted import Bug, check_all_can_be_planted
 
 from helpers import device, engine
@@ -792,6 +793,7 @@ def test_a_sink_that_counts_in_every_part_is_found() -> None:
 
 
 @pytest.mark.exhaustive
+@needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_120"])
 @pytest.mark.parametrize("dtype", TYPES)
 def test_nvrtc_spills_nothing(dtype: str, arch: str) -> None:
@@ -800,12 +802,7 @@ def test_nvrtc_spills_nothing(dtype: str, arch: str) -> None:
         for paged in (0, 1):
             shared = 99 * 1024 if arch == "sm_120" else 163 * 1024 if arch == "sm_80" else 227 * 1024
             sizes = decoders.pick_sizes(d, np.dtype(TYPES[dtype]).itemsize, 8, shared)
-            try:
-                report = compile_report.compile_report(
-                    decoders.SPLIT_KV.file, {**sizes, "PAGED": paged}, arch, name=name
-                )
-            except compile_report.NvrtcMissing as error:
-                pytest.skip(str(error))
+            report = compile_report.compile_report(decoders.SPLIT_KV.file, {**sizes, "PAGED": paged}, arch, name=name)
             assert report.spill_bytes == report.stack_bytes == 0, report
 
 
@@ -852,15 +849,12 @@ def test_each_step_is_one_lesson() -> None:
 
 
 @pytest.mark.exhaustive
+@needs_nvrtc
 @every_step
 def test_steps_spill_nothing(step: Stage) -> None:
-    try:
-        names = ["split_kv", *(["merge_parts"] if "merge_parts" in kernel.source(step.file) else [])]
-        for name in names:
-            report = compile_report.compile_report(step.file, {}, "sm_90", name=f"{name}<__nv_bfloat16>")
-            assert report.spill_bytes == report.stack_bytes == 0, report
-    except compile_report.NvrtcMissing as error:
-        pytest.skip(str(error))
+    for name in ["split_kv", *(["merge_parts"] if "merge_parts" in kernel.source(step.file) else [])]:
+        report = compile_report.compile_report(step.file, {}, "sm_90", name=f"{name}<__nv_bfloat16>")
+        assert report.spill_bytes == report.stack_bytes == 0, report
 
 
 def test_the_study_tries_sizes_that_fit() -> None:

@@ -1,4 +1,4 @@
-"""What the engine's arrays do where CuPy does as NumPy does: the same calls on both, drawn at random.
+"""The engine's arrays behave as NumPy's where CuPy's do: the same calls on both, drawn at random.
 
 Beside the numbers: results are device arrays, also those without axes, and what is computed of elements is in C order.
 """

@@ -1,4 +1,4 @@
-"""What CuPy's kernels bring along: its headers, cuComplex, complex arguments, addresses as arguments, pickling."""
+"""CuPy's kernels have its headers, cuComplex, complex arguments, addresses as arguments, and can be pickled."""
 
 from __future__ import annotations
 

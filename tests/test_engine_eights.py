@@ -1,4 +1,4 @@
-"""What kernels do around products of 8-bit floats: convert, permute, transpose bytes, load boxes of bytes by TMA."""
+"""Around products of 8-bit floats, kernels convert, permute and transpose bytes, and load boxes of bytes by TMA."""
 
 from __future__ import annotations
 

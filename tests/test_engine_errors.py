@@ -1,4 +1,4 @@
-"""What goes wrong in a kernel on the CPU engine is a Python exception that names thread, line and array element."""
+"""An error in a kernel on the CPU engine is a Python exception that names thread, line and array element."""
 
 from __future__ import annotations
 

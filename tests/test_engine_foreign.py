@@ -1,4 +1,4 @@
-"""What kernels of other people are written like: taken as NVRTC and a GPU take it, or refused as they refuse it."""
+"""Kernels from elsewhere are accepted as NVRTC and a GPU accept them, or refused as they refuse them."""
 
 from __future__ import annotations
 

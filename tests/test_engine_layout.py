@@ -1,4 +1,4 @@
-"""Where static `__shared__` arrays lie: in the order of the source, each at a multiple of its type's alignment."""
+"""Static `__shared__` arrays are laid out in the order of the source, each at a multiple of its type's alignment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine says of a source that it cannot compile: the kernel's own line, and what the engine lacks by name."""
+"""For a source that it cannot compile, the engine gives the kernel's own line, and names what it lacks."""
 
 from __future__ import annotations
 

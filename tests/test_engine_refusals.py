@@ -1,4 +1,4 @@
-"""What NVRTC refuses, the engine refuses: the common forms, each with its line. NVRTC itself is asked where it is
+"""The engine refuses what NVRTC refuses: the common forms, each with its line. NVRTC itself is asked where it is
 installed, so that no form here is legal CUDA."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What would end the process, or never end, stops the launch with its line: Python goes on."""
+"""A kernel that would end the process, or never end, is stopped with its line: Python goes on."""
 
 from __future__ import annotations
 

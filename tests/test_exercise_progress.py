@@ -1,4 +1,4 @@
-"""What is kept of a learner's tries: hints that go on, the progress file, the board, our lines beside theirs."""
+"""A learner's tries are kept: hints that go on, the progress file, the board, our lines next to theirs."""
 
 from __future__ import annotations
 

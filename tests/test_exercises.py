@@ -136,7 +136,7 @@ def test_without_cutes_headers_one_line_says_what_to_install(monkeypatch: pytest
 
 
 class Mistake(NamedTuple):
-    """What a learner may type in place of `old`; the row that fails then, words of its text, the hint's symptom."""
+    """A learner's mistake in place of `old`; the row that then fails, words of its text, the hint's symptom."""
 
     old: str
     new: str

@@ -13,6 +13,20 @@ HIDE = "return seen ? s * LOG2_E : NEG_INF;"
 SEES = "kv_idx <= q_idx && (q_idx - kv_idx) % step == 0"
 LEAST = "max(first_row - last_key, 0)"
 NEEDED = "most >= 0 && most / step * step >= least"
+LOOP = "for (int batch = 0; batch < batches; ++batch)"
+STRIDE = "for (int row = y; row < N; row += GROUPS)"
+WARPS = "for (int i = 1; i < GROUPS; ++i) sum += sums[i][x];"
+OWN = "sums[y][x] = sum;"
+BARRIER = "__syncthreads();  // hazard: a sum could be read before its warp has written it"
+RETURN = "if (y > 0 || key >= N_kv) return;"
+STORE = "dBias[head * N_kv + key] = sum;"
+
+TREE = """for (int half = GROUPS / 2; half > 0; half /= 2) {
+    if (y < half) sums[y][x] += sums[y + half][x];
+    __syncthreads();
+  }
+  """
+
 LOST, TOO_MANY = ("elements wrong", "lost"), ("limit", "bytes of K loaded", "too many")
 
 TABLE = {
@@ -108,6 +122,51 @@ TABLE = {
             "by a loop",
             ((NEEDED, "[&] { for (int e = 0; e <= most; e += step) if (e >= least) return true; return false; }()"),),
         ),
+    ),
+    "11_one_for_many": (
+        Wrong("the first batch", ((LOOP, "for (int batch = 0; batch < 1; ++batch)"),), "first", "", "one batch"),
+        Wrong("the first warp alone", ((WARPS, ""),), "first", "elements wrong", "one warp"),
+        Wrong("all rows in each warp", ((STRIDE, "for (int row = 0; row < N; ++row)"),), "first", "elements wrong"),
+        Wrong("rows in blocks", ((STRIDE, "for (int row = y * N / GROUPS; row < N; ++row)"),), "first"),
+        Wrong(
+            "rows of a whole share",
+            ((STRIDE, "for (int row = y; row < N / GROUPS * GROUPS; row += GROUPS)"),),
+            "awkward",
+        ),
+        Wrong("a barrier is missing", ((BARRIER, ""),), "X-ray", "", "race"),
+        Wrong("returned before the barrier", ((OWN, "if (y > 0) return;\n  " + OWN),), "first"),
+        Wrong("keys past the end are written", ((RETURN, "if (y > 0) return;"),), "awkward"),
+        Wrong("another head's numbers", (("batch * heads + head", "head * batches + batch"),), "first"),
+        Wrong(
+            "by atomics",
+            (
+                (WARPS, ""),
+                (
+                    RETURN,
+                    "if (key >= N_kv) return;\n  if (y == 0) dBias[head * N_kv + key] = 0.0f;\n  __syncthreads();",
+                ),
+                (STORE, "atomicAdd(&dBias[head * N_kv + key], sum);"),
+            ),
+            "limit",
+            "atomic additions",
+            "atomics",
+        ),
+        Wrong(
+            "one warp adds all",
+            ((STRIDE, "for (int row = 0; row < N; ++row)"), (WARPS, "")),
+            "limit",
+            "bytes of dS loaded",
+            "twice",
+        ),
+        Right("the last first", ((WARPS, "for (int i = GROUPS - 1; i > 0; --i) sum += sums[i][x];"),)),
+        Right(
+            "a tree",
+            (
+                (RETURN, TREE + RETURN),
+                (WARPS, "sum = sums[0][x];"),
+            ),
+        ),
+        Right("rows outside, batches inside", ((LOOP, STRIDE), (STRIDE + "\n      if", LOOP + "\n      if"))),
     ),
 }
 

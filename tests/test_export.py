@@ -17,9 +17,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from backends import needs_nvrtc
 
 from helpers import engine
-from helpers.attention import compile_report as reports
 from helpers.attention.compile_report import compile_report
 from helpers.attention.export import command
 from helpers.attention.export import plan as plans
@@ -344,14 +344,7 @@ def test_needs_nothing_of_the_course(words: str) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-try:
-    reports.nvrtc_version()
-    no_nvrtc = ""
-except reports.NvrtcMissing as error:
-    no_nvrtc = str(error)
-
-
-@pytest.mark.skipif(bool(no_nvrtc), reason=no_nvrtc)
+@needs_nvrtc
 @pytest.mark.parametrize("words", ["naive", "flash_wmma --dtype bfloat16", "backward_mma", "hopper"])
 def test_nvrtc_compiles_the_text(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the file's own options, for the oldest GPU that it names."""

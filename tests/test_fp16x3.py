@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+import hopper_tiles
 import numpy as np
 import pytest
+from backends import needs_nvrtc
 from planted import Bug
 
 from helpers import engine
 from helpers.attention import check, compile_report, flash_attention_varlen, kernel, reference
-from helpers.attention.ladder import LADDER, limits
+from helpers.attention.ladder import LADDER
 from helpers.attention.ladder.stages.hopper import fp16x3_shared_bytes, pick_fp16x3
 from helpers.device import cp
-from helpers.lesson import shortcuts
-from helpers.xray import Report, xray
+from helpers.xray import xray
 
 STAGE = LADDER["fp16x3"]
 HEAD_DIMS = (8, 64, 96, 128)
-try:
-    compile_report.nvrtc_version()
-    missing = ""
-except compile_report.NvrtcMissing as error:
-    missing = str(error)
-needs_nvrtc = pytest.mark.skipif(bool(missing), reason=missing)
 runs_here = pytest.mark.skipif(
     STAGE.why_not(head_dim=64) is not None, reason="this GPU is not of compute capability 9.0"
 )
@@ -149,20 +145,7 @@ def test_packed_sequences_of_several_magnitudes(causal: bool) -> None:
 XRAYED = {"BLOCK_N": 48, "STAGES": 3}
 
 
-def x_rayed(code: str | None = None, *, packed: bool = False, **options: Any) -> Report:
-    """Two heads of 150 rows and 130 keys of 72 columns; packed: two sequences. One block takes all tiles."""
-    rng = np.random.default_rng(0)
-    q, k, v = (rng.standard_normal((2, rows, 72)).astype(np.float32) for rows in (150, 130, 130))
-    if packed:
-        options["cu_seqlens"] = tuple(np.array(ends, np.int32) for ends in ((0, 70, 150), (0, 30, 130)))
-    return shortcuts.xray_stage("fp16x3", q, k, v, code=code, **{"sizes": XRAYED, **options})
-
-
-@pytest.fixture
-def one_block(cpu_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the engine, where one block takes all tiles."""
-    monkeypatch.setattr(shortcuts, "cp", engine)
-    monkeypatch.setattr(limits, "multiprocessors", lambda: 1)
+x_rayed = partial(hopper_tiles.x_rayed, "fp16x3", np.float32, sizes=XRAYED)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a call has beside q, k and v: bias, ALiBi, rotary embedding. Values, broadcasting, errors, the X-ray, bugs."""
+"""Calls take bias, ALiBi and rotary embedding as well as q, k, v. Values, broadcasting, errors, the X-ray, bugs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import oracle
 import pytest
+from backends import needs_nvrtc
 from planted import Bug, check_all_can_be_planted
 
 from helpers import engine
@@ -21,12 +22,6 @@ from helpers.xray import xray
 
 TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 STAGE_OF = {"float32": "heads_and_masks", "float16": "flash_mma", "bfloat16": "hopper"}
-try:
-    compile_report.nvrtc_version()
-    missing = ""
-except compile_report.NvrtcMissing as error:
-    missing = str(error)
-needs_nvrtc = pytest.mark.skipif(bool(missing), reason=missing)
 every_type = pytest.mark.parametrize("dtype", TYPES)
 BATCH, HEADS, KV_HEADS, ROWS, KEYS, HEAD_DIM = 2, 4, 2, 150, 171, 32
 POSITIONS = 200

@@ -1,4 +1,4 @@
-"""What is recorded of fused neighbours: the ways that are timed are right, wrong ones are told, tables are read."""
+"""Records of fused neighbours: the ways that are timed are right, wrong ones are reported, tables are read."""
 
 from __future__ import annotations
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import ctypes
 import re
 import struct
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import hopper_tiles
 import numpy as np
 import oracle
 import pytest
+from backends import needs_nvrtc
 from planted import ALL, Bug, check_all_can_be_planted
 from test_tensor_cores import check_both, inputs
 from two_speeds import files_of
@@ -25,16 +28,9 @@ from helpers.attention.ladder.stages import hopper as stages
 from helpers.bench.studies import hopper as study
 from helpers.device import cp
 from helpers.lesson import shortcuts
-from helpers.lesson.shortcuts import xray_stage
-from helpers.xray import Report, xray
+from helpers.xray import xray
 
 HOPPER = LADDER["hopper"]
-try:
-    compile_report.nvrtc_version()
-    missing = ""
-except compile_report.NvrtcMissing as error:
-    missing = str(error)
-needs_nvrtc = pytest.mark.skipif(bool(missing), reason=missing)
 runs_here = pytest.mark.skipif(
     HOPPER.why_not(head_dim=64, dtype="float16") is not None, reason="this GPU is not of compute capability 9.0"
 )
@@ -846,20 +842,7 @@ def test_a_wrong_order_is_seen(bug: Bug, few_blocks: None, cpu_engine: Any, monk
 XRAYED = {"BLOCK_M": 128, "BLOCK_N": 48}
 
 
-def x_rayed(code: str | None = None, *, packed: bool = False, **options: Any) -> Report:
-    """Two heads of 150 rows and 130 keys of 72 columns; packed: two sequences. One block takes all tiles."""
-    rng = np.random.default_rng(0)
-    q, k, v = (rng.standard_normal((2, rows, 72)).astype(np.float16) for rows in (150, 130, 130))
-    if packed:
-        options["cu_seqlens"] = tuple(np.array(ends, np.int32) for ends in ((0, 70, 150), (0, 30, 130)))
-    return xray_stage("hopper", q, k, v, code=code, **{"sizes": XRAYED, **options})
-
-
-@pytest.fixture
-def one_block(cpu_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the engine, where one block takes all tiles."""
-    monkeypatch.setattr(shortcuts, "cp", engine)
-    monkeypatch.setattr(limits, "multiprocessors", lambda: 1)
+x_rayed = partial(hopper_tiles.x_rayed, "hopper", np.float16, sizes=XRAYED)
 
 
 @pytest.mark.parametrize(

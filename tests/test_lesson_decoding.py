@@ -1,4 +1,4 @@
-"""What notebook 14 looks at decoding with: pieces have every key once, X-rays are those of the plan, pictures."""
+"""Notebook 14's views of decoding: pieces have every key once, X-rays are those of the plan, pictures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What notebook 17 shows: bars are as long as the work, maps have each pair once, records are read."""
+"""Notebook 17's pictures: bars are as long as the work, maps have each pair once, records are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What notebooks 15 and 15b try in NumPy: how much of a number its parts keep, and of a product three of them."""
+"""Notebooks 15 and 15b try in NumPy how much of a number its parts keep, and of a product three of them."""
 
 from __future__ import annotations
 

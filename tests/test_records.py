@@ -1,4 +1,4 @@
-"""How records are written, read and shown, and the runner of the studies."""
+"""Records are written, read and shown; the runner of the studies."""
 
 from __future__ import annotations
 

@@ -434,3 +434,82 @@ def test_gradients_of_what_does_not_fit(change, message):
     call = {"do": normal(4, 3), "q": normal(4, 3), "k": normal(6, 3), "v": normal(6, 3), **change}
     with pytest.raises(ValueError, match=message):
         reference.attention_backward(**call)
+
+
+BIAS_SHAPES = [
+    (),
+    (5,),
+    (6, 1),
+    (1, 5),
+    (4, 1, 5),
+    (4, 6, 1),
+    (4, 1, 1),
+    (2, 1, 6, 5),
+    (1, 4, 6, 5),
+    (2, 1, 1, 5),
+    (2, 4, 6, 5),
+]
+
+
+@pytest.mark.parametrize("mask", [{}, {"causal": True}, {"window": (2, 0)}], ids=str)
+@pytest.mark.parametrize("shape", BIAS_SHAPES, ids=str)
+def test_gradients_of_what_is_added_are_finite_differences(shape, mask):
+    """Of a bias in each broadcast, slopes and sinks: every number is moved, also in rows that see no key."""
+    do, q = normal(2, 4, 6, 3, seed=4), normal(2, 4, 6, 3, seed=1)
+    k, v = normal(2, 2, 5, 3, seed=2), normal(2, 2, 5, 3, seed=3)
+    moved = {"bias": normal(*shape, seed=5), "alibi_slopes": normal(2, 4, seed=6), "sinks": normal(4, seed=7)}
+    got = reference.attention_backward(do, q, k, v, **moved, **mask, wrt=tuple(moved))[3:]
+
+    def loss(**changed):
+        wide = (np.repeat(a, 2, axis=1) for a in (k, v))
+        return float((do * attention(q, *wide, **{**moved, **changed}, **mask)).sum())
+
+    for (name, a), of_name in zip(moved.items(), got, strict=True):
+        assert of_name.shape == a.shape
+        for at in np.ndindex(a.shape):
+            ends = []
+            for sign in (1, -1):
+                changed = np.array(a)
+                changed[at] += sign * 1e-5
+                ends.append(loss(**{name: changed}))
+            assert of_name[at] == pytest.approx((ends[0] - ends[1]) / 2e-5, abs=1e-8), (name, at)
+
+
+def test_a_bias_that_is_the_same_for_all_keys_has_no_gradient_without_a_sink():
+    do, q, k, v = (normal(3, 6, 4, seed=seed) for seed in range(4))
+    bias, sinks = normal(3, 6, 1, seed=5), np.zeros(3)
+    without = reference.attention_backward(do, q, k, v, bias=bias, wrt=["bias"])[3]
+    np.testing.assert_allclose(without, 0, atol=1e-14)
+    assert np.abs(reference.attention_backward(do, q, k, v, bias=bias, sinks=sinks, wrt=["bias"])[3]).min() > 1e-4
+
+
+@pytest.mark.parametrize("n, n_kv, width", [(6, 5, 21), (6, 9, 5), (9, 6, 3), (4, 4, 1)])
+def test_gradient_of_a_table_of_distances_is_a_sum_along_diagonals(n, n_kv, width):
+    do, q, k, v = (normal(3, rows, 4, seed=seed) for seed, rows in enumerate((n, n, n_kv, n_kv)))
+    table = normal(3, width, seed=5)
+    bias = reference.distance_bias(table, n, n_kv)
+    for i, j in np.ndindex(n, n_kv):
+        column = width // 2 + min(max(j - (i + n_kv - n), -(width // 2)), width // 2)
+        np.testing.assert_array_equal(bias[:, i, j], table[:, column])
+    dbias = reference.attention_backward(do, q, k, v, bias=bias, wrt=["bias"])[3]
+    got = reference.distance_bias_gradient(dbias, width)
+    for at in np.ndindex(table.shape):
+        ends = []
+        for sign in (1, -1):
+            moved = table.copy()
+            moved[at] += sign * 1e-5
+            ends.append(float((do * attention(q, k, v, bias=reference.distance_bias(moved, n, n_kv))).sum()))
+        assert got[at] == pytest.approx((ends[0] - ends[1]) / 2e-5, abs=1e-8)
+
+
+@pytest.mark.parametrize(
+    "more, message",
+    [
+        ({"wrt": ["bias"]}, "wrt has 'bias'"),
+        ({"wrt": ["scale"]}, "wrt has 'scale'"),
+        ({"wrt": ["bias"], "bias": np.ones((4, 6), bool)}, "of bool: a mask has no gradient"),
+    ],
+)
+def test_gradients_that_there_are_not(more, message):
+    with pytest.raises(ValueError, match=message):
+        reference.attention_backward(normal(4, 3), normal(4, 3), normal(6, 3), normal(6, 3), **more)

@@ -508,7 +508,7 @@ def test_ranks_that_there_are_not() -> None:
 
 
 class Library:
-    """What Nccl needs of cupy.cuda.nccl, for one rank: at the end of a group its messages are copied.
+    """A stand-in for cupy.cuda.nccl, for one rank: at the end of a group its messages are copied.
 
     mail: by (sender, receiver), the same for all ranks.
     """

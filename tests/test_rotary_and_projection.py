@@ -8,6 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from backends import needs_nvrtc
 from planted import Bug
 
 from helpers import device, engine
@@ -527,12 +528,9 @@ def test_the_xray_of_rotary(interleaved: bool, in_place: bool, cpu_engine: Any) 
 
 
 @pytest.mark.exhaustive
+@needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_compiled_without_spills(arch: str) -> None:
-    try:
-        compile_report.nvrtc_version()
-    except compile_report.NvrtcMissing as error:
-        pytest.skip(str(error))
     limit = {"sm_80": 163, "sm_90": 227}[arch] * 1024
     for d in (64, 128):
         for all_heads in (False, True):

@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import oracle
 import pytest
+from backends import needs_nvrtc
 from planted import ALL, Bug, check_all_can_be_planted
 
 from helpers.attention import (
@@ -45,12 +46,6 @@ SIZES = {  # small ones, so that a few rows and keys are several tiles
     "hopper_backward": {"BLOCK_M": 64},
 }
 BATCH, HEADS, KV_HEADS, ROWS, KEYS, HEAD_DIM = 2, 4, 2, 150, 172, 32
-try:
-    compile_report.nvrtc_version()
-    missing = ""
-except compile_report.NvrtcMissing as error:
-    missing = str(error)
-needs_nvrtc = pytest.mark.skipif(bool(missing), reason=missing)
 every_type = pytest.mark.parametrize("dtype", TYPES)
 
 

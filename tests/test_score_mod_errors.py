@@ -1,4 +1,4 @@
-"""What a caller is told whose function of scores does not compile, or reads out of range: the text, and the place."""
+"""A caller whose function of scores does not compile, or reads out of range, is told the text and the place."""
 
 from __future__ import annotations
 

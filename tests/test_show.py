@@ -1,4 +1,4 @@
-"""What a learner looks at: pieces of kernels, diffs, pictures. A made-up record is plotted here alone."""
+"""Learners are shown parts of kernels, diffs and pictures. Only here is a made-up record plotted."""
 
 from __future__ import annotations
 

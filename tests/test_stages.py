@@ -31,7 +31,7 @@ STEPS = (*HEAD_DIMS, 256)  # each head dimension pairs the sizes in its own way
 
 @dataclass(frozen=True)
 class Row:
-    """What a stage promises."""
+    """The promises of a stage."""
 
     name: str
     head_dims: tuple[int, ...] = HEAD_DIMS  # those tried; each is a compilation

@@ -1,4 +1,4 @@
-"""What the set-up tells IPython: %%cuda before a notebook's first cell says what to do."""
+"""The set-up configures IPython: %%cuda before a notebook's first cell says what to do."""
 
 from __future__ import annotations
 

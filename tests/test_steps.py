@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import oracle
 import pytest
-from backends import assert_clean
+from backends import assert_clean, needs_nvrtc
 from half_gradients import TYPES, check_packed, gradients, inputs
 from half_gradients import check as check_gradients
 from half_gradients import compare as compare_gradients
@@ -30,12 +30,6 @@ from helpers.bench import reading, records
 from helpers.bench.steps import RENAMED
 from helpers.device import cp
 from helpers.xray import xray
-
-try:
-    reports.nvrtc_version()
-    missing = ""
-except reports.NvrtcMissing as error:
-    missing = str(error)
 
 MOST_NEW_LINES = 75  # of a step, beside the one before it
 MOST_LINES = 255
@@ -184,7 +178,7 @@ def compiled(step: Stage, head_dim: int, arch: str) -> reports.CompileReport:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.skipif(bool(missing), reason=missing)
+@needs_nvrtc
 @every(STEPS, one_in_cute=True)
 def test_registers_and_shared_memory(step: Stage) -> None:
     """A step spills only where its header says so, and the launch gives a block the shared memory that it declares.
@@ -206,7 +200,7 @@ def test_registers_and_shared_memory(step: Stage) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.skipif(bool(missing), reason=missing)
+@needs_nvrtc
 @every(BACKWARD_STEPS_BY_MMA)
 def test_spills_are_those_of_the_header(step: Stage) -> None:
     """On sm_90 at both head dimensions that are measured."""
@@ -323,21 +317,15 @@ def test_output_in_half_types(step: Stage) -> None:
         oracle.check_call(f"{step.file}, {n} x {n_kv}, {mask}", o, lse, *arrays, **mask)
 
     rows, keys = (3, 130, 0, 64), (150, 130, 5, 0)
-    cu_q, cu_k = (np.cumsum([0, *lengths], dtype=np.int32) for lengths in (rows, keys))
-    q, k, v = (a[0] for a in half_inputs(sum(rows), sum(keys), head_dim, dtype))
-    packed = (cp.asarray(a).swapaxes(0, 1) for a in (q, k, v))
-    run, (o, lse) = step.prepare(*packed, causal=True, return_lse=True, cu_seqlens=(cu_q, cu_k), sizes=sizes)
-    run()
-    o, lse = cp.asnumpy(o), cp.asnumpy(lse)
-    for i in range(len(rows)):
-        own, its = slice(cu_q[i], cu_q[i + 1]), slice(cu_k[i], cu_k[i + 1])
-        if rows[i] and keys[i]:
-            title = f"{step.file}, sequence {i}"
-            oracle.check_call(
-                title, o[None, :, own], lse[None, :, own], q[None, own], k[None, its], v[None, its], causal=True
-            )
-        else:
-            assert not o[:, own].any() and np.isneginf(lse[:, own]).all()
+
+    def attend(q: Any, k: Any, v: Any, *cu: Any) -> tuple[Any, Any]:
+        packed = (cp.asarray(a).swapaxes(0, 1) for a in (q, k, v))
+        run, (o, lse) = step.prepare(*packed, causal=True, return_lse=True, cu_seqlens=cu, sizes=sizes)
+        run()
+        return o.swapaxes(0, 1), lse
+
+    packed = (a[0] for a in half_inputs(sum(rows), sum(keys), head_dim, dtype))
+    oracle.check_packed(step.file, attend, *packed, (rows, keys), causal=True)
 
 
 @pytest.mark.exhaustive(one_of_each=lambda step: step.number)

@@ -1,4 +1,4 @@
-"""What all studies promise: their ways run and are checked, give rows of the recorded form, and print a table.
+"""All studies run and check their ways, give rows of the recorded form, and print a table.
 
 Each is measured at toy sizes, on the CPU engine; the clock that times it says nothing about a kernel.
 """
@@ -121,7 +121,7 @@ def fused_(monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
 
 @toy
 def backward_timeline_(monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
-    return taken(backward_timeline, path, rows=lambda: [backward_timeline.trace(Case((1, 1, 256, 64), "bfloat16"))])
+    return taken(backward_timeline, path, rows=lambda: [backward_timeline.trace(Case((1, 1, 512, 64), "bfloat16"))])
 
 
 @toy

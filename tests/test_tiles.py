@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from backends import needs_nvrtc
 
 from helpers import engine
 from helpers.attention import compile_report, kernel
@@ -90,14 +91,12 @@ def test_every_entry_is_right(head_dim: int, limit: int, choose: Callable[[int, 
 
 
 @pytest.mark.exhaustive
+@needs_nvrtc
 @pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
 @pytest.mark.parametrize("head_dim", (64, 128))
 def test_a_block_runs_on_every_gpu_of_the_table(gpu: Gpu, head_dim: int) -> None:
     found = pick(head_dim, gpu.limit)
-    try:
-        report = compile_report.compile_report(FILE, {"HEAD_DIM": head_dim, **found.defines}, gpu.arch)
-    except compile_report.NvrtcMissing as error:
-        pytest.skip(str(error))
+    report = compile_report.compile_report(FILE, {"HEAD_DIM": head_dim, **found.defines}, gpu.arch)
     assert report.spill_bytes <= 64, report  # a few words before the loop, none in it
     blocks, _ = gpu.resident(found.threads, report.registers, found.shared_bytes(head_dim))
     assert blocks >= 1
@@ -149,15 +148,13 @@ def test_mma_takes_the_tile_that_was_fastest_with_as_many_blocks(gpu: Gpu, head_
 
 
 @pytest.mark.exhaustive
+@needs_nvrtc
 @pytest.mark.parametrize("gpu", presets.OTHERS, ids=lambda gpu: gpu.arch)
 @pytest.mark.parametrize("head_dim", [80, 96, 128])
 def test_mma_has_the_blocks_that_its_preset_counts_on(gpu: Gpu, head_dim: int) -> None:
     """By NVRTC's registers and the rule of occupancy. An A100 has two blocks at 128, where 64 keys a tile left one."""
     sizes = {"HEAD_DIM": head_dim, **pick_mma(head_dim, gpu.limit)}
-    try:
-        report = compile_report.compile_report("07_mma.cu", sizes, gpu.arch, name="flash_mma<__half>")
-    except compile_report.NvrtcMissing as error:
-        pytest.skip(str(error))
+    report = compile_report.compile_report("07_mma.cu", sizes, gpu.arch, name="flash_mma<__half>")
     assert report.spill_bytes <= 16
     blocks, _ = gpu.resident(32 * sizes["WARPS"], report.registers, mma_shared_bytes(sizes))
     warps = blocks * sizes["WARPS"]

@@ -1,4 +1,4 @@
-"""What a learner sees of an error that the course reports: the line of the cell and the message, in a real kernel."""
+"""A learner sees the line of the cell and the message of an error that the course reports, in a real kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the X-ray counts of asynchronous copies and of matrix instructions."""
+"""The X-ray counts asynchronous copies and matrix instructions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a checked run costs, beside one thread of the fast build; the table stands at the end of the test run.
+"""The cost of a checked run, compared with one thread of the fast build; the table ends the test run.
 
 The goals are 30 times for findings and bytes and 70 times with the profile. All three are measured in turns, in seconds
 of processor time; the limits asserted here are loose, because what else the machine does still shows in its caches.

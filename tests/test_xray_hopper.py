@@ -1,4 +1,4 @@
-"""What the X-ray counts of Hopper's instructions, and in which order it lets them happen."""
+"""The X-ray counts Hopper's instructions, and chooses the order in which they take effect."""
 
 from __future__ import annotations
 

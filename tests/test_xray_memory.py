@@ -161,7 +161,7 @@ def test_a_struct_by_value() -> None:
 
 
 class OnGpu:
-    """As much of a CuPy array as the X-ray asks for, in the memory of a NumPy array."""
+    """A stand-in for a CuPy array, as far as the X-ray uses it, in the memory of a NumPy array."""
 
     def __init__(self, shape: Any, dtype: Any, memptr: Any, strides: Any = None) -> None:
         self.host = np.ndarray(shape, dtype, memptr.mem.host.data, memptr.offset, strides)

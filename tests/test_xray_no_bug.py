@@ -1,4 +1,4 @@
-"""What is no bug, and what is counted: kernels that the X-ray finds clean, and its report of a launch."""
+"""The X-ray finds kernels without a bug clean, and counts what a launch does."""
 
 from __future__ import annotations
 

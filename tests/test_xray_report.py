@@ -1,4 +1,4 @@
-"""What a learner reads of a checked run: the table, the listing, the pictures. The figures themselves: elsewhere."""
+"""Learners read a checked run as a table, a listing and pictures. The figures are tested elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the fast run of the tests leaves out: what is marked `exhaustive`.
+"""Leave the tests that are marked `exhaustive` out of the fast run.
 
 `course.py test` runs pytest with --fast, which leaves it out; `course.py test --all` and pytest by hand run all, and so
 does every run of the files that it names. A test is exhaustive where another one of the fast run would most likely fail

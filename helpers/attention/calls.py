@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,7 +44,9 @@ from helpers.attention.ladder.extras import check_positions, descales, extra_inp
 from helpers.attention.ladder.extras import needs as needs_of_extras
 from helpers.attention.ladder.kinds import as_device_array, kind_of
 from helpers.attention.ladder.layout import dense
-from helpers.attention.ladder.score_mod import BlockMask, parse_score_mod
+from helpers.attention.ladder.score_mod import BlockMask, distance_table, parse_score_mod
+from helpers.attention.ladder.stage import C_NAMES
+from helpers.attention.ladder.stages.bias_gradient import BIAS_GRADIENT
 from helpers.attention.run import FAMILIES, Call, Change, Longest, Output, Plan, compile_plan, run
 from helpers.attention.scalars import check_flags
 from helpers.engine.cuda_source.signatures import dtype_of
@@ -235,13 +237,14 @@ def flash_attention_backward(
     score_mod_grad: str | None = None,
     out_dtype: Any = None,
     stage: str | int | None = None,
-) -> tuple[Any, Any, Any]:
-    """Compute the gradients of sum(do * flash_attention(q, k, v)) with respect to q, k and v.
+    wrt: Sequence[str] = (),
+) -> tuple[Any, ...]:
+    """Compute the gradients of sum(do * flash_attention(q, k, v)) with respect to q, k and v, and what `wrt` names.
 
     Args:
         do: the gradient of the loss with respect to the output, (batch, seq, heads, head_dim), of q's dtype.
         q, k, v, causal, window, softmax_scale, bias, alibi_slopes, sinks, score_mod, mask_mod, mod_args: as
-            in flash_attention. All but q, k and v are constants.
+            in flash_attention. All but q, k, v and those in `wrt` are constants.
         score_mod_grad: required with score_mod: its derivative with respect to score, an expression with the same names
             and y, the result of score_mod.
         o, lse: what flash_attention(..., return_lse=True) returned: (batch, seq, heads, head_dim) of q's dtype, and
@@ -249,10 +252,14 @@ def flash_attention_backward(
         deterministic: the same bits in every run, on the same device. Without it, blocks add to dq in any order.
         out_dtype: float32 for gradients that are not rounded to q's dtype, such as those to be added to others; None
             for q's dtype.
-        stage: a stage of the ladder that computes gradients, by name or number; without it the last that can do this.
+        stage: a stage of the ladder that computes dq, dk and dv, by name or number; without it the last that can.
+        wrt: other arguments whose gradients are wanted: any of "bias" (not of bool), "alibi_slopes", "sinks", and
+            "table", that of `score_mods.relative_bias`. Where an argument is broadcast, its gradient is a sum: it is
+            the same to the bit in every run, and takes some megabytes of memory, however long the sequences are.
 
     Returns:
-        (dq, dk, dv) with the shapes and the kind of q, k and v and q's dtype (or out_dtype), C-contiguous. Where heads
+        (dq, dk, dv) with the shapes and the kind of q, k and v and q's dtype (or out_dtype), C-contiguous; and for each
+        name in `wrt` a gradient with its argument's shape and dtype. Where heads
         of q share a head of k and v, its gradients are summed over them. A query that sees no key has a gradient of 0,
         and so has a key that no query sees. The weights are computed from lse, a float32, whose rounding shows once it
         reaches about 2**20 (some percent at 2**22); beyond 2**25, gradients in half types fade to 0, so that none
@@ -264,7 +271,11 @@ def flash_attention_backward(
     mod, of_mod = parse_score_mod(score_mod, mask_mod, mod_args, score_mod_grad, backward=True)
     options = BackwardOptions(window, causal, softmax_scale, deterministic, stage, mod, out_name(out_dtype))
     extras = extra_inputs(bias, alibi_slopes, sinks=sinks) | of_mod
-    return run(Attention({"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse, **extras}, options))
+    call = Attention({"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse, **extras}, options)
+    if not wrt:
+        return run(call)
+    others = gradients_of_extras(call, wrt)
+    return (*run(call), *others())
 
 
 def flash_attention_varlen_backward(
@@ -291,7 +302,8 @@ def flash_attention_varlen_backward(
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     stage: str | int | None = None,
-) -> tuple[Any, Any, Any]:
+    wrt: Sequence[str] = (),
+) -> tuple[Any, ...]:
     """Compute flash_attention_backward of sequences of several lengths, packed as in flash_attention_varlen.
 
     Args:
@@ -300,7 +312,7 @@ def flash_attention_varlen_backward(
         The others: see flash_attention_varlen and flash_attention_backward.
 
     Returns:
-        (dq, dk, dv), as flash_attention_backward.
+        (dq, dk, dv, *those of wrt), as flash_attention_backward.
 
     Raises:
         TypeError, ValueError: as flash_attention_varlen, and for do, o and lse that do not fit q.
@@ -311,7 +323,11 @@ def flash_attention_varlen_backward(
     arrays = {"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse}
     arrays |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
     arrays |= extra_inputs(bias, alibi_slopes, sinks=sinks) | of_mod
-    return run(Attention(arrays, options, longest, longest))
+    call = Attention(arrays, options, longest, longest)
+    if not wrt:
+        return run(call)
+    others = gradients_of_extras(call, wrt)
+    return (*run(call), *others())
 
 
 OUT_DTYPES = ("float32", "float16", "bfloat16")
@@ -371,6 +387,68 @@ class Attention(Call):
     def check_host_arrays(self) -> None:
         """Check the positions of a rotary embedding."""
         check_positions(self.arrays)
+
+
+WRT = ("bias", "alibi_slopes", "sinks", "table")
+
+
+class ExtraGradient(Call):
+    """A call of the gradient of what is added to the scores. wrt: the argument, of `WRT`, begins `lengths`."""
+
+    __slots__ = ()
+    options: BackwardOptions
+
+    def plan(self, specs: Mapping[str, Spec]) -> Plan:
+        """See `Call.plan`."""
+        check(specs)
+        wrt, q, stage = self.lengths[0], specs["q"], BIAS_GRADIENT
+        if q.dtype.name not in C_NAMES:
+            raise TypeError(f"q is {q.dtype}; gradients take {', '.join(C_NAMES)}: q.astype('float32')")
+        if q.shape[-1] > stage.max_head_dim:
+            raise ValueError(f"head_dim = {q.shape[-1]}; the gradient of {wrt} takes 1 to {stage.max_head_dim}")
+        a = specs[distance_table(self.options.mod) if wrt == "table" else wrt]
+        if wrt == "bias" and a.dtype == np.bool_:
+            raise TypeError("wrt has 'bias', which is bool: a mask has no gradient")
+        if wrt == "table" and a.shape[0] != q.shape[-2]:
+            raise ValueError(
+                f"table has {a.shape[0]} heads, and q {q.shape[-2]}: its gradient takes one number for both"
+            )
+        outputs = {"d" + wrt: Output(a.shape, a.dtype)}
+        if 0 in q.shape or 0 in specs["k"].shape:
+            return Plan(None, tuple(specs), outputs)
+        axes = {"bias": 4, "alibi_slopes": 2}.get(wrt, 0)
+        views = {name: a.heads_first if name in WITH_HEAD_DIM else a for name, a in specs.items()}
+        views["d" + wrt] = dense(a.shape, a.dtype).with_axes(axes)
+        options = self.options.checked(q.shape[-1])
+        call = AttentionCall.of(views, options, self.longest)
+        changes = [Change(name, "copied", name in WITH_HEAD_DIM) for name in stage.unreadable(call)]
+        if changes:
+            copies = {change.name: change.spec(specs[change.name]) for change in changes}
+            views |= {name: a.heads_first if name in WITH_HEAD_DIM else a for name, a in copies.items()}
+            call = AttentionCall.of(views, options, self.longest)
+        family = options.key, q.device, *call.arrays, *[a.dtype for a in call.arrays.values()]
+        return Plan(compile_plan(stage, call, family), tuple(specs), outputs, changes=changes)
+
+
+def gradients_of_extras(call: Attention, wrt: Sequence[str]) -> Callable[[], list[Any]]:
+    """Check the names of gradients that are wanted beside those of q, k and v; return a function that computes them.
+
+    Raises:
+        TypeError: wrt is a string, or names what is no argument. ValueError: an argument that the call does not have,
+            or a name twice.
+    """
+    if isinstance(wrt, str) or not all(isinstance(name, str) for name in wrt):
+        raise TypeError(f"wrt is a sequence of names, such as ['bias']; got {wrt!r:.60}")
+    has = {*call.arrays, *(["table"] if distance_table(call.options.mod) else [])}
+    for name in wrt:
+        if name not in WRT:
+            raise ValueError(f"wrt has {name!r}; gradients are those of {', '.join(WRT[:-1])} and {WRT[-1]}")
+        if name not in has:
+            of = "score_mods.relative_bias" if name == "table" else f"{name}="
+            raise ValueError(f"wrt has {name!r}, and the call has no {of}")
+    if len({*wrt}) < len(wrt):
+        raise ValueError(f"wrt has a name twice: {', '.join(wrt)}")
+    return lambda: [run(ExtraGradient(call.arrays, call.options, call.longest, (name, call.lengths))) for name in wrt]
 
 
 def _changed(specs: Mapping[str, Spec], changes: Sequence[Change]) -> dict[str, Spec]:

@@ -7,6 +7,7 @@ You Need", section 3.2.1):  O = softmax(softmax_scale * Q K^T) V.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,6 +63,7 @@ def attention(
     return_lse: bool = False,
     bias: np.ndarray | None = None,
     alibi_slopes: np.ndarray | None = None,
+    sinks: np.ndarray | None = None,
     rotary_cos: np.ndarray | None = None,
     rotary_sin: np.ndarray | None = None,
     rotary_interleaved: bool = False,
@@ -76,7 +78,8 @@ def attention(
 
     bias: broadcasts to (..., N, N_kv); added to the scaled scores (-inf hides a key), or, of bool, True where a key may
     be seen. alibi_slopes: broadcasts to the leading axes; -slope |i + N_kv - N - j| is added (Press et al. 2022, "Train
-    Short, Test Long"). rotary_cos, rotary_sin, rotary_interleaved: q and k are rotated first, as rotary() does it.
+    Short, Test Long"). sinks: broadcasts to the leading axes; exp(sink) is added to the sum of a row's weights, and so
+    to lse. rotary_cos, rotary_sin, rotary_interleaved: q and k are rotated first, as rotary() does it.
     rotary_positions: of q's rows, (N,) or (batch, N), and of k's; None: row i of q is at i + N_kv - N, row j of k at j.
 
     Returns o (..., N, d_v) float64; with return_lse=True (o, lse), where lse (..., N) is the natural
@@ -95,6 +98,7 @@ def attention(
     (n, _), n_kv = q.shape[-2:], k.shape[-2]
     bias = None if bias is None else np.broadcast_to(_bias(bias), (*batch, n, n_kv))
     slopes = None if alibi_slopes is None else np.broadcast_to(_real("alibi_slopes", alibi_slopes), batch)
+    sinks = np.broadcast_to(-np.inf if sinks is None else _real("sinks", sinks), batch)
     o = np.empty((*batch, n, v.shape[-1]))
     lse = np.empty((*batch, n))
     q = np.broadcast_to(q, batch + q.shape[-2:])
@@ -113,10 +117,10 @@ def attention(
                 s -= slopes[head] * np.abs(_offsets(np.arange(rows.start, rows.stop), n, n_kv))
             if masked:
                 s[~_seen(np.arange(rows.start, rows.stop), n, n_kv, left, right)] = -np.inf
-            m = s.max(axis=-1, keepdims=True)
+            m = np.maximum(s.max(axis=-1, keepdims=True), sinks[head])
             m[m == -np.inf] = 0.0  # a row that sees nothing: exp(-inf - 0) is 0, where -inf - -inf would be NaN
             np.exp(np.subtract(s, m, out=s), out=s)
-            l = s.sum(axis=-1, keepdims=True)  # noqa: E741 - the name that the papers use
+            l = s.sum(axis=-1, keepdims=True) + np.exp(sinks[head] - m)  # noqa: E741 - the name that the papers use
             empty = l == 0.0
             o[head][rows] = (s @ v[head]) / np.where(empty, 1.0, l)
             lse[head][rows] = np.where(empty, -np.inf, m + np.log(np.where(empty, 1.0, l)))[:, 0]
@@ -246,8 +250,11 @@ def attention_backward(
     softmax_scale: float | None = None,
     causal: bool = False,
     window: tuple[int, int] | None = None,
+    bias: np.ndarray | None = None,
     alibi_slopes: np.ndarray | None = None,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    sinks: np.ndarray | None = None,
+    wrt: Sequence[str] = (),
+) -> tuple[np.ndarray, ...]:
     """Compute the gradients of sum(do * attention(q, k, v)) with respect to q, k and v, in float64.
 
         dV = P^T dO    dS = P * (dO V^T - rowsum(dO * O))    dQ = softmax_scale dS K    dK = softmax_scale dS^T Q
@@ -256,8 +263,22 @@ def attention_backward(
     Where heads of q share heads of k and v (the axis before the rows has a multiple of their length), dk and dv are
     summed over the group; heads 0 .. group - 1 of q share head 0. A row that sees no key has zero gradients.
 
-    Returns (dq, dk, dv), shaped as q, k and v. Raises as attention() does, and where do does not fit.
+    wrt: any of "bias", "alibi_slopes" and "sinks", whose gradients follow. What is added to a score has the gradient
+    dS; a number that is added to several scores, along an axis that is broadcast, has the sum of theirs. A slope is
+    added times -|i + N_kv - N - j|. A sink has the weight exp(sink - lse) and the value 0 in each row, so that its
+    gradient is -sum(exp(sink - lse) * rowsum(dO * O)).
+
+    Returns (dq, dk, dv, *those of wrt), shaped as the arguments. Raises as attention() does, and ValueError where do
+    does not fit, and for a name in wrt that has no gradient or was not given.
     """
+    differentiable = {"bias": bias, "alibi_slopes": alibi_slopes, "sinks": sinks}
+    for name in wrt:
+        if differentiable.get(name) is None:
+            raise ValueError(
+                f"wrt has {name!r}: expected any of {', '.join(differentiable)}, each given as an argument"
+            )
+        if np.asarray(differentiable[name]).dtype == bool:
+            raise ValueError(f"wrt has {name!r}, which is of bool: a mask has no gradient")
     heads, kv_heads = (np.shape(a)[-3] if np.ndim(a) > 2 else 1 for a in (q, k))
     group = heads // kv_heads if kv_heads and heads % kv_heads == 0 else 1
     if group > 1:
@@ -272,28 +293,80 @@ def attention_backward(
     if not np.isfinite(do).all():
         raise ValueError(f"do holds {int((~np.isfinite(do)).sum())} NaN or inf: the reference is for finite inputs.")
     left, right = _window(window, causal)
+    every_bias = None if bias is None else np.broadcast_to(_bias(bias), (*batch, n, n_kv))
     slopes = None if alibi_slopes is None else np.broadcast_to(_real("alibi_slopes", alibi_slopes), batch)
+    every_sink = np.broadcast_to(-np.inf if sinks is None else _real("sinks", sinks), batch)
     dq, dk, dv = np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape)
+    extra = {name: np.zeros(np.shape(differentiable[name])) for name in wrt}
     step = min(n, max(1, CHUNK_BYTES // (8 * n_kv)))
     for head in np.ndindex(batch):
         for start in range(0, n, step):
             rows = slice(start, min(start + step, n))
+            offsets = _offsets(np.arange(rows.start, rows.stop), n, n_kv)
             s = q[head][rows] @ k[head].T * scale
+            if every_bias is not None:
+                s += every_bias[head][rows]
             if slopes is not None:
-                s -= slopes[head] * np.abs(_offsets(np.arange(rows.start, rows.stop), n, n_kv))
+                s -= slopes[head] * np.abs(offsets)
             s[~_seen(np.arange(rows.start, rows.stop), n, n_kv, left, right)] = -np.inf
-            m = s.max(axis=-1, keepdims=True)
-            p = np.exp(s - np.where(m == -np.inf, 0.0, m))
-            total = p.sum(axis=-1, keepdims=True)
-            p /= np.where(total == 0.0, 1.0, total)
+            m = np.maximum(s.max(axis=-1, keepdims=True), every_sink[head])
+            m = np.where(m == -np.inf, 0.0, m)
+            p, of_sink = np.exp(s - m), np.exp(every_sink[head] - m)
+            total = p.sum(axis=-1, keepdims=True) + of_sink
+            total = np.where(total == 0.0, 1.0, total)
+            p /= total
             dp = do[head][rows] @ v[head].T
-            ds = p * (dp - (p * dp).sum(axis=-1, keepdims=True)) * scale  # rowsum(P * dP) is rowsum(dO * O)
-            dq[head][rows] = ds @ k[head]
-            dk[head] += ds.T @ q[head][rows]
+            delta = (p * dp).sum(axis=-1, keepdims=True)  # rowsum(P * dP) is rowsum(dO * O)
+            ds = p * (dp - delta)
+            dq[head][rows] = scale * ds @ k[head]
+            dk[head] += scale * ds.T @ q[head][rows]
             dv[head] += p.T @ do[head][rows]
+            if "bias" in extra:
+                _add_broadcast(extra["bias"], head, ds, (rows,))
+            if "alibi_slopes" in extra:
+                _add_broadcast(extra["alibi_slopes"], head, np.sum(-np.abs(offsets) * ds))
+            if "sinks" in extra:
+                _add_broadcast(extra["sinks"], head, -np.sum(of_sink / total * delta))
     if group > 1:
         dk, dv = (a.reshape(*a.shape[:-3], kv_heads, group, *a.shape[-2:]).sum(axis=-3) for a in (dk, dv))
-    return dq, dk, dv
+    return dq, dk, dv, *extra.values()
+
+
+def _add_broadcast(total: np.ndarray, head: tuple[int, ...], part: Any, rows: tuple[slice, ...] = ()) -> None:
+    """Add what a head contributes to the gradient of an array that was broadcast: sum over the axes of length 1.
+
+    part: (rows, N_kv), with `rows` the slice of N that they are; or a number, for an array without these axes.
+    """
+    total = total.reshape((1,) * (len(head) + np.ndim(part) - total.ndim) + total.shape)  # of the same memory
+    of_head = total[(*(i if size > 1 else 0 for i, size in zip(head, total.shape, strict=False)), ...)]
+    at = tuple(rows if size > 1 else slice(None) for rows, size in zip(rows, of_head.shape, strict=False))
+    of_head[at] += np.sum(part, axis=tuple(i for i, size in enumerate(of_head.shape) if size == 1), keepdims=True)
+
+
+def distance_bias(table: np.ndarray, n: int, n_kv: int) -> np.ndarray:
+    """Return the bias (heads, n, n_kv) that a table of distances makes, as T5 has it (Raffel et al. 2020).
+
+    table: (heads, 2 * reach + 1). Row i and key j, at the distance j - (i + n_kv - n), get table[:, reach + distance];
+    beyond `reach` the nearest end. See also helpers.attention.score_mods.relative_bias.
+    """
+    return np.asarray(table)[:, _table_columns(np.shape(table)[1], n, n_kv)]
+
+
+def distance_bias_gradient(dbias: np.ndarray, width: int) -> np.ndarray:
+    """Sum the gradient of distance_bias(table, n, n_kv), (heads, n, n_kv), along diagonals: that of the table.
+
+    Returns float64 (heads, width).
+    """
+    columns, dtable = _table_columns(width, *np.shape(dbias)[1:]), np.zeros((len(dbias), width))
+    for head, of_head in enumerate(dbias):
+        np.add.at(dtable[head], columns, of_head)
+    return dtable
+
+
+def _table_columns(width: int, n: int, n_kv: int) -> np.ndarray:
+    """Return the column of a table of distances that each score reads: (n, n_kv)."""
+    reach = width // 2
+    return reach + np.clip(_offsets(np.arange(n), n, n_kv), -reach, reach)
 
 
 def visible(n: int, n_kv: int, *, causal: bool = False, window: tuple[int, int] | None = None) -> np.ndarray:

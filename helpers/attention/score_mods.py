@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from helpers.attention.ladder.score_mod import DISTANCE_TABLE
 from helpers.attention.scalars import finite_number, whole_number
 
 
@@ -36,7 +37,8 @@ def soft_cap(cap: float) -> dict[str, Any]:
 def relative_bias(table: Any, longest: int | None = None) -> dict[str, Any]:
     """Add table[head, reach + kv_idx - q_idx] to the scores; beyond `reach` the nearest distance's number (T5).
 
-    Raffel et al. 2020, section 2.1, have few numbers for many distances: a table of all distances repeats them.
+    Raffel et al. 2020, section 2.1, have few numbers for many distances: a table of all distances repeats them. Its
+    gradient: flash_attention_backward(..., wrt=["table"]).
 
     Args:
         table: float32 (heads, 2 * reach + 1), on the device.
@@ -60,7 +62,7 @@ def relative_bias(table: Any, longest: int | None = None) -> dict[str, Any]:
     if longest is None or longest > width // 2 + 1:
         distance = f"min(max({distance}, -reach), reach)"
     return {
-        "score_mod": f"score + (table + head * width + reach)[{distance}]",
+        "score_mod": DISTANCE_TABLE.format(distance),
         "score_mod_grad": "1",
         "mod_args": {"table": table, "width": np.int32(width), "reach": np.int32(width // 2)},
     }

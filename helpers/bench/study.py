@@ -32,7 +32,7 @@ def module_of(name: str) -> ModuleType:
 def main(words: Sequence[str]) -> int:
     """Run the command. Return 1 if a part of the record has failed, 2 for an unknown name."""
     if not words or words[0] not in STUDIES:
-        lines = (f"    {name:16}{(module_of(name).__doc__ or '').splitlines()[0]}" for name in STUDIES)
+        lines = (f"    {name:18}{(module_of(name).__doc__ or '').splitlines()[0]}" for name in STUDIES)
         print("\n".join(["python3 -m helpers.bench.study NAME [FILE]", *lines]))
         return 2 if words else 0
     name, *rest = words

@@ -1,1 +1,1 @@
-"""What the command does once everything is installed."""
+"""The commands of course.py, which run once everything is installed."""

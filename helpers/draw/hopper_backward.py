@@ -265,13 +265,19 @@ def _arrows(ax: Any, order: Sequence[Any], zero: int, stop: int, stage: int, y_o
         ax.text((x0 + x1) / 2, (y0 + y1) / 2, name, **label)
 
 
-# From mark to mark of `helpers.bench.studies.backward_timeline`: when a product is in flight, and what warps do.
-_IN_FLIGHT = (("Sᵀ", 1, 3), ("dPᵀ", 2, 5), ("dV", 6, 8), ("dQᵀ", 7, 8), ("dK", 7, 11))
-_AT_WORK = (("P = exp2", 3, 4), ("dS", 5, 6), ("store dQ", 9, 10))
+# The marks of `helpers.bench.studies.backward_timeline` that are drawn. "opened" is no mark but when the later consumer
+# has stored its dS: a clock read right after `bar.sync` does not wait for the barrier.
+_MARKS = {"q_there": 1, "do_there": 2, "s_there": 3, "weights": 4, "dp_there": 5, "ds_stored": 6, "dq_there": 8}
+_MARKS |= {"dq_stored": 10, "ends": 11}
+# Issued, and known to be done.
+_IN_FLIGHT = {"Sᵀ": ("q_there", "s_there"), "dPᵀ": ("do_there", "dp_there"), "dV": ("ds_stored", "dq_there")}
+_IN_FLIGHT |= {"dQᵀ": ("opened", "dq_there"), "dK": ("opened", "ends")}
+_AT_WORK = {"P": ("s_there", "weights"), "dS": ("dp_there", "ds_stored"), "waits": ("ds_stored", "opened")}
+_AT_WORK |= {"dQ": ("dq_there", "dq_stored")}
 
 
 @styled
-def measured_steps(timeline: Mapping[str, Any], first: int, last: int) -> Picture:
+def timeline_of_backward(timeline: Mapping[str, Any], first: int, last: int) -> Picture:
     """Draw recorded steps of a block of hopper_backward, in cycles: products in flight, work of the warps, additions.
 
     Args:
@@ -282,20 +288,23 @@ def measured_steps(timeline: Mapping[str, Any], first: int, last: int) -> Pictur
     names = [f"consumer {i + 1}: {part}" for i in range(len(consumers)) for part in ("products", "warps")]
     fig, ax = figure(9.4, 3.9)
 
-    def bar(y: float, begin: float, end: float, height: float, colour: str, label: str) -> None:
-        begin, end = max(begin, zero) - zero, min(end, stop) - zero
+    def bar(y: float, span: tuple[float, float], height: float, colour: str, label: str) -> None:
+        begin, end = max(span[0], zero) - zero, min(span[1], stop) - zero
         if end > begin:
             ax.barh(y, end - begin, left=begin, height=height, color=colour, edgecolor="white", linewidth=0.6)
+        if end - begin > 0.009 * len(label) * (stop - zero):  # the label fits
             ax.text((begin + end) / 2, y, label, ha="center", va="center", fontsize=7)
 
-    for number, steps in enumerate(consumers):
-        for step in steps[max(first - 1, 0) : last + 2]:
-            for i, (what, begin, end) in enumerate(_IN_FLIGHT):
-                bar(2 * number + 0.17 * (i - 2), step[begin], step[end], 0.17, OF_PRODUCT[what], what)
-            for what, begin, end in _AT_WORK:
-                bar(2 * number + 1, step[begin], step[end], 0.5, LINES[2], what)
-    for _, begin, end in adders[max(first - 1, 0) : last + 2]:
-        bar(len(names), begin, end, 0.5, ROOF, "")
+    for number in range(max(first - 1, 0), min(last + 2, len(adders))):
+        steps = [steps[number] for steps in consumers]
+        opened, full = (max(step[_MARKS[mark]] for step in steps) for mark in ("ds_stored", "dq_stored"))
+        for y, step in zip((0, 2), steps, strict=True):
+            at = {"opened": opened, **{mark: step[i] for mark, i in _MARKS.items()}}
+            for i, (what, (begin, end)) in enumerate(_IN_FLIGHT.items()):
+                bar(y + 0.17 * (i - 2), (at[begin], at[end]), 0.17, OF_PRODUCT[what], what)
+            for what, (begin, end) in _AT_WORK.items():
+                bar(y + 1, (at[begin], at[end]), 0.5, IDLE if what == "waits" else MOVED, what)
+        bar(len(names), (full, adders[number][-1]), 0.5, MOVED, "addition")
     ax.set_yticks(range(len(names) + 1), [*names, "dQ is added"], fontsize=8)
-    ax.set(ylim=(len(names) + 0.5, -0.6), xlim=(0, stop - zero), xlabel="cycles")
+    ax.set(ylim=(len(names) + 0.5, -0.6), xlim=(0, stop - zero), xlabel="cycles; grey: waits for the other's dS")
     return Picture(fig, f"steps {first} to {last} of a block of 13 on a GPU: {stop - zero:,} cycles")

@@ -1,4 +1,4 @@
-"""What each warp of a block does when, where warps have roles: rows of spans from recorded cycle counts.
+"""Draw when each role of a block does what: rows of spans from recorded cycle counts.
 
     spans(clocks_as_spans(timeline, 8, 12), xlabel="cycles")
 

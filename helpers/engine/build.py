@@ -56,7 +56,7 @@ class Recipe:
 
     @property
     def is_shared(self) -> bool:
-        """Whether modules of it share their variables; those of a checked run start with initial values."""
+        """True if its modules share their variables; those of a checked run start with initial values."""
         return not (self.instrumented or self.filling)
 
 
@@ -107,7 +107,7 @@ def build(recipe: Recipe, log_stream: Any = None) -> Built:
 
 @dataclass(frozen=True)
 class _Program:
-    """What the compiler gets. edits: the other arguments of `compiler.build`."""
+    """The compiler's input. edits: the other arguments of `compiler.build`."""
 
     recipe: Recipe
     text: str
@@ -284,7 +284,7 @@ class _Attempt:
 
 @dataclass(frozen=True)
 class _Beginning:
-    """What comes before a source. head: the headers that are read first. macros: lines of #define, by the options."""
+    """The text before a source. head: the headers that are read first. macros: lines of #define, by the options."""
 
     code: str
     macros: str

@@ -95,7 +95,7 @@ class _Places:
 
 @dataclass(frozen=True)
 class _Records:
-    """What the engine's checker has recorded of one launch, read from its tables in C++."""
+    """The checker's record of one launch, read from its tables in C++."""
 
     lib: ctypes.CDLL
     kernel: CompiledKernel

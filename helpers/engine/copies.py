@@ -82,7 +82,7 @@ class Memory:
 
     @property
     def writable(self) -> bool:
-        """Whether one of the kernel's pointers to it is a pointer to non-const."""
+        """True if one of the kernel's pointers to it is a pointer to non-const."""
         return any(argument.writable for argument in self.arguments)
 
     def view(self, per_element: np.ndarray, argument: Argument) -> np.ndarray | None:

@@ -46,7 +46,7 @@ class LaunchError(RuntimeError):
 
     @property
     def is_null(self) -> bool:
-        """Whether the kernel read or wrote through a null pointer."""
+        """True if the kernel read or wrote through a null pointer."""
         return self.address is not None and self.address < NULL_PAGE
 
 

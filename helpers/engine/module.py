@@ -92,12 +92,12 @@ class RawModule:
 
     @property
     def jitify(self) -> bool:
-        """Whether Jitify, which provides a host's headers, reads the source before NVRTC."""
+        """True if Jitify, which provides a host's headers, reads the source before NVRTC."""
         return self._recipe.jitify
 
     @property
     def enable_cooperative_groups(self) -> bool:
-        """Whether all launches of its kernels are cooperative ones."""
+        """True if all launches of its kernels are cooperative."""
         return self._recipe.cooperative
 
     def compile(self, log_stream: Any = None) -> None:
@@ -338,7 +338,7 @@ class RawKernel:
 
     @property
     def enable_cooperative_groups(self) -> bool:
-        """Whether all its launches are cooperative ones."""
+        """True if all its launches are cooperative."""
         return self.module.enable_cooperative_groups
 
     def compile(self, log_stream: Any = None) -> None:
@@ -389,7 +389,7 @@ class RawKernel:
 
     @property
     def max_dynamic_shared_size_bytes(self) -> int:
-        """How much dynamic shared memory a launch may ask for, in bytes; set it to go beyond 48 KB."""
+        """The dynamic shared memory that a launch may ask for, in bytes; set it to go beyond 48 KB."""
         static = self.compiled().static_shared
         return limits.SHARED_PER_BLOCK - static if self._max_dynamic is None else self._max_dynamic
 

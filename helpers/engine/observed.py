@@ -89,7 +89,7 @@ class Region:
 
     @property
     def is_shared(self) -> bool:
-        """Whether each block has its own."""
+        """True if each block has its own."""
         return self.kind in (STATIC_SHARED, DYNAMIC_SHARED)
 
     @property
@@ -130,7 +130,7 @@ class Site:
 
 @dataclass
 class BlockTrace:
-    """What the warps of one block did, in their order. sites: indices into `Observed.sites`.
+    """The steps of one block's warps, in their order. sites: indices into `Observed.sites`.
 
     steps: (interval between barriers, warp, site, mask of the lanes, count). barriers: their places, in order.
     """

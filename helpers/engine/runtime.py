@@ -112,7 +112,7 @@ def time_limit(default: float = 20.0) -> float:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a launch ended: a failure or none, and what the kernel printed."""
+    """The end of a launch: a failure or none, and what the kernel printed."""
 
     failure: Failure | None
     printed: str

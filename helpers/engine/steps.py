@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Step:
-    """What some threads of one warp executed together between two barriers of their block.
+    """Accesses that threads of one warp executed together between two barriers of their block.
 
     interval: how many barriers came before. threads: their numbers in the block. what: read global, write shared, ...
     count: how often. barrier: the line of the barrier that ends the interval; None at the block's end.

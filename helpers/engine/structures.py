@@ -113,7 +113,7 @@ class CheckedSite(ctypes.Structure):
 
 
 class CheckedStep(ctypes.Structure):
-    """What lanes of a warp executed together between two barriers."""
+    """A step that lanes of a warp executed together between two barriers."""
 
     _fields_ = _fields("EngineStep")
 
@@ -125,7 +125,7 @@ class CheckedBarrier(ctypes.Structure):
 
 
 class CheckedFinding(ctypes.Structure):
-    """What the checker found."""
+    """A finding of the checker."""
 
     _fields_ = _fields("EngineFinding")
 

@@ -38,7 +38,7 @@ _UNSET = re.compile(
 
 @dataclass(frozen=True)
 class Difference:
-    """What differs: memory (the number of the array's region) and the byte in it; or how one of the launches failed."""
+    """A difference of two launches: memory (the number of the array's region) and the byte in it; or how one failed."""
 
     memory: int | None
     offset: int

@@ -1,4 +1,4 @@
-"""What notebooks do with a kernel once they have shown how: run it, look inside.
+"""Shortcuts for steps that notebooks have already shown: run a kernel, look inside.
 
     from helpers.lesson.shortcuts import run, xray_stage
     o = run("flash_mma", q, k, v, causal=True)                    # one launch; the output as a NumPy array

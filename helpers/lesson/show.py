@@ -1,4 +1,4 @@
-"""What notebooks display: pieces of a kernel, the diff of two stages, pictures, recorded measurements.
+"""Display parts of a kernel, the diff of two stages, pictures and recorded measurements in a notebook.
 
     show.code("01_naive.cu", "softmax")            a piece of a kernel, by the name of its section
     show.diff("02_tiled.cu", "03_online_softmax.cu")
@@ -37,7 +37,14 @@ from helpers.bench.results import NO_RECORD, RECORD
 from helpers.bench.roofline import measured_roofline
 from helpers.draw.charts import heatmap, lines, memory_against_n, rescaling, roofline, token_heatmap
 from helpers.draw.hopper import descriptor_panels, roles
-from helpers.draw.hopper_backward import Operand, budget, products, roles_of_backward, two_readings
+from helpers.draw.hopper_backward import (
+    Operand,
+    budget,
+    products,
+    roles_of_backward,
+    timeline_of_backward,
+    two_readings,
+)
 from helpers.draw.layouts import offsets, operands, owners, warp_tiles
 from helpers.draw.moving import moving_banks, moving_fragments, moving_softmax, moving_spans
 from helpers.draw.picture import (

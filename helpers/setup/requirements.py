@@ -1,4 +1,4 @@
-"""What the course needs: which Python, which packages, and whether the running Python has them.
+"""Say which Python and packages the course needs, and whether the running Python has them.
 
 The packages are the pip: block of environment.yml, the one list: conda reads that file too. Its extras are what a
 command installs when it is asked to, such as `lab --torch`; conda reads these lines as comments. The folder locked/

@@ -218,7 +218,7 @@ def block_mask_scratch(stage: Stage, call: Call, sizes: Sizes) -> dict[str, Spec
     mask.
     """
     mod = call.mod
-    if mod is None or not mod.mask:
+    if mod is None or not mod.mask or stage.direction == "bias":  # that asks the mask for each score
         return {}
     q, k = call.arrays["q"].shape, call.arrays["k"].shape
     rows, keys = (call.rows, call.keys) if call.packed else (q[2], k[2])

@@ -40,8 +40,19 @@ BACKWARD_PARAMS = np.dtype(
     ],
     align=True,
 )
+BIAS_PARAMS = np.dtype(
+    [
+        ("forward", ATTENTION_PARAMS),
+        ("d_o", STRIDES),
+        *(
+            (name, np.int32)
+            for name in ("batches", "heads", "rows", "keys", "row_tiles", "key_tiles", "tiles", "splits")
+        ),
+    ],
+    align=True,
+)
 # The same for struct.pack. The last number aligns the size.
-_ATTENTION, _STEPS, _ROTARY = map(struct.Struct, ("=12q6ifi", "=12q", "=12q8i"))
+_ATTENTION, _STEPS, _ROTARY, _BIAS = map(struct.Struct, ("=12q6ifi", "=12q", "=12q8i", "=3q8i"))
 
 
 def attention_params(
@@ -88,6 +99,17 @@ def backward_params(forward: Any, strides: Mapping[str, tuple[int, int, int]]) -
     """
     steps = [step for name in GRADIENTS for step in strides[name]]
     return np.frombuffer(bytearray(forward.tobytes() + _STEPS.pack(*steps)), BACKWARD_PARAMS)
+
+
+def bias_params(forward: Any, do: tuple[int, int, int], *numbers: int) -> Any:
+    """Fill one BiasParams, an array of shape (1,).
+
+    Args:
+        forward: the AttentionParams of the call whose gradients these are.
+        do: the strides of do, in the form of `attention_params`. numbers: batches, heads, rows and keys of the bias;
+            tiles of rows and of keys of the scores; tiles of the bias, and how many blocks share one.
+    """
+    return np.frombuffer(bytearray(forward.tobytes() + _BIAS.pack(*do, *numbers)), BIAS_PARAMS)
 
 
 def _filled(dtype: np.dtype, form: struct.Struct, *values: float) -> Any:

@@ -370,6 +370,18 @@ def bind_to_call(mod: ScoreMod | None, arrays: Mapping[str, Spec]) -> ScoreMod |
     return whole if whole != ScoreMod() else None
 
 
+DISTANCE_TABLE = "score + (table + head * width + reach)[{}]"  # of score_mods.relative_bias
+
+
+def distance_table(mod: ScoreMod | None) -> str | None:
+    """Return the name by which a call has the table of `score_mods.relative_bias`; None for other functions."""
+    before, after = DISTANCE_TABLE.split("{}")
+    for function in mod.scores if mod else ():
+        if function.name == "score_mod" and function.text.startswith(before) and function.text.endswith(after):
+            return next((key for name, _, key in mod.arrays if name == "table"), None)
+    return None
+
+
 def _pointer(name: str, a: Spec) -> tuple[str, str, str]:
     return name, np.dtype(a.dtype).name, name
 

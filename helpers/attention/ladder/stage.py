@@ -66,7 +66,7 @@ class Stage:
     tuning: Tuning
     launches: Callable[[Stage, Call, Mapping[str, int]], Sequence[Launch]]
     scratch: Callable[[Call, Mapping[str, int]], Mapping[str, Spec]] = lambda call, sizes: {}  # arrays between launches
-    direction: str = "forward"  # or backward, decode, rotate, project
+    direction: str = "forward"  # or backward, bias, decode, rotate, project
     kernels: tuple[str, ...] = ()  # their names in the file, where there are several
     features: frozenset[str] = frozenset()
     dtypes: tuple[str, ...] = ("float32",)

@@ -26,19 +26,32 @@ DTYPE = "bfloat16"
 TRACED_STEPS = 24  # of the traced block, from its first
 CASES = (Case((2, 16, 8192, 128), DTYPE), Case((2, 32, 8192, 64), DTYPE))
 
-# In the order in which a consumer passes them.
+# In the order in which a consumer passes them. A clock read right after `bar.sync` does not wait for the barrier
+# (BAR.SYNC.DEFER_BLOCKING): at_ds, at_dq and the adder's at_full say when a warp has arrived, not when it may go on.
 MARKS = (
-    *("begins", "q_there", "do_there", "s_there", "weights", "dp_there", "ds_stored", "ds_ready"),
-    *("dq_there", "dq_empty", "dq_stored", "ends"),
+    *("begins", "q_there", "do_there", "s_there", "weights", "dp_there", "ds_stored", "at_ds"),
+    *("dq_there", "at_dq", "dq_stored", "ends"),
 )
-ADDER_MARKS = ("waits", "full", "added")
+ADDER_MARKS = ("waits", "at_full", "added")
+# The parts of a consumer's step, each from the end of the one before.
+PARTS = {
+    "S": "s_there",
+    "P": "weights",
+    "wait for dP": "dp_there",
+    "dS": "ds_stored",
+    "wait for the other's dS": "opened",
+    "dV, dQ": "dq_there",
+    "store of dQ": "dq_stored",
+    "rest of dK": "ends",
+    "to the next step": "begins",
+}
 
 
 def traced(source: str) -> str:
     """Return a copy of the kernel whose second block notes cycles in `consumer_clocks` and `adder_clocks`.
 
     consumer_clocks[consumer][step]: see `MARKS`. adder_clocks[step]: the warp that adds to dQ waits for the tile; has
-    it; the addition has read it. Steps after TRACED_STEPS are not noted.
+    arrived at its barrier; the addition has read it. Steps after TRACED_STEPS are not noted.
     """
     begins = "template <typename T>\n__global__ void __launch_bounds__(THREADS, 1) hopper_backward("
     head = f"""
@@ -72,8 +85,8 @@ __device__ long long consumer_clocks[2][TRACED_STEPS][{len(MARKS)}], adder_clock
         before("    wgmma_wait<0>();\n    wgmma_registers(dP);\n", "weights"),
         after("    wgmma_registers(dP);\n", "dp_there"),
         after("    start_keys<T>(dV_acc, P, dO);\n    async_proxy_fence();\n", "ds_stored"),
-        before("    float dQ_acc[DQ_ROWS / 2];\n", "ds_ready"),
-        (empty, f"{stamp('dq_there').strip()}\n    {empty}\n{stamp('dq_empty')}"),
+        before("    float dQ_acc[DQ_ROWS / 2];\n", "at_ds"),
+        (empty, f"{stamp('dq_there').strip()}\n    {empty}\n{stamp('at_dq')}"),
         after("    named_barrier_arrive(DQ_FULL + step.count % ADDERS, 288);\n", "dq_stored"),
         after("    wgmma_wait<0>();\n    wgmma_registers(dK_acc);\n", "ends"),
         (other, f"{other}\n        const int number = step.count;"),
@@ -117,15 +130,58 @@ def timeline(head_dim: int) -> dict[str, Any] | None:
     return next((row for row in (recorded() or {}).get("rows", ()) if row["shape"][3] == head_dim), None)
 
 
+def _steady(row: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the marks of the consumers and of the adding warp, of all noted steps but the first two."""
+    consumers, adders = np.array(row["consumers"]), np.array(row["adders"])
+    noted = np.count_nonzero(consumers[0, :, 0] >= 0)  # the others have the clock 0, less that of the first mark
+    return consumers[:, 2:noted], adders[2:noted]
+
+
+def parts(row: Mapping[str, Any]) -> dict[str, list[float]]:
+    """Return the median cycles of each part of a step, of each consumer, without the first two steps.
+
+    The barrier of dS opens when the later consumer has stored its dS.
+    """
+    steps, _ = _steady(row)
+    marks = {mark: steps[..., i] for i, mark in enumerate(MARKS)}
+    marks["opened"] = np.broadcast_to(marks["ds_stored"].max(axis=0), steps.shape[:2])
+    lengths, last = {}, marks["begins"]
+    for part, mark in PARTS.items():
+        is_next = mark == "begins"
+        lengths[part] = marks[mark][:, 1:] - last[:, :-1] if is_next else marks[mark] - last
+        last = marks[mark]
+    lengths["together"] = np.diff(marks["begins"], axis=1)
+    return {part: np.median(cycles, axis=1).tolist() for part, cycles in lengths.items()}
+
+
+def gaps(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return median cycles of a step in which a unit has nothing to do, and of the addition to dQ.
+
+    No product is in flight while both consumers compute dS (until dV, issued just before the mark), and from the last
+    dK to the next S.
+    """
+    steps, adders = _steady(row)
+    marks = {mark: steps[..., i] for i, mark in enumerate(MARKS)}
+    read = adders[:, ADDER_MARKS.index("added")]
+    cycles = {
+        "no product during dS": marks["ds_stored"].min(axis=0) - marks["dp_there"].max(axis=0),
+        "no product, dK to S": marks["q_there"][:, 1:].min(axis=0) - marks["ends"][:, :-1].max(axis=0),
+        "dQ: stored to read": read - marks["dq_stored"].max(axis=0),
+        "    read to next dQ": marks["dq_there"][:, 1:].min(axis=0) - read[:-1],
+    }
+    return {name: float(np.median(values)) for name, values in cycles.items()}
+
+
 def table(record: Mapping[str, Any] | None = None) -> str:
-    """Format the median cycles between the marks of a step, of all but the first two steps."""
-    record = record or recorded() or {"rows": []}
-    lines = []
-    for row in record["rows"]:
-        noted = np.count_nonzero(np.array(row["adders"])[:, 1] > 0)
-        steps = np.array(row["consumers"])[:, 2:noted]
-        lines.append(f"{'x'.join(map(str, row['shape']))}, cycles of a step and from one mark to the next")
-        lines.append(f"    {'step':10}{np.median(np.diff(steps[..., 0], axis=1)):8.0f}")
-        for i, mark in enumerate(MARKS[1:]):
-            lines.append(f"    {mark:10}{np.median(steps[..., i + 1] - steps[..., i]):8.0f}")
+    """Format the median cycles of the parts of a step, by head_dim and consumer, and its gaps."""
+    record = record or recorded()
+    if record is None:
+        return records.NO_RECORD
+    rows = record["rows"]
+    heads = [f"d = {row['shape'][3]}, consumer {i + 1}" for row in rows for i in range(len(row["consumers"]))]
+    lines = [f"{'cycles of a step':24}" + "".join(f"{head:>20}" for head in heads)]
+    for part in (*PARTS, "together"):
+        lines.append(f"{part:24}" + "".join(f"{cycles:20,.0f}" for row in rows for cycles in parts(row)[part]))
+    for name in gaps(rows[0]):
+        lines.append(f"{name:24}" + "".join(f"{gaps(row)[name]:20,.0f}{'':20}" for row in rows).rstrip())
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""What each part of a block does when, on a time line that moves under a cursor."""
+"""Draw when each part of a block does what, on a timeline with a moving cursor."""
 
 from __future__ import annotations
 

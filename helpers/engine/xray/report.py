@@ -38,7 +38,7 @@ from .render import COLUMNS, Listing, Row, columns, fetch_maps, first_line, html
 
 @dataclass(frozen=True)
 class Report:
-    """What a checked run saw.
+    """The results of a checked run.
 
     findings: [] when clean. traffic: figures by array of global memory. shared: by `__shared__` array. by_line: by
     (file, line). fetches: by array, how often each element was read, in the array's shape. barriers: reached, by

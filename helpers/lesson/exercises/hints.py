@@ -1,4 +1,4 @@
-"""What went wrong in a trial: its symptoms, nearest first, and the hint for a symptom.
+"""Find the symptoms of a failed trial, the most specific first, and choose a hint for one of them.
 
 A hint is the exercise's own, of the file beside its grader (graders/nNN.txt), or a general one that is always true
 (hints.txt).

@@ -21,7 +21,7 @@ def tensor_map_of(trial: Trial, array: Any, box_rows: int) -> np.ndarray:
     if trial.on_gpu:
         return tensor_maps.tensor_map(spec, array.data.ptr, box_rows=box_rows)
     # On a machine with a GPU, whose driver makes maps of its own, the engine's arrays need the engine's.
-    box = (tensor_maps.PANEL_COLUMNS, box_rows, 1, 1)
+    box = (tensor_maps.box_columns(spec), box_rows, 1, 1)
     sizes, strides = tensor_maps.dimensions(spec)
     encoded = engine.tensor_map.encode_tiled("float16", array.ctypes.data, sizes, strides, box, swizzle=128)
     return encoded.view(tensor_maps.TENSOR_MAP)

@@ -1,4 +1,4 @@
-"""The exercises of notebook 11: scores with a soft cap, a dilated mask."""
+"""The exercises of notebook 11: scores with a soft cap, a dilated mask, the gradient of a bias that is broadcast."""
 
 from __future__ import annotations
 
@@ -75,3 +75,26 @@ def dilated(trial: Trial) -> None:
         if report:
             what = f"bytes of K loaded at {trial.size}"
             trial.limit(what, 4 * d * int(loaded.sum()), at_most=4 * d * int(needed.sum()), symptom="too many")
+
+
+@exercise("11_one_for_many", minutes=10)
+def one_for_many(trial: Trial) -> None:
+    """Test several batches and heads; rows and keys that do not divide; fewer rows than warps; one batch."""
+    sizes = (2, 3, 32, 64), (3, 2, 37, 45), (1, 1, 2, 33), (2, 2, 61, 1), (4, 1, 1, 32)
+    for number, (batches, heads, n, n_kv) in enumerate(trial.sizes("batches, heads, N, N_kv", *sizes)):
+        ds = (trial.rng.standard_normal((batches, heads, n, n_kv)) + 0.25).astype(np.float32)
+        dbias = trial.empty(heads, n_kv)
+        trial.launch("bias_gradient", (-(-n_kv // 32), heads), 128, ds, dbias, batches, n, n_kv)
+        got, wide = trial.xp.asnumpy(dbias), ds.astype(np.float64)
+        of_batches, of_warps = wide.sum(axis=2), [wide[:, :, i::4].sum(axis=(0, 2)) for i in range(4)]
+        with np.errstate(invalid="ignore"):  # what nobody wrote is NaN
+            of_one = {
+                "one batch": batches > 1 and any(np.allclose(got, a, atol=1e-4) for a in of_batches),
+                "one warp": n > 1 and any(np.allclose(got, a, atol=1e-4) for a in of_warps),
+            }
+        symptom = next((name for name, found in of_one.items() if found), "")
+        trial.expect("dBias", dbias, wide.sum(axis=(0, 2)), symptom=symptom, tolerance=1e-4)
+        if number == 0 and trial.report:
+            seen = trial.report.traffic["dBias"]
+            trial.limit("atomic additions to dBias", seen.atomics, at_most=0, symptom="atomics")
+            trial.limit("bytes of dS loaded", trial.report.traffic["dS"].read, at_most=ds.nbytes, symptom="twice")
