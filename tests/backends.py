@@ -14,7 +14,7 @@ import pytest
 from helpers import device, engine
 from helpers.attention import compile_report
 from helpers.attention import kernel as kernels
-from helpers.xray import run
+from helpers.engine.xray import run
 
 BACKENDS = [pytest.param(engine, id="cpu")]
 if device.ON_GPU:

@@ -33,8 +33,7 @@ from helpers.attention import (
 from helpers.attention.ladder import BACKWARD, LADDER, Stage, backward, limits, tiles
 from helpers.attention.ladder.stages import backward as backward_stages
 from helpers.device import cp
-from helpers.xray import Finding
-from helpers.xray.run import find
+from helpers.xray import Finding, find
 
 STAGES = [stage for stage in BACKWARD.values() if "float32" in stage.dtypes]
 every_stage = pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)

@@ -18,8 +18,7 @@ from helpers.attention import compile_report, kernel
 from helpers.attention.ladder import LADDER, Stage, backward, limits, tiles
 from helpers.attention.ladder.stages.backward import pick_backward_mma, pick_other_backward_mma
 from helpers.device import cp
-from helpers.xray import xray
-from helpers.xray.run import find
+from helpers.xray import find, xray
 
 FILE = "08_backward_mma.cu"
 STAGE, HOPPER, WIDE = (LADDER[name] for name in ("backward_mma", "hopper_backward", "hopper_backward_wide"))

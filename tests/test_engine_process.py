@@ -287,7 +287,7 @@ ELSEWHERE = """
 import sys
 sys.dont_write_bytecode = True
 from helpers import engine
-from helpers.xray import xray
+from helpers.engine.xray import xray
 compiled, compile_one, build = 0, engine.compiler._compile, engine.compiler.build
 def counted(*how):
     global compiled
@@ -313,9 +313,8 @@ def test_checkouts_at_other_places_share_their_builds(tmp_path: Path) -> None:
     engine.empty(1)  # the engine is built by now
     said = []
     for name in ("one", "another"):
-        for room in ("engine", "xray"):
-            target = tmp_path / name / "helpers" / room
-            shutil.copytree(ROOT / "helpers" / room, target, ignore=shutil.ignore_patterns("__pycache__"))
+        target = tmp_path / name / "helpers" / "engine"
+        shutil.copytree(ROOT / "helpers" / "engine", target, ignore=shutil.ignore_patterns("__pycache__"))
     code = MEETING.replace("NOW", str(time.time_ns()))
     for name in ("one", "another"):
         words = [sys.executable, "-c", f"CODE = {code!r}\n{ELSEWHERE}"]

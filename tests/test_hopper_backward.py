@@ -19,7 +19,7 @@ from planted import ALL, Bug, check_all_can_be_planted
 from helpers import device, engine
 from helpers.attention import kernel
 from helpers.attention.ladder import LADDER, Stage
-from helpers.xray.run import find
+from helpers.xray import find
 
 STAGE, WIDE_STAGE = LADDER["hopper_backward"], LADDER["hopper_backward_wide"]
 FILE = STAGE.file

@@ -32,17 +32,20 @@ FLOORS = (
     "course",
 )
 FLOOR = {name: number for number, name in enumerate(FLOORS)}
-# These stay within a few packages of others: old Pythons read setup, and engine could be lifted out as a package.
+# These stay within a few packages of others: old Pythons read setup, and engine is installed as a package, rawkernel.
 ONLY = {
     "setup": {"packaging", "pip"},  # where it is there
-    "engine": {"numpy", "ml_dtypes", "elftools", "cupy"},  # cupy: where NVRTC is asked
+    "engine": {"numpy", "ml_dtypes", "elftools", "cupy", "pytest"},  # cupy: where NVRTC is asked; pytest: the plugin
 }
+# Of the engine's folder, but no modules of the course: how it is built, and what a user's project looks like.
+NOT_OURS = ("engine/setup.py", "engine/plugin/", "engine/examples/")
 CIRCLES = {"attention"}  # where modules still import each other: to be empty
 STANDARD = set(__import__("sys").stdlib_module_names)
 
 
 def files() -> list[Path]:
     ours = (path for path in sorted(HELPERS.rglob("*.py")) if "data" not in path.parts)
+    ours = (path for path in ours if not path.relative_to(HELPERS).as_posix().startswith(NOT_OURS))
     return [path for path in ours if path != HELPERS / "__init__.py"]
 
 
@@ -81,6 +84,16 @@ def test_imports_point_down(path: Path) -> None:
             assert target == own or FLOOR[target] < FLOOR[own], f"{where}, which is not below {own}"
         elif own in ONLY:
             assert top in STANDARD | ONLY[own], f"{path.name}:{line}: {own} does without {top}"
+
+
+def test_the_engine_reaches_its_own_modules_by_relative_imports() -> None:
+    """So one source serves as helpers.engine and, installed, as rawkernel."""
+    for path in files():
+        if room(path) == "engine":
+            absolute = re.findall(
+                r"^\s*(?:from|import) (?:helpers|rawkernel).*", path.read_text(encoding="utf-8"), re.M
+            )
+            assert all("rawkernel import" in line and "  #" in line for line in absolute), (path, absolute)
 
 
 def test_no_modules_import_each_other() -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from helpers import engine
 from helpers.attention import kernel
-from helpers.xray import Report, mirrors, xray
+from helpers.engine.xray import mirrors
+from helpers.xray import Report, xray
 
 CODE = r"""#line 1 "k.cu"
 extern "C" __global__ void shift(const float *in, float *out, int n) {
@@ -187,7 +188,7 @@ def test_arrays_of_a_gpu_keep_what_they_share(monkeypatch: pytest.MonkeyPatch) -
         asnumpy=lambda a: a.host.copy(),
         asarray=lambda a: a,
     )
-    monkeypatch.setattr(mirrors, "cp", fake)
+    monkeypatch.setattr(mirrors, "cupy", lambda: fake)
     function, strided = (SimpleNamespace(name=name, code=CODE, options=()) for name in ("shift", "strided"))
     for places, kinds in (((3, 4), ["race"]), ((3, 20), []), ((20, 3), [])):
         memory = SimpleNamespace(host=np.arange(64, dtype=np.float32), ptr=1 << 20)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hopper_tiles import refused_by_ptxas
-from planted_files import FILES, TOPICS, Planted, options, planted, source
+from planted_files import FILES, TOPICS, Planted, module, options, planted, source
 
+from helpers import engine
 from helpers.engine import compiler, nvrtc
 from helpers.xray import Finding
 
@@ -114,6 +116,76 @@ def test_what_the_messages_say(name: str, message: str) -> None:
     if planted(name).topic == "unset_variables" and not compiler.filling("pattern"):
         pytest.skip("this compiler cannot fill local variables")
     assert message in first_finding(name).message
+
+
+HANGS = {
+    "two_rings_in_a_circle": (
+        "Warps 0 to 3 at two_rings_in_a_circle.cu:21 wait for mbarrier full, phase 1 (parity 0): all 32 arrivals of a "
+        "phase are missing. Nobody has arrived at it since its initialisation. Could still bring it: warp 4, which "
+        "waits for mbarrier empty, phase 1 (parity 0) at two_rings_in_a_circle.cu:13.",
+        "Warp 4 at two_rings_in_a_circle.cu:13 waits for mbarrier empty, phase 1 (parity 0): all 128 arrivals",
+        "They wait for each other in a circle: warps 0 to 3 -> warp 4 -> warps 0 to 3.",
+    ),
+    "one_warp_returns_early": (
+        "32 of the 128 arrivals of a phase are missing. So far it had 96 arrivals by warps 0 to 2 at "
+        "one_warp_returns_early.cu:13, in this phase by warps 0 to 2. All who ever arrived at it have done so in this "
+        "phase: mbarrier.init counts 128, and 96 came; warp 3 has left the kernel.",
+    ),
+    "the_producer_forgets_a_tile": (
+        "for mbarrier full, phase 3 (parity 0): the one arrival of a phase is missing. So far it had 2 arrivals by "
+        "thread 128 at the_producer_forgets_a_tile.cu:15, none of them in this phase. So far 16,384 bytes were sent to "
+        "it, by thread 128 at the_producer_forgets_a_tile.cu:16. Nobody can bring it any more: thread 128 has left the "
+        "kernel.",
+    ),
+    "more_bytes_expected_than_sent": (
+        "8,192 bytes that expect_tx announced have not been sent. So far it had 1 arrival by thread 0",
+        "Could still bring it (those that have arrived before): thread 0, which waits for this itself",
+    ),
+    "one_arrival_too_few": ("mbarrier.init counts 4, and 3 came.",),
+    "count_of_a_named_barrier": (
+        "wait for bar.sync 3: 96 of 128 threads have come. Could still bring it: warp 3, which waits for "
+        "__syncthreads() at count_of_a_named_barrier.cu:13.",
+        "Warp 3 at count_of_a_named_barrier.cu:13 waits for __syncthreads(): it waits for all threads that have not "
+        "left the kernel. Could still bring it: warps 0 to 2, which wait for bar.sync 3",
+    ),
+    "turn_that_nobody_gives": ("They wait for each other in a circle: warps 0 to 3 -> warps 4 to 7 -> warps 0 to 3.",),
+    "half_a_shuffle": (
+        "Threads 0 to 15 at half_a_shuffle.cu:6 wait for __shfl_xor_sync with mask 0xffffffff: threads 16 to 31 of "
+        "that mask have not come. Could still bring it: threads 16 to 31, which wait for __syncthreads()",
+    ),
+    "a_lane_waits_elsewhere": (
+        "thread 0 of that mask has not come. Could still bring it: thread 0, which waits for bar.sync 1",
+        "in a circle: thread 0 -> threads 1 to 31 -> thread 0",
+    ),
+    "three_warps_of_a_warpgroup": (
+        "wait for wgmma.wait_group 0: 96 of the warpgroup's 128 threads have come. Could still bring it: warp 3, which "
+        "waits for __syncthreads() at three_warps_of_a_warpgroup.cu:10.",
+    ),
+    "registers_that_nobody_gives": (
+        "its threads have 168 registers each, and only 0 more are free, until another warpgroup gives some back by "
+        "setmaxnreg.dec. Could still bring it: warps 0 to 3, which wait for __syncthreads()",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HANGS)
+def test_a_hang_says_who_waits_for_whom(name: str) -> None:
+    report = planted(name).look()
+    (found,) = report.findings
+    for sentence in HANGS[name]:
+        assert sentence in found.explanation, found.explanation
+    text = " ".join(str(report).split())
+    assert "Who waits for whom:" in text and "Who waits for whom:<br/>" in report._repr_html_()
+    assert " ".join(HANGS[name][0].split()) in text
+
+
+def test_a_plain_launch_that_hangs_says_it_too() -> None:
+    file = planted("two_rings_in_a_circle")
+    function = module(file.topic, fixed=False).get_function(file.name)
+    with pytest.raises(engine.LaunchError) as caught:
+        function((1,), (160,), (engine.zeros(128, np.float32),))
+    assert HANGS[file.name][-1] in caught.value.waits and "Who waits" not in str(caught.value)
+    assert getattr(caught.value, "__notes__", [caught.value.waits]) == [caught.value.waits]
 
 
 def test_a_plain_access_is_not_said_to_be_volatile() -> None:

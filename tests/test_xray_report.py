@@ -16,9 +16,10 @@ from helpers.attention.check import make_inputs
 from helpers.device import cp
 from helpers.engine import observed
 from helpers.engine.cuda_source.edit import edit
+from helpers.engine.xray import run
+from helpers.engine.xray.render import Table
 from helpers.lesson import show
-from helpers.xray import Figures, Finding, Report, run
-from helpers.xray.render import Table
+from helpers.xray import Figures, Finding, Report
 
 CODE = """#line 1 "k.cu"
 __shared__ float tile[32];

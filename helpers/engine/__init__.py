@@ -1,9 +1,10 @@
-"""A CPU engine for CUDA C++ kernels, with the part of CuPy's interface that the course uses.
+"""A CPU engine for CUDA C++ kernels, with the part of CuPy's interface that programs around kernels use.
 
-    from helpers.engine import RawModule, asarray, empty_like
+    from rawkernel import RawModule, asarray, empty_like  # installed; in the course: from helpers.engine
 
 It compiles a kernel's unchanged source with a host compiler and runs each CUDA thread as a fiber, with blocks spread
-over the cores. It contains nothing about attention and imports nothing of the course.
+over the cores. It contains nothing about attention and imports nothing of the course, of which it is a part and from
+which it can be installed alone. Then `COURSE_` is `RAWKERNEL_` in the names of environment variables.
 
 It has these parts of a GPU's hardware: warp-wide operations; tensor cores (`<mma.h>`; mma.sync, ldmatrix and stmatrix
 as inline PTX), whose products are those of compute capability 9.0 bit for bit; asynchronous copies (cp.async,
@@ -20,6 +21,8 @@ compiles a quarter faster, for kernels that run once.
 
 from __future__ import annotations
 
+import functools as _functools
+import importlib as _importlib
 import sys as _sys
 from typing import Any
 
@@ -50,7 +53,7 @@ from .array import (
     zeros_like,
 )
 from .compiler import CompileError, NoCompilerError
-from .cuda import get_default_memory_pool, get_default_pinned_memory_pool
+from .cuda import get_default_memory_pool, get_default_pinned_memory_pool, is_available
 from .elementwise import ElementwiseKernel, ReductionKernel
 from .failures import LaunchError
 from .module import RawKernel, RawModule
@@ -80,6 +83,7 @@ __all__ = [
     "asfortranarray",
     "asnumpy",
     "bfloat16",
+    "clear_memo",
     "copy",
     "cuda",
     "empty",
@@ -91,9 +95,12 @@ __all__ = [
     "get_array_module",
     "get_default_memory_pool",
     "get_default_pinned_memory_pool",
+    "is_available",
+    "memoize",
     "ndarray",
     "ones",
     "ones_like",
+    "show_config",
     "zeros",
     "zeros_like",
 ]
@@ -113,7 +120,23 @@ _in_place_of_cupy.answer()
 RawKernel.explain_overrun = _checked.first_write_past_an_end
 
 
+def memoize(for_each_device: bool = False) -> Any:
+    """Keep a function's results by its arguments, which have to be hashable."""
+    return _functools.cache
+
+
+def clear_memo() -> None:
+    """Do nothing: what `memoize` has kept is as right as before."""
+
+
+def show_config(**_: Any) -> None:
+    """Print what runs the kernels, and whose interface this is."""
+    print(f"CPU engine with the interface of CuPy {__version__}: {cuda.describe()}")
+
+
 def __getattr__(name: str) -> Any:
+    if name == "testing":  # not before it is asked for: it takes pytest
+        return _importlib.import_module(f"{__name__}.testing")
     if not name.startswith("_") and hasattr(_np, name):
         return _from_numpy.of(getattr(_np, name))
     raise AttributeError(

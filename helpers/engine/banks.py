@@ -1,7 +1,7 @@
 """The rule of shared memory's banks: how many wavefronts one request of a warp takes.
 
 32 banks of 4 bytes: word w is in bank w % 32, and a bank delivers one word per wavefront, to all lanes that
-read it. Measured on an H200 (helpers/bench/studies/xray_vs_ncu.py). The engine counts by the same rule, in
+read it. Measured on an H200 (bench/studies/xray_vs_ncu.py of the course). The engine counts by the same rule, in
 checker_profile.cpp.
 """
 

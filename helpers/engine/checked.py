@@ -235,6 +235,8 @@ def observe(
     profile: bool = False,
     timeout: float = 60.0,
     write_back: bool = True,
+    cooperative: bool = False,
+    keep: bool = False,
 ) -> Observed:
     """Run a launch on the checked build and return what it saw.
 
@@ -244,12 +246,14 @@ def observe(
         profile: also count requests, sectors and wavefronts, and look for local variables without a value.
         timeout: seconds that one block may take before the launch is stopped.
         write_back: leave the kernel's results in the arrays and in the module's variables.
+        cooperative: all blocks are on the device at once; also if the kernel was made with it.
+        keep: launches of a module see what those before have left in its variables: see `RawModule.instrumented`.
 
     Raises:
         TypeError, LaunchError, CompileError: as a launch does, for what is refused before it starts.
     """
-    twin = kernel.instrumented(profile=profile)
-    checked, cooperative = twin.compiled(), twin.enable_cooperative_groups
+    twin = kernel.instrumented(profile=profile, keep=keep)
+    checked, cooperative = twin.compiled(), cooperative or twin.enable_cooperative_groups
     args = checked.arguments(args)
     grid, block = twin.check(grid, block, args, shared_mem, cooperative=cooperative)
     given = _given(checked, args)
@@ -405,4 +409,5 @@ def _abort(
             if -2 * PAD < inside < r.bytes + 2 * PAD:  # the guards of the engine's memory are as wide again
                 region, offset = i, inside
     who = failures.index(failure.block, prepared.grid), failures.index(failure.thread, prepared.block)
-    return Abort(reason, message, place, failures.other_place_of(failure), *who, region, offset)
+    explanation = prepared.explain(failure)
+    return Abort(reason, message, place, failures.other_place_of(failure), *who, region, offset, explanation)

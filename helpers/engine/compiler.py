@@ -35,7 +35,7 @@ try:
 except ImportError:  # no file locks here: two processes may then build the same
     fcntl = None
 
-from . import arithmetic, shared_layout
+from . import arithmetic, settings, shared_layout
 
 HERE = Path(__file__).resolve().parent
 INCLUDE = HERE / "include"  # the headers that kernels see
@@ -52,16 +52,16 @@ class NoCompilerError(RuntimeError):
 
 def cache_dir() -> Path:
     """Return the folder of builds: `$COURSE_CACHE`, else the user's cache folder, else a temporary one."""
-    chosen = os.environ.get("COURSE_CACHE")
+    chosen = settings.value("CACHE")
     base = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = base if chosen else base / "attention-course"
+    folder = base if chosen else base / settings.CACHE
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
             return folder
     except OSError:
         pass
-    folder = Path(tempfile.gettempdir()) / f"attention-course-{os.getuid()}"
+    folder = Path(tempfile.gettempdir()) / f"{settings.CACHE}-{os.getuid()}"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -143,7 +143,7 @@ def _edits_hash() -> str:
 
 # What folders of headers, which lie elsewhere in another checkout, are called in keys and in what is built: in __FILE__
 # and in debug information. The name says what is in the folder, but for ours: their contents are in the keys besides.
-_NAMED = {str(INCLUDE): "helpers/engine/include", str(ENGINE): "helpers/engine/cpp"}
+_NAMED = {str(INCLUDE): f"{settings.FOLDER}/include", str(ENGINE): f"{settings.FOLDER}/cpp"}
 _RENAMES = "-ffile-prefix-map=as-it-is=as-it-is"  # supported by the compilers that accept this option
 
 
@@ -221,7 +221,14 @@ def _granted(flags: tuple[str, ...]) -> tuple[str, ...]:
             asked = [*command, "-Werror", *flags, "-c", "empty.cpp", "-o", "empty.o"]
             return subprocess.run(asked, capture_output=True, cwd=scratch).returncode == 0
 
-        granted = flags if takes(*flags) else tuple(flag for flag in flags if takes(flag))
+        def taken(flags: tuple[str, ...]) -> tuple[str, ...]:
+            """Halve a list that is refused: most compilers refuse one or two of them."""
+            if takes(*flags):
+                return flags
+            half = len(flags) // 2
+            return (*taken(flags[:half]), *taken(flags[half:])) if half else ()
+
+        granted = taken(flags)
         (Path(scratch) / "flags").write_text("\n".join(granted))
         os.replace(Path(scratch) / "flags", answer)
     return granted
@@ -257,9 +264,9 @@ def optimisation() -> int:
     Raises:
         ValueError: it says something else than 0 to 3.
     """
-    chosen = os.environ.get("COURSE_CPU_OPTIMISATION", "2")
+    chosen = settings.value("CPU_OPTIMISATION", "2")
     if chosen not in ("0", "1", "2", "3"):
-        raise ValueError(f"COURSE_CPU_OPTIMISATION is a number from 0 to 3, not {chosen!r}")
+        raise ValueError(f"{settings.variable('CPU_OPTIMISATION')} is a number from 0 to 3, not {chosen!r}")
     return int(chosen)
 
 
@@ -572,8 +579,8 @@ def _own_and_target(
 ) -> tuple[list[str], Path]:
     """Return the flags of a build, and the file in which it is kept."""
     command, version = compiler()
-    # The engine itself has a level of its own: -O3 unrolls the loops of the tensor cores.
-    usual = flags(3) if kind == "engine" else flags()
+    # The engine itself has a level of its own: see _engine_source.
+    usual = flags(3 if _is_clang() else 1) if kind == "engine" else flags()
     own = [*(_checked_flags(checked == "profiled") if checked else usual), *extra, *_renaming(extra)]
     parts = [text, plain or "", version, *command, *own, _headers_hash(), _edits_hash()]
     parts += [_preprocessed(text, [*own, *_quoted()]), expand_key]
@@ -685,11 +692,23 @@ _PARTS += ("tensor_eights", "rounding", "board", "checker_lists", "checker_clock
 _PARTS += ("checker_mbarriers", "checker_access", "checker_hooks", "checker_async", "checker_profile", "checker_local")
 _PARTS += ("checker",)
 
+# Whose loops of products need more. The rest is as fast at -O1, and g++ takes half as long for it: the first test on a
+# new machine waits for this build.
+_PRODUCTS = ("tensor_core", "tensor_other", "tensor_warpgroup", "tensor_eights")
+
+
+def _part(name: str) -> str:
+    """Return the text of a part of the engine; g++ is told its level, other compilers have one level for all."""
+    text = f'#line 1 "{name}.cpp"\n{(ENGINE / name).with_suffix(".cpp").read_text()}'
+    if name not in _PRODUCTS or _is_clang():
+        return text
+    return f'#pragma GCC push_options\n#pragma GCC optimize("O2")\n{text}\n#pragma GCC pop_options'
+
 
 def _engine_source() -> tuple[str, list[str]]:
     """Return the engine's text, and the flags that it needs besides the usual ones."""
-    text = "\n".join(f'#line 1 "{name}.cpp"\n{(ENGINE / name).with_suffix(".cpp").read_text()}' for name in _PARTS)
-    return text, ["-I", str(ENGINE), *os.environ.get("COURSE_ENGINE_FLAGS", "").split()]
+    text = "\n".join(map(_part, _PARTS))
+    return text, ["-I", str(ENGINE), *settings.value("ENGINE_FLAGS").split()]
 
 
 def engine_is_built() -> bool:

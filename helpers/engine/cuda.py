@@ -52,8 +52,8 @@ def _as_module(namespace: type) -> Any:
 
 
 def is_available() -> bool:
-    """Return False: there is no GPU."""
-    return False
+    """Return whether the engine is in CuPy's place, for programs that ask before they launch; no GPU is there."""
+    return sys.modules.get("cupy") is sys.modules[__name__.rpartition(".")[0]]
 
 
 def get_nvcc_path() -> str | None:
@@ -315,6 +315,13 @@ class Stream:
 
 
 Stream.null = Stream()
+
+
+class ExternalStream(Stream):
+    """The only stream, by a handle of another library's."""
+
+    def __init__(self, ptr: int, device_id: int = -1) -> None:
+        super().__init__()
 
 
 def get_current_stream() -> Stream:

@@ -18,8 +18,8 @@ __path__: list[str] = []  # a package to `import cupyx.profiler`; there are no f
 
 def __getattr__(name: str) -> Any:
     raise AttributeError(
-        f"the CPU engine's cupyx has no {name!r}: it has profiler, rsqrt and pinned memory. Do the rest with NumPy or "
-        "SciPy on cp.asnumpy(...), or run on a GPU."
+        f"the CPU engine's cupyx has no {name!r}: it has profiler, rsqrt, scatter_add and its like, pinned memory. "
+        "Do the rest with NumPy or SciPy on cp.asnumpy(...), or run on a GPU."
     )
 
 
@@ -46,6 +46,26 @@ def zeros_like_pinned(a: Any, dtype: Any = None) -> np.ndarray:
 def rsqrt(x: Any) -> ndarray:
     """Compute 1 / sqrt(x), element by element."""
     return array(1 / np.sqrt(x))
+
+
+def scatter_add(a: ndarray, slices: Any, value: Any) -> None:
+    """Add to elements of an array, as often as an index occurs."""
+    np.add.at(a, slices, value)
+
+
+def scatter_max(a: ndarray, slices: Any, value: Any) -> None:
+    """Replace elements of an array by larger ones."""
+    np.maximum.at(a, slices, value)
+
+
+def scatter_min(a: ndarray, slices: Any, value: Any) -> None:
+    """Replace elements of an array by smaller ones."""
+    np.minimum.at(a, slices, value)
+
+
+def get_runtime_info(*, full: bool = False) -> str:
+    """Describe what runs the kernels."""
+    return cuda.describe()
 
 
 class _Times:

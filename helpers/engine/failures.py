@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from . import arithmetic
+from .structures import DEADLOCK as DEADLOCK
 from .structures import Failure, Reason
 
 HEADERS = (".cuh", ".h", ".hpp")  # of a place in one of these, the line that calls it says more
@@ -20,7 +21,10 @@ class LaunchError(RuntimeError):
     array, index: of an illegal access, the parameter or `__shared__` array that it is nearest to, and the element (in
     shared memory the byte). address: where the access went; below 4096 it is a null pointer, or a null pointer and an
     index, see `is_null`.
+    waits: of a deadlock, who waits for whom. From Python 3.11 on a traceback shows it too.
     """
+
+    waits = ""
 
     def __init__(
         self,
@@ -73,15 +77,6 @@ _PLAIN = {
 
 # What each reason is called as a finding.
 DIVERGENCE = (Reason.TWO_BARRIERS,)
-DEADLOCK = (
-    Reason.LANES_NEVER_COME,
-    Reason.NAMED_BARRIER_STARVED,
-    Reason.MBARRIER_STARVED,
-    Reason.WARPGROUP_STARVED,
-    Reason.REGISTERS_STARVED,
-    Reason.NOT_IN_OWN_MASK,
-    Reason.DIFFERENT_OPERATIONS,
-)
 MISALIGNED = (Reason.MISALIGNED, Reason.SHARED_MISALIGNED, Reason.MISALIGNED_ACCESS)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 from .from_numpy import FromNumPy
 
 ENGINE = __name__.rpartition(".")[0]
+OURS = tuple(f"{ENGINE}.{name}." for name in ("cuda", "cupyx", "testing"))  # by names of CuPy's
 
 
 class Names(MetaPathFinder, Loader):
@@ -63,7 +64,7 @@ def _module(name: str) -> Any:
         except AttributeError:
             return None
     is_numpys = isinstance(found, FromNumPy) and isinstance(found._theirs, ModuleType)
-    is_ours = isinstance(found, ModuleType) and f"{found.__name__}.".startswith((f"{ENGINE}.cuda.", f"{ENGINE}.cupyx."))
+    is_ours = isinstance(found, ModuleType) and f"{found.__name__}.".startswith(OURS)
     return found if is_numpys or is_ours else None  # not those that are the engine's alone
 
 

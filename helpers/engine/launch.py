@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from . import failures, limits, runtime, structures, symbols, tensor_map
+from . import failures, limits, runtime, structures, symbols, tensor_map, waits
 from .array import address_of, ndarray
 from .array import at as array_at
 from .copies import extent_of
@@ -243,6 +243,11 @@ class PreparedLaunch:
             self.kernel.line_at,
         )
 
+    def explain(self, failure: structures.Failure) -> str:
+        """Explain who waits for whom in a deadlock; "" for other failures."""
+        nearest = partial(self._nearest, failure=failure)
+        return waits.explain(failure.waits, lambda address: self._mbarrier(nearest(address)), self.kernel.line_at)
+
     def _mbarrier(self, near: _Near) -> str:
         """Name an mbarrier by its array and its index, if the source declares an array of 8-byte words there."""
         words = near.words.partition(", which has ")[0]
@@ -270,6 +275,9 @@ class PreparedLaunch:
         message += self._line_in_words(place)
         file, line = place or (None, None)
         error = LaunchError(message, reason=Reason(failure.reason), file=file, line=line, block=block, thread=thread)
+        error.waits = self.explain(failure)
+        if error.waits and hasattr(error, "add_note"):
+            error.add_note(error.waits)
         if error.reason == Reason.ILLEGAL_ACCESS:
             near = self._nearest(failure.address, failure)
             error.array, error.index, error.address = near.array, near.index, failure.address

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from . import build, compiler, libraries, limits, options, runtime, symbols
+from . import build, compiler, libraries, limits, options, runtime, settings, symbols
 from .array import GuardedArguments, ndarray
 from .compiler import CompileError
 from .cuda_source import signatures, source
@@ -34,7 +34,7 @@ class RawModule:
         TypeError, ValueError: wrong arguments. Compiling is lazy: see `compile`.
     """
 
-    # Called before a module is compiled; an exception prevents that. helpers/engine/nvrtc.py sets it to NVRTC.
+    # Called before a module is compiled; an exception prevents that. nvrtc.py sets it to NVRTC.
     ask_first: ClassVar[Callable[[RawModule], None] | None] = None
 
     def __init__(
@@ -68,6 +68,7 @@ class RawModule:
         )
         self._built: build.Built | None = None
         self._asked: set[str] = set()  # variables that the host may have written to
+        self._kept: dict[str, RawModule] = {}  # instrumented twins
 
     @property
     def code(self) -> str:
@@ -115,7 +116,7 @@ class RawModule:
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle or copy the source and how it is compiled, not what was made of it."""
-        return self.__dict__ | {"_built": None, "_asked": set()}
+        return self.__dict__ | {"_built": None, "_asked": set(), "_kept": {}}
 
     def _twin(self, **changes: Any) -> RawModule:
         """Build a module from the same source in another way; its variables have the values of this one's."""
@@ -124,12 +125,24 @@ class RawModule:
         twin.copy_variables(self)
         return twin
 
-    def instrumented(self, *, profile: bool) -> RawModule:
+    def instrumented(self, *, profile: bool, keep: bool = False) -> RawModule:
         """Build the same source so that every memory access calls the engine's checker: for checked.py.
 
-        Its variables have the values that the host gave to this module's. profile: every basic block calls it as well.
+        Its variables have the values that the host gave to this module's.
+
+        Args:
+            profile: every basic block calls it as well.
+            keep: return the same module each time: its other variables have the values that launches have left.
         """
-        return self._twin(instrumented="profiled" if profile else "checked")
+        how = "profiled" if profile else "checked"
+        if not keep:
+            return self._twin(instrumented=how)
+        twin = self._kept.get(how)
+        if twin is None:
+            twin = self._kept[how] = self._twin(instrumented=how)
+        else:
+            twin.copy_variables(self)
+        return twin
 
     def filled(self, value: str) -> RawModule:
         """Build the same source so that local variables without a value begin with one: see `compiler.filling`.
@@ -265,9 +278,11 @@ class _Attributes(dict):
 class RawKernel:
     """One kernel; the parameters are `cupy.RawKernel`'s. Called as `kernel(grid, block, args, shared_mem=0)`."""
 
-    # Finds the access that wrote past the end of an array, once a launch has. helpers/engine sets it: that takes a
+    # Finds the access that wrote past the end of an array, once a launch has. checked.py has it: that takes a
     # checked run, which is built on this module.
     explain_overrun: ClassVar[Callable[[RawKernel, Sizes, Sizes, Sequence[Any], int], Access | None] | None] = None
+    # Called in place of a launch, (kernel, grid, block, args, shared_mem, cooperative=, timeout=): xray/sanitize.py.
+    launch_instead: ClassVar[Callable[..., None] | None] = None
 
     def __init__(
         self,
@@ -428,9 +443,12 @@ class RawKernel:
                 block never reaches, a deadlock, an assertion. It names block, thread and line, and has them as fields.
             KeyboardInterrupt: interrupted; the launch has been stopped.
         """
+        cooperative = enable_cooperative_groups or self.enable_cooperative_groups
+        if self.launch_instead is not None:
+            __tracebackhide__ = True  # of pytest
+            return self.launch_instead(self, grid, block, args, shared_mem, cooperative=cooperative, timeout=timeout)
         compiled = self.compiled()
         args = compiled.arguments(args)
-        cooperative = enable_cooperative_groups or self.enable_cooperative_groups
         sizes = self.check(grid, block, args, shared_mem, cooperative=cooperative)
         limit = runtime.time_limit() if timeout is None else timeout
         with GuardedArguments() as guarded:
@@ -441,7 +459,8 @@ class RawKernel:
         if ended.failure is not None:
             error = prepared.error(ended.failure)
             if error.reason == Reason.EXPIRED and timeout is None:
-                how = f"A block may take {limit:g} s. COURSE_CPU_TIMEOUT sets another limit in seconds; 0 sets none"
+                variable = settings.variable("CPU_TIMEOUT")
+                how = f"A block may take {limit:g} s. {variable} sets another limit in seconds; 0 sets none"
                 error.args = (f"{error}\n{how}",)
             raise error
         if overrun is not None:
@@ -455,9 +474,9 @@ class RawKernel:
         """Its compiled module in memory."""
         return self.compiled().library
 
-    def instrumented(self, *, profile: bool) -> RawKernel:
+    def instrumented(self, *, profile: bool, keep: bool = False) -> RawKernel:
         """Return the same kernel of `RawModule.instrumented`, with the same limit of dynamic shared memory."""
-        twin = self.module.instrumented(profile=profile).get_function(self.name)
+        twin = self.module.instrumented(profile=profile, keep=keep).get_function(self.name)
         twin._max_dynamic = self._max_dynamic
         twin.allow_dynamic_shared(self._at_least)
         return twin

@@ -1,7 +1,7 @@
 """Compile with NVRTC first: a GPU's compiler needs no GPU, and refuses some code that the CPU engine accepts.
 
-    from helpers.engine import nvrtc
-    nvrtc.check_first()     # or COURSE_NVRTC=1 before Python starts
+    from rawkernel import nvrtc  # in the course: from helpers.engine
+    nvrtc.check_first()          # or COURSE_NVRTC=1 before Python starts
 
 From then on the engine compiles a kernel only after NVRTC has accepted it, and reports what NVRTC refuses, with the
 kernel's line. That costs 0.1 to 0.3 s for a new source; the answers are kept with the engine's builds. Where NVRTC

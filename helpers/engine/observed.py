@@ -178,6 +178,7 @@ class Abort:
 
     reason, message: the engine's reason, and the same in words. other_place: of the other side, such as another
     barrier. region, offset: for an access outside all arrays, the nearest one and the byte in it; else None.
+    explanation: of a deadlock, who waits for whom.
     """
 
     reason: Reason
@@ -188,6 +189,7 @@ class Abort:
     thread: Index
     region: int | None = None
     offset: int | None = None
+    explanation: str = ""
 
 
 @dataclass(frozen=True)

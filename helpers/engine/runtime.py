@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from . import compiler, first_build, structures, symbols
-from .structures import Failure, LaunchRequest, Reason
+from . import compiler, first_build, settings, structures, symbols
+from .structures import DEADLOCK, Failure, LaunchRequest, Reason
 
 _launching = threading.RLock()  # one launch at a time, as in one stream
 
@@ -56,7 +56,7 @@ def library() -> ctypes.CDLL:
     lib.engine_start.argtypes = [ctypes.POINTER(LaunchRequest), ctypes.c_uint]
     lib.engine_wait.argtypes = [ctypes.c_int]
     lib.engine_result.argtypes = [ctypes.POINTER(Failure)]
-    lib.engine_printed.restype = ctypes.c_char_p
+    lib.engine_printed.restype = lib.engine_waits.restype = ctypes.c_char_p
     lib.engine_blocks.restype = ctypes.c_uint64
     lib.engine_check_start.argtypes = [ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint64]
     lib.engine_check_start.restype = None
@@ -69,9 +69,9 @@ def n_workers() -> int:
 
     `COURSE_CPU_THREADS` overrides it.
     """
-    chosen = os.environ.get("COURSE_CPU_THREADS", "")
+    chosen = settings.value("CPU_THREADS")
     if chosen and not (chosen.isdecimal() and 1 <= int(chosen) <= 16):
-        raise ValueError(f"COURSE_CPU_THREADS is a number from 1 to 16, not {chosen!r}")
+        raise ValueError(f"{settings.variable('CPU_THREADS')} is a number from 1 to 16, not {chosen!r}")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return int(chosen) if chosen else min(cores, 16)
 
@@ -84,9 +84,11 @@ def order() -> int:
     Raises:
         ValueError: it is not a number.
     """
-    chosen = os.environ.get("COURSE_CPU_ORDER", "0")
+    chosen = settings.value("CPU_ORDER", "0")
     if not chosen.isdecimal():
-        raise ValueError(f"COURSE_CPU_ORDER is a whole number, the seed of an order of threads; got {chosen!r}")
+        raise ValueError(
+            f"{settings.variable('CPU_ORDER')} is a whole number, the seed of an order of threads; got {chosen!r}"
+        )
     return int(chosen) % 2**63
 
 
@@ -96,13 +98,15 @@ def time_limit(default: float = 20.0) -> float:
     Raises:
         ValueError: `COURSE_CPU_TIMEOUT` is not a number of seconds.
     """
-    chosen = os.environ.get("COURSE_CPU_TIMEOUT", default)
+    chosen = settings.value("CPU_TIMEOUT", str(default))
     try:
         seconds = float(chosen)
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < math.inf:
-        raise ValueError(f"COURSE_CPU_TIMEOUT is a number of seconds, where 0 means no limit; got {chosen!r}")
+        raise ValueError(
+            f"{settings.variable('CPU_TIMEOUT')} is a number of seconds, where 0 means no limit; got {chosen!r}"
+        )
     return seconds or math.inf
 
 
@@ -143,6 +147,8 @@ def launch(request: LaunchRequest, workers: int | None = None, timeout: float = 
             raise
         failure = Failure()
         lib.engine_result(ctypes.byref(failure))
+        if failure.reason in DEADLOCK:
+            failure.waits = lib.engine_waits().decode(errors="replace")
         printed = lib.engine_printed().decode(errors="replace")
     return Ended(failure if failure.reason != Reason.NONE else None, printed)
 

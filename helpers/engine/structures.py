@@ -82,10 +82,22 @@ class Reason(IntEnum):
     REGISTERS_STARVED = 24
 
 
+DEADLOCK = (
+    Reason.LANES_NEVER_COME,
+    Reason.NAMED_BARRIER_STARVED,
+    Reason.MBARRIER_STARVED,
+    Reason.WARPGROUP_STARVED,
+    Reason.REGISTERS_STARVED,
+    Reason.NOT_IN_OWN_MASK,
+    Reason.DIFFERENT_OPERATIONS,
+)
+
+
 class Failure(ctypes.Structure):
     """Why a launch failed; `Reason` decides which fields have a meaning."""
 
     _fields_ = _fields("EngineFailure")
+    waits = ""  # of a deadlock: what each thread waits for, as `waits.py` reads it
 
 
 class CheckedRegion(ctypes.Structure):

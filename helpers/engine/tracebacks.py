@@ -14,6 +14,8 @@ from pathlib import Path
 from types import CodeType, TracebackType
 from typing import Any
 
+from . import settings
+
 _folders: list[str] = []  # of the packages whose frames are left out
 
 # What they raise. SyntaxError is not among them: IPython shows it in another way.
@@ -29,7 +31,7 @@ def install(folder: Path, *more: type[Exception]) -> None:
     _folders.append(str(folder.resolve()) + os.sep)
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
-    if shell is None or shell.custom_exceptions or os.environ.get("COURSE_TRACEBACK", "") == "full":
+    if shell is None or shell.custom_exceptions or settings.value("TRACEBACK") == "full":
         return
     shell.set_custom_exc((*REPORTED, *more, KeyboardInterrupt), _show)
 

@@ -8,11 +8,18 @@ namespace {
 
 void copy_text(char* to, size_t bytes, const char* from) { snprintf(to, bytes, "%s", from ? from : ""); }
 
+// Of a deadlock: what each thread waits for, a line each, see tell_waits. Of the failure to be recorded next; of the one
+// that has been recorded, under the pool's mutex.
+thread_local std::string waits;
+std::string recorded_waits;
+
 // The failure of the lowest block is reported, so a failing launch reports the same every time.
 void record(const EngineFailure& failure) {
   std::lock_guard<std::mutex> lock(pool->mutex);
   if (pool->failure.reason != NONE && failure.block >= pool->failure.block) return;
   pool->failure = failure;
+  recorded_waits.swap(waits);
+  waits.clear();
   pool->stop_at = failure.block;  // atomic, as workers look at it between blocks without the mutex
 }
 
@@ -115,8 +122,84 @@ void list_waiting(Worker& w, EngineFailure& failure) {
   copy_text(failure.message, sizeof failure.message, all.c_str());
 }
 
+void tell(std::string& all, const char* format, ...) {
+  char text[700];
+  va_list values;
+  va_start(values, format);
+  vsnprintf(text, sizeof text, format, values);
+  va_end(values);
+  all += text;
+}
+
+// What a thread waits for, as fields between tabs: kind, object, value, line, place in the code, file.
+std::string wait_of(const Fiber& f) {
+  std::string fields;
+  auto place = [&](int line, const void* caller, const char* file) {
+    tell(fields, "%d\t%llx\t%s", line, caller ? (unsigned long long)place_in_kernel((uintptr_t)caller - 1) : 0, file);
+  };
+  if (f.finished) return "left\t\t\t0\t0\t";
+  if (f.collective) {
+    tell(fields, "lanes\t%s\t%x\t", f.collective->name, f.collective->mask);
+    place(f.collective->line, nullptr, f.collective->file);
+  } else if (f.mbarrier) {
+    tell(fields, "mbarrier\t%llx\t%d\t", (unsigned long long)(uintptr_t)f.mbarrier, (int)(f.phase >> 63));
+    place(f.line, f.caller, f.file);
+  } else if (f.group_name) {
+    tell(fields, "group\t%s\t%u\t", f.group_name, f.group_value);
+    place(f.line, f.caller, f.file);
+  } else if (f.named >= 0) {
+    tell(fields, "named\t%d\t0\t", f.named);
+    place(f.line, nullptr, f.file);
+  } else if (f.at_barrier) {
+    tell(fields, "block\t\t0\t");
+    place(f.line, nullptr, f.file);
+  } else {
+    return "runs\t\t\t0\t0\t";
+  }
+  return fields;
+}
+
+// All that is known of who waits for whom, for waits.py, which makes sentences of it.
+void tell_waits(Worker& w) {
+  waits.clear();
+  for (unsigned i = 0; i < w.n_threads;) {
+    const std::string fields = wait_of(w.fibers[i]);
+    unsigned end = i + 1;
+    while (end < w.n_threads && wait_of(w.fibers[end]) == fields) ++end;
+    tell(waits, "threads\t%u\t%u\t%s\n", i, end - 1, fields.c_str());
+    i = end;
+  }
+  for (const Mbarrier& b : w.mbarriers) {
+    const uint64_t state = state_of(b.word);
+    if (state == ~0ull) continue;  // not initialised
+    const History& history = history_of(w, b);
+    const unsigned long long word = (unsigned long long)(uintptr_t)b.word;
+    tell(
+        waits, "mbarrier\t%llx\t%u\t%u\t%lld\t%d\t%llu\n", word, (unsigned)(state & COUNT),
+        (unsigned)(state >> EXPECTED & COUNT), (long long)bytes_of(state), (int)(state >> 63),
+        (unsigned long long)history.ended);
+    for (const Arrivals& a : history.arrivals)
+      tell(
+          waits, "arrived\t%llx\t%u\t%x\t%x\t%llu\t%d\t%d\t%llx\t%s\n", word, a.warp, a.lanes,
+          a.phase == history.ended ? a.lanes_now : 0, (unsigned long long)a.count, (int)a.of_bytes, a.line,
+          (unsigned long long)place_in_kernel((uintptr_t)a.caller - 1), a.file);
+  }
+  for (unsigned open = w.named_open; open; open &= open - 1) {
+    const unsigned number = (unsigned)__builtin_ctz(open);
+    tell(waits, "named\t%u\t%u\t%u", number, w.named_arrived[number], w.named_expected[number]);
+    for (unsigned warp = 0; warp < w.n_warps; ++warp)
+      tell(waits, "\t%x", w.named_warps[number] >> warp & 1 ? w.named_lanes[number][warp] : 0);
+    tell(waits, "\n");
+  }
+  for (unsigned i = 0; i * GROUP < w.n_threads; ++i)
+    tell(
+        waits, "group\t%u\t%u\t%u\t%d\t%u\n", i, w.warpgroups[i].arrived, w.warpgroups[i].registers,
+        (int)w.warpgroups[i].is_short, w.pool);
+}
+
 // No fiber can run and not all have ended: report which threads wait where, and for which others in vain.
 [[noreturn]] void diagnose_stuck(Worker& w) {
+  tell_waits(w);
   Fiber *at_collective = nullptr, *at_named = nullptr, *at_mbarrier = nullptr, *in_group = nullptr;
   // Where all have arrived and the bytes are not those that were expected, that is what is wrong.
   auto lacks_bytes = [](const Fiber& f) {
@@ -140,6 +223,9 @@ void list_waiting(Worker& w, EngineFailure& failure) {
     EngineFailure failure = failure_at(w, LANES_NEVER_COME, c.file, c.line);
     copy_text(failure.name, sizeof failure.name, c.name);
     failure.mask = c.mask;
+    failure.static_base = (uint64_t)w.static_base;
+    failure.dynamic_base = (uint64_t)w.dynamic;
+    failure.dynamic_size = pool->launch.dynamic_shared;
     const unsigned warp = at_collective->lane.linear / WARP;
     for (unsigned lane = 0; lane < WARP; ++lane) {  // those that wait elsewhere
       unsigned i = warp * WARP + lane;
@@ -151,7 +237,12 @@ void list_waiting(Worker& w, EngineFailure& failure) {
       failure.other_lane = (unsigned)__builtin_ctz(failure.lanes);
       const Fiber& f = w.fibers[warp * WARP + failure.other_lane];
       const Collective* other = f.collective;
-      copy_text(failure.other_name, sizeof failure.other_name, other ? other->name : "__syncthreads()");
+      const char* const name = other          ? other->name
+                               : f.mbarrier   ? "a wait for an mbarrier"
+                               : f.group_name ? f.group_name
+                               : f.named >= 0 ? "bar.sync"
+                                              : "__syncthreads()";
+      copy_text(failure.other_name, sizeof failure.other_name, name);
       set_other_place(failure, other ? other->file : f.file, other ? other->line : f.line);
     }
     fail(w, failure);
@@ -213,3 +304,10 @@ void note_expired(Worker& w, EngineFailure& f, uintptr_t pc) {
 }
 
 }  // namespace
+
+extern "C" {
+
+// Of the last launch's failure, if it is a deadlock; the caller copies it before the next launch.
+const char* engine_waits() { return recorded_waits.c_str(); }
+
+}  // extern "C"

@@ -23,6 +23,48 @@ uint64_t with_bytes(uint64_t state, int64_t bytes) {
   return (((state & ~PHASE) + ((uint64_t)bytes << BYTES)) & ~PHASE) | (state & PHASE);
 }
 
+// Who has arrived at an mbarrier since it was initialised, for the report of a deadlock: by warp and place.
+struct Arrivals {
+  const char* file;
+  int line;
+  const void* caller;
+  bool of_bytes;  // copies that were sent to it
+  unsigned warp, lanes, lanes_now;
+  uint64_t count, phase;  // lanes_now: of those, in this phase
+};
+struct History {
+  const char* word = nullptr;
+  uint64_t ended = 0;  // phases
+  std::vector<Arrivals> arrivals;
+};
+// By block, as blocks that wait for others are set aside, and by the mbarrier's number.
+thread_local std::unordered_map<uint64_t, std::vector<History>> histories;
+
+History& history_of(Worker& w, const Mbarrier& b) {
+  std::vector<History>& all = histories[w.block];
+  if (all.size() <= b.number) all.resize(b.number + 1);
+  all[b.number].word = b.word;
+  return all[b.number];
+}
+
+void note_arrival(
+    Worker& w, const Mbarrier& b, unsigned thread, bool of_bytes, uint64_t count, const char* file, int line,
+    const void* caller) {
+  History& history = history_of(w, b);
+  const unsigned warp = thread / WARP, lane = 1u << (thread % WARP);
+  Arrivals* found = nullptr;
+  for (Arrivals& a : history.arrivals)
+    if (a.caller == caller && a.warp == warp && a.of_bytes == of_bytes) found = &a;
+  if (!found) {
+    history.arrivals.push_back({file, line, caller, of_bytes, warp, 0, 0, 0, 0});
+    found = &history.arrivals.back();
+  }
+  if (found->phase != history.ended) found->phase = history.ended, found->lanes_now = 0;
+  found->lanes |= lane;
+  found->lanes_now |= lane;
+  found->count += count;
+}
+
 Mbarrier& mbarrier_at(Worker& w, char* word) {
   for (Mbarrier& known : w.mbarriers)
     if (known.word == word) return known;
@@ -64,7 +106,9 @@ void change(Worker& w, Mbarrier& b, uint64_t after) {
   __atomic_store_n((uint64_t*)b.word, after, __ATOMIC_RELAXED);
   ++w.progress;
   w.idle = 0;
-  if (ends) end_phase(w, b);
+  if (!ends) return;
+  ++history_of(w, b).ended;
+  end_phase(w, b);
 }
 
 // The oldest copy that is under way to the mbarrier arrives there. False: no copy is under way.
@@ -72,6 +116,8 @@ bool deliver(Worker& w, Mbarrier& b) {
   if (b.pending.empty()) return false;
   b.counted.push_back(std::move(b.pending.front()));
   b.pending.pop_front();
+  const TensorCopy& copy = b.counted.back();
+  note_arrival(w, b, copy.thread, true, copy.bytes, "", 0, copy.caller);
   change(w, b, with_bytes(state_of(b.word), -(int64_t)b.counted.back().bytes));
   return true;
 }
@@ -118,6 +164,7 @@ void leave_mbarriers(Worker& w) {
     }
   }
   w.mbarriers.clear();
+  histories.erase(w.block);
 }
 
 [[noreturn]] void fail_at_barrier(const char* message, const char* file, int line, const void* caller) {
@@ -142,6 +189,7 @@ void engine_mbarrier_init(void* word, unsigned count, const char* file, int line
   Mbarrier& b = mbarrier_at(w, (char*)word);
   b.pending.clear();
   b.counted.clear();
+  history_of(w, b) = History();
   ++w.progress;
   if (checking()) check_mbarrier_init(b.number, word, __builtin_return_address(0));
 }
@@ -166,6 +214,7 @@ unsigned long long engine_mbarrier_arrive(
     check_mbarrier_arrive(b.number);
     check_event(EVENT_ARRIVE, w.current->lane.linear, b.number, bytes, __builtin_return_address(0));
   }
+  note_arrival(w, b, w.current->lane.linear, false, count, file, line, __builtin_return_address(0));
   change(w, b, with_bytes(before, bytes) - count - (drop ? (uint64_t)count << EXPECTED : 0));
   return before;
 }

@@ -82,13 +82,13 @@ struct Operands {
   Ints a[16], b[8], c[16];  // a[m][word], b[word][n], c[m][n]
 };
 
-template <int WORDS, bool HALF>
+template <int N_WORDS, bool HALF>
 void gather(Operands& o, Collective* const* lanes) {
   for (int lane = 0; lane < 32; ++lane) {
     const Registers& r = *static_cast<Registers*>(lanes[lane]);
     const int g = lane / 4, t = lane % 4;
-    for (int i = 0; i < WORDS / 2; ++i) ((int*)&o.a[g + i % 2 * 8])[t + i / 2 * 4] = (int)r.a[i];
-    for (int i = 0; i < WORDS / 4; ++i) ((int*)&o.b[t + i * 4])[g] = (int)r.b[i];
+    for (int i = 0; i < N_WORDS / 2; ++i) ((int*)&o.a[g + i % 2 * 8])[t + i / 2 * 4] = (int)r.a[i];
+    for (int i = 0; i < N_WORDS / 4; ++i) ((int*)&o.b[t + i * 4])[g] = (int)r.b[i];
     for (int i = 0; i < 2; ++i) {  // two neighbours of row g, then of row g + 8
       float* c = (float*)&o.c[g + 8 * i] + 2 * t;
       if (HALF) c[0] = half_to_float(r.c[i] & 0xFFFF), c[1] = half_to_float(r.c[i] >> 16);
@@ -145,10 +145,13 @@ inline Ints larger(Ints x, Ints y) {
   return (x & more) | (y & ~more);
 }
 
-template <typename Format, int WORDS>
+constexpr int WORDS = 8;  // of a row of A or a column of B; the last ones may be 0, and then change nothing
+
+template <typename Format>
 inline Doubles sum_of_products(const Parts* a, const Parts (*b)[8], const Parts& c) {
   Ints top = larger(c.exponent, Ints{} + LEAST);
   for (int h = 0; h < Format::halves; ++h)
+#pragma GCC unroll 8
     for (int j = 0; j < WORDS; ++j) top = larger(top, a[h].exponent[j] + b[h][j].exponent);
   const Ints base = FRACTION + 127 - top;
   auto cut = [&](Row significand, Ints exponent) {
@@ -158,6 +161,7 @@ inline Doubles sum_of_products(const Parts* a, const Parts (*b)[8], const Parts&
   // Numbers that fit 32 bits: below 2^27 each, so that two sums are enough.
   Ints sums[2] = {cut(c.significand, c.exponent), Ints{}};
   for (int h = 0; h < Format::halves; ++h)
+#pragma GCC unroll 8
     for (int j = 0; j < WORDS; ++j)
       sums[h] += cut(a[h].significand[j] * b[h][j].significand, a[h].exponent[j] + b[h][j].exponent);
   const Longs exponent = __builtin_convertvector(top + (1023 - FRACTION), Longs);
@@ -166,7 +170,7 @@ inline Doubles sum_of_products(const Parts* a, const Parts (*b)[8], const Parts&
 }
 
 // Where a factor or the addend is infinite or NaN, floating-point arithmetic has the answer.
-template <typename Format, int WORDS>
+template <typename Format>
 double special_sum(const Operands& o, int m, int n) {
   double sum = float_of((unsigned)o.c[m][n]);
   for (int j = 0; j < WORDS; ++j)
@@ -191,8 +195,8 @@ void give_halves(const Doubles* d, Collective* const* lanes) {
 constexpr long long MAGNITUDE = ~0ull >> 1, TOO_LARGE = 0x47F0000000000000;  // of doubles: all but the sign; 2^128
 
 // D = A B + C of 16 x 8 numbers, not rounded yet.
-template <typename Format, int WORDS>
-void multiply_operands(const Operands& o, Doubles* d) {
+template <typename Format>
+__attribute__((noinline)) void multiply_operands(const Operands& o, Doubles* d) {
   Ints special = {};
   Parts b[2][8];
   for (int h = 0; h < Format::halves; ++h)
@@ -200,13 +204,13 @@ void multiply_operands(const Operands& o, Doubles* d) {
   for (int m = 0; m < 16; ++m) {
     Parts a[2];
     for (int h = 0; h < Format::halves; ++h) a[h] = Format::part(o.a[m], h, special);
-    d[m] = sum_of_products<Format, WORDS>(a, b, apart<8, 23>(o.c[m], special));
+    d[m] = sum_of_products<Format>(a, b, apart<8, 23>(o.c[m], special));
   }
   bool any = false;
   for (int n = 0; n < 8; ++n) any = any || special[n];
   for (int m = 0; m < 16 && any; ++m)
     for (int n = 0; n < 8; ++n) {
-      const double sum = special_sum<Format, WORDS>(o, m, n);
+      const double sum = special_sum<Format>(o, m, n);
       if (!__builtin_isfinite(sum)) d[m][n] = sum;
     }
 }
@@ -221,12 +225,12 @@ Ints rounded(const Doubles& d) {
   return (nan & 0x7FFFFFFF) | ((Ints)cut & ~nan);
 }
 
-template <typename Format, int WORDS, bool HALF>
+template <typename Format, int N_WORDS, bool HALF>
 void multiply(Collective* const* lanes) {
   Operands o = {};
-  gather<WORDS, HALF>(o, lanes);
+  gather<N_WORDS, HALF>(o, lanes);
   Doubles d[16];
-  multiply_operands<Format, WORDS>(o, d);
+  multiply_operands<Format>(o, d);
   if (HALF) return give_halves(d, lanes);
   Ints rows[16];
   for (int m = 0; m < 16; ++m) rows[m] = rounded(d[m]);

@@ -72,7 +72,7 @@ void multiply_tiles(const WarpgroupOp& op, const Matrices& m) {
       for (unsigned row = 0; row < 16; ++row)
         o.c[row] = op.accumulate ? SumsOfRow(*op.sums, first + row, tile).load() : Ints{};
       Doubles d[16];
-      multiply_operands<Format, 8>(o, d);
+      multiply_operands<Format>(o, d);
       for (unsigned row = 0; row < 16; ++row) SumsOfRow(*op.sums, first + row, tile).store(rounded(d[row]));
     }
   }

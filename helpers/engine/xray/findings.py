@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from helpers.engine import failures, observed
-from helpers.engine.failures import format_dim3
+from .. import failures, observed
+from ..failures import format_dim3
 
 KINDS = {
     observed.RACE: "race",
@@ -46,6 +46,10 @@ _STOPPED = {
 }
 
 
+EVERY_KIND = frozenset({*KINDS.values(), *_NOTED.values(), *_STOPPED.values()})
+EVERY_KIND |= {"never written", "skipped barrier", "stopped"}
+
+
 @dataclass(frozen=True)
 class Finding:
     """One thing that is wrong. file, line: of the access; other_*: of the earlier access that it collides with.
@@ -56,7 +60,7 @@ class Finding:
     never written, skipped barrier (by threads that ended without it), barrier divergence, deadlock, endless loop,
     division by zero, shift or conversion (out of range), or stopped (a failed assertion).
     block, thread: (x, y, z). array, index: what was touched, in elements (of 4 bytes in shared memory).
-    count: how often the same two lines did the same.
+    count: how often the same two lines did the same. explanation: of a deadlock, who waits for whom.
     """
 
     kind: str
@@ -72,6 +76,7 @@ class Finding:
     other_block: tuple[int, int, int] | None = None
     other_thread: tuple[int, int, int] | None = None
     count: int = 1
+    explanation: str = ""
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.message}" + (f" ({self.count:,} times)" if self.count > 1 else "")
@@ -83,7 +88,7 @@ def of_run(seen: observed.Observed) -> list[Finding]:
     findings = _merged(seen) + [_skipped(b, total) for b in seen.partial_barriers if b.was_skipped]
     if seen.abort is None:
         return findings + [f for r in seen.regions for part in r.parts if (f := _never_written(part))]
-    end = _stopped(seen, seen.abort)
+    end = end_of(seen)
     forgotten = _is_forgotten(_region(seen, seen.abort.region))
     known = {(f.kind, f.array if forgotten else f.line) for f in findings}
     if (end.kind, end.array if forgotten else end.line) in known:  # as an access
@@ -330,8 +335,10 @@ def _never_written(part: observed.Part) -> Finding | None:
     return Finding("never written", message, array=part.name, index=int(left[0]))
 
 
-def _stopped(seen: observed.Observed, abort: observed.Abort) -> Finding:
-    """Return the finding for what ended the launch."""
+def end_of(seen: observed.Observed) -> Finding:
+    """Return the finding for what ended a launch that did not come to its end."""
+    abort = seen.abort
+    assert abort is not None
     kind = _STOPPED.get(abort.reason, "stopped")
     region = _region(seen, abort.region)
     name = index = None
@@ -341,4 +348,5 @@ def _stopped(seen: observed.Observed, abort: observed.Abort) -> Finding:
     message = f"{abort.message.removeprefix(f'{kind}: ')}, in {who}"
     file, line = abort.place or (None, None)
     other_file, other_line = abort.other_place or (None, None)
-    return Finding(kind, message, file, line, abort.block, abort.thread, name, index, other_file, other_line)
+    place = (file, line, abort.block, abort.thread, name, index, other_file, other_line)
+    return Finding(kind, message, *place, explanation=abort.explanation)

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from helpers import engine
-from helpers.attention.ladder import tensor_maps
-from helpers.device import cp
-from helpers.engine import copies
+from .. import copies, tensor_map
+from ..array import asnumpy, empty, ndarray
+from ..cuda_source.signatures import dtype_of
+from . import hooks
 
 
-def _array_of(tensor: tensor_maps.Made) -> Any:
+def cupy() -> ModuleType:
+    """Return CuPy, whose arrays these are."""
+    import cupy
+
+    return cupy
+
+
+def _array_of(tensor: hooks.DescribedTensor) -> Any:
     """Return the array on the GPU that a tensor map describes. The caller of the launch keeps it alive."""
-    kind = np.dtype(np.uint16)  # both half types have two bytes
+    cp, kind = cupy(), np.dtype(f"u{dtype_of(tensor.dtype).itemsize}")  # CuPy lacks some types of half numbers
     strides = (*reversed(tensor.strides), kind.itemsize)
     shape = tuple(reversed(tensor.sizes))
     size = sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) + kind.itemsize
@@ -28,8 +36,9 @@ class Mirrors:
 
     def __init__(self, args: Sequence[Any]) -> None:
         self.args = list(args)
-        self._pieces: list[tuple[Any, engine.ndarray]] = []
-        maps = {number: tensor for number, a in enumerate(args) if (tensor := tensor_maps.made_of(a)) is not None}
+        self._pieces: list[tuple[Any, ndarray]] = []
+        self._cupy = cp = cupy()
+        maps = {number: tensor for number, a in enumerate(args) if (tensor := hooks.tensor_of(a)) is not None}
         for number, tensor in maps.items():
             self.args[number] = _array_of(tensor)
         args = self.args
@@ -50,14 +59,13 @@ class Mirrors:
             self._mirror(begin, end, members)
         for number, tensor in maps.items():
             here = self.args[number].ctypes.data
-            self.args[number] = engine.tensor_map.encode_tiled(
-                tensor.dtype, here, tensor.sizes, tensor.strides, tensor.box
-            )
+            self.args[number] = tensor_map.encode_tiled(tensor.dtype, here, tensor.sizes, tensor.strides, tensor.box)
 
     def _mirror(self, begin: int, end: int, members: Sequence[int]) -> None:
         """Copy a piece of a GPU's memory here, to the same offset from a multiple of 256 bytes."""
+        cp = self._cupy
         lead, size, memory = begin % copies.ALIGNMENT, end - begin, self.args[members[0]].data.mem
-        here = engine.empty(lead + size, np.uint8)
+        here = empty(lead + size, np.uint8)
         if size:
             remote = cp.ndarray((size,), cp.uint8, cp.cuda.MemoryPointer(memory, begin - memory.ptr))
             here[lead:] = cp.asnumpy(remote)
@@ -65,9 +73,9 @@ class Mirrors:
         for number in members:
             a = self.args[number]
             place = lead + a.data.ptr - begin
-            self.args[number] = np.ndarray.__new__(engine.ndarray, a.shape, a.dtype, here, place, a.strides)
+            self.args[number] = np.ndarray.__new__(ndarray, a.shape, a.dtype, here, place, a.strides)
 
     def copy_back(self) -> None:
         """Copy what the kernel wrote to the GPU."""
         for remote, here in self._pieces:
-            remote[...] = cp.asarray(engine.asnumpy(here))
+            remote[...] = self._cupy.asarray(asnumpy(here))

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from helpers.xray.figures import Figures
+from . import hooks
+from .figures import Figures
 
 Row = tuple[str, float, str, str]  # mark, share of all bytes, figures, code
 COLUMNS = (("bytes", 13), ("share", 5), ("requests", 10), ("sect/req", 8), ("wave/req", 8))
@@ -72,14 +73,12 @@ def html_table(rows: Sequence[Sequence[str]]) -> str:
 
 def fetch_maps(fetches: Mapping[str, np.ndarray]) -> Any:
     """Draw how often each element was fetched, as images on one scale: {title: `Report.fetches[array]`}."""
-    from helpers.draw import charts
-
     images = {}
     for name, counts in fetches.items():
         low, high = int(counts.min()), int(counts.max())
         times = f"{low:,} times each" if low == high else f"{low:,} to {high:,} times"
         images[f"{name}: {times}"] = np.atleast_2d(counts)
-    return charts.heatmap(images, xlabel="column", ylabel="row", colour="fetches")
+    return hooks.drawings("charts").heatmap(images, xlabel="column", ylabel="row", colour="fetches")
 
 
 class Table:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from helpers import engine
-from helpers.engine import checked, observed
-from helpers.xray import figures, findings
-from helpers.xray.findings import Finding
-from helpers.xray.render import Table
-from helpers.xray.report import Report
+from .. import checked, observed
+from ..module import RawKernel, RawModule
+from . import figures, findings
+from .findings import Finding
+from .render import Table
+from .report import Report
 
 
 def xray(
@@ -26,7 +26,7 @@ def xray(
     """Run a launch on the checked build, and report what it saw.
 
     Args:
-        kernel: a `helpers.attention.kernel.Kernel`, or a kernel of the CPU engine.
+        kernel: of the CPU engine or of CuPy, or an object with `code`, `options` and `name`.
         grid, block, args, shared_mem: as for a launch. The arrays hold the kernel's results afterwards.
         timeout: seconds that one block may take; after that its loop is taken for an endless one.
         write_back: False leaves the arrays, and the variables of the module, as they were: for a launch that follows.
@@ -65,14 +65,14 @@ def find(
 
 def _observe(
     kernel: Any, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], shared_mem: int, **how: Any
-) -> tuple[engine.RawKernel, observed.Observed]:
+) -> tuple[RawKernel, observed.Observed]:
     """Return the engine's kernel, and what its checked run saw. A GPU's arrays are copied there and back."""
     function = engine_kernel(kernel)
-    if kernel is not function:  # as a launch of helpers.attention.kernel does
+    if kernel is not function:  # as such objects do at a launch
         function.allow_dynamic_shared(shared_mem)
     mirrors = None
-    if not isinstance(getattr(kernel, "function", kernel), engine.RawKernel):  # CuPy's
-        from helpers.xray.mirrors import Mirrors
+    if not isinstance(getattr(kernel, "function", kernel), RawKernel):  # CuPy's
+        from .mirrors import Mirrors
 
         mirrors = Mirrors(args)
     given = mirrors.args if mirrors else args
@@ -85,16 +85,16 @@ def _observe(
 def engine_kernel(kernel: Any) -> Any:
     """Return the CPU engine's kernel of the same text and options."""
     function = getattr(kernel, "function", kernel)
-    if isinstance(function, engine.RawKernel):
+    if isinstance(function, RawKernel):
         return function
     code, options = getattr(kernel, "code", None), getattr(kernel, "options", None)
     if code is None or options is None:
         raise TypeError(
-            f"xray takes a kernel of helpers.attention.kernel or of the CPU engine; got {type(kernel).__name__}"
+            f"xray takes a kernel with code, options and name, or the CPU engine's; got {type(kernel).__name__}"
         )
     names = (kernel.name,) if "<" in kernel.name else None
     cooperative = getattr(kernel, "enable_cooperative_groups", False)
-    module = engine.RawModule(code=code, options=options, name_expressions=names, enable_cooperative_groups=cooperative)
+    module = RawModule(code=code, options=options, name_expressions=names, enable_cooperative_groups=cooperative)
     return module.kernel_to_build(kernel.name)
 
 

@@ -27,12 +27,13 @@ from typing import Any
 
 import numpy as np
 
-from helpers.engine import banks, failures, observed
-from helpers.engine.cuda_source import source
-from helpers.engine.steps import Step
-from helpers.xray.figures import Figures
-from helpers.xray.findings import Finding
-from helpers.xray.render import COLUMNS, Listing, Row, columns, fetch_maps, first_line, html_table, text_table
+from .. import banks, failures, observed
+from ..cuda_source import source
+from ..steps import Step
+from . import hooks
+from .figures import Figures
+from .findings import Finding
+from .render import COLUMNS, Listing, Row, columns, fetch_maps, first_line, html_table, text_table
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,8 @@ class Report:
         lines = [f"{self.name}: {self.summary()}"]
         for finding in self.findings:
             lines += textwrap.wrap(str(finding), 100, initial_indent="  ", subsequent_indent="    ")
+            for line in finding.explanation.splitlines():
+                lines += textwrap.wrap(line.strip(), 100, initial_indent="    ", subsequent_indent="      ")
         for note in self.notes:
             lines += textwrap.wrap(f"note: {note}", 100, initial_indent="  ", subsequent_indent="    ")
         return "\n".join([*lines, *text_table([self.HEAD, *self._rows()]), *self._notes()])
@@ -132,7 +135,9 @@ class Report:
 
     def _repr_html_(self) -> str:
         colour = "rgba(0,158,115,0.25)" if self.clean else "rgba(213,94,0,0.25)"
-        items = "".join(f"<li><code>{html.escape(str(f))}</code></li>" for f in self.findings)
+        items = "".join(
+            f"<li><code>{html.escape(str(f))}</code>{_lines_as_html(f.explanation)}</li>" for f in self.findings
+        )
         items += "".join(f"<li>note: {html.escape(note)}</li>" for note in self.notes)
         notes = "<br/>".join(map(html.escape, self._notes()))
         summary = f"<span style='background:{colour};padding:1px 6px'>{self.summary()}</span>"
@@ -198,8 +203,6 @@ class Report:
         Raises:
             KeyError: the line reads and writes no shared memory.
         """
-        from helpers.draw import threads
-
         arrays: dict[str, tuple[int, dict[int, int]]] = {}  # array -> bytes of a lane, where each lane goes
         for (_, number), samples in self.worst.items():
             for name, size, offsets in samples if number == line else ():
@@ -221,7 +224,7 @@ class Report:
                 lanes = [lane for lane in sorted(offsets) if lane >= first][: len(words) // words_each]
                 banks_of[f"{name}, line {line}" + (f", from lane {first}" if size > 4 else "")] = words
                 lanes_of.append((lanes, words_each))
-        picture = threads.bank_picture(banks_of)
+        picture = hooks.drawings("threads").bank_picture(banks_of)
         for ax, (lanes, words_each) in zip(picture.figure.axes, lanes_of, strict=True):
             if words_each > 1:  # a lane has a row for each of its words
                 ax.set_yticks([(i + 0.5) * words_each for i in range(len(lanes))], lanes, fontsize=7)
@@ -259,8 +262,6 @@ class Report:
         Args:
             block: its number or index, as for `steps`. intervals: the first one to draw, and one past the last.
         """
-        from helpers.draw import timeline
-
         steps = self.steps(block)
         first, last = intervals
         drawn = [step for step in steps if first <= step.interval < last]
@@ -269,4 +270,10 @@ class Report:
         number = next(n for n, s in self.passed.items() if s is steps)
         n_threads = self.block[0] * self.block[1] * self.block[2]
         skipped = len({step.interval for step in steps if step.interval >= last})
-        return timeline.picture(self.name, failures.index(number, self.grid), n_threads, drawn, skipped)
+        return hooks.drawings("timeline").picture(
+            self.name, failures.index(number, self.grid), n_threads, drawn, skipped
+        )
+
+
+def _lines_as_html(text: str) -> str:
+    return "".join(f"<br/>{html.escape(line)}" for line in text.splitlines())

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from helpers.engine import observed
-from helpers.engine.steps import Step
+from .. import observed
+from ..steps import Step
 
 Line = tuple[str, int]  # file and number
 

@@ -1,0 +1,49 @@
+"""What the X-ray asks of the program that uses it: what it knows of tensor maps on a GPU, and how it draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any, Protocol
+
+
+class DescribedTensor(Protocol):
+    """An array on a GPU that a tensor map describes; sizes and strides (in bytes) as the driver takes them."""
+
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def sizes(self) -> Sequence[int]: ...
+    @property
+    def strides(self) -> Sequence[int]: ...
+    @property
+    def box(self) -> Sequence[int]: ...
+
+
+# Each takes an argument of a launch and returns what it describes, if it is a tensor map that it knows; else None. A
+# driver's map has no documented form: only the program that made it can tell.
+tensor_map_readers: list[Callable[[Any], DescribedTensor | None]] = []
+
+# Returns a module by its name: charts (`heatmap`), threads (`bank_picture`) or timeline (`picture`).
+find_drawings: Callable[[str], ModuleType] | None = None
+
+
+def tensor_of(argument: Any) -> DescribedTensor | None:
+    """Return the array that an argument of a launch describes; None if no reader knows it as a tensor map."""
+    return next((tensor for read in tensor_map_readers if (tensor := read(argument)) is not None), None)
+
+
+def drawings(name: str) -> ModuleType:
+    """Return a module that draws.
+
+    Raises:
+        RuntimeError: the program has none.
+    """
+    if find_drawings is None:
+        raise RuntimeError(
+            "the X-ray itself draws nothing: set hooks.find_drawings, or take the numbers from the report's fetches, "
+            "worst and steps()"
+        )
+    return find_drawings(name)

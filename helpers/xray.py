@@ -1,0 +1,27 @@
+"""The engine's X-ray, with what the course adds to it: pictures, and the tensor maps that stages make on a GPU."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import Any
+
+from helpers.engine.xray import Figures, Finding, Report, compare, fetch_maps, find, hooks, xray
+
+__all__ = ["Figures", "Finding", "Report", "compare", "fetch_maps", "find", "xray"]
+
+
+def _tensor_of(argument: Any) -> hooks.DescribedTensor | None:
+    """Return what a tensor map was made from, if it is one that `attention` made on a GPU."""
+    from helpers.attention.ladder import tensor_maps  # at a launch on a GPU only
+
+    return tensor_maps.made_of(argument)
+
+
+def _drawings(name: str) -> ModuleType:
+    """Return a module of `draw`, which needs matplotlib."""
+    return importlib.import_module(f"helpers.draw.{name}")
+
+
+hooks.tensor_map_readers.append(_tensor_of)
+hooks.find_drawings = _drawings
