@@ -6,13 +6,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from helpers.attention import reference
+from helpers.attention import check, reference
 from helpers.attention.fp8 import (
     E4M3,
     attention_with_rounded_p,
     dequantise,
     descale_of,
-    expect_e4m3,
     hadamard,
     minus_mean,
     quantise,
@@ -132,8 +131,8 @@ def test_what_is_expected_of_a_kernel() -> None:
     q, k, v = (normal(*shape, seed=i) for i, shape in enumerate(shapes))
     descales = [descale_of(a, (1, 3)) for a in (q, k, v)]
     e4m3 = [quantise(a, descale) for a, descale in zip((q, k, v), descales, strict=True)]
-    by_head = [descale[:, 0, :, 0] for descale in descales]
-    expected = expect_e4m3(*e4m3, *by_head, causal=True)
+    by_head = {f"{name}_descale": d[:, 0, :, 0] for name, d in zip("qkv", descales, strict=True)}
+    expected = check.expect(*e4m3, **by_head, causal=True)
     wide = [dequantise(a, d, np.float64).swapaxes(1, 2) for a, d in zip(e4m3, descales, strict=True)]
     o = reference.attention(wide[0], *(a.repeat(2, axis=1) for a in wide[1:]), causal=True)
     np.testing.assert_allclose(expected.o.swapaxes(1, 2), o, atol=1e-12)

@@ -236,13 +236,15 @@ def expect(
         k, v: the same with kv_heads, which divide heads.
         causal, window, softmax_scale: as in `reference.attention`.
         extras: bias, alibi_slopes, rotary_cos, rotary_sin, rotary_interleaved and rotary_positions, likewise. In a half
-            type q and k are rounded once more after the rotation, as a kernel rounds them.
+            type q and k are rounded once more after the rotation, as a kernel rounds them. q_descale, k_descale,
+            v_descale: (batch, heads), what e4m3 is multiplied by.
 
     Returns:
         o as q; lse (batch, heads, seq); the tolerance.
     """
     dtype = np.asarray(q).dtype
-    q, k, v = (in_float64(a) for a in (q, k, v))
+    descales = (extras.pop(f"{name}_descale", None) for name in "qkv")
+    q, k, v = (in_float64(a) * _by_head(descale) for a, descale in zip((q, k, v), descales, strict=True))
     if q.ndim > 2:
         share = q.shape[-2] // k.shape[-2]
         q, k, v = (a.swapaxes(-3, -2) for a in (q, k.repeat(share, -2), v.repeat(share, -2)))
@@ -265,6 +267,11 @@ def expect(
         one_step = float(ml_dtypes.finfo(of_o).eps) * np.abs(o).max(initial=0.0)
         tolerance = max(2 * max(float(np.abs(each - o).max(initial=0.0)) for each in rounded), one_step)
     return Expected(o.swapaxes(-3, -2) if q.ndim > 2 else o, lse, tolerance)
+
+
+def _by_head(descale: Any) -> Any:
+    """Return (batch, heads) so that it broadcasts over models' layout; 1 for None."""
+    return 1.0 if descale is None else np.asarray(descale, np.float64)[:, None, :, None]
 
 
 RESULTS = {"uint8": ml_dtypes.bfloat16}  # the type of O where it is not that of Q

@@ -8,7 +8,6 @@ import ml_dtypes
 import numpy as np
 
 from helpers.attention import reference
-from helpers.attention.check import Expected
 
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 LARGEST = 448.0
@@ -109,27 +108,3 @@ def attention_with_rounded_p(q: Any, k: Any, v: Any, **options: Any) -> np.ndarr
     p = np.exp(s - np.where(np.isfinite(largest), largest, 0.0))
     total = p.sum(axis=-1, keepdims=True)
     return dequantise(quantise(256 * p), dtype=np.float64) @ v / (256 * np.where(total > 0.0, total, 1.0))
-
-
-def expect_e4m3(
-    q: Any, k: Any, v: Any, q_descale: Any = None, k_descale: Any = None, v_descale: Any = None, **options: Any
-) -> Expected:
-    """Compute attention of e4m3 in float64, and the tolerance for a kernel.
-
-    The numbers that the bytes stand for are exact; P is rounded. NumPy rounds P and nothing else, and a kernel may have
-    twice its error, or one step of bfloat16 at the largest output.
-
-    Args:
-        q, k, v: uint8 or float8_e4m3fn, (batch, seq, heads, head_dim); fewer heads in k and v.
-        q_descale, k_descale, v_descale: (batch, heads), or None for 1.
-        options: causal, window, softmax_scale, as in `reference.attention`.
-    """
-    wide = []
-    for a, descale in ((q, q_descale), (k, k_descale), (v, v_descale)):
-        by_head = 1.0 if descale is None else np.asarray(descale, np.float64)[:, None, :, None]
-        numbers = dequantise(a, by_head, np.float64).swapaxes(1, 2)
-        wide.append(numbers.repeat(q.shape[2] // a.shape[2], axis=1))
-    o, lse = reference.attention(*wide, return_lse=True, **options)
-    error = np.abs(attention_with_rounded_p(*wide, **options) - o).max(initial=0.0)
-    tolerance = max(2 * float(error), 2.0**-8 * float(np.abs(o).max(initial=0.0)))
-    return Expected(o.swapaxes(1, 2), lse, tolerance)

@@ -20,7 +20,7 @@ import numpy as np
 from helpers import device
 from helpers.attention import kernel
 from helpers.attention.ladder.call import WITH_HEAD_DIM, AttentionOptions, Call, ForwardOptions
-from helpers.attention.ladder.extras import DESCALES, NAMES, check_positions, descales, extra_inputs
+from helpers.attention.ladder.extras import NAMES, check_positions, extra_inputs
 from helpers.attention.ladder.launch import Arguments, DirectLaunch, EngineLaunch, Launch
 from helpers.attention.ladder.launches import block_mask_scratch, rotated, with_rotated_inputs
 from helpers.attention.ladder.layout import Spec, dense_copy, four_axes, negative
@@ -283,8 +283,7 @@ class Rung(Stage):
         if unknown := extras.keys() - {*NAMES, "rotary_positions"}:
             raise TypeError(f"stage {self.name} got an unexpected keyword argument {min(unknown)!r}")
         mod, of_mod = parse_score_mod(score_mod, mask_mod, mod_args, score_mod_grad)
-        of_e4m3 = descales(**{name: extras.pop(name) for name in DESCALES if name in extras})
-        given = extra_inputs(**extras, rotary_interleaved=rotary_interleaved) | of_mod | of_e4m3
+        given = extra_inputs(**extras, rotary_interleaved=rotary_interleaved) | of_mod
         options = ForwardOptions(window, causal, softmax_scale, return_lse, rotary_interleaved, mod=mod)
         options = self.check(q, k, v, options, packed=cu_seqlens is not None, extras=given)
         cp = device.cp
