@@ -25,7 +25,7 @@ from helpers.attention import check, kernel, reference
 from helpers.attention import compile_report as reports
 from helpers.attention.decoders import DECODERS
 from helpers.attention.ladder import LADDER, Stage
-from helpers.attention.ladder.steps import BASES, BEFORE, CLIMBS, ROTATION_IN_LOAD, files
+from helpers.attention.ladder.steps import BASES, BEFORE, CLIMBS, FP8_CODES, ROTATION_IN_LOAD, files
 from helpers.bench import reading, records
 from helpers.bench.steps import RENAMED
 from helpers.device import cp
@@ -43,13 +43,16 @@ SPILLS = {
     "steps/07_13_addresses_of_copies.cu": 80,
     "steps/07_16_lazy_rescale.cu": 16,
     "steps/15_04_four_neighbours.cu": 28,
-    "steps/16_03_two_in_flight.cu": 16,
+    "steps/16_01_one_level.cu": 16,
+    "steps/16_02_two_levels.cu": 112,
+    "steps/16_03_codes.cu": 72,
 }
 SPILLS_ON_SM_80 = {"steps/15_04_four_neighbours.cu": 60}
 # The last one of a climb is a stage, tested as such.
 STEPS = [
     *(step for climb in CLIMBS.values() for step in climb[:-1]),
     *BASES.values(),
+    FP8_CODES,
 ]
 MOST_SPILLS = 120  # of the steps to 08, by other versions of NVRTC and on sm_80, whose tiles are an H200's
 FORWARD_STEPS = [step for step in STEPS if step.direction == "forward"]
