@@ -38,7 +38,7 @@ from helpers.device import ON_GPU, cp, describe
 
 recorded = records.reader("nvidia-h200-fp8.json")
 FP8, ONE_LEVEL, TWO_LEVELS, CODES = "fp8", "one level of sums", "two levels of sums", "weights by codes"
-FA3, HOPPER = "FlashAttention-3 fp8", "hopper bf16"
+FA3, FA3_BF16, HOPPER = "FlashAttention-3 fp8", "FlashAttention-3 bf16", "hopper bf16"
 # The stage and its steps: a file, and sizes by head_dim where they differ from the stage's.
 KERNELS: Mapping[str, tuple[str | None, Mapping[int, Mapping[str, int]]]] = {
     FP8: (None, {}),
@@ -281,7 +281,7 @@ def _ways(shape: Sequence[int], causal: bool, given: Sequence[np.ndarray]) -> di
         halves = [a.to(torch.bfloat16) for a in tensors]
         one = torch.ones(shape[0], shape[1], device="cuda")
         ways[FA3] = lambda: _fa3_output(module, tensors, one, causal=causal)
-        ways["FlashAttention-3 bf16"] = lambda: _fa3_output(module, halves, causal=causal)
+        ways[FA3_BF16] = lambda: _fa3_output(module, halves, causal=causal)
     return ways
 
 
@@ -383,40 +383,43 @@ def exponentials_share(head_dim: int, flop_per_cycle: int = FLOP_PER_CYCLE) -> f
 
 @records.shown
 def rungs_table(record: Mapping[str, Any] | None = None) -> str:
-    """Format the rms errors of the rungs as text: a line for each kind of data."""
+    """Format the rms errors of the rungs as text, a line for each kind of data."""
     if not record or not record.get("rungs"):
         return NO_RECORD
     rows = record["rungs"]
     columns = {
         "a scale for each tensor": "tensor",
         "a scale for each head": "head",
-        "a scale for each block of rows": "block",
+        "a scale for each block of rows": "block*",
         "K minus its mean": "K - mean",
         "Hadamard": "Hadamard",
         "each tile added in float32": "new sums",
         "weights summed by a row of ones": "ones",
-        "the same without Hadamard": "(no Had.)",
     }
     lines = [f"{'rms error':28}" + "".join(f"{short:>10}" for short in columns.values())]
     for kind in dict.fromkeys(row["data"] for row in rows):
         of = {row["name"]: row["rms"] for row in rows if row["data"] == kind}
         lines.append(f"{kind:28}" + "".join(f"{of[name]:10.1%}" if name in of else " " * 10 for name in columns))
+    lines.append("* in NumPy, with exact sums")
     return "\n".join(lines)
 
 
 @records.shown
 def speeds_table(record: Mapping[str, Any] | None = None) -> str:
-    """Format the recorded speeds as text: a line for each shape, in TFLOP/s, and the speed of fp8 over the others."""
+    """Format the recorded speeds without a mask as text: a line for each shape, in TFLOP/s and compared with fp8."""
     if not record or not record.get("speeds"):
         return NO_RECORD
-    lines = [f"{'':24}{'TFLOP/s':>8}   fp8 is, compared with"]
-    for shape, causal in itertools.product(SHAPES, (False, True)):
-        rows = speeds(shape, causal, record)
+    names = {CODES: "codes", HOPPER: "10, bf16", FA3: "FA-3, FP8", FA3_BF16: "FA-3, bf16"}
+    lines = [f"{'TFLOP/s (× fp8)':24}{'fp8':>5}" + "".join(f"{short:>18}" for short in names.values())]
+    for shape in SHAPES:
+        rows = speeds(shape, False, record)
         if FP8 not in rows:
             continue
-        others = ", ".join(f"{name} {rows[name]['speed']:.2f}×" for name in (HOPPER, FA3, CODES) if name in rows)
-        what = f"{shape[0]}×{shape[1]}×{shape[2]}, d = {shape[3]}{' causal' * causal}"
-        lines.append(f"{what:27}{rows[FP8]['tflops']:5.0f}   {others}")
+        cells = [
+            f"{rows[name]['tflops']:.0f} ({1 / rows[name]['speed']:.2f}×)" if name in rows else "" for name in names
+        ]
+        what = f"{'×'.join(map(str, shape[:3]))}, d = {shape[3]}"
+        lines.append(f"{what:24}{rows[FP8]['tflops']:5.0f}" + "".join(f"{cell:>18}" for cell in cells))
     return "\n".join(lines)
 
 
