@@ -109,6 +109,7 @@ template <typename T>
 __global__ void __launch_bounds__(THREADS) bias_gradient_delta(
     const T* __restrict__ O, const T* __restrict__ dO, float* __restrict__ delta,
     const BiasParams params, long long rows) {
+  // ---- a warp for each row
   const AttentionParams& forward = params.forward;
   const long long i = (long long)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
   if (i >= rows) return;
@@ -292,6 +293,7 @@ __global__ void __launch_bounds__(THREADS) bias_gradient(
 template <typename Result>
 __global__ void __launch_bounds__(THREADS) bias_gradient_sum(
     const float* __restrict__ partial, Result* __restrict__ dBias, const BiasParams params) {
+  // ---- a warp for each number
   const long long numbers = (long long)params.batches * params.heads * params.rows * params.keys;
   const long long number = (long long)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
@@ -326,6 +328,7 @@ __global__ void __launch_bounds__(THREADS) bias_gradient_sum(
 extern "C" __global__ void __launch_bounds__(THREADS) sink_gradient(
     const float* __restrict__ lse, const float* __restrict__ delta, const float* __restrict__ sinks,
     float* __restrict__ dSinks, int heads, int N, int batches) {
+  // ---- a block for each head
   __shared__ float sums[THREADS];
   const int head = blockIdx.x;
   float sum = 0.0f;

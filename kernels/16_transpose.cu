@@ -36,9 +36,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) transpose_v(
     const unsigned char* __restrict__ V, unsigned char* __restrict__ V_image,
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]; null: not packed
     const AttentionParams params) {
+  // ---- the panel of this block
   extern __shared__ __align__(1024) unsigned char dynamic_smem[];
   unsigned char* const image_smem = dynamic_smem + KEY_BYTES * HEAD_DIM;
-  // ---- the panel of this block
   int tile = blockIdx.x / PANELS_OF_TILE, sequence = blockIdx.z;
   const int panel = blockIdx.x % PANELS_OF_TILE;
   const int head = blockIdx.y;
@@ -46,7 +46,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) transpose_v(
   if (packed) find_tile(tile, sequence, BLOCK_N, params.sequences, cu_seqlens_k);
   const int k_first = packed ? cu_seqlens_k[sequence] : 0;
   int keys = (packed ? cu_seqlens_k[sequence + 1] - k_first : params.N_kv) - tile * BLOCK_N;
-  if (keys <= 0) return;  // the whole block, before any barrier
+  // The whole block, before any barrier. Rows of a sequence without keys get its first tile, masked.
+  if (keys <= 0 && tile > 0) return;
   keys -= panel * KEY_BYTES;
 
   // ---- its keys to shared memory; zeros past the end

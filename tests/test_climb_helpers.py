@@ -39,10 +39,7 @@ def test_a_step_is_shown_with_what_it_says_of_itself() -> None:
     assert step_diff("register_tiles", last).markup.startswith("<p><b>"), "the stage's comment is about all steps"
 
 
-NOT_YET = pytest.mark.xfail(strict=True, reason="the steps to fp8 do not begin with their numbers and ideas yet")
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[NOT_YET] * (name == "fp8")) for name in CLIMBS])
+@pytest.mark.parametrize("name", CLIMBS)
 def test_each_step_says_what_it_is(name: str) -> None:
     before = 0
     for number, step in list(by_number(name).items())[:-1]:

@@ -68,10 +68,7 @@ def size_of(png: bytes) -> tuple[int, int]:
 # ------------------------------------------------------------------------------------------------------ source text
 
 
-NOT_YET = pytest.mark.xfail(strict=True, reason="16_transpose.cu has two lines before its first section")
-
-
-@pytest.mark.parametrize("file", [pytest.param(f, marks=[NOT_YET] * (f == "16_transpose.cu")) for f in FILES])
+@pytest.mark.parametrize("file", FILES)
 def test_sections_cover_the_kernel(file: str) -> None:
     lines = (KERNELS / file).read_text("utf-8").splitlines()
     pieces = show.sections(file)

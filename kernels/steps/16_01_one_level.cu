@@ -1,6 +1,7 @@
-// 16.1 one level: attention in 8 bits. Q, K, V and P are e4m3, at twice the rate of bfloat16.
+// 16, step 1, O summed by the tensor core: 10 in 8 bits. Q, K, V and P are e4m3, at twice the rate of
+// bfloat16.
 //
-// Since 10: wgmma of 8 bits wants both operands K-major, so that V comes transposed, by a first launch
+// New after 10: wgmma of 8 bits wants both operands K-major, so that V comes transposed, by a first launch
 // (16_transpose.cu). P stays in registers, as V^T's keys lie in the order that the accumulators of S
 // have them in (fp8.cuh). Weights are 2^8 times as large, which uses e4m3's range. Three consumers, one
 // after the other, hide each other's latencies, in place of two products in flight.

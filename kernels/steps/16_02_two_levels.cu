@@ -1,6 +1,6 @@
-// 16.2 two levels: O of each tile of keys is added in float32.
+// 16, step 2, each tile of keys added in float32: the sums have two levels.
 //
-// Since 16_01: a tensor core keeps 13 bits of a sum of 8-bit products. So O of each tile starts from zero
+// Since step 1: a tensor core keeps 13 bits of a sum of 8-bit products. So O of each tile starts from zero
 // and is added to acc by the FFMA that takes the place of the multiplication by `rescale`. That takes
 // accumulators, so O is multiplied in two parts, one after the other.
 //
