@@ -29,11 +29,18 @@ EXTRAS = {"torch": ["torch", "transformers"], "peers": ["numba"]}
 BY_ITSELF = {"compiler", "cuda13"}
 PYTHONS = [f"3.{minor}" for minor in range(requirements.OLDEST[1], 15)]
 SYSTEMS = [("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64"), ("darwin", "x86_64")]
+# What builds, tests and shows the engine as a package of its own: its name, its build, its example.
+OF_THE_PACKAGE = {
+    "helpers/engine/setup.py": {"setuptools"},
+    "helpers/engine/plugin/pytest_rawkernel.py": {"rawkernel"},
+    "helpers/engine/examples/tests/test_histogram.py": {"histogram"},
+}
 # What there is for PyTorch alone, and what asks for it in its own way. All else does without it, or looks first.
 FOR_PYTORCH = {
     "helpers/attention/comms.py",  # nccl_of_torch, which somebody calls who has it
     "helpers/bench/studies/ring.py",
     "helpers/bench/studies/autograd.py",
+    "helpers/bench/studies/fp8.py",  # where peers.torch_on_gpu() has found it
     "helpers/bench/studies/fused.py",
     "helpers/torch_attention.py",
     "helpers/transformers_attention.py",
@@ -184,6 +191,7 @@ def test_all_that_is_imported_is_listed(where: str) -> None:
         for module, line, allowed in imports_of(name)
         if not allowed and not distributions(module) & required.keys()
         if not (where in FOR_PYTORCH and module in OPTIONAL)
+        if module not in OF_THE_PACKAGE.get(where, ())
     ]
     assert not missing, f"add to the pip: block of environment.yml, or do without: {'; '.join(missing)}"
 
