@@ -193,8 +193,10 @@ def test_who_has_no_results_in_float32_says_so() -> None:
     q, k, v, _ = map(cp.asarray, inputs(8, 64, "float16"))
     with pytest.raises(ValueError, match="it has no results in float32"):
         flash_attention(q, k, v, stage="flash_wmma", out_dtype="float32")
-    with pytest.raises(TypeError, match="out_dtype is float32, or None"):
-        flash_attention(q, k, v, out_dtype=np.float16)
+    with pytest.raises(TypeError, match="out_dtype is float32, float16 or bfloat16, or None"):
+        flash_attention(q, k, v, out_dtype=np.float64)
+    with pytest.raises(ValueError, match="bfloat16"):
+        flash_attention(q, k, v, out_dtype="bfloat16")
     q, k, v, _ = map(cp.asarray, inputs(8, 64, "float32"))
     assert np.array_equal(*(cp.asnumpy(flash_attention(q, k, v, out_dtype=out)) for out in (None, np.float32)))
 
