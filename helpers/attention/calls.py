@@ -273,10 +273,7 @@ def flash_attention_backward(
     options = BackwardOptions(window, causal, softmax_scale, deterministic, stage, mod, out)
     extras = extra_inputs(bias, alibi_slopes, sinks=sinks) | of_mod
     call = Attention({"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse, **extras}, options)
-    if not wrt:
-        return run(call)
-    others = gradients_of_extras(call, wrt)
-    return (*run(call), *others())
+    return _gradients(call, wrt) if wrt else run(call)
 
 
 def flash_attention_varlen_backward(
@@ -325,10 +322,7 @@ def flash_attention_varlen_backward(
     arrays |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
     arrays |= extra_inputs(bias, alibi_slopes, sinks=sinks) | of_mod
     call = Attention(arrays, options, longest, longest)
-    if not wrt:
-        return run(call)
-    others = gradients_of_extras(call, wrt)
-    return (*run(call), *others())
+    return _gradients(call, wrt) if wrt else run(call)
 
 
 OUT_DTYPES = ("float32", "float16", "bfloat16")
@@ -427,6 +421,12 @@ class ExtraGradient(Call):
             call = AttentionCall.of(views, options, self.longest)
         family = options.key, q.device, *call.arrays, *[a.dtype for a in call.arrays.values()]
         return Plan(compile_plan(stage, call, family), tuple(specs), outputs, changes=changes)
+
+
+def _gradients(call: Attention, wrt: Sequence[str]) -> tuple[Any, ...]:
+    """Compute dq, dk and dv, and behind them what `wrt` names, whose names are checked before anything is launched."""
+    others = gradients_of_extras(call, wrt)
+    return (*run(call), *others())
 
 
 def gradients_of_extras(call: Attention, wrt: Sequence[str]) -> Callable[[], list[Any]]:

@@ -221,7 +221,6 @@ class Rung(Stage):
             causal: row i sees keys up to i + N_kv - N: the last row sees all (bottom-right, as in FlashAttention).
             window: (left, right): how many keys before and after that diagonal a row sees; -1 for all of them.
             return_lse: return also the log of the sum of exp(scaled scores) of each row, float32 without the axis d.
-            q_descale, k_descale, v_descale: as in `helpers.attention.flash_attention`, for the stage fp8.
             score_mod, mask_mod, mod_args, score_mod_grad, bias, alibi_slopes, sinks, rotary_cos, rotary_sin,
                 rotary_interleaved, rotary_positions, q_descale, k_descale, v_descale: as in
                 `helpers.attention.flash_attention`, for stages with the features mod, rotary and descale.
