@@ -136,7 +136,7 @@ TABLE = {
         Wrong("a barrier of the warp", ((WRITTEN, "  __syncwarp();\n"),), "X-ray", "race", "race"),
         Wrong("reset by every block", ((DRAW, RESET_BY_ALL),), "X-ray", "", "reset by all"),
         Wrong("the block's own number", ((NUMBER, "== blockIdx.x;\n"),), "X-ray", "", "early"),
-        Wrong("the number after the draw", ((NUMBER, "+ 1 == gridDim.x - 1;\n"),), "first", "O at", "early"),
+        Wrong("the number after the draw", ((NUMBER, "+ 1 == gridDim.x - 1;\n"),), "X-ray", "race", "early"),
         Wrong("the fence before the part", ((FENCE, ""), (PART, FENCE + PART)), "X-ray", "race", "race"),
         Wrong("a number of threads", ((DRAW, DRAW.replace("gridDim.x", "blockDim.x")),), "first"),
         Wrong("each thread draws", (("if (c == 0) is_last", "is_last"),), "X-ray", "is_last", "is_last"),
