@@ -9,8 +9,8 @@ import pytest
 
 from helpers import device
 from helpers.attention.ladder import limits
-from helpers.attention.models.char_gpt import CharGPT, Config, PlainAttention, to_host, xp
-from helpers.attention.models.serving import Pages, Request, Server
+from helpers.attention.models.char_gpt import CharGPT, Config, PlainAttention, draw, to_host, xp
+from helpers.attention.models.serving import Pages, Request, Server, replay
 
 pytestmark = pytest.mark.skipif(limits.compute_capability() < 80, reason="needs compute capability 8.0")
 LETTERS = " abcdefghijklmnop"
@@ -70,6 +70,31 @@ def test_half_types() -> None:
     assert list(map(len, server.serve(requests()))) == list(map(len, texts_one_by_one()))
 
 
+def test_a_watermark_lowers_evictions() -> None:
+    asked = random_requests(np.random.default_rng(2), 60, 60)
+    schedules = [replay(asked, pages=30, page_size=4, watermark=watermark) for watermark in (0, 4, 25)]
+    evicted, lost = ([getattr(each, name) for each in schedules] for name in ("evicted", "lost"))
+    assert evicted[0] > 2 * evicted[1] > 0 and evicted[2] == 0, evicted
+    assert lost[0] > 1.5 * lost[1] > 0 and lost[2] == 0, lost
+    assert schedules[2].steps > schedules[0].steps and schedules[2].most < schedules[0].most
+    assert not any(request.tokens for request in asked)
+    for schedule in schedules:
+        schedule.pages.check()
+        assert len(schedule.pages.free) == 30
+    with pytest.raises(ValueError, match=r"requests\[0\] is longer than 2 pages of 4 keys"):
+        replay([Request("a" * 8, 1)], pages=2, page_size=4)
+
+
+@pytest.mark.parametrize("watermark", [0, 2])
+def test_a_replay_foresees_a_server(watermark: int) -> None:
+    server = Server(model(), pages=8, page_size=8, watermark=watermark)
+    server.serve(requests(), temperature=TEMPERATURE)
+    foreseen = replay(requests(), pages=8, page_size=8, watermark=watermark)
+    assert (server.evicted, server.lost, len(server.history)) == (foreseen.evicted, foreseen.lost, foreseen.steps)
+    assert foreseen.most == max(step.running for step in server.history)
+    assert server.evicted > 0
+
+
 def test_pages_are_of_one_request_each() -> None:
     pages, one, other = Pages(5, 4), Request("", 0, tokens=[0] * 9), Request("", 0, tokens=[0] * 8)
     assert pages.reserve(one) and pages.reserve(other) and not pages.free
@@ -77,7 +102,16 @@ def test_pages_are_of_one_request_each() -> None:
     other.tokens += [0]
     assert not pages.reserve(other) and pages.of[other] == [3, 4]
     pages.release(one)
-    assert pages.reserve(other) and pages.of[other][:2] == [3, 4] and len(pages.free) == 2
+    assert not pages.reserve(other, keep=3) and pages.reserve(other, keep=2)
+    assert pages.of[other][:2] == [3, 4] and len(pages.free) == 2
+    pages.check()
+    pages.free.append(pages.of[other][0])
+    with pytest.raises(RuntimeError, match="page 3 is in 2 lists"):
+        pages.check()
+    pages.free.pop()
+    pages.of[other].remove(3)
+    with pytest.raises(RuntimeError, match="page 3 is in 0 lists"):
+        pages.check()
 
 
 REFUSED: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
@@ -113,6 +147,9 @@ def test_what_is_no_server() -> None:
         ({"pages": 2.0}, TypeError, "pages is a whole number"),
         ({"page_size": 12}, ValueError, "page_size = 12; a power of two"),
         ({"page_size": 0}, ValueError, "page_size = 0"),
+        ({"watermark": 4}, ValueError, "watermark = 4; with 4 pages, fewer than 4"),
+        ({"watermark": -1}, ValueError, "watermark = -1; 0 or more"),
+        ({"watermark": 0.1}, TypeError, "watermark is a whole number"),
         ({"dtype": "float64"}, ValueError, "dtype = 'float64'; there are float32"),
         ({"model": CharGPT("ab", Config(8, 1, 2, 64), PlainAttention())}, ValueError, "model has heads 32 wide"),
         ({"model": 3}, TypeError, "model is a CharGPT"),
@@ -124,23 +161,26 @@ def test_what_is_no_server() -> None:
         Server(model(), pages=np.int64(4)).serve(Request("a", 1))
 
 
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-@pytest.mark.parametrize("at", [0, 2, 9])
-def test_a_server_serves_again_after_an_error(at: int, error: type[BaseException]) -> None:
-    """Pages come back wherever it fails, and the texts are those of a new server."""
-    gpt = model()
-    attention, forward, server = gpt.attention, gpt.forward, Server(gpt, pages=8, page_size=8)
-    calls = iter(range(1000))
+def failing(gpt: CharGPT, at: int, error: type[BaseException]) -> None:
+    """Make the call number `at` of the model raise an error."""
+    forward, calls = gpt.forward, iter(range(10_000))
 
-    def fails(*given: Any, **options: Any) -> Any:
+    def forward_or_fail(*given: Any, **options: Any) -> Any:
         if next(calls) == at:
             raise error("in the model")
         return forward(*given, **options)
 
-    gpt.forward = fails  # type: ignore[method-assign]
-    with pytest.raises(error, match="in the model"):
+    gpt.forward = forward_or_fail  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("at", [0, 2, 9])
+def test_a_server_serves_again_after_an_interrupt(at: int) -> None:
+    """Pages come back wherever it comes, and the texts are those of a new server."""
+    gpt = model()
+    attention, server = gpt.attention, Server(gpt, pages=8, page_size=8)
+    failing(gpt, at, KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt, match="in the model"):
         server.serve(requests(), temperature=TEMPERATURE)
-    gpt.forward = forward  # type: ignore[method-assign]
     assert gpt.attention is attention
     assert sorted(server.pages.free) == list(range(8)) and not server.pages.of
     assert server.serve(requests(3), temperature=TEMPERATURE) == Server(model(), pages=8, page_size=8).serve(
@@ -148,15 +188,117 @@ def test_a_server_serves_again_after_an_error(at: int, error: type[BaseException
     )
 
 
+@pytest.mark.parametrize("at, fails", [(0, True), (25, False)], ids=["a prompt", "a step of several"])
+def test_an_error_ends_one_request(at: int, fails: bool) -> None:
+    """A pass of several requests is tried again with each alone, so an error that passes ends none."""
+    gpt, alone = model(), texts_one_by_one()
+    failing(gpt, at, RuntimeError)
+    server = Server(gpt, pages=40)
+    texts = server.serve(requests(), temperature=TEMPERATURE)
+    assert len(server.failed) == fails and texts.count(None) == fails
+    for place, text in enumerate(texts):
+        assert text == (None if place in server.failed else alone[place])
+    assert all(str(error) == "in the model" for error in server.failed.values())
+    assert server.serve(requests(), temperature=TEMPERATURE) == alone and not server.failed
+
+
+def test_an_error_of_all_requests_is_raised() -> None:
+    gpt = model()
+    failing(gpt, 0, RuntimeError)
+    server = Server(gpt, pages=4)
+    with pytest.raises(RuntimeError, match="in the model"):
+        server.serve([Request("a", 3)])
+    assert server.serve([]) == [] and not server.failed
+
+
+def test_logits_that_are_not_finite_end_their_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, logits = Server(model(), pages=40), Server._logits
+
+    def spoiled(self: Server, group: list[Request]) -> np.ndarray:
+        rows = np.array(logits(self, group))
+        rows[[len(request.prompt) == len(requests()[2].prompt) for request in group]] = np.nan
+        return rows
+
+    monkeypatch.setattr(Server, "_logits", spoiled)
+    texts = server.serve(requests(), temperature=TEMPERATURE)
+    assert [*server.failed] == [2] and "not finite" in str(server.failed[2])
+    assert texts == [None if place == 2 else text for place, text in enumerate(texts_one_by_one())]
+
+
 @pytest.mark.skipif(device.ON_GPU, reason="unchecked on a GPU")
-def test_an_error_in_a_launch_leaves_a_server_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages of another request in a table: the engine's check of rows with two writers ends the call."""
+def test_a_page_of_two_requests_ends_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine refuses two writers of a row; that is no fault of a request's, so none is tried alone."""
     server = Server(model(), pages=8)
-    monkeypatch.setattr(Pages, "table", lambda self, group: np.zeros((len(group), 1), np.int32))
-    with pytest.raises(ValueError, match="block_table: sequence 0 writes its key"):
+    monkeypatch.setattr(Pages, "reserve", lambda self, request, keep=0: bool(self.of.setdefault(request, [7])))
+    with pytest.raises(RuntimeError, match="page 7 is in 3 lists of pages"):
         server.serve([Request("a", 3), Request("b", 3)])
     monkeypatch.undo()
     assert server.serve([Request("a", 2)]) == Server(model(), pages=8).serve([Request("a", 2)])
+
+
+def random_requests(rng: np.random.Generator, count: int, context: int) -> list[Request]:
+    made = []
+    for arrives in rng.integers(0, count // 8, count):
+        prompt = "".join(rng.choice(list(LETTERS), rng.integers(1, 16)))
+        most = min(8, context - len(prompt)) if rng.random() < 0.8 else context - len(prompt)
+        made.append(Request(prompt, int(rng.integers(1, most + 1)), int(arrives)))
+    return made
+
+
+def assert_drawn(gpt: CharGPT, place: int, request: Request) -> None:
+    """Check each character against what the model alone draws after those before it."""
+    logits = to_host(gpt.forward(xp.asarray(np.array([request.tokens])))[0][0])
+    for at in range(len(request.prompt), len(request.tokens)):
+        rng = np.random.default_rng((0, place, at))
+        assert request.tokens[at] == draw(logits[at - 1], TEMPERATURE, rng), (place, at)
+
+
+@pytest.mark.exhaustive(one_of_each=lambda pages: pages == 40)
+@pytest.mark.parametrize("pages, page_size, watermark", [(40, 8, 3), (12, 16, 0), (200, 1, 3)])
+def test_500_requests_with_injected_errors(
+    pages: int, page_size: int, watermark: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No page is lost, no request is lost, and each text is the model's alone, up to where its request failed."""
+    rng, config = np.random.default_rng(0), Config(context=40, layers=2, heads=1, width=64)
+    gpt = CharGPT(LETTERS, config, PlainAttention(), seed=3)
+    server = Server(gpt, pages=pages, page_size=page_size, watermark=watermark)
+    asked = random_requests(rng, 500, 40)
+    poisoned = {asked[i]: len(asked[i].prompt) + int(rng.integers(0, 4)) for i in rng.choice(500, 25, replace=False)}
+    ended, raised, logits, forward = set[Request](), {"before": 0, "within": 0}, Server._logits, server.cache.forward
+
+    def faulty_logits(self: Server, group: list[Request]) -> np.ndarray:
+        self.pages.check()
+        errors = sum(raised.values())
+        try:
+            if any(len(request.tokens) >= poisoned.get(request, 99) for request in group) or rng.random() < 0.01:
+                raised["before"] += 1
+                raise RuntimeError("injected")
+            return logits(self, group)
+        finally:
+            if len(group) == 1 and sum(raised.values()) > errors:
+                ended.update(group)
+
+    def faulty_forward(*given: Any) -> Any:
+        o = forward(*given)
+        if rng.random() < 0.01:  # keys and values are in the cache by now
+            raised["within"] += 1
+            raise MemoryError("injected")
+        return o
+
+    monkeypatch.setattr(Server, "_logits", faulty_logits)
+    server.cache.forward = faulty_forward  # type: ignore[method-assign]
+    of_call = server.pages
+    texts = server.serve(asked, temperature=TEMPERATURE)
+    of_call.check()
+    assert len(of_call.free) == pages and not of_call.of, "all pages are free again"
+    assert {asked[place] for place in server.failed} == ended
+    assert min(raised.values()) >= 3 and server.evicted >= 3 and 25 <= len(ended) < 100
+    for place, (request, text) in enumerate(zip(asked, texts, strict=True)):
+        assert (text is None) == (place in server.failed)
+        if text is not None:
+            assert len(text) == len(request.prompt) + request.length and text.startswith(request.prompt)
+            assert text == "".join(LETTERS[token] for token in request.tokens)
+        assert_drawn(gpt, place, request)
 
 
 def test_temperature_0_is_the_likeliest_character() -> None:
