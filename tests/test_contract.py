@@ -22,6 +22,7 @@ from helpers.attention import (
     flash_attention_backward,
     flash_attention_varlen,
     flash_attention_varlen_backward,
+    flash_attention_with_kvcache,
     forget,
     kernel,
     reference,
@@ -354,6 +355,27 @@ def test_no_call_compiles_after_a_warm_up(packed: bool) -> None:
     assert compiled() == 0
 
 
+@pytest.mark.exhaustive(one_of_each=lambda paged: paged)
+@pytest.mark.parametrize("paged", [False, True], ids=["contiguous", "paged"])
+def test_no_decoding_call_compiles_after_a_warm_up(paged: bool) -> None:
+    """Whatever the numbers of sequences and of new tokens, with appends and splits too."""
+    how: dict[str, Any] = {"kv_heads": 1, "dtype": "float32", "decoding": True, "paged": paged}
+    few = limits.Limits(limits.most_shared(), 3, limits.compute_capability())  # multiprocessors, for 7 sequences
+    with limits.pretend_gpu(few):
+        assert 3 <= warm_up(8, 64, **how) == warm_up(8, 64, **how)
+        compiled = counted("compiled")
+        rng = np.random.default_rng(0)
+        for batch, tokens, splits in ((1, 1, 0), (2, 5, 3), (7, 1, 0), (7, 2, 1)):
+            q = rng.standard_normal((batch, tokens, 8, 64), dtype=np.float32)
+            caches = [np.zeros((batch, 16, 1, 64), np.float32) for _ in "kv"]
+            new = [rng.standard_normal((batch, tokens, 1, 64), dtype=np.float32) for _ in "kv"]
+            pages = {"block_table": np.arange(batch, dtype=np.int32)[:, None]} if paged else {}
+            lengths = np.full(batch, 3, np.int32)
+            more: dict[str, Any] = {"k": new[0], "v": new[1], "num_splits": splits, "return_lse": True, **pages}
+            flash_attention_with_kvcache(q, *caches, cache_seqlens=lengths, **more)
+        assert compiled() == 0
+
+
 def test_a_warm_up_of_e4m3() -> None:
     q = quantise(np.ones((1, 5, 2, 16), np.float32))
     assert warm_up(2, 16, dtype="float8_e4m3fn") >= 1
@@ -381,6 +403,12 @@ def test_a_warm_up_is_refused_as_its_calls_are() -> None:
         (TypeError, "deterministic is True or False", (4, 16), {"deterministic": 1}),
         (TypeError, "causal is True or False", (4, 16), {"causal": 1}),
         (TypeError, "window is a pair", (4, 16), {"window": (1,)}),
+        (TypeError, "decoding is True or False", (4, 64), {"decoding": 1}),
+        (ValueError, "gradients=True needs decoding=False", (4, 64), {"decoding": True, "gradients": True}),
+        (ValueError, "paged=True needs decoding=True", (4, 64), {"paged": True}),
+        (ValueError, "head_dim = 16; decoding takes", (4, 16), {"decoding": True}),
+        (TypeError, "split_kv takes float32", (4, 64), {"decoding": True, "dtype": "float8_e4m3fn"}),
+        (ValueError, "stage='tiled' does not decode", (4, 64), {"decoding": True, "stage": "tiled"}),
     ]
     for error, message, args, options in refused:
         with pytest.raises(error, match=message):

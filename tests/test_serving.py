@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from helpers import device
+from helpers.attention import kernel
 from helpers.attention.ladder import limits
 from helpers.attention.models.char_gpt import CharGPT, Config, PlainAttention, draw, to_host, xp
 from helpers.attention.models.serving import Pages, Request, Server, replay
@@ -65,6 +66,20 @@ def test_a_server_serves_again_and_gives_the_model_back() -> None:
     assert texts[0] == texts[1] != texts[2]
 
 
+def test_a_warm_server_builds_and_plans_nothing() -> None:
+    gpt = CharGPT(LETTERS, Config(context=CONTEXT, layers=2, heads=1, width=64), PlainAttention(), seed=3)
+    attention, server = gpt.attention, Server(gpt, pages=8, page_size=8)
+    assert server.warm_up() >= 5, "rows of 1, 2, 4, 8 and 16 tokens"
+    assert gpt.attention is attention and len(server.pages.free) == 8 and not server.history
+    before = dict(kernel.COUNTS)
+    texts = server.serve(requests(), temperature=TEMPERATURE)
+    assert {name: kernel.COUNTS[name] - before[name] for name in ("compiled", "planned")} == {
+        "compiled": 0,
+        "planned": 0,
+    }
+    assert server.evicted and texts == Server(gpt, pages=40).serve(requests(), temperature=TEMPERATURE)
+
+
 def test_half_types() -> None:
     server = Server(model(), pages=12, dtype="bfloat16")
     assert list(map(len, server.serve(requests()))) == list(map(len, texts_one_by_one()))
@@ -98,7 +113,7 @@ def test_a_replay_foresees_a_server(watermark: int) -> None:
 def test_pages_are_of_one_request_each() -> None:
     pages, one, other = Pages(5, 4), Request("", 0, tokens=[0] * 9), Request("", 0, tokens=[0] * 8)
     assert pages.reserve(one) and pages.reserve(other) and not pages.free
-    assert pages.table([one, other]).tolist() == [[0, 1, 2], [3, 4, 0]]
+    assert pages.table([one, other], 4).tolist() == [[0, 1, 2, 0], [3, 4, 0, 0]]
     other.tokens += [0]
     assert not pages.reserve(other) and pages.of[other] == [3, 4]
     pages.release(one)

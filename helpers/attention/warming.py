@@ -2,26 +2,37 @@
 
 from helpers.attention import warm_up
 warm_up(32, 128, kv_heads=8, dtype="bfloat16", causal=True)
+warm_up(32, 128, kv_heads=8, dtype="bfloat16", decoding=True, paged=True)
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Hashable
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 
 from helpers.attention import calls, kernel
-from helpers.attention.ladder.call import CU_SEQLENS, BackwardOptions, ForwardOptions, mask_window
+from helpers.attention.decoders import TILE_ROWS
+from helpers.attention.decoding import check as check_decoding
+from helpers.attention.ladder import limits
+from helpers.attention.ladder.call import (
+    CU_SEQLENS,
+    AttentionOptions,
+    BackwardOptions,
+    DecodeOptions,
+    ForwardOptions,
+    mask_window,
+)
 from helpers.attention.ladder.kinds import E4M3
 from helpers.attention.ladder.launches import C_NAMES
-from helpers.attention.ladder.layout import dense
+from helpers.attention.ladder.layout import Spec, dense
 from helpers.attention.ladder.plan import CompiledPlan
 from helpers.attention.scalars import check_flags, whole_number
 from helpers.engine.cuda_source.signatures import dtype_of
 
+Jobs = dict[tuple[Hashable, ...], Callable[[], CompiledPlan]]
 _LENGTHS = (1, 64, 256, 1024, 4096, 16384)
 _SEQUENCES = (1, 4, 32)
 
@@ -37,54 +48,91 @@ def warm_up(
     gradients: bool = False,
     packed: bool = False,
     deterministic: bool = False,
+    decoding: bool = False,
+    paged: bool = False,
     stage: str | int | None = None,
 ) -> int:
     """Compile what calls of this kind need, of any lengths, side by side: for a server, before its first request.
 
     What a first call takes is the compiler's time, seconds in all. CuPy keeps the kernels on disk, so that the next
-    process loads them. Calls with a bias, slopes or a rotary embedding are not among these, nor are those of
-    flash_attention_with_kvcache.
+    process loads them. Calls with a bias, slopes, sinks, functions of scores or a rotary embedding are not among these.
 
     Args:
         heads, kv_heads, head_dim: of q, of k and v (as many as q where it is not given), words of a row.
         dtype: q's, by name, float8_e4m3fn too, whose results are bfloat16. gradients: also what
             flash_attention_backward needs. packed: as flash_attention_varlen has them.
-        The others: as flash_attention and flash_attention_backward have them; stage is the forward's.
+        decoding: what flash_attention_with_kvcache needs, for any number of sequences and of new tokens, in place of
+            what flash_attention needs. paged: its cache is in pages.
+        The others: as flash_attention and flash_attention_backward have them; stage is the forward's or the decoder's.
 
     Returns:
         How many kernel files, each with one set of sizes, were compiled, or were there already.
 
     Raises:
-        TypeError, ValueError: as flash_attention.
+        TypeError, ValueError: as flash_attention or flash_attention_with_kvcache; an option of the other of these two.
     """
     heads, head_dim = whole_number("heads", heads, least=1), whole_number("head_dim", head_dim, least=1)
     kv_heads = heads if kv_heads is None else whole_number("kv_heads", kv_heads, least=1)
-    check_flags(gradients=gradients, packed=packed, deterministic=deterministic)
+    check_flags(gradients=gradients, packed=packed, deterministic=deterministic, decoding=decoding, paged=paged)
     mask_window(window, causal)
     if dtype not in (*C_NAMES, E4M3):
         raise TypeError(f"dtype = {dtype!r:.40}; there are {', '.join((*C_NAMES, E4M3))}, by name")
     of_q = dtype_of("uint8" if dtype == E4M3 else dtype)
-    jobs: dict[tuple[Hashable, ...], Any] = {}
-    columns = calls.whole_chunks(head_dim, of_q.itemsize)
+    misplaced = {"gradients": gradients, "packed": packed, "deterministic": deterministic} if decoding else {}
+    for name, value in (misplaced or {"paged": paged}).items():
+        if value:
+            raise ValueError(f"{name}=True needs decoding={not decoding}")
+    if decoding:
+        jobs = _decoder_jobs(DecodeOptions(window, causal, stage=stage), heads, kv_heads, head_dim, of_q, paged)
+    else:
+        wanted = [ForwardOptions(window, causal, stage=stage)]
+        wanted += [BackwardOptions(window, causal, deterministic=deterministic)] * gradients
+        jobs = _attention_jobs(wanted, heads, kv_heads, head_dim, of_q, packed)
+    kernel.side_by_side([*jobs.values()])
+    return len(jobs)
+
+
+def _attention_jobs(
+    wanted: Sequence[AttentionOptions], heads: int, kv_heads: int, head_dim: int, dtype: np.dtype, packed: bool
+) -> Jobs:
+    """List the builds of calls with these options: which stage, with which sizes, depends on the lengths."""
+    jobs: Jobs = {}
+    columns = calls.whole_chunks(head_dim, dtype.itemsize)
     shares = (1, max(_SEQUENCES)) if packed else (1,)  # the longest sequence is so many times as long as the mean
     for sequences, rows, keys, share in itertools.product(_SEQUENCES, _LENGTHS, _LENGTHS, shares):
         lead = (sequences * rows,) if packed else (sequences, rows)
         kv_lead = (sequences * keys,) if packed else (sequences, keys)
-        q = dense((*lead, heads, columns), of_q)
-        k = dense((*kv_lead, kv_heads, columns), q.dtype)
+        q = dense((*lead, heads, columns), dtype)
+        k = dense((*kv_lead, kv_heads, columns), dtype)
         lse = dense((*lead[:-1], heads, lead[-1]), np.dtype(np.float32))
         cu_seqlens = dict.fromkeys(CU_SEQLENS, dense((sequences + 1,), np.dtype(np.int32))) if packed else {}
-        wanted = [(ForwardOptions(window, causal, stage=stage), {"q": q, "k": k, "v": k})]
-        if gradients:
-            backward = {"do": q, "q": q, "k": k, "v": k, "o": q, "lse": lse}
-            wanted.append((BackwardOptions(window, causal, deterministic=deterministic), backward))
-        for options, specs in wanted:
-            specs |= cu_seqlens
+        for options in wanted:
+            specs = {"q": q, "k": k, "v": k, **cu_seqlens}
+            if isinstance(options, BackwardOptions):
+                specs = {"do": q, **specs, "o": q, "lse": lse}
             calls.check(specs)
             longest = (share * rows, share * keys) if packed else (None, None)
             _, chosen, _, call = calls.of_shapes(specs, options, longest)
             assert call is not None  # there are rows and keys
             sizes = chosen.sizes_for(call)
             jobs.setdefault((chosen.name, *sizes.items()), functools.partial(CompiledPlan, chosen, call, sizes))
-    kernel.side_by_side([*jobs.values()])
-    return len(jobs)
+    return jobs
+
+
+def _decoder_jobs(
+    options: DecodeOptions, heads: int, kv_heads: int, head_dim: int, dtype: np.dtype, paged: bool
+) -> Jobs:
+    """List the builds of a decoder: its sizes depend on the new tokens, and on whether a block has many units."""
+    jobs: Jobs = {}
+    many = -(-2 * limits.multiprocessors() // kv_heads)
+    for sequences, tokens in itertools.product((1, many), range(1, TILE_ROWS + 1)):
+        q = Spec.dense((sequences, tokens, heads, head_dim), dtype)
+        cache = Spec.dense((sequences, TILE_ROWS, kv_heads, head_dim), dtype)
+        specs = {"q": q, "k_cache": cache, "v_cache": cache, "cache_seqlens": Spec.dense((sequences,), np.int32)}
+        if paged:
+            specs["block_table"] = Spec.dense((sequences, 1), np.int32)
+        decoder, call, _ = check_decoding(specs, options)
+        assert call is not None  # there are tokens and keys
+        sizes = decoder.sizes_for(call)
+        jobs.setdefault((decoder.name, *sizes.items()), functools.partial(CompiledPlan, decoder, call, sizes))
+    return jobs

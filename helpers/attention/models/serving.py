@@ -10,17 +10,18 @@ runs and who waits, without a model; `Server` computes.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from helpers import device
-from helpers.attention import flash_attention_with_kvcache
+from helpers.attention import flash_attention_with_kvcache, warm_up
 from helpers.attention.decoding import HEAD_DIMS
 from helpers.attention.models.blas import one_thread
 from helpers.attention.models.char_gpt import CharGPT, check_sampling, draw, to_host, xp
@@ -66,10 +67,10 @@ class Pages:
         """Free the pages of a request."""
         self.free += self.of.pop(request)
 
-    def table(self, requests: Sequence[Request]) -> np.ndarray:
-        """Build the block table, int32 (requests, pages of the longest one): 0 where a request has no more."""
-        rows = [self.of[request] for request in requests]
-        return np.array([row + [0] * (max(map(len, rows)) - len(row)) for row in rows], np.int32)
+    def table(self, requests: Sequence[Request], width: int) -> np.ndarray:
+        """Build the block table, int32 (requests, width): 0 where a request has no more pages."""
+        rows = (self.of[request] for request in requests)
+        return np.array([row + [0] * (width - len(row)) for row in rows], np.int32)
 
     def check(self) -> None:
         """Raise RuntimeError for a page that is lost, or given away twice."""
@@ -188,6 +189,7 @@ class Server:
             wanted = ", ".join(map(str, HEAD_DIMS))
             raise ValueError(f"model has heads {head_dim} wide (width / heads of its Config); {wanted} can be served")
         self.model, self.pages, self.watermark = model, Pages(pages, page_size), watermark
+        self.room = min(config.context, pages * page_size)  # characters of a text
         shape = config.layers, pages, page_size, config.heads, head_dim
         self.cache = _Cache(*(device.cp.zeros(shape, dtype=dtype_of(dtype)) for _ in "kv"))
         self.history: list[Step] = []
@@ -217,17 +219,14 @@ class Server:
         if not isinstance(requests, (list, tuple)):
             raise TypeError(f"requests is a list of Request; got {type(requests).__name__}")
         check_sampling(temperature, seed)
-        room = min(self.model.config.context, self.pages.count * self.pages.size)
-        prompts = [self._checked(f"requests[{i}]", request, room) for i, request in enumerate(requests)]
+        prompts = [self._checked(f"requests[{i}]", request, self.room) for i, request in enumerate(requests)]
         places: dict[Request, int] = {}
         for place, (request, tokens) in enumerate(zip(requests, prompts, strict=True)):
             own = replace(request) if request in places else request  # one that comes again gets pages of its own
             own.tokens, own.cached, places[own] = tokens, 0, place
-        attention, self.model.attention, self.failed = self.model.attention, self.cache, {}
-        try:
+        self.failed = {}
+        with self._cache_in_model():
             self._run(places, temperature, seed)
-        finally:
-            self.model.attention, self.pages = attention, Pages(self.pages.count, self.pages.size)
         if requests and len(self.failed) == len(requests):
             raise self.failed[0]
         letters = self.model.characters
@@ -235,6 +234,39 @@ class Server:
             None if place in self.failed else "".join(letters[token] for token in request.tokens)
             for request, place in places.items()
         ]
+
+    @one_thread()
+    def warm_up(self) -> int:
+        """Compile and plan what `serve` needs, by passes of the model over requests that are thrown away.
+
+        Later calls build nothing, and as long as nobody calls `forget`, they plan nothing: the plans of up to 128
+        requests at once and of texts of up to 128 characters are kept, while other shapes get theirs when they come.
+
+        Returns:
+            How many kernel files, each with one set of sizes, were compiled, or were there already.
+        """
+        config, dtype = self.model.config, self.cache.k.dtype.name
+        count = warm_up(config.heads, config.width // config.heads, dtype=dtype, decoding=True, paged=True)
+        of_steps = [(requests, 1) for requests in range(1, min(self.pages.count, 128) + 1)]
+        of_prompts = [(1, tokens) for tokens in range(2, min(self.room, 128) + 1)]
+        with self._cache_in_model():
+            for requests, tokens in of_steps + of_prompts:
+                group = [Request("", 0, tokens=[0] * tokens) for _ in range(requests)]
+                for request in group:
+                    self.pages.reserve(request)
+                self._logits(group)
+                for request in group:
+                    self.pages.release(request)
+        return count
+
+    @contextlib.contextmanager
+    def _cache_in_model(self) -> Iterator[None]:
+        """Let the model attend to the cache; at the end all pages are free."""
+        attention, self.model.attention = self.model.attention, self.cache
+        try:
+            yield
+        finally:
+            self.model.attention, self.pages = attention, Pages(self.pages.count, self.pages.size)
 
     def _checked(self, name: str, request: Any, room: int) -> list[int]:
         """Encode a request's prompt. TypeError or ValueError if the request cannot be served."""
@@ -301,7 +333,7 @@ class Server:
         """Compute the logits (requests, characters) of the next character of each request of a group."""
         cached = np.array([request.cached for request in group], np.int32)
         tokens = np.array([request.tokens[request.cached :] for request in group])
-        self.cache.aim(cached, self.pages.table(group))
+        self.cache.aim(cached, self.pages.table(group, -(-self.room // self.pages.size)))
         positions = cached[:, None] + np.arange(tokens.shape[1])
         logits, _ = self.model.forward(xp.asarray(tokens), positions=xp.asarray(positions))
         return to_host(logits[:, -1])
