@@ -159,6 +159,9 @@ def flash_attention_with_kvcache(
     block_table: torch.Tensor | None = None,
     k: torch.Tensor | None = None,
     v: torch.Tensor | None = None,
+    prefix_k: torch.Tensor | None = None,
+    prefix_v: torch.Tensor | None = None,
+    tree: torch.Tensor | None = None,
     **options: Any,
 ) -> Any:
     """Call helpers.attention.flash_attention_with_kvcache, which documents the arguments, on tensors; no gradients.
@@ -171,7 +174,8 @@ def flash_attention_with_kvcache(
         NotImplementedError: tangents, tensors of torch.func's transforms and meta tensors.
     """
     named = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": cache_seqlens}
-    named |= {name: a for name, a in (("block_table", block_table), ("k", k), ("v", v)) if a is not None}
+    optional = {"block_table": block_table, "k": k, "v": v, "prefix_k": prefix_k, "prefix_v": prefix_v, "tree": tree}
+    named |= {name: a for name, a in optional.items() if a is not None}
     _check_tensors(named)
     for name, a in named.items():
         if a.requires_grad and torch.is_grad_enabled():

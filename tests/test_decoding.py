@@ -24,11 +24,13 @@ from helpers.attention import (
     forget,
     kernel,
     reference,
+    shared_prefix,
 )
 from helpers.attention.ladder import Stage, limits
 from helpers.attention.ladder.stage import C_NAMES
 from helpers.bench.studies import decoding as study
 from helpers.device import cp
+from helpers.lesson import shortcuts
 from helpers.xray import xray
 
 TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -106,6 +108,7 @@ class Case:
         if self.freed:  # the same keys, where all of them are there
             return replace(self, freed=False).expected(replace(self, freed=False).arrays(), **more)
         options = {name: value for name, value in self.options.items() if name != "num_splits"}
+        options["softmax_scale"] = more.pop("softmax_scale_of_reference", options["softmax_scale"])
         return reference.attention_with_kvcache(**arrays, **options, **more)
 
     def cache_after(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -541,6 +544,162 @@ def test_score_functions_and_sinks() -> None:
                 check.check("lse", cp.asnumpy(lse)[i, head], np.log(total), tolerance=1e-4)
 
 
+@pytest.mark.parametrize("of_each", [False, True], ids=["all sequences", "each sequence"])
+def test_slopes(of_each: bool) -> None:
+    case = Case(tokens=3, lengths=(100, 3, 260), new=True, window=(50, 0), num_splits=3)
+    arrays, batch = case.arrays(), len(case.lengths)
+    slopes = np.random.default_rng(1).random((batch, 8) if of_each else 8, np.float32)
+    given = {name: cp.asarray(a) for name, a in arrays.items()}
+    o, lse = flash_attention_with_kvcache(**given, **case.options, alibi_slopes=cp.asarray(slopes), return_lse=True)
+    for i in range(batch):
+        alone = {name: a[i : i + 1] for name, a in arrays.items()}
+        one = replace(case, lengths=case.lengths[i : i + 1])
+        got = {"o": o[i : i + 1], "lse": lse[i : i + 1], **{n: given[n][i : i + 1] for n in ("k_cache", "v_cache")}}
+        compare(one, got, alone, alibi_slopes=slopes[i] if of_each else slopes)
+
+
+# ---- a prefix that all share, and trees of drafts
+
+
+def prefix_of(case: Case, keys: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(7)
+    shape = keys, case.kv_heads, case.d
+    return {name: (rng.standard_normal(shape) + 0.25).astype(TYPES[case.dtype]) for name in ("prefix_k", "prefix_v")}
+
+
+def tree_of(case: Case, *shape: int) -> np.ndarray:
+    """Each token follows any before it, or none."""
+    return (
+        np.random.default_rng(5).integers(-1, np.maximum(np.arange(case.tokens), 0), shape or case.tokens).astype("i4")
+    )
+
+
+PREFIXED = {
+    "one token": Case(lengths=(100, 0, 17)),
+    "tokens": Case(lengths=(100, 4, 17), tokens=3, heads=6, kv_heads=1),
+    "new tokens in pages": Case(lengths=(100, 3, 40), tokens=3, new=True, page=16),
+    "splits of float32": Case(lengths=(100, 9), dtype="float32", num_splits=3, softmax_scale=0.3),
+    "bfloat16, 128": Case(lengths=(60, 1), dtype="bfloat16", d=128, heads=4, kv_heads=4),
+}
+
+
+@pytest.mark.exhaustive(one_of_each=lambda keys: keys == 150)
+@pytest.mark.parametrize("keys", [0, 1, 150])
+@pytest.mark.parametrize("name", PREFIXED)
+def test_a_prefix_of_all_sequences(name: str, keys: int) -> None:
+    case, where = PREFIXED[name], np.asarray if keys == 150 else cp.asarray
+    arrays, prefix = case.arrays(), prefix_of(case, keys)
+    given = {name: where(a) for name, a in case.arrays().items()}
+    of_prefix = {name: where(a) for name, a in prefix.items()}
+    o, lse = flash_attention_with_kvcache(**given, **of_prefix, **case.options, return_lse=True)
+    assert type(o) is type(given["q"]) and o.dtype == given["q"].dtype
+    compare(case, {**given, "o": o, "lse": lse}, arrays, **prefix)
+    alone = flash_attention_with_kvcache(
+        **{name: where(a) for name, a in case.arrays().items()}, **of_prefix, **case.options
+    )
+    assert np.array_equal(cp.asnumpy(alone).view("u1"), cp.asnumpy(o).view("u1"))
+
+
+def test_a_prefix_with_sinks_and_a_function_of_the_score() -> None:
+    case, sinks = Case(lengths=(100, 0, 17)), np.random.default_rng(1).standard_normal(8).astype(np.float32)
+    arrays, prefix = case.arrays(), prefix_of(case, 40)
+    given = {name: cp.asarray(a) for name, a in (arrays | prefix).items()}
+    o, lse = flash_attention_with_kvcache(**given, sinks=cp.asarray(sinks), return_lse=True)
+    compare(case, {**given, "o": o, "lse": lse}, arrays, **prefix, sinks=sinks)
+    how: dict[str, Any] = {"score_mod": "factor * score", "mod_args": {"factor": 0.5}}
+    o, lse = flash_attention_with_kvcache(**given, **how, return_lse=True)
+    compare(case, {**given, "o": o, "lse": lse}, arrays, **prefix, softmax_scale_of_reference=0.5 / 8)
+
+
+TREES = {
+    "five drafts": Case(tokens=5, lengths=(100, 5, 260)),
+    "in pages": Case(tokens=7, lengths=(100, 7, 40), new=True, page=16, num_splits=3),
+    "float32, more rows than a tile": Case(tokens=21, lengths=(100, 30), dtype="float32", heads=6),
+    "drafts without keys": Case(tokens=5, lengths=(3, 40)),
+}
+
+
+@pytest.mark.parametrize("of_each", [False, True], ids=["a tree", "trees"])
+@pytest.mark.parametrize("name", TREES)
+def test_trees_of_drafts(name: str, of_each: bool) -> None:
+    case = TREES[name]
+    arrays, tree = case.arrays(), tree_of(case, *([len(case.lengths), case.tokens] if of_each else []))
+    given = {name: cp.asarray(a) for name, a in arrays.items()}
+    o, lse = flash_attention_with_kvcache(**given, **case.options, tree=cp.asarray(tree), return_lse=True)
+    compare(case, {**given, "o": o, "lse": lse}, arrays, tree=tree)
+
+
+def test_a_tree_that_is_a_line_is_no_tree() -> None:
+    case = Case(tokens=4, lengths=(100, 17))
+    arrays = case.arrays()
+    o, of_line = (
+        flash_attention_with_kvcache(**arrays, **more) for more in ({}, {"tree": np.arange(-1, 3, dtype=np.int32)})
+    )
+    assert np.array_equal(o, of_line)
+
+
+def test_a_tree_behind_a_prefix_and_with_a_function() -> None:
+    case = TREES["in pages"]
+    arrays, prefix, tree = case.arrays(), prefix_of(case, 33), tree_of(case)
+    given = {name: cp.asarray(a) for name, a in (arrays | prefix).items()}
+    more: dict[str, Any] = {"tree": cp.asarray(tree), "score_mod": "0.5f * score", "return_lse": True}
+    o, lse = flash_attention_with_kvcache(**given, **case.options, **more)
+    compare(case, {**given, "o": o, "lse": lse}, arrays, **prefix, tree=tree, softmax_scale_of_reference=0.5 / 8)
+
+
+def test_an_unchecked_tree_never_hangs() -> None:
+    """A token that follows itself or a later one counts as following the one before."""
+    case = Case(tokens=4, lengths=(100, 17))
+    wrong, line = (np.array(tree, np.int32) for tree in ([3, 1, 2**31 - 1, -7], [-1, 0, 1, -1]))
+    o, want = (flash_attention_with_kvcache(**case.arrays(), tree=tree, checked=False) for tree in (wrong, line))
+    assert np.array_equal(o, want)
+    with pytest.raises(ValueError, match=r"tree\[0\] = 3; token 0 follows one of -1 to -1"):
+        flash_attention_with_kvcache(**case.arrays(), tree=wrong, checked=True)
+    with pytest.raises(ValueError, match=r"tree\[1, 2\] = 2; token 2 follows one of -1 to 1"):
+        flash_attention_with_kvcache(
+            **case.arrays(), tree=np.array([[-1, 0, 1, 2], [-1, 0, 2, 0]], np.int32), checked=True
+        )
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_tensors_with_a_prefix_and_a_tree(dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    from helpers import torch_attention
+
+    case = Case(tokens=5, lengths=(100, 7), dtype=dtype)
+    more = prefix_of(case, 40) | {"tree": tree_of(case)}
+    arrays = case.arrays()
+    for where in ["cpu", *(["cuda"] if device.ON_GPU else [])]:
+        given = {
+            name: torch.from_numpy(a if a.dtype.kind == "i" else a.astype(np.float32)).to(where)
+            for name, a in (arrays | more).items()
+        }
+        given = {name: a.to(getattr(torch, dtype)) if a.is_floating_point() else a for name, a in given.items()}
+        o, lse = torch_attention.flash_attention_with_kvcache(**given, return_lse=True)
+        assert o.dtype == given["q"].dtype and o.device == given["q"].device == lse.device
+        got = {"o": o.float().cpu().numpy(), "lse": lse.cpu().numpy(), "k_cache": arrays["k_cache"]}
+        compare(case, {**got, "v_cache": arrays["v_cache"]}, arrays, **more)
+        with pytest.raises(TypeError, match="prefix_k requires grad"):
+            torch_attention.flash_attention_with_kvcache(**given | {"prefix_k": given["prefix_k"].requires_grad_()})
+
+
+def test_a_prefix_is_read_once_for_all_sequences() -> None:
+    """By the forward's blocks, once for each tile of rows; in the caches, once for each sequence."""
+    batch, keys, kv_heads, d = 6, 64, 2, 64
+    case = Case(lengths=(keys,) * batch, heads=8, kv_heads=kv_heads, room=keys)
+    report, every, _ = x_rayed(case)
+    of_keys = keys * kv_heads * d * 2
+    assert report.traffic["K"].read == report.traffic["V"].read == batch * of_keys
+    rows = shared_prefix.packed(every["q"], kv_heads)
+    assert rows.shape == (1, batch * 4, kv_heads, d)
+    k, v = prefix_of(case, keys).values()
+    report = shortcuts.xray_stage("flash_mma", rows, k[None], v[None])
+    report.assert_clean()
+    assert report.traffic["K"].read == report.traffic["V"].read == of_keys
+
+
+PREFIX = np.zeros((9, 2, 64), np.float16)
+BOTH: dict[str, Any] = {"prefix_k": PREFIX, "prefix_v": PREFIX}
 REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "float64": ({"q": np.zeros((4, 1, 8, 64))}, TypeError, "q is float64"),
     "head_dim": ({name: np.zeros((4, 9, 2, 80), np.float16) for name in ("q", "k_cache", "v_cache")}, ValueError, "80"),
@@ -567,6 +726,25 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "no stage": ({"stage": ["split_kv"]}, ValueError, "stage=.* does not decode"),
     "stage": ({"stage": "naive"}, ValueError, "split_kv"),
     "sinks": ({"sinks": np.zeros(3, np.float32)}, ValueError, "one for each head"),
+    "slopes": ({"alibi_slopes": np.zeros(3, np.float32)}, ValueError, "one slope for each head"),
+    "prefix_k alone": ({"prefix_k": PREFIX}, ValueError, "come together"),
+    "a prefix that is none": ({"prefix_k": PREFIX, "prefix_v": 3}, TypeError, "prefix_v is an array; got int 3"),
+    "heads of a prefix": (BOTH | {"prefix_v": PREFIX[:, :1]}, ValueError, r"prefix_v has shape .* cache's: \(2, 64\)"),
+    "axes of a prefix": (BOTH | {"prefix_k": PREFIX[None]}, ValueError, r"\(keys, kv_heads, head_dim\) is needed"),
+    "dtype of a prefix": (BOTH | {"prefix_k": PREFIX.astype(np.float32)}, TypeError, "prefix_k is float32 and q is fl"),
+    "keys of a prefix": (BOTH | {"prefix_k": PREFIX[1:]}, ValueError, "has 8 keys and prefix_v 9"),
+    "a prefix with a window": (BOTH | {"window": (3, 0)}, ValueError, "other distances"),
+    "a prefix with slopes": (BOTH | {"alibi_slopes": np.zeros(8, np.float32)}, ValueError, "other distances"),
+    "a prefix with places": (BOTH | {"score_mod": "score - 0.1f * distance"}, ValueError, "score_mod uses distance"),
+    "int64 tree": ({"tree": np.zeros(1, np.int64)}, TypeError, "tree is int64"),
+    "tokens of a tree": ({"tree": np.zeros(3, np.int32)}, ValueError, "q's tokens"),
+    "a tree, not causal": ({"tree": -np.ones(1, np.int32), "causal": False}, ValueError, "needs causal=True"),
+    "a tree with a window": ({"tree": -np.ones(1, np.int32), "window": (9, 0)}, ValueError, "neither a window"),
+    "a tree with slopes": (
+        {"tree": -np.ones(1, np.int32), "alibi_slopes": np.zeros(8, np.float32)},
+        ValueError,
+        "nor alibi_slopes",
+    ),
     "rows with gaps": ({"k_cache": np.zeros((4, 300, 2, 128), np.float16)[..., ::2]}, ValueError, "read where it is"),
 }
 

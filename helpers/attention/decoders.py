@@ -206,7 +206,7 @@ def _scratch(call: DecodeCall, sizes: Mapping[str, int]) -> dict[str, Spec]:
 SPLIT_KV = _decoder(
     *("split_kv", "14_split_kv.cu", "pages, new tokens, any type", _sizes, _launches, _scratch),
     dtypes=("float32", "float16", "bfloat16"),
-    features=frozenset({"block_table", "k", "sinks", "score_mod"}),
+    features=frozenset({"block_table", "k", "tree", "alibi_slopes", "sinks", "score_mod"}),
 )
 
 

@@ -27,13 +27,14 @@ from helpers.attention.ladder.call import (
     mask_window,
     softmax_scale_of,
 )
-from helpers.attention.ladder.extras import check_sinks
+from helpers.attention.ladder.extras import check_sinks, check_slopes
 from helpers.attention.ladder.kinds import DeviceArrays, kind_of
 from helpers.attention.ladder.layout import Spec, address, titles
 from helpers.attention.ladder.plan import CompiledPlan
 from helpers.attention.ladder.score_mod import bind_to_call, parse_score_mod
 from helpers.attention.run import Call, Change, Kind, Output, Plan, compile_plan, run
 from helpers.attention.scalars import check_flags, whole_number
+from helpers.attention.shared_prefix import check_prefix, join_prefix
 
 HEAD_DIMS = (64, 128, 256)
 
@@ -52,6 +53,10 @@ def flash_attention_with_kvcache(
     softmax_scale: float | None = None,
     num_splits: int = 0,
     return_lse: bool = False,
+    prefix_k: Any = None,
+    prefix_v: Any = None,
+    tree: Any = None,
+    alibi_slopes: Any = None,
     sinks: Any = None,
     score_mod: str | None = None,
     mod_args: Mapping[str, Any] | None = None,
@@ -81,11 +86,21 @@ def flash_attention_with_kvcache(
         num_splits: how many parts each sequence is cut into, at most; 0: all of the work is cut into equal stretches,
             one for each multiprocessor, whatever the lengths (Stream-K).
         return_lse: also the natural log of the sum of exp(scaled scores), float32 (batch, heads, seq_q).
-        sinks, score_mod, mod_args: see `helpers.attention.flash_attention`.
+        prefix_k, prefix_v: (keys, kv_heads, head_dim): keys and values before those of every sequence, such as a prompt
+            that all share. cache_seqlens does not count them. A call of flash_attention with the tokens of all
+            sequences as its rows reads them, and its result is merged with that of the cache, which was rounded to q's
+            dtype. No window and no slopes then, and a score_mod of score, kv_head and mod_args alone. It is several
+            launches more: their speed on a GPU has not been measured.
+        tree: (seq_q,) or (batch, seq_q) int32, for drafts that form a tree: which of the seq_q tokens each one follows,
+            one before it, or -1 for the last token before all of them. A token sees those that it follows in the end,
+            and not the other drafts. Without it each follows the one before. causal=True, no window and no slopes then;
+            positions for a rotary embedding are the caller's, and so is moving the accepted keys together in the cache.
+            Unchecked, an entry that is not before its token counts as the token before.
+        alibi_slopes, sinks, score_mod, mod_args: see `helpers.attention.flash_attention`.
         stage: one of DECODERS; without it the last.
-        checked: whether the host reads cache_seqlens and block_table before the launch, and refuses what breaks their
-            rules. On a GPU it has to wait for them, so this is for tests and for finding a fault, and no CUDA graph can
-            be made of it. None: on the CPU engine, but not on a GPU.
+        checked: whether the host reads cache_seqlens, block_table and tree before the launch, and refuses what breaks
+            their rules. On a GPU it has to wait for them, so this is for tests and for finding a fault, and no CUDA
+            graph can be made of it. None: on the CPU engine, but not on a GPU.
 
     Returns:
         The output, of q's shape, dtype and kind of array; with return_lse, (o, lse). A token that sees no key gets 0,
@@ -99,13 +114,20 @@ def flash_attention_with_kvcache(
     """
     mod, of_mod = parse_score_mod(score_mod, None, mod_args)
     arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": cache_seqlens, **of_mod}
-    for name, a in (("block_table", block_table), ("k", k), ("v", v), ("sinks", sinks)):
-        if a is not None:
-            arrays[name] = a
+    optional = {"block_table": block_table, "k": k, "v": v, "tree": tree, "alibi_slopes": alibi_slopes, "sinks": sinks}
+    arrays |= {name: a for name, a in optional.items() if a is not None}
     if checked is None:
         checked = not device.ON_GPU
     options = DecodeOptions(window, causal, softmax_scale, num_splits, return_lse, stage, mod, checked)
-    return run(Decoding(arrays, options))
+    if (prefix_k is None and prefix_v is None) or not hasattr(k_cache, "shape") or not hasattr(q, "dtype"):
+        return run(Decoding(arrays, options))
+    unbounded = mask_window(window, causal)[0] < 0 and alibi_slopes is None
+    check_prefix(q, k_cache, prefix_k, prefix_v, unbounded=unbounded, score_mod=score_mod)
+    check_flags(return_lse=return_lse)
+    own = run(Decoding(arrays, options._replace(return_lse=True)))
+    functions = {"score_mod": score_mod, "mod_args": mod_args} if mod else {}
+    o, lse = join_prefix(q, prefix_k, prefix_v, *own, softmax_scale=softmax_scale, **functions)
+    return (o, lse) if return_lse else o
 
 
 # ---- a call
@@ -178,6 +200,8 @@ def _check_contents(options: DecodeOptions, kind: Kind, arrays: Mapping[str, Any
     q, k_cache, table = arrays["q"], arrays["k_cache"], arrays.get("block_table")
     if device.ON_GPU and kind.is_captured(kind.stream(q)):
         raise ValueError("checked=True reads cache_seqlens on the host, which a CUDA graph cannot: checked=False")
+    if "tree" in arrays:
+        _check_tree(kind.to_numpy(arrays["tree"]))
     if "k" in arrays:
         _check_written({name: kind.device_array(a) for name, a in arrays.items() if name in _WRITTEN})
     check_slots(
@@ -189,6 +213,13 @@ def _check_contents(options: DecodeOptions, kind: Kind, arrays: Mapping[str, Any
         appends="k" in arrays,
         window=mask_window(options.window, options.causal),
     )
+
+
+def _check_tree(tree: np.ndarray) -> None:
+    """Raise ValueError for a token that follows one that is not before it."""
+    for at in np.argwhere((tree < -1) | (tree >= np.arange(tree.shape[-1])))[:1]:
+        where, token = ", ".join(map(str, at)), at[-1]
+        raise ValueError(f"tree[{where}] = {tree[tuple(at)]}; token {token} follows one of -1 to {token - 1}")
 
 
 _WRITTEN = ("k_cache", "v_cache", "k", "v")  # two of them, with what the two others have
@@ -248,6 +279,8 @@ def check(
     q, k_cache, table = specs["q"], specs["k_cache"], specs.get("block_table")
     decoder = _decoder_of(specs, options)
     _check_shapes(specs)
+    if "tree" in specs:
+        _check_tree_s_shape(specs, options)
     check_same_device(specs)
     check_flags(return_lse=options.return_lse, checked=options.is_checked)
     splits = whole_number("num_splits", options.num_splits, least=0)
@@ -261,6 +294,7 @@ def check(
     if not (batch and tokens and room):
         return decoder, None, outputs
     arrays = {**specs, **{name: Spec.dense(shape, dtype) for name, (shape, dtype) in outputs.items()}}
+    arrays |= {name: arrays[name].with_axes(2) for name in ("tree", "alibi_slopes") if name in arrays}
     # More parts than 16 keys, the smallest tile, would be empty ones.
     call = DecodeCall(arrays, window, scale, min(splits, -(-room // SMALLEST_TILE)), bind_to_call(options.mod, arrays))
     return decoder, call, outputs
@@ -276,7 +310,8 @@ def _decoder_of(specs: Mapping[str, Spec], options: DecodeOptions) -> Stage:
     if limits.compute_capability() < decoder.min_cc:
         here = limits.compute_capability() / 10
         raise ValueError(f"{decoder.name} needs compute capability {decoder.min_cc / 10}; this GPU has {here}")
-    asked = [name for name in ("block_table", "k", "sinks") if name in specs] + ["score_mod"] * bool(options.mod)
+    asked = [name for name in ("block_table", "k", "tree", "alibi_slopes", "sinks") if name in specs]
+    asked += ["score_mod"] * bool(options.mod)
     if missing := [name for name in asked if name not in decoder.features]:
         raise ValueError(f"{decoder.name} is a step to {SPLIT_KV.name}: it has no {missing[0]}")
     return decoder
@@ -345,6 +380,20 @@ def _check_shapes(specs: Mapping[str, Spec]) -> None:
             raise ValueError(f"{name} has strides {specs[name].strides}; a row or a page is less than 4 GB long")
     if "sinks" in specs:
         check_sinks(specs["sinks"], heads)
+    if "alibi_slopes" in specs:
+        check_slopes(specs["alibi_slopes"], batch, heads)
+
+
+def _check_tree_s_shape(specs: Mapping[str, Spec], options: DecodeOptions) -> None:
+    tree, (batch, tokens) = specs["tree"], specs["q"].shape[:2]
+    if tree.dtype != np.int32:
+        raise TypeError(f"tree is {tree.dtype}; int32 is needed: tree.astype('int32')")
+    if tree.shape not in ((tokens,), (batch, tokens)):
+        raise ValueError(f"tree has shape {tree.shape}; ({tokens},) or ({batch}, {tokens}) is needed: q's tokens")
+    if mask_window(options.window, options.causal) != (-1, 0) or "alibi_slopes" in specs:
+        raise ValueError(
+            "a tree needs causal=True, and neither a window nor alibi_slopes: distances are not the tree's"
+        )
 
 
 # ---- for X-rays and experiments

@@ -136,13 +136,18 @@ def attention_with_kvcache(
     *,
     k: np.ndarray | None = None,
     v: np.ndarray | None = None,
+    prefix_k: np.ndarray | None = None,
+    prefix_v: np.ndarray | None = None,
+    tree: np.ndarray | None = None,
     **options: Any,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Compute attention of the newest tokens of each sequence to its cache, in float64, sequence by sequence.
 
     q: (batch, seq_q, heads, d); caches (batch, seq_max, kv_heads, d), or (pages, page_size, kv_heads, d) with
     block_table (batch, pages of a sequence); only the first cache_seqlens[i] keys of sequence i are looked at. k, v:
-    (batch, seq_q, kv_heads, d), behind those. options: those of attention(); causal is True if it is left out.
+    (batch, seq_q, kv_heads, d), behind those. prefix_k, prefix_v: (keys, kv_heads, d), before those of every sequence.
+    tree: (seq_q,) or (batch, seq_q), which of the newest tokens each one follows, one before it or -1. options: those
+    of attention(); causal is True if it is left out.
 
     Returns o, of q's shape, and lse (batch, heads, seq_q). A token that sees no key has o = 0 and lse = -inf.
     """
@@ -151,18 +156,33 @@ def attention_with_kvcache(
     options = {"causal": True, **options}
     for i, length in enumerate(map(int, cache_seqlens)):
         of_sequence = []
-        for cache, new in ((k_cache, k), (v_cache, v)):
+        for cache, new, prefix in ((k_cache, k, prefix_k), (v_cache, v, prefix_v)):
             if block_table is None:
                 rows = cache[i, :length]
             else:
                 pages = block_table[i, : -(-length // cache.shape[1])]
                 rows = cache[pages].reshape(-1, *cache.shape[2:])[:length]
-            rows = (rows if new is None else np.concatenate([rows, new[i]])).astype(np.float64)
+            rows = np.concatenate([each for each in (prefix, rows, new if new is None else new[i]) if each is not None])
+            rows = rows.astype(np.float64)
             of_sequence.append(np.repeat(rows.swapaxes(0, 1), heads // rows.shape[1], axis=0))
-        if of_sequence[0].shape[1]:
+        keys = of_sequence[0].shape[1]
+        if tree is not None:
+            options["bias"] = np.ones((tokens, keys), bool)
+            drafts = _seen_in_tree(np.broadcast_to(tree, (batch, tokens))[i])
+            options["bias"][:, max(keys - tokens, 0) :] = drafts[:, max(tokens - keys, 0) :]
+        if keys:
             o_i, lse[i] = attention(q[i].astype(np.float64).swapaxes(0, 1), *of_sequence, return_lse=True, **options)
             o[i] = o_i.swapaxes(0, 1)
     return o, lse
+
+
+def _seen_in_tree(tree: np.ndarray) -> np.ndarray:
+    """Return which tokens of a tree each token sees, bool (tokens, tokens): those that it follows, and itself."""
+    seen = np.eye(len(tree), dtype=bool)
+    for token, follows in enumerate(tree):
+        if follows >= 0:
+            seen[token] |= seen[follows]
+    return seen
 
 
 def rotary(

@@ -116,7 +116,7 @@ def as_kernels_read(
             _check_bias(a, q.dtype, (sequences, heads, n, n_kv), packed)
             extras[name] = a.with_axes(4)
         elif name == "alibi_slopes":
-            _check_slopes(a, sequences, heads)
+            check_slopes(a, sequences, heads)
             extras[name] = a.with_axes(2)
         elif name == "sinks":
             check_sinks(a, heads)
@@ -175,7 +175,8 @@ def check_sinks(sinks: Spec, heads: int) -> None:
         raise ValueError(f"sinks is {sinks.dtype} {sinks.shape}; float32 ({heads},) is needed: one for each head")
 
 
-def _check_slopes(slopes: Spec, sequences: int, heads: int) -> None:
+def check_slopes(slopes: Spec, sequences: int, heads: int) -> None:
+    """Refuse ALiBi slopes that are not one for each head, or for each head of each sequence."""
     if slopes.dtype != np.float32:
         raise TypeError(f"alibi_slopes is {slopes.dtype}; float32 is needed: alibi_slopes.astype('float32')")
     if tuple(slopes.shape) not in ((heads,), (sequences, heads)):

@@ -24,7 +24,20 @@ from helpers.engine.cuda_source.signatures import dtype_of
 NAMES = ("score", "distance", "batch", "head", "kv_head", "q_idx", "kv_idx", "q_len", "kv_len")
 _TAKEN = {
     *NAMES,
-    *("y", "loaded", "load_pair", "prefetch", "grad", "bias", "alibi_slopes", "sinks", "sink", "score_mod", "mask_mod"),
+    *(
+        "y",
+        "loaded",
+        "load_pair",
+        "prefetch",
+        "grad",
+        "bias",
+        "alibi_slopes",
+        "sinks",
+        "sink",
+        "tree",
+        "score_mod",
+        "mask_mod",
+    ),
     *("entries", "block_mask", "mask_batch", "mask_head", "mask_tile"),
 }
 _C_TYPES = {
@@ -359,6 +372,8 @@ def bind_to_call(mod: ScoreMod | None, arrays: Mapping[str, Spec]) -> ScoreMod |
         presets = presets.and_then(
             ScoreMod((Function("alibi_slopes", text),), values=values, arrays=(_pointer("alibi_slopes", slopes),))
         )
+    if tree := arrays.get("tree"):
+        presets = presets.and_then(_tree(tree))
     if sinks := arrays.get("sinks"):
         presets = presets.and_then(ScoreMod(sink="sinks[head]", arrays=(_pointer("sinks", sinks),)))
     if mod is not None:
@@ -404,6 +419,19 @@ def _bias(bias: Spec) -> ScoreMod:
     )
     pair = Pair(bias.dtype.name, f"bias + {index}", of_pair) if whole else None
     return ScoreMod((Function("bias", text, "1", pair),), values=values, arrays=(_pointer("bias", bias),))
+
+
+def _tree(tree: Spec) -> ScoreMod:
+    """Make the function of a tree of drafts: of the newest tokens, each sees those that it follows, and itself."""
+    values, index = _index("tree", tree, ("batch", "token"))
+    follows = f"""[&] {{
+  const int first = kv_len - q_len, seen = kv_idx - first;
+  int token = q_idx - first;
+  while (token > seen) token = min(tree[{index}], token - 1);
+  return token == seen || seen < 0;
+}}()"""
+    text = f"{follows} ? score : {_NEG_INF}"
+    return ScoreMod((Function("tree", text),), values=values, arrays=(_pointer("tree", tree),))
 
 
 # Two neighbours as float2, by one load: the types' own structs would be loaded by halves.

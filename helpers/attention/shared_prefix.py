@@ -1,0 +1,127 @@
+"""Attention to a prefix that all sequences of a batch share, to be merged with that to each sequence's own keys.
+
+The tokens of all sequences are rows of one launch of `flash_attention`, so that a tile of them reads the prefix once;
+with a cache of its own, each sequence would read it (Juravsky et al. 2024, "Hydragen"; FlashInfer's cascade). The heads
+that share a head of K and V are rows as well. How fast this is on a GPU has not been measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from helpers import device
+from helpers.attention.calls import flash_attention
+from helpers.attention.ladder.kinds import as_device_array, as_kind_of, kind_of, on_device
+from helpers.attention.ladder.layout import bits
+from helpers.attention.ring import merge
+
+NAMES = ("prefix_k", "prefix_v")
+_PLACES = re.compile(r"\b(?:batch|head|q_idx|kv_idx|q_len|kv_len|distance)\b")
+
+
+def check_prefix(q: Any, k_cache: Any, prefix_k: Any, prefix_v: Any, *, unbounded: bool, score_mod: str | None) -> None:
+    """Check a prefix against the other arrays of a call, before anything is launched.
+
+    Args:
+        unbounded: no window ends what a token sees before its own key, and no slope depends on how far a key is.
+
+    Raises:
+        TypeError, ValueError: as `flash_attention_with_kvcache`.
+    """
+    if prefix_k is None or prefix_v is None:
+        raise ValueError("prefix_k and prefix_v come together: each key needs its value")
+    for name, a in zip(NAMES, (prefix_k, prefix_v), strict=True):
+        if not hasattr(a, "shape") or not hasattr(a, "dtype"):
+            raise TypeError(f"{name} is an array; got {type(a).__name__} {a!r:.40}")
+        wanted = tuple(k_cache.shape)[2:]
+        if len(a.shape) != 3 or tuple(a.shape)[1:] != wanted:
+            raise ValueError(
+                f"{name} has shape {tuple(a.shape)}; (keys, kv_heads, head_dim) is needed, whose last two are the "
+                f"cache's: {wanted}"
+            )
+        if str(a.dtype) != str(q.dtype):
+            raise TypeError(f"{name} is {a.dtype} and q is {q.dtype}: one dtype is needed")
+    if len(prefix_k) != len(prefix_v):
+        raise ValueError(f"prefix_k has {len(prefix_k)} keys and prefix_v {len(prefix_v)}: each key needs its value")
+    if not unbounded:
+        raise ValueError(
+            "a prefix with a window or alibi_slopes: keys of the prefix would be at other distances in each sequence"
+        )
+    if score_mod is not None and (place := _PLACES.search(score_mod)):
+        raise ValueError(
+            f"score_mod uses {place[0]}, which a prefix that all sequences and heads share does not have: with a "
+            "prefix it may use score, kv_head and mod_args"
+        )
+
+
+def packed(q: Any, kv_heads: int) -> Any:
+    """Copy q, a device array (batch, seq_q, heads, head_dim), to (1, batch seq_q heads / kv_heads, kv_heads, head_dim).
+
+    Each row is a token and one of the heads that share a head of K and V.
+    """
+    batch, tokens, heads, head_dim = q.shape
+    rows = bits(q).reshape(batch * tokens, kv_heads, heads // kv_heads, head_dim).swapaxes(1, 2)
+    return device.cp.ascontiguousarray(rows).reshape(1, -1, kv_heads, head_dim).view(q.dtype)
+
+
+def join_prefix(
+    q: Any,
+    prefix_k: Any,
+    prefix_v: Any,
+    o: Any,
+    lse: Any,
+    *,
+    softmax_scale: float | None = None,
+    score_mod: str | None = None,
+    mod_args: Mapping[str, Any] | None = None,
+) -> tuple[Any, Any]:
+    """Merge attention to a prefix into (o, lse), that to each sequence's own keys. Return both, of q's kind of array.
+
+    Args:
+        q: (batch, seq_q, heads, head_dim). prefix_k, prefix_v: (keys, kv_heads, head_dim). o: as q. lse: float32
+            (batch, heads, seq_q). The others: as `flash_attention_with_kvcache` takes them.
+    """
+    kind = kind_of(q)
+    given = {"q": q, "prefix_k": prefix_k, "prefix_v": prefix_v, "o": o, "lse": lse}
+    with contextlib.ExitStack() as stack:
+        if kind is not None:
+            stack.enter_context(on_device(kind.device_id(q)))
+            stack.enter_context(kind.on_stream_of(q))
+        there = {name: as_device_array(name, a) for name, a in given.items()}
+        whole, whole_lse = _merged(**there, scale=softmax_scale, score_mod=score_mod, mod_args=mod_args)
+        return as_kind_of(q, whole), as_kind_of(q, whole_lse)
+
+
+def _merged(
+    q: Any, prefix_k: Any, prefix_v: Any, o: Any, lse: Any, *, scale: Any, score_mod: Any, mod_args: Any
+) -> tuple[Any, Any]:
+    own, own_lse = o, lse
+    cp, (batch, tokens, heads, head_dim), kv_heads = device.cp, q.shape, prefix_k.shape[1]
+    o, lse = flash_attention(
+        packed(q, kv_heads),
+        prefix_k[None],
+        prefix_v[None],
+        softmax_scale=scale,
+        score_mod=score_mod,
+        mod_args=mod_args,
+        return_lse=True,
+        out_dtype=np.float32,
+    )
+    group = heads // kv_heads
+    o = cp.ascontiguousarray(o.reshape(batch * tokens, group, kv_heads, head_dim).swapaxes(1, 2)).reshape(q.shape)
+    lse = lse.reshape(kv_heads, batch, tokens, group).transpose(1, 0, 3, 2)
+    lse = cp.ascontiguousarray(lse).reshape(batch, heads, tokens)
+    dtype = None if q.dtype == np.float32 else q.dtype
+    return merge(o, _as_float32(own), (0, tokens), lse, cp.ascontiguousarray(own_lse), dtype), lse
+
+
+def _as_float32(a: Any) -> Any:
+    """Copy to float32, C-contiguous. CuPy converts no bfloat16, whose bits are a float32's first half."""
+    if a.dtype.name == "bfloat16":
+        a = (bits(a).astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return device.cp.ascontiguousarray(a.astype(np.float32, copy=False))
