@@ -330,7 +330,7 @@ def ones_like(a: Any, dtype: Any = None, order: str = "K", subok: None = None, s
 def full_like(
     a: Any, fill_value: Any, dtype: Any = None, order: str = "K", subok: None = None, shape: Any = None
 ) -> ndarray:
-    """Call `full` with the dtype, the order and, unless `shape` is given, the shape of an array."""
+    """Return a device array filled with `fill_value`, with the shape, dtype and order of `a` unless they are given."""
     return _filled(empty_like(a, dtype, order, subok, shape), fill_value)
 
 

@@ -1,7 +1,7 @@
 """The device libraries that CuPy brings: its own headers, and NVIDIA's CUB, libcu++ and Thrust.
 
 They stay CuPy's files: found in its package at run time, never copied, and compiled unchanged. To libcu++ and CUB the
-engine presents itself as nvcc with g++ (or clang++) beneath it, which is nearly true. Their inline PTX is translated
+engine presents itself as nvcc with g++ (or clang++) beneath it. Their inline PTX is translated
 like a kernel's own, but after the preprocessor: an unknown instruction fails when a thread reaches it, because most of
 these headers' code is never called.
 """

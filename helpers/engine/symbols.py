@@ -115,7 +115,7 @@ def _read_elf(data: bytes) -> Table:
 
 
 def name_at(symbols: Table, address: int) -> str | None:
-    """Return the linker symbol of the function at an address of the library."""
+    """Return the linker's name of the function at an address of the library, or None if no symbol has that address."""
     # GCC adds local aliases of the same address; their names have a dot.
     names = (s.name for s in symbols.symbols if s.value == address and s.size and not s.is_thread_local)
     return min(names, key=lambda name: ("." in name, len(name)), default=None)

@@ -34,7 +34,7 @@ class Figures:
 
     @property
     def requests(self) -> int:
-        """Instructions of warps that touched it."""
+        """The warp instructions that accessed it: loads plus stores."""
         return self.loads + self.stores
 
     @property
