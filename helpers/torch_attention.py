@@ -73,7 +73,7 @@ def flash_attention(
         k, v: (batch, seq_kv, kv_heads, head_dim) of q's dtype and device. kv_heads divides heads.
         causal: query i sees key j up to i + seq_kv - seq (bottom-right alignment, as in FlashAttention).
         window: (left, right): how many keys before and after that diagonal a query sees; -1 for no limit.
-        softmax_scale: 1 / sqrt(head_dim) where it is not given.
+        softmax_scale: by default 1 / sqrt(head_dim).
         return_lse: also the log-sum-exp of each row, float32 (batch, heads, seq). It has no gradient.
         deterministic: gradients that are the same to the bit in every run, on the same device. Also where
             `torch.use_deterministic_algorithms(True)` was called.
@@ -213,7 +213,7 @@ def scaled_dot_product_attention(
         dropout_p: 0.0. The kernels have none.
         is_causal: query i sees key j where j <= i, also where L and S differ (top-left alignment; flash_attention's
             causal=True is bottom-right).
-        scale: 1 / sqrt(head_dim) where it is not given.
+        scale: by default 1 / sqrt(head_dim).
         enable_gqa: key and value may have fewer heads, a divisor of query's.
         fallback: PyTorch computes what these kernels refuse, with one warning for each reason.
 

@@ -52,7 +52,7 @@ def _as_module(namespace: type) -> Any:
 
 
 def is_available() -> bool:
-    """Return whether the engine is in CuPy's place, for programs that ask before they launch; no GPU is there."""
+    """Return True if the engine is in CuPy's place, for programs that ask before they launch, though there is no GPU."""
     return sys.modules.get("cupy") is sys.modules[__name__.rpartition(".")[0]]
 
 

@@ -56,7 +56,7 @@ def translate_cucomplex(code: str) -> str:
 
 
 def needed(code: str) -> bool:
-    """Return whether the source includes a header of CUB, libcu++ or Thrust that the engine lacks."""
+    """Return True if the source includes a header of CUB, libcu++ or Thrust that the engine lacks."""
     names = _INCLUDE.findall(blank_comments(code))
     return any(_LIBRARY.match(name) and not (compiler.INCLUDE / name).is_file() for name in names)
 

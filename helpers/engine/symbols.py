@@ -58,7 +58,7 @@ class Table:
         return next((s for s in self.symbols if s.name == name and not s.is_local), None)
 
     def has_state(self) -> bool:
-        """Return whether the library keeps variables from one launch to the next."""
+        """Return True if the library keeps variables from one launch to the next."""
         return any(s.is_variable and s.is_writable and s.size and "engine_table" not in s.name for s in self.symbols)
 
 
