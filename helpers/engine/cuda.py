@@ -52,7 +52,7 @@ def _as_module(namespace: type) -> Any:
 
 
 def is_available() -> bool:
-    """Return True if the engine is in CuPy's place, for programs that ask before they launch, though there is no GPU."""
+    """Return True if the engine is in CuPy's place: programs that ask before they launch then do so without a GPU."""
     return sys.modules.get("cupy") is sys.modules[__name__.rpartition(".")[0]]
 
 
