@@ -558,6 +558,32 @@ def test_slopes(of_each: bool) -> None:
         compare(one, got, alone, alibi_slopes=slopes[i] if of_each else slopes)
 
 
+@pytest.mark.parametrize("d, room_d, dtype", [(80, 128, "float16"), (112, 128, "float32"), (192, 256, "bfloat16")])
+def test_rows_of_other_lengths_in_a_wider_cache(d: int, room_d: int, dtype: str) -> None:
+    """New tokens get their zeros; those that are there have them; a tree, a prefix and a negative scale work too."""
+    case = Case(tokens=3, lengths=(100, 3, 40), new=True, page=16, d=d, dtype=dtype, heads=4, softmax_scale=-0.2)
+    arrays, tree, prefix = case.arrays(), tree_of(case), prefix_of(case, 20)
+    given = dict(arrays)
+    for name in ("k_cache", "v_cache"):
+        wide = np.full((*arrays[name].shape[:3], room_d), np.nan, arrays[name].dtype)
+        wide[..., :d] = arrays[name]
+        wide[..., d:][~np.isnan(arrays[name][..., :1].astype(np.float32))[..., 0]] = 0
+        given[name] = cp.asarray(wide)
+    there = {name: cp.asarray(a) for name, a in given.items()}
+    more = {name: cp.asarray(a) for name, a in (prefix | {"tree": tree}).items()}
+    o, lse = flash_attention_with_kvcache(**there, **case.options, **more, return_lse=True)
+    assert o.shape == arrays["q"].shape
+    narrow = {name: np.ascontiguousarray(cp.asnumpy(there[name])[..., :d]) for name in ("k_cache", "v_cache")}
+    compare(case, {**narrow, "o": o, "lse": lse}, arrays, **prefix, tree=tree)
+    default = replace(case, softmax_scale=None)
+    there = {name: cp.asarray(a) for name, a in given.items()}
+    o, lse = flash_attention_with_kvcache(**there, **default.options, return_lse=True)
+    compare(default, {**narrow, "o": o, "lse": lse}, arrays)
+    empty = {name: cp.asarray(a) for name, a in (given | {"block_table": np.zeros((3, 0), np.int32)}).items()}
+    empty = {name: a for name, a in empty.items() if name not in "kv"} | {"cache_seqlens": cp.zeros(3, dtype=np.int32)}
+    assert flash_attention_with_kvcache(**empty).shape == arrays["q"].shape
+
+
 # ---- a prefix that all share, and trees of drafts
 
 
@@ -704,6 +730,18 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "float64": ({"q": np.zeros((4, 1, 8, 64))}, TypeError, "q is float64"),
     "head_dim": ({name: np.zeros((4, 9, 2, 80), np.float16) for name in ("q", "k_cache", "v_cache")}, ValueError, "80"),
     "three axes": ({"q": np.zeros((4, 8, 64), np.float16)}, ValueError, "4 axes"),
+    "a narrow q": ({"q": np.zeros((4, 1, 8, 80), np.float16)}, ValueError, "head_dim differs: q has shape"),
+    "a q of 64, a cache of 128": (
+        {name: np.zeros((4, 9, 2, 128), np.float16) for name in ("k_cache", "v_cache")},
+        ValueError,
+        "head_dim differs: q has shape",
+    ),
+    "k of another width": (
+        {"q": np.zeros((4, 1, 8, 80), np.float16), **dict.fromkeys("kv", np.zeros((4, 1, 2, 64), np.float16))}
+        | {name: np.zeros((4, 9, 2, 128), np.float16) for name in ("k_cache", "v_cache")},
+        ValueError,
+        "head_dim differs: q has shape .* and k ",
+    ),
     "another dtype": ({"k_cache": np.zeros((4, 300, 2, 64), np.float32)}, TypeError, "k_cache is float32"),
     "no array": ({"k_cache": 3}, TypeError, "k_cache is an array"),
     "heads": ({"q": np.zeros((4, 1, 7, 64), np.float16)}, ValueError, "7 heads of q cannot share 2"),
@@ -729,7 +767,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "slopes": ({"alibi_slopes": np.zeros(3, np.float32)}, ValueError, "one slope for each head"),
     "prefix_k alone": ({"prefix_k": PREFIX}, ValueError, "come together"),
     "a prefix that is none": ({"prefix_k": PREFIX, "prefix_v": 3}, TypeError, "prefix_v is an array; got int 3"),
-    "heads of a prefix": (BOTH | {"prefix_v": PREFIX[:, :1]}, ValueError, r"prefix_v has shape .* cache's: \(2, 64\)"),
+    "heads of a prefix": (BOTH | {"prefix_v": PREFIX[:, :1]}, ValueError, r"prefix_v has shape .* head_dim: \(2, 64\)"),
     "axes of a prefix": (BOTH | {"prefix_k": PREFIX[None]}, ValueError, r"\(keys, kv_heads, head_dim\) is needed"),
     "dtype of a prefix": (BOTH | {"prefix_k": PREFIX.astype(np.float32)}, TypeError, "prefix_k is float32 and q is fl"),
     "keys of a prefix": (BOTH | {"prefix_k": PREFIX[1:]}, ValueError, "has 8 keys and prefix_v 9"),

@@ -66,11 +66,14 @@ def flash_attention_with_kvcache(
     """Attend from the newest tokens of each sequence to all of its tokens, as FlashAttention's function of that name.
 
     Args:
-        q: (batch, seq_q, heads, head_dim), float32, float16 or bfloat16; head_dim 64, 128 or 256. The last of the
-            seq_q tokens is the sequence's last: it is at its last key.
+        q: (batch, seq_q, heads, head_dim), float32, float16 or bfloat16; head_dim 64, 128 or 256, or another one below
+            the cache's. The last of the seq_q tokens is the sequence's last: it is at its last key.
         k_cache, v_cache: (batch, seq_max, kv_heads, head_dim) of q's dtype, or with block_table (pages, page_size,
             kv_heads, head_dim), page_size a power of two. Read where they are: rows contiguous, at multiples of 16
-            bytes. kv_heads divides heads. What lies behind a sequence's end may be anything, NaN too.
+            bytes. kv_heads divides heads. What lies behind a sequence's end may be anything, NaN too. For a head_dim
+            such as 80, 96, 112 or 192, make the cache wider, 128 or 256, and give q, k and v as they are: copies of
+            them are padded with zeros at each call, which this launch writes behind each key. Keys that others wrote
+            need the zeros, too; and all of the wider rows are read.
         cache_seqlens: (batch,) int32: how many keys of each sequence are in the cache, without those of k: at least 0,
             and with those of k no more than the cache has room for. Unchecked, a kernel takes the nearest such number:
             it never leaves the cache, and new tokens for a full one replace its last keys.
@@ -119,7 +122,7 @@ def flash_attention_with_kvcache(
     if checked is None:
         checked = not device.ON_GPU
     options = DecodeOptions(window, causal, softmax_scale, num_splits, return_lse, stage, mod, checked)
-    if (prefix_k is None and prefix_v is None) or not hasattr(k_cache, "shape") or not hasattr(q, "dtype"):
+    if (prefix_k is None and prefix_v is None) or not all(len(getattr(a, "shape", ())) == 4 for a in (q, k_cache)):
         return run(Decoding(arrays, options))
     unbounded = mask_window(window, causal)[0] < 0 and alibi_slopes is None
     check_prefix(q, k_cache, prefix_k, prefix_v, unbounded=unbounded, score_mod=score_mod)
@@ -141,15 +144,22 @@ class Decoding(Call):
 
     def plan(self, specs: Mapping[str, Spec]) -> Plan:
         """See `Call.plan`."""
-        options = self.options
+        options, widened = self.options, _widened(specs)
+        columns = specs["q"].shape[3] if widened else 0
+        if widened:
+            scale = softmax_scale_of(options.softmax_scale, columns)
+            options = options._replace(softmax_scale=scale)
+            specs = {**specs, **{change.name: change.spec(specs[change.name]) for change in widened}}
         decoder, call, shapes = check(specs, options)
         outputs = {name: Output(*shape_and_dtype) for name, shape_and_dtype in shapes.items()}
         before = partial(_check_contents, options) if options.is_checked else None
         if call is None:
+            if columns:
+                outputs["o"] = outputs["o"]._replace(shape=(*outputs["o"].shape[:3], columns))
             return Plan(None, tuple(specs), outputs, before=before)
-        changes = [Change(name, "copied") for name in _unreadable(call)]
+        changes = [*widened, *(Change(name, "copied") for name in _unreadable(call))]
         if decoder.negates(call):
-            changes = [*(change for change in changes if change.name != "q"), Change("q", "negated")]
+            changes = [*(change for change in changes if change != Change("q", "copied")), Change("q", "negated")]
             call = call._replace(softmax_scale=-call.softmax_scale)
         if changes:
             copies = {change.name: change.spec(call.arrays[change.name]) for change in changes}
@@ -157,7 +167,8 @@ class Decoding(Call):
         hint = f"num_splits = {call.num_splits}" if call.num_splits else ""
         family = options.key, specs["q"].device, *call.arrays, *[a.dtype for a in call.arrays.values()]
         compiled = compile_plan(decoder, call, family)
-        return Plan(compiled, tuple(specs), outputs, changes=changes, before=before, memory_hint=hint)
+        how: dict[str, Any] = {"changes": changes, "columns": columns, "before": before, "memory_hint": hint}
+        return Plan(compiled, tuple(specs), outputs, **how)
 
     def check_host_arrays(self) -> None:
         """Check that a cache that gets new tokens can be written."""
@@ -175,6 +186,17 @@ class Decoding(Call):
     def written(self) -> tuple[str, ...]:
         """The caches, where there are new tokens."""
         return _WRITTEN[:2] if {"k", "v"} <= {*self.arrays} else ()
+
+
+def _widened(specs: Mapping[str, Spec]) -> list[Change]:
+    """List the copies with zeros that fit q, k and v to a wider cache: none where they have its head_dim."""
+    q, cache = specs["q"], specs["k_cache"]
+    if q.ndim != 4 or cache.ndim != 4 or cache.shape[3] not in HEAD_DIMS:
+        return []
+    if not 0 < q.shape[3] < cache.shape[3] or q.shape[3] in HEAD_DIMS:
+        return []
+    narrow = [name for name in "qkv" if name in specs and specs[name].shape[3:] == q.shape[3:]]
+    return [Change(name, "padded", columns=cache.shape[3]) for name in narrow]
 
 
 def _unreadable(call: DecodeCall) -> list[str]:
@@ -336,7 +358,8 @@ def _check_shapes(specs: Mapping[str, Spec]) -> None:
     batch, tokens, heads, head_dim = q.shape
     kv_heads = k_cache.shape[2]
     if head_dim not in HEAD_DIMS:
-        raise ValueError(f"head_dim = {head_dim}; decoding takes {', '.join(map(str, HEAD_DIMS))}")
+        takes = ", ".join(map(str, HEAD_DIMS))
+        raise ValueError(f"head_dim = {head_dim}; decoding takes {takes}, or others in a wider cache of one of these")
     if k_cache.shape != v_cache.shape:
         raise ValueError(f"k_cache has shape {k_cache.shape} and v_cache {v_cache.shape}: each key needs its value")
     if not heads or not kv_heads or heads % kv_heads:

@@ -38,11 +38,11 @@ def check_prefix(q: Any, k_cache: Any, prefix_k: Any, prefix_v: Any, *, unbounde
     for name, a in zip(NAMES, (prefix_k, prefix_v), strict=True):
         if not hasattr(a, "shape") or not hasattr(a, "dtype"):
             raise TypeError(f"{name} is an array; got {type(a).__name__} {a!r:.40}")
-        wanted = tuple(k_cache.shape)[2:]
+        wanted = k_cache.shape[2], q.shape[3]
         if len(a.shape) != 3 or tuple(a.shape)[1:] != wanted:
             raise ValueError(
-                f"{name} has shape {tuple(a.shape)}; (keys, kv_heads, head_dim) is needed, whose last two are the "
-                f"cache's: {wanted}"
+                f"{name} has shape {tuple(a.shape)}; (keys, kv_heads, head_dim) is needed, whose last two are "
+                f"the heads of the cache and q's head_dim: {wanted}"
             )
         if str(a.dtype) != str(q.dtype):
             raise TypeError(f"{name} is {a.dtype} and q is {q.dtype}: one dtype is needed")
