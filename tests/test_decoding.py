@@ -668,7 +668,8 @@ def test_a_tree_behind_a_prefix_and_with_a_function() -> None:
     case = TREES["in pages"]
     arrays, prefix, tree = case.arrays(), prefix_of(case, 33), tree_of(case)
     given = {name: cp.asarray(a) for name, a in (arrays | prefix).items()}
-    more: dict[str, Any] = {"tree": cp.asarray(tree), "score_mod": "0.5f * score", "return_lse": True}
+    more: dict[str, Any] = {"tree": cp.asarray(tree), "score_mod": "tree * score", "mod_args": {"tree": 0.5}}
+    more["return_lse"] = True
     o, lse = flash_attention_with_kvcache(**given, **case.options, **more)
     compare(case, {**given, "o": o, "lse": lse}, arrays, **prefix, tree=tree, softmax_scale_of_reference=0.5 / 8)
 

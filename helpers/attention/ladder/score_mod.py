@@ -24,21 +24,8 @@ from helpers.engine.cuda_source.signatures import dtype_of
 NAMES = ("score", "distance", "batch", "head", "kv_head", "q_idx", "kv_idx", "q_len", "kv_len")
 _TAKEN = {
     *NAMES,
-    *(
-        "y",
-        "loaded",
-        "load_pair",
-        "prefetch",
-        "grad",
-        "bias",
-        "alibi_slopes",
-        "sinks",
-        "sink",
-        "tree",
-        "score_mod",
-        "mask_mod",
-    ),
-    *("entries", "block_mask", "mask_batch", "mask_head", "mask_tile"),
+    *("y", "loaded", "load_pair", "prefetch", "grad", "bias", "alibi_slopes", "sinks", "sink", "score_mod", "mask_mod"),
+    *("entries", "block_mask", "mask_batch", "mask_head", "mask_tile", "drafts_follow"),
 }
 _C_TYPES = {
     **{"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16", "bool": "bool"},
@@ -423,15 +410,15 @@ def _bias(bias: Spec) -> ScoreMod:
 
 def _tree(tree: Spec) -> ScoreMod:
     """Make the function of a tree of drafts: of the newest tokens, each sees those that it follows, and itself."""
-    values, index = _index("tree", tree, ("batch", "token"))
+    values, index = _index("drafts_follow", tree, ("batch", "token"))
     follows = f"""[&] {{
   const int first = kv_len - q_len, seen = kv_idx - first;
   int token = q_idx - first;
-  while (token > seen) token = min(tree[{index}], token - 1);
+  while (token > seen) token = min(drafts_follow[{index}], token - 1);
   return token == seen || seen < 0;
 }}()"""
     text = f"{follows} ? score : {_NEG_INF}"
-    return ScoreMod((Function("tree", text),), values=values, arrays=(_pointer("tree", tree),))
+    return ScoreMod((Function("tree", text),), values=values, arrays=(("drafts_follow", tree.dtype.name, "tree"),))
 
 
 # Two neighbours as float2, by one load: the types' own structs would be loaded by halves.
