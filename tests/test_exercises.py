@@ -255,7 +255,7 @@ def test_a_head_dim_above_the_tiles_is_graded(name: str, monkeypatch: pytest.Mon
 
 
 def test_nvrtc_is_asked_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it refuses fails, though the CPU engine takes it. COURSE_NVRTC=0 leaves it out."""
+    """A source that NVRTC refuses fails, though the CPU engine takes it. COURSE_NVRTC=0 leaves it out."""
     asked: list[tuple[str, ...]] = []
 
     def refuse(code: str, options: tuple[str, ...] = (), names: tuple[str, ...] = ()) -> str:

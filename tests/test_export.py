@@ -99,7 +99,7 @@ def imported(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Module
 
 
 def _array(a: Any) -> Any:
-    """Of a tensor's memory; a view's from its first element on. The bits of bfloat16 are of a type of their own."""
+    """View a tensor's memory, a view's from its first element on. The bits of bfloat16 have a type of their own."""
     torch = sys.modules["torch"]
     if a.dtype == torch.bfloat16:
         return a.view(torch.int16).numpy().view(ml_dtypes.bfloat16).view(engine.ndarray)

@@ -82,7 +82,7 @@ class Truth(NamedTuple):
 
 
 def truth(q: Any, k: Any, v: Any, case: Case, *, do: Any = None, first_batch: int = 0) -> Truth:
-    """Of arrays (batch, heads, N, d). first_batch: the number of the first sequence."""
+    """Compute attention of arrays (batch, heads, N, d). first_batch: the number of the first sequence."""
     dtype, group, options = q.dtype, q.shape[1] // k.shape[1], case.options
     q, k, v = (a.astype(np.float64) for a in (q, k, v))
     k, v = k.repeat(group, 1), v.repeat(group, 1)
@@ -476,7 +476,7 @@ EMPTY, FULL, PARTIAL = 0, 1, 2
 
 
 def kinds(seen: np.ndarray, counts: np.ndarray, block_m: int, block_n: int) -> np.ndarray:
-    """Of each tile of (N, N_kv). counts: pairs in the window; the others say nothing about a tile."""
+    """Classify each tile of (N, N_kv). counts: pairs in the window; the others say nothing about a tile."""
     n, n_kv = seen.shape
     result = np.zeros((-(-n // block_m), -(-n_kv // block_n)), int)
     for m, n in np.ndindex(*result.shape):
@@ -489,7 +489,7 @@ def kinds(seen: np.ndarray, counts: np.ndarray, block_m: int, block_n: int) -> n
 def check_entries(
     stage: str, case: Case, block_m: int, block_n: int, *, plant: Callable[[str], str] = str
 ) -> tuple[int, ...]:
-    """What the launch before a stage's own writes. Returns for how many (batches, heads). plant: another text of it."""
+    """Check what the launch before a stage's own writes, and count (batches, heads). plant: its text, edited."""
     q, k, v = inputs("float32")
     sizes = {"BLOCK_M": block_m, "BLOCK_N": block_n}
     with kernel.built_when_launched():

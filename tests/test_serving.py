@@ -23,7 +23,7 @@ def model() -> CharGPT:
 
 
 def requests(count: int = 7) -> list[Request]:
-    """Of any lengths, some of which come later."""
+    """Make requests of any lengths, some of which come later."""
     rng = np.random.default_rng(5)
     return [
         Request("".join(rng.choice(list(LETTERS), rng.integers(1, 20))), int(rng.integers(1, 40)), int(arrives))

@@ -154,7 +154,7 @@ def test_other_tile_sizes(row: Row, which: int) -> None:
 
 
 def test_the_tiles_of_a_launch_depend_on_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 132 multiprocessors: all have two blocks, or one, or less than half of them have one."""
+    """All of 132 multiprocessors have two blocks, or one, or less than half of them have one."""
     monkeypatch.setattr(limits, "multiprocessors", lambda: 132)
     monkeypatch.setattr(limits, "most_shared", lambda: 227 * 1024)
     stage = LADDER["heads_and_masks"]

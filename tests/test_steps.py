@@ -163,7 +163,7 @@ def test_a_climb_begins_anew_with_a_short_file(file: str) -> None:
 
 
 def compiled(step: Stage, head_dim: int, arch: str) -> reports.CompileReport:
-    """By NVRTC, which finds that a block declares the shared memory that its launch gives it.
+    """Compile with NVRTC, which sees that a block declares the shared memory that its launch gives it.
 
     Gradients on sm_90 are in the type that is measured: bfloat16.
     """
@@ -366,7 +366,7 @@ FEW_ROWS, USUAL_ROWS = {"BLOCK_M": 32, "BLOCK_N": 128}, {"BLOCK_M": 64, "BLOCK_N
 
 
 def small(step: Stage, tiling: dict[str, int]) -> dict[str, int]:
-    """What a step has for one of the two tilings."""
+    """Return what a step has for one of the two tilings."""
     if step in BACKWARD_STEPS_BY_MMA:
         return tiling
     if reason := step.why_not(head_dim=64, dtype="bfloat16"):
