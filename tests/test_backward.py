@@ -682,7 +682,7 @@ def run_check(stage: Stage, text: str, of: str = "") -> None:
         check_gradients(stage.name, got, expected)
 
 
-@pytest.mark.parametrize("engine", ["this device", "CPU engine"])
+@pytest.mark.parametrize("engine", ["this device", *["CPU engine"] * device.ON_GPU])
 def test_a_kernel_without_a_bug_passes(engine: str, request: pytest.FixtureRequest) -> None:
     if engine == "CPU engine":
         request.getfixturevalue("cpu_engine")
