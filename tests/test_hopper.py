@@ -303,6 +303,7 @@ def test_steps_are_the_key_tiles_that_are_seen(rows: int, keys: int, window: tup
 
 
 @runs_here
+@pytest.mark.exhaustive(each_value=())
 @pytest.mark.parametrize("blocks", [1, 3, 5])
 @pytest.mark.parametrize("together", [1, 3, 100])
 def test_every_tile_is_computed_whatever_the_order(blocks: int, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
