@@ -175,6 +175,7 @@ FIRST: dict[str, Any] = {
 }
 
 
+@pytest.mark.exhaustive  # the gradients of each parameter are compared above
 def test_the_first_losses_are_those_with_plain_attention() -> None:
     """50 steps on the same batches: by the kernels, by plain attention in float32, and in float64.
 
