@@ -124,6 +124,7 @@ def test_what_is_no_server() -> None:
         Server(model(), pages=np.int64(4)).serve(Request("a", 1))
 
 
+@pytest.mark.exhaustive(each_value=())
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 @pytest.mark.parametrize("at", [0, 2, 9])
 def test_a_server_serves_again_after_an_error(at: int, error: type[BaseException]) -> None:

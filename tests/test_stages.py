@@ -320,7 +320,7 @@ def test_the_same_launch_gives_the_same_bits(row: Row) -> None:
 
 @pytest.mark.exhaustive  # every head_dim is a build
 @every_stage
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_any_shape(row: Row, data: st.DataObject) -> None:
     n, n_kv = data.draw(st.integers(1, 300), "N"), data.draw(st.integers(1, 300), "N_kv")
@@ -338,7 +338,7 @@ def matrices(rows: int, d: int, largest: float) -> st.SearchStrategy[np.ndarray]
 
 
 @every_stage
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_any_values(row: Row, data: st.DataObject) -> None:
     n, n_kv = data.draw(st.integers(1, 9), "N"), data.draw(st.integers(1, 40), "N_kv")
