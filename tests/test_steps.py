@@ -320,7 +320,7 @@ def test_output_in_half_types(step: Stage) -> None:
     causal, window = {"causal": True}, {"window": (40, 9)}
     sizes = step.tiles(head_dim)  # or packed sequences, which have more blocks, might have others
     for n, n_kv, mask in ((1, 1, {}), (65, 131, {}), (130, 70, causal), (150, 200, causal), (129, 200, window)):
-        many = {"batch": 2, "heads": 4} if n * n_kv < 10_000 else {"batch": 1, "heads": 2}
+        many = {"batch": 2, "heads": 4} if n * n_kv < 9_000 else {"batch": 1, "heads": 2}
         arrays = half_inputs(n, n_kv, head_dim, dtype, **many)
         views = (cp.asarray(a).swapaxes(1, 2) for a in arrays)
         run, (o, lse) = step.prepare(*views, return_lse=True, sizes=sizes, **mask)
