@@ -457,6 +457,11 @@ def test_gradients(dtype: str, name: str, deterministic: bool) -> None:
     run_gradients(dtype, case, grad, deterministic=deterministic)
 
 
+def test_gradients_by_warps_with_32_keys() -> None:
+    """A warp of backward_mma has two fragments of keys at 128 keys a block, one in the small tiles of other tests."""
+    run_gradients("float16", *GRADIENTS["all together"], sizes={"BLOCK_N": 128})
+
+
 @each_gradient_type
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_gradients_of_packed_lengths(dtype: str, deterministic: bool) -> None:
