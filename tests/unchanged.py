@@ -67,7 +67,7 @@ def read_by(path: Path) -> Iterator[Path]:
     if imported & KERNELS_TOO:
         yield ROOT / "kernels"
     if path.name in OF_THE_SET_UP:
-        yield from (ROOT / "environment.yml", ROOT / "helpers" / "course.py", ROOT / "helpers" / "cli")
+        yield from (ROOT / "environment.yml", ROOT / "helpers" / "course.py")
 
 
 @functools.cache
