@@ -70,7 +70,7 @@ def walk(page: Any, figure: Any) -> None:
     assert box["x"] >= 0 and box["x"] + box["width"] <= page.viewport_size["width"]
 
     def seen() -> str:
-        """What the figure shows, without its controls."""
+        """Return what the figure shows, without its controls."""
         return "".join(figure.locator(".part").evaluate_all("all => all.map((node) => node.outerHTML)"))
 
     changed = 0

@@ -43,7 +43,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="leave repetition out: see tests/two_speeds.py")
-    also = "with --fast: tests of the engine and the X-ray too that have passed and read nothing that has changed since"
+    also = "with --fast: also those that tests/unchanged.py leaves out"
     parser.addoption("--unchanged-too", action="store_true", help=also)
 
 
@@ -58,7 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[_unchanged] = []
 
 
-# ---- tests of the engine and the X-ray that have passed, see unchanged.py
+# ---- tests of the engine, the X-ray and the set-up that have passed, see unchanged.py
 
 FOLDER = Path(__file__).resolve().parent
 _unchanged = pytest.StashKey[list[Path]]()
@@ -73,8 +73,10 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if collection_path not in config.stash[_unchanged]:
+        return None
     named = collection_path in [Path(arg.partition("::")[0]).resolve() for arg in config.args]
-    return True if collection_path in config.stash[_unchanged] and not named else None
+    return None if named else True
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -204,8 +206,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         for reason, count in counts.most_common():
             terminalreporter.write_line(f"{count:6}  {reason}")
     if left_out := terminalreporter.config.stash[_unchanged]:
-        line = f"{len(left_out)} files of tests of the engine and the X-ray have passed as they are, here or on main;"
-        terminalreporter.write_line(f"{line} not run again (course.py test --all runs them)")
+        line = f"{len(left_out)} files of tests of the engine, the X-ray and the set-up have passed as they are,"
+        terminalreporter.write_line(f"{line} here or on main; not run again (course.py test --all runs them)")
     for file in terminalreporter.config.stash.get(_never_launched, []):
         terminalreporter.write_line(f"FAILED: no test of the fast run has launched kernels/{file}", red=True)
     tables: dict[str, list[dict[str, Any]]] = {}
@@ -230,7 +232,7 @@ def _the_engine_as_it_ships(request: pytest.FixtureRequest, monkeypatch: pytest.
 
 @pytest.fixture(autouse=True)
 def each_test_makes_first_calls() -> None:
-    """What was worked out for the calls of other tests is forgotten."""
+    """Forget what was worked out for the calls of other tests."""
     forget()
 
 
@@ -264,14 +266,14 @@ def one_block(cpu_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def only_x_rayed() -> Iterator[None]:
-    """What the test loads is X-rayed and not launched: it needs no build for launches."""
+    """Make no builds for launches: what the test loads is X-rayed and not launched."""
     with kernel.built_when_launched():
         yield
 
 
 @pytest.fixture(autouse=True)
 def _a_gpu_takes_the_same_source(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test of each device compiles for the CPU engine, NVRTC compiles as well."""
+    """Compile with NVRTC too what a test of each device compiles for the CPU engine."""
     callspec = getattr(request.node, "callspec", None)
     if callspec is None or callspec.params.get("cp") is not engine:
         return

@@ -81,7 +81,7 @@ def halves(*shape: int, seed: int = 0, cp: Any = engine) -> Any:
 
 @functools.cache
 def refused_by_ptxas(code: str, options: tuple[str, ...] = OPTIONS) -> str:
-    """What NVRTC and ptxas say against a source for sm_90a: an error, or a warning that a build should fail on.
+    """Return what NVRTC and ptxas say against a source for sm_90a: an error, or a warning that a build should fail on.
 
     "" where they take it, or are not installed.
     """

@@ -168,7 +168,7 @@ def chosen(count: int, seed: int, only: str = "") -> list[Mutant]:
 
 
 def run(copy: Path, files: Sequence[str], fast: bool, limit: float) -> str:
-    """How the tests of a copy of the repository end: "survives" where they pass, "killed" where one fails."""
+    """Run the tests of a copy of the repository: "survives" where they pass, "killed" where one fails."""
     environment = {**os.environ, "COURSE_CACHE": str(copy.parent / "builds"), "COURSE_CPU_OPTIMISATION": "1"}
     argv = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:nbval"]
     argv += ["--fast", "--unchanged-too"] * fast
@@ -182,7 +182,7 @@ def run(copy: Path, files: Sequence[str], fast: bool, limit: float) -> str:
 
 
 def verdict(copy: Path, mutant: Mutant, fast: bool, limit: float) -> str:
-    """What `run` says of the copy with the mutant in it."""
+    """Return what `run` says of the copy with the mutant in it."""
     file = copy / mutant.path
     text = file.read_text(encoding="utf-8")
     file.write_text(mutant.of(text), encoding="utf-8")

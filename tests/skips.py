@@ -36,7 +36,7 @@ ALLOWED = {
 
 
 def reason(report: Any) -> str:
-    """Of a skipped test's report, or of that of a file which was skipped as a whole."""
+    """Read the reason from a skipped test's report, or from that of a file which was skipped as a whole."""
     return str(report.longrepr[2]).removeprefix("Skipped: ")
 
 

@@ -209,7 +209,7 @@ def test_packed_equals_a_loop(options: dict[str, Any]) -> None:
 @pytest.mark.usefixtures("same_tiles")
 @pytest.mark.parametrize("length", [1, 31, 64, 129, 199])
 def test_a_causal_prefix_stands_alone(length: int) -> None:
-    """What comes later changes nothing: generating token by token rests on it."""
+    """Later keys change nothing: generating token by token rests on it."""
     q, k, v = inputs(1, 200, 200, 2, 1, 40)
     whole = flash_attention(q, k, v, causal=True)
     prefix = flash_attention(*(a[:, :length] for a in (q, k, v)), causal=True)

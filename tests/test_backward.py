@@ -67,7 +67,7 @@ def check_gradients(name: str, got: Any, expected: Any) -> None:
 def gradients(
     stage: Stage, arrays: tuple[Any, ...], *, source: str | None = None, sizes: Any = None, **how: Any
 ) -> Any:
-    """By a stage, from the float64 forward."""
+    """Compute the gradients by a stage, from the float64 forward."""
     options = {name: value for name, value in how.items() if name != "deterministic"}
     run, out = backward.prepare(stage, *arrays, *forward(*arrays[1:], **options), source=source, sizes=sizes, **how)
     assert all(np.isnan(cp.asnumpy(a)).all() for a in out)
@@ -212,7 +212,7 @@ def test_other_tiles(stage: Stage, sizes: tiles.Tiles) -> None:
 @every_stage
 @pytest.mark.parametrize("defines", [{"VECTOR_ATOMICS": 0}, {"VECTOR": 0}], ids=str)
 def test_other_options(stage: Stage, defines: dict[str, int]) -> None:
-    """As for a GPU before Hopper, for arrays that are not aligned, and as experiments compile it."""
+    """The kernel is right as compiled for a GPU before Hopper, for unaligned arrays, and for experiments."""
     arrays = inputs(1, 2, 1, 130, 100, 36)
     got = gradients(stage, arrays, sizes=defines, causal=True)
     check_gradients(str(defines), got, reference.attention_backward(*arrays, causal=True))
@@ -334,7 +334,7 @@ def test_blocks_that_add_without_atomics_are_told(stage: Stage, cpu_engine: Any)
 @either_dtype
 @either_way
 def test_it_is_quick_enough_for_a_notebook(dtype: str, deterministic: bool) -> None:
-    """By processor time, and beside NumPy's float64 on the same machine: however slow or busy that is."""
+    """Processor time is compared with NumPy's float64 on the same machine, however slow or busy that is."""
     arrays = inputs(1, 1, 1, 256, 256, 64)
     o, lse = forward(*arrays[1:])
     typed = (a.astype(TYPES.get(dtype, dtype)) for a in (*arrays, o))
@@ -682,7 +682,7 @@ def run_check(stage: Stage, text: str, of: str = "") -> None:
         check_gradients(stage.name, got, expected)
 
 
-@pytest.mark.parametrize("engine", ["this device", "CPU engine"])
+@pytest.mark.parametrize("engine", ["this device", *["CPU engine"] * device.ON_GPU])
 def test_a_kernel_without_a_bug_passes(engine: str, request: pytest.FixtureRequest) -> None:
     if engine == "CPU engine":
         request.getfixturevalue("cpu_engine")

@@ -91,7 +91,7 @@ class Page(HTMLParser):
 
 
 def dead_links(pages: dict[Path, Page]) -> Iterator[str]:
-    """What pages link to or show within the site, and is not there."""
+    """Find what pages link to or show within the site, and is not there."""
     for path, page in pages.items():
         for link in page.links:
             if re.match(r"[a-z]+:|//", link):
@@ -272,7 +272,7 @@ def test_nothing_is_fetched_from_elsewhere(site: dict[Path, Page]) -> None:
 
 @needs_sphinx
 def test_formulas_are_set_by_the_browser(site: dict[Path, Page]) -> None:
-    """As MathML: as many as the notebook's text has, and none is left as TeX."""
+    """A page has as many MathML formulas as the notebook's text has formulas, and no TeX is left."""
     text = page_of(site, "notebooks/03_online_softmax.html").path.read_text(encoding="utf-8")
     assert text.count("<math") >= 30 and 'display="block"' in text
     assert "\\frac" not in text
@@ -323,7 +323,7 @@ def test_a_page_with_something_wrong_is_no_site(tmp_path: Path, monkeypatch: pyt
 
 
 def test_outputs_keep_their_order() -> None:
-    """What was printed in two pieces is one block, unless something was shown between them."""
+    """Text that was printed in two pieces is one block, unless something was shown between them."""
     kinds = [("stream", "a\n"), ("stream", "b\n"), ("display_data", ""), ("stream", "c\n")]
     outputs = [{"output_type": kind, "name": "stdout", "text": [text]} for kind, text in kinds]
     joined = notebook_pages._joined(outputs)

@@ -19,7 +19,7 @@ FIGURE = "bytes of S read"
 
 @pytest.fixture(scope="module")
 def honest(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a learner's file holds who has solved one exercise of two."""
+    """Return the file of a learner who has solved one exercise of two."""
     folder = tmp_path_factory.mktemp("honest")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COURSE_PROGRESS", str(folder / "progress.json"))

@@ -210,7 +210,7 @@ def test_readme_has_the_badges_of_today() -> None:
 
 
 def test_binder_installs_what_notebooks_need() -> None:
-    """Of the list, as the list has it; the C++ compiler from Debian."""
+    """Binder installs packages in the list's versions, and the C++ compiler from Debian."""
     wanted = (ROOT / ".binder" / "requirements.txt").read_text().split()
     listed = colab.the_list()[1]
     assert set(wanted) <= set(listed)

@@ -86,7 +86,7 @@ def compile_all(
 
 
 def faults(found: list[CompileReport], may_spill: int = 0) -> list[str]:
-    """What is not allowed: values that spill, arrays that are not in registers, more than a GPU has."""
+    """List what is not allowed: values that spill, arrays that are not in registers, more than a GPU has."""
     return [
         str(report)
         for report in found
@@ -250,7 +250,7 @@ def test_an_array_outside_registers_is_seen() -> None:
 
 @needs_nvrtc
 def test_reports_are_kept_beside_the_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By all that they depend on; a file that the source includes by its name may change, so that is compiled again."""
+    """The key has all that a report depends on; a source that includes a file by its name is compiled again."""
     monkeypatch.setenv("COURSE_CACHE", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.h").write_text("constexpr int N = 64;\n")

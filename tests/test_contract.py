@@ -274,7 +274,7 @@ def test_random_shapes_and_layouts_through_one_family(
         pytest.skip("not on this device")
     monkeypatch.setattr(limits, "multiprocessors", lambda: 3)  # so that blocks of 10 take several tiles
     rng, families = np.random.default_rng(3), counted("chosen")
-    for number in range(50):
+    for number in range(16):
         batch, kv_heads, group = (int(rng.integers(1, 4)) for _ in range(3))
         n, n_kv = (int(rng.integers(1, 90)) for _ in range(2))
         q = random_view(rng, (batch, n, kv_heads * (group + 1), 16), dtype)
@@ -468,7 +468,7 @@ EMPTY = {
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("name", EMPTY)
 def test_an_empty_axis(name: str, dtype: str) -> None:
-    """As PyTorch has it: an empty output, or zeros where there is no key; and zero gradients."""
+    """The output is empty, or zeros where there is no key, and gradients are zero, as PyTorch has it."""
     (batch, n), (_, n_kv) = EMPTY[name]
     q, do = (cp.zeros((batch, n, 4, 16), dtype) + 1 for _ in range(2))
     k, v = (cp.zeros((batch, n_kv, 2, 16), dtype) + 1 for _ in range(2))
@@ -568,7 +568,7 @@ def test_a_call_in_a_cupy_graph(dtype: str, packed: bool) -> None:
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("library", ["cupy", "torch"])
 def test_a_graph_of_10_after_everything_was_forgotten(library: str, packed: bool) -> None:
-    """What a captured launch points to, its table of tiles too, is nobody else's as long as the graph may replay it."""
+    """Arrays of a captured launch, its table of tiles too, are not reused as long as the graph may replay it."""
     if LADDER["hopper"].why_not(head_dim=128, dtype="float16") is not None:
         pytest.skip("not on this GPU")
     arrays = model_inputs(2, 2048, 8, 128, dtype="float16")
@@ -651,7 +651,7 @@ def test_torch_calls_run_on_torchs_current_stream() -> None:
 
 
 def test_a_stage_can_be_another_ones_variant() -> None:
-    """As the steps of a climb are."""
+    """The steps of a climb are variants of one stage."""
     q, k, v = (np.random.default_rng(0).standard_normal((33, 8), dtype=np.float32) for _ in range(3))
     step = LADDER["online_softmax"].changed(tiles=lambda *_: {"BLOCK_M": 32, "BLOCK_N": 8})
     check("a step", step(q, k, v), reference.attention(q, k, v))

@@ -38,7 +38,7 @@ def inputs(*shape: int, dtype: str = "float32", seed: int = 0) -> list[Any]:
 
 
 def frames(call: Callable[[], Any]) -> dict[str, int]:
-    """How many Python functions of the house a call passes: of the engine, and others."""
+    """Count the Python functions of helpers/ that a call passes: the engine's, and others."""
     count = {"engine": 0, "others": 0}
 
     def note(frame: Any, event: str, _: Any) -> None:
@@ -72,7 +72,7 @@ def known_calls() -> Iterator[tuple[str, Callable[[], Any], int]]:
 
 
 def test_a_known_call_passes_few_functions() -> None:
-    """Of the library, and of the engine, which launches."""
+    """Functions of the library count, and those of the engine, which launches."""
     for name, call, most in known_calls():
         call()
         call()

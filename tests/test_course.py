@@ -163,11 +163,11 @@ class TinyCourse:
         return out, err
 
     def stamp_is_lost(self) -> None:
-        """As after a set-up that was stopped: the next one installs packages."""
+        """Pretend that a set-up was stopped: the next one installs packages."""
         (self.venv / "course.json").unlink()
 
     def told(self, *words: str, **settings: object) -> dict[str, dict]:
-        """What each package that was started told, by its name; the set-up must have had nothing to do."""
+        """Return what each started package was passed, by its name; the set-up must have had nothing to do."""
         out, err = self.run(*words, **settings)
         assert "making" not in err and "installing" not in err, err
         lines = [json.loads(line) for line in out.splitlines() if line.startswith("{")]

@@ -47,7 +47,7 @@ HELLO = "#include <cute/layout.hpp>\n__global__ void hello(int* x) { *x = cute::
 
 @pytest.fixture
 def looked_up_anew() -> object:
-    """Where the headers are is kept for a process: forget it before and after."""
+    """Forget, before and after, where the headers are, which a process keeps."""
     nvrtc.cute_folder.cache_clear()
     yield
     nvrtc.cute_folder.cache_clear()
@@ -99,7 +99,7 @@ def test_no_call_gets_it_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.exhaustive(each_value=())
 @pytest.mark.parametrize("limit", [99 * 1024, 163 * 1024, 227 * 1024])
 def test_its_tiles_fit_and_are_copied_evenly(limit: int) -> None:
-    """What the kernel's assertions demand, at all head dimensions."""
+    """The kernel's assertions hold at all head dimensions."""
     for head_dim in range(8, 129, 8):
         sizes = pick_cute(head_dim, limit)
         padded = -(-head_dim // 16) * 16
@@ -328,7 +328,7 @@ def test_lines_of_code() -> None:
 
 @pytest.mark.skipif(nvrtc.version() is None, reason="NVRTC is not installed")
 def test_a_cold_compilation() -> None:
-    """Of 07, which is quick: what it says agrees with the compile report."""
+    """Compiling 07, which is quick, prints what the compile report says."""
     found = cute.cold(cute.COMPARED_WITH, 64)
     report = compile_report.compile_report("07_mma.cu", found["sizes"], "sm_90", name="flash_mma<__nv_bfloat16>")
     assert (found["registers"], found["spill_bytes"]) == (report.registers, report.spill_bytes)

@@ -342,7 +342,7 @@ def test_nothing_to_see() -> None:
 
 
 def test_lengths_beyond_the_cache_count_as_the_cache_s() -> None:
-    """Where nobody reads them on the host, so that the kernel must not leave the cache."""
+    """The host does not read these lengths, so the kernel itself must stay within the cache."""
     case = Case(lengths=(300, 0, 300))
     given = case.arrays() | {"cache_seqlens": np.array([300 + 5, -7, 2**31 - 1], np.int32)}
     o = flash_attention_with_kvcache(**given, checked=False)
@@ -393,7 +393,7 @@ BREAKS: dict[str, tuple[dict[str, np.ndarray], str]] = {
 @pytest.mark.parametrize("again", [False, True], ids=["first call", "known shapes"])
 @pytest.mark.parametrize("name", BREAKS)
 def test_lengths_and_tables_are_checked(name: str, again: bool) -> None:
-    """By the engine in any call, on a GPU where it is asked for; nothing is written."""
+    """The engine checks them in any call, a GPU where it is asked for; nothing is written."""
     arrays, message = BREAKS[name]
     given = {name: cp.asarray(a) for name, a in arrays.items()}
     if again:
@@ -819,7 +819,7 @@ def test_an_x_ray_finds_nothing(name: str) -> None:
 
 
 def test_keys_and_values_are_read_once() -> None:
-    """By the blocks of all stretches together, whatever the number of heads that share them."""
+    """All blocks together read each key and value once, whatever the number of heads that share it."""
     case = Case(lengths=(256, 100, 33), heads=16)
     report, _, _ = x_rayed(case)
     tile = 2 * 64 * case.kv_heads

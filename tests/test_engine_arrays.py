@@ -275,7 +275,7 @@ def test_dlpack() -> None:
 
 @on_each_device
 def test_orders(cp: Any) -> None:
-    """What CuPy documents, and how its kernels for elements write: a kernel has nothing but the pointer."""
+    """Arrays are in the orders that CuPy documents: a kernel has nothing but the pointer."""
     box = cp.asarray(np.arange(24, dtype=np.float32).reshape(2, 3, 4))
     turned, host = box.transpose(1, 0, 2), np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     for made in (cp.array(turned), cp.empty_like(turned), cp.ones_like(turned, np.int32), turned.astype(np.int32)):

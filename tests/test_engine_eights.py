@@ -33,7 +33,7 @@ extern "C" __global__ void back(const unsigned short *in, unsigned *e4m3, unsign
 
 @on_each_device
 def test_every_case_of_rounding(cp: Any) -> None:
-    """Where rounding changes lies a number that bfloat16 has too: these, and those just beside them, are all cases."""
+    """Rounding changes at numbers that bfloat16 has too: these, and those just beside them, are all cases."""
     upper = np.arange(1 << 16, dtype=np.uint32)[:, None] << 16
     x = (upper | np.array([0, 1, 0xFFFF], np.uint32)).reshape(-1).view(np.float32)
     pairs = [cp.zeros(x.size, np.uint16) for _ in range(2)]

@@ -121,7 +121,7 @@ def test_types_are_decided_as_cupy_decides_them() -> None:
 @on_each_device
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=["half", "bfloat16"])
 def test_half_numbers_are_floats_in_what_is_computed(dtype: Any, cp: Any) -> None:
-    """As CuPy's classes of them: an operation mixes them with any numbers."""
+    """An operation mixes half types with any numbers, as CuPy's classes do."""
     x = np.linspace(-2, 2, 9).astype(dtype)
     mixed = cp.ElementwiseKernel(
         "T x, float32 by", "T y", "y = x > 0 ? x * 2.0 + 1 : sqrt(-x) * by; y += 1; y = min(y, T(3))", "mixed"

@@ -254,7 +254,7 @@ def test_null_pointers() -> None:
 
 
 def test_the_fields_of_an_error() -> None:
-    """Who wants to know why a launch failed, and where, needs no word of the message."""
+    """A program learns why and where a launch failed without parsing the message."""
     a, b = engine.zeros(100, f32), engine.zeros(1, f32)
 
     def error(name: str, grid: Any, block: Any, args: tuple[Any, ...], **how: Any) -> LaunchError:
@@ -517,7 +517,7 @@ def test_unknown_kernels() -> None:
 
 @pytest.mark.skipif(not engine.compiler.sys.platform.startswith("linux"), reason="symbols are read from ELF")
 def test_a_kernel_without_extern_c() -> None:
-    """As on a GPU, where only its mangled name is known."""
+    """A kernel is found by its mangled name alone, as on a GPU."""
     code = "__global__ void k(int *a) { a[0] = 5; }\n"
     with pytest.raises(LaunchError, match=r"k is not declared extern \"C\".*'_Z1kPi' only.*name_expressions=\('k',\)"):
         engine.RawModule(code=code).get_function("k")

@@ -114,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(128) twice(float* out) {
 
 @on_each_device
 def test_whether_wgmma_adds_may_be_a_number_of_the_compiler(cp: Any) -> None:
-    """As in the kernels of pranjalssh/fast.cu; and setmaxnreg in a kernel whose bounds tell the threads alone."""
+    """pranjalssh/fast.cu does so; setmaxnreg may stand in a kernel whose bounds give the threads alone."""
     out = cp.zeros(128, np.float32)
     compiled(cp, WGMMA, options=("-std=c++17", "-arch=sm_90a")).get_function("twice")((1,), (128,), (out,))
     assert (cp.asnumpy(out) == 2 * 2 * 16).all()
@@ -122,7 +122,7 @@ def test_whether_wgmma_adds_may_be_a_number_of_the_compiler(cp: Any) -> None:
 
 @on_each_device
 def test_a_descriptor_of_a_pointer_that_was_only_cast(cp: Any) -> None:
-    """As in wgmma_interface: shared memory begins at a multiple of 4 GiB of the generic addresses."""
+    """Shared memory begins at a multiple of 4 GiB of the generic addresses, which wgmma_interface relies on."""
     code = WGMMA.replace("__cvta_generic_to_shared(p)", "(unsigned long long)p")
     assert code != WGMMA
     out = cp.zeros(128, np.float32)
@@ -310,7 +310,7 @@ def test_the_xray_of_vectors_that_a_library_copies() -> None:
 
 @pytest.mark.skipif(libraries.folder() is None, reason="CuPy, which brings libcu++, is not installed")
 def test_a_copy_in_a_librarys_function_is_at_the_kernels_line() -> None:
-    """Where the compiler did not inline the function, and its own line tells a reader nothing."""
+    """The compiler did not inline the function, and its own line would not help a reader."""
     given, out = engine.zeros((64, 4), np.float32), engine.zeros((64, 4), np.float32)
     [finding] = xray(engine.RawKernel(COPIES, "copied", options=("-std=c++17",)), (1,), (64,), (given, out)).findings
     line = {mark: 1 + number for number, text in enumerate(COPIES.splitlines()) for mark in [text.partition("// ")[2]]}

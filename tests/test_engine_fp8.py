@@ -181,7 +181,7 @@ def test_pairs_and_fours(cp: Any, name: str) -> None:
 
 @on_each_device
 def test_a_product_of_scaled_numbers(cp: Any) -> None:
-    """What fp8 kernels do: integers and floats in, a scale, a sum in float."""
+    """An fp8 kernel's usual arithmetic works: integers and floats in, a scale, a sum in float."""
     code = """
     #include <cuda_fp8.h>
     extern "C" __global__ void dot(const __nv_fp8_e4m3* a, const __nv_fp8_e5m2* b, float scale, float* out) {

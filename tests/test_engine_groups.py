@@ -153,7 +153,7 @@ def scan(op: Callable[[int, int], int], values: Sequence[int]) -> list[int]:
 
 
 def expected_collectives(values: Sequence[int], meta_rank: int, meta_size: int) -> np.ndarray:
-    """What `collectives` of the kernel answers for a group of these values, (rows, size)."""
+    """Return what the kernel's `collectives` yields for a group of these values, (rows, size)."""
     v = [int(x) for x in values]
     n = len(v)
     match = [sum(1 << j for j in range(n) if v[j] % 3 == v[i] % 3) for i in range(n)]

@@ -49,7 +49,7 @@ def test_a_map_says_what_it_was_made_of() -> None:
 
 
 def test_what_the_driver_takes_too() -> None:
-    """What cuTensorMapEncodeTiled of an H200's driver takes: a stride of 0, rows that overlap, a box of 228 KB."""
+    """cuTensorMapEncodeTiled of an H200's driver takes a stride of 0, rows that overlap, a box of 228 KB."""
     for strides in ((0, 12800, 38400), (64, 12800, 38400)):
         said = tensor_map.described(tensor_map.encode_tiled(**(GOOD | {"strides": strides})))
         assert said is not None and said.strides == strides
@@ -236,7 +236,7 @@ def test_stores_are_clipped(cp: Any, x: int, to_y: int) -> None:
 
 @pytest.mark.parametrize(("spoil", "first"), [(1, 77.0), (2, 99.0), (3, None)])
 def test_a_store_reads_at_its_wait(spoil: int, first: float | None) -> None:
-    """What is overwritten before the wait is what it writes; without a wait it writes nothing."""
+    """A store writes what stands in shared memory at its wait; without a wait it writes nothing."""
     source, target = halves(64, 64), engine.full((64, 64), 99, np.float16)
     kernel = compiled(engine, STORES, options=OPTIONS).get_function("copy")
     args = (map_of(source, (64, 16)), map_of(target, (64, 16)), *map(np.int32, (16, 0, 0, 0, spoil)))
@@ -473,7 +473,7 @@ def test_bulk_additions_of_many_blocks_are_all_there(cp: Any, blocks: int) -> No
 
 @pytest.mark.parametrize(("spoil", "first", "second"), [(1, 77, 77), (2, 0, 77), (3, 0, None)])
 def test_a_bulk_addition_reads_at_its_wait(spoil: int, first: float, second: float | None) -> None:
-    """Of its group, as a store does; without a wait nothing is added."""
+    """An addition reads at its group's wait, as a store does; without a wait nothing is added."""
     out, kernel = engine.zeros(64, np.float32), compiled(engine, ADDS, options=OPTIONS).get_function("adds")
     data = np.arange(64, dtype=np.float32)
     kernel((1,), (64,), (engine.asarray(data), out, np.int32(1), np.int32(spoil)))
@@ -1018,7 +1018,7 @@ extern "C" __global__ __launch_bounds__(384, 1) void registers(int *out) {
 
 
 def launch_broken(name: str, block: int = 128) -> str:
-    """What the launch of a kernel of BROKEN says, "" where nothing."""
+    """Launch a kernel of BROKEN, and return its message, "" if there is none."""
     kernel = compiled(engine, BROKEN, options=OPTIONS).get_function(name)
     args: tuple[Any, ...] = (map_of(halves(64, 64), (64, 64)),)
     args += (engine.zeros(256, np.uint8),) if name == "no_such_map" else ()
@@ -1181,7 +1181,7 @@ def test_maps_of_no_array_are_refused() -> None:
 
 
 def test_ptxas_takes_these_kernels() -> None:
-    """What the engine runs here, a GPU's assembler takes."""
+    """A GPU's assembler takes the kernels that the engine runs here."""
     for code in (LOADS, STORES, BULK, ADDS):  # (of sums that are read too early it says that it adds a wait)
         assert refused_by_ptxas(code) == ""
     for n, kind, form in FORMS[:1] + FORMS[7:8] + FORMS[10:12] + FORMS[17:] + MORE_FORMS[1:2]:

@@ -339,7 +339,7 @@ def _nth_set(mask: int, base: int, n: int) -> int:
 
 
 def _bits(a: int, b: int) -> list[int]:
-    """What the kernel `bits` does, in Python's whole numbers."""
+    """Compute the results of the kernel `bits` in Python's integers."""
     both, sa, sb = a << 32 | b, _signed(a), _signed(b)
     high_first = b << 32 | a  # a funnel shift takes (low, high)
     reverse = int(f"{both:064b}"[::-1], 2)

@@ -47,7 +47,7 @@ def python(code: str, *, prelude: str = PRELUDE, **environment: str) -> subproce
 
 
 def output(process: subprocess.Popen[str], *, status: int = 0) -> str:
-    """What it printed; it must have ended as expected."""
+    """Return what it printed; it must have ended as expected."""
     out, err = process.communicate(timeout=HANGS)
     assert process.returncode == status, f"{process.returncode}\n{out}\n{err}"
     return out if status == 0 else err
@@ -395,7 +395,7 @@ SQUARE_ROOT = 'extern "C" __global__ void root(float* x, int n) {{ if (threadIdx
 
 @pytest.mark.skipif(engine.compiler._binutils() is None, reason="g++ on Linux and x86-64 is asked for its linker")
 def test_a_kernel_of_usual_calls_is_linked_without_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the linker itself, and with the same result; where a call is unusual or the linker fails, g++ links."""
+    """The linker itself gives the same result; where a call is unusual or the linker fails, g++ links."""
     linked, flags = [], engine.compiler._link_flags
     monkeypatch.setattr(engine.compiler, "_link_flags", lambda *how: linked.append(flags(*how)) or linked[-1])
 
@@ -582,7 +582,7 @@ def test_a_tiny_launch_costs_little() -> None:
 
 
 def test_a_warm_launch_calls_few_functions() -> None:
-    """Of the engine's. A message for each argument, built before there is an error, made several times as many."""
+    """Only the engine's functions count. A message built for each argument before any error would multiply them."""
     kernel, a = engine.RawKernel(ADD, "add"), engine.zeros(32, np.int32)
     kernel((1,), (32,), (a, np.int32(1)))
     called: list[str] = []
@@ -600,7 +600,7 @@ def test_a_warm_launch_calls_few_functions() -> None:
 
 
 def test_the_level_of_optimisation_may_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the fast build; the checked build keeps its own. The engine's own tests run as its users do."""
+    """The level is the fast build's; checked builds and the engine's own tests keep theirs."""
     assert "COURSE_CPU_OPTIMISATION" not in os.environ and "-O2" in engine.compiler.flags()
     monkeypatch.setenv("COURSE_CPU_OPTIMISATION", "1")
     assert "-O1" in engine.compiler.flags() and "-O2" not in engine.compiler.flags()

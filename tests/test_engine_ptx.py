@@ -270,7 +270,7 @@ def test_numbered_barriers(cp: Any) -> None:
 
 
 def refused(statement: str, before: str = "") -> str:
-    """What the compiler says to a kernel with this statement in its third line."""
+    """Return what the compiler says to a kernel with this statement in its third line."""
     code = f'extern "C" __global__ void k(int *a, float *f, long long *w) {{\n{before}\n  {statement}\n}}\n'
     with pytest.raises(engine.CompileError) as caught:
         engine.RawModule(code=code).compile()

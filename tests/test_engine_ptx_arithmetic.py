@@ -432,7 +432,7 @@ TO_INTEGER_SOURCE = "".join(
 @on_each_device
 @pytest.mark.parametrize("name", TO_INTEGER)
 def test_floats_to_integers(cp: Any, name: str) -> None:
-    """What is out of range saturates; NaN is 0, or the top bit alone where one side has 64 bits."""
+    """Values out of range saturate; NaN is 0, or the top bit alone where one side has 64 bits."""
     mode, to, source = TO_INTEGER[name]
     x = floats(9).astype(np.float64)
     x[64:80] = [0.5, 1.5, 2.5, -0.5, -1.5, 3e9, -3e9, 5e9, 1e19, 2e19, -1e19, INF, -INF, N, 254.9, 40000.0]

@@ -94,7 +94,7 @@ def test_statements_as_people_write_them(cp: Any) -> None:
 
 @on_each_device
 def test_loops_and_exits(cp: Any) -> None:
-    """How many steps of "half, or three times and one" lead to 1."""
+    """The kernel counts the steps of "half, or three times and one" that lead to 1."""
 
     def steps(n: int) -> int:
         return 0 if n <= 1 else 1 + steps(3 * n + 1 if n % 2 else n // 2)

@@ -193,7 +193,7 @@ def test_wrong_time_limits(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("statement", ["throw 1;", "try { a[0] = 1; } catch (...) { a[0] = 2; }"])
 def test_exceptions_are_refused(statement: str) -> None:
-    """As NVRTC does, in its words."""
+    """The words are NVRTC's."""
     with pytest.raises(
         engine.CompileError, match=r"kernel\.cu:1: error: device code does not support exception handling"
     ):

@@ -256,7 +256,7 @@ extern "C" __global__ void st{title}(const unsigned *in, const int *rows, unsign
 
 
 def fragments(rows: np.ndarray, transposed: bool) -> np.ndarray:
-    """What ldmatrix gives: of rows (n, 8, 8) of 16-bit numbers, (32, n) words."""
+    """Compute what ldmatrix loads: from rows (n, 8, 8) of 16-bit numbers, (32, n) words."""
     source = rows.swapaxes(1, 2) if transposed else rows
     low, high = source[:, G, 2 * T].astype(np.uint32), source[:, G, 2 * T + 1].astype(np.uint32)
     return (low | high << 16).T
@@ -482,7 +482,7 @@ RECORDED = {
 
 
 def checksums(cp: Any, name: str) -> tuple[int, int]:
-    """Of the inputs and of the result of a kernel above: what RECORDED holds."""
+    """Hash the inputs and the result of a kernel above, for comparison with RECORDED."""
     inputs = mma_inputs(name) if name in MMA else list(wmma_case(name, len(name)))
     result = run_mma(cp, name) if name in MMA else run_wmma(cp, name)[0]
     return zlib.crc32(b"".join(x.tobytes() for x in inputs)), zlib.crc32(result.tobytes())

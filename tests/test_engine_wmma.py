@@ -146,7 +146,7 @@ def test_sums_of_bytes_beyond_an_int(cp: Any, saturates: bool) -> None:
 
 @pytest.mark.parametrize("swap", [0, 2])
 def test_accumulators_in_a_layout_that_no_gpu_has(swap: int) -> None:
-    """What a kernel computes stays the same, and element 0 of a lane is another one: of row 0, or of row 8."""
+    """Results stay the same, and element 0 of a lane is another one: of row 0, or of row 8."""
     code = """
     #include <cuda_fp16.h>
     #include <mma.h>

@@ -177,7 +177,7 @@ SOURCES = dict(sources())
 
 @functools.cache
 def imports_of(name: str) -> list[tuple[str, int, bool]]:
-    """What one of SOURCES imports, as `Imports` finds it."""
+    """Find what one of SOURCES imports, by `Imports`."""
     return Imports(ast.parse(SOURCES[name], filename=name)).imports
 
 
@@ -301,7 +301,7 @@ def test_each_locked_package_has_hashes_and_no_address() -> None:
 
 
 def test_the_lock_needs_nothing_that_is_not_in_it() -> None:
-    """What packages of this Python depend on, as far as they have the version that is locked."""
+    """Packages of this Python depend on locked ones only, as far as their versions are the lock's."""
     base = {item.name for item in locked("base")} - {"nvidia-cutlass"}
     allowed = {
         "base": base,

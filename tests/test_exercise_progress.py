@@ -305,7 +305,7 @@ def printing(condition: str, name: str = "00_first_kernel") -> str:
 
 
 def test_printf_is_shown_once(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of the first size, though the X-ray runs there as well, and other sizes follow."""
+    """The lines are the first size's, though the X-ray runs there as well, and other sizes follow."""
     exercise.cuda("00_first_kernel", printing("threadIdx.x + blockIdx.x == 0"))
     out = capsys.readouterr().out
     assert out.startswith("printf at n = 192 (it prints at 4 more):\ni = 0 of 192\n[PASS]") and out.count("i = ") == 1

@@ -253,7 +253,7 @@ def test_answer(name: str, answer: Answer) -> None:
 
 @pytest.mark.parametrize("name", TABLE)
 def test_first_hint_is_not_the_answer(name: str) -> None:
-    """What each line of a hole assigns or calls may be in the last hint for a symptom, not in the first of several."""
+    """A line's expression may be in the last hint for a symptom, not in the first of several."""
     lines = set(exercise.ours(name).splitlines()) - set(exercise.skeleton(name).splitlines())
     answers = [re.sub(r"\s|.*?=|;|return", "", line) for line in lines]
     for hints in exercise.GRADERS[name].hints.values():

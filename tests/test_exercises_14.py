@@ -125,7 +125,7 @@ TABLE = {
         Wrong("a fence after the draw", ((FENCE, ""), (DRAW, DRAW + FENCE)), "X-ray", "race", "race"),
         Wrong("no barrier before the draw", ((WRITTEN, ""),), "X-ray", "race", "race"),
         Wrong("no barrier after it", ((DRAW + KNOWN, DRAW),), "X-ray", "is_last", "is_last"),
-        Wrong("the first draw", ((NUMBER, "== 0;\n"),), "first", "O at", "early"),
+        Wrong("the first draw", ((NUMBER, "== 0;\n"),), "X-ray", "race", "early"),
         Wrong("one draw too many", ((NUMBER, "== gridDim.x;\n"),), "first", "never written", "empty"),
         Wrong(
             "never reset", (("atomicInc(ticket, gridDim.x - 1)", "atomicAdd(ticket, 1)"),), "first", "again", "empty"

@@ -12,7 +12,7 @@ from helpers.engine import compiler, first_build
 
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is shown, where somebody looks."""
+    """Return what is shown, where somebody looks."""
     shown: list[str] = []
     monkeypatch.setattr(first_build, "SOON", 0.05)
     monkeypatch.setattr(first_build, "_line", lambda: lambda text, *, last: shown.append(f"{text}{'.' * last}"))

@@ -16,7 +16,7 @@ from helpers.site import first_screen
 
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What is called before and after each cell, by its event."""
+    """List what is called before and after each cell, by its event."""
     registered: dict[str, Any] = {"begun": []}
     shell = SimpleNamespace(events=SimpleNamespace(register=registered.__setitem__))
     monkeypatch.setattr(first_cell, "_watched", [])

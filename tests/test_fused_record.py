@@ -118,7 +118,7 @@ def test_without_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_committed_record() -> None:
-    """What it has is complete: no way failed, and each pair is there at every shape."""
+    """The record is complete: nothing failed, and each pair is there at every shape."""
     record = fused.recorded()
     if record is None:
         pytest.skip(NO_RECORD)

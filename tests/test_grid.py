@@ -373,7 +373,7 @@ def test_stages_have_slots_where_their_kernels_do() -> None:
         assert (stage.slots is launches.in_slots) == in_kernel, stage.file
 
 
-LONG = (*((5, 9), (0, 3), (1, 1)) * 12, (300, 280), (64, 64), (7, 0), (129, 140))
+LONG = (*((5, 9), (0, 3), (1, 1)) * 12, (260, 150), (64, 64), (7, 0), (129, 140))
 
 
 def in_slots_or_not(stage: Stage) -> tuple[Arrays, dict[str, Any]]:

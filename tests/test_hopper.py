@@ -294,7 +294,7 @@ def test_longest_tiles_come_first_and_heads_in_groups(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (60, 10), (0, 0), (-1, 33), (40, -1)])
 @pytest.mark.parametrize(("rows", "keys"), [(300, 300), (500, 90), (90, 500), (1, 70)])
 def test_steps_are_the_key_tiles_that_are_seen(rows: int, keys: int, window: tuple[int, int]) -> None:
-    """What the order of tiles is checked by, from the definition of a mask."""
+    """The expected steps follow from the definition of a mask."""
     left, right = window
     i, j = np.arange(rows)[:, None] + keys - rows, np.arange(keys)
     seen = ((left < 0) | (j >= i - left)) & ((right < 0) | (j <= i + right))
@@ -303,6 +303,7 @@ def test_steps_are_the_key_tiles_that_are_seen(rows: int, keys: int, window: tup
 
 
 @runs_here
+@pytest.mark.exhaustive(each_value=())
 @pytest.mark.parametrize("blocks", [1, 3, 5])
 @pytest.mark.parametrize("together", [1, 3, 100])
 def test_every_tile_is_computed_whatever_the_order(blocks: int, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,7 +330,7 @@ def test_heads_that_are_worked_on_together() -> None:
 
 
 def test_heads_are_grouped_so_that_blocks_finish_together() -> None:
-    """Of short sequences few heads at a time; never so that in each group the same blocks get the longest tiles."""
+    """Short sequences get few heads at a time; no block gets the longest tiles of every group."""
 
     def dealt(heads: int, rows: int, together: int, block_m: int, block_n: int) -> float:
         """The most that a block gets, beside the mean, as 10_order.cu deals."""
@@ -387,7 +388,7 @@ def test_other_tiles(sizes: dict[str, int]) -> None:
 
 @runs_here
 def test_a_launch_without_checks_has_the_same_arguments(cpu_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What DirectLaunch hands the driver: addresses by name, the bytes of the maps and of values."""
+    """DirectLaunch hands the driver the same addresses by name, and the same bytes of maps and values."""
     q, k, v = (engine.asarray(a) for a in inputs((1, 4, 150, 64), 170, 2, "float16"))
     ready, arrays, _ = HOPPER.plan(q, k, v, return_lse=True, causal=True)
     _, (launch, _, args) = ready.resolve_arguments(arrays)
@@ -465,7 +466,7 @@ def test_the_chosen_stage_is_launched(packed: bool, cpu_engine: Any) -> None:
 
 
 def test_how_much_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what 07 and 10 took on an H200; never on the CPU engine."""
+    """The threshold follows the times of 07 and 10 on an H200; the CPU engine never takes 10 by default."""
     sizes = ((511, 8 * 511, 128), (512, 512, 128), (4096, 16383, 64), (512, 16384, 64))
     for on_gpu, chosen in ((True, [False, True, False, True]), (False, [False] * 4)):
         monkeypatch.setattr(device, "ON_GPU", on_gpu)
@@ -518,7 +519,7 @@ def packed(text: str | None = None) -> None:
 
 
 def beside_infinities(text: str | None = None) -> None:
-    """What a block has added up for a tile of a head that is infinite does not reach its next tile."""
+    """Check that accumulators of a head with infinities do not reach the block's next tile."""
     q, k, v = inputs((1, 4, 150, 72), 100, 2, "float16")
     v[:, :1] = np.inf
     launch, (o, lse) = HOPPER.prepare(q, k, v, return_lse=True, source=text, sizes={"BLOCK_N": 48})
@@ -998,7 +999,7 @@ def lines_of(text: str) -> dict[tuple[str | None, int], str]:
 @pytest.mark.exhaustive(one_of_each=lambda bug: bug.finds)
 @pytest.mark.parametrize("bug", XRAY_BUGS, ids=lambda bug: bug.name)
 def test_the_xray_finds_the_line(bug: Bug, one_block: None) -> None:
-    """Of the two lines of a race, either may come first."""
+    """A race has two lines, and either may come first."""
     text = bug.plant(few_products())
     first = x_rayed(text, **bug.options).findings[0]
     lines = lines_of(text)

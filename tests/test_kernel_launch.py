@@ -215,7 +215,7 @@ def test_includes_are_pasted_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_header_with_pragma_once_is_pasted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it is first included, whoever includes it again; lines keep their numbers. Others come each time."""
+    """It stands at its first inclusion; lines keep their numbers. A header without it is pasted each time."""
     (tmp_path / "main.cu").write_text('#include "a.cuh"\n#include "b.cuh"\n#include "twice.cuh"\nmain\n')
     (tmp_path / "a.cuh").write_text('#pragma once\n#include "common.cuh"\n#include "twice.cuh"\na\n')
     (tmp_path / "b.cuh").write_text('#pragma once\n#include "common.cuh"\nb\n')

@@ -53,7 +53,7 @@ def predictions(cells: list[dict[str, Any]]) -> Iterator[tuple[int, int]]:
 
 
 def test_the_button_finds_the_answer_whatever_lies_between() -> None:
-    """Of every guess of every notebook, by the function of the extension itself."""
+    """The extension's own function finds the answer of every guess of every notebook."""
     node = shutil.which("node")
     if node is None:
         pytest.skip("no node")

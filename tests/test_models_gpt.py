@@ -50,7 +50,7 @@ def model_and_batch(attention: Attention, dtype: Any, config: Config = SMALL) ->
 
 
 def slope_errors(model: CharGPT, tokens: Any, targets: Any, h: float = 1e-4) -> dict[str, float]:
-    """Of each parameter: the slope by central differences along a random direction of length 1, beside g's.
+    """Compare central differences along a random direction of length 1 with g's slope, for each parameter.
 
     The error is over the length of the parameter's gradient.
     """
@@ -108,7 +108,7 @@ def test_finite_differences_see_a_wrong_layer(name: str, monkeypatch: pytest.Mon
 
 
 def gradient_errors(attention: Attention) -> dict[str, float]:
-    """Of each parameter: the float32 model's gradient beside the float64 model's, as a share of its length."""
+    """Compare float32 gradients with float64 ones, relative to their length, for each parameter."""
     exact, tokens, targets = model_and_batch(PlainAttention(), np.float64)
     ours, _, _ = model_and_batch(attention, np.float32)
     ours.parameters[...] = exact.parameters
@@ -175,6 +175,7 @@ FIRST: dict[str, Any] = {
 }
 
 
+@pytest.mark.exhaustive  # the gradients of each parameter are compared above
 def test_the_first_losses_are_those_with_plain_attention() -> None:
     """50 steps on the same batches: by the kernels, by plain attention in float32, and in float64.
 

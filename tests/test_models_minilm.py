@@ -210,9 +210,9 @@ QUESTIONS = {
 
 
 def test_two_questions(model, plain):
-    """The kernel's answers are right, and the plain model's, on the sentences of four paragraphs."""
+    """The kernel's answers are right, and the plain model's, on the sentences of two paragraphs."""
     paragraphs = search.chapter().split("\n\n")
-    sentences = search.sentences_of("\n".join(paragraphs[i] for i in (5, 9, 18, 26)))
+    sentences = search.sentences_of("\n".join(paragraphs[i] for i in (5, 18)))
     vectors = model.encode(sentences)
     expected = plain.encode(sentences)
     assert np.abs(host(vectors) - host(expected)).max() < 1e-5

@@ -243,7 +243,7 @@ def test_a_figure_of_fewer_patterns_asks_only_what_can_be_chosen() -> None:
 
 
 def test_the_fragments_are_those_of_the_engine() -> None:
-    """As the kernel wrote them down, which is as the PTX manual has them; and P needs no shuffle."""
+    """The figure has the layouts that a kernel wrote down, which are the PTX manual's; P needs no shuffle."""
     data = embedded(show.moving_fragments(*places())._repr_html_())
     for lane in range(32):
         g, t = divmod(lane, 4)
@@ -277,7 +277,7 @@ def test_the_tiles_cost_what_the_kernel_does() -> None:
 
 @pytest.mark.parametrize("stages", [(), (2,), (2, 3), (1, 2, 3)])
 def test_the_spans_are_those_of_the_record(stages: tuple[int, ...]) -> None:
-    """Of the recorded rings, and of made-up ones. A row that a ring does not have is empty."""
+    """Recorded and made-up rings are drawn alike. A row that a ring does not have is empty."""
     record = made_up_rings(*stages) if stages else rings()
     figure = show.moving_spans(record, first=6000)
     data = embedded(figure._repr_html_())
@@ -345,7 +345,7 @@ def test_every_control_moves_its_figure(chromium: Any, width: int, theme: str) -
 
 
 def test_the_script_begins_where_the_first_frame_is(chromium: Any) -> None:
-    """What Python drew and what the script draws first are the same picture, in the same words."""
+    """Python's picture and the script's first frame are the same, in the same words."""
     for name, make in FIGURES.items():
         figure = make()
         with browser.opened(chromium, 1280, "light") as page:

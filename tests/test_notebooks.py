@@ -190,7 +190,7 @@ def has_sections(notebook: Notebook, path: Path) -> Iterator[str]:
 
 
 def finds_helpers(notebook: Notebook, path: Path) -> Iterator[str]:
-    """Where course.py did not open it too, and where it came alone."""
+    """Check that it finds helpers where course.py did not open it, and where it came alone."""
     try:
         current = first_screen.first_code(path, notebook) == text(code_cells(notebook)[0]["source"])
     except ValueError as error:
@@ -285,7 +285,7 @@ def holds_the_skeletons(notebook: Notebook, path: Path) -> Iterator[str]:
 
 
 def has_first_screen(notebook: Notebook, path: Path) -> Iterator[str]:
-    """What one needs, what one will be able to do, how long it takes and where it runs: before anything else."""
+    """Check that a notebook begins with what one needs, what one will be able to do, the minutes and where it runs."""
     title = text(notebook["cells"][0]["source"])
     for part in ("**You need:**", "**You will be able to:**", "[Glossary](glossary.md)"):
         if part not in title:

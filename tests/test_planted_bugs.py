@@ -572,7 +572,7 @@ def test_every_stage_has_its_bugs() -> None:
 @pytest.mark.parametrize(
     ("name", "kind"), [(name, kind) for name, bugs in BUGS.items() for kind in sorted({bug.inputs for bug in bugs})]
 )
-@pytest.mark.parametrize("engine", ["this device", "CPU engine"])
+@pytest.mark.parametrize("engine", ["this device", *["CPU engine"] * device.ON_GPU])
 def test_kernel_without_a_bug_passes(name: str, kind: str, engine: str, request: pytest.FixtureRequest) -> None:
     if engine == "CPU engine":
         request.getfixturevalue("cpu_engine")

@@ -224,7 +224,7 @@ def test_any_shape_against_the_loop_and_the_trace(n, n_kv, d, block_n, size, see
 
 
 def sees(i, j, n, n_kv, causal, window):
-    """Whether query i sees key j, as FlashAttention's documentation reads."""
+    """Return whether query i sees key j, as FlashAttention's documentation reads."""
     at = i + n_kv - n  # the key that the query stands at: the last query stands at the last key
     left, right = window or (-1, -1)
     return not (causal and j > at) and (left == -1 or j >= at - left) and (right == -1 or j <= at + right)
@@ -350,7 +350,7 @@ def test_imports_numpy_alone():
 
 
 def literal_gradients(do, q, k, v, scale, seen):
-    """By the chain rule in plain Python floats: through O = P V, through the softmax, through S = scale q k^T."""
+    """Apply the chain rule in plain Python floats: through O = P V, the softmax, and S = scale q k^T."""
     dq, dk, dv = ([[0.0] * len(a[0]) for _ in a] for a in (q, k, v))
     for i in range(len(q)):
         keys = [j for j in range(len(k)) if seen[i][j]]
@@ -394,7 +394,7 @@ ALIBI = {"window": (3, 1), "alibi_slopes": np.array([[0.7], [-0.2]])}
 @pytest.mark.parametrize("mask", [*MASKS, ALIBI], ids=str)
 @pytest.mark.parametrize("heads, kv_heads", [(2, 2), (4, 2), (3, 1)])
 def test_gradients_are_finite_differences(mask, heads, kv_heads):
-    """Of sum(do * attention), with heads that share keys; each head's own k and v, repeated, are one array's."""
+    """The loss is sum(do * attention), with shared K and V repeated for each query head."""
     do, q = normal(2, heads, 6, 3, seed=4), normal(2, heads, 6, 3, seed=1)
     k, v = normal(2, kv_heads, 5, 3, seed=2), normal(2, kv_heads, 5, 3, seed=3)
 
@@ -454,7 +454,7 @@ BIAS_SHAPES = [
 @pytest.mark.parametrize("mask", [{}, {"causal": True}, {"window": (2, 0)}], ids=str)
 @pytest.mark.parametrize("shape", BIAS_SHAPES, ids=str)
 def test_gradients_of_what_is_added_are_finite_differences(shape, mask):
-    """Of a bias in each broadcast, slopes and sinks: every number is moved, also in rows that see no key."""
+    """Each number of a bias in each broadcast, slopes and sinks is moved, also in rows that see no key."""
     do, q = normal(2, 4, 6, 3, seed=4), normal(2, 4, 6, 3, seed=1)
     k, v = normal(2, 2, 5, 3, seed=2), normal(2, 2, 5, 3, seed=3)
     moved = {"bias": normal(*shape, seed=5), "alibi_slopes": normal(2, 4, seed=6), "sinks": normal(4, seed=7)}

@@ -302,7 +302,7 @@ def test_the_x_ray_of_a_merge_is_clean(case: str, monkeypatch: pytest.MonkeyPatc
 
 
 def x_rayed(case: str, file: str, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the X-ray finds in the merges of a case."""
+    """Return what the X-ray finds in the merges of a case."""
     found: list[Any] = []
 
     def observed(compiled: kernel.Kernel, grid: Any, block: Any, args: Any, *, shared_mem: int) -> None:

@@ -150,7 +150,7 @@ def test_in_place_takes_what_it_can_write() -> None:
 
 
 def test_positions_past_the_tables_are_those_of_their_ends(cpu_engine: Any) -> None:
-    """As in the fused form: nothing is read past them."""
+    """Nothing is read past them, as in the fused form."""
     q, k = normal(1, 5, 2, 64), normal(1, 4, 2, 64)
     at = np.array([-3, 0, 8, 9, 2**31 - 1], np.int32), np.array([-(2**31), -1, 3, 100], np.int32)
     planned = plan_rotary(q, k, *cos_sin(9, 64), positions=at)
@@ -352,7 +352,7 @@ def test_projection_reads_arrays_with_gaps(form: str) -> None:
 
 @needs_tensor_cores
 def test_projection_with_a_huge_scale() -> None:
-    """As in 07: one key takes all the weight."""
+    """One key takes all the weight, as in 07."""
     q, k = normal(1, 40, 2, 64), normal(1, 50, 2, 64)
     v, w_o = normal(1, 50, 2, 64, mean=0.5), weights(128, 64, "float16")
     for form in FORMS:

@@ -34,6 +34,7 @@ from helpers.xray import xray
 
 TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 STAGE_OF = {"float32": "heads_and_masks", "float16": "flash_mma", "bfloat16": "hopper"}
+OTHERS = "tf32", "fp16x3"  # that take float32 as well
 BACKWARD_OF = {"float32": "backward", "float16": "backward_mma", "bfloat16": "hopper_backward"}
 SIZES = {  # small ones, so that a few rows and keys are several tiles
     "heads_and_masks": {"BLOCK_M": 64, "BLOCK_N": 32},
@@ -82,7 +83,7 @@ class Truth(NamedTuple):
 
 
 def truth(q: Any, k: Any, v: Any, case: Case, *, do: Any = None, first_batch: int = 0) -> Truth:
-    """Of arrays (batch, heads, N, d). first_batch: the number of the first sequence."""
+    """Compute attention of arrays (batch, heads, N, d). first_batch: the number of the first sequence."""
     dtype, group, options = q.dtype, q.shape[1] // k.shape[1], case.options
     q, k, v = (a.astype(np.float64) for a in (q, k, v))
     k, v = k.repeat(group, 1), v.repeat(group, 1)
@@ -136,13 +137,15 @@ def inputs(dtype: str, n: int = ROWS, n_kv: int = KEYS) -> list[np.ndarray]:
     return [random(*shape, dtype=dtype, seed=seed) for seed, shape in enumerate(shapes)]
 
 
-def run(dtype: str, case: Case, *, n: int = ROWS, n_kv: int = KEYS, plant: Callable[[str], str] = str) -> None:
-    """One call of a stage with small tiles, in float32 of 15 too, and its check. plant: another text of the kernel."""
+def run(
+    dtype: str, case: Case, *, stage: str = "", n: int = ROWS, n_kv: int = KEYS, plant: Callable[[str], str] = str
+) -> None:
+    """Call a stage with small tiles, and check it; without a name, each that takes the type. plant: edits its text."""
     q, k, v = inputs(dtype, n, n_kv)
     want = truth(q, k, v, case)
-    others = ("tf32", "fp16x3") if dtype == "float32" and plant is str else ()
+    others = OTHERS if dtype == "float32" and plant is str else ()
     here = [name for name in others if LADDER[name].why_not(head_dim=HEAD_DIM) is None]
-    for name in (STAGE_OF[dtype], *here):
+    for name in (stage,) if stage else (STAGE_OF[dtype], *here):
         source = plant(kernel.source(LADDER[name].file))
         how = {"sizes": SIZES[name], "return_lse": True, "source": source}
         launch, got = LADDER[name].prepare(q, k, v, **how, **case.options)
@@ -247,30 +250,43 @@ def of_arrays(dtype: str) -> dict[str, Case]:
 
 
 ON_HOPPER = ("score_mod, window", "mask of heads, window", "both, causal", "nothing is seen", "scores of 10,000")
+OF_FLOAT32 = STAGE_OF["float32"], *OTHERS
 VALUES = [
-    *(("float32", name) for name in CASES),
-    *(("float16", name) for name in CASES if name not in ("score_mod", "mask_mod", "mask of an array")),
-    *(("bfloat16", name) for name in CASES if name in ON_HOPPER or "sink" in name or "scale" in name),
+    *(("float32", stage, name) for stage in OF_FLOAT32 for name in CASES),
+    *(("float16", "flash_mma", name) for name in CASES if name not in ("score_mod", "mask_mod", "mask of an array")),
+    *(("bfloat16", "hopper", name) for name in CASES if name in ON_HOPPER or "sink" in name or "scale" in name),
 ]
+# The fast run has every case with the stage whose text is simplest, and these with each.
+WITH_EACH_STAGE = "both, causal", "a scale below 0", "scores of 10,000", "sinks, rows that see nothing"
+WITH_EACH_STAGE += "bool", "all together"
 
 
-@pytest.mark.exhaustive(one_of_each=lambda dtype, name: name)
-@pytest.mark.parametrize(("dtype", "name"), VALUES)
-def test_values(dtype: str, name: str) -> None:
+def runs(stage: str, dtype: str) -> None:
+    """Skip where the stage does not run on this device."""
+    if reason := LADDER[stage].why_not(head_dim=HEAD_DIM, dtype=dtype):
+        pytest.skip(reason)
+
+
+@pytest.mark.exhaustive(one_of_each=lambda stage, name: (name, stage if name in WITH_EACH_STAGE else ""))
+@pytest.mark.parametrize(("dtype", "stage", "name"), VALUES)
+def test_values(dtype: str, stage: str, name: str) -> None:
     """Two batches of four heads, of which two share K and V; tiles cut short; the last query at the last key."""
-    run(dtype, CASES[name])
+    runs(stage, dtype)
+    run(dtype, CASES[name], stage=stage)
 
 
 BIAS = [
-    *((dtype, name) for dtype in ("float32", "float16") for name in of_arrays("float32")),
-    *(("bfloat16", name) for name in ("bias", "bias, a window from odd keys", "bool", "all together")),
+    *(("float32", stage, name) for stage in OF_FLOAT32 for name in of_arrays("float32")),
+    *(("float16", "flash_mma", name) for name in of_arrays("float32")),
+    *(("bfloat16", "hopper", name) for name in ("bias", "bias, a window from odd keys", "bool", "all together")),
 ]
 
 
-@pytest.mark.exhaustive(one_of_each=lambda dtype, name: name)
-@pytest.mark.parametrize(("dtype", "name"), BIAS)
-def test_bias_and_slopes(dtype: str, name: str) -> None:
-    run(dtype, of_arrays(dtype)[name])
+@pytest.mark.exhaustive(one_of_each=lambda stage, name: (name, stage if name in WITH_EACH_STAGE else ""))
+@pytest.mark.parametrize(("dtype", "stage", "name"), BIAS)
+def test_bias_and_slopes(dtype: str, stage: str, name: str) -> None:
+    runs(stage, dtype)
+    run(dtype, of_arrays(dtype)[name], stage=stage)
 
 
 @every_type
@@ -428,13 +444,22 @@ def run_gradients(
 
 IN_ORDER = ("mask of heads", "sinks", "all together")
 BACKWARDS = [*((name, False) for name in GRADIENTS), *((name, True) for name in IN_ORDER)]
+IN_EACH_TYPE = "rows that see nothing", "all together", "infinite at 0"  # in the fast run, which has all in float32
 
 
+@pytest.mark.exhaustive(
+    one_of_each=lambda dtype, name, deterministic: (name, deterministic, dtype * (name in IN_EACH_TYPE))
+)
 @pytest.mark.parametrize(("name", "deterministic"), BACKWARDS)
 @each_gradient_type
 def test_gradients(dtype: str, name: str, deterministic: bool) -> None:
     case, grad = GRADIENTS[name]
     run_gradients(dtype, case, grad, deterministic=deterministic)
+
+
+def test_gradients_by_warps_with_32_keys() -> None:
+    """A warp of backward_mma has two fragments of keys at 128 keys a block, one in the small tiles of other tests."""
+    run_gradients("float16", *GRADIENTS["all together"], sizes={"BLOCK_N": 128})
 
 
 @each_gradient_type
@@ -476,7 +501,7 @@ EMPTY, FULL, PARTIAL = 0, 1, 2
 
 
 def kinds(seen: np.ndarray, counts: np.ndarray, block_m: int, block_n: int) -> np.ndarray:
-    """Of each tile of (N, N_kv). counts: pairs in the window; the others say nothing about a tile."""
+    """Classify each tile of (N, N_kv). counts: pairs in the window; the others say nothing about a tile."""
     n, n_kv = seen.shape
     result = np.zeros((-(-n // block_m), -(-n_kv // block_n)), int)
     for m, n in np.ndindex(*result.shape):
@@ -489,7 +514,7 @@ def kinds(seen: np.ndarray, counts: np.ndarray, block_m: int, block_n: int) -> n
 def check_entries(
     stage: str, case: Case, block_m: int, block_n: int, *, plant: Callable[[str], str] = str
 ) -> tuple[int, ...]:
-    """What the launch before a stage's own writes. Returns for how many (batches, heads). plant: another text of it."""
+    """Check what the launch before a stage's own writes, and count (batches, heads). plant: its text, edited."""
     q, k, v = inputs("float32")
     sizes = {"BLOCK_M": block_m, "BLOCK_N": block_n}
     with kernel.built_when_launched():

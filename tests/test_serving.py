@@ -24,7 +24,7 @@ def model() -> CharGPT:
 
 
 def requests(count: int = 7) -> list[Request]:
-    """Of any lengths, some of which come later."""
+    """Make requests of any lengths, some of which come later."""
     rng = np.random.default_rng(5)
     return [
         Request("".join(rng.choice(list(LETTERS), rng.integers(1, 20))), int(rng.integers(1, 40)), int(arrives))
@@ -188,6 +188,7 @@ def failing(gpt: CharGPT, at: int, error: type[BaseException]) -> None:
     gpt.forward = forward_or_fail  # type: ignore[method-assign]
 
 
+@pytest.mark.exhaustive(each_value=())
 @pytest.mark.parametrize("at", [0, 2, 9])
 def test_a_server_serves_again_after_an_interrupt(at: int) -> None:
     """Pages come back wherever it comes, and the texts are those of a new server."""

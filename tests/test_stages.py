@@ -154,7 +154,7 @@ def test_other_tile_sizes(row: Row, which: int) -> None:
 
 
 def test_the_tiles_of_a_launch_depend_on_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 132 multiprocessors: all have two blocks, or one, or less than half of them have one."""
+    """All of 132 multiprocessors have two blocks, or one, or less than half of them have one."""
     monkeypatch.setattr(limits, "multiprocessors", lambda: 132)
     monkeypatch.setattr(limits, "most_shared", lambda: 227 * 1024)
     stage = LADDER["heads_and_masks"]
@@ -320,7 +320,7 @@ def test_the_same_launch_gives_the_same_bits(row: Row) -> None:
 
 @pytest.mark.exhaustive  # every head_dim is a build
 @every_stage
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_any_shape(row: Row, data: st.DataObject) -> None:
     n, n_kv = data.draw(st.integers(1, 300), "N"), data.draw(st.integers(1, 300), "N_kv")
@@ -338,7 +338,7 @@ def matrices(rows: int, d: int, largest: float) -> st.SearchStrategy[np.ndarray]
 
 
 @every_stage
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_any_values(row: Row, data: st.DataObject) -> None:
     n, n_kv = data.draw(st.integers(1, 9), "N"), data.draw(st.integers(1, 40), "N_kv")

@@ -133,7 +133,7 @@ def test_scales(name: str, dtype: str, scale: float) -> None:
 
 
 def last_bits(x: np.ndarray) -> float:
-    """What rounding the scores to float32 is worth in their own unit: a step of float32 at the largest of them."""
+    """Return the error of rounding scores to float32 in their own unit: a step of float32 at the largest of them."""
     return float(np.spacing(np.abs(x).max().astype(np.float32)))
 
 

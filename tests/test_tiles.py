@@ -126,7 +126,7 @@ def test_tiles_say_what_a_thread_has() -> None:
 @pytest.mark.parametrize("gpu", presets.OTHERS, ids=lambda gpu: gpu.arch)
 @pytest.mark.parametrize("head_dim", presets.HEAD_DIMS)
 def test_mma_takes_the_tile_that_was_fastest_with_as_many_blocks(gpu: Gpu, head_dim: int) -> None:
-    """Of both speeds together, 4 % at most are left for a tile that fits several head dimensions.
+    """A tile that fits several head dimensions may be 4 % slower than the best, over both speeds together.
 
     The speeds are an H200's. A tile does not count that spills where it is compiled for the GPU it is meant for.
     """
@@ -152,7 +152,7 @@ def test_mma_takes_the_tile_that_was_fastest_with_as_many_blocks(gpu: Gpu, head_
 @pytest.mark.parametrize("gpu", presets.OTHERS, ids=lambda gpu: gpu.arch)
 @pytest.mark.parametrize("head_dim", [80, 96, 128])
 def test_mma_has_the_blocks_that_its_preset_counts_on(gpu: Gpu, head_dim: int) -> None:
-    """By NVRTC's registers and the rule of occupancy. An A100 has two blocks at 128, where 64 keys a tile left one."""
+    """NVRTC's registers allow them. An A100 has two blocks at 128, where 64 keys a tile left one."""
     sizes = {"HEAD_DIM": head_dim, **pick_mma(head_dim, gpu.limit)}
     report = compile_report.compile_report("07_mma.cu", sizes, gpu.arch, name="flash_mma<__half>")
     assert report.spill_bytes <= 16

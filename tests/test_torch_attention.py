@@ -216,7 +216,7 @@ def test_takes_what_attention_takes(where: str, case: str) -> None:
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_gradients_with_alibi(where: str, compiled: bool) -> None:
-    """As by PyTorch's operations, of batches and of packed sequences; compiled, with no break of the graph."""
+    """They equal PyTorch's, for batches and packed sequences; compiled, the graph has no break."""
     q, k, v = (a.requires_grad_() for a in tensors((2, 33, 4, 64), (2, 40, 2, 64), (2, 40, 2, 64), where=where))
     slopes = torch.tensor([0.5, 0.25, 0.1, 0.0], device=where)
 
@@ -554,7 +554,7 @@ def test_the_fallback_is_traced(where: str) -> None:
 
 
 def test_gradients_that_no_stage_has_are_refused_before_the_backward(where: str) -> None:
-    """As on a Turing GPU, where half types have an output and no gradients."""
+    """On a Turing GPU half types have an output and no gradients."""
 
     def call(head_dim: int) -> Any:
         given = tensors(*[(2, 3, 9, head_dim)] * 3, dtype="float16", where=where, grad=True)
@@ -846,7 +846,7 @@ def test_cpu_tensors_are_not_copied(layout: str, dtype: str) -> None:
 
 
 def test_checkpointed(where: str) -> None:
-    """What is forgotten after the forward is computed again for the backward."""
+    """Results that are forgotten after the forward are computed again for the backward."""
     given = tensors((1, 33, 2, 64), (1, 40, 2, 64), (1, 40, 2, 64), where=where, grad=True)
     call = lambda *a: ours.flash_attention(*a, causal=True, deterministic=True).square().sum()  # noqa: E731
     got = torch.autograd.grad(torch.utils.checkpoint.checkpoint(call, *given, use_reentrant=False), given)
@@ -972,7 +972,7 @@ def test_a_hessian_is_an_error(where: str) -> None:
 
 
 def tangent(call: Callable[[Any], Any], a: Any, along: Any) -> Any:
-    """By dual numbers."""
+    """Compute the directional derivative by dual numbers."""
     with forward_ad.dual_level():
         return forward_ad.unpack_dual(call(forward_ad.make_dual(a, along))).tangent
 
@@ -1172,7 +1172,7 @@ def test_autocast(where: str, dtype: str) -> None:
 
 
 def op_arguments(where: str, packed: bool, grad: bool, dtype: str = "float32") -> tuple[Any, ...]:
-    """Of course::flash_attention, but for flags and stage: causal; packed with slopes and sinks, or with a bias."""
+    """Return course::flash_attention's arguments but flags and stage: causal; packed with slopes and sinks; a bias."""
     shape = ((9, 2, 8), (9, 1, 8)) if packed else ((2, 9, 2, 8), (2, 9, 1, 8))
     q, k, v = tensors(shape[0], shape[1], shape[1], where=where, grad=grad, dtype=dtype)
     cu = torch.tensor([0, 4, 9], dtype=torch.int32, device=where) if packed else None

@@ -54,7 +54,7 @@ def test_values_without_a_text_of_their_own_are_told_apart() -> None:
 
 
 def has_what_it_needs(path: Path) -> bool:
-    """Whether the optional packages are here without which a file of tests is skipped as a whole."""
+    """Check that the optional packages are here without which a file of tests is skipped as a whole."""
     needs = re.findall(r'^\w+ = pytest\.importorskip\("(\w+)"', path.read_text(encoding="utf-8"), re.M)
     return all(importlib.util.find_spec(name) is not None for name in needs)
 
@@ -69,7 +69,7 @@ def test_every_part_of_the_course_is_in_the_fast_run(request: pytest.FixtureRequ
     folders = [Path(arg).resolve() for arg in request.config.args]
     tests = {path for path in ROOT.glob("tests/test_*.py") if path.parent in folders and has_what_it_needs(path)}
     if request.config.getoption("--fast") and not request.config.getoption("--unchanged-too"):
-        tests -= {path for path in tests if unchanged.is_of_the_engine(path)}
+        tests -= {path for path in tests if unchanged.may_be_left_out(path)}
     tests -= {path for path in tests if re.search(r"^pytestmark = .*exhaustive", path.read_text("utf-8"), re.M)}
     assert tests <= tested
     if request.config.getoption("--nbval", False):
@@ -86,7 +86,7 @@ def test_a_file_that_no_test_launches_is_named(tmp_path: Path) -> None:
 
 
 def test_a_launch_counts_and_a_plan_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a step as well, whose file is named in the text that its kernel was compiled from."""
+    """A step counts as well: the text that its kernel was compiled from names its file."""
     step, seen, counts = DECODERS["one_block_a_head"], set(), [True]
     assert two_speeds.files_of(kernel.source(step.file)) == {step.file}
     monkeypatch.setattr(kernel.Kernel, "bind", two_speeds.recorded(kernel.Kernel.bind, seen, lambda: counts[0]))

@@ -1,4 +1,4 @@
-"""Tests of the engine and the X-ray are left out of the short run where nothing that they read has changed."""
+"""Tests of the engine, the X-ray and the set-up are left out of the short run where nothing they read has changed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import unchanged
 
-ENGINE, COURSE = unchanged.TESTS / "test_engine_math.py", unchanged.TESTS / "test_attention.py"
+ENGINE, SET_UP, COURSE = (unchanged.TESTS / f"test_{name}.py" for name in ("engine_math", "course", "attention"))
 
 
 @pytest.fixture(autouse=True)
@@ -20,6 +20,8 @@ def test_what_a_file_of_tests_reads() -> None:
     names = {path.relative_to(unchanged.ROOT).as_posix() for path in unchanged.read_by(ENGINE)}
     assert {"tests/test_engine_math.py", "tests/conftest.py", "tests/two_speeds.py", "helpers/engine"} <= names
     assert "helpers/xray" in names and "tests/half_gradients.py" not in names and "kernels" not in names
+    of_set_up = {path.relative_to(unchanged.ROOT).as_posix() for path in unchanged.read_by(SET_UP)}
+    assert {"environment.yml", "helpers/course.py", "helpers/cli", "helpers/setup"} <= of_set_up
     of_kernels = set(unchanged.read_by(unchanged.TESTS / "test_xray_counters.py"))
     assert {unchanged.ROOT / "kernels", unchanged.ROOT / "helpers" / "attention"} <= of_kernels
 
@@ -27,8 +29,8 @@ def test_what_a_file_of_tests_reads() -> None:
 def test_a_file_that_has_passed_is_left_out_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unchanged, "changed_since_main", lambda: None)
     assert unchanged.unchanged() == []
-    unchanged.keep([ENGINE, COURSE])
-    assert unchanged.unchanged() == [ENGINE]
+    unchanged.keep([ENGINE, SET_UP, COURSE])
+    assert unchanged.unchanged() == [SET_UP, ENGINE]
 
 
 @pytest.mark.parametrize("what", ["hash_of", "_environment"])
@@ -47,10 +49,12 @@ def test_what_is_as_on_main_has_passed_there(monkeypatch: pytest.MonkeyPatch) ->
         return set(unchanged.unchanged())
 
     first = {unchanged.TESTS / name for name in unchanged.FIRST}
-    files = {path for path in unchanged.TESTS.glob("test_*.py") if unchanged.is_of_the_engine(path)} - first
+    files = {path for path in unchanged.TESTS.glob("test_*.py") if unchanged.may_be_left_out(path)} - first
     assert first and left_out() == left_out("notebooks/05_heads_and_masks.ipynb") == files
     assert left_out("tests/test_engine_math.py") == files - {ENGINE}
     assert left_out("helpers/engine/cpp/checker.cpp") == left_out("tests/conftest.py") == set()
+    for name in ("environment.yml", "helpers/course.py", "helpers/setup/locked/base.txt"):
+        assert left_out(name) == files - {SET_UP}
     of_kernels = unchanged.TESTS / "test_xray_counters.py"
     assert of_kernels not in left_out("kernels/new.cuh") and ENGINE in left_out("kernels/new.cuh")
 

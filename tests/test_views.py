@@ -43,7 +43,7 @@ def strided(a: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
 
 
 def views(shape: tuple[int, ...], dtype: Any, seed: int) -> dict[str, Make]:
-    """By name, functions that make an array of this shape, (batch, heads, rows, head_dim), with other strides.
+    """Return functions, by name, that make an array of this shape, (batch, heads, rows, head_dim), with other strides.
 
     Heads are between rows, as models have them, unless the name says otherwise.
     """

@@ -1,4 +1,4 @@
-"""Functions' docstrings say in the imperative what the function does, and docstrings call stages by name.
+"""Functions' docstrings say in the imperative what the function does, or are sentences in tests; stages have names.
 
 Ruff's D401 (in pyproject.toml, for helpers) refuses a first word such as "The", "A" or "Returns". It knows
 verbs and articles; the words below begin docstrings without a verb that it accepts.
@@ -24,6 +24,7 @@ NO_VERB = re.compile(
     r"|Nobody|Not|Nothing|One|Other|Several|Some|Two|Three|Everything|Something|It|Its|That|There|These|They|This|Those"
     r"|Their|Here|Then|Only|But|And|Or|Also|Else)\b"
 )
+FRAGMENT = re.compile(r"(?:Of|As|By|Whether|Where|What|Who|How)\b")  # in tests/, where a docstring is a sentence
 # A stage by its number: "for all from 05 on but 10", "10's loop". Numbers are the names of notebooks, though.
 STAGE = re.compile(
     r"""
@@ -75,6 +76,16 @@ def files() -> list[Path]:
 @pytest.mark.parametrize("name", sorted({room(path) for path in files()}))
 def test_docstrings_begin_with_a_verb_and_name_stages(name: str) -> None:
     wrong = [line for path in files() if room(path) == name for line in violations(path)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_docstrings_of_tests_are_sentences() -> None:
+    found = ((path.name, *each) for path in sorted(Path(__file__).parent.glob("*.py")) for each in docstrings(path))
+    wrong = [
+        f"tests/{name}:{line}: {text.partition(chr(10))[0]}"
+        for name, line, node, text in found
+        if isinstance(node, ast.FunctionDef) and FRAGMENT.match(text)
+    ]
     assert not wrong, "\n".join(wrong)
 
 

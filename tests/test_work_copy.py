@@ -29,7 +29,7 @@ class Course:
         self._write(self.root / "notebooks" / f"{name}.ipynb", cells, outputs)
 
     def save(self, name: str, *cells: str, outputs: str = "shown") -> None:
-        """What JupyterLab does with the learner's copy."""
+        """Save the learner's copy as JupyterLab does."""
         self._write(self.root / "work" / f"{name}.ipynb", cells, outputs)
 
     @staticmethod
@@ -130,7 +130,7 @@ def test_what_the_learner_made_is_left_alone(course: Course) -> None:
 
 @pytest.mark.parametrize("stamps", ["", "{", "[]", '{"00_first.ipynb": 1}'])
 def test_without_its_notes_nothing_is_lost(course: Course, stamps: str) -> None:
-    """Where it is not known which original a copy was made from, a copy that differs is taken for touched."""
+    """A copy of unknown origin counts as edited where it differs."""
     course.save("00_first", "a = 10", "b = 2")
     (course.root / "work" / work_copy.STAMPS).write_text(stamps)
     course.refresh()

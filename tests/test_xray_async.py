@@ -16,7 +16,7 @@ from helpers.xray import xray
 
 
 def test_a_file_in_a_folder_is_found_behind_its_headers() -> None:
-    """As a step of a climb: of a wrapper in a header, the line of the step that calls it is told."""
+    """For a wrapper in a header, the X-ray names the line of a climb's step that calls it."""
     code = """#line 1 "head.cuh"
 __device__ __forceinline__ float get(const float* in, int i) { return in[i]; }
 #line 1 "steps/file.cu"
@@ -96,7 +96,7 @@ extern "C" __global__ void figures(const half *a, const half *b, float *out) {
 
 
 def test_figures_of_wmma() -> None:
-    """As a GPU's compiler makes it: ldmatrix from shared memory, a word of each lane and matrix from global memory."""
+    """They are a GPU compiler's: ldmatrix from shared memory, a word of each lane and matrix from global memory."""
     function = engine.RawModule(code=WMMA_FIGURES).get_function("figures")
     report = xray(function, (1,), (32,), (some(16 * 64, np.float16), some(256, np.float16), out(256)))
     report.assert_clean()

@@ -344,7 +344,7 @@ extern "C" __global__ void k(int *lock) {
 
 
 def test_who_meets_the_one_that_looked_may_reset() -> None:
-    """By a barrier; without one, the reset races with the addition and with the look."""
+    """A barrier orders them; without one, the reset races with the addition and with the look."""
     lock = zeros(1)
     xray(engine.RawKernel(header("ptx.cuh") + BY_ANOTHER_THREAD, "k"), (2,), (64,), (lock,)).assert_clean()
     code = header("ptx.cuh") + BY_ANOTHER_THREAD.replace("__syncthreads();", "")

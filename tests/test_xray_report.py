@@ -210,7 +210,7 @@ def test_banks_draws_every_word_in_its_phase(size: int, pitch: int, wavefronts: 
 
 
 def test_lanes_of_a_pair_at_one_address_are_served_together() -> None:
-    """What a phase of 16-byte reads is where neighbouring lanes want the same: 16 lanes of them, in one wavefront."""
+    """One wavefront serves 16 lanes if neighbours read the same 16 bytes."""
     samples = [("tile", 16, {lane: 16 * (lane // 2) for lane in range(32)})]
     assert repr(synthetic(worst={("k.cu", 4): samples}).banks(4)).count(": 1 wavefront") == 2
 

@@ -49,7 +49,7 @@ def by_a_checked_launch() -> Any:
 
 @pytest.mark.parametrize("make", [filled, assigned, by_numpy, by_a_launch, by_a_checked_launch])
 def test_minus_one_is_a_number(make: Any) -> None:
-    """What `empty` leaves reads as -1 in an integer, so an array that somebody filled with -1 must be told from it."""
+    """`empty` leaves what reads as -1 in an integer, so an array that somebody filled with -1 must differ from it."""
     a, got = make(), empty(64, np.int32)
     xray(engine.RawModule(code=COPY).get_function("copy"), (1,), (64,), (a, got)).assert_clean()
     assert np.array_equal(engine.asnumpy(got), engine.asnumpy(a))

@@ -73,7 +73,7 @@ def with_every_value(cases: Mapping[Case, Parameters], within: Sequence[str] = (
 
 
 def _key(value: Any) -> Hashable:
-    """What tells a value of a parameter from another."""
+    """Return what tells a value of a parameter from another."""
     return repr(value) if isinstance(value, str | bytes | int | float | tuple | list | dict | type(None)) else id(value)
 
 
@@ -98,7 +98,7 @@ def repetitions(items: Sequence[pytest.Item]) -> set[pytest.Item]:
 
 
 def chosen(config: pytest.Config) -> bool:
-    """Whether options of pytest's, besides --fast, choose among the tests that are collected."""
+    """Return whether options of pytest's, besides --fast, choose among the tests that are collected."""
     return any(getattr(config.option, name, None) for name in ("keyword", "markexpr", "deselect", "lf", "collectonly"))
 
 

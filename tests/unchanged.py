@@ -1,12 +1,14 @@
-"""Tests of the engine and of the X-ray are left out of the short run where they have passed, and nothing has changed.
+"""Tests of the engine, the X-ray and the set-up are left out of the short run where they have passed as they are.
 
 They are a third of the tests, and no change of a kernel, a notebook or a stage can break them. A file of tests reads
-its own text, what it imports of tests/, and the packages of helpers/ that it imports. It is left out
+its own text, what it imports of tests/, and the packages of helpers/ that it imports; the set-up's, the command line
+and the list of packages as well. It is left out
 
 - where it has passed on this machine with all that it reads, and with the same versions of everything: beside the
   builds lies an empty file whose name is a hash of these, or
 - where all that it reads is as on the main branch of the repository from which this one was cloned: CI has run it
-  there. FIRST tells whether the engine works with this machine's compiler, so it runs once on each.
+  there. FIRST tells whether the engine works with this machine's compiler, so it runs once on each; that the set-up
+  works here is shown by the `course.py test` that runs the tests.
 
 CI and `course.py test --all` leave none out.
 """
@@ -29,13 +31,15 @@ from helpers.engine import compiler
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
 FIRST = ("test_engine.py", "test_engine_process.py", "test_xray_report.py")
+OF_THE_SET_UP = ("test_course.py",)
 ALWAYS_READ = ("engine", "xray", "device")  # of helpers/
 KERNELS_TOO = {"attention", "bench", "draw", "lesson", "site"}  # packages that read kernels/
 
 
-def is_of_the_engine(path: Path) -> bool:
-    """Tell whether a file of tests is one of the engine's or the X-ray's."""
-    return path.parent == TESTS and path.name.startswith(("test_engine", "test_xray"))
+def may_be_left_out(path: Path) -> bool:
+    """Tell whether a file of tests is one of the engine's, the X-ray's or the set-up's."""
+    ours = path.name.startswith(("test_engine", "test_xray")) or path.name in OF_THE_SET_UP
+    return ours and path.parent == TESTS
 
 
 def _shared(path: Path) -> set[Path]:
@@ -62,6 +66,8 @@ def read_by(path: Path) -> Iterator[Path]:
         yield from (ROOT / "helpers" / f"{name}.py", ROOT / "helpers" / name)
     if imported & KERNELS_TOO:
         yield ROOT / "kernels"
+    if path.name in OF_THE_SET_UP:
+        yield from (ROOT / "environment.yml", ROOT / "helpers" / "course.py")
 
 
 @functools.cache
@@ -129,12 +135,12 @@ def unchanged() -> list[Path]:
         places = set(read_by(path))
         return changed is not None and not any(places & {file, *file.parents} for file in changed)
 
-    files = [path for path in sorted(TESTS.glob("test_*.py")) if is_of_the_engine(path)]
+    files = [path for path in sorted(TESTS.glob("test_*.py")) if may_be_left_out(path)]
     return [path for path in files if (path.name not in FIRST and is_as_on_main(path)) or _mark_of(path).exists()]
 
 
 def keep(passed: Iterable[Path]) -> None:
-    """Note for this machine that these files' tests have passed, of those that are the engine's."""
+    """Note for this machine that these files' tests have passed, of those that may be left out."""
     for path in passed:
-        if is_of_the_engine(path):
+        if may_be_left_out(path):
             _mark_of(path).touch()

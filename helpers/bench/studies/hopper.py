@@ -39,7 +39,7 @@ recorded = records.reader("nvidia-h200-hopper.json")
 STAGE = LADDER["hopper"]
 DTYPE = "bfloat16"
 ROUNDS = 16
-BATCH = 10 if ON_GPU else 1  # launches whose share is taken
+BATCH, BATCHES = (10, 5) if ON_GPU else (1, 1)  # launches whose share is taken, and how often
 KERNEL_BEGINS = "template <typename T>\n__global__ void __launch_bounds__(THREADS, 1) hopper("
 CONSUMERS_BEGIN = "  setmaxnreg_increase<CONSUMER_REGISTERS>();"
 FLOP_PER_CLOCK = {"bfloat16": 4096, "tf32": 2048}  # of one multiprocessor's tensor cores, by the data sheet
@@ -453,7 +453,7 @@ def changes(
             run, share_of, o = _prepared(case, change, arrays, how)
             run()
             runs[change], outputs[change] = run, cp.asnumpy(o)[-1, -1].astype(np.float32)
-            shares[change] = statistics.median(share_of() for _ in range(5))
+            shares[change] = statistics.median(share_of() for _ in range(BATCHES))
         rows = compare(runs, rounds, flops=case.flops, over=wanted[0], itself=True)
         for change, figures in rows.items():
             error = float(np.abs(outputs[change] - outputs[wanted[0]]).max())
