@@ -285,3 +285,122 @@ def test_two_blocks_share_tiles_by_multicast(cp: Any) -> None:
     np.testing.assert_allclose(cp.asnumpy(c), expected, rtol=1e-4, atol=1e-3)
     if cp is engine:
         assert_clean(kernel, (n // 8, m // 64), (160,), args, 2 * (8192 + 1024))
+
+
+REFUSED = (
+    HEAD
+    + PEERS
+    + GROUPS
+    + r"""
+#define KERNEL extern "C" __global__ void __cluster_dims__(2, 1, 1)
+KERNEL fine(int *out) { out[blockIdx.x] = 1; }
+extern "C" __global__ void __cluster_dims__(3, 3, 1) too_large(int *out) { out[blockIdx.x] = 1; }
+KERNEL rank_too_large(int *out) {
+  __shared__ int own;
+  out[0] = *cg::this_cluster().map_shared_rank(&own, 2);  // rank_too_large
+}
+KERNEL no_shared_memory(int *out) {
+  out[0] = *cg::this_cluster().map_shared_rank(out, 1);  // no_shared_memory
+}
+KERNEL waits_without_arriving(int *out) {
+  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");  // waits_without_arriving
+}
+KERNEL arrives_twice(int *out) {
+  asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");  // arrives_twice
+}
+KERNEL waits_for_the_others_mbarrier(int *out) {
+  __shared__ unsigned long long bar;
+  if (threadIdx.x == 0) init(&bar, 1);
+  cg::this_cluster().sync();
+  unsigned long long *const there = cg::this_cluster().map_shared_rank(&bar, 1 - (int)rank_of_block());
+  asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.b64 p, [%0], 0;\n}" :: "l"(there));  // waits_for_the_others
+}
+KERNEL reads_after_the_other_has_left(int *out) {
+  __shared__ int own;
+  own = 3;
+  cg::this_cluster().sync();
+  if (rank_of_block() == 1)
+    for (int i = 0; i < 100; ++i) __nanosleep(100);
+  if (rank_of_block() == 1) out[0] = *cg::this_cluster().map_shared_rank(&own, 0);  // reads_after
+}
+KERNEL never_meets(int *out) {
+  __shared__ unsigned long long bar;
+  if (threadIdx.x == 0) init(&bar, 1);
+  cg::this_cluster().sync();
+  if (rank_of_block() == 0) wait(&bar, 0);  // never_meets
+  cg::this_cluster().sync();                // there
+}
+"""
+)
+
+
+def line_of(mark: str) -> int:
+    return next(number for number, text in enumerate(REFUSED.splitlines(), 1) if f"// {mark}" in text)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("rank_too_large", "cluster.map_shared_rank: block rank 2, and the cluster has 2"),
+        ("no_shared_memory", "is not in shared memory"),
+        ("waits_without_arriving", "barrier.cluster.wait: the thread has not arrived before"),
+        ("arrives_twice", "barrier.cluster.arrive: the thread has arrived already"),
+        ("waits_for_the_others_mbarrier", "a thread can wait for an mbarrier of its own block alone"),
+        ("reads_after_the_other_has_left", "illegal read"),
+        ("never_meets", "deadlock: thread (0,0,0) waits at kernel.cu:"),
+    ],
+)
+def test_mistakes_stop_the_launch_at_their_line(name: str, says: str) -> None:
+    kernel = compiled(engine, REFUSED, options=OPTIONS).get_function(name)
+    with pytest.raises(engine.LaunchError) as caught:
+        kernel((2,), (32,), (engine.zeros(2, np.int32),))
+    assert says in str(caught.value), caught.value
+    mark = {"waits_for_the_others_mbarrier": "waits_for_the_others", "reads_after_the_other_has_left": "reads_after"}
+    assert caught.value.line == line_of(mark.get(name, name)), caught.value
+
+
+def test_a_deadlock_names_the_cluster_and_its_blocks() -> None:
+    kernel = compiled(engine, REFUSED, options=OPTIONS).get_function("never_meets")
+    with pytest.raises(engine.LaunchError) as caught:
+        kernel((2,), (32,), (engine.zeros(2, np.int32),))
+    assert caught.value.block == (0, 0, 0)
+    assert "mbarrier bar, phase 1 (parity 0): the one arrival of a phase is missing" in caught.value.waits
+    stuck = compiled(engine, STUCK, options=OPTIONS).get_function("stuck")
+    with pytest.raises(engine.LaunchError) as caught:
+        stuck((2,), (96,), ())
+    assert "Warps 1 to 2 wait for barrier.cluster" in caught.value.waits, caught.value.waits
+    assert "96 of the 192 threads that the cluster still has have come" in caught.value.waits
+    assert "warps 0 to 1 of block 1 of the cluster, which wait for bar.sync 3" in caught.value.waits
+
+
+STUCK = (
+    HEAD
+    + GROUPS
+    + r"""
+extern "C" __global__ void __cluster_dims__(2, 1, 1) stuck() {
+  cg::cluster_group cluster = cg::this_cluster();
+  if (threadIdx.x < (cluster.block_rank() ? 64 : 32)) asm volatile("bar.sync 3, 96;" ::: "memory");
+  cluster.sync();
+}
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "grid", "says"),
+    [
+        ("fine", (3,), "grid.x = 3 is no multiple of 2, the blocks of a cluster of fine along x"),
+        ("too_large", (3, 3), "9 blocks: a GPU takes clusters of 1 to 8"),
+    ],
+)
+def test_launches_that_a_gpu_refuses(name: str, grid: tuple[int, ...], says: str) -> None:
+    with pytest.raises(engine.LaunchError, match="__cluster_dims__") as caught:
+        compiled(engine, REFUSED, options=OPTIONS).get_function(name)(grid, (32,), (engine.zeros(9, np.int32),))
+    assert says in str(caught.value)
+
+
+def test_a_cooperative_launch_of_clusters_is_refused() -> None:
+    kernel = compiled(engine, REFUSED, options=OPTIONS).get_function("fine")
+    with pytest.raises(engine.LaunchError, match="no cooperative launch of clusters"):
+        kernel((2,), (32,), (engine.zeros(2, np.int32),), enable_cooperative_groups=True)

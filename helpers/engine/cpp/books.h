@@ -36,10 +36,12 @@ How how_of(Tag t) { return (How)(t & 3); }
 constexpr uint64_t IN_FLIGHT = ~0ull >> 16;  // epoch of a write by an asynchronous copy that has not been waited for
 
 // Units that access memory besides the threads have numbers as if they were threads: the products of each warpgroup, the
-// stores by TMA of each warp, the loads that arrive at each mbarrier.
-constexpr unsigned PRODUCTS = 1024, STORES = PRODUCTS + 8, LOADS = STORES + 32, AGENTS = 128;
+// stores by TMA of each warp, the loads that arrive at each mbarrier. UNSEEN: the stores of each warp that have read shared
+// memory, but may not have written: no thread knows of those.
+constexpr unsigned PRODUCTS = 1024, STORES = PRODUCTS + 8, UNSEEN = STORES + 32, LOADS = UNSEEN + 32, AGENTS = 160;
 inline unsigned agent_of_loads(unsigned mbarrier) { return LOADS + mbarrier % (PRODUCTS + AGENTS - LOADS); }
 inline bool is_agent(unsigned thread) { return thread >= PRODUCTS; }
+inline bool is_unseen(unsigned thread) { return thread >= UNSEEN && thread < LOADS; }
 
 struct Cell {  // of `grain` bytes
   Tag write = 0, read = 0, other_read = 0;
@@ -308,6 +310,7 @@ void settle_same_value(bool differs = false);
 void settle_guesses();
 
 // checker_access.cpp
+uint32_t region_of(uintptr_t a, unsigned size);
 void access_first(uintptr_t a, unsigned size, Kind kind, How how, uintptr_t pc, void* frame);
 void access_found(uintptr_t a, unsigned size, Kind kind, How how, uintptr_t pc);
 void access_books(Cached& hint, uintptr_t a, unsigned size, Kind kind, How how, uintptr_t pc);

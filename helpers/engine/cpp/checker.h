@@ -163,6 +163,7 @@ void check_cluster_arrive(bool releases);
 void check_cluster_wait(bool acquires);
 void check_cluster_barrier();
 void check_last_accesses(unsigned n_threads);
+void check_peer_gone(const void* word, const void* caller);  // an arrival at an mbarrier of a block that has ended
 // Loads by TMA: issued by the running thread, completed, or never. Their other side, in global memory.
 void check_tensor_issue(void* target, unsigned bytes, unsigned mbarrier, unsigned rank, void* caller, void* frame);
 void check_tensor_landed(void* target, unsigned bytes, unsigned mbarrier, unsigned rank);
@@ -173,6 +174,9 @@ void check_tensor_global(void* begin, unsigned bytes, bool is_write, void* calle
 uint64_t check_store_issue();
 void check_store_read(void* from, unsigned bytes, void* caller);
 void check_store_wait(uint64_t until);
+// What a store has written: nobody may rely on it yet; the running thread may from here on.
+void check_store_unseen(void* begin, unsigned bytes);
+void check_store_seen(void* begin, unsigned bytes);
 void check_proxy_fence(bool of_mbarriers);
 // Products of the warpgroup whose first thread is `base`, in the same way.
 uint64_t check_product_issue(unsigned base, void* caller, bool is_fenced);

@@ -83,7 +83,8 @@ void check_order(
     }
     const bool races = cell.write && (!shared || epoch_of(cell.write) >= r.since) && !ordered(cell.write, thread) &&
                        !may_meet(cell.write, mine) && !observed(r.begin + (i << r.shift), cell.write, thread);
-    if (races && kind == WRITE && how != ATOMIC && how_of(cell.write) != ATOMIC && size <= 16) {
+    if (races && kind == WRITE && !is_unseen(thread_of(cell.write)) && how != ATOMIC && how_of(cell.write) != ATOMIC &&
+        size <= 16) {
       const bool one_step =
           cell.write_site == site && thread_of(cell.write) / 32 == thread / 32 && same_block(cell.write);
       SameValue& s = books.same_value;
@@ -95,7 +96,8 @@ void check_order(
         races && kind == READ && how == PLAIN && how_of(cell.write) != PLAIN && books.guesses.size() < MOST_GUESSES) {
       books.guesses.push_back({index, site, a, pc, size, thread, cell.write, cell.write_site});
     } else if (races) {
-      report(ENGINE_RACE, index, a, size, pc, thread, kind == WRITE, cell.write, cell.write_site, true, how);
+      const int found = is_unseen(thread_of(cell.write)) ? ENGINE_IN_FLIGHT : ENGINE_RACE;
+      report(found, index, a, size, pc, thread, kind == WRITE, cell.write, cell.write_site, true, how);
     }
     if (kind == WRITE) {
       // Two reads by different threads are remembered, from different warps if there are such.
@@ -108,8 +110,12 @@ void check_order(
           break;
         }
       }
-      cell.write = mine;
-      cell.write_site = site;
+      // An atomic does not hide its own thread's plain write before it from others, whom nothing orders after that.
+      const uint64_t before = epoch_of(cell.write),
+                     ordered_since = std::max(books.barrier_epoch, books.warp_epoch[thread / 32]);
+      const bool is_after_own = how == ATOMIC && how_of(cell.write) == PLAIN && thread_of(cell.write) == thread &&
+                                before >= ordered_since && same_block(cell.write);
+      if (!is_after_own) cell.write = mine, cell.write_site = site;
       if (books.cluster > 1) cell.read = cell.other_read = 0;  // whoever comes after this write comes after them
     } else {
       remember_read(cell, mine, site);

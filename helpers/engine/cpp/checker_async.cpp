@@ -62,15 +62,14 @@ struct LastRead {
   Tag write = 0;  // that was found in order
 };
 
-// Whether a fence for other units came after a write: the writer's, in order before `thread` goes on, or one of its own.
+// Whether a fence for other units came after a write, by its writer, and in order before `thread` goes on. A fence by
+// another thread makes nothing of it visible, also behind a barrier.
 bool is_fenced(Tag write, unsigned thread) {
   const unsigned writer = thread_of(write), rank = rank_of(write);
   const auto& every = books_of(rank).proxy_fences;
   if (every.empty()) return false;
-  const std::vector<uint64_t>&fences = every[writer], &mine = books.proxy_fences[thread];
-  const auto first = std::lower_bound(fences.begin(), fences.end(), epoch_of(write));
-  if (first != fences.end() && ordered(tag_of(*first, writer, PLAIN, rank), thread)) return true;
-  return !mine.empty() && mine.back() > epoch_of(write);
+  const auto first = std::lower_bound(every[writer].begin(), every[writer].end(), epoch_of(write));
+  return first != every[writer].end() && ordered(tag_of(*first, writer, PLAIN, rank), thread);
 }
 
 // A read by an agent, for the thread that runs: its data have to be there, in order, and visible to other units.
@@ -191,6 +190,26 @@ void check_store_wait(uint64_t until) {
   uint64_t& mine = clock_of(current.thread)[slot_of_thread(STORES + current.thread / 32)];
   mine = std::max(mine, until ? until : books.epoch);
   ++books.epoch;
+}
+
+void check_store_unseen(void* begin, unsigned bytes) {
+  if (!books.running) return;
+  const unsigned agent = UNSEEN + current.thread / 32;
+  books.sent_by[agent - PRODUCTS] = current.thread | own_rank << 16;
+  for_pieces(begin, bytes, [&](uintptr_t a, unsigned size) {
+    for_cells(a, size, [&](Cell& cell) { cell.write = tag_of(epoch_of(cell.write), agent, how_of(cell.write)); });
+  });
+}
+
+void check_store_seen(void* begin, unsigned bytes) {
+  if (!books.running) return;
+  const unsigned agent = UNSEEN + current.thread / 32;
+  for_pieces(begin, bytes, [&](uintptr_t a, unsigned size) {
+    for_cells(a, size, [&](Cell& cell) {
+      if (thread_of(cell.write) == agent && same_block(cell.write))
+        cell.write = tag_of(books.epoch, current.thread, how_of(cell.write));
+    });
+  });
 }
 
 uint64_t check_product_issue(unsigned base, void* caller, bool is_fenced) {

@@ -56,14 +56,26 @@ void check_mbarrier_wait(unsigned number) {
   if (books.running) raise(clock_of(current.thread), mbarrier_books(number).over);
 }
 
+void check_peer_gone(const void* word, const void* caller) {
+  if (!books.running) return;
+  const uint32_t index = region_of((uintptr_t)word, 8);
+  if (index < books.regions.size())
+    report(ENGINE_ENDED, index, (uintptr_t)word, 8, (uintptr_t)caller, current.thread, true);
+}
+
 void check_phase_end(unsigned number, unsigned rank, unsigned bytes_left, const void* caller) {
   if (!books.running) return;
   MbarrierBooks& b = mbarrier_books(number, rank);
   b.over = b.arriving;
-  if (bytes_left)
-    report(
-        ENGINE_BYTES, NO_REGION, bytes_left, 0, (uintptr_t)caller,
-        asker(tag_of(0, agent_of_loads(number), PLAIN, rank)), true);
+  if (!bytes_left) return;
+  const Tag sent = tag_of(IN_FLIGHT, agent_of_loads(number), PLAIN, rank);
+  EngineFinding f = finding_at(ENGINE_BYTES, nullptr, 0);
+  f.offset = bytes_left;
+  f.pc = (uint64_t)(uintptr_t)caller;
+  f.block = block_of(sent);
+  f.thread = asker(sent);
+  f.is_write = 1;
+  add_finding(f, f.pc * 32 + ENGINE_BYTES);
 }
 
 void check_proxy_fence(bool of_mbarriers) {

@@ -149,8 +149,8 @@ void engine_store_async(void* target, engine::Words data, unsigned bytes, void* 
 void engine_bulk_store(void* target, const void* source, unsigned bytes);
 void engine_bulk_add(void* target, const void* source, unsigned bytes);  // of floats
 void engine_bulk_commit();
-void engine_bulk_wait(unsigned pending);
-void engine_proxy_fence(int of_mbarriers);  // 1: fence.mbarrier_init, which is for those alone
+void engine_bulk_wait(unsigned pending, int reads);  // reads: .read, which waits until shared memory has been read
+void engine_proxy_fence(int of_mbarriers);           // 1: fence.mbarrier_init, which is for those alone
 // Warpgroups. d: where the sums are, n / 2 of them; a: the registers of A, or its descriptor in the first two words.
 void engine_wgmma(
     const engine::WarpgroupProduct* form, float* const* d, engine::Words a, unsigned long long b, int accumulate,

@@ -108,6 +108,7 @@ void begin_block(Worker& w, uint64_t block) {
     f.mbarrier = nullptr;
     f.phase_over = f.product_fence = false;
     f.stores.clear();
+    f.unseen.clear();
     f.store_groups = f.product_groups = 0;
     f.group_name = nullptr;
     f.products = 0;

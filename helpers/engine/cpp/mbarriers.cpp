@@ -182,15 +182,15 @@ void leave_mbarriers(Worker& w) {
   fail(here(), failure);
 }
 
-// The block of the cluster that has an mbarrier and is still there.
-Block& owner_of_mbarrier(Worker& w, const void* word, const char* file, int line, const void* caller) {
+// The block of the cluster that has an mbarrier. Null where that has ended: nothing comes of it on a GPU, though CUDA asks
+// for a block to stay until others are done with its shared memory, and a checked run reports it.
+Block* owner_of_mbarrier(Worker& w, const void* word, const void* caller) {
   Block* const owner = owner_of(w, word);
-  if (owner && owner->ended)
-    fail_at_barrier(
-        "this mbarrier is in the shared memory of a block of the cluster that has ended: it must not end before "
-        "others are done with its shared memory (cluster.sync())",
-        file, line, caller);
-  return owner ? *owner : w;
+  if (owner && owner->ended) {
+    if (checking()) check_peer_gone(word, caller);
+    return nullptr;
+  }
+  return owner ? owner : &w;
 }
 
 bool is_over(const char* word, uint64_t phase) { return ((state_of(word) ^ phase) & PHASE) != 0; }
@@ -220,7 +220,9 @@ unsigned long long engine_mbarrier_arrive(
     void* word, unsigned count, unsigned bytes, int drop, const char* file, int line) {
   Worker& w = here();
   Critical guard(w);
-  Block& owner = owner_of_mbarrier(w, word, file, line, __builtin_return_address(0));
+  Block* const has_it = owner_of_mbarrier(w, word, __builtin_return_address(0));
+  if (!has_it) return 0;
+  Block& owner = *has_it;
   Mbarrier& b = mbarrier_at(owner, (char*)word);
   uint64_t before = state_of(b.word);
   // An arrival for the next phase: the copies of this one have come by now, or the kernel relies on it.
@@ -242,11 +244,12 @@ unsigned long long engine_mbarrier_arrive(
 
 void engine_mbarrier_bytes(void* word, long long bytes, const char* file, int line) {
   Worker& w = here();
+  Block* const owner = owner_of_mbarrier(w, word, __builtin_return_address(0));
+  if (!owner) return;
   const uint64_t before = state_of((char*)word);
   if (before == ~0ull) fail_at_barrier("nobody has initialised this mbarrier", file, line, __builtin_return_address(0));
   Critical guard(w);
-  Block& owner = owner_of_mbarrier(w, word, file, line, __builtin_return_address(0));
-  change(owner, mbarrier_at(owner, (char*)word), with_bytes(before, bytes));
+  change(*owner, mbarrier_at(*owner, (char*)word), with_bytes(before, bytes));
 }
 
 int engine_mbarrier_wait(void* word, unsigned long long phase, int may_block, const char* file, int line) {

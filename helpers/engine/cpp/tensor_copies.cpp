@@ -98,8 +98,18 @@ void store(TensorCopy& copy) {
   });
 }
 
+// Calls piece(begin, bytes) for what a store has written.
+template <typename F>
+void for_written(const TensorCopy& copy, F piece) {
+  if (copy.global) return piece(copy.global, copy.bytes);
+  for_rows(copy, [&](char* to, unsigned, unsigned bytes, bool inside) {
+    if (inside) piece(to, bytes);
+  });
+}
+
 // A thread has ended and not waited for these.
 void leave_stores(Fiber& f) {
+  f.unseen.clear();
   if (checking())
     for (const TensorCopy& copy : f.stores) check_tensor_left(copy.shared, copy.room, false, copy.thread, copy.caller);
   f.stores.clear();
@@ -343,14 +353,23 @@ void engine_bulk_add(void* target, const void* source, unsigned bytes) {
 
 void engine_bulk_commit() { here().current->store_groups++; }
 
-void engine_bulk_wait(unsigned pending) {
+void engine_bulk_wait(unsigned pending, int reads) {
   Worker& w = here();
   Critical guard(w);
   Fiber& f = *w.current;
   const size_t before = f.stores.size();
   while (!f.stores.empty() && f.stores.front().group + (uint64_t)pending < f.store_groups) {
-    store(f.stores.front());
+    TensorCopy& copy = f.stores.front();
+    store(copy);
+    if (checking() && reads) {
+      for_written(copy, check_store_unseen);
+      f.unseen.push_back(std::move(copy));
+    }
     f.stores.pop_front();
+  }
+  while (!reads && !f.unseen.empty() && f.unseen.front().group + (uint64_t)pending < f.store_groups) {
+    for_written(f.unseen.front(), check_store_seen);
+    f.unseen.pop_front();
   }
   if (checking() && before > f.stores.size())
     check_event(EVENT_STORED, f.lane.linear, 0, before - f.stores.size(), __builtin_return_address(0));

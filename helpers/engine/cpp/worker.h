@@ -224,6 +224,7 @@ struct Fiber {
   uint64_t phase;
   bool phase_over;
   std::deque<TensorCopy> stores;  // of TMA, that have not read shared memory yet
+  std::deque<TensorCopy> unseen;  // those that have, and may not have written: kept in a checked run
   unsigned store_groups;
   const void* caller;      // where the kernel issued what it waits for, here and for its warpgroup
   const char* group_name;  // of what it waits in for its warpgroup, or null

@@ -138,9 +138,9 @@ def _bulk(use: Use) -> str:
         use.expect_operands(0)
         return "engine_bulk_commit();"
     if use.flag("wait_group"):
-        use.skip("read")
+        reads = int(use.flag("read"))
         use.expect_operands(1)
-        return f"engine_bulk_wait({use.immediate(0)});"
+        return f"engine_bulk_wait({use.immediate(0)}, {reads});"
     if use.flag("tensor"):
         return _tensor(use, hint)
     if use.modifiers[2:4] == ["global", "shared::cta"]:
