@@ -199,6 +199,10 @@ int engine_start(const EngineLaunch* launch, unsigned n_workers) {
     pool->workers.push_back(worker);
   }
   pool->running = (unsigned)std::min<uint64_t>({n_workers, pool->workers.size(), pool->total / cluster_size()});
+  if (cluster_size() > 1) {  // a system has a limit of mappings, and each stack takes two
+    constexpr unsigned MOST_FIBERS = 16 * MAX_THREADS;
+    pool->running = std::min(pool->running, std::max(1u, MOST_FIBERS / (cluster_size() * threads_of(*launch))));
+  }
   for (unsigned i = 0; i < pool->running; ++i)
     if (!equip(*pool->workers[i])) pool->running = i;  // fewer will do
   if (!pool->running) return -2;
