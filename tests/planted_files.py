@@ -159,7 +159,7 @@ def source(topic: str, *, fixed: bool) -> str:
 
 def options(topic: str) -> tuple[str, ...]:
     """Return the options with which a topic is compiled."""
-    return OPTIONS if topic in ("tma", "wgmma", "hangs") else ("-std=c++17",)
+    return OPTIONS if topic in ("tma", "wgmma", "hangs", "clusters") else ("-std=c++17",)
 
 
 @functools.cache

@@ -1103,8 +1103,6 @@ def test_registers_that_ptxas_refuses(registers: int) -> None:
 @pytest.mark.parametrize(
     "statement",
     [
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-        "[%0], [%1, {%0, %0}], [%0], %0;",
         "cp.async.bulk.tensor.3d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%0, %0, %0}], "
         "[%0], {%0};",
         "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%1, {%0, %0}], [%0];",
@@ -1113,7 +1111,6 @@ def test_registers_that_ptxas_refuses(registers: int) -> None:
         "cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.add.u32 [%0], [%0], 16, [%0];",
         "wgmma.mma_async.sync.aligned.m64n8k8.f32.tf32.tf32 {%0, %0, %0, %0}, %1, %1, 1, 1, 1;",
         "wgmma.mma_async.sync.aligned.m64n8k32.s32.s8.s8 {%0, %0, %0, %0}, %1, %1, 1;",
-        "mapa.shared::cluster.u32 %0, %0, %0;",
     ],
 )
 def test_what_is_not_built_is_named(statement: str) -> None:

@@ -201,7 +201,6 @@ def test_a_static_assertion_of_a_header() -> None:
         ("texture<float, 2> t;\n", "  a[0] = tex2D(t, 1, 2);", 1, "has no textures"),
         ("", "  a[0] = tex1Dfetch<float>((cudaTextureObject_t)a, 1);", 2, "has no textures"),
         ("", "  surf2Dwrite(a[0], (cudaSurfaceObject_t)a, 1, 2);", 2, "has no surfaces"),
-        ("#include <cooperative_groups.h>\n", "  cooperative_groups::this_cluster().sync();", 3, "has no clusters"),
     ],
 )
 def test_what_the_engine_does_not_have(before: str, body: str, line: int, says: str) -> None:

@@ -349,7 +349,7 @@ extern "C" __global__ void host(int *a) {
   asm volatile("rdtsc" : "=a"(a[0]));
 }
 extern "C" __global__ void special(int *a) {
-  asm volatile("mov.u32 %0, %cluster_ctarank;" : "=r"(a[0]));
+  asm volatile("mov.u32 %0, %total_smem_size;" : "=r"(a[0]));
 }
 extern "C" __global__ void almost(int *a) {
   asm volatile("cp.async.wait_groups 0;" ::: "memory");
@@ -371,7 +371,7 @@ def test_an_unknown_instruction_stops_who_reaches_it() -> None:
         ("few", "mov.b32 takes 2 operands, not 1. Say it in another way"),
         ("many", "ldmatrix.sync.aligned.m8n8.x2.shared.b16 takes 2 registers where it has {%0}"),
         ("host", 'the constraint "=a" is none of r, l, f, d, h, q, n'),
-        ("special", "does not know the special register %cluster_ctarank"),
+        ("special", "does not know the special register %total_smem_size"),
     ):
         with pytest.raises(engine.LaunchError) as caught:
             module.get_function(name)((1,), (1,), (a,))
@@ -379,24 +379,6 @@ def test_an_unknown_instruction_stops_who_reaches_it() -> None:
         begin = next(i for i, text in enumerate(UNKNOWN.splitlines(), 1) if f"void {name}(" in text)
         line = next(i for i, text in enumerate(UNKNOWN.splitlines(), 1) if i > begin and "asm" in text)
         assert "inline PTX: " in message and says in message and f"kernel.cu:{line}" in message, message
-
-
-@pytest.mark.parametrize(
-    ("instruction", "is_of_clusters"),
-    [
-        ("barrier.cluster.arrive;", True),
-        ("mov.u32 %0, %clusterid.x;", True),
-        ("mapa.shared::cluster.u32 %0, %0, 1;", True),
-        ("cp.async.bulk.tensor.3d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%0], {%0};", False),
-    ],
-)
-def test_clusters_are_named_where_they_are_asked_for(instruction: str, is_of_clusters: bool) -> None:
-    """`shared::cluster` alone asks for none: a block's own shared memory is part of it."""
-    code = f'extern "C" __global__ void k(int* a) {{ int x = 0; asm volatile("{instruction}" : "+r"(x)); a[0] = x; }}'
-    with pytest.raises(engine.LaunchError) as caught:
-        engine.RawKernel(code, "k")((1,), (1,), (engine.zeros(1, np.int32),))
-    assert ("It has no clusters of blocks" in str(caught.value)) == is_of_clusters
-    assert ("Say it in another way" in str(caught.value)) != is_of_clusters
 
 
 BROKEN = r"""

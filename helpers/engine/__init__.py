@@ -9,8 +9,8 @@ which it can be installed alone. Then `COURSE_` is `RAWKERNEL_` in the names of 
 It has these parts of a GPU's hardware: warp-wide operations; tensor cores (`<mma.h>`; mma.sync, ldmatrix and stmatrix
 as inline PTX), whose products are those of compute capability 9.0 bit for bit; asynchronous copies (cp.async,
 `<cuda_pipeline.h>`, TMA with the maps of `tensor_map`), which complete at their wait and not before; products of
-warpgroups (wgmma); and the other instructions of inline PTX that `ptx.known()` lists. Unknown instructions (those of
-clusters, for instance) stop the thread that reaches them; the error has their line and the most similar instruction.
+warpgroups (wgmma); clusters of blocks; and the other instructions of inline PTX that `ptx.known()` lists. Unknown ones
+stop the thread that reaches them; the error has their line and the most similar instruction.
 README.md in this folder says what works, what differs from a GPU and what is refused.
 
 Blocks may wait for each other, in grid.sync() of a cooperative launch or by looking at memory again and again: as many

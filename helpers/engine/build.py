@@ -30,7 +30,7 @@ _TILES = re.compile(r"wgmma|cp\.(?:reduce\.)?async\.bulk|engine_bulk_|::(?:bulk|
 # behind a lock of the C++ library's, which is what a linker takes longest to read.
 _ENTRY = (
     '{{"{name}", (void*)engine::Kernel<{name}>::function, engine::Kernel<{name}>::run, engine::Kernel<{name}>::count, '
-    "engine::Kernel<{name}>::parameters}},\n"
+    "engine::Kernel<{name}>::parameters, {cluster}}},\n"
 )
 
 # Modules of the same source and options are one in memory, as they are with CuPy: they share their variables.
@@ -231,9 +231,11 @@ class _Attempt:
         return body, bool(asked)
 
     def _whole(self, head: str, body: str) -> str:
-        entries = "".join(_ENTRY.format(name=name) for name in self.names)
+        clusters = {name: source.cluster_dims(self.text, name) for name in self.names}
+        entries = "".join(_ENTRY.format(name=name, cluster=clusters[name][1]) for name in self.names)
+        before = "".join(dict.fromkeys(declared for declared, _ in clusters.values()))
         return (
-            f'{head}#line 1 "{SOURCE_NAME}"\n{body}\n#line 1 "{messages.ENTRIES}"\n'
+            f'{head}#line 1 "{SOURCE_NAME}"\n{body}\n{before}#line 1 "{messages.ENTRIES}"\n'
             'extern "C" const engine::Entry *engine_entries(int *engine_count, unsigned *engine_sizes) {\n'
             f"static const engine::Entry engine_table[] = {{\n{entries}{{}}}};\n"
             f"*engine_count = {len(self.names)};\n"

@@ -198,6 +198,7 @@ class _Records:
                     bool(f.is_volatile),
                     (f.name.decode(), f.source, f.mask) if f.kind == INACTIVE_LANE else None,
                     local,
+                    index(f.owner, self.grid) if f.of_peer else None,
                 )
             )
         return issues

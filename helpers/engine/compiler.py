@@ -316,6 +316,7 @@ _LINE = re.compile(r'^#line \d+ ".*$', re.M)
 OF_THE_SYSTEM = "/* of the system */"  # behind the #line of a header that is no part of the source
 # Names that the translation still has to find: they stay unexpanded.
 _KEPT = ("__shared__", "__global__", "__device__", "__host__", "__constant__", "__launch_bounds__")
+_KEPT += ("__cluster_dims__",)
 
 
 def expanded(before: str, code: str, name: str, extra: list[str]) -> str | None:
@@ -686,7 +687,17 @@ def warnings(text: str, extra: list[str]) -> str:
 
 # One translation unit, so that what every switch of fibers and every access calls is inlined across files. Those with
 # worker.h come first: it sets macros for the system's headers, before any of them is read.
-_PARTS = ("kernel_calls", "scheduler", "residents", "async_copies", "mbarriers", "tensor_copies", "failure", "division")
+_PARTS = (
+    "kernel_calls",
+    "scheduler",
+    "residents",
+    "clusters",
+    "async_copies",
+    "mbarriers",
+    "tensor_copies",
+    "failure",
+    "division",
+)
 _PARTS += ("faults", "memory", "launch", "tensor_core", "tensor_other", "warpgroups", "tensor_warpgroup")
 _PARTS += ("tensor_eights", "rounding", "board", "checker_lists", "checker_clocks", "checker_order", "checker_notes")
 _PARTS += ("checker_mbarriers", "checker_access", "checker_hooks", "checker_async", "checker_profile", "checker_local")

@@ -198,6 +198,12 @@ def describe(
             f"registers for each thread, and the pool has {failure.count} more, until another warpgroup gives some "
             f"back with setmaxnreg.dec. {_everyone(message)}"
         )
+    if reason == Reason.CLUSTER_STARVED:
+        return (
+            f"deadlock: {thread} waits in barrier.cluster at {here}, where {failure.count} of the "
+            f"{failure.other_count} threads that the cluster still has have arrived, and no more will. "
+            f"{_everyone(message)}"
+        )
     if reason == Reason.NOT_IN_OWN_MASK:
         return f"lane {failure.lane} calls {name} with mask 0x{failure.mask:08x}, which does not name the lane itself"
     if reason == Reason.DIFFERENT_OPERATIONS:

@@ -34,6 +34,7 @@ class CompiledKernel:
 
     run: the address of the function that runs one block. shared_arrays: its static `__shared__` arrays, and the flags
     that a compiler keeps with them. most_threads, least_blocks: of `__launch_bounds__`; 1024 and 0 without it.
+    cluster: its sizes in blocks, by `__cluster_dims__`.
     """
 
     name: str
@@ -45,6 +46,7 @@ class CompiledKernel:
     most_threads: int
     least_blocks: int
     uses_tiles: bool
+    cluster: Sizes = (1, 1, 1)
 
     @cached_property
     def static_shared(self) -> int:
@@ -177,6 +179,7 @@ class CompiledKernel:
             args=ctypes.addressof(pointers),
             grid=grid,
             block=block,
+            cluster=self.cluster,
             dynamic_shared=int(shared_mem),
             **self._static_layout,
             anchor_offset=self.library.anchor_offset,

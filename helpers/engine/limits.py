@@ -21,6 +21,7 @@ SHARED_PER_BLOCK_OPTIN = 227 * 1024
 # Per multiprocessor; RESERVED is shared memory that each block takes besides its own.
 REGISTERS, THREADS, BLOCKS = 64 * 1024, 2048, 32
 SHARED_PER_MULTIPROCESSOR, RESERVED = 228 * 1024, 1024
+MAX_CLUSTER = 8  # blocks
 MULTIPROCESSORS = 132  # of an H200
 
 Sizes = tuple[int, int, int]
@@ -78,6 +79,44 @@ def check_sizes(name: str, grid: Sizes, block: Sizes, most: int) -> None:
         for axis, size, limit in zip("xyz", sizes, limits, strict=True):
             if not 1 <= size <= limit:
                 raise LaunchError(f"{what}.{axis} = {size:,}: a GPU takes 1 to {limit:,}")
+
+
+def cluster_of(name: str, sizes: Sizes) -> Sizes:
+    """Return the sizes of a kernel's cluster in blocks, (1, 1, 1) without `__cluster_dims__` (zeros).
+
+    Raises:
+        LaunchError: a GPU, by CuPy, launches no cluster of that size.
+    """
+    blocks = sizes[0] * sizes[1] * sizes[2]
+    if not sizes[0]:
+        return (1, 1, 1)
+    if not 1 <= blocks <= MAX_CLUSTER:
+        raise LaunchError(
+            f"{name} has __cluster_dims__{sizes}, {blocks} blocks: a GPU takes clusters of 1 to {MAX_CLUSTER}. (An "
+            "H200 takes 16 with cudaFuncAttributeNonPortableClusterSizeAllowed, which CuPy cannot set.)"
+        )
+    return sizes
+
+
+def check_cluster(name: str, grid: Sizes, cluster: Sizes, *, cooperative: bool) -> None:
+    """Refuse a grid that is not made of whole clusters.
+
+    Raises:
+        LaunchError: a GPU refuses it; or it is a cooperative launch of clusters, which the engine does not have.
+    """
+    if cluster == (1, 1, 1):
+        return
+    for axis, size, own in zip("xyz", grid, cluster, strict=True):
+        if size % own:
+            raise LaunchError(
+                f"grid.{axis} = {size:,} is no multiple of {own}, the blocks of a cluster of {name} along {axis} "
+                "(__cluster_dims__): a GPU refuses the launch"
+            )
+    if cooperative:
+        raise LaunchError(
+            f"the CPU engine has no cooperative launch of clusters: {name} has __cluster_dims__{cluster}. Leave out "
+            "enable_cooperative_groups; the blocks of a cluster meet in cluster.sync()"
+        )
 
 
 def check_dynamic_shared(name: str, size: int, allowed: int, static: int) -> None:

@@ -272,11 +272,6 @@ _LACKING = (
         "array itself, or run this kernel on a GPU",
     ),
     (
-        r"this_cluster|cluster_group",
-        "the CPU engine has no clusters of blocks (this_cluster, cluster_group). Let each block load its own tiles, or "
-        "run this kernel on a GPU",
-    ),
-    (
         r"non-local lambda expression",
         "this macro declares an extern __shared__ array outside of a function. Use it within the kernel, or write the "
         "declaration without a macro",

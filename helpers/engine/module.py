@@ -216,6 +216,7 @@ class RawModule:
             most_threads=min(bounds or limits.MAX_THREADS_PER_BLOCK, limits.MAX_THREADS_PER_BLOCK),
             least_blocks=source.least_blocks(text, plain),
             uses_tiles=self._built.uses_tiles,
+            cluster=limits.cluster_of(name, tuple(entry.cluster)),
         )
         if kernel.static_shared > limits.SHARED_PER_BLOCK:
             raise CompileError(
@@ -510,6 +511,7 @@ class RawKernel:
         compiled = self.compiled()
         grid, block = _three("grid", grid), _three("block", block)
         limits.check_sizes(self.name, grid, block, compiled.most_threads)
+        limits.check_cluster(self.name, grid, compiled.cluster, cooperative=cooperative)
         static = compiled.static_shared
         limits.check_dynamic_shared(self.name, shared_mem, self.max_dynamic_shared_size_bytes, static)
         if cooperative:

@@ -19,6 +19,7 @@ RACE, OUT_OF_BOUNDS, UNINITIALISED, MISALIGNED, IN_FLIGHT, NEVER_WAITED, NOTED =
 SAME_VALUE, CONST_WRITTEN, INACTIVE_LANE, LOCAL_BOUNDS = range(11, 15)
 UNSET_LOCAL = 16  # found by checked.py, not by the engine
 NO_PROXY_FENCE, SUMS_TOUCHED, NO_PRODUCT_FENCE, BYTES = range(17, 21)
+PEER_NOT_STARTED, PEER_EXITED = 22, 23
 # Kinds that may concern none of the launch's memory.
 WITHOUT_REGION = (
     OUT_OF_BOUNDS,
@@ -158,6 +159,7 @@ class Issue:
     shuffle: for a read from a lane that takes no part: the operation, that lane and the mask.
     local: for an index past the end of a thread's own array: the array and its number of elements; offset is the index.
     Both texts are empty for an access through a pointer.
+    owner: of shared memory of another block of the cluster, that block.
     """
 
     kind: int
@@ -170,6 +172,7 @@ class Issue:
     is_volatile: bool = False
     shuffle: tuple[str, int, int] | None = None
     local: tuple[str, str] | None = None
+    owner: tuple[int, int, int] | None = None
 
 
 @dataclass(frozen=True)

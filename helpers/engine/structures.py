@@ -80,6 +80,7 @@ class Reason(IntEnum):
     WARPGROUP_STARVED = 22
     OUTSIDE_TILE = 23
     REGISTERS_STARVED = 24
+    CLUSTER_STARVED = 25
 
 
 DEADLOCK = (
@@ -88,6 +89,7 @@ DEADLOCK = (
     Reason.MBARRIER_STARVED,
     Reason.WARPGROUP_STARVED,
     Reason.REGISTERS_STARVED,
+    Reason.CLUSTER_STARVED,
     Reason.NOT_IN_OWN_MASK,
     Reason.DIFFERENT_OPERATIONS,
 )
@@ -152,7 +154,8 @@ class Entry(ctypes.Structure):
     """One kernel of a module; `parameters` points to `count` EntryParameters."""
 
     _fields_ = [
-        (name, kind if name != "parameters" else ctypes.POINTER(EntryParameter)) for name, kind in _fields("Entry")
+        (name, {"parameters": ctypes.POINTER(EntryParameter), "cluster": ctypes.c_uint * 3}.get(name, kind))
+        for name, kind in _fields("Entry")
     ]
 
 

@@ -15,8 +15,8 @@ WARP, GROUP = 32, 128
 class Waiting:
     """Neighbouring threads that wait for the same at one place.
 
-    kind: mbarrier, named, block, lanes, group; or left (the kernel). what: the mbarrier's address, the barrier's
-    number, or the operation's name; value: the parity, the mask, or an operand.
+    kind: mbarrier, named, block, cluster, lanes, group; or left (the kernel). what: the mbarrier's address, the
+    barrier's number, or the operation's name; value: the parity, the mask, or an operand.
     """
 
     first: int
@@ -34,8 +34,12 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Arrivals:
-    """Arrivals of threads of one warp at an mbarrier, at one place: lanes as a mask; count: arrivals, or bytes."""
+    """Arrivals of threads of one warp at an mbarrier, at one place: lanes as a mask; count: arrivals, or bytes.
 
+    rank: of their block in the cluster.
+    """
+
+    rank: int
     warp: int
     lanes: int
     lanes_now: int
@@ -113,19 +117,27 @@ class Block:
         self.mbarriers: dict[str, Mbarrier] = {}
         self.named: dict[str, Named] = {}
         self.groups: dict[int, tuple[int, int, bool, int]] = {}  # arrived, registers, is short of them, the pool
+        self.peers: dict[int, list[Waiting]] = {}  # of the other blocks of the cluster, by rank
+        self.rank, self.cluster = 0, [0, 0]  # in the cluster; of barrier.cluster: threads that came, of how many
         for line in told.splitlines():
             kind, *fields = line.split("\t")
             if kind == "threads":
                 first, last, of, what, value, number, place, file = fields
                 self.waiting.append(Waiting(int(first), int(last), of, what, value, self._at(file, number, place)))
+            elif kind == "peer":
+                rank, first, last, of, what, value, number, place, file = fields
+                one = Waiting(int(first), int(last), of, what, value, self._at(file, number, place))
+                self.peers.setdefault(int(rank), []).append(one)
+            elif kind == "cluster":
+                self.rank, *self.cluster = map(int, fields)
             elif kind == "mbarrier":
                 word, *numbers = fields
                 self.mbarriers[word] = Mbarrier(*map(int, numbers))
             elif kind == "arrived":
-                word, warp, lanes, now, count, of_bytes, number, place, file = fields
+                word, rank, warp, lanes, now, count, of_bytes, number, place, file = fields
                 at = self._at(file, number, place)
                 self.mbarriers[word].arrivals.append(
-                    Arrivals(int(warp), int(lanes, 16), int(now, 16), int(count), of_bytes == "1", at)
+                    Arrivals(int(rank), int(warp), int(lanes, 16), int(now, 16), int(count), of_bytes == "1", at)
                 )
             elif kind == "named":
                 number, arrived, expected, *masks = fields
@@ -156,15 +168,16 @@ class Block:
             known = self.mbarriers.get(waiting.what)
             if known is None:
                 return set()
-            before = set().union(*(a.threads() for a in known.arrivals if not a.of_bytes or known.missing_bytes > 0))
-            now = set().union(*(a.threads(now=True) for a in known.arrivals if not a.of_bytes))
+            ours = [a for a in known.arrivals if a.rank == self.rank]
+            before = set().union(*(a.threads() for a in ours if not a.of_bytes or known.missing_bytes > 0))
+            now = set().union(*(a.threads(now=True) for a in ours if not a.of_bytes))
             others = alive - self._waits_for(waiting)
             some = ((before & alive) - now) or (before & alive if known.missing_bytes > 0 else set())
-            return some or (others if not before else set())
+            return some or (others if not before and ours == known.arrivals else set())
         if waiting.kind == "named":
             return alive - (self.named[waiting.what].threads if waiting.what in self.named else set())
-        if waiting.kind == "block":
-            return {t for w in self.waiting if w.kind not in ("block", "left") for t in w.threads}
+        if waiting.kind in ("block", "cluster"):
+            return {t for w in self.waiting if w.kind not in (waiting.kind, "left") for t in w.threads}
         if waiting.kind == "lanes":
             warp, mask = waiting.first // WARP, int(waiting.value, 16)
             lanes = {warp * WARP + lane for lane in _lanes(mask)} & alive
@@ -186,6 +199,8 @@ class Block:
             return f"{self._name_of(int(waiting.what, 16))}{number} (parity {waiting.value})"
         if waiting.kind == "named":
             return f"bar.sync {waiting.what}"
+        if waiting.kind == "cluster":
+            return "barrier.cluster"
         if waiting.kind == "block":
             return "__syncthreads()"
         if waiting.kind == "lanes":
@@ -209,6 +224,8 @@ class Block:
             return " and ".join(parts)
         if waiting.kind == "named" and (barrier := self.named.get(waiting.what)):
             return f"{barrier.arrived} of {_count(barrier.expected, 'thread')} have come"
+        if waiting.kind == "cluster":
+            return f"{self.cluster[0]} of the {self.cluster[1]} threads that the cluster still has have come"
         if waiting.kind == "group":
             arrived, registers, is_short, pool = self.groups[waiting.first // GROUP]
             if is_short:
@@ -228,11 +245,12 @@ class Block:
         if known is None:
             return []
         sentences = []
-        places: dict[tuple[bool, str], list[Arrivals]] = {}
+        places: dict[tuple[bool, str, int], list[Arrivals]] = {}
         for one in known.arrivals:
-            places.setdefault((one.of_bytes, one.at), []).append(one)
-        for (of_bytes, at), found in sorted(places.items()):
+            places.setdefault((one.of_bytes, one.at, one.rank), []).append(one)
+        for (of_bytes, at, rank), found in sorted(places.items()):
             who = self._names(set().union(*(one.threads() for one in found)))
+            who += "" if rank == self.rank else f" of block {rank} of the cluster"
             count = sum(one.count for one in found)
             if of_bytes:
                 sentences.append(f"so far {_count(count, 'byte')} {_were(count)} sent to it, by {who} at {at}")
@@ -247,7 +265,7 @@ class Block:
     def _helpers(self, waiting: Waiting) -> list[str]:
         """Say who could still bring what is missing, and what keeps them; or why nobody can."""
         known = self.mbarriers.get(waiting.what) if waiting.kind == "mbarrier" else None
-        before = set().union(*(a.threads() for a in known.arrivals)) if known else set()
+        before = set().union(*(a.threads() for a in known.arrivals if a.rank == self.rank)) if known else set()
         gone = (before & self._left) or self._left
         left = f"{self._names(gone)} {'have' if _plural(self._names(gone)) else 'has'} left the kernel" if gone else ""
         could = self.could(waiting)
@@ -257,6 +275,7 @@ class Block:
                 who, same = self._names(here), _same(one, waiting)
                 verb = "wait" if _plural(who) else "waits"
                 parts.append(f"{who}, which {verb} for {'this itself' if same else self.object_of(one)} at {one.at}")
+        parts += self._peers(waiting)
         if parts:
             known_to = " (those that have arrived before)" if before & could else ""
             return [f"could still bring it{known_to}: {'; '.join(parts)}", *([left] if left and known else [])]
@@ -264,6 +283,24 @@ class Block:
             counts = f"mbarrier.init counts {known.expected}, and {known.expected - known.missing} came"
             return [f"all who ever arrived at it have done so in this phase: {counts}" + (f"; {left}" if left else "")]
         return [f"nobody can bring it any more{': ' if left else ''}{left}"]
+
+    def _peers(self, waiting: Waiting) -> list[str]:
+        """Say which threads of the cluster's other blocks could bring what is missing, and what keeps them."""
+        known = self.mbarriers.get(waiting.what) if waiting.kind == "mbarrier" else None
+        parts = []
+        for rank, every in sorted(self.peers.items()):
+            came = set().union(*(a.threads() for a in known.arrivals if a.rank == rank)) if known else set()
+            for one in every:
+                waits_too = waiting.kind == "cluster" and one.kind != "cluster"
+                here = set(one.threads) if waits_too else came & set(one.threads)
+                if not here or one.kind == "left":
+                    continue
+                who = self._names(here)
+                verb = "wait" if _plural(who) else "waits"
+                parts.append(
+                    f"{who} of block {rank} of the cluster, which {verb} for {self.object_of(one)} at {one.at}"
+                )
+        return parts
 
     def sentences(self) -> list[str]:
         """Say of each wait who waits, what is missing, and who could still bring it."""

@@ -59,3 +59,13 @@ __device__ __forceinline__ void multiply_bytes(float (&d)[4], unsigned long long
 __device__ __forceinline__ void hold(float (&d)[4]) {
   for (int i = 0; i < 4; ++i) asm volatile("" : "+f"(d[i]) :: "memory");
 }
+// Of clusters: an arrival at the mbarrier of another block, and a load to the first two.
+__device__ __forceinline__ void arrive_there(const void *b, int rank) {
+  asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+               "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" :: "r"(at(b)), "r"(rank) : "memory");
+}
+__device__ __forceinline__ void load_both(const void *to, const TensorMap &map, const void *b, int x, int y) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+               "[%0], [%1, {%3, %4}], [%2], %5;"
+               :: "r"(at(to)), "l"(&map), "r"(at(b)), "r"(x), "r"(y), "h"((unsigned short)3) : "memory");
+}

@@ -23,18 +23,25 @@ enum Kind { READ = 0, WRITE = 1 };
 enum How { PLAIN = 0, ATOMIC = 1, VOLATILE = 2, SIGNAL = 3 };  // SIGNAL: a volatile write after a fence of its thread
 
 // When and by whom: the epoch counts every event that can order accesses, so a later epoch is a later time.
-typedef uint64_t Tag;  // epoch << 13 | thread << 2 | how
-Tag tag_of(uint64_t epoch, unsigned thread, How how) { return epoch << 13 | (uint64_t)thread << 2 | how; }
-uint64_t epoch_of(Tag t) { return t >> 13; }
+// rank: of the thread's block in its cluster.
+typedef uint64_t Tag;   // epoch << 16 | rank << 13 | thread << 2 | how
+unsigned own_rank = 0;  // of the block that runs
+Tag tag_of(uint64_t epoch, unsigned thread, How how, unsigned rank = own_rank) {
+  return epoch << 16 | (uint64_t)rank << 13 | (uint64_t)thread << 2 | how;
+}
+uint64_t epoch_of(Tag t) { return t >> 16; }
+unsigned rank_of(Tag t) { return (unsigned)(t >> 13) & 7; }
 unsigned thread_of(Tag t) { return (unsigned)(t >> 2) & 2047; }
 How how_of(Tag t) { return (How)(t & 3); }
-constexpr uint64_t IN_FLIGHT = ~0ull >> 13;  // epoch of a write by an asynchronous copy that has not been waited for
+constexpr uint64_t IN_FLIGHT = ~0ull >> 16;  // epoch of a write by an asynchronous copy that has not been waited for
 
 // Units that access memory besides the threads have numbers as if they were threads: the products of each warpgroup, the
-// stores by TMA of each warp, the loads that arrive at each mbarrier.
-constexpr unsigned PRODUCTS = 1024, STORES = PRODUCTS + 8, LOADS = STORES + 32, AGENTS = 128;
+// stores by TMA of each warp, the loads that arrive at each mbarrier. UNSEEN: the stores of each warp that have read shared
+// memory, but may not have written: no thread knows of those.
+constexpr unsigned PRODUCTS = 1024, STORES = PRODUCTS + 8, UNSEEN = STORES + 32, LOADS = UNSEEN + 32, AGENTS = 160;
 inline unsigned agent_of_loads(unsigned mbarrier) { return LOADS + mbarrier % (PRODUCTS + AGENTS - LOADS); }
 inline bool is_agent(unsigned thread) { return thread >= PRODUCTS; }
+inline bool is_unseen(unsigned thread) { return thread >= UNSEEN && thread < LOADS; }
 
 struct Cell {  // of `grain` bytes
   Tag write = 0, read = 0, other_read = 0;
@@ -43,6 +50,9 @@ struct Cell {  // of `grain` bytes
 
 struct Region {
   EngineRegion* told = nullptr;
+  uint32_t number = 0;  // of what Python has told, where each block of a cluster has one of them
+  unsigned rank = 0;    // of shared memory: whose
+  uint64_t since = 0;   // the epoch at which that block began
   uintptr_t begin = 0, end = 0;
   unsigned grain = 4, shift = 2;
   std::vector<Cell> cells;  // empty for arrays that the kernel cannot write
@@ -146,8 +156,11 @@ struct BlockBooks {
   Clock everyone;             // what all threads of the block know
   std::vector<MbarrierBooks> mbarriers;
   std::vector<Clock> named;                         // what threads know that arrived at a numbered barrier
-  std::vector<unsigned> sent_by;                    // by agent: the thread that issued last
+  std::vector<unsigned> sent_by;                    // by agent: rank << 16 | thread that issued last
   std::vector<std::vector<uint64_t>> proxy_fences;  // by thread
+
+  std::vector<unsigned> has_begun;  // by thread: the blocks of the cluster that it knows to have begun, by bit
+  bool ended = false;
 
   std::vector<Guess> guesses;
   uint32_t interval = 0;               // how many barriers it has passed
@@ -163,8 +176,14 @@ struct Books : BlockBooks {
   std::unordered_map<uintptr_t, std::vector<uintptr_t>> callers;  // of an access in a function: its first callers
   uint64_t barriers = 0, collectives = 0, warp_barriers = 0, tensor_flop = 0;
 
+  Tag cluster_tag = 0;                                // the smallest since all threads of a cluster met
   uint64_t epoch = 1, grid_epoch = 0;                 // grid_epoch: of the last grid.sync()
   bool interleaved = false;                           // blocks have waited for others
+  unsigned cluster = 1;                               // blocks of a cluster
+  uint64_t cluster_epoch = 0;                         // when the one that runs began
+  Clock cluster_arriving, cluster_over;               // of barrier.cluster, as of an mbarrier
+  uint64_t cluster_first = 0;                         // the first arrival at barrier.cluster in its turn
+  unsigned n_told = 0;                                // regions; behind them those of a cluster's other blocks
   std::vector<uint64_t> block_begins;                 // epoch at which each block began or went on, to name a block
   std::vector<uint64_t> block_numbers, block_epochs;  // of those blocks, and when they began
 
@@ -218,8 +237,11 @@ void forget() {
 // Two reads since the last barrier are kept, by threads of different warps if there are such: whoever writes next
 // is another thread than at least one of them.
 inline void remember_read(Cell& cell, Tag mine, uint32_t site) {
-  if (cell.read >= books.barrier_tag && thread_of(cell.read) != thread_of(mine)) {
-    const bool keep = cell.other_read >= books.barrier_tag && thread_of(cell.other_read) / 32 != thread_of(mine) / 32;
+  // (In a cluster: since its blocks met last. A barrier of one block does not order what others read.)
+  const Tag since = books.cluster > 1 ? books.cluster_tag : books.barrier_tag;
+  constexpr Tag WHO = 0xFFFC, WARP_OF = 0xFF80;  // rank and thread, rank and warp
+  if (cell.read >= since && (cell.read ^ mine) & WHO) {
+    const bool keep = cell.other_read >= since && (cell.other_read ^ mine) & WARP_OF;
     if (!keep) {
       cell.other_read = cell.read;
       cell.other_read_site = cell.read_site;
@@ -247,12 +269,16 @@ void for_cells(uintptr_t a, unsigned bytes, F f) {
 }
 
 // The thread that issued what an agent does.
-inline unsigned asker(unsigned thread) { return is_agent(thread) ? books.sent_by[thread - PRODUCTS] : thread; }
+BlockBooks& books_of(unsigned rank);  // checker_clocks.cpp
+inline unsigned asker(Tag t) {
+  const unsigned thread = thread_of(t);
+  return is_agent(thread) ? books_of(rank_of(t)).sent_by[thread - PRODUCTS] & 0xFFFF : thread;
+}
 
 // ---------------------------------------------------------------- what one part does for those after it
 
 // checker_lists.cpp
-uint64_t block_at(uint64_t epoch);
+uint64_t block_of(Tag t);
 void add_finding(const EngineFinding& f, uint64_t key);
 EngineFinding finding_at(int kind, const char* file, int line);
 void know_callers(uintptr_t pc);
@@ -262,16 +288,17 @@ void report(
     Tag other = 0, uint32_t other_site = 0, bool other_write = false, How how = PLAIN);
 
 // checker_clocks.cpp
-void need_clocks();
+void need_clocks(BlockBooks& of = books);
 Clock& clock_of(unsigned thread);
 void raise(Clock& to, const Clock& from);
 void leave_knowledge(Clock& to, unsigned thread);
-uint64_t clocked(unsigned thread, unsigned who);
+unsigned slot_of(Tag t);
+uint64_t clocked(unsigned thread, unsigned slot);
 void join_clocks(unsigned warp, unsigned mask);
 void join_all_clocks();
 
 // checker_order.cpp
-bool same_block(uint64_t epoch);
+bool same_block(Tag t);
 bool ordered(Tag before, unsigned thread);
 bool may_meet(Tag before, Tag mine);
 How volatile_write();
@@ -283,6 +310,7 @@ void settle_same_value(bool differs = false);
 void settle_guesses();
 
 // checker_access.cpp
+uint32_t region_of(uintptr_t a, unsigned size);
 void access_first(uintptr_t a, unsigned size, Kind kind, How how, uintptr_t pc, void* frame);
 void access_found(uintptr_t a, unsigned size, Kind kind, How how, uintptr_t pc);
 void access_books(Cached& hint, uintptr_t a, unsigned size, Kind kind, How how, uintptr_t pc);

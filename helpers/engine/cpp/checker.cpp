@@ -36,7 +36,12 @@ void check_block(uint64_t block, unsigned n_warps, const void* static_shared, co
   books.named.clear();
   books.sent_by.clear();
   books.proxy_fences.clear();
+  books.has_begun.clear();
+  books.ended = false;
+  own_rank = here().rank;
   for (Region& r : books.regions) {
+    if (r.is_shared() && r.rank != own_rank) continue;
+    r.since = books.block_epoch;
     const void* now = r.told->kind == ENGINE_STATIC_SHARED    ? static_shared
                       : r.told->kind == ENGINE_DYNAMIC_SHARED ? dynamic_shared
                                                               : nullptr;
@@ -47,10 +52,82 @@ void check_block(uint64_t block, unsigned n_warps, const void* static_shared, co
   }
 }
 
+void check_cluster(unsigned size) {
+  books.cluster = size;
+  books.cluster_epoch = ++books.epoch;
+  books.cluster_first = 0;
+  books.cluster_tag = tag_of(books.epoch, 0, PLAIN, 0);
+  books.cluster_arriving.clear();
+  books.cluster_over.clear();
+  if (books.regions.size() > books.n_told) return;
+  for (unsigned rank = 1; rank < size; ++rank)
+    for (unsigned i = 0; i < books.n_told; ++i) {
+      if (!books.regions[i].is_shared()) continue;
+      Region r = books.regions[i];
+      r.rank = rank;
+      books.regions.push_back(std::move(r));
+    }
+}
+
+void check_cluster_arrive(bool releases) {
+  if (!books.running) return;
+  need_clocks();
+  if (!books.cluster_first) books.cluster_first = books.epoch;
+  if (releases) leave_knowledge(books.cluster_arriving, current.thread);
+  ++books.epoch;
+}
+
+void check_cluster_wait(bool acquires) {
+  if (!books.running) return;
+  need_clocks();
+  if (acquires) raise(clock_of(current.thread), books.cluster_over);
+}
+
+void check_cluster_barrier() {
+  settle_same_value();
+  books.cluster_over = books.cluster_arriving;
+  if (books.cluster_first) books.cluster_tag = tag_of(books.cluster_first, 0, PLAIN, 0);
+  books.cluster_first = 0;
+}
+
+// A block has ended, and with it its shared memory: what others did there has to be known to it.
+void check_last_accesses(unsigned n_threads) {
+  books.ended = true;
+  need_clocks();
+  Clock known = books.everyone;
+  for (unsigned i = 0; i < n_threads; ++i)
+    if (!books.clocks[i].empty()) raise(known, books.clocks[i]);
+  for (uint32_t index = 0; index < books.regions.size(); ++index) {
+    const Region& r = books.regions[index];
+    if (!r.is_shared() || r.rank != own_rank) continue;
+    for (size_t i = 0; i < r.cells.size(); ++i) {
+      const Cell& cell = r.cells[i];
+      const std::pair<Tag, uint32_t> all[] = {
+          {cell.write, cell.write_site}, {cell.read, cell.read_site}, {cell.other_read, cell.other_read_site}};
+      for (const auto& [tag, site] : all) {
+        if (epoch_of(tag) < r.since || epoch_of(tag) == IN_FLIGHT || rank_of(tag) == own_rank) continue;
+        if (epoch_of(tag) <= known[slot_of(tag)]) continue;
+        EngineFinding f = finding_at(ENGINE_ENDED, nullptr, 0);
+        f.region = r.number;
+        f.offset = (int64_t)(i << r.shift);
+        f.size = r.grain;
+        f.pc = books.sites[site].pc;
+        f.is_write = books.sites[site].is_write;
+        f.thread = asker(tag);
+        f.block = block_of(tag);
+        f.of_peer = 1;
+        f.owner = books.block;
+        add_finding(f, (f.pc * 31 + r.number) * 32 + ENGINE_ENDED);
+      }
+    }
+  }
+}
+
 void check_block_end(unsigned n_threads) {
   check_merge(n_threads);
   settle_same_value();
   settle_guesses();
+  if (books.cluster > 1) check_last_accesses(n_threads);
   books.running = profile.running = false;
   forget();
 }
@@ -61,7 +138,7 @@ void* check_set_aside(unsigned n_threads) {
   check_merge(n_threads);
   settle_same_value();
   for (Region& r : books.regions)
-    if (r.is_shared()) {
+    if (r.is_shared() && books.cluster == 1) {
       books.shared_regions.push_back(r);
       std::fill(r.cells.begin(), r.cells.end(), Cell());
     }
@@ -76,8 +153,9 @@ void check_bring_back(void* kept) {
   static_cast<BlockBooks&>(books) = std::move(*(BlockBooks*)kept);
   check_drop(kept);
   size_t i = 0;
+  own_rank = here().rank;
   for (Region& r : books.regions)
-    if (r.is_shared()) r = std::move(books.shared_regions[i++]);
+    if (r.is_shared() && books.cluster == 1) r = std::move(books.shared_regions[i++]);
   books.shared_regions.clear();
   books.running = true;
   profile.running = profile.wanted;
@@ -127,11 +205,13 @@ void engine_check_start(const EngineRegion* regions, unsigned n, uint64_t profil
   for (unsigned i = 0; i < n; ++i) {
     Region& r = books.regions[i];
     r.told = const_cast<EngineRegion*>(&regions[i]);
+    r.number = i;
     r.begin = regions[i].address;
     r.end = r.begin + regions[i].bytes;
     // 4 bytes a cell, until a smaller access splits them. Constant memory needs no order.
     if (regions[i].writable) r.cells.resize((regions[i].bytes + 3) / 4);
   }
+  books.n_told = n;
   books.wanted = true;
 }
 
@@ -182,8 +262,8 @@ uint64_t engine_check_writer(unsigned region, uint64_t offset, uint64_t* block, 
   const Region& r = books.regions[region];
   const size_t i = offset >> r.shift;
   if (i >= r.cells.size() || !r.cells[i].write) return 0;
-  *block = block_at(epoch_of(r.cells[i].write));
-  *thread = asker(thread_of(r.cells[i].write));
+  *block = block_of(r.cells[i].write);
+  *thread = asker(r.cells[i].write);
   return books.sites[r.cells[i].write_site].pc;
 }
 

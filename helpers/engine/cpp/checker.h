@@ -21,6 +21,8 @@ enum EngineFindingKind {
   ENGINE_NO_PROXY_FENCE = 17,    // ordinary writes, and what TMA or wgmma does after them
   ENGINE_SUMS_TOUCHED = 18,      // sums of a wgmma between its issue and its wait
   ENGINE_NO_PRODUCT_FENCE = 19,  // a wgmma without a wgmma.fence before it
+  ENGINE_NOT_BEGUN = 22,         // shared memory of a block of the cluster that may not have begun, or may have ended
+  ENGINE_ENDED = 23,
   ENGINE_BYTES = 20,  // a phase of an mbarrier ended before all that was sent to it had come; offset: the rest
 };
 
@@ -101,6 +103,8 @@ struct EngineFinding {
   uint64_t count, pc, other_pc, block, other_block;
   uint32_t size, thread, other_thread, is_write, other_is_write;
   uint32_t is_volatile;  // both sides
+  uint32_t of_peer;      // 1: the shared memory is that of `owner`, another block of the cluster
+  uint64_t owner;
   // Of a warp-wide operation or of an index, whose place is known without pc: name of the operation and its lane source,
   // or of the array's type, with the index as offset and its column as source.
   uint32_t mask, source;
@@ -148,19 +152,31 @@ void check_async_left(void* target, unsigned bytes, void* caller);
 // mbarriers, by their number in the block. The thread that runs initialises, uses, arrives at, or has waited for one.
 void check_mbarrier_write(void* word, void* caller, void* frame);
 void check_mbarrier_init(unsigned number, const void* word, const void* caller);
-void check_mbarrier_use(unsigned number, const void* caller, bool by_copy);
-void check_mbarrier_arrive(unsigned number);
+// rank: of the block whose mbarrier it is.
+void check_mbarrier_use(unsigned number, unsigned rank, const void* caller, bool by_copy);
+void check_mbarrier_arrive(unsigned number, unsigned rank);
 void check_mbarrier_wait(unsigned number);
-void check_phase_end(unsigned number, unsigned bytes_left, const void* caller);
+void check_phase_end(unsigned number, unsigned rank, unsigned bytes_left, const void* caller);
+// A cluster of so many blocks begins; barrier.cluster: the running thread arrives, goes on; all have arrived.
+void check_cluster(unsigned size);
+void check_cluster_arrive(bool releases);
+void check_cluster_wait(bool acquires);
+void check_cluster_barrier();
+void check_last_accesses(unsigned n_threads);
+void check_peer_gone(const void* word, const void* caller);  // an arrival at an mbarrier of a block that has ended
 // Loads by TMA: issued by the running thread, completed, or never. Their other side, in global memory.
-void check_tensor_issue(void* target, unsigned bytes, unsigned mbarrier, void* caller, void* frame);
-void check_tensor_landed(void* target, unsigned bytes, unsigned mbarrier);
+void check_tensor_issue(void* target, unsigned bytes, unsigned mbarrier, unsigned rank, void* caller, void* frame);
+void check_tensor_landed(void* target, unsigned bytes, unsigned mbarrier, unsigned rank);
+void check_peer_read(void* from, unsigned bytes, unsigned mbarrier, unsigned rank, void* caller);
 void check_tensor_left(void* shared, unsigned bytes, bool is_load, unsigned thread, void* caller);
 void check_tensor_global(void* begin, unsigned bytes, bool is_write, void* caller, bool is_atomic = false);
 // Stores by TMA: they read shared memory from their issue to their wait. The epoch of one.
 uint64_t check_store_issue();
 void check_store_read(void* from, unsigned bytes, void* caller);
 void check_store_wait(uint64_t until);
+// What a store has written: nobody may rely on it yet; the running thread may from here on.
+void check_store_unseen(void* begin, unsigned bytes);
+void check_store_seen(void* begin, unsigned bytes);
 void check_proxy_fence(bool of_mbarriers);
 // Products of the warpgroup whose first thread is `base`, in the same way.
 uint64_t check_product_issue(unsigned base, void* caller, bool is_fenced);

@@ -49,6 +49,18 @@ __attribute__((noinline)) void open_cells(Region& r) {
   forget();
 }
 
+// Shared memory of another block of the cluster: that one has to be there.
+__attribute__((noinline)) void check_peer(
+    const Region& r, uint32_t index, uintptr_t a, unsigned size, Kind kind, uintptr_t pc, unsigned thread) {
+  need_clocks();
+  if (books.has_begun.empty()) books.has_begun.assign(books.clocks.size(), 0);
+  unsigned& known = books.has_begun[thread];
+  for (unsigned i = 0; i < own_slots() && !(known >> r.rank & 1); ++i)
+    if (clocked(thread, r.rank * own_slots() + i) >= r.since) known |= 1u << r.rank;
+  if (!(known >> r.rank & 1)) report(ENGINE_NOT_BEGUN, index, a, size, pc, thread, kind == WRITE);
+  if (books_of(r.rank).ended) report(ENGINE_ENDED, index, a, size, pc, thread, kind == WRITE);
+}
+
 // The access against those before it, cell by cell; then it is the last one.
 void check_order(
     Region& r, uint32_t index, uintptr_t a, unsigned size, Kind kind, How how, uintptr_t pc, unsigned thread,
@@ -58,6 +70,7 @@ void check_order(
   const size_t first = (a - r.begin) >> r.shift, last = (a + size - 1 - r.begin) >> r.shift;
   const Tag mine = tag_of(books.epoch, thread, how);
   const bool shared = r.is_shared();
+  if (shared && r.rank != own_rank) check_peer(r, index, a, size, kind, pc, thread);
   for (size_t i = first; i <= last; ++i) {
     Cell& cell = r.cells[i];
     if (kind == READ && cell.read == mine) continue;  // again in the same epoch: nothing can have changed unseen
@@ -65,15 +78,15 @@ void check_order(
       report(ENGINE_IN_FLIGHT, index, a, size, pc, thread, kind == WRITE, cell.write, cell.write_site, true);
       continue;
     }
-    if (kind == READ && shared && epoch_of(cell.write) < books.block_epoch) {
+    if (kind == READ && shared && epoch_of(cell.write) < r.since) {
       report(ENGINE_UNINITIALISED, index, a, size, pc, thread, false);
     }
-    const bool races = cell.write && (!shared || epoch_of(cell.write) >= books.block_epoch) &&
-                       !ordered(cell.write, thread) && !may_meet(cell.write, mine) &&
-                       !observed(r.begin + (i << r.shift), cell.write, thread);
-    if (races && kind == WRITE && how != ATOMIC && how_of(cell.write) != ATOMIC && size <= 16) {
+    const bool races = cell.write && (!shared || epoch_of(cell.write) >= r.since) && !ordered(cell.write, thread) &&
+                       !may_meet(cell.write, mine) && !observed(r.begin + (i << r.shift), cell.write, thread);
+    if (races && kind == WRITE && !is_unseen(thread_of(cell.write)) && how != ATOMIC && how_of(cell.write) != ATOMIC &&
+        size <= 16) {
       const bool one_step =
-          cell.write_site == site && thread_of(cell.write) / 32 == thread / 32 && same_block(epoch_of(cell.write));
+          cell.write_site == site && thread_of(cell.write) / 32 == thread / 32 && same_block(cell.write);
       SameValue& s = books.same_value;
       if (!s.is_open || s.one_step) {  // else the first bytes of this access have reported it
         s = {true, one_step, how, index, cell.write_site, a, pc, size, thread, cell.write, {}};
@@ -83,21 +96,27 @@ void check_order(
         races && kind == READ && how == PLAIN && how_of(cell.write) != PLAIN && books.guesses.size() < MOST_GUESSES) {
       books.guesses.push_back({index, site, a, pc, size, thread, cell.write, cell.write_site});
     } else if (races) {
-      report(ENGINE_RACE, index, a, size, pc, thread, kind == WRITE, cell.write, cell.write_site, true, how);
+      const int found = is_unseen(thread_of(cell.write)) ? ENGINE_IN_FLIGHT : ENGINE_RACE;
+      report(found, index, a, size, pc, thread, kind == WRITE, cell.write, cell.write_site, true, how);
     }
     if (kind == WRITE) {
       // Two reads by different threads are remembered, from different warps if there are such.
       const Tag reads[2] = {cell.read, cell.other_read};
       const uint32_t read_sites[2] = {cell.read_site, cell.other_read_site};
       for (int k = 0; k < 2; ++k) {
-        if (!reads[k] || (shared && epoch_of(reads[k]) < books.block_epoch)) continue;
+        if (!reads[k] || (shared && epoch_of(reads[k]) < r.since)) continue;
         if (!ordered(reads[k], thread) && !may_meet(reads[k], mine)) {
           report(ENGINE_RACE, index, a, size, pc, thread, true, reads[k], read_sites[k], false, how);
           break;
         }
       }
-      cell.write = mine;
-      cell.write_site = site;
+      // An atomic does not hide its own thread's plain write before it from others, whom nothing orders after that.
+      const uint64_t before = epoch_of(cell.write),
+                     ordered_since = std::max(books.barrier_epoch, books.warp_epoch[thread / 32]);
+      const bool is_after_own = how == ATOMIC && how_of(cell.write) == PLAIN && thread_of(cell.write) == thread &&
+                                before >= ordered_since && same_block(cell.write);
+      if (!is_after_own) cell.write = mine, cell.write_site = site;
+      if (books.cluster > 1) cell.read = cell.other_read = 0;  // whoever comes after this write comes after them
     } else {
       remember_read(cell, mine, site);
     }
@@ -112,7 +131,7 @@ void compare(uintptr_t a, unsigned size) {
   books.guesses.erase(std::remove_if(books.guesses.begin(), books.guesses.end(), mine), books.guesses.end());
   for_cells(a, size, [&](Cell& cell) {
     for (Tag* read : {&cell.read, &cell.other_read})
-      if (*read && same_block(epoch_of(*read)) && thread_of(*read) == thread) *read = (*read & ~(Tag)3) | ATOMIC;
+      if (*read && same_block(*read) && thread_of(*read) == thread) *read = (*read & ~(Tag)3) | ATOMIC;
   });
 }
 
@@ -183,7 +202,8 @@ __attribute__((noinline)) void access_found(uintptr_t a, unsigned size, Kind kin
   hint.count = &books.sites[hint.site].count;
   const bool plain = kind == READ && r.cells.empty() && !r.told->state && size == r.told->element;
   hint.fetches = plain ? r.told->fetches : nullptr;
-  hint.cells = r.is_shared() && size == r.grain ? r.cells.data() : nullptr;
+  // (In a cluster, others than the block's own threads may have written there.)
+  hint.cells = r.is_shared() && size == r.grain && books.cluster == 1 ? r.cells.data() : nullptr;
   hint.shift = (unsigned)__builtin_ctz(size);
   ++*hint.count;
   if (hint.fetches && (a & (size - 1)) == 0) ++hint.fetches[(a - r.begin) >> hint.shift];

@@ -62,16 +62,18 @@ struct LastRead {
   Tag write = 0;  // that was found in order
 };
 
-// Whether a fence for other units came after a write: the writer's, in order before `thread` goes on, or one of its own.
-bool is_fenced(uint64_t write, unsigned writer, unsigned thread) {
-  const std::vector<uint64_t>&fences = books.proxy_fences[writer], &mine = books.proxy_fences[thread];
-  const auto first = std::lower_bound(fences.begin(), fences.end(), write);
-  if (first != fences.end() && ordered(tag_of(*first, writer, PLAIN), thread)) return true;
-  return !mine.empty() && mine.back() > write;
+// Whether a fence for other units came after a write, by its writer, and in order before `thread` goes on. A fence by
+// another thread makes nothing of it visible, also behind a barrier.
+bool is_fenced(Tag write, unsigned thread) {
+  const unsigned writer = thread_of(write), rank = rank_of(write);
+  const auto& every = books_of(rank).proxy_fences;
+  if (every.empty()) return false;
+  const auto first = std::lower_bound(every[writer].begin(), every[writer].end(), epoch_of(write));
+  return first != every[writer].end() && ordered(tag_of(*first, writer, PLAIN, rank), thread);
 }
 
 // A read by an agent, for the thread that runs: its data have to be there, in order, and visible to other units.
-void agent_reads(uintptr_t a, unsigned size, unsigned agent, uintptr_t pc, LastRead& last) {
+void agent_reads(uintptr_t a, unsigned size, unsigned agent, uintptr_t pc, LastRead& last, unsigned rank = own_rank) {
   if (last.pc != pc || a < books.regions[last.region].begin || a + size > books.regions[last.region].end) {
     uint32_t i = 0;
     while (i < books.regions.size() && !(a >= books.regions[i].begin && a + size <= books.regions[i].end)) ++i;
@@ -82,7 +84,7 @@ void agent_reads(uintptr_t a, unsigned size, unsigned agent, uintptr_t pc, LastR
   books.sites[last.site].count += (size + books.sites[last.site].size - 1) / books.sites[last.site].size;
   if (r.cells.empty()) return;
   const unsigned thread = current.thread;
-  const Tag mine = tag_of(books.epoch, agent, PLAIN);
+  const Tag mine = tag_of(books.epoch, agent, PLAIN, rank);
   for (size_t i = (a - r.begin) >> r.shift; i <= (a + size - 1 - r.begin) >> r.shift; ++i) {
     Cell& cell = r.cells[i];
     if (!last.write || cell.write != last.write) {
@@ -91,11 +93,10 @@ void agent_reads(uintptr_t a, unsigned size, unsigned agent, uintptr_t pc, LastR
       bool fine = false;
       if (epoch == IN_FLIGHT)
         report(ENGINE_IN_FLIGHT, last.region, a, size, pc, thread, false, cell.write, cell.write_site, true);
-      else if (r.is_shared() && epoch < books.block_epoch)
-        report(ENGINE_UNINITIALISED, last.region, a, size, pc, thread, false);
+      else if (r.is_shared() && epoch < r.since) report(ENGINE_UNINITIALISED, last.region, a, size, pc, thread, false);
       else if (cell.write && !ordered(cell.write, thread))
         report(ENGINE_RACE, last.region, a, size, pc, thread, false, cell.write, cell.write_site, true);
-      else if (!is_agent(writer) && r.is_shared() && !is_fenced(epoch, writer, thread))
+      else if (!is_agent(writer) && r.is_shared() && !is_fenced(cell.write, thread))
         report(ENGINE_NO_PROXY_FENCE, last.region, a, size, pc, thread, false, cell.write, cell.write_site, true);
       else fine = true;
       if (fine) last.write = cell.write;
@@ -112,32 +113,44 @@ void check_mbarrier_write(void* word, void* caller, void* frame) {
   access_first((uintptr_t)word, 8, WRITE, ATOMIC, (uintptr_t)caller, frame);
 }
 
-void check_tensor_issue(void* target, unsigned bytes, unsigned mbarrier, void* caller, void* frame) {
+void check_tensor_issue(void* target, unsigned bytes, unsigned mbarrier, unsigned rank, void* caller, void* frame) {
   if (!books.running) return;
   const NoProfile quiet;
-  need_clocks();
   const unsigned agent = agent_of_loads(mbarrier);
-  books.sent_by[agent - PRODUCTS] = current.thread;
+  need_clocks();
+  need_clocks(books_of(rank));
+  books_of(rank).sent_by[agent - PRODUCTS] = current.thread | own_rank << 16;
   for_pieces(target, bytes, [&](uintptr_t a, unsigned size) {
     access_first(a, size, WRITE, PLAIN, (uintptr_t)caller, frame);
     settle_same_value(true);
   });
   for_cells((uintptr_t)target, bytes, [&](Cell& cell) {
-    cell.write = tag_of(IN_FLIGHT, agent, PLAIN);
+    cell.write = tag_of(IN_FLIGHT, agent, PLAIN, rank);
     cell.read = cell.other_read = 0;
   });
   last_read = {};
 }
 
-void check_tensor_landed(void* target, unsigned bytes, unsigned mbarrier) {
+void check_tensor_landed(void* target, unsigned bytes, unsigned mbarrier, unsigned rank) {
   if (!books.running) return;
   const unsigned agent = agent_of_loads(mbarrier);
-  MbarrierBooks& b = mbarrier_books(mbarrier);
+  MbarrierBooks& b = mbarrier_books(mbarrier, rank);
   for_cells((uintptr_t)target, bytes, [&](Cell& cell) {
-    if (cell.write == tag_of(IN_FLIGHT, agent, PLAIN)) cell.write = tag_of(books.epoch, agent, PLAIN);
+    if (cell.write == tag_of(IN_FLIGHT, agent, PLAIN, rank)) cell.write = tag_of(books.epoch, agent, PLAIN, rank);
   });
   if (b.arriving.empty()) b.arriving.assign(slots(), 0);
-  b.arriving[slot_of_thread(agent)] = books.epoch++;
+  b.arriving[slot_of_thread(agent, rank)] = books.epoch++;
+}
+
+// A copy from shared memory to that of another block reads it until it completes, at an mbarrier there.
+void check_peer_read(void* from, unsigned bytes, unsigned mbarrier, unsigned rank, void* caller) {
+  if (!books.running) return;
+  const NoProfile quiet;
+  need_clocks();
+  last_read = {};
+  for_pieces(from, bytes, [&](uintptr_t a, unsigned size) {
+    agent_reads(a, size, agent_of_loads(mbarrier), (uintptr_t)caller, last_read, rank);
+  });
 }
 
 void check_tensor_left(void* shared, unsigned bytes, bool is_load, unsigned thread, void* caller) {
@@ -161,7 +174,7 @@ void check_tensor_global(void* begin, unsigned bytes, bool is_write, void* calle
 
 uint64_t check_store_issue() {
   need_clocks();
-  books.sent_by[STORES - PRODUCTS + current.thread / 32] = current.thread;
+  books.sent_by[STORES - PRODUCTS + current.thread / 32] = current.thread | own_rank << 16;
   last_read = {};
   return ++books.epoch;
 }
@@ -179,10 +192,30 @@ void check_store_wait(uint64_t until) {
   ++books.epoch;
 }
 
+void check_store_unseen(void* begin, unsigned bytes) {
+  if (!books.running) return;
+  const unsigned agent = UNSEEN + current.thread / 32;
+  books.sent_by[agent - PRODUCTS] = current.thread | own_rank << 16;
+  for_pieces(begin, bytes, [&](uintptr_t a, unsigned size) {
+    for_cells(a, size, [&](Cell& cell) { cell.write = tag_of(epoch_of(cell.write), agent, how_of(cell.write)); });
+  });
+}
+
+void check_store_seen(void* begin, unsigned bytes) {
+  if (!books.running) return;
+  const unsigned agent = UNSEEN + current.thread / 32;
+  for_pieces(begin, bytes, [&](uintptr_t a, unsigned size) {
+    for_cells(a, size, [&](Cell& cell) {
+      if (thread_of(cell.write) == agent && same_block(cell.write))
+        cell.write = tag_of(books.epoch, current.thread, how_of(cell.write));
+    });
+  });
+}
+
 uint64_t check_product_issue(unsigned base, void* caller, bool is_fenced) {
   need_clocks();
   if (!is_fenced) report(ENGINE_NO_PRODUCT_FENCE, NO_REGION, 0, 0, (uintptr_t)caller, current.thread, false);
-  books.sent_by[base / 128] = base;
+  books.sent_by[base / 128] = base | own_rank << 16;
   last_read = {};
   return ++books.epoch;
 }

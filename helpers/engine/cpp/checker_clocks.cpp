@@ -7,19 +7,29 @@
 
 namespace {
 
-unsigned slots() { return (unsigned)books.warp_epoch.size() * 32 + AGENTS; }
-unsigned slot_of_thread(unsigned thread) {
-  return is_agent(thread) ? (unsigned)books.warp_epoch.size() * 32 + thread - PRODUCTS : thread;
+// The threads of a block and its agents; in a cluster, those of each of its blocks.
+unsigned own_slots() { return (unsigned)books.warp_epoch.size() * 32 + AGENTS; }
+unsigned slots() { return own_slots() * books.cluster; }
+unsigned slot_of_thread(unsigned thread, unsigned rank = own_rank) {
+  const unsigned first = rank * own_slots();
+  return first + (is_agent(thread) ? (unsigned)books.warp_epoch.size() * 32 + thread - PRODUCTS : thread);
+}
+unsigned slot_of(Tag t) { return slot_of_thread(thread_of(t), rank_of(t)); }
+
+// Of a block of the cluster that runs; those that do not run keep theirs.
+BlockBooks& books_of(unsigned rank) {
+  if (rank == own_rank) return books;
+  return *(BlockBooks*)member(here(), rank).books;
 }
 
 // They are made when the first mbarrier, copy or product comes.
-void need_clocks() {
-  if (!books.clocks.empty()) return;
-  books.clocks.assign(books.warp_epoch.size() * 32, {});
-  books.everyone.assign(slots(), 0);
-  books.named.assign(16, Clock(slots(), 0));
-  books.sent_by.assign(AGENTS, 0);
-  books.proxy_fences.assign(books.warp_epoch.size() * 32, {});
+void need_clocks(BlockBooks& of) {
+  if (!of.clocks.empty()) return;
+  of.clocks.assign(books.warp_epoch.size() * 32, {});
+  of.everyone.assign(slots(), 0);
+  of.named.assign(16, Clock(slots(), 0));
+  of.sent_by.assign(AGENTS, 0);
+  of.proxy_fences.assign(books.warp_epoch.size() * 32, {});
 }
 
 Clock& clock_of(unsigned thread) {
@@ -36,21 +46,20 @@ void raise(Clock& to, const Clock& from) {
 // Everything that a thread knows now.
 void leave_knowledge(Clock& to, unsigned thread) {
   if (to.empty()) to.assign(slots(), 0);
-  const unsigned n = (unsigned)books.warp_epoch.size() * 32, warp = thread / 32;
+  const unsigned n = (unsigned)books.warp_epoch.size() * 32, warp = thread / 32, own = slot_of_thread(0);
   const uint64_t barrier = books.barrier_epoch - 1, own_warp = std::max(barrier, books.warp_epoch[warp] - 1);
-  for (unsigned i = 0; i < n; ++i) to[i] = std::max(to[i], i / 32 == warp ? own_warp : barrier);
+  for (unsigned i = 0; i < n; ++i) to[own + i] = std::max(to[own + i], i / 32 == warp ? own_warp : barrier);
   const auto& lanes = books.lane_epochs[warp];
   for (unsigned lane = 0; lane < 32 && !lanes.empty(); ++lane)
     if (const uint64_t met = lanes[thread % 32 * 32 + lane])
-      to[warp * 32 + lane] = std::max(to[warp * 32 + lane], met - 1);
+      to[own + warp * 32 + lane] = std::max(to[own + warp * 32 + lane], met - 1);
   raise(to, books.everyone);
   if (!books.clocks[thread].empty()) raise(to, books.clocks[thread]);
-  to[thread] = books.epoch;
+  to[own + thread] = books.epoch;
 }
 
-uint64_t clocked(unsigned thread, unsigned who) {
+uint64_t clocked(unsigned thread, unsigned slot) {
   if (books.clocks.empty()) return 0;
-  const unsigned slot = slot_of_thread(who);
   const Clock& mine = books.clocks[thread];
   return std::max(books.everyone[slot], mine.empty() ? 0 : mine[slot]);
 }

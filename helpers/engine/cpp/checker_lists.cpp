@@ -36,7 +36,7 @@ uint32_t site_for(uintptr_t pc, uint32_t region, unsigned size, Kind kind, How h
   EngineSite site;
   memset(&site, 0, sizeof site);
   site.pc = pc;
-  site.region = region;
+  site.region = region < books.regions.size() ? books.regions[region].number : region;
   site.size = size;
   site.is_write = kind == WRITE;
   site.is_atomic = how == ATOMIC;
@@ -44,8 +44,13 @@ uint32_t site_for(uintptr_t pc, uint32_t region, unsigned size, Kind kind, How h
   return books.site_index[key] = (uint32_t)books.sites.size() - 1;
 }
 
-// The block that ran at an epoch.
-uint64_t block_at(uint64_t epoch) {
+// The block of a thread; of an agent, that of the thread that issued.
+uint64_t block_of(Tag t) {
+  const uint64_t epoch = epoch_of(t);
+  if (books.cluster > 1 && epoch >= books.cluster_epoch) {
+    const unsigned thread = thread_of(t), rank = rank_of(t);
+    return member(here(), is_agent(thread) ? books_of(rank).sent_by[thread - PRODUCTS] >> 16 : rank).block;
+  }
   auto after = std::upper_bound(books.block_begins.begin(), books.block_begins.end(), epoch);
   return books.block_numbers[after - books.block_begins.begin() - 1];
 }
@@ -82,7 +87,11 @@ void report(
     uint32_t other_site, bool other_write, How how) {
   const uintptr_t other_pc = other ? books.sites[other_site].pc : 0;
   EngineFinding f = finding_at(kind, nullptr, 0);
-  f.region = region;
+  f.region = region < books.regions.size() ? books.regions[region].number : region;
+  if (region < books.regions.size() && books.regions[region].rank != own_rank && books.regions[region].is_shared()) {
+    f.of_peer = 1;
+    f.owner = member(here(), books.regions[region].rank).block;
+  }
   f.offset = (int64_t)(address - (region < books.regions.size() ? books.regions[region].begin : 0));
   f.size = size;
   f.is_write = write;
@@ -90,8 +99,8 @@ void report(
   f.thread = thread;
   if (other) {
     f.other_pc = other_pc;
-    f.other_block = block_at(epoch_of(other));
-    f.other_thread = asker(thread_of(other));
+    f.other_block = block_of(other);
+    f.other_thread = asker(other);
     f.other_is_write = other_write;
     f.is_volatile = how >= VOLATILE && how_of(other) >= VOLATILE;
   }

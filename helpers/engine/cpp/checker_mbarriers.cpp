@@ -3,21 +3,23 @@
 
 namespace {
 
-MbarrierBooks& mbarrier_books(unsigned number) {
+MbarrierBooks& mbarrier_books(unsigned number, unsigned rank = own_rank) {
   need_clocks();
-  if (number >= books.mbarriers.size()) books.mbarriers.resize(number + 1);
-  return books.mbarriers[number];
+  std::vector<MbarrierBooks>& all = books_of(rank).mbarriers;
+  if (number >= all.size()) all.resize(number + 1);
+  return all[number];
 }
 
 // A finding about an mbarrier and its initialisation.
-void report_mbarrier(int kind, const MbarrierBooks& b, const void* caller) {
+void report_mbarrier(int kind, const MbarrierBooks& b, unsigned rank, const void* caller) {
   for (uint32_t i = 0; i < books.regions.size(); ++i) {
     const Region& r = books.regions[i];
     if (!r.is_shared() || b.word < r.begin || b.word >= r.end) continue;
     const uint32_t site = site_for(b.pc, i, 8, WRITE, ATOMIC);
     const How how = kind == ENGINE_NO_PROXY_FENCE ? SIGNAL : ATOMIC;  // findings.py recognises an mbarrier by it
     report(
-        kind, i, b.word, 8, (uintptr_t)caller, current.thread, false, tag_of(b.epoch, b.thread, how), site, true, how);
+        kind, i, b.word, 8, (uintptr_t)caller, current.thread, false, tag_of(b.epoch, b.thread, how, rank), site, true,
+        how);
     return;
   }
 }
@@ -35,17 +37,18 @@ void check_mbarrier_init(unsigned number, const void* word, const void* caller) 
   know_callers(b.pc = (uintptr_t)caller);
 }
 
-void check_mbarrier_use(unsigned number, const void* caller, bool by_copy) {
+void check_mbarrier_use(unsigned number, unsigned rank, const void* caller, bool by_copy) {
   if (!books.running) return;
-  const MbarrierBooks& b = mbarrier_books(number);
+  const MbarrierBooks& b = mbarrier_books(number, rank);
   if (!b.is_initialised) return;
-  if (!ordered(tag_of(b.epoch, b.thread, PLAIN), current.thread)) report_mbarrier(ENGINE_RACE, b, caller);
-  else if (by_copy && !b.is_fenced) report_mbarrier(ENGINE_NO_PROXY_FENCE, b, caller);
+  const bool is_in_order = ordered(tag_of(b.epoch, b.thread, PLAIN, rank), current.thread);
+  if (!is_in_order) report_mbarrier(ENGINE_RACE, b, rank, caller);
+  else if (by_copy && !b.is_fenced) report_mbarrier(ENGINE_NO_PROXY_FENCE, b, rank, caller);
 }
 
-void check_mbarrier_arrive(unsigned number) {
+void check_mbarrier_arrive(unsigned number, unsigned rank) {
   if (!books.running) return;
-  leave_knowledge(mbarrier_books(number).arriving, current.thread);
+  leave_knowledge(mbarrier_books(number, rank).arriving, current.thread);
   ++books.epoch;
 }
 
@@ -53,12 +56,26 @@ void check_mbarrier_wait(unsigned number) {
   if (books.running) raise(clock_of(current.thread), mbarrier_books(number).over);
 }
 
-void check_phase_end(unsigned number, unsigned bytes_left, const void* caller) {
+void check_peer_gone(const void* word, const void* caller) {
   if (!books.running) return;
-  MbarrierBooks& b = mbarrier_books(number);
+  const uint32_t index = region_of((uintptr_t)word, 8);
+  if (index < books.regions.size())
+    report(ENGINE_ENDED, index, (uintptr_t)word, 8, (uintptr_t)caller, current.thread, true);
+}
+
+void check_phase_end(unsigned number, unsigned rank, unsigned bytes_left, const void* caller) {
+  if (!books.running) return;
+  MbarrierBooks& b = mbarrier_books(number, rank);
   b.over = b.arriving;
-  if (bytes_left)
-    report(ENGINE_BYTES, NO_REGION, bytes_left, 0, (uintptr_t)caller, asker(agent_of_loads(number)), true);
+  if (!bytes_left) return;
+  const Tag sent = tag_of(IN_FLIGHT, agent_of_loads(number), PLAIN, rank);
+  EngineFinding f = finding_at(ENGINE_BYTES, nullptr, 0);
+  f.offset = bytes_left;
+  f.pc = (uint64_t)(uintptr_t)caller;
+  f.block = block_of(sent);
+  f.thread = asker(sent);
+  f.is_write = 1;
+  add_finding(f, f.pc * 32 + ENGINE_BYTES);
 }
 
 void check_proxy_fence(bool of_mbarriers) {

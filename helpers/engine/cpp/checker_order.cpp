@@ -44,7 +44,7 @@ void learn(Known& to, const Known& from) {
 // Words of shared memory are others in each block.
 uint64_t word_of(uintptr_t address) {
   for (const Region& r : books.regions)
-    if (r.is_shared() && address >= r.begin && address < r.end) return address ^ books.block_epoch << 48;
+    if (r.is_shared() && address >= r.begin && address < r.end) return address ^ r.since << 48;
   return address;
 }
 
@@ -73,7 +73,7 @@ void observe(uintptr_t address, unsigned size) {
       const How how = how_of(cell.write);
       const uint64_t epoch = epoch_of(cell.write), key = seen_key(at);
       if ((how != ATOMIC && how != SIGNAL) || epoch == IN_FLIGHT) return;
-      if (thread_of(cell.write) == current.thread && same_block(epoch)) return;
+      if (thread_of(cell.write) == current.thread && same_block(cell.write)) return;
       if (known_releases(current.thread, key) >= epoch) return;
       books.known_to[current.thread][key] = epoch;
       ++books.epoch;  // what is written from now on, it has not seen
@@ -118,8 +118,13 @@ uint64_t block_epoch_at(uint64_t epoch) {
   return books.block_epochs[after - books.block_begins.begin() - 1];
 }
 
+// In the cluster that runs?
+bool same_cluster(Tag t) { return books.cluster > 1 && epoch_of(t) >= books.cluster_epoch; }
+
 // Was it the running block?
-bool same_block(uint64_t epoch) {
+bool same_block(Tag t) {
+  const uint64_t epoch = epoch_of(t);
+  if (books.cluster > 1) return same_cluster(t) && rank_of(t) == own_rank;
   return books.interleaved ? block_epoch_at(epoch) == books.block_epoch : epoch >= books.block_epoch;
 }
 
@@ -148,7 +153,7 @@ bool released(Tag before, unsigned thread) {
 bool may_meet(Tag before, Tag mine) {
   const How theirs = how_of(before), ours = how_of(mine);
   if (theirs == PLAIN || ours == PLAIN) return false;
-  if (theirs == ATOMIC || ours == ATOMIC || !same_block(epoch_of(before))) return true;
+  if (theirs == ATOMIC || ours == ATOMIC || !same_block(before)) return true;
   return thread_of(before) / 32 != thread_of(mine) / 32 && (theirs == SIGNAL || ours == SIGNAL);
 }
 
@@ -161,11 +166,12 @@ How volatile_write() {
 bool ordered(Tag before, unsigned thread) {
   uint64_t epoch = epoch_of(before);
   if (epoch < books.grid_epoch) return true;
-  if (!same_block(epoch)) return released(before, thread);
-  if (is_agent(thread_of(before))) return epoch <= clocked(thread, thread_of(before));
+  if (!same_block(before))
+    return (same_cluster(before) && epoch <= clocked(thread, slot_of(before))) || released(before, thread);
+  if (is_agent(thread_of(before))) return epoch <= clocked(thread, slot_of(before));
   if (thread_of(before) == thread || epoch < books.barrier_epoch) return true;
   unsigned warp = thread / 32;
-  if (epoch <= clocked(thread, thread_of(before))) return true;
+  if (epoch <= clocked(thread, slot_of(before))) return true;
   if (thread_of(before) / 32 != warp) return released(before, thread);
   // Within a warp there may also have been a __syncwarp, of all lanes or of these two.
   if (epoch < books.warp_epoch[warp]) return true;

@@ -26,6 +26,7 @@ struct Lane {
   uint3 thread_index, block_index;
   dim3 block_size, grid_size;
   unsigned int linear;  // of the thread in its block, x fastest; its warp is linear / 32
+  dim3 cluster_size;    // blocks; 1 without a cluster
 };
 
 // A warp-wide operation. Each lane brings one; the last lane of the mask to arrive runs it for all of them.
@@ -94,6 +95,15 @@ unsigned engine_carry(int set);                // the thread's carry flag; set: 
 void engine_look(const void* address);         // by a thread that may be waiting for another one
 void engine_grid_sync(const char* file, int line);
 int engine_cooperative();
+// Clusters. orders: .release or .acquire, and not .relaxed
+void engine_cluster_arrive(int orders, const char* file, int line);
+void engine_cluster_wait(int orders, const char* file, int line);
+// An address in a block of the cluster's shared memory as another block has it, and the rank of the block that has it.
+void* engine_map_shared(const void* pointer, unsigned rank, const char* name, const char* file, int line);
+unsigned engine_shared_rank(const void* pointer, const char* name, const char* file, int line);
+int engine_is_cluster_shared(const void* pointer);
+// Of 32 bits, in any of its blocks.
+void* engine_cluster_pointer(unsigned offset, unsigned bytes, const char* name, const char* file, int line);
 char* engine_static_shared();
 void* engine_dynamic_shared();
 unsigned engine_dynamic_shared_size();
@@ -126,16 +136,21 @@ unsigned long long engine_mbarrier_arrive(
     void* word, unsigned count, unsigned bytes, int drop, const char* file, int line);
 void engine_mbarrier_bytes(void* word, long long bytes, const char* file, int line);
 int engine_mbarrier_wait(void* word, unsigned long long phase, int may_block, const char* file, int line);
-// Copies by TMA: of a box of a tensor, at its first coordinates, or of plain bytes. shared: an address of 32 bits.
+// Copies by TMA: of a box of a tensor, at its first coordinates, or of plain bytes. shared: an address of 32 bits. blocks:
+// of the cluster, by rank, which all get it at the same place; 0: it goes to the address alone.
 void engine_tensor_load(
-    const void* map, const int* at, unsigned rank, unsigned shared, void* word, const char* file, int line);
+    const void* map, const int* at, unsigned rank, unsigned shared, void* word, unsigned blocks, const char* file,
+    int line);
 void engine_tensor_store(const void* map, const int* at, unsigned rank, unsigned shared, const char* file, int line);
-void engine_bulk_load(void* target, const void* source, unsigned bytes, void* word, const char* file, int line);
+void engine_bulk_load(
+    void* target, const void* source, unsigned bytes, void* word, unsigned blocks, const char* file, int line);
+// st.async: a store to a block of the cluster that sends its bytes to an mbarrier there.
+void engine_store_async(void* target, engine::Words data, unsigned bytes, void* word, const char* file, int line);
 void engine_bulk_store(void* target, const void* source, unsigned bytes);
 void engine_bulk_add(void* target, const void* source, unsigned bytes);  // of floats
 void engine_bulk_commit();
-void engine_bulk_wait(unsigned pending);
-void engine_proxy_fence(int of_mbarriers);  // 1: fence.mbarrier_init, which is for those alone
+void engine_bulk_wait(unsigned pending, int reads);  // reads: .read, which waits until shared memory has been read
+void engine_proxy_fence(int of_mbarriers);           // 1: fence.mbarrier_init, which is for those alone
 // Warpgroups. d: where the sums are, n / 2 of them; a: the registers of A, or its descriptor in the first two words.
 void engine_wgmma(
     const engine::WarpgroupProduct* form, float* const* d, engine::Words a, unsigned long long b, int accumulate,

@@ -75,7 +75,7 @@ std::string waiting_place(Worker& w, const Fiber& f) {
   char text[200] = "", at[64];
   const int line = f.collective ? f.collective->line : f.line;
   snprintf(at, sizeof at, "line %d", line);
-  if (f.mbarrier || f.group_name)
+  if (f.mbarrier || f.group_name || f.at_cluster)
     snprintf(at, sizeof at, "line @%d/%llx@", line, (unsigned long long)place_in_kernel((uintptr_t)f.caller - 1));
   if (f.collective) {
     snprintf(text, sizeof text, "%s, %s", f.collective->name, at);
@@ -89,6 +89,8 @@ std::string waiting_place(Worker& w, const Fiber& f) {
     snprintf(
         text, sizeof text, "bar.sync %d (%u of %u threads have come), %s", f.named, w.named_arrived[f.named],
         w.named_expected[f.named], at);
+  } else if (f.at_cluster) {
+    snprintf(text, sizeof text, "barrier.cluster, %s", at);
   } else if (f.at_barrier) {
     snprintf(text, sizeof text, "__syncthreads(), %s", at);
   }
@@ -150,6 +152,9 @@ std::string wait_of(const Fiber& f) {
   } else if (f.named >= 0) {
     tell(fields, "named\t%d\t0\t", f.named);
     place(f.line, nullptr, f.file);
+  } else if (f.at_cluster) {
+    tell(fields, "cluster\t\t0\t");
+    place(f.line, f.caller, f.file);
   } else if (f.at_barrier) {
     tell(fields, "block\t\t0\t");
     place(f.line, nullptr, f.file);
@@ -162,13 +167,20 @@ std::string wait_of(const Fiber& f) {
 // All that is known of who waits for whom, for waits.py, which makes sentences of it.
 void tell_waits(Worker& w) {
   waits.clear();
-  for (unsigned i = 0; i < w.n_threads;) {
-    const std::string fields = wait_of(w.fibers[i]);
-    unsigned end = i + 1;
-    while (end < w.n_threads && wait_of(w.fibers[end]) == fields) ++end;
-    tell(waits, "threads\t%u\t%u\t%s\n", i, end - 1, fields.c_str());
-    i = end;
-  }
+  auto threads_of = [](Block& b, const std::string& kind) {
+    for (unsigned i = 0; i < b.n_threads;) {
+      const std::string fields = wait_of(b.fibers[i]);
+      unsigned end = i + 1;
+      while (end < b.n_threads && wait_of(b.fibers[end]) == fields) ++end;
+      tell(waits, "%s\t%u\t%u\t%s\n", kind.c_str(), i, end - 1, fields.c_str());
+      i = end;
+    }
+  };
+  threads_of(w, "threads");
+  for (unsigned rank = 0; rank < w.cluster.size; ++rank)
+    if (rank != w.rank) threads_of(member(w, rank), "peer\t" + std::to_string(rank));
+  const ClusterBarrier& barrier = member(w, 0).cluster_barrier;
+  tell(waits, "cluster\t%u\t%u\t%u\n", w.rank, barrier.arrived, barrier.alive);
   for (const Mbarrier& b : w.mbarriers) {
     const uint64_t state = state_of(b.word);
     if (state == ~0ull) continue;  // not initialised
@@ -180,7 +192,7 @@ void tell_waits(Worker& w) {
         (unsigned long long)history.ended);
     for (const Arrivals& a : history.arrivals)
       tell(
-          waits, "arrived\t%llx\t%u\t%x\t%x\t%llu\t%d\t%d\t%llx\t%s\n", word, a.warp, a.lanes,
+          waits, "arrived\t%llx\t%u\t%u\t%x\t%x\t%llu\t%d\t%d\t%llx\t%s\n", word, a.rank, a.warp, a.lanes,
           a.phase == history.ended ? a.lanes_now : 0, (unsigned long long)a.count, (int)a.of_bytes, a.line,
           (unsigned long long)place_in_kernel((uintptr_t)a.caller - 1), a.file);
   }
@@ -199,8 +211,17 @@ void tell_waits(Worker& w) {
 
 // No fiber can run and not all have ended: report which threads wait where, and for which others in vain.
 [[noreturn]] void diagnose_stuck(Worker& w) {
+  // Of a cluster, a block tells it that waits for more than barrier.cluster.
+  auto only_for_cluster = [](const Block& b) {
+    for (unsigned i = 0; i < b.n_threads; ++i)
+      if (!b.fibers[i].finished && !b.fibers[i].at_cluster) return false;
+    return true;
+  };
+  for (unsigned rank = 0; rank < w.cluster.size && only_for_cluster(w); ++rank)
+    if (!member(w, rank).ended && !only_for_cluster(member(w, rank))) change_to(w, rank);
   tell_waits(w);
-  Fiber *at_collective = nullptr, *at_named = nullptr, *at_mbarrier = nullptr, *in_group = nullptr;
+  Fiber *at_collective = nullptr, *at_named = nullptr, *at_mbarrier = nullptr, *in_group = nullptr,
+        *at_cluster = nullptr;
   // Where all have arrived and the bytes are not those that were expected, that is what is wrong.
   auto lacks_bytes = [](const Fiber& f) {
     const uint64_t state = state_of(f.mbarrier);
@@ -213,6 +234,7 @@ void tell_waits(Worker& w) {
     else if (f.mbarrier && (!at_mbarrier || (lacks_bytes(f) && !lacks_bytes(*at_mbarrier)))) at_mbarrier = &f;
     else if (f.group_name && (!in_group || (is_short(f) && !is_short(*in_group)))) in_group = &f;
     else if (f.named >= 0 && !at_named) at_named = &f;
+    else if (f.at_cluster && !at_cluster) at_cluster = &f;
   }
   if (in_group && is_short(*in_group))
     at_collective = at_mbarrier = nullptr;  // others wait for the threads that wait for registers
@@ -241,6 +263,7 @@ void tell_waits(Worker& w) {
                                : f.mbarrier   ? "a wait for an mbarrier"
                                : f.group_name ? f.group_name
                                : f.named >= 0 ? "bar.sync"
+                               : f.at_cluster ? "barrier.cluster"
                                               : "__syncthreads()";
       copy_text(failure.other_name, sizeof failure.other_name, name);
       set_other_place(failure, other ? other->file : f.file, other ? other->line : f.line);
@@ -250,7 +273,7 @@ void tell_waits(Worker& w) {
   auto begin = [&](Fiber* f, FailureReason reason) {
     w.current = f;
     EngineFailure failure = failure_at(w, reason, f->file, f->line);
-    if (f->mbarrier || f->group_name) failure.place = place_in_kernel((uintptr_t)f->caller - 1);
+    if (f->mbarrier || f->group_name || f->at_cluster) failure.place = place_in_kernel((uintptr_t)f->caller - 1);
     failure.static_base = (uint64_t)w.static_base;
     failure.dynamic_base = (uint64_t)w.dynamic;
     failure.dynamic_size = pool->launch.dynamic_shared;
@@ -273,6 +296,12 @@ void tell_waits(Worker& w) {
     failure.number = in_group->group_value;
     failure.count = g.is_short ? w.pool : g.arrived;
     failure.other_count = g.registers;
+    fail(w, failure);
+  }
+  if (!at_named && at_cluster) {
+    EngineFailure failure = begin(at_cluster, CLUSTER_STARVED);
+    failure.count = member(w, 0).cluster_barrier.arrived;
+    failure.other_count = member(w, 0).cluster_barrier.alive;
     fail(w, failure);
   }
   // A barrier of the block cannot be what is left: it releases its threads as soon as all live ones have arrived.

@@ -141,15 +141,17 @@ int engine_is_shared(const void* pointer) {
 unsigned engine_shared_offset(const void* pointer, const char* file, int line) {
   Worker& w = here();
   const char* p = (const char*)pointer;
-  if (p >= w.shared && p <= w.shared + SHARED_WINDOW) return (unsigned)(p - w.shared);
-  if (engine_is_shared(p)) return STATIC_OFFSET + (unsigned)(p - w.static_base);
+  const Block* const owner = owner_of(w, p);
+  if (owner && p >= owner->shared && p <= owner->shared + SHARED_WINDOW) return (unsigned)(p - w.space);
+  if (owner) return STATIC_OFFSET + (unsigned)(p - w.static_base);
   fail(w, failure_at(w, NO_SHARED_POINTER, file, line));
 }
 
 void* engine_shared_pointer(unsigned offset, unsigned bytes, const char* name, const char* file, int line) {
   Worker& w = here();
   if (offset % bytes == 0) {
-    if (offset < SHARED_WINDOW) return w.shared + offset;
+    const unsigned inside = offset - (unsigned)(w.shared - w.space);  // of another block's it is large
+    if (inside < SHARED_WINDOW) return w.shared + inside;
     if (w.static_base && offset >= STATIC_OFFSET && offset - STATIC_OFFSET < STATIC_BYTES)
       return w.static_base + (offset - STATIC_OFFSET);
   }

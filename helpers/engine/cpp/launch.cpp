@@ -11,20 +11,21 @@ unsigned threads_of(const EngineLaunch& l) { return l.block[0] * l.block[1] * l.
 
 // A GPU's window of shared memory begins at a multiple of 4 GiB, so the low 32 bits of a pointer into it are the address
 // in shared memory, and sources cast the one to the other. Where a system has no room for that, they are refused.
-char* map_shared() {
+char* map_shared(size_t bytes) {
   constexpr size_t WINDOWS = (size_t)1 << 32;
-  char* const all = map_pages(SHARED_WINDOW + WINDOWS, PROT_NONE);
-  if (!all) return map_pages(SHARED_WINDOW, PROT_NONE);
+  char* const all = map_pages(bytes + WINDOWS, PROT_NONE);
+  if (!all) return map_pages(bytes, PROT_NONE);
   const size_t before = (WINDOWS - (uintptr_t)all % WINDOWS) % WINDOWS;
   if (before) munmap(all, before);
-  if (before < WINDOWS) munmap(all + before + SHARED_WINDOW, WINDOWS - before);
+  if (before < WINDOWS) munmap(all + before + bytes, WINDOWS - before);
   return all + before;
 }
 
-// The shared memory of a block, and its fibers: only addresses, until they are touched. False: the system has none left.
-bool equip(Block& b) {
+// The shared memory of a block, and its fibers: only addresses, until they are touched. window: where a cluster has its
+// shared memory. False: the system has none left.
+bool equip(Block& b, char* window_of_cluster) {
   if (!b.shared) {
-    b.shared = map_shared();
+    b.shared = b.space = window_of_cluster ? window_of_cluster : map_shared(SHARED_WINDOW);
     if (!b.shared) return false;
     char* window = b.shared + GUARD_BYTES;
     mprotect(window, STATIC_BYTES - STATIC_SHIFT, PROT_READ | PROT_WRITE);
@@ -76,6 +77,8 @@ void begin_block(Worker& w, uint64_t block) {
   w.grid_led = w.at_grid = false;
   w.mbarriers.clear();
   w.progress = w.last_progress = w.timeouts = 0;
+  w.cluster_barrier = ClusterBarrier();
+  w.cluster_barrier.alive = n;
   begin_warpgroups(w);
   w.order = l.order ? (l.order + block) * 0x9E3779B97F4A7C15 | 1 : 0;
   w.block = block;
@@ -98,19 +101,22 @@ void begin_block(Worker& w, uint64_t block) {
     f.lane.block_size = dim3(l.block[0], l.block[1], l.block[2]);
     f.lane.grid_size = dim3(l.grid[0], l.grid[1], l.grid[2]);
     f.lane.linear = i;
+    f.lane.cluster_size = dim3(l.cluster[0], l.cluster[1], l.cluster[2]);
     f.collective = nullptr;
     f.copies.clear();
     f.groups = 0;
     f.mbarrier = nullptr;
     f.phase_over = f.product_fence = false;
     f.stores.clear();
+    f.unseen.clear();
     f.store_groups = f.product_groups = 0;
     f.group_name = nullptr;
     f.products = 0;
     f.named = -1;
     f.watched = nullptr;
     f.looks = 0;
-    f.at_barrier = f.at_activemask = f.finished = f.carry = false;
+    f.at_barrier = f.at_activemask = f.at_cluster = f.finished = f.carry = false;
+    f.cluster_turn = 0;
     f.preempted = 0;
     prepare(f.context, f.stack + page, STACK_BYTES - page - stack_offset(i), fiber_main);
   }
@@ -139,7 +145,8 @@ void work(Worker* mine) {
       w.start.wait(lock, [&] { return w.called; });
       w.called = false;
     }
-    run_blocks(w);
+    if (cluster_size() > 1) run_clusters(w);
+    else run_blocks(w);
     std::lock_guard<std::mutex> lock(pool->mutex);
     if (--pool->running == 0) pool->done.notify_all();
   }
@@ -191,7 +198,11 @@ int engine_start(const EngineLaunch* launch, unsigned n_workers) {
     if (!started) break;  // fewer than asked for will do
     pool->workers.push_back(worker);
   }
-  pool->running = (unsigned)std::min<uint64_t>({n_workers, pool->workers.size(), pool->total});
+  pool->running = (unsigned)std::min<uint64_t>({n_workers, pool->workers.size(), pool->total / cluster_size()});
+  if (cluster_size() > 1) {  // a system has a limit of mappings, and each stack takes two
+    constexpr unsigned MOST_FIBERS = 16 * MAX_THREADS;
+    pool->running = std::min(pool->running, std::max(1u, MOST_FIBERS / (cluster_size() * threads_of(*launch))));
+  }
   for (unsigned i = 0; i < pool->running; ++i)
     if (!equip(*pool->workers[i])) pool->running = i;  // fewer will do
   if (!pool->running) return -2;

@@ -28,9 +28,9 @@ struct Arrivals {
   const char* file;
   int line;
   const void* caller;
-  bool of_bytes;  // copies that were sent to it
-  unsigned warp, lanes, lanes_now;
-  uint64_t count, phase;  // lanes_now: of those, in this phase
+  bool of_bytes;                          // copies that were sent to it
+  unsigned rank, warp, lanes, lanes_now;  // rank: of the threads' block in the cluster
+  uint64_t count, phase;                  // lanes_now: of those, in this phase
 };
 struct History {
   const char* word = nullptr;
@@ -40,23 +40,24 @@ struct History {
 // By block, as blocks that wait for others are set aside, and by the mbarrier's number.
 thread_local std::unordered_map<uint64_t, std::vector<History>> histories;
 
-History& history_of(Worker& w, const Mbarrier& b) {
-  std::vector<History>& all = histories[w.block];
+History& history_of(const Block& owner, const Mbarrier& b) {
+  std::vector<History>& all = histories[owner.block];
   if (all.size() <= b.number) all.resize(b.number + 1);
   all[b.number].word = b.word;
   return all[b.number];
 }
 
+// owner: whose mbarrier it is. rank, thread: who arrives.
 void note_arrival(
-    Worker& w, const Mbarrier& b, unsigned thread, bool of_bytes, uint64_t count, const char* file, int line,
-    const void* caller) {
-  History& history = history_of(w, b);
+    const Block& owner, const Mbarrier& b, unsigned rank, unsigned thread, bool of_bytes, uint64_t count,
+    const char* file, int line, const void* caller) {
+  History& history = history_of(owner, b);
   const unsigned warp = thread / WARP, lane = 1u << (thread % WARP);
   Arrivals* found = nullptr;
   for (Arrivals& a : history.arrivals)
-    if (a.caller == caller && a.warp == warp && a.of_bytes == of_bytes) found = &a;
+    if (a.caller == caller && a.rank == rank && a.warp == warp && a.of_bytes == of_bytes) found = &a;
   if (!found) {
-    history.arrivals.push_back({file, line, caller, of_bytes, warp, 0, 0, 0, 0});
+    history.arrivals.push_back({file, line, caller, of_bytes, rank, warp, 0, 0, 0, 0});
     found = &history.arrivals.back();
   }
   if (found->phase != history.ended) found->phase = history.ended, found->lanes_now = 0;
@@ -65,60 +66,60 @@ void note_arrival(
   found->count += count;
 }
 
-Mbarrier& mbarrier_at(Worker& w, char* word) {
-  for (Mbarrier& known : w.mbarriers)
+Mbarrier& mbarrier_at(Block& owner, char* word) {
+  for (Mbarrier& known : owner.mbarriers)
     if (known.word == word) return known;
-  w.mbarriers.emplace_back();
-  Mbarrier& b = w.mbarriers.back();
+  owner.mbarriers.emplace_back();
+  Mbarrier& b = owner.mbarriers.back();
   b.word = word;
-  b.number = (unsigned)w.mbarriers.size() - 1;
+  b.number = (unsigned)owner.mbarriers.size() - 1;
   return b;
 }
 
-// The counted copies complete, and the waiting threads go on.
-void end_phase(Worker& w, Mbarrier& b) {
+// The counted copies complete, and the waiting threads of the block that has the mbarrier go on.
+void end_phase(Block& owner, Mbarrier& b) {
   for (TensorCopy& copy : b.counted) {
-    land(w, copy);
+    land(copy);
     if (checking()) {
-      check_tensor_landed(copy.shared, copy.room, b.number);
+      check_tensor_landed(copy.shared, copy.room, b.number, owner.rank);
       check_event(EVENT_LANDED, copy.thread, b.number, copy.bytes, copy.caller);
     }
   }
   if (checking()) {
     unsigned left = 0;
     for (const TensorCopy& copy : b.pending) left += copy.bytes;
-    check_phase_end(b.number, left, b.pending.empty() ? nullptr : b.pending.front().caller);
+    check_phase_end(b.number, owner.rank, left, b.pending.empty() ? nullptr : b.pending.front().caller);
   }
   b.counted.clear();
-  for (unsigned i = 0; i < w.n_threads; ++i) {
-    Fiber& f = w.fibers[i];
+  for (unsigned i = 0; i < owner.n_threads; ++i) {
+    Fiber& f = owner.fibers[i];
     if (f.mbarrier != b.word || ((state_of(b.word) ^ f.phase) & PHASE) == 0) continue;
     f.mbarrier = nullptr;
     f.phase_over = true;
-    w.ready[i / WARP] |= 1u << (i % WARP);
+    owner.ready[i / WARP] |= 1u << (i % WARP);
   }
 }
 
 // A phase for which nothing is pending ends, and the next one begins.
-void change(Worker& w, Mbarrier& b, uint64_t after) {
+void change(Block& owner, Mbarrier& b, uint64_t after) {
   const bool ends = (after & COUNT) == 0 && bytes_of(after) == 0;
   if (ends) after = ((after & ~COUNT) | (after >> EXPECTED & COUNT)) ^ PHASE;
   __atomic_store_n((uint64_t*)b.word, after, __ATOMIC_RELAXED);
-  ++w.progress;
-  w.idle = 0;
+  ++owner.progress;
+  owner.idle = 0;
   if (!ends) return;
-  ++history_of(w, b).ended;
-  end_phase(w, b);
+  ++history_of(owner, b).ended;
+  end_phase(owner, b);
 }
 
 // The oldest copy that is under way to the mbarrier arrives there. False: no copy is under way.
-bool deliver(Worker& w, Mbarrier& b) {
+bool deliver(Block& owner, Mbarrier& b) {
   if (b.pending.empty()) return false;
   b.counted.push_back(std::move(b.pending.front()));
   b.pending.pop_front();
   const TensorCopy& copy = b.counted.back();
-  note_arrival(w, b, copy.thread, true, copy.bytes, "", 0, copy.caller);
-  change(w, b, with_bytes(state_of(b.word), -(int64_t)b.counted.back().bytes));
+  note_arrival(owner, b, copy.rank, copy.thread, true, copy.bytes, "", 0, copy.caller);
+  change(owner, b, with_bytes(state_of(b.word), -(int64_t)b.counted.back().bytes));
   return true;
 }
 
@@ -140,7 +141,7 @@ void deliver_some(Worker& w) {
 bool time_out_waits(Worker& w) {
   if (w.progress != w.last_progress) w.timeouts = 0;
   w.last_progress = w.progress;
-  if (w.timeouts++ == 3) return false;
+  if (w.timeouts++ >= 3) return false;
   bool any = false;
   for (unsigned i = 0; i < w.n_threads; ++i) {
     Fiber& f = w.fibers[i];
@@ -151,6 +152,14 @@ bool time_out_waits(Worker& w) {
     any = true;
   }
   return any;
+}
+
+// A copy is on its way to an mbarrier.
+void send(Worker& w, Block& to, Mbarrier& b, TensorCopy&& copy) {
+  memset(copy.shared, POISON, copy.room);
+  b.pending.push_back(std::move(copy));
+  ++to.progress;
+  w.idle = 0;
 }
 
 // The block has ended, and copies of it are still under way.
@@ -171,6 +180,17 @@ void leave_mbarriers(Worker& w) {
   EngineFailure failure = failure_from(here(), STATED, file, line, caller);
   copy_text(failure.message, sizeof failure.message, message);
   fail(here(), failure);
+}
+
+// The block of the cluster that has an mbarrier. Null where that has ended: nothing comes of it on a GPU, though CUDA asks
+// for a block to stay until others are done with its shared memory, and a checked run reports it.
+Block* owner_of_mbarrier(Worker& w, const void* word, const void* caller) {
+  Block* const owner = owner_of(w, word);
+  if (owner && owner->ended) {
+    if (checking()) check_peer_gone(word, caller);
+    return nullptr;
+  }
+  return owner ? owner : &w;
 }
 
 bool is_over(const char* word, uint64_t phase) { return ((state_of(word) ^ phase) & PHASE) != 0; }
@@ -200,31 +220,36 @@ unsigned long long engine_mbarrier_arrive(
     void* word, unsigned count, unsigned bytes, int drop, const char* file, int line) {
   Worker& w = here();
   Critical guard(w);
-  Mbarrier& b = mbarrier_at(w, (char*)word);
+  Block* const has_it = owner_of_mbarrier(w, word, __builtin_return_address(0));
+  if (!has_it) return 0;
+  Block& owner = *has_it;
+  Mbarrier& b = mbarrier_at(owner, (char*)word);
   uint64_t before = state_of(b.word);
   // An arrival for the next phase: the copies of this one have come by now, or the kernel relies on it.
-  while (before != ~0ull && count > (before & COUNT) && deliver(w, b)) before = state_of(b.word);
+  while (before != ~0ull && count > (before & COUNT) && deliver(owner, b)) before = state_of(b.word);
   if (count > (before & COUNT) || before == ~0ull)
     fail_at_barrier(
         before == ~0ull ? "nobody has initialised this mbarrier"
                         : "more threads arrive at an mbarrier than a phase of it expects, or nobody has initialised it",
         file, line, __builtin_return_address(0));
   if (checking()) {
-    check_mbarrier_use(b.number, __builtin_return_address(0), false);
-    check_mbarrier_arrive(b.number);
+    check_mbarrier_use(b.number, owner.rank, __builtin_return_address(0), false);
+    check_mbarrier_arrive(b.number, owner.rank);
     check_event(EVENT_ARRIVE, w.current->lane.linear, b.number, bytes, __builtin_return_address(0));
   }
-  note_arrival(w, b, w.current->lane.linear, false, count, file, line, __builtin_return_address(0));
-  change(w, b, with_bytes(before, bytes) - count - (drop ? (uint64_t)count << EXPECTED : 0));
+  note_arrival(owner, b, w.rank, w.current->lane.linear, false, count, file, line, __builtin_return_address(0));
+  change(owner, b, with_bytes(before, bytes) - count - (drop ? (uint64_t)count << EXPECTED : 0));
   return before;
 }
 
 void engine_mbarrier_bytes(void* word, long long bytes, const char* file, int line) {
   Worker& w = here();
+  Block* const owner = owner_of_mbarrier(w, word, __builtin_return_address(0));
+  if (!owner) return;
   const uint64_t before = state_of((char*)word);
   if (before == ~0ull) fail_at_barrier("nobody has initialised this mbarrier", file, line, __builtin_return_address(0));
   Critical guard(w);
-  change(w, mbarrier_at(w, (char*)word), with_bytes(before, bytes));
+  change(*owner, mbarrier_at(*owner, (char*)word), with_bytes(before, bytes));
 }
 
 int engine_mbarrier_wait(void* word, unsigned long long phase, int may_block, const char* file, int line) {
@@ -232,9 +257,14 @@ int engine_mbarrier_wait(void* word, unsigned long long phase, int may_block, co
   if (state_of((char*)word) == ~0ull)
     fail_at_barrier("nobody has initialised this mbarrier", file, line, __builtin_return_address(0));
   Critical guard(w);
+  if (Block* const owner = owner_of(w, word); owner && owner != &w)
+    fail_at_barrier(
+        "a thread can wait for an mbarrier of its own block alone, and this one is in the shared memory of another "
+        "block",
+        file, line, __builtin_return_address(0));
   Fiber& f = *w.current;
   Mbarrier& b = mbarrier_at(w, (char*)word);
-  if (checking()) check_mbarrier_use(b.number, __builtin_return_address(0), false);
+  if (checking()) check_mbarrier_use(b.number, w.rank, __builtin_return_address(0), false);
   bool over = is_over(b.word, phase);
   const bool tells = checking() && f.lane.linear % WARP == 0;
   void* const caller = __builtin_return_address(0);

@@ -69,7 +69,9 @@ void schedule(Worker& w) {
   // and go on. Relaxed: no data hang on it, and seen late it costs one more turn.
   if (pool->cancelled.load(std::memory_order_relaxed) && !from->finished) leave_cancelled(w);
   while (!to && w.finished < w.n_threads) {
-    if (!release_activemask(w) && !deliver_copies(w) && !time_out_waits(w)) diagnose_stuck(w);
+    if (!release_activemask(w) && !deliver_copies(w) && !wait_for_peers(w, false) && !time_out_waits(w) &&
+        !wait_for_peers(w, true))
+      diagnose_stuck(w);
     to = next_ready(w);
   }
   if (to == from) return;
@@ -223,6 +225,7 @@ void end_fiber(Worker& w) {
   for (unsigned lane = 0; lane < WARP && warp * WARP + lane < w.n_threads; ++lane)
     if (Collective* c = w.fibers[warp * WARP + lane].collective) try_collective(w, warp, c->mask);
   leave_barriers(w, warp, f.lane.linear % WARP);
+  leave_cluster_barrier(w, f);
   schedule(w);
   __builtin_unreachable();
 }

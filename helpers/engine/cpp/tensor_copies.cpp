@@ -68,7 +68,7 @@ void for_chunks(const TensorCopy& copy, unsigned place, unsigned bytes, F chunk)
 }
 
 // The data of a load are in shared memory from here on.
-void land(Worker&, TensorCopy& copy) {
+void land(TensorCopy& copy) {
   if (copy.global) {
     memcpy(copy.shared, copy.data.data(), copy.bytes);
     return;
@@ -98,16 +98,27 @@ void store(TensorCopy& copy) {
   });
 }
 
+// Calls piece(begin, bytes) for what a store has written.
+template <typename F>
+void for_written(const TensorCopy& copy, F piece) {
+  if (copy.global) return piece(copy.global, copy.bytes);
+  for_rows(copy, [&](char* to, unsigned, unsigned bytes, bool inside) {
+    if (inside) piece(to, bytes);
+  });
+}
+
 // A thread has ended and not waited for these.
 void leave_stores(Fiber& f) {
+  f.unseen.clear();
   if (checking())
     for (const TensorCopy& copy : f.stores) check_tensor_left(copy.shared, copy.room, false, copy.thread, copy.caller);
   f.stores.clear();
 }
 
-// What both directions begin with.
+// What both directions begin with. to: whose shared memory it is.
 TensorCopy tensor_copy(
-    Worker& w, const void* map, const int* at, unsigned rank, unsigned shared, bool stores, const Place& place) {
+    Worker& w, const Block& to, const void* map, const int* at, unsigned rank, unsigned shared, bool stores,
+    const Place& place) {
   constexpr const char* name = "cp.async.bulk.tensor";
   Map m;
   memcpy((void*)&m, map, sizeof m);  // a wild address faults here
@@ -145,34 +156,76 @@ TensorCopy tensor_copy(
     fail_with(
         MISALIGNED, place, "%s takes a tile at a multiple of 128 bytes of shared memory, and 0x%x is %u past one", name,
         shared, shared % 128);
-  copy.shared = (char*)engine_shared_pointer(shared, 16, name, place.file, place.line);
+  copy.shared = (char*)engine_cluster_pointer(shared, 16, name, place.file, place.line);
   copy.offset = shared;
   copy.bytes = m.rows() * m.inner();
   copy.room = m.rows() * m.pitch();
-  if (!w.dynamic || copy.shared < (char*)w.dynamic || copy.shared >= w.dynamic_limit) {
-    const char *begin = w.static_base ? w.static_base + l.static_begin : nullptr, *end = w.static_base + l.static_end;
+  if (!to.dynamic || copy.shared < (char*)to.dynamic || copy.shared >= to.dynamic_limit) {
+    const char *begin = to.static_base ? to.static_base + l.static_begin : nullptr,
+               *end = to.static_base + l.static_end;
     if (!begin || copy.shared < begin || copy.shared + copy.room > end)
       fail_with(OUTSIDE_TILE, place, "%s takes a tile of %u bytes at 0x%x", name, copy.room, shared);
-  } else if (copy.shared + copy.room > (char*)w.dynamic + l.dynamic_shared) {
+  } else if (copy.shared + copy.room > (char*)to.dynamic + l.dynamic_shared) {
     fail_with(
         OUTSIDE_TILE, place, "%s takes a tile of %u bytes at byte %u of dynamic shared memory, which has %u bytes",
-        name, copy.room, (unsigned)(copy.shared - (char*)w.dynamic), (unsigned)l.dynamic_shared);
+        name, copy.room, (unsigned)(copy.shared - (char*)to.dynamic), (unsigned)l.dynamic_shared);
   }
   copy.thread = w.current->lane.linear;
+  copy.rank = w.rank;
   return copy;
 }
 
-void begin_load(Worker& w, TensorCopy& copy, void* word, void* frame) {
-  Mbarrier& b = mbarrier_at(w, (char*)word);
+// The mbarrier of a load: initialised, and in the same block's shared memory as the target.
+Block& block_of_load(Worker& w, const void* target, const void* word, const char* name, const Place& place) {
+  Block *const to = owner_of(w, target), *const owner = owner_of(w, word);
+  if (to != owner && to && owner)
+    fail_with(
+        STATED, place,
+        "%s: the target is in the shared memory of block %u of the cluster, and the mbarrier in that of "
+        "block %u",
+        name, to->rank, owner->rank);
+  return to ? *to : w;
+}
+
+void need_init(const void* word, const Place& place) {
+  if (__atomic_load_n((const uint64_t*)word, __ATOMIC_RELAXED) == ~0ull)
+    fail_with(STATED, place, "nobody has initialised this mbarrier");
+}
+
+// Sends a copy to one block. by_tma: through a tensor map (cuda::memcpy_async copies plain bytes with no fence after its
+// barrier's initialisation).
+void send_to(Worker& w, Block& to, TensorCopy&& copy, char* word, bool by_tma, const Place& place, void* frame) {
+  if (to.ended)
+    fail_with(
+        STATED, place,
+        "the copy goes to block %u of the cluster, which has ended: it must not end before others are "
+        "done with its shared memory (cluster.sync())",
+        to.rank);
+  need_init(word, place);
+  Mbarrier& b = mbarrier_at(to, word);
   if (checking()) {
-    // (cuda::memcpy_async copies plain bytes with no fence after its barrier's initialisation.)
-    check_mbarrier_use(b.number, copy.caller, copy.global == nullptr);
-    check_tensor_issue(copy.shared, copy.room, b.number, copy.caller, frame);
+    check_mbarrier_use(b.number, to.rank, copy.caller, by_tma);
+    check_tensor_issue(copy.shared, copy.room, b.number, to.rank, copy.caller, frame);
     check_event(EVENT_LOAD, copy.thread, b.number, copy.bytes, copy.caller);
   }
-  memset(copy.shared, POISON, copy.room);
-  b.pending.push_back(std::move(copy));
-  ++w.progress;
+  send(w, to, b, std::move(copy));
+}
+
+// To the block that has the target; or to all `blocks` of the cluster, by rank, each at the same place.
+void begin_load(
+    Worker& w, Block& to, TensorCopy& copy, void* word, unsigned blocks, bool by_tma, const Place& place, void* frame) {
+  if (!blocks) return send_to(w, to, std::move(copy), (char*)word, by_tma, place, frame);
+  if (blocks >> w.cluster.size)
+    fail_with(
+        STATED, place, ".multicast::cluster names the blocks 0x%x, and the cluster has %u", blocks, w.cluster.size);
+  for (unsigned rank = 0; rank < w.cluster.size; ++rank) {
+    if (!(blocks >> rank & 1)) continue;
+    Block& other = member(w, rank);
+    TensorCopy one = copy;
+    one.shared = other.shared + (copy.shared - to.shared);
+    one.offset = (unsigned)(one.shared - w.space);
+    send_to(w, other, std::move(one), other.shared + ((char*)word - to.shared), by_tma, place, frame);
+  }
 }
 
 // So that a fault is the kernel's, with its line: later the engine's own code copies. A write is an atomic of nothing, as
@@ -209,34 +262,32 @@ void begin_store(void* target, const void* source, unsigned bytes, bool adds, vo
   f.stores.push_back(std::move(copy));
 }
 
-void need_init(const void* word, const Place& place) {
-  if (__atomic_load_n((const uint64_t*)word, __ATOMIC_RELAXED) == ~0ull)
-    fail_with(STATED, place, "nobody has initialised this mbarrier");
-}
-
 }  // namespace
 
 extern "C" {
 
 void engine_tensor_load(
-    const void* map, const int* at, unsigned rank, unsigned shared, void* word, const char* file, int line) {
+    const void* map, const int* at, unsigned rank, unsigned shared, void* word, unsigned blocks, const char* file,
+    int line) {
   Worker& w = here();
   const Place place = {file, line, __builtin_return_address(0)};
+  constexpr const char* name = "cp.async.bulk.tensor";
   need_init(word, place);
-  TensorCopy copy = tensor_copy(w, map, at, rank, shared, false, place);
+  Block& to = block_of_load(w, engine_cluster_pointer(shared, 1, name, file, line), word, name, place);
+  TensorCopy copy = tensor_copy(w, to, map, at, rank, shared, false, place);
   copy.caller = place.caller;
   Critical guard(w);
   if (checking())
     for_rows(copy, [&](char* from, unsigned, unsigned bytes, bool inside) {
       if (inside) check_tensor_global(from, bytes, false, copy.caller);
     });
-  begin_load(w, copy, word, __builtin_frame_address(0));
+  begin_load(w, to, copy, word, blocks, true, place, __builtin_frame_address(0));
 }
 
 void engine_tensor_store(const void* map, const int* at, unsigned rank, unsigned shared, const char* file, int line) {
   Worker& w = here();
   const Place place = {file, line, __builtin_return_address(0)};
-  TensorCopy copy = tensor_copy(w, map, at, rank, shared, true, place);
+  TensorCopy copy = tensor_copy(w, w, map, at, rank, shared, true, place);
   copy.caller = __builtin_return_address(0);
   Critical guard(w);
   Fiber& f = *w.current;
@@ -254,21 +305,42 @@ void engine_tensor_store(const void* map, const int* at, unsigned rank, unsigned
   f.stores.push_back(std::move(copy));
 }
 
-void engine_bulk_load(void* target, const void* source, unsigned bytes, void* word, const char* file, int line) {
+void engine_bulk_load(
+    void* target, const void* source, unsigned bytes, void* word, unsigned blocks, const char* file, int line) {
   Worker& w = here();
-  need_init(word, {file, line, __builtin_return_address(0)});
+  const Place place = {file, line, __builtin_return_address(0)};
+  need_init(word, place);
+  Block& to = block_of_load(w, target, word, "cp.async.bulk", place);
   touch(source, bytes, false);
   touch(target, bytes, true);
   TensorCopy copy = {};
-  copy.caller = __builtin_return_address(0);
+  copy.caller = place.caller;
   Critical guard(w);
   copy.shared = (char*)target;
   copy.global = (char*)source;
   copy.bytes = copy.room = bytes;
   copy.thread = w.current->lane.linear;
+  copy.rank = w.rank;
   copy.data.assign((const char*)source, (const char*)source + bytes);
-  if (checking()) check_tensor_global((char*)source, bytes, false, copy.caller);
-  begin_load(w, copy, word, __builtin_frame_address(0));
+  if (checking() && !engine_is_shared(source)) check_tensor_global((char*)source, bytes, false, copy.caller);
+  else if (checking()) check_peer_read((char*)source, bytes, mbarrier_at(to, (char*)word).number, to.rank, copy.caller);
+  begin_load(w, to, copy, word, blocks, false, place, __builtin_frame_address(0));
+}
+
+void engine_store_async(void* target, engine::Words data, unsigned bytes, void* word, const char* file, int line) {
+  Worker& w = here();
+  const Place place = {file, line, __builtin_return_address(0)};
+  Block& to = block_of_load(w, target, word, "st.async", place);
+  touch(target, bytes, true);
+  TensorCopy copy = {};
+  copy.caller = place.caller;
+  Critical guard(w);
+  copy.shared = copy.global = (char*)target;
+  copy.bytes = copy.room = bytes;
+  copy.thread = w.current->lane.linear;
+  copy.rank = w.rank;
+  copy.data.assign((const char*)&data, (const char*)&data + bytes);
+  begin_load(w, to, copy, word, 0, false, place, __builtin_frame_address(0));
 }
 
 void engine_bulk_store(void* target, const void* source, unsigned bytes) {
@@ -281,14 +353,23 @@ void engine_bulk_add(void* target, const void* source, unsigned bytes) {
 
 void engine_bulk_commit() { here().current->store_groups++; }
 
-void engine_bulk_wait(unsigned pending) {
+void engine_bulk_wait(unsigned pending, int reads) {
   Worker& w = here();
   Critical guard(w);
   Fiber& f = *w.current;
   const size_t before = f.stores.size();
   while (!f.stores.empty() && f.stores.front().group + (uint64_t)pending < f.store_groups) {
-    store(f.stores.front());
+    TensorCopy& copy = f.stores.front();
+    store(copy);
+    if (checking() && reads) {
+      for_written(copy, check_store_unseen);
+      f.unseen.push_back(std::move(copy));
+    }
     f.stores.pop_front();
+  }
+  while (!reads && !f.unseen.empty() && f.unseen.front().group + (uint64_t)pending < f.store_groups) {
+    for_written(f.unseen.front(), check_store_seen);
+    f.unseen.pop_front();
   }
   if (checking() && before > f.stores.size())
     check_event(EVENT_STORED, f.lane.linear, 0, before - f.stores.size(), __builtin_return_address(0));

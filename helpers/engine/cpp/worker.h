@@ -58,6 +58,9 @@ constexpr size_t STATIC_SHIFT = 192 * 1024;
 constexpr unsigned STATIC_OFFSET = 1u << 30;  // of __shared__ arrays that the C library has placed, in shared addresses
 constexpr size_t GUARD_BYTES = 1 << 20;       // no-man's-land around arrays: also a stride of many rows ends in it
 constexpr size_t SHARED_WINDOW = 3 * GUARD_BYTES + STATIC_BYTES + DYNAMIC_BYTES;
+// Shared memory of the blocks of a cluster: each has its window at such a multiple of one base.
+constexpr size_t PEER_STRIDE = 64 << 20;
+constexpr unsigned MAX_CLUSTER = 8;
 constexpr size_t CHECKED_SLACK = 16 * 1024;  // between dynamic shared memory and its guard, in a checked run
 constexpr std::chrono::microseconds LONG_SLICE{50'000}, SHORT_SLICE{100};  // a thread's time before others are let run
 constexpr std::chrono::microseconds LONG_TURN{2'000'000}, SHORT_TURN{20'000};  // a block's
@@ -68,7 +71,7 @@ constexpr unsigned char POISON = 0xFF;                                         /
 extern "C" struct EngineLaunch {
   void (*run)(void** args);
   void** args;
-  unsigned grid[3], block[3];
+  unsigned grid[3], block[3], cluster[3];
   uint64_t dynamic_shared;
   // The static __shared__ arrays are the thread-local segment of the kernel's module. Of it the kernel uses the bytes
   // from static_begin to static_end; `anchor` gives the address of the byte at anchor_offset.
@@ -112,6 +115,7 @@ enum FailureReason : int {
   WARPGROUP_STARVED,  // thread waits in name for its warpgroup; message: all waiting
   OUTSIDE_TILE,       // message: an instruction that takes a tile in shared memory, and where that is
   REGISTERS_STARVED,  // thread waits in setmaxnreg.inc for number registers of each thread; count are free in the pool
+  CLUSTER_STARVED,    // thread waits in barrier.cluster, where count of other_count threads of the cluster have arrived
   N_REASONS
 };
 
@@ -155,6 +159,7 @@ struct TensorCopy {
   bool adds;               // a store of plain floats, which are added to those of the array
   std::vector<char> data;  // of plain bytes, read when the copy was issued
   unsigned thread, group;
+  unsigned rank;  // in its cluster, of the block that issued it
   void* caller;
   uint64_t epoch;  // of a store, in the books of a checked run
 };
@@ -206,10 +211,11 @@ struct Fiber {
   int line;
   Collective* collective;  // not null while it waits for its warp
   int named;               // the named barrier where it waits, or -1
-  bool at_barrier, at_activemask, finished;
-  bool carry;           // of add.cc and its like
-  uintptr_t preempted;  // where in the kernel an interrupt last made it let others run, or 0
-  const void* watched;  // where it looks again and again, and how often it has
+  bool at_barrier, at_activemask, at_cluster, finished;
+  uint64_t cluster_turn;  // of barrier.cluster, where it has arrived and not waited; else 0
+  bool carry;             // of add.cc and its like
+  uintptr_t preempted;    // where in the kernel an interrupt last made it let others run, or 0
+  const void* watched;    // where it looks again and again, and how often it has
   unsigned looks;
   std::vector<AsyncCopy> copies;  // not landed yet, in their order
   unsigned groups;                // of them, that are committed so far in the block
@@ -218,6 +224,7 @@ struct Fiber {
   uint64_t phase;
   bool phase_over;
   std::deque<TensorCopy> stores;  // of TMA, that have not read shared memory yet
+  std::deque<TensorCopy> unseen;  // those that have, and may not have written: kept in a checked run
   unsigned store_groups;
   const void* caller;      // where the kernel issued what it waits for, here and for its warpgroup
   const char* group_name;  // of what it waits in for its warpgroup, or null
@@ -227,13 +234,21 @@ struct Fiber {
   bool product_fence;  // a wgmma.fence since the last wait
 };
 
+// barrier.cluster: how often it has completed, from 1 on; threads that have arrived, of those that are still there.
+struct ClusterBarrier {
+  uint64_t turn = 1;
+  unsigned arrived = 0, alive = 0;
+};
+
 // The state of one block. A worker is the block that it runs; others wait next to it, each with its own memory.
 struct Block {
   // Memory, mapped once and kept from launch to launch.
   std::vector<Fiber> fibers;  // as many as the largest block so far
   char* stacks = nullptr;
   unsigned n_stacks = 0;
-  char* shared = nullptr;  // where the addresses of shared memory count from: both windows and their guards
+  char* shared = nullptr;  // both windows and their guards
+  char* space =
+      nullptr;  // where the addresses of shared memory count from: `shared`, or that of a cluster's first block
   char *static_limit = nullptr, *dynamic_limit = nullptr;  // the ends of both windows: a guard begins there
   char* static_base = nullptr;                             // of the module's thread-local segment, in this launch
 
@@ -257,6 +272,12 @@ struct Block {
   uint64_t order = 0;                        // of the numbers that choose which thread runs; 0: warp after warp
   unsigned timeouts = 0;                     // rounds of waits that were let go without any
 
+  // In a cluster: see clusters.cpp.
+  unsigned rank = 0;
+  bool ended = false;
+  ClusterBarrier cluster_barrier;    // in the block of rank 0, for all
+  uint64_t tried = 0, given_up = 0;  // events of the cluster when it last could do no more, and could not time out
+
   // Waiting for other blocks: see residents.cpp.
   unsigned idle = 0;   // threads that were let run, one after the other, since one of them did more than look
   unsigned looks = 0;  // the same since the block was set aside
@@ -266,7 +287,15 @@ struct Block {
   std::vector<char> left_behind;           // its static arrays, where those of other blocks have the same place
 };
 
+// A cluster, all of whose blocks a worker holds from the start of the first to the end of the last.
+struct Cluster {
+  unsigned size = 1;            // blocks
+  char* windows = nullptr;      // of shared memory, mapped once
+  std::vector<Block*> members;  // by rank; in the place of the one that runs is the worker's own memory
+};
+
 struct Worker : Block {
+  Cluster cluster;
   char *rescue = nullptr, *signal_stack = nullptr;  // a stack to leave a faulting fiber on; the handlers' own
   Context main;                                     // the worker's own stack, between blocks
   bool parking = false;                             // the block that ran has not ended, but waits for others
@@ -361,14 +390,27 @@ void fiber_main();
 [[noreturn]] void end_fiber(Worker& w);
 
 // launch.cpp
-bool equip(Block& b);
+bool equip(Block& b, char* window = nullptr);
+char* map_shared(size_t bytes);
 void begin_block(Worker& w, uint64_t block);
 
 // residents.cpp
 void let_others_run(Worker& w);
 void preempt(Worker& w);
+void run(Worker& w);
+void park(Worker& w);
 void run_blocks(Worker& w);
 void nudge(std::chrono::microseconds since);
+
+// clusters.cpp
+unsigned cluster_size();
+uint64_t block_of_cluster(uint64_t cluster, unsigned rank);
+Block& member(Worker& w, unsigned rank);
+Block* owner_of(Worker& w, const void* address);
+void run_clusters(Worker& w);
+bool wait_for_peers(Worker& w, bool may_time_out);
+void leave_cluster_barrier(Worker& w, Fiber& f);
+void change_to(Worker& w, unsigned rank);
 
 // async_copies.cpp
 void leave_copies(Fiber& f);
@@ -378,10 +420,11 @@ bool deliver_copies(Worker& w);
 void deliver_some(Worker& w);
 bool time_out_waits(Worker& w);
 void leave_mbarriers(Worker& w);
-Mbarrier& mbarrier_at(Worker& w, char* word);
+Mbarrier& mbarrier_at(Block& b, char* word);
+void send(Worker& w, Block& to, Mbarrier& b, TensorCopy&& copy);
 
 // tensor_copies.cpp
-void land(Worker& w, TensorCopy& copy);
+void land(TensorCopy& copy);
 void leave_stores(Fiber& f);
 
 // warpgroups.cpp

@@ -189,6 +189,41 @@ def least_blocks(code: str, name: str) -> int:
     return int(arguments[1]) if arguments[1:] and arguments[1].isdecimal() else 1
 
 
+def cluster_dims(code: str, name: str) -> tuple[str, str]:
+    """Return the C++ of a kernel's `__cluster_dims__`: what to declare behind the source, and the value.
+
+    The compiler evaluates it, so it may be any constant expression, also of a template's parameters.
+    name: of the kernel, or a name expression.
+    """
+    plain, _, arguments = name.partition("<")
+    text, plain = blank_comments(code), plain.split("::")[-1].strip()
+    if "__cluster_dims__" not in text:
+        return "", "engine::Cluster()"
+    for start in re.finditer(r"__global__(?<=\b__global__)\b", text):
+        head = re.compile(r"[^;{}]*?\b" + re.escape(plain) + r"\s*\(").match(text, start.end())
+        dims = re.search(r"\b__cluster_dims__\s*\(", head.group()) if head else None
+        begin = max(text.rfind(end, 0, start.start()) for end in ";{}") + 1
+        if dims is None:
+            before = re.search(r"\b__cluster_dims__\s*\(", text[begin : start.start()])
+            if not head or before is None:
+                continue
+            opening = begin + before.end() - 1
+        else:
+            opening = start.end() + dims.end() - 1
+        value = f"engine::Cluster({text[opening + 1 : matching_bracket(text, opening)]})"
+        template = re.search(r"\btemplate\s*<", text[begin : start.start()])
+        if template is None:
+            return "", value
+        angle, depth = begin + template.end(), 1
+        while depth and angle < start.start():
+            depth += {"<": 1, ">": -1}.get(text[angle], 0)
+            angle += 1
+        own = f"engine_cluster_of_{plain}"
+        declared = " ".join(f"{text[begin + template.start() : angle]} struct {own} {{".split())
+        return f"{declared} static constexpr engine::Cluster value = {value}; }};\n", f"{own}<{arguments}::value"
+    return "", "engine::Cluster()"
+
+
 def is_template(code: str, name: str) -> bool:
     """Return whether the kernel `name` is a template, which only a name expression can call."""
     text = blank_comments(code)

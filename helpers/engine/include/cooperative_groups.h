@@ -69,7 +69,7 @@ class thread_group {
   void sync(ENGINE_HERE) const;
 
  protected:
-  enum class Kind { block, grid, lanes };
+  enum class Kind { block, cluster, grid, lanes };
   Kind kind;
   unsigned mask, tile_rank, tile_count;  // of lanes: which ones, and which part of their parent they are
   thread_group(Kind kind_, unsigned mask_ = 0, unsigned rank = 0, unsigned count = 1)
@@ -111,6 +111,63 @@ inline thread_block this_thread_block(block_tile_memory<MaxBlockSize>&) {
   return this_thread_block();
 }
 
+// The blocks of a cluster.
+class cluster_group : public thread_group {
+ public:
+  struct arrival_token {};
+  static arrival_token barrier_arrive(ENGINE_HERE) {
+    engine_cluster_arrive(1, file, line);
+    return arrival_token();
+  }
+  static void barrier_wait(ENGINE_HERE) { engine_cluster_wait(1, file, line); }
+  static void barrier_wait(arrival_token&&, ENGINE_HERE) { engine_cluster_wait(1, file, line); }
+  static void sync(ENGINE_HERE) {
+    engine_cluster_arrive(1, file, line);
+    engine_cluster_wait(1, file, line);
+  }
+
+  static dim3 dim_blocks() { return engine_lane()->cluster_size; }
+  static dim3 group_dim() { return dim_blocks(); }
+  static dim3 dim_threads() {
+    const dim3 blocks = dim_blocks();
+    return dim3(blocks.x * blockDim.x, blocks.y * blockDim.y, blocks.z * blockDim.z);
+  }
+  static dim3 block_index() {
+    const dim3 blocks = dim_blocks();
+    return dim3(blockIdx.x % blocks.x, blockIdx.y % blocks.y, blockIdx.z % blocks.z);
+  }
+  static dim3 thread_index() {
+    const dim3 block = block_index();
+    return dim3(
+        block.x * blockDim.x + threadIdx.x, block.y * blockDim.y + threadIdx.y, block.z * blockDim.z + threadIdx.z);
+  }
+  static unsigned num_blocks() {
+    const dim3 blocks = dim_blocks();
+    return blocks.x * blocks.y * blocks.z;
+  }
+  static unsigned block_rank() {
+    const dim3 blocks = dim_blocks(), block = block_index();
+    return (block.z * blocks.y + block.y) * blocks.x + block.x;
+  }
+  static unsigned num_threads() { return num_blocks() * thread_block::size(); }
+  static unsigned size() { return num_threads(); }
+  static unsigned thread_rank() { return block_rank() * thread_block::size() + thread_block::thread_rank(); }
+
+  // An address in this block's shared memory, as that of another block of the cluster.
+  template <typename T>
+  static T* map_shared_rank(T* address, int rank, ENGINE_HERE) {
+    return (T*)engine_map_shared((const void*)address, (unsigned)rank, "cluster.map_shared_rank", file, line);
+  }
+  static unsigned query_shared_rank(const void* address, ENGINE_HERE) {
+    return engine_shared_rank(address, "cluster.query_shared_rank", file, line);
+  }
+
+ private:
+  cluster_group() : thread_group(Kind::cluster) {}
+  friend cluster_group this_cluster();
+};
+inline cluster_group this_cluster() { return cluster_group(); }
+
 class grid_group : public thread_group {
  public:
   bool is_valid() const { return engine_cooperative() != 0; }
@@ -129,6 +186,19 @@ class grid_group : public thread_group {
   static unsigned long long num_threads() { return size(); }
   static unsigned long long thread_rank() { return block_rank() * thread_block::size() + thread_block::thread_rank(); }
   static dim3 dim_blocks() { return gridDim; }
+  static unsigned long long num_clusters() { return num_blocks() / cluster_group::num_blocks(); }
+  static dim3 dim_clusters() {
+    const dim3 blocks = cluster_group::dim_blocks();
+    return dim3(gridDim.x / blocks.x, gridDim.y / blocks.y, gridDim.z / blocks.z);
+  }
+  static dim3 cluster_index() {
+    const dim3 blocks = cluster_group::dim_blocks();
+    return dim3(blockIdx.x / blocks.x, blockIdx.y / blocks.y, blockIdx.z / blocks.z);
+  }
+  static unsigned long long cluster_rank() {
+    const dim3 clusters = dim_clusters(), at = cluster_index();
+    return ((unsigned long long)at.z * clusters.y + at.y) * clusters.x + at.x;
+  }
   static dim3 group_dim() { return gridDim; }
   static dim3 dim_threads() { return dim3(gridDim.x * blockDim.x, gridDim.y * blockDim.y, gridDim.z * blockDim.z); }
   static dim3 block_index() { return blockIdx; }
@@ -308,6 +378,8 @@ inline thread_group tiled_partition(const thread_block& parent, unsigned tile_si
 inline thread_group tiled_partition(const thread_group& parent, unsigned tile_size, const char* file, int line) {
   if (parent.kind == thread_group::Kind::grid)
     engine_fail("tiled_partition() takes a block or a tile, not the grid", file, line);
+  if (parent.kind == thread_group::Kind::cluster)
+    engine_fail("tiled_partition() takes a block or a tile, not the cluster", file, line);
   if (parent.kind == thread_group::Kind::block) return tiled_partition(this_thread_block(), tile_size, file, line);
   coalesced_group lanes = coalesced_group::engine_of(parent.mask, parent.tile_rank, parent.tile_count);
   return tiled_partition(lanes, tile_size, file, line);
@@ -333,18 +405,21 @@ inline coalesced_group labeled_partition(const lane_group& parent, bool label, E
 // ---------------------------------------------------------------- functions over groups
 
 inline unsigned long long thread_group::size() const {
-  return kind == Kind::block  ? thread_block::size()
-         : kind == Kind::grid ? grid_group::size()
-                              : (unsigned long long)__builtin_popcount(mask);
+  return kind == Kind::block     ? thread_block::size()
+         : kind == Kind::grid    ? grid_group::size()
+         : kind == Kind::cluster ? cluster_group::size()
+                                 : (unsigned long long)__builtin_popcount(mask);
 }
 inline unsigned long long thread_group::thread_rank() const {
-  return kind == Kind::block  ? thread_block::thread_rank()
-         : kind == Kind::grid ? grid_group::thread_rank()
-                              : (unsigned long long)__builtin_popcount(mask & ((1u << engine::lane_id()) - 1));
+  return kind == Kind::block     ? thread_block::thread_rank()
+         : kind == Kind::grid    ? grid_group::thread_rank()
+         : kind == Kind::cluster ? cluster_group::thread_rank()
+                                 : (unsigned long long)__builtin_popcount(mask & ((1u << engine::lane_id()) - 1));
 }
 inline void thread_group::sync(const char* file, int line) const {
   if (kind == Kind::block) thread_block::sync(file, line);
   else if (kind == Kind::grid) grid_group::sync(file, line);
+  else if (kind == Kind::cluster) cluster_group::sync(file, line);
   else engine::exchange<int, int>("group.sync", engine::run_nothing, mask, 0, 0, file, line);
 }
 

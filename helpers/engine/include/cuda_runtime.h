@@ -126,14 +126,14 @@ static inline size_t __cvta_generic_to_shared(const void* pointer, ENGINE_HERE) 
   return engine_shared_offset(pointer, file, line);
 }
 static inline void* __cvta_shared_to_generic(size_t address, ENGINE_HERE) {
-  return engine_shared_pointer((unsigned)address, 1, "__cvta_shared_to_generic", file, line);
+  return engine_cluster_pointer((unsigned)address, 1, "__cvta_shared_to_generic", file, line);
 }
 static inline size_t __cvta_generic_to_global(const void* pointer) { return (size_t)pointer; }
 static inline void* __cvta_global_to_generic(size_t address) { return (void*)address; }
 // Where a pointer points to. Constant, local and global memory are one here.
 static inline unsigned __isShared(const void* pointer) { return engine_is_shared(pointer) != 0; }
-static inline unsigned __isClusterShared(const void* pointer) { return engine_is_shared(pointer) != 0; }
-static inline unsigned __isGlobal(const void* pointer) { return !engine_is_shared(pointer); }
+static inline unsigned __isClusterShared(const void* pointer) { return engine_is_cluster_shared(pointer) != 0; }
+static inline unsigned __isGlobal(const void* pointer) { return !engine_is_cluster_shared(pointer); }
 static inline unsigned __isConstant(const void*) { return 0; }
 static inline unsigned __isGridConstant(const void*) { return 0; }
 static inline unsigned __isLocal(const void*) { return 0; }

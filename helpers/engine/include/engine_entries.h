@@ -117,12 +117,20 @@ struct Kernel<Function, void (*)(A...)> {
       Describe<typename Unqualified<A>::type>::value..., {0, "", false, 0}};
 };
 
+// By __cluster_dims__; zeros without it.
+struct Cluster {
+  unsigned x = 0, y = 1, z = 1;
+  constexpr Cluster() {}
+  constexpr Cluster(unsigned x_, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
+};
+
 struct Entry {
   const char* name;
   void* function;
   void (*run)(void**);
   int count;
   const Parameter* parameters;
+  Cluster cluster;
 };
 
 }  // namespace engine

@@ -42,6 +42,16 @@ def _bar_warp(use: Use) -> str:
     return f"__syncwarp({use.read(0, 'b32')});"
 
 
+@instruction("barrier.cluster.arrive{.release,.relaxed}{.aligned}", "barrier.cluster.wait{.acquire}{.aligned}")
+def _cluster(use: Use) -> str:
+    use.one("cluster", default=None)
+    what = use.one("arrive", "wait", default=None)
+    order = use.one("release", "relaxed") if what == "arrive" else use.one("acquire", "relaxed")
+    use.skip("aligned")
+    use.expect_operands(0)
+    return f"$cluster_{what}({'false' if order == 'relaxed' else 'true'});"
+
+
 @instruction("bra{.uni} label")
 def _bra(use: Use) -> str:
     use.skip("uni")

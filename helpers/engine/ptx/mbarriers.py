@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .names import TYPES
 from .reading import split
 from .use import Unknown, Use, instruction
 
@@ -15,7 +16,7 @@ def _at(use: Use, number: int, space: str) -> str:
 
 def _space(use: Use) -> str:
     space = use.one("shared::cta", "shared::cluster", "shared")
-    return "shared" if space else "generic"
+    return "cluster" if space == "shared::cluster" else "shared" if space else "generic"
 
 
 @instruction("mbarrier.{init,inval,expect_tx,complete_tx}{.shared}.b64 [a]{, n}")
@@ -85,6 +86,11 @@ def _copies_arrive(use: Use) -> str:
     return f"engine_async_wait(~0u);{arrive}"
 
 
+def _blocks(use: Use, number: int) -> str:
+    """Return the mask of the blocks that a multicast goes to; none is a failure, as 0 stands for no multicast."""
+    return f"{_NAMES}mask_of({use.read(number)}, {_PLACE})"
+
+
 def _tensor(use: Use, hint: int) -> str:
     """Copy a box of a tensor. The map and the first coordinates are one operand: [map, {x, y}]."""
     rank = int((use.matching("[1-5]d") or ["0d"])[0][0])
@@ -98,7 +104,9 @@ def _tensor(use: Use, hint: int) -> str:
         use.one("shared::cluster", "shared::cta", default=None)
         use.one("global", default=None)
         use.one("mbarrier::complete_tx::bytes", default=None)
-        use.expect_operands(3 + hint)
+        multicast = use.flag("multicast::cluster")
+        use.expect_operands(3 + multicast + hint)
+        blocks = _blocks(use, 3) if multicast else "0u"
     number = 0 if to_global else 1
     parts = split(use.operands[number][1:-1])
     if not rank or len(parts) != 2:
@@ -108,14 +116,16 @@ def _tensor(use: Use, hint: int) -> str:
     at = ", ".join(use.values(len(use.operands) - 1, rank, "b32"))
     if to_global:
         return f"{_NAMES}tensor_store({use.address(0)}, {use.address(1)}, {_PLACE}, {at});"
-    return f"{_NAMES}tensor_load({use.address(0)}, {use.address(1)}, {use.address(2)}, {_PLACE}, {at});"
+    return f"{_NAMES}tensor_load({use.address(0)}, {use.address(1)}, {use.address(2)}, {blocks}, {_PLACE}, {at});"
 
 
 @instruction(
-    "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [to], [from], size, [mbarrier]",
+    "cp.async.bulk.shared::{cta,cluster}.global.mbarrier::complete_tx::bytes{.multicast::cluster} "
+    "[to], [from], size, [mbarrier]{, mask}",
+    "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [to], [from], size, [mbarrier]",
     "cp.async.bulk.global.shared::cta.bulk_group [to], [from], size",
-    "cp.async.bulk.tensor.{1,...,5}d.shared::cluster.global.mbarrier::complete_tx::bytes "
-    "[to], [map, {x...}], [mbarrier]",
+    "cp.async.bulk.tensor.{1,...,5}d.shared::cluster.global.mbarrier::complete_tx::bytes{.multicast::cluster} "
+    "[to], [map, {x...}], [mbarrier]{, mask}",
     "cp.async.bulk.tensor.{1,...,5}d.global.shared::cta.bulk_group [map, {x...}], [from]",
     "cp.async.bulk.commit_group",
     "cp.async.bulk.wait_group{.read} n",
@@ -128,9 +138,9 @@ def _bulk(use: Use) -> str:
         use.expect_operands(0)
         return "engine_bulk_commit();"
     if use.flag("wait_group"):
-        use.skip("read")
+        reads = int(use.flag("read"))
         use.expect_operands(1)
-        return f"engine_bulk_wait({use.immediate(0)});"
+        return f"engine_bulk_wait({use.immediate(0)}, {reads});"
     if use.flag("tensor"):
         return _tensor(use, hint)
     if use.modifiers[2:4] == ["global", "shared::cta"]:
@@ -138,12 +148,31 @@ def _bulk(use: Use) -> str:
         use.one("bulk_group", default=None)
         use.expect_operands(3 + hint)
         return f"{_NAMES}bulk_store({use.address(0)}, {use.address(1)}, {use.read(2, 'u32')}, {_PLACE});"
+    source = "shared" if use.modifiers[2:4] == ["shared::cluster", "shared::cta"] else "generic"
     use.one("shared::cluster", "shared::cta", default=None)
-    use.one("global", default=None)
+    use.one("shared::cta" if source == "shared" else "global", default=None)
     use.one("mbarrier::complete_tx::bytes", default=None)
-    use.expect_operands(4 + hint)
-    size = use.read(2, "u32")
-    return f"{_NAMES}bulk_copy({use.address(0)}, {use.address(1)}, {size}, {use.address(3)}, {_PLACE});"
+    multicast = source == "generic" and use.flag("multicast::cluster")
+    use.expect_operands(4 + multicast + hint)
+    size, blocks = use.read(2, "u32"), _blocks(use, 4) if multicast else "0u"
+    places = f"{use.address(0)}, {use.address(1)}, {size}, {use.address(3)}, {blocks}, {_PLACE}"
+    return f"{_NAMES}bulk_copy<$Space::{source}>({places});"
+
+
+@instruction("st.async{.weak}.shared::cluster.mbarrier::complete_tx::bytes{.v2,.v4}.type [to], b, [mbarrier]")
+def _store_async(use: Use) -> str:
+    use.one("async", default=None)
+    use.skip("weak")
+    use.one("shared::cluster", default=None)
+    use.one("mbarrier::complete_tx::bytes", default=None)
+    count = int(use.one("v2", "v4", default="v1")[1:])
+    (kind,) = use.types("b32 b64 u32 u64 s32 s64 f32 f64")
+    if count * int(kind[1:]) > 128:
+        raise Unknown
+    use.expect_operands(3)
+    values = ", ".join(use.values(1, count, kind))
+    value = f"$Vector<{TYPES[kind]}, {count}>{{{{{values}}}}}"
+    return f"{_NAMES}store_async({use.address(0)}, {value}, {use.address(2)}, {_PLACE});"
 
 
 @instruction("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [to], [from], size")

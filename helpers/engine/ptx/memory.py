@@ -7,7 +7,7 @@ from .use import Unknown, Use, instruction
 
 # Where the data go in the caches, and for how long they stay: no matter here.
 _HINTS = (r"ca|cg|cs|lu|cv|wb|wt|nc|L1::\w+|L2::(?!cache_hint)\w+", r"L2::cache_hint")
-_SPACES = ("global", "shared::cta", "shared", "local", "const")
+_SPACES = ("global", "shared::cta", "shared::cluster", "shared", "local", "const")
 _SCOPES = {"cta": "cta", "cluster": "gpu", "gpu": "gpu", "sys": "gpu", "": "gpu"}
 _BITS = "u8 s8 b8 u16 s16 b16 u32 s32 b32 u64 s64 b64 b128 f16 bf16 f32 f64 f16x2 bf16x2"
 
@@ -19,7 +19,8 @@ def size_of(kind: str) -> int:
 
 
 def _space(use: Use) -> str:
-    return "shared" if use.one(*_SPACES).startswith("shared") else "generic"
+    space = use.one(*_SPACES)
+    return "cluster" if space == "shared::cluster" else "shared" if space.startswith("shared") else "generic"
 
 
 def _hints(use: Use) -> int:
@@ -184,15 +185,33 @@ def _cvta(use: Use) -> str:
     to, space = use.flag("to"), _space(use)
     (kind,) = use.types("u32 u64")
     use.expect_operands(2)
-    call = f"${'to' if to else 'from'}_shared({use.read(1)})" if space == "shared" else f"$number({use.read(1)})"
+    call = f"${'to' if to else 'from'}_shared({use.read(1)})" if space != "generic" else f"$number({use.read(1)})"
     return use.write(0, f"({TYPES[kind]}){call}")
 
 
 @instruction("isspacep.{global,shared,local,const} p, a")
 def _isspacep(use: Use) -> str:
-    space = use.one("global", "shared", "shared::cta", default=None)
+    space = use.one("global", "shared", "shared::cta", "shared::cluster", default=None)
     use.expect_operands(2)
-    return use.write(0, f"{'!' if space == 'global' else ''}$is_shared({use.read(1)})")
+    test = "$is_shared" if space in ("shared", "shared::cta") else "$is_cluster_shared"
+    return use.write(0, f"{'!' if space == 'global' else ''}{test}({use.read(1)})")
+
+
+@instruction("mapa{.shared::cluster}.{u32,u64} d, a, rank")
+def _mapa(use: Use) -> str:
+    space = _space(use)
+    (kind,) = use.types("u32 u64")
+    use.expect_operands(3)
+    call = f"$map_shared<$Space::{space}>({use.read(1)}, {use.read(2, 'u32')})"
+    return use.write(0, f"({TYPES[kind]}){call}")
+
+
+@instruction("getctarank{.shared::cluster}.{u32,u64} d, a")
+def _getctarank(use: Use) -> str:
+    space = _space(use)
+    use.types("u32 u64")
+    use.expect_operands(2)
+    return use.write(0, f"$shared_rank<$Space::{space}>({use.read(1)})")
 
 
 @instruction("prefetch{.global,.local}.{L1,L2} [a]", "prefetchu.L1 [a]", "discard{.global}.L2 [a], 128")

@@ -47,6 +47,19 @@ _SPECIAL = {
     "globaltimer_hi": "(unsigned)(engine_clock() >> 32)",
     "dynamic_smem_size": "engine_dynamic_shared_size()",
     "gridid": "1ull",
+    **{
+        f"{ptx}.{axis}": f"$cluster_{cuda}().{axis}"
+        for ptx, cuda in (
+            ("clusterid", "index"),
+            ("nclusterid", "count"),
+            ("cluster_ctaid", "block_index"),
+            ("cluster_nctaid", "size"),
+        )
+        for axis in "xyz"
+    },
+    "cluster_ctarank": "$cluster_rank()",
+    "cluster_nctarank": "$cluster_blocks()",
+    "is_explicit_cluster": "($cluster_blocks() > 1)",
 }
 _CONSTANT = re.compile(
     r"(?P<f32>0[fF][0-9a-fA-F]{8}\b)|(?P<f64>0[dD][0-9a-fA-F]{16}\b)|(?P<decimal>\d+\.\d*(?:[eE][+-]?\d+)?)"

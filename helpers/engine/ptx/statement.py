@@ -39,7 +39,7 @@ def _instruction(names: Names, text: str) -> str:
     except Refused as error:
         code, message = None, str(error)
     if code is None:
-        code = _failure(message, text)
+        code = _failure(message)
     return f"{guard}{{ {code.replace('$', SPACE)} }}"
 
 
@@ -51,15 +51,12 @@ def _unknown(name: str) -> str:
     )
 
 
-_OF_CLUSTERS = re.compile(r"(?<!shared::)cluster|multicast|mapa")  # shared::cluster is a space, one block's own too
 _INSTEAD = "Say it in another way, in CUDA C++ perhaps"
-_NO_CLUSTERS = "It has no clusters of blocks: let each block load its own tiles, by blockIdx and without multicast"
 
 
-def _failure(message: str, asked: str = "") -> str:
-    """Return a statement of C++ that stops the thread, with its line. asked: the instruction."""
-    instead = _NO_CLUSTERS if _OF_CLUSTERS.search(asked) else _INSTEAD
-    text = f"inline PTX: {message}. {instead}, or run this kernel on a GPU"
+def _failure(message: str) -> str:
+    """Return a statement of C++ that stops the thread, with its line."""
+    text = f"inline PTX: {message}. {_INSTEAD}, or run this kernel on a GPU"
     return '$unknown("' + re.sub(r'["\\]', r"\\\g<0>", text) + '");'
 
 

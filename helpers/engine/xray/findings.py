@@ -27,6 +27,8 @@ KINDS = {
     observed.SUMS_TOUCHED: "not waited for",
     observed.NO_PRODUCT_FENCE: "no wgmma fence",
     observed.BYTES: "wrong byte count",
+    observed.PEER_NOT_STARTED: "peer not started",
+    observed.PEER_EXITED: "peer exited",
 }
 
 _NOTED = {
@@ -57,6 +59,7 @@ class Finding:
     kind: race, same value (a race of writes of one value: the result is the same), out of bounds, uninitialised,
     write to const, inactive lane (of a shuffle), misaligned, not waited for, never waited for (asynchronous copies and
     products of warpgroups), no proxy fence, no wgmma fence, wrong byte count (of an mbarrier's phase),
+    peer not started, peer exited (a block of the cluster whose shared memory another one accesses),
     never written, skipped barrier (by threads that ended without it), barrier divergence, deadlock, endless loop,
     division by zero, shift or conversion (out of range), or stopped (a failed assertion).
     block, thread: (x, y, z). array, index: what was touched, in elements (of 4 bytes in shared memory).
@@ -265,6 +268,15 @@ def _of_products(issue: observed.Issue) -> Finding:
     return _of_issue(issue, KINDS[issue.kind], message)
 
 
+_OF_PEERS = {
+    observed.PEER_NOT_STARTED: "of which its cluster does not know yet that it has started: cluster.sync() says so",
+    observed.PEER_EXITED: (
+        "and nothing keeps that block from ending before, and its shared memory with it: a cluster.sync() after the "
+        "last access does"
+    ),
+}
+
+
 def _finding(seen: observed.Observed, issue: observed.Issue) -> Finding:
     if issue.kind == observed.NOTED:
         return _noted(issue)
@@ -281,8 +293,12 @@ def _finding(seen: observed.Observed, issue: observed.Issue) -> Finding:
     if elements is None:
         piece = f"word {index}" if issue.offset % 4 == 0 else f"byte {issue.offset}"
         what = f"{verb} {piece} of {region.label if region else name}"
+    if issue.owner is not None:
+        what += f" of block {format_dim3(issue.owner)}"
     kind = KINDS[issue.kind]
-    if issue.kind == observed.RACE and issue.other is not None:
+    if issue.kind in _OF_PEERS:
+        message = f"{what} by {_at(issue.access)}, {_OF_PEERS[issue.kind]}"
+    elif issue.kind == observed.RACE and issue.other is not None:
         theirs = "write" if issue.other.is_write else "read"
         message = f"{what} by {_at(issue.access)} races with {theirs} by {_at(issue.other)}"
         if issue.is_volatile:

@@ -5,8 +5,9 @@
 namespace engine {
 namespace ptx {
 
-// Pointers of the engine are generic and global ones at once; shared memory has addresses of 32 bits of its own.
-enum class Space { generic, shared };
+// Pointers of the engine are generic and global ones at once; shared memory has addresses of 32 bits of its own. cluster:
+// that of any block of the cluster.
+enum class Space { generic, shared, cluster };
 enum class Order { weak, is_volatile, relaxed };  // .acquire and .release are relaxed with a fence
 enum class Scope { none, cta, gpu };
 
@@ -24,8 +25,9 @@ template <Space S, unsigned Bytes, typename A>
 ENGINE_INLINE void* pointer(A base, long long offset, const char* name, const char* file, int line) {
   const uintptr_t address = number(base) + (uintptr_t)offset;
   if constexpr (S == Space::shared) return engine_shared_pointer((unsigned)address, Bytes, name, file, line);
+  if constexpr (S == Space::cluster) return engine_cluster_pointer((unsigned)address, Bytes, name, file, line);
   static_assert(
-      S == Space::shared || sizeof(A) == 8, "an address of global or generic memory is another size: it has 64 bits");
+      S != Space::generic || sizeof(A) == 8, "an address of global or generic memory is another size: it has 64 bits");
   if (address % Bytes != 0)
     engine_misaligned("ld, st, atom and red take an address that is a multiple of what they access", file, line);
   return (void*)address;
@@ -144,11 +146,31 @@ ENGINE_INLINE unsigned long long to_shared(A generic, ENGINE_HERE) {
 }
 template <typename A>
 ENGINE_INLINE unsigned long long from_shared(A address, ENGINE_HERE) {
-  return (uintptr_t)engine_shared_pointer((unsigned)number(address), 1, "cvta.shared", file, line);
+  return (uintptr_t)engine_cluster_pointer((unsigned)number(address), 1, "cvta.shared", file, line);
 }
 template <typename A>
 ENGINE_INLINE bool is_shared(A generic) {
   return engine_is_shared((const void*)number(generic));
+}
+
+template <typename A>
+ENGINE_INLINE bool is_cluster_shared(A generic) {
+  return engine_is_cluster_shared((const void*)number(generic));
+}
+// mapa and getctarank, of an address of 32 bits or of a generic one.
+template <Space S, typename A>
+ENGINE_INLINE unsigned long long map_shared(A address, unsigned rank, ENGINE_HERE) {
+  const uintptr_t at = number(address);
+  void* const p = S == Space::generic ? (void*)at : engine_cluster_pointer((unsigned)at, 1, "mapa", file, line);
+  void* const there = engine_map_shared(p, rank, "mapa", file, line);
+  return S == Space::generic ? (uintptr_t)there : engine_shared_offset(there, file, line);
+}
+template <Space S, typename A>
+ENGINE_INLINE unsigned shared_rank(A address, ENGINE_HERE) {
+  const uintptr_t at = number(address);
+  const void* const p =
+      S == Space::generic ? (const void*)at : engine_cluster_pointer((unsigned)at, 1, "getctarank", file, line);
+  return engine_shared_rank(p, "getctarank", file, line);
 }
 
 // ---------------------------------------------------------------- asynchronous copies
