@@ -686,7 +686,8 @@ def warnings(text: str, extra: list[str]) -> str:
 
 # One translation unit, so that what every switch of fibers and every access calls is inlined across files. Those with
 # worker.h come first: it sets macros for the system's headers, before any of them is read.
-_PARTS = ("kernel_calls", "scheduler", "residents", "async_copies", "mbarriers", "tensor_copies", "failure", "division")
+_PARTS = ("trace", "kernel_calls", "scheduler", "residents", "async_copies", "mbarriers", "tensor_copies", "failure")
+_PARTS += ("division",)
 _PARTS += ("faults", "memory", "launch", "tensor_core", "tensor_other", "warpgroups", "tensor_warpgroup")
 _PARTS += ("tensor_eights", "rounding", "board", "checker_lists", "checker_clocks", "checker_order", "checker_notes")
 _PARTS += ("checker_mbarriers", "checker_access", "checker_hooks", "checker_async", "checker_profile", "checker_local")

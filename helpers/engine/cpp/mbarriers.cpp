@@ -75,6 +75,13 @@ Mbarrier& mbarrier_at(Worker& w, char* word) {
   return b;
 }
 
+// Of the phase that runs, or of one before it.
+inline void trace_mbarrier(
+    Worker& w, const Mbarrier& b, EngineTraceKind kind, unsigned thread, const void* caller, int64_t value,
+    int64_t before = 0) {
+  if (is_traced) trace(w, kind, thread, caller, b.number, value, (int64_t)history_of(w, b).ended + before);
+}
+
 // The counted copies complete, and the waiting threads go on.
 void end_phase(Worker& w, Mbarrier& b) {
   for (TensorCopy& copy : b.counted) {
@@ -83,6 +90,7 @@ void end_phase(Worker& w, Mbarrier& b) {
       check_tensor_landed(copy.shared, copy.room, b.number);
       check_event(EVENT_LANDED, copy.thread, b.number, copy.bytes, copy.caller);
     }
+    trace_mbarrier(w, b, TRACE_LANDED, copy.thread, copy.caller, copy.bytes, -1);
   }
   if (checking()) {
     unsigned left = 0;
@@ -90,6 +98,7 @@ void end_phase(Worker& w, Mbarrier& b) {
     check_phase_end(b.number, left, b.pending.empty() ? nullptr : b.pending.front().caller);
   }
   b.counted.clear();
+  trace_mbarrier(w, b, TRACE_PHASE, NOBODY, nullptr, 0, -1);
   for (unsigned i = 0; i < w.n_threads; ++i) {
     Fiber& f = w.fibers[i];
     if (f.mbarrier != b.word || ((state_of(b.word) ^ f.phase) & PHASE) == 0) continue;
@@ -192,6 +201,7 @@ void engine_mbarrier_init(void* word, unsigned count, const char* file, int line
   history_of(w, b) = History();
   ++w.progress;
   if (checking()) check_mbarrier_init(b.number, word, __builtin_return_address(0));
+  trace(w, TRACE_INIT, w.current->lane.linear, __builtin_return_address(0), b.number, count, (int64_t)word);
 }
 
 void engine_mbarrier_inval(void* word) { __atomic_store_n((uint64_t*)word, 0, __ATOMIC_RELAXED); }
@@ -214,6 +224,8 @@ unsigned long long engine_mbarrier_arrive(
     check_mbarrier_arrive(b.number);
     check_event(EVENT_ARRIVE, w.current->lane.linear, b.number, bytes, __builtin_return_address(0));
   }
+  if (bytes) trace_mbarrier(w, b, TRACE_EXPECT, w.current->lane.linear, __builtin_return_address(0), bytes);
+  trace_mbarrier(w, b, TRACE_ARRIVE, w.current->lane.linear, __builtin_return_address(0), count);
   note_arrival(w, b, w.current->lane.linear, false, count, file, line, __builtin_return_address(0));
   change(w, b, with_bytes(before, bytes) - count - (drop ? (uint64_t)count << EXPECTED : 0));
   return before;
@@ -224,7 +236,9 @@ void engine_mbarrier_bytes(void* word, long long bytes, const char* file, int li
   const uint64_t before = state_of((char*)word);
   if (before == ~0ull) fail_at_barrier("nobody has initialised this mbarrier", file, line, __builtin_return_address(0));
   Critical guard(w);
-  change(w, mbarrier_at(w, (char*)word), with_bytes(before, bytes));
+  Mbarrier& b = mbarrier_at(w, (char*)word);
+  trace_mbarrier(w, b, TRACE_EXPECT, w.current->lane.linear, __builtin_return_address(0), bytes);
+  change(w, b, with_bytes(before, bytes));
 }
 
 int engine_mbarrier_wait(void* word, unsigned long long phase, int may_block, const char* file, int line) {
@@ -239,6 +253,8 @@ int engine_mbarrier_wait(void* word, unsigned long long phase, int may_block, co
   const bool tells = checking() && f.lane.linear % WARP == 0;
   void* const caller = __builtin_return_address(0);
   if (tells && !over) check_event(EVENT_WAIT, f.lane.linear, b.number, phase >> 63, caller);
+  const int64_t awaited = is_traced ? (int64_t)history_of(w, b).ended - over : 0;
+  if (over || may_block) trace(w, TRACE_WAIT, f.lane.linear, caller, b.number, phase >> 63, awaited);
   if (!over && may_block) {
     f.mbarrier = b.word;
     f.phase = phase;
@@ -254,6 +270,7 @@ int engine_mbarrier_wait(void* word, unsigned long long phase, int may_block, co
   }
   if (over && checking()) check_mbarrier_wait(b.number);
   if (over && tells) check_event(EVENT_WAITED, f.lane.linear, b.number, phase >> 63, caller);
+  if (over) trace(w, TRACE_WAITED, f.lane.linear, caller, b.number, phase >> 63, awaited);
   return over;
 }
 
