@@ -6,9 +6,32 @@ import importlib
 from types import ModuleType
 from typing import Any
 
-from helpers.engine.xray import Figures, Finding, Report, compare, fetch_maps, find, hooks, xray
+from helpers.engine.xray import (
+    Figures,
+    Finding,
+    Report,
+    Trace,
+    TraceEvent,
+    TraceOptions,
+    compare,
+    fetch_maps,
+    find,
+    hooks,
+    xray,
+)
 
-__all__ = ["Figures", "Finding", "Report", "compare", "fetch_maps", "find", "xray"]
+__all__ = [
+    "Figures",
+    "Finding",
+    "Report",
+    "Trace",
+    "TraceEvent",
+    "TraceOptions",
+    "compare",
+    "fetch_maps",
+    "find",
+    "xray",
+]
 
 
 def _tensor_of(argument: Any) -> hooks.DescribedTensor | None:

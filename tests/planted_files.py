@@ -103,15 +103,15 @@ class Planted:
         text = _FIX.sub(lambda fix: fix["space"] + fix["twin" if fixed else "bug"].strip(), self.text)
         return f'#line 1 "{self.name}.cu"\n' + re.sub(r"^#include.*", "", text, flags=re.M)
 
-    def look(self, *, fixed: bool = False) -> Report:
-        """Return the X-ray of the bug, or of its twin."""
+    def look(self, *, fixed: bool = False, trace: bool = False) -> Report:
+        """Return the X-ray of the bug, or of its twin. trace: record the order too."""
         match = _LAUNCH.search(self.text)
         assert match, f"{self.path}: no line `// launch: <<<grid, block>>>(arguments)`"
         grid, block, shared_mem = (int(number or 0) for number in match.groups()[:3])
         args = eval(f"({match[4]},)", _INPUTS)
         function = module(self.topic, fixed=fixed).get_function(self.name)
         timeout = 1.0 if self.finds["kind"] == "endless loop" and not fixed else 60.0
-        return xray(function, (grid,), (block,), args, shared_mem, timeout=timeout)
+        return xray(function, (grid,), (block,), args, shared_mem, timeout=timeout, trace=trace)
 
     def assert_found(self, report: Report) -> None:
         """Fail unless the report has this bug's finding, in its place, and no other."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Callable
@@ -197,6 +198,14 @@ def test_tries_are_kept(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "solved" in repr(shown) and f"1 of {len(exercise.GRADERS)} exercises solved" in repr(shown)
     assert "| 00 | safe softmax | " in shown._repr_markdown_()
     assert "Solved. exercise.compare" in capsys.readouterr().out
+
+
+def test_the_last_text_that_compiles_can_be_looked_at(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.import_module("helpers.lesson.exercises.exercise"), "_tried", {})
+    assert exercise.tried(NAME) == exercise.holes.complete(exercise.skeleton(NAME))
+    for text, last in ((WRONG, WRONG), ("no C++", WRONG), (exercise.ours(NAME), exercise.ours(NAME))):
+        exercise.cuda(NAME, text)
+        assert exercise.tried(NAME) == exercise.holes.complete(last)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"exercises": []}', '{"exercises": {"00_safe_softmax": 1}}', "\0"])

@@ -106,9 +106,9 @@ def test_no_modules_import_each_other() -> None:
 def test_the_gpu_needs_nothing_of_the_engine() -> None:
     """Only the switch between the two, the X-ray and what draws on it know the engine; all read CUDA C++ as text.
 
-    And all may know the rule of banks, and what a step of an X-ray is.
+    And all may know the rule of banks, and what a step of an X-ray and an event of a trace are.
     """
-    both = tuple(f"helpers.engine.{name}" for name in ("cuda_source", "nvrtc", "banks", "steps"))
+    both = tuple(f"helpers.engine.{name}" for name in ("cuda_source", "nvrtc", "banks", "steps", "tracing"))
     names = ((room(path), name) for path in files() for _, name in imported(path))
     known = {own for own, name in names if name.startswith("helpers.engine") and not name.startswith(both)}
     assert known - {"engine"} <= {"device", "attention", "xray", "lesson", "bench"}

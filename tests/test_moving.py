@@ -17,6 +17,7 @@ import browser
 import numpy as np
 import pytest
 
+from helpers import engine
 from helpers.attention import check, reference
 from helpers.attention.kernel import source, typed
 from helpers.attention.ladder.tiles import Tiles
@@ -29,7 +30,7 @@ from helpers.draw.moving.figure import Moving
 from helpers.lesson import show
 from helpers.lesson.shortcuts import xray_stage
 from helpers.site import notebook_pages
-from helpers.xray import xray
+from helpers.xray import Trace, xray
 
 MOST_BYTES = 60_000
 SHAPE = (4, 16, 4096, 64)  # that tiles of 04 were measured at
@@ -98,6 +99,25 @@ def made_up_rings(*stages: int) -> Rings:
     return spans
 
 
+TURNS = r"""
+extern "C" __global__ void turns(float* out) {
+  __shared__ float s[96];
+  for (int i = 0; i < 3; ++i) {
+    s[threadIdx.x] = i;
+    __syncthreads();
+    out[threadIdx.x] = s[95 - threadIdx.x];
+    asm volatile("bar.sync 1, 96;" ::: "memory");
+  }
+}"""
+
+
+@functools.cache
+def traced() -> Trace:
+    """A launch of three warps that meet at barriers."""
+    kernel = engine.RawModule(code=TURNS).get_function("turns")
+    return xray(kernel, (1,), (96,), (engine.empty(96, np.float32),), trace=True).trace
+
+
 FIGURES: dict[str, Callable[[], Moving]] = {
     "softmax": show.moving_softmax,
     "banks": show.moving_banks,
@@ -105,6 +125,7 @@ FIGURES: dict[str, Callable[[], Moving]] = {
     "tiles": lambda: show.moving_tiles(SHAPE),
     "spans": lambda: show.moving_spans(rings(), first=6000),
     "rings": lambda: show.moving_spans(made_up_rings(1, 2, 3, 4), first=6000),
+    "launch": lambda: traced().stepper(at=20),
 }
 # What JupyterLab leaves of an output in a notebook that it does not trust (a part of its list).
 KEPT = {"div", "p", "span", "table", "tr", "th", "td", "img", "b", "code"}

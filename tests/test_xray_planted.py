@@ -122,10 +122,10 @@ def test_what_the_messages_say(name: str, message: str) -> None:
 
 HANGS = {
     "two_rings_in_a_circle": (
-        "Warps 0 to 3 at two_rings_in_a_circle.cu:21 wait for mbarrier full, phase 1 (parity 0): all 32 arrivals of a "
+        "Warps 0 to 3 at two_rings_in_a_circle.cu:21 wait for mbarrier full, phase 0 (parity 0): all 32 arrivals of a "
         "phase are missing. Nobody has arrived at it since its initialisation. Could still bring it: warp 4, which "
-        "waits for mbarrier empty, phase 1 (parity 0) at two_rings_in_a_circle.cu:13.",
-        "Warp 4 at two_rings_in_a_circle.cu:13 waits for mbarrier empty, phase 1 (parity 0): all 128 arrivals",
+        "waits for mbarrier empty, phase 0 (parity 0) at two_rings_in_a_circle.cu:13.",
+        "Warp 4 at two_rings_in_a_circle.cu:13 waits for mbarrier empty, phase 0 (parity 0): all 128 arrivals",
         "They wait for each other in a circle: warps 0 to 3 -> warp 4 -> warps 0 to 3.",
     ),
     "one_warp_returns_early": (
@@ -134,7 +134,7 @@ HANGS = {
         "phase: mbarrier.init counts 128, and 96 came; warp 3 has left the kernel.",
     ),
     "the_producer_forgets_a_tile": (
-        "for mbarrier full, phase 3 (parity 0): the one arrival of a phase is missing. So far it had 2 arrivals by "
+        "for mbarrier full, phase 2 (parity 0): the one arrival of a phase is missing. So far it had 2 arrivals by "
         "thread 128 at the_producer_forgets_a_tile.cu:15, none of them in this phase. So far 16,384 bytes were sent to "
         "it, by thread 128 at the_producer_forgets_a_tile.cu:16. Nobody can bring it any more: thread 128 has left the "
         "kernel.",

@@ -43,6 +43,7 @@ from .observed import (
     Place,
     Site,
 )
+from .recorder import Recorder
 from .regions import regions_of
 from .structures import (
     CheckedBarrier,
@@ -55,6 +56,7 @@ from .structures import (
     Failure,
     Reason,
 )
+from .tracing import TraceOptions
 
 
 class _Places:
@@ -238,6 +240,7 @@ def observe(
     write_back: bool = True,
     cooperative: bool = False,
     keep: bool = False,
+    trace: TraceOptions | None = None,
 ) -> Observed:
     """Run a launch on the checked build and return what it saw.
 
@@ -248,6 +251,7 @@ def observe(
         timeout: seconds that one block may take before the launch is stopped.
         write_back: leave the kernel's results in the arrays and in the module's variables.
         cooperative: all blocks are on the device at once; also if the kernel was made with it.
+        trace: what to record of the order of barriers, copies and products; None: nothing.
         keep: launches of a module see what those before have left in its variables: see `RawModule.instrumented`.
 
     Raises:
@@ -276,10 +280,13 @@ def observe(
         if sum_of_flop is not None:
             sum_of_flop.value = 0
         lib.engine_check_start(table, len(table_rows), checked.library.base if profile else 0)
+        recorder = Recorder(lib, trace, grid) if trace is not None else None
         try:
             ended = runtime.launch(prepared.request, workers=1, timeout=timeout)
         finally:
             lib.engine_check_stop()
+            if recorder:
+                recorder.stop()
         records = _Records(lib, checked, _Places(checked, lib), grid, block)
         barriers, collectives, warp_barriers, tensor_flop = records.counts()
         issues = [f for f in records.issues() if f.region < ours or f.kind in WITHOUT_REGION]
@@ -303,6 +310,7 @@ def observe(
             flop=sum_of_flop.value if sum_of_flop is not None else None,
             tensor_flop=tensor_flop,
             warp_barriers=warp_barriers,
+            trace=recorder.read(records.places.of, prepared.name_of_mbarrier) if recorder else None,
         )
     runtime.echo(ended.printed)
     if write_back:

@@ -688,6 +688,7 @@ def warnings(text: str, extra: list[str]) -> str:
 # One translation unit, so that what every switch of fibers and every access calls is inlined across files. Those with
 # worker.h come first: it sets macros for the system's headers, before any of them is read.
 _PARTS = (
+    "trace",
     "kernel_calls",
     "scheduler",
     "residents",

@@ -251,6 +251,14 @@ class PreparedLaunch:
         nearest = partial(self._nearest, failure=failure)
         return waits.explain(failure.waits, lambda address: self._mbarrier(nearest(address)), self.kernel.line_at)
 
+    def name_of_mbarrier(self, address: int, static_base: int, dynamic_base: int) -> str:
+        """Name an mbarrier of a block whose shared memory is at these addresses, such as "full[1]"."""
+        bases = structures.Failure(static_base=static_base, dynamic_base=dynamic_base)
+        bases.dynamic_size = self.request.dynamic_shared
+        name = self._mbarrier(self._nearest(address, bases))
+        name = name.removeprefix("mbarrier ")
+        return name.removeprefix("the ").removesuffix(" of dynamic shared memory")
+
     def _mbarrier(self, near: _Near) -> str:
         """Name an mbarrier by its array and its index, if the source declares an array of 8-byte words there."""
         words = near.words.partition(", which has ")[0]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .structures import Reason
+from .tracing import Recorded
 
 Place = tuple[str, int]  # file and line
 Index = tuple[int, int, int]  # (x, y, z) of a block or a thread
@@ -237,7 +238,7 @@ class Observed:
 
     abort: None if the launch ran to its end. barriers: counted once for each block. collectives: shuffles, votes and
     other warp-wide operations, counted once for each warp; warp_barriers: those of them that are __syncwarp.
-    tensor_flop: of tensor cores.
+    tensor_flop: of tensor cores. trace: the recorded order, if it was asked for.
 
     Recorded with a profile only: traces, by block, without the last blocks if there are too many; events; flop, of the
     threads, or None if nothing counts them (see assembly.py).
@@ -257,3 +258,4 @@ class Observed:
     flop: int | None = None
     tensor_flop: int = 0
     warp_barriers: int = 0
+    trace: Recorded | None = None

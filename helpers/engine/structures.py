@@ -12,11 +12,16 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
+from .tracing import KINDS
+
 _HERE = Path(__file__).resolve().parent
 _TEXT = re.sub(
     r"//.*",
     "",
-    "".join((_HERE / file).read_text() for file in ("cpp/worker.h", "cpp/checker.h", "include/engine_entries.h")),
+    "".join(
+        (_HERE / file).read_text()
+        for file in ("cpp/worker.h", "cpp/checker.h", "cpp/trace.cpp", "include/engine_entries.h")
+    ),
 )
 _TYPES: dict[str, Any] = {
     "bool": ctypes.c_bool,
@@ -138,6 +143,12 @@ class CheckedEvent(ctypes.Structure):
     _fields_ = _fields("EngineEvent")
 
 
+class TracedEvent(ctypes.Structure):
+    """An event of a trace; `tracing.KINDS` names its kind."""
+
+    _fields_ = _fields("EngineTraced")
+
+
 class CheckedPartialBarrier(ctypes.Structure):
     """A barrier reached after some threads had exited."""
 
@@ -169,6 +180,8 @@ _IN_THE_ENGINE = {
     "EngineFinding": ctypes.sizeof(CheckedFinding),
     "EngineLeft": ctypes.sizeof(CheckedPartialBarrier),
     "EngineEvent": ctypes.sizeof(CheckedEvent),
+    "EngineTraced": ctypes.sizeof(TracedEvent),
+    "EngineTraceKind": len(KINDS),
     "FailureReason": len(Reason),
 }
 

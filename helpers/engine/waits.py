@@ -195,7 +195,7 @@ class Block:
         """Name what threads wait for."""
         if waiting.kind == "mbarrier":
             known = self.mbarriers.get(waiting.what)
-            number = f", phase {known.ended + 1}" if known else ""
+            number = f", phase {known.ended}" if known else ""
             return f"{self._name_of(int(waiting.what, 16))}{number} (parity {waiting.value})"
         if waiting.kind == "named":
             return f"bar.sync {waiting.what}"

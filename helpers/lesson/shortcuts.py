@@ -28,7 +28,7 @@ from helpers.device import cp
 from helpers.draw import sources
 from helpers.draw.picture import Html
 from helpers.renamed import old_names
-from helpers.xray import Report, xray
+from helpers.xray import Report, TraceOptions, xray
 
 
 def stage_of(stage: str | Rung) -> Rung:
@@ -47,8 +47,17 @@ def run(stage: str | Rung, q: Any, k: Any, v: Any, *, code: str | None = None, *
     return cp.asnumpy(_heads_first(o))  # transpose back
 
 
-def xray_stage(stage: str | Rung, q: Any, k: Any, v: Any, *, code: str | None = None, **options: Any) -> Report:
-    """X-ray one launch on the CPU: the last one, if others prepare it.
+def xray_stage(
+    stage: str | Rung,
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    code: str | None = None,
+    trace: bool | TraceOptions = False,
+    **options: Any,
+) -> Report:
+    """X-ray one launch on the CPU: the last one, if others prepare it. trace: as for `xray`.
 
     Raises:
         ValueError: the stage needs several launches of its kernel for these arrays.
@@ -59,7 +68,7 @@ def xray_stage(stage: str | Rung, q: Any, k: Any, v: Any, *, code: str | None = 
         count = 0 if ready is None else len(ready.launches)
         raise ValueError(f"{count} launches; look at one: give the arrays of one head")
     *_, (launch, compiled, args) = prepared_launches(ready, arrays)
-    return xray(compiled, launch.grid, launch.block, args, launch.shared_bytes)
+    return xray(compiled, launch.grid, launch.block, args, launch.shared_bytes, trace=trace)
 
 
 def prepared_launches(

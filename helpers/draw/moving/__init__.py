@@ -10,6 +10,7 @@ from __future__ import annotations
 from helpers.draw.moving.banks import moving_banks as moving_banks
 from helpers.draw.moving.figure import Moving as Moving
 from helpers.draw.moving.fragments import moving_fragments as moving_fragments
+from helpers.draw.moving.launch import moving_launch as moving_launch
 from helpers.draw.moving.softmax import moving_softmax as moving_softmax
 from helpers.draw.moving.spans import moving_spans as moving_spans
 from helpers.draw.moving.tiles import moving_tiles as moving_tiles

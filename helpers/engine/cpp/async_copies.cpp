@@ -38,9 +38,14 @@ void engine_async_copy(void* target, engine::Words data, unsigned bytes) {
   Critical guard(w);
   Fiber& f = *w.current;
   f.copies.push_back({(char*)target, data, bytes, f.groups, caller});
+  trace(w, TRACE_ASYNC, f.lane.linear, caller, 0, bytes);
 }
 
-void engine_async_commit() { here().current->groups++; }
+void engine_async_commit() {
+  Fiber& f = *here().current;
+  trace(here(), TRACE_ASYNC_COMMIT, f.lane.linear, __builtin_return_address(0), (unsigned)f.groups);
+  f.groups++;
+}
 
 void engine_async_wait(unsigned pending) {
   Worker& w = here();
@@ -48,6 +53,9 @@ void engine_async_wait(unsigned pending) {
   Fiber& f = *w.current;
   size_t n = 0;
   while (n < f.copies.size() && (pending == ~0u || f.copies[n].group + (uint64_t)pending < f.groups)) ++n;
+  int64_t landed = 0;
+  for (size_t i = 0; i < n && is_traced; ++i) landed += f.copies[i].bytes;
+  trace(w, TRACE_ASYNC_WAIT, f.lane.linear, __builtin_return_address(0), 0, landed);
   if (n) land(f, n);
 }
 

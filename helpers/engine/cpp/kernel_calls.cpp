@@ -19,8 +19,10 @@ int engine_barrier(BarrierOp op, int predicate, const char* file, int line) {
   f.line = line;
   f.at_barrier = true;
   set_waiting(w, f);
+  trace(w, TRACE_SYNC, f.lane.linear, __builtin_return_address(0));
   if (++w.arrived == w.n_threads - w.finished) complete_barrier(w);
   schedule(w);
+  trace(w, TRACE_SYNCED, f.lane.linear, __builtin_return_address(0));
   return f.predicate;
 }
 
@@ -58,9 +60,12 @@ void engine_named_barrier(unsigned number, unsigned n_threads, int waits, const 
   if (tells)
     check_event(
         waits ? EVENT_BAR_SYNC : EVENT_BAR_ARRIVE, f.lane.linear, number, n_threads, __builtin_return_address(0));
+  const EngineTraceKind arrival = waits ? TRACE_BAR_SYNC : TRACE_BAR_ARRIVE;
+  trace(w, arrival, f.lane.linear, __builtin_return_address(0), number, n_threads);
   if (++w.named_arrived[number] == n_threads) complete_named(w, number);
   if (waits) schedule(w);
   if (waits && tells) check_event(EVENT_BAR_SYNCED, f.lane.linear, number, n_threads, __builtin_return_address(0));
+  if (waits) trace(w, TRACE_BAR_SYNCED, f.lane.linear, __builtin_return_address(0), number, n_threads);
 }
 
 void engine_collective(Collective* mine) {

@@ -126,6 +126,7 @@ void begin_block(Worker& w, uint64_t block) {
     w.ready[i] = w.alive[i] = lanes == WARP ? ~0u : (1u << lanes) - 1;
   }
   if (checking()) check_block(block, w.n_warps, w.static_base, w.dynamic);
+  trace(w, TRACE_BLOCK, NOBODY, nullptr, 0, (int64_t)w.static_base, (int64_t)w.dynamic);
   set_current(w, &w.fibers[0]);
 }
 
@@ -256,6 +257,7 @@ uint64_t engine_size_of(const char* name) {
       {"EngineStep", sizeof(EngineStep)},       {"EngineBarrier", sizeof(EngineBarrier)},
       {"EngineFinding", sizeof(EngineFinding)}, {"FailureReason", N_REASONS},
       {"EngineLeft", sizeof(EngineLeft)},       {"EngineEvent", sizeof(EngineEvent)},
+      {"EngineTraced", sizeof(EngineTraced)},   {"EngineTraceKind", TRACE_KINDS},
   };
   for (const auto& [known, size] : sizes)
     if (strcmp(known, name) == 0) return size;

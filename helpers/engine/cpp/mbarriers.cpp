@@ -76,6 +76,16 @@ Mbarrier& mbarrier_at(Block& owner, char* word) {
   return b;
 }
 
+// An event at an mbarrier, in its block's trace; what a thread of another block did there has no thread. Of the phase that
+// runs, or of one before it.
+inline void trace_mbarrier(
+    const Block& owner, const Mbarrier& b, EngineTraceKind kind, unsigned rank, unsigned thread, const void* caller,
+    int64_t value, int64_t before = 0) {
+  if (!is_traced) return;
+  const int64_t phase = (int64_t)history_of(owner, b).ended + before;
+  trace_in(owner.block, kind, rank == owner.rank ? thread : NOBODY, caller, b.number, value, phase);
+}
+
 // The counted copies complete, and the waiting threads of the block that has the mbarrier go on.
 void end_phase(Block& owner, Mbarrier& b) {
   for (TensorCopy& copy : b.counted) {
@@ -84,6 +94,7 @@ void end_phase(Block& owner, Mbarrier& b) {
       check_tensor_landed(copy.shared, copy.room, b.number, owner.rank);
       check_event(EVENT_LANDED, copy.thread, b.number, copy.bytes, copy.caller);
     }
+    trace_mbarrier(owner, b, TRACE_LANDED, copy.rank, copy.thread, copy.caller, copy.bytes, -1);
   }
   if (checking()) {
     unsigned left = 0;
@@ -91,6 +102,7 @@ void end_phase(Block& owner, Mbarrier& b) {
     check_phase_end(b.number, owner.rank, left, b.pending.empty() ? nullptr : b.pending.front().caller);
   }
   b.counted.clear();
+  trace_mbarrier(owner, b, TRACE_PHASE, owner.rank, NOBODY, nullptr, 0, -1);
   for (unsigned i = 0; i < owner.n_threads; ++i) {
     Fiber& f = owner.fibers[i];
     if (f.mbarrier != b.word || ((state_of(b.word) ^ f.phase) & PHASE) == 0) continue;
@@ -212,6 +224,7 @@ void engine_mbarrier_init(void* word, unsigned count, const char* file, int line
   history_of(w, b) = History();
   ++w.progress;
   if (checking()) check_mbarrier_init(b.number, word, __builtin_return_address(0));
+  trace(w, TRACE_INIT, w.current->lane.linear, __builtin_return_address(0), b.number, count, (int64_t)word);
 }
 
 void engine_mbarrier_inval(void* word) { __atomic_store_n((uint64_t*)word, 0, __ATOMIC_RELAXED); }
@@ -237,7 +250,10 @@ unsigned long long engine_mbarrier_arrive(
     check_mbarrier_arrive(b.number, owner.rank);
     check_event(EVENT_ARRIVE, w.current->lane.linear, b.number, bytes, __builtin_return_address(0));
   }
-  note_arrival(owner, b, w.rank, w.current->lane.linear, false, count, file, line, __builtin_return_address(0));
+  void* const caller = __builtin_return_address(0);
+  if (bytes) trace_mbarrier(owner, b, TRACE_EXPECT, w.rank, w.current->lane.linear, caller, bytes);
+  trace_mbarrier(owner, b, TRACE_ARRIVE, w.rank, w.current->lane.linear, caller, count);
+  note_arrival(owner, b, w.rank, w.current->lane.linear, false, count, file, line, caller);
   change(owner, b, with_bytes(before, bytes) - count - (drop ? (uint64_t)count << EXPECTED : 0));
   return before;
 }
@@ -249,7 +265,9 @@ void engine_mbarrier_bytes(void* word, long long bytes, const char* file, int li
   const uint64_t before = state_of((char*)word);
   if (before == ~0ull) fail_at_barrier("nobody has initialised this mbarrier", file, line, __builtin_return_address(0));
   Critical guard(w);
-  change(*owner, mbarrier_at(*owner, (char*)word), with_bytes(before, bytes));
+  Mbarrier& b = mbarrier_at(*owner, (char*)word);
+  trace_mbarrier(*owner, b, TRACE_EXPECT, w.rank, w.current->lane.linear, __builtin_return_address(0), bytes);
+  change(*owner, b, with_bytes(before, bytes));
 }
 
 int engine_mbarrier_wait(void* word, unsigned long long phase, int may_block, const char* file, int line) {
@@ -269,6 +287,8 @@ int engine_mbarrier_wait(void* word, unsigned long long phase, int may_block, co
   const bool tells = checking() && f.lane.linear % WARP == 0;
   void* const caller = __builtin_return_address(0);
   if (tells && !over) check_event(EVENT_WAIT, f.lane.linear, b.number, phase >> 63, caller);
+  const int64_t awaited = is_traced ? (int64_t)history_of(w, b).ended - over : 0;
+  if (over || may_block) trace(w, TRACE_WAIT, f.lane.linear, caller, b.number, phase >> 63, awaited);
   if (!over && may_block) {
     f.mbarrier = b.word;
     f.phase = phase;
@@ -284,6 +304,7 @@ int engine_mbarrier_wait(void* word, unsigned long long phase, int may_block, co
   }
   if (over && checking()) check_mbarrier_wait(b.number);
   if (over && tells) check_event(EVENT_WAITED, f.lane.linear, b.number, phase >> 63, caller);
+  if (over) trace(w, TRACE_WAITED, f.lane.linear, caller, b.number, phase >> 63, awaited);
   return over;
 }
 

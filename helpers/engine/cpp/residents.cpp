@@ -112,6 +112,7 @@ void run(Worker& w) {
   if (w.parking) return;
   if (w.finished == w.n_threads) leave_mbarriers(w);
   if (checking()) check_block_end(w.n_threads);
+  trace(w, TRACE_BLOCK_END, NOBODY, nullptr, 0, w.n_threads - w.finished);
   note_end(w);
 }
 

@@ -216,6 +216,7 @@ void end_fiber(Worker& w) {
   leave_stores(f);
   leave_products(w, f);
   f.finished = true;
+  trace(w, TRACE_EXIT, f.lane.linear, nullptr);
   w.finished++;
   w.progress++;
   w.idle = 0;

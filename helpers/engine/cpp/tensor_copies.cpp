@@ -208,6 +208,7 @@ void send_to(Worker& w, Block& to, TensorCopy&& copy, char* word, bool by_tma, c
     check_tensor_issue(copy.shared, copy.room, b.number, to.rank, copy.caller, frame);
     check_event(EVENT_LOAD, copy.thread, b.number, copy.bytes, copy.caller);
   }
+  trace_mbarrier(to, b, TRACE_LOAD, copy.rank, copy.thread, copy.caller, copy.bytes);
   send(w, to, b, std::move(copy));
 }
 
@@ -259,6 +260,7 @@ void begin_store(void* target, const void* source, unsigned bytes, bool adds, vo
     check_event(EVENT_STORE, copy.thread, 0, copy.bytes, copy.caller);
     check_store_read(copy.shared, bytes, copy.caller);
   }
+  trace(w, TRACE_STORE, copy.thread, copy.caller, 0, copy.bytes);
   f.stores.push_back(std::move(copy));
 }
 
@@ -302,6 +304,7 @@ void engine_tensor_store(const void* map, const int* at, unsigned rank, unsigned
         });
     });
   }
+  trace(w, TRACE_STORE, copy.thread, copy.caller, 0, copy.bytes);
   f.stores.push_back(std::move(copy));
 }
 
@@ -373,6 +376,7 @@ void engine_bulk_wait(unsigned pending, int reads) {
   }
   if (checking() && before > f.stores.size())
     check_event(EVENT_STORED, f.lane.linear, 0, before - f.stores.size(), __builtin_return_address(0));
+  trace(w, TRACE_STORED, f.lane.linear, __builtin_return_address(0), 0, before - f.stores.size());
   if (checking()) check_store_wait(f.stores.empty() ? 0 : f.stores.front().epoch - 1);
 }
 

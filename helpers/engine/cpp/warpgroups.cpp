@@ -81,6 +81,7 @@ void finish_products(Worker& w, Warpgroup& g, unsigned pending) {
     g.ops.pop_front();
   }
   if (!done) return;
+  trace(w, TRACE_PRODUCTS_DONE, base, leader.caller, (unsigned)g.first, done);
   for (unsigned t = 0; t < GROUP; ++t) w.fibers[base + t].product_fence = false;
   if (!checking()) return;
   check_products_done(base, last);
@@ -143,6 +144,8 @@ void meet(Worker& w, const char* name, unsigned value, const char* file, int lin
   f.line = line;
   f.caller = caller;
   set_waiting(w, f);
+  const unsigned is_registers = strncmp(name, "setmaxnreg", 10) == 0;
+  trace(w, TRACE_GROUP_WAIT, f.lane.linear, caller, is_registers, value);
   if (++g.arrived == GROUP && complete_group(w, g)) {
     for (unsigned i = 0; i < w.n_threads / GROUP; ++i) {  // others may have waited for registers
       Warpgroup& other = w.warpgroups[i];
@@ -153,6 +156,7 @@ void meet(Worker& w, const char* name, unsigned value, const char* file, int lin
     w.current = &f;
   }
   schedule(w);
+  trace(w, TRACE_GROUP_WAITED, f.lane.linear, caller, is_registers, value);
 }
 
 // Where a descriptor's address is: it has 18 bits, and a block's dynamic shared memory and its static arrays are placed
@@ -280,6 +284,7 @@ void engine_wgmma(
     }
     ++op.sums->in_flight;
     op.sums->callers.push_back(caller);
+    trace(w, TRACE_PRODUCT, f.lane.linear - thread, caller, (unsigned)(f.products - 1), form->n);
     if (checking()) {
       check_event(EVENT_PRODUCT, f.lane.linear - thread, (unsigned)(f.products - 1), (unsigned)form->n, caller);
       op.epoch = check_product_issue(f.lane.linear - thread, caller, f.product_fence);
@@ -307,7 +312,11 @@ void engine_wgmma(
 
 void engine_wgmma_fence() { here().current->product_fence = true; }
 
-void engine_wgmma_commit() { here().current->product_groups++; }
+void engine_wgmma_commit() {
+  Fiber& f = *here().current;
+  trace(here(), TRACE_PRODUCT_COMMIT, f.lane.linear, __builtin_return_address(0), (unsigned)f.product_groups);
+  f.product_groups++;
+}
 
 void engine_wgmma_wait(unsigned pending, const char* file, int line) {
   Worker& w = here();

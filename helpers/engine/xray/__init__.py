@@ -1,9 +1,22 @@
 """The X-ray: a launch run once more on the CPU, with every access of every thread seen."""
 
+from ..tracing import TraceEvent, TraceOptions
 from .figures import Figures
 from .findings import Finding
 from .render import fetch_maps
 from .report import Report
 from .run import compare, find, xray
+from .trace import Trace
 
-__all__ = ["Figures", "Finding", "Report", "compare", "fetch_maps", "find", "xray"]
+__all__ = [
+    "Figures",
+    "Finding",
+    "Report",
+    "Trace",
+    "TraceEvent",
+    "TraceOptions",
+    "compare",
+    "fetch_maps",
+    "find",
+    "xray",
+]

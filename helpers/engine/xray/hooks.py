@@ -26,7 +26,8 @@ class DescribedTensor(Protocol):
 # driver's map has no documented form: only the program that made it can tell.
 tensor_map_readers: list[Callable[[Any], DescribedTensor | None]] = []
 
-# Returns a module by its name: charts (`heatmap`), threads (`bank_picture`) or timeline (`picture`).
+# Returns a module by its name: charts (`heatmap`), threads (`bank_picture`), timeline (`picture`)
+# or moving.launch (`moving_launch`).
 find_drawings: Callable[[str], ModuleType] | None = None
 
 
@@ -44,6 +45,6 @@ def drawings(name: str) -> ModuleType:
     if find_drawings is None:
         raise RuntimeError(
             "the X-ray itself draws nothing: set hooks.find_drawings, or take the numbers from the report's fetches, "
-            "worst and steps()"
+            "worst, steps() and trace"
         )
     return find_drawings(name)

@@ -4,6 +4,7 @@
     report                      # a table; in Jupyter, HTML
     report.findings             # [] when clean
     report.source()             # the .cu with figures for each line
+    report.trace                # the order of waits, copies and products, for xray(..., trace=True)
 
 The launch runs on the CPU engine's checked build, on a GPU machine too. Names follow compute-sanitizer and Nsight
 Compute, the tools to use next. **Bytes here are what the threads requested.** A GPU's caches serve most
@@ -34,6 +35,7 @@ from . import hooks
 from .figures import Figures
 from .findings import Finding
 from .render import COLUMNS, Listing, Row, columns, fetch_maps, first_line, html_table, text_table
+from .trace import Trace
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Report:
     blocks. collectives: shuffles, votes and their like, by warps; warp_barriers: those of them that are __syncwarp.
     notes: not errors, but worth a look.
     events: requests of warps to TMA, tensor cores and barriers, in the engine's order: a GPU's may be another.
+    trace: the same and more, with phases, for `xray(..., trace=True)`; else None.
 
     flop: what threads computed with floats and doubles: an addition, subtraction, multiplication, division or square
     root is one, an FMA two; expf and its like, maxima, comparisons and conversions none (exactly: `with_flop` of
@@ -71,6 +74,7 @@ class Report:
     flop: int | None = None
     tensor_flop: int = 0
     warp_barriers: int = 0
+    trace: Trace | None = field(default=None, repr=False)
 
     @property
     def clean(self) -> bool:

@@ -7,10 +7,12 @@ from typing import Any
 
 from .. import checked, observed
 from ..module import RawKernel, RawModule
+from ..tracing import TraceOptions
 from . import figures, findings
 from .findings import Finding
 from .render import Table
 from .report import Report
+from .trace import Trace
 
 
 def xray(
@@ -22,6 +24,7 @@ def xray(
     *,
     timeout: float = 60.0,
     write_back: bool = True,
+    trace: bool | TraceOptions = False,
 ) -> Report:
     """Run a launch on the checked build, and report what it saw.
 
@@ -30,12 +33,15 @@ def xray(
         grid, block, args, shared_mem: as for a launch. The arrays hold the kernel's results afterwards.
         timeout: seconds that one block may take; after that its loop is taken for an endless one.
         write_back: False leaves the arrays, and the variables of the module, as they were: for a launch that follows.
+        trace: True records the order of waits, arrivals, copies and products as the report's `trace`; `TraceOptions`
+            picks blocks and warps, and limits the events.
 
     Raises:
+        ValueError: `trace` picks what the launch does not have.
         TypeError, LaunchError, CompileError: for a launch that is refused before it starts. What goes wrong while it
         runs is a finding.
     """
-    how = {"timeout": timeout, "write_back": write_back}
+    how = {"timeout": timeout, "write_back": write_back, "trace": TraceOptions.of(trace)}
     function, seen = _observe(kernel, grid, block, args, shared_mem, profile=True, **how)
     return Report(
         name=function.name,
@@ -52,6 +58,7 @@ def xray(
         events=seen.events,
         flop=seen.flop,
         tensor_flop=seen.tensor_flop,
+        trace=Trace.of_run(function.name, function.code, seen) if seen.trace else None,
         passed={number: figures.steps(seen, passed) for number, passed in seen.traces.items()},
     )
 

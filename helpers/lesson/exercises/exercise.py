@@ -24,7 +24,7 @@ from helpers.lesson.exercises.grade import Grade, grade
 from helpers.lesson.exercises.hints import last as hint
 from helpers.lesson.exercises.holes import FOLDER, cell, ours, skeleton, solution
 from helpers.lesson.exercises.progress import Board, minutes
-from helpers.lesson.exercises.trial import EXERCISES, Trial
+from helpers.lesson.exercises.trial import COMPILES, EXERCISES, Trial
 
 __all__ = [
     "FOLDER",
@@ -43,9 +43,11 @@ __all__ = [
     "progress",
     "skeleton",
     "solution",
+    "tried",
 ]
 
 GRADERS = EXERCISES
+_tried: dict[str, str] = {}  # the last text of each exercise's cell in this session that compiled
 
 
 def progress() -> Board:
@@ -64,6 +66,8 @@ def cuda(line: str, cell: str) -> None:
     except KeyboardInterrupt:
         print(f"[FAIL] {name}: interrupted")
         return
+    if (compiles := result.rows.get(COMPILES)) and compiles.passed:
+        _tried[name] = cell
     if result.printed:
         print(result.printed)
     print(result.text)
@@ -93,6 +97,14 @@ def best(name: str) -> tuple[str, str]:
     """
     mine = _progress.solved_text(name)
     return (holes.complete(mine), "yours") if mine is not None else (holes.complete(holes.ours(name)), "ours")
+
+
+def tried(name: str) -> str:
+    """Return the last text of an exercise's cell in this session that compiled, right or wrong; else the skeleton.
+
+    The text is complete, as that of `best`.
+    """
+    return holes.complete(_tried.get(name) or holes.skeleton(name))
 
 
 def _register() -> None:
