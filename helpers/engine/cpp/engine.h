@@ -9,6 +9,15 @@
 #define ENGINE_HERE const char *file = __builtin_FILE(), int line = __builtin_LINE()
 #define ENGINE_INLINE static inline __attribute__((always_inline))  // so that a fault in it has the caller's line
 
+// Variables of a thread at a fixed distance from its pointer, as those of programs have it: an access is two loads instead
+// of a call. glibc keeps some room for such variables of libraries that are loaded later.
+#if defined(__GLIBC__) && !defined(ENGINE_ANY_TLS)
+#define ENGINE_HAS_TLS_ROOM 1
+#define ENGINE_TLS __attribute__((tls_model("initial-exec")))
+#else
+#define ENGINE_TLS
+#endif
+
 struct uint3 {
   unsigned int x, y, z;
 };
@@ -20,6 +29,8 @@ struct dim3 {
 };
 
 namespace engine {
+
+constexpr size_t SHARED_BYTES = (19 << 20) + (256 << 10);  // of the addresses that a block keeps for shared memory
 
 // The data of one thread.
 struct Lane {
@@ -94,7 +105,9 @@ unsigned engine_carry(int set);                // the thread's carry flag; set: 
 void engine_look(const void* address);         // by a thread that may be waiting for another one
 void engine_grid_sync(const char* file, int line);
 int engine_cooperative();
-char* engine_static_shared();
+char* engine_static_shared();  // of the running block
+extern __thread char* engine_static_base ENGINE_TLS;
+extern __thread char* engine_own_shared ENGINE_TLS;  // the running block's: SHARED_BYTES of addresses
 void* engine_dynamic_shared();
 unsigned engine_dynamic_shared_size();
 long long engine_clock();
