@@ -52,7 +52,7 @@ def xray(
         events=seen.events,
         flop=seen.flop,
         tensor_flop=seen.tensor_flop,
-        passed={number: figures.steps(seen, passed) for number, passed in seen.traces.items()},
+        passed=figures.Passed(seen),
     )
 
 
