@@ -254,12 +254,12 @@ def bounds() -> tuple[str, ...]:
 
 
 _NO_FORTIFY = "-U_FORTIFY_SOURCE"
-_any_tls: list[str] = []
+_ANY_TLS = "-DENGINE_ANY_TLS"
 
 
 def use_any_tls() -> None:
     """Build the engine and kernels from now on without the room that glibc keeps for variables: see ENGINE_TLS."""
-    _any_tls[:] = ["-DENGINE_ANY_TLS"]
+    os.environ[settings.variable("ENGINE_FLAGS")] = f"{settings.value('ENGINE_FLAGS')} {_ANY_TLS}"
     engine_library.cache_clear()
 
 
@@ -288,7 +288,7 @@ def flags(level: int | None = None) -> list[str]:
     options += _granted((*_OPTIONAL, *_machine_flags()))
     # DWARF 5 with #line names the generated file. -g1 is last: -gdwarf-4 after it asks for types and variables too.
     options += ["-gdwarf-4", "-g1"]
-    options += _any_tls
+    options += [_ANY_TLS] if _ANY_TLS in settings.value("ENGINE_FLAGS") else []
     options.append(_NO_FORTIFY)  # some systems' g++ defines it, and memcpy becomes another function
     if command[-2:] == ("ziglang", "c++"):
         options += ["-fno-sanitize=undefined", "-UNDEBUG"]  # what zig adds by itself
