@@ -367,7 +367,7 @@ def test_a_deadlock_names_the_cluster_and_its_blocks() -> None:
     with pytest.raises(engine.LaunchError) as caught:
         kernel((2,), (32,), (engine.zeros(2, np.int32),))
     assert caught.value.block == (0, 0, 0)
-    assert "mbarrier bar, phase 1 (parity 0): the one arrival of a phase is missing" in caught.value.waits
+    assert "mbarrier bar, phase 0 (parity 0): the one arrival of a phase is missing" in caught.value.waits
     stuck = compiled(engine, STUCK, options=OPTIONS).get_function("stuck")
     with pytest.raises(engine.LaunchError) as caught:
         stuck((2,), (96,), ())

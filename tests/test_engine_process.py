@@ -222,7 +222,10 @@ class OwnBuilds(NamedTuple):
 
 @pytest.fixture(scope="module")
 def own_builds(tmp_path_factory: pytest.TempPathFactory) -> OwnBuilds:
-    """The engine takes seconds to build, so what needs another one shares it: with fibers that the system switches."""
+    """The engine takes seconds to build, so what needs another one shares it.
+
+    Its fibers are switched by the system, and it has no room of glibc's for a thread's variables.
+    """
     folder = tmp_path_factory.mktemp("own")
     command, _ = engine.compiler.compiler()
     mine = folder / "my compiler"
@@ -234,7 +237,7 @@ def own_builds(tmp_path_factory: pytest.TempPathFactory) -> OwnBuilds:
         "CXX": "cxx",
         "PATH": f"{mine}{os.pathsep}{os.environ['PATH']}",
         "COURSE_CACHE": str(folder / "cache"),
-        "COURSE_ENGINE_FLAGS": "-DENGINE_UCONTEXT -O0",
+        "COURSE_ENGINE_FLAGS": "-DENGINE_UCONTEXT -DENGINE_ANY_TLS -O0",
         "COURSE_CPU_OPTIMISATION": "",  # as each test has it
     }
     processes = [python("print(engine.compiler.compiler()[0], good())", **settings) for _ in range(3)]

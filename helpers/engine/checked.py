@@ -35,13 +35,13 @@ from .observed import (
     WITHOUT_REGION,
     Abort,
     Access,
-    BlockTrace,
     Event,
     Issue,
     Observed,
     PartialBarrier,
     Place,
     Site,
+    Traces,
 )
 from .recorder import Recorder
 from .regions import regions_of
@@ -132,23 +132,22 @@ class _Records:
             for s in out[:count]
         ]
 
-    def traces(self, is_shown: list[bool]) -> dict[int, BlockTrace]:
+    def traces(self, is_shown: list[bool]) -> Traces:
         """Return the traces by block. is_shown: for each site, whether it is kept; kept ones are numbered anew."""
-        number = [sum(is_shown[:i]) for i in range(len(is_shown))]
         steps, whole = ctypes.POINTER(CheckedStep)(), ctypes.c_uint64()
         barriers = ctypes.POINTER(CheckedBarrier)()
         n_steps = self.lib.engine_check_steps(ctypes.byref(steps), ctypes.byref(whole))
         n_barriers = self.lib.engine_check_barriers(ctypes.byref(barriers))
-        traces: dict[int, BlockTrace] = {}
-        for s in (steps[i] for i in range(n_steps)):
-            if is_shown[s.site] and s.block < whole.value:
-                trace = traces.setdefault(s.block, BlockTrace([], []))
-                trace.steps.append((s.interval, s.warp, number[s.site], s.lanes, s.count))
-        for b in (barriers[i] for i in range(n_barriers)):
+        table = np.ctypeslib.as_array(steps, (n_steps,)) if n_steps else np.empty(0, np.dtype(CheckedStep))
+        shown = np.array(is_shown, bool)
+        table = table[shown[table["site"]] & (table["block"] < whole.value)]  # a copy: the engine's own will change
+        table["site"] = (np.cumsum(shown) - 1)[table["site"]]
+        table = table[np.argsort(table["block"], kind="stable")]
+        reached: dict[int, list[Place]] = {}
+        for b in barriers[:n_barriers]:
             if b.block < whole.value:
-                trace = traces.setdefault(b.block, BlockTrace([], []))
-                trace.barriers.append((b.file.decode(errors="replace"), b.line))
-        return traces
+                reached.setdefault(b.block, []).append((b.file.decode(errors="replace"), b.line))
+        return Traces(table, reached)
 
     def events(self) -> tuple[Event, ...]:
         """Return the events in their order."""

@@ -254,6 +254,13 @@ def bounds() -> tuple[str, ...]:
 
 
 _NO_FORTIFY = "-U_FORTIFY_SOURCE"
+_ANY_TLS = "-DENGINE_ANY_TLS"
+
+
+def use_any_tls() -> None:
+    """Build the engine and kernels from now on without the room that glibc keeps for variables: see ENGINE_TLS."""
+    os.environ[settings.variable("ENGINE_FLAGS")] = f"{settings.value('ENGINE_FLAGS')} {_ANY_TLS}"
+    engine_library.cache_clear()
 
 
 def optimisation() -> int:
@@ -281,6 +288,7 @@ def flags(level: int | None = None) -> list[str]:
     options += _granted((*_OPTIONAL, *_machine_flags()))
     # DWARF 5 with #line names the generated file. -g1 is last: -gdwarf-4 after it asks for types and variables too.
     options += ["-gdwarf-4", "-g1"]
+    options += [_ANY_TLS] if _ANY_TLS in settings.value("ENGINE_FLAGS") else []
     options.append(_NO_FORTIFY)  # some systems' g++ defines it, and memcpy becomes another function
     if command[-2:] == ("ziglang", "c++"):
         options += ["-fno-sanitize=undefined", "-UNDEBUG"]  # what zig adds by itself
@@ -549,12 +557,14 @@ def _compile(text: str, options: list[str], checked: str, output: Path) -> tuple
     if done.returncode != 0:
         return False, done.stderr
     assembly = compiled.read_text("latin-1")  # strings in the debug information need not be text
-    assembly = shared_layout.laid_out(assembly, backwards=not _is_clang(), redzones=bool(checked))
+    of_kernels = "engine_anchor" in assembly  # not the engine's own
+    if of_kernels:
+        assembly = shared_layout.laid_out(assembly, backwards=not _is_clang(), redzones=bool(checked))
     if checked:
         assembly = instrumented(assembly)
     if checked == "profiled" and not _is_clang() and platform.machine() in ("x86_64", "AMD64"):
         assembly = with_flop(assembly)  # (clang leaves out blocks that others tell of)
-    if "engine_anchor" in assembly:  # it is a kernel's, not the engine's
+    if of_kernels:
         assembly = _OWN_CALLS + assembly
     compiled.write_text(assembly, "latin-1")
     if programs := _quick_link(assembly):

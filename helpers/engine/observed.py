@@ -5,6 +5,7 @@ checked.py fills these classes, and the X-ray reads them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -141,6 +142,30 @@ class BlockTrace:
     barriers: list[Place]
 
 
+class Traces(Mapping[int, BlockTrace]):
+    """The traces of a launch, by block. A launch has up to a million steps, so they become Python's when asked for."""
+
+    def __init__(self, steps: np.ndarray, barriers: dict[int, list[Place]]) -> None:
+        """Take the steps, sorted by block, with the fields of EngineStep, and the places of barriers, by block."""
+        blocks, first = np.unique(steps["block"], return_index=True)
+        ends = [*first[1:], len(steps)][: len(first)]
+        self._parts = {int(b): steps[i:j] for b, i, j in zip(blocks, first, ends, strict=True)}
+        self._parts |= {b: steps[:0] for b in barriers if b not in self._parts}
+        self._barriers = barriers
+
+    def __getitem__(self, block: int) -> BlockTrace:
+        part = self._parts[block]
+        fields = ("interval", "warp", "site", "lanes", "count")
+        steps = list(zip(*(part[field].tolist() for field in fields), strict=True))
+        return BlockTrace(steps, self._barriers.get(block, []))
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+
 @dataclass(frozen=True)
 class Access:
     """One side of an issue."""
@@ -250,7 +275,7 @@ class Observed:
     barriers: int
     collectives: int
     abort: Abort | None
-    traces: dict[int, BlockTrace]
+    traces: Traces
     grid: Index
     block: Index
     partial_barriers: tuple[PartialBarrier, ...] = ()

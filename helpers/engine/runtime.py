@@ -42,9 +42,12 @@ def library() -> ctypes.CDLL:
     try:
         path = first_build.run_with_message(compiler.engine_library, first_build.DOING)
         lib = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
-    except OSError:  # a broken file in the cache
-        compiler.engine_library().unlink(missing_ok=True)
-        compiler.engine_library.cache_clear()
+    except OSError as error:
+        if "static TLS" in str(error):  # other libraries have used up the room
+            compiler.use_any_tls()
+        else:  # a broken file in the cache
+            compiler.engine_library().unlink(missing_ok=True)
+            compiler.engine_library.cache_clear()
         lib = ctypes.CDLL(str(compiler.engine_library()), mode=ctypes.RTLD_GLOBAL)
     structures.check(lib)
     lib.engine_allocate.restype = ctypes.c_void_p

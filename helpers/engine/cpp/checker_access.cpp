@@ -211,7 +211,10 @@ __attribute__((noinline)) void access_found(uintptr_t a, unsigned size, Kind kin
 }
 
 __attribute__((noinline)) void access_first(uintptr_t a, unsigned size, Kind kind, How how, uintptr_t pc, void* frame) {
-  if (!books.running || touches_sums(a, size, kind, pc)) return;
+  if (!books.running) return;
+  const std::vector<Fiber>& fibers = here().fibers;
+  if (a - (uintptr_t)fibers.data() < fibers.size() * sizeof(Fiber)) return;  // threadIdx and its like
+  if (touches_sums(a, size, kind, pc)) return;
   const uint32_t index = region_of(a, size);
   const bool inside = index < books.regions.size();
   // Beside an array, too, the lane keeps in step with the others of its warp, which may be inside.

@@ -54,7 +54,7 @@ struct TypeMismatch {
 extern "C" void __ubsan_handle_type_mismatch_v1(const TypeMismatch* where, uintptr_t pointer) {
   const Worker& w = here();
   const uintptr_t stacks = (uintptr_t)w.stacks;
-  if (pointer < stacks || pointer >= stacks + w.n_stacks * STACK_BYTES) return;
+  if (pointer < stacks || pointer >= stacks + w.n_stacks * stack_stride()) return;
   EngineFinding f = finding_at(ENGINE_LOCAL_BOUNDS, where->file, (int)where->line);
   f.block = w.block;
   f.thread = w.current->lane.linear;

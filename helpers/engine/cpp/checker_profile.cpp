@@ -20,8 +20,17 @@ void count_pieces(
       site.sectors += (addresses[n - 1] + size - 1) / 32 - addresses[0] / 32 + 1;
       return;
     }
-    uintptr_t sectors[2 * 32];
-    unsigned found = 0;
+    uintptr_t sectors[2 * 32], last = addresses[0] / 32;
+    unsigned found = 0, rising = 1;  // the lanes' addresses seldom fall, and then nothing needs sorting
+    for (unsigned i = 0; i < n && rising; ++i) {
+      const uintptr_t begin = addresses[i] / 32, end = (addresses[i] + size - 1) / 32;
+      if (begin < last) rising = 0;
+      else rising += (begin > last) + (end > begin), last = end;
+    }
+    if (rising) {
+      site.sectors += rising;
+      return;
+    }
     for (unsigned i = 0; i < n; ++i)
       for (uintptr_t s = addresses[i] / 32; s <= (addresses[i] + size - 1) / 32; ++s) sectors[found++] = s;
     std::sort(sectors, sectors + found);
@@ -49,15 +58,27 @@ void count_pieces(
     if (paired[0] || paired[1]) group *= 2;
   }
   for (unsigned first = 0; first < n;) {
-    uintptr_t words[32 * 4];
+    uintptr_t words[32 * 4], of_bank[32];
     unsigned found = 0, per_bank[32] = {}, wavefronts = 1, i = first;
+    uint32_t used = 0;
+    bool conflict = false;
     for (; i < n && lanes[i] / group == lanes[first] / group; ++i)
-      for (uintptr_t word = addresses[i] / 4; word <= (addresses[i] + size - 1) / 4; ++word) words[found++] = word;
+      for (uintptr_t word = addresses[i] / 4; word <= (addresses[i] + size - 1) / 4; ++word) {
+        const unsigned bank = word % 32;
+        conflict = conflict || ((used >> bank & 1) && of_bank[bank] != word);
+        used |= 1u << bank;
+        of_bank[bank] = word;
+        words[found++] = word;
+      }
+    first = i;
+    if (!conflict) {  // no bank has two words: nothing needs sorting
+      site.wavefronts++;
+      continue;
+    }
     std::sort(words, words + found);
     found = (unsigned)(std::unique(words, words + found) - words);
     for (unsigned k = 0; k < found; ++k) wavefronts = std::max(wavefronts, ++per_bank[words[k] % 32]);
     site.wavefronts += wavefronts;
-    first = i;
   }
 }
 
@@ -82,7 +103,8 @@ void remember_step(uint32_t site, uint32_t warp, uint32_t lanes) {
 }
 
 // One instruction of a warp: the lanes that execute it together, and where each of them reads or writes.
-void count_request(uintptr_t pc, const uintptr_t* addresses, const unsigned char* lanes, unsigned n, unsigned warp) {
+void count_request(
+    uintptr_t pc, const uintptr_t* addresses, const unsigned char* lanes, unsigned n, uint32_t mask, unsigned warp) {
   Cached& hint = slot_of(requests_cache, pc);
   if (hint.pc != pc || addresses[0] < hint.begin || addresses[0] - hint.begin > hint.span) {
     uint32_t i = 0;  // an instruction has a site in each region it touches
@@ -99,8 +121,6 @@ void count_request(uintptr_t pc, const uintptr_t* addresses, const unsigned char
   }
   EngineSite& site = books.sites[hint.site];
   site.requests++;
-  uint32_t mask = 0;
-  for (unsigned i = 0; i < n; ++i) mask |= 1u << lanes[i];
   remember_step(hint.site, warp, mask);
   const uint64_t before = site.sectors + site.wavefronts;
   count_pieces(site, *hint.region, addresses, lanes, n);
@@ -115,6 +135,28 @@ void count_request(uintptr_t pc, const uintptr_t* addresses, const unsigned char
   }
 }
 
+// The usual part: as long as all lanes of the warp have the same next instruction. Returns how many events of each.
+unsigned merge_together(unsigned first, unsigned n, const Event* const* at, const Event* const* end) {
+  static const unsigned char every[32] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
+                                          16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31};
+  const uint32_t mask = n == 32 ? ~0u : (1u << n) - 1;
+  ptrdiff_t most = FULL;
+  for (unsigned i = 0; i < n; ++i) most = std::min(most, end[i] - at[i]);
+  uintptr_t addresses[32];
+  unsigned k = 0;
+  for (; k < (unsigned)most; ++k) {
+    const uint64_t key = at[0][k].key;
+    uint64_t different = 0;
+    for (unsigned i = 0; i < n; ++i) {
+      different |= at[i][k].key ^ key;
+      addresses[i] = at[i][k].address;
+    }
+    if (different) break;
+    if (addresses[0]) count_request(profile.base + (uint32_t)key, addresses, every, n, mask, first / 32);
+  }
+  return k;
+}
+
 // Replay what the lanes of a warp did as a GPU would have: the lanes whose next instruction comes first in the code go
 // first, together, and the others wait for them. Lanes that left a loop early wait behind it for those still in it.
 // The lanes in `unfinished` will go on: if one of them has no more events, what comes next is not known yet.
@@ -122,6 +164,7 @@ void merge_warp(unsigned first, unsigned n, unsigned unfinished) {
   LaneTrace* lanes = &profile.lanes[first];
   const Event *at[32], *end[32];
   unsigned there = 0;  // lanes with events left
+  const unsigned everyone = n == 32 ? ~0u : (1u << n) - 1;
   for (unsigned i = 0; i < n; ++i) {
     at[i] = lanes[i].events;
     end[i] = at[i] + lanes[i].n;
@@ -133,6 +176,12 @@ void merge_warp(unsigned first, unsigned n, unsigned unfinished) {
     const uint64_t guess = at[__builtin_ctz(there)]->key;
     uint64_t next = guess, different = 0;
     unsigned together = 0;
+    if (there == everyone) {
+      const unsigned done = merge_together(first, n, at, end);
+      for (unsigned i = 0; i < n; ++i)
+        if ((at[i] += done) == end[i]) there &= ~(1u << i);
+      if (done) continue;
+    }
     for (unsigned i = 0; i < n; ++i) {
       if (!(there >> i & 1)) continue;
       const Event& e = *at[i];
@@ -149,9 +198,12 @@ void merge_warp(unsigned first, unsigned n, unsigned unfinished) {
         addresses[together++] = at[i]->address;
       }
     }
-    for (unsigned k = 0; k < together; ++k)
+    uint32_t mask = 0;
+    for (unsigned k = 0; k < together; ++k) {
+      mask |= 1u << who[k];
       if (++at[who[k]] == end[who[k]]) there &= ~(1u << who[k]);
-    if (addresses[0]) count_request(profile.base + (uint32_t)next, addresses, who, together, first / 32);
+    }
+    if (addresses[0]) count_request(profile.base + (uint32_t)next, addresses, who, together, mask, first / 32);
   }
   for (unsigned i = 0; i < n; ++i) {
     lanes[i].n = (unsigned)(end[i] - at[i]);

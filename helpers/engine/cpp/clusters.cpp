@@ -153,7 +153,7 @@ void give_members_back(Worker& w) {
   for (Block* b : w.cluster.members) kept += b->n_stacks;
   if (kept <= 4 * MAX_THREADS) return;
   for (Block* b : w.cluster.members) {
-    if (b->stacks) munmap(b->stacks, STACK_BYTES * b->n_stacks);
+    if (b->stacks) munmap(b->stacks, stack_stride() * b->n_stacks);
     delete b;
   }
   w.cluster.members.clear();

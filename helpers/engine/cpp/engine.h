@@ -9,6 +9,15 @@
 #define ENGINE_HERE const char *file = __builtin_FILE(), int line = __builtin_LINE()
 #define ENGINE_INLINE static inline __attribute__((always_inline))  // so that a fault in it has the caller's line
 
+// Variables of a thread at a fixed distance from its pointer, as those of programs have it: an access is two loads instead
+// of a call. glibc keeps some room for such variables of libraries that are loaded later.
+#if defined(__GLIBC__) && !defined(ENGINE_ANY_TLS)
+#define ENGINE_HAS_TLS_ROOM 1
+#define ENGINE_TLS __attribute__((tls_model("initial-exec")))
+#else
+#define ENGINE_TLS
+#endif
+
 struct uint3 {
   unsigned int x, y, z;
 };
@@ -20,6 +29,8 @@ struct dim3 {
 };
 
 namespace engine {
+
+constexpr size_t SHARED_BYTES = (19 << 20) + (256 << 10);  // of the addresses that a block keeps for shared memory
 
 // The data of one thread.
 struct Lane {
@@ -104,7 +115,9 @@ unsigned engine_shared_rank(const void* pointer, const char* name, const char* f
 int engine_is_cluster_shared(const void* pointer);
 // Of 32 bits, in any of its blocks.
 void* engine_cluster_pointer(unsigned offset, unsigned bytes, const char* name, const char* file, int line);
-char* engine_static_shared();
+char* engine_static_shared();  // of the running block
+extern __thread char* engine_static_base ENGINE_TLS;
+extern __thread char* engine_own_shared ENGINE_TLS;  // the running block's: SHARED_BYTES of addresses
 void* engine_dynamic_shared();
 unsigned engine_dynamic_shared_size();
 long long engine_clock();

@@ -98,11 +98,12 @@ constexpr uintptr_t LARGE_FRAME = 65536, LAST_BYTES = 16384;
 bool stack_is_full(Worker& w, uintptr_t at) {
   uintptr_t stack = (uintptr_t)w.current->stack;
   if (at >= stack - LARGE_FRAME && at < stack + LAST_BYTES) return true;
-  const uintptr_t i = (at - (uintptr_t)w.stacks) / STACK_BYTES;
-  if (at < (uintptr_t)w.stacks || i >= w.fibers.size()) return false;
-  if (at >= (uintptr_t)w.fibers[i].stack + LAST_BYTES) return false;
-  w.current = &w.fibers[i];
-  return true;
+  for (Fiber& f : w.fibers) {
+    if (at < (uintptr_t)f.stack || at >= (uintptr_t)f.stack + LAST_BYTES) continue;
+    w.current = &f;
+    return true;
+  }
+  return false;
 }
 
 // The code of the kernel that runs, so that a handler need not call the system's loader, which has a lock.

@@ -12,7 +12,13 @@ int engine_barrier(BarrierOp op, int predicate, const char* file, int line) {
   Worker& w = here();
   Critical guard(w);
   Fiber& f = *w.current;
-  if (w.arrived == 0) w.barrier_sum = 0;
+  if (w.arrived == 0) {
+    w.barrier_sum = 0;
+    w.barrier_line = line;
+    w.barrier_mixed = false;
+  } else if (line != w.barrier_line) {
+    w.barrier_mixed = true;
+  }
   w.barrier_sum += predicate ? 1 : 0;
   w.barrier_op = op;
   f.file = file;
@@ -21,9 +27,20 @@ int engine_barrier(BarrierOp op, int predicate, const char* file, int line) {
   set_waiting(w, f);
   trace(w, TRACE_SYNC, f.lane.linear, __builtin_return_address(0));
   if (++w.arrived == w.n_threads - w.finished) complete_barrier(w);
-  schedule(w);
+  // Mostly the next lane of the warp goes on, and the rest of what `schedule` does has nothing to do.
+  const unsigned ready = w.ready[w.warp];
+  if (ready && !w.order && !checking() && !pool->cancelled.load(std::memory_order_relaxed)) {
+    Fiber& to = w.fibers[w.warp * WARP + __builtin_ctz(ready)];
+    if (&to != &f) {
+      w.current = &to;
+      enter(f.context, to);
+    }
+  } else {
+    schedule(w);
+  }
+  f.at_barrier = false;
   trace(w, TRACE_SYNCED, f.lane.linear, __builtin_return_address(0));
-  return f.predicate;
+  return w.barrier_result;  // of all threads, until the last of them has gone on and comes to another barrier
 }
 
 void engine_named_barrier(unsigned number, unsigned n_threads, int waits, const char* file, int line) {
@@ -81,6 +98,7 @@ void engine_collective(Collective* mine) {
     fail(w, failure);
   }
   f.collective = mine;
+  w.meeting[warp] |= 1u << lane;
   set_waiting(w, f);
   try_collective(w, warp, mine->mask);
   schedule(w);  // also where it is complete: then the lanes go on in their order, as at the start
@@ -167,7 +185,8 @@ void* engine_shared_pointer(unsigned offset, unsigned bytes, const char* name, c
   fail(w, failure);
 }
 
-char* engine_static_shared() { return this_worker->static_base; }
+__thread char *engine_static_base = nullptr, *engine_own_shared = nullptr;
+char* engine_static_shared() { return engine_static_base; }
 void* engine_dynamic_shared() { return this_worker->dynamic; }
 unsigned engine_dynamic_shared_size() { return (unsigned)pool->launch.dynamic_shared; }
 

@@ -36,16 +36,16 @@ bool equip(Block& b, char* window_of_cluster) {
   }
   const unsigned n = threads_of(pool->launch);
   if (n > b.n_stacks) {
-    if (b.stacks) munmap(b.stacks, STACK_BYTES * b.n_stacks);
+    if (b.stacks) munmap(b.stacks, stack_stride() * b.n_stacks);
     b.fibers.clear();
     b.n_stacks = 0;
-    b.stacks = map_pages(STACK_BYTES * n);
+    b.stacks = map_pages(stack_stride() * n);
     if (!b.stacks) return false;
     b.n_stacks = n;
   }
   for (unsigned i = (unsigned)b.fibers.size(); i < n; ++i) {
     Fiber f = {};
-    f.stack = b.stacks + i * STACK_BYTES;
+    f.stack = b.stacks + i * stack_stride();
     // A recursion without end is a fault, not the next fiber's stack.
     if (mprotect(f.stack, page_bytes(), PROT_NONE) != 0) return false;
     b.fibers.push_back(f);
@@ -60,14 +60,14 @@ void place_static(Worker& w) {
   if (!l.anchor || l.static_begin == l.static_end) return;
   w.static_base = w.static_limit - l.static_end;
   w.static_base -= ((uintptr_t)w.static_base + l.static_aligned) % l.static_align;
-  // If compilers do not call engine_static_shared() for thread-locals, they are where the C library put them.
+  engine_static_base = w.static_base;
+  // If compilers do not call __tls_get_addr() for thread-locals, they are where the C library put them.
   char* anchor = l.anchor();
   if (anchor != w.static_base + l.anchor_offset) w.static_base = anchor - l.anchor_offset;
 }
 
 void begin_block(Worker& w, uint64_t block) {
   const EngineLaunch& l = pool->launch;
-  const size_t page = page_bytes();
   const unsigned n = threads_of(l);
   w.n_threads = n;
   w.n_warps = (n + WARP - 1) / WARP;
@@ -94,9 +94,14 @@ void begin_block(Worker& w, uint64_t block) {
   uint3 index = {
       (unsigned)(block % l.grid[0]), (unsigned)(block / l.grid[0] % l.grid[1]),
       (unsigned)(block / l.grid[0] / l.grid[1])};
+  uint3 thread = {0, 0, 0};
   for (unsigned i = 0; i < n; ++i) {
     Fiber& f = w.fibers[i];
-    f.lane.thread_index = {i % l.block[0], i / l.block[0] % l.block[1], i / l.block[0] / l.block[1]};
+    f.lane.thread_index = thread;
+    if (++thread.x == l.block[0]) {
+      thread.x = 0;
+      if (++thread.y == l.block[1]) thread.y = 0, ++thread.z;
+    }
     f.lane.block_index = index;
     f.lane.block_size = dim3(l.block[0], l.block[1], l.block[2]);
     f.lane.grid_size = dim3(l.grid[0], l.grid[1], l.grid[2]);
@@ -107,8 +112,8 @@ void begin_block(Worker& w, uint64_t block) {
     f.groups = 0;
     f.mbarrier = nullptr;
     f.phase_over = f.product_fence = false;
-    f.stores.clear();
-    f.unseen.clear();
+    if (!f.stores.empty()) f.stores.clear();
+    if (!f.unseen.empty()) f.unseen.clear();
     f.store_groups = f.product_groups = 0;
     f.group_name = nullptr;
     f.products = 0;
@@ -117,12 +122,12 @@ void begin_block(Worker& w, uint64_t block) {
     f.looks = 0;
     f.at_barrier = f.at_activemask = f.at_cluster = f.finished = f.carry = false;
     f.cluster_turn = 0;
+    f.fresh = true;
     f.preempted = 0;
-    prepare(f.context, f.stack + page, STACK_BYTES - page - stack_offset(i), fiber_main);
   }
   for (unsigned i = 0; i < w.n_warps; ++i) {
     unsigned lanes = std::min(n - i * WARP, WARP);
-    w.paused[i] = 0;
+    w.paused[i] = w.meeting[i] = 0;
     w.ready[i] = w.alive[i] = lanes == WARP ? ~0u : (1u << lanes) - 1;
   }
   if (checking()) check_block(block, w.n_warps, w.static_base, w.dynamic);

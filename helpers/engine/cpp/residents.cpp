@@ -70,7 +70,7 @@ void give_back(Worker& w) {
     kept += b->n_stacks;
     if (kept <= 8 * MAX_THREADS && ++i) continue;
     if (b->shared) munmap(b->shared, SHARED_WINDOW);
-    if (b->stacks) munmap(b->stacks, STACK_BYTES * b->n_stacks);
+    if (b->stacks) munmap(b->stacks, stack_stride() * b->n_stacks);
     delete b;
     w.spare[i] = w.spare.back();
     w.spare.pop_back();
@@ -107,7 +107,9 @@ void run(Worker& w) {
   w.parking = false;
   w.critical = 1;  // before in_fiber: else an interrupt in between would take the worker's stack for a kernel's
   w.in_fiber = true;
-  switch_to(w.main, w.current->context);
+  engine_static_base = w.static_base;
+  engine_own_shared = w.shared;
+  enter(w.main, *w.current);
   w.in_fiber = false;
   if (w.parking) return;
   if (w.finished == w.n_threads) leave_mbarriers(w);
@@ -198,7 +200,7 @@ void let_others_run(Worker& w) {
     if (!(w.ready[at / WARP] >> (at % WARP) & 1)) continue;
     w.warp = at / WARP;
     set_current(w, &w.fibers[at]);
-    switch_to(from->context, w.current->context);
+    enter(from->context, *w.current);
     return;
   }
 }

@@ -15,7 +15,7 @@ unsigned next_number(Worker& w) {
 }
 
 // Null: no thread can run.
-Fiber* next_ready(Worker& w) {
+inline Fiber* next_ready(Worker& w) {
   // Stay in the warp while one of its lanes can run: its data are warm, and collectives complete early.
   const unsigned start = w.order ? next_number(w) % w.n_warps : w.warp;
   for (unsigned i = 0, at = start; i < w.n_warps; ++i, at = at + 1 == w.n_warps ? 0 : at + 1) {
@@ -56,13 +56,23 @@ bool release_activemask(Worker& w) {
   return false;
 }
 
-void set_current(Worker& w, Fiber* to) {
+inline void set_current(Worker& w, Fiber* to) {
   w.current = to;
-  if (checking()) check_switch(to->lane.linear, to->stack + STACK_BYTES - stack_offset(to->lane.linear));
+  if (checking()) check_switch(to->lane.linear, stack_top(to->stack));
 }
 
-// The current fiber waits or has ended: continue with another, or with the block's end.
-void schedule(Worker& w) {
+// Continue with a fiber; a fresh one begins.
+__attribute__((always_inline)) inline void enter(Context& from, Fiber& to) {
+  if (__builtin_expect(to.fresh, 0)) {
+    to.fresh = false;
+    char* const bottom = to.stack + page_bytes();
+    prepare(to.context, bottom, (size_t)(stack_top(to.stack) - bottom), fiber_main);
+  }
+  switch_to(from, to.context);
+}
+
+// The current fiber waits or has ended: choose the one to continue with, or null for the block's end.
+Fiber* choose_next(Worker& w) {
   if (w.order && next_number(w) % 4 == 0) deliver_some(w);
   Fiber *from = w.current, *to = next_ready(w);
   // Without this look, a block that does little but switch would be in the engine's own code at nearly every interrupt,
@@ -74,6 +84,11 @@ void schedule(Worker& w) {
       diagnose_stuck(w);
     to = next_ready(w);
   }
+  return to;
+}
+
+inline void go_on(Worker& w, Fiber* to) {
+  Fiber* from = w.current;
   if (to == from) return;
   if (!to) {
     w.in_fiber = false;
@@ -81,21 +96,23 @@ void schedule(Worker& w) {
     return;
   }
   set_current(w, to);
-  switch_to(from->context, to->context);
+  enter(from->context, *to);
 }
 
-void set_waiting(Worker& w, Fiber& f) { w.ready[f.lane.linear / WARP] &= ~(1u << (f.lane.linear % WARP)); }
+void schedule(Worker& w) { go_on(w, choose_next(w)); }
+
+inline void set_waiting(Worker& w, Fiber& f) { w.ready[f.lane.linear / WARP] &= ~(1u << (f.lane.linear % WARP)); }
 
 // All threads that have not left the kernel wait in __syncthreads: they go on, if those of each warp are in the same one.
 // A GPU counts the warps that arrive at barrier 0, wherever they stand.
 void complete_barrier(Worker& w) {
   Fiber* last = w.current;
   for (unsigned i = 0; !last->at_barrier; ++i) last = &w.fibers[i];  // where an exit completes it
-  const int result = w.barrier_op == BarrierOp::count ? w.barrier_sum
+  w.barrier_result = w.barrier_op == BarrierOp::count ? w.barrier_sum
                      : w.barrier_op == BarrierOp::all ? w.barrier_sum == (int)w.arrived
                                                       : w.barrier_sum > 0;
   const Fiber *of_warp = nullptr, *elsewhere = nullptr;
-  for (unsigned i = 0; i < w.n_threads; ++i) {
+  for (unsigned i = 0; w.barrier_mixed && i < w.n_threads; ++i) {
     Fiber& other = w.fibers[i];
     if (i % WARP == 0) of_warp = nullptr;
     if (!other.at_barrier) continue;
@@ -108,8 +125,6 @@ void complete_barrier(Worker& w) {
       set_other_place(failure, other.file, other.line);
       fail(w, failure);
     }
-    other.at_barrier = false;
-    other.predicate = result;
   }
   // The books first: a thread that goes on would be noted on the old side of the barrier.
   if (checking()) {
@@ -167,9 +182,10 @@ void try_collective(Worker& w, unsigned warp, unsigned mask) {
   if (mask & w.ready[warp]) return;  // another lane can still run and arrive
   Collective* lanes[WARP] = {};
   unsigned arrived = 0;
-  for (unsigned lane = 0; lane < WARP && warp * WARP + lane < w.n_threads; ++lane) {
+  for (unsigned meeting = w.meeting[warp]; meeting; meeting &= meeting - 1) {
+    const unsigned lane = (unsigned)__builtin_ctz(meeting);
     Collective* c = w.fibers[warp * WARP + lane].collective;
-    if (c && c->mask == mask) {
+    if (c->mask == mask) {
       lanes[lane] = c;
       arrived |= 1u << lane;
     }
@@ -195,25 +211,46 @@ void try_collective(Worker& w, unsigned warp, unsigned mask) {
   first->run(lanes, arrived);
   for (unsigned lane = 0; lane < WARP; ++lane)
     if (lanes[lane]) w.fibers[warp * WARP + lane].collective = nullptr;
+  w.meeting[warp] &= ~arrived;
   w.ready[warp] |= arrived;
   w.idle = 0;
 }
 
 // Where each fiber begins. It is never returned from: the stack holds no frame to return to.
+//
+// A thread that follows one that has ended takes over its stack, which is in the cache: so a kernel without barriers
+// needs one stack.
 void fiber_main() {
   Worker& w = here();
-  w.critical--;
-  pool->launch.run(pool->launch.args);
-  w.critical++;
-  end_fiber(w);
+  for (;;) {
+    w.critical--;
+    pool->launch.run(pool->launch.args);
+    w.critical++;
+    retire(w);
+    Fiber* to = choose_next(w);
+    if (!to || !to->fresh) {
+      go_on(w, to);
+      __builtin_unreachable();
+    }
+    std::swap(w.current->stack, to->stack);
+    to->fresh = false;
+    set_current(w, to);
+  }
 }
 
-// At the end of the kernel's function, or in the midst of it.
+// In the midst of the kernel's function.
 void end_fiber(Worker& w) {
+  retire(w);
+  schedule(w);
+  __builtin_unreachable();
+}
+
+// The current fiber has come to its end.
+void retire(Worker& w) {
   Fiber& f = *w.current;
   unsigned warp = f.lane.linear / WARP;
-  leave_copies(f);
-  leave_stores(f);
+  if (!f.copies.empty()) leave_copies(f);
+  if (!f.stores.empty()) leave_stores(f);
   leave_products(w, f);
   f.finished = true;
   trace(w, TRACE_EXIT, f.lane.linear, nullptr);
@@ -223,12 +260,10 @@ void end_fiber(Worker& w) {
   set_waiting(w, f);
   w.alive[warp] &= ~(1u << (f.lane.linear % WARP));
   // Lanes that only waited for this one go on without it, as on a GPU.
-  for (unsigned lane = 0; lane < WARP && warp * WARP + lane < w.n_threads; ++lane)
-    if (Collective* c = w.fibers[warp * WARP + lane].collective) try_collective(w, warp, c->mask);
+  for (unsigned left = w.meeting[warp]; left; left &= left - 1)
+    if (Collective* c = w.fibers[warp * WARP + __builtin_ctz(left)].collective) try_collective(w, warp, c->mask);
   leave_barriers(w, warp, f.lane.linear % WARP);
   leave_cluster_barrier(w, f);
-  schedule(w);
-  __builtin_unreachable();
 }
 
 }  // namespace

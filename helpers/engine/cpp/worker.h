@@ -61,6 +61,7 @@ constexpr size_t SHARED_WINDOW = 3 * GUARD_BYTES + STATIC_BYTES + DYNAMIC_BYTES;
 // Shared memory of the blocks of a cluster: each has its window at such a multiple of one base.
 constexpr size_t PEER_STRIDE = 64 << 20;
 constexpr unsigned MAX_CLUSTER = 8;
+static_assert(engine::SHARED_BYTES == SHARED_WINDOW, "kernels tell their own shared memory from all other");
 constexpr size_t CHECKED_SLACK = 16 * 1024;  // between dynamic shared memory and its guard, in a checked run
 constexpr std::chrono::microseconds LONG_SLICE{50'000}, SHORT_SLICE{100};  // a thread's time before others are let run
 constexpr std::chrono::microseconds LONG_TURN{2'000'000}, SHORT_TURN{20'000};  // a block's
@@ -201,17 +202,20 @@ struct Warpgroup {
   bool is_short = false;  // it waits for registers
 };
 
+// What a barrier touches comes first, so that it is in one line of the cache.
 struct Fiber {
-  Lane lane;
   Context context;
-  char* stack;
-  int predicate;      // result of the barrier or of activemask
-  const void* shown;  // to other threads: see board.cpp
-  const char* file;   // where it waits
+  const char* file;  // where it waits
   int line;
+  bool at_barrier, at_activemask, finished;
+  bool fresh;  // it has not run yet, and has no context
+  Lane lane;
+  char* stack;
+  int predicate;           // result of activemask
   Collective* collective;  // not null while it waits for its warp
   int named;               // the named barrier where it waits, or -1
-  bool at_barrier, at_activemask, at_cluster, finished;
+  const void* shown;       // to other threads: see board.cpp
+  bool at_cluster;
   uint64_t cluster_turn;  // of barrier.cluster, where it has arrived and not waited; else 0
   bool carry;             // of add.cc and its like
   uintptr_t preempted;    // where in the kernel an interrupt last made it let others run, or 0
@@ -256,9 +260,11 @@ struct Block {
   Fiber* current = nullptr;
   unsigned n_threads = 0, n_warps = 0, warp = 0;
   unsigned ready[MAX_THREADS / WARP], alive[MAX_THREADS / WARP];
-  unsigned paused[MAX_THREADS / WARP];  // lanes of a profiled kernel whose trace is full
+  unsigned paused[MAX_THREADS / WARP];   // lanes of a profiled kernel whose trace is full
+  unsigned meeting[MAX_THREADS / WARP];  // lanes that wait in a warp-wide operation
   unsigned finished = 0, arrived = 0;
-  int barrier_sum = 0;
+  int barrier_sum = 0, barrier_result = 0, barrier_line = 0;
+  bool barrier_mixed = false;  // threads have come to it at several lines
   engine::BarrierOp barrier_op;
   // bar.sync and bar.arrive, by number: how many threads have arrived and how many have to, and of which warps.
   unsigned named_open = 0, named_split = 0;  // by bit; split: some arrive and do not wait
@@ -317,12 +323,18 @@ struct Worker : Block {
   volatile bool interrupted = false;        // a handler is at work, before it lets others run
 };
 
-thread_local Worker* this_worker = nullptr;
+size_t page_bytes();
 
-Worker& here() { return *this_worker; }
+ENGINE_TLS thread_local Worker* this_worker = nullptr;
 
-// Stacks start at different offsets in their page, else all of them fight for the same cache sets.
-unsigned stack_offset(unsigned thread) { return thread % 15 * 256; }
+inline Worker& here() { return *this_worker; }
+
+// From one stack to the next there is an odd number of pages, and stacks start at different offsets in their page: else
+// all of them fight for the same sets of the caches, and of those for the addresses of pages.
+size_t stack_stride() { return STACK_BYTES + page_bytes(); }
+inline char* stack_top(const char* stack) {
+  return (char*)stack + STACK_BYTES - (uintptr_t)stack / page_bytes() % 15 * 256;
+}
 
 // The engine's own code is not torn away by an interrupt; a kernel's is.
 struct Critical {
@@ -384,9 +396,11 @@ void set_current(Worker& w, Fiber* to);
 void set_waiting(Worker& w, Fiber& f);
 void complete_barrier(Worker& w);
 void complete_named(Worker& w, unsigned number);
+void enter(Context& from, Fiber& to);
 void schedule(Worker& w);
 void try_collective(Worker& w, unsigned warp, unsigned mask);
 void fiber_main();
+void retire(Worker& w);
 [[noreturn]] void end_fiber(Worker& w);
 
 // launch.cpp
@@ -436,6 +450,5 @@ void multiply_warpgroup(Worker& w, WarpgroupOp& op);  // tensor_warpgroup.cpp
 // memory.cpp
 // Null where there are none; reserved: also where they are more than the machine has.
 char* map_pages(size_t bytes, int protection = PROT_READ | PROT_WRITE, bool reserved = false);
-size_t page_bytes();
 
 }  // namespace

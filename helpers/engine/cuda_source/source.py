@@ -198,7 +198,7 @@ def cluster_dims(code: str, name: str) -> tuple[str, str]:
     plain, _, arguments = name.partition("<")
     text, plain = blank_comments(code), plain.split("::")[-1].strip()
     if "__cluster_dims__" not in text:
-        return "", "engine::Cluster()"
+        return "", "engine::cluster()"
     for start in re.finditer(r"__global__(?<=\b__global__)\b", text):
         head = re.compile(r"[^;{}]*?\b" + re.escape(plain) + r"\s*\(").match(text, start.end())
         dims = re.search(r"\b__cluster_dims__\s*\(", head.group()) if head else None
@@ -210,7 +210,7 @@ def cluster_dims(code: str, name: str) -> tuple[str, str]:
             opening = begin + before.end() - 1
         else:
             opening = start.end() + dims.end() - 1
-        value = f"engine::Cluster({text[opening + 1 : matching_bracket(text, opening)]})"
+        value = f"engine::cluster({text[opening + 1 : matching_bracket(text, opening)]})"
         template = re.search(r"\btemplate\s*<", text[begin : start.start()])
         if template is None:
             return "", value
@@ -221,7 +221,7 @@ def cluster_dims(code: str, name: str) -> tuple[str, str]:
         own = f"engine_cluster_of_{plain}"
         declared = " ".join(f"{text[begin + template.start() : angle]} struct {own} {{".split())
         return f"{declared} static constexpr engine::Cluster value = {value}; }};\n", f"{own}<{arguments}::value"
-    return "", "engine::Cluster()"
+    return "", "engine::cluster()"
 
 
 def is_template(code: str, name: str) -> bool:

@@ -90,8 +90,12 @@ static constexpr int warpSize = 32;
 #ifdef __linux__
 // What compilers call for the address of a thread-local variable. A kernel's only ones are its __shared__ arrays, and
 // the engine keeps those between guards: an index past their end is a fault with a line, not a broken heap.
-extern "C" __attribute__((visibility("hidden"), used)) void* __tls_get_addr(size_t* module_and_offset) {
-  return engine_static_shared() + module_and_offset[1];
+extern "C" __attribute__((visibility("hidden"), used, no_sanitize("thread"))) void* __tls_get_addr(size_t* variable) {
+#ifdef ENGINE_HAS_TLS_ROOM
+  return engine_static_base + variable[1];
+#else
+  return engine_static_shared() + variable[1];
+#endif
 }
 #endif
 static thread_local char engine_anchor_byte;

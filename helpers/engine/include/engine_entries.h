@@ -117,12 +117,11 @@ struct Kernel<Function, void (*)(A...)> {
       Describe<typename Unqualified<A>::type>::value..., {0, "", false, 0}};
 };
 
-// By __cluster_dims__; zeros without it.
+// By __cluster_dims__; x is 0 without it. No constructors: the table of entries would be filled at run time.
 struct Cluster {
-  unsigned x = 0, y = 1, z = 1;
-  constexpr Cluster() {}
-  constexpr Cluster(unsigned x_, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
+  unsigned x, y, z;
 };
+constexpr Cluster cluster(unsigned x = 0, unsigned y = 1, unsigned z = 1) { return {x, y, z}; }
 
 struct Entry {
   const char* name;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -105,6 +106,26 @@ def tables(seen: observed.Observed) -> Tables:
 def fetches(seen: observed.Observed) -> dict[str, np.ndarray]:
     """Return how often each element of each array was read, in the array's shape."""
     return {part.name: part.fetches for r in seen.regions for part in r.parts if part.fetches is not None}
+
+
+class Passed(Mapping[int, list[Step]]):
+    """The steps of each block of a run. A block's are merged when they are first asked for."""
+
+    def __init__(self, seen: observed.Observed) -> None:
+        """Take the run."""
+        self._seen = seen
+        self._steps: dict[int, list[Step]] = {}
+
+    def __getitem__(self, block: int) -> list[Step]:
+        if block not in self._steps:
+            self._steps[block] = steps(self._seen, self._seen.traces[block])
+        return self._steps[block]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._seen.traces)
+
+    def __len__(self) -> int:
+        return len(self._seen.traces)
 
 
 def steps(seen: observed.Observed, passed: observed.BlockTrace) -> list[Step]:

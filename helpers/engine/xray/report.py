@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import html
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,7 +68,7 @@ class Report:
     by_access: dict[tuple[str, int], dict[str, Figures]] = field(default_factory=dict, repr=False)  # by_line, by array
     grid: tuple[int, int, int] = (1, 1, 1)
     block: tuple[int, int, int] = (1, 1, 1)
-    passed: dict[int, list[Step]] = field(default_factory=dict, repr=False)  # by block
+    passed: Mapping[int, list[Step]] = field(default_factory=dict, repr=False)  # by block
     notes: list[str] = field(default_factory=list)
     events: tuple[observed.Event, ...] = field(default=(), repr=False)
     flop: int | None = None
@@ -246,15 +246,21 @@ class Report:
             IndexError: the grid has no such block.
             KeyError: no steps of the block were kept: it touched no memory, or the launch was too long.
         """
+        number = self._number(block)
+        if number not in self.passed:
+            why = "it touched no memory, or the launch is too long to keep them"
+            raise KeyError(f"block {number} left no steps: {why}")
+        return self.passed[number]
+
+    def _number(self, block: int | Sequence[int]) -> int:
+        """Return the number of a block that is given by its number or its index."""
         if not isinstance(block, int):
             x, y, z = (*block, 0, 0)[:3]
             block = x + self.grid[0] * (y + self.grid[1] * z)
         n_blocks = self.grid[0] * self.grid[1] * self.grid[2]
         if not 0 <= block < n_blocks:
             raise IndexError(f"the grid has blocks 0 to {n_blocks - 1}; asked for {block}")
-        if block not in self.passed:
-            raise KeyError(f"block {block} left no steps: it touched no memory, or the launch is too long to keep them")
-        return self.passed[block]
+        return block
 
     def timeline(self, block: int | Sequence[int] = 0, *, intervals: tuple[int, int] = (0, 6)) -> Any:
         """Draw which thread of a block was where between its barriers.
@@ -266,12 +272,12 @@ class Report:
         Args:
             block: its number or index, as for `steps`. intervals: the first one to draw, and one past the last.
         """
-        steps = self.steps(block)
+        number = self._number(block)
+        steps = self.steps(number)
         first, last = intervals
         drawn = [step for step in steps if first <= step.interval < last]
         if not drawn:
             raise IndexError(f"intervals 0 to {steps[-1].interval} have steps; asked for {first} to {last - 1}")
-        number = next(n for n, s in self.passed.items() if s is steps)
         n_threads = self.block[0] * self.block[1] * self.block[2]
         skipped = len({step.interval for step in steps if step.interval >= last})
         return hooks.drawings("timeline").picture(

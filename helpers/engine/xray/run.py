@@ -59,7 +59,7 @@ def xray(
         flop=seen.flop,
         tensor_flop=seen.tensor_flop,
         trace=Trace.of_run(function.name, function.code, seen) if seen.trace else None,
-        passed={number: figures.steps(seen, passed) for number, passed in seen.traces.items()},
+        passed=figures.Passed(seen),
     )
 
 

@@ -11,7 +11,7 @@ extern "C" __global__ void sum_written_while_other_blocks_add(float *out, float 
   if (t == 0) {
     bulk_add(out, s, 512);  // here
     commit();
-    wait_read();
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
   }
   __syncthreads();
   s[t] = 0;
