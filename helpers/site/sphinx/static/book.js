@@ -29,12 +29,19 @@ document.addEventListener("DOMContentLoaded", () => {
     }
   }
 
+  // What a cell printed wraps unless it has columns.
+  for (const block of document.querySelectorAll(".cell_output .output pre"))
+    block.classList.toggle("prose", !/\S {2,}\S/.test(block.textContent));
+
   // A figure is as wide as the page, and as large as it was drawn when it is pressed.
   for (const image of document.querySelectorAll(".bd-article .cell_output img, .bd-article p > img")) {
     if (image.closest(".moving")) continue;
     image.tabIndex = 0;
     const grow = () => image.classList.toggle("whole");
-    image.addEventListener("click", grow);
+    image.addEventListener("click", (event) => {
+      event.preventDefault(); // it is also a link to its file
+      grow();
+    });
     image.addEventListener("keydown", (event) => event.key === "Enter" && grow());
   }
 });
