@@ -48,7 +48,6 @@ html_theme_options = {
     "use_repository_button": web_address.is_published(),
     "use_download_button": False,
     "footer_content_items": ["extra-footer.html"],
-    "extra_footer": f"Version {version} (<a href='%s'>changes</a>), by {author}; MIT licence.",
     "use_fullscreen_button": False,
     "navbar_persistent": [],  # the search is in the sidebar
     # A kernel's page needs the width for its code.
@@ -106,6 +105,8 @@ def summary() -> tuple[str, str]:
 def add_card(app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any) -> None:
     """Add the preview of links to a page. Its picture needs the site's address."""
     title, sentence = summary()
+    changes = context["pathto"]("CHANGELOG")
+    context["theme_extra_footer"] = f"Version {version} (<a href='{changes}'>changes</a>), by {author}. MIT licence."
     if pagename == app.config.root_doc:
         context["docstitle"] = ""  # the page's title is the site's
     own = html.unescape(re.sub(r"<[^>]+>", "", context.get("title") or title))
