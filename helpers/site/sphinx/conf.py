@@ -22,7 +22,7 @@ project = "FlashAttention from scratch, in CuPy"
 author = "the course's authors"
 version = release = course_version()
 extensions = ["myst_nb", "sphinx_copybutton"]
-exclude_patterns: list[str] = []
+exclude_patterns = ["extra"]  # files that are copied as they are
 
 nb_execution_mode = "off"  # outputs are those that the notebooks hold
 nb_render_markdown_format = "myst"
@@ -37,7 +37,7 @@ html_static_path = ["static"]
 html_css_files = ["book.css"]
 html_js_files = ["book.js"]
 html_favicon = "static/icon.svg"
-html_search_scorer = "static/scorer.js"
+html_search_scorer = str(Path(__file__).with_name("static") / "scorer.js")
 html_show_copyright = html_show_sphinx = False
 html_context = {"default_mode": "auto"}  # the theme of the reader's system; without it each page logs an error
 html_math_renderer = "mathml"  # below
