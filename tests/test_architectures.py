@@ -1,4 +1,4 @@
-"""Which GPU runs what, from Turing to Blackwell, as the site and `ladder --gpus` say; and every stage compiled for each."""
+"""Which GPU runs what, from Turing to Blackwell, as the site and `ladder` say; every stage compiled for each."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_device_is_as_before() -> None:
     here = device.ON_GPU
     with pytest.raises(KeyError), architectures.planned_for(80):
         raise KeyError
-    assert device.ON_GPU == here
+    assert here == device.ON_GPU
 
 
 def test_the_command_says_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,9 +61,7 @@ def test_the_page_says_what_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_nvrtc
 @pytest.mark.parametrize("cc", CARDS)
 @pytest.mark.parametrize("name", [name for name, stage in LADDER.items() if not stage.slow_to_compile])
-def test_every_stage_compiles_for_every_gpu_that_runs_it(
-    name: str, cc: int, record_row: Callable[..., None]
-) -> None:
+def test_every_stage_compiles_for_every_gpu_that_runs_it(name: str, cc: int, record_row: Callable[..., None]) -> None:
     """With the sizes that it has there at head_dim 64. Spills are listed, and held to what was seen."""
     for report in architectures.compiled(LADDER[name], cc):
         record_row(

@@ -1,6 +1,6 @@
 """Say for each architecture from Turing to Blackwell what runs there: computed from the stages' own conditions.
 
-    python3 helpers/course.py ladder --gpus       # prints it; the site has it as a page
+python3 helpers/course.py ladder --gpus       # prints it; the site has it as a page
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def types_of(stage: Rung, cc: int, head_dim: int = 64) -> list[str]:
 
 
 def why_not(stage: Rung, cc: int) -> str:
-    """Return the reason why a stage does not run on a compute capability, for the type that needs least; "" if it does."""
+    """Return the reason why a stage does not run on a compute capability, "" if it does for some type."""
     if types_of(stage, cc):
         return ""
     with planned_for(cc):
@@ -75,7 +75,9 @@ def defaults(cc: int) -> list[Default]:
                 with planned_for(cc):
                     stage = default_of(stages, rows, batch * heads * rows, head_dim=head_dim, dtype=dtype)
                 found.append(Default(direction, dtype, shape, stage))
-    return [each for each in found if any(each.dtype in s.dtypes and s.direction == each.direction for s in LADDER.values())]
+    return [
+        each for each in found if any(each.dtype in s.dtypes and s.direction == each.direction for s in LADDER.values())
+    ]
 
 
 def instead(stage: Rung, cc: int) -> Rung | None:

@@ -22,19 +22,19 @@ def page() -> str:
         "`python3 helpers/course.py ladder --gpus` prints the same, and `ladder` on a GPU begins with its part.",
         *("", "| | GPUs |", "|---|---|", *(f"| sm_{cc} | {cards} |" for cc, cards in CARDS.items()), ""),
         *("## Which stages run", "", *_table(["stage", *heads], (_types(stage) for stage in LADDER.values())), ""),
-        "32, 16 and b16 stand for float32, float16 and bfloat16, 8 for e4m3. A stage that a GPU does not run still runs "
-        "on the CPU engine of the same machine, under the X-ray too: set `COURSE_DEVICE=cpu` before the first cell.",
+        "32, 16 and b16 stand for float32, float16 and bfloat16, 8 for e4m3. A stage that a GPU does not run "
+        "still runs on the CPU engine of the same machine, under the X-ray too: set `COURSE_DEVICE=cpu` before the first cell.",
         *("", "## Which one a call gets", ""),
-        f"A call that names no stage, head_dim {LARGE[3]}, no mask: large is {LARGE[0]} × {LARGE[1]} heads of {LARGE[2]} "
-        f"rows, small is one head of {SMALL[2]}.",
+        f"A call that names no stage, head_dim {LARGE[3]}, no mask: large is {LARGE[0]} × {LARGE[1]} heads of "
+        f"{LARGE[2]} rows, small is one head of {SMALL[2]}.",
         *("", *_table(["call", *heads], _default_rows()), ""),
         *("## Notebooks for one architecture", ""),
         *_hoppers(),
         *("## What the compiler makes of it", "", *_compiled(heads), ""),
         "## Measured",
         "",
-        "Records are of Hopper so far: [GPUs, side by side](/gpus.md). **If you have a GPU of Ampere, Ada or Blackwell, one "
-        "command makes its record**, and [this is what to do with it](/CONTRIBUTING.md#the-record-of-your-gpu):",
+        "Records are of Hopper so far: [GPUs, side by side](/gpus.md). **If you have a GPU of Ampere, Ada or Blackwell, "
+        "one command makes its record**, and [this is what to do with it](/CONTRIBUTING.md#the-record-of-your-gpu):",
         *("", "```sh", "python3 helpers/course.py bench --peers --json record.json", "```", ""),
     ]
     return "\n".join(lines)
@@ -80,7 +80,7 @@ def _hoppers() -> Iterator[str]:
             row.append("itself" if not why_not(stage, cc) else "–" if other is None else _notebook(other))
         rows.append(row)
         reasons += [f"- sm_{cc}: {stage.name}: {why_not(stage, cc)}" for cc in (80, 120) if number == HOPPERS[0]]
-    yield "What calls of the same type get there, and so what to read in place of each; a dash: no stage takes the type."
+    yield "What calls of the same type get there, and so what to read instead; a dash: no stage takes the type."
     yield ""
     yield from _table(["notebook", *(f"sm_{cc}" for cc in CARDS)], iter(rows))
     yield from ("", "A call that names such a stage is refused, with the reason:", "", *reasons, "")
@@ -108,11 +108,13 @@ def _compiled(heads: list[str]) -> Iterator[str]:
         yield f"*(not made here: {error})*"
         return
     yield (
-        f"Registers of a thread by NVRTC {major}.{minor}, at head_dim 64 with the sizes and the last type that a stage has "
-        "there; in brackets, bytes of spills. A stage of several kernels shows the one with the most."
+        f"Registers of a thread by NVRTC {major}.{minor}, at head_dim 64 with the sizes and the last type that a stage "
+        "has there; in brackets, bytes of spills. A stage of several kernels shows the one with the most."
     )
     yield ""
-    yield from _table(["stage", *heads], ([_link(stage), *(_most(stage, cc) for cc in CARDS)] for stage in LADDER.values()))
+    yield from _table(
+        ["stage", *heads], ([_link(stage), *(_most(stage, cc) for cc in CARDS)] for stage in LADDER.values())
+    )
 
 
 def _most(stage: Rung, cc: int) -> str:
@@ -127,5 +129,3 @@ def _most(stage: Rung, cc: int) -> str:
     most = max(reports, key=lambda report: (report.registers, report.spill_bytes))
     spills = max(report.spill_bytes for report in reports)
     return f"{most.registers}" + (f" ({spills})" if spills else "")
-
-

@@ -69,11 +69,15 @@ def sources(folder: Path) -> None:
     written |= {f"kernels/{group}/index.md": kernel_pages.group_index(group) for group in kernel_pages.GROUPS if group}
     written["teachers/mistakes.md"] = mistakes.page_on_cpu()
     climb, roofline = climb_page.page()
-    written |= export_pages.pages() | measured_pages.pages() | {
-        "climb.md": climb,
-        "gpus.md": gpu_page.page(),
-        "architectures.md": architectures_page.page(),
-    }
+    written |= (
+        export_pages.pages()
+        | measured_pages.pages()
+        | {
+            "climb.md": climb,
+            "gpus.md": gpu_page.page(),
+            "architectures.md": architectures_page.page(),
+        }
+    )
     trees = [
         readme_pages.toctree([*books, *texts["The course"]], "The course"),
         readme_pages.toctree(["kernels/index.md", "exports/index.md"], "Kernels"),

@@ -17,7 +17,9 @@ from helpers.engine.cuda_source.source import blank_comments
 Counts = Mapping[str, Sequence[int]]  # by array: `xrays.COUNTS`
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include "([^"]+)"', re.M)
 _MACRO = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.M)
-_TYPE = re.compile(r"\b(?:struct|class|union|enum|enum class)\s+(?:(?:alignas|__align__)\s*\([^)]*\)\s*)?(\w+)[^;{}()]*\{")
+_TYPE = re.compile(
+    r"\b(?:struct|class|union|enum|enum class)\s+(?:(?:alignas|__align__)\s*\([^)]*\)\s*)?(\w+)[^;{}()]*\{"
+)
 _USING = re.compile(r"\busing\s+(\w+)\s*=")
 _CONSTANT = re.compile(r"\b(?:constexpr|const)\b[^;{}()=]*?\b(\w+)\s*(?:\[[^\]]*\]\s*)?[={]")
 _FUNCTION = re.compile(r"\b([A-Za-z_]\w*)\s*\((?:[^;{}()]|\([^;{}()]*\))*\)\s*(?:const\s*)?\{")
@@ -119,7 +121,8 @@ def code(file: str, xray: Mapping[str, Counts] | None = None, shared: Sequence[s
         )
         beside = figures(xray.get(str(number), {}), shared) if xray is not None else ""
         rows.append(
-            f'<span class="kernel-line" id="L{number}"><a class="linenos" href="#L{number}">{number:4}</a>{beside}{line}\n</span>'
+            f'<span class="kernel-line" id="L{number}"><a class="linenos" href="#L{number}">{number:4}</a>'
+            f"{beside}{line}\n</span>"
         )
     return f'<div class="highlight-c++ notranslate"><div class="highlight"><pre>{"".join(rows)}</pre></div></div>'
 
@@ -144,7 +147,9 @@ def _sentence(name: str, counts: Sequence[int]) -> str:
     if requests and sectors:
         parts.append(f"{sectors / requests:.3g} sectors a request")
     if of_shared:
-        parts.append(f"{waves / of_shared:.3g} wavefronts a request" + (f", {extra:,} by bank conflicts" if extra else ""))
+        parts.append(
+            f"{waves / of_shared:.3g} wavefronts a request" + (f", {extra:,} by bank conflicts" if extra else "")
+        )
     return f"{name}: {', '.join(parts)}"
 
 

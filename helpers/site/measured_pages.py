@@ -24,14 +24,23 @@ COLUMNS = ("name", "type", "mask", "batch", "heads", "N", "d", "ms", "spread", "
 def pages() -> dict[str, str]:
     """Write all of them in Markdown, by path, the list of them first."""
     records, studies = gpus.records(), {name: study.module_of(name) for name in study.STUDIES}
-    about = {name: re.sub(r"\s+", " ", (module.__doc__ or name).strip().splitlines()[0]) for name, module in studies.items()}
+    about = {
+        name: re.sub(r"\s+", " ", (module.__doc__ or name).strip().splitlines()[0]) for name, module in studies.items()
+    }
     lines = [
         *("# Measured", ""),
-        "Every measurement that the course has recorded. A press on a column's name sorts by it; the line above a table "
-        "keeps the rows that contain all of its words.",
+        "Every measurement that the course has recorded. A press on a column's name sorts by it; the line above a "
+        "table keeps the rows that contain all of its words.",
         *("", "## By GPU", ""),
-        *(f"- [{name}]({gpus.slug(name)}.md): {len(record['results'])} measurements" for name, record in records.items()),
-        *("", "Your GPU is not here? One command makes its record: [what it needs](/CONTRIBUTING.md#the-record-of-your-gpu).", ""),
+        *(
+            f"- [{name}]({gpus.slug(name)}.md): {len(record['results'])} measurements"
+            for name, record in records.items()
+        ),
+        *(
+            "",
+            "Another GPU? One command makes its record: [what it needs](/CONTRIBUTING.md#the-record-of-your-gpu).",
+            "",
+        ),
         *("## By question", "", "Studies: what one claim of a notebook rests on.", ""),
         *(f"- [{name.replace('_', ' ')}](study-{name.replace('_', '-')}.md): {text}" for name, text in about.items()),
         "",
@@ -52,7 +61,12 @@ def _of_gpu(name: str, record: Mapping[str, Any]) -> str:
     facts += [f"{label} {device[key]}" for key, label in labels if key in device]
     file = f"notebooks/{FOLDER}/{gpus.slug(name)}.json"
     source = f" {web_address.link('The record', file)}." if web_address.is_published() else ""
-    lines = [f"# {name}", "", f"{', '.join(facts)}. Times are medians; the spread is from the fastest to the slowest.{source}", ""]
+    lines = [
+        f"# {name}",
+        "",
+        f"{', '.join(facts)}. Times are medians; the spread is from the fastest to the slowest.{source}",
+        "",
+    ]
     for heading, kinds in TABLES.items():
         if results := [result for result in record["results"] if result["kind"] in kinds]:
             lines += [f"## {heading}", "", *_table(results), ""]
@@ -87,5 +101,21 @@ def _row(result: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _of_study(name: str, about: str, table: str) -> str:
-    command = f"`python3 -m helpers.bench.study {name}` prints this record, and with a file's name, on a GPU, measures it again."
-    return "\n".join([f"# {name.replace('_', ' ').capitalize()}", "", about, "", command, "", "````{code-block} text", "", table.strip("\n"), "````", ""])
+    command = (
+        f"`python3 -m helpers.bench.study {name}` prints this; with a file's name, on a GPU, it measures it again."
+    )
+    return "\n".join(
+        [
+            f"# {name.replace('_', ' ').capitalize()}",
+            "",
+            about,
+            "",
+            command,
+            "",
+            "````{code-block} text",
+            "",
+            table.strip("\n"),
+            "````",
+            "",
+        ]
+    )

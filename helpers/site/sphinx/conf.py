@@ -78,7 +78,9 @@ class NoPrintedCode(SphinxPostTransform):
     default_priority = 900
 
     def run(self, **_: object) -> None:
-        for cell in self.document.findall(lambda node: "cell_output" in getattr(node, "attributes", {}).get("classes", ())):
+        for cell in self.document.findall(
+            lambda node: "cell_output" in getattr(node, "attributes", {}).get("classes", ())
+        ):
             for block in cell.findall(lambda node: node.tagname == "literal_block"):
                 if block.get("language") in ("c++", "cpp", "cuda", "diff", "python"):
                     block["classes"].append("no-search")
