@@ -23,7 +23,7 @@ def page() -> str:
         *("", "| | GPUs |", "|---|---|", *(f"| sm_{cc} | {cards} |" for cc, cards in CARDS.items()), ""),
         *("## Which stages run", "", *_table(["stage", *heads], (_types(stage) for stage in LADDER.values())), ""),
         "32, 16 and b16 stand for float32, float16 and bfloat16, 8 for e4m3. A stage that a GPU does not run "
-        "still runs on the CPU engine of the same machine, under the X-ray too: set `COURSE_DEVICE=cpu` before the first cell.",
+        "still runs on the CPU engine of the same machine, under the X-ray too: set `COURSE_DEVICE=cpu` first.",
         *("", "## Which one a call gets", ""),
         f"A call that names no stage, head_dim {LARGE[3]}, no mask: large is {LARGE[0]} × {LARGE[1]} heads of "
         f"{LARGE[2]} rows, small is one head of {SMALL[2]}.",
@@ -33,7 +33,7 @@ def page() -> str:
         *("## What the compiler makes of it", "", *_compiled(heads), ""),
         "## Measured",
         "",
-        "Records are of Hopper so far: [GPUs, side by side](/gpus.md). **If you have a GPU of Ampere, Ada or Blackwell, "
+        "Records are of Hopper so far: [GPUs, side by side](/gpus.md). **With a GPU of Ampere, Ada or Blackwell, "
         "one command makes its record**, and [this is what to do with it](/CONTRIBUTING.md#the-record-of-your-gpu):",
         *("", "```sh", "python3 helpers/course.py bench --peers --json record.json", "```", ""),
     ]
