@@ -10,10 +10,9 @@
 //          descales [sequences, heads], float32: what elements are multiplied by; or null, for 1
 // Needs    sm_90a and no other; HEAD_DIM and strides multiples of 16, pointers of 16 bytes
 // Traffic  as 10, with half the bytes of Q, K, V; V is read and written once more by the first launch
-#include "fp8_tiles.cuh"        // sizes, the two products, weights
-#include "hopper_epilogue.cuh"  // lse
-#include "results.cuh"          // four elements of O
-#include "v_image.cuh"          // where a tile of V^T is
+#include "fp8_epilogue.cuh"  // lse, O
+#include "fp8_tiles.cuh"     // sizes, the two products, weights
+#include "v_image.cuh"       // where a tile of V^T is
 
 constexpr int THREADS = 128 * (1 + CONSUMERS);  // warpgroup 0 is the producer
 constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : HEAD_DIM > 64 ? 32 : 56;
@@ -49,28 +48,6 @@ __device__ __forceinline__ void move_maxima_by_bits(
 #pragma unroll
   for (int i = 0; i < 2; ++i) maxima[i] = scaled_maximum(lane_maximum(S, i), softmax_scale_log2);
   raise_maxima(maxima, m_i, rescale);
-}
-
-// Stores a warp's 16 rows of O: V^T's rows are such that a lane has four neighbours, of each 16
-// columns those from 4 t on.
-template <typename T>
-__device__ __forceinline__ void store_quads(
-    const Tile& tile, int warp_row, const Output& acc, const Statistics& factor, T* O, bool packed,
-    const AttentionParams& params) {
-  const int lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
-  T* const out = O + (packed ? 0 : tile.sequence) * params.o.batch +
-                 (tile.row + warp_row + g) * params.o.row + tile.head * params.o.head + 4 * t;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    if (warp_row + g + 8 * i >= tile.rows) continue;
-#pragma unroll
-    for (int n = 0; n < HEAD_DIM / 16; ++n) {
-      const float* const o = acc + 8 * n + 2 * i;
-      store4(
-          out + 8 * i * params.o.row + 16 * n, o[0] * factor[i], o[4] * factor[i], o[1] * factor[i],
-          o[5] * factor[i]);
-    }
-  }
 }
 
 template <typename T>

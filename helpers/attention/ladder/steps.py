@@ -403,8 +403,8 @@ def _fp16x3() -> _Climb:
 
 
 def _fewer_keys(head_dim: int) -> list[Sizes]:
-    """Return fp8's sizes with 128 keys a tile: where O is summed in place, it takes its registers beside all of S."""
-    return [{**LADDER["fp8"].tiles(head_dim), "BLOCK_N": 128}]
+    """Return fp8's sizes with fewer keys a tile: where O is summed in place, it takes its registers beside all of S."""
+    return [{**LADDER["fp8"].tiles(head_dim), "BLOCK_N": 160 if head_dim <= 64 else 128}]
 
 
 def _fp8() -> _Climb:

@@ -26,6 +26,7 @@ from helpers.attention import flash_attention, kernel, reference
 from helpers.attention.check import real_inputs
 from helpers.attention.fp8 import E4M3, attention_with_rounded_p, dequantise, descale_of, hadamard, minus_mean, quantise
 from helpers.attention.ladder import LADDER
+from helpers.attention.ladder.steps import CLIMBS, FP8_CODES
 from helpers.attention.models.char_gpt import CharGPT, Config, FlashAttention, to_host, train
 from helpers.bench import records
 from helpers.bench.cases import TYPES
@@ -39,16 +40,8 @@ from helpers.device import ON_GPU, cp, describe
 recorded = records.reader("nvidia-h200-fp8.json")
 FP8, ONE_LEVEL, TWO_LEVELS, CODES = "fp8", "one level of sums", "two levels of sums", "weights by codes"
 FA3, FA3_BF16, HOPPER = "FlashAttention-3 fp8", "FlashAttention-3 bf16", "hopper bf16"
-# The stage and its steps: a file, and sizes by head_dim where they differ from the stage's.
-KERNELS: Mapping[str, tuple[str | None, Mapping[int, Mapping[str, int]]]] = {
-    FP8: (None, {}),
-    ONE_LEVEL: (
-        "steps/16_01_one_level.cu",
-        {64: {"BLOCK_N": 160}, 128: {"BLOCK_N": 128}, 256: {"BLOCK_N": 128}},
-    ),
-    TWO_LEVELS: ("steps/16_02_two_levels.cu", {}),
-    CODES: ("steps/16_03_codes.cu", {}),
-}
+_STEPS = CLIMBS["fp8"]
+KERNELS = {FP8: LADDER["fp8"], ONE_LEVEL: _STEPS[0], TWO_LEVELS: _STEPS[1], CODES: FP8_CODES}
 HEADS, ROWS, KEYS, HEAD_DIM, BLOCK_ROWS = 4, 256, 2048, 128, 128
 LENGTHS = (1024, 4096, 16384, 65536)
 SHAPES = (
@@ -84,7 +77,7 @@ def attention_of(name: str, qkv: Sequence[np.ndarray], descales: Sequence[Any] =
         for letter, a, descale in zip("qkv", qkv, descales, strict=True)
         if descale is not None
     }
-    LADDER["fp8"](q, k, v, out=o, **given, **_options(name, q.shape[-1]))
+    KERNELS[name](q, k, v, out=o, **given)
     return cp.asnumpy(o)[0]
 
 
@@ -268,7 +261,7 @@ def _ways(shape: Sequence[int], causal: bool, given: Sequence[np.ndarray]) -> di
     """Prepare what is timed: ours, the stage hopper in bfloat16, FlashAttention-3 in both types. Each returns o."""
     on_device = [cp.asarray(a) for a in given]
     wide = [cp.asarray(a.view(E4M3).astype(TYPES["bfloat16"])) for a in given]
-    prepared = {name: LADDER["fp8"].prepare(*on_device, causal=causal, **_options(name, shape[-1])) for name in KERNELS}
+    prepared = {name: stage.prepare(*on_device, causal=causal) for name, stage in KERNELS.items()}
     prepared[HOPPER] = LADDER["hopper"].prepare(*wide, causal=causal)
     ways: dict[str, Callable[[], Any]] = {}
     for name, (launch, o) in prepared.items():
@@ -283,13 +276,6 @@ def _ways(shape: Sequence[int], causal: bool, given: Sequence[np.ndarray]) -> di
         ways[FA3] = lambda: _fa3_output(module, tensors, one, causal=causal)
         ways[FA3_BF16] = lambda: _fa3_output(module, halves, causal=causal)
     return ways
-
-
-def _options(name: str, head_dim: int) -> dict[str, Any]:
-    """Return the source and the sizes of one of KERNELS."""
-    file, by_head_dim = KERNELS[name]
-    options = {"source": file, "sizes": by_head_dim.get(head_dim)}
-    return {key: value for key, value in options.items() if value}
 
 
 CHECKED_ROWS, MOST_RMS = 64, 0.06
@@ -333,8 +319,8 @@ def _compile_ahead(parts: Collection[str]) -> None:
     for head_dim in sorted({*timed, HEAD_DIM}):
         shape = (1, 1, 256, head_dim)
         e4m3 = [cp.zeros(shape, np.uint8)] * 3
-        for name in KERNELS:
-            plan = functools.partial(LADDER["fp8"].plan, *e4m3, **_options(name, head_dim))
+        for stage in KERNELS.values():
+            plan = functools.partial(stage.plan, *e4m3)
             jobs += [functools.partial(plan, out=cp.zeros(shape, np.float32))] * (head_dim == HEAD_DIM)
             jobs += [plan] * (head_dim in timed)
         wide = [cp.zeros(shape, TYPES["bfloat16"])] * 3
