@@ -209,7 +209,7 @@ def book(words: "list[str]") -> int:
     from helpers.site import build
 
     try:
-        with Progress("making the site: minutes; a quarter of an hour where no kernel has been launched for it yet") as shown:
+        with Progress("making the site: minutes, at the first time a quarter of an hour or more") as shown:
             shown.state = "pages, then Sphinx"
             page = build.build(words=words)
     except (RuntimeError, ValueError) as error:
