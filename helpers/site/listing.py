@@ -25,7 +25,7 @@ _CONSTANT = re.compile(r"\b(?:constexpr|const)\b[^;{}()=]*?\b(\w+)\s*(?:\[[^\]]*
 _FUNCTION = re.compile(r"\b([A-Za-z_]\w*)\s*\((?:[^;{}()]|\([^;{}()]*\))*\)\s*(?:const\s*)?\{")
 _NO_FUNCTION = {"if", "for", "while", "switch", "__launch_bounds__", "alignas", "__align__", "decltype", "sizeof"}
 _NAME = re.compile(r'<span class="(?:n|nf|nc|nb|fm)">(\w+)</span>')
-_INCLUDED = re.compile(r'<span class="cpf">&quot;([^&]+)&quot;</span>')
+_INCLUDED = re.compile(r'<span class="cpf">(?:&quot;|")([^&"]+)(?:&quot;|")</span>')
 
 
 @functools.cache
