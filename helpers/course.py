@@ -27,6 +27,7 @@ from helpers.cli import commands
 from helpers.setup import environment, host_compiler, startup
 from helpers.setup.requirements import ROOM, is_conda, need_python, the_list, use_this_python
 from helpers.setup.script import Problem, say
+from helpers.setup.version import version
 
 LAB = "open the course in JupyterLab: your own copies of the notebooks, in work/"
 PROGRESS = "what you have solved and guessed in each notebook, what comes next, and how long it takes"
@@ -74,6 +75,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=raw,
         parents=[own],
     )
+    top.add_argument("--version", action="version", version="course.py " + version())
     entries = top.add_subparsers(
         dest="command", metavar="{lab,progress,ladder,test,bench,export,book}", title="commands"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
 import importlib.util
 import json
 import re
@@ -16,8 +17,9 @@ from urllib.parse import unquote, urldefrag
 import browser
 import pytest
 
+from helpers.attention import kernel
 from helpers.attention.ladder import LADDER
-from helpers.bench import climb, gpus, reading
+from helpers.bench import climb, gpus, reading, study
 from helpers.lesson.exercises import exercise
 from helpers.lesson.predict import predict
 from helpers.site import (
@@ -27,10 +29,12 @@ from helpers.site import (
     first_screen,
     guesses,
     kernel_pages,
+    listing,
     mistakes,
     notebook_pages,
     readme_pages,
     web_address,
+    xrays,
 )
 from helpers.site.links import ROOT, Links, outside_code, slug
 
@@ -250,7 +254,7 @@ def test_what_one_sees_of_a_usual_mistake(site: dict[Path, Page]) -> None:
     """Each has its edit and a message, and the messages are of many kinds."""
     page = page_of(site, "teachers/mistakes.html")
     every = mistakes.listed()
-    assert len(page.blocks) == 2 * len(every) and len(set(every)) == len(every) >= 30
+    assert len(page.blocks) == 2 * len(every) and len(set(every)) == len(every) >= 50
     assert len(re.findall("^### ", mistakes.TEXT.read_text(encoding="utf-8"), re.M)) == len(every)
     for edit, message, mistake in zip(page.blocks[::2], page.blocks[1::2], every, strict=True):
         assert re.search(r"^-.*\S", edit, re.M) or mistakes.planted(mistake).new, mistake
@@ -399,7 +403,7 @@ def test_mistakes_are_still_planted() -> None:
     """Each fits its kernel as it is; without Sphinx too."""
     for mistake in mistakes.listed():
         bug = mistakes.planted(mistake)
-        text = (ROOT / "kernels" / mistakes.file_of(mistake)).read_text(encoding="utf-8")
+        text = (ROOT / "kernels" / mistakes.file_of(mistake)).read_text(encoding="utf-8")  # or of a header
         assert bug.plant(text) != text
     with pytest.raises(LookupError, match="0 bugs named 'none such' in naive"):
         mistakes.planted(mistakes.Mistake("check", "naive", "none such"))
@@ -472,12 +476,12 @@ def test_a_guess_is_noted(chromium: Any, site: dict[Path, Page], width: int, the
 @needs_sphinx
 @pytest.mark.parametrize("width", browser.SIZES)
 def test_no_figure_is_wider_than_the_page(chromium: Any, site: dict[Path, Page], width: int) -> None:
-    """Until it is pressed."""
+    """Until it is pressed. On a phone it keeps the width at which its labels can be read, and its own box scrolls."""
     for path in (path for path in site if path.parent.name == "notebooks"):
         with browser.opened(chromium, width, "light") as page:
             page.goto(path.as_uri())
             widths = page.locator(".bd-article img").evaluate_all("all => all.map(image => image.clientWidth)")
-            assert max(widths, default=0) <= width, path.name
+            assert max(widths, default=0) <= max(width, 608), path.name
     with browser.opened(chromium, 390, "light") as page:
         page.goto(page_of(site, "notebooks/03_online_softmax.html").path.as_uri())
         image = page.locator(".bd-article .cell_output img:not(.part)").locator("visible=true").first
@@ -485,6 +489,95 @@ def test_no_figure_is_wider_than_the_page(chromium: Any, site: dict[Path, Page],
         image.focus()
         page.keyboard.press("Enter")
         assert image.bounding_box()["width"] > before
+
+
+@needs_sphinx
+def test_no_code_is_cut_off_on_a_laptop(chromium: Any, site: dict[Path, Page]) -> None:
+    """At 1280 pixels each block shows its lines whole; the contents of the page open by a button."""
+    for name in ("notebooks/14_decoding.html", "kernels/07_mma.cu.html", "index.html", "about/the-ladder.html"):
+        with browser.opened(chromium, 1280, "light") as page:
+            page.goto(page_of(site, name).path.as_uri())
+            cut = "all => all.filter(block => block.scrollWidth > block.clientWidth + 1).length"
+            assert page.locator(".bd-article :is(pre, table)").evaluate_all(cut) == 0, name
+    with browser.opened(chromium, 1280, "light") as page:
+        page.goto(page_of(site, "notebooks/14_decoding.html").path.as_uri())
+        contents = page.locator("#pst-page-toc-nav")
+        assert not contents.is_visible()
+        page.locator(".secondary-toggle").click()
+        contents.wait_for(state="visible")
+
+
+@needs_sphinx
+def test_tables_sort_and_keep_rows(chromium: Any, site: dict[Path, Page]) -> None:
+    name = next(path.name for path in site if path.parent.name == "measured" and path.name.startswith("nvidia"))
+    with browser.opened(chromium, 1280, "light") as page:
+        page.goto(page_of(site, f"measured/{name}").path.as_uri())
+        table = page.locator(".bd-article table").first
+        heads = table.locator("th").all_inner_texts()
+        cells = f"rows => rows.filter(r => !r.hidden).map(r => r.cells[{heads.index('ms')}].textContent)"
+        for turn in (1, -1):
+            table.get_by_role("button", name="ms", exact=True).click()
+            times = [float(text) for text in table.locator("tbody tr").evaluate_all(cells)]
+            assert times == sorted(times)[::turn] and len(times) > 20
+        page.locator("input.keeps").first.fill("naive 4096")
+        kept = table.locator("tbody tr").locator("visible=true").all_inner_texts()
+        assert 0 < len(kept) < len(times) and all("naive" in row and "4096" in row for row in kept)
+
+
+@needs_sphinx
+def test_an_x_ray_stands_beside_the_lines(site: dict[Path, Page]) -> None:
+    text = page_of(site, "kernels/03_online_softmax.cu.html").path.read_text(encoding="utf-8")
+    assert text.count('class="linenos xray" title=') > 5 and "no finding" in text
+    assert "xray" not in page_of(site, "kernels/ptx.cuh.html").path.read_text(encoding="utf-8")
+
+
+@needs_sphinx
+def test_every_measurement_is_there(site: dict[Path, Page]) -> None:
+    for name, record in gpus.records().items():
+        page = page_of(site, f"measured/{gpus.slug(name)}.html")
+        assert page.path.read_text(encoding="utf-8").count("<tr") >= len(record["results"])
+    for name in study.STUDIES:
+        [shown] = page_of(site, f"measured/study-{name.replace('_', '-')}.html").blocks
+        assert shown.strip() == str(study.module_of(name).table()).strip()
+
+
+@needs_sphinx
+def test_a_notebook_can_be_downloaded(site: dict[Path, Page]) -> None:
+    for path in notebook_pages.paths():
+        page = page_of(site, f"notebooks/{path.stem}.html")
+        assert path.name in page.links and (page.path.parent / path.name).read_bytes() == path.read_bytes()
+
+
+# ---- kernels as HTML
+
+
+def test_names_lead_to_their_definitions() -> None:
+    text = listing.code("07_mma.cu")
+    line = listing.definitions("ptx.cuh")["mma_m16n8k16"]
+    assert "mma_m16n8k16" in listing.text_of("ptx.cuh").splitlines()[line - 1]
+    assert f'<a href="ptx.cuh.html#L{line}"><span class="n">mma_m16n8k16</span></a>' in text
+    assert '<a href="block.cuh.html"><span class="cpf">' in text
+    plain = re.sub(r'<a class="linenos".*?</a>|<[^>]+>', "", text)
+    assert html.unescape(plain).rstrip("\n") == listing.text_of("07_mma.cu").rstrip("\n")
+    assert '<a href="../ptx.cuh.html#L' in listing.code("steps/07_16_lazy_rescale.cu")
+
+
+def test_every_definition_is_on_its_line() -> None:
+    for path in kernel_pages.files():
+        name = path.relative_to(kernel.KERNELS).as_posix()
+        lines = listing.text_of(name).splitlines()
+        assert all(re.search(rf"\b{word}\b", lines[line - 1]) for word, line in listing.definitions(name).items()), name
+
+
+def test_an_x_ray_counts_what_the_kernel_does() -> None:
+    """01 reads K once for each row of Q; beside the lines stand bytes and what bank conflicts cost."""
+    xray = xrays.on_cpu(["01_naive.cu"])["01_naive.cu"]
+    assert xray["arrays"]["K"][0] == 4 * xrays.ROWS * xrays.KEYS * xrays.HEAD_DIM and not xray["findings"]
+    counts = {"tile": [4096, 0, 0, 0, 8, 32, 24], "K": [0, 512, 4, 16, 0, 0, 0]}
+    beside = listing.figures(counts, ["tile"])
+    assert "<i>   512</i><b>    4K</b><em>×4   </em>" in beside
+    assert "tile: 4,096 bytes read, 4 wavefronts a request, 24 by bank conflicts; K: 512 written, 4 sectors" in beside
+    assert [listing.size(count) for count in (0, 640, 12800, 8 << 20, 5 << 30)] == ["", "640", "12.5K", "8M", "5120M"]
 
 
 def test_readme_says_how_many_exercises_and_hours() -> None:

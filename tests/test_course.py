@@ -24,13 +24,13 @@ from pathlib import Path
 import pytest
 
 from helpers.cli import commands
-from helpers.setup import environment, host_compiler, progress, requirements, script
+from helpers.setup import environment, host_compiler, progress, requirements, script, version
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 HELPERS = REPOSITORY / "helpers"
 SCRIPT = HELPERS / "course.py"
 # The script and the modules that it imports: what a Python without packages, or one that is too old, runs.
-SETUP = ("__init__", "environment", "host_compiler", "progress", "requirements", "script", "startup")
+SETUP = ("__init__", "environment", "host_compiler", "progress", "requirements", "script", "startup", "version")
 CLI = ("__init__", "commands", "quick_pytest", "work_copy")
 MODULES = ("course", *(f"cli/{name}" for name in CLI), *(f"setup/{name}" for name in SETUP))
 
@@ -768,6 +768,17 @@ def test_help_needs_no_set_up(new: TinyCourse, words: list[str]) -> None:
             for name in ("lab", "progress", "ladder", "test", "bench", "export", "book", "--this-python", ".venv")
         )
         assert "--originals" in out
+
+
+def test_the_version_is_the_newest_of_the_changelog(new: TinyCourse) -> None:
+    """Printed without a set-up; a copy without the file still runs."""
+    assert new.run("--version")[0] == "course.py unknown\n"
+    (new.root / "CHANGELOG.md").write_text("# Changelog\n\nwords\n\n## 2.10.0\n\n- new\n\n## 2.9.1\n\n- old\n")
+    assert new.run("--version")[0] == "course.py 2.10.0\n"
+    assert not new.venv.exists()
+    real = (Path(__file__).parent.parent / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.search(rf"^## {re.escape(version.version())}$", real, re.M)
+    assert version.changes() in real and "## " not in version.changes()
 
 
 def test_without_a_command_it_shows_the_help(new: TinyCourse) -> None:

@@ -104,14 +104,14 @@ def test_no_modules_import_each_other() -> None:
 
 
 def test_the_gpu_needs_nothing_of_the_engine() -> None:
-    """Only the switch between the two, the X-ray and what draws on it know the engine; all read CUDA C++ as text.
+    """Only the switch between the two, the X-ray, what draws on it and the site know it; all read CUDA C++ as text.
 
     And all may know the rule of banks, and what a step of an X-ray and an event of a trace are.
     """
     both = tuple(f"helpers.engine.{name}" for name in ("cuda_source", "nvrtc", "banks", "steps", "tracing"))
     names = ((room(path), name) for path in files() for _, name in imported(path))
     known = {own for own, name in names if name.startswith("helpers.engine") and not name.startswith(both)}
-    assert known - {"engine"} <= {"device", "attention", "xray", "lesson", "bench"}
+    assert known - {"engine"} <= {"device", "attention", "xray", "lesson", "bench", "site"}
 
 
 def test_the_map_names_every_room_and_no_other() -> None:

@@ -14,7 +14,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from helpers.bench import gpus, peers, readme
+from helpers.attention.ladder import limits
+from helpers.bench import architectures, gpus, peers, readme
 from helpers.bench.cases import Case
 from helpers.bench.job import WrongOutput, of_peer, of_stage, why_not
 from helpers.bench.plan import forward, gradients, plan, still_to_do
@@ -47,10 +48,16 @@ def ladder(argv: Sequence[str] = ()) -> int:
     )
     parser.add_argument("--d", type=int, default=64, help=f"head dimension, 1 to {widest} (default %(default)s)")
     parser.add_argument("--stage", choices=list(stages), action="append", help="only this stage; may be repeated")
+    parser.add_argument("--gpus", action="store_true", help="only say what each GPU, from Turing to Blackwell, runs")
     options = parser.parse_args(argv)
+    if options.gpus:
+        print("\n".join(map(architectures.text, architectures.CARDS)))
+        return 0
     if options.n < 1 or not 1 <= options.d <= widest:
         parser.error(f"--n is at least 1 and --d is 1 to {widest}; got --n {options.n} --d {options.d}")
     print(describe() if ON_GPU else f"{describe()}\n{ENGINE}\n")
+    if ON_GPU and (cc := limits.compute_capability()) in architectures.CARDS:
+        print(architectures.text(cc))
     record = Record({}, {})
     jobs, skipped = [], []
     for name in options.stage or stages:

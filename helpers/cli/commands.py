@@ -209,7 +209,7 @@ def book(words: "list[str]") -> int:
     from helpers.site import build
 
     try:
-        with Progress("making the site: minutes, most of them for pages of kernels and of usual mistakes") as shown:
+        with Progress("making the site: minutes, at the first time a quarter of an hour or more") as shown:
             shown.state = "pages, then Sphinx"
             page = build.build(words=words)
     except (RuntimeError, ValueError) as error:

@@ -10,14 +10,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from helpers.site import (
+    architectures_page,
     card,
     climb_page,
     export_pages,
     gpu_page,
     kernel_pages,
+    measured_pages,
     mistakes,
     notebook_pages,
     readme_pages,
+    xrays,
 )
 from helpers.site.links import ROOT, Links
 
@@ -28,7 +31,7 @@ EXTRA = "extra"  # in the folder of the sources: what the site has besides its p
 TEXTS = {
     "The course": ["notebooks/glossary.md", "notebooks/references.md"],
     "For teachers": ["teachers/README.md"],
-    "About": ["CONTRIBUTING.md", "helpers/README.md", "helpers/engine/README.md"],
+    "About": ["CHANGELOG.md", "CONTRIBUTING.md", "helpers/README.md", "helpers/engine/README.md"],
 }
 
 
@@ -58,17 +61,27 @@ def sources(folder: Path) -> None:
         written[file] = json.dumps(notebook_pages.page(path, links), ensure_ascii=False)
     for file in (file for files in texts.values() for file in files):
         written[file] = links.rewrite((ROOT / file).read_text(encoding="utf-8"), file)
-    ideas, before = kernel_pages.ideas(), kernel_pages.before()
+    ideas, before, recorded = kernel_pages.ideas(), kernel_pages.before(), xrays.on_cpu()
     for path, file in zip(kernel_pages.files(), listed, strict=True):
-        written[f"{file}.md"] = kernel_pages.page(path, ideas, before)
+        name = file.removeprefix("kernels/")
+        written[f"{file}.md"] = kernel_pages.page(path, ideas, before, recorded.get(name))
     written["kernels/index.md"] = kernel_pages.index()
     written |= {f"kernels/{group}/index.md": kernel_pages.group_index(group) for group in kernel_pages.GROUPS if group}
     written["teachers/mistakes.md"] = mistakes.page_on_cpu()
     climb, roofline = climb_page.page()
-    written |= export_pages.pages() | {"climb.md": climb, "gpus.md": gpu_page.page()}
+    written |= (
+        export_pages.pages()
+        | measured_pages.pages()
+        | {
+            "climb.md": climb,
+            "gpus.md": gpu_page.page(),
+            "architectures.md": architectures_page.page(),
+        }
+    )
     trees = [
         readme_pages.toctree([*books, *texts["The course"]], "The course"),
-        readme_pages.toctree(["kernels/index.md", "exports/index.md", "climb.md", "gpus.md"], "Kernels"),
+        readme_pages.toctree(["kernels/index.md", "exports/index.md"], "Kernels"),
+        readme_pages.toctree(["climb.md", "gpus.md", "architectures.md", "measured/index.md"], "Measured"),
         readme_pages.toctree([*texts["For teachers"], "teachers/mistakes.md"], "For teachers"),
         readme_pages.toctree([*about, *texts["About"]], "About"),
     ]
@@ -82,6 +95,9 @@ def sources(folder: Path) -> None:
     extra = folder / EXTRA
     extra.mkdir()
     (extra / "card.png").write_bytes(card.png(*readme_pages.summary(readme)))
+    (extra / "notebooks").mkdir()
+    for path in notebook_pages.paths():
+        shutil.copyfile(path, extra / "notebooks" / path.name)
     for image in links.images:
         (folder / image).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / image, folder / image)
@@ -95,7 +111,7 @@ def build(folder: Path = FOLDER, words: Sequence[str] = ()) -> Path:
 
     Raises:
         BookFailed: Sphinx warned of a page, such as of a link within the site that leads nowhere; or is not installed.
-        RuntimeError: a usual mistake is no longer planted, or passes.
+        RuntimeError: a usual mistake is no longer planted, or passes; a kernel could not be launched for its X-ray.
         ValueError: a link of a text leads nowhere.
     """
     source, html = folder / "source", folder / "html"

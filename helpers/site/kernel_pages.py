@@ -1,4 +1,4 @@
-"""A page for each file in kernels/: what it is, its text with a copy button, its changes to the file before it."""
+"""A page for each file in kernels/: what it is, its changes to the file before it, its text with an X-ray beside it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import re
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from helpers.attention.kernel import KERNELS
 from helpers.attention.ladder import LADDER
 from helpers.attention.ladder.steps import BASES, CLIMBS
 from helpers.attention.ladder.steps import files as climb_files
 from helpers.lesson.exercises.holes import number_of
-from helpers.site import notebook_pages, web_address
+from helpers.site import listing, notebook_pages, web_address
 from helpers.site.readme_pages import toctree
 
 GROUPS = {  # folder below kernels/ -> the heading of its list
@@ -51,29 +52,70 @@ def before() -> dict[str, str]:
     return files_before
 
 
-def page(path: Path, ideas: Mapping[str, str], before: Mapping[str, str]) -> str:
+def page(path: Path, ideas: Mapping[str, str], before: Mapping[str, str], xray: Mapping[str, Any] | None = None) -> str:
     """Write the page of one kernel file in Markdown.
 
     Args:
         ideas: what `ideas()` gives.
         before: what `before()` gives.
+        xray: what `xrays.xray_of` returns, for a file that is launched.
     """
     name = path.relative_to(KERNELS).as_posix()
-    text = path.read_text(encoding="utf-8").rstrip("\n")
-    lines = [f"# {path.name}", "", *([f"**{ideas[name]}**", ""] if name in ideas else [])]
-    facts = [web_address.link("in the repository", f"kernels/{name}")] if web_address.is_published() else []
-    if notebook := _notebook_of(path):
-        facts.insert(0, f"notebook [{notebook.stem}](/notebooks/{notebook.name})")
-    included = re.findall(r'^\s*#\s*include "([^"]+)"', text, re.M)
-    facts += [f"includes [{file}](/kernels/{file}.md)" for file in included if (KERNELS / file).is_file()]
-    if facts:
-        lines += [" · ".join(facts)[0].upper() + " · ".join(facts)[1:] + ".", ""]
+    lines = [f"# {path.name}", "", *([f"**{ideas[name]}**", ""] if name in ideas else []), *_facts(path, before)]
     if old := before.get(name):
         lines += _difference(old, name)
+    if xray:
+        lines += _xray(xray, name)
     folded = _group(path) == "exercises"
     lines += ["<details class='solution'><summary>Show the solution</summary>", ""] if folded else []
-    lines += ["````{code-block} c++", ":linenos:", "", text, "````", ""]
+    by_line = xray["lines"].get(name, {}) if xray else None
+    lines += ["````{raw} html", listing.code(name, by_line, xray["shared"] if xray else ()), "````", ""]
     return "\n".join(lines + (["</details>", ""] if folded else []))
+
+
+def _facts(path: Path, before: Mapping[str, str]) -> list[str]:
+    """Link a file's neighbours: its notebook, the files before and after it, what it includes, what includes it."""
+    name = path.relative_to(KERNELS).as_posix()
+    facts = []
+    if notebook := _notebook_of(path):
+        facts.append(f"Notebook [{notebook.stem}](/notebooks/{notebook.name})")
+    if name in before:
+        facts.append(f"Before it: {_link(before[name])}")
+    facts += [f"After it: {_link(after)}" for after, old in before.items() if old == name]
+    if web_address.is_published():
+        facts.append(web_address.link("In the repository", f"kernels/{name}"))
+    lines = [" · ".join(facts) + ("" if not facts else "."), ""]
+    if included := listing.includes(name):
+        lines += [f"Includes {', '.join(map(_link, included))}.", ""]
+    users = [other.relative_to(KERNELS).as_posix() for other in files() if path.suffix == ".cuh"]
+    if users := [other for other in users if name in listing.includes(other)]:
+        lines += [f"Included by {', '.join(map(_link, users))}.", ""]
+    return lines
+
+
+def _link(file: str) -> str:
+    return f"[{file.rpartition('/')[2]}](/kernels/{file}.md)"
+
+
+def _xray(xray: Mapping[str, Any], name: str) -> list[str]:
+    """Say what was launched and what the figures beside the lines are; fold the table of lines."""
+    launched = " and ".join(
+        f"`{kernel}` with {_product(grid)} block{'s' * (grid != [1, 1, 1])} of {_product(block)} threads"
+        for kernel, grid, block in xray["launches"]
+    )
+    clean = "no finding" if not xray["findings"] else f"{xray['findings']} findings"
+    return [
+        f"**[X-ray](/about/x-ray.md)** of {xray['what']}: {launched}; {clean}. Beside each line: the bytes of global "
+        "memory and of shared memory that its threads asked for, and how many times as many wavefronts bank conflicts "
+        "make. Point at the figures for each array. They include what a line's calls do in headers.",
+        *("", "<details><summary>Each line and array, in a table that sorts</summary>", ""),
+        *listing.lines_table(xray["lines"].get(name, {})),
+        *("", "</details>", ""),
+    ]
+
+
+def _product(sizes: list[int]) -> str:
+    return " × ".join(map(str, [size for size in sizes if size > 1] or [1]))
 
 
 def _notebook_of(kernel: Path) -> Path | None:

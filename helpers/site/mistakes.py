@@ -21,6 +21,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from helpers.site import listing
 from helpers.site.links import ROOT
 
 TEXT = Path(__file__).with_suffix(".md")
@@ -57,7 +58,7 @@ def _entry(mistake: Mistake) -> str:
 
     file, bug = file_of(mistake), planted(mistake)
     right = (ROOT / "kernels" / file).read_text(encoding="utf-8")
-    wrong = bug.plant(source(file))
+    wrong = bug.plant(source(kernel_of(mistake)))
     diff = list(difflib.unified_diff(right.splitlines(), bug.plant(right).splitlines(), lineterm="", n=1))[2:]
     diff = [line for line in diff if not re.match(r"@@|\+\s*//", line)]  # a comment may be all that is left of a line
     crashes = bug.error.__name__ == "LaunchError"
@@ -70,16 +71,40 @@ def _entry(mistake: Mistake) -> str:
     return "\n".join(lines)
 
 
-def file_of(mistake: Mistake) -> str:
-    """Return the kernel file, below kernels/, that the bug is planted in."""
+# Kernels that no stage of the ladder has, below the name that marks give them, and the modules that plant bugs in them.
+OTHERS = {"split_kv": "14_split_kv.cu", "merge": "17_merge.cu"}
+TESTS = {
+    **{name: "test_tensor_cores" for name in ("flash_wmma", "flash_mma")},
+    **{"backward": "test_backward", "backward_mma": "test_backward_mma", "hopper": "test_hopper"},
+    **{"split_kv": "test_decoding", "merge": "test_ring"},
+}
+
+
+def kernel_of(mistake: Mistake) -> str:
+    """Return the file, below kernels/, of the kernel that is launched with the bug."""
     from helpers.attention.ladder import LADDER
 
-    return LADDER[mistake.stage].file
+    return OTHERS.get(mistake.stage) or LADDER[mistake.stage].file
+
+
+def file_of(mistake: Mistake) -> str:
+    """Return the file, below kernels/, that the bug is planted in: the kernel's own, or a header.
+
+    Raises:
+        AssertionError: the kernel has changed, and the bug fits none of them.
+    """
+    bug = planted(mistake)
+    for file in listing.with_includes(kernel_of(mistake)):
+        with contextlib.suppress(AssertionError):
+            bug.plant(listing.text_of(file))
+            return file
+    raise AssertionError(f"{mistake.bug!r} fits neither {kernel_of(mistake)} nor what it includes")
 
 
 def planted(mistake: Mistake) -> Any:
     """Return the bug that the tests of the mistake's stage plant under the name `mistake.bug`."""
-    bugs = _tests(mistake.stage).BUGS
+    tests = _tests(mistake.stage)
+    bugs = tests.BUGS if hasattr(tests, "BUGS") else (*tests.WRONG, *tests.RACES, *tests.RACES_IN_SHARED_MEMORY)
     bugs = bugs.get(mistake.stage, ()) if isinstance(bugs, dict) else bugs
     matches = [bug for bug in bugs if bug.name == mistake.bug]
     if len(matches) != 1:
@@ -103,7 +128,24 @@ def message(mistake: Mistake, bug: Any, text: str) -> list[str]:
 def _check(mistake: Mistake, bug: Any, text: str) -> list[Any]:
     from helpers.attention.ladder import LADDER
 
-    tests, stage = _tests(mistake.stage), LADDER[mistake.stage]
+    tests = _tests(mistake.stage)
+    if mistake.stage == "split_kv":
+        tests.run(tests.CASES_OF_BUGS[bug.inputs], text)
+        return []
+    if mistake.stage == "merge":
+        from helpers.attention import ring
+
+        right, ring.MERGE = ring.MERGE, text
+        try:
+            tests.merged("all" if bug.inputs == "unit-normal" else bug.inputs)
+        finally:
+            ring.MERGE = right
+        return []
+    if mistake.stage == "backward_mma":
+        given = tests.inputs((1, 2, 200, 64), 140, 1, "bfloat16", grow=4.0)
+        tests.check(bug.name, tests.REGISTERS, given, code=text, window=(-1, 0))
+        return []
+    stage = LADDER[mistake.stage]
     if tests.__name__ == "test_tensor_cores":
         tests.check_with(mistake.stage, text)
     else:
@@ -117,8 +159,15 @@ def _xray_findings(stage: str, text: str) -> list[Any]:
 
     from helpers.attention.check import make_inputs
     from helpers.attention.ladder import LADDER
-    from helpers.lesson.shortcuts import xray_stage
+    from helpers.lesson.shortcuts import xray_gradients, xray_stage
 
+    tests = _tests(stage)
+    if stage == "split_kv":
+        return tests.findings(tests.x_rayed(tests.CASES_OF_BUGS["in X-ray"], text)[0])
+    if stage == "backward_mma":
+        given = tests.inputs((1, 1, 200, 64), 140, 1, "bfloat16")
+        reports = xray_gradients(stage, *(a[0] for a in given), code=text, sizes=tests.REGISTERS)
+        return [finding for report in reports.values() for finding in report.findings]
     half = "float32" not in LADDER[stage].dtypes
     inputs = make_inputs(70, 260, 32)
     sizes = {"BLOCK_N": 48} if stage == "hopper" else None  # more tiles of keys than it has stages
@@ -127,11 +176,10 @@ def _xray_findings(stage: str, text: str) -> list[Any]:
 
 def _tests(stage: str) -> Any:
     """Return the test module that plants bugs in a stage."""
-    names = {"flash_wmma": "test_tensor_cores", "flash_mma": "test_tensor_cores", "backward": "test_backward"}
     folder = str(ROOT / "tests")
     if folder not in sys.path:
         sys.path.append(folder)
-    return importlib.import_module({**names, "hopper": "test_hopper"}.get(stage, "test_planted_bugs"))
+    return importlib.import_module(TESTS.get(stage, "test_planted_bugs"))
 
 
 def page_on_cpu() -> str:

@@ -63,6 +63,11 @@ def page(path: Path, links: Links) -> Notebook:
     file = path.relative_to(ROOT).as_posix()
     notebook = read(path)
     notebook["cells"] = [new for cell in notebook["cells"] for new in _cells(cell, links, file)]
+    first = notebook["cells"][0]
+    own = f"<a href='{path.name}' download>this notebook</a>"  # the file itself is beside its page
+    first["source"] = re.sub(
+        r"^(\*\*Read on:\*\*.*?)(<br>)?$", rf"\1<br>\n**Download:** {own}.\2", first["source"], flags=re.M
+    )
     return notebook
 
 

@@ -12,14 +12,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 from latex2mathml.converter import convert
 from sphinx.application import Sphinx
 from sphinx.transforms import SphinxTransform
+from sphinx.transforms.post_transforms import SphinxPostTransform
 
+from helpers.setup.version import version as course_version
 from helpers.site import readme_pages, web_address
 from helpers.site.links import ROOT
 
 project = "FlashAttention from scratch, in CuPy"
-author = copyright = "the course's authors; MIT licence"
+author = "the course's authors"
+version = release = course_version()
 extensions = ["myst_nb", "sphinx_copybutton"]
-exclude_patterns: list[str] = []
+exclude_patterns = ["extra"]  # files that are copied as they are
 
 nb_execution_mode = "off"  # outputs are those that the notebooks hold
 nb_render_markdown_format = "myst"
@@ -34,6 +37,9 @@ html_static_path = ["static"]
 html_css_files = ["book.css"]
 html_js_files = ["book.js"]
 html_favicon = "static/icon.svg"
+html_search_scorer = str(Path(__file__).with_name("static") / "scorer.js")
+html_show_copyright = html_show_sphinx = False
+html_context = {"default_mode": "auto"}  # the theme of the reader's system; without it each page logs an error
 html_math_renderer = "mathml"  # below
 html_copy_source = False
 html_show_sourcelink = False
@@ -41,6 +47,7 @@ html_theme_options = {
     **({"repository_url": web_address.address()} if web_address.is_published() else {}),
     "use_repository_button": web_address.is_published(),
     "use_download_button": False,
+    "footer_content_items": ["extra-footer.html"],
     "use_fullscreen_button": False,
     "navbar_persistent": [],  # the search is in the sidebar
     # A kernel's page needs the width for its code.
@@ -65,6 +72,20 @@ class CudaCells(SphinxTransform):
                 block["language"], block["force"] = "c++", True
 
 
+class NoPrintedCode(SphinxPostTransform):
+    """Listings that a cell printed are no words to search for: the kernel's own page has them."""
+
+    default_priority = 900
+
+    def run(self, **_: object) -> None:
+        for cell in self.document.findall(
+            lambda node: "cell_output" in getattr(node, "attributes", {}).get("classes", ())
+        ):
+            for block in cell.findall(lambda node: node.tagname == "literal_block"):
+                if block.get("language") in ("c++", "cpp", "cuda", "diff", "python"):
+                    block["classes"].append("no-search")
+
+
 def inline_formula(translator: Any, node: Any) -> None:
     """Write a formula as MathML, which browsers set by themselves: no script, no fonts, nothing to fetch."""
     translator.body.append(f'<span class="math">{convert(node.astext())}</span>')
@@ -86,6 +107,10 @@ def summary() -> tuple[str, str]:
 def add_card(app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any) -> None:
     """Add the preview of links to a page. Its picture needs the site's address."""
     title, sentence = summary()
+    changes = context["pathto"]("CHANGELOG")
+    context["theme_extra_footer"] = f"Version {version} (<a href='{changes}'>changes</a>), by {author}. MIT licence."
+    if pagename == app.config.root_doc:
+        context["docstitle"] = ""  # the page's title is the site's
     own = html.unescape(re.sub(r"<[^>]+>", "", context.get("title") or title))
     tags = {"og:type": "website", "og:site_name": title, "og:title": own, "og:description": sentence}
     if web_address.is_published():
@@ -99,5 +124,6 @@ def add_card(app: Sphinx, pagename: str, templatename: str, context: dict[str, A
 
 def setup(app: Sphinx) -> None:
     app.add_transform(CudaCells)
+    app.add_post_transform(NoPrintedCode)
     app.add_html_math_renderer("mathml", (inline_formula, None), (formula, None))
     app.connect("html-page-context", add_card)

@@ -29,12 +29,59 @@ document.addEventListener("DOMContentLoaded", () => {
     }
   }
 
+  // What a cell printed wraps unless it has columns.
+  for (const block of document.querySelectorAll(".cell_output .output pre"))
+    block.classList.toggle("prose", !/\S {2,}\S/.test(block.textContent));
+
   // A figure is as wide as the page, and as large as it was drawn when it is pressed.
   for (const image of document.querySelectorAll(".bd-article .cell_output img, .bd-article p > img")) {
     if (image.closest(".moving")) continue;
     image.tabIndex = 0;
     const grow = () => image.classList.toggle("whole");
-    image.addEventListener("click", grow);
+    image.addEventListener("click", (event) => {
+      event.preventDefault(); // it is also a link to its file
+      grow();
+    });
     image.addEventListener("keydown", (event) => event.key === "Enter" && grow());
+  }
+
+  // Long tables sort by the column whose name is pressed, and keep the rows that contain all words of the line above.
+  const value = (row, i) => row.cells[i]?.textContent.trim() ?? "";
+  const number = (text) => Number.parseFloat(text.replaceAll(",", ""));
+  for (const table of document.querySelectorAll(".bd-article table")) {
+    const rows = [...(table.tBodies[0]?.rows ?? [])];
+    if (!table.tHead || rows.length < 8 || table.closest(".cell_output, .moving")) continue;
+    const heads = [...table.tHead.rows[0].cells];
+    heads.forEach((head, i) => {
+      const button = document.createElement("button");
+      button.className = "sorts";
+      button.append(...head.childNodes);
+      head.append(button);
+      button.addEventListener("click", () => {
+        const down = head.getAttribute("aria-sort") === "ascending";
+        for (const other of heads) other.removeAttribute("aria-sort");
+        head.setAttribute("aria-sort", down ? "descending" : "ascending");
+        const compare = (one, other) => {
+          const [a, b] = [value(one, i), value(other, i)];
+          if (!a || !b) return (a ? 0 : 1) - (b ? 0 : 1); // what has no value comes last
+          const order = Number.isNaN(number(a) + number(b)) ? a.localeCompare(b) : number(a) - number(b);
+          return down ? -order : order;
+        };
+        table.tBodies[0].append(...[...rows].sort(compare));
+      });
+    });
+    if (rows.length < 20) continue;
+    const words = document.createElement("input");
+    words.className = "keeps";
+    words.placeholder = `words, to keep the rows that contain them: ${value(rows[0], 0)} ${value(rows[0], 1)}`;
+    words.setAttribute("aria-label", "keep the rows that contain these words");
+    words.addEventListener("input", () => {
+      const wanted = words.value.toLowerCase().split(/\s+/);
+      for (const row of rows) {
+        const text = [...row.cells].map((cell) => cell.textContent).join(" ").toLowerCase();
+        row.hidden = !wanted.every((word) => text.includes(word));
+      }
+    });
+    table.before(words);
   }
 });
