@@ -22,6 +22,7 @@ from helpers.attention import (
     comms,
     flash_attention,
     flash_attention_backward,
+    forget,
     kernel,
     reference,
     ring,
@@ -588,6 +589,7 @@ def test_a_rank_that_fails_ends_the_others_with_an_error(monkeypatch: pytest.Mon
     for error, kind, message in (("", TimeoutError, "rank 0 has waited 0.2 s"), ("remote", RuntimeError, "remote")):
         (ranks, library), (_, other) = nccl_ranks(2, timeout=0.2)
         library.error = error
+        monkeypatch.setattr(ranks, "agree", lambda call: None)
         other.mail[1, 0].put(bytes(host[1][:, :4].nbytes))
         other.mail[1, 0].put(bytes(host[2][:, :4].nbytes))
         q, k, v = (ranks.put(shard(a, 2)) for a in host[:3])
@@ -606,6 +608,111 @@ def test_an_error_in_a_rank_aborts_its_communicator() -> None:
     with pytest.raises(OSError, match="no route"):
         ring_attention(q, k, v, comms=ranks)
     assert library.aborted
+
+
+@on_cpu
+def test_a_rank_waits_longer_for_the_first_message_than_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others may still compile. One that never comes ends the wait."""
+    monkeypatch.setattr(engine.cuda.Event, "done", property(lambda event: False))
+    monkeypatch.setattr(comms, "COMPILING", 0.2)
+    (ranks, library), (_, other) = nccl_ranks(2, timeout=0.1)
+    other.mail[1, 0].put(bytes(comms._FIRST_BYTES))
+    q, k, v = (ranks.put(shard(a, 2)) for a in inputs(8, 16, "float32")[:3])
+    with pytest.raises(TimeoutError, match=r"rank 0 has waited 0\.3 s"):
+        ring_attention(q, k, v, comms=ranks)
+    assert library.aborted
+
+
+def on_each(all_ranks: list[tuple[Nccl, Library]], call: Callable[[int, Nccl], Any]) -> list[Any]:
+    """Call a function for each rank, in a thread of its own. Return the results, or the errors."""
+    results: list[Any] = [None] * len(all_ranks)
+
+    def rank(number: int, ranks: Nccl) -> None:
+        try:
+            results[number] = call(number, ranks)
+        except Exception as error:
+            results[number] = error
+
+    threads = [threading.Thread(target=rank, args=(i, ranks)) for i, (ranks, _) in enumerate(all_ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+DIFFERENT: list[tuple[str, dict[str, Any]]] = [
+    ("causal is False on ranks 0, 1, True on rank 2", {"causal": True}),
+    ("softmax_scale is None on ranks 0, 1, 0.5 on rank 2", {"softmax_scale": 0.5}),
+    ("schedule is zigzag on ranks 0, 1, all_gather on rank 2", {"schedule": "all_gather"}),
+    (r"q.shape is \(2, 4, 4, 16\) on ranks 0, 1, \(2, 2, 4, 16\) on rank 2; k.shape is", {"rows": 2}),
+    ("q.dtype is float32 on ranks 0, 1, float16 on rank 2", {"dtype": "float16"}),
+]
+
+
+@on_cpu
+@pytest.mark.parametrize(("message", "changed"), DIFFERENT, ids=lambda value: "".join(value) if value else "")
+def test_ranks_that_call_differently_all_say_how(message: str, changed: dict[str, Any]) -> None:
+    """And after it they can go on."""
+    host = inputs(12, 16, "float32")
+    all_ranks = nccl_ranks(3)
+
+    def call(number: int, ranks: Nccl) -> Any:
+        options = dict(changed) if number == 2 else {}
+        rows, dtype = options.pop("rows", 4), options.pop("dtype", "float32")
+        q, k, v = (ranks.put([a[:, :rows].astype(dtype) for a in shard(a, 3)]) for a in host[:3])
+        return ring_attention(q, k, v, comms=ranks, **options)
+
+    for error in on_each(all_ranks, call):
+        assert isinstance(error, ValueError)
+        with pytest.raises(ValueError, match="the ranks call with different arguments: " + message):
+            raise error
+    changed = {}
+    assert all(isinstance(each, list) for each in on_each(all_ranks, call))
+
+
+@on_cpu
+def test_a_rank_that_refuses_a_call_ends_those_of_the_others() -> None:
+    host = inputs(12, 16, "float32")
+
+    def call(number: int, ranks: Nccl) -> Any:
+        q, k, v = (ranks.put(shard(a, 2)) for a in host[:3])
+        return ring_attention(q, k, v[:0] if number else v, comms=ranks)
+
+    other, own = on_each(nccl_ranks(2), call)
+    assert isinstance(own, ValueError) and isinstance(other, RuntimeError)
+    assert str(other) == f"rank 1 has refused this call: ValueError: {own}"
+
+
+@MASKS
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_all_is_compiled_before_anything_is_sent(schedule: str, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that needs a compiler for a minute does not let the others wait for keys meanwhile."""
+    ranks = virtual_ranks(3)
+    start, counts = ranks.start, []
+
+    def counted(*messages: Any) -> Callable[[], None]:
+        counts.append(kernel.COUNTS["compiled"])
+        return start(*messages)
+
+    monkeypatch.setattr(ranks, "start", counted)
+    q, k, v, do = (ranks.put(shard(a, 3, schedule)) for a in inputs(36, 64, "float16"))
+    options = {"causal": causal, "schedule": schedule, "comms": ranks}
+
+    def assert_compiled_first(call: Callable[..., Any], *arrays: Any, **more: Any) -> Any:
+        forget()
+        ring._merge_kernel.cache_clear()
+        counts.clear()
+        before = kernel.COUNTS["compiled"]
+        results = call(*arrays, **options, **more)
+        assert before < counts[0] == kernel.COUNTS["compiled"]
+        return results
+
+    with kernel.compiled_anew():
+        results = assert_compiled_first(ring_attention, q, k, v, return_lse=True)
+        assert_compiled_first(ring_attention_backward, do, q, k, v, *results)
+    forget()
+    ring._merge_kernel.cache_clear()
 
 
 def test_waiting_for_ranks_that_do_not_come_ends() -> None:

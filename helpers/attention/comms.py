@@ -12,17 +12,22 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from helpers import device
 from helpers.attention.ladder.layout import address, bits
+from helpers.attention.run import Cache
 from helpers.attention.scalars import finite_number, whole_number
 
 TIMEOUT = 600.0  # seconds, as PyTorch's process groups have it
+COMPILING = 600.0  # seconds, in addition, that a rank may come later to a call of a new form: its compiler takes them
 LEAVE = 8  # multiprocessors, for the blocks of NCCL's copies
 
 
@@ -40,12 +45,15 @@ class Message(NamedTuple):
 class Comms:
     """`size` ranks, of which this process has `ranks`. This one is of virtual ranks: they share the current device.
 
-    leave: multiprocessors that kernels leave free while messages are under way.
+    leave: multiprocessors that kernels leave free while messages are under way. compiled: what this process has
+    compiled for calls. agreed: the forms of calls that all ranks have compared, in the same order on each.
     """
 
     def __init__(self, size: int, ranks: Sequence[int], leave: int = 0) -> None:
         self.size, self.ranks = size, tuple(ranks)
         self.leave = whole_number("leave", leave, least=0)
+        self.compiled: Cache[bool] = Cache()
+        self.agreed: Cache[bool] = Cache()
 
     @contextlib.contextmanager
     def on(self, rank: int) -> Iterator[None]:
@@ -88,15 +96,93 @@ class Comms:
             bits(target.array)[...] = bits(source.array)
         return lambda: None
 
+    def agree(self, call: Mapping[str, Any]) -> None:
+        """Wait until all ranks have come to a call, and compare it: the first message of a call of a new form.
+
+        A rank may come later than its time limit allows, by COMPILING. Where all ranks are of this process, there is
+        nothing to compare. A form that all ranks have agreed on is not compared again: if only some of them repeat it,
+        the others wait until their time limit.
+
+        Args:
+            call: what has to be equal on all ranks, by name.
+
+        Raises:
+            ValueError: on each rank, and names what differs, and on which ranks.
+            RuntimeError: another rank has refused the call. RuntimeError, TimeoutError: as `finish`.
+        """
+        key = (*((name, str(value)) for name, value in call.items()),)
+        if len(self.ranks) == self.size or key in self.agreed:
+            return
+        try:
+            calls = self._tell_all({name: f"{value!s:.200}" for name, value in call.items()})
+        except BaseException:
+            self.abort()
+            raise
+        for rank, of_rank in enumerate(calls):
+            if _REFUSED in of_rank:
+                raise RuntimeError(f"rank {rank} has refused this call: {of_rank[_REFUSED]}")
+        if differences := _differences(calls):
+            raise ValueError(f"the ranks call with different arguments: {'; '.join(differences)}")
+        self.agreed[key] = True
+
+    def refuse(self, error: Exception) -> None:
+        """Tell the other ranks, which come to `agree`, that this one has refused the call with an error."""
+        if len(self.ranks) < self.size:
+            with contextlib.suppress(Exception):  # the caller raises the one that matters
+                self._tell_all({_REFUSED: f"{type(error).__name__}: {error!s:.1000}"})
+
+    def _tell_all(self, words: Mapping[str, str]) -> list[dict[str, str]]:
+        """Exchange words between all ranks, in messages of one size; return those of each rank."""
+        text = json.dumps(words).encode()
+        if len(text) > _FIRST_BYTES:
+            raise ValueError(f"{len(text):,} bytes describe this call; {_FIRST_BYTES:,} are the most")
+        sends, receives = [], []
+        for rank in self.ranks:
+            with self.on(rank):
+                mine = device.cp.asarray(np.frombuffer(text.ljust(_FIRST_BYTES), np.uint8))
+                for peer in range(self.size):
+                    if peer != rank:
+                        sends.append(Message(rank, peer, mine))
+                        receives.append(Message(rank, peer, device.cp.empty(_FIRST_BYTES, "uint8")))
+        self.start(sends, receives)()
+        self._wait_on_host(COMPILING)
+        told = {rank: dict(words) for rank in self.ranks}
+        for rank, peer, a in receives:
+            if peer not in self.ranks:
+                with self.on(rank):
+                    told[peer] = json.loads(device.cp.asnumpy(a).tobytes())
+        return [told[rank] for rank in range(self.size)]
+
+    def _wait_on_host(self, longer: float = 0.0) -> None:
+        """Return when the last messages have arrived. longer: seconds in addition to the time limit."""
+
     def finish(self) -> None:
         """Return when the last messages have arrived, where ranks of other processes may fail.
 
         Raises:
             RuntimeError, TimeoutError: as `Nccl` says.
         """
+        self._wait_on_host()
 
     def abort(self) -> None:
         """Give up: an error has left the ranks in different steps."""
+
+
+_FIRST_BYTES = 4096
+_REFUSED = "refused"
+
+
+def _differences(calls: Sequence[Mapping[str, str]]) -> list[str]:
+    """Name what differs between the ranks' calls: "causal is True on rank 0, False on ranks 1, 2"."""
+    lines = []
+    for name in dict.fromkeys(name for call in calls for name in call):
+        ranks: dict[str, list[int]] = defaultdict(list)
+        for rank, call in enumerate(calls):
+            ranks[call.get(name, "not given")].append(rank)
+        if len(ranks) > 1:
+            each = (f"{value} on rank{'s' * (len(of) > 1)} {', '.join(map(str, of))}" for value, of in ranks.items())
+            lines.append(f"{name} is {', '.join(each)}")
+    return lines
 
 
 def virtual_ranks(size: int) -> Comms:
@@ -286,10 +372,11 @@ class Nccl(_OfGpus):
                     move(address(a), a.nbytes, library.NCCL_UINT8, peer, self._streams[rank].ptr)
         library.groupEnd()
 
-    def finish(self) -> None:
+    def _wait_on_host(self, longer: float = 0.0) -> None:
         if self._timeout is None or len(self.ranks) == self.size:  # no other process, which could fail
             return
-        end = time.monotonic() + self._timeout
+        seconds = self._timeout + longer
+        end = time.monotonic() + seconds
         while not all(event.done for event in self._arrived.values()):
             for rank, communicator in self._communicators.items():
                 try:
@@ -298,7 +385,7 @@ class Nccl(_OfGpus):
                     self._give_up(f"NCCL reports an error to rank {rank}: {error}", RuntimeError)
             if time.monotonic() > end:
                 ranks = ", ".join(map(str, self.ranks))
-                self._give_up(f"rank {ranks} has waited {self._timeout:g} s for the others", TimeoutError)
+                self._give_up(f"rank {ranks} has waited {seconds:g} s for the others", TimeoutError)
             time.sleep(_BETWEEN_LOOKS)
 
     def _give_up(self, reason: str, kind: type[Exception]) -> None:

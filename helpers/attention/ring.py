@@ -15,19 +15,27 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from helpers import device
 from helpers.attention import kernel
-from helpers.attention.calls import flash_attention, flash_attention_backward
+from helpers.attention.calls import Attention
 from helpers.attention.comms import Comms, Message
 from helpers.attention.ladder import limits
-from helpers.attention.ladder.call import BATCHED, check_model_arrays, softmax_scale_of
+from helpers.attention.ladder.call import (
+    BATCHED,
+    BackwardOptions,
+    ForwardOptions,
+    check_model_arrays,
+    softmax_scale_of,
+)
+from helpers.attention.ladder.kinds import DeviceArrays
 from helpers.attention.ladder.launches import C_NAMES, MAX_GRID_YZ, slices
-from helpers.attention.ladder.layout import bits
+from helpers.attention.ladder.layout import Spec, bits, dense
+from helpers.attention.run import run
 from helpers.attention.scalars import check_flags, whole_number
 
 SCHEDULES = ("zigzag", "ring", "all_gather")
@@ -223,7 +231,11 @@ def _places(schedule: str, size: int, rank: int, rows: int) -> Iterator[tuple[tu
 
 
 def _rows(a: Any, rows: tuple[int, int], axis: int = 1) -> Any:
-    return a[(slice(None),) * axis + (slice(*rows),)]
+    """Return some rows of an array, or the spec of these rows of a spec's array."""
+    if not isinstance(a, Spec):
+        return a[(slice(None),) * axis + (slice(*rows),)]
+    shape = (*a.shape[:axis], rows[1] - rows[0], *a.shape[axis + 1 :])
+    return Spec(shape, a.strides, a.dtype, (a.offset + rows[0] * a.strides[axis]) % 16, a.device)
 
 
 def _like(a: Any, shape: Sequence[int]) -> Any:
@@ -273,9 +285,24 @@ def ring_attention(
             a causal mask, and rows that are not keys or cannot be halved.
         TimeoutError, RuntimeError: a rank of another process has failed, see comms.py.
     """
-    check_flags(return_lse=return_lse)
-    plan = _plan(comms, schedule, causal, q=q, k=k, v=v)
-    scale = softmax_scale_of(softmax_scale, q[0].shape[-1])
+    options = {"schedule": schedule, "causal": causal, "softmax_scale": softmax_scale}
+    with _refusal_told(comms):
+        check_flags(return_lse=return_lse)
+        plan = _plan(comms, schedule, causal, q=q, k=k, v=v)
+        scale = softmax_scale_of(softmax_scale, q[0].shape[-1])
+
+        def calls_of(number: int, i: int, at_hand: Sequence[Any], given: Mapping[str, Any]) -> Iterator[Attention]:
+            """Yield the calls of a step of local rank i, with its arrays or with their specs."""
+            rank = comms.ranks[i]
+            for product in plan[number].products[rank]:
+                alone, _ = _place_of(product, plan, number, rank)
+                arrays = _rows(given["q"], product.rows), *(_rows(a, product.keys) for a in at_hand)
+                out = "" if alone else "float32"
+                options = ForwardOptions(None, product.causal, scale, return_lse=True, out=out)
+                yield Attention(dict(zip("qkv", arrays, strict=True)), options)
+
+        _compile_first(comms, plan, calls_of, options, q=q, k=k, v=v)
+    comms.agree(_form("ring_attention", options, q, k))
     outputs = [_Output(a) for a in q]
     with _abort_on_error(comms):
         at_hand = [*zip(k, v, strict=True)]
@@ -286,17 +313,10 @@ def ring_attention(
             with limits.reserve_sms(comms.leave if arrived else 0):
                 for i, rank in enumerate(comms.ranks):
                     with comms.on(rank):
-                        keys, values = at_hand[i]
-                        for product in step.products[rank]:
+                        calls = calls_of(number, i, at_hand[i], {"q": q[i]})
+                        for product, call in zip(step.products[rank], calls, strict=True):
                             alone, last = _place_of(product, plan, number, rank)
-                            o, lse = flash_attention(
-                                *(_rows(q[i], product.rows), _rows(keys, product.keys), _rows(values, product.keys)),
-                                causal=product.causal,
-                                softmax_scale=scale,
-                                return_lse=True,
-                                out_dtype=None if alone else np.float32,
-                            )
-                            outputs[i].join(o, lse, product.rows, alone=alone, last=last)
+                            outputs[i].join(*run(call), product.rows, alone=alone, last=last)
             if arrived:
                 at_hand = arrived()
         comms.finish()
@@ -333,6 +353,60 @@ def _plan(comms: Comms, schedule: str, causal: bool, **arrays: Sequence[Any]) ->
             got = arrays[name][0]
             raise ValueError(f"{name} of each rank is {dtype} {shape}, as q is {q.shape}; got {got.dtype} {got.shape}")
     return steps(schedule, comms.size, causal=bool(causal), rows=q.shape[1], keys=k.shape[1])
+
+
+@contextlib.contextmanager
+def _refusal_told(comms: Comms) -> Iterator[None]:
+    """Tell the other ranks of an error within the context: they would wait for this one."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(comms, Comms):
+            comms.refuse(error)
+        raise
+
+
+def _form(name: str, options: Mapping[str, Any], q: Sequence[Any], k: Sequence[Any]) -> dict[str, Any]:
+    """List what all ranks have to call with."""
+    return {"call": name, "q.dtype": q[0].dtype, "q.shape": q[0].shape, "k.shape": k[0].shape, **options}
+
+
+_Calls = Callable[[int, int, Sequence[Any], Mapping[str, Any]], Iterator[Attention]]
+
+
+def _compile_first(
+    comms: Comms, plan: Sequence[Step], calls_of: _Calls, options: Mapping[str, Any], **arrays: Sequence[Any]
+) -> None:
+    """Compile what the local ranks will launch, unless an earlier call like this one has: nothing is sent before.
+
+    A rank may need a compiler for a minute, where another finds its kernels on disk; once K and V are under way, that
+    rank's time limit runs.
+
+    Args:
+        calls_of: yields the calls of a step of a local rank, from specs of K and V at hand and of its own arrays.
+        arrays: of the local ranks, by name.
+    """
+    kind = DeviceArrays()
+    keys = {name: [kind.cache_key(a) for a in parts] for name, parts in arrays.items()}
+    form = *map(str, options.items()), *((name, *of) for name, of in keys.items())
+    if form in comms.compiled:
+        return
+    for i, rank in enumerate(comms.ranks):
+        given = {name: kind.spec(of[i]) for name, of in keys.items()}
+        own = given["k"], given["v"]
+        batch, rows, *columns = own[0].shape
+        with comms.on(rank):
+            for number, step in enumerate(plan):
+                count = rows * comms.size if step.sources[rank] is None else rows
+                arrived = dense((batch, count, *columns), own[0].dtype)._replace(device=own[0].device)
+                leave = comms.leave if number + 1 < len(plan) or "do" in arrays else 0
+                with limits.reserve_sms(leave):
+                    at_hand = own if number == 0 and count == rows else (arrived, arrived)
+                    for call in calls_of(number, i, at_hand, given):
+                        call.plan(call.arrays)
+            for name in {"float32", own[0].dtype.name}:
+                _merge_kernel(MERGE, C_NAMES[name], columns[-1])
+    comms.compiled[form] = True
 
 
 @contextlib.contextmanager
@@ -540,32 +614,48 @@ def ring_attention_backward(
     Raises:
         TypeError, ValueError, TimeoutError, RuntimeError: as `ring_attention`.
     """
-    check_flags(deterministic=deterministic)
-    plan = _plan(comms, schedule, causal, q=q, k=k, v=v, do=do, o=o, lse=lse)
-    options = {
-        "softmax_scale": softmax_scale_of(softmax_scale, q[0].shape[-1]),
-        "deterministic": deterministic,
-        "out_dtype": np.float32,
-    }
+    options = {"schedule": schedule, "causal": causal, "softmax_scale": softmax_scale, "deterministic": deterministic}
+    own_arrays = {"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse}
+    with _refusal_told(comms):
+        check_flags(deterministic=deterministic)
+        plan = _plan(comms, schedule, causal, **own_arrays)
+        scale = softmax_scale_of(softmax_scale, q[0].shape[-1])
+
+        def halves_of(number: int, rank: int) -> Sequence[Product]:
+            """Return the products of a step; those of a rank's own keys in halves, one of which is for the last step.
+
+            It is computed while dK and dV come home.
+            """
+            products = plan[number].products[rank]
+            split = number == 0 and 1 < comms.size == len(plan)
+            return [half for product in products for half in product.halves()] if split else products
+
+        def calls_of(number: int, i: int, at_hand: Sequence[Any], given: Mapping[str, Any]) -> Iterator[Attention]:
+            """Yield the calls of a step of local rank i, with its arrays or with their specs."""
+            for rows, keys, causal in halves_of(number, comms.ranks[i]):
+                arrays = {name: _rows(given[name], rows) for name in ("do", "q", "o")}
+                arrays |= {name: _rows(a, keys) for name, a in zip("kv", at_hand, strict=True)}
+                arrays["lse"] = _rows(given["lse"], rows, 2)
+                options = BackwardOptions(None, causal, scale, deterministic, out="float32")
+                yield Attention({name: arrays[name] for name in own_arrays}, options)
+
+        _compile_first(comms, plan, calls_of, options, **own_arrays)
+    comms.agree(_form("ring_attention_backward", options, q, k))
     dq, own = [_Sum(a) for a in q], [(_Sum(a), _Sum(b)) for a, b in zip(k, v, strict=True)]
 
     def add_step(
-        number: int, at_hand: Sequence[Sequence[Any]], sums: Sequence[Sequence[_Sum]], some: slice | None = None
+        number: int, at_hand: Sequence[Sequence[Any]], sums: Sequence[Sequence[_Sum]], some: slice = slice(None)
     ) -> None:
         """Compute the products of a step: add dQ to that of the rows, dK and dV to the sums of the keys at hand.
 
-        some: of the halves of the products.
+        some: of the products, as `halves_of` returns them.
         """
         for i, rank in enumerate(comms.ranks):
             with comms.on(rank):
-                products = plan[number].products[rank]
-                halves = [half for product in products for half in product.halves()[some]] if some else products
-                for rows, keys, causal in halves:
-                    of_rows = [_rows(a[i], rows) for a in (do, q)]
-                    of_keys = [_rows(a, keys) for a in at_hand[i]]
-                    results = _rows(o[i], rows), _rows(lse[i], rows, 2)
-                    gradients = flash_attention_backward(*of_rows, *of_keys, *results, causal=causal, **options)
-                    for total, part, where in zip((dq[i], *sums[i]), gradients, (rows, keys, keys), strict=True):
+                given = {name: parts[i] for name, parts in own_arrays.items()}
+                pairs = zip(halves_of(number, rank), calls_of(number, i, at_hand[i], given), strict=True)
+                for (rows, keys, _), call in [*pairs][some]:
+                    for total, part, where in zip((dq[i], *sums[i]), run(call), (rows, keys, keys), strict=True):
                         total.add(part, where)
 
     with _abort_on_error(comms):
@@ -608,7 +698,7 @@ def _round_the_ring(
         arrived = _pass_on(comms, leaving) if keys_move or sums_move else None
         here = [tuple(map(_Sum, pair)) for pair in at_hand] if number else own
         with limits.reserve_sms(comms.leave if arrived else 0):
-            add_step(number, at_hand, here, None if number else slice(-1))
+            add_step(number, at_hand, here, slice(None) if number else slice(-1))
         received = arrived() if arrived else []
         if number:
             sums = here
