@@ -4,6 +4,7 @@
     comms = peer_copies()           # all GPUs of this process, by their copy engines
     comms = nccl()                  # the same by NCCL
     comms = nccl_of_mpi(MPI.COMM_WORLD) or nccl_of_torch()    # one process a GPU
+    comms = gloo_of_torch()         # one process a rank, on the CPU engine
 
 All have the methods of `Comms`. Arrays travel as bytes, because CuPy's NCCL has no bfloat16.
 """
@@ -17,6 +18,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,6 +50,8 @@ class Comms:
     leave: multiprocessors that kernels leave free while messages are under way. compiled: what this process has
     compiled for calls. agreed: the forms of calls that all ranks have compared, in the same order on each.
     """
+
+    compares_every_call = False
 
     def __init__(self, size: int, ranks: Sequence[int], leave: int = 0) -> None:
         self.size, self.ranks = size, tuple(ranks)
@@ -111,10 +115,11 @@ class Comms:
             RuntimeError: another rank has refused the call. RuntimeError, TimeoutError: as `finish`.
         """
         key = (*((name, str(value)) for name, value in call.items()),)
-        if len(self.ranks) == self.size or key in self.agreed:
+        if len(self.ranks) == self.size or (key in self.agreed and not self.compares_every_call):
             return
         try:
-            calls = self._tell_all({name: f"{value!s:.200}" for name, value in call.items()})
+            words = {name: f"{value!s:.200}" for name, value in call.items()}
+            calls = self._tell_all(words, 0.0 if key in self.agreed else COMPILING)
         except BaseException:
             self.abort()
             raise
@@ -129,10 +134,13 @@ class Comms:
         """Tell the other ranks, which come to `agree`, that this one has refused the call with an error."""
         if len(self.ranks) < self.size:
             with contextlib.suppress(Exception):  # the caller raises the one that matters
-                self._tell_all({_REFUSED: f"{type(error).__name__}: {error!s:.1000}"})
+                self._tell_all({_REFUSED: f"{type(error).__name__}: {error!s:.1000}"}, COMPILING)
 
-    def _tell_all(self, words: Mapping[str, str]) -> list[dict[str, str]]:
-        """Exchange words between all ranks, in messages of one size; return those of each rank."""
+    def _tell_all(self, words: Mapping[str, str], longer: float) -> list[dict[str, str]]:
+        """Exchange words between all ranks, in messages of one size; return those of each rank.
+
+        longer: seconds in addition to the time limit.
+        """
         text = json.dumps(words).encode()
         if len(text) > _FIRST_BYTES:
             raise ValueError(f"{len(text):,} bytes describe this call; {_FIRST_BYTES:,} are the most")
@@ -144,8 +152,9 @@ class Comms:
                     if peer != rank:
                         sends.append(Message(rank, peer, mine))
                         receives.append(Message(rank, peer, device.cp.empty(_FIRST_BYTES, "uint8")))
-        self.start(sends, receives)()
-        self._wait_on_host(COMPILING)
+        arrived = self.start(sends, receives)
+        self._wait_on_host(longer)
+        arrived()
         told = {rank: dict(words) for rank in self.ranks}
         for rank, peer, a in receives:
             if peer not in self.ranks:
@@ -496,3 +505,79 @@ def nccl_of_torch(group: Any = None, *, leave: int = LEAVE, timeout: float | Non
     box = [nccl_library().get_unique_id() if rank == 0 else None]
     distributed.broadcast_object_list(box, distributed.get_process_group_ranks(group)[0] if group else 0, group)
     return nccl_of_id(distributed.get_world_size(group), rank, box[0], leave=leave, timeout=timeout)
+
+
+class Gloo(Comms):
+    """This process's rank of a group of torch.distributed whose messages go from CPU to CPU, for the CPU engine.
+
+    A rank that fails ends the others' calls with an error, as with `Nccl`. Every call is compared between the ranks.
+    """
+
+    compares_every_call = True
+
+    def __init__(self, group: Any, *, timeout: float | None = TIMEOUT) -> None:
+        """
+        Args:
+            group: with gloo among its backends; None: the default group. timeout: seconds; None: for ever.
+        """
+        from torch import distributed
+
+        _check_timeout(timeout)
+        super().__init__(distributed.get_world_size(group), [distributed.get_rank(group)])
+        self._distributed, self._group, self._timeout = distributed, group, timeout
+        self._under_way: list[Any] = []
+        self._failed = ""
+
+    def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
+        if self._failed:
+            raise RuntimeError(f"these ranks have been given up: {self._failed}")
+        from torch import from_numpy
+
+        works = []
+        for messages, move in ((sends, self._distributed.isend), (receives, self._distributed.irecv)):
+            for _, peer, a in messages:
+                if a.nbytes:
+                    words = from_numpy(np.asarray(a).view(np.ndarray).reshape(-1).view(np.uint8))
+                    number = peer if self._group is None else self._distributed.get_global_rank(self._group, peer)
+                    works.append((move(words, number, group=self._group), words))
+        self._under_way += works
+        return self._wait_on_host
+
+    def _wait_on_host(self, longer: float = 0.0) -> None:
+        seconds = None if self._timeout is None else self._timeout + longer
+        end = None if seconds is None else time.monotonic() + seconds
+        while self._under_way:
+            work, _ = self._under_way.pop(0)
+            try:
+                if end is None:
+                    work.wait()
+                else:
+                    work.wait(timedelta(seconds=max(end - time.monotonic(), 0.001)))
+            except RuntimeError as error:
+                late = end is not None and time.monotonic() >= end
+                reason = f"waited {seconds:g} s for the others" if late else f"lost another one: {error}"
+                self.abort(f"rank {self.ranks[0]} has {reason}")
+                raise (TimeoutError if late else RuntimeError)(self._failed) from error
+
+    def abort(self, reason: str = "a rank of this process has failed") -> None:
+        self._failed = self._failed or reason
+        self._under_way.clear()
+
+
+def gloo_of_torch(group: Any = None, *, timeout: float | None = TIMEOUT) -> Gloo:
+    """Make this process's rank of a group of torch.distributed with the backend gloo, on the CPU engine.
+
+    Args:
+        group: None for the default group. timeout: seconds to wait for the others in every call; None: for ever.
+
+    Raises:
+        RuntimeError: a GPU computes here, whose arrays gloo cannot send; the group sends nothing between CPUs.
+        TypeError, ValueError: no number of seconds.
+    """
+    from torch import distributed
+
+    if device.ON_GPU:
+        raise RuntimeError("gloo sends arrays of a CPU, and a GPU computes here: use nccl_of_torch()")
+    if "gloo" not in (backend := distributed.get_backend_config(group)):
+        raise RuntimeError(f"the group's backends are {backend}; on the CPU gloo is needed")
+    return Gloo(group, timeout=timeout)
