@@ -12,8 +12,11 @@ CuPy's NCCL; without one, they go by gloo, and the kernels run on the CPU engine
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
+
+import numpy as np
 
 from helpers import device
 from helpers.attention import comms, ring
@@ -24,21 +27,19 @@ from helpers.torch_attention import array_of, check_tensors, tensor_of, to_autoc
 distributed = torch.distributed
 
 
-def local_positions(tokens: int, group: Any = None, *, schedule: str = "zigzag") -> torch.Tensor:
+def local_positions(tokens: int, group: Any = None, *, schedule: str = "zigzag", uneven: bool = False) -> torch.Tensor:
     """Return the positions of this rank's tokens in a sequence of so many, int64 (rows,), on the CPU.
 
     Args:
-        group: see `ring_attention`.
+        group: see `ring_attention`. uneven: parts may differ in length; `ring_attention` then needs tokens.
 
     Raises:
-        TypeError, ValueError: no such schedule; tokens that cannot be cut into chunks of equal length.
+        TypeError, ValueError: no such schedule; without `uneven`, tokens that cannot be cut into equal chunks.
         RuntimeError: there is no process group.
     """
     ranks = _comms(group)
-    rows, rest = divmod(tokens, ranks.size)
-    if rest:
-        raise ValueError(f"{tokens} tokens cannot be cut into parts of equal length for {ranks.size} ranks")
-    return torch.from_numpy(ring.positions(schedule, ranks.size, ranks.ranks[0], rows)).long()
+    parts = ring.shard(np.arange(tokens)[None], ranks.size, schedule, uneven=uneven)
+    return torch.from_numpy(parts[ranks.ranks[0]][0])
 
 
 @torch.compiler.disable
@@ -48,6 +49,9 @@ def ring_attention(
     v: torch.Tensor,
     *,
     causal: bool = False,
+    window: tuple[int, int] | None = None,
+    cu_seqlens: Sequence[int] | None = None,
+    tokens: int | None = None,
     softmax_scale: float | None = None,
     return_lse: bool = False,
     deterministic: bool = False,
@@ -63,7 +67,8 @@ def ring_attention(
     Args:
         q: (batch, rows, heads, head_dim), the rows at `local_positions`. float32, float16 or bfloat16.
         k, v: (batch, keys, kv_heads, head_dim) of q's dtype and device; kv_heads divides heads.
-        causal, softmax_scale, schedule: see helpers.attention.ring_attention.
+        causal, window, cu_seqlens, tokens, softmax_scale, schedule: see helpers.attention.ring_attention; cu_seqlens is
+            of the whole sequence, and no tensor.
         return_lse: also the log-sum-exp of each row, float32 (batch, heads, rows). It has no gradient.
         deterministic: gradients that are the same to the bit in every run. Also where
             `torch.use_deterministic_algorithms(True)` was called.
@@ -81,7 +86,8 @@ def ring_attention(
     """
     check_tensors({"q": q, "k": k, "v": v})
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
-    options = {"causal": causal, "softmax_scale": softmax_scale, "schedule": schedule, "comms": _comms(group)}
+    options = {"causal": causal, "window": window, "cu_seqlens": cu_seqlens, "tokens": tokens}
+    options |= {"softmax_scale": softmax_scale, "schedule": schedule, "comms": _comms(group)}
     o, lse = _Ring.apply(*to_autocast(q, k, v), options, deterministic)
     return (o, lse) if return_lse else o
 

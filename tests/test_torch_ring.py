@@ -13,10 +13,10 @@ from helpers.attention import comms, ring
 
 torch = pytest.importorskip("torch", reason="PyTorch is optional, and not installed here")
 if device.ON_GPU:
-    pytest.skip("needs a GPU that CuPy and PyTorch both see", allow_module_level=True)
+    pytest.skip("gloo sends arrays of a CPU, and a GPU computes here", allow_module_level=True)
 
 from helpers.examples.ring_gpt import GPT  # noqa: E402
-from helpers.torch_attention import flash_attention  # noqa: E402
+from helpers.torch_attention import flash_attention, flash_attention_varlen  # noqa: E402
 from helpers.torch_ring import local_positions, ring_attention  # noqa: E402
 
 SIZE = 2
@@ -58,6 +58,20 @@ def gradients_in_a_half_type(rank: int) -> dict[str, float]:
     return errors | {"o": relative_error(own_o, o[:, where]), "lse": relative_error(own_lse, lse[..., where])}
 
 
+def gradients_of_packed_sequences(rank: int) -> dict[str, float]:
+    """The gradients of uneven parts of packed sequences, compared with one rank's."""
+    torch.manual_seed(2)
+    cu, whole = (0, 5, 13), [torch.randn(1, 13, 2, 16, requires_grad=True) for _ in range(3)]
+    do = torch.randn(1, 13, 2, 16)
+    o = flash_attention_varlen(*(a[0] for a in whole), *[torch.tensor(cu, dtype=torch.int32)] * 2, causal=True)
+    o.backward(do[0])
+    where = local_positions(13, uneven=True)
+    assert len(where) == 7 - rank
+    parts = [a.detach()[:, where].requires_grad_() for a in whole]
+    ring_attention(*parts, causal=True, cu_seqlens=cu).backward(do[:, where])
+    return {name: relative_error(a.grad, b.grad[:, where]) for name, a, b in zip("qkv", parts, whole, strict=True)}
+
+
 def what_is_raised(call: Any, *args: Any, **options: Any) -> str:
     try:
         call(*args, **options)
@@ -91,10 +105,13 @@ def errors(rank: int) -> dict[str, str]:
     return raised
 
 
+TRIED = gradients_of_a_model, gradients_in_a_half_type, gradients_of_packed_sequences, errors
+
+
 def work(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=SIZE)
-    results = {each.__name__: each(rank) for each in (gradients_of_a_model, gradients_in_a_half_type, errors)}
+    results = {each.__name__: each(rank) for each in TRIED}
     torch.save(results, f"{folder}/{rank}")
 
 
@@ -117,6 +134,12 @@ def test_a_half_type_grouped_heads_and_lse(results: list[dict[str, Any]]) -> Non
         assert max(found.values()) < 2e-2 and found["lse"] < 1e-5, found
 
 
+def test_packed_sequences_in_uneven_parts(results: list[dict[str, Any]]) -> None:
+    for of_rank in results:
+        found = of_rank["gradients_of_packed_sequences"]
+        assert max(found.values()) < 1e-5, found
+
+
 def test_each_rank_names_what_differs(results: list[dict[str, Any]]) -> None:
     for of_rank in results:
         raised = of_rank["errors"]
@@ -136,7 +159,7 @@ def test_a_rank_that_refuses_tells_the_other(results: list[dict[str, Any]]) -> N
 def test_what_a_rank_refuses_by_itself(results: list[dict[str, Any]]) -> None:
     for of_rank in results:
         assert of_rank["errors"]["group"] == "ValueError: group has 2 ranks in this process; tensors are those of one"
-        assert of_rank["errors"]["tokens"].startswith("ValueError: 7 tokens cannot be cut into parts of equal length")
+        assert of_rank["errors"]["tokens"].startswith("ValueError: 7 tokens cannot be cut into 4 chunks")
     q = torch.zeros(1, 4, 2, 16)
     with pytest.raises(RuntimeError, match=r"there is no process group: start with torchrun"):
         ring_attention(q, q, q)
