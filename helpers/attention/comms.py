@@ -134,7 +134,7 @@ class Comms:
         """Tell the other ranks, which come to `agree`, that this one has refused the call with an error."""
         if len(self.ranks) < self.size:
             with contextlib.suppress(Exception):  # the caller raises the one that matters
-                self._tell_all({_REFUSED: f"{type(error).__name__}: {error!s:.1000}"}, COMPILING)
+                self._tell_all({_REFUSED: f"{type(error).__name__}: {error!s:.500}"}, 0.0)
 
     def _tell_all(self, words: Mapping[str, str], longer: float) -> list[dict[str, str]]:
         """Exchange words between all ranks, in messages of one size; return those of each rank.
