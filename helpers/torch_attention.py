@@ -73,7 +73,7 @@ def flash_attention(
         k, v: (batch, seq_kv, kv_heads, head_dim) of q's dtype and device. kv_heads divides heads.
         causal: query i sees key j up to i + seq_kv - seq (bottom-right alignment, as in FlashAttention).
         window: (left, right): how many keys before and after that diagonal a query sees; -1 for no limit.
-        softmax_scale: 1 / sqrt(head_dim) where it is not given.
+        softmax_scale: by default 1 / sqrt(head_dim).
         return_lse: also the log-sum-exp of each row, float32 (batch, heads, seq). It has no gradient.
         deterministic: gradients that are the same to the bit in every run, on the same device. Also where
             `torch.use_deterministic_algorithms(True)` was called.
@@ -124,24 +124,24 @@ def flash_attention_varlen(
     stage: str | int | None = None,
     **extras: Any,
 ) -> Any:
-    """flash_attention of sequences of several lengths, packed one after the other with no padding.
+    """Compute flash_attention of sequences of several lengths, packed one after the other with no padding.
 
     Args:
         q: (tokens, heads, head_dim).
         k, v: (tokens_kv, kv_heads, head_dim).
-        cu_seqlens_q, cu_seqlens_k: (sequences + 1,) int32 on q's device: 0, then the tokens up to the end of each
-            sequence. Without max_seqlen_q and max_seqlen_k the host reads them, and waits for the GPU.
+        cu_seqlens_q, cu_seqlens_k: (sequences + 1,) int32 on q's device: 0, then the number of tokens up to the end of
+            each sequence. Unless both maxima are given, the host reads them and waits for the GPU.
         max_seqlen_q, max_seqlen_k: at least the rows of the longest sequence of q and of k. With both, the call can be
-            captured in a CUDA graph; too small a number on a GPU leaves rows unwritten.
-        The others: see flash_attention and helpers.attention.flash_attention_varlen, which has no bias; the
-            diagonal of causal and window is each sequence's own.
+            captured in a CUDA graph; on a GPU, too small a value leaves rows unwritten.
+        The others: see flash_attention and helpers.attention.flash_attention_varlen; a bias is refused. Each sequence
+            has its own diagonal for causal and window.
 
     Returns:
         The output as q, (tokens, heads, head_dim); with return_lse, (o, lse), lse float32 (heads, tokens).
 
     Raises:
         TypeError, ValueError, NotImplementedError: as flash_attention. TypeError, ValueError: for cu_seqlens that are
-        not int32, do not begin at 0, fall, or do not end at the number of tokens.
+        not int32, do not begin at 0, decrease, or do not end at the number of tokens.
     """
     lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
     how = {"causal": causal, "window": window, "softmax_scale": softmax_scale}
@@ -213,7 +213,7 @@ def scaled_dot_product_attention(
         dropout_p: 0.0. The kernels have none.
         is_causal: query i sees key j where j <= i, also where L and S differ (top-left alignment; flash_attention's
             causal=True is bottom-right).
-        scale: 1 / sqrt(head_dim) where it is not given.
+        scale: by default 1 / sqrt(head_dim).
         enable_gqa: key and value may have fewer heads, a divisor of query's.
         fallback: PyTorch computes what these kernels refuse, with one warning for each reason.
 
@@ -498,11 +498,11 @@ _FUNCTIONS = "score_mod", "mask_mod", "mod_args", "score_mod_grad"
 
 
 def _split(extras: dict[str, Any], *, traced: bool) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Split the given options by name into `_CONSTANTS`, `_FUNCTIONS` and those of the rotary embedding.
+    """Split the given options into constants (`_CONSTANTS`), functions of scores (`_FUNCTIONS`), the rotary embedding.
 
     Raises:
-        TypeError: an unknown name; a tensor in mod_args that requires grad, but for that of relative_bias.
-        NotImplementedError: functions of scores where PyTorch traces: the operators take none.
+        TypeError: an unknown name; a tensor in mod_args requires grad and is not the table of relative_bias.
+        NotImplementedError: functions of scores in a traced call, whose operators cannot take them.
     """
     given = {name: a for name, a in extras.items() if a is not None}
     functions = {name: given.pop(name) for name in _FUNCTIONS if name in given}

@@ -74,7 +74,7 @@ def attend(
         query: (batch, heads, seq, head_dim).
         key, value: (batch, kv_heads, seq_kv, head_dim), with what the KV cache had before. The last query sees all.
         attention_mask: None, or (batch, seq_kv) bool, False for padding, as `mask_of` returns them.
-        dropout: 0. scaling: 1 / sqrt(head_dim) where it is not given.
+        dropout: 0. scaling: by default 1 / sqrt(head_dim).
         sliding_window: how many keys a query sees, itself among them; where it sees both ways, itself and
             sliding_window - 1 on either side, as transformers calls FlashAttention. Padding does not count.
         softcap: scaled scores become softcap * tanh(score / softcap), before any mask. Not under torch.compile.

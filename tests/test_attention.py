@@ -369,6 +369,8 @@ def test_the_last_stage_that_can_is_chosen() -> None:
         ValueError, match=r"^no stage can do this in float32\. The nearest is \w+: head_dim = 300; .* 1 to 256$"
     ):
         flash_attention(*inputs(1, 5, 6, 2, 2, 300))
+    with pytest.raises(ValueError, match=r"head_dim = 300; this stage takes 8 to 256, multiples of 8$"):  # not 304
+        flash_attention(*(a.astype(np.float16) for a in inputs(1, 5, 6, 2, 2, 300)))
 
 
 # ---- what it refuses

@@ -41,7 +41,6 @@ ONLY = {
 }
 # Of the engine's folder, but no modules of the course: how it is built, and what a user's project looks like.
 NOT_OURS = ("engine/setup.py", "engine/plugin/", "engine/examples/")
-CIRCLES = {"attention"}  # where modules still import each other: to be empty
 STANDARD = set(__import__("sys").stdlib_module_names)
 
 
@@ -100,8 +99,7 @@ def test_the_engine_reaches_its_own_modules_by_relative_imports() -> None:
 
 def test_no_modules_import_each_other() -> None:
     """Neither two nor a ring of several; an import in a function or under TYPE_CHECKING counts as well."""
-    paths = [path for path in files() if room(path) not in CIRCLES]
-    names = {path: ".".join(path.relative_to(HELPERS.parent).with_suffix("").parts) for path in paths}
+    names = {path: ".".join(path.relative_to(HELPERS.parent).with_suffix("").parts) for path in files()}
     names = {path: name.removesuffix(".__init__") for path, name in names.items()}
     graph = {own: {name for _, name in imported(path)} - {own} for path, own in names.items()}
     graphlib.TopologicalSorter(graph).prepare()  # raises a CycleError that lists the ring

@@ -126,8 +126,8 @@ def flash_attention(
             head are multiplied by; 1 where it is None. The sums in lse are then of rounded weights: it may be 0.06 off.
         out_dtype: float32 for an output that is not rounded to q's dtype, such as a partial result to be merged with
             others by their lse; None for q's dtype. From e4m3: bfloat16 (None), float16 or float32.
-        stage: a stage of the ladder, by name or number; by default the last, and fastest, that can do this here
-            (10 only on a GPU, and not for little work; 11 only with a bias, slopes or a rotary embedding).
+        stage: a stage of the ladder, by name or number; by default the last whose `by_default` accepts a call of this
+            size: on a GPU, hopper and tf32 only for much work; flash_cute and fp16x3 only by name.
 
     Returns:
         The output, of q's shape, kind of array and dtype (or out_dtype); with return_lse, (o, lse). A query that sees
@@ -365,7 +365,13 @@ class Attention(Call):
             )
             changes = [Change(name, "padded", columns=wide) for name in specs if name in WITH_HEAD_DIM]
             specs = _changed(specs, changes)
-        family, stage, outputs, call = of_shapes(specs, options, self.longest)
+        try:
+            family, stage, outputs, call = of_shapes(specs, options, self.longest)
+        except ValueError as error:
+            if wide == head_dim:
+                raise
+            of_the_caller = str(error).replace(f"head_dim = {wide};", f"head_dim = {head_dim};")
+            raise ValueError(of_the_caller) from None
         if call is None:
             return Plan(None, tuple(specs), _outputs(stage, given, options))
         copies = [Change(name, "copied", name in WITH_HEAD_DIM) for name in stage.unreadable(call)]

@@ -1,4 +1,4 @@
-"""Quantise arrays to e4m3, the 8-bit floats with 4 bits of exponent and 3 of mantissa; prepare them for that."""
+"""Convert arrays to e4m3 and back, and make them easier to quantise: Hadamard rotation, keys without their mean."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ def minus_mean(k: Any, axis: int = -2) -> np.ndarray:
 
 
 def hadamard(d: int, seed: int | None = None) -> np.ndarray:
-    """Return an orthogonal matrix (d, d) of elements +-1 / sqrt(d): q k^T = (q M) (k M)^T.
+    """Return an orthogonal matrix M, (d, d), with elements +-1 / sqrt(d), so that q k^T = (q M) (k M)^T.
 
     Args:
-        d: a power of 2. seed: of random signs of its rows, as in FlashAttention-3; None for none.
+        d: a power of 2. seed: for random signs of its rows, as in FlashAttention-3; None for no random signs.
 
     Raises:
         ValueError: d is not a power of 2.

@@ -61,7 +61,7 @@ def launches_replaced(run: Callable[..., Any]) -> Iterator[None]:
 
 
 def launches_are_replaced() -> bool:
-    """Return True within `launches_replaced`, where arguments are not compared."""
+    """Return True within `launches_replaced`, where arguments are not compared with the kernels' signatures."""
     return _run_instead is not None
 
 
@@ -270,10 +270,10 @@ _later = contextvars.ContextVar("_later", default=False)
 
 @contextlib.contextmanager
 def built_when_launched() -> Iterator[None]:
-    """Build kernels that are loaded within the context at their first launch on the CPU engine: an X-ray has a build
-    of its own.
+    """Delay the build of kernels loaded within the context to their first launch on the CPU engine.
 
-    The X-ray, or the first launch, then reports what is wrong with their source.
+    An X-ray makes a build of its own, so an earlier one would be wasted. Errors in the source are then reported by the
+    X-ray or by the first launch.
     """
     before = _later.set(True)
     try:

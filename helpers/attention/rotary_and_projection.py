@@ -213,7 +213,7 @@ def _check_pair(name: str, pair: Any, form: str) -> None:
 
 
 def _positions(name: str, positions: Any, a: Any) -> Any:
-    """Return the positions of the rows of q or k, a, as a device array."""
+    """Check the positions of the rows of `a` (q or k, as `name` says), and return them as a device array."""
     positions, (batch, rows, *_) = _array(f"positions of {name}", positions), a.shape
     if positions.dtype != np.int32 or positions.shape not in ((rows,), (batch, rows)):
         wanted = f"int32 of shape {(rows,)} or {(batch, rows)}"

@@ -171,7 +171,7 @@ class Change(NamedTuple):
         return Spec(shape, (*strides, by_row, by_head, by_column), a.dtype, 0, a.device)
 
     def __call__(self, kind: Kind, a: Any) -> Any:
-        """Copy an array."""
+        """Return the copy of `a` that this change describes."""
         if self.columns:
             return kind.padded(a, self.columns)
         make = kind.negative if self.how == "negated" else kind.copy
@@ -179,7 +179,7 @@ class Change(NamedTuple):
 
 
 class Output(NamedTuple):
-    """An array that a call returns.
+    """The shape and dtype of an array that a call returns.
 
     heads_first: it is allocated in `shape`, (..., heads, rows, head_dim), and returned as (..., rows, heads, head_dim).
     """

@@ -1,7 +1,7 @@
-"""Functions of scores that models have, for `helpers.attention.flash_attention(q, k, v, **soft_cap(30))`.
+"""Score functions of published models, for `helpers.attention.flash_attention(q, k, v, **soft_cap(30))`.
 
 Each is text in CUDA C++, which ladder/score_mod.py writes in front of a kernel.
-What a model adds to its scores by an array, by ALiBi's slopes or as a sink, calls take as bias, alibi_slopes and sinks.
+For biases stored as arrays, ALiBi and sinks, use the arguments bias, alibi_slopes and sinks.
 """
 
 from __future__ import annotations

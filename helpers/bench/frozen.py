@@ -90,7 +90,7 @@ class Selection(NamedTuple):
     sass: bool = False
 
     def has(self, file: str, dtype: str, variant: str) -> bool:
-        """Return whether a call is one of them."""
+        """Return True if a call is one of them."""
         name = file.removeprefix("steps/")
         return (
             (not self.only or name.startswith(tuple(self.only)))
@@ -164,7 +164,7 @@ def of_stage(
 
 
 def _able_but_unavailable(stage: Stage, asked: Mapping[str, Any]) -> bool:
-    """Return whether all that a stage lacks is a library that it includes."""
+    """Return True if all that a stage lacks is a library that it includes."""
     return stage.changed(unavailable=lambda: None).why_not(**asked) is None
 
 

@@ -76,7 +76,7 @@ def _label(entry: Any) -> str:
 
 
 def _fits(entry: Any, kind: type) -> bool:
-    """Return whether an entry has the fields of a dataclass, and no others."""
+    """Return True if an entry has the fields of a dataclass, and no others."""
     names = {field.name for field in fields(kind)}
     needed = {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}
     return isinstance(entry, Mapping) and needed <= set(entry) <= names

@@ -288,7 +288,7 @@ def of_gradients(
 
 
 def of_step(step: experiments.Step, **more: Any) -> Job:
-    """Make the job of a step of a climb."""
+    """Make the job that times one step of a climb."""
     more |= {"row": {"step": step.number, "idea": step.idea}, "compared_with": (step.of, step.case)}
     more |= {"climb": step.of, "base": functools.partial(_base, step), "name": step.name}
     return _of_stage_in_direction(step, step.case, **more)

@@ -45,7 +45,7 @@ def known_metrics() -> frozenset[str]:
 
 
 def _is_known(metric: str, known: frozenset[str]) -> bool:
-    """Return whether ncu has a metric: its base name is known, or it is a figure of the launch."""
+    """Return True if ncu has a metric: its base name is known, or it is a figure of the launch."""
     return metric.split(".")[0] in known or metric.startswith("launch__")
 
 

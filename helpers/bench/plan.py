@@ -47,7 +47,7 @@ SIDE_SHARE = 0.5  # of the time for one measurement: for all but the ladder, and
 
 
 def swept(case: Case) -> bool:
-    """Return whether a case is timed only to draw time against N."""
+    """Return True if a case is timed only to draw time against N."""
     return case.shape in HALF_SWEEP and case.shape not in SHAPES
 
 

@@ -1,4 +1,4 @@
-"""The record of a GPU run as bars: the ladder, the climbs, tiles. Roofline and curves over N: see roofline and curves.
+"""Bar charts of a recorded GPU run: stages, climbs, tile sizes. roofline.py and curves.py draw the rest.
 
 Where nothing is recorded, each picture is a sentence that says so.
 """
@@ -133,9 +133,9 @@ def measured_ladder(
 def _ladder_panel(
     ax: Any, results: Mapping[str, Any], names: Sequence[str], top: float, panels: Iterable[Mapping[str, Any]]
 ) -> list[str]:
-    """Draw bars of TFLOP/s with their share of the roof `top`, a dashed line; return the texts at the bars.
+    """Draw bars of TFLOP/s, labelled with their share of `top`, and a dashed line at `top`, the roof.
 
-    panels: the results of all panels that share their scale.
+    Returns the labels. panels: the results in all panels that share an x-axis scale.
     """
     most = max(top, *(row["tflops"] for each in panels for name, row in each.items() if name in names))
     values = [results[name]["tflops"] if name in results else 0.0 for name in names]
@@ -377,7 +377,7 @@ def measured_gradients(
 ) -> Picture | Text:
     """Draw the recorded TFLOP/s of gradients at several shapes side by side, as `measured_ladder` draws outputs.
 
-    Five products are counted, whatever a kernel computes. Where nothing is recorded, a sentence that says so.
+    FLOP are those of five products, even for kernels that compute more. Returns a sentence if nothing is recorded.
     """
     record = recorded() if record is None else record
     at = {

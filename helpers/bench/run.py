@@ -284,7 +284,7 @@ def _results(runner: JobRunner, group: Sequence[Job]) -> Iterator[tuple[Job, Mea
 
 
 def _alive() -> bool:
-    """Return whether the device still takes work: after an illegal access a process has lost it."""
+    """Return True if the device still works: after an illegal access, a process can no longer use it."""
     try:
         cp.cuda.Device().synchronize()
         float(cp.ones(1, dtype=cp.float32)[0])

@@ -157,7 +157,7 @@ def measure() -> dict[str, Any]:
 
 
 def is_move(instruction: Instruction) -> bool:
-    """Return whether it only copies one register to another."""
+    """Return True if it only copies one register to another."""
     return bool(re.match(r"(IMAD\.MOV\.U32 R\d+, RZ, RZ, R\d|MOV R\d+, R\d)", instruction.text))
 
 

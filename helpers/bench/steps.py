@@ -57,7 +57,7 @@ def in_order(
 
 
 def _is_over(row: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
-    """Return whether a step's gain is over this other one; older records tell by the numbers of their time."""
+    """Return True if a step's gain is over this other one; older records tell by the numbers of their time."""
     if over := row.get("over"):
         return over == before["name"] if before else ": " not in over  # else what the climb begins at
     return row["step"] - 1 == before.get("step", 0)
@@ -69,7 +69,7 @@ def _climb_of(row: Mapping[str, Any]) -> str:
 
 
 def is_measured(row: Mapping[str, Any]) -> bool:
-    """Return whether a row of `in_order` is recorded."""
+    """Return True if a row of `in_order` is recorded."""
     return "kind" in row
 
 

@@ -76,7 +76,7 @@ class Picture:
         self.figure, self.alt = figure, alt
 
     def png(self) -> bytes:
-        """Write the picture as a PNG file in at most 256 colours: a third of the bytes, and no visible difference."""
+        """Return the picture as a PNG of at most 256 colours: a third of the size, with no visible difference."""
         drawn, file = io.BytesIO(), io.BytesIO()
         with matplotlib.rc_context(STYLE):
             self.figure.savefig(drawn, format="png", dpi=self.DPI)

@@ -330,7 +330,7 @@ def ones_like(a: Any, dtype: Any = None, order: str = "K", subok: None = None, s
 def full_like(
     a: Any, fill_value: Any, dtype: Any = None, order: str = "K", subok: None = None, shape: Any = None
 ) -> ndarray:
-    """Call `full` with the dtype, the order and, unless `shape` is given, the shape of an array."""
+    """Return a device array filled with `fill_value`, with the shape, dtype and order of `a` unless they are given."""
     return _filled(empty_like(a, dtype, order, subok, shape), fill_value)
 
 
@@ -375,7 +375,7 @@ def array(
 
 
 def _has_order(a: np.ndarray, order: str | None) -> bool:
-    """Return whether CuPy takes an array as it is when that order is asked for."""
+    """Return True if CuPy takes an array as it is when that order is asked for."""
     is_any = order is None or order in ("K", "k")
     kind = _order_of(a, order)
     return is_any or (a.flags.c_contiguous and kind == "C") or (a.flags.f_contiguous and kind == "F")
@@ -475,7 +475,7 @@ def written(a: np.ndarray) -> None:
 
 
 def is_fresh(a: np.ndarray) -> bool:
-    """Return whether an array is as `empty` made it: no byte of its memory has been written."""
+    """Return True if an array is as `empty` made it: no byte of its memory has been written."""
     owner = owner_of(a)
     return isinstance(owner.base, _Memory) and owner.base.is_fresh and bool((owner == 0xFF).all())
 

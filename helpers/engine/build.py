@@ -168,7 +168,7 @@ class _Attempt:
         return text, headers
 
     def _is_for_nvrtc(self, flags: Sequence[str]) -> bool:
-        """Return whether NVRTC alone reads the source: CUB, libcu++ and CuTe are compiled as on a host."""
+        """Return True if NVRTC alone reads the source: CUB, libcu++ and CuTe are compiled as on a host."""
         of_others = self.uses_libraries or "-isystem" in flags
         return self.recipe.backend == "nvrtc" and not self.recipe.jitify and not of_others
 

@@ -712,7 +712,7 @@ def _engine_source() -> tuple[str, list[str]]:
 
 
 def engine_is_built() -> bool:
-    """Return whether `engine_library` is in the cache; compiling it takes half a minute.
+    """Return True if `engine_library` is in the cache; compiling it takes half a minute.
 
     Raises:
         NoCompilerError: as `compiler`.

@@ -52,7 +52,7 @@ def _as_module(namespace: type) -> Any:
 
 
 def is_available() -> bool:
-    """Return whether the engine is in CuPy's place, for programs that ask before they launch; no GPU is there."""
+    """Return True if the engine is in CuPy's place: programs that ask before they launch then do so without a GPU."""
     return sys.modules.get("cupy") is sys.modules[__name__.rpartition(".")[0]]
 
 
@@ -235,7 +235,7 @@ class driver:
 
 @_as_module
 class memory:
-    """`cp.cuda.memory`."""
+    """CuPy's module `cupy.cuda.memory`, as far as programs use it."""
 
     MemoryPointer, MemoryPool, OutOfMemoryError = MemoryPointer, MemoryPool, MemoryError
     alloc, malloc_managed = staticmethod(alloc), staticmethod(alloc)
@@ -244,7 +244,7 @@ class memory:
 
 @_as_module
 class pinned_memory:
-    """`cp.cuda.pinned_memory`."""
+    """CuPy's module `cupy.cuda.pinned_memory`, as far as programs use it."""
 
     PinnedMemoryPool, PinnedMemoryPointer = PinnedMemoryPool, PinnedMemoryPointer
     alloc_pinned_memory = staticmethod(alloc_pinned_memory)
@@ -295,7 +295,7 @@ class Stream:
         """Do nothing: there is nothing to wait for."""
 
     def use(self) -> Stream:
-        """Do nothing: it is the current one already."""
+        """Return the stream: it is the only one, so it is always current."""
         return self
 
     def record(self, event: Event | None = None) -> Event:
@@ -359,7 +359,7 @@ class Device:
         return f"<CUDA Device {self.id}>"
 
     def use(self) -> Device:
-        """Do nothing: it is the current one already."""
+        """Return the device: it is the only one, so it is always current."""
         return self
 
     @property

@@ -14,14 +14,14 @@ HEADERS = (".cuh", ".h", ".hpp")  # of a place in one of these, the line that ca
 
 
 class LaunchError(RuntimeError):
-    """A launch that a GPU would refuse, or that failed while it ran. The message says so in words; the fields:
+    """A launch that a GPU would refuse, or that failed while it ran; the message explains it.
 
-    reason: why it failed; None where it was refused before it began.
-    file, line: of the source, where that is known. block, thread: (x, y, z) of the thread that failed.
-    array, index: of an illegal access, the parameter or `__shared__` array that it is nearest to, and the element (in
-    shared memory the byte). address: where the access went; below 4096 it is a null pointer, or a null pointer and an
-    index, see `is_null`.
-    waits: of a deadlock, who waits for whom. From Python 3.11 on a traceback shows it too.
+    reason: why it failed; None if it was refused before it began.
+    file, line: the place in the source, if known. block, thread: (x, y, z) of the thread that failed.
+    array, index: for an illegal access, the parameter or `__shared__` array nearest to it, and the element in it (in
+    shared memory, the byte).
+    address: where the access went; below 4096 it came from a null pointer, see `is_null`.
+    waits: for a deadlock, which threads wait for which; also shown in tracebacks from Python 3.11 on.
     """
 
     waits = ""

@@ -17,7 +17,7 @@ DOING = "compiling the CPU engine, once on this machine: half a minute or a litt
 
 
 def in_jupyterlab() -> bool:
-    """Return whether JupyterLab or Notebook 7 sent the cell: they send its id, and nbval does not."""
+    """Return True if JupyterLab or Notebook 7 sent the running cell: they send its id, and nbval does not."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
     kernel = getattr(shell, "kernel", None)

@@ -155,7 +155,7 @@ def hidden(clean: str, headers: Iterable[str], *, kernels: Iterable[str] = (), o
 
 
 def _declares(clean: str, name: str) -> bool:
-    """Return whether the word before the name can be a type, as in `int rand() {` or `float time;`."""
+    """Return True if the word before the name can be a type, as in `int rand() {` or `float time;`."""
     before = re.finditer(rf"([A-Za-z_]\w*|[*&>])\s*\b{name}\s*[(\[=;,){{]", clean)
     return any(word[1] not in ("return", "else", "case", "do", "*", "&", ">") for word in before)
 

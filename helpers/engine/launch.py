@@ -74,10 +74,10 @@ class CompiledKernel:
         return next((at for at in places if at in table and not at[0].endswith(failures.HEADERS)), None)
 
     def arguments(self, args: Sequence[Any]) -> Sequence[Any]:
-        """Replace addresses among the arguments, such as `array.data.ptr`, by the arrays that begin there.
+        """Replace raw addresses, such as `array.data.ptr`, with the arrays that begin there.
 
         Raises:
-            TypeError: an address for a pointer is in no device array.
+            TypeError: an address passed for a pointer lies in no device array.
         """
         if not isinstance(args, (tuple, list)) or len(args) != len(self.parameters):
             return args  # `signatures.check_all` refuses them

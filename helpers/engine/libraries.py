@@ -1,7 +1,7 @@
 """The device libraries that CuPy brings: its own headers, and NVIDIA's CUB, libcu++ and Thrust.
 
 They stay CuPy's files: found in its package at run time, never copied, and compiled unchanged. To libcu++ and CUB the
-engine presents itself as nvcc with g++ (or clang++) beneath it, which is nearly true. Their inline PTX is translated
+engine presents itself as nvcc with g++ (or clang++) beneath it. Their inline PTX is translated
 like a kernel's own, but after the preprocessor: an unknown instruction fails when a thread reaches it, because most of
 these headers' code is never called.
 """
@@ -56,7 +56,7 @@ def translate_cucomplex(code: str) -> str:
 
 
 def needed(code: str) -> bool:
-    """Return whether the source includes a header of CUB, libcu++ or Thrust that the engine lacks."""
+    """Return True if the source includes a header of CUB, libcu++ or Thrust that the engine lacks."""
     names = _INCLUDE.findall(blank_comments(code))
     return any(_LIBRARY.match(name) and not (compiler.INCLUDE / name).is_file() for name in names)
 

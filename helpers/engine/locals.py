@@ -36,7 +36,7 @@ class OwnArrays:
         self._text, self._others = Text(text, ""), set(others)
 
     def has(self, file: str, line: int) -> bool:
-        """Return whether it is a line of the source, or of a user's header."""
+        """Return True if it is a line of the source, or of a user's header."""
         return (file, line) in self._text.lines or (file, line) in _header(file).lines
 
     def name_at(self, file: str, line: int, column: int, elements: str) -> str | None:
@@ -76,7 +76,7 @@ class OwnArrays:
 
 
 def declares_arrays(code: str) -> bool:
-    """Return whether a source declares an array that each thread has for itself."""
+    """Return True if a source declares an array that each thread has for itself."""
     text = Text(code, "")
     names = dict.fromkeys(re.findall(r"\b([A-Za-z_]\w*)\s*\)?\s*\[", blank_comments(code)))
     return any(is_own for name in names for _, is_own in text.declarations(name))
@@ -192,7 +192,7 @@ def _head(clean: str, at: int) -> str:
 
 
 def _declares(head: str) -> bool:
-    """Return whether the next name is declared: after `float x = 1, ` or `const T<4> *`, not after `return `."""
+    """Return True if the next name is declared: after `float x = 1, ` or `const T<4> *`, not after `return `."""
     while (shorter := re.sub(r"<[^<>]*>", "\0", head)) != head:
         head = shorter
     *before, last = _at_commas(re.sub("\0+", "<>", head))

@@ -147,7 +147,7 @@ def cute_folder() -> Path | None:
 
 
 def uses_cute(code: str) -> bool:
-    """Return whether a source includes a header of CuTe's, such as <cute/tensor.hpp>."""
+    """Return True if a source includes a header of CuTe's, such as <cute/tensor.hpp>."""
     return re.search(r"^\s*#\s*include\s*<cute/", code, re.M) is not None
 
 

@@ -19,7 +19,7 @@ THEIRS = ("cupy", "cupyx", "cupy_backends")
 
 
 def gpu_answers() -> bool:
-    """Return whether CuPy is installed and the driver has a GPU. CuPy is not imported."""
+    """Return True if CuPy is installed and the driver has a GPU. CuPy is not imported."""
     if "cupy" not in sys.modules and importlib.util.find_spec("cupy") is None:
         return False
     try:

@@ -88,7 +88,7 @@ _HIDES = re.compile(
 
 @functools.lru_cache(maxsize=64)  # a kernel's checked builds ask again
 def _is_plainly_right(text: str, expressions: tuple[str, ...]) -> bool:
-    """Return whether the text is accepted, as far as that shows without the preprocessor."""
+    """Return True if the text is accepted, as far as that shows without the preprocessor."""
     clean = blank_comments(text)
     directives = [match.groups() for match in _DIRECTIVE.finditer(clean)]
     if any(word == "define" and _HIDES.match(rest) for word, rest in directives):

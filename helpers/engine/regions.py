@@ -63,7 +63,7 @@ def _unwritten(argument: Argument) -> np.ndarray:
 
 
 def _is_float(dtype: np.dtype) -> bool:
-    """Return whether bytes of 0xFF are not a number. ml_dtypes' types have the kind of a struct."""
+    """Return True if bytes of 0xFF are not a number. ml_dtypes' types have the kind of a struct."""
     return dtype.kind in "fcb" or (dtype.kind == "V" and dtype.type is not np.void)
 
 

@@ -14,7 +14,7 @@ _HIDDEN = re.compile(r'#[ \t]*include[ \t]*"|#[ \t]*define\b(?:\\\n|[^\n])*\b(?:
 
 
 def may_come_before(code: str, kernel: str, place: tuple[str, int]) -> bool:
-    """Return whether a thread may return before it reaches a place, or reaches it again in a loop.
+    """Return True if a thread may return before it reaches a place, or reaches it again in a loop.
 
     True if the text does not decide it. If the result is False, an `if` or a loop led the thread around the barrier.
 

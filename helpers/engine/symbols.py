@@ -58,7 +58,7 @@ class Table:
         return next((s for s in self.symbols if s.name == name and not s.is_local), None)
 
     def has_state(self) -> bool:
-        """Return whether the library keeps variables from one launch to the next."""
+        """Return True if the library keeps variables from one launch to the next."""
         return any(s.is_variable and s.is_writable and s.size and "engine_table" not in s.name for s in self.symbols)
 
 
@@ -115,7 +115,7 @@ def _read_elf(data: bytes) -> Table:
 
 
 def name_at(symbols: Table, address: int) -> str | None:
-    """Return the linker symbol of the function at an address of the library."""
+    """Return the linker's name of the function at an address of the library, or None if no symbol has that address."""
     # GCC adds local aliases of the same address; their names have a dot.
     names = (s.name for s in symbols.symbols if s.value == address and s.size and not s.is_thread_local)
     return min(names, key=lambda name: ("." in name, len(name)), default=None)

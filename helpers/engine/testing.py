@@ -133,7 +133,7 @@ def for_complex_dtypes(name: str = "dtype") -> Callable[..., Any]:
 def for_all_dtypes(
     name: str = "dtype", no_float16: bool = False, no_bool: bool = False, no_complex: bool = False
 ) -> Callable[..., Any]:
-    """Call a test for each type of numbers."""
+    """Call a test once for each numeric dtype and bool, less those that the flags exclude."""
     kinds = (*_FLOATS[no_float16:], *_SIGNED, *_UNSIGNED)
     return for_dtypes((*kinds, *(() if no_bool else (np.bool_,)), *(() if no_complex else _COMPLEX)), name)
 

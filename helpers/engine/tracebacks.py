@@ -46,7 +46,7 @@ def _show(
 
 
 def is_reported(trace: TracebackType | None) -> bool:
-    """Return whether a `raise` statement of ours made the error."""
+    """Return True if a `raise` statement of ours made the error."""
     if trace is None:
         return False
     while trace.tb_next is not None:

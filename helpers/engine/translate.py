@@ -142,7 +142,7 @@ def _asm_error(code: str, original: str, name: str, at: int, message: str) -> st
 
 
 def _in_macro(code: str, at: int) -> bool:
-    """Return whether the place is in a #define."""
+    """Return True if the place is in a #define."""
     begin = code.rfind("\n", 0, at) + 1
     while begin > 1 and code[begin - 2] == "\\":
         begin = code.rfind("\n", 0, begin - 1) + 1
@@ -167,7 +167,7 @@ def _asm_edits(code: str, original: str, name: str) -> tuple[tuple[int, int, str
 
 
 def _includes_more(code: str, folders: Sequence[Path]) -> bool:
-    """Return whether the source includes headers outside the folders: they may hold asm statements."""
+    """Return True if the source includes headers outside the folders: they may hold asm statements."""
     names = re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', code, re.M)
     return not all(any((folder / name).is_file() for folder in folders) for name in names)
 

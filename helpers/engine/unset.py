@@ -51,7 +51,7 @@ _ARRAY_TYPE = re.compile(r"\b(?:typedef\b|using\b[^;{}=]*=)[^;{}]*\]\s*;")
 
 @functools.lru_cache(maxsize=64)
 def has_candidates(code: str) -> bool:
-    """Return whether a source declares an array or a variable without a value, or includes a header that may."""
+    """Return True if a source declares an array or a variable without a value, or includes a header that may."""
     clean = blank_comments(code)
     return any(pattern.search(clean) for pattern in (_UNSET, _HEADER, _ARRAY_TYPE)) or declares_arrays(code)
 
@@ -97,7 +97,7 @@ def find(
 
 
 def _are_near(a: Copies, b: Copies) -> bool:
-    """Return whether the results of two builds are equal up to rounding."""
+    """Return True if the results of two builds are equal up to rounding."""
     for mine, theirs in zip(a.memories, b.memories, strict=True):
         if not mine.writable:
             continue

@@ -163,9 +163,10 @@ def kept_extras() -> "list[str]":
 
 
 def new_stamp(parts: "list[str]", extras: "list[str]") -> dict:
-    """Describe a .venv that is complete now, for its stamp.
+    """Make the stamp of a .venv whose set-up has just completed.
 
-    Raises Problem if its Python does not start.
+    Raises:
+        Problem: its Python does not start.
     """
     answer = probe()
     if answer is None:

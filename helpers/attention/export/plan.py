@@ -151,10 +151,10 @@ class PlannedLaunch:
 
 @dataclass(frozen=True)
 class Plan:
-    """The device side of an exported file.
+    """All that an exported file launches.
 
-    defines: the -D options. files: of the kernels. scratch: shape and dtype of the arrays between launches. structs: by
-        the parameter's name.
+    defines: the -D options. files: the kernels' source files. scratch: name -> (shape, dtype) of arrays used between
+        launches. structs: parameter name -> struct.
     """
 
     request: Request

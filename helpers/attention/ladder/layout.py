@@ -143,7 +143,7 @@ def is_aligned(a: Any) -> bool:
 
 
 def bits(a: Any) -> Any:
-    """View memory as unsigned integers: not every library computes with, or copies, all dtypes of the device."""
+    """View an array as unsigned integers of the same size: some libraries cannot copy or compare every dtype."""
     return a.view(f"uint{8 * a.dtype.itemsize}")
 
 

@@ -217,7 +217,7 @@ class Rung(Stage):
             q: (N, d), (heads, N, d) or (batch, heads, N, d), NumPy or device array, of a dtype of the stage; N >= 1
                 and 1 <= d <= its max_head_dim.
             k, v: the same with N_kv >= 1 rows. With the feature gqa, heads may be any divisor of q's.
-            softmax_scale: 1 / sqrt(d) where it is not given.
+            softmax_scale: by default 1 / sqrt(d).
             causal: row i sees keys up to i + N_kv - N: the last row sees all (bottom-right, as in FlashAttention).
             window: (left, right): how many keys before and after that diagonal a row sees; -1 for all of them.
             return_lse: return also the log of the sum of exp(scaled scores) of each row, float32 without the axis d.

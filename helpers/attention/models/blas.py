@@ -1,4 +1,4 @@
-"""Limit NumPy's matrix products to one thread for a while."""
+"""Limit NumPy's matrix products to one thread within a context."""
 
 from __future__ import annotations
 

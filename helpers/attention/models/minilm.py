@@ -303,7 +303,7 @@ def words(text: str) -> list[str]:
 
 
 def _is_control(character: str) -> bool:
-    """Return True for a character that prints nothing; tab and line ends count as spaces."""
+    """Return True for Unicode's categories Cc, Cf, Cn and Co, but not for tabs and line ends, which count as spaces."""
     return character not in "\t\n\r" and unicodedata.category(character) in ("Cc", "Cf", "Cn", "Co")
 
 

@@ -140,7 +140,7 @@ def _step_job(step: Step, case: Case) -> Job:
 
 
 def of_stages(entry: Mapping[str, Any], names: Sequence[str]) -> bool:
-    """Return whether a row is of one of these stages, or of a step to or an experiment with one; of none: True."""
+    """Return True if a row is of one of these stages, or of a step to or an experiment with one; of none: True."""
     name = entry["stage"]
     return not names or any(name == stage or name.startswith((f"{stage} ", f"{stage}:")) for stage in names)
 

@@ -140,7 +140,10 @@ def tests_passed(log: Path) -> dict[str, Any]:
 
 
 def host_cost() -> list[dict[str, Any]]:
-    """Time calls on one short sequence on the host, in µs: forward alone, with its backward, at new shapes."""
+    """Measure the host's time per call, in µs, on one short sequence.
+
+    Forward, forward at a new length, one query with a longer cache, forward and backward.
+    """
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 

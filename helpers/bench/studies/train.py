@@ -77,7 +77,7 @@ class Timed:
         return result
 
     def ms(self) -> float:
-        """Add up the milliseconds of all calls since the last time."""
+        """Return the milliseconds of all calls since `ms` was last called, added up."""
         for _, end in self.events:
             end.synchronize()
         total = sum(cp.cuda.get_elapsed_time(start, end) for start, end in self.events)

@@ -1,4 +1,4 @@
-"""An ordinary program with CuPy, which knows nothing of the CPU engine: numbers counted by a kernel of its own."""
+"""An ordinary CuPy program, as an example for the engine in CuPy's place: it counts numbers with its own kernel."""
 
 import cupy as cp
 

@@ -34,7 +34,7 @@ class Figures:
 
     @property
     def requests(self) -> int:
-        """Instructions of warps that touched it."""
+        """The warp instructions that accessed it: loads plus stores."""
         return self.loads + self.stores
 
     @property
@@ -76,7 +76,7 @@ class Tables:
 
 
 def _is_constant(region: observed.Region) -> bool:
-    """Return whether it is a constant: sectors do not measure the constant cache, which broadcasts a word."""
+    """Return True if it is a constant: sectors do not measure the constant cache, which broadcasts a word."""
     return region.kind == observed.VARIABLE and not region.writable
 
 

@@ -172,7 +172,7 @@ def _region(seen: observed.Observed, number: int | None) -> observed.Region | No
 
 
 def _is_forgotten(region: observed.Region | None) -> bool:
-    """Return whether it is the dynamic shared memory of a launch that gave none."""
+    """Return True if it is the dynamic shared memory of a launch that gave none."""
     return region is not None and region.size == 0
 
 

@@ -76,6 +76,6 @@ class Mirrors:
             self.args[number] = np.ndarray.__new__(ndarray, a.shape, a.dtype, here, place, a.strides)
 
     def copy_back(self) -> None:
-        """Copy what the kernel wrote to the GPU."""
+        """Copy back to the GPU what the kernel wrote on the CPU."""
         for remote, here in self._pieces:
             remote[...] = self._cupy.asarray(asnumpy(here))

@@ -82,7 +82,7 @@ def fetch_maps(fetches: Mapping[str, np.ndarray]) -> Any:
 
 
 class Table:
-    """Figures side by side: a text, and HTML in Jupyter."""
+    """A table that prints as text and displays as HTML in Jupyter."""
 
     def __init__(self, rows: Sequence[Sequence[str]]) -> None:
         self.rows = [tuple(row) for row in rows]

@@ -26,9 +26,10 @@ from helpers.lesson.exercises.trial import EXERCISES, Exercise
 
 @dataclass
 class Entry:
-    """One exercise. tries: their number. solved: at least once. text: the last one that was right.
+    """A learner's record of one exercise.
 
-    skeleton: a number that stands for the skeleton then; where the exercise has changed since, the text is of no use.
+    tries: attempts so far. solved: True if any passed. text: the last passing solution. skeleton: the checksum of the
+    skeleton it was written for; if that has changed, the text is ignored.
     """
 
     tries: int = 0

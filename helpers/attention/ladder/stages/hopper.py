@@ -54,7 +54,7 @@ def launch_in_order(
 
 
 def schedule(call: Call, sizes: Sizes) -> dict[str, Spec]:
-    """Return the scratch array of the tile of each block in each round, int32 (rounds, blocks, 4)."""
+    """Describe the array in which 10_order.cu writes each block's tile in each round: int32 (rounds, blocks, 4)."""
     return {"schedule": Spec.dense((*_rounds_and_blocks(call, sizes), 4), np.int32)}
 
 

@@ -191,7 +191,7 @@ PROJECTION = Stage(
 
 @functools.cache
 def pick_cute(head_dim: int, shared_limit: int) -> dict[str, int]:
-    """Choose flash_mma's tile, or one of 64 keys where a block of flash_cute would not copy that one evenly."""
+    """Choose flash_mma's tile, or one of 64 keys if a flash_cute block's threads cannot share its copies evenly."""
     if head_dim > 128:
         raise ValueError(f"head_dim = {head_dim}; these tiles are for 1 to 128")
     chunks = tiles.round_up(head_dim, 16) // 8  # of 16 bytes in a row; 8, 4 or 2 threads copy one

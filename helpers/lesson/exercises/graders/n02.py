@@ -54,9 +54,9 @@ def _tile_far_down(trial: Trial) -> None:
 
 @exercise("02_load_tile", minutes=6)
 def load_tile(trial: Trial) -> None:
-    """Test whole tiles first; NaN behind K shows reads past its end. Then count sectors and requests of K.
+    """Test whole tiles first, then count the sectors and requests that loading K takes.
 
-    On the CPU K ends where its array does, so that the X-ray sees it, too.
+    On a GPU, NaN behind K exposes reads past its end; on the CPU, K is not padded, so the X-ray finds them.
     """
     block_n, first = 16, (40, 32, 8, 64)
     sizes = first, (33, 65, 8, 64), (64, 1, 8, 64), (70, 31, 8, 64), (40, 32, 24, 64), (40, 32, 72, 64), (40, 32, 8, 32)

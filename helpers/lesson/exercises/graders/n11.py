@@ -12,7 +12,7 @@ from helpers.lesson.exercises.trial import Trial, exercise
 
 
 def _capped(q: np.ndarray, k: np.ndarray, v: np.ndarray, softcap: float) -> np.ndarray:
-    """Compute causal attention with scaled scores capped before the mask, in float64. A row that sees no key is 0."""
+    """Compute causal attention in float64, its scaled scores capped before the mask unless softcap is 0."""
     s = q.astype(np.float64) @ k.T.astype(np.float64) / math.sqrt(q.shape[1])
     if softcap:
         s = softcap * np.tanh(s / softcap)
