@@ -176,7 +176,7 @@ def flash_attention_with_kvcache(
     named = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": cache_seqlens}
     optional = {"block_table": block_table, "k": k, "v": v, "prefix_k": prefix_k, "prefix_v": prefix_v, "tree": tree}
     named |= {name: a for name, a in optional.items() if a is not None}
-    _check_tensors(named)
+    check_tensors(named)
     for name, a in named.items():
         if a.requires_grad and torch.is_grad_enabled():
             raise TypeError(f"{name} requires grad, and decoding has no gradients: call it within torch.no_grad()")
@@ -187,12 +187,12 @@ def flash_attention_with_kvcache(
     if q.is_cuda:
         given = {name: _plain(a) for name, a in named.items()}
         return decoding.flash_attention_with_kvcache(**given, **_each_tensor(_plain, options))
-    arrays = {name: _array(a) for name, a in named.items()}
-    outputs = decoding.flash_attention_with_kvcache(**arrays, **_each_tensor(_array, options))
+    arrays = {name: array_of(a) for name, a in named.items()}
+    outputs = decoding.flash_attention_with_kvcache(**arrays, **_each_tensor(array_of, options))
     if device.ON_GPU and k is not None:  # they were copies
-        k_cache.copy_(_tensor(arrays["k_cache"]))
-        v_cache.copy_(_tensor(arrays["v_cache"]))
-    return tuple(map(_tensor, outputs)) if isinstance(outputs, tuple) else _tensor(outputs)
+        k_cache.copy_(tensor_of(arrays["k_cache"]))
+        v_cache.copy_(tensor_of(arrays["v_cache"]))
+    return tuple(map(tensor_of, outputs)) if isinstance(outputs, tuple) else tensor_of(outputs)
 
 
 def scaled_dot_product_attention(
@@ -271,9 +271,9 @@ def _sdpa(
     plain = _is_plain(query, key, value)
     if not plain:
         named = {"query": query, "key": key, "value": value}
-        _check_tensors(named, other_device=RuntimeError)
+        check_tensors(named, other_device=RuntimeError)
         _check_numbers({**named, "attn_mask": attn_mask})
-        query, key, value = _autocast(query, key, value)
+        query, key, value = to_autocast(query, key, value)
     refuse_eight_bits(query, "scaled_dot_product_attention")
     options = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
     broadcast = _broadcast(query, key, value, enable_gqa)
@@ -312,9 +312,9 @@ def _mask(
     query, key, _ = qkv
     if not isinstance(attn_mask, torch.Tensor):
         raise TypeError(f"attn_mask is a torch tensor, or None; got {type(attn_mask).__name__}")
-    _check_tensors({"query": query, "attn_mask": attn_mask}, other_device=RuntimeError)
+    check_tensors({"query": query, "attn_mask": attn_mask}, other_device=RuntimeError)
     if attn_mask.is_floating_point():
-        (attn_mask,) = _autocast(attn_mask)
+        (attn_mask,) = to_autocast(attn_mask)
     scores = (*lead, query.shape[-2], key.shape[-2])
     try:
         fits = tuple(torch.broadcast_shapes(attn_mask.shape, scores)) == scores
@@ -431,11 +431,11 @@ def _call(
     lengths: cu_seqlens_q and cu_seqlens_k, or nothing. how: the other options of helpers.attention's function.
     """
     named = {**dict(zip("qkv", tensors, strict=True)), **lengths}
-    _check_tensors(named)
+    check_tensors(named)
     if not isinstance(deterministic, bool):
         raise TypeError(f"deterministic is True or False; got {type(deterministic).__name__} {deterministic!r:.40}")
     _check_numbers(named)
-    q, k, v = _autocast(*tensors)
+    q, k, v = to_autocast(*tensors)
     traced = _is_traced(q, k, v)
     if q.dtype.itemsize == 1:
         return _in_eight_bits((q, k, v), lengths, how | extras, traced=traced)
@@ -651,7 +651,7 @@ _INSTEAD = (
 )
 
 
-def _check_tensors(named: Mapping[str, Any], *, other_device: type[Exception] = ValueError) -> None:
+def check_tensors(named: Mapping[str, Any], *, other_device: type[Exception] = ValueError) -> None:
     """Raise TypeError for what is no tensor, and `other_device` for one that is not on the first one's device."""
     first = next(iter(named))
     for name, a in named.items():
@@ -704,7 +704,7 @@ def _check_untransformed(name: str, a: torch.Tensor) -> None:
         )
 
 
-def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def to_autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Cast to autocast's dtype if it is on, as PyTorch does for its own attention."""
     where = tensors[0].device.type
     if where == "meta" or not torch.is_autocast_enabled(where):  # PyTorch knows of no autocast on meta
@@ -974,11 +974,11 @@ def _check_rotary(
 def _on_arrays(call: Any, tensors: tuple[torch.Tensor, ...], options: dict[str, Any]) -> Any:
     """Call a function of helpers.attention on tensors, outside of autograd; return new C-contiguous tensors."""
     on_cpu = tensors[0].device.type == "cpu"
-    each = functools.cache(_array if on_cpu else _plain)  # one tensor in two places stays one
+    each = functools.cache(array_of if on_cpu else _plain)  # one tensor in two places stays one
     outputs = call(*map(each, tensors), **_each_tensor(each, options))
     if not on_cpu:
         return _contiguous(outputs)
-    return tuple(map(_tensor, outputs)) if isinstance(outputs, tuple) else _tensor(outputs)
+    return tuple(map(tensor_of, outputs)) if isinstance(outputs, tuple) else tensor_of(outputs)
 
 
 def _contiguous(outputs: Any) -> Any:
@@ -1007,7 +1007,7 @@ def _plain(a: torch.Tensor) -> torch.Tensor:
     return a if plain else a.detach().resolve_neg()
 
 
-def _array(a: torch.Tensor) -> Any:
+def array_of(a: torch.Tensor) -> Any:
     """Make a device array of a CPU tensor: of the same memory on the CPU engine, a copy on a GPU."""
     a = a.detach().resolve_conj().resolve_neg()
     if a.dtype == torch.bfloat16:  # NumPy has none
@@ -1017,8 +1017,8 @@ def _array(a: torch.Tensor) -> Any:
     return device.cp.asarray(host) if device.ON_GPU else host.view(device.cp.ndarray)
 
 
-def _tensor(a: Any) -> torch.Tensor:
-    """Reverse `_array`; the tensor is contiguous."""
+def tensor_of(a: Any) -> torch.Tensor:
+    """Reverse `array_of`; the tensor is contiguous."""
     a = device.cp.asnumpy(a) if device.ON_GPU else np.asarray(a).view(np.ndarray)
     a = np.ascontiguousarray(a)
     if a.dtype == dtype_of("bfloat16"):

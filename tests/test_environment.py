@@ -43,6 +43,8 @@ FOR_PYTORCH = {
     "helpers/bench/studies/fp8.py",  # where peers.torch_on_gpu() has found it
     "helpers/bench/studies/fused.py",
     "helpers/torch_attention.py",
+    "helpers/torch_ring.py",
+    "helpers/examples/ring_gpt.py",
     "helpers/transformers_attention.py",
     "helpers/bench/studies/torch_model.py",
     "helpers/bench/studies/promises.py",  # where peers.torch_on_gpu() has found it

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from helpers.attention.ring import SCHEDULES, steps
+from helpers.bench.studies import ring as study
 from helpers.draw import ring as draw
 from helpers.lesson import ring as lesson
 from helpers.lesson import show
@@ -83,3 +84,15 @@ def test_what_is_exact_is_in_the_layout_of_the_inputs() -> None:
     change = lesson.expected(q, k, wide + one, causal=True) - lesson.expected(q, k, wide - one, causal=True)
     assert got[2][0, 3, 1, 5] == pytest.approx((change * do.astype(np.float64)).sum() / (2 * h), rel=1e-6)
     assert lesson.expected(q, *lesson.inputs(12, keys=20)[1:3]).shape == q.shape
+
+
+def test_a_fixed_time_and_a_rate_are_found_in_copies() -> None:
+    rows = [
+        {"part": "copies", "name": "nccl", "gpus": 4, "rows": n, "bytes": 4096 * n, "ms": 0.2 + 4096 * n / 300e6}
+        for n in (2048, 8192, 65536)
+    ]
+    fit = lesson.fit_copies({"rows": rows}, "nccl", gpus=4)
+    assert fit == pytest.approx({"t0_ms": 0.2, "gb_per_s": 300.0, "error": 0.0}, abs=1e-9)
+    link = {"t0_ms": fit["t0_ms"], "gb_per_s": fit["gb_per_s"]}
+    short, long = (study.efficiency(2, n, 16, 16, **link) for n in (2048, 65536))
+    assert short == pytest.approx(2 * 0.0573 / (0.2 + 16.78 / 300 + 0.0573), rel=1e-2) and long == 1

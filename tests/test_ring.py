@@ -22,11 +22,13 @@ from helpers.attention import (
     comms,
     flash_attention,
     flash_attention_backward,
+    forget,
     kernel,
     reference,
     ring,
     ring_attention,
     ring_attention_backward,
+    ring_masks,
 )
 from helpers.attention.comms import Message, Nccl, virtual_ranks
 from helpers.attention.ladder import LADDER, limits
@@ -147,6 +149,131 @@ def test_virtual_ranks_beside_float64(size: int, dtype: str, d: int, schedule: s
         heads = got[0].shape[2]
         want = want.reshape(2, heads, -1, *want.shape[2:]).sum(axis=2)
         check.check(f"d{name}", on_host(got, schedule).swapaxes(1, 2), want, tolerance=4 * TOLERANCE[dtype])
+
+
+CUT: list[tuple[str, int, int, dict[str, Any]]] = [
+    ("zigzag", 3, 25, {"causal": True}),
+    ("ring", 3, 25, {"causal": True}),
+    ("ring", 3, 25, {}),
+    ("zigzag", 4, 5, {"causal": True}),
+    ("zigzag", 2, 24, {"causal": True, "window": (5, 0)}),
+    ("ring", 4, 32, {"causal": True, "window": (3, 0)}),
+    ("ring", 3, 25, {"window": (4, 2)}),
+    ("zigzag", 2, 25, {"window": (-1, 3)}),
+    ("all_gather", 2, 24, {"window": (2, 9)}),
+    ("zigzag", 3, 31, {"causal": True, "cu_seqlens": (0, 5, 5, 20, 28, 31)}),
+    ("ring", 2, 24, {"cu_seqlens": (0, 3, 17, 24)}),
+    ("ring", 4, 24, {"causal": True, "cu_seqlens": (0, 6, 12, 18, 24)}),
+    ("all_gather", 2, 24, {"causal": True, "cu_seqlens": (0, 3, 17, 24)}),
+    ("zigzag", 3, 40, {"causal": True, "window": (6, 0), "cu_seqlens": (0, 9, 33, 40)}),
+]
+
+
+@pytest.mark.exhaustive(each_value=("schedule",))
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(("schedule", "size", "tokens", "options"), CUT, ids=str)
+def test_windows_packed_sequences_and_uneven_parts_beside_float64(
+    schedule: str, size: int, tokens: int, options: dict[str, Any], dtype: str
+) -> None:
+    host = [a[:1] for a in inputs(tokens, 16, dtype)]
+    ranks = virtual_ranks(size)
+    q, k, v, do = (ranks.put(shard(a, size, schedule, uneven=True)) for a in host)
+    given = {**options, "tokens": tokens, "schedule": schedule, "comms": ranks}
+    o, lse = ring_attention(q, k, v, return_lse=True, **given)
+    gradients = ring_attention_backward(do, q, k, v, o, lse, **given)
+    mask = {"causal": options.get("causal", False), "window": options.get("window")}
+    cu = options.get("cu_seqlens", (0, tokens))
+    exact: list[list[np.ndarray]] = [[] for _ in range(5)]
+    for span in itertools.pairwise(sorted({*cu})):  # without empty sequences
+        q64, k64, v64, do64 = in_heads(*(a[:, slice(*span)] for a in host))
+        of_sequence = (
+            *reference.attention(q64, k64, v64, return_lse=True, **mask),
+            *reference.attention_backward(do64, q64, k64, v64, **mask),
+        )
+        for parts, a in zip(exact, of_sequence, strict=True):
+            parts.append(a)
+    wholes = [np.concatenate(parts, axis=2) for parts in exact]
+    for name, got, want in zip(("o", "lse", "dq", "dk", "dv"), (o, lse, *gradients), wholes, strict=True):
+        axis = 2 if name == "lse" else 1
+        whole = unshard([cp.asnumpy(a) for a in got], schedule, axis=axis, uneven=True).astype(np.float64)
+        if name == "lse":
+            check.check(name, whole, want, tolerance=1e-5)
+            continue
+        want = want.reshape(1, whole.shape[2], -1, *want.shape[2:]).sum(axis=2)
+        check.check(name, whole.swapaxes(1, 2), want, tolerance=4 * TOLERANCE[dtype])
+        assert got[0].dtype == host[0].dtype
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_each_pair_that_a_mask_shows_is_in_one_piece(seed: int) -> None:
+    """Of 50 random masks and cuts: every row and key once if the row sees the key, and else never."""
+    rng = np.random.default_rng(seed)
+    for _ in range(50):
+        schedule, size = SCHEDULES[rng.integers(3)], int(rng.integers(1, 5))
+        tokens, left, right = (int(rng.integers(*ends)) for ends in ((0, 40), (-1, 9), (-1, 9)))
+        cu = 0, *sorted(rng.integers(0, tokens + 1, rng.integers(5)).tolist()), tokens
+        want, seen = (np.zeros((tokens, tokens), int) for _ in range(2))
+        for first, end in itertools.pairwise(cu):
+            here = slice(first, end)
+            want[here, here] = reference.visible(end - first, end - first, window=(left, right))
+        where = [
+            positions(schedule, size, rank, n, tokens=tokens)
+            for rank, n in enumerate(ring_masks.rows_of(schedule, size, tokens))
+        ]
+        for sources, products in ring_masks.masked_steps(schedule, size, tokens, left, right, cu):
+            for rank, pieces in enumerate(products):
+                source = sources[rank]
+                at_hand = np.arange(tokens) if source is None else where[source]
+                for piece in pieces:
+                    queries, keys = where[rank][slice(*piece.rows)], at_hand[slice(*piece.keys)]
+                    packed = piece.cu_seqlens or ((0, len(queries)), (0, len(keys)))
+                    for of_rows, of_keys in zip(*map(itertools.pairwise, packed), strict=True):
+                        pair = queries[slice(*of_rows)], keys[slice(*of_keys)]
+                        seen[np.ix_(*pair)] += reference.visible(*map(len, pair), window=piece.window)
+        assert np.array_equal(seen, want), (schedule, size, tokens, left, right, cu)
+
+
+def test_a_ring_ends_after_the_last_step_that_computes() -> None:
+    def count(*args: Any) -> int:
+        return len(ring_masks.masked_steps("ring", 4, 32, *args))
+
+    assert [count(left, 0, (0, 32)) for left in (0, 1, 7, 8, 9, 16, 17, -1)] == [1, 2, 2, 2, 3, 3, 4, 4]
+    assert count(-1, 0, (0, 8, 16, 24, 32)) == 1 and count(-1, 0, (0, 9, 16, 24, 32)) == 2
+
+
+def test_masks_that_are_refused() -> None:
+    ranks = virtual_ranks(2)
+    q, k, v, _ = (ranks.put(shard(a[:1], 2)) for a in inputs(20, 16, "float32"))
+    two = [cp.concatenate([a, a]) for a in q]
+    odd = [cp.zeros((1, n, 4, 16), "float32") for n in (4, 5)]
+    refused: list[tuple[type[Exception], str, dict[str, Any]]] = [
+        (ValueError, "a window: as many rows of q as of k are needed; got 4 and 10", {"q": 4, "window": (3, 0)}),
+        (ValueError, "packed sequences: as many rows", {"q": 4, "cu_seqlens": [0, 20]}),
+        (ValueError, "rank 0 has 10 rows; of 22 tokens it has 11", {"tokens": 22, "schedule": "ring"}),
+        (ValueError, "rank 0 has 10 rows; of 21 tokens it has 11", {"tokens": 21}),
+        (ValueError, "cu_seqlens ends at 19, and the whole sequence has 20", {"tokens": 20, "cu_seqlens": [0, 19]}),
+        (ValueError, "cu_seqlens falls from 9 to 7", {"cu_seqlens": [0, 9, 7, 20]}),
+        (ValueError, "cu_seqlens begins with 1", {"cu_seqlens": [1, 20]}),
+        (TypeError, r"cu_seqlens\[1\] is a whole number", {"cu_seqlens": [0, 20.0]}),
+        (TypeError, "cu_seqlens is a list or an array of the host; got int", {"cu_seqlens": 20}),
+        (TypeError, "window is a pair", {"window": 4}),
+        (TypeError, "tokens is a whole number", {"tokens": "20"}),
+        (ValueError, "packed sequences are a batch of 1; q has shape", {"both": two, "cu_seqlens": [0, 20]}),
+        (
+            ValueError,
+            "9 tokens, 2 ranks: all_gather takes no uneven",
+            {"both": odd, "tokens": 9, "schedule": "all_gather"},
+        ),
+    ]
+    for error, message, options in refused:
+        rows, both = options.pop("q", None), options.pop("both", None)
+        given = [a[:, :rows] for a in both or q], both or k, both or v
+        with pytest.raises(error, match=message):
+            ring_attention(*given, comms=ranks, **options)
+    with pytest.raises(ValueError, match=r"rank 0 has 5 rows; of 9 tokens it has 4"):
+        unshard([cp.zeros((1, 5)), cp.zeros((1, 4))], "ring", uneven=True)
+    with pytest.raises(ValueError, match=r"rank 1 has 4 rows; of 9 tokens it has 5"):
+        positions("ring", 2, 1, 4, tokens=9)
 
 
 def test_more_keys_than_rows_and_a_scale() -> None:
@@ -581,6 +708,26 @@ def test_a_process_for_each_rank_gives_the_bits_of_virtual_ranks(schedule: str, 
 
 
 @on_cpu
+@pytest.mark.parametrize("options", [{"causal": True, "cu_seqlens": (0, 4, 19, 25)}, {"window": (7, 2)}], ids=str)
+def test_parts_of_several_lengths_travel_between_processes(options: dict[str, Any]) -> None:
+    host = [a[:1] for a in inputs(25, 16, "float32")]
+    options = {**options, "tokens": 25, "schedule": "ring", "deterministic": True}
+
+    def call(number: int, ranks: Any) -> list[list[np.ndarray]]:
+        q, k, v, do = (ranks.put(shard(a, 3, "ring", uneven=True)) for a in host)
+        forward = {name: value for name, value in options.items() if name != "deterministic"}
+        results = ring_attention(q, k, v, return_lse=True, comms=ranks, **forward)
+        gradients = ring_attention_backward(do, q, k, v, *results, comms=ranks, **options)
+        return [[cp.asnumpy(a) for a in each] for each in (*results, *gradients)]
+
+    want = call(0, virtual_ranks(3))
+    for rank, got in enumerate(on_each(nccl_ranks(3), call)):
+        assert isinstance(got, list), got
+        for mine, of_all in zip(got, want, strict=True):
+            assert np.array_equal(mine[0], of_all[rank])
+
+
+@on_cpu
 def test_a_rank_that_fails_ends_the_others_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1 never comes, or NCCL says so: rank 0 ends in time, its communicator is aborted, and says why again."""
     monkeypatch.setattr(engine.cuda.Event, "done", property(lambda event: False))
@@ -588,6 +735,7 @@ def test_a_rank_that_fails_ends_the_others_with_an_error(monkeypatch: pytest.Mon
     for error, kind, message in (("", TimeoutError, "rank 0 has waited 0.2 s"), ("remote", RuntimeError, "remote")):
         (ranks, library), (_, other) = nccl_ranks(2, timeout=0.2)
         library.error = error
+        monkeypatch.setattr(ranks, "agree", lambda call: None)
         other.mail[1, 0].put(bytes(host[1][:, :4].nbytes))
         other.mail[1, 0].put(bytes(host[2][:, :4].nbytes))
         q, k, v = (ranks.put(shard(a, 2)) for a in host[:3])
@@ -606,6 +754,111 @@ def test_an_error_in_a_rank_aborts_its_communicator() -> None:
     with pytest.raises(OSError, match="no route"):
         ring_attention(q, k, v, comms=ranks)
     assert library.aborted
+
+
+@on_cpu
+def test_a_rank_waits_longer_for_the_first_message_than_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others may still compile. One that never comes ends the wait."""
+    monkeypatch.setattr(engine.cuda.Event, "done", property(lambda event: False))
+    monkeypatch.setattr(comms, "COMPILING", 0.2)
+    (ranks, library), (_, other) = nccl_ranks(2, timeout=0.1)
+    other.mail[1, 0].put(bytes(comms._FIRST_BYTES))
+    q, k, v = (ranks.put(shard(a, 2)) for a in inputs(8, 16, "float32")[:3])
+    with pytest.raises(TimeoutError, match=r"rank 0 has waited 0\.3 s"):
+        ring_attention(q, k, v, comms=ranks)
+    assert library.aborted
+
+
+def on_each(all_ranks: list[tuple[Nccl, Library]], call: Callable[[int, Nccl], Any]) -> list[Any]:
+    """Call a function for each rank, in a thread of its own. Return the results, or the errors."""
+    results: list[Any] = [None] * len(all_ranks)
+
+    def rank(number: int, ranks: Nccl) -> None:
+        try:
+            results[number] = call(number, ranks)
+        except Exception as error:
+            results[number] = error
+
+    threads = [threading.Thread(target=rank, args=(i, ranks)) for i, (ranks, _) in enumerate(all_ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+DIFFERENT: list[tuple[str, dict[str, Any]]] = [
+    ("causal is False on ranks 0, 1, True on rank 2", {"causal": True}),
+    ("softmax_scale is None on ranks 0, 1, 0.5 on rank 2", {"softmax_scale": 0.5}),
+    ("schedule is zigzag on ranks 0, 1, all_gather on rank 2", {"schedule": "all_gather"}),
+    (r"q.shape is \(2, 4, 4, 16\) on ranks 0, 1, \(2, 2, 4, 16\) on rank 2; k.shape is", {"rows": 2}),
+    ("q.dtype is float32 on ranks 0, 1, float16 on rank 2", {"dtype": "float16"}),
+]
+
+
+@on_cpu
+@pytest.mark.parametrize(("message", "changed"), DIFFERENT, ids=lambda value: "".join(value) if value else "")
+def test_ranks_that_call_differently_all_say_how(message: str, changed: dict[str, Any]) -> None:
+    """And after it they can go on."""
+    host = inputs(12, 16, "float32")
+    all_ranks = nccl_ranks(3)
+
+    def call(number: int, ranks: Nccl) -> Any:
+        options = dict(changed) if number == 2 else {}
+        rows, dtype = options.pop("rows", 4), options.pop("dtype", "float32")
+        q, k, v = (ranks.put([a[:, :rows].astype(dtype) for a in shard(a, 3)]) for a in host[:3])
+        return ring_attention(q, k, v, comms=ranks, **options)
+
+    for error in on_each(all_ranks, call):
+        assert isinstance(error, ValueError)
+        with pytest.raises(ValueError, match="the ranks call with different arguments: " + message):
+            raise error
+    changed = {}
+    assert all(isinstance(each, list) for each in on_each(all_ranks, call))
+
+
+@on_cpu
+def test_a_rank_that_refuses_a_call_ends_those_of_the_others() -> None:
+    host = inputs(12, 16, "float32")
+
+    def call(number: int, ranks: Nccl) -> Any:
+        q, k, v = (ranks.put(shard(a, 2)) for a in host[:3])
+        return ring_attention(q, k, v[:0] if number else v, comms=ranks)
+
+    other, own = on_each(nccl_ranks(2), call)
+    assert isinstance(own, ValueError) and isinstance(other, RuntimeError)
+    assert str(other) == f"rank 1 has refused this call: ValueError: {own}"
+
+
+@MASKS
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_all_is_compiled_before_anything_is_sent(schedule: str, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that needs a compiler for a minute does not let the others wait for keys meanwhile."""
+    ranks = virtual_ranks(3)
+    start, counts = ranks.start, []
+
+    def counted(*messages: Any) -> Callable[[], None]:
+        counts.append(kernel.COUNTS["compiled"])
+        return start(*messages)
+
+    monkeypatch.setattr(ranks, "start", counted)
+    q, k, v, do = (ranks.put(shard(a, 3, schedule)) for a in inputs(36, 64, "float16"))
+    options = {"causal": causal, "schedule": schedule, "comms": ranks}
+
+    def assert_compiled_first(call: Callable[..., Any], *arrays: Any, **more: Any) -> Any:
+        forget()
+        ring._merge_kernel.cache_clear()
+        counts.clear()
+        before = kernel.COUNTS["compiled"]
+        results = call(*arrays, **options, **more)
+        assert before < counts[0] == kernel.COUNTS["compiled"]
+        return results
+
+    with kernel.compiled_anew():
+        results = assert_compiled_first(ring_attention, q, k, v, return_lse=True)
+        assert_compiled_first(ring_attention_backward, do, q, k, v, *results)
+    forget()
+    ring._merge_kernel.cache_clear()
 
 
 def test_waiting_for_ranks_that_do_not_come_ends() -> None:

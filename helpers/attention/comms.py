@@ -4,6 +4,7 @@
     comms = peer_copies()           # all GPUs of this process, by their copy engines
     comms = nccl()                  # the same by NCCL
     comms = nccl_of_mpi(MPI.COMM_WORLD) or nccl_of_torch()    # one process a GPU
+    comms = gloo_of_torch()         # one process a rank, on the CPU engine
 
 All have the methods of `Comms`. Arrays travel as bytes, because CuPy's NCCL has no bfloat16.
 """
@@ -12,17 +13,23 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from helpers import device
 from helpers.attention.ladder.layout import address, bits
+from helpers.attention.run import Cache
 from helpers.attention.scalars import finite_number, whole_number
 
 TIMEOUT = 600.0  # seconds, as PyTorch's process groups have it
+COMPILING = 600.0  # seconds, in addition, that a rank may come later to a call of a new form: its compiler takes them
 LEAVE = 8  # multiprocessors, for the blocks of NCCL's copies
 
 
@@ -40,12 +47,17 @@ class Message(NamedTuple):
 class Comms:
     """`size` ranks, of which this process has `ranks`. This one is of virtual ranks: they share the current device.
 
-    leave: multiprocessors that kernels leave free while messages are under way.
+    leave: multiprocessors that kernels leave free while messages are under way. compiled: what this process has
+    compiled for calls. agreed: the forms of calls that all ranks have compared, in the same order on each.
     """
+
+    compares_every_call = False
 
     def __init__(self, size: int, ranks: Sequence[int], leave: int = 0) -> None:
         self.size, self.ranks = size, tuple(ranks)
         self.leave = whole_number("leave", leave, least=0)
+        self.compiled: Cache[bool] = Cache()
+        self.agreed: Cache[bool] = Cache()
 
     @contextlib.contextmanager
     def on(self, rank: int) -> Iterator[None]:
@@ -88,15 +100,98 @@ class Comms:
             bits(target.array)[...] = bits(source.array)
         return lambda: None
 
+    def agree(self, call: Mapping[str, Any]) -> None:
+        """Wait until all ranks have come to a call, and compare it: the first message of a call of a new form.
+
+        A rank may come later than its time limit allows, by COMPILING. Where all ranks are of this process, there is
+        nothing to compare. A form that all ranks have agreed on is not compared again: if only some of them repeat it,
+        the others wait until their time limit.
+
+        Args:
+            call: what has to be equal on all ranks, by name.
+
+        Raises:
+            ValueError: on each rank, and names what differs, and on which ranks.
+            RuntimeError: another rank has refused the call. RuntimeError, TimeoutError: as `finish`.
+        """
+        key = (*((name, str(value)) for name, value in call.items()),)
+        if len(self.ranks) == self.size or (key in self.agreed and not self.compares_every_call):
+            return
+        try:
+            words = {name: f"{value!s:.200}" for name, value in call.items()}
+            calls = self._tell_all(words, 0.0 if key in self.agreed else COMPILING)
+        except BaseException:
+            self.abort()
+            raise
+        for rank, of_rank in enumerate(calls):
+            if _REFUSED in of_rank:
+                raise RuntimeError(f"rank {rank} has refused this call: {of_rank[_REFUSED]}")
+        if differences := _differences(calls):
+            raise ValueError(f"the ranks call with different arguments: {'; '.join(differences)}")
+        self.agreed[key] = True
+
+    def refuse(self, error: Exception) -> None:
+        """Tell the other ranks, which come to `agree`, that this one has refused the call with an error."""
+        if len(self.ranks) < self.size:
+            with contextlib.suppress(Exception):  # the caller raises the one that matters
+                self._tell_all({_REFUSED: f"{type(error).__name__}: {error!s:.500}"}, 0.0)
+
+    def _tell_all(self, words: Mapping[str, str], longer: float) -> list[dict[str, str]]:
+        """Exchange words between all ranks, in messages of one size; return those of each rank.
+
+        longer: seconds in addition to the time limit.
+        """
+        text = json.dumps(words).encode()
+        if len(text) > _FIRST_BYTES:
+            raise ValueError(f"{len(text):,} bytes describe this call; {_FIRST_BYTES:,} are the most")
+        sends, receives = [], []
+        for rank in self.ranks:
+            with self.on(rank):
+                mine = device.cp.asarray(np.frombuffer(text.ljust(_FIRST_BYTES), np.uint8))
+                for peer in range(self.size):
+                    if peer != rank:
+                        sends.append(Message(rank, peer, mine))
+                        receives.append(Message(rank, peer, device.cp.empty(_FIRST_BYTES, "uint8")))
+        arrived = self.start(sends, receives)
+        self._wait_on_host(longer)
+        arrived()
+        told = {rank: dict(words) for rank in self.ranks}
+        for rank, peer, a in receives:
+            if peer not in self.ranks:
+                with self.on(rank):
+                    told[peer] = json.loads(device.cp.asnumpy(a).tobytes())
+        return [told[rank] for rank in range(self.size)]
+
+    def _wait_on_host(self, longer: float = 0.0) -> None:
+        """Return when the last messages have arrived. longer: seconds in addition to the time limit."""
+
     def finish(self) -> None:
         """Return when the last messages have arrived, where ranks of other processes may fail.
 
         Raises:
             RuntimeError, TimeoutError: as `Nccl` says.
         """
+        self._wait_on_host()
 
     def abort(self) -> None:
         """Give up: an error has left the ranks in different steps."""
+
+
+_FIRST_BYTES = 4096
+_REFUSED = "refused"
+
+
+def _differences(calls: Sequence[Mapping[str, str]]) -> list[str]:
+    """Name what differs between the ranks' calls: "causal is True on rank 0, False on ranks 1, 2"."""
+    lines = []
+    for name in dict.fromkeys(name for call in calls for name in call):
+        ranks: dict[str, list[int]] = defaultdict(list)
+        for rank, call in enumerate(calls):
+            ranks[call.get(name, "not given")].append(rank)
+        if len(ranks) > 1:
+            each = (f"{value} on rank{'s' * (len(of) > 1)} {', '.join(map(str, of))}" for value, of in ranks.items())
+            lines.append(f"{name} is {', '.join(each)}")
+    return lines
 
 
 def virtual_ranks(size: int) -> Comms:
@@ -286,10 +381,11 @@ class Nccl(_OfGpus):
                     move(address(a), a.nbytes, library.NCCL_UINT8, peer, self._streams[rank].ptr)
         library.groupEnd()
 
-    def finish(self) -> None:
+    def _wait_on_host(self, longer: float = 0.0) -> None:
         if self._timeout is None or len(self.ranks) == self.size:  # no other process, which could fail
             return
-        end = time.monotonic() + self._timeout
+        seconds = self._timeout + longer
+        end = time.monotonic() + seconds
         while not all(event.done for event in self._arrived.values()):
             for rank, communicator in self._communicators.items():
                 try:
@@ -298,7 +394,7 @@ class Nccl(_OfGpus):
                     self._give_up(f"NCCL reports an error to rank {rank}: {error}", RuntimeError)
             if time.monotonic() > end:
                 ranks = ", ".join(map(str, self.ranks))
-                self._give_up(f"rank {ranks} has waited {self._timeout:g} s for the others", TimeoutError)
+                self._give_up(f"rank {ranks} has waited {seconds:g} s for the others", TimeoutError)
             time.sleep(_BETWEEN_LOOKS)
 
     def _give_up(self, reason: str, kind: type[Exception]) -> None:
@@ -409,3 +505,79 @@ def nccl_of_torch(group: Any = None, *, leave: int = LEAVE, timeout: float | Non
     box = [nccl_library().get_unique_id() if rank == 0 else None]
     distributed.broadcast_object_list(box, distributed.get_process_group_ranks(group)[0] if group else 0, group)
     return nccl_of_id(distributed.get_world_size(group), rank, box[0], leave=leave, timeout=timeout)
+
+
+class Gloo(Comms):
+    """This process's rank of a group of torch.distributed whose messages go from CPU to CPU, for the CPU engine.
+
+    A rank that fails ends the others' calls with an error, as with `Nccl`. Every call is compared between the ranks.
+    """
+
+    compares_every_call = True
+
+    def __init__(self, group: Any, *, timeout: float | None = TIMEOUT) -> None:
+        """
+        Args:
+            group: with gloo among its backends; None: the default group. timeout: seconds; None: for ever.
+        """
+        from torch import distributed
+
+        _check_timeout(timeout)
+        super().__init__(distributed.get_world_size(group), [distributed.get_rank(group)])
+        self._distributed, self._group, self._timeout = distributed, group, timeout
+        self._under_way: list[Any] = []
+        self._failed = ""
+
+    def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
+        if self._failed:
+            raise RuntimeError(f"these ranks have been given up: {self._failed}")
+        from torch import from_numpy
+
+        works = []
+        for messages, move in ((sends, self._distributed.isend), (receives, self._distributed.irecv)):
+            for _, peer, a in messages:
+                if a.nbytes:
+                    words = from_numpy(np.asarray(a).view(np.ndarray).reshape(-1).view(np.uint8))
+                    number = peer if self._group is None else self._distributed.get_global_rank(self._group, peer)
+                    works.append((move(words, number, group=self._group), words))
+        self._under_way += works
+        return self._wait_on_host
+
+    def _wait_on_host(self, longer: float = 0.0) -> None:
+        seconds = None if self._timeout is None else self._timeout + longer
+        end = None if seconds is None else time.monotonic() + seconds
+        while self._under_way:
+            work, _ = self._under_way.pop(0)
+            try:
+                if end is None:
+                    work.wait()
+                else:
+                    work.wait(timedelta(seconds=max(end - time.monotonic(), 0.001)))
+            except RuntimeError as error:
+                late = end is not None and time.monotonic() >= end
+                reason = f"waited {seconds:g} s for the others" if late else f"lost another one: {error}"
+                self.abort(f"rank {self.ranks[0]} has {reason}")
+                raise (TimeoutError if late else RuntimeError)(self._failed) from error
+
+    def abort(self, reason: str = "a rank of this process has failed") -> None:
+        self._failed = self._failed or reason
+        self._under_way.clear()
+
+
+def gloo_of_torch(group: Any = None, *, timeout: float | None = TIMEOUT) -> Gloo:
+    """Make this process's rank of a group of torch.distributed with the backend gloo, on the CPU engine.
+
+    Args:
+        group: None for the default group. timeout: seconds to wait for the others in every call; None: for ever.
+
+    Raises:
+        RuntimeError: a GPU computes here, whose arrays gloo cannot send; the group sends nothing between CPUs.
+        TypeError, ValueError: no number of seconds.
+    """
+    from torch import distributed
+
+    if device.ON_GPU:
+        raise RuntimeError("gloo sends arrays of a CPU, and a GPU computes here: use nccl_of_torch()")
+    if "gloo" not in (backend := distributed.get_backend_config(group)):
+        raise RuntimeError(f"the group's backends are {backend}; on the CPU gloo is needed")
+    return Gloo(group, timeout=timeout)

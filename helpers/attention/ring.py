@@ -8,26 +8,41 @@ Each rank keeps its rows of Q, and K and V go round the ranks, while the product
 `flash_attention`, in float32, merged by their lse (Liu, Zaharia and Abbeel 2023, "Ring Attention with Blockwise
 Transformers"). Under a causal mask a rank gets a chunk from the front and one from the back, so that all have equal
 work in every step (zigzag: github.com/zhuzilin/ring-flash-attention). Where K and V of the whole sequence fit, as with
-few heads of K and V, they can be gathered first (Llama Team 2024, "The Llama 3 Herd of Models", 3.3.2).
+few heads of K and V, they can be gathered first (Llama Team 2024, "The Llama 3 Herd of Models", 3.3.2). Windows, packed
+sequences and uneven parts are planned by ring_masks.py.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from helpers import device
 from helpers.attention import kernel
-from helpers.attention.calls import flash_attention, flash_attention_backward
+from helpers.attention.calls import Attention
 from helpers.attention.comms import Comms, Message
 from helpers.attention.ladder import limits
-from helpers.attention.ladder.call import BATCHED, check_model_arrays, softmax_scale_of
+from helpers.attention.ladder.call import (
+    BATCHED,
+    CU_SEQLENS,
+    BackwardOptions,
+    ForwardOptions,
+    check_model_arrays,
+    longest_of,
+    mask_window,
+    softmax_scale_of,
+)
+from helpers.attention.ladder.kinds import DeviceArrays
 from helpers.attention.ladder.launches import C_NAMES, MAX_GRID_YZ, slices
-from helpers.attention.ladder.layout import bits
+from helpers.attention.ladder.layout import Spec, bits, dense
+from helpers.attention.ring_masks import MaskedStep, Piece, chunk_numbers, masked_steps, rows_of, spans
+from helpers.attention.run import run
 from helpers.attention.scalars import check_flags, whole_number
 
 SCHEDULES = ("zigzag", "ring", "all_gather")
@@ -122,13 +137,11 @@ def _check_schedule(schedule: str) -> None:
         raise ValueError(f"schedule = {schedule!r:.40}; there are {', '.join(SCHEDULES)}")
 
 
-def _chunks(schedule: str, size: int, rank: int) -> tuple[tuple[int, ...], int]:
-    """Return which chunks of the sequence a rank has, and how many there are."""
-    return ((rank,), size) if schedule == "ring" else ((rank, 2 * size - 1 - rank), 2 * size)
-
-
-def positions(schedule: str, size: int, rank: int, rows: int) -> np.ndarray:
+def positions(schedule: str, size: int, rank: int, rows: int, *, tokens: int | None = None) -> np.ndarray:
     """Return the positions of a rank's rows in the sequence, int32 (rows,), for a rotary embedding.
+
+    Args:
+        tokens: of the whole sequence, where parts are uneven: `shard` says how it is cut.
 
     Raises:
         TypeError, ValueError: no such schedule or rank; rows that the rank's chunks cannot share equally.
@@ -138,7 +151,10 @@ def positions(schedule: str, size: int, rank: int, rows: int) -> np.ndarray:
     rank = whole_number("rank", rank, least=0)
     if rank >= size:
         raise ValueError(f"rank = {rank}; there are 0 to {size - 1}, as size is {size}")
-    chunks, _ = _chunks(schedule, size, rank)
+    chunks, _ = chunk_numbers(schedule, size, rank)
+    if tokens is not None:
+        _check_rows(schedule, size, rank, rows, tokens)
+        return np.concatenate([np.arange(*span, dtype=np.int32) for span in spans(schedule, size, rank, tokens)])
     if rows % len(chunks):
         raise ValueError(f"rows = {rows}; a rank has {len(chunks)} chunks of equal length ({schedule})")
     if size * rows > np.iinfo(np.int32).max:
@@ -147,57 +163,71 @@ def positions(schedule: str, size: int, rank: int, rows: int) -> np.ndarray:
     return np.concatenate([np.arange(c * each, (c + 1) * each, dtype=np.int32) for c in chunks])
 
 
-def shard(x: Any, size: int, schedule: str = "zigzag", *, axis: int = 1) -> list[Any]:
+def _check_rows(schedule: str, size: int, rank: int, rows: int, tokens: int) -> None:
+    own = rows_of(schedule, size, whole_number("tokens", tokens, least=0))[rank]
+    if rows != own:
+        raise ValueError(f"rank {rank} has {rows} rows; of {tokens} tokens it has {own} ({schedule}, {size} ranks)")
+
+
+def shard(x: Any, size: int, schedule: str = "zigzag", *, axis: int = 1, uneven: bool = False) -> list[Any]:
     """Cut an array along its sequence into the contiguous part of each of `size` ranks, on x's device.
 
     "ring": rank r has chunk r of `size`. Otherwise it has chunks r and 2 size - 1 - r of 2 size.
 
     Args:
         x: an array of NumPy or the device. size: 1 or more ranks. axis: of the sequence; lse: 2.
+        uneven: any length; chunk i of c begins at token i n // c, so that lengths differ by 1 at most.
 
     Raises:
         TypeError: x is no such array, size or axis no whole number.
-        ValueError: no such schedule, size or axis; the length is not a multiple of the number of chunks: pad it, and
-            mask or drop what is padded.
+        ValueError: no such schedule, size or axis; without `uneven`, a length that is not a multiple of the number of
+            chunks.
     """
+    check_flags(uneven=uneven)
     _check_schedule(schedule)
     size, axis = whole_number("size", size, least=1), _axis_of("x", x, axis)
-    _, count = _chunks(schedule, size, 0)
+    _, count = chunk_numbers(schedule, size, 0)
     n = x.shape[axis]
-    if n % count:
+    if n % count and not uneven:
         raise ValueError(f"{n} tokens cannot be cut into {count} chunks of equal length ({schedule}, {size} ranks)")
     parts = []
     for rank in range(size):
-        part = _like(x, (*x.shape[:axis], n // size, *x.shape[axis + 1 :]))
-        for of_whole, of_part in _places(schedule, size, rank, n // size):
+        part = _like(x, (*x.shape[:axis], rows_of(schedule, size, n)[rank], *x.shape[axis + 1 :]))
+        for of_whole, of_part in _places(schedule, size, rank, n):
             bits(_rows(part, of_part, axis))[...] = bits(_rows(x, of_whole, axis))
         parts.append(part)
     return parts
 
 
-def unshard(parts: Sequence[Any], schedule: str = "zigzag", *, axis: int = 1) -> Any:
+def unshard(parts: Sequence[Any], schedule: str = "zigzag", *, axis: int = 1, uneven: bool = False) -> Any:
     """Join the parts of all ranks, which are NumPy's or on one device: undo `shard`. For lse, axis is 2.
 
     Raises:
-        TypeError, ValueError: parts is no list of such arrays, all alike; no such schedule or axis; an odd number of
-            rows, of two chunks.
+        TypeError, ValueError: parts is no list of such arrays, all alike; no such schedule or axis; without `uneven`,
+            an odd number of rows, of two chunks; with it, rows that are not those of `shard`.
     """
+    check_flags(uneven=uneven)
     _check_schedule(schedule)
     if not isinstance(parts, (list, tuple)) or not parts:
         got = "none" if isinstance(parts, (list, tuple)) else type(parts).__name__
         raise TypeError(f"parts is a list of the arrays of all ranks, one or more; got {got}")
     of_axis = [_axis_of(f"parts[{i}]", part, axis) for i, part in enumerate(parts)]
     for i, part in enumerate(parts):
-        if part.shape != parts[0].shape or part.dtype != parts[0].dtype or type(part) is not type(parts[0]):
+        shapes = [_without_axis(a.shape, of_axis[0]) if uneven else a.shape for a in (part, parts[0])]
+        if shapes[0] != shapes[1] or part.dtype != parts[0].dtype or type(part) is not type(parts[0]):
             one, other = (f"{type(a).__name__} {a.dtype} {a.shape}" for a in (parts[0], part))
             raise ValueError(f"parts[0] is {one} and parts[{i}] {other}: all ranks have arrays that are alike")
     size, axis = len(parts), of_axis[0]
     rows = parts[0].shape[axis]
-    if rows % len(_chunks(schedule, size, 0)[0]):
+    n = sum(part.shape[axis] for part in parts)
+    if uneven:
+        for rank, part in enumerate(parts):
+            _check_rows(schedule, size, rank, part.shape[axis], n)
+    elif rows % len(chunk_numbers(schedule, size, 0)[0]):
         raise ValueError(f"parts have {rows} rows, which are no two chunks of equal length ({schedule})")
-    whole = _like(parts[0], (*parts[0].shape[:axis], size * rows, *parts[0].shape[axis + 1 :]))
+    whole = _like(parts[0], (*parts[0].shape[:axis], n, *parts[0].shape[axis + 1 :]))
     for rank, part in enumerate(parts):
-        for of_whole, of_part in _places(schedule, size, rank, rows):
+        for of_whole, of_part in _places(schedule, size, rank, n):
             bits(_rows(whole, of_whole, axis))[...] = bits(_rows(part, of_part, axis))
     return whole
 
@@ -214,16 +244,24 @@ def _axis_of(name: str, a: Any, axis: Any) -> int:
     return axis % a.ndim
 
 
-def _places(schedule: str, size: int, rank: int, rows: int) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+def _without_axis(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    return *shape[:axis], *shape[axis + 1 :]
+
+
+def _places(schedule: str, size: int, rank: int, tokens: int) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
     """Yield the rows of each chunk of a rank: in the whole sequence, and in the rank's part."""
-    chunks, _ = _chunks(schedule, size, rank)
-    each = rows // len(chunks)
-    for i, chunk in enumerate(chunks):
-        yield (chunk * each, (chunk + 1) * each), (i * each, (i + 1) * each)
+    row = 0
+    for first, end in spans(schedule, size, rank, tokens):
+        yield (first, end), (row, row + end - first)
+        row += end - first
 
 
 def _rows(a: Any, rows: tuple[int, int], axis: int = 1) -> Any:
-    return a[(slice(None),) * axis + (slice(*rows),)]
+    """Return some rows of an array, or the spec of these rows of a spec's array."""
+    if not isinstance(a, Spec):
+        return a[(slice(None),) * axis + (slice(*rows),)]
+    shape = (*a.shape[:axis], rows[1] - rows[0], *a.shape[axis + 1 :])
+    return Spec(shape, a.strides, a.dtype, (a.offset + rows[0] * a.strides[axis]) % 16, a.device)
 
 
 def _like(a: Any, shape: Sequence[int]) -> Any:
@@ -241,6 +279,9 @@ def ring_attention(
     v: Sequence[Any],
     *,
     causal: bool = False,
+    window: tuple[int, int] | None = None,
+    cu_seqlens: Sequence[int] | None = None,
+    tokens: int | None = None,
     softmax_scale: float | None = None,
     return_lse: bool = False,
     schedule: str = "zigzag",
@@ -256,6 +297,11 @@ def ring_attention(
             the schedule, and `comms.put` places it. float32, float16 or bfloat16; all ranks have the same shapes.
         k, v: the same with (batch, keys, kv_heads, head_dim); kv_heads divides heads. With causal=True as many as rows.
         causal: a token sees those at and before its position in the whole sequence.
+        window: (left, right): how many keys before and after its position a token sees, -1 for unlimited; with
+            causal=True right is 0. A ring of chunks in order ends after the last step in which a rank sees keys.
+        cu_seqlens: of packed sequences in a batch of 1, numbers of the host: 0, then the end of each, in the whole
+            array. A token sees its own sequence alone. Zigzag does not balance short sequences.
+        tokens: of the whole sequence, where `shard(..., uneven=True)` has cut it; with cu_seqlens, their last.
         softmax_scale: 1 / sqrt(head_dim) where it is not given.
         return_lse: also the natural log of the sum of exp(scaled scores) over all keys, as `ring_attention_backward`
             needs it.
@@ -270,45 +316,114 @@ def ring_attention(
 
     Raises:
         TypeError, ValueError: as `flash_attention`; other numbers of arrays than local ranks; shapes that differ;
-            a causal mask, and rows that are not keys or cannot be halved.
+            a causal mask, and rows that are not keys or cannot be halved. A window, packed sequences or uneven parts,
+            and other rows than keys; "all_gather" of uneven parts. On every rank, arguments that differ between ranks.
         TimeoutError, RuntimeError: a rank of another process has failed, see comms.py.
     """
-    check_flags(return_lse=return_lse)
-    plan = _plan(comms, schedule, causal, q=q, k=k, v=v)
-    scale = softmax_scale_of(softmax_scale, q[0].shape[-1])
+    mask = {"causal": causal, "window": window, "cu_seqlens": cu_seqlens, "tokens": tokens}
+    options = {"schedule": schedule, **mask, "softmax_scale": softmax_scale}
+    with _refusal_told(comms):
+        check_flags(return_lse=return_lse)
+        plan, rows_by_rank, order = _plan(comms, schedule, mask, q=q, k=k, v=v)
+        scale = softmax_scale_of(softmax_scale, q[0].shape[-1])
+
+        def calls_of(number: int, i: int, at_hand: Sequence[Any], given: Mapping[str, Any]) -> Iterator[Attention]:
+            """Yield the calls of a step of local rank i, with its arrays or with their specs."""
+            rank = comms.ranks[i]
+            for product in plan[number].products[rank]:
+                alone, _ = _place_of(product, plan, number, rank)
+                arrays = _rows(given["q"], product.rows), *(_rows(a, product.keys) for a in at_hand)
+                out = "" if alone else "float32"
+                options = ForwardOptions(*_mask_of(product), scale, return_lse=True, out=out)
+                yield _call(product, dict(zip("qkv", arrays, strict=True)), options)
+
+        _compile_first(comms, plan, rows_by_rank, calls_of, options, q=q, k=k, v=v)
+    comms.agree(_form("ring_attention", options, q, k))
     outputs = [_Output(a) for a in q]
     with _abort_on_error(comms):
         at_hand = [*zip(k, v, strict=True)]
         if schedule == "all_gather" and comms.size > 1:
-            at_hand = _gathered(comms, at_hand, schedule if causal else "ring")
+            at_hand = _gathered(comms, at_hand, order)
         for number, step in enumerate(plan):
-            arrived = _pass_on(comms, at_hand) if number + 1 < len(plan) else None
+            arrived = None
+            if number + 1 < len(plan):
+                arrived = _pass_on(
+                    comms, at_hand, [[rows_by_rank[each]] * 2 for each in _local(comms, plan[number + 1])]
+                )
             with limits.reserve_sms(comms.leave if arrived else 0):
                 for i, rank in enumerate(comms.ranks):
                     with comms.on(rank):
-                        keys, values = at_hand[i]
-                        for product in step.products[rank]:
+                        calls = calls_of(number, i, at_hand[i], {"q": q[i]})
+                        products: tuple[Product | Piece, ...] = step.products[rank]
+                        for product, call in zip(products, calls, strict=True):
                             alone, last = _place_of(product, plan, number, rank)
-                            o, lse = flash_attention(
-                                *(_rows(q[i], product.rows), _rows(keys, product.keys), _rows(values, product.keys)),
-                                causal=product.causal,
-                                softmax_scale=scale,
-                                return_lse=True,
-                                out_dtype=None if alone else np.float32,
-                            )
-                            outputs[i].join(o, lse, product.rows, alone=alone, last=last)
+                            outputs[i].join(*_batched(product, run(call)), product.rows, alone=alone, last=last)
             if arrived:
                 at_hand = arrived()
         comms.finish()
+    for each, rank in zip(outputs, comms.ranks, strict=True):
+        with comms.on(rank):
+            each.complete()
     results = [each.o for each in outputs]
     return (results, [each.lse for each in outputs]) if return_lse else results
 
 
-def _plan(comms: Comms, schedule: str, causal: bool, **arrays: Sequence[Any]) -> tuple[Step, ...]:
-    """Return the steps, after all checks that need no other rank's arrays."""
+def _local(comms: Comms, step: Step | MaskedStep) -> list[int]:
+    """Return whose K and V each local rank has in a step of a ring."""
+    return [source for rank in comms.ranks if (source := step.sources[rank]) is not None]
+
+
+def _mask_of(product: Product | Piece) -> tuple[tuple[int, int] | None, bool]:
+    """Return the options window and causal of a product's call."""
+    if isinstance(product, Product):
+        return None, product.causal
+    left, right = product.window
+    return (None if left == -1 and right <= 0 else product.window), right == 0
+
+
+def _call(product: Product | Piece, arrays: Mapping[str, Any], options: Any) -> Attention:
+    """Make the call of a product, of arrays or of specs."""
+    if isinstance(product, Product) or product.cu_seqlens is None:
+        return Attention(arrays, options)
+    tokens = {name: _first_of_batch(a) for name, a in arrays.items()}
+    for name, cu in zip(CU_SEQLENS, product.cu_seqlens, strict=True):
+        spec = dense((len(cu),), np.dtype(np.int32))
+        q = arrays["q"]
+        tokens[name] = spec._replace(device=q.device) if isinstance(q, Spec) else device.cp.asarray(np.int32(cu))
+    longest = tuple(max(b - a for a, b in pairwise(cu)) for cu in product.cu_seqlens)
+    return Attention(tokens, options, longest, longest if "do" in arrays else longest[0])
+
+
+def _first_of_batch(a: Any) -> Any:
+    return Spec(a.shape[1:], a.strides[1:], *a[2:]) if isinstance(a, Spec) else a[0]
+
+
+def _batched(product: Product | Piece, results: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the results of a product's call with the axis of the batch."""
+    packed = isinstance(product, Piece) and product.cu_seqlens is not None
+    return tuple(a[None] for a in results) if packed else results
+
+
+Plan = Sequence[Step | MaskedStep]
+
+
+def _plan(
+    comms: Comms, schedule: str, mask: Mapping[str, Any], **arrays: Sequence[Any]
+) -> tuple[Plan, tuple[int, ...], str]:
+    """Check all that needs no other rank's arrays.
+
+    Returns:
+        The steps; the number of keys of each rank; the schedule by which the sequence is cut.
+    """
     if not isinstance(comms, Comms):
         raise TypeError(f"comms is of helpers.attention.comms, such as virtual_ranks(2); got {type(comms).__name__}")
-    check_flags(causal=causal)
+    causal, cu_seqlens, tokens = mask["causal"], mask["cu_seqlens"], mask["tokens"]
+    left, right = mask_window(mask["window"], causal)
+    if cu_seqlens is not None:
+        cu_seqlens = _checked_cu_seqlens(cu_seqlens, tokens)
+        tokens = cu_seqlens[-1]
+    elif tokens is not None:
+        tokens = whole_number("tokens", tokens, least=0)
     for name, parts in arrays.items():
         if not isinstance(parts, (list, tuple)) or len(parts) != len(comms.ranks):
             count = len(parts) if isinstance(parts, (list, tuple)) else type(parts).__name__
@@ -316,23 +431,145 @@ def _plan(comms: Comms, schedule: str, causal: bool, **arrays: Sequence[Any]) ->
         for a in parts:
             if not isinstance(a, device.cp.ndarray):
                 raise TypeError(f"{name} has device arrays, as comms.put makes them; got {type(a).__name__}")
-            if a.shape != parts[0].shape or a.dtype != parts[0].dtype:
+            axis = 2 if name == "lse" else 1
+            shapes = [each.shape if tokens is None else _without_axis(each.shape, axis) for each in (parts[0], a)]
+            if shapes[0] != shapes[1] or a.dtype != parts[0].dtype:
                 both = f"{parts[0].dtype} {parts[0].shape} and {a.dtype} {a.shape}"
                 raise ValueError(f"{name} differs between ranks: {both}")
-    q, k, v = (arrays[name][0] for name in "qkv")
-    if q.ndim != 4 or k.ndim != 4 or k.shape != v.shape or not k.dtype == v.dtype == q.dtype:
-        raise ValueError(f"q {q.dtype} {q.shape}, k {k.dtype} {k.shape} and v {v.dtype} {v.shape} do not fit: see q")
-    check_model_arrays(q, k, v, BATCHED)  # here, since what a product is given has other shapes
-    batch, rows, heads, _ = q.shape
-    for name, shape, dtype in (
-        ("do", q.shape, q.dtype),
-        ("o", q.shape, q.dtype),
-        ("lse", (batch, heads, rows), np.dtype(np.float32)),
+    for q, k, v in zip(arrays["q"], arrays["k"], arrays["v"], strict=True):
+        if q.ndim != 4 or k.ndim != 4 or k.shape != v.shape or not k.dtype == v.dtype == q.dtype:
+            shapes = f"q {q.dtype} {q.shape}, k {k.dtype} {k.shape} and v {v.dtype} {v.shape}"
+            raise ValueError(f"{shapes} do not fit: see q")
+        check_model_arrays(q, k, v, BATCHED)  # here, since what a product is given has other shapes
+    for i, q in enumerate(arrays["q"]):
+        batch, rows, heads, _ = q.shape
+        for name, shape, dtype in (
+            ("do", q.shape, q.dtype),
+            ("o", q.shape, q.dtype),
+            ("lse", (batch, heads, rows), np.dtype(np.float32)),
+        ):
+            if name in arrays and (arrays[name][i].shape != shape or arrays[name][i].dtype != dtype):
+                got = arrays[name][i]
+                raise ValueError(
+                    f"{name} of each rank is {dtype} {shape}, as q is {q.shape}; got {got.dtype} {got.shape}"
+                )
+    q, k = arrays["q"][0], arrays["k"][0]
+    _check_schedule(schedule)
+    has_window = left >= 0 or (right >= 0 and not causal)
+    if (
+        not has_window
+        and cu_seqlens is None
+        and (tokens is None or tokens % chunk_numbers(schedule, comms.size, 0)[1] == 0)
     ):
-        if name in arrays and (arrays[name][0].shape != shape or arrays[name][0].dtype != dtype):
-            got = arrays[name][0]
-            raise ValueError(f"{name} of each rank is {dtype} {shape}, as q is {q.shape}; got {got.dtype} {got.shape}")
-    return steps(schedule, comms.size, causal=bool(causal), rows=q.shape[1], keys=k.shape[1])
+        if tokens is not None:
+            for rank, a in zip(comms.ranks, arrays["q"], strict=True):
+                _check_rows(schedule, comms.size, rank, a.shape[1], tokens)
+        plan = steps(schedule, comms.size, causal=bool(causal), rows=q.shape[1], keys=k.shape[1])
+        return plan, (k.shape[1],) * comms.size, schedule if causal else "ring"
+    what = "packed sequences" if cu_seqlens else "a window" if has_window else "uneven parts"
+    return _masked_plan(comms, schedule, what, (left, right), cu_seqlens, tokens, arrays)
+
+
+def _masked_plan(
+    comms: Comms,
+    schedule: str,
+    what: str,
+    window: tuple[int, int],
+    cu_seqlens: tuple[int, ...] | None,
+    tokens: int | None,
+    arrays: Mapping[str, Sequence[Any]],
+) -> tuple[Plan, tuple[int, ...], str]:
+    """Plan a call with a window, packed sequences or uneven parts: see `_plan`."""
+    for q, k in zip(arrays["q"], arrays["k"], strict=True):
+        if q.shape[1] != k.shape[1]:
+            raise ValueError(f"{what}: as many rows of q as of k are needed; got {q.shape[1]} and {k.shape[1]}")
+        if cu_seqlens and q.shape[0] != 1:
+            raise ValueError(f"packed sequences are a batch of 1; q has shape {q.shape}")
+    if tokens is None:
+        tokens = comms.size * arrays["q"][0].shape[1]
+    _, count = chunk_numbers(schedule, comms.size, 0)
+    if schedule == "all_gather" and tokens % count:
+        raise ValueError(f"{tokens} tokens, {comms.size} ranks: all_gather takes no uneven parts; zigzag and ring do")
+    for rank, q in zip(comms.ranks, arrays["q"], strict=True):
+        _check_rows(schedule, comms.size, rank, q.shape[1], tokens)
+    made = masked_steps(schedule, comms.size, tokens, *window, cu_seqlens or (0, tokens))
+    return made, rows_of(schedule, comms.size, tokens), schedule
+
+
+def _checked_cu_seqlens(cu_seqlens: Any, tokens: Any) -> tuple[int, ...]:
+    """Return the ends of packed sequences as whole numbers. TypeError or ValueError for anything else."""
+    if not isinstance(cu_seqlens, (list, tuple, np.ndarray)) or isinstance(cu_seqlens, device.cp.ndarray):
+        raise TypeError(f"cu_seqlens is a list or an array of the host; got {type(cu_seqlens).__name__}")
+    cu = np.asarray([whole_number(f"cu_seqlens[{i}]", end) for i, end in enumerate(cu_seqlens)], np.int32)
+    longest_of("cu_seqlens", cu, "the whole sequence", cu[-1] if tokens is None and len(cu) else tokens)
+    return tuple(cu.tolist())
+
+
+@contextlib.contextmanager
+def _refusal_told(comms: Comms) -> Iterator[None]:
+    """Tell the other ranks of an error within the context: they would wait for this one."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(comms, Comms):
+            comms.refuse(error)
+        raise
+
+
+def _form(name: str, options: Mapping[str, Any], q: Sequence[Any], k: Sequence[Any]) -> dict[str, Any]:
+    """List what all ranks have to call with: of uneven parts, shapes without rows."""
+    told = {name: value for name, value in options.items() if value is not None or name == "softmax_scale"}
+    shapes = {"q.shape": q[0].shape, "k.shape": k[0].shape}
+    if "tokens" in told or "cu_seqlens" in told:
+        shapes = {name: (shape[0], "rows", *shape[2:]) for name, shape in shapes.items()}
+    if "cu_seqlens" in told:
+        cu = np.asarray(told["cu_seqlens"], np.int32)
+        told["cu_seqlens"] = f"{len(cu) - 1} sequences to {cu[-1]} (CRC {zlib.crc32(cu.tobytes()):08x})"
+    return {"call": name, "q.dtype": q[0].dtype, **shapes, **told}
+
+
+_Calls = Callable[[int, int, Sequence[Any], Mapping[str, Any]], Iterator[Attention]]
+
+
+def _compile_first(
+    comms: Comms,
+    plan: Plan,
+    rows_by_rank: Sequence[int],
+    calls_of: _Calls,
+    options: Mapping[str, Any],
+    **arrays: Sequence[Any],
+) -> None:
+    """Compile what the local ranks will launch, unless an earlier call like this one has: nothing is sent before.
+
+    A rank may need a compiler for a minute, where another finds its kernels on disk; once K and V are under way, that
+    rank's time limit runs.
+
+    Args:
+        calls_of: yields the calls of a step of a local rank, from specs of K and V at hand and of its own arrays.
+        arrays: of the local ranks, by name.
+    """
+    kind = DeviceArrays()
+    keys = {name: [kind.cache_key(a) for a in parts] for name, parts in arrays.items()}
+    form = *map(str, options.items()), *((name, *of) for name, of in keys.items())
+    if form in comms.compiled:
+        return
+    for i, rank in enumerate(comms.ranks):
+        given = {name: kind.spec(of[i]) for name, of in keys.items()}
+        own = given["k"], given["v"]
+        batch, _, *columns = own[0].shape
+        with comms.on(rank):
+            for number, step in enumerate(plan):
+                source = step.sources[rank]
+                count = sum(rows_by_rank) if source is None else rows_by_rank[source]
+                arrived = dense((batch, count, *columns), own[0].dtype)._replace(device=own[0].device)
+                leave = comms.leave if number + 1 < len(plan) or "do" in arrays else 0
+                with limits.reserve_sms(leave):
+                    at_hand = own if source == rank or comms.size == 1 else (arrived, arrived)
+                    for call in calls_of(number, i, at_hand, given):
+                        call.plan(call.arrays)
+            for name in {"float32", own[0].dtype.name}:
+                _merge_kernel(MERGE, C_NAMES[name], columns[-1])
+    comms.compiled[form] = True
 
 
 @contextlib.contextmanager
@@ -344,8 +581,11 @@ def _abort_on_error(comms: Comms) -> Iterator[None]:
         raise
 
 
-def _place_of(product: Product, plan: Sequence[Step], number: int, rank: int) -> tuple[bool, bool]:
+def _place_of(product: Product | Piece, plan: Plan, number: int, rank: int) -> tuple[bool, bool]:
     """Return (no other product of the rank has some of these rows, no product of the rank follows)."""
+    if isinstance(product, Piece):
+        every = [each for step in plan for each in step.products[rank]]
+        return len(every) == 1, product is every[-1]
     later = [step.products[rank] for step in plan[number + 1 :]]
     every = [each for step in plan for each in step.products[rank]]
     return sum(_overlap(each.rows, product.rows) for each in every) == 1, not any(later)
@@ -355,15 +595,20 @@ def _overlap(a: tuple[int, int], b: tuple[int, int]) -> bool:
     return a[0] < b[1] and b[0] < a[1]
 
 
-def _pass_on(comms: Comms, at_hand: Sequence[Sequence[Any]]) -> Callable[[], list[tuple[Any, ...]]]:
-    """Start to send each rank's arrays to the next one. Return a function that waits for the received ones."""
+def _pass_on(
+    comms: Comms, at_hand: Sequence[Sequence[Any]], rows: Sequence[Sequence[int]], hop: int = 1
+) -> Callable[[], list[tuple[Any, ...]]]:
+    """Start to send each rank's arrays to the next one. Return a function that waits for the received ones.
+
+    rows: of each array that a local rank receives. hop: how many ranks on they are sent.
+    """
     sends, receives, received = [], [], []
-    for rank, arrays in zip(comms.ranks, at_hand, strict=True):
+    for rank, arrays, counts in zip(comms.ranks, at_hand, rows, strict=True):
         with comms.on(rank):
             mine = [device.cp.ascontiguousarray(a) for a in arrays]
-            received.append(tuple(_like(a, a.shape) for a in mine))
-        sends += [Message(rank, (rank + 1) % comms.size, a) for a in mine]
-        receives += [Message(rank, (rank - 1) % comms.size, a) for a in received[-1]]
+            received.append(tuple(_like(a, (a.shape[0], n, *a.shape[2:])) for a, n in zip(mine, counts, strict=True)))
+        sends += [Message(rank, (rank + hop) % comms.size, a) for a in mine]
+        receives += [Message(rank, (rank - hop) % comms.size, a) for a in received[-1]]
     wait = comms.start(sends, receives)
 
     def arrived(alive: Any = sends) -> list[tuple[Any, ...]]:
@@ -428,7 +673,19 @@ class _Output:
             bits(_rows(self.o, rows))[...] = bits(o)
             _rows(self.lse, rows, 2)[...] = lse
         else:
+            if self.o is None:  # rows that no partial has had yet count as rows without keys
+                self._see_nothing(np.float32)
             self.o = merge(self.o, o, rows, self.lse, lse, self._q.dtype if last else None)
+
+    def complete(self) -> None:
+        """Fill in rows of which there was no partial."""
+        if self.o is None:
+            self._see_nothing(self._q.dtype)
+
+    def _see_nothing(self, dtype: Any) -> None:
+        batch, n, heads, _ = self._q.shape
+        self.o = device.cp.zeros(self._q.shape, dtype=dtype)
+        self.lse = device.cp.full((batch, heads, n), -np.inf, dtype=np.float32)
 
 
 def merge(o: Any, part: Any, rows: tuple[int, int], lse: Any = None, part_lse: Any = None, dtype: Any = None) -> Any:
@@ -517,6 +774,9 @@ def ring_attention_backward(
     lse: Sequence[Any],
     *,
     causal: bool = False,
+    window: tuple[int, int] | None = None,
+    cu_seqlens: Sequence[int] | None = None,
+    tokens: int | None = None,
     softmax_scale: float | None = None,
     deterministic: bool = False,
     schedule: str = "zigzag",
@@ -531,7 +791,8 @@ def ring_attention_backward(
 
     Args:
         do, o: for each local rank as q. lse: float32 (batch, heads, rows), as `ring_attention` returned it.
-        q, k, v, causal, softmax_scale, schedule, comms: as they were passed to `ring_attention`.
+        q, k, v, causal, window, cu_seqlens, tokens, softmax_scale, schedule, comms: as they were passed to
+            `ring_attention`.
         deterministic: the same bits in every run, and those of virtual ranks.
 
     Returns:
@@ -540,43 +801,62 @@ def ring_attention_backward(
     Raises:
         TypeError, ValueError, TimeoutError, RuntimeError: as `ring_attention`.
     """
-    check_flags(deterministic=deterministic)
-    plan = _plan(comms, schedule, causal, q=q, k=k, v=v, do=do, o=o, lse=lse)
-    options = {
-        "softmax_scale": softmax_scale_of(softmax_scale, q[0].shape[-1]),
-        "deterministic": deterministic,
-        "out_dtype": np.float32,
-    }
+    mask = {"causal": causal, "window": window, "cu_seqlens": cu_seqlens, "tokens": tokens}
+    options = {"schedule": schedule, **mask, "softmax_scale": softmax_scale, "deterministic": deterministic}
+    own_arrays = {"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse}
+    with _refusal_told(comms):
+        check_flags(deterministic=deterministic)
+        plan, rows_by_rank, order = _plan(comms, schedule, mask, **own_arrays)
+        scale = softmax_scale_of(softmax_scale, q[0].shape[-1])
+
+        def halves_of(number: int, rank: int) -> Sequence[Product | Piece]:
+            """Return the products of a step; those of a rank's own keys in halves, one of which is for the last step.
+
+            It is computed while dK and dV come home. Of pieces, the last one is.
+            """
+            made: list[Product | Piece] = []
+            split = number == 0 and len(plan) > 1
+            for product in plan[number].products[rank]:
+                made += product.halves() if split and isinstance(product, Product) else [product]
+            return made
+
+        def calls_of(number: int, i: int, at_hand: Sequence[Any], given: Mapping[str, Any]) -> Iterator[Attention]:
+            """Yield the calls of a step of local rank i, with its arrays or with their specs."""
+            for product in halves_of(number, comms.ranks[i]):
+                arrays = {name: _rows(given[name], product.rows) for name in ("do", "q", "o")}
+                arrays |= {name: _rows(a, product.keys) for name, a in zip("kv", at_hand, strict=True)}
+                arrays["lse"] = _rows(given["lse"], product.rows, 2)
+                options = BackwardOptions(*_mask_of(product), scale, deterministic, out="float32")
+                yield _call(product, {name: arrays[name] for name in own_arrays}, options)
+
+        _compile_first(comms, plan, rows_by_rank, calls_of, options, **own_arrays)
+    comms.agree(_form("ring_attention_backward", options, q, k))
     dq, own = [_Sum(a) for a in q], [(_Sum(a), _Sum(b)) for a, b in zip(k, v, strict=True)]
 
     def add_step(
-        number: int, at_hand: Sequence[Sequence[Any]], sums: Sequence[Sequence[_Sum]], some: slice | None = None
+        number: int, at_hand: Sequence[Sequence[Any]], sums: Sequence[Sequence[_Sum]], some: slice = slice(None)
     ) -> None:
         """Compute the products of a step: add dQ to that of the rows, dK and dV to the sums of the keys at hand.
 
-        some: of the halves of the products.
+        some: of the products, as `halves_of` returns them.
         """
         for i, rank in enumerate(comms.ranks):
             with comms.on(rank):
-                products = plan[number].products[rank]
-                halves = [half for product in products for half in product.halves()[some]] if some else products
-                for rows, keys, causal in halves:
-                    of_rows = [_rows(a[i], rows) for a in (do, q)]
-                    of_keys = [_rows(a, keys) for a in at_hand[i]]
-                    results = _rows(o[i], rows), _rows(lse[i], rows, 2)
-                    gradients = flash_attention_backward(*of_rows, *of_keys, *results, causal=causal, **options)
-                    for total, part, where in zip((dq[i], *sums[i]), gradients, (rows, keys, keys), strict=True):
+                given = {name: parts[i] for name, parts in own_arrays.items()}
+                pairs = zip(halves_of(number, rank), calls_of(number, i, at_hand[i], given), strict=True)
+                for product, call in [*pairs][some]:
+                    gradients, places = _batched(product, run(call)), (product.rows, product.keys, product.keys)
+                    for total, part, where in zip((dq[i], *sums[i]), gradients, places, strict=True):
                         total.add(part, where)
 
     with _abort_on_error(comms):
         if schedule == "all_gather" and comms.size > 1:
-            order = schedule if causal else "ring"
             at_hand = _gathered(comms, [*zip(k, v, strict=True)], order)
             sums = [tuple(map(_Sum, pair)) for pair in at_hand]
             add_step(0, at_hand, sums)
             _send_home(comms, sums, own, order)
         else:
-            _round_the_ring(comms, [*zip(k, v, strict=True)], own, add_step)
+            _round_the_ring(comms, plan, rows_by_rank, [*zip(k, v, strict=True)], own, add_step)
         results = []
         for i, rank in enumerate(comms.ranks):
             with comms.on(rank):
@@ -588,6 +868,8 @@ def ring_attention_backward(
 
 def _round_the_ring(
     comms: Comms,
+    plan: Plan,
+    rows_by_rank: Sequence[int],
     at_hand: Sequence[Sequence[Any]],
     own: Sequence[Sequence[_Sum]],
     add_step: Callable[..., None],
@@ -596,19 +878,23 @@ def _round_the_ring(
 
     A rank's own keys come first and last, so that there is work while K and V leave and while dK and dV come home.
     """
-    if comms.size == 1:
+    if len(plan) == 1:
         return add_step(0, at_hand, own)
     mine, sums = at_hand, []
-    for number in range(comms.size):
-        keys_move, sums_move = number + 1 < comms.size, number > 1
+    for number, step in enumerate(plan):
+        keys_move, sums_move = number + 1 < len(plan), number > 1
         leaving = [
             (*(at_hand[i] if keys_move else ()), *(_totals(comms, rank, sums[i]) if sums_move else ()))
             for i, rank in enumerate(comms.ranks)
         ]
-        arrived = _pass_on(comms, leaving) if keys_move or sums_move else None
+        counts: list[list[int]] = [[] for _ in comms.ranks]
+        for which in ([plan[number + 1]] if keys_move else []) + ([step] if sums_move else []):
+            for of_rank, source in zip(counts, _local(comms, which), strict=True):
+                of_rank += [rows_by_rank[source]] * 2
+        arrived = _pass_on(comms, leaving, counts) if keys_move or sums_move else None
         here = [tuple(map(_Sum, pair)) for pair in at_hand] if number else own
         with limits.reserve_sms(comms.leave if arrived else 0):
-            add_step(number, at_hand, here, None if number else slice(-1))
+            add_step(number, at_hand, here, slice(None) if number else slice(-1))
         received = arrived() if arrived else []
         if number:
             sums = here
@@ -617,7 +903,8 @@ def _round_the_ring(
                     for total, before in zip(sums[i], received[i][-2:] if sums_move else (), strict=False):
                         total.add(before)
         at_hand = [arrays[:2] for arrays in received]
-    arrived = _pass_on(comms, [_totals(comms, rank, sums[i]) for i, rank in enumerate(comms.ranks)])
+    totals = [_totals(comms, rank, sums[i]) for i, rank in enumerate(comms.ranks)]
+    arrived = _pass_on(comms, totals, [[rows_by_rank[rank]] * 2 for rank in comms.ranks], 1 - len(plan))
     with limits.reserve_sms(comms.leave):
         add_step(0, mine, own, slice(-1, None))
     for i, (rank, arrays) in enumerate(zip(comms.ranks, arrived(), strict=True)):

@@ -89,6 +89,20 @@ def copies_by_size(record: Mapping[str, Any], way: str = "peer copies", *, gpus:
     return {row["rows"]: row for row in rows if row["name"] == way and row["gpus"] == gpus}
 
 
+def fit_copies(record: Mapping[str, Any], way: str = "peer copies", *, gpus: int = 2) -> dict[str, float]:
+    """Fit t0 + bytes / B to recorded copies, by least squares of relative errors.
+
+    Returns:
+        t0_ms and gb_per_s, as `study.efficiency` takes them; and error, the largest relative one.
+    """
+    rows = copies_by_size(record, way, gpus=gpus).values()
+    ms, sent = (np.array([row[name] for row in rows], float) for name in ("ms", "bytes"))
+    terms = np.stack([np.ones_like(ms), sent], axis=1) / ms[:, None]
+    (t0, ms_per_byte), *_ = np.linalg.lstsq(terms, np.ones_like(ms), rcond=None)
+    error = np.abs(terms @ (t0, ms_per_byte) - 1).max()
+    return {"t0_ms": float(t0), "gb_per_s": float(1e-6 / ms_per_byte), "error": float(error)}
+
+
 def longest(record: Mapping[str, Any]) -> dict[int, dict[str, Row]]:
     """Return the recorded runs of 2^20 tokens, by number of GPUs and by transport: "peer copies" or "nccl"."""
     runs: dict[int, dict[str, Row]] = {}

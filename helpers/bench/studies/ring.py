@@ -93,14 +93,16 @@ def efficiency(
     schedule: str = "zigzag",
     tflops: float = 600.0,
     gb_per_s: float = 400.0,
+    t0_ms: float = 0.0,
 ) -> float:
     """Model the speed relative to independent runs, by work and copies alone, at d = 128.
 
     Args:
-        rows: of a GPU. tflops, gb_per_s: of one GPU, while it computes, and of its link in one direction.
+        rows: of a GPU. tflops, gb_per_s: of one GPU, while it computes, and of its link in one direction. t0_ms: what
+            each copy takes in addition.
     """
     product = 4 * rows * rows * heads * D / (1e12 * tflops)  # seconds of a step without a mask
-    copy = 4 * rows * kv_heads * D / (1e9 * gb_per_s)
+    copy = 1e-3 * t0_ms + 4 * rows * kv_heads * D / (1e9 * gb_per_s)
     work = product * size * (0.5 if causal else 1.0)
     if schedule == "all_gather":
         return work / (work + (size - 1) * copy)
