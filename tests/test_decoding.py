@@ -711,7 +711,7 @@ def test_tensors_with_a_prefix_and_a_tree(dtype: str) -> None:
 
 
 def test_a_prefix_is_read_once_for_all_sequences() -> None:
-    """By the forward's blocks, once for each tile of rows; in the caches, once for each sequence."""
+    """A prefix is read by the forward's blocks, once for each tile of rows; in the caches, once for each sequence."""
     batch, keys, kv_heads, d = 6, 64, 2, 64
     case = Case(lengths=(keys,) * batch, heads=8, kv_heads=kv_heads, room=keys)
     report, every, _ = x_rayed(case)

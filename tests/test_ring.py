@@ -206,7 +206,7 @@ def test_windows_packed_sequences_and_uneven_parts_beside_float64(
 
 @pytest.mark.parametrize("seed", range(12))
 def test_each_pair_that_a_mask_shows_is_in_one_piece(seed: int) -> None:
-    """Of 50 random masks and cuts: every row and key once if the row sees the key, and else never."""
+    """In 50 random masks and cuts each pair of a row and a key occurs once if the row sees the key, and else never."""
     rng = np.random.default_rng(seed)
     for _ in range(50):
         schedule, size = SCHEDULES[rng.integers(3)], int(rng.integers(1, 5))

@@ -81,7 +81,7 @@ def what_is_raised(call: Any, *args: Any, **options: Any) -> str:
 
 
 def errors(rank: int) -> dict[str, str]:
-    """What a call raises on this rank, by case; at last rank 1 is gone."""
+    """Collect the errors that calls raise on this rank, by case; at the end rank 1 is gone."""
     q = torch.randn(1, 4, 2, 16)
     raised = {"other": what_is_raised(ring_attention, q, q, q, softmax_scale=0.5 + rank)}
     odd = q[:, : 4 - rank]

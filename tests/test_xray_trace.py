@@ -49,7 +49,7 @@ def stage_trace() -> Trace:
 
 
 def check_order(trace: Trace) -> None:
-    """What holds of every launch that comes to its end."""
+    """Every launch that ends keeps these rules."""
     for block in trace.blocks():
         ended: dict[str, int] = defaultdict(int)  # phases of each mbarrier
         counts: dict[tuple[str, int | None], Counter[str]] = defaultdict(Counter)
@@ -205,7 +205,7 @@ def test_blocks_and_warps_are_picked_and_the_limit_is_told() -> None:
 
 @pytest.mark.parametrize("make", [right_ring, stage_trace])
 def test_a_saved_trace_is_in_the_trace_event_format(make: Any, tmp_path: Path) -> None:
-    """As the format's description has it: what each phase of an event needs, and slices of a thread that nest."""
+    """Each event has what the format asks of its phase, and the slices of a thread nest."""
     trace = make()
     trace.save(tmp_path / "launch.json")
     read = json.loads((tmp_path / "launch.json").read_text(encoding="utf-8"))

@@ -425,14 +425,14 @@ def nccl_library() -> Any:
 
 
 def nccl(gpus: Sequence[int] | None = None, *, leave: int = LEAVE) -> Nccl:
-    """Make ranks on several GPUs of this process, whose arrays move by NCCL.
+    """Make one rank for each of several GPUs of this process; NCCL moves their arrays.
 
     Args:
-        gpus: their numbers; all GPUs where it is not given. leave: multiprocessors for NCCL's blocks; how many it takes
-            follows from NCCL_MAX_P2P_NCHANNELS, which it reads once a process.
+        gpus: their device numbers; by default all. leave: multiprocessors left to NCCL's blocks; how many NCCL uses
+            depends on NCCL_MAX_P2P_NCHANNELS, which it reads once per process.
 
     Raises:
-        RuntimeError: there is no GPU.
+        RuntimeError: there is no GPU, or CuPy finds no NCCL.
     """
     numbers = _gpus(gpus)
     communicators = nccl_library().NcclCommunicator.initAll(numbers)

@@ -63,54 +63,55 @@ def flash_attention_with_kvcache(
     stage: str | None = None,
     checked: bool | None = None,
 ) -> Any:
-    """Attend from the newest tokens of each sequence to all of its tokens, as FlashAttention's function of that name.
+    """Attend from the newest tokens of each sequence to all of its tokens, like FlashAttention's function of that name.
 
     Args:
         q: (batch, seq_q, heads, head_dim), float32, float16 or bfloat16; head_dim 64, 128 or 256, or another one below
-            the cache's. The last of the seq_q tokens is the sequence's last: it is at its last key.
+            the cache's. Its seq_q tokens are the last of the sequence, so the last one is at the sequence's last key.
         k_cache, v_cache: (batch, seq_max, kv_heads, head_dim) of q's dtype, or with block_table (pages, page_size,
-            kv_heads, head_dim), page_size a power of two. Read where they are: rows contiguous, at multiples of 16
-            bytes. kv_heads divides heads. What lies behind a sequence's end may be anything, NaN too. For a head_dim
-            such as 80, 96, 112 or 192, make the cache wider, 128 or 256, and give q, k and v as they are: copies of
-            them are padded with zeros at each call, which this launch writes behind each key. Keys that others wrote
-            need the zeros, too; and all of the wider rows are read.
+            kv_heads, head_dim), page_size a power of two. Read in place: rows contiguous, at multiples of 16 bytes.
+            kv_heads divides heads. What lies behind a sequence's end may be anything, NaN too. For a head_dim such as
+            80, 96, 112 or 192, make the cache wider, 128 or 256, and give q, k and v as they are: each call pads copies
+            of them with zeros, and writes k's and v's into the cache. Keys that were written otherwise need these zeros
+            too; all columns of the cache are read.
         cache_seqlens: (batch,) int32: how many keys of each sequence are in the cache, without those of k: at least 0,
-            and with those of k no more than the cache has room for. Unchecked, a kernel takes the nearest such number:
-            it never leaves the cache, and new tokens for a full one replace its last keys.
+            and with those of k no more than the cache has room for. Unchecked, a kernel clamps it to that range: it
+            never leaves the cache, and new tokens for a full cache replace its last keys.
         block_table: (batch, pages of a sequence) int32: in which page keys i * page_size to (i + 1) * page_size - 1
-            are. Entries that no key needs are not looked at; the others are pages that there are. A row of a page that
-            is written is a key of one sequence alone. Unchecked, another page is memory outside of the cache, and of
-            two sequences that write one row either may win.
-        k, v: (batch, seq_q, kv_heads, head_dim): the new tokens', written into the cache by this launch, at
-            cache_seqlens to cache_seqlens + seq_q - 1, and attended to. None: they are in the cache already.
+            are. Entries that no key needs are not read; all others must be existing pages. A page row that is written
+            must belong to one sequence only. Unchecked, a page number out of range accesses memory outside the cache,
+            and of two sequences that write the same row either may win.
+        k, v: (batch, seq_q, kv_heads, head_dim): keys and values of the new tokens, written into the cache by this
+            launch at cache_seqlens to cache_seqlens + seq_q - 1, and then attended to. None: they are in the cache
+            already.
         causal: a token sees no later one.
         window: (left, right): how many keys before and after its own a token sees; -1 for no limit.
-        softmax_scale: 1 / sqrt(head_dim) where it is not given.
+        softmax_scale: by default 1 / sqrt(head_dim).
         num_splits: how many parts each sequence is cut into, at most; 0: all of the work is cut into equal stretches,
             one for each multiprocessor, whatever the lengths (Stream-K).
         return_lse: also the natural log of the sum of exp(scaled scores), float32 (batch, heads, seq_q).
         prefix_k, prefix_v: (keys, kv_heads, head_dim): keys and values before those of every sequence, such as a prompt
-            that all share. cache_seqlens does not count them. A call of flash_attention with the tokens of all
-            sequences as its rows reads them, and its result is merged with that of the cache, which was rounded to q's
-            dtype. No window and no slopes then, and a score_mod of score, kv_head and mod_args alone. It is several
-            launches more: their speed on a GPU has not been measured.
-        tree: (seq_q,) or (batch, seq_q) int32, for drafts that form a tree: which of the seq_q tokens each one follows,
-            one before it, or -1 for the last token before all of them. A token sees those that it follows in the end,
-            and not the other drafts. Without it each follows the one before. causal=True, no window and no slopes then;
-            positions for a rotary embedding are the caller's, and so is moving the accepted keys together in the cache.
-            Unchecked, an entry that is not before its token counts as the token before.
+            that all share; cache_seqlens does not count them. One call of flash_attention reads them once for the
+            tokens of all sequences, and its result is merged with that of the cache, which is rounded to q's dtype
+            before. Neither window nor slopes then, and no score_mod that uses head or positions. These are several more
+            launches, whose speed on a GPU has not been measured.
+        tree: (seq_q,) or (batch, seq_q) int32, for drafts that form a tree: the token, of the seq_q, that each one
+            follows, which comes before it; -1 for the last token before all of them. A token sees its ancestors and no
+            other drafts. Without it each follows the one before. Needs causal=True; neither window nor slopes. The
+            caller rotates by the tree's positions, and moves accepted keys together in the cache. Unchecked, an entry
+            that is not before its token counts as the token before.
         alibi_slopes, sinks, score_mod, mod_args: see `helpers.attention.flash_attention`.
-        stage: one of DECODERS; without it the last.
-        checked: whether the host reads cache_seqlens, block_table and tree before the launch, and refuses what breaks
-            their rules. On a GPU it has to wait for them, so this is for tests and for finding a fault, and no CUDA
-            graph can be made of it. None: on the CPU engine, but not on a GPU.
+        stage: one of DECODERS; by default the last.
+        checked: True: the host reads cache_seqlens, block_table and tree before the launch and refuses invalid ones. On
+            a GPU this waits for the device, so it is for tests and debugging, and the call cannot be captured in a CUDA
+            graph. None: only on the CPU engine.
 
     Returns:
         The output, of q's shape, dtype and kind of array; with return_lse, (o, lse). A token that sees no key gets 0,
         and lse -inf.
 
     Raises:
-        TypeError: no array, a dtype that is not one of those, arguments of the wrong type.
+        TypeError: an argument is not an array, or has a dtype or type that is not accepted.
         ValueError: shapes that do not fit each other; a cache that cannot be read where it is, or written; checked, a
             length or an entry of block_table that breaks the rules above.
         MemoryError: num_splits asks for more scratch than there is memory.

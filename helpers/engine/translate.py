@@ -134,7 +134,7 @@ def function_bodies(clean: str) -> tuple[tuple[int, int, str], ...]:
 
 
 def _asm_error(code: str, original: str, name: str, at: int, message: str) -> str:
-    """Write the error message for the asm statement at index `at` of the code: its place and line in the original."""
+    """Write the error message for the asm statement at index `at` of `code`, with its line and text in `original`."""
     table = line_table(code[:at] + "\0" + code[at:], name)
     file, line = next(place for place, text in table.items() if "\0" in text)
     text = line_table(original, name).get((file, line), table[file, line]).replace("\0", "").strip()

@@ -126,7 +126,10 @@ _OPENING = re.compile(
 
 
 def opening(number: int, kernel: str = "") -> str:
-    """Write the lines that let a notebook find the course, or fetch it if there is none, as in Colab."""
+    """Write the first lines of a notebook's first cell: they find the course, or fetch it where only the notebook is.
+
+    number, kernel: they decide which GPU the notebook needs.
+    """
     stages = _stages(number, kernel)
     least = max((max(stage.min_cc, 80 if "bfloat16" in stage.dtypes else 0) for stage in stages), default=0)
     needs = f"least={least}" * (least > 0) + ", only=True" * any(stage.only_cc for stage in stages)

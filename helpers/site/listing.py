@@ -86,7 +86,7 @@ def with_includes(file: str) -> list[str]:
 
 
 def _is_local(word: str, code: str) -> bool:
-    """Return whether a text declares the word as a variable or parameter: it is not what a header calls so, then."""
+    """Return True if a text declares the word as a variable or parameter: it is not what a header calls so, then."""
     declared = rf"\b(?!return\b|else\b|case\b)[A-Za-z_]\w*(?:<[^<>;]*>)?[ ]?[&*]*[ ]{word}\b[ ]*(?=[=;,)\[{{:])"
     return re.search(declared, code) is not None
 

@@ -209,7 +209,7 @@ def to_host(parts: Sequence[Any]) -> list[np.ndarray]:
 
 
 def same_bits(mine: Sequence[Any], others: Sequence[Any]) -> bool:
-    """Return whether two lists of arrays are the same, bit for bit."""
+    """Return True if two lists of arrays are the same, bit for bit."""
     pairs = zip(to_host(mine), to_host(others), strict=True)
     return all(np.array_equal(a.view("uint8"), b.view("uint8")) for a, b in pairs)
 

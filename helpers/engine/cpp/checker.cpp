@@ -1,5 +1,5 @@
-// A checked run from outside: the blocks as the engine announces them, and the functions by which Python opens the
-// books, closes them and reads them.
+// The checker's interface: the engine tells it which block runs, and Python starts, ends and reads a checked run. The
+// records themselves are in books.h.
 #include "books.h"
 
 namespace {

@@ -1,5 +1,5 @@
-// Arithmetic that is rounded another way than to nearest: __fadd_rz and its kin. The processor has the modes, and they
-// are a state of the OS thread; so an interrupt must not tear a thread away before the usual one is back.
+// Arithmetic in the rounding modes other than to-nearest, such as __fadd_rz. The mode is a state of the OS thread, so a
+// kernel must not be interrupted until the usual one is restored.
 #include "worker.h"
 
 #include <fenv.h>

@@ -209,7 +209,7 @@ def _check_pointer(where: _Argument, value: Any, array_type: Any, contiguous: bo
 
 
 def is_address(value: Any) -> bool:
-    """Return whether a value is an address of 8 bytes, such as `array.data.ptr`, or 0; small numbers are mistakes."""
+    """Return True if a value is an address of 8 bytes, such as `array.data.ptr`, or 0; small numbers are mistakes."""
     is_number = isinstance(value, (int, np.int64, np.uint64)) and not isinstance(value, bool)
     return hasattr(value, "ptr") or (is_number and (int(value) == 0 or int(value) >= 1 << 16))
 
@@ -224,7 +224,7 @@ def _check_byte_order(where: _Argument, value: Any) -> None:
 
 
 def _may_read(parameter: Parameter, given: np.dtype) -> bool:
-    """Return whether a kernel that reads the parameter's type may be given an array of another dtype.
+    """Return True if a kernel that reads the parameter's type may be given an array of another dtype.
 
     Accepted are dtypes whose bits keep their meaning: vectors move any contents, bytes hold anything, 16 bits may be
     a half-precision number, and integers may differ in sign or be truth values. Refused are numbers that would be read

@@ -123,7 +123,7 @@ _DEFINED = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)((?:\\\n|[^\n])*)", re.M)
 
 
 def macros_make_kernels(code: str, macros: str = "") -> bool:
-    """Return whether kernels must be looked for after the preprocessor, because macros define them.
+    """Return True if kernels must be looked for after the preprocessor, because macros define them.
 
     Args:
         macros: lines of #define that come before the source.
@@ -225,7 +225,7 @@ def cluster_dims(code: str, name: str) -> tuple[str, str]:
 
 
 def is_template(code: str, name: str) -> bool:
-    """Return whether the kernel `name` is a template, which only a name expression can call."""
+    """Return True if the kernel `name` is a template, which only a name expression can call."""
     text = blank_comments(code)
     match = re.search(r"__global__(?<=\b__global__)\b[^;{}]*?\b" + re.escape(name) + r"\s*\(", text)
     if match is None:
@@ -235,13 +235,13 @@ def is_template(code: str, name: str) -> bool:
 
 
 def has_dynamic_shared(code: str) -> bool:
-    """Return whether the source declares an `extern __shared__` array, sized by the launch."""
+    """Return True if the source declares an `extern __shared__` array, sized by the launch."""
     either = r"\bextern\b[^;{}=]*\b__shared__|\b__shared__[^;{}=]*\bextern\b"
     return bool(re.search(either, blank_comments(code)))
 
 
 def is_only_declared(code: str, name: str) -> bool:
-    """Return whether a name occurs once, where a `__shared__` array is declared: a GPU's compiler drops it."""
+    """Return True if a name occurs once, where a `__shared__` array is declared: a GPU's compiler drops it."""
     text = blank_comments(code)
     return len(re.findall(rf"\b{name}\b", text)) == 1 and bool(re.search(rf"__shared__[^;(]*\b{name}\b", text))
 

@@ -1,5 +1,4 @@
-// The instructions that asm statements may hold. The package ptx/ beside the compiler rewrites a statement into calls
-// of what stands here.
+// The functions that inline PTX becomes: the Python package ptx/ rewrites each asm statement into calls of them.
 #pragma once
 #include "ptx/operands.h"
 

@@ -196,7 +196,7 @@ def known() -> list[str]:
 
 @functools.cache  # CUB's headers hold hundreds of instructions, and each kernel that includes them asks
 def nearest(name: str) -> str:
-    """Return the known instruction that is most like a name, "" if none is."""
+    """Return the known instruction most similar to `name`, or "" if none is similar."""
     opcode = name.split(".")[0]
     shown = _SHOWN.get(opcode, [])
     if shown:

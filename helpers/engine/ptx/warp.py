@@ -6,8 +6,8 @@ from .names import TYPES
 from .use import Use, instruction
 
 
-def _two(use: Use) -> list[str]:
-    """Split `d|p`: the first register replaces the operand; the second, if any, is returned."""
+def _split_pair(use: Use) -> list[str]:
+    """Split a first operand `d|p`: keep d as the operand, and return [p], or [] if there is no p."""
     first, *others = (part.strip() for part in use.operands[0].split("|"))
     use.operands[0] = first
     return others
@@ -19,7 +19,7 @@ def _shfl(use: Use) -> str:
     how = use.one("up", "down", "bfly", "idx", default=None)
     use.types("b32")
     use.expect_operands(5)
-    others = _two(use)
+    others = _split_pair(use)
     values = ", ".join(use.read(i, "b32") for i in (1, 2, 3, 4))
     if not others:
         return use.write(0, f"$shfl<$Shuffle::{how}>({values})")
@@ -44,7 +44,7 @@ def _match(use: Use) -> str:
     how = use.one("any", "all", default=None)
     (kind,) = use.types("b32 b64")
     use.expect_operands(3)
-    others = _two(use)
+    others = _split_pair(use)
     value, mask = use.read(1, kind), use.read(2, "b32")
     if how == "any":
         return use.write(0, f"__match_any_sync<{TYPES[kind]}>({mask}, {value})")
@@ -75,7 +75,7 @@ def _activemask(use: Use) -> str:
 def _elect(use: Use) -> str:
     use.one("sync", default=None)
     use.expect_operands(2)
-    others = _two(use)
+    others = _split_pair(use)
     use.operands += others
     call = f"bool engine_p; const unsigned engine_v = $elect({use.read(1, 'b32')}, engine_p); (void)engine_v; "
     return call + use.write(0, "engine_v") + (use.write(2, "engine_p") if others else "")
