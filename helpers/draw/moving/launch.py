@@ -171,7 +171,7 @@ def _frame(
 
 
 def _table(heads: Iterable[str], rows: str) -> str:
-    style = "display:block;overflow-x:auto;white-space:nowrap;border-collapse:collapse;font-size:0.85em;color:inherit"
+    style = "display:block;margin:0 0 0.6em;overflow-x:auto;white-space:nowrap;border-collapse:collapse;font-size:0.85em;color:inherit"
     return f'<table class="part" style="{style}"><tr>{"".join(map(_th, heads))}</tr>{rows}</table>'
 
 
