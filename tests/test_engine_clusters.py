@@ -405,3 +405,56 @@ def test_a_cooperative_launch_of_clusters_is_refused() -> None:
     kernel = compiled(engine, REFUSED, options=OPTIONS).get_function("fine")
     with pytest.raises(engine.LaunchError, match="no cooperative launch of clusters"):
         kernel((2,), (32,), (engine.zeros(2, np.int32),), enable_cooperative_groups=True)
+
+
+READS = r"""
+extern "C" __global__ void DIMS reads(int *x) {
+  __shared__ int s[1];
+  int v = 0;
+  if (threadIdx.x == 0) s[0] = 5;
+  __syncthreads();
+  if (threadIdx.x == 32 || threadIdx.x == 64) v = s[0];
+  __syncthreads();
+  if (threadIdx.x == 0) v = s[0];
+  if (threadIdx.x == 96) s[0] = s[0] + 1;
+  x[blockIdx.x * 128 + threadIdx.x] = v;
+}
+extern "C" __global__ void DIMS two_warps(int *x) {
+  int v = 0;
+  if (threadIdx.x % 32 == 0) v = x[0];
+  if (threadIdx.x == 32) x[0] = v + 1;
+  x[1 + blockIdx.x * 64 + threadIdx.x] = v;
+}
+"""
+
+
+@pytest.mark.parametrize("dims", ["", "__cluster_dims__(2, 1, 1)"])
+def test_reads_before_a_barrier_hide_no_race(dims: str) -> None:
+    module = engine.RawModule(code=READS.replace("DIMS", dims))
+    found = engine.xray.xray(module.get_function("reads"), (2,), (128,), (engine.zeros(256, np.int32),)).findings
+    assert [(f.kind, f.thread) for f in found] == [("race", (96, 0, 0))]
+
+
+def test_a_cluster_leaves_nothing_behind_that_hides_the_next_launchs_race() -> None:
+    in_cluster = engine.RawModule(code=READS.replace("DIMS", "__cluster_dims__(2, 1, 1)")).get_function("reads")
+    engine.xray.xray(in_cluster, (2,), (128,), (engine.zeros(256, np.int32),))
+    kernel = engine.RawModule(code=READS.replace("DIMS", "")).get_function("two_warps")
+    (found,) = engine.xray.xray(kernel, (1,), (64,), (engine.zeros(99, np.int32),)).findings
+    assert (found.kind, found.thread, found.other_thread) == ("race", (32, 0, 0), (0, 0, 0))
+
+
+FAR = r"""
+extern "C" __global__ void far(int *x, unsigned bytes) {
+  __shared__ unsigned long long b;
+  const unsigned at = (unsigned)__cvta_generic_to_shared(&b);
+  if (threadIdx.x == 0) asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(at) : "memory");
+  __syncthreads();
+  if (threadIdx.x == 0) asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at + bytes) : "memory");
+}
+"""
+
+
+def test_an_arrival_far_from_every_mbarrier_is_an_illegal_read() -> None:
+    kernel = engine.RawKernel(FAR, "far")
+    with pytest.raises(engine.LaunchError, match="illegal read of byte 524288 of __shared__ b"):
+        kernel((1,), (32,), (engine.zeros(9, np.int32), np.uint32(1 << 19)))

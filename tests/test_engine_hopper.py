@@ -1053,7 +1053,7 @@ def launch_broken(name: str, block: int = 128) -> str:
         ("waits_for_ever", 128, "It expects 1 more arrival. Waiting: warps 0 to 3: mbarrier b, parity 0"),
         ("too_many_arrive", 128, "more threads arrive at an mbarrier than a phase of it expects"),
         ("too_few_bytes", 128, "It expects 64 more bytes of copies than were sent to it"),
-        ("too_many_bytes", 128, "It expects 64 bytes fewer: more were sent to it than expect_tx said"),
+        ("too_many_bytes", 128, "64 more bytes arrived than expect_tx announced"),
         (
             "descriptor_outside",
             128,

@@ -611,3 +611,12 @@ def test_the_level_of_optimisation_may_be_chosen(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("COURSE_CPU_OPTIMISATION", "fast")
     with pytest.raises(ValueError, match="a number from 0 to 3, not 'fast'"):
         engine.compiler.flags()
+
+
+@pytest.mark.parametrize("name", ["sync", "send"])
+@pytest.mark.parametrize("more", ["", "new int; "])  # linked by the linker alone, and by the compiler
+def test_a_kernel_may_have_the_name_of_a_function_of_the_c_library(name: str, more: str) -> None:
+    x = engine.zeros(3, np.int32)
+    code = f'extern "C" __global__ void {name}(int *x) {{ {more}x[threadIdx.x] = 7; }}'
+    engine.RawKernel(code, name)((1,), (3,), (x,))
+    assert x.get().tolist() == [7, 7, 7]

@@ -145,7 +145,7 @@ def test_a_hang_ends_with_those_who_wait(old: str, new: str, who: dict[int, str]
     assert state.is_stuck and "did not end" in state.event.what
     for warp, what in who.items():
         assert state.warps[warp].waits.startswith(what)
-    assert "for ever" in str(state)
+    assert "forever" in str(state)
 
 
 COPIES = r"""
@@ -261,7 +261,7 @@ def test_the_stepper_shows_the_states() -> None:
             line, doing = (data["texts"][now[5 * len(names) + 2 * i + k]][0] for k in range(2))
             assert (warp.waits in doing) if warp.waits else doing == warp.doing
             assert line == (str(warp.place[1]) if warp.place and warp.alive else "")
-    assert tiles == {"", "empty", "copy in flight", "full"}
+    assert tiles == {"", "no tile", "copy in flight", "full"}
     assert [name for name, _ in data["walks"]] == ["the block", "warp 0", "warp 1", "warp 2"]
     for name, walk in data["walks"][1:]:
         assert {f"warp {trace.events[i].warp}" for i in walk} == {name}
@@ -277,6 +277,6 @@ def test_any_launch_has_a_stepper() -> None:
     """A launch without mbarriers, and one with rows of memory that nobody names."""
     report = planted("turn_that_nobody_gives").look(trace=True)
     figure = report.trace.stepper()
-    assert "for ever" in figure.frame and "bar.sync" in figure.frame
+    assert "forever" in figure.frame and "bar.sync" in figure.frame
     assert "mbarrier</th>" not in figure.frame
     assert "step" in repr(stage_trace().stepper(steps=50))

@@ -412,7 +412,7 @@ _BETWEEN_LOOKS = 1e-4  # seconds
 
 def _check_timeout(timeout: Any) -> None:
     if timeout is not None and finite_number("timeout", timeout) < 0:
-        raise ValueError(f"timeout = {timeout}; seconds, or None to wait for ever")
+        raise ValueError(f"timeout = {timeout}; seconds, or None to wait forever")
 
 
 def nccl_library() -> Any:
@@ -446,7 +446,7 @@ def nccl_of_id(size: int, rank: int, unique_id: bytes, *, leave: int = LEAVE, ti
 
     Args:
         unique_id: what cupy.cuda.nccl.get_unique_id() has returned to one of them. timeout: seconds to wait for the
-            others, here and in every call; None: for ever, and calls return before their messages have arrived.
+            others, here and in every call; None: forever, and calls return before their messages have arrived.
 
     Raises:
         TypeError, ValueError: no such rank; no number of seconds.
@@ -518,7 +518,7 @@ class Gloo(Comms):
     def __init__(self, group: Any, *, timeout: float | None = TIMEOUT) -> None:
         """
         Args:
-            group: with gloo among its backends; None: the default group. timeout: seconds; None: for ever.
+            group: with gloo among its backends; None: the default group. timeout: seconds; None: forever.
         """
         from torch import distributed
 
@@ -568,7 +568,7 @@ def gloo_of_torch(group: Any = None, *, timeout: float | None = TIMEOUT) -> Gloo
     """Make this process's rank of a group of torch.distributed with the backend gloo, on the CPU engine.
 
     Args:
-        group: None for the default group. timeout: seconds to wait for the others in every call; None: for ever.
+        group: None for the default group. timeout: seconds to wait for the others in every call; None: forever.
 
     Raises:
         RuntimeError: a GPU computes here, whose arrays gloo cannot send; the group sends nothing between CPUs.

@@ -495,6 +495,8 @@ _OF_THE_CPP_LIBRARY = re.compile(
 
 def _link_flags(assembly: str) -> list[str]:
     options = ["-shared"]
+    if sys.platform == "linux":
+        options.append("-Wl,-Bsymbolic")  # a kernel may be called sync or send, as functions of the C library are
     if sys.platform == "darwin":
         options += ["-undefined", "dynamic_lookup"]
     if _is_clang():
@@ -571,7 +573,7 @@ def _compile(text: str, options: list[str], checked: str, output: Path) -> tuple
         assembler, linker, mathematics = programs
         object_file = str(scratch / "kernel.o")
         quick = [assembler, str(compiled), "-o", object_file]
-        link = [linker, "-shared", "--eh-frame-hdr", object_file, mathematics, "-o", str(output)]
+        link = [linker, "-shared", "-Bsymbolic", "--eh-frame-hdr", object_file, mathematics, "-o", str(output)]
         if all(subprocess.run(command, capture_output=True, cwd=scratch).returncode == 0 for command in (quick, link)):
             return True, done.stderr
     linked = run(str(compiled), "-o", str(output), *_link_flags(assembly))

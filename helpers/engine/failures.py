@@ -119,11 +119,10 @@ def _missing(failure: Failure) -> str:
     parts = [f"{arrivals} more arrival{'' if arrivals == 1 else 's'}"] if arrivals else []
     if size > 0:
         parts.append(f"{size:,} more bytes of copies than were sent to it (expect_tx said so)")
+    sentences = [f"It expects {' and '.join(parts)}"] if parts else []
     if size < 0:
-        parts.append(f"{-size:,} bytes fewer: more were sent to it than expect_tx said")
-    return (
-        f"It expects {' and '.join(parts)}" if parts else "Its phase has another parity, and no one will end the next"
-    )
+        sentences.append(f"{-size:,} more bytes arrived than expect_tx announced")
+    return ". ".join(sentences) or "Its phase has another parity, and no one will end the next"
 
 
 def describe(

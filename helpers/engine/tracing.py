@@ -100,12 +100,12 @@ class TraceEvent:
 
     @property
     def who(self) -> str:
-        """The warp, or the thread if it was a single one: "warp 2", "thread 64"; "" for what no warp does."""
+        """The warp or some of its threads: "warp 2", "thread 64", "31 threads of warp 0"; "" for what no warp does."""
         if self.warp is None:
             return ""
         if self.n_lanes == 1:
             return f"thread {self.warp * WARP + self.lanes.bit_length() - 1}"
-        return f"warp {self.warp}"
+        return f"warp {self.warp}" if self.n_lanes == WARP else f"{self.n_lanes} threads of warp {self.warp}"
 
     def __str__(self) -> str:
         """Format it as one line: who, at which line, did what."""
@@ -206,7 +206,7 @@ class Warp:
 class State:
     """A block after one of its events: its mbarriers by name, and its warps by number.
 
-    event: the last one. is_stuck: the block has stopped, and who waits does so for ever.
+    event: the last one. is_stuck: the block has stopped, and what waits does so forever.
     """
 
     event: TraceEvent
@@ -229,7 +229,7 @@ class State:
         lines = [f"{self.event.order}: {self.event}", *(_aligned(self.rows()) if self.mbarriers else [])]
         for number, warp in sorted(self.warps.items()):
             at = f" at line {warp.place[1]}" if warp.place else ""
-            doing = f"waits for {warp.waits}" + (" for ever" if self.is_stuck else "") if warp.waits else warp.doing
+            doing = f"waits for {warp.waits}" + (" forever" if self.is_stuck else "") if warp.waits else warp.doing
             lines.append(f"warp {number}{at}: {doing}")
         return "\n".join(lines)
 
@@ -266,12 +266,13 @@ def _apply(state: State, e: TraceEvent) -> None:
     if e.kind == "init":
         state.mbarriers[e.barrier] = Mbarrier(e.barrier, e.value, arrivals=e.value)
     elif known is not None:
+        value = e.value * max(e.n_lanes, 1)  # threads of another block are not known
         if e.kind == "arrive":
-            known.arrivals -= e.value * e.n_lanes
+            known.arrivals -= value
         elif e.kind == "expect_tx":
-            known.announced += e.value * e.n_lanes
+            known.announced += value
         elif e.kind == "load":
-            known.flying += e.value * e.n_lanes
+            known.flying += value
         elif e.kind == "landed":
             known.flying -= e.value
             known.announced -= e.value
@@ -294,6 +295,7 @@ def _apply(state: State, e: TraceEvent) -> None:
     warp.place, warp.doing = e.place or warp.place, e.what
     if e.kind in ENDS:
         phase = f", phase {e.phase} (parity {e.value})" if e.kind == "wait" else ""
+        phase = f", parity {e.value}" if e.phase == -1 else phase
         warp.waits = f"{e.barrier or f'{e.kind} {e.value}'}{phase}"
     elif e.kind in ENDS.values():
         warp.waits = ""

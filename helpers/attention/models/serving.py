@@ -85,15 +85,15 @@ class Pages:
 class Schedule:
     """The order in which requests are computed, given their pages.
 
-    running: requests with pages, the oldest first; most: at once. steps: so far. evicted: how often a request lost its
-    pages. lost: the keys that were in them, which are computed again.
+    running: requests with pages, the oldest first; most: at once. steps, passes: so far, passes of the model. evicted:
+    how often a request lost its pages. lost: the keys that were in them, which are computed again.
     """
 
     def __init__(self, requests: Sequence[Request], pages: Pages, watermark: int = 0) -> None:
         self.waiting = deque(sorted(requests, key=lambda request: request.arrives))
         self.running: list[Request] = []
         self.pages, self.watermark = pages, watermark
-        self.steps = self.most = self.evicted = self.lost = 0
+        self.steps = self.passes = self.most = self.evicted = self.lost = 0
 
     def step(self) -> list[list[Request]]:
         """Return the groups to compute in the next step: each new request alone, then all those that ran before."""
@@ -113,7 +113,9 @@ class Schedule:
         before = list(running)
         running += new
         self.steps, self.most = self.steps + 1, max(self.most, len(running))
-        return [*([request] for request in new), before] if before else [[request] for request in new]
+        groups = [*([request] for request in new), *([before] if before else [])]
+        self.passes += len(groups)
+        return groups
 
     def end(self, request: Request) -> None:
         """Free the pages of a running request, which is done or has failed."""

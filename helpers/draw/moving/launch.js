@@ -22,7 +22,7 @@ begin("launch", (root, data, [sentence]) => {
     go.last(steps.length - 1);
     go(steps.filter((step) => step <= shown).length - 1);
   };
-  const words = (i) => `step ${steps[i] + data.from}`;
+  const words = (i) => `step ${steps[i] + data.from} of ${data.from + data.steps.length - 1}`;
   buttons(root, "steps of", data.walks.map(([name]) => name), 0, walk);
   const go = stepper(root, "step", steps.length - 1, at, words, (i) => show(steps[i]), 600);
   go(at);

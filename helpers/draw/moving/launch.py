@@ -124,7 +124,7 @@ def _of_mbarrier(state: State, one: Mbarrier | None) -> list[Cell]:
     empty = state.mbarriers.get(one.name.replace("full", "empty"))
     if empty is not None and empty is not one:  # a stage of a ring, by its names
         is_full = one.phase > empty.phase
-        tile = ("full", FULL) if is_full else ("copy in flight", FLYING) if one.flying else ("empty", PLAIN)
+        tile = ("full", FULL) if is_full else ("copy in flight", FLYING) if one.flying else ("no tile", PLAIN)
     come = f"{one.expected - one.arrivals} of {one.expected}"
     size = f"{one.announced:,} missing" if one.announced else ""
     size += f"{', ' * bool(size)}{one.flying:,} in flight" if one.flying else ""
@@ -143,7 +143,7 @@ def _of_warp(state: State, warp: Warp, *, is_now: bool) -> list[Cell]:
     line = str(warp.place[1]) if warp.place and warp.alive else ""
     if not warp.waits:
         return [(line, NOW if is_now else PLAIN), (warp.doing, PLAIN)]
-    words = f"waits for {warp.waits}{', for ever' if state.is_stuck else ''}"
+    words = f"waits for {warp.waits}{' forever' if state.is_stuck else ''}"
     return [(line, NOW if is_now else PLAIN), (words, STUCK if state.is_stuck else WAITS)]
 
 
@@ -171,7 +171,8 @@ def _frame(
 
 
 def _table(heads: Iterable[str], rows: str) -> str:
-    style = "display:block;margin:0 0 0.6em;overflow-x:auto;white-space:nowrap;border-collapse:collapse;font-size:0.85em;color:inherit"
+    style = "display:block;margin:0 0 0.6em;overflow-x:auto;white-space:nowrap;border-collapse:collapse"
+    style += ";font-size:0.85em;color:inherit"
     return f'<table class="part" style="{style}"><tr>{"".join(map(_th, heads))}</tr>{rows}</table>'
 
 

@@ -237,11 +237,13 @@ void forget() {
 // Two reads since the last barrier are kept, by threads of different warps if there are such: whoever writes next
 // is another thread than at least one of them.
 inline void remember_read(Cell& cell, Tag mine, uint32_t site) {
-  // (In a cluster: since its blocks met last. A barrier of one block does not order what others read.)
-  const Tag since = books.cluster > 1 ? books.cluster_tag : books.barrier_tag;
+  // (Of other blocks: since the cluster met last, as a barrier of one block does not order what others read.)
+  const auto since = [](Tag t) {
+    return books.cluster > 1 && rank_of(t) != own_rank ? books.cluster_tag : books.barrier_tag;
+  };
   constexpr Tag WHO = 0xFFFC, WARP_OF = 0xFF80;  // rank and thread, rank and warp
-  if (cell.read >= since && (cell.read ^ mine) & WHO) {
-    const bool keep = cell.other_read >= since && (cell.other_read ^ mine) & WARP_OF;
+  if (cell.read >= since(cell.read) && (cell.read ^ mine) & WHO) {
+    const bool keep = cell.other_read >= since(cell.other_read) && (cell.other_read ^ mine) & WARP_OF;
     if (!keep) {
       cell.other_read = cell.read;
       cell.other_read_site = cell.read_site;
@@ -268,11 +270,19 @@ void for_cells(uintptr_t a, unsigned bytes, F f) {
   }
 }
 
-// The thread that issued what an agent does.
+// The thread that issued what an agent does; of a block that is over, the first thread of its warp or warpgroup.
 BlockBooks& books_of(unsigned rank);  // checker_clocks.cpp
+bool same_cluster(Tag t);             // checker_order.cpp
+bool same_block(Tag t);
 inline unsigned asker(Tag t) {
   const unsigned thread = thread_of(t);
-  return is_agent(thread) ? books_of(rank_of(t)).sent_by[thread - PRODUCTS] & 0xFFFF : thread;
+  if (!is_agent(thread)) return thread;
+  if (same_cluster(t) || same_block(t)) {
+    const auto& sent_by = books_of(rank_of(t)).sent_by;
+    if (thread - PRODUCTS < sent_by.size()) return sent_by[thread - PRODUCTS] & 0xFFFF;
+  }
+  if (thread < STORES) return (thread - PRODUCTS) * 128;
+  return thread < LOADS ? (thread - STORES) % 32 * 32 : 0;
 }
 
 // ---------------------------------------------------------------- what one part does for those after it
@@ -298,7 +308,6 @@ void join_clocks(unsigned warp, unsigned mask);
 void join_all_clocks();
 
 // checker_order.cpp
-bool same_block(Tag t);
 bool ordered(Tag before, unsigned thread);
 bool may_meet(Tag before, Tag mine);
 How volatile_write();

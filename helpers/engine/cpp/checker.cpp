@@ -20,7 +20,8 @@ void check_block(uint64_t block, unsigned n_warps, const void* static_shared, co
   books.running = true;
   profile.running = profile.wanted;
   books.block_epoch = books.barrier_epoch = ++books.epoch;
-  books.block_tag = books.barrier_tag = tag_of(books.epoch, 0, PLAIN);
+  own_rank = here().rank;
+  books.block_tag = books.barrier_tag = tag_of(books.epoch, 0, PLAIN, 0);
   forget();  // shared memory may have moved
   note_begin();
   for (LaneTrace& lane : profile.lanes) lane.n = 0, lane.last_block = 0;
@@ -38,7 +39,6 @@ void check_block(uint64_t block, unsigned n_warps, const void* static_shared, co
   books.proxy_fences.clear();
   books.has_begun.clear();
   books.ended = false;
-  own_rank = here().rank;
   for (Region& r : books.regions) {
     if (r.is_shared() && r.rank != own_rank) continue;
     r.since = books.block_epoch;

@@ -192,7 +192,7 @@ void check_barrier(const char* file, int line, bool whole) {
   if (!whole) return;
   join_all_clocks();
   books.barrier_epoch = ++books.epoch;
-  books.barrier_tag = tag_of(books.epoch, 0, PLAIN);
+  books.barrier_tag = tag_of(books.epoch, 0, PLAIN, 0);
   // What one thread has acquired, all of them know from here on.
   for (const auto& one : books.known_to) learn(books.known, one.second);
   books.known_to.clear();

@@ -57,9 +57,11 @@ uint64_t events(Worker& w) {
 // The block that runs changes places with another one of its cluster.
 void change_to(Worker& w, unsigned rank) {
   if (rank == w.rank) return;
+  save_arrays(w);
   if (checking()) w.books = check_set_aside(w.n_threads);
   std::swap(static_cast<Block&>(w), *w.cluster.members[w.rank]);
   std::swap(static_cast<Block&>(w), *w.cluster.members[rank]);
+  restore_arrays(w);
   if (!checking()) return;
   check_bring_back(w.books);
   w.books = nullptr;
@@ -111,6 +113,7 @@ bool begin_cluster(Worker& w, uint64_t cluster) {
   if (checking()) check_cluster(size);
   for (unsigned rank = 0; rank < size; ++rank) {
     if (rank) {
+      save_arrays(w);
       if (checking()) w.books = check_set_aside(w.n_threads);
       std::swap(static_cast<Block&>(w), *c.members[rank - 1]);
     }
@@ -139,9 +142,11 @@ void close_windows(Worker& w) {
 void end_cluster(Worker& w) {
   Cluster& c = w.cluster;
   std::swap(static_cast<Block&>(w), *c.members[w.rank]);
-  for (Block* b : c.members) {
-    if (checking() && b->books) check_drop(b->books);
-    b->books = nullptr;
+  for (unsigned rank = 0; rank < c.size; ++rank) {
+    Block& b = *c.members[rank];
+    if (is_traced && !b.ended) trace_in(b.block, TRACE_BLOCK_END, NOBODY, nullptr, 0, b.n_threads - b.finished, 0);
+    if (checking() && b.books) check_drop(b.books);
+    b.books = nullptr;
   }
   w.rank = 0;
   c.size = 1;
@@ -181,7 +186,7 @@ void run_clusters(Worker& w) {
         close_windows(w);
         --left;
       } else if (pool->cancelled.load()) {
-        if (pool->expired.load()) run(w);  // it says where it waits
+        if (pool->expired.load()) run(w), w.ended = true;  // it says where it waits
         failed = true;
       }
       w.parking = false;

@@ -27,9 +27,17 @@ bool in_one_place(const Block& b) {
   return b.static_base && !(b.static_base >= b.shared && b.static_base < b.shared + SHARED_WINDOW);
 }
 
-void set_aside(Worker& w, Block* to) {
+// The arrays there of a block that gives way to another one, and of one that comes back.
+void save_arrays(Worker& w) {
   const EngineLaunch& l = pool->launch;
   if (in_one_place(w)) w.left_behind.assign(w.static_base + l.static_begin, w.static_base + l.static_end);
+}
+void restore_arrays(Worker& w) {
+  if (in_one_place(w)) memcpy(w.static_base + pool->launch.static_begin, w.left_behind.data(), w.left_behind.size());
+}
+
+void set_aside(Worker& w, Block* to) {
+  save_arrays(w);
   if (checking()) w.books = check_set_aside(w.n_threads);
   std::swap(static_cast<Block&>(w), *to);
   w.parked.push_back(to);
@@ -39,7 +47,7 @@ void bring_back(Worker& w, Block* from) {
   std::swap(static_cast<Block&>(w), *from);
   w.parked.erase(std::find(w.parked.begin(), w.parked.end(), from));
   w.spare.push_back(from);
-  if (in_one_place(w)) memcpy(w.static_base + pool->launch.static_begin, w.left_behind.data(), w.left_behind.size());
+  restore_arrays(w);
   if (checking()) {
     check_bring_back(w.books);
     w.books = nullptr;

@@ -73,17 +73,21 @@ bool changes_mbarrier(uint32_t kind) {
   return kind == TRACE_INIT || kind == TRACE_ARRIVE || kind == TRACE_EXPECT || kind == TRACE_LOAD;
 }
 
+bool is_picked(uint64_t block) {
+  return traced.blocks.empty() || std::find(traced.blocks.begin(), traced.blocks.end(), block) != traced.blocks.end();
+}
+
 void enter_block(uint64_t block) {
   traced.block = block;
-  traced.records =
-      traced.blocks.empty() || std::find(traced.blocks.begin(), traced.blocks.end(), block) != traced.blocks.end();
+  traced.records = is_picked(block);
   for (auto& events : traced.of_warp) events.clear();
   std::fill(traced.seen, traced.seen + MAX_THREADS, 0);
 }
 
 void record_event(EngineTraced event) {
-  if (event.block != traced.block) enter_block(event.block);
-  if (!traced.records) return;
+  const bool is_elsewhere = event.block != traced.block && event.thread == NOBODY;  // at another block's mbarrier
+  if (event.block != traced.block && !is_elsewhere) enter_block(event.block);
+  if (is_elsewhere ? !is_picked(event.block) : !traced.records) return;
   const bool is_of_warp = event.thread != NOBODY && event.kind != TRACE_LANDED;
   const unsigned warp = event.thread / WARP;
   if (is_of_warp && !changes_mbarrier(event.kind) && !(traced.warps >> warp & 1)) return;

@@ -198,7 +198,8 @@ def _block_for_perfetto(kernel: str, events: list[TraceEvent]) -> list[dict[str,
             written.append(_slice(begin, e.order, {**where, "args": about}))
             for number in landed.get((e.barrier, e.phase), []):
                 arrow = {"name": "copy", "cat": "copy", "id": f"{number.order}-{e.warp}"}
-                start = {"pid": block, "tid": (number.warp or 0) + 1, "ts": number.order}
+                track = 0 if number.warp is None else number.warp + 1
+                start = {"pid": block, "tid": track, "ts": number.order}
                 written += [
                     {**arrow, "ph": "s", **start},
                     {**arrow, "ph": "f", "bp": "e", **where, "ts": e.order - 0.5},
