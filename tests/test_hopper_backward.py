@@ -257,7 +257,7 @@ MISPLACED = (
         "dQ stored, not added",
         "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32",
         "cp.async.bulk.global.shared::cta.bulk_group",
-        finds="race",
+        finds="not waited for",
     ),
 )
 # What no checked run on the CPU shows to be needed, and why.
