@@ -217,10 +217,10 @@ def test_other_floats_of_8_bits_are_refused(kind: Any) -> None:
         flash_attention(q, q, q)
 
 
-@pytest.mark.parametrize("head_dim, needed", [(257, 272), (320, 320)])
-def test_a_large_head_dim_is_refused(head_dim: int, needed: int) -> None:
+@pytest.mark.parametrize("head_dim", [257, 320])
+def test_a_large_head_dim_is_refused(head_dim: int) -> None:
     q = quantise(normal(1, 5, 1, head_dim))
-    with pytest.raises(ValueError, match=rf"e4m3 .*fp8: head_dim = {needed}; this stage takes 16 to 256"):
+    with pytest.raises(ValueError, match=rf"e4m3 .*fp8: head_dim = {head_dim}; this stage takes 16 to 256"):
         flash_attention(q, q, q)
 
 
