@@ -568,6 +568,8 @@ def _compile_first(
                     for call in calls_of(number, i, at_hand, given):
                         call.plan(call.arrays)
             for name in {"float32", own[0].dtype.name}:
+                if name not in C_NAMES:
+                    raise TypeError(f"k is {name}; there are {', '.join(C_NAMES)}")
                 _merge_kernel(MERGE, C_NAMES[name], columns[-1])
     comms.compiled[form] = True
 
