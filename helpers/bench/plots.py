@@ -181,8 +181,7 @@ def measured_climb(
         rounds = gain_of(last, row) if measured and last else []
         gain = (rounds[0] if rounds else speed / last["tflops"]) - 1 if measured and last else 0.0
         values.append(speed if measured else 0.0)
-        change = f"  {round(gain, 2) + 0.0:+.0%}" if last else ""  # without 0.0, -0.0 would be "-0%"
-        texts.append(f"{speed:.1f}{change}" if measured else steps.NOT_MEASURED)
+        texts.append(f"{speed:.1f}" + (f"  {gain:+.0%}" if last else "") if measured else steps.NOT_MEASURED)
         colours.append(WRITE if gain < -0.01 else GPU)  # less is noise
         last = row if measured else last
     fig, ax = figure(7.6, 1.1 + 0.36 * len(values))

@@ -17,7 +17,7 @@ template <typename T>
 ENGINE_INLINE auto atomic_add(T* address, T value) {
 #ifndef ENGINE_CHECKED
   if constexpr (T(0.5) == T(0)) {
-#if defined(__x86_64__) && defined(ENGINE_HAS_TLS_ROOM)
+#if defined(__x86_64__) && defined(ENGINE_HAS_TLS_ROOM) && !defined(ENGINE_LIBRARIES)  // there asm is PTX
     if ((uintptr_t)address - (uintptr_t)engine_own_shared < engine::SHARED_BYTES) {
       asm volatile("xadd %0, %1" : "+r"(value), "+m"(*address) : : "memory", "cc");
       return value;
