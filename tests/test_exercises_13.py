@@ -64,9 +64,12 @@ TABLE = {
             ((COMMIT, f"{COMMIT}        bulk_add(dQ + 512 * i, smem_address(tile), 2048);\n{COMMIT}"),),
             "first",
         ),
-        Right(
+        Wrong(
             "the thread that adds fences, after the barrier",
             ((FENCE, ""), ("      if (threadIdx.x == 128) {\n", "      if (threadIdx.x == 128) {\n" + FENCE)),
+            "X-ray",
+            "no proxy fence",
+            "fence",
         ),
         Right("until the addition is done", ((WAIT, "tma_store_wait();"),)),
     ),
