@@ -49,7 +49,7 @@ KINDS = (
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """What a trace records.
+    """The choice of events that a trace records.
 
     blocks: their numbers, x first; None: all. warps: their numbers in the block; None: all. What changes an
     mbarrier is recorded in any case: arrivals, bytes, copies, phases. limit: events that are kept, the first ones.
@@ -95,7 +95,7 @@ class TraceEvent:
 
     @property
     def n_lanes(self) -> int:
-        """How many lanes of the warp did it."""
+        """The number of lanes of the warp that did it."""
         return self.lanes.bit_count()
 
     @property
@@ -114,7 +114,7 @@ class TraceEvent:
 
     @property
     def what(self) -> str:
-        """What happened, in words."""
+        """A phrase for what happened."""
         phase = f", phase {self.phase} (parity {self.phase % 2})" if self.phase is not None else ""
         ended = f"{self.barrier}{phase} has ended"
         if self.phase == -1:

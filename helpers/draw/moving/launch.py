@@ -17,7 +17,7 @@ NEAR = 3  # lines between two that are shown anyway
 
 
 class Traced(Protocol):
-    """What is shown: `Trace` of the X-ray."""
+    """The trace to show, such as the X-ray's `Trace`."""
 
     @property
     def kernel(self) -> str: ...

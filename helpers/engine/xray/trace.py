@@ -84,7 +84,7 @@ class Trace:
 
     @property
     def note(self) -> str:
-        """What to know about the order, and about events that are missing."""
+        """A note on the order, and on events that are missing."""
         return f"{NO_TIME} {CUT}" if self.is_cut else NO_TIME
 
     def _rows(self) -> list[tuple[str, ...]]:
