@@ -368,15 +368,15 @@ def launches_of(wrt: str, arrays: list[Any], source: str | None = None, **option
     if wrt == "alibi_slopes":
         given["dalibi_slopes"] = result.reshape((1,) * (2 - result.ndim) + result.shape)
     how = BackwardOptions(options.get("window"), options.get("causal", False), mod=mod).checked(q.shape[-1])
-    ready, ready_arrays = plan(bias_gradient.BIAS_GRADIENT, given, how, source=source)
+    ready, ready_arrays = plan(bias_gradient.stage_of(q.dtype.name), given, how, source=source)
     every = {name: cp.full(spec.shape, cp.nan, spec.dtype) for name, spec in ready.scratch.items()} | ready_arrays
     return ready.resolve_arguments(every), ready.bind(every), result
 
 
 def of_form(form: str, dtype: str = "float32") -> tuple[str, list[Any], dict[str, Any]]:
     """A call of each form: lengths that do not divide, several steps a block."""
-    arrays = inputs(dtype, n=100, n_kv=90, d=20)
-    bias = {"keys": (HEADS, 1, 90), "rows": (100, 1), "all": (HEADS, 1, 1), "full": (HEADS, 100, 90)}
+    arrays = inputs(dtype, n=150, n_kv=140, d=24)
+    bias = {"keys": (HEADS, 1, 140), "rows": (150, 1), "all": (HEADS, 1, 1), "full": (HEADS, 150, 140)}
     if form in bias:
         return "bias", arrays, {"bias": random(*bias[form], seed=7), "sinks": SINKS, "window": (70, 20)}
     if form == "table":
@@ -394,12 +394,13 @@ def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.exhaustive(one_of_each=lambda form: form in ("keys", "table"))
-def test_the_x_ray_finds_nothing(form: str, few_blocks: None) -> None:
-    wrt, arrays, options = of_form(form, "float16" if form == "keys" else "float32")
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.exhaustive(one_of_each=lambda form, dtype: (form in ("keys", "table"), dtype))
+def test_the_x_ray_finds_nothing(form: str, dtype: str, few_blocks: None) -> None:
+    wrt, arrays, options = of_form(form, dtype)
     launches, launch, result = launches_of(wrt, arrays, **options)
     for each, compiled, args in launches:
-        report = xray(compiled, each.grid, each.block, args)
+        report = xray(compiled, each.grid, each.block, args, each.shared_bytes)
         report.assert_clean()
     launch()
     assert np.isfinite(cp.asnumpy(result).astype(np.float32)).all()
@@ -492,7 +493,7 @@ def test_the_x_ray_sees_a_barrier_that_is_left_out(form: str, words: str, few_bl
     (line,) = (line for line in lines if f"__syncthreads();  // hazard: {words}" in line)
     wrt, arrays, options = of_form(form)
     launches, *_ = launches_of(wrt, arrays, "\n".join(other for other in lines if other is not line), **options)
-    reports = [xray(compiled, each.grid, each.block, args) for each, compiled, args in launches[1:]]
+    reports = [xray(compiled, each.grid, each.block, args, each.shared_bytes) for each, compiled, args in launches[1:]]
     assert "race" in {finding.kind for report in reports for finding in report.findings}, "\n".join(map(str, reports))
 
 
