@@ -197,13 +197,11 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) bias_gradient_mma(
         if (p != 0.0f) acc[i / 2][j / 2][e] = fmaf(p, dP[i / 2][j / 2][e], acc[i / 2][j / 2][e]);
       }
   }
-  cp_async_wait<0>();
 
-  // ---- epilogue: each number of the bias by one thread
+  // ---- epilogue: each number of the bias by one thread. The last barrier above was after the last read.
   const bool is_full = FORM == BIAS && !bias.sum_rows && !bias.sum_keys;
   Sums& sums = *reinterpret_cast<Sums*>(dynamic_smem);
   if (is_full) dBias = of_bias(dBias, bias, params);
-  else __syncthreads();  // hazard: tiles could be overwritten while another warp reads them
 #pragma unroll
   for (int i = 0; i < 2 * TILES_M; ++i)
 #pragma unroll

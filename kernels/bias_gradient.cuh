@@ -166,7 +166,8 @@ __device__ __forceinline__ Result* of_bias(
 template <typename Result>
 __device__ __forceinline__ void add_and_store(
     Sums& sums, Result* dBias, const BiasTile& bias, const BiasParams& params) {
-  __syncthreads();      // hazard: sums could be read before another thread has written its part
+  __syncthreads();  // hazard: sums could be read before another thread has written its part
+
   if (FORM == TABLE) {  // element i + BLOCK: of the keys i behind their row
     dBias += (((long long)bias.split * params.heads + bias.head) * params.tiles + bias.tile) *
              (2 * BLOCK);

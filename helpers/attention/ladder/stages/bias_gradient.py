@@ -18,7 +18,6 @@ from helpers.attention.ladder.params import bias_params
 from helpers.attention.ladder.stage import C_NAMES, Stage, Tuning
 from helpers.attention.ladder.stages import PLAIN
 from helpers.attention.ladder.stages.tensor_cores import WARPS_OF_MMA
-from helpers.attention.ladder.stages.tensor_cores import WARPS_OF_MMA
 from helpers.attention.ladder.tiles import MAX_HEAD_DIM, Sizes
 
 FORMS = {"dbias": 0, "dalibi_slopes": 1, "dtable": 2}  # FORM of the kernel
