@@ -368,7 +368,7 @@ def launches_of(wrt: str, arrays: list[Any], source: str | None = None, **option
     if wrt == "alibi_slopes":
         given["dalibi_slopes"] = result.reshape((1,) * (2 - result.ndim) + result.shape)
     how = BackwardOptions(options.get("window"), options.get("causal", False), mod=mod).checked(q.shape[-1])
-    ready, ready_arrays = plan(bias_gradient.stage_of(q.dtype.name), given, how, source=source)
+    ready, ready_arrays = plan(bias_gradient.stage_of(q.dtype.name, wrt), given, how, source=source)
     every = {name: cp.full(spec.shape, cp.nan, spec.dtype) for name, spec in ready.scratch.items()} | ready_arrays
     return ready.resolve_arguments(every), ready.bind(every), result
 
@@ -451,7 +451,7 @@ BUGS: tuple[tuple[str, Bug], ...] = (
 SCORES, GRADIENTS = (f"{name}(next, new_rows, new_keys)" for name in ("load_scores", "load_gradients"))
 BUGS_MMA: tuple[tuple[str, Bug], ...] = (
     ("keys", Bug("delta is forgotten", "= minus_delta;", "= 0.0f;")),
-    ("keys", Bug("no mask", "const bool masked = MASK_MOD ||", "const bool masked = false, other = MASK_MOD ||")),
+    ("keys", Bug("no mask", "if (MASK_MOD ||", "if (false) if (MASK_MOD ||")),
     ("keys", Bug("Q of the tile before", SCORES, SCORES.replace("new_rows", "false"))),
     ("full", Bug("K of the tile before", SCORES, SCORES.replace("new_keys", "false"))),
     ("rows", Bug("V of the tile before", GRADIENTS, GRADIENTS.replace("new_keys", "false"))),
@@ -471,7 +471,7 @@ def test_a_bug_is_seen(dtype: str, form: str, bug: Bug, few_blocks: None, reques
     if bug.cpu_only:
         request.getfixturevalue("cpu_engine")
     wrt, arrays, options = of_form(form, dtype)
-    text = bug.plant(kernel.source(bias_gradient.stage_of(dtype).file))
+    text = bug.plant(kernel.source(bias_gradient.stage_of(dtype, form).file))
     with pytest.raises((check.CheckFailed, engine.LaunchError, IndexError, AssertionError)):
         _, launch, result = launches_of(wrt, arrays, text, **options)
         launch()
@@ -479,7 +479,9 @@ def test_a_bug_is_seen(dtype: str, form: str, bug: Bug, few_blocks: None, reques
 
 
 def test_every_bug_can_be_planted() -> None:
-    check_all_can_be_planted((kernel.source(bias_gradient.stage_of(dtype).file), bug) for dtype, _, bug in ALL_BUGS)
+    check_all_can_be_planted(
+        (kernel.source(bias_gradient.stage_of(dtype, form).file), bug) for dtype, form, bug in ALL_BUGS
+    )
 
 
 @pytest.mark.parametrize("form", ["keys", "full", "table", "sinks"])
@@ -520,7 +522,7 @@ def test_every_barrier_is_left_out_once() -> None:
 def test_the_x_ray_sees_a_barrier_that_is_left_out(
     dtype: str, form: str, words: str, few_blocks: None, cpu_engine: None
 ) -> None:
-    lines = kernel.source(bias_gradient.stage_of(dtype).file).split("\n")
+    lines = kernel.source(bias_gradient.stage_of(dtype, form).file).split("\n")
     (line,) = (line for line in lines if f"__syncthreads();  // hazard: {words}" in line)
     wrt, arrays, options = of_form(form, dtype)
     launches, *_ = launches_of(wrt, arrays, "\n".join(other for other in lines if other is not line), **options)

@@ -403,7 +403,7 @@ class ExtraGradient(Call):
         wrt, q = self.lengths[0], specs["q"]
         if q.dtype.name not in C_NAMES:
             raise TypeError(f"q is {q.dtype}; gradients take {', '.join(C_NAMES)}: q.astype('float32')")
-        stage = bias_gradient.stage_of(q.dtype.name)
+        stage = bias_gradient.stage_of(q.dtype.name, wrt)
         if q.shape[-1] > stage.max_head_dim:
             raise ValueError(f"head_dim = {q.shape[-1]}; the gradient of {wrt} takes 1 to {stage.max_head_dim}")
         a = specs[distance_table(self.options.mod) if wrt == "table" else wrt]

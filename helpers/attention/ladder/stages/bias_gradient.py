@@ -33,11 +33,13 @@ def gradient_name(call: Call) -> str:
     return next(name for name in (*FORMS, "dsinks") if name in call.arrays)
 
 
-# BLOCK, WARPS, WARPS_KEYS on tensor cores, by head_dim: the first that fits is taken.
+# BLOCK, WARPS, WARPS_KEYS on tensor cores, by head_dim: the first that fits is taken. For a bias that is added to each
+# score, which is read as well, three small blocks of a multiprocessor hide more of the latency than a large one.
 _MMA: dict[int, tuple[tuple[int, int, int], ...]] = {
     128: ((128, 8, 2), (64, 4, 2)),
     256: ((64, 4, 2), (32, 2, 2)),
 }
+_MMA_FULL = {128: _MMA[128][1:], 256: _MMA[256]}
 
 
 def _form(call: Call) -> dict[str, int]:
@@ -49,9 +51,10 @@ def _sizes(call: Call) -> dict[str, int]:
 
 
 @functools.cache
-def pick_mma(head_dim: int, shared_limit: int) -> dict[str, int]:
-    """Choose the -D options of bias_gradient_mma."""
-    choices = [dict(zip(("BLOCK", "WARPS", "WARPS_KEYS"), each, strict=True)) for each in tiles.entry(_MMA, head_dim)]
+def pick_mma(head_dim: int, shared_limit: int, full: bool = False) -> dict[str, int]:
+    """Choose the -D options of bias_gradient_mma. full: the bias has an axis of rows and one of keys."""
+    entry = tiles.entry(_MMA_FULL if full else _MMA, head_dim)
+    choices = [dict(zip(("BLOCK", "WARPS", "WARPS_KEYS"), each, strict=True)) for each in entry]
     return tiles.first_that_fits(choices, mma_shared_bytes, head_dim, shared_limit)
 
 
@@ -62,7 +65,8 @@ def mma_shared_bytes(sizes: Sizes) -> int:
 
 
 def _mma_sizes(call: Call) -> dict[str, int]:
-    return {**_form(call), **pick_mma(call.head_dim, limits.most_shared())}
+    full = gradient_name(call) == "dbias" and 1 not in call.arrays["dbias"].shape[2:]
+    return {**_form(call), **pick_mma(call.head_dim, limits.most_shared(), full)}
 
 
 def _lengths(call: Call, block: int) -> tuple[int, ...]:
@@ -135,7 +139,7 @@ def _launch(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
     return [delta, *own]
 
 
-_OTHERS = ("bias_gradient_delta", "bias_gradient_sum", "sink_gradient")
+_OTHERS = "bias_gradient_delta", "bias_gradient_sum"
 _BIAS: Mapping[str, Any] = {
     "number": 11,
     "launches": _launch,
@@ -145,7 +149,7 @@ _BIAS: Mapping[str, Any] = {
     "max_head_dim": MAX_HEAD_DIM,
 }
 
-_OTHERS = ("bias_gradient_delta", "bias_gradient_sum", "sink_gradient")
+_OTHERS = "bias_gradient_delta", "bias_gradient_sum"
 _BIAS: Mapping[str, Any] = {
     "number": 11,
     "launches": _launch,
@@ -160,7 +164,7 @@ BIAS_GRADIENT = Stage(
     file="11_bias_gradient.cu",
     idea="gradients of what is added to the scores, the same bits in every run",
     tuning=Tuning(lambda head_dim, shared_limit: {}, variant=_sizes),
-    kernels=("bias_gradient", *_OTHERS),
+    kernels=("bias_gradient", *_OTHERS, "sink_gradient"),
     threads=lambda sizes: sizes["THREADS"],
     **_BIAS,
 )
@@ -173,11 +177,11 @@ BIAS_GRADIENT_MMA = Stage(
     kernels=("bias_gradient_mma", *_OTHERS),
     shared_bytes=mma_shared_bytes,
     **_BIAS,
-    **{**WARPS_OF_MMA, "dtypes": ("float32",)},  # as the other's: a launch names the instance of its template
+    **WARPS_OF_MMA,
 )
 
 
-def stage_of(dtype: str) -> Stage:
-    """Choose the stage for a dtype of q on this device."""
-    on_tensor_cores = dtype != "float32" and limits.compute_capability() >= BIAS_GRADIENT_MMA.min_cc
-    return BIAS_GRADIENT_MMA if on_tensor_cores else BIAS_GRADIENT
+def stage_of(dtype: str, wrt: str) -> Stage:
+    """Choose the stage for a dtype of q on this device. The gradient of sinks has no product of matrices."""
+    on_cuda_cores = wrt == "sinks" or BIAS_GRADIENT_MMA.why_not(head_dim=8, dtype=dtype)
+    return BIAS_GRADIENT if on_cuda_cores else BIAS_GRADIENT_MMA
