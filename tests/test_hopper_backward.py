@@ -17,8 +17,9 @@ from half_gradients import Arrays, inputs, reference
 from planted import ALL, Bug, check_all_can_be_planted
 
 from helpers import device, engine
-from helpers.attention import kernel
+from helpers.attention import flash_attention, flash_attention_backward, kernel
 from helpers.attention.ladder import LADDER, Stage
+from helpers.attention.score_mods import soft_cap
 from helpers.xray import find
 
 STAGE, WIDE_STAGE = LADDER["hopper_backward"], LADDER["hopper_backward_wide"]
@@ -389,15 +390,17 @@ def test_nothing_is_found_for_long_rows() -> None:
 LAST_FIRST = changed("", "number = number_of_block()", "number = gridDim.x - 1 - number_of_block()")
 
 
-def bits(*bugs: Bug) -> bytes:
+def bits(*bugs: Bug, stage: Stage = STAGE) -> bytes:
     """dQ of one head, whose blocks add in turn."""
-    code = kernel.source(FILE)
+    code, wide = kernel.source(stage.file), stage is WIDE_STAGE
     for bug in bugs:
         code = bug.plant(code)
-    given = inputs((1, 1, 330, 64), 330, 1, "bfloat16")
+    n, d = 330, 136 if wide else 64
+    given = inputs((1, 1, n, d), n, 1, "float16" if wide else "bfloat16")
     *_, o, lse = reference(*given)
     arrays = (engine.asarray(a) for a in (*given, o.astype(given[1].dtype), lse.astype(np.float32)))
-    dq, *_ = half_gradients.gradients(STAGE, *arrays, IN_TURN, code=code)
+    sizes = {**WIDE["sizes"], "DETERMINISTIC": 1} if wide else IN_TURN
+    dq, *_ = half_gradients.gradients(stage, *arrays, sizes, code=code)
     return engine.asnumpy(dq).tobytes()
 
 
@@ -407,6 +410,47 @@ def test_blocks_add_in_turn_in_whatever_order_they_start() -> None:
     assert bits(LAST_FIRST) == in_order
     no_turns = changed("no turns", "wait_for_blocks(dq_semaphore + rows.first_slot + slot, turn);")
     assert device.ON_GPU or bits(LAST_FIRST, no_turns) != in_order
+
+
+WIDE_WAIT = "wait_for_blocks(passed_on, block.tile - max(first_row + rows.window_lo, 0) / BLOCK_N);"
+
+
+def test_blocks_with_long_rows_add_in_turn() -> None:
+    in_order = bits(stage=WIDE_STAGE)
+    assert bits(LAST_FIRST, stage=WIDE_STAGE) == in_order
+    assert device.ON_GPU or bits(LAST_FIRST, changed("no turns", WIDE_WAIT), stage=WIDE_STAGE) != in_order
+
+
+@pytest.mark.exhaustive(one_of_each=lambda bug: None)
+@pytest.mark.parametrize(
+    "bug",
+    [
+        changed("turns of the next block", WIDE_WAIT, WIDE_WAIT.replace("block.tile", "1 + block.tile")),
+        changed(
+            "the turn is not passed on", "if (takes_turns && passed_on) add_release(passed_on);", times=2, which=ALL
+        ),
+    ],
+    ids=lambda bug: bug.name,
+)
+def test_a_turn_of_long_rows_that_never_comes_is_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COURSE_CPU_TIMEOUT", "2")
+    with pytest.raises(engine.LaunchError):
+        bits(bug, stage=WIDE_STAGE)
+
+
+def test_functions_of_scores_of_long_rows() -> None:
+    """A derivative reaches dS through its own place in shared memory; with turns too, and nothing is found."""
+    do, q, k, v = (a.swapaxes(1, 2) for a in inputs((1, 2, 100, 136), 80, 1, "float16"))
+    cases: list[dict[str, Any]] = [soft_cap(1.5), {"mask_mod": "(q_idx + kv_idx) % 3 != 0"}]
+    for options in cases:
+        forward = {name: value for name, value in options.items() if name != "score_mod_grad"}
+        o, lse = flash_attention(q, k, v, return_lse=True, **forward)
+        want = flash_attention_backward(do, q, k, v, o, lse, stage="backward_mma", **options)
+        for deterministic in (False, True):
+            how = {"stage": WIDE_STAGE.name, "deterministic": deterministic, **options}
+            for a, b in zip(flash_attention_backward(do, q, k, v, o, lse, **how), want, strict=True):
+                a, b = (engine.asnumpy(x).astype(np.float64) for x in (a, b))
+                assert np.abs(a - b).max() <= 4e-3 * max(1, np.abs(b).max())
 
 
 @pytest.mark.exhaustive(one_of_each=lambda bug: None)
