@@ -8,14 +8,8 @@
 // the loop. A bias with few tiles is split: several blocks have the same tile and a share of the
 // scores each, and another launch adds what they found, in the order of their numbers.
 //
-// FORM     BIAS: an array (batches, heads, rows, keys), each axis of full length or 1
-//          SLOPES (batches, heads) of ALiBi: dS is added times -|distance|
-//          TABLE (heads, 2 * reach + 1) by distance (T5): a block has a diagonal of tiles, along
-//          which the distance of two elements stays the same
-// Launch   bias_gradient_delta: grid ceil(batch * heads * N / (THREADS / 32))
-//          bias_gradient: grid tiles * splits * heads * batches of the bias
-//          bias_gradient_sum: grid ceil(numbers of the bias / (THREADS / 32)), if it is split
-//          sink_gradient: grid heads. All: block THREADS, no dynamic shared memory
+// Launch   bias_gradient: grid tiles * splits * heads * batches of the bias, block THREADS, no dynamic
+//          shared memory; FORM, and the launches before and after: see bias_gradient.cuh
 // Shapes   as 08, of any T, strides in elements, rows contiguous at any address; packed as there
 // Traffic  Q, K, dO, V: for each tile of scores, once; dBias once
 

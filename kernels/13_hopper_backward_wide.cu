@@ -3,7 +3,9 @@
 // As 13_hopper_backward, but dK and dV of 128 keys do not fit the registers: a block has 64 keys, whose
 // columns the two consumers share out. One computes S^T and P^T, the other dP^T and dS^T; both pass
 // through shared memory, since each consumer needs all keys and rows for its half of the columns of dV,
-// dQ and dK. There is no room left for a tile of dQ: threads add four floats at a time, as in 08.
+// dQ and dK. There is no room left for a tile of dQ: threads add four floats at a time, as in 08;
+// deterministic, one thread waits for the block's turn before both consumers add. P times the derivative
+// of a score function passes through dS's place, which the consumer that reads it then overwrites.
 //
 // Launch   as 13_hopper_backward
 // Shapes   as 13_hopper_backward

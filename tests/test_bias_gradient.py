@@ -510,7 +510,7 @@ BARRIERS = (
 
 
 def test_every_barrier_is_left_out_once() -> None:
-    """Of those of 11_bias_gradient.cu; of the kernel on tensor cores, those that its own file adds."""
+    """The kernel on tensor cores has those of its own file here; the header's are left out in the other."""
     for dtype, file in (("float32", "11_bias_gradient.cu"), ("float16", "11_bias_gradient_mma.cu")):
         of_header = kernel.source("bias_gradient.cuh").count("__syncthreads();  // hazard: ")
         count = kernel.source(file).count("__syncthreads();  // hazard: ") - (of_header if dtype == "float16" else 0)

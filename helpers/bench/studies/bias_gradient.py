@@ -144,14 +144,13 @@ take = STUDY.take
 
 @records.shown
 def table(record: Mapping[str, Any] | None = None) -> str:
-    """Format a record as text, a gradient a line: its price beside dQ, dK and dV, and SDPA's time for all four."""
-    names = OURS, WITHOUT, *BACKENDS
-    lines = [f"{'bfloat16, times in ms':46}" + "".join(f"{name:>22}" for name in (*names, "price"))]
+    """Format a record as text, a gradient a line: its time in those of dQ, dK and dV, and SDPA's for all four."""
+    lines = [f"{'bfloat16, 4 x 16 heads':38}{'dBias':>9}{'dQ, dK, dV':>13}{'price':>8}{'SDPA, all four':>18}"]
     cases: dict[Any, dict[str, Any]] = {}
     for row in record["rows"]:
         cases.setdefault((*row["shape"], row["form"]), {})[row["name"]] = row
-    for (batch, heads, n, d, form), own in cases.items():
-        line = f"{f'{batch} x {heads} heads of {d}, N = {n}: {form}':46}"
-        line += "".join(f"{own[name]['ms']:22.2f}" if name in own else " " * 22 for name in names)
-        lines.append(line + f"{own[OURS]['ms'] / own[WITHOUT]['ms']:22.2f}")
+    for (_, _, n, d, form), own in cases.items():
+        ours, others, sdpa = (own[name]["ms"] if name in own else None for name in (OURS, WITHOUT, *BACKENDS))
+        line = f"{f'd = {d}, N = {n}':19}{form:19}{ours:6.2f} ms{others:10.2f} ms{ours / others:7.2f}×"
+        lines.append(line + (f"{sdpa:15.2f} ms" if sdpa else ""))
     return "\n".join(lines)
