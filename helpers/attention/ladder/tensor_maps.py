@@ -100,7 +100,7 @@ def _numbers(spec: Spec, box_rows: int) -> tuple[bytes, ...]:
 
 
 class Made(NamedTuple):
-    """The description that a map of the driver was made from, the fastest dimension first; strides and swizzle in bytes."""
+    """The description behind a map of the driver, the fastest dimension first; strides and swizzle in bytes."""
 
     dtype: str
     address: int
