@@ -456,7 +456,7 @@ BUGS: tuple[tuple[str, Bug], ...] = (
 SCORES, GRADIENTS = (f"{name}(next, new_rows, new_keys)" for name in ("load_scores", "load_gradients"))
 BUGS_MMA: tuple[tuple[str, Bug], ...] = (
     ("keys", Bug("delta is forgotten", "= minus_delta;", "= 0.0f;")),
-    ("keys", Bug("no mask", "if (MASK_MOD ||", "if (false) if (MASK_MOD ||")),
+    ("keys", Bug("no mask", "const bool masked = MASK_MOD ||", "const bool masked = false, other = MASK_MOD ||")),
     ("keys", Bug("Q of the tile before", SCORES, SCORES.replace("new_rows", "false"))),
     ("full", Bug("K of the tile before", SCORES, SCORES.replace("new_keys", "false"))),
     ("rows", Bug("V of the tile before", GRADIENTS, GRADIENTS.replace("new_keys", "false"))),
@@ -519,7 +519,8 @@ def test_every_barrier_is_left_out_once() -> None:
     for dtype, file in (("float32", "11_bias_gradient.cu"), ("float16", "11_bias_gradient_mma.cu")):
         of_header = kernel.source("bias_gradient.cuh").count("__syncthreads();  // hazard: ")
         count = kernel.source(file).count("__syncthreads();  // hazard: ") - (of_header if dtype == "float16" else 0)
-        assert count == sum(each[0] == dtype for each in BARRIERS)
+        # The last one on tensor cores follows a barrier after the last read: no checked run needs it.
+        assert count == sum(each[0] == dtype for each in BARRIERS) + (dtype == "float16")
 
 
 @pytest.mark.parametrize("dtype, form, words", BARRIERS)

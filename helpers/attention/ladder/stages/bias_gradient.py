@@ -33,13 +33,11 @@ def gradient_name(call: Call) -> str:
     return next(name for name in (*FORMS, "dsinks") if name in call.arrays)
 
 
-# BLOCK, WARPS, WARPS_KEYS on tensor cores, by head_dim: the first that fits is taken. For a bias that is added to each
-# score, which is read as well, three small blocks of a multiprocessor hide more of the latency than a large one.
+# BLOCK, WARPS, WARPS_KEYS on tensor cores, by head_dim: the first that fits is taken.
 _MMA: dict[int, tuple[tuple[int, int, int], ...]] = {
     128: ((128, 8, 2), (64, 4, 2)),
     256: ((64, 4, 2), (32, 2, 2)),
 }
-_MMA_FULL = {128: _MMA[128][1:], 256: _MMA[256]}
 
 
 def _form(call: Call) -> dict[str, int]:
@@ -51,9 +49,9 @@ def _sizes(call: Call) -> dict[str, int]:
 
 
 @functools.cache
-def pick_mma(head_dim: int, shared_limit: int, full: bool = False) -> dict[str, int]:
-    """Choose the -D options of bias_gradient_mma. full: the bias has an axis of rows and one of keys."""
-    entry = tiles.entry(_MMA_FULL if full else _MMA, head_dim)
+def pick_mma(head_dim: int, shared_limit: int) -> dict[str, int]:
+    """Choose the -D options of bias_gradient_mma."""
+    entry = tiles.entry(_MMA, head_dim)
     choices = [dict(zip(("BLOCK", "WARPS", "WARPS_KEYS"), each, strict=True)) for each in entry]
     return tiles.first_that_fits(choices, mma_shared_bytes, head_dim, shared_limit)
 
@@ -65,8 +63,7 @@ def mma_shared_bytes(sizes: Sizes) -> int:
 
 
 def _mma_sizes(call: Call) -> dict[str, int]:
-    full = gradient_name(call) == "dbias" and 1 not in call.arrays["dbias"].shape[2:]
-    return {**_form(call), **pick_mma(call.head_dim, limits.most_shared(), full)}
+    return {**_form(call), **pick_mma(call.head_dim, limits.most_shared())}
 
 
 def _lengths(call: Call, block: int) -> tuple[int, ...]:
