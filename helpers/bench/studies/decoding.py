@@ -1,12 +1,13 @@
 """Compare decoding with cuDNN, FlashAttention and FlashInfer on a GPU: how fast K and V are read.
 
-    python3 -m helpers.bench.study decoding FILE [rows] [mixed] [steps] [tune] [host]
+    python3 -m helpers.bench.study decoding FILE [rows] [mixed] [steps] [tune] [host] [long] [prefix] [tree] [graph] [server]
 
 bfloat16, one new token of each sequence. Every result is compared with float64 in two heads first. Then all are timed
 in turns, the queue kept full, so no host time is in them, and after another array has been read: the L2
 cache holds nothing of K and V, nor anything to be written back. GB/s are those of K and V, each once. Peers are
 there where they can be imported: PyTorch's SDPA, FlashAttention-3 (flash_attn_interface, or the wheel fa3-fwd) and
-FlashInfer. Without words all parts are measured but "tune", which tries other sizes.
+FlashInfer. Without words all parts are measured but "tune", which tries other sizes. GB/s of "prefix" are those of the
+bytes that its best way reads: the prefix once. "graph" and "server" are loops of a small GPT, by the host's clock.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from helpers.attention import decoders, decoding, flash_attention_with_kvcache
 from helpers.attention.ladder import limits
 from helpers.attention.ladder.kinds import kind_of
 from helpers.attention.ladder.layout import Spec
-from helpers.bench import records
+from helpers.bench import decode_loop, records
 from helpers.bench.harness import Row, Study, Way, compare
 from helpers.bench.host_cost import host_time
 from helpers.bench.peers import FLASH_ATTENTION_3, TORCH_DEVICE
@@ -46,6 +47,16 @@ STEP_ROWS = ROWS[0], ROWS[1], ROWS[5]
 TUNE_ROWS = *STEP_ROWS, ROWS[6]
 MIXED = 64, 100, 32768  # sequences, and their shortest and longest
 PAGES = 16, 64
+# Few sequences, of which one is long: their keys.
+LONG = (
+    (65536, 1024, 1024, 1024),
+    (32768, 2048, 2048, 2048),
+    (65536, *7 * (2048,)),
+    (32768, *7 * (4096,)),
+)
+LONG_SPLITS = 8, 33
+PREFIXES = (16, 8192, 256), (64, 8192, 256), (64, 2048, 512), (16, 32768, 512)  # sequences, keys shared, keys of each
+TREES = (8, 8192, 8), (1, 8192, 16), (32, 2048, 8)  # sequences, keys, drafts among them
 ROUNDS = 15
 DTYPE = "bfloat16"
 TOLERANCE = 2e-2  # of the largest number of a head
@@ -235,6 +246,135 @@ def measure_steps() -> Iterator[list[Row]]:
         yield rows
 
 
+def measure_long() -> Iterator[list[Row]]:
+    """Measure few sequences of which one is long: by the last block, with more parts too, and by equal stretches."""
+    for lengths in LONG:
+        row = len(lengths), max(lengths), 32, 8, 128
+        inputs = CacheInputs(row, lengths, pages=())
+        call = functools.partial(
+            flash_attention_with_kvcache, *(inputs.q, inputs.k, inputs.v), cache_seqlens=inputs.lengths
+        )
+
+        def ways(inputs: CacheInputs, call: Way = call) -> Iterator[tuple[str, Way]]:
+            yield "last_block", functools.partial(call, stage="last_block")
+            for splits in LONG_SPLITS:
+                yield f"last_block, {splits} parts", functools.partial(call, stage="last_block", num_splits=splits)
+            yield "equal_stretches", functools.partial(call, stage="equal_stretches")
+            yield "contiguous", call
+
+        what = {"part": "long", "row": list(row), "lengths": list(lengths)}
+        yield timed(what, inputs, able(inputs, (ways, flash_attention_3)), "last_block")
+
+
+def shared_prefix_inputs(sequences: int, shared: int, own: int) -> CacheInputs:
+    """Make caches that all begin with the same keys and values, and the same in pages of 64, where these are once."""
+    page = 64
+    inputs = CacheInputs((sequences, shared + own, 32, 8, 128), pages=())
+    torch, table = inputs.torch, []
+    for i in range(sequences):
+        owned = shared // page + i * (own // page)
+        table.append([*range(shared // page), *range(owned, owned + own // page)])
+    caches = []
+    for a in (inputs.k, inputs.v):
+        a[1:, :shared] = a[:1, :shared]
+        rows = torch.cat([a[0, :shared], a[:, shared:].flatten(0, 1)])
+        caches.append(rows.reshape(-1, page, *rows.shape[1:]))
+    inputs.paged[page] = (*caches, torch.tensor(table, dtype=torch.int32, device=TORCH_DEVICE))
+    return inputs
+
+
+def measure_prefix() -> Iterator[list[Row]]:
+    """Measure a prefix that all sequences share: a cache each, the same pages for all, and one call of both parts."""
+    for sequences, shared, own in PREFIXES:
+        inputs = shared_prefix_inputs(sequences, shared, own)
+        once = 4 * (shared + sequences * own) * inputs.kv_heads * inputs.d  # bytes
+        prefix = {f"prefix_{name}": a[0, :shared].contiguous() for name, a in (("k", inputs.k), ("v", inputs.v))}
+        k, v = (a[:, shared:].contiguous() for a in (inputs.k, inputs.v))
+        lengths = inputs.lengths - shared
+
+        def one_call(
+            inputs: CacheInputs, k: Any = k, v: Any = v, lengths: Any = lengths, prefix: Any = prefix
+        ) -> Iterator[tuple[str, Way]]:
+            yield (
+                "prefix",
+                functools.partial(flash_attention_with_kvcache, inputs.q, k, v, cache_seqlens=lengths, **prefix),
+            )
+
+        what = {"part": "prefix", "row": list((sequences, shared + own, 32, 8, 128)), "shared": shared}
+        rows = timed(what, inputs, able(inputs, (ours, one_call, sdpa, flash_attention_3)), "contiguous")
+        yield [{**row, "gb_per_s": once / row["ms"] / 1e6, "bytes": [inputs.bytes, once]} for row in rows]
+
+
+def random_tree(tokens: int, seed: int = 11) -> np.ndarray:
+    """Draw the token that each one follows: one of those before it, or -1; int32 (tokens,)."""
+    rng = np.random.default_rng(seed)
+    return np.array([rng.integers(-1, i) if i else -1 for i in range(tokens)], np.int32)
+
+
+def tree_mask(tree: np.ndarray, keys: int) -> np.ndarray:
+    """Return which keys each draft sees, bool (tokens, keys): all before the drafts, itself and its ancestors."""
+    tokens = len(tree)
+    seen = np.zeros((tokens, keys), bool)
+    seen[:, : keys - tokens] = True
+    for i, before in enumerate(tree):
+        drafts = seen[:, keys - tokens :]
+        if before >= 0:
+            drafts[i] = drafts[before]
+        drafts[i, i] = True
+    return seen
+
+
+class TreeInputs(CacheInputs):
+    """A row with the drafts of a tree as its newest tokens: q (batch, drafts, heads, d)."""
+
+    def __init__(self, row: Sizes, drafts: int) -> None:
+        super().__init__(row, pages=())
+        torch, shape = self.torch, (row[0], drafts, self.heads, self.d)
+        self.q = torch.randn(*shape, device=TORCH_DEVICE).to(getattr(torch, DTYPE))
+        tree = random_tree(drafts)
+        self.tree = torch.tensor(tree, device=TORCH_DEVICE)
+        self.mask = torch.tensor(tree_mask(tree, row[1]), device=TORCH_DEVICE)
+
+    def exact(self, sequence: int, head: int) -> np.ndarray:
+        """Return the output of one head in float64, (drafts, d)."""
+        kv_head = head // (self.heads // self.kv_heads)
+        q = self.q[sequence, :, head].double()
+        k, v = (a[sequence, :, kv_head].double() for a in (self.k, self.v))
+        scores = (q @ k.T * self.d**-0.5).masked_fill(~self.mask, float("-inf"))
+        return (scores.softmax(-1) @ v).cpu().numpy()
+
+    def error(self, o: Any) -> float:
+        """Return the largest error in two heads of an output (batch, drafts, heads, d)."""
+        o = o.float().cpu().numpy()
+        errors = []
+        for sequence, head in ((0, 0), (len(o) - 1, self.heads - 1)):
+            exact = self.exact(sequence, head)
+            errors.append(np.abs(o[sequence, :, head] - exact).max() / np.abs(exact).max())
+        return float(max(errors))
+
+
+def measure_tree() -> Iterator[list[Row]]:
+    """Measure drafts that form a tree; as many in a chain, which sees other keys; and SDPA with a mask."""
+    for sequences, keys, drafts in TREES:
+        inputs = TreeInputs((sequences, keys, 32, 8, 128), drafts)
+        call = functools.partial(
+            flash_attention_with_kvcache, *(inputs.q, inputs.k, inputs.v), cache_seqlens=inputs.lengths
+        )
+
+        def ours_and_mask(inputs: TreeInputs, call: Way = call) -> Iterator[tuple[str, Way]]:
+            yield "tree", functools.partial(call, tree=inputs.tree)
+            q, k, v = (a.transpose(1, 2) for a in (inputs.q, inputs.k, inputs.v))
+            masked = functools.partial(inputs.torch.nn.functional.scaled_dot_product_attention, q, k, v)
+            run = functools.partial(masked, attn_mask=inputs.mask, enable_gqa=True)
+            yield "SDPA, a mask", lambda: run().transpose(1, 2)
+
+        ways = able(inputs, (ours_and_mask,))  # type: ignore[arg-type]
+        call()
+        ways["a chain"] = call
+        what = {"part": "tree", "row": list((sequences, keys, 32, 8, 128)), "drafts": drafts}
+        yield timed(what, inputs, ways, "a chain")
+
+
 def measure_tune() -> Iterator[list[Row]]:
     """Measure other numbers of warps, stages and keys of a tile, and least numbers of keys of a split."""
     for row in TUNE_ROWS:
@@ -299,6 +439,11 @@ STUDY = Study(
         "steps": measure_steps,
         "tune": measure_tune,
         "host": measure_host,
+        "long": measure_long,
+        "prefix": measure_prefix,
+        "tree": measure_tree,
+        "graph": lambda: decode_loop.graph_rows(),
+        "server": lambda: decode_loop.server_rows(),
     },
     head=lambda: {"device": device_facts(), "how": __doc__},
     line=lambda row: line(row),
@@ -314,6 +459,10 @@ def line(row: Mapping[str, Any]) -> str:
     """Format one row of a record."""
     if row["part"] == "host":
         return f"{'host':44}{row['name']:34}{row['us']:8.1f} us"
+    if row["part"] in ("graph", "server"):
+        what = f"{row['part']:6}{row['batch']:4} sequences" if "batch" in row else row["part"]
+        more = f"{row['us_per_step']:8.1f} us a step" if "us_per_step" in row else f"{row['evicted']:4} evictions"
+        return f"{what:44}{row['name']:34}{more} {row['tokens_per_s']:9,.0f} tokens/s"
     batch, keys, heads, kv_heads, d = row["row"]
     what = f"{row['part']:6}{batch:4} x {keys:6} keys, {heads}/{kv_heads} heads of {d}"
     more = f"  {row['speed']:.2f} x" if "speed" in row else ""
