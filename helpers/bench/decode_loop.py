@@ -23,6 +23,7 @@ from helpers.bench.peers import TORCH_DEVICE
 from helpers.bench.timing import quartiles
 
 CHARACTERS = "".join(map(chr, range(32, 127)))
+LOOP, SERVED = Config(512, 4, 4, 256), Config(128, 2, 1, 64)  # the second is notebook 14's
 LOGITS_DIFFER = 5e-2  # of the largest logit: q, k and v are rounded to 16 bits
 
 
@@ -68,7 +69,7 @@ class Writer:
         self.lengths.zero_()
 
     def step(self) -> None:
-        """Compute the logits behind the newest token of each sequence, and set the next: the prompt's, or the likeliest."""
+        """Compute the logits of the next token of each sequence, and set it: the prompt's, or else the likeliest."""
         functional, config, p = self.torch.nn.functional, self.config, self.p
         batch, wide = len(self.tokens), (config.width,)
         x = p["characters"][self.tokens] + p["positions"][self.lengths.long()]
@@ -122,7 +123,7 @@ class Writer:
 
 
 def logits_error(model: CharGPT, writer: Writer, said: Any) -> float:
-    """Compare the last step's logits with the model's own on all tokens; return the largest difference, of the largest."""
+    """Return how far the last step's logits are from the model's own on all tokens, of the largest logit."""
     said = said.cpu().numpy()
     texts = np.concatenate([writer.prompts[:, :1].cpu().numpy(), said.T[:, :-1]], axis=1)
     wanted = to_host(model.forward(xp.asarray(texts))[0][:, -1])
@@ -130,7 +131,7 @@ def logits_error(model: CharGPT, writer: Writer, said: Any) -> float:
 
 
 def graph_rows(
-    batches: tuple[int, ...] = (1, 8, 64), config: Config = Config(512, 4, 4, 256), count: int = 256, rounds: int = 7
+    batches: tuple[int, ...] = (1, 8, 64), config: Config = LOOP, count: int = 256, rounds: int = 7
 ) -> Iterator[list[Row]]:
     """Measure tokens a second by the host's loop, and by replays of one graph, in turns.
 
@@ -165,7 +166,7 @@ def graph_rows(
 
 
 def server_rows(
-    watermarks: tuple[int, ...] = (0, 4), config: Config = Config(128, 2, 1, 64), requests: int = 64, pages: int = 40
+    watermarks: tuple[int, ...] = (0, 4), config: Config = SERVED, requests: int = 64, pages: int = 40
 ) -> Iterator[Row]:
     """Measure `Server`: seconds of warm_up and of the first request, builds after it, tokens a second, evictions."""
     model = CharGPT(CHARACTERS, config, PlainAttention())

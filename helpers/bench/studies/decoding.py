@@ -1,12 +1,12 @@
 """Compare decoding with cuDNN, FlashAttention and FlashInfer on a GPU: how fast K and V are read.
 
-    python3 -m helpers.bench.study decoding FILE [rows] [mixed] [steps] [tune] [host] [long] [prefix] [tree] [graph] [server]
+    python3 -m helpers.bench.study decoding FILE [PART ...]  # of STUDY, below; without words all but "tune"
 
 bfloat16, one new token of each sequence. Every result is compared with float64 in two heads first. Then all are timed
 in turns, the queue kept full, so no host time is in them, and after another array has been read: the L2
 cache holds nothing of K and V, nor anything to be written back. GB/s are those of K and V, each once. Peers are
 there where they can be imported: PyTorch's SDPA, FlashAttention-3 (flash_attn_interface, or the wheel fa3-fwd) and
-FlashInfer. Without words all parts are measured but "tune", which tries other sizes. GB/s of "prefix" are those of the
+FlashInfer. "tune" tries other sizes. GB/s of "prefix" are those of the
 bytes that its best way reads: the prefix once. "graph" and "server" are loops of a small GPT, by the host's clock.
 """
 
