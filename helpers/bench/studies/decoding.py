@@ -255,7 +255,7 @@ def measure_long() -> Iterator[list[Row]]:
             flash_attention_with_kvcache, *(inputs.q, inputs.k, inputs.v), cache_seqlens=inputs.lengths
         )
 
-        def ways(inputs: CacheInputs, call: Way = call) -> Iterator[tuple[str, Way]]:
+        def ways(inputs: CacheInputs, call: Any = call) -> Iterator[tuple[str, Way]]:
             yield "last_block", functools.partial(call, stage="last_block")
             for splits in LONG_SPLITS:
                 yield f"last_block, {splits} parts", functools.partial(call, stage="last_block", num_splits=splits)
@@ -361,7 +361,7 @@ def measure_tree() -> Iterator[list[Row]]:
             flash_attention_with_kvcache, *(inputs.q, inputs.k, inputs.v), cache_seqlens=inputs.lengths
         )
 
-        def ours_and_mask(inputs: TreeInputs, call: Way = call) -> Iterator[tuple[str, Way]]:
+        def ours_and_mask(inputs: TreeInputs, call: Any = call) -> Iterator[tuple[str, Way]]:
             yield "tree", functools.partial(call, tree=inputs.tree)
             q, k, v = (a.transpose(1, 2) for a in (inputs.q, inputs.k, inputs.v))
             masked = functools.partial(inputs.torch.nn.functional.scaled_dot_product_attention, q, k, v)
