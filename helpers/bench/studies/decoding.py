@@ -57,6 +57,7 @@ LONG = (
 LONG_SPLITS = 8, 33
 PREFIXES = (16, 8192, 256), (64, 8192, 256), (64, 2048, 512), (16, 32768, 512)  # sequences, keys shared, keys of each
 TREES = (8, 8192, 8), (1, 8192, 16), (32, 2048, 8)  # sequences, keys, drafts among them
+FP8_ROWS: tuple[Sizes, ...] = *ROWS[:6], ROWS[7]
 ROUNDS = 15
 DTYPE = "bfloat16"
 TOLERANCE = 2e-2  # of the largest number of a head
@@ -375,6 +376,91 @@ def measure_tree() -> Iterator[list[Row]]:
         yield timed(what, inputs, ways, "a chain")
 
 
+class EightBits(CacheInputs):
+    """A row whose caches are in e4m3, too: k8, v8, with a descale for each sequence and head of K and V."""
+
+    def __init__(self, row: Sizes) -> None:
+        super().__init__(row, pages=())
+        self.of16 = self.k, self.v
+        self.k8, self.k_descale, self.k = self._quantised(self.k)
+        self.v8, self.v_descale, self.v = self._quantised(self.v)
+
+    def _quantised(self, a: Any) -> tuple[Any, Any, Any]:
+        """Return e4m3, the descales (batch, kv_heads), and the numbers that these are, in float32."""
+        torch = self.torch
+        descale = a.abs().amax(dim=(1, 3)).float() / 448
+        by_head = descale[:, None, :, None]
+        eights = (a.float() / by_head).clamp(-448, 448).to(torch.float8_e4m3fn)
+        return eights, descale, eights.float() * by_head
+
+    def in_pages(self, page: int) -> tuple[Any, Any, Any]:
+        """Return k8 and v8 as (pages, page, kv_heads, d), their pages in any order, and the block table."""
+        torch, (batch, keys) = self.torch, self.k8.shape[:2]
+        order = torch.randperm(batch * keys // page, device=TORCH_DEVICE)
+        caches = []
+        for a in (self.k8, self.v8):
+            paged = a.view(torch.uint8).reshape(-1, page, *a.shape[2:])
+            cache = torch.empty_like(paged)
+            cache[order] = paged
+            caches.append(cache)
+        return (*caches, order.to(torch.int32).reshape(batch, -1))
+
+
+def flash_attention_3_of_e4m3(inputs: EightBits) -> Iterator[tuple[str, Way]]:
+    """Yield FlashAttention-3 with all of q, k and v in e4m3: it takes no other q with such a cache."""
+    module = importlib.import_module(next(filter(importlib.util.find_spec, FLASH_ATTENTION_3)))
+    batch, group = len(inputs.host_lengths), inputs.heads // inputs.kv_heads
+    descale = inputs.q.abs().amax(dim=(1, 3)).float().reshape(batch, inputs.kv_heads, group).amax(-1) / 448
+    q8 = (inputs.q.float() / descale.repeat_interleave(group, 1)[:, None, :, None]).to(inputs.k8.dtype)
+    options = {"cache_seqlens": inputs.lengths, "causal": True, "q_descale": descale}
+    options |= {"k_descale": inputs.k_descale, "v_descale": inputs.v_descale}
+    yield (
+        "FlashAttention-3, q in e4m3 too",
+        functools.partial(module.flash_attn_with_kvcache, q8, inputs.k8, inputs.v8, **options),
+    )
+
+
+def measure_fp8() -> Iterator[list[Row]]:
+    """Measure a cache in e4m3 beside one in bfloat16. GB/s are those of each one's own bytes."""
+    for row in FP8_ROWS:
+        inputs = EightBits(row)
+        lengths = {"cache_seqlens": inputs.lengths}
+        descales = {"k_descale": inputs.k_descale, "v_descale": inputs.v_descale}
+        wide = functools.partial(flash_attention_with_kvcache, inputs.q, *inputs.of16, **lengths)
+        exact = wide()
+
+        def eights(inputs: EightBits, lengths: Any = lengths, descales: Any = descales) -> Iterator[tuple[str, Way]]:
+            call = functools.partial(flash_attention_with_kvcache, inputs.q, **lengths, **descales)
+            k8, v8 = (a.view(inputs.torch.uint8) for a in (inputs.k8, inputs.v8))
+            yield "e4m3", functools.partial(call, k8, v8)
+            for page in PAGES:
+                k, v, table = inputs.in_pages(page)
+                yield f"e4m3, pages of {page}", functools.partial(call, k, v, block_table=table)
+
+        ways = {"bfloat16": wide}
+        ways |= able(inputs, (eights,))  # type: ignore[arg-type]
+        errors = {name: _rms(way(), exact) for name, way in ways.items() if name != "bfloat16"}
+        try:  # its products round Q and the weights as well, so float64 on the same K and V is no measure for it
+            ways |= dict(flash_attention_3_of_e4m3(inputs))
+            errors |= {name: _rms(ways[name](), exact) for name in ways if "Flash" in name}
+        except Exception as error:  # a peer fails in its own ways
+            ways = {name: way for name, way in ways.items() if "Flash" not in name}
+            print(f"FlashAttention-3: {type(error).__name__}: {str(error)[:200]}", flush=True)
+        rows = timed({"part": "fp8", "row": list(row)}, inputs, ways, "bfloat16")
+        for each in rows:
+            each["error"] = errors.get(each["name"], 0.0)
+            if each["name"] != "bfloat16":
+                each["gb_per_s"] /= 2
+        yield rows
+
+
+def _rms(o: Any, exact: Any) -> float:
+    """Return the rms of a difference, of the rms of `exact`."""
+    o = o[0] if isinstance(o, tuple) else o
+    difference = o.float().reshape(exact.shape) - exact.float()
+    return float(difference.square().mean().sqrt() / exact.float().square().mean().sqrt())
+
+
 def measure_tune() -> Iterator[list[Row]]:
     """Measure other numbers of warps, stages and keys of a tile, and least numbers of keys of a split."""
     for row in TUNE_ROWS:
@@ -442,6 +528,7 @@ STUDY = Study(
         "long": measure_long,
         "prefix": measure_prefix,
         "tree": measure_tree,
+        "fp8": measure_fp8,
         "graph": lambda: decode_loop.graph_rows(),
         "server": lambda: decode_loop.server_rows(),
     },
