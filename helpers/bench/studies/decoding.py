@@ -21,7 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from helpers.attention import decoders, decoding, flash_attention_with_kvcache
+from helpers.attention import decoders, decoding, flash_attention_with_kvcache, reference
+from helpers.attention.check import real_inputs
+from helpers.attention.fp8 import descale_of, quantise
 from helpers.attention.ladder import limits
 from helpers.attention.ladder.kinds import kind_of
 from helpers.attention.ladder.layout import Spec
@@ -30,6 +32,8 @@ from helpers.bench.harness import Row, Study, Way, compare
 from helpers.bench.host_cost import host_time
 from helpers.bench.peers import FLASH_ATTENTION_3, TORCH_DEVICE
 from helpers.bench.run import device_facts
+from helpers.device import cp
+from helpers.engine.cuda_source.c_types import dtype_of
 
 # (sequences, keys of each, heads of q, heads of K and V, head_dim)
 Sizes = tuple[int, int, int, int, int]
@@ -58,6 +62,7 @@ LONG_SPLITS = 8, 33
 PREFIXES = (16, 8192, 256), (64, 8192, 256), (64, 2048, 512), (16, 32768, 512)  # sequences, keys shared, keys of each
 TREES = (8, 8192, 8), (1, 8192, 16), (32, 2048, 8)  # sequences, keys, drafts among them
 FP8_ROWS: tuple[Sizes, ...] = *ROWS[:6], ROWS[7]
+REAL_HEADS = 12
 ROUNDS = 15
 DTYPE = "bfloat16"
 TOLERANCE = 2e-2  # of the largest number of a head
@@ -454,6 +459,30 @@ def measure_fp8() -> Iterator[list[Row]]:
         yield rows
 
 
+def measure_real() -> Iterator[list[Row]]:
+    """Measure errors with real K and V, of 12 heads of all-MiniLM-L6-v2, rounded to bfloat16 and to e4m3."""
+    wide = np.stack([np.stack(real_inputs(head)) for head in range(REAL_HEADS)], axis=2)[:, None]
+    q = wide[0].astype(dtype_of("bfloat16"))
+    exact, _ = reference.attention_with_kvcache(
+        q.astype(np.float64), wide[1], wide[2], np.array([q.shape[1]]), causal=False
+    )
+    caches = np.pad(wide[1:], [(0, 0)] * 4 + [(0, 64 - wide.shape[-1])])  # a width that decoding takes
+    by_head = descale_of(caches, axis=(2, 4))
+    ways = {
+        "bfloat16": (caches.astype(q.dtype), {}),
+        "e4m3, no descales": (quantise(caches), {}),
+        "e4m3": (quantise(caches, by_head), dict(zip(("k_descale", "v_descale"), by_head[:, :, 0, :, 0], strict=True))),
+    }
+    rows = []
+    for name, ((k, v), descales) in ways.items():
+        given = {"q": q, "k_cache": k, "v_cache": v, "cache_seqlens": np.array([q.shape[1]], np.int32), **descales}
+        there = {key: cp.asarray(np.ascontiguousarray(a)) for key, a in given.items()}
+        o = cp.asnumpy(flash_attention_with_kvcache(**there, causal=False)).astype(np.float64)
+        of_head = np.sqrt(np.square(o - exact).mean(axis=(0, 1, 3)) / np.square(exact).mean(axis=(0, 1, 3)))
+        rows.append({"part": "real", "name": name, "rms": float(np.median(of_head)), "rms_of_heads": of_head.tolist()})
+    yield rows
+
+
 def _rms(o: Any, exact: Any) -> float:
     """Return the rms of a difference, of the rms of `exact`."""
     o = o[0] if isinstance(o, tuple) else o
@@ -529,6 +558,7 @@ STUDY = Study(
         "prefix": measure_prefix,
         "tree": measure_tree,
         "fp8": measure_fp8,
+        "real": measure_real,
         "graph": lambda: decode_loop.graph_rows(),
         "server": lambda: decode_loop.server_rows(),
     },
@@ -546,6 +576,9 @@ def line(row: Mapping[str, Any]) -> str:
     """Format one row of a record."""
     if row["part"] == "host":
         return f"{'host':44}{row['name']:34}{row['us']:8.1f} us"
+    if row["part"] == "real":
+        low, high = min(row["rms_of_heads"]), max(row["rms_of_heads"])
+        return f"{'real':44}{row['name']:34}{row['rms']:8.2%} rms error; a head's {low:.2%} to {high:.2%}"
     if row["part"] in ("graph", "server"):
         what = f"{row['part']:6}{row['batch']:4} sequences" if "batch" in row else row["part"]
         more = f"{row['us_per_step']:8.1f} us a step" if "us_per_step" in row else f"{row['evicted']:4} evictions"
