@@ -167,7 +167,7 @@ __device__ __forceinline__ void store_state_e4m3(
   const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
   for (int i = 0; i < (STATE_ROWS + 7) / 8; ++i) {
-    const float sum = row_allreduce(l_i[i], [](float x, float y) { return x + y; });
+    const float sum = row_allreduce(l_i[i], [](float a, float b) { return a + b; });
     if (g >= STATE_ROWS) break;
     const int row = warp * STATE_ROWS + g + 8 * i;
     float* o = reinterpret_cast<float*>(smem + STATES_BEGIN<T>) + row * STATE_STRIDE + 4 * t;
