@@ -17,7 +17,7 @@
 // Traffic  K and V once for each tile of 16 rows; 16 rows of float32 for each cut of a unit,
 //          twice
 #ifndef PAGED
-#define PAGED 0  // 1: K and V lie in pages, which block_table finds
+#define PAGED 0  // 1: K and V lie in pages, which block_table finds; 2: not of a power of two keys
 #endif
 
 #include "cache_copies.cuh"     // Cache, Copies: a ring of copies for each warp

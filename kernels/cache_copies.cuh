@@ -6,7 +6,7 @@
 #include "stream_k.cuh"
 
 #ifndef PAGED
-#define PAGED 0  // 1: K and V lie in pages, which block_table finds
+#define PAGED 0  // 1: K and V lie in pages, which block_table finds; 2: not of a power of two keys
 #endif
 
 // What the cache holds.
@@ -84,13 +84,16 @@ struct Copies {
     if (!PAGED) return;
     const int key = at.keys.first_key(tile) + threadIdx.x % 32 % BLOCK_N;
     const int* table = cache.block_table + at.sequence * (long long)cache.params.table_row;
-    page = at.keys.is_seen(key) ? table[key >> cache.params.page_bits] : 0;
+    const int entry = PAGED == 2 ? key / cache.params.page_size : key >> cache.params.page_bits;
+    page = at.keys.is_seen(key) ? table[entry] : 0;
   }
 
   // From the unit's first key, or from page 0, to a key.
   __device__ __forceinline__ unsigned long long offset(
       unsigned row, unsigned page_bytes, unsigned of_page, unsigned key) const {
-    const unsigned in_page = PAGED ? key & ((1u << cache.params.page_bits) - 1) : key;
+    const unsigned in_page = PAGED == 2 ? key % cache.params.page_size
+                             : PAGED    ? key & ((1u << cache.params.page_bits) - 1)
+                                        : key;
     return (unsigned long long)of_page * page_bytes + (unsigned long long)in_page * row;
   }
 

@@ -230,7 +230,8 @@ CASES = {
     "scale": Case(softmax_scale=0.02),
     "scale of 0": Case(softmax_scale=0.0),
     "large scores": Case(softmax_scale=4.0),
-    **{f"pages of {page}": Case(page=page) for page in (1, 2, 16, 64, 256)},
+    **{f"pages of {page}": Case(page=page) for page in (1, 2, 16, 48, 64, 75, 256)},
+    "new tokens in pages of 12": Case(new=True, tokens=5, lengths=(100, 5, 17, 300), page=12),
     **{f"{splits} splits": Case(num_splits=splits) for splits in (1, 2, 3, 7, 40)},
     "3 splits of tokens in pages": Case(num_splits=3, tokens=3, page=16, lengths=(100, 3, 17, 260)),
     **{f"{dtype}, {d}": Case(dtype=dtype, d=d) for dtype in TYPES for d in (64, 128, 256)},
@@ -761,6 +762,7 @@ def test_a_prefix_is_read_once_for_all_sequences() -> None:
 
 PREFIX = np.zeros((9, 2, 64), np.float16)
 BOTH: dict[str, Any] = {"prefix_k": PREFIX, "prefix_v": PREFIX}
+EIGHTS = {name: np.zeros((4, 300, 2, 64), np.uint8) for name in ("k_cache", "v_cache")}
 REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "float64": ({"q": np.zeros((4, 1, 8, 64))}, TypeError, "q is float64"),
     "head_dim": ({name: np.zeros((4, 9, 2, 80), np.float16) for name in ("q", "k_cache", "v_cache")}, ValueError, "80"),
@@ -785,7 +787,11 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "int64 lengths": ({"cache_seqlens": np.ones(4, np.int64)}, TypeError, "astype"),
     "lengths": ({"cache_seqlens": np.ones(3, np.int32)}, ValueError, "a number for each sequence"),
     "int64 table": ({"block_table": np.zeros((4, 2), np.int64)}, TypeError, "astype"),
-    "pages of 300": ({"block_table": np.zeros((4, 2), np.int32)}, ValueError, "pages of 300 keys"),
+    "descales of halves": ({"k_descale": np.ones((4, 2), np.float32)}, ValueError, "k_descale is for a cache in e4m3"),
+    "descales": (EIGHTS | {"v_descale": np.ones(2, np.float32)}, ValueError, r"v_descale is .* batch, kv_heads"),
+    "q of 32 bits, e4m3": (EIGHTS | {"q": np.zeros((4, 1, 8, 64), np.float32)}, TypeError, "k_cache is e4m3 .*float16"),
+    "v of another dtype": ({"k_cache": EIGHTS["k_cache"]}, TypeError, "v_cache is float16 and"),
+    "a step, e4m3": (EIGHTS | {"stage": "last_block"}, ValueError, "it has no e4m3"),
     "table": ({"block_table": np.zeros((3, 2), np.int32)}, ValueError, "pages of a sequence"),
     "k alone": ({"k": np.zeros((4, 1, 2, 64), np.float16)}, ValueError, "come together"),
     "k": ({name: np.zeros((4, 2, 2, 64), np.float16) for name in "kv"}, ValueError, "as many tokens as q has"),
@@ -866,6 +872,7 @@ def test_keys_and_values_are_read_once() -> None:
 
 
 NEW, CUT, TOKENS, SMALL = "new tokens in pages", "cut in many", "window of tokens", "pages of 2"
+ODD = "pages of 75"
 CASES_OF_BUGS = {
     **CASES,
     CUT: replace(PLAIN, num_splits=7),
@@ -953,12 +960,14 @@ BUGS = (
     bug("the first rows again", "first(blockIdx.y * TILE_ROWS)", "first(0)", "more rows than a tile"),
     bug("the heads of the first unit", "unit * group + (first + r) % group", "(first + r) % group"),
     # copies
-    astray("the next page", "table[key >> cache.params.page_bits]", "table[(key >> cache.params.page_bits) + 1]", NEW),
+    astray("the next page", "? table[entry] : 0", "? table[entry + 1] : 0", NEW),
     astray("the page's key counts from 0", "key & ((1u << cache.params.page_bits) - 1)", "key", NEW),
     bug(
         "the tile's first page for all", "__shfl_sync(0xffffffff, page, row)", "__shfl_sync(0xffffffff, page, 0)", SMALL
     ),
     bug("tiles in one page that are not", "(!PAGED || cache.params.page_bits >= 4)", "true", SMALL),
+    bug("tiles in one page of an odd size", "(!PAGED || cache.params.page_bits >= 4)", "true", ODD),
+    bug("a mask for the rest", "PAGED == 2 ? key % cache.params.page_size", "PAGED == 3 ? 0", ODD),
     astray("tables of one page", "(long long)cache.params.table_row", "1", NEW),
     bug("the unit's keys are the last one's", "      find_unit();\n    }", "    }"),
     bug("rows in each other's place", "^ 16 * (i % 8)", "^ 0 * (i % 8)", times=2, which=0),

@@ -86,8 +86,10 @@ class DecodeCall(NamedTuple):
         )
         of_k, of_v = (arrays[name].heads_first.element_strides if name in arrays else (0, 0, 0) for name in "kv")
         table = arrays.get("block_table")
-        page_bits = arrays["k_cache"].shape[1].bit_length() - 1 if table else _NO_TABLE
-        numbers = page_bits, table.strides[0] // 4 if table else 0, num_splits or self.num_splits, min_tiles
+        page = arrays["k_cache"].shape[1] if table else 0
+        # The largest power of two that divides it: so many neighbouring keys are in one page.
+        page_bits = (page & -page).bit_length() - 1 if table else _NO_TABLE
+        numbers = page_bits, table.strides[0] // 4 if table else 0, num_splits or self.num_splits, min_tiles, page
         return np.frombuffer(bytearray(attention.tobytes() + _REST.pack(*of_k, *of_v, *numbers)), DECODE_PARAMS)
 
 
@@ -95,11 +97,11 @@ DECODE_PARAMS = np.dtype(
     [
         ("attention", ATTENTION_PARAMS),
         *((name, STRIDES) for name in ("k_new", "v_new")),
-        *((name, np.int32) for name in ("page_bits", "table_row", "num_splits", "min_tiles")),
+        *((name, np.int32) for name in ("page_bits", "table_row", "num_splits", "min_tiles", "page_size")),
     ],
     align=True,
 )
-_REST = struct.Struct("=6q4i")
+_REST = struct.Struct("=6q5i4x")
 
 
 # ---- the ways to do it
@@ -172,7 +174,8 @@ def _sizes(call: DecodeCall) -> dict[str, int]:
     picked = pick_sizes(q.shape[3], q.dtype.itemsize, call.rows, limits.most_shared(), short=short, e4m3=call.is_e4m3)
     if "block_table" not in call.arrays:
         return picked
-    return {**picked, "PAGED": 1}
+    page = call.arrays["k_cache"].shape[1]
+    return {**picked, "PAGED": 2 if page & (page - 1) else 1}
 
 
 def _grid(call: DecodeCall, sizes: Mapping[str, int]) -> tuple[int, int]:

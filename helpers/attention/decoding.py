@@ -71,7 +71,7 @@ def flash_attention_with_kvcache(
         q: (batch, seq_q, heads, head_dim), float32, float16 or bfloat16; head_dim 64, 128 or 256, or another one below
             the cache's. Its seq_q tokens are the last of the sequence, so the last one is at the sequence's last key.
         k_cache, v_cache: (batch, seq_max, kv_heads, head_dim) of q's dtype, or with block_table (pages, page_size,
-            kv_heads, head_dim), page_size a power of two. Read in place: rows contiguous, at multiples of 16 bytes.
+            kv_heads, head_dim). Read in place: rows contiguous, at multiples of 16 bytes.
             kv_heads divides heads. What lies behind a sequence's end may be anything, NaN too. For a head_dim such as
             80, 96, 112 or 192, make the cache wider, 128 or 256, and give q, k and v as they are: each call pads copies
             of them with zeros, and writes k's and v's into the cache. Keys that were written otherwise need these zeros
@@ -402,8 +402,8 @@ def _check_shapes(specs: Mapping[str, Spec]) -> None:
             raise TypeError(f"block_table is {table.dtype}; int32 is needed: block_table.astype('int32')")
         if table.ndim != 2 or table.shape[0] != batch:
             raise ValueError(f"block_table has shape {table.shape}; ({batch}, pages of a sequence) is needed")
-        if room < 1 or room & (room - 1):
-            raise ValueError(f"pages of {room} keys; a power of two is needed")
+        if room < 1:
+            raise ValueError(f"pages of {room} keys; 1 or more is needed")
         room *= table.shape[1]
         if room >= MAX_ROWS:
             raise ValueError(f"block_table has shape {table.shape}: {room:,} keys; fewer than {MAX_ROWS:,} are needed")
