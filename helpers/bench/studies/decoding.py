@@ -51,6 +51,7 @@ STEP_ROWS = ROWS[0], ROWS[1], ROWS[5]
 TUNE_ROWS = *STEP_ROWS, ROWS[6]
 MIXED = 64, 100, 32768  # sequences, and their shortest and longest
 PAGES = 16, 64
+HEADS = 32, 8, 128  # of the parts below: heads of q, of K and V, head_dim
 # Few sequences, of which one is long: their keys.
 LONG = (
     (65536, 1024, 1024, 1024),
@@ -255,7 +256,7 @@ def measure_steps() -> Iterator[list[Row]]:
 def measure_long() -> Iterator[list[Row]]:
     """Measure few sequences of which one is long: by the last block, with more parts too, and by equal stretches."""
     for lengths in LONG:
-        row = len(lengths), max(lengths), 32, 8, 128
+        row = len(lengths), max(lengths), *HEADS
         inputs = CacheInputs(row, lengths, pages=())
         call = functools.partial(
             flash_attention_with_kvcache, *(inputs.q, inputs.k, inputs.v), cache_seqlens=inputs.lengths
@@ -275,7 +276,7 @@ def measure_long() -> Iterator[list[Row]]:
 def shared_prefix_inputs(sequences: int, shared: int, own: int) -> CacheInputs:
     """Make caches that all begin with the same keys and values, and the same in pages of 64, where these are once."""
     page = 64
-    inputs = CacheInputs((sequences, shared + own, 32, 8, 128), pages=())
+    inputs = CacheInputs((sequences, shared + own, *HEADS), pages=())
     torch, table = inputs.torch, []
     for i in range(sequences):
         owned = shared // page + i * (own // page)
@@ -306,7 +307,7 @@ def measure_prefix() -> Iterator[list[Row]]:
                 functools.partial(flash_attention_with_kvcache, inputs.q, k, v, cache_seqlens=lengths, **prefix),
             )
 
-        what = {"part": "prefix", "row": list((sequences, shared + own, 32, 8, 128)), "shared": shared}
+        what = {"part": "prefix", "row": [sequences, shared + own, *HEADS], "shared": shared}
         rows = timed(what, inputs, able(inputs, (ours, one_call, sdpa, flash_attention_3)), "contiguous")
         yield [{**row, "gb_per_s": once / row["ms"] / 1e6, "bytes": [inputs.bytes, once]} for row in rows]
 
@@ -362,7 +363,7 @@ class TreeInputs(CacheInputs):
 def measure_tree() -> Iterator[list[Row]]:
     """Measure drafts that form a tree; as many in a chain, which sees other keys; and SDPA with a mask."""
     for sequences, keys, drafts in TREES:
-        inputs = TreeInputs((sequences, keys, 32, 8, 128), drafts)
+        inputs = TreeInputs((sequences, keys, *HEADS), drafts)
         call = functools.partial(
             flash_attention_with_kvcache, *(inputs.q, inputs.k, inputs.v), cache_seqlens=inputs.lengths
         )
@@ -377,7 +378,7 @@ def measure_tree() -> Iterator[list[Row]]:
         ways = able(inputs, (ours_and_mask,))  # type: ignore[arg-type]
         call()
         ways["a chain"] = call
-        what = {"part": "tree", "row": list((sequences, keys, 32, 8, 128)), "drafts": drafts}
+        what = {"part": "tree", "row": [sequences, keys, *HEADS], "drafts": drafts}
         yield timed(what, inputs, ways, "a chain")
 
 
