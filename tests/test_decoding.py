@@ -123,7 +123,7 @@ class Case:
         return reference.attention_with_kvcache(**arrays, **options, **more)
 
     def _expected_of_e4m3(self, arrays: Mapping[str, np.ndarray], **more: Any) -> tuple[np.ndarray, np.ndarray]:
-        """As of the bytes without descales, which are in Q and in the output instead."""
+        """Give what the bytes without descales give, with those on Q and on the output instead."""
         of_k, of_v = (np.repeat(arrays[f"{name}_descale"], self.heads // self.kv_heads, axis=1) for name in "kv")
         plain = {name: a for name, a in arrays.items() if "descale" not in name}
         plain["q"] = arrays["q"].astype(np.float64) * of_k[:, None, :, None]

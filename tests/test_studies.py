@@ -110,12 +110,8 @@ def decoding_(monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
     monkeypatch.setattr(decoding, "ROUNDS", 2)
     monkeypatch.setattr(decoding, "PEERS", ())
     monkeypatch.setattr(decoding, "DTYPE", "float16")  # NumPy's DLPack has no bfloat16
-    for name, value in {
-        "LONG": ((90, 20),),
-        "PREFIXES": ((2, 64, 64),),
-        "TREES": ((1, 40, 5),),
-        "FP8_ROWS": (row,),
-    }.items():
+    few = {"LONG": ((90, 20),), "LONG_SPLITS": (2,), "PREFIXES": ((2, 64, 64),), "TREES": ((1, 40, 5),)}
+    for name, value in {**few, "FP8_ROWS": (row,), "HEADS": row[2:]}.items():
         monkeypatch.setattr(decoding, name, value)
     monkeypatch.setattr(decoding, "REAL_HEADS", 2)
     parts = {name: decoding.STUDY.parts[name] for name in ("rows", "steps", "long", "prefix", "tree", "fp8", "real")}
