@@ -1,12 +1,12 @@
 """Compare decoding with cuDNN, FlashAttention and FlashInfer on a GPU: how fast K and V are read.
 
-    python3 -m helpers.bench.study decoding FILE [PART ...]  # of STUDY, below; without words all but "tune"
+    python3 -m helpers.bench.study decoding FILE [PART ...]  # of STUDY, below; all but the optional ones
 
 bfloat16, one new token of each sequence. Every result is compared with float64 in two heads first. Then all are timed
 in turns, the queue kept full, so no host time is in them, and after another array has been read: the L2
 cache holds nothing of K and V, nor anything to be written back. GB/s are those of K and V, each once. Peers are
 there where they can be imported: PyTorch's SDPA, FlashAttention-3 (flash_attn_interface, or the wheel fa3-fwd) and
-FlashInfer. "tune" tries other sizes. GB/s of "prefix" are those of the
+FlashInfer. "tune" tries other sizes, "counters" needs Nsight Compute. GB/s of "prefix" are those of the
 bytes that its best way reads: the prefix once. "graph" and "server" are loops of a small GPT, by the host's clock.
 """
 
@@ -16,7 +16,10 @@ import functools
 import importlib
 import importlib.util
 import itertools
+import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +30,7 @@ from helpers.attention.fp8 import descale_of, quantise
 from helpers.attention.ladder import limits
 from helpers.attention.ladder.kinds import kind_of
 from helpers.attention.ladder.layout import Spec
-from helpers.bench import decode_loop, records
+from helpers.bench import counters, decode_loop, ncu, records
 from helpers.bench.harness import Row, Study, Way, compare
 from helpers.bench.host_cost import host_time
 from helpers.bench.peers import FLASH_ATTENTION_3, TORCH_DEVICE
@@ -64,6 +67,7 @@ PREFIXES = (16, 8192, 256), (64, 8192, 256), (64, 2048, 512), (16, 32768, 512)  
 TREES = (8, 8192, 8), (1, 8192, 16), (32, 2048, 8)  # sequences, keys, drafts among them
 FP8_ROWS: tuple[Sizes, ...] = *ROWS[:6], ROWS[7]
 REAL_HEADS = 12
+COUNTED_ROWS = ROWS[0], ROWS[3], ROWS[7]
 ROUNDS = 15
 DTYPE = "bfloat16"
 TOLERANCE = 2e-2  # of the largest number of a head
@@ -460,6 +464,54 @@ def measure_fp8() -> Iterator[list[Row]]:
         yield rows
 
 
+_BUSY = ".avg.pct_of_peak_sustained_active"
+COUNTED = {
+    "ms": "gpu__time_duration.sum",
+    "dram bytes read": "dram__bytes_read.sum",
+    "dram %": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+    "instructions": "smsp__inst_executed.sum",
+    "issue slots used %": f"smsp__issue_active{_BUSY}",
+    "alu pipe %": f"sm__inst_executed_pipe_alu{_BUSY}",
+    "fma pipe %": f"sm__inst_executed_pipe_fma{_BUSY}",
+    "xu pipe %": f"sm__inst_executed_pipe_xu{_BUSY}",
+    "lsu pipe %": f"sm__inst_executed_pipe_lsu{_BUSY}",
+    "tensor pipe %": f"sm__pipe_tensor_op_hmma_cycles_active{_BUSY}",
+    "shared memory %": f"l1tex__data_pipe_lsu_wavefronts_mem_shared{_BUSY}",
+    "bank conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum",
+}
+STALLS = "long_scoreboard", "short_scoreboard", "wait", "math_pipe_throttle", "mio_throttle", "barrier", "not_selected"
+
+
+def launch_both(row: Sizes) -> None:
+    """Launch the kernel on a cache in bfloat16 and on one in e4m3, for a profiler."""
+    inputs = EightBits(row)
+    lengths = {"cache_seqlens": inputs.lengths}
+    flash_attention_with_kvcache(inputs.q, *inputs.of16, **lengths)
+    k8, v8 = (a.view(inputs.torch.uint8) for a in (inputs.k8, inputs.v8))
+    descales = {"k_descale": inputs.k_descale, "v_descale": inputs.v_descale}
+    flash_attention_with_kvcache(inputs.q, k8, v8, **lengths, **descales)
+    inputs.torch.cuda.synchronize()
+
+
+def measure_counters() -> Iterator[list[Row]]:
+    """Count, by Nsight Compute, what a cache in bfloat16 and one in e4m3 keep busy."""
+    stalls = {f"stalled: {state}": counters.stall_metric(state) for state in STALLS}
+    wanted = COUNTED | stalls
+    for at, row in enumerate(COUNTED_ROWS):
+        with tempfile.TemporaryDirectory() as folder:
+            target = Path(folder, "ncu.csv")
+            words = ("helpers.bench.studies.decoding", str(at))
+            ncu.profile(target, list(wanted.values()), ["split_kv"], words)
+            launches = ncu.launches_of(target.read_text())
+        rows = []
+        for name, (_, columns) in zip(("bfloat16", "e4m3"), launches, strict=True):
+            found = {what: columns[metric] for what, metric in wanted.items() if metric in columns}
+            numbers = {what: float(value.replace(",", "")) for what, (value, _) in found.items()}
+            numbers["ms"] /= 1e6  # Nsight Compute's base unit of time is a nanosecond
+            rows.append({"part": "counters", "row": list(row), "name": name, **numbers})
+        yield rows
+
+
 def measure_real() -> Iterator[list[Row]]:
     """Measure errors with real K and V, of 12 heads of all-MiniLM-L6-v2, rounded to bfloat16 and to e4m3."""
     wide = np.stack([np.stack(real_inputs(head)) for head in range(REAL_HEADS)], axis=2)[:, None]
@@ -560,12 +612,13 @@ STUDY = Study(
         "tree": measure_tree,
         "fp8": measure_fp8,
         "real": measure_real,
+        "counters": measure_counters,
         "graph": lambda: decode_loop.graph_rows(),
         "server": lambda: decode_loop.server_rows(),
     },
     head=lambda: {"device": device_facts(), "how": __doc__},
     line=lambda row: line(row),
-    optional=("tune",),
+    optional=("tune", "counters"),
 )
 take = STUDY.take
 
@@ -580,6 +633,9 @@ def line(row: Mapping[str, Any]) -> str:
     if row["part"] == "real":
         low, high = min(row["rms_of_heads"]), max(row["rms_of_heads"])
         return f"{'real':44}{row['name']:34}{row['rms']:8.2%} rms error; a head's {low:.2%} to {high:.2%}"
+    if row["part"] == "counters":
+        numbers = (f"{what} {value:,.4g}" for what, value in row.items() if what not in ("part", "row", "name"))
+        return f"counters{row['row']!s:36}{row['name']:12}" + "; ".join(numbers)
     if row["part"] in ("graph", "server"):
         what = f"{row['part']:6}{row['batch']:4} sequences" if "batch" in row else row["part"]
         more = f"{row['us_per_step']:8.1f} us a step" if "us_per_step" in row else f"{row['evicted']:4} evictions"
@@ -598,3 +654,7 @@ recorded = records.reader("nvidia-h200-decoding.json", "nvidia-h100-80gb-hbm3-de
 def table(record: Mapping[str, Any] | None = None) -> str:
     """Format a record as text."""
     return "\n".join(map(line, record["rows"]))
+
+
+if __name__ == "__main__":  # under Nsight Compute
+    launch_both(COUNTED_ROWS[int(sys.argv[1])])
