@@ -709,6 +709,19 @@ def test_a_tree_behind_a_prefix_and_with_a_function() -> None:
     compare(case, {**given, "o": o, "lse": lse}, arrays, **prefix, tree=tree, softmax_scale_of_reference=0.5 / 8)
 
 
+@pytest.mark.skipif(device.ON_GPU, reason="the same on the CPU engine")
+def test_a_tree_is_read_where_it_is() -> None:
+    """Keys before the drafts are no tokens of the tree: nothing is looked up for them."""
+    case = replace(CASES["tokens"], lengths=(100, 4))
+    arrays = case.arrays() | {"tree": tree_of(case)}
+    there = {name: engine.asarray(a) for name, a in arrays.items()}
+    planned, every = decoding.plan(there, decoding.DecodeOptions(**case.options))
+    (launch,) = planned.launches
+    kernel_of = planned.kernels[launch.kernel]
+    report = xray(kernel_of, launch.grid, launch.block, launch.arguments(every), launch.shared_bytes)
+    assert findings(report) == []
+
+
 def test_an_unchecked_tree_never_hangs() -> None:
     """A token that follows itself or a later one counts as following the one before."""
     case = Case(tokens=4, lengths=(100, 17))
