@@ -645,9 +645,11 @@ PREFIXED = {
 
 
 @pytest.mark.exhaustive(one_of_each=lambda keys: keys == 150)
+@pytest.mark.parametrize("rows_of_parts", [0, 1000], ids=["by flash_attention", "by parts"])
 @pytest.mark.parametrize("keys", [0, 1, 150])
 @pytest.mark.parametrize("name", PREFIXED)
-def test_a_prefix_of_all_sequences(name: str, keys: int) -> None:
+def test_a_prefix_of_all_sequences(name: str, keys: int, rows_of_parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_prefix, "ROWS_OF_PARTS", rows_of_parts)
     case, where = PREFIXED[name], np.asarray if keys == 150 else cp.asarray
     arrays, prefix = case.arrays(), prefix_of(case, keys)
     given = {name: where(a) for name, a in case.arrays().items()}

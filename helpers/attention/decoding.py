@@ -137,8 +137,16 @@ def flash_attention_with_kvcache(
     check_flags(return_lse=return_lse)
     own = run(Decoding(arrays, options._replace(return_lse=True)))
     functions = {"score_mod": score_mod, "mod_args": mod_args} if mod else {}
-    o, lse = join_prefix(q, prefix_k, prefix_v, *own, softmax_scale=softmax_scale, **functions)
+    by_parts = None if mod or q.shape[3] not in HEAD_DIMS else partial(_attend_to_all, softmax_scale)
+    o, lse = join_prefix(q, prefix_k, prefix_v, *own, softmax_scale=softmax_scale, by_parts=by_parts, **functions)
     return (o, lse) if return_lse else o
+
+
+def _attend_to_all(softmax_scale: float | None, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
+    """Attend from each row of q (1, rows, kv_heads, d) to all keys of k and v (1, keys, kv_heads, d): o and lse."""
+    lengths = device.cp.full(1, k.shape[1], dtype=np.int32)
+    options = DecodeOptions(None, False, softmax_scale, 0, True, None, None, False)
+    return run(Decoding({"q": q, "k_cache": k, "v_cache": v, "cache_seqlens": lengths}, options))
 
 
 # ---- a call

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from helpers.attention import decoders, decoding, flash_attention_with_kvcache, reference
+from helpers.attention import decoders, decoding, flash_attention_with_kvcache, reference, shared_prefix
 from helpers.attention.check import real_inputs
 from helpers.attention.fp8 import descale_of, quantise
 from helpers.attention.ladder import limits
@@ -306,14 +306,22 @@ def measure_prefix() -> Iterator[list[Row]]:
         def one_call(
             inputs: CacheInputs, k: Any = k, v: Any = v, lengths: Any = lengths, prefix: Any = prefix
         ) -> Iterator[tuple[str, Way]]:
-            yield (
-                "prefix",
-                functools.partial(flash_attention_with_kvcache, inputs.q, k, v, cache_seqlens=lengths, **prefix),
-            )
+            call = functools.partial(flash_attention_with_kvcache, inputs.q, k, v, cache_seqlens=lengths, **prefix)
+            yield "prefix", functools.partial(_with_rows_of_parts, 0, call)
+            yield "prefix, by 14", functools.partial(_with_rows_of_parts, 1 << 30, call)
 
         what = {"part": "prefix", "row": [sequences, shared + own, *HEADS], "shared": shared}
         rows = timed(what, inputs, able(inputs, (ours, one_call, sdpa, flash_attention_3)), "contiguous")
         yield [{**row, "gb_per_s": once / row["ms"] / 1e6, "bytes": [inputs.bytes, once]} for row in rows]
+
+
+def _with_rows_of_parts(rows: int, call: Way) -> Any:
+    """Call with another limit of shared_prefix.ROWS_OF_PARTS."""
+    kept, shared_prefix.ROWS_OF_PARTS = shared_prefix.ROWS_OF_PARTS, rows
+    try:
+        return call()
+    finally:
+        shared_prefix.ROWS_OF_PARTS = kept
 
 
 def random_tree(tokens: int, seed: int = 11) -> np.ndarray:
