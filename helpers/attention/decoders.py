@@ -148,8 +148,9 @@ def pick_sizes(
     rows, row = whole_number("rows", rows, least=1), head_dim * (1 if e4m3 else itemsize)
     block_n = 32 if row <= 128 else 16
     state_rows = min(TILE_ROWS, 1 << (rows - 1).bit_length())
-    usual = [(warps, 2, shared) for warps in (8, 6, 4, 2)] + [(2, 1, shared)]
-    for warps, stages, room in [(4, 3, shared // 2 - KB)] * short + usual:
+    more = 2 if row <= 64 else 1  # small tiles: as many bytes on their way, and as many blocks a multiprocessor
+    usual = [(warps, 2 * more, shared) for warps in (8, 6, 4, 2)] + [(2, 1, shared)]
+    for warps, stages, room in [(4, 3 * more, shared // 2 - KB)] * short + usual:
         sizes = {"HEAD_DIM": head_dim, "BLOCK_N": block_n, "WARPS": warps, "STATE_ROWS": state_rows, "STAGES": stages}
         sizes |= {"CACHE_E4M3": 1} if e4m3 else {}
         if shared_bytes(sizes, itemsize) + RESERVED <= room:

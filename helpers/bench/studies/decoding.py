@@ -6,7 +6,7 @@ bfloat16, one new token of each sequence. Every result is compared with float64 
 in turns, the queue kept full, so no host time is in them, and after another array has been read: the L2
 cache holds nothing of K and V, nor anything to be written back. GB/s are those of K and V, each once. Peers are
 there where they can be imported: PyTorch's SDPA, FlashAttention-3 (flash_attn_interface, or the wheel fa3-fwd) and
-FlashInfer. "tune" tries other sizes, "counters" needs Nsight Compute. GB/s of "prefix" are those of the
+FlashInfer. "tune" and "tune_fp8" try other sizes, "counters" needs Nsight Compute. GB/s of "prefix" are those of the
 bytes that its best way reads: the prefix once. "graph" and "server" are loops of a small GPT, by the host's clock.
 """
 
@@ -66,6 +66,7 @@ LONG_SPLITS = 8, 33
 PREFIXES = (16, 8192, 256), (64, 8192, 256), (64, 2048, 512), (16, 32768, 512)  # sequences, keys shared, keys of each
 TREES = (8, 8192, 8), (1, 8192, 16), (32, 2048, 8)  # sequences, keys, drafts among them
 FP8_ROWS: tuple[Sizes, ...] = *ROWS[:6], ROWS[7]
+TUNED_FP8 = tuple(itertools.product((8, 12, 16), (2, 3, 4), (16, 32)))
 REAL_HEADS = 12
 COUNTED_ROWS = ROWS[0], ROWS[3], ROWS[7]
 ROUNDS = 15
@@ -565,6 +566,21 @@ def measure_tune() -> Iterator[list[Row]]:
         yield timed({"part": "tune", "row": list(row)}, inputs, ways, "")
 
 
+def measure_tune_fp8() -> Iterator[list[Row]]:
+    """Measure other numbers of warps, stages and keys of a tile for a cache in e4m3."""
+    for row in (ROWS[0], ROWS[7]):
+        inputs = EightBits(row)
+        arrays = {"q": inputs.q, "k_cache": inputs.k8, "v_cache": inputs.v8, "cache_seqlens": inputs.lengths}
+        arrays |= {"k_descale": inputs.k_descale, "v_descale": inputs.v_descale}
+        views = {name: a.view(inputs.torch.uint8) if "_cache" in name else a for name, a in arrays.items()}
+        given = {name: kind_of(a).device_array(a) for name, a in views.items()}
+        ways: dict[str, Way] = {}
+        for warps, stages, block_n in TUNED_FP8:
+            ways |= _tuned(given, {"WARPS": warps, "STAGES": stages, "BLOCK_N": block_n})
+        rows = timed({"part": "tune_fp8", "row": list(row)}, inputs, ways, "")
+        yield [{**each, "gb_per_s": each["gb_per_s"] / 2} for each in rows]
+
+
 def _tuned(given: Mapping[str, Any], sizes: Mapping[str, int], **constants: int) -> dict[str, Way]:
     """Prepare the kernel with these sizes, if they fit, and these constants of decoders.py."""
     _, call, _ = decoding.check({name: Spec.of(a) for name, a in given.items()}, decoding.DecodeOptions())
@@ -614,6 +630,7 @@ STUDY = Study(
         "mixed": measure_mixed,
         "steps": measure_steps,
         "tune": measure_tune,
+        "tune_fp8": measure_tune_fp8,
         "host": measure_host,
         "long": measure_long,
         "prefix": measure_prefix,
@@ -626,7 +643,7 @@ STUDY = Study(
     },
     head=lambda: {"device": device_facts(), "how": __doc__},
     line=lambda row: line(row),
-    optional=("tune", "counters"),
+    optional=("tune", "tune_fp8", "counters"),
 )
 take = STUDY.take
 
