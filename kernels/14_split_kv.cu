@@ -20,11 +20,11 @@
 #define PAGED 0  // 1: K and V lie in pages, which block_table finds; 2: not of a power of two keys
 #endif
 
-#include "cache_copies.cuh"     // Cache, Copies: a ring of copies for each warp
-#include "decode_tile.cuh"      // sizes; Rows, Keys, Parts: which rows, which keys, results
-#include "float_fragments.cuh"  // 07's products in float32
-#include "hooks.cuh"            // nothing, until a caller gives it a function of scores
-#include "stream_k.cuh"         // StreamK: the stretch of key tiles of a block
+#include "cache_copies.cuh"  // Cache, Copies: a ring of copies for each warp
+#include "decode_tile.cuh"   // sizes; Rows, Keys, Parts: which rows, which keys, results
+#include "e4m3_cache.cuh"    // products with a cache of any type
+#include "hooks.cuh"         // nothing, until a caller gives it a function of scores
+#include "stream_k.cuh"      // StreamK: the stretch of key tiles of a block
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS, 1) split_kv(
@@ -45,7 +45,6 @@ __global__ void __launch_bounds__(THREADS, 1) split_kv(
   StreamK stretch(params, rows, cache_seqlens, K_new != nullptr, blockIdx.x, gridDim.x);
   if (stretch.empty()) return;  // the whole block, before any barrier
   extern __shared__ __align__(128) unsigned char dynamic_smem[];
-  __shared__ float row_scale[CACHE_E4M3 ? TILE_ROWS : 1];  // of Q's rows
   const unsigned Q_smem = smem_address(dynamic_smem);
   const int warp = threadIdx.x / 32, lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
   const unsigned ring = RING_BEGIN<T> + warp * STAGES * 2 * TILE_BYTES<T>;  // of this warp
@@ -59,7 +58,6 @@ __global__ void __launch_bounds__(THREADS, 1) split_kv(
     cp_async_commit();
   }
   const unsigned q_lane = Q_smem + swizzle<CHUNKS>(lane_id % 16, lane_id / 16);
-  constexpr int KV_CHUNKS = CACHE_E4M3 ? E4M3_CHUNKS : CHUNKS;
   const unsigned k_lane = swizzle<KV_CHUNKS>(lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2);
   const unsigned v_lane = swizzle<KV_CHUNKS>(lane_id % 16, lane_id / 16);
   const float scale = fmaxf(a.softmax_scale, 1e-30f);  // 0 times -inf would be NaN
@@ -70,19 +68,13 @@ __global__ void __launch_bounds__(THREADS, 1) split_kv(
     // ---- a piece: the rows of its unit
     const int sequence = stretch.sequence, kv_head = stretch.kv_head;
     const Keys keys = stretch.keys;
-    if constexpr (CACHE_E4M3) load_as_halves(rows, dynamic_smem, row_scale, Q, sequence, kv_head);
-    else rows.load(dynamic_smem, Q, sequence, kv_head);
+    const float* row_scale = load_rows(rows, dynamic_smem, Q, sequence, kv_head);
     __syncthreads();  // hazard: Q could be read before it is there
     const int kv_len = keys.q_pos + a.N;
     const Hooks hooks[2] = {
         {HOOK_ARGUMENTS sequence, rows.head(kv_head, g), kv_head, a.N, kv_len},
         {HOOK_ARGUMENTS sequence, rows.head(kv_head, g + 8), kv_head, a.N, kv_len}};
-    float factor[ROWS] = {};  // of scores, from a cache in e4m3
-    if constexpr (CACHE_E4M3) {
-      const float k_factor = cache.descale(k_descale, sequence, kv_head);
-#pragma unroll
-      for (int i = 0; i < ROWS; ++i) factor[i] = row_scale[g + 8 * i] * k_factor;
-    }
+    const Factors factors = factors_of(row_scale, cache.descale(k_descale, sequence, kv_head));
     Output acc = {};
     Statistics l_i;
     Maxima maxima = {};
@@ -104,32 +96,23 @@ __global__ void __launch_bounds__(THREADS, 1) split_kv(
       cp_async_wait<STAGES - 1>();
       __syncwarp();  // hazard: other lanes' copies could be read before they land
       Scores S = {};
-      if constexpr (CACHE_E4M3) gemm_qk_e4m3(S, dynamic_smem, K_smem + k_lane, factor);
-      else if constexpr (sizeof(T) == 2) gemm_qk<T>(S, q_lane, K_smem + k_lane);
-      else dot_qk<ROW_CHUNKS<T>>(S, dynamic_smem, dynamic_smem + stage);
+      product_qk<T>(S, dynamic_smem, q_lane, stage, k_lane, factors);
 #pragma unroll
       for (int i = 0; i < ROWS; ++i)
         hook_scores_of_row(
             S, i, hooks[i], scale, keys.q_pos + rows.token(g + 8 * i), first_key + 2 * t);
       mask_tile(S, keys, rows, first_key);
       online_softmax_rescale(S, maxima, l_i, acc, softmax_scale_log2);
-      if constexpr (CACHE_E4M3)
-        gemm_pv_e4m3(acc, S, maxima.m_i, l_i, softmax_scale_log2, V_smem + v_lane);
-      else if constexpr (sizeof(T) == 2)
-        gemm_pv<T>(acc, S, maxima.m_i, l_i, softmax_scale_log2, V_smem + v_lane);
-      else
-        sum_pv<ROW_CHUNKS<T>>(
-            acc, S, maxima.m_i, l_i, softmax_scale_log2, dynamic_smem + stage + TILE_BYTES<T>);
+      product_pv<T>(
+          acc, S, maxima.m_i, l_i, softmax_scale_log2, dynamic_smem, stage + TILE_BYTES<T>, v_lane);
       __syncwarp();  // hazard: the stage could be overwritten while another lane reads it
       copies.issue(K_smem, V_smem);
       cp_async_commit();
     }
 
     // ---- the warps' results become the block's
-    if constexpr (CACHE_E4M3)
-      store_state_e4m3<T>(
-          dynamic_smem, maxima, l_i, acc, cache.descale(v_descale, sequence, kv_head));
-    else store_state<T>(dynamic_smem, maxima, l_i, acc);
+    const float v_scale = cache.descale(v_descale, sequence, kv_head);
+    store_state_of<T>(dynamic_smem, maxima, l_i, acc, v_scale);
     __syncthreads();  // hazard: results could be read before they are there, Q overwritten in use
     const int first_block = stretch.first_block(), parts = stretch.parts();
     // A block begins with the last part of a unit or one in the middle, and ends with a first part.

@@ -12,10 +12,7 @@
 
 #pragma once
 #include "decode_tile.cuh"
-
-#ifndef CACHE_E4M3
-#define CACHE_E4M3 0  // 1: K and V are in e4m3
-#endif
+#include "float_fragments.cuh"  // 07's products in float32
 
 // Two pairs of e4m3 as two pairs of halves, exactly.
 __device__ __forceinline__ void halves_of_e4m3(unsigned (&halves)[2], unsigned bytes) {
@@ -91,6 +88,8 @@ __device__ __forceinline__ void load_as_halves(
 }
 
 constexpr int E4M3_CHUNKS = HEAD_DIM / 16;  // of 16 bytes in a row of the cache
+constexpr int KV_CHUNKS =
+    CACHE_E4M3 ? E4M3_CHUNKS : CHUNKS;  // the same of any cache that ldmatrix reads
 
 // S = Q K^T, times a factor for each row of this lane.
 __device__ __forceinline__ void gemm_qk_e4m3(
@@ -181,4 +180,54 @@ __device__ __forceinline__ void store_state_e4m3(
           even[0] * v_descale, odd[0] * v_descale, even[1] * v_descale, odd[1] * v_descale);
     }
   }
+}
+
+// ---- with a cache of any type: Q into shared memory, and what scores of the lane's rows are multiplied by
+
+struct Factors {
+  float of_row[2];
+};
+
+template <typename T>
+__device__ __forceinline__ const float* load_rows(
+    const Rows& rows, unsigned char* Q_smem, const T* Q, int sequence, int unit) {
+  __shared__ float row_scale[CACHE_E4M3 ? TILE_ROWS : 1];
+  if constexpr (CACHE_E4M3) load_as_halves(rows, Q_smem, row_scale, Q, sequence, unit);
+  else rows.load(Q_smem, Q, sequence, unit);
+  return row_scale;
+}
+
+__device__ __forceinline__ Factors factors_of(const float* row_scale, float k_descale) {
+  if (!CACHE_E4M3) return {};
+  const int g = threadIdx.x % 32 / 4;
+  return {row_scale[g] * k_descale, row_scale[g + 8] * k_descale};
+}
+
+// S = Q K^T. lane: where this lane reads the tile of K by ldmatrix.
+template <typename T>
+__device__ __forceinline__ void product_qk(
+    Scores& S, const unsigned char* smem, unsigned q_lane, unsigned tile, unsigned lane,
+    const Factors& factors) {
+  if constexpr (CACHE_E4M3) gemm_qk_e4m3(S, smem, smem_address(smem) + tile + lane, factors.of_row);
+  else if constexpr (sizeof(T) == 2) gemm_qk<T>(S, q_lane, smem_address(smem) + tile + lane);
+  else dot_qk<ROW_CHUNKS<T>>(S, smem, smem + tile);
+}
+
+// acc += P V.
+template <typename T>
+__device__ __forceinline__ void product_pv(
+    Output& acc, Scores& S, const Statistics& m_i, Statistics& l_i, float softmax_scale_log2,
+    const unsigned char* smem, unsigned tile, unsigned lane) {
+  const unsigned at = smem_address(smem) + tile + lane;
+  if constexpr (CACHE_E4M3) gemm_pv_e4m3(acc, S, m_i, l_i, softmax_scale_log2, at);
+  else if constexpr (sizeof(T) == 2) gemm_pv<T>(acc, S, m_i, l_i, softmax_scale_log2, at);
+  else sum_pv<ROW_CHUNKS<T>>(acc, S, m_i, l_i, softmax_scale_log2, smem + tile);
+}
+
+template <typename T>
+__device__ __forceinline__ void store_state_of(
+    unsigned char* smem, const Maxima& maxima, const Statistics& l_i, Output& acc,
+    float v_descale) {
+  if constexpr (CACHE_E4M3) store_state_e4m3<T>(smem, maxima, l_i, acc, v_descale);
+  else store_state<T>(smem, maxima, l_i, acc);
 }

@@ -1003,8 +1003,8 @@ BUGS = (
     bug("a tile too late", "cp_async_wait<STAGES - 1>", "cp_async_wait<STAGES>", cpu_only=True),
     bug("the first warp's tiles for all", "tile = stretch.first + warp; tile", "tile = stretch.first; tile"),
     # a cache in e4m3
-    bug("Q's scale forgotten", "row_scale[g + 8 * i] * k_factor", "k_factor", "e4m3"),
-    bug("K's descale forgotten", "row_scale[g + 8 * i] * k_factor", "row_scale[g + 8 * i]", "e4m3"),
+    bug("Q's scale forgotten", "{row_scale[g] * k_descale", "{k_descale", "e4m3"),
+    bug("K's descale forgotten", "{row_scale[g] * k_descale", "{row_scale[g]", "e4m3"),
     bug("V's descale forgotten", "even[0] * v_descale", "even[0]", "e4m3"),
     bug("the first head's descale", "kv_heads + kv_head] : 1.0f", "kv_heads] : 1.0f", "e4m3"),
     bug("columns of V in pairs", "v[2 * i], 0, 0x3120", "v[2 * i], 0, 0x3210", "e4m3"),
