@@ -243,10 +243,10 @@ def recorded_rows(part: str) -> list[tuple[str, dict[str, dict[str, Any]]]]:
 
 def microseconds(part: str, names: Mapping[str, str]) -> str:
     """Make a table of a part's microseconds: a line for each of the inputs, a column for each name, by its title."""
-    lines = [f"{'microseconds':44}" + "".join(f"{title:>16}" for title in names.values())]
+    lines = [f"{'microseconds':44}" + "".join(f"{title:>13}" for title in names.values())]
     for what, rows in recorded_rows(part):
         cells = (f"{1e3 * rows[name]['ms']:.1f}" if name in rows else "" for name in names)
-        lines.append(f"{what:44}" + "".join(f"{cell:>16}" for cell in cells))
+        lines.append(f"{what:44}" + "".join(f"{cell:>13}" for cell in cells))
     return "\n".join(lines)
 
 
