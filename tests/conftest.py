@@ -88,7 +88,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if hasattr(item, "output_timeout"):  # a notebook's cell: how long its output may be on its way, else 5 s
             item.output_timeout = CELL_SECONDS
-    _exhaustive.update(two_speeds.repetitions(items))
+    exhaustive, no_run_needs = two_speeds.repetitions(items)
+    _exhaustive.update(exhaustive)
+    if not any("::" in arg for arg in config.args):
+        items[:] = [item for item in items if item not in no_run_needs]
     if config.getoption("--fast"):
         config.hook.pytest_deselected(items=[item for item in items if item in _exhaustive])
         items[:] = [item for item in items if item not in _exhaustive]
