@@ -45,6 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="leave repetition out: see tests/two_speeds.py")
     also = "with --fast: also those that tests/unchanged.py leaves out"
     parser.addoption("--unchanged-too", action="store_true", help=also)
+    parser.addoption("--changed-only", action="store_true", help="without --fast and in CI, too, leave those out")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -52,8 +53,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_ForNotebooksToo())
     if hasattr(config, "workerinput"):
         config.stash[_unchanged] = [Path(path) for path in config.workerinput["unchanged"]]
-    elif config.getoption("--fast") and not config.getoption("--unchanged-too") and not os.environ.get("CI"):
-        config.stash[_unchanged] = unchanged.unchanged()
+    elif unchanged.asked_for(config):
+        config.stash[_unchanged] = unchanged.unchanged(whole=not config.getoption("--fast"))
     else:
         config.stash[_unchanged] = []
 
@@ -122,7 +123,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if ended and not stopped:
         named = {Path(arg).resolve() for arg in config.args}
         passed = {path for path in _passed - _failed if {path, path.parent} & named}
-        unchanged.keep(passed)
+        unchanged.keep(passed, whole=not config.getoption("--fast"))
     whole = FOLDER in [Path(arg).resolve() for arg in config.args]
     # On a GPU a planned call is launched by addresses, which nothing here sees.
     if whole and not two_speeds.chosen(config) and not device.ON_GPU and session.exitstatus == pytest.ExitCode.OK:

@@ -82,7 +82,7 @@ def test_every_part_of_the_course_is_in_the_fast_run(request: pytest.FixtureRequ
     tested = {item.path for item in session.items if item not in left_out}
     folders = [Path(arg).resolve() for arg in request.config.args]
     tests = {path for path in ROOT.glob("tests/test_*.py") if path.parent in folders and has_what_it_needs(path)}
-    if request.config.getoption("--fast") and not request.config.getoption("--unchanged-too"):
+    if unchanged.asked_for(request.config):
         tests -= {path for path in tests if unchanged.may_be_left_out(path)}
     tests -= {path for path in tests if re.search(r"^pytestmark = .*exhaustive", path.read_text("utf-8"), re.M)}
     assert tests <= tested
