@@ -470,8 +470,7 @@ def test_sdpa_has_torchs_shapes_and_alignment(where: str, lead: str, shape: tupl
 
 
 @pytest.mark.exhaustive(each_value=("where",))
-@pytest.mark.parametrize("lead", LEADING)
-@pytest.mark.parametrize("kind", ["of query's type", "bool"])
+@pytest.mark.parametrize(("lead", "kind"), [*zip(LEADING, itertools.cycle(("of query's type", "bool")))], ids=str)
 def test_sdpa_takes_a_mask(where: str, lead: str, kind: str) -> None:
     """Each form that broadcasts, with gradients, beside PyTorch's in float64; rows that see nothing are 0 in both."""
     of_q, of_k, options = LEADING[lead]
