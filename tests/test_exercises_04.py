@@ -45,6 +45,7 @@ def padded(name: str, pitch: str, row: str, words: str, symptom: str) -> Wrong:
 
 TABLE = {
     "04_register_tile": (
+        of_max("the whole warp's maximum", MAX.replace("THREADS_X", "32")),
         of_max("no exchange of maxima", ""),
         of_max("mask of the first row", MAX.replace("0xffffffff", "0xff"), "mask", "names the lanes that call"),
         of_max("half of the lanes call", f"if (threadIdx.x % 2 == 0) {MAX}", "deadlock", "inside an if"),
