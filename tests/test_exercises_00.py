@@ -46,6 +46,9 @@ TABLE = {
         ),
     ),
     "00_safe_softmax": (
+        Wrong(
+            "a maximum that starts at -10,000", (("float m_i = s[0];", "float m_i = -1e4f;"),), "first", "", "maximum"
+        ),
         Wrong("nothing subtracted", (("expf(s[j] - m_i)", "expf(s[j])"),), "first", "scores near -100,000", "large"),
         Wrong("a maximum that starts at 0", (("float m_i = s[0];", "float m_i = 0.0f;"),), "first", "", "maximum"),
         Wrong("the minimum", (("fmaxf(m_i", "fminf(m_i"),), "first", ""),

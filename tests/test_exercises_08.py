@@ -53,6 +53,7 @@ TABLE = {
         Right("a rotation", ((PLACE, "128 * f + 32 * i + (threadIdx.x + 8) % 32"),)),
     ),
     "08_delta": (
+        Wrong("a turn for each block", ((SHARE, SHARE.replace("+= 32", "+= 128")),), "first", "", "share"),
         Wrong(
             "every lane reads the whole row",
             ((SHARE, SHARE.replace("lane;", "0;").replace("+= 32", "++")), (REDUCE, "")),

@@ -49,7 +49,7 @@ def test_few_cases_with_every_value() -> None:
 
 
 def test_few_cases_with_every_pair_of_values() -> None:
-    """Of 2 x 3 x 3 x 2 cases few meet all pairs; of a table, pairs that no case has are not looked for."""
+    """Fewer than 12 of 36 cases meet all pairs; pairs that no case of a table has are not looked for."""
     cases = product(name="ab", mask="123", size="xyz", dtype="hb")
     chosen = two_speeds.covering(cases, together=2)
     assert len(chosen) < 12
