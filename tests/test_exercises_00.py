@@ -12,6 +12,7 @@ TABLE = {
     "00_first_kernel": (
         Wrong("no block", (("blockIdx.x * BLOCK + threadIdx.x", "threadIdx.x"),), "first", "Z"),
         Wrong("no guard", (("if (i < n) ", ""),), "first", "illegal", "crash"),
+        Wrong("one too many", (("i < n", "i <= n"),), "first", "illegal read of ", "crash"),
         Wrong("one too few", (("i < n", "i < n - 1"),), "first", "Z", "empty"),
         Wrong(
             "threads and blocks exchanged",
@@ -27,12 +28,36 @@ TABLE = {
             "alone",
         ),
         Wrong(
+            "each block's first thread computes its elements",
+            (
+                (
+                    f"{MINE}\n  if (i < n) Z",
+                    "const int end = min(n, (int)(blockIdx.x + 1) * BLOCK);\n"
+                    "  if (threadIdx.x == 0) for (int i = blockIdx.x * BLOCK; i < end; ++i) Z",
+                ),
+            ),
+            "limit",
+            "",
+            "alone",
+        ),
+        Wrong(
             "every thread computes all",
             ((f"{MINE}\n  if (i < n) Z", "for (int i = 0; i < n; ++i) Z"),),
             "X-ray",
             "256 threads made 49,152 stores, to 192 of Z's 192 elements",
             "race",
         ),
+        Wrong(
+            "blocks of another size", (("blockIdx.x * BLOCK", "blockIdx.x * 64"),), "X-ray", "to 192 of Z's 192", "race"
+        ),
+        Wrong(
+            "counted from 1",
+            (("threadIdx.x;", "threadIdx.x + 1;"),),
+            "first",
+            "the first element that is never",
+            "empty",
+        ),
+        Wrong("the factor of both", (("a * X[i] + Y[i]", "a * (X[i] + Y[i])"),), "first", "Z[i] is a times", "wrong"),
         Wrong("a misspelt name", (("threadIdx.x", "threadidx.x"),), "compiles", "threadidx"),
         Right(
             "a loop with the grid's stride",
@@ -46,11 +71,11 @@ TABLE = {
         ),
     ),
     "00_safe_softmax": (
+        Wrong("nothing subtracted", (("expf(s[j] - m_i)", "expf(s[j])"),), "first", "scores near -100,000", "large"),
+        Wrong("a maximum that starts at 0", (("float m_i = s[0];", "float m_i = 0.0f;"),), "first", "", "maximum"),
         Wrong(
             "a maximum that starts at -10,000", (("float m_i = s[0];", "float m_i = -1e4f;"),), "first", "", "maximum"
         ),
-        Wrong("nothing subtracted", (("expf(s[j] - m_i)", "expf(s[j])"),), "first", "scores near -100,000", "large"),
-        Wrong("a maximum that starts at 0", (("float m_i = s[0];", "float m_i = 0.0f;"),), "first", "", "maximum"),
         Wrong("the minimum", (("fmaxf(m_i", "fminf(m_i"),), "first", ""),
         Wrong(
             "minus infinity by its name",
@@ -63,6 +88,10 @@ TABLE = {
         Wrong("a limit by its name", (("= s[0];", "= -FLT_MAX;"),), "compiles", "includes no header", "no header"),
         Wrong("the place of the maximum", (("m_i = fmaxf(m_i, s[j])", "if (s[j] > m_i) m_i = j"),), "first"),
         Wrong("the sign", (("s[j] - m_i", "m_i - s[j]"),), "first", "What stands inside your expf?", "wrong"),
+        Wrong(
+            "after the exponential", (("expf(s[j] - m_i)", "expf(s[j]) - m_i"),), "first", "inside your expf", "wrong"
+        ),
+        Wrong("divided by an exponential", (("expf(s[j] - m_i)", "expf(s[j]) / expf(m_i)"),), "first", "", "large"),
         Wrong("one key too many", (("j < N_kv; ++j) m_i", "j <= N_kv; ++j) m_i"),), "X-ray", "out of bounds"),
         Wrong("no guard", (("if (row >= N) return;", ""),), "first", "illegal read of S[", "crash"),
         Wrong("no semicolon", (("float m_i = s[0];", "float m_i = s[0]"),), "compiles", "cell:", "compile"),

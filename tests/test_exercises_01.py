@@ -13,7 +13,9 @@ AHEAD = "c + 1 < HEAD_DIM ? k[c + 1] : 0.0f"
 TABLE = {
     "01_scores": (
         Wrong("no scale", (("softmax_scale * dot", "dot"),), "first", "S at N = 40", "factor"),
+        Wrong("scaled twice", ((STORE, STORE.replace("= ", "= softmax_scale * ")),), "first", "How often", "factor"),
         Wrong("an index of 32 bits", ((INDEX, "S[row * N_kv + j]"),), "awkward", "more than 2^32 elements", "overflow"),
+        Wrong("widened too late", ((INDEX, "S[(size_t)(row * N_kv) + j]"),), "awkward", "in which type", "overflow"),
         Wrong("8 words", (("c < HEAD_DIM", "c < 8"),), "awkward", "Right for HEAD_DIM = 8, wrong for 72", "width"),
         Wrong("BLOCK_M words", (("c < HEAD_DIM", "c < BLOCK_M"),), "first", "illegal read of K", "crash"),
         Wrong(
@@ -33,6 +35,10 @@ TABLE = {
             "added to S", ((STORE, f"atomicAdd(&{STORE.replace(' =', ',')[:-1]});"),), "X-ray", "uninitialised", "unset"
         ),
         Wrong("the transpose", ((INDEX, "S[(size_t)j * N + row]"),), "first", "belongs to", "index"),
+        Wrong("rows of the wrong length", ((INDEX, "S[(size_t)row * HEAD_DIM + j]"),), "X-ray", "race", "race"),
+        Wrong("rows of N", ((INDEX, "S[(size_t)row * N + j]"),), "first", "How long is a row of each?", "crash"),
+        Wrong("one word short", (("c < HEAD_DIM", "c < HEAD_DIM - 1"),), "first", "", "wrong"),
+        Wrong("the sum begins anywhere", (("float dot = 0.0f;", "float dot;"),), "X-ray", "", "unset"),
         Wrong(
             "the sum in S",
             (("float dot = 0.0f;", f"{INDEX} = 0.0f;"), ("dot +=", f"{INDEX} += softmax_scale *"), (STORE, "")),
@@ -48,7 +54,9 @@ TABLE = {
     ),
     "01_off_by_one": (
         Wrong("as before", ((AHEAD, "k[c + 1]"),), "X-ray", "out of bounds", "bounds"),
+        Wrong("a guard that is always true", ((AHEAD, "c < HEAD_DIM ? k[c + 1] : 0.0f"),), "X-ray", "K[200]", "bounds"),
         Wrong("a guard by rows", ((AHEAD, "row + 1 < N ? k[c + 1] : 0.0f"),), "first", ""),
+        Wrong("no word of the last key", ((AHEAD, "j + 1 < N_kv ? k[c + 1] : 0.0f"),), "first", "", "wrong"),
         Wrong("one key too few", (("j < N_kv", "j < N_kv - 1"), (AHEAD, "k[c + 1]")), "first", "MEAN at"),
         Wrong("not ahead", ((AHEAD, "k[c]"),), "first", "MEAN at", "wrong"),
         Wrong("8 words", ((AHEAD, "c + 1 < 8 ? k[c + 1] : 0.0f"),), "awkward", "HEAD_DIM belongs", "width"),
@@ -65,6 +73,7 @@ TABLE = {
             "the index at() at row = 99,998",
             "overflow",
         ),
+        Wrong("widened too late", (("(size_t)j * N + row", "(size_t)(j * N + row)"),), "awkward", "", "overflow"),
         Wrong(
             "as before",
             (("(size_t)j * N + row", "(size_t)row * N_kv + j"),),
@@ -79,8 +88,12 @@ TABLE = {
         Wrong("no row", (("(size_t)j * N + row", "(size_t)j * N"),), "X-ray", "race: "),
         Wrong("rows of a block", (("(size_t)j * N + row", "(size_t)j * BLOCK_M + row"),), "first", "illegal", "crash"),
         Wrong(
+            "the last key first", (("(size_t)j * N + row", "(size_t)(N_kv - 1 - j) * N + row"),), "first", "", "index"
+        ),
+        Wrong(
             "tiles of 32 rows", (("(size_t)j * N + row", "((size_t)(row / 32) * N_kv + j) * 32 + row % 32"),), "first"
         ),
+        Wrong("from 1 on", (("(size_t)j * N + row", "(size_t)(j + 1) * N + row"),), "first", "", "crash"),
         Wrong(
             "no return",
             (("return (size_t)j * N + row", "(size_t)j * N + row"),),

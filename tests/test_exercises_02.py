@@ -9,15 +9,20 @@ ONE_TILE = ("K_smem[2]", "K_smem[1]"), ("K_smem[first / BLOCK_N % 2]", "K_smem[0
 
 TURN = "K_smem[first / BLOCK_N % 2]"
 FOR_WORDS = "  for (int i = threadIdx.x; i < BLOCK_N * HEAD_DIM; i += BLOCK_M) {"
+SHARE = "BLOCK_N * HEAD_DIM / BLOCK_M"
 WHICH = "    const int j = i / HEAD_DIM, c = i % HEAD_DIM;\n"
 A_ROW_EACH = "  for (int c = 0, j = threadIdx.x; j < BLOCK_N && c < HEAD_DIM; ++c) {"
 STRIDE, PLACE = "HEAD_DIM + 4;", "return r * STRIDE + c;"
 AFTER_MAXIMUM = "    }\n    __syncthreads();\n"
 END_OF_LOOP = ("    m_i = m_new;\n", "    m_i = m_new;\n    __syncthreads();\n")
+LATE = "    const float m_new = maximum;\n    __syncthreads();"
 
 TABLE = {
     "02_load_tile": (
         Wrong("forgets the tail", (("first + j < N_kv ? ", "true ? "),), "awkward", "illegal read of K", "bounds"),
+        Wrong(
+            "lets one row too many in", (("first + j < N_kv ? ", "first + j <= N_kv ? "),), "awkward", "SUM", "bounds"
+        ),
         Wrong(
             "skips missing rows, which keep old words",
             (("    tile[j][c] = first + j < N_kv ? ", "    if (first + j < N_kv) tile[j][c] = true ? "),),
@@ -77,6 +82,13 @@ TABLE = {
             "Which array does the line above name?",
             "crash",
         ),
+        Wrong(
+            "stops where K ends",
+            (("    tile[j][c] = first", "    if (first + j >= N_kv) break;\n    tile[j][c] = first"),),
+            "awkward",
+            "rows that K does not have",
+            "tail",
+        ),
         Wrong("a word for each thread", ((FOR_WORDS, "  { const int i = threadIdx.x;"),), "first", "", "unset"),
         Wrong("steps of the warp", (("i += BLOCK_M", "i += 32"),), "X-ray", "", ""),
         Wrong(
@@ -91,6 +103,13 @@ TABLE = {
         Wrong(
             "a row for each thread",
             ((FOR_WORDS, A_ROW_EACH), ("    const int j = i / HEAD_DIM, c = i % HEAD_DIM;\n", "")),
+            "limit",
+            "sectors of K: ",
+            "sectors",
+        ),
+        Wrong(
+            "a run of words for each thread",
+            ((FOR_WORDS, f"  for (int n = 0, i; n < {SHARE}; ++n) {{\n    i = {SHARE} * threadIdx.x + n;"),),
             "limit",
             "sectors of K: ",
             "sectors",
@@ -112,13 +131,16 @@ TABLE = {
     ),
     "02_no_conflicts": (
         Wrong("stride 64", ((STRIDE, "HEAD_DIM;"),), "limit", "bank conflicts of a block at d = 64: ", "conflicts"),
+        Wrong("stride 65", ((STRIDE, "HEAD_DIM + 1;"),), "limit", "bank conflicts of a block at", "conflicts"),
         Wrong(
             "stride 100", ((STRIDE, "HEAD_DIM + 36;"),), "limit", "bytes of shared memory at d = 64: 12,800", "bytes"
         ),
+        Wrong("stride 76", ((STRIDE, "HEAD_DIM + 12;"),), "limit", "bytes of shared memory at d = 64: 9,728", "bytes"),
         Wrong("two rows in one place", ((PLACE, "return r / 2 * STRIDE + c;"),), "first", "PART"),
         Wrong("rows too short", ((STRIDE, "4;"),), "first", "illegal write to ", "crash"),
         Wrong("writer and reader differ", (("x = tile[place(r, c)]", "x = tile[r * HEAD_DIM + c]"),), "first", "PART"),
         Wrong("outside the tile", ((PLACE, "return r * (STRIDE + 1) + c;"),), "X-ray", "out of bounds", "crash"),
+        Wrong("stride 68 as a number", ((STRIDE, "68;"),), "first", "STRIDE holds a whole row", "crash"),
         Right(
             "words permuted, nothing padded", ((STRIDE, "HEAD_DIM;"), (PLACE, "return r * STRIDE + (c ^ 4 * (r % 8));"))
         ),
@@ -126,6 +148,7 @@ TABLE = {
     ),
     "02_which_barrier": (
         Wrong("as it was", ((AFTER_MAXIMUM, "    }\n"), END_OF_LOOP), "X-ray", "race: ", "race"),
+        Wrong("the second one left out", ((AFTER_MAXIMUM, "    }\n"),), "X-ray", "race: ", "race"),
         Wrong(
             "a third one",
             (END_OF_LOOP,),
@@ -143,11 +166,25 @@ TABLE = {
             ),
         ),
         Wrong(
+            "a second one in an else",
+            ((AFTER_MAXIMUM, "    } else {\n      __syncthreads();\n    }\n"),),
+            "first",
+            "",
+            "deadlock",
+        ),
+        Wrong(
             "a score of its own",
             (("m = fmaxf(m, scores[k])", "m = fmaxf(m, scores[0])"),),
             "awkward",
             "not of some of them",
             "large",
+        ),
+        Wrong(
+            "one behind the maximum is read as well",
+            (("    const float m_new = maximum;\n", LATE + "\n"),),
+            "limit",
+            "",
+            "barriers",
         ),
         Wrong(
             "the new maximum too early",
@@ -174,6 +211,7 @@ TABLE = {
             "bytes read from shared memory: 0 (the limit: at least",
             "reads",
         ),
+        Wrong("no barrier", (("__syncthreads();  // hazard", "// hazard"),), "X-ray", "race: ", "race"),
         Wrong("second tile forgotten", (("K_smem[2]", "K_smem[1]"),), "first", ""),
         Wrong(
             "no remainder",

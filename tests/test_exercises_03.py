@@ -26,7 +26,7 @@ M = "m_new == NEG_INF ? 0.0f : m_new;"
 KEPT = "m_i = m_new;", "m_i = m;"
 INVERSE = "l_i > 0.0f ? 1.0f / l_i : 0.0f;"
 
-BARRIER, LOAD, USE = "    __syncthreads();\n", "    for (int i", "    for (int c"
+BARRIER, LOAD, WEIGHTS, USE = "    __syncthreads();\n", "    for (int i", "    if (half == 0)", "    for (int c"
 WRITTEN = "      l_smem[r] = l_i;\n"
 USED = "V_smem[j][half * (HEAD_DIM / 2) + c];\n    }\n"
 NOT_THIRD = (BARRIER + USE, USE)
@@ -52,6 +52,13 @@ TABLE = {
             ((ACC, ACC.replace("HEAD_DIM", "BLOCK_N")),),
             "first",
             "columns 0-15 are right",
+            "columns",
+        ),
+        Wrong(
+            "BLOCK_M elements of acc",
+            ((ACC, ACC.replace("HEAD_DIM", "BLOCK_M")),),
+            "first",
+            "columns 0-63 are right",
             "columns",
         ),
         Wrong(
@@ -81,6 +88,7 @@ TABLE = {
     "03_no_key": (
         Wrong("only the division", ((M, "m_new;"),), "first", "NaN", "nan"),
         Wrong("never a negative maximum", ((M, "fmaxf(m_new, 0.0f);"), KEPT), "awkward", "large scores", "large"),
+        Wrong("subtracts nothing", ((M, "0.0f;"), KEPT), "awkward", "large scores", "large"),
         Wrong(
             "returns before the stores",
             (("  float m_i = NEG_INF", "  if (last < 0) return;\n  float m_i = NEG_INF"),),
@@ -97,6 +105,13 @@ TABLE = {
             "one key",
         ),
         Wrong(
+            "something smaller added to l_i",
+            ((INVERSE, "1.0f / (l_i + 1e-7f);"),),
+            "awkward",
+            "to the last bit",
+            "one key",
+        ),
+        Wrong(
             "no row of one key",
             ((INVERSE, "l_i > 1.0f ? 1.0f / l_i : 0.0f;"),),
             "first",
@@ -105,6 +120,7 @@ TABLE = {
         ),
         Wrong("asks the old maximum", ((M, "m_i == NEG_INF ? 0.0f : m_new;"),), "first", "Follow one row by hand"),
         Wrong("asks the row", ((M, "last < 0 ? 0.0f : m_new;"),), "awkward", "Where is it computed?", "nan"),
+        Wrong("asks the tile", ((M, "first == 0 ? 0.0f : m_new;"),), "first", "Where is it computed?", "nan"),
         Wrong("no weight at all", ((INVERSE, "0.0f;"),), "first", "O"),
         Right("something that rounds to nothing", ((INVERSE, "1.0f / (l_i + 1e-30f);"),)),
         Right("at least something", ((INVERSE, "1.0f / fmaxf(l_i, 1e-20f);"),)),
@@ -114,6 +130,7 @@ TABLE = {
     ),
     "03_find_the_race": (
         Wrong("as it was", (NOT_THIRD,), "X-ray", "race: ", "race"),
+        Wrong("one too many elsewhere", (NOT_THIRD, (LOAD, BARRIER + LOAD)), "X-ray", "race: ", "race"),
         Wrong("inside the if", (NOT_THIRD, (WRITTEN, WRITTEN + BARRIER)), "X-ray", "", "deadlock"),
         Wrong("in every iteration", (("acc[c] *=", "__syncthreads(); acc[c] *="),), "limit", "3 tiles", "barriers"),
         Wrong(
@@ -121,6 +138,13 @@ TABLE = {
             (NOT_THIRD, ("        P_smem[j][r] =", "        __syncthreads();\n        P_smem[j][r] =")),
             "first",
             "The odd threads never enter the if",
+            "deadlock",
+        ),
+        Wrong(
+            "one for each half",
+            (NOT_THIRD, (WEIGHTS, "    if (half == 1) __syncthreads();\n" + WEIGHTS), (WRITTEN, WRITTEN + BARRIER)),
+            "first",
+            "must be reached by all threads",
             "deadlock",
         ),
         Wrong(
@@ -136,6 +160,7 @@ TABLE = {
     "03_merge_halves": (
         Wrong("added as they are", ((PARTS, "acc_1[i] + acc_2[i]"),), "first", "O"),
         Wrong("l of one part", ((" + l_2[row] * rescale_2", ""),), "first"),
+        Wrong("the smaller maximum", ((MAXIMUM, "fminf(m_1[row], m_2[row])"),), "awkward", "", "nan"),
         Wrong("no maximum", ((MAXIMUM, "0.0f"),), "awkward", "large scores"),
         Wrong("lse of the first part", (("m + logf(l)", "m_1[row] + logf(l_1[row])"),), "first", "lse", "lse"),
         Wrong(
@@ -145,6 +170,7 @@ TABLE = {
             "Which index has each?",
             "crash",
         ),
+        Wrong("a sum for each element", (("l_1[row]", "l_1[i]"),), "first", "Which index has each?", "crash"),
         Wrong(
             "a row's first element",
             ((PARTS, PARTS.replace("[i]", "[row]")),),
@@ -159,6 +185,7 @@ TABLE = {
             "What is l then?",
             "factor",
         ),
+        Wrong("never divided", ((f"({PARTS}) / l", PARTS),), "first", "What is l then?", "factor"),
         Wrong(
             "the sum of the maxima", ((MAXIMUM, "m_1[row] + m_2[row]"),), "awkward", "Where a part has no keys", "nan"
         ),

@@ -9,7 +9,13 @@ PRODUCT = "s[i][j] += q[i] * k[j];"
 FLOAT4_OF_Q = "const float4 a = *reinterpret_cast<const float4*>(&Q_smem[c][at(i, y)]);"
 FLOAT4_OF_K = "const float4 b = *reinterpret_cast<const float4*>(&K_smem[c][at(i, x)]);"
 WORDS = "const float4 {0} = make_float4({1}[c][{2}], {1}[c][{2} + 1], {1}[c][{2} + 2], {1}[c][{2} + 3]);"
+FLOAT2_OF_Q = (
+    "const float2 a0 = *reinterpret_cast<const float2*>(&Q_smem[c][at(i, y)]);\n"
+    "      const float2 a1 = *reinterpret_cast<const float2*>(&Q_smem[c][at(i + 2, y)]);\n"
+    "      const float4 a = make_float4(a0.x, a0.y, a1.x, a1.y);"
+)
 LOAD, LOAD_AT = "*reinterpret_cast<const float4*>(X + first)", "reinterpret_cast<const float4*>(X)[{0}]"
+STORE, STORE_AT = "*reinterpret_cast<float4*>(Y + first)", "reinterpret_cast<float4*>(Y)[{0}]"
 VECTOR = "if (first + 4 <= count) {"
 ELSE = "} else {\n    for (int i = first; i < count; ++i) Y[i] = factor * X[i];\n  }"
 TAIL = "for (int i = count / 4 * 4; i < count; ++i) Y[i] = factor * X[i];"
@@ -47,11 +53,22 @@ TABLE = {
     "04_register_tile": (
         of_max("the whole warp's maximum", MAX.replace("THREADS_X", "32")),
         of_max("no exchange of maxima", ""),
+        of_max("two exchanges", MAX.replace("THREADS_X", "4")),
         of_max("mask of the first row", MAX.replace("0xffffffff", "0xff"), "mask", "names the lanes that call"),
         of_max("half of the lanes call", f"if (threadIdx.x % 2 == 0) {MAX}", "deadlock", "inside an if"),
         of_sum("own value at every exchange", SUM.replace("a += ", "a += a + ")),
+        of_sum("up, so that the last lane has it", SUM.replace("xor", "up")),
+        of_sum("mask of the first row, in the sum", SUM.replace("0xffffffff", "0xff"), "mask", "names the lanes"),
         of_products("only the diagonal", "if (i == j) s[i][j] += q[i] * k[j]"),
+        of_products("the tile transposed", "s[j][i] += q[i] * k[j]"),
         Wrong("all three exchanges twice", ((MAX, f"{MAX}\n  {MAX}"),), "limit", "shuffles of row_max: 6", "exchanges"),
+        Wrong(
+            "the sum handed out again",
+            ((SUM, f"{SUM}\n  a = __shfl_sync(0xffffffff, a, threadIdx.x / 8 * 8 % 32);"),),
+            "limit",
+            "shuffles of row_sum: 4",
+            "exchanges",
+        ),
         Right(
             "three lines",
             (
@@ -111,6 +128,13 @@ TABLE = {
             "bounds",
         ),
         Wrong("the scores transposed", ((PRODUCT, "s[j][i] += q[i] * k[j];"),), "first", "belongs to", "index"),
+        Wrong(
+            "float2",
+            ((FLOAT4_OF_Q, FLOAT2_OF_Q),),
+            "limit",
+            "requests of shared memory for a column and warp: 6",
+            "requests",
+        ),
         Right(
             "by the index of a float4",
             ((FLOAT4_OF_Q, "const float4 a = reinterpret_cast<const float4*>(Q_smem[c])[at(i, y) / 4];"),),
@@ -136,6 +160,9 @@ TABLE = {
             "a float4 for each word", ((LOAD, LOAD_AT.format("first")),), "first", "What does its index count?", "crash"
         ),
         Wrong(
+            "stored four times as far", ((STORE, STORE_AT.format("first")),), "first", "What does its index", "crash"
+        ),
+        Wrong(
             "misaligned",
             ((LOAD, LOAD.replace("first", "(first ? first - 1 : 0)")),),
             "X-ray",
@@ -145,12 +172,35 @@ TABLE = {
         Wrong("three words", ((", a.w *= factor", ""),), "first"),
         Wrong("the tail is not scaled", (("Y[i] = factor * X[i];", "Y[i] = X[i];"),), "awkward"),
         Wrong(
+            "the tail begins late", (("for (int i = first; i", "for (int i = first + 1; i"),), "awkward", "", "empty"
+        ),
+        Wrong(
+            "stores word by word",
+            (
+                (
+                    f"{STORE} = a;",
+                    "Y[first] = a.x, Y[first + 1] = a.y, Y[first + 2] = a.z, Y[first + 3] = a.w;",
+                ),
+            ),
+            "limit",
+            "requests of Y for 4,096 words",
+            "requests",
+        ),
+        Wrong(
             "float4 only where the whole array has them",
             ((VECTOR, "if (count % 4 == 0) {"), ("i < count", "i < first + 4 && i < count")),
             "limit",
             "requests of X for 4,602 words: 144 (the limit: at most 39)",
             "whole array",
         ),
+        Wrong(
+            "float4 only where the whole block has them",
+            ((VECTOR, "if (4 * (blockIdx.x + 1) * THREADS <= count) {"), ("i < count", "i < first + 4 && i < count")),
+            "limit",
+            "Which threads have less than four words",
+            "whole array",
+        ),
+        Wrong("no guard", ((VECTOR, "if (true) {"),), "awkward", "Which of them exist?", "bounds"),
         Wrong(
             "every thread does the tail",
             ((ELSE, f"}}\n  {TAIL}"),),
@@ -173,9 +223,11 @@ TABLE = {
     ),
     "04_pad_the_tile": (
         padded("unpadded", "D4", "limit", "8 lanes are served together", "conflicts"),
+        padded("two float4", "D4 + 2", "limit", "bank conflicts at d = 64", "conflicts"),
         padded("one more, even where that is even", "D4 + 1", "limit", "At d = 20 it has 5", "odd"),
         padded("three float4", "D4 + 3", "limit", "bytes of shared memory at d = 64", "bytes"),
         padded("17 at any size", "17", "first", "must stay below", "crash"),
+        padded("25 at any size", "25", "limit", "bytes of shared memory at d = 64", "bytes"),
         padded("a row of words", "HEAD_DIM + 1", "compiles", "PITCH counts float4", "shared memory"),
         Wrong(
             "the reader's own place",
@@ -186,6 +238,9 @@ TABLE = {
         ),
         Wrong("moved by one", (("j * PITCH + c;", "j * PITCH + c + 1;"),), "X-ray", "must stay below", "crash"),
         Wrong("columns of rows", (("return j * PITCH + c;", "return c * PITCH + j;"),), "X-ray", "race: ", "race"),
+        Wrong(
+            "the row swizzles too far", (("j * PITCH + c;", "j * PITCH + (c ^ j);"),), "first", "stay below", "crash"
+        ),
         Right("one more where even", ((PITCH, "constexpr int PITCH = D4 % 2 == 0 ? D4 + 1 : D4;"),)),
         Right(
             "a swizzle in place of padding",

@@ -12,6 +12,7 @@ INVERSE, LSE = "l_i == 0.0f ? 0.0f : 1.0f / l_i", "m_i + logf(l_i)"
 LAST, TILES_END = "first_row + BLOCK_M - 1 + N_kv - N", "min(last_pos + 1, N_kv)"
 HIDE = "if (first + j > row + N_kv - N) s = NEG_INF;"
 
+EVERY_KEY = "limit", "N_kv = 77: 231 (the limit: at most 187)", "every key"
 
 GROUP = "head / (heads / kv_heads)"
 Q_AT = "(size_t)row * q_row_stride + (size_t)head * q_head_stride"
@@ -21,6 +22,7 @@ KV_AT = "(size_t)kv_head * kv_head_stride"
 TABLE = {
     "05_sliding_window": (
         Wrong("one key short", ((END, "min(row_pos, N_kv)"),), "first", "keys visited", "visited"),
+        Wrong("one key too far back", ((BEGIN, "max(row_pos - window_left - 1, 0)"),), "first", "", "visited"),
         Wrong(
             "no key before the first",
             ((BEGIN, "row_pos - window_left"),),
@@ -37,6 +39,13 @@ TABLE = {
             "to the last bit",
             "one key",
         ),
+        Wrong(
+            "no row of one key",
+            ((INVERSE, "l_i <= 1.0f ? 0.0f : 1.0f / l_i"),),
+            "awkward",
+            "A row that sees one key",
+            "one key",
+        ),
         Wrong("multiplied by l_i", ((INVERSE, "l_i"),), "first", "wrong by the same factor", "factor"),
         Wrong(
             "no position before the first key",
@@ -45,6 +54,7 @@ TABLE = {
             "",
             "visited",
         ),
+        Wrong("a positive distance", ((POS, "const int row_pos = abs(row + N_kv - N);"),), "awkward", "", "visited"),
         Wrong(
             "a row without keys leaves",
             (("  float m_i = NEG_INF", "  if (end <= begin) return;\n  float m_i = NEG_INF"),),
@@ -58,6 +68,8 @@ TABLE = {
     ),
     "05_causal_tiles": (
         Wrong("every tile", ((TILES_END, "N_kv"),), "limit", "N_kv = 80: 240 (the limit: at most 176)", "every key"),
+        Wrong("every key where they are more", ((TILES_END, f"N == N_kv ? {TILES_END} : N_kv"),), *EVERY_KEY),
+        Wrong("a tile too many", ((TILES_END, "min(last_pos + 1 + BLOCK_N, N_kv)"),), "limit", "", "tiles"),
         Wrong(
             "rounded up to a tile",
             ((TILES_END, "min((last_pos + BLOCK_N) / BLOCK_N * BLOCK_N, N_kv)"),),
@@ -73,6 +85,7 @@ TABLE = {
             "crash",
         ),
         Wrong("one key short", ((TILES_END, "min(last_pos, N_kv)"),), "first", "Some block ends too early", "short"),
+        Wrong("the first row's keys", ((LAST, "first_row + N_kv - N"),), "first", "", "short"),
         Wrong(
             "a row does not see its own key",
             ((HIDE, HIDE.replace(">", ">=")),),
@@ -81,6 +94,7 @@ TABLE = {
             "hidden",
         ),
         Wrong("one key of the future", ((HIDE, HIDE.replace("- N)", "- N + 1)")),), "first", "", "future"),
+        Wrong("nothing is hidden", ((HIDE, ""),), "first", "", "future"),
         Wrong(
             "the diagonal from the top left",
             ((LAST, "first_row + BLOCK_M - 1"), (HIDE, HIDE.replace(" + N_kv - N", ""))),
@@ -88,6 +102,7 @@ TABLE = {
             "",
             "short",
         ),
+        Wrong("the end from the top left", ((LAST, "first_row + BLOCK_M - 1"),), "awkward", "", "short"),
         Wrong("the mask from the top left", ((HIDE, HIDE.replace(" + N_kv - N", "")),), "awkward", "", "hidden"),
         Wrong("beyond the last key", ((TILES_END, "last_pos + 1"),), "X-ray", "out of bounds", "crash"),
         Wrong(
@@ -114,6 +129,9 @@ TABLE = {
             "A row that sees none",
             "no key",
         ),
+        Wrong(
+            "the thread for the row", ((HIDE, HIDE.replace("row + N", "(int)threadIdx.x + N")),), "first", "", "hidden"
+        ),
         Wrong("each thread's own end", ((LAST, "row + N_kv - N"),), "first", "", "deadlock"),
         Right("leaves the tile at the first hidden key", ((HIDE, HIDE.replace("s = NEG_INF", "break")),)),
         Right("the last row that exists", ((LAST, "min(first_row + BLOCK_M, N) - 1 + N_kv - N"),)),
@@ -133,8 +151,10 @@ TABLE = {
         Wrong("the head of Q", ((GROUP, "head"),), "first", "K and V have only kv_heads", "crash"),
         Wrong("always head 0", ((GROUP, "0"),), "first", "Every head of Q reads head 0", "zero"),
         Wrong("Q without its head", ((Q_AT, "(size_t)row * q_row_stride"),), *RACE),
+        Wrong("strides exchanged", ((Q_AT, "(size_t)row * q_head_stride + (size_t)head * q_row_stride"),), *RACE),
         Wrong("heads first", ((Q_AT, "((size_t)head * N + row) * HEAD_DIM"),), "first"),
         Wrong("one layout of Q", ((Q_AT, "((size_t)row * heads + head) * HEAD_DIM"),), "awkward", "", "tail"),
+        Wrong("one layout of K", ((KV_AT, "(size_t)kv_head * HEAD_DIM"),), "awkward", "", "tail"),
         Wrong(
             "the stride of Q for K", ((KV_AT, "(size_t)kv_head * q_head_stride"),), "awkward", "of their own", "bounds"
         ),
@@ -145,6 +165,20 @@ TABLE = {
             "awkward",
             "beyond 32 bits",
             "overflow",
+        ),
+        Wrong(
+            "widened too late",
+            ((Q_AT, "(size_t)(head * q_head_stride + row * q_row_stride)"),),
+            "awkward",
+            "in which type",
+            "overflow",
+        ),
+        Wrong(
+            "heads of K first",
+            ((KV_AT, "(size_t)kv_head * N_kv * HEAD_DIM"),),
+            "first",
+            "strides of their own",
+            "crash",
         ),
         Wrong("groups of two", ((GROUP, "head / 2"),), "awkward", "How many neighbouring heads", "other head"),
         Wrong(

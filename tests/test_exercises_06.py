@@ -32,12 +32,14 @@ LAYOUT = (  # of the GPUs that we know
     ("e < factor.num_elements", "e < 8"),
     ("factor.x[e]", "factors[lane / 4 + e / 2 % 2 * 8]"),
 )
-LOAD_Q = "q_frag, Q_smem + k, STRIDE"
+LOAD_Q, LOAD_K = "q_frag, Q_smem + k, STRIDE", "k_frag, K_smem + k, STRIDE"
 STORE_S = "tc::store_matrix_sync(S_smem, S, S_STRIDE, tc::mem_row_major);\n"
+MMA = "tc::mma_sync(S, q_frag, k_frag, S);"
 ELEMENT, EXISTS = "S_smem[lane * S_STRIDE + j]", "first + j < N_kv"
 SCALED = f"const float s = softmax_scale * {ELEMENT};"
 SCORE = f"const float s = {EXISTS} ? softmax_scale * {ELEMENT} : NEG_INF;"
 ZERO_SKIPPED = f"if ({ELEMENT} == 0.0f) continue;\n      {SCALED}"
+ZERO_HIDDEN = f"{SCALED.replace('const ', '')}\n      if (s == 0.0f) s = NEG_INF;"
 FMA = """    for (int e = lane; e < 256; e += 32) {
       float dot = 0.0f;
       for (int c = 0; c < HEAD_DIM; ++c)
@@ -47,6 +49,8 @@ FMA = """    for (int e = lane; e < 256; e += 32) {
 """
 READ = "for (int j = 0; j < 16; ++j) s[j] = S_smem[lane % 16 * S_STRIDE + j];\n"
 PADDING = "X-ray", "how far apart are two rows of the tile?", "stride of Q and K"
+P_STORE = "P_smem[lane * P_STRIDE + j] = __float2half(exp2f(s[j]));\n"
+LAST = P_STORE + "    __syncwarp();\n"
 MISSING = "    __syncwarp();\n    for (int j = 0; lane < 16"
 NOT_THERE = (MISSING, "    for (int j = 0; lane < 16")
 
@@ -70,6 +74,7 @@ TABLE = {
             "no product",
         ),
         Wrong("the stride of Q", ((LOAD_Q, LOAD_Q.replace("STRIDE", "HEAD_DIM")),), *PADDING),
+        Wrong("the stride of K", ((LOAD_K, LOAD_K.replace("STRIDE", "HEAD_DIM")),), *PADDING),
         Wrong("K is not transposed", (("tc::col_major", "tc::row_major"),), "first", "not Q K^T", "layout of K"),
         Wrong("K from the first column on", (("K_smem + k", "K_smem"),), "awkward", "d = 48", "steps"),
         Wrong(
@@ -87,6 +92,18 @@ TABLE = {
             "stride of S",
         ),
         Wrong(
+            "not added up",
+            (
+                (
+                    "tc::mma_sync(S, q_frag, k_frag, S);",
+                    "tc::fill_fragment(S, 0.0f);\n      tc::mma_sync(S, q_frag, k_frag, S);",
+                ),
+            ),
+            "awkward",
+            "d = 48",
+            "steps",
+        ),
+        Wrong(
             "nothing stored",
             (("tc::store_matrix_sync(S_smem, S, S_STRIDE, tc::mem_row_major);", ""),),
             "X-ray",
@@ -101,7 +118,17 @@ TABLE = {
             "keys",
         ),
         Wrong("a score of 0 is no key", ((SCORE, ZERO_SKIPPED),), "first", "happens to be 0", "zero"),
+        Wrong("a score of 0 becomes -inf", ((SCORE, ZERO_HIDDEN),), "first", "happens to be 0", "zero"),
+        Wrong(
+            "a product that is never reached",
+            ((MMA, f"if (k < 0) {MMA}"), (f"    {STORE_S}", FMA)),
+            "limit",
+            "CUDA cores computed it",
+            "no product",
+        ),
+        Wrong("the key in the tile", ((EXISTS, "j < N_kv"),), "awkward", "Which keys of the last tile", "tail"),
         Wrong("no scale", (("softmax_scale * S_smem", "S_smem"),), "first", "not scaled", "scale"),
+        Wrong("a column of S", ((ELEMENT, "S_smem[j * S_STRIDE + lane]"),), "first", "read by columns", "by columns"),
         Wrong("Q is transposed", (("tc::row_major", "tc::col_major"),), "first", "Q's fragment", "layout of Q"),
         Wrong("half of the lanes store", ((STORE_S, f"if (lane < 16) {STORE_S}"),), "first", "", "deadlock"),
         Wrong("Q twice", (("k_frag, K_smem + k", "k_frag, Q_smem + k"),), "first", "lse at", "wrong"),
@@ -150,6 +177,7 @@ TABLE = {
             "which of the accumulators",
             "some",
         ),
+        Wrong("stored at the row", (("factors[lane]", "factors[row]"),), "X-ray", "which has 16 floats", "outside"),
         Wrong("one lane stores", (("lane < 16", "lane == 0"),), "X-ray", "Which lanes store", "unset"),
         Wrong(
             "a barrier for the lanes that store",
@@ -160,6 +188,7 @@ TABLE = {
         ),
         Wrong("a stride of 16", ((LOAD, LOAD.replace("0,", "16,")),), "X-ray", "how far apart are two columns?"),
         Wrong("no barrier after the store", ((STORE + "    __syncwarp();\n", STORE),), "X-ray", "race", "race"),
+        Wrong("no barrier before the store", (("    __syncwarp();\n" + STORE, STORE),), "X-ray", "race", "race"),
         Wrong("a factor for each two lanes", ((STORE, STORE.replace("factors[lane]", "factors[lane / 2]")),), "X-ray"),
         Wrong("acc makes the trip", ((MULTIPLY, TRIP),), "limit", "for a tile: ", "trip"),
         Right("barriers of the block", (("    __syncwarp();\n" + STORE, "    __syncthreads();\n" + STORE),)),
@@ -189,6 +218,7 @@ TABLE = {
             "reached 16 times",
             "barriers in a loop",
         ),
+        Wrong("after P is stored", (NOT_THERE, (LAST, LAST + "    __syncwarp();\n")), "X-ray", "race", "race"),
         Wrong(
             "everywhere",
             (("    float s[16];\n", "    __syncwarp();\n    float s[16];\n"),),

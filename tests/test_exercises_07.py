@@ -12,7 +12,7 @@ from helpers.lesson.exercises import exercise
 SWIZZLE = "16 * (chunk ^ row % 8)"
 XOR_1, XOR_2 = "__shfl_xor_sync(0xffffffff, a, 1)", "__shfl_xor_sync(0xffffffff, a, 2)"
 REDUCE = f"  a = fmaxf(a, {XOR_1});\n  return fmaxf(a, {XOR_2});\n"
-X = "the first"
+ROW, X = "8 * (e / 2)", "the first"
 BY_SHARED = """  __shared__ float all[32];
   __syncwarp();
   all[threadIdx.x] = a;
@@ -29,6 +29,7 @@ A = tuple(f"pack(S[{i // 2}][{i % 2 * 2}], S[{i // 2}][{i % 2 * 2 + 1}])" for i 
 TABLE = {
     "07_swizzle": (
         Wrong("chunks in their order", ((SWIZZLE, "16 * chunk"),), "limit", "bank conflicts: 112", symptom="limit"),
+        Wrong("one permutation for all rows", ((SWIZZLE, "16 * (chunk ^ 5)"),), "limit", symptom="limit"),
         Wrong("rows above 7 leave their row", ((SWIZZLE, "16 * (chunk ^ row)"),), "first", symptom="bounds"),
         Wrong(
             "an exclusive or of a chunk's bytes with a row",
@@ -37,8 +38,16 @@ TABLE = {
             "no multiple of 16",
             symptom="aligned",
         ),
+        Wrong("rows of 144 bytes", (("128 * row + " + SWIZZLE, "144 * row + 16 * chunk"),), "first", symptom="bounds"),
         Wrong("rows change places", (("128 * row + " + SWIZZLE, "128 * (row ^ chunk) + 16 * chunk"),), "limit"),
         Wrong("an or", ((SWIZZLE, "16 * (chunk | row % 8)"),), "first", symptom="shared"),
+        Wrong("rows modulo 8 twice", (("128 * row", "128 * (row % 8)"),), "first", symptom="shared"),
+        Wrong(
+            "elements, not bytes",
+            (("128 * row + " + SWIZZLE, "64 * row + 8 * (chunk ^ row % 8)"),),
+            "first",
+            symptom="aligned",
+        ),
         Right("a sum", ((SWIZZLE, "16 * ((chunk + row) % 8)"),)),
         Right("bits", (("128 * row + " + SWIZZLE, "(row << 7 | (chunk ^ (row & 7)) << 4)"),)),
         Right("bytes", (("128 * row + " + SWIZZLE, "128 * row + 16 * chunk ^ 16 * (row % 8)"),)),
@@ -48,6 +57,9 @@ TABLE = {
         Wrong("no shuffle", ((REDUCE, "  return a;\n"),), "first", symptom="reduce"),
         Wrong("one shuffle", ((f"return fmaxf(a, {XOR_2})", "return a"),), "first", symptom="reduce"),
         Wrong("keys four apart", (("2 * t + e % 2", "t + e % 2 * 4"),), "first", symptom="elements"),
+        Wrong(
+            "rows and keys of e exchanged", ((ROW, "8 * (e % 2)"), ("e % 2;", "e / 2;")), "first", symptom="elements"
+        ),
         Wrong(
             "through shared memory",
             ((REDUCE, BY_SHARED),),
@@ -73,9 +85,17 @@ TABLE = {
             "not waited for",
             symptom="order",
         ),
+        Wrong(
+            "waits for all groups, with the copy first",
+            ((WAIT + BARRIER + COPY, COPY + WAIT + BARRIER),),
+            "X-ray",
+            symptom="order",
+        ),
         Wrong("the barrier before the wait", ((WAIT + BARRIER, BARRIER + WAIT),), "first", symptom="others' copies"),
         Wrong("no barrier", ((BARRIER, ""),), "X-ray", symptom="barrier"),
+        Wrong("the barrier of a warp", ((BARRIER, "    __syncwarp();\n"),), "X-ray", symptom="barrier"),
         Wrong("no wait", ((WAIT, ""),), "first", symptom="own copies"),
+        Wrong("leaves this tile in flight", ((WAIT, WAIT.replace("0", "1")),), "first", symptom="own copies"),
         Wrong(
             "a second barrier",
             ((WAIT + BARRIER + COPY, BARRIER + COPY + "    cp_async_wait<1>();\n" + BARRIER),),
@@ -89,8 +109,16 @@ TABLE = {
             symptom="others' copies",
         ),
         Wrong("into the tile that is summed", ((COPY, COPY.replace("stage ^ 1", "stage")),), "first", symptom="target"),
+        Wrong("the barrier behind the sum", ((BARRIER, ""), (SUM, SUM + BARRIER)), "X-ray", symptom="others' copies"),
         Wrong("one thread waits", ((WAIT, "    if (threadIdx.x == 0) cp_async_wait<0>();\n"),), "first"),
+        Wrong(
+            "a barrier at either side of the sum",
+            ((COPY, ""), (SUM, SUM + BARRIER + COPY)),
+            "limit",
+            symptom="limit",
+        ),
         Wrong("the copy behind the sum", ((COPY, ""), (SUM, SUM + COPY)), "limit", "is copied: 0", symptom="overlap"),
+        Wrong("waits for the next tile, too", ((COPY, COPY + WAIT),), "limit", "is copied: 0", symptom="overlap"),
         Right(
             "the sum from the last row on", ((SUM, SUM.replace("int r = 0; r < ROWS; ++r", "int r = ROWS; r-- > 0;")),)
         ),
@@ -101,6 +129,7 @@ TABLE = {
     ),
     "07_two_products": (
         Wrong("ones", tuple((a, "pack(1.0f, 1.0f)") for a in A), "first", symptom="a"),
+        Wrong("rows exchanged", ((A[0], "X"), (A[1], A[0]), ("X", A[1])), "first", symptom="a"),
         Wrong("V not transposed", ((TRANSPOSED, TRANSPOSED.replace("_trans", "")),), "first", symptom="transposed"),
         Wrong(
             "V as K is loaded",
@@ -121,6 +150,7 @@ TABLE = {
             "first",
             symptom="unset",
         ),
+        Wrong("every chunk twice", ((TRANSPOSED, TRANSPOSED.replace("2 * n", "n")),), "first", symptom="b"),
         Wrong("no tile", ((TRANSPOSED, TRANSPOSED.replace("v + ", "")),), "first", "the address of a row"),
         Wrong("all lanes in a row", ((TRANSPOSED, TRANSPOSED.replace("lane % 16", "lane")),), "first", "row below 16"),
         Wrong(
@@ -130,8 +160,21 @@ TABLE = {
             symptom="not packed",
         ),
         Wrong(
+            "floats as they are",
+            tuple((a, f"S[{i // 2}][{i % 2}]") for i, a in enumerate(A)),
+            "first",
+            "",
+            "not packed",
+        ),
+        Wrong(
             "keys of V exchanged",
             ((TRANSPOSED, TRANSPOSED.replace("lane % 16", "(lane + 8) % 16")),),
+            "first",
+            symptom="halves",
+        ),
+        Wrong(
+            "keys of S exchanged",
+            tuple((A[i], f"a{i}") for i in range(4)) + tuple((f"a{i}", A[i ^ 2]) for i in range(4)),
             "first",
             symptom="halves",
         ),

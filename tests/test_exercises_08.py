@@ -32,8 +32,13 @@ TABLE = {
             "sectors a request of add: 8",
             "sectors",
         ),
+        Wrong(
+            "four floats of a lane side by side", ((PLACE, "128 * f + 4 * threadIdx.x + i"),), "limit", "", "sectors"
+        ),
         Wrong("rows as before", ((ROWS_OF, ROWS_OF.replace("place", "element")),), "first", "", "rows"),
+        Wrong("the places are exchanged", ((ROWS_OF, ROWS_OF.replace("element", "place")),), "first", "", "rows"),
         Wrong("all fragments in one place", ((PLACE, "32 * i + threadIdx.x"),), "first", "", "twice"),
+        Wrong("fragments overlap", ((PLACE, "32 * f + 32 * i + threadIdx.x"),), "first", "", "twice"),
         Wrong(
             "beyond the 16 rows",
             ((PLACE, "256 * f + 32 * i + threadIdx.x"),),
@@ -53,12 +58,18 @@ TABLE = {
         Right("a rotation", ((PLACE, "128 * f + 32 * i + (threadIdx.x + 8) % 32"),)),
     ),
     "08_delta": (
-        Wrong("a turn for each block", ((SHARE, SHARE.replace("+= 32", "+= 128")),), "first", "", "share"),
         Wrong(
             "every lane reads the whole row",
             ((SHARE, SHARE.replace("lane;", "0;").replace("+= 32", "++")), (REDUCE, "")),
             "limit",
             "sectors of O: 4,608",
+            "reads",
+        ),
+        Wrong(
+            "neighbouring words to one lane",
+            ((SHARE, "for (int c = lane * HEAD_DIM / 32; c < (lane + 1) * HEAD_DIM / 32; ++c) sum += dO[c] * O[c];"),),
+            "limit",
+            "sectors of O",
             "reads",
         ),
         Wrong("no reduction", ((REDUCE, ""),), "first", "", "lanes"),
@@ -72,6 +83,7 @@ TABLE = {
         Wrong("through shared memory", ((REDUCE, BY_SHARED),), "limit", "requests of shared memory", "shared"),
         Wrong("the thread, not the lane", ((SHARE, SHARE.replace("lane", "threadIdx.x")),), "first", "", "share"),
         Wrong("two words at most", ((SHARE, TWO_WORDS),), "awkward"),
+        Wrong("a turn for each block", ((SHARE, SHARE.replace("+= 32", "+= 128")),), "first", "", "share"),
         Wrong(
             "fewer lanes at each step",
             ((REDUCE, REDUCE.replace("sum +=", "if (lane < mask) sum +=").replace("_xor_", "_down_")),),
@@ -79,6 +91,8 @@ TABLE = {
             "all 32 lanes must call",
             "mask",
         ),
+        Wrong("half of the mask", ((REDUCE, REDUCE.replace("0xffffffff", "0xffff")),), "first", "", "mask"),
+        Wrong("up, not down", ((REDUCE, REDUCE.replace("_xor_", "_up_")),), "first", "", "lanes"),
         Wrong("both", ((SHARE, SHARE.replace("lane;", "0;").replace("+= 32", "++")),), "first", "", "32 times"),
         Wrong("one lane too many at the end", ((SHARE, SHARE.replace("c < HEAD_DIM", "c < 64")),), "awkward"),
         Wrong(
@@ -114,11 +128,21 @@ TABLE = {
             "dV",
             "second hole",
         ),
+        Wrong("no scale in P", ((P, "expf(s - lse[row])"),), "first", "dV", "P"),
         Wrong("P from exp / exp", ((P, "expf(softmax_scale * s) / expf(lse[row])"),), "awkward", "NaN", "large"),
         Wrong("D is left out", ((DS, "p * dp"),), "first", "dK", "dS"),
+        Wrong("D is added", ((DS, "p * (dp + D[row])"),), "first", "dK", "dS"),
         Wrong("dK not scaled", (("dk[c] += softmax_scale * ds", "dk[c] += ds"),), "first", "is 4 in each", "no scale"),
+        Wrong(
+            "neither scaled",
+            (("softmax_scale * ds", "ds"), ("softmax_scale * ds", "ds")),
+            "first",
+            "is 4 in each",
+            "no scale",
+        ),
         Wrong("scaled in ds too", ((DS, f"softmax_scale * {DS}"),), "first", "is 1/4 in each", "scale twice"),
         Wrong("dV by Q", (("p * d_o[c]", "p * q[c]"),), "first", "dV", "dV"),
+        Wrong("dV by dS", (("p * d_o[c]", "ds * d_o[c]"),), "first", "dV", "dV"),
         Wrong("dK by dO", (("ds * q[c]", "ds * d_o[c]"),), "first", "dK", "dK"),
         Wrong(
             "dQ is stored", ((DQ, DQ.replace("atomicAdd(&", "*(&").replace("c], ", "c]) = (")),), "first", "dQ", "race"
@@ -136,6 +160,7 @@ TABLE = {
         Wrong("D by the key", ((DS, "p * (dp - D[key])"),), "first", "Which number does an index count", "bounds"),
         Wrong("dQ by the key", ((DQ, DQ.replace("row * d", "key * d")),), "first", "", "crash"),
         Wrong("dQ by P", ((DQ, DQ.replace("* ds", "* p")),), "first", "dQ", "dQ"),
+        Wrong("dQ by Q", ((DQ, DQ.replace("* k[c]", "* q[c]")),), "first", "dQ", "dQ"),
         Wrong(
             "dQ twice",
             ((DQ, (DQ + "\n").replace("softmax_scale", "0.5f * softmax_scale") * 2),),

@@ -14,7 +14,7 @@ IN_STEP, BARRIER = SHUFFLE.replace("squares +=", "__syncthreads(), squares +="),
 TOTAL = "total = of_warp[0] + of_warp[1] + of_warp[2] + of_warp[3];"
 
 TURNS = "i < COLUMNS"
-SQUARES = "float squares = 0.0f;"
+SQUARES, STORE = "float squares = 0.0f;", "if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = squares;"
 
 TABLE = {
     "09_two_corners": (
@@ -22,6 +22,8 @@ TABLE = {
         Wrong("always FlashAttention's", ((SHIFT, "N_kv - N"),), "first", "top-left", "top-left"),
         Wrong("exchanged", ((SHIFT, "top_left ? N_kv - N : 0"),), "first", "under the other's number", "exchanged"),
         Wrong("no sign", ((SHIFT, "top_left ? 0 : abs(N_kv - N)"),), "awkward", "", "bottom-right"),
+        Wrong("only more keys than rows", ((SHIFT, "top_left ? 0 : max(N_kv - N, 0)"),), "awkward", "", "bottom-right"),
+        Wrong("bounded by the rows", ((END, "max(0, min(row + 1 + shift, N))"),), "first", "", "bottom-right"),
         Wrong("the thread's row", ((END, END.replace("row", "(int)threadIdx.x")),), "awkward", "Both rules", "both"),
         Wrong(
             "without a sign",
@@ -58,9 +60,20 @@ TABLE = {
             "rows counted from the sentence", (("(size_t)row", f"(size_t)(row - {FIRST})"),), "first", "", "other rows"
         ),
         Wrong("lengths for ends", ((LAST, LAST + f" - {FIRST}"),), "first"),
+        Wrong("its own sum", ((TOTAL, "total = squares;"),), "first", "", "length"),
         Wrong("for four threads", ((TOTAL, f"if (threadIdx.x < 4) {TOTAL}"),), "first", "in each of them", "length"),
+        Wrong(
+            "a barrier for those that store",
+            ((STORE + "\n  " + BARRIER, STORE.replace(") of", ") {\n    of") + "\n    " + BARRIER + "\n  }"),),
+            "X-ray",
+            "do all threads have to pass",
+            "race",
+        ),
         Wrong("added to what nobody wrote", (("= squares;\n  __s", "+= squares;\n  __s"),), "X-ray", "", "unset"),
         Wrong("a barrier for each shuffle", ((SHUFFLE, IN_STEP),), "limit", "barriers"),
+        Wrong(
+            "the first sentence for all", ((FIRST, "cu_seqlens[0]"), (LAST, "cu_seqlens[1]")), "first", "", "other rows"
+        ),
         Wrong("one row more", (("row < ", "row <= "),), "first", "one of this block's sentence"),
         Wrong("three columns a thread", ((TURNS, "i < 3"),), "awkward", "How many are these", "missing"),
         Wrong("columns that do not exist", ((GUARD, "sum[i]"),), "awkward"),

@@ -9,7 +9,7 @@ from helpers.lesson.exercises import exercise, hints
 from helpers.lesson.exercises.trial import EXERCISES
 
 EMPTY, FULL = "parity = (tile / STAGES & 1) ^ 1;", "parity = tile / STAGES & 1;"
-ELSEWHERE = "arrival elsewhere"
+PRODUCER_PARITY, ELSEWHERE = "parity of the producer", "arrival elsewhere"
 READ = "sum += __half2float(V_smem[stage][r][8 * (column / 8 ^ r % 8) + column % 8]);"
 ARRIVE_TOO = f"{{ {READ} mbarrier_arrive(empty + 8 * stage); }}"
 ARRIVE = "    mbarrier_arrive(empty + 8 * stage);\n"
@@ -37,6 +37,7 @@ TABLE = {
             "not waited for",
             "parity of the consumer",
         ),
+        Wrong("the parity of the tile", ((FULL, "parity = tile & 1;"),), "X-ray", "", "parity of the consumer"),
         Wrong("always the first phase", ((EMPTY, "parity = 1;"),), "X-ray", "", "parity of the producer"),
         Wrong("only the producer is written", (CONSUMER_AS_IT_WAS,), "X-ray", "", "stage of the consumer"),
         Wrong(
@@ -54,6 +55,7 @@ TABLE = {
             "few arrivals",
         ),
         Wrong("given back before it is read", ((ARRIVE, ""), (WAIT_FULL, WAIT_FULL + ARRIVE)), "X-ray", "race", "race"),
+        Wrong("the producer's parity of the tile", ((EMPTY, "parity = tile & 1 ^ 1;"),), "first", "", PRODUCER_PARITY),
         Wrong(
             "stages for a power of two",
             ((STAGE, "stage = tile & STAGES - 1;"), (STAGE, "stage = tile & STAGES - 1;")),
@@ -62,6 +64,13 @@ TABLE = {
             "stage of the producer",
         ),
         Wrong("in each turn of the rows", ((ARRIVE, ""), (READ, ARRIVE_TOO)), "X-ray", "", "many arrivals"),
+        Wrong(
+            "a thread for each warp gives it back",
+            ((ARRIVE, "    if (column % 32 == 0)" + ARRIVE[3:]),),
+            "first",
+            "62 more arrivals",
+            "few arrivals",
+        ),
         Wrong("the next stage", ((ARRIVE, ARRIVE.replace("stage", "((stage + 1) % STAGES)")),), "limit", "", ELSEWHERE),
         Wrong("mbarriers of one byte", ((ARRIVE, ARRIVE.replace("8 * ", "")),), "first", "", "crash"),
         Wrong("the wrong barrier is arrived at", ((ARRIVE, ARRIVE.replace("empty", "full")),), "first", "", AT_FULL),
@@ -77,6 +86,13 @@ TABLE = {
             "copies in flight at first: 1",
             "stage of the producer",
         ),
+        Wrong(
+            "stages and phases exchanged",
+            ((STAGE, "stage = tile / STAGES % STAGES;"), (STAGE, "stage = tile / STAGES % STAGES;")),
+            "first",
+            "",
+            "stage of the producer",
+        ),
         Right(
             "no arrival for stages that no tile follows in", ((ARRIVE, "    if (tile + STAGES < tiles)" + ARRIVE[3:]),)
         ),
@@ -86,8 +102,13 @@ TABLE = {
     "10_descriptor": (
         Wrong("the address in bytes", ((FIELDS, FIELDS.replace(" / 16", "")),), "first", "reaches to byte", "address"),
         Wrong("the distance in bytes", (("8 * 128 / 16", "8 * 128"),), "first", "", "rows"),
+        Wrong("the distance of one row", (("8 * 128 / 16", "128 / 16"),), "first", "", "rows"),
         Wrong("the swizzle one bit too far", (("swizzle_128b << 62", "swizzle_128b << 63"),), "first", "", "swizzle"),
+        Wrong(
+            "the address in words", ((FIELDS, FIELDS.replace("address / 16", "address / 4")),), "first", "", "address"
+        ),
         Wrong("a step in bytes", ((STEP, "step = i * 16 * 2"),), "first", "", "step"),
+        Wrong("a step of rows", ((STEP, "step = i * 16 * 128 / 16"),), "first", "", "step"),
         Wrong(
             "the header's function in brackets",
             ((FIELDS, "(wgmma_descriptor)(address)"),),
@@ -95,7 +116,15 @@ TABLE = {
             "wgmma_descriptor: 1",
             "limit",
         ),
+        Wrong("no swizzle", (("swizzle_128b << 62 | ", ""),), "first", "", "swizzle"),
         Wrong("the swizzle in another field", (("swizzle_128b << 62", "swizzle_128b << 49"),), "first", "", "base"),
+        Wrong(
+            "the header's function",
+            ((FIELDS, "wgmma_descriptor(address)"),),
+            "limit",
+            "wgmma_descriptor: 1",
+            "limit",
+        ),
         Right("a leading offset that is not used", ((FIELDS, FIELDS + " | 1ull << 16"),)),
         Right("sums", ((FIELDS, "(swizzle_128b << 62) + (eight_rows << 32) + (address >> 4)"),)),
         Right("masked as the manual has it", ((FIELDS, FIELDS.replace("address", "(address & 0x3ffff)")),)),

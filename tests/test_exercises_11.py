@@ -38,6 +38,7 @@ TABLE = {
             "elements wrong",
             "future",
         ),
+        Wrong("the mask is forgotten", ((HIDE, "return s * LOG2_E;"),), "first", "", "future"),
         Wrong(
             "a hidden key is finite", ((HIDE, HIDE.replace("NEG_INF", "M_INIT")),), "awkward", "see no key", "no key"
         ),
@@ -70,8 +71,13 @@ TABLE = {
         Wrong("multiples of step", ((SEES, "kv_idx <= q_idx && kv_idx % step == 0"),), "first", "elements wrong"),
         Wrong("every key", ((SEES, "kv_idx <= q_idx"),), "first", "elements wrong"),
         Wrong("no tile is skipped", ((NEEDED, "true"),), *TOO_MANY),
+        Wrong("only the future is skipped", ((NEEDED, "most >= 0"),), *TOO_MANY),
         Wrong("a distance of 0 does not count", ((NEEDED, "most >= 0 && most / step > 0"),), "awkward", *LOST),
+        Wrong("a tile has a whole step", ((NEEDED, "most >= 0 && most - least >= step"),), "awkward", *LOST),
         Wrong("the corners", ((NEEDED, "most >= 0 && (least % step == 0 || most % step == 0)"),), "first", *LOST),
+        Wrong(
+            "the first row alone", (("most = last_row - first_key", "most = first_row - first_key"),), "first", *LOST
+        ),
         Right("the distance once", ((SEES, "q_idx >= kv_idx && (q_idx - kv_idx) / step * step == q_idx - kv_idx"),)),
         Right("equal rests", ((SEES, "kv_idx <= q_idx && q_idx % step == kv_idx % step"),)),
         Right("the rest", ((NEEDED, "most >= 0 && most % step <= most - least"),)),

@@ -16,9 +16,12 @@ ROWS = "Stride<_32, _1>"
 TABLE = {
     "12_swizzle_layout": (
         Wrong("no swizzle", ((HALF, "Swizzle<0, 3, 3>"),), "limit", "bank conflicts of K_smem: 48", "half tile"),
+        Wrong("row bits 0 and 1", ((HALF, "Swizzle<2, 3, 2>"),), "limit", "K_smem", "half tile"),
         Wrong("half a chunk", ((HALF, "Swizzle<2, 2, 3>"),), "first", "must stay together", "chunk"),
+        Wrong("the floats' swizzle for chunks", ((HALF, FLOAT),), "first", "must stay together", "chunk"),
         Wrong("words in bytes", ((FLOAT, "Swizzle<5, 2, 5>"),), "limit", "F_smem", "float tile"),
         Wrong("columns", ((ROWS, "Stride<_1, _32>"),), "first"),
+        Wrong("16 banks", ((FLOAT, "Swizzle<4, 0, 5>"),), "limit", "bank conflicts of F_smem: 32", "float tile"),
         Wrong("the row is permuted, not the column", ((FLOAT, "Swizzle<5, 0, -5>"),), "limit", "F_smem"),
         Wrong("bits that overlap", ((FLOAT, "Swizzle<5, 0, 4>"),), "compiles", "", "compile"),
         Wrong(

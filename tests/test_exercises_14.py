@@ -51,7 +51,9 @@ TABLE = {
         Wrong("the first sequence's row", ((TABLE_ROW, ""),), "first", "O at", "first row"),
         Wrong("NaN past the end", ((SEEN, "true"),), "first", "NaN", "past the end"),
         Wrong("NaN is left out", ((SEEN, "true"), ("* v[i];", "* (isnan(v[i]) ? 0.0f : v[i]);")), "limit"),
+        Wrong("one key too many", ((SEEN, "key <= length"),), "first", "NaN", "past the end"),
         Wrong("pages of 16", ((ENTRY, "key / 16"), ("key % page_size", "key % 16")), "awkward", "", "page size"),
+        Wrong("the page of the first key", ((ENTRY, "first / page_size"),), "awkward", "", "page size"),
         Wrong("a page is a row", ((PLACE, "page + key % page_size"),), "first", "O at"),
         Wrong("the key's place in V", ((PLACE, "page * page_size + key"),), "first"),
         Right("by a bound of the loop", ((f"if ({SEEN})", "if (i < length - first)"),)),
@@ -68,8 +70,11 @@ TABLE = {
             "",
             "one part",
         ),
+        Wrong("a quotient of exponentials", ((WEIGHT, "expf(lse_i) / expf(m)"),), "awkward", "large scores", "large"),
         Wrong("lse is a sum", ((LSE, "m + sum"),), "first", "lse at", "lse"),
         Wrong("NaN is left out", ((SKIP, ""), ("acc +=", "if (!isnan(*o)) acc +=")), "awkward", "NaN", "empty part"),
+        Wrong("an empty part ends the row", ((SKIP, SKIP.replace("continue", "break")),), "awkward", "", "empty part"),
+        Wrong("lse is the maximum", ((LSE, "m"),), "first", "lse at", "lse"),
         Wrong("a row without keys is divided", ((NO_KEY, ""),), "awkward", "NaN", "empty row"),
         Wrong("a row without keys has lse 0", ((NO_KEY, NO_KEY + "  if (sum == 0.0f) lse_row = 0.0f;\n"),), "awkward"),
         Wrong("adds up the parts so far again", ((ADD, ADD_ALL_SO_FAR),), "limit", "bytes of O_part read", "limit"),
@@ -106,14 +111,20 @@ TABLE = {
             "no draw",
         ),
         Wrong("no fence", ((FENCE, ""),), "X-ray", "race", "race"),
+        Wrong("a fence of the block", (("__threadfence()", "__threadfence_block()"),), "X-ray", "race", "race"),
         Wrong("no barrier after it", ((DRAW + KNOWN, DRAW),), "X-ray", "is_last", "is_last"),
         Wrong("the first draw", ((NUMBER, "== 0;\n"),), "X-ray", "race", "early"),
         Wrong("one draw too many", ((NUMBER, "== gridDim.x;\n"),), "first", "never written", "empty"),
         Wrong(
+            "never reset", (("atomicInc(ticket, gridDim.x - 1)", "atomicAdd(ticket, 1)"),), "first", "again", "empty"
+        ),
+        Wrong(
             "back to 0 one too late", (("atomicInc(ticket, gridDim.x - 1)", "atomicInc(ticket, gridDim.x)"),), "first"
         ),
         Wrong("reset by every block", ((DRAW, RESET_BY_ALL),), "X-ray", "", "reset by all"),
+        Wrong("the block's own number", ((NUMBER, "== blockIdx.x;\n"),), "X-ray", "", "early"),
         Wrong("a number of threads", ((DRAW, DRAW.replace("gridDim.x", "blockDim.x")),), "first"),
+        Wrong("each thread draws", (("if (c == 0) is_last", "is_last"),), "X-ray", "is_last", "is_last"),
         Wrong(
             "as many draws as threads",
             ((DRAW, "is_last = atomicInc(ticket, 64 * gridDim.x - 1) >= 64 * (gridDim.x - 1);\n"),),

@@ -33,6 +33,8 @@ TABLE = {
             "factors",
         ),
         Wrong("the first that is lost", ((KEPT, KEPT.replace("return j", "return j + 1")),), "first", "", "one off"),
+        Wrong("one too few", ((KEPT, KEPT.replace("return j", "return j - 1")),), "first", "", "one off"),
+        Wrong("2^j", ((LOOP, LOOP.replace("-(j", "(j")),), "first", "", "many"),
         Wrong(
             "all are tried",
             kept(
@@ -50,6 +52,8 @@ TABLE = {
             "truncates says False",
             "half",
         ),
+        Wrong("always", ((CUTS, "return true;"),), "awkward", "that keeps 10 bits and rounds", "rounds"),
+        Wrong("the other way round", ((CUTS, CUTS.replace("==", "!=")),), "first", "", "half"),
         Right(
             "a for loop",
             kept(f"for (int j = 1; j <= 18; ++j)\n  if ({TWO_FACTORS} == 1.0f) return j - 1;\nreturn 18;"),
@@ -74,7 +78,21 @@ TABLE = {
             "rows",
         ),
         Wrong("V^T as it comes", ((KEY, "return place;"),), "first", "key_at(2) is 2", "order"),
+        Wrong(
+            "four neighbours",
+            ((FOUR, "return pack_e4m3(of_row[0], of_row[1], of_row[2], of_row[3]);"),),
+            "first",
+            "",
+            "rows",
+        ),
         Wrong("one register for all", ((ROW, ROW.replace("i / 2 * 8 + ", "")),), "first", "", "twice"),
+        Wrong(
+            "pairs exchanged, in P alone",
+            ((FOUR, f"return {PAIRS_EXCHANGED};"),),
+            "first",
+            "",
+            "order",
+        ),
         Wrong(
             "other numbers of each thread",
             (

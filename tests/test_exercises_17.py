@@ -17,11 +17,17 @@ BY_POSITION = """for (int key = 0; key < n; ++key) {
 TABLE = {
     "17_zigzag": (
         Wrong("always its own keys", ((SOURCE, "source = rank;"),), "first", "asked", "source"),
+        Wrong("the other way round", ((SOURCE, "source = (rank + step) % ranks;"),), "first", "asked", "source"),
         Wrong("a rest for powers of two", ((SOURCE, "source = (rank - step) & (ranks - 1);"),), "awkward", "asked"),
         Wrong("no mask at all", ((OWN, "end = n;"), (BEFORE, "end = n;"), (BEHIND, "end = n;")), "first", "O at"),
         Wrong("not itself", ((OWN, "end = row;"),), "first", "step 0", "own"),
+        Wrong("the back chunk does not see the front", ((OWN, "end = row % half + 1;"),), "first", "step 0", "own"),
         Wrong("the plain ring's rules", ((BEFORE, "end = n;"), (BEHIND, "end = 0;")), "first", "O at", "behind"),
         Wrong("all keys of ranks before", ((BEFORE, "end = n;"),), "first", "O at", "before"),
+        Wrong("the back chunk sees half", ((BEHIND, "end = row < half ? 0 : half;"),), "first", "O at", "behind"),
+        Wrong(
+            "the front chunk sees less", ((BEFORE, "end = row < half ? row + 1 : half;"),), "first", "O at", "before"
+        ),
         Wrong("before and behind exchanged", (("source < rank", "source > rank"),), "first", "O at"),
         Wrong("a row too far", ((OWN, "end = row + 2;"),), "X-ray", "V"),
         Wrong(
