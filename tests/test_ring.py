@@ -33,7 +33,7 @@ from helpers.attention import (
 from helpers.attention.comms import Message, Nccl, virtual_ranks
 from helpers.attention.ladder import LADDER, limits
 from helpers.attention.ladder.call import Call, ForwardOptions
-from helpers.attention.ladder.layout import Spec
+from helpers.attention.ladder.layout import Spec, bits
 from helpers.attention.ring import SCHEDULES, positions, shard, steps, unshard
 from helpers.bench.studies import ring as study
 from helpers.device import cp
@@ -876,6 +876,57 @@ def test_messages_between_two_ranks_keep_their_order() -> None:
     sends = [Message(0, 1, a), Message(0, 1, b)]
     virtual_ranks(2).start(sends, [Message(1, 0, c), Message(1, 0, d)])()
     assert cp.asnumpy(c).tolist() == [0, 0, 0] and cp.asnumpy(d).tolist() == [1, 1, 1]
+
+
+# ---- graphs
+
+
+def all_ranks() -> list[Any]:
+    """Virtual ranks, and where there are two GPUs, theirs."""
+    made = [virtual_ranks(2)]
+    if device.ON_GPU and cp.cuda.runtime.getDeviceCount() > 1:
+        made += [comms.peer_copies([0, 1]), comms.nccl([0, 1])]
+    return made
+
+
+def test_a_graph_gives_the_bits_of_calls_for_what_its_inputs_hold_now() -> None:
+    if not device.ON_GPU:
+        pytest.skip("the CPU engine has no graphs")
+    for ranks in all_ranks():
+        for schedule, options in itertools.product(SCHEDULES, ({}, {"causal": True}, {"window": (40, 3)})):
+            options = {"schedule": schedule, "comms": ranks, **options}
+            first, then = ([ranks.put(shard(a, 2, schedule)) for a in inputs(256, 64, "bfloat16")] for _ in range(2))
+            for a in itertools.chain(*first):
+                with a.device:
+                    bits(a)[...] = cp.roll(bits(a), 1, axis=1)
+
+            def step(arrays: list[Any] = first, options: Any = options) -> list[Any]:
+                q, k, v, do = arrays
+                o, lse = ring_attention(q, k, v, return_lse=True, **options)
+                gradients = ring_attention_backward(do, q, k, v, o, lse, deterministic=True, **options)
+                return [*o, *lse, *itertools.chain(*gradients)]
+
+            again = ranks.captured(step)
+            for a, b in zip(itertools.chain(*first), itertools.chain(*then), strict=True):
+                with a.device:
+                    bits(a)[...] = bits(b)
+            want = study.to_host(step(then))
+            for _ in range(3):
+                got = study.to_host(again())
+                assert all(np.array_equal(a.view("uint8"), b.view("uint8")) for a, b in zip(got, want, strict=True))
+            assert not ranks.capturing
+
+
+def test_what_a_graph_cannot_hold_and_who_has_none() -> None:
+    ranks = virtual_ranks(2)
+    q = ranks.put(shard(inputs(16, 16, "float32")[0], 2))
+    if not device.ON_GPU:
+        assert ranks.captured(len) is len
+    packed = functools.partial(ring_attention, q, q, q, cu_seqlens=(0, 3, 8, 16), comms=ranks)
+    packed()
+    ranks.capturing = dict.fromkeys(ranks.ranks, contextlib.nullcontext())
+    with pytest.raises(ValueError, match="a graph cannot hold cu_seqlens"):
+        packed()
 
 
 # ---- the study

@@ -335,7 +335,7 @@ def ring_attention(
                 arrays = _rows(given["q"], product.rows), *(_rows(a, product.keys) for a in at_hand)
                 out = "" if alone else "float32"
                 options = ForwardOptions(*_mask_of(product), scale, return_lse=True, out=out)
-                yield _call(product, dict(zip("qkv", arrays, strict=True)), options)
+                yield _call(comms, product, dict(zip("qkv", arrays, strict=True)), options)
 
         _compile_first(comms, plan, rows_by_rank, calls_of, options, q=q, k=k, v=v)
     comms.agree(_form("ring_attention", options, q, k))
@@ -381,10 +381,12 @@ def _mask_of(product: Product | Piece) -> tuple[tuple[int, int] | None, bool]:
     return (None if left == -1 and right <= 0 else product.window), right == 0
 
 
-def _call(product: Product | Piece, arrays: Mapping[str, Any], options: Any) -> Attention:
+def _call(comms: Comms, product: Product | Piece, arrays: Mapping[str, Any], options: Any) -> Attention:
     """Make the call of a product, of arrays or of specs."""
     if isinstance(product, Product) or product.cu_seqlens is None:
         return Attention(arrays, options)
+    if comms.capturing:
+        raise ValueError("a graph cannot hold cu_seqlens, which the host copies to the GPU in every call")
     tokens = {name: _first_of_batch(a) for name, a in arrays.items()}
     for name, cu in zip(CU_SEQLENS, product.cu_seqlens, strict=True):
         spec = dense((len(cu),), np.dtype(np.int32))
@@ -644,16 +646,30 @@ def _to_all(
 
 
 def _gathered(comms: Comms, at_hand: Sequence[Sequence[Any]], schedule: str) -> list[tuple[Any, ...]]:
-    """Gather all ranks' K and V on each local rank, in the order of the sequence."""
-    mine = []
+    """Gather all ranks' K and V on each local rank: each chunk arrives at its place in the sequence."""
+    sends, receives, whole = [], [], []
+    own: list[tuple[int, Any, Any]] = []
     for rank, pair in zip(comms.ranks, at_hand, strict=True):
         with comms.on(rank):
-            mine.append([device.cp.ascontiguousarray(a) for a in pair])
-    received = _to_all(comms, lambda i, peer: mine[i], mine[0])
-    whole = []
-    for rank, of_rank in zip(comms.ranks, received, strict=True):
+            mine = [device.cp.ascontiguousarray(a) for a in pair]
+            whole.append(tuple(_like(a, (a.shape[0], comms.size * a.shape[1], *a.shape[2:])) for a in mine))
+        n = whole[-1][0].shape[1]
+        parts = [part for _, part in _places(schedule, comms.size, rank, n)]
+        for peer in range(comms.size):
+            places = [place for place, _ in _places(schedule, comms.size, peer, n)]
+            for a, of_all, b in ((*each, b) for each in zip(mine, whole[-1], strict=True) for b in range(len(mine[0]))):
+                for part, place in zip(parts, places, strict=True):
+                    here, there = a[b, slice(*part)], of_all[b, slice(*place)]
+                    if peer == rank:
+                        own.append((rank, here, there))
+                    else:
+                        sends.append(Message(rank, peer, here))
+                        receives.append(Message(rank, peer, there))
+    arrived = comms.start(sends, receives)
+    for rank, here, there in own:
         with comms.on(rank):
-            whole.append(tuple(unshard(parts, schedule) for parts in zip(*of_rank, strict=True)))
+            bits(there)[...] = bits(here)
+    arrived()
     return whole
 
 
@@ -829,7 +845,7 @@ def ring_attention_backward(
                 arrays |= {name: _rows(a, product.keys) for name, a in zip("kv", at_hand, strict=True)}
                 arrays["lse"] = _rows(given["lse"], product.rows, 2)
                 options = BackwardOptions(*_mask_of(product), scale, deterministic, out="float32")
-                yield _call(product, {name: arrays[name] for name in own_arrays}, options)
+                yield _call(comms, product, {name: arrays[name] for name in own_arrays}, options)
 
         _compile_first(comms, plan, rows_by_rank, calls_of, options, **own_arrays)
     comms.agree(_form("ring_attention_backward", options, q, k))
@@ -943,18 +959,18 @@ class _Sum:
         self._whole = 0, like.shape[1]
 
     def add(self, part: Any, rows: tuple[int, int] | None = None) -> None:
-        """Add a part. The last one waits, to be added in one pass with rounding."""
-        self._flush()
-        self._last = part, rows or self._whole
+        """Add a part. The last one waits, to be added in one pass with rounding, or to the first that has all rows."""
+        if self._total is None and rows in (None, self._whole):
+            self._total = part
+        else:
+            self._flush()
+            self._last = part, rows or self._whole
 
     def _flush(self, dtype: Any = None) -> Any:
         part, rows = self._last or (None, self._whole)
         self._last = None
         if self._total is None:
-            if part is not None and rows == self._whole:
-                self._total, part = part, None
-            else:
-                self._total = device.cp.zeros(self._like.shape, dtype=np.float32)
+            self._total = device.cp.zeros(self._like.shape, dtype=np.float32)
         return merge(self._total, part, rows, dtype=dtype)
 
     def so_far(self) -> Any:

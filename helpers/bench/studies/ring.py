@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -33,6 +34,7 @@ from helpers.attention import (
     flash_attention,
     flash_attention_backward,
     reference,
+    ring,
     ring_attention,
     ring_attention_backward,
 )
@@ -52,7 +54,7 @@ from helpers.attention.ring import SCHEDULES, positions, unshard
 from helpers.bench import records
 from helpers.bench.harness import Row, Study, Way, figures
 from helpers.bench.run import device_facts
-from helpers.bench.timing import speed_range, speeds
+from helpers.bench.timing import Sensors, sm_mhz, speed_range, speeds
 from helpers.engine.cuda_source.signatures import dtype_of
 from helpers.renamed import old_names
 
@@ -62,6 +64,7 @@ D = 128
 LOCAL = tuple(2**i * 1024 for i in range(1, 7))  # tokens of a GPU
 BACKWARD_LOCAL = LOCAL[:-1]
 LOCAL_OF_MORE, BACKWARD_OF_MORE = LOCAL[2:5], LOCAL[3:4]  # of more than two GPUs, whose independent runs take longer
+SHORT = LOCAL[:4]
 LEFT = (0, 4, 8)  # multiprocessors
 CHANNELS = (4, 8, 16)
 LONG = 2**20  # tokens of all GPUs
@@ -472,6 +475,76 @@ def measure_times(comms: Mapping[str, Comms], *, backward: bool, local: Sequence
             free(ranks)
 
 
+def measure_short(comms: Mapping[str, Comms], *, backward: bool) -> Iterator[Row]:
+    """Measure short steps, whose launches take the host longer than the GPUs: call by call, and as a graph."""
+    ranks = next(iter(comms.values()))
+    for heads, kv_heads in HEADS:
+        for rows in SHORT:
+            inputs = RankInputs(ranks, rows, heads, kv_heads)
+            for causal in (False, True):
+                results = inputs.forward(ranks, "zigzag", causal, return_lse=True) if backward else None
+                ways = {"independent": inputs.independent(causal, backward=backward)}
+                for name, of in comms.items():
+                    of.leave = LEFT[-1] if name == "nccl" and not backward else 0
+                    way: Way = functools.partial(inputs.forward, of, "zigzag", causal)
+                    if backward:
+                        way = functools.partial(inputs.backward, of, "zigzag", causal, results)
+                    ways[f"calls, {name}"] = way
+                    ways[f"graph, {name}"] = of.captured(way)
+                what = {"part": "short backward" if backward else "short forward", "causal": causal, **inputs.what}
+                yield from measure_ways(what, ranks, ways, inputs.flop(causal, backward=backward))
+                del ways, way, results
+            del inputs
+            free(ranks)
+
+
+def measure_gathered(ranks: Comms) -> Iterator[Row]:
+    """Take all-gather by peer copies apart: each piece alone, and the clock and power while it runs on and on."""
+    for rows in SHORT[-2:]:
+        inputs = RankInputs(ranks, rows, *HEADS[0])
+        at_hand = [*zip(inputs.k, inputs.v, strict=True)]
+        for causal in (False, True):
+            order = "zigzag" if causal else "ring"
+            gather = functools.partial(ring._gathered, ranks, at_hand, order)
+            ready, call = gather(), functools.partial(inputs.forward, ranks, "all_gather", causal)
+
+            def products(call: Way = call, ready: Any = ready) -> None:
+                with patch.object(ring, "_gathered", lambda *_: ready):
+                    call()
+
+            def in_order(ready: Any = ready, order: str = order, rows: int = rows) -> None:
+                for rank, pair in zip(ranks.ranks, ready, strict=True):
+                    with ranks.on(rank):
+                        for a in pair:
+                            unshard([a[:, i * rows : (i + 1) * rows] for i in range(ranks.size)], order)
+
+            ways: dict[str, Way] = {"independent": inputs.independent(causal, backward=False), "all-gather": call}
+            ways |= {"its copies alone": gather, "its products alone": products, "chunks put in order": in_order}
+            ways["as a graph"] = ranks.captured(call)
+            what = {"part": "gathered", "causal": causal, **inputs.what}
+            for row in measure_ways(what, ranks, ways, inputs.flop(causal, backward=False)):
+                yield {**row, **under_way(ranks, ways[row["name"]], row["ms"])}
+            del ways, ready, products, in_order, call, gather
+        del inputs, at_hand
+        free(ranks)
+
+
+def under_way(ranks: Comms, run: Way, ms: float, seconds_of_work: float = 0.5) -> Row:
+    """Run a way on and on; return each GPU's clock at the end, in MHz, and the first one's power, in watts."""
+    with ranks.on(ranks.ranks[0]), Sensors() as sensors:
+        synchronize(ranks)
+        began = time.perf_counter()
+        for _ in range(max(1, round(1e3 * seconds_of_work / ms))):
+            run()
+        clocks = []
+        for rank in ranks.ranks:  # a kernel behind the others: its GPU has had no pause
+            with ranks.on(rank):
+                clocks.append(round(sm_mhz()))
+        end = time.perf_counter()
+        synchronize(ranks)
+    return {"sm_mhz": clocks, **sensors.between(began + (end - began) / 2, end)}
+
+
 def free(ranks: Comms) -> None:
     """Give CuPy's pools back."""
     for rank in ranks.ranks:
@@ -584,6 +657,9 @@ PARTS: dict[str, Callable[[], Iterator[Row]]] = {
     "backward": lambda: measure_times(
         _comms()[0], backward=True, local=BACKWARD_LOCAL if _gpus() <= 2 else BACKWARD_OF_MORE
     ),
+    "short forward": lambda: measure_short(_comms()[0], backward=False),
+    "short backward": lambda: measure_short(_comms()[0], backward=True),
+    "gathered": lambda: measure_gathered(_comms()[0]["peer copies"]),
     "long": lambda: measure_long(_comms()[0]),
     "channels": lambda: measure_channels(),
 }
@@ -609,12 +685,14 @@ def line(row: Mapping[str, Any]) -> str:
     if "gb_per_s" in row:
         return f"{gpus}{part:11}{row['rows']:7} tokens  {row['name']:26}{row['ms']:9.3f} ms {row['gb_per_s']:6.0f} GB/s"
     mask = "causal" if row["causal"] else "full"
-    what = f"{gpus}{part:11}{row['rows']:7} tokens, {row['heads']}/{row['kv_heads']} heads, {mask:6}"
+    what = f"{gpus}{part:15}{row['rows']:7} tokens, {row['heads']}/{row['kv_heads']} heads, {mask:6}"
     more = ""
     if "speed" in row:
         low, high = speed_range(row)
         more = f"  {row['speed']:.3f} ({low:.3f} .. {high:.3f})"
     host = f"  host {row['host_ms']:.2f} ms" if "host_ms" in row else ""
+    if "sm_mhz" in row:
+        more += f"  {'/'.join(map(str, row['sm_mhz']))} MHz {row.get('watts', 0):.0f} W"
     return f"{what} {row['name']:24}{row['ms']:10.2f} ms {row['tflops']:5.0f} TFLOP/s{more}{host}"
 
 
