@@ -919,7 +919,7 @@ def test_a_graph_gives_the_bits_of_calls_for_what_its_inputs_hold_now() -> None:
 
 def test_what_a_graph_cannot_hold_and_who_has_none() -> None:
     ranks = virtual_ranks(2)
-    q = ranks.put(shard(inputs(16, 16, "float32")[0], 2))
+    q = ranks.put(shard(inputs(16, 16, "float32")[0][:1], 2))
     if not device.ON_GPU:
         assert ranks.captured(len) is len
     packed = functools.partial(ring_attention, q, q, q, cu_seqlens=(0, 3, 8, 16), comms=ranks)

@@ -227,8 +227,11 @@ class _Graph:
                     self._fork(self._stream)
                     self._results = work()
                     self._join(self._stream)
-                finally:
-                    self._graph = self._stream.end_capture()
+                except BaseException:
+                    with contextlib.suppress(Exception):  # the caller raises the one that matters
+                        self._stream.end_capture()
+                    raise
+                self._graph = self._stream.end_capture()
         finally:
             comms.capturing = {}
 

@@ -335,7 +335,7 @@ def ring_attention(
                 arrays = _rows(given["q"], product.rows), *(_rows(a, product.keys) for a in at_hand)
                 out = "" if alone else "float32"
                 options = ForwardOptions(*_mask_of(product), scale, return_lse=True, out=out)
-                yield _call(comms, product, dict(zip("qkv", arrays, strict=True)), options)
+                yield _call(product, dict(zip("qkv", arrays, strict=True)), options)
 
         _compile_first(comms, plan, rows_by_rank, calls_of, options, q=q, k=k, v=v)
     comms.agree(_form("ring_attention", options, q, k))
@@ -381,12 +381,10 @@ def _mask_of(product: Product | Piece) -> tuple[tuple[int, int] | None, bool]:
     return (None if left == -1 and right <= 0 else product.window), right == 0
 
 
-def _call(comms: Comms, product: Product | Piece, arrays: Mapping[str, Any], options: Any) -> Attention:
+def _call(product: Product | Piece, arrays: Mapping[str, Any], options: Any) -> Attention:
     """Make the call of a product, of arrays or of specs."""
     if isinstance(product, Product) or product.cu_seqlens is None:
         return Attention(arrays, options)
-    if comms.capturing:
-        raise ValueError("a graph cannot hold cu_seqlens, which the host copies to the GPU in every call")
     tokens = {name: _first_of_batch(a) for name, a in arrays.items()}
     for name, cu in zip(CU_SEQLENS, product.cu_seqlens, strict=True):
         spec = dense((len(cu),), np.dtype(np.int32))
@@ -422,6 +420,8 @@ def _plan(
     causal, cu_seqlens, tokens = mask["causal"], mask["cu_seqlens"], mask["tokens"]
     left, right = mask_window(mask["window"], causal)
     if cu_seqlens is not None:
+        if comms.capturing:
+            raise ValueError("a graph cannot hold cu_seqlens, which the host copies to the GPU in every call")
         cu_seqlens = _checked_cu_seqlens(cu_seqlens, tokens)
         tokens = cu_seqlens[-1]
     elif tokens is not None:
@@ -845,7 +845,7 @@ def ring_attention_backward(
                 arrays |= {name: _rows(a, product.keys) for name, a in zip("kv", at_hand, strict=True)}
                 arrays["lse"] = _rows(given["lse"], product.rows, 2)
                 options = BackwardOptions(*_mask_of(product), scale, deterministic, out="float32")
-                yield _call(comms, product, {name: arrays[name] for name in own_arrays}, options)
+                yield _call(product, {name: arrays[name] for name in own_arrays}, options)
 
         _compile_first(comms, plan, rows_by_rank, calls_of, options, **own_arrays)
     comms.agree(_form("ring_attention_backward", options, q, k))
