@@ -967,10 +967,15 @@ class _Sum:
             self._last = part, rows or self._whole
 
     def _flush(self, dtype: Any = None) -> Any:
-        part, rows = self._last or (None, self._whole)
+        part, rows = self._last or (None, (0, 0))
         self._last = None
         if self._total is None:
-            self._total = device.cp.zeros(self._like.shape, dtype=np.float32)
+            self._total = device.cp.empty(self._like.shape, dtype=np.float32)
+            for gap in ((0, rows[0]), (rows[1], self._whole[1])):
+                _rows(self._total, gap)[...] = 0
+            if part is not None:
+                _rows(self._total, rows)[...] = part
+                part, rows = None, (0, 0)
         return merge(self._total, part, rows, dtype=dtype)
 
     def so_far(self) -> Any:
