@@ -14,6 +14,7 @@ MPI, too, where that is installed: pip install mpi4py
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import json
 import os
@@ -476,26 +477,38 @@ def measure_times(comms: Mapping[str, Comms], *, backward: bool, local: Sequence
 
 
 def measure_short(comms: Mapping[str, Comms], *, backward: bool) -> Iterator[Row]:
-    """Measure short steps, whose launches take the host longer than the GPUs: call by call, and as a graph."""
+    """Measure short steps, whose launches take the host longer than the GPUs: call by call, and as a graph.
+
+    "no messages" is the same graph of ranks that send nothing, so that no GPU waits for another; its results are wrong.
+    """
     ranks = next(iter(comms.values()))
+    ways_by = {f"graph, {name}": of for name, of in comms.items()}
+    if "peer copies" in comms:
+        ways_by |= {"calls, peer copies": comms["peer copies"], "graph, no messages": mute(comms["peer copies"])}
     for heads, kv_heads in HEADS:
         for rows in SHORT:
             inputs = RankInputs(ranks, rows, heads, kv_heads)
             for causal in (False, True):
                 results = inputs.forward(ranks, "zigzag", causal, return_lse=True) if backward else None
                 ways = {"independent": inputs.independent(causal, backward=backward)}
-                for name, of in comms.items():
-                    of.leave = LEFT[-1] if name == "nccl" and not backward else 0
+                for name, of in ways_by.items():
+                    of.leave = LEFT[-1] if name.endswith("nccl") and not backward else 0
                     way: Way = functools.partial(inputs.forward, of, "zigzag", causal)
                     if backward:
                         way = functools.partial(inputs.backward, of, "zigzag", causal, results)
-                    ways[f"calls, {name}"] = way
-                    ways[f"graph, {name}"] = of.captured(way)
+                    ways[name] = of.captured(way) if name.startswith("graph") else way
                 what = {"part": "short backward" if backward else "short forward", "causal": causal, **inputs.what}
                 yield from measure_ways(what, ranks, ways, inputs.flop(causal, backward=backward))
                 del ways, way, results
             del inputs
             free(ranks)
+
+
+def mute(ranks: Comms) -> Comms:
+    """Return a copy of the ranks that sends nothing: what arrives is whatever was in memory there."""
+    made = copy.copy(ranks)
+    made.start = lambda sends, receives: lambda: None  # type: ignore[method-assign]
+    return made
 
 
 def measure_gathered(ranks: Comms) -> Iterator[Row]:
