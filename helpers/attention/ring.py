@@ -495,7 +495,8 @@ def _masked_plan(
         raise ValueError(f"{tokens} tokens, {comms.size} ranks: all_gather takes no uneven parts; zigzag and ring do")
     for rank, q in zip(comms.ranks, arrays["q"], strict=True):
         _check_rows(schedule, comms.size, rank, q.shape[1], tokens)
-    made = masked_steps(schedule, comms.size, tokens, *window, cu_seqlens or (0, tokens))
+    batch = arrays["q"][0].shape[0]
+    made = masked_steps(schedule, comms.size, tokens, *window, cu_seqlens or (0, tokens), batch)
     return made, rows_of(schedule, comms.size, tokens), schedule
 
 
