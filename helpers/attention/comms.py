@@ -369,6 +369,7 @@ class _PeerCopies(_OfGpus):
         for target, source in _pairs(sends, receives):
             with self.on(target.rank):
                 runtime, stream = device.cp.cuda.runtime, self._streams[target.rank].ptr
+                # and not memcpyPeerAsync, which no graph can be captured from
                 where = target.array.data.ptr, source.array.data.ptr
                 runtime.memcpyAsync(*where, source.array.nbytes, runtime.memcpyDefault, stream)
 

@@ -9,8 +9,8 @@ Each rank keeps its rows of Q, and K and V go round the ranks, while the product
 Transformers"). Under a causal mask a rank gets a chunk from the front and one from the back, so that all have equal
 work in every step (zigzag: github.com/zhuzilin/ring-flash-attention). Where K and V of the whole sequence fit, as with
 few heads of K and V, they can be gathered first (Llama Team 2024, "The Llama 3 Herd of Models", 3.3.2). Windows, packed
-sequences and uneven parts are planned by ring_masks.py. Short steps take the host longer than the GPUs: `comms.captured`
-makes one CUDA graph of a call, or of several.
+sequences and uneven parts are planned by ring_masks.py. The launches of short steps take longer than their work:
+`comms.captured` makes one CUDA graph of a call, or of several.
 """
 
 from __future__ import annotations

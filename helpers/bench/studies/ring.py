@@ -70,7 +70,7 @@ LEFT = (0, 4, 8)  # multiprocessors
 CHANNELS = (4, 8, 16)
 LONG = 2**20  # tokens of all GPUs
 ROUNDS = 3
-AT_LEAST_MS = 30.0  # of calls that are timed together
+AT_LEAST_MS = 50.0  # of calls that are timed together
 LIMIT_S = 8.0  # of ranks that wait for one that fails
 
 
@@ -479,12 +479,15 @@ def measure_times(comms: Mapping[str, Comms], *, backward: bool, local: Sequence
 def measure_short(comms: Mapping[str, Comms], *, backward: bool) -> Iterator[Row]:
     """Measure short steps, whose launches take the host longer than the GPUs: call by call, and as a graph.
 
-    "no messages" is the same graph of ranks that send nothing, so that no GPU waits for another; its results are wrong.
+    "no messages" is the same graph of ranks that send nothing, so that no GPU waits for another; "products alone" does
+    not join its parts either. Their results are wrong.
     """
     ranks = next(iter(comms.values()))
     ways_by = {f"graph, {name}": of for name, of in comms.items()}
     if "peer copies" in comms:
-        ways_by |= {"calls, peer copies": comms["peer copies"], "graph, no messages": mute(comms["peer copies"])}
+        silent = mute(comms["peer copies"])
+        ways_by |= {"graph, no messages": silent, "graph, products alone": silent}
+        ways_by["calls, peer copies"] = comms["peer copies"]
     for heads, kv_heads in HEADS:
         for rows in SHORT:
             inputs = RankInputs(ranks, rows, heads, kv_heads)
@@ -496,7 +499,8 @@ def measure_short(comms: Mapping[str, Comms], *, backward: bool) -> Iterator[Row
                     way: Way = functools.partial(inputs.forward, of, "zigzag", causal)
                     if backward:
                         way = functools.partial(inputs.backward, of, "zigzag", causal, results)
-                    ways[name] = of.captured(way) if name.startswith("graph") else way
+                    with patch.object(ring, "merge", unmerged if name.endswith("alone") else ring.merge):
+                        ways[name] = of.captured(way) if name.startswith("graph") else way
                 what = {"part": "short backward" if backward else "short forward", "causal": causal, **inputs.what}
                 yield from measure_ways(what, ranks, ways, inputs.flop(causal, backward=backward))
                 del ways, way, results
@@ -509,6 +513,11 @@ def mute(ranks: Comms) -> Comms:
     made = copy.copy(ranks)
     made.start = lambda sends, receives: lambda: None  # type: ignore[method-assign]
     return made
+
+
+def unmerged(o: Any, part: Any, rows: Any, lse: Any = None, part_lse: Any = None, dtype: Any = None) -> Any:
+    """Return an array as `ring.merge` does, and join nothing."""
+    return o if dtype is None or np.dtype(dtype) == np.float32 else cp.empty(o.shape, dtype=dtype)
 
 
 def measure_gathered(ranks: Comms) -> Iterator[Row]:
@@ -542,20 +551,25 @@ def measure_gathered(ranks: Comms) -> Iterator[Row]:
         free(ranks)
 
 
-def under_way(ranks: Comms, run: Way, ms: float, seconds_of_work: float = 0.5) -> Row:
-    """Run a way on and on; return each GPU's clock at the end, in MHz, and the first one's power, in watts."""
+def under_way(ranks: Comms, run: Way, ms: float, seconds_of_work: float = 0.4) -> Row:
+    """Run a way on and on, so that the clock is that of its own power: milliseconds of a call, clocks, watts.
+
+    Clocks are of each GPU, in MHz, counted by a kernel behind the last call; watts of the first one.
+    """
+    calls = max(2, round(1e3 * seconds_of_work / ms))
     with ranks.on(ranks.ranks[0]), Sensors() as sensors:
+        for _ in range(calls // 2):
+            run()
         synchronize(ranks)
         began = time.perf_counter()
-        for _ in range(max(1, round(1e3 * seconds_of_work / ms))):
+        for _ in range(calls):
             run()
         clocks = []
-        for rank in ranks.ranks:  # a kernel behind the others: its GPU has had no pause
+        for rank in ranks.ranks:
             with ranks.on(rank):
                 clocks.append(round(sm_mhz()))
         end = time.perf_counter()
-        synchronize(ranks)
-    return {"sm_mhz": clocks, **sensors.between(began + (end - began) / 2, end)}
+    return {"sustained_ms": 1e3 * (end - began) / calls, "sm_mhz": clocks, **sensors.between(began, end)}
 
 
 def free(ranks: Comms) -> None:
@@ -705,7 +719,8 @@ def line(row: Mapping[str, Any]) -> str:
         more = f"  {row['speed']:.3f} ({low:.3f} .. {high:.3f})"
     host = f"  host {row['host_ms']:.2f} ms" if "host_ms" in row else ""
     if "sm_mhz" in row:
-        more += f"  {'/'.join(map(str, row['sm_mhz']))} MHz {row.get('watts', 0):.0f} W"
+        clocks = "/".join(map(str, row["sm_mhz"]))
+        more += f"  on and on {row['sustained_ms']:.2f} ms {clocks} MHz {row.get('watts', 0):.0f} W"
     return f"{what} {row['name']:24}{row['ms']:10.2f} ms {row['tflops']:5.0f} TFLOP/s{more}{host}"
 
 
