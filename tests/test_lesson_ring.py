@@ -69,6 +69,8 @@ def test_short_steps_and_an_all_gather_are_tabulated() -> None:
     rows += [row("graph, nccl", "short forward"), *(row("its copies", "gathered", sm_mhz=[1980, 1]) for _ in range(2))]
     lines = [line.split() for line in lesson.graph_table({"rows": rows}).splitlines()]
     assert lines[1][3:] == ["calls", "graph"] * 4 and lines[4] == ["8,192", "0.50", "0.91"]
+    apart = lesson.apart_table({"rows": [*rows, row("independent", "short forward", ms=1.25)]}).splitlines()
+    assert apart[1].split() == ["graph", "1.50", "ms"] and apart[-1].split() == ["independent", "1.25", "ms"]
     pieces = lesson.gather_table({"rows": rows}, 8192).splitlines()
     assert pieces[1].split() == ["its", "copies", *["1.50", "ms", "1980", "MHz"] * 2]
 

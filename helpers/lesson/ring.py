@@ -83,19 +83,35 @@ def efficiency_table(record: Mapping[str, Any], *, heads: int = 16, causal: bool
     return "\n".join(lines)
 
 
+KINDS = [(part, causal) for part in ("forward", "backward") for causal in (False, True)]  # of short steps
+
+
+def _short(record: Mapping[str, Any], way: str, part: str, causal: bool, heads: int) -> dict[int, Row]:
+    return fastest(record, way, causal=causal, heads=heads, part=f"short {part}")
+
+
+def _kinds(width: int) -> str:
+    return "".join(f"{part + (', causal' if causal else ''):>{width}}" for part, causal in KINDS)
+
+
 def graph_table(record: Mapping[str, Any], *, heads: int = 16) -> str:
     """Tabulate zigzag's speed relative to independent GPUs by peer copies, call by call and as one graph."""
-    kinds = [(part, causal) for part in ("forward", "backward") for causal in (False, True)]
-    found = [
-        fastest(record, f"{way}, peer", causal=causal, heads=heads, part=f"short {part}")
-        for part, causal in kinds
-        for way in ("calls", "graph")
-    ]
-    head = "".join(f"{part + (', causal' if causal else ''):>18}" for part, causal in kinds)
-    lines = [f"{'':12}{head}", f"{'tokens a GPU':>12}" + f"{'calls':>10}{'graph':>8}" * len(kinds)]
+    found = [_short(record, f"{way}, peer", *kind, heads) for kind in KINDS for way in ("calls", "graph")]
+    lines = [f"{'':12}{_kinds(18)}", f"{'tokens a GPU':>12}" + f"{'calls':>10}{'graph':>8}" * len(KINDS)]
     for n in SHORT:
         speeds = [f"{rows[n]['speed']:.2f}" if n in rows else "" for rows in found]
         lines.append(f"{n:12,}" + "".join(f"{text:>{8 if i % 2 else 10}}" for i, text in enumerate(speeds)))
+    return "\n".join(lines)
+
+
+def apart_table(record: Mapping[str, Any], rows: int = 8192, *, heads: int = 16) -> str:
+    """Tabulate milliseconds of zigzag's graph, of what is left of it, and of independent runs."""
+    ways = ("graph, peer", "graph, no messages", "graph, products alone", "independent")
+    lines = [f"{f'{rows:,} tokens a GPU':24}{_kinds(18)}"]
+    for way in ways:
+        ms = [_short(record, way, *kind, heads).get(rows) for kind in KINDS]
+        name = way.replace("graph, peer", "graph").replace("graph, ", "  ")
+        lines.append(f"{name:24}" + "".join(f"{row['ms']:15.2f} ms" if row else " " * 18 for row in ms))
     return "\n".join(lines)
 
 
