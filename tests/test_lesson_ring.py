@@ -66,7 +66,10 @@ def test_short_steps_and_an_all_gather_are_tabulated() -> None:
         return {**what, "speed": 0.5, **others}
 
     rows = [row("calls, peer copies", "short forward"), row("graph, peer copies", "short backward", speed=0.91)]
-    rows += [row("graph, nccl", "short forward"), *(row("its copies", "gathered", sm_mhz=[1980, 1]) for _ in range(2))]
+    rows += [
+        row("graph, nccl", "short forward"),
+        *(row("its copies", "gathered", sustained_ms=1.5, sm_mhz=[1980, 1]) for _ in range(2)),
+    ]
     lines = [line.split() for line in lesson.graph_table({"rows": rows}).splitlines()]
     assert lines[1][3:] == ["calls", "graph"] * 4 and lines[4] == ["8,192", "0.50", "0.91"]
     apart = lesson.apart_table({"rows": [*rows, row("independent", "short forward", ms=1.25)]}).splitlines()
