@@ -120,7 +120,9 @@ def gather_table(record: Mapping[str, Any], rows: int = 16384) -> str:
     pieces: dict[str, str] = {}
     for row in record["rows"]:
         if row["part"] == "gathered" and row["rows"] == rows:
-            pieces[row["name"]] = pieces.get(row["name"], "") + f"{row['sustained_ms']:9.2f} ms{row['sm_mhz'][0]:6} MHz"
+            pieces[row["name"]] = (
+                pieces.get(row["name"], "") + f"{row.get('sustained_ms', row['ms']):9.2f} ms{row['sm_mhz'][0]:6} MHz"
+            )
     head = f"{rows:,} tokens a GPU"
     lines = [f"{head:24}{'no mask':>12}{'causal':>22}", *(f"{name:24}{text}" for name, text in pieces.items())]
     return "\n".join(lines)
