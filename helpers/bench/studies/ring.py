@@ -7,9 +7,9 @@ with float64. Then one process a GPU does the same, and ranks fail on purpose. T
 several calls are queued, the clock runs from the first to the end of the last, and all ways take turns. An independent
 run has a rank's rows and as many keys as make its share of the work, in one launch and with no other GPU: under a
 causal mask (R + 1) / 2 times its rows. TFLOP/s are a GPU's. NCCL takes as many blocks as NCCL_MAX_P2P_NCHANNELS says;
-"channels" tries several, each in a process of its own. "short" parts compare calls with graphs of them, and "gathered"
-takes an all-gather apart; its pieces run on and on, too, at the clock of their own power. Without words all parts are measured. "processes" joins ranks by
-MPI, too, where that is installed: pip install mpi4py
+"channels" tries several, each in a process of its own. "short" parts compare calls with graphs of them. "gathered"
+takes an all-gather apart; its pieces run on and on, too, at the clock of their own power. Without words all parts are
+measured. "processes" joins ranks by MPI, too, where that is installed: pip install mpi4py
 """
 
 from __future__ import annotations
