@@ -721,7 +721,7 @@ def line(row: Mapping[str, Any]) -> str:
     host = f"  host {row['host_ms']:.2f} ms" if "host_ms" in row else ""
     if "sm_mhz" in row:
         clocks = "/".join(map(str, row["sm_mhz"]))
-        more += f"  on and on {row['sustained_ms']:.2f} ms {clocks} MHz {row.get('watts', 0):.0f} W"
+        more += f"  on and on {row.get('sustained_ms', row['ms']):.2f} ms {clocks} MHz {row.get('watts', 0):.0f} W"
     return f"{what} {row['name']:24}{row['ms']:10.2f} ms {row['tflops']:5.0f} TFLOP/s{more}{host}"
 
 
