@@ -66,12 +66,12 @@ D = 128
 LOCAL = tuple(2**i * 1024 for i in range(1, 7))  # tokens of a GPU
 BACKWARD_LOCAL = LOCAL[:-1]
 LOCAL_OF_MORE, BACKWARD_OF_MORE = LOCAL[2:5], LOCAL[3:4]  # of more than two GPUs, whose independent runs take longer
-SHORT = LOCAL[:4]
+SHORT = LOCAL[:3]
 LEFT = (0, 4, 8)  # multiprocessors
 CHANNELS = (4, 8, 16)
 LONG = 2**20  # tokens of all GPUs
 ROUNDS = 3
-AT_LEAST_MS = 50.0  # of calls that are timed together
+AT_LEAST_MS = 60.0  # of calls that are timed together
 LIMIT_S = 8.0  # of ranks that wait for one that fails
 
 
@@ -411,14 +411,22 @@ def timed(ranks: Comms, ways: Mapping[str, Way], rounds: int = ROUNDS) -> dict[s
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, run in ways.items():
+            seconds(ranks, run, (calls[name] + 1) // 2)  # so that the clock is that of its own power
             times[name].append(1e3 * seconds(ranks, run, calls[name]))
     return {name: (taken, host[name]) for name, taken in times.items()}
 
 
-def measure_ways(what: Row, ranks: Comms, ways: Mapping[str, Way], flop: float) -> Iterator[Row]:
-    """Time ways in turns: a row of each, with its speed over the independent runs."""
+def measure_ways(
+    what: Row, ranks: Comms, ways: Mapping[str, Way], flop: float, times: Mapping[str, int] | None = None
+) -> Iterator[Row]:
+    """Time ways in turns: a row of each, with its speed over the independent runs.
+
+    times: how many calls a way makes, by name, if not 1; its times are those of one of them.
+    """
     all_times = timed(ranks, ways)
     for name, (taken, host) in all_times.items():
+        count = (times or {}).get(name, 1)
+        taken, host = [each / count for each in taken], host / count
         row = {**what, "name": name, **figures(taken, flop), "host_ms": host}
         if name != "independent":
             row |= speeds(taken, all_times["independent"][0])
@@ -477,34 +485,40 @@ def measure_times(comms: Mapping[str, Comms], *, backward: bool, local: Sequence
             free(ranks)
 
 
-def measure_short(comms: Mapping[str, Comms], *, backward: bool) -> Iterator[Row]:
+def measure_short(ranks: Comms, *, backward: bool) -> Iterator[Row]:
     """Measure short steps, whose launches take the host longer than the GPUs: call by call, and as a graph.
 
-    "no messages" is the same graph of ranks that send nothing, so that no GPU waits for another; "products alone" does
-    not join its parts either. Their results are wrong.
+    "graph of 4" has four calls, and its time is that of one. "no messages" is the graph of a call of ranks that send
+    nothing, so that no GPU waits for another; "products alone" does not join its parts either. Their results are wrong.
     """
-    ranks = next(iter(comms.values()))
-    ways_by = {f"graph, {name}": of for name, of in comms.items()}
-    if "peer copies" in comms:
-        silent = mute(comms["peer copies"])
-        ways_by |= {"graph, no messages": silent, "graph, products alone": silent}
-        ways_by["calls, peer copies"] = comms["peer copies"]
+    silent = mute(ranks)
     for heads, kv_heads in HEADS:
         for rows in SHORT:
             inputs = RankInputs(ranks, rows, heads, kv_heads)
             for causal in (False, True):
                 results = inputs.forward(ranks, "zigzag", causal, return_lse=True) if backward else None
-                ways = {"independent": inputs.independent(causal, backward=backward)}
-                for name, of in ways_by.items():
-                    of.leave = LEFT[-1] if name.endswith("nccl") and not backward else 0
-                    way: Way = functools.partial(inputs.forward, of, "zigzag", causal)
-                    if backward:
-                        way = functools.partial(inputs.backward, of, "zigzag", causal, results)
-                    with patch.object(ring, "merge", unmerged if name.endswith("alone") else ring.merge):
-                        ways[name] = of.captured(way) if name.startswith("graph") else way
+
+                def call(
+                    of: Comms, times: int = 1, inputs: Any = inputs, causal: bool = causal, results: Any = results
+                ) -> Any:
+                    for _ in range(times):
+                        if results is None:
+                            made = inputs.forward(of, "zigzag", causal)
+                        else:
+                            made = inputs.backward(of, "zigzag", causal, results)
+                    return made
+
+                ways: dict[str, Way] = {"independent": inputs.independent(causal, backward=backward)}
+                ways["calls, peer copies"] = functools.partial(call, ranks)
+                ways["graph, peer copies"] = ranks.captured(functools.partial(call, ranks))
+                ways["graph of 4, peer copies"] = ranks.captured(functools.partial(call, ranks, 4))
+                ways["graph, no messages"] = silent.captured(functools.partial(call, silent))
+                with patch.object(ring, "merge", unmerged):
+                    ways["graph, products alone"] = silent.captured(functools.partial(call, silent))
                 what = {"part": "short backward" if backward else "short forward", "causal": causal, **inputs.what}
-                yield from measure_ways(what, ranks, ways, inputs.flop(causal, backward=backward))
-                del ways, way, results
+                flop = inputs.flop(causal, backward=backward)
+                yield from measure_ways(what, ranks, ways, flop, {"graph of 4, peer copies": 4})
+                del ways, call, results
             del inputs
             free(ranks)
 
@@ -523,7 +537,7 @@ def unmerged(o: Any, part: Any, rows: Any, lse: Any = None, part_lse: Any = None
 
 def measure_gathered(ranks: Comms) -> Iterator[Row]:
     """Take all-gather by peer copies apart: each piece alone, and the clock and power while it runs on and on."""
-    for rows in SHORT[-2:]:
+    for rows in LOCAL[3:4]:
         inputs = RankInputs(ranks, rows, *HEADS[0])
         at_hand = [*zip(inputs.k, inputs.v, strict=True)]
         for causal in (False, True):
@@ -685,8 +699,8 @@ PARTS: dict[str, Callable[[], Iterator[Row]]] = {
     "backward": lambda: measure_times(
         _comms()[0], backward=True, local=BACKWARD_LOCAL if _gpus() <= 2 else BACKWARD_OF_MORE
     ),
-    "short forward": lambda: measure_short(_comms()[0], backward=False),
-    "short backward": lambda: measure_short(_comms()[0], backward=True),
+    "short forward": lambda: measure_short(_comms()[0]["peer copies"], backward=False),
+    "short backward": lambda: measure_short(_comms()[0]["peer copies"], backward=True),
     "gathered": lambda: measure_gathered(_comms()[0]["peer copies"]),
     "long": lambda: measure_long(_comms()[0]),
     "channels": lambda: measure_channels(),
