@@ -111,7 +111,8 @@ def apart_table(record: Mapping[str, Any], rows: int = 8192, *, heads: int = 16)
     for way in ways:
         ms = [_short(record, way, *kind, heads).get(rows) for kind in KINDS]
         name = way.replace(", peer", "").replace("graph, ", "  ").replace("of 4", "of 4 calls")
-        lines.append(f"{name:24}" + "".join(f"{row['ms']:15.2f} ms" if row else " " * 18 for row in ms))
+        if any(ms):
+            lines.append(f"{name:24}" + "".join(f"{row['ms']:15.2f} ms" if row else " " * 18 for row in ms))
     return "\n".join(lines)
 
 
