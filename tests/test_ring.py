@@ -944,6 +944,23 @@ def test_the_model_of_a_ring() -> None:
     assert study.efficiency(2, 1500, 16, 16, schedule="all_gather") == pytest.approx(2 / 3)
 
 
+@on_cpu
+def test_short_steps_and_an_all_gather_are_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = {"HEADS": ((2, 1),), "SHORT": (32,), "LOCAL": (32,) * 6, "D": 16, "ROUNDS": 1, "AT_LEAST_MS": 0.0}
+    for name, value in few.items():
+        monkeypatch.setattr(study, name, value)
+    for name in ("synchronize", "free"):
+        monkeypatch.setattr(study, name, lambda ranks: None)
+    monkeypatch.setattr(study, "sm_mhz", lambda: 1980.0)
+    ranks, merge = virtual_ranks(2), ring.merge
+    for backward in (False, True):
+        rows = [*study.measure_short(ranks, backward=backward)]
+        assert len(rows) == 12 and len({row["name"] for row in rows}) == 6 and all(row["ms"] > 0 for row in rows)
+    rows = [*study.measure_gathered(ranks)]
+    assert len(rows) == 12 and "on and on" in study.line(rows[0])
+    assert ring.merge is merge and "start" not in vars(ranks)  # only copies are mute
+
+
 def test_a_record_of_the_study_is_shown() -> None:
     rows = [
         {"part": "processes", "joined_by": "mpi", "skipped": "not installed"},
