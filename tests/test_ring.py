@@ -946,7 +946,15 @@ def test_the_model_of_a_ring() -> None:
 
 @on_cpu
 def test_short_steps_and_an_all_gather_are_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    few = {"HEADS": ((2, 1),), "SHORT": (32,), "LOCAL": (32,) * 6, "D": 16, "ROUNDS": 1, "AT_LEAST_MS": 0.0}
+    few = {
+        "HEADS": ((2, 1),),
+        "SHORT": (32,),
+        "LOCAL": (32,) * 6,
+        "D": 16,
+        "ROUNDS": 1,
+        "AT_LEAST_MS": 0.0,
+        "ON_AND_ON_MS": 0.0,
+    }
     for name, value in few.items():
         monkeypatch.setattr(study, name, value)
     for name in ("synchronize", "free"):

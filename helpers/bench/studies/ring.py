@@ -73,6 +73,7 @@ CHANNELS = (4, 8, 16)
 LONG = 2**20  # tokens of all GPUs
 ROUNDS = 3
 AT_LEAST_MS = 60.0  # of calls that are timed together
+ON_AND_ON_MS = 400.0  # of calls at the clock of their own power
 LIMIT_S = 8.0  # of ranks that wait for one that fails
 
 
@@ -578,12 +579,12 @@ def measure_gathered(ranks: Comms) -> Iterator[Row]:
         free(ranks)
 
 
-def under_way(ranks: Comms, run: Way, ms: float, seconds_of_work: float = 0.4) -> Row:
+def under_way(ranks: Comms, run: Way, ms: float) -> Row:
     """Run a way on and on, so that the clock is that of its own power: milliseconds of a call, clocks, watts.
 
     Clocks are of each GPU, in MHz, counted by a kernel behind the last call; watts of the first one.
     """
-    calls = max(2, round(1e3 * seconds_of_work / ms))
+    calls = max(2, round(ON_AND_ON_MS / ms))
     with ranks.on(ranks.ranks[0]), Sensors() as sensors:
         for _ in range(calls // 2):
             run()
