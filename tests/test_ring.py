@@ -945,7 +945,7 @@ def test_the_model_of_a_ring() -> None:
 
 
 @on_cpu
-@pytest.mark.exhaustive(each_value=())
+@pytest.mark.exhaustive
 def test_short_steps_and_an_all_gather_are_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     few = {
         "HEADS": ((2, 1),),

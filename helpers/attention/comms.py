@@ -215,7 +215,9 @@ class _Graph:
         for rank in comms.ranks:
             with comms.on(rank):
                 shared = next((s for s in streams.values() if s.device_id == cuda.Device().id), None)
-                streams[rank] = shared or cuda.Stream(non_blocking=True)  # the default stream cannot be captured
+                streams[rank] = shared or cuda.Stream(
+                    non_blocking=True
+                )  # a stream of CuPy's default cannot be captured
         self._stream = streams[comms.ranks[0]]
         comms.capturing = streams
         try:
@@ -235,26 +237,25 @@ class _Graph:
 
     def __call__(self) -> Any:
         """Launch the graph after all that is queued on the current streams, which then wait for it."""
+        self._join(self._stream)
         with self._comms.on(self._comms.ranks[0]):
-            stream = device.cp.cuda.get_current_stream()
-            self._join(stream)
-            self._graph.launch(stream)
-        self._comms.after(self._fork(stream))
+            self._graph.launch(self._stream)
+        self._comms.after(self._fork(self._stream))
         self._comms.finish()
         return self._results
 
     def _fork(self, stream: Any) -> dict[int, Any]:
-        """Make the current streams of the other local ranks wait for a stream of the first; return the event."""
+        """Make the current streams of all local ranks wait for a stream of the first; return the event."""
         with self._comms.on(self._comms.ranks[0]):
             event = stream.record(device.cp.cuda.Event(disable_timing=True))
-        for rank in self._comms.ranks[1:]:
+        for rank in self._comms.ranks:
             with self._comms.on(rank):
                 device.cp.cuda.get_current_stream().wait_event(event)
         return {self._comms.ranks[0]: event}
 
     def _join(self, stream: Any) -> None:
-        """Make a stream of the first local rank wait for the current streams of the others."""
-        for rank in self._comms.ranks[1:]:
+        """Make a stream of the first local rank wait for the current streams of all."""
+        for rank in self._comms.ranks:
             with self._comms.on(rank):
                 event = device.cp.cuda.get_current_stream().record(device.cp.cuda.Event(disable_timing=True))
                 stream.wait_event(event)
