@@ -28,6 +28,7 @@ from helpers.bench.results import Record
 from helpers.bench.studies import (
     autograd,
     backward_timeline,
+    bias_gradient,
     bits,
     cute,
     decoding,
@@ -69,7 +70,7 @@ def taken(module: Any, path: Path, **parts: Any) -> Any:
 HEADS: dict[Any, dict[str, Any]] = {
     **{
         module: {"device": "a CPU", "how": "a toy"}
-        for module in (autograd, fp8, hopper, presets, ring, score_mod, tf32)
+        for module in (autograd, bias_gradient, fp8, hopper, presets, ring, score_mod, tf32)
     },
     bits: {"device": "a CPU", "shape": [1, 1, 33, 16], "runs": 2},
     cute: {"device": "a CPU", "how": {"nvrtc": "", "architecture": "", "processes": 1, "machine": ""}},
@@ -86,6 +87,14 @@ def autograd_(monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
     pytest.importorskip("torch")
     monkeypatch.setattr(autograd, "PEERS", {"SDPA flash": "MATH"})
     return taken(autograd, path, rows=partial(autograd.rows, (Case((1, 2, 32, 16), "bfloat16", True),), 1))
+
+
+@toy
+def bias_gradient_(monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
+    pytest.importorskip("torch")
+    monkeypatch.setattr(bias_gradient, "BACKENDS", {"SDPA efficient": "MATH"})
+    monkeypatch.setattr(bias_gradient, "DTYPE", "float16")
+    return taken(bias_gradient, path, rows=partial(bias_gradient.rows, ((2, 2, 32, 16),)))
 
 
 @toy
