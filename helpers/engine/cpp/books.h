@@ -169,7 +169,7 @@ struct BlockBooks {
 };
 
 struct Books : BlockBooks {
-  bool wanted = false, running = false;  // running: inside a block, where a thread is running
+  bool running = false;  // inside a block, where a thread is running
   std::vector<Region> regions;
   std::deque<EngineSite> sites;  // a site stays where it is: its count is pointed at
   std::vector<EngineFinding> findings;
