@@ -52,10 +52,10 @@ __device__ __forceinline__ void cluster_sync() {
           : "memory");
 }
 
-// An arrival at an mbarrier of any block of the cluster.
+// An arrival at an mbarrier of any block of the cluster. Not .release.cluster: that waits, by
+// MEMBAR.ALL.GPU, for writes that the other block may read. There are none: it only writes here.
 __device__ __forceinline__ void cluster_arrive(unsigned barrier) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier)
-               : "memory");
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 // As tma_load, into all blocks of the cluster: the bytes, and their count, go to the same places in
