@@ -296,7 +296,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) meet(int *out) {
 
 
 def test_blocks_of_a_cluster_meet_in_a_trace() -> None:
-    """Each warp arrives, waits and goes on, nobody before the last one has arrived. A warp that has left is not missed."""
+    """Each warp arrives, waits and goes on, nobody before the last has arrived. A warp that has left is not missed."""
     kernel = engine.RawKernel(CLUSTER, "meet")
     trace = xray(kernel, (2,), (64,), (engine.zeros(2, np.int32),), trace=True).trace
     assert trace is not None
