@@ -558,7 +558,12 @@ def _compile_objects(texts: Sequence[str], options: list[str], output: Path) -> 
         objects.append(str(source.with_suffix(".o")))
         how = [*command, *options, "-c", str(source), "-o", objects[-1]]
         running.append(subprocess.Popen(how, stderr=subprocess.PIPE, text=True, cwd=scratch))
-    diagnostics = "".join([process.communicate()[1] for process in running])
+    try:
+        diagnostics = "".join([process.communicate()[1] for process in running])
+    except BaseException:  # an interrupt ends them all
+        for process in running:
+            process.kill()
+        raise
     if any(process.returncode != 0 for process in running):
         return False, diagnostics
     # (Without symbols of the C++ library it would be linked without it: the engine has some.)
