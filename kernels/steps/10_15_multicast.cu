@@ -3,8 +3,8 @@
 // Since step 14: two blocks take neighbouring tiles of rows of one head. Each loads half of a tile
 // of K or V, and TMA writes it into the shared memory of both. A stage is empty when the consumers
 // of both have left it, since the other block's copies fill it too. Both see the keys of both.
-// It loses: on an H200, at N = 4096 and 16384, it is 0.96 to 1.00 times as fast as 10:
-// we suspect, K and V come from the L2 cache in time. With .release.cluster (below), 0.7 times.
+// It loses: on an H200, at N = 4096 and 16384, it is 0.95 to 1.00 times as fast as 10:
+// we suspect, K and V come from the L2 cache in time. With .release.cluster (below), 0.67 to 0.75.
 //
 // Launch   grid: as many blocks as multiprocessors, two in a cluster; block 128 (1 + BLOCK_M / 64);
 //          SHARED_BYTES of dynamic shared memory
