@@ -22,7 +22,7 @@ from helpers import device
 from helpers.attention.comms import virtual_ranks
 from helpers.attention.ladder import BACKWARD, LADDER
 from helpers.attention.models.char_gpt import Config
-from helpers.bench import cases, ncu, records, study
+from helpers.bench import cases, decode_loop, ncu, records, study
 from helpers.bench.cases import Case
 from helpers.bench.results import Record
 from helpers.bench.studies import (
@@ -110,7 +110,14 @@ def decoding_(monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
     monkeypatch.setattr(decoding, "ROUNDS", 2)
     monkeypatch.setattr(decoding, "PEERS", ())
     monkeypatch.setattr(decoding, "DTYPE", "float16")  # NumPy's DLPack has no bfloat16
-    parts = {name: decoding.STUDY.parts[name] for name in ("rows", "steps")}
+    few = {"LONG": ((90, 20),), "LONG_SPLITS": (2,), "PREFIXES": ((2, 64, 64),), "TREES": ((1, 40, 5),)}
+    for name, value in {**few, "FP8_ROWS": (row,), "HEADS": row[2:]}.items():
+        monkeypatch.setattr(decoding, name, value)
+    monkeypatch.setattr(decoding, "REAL_HEADS", 2)
+    parts = {name: decoding.STUDY.parts[name] for name in ("rows", "steps", "long", "prefix", "tree", "fp8", "real")}
+    config = Config(32, 1, 1, 64)
+    parts["graph"] = partial(decode_loop.graph_rows, (2,), config, 20, 1)
+    parts["server"] = partial(decode_loop.server_rows, (0,), Config(128, 1, 1, 64), 3, 40)
     return taken(decoding, path, **parts)
 
 
