@@ -1,9 +1,9 @@
 // 16 fp8: attention in 8 bits, by consumers that take turns.
 //
-// Since step 4: consumers that have their scores at the same time wait for MUFU together, and then for the
-// tensor cores. So they take turns: one after the other computes its maxima, and begins its exponentials
-// while the next one does. And under a mask a consumer leaves out tiles of keys that only the rows of others
-// see.
+// Since step 4: three consumers that have their scores at once also need MUFU at once, and then the tensor
+// cores, we suspect. So they take turns: one after the other computes its maxima, and begins its
+// exponentials while the next one does. And under a mask a consumer leaves out tiles of keys that only the
+// rows of others see.
 //
 // Launch   16_transpose.cu; then as 10, after its 10_order.cu
 // Shapes   as 10, in e4m3; O in half types or float32. V_image: tiles of V^T, see 16_transpose.cu.
@@ -175,13 +175,15 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
     const int first_pos = tile.first_pos + 64 * consumer;  // of this consumer's rows
     const int last_pos = tile.first_pos + min(64 * (consumer + 1), tile.rows) - 1;
     int first = last_tile_begin(tile);
+    const auto leave = [&](const Ring<STAGES>& ring) {
+      ring.wait_full(stage);
+      if (leader) ring.release(stage);
+    };
     // Keys that no row of this consumer sees.
     for (; first > tile.begin && first > last_pos + params.window_right;
          first -= BLOCK_N, stage.advance()) {
-      k_ring.wait_full(stage);
-      if (leader) k_ring.release(stage);
-      v_ring.wait_full(stage);
-      if (leader) v_ring.release(stage);
+      leave(k_ring);
+      leave(v_ring);
       named_barrier_sync(my_turn, 256);
       named_barrier_arrive(next_turn, 256);
     }

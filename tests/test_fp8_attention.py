@@ -211,7 +211,7 @@ def test_arrays_and_types_of_results() -> None:
 
 
 def test_descales_of_blocks_are_refused_by_name() -> None:
-    """Of packed sequences, and by steps, which have one for a head."""
+    """Packed sequences and steps have one for a head."""
     e4m3 = [quantise(normal(1, 40, 2, 64)) for _ in range(3)]
     blocks = np.ones((1, 2, 1), np.float32)
     cu = np.array([0, 40], np.int32)

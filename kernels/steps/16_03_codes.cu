@@ -200,13 +200,15 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
     const int first_pos = tile.first_pos + 64 * consumer;  // of this consumer's rows
     const int last_pos = tile.first_pos + min(64 * (consumer + 1), tile.rows) - 1;
     int first = last_tile_begin(tile);
+    const auto leave = [&](const Ring<STAGES>& ring) {
+      ring.wait_full(stage);
+      if (leader) ring.release(stage);
+    };
     // Keys that no row of this consumer sees.
     for (; first > tile.begin && first > last_pos + params.window_right;
          first -= BLOCK_N, stage.advance()) {
-      k_ring.wait_full(stage);
-      if (leader) k_ring.release(stage);
-      v_ring.wait_full(stage);
-      if (leader) v_ring.release(stage);
+      leave(k_ring);
+      leave(v_ring);
       named_barrier_sync(my_turn, 256);
       named_barrier_arrive(next_turn, 256);
     }

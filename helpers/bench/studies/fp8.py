@@ -421,7 +421,7 @@ def rungs_table(record: Mapping[str, Any] | None = None) -> str:
     for kind in dict.fromkeys(row["data"] for row in rows):
         of = {row["name"]: row["rms"] for row in rows if row["data"] == kind}
         lines.append(f"{kind:28}" + "".join(f"{of[name]:10.1%}" if name in of else " " * 10 for name in columns))
-    lines.append("* with new sums and a row of ones, which the kernel has that takes such scales")
+    lines.append("* with new sums and ones")
     return "\n".join(lines)
 
 
