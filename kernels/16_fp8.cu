@@ -1,9 +1,9 @@
-// 16 fp8: attention in 8 bits, by consumers that take turns.
+// 16 fp8: attention in 8 bits, with few instructions between the products.
 //
-// Since step 4: three consumers that have their scores at once also need MUFU at once, and then the tensor
-// cores, we suspect. So they take turns: one after the other computes its maxima, and begins its
-// exponentials while the next one does. And under a mask a consumer leaves out tiles of keys that only the
-// rows of others see.
+// Since 16_02: while the tensor cores are busy, the pipe of maxima and conversions runs at half its rate,
+// and every instruction for a score counts. So the weights are summed by the second product, as V^T has a
+// row of ones; what rounding did to the weights, it has then done to their sum as well, and much of it
+// cancels. And maxima are taken of the scores' bits, three at a time.
 //
 // Launch   16_transpose.cu; then as 10, after its 10_order.cu
 // Shapes   as 10, in e4m3; O in half types or float32. V_image: tiles of V^T, see 16_transpose.cu.
@@ -19,7 +19,6 @@ constexpr int THREADS = 128 * (1 + CONSUMERS);  // warpgroup 0 is the producer
 constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : HEAD_DIM > 64 ? 32 : 56;
 constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : HEAD_DIM > 64 ? 160 : 152;
 static_assert(DESCALE_ROWS % BLOCK_N == 0 && DESCALE_ROWS % 64 == 0, "tiles have one descale");
-constexpr int TURN = 1;  // named barriers: the turns, one for each consumer
 constexpr unsigned K_AT = CONSUMERS * Q8_BYTES, V_AT = K_AT + STAGES * K8_BYTES;
 constexpr unsigned Q_RING_AT = V_AT + STAGES * V8_BYTES;
 constexpr unsigned K_RING_AT = Q_RING_AT + Ring<CONSUMERS>::BYTES;
@@ -149,11 +148,9 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
   Output acc;
   Statistics m_i, l_i;  // l_i in lane 4 g, 0 in others: the epilogue adds them
   PipelineState<STAGES> stage;
-  const int my_turn = TURN + consumer, next_turn = TURN + (consumer + 1) % CONSUMERS;
-  // The first turn is the first consumer's.
-  if (consumer == CONSUMERS - 1) named_barrier_arrive(next_turn, 256);
 
   for (PipelineState<CONSUMERS> q_stage{consumer}; next(); q_stage.phase ^= 1) {
+#if DESCALE_ROWS
     const int head = tile.sequence * params.heads + tile.head;
     const int kv_head = tile.sequence * params.kv_heads + tile.kv_head;
     const float scale_of_q =
@@ -162,7 +159,12 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
       const float scale = scale_of_q * descale_of(k_descale, kv_head, key, params.N_kv);
       return fmaxf(scale, 1e-30f) * LOG2_E;  // 0 times -inf would be NaN
     };
-    float softmax_scale_log2 = scale_of_scores(0);
+#else
+    const float descale = descale_of(q_descale, tile.sequence * params.heads + tile.head) *
+                          descale_of(k_descale, tile.sequence * params.kv_heads + tile.kv_head);
+    const float scale = fmaxf(params.softmax_scale * descale, 1e-30f);  // 0 times -inf would be NaN
+    const float softmax_scale_log2 = scale * LOG2_E;
+#endif
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       m_i[i] = M_INIT;
@@ -172,21 +174,7 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
     for (int i = 0; i < HEAD_DIM_PADDED / 2; ++i) acc[i] = 0.0f;
     q_ring.wait_full(q_stage);
 
-    const int first_pos = tile.first_pos + 64 * consumer;  // of this consumer's rows
-    const int last_pos = tile.first_pos + min(64 * (consumer + 1), tile.rows) - 1;
     int first = last_tile_begin(tile);
-    const auto leave = [&](const Ring<STAGES>& ring) {
-      ring.wait_full(stage);
-      if (leader) ring.release(stage);
-    };
-    // Keys that no row of this consumer sees.
-    for (; first > tile.begin && first > last_pos + params.window_right;
-         first -= BLOCK_N, stage.advance()) {
-      leave(k_ring);
-      leave(v_ring);
-      named_barrier_sync(my_turn, 256);
-      named_barrier_arrive(next_turn, 256);
-    }
     for (; first >= tile.begin; first -= BLOCK_N, stage.advance()) {
       // ---- S = Q K^T
       Scores S;
@@ -197,21 +185,26 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
       if (leader) k_ring.release(stage);
 
       // ---- masks, maxima, weights
-      named_barrier_sync(my_turn, 256);
-      if (DESCALE_ROWS) softmax_scale_log2 = scale_of_scores(first);
+#if DESCALE_ROWS
+      const float softmax_scale_log2 = scale_of_scores(first);
+#endif
       const int q_idx = tile.first_pos + warp_row + g, kv_idx = first + 2 * t;  // this lane's first
+      const int last_pos = tile.first_pos + min(BLOCK_M, tile.rows) - 1;
       if (first < last_pos - params.window_left ||
-          first + BLOCK_N > min(first_pos + params.window_right + 1, tile.end))
+          first + BLOCK_N > min(tile.first_pos + params.window_right + 1, tile.end))
         mask(S, q_idx - kv_idx, tile.end - kv_idx, params);
       Statistics rescale;
       move_maxima_by_bits(S, m_i, rescale, softmax_scale_log2);
-      named_barrier_arrive(next_turn, 256);
       compute_weights(S, m_i, softmax_scale_log2);
       Weights8 P;
       to_operand(P, S);
 
       // ---- O_tile = P V, then acc = rescale acc + O_tile; its last column is the sum of the weights
-      const float of_v = DESCALE_ROWS ? descale_of(v_descale, kv_head, first, params.N_kv) : 1.0f;
+#if DESCALE_ROWS
+      const float of_v = descale_of(v_descale, kv_head, first, params.N_kv);
+#else
+      constexpr float of_v = 1.0f;
+#endif
       v_ring.wait_full(stage);
       const unsigned long long v_tile = advance_tiles(v, stage.index, V8_BYTES);
       if constexpr (PARTS == 2) {
@@ -236,7 +229,8 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
     // ---- epilogue: the rows' sums, lse; divide once
     Statistics inverse;
     finish_rows(tile, warp_row, m_i, l_i, inverse, lse, packed, params);
-    const float of_v = DESCALE_ROWS ? 1.0f : descale_of(v_descale, kv_head);
+    const float of_v =
+        DESCALE_ROWS ? 1.0f : descale_of(v_descale, tile.sequence * params.kv_heads + tile.kv_head);
     inverse[0] *= of_v;
     inverse[1] *= of_v;
     store_quads(tile, warp_row, acc, inverse, O, packed, params);

@@ -7,6 +7,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from helpers.attention import reference
+
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 LARGEST = 448.0
 DESCALE_ROWS = 128  # rows or keys that have a descale of their own, where a head has several
@@ -92,3 +94,18 @@ def hadamard(d: int, seed: int | None = None) -> np.ndarray:
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])
     signs = np.ones(d) if seed is None else np.random.default_rng(seed).choice([-1.0, 1.0], d)
     return (signs[:, None] * matrix / np.sqrt(d)).astype(np.float32)
+
+
+def attention_with_rounded_p(q: Any, k: Any, v: Any, **options: Any) -> np.ndarray:
+    """Compute attention in float64, but round the weights to e4m3 as stage fp8 does: 2^8 is the largest of a row.
+
+    Args:
+        q, k, v: (..., rows, head_dim). options: of `reference.scores`, softmax_scale among them.
+    """
+    q, k, v = (np.asarray(a, np.float64) for a in (q, k, v))
+    options.setdefault("softmax_scale", q.shape[-1] ** -0.5)
+    s = reference.scores(q, k, **options)
+    largest = s.max(axis=-1, keepdims=True)
+    p = np.exp(s - np.where(np.isfinite(largest), largest, 0.0))
+    total = p.sum(axis=-1, keepdims=True)
+    return dequantise(quantise(256 * p), dtype=np.float64) @ v / (256 * np.where(total > 0.0, total, 1.0))

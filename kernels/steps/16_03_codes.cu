@@ -22,7 +22,6 @@ constexpr float CODE_SHIFT = -0.35f;  // makes the weights right on average
 constexpr int THREADS = 128 * (1 + CONSUMERS);  // warpgroup 0 is the producer
 constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : HEAD_DIM > 64 ? 32 : 56;
 constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : HEAD_DIM > 64 ? 160 : 152;
-constexpr int TURN = 1;  // named barriers: the turns, one for each consumer
 constexpr unsigned K_AT = CONSUMERS * Q8_BYTES, V_AT = K_AT + STAGES * K8_BYTES;
 constexpr unsigned Q_RING_AT = V_AT + STAGES * V8_BYTES;
 constexpr unsigned K_RING_AT = Q_RING_AT + Ring<CONSUMERS>::BYTES;
@@ -179,9 +178,6 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
   Output acc;
   Statistics m_i, l_i;  // l_i in lane 4 g, 0 in others: the epilogue adds them
   PipelineState<STAGES> stage;
-  const int my_turn = TURN + consumer, next_turn = TURN + (consumer + 1) % CONSUMERS;
-  // The first turn is the first consumer's.
-  if (consumer == CONSUMERS - 1) named_barrier_arrive(next_turn, 256);
 
   for (PipelineState<CONSUMERS> q_stage{consumer}; next(); q_stage.phase ^= 1) {
     const float descale = descale_of(q_descale, tile.sequence * params.heads + tile.head) *
@@ -197,21 +193,7 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
     for (int i = 0; i < HEAD_DIM_PADDED / 2; ++i) acc[i] = 0.0f;
     q_ring.wait_full(q_stage);
 
-    const int first_pos = tile.first_pos + 64 * consumer;  // of this consumer's rows
-    const int last_pos = tile.first_pos + min(64 * (consumer + 1), tile.rows) - 1;
     int first = last_tile_begin(tile);
-    const auto leave = [&](const Ring<STAGES>& ring) {
-      ring.wait_full(stage);
-      if (leader) ring.release(stage);
-    };
-    // Keys that no row of this consumer sees.
-    for (; first > tile.begin && first > last_pos + params.window_right;
-         first -= BLOCK_N, stage.advance()) {
-      leave(k_ring);
-      leave(v_ring);
-      named_barrier_sync(my_turn, 256);
-      named_barrier_arrive(next_turn, 256);
-    }
     for (; first >= tile.begin; first -= BLOCK_N, stage.advance()) {
       // ---- S = Q K^T
       Scores S;
@@ -222,14 +204,13 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
       if (leader) k_ring.release(stage);
 
       // ---- masks, maxima, weights
-      named_barrier_sync(my_turn, 256);
       const int q_idx = tile.first_pos + warp_row + g, kv_idx = first + 2 * t;  // this lane's first
+      const int last_pos = tile.first_pos + min(BLOCK_M, tile.rows) - 1;
       if (first < last_pos - params.window_left ||
-          first + BLOCK_N > min(first_pos + params.window_right + 1, tile.end))
+          first + BLOCK_N > min(tile.first_pos + params.window_right + 1, tile.end))
         mask(S, q_idx - kv_idx, tile.end - kv_idx, params);
       Statistics rescale;
       move_maxima_by_bits(S, m_i, rescale, softmax_scale_log2);
-      named_barrier_arrive(next_turn, 256);
       Weights8 P;
       to_codes(P, S, m_i, softmax_scale_log2);
 
