@@ -223,11 +223,11 @@ def random(heads: Sequence[tuple[int, int]], n: int, n_kv: int, head_dim: int, d
     )
 
 
-def exact(q: np.ndarray, k: np.ndarray, v: np.ndarray, **mask: object) -> np.ndarray:
-    """Attention in float64, with K and V repeated for the heads that share them."""
+def exact(q: np.ndarray, k: np.ndarray, v: np.ndarray, **options: Any) -> Any:
+    """Attention in float64, with K and V repeated for the heads that share them; and lse where it is asked for."""
     shared = q.shape[-3] // k.shape[-3]
     k, v = (np.repeat(a, shared, axis=-3) for a in (k, v))
-    return reference.attention(*(in_float64(a) for a in (q, k, v)), **mask)
+    return reference.attention(*(in_float64(a) for a in (q, k, v)), **options)
 
 
 def near(dtype: str) -> float:
@@ -277,7 +277,9 @@ def run_bias_gradients() -> None:
     for (dtype, d), shape in itertools.product((("float32", 59), ("float16", 40)), shapes):
         q, k, v = random(((2, 4), (2, 2)), n, n_kv, d, dtype)
         do, options = q[:, ::-1], {"bias": rng.standard_normal(shape, np.float32), **added, "causal": True}
-        o, lse = (a.astype(t) for a, t in zip(reference_of(q, k, v, **options), (q.dtype, np.float32), strict=True))
+        o, lse = (
+            a.astype(t) for a, t in zip(exact(q, k, v, return_lse=True, **options), (q.dtype, np.float32), strict=True)
+        )
         given = [a.swapaxes(1, 2) for a in (do, q, k, v, o)]
         got = flash_attention_backward(*given, lse, wrt=[*options][:3], **options)[3:]
         wanted = reference.attention_backward(do, q, k, v, wrt=[*options][:3], **options)[3:]
@@ -287,17 +289,11 @@ def run_bias_gradients() -> None:
     q, k, v = random(((1, 4), (1, 2)), n, n_kv, 20, "float32")
     options = relative_bias(table)
     bias = reference.distance_bias(table, n, n_kv)
-    o, lse = reference_of(q, k, v, bias=bias)
+    o, lse = exact(q, k, v, return_lse=True, bias=bias)
     given = [a.astype(np.float32).swapaxes(1, 2) for a in (q, q, k, v, o)]
     got = flash_attention_backward(*given, lse.astype(np.float32), wrt=["table"], **options)[3]
     dbias = reference.attention_backward(q, q, k, v, bias=bias, wrt=["bias"])[3]
     check("dtable", got, reference.distance_bias_gradient(dbias, 41), tolerance=1e-4)
-
-
-def reference_of(q: np.ndarray, k: np.ndarray, v: np.ndarray, **options: Any) -> tuple[np.ndarray, np.ndarray]:
-    """o and lse in float64, with K and V repeated for the heads that share them."""
-    shared = q.shape[-3] // k.shape[-3]
-    return reference.attention(q, *(np.repeat(a, shared, axis=-3) for a in (k, v)), return_lse=True, **options)
 
 
 def run_neighbours() -> None:
