@@ -141,12 +141,12 @@ __device__ __forceinline__ void to_operand(Weights8& P, const Scores& weights) {
     }
 }
 
-// acc = rescale acc + O_tile, for the columns of one part.
+// acc = rescale acc + factor O_tile, for the columns of one part.
 __device__ __forceinline__ void add_part(
-    Output& acc, const Statistics& rescale, const float* O_tile, int part) {
+    Output& acc, const Statistics& rescale, const float* O_tile, int part, float factor = 1.0f) {
 #pragma unroll
   for (int i = 0; i < PART_COLUMNS / 2; ++i) {
     float& o = acc[part * (PART_COLUMNS / 2) + i];
-    o = fmaf(o, rescale[i / 2 % 2], O_tile[i]);
+    o = fmaf(o, rescale[i / 2 % 2], factor * O_tile[i]);
   }
 }

@@ -51,6 +51,7 @@ FOR_PYTORCH = {
     "helpers/bench/studies/promises.py",  # where peers.torch_on_gpu() has found it
     "helpers/bench/studies/score_mod.py",  # FlexAttention
     "helpers/bench/studies/decoding.py",
+    "helpers/bench/decode_loop.py",
     "helpers/bench/studies/tf32.py",
     "helpers/data/make_minilm_embeddings.py",
     "notebooks/09_drop_in.ipynb",

@@ -17,10 +17,12 @@ from helpers.attention import (
     reference,
     ring_attention,
 )
+from helpers.attention.check import expect
 from helpers.attention.comms import virtual_ranks
 from helpers.attention.fp8 import dequantise, quantise
 from helpers.attention.ladder import LADDER, limits
 from helpers.attention.ladder.params import attention_params
+from helpers.attention.ladder.steps import FP8_CODES
 from helpers.attention.run import forget
 from helpers.device import cp
 
@@ -60,6 +62,26 @@ def test_equals_the_reference(head_dim: int, options: dict[str, Any]) -> None:
     want, want_lse = expected(*e4m3, descales, **options)
     assert rms(o.swapaxes(1, 2), want) < ROUNDED
     np.testing.assert_allclose(lse, want_lse, atol=3e-2)  # the sum is of rounded weights
+
+
+@pytest.mark.parametrize("head_dim", [64, pytest.param(256, marks=pytest.mark.exhaustive)])
+def test_descales_of_blocks_of_rows(head_dim: int) -> None:
+    """Blocks of 128 rows of very different size; the last ones are shorter, and heads share keys."""
+    q, k, v = normal(2, 270, 4, head_dim), normal(2, 400, 2, head_dim), normal(2, 400, 2, head_dim)
+    names, e4m3, wide = {}, [], []
+    for name, a in (("q_descale", q), ("k_descale", k), ("v_descale", v)):
+        blocks = -(-a.shape[1] // 128)
+        descale = np.random.default_rng().choice([0.01, 0.1, 1.0], (2, a.shape[2], blocks)).astype(np.float32)
+        by_row = descale.repeat(128, axis=2)[..., : a.shape[1]].swapaxes(1, 2)[..., None]
+        names[name] = descale
+        e4m3.append(quantise(a))
+        wide.append(dequantise(e4m3[-1], by_row, np.float64).swapaxes(1, 2).repeat(4 // a.shape[2], axis=1))
+    for options in ({}, {"causal": True}):
+        o, lse = flash_attention(*e4m3, return_lse=True, out_dtype="float32", **names, **options)
+        want, want_lse = reference.attention(*wide, return_lse=True, **options)
+        assert rms(o.swapaxes(1, 2), want) < ROUNDED
+        np.testing.assert_allclose(lse, want_lse, atol=6e-2)
+        np.testing.assert_allclose(expect(*e4m3, **names, **options).o.swapaxes(1, 2), want)
 
 
 def test_packed_sequences_do_not_see_their_neighbours() -> None:
@@ -114,10 +136,11 @@ def test_a_negative_scale() -> None:
     [
         (None, 0.9985, 1.0),
         ("steps/16_03_codes.cu", 0.9985, 1.0),
+        ("steps/16_04_turns.cu", 0.9985, 1.0),
         ("steps/16_02_two_levels.cu", 0.997, 0.9992),
         ("steps/16_01_one_level.cu", 0.97, 0.99),
     ],
-    ids=["summed weights lose alike", "codes", "each tile added in float32", "one level of sums"],
+    ids=["summed weights lose alike", "codes", "turns", "each tile added in float32", "one level of sums"],
 )
 def test_what_sums_lose(source: str | None, low: float, high: float) -> None:
     """The output's projection on the truth, where V has a mean: an H200 had 0.9993, 0.9985 and 0.985 at 1024 keys."""
@@ -186,11 +209,31 @@ def test_arrays_and_types_of_results() -> None:
     assert flash_attention(*e4m3, out_dtype="float16").dtype == np.float16
 
 
+def test_descales_of_blocks_are_refused_by_name() -> None:
+    """Packed sequences and steps have one for a head."""
+    e4m3 = [quantise(normal(1, 40, 2, 64)) for _ in range(3)]
+    blocks = np.ones((1, 2, 1), np.float32)
+    cu = np.array([0, 40], np.int32)
+    with pytest.raises(ValueError, match=r"q_descale is float32 .1, 2, 1.; float32 .1, 2. is needed"):
+        flash_attention_varlen(*(a[0] for a in e4m3), cu, cu, q_descale=blocks)
+    heads_first = (a[0].swapaxes(0, 1) for a in e4m3)
+    with pytest.raises(ValueError, match="it has no q_descale for each block of rows"):
+        FP8_CODES(*heads_first, q_descale=blocks)
+
+
 @pytest.mark.parametrize(
     "options, words",
     [
         ({"q_descale": np.ones((1, 3), np.float32)}, "q_descale is float32 .1, 3.; float32 .1, 2. is needed"),
         ({"v_descale": np.ones((1, 2), np.float64)}, "v_descale is float64 .1, 2.; float32 .1, 2. is needed"),
+        (
+            {"q_descale": np.ones((1, 2, 2), np.float32)},
+            r"float32 \(1, 2\) is needed: one for each head of each sequence, or \(1, 2, 1\): one for each 128 rows",
+        ),
+        (
+            {"q_descale": np.ones((1, 2, 1), np.float32), "k_descale": np.ones((1, 2), np.float32)},
+            "all are for heads, or all for blocks of rows",
+        ),
         ({"k_descale": 1.0}, "k_descale is an array; got float"),
         ({"out_dtype": "float64"}, "out_dtype is float32, float16 or bfloat16"),
         ({"stage": "hopper"}, "takes float16 or bfloat16, not e4m3 .in uint8."),

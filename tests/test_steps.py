@@ -25,7 +25,16 @@ from helpers.attention import check, kernel, reference
 from helpers.attention import compile_report as reports
 from helpers.attention.decoders import DECODERS
 from helpers.attention.ladder import LADDER, Stage
-from helpers.attention.ladder.steps import BASES, BEFORE, CLIMBS, FP8_CODES, MULTICAST, ROTATION_IN_LOAD, files
+from helpers.attention.ladder.steps import (
+    BASES,
+    BEFORE,
+    CLIMBS,
+    FP8_CODES,
+    FP8_TURNS,
+    MULTICAST,
+    ROTATION_IN_LOAD,
+    files,
+)
 from helpers.bench import reading, records
 from helpers.bench.steps import RENAMED
 from helpers.device import cp
@@ -46,6 +55,7 @@ SPILLS = {
     "steps/16_01_one_level.cu": 16,
     "steps/16_02_two_levels.cu": 112,
     "steps/16_03_codes.cu": 72,
+    "steps/16_04_turns.cu": 100,
 }
 SPILLS_ON_SM_80 = {"steps/15_04_four_neighbours.cu": 60}
 # The last one of a climb is a stage, tested as such.
@@ -54,6 +64,7 @@ STEPS = [
     *BASES.values(),
     FP8_CODES,
     MULTICAST,
+    FP8_TURNS,
 ]
 MOST_SPILLS = 120  # of the steps to 08, by other versions of NVRTC and on sm_80, whose tiles are an H200's
 FORWARD_STEPS = [step for step in STEPS if step.direction == "forward"]

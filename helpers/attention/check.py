@@ -237,14 +237,14 @@ def expect(
         causal, window, softmax_scale: as in `reference.attention`.
         extras: bias, alibi_slopes, rotary_cos, rotary_sin, rotary_interleaved and rotary_positions, likewise. In a half
             type q and k are rounded once more after the rotation, as a kernel rounds them. q_descale, k_descale,
-            v_descale: (batch, heads), what e4m3 is multiplied by.
+            v_descale: (batch, heads), what e4m3 is multiplied by, or (batch, heads, blocks of rows).
 
     Returns:
         o as q; lse (batch, heads, seq); the tolerance.
     """
     dtype = np.asarray(q).dtype
     descales = (extras.pop(f"{name}_descale", None) for name in "qkv")
-    q, k, v = (in_float64(a) * _by_head(descale) for a, descale in zip((q, k, v), descales, strict=True))
+    q, k, v = (in_float64(a) * _by_row(descale, a) for a, descale in zip((q, k, v), descales, strict=True))
     if q.ndim > 2:
         share = q.shape[-2] // k.shape[-2]
         q, k, v = (a.swapaxes(-3, -2) for a in (q, k.repeat(share, -2), v.repeat(share, -2)))
@@ -269,9 +269,14 @@ def expect(
     return Expected(o.swapaxes(-3, -2) if q.ndim > 2 else o, lse, tolerance)
 
 
-def _by_head(descale: Any) -> Any:
-    """Return (batch, heads) so that it broadcasts over models' layout; 1 for None."""
-    return 1.0 if descale is None else np.asarray(descale, np.float64)[:, None, :, None]
+def _by_row(descale: Any, a: Any) -> Any:
+    """Return (batch, heads) or (batch, heads, blocks) so that it broadcasts over a in models' layout; 1 for None."""
+    if descale is None:
+        return 1.0
+    wide = np.asarray(descale, np.float64)
+    if wide.ndim == 2:
+        return wide[:, None, :, None]
+    return wide.repeat(fp8.DESCALE_ROWS, axis=2)[..., : a.shape[1]].swapaxes(1, 2)[..., None]
 
 
 RESULTS = {"uint8": ml_dtypes.bfloat16}  # the type of O where it is not that of Q

@@ -11,6 +11,7 @@ from helpers.attention import reference
 
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 LARGEST = 448.0
+DESCALE_ROWS = 128  # rows or keys that have a descale of their own, where a head has several
 _NAN = 0x7F
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from helpers.attention.fp8 import DESCALE_ROWS
 from helpers.attention.ladder.layout import Spec
 from helpers.attention.scalars import check_flags
 
@@ -70,7 +71,13 @@ def needs(arrays: Mapping[str, Any]) -> dict[str, Any]:
     rotary_dim = 2 * arrays["rotary_cos"].shape[-1] if "rotary_cos" in arrays else 0
     functions = [name for name in ("bias", "alibi_slopes", "sinks") if name in arrays]
     descales = [name for name in DESCALES if name in arrays]
-    wanted = {"mod": functions and functions[0], "rotary_dim": rotary_dim, "descale": descales and descales[0]}
+    blocks = [name for name in descales if len(arrays[name].shape) == 3]
+    wanted = {
+        "mod": functions and functions[0],
+        "rotary_dim": rotary_dim,
+        "descale": descales and descales[0],
+        "block_descale": blocks and f"{blocks[0]} for each block of rows",
+    }
     return {name: value for name, value in wanted.items() if value}
 
 
@@ -122,12 +129,8 @@ def as_kernels_read(
             check_sinks(a, heads)
             extras[name] = a
         elif name in DESCALES:
-            of = heads if name == "q_descale" else k.shape[1]
-            if a.dtype != np.float32 or tuple(a.shape) != (sequences, of):
-                raise ValueError(
-                    f"{name} is {a.dtype} {tuple(a.shape)}; float32 ({sequences}, {of}) is needed: one for each head "
-                    "of each sequence"
-                )
+            of, rows = (heads, n) if name == "q_descale" else (k.shape[1], n_kv)
+            _check_descale(name, a, (sequences, of), None if packed else -(-rows // DESCALE_ROWS))
             extras[name] = a
         elif name in ("rotary_cos", "rotary_sin"):
             _check_table(name, a, q.dtype, head_dim)
@@ -135,6 +138,8 @@ def as_kernels_read(
         else:
             _check_positions(name, a, 1 if packed else batch, n if name == "q_positions" else n_kv, packed)
             extras[name] = a.with_axes(2)
+    if len({extras[name].ndim for name in DESCALES if name in extras}) > 1:
+        raise ValueError("q_descale, k_descale and v_descale: all are for heads, or all for blocks of rows")
     if "rotary_cos" in extras:
         _check_tables(extras, n, n_kv, packed, longest_k)
     return extras
@@ -166,6 +171,17 @@ def _check_bias(bias: Spec, dtype: Any, shape: tuple[int, ...], packed: bool) ->
         raise ValueError(
             f"bias has shape {tuple(bias.shape)}; (batch, heads, N, N_kv) = {shape} is needed, with each axis of that "
             "length or 1; leading axes may be left out"
+        )
+
+
+def _check_descale(name: str, a: Spec, of_heads: tuple[int, int], blocks: int | None) -> None:
+    """Refuse descales that are not one for each head or, unless blocks is None, one for each of its blocks."""
+    allowed = [of_heads] if blocks is None else [of_heads, (*of_heads, blocks)]
+    if a.dtype != np.float32 or tuple(a.shape) not in allowed:
+        of_blocks = "" if blocks is None else f", or {allowed[1]}: one for each {DESCALE_ROWS} rows of a head"
+        raise ValueError(
+            f"{name} is {a.dtype} {tuple(a.shape)}; float32 {of_heads} is needed: one for each head of each sequence"
+            f"{of_blocks}"
         )
 
 

@@ -57,7 +57,7 @@ class Stage:
         mod      functions of scores, and what is made of them: bias, ALiBi, sinks
         rotary   the rotary embedding of helpers.attention.ladder.extras
         float    results in float32 when q is of a half type
-        descale  q_descale, k_descale and v_descale, for e4m3
+        descale  q_descale, k_descale and v_descale, for e4m3; block_descale: also for blocks of rows
     """
 
     number: int
@@ -190,6 +190,7 @@ class Stage:
         rotary_dim: int = 0,
         out: str = "",
         descale: str = "",
+        block_descale: str = "",
     ) -> str | None:
         """Return the reason why it cannot do this on this device, or None."""
         if dtype not in self.dtypes:
@@ -208,6 +209,7 @@ class Stage:
             "rotary": rotary_dim and "rotary_cos and rotary_sin",
             "float": out == "float32" and not self.out_dtypes and "results in float32 of another type",
             "descale": descale,
+            "block_descale": block_descale,
         }
         for feature, wanted in features.items():
             if wanted and feature not in self.features:

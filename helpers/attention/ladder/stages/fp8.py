@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from helpers.attention.fp8 import DESCALE_ROWS
 from helpers.attention.ladder import launches, tiles
 from helpers.attention.ladder.call import Call, Spec
 from helpers.attention.ladder.extras import DESCALES
@@ -60,6 +61,12 @@ def _transpose_and_attend(stage: Stage, call: Call, sizes: Sizes) -> list[Launch
     return [transpose, *launch_in_order(stage, call, sizes, inputs, launches.given(call, *DESCALES))]
 
 
+def _variant(call: Call) -> dict[str, int]:
+    """Return the -D options for descales of blocks of rows: a tile of keys has one."""
+    blocks = any(name in call.arrays and call.arrays[name].ndim == 3 for name in DESCALES)
+    return {"DESCALE_ROWS": DESCALE_ROWS, "BLOCK_N": DESCALE_ROWS} if blocks else {}
+
+
 def _panel_keys(sizes: Sizes) -> int:
     """Return KEY_BYTES: the keys of a panel of V^T, and its bytes in a row."""
     return next(keys for keys in (128, 64, 32) if sizes["BLOCK_N"] % keys == 0)
@@ -83,10 +90,10 @@ FP8 = Stage(
     name="fp8",
     file="16_fp8.cu",
     idea="8 bits: e4m3 products by wgmma, V transposed, each tile of keys added in float32",
-    tuning=Tuning(lambda head_dim, shared_limit: pick_fp8(head_dim)),  # no other stage takes e4m3
+    tuning=Tuning(lambda head_dim, shared_limit: pick_fp8(head_dim), variant=_variant),  # no other stage takes e4m3
     launches=_transpose_and_attend,
     scratch=_fp8_scratch,
-    features=PLAIN | {"descale"},
+    features=PLAIN | {"descale", "block_descale"},
     dtypes=("uint8",),
     out_dtypes=("bfloat16", "float16", "float32"),
     max_head_dim=256,
