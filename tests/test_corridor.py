@@ -118,14 +118,14 @@ class OnGpu(DeviceArrays):
     def keep_alive(self, arrays: Any) -> None:
         self.kept.extend(arrays)
 
-    def pointer(self, a: Any) -> int:
-        return a.ctypes.data
+    def pointers(self, arrays: Any) -> list[int]:
+        return [a.ctypes.data for a in arrays]
 
     def device_id(self, a: Any) -> int:
         return 0
 
-    def cache_key(self, a: Any) -> tuple[Any, ...]:
-        return a.shape, a.strides, a.dtype, a.ctypes.data % 16, 0
+    def cache_keys(self, arrays: Any) -> list[tuple[Any, ...]]:
+        return [(a.shape, a.strides, a.dtype, a.ctypes.data % 16, 0) for a in arrays]
 
 
 class Driver:
@@ -176,7 +176,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, list[Any
 
         for module in ("calls", "decoding"):
             monkeypatch.setattr(f"helpers.attention.{module}.Plan", note)
-        call.plan({name: kind.spec(kind.cache_key(a)) for name, a in call.arrays.items()})
+        call.plan(dict(zip(call.arrays, map(kind.spec, kind.cache_keys([*call.arrays.values()])), strict=True)))
         compiled, args, more = made[0]
         driver = Driver(compiled, monkeypatch)
         return original(compiled, *args, **more), [*call.arrays.values()], kind, driver
@@ -258,7 +258,7 @@ def test_calls_on_two_devices_share_no_arguments() -> None:
     cached = {"q": q[:, :1], "k_cache": k, "v_cache": v, "cache_seqlens": engine.asarray(np.array([50, 96], np.int32))}
     for call in (Attention({"q": q, "k": k, "v": v}, ForwardOptions()), Decoding(cached, DecodeOptions())):
         kind, made = DeviceArrays(), []
-        specs = {name: kind.spec(kind.cache_key(a)) for name, a in call.arrays.items()}
+        specs = dict(zip(call.arrays, map(kind.spec, kind.cache_keys([*call.arrays.values()])), strict=True))
         for number in (0, 0, 1):
             plan = call.plan({name: spec._replace(device=number) for name, spec in specs.items()})
             made.append(plan._compiled.arguments)

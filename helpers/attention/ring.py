@@ -549,7 +549,7 @@ def _compile_first(
         arrays: of the local ranks, by name.
     """
     kind = DeviceArrays()
-    keys = {name: [kind.cache_key(a) for a in parts] for name, parts in arrays.items()}
+    keys = {name: kind.cache_keys(parts) for name, parts in arrays.items()}
     form = *map(str, options.items()), *((name, *of) for name, of in keys.items())
     if form in comms.compiled:
         return

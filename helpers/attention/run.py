@@ -79,18 +79,21 @@ class Call(_Fields):
         return ()
 
 
-def run(call: Call) -> Any:
-    """Run a call: find its plan, or make one, and launch.
+def run(call: Call, kind: Kind | None = None) -> Any:
+    """Run a call: find its plan, or make one, and launch. kind: of the arrays, where the caller knows it.
 
     Arrays that a launch cannot read in place are brought to the device first; the results are then converted to the
     caller's kind of array.
     """
     given = (*call.arrays.values(),)
-    kind = kind_of(*given)
+    kind = kind or kind_of(*given)
     if kind is not None:
         key, plan = _find_plan(kind, call, given)
         if plan is not None or all(map(kind.reads_in_place, given)):
-            with on_device(kind.device_id(given[0])):
+            elsewhere = on_device(kind.device_id(given[0]))
+            if elsewhere is None:
+                return (plan or _make_plan(kind, call, key))(kind, given)
+            with elsewhere:
                 return (plan or _make_plan(kind, call, key))(kind, given)
     return _via_device_arrays(call)
 
@@ -100,7 +103,7 @@ _Key = tuple[Hashable, ...]
 
 def _find_plan(kind: Kind, call: Call, given: Sequence[Any]) -> tuple[_Key, Plan | None]:
     """Return a call's key, which ends with each array's, and the plan kept under it, None if none is."""
-    key = kind, *call.arrays, call.options.key, call.lengths, limits.reserved_sms(), *map(kind.cache_key, given)
+    key = kind, *call.arrays, call.options.key, call.lengths, limits.reserved_sms(), *kind.cache_keys(given)
     try:
         return key, _PLANS.get(key)
     except TypeError:  # an option that cannot be hashed is one that `Call.plan` refuses
@@ -254,7 +257,7 @@ class Plan:
         if not compiled.is_compared:
             self._compare(kind, like, arrays)
         else:
-            places = list(map(kind.pointer, arrays)) if device.ON_GPU else arrays
+            places = kind.pointers(arrays) if device.ON_GPU else arrays
             for launch in launches:
                 launch(places, stream)
             if len(self._again) < len(launches) and not kind.is_captured(stream):
