@@ -410,7 +410,7 @@ def _is_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
     on_gpu, dtype = q.is_cuda, q.dtype
     return (
         dtype == k.dtype == v.dtype
-        and (dtype in _DIFFERENTIABLE or (dtype.itemsize == 1 and on_gpu and not _any_requires_grad(q, k, v)))
+        and (dtype in _DIFFERENTIABLE or (dtype.itemsize == 1 and on_gpu and not _require_grad(q, k, v)))
         and q.get_device() == k.get_device() == v.get_device()
         and (on_gpu or (q.is_cpu and k.is_cpu and v.is_cpu))
         and not (q.is_neg() or k.is_neg() or v.is_neg())
@@ -422,8 +422,8 @@ def _is_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
 _DIFFERENTIABLE = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 
-def _any_requires_grad(*tensors: torch.Tensor) -> bool:
-    return any([a.requires_grad for a in tensors])
+def _require_grad(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    return q.requires_grad or k.requires_grad or v.requires_grad
 
 
 def _attend_plain(
@@ -436,14 +436,15 @@ def _attend_plain(
     heads_first: bool = False,
 ) -> Any:
     """Run a plain call: see `_is_plain`. heads_first: q, k and v are (batch, heads, rows, head_dim), the output not."""
-    if not torch.is_grad_enabled() or not _any_requires_grad(q, k, v):
+    if not torch.is_grad_enabled() or not _require_grad(q, k, v):
         if heads_first:
             q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         return _contiguous(_run({"q": q, "k": k, "v": v}, options))
     window, causal, scale, return_lse, *_ = options
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
+    options = ForwardOptions(window, causal, scale, True, stage=options.stage)
     of_gradients = BackwardOptions(window, causal, scale, deterministic)
-    o, lse = _Plain.apply(q, k, v, options._replace(return_lse=True), of_gradients, heads_first)
+    o, lse = _Plain.apply(q, k, v, options, of_gradients, heads_first)
     return (o, lse) if return_lse else o
 
 

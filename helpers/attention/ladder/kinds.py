@@ -43,6 +43,10 @@ class DeviceArrays:
         """Make a new array on the device of `like`, which is the current one. dtype: NumPy's."""
         return device.cp.empty(shape, dtype=dtype)
 
+    def empties(self, forms: Sequence[tuple[Any, ...]], like: Any) -> list[Any]:
+        """Make a new array for each (shape, dtype), as `empty` does."""
+        return [device.cp.empty(shape, dtype=dtype) for shape, dtype in forms]
+
     def spec(self, key: tuple[Any, ...]) -> Spec:
         """Make the `Spec` of an array with this key of `cache_keys`."""
         return spec_of(*key)
@@ -124,6 +128,10 @@ class TorchTensors:
     def empty(self, shape: Sequence[int], dtype: Any, like: Any) -> Any:
         """Make a new tensor on the device of `like`. dtype: NumPy's."""
         return like.new_empty(shape, dtype=self._torchs[dtype])
+
+    def empties(self, forms: Sequence[tuple[Any, ...]], like: Any) -> list[Any]:
+        """Make a new tensor for each (shape, dtype), as `empty` does."""
+        return [like.new_empty(shape, dtype=self._torchs[dtype]) for shape, dtype in forms]
 
     def spec(self, key: tuple[Any, ...]) -> Spec:
         """Make the `Spec` of an array with this key of `cache_keys`."""
