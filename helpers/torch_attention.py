@@ -657,8 +657,8 @@ def attend_heads_first(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **how:
 def _check_backward(head_dim: int, dtype: torch.dtype) -> None:
     """Raise ValueError if no stage has gradients here: in the forward, before a backward is needed."""
     name = str(dtype).removeprefix("torch.")
-    head_dim = calls.whole_chunks(head_dim, dtype.itemsize)
-    reasons = {stage.name: stage.why_not(head_dim=head_dim, dtype=name) for stage in BACKWARD.values()}
+    needs = {"head_dim": calls.whole_chunks(head_dim, dtype.itemsize), "dtype": name, "unpadded": head_dim}
+    reasons = {stage.name: stage.why_not(**needs) for stage in BACKWARD.values()}
     if all(reasons.values()):
         raise ValueError("no stage has these gradients: " + "; ".join(f"{a}: {why}" for a, why in reasons.items()))
 
@@ -858,9 +858,7 @@ def _keep_of_operator(ctx: Any, inputs: Sequence[Any], output: tuple[torch.Tenso
     _keep(ctx, inputs[:8], _Options.of_flat(*inputs[8:]), *output)
 
 
-def _differentiate(
-    ctx: Any, do: torch.Tensor | None, _: Any, *, inputs: int = 10
-) -> tuple[torch.Tensor | None, ...]:
+def _differentiate(ctx: Any, do: torch.Tensor | None, _: Any, *, inputs: int = 10) -> tuple[torch.Tensor | None, ...]:
     """Compute a gradient for each input: 10 of the function, 12 of the operator."""
     if do is None:
         return (None,) * inputs

@@ -231,7 +231,8 @@ class Plan:
             return
         self._scratch = [(name, spec, spec.size) for name, spec in compiled.scratch.items()]
         self._zeroed = compiled.stage.zeroed
-        starts = [0, *itertools.accumulate(-(-size * spec.dtype.itemsize // 256) * 256 for _, spec, size in self._scratch)]
+        whole_lines = [-(-size * spec.dtype.itemsize // 256) * 256 for _, spec, size in self._scratch]
+        starts = list(itertools.accumulate(whole_lines, initial=0))
         self._in_a_block = starts.pop(), starts  # bytes, and where each scratch array begins
         names = (*self._names, *compiled.scratch)
         self._launches = compiled.direct(names) if device.ON_GPU else compiled.on_engine(names)
