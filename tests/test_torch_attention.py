@@ -879,7 +879,7 @@ def test_without_gradients_nothing_is_kept(where: str, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_plain_calls_are_the_kernels_own(where: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What nobody traces or casts skips all checks of tensors, with the same results."""
+    """Calls that nobody traces or casts skip the checks of tensors, with the same results."""
     for rows, keys in ((33, 33), (33, 40), (40, 33)):
         given = tensors((2, rows, 4, 64), (2, keys, 4, 64), (2, keys, 4, 64), dtype=dtype, where=where)
         heads_first = [a.transpose(1, 2) for a in given]

@@ -359,16 +359,12 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 
-def compile_plan(
-    stage: Stage, call: Any, family: Hashable = None, sizes: Mapping[str, int] | None = None
-) -> CompiledPlan:
+def compile_plan(stage: Stage, call: Any, family: Hashable = None) -> CompiledPlan:
     """Plan and compile the launches of a call, or take the kernels of an earlier call that needs the same.
 
-    Args:
-        family: equal for calls that differ only in shapes, strides and addresses. sizes: -D options that override the
-            stage's own.
+    family: equal for calls that differ only in shapes, strides and addresses.
     """
-    sizes = stage.sizes_for(call, sizes)
+    sizes = stage.sizes_for(call)
     key = family, stage.name, call.mod and call.mod.form, *sizes.items()
     like = _COMPILED.get(key)
     compiled = CompiledPlan(stage, call, sizes, like=like)
