@@ -299,8 +299,7 @@ def _sdpa(
     if plain and mask is None:
         o = _attend_plain(q, k, v, ForwardOptions(window, is_causal, scale), heads_first=True)
     else:
-        o = attend_heads_first(q, k, v, **how)
-    o = o.transpose(1, 2)
+        o = attend_heads_first(q, k, v, **how).transpose(1, 2)
     return o if len(lead) == 2 else o.reshape(*lead, rows, o.shape[-1])
 
 
@@ -435,11 +434,10 @@ def _attend_plain(
     *,
     heads_first: bool = False,
 ) -> Any:
-    """Run a plain call: see `_is_plain`. heads_first: q, k and v are (batch, heads, rows, head_dim), the output not."""
+    """Run a plain call: see `_is_plain`. heads_first: q, k, v and the output are (batch, heads, rows, head_dim)."""
     if not torch.is_grad_enabled() or not _require_grad(q, k, v):
-        if heads_first:
-            q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        return _contiguous(_run({"q": q, "k": k, "v": v}, options))
+        outputs = _run({"q": q, "k": k, "v": v}, options, heads_first)
+        return outputs if heads_first else _contiguous(outputs)
     window, causal, scale, return_lse, *_ = options
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     options = ForwardOptions(window, causal, scale, True, stage=options.stage)
@@ -448,13 +446,18 @@ def _attend_plain(
     return (o, lse) if return_lse else o
 
 
-def _run(tensors: dict[str, torch.Tensor], options: ForwardOptions | BackwardOptions) -> Any:
+def _run(tensors: dict[str, torch.Tensor], options: ForwardOptions | BackwardOptions, heads_first: bool) -> Any:
     """Run a plain call, whatever autograd knows of its tensors, which are named as `calls.Attention` names them."""
-    q = tensors["q"]
-    if q.is_cuda:
-        return run(calls.Attention(tensors, options), without_gradients(type(q)))
+    if tensors["q"].is_cuda:
+        return run(calls.Attention(tensors, options), without_gradients(heads_first))
+    if heads_first:
+        tensors = {name: a.transpose(1, 2) if a.ndim == 4 else a for name, a in tensors.items()}
     outputs = run(calls.Attention({name: array_of(a) for name, a in tensors.items()}, options))
-    return tuple(map(tensor_of, outputs)) if isinstance(outputs, tuple) else tensor_of(outputs)
+    if not isinstance(outputs, tuple):
+        outputs = tensor_of(outputs)
+        return outputs.transpose(1, 2) if heads_first else outputs
+    each = map(tensor_of, outputs)
+    return tuple([a.transpose(1, 2) if heads_first and a.ndim == 4 else a for a in each])
 
 
 def _call(
@@ -649,7 +652,7 @@ def attend_heads_first(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **how:
     """
     if len(how) == 3 and _is_plain(q, k, v):
         options = ForwardOptions(how["window"], how["causal"], how["softmax_scale"])
-        return _attend_plain(q, k, v, options, heads_first=True)
+        return _attend_plain(q, k, v, options, heads_first=True).transpose(1, 2)
     return flash_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), **how)
 
 
@@ -923,11 +926,9 @@ class _Plain(torch.autograd.Function):
         of_gradients: BackwardOptions,
         heads_first: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute the output, (batch, rows, heads, head_dim), and lse. heads_first: see `_attend_plain`."""
-        given = {"q": q, "k": k, "v": v}
-        if heads_first:
-            given = {name: a.transpose(1, 2) for name, a in given.items()}
-        o, lse = _contiguous(_run(given, options))
+        """Compute the output and lse. heads_first: see `_attend_plain`."""
+        o, lse = _run({"q": q, "k": k, "v": v}, options, heads_first)
+        o = o if heads_first else o.contiguous()
         _check_backward(o.shape[-1], o.dtype)
         ctx.how = of_gradients, heads_first
         ctx.save_for_backward(q, k, v, o.detach(), lse)
@@ -942,18 +943,18 @@ class _Plain(torch.autograd.Function):
             return (None,) * 6
         q, k, v, o, lse = ctx.saved_tensors
         options, heads_first = ctx.how
-        if heads_first:
-            q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if do.stride(-1) != 1 or do.is_neg():  # the gradient of a sum is one number, expanded
             do = do.contiguous().resolve_neg()
         if torch.is_grad_enabled() or _is_traced(do, q, k, v):  # see `_differentiate`
             flat = _Options.of_backward(options).flat()[:3]
-            dq, dk, dv = _backward(do, q, k, v, o, lse, *(None,) * 5, *flat)
+            tensors = do, q, k, v, o
+            tensors = [a.transpose(1, 2) for a in tensors] if heads_first else tensors
+            gradients = _backward(*tensors, lse, *(None,) * 5, *flat)
+            if heads_first:
+                gradients = [a.transpose(1, 2) for a in gradients]
         else:
-            dq, dk, dv = _run({"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse}, options)
-        if heads_first:
-            dq, dk, dv = dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
-        return dq, dk, dv, None, None, None
+            gradients = _run({"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse}, options, heads_first)
+        return *gradients, None, None, None
 
 
 _forward.register_autograd(functools.partial(_differentiate, inputs=12), setup_context=_keep_of_operator)
