@@ -442,7 +442,7 @@ def _attend_plain(
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     options = ForwardOptions(window, causal, scale, True, stage=options.stage)
     of_gradients = BackwardOptions(window, causal, scale, deterministic)
-    o, lse = _Plain.apply(q, k, v, options, of_gradients, heads_first)
+    o, lse = _Plain.apply(q, k, v, (options, of_gradients, heads_first))
     return (o, lse) if return_lse else o
 
 
@@ -922,11 +922,10 @@ class _Plain(torch.autograd.Function):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        options: ForwardOptions,
-        of_gradients: BackwardOptions,
-        heads_first: bool,
+        how: tuple[ForwardOptions, BackwardOptions, bool],
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute the output and lse. heads_first: see `_attend_plain`."""
+        """Compute the output and lse. how: options of the forward and the backward; heads_first of `_attend_plain`."""
+        options, of_gradients, heads_first = how
         o, lse = _run({"q": q, "k": k, "v": v}, options, heads_first)
         o = o if heads_first else o.contiguous()
         _check_backward(o.shape[-1], o.dtype)
@@ -940,7 +939,7 @@ class _Plain(torch.autograd.Function):
     def backward(ctx: Any, do: torch.Tensor | None, _: Any) -> tuple[torch.Tensor | None, ...]:
         """Compute the gradients of q, k and v."""
         if do is None:
-            return (None,) * 6
+            return (None,) * 4
         q, k, v, o, lse = ctx.saved_tensors
         options, heads_first = ctx.how
         if do.stride(-1) != 1 or do.is_neg():  # the gradient of a sum is one number, expanded
@@ -954,7 +953,7 @@ class _Plain(torch.autograd.Function):
                 gradients = [a.transpose(1, 2) for a in gradients]
         else:
             gradients = _run({"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse}, options, heads_first)
-        return *gradients, None, None, None
+        return *gradients, None
 
 
 _forward.register_autograd(functools.partial(_differentiate, inputs=12), setup_context=_keep_of_operator)

@@ -19,8 +19,9 @@ import numpy as np
 import pytest
 
 from helpers.attention import calls, check, decoding, forget, kernel, make_block_mask
-from helpers.attention.ladder import LADDER, limits
+from helpers.attention.ladder import LADDER, kinds, limits
 from helpers.attention.ladder.layout import address
+from helpers.attention.run import Change
 from helpers.attention.score_mods import soft_cap
 from helpers.device import ON_GPU, cp
 
@@ -891,6 +892,33 @@ def test_plain_calls_are_the_kernels_own(where: str, dtype: str, monkeypatch: py
             found.append((*ours.flash_attention(*given, causal=True, return_lse=True), o, twin))
         for a, b in zip(*found, strict=True):
             assert torch.equal(a, b) and a.device == b.device == given[0].device and a.stride() == b.stride()
+
+
+def test_tensors_with_heads_first_are_described_as_their_views() -> None:
+    """A plan for (batch, rows, heads, head_dim) reads them; copies and results are as the plan describes them."""
+    views, heads_first = kinds.without_gradients(False), kinds.without_gradients(True)
+    q, lse = torch.randn(2, 4, 10, 64).half(), torch.randn(2, 4, 10)
+
+    def described(kind: Any, a: Any) -> Any:
+        return kind.spec(kind.cache_keys([a])[0])._replace(offset=0)
+
+    assert described(heads_first, q) == described(views, q.transpose(1, 2))
+    assert described(heads_first, lse) == described(views, lse)
+    half, single = np.dtype("float16"), np.dtype("float32")
+    o, row = heads_first.empties([((2, 10, 4, 64), half), ((2, 4, 10), single)], q)
+    assert (
+        o.shape == q.shape and o.transpose(1, 2).is_contiguous() and row.shape == lse.shape and row.dtype == lse.dtype
+    )
+    for change, want in (
+        (Change("q", "copied"), q),
+        (Change("q", "copied", whole_heads=True), q),
+        (Change("q", "negated", whole_heads=True), -q),
+        (Change("q", "padded", columns=72), torch.nn.functional.pad(q, (0, 8))),
+    ):
+        got = change(heads_first, q)
+        assert torch.equal(got, want) and described(heads_first, got) == change.spec(
+            described(views, q.transpose(1, 2))
+        )
 
 
 @on_gpu
