@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from planted import Bug, check_all_can_be_planted
 
-from helpers import engine
+from helpers import device, engine
 from helpers.attention import (
     calls,
     check,
@@ -358,18 +358,23 @@ def launches_of(wrt: str, arrays: list[Any], source: str | None = None, **option
     forward = {name: value for name, value in options.items() if name != "score_mod_grad"}
     o, lse = flash_attention(q, k, v, return_lse=True, **forward)
     given = {"do": do, "q": q, "k": k, "v": v, "o": o}
-    given = {name: cp.asarray(a).swapaxes(1, 2) for name, a in given.items()}
-    given |= {"lse": cp.asarray(lse), **{name: cp.asarray(options[name]) for name in NAMES if name in options}}
-    given |= {name: cp.asarray(a) for name, a in of_mod.items()}
+    given = {name: device.cp.asarray(a).swapaxes(1, 2) for name, a in given.items()}
+    given |= {
+        "lse": device.cp.asarray(lse),
+        **{name: device.cp.asarray(options[name]) for name in NAMES if name in options},
+    }
+    given |= {name: device.cp.asarray(a) for name, a in of_mod.items()}
     like = options["mod_args"]["table"] if wrt == "table" else options[wrt]
-    result = given["d" + wrt] = cp.full(like.shape, cp.nan, dtype=like.dtype)
+    result = given["d" + wrt] = device.cp.full(like.shape, device.cp.nan, dtype=like.dtype)
     if wrt == "bias":
         given["dbias"] = result.reshape((1,) * (4 - result.ndim) + result.shape)
     if wrt == "alibi_slopes":
         given["dalibi_slopes"] = result.reshape((1,) * (2 - result.ndim) + result.shape)
     how = BackwardOptions(options.get("window"), options.get("causal", False), mod=mod).checked(q.shape[-1])
     ready, ready_arrays = plan(bias_gradient.BIAS_GRADIENT, given, how, source=source)
-    every = {name: cp.full(spec.shape, cp.nan, spec.dtype) for name, spec in ready.scratch.items()} | ready_arrays
+    every = {
+        name: device.cp.full(spec.shape, device.cp.nan, spec.dtype) for name, spec in ready.scratch.items()
+    } | ready_arrays
     return ready.resolve_arguments(every), ready.bind(every), result
 
 

@@ -17,7 +17,7 @@ from helpers.attention import check, compile_report, flash_attention, flash_atte
 from helpers.attention.ladder import LADDER, limits
 from helpers.attention.ladder.steps import ROTATION_IN_LOAD
 from helpers.device import cp
-from helpers.lesson.shortcuts import look
+from helpers.lesson.shortcuts import xray_stage
 from helpers.xray import xray
 
 TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -460,7 +460,7 @@ CLEAN = [
 def test_the_x_ray_finds_nothing(dtype: str, name: str) -> None:
     """One head of two tiles of rows: no race, nothing that nobody wrote, nothing out of bounds."""
     q, k, v, options = of_one_head(dtype, name)
-    report = look(STAGE_OF[dtype], q, k, v, **options)
+    report = xray_stage(STAGE_OF[dtype], q, k, v, **options)
     assert not report.findings, str(report)
 
 

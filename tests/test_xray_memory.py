@@ -11,6 +11,7 @@ import pytest
 
 from helpers import engine
 from helpers.attention import kernel
+from helpers.attention.ladder import tensor_maps
 from helpers.engine.xray import mirrors
 from helpers.xray import Report, xray
 
@@ -206,6 +207,26 @@ def test_arrays_of_a_gpu_keep_what_they_share(monkeypatch: pytest.MonkeyPatch) -
     a, b = (OnGpu((8,), np.float32, pointer(memory, 4 * place), (-32,)) for place in (7 * 8 + 1, 7 * 8 + 2))
     xray(strided, (1,), (32,), (a, b, np.int32(8), np.int32(-8)))
     np.testing.assert_array_equal(memory.host[2::8], np.arange(64)[1::8] + 1)
+
+
+@pytest.mark.parametrize("columns", [64, 128])
+def test_a_tensor_map_of_a_gpu_keeps_its_swizzle(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = SimpleNamespace(host=np.arange(64 * columns, dtype=np.uint8), ptr=1 << 20)
+    fake = SimpleNamespace(
+        ndarray=OnGpu,
+        uint8=np.uint8,
+        cuda=SimpleNamespace(
+            MemoryPointer=lambda mem, offset: SimpleNamespace(mem=mem, offset=offset),
+            UnownedMemory=lambda *_: memory,
+        ),
+        asnumpy=lambda a: a.host.copy(),
+    )
+    monkeypatch.setattr(mirrors, "cupy", lambda: fake)
+    made = tensor_maps.Made("uint8", memory.ptr, (columns, 64, 1, 1), (columns,) * 3, (columns, 8, 1, 1), columns)
+    monkeypatch.setattr(mirrors.hooks, "tensor_of", lambda argument: made if argument == "map" else None)
+    (copied,) = mirrors.Mirrors(["map"]).args
+    described = engine.tensor_map.described(copied)
+    assert described is not None and (described.swizzle, described.box) == (columns, made.box)
 
 
 def test_a_kernel_is_looked_at_as_it_was_compiled() -> None:

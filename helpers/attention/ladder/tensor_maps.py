@@ -64,7 +64,8 @@ def tensor_map(spec: Spec, address: int, *, box_rows: int) -> np.ndarray:
     encoded = np.frombuffer(room, np.uint8, 128, at - ctypes.addressof(room))
     if len(_MADE) >= _MOST_MADE:
         _MADE.clear()
-    _MADE[encoded.tobytes()] = Made(spec.dtype.name, address, *dimensions(spec), (box_columns(spec), box_rows, 1, 1))
+    box = box_columns(spec), box_rows, 1, 1
+    _MADE[encoded.tobytes()] = Made(spec.dtype.name, address, *dimensions(spec), box, box[0] * spec.dtype.itemsize)
     return encoded.view(TENSOR_MAP)
 
 
@@ -99,13 +100,14 @@ def _numbers(spec: Spec, box_rows: int) -> tuple[bytes, ...]:
 
 
 class Made(NamedTuple):
-    """The description that a map of the driver was made from, the fastest dimension first; strides in bytes."""
+    """The description behind a map of the driver, the fastest dimension first; strides and swizzle in bytes."""
 
     dtype: str
     address: int
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
     box: tuple[int, ...]
+    swizzle: int
 
 
 _MADE: dict[bytes, Made] = {}

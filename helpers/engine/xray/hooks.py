@@ -20,6 +20,10 @@ class DescribedTensor(Protocol):
     def strides(self) -> Sequence[int]: ...
     @property
     def box(self) -> Sequence[int]: ...
+    @property
+    def swizzle(self) -> int:
+        """Bytes of a swizzled row: 32, 64 or 128; 0 without a swizzle."""
+        ...
 
 
 # Each takes an argument of a launch and returns what it describes, if it is a tensor map that it knows; else None. A

@@ -59,7 +59,8 @@ class Mirrors:
             self._mirror(begin, end, members)
         for number, tensor in maps.items():
             here = self.args[number].ctypes.data
-            self.args[number] = tensor_map.encode_tiled(tensor.dtype, here, tensor.sizes, tensor.strides, tensor.box)
+            tile = tensor.sizes, tensor.strides, tensor.box
+            self.args[number] = tensor_map.encode_tiled(tensor.dtype, here, *tile, swizzle=tensor.swizzle)
 
     def _mirror(self, begin: int, end: int, members: Sequence[int]) -> None:
         """Copy a piece of a GPU's memory here, to the same offset from a multiple of 256 bytes."""
