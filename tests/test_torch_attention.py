@@ -894,6 +894,32 @@ def test_plain_calls_are_the_kernels_own(where: str, dtype: str, monkeypatch: py
             assert torch.equal(a, b) and a.device == b.device == given[0].device and a.stride() == b.stride()
 
 
+@pytest.mark.skipif(ON_GPU, reason="autograd has a thread of its own there")
+def test_a_training_call_passes_few_functions() -> None:
+    """Each costs the host time at every layer and step. Some of these turn tensors into arrays, which no GPU needs."""
+    q, k, v = tensors((1, 33, 2, 64), (1, 33, 2, 64), (1, 33, 2, 64), where="cpu", grad=True)
+    helpers = ours.__file__.rpartition("/")[0]
+    for most, call in (
+        (85, lambda: ours.flash_attention(q, k, v, causal=True)),
+        (115, lambda: ours.scaled_dot_product_attention(q, k, v, is_causal=True)),
+    ):
+        do = torch.ones_like(call())
+        seen: list[str] = []
+
+        def note(frame: Any, event: str, _: Any, seen: list[str] = seen) -> None:
+            file = frame.f_code.co_filename
+            if event == "call" and file.startswith(helpers) and not file.startswith(f"{helpers}/engine"):
+                seen.append(frame.f_code.co_name)
+
+        torch.autograd.grad(call(), (q, k, v), do)
+        sys.setprofile(note)
+        try:
+            torch.autograd.grad(call(), (q, k, v), do)
+        finally:
+            sys.setprofile(None)
+        assert "backward" in seen and len(seen) <= most, (len(seen), " ".join(seen))
+
+
 def test_tensors_with_heads_first_are_described_as_their_views() -> None:
     """A plan for (batch, rows, heads, head_dim) reads them; copies and results are as the plan describes them."""
     views, heads_first = kinds.without_gradients(False), kinds.without_gradients(True)
