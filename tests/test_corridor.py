@@ -19,7 +19,7 @@ from helpers.attention.calls import Attention
 from helpers.attention.check import check
 from helpers.attention.decoding import Decoding
 from helpers.attention.ladder import tensor_maps
-from helpers.attention.ladder.call import DecodeOptions, ForwardOptions
+from helpers.attention.ladder.call import BackwardOptions, DecodeOptions, ForwardOptions
 from helpers.attention.ladder.kinds import DeviceArrays
 from helpers.attention.ladder.layout import address
 from helpers.attention.ladder.plan import CompiledPlan
@@ -250,6 +250,26 @@ def test_scratch_that_is_zero_between_launches_belongs_to_a_stream(on_gpu: Any) 
     assert tuple(map(address, captured)) != own and len(kind.kept) == 3
     kind.captured = False
     assert scratch() == own
+
+
+def test_scratch_of_a_known_call_is_one_block(on_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its arrays lie in it one after the other, each at a multiple of 256 bytes, as from an allocator."""
+    do, q, k = inputs(1, 150, 2, 64, dtype="float16")
+    arrays = {"do": do, "q": q, "k": k, "v": k, "o": q, "lse": inputs(1, 2, 150)[0]}
+    plan, given, kind, _ = on_gpu(Attention(arrays, BackwardOptions(stage="backward_mma")))
+    blocks: list[Any] = []
+    seen: list[list[int]] = []
+    empty = kind.empty
+    monkeypatch.setattr(kind, "empty", lambda *how: blocks.append(empty(*how)) or blocks[-1])
+    plan._launches = plan._again = [lambda places, stream: seen.append(places)]
+    plan(kind, given)
+    (block,), (places,), scratch = blocks, seen, plan._scratch
+    assert len(scratch) == 3 and len(places) == len(plan._names) + 3
+    end = address(block)
+    for at, (_, spec, size) in zip(places[-3:], scratch, strict=True):
+        assert at >= end and not (at - address(block)) % 256
+        end = at + size * spec.dtype.itemsize
+    assert end <= address(block) + block.nbytes
 
 
 def test_calls_on_two_devices_share_no_arguments() -> None:
