@@ -6,7 +6,7 @@
     o = ring_attention(q, k, v, causal=True)         # of the rows of this rank
 
 Every rank calls with its own part; `helpers.examples.ring_gpt` is a program that trains so. On GPUs, arrays go by
-CuPy's NCCL; without one, they go by gloo, and the kernels run on the CPU engine. So far, only the latter has been run.
+CuPy's NCCL; without one, they go by gloo, and the kernels run on the CPU engine.
 """
 
 from __future__ import annotations

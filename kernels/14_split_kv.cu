@@ -5,33 +5,36 @@
 // them. The key tiles of all sequences are cut into equal stretches, one for each multiprocessor;
 // each warp takes its own tiles of them and has its own ring of copies, which never waits for
 // another warp. A unit that is cut leaves partial results; the block that comes last merges them.
-// K and V may lie in pages.
+// K and V may lie in pages, and may be in e4m3.
 //
 // Launch   grid (blocks, tiles of 16 rows), or with num_splits (sequences kv_heads num_splits,
 //          tiles), block 32 WARPS; SHARED_BYTES of dynamic shared memory
 // Shapes   Q, O (sequences, N, heads, HEAD_DIM); K, V (sequences, N_kv, kv_heads, HEAD_DIM) or,
 //          with PAGED, (pages, page size, kv_heads, HEAD_DIM) and block_table; K_new, V_new
 //          (sequences, N, kv_heads, HEAD_DIM) or null; float32, float16 or bfloat16, strides in
-//          elements; lse (sequences, heads, N) or null; cache_seqlens (sequences)
-// Needs    sm_80; HEAD_DIM 64, 128 or 256, strides multiples of 16 bytes; tickets that are 0
+//          elements, and with CACHE_E4M3 K and V are bytes; lse (sequences, heads, N) or null; cache_seqlens (sequences)
+// Needs    sm_80, with CACHE_E4M3 sm_89; HEAD_DIM 64, 128 or 256, strides multiples of 16 bytes; tickets that are 0
 // Traffic  K and V once for each tile of 16 rows; 16 rows of float32 for each cut of a unit,
 //          twice
 #ifndef PAGED
-#define PAGED 0  // 1: K and V lie in pages, which block_table finds
+#define PAGED 0  // 1: K and V lie in pages, which block_table finds; 2: not of a power of two keys
 #endif
 
-#include "cache_copies.cuh"     // Cache, Copies: a ring of copies for each warp
-#include "decode_tile.cuh"      // sizes; Rows, Keys, Parts: which rows, which keys, results
-#include "float_fragments.cuh"  // 07's products in float32
-#include "hooks.cuh"            // nothing, until a caller gives it a function of scores
-#include "stream_k.cuh"         // StreamK: the stretch of key tiles of a block
+#include "cache_copies.cuh"  // Cache, Copies: a ring of copies for each warp
+#include "decode_tile.cuh"   // sizes; Rows, Keys, Parts: which rows, which keys, results
+#include "e4m3_cache.cuh"    // products with a cache of any type
+#include "hooks.cuh"         // nothing, until a caller gives it a function of scores
+#include "stream_k.cuh"      // StreamK: the stretch of key tiles of a block
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS, 1) split_kv(
-    const T* __restrict__ Q, T* K, T* V, const T* K_new, const T* V_new, T* __restrict__ O,
+    const T* __restrict__ Q, Cached<T>* K, Cached<T>* V, const T* K_new, const T* V_new,
+    T* __restrict__ O,
     float* __restrict__ lse,                // [sequences, heads, N]; or null
     const int* __restrict__ cache_seqlens,  // [sequences]: keys in the cache before this launch
     const int* __restrict__ block_table,    // [sequences, pages]; or null
+    const float* k_descale,                 // [sequences, kv_heads], of a cache in e4m3; or null
+    const float* v_descale,                 // the same
     float* partial_o,                       // [blocks, 2, STATE_ROWS, HEAD_DIM]
     float2* partial_ml,                     // [blocks, 2, STATE_ROWS]
     int* tickets,                           // [blocks]: 0 before and after a launch
@@ -45,7 +48,8 @@ __global__ void __launch_bounds__(THREADS, 1) split_kv(
   const unsigned Q_smem = smem_address(dynamic_smem);
   const int warp = threadIdx.x / 32, lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
   const unsigned ring = RING_BEGIN<T> + warp * STAGES * 2 * TILE_BYTES<T>;  // of this warp
-  const Cache<T> cache = {K, V, K_new, V_new, block_table, params};
+  const Cache<T> cache = {K,      V,         K_new,     V_new,       block_table,
+                          params, k_descale, v_descale, dynamic_smem};
   const Parts partial = {partial_o, partial_ml};
   Copies<T> copies(cache, stretch);
   for (int s = 0; s < STAGES; ++s) {
@@ -54,8 +58,8 @@ __global__ void __launch_bounds__(THREADS, 1) split_kv(
     cp_async_commit();
   }
   const unsigned q_lane = Q_smem + swizzle<CHUNKS>(lane_id % 16, lane_id / 16);
-  const unsigned k_lane = swizzle<CHUNKS>(lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2);
-  const unsigned v_lane = swizzle<CHUNKS>(lane_id % 16, lane_id / 16);
+  const unsigned k_lane = swizzle<KV_CHUNKS>(lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2);
+  const unsigned v_lane = swizzle<KV_CHUNKS>(lane_id % 16, lane_id / 16);
   const float scale = fmaxf(a.softmax_scale, 1e-30f);  // 0 times -inf would be NaN
   const float softmax_scale_log2 = scale_log2_of(scale);
 
@@ -64,12 +68,13 @@ __global__ void __launch_bounds__(THREADS, 1) split_kv(
     // ---- a piece: the rows of its unit
     const int sequence = stretch.sequence, kv_head = stretch.kv_head;
     const Keys keys = stretch.keys;
-    rows.load(dynamic_smem, Q, sequence, kv_head);
+    const float* row_scale = load_rows(rows, dynamic_smem, Q, sequence, kv_head);
     __syncthreads();  // hazard: Q could be read before it is there
     const int kv_len = keys.q_pos + a.N;
     const Hooks hooks[2] = {
         {HOOK_ARGUMENTS sequence, rows.head(kv_head, g), kv_head, a.N, kv_len},
         {HOOK_ARGUMENTS sequence, rows.head(kv_head, g + 8), kv_head, a.N, kv_len}};
+    const Factors factors = factors_of(row_scale, cache.descale(k_descale, sequence, kv_head));
     Output acc = {};
     Statistics l_i;
     Maxima maxima = {};
@@ -91,26 +96,23 @@ __global__ void __launch_bounds__(THREADS, 1) split_kv(
       cp_async_wait<STAGES - 1>();
       __syncwarp();  // hazard: other lanes' copies could be read before they land
       Scores S = {};
-      if constexpr (sizeof(T) == 2) gemm_qk<T>(S, q_lane, K_smem + k_lane);
-      else dot_qk<ROW_CHUNKS<T>>(S, dynamic_smem, dynamic_smem + stage);
+      product_qk<T>(S, dynamic_smem, q_lane, stage, k_lane, factors);
 #pragma unroll
       for (int i = 0; i < ROWS; ++i)
         hook_scores_of_row(
             S, i, hooks[i], scale, keys.q_pos + rows.token(g + 8 * i), first_key + 2 * t);
       mask_tile(S, keys, rows, first_key);
       online_softmax_rescale(S, maxima, l_i, acc, softmax_scale_log2);
-      if constexpr (sizeof(T) == 2)
-        gemm_pv<T>(acc, S, maxima.m_i, l_i, softmax_scale_log2, V_smem + v_lane);
-      else
-        sum_pv<ROW_CHUNKS<T>>(
-            acc, S, maxima.m_i, l_i, softmax_scale_log2, dynamic_smem + stage + TILE_BYTES<T>);
+      product_pv<T>(
+          acc, S, maxima.m_i, l_i, softmax_scale_log2, dynamic_smem, stage + TILE_BYTES<T>, v_lane);
       __syncwarp();  // hazard: the stage could be overwritten while another lane reads it
       copies.issue(K_smem, V_smem);
       cp_async_commit();
     }
 
     // ---- the warps' results become the block's
-    store_state<T>(dynamic_smem, maxima, l_i, acc);
+    const float v_scale = cache.descale(v_descale, sequence, kv_head);
+    store_state_of<T>(dynamic_smem, maxima, l_i, acc, v_scale);
     __syncthreads();  // hazard: results could be read before they are there, Q overwritten in use
     const int first_block = stretch.first_block(), parts = stretch.parts();
     // A block begins with the last part of a unit or one in the middle, and ends with a first part.

@@ -2,26 +2,44 @@
 // cache. Written out in 14's steps, explained in its notebook.
 
 #pragma once
+#include "e4m3_cache.cuh"
 #include "stream_k.cuh"
 
 #ifndef PAGED
-#define PAGED 0  // 1: K and V lie in pages, which block_table finds
+#define PAGED 0  // 1: K and V lie in pages, which block_table finds; 2: not of a power of two keys
+#endif
+
+// What the cache holds.
+#if CACHE_E4M3
+template <typename T>
+using Cached = unsigned char;
+#else
+template <typename T>
+using Cached = T;
 #endif
 
 // Where keys and values are.
 template <typename T>
 struct Cache {
-  T *K, *V;
+  Cached<T>*K, *V;
   const T *K_new, *V_new;
   const int* block_table;
   const DecodeParams& params;
+  const float *k_descale = nullptr, *v_descale = nullptr;  // of a cache in e4m3
+  unsigned char* smem = nullptr;  // for it, too: where shared memory begins
+
+  // What the bytes of a unit are multiplied by.
+  __device__ __forceinline__ float descale(const float* of, int sequence, int kv_head) const {
+    return of ? of[sequence * params.attention.kv_heads + kv_head] : 1.0f;
+  }
 };
 
 // The copies of a warp: of its tiles of the block's stretch, in the order in which it needs them.
 template <typename T>
 struct Copies {
   // LANES copy a row, each a chunk of 16 bytes or, of long rows, two.
-  static constexpr int CHUNKS_T = ROW_CHUNKS<T>, LANES = CHUNKS_T < 32 ? CHUNKS_T : 32;
+  static constexpr int CHUNKS_T = HEAD_DIM * CACHE_BYTES<T> / 16,
+                       LANES = CHUNKS_T < 32 ? CHUNKS_T : 32;
   static constexpr int ROWS_AT_ONCE = 32 / LANES, PER_LANE = CHUNKS_T / LANES;
   const Cache<T>& cache;
   StreamK at;
@@ -35,10 +53,10 @@ struct Copies {
       : cache(cache),
         at(stretch),
         tile(stretch.first + int(threadIdx.x / 32) - WARPS),
-        k_row(cache.params.attention.k.row * sizeof(T)),
-        v_row(cache.params.attention.v.row * sizeof(T)),
-        k_page(PAGED ? cache.params.attention.k.batch * sizeof(T) : 0),
-        v_page(PAGED ? cache.params.attention.v.batch * sizeof(T) : 0) {
+        k_row(cache.params.attention.k.row * CACHE_BYTES<T>),
+        v_row(cache.params.attention.v.row * CACHE_BYTES<T>),
+        k_page(PAGED ? cache.params.attention.k.batch * CACHE_BYTES<T> : 0),
+        v_page(PAGED ? cache.params.attention.v.batch * CACHE_BYTES<T> : 0) {
     find_unit();
     advance();
   }
@@ -66,13 +84,16 @@ struct Copies {
     if (!PAGED) return;
     const int key = at.keys.first_key(tile) + threadIdx.x % 32 % BLOCK_N;
     const int* table = cache.block_table + at.sequence * (long long)cache.params.table_row;
-    page = at.keys.is_seen(key) ? table[key >> cache.params.page_bits] : 0;
+    const int entry = PAGED == 2 ? key / cache.params.page_size : key >> cache.params.page_bits;
+    page = at.keys.is_seen(key) ? table[entry] : 0;
   }
 
   // From the unit's first key, or from page 0, to a key.
   __device__ __forceinline__ unsigned long long offset(
       unsigned row, unsigned page_bytes, unsigned of_page, unsigned key) const {
-    const unsigned in_page = PAGED ? key & ((1u << cache.params.page_bits) - 1) : key;
+    const unsigned in_page = PAGED == 2 ? key % cache.params.page_size
+                             : PAGED    ? key & ((1u << cache.params.page_bits) - 1)
+                                        : key;
     return (unsigned long long)of_page * page_bytes + (unsigned long long)in_page * row;
   }
 
@@ -128,6 +149,13 @@ struct Copies {
         from_v = of_unit(cache.V_new + token * params.v_new.row, params.v_new, false);
       }
       const bool keeps = is_new && token * at.rows.group / TILE_ROWS == blockIdx.y;
+      if constexpr (CACHE_E4M3) {
+        if (is_new) {
+          store_quantised(row, k, from_k, keeps, K_smem, cache.k_descale);
+          store_quantised(row, v, from_v, keeps, V_smem, cache.v_descale);
+          continue;
+        }
+      }
 #pragma unroll
       for (int c = 0; c < PER_LANE; ++c) {
         const unsigned to = swizzle<CHUNKS_T>(row, threadIdx.x % LANES + c * LANES);
@@ -139,5 +167,18 @@ struct Copies {
         *reinterpret_cast<uint4*>(v + from) = *reinterpret_cast<const uint4*>(from_v + from);
       }
     }
+  }
+
+  // This lane's 16 new numbers of a row, as e4m3, into shared memory and, if it keeps them, the cache.
+  // `from` is the lane's chunk of 8 numbers in a row of the cache's: here a lane has twice as many.
+  __device__ __forceinline__ void store_quantised(
+      int row, unsigned char* to, const unsigned char* from, bool keeps, unsigned tile,
+      const float* descale) {
+    const int lane = threadIdx.x % LANES;
+    const uint4 bytes =
+        quantised<T>(from + 16 * lane, cache.descale(descale, at.sequence, at.kv_head));
+    const unsigned there = tile - smem_address(cache.smem) + swizzle<CHUNKS_T>(row, lane);
+    *reinterpret_cast<uint4*>(cache.smem + there) = bytes;
+    if (keeps) *reinterpret_cast<uint4*>(to) = bytes;
   }
 };

@@ -9,8 +9,9 @@ struct DecodeParams {
   // N: new tokens of each sequence; N_kv: the keys that a sequence has room for.
   AttentionParams attention;
   Strides k_new, v_new;  // of the new tokens
-  int page_bits;         // a page has 1 << page_bits keys; 30 where there is no table
+  int page_bits;         // a page has 1 << page_bits keys, or with PAGED 2 a multiple; 30: no table
   int table_row;         // entries of block_table for a sequence
   int num_splits;        // parts of each sequence; 0: equal stretches of all key tiles
   int min_tiles;         // of a stretch: fewer would not pay for the merge
+  int page_size;         // keys of a page, where PAGED is 2
 };

@@ -17,6 +17,9 @@
 #ifndef STAGES
 #define STAGES 3  // tiles of K and V of a warp that are in shared memory, or on their way
 #endif
+#ifndef CACHE_E4M3
+#define CACHE_E4M3 0  // 1: the cache holds e4m3, see e4m3_cache.cuh
+#endif
 #ifndef STATE_ROWS
 #define STATE_ROWS 8  // at least the rows of a tile that a head of a token has: 1, 2, 4, 8 or 16
 #endif
@@ -28,7 +31,9 @@ constexpr int TILE_ROWS = 16;        // of an MMA atom
 template <typename T>
 constexpr int ROW_CHUNKS = HEAD_DIM * sizeof(T) / 16;  // of 16 bytes in a row
 template <typename T>
-constexpr unsigned TILE_BYTES = BLOCK_N * HEAD_DIM * sizeof(T);
+constexpr unsigned CACHE_BYTES = CACHE_E4M3 ? 1 : sizeof(T);  // of a number of K or V
+template <typename T>
+constexpr unsigned TILE_BYTES = BLOCK_N * HEAD_DIM * CACHE_BYTES<T>;
 constexpr int STATE_STRIDE = HEAD_DIM + 8;  // floats; 8 more, so that rows are in different banks
 // Where the rings, the warps' acc and their m and l begin in shared memory, behind Q; and its size.
 template <typename T>

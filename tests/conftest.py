@@ -45,6 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="leave repetition out: see tests/two_speeds.py")
     also = "with --fast: also those that tests/unchanged.py leaves out"
     parser.addoption("--unchanged-too", action="store_true", help=also)
+    parser.addoption("--changed-only", action="store_true", help="without --fast and in CI, too, leave those out")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -52,8 +53,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_ForNotebooksToo())
     if hasattr(config, "workerinput"):
         config.stash[_unchanged] = [Path(path) for path in config.workerinput["unchanged"]]
-    elif config.getoption("--fast") and not config.getoption("--unchanged-too") and not os.environ.get("CI"):
-        config.stash[_unchanged] = unchanged.unchanged()
+    elif unchanged.asked_for(config):
+        config.stash[_unchanged] = unchanged.unchanged(whole=not config.getoption("--fast"))
     else:
         config.stash[_unchanged] = []
 
@@ -88,7 +89,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if hasattr(item, "output_timeout"):  # a notebook's cell: how long its output may be on its way, else 5 s
             item.output_timeout = CELL_SECONDS
-    _exhaustive.update(two_speeds.repetitions(items))
+    exhaustive, no_run_needs = two_speeds.repetitions(items)
+    _exhaustive.update(exhaustive)
+    if not any("::" in arg for arg in config.args):
+        items[:] = [item for item in items if item not in no_run_needs]
     if config.getoption("--fast"):
         config.hook.pytest_deselected(items=[item for item in items if item in _exhaustive])
         items[:] = [item for item in items if item not in _exhaustive]
@@ -119,7 +123,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if ended and not stopped:
         named = {Path(arg).resolve() for arg in config.args}
         passed = {path for path in _passed - _failed if {path, path.parent} & named}
-        unchanged.keep(passed)
+        unchanged.keep(passed, whole=not config.getoption("--fast"))
     whole = FOLDER in [Path(arg).resolve() for arg in config.args]
     # On a GPU a planned call is launched by addresses, which nothing here sees.
     if whole and not two_speeds.chosen(config) and not device.ON_GPU and session.exitstatus == pytest.ExitCode.OK:

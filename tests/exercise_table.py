@@ -11,7 +11,8 @@
     def test_answer(name: str, answer: Answer) -> None:
         check(name, answer)
 
-An answer is our solution, without its markers, with some pieces of text replaced.
+An answer is our solution, without its markers, with some pieces of text replaced. A table has two wrong ones for each
+row and symptom that the grader tells apart, and what a mutant of the grader has asked for.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from helpers.attention.check import check, in_float64, in_type, make_inputs
 from helpers.attention.ladder import BACKWARD, FORWARD, LADDER, Stage, backward, limits
 from helpers.attention.ladder.layout import Spec
 from helpers.attention.ladder.stages.hopper import persistent, pick_hopper
-from helpers.attention.ladder.steps import BASES, CLIMBS, FP8_CODES
+from helpers.attention.ladder.steps import BASES, CLIMBS, FP8_CODES, MULTICAST
 from helpers.attention.ladder.tensor_maps import tensor_map
 from helpers.attention.score_mods import relative_bias
 from helpers.bench.cases import TYPES
@@ -223,11 +223,11 @@ def random(heads: Sequence[tuple[int, int]], n: int, n_kv: int, head_dim: int, d
     )
 
 
-def exact(q: np.ndarray, k: np.ndarray, v: np.ndarray, **mask: object) -> np.ndarray:
-    """Attention in float64, with K and V repeated for the heads that share them."""
+def exact(q: np.ndarray, k: np.ndarray, v: np.ndarray, **options: Any) -> Any:
+    """Attention in float64, with K and V repeated for the heads that share them; and lse where it is asked for."""
     shared = q.shape[-3] // k.shape[-3]
     k, v = (np.repeat(a, shared, axis=-3) for a in (k, v))
-    return reference.attention(*(in_float64(a) for a in (q, k, v)), **mask)
+    return reference.attention(*(in_float64(a) for a in (q, k, v)), **options)
 
 
 def near(dtype: str) -> float:
@@ -277,7 +277,9 @@ def run_bias_gradients() -> None:
     for (dtype, d), shape in itertools.product((("float32", 59), ("float16", 40)), shapes):
         q, k, v = random(((2, 4), (2, 2)), n, n_kv, d, dtype)
         do, options = q[:, ::-1], {"bias": rng.standard_normal(shape, np.float32), **added, "causal": True}
-        o, lse = (a.astype(t) for a, t in zip(reference_of(q, k, v, **options), (q.dtype, np.float32), strict=True))
+        o, lse = (
+            a.astype(t) for a, t in zip(exact(q, k, v, return_lse=True, **options), (q.dtype, np.float32), strict=True)
+        )
         given = [a.swapaxes(1, 2) for a in (do, q, k, v, o)]
         got = flash_attention_backward(*given, lse, wrt=[*options][:3], **options)[3:]
         wanted = reference.attention_backward(do, q, k, v, wrt=[*options][:3], **options)[3:]
@@ -287,17 +289,11 @@ def run_bias_gradients() -> None:
     q, k, v = random(((1, 4), (1, 2)), n, n_kv, 20, "float32")
     options = relative_bias(table)
     bias = reference.distance_bias(table, n, n_kv)
-    o, lse = reference_of(q, k, v, bias=bias)
+    o, lse = exact(q, k, v, return_lse=True, bias=bias)
     given = [a.astype(np.float32).swapaxes(1, 2) for a in (q, q, k, v, o)]
     got = flash_attention_backward(*given, lse.astype(np.float32), wrt=["table"], **options)[3]
     dbias = reference.attention_backward(q, q, k, v, bias=bias, wrt=["bias"])[3]
     check("dtable", got, reference.distance_bias_gradient(dbias, 41), tolerance=1e-4)
-
-
-def reference_of(q: np.ndarray, k: np.ndarray, v: np.ndarray, **options: Any) -> tuple[np.ndarray, np.ndarray]:
-    """o and lse in float64, with K and V repeated for the heads that share them."""
-    shared = q.shape[-3] // k.shape[-3]
-    return reference.attention(q, *(np.repeat(a, shared, axis=-3) for a in (k, v)), return_lse=True, **options)
 
 
 def run_neighbours() -> None:
@@ -442,6 +438,7 @@ def main(names: Sequence[str]) -> int:
     if not names or "ring" in names:
         run_ring()
     aside = {name: [base] for name, base in BASES.items()} | {"fp8": [FP8_CODES]}
+    aside["hopper"] = [*aside["hopper"], MULTICAST]
     for of, climb in CLIMBS.items():
         for step in (*climb[:-1], *aside.get(of, ())):  # the last is the stage
             for dtype in step.dtypes:

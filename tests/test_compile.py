@@ -27,6 +27,7 @@ STAGES = {stage.file: stage for stage in LADDER.values()}
 INSTANCES = {  # of files that are no stages
     "10_order.cu": "order_tiles",
     "11_bias_gradient.cu": "bias_gradient<__half, float>",
+    "11_bias_gradient_mma.cu": "bias_gradient_mma<__half, float>",
     "11_rotary.cu": "rotary<__half>",
     "11_projection.cu": "projection<__half>",
     "14_split_kv.cu": "split_kv<__half>",

@@ -29,7 +29,6 @@ from helpers.bench.results import NO_RECORD
 from helpers.bench.studies import cute
 from helpers.device import cp
 from helpers.engine import nvrtc
-from helpers.lesson.shortcuts import xray_stage
 
 STAGE = LADDER["flash_cute"]
 TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -145,22 +144,6 @@ def test_sizes_masks_and_packed_lengths() -> None:
     attend = partial(flash_attention_varlen, causal=True, return_lse=True, stage="flash_cute")
     packed = (a[0] for a in inputs(sum(rows), sum(keys), head_dim, dtype))
     oracle.check_packed("flash_cute", attend, *packed, (rows, keys), causal=True)
-
-
-@pytest.mark.exhaustive  # notebook 12 X-rays it as well
-@needs_cute
-def test_the_xray_finds_nothing_and_no_bank_conflicts() -> None:
-    """No race, nothing out of bounds; the swizzle leaves no conflict. Two tiles of rows and of keys, not whole ones.
-
-    In the type and tiles of notebook 12: the three builds that the X-ray takes are its own.
-    """
-    sizes = STAGE.tiles(64)
-    rows, keys = sizes["BLOCK_M"] + 12, sizes["BLOCK_N"] + 22
-    q, k, v = (a[0, :, 0] for a in inputs(rows, keys, 64, "float16"))
-    report = xray_stage(STAGE, q, k, v, causal=True, sizes=sizes)
-    report.assert_clean()
-    (shared,) = report.shared.values()
-    assert shared.requests > 1000 and shared.conflicts == 0
 
 
 # ---- planted bugs

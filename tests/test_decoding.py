@@ -22,6 +22,7 @@ from helpers.attention import (
     decoding,
     flash_attention_with_kvcache,
     forget,
+    fp8,
     kernel,
     reference,
     shared_prefix,
@@ -43,7 +44,7 @@ class Case:
     """Sequences of these lengths, the new tokens' keys included, and what a call of them asks for.
 
     page: keys of a page, 0 for none. new: the new tokens' keys come with the call. freed: keys that no token sees any
-    more are NaN, in pages that are not there.
+    more are NaN, in pages that are not there. e4m3: the caches hold e4m3, with descales.
     """
 
     lengths: tuple[int, ...] = (100, 1, 17, 260)
@@ -61,6 +62,7 @@ class Case:
     softmax_scale: float | None = None
     room: int = 300
     seed: int = 0
+    e4m3: bool = False
 
     @property
     def options(self) -> dict[str, Any]:
@@ -85,12 +87,19 @@ class Case:
             for i, length in enumerate(before):
                 each[i, length:] = np.nan
         made["cache_seqlens"] = before
+        hole: float = np.nan
+        if self.e4m3:
+            hole, kind = 0x7F, np.uint8
+            for i, name in enumerate("kv"):
+                descale = rng.uniform(0.005, 0.02, (batch, self.kv_heads)).astype(np.float32)
+                rows[i] = fp8.quantise(rows[i], descale[:, None, :, None])
+                made[f"{name}_descale"] = descale
         if not self.page:
             return made | dict(zip(("k_cache", "v_cache"), rows, strict=True))
         pages = -(-self.room // self.page)
         table = rng.permutation(batch * pages + 3)[: batch * pages].reshape(batch, pages).astype(np.int32)
         for name, each in zip(("k_cache", "v_cache"), rows, strict=True):
-            cache = np.full((batch * pages + 3, self.page, self.kv_heads, self.d), np.nan, kind)
+            cache = np.full((batch * pages + 3, self.page, self.kv_heads, self.d), hole, kind)
             for i in range(batch):
                 for j in range(self.room):
                     cache[table[i, j // self.page], j % self.page] = each[i, j]
@@ -100,16 +109,35 @@ class Case:
             if self.freed:
                 first = max(length - self.tokens - self.window[0], 0)
                 for name in ("k_cache", "v_cache"):
-                    made[name][table[i, first // self.page], : first % self.page] = np.nan
+                    made[name][table[i, first // self.page], : first % self.page] = hole
                 table[i, : first // self.page] = NOWHERE
         return made | {"block_table": table}
 
     def expected(self, arrays: Mapping[str, np.ndarray], **more: Any) -> tuple[np.ndarray, np.ndarray]:
         if self.freed:  # the same keys, where all of them are there
             return replace(self, freed=False).expected(replace(self, freed=False).arrays(), **more)
+        if self.e4m3:
+            return self._expected_of_e4m3(arrays, **more)
         options = {name: value for name, value in self.options.items() if name != "num_splits"}
         options["softmax_scale"] = more.pop("softmax_scale_of_reference", options["softmax_scale"])
         return reference.attention_with_kvcache(**arrays, **options, **more)
+
+    def _expected_of_e4m3(self, arrays: Mapping[str, np.ndarray], **more: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Give what the bytes without descales give, with those on Q and on the output instead."""
+        of_k, of_v = (np.repeat(arrays[f"{name}_descale"], self.heads // self.kv_heads, axis=1) for name in "kv")
+        plain = {name: a for name, a in arrays.items() if "descale" not in name}
+        plain["q"] = arrays["q"].astype(np.float64) * of_k[:, None, :, None]
+        for name in ("k_cache", "v_cache"):
+            plain[name] = fp8.dequantise(arrays[name], dtype=np.float64)
+        for name in "kv" if self.new else "":
+            plain[name] = fp8.dequantise(self.new_bytes(name, arrays), dtype=np.float64)
+        o, lse = replace(self, e4m3=False).expected(plain, **more)
+        return o * of_v[:, None, :, None], lse
+
+    @staticmethod
+    def new_bytes(name: str, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+        """k or v as e4m3."""
+        return fp8.quantise(arrays[name], arrays[f"{name}_descale"][:, None, :, None])
 
     def cache_after(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The caches with the new tokens where they belong."""
@@ -119,7 +147,8 @@ class Case:
                 at = before + j
                 where = (arrays["block_table"][i, at // self.page], at % self.page) if self.page else (i, at)
                 for name in "kv":
-                    after[f"{name}_cache"][where] = arrays[name][i, j]
+                    new = self.new_bytes(name, arrays) if self.e4m3 else arrays[name]
+                    after[f"{name}_cache"][where] = new[i, j]
         return after
 
 
@@ -201,11 +230,17 @@ CASES = {
     "scale": Case(softmax_scale=0.02),
     "scale of 0": Case(softmax_scale=0.0),
     "large scores": Case(softmax_scale=4.0),
-    **{f"pages of {page}": Case(page=page) for page in (1, 2, 16, 64, 256)},
+    **{f"pages of {page}": Case(page=page) for page in (1, 2, 16, 48, 64, 75, 256)},
+    "new tokens in pages of 12": Case(new=True, tokens=5, lengths=(100, 5, 17, 300), page=12),
     **{f"{splits} splits": Case(num_splits=splits) for splits in (1, 2, 3, 7, 40)},
     "3 splits of tokens in pages": Case(num_splits=3, tokens=3, page=16, lengths=(100, 3, 17, 260)),
     **{f"{dtype}, {d}": Case(dtype=dtype, d=d) for dtype in TYPES for d in (64, 128, 256)},
     "float32 in pages": Case(dtype="float32", page=16, tokens=3, new=True, lengths=(100, 3, 17, 260)),
+    "e4m3": Case(e4m3=True),
+    **{f"e4m3, {d}": Case(e4m3=True, dtype="bfloat16", d=d) for d in (64, 128, 256)},
+    "new tokens in pages of e4m3": Case(e4m3=True, new=True, tokens=5, lengths=(100, 5, 17, 300), page=16),
+    "freed pages of e4m3": Case(e4m3=True, window=(20, 0), page=16, freed=True),
+    "3 splits of e4m3": Case(e4m3=True, num_splits=3, heads=40, tokens=3),
     "bfloat16 in pages": Case(dtype="bfloat16", d=128, page=16, tokens=3, new=True, lengths=(100, 3, 17, 260)),
 }
 
@@ -610,9 +645,11 @@ PREFIXED = {
 
 
 @pytest.mark.exhaustive(one_of_each=lambda keys: keys == 150)
+@pytest.mark.parametrize("rows_of_parts", [0, 1000], ids=["by flash_attention", "by parts"])
 @pytest.mark.parametrize("keys", [0, 1, 150])
 @pytest.mark.parametrize("name", PREFIXED)
-def test_a_prefix_of_all_sequences(name: str, keys: int) -> None:
+def test_a_prefix_of_all_sequences(name: str, keys: int, rows_of_parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_prefix, "ROWS_OF_PARTS", rows_of_parts)
     case, where = PREFIXED[name], np.asarray if keys == 150 else cp.asarray
     arrays, prefix = case.arrays(), prefix_of(case, keys)
     given = {name: where(a) for name, a in case.arrays().items()}
@@ -674,6 +711,19 @@ def test_a_tree_behind_a_prefix_and_with_a_function() -> None:
     compare(case, {**given, "o": o, "lse": lse}, arrays, **prefix, tree=tree, softmax_scale_of_reference=0.5 / 8)
 
 
+@pytest.mark.skipif(device.ON_GPU, reason="the same on the CPU engine")
+def test_a_tree_is_read_where_it_is() -> None:
+    """Keys before the drafts are no tokens of the tree: nothing is looked up for them."""
+    case = replace(CASES["tokens"], lengths=(100, 4))
+    arrays = case.arrays() | {"tree": tree_of(case)}
+    there = {name: engine.asarray(a) for name, a in arrays.items()}
+    planned, every = decoding.plan(there, decoding.DecodeOptions(**case.options))
+    (launch,) = planned.launches
+    kernel_of = planned.kernels[launch.kernel]
+    report = xray(kernel_of, launch.grid, launch.block, launch.arguments(every), launch.shared_bytes)
+    assert findings(report) == []
+
+
 def test_an_unchecked_tree_never_hangs() -> None:
     """A token that follows itself or a later one counts as following the one before."""
     case = Case(tokens=4, lengths=(100, 17))
@@ -727,6 +777,7 @@ def test_a_prefix_is_read_once_for_all_sequences() -> None:
 
 PREFIX = np.zeros((9, 2, 64), np.float16)
 BOTH: dict[str, Any] = {"prefix_k": PREFIX, "prefix_v": PREFIX}
+EIGHTS = {name: np.zeros((4, 300, 2, 64), np.uint8) for name in ("k_cache", "v_cache")}
 REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "float64": ({"q": np.zeros((4, 1, 8, 64))}, TypeError, "q is float64"),
     "head_dim": ({name: np.zeros((4, 9, 2, 80), np.float16) for name in ("q", "k_cache", "v_cache")}, ValueError, "80"),
@@ -751,7 +802,11 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "int64 lengths": ({"cache_seqlens": np.ones(4, np.int64)}, TypeError, "astype"),
     "lengths": ({"cache_seqlens": np.ones(3, np.int32)}, ValueError, "a number for each sequence"),
     "int64 table": ({"block_table": np.zeros((4, 2), np.int64)}, TypeError, "astype"),
-    "pages of 300": ({"block_table": np.zeros((4, 2), np.int32)}, ValueError, "pages of 300 keys"),
+    "descales of halves": ({"k_descale": np.ones((4, 2), np.float32)}, ValueError, "k_descale is for a cache in e4m3"),
+    "descales": (EIGHTS | {"v_descale": np.ones(2, np.float32)}, ValueError, r"v_descale is .* batch, kv_heads"),
+    "q of 32 bits, e4m3": (EIGHTS | {"q": np.zeros((4, 1, 8, 64), np.float32)}, TypeError, "k_cache is e4m3 .*float16"),
+    "v of another dtype": ({"k_cache": EIGHTS["k_cache"]}, TypeError, "v_cache is float16 and"),
+    "a step, e4m3": (EIGHTS | {"stage": "last_block"}, ValueError, "it has no e4m3"),
     "table": ({"block_table": np.zeros((3, 2), np.int32)}, ValueError, "pages of a sequence"),
     "k alone": ({"k": np.zeros((4, 1, 2, 64), np.float16)}, ValueError, "come together"),
     "k": ({name: np.zeros((4, 2, 2, 64), np.float16) for name in "kv"}, ValueError, "as many tokens as q has"),
@@ -807,6 +862,7 @@ X_RAYED = {
     "more rows than a tile": replace(CASES["new tokens, more rows than a tile"], lengths=(100, 5)),
     "splits": replace(PLAIN, num_splits=3),
     "float32": Case(dtype="float32", page=16, lengths=(40, 70)),
+    "e4m3": replace(CASES["new tokens in pages of e4m3"], dtype="bfloat16", lengths=(40, 70), d=128),
 }
 
 
@@ -831,6 +887,7 @@ def test_keys_and_values_are_read_once() -> None:
 
 
 NEW, CUT, TOKENS, SMALL = "new tokens in pages", "cut in many", "window of tokens", "pages of 2"
+ODD = "pages of 75"
 CASES_OF_BUGS = {
     **CASES,
     CUT: replace(PLAIN, num_splits=7),
@@ -918,12 +975,14 @@ BUGS = (
     bug("the first rows again", "first(blockIdx.y * TILE_ROWS)", "first(0)", "more rows than a tile"),
     bug("the heads of the first unit", "unit * group + (first + r) % group", "(first + r) % group"),
     # copies
-    astray("the next page", "table[key >> cache.params.page_bits]", "table[(key >> cache.params.page_bits) + 1]", NEW),
+    astray("the next page", "? table[entry] : 0", "? table[entry + 1] : 0", NEW),
     astray("the page's key counts from 0", "key & ((1u << cache.params.page_bits) - 1)", "key", NEW),
     bug(
         "the tile's first page for all", "__shfl_sync(0xffffffff, page, row)", "__shfl_sync(0xffffffff, page, 0)", SMALL
     ),
     bug("tiles in one page that are not", "(!PAGED || cache.params.page_bits >= 4)", "true", SMALL),
+    bug("tiles in one page of an odd size", "(!PAGED || cache.params.page_bits >= 4)", "true", ODD),
+    bug("a mask for the rest", "PAGED == 2 ? key % cache.params.page_size", "PAGED == 3 ? 0", ODD),
     astray("tables of one page", "(long long)cache.params.table_row", "1", NEW),
     bug("the unit's keys are the last one's", "      find_unit();\n    }", "    }"),
     bug("rows in each other's place", "^ 16 * (i % 8)", "^ 0 * (i % 8)", times=2, which=0),
@@ -943,6 +1002,21 @@ BUGS = (
     bug("one stage for all", "stage_of_ring + 1 == STAGES ? 0 : stage_of_ring + 1", "0", "long", cpu_only=True),
     bug("a tile too late", "cp_async_wait<STAGES - 1>", "cp_async_wait<STAGES>", cpu_only=True),
     bug("the first warp's tiles for all", "tile = stretch.first + warp; tile", "tile = stretch.first; tile"),
+    # a cache in e4m3
+    bug("Q's scale forgotten", "{row_scale[g] * k_descale", "{k_descale", "e4m3"),
+    bug("K's descale forgotten", "{row_scale[g] * k_descale", "{row_scale[g]", "e4m3"),
+    bug("V's descale forgotten", "even[0] * v_descale", "even[0]", "e4m3"),
+    bug("the first head's descale", "kv_heads + kv_head] : 1.0f", "kv_heads] : 1.0f", "e4m3"),
+    bug("columns of V in pairs", "v[2 * i], 0, 0x3120", "v[2 * i], 0, 0x3210", "e4m3"),
+    bug("columns of O in the order of products", "odd[0] * v_descale, even[1]", "even[1] * v_descale, odd[0]", "e4m3"),
+    bug("Q in the order of a cache in halves", "2 * (c + i / 2) + t / 2", "2 * (c + i / 2) + i % 2", "e4m3"),
+    bug("new numbers are not divided", "__fdiv_rn(a.x, descale)", "a.x", "new tokens in pages of e4m3"),
+    bug(
+        "new bytes are not kept",
+        "if (keeps) *reinterpret_cast",
+        "if (false) *reinterpret_cast",
+        "new tokens in pages of e4m3",
+    ),
     # merges
     bug("this state is not rescaled", "b = exp2f(s.m - m)", "b = 1.0f"),
     bug("the sum is not rescaled", "a = exp2f(sum.m - m)", "a = 1.0f"),

@@ -50,16 +50,17 @@ def test_kernels_read_numbers_of_other_machines(cp: Any) -> None:
 
 
 @on_each_device
-@pytest.mark.parametrize("dtype", [">f4", "O", "U3", "S2", "M8[s]", "m8[s]", [("a", "O")]], ids=str)
+@pytest.mark.parametrize("dtype", [">f4", "O", "U3", "S2", "M8[s]", "m8[s]", np.dtype([("a", "O")])], ids=str)
 def test_what_no_device_has(cp: Any, dtype: Any) -> None:
     made: dict[str, Callable[[], Any]] = {
         "empty": lambda: cp.empty(3, dtype),
         "zeros": lambda: cp.zeros(3, dtype),
         "like": lambda: cp.empty_like(cp.zeros(3), dtype),
-        "ndarray": lambda: cp.ndarray((3,), dtype, cp.cuda.alloc(96)),
         "astype": lambda: cp.zeros(3).astype(dtype),
         "asarray": lambda: cp.asarray(cp.zeros(3), dtype),
     }
+    if cp is engine:  # CuPy takes any dtype for memory that is there
+        made["ndarray"] = lambda: cp.ndarray((3,), dtype, cp.cuda.alloc(96))
     for name, make in made.items():
         with pytest.raises(ValueError, match="Unsupported dtype"):
             pytest.fail(f"{name} made {make()!r}")
@@ -310,7 +311,7 @@ def test_copies_that_are_asked_for_or_refused(cp: Any) -> None:
     for refused in (lambda: cp.array(there, cp.float64, copy=False), lambda: cp.asarray(there, order="F", copy=False)):
         with pytest.raises(ValueError, match="Unable to avoid copy"):
             refused()
-    with pytest.raises(TypeError, match="order not understood"):
+    with pytest.raises(ValueError, match="order not understood"):
         cp.array(there, order="Q")
     with pytest.raises(NotImplementedError):
         cp.array(there, subok=True)

@@ -124,7 +124,7 @@ def test_half_numbers_are_floats_in_what_is_computed(dtype: Any, cp: Any) -> Non
     """An operation mixes half types with any numbers, as CuPy's classes do."""
     x = np.linspace(-2, 2, 9).astype(dtype)
     mixed = cp.ElementwiseKernel(
-        "T x, float32 by", "T y", "y = x > 0 ? x * 2.0 + 1 : sqrt(-x) * by; y += 1; y = min(y, T(3))", "mixed"
+        "T x, float32 by", "T y", "y = x > 0 ? x * 2.0 + 1 : sqrt(-x) * by; y = y + 1; y = min(y, T(3))", "mixed"
     )
     wide = x.astype(np.float64)
     expected = np.where(wide > 0, wide * 2 + 1, np.sqrt(np.maximum(-wide, 0)) * 0.5).astype(dtype)

@@ -20,6 +20,7 @@ KERNELS = r"""
 struct State { int values[32]; int last; };
 extern __shared__ State of_file;
 __global__ void never_defined(float* x);
+cudaDeviceProp of_the_host;
 
 K an_object(int* out) {
   extern __shared__ struct State state;

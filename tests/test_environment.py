@@ -40,6 +40,7 @@ FOR_PYTORCH = {
     "helpers/attention/comms.py",  # nccl_of_torch, which somebody calls who has it
     "helpers/bench/studies/ring.py",
     "helpers/bench/studies/autograd.py",
+    "helpers/bench/studies/bias_gradient.py",
     "helpers/bench/studies/fp8.py",  # where peers.torch_on_gpu() has found it
     "helpers/bench/studies/fused.py",
     "helpers/torch_attention.py",

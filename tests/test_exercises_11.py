@@ -11,12 +11,10 @@ ALWAYS = CAP.replace("if (softcap > 0.0f) ", "")
 HIDE = "return seen ? s * LOG2_E : NEG_INF;"
 
 SEES = "kv_idx <= q_idx && (q_idx - kv_idx) % step == 0"
-LEAST = "max(first_row - last_key, 0)"
 NEEDED = "most >= 0 && most / step * step >= least"
 LOOP = "for (int batch = 0; batch < batches; ++batch)"
 STRIDE = "for (int row = y; row < N; row += GROUPS)"
 WARPS = "for (int i = 1; i < GROUPS; ++i) sum += sums[i][x];"
-OWN = "sums[y][x] = sum;"
 BARRIER = "__syncthreads();  // hazard: a sum could be read before its warp has written it"
 RETURN = "if (y > 0 || key >= N_kv) return;"
 STORE = "dBias[head * N_kv + key] = sum;"
@@ -33,19 +31,6 @@ TABLE = {
     "11_softcap": (
         Wrong("no cap", ((CAP, ""),), "first", "elements wrong"),
         Wrong("not multiplied again", ((CAP, CAP.replace("softcap * tanhf", "tanhf")),), "first"),
-        Wrong("not divided before", ((CAP, CAP.replace("s / softcap", "s")),), "first"),
-        Wrong(
-            "capped before the scale",
-            ((SCALED, "float s = dot;"), (HIDE, HIDE.replace("s *", "s * softmax_scale *"))),
-            "first",
-        ),
-        Wrong(
-            "LOG2_E inside tanh",
-            ((SCALED, "float s = dot * softmax_scale * LOG2_E;"), (HIDE, "return seen ? s : NEG_INF;")),
-            "first",
-        ),
-        Wrong("LOG2_E forgotten", ((HIDE, "return seen ? s : NEG_INF;"),), "first"),
-        Wrong("a hard limit", ((CAP, "if (softcap > 0.0f) s = fminf(fmaxf(s, -softcap), softcap);"),), "first"),
         Wrong(
             "hidden, then capped",
             ((SCALED, "float s = seen ? dot * softmax_scale : NEG_INF;"), (HIDE, "return s * LOG2_E;")),
@@ -55,16 +40,8 @@ TABLE = {
         ),
         Wrong("the mask is forgotten", ((HIDE, "return s * LOG2_E;"),), "first", "", "future"),
         Wrong(
-            "only from above", ((CAP, "if (softcap > 0.0f && s > 0.0f) s = softcap * tanhf(s / softcap);"),), "first"
-        ),
-        Wrong("divided again", ((CAP, CAP.replace("tanhf(s / softcap)", "tanhf(s) / softcap")),), "first"),
-        Wrong("a hidden key scores 0", ((HIDE, HIDE.replace("NEG_INF", "0.0f")),), "first", "still hidden", "future"),
-        Wrong("a hidden key scores -softcap", ((HIDE, HIDE.replace("NEG_INF", "-softcap")),), "first", "", "future"),
-        Wrong(
             "a hidden key is finite", ((HIDE, HIDE.replace("NEG_INF", "M_INIT")),), "awkward", "see no key", "no key"
         ),
-        Wrong("another curve", ((CAP, "if (softcap > 0.0f) s = s / (1.0f + fabsf(s) / softcap);"),), "first"),
-        Wrong("divided by LOG2_E", ((HIDE, HIDE.replace("s *", "s /")),), "first"),
         Wrong("no cap is not thought of", ((CAP, ALWAYS),), "awkward", "elements wrong", "no cap"),
         Wrong(
             "tanh that overflows",
@@ -93,26 +70,13 @@ TABLE = {
     "11_dilated": (
         Wrong("multiples of step", ((SEES, "kv_idx <= q_idx && kv_idx % step == 0"),), "first", "elements wrong"),
         Wrong("every key", ((SEES, "kv_idx <= q_idx"),), "first", "elements wrong"),
-        Wrong("the future too", ((SEES, "(q_idx - kv_idx) % step == 0"),), "first", "elements wrong"),
-        Wrong("not its own key", ((SEES, SEES.replace("<=", "<")),), "first", "elements wrong"),
-        Wrong("within one step", ((SEES, "kv_idx <= q_idx && q_idx - kv_idx < step"),), "first", "elements wrong"),
         Wrong("no tile is skipped", ((NEEDED, "true"),), *TOO_MANY),
         Wrong("only the future is skipped", ((NEEDED, "most >= 0"),), *TOO_MANY),
-        Wrong("the future is not skipped", ((NEEDED, NEEDED.replace("most >= 0 && ", "")),), *TOO_MANY),
         Wrong("a distance of 0 does not count", ((NEEDED, "most >= 0 && most / step > 0"),), "awkward", *LOST),
         Wrong("a tile has a whole step", ((NEEDED, "most >= 0 && most - least >= step"),), "awkward", *LOST),
         Wrong("the corners", ((NEEDED, "most >= 0 && (least % step == 0 || most % step == 0)"),), "first", *LOST),
         Wrong(
             "the first row alone", (("most = last_row - first_key", "most = first_row - first_key"),), "first", *LOST
-        ),
-        Wrong("a step too far", ((NEEDED, NEEDED.replace("step >= least", "step > least")),), "awkward", *LOST),
-        Wrong("distances from the first key", ((LEAST, "first_row - first_key"),), "awkward", *LOST),
-        Wrong("a distance of 0 is none", ((LEAST, LEAST.replace("0", "1")),), "awkward", *LOST),
-        Wrong(
-            "the first key of the tile alone",
-            ((NEEDED, "most >= 0 && (first_row - first_key) % step == 0"),),
-            "first",
-            *LOST,
         ),
         Right("the distance once", ((SEES, "q_idx >= kv_idx && (q_idx - kv_idx) / step * step == q_idx - kv_idx"),)),
         Right("equal rests", ((SEES, "kv_idx <= q_idx && q_idx % step == kv_idx % step"),)),
@@ -134,9 +98,7 @@ TABLE = {
             "awkward",
         ),
         Wrong("a barrier is missing", ((BARRIER, ""),), "X-ray", "", "race"),
-        Wrong("returned before the barrier", ((OWN, "if (y > 0) return;\n  " + OWN),), "first"),
         Wrong("keys past the end are written", ((RETURN, "if (y > 0) return;"),), "awkward"),
-        Wrong("another head's numbers", (("batch * heads + head", "head * batches + batch"),), "first"),
         Wrong(
             "by atomics",
             (

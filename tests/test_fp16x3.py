@@ -177,14 +177,6 @@ HAS_S = "    wgmma_wait<0>();\n    wgmma_registers(S);\n"
 XRAY_BUGS = (
     Bug("K is released too early", HAS_S + RELEASE, RELEASE + HAS_S, finds="race"),
     Bug("no fence of the registers", "  wgmma_registers(O_tile);\n  wgmma_fence();\n", "\n", finds="no wgmma fence"),
-    Bug("no proxy fence", "  async_proxy_fence();\n", "\n", finds="no proxy fence", options={"packed": True}),
-    Bug(
-        "no barrier of the consumers",
-        "named_barrier_sync(V_CLEARED, 128 * CONSUMERS);",
-        "",
-        finds="race",
-        options={"packed": True},
-    ),
     Bug("no wait", "q_ring.wait_full(q_stage);", "", finds="not waited for"),
 )
 

@@ -594,7 +594,7 @@ NEW_ROW = "hook_start(maxima.m_i[i], l_i[i], hooks_of_tile(), t == 0);"
 OF_BEFORE = "const float m_before = maxima.m_i[i], l_before = l_i[i];"
 ZEROS = "for (int i = 0; i < HEAD_DIM_PADDED / 2; ++i) acc[i] = 0.0f;"
 LAST_KEYS = "weights(GROUPS / 2, GROUPS);\n      to_operand<T>(P, S, GROUPS / 2, GROUPS);"
-BUGS = (
+BUGS = (  # what 07 and 10 have in common has its bugs in test_tensor_cores.py
     # which keys
     changed("full tiles end late", "first + BLOCK_N > min(tile.first_pos", "first > min(tile.first_pos"),
     changed("full for the first row is full for all", "first < last_pos - params", "first < tile.first_pos - params"),
@@ -609,7 +609,6 @@ BUGS = (
         "row_pos + 8 * i + params.window_right + 1",
     ),
     changed("a key too few", "keys_before<128>(window_lo - keys)", "keys_before<128>(window_lo + 1 - keys)"),
-    changed("bits of a thread's second keys", "min(keys % 8, 2)", "min(keys % 8, 1)"),
     # the table of tiles
     changed(
         "every block has the tiles of the first",
@@ -626,14 +625,12 @@ BUGS = (
     ),
     changed("rows of the tile alone", "tile.row = q_first + first_row", "tile.row = first_row"),
     # softmax
-    changed("no maximum for rows that see nothing", "m_i = M_INIT;", "m_i = NEG_INF;"),
     changed("maxima of one lane out of four", "return fmaxf(a, b); });", "return a; });", times=2),
     changed(
         "sums of one lane out of four", "[](float a, float b) { return a + b; }", "[](float a, float b) { return a; }"
     ),
     changed("l_i is not rescaled", "l_i[i] *= rescale[i];", times=2),
     changed("acc is rescaled by the other row's factor", "rescale[i / 2 % 2]", "rescale[1 - i / 2 % 2]"),
-    changed("rescaled the wrong way", "exp2f(m_old - m_new[i])", "exp2f(m_new[i] - m_old)"),
     changed("acc is not rescaled in the loop", RESCALES, times=2, which=0),
     changed("acc is not rescaled at the end", RESCALES, times=2, which=1),
     changed(
@@ -709,10 +706,8 @@ BUGS = (
     on_cpu("always the first stage of K", "advance_tiles(k, k_stage.index, TILE_BYTES)", "k", times=2),
     on_cpu("always the first stage of V", "advance_tiles(v, v_stage.index, TILE_BYTES)", "v", times=2),
     on_cpu("Q is not waited for", "  q_ring.wait_full(q_stage);\n", times=2),
-    on_cpu("K is not waited for", "k_ring.wait_full(k_stage);\n      if", "if"),
     on_cpu("V is not waited for", "      v_ring.wait_full(v_stage);\n"),
     on_cpu("Q's wrong parity", "q_stage.phase ^= 1;"),
-    on_cpu("K's wrong parity", "      k_ring.wait_full(k_stage);\n", "      k_ring.wait_full({k_stage.index, 0});\n"),
     on_cpu("V's wrong parity", "      v_ring.wait_full(v_stage);\n", "      v_ring.wait_full(k_stage);\n"),
     on_cpu(
         "the parity changes with each stage",
@@ -897,7 +892,7 @@ def test_it_is_clean_in_other_orders_of_warps(order: str, one_block: None, monke
 S_PRODUCTS, O_PRODUCTS = "wgmma_ss(", "wgmma_rs(T(), O"
 LOADS_KV = LOADS_Q = "tma_load_panels<"
 STAGES_O = COPIES_O = "store_rows("  # what is in a header counts for the line that calls it
-FENCE, CLEARS = "  async_proxy_fence();\n", "clear_rows<"
+CLEARS = "clear_rows<"
 WAITS_K = "      k_ring.wait_full(k_stage);\n"
 GIVES_K = "      if (leader) k_ring.release(k_stage);\n"
 GIVES_V = "      if (leader) v_ring.release(v_stage);\n"

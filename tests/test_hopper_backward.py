@@ -39,7 +39,7 @@ def on_the_engine(cpu_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 # ---- wrong gradients
 
-WRONG = (
+WRONG = (  # what 08 and 13 have in common has its bugs in test_backward_mma.py
     # ---- operands
     changed("dQ reads K with its rows along k", "wgmma_ss<1, 0>(", "wgmma_ss<0, 0>("),
     changed("dQ reads dS transposed", "wgmma_ss<1, 0>(", "wgmma_ss<1, 1>("),
@@ -88,34 +88,14 @@ WRONG = (
         "CONSUMERS * DQ_BYTES);\n          tma_store_commit",
         "DQ_BYTES);\n          tma_store_commit",
     ),
-    changed(
-        "dQ_accum begins with what was there",
-        "make_float4(0.0f, 0.0f, 0.0f, 0.0f)",
-        "make_float4(1.0f, 0.0f, 0.0f, 0.0f)",
-    ),
     changed("the first consumer's dQ in both places", "smem.dQ[consumer]", "smem.dQ[0]"),
     # ---- scores and weights
     changed("delta left out", "(dP[4 * n + i] - (i % 2 ? d.y : d.x))", "dP[4 * n + i]"),
     changed("lse of the neighbouring row", "i % 2 ? lse[4 * n].y : lse[4 * n].x", "lse[4 * n].x"),
-    changed("lse not in units of log2", "l * LOG2_E", "l"),
-    changed("a row that sees no key weighs", "l == NEG_INF ? -NEG_INF : l_log2", "l_log2"),
     changed("dQ not scaled", "a[2 * h + e] * params.forward.softmax_scale", "a[2 * h + e]"),
     changed("dK not scaled", "dK_acc, scale,", "dK_acc, one,"),
     changed("dV scaled", "dV_acc, one,", "dV_acc, scale,"),
-    changed("the diagonal is masked", "distance > rows.window_hi", "distance >= rows.window_hi"),
-    changed("absent keys weigh", " || j >= kv_len", ""),
-    changed("tiles on the diagonal are not masked", "min(first_row + rows.window_hi + 1, kv_len)", "kv_len"),
     # ---- tiles, stages, phases
-    changed(
-        "only the first head of the group",
-        "int next_head = m_block > rows.first_tile ? head : head + 1;",
-        "int next_head = m_block > rows.first_tile ? head : block.group;",
-    ),
-    changed(
-        "the first tile of rows left out",
-        "max(block.first_key - window_hi, 0) / BLOCK_M",
-        "max(block.first_key - window_hi, 0) / BLOCK_M + 1",
-    ),
     changed("always the first stage of rows", "advance_tiles(q_tiles, stage, ROWS_BYTES)", "q_tiles"),
     changed("lse of the first stage", "smem.lse[stage]) + t", "smem.lse[0]) + t"),
     changed("dS of the first stage for dQ", "advance_tiles(dS_dq, stage, DS_BYTES)", "dS_dq"),

@@ -60,6 +60,24 @@ def test_what_is_recorded_is_read() -> None:
     assert "zigzag" not in lesson.efficiency_table(record, heads=32).splitlines()[0].split()[3:-4]
 
 
+def test_short_steps_and_an_all_gather_are_tabulated() -> None:
+    def row(name: str, part: str, **others: object) -> dict[str, object]:
+        what = {"part": part, "causal": True, "heads": 16, "gpus": 2, "rows": 8192, "name": name, "ms": 1.5}
+        return {**what, "speed": 0.5, **others}
+
+    rows = [row("calls, peer copies", "short forward"), row("graph, peer copies", "short backward", speed=0.91)]
+    rows += [
+        row("graph, nccl", "short forward"),
+        *(row("its copies", "gathered", sustained_ms=1.5, sm_mhz=[1980, 1]) for _ in range(2)),
+    ]
+    lines = [line.split() for line in lesson.graph_table({"rows": rows}).splitlines()]
+    assert lines[1][3:] == ["calls", "graph"] * 4 and lines[4] == ["8,192", "0.50", "0.91"]
+    apart = lesson.apart_table({"rows": [*rows, row("independent", "short forward", ms=1.25)]}).splitlines()
+    assert apart[1].split() == ["graph", "1.50", "ms"] and apart[-1].split() == ["independent", "1.25", "ms"]
+    pieces = lesson.gather_table({"rows": rows}, 8192).splitlines()
+    assert pieces[1].split() == ["its", "copies", *["1.50", "ms", "1980", "MHz"] * 2]
+
+
 def test_copies_and_long_runs_are_found() -> None:
     copies = [{"part": "copies", "name": name, "gpus": 2, "rows": 2048, "ms": 1.0} for name in ("nccl", "peer copies")]
     long = [{"part": "long", "name": f"zigzag, {way}", "gpus": 4, "ms": 2.0} for way in ("nccl", "peer copies")]

@@ -33,7 +33,7 @@ from helpers.attention import (
 from helpers.attention.comms import Message, Nccl, virtual_ranks
 from helpers.attention.ladder import LADDER, limits
 from helpers.attention.ladder.call import Call, ForwardOptions
-from helpers.attention.ladder.layout import Spec
+from helpers.attention.ladder.layout import Spec, bits
 from helpers.attention.ring import SCHEDULES, positions, shard, steps, unshard
 from helpers.bench.studies import ring as study
 from helpers.device import cp
@@ -175,7 +175,7 @@ CUT: list[tuple[str, int, int, dict[str, Any]]] = [
 def test_windows_packed_sequences_and_uneven_parts_beside_float64(
     schedule: str, size: int, tokens: int, options: dict[str, Any], dtype: str
 ) -> None:
-    host = [a[:1] for a in inputs(tokens, 16, dtype)]
+    host = [a[: 1 if "cu_seqlens" in options else 2] for a in inputs(tokens, 16, dtype)]
     ranks = virtual_ranks(size)
     q, k, v, do = (ranks.put(shard(a, size, schedule, uneven=True)) for a in host)
     given = {**options, "tokens": tokens, "schedule": schedule, "comms": ranks}
@@ -199,7 +199,7 @@ def test_windows_packed_sequences_and_uneven_parts_beside_float64(
         if name == "lse":
             check.check(name, whole, want, tolerance=1e-5)
             continue
-        want = want.reshape(1, whole.shape[2], -1, *want.shape[2:]).sum(axis=2)
+        want = want.reshape(len(whole), whole.shape[2], -1, *want.shape[2:]).sum(axis=2)
         check.check(name, whole.swapaxes(1, 2), want, tolerance=4 * TOLERANCE[dtype])
         assert got[0].dtype == host[0].dtype
 
@@ -878,6 +878,57 @@ def test_messages_between_two_ranks_keep_their_order() -> None:
     assert cp.asnumpy(c).tolist() == [0, 0, 0] and cp.asnumpy(d).tolist() == [1, 1, 1]
 
 
+# ---- graphs
+
+
+def all_ranks() -> list[Any]:
+    """Virtual ranks, and where there are two GPUs, theirs."""
+    made = [virtual_ranks(2)]
+    if device.ON_GPU and cp.cuda.runtime.getDeviceCount() > 1:
+        made += [comms.peer_copies([0, 1]), comms.nccl([0, 1])]
+    return made
+
+
+def test_a_graph_gives_the_bits_of_calls_for_what_its_inputs_hold_now() -> None:
+    if not device.ON_GPU:
+        pytest.skip("the CPU engine has no graphs")
+    for ranks in all_ranks():
+        for schedule, options in itertools.product(SCHEDULES, ({}, {"causal": True}, {"window": (40, 3)})):
+            options = {"schedule": schedule, "comms": ranks, **options}
+            first, then = ([ranks.put(shard(a, 2, schedule)) for a in inputs(256, 64, "bfloat16")] for _ in range(2))
+            for a in itertools.chain(*first):
+                with a.device:
+                    bits(a)[...] = cp.roll(bits(a), 1, axis=1)
+
+            def step(arrays: list[Any] = first, options: Any = options) -> list[Any]:
+                q, k, v, do = arrays
+                o, lse = ring_attention(q, k, v, return_lse=True, **options)
+                gradients = ring_attention_backward(do, q, k, v, o, lse, deterministic=True, **options)
+                return [*o, *lse, *itertools.chain(*gradients)]
+
+            again = ranks.captured(step)
+            for a, b in zip(itertools.chain(*first), itertools.chain(*then), strict=True):
+                with a.device:
+                    bits(a)[...] = bits(b)
+            want = study.to_host(step(then))
+            for _ in range(3):
+                got = study.to_host(again())
+                assert all(np.array_equal(a.view("uint8"), b.view("uint8")) for a, b in zip(got, want, strict=True))
+            assert not ranks.capturing
+
+
+def test_what_a_graph_cannot_hold_and_who_has_none() -> None:
+    ranks = virtual_ranks(2)
+    q = ranks.put(shard(inputs(16, 16, "float32")[0][:1], 2))
+    if not device.ON_GPU:
+        assert ranks.captured(len) is len
+    packed = functools.partial(ring_attention, q, q, q, cu_seqlens=(0, 3, 8, 16), comms=ranks)
+    packed()
+    ranks.capturing = dict.fromkeys(ranks.ranks, contextlib.nullcontext())
+    with pytest.raises(ValueError, match="a graph cannot hold cu_seqlens"):
+        packed()
+
+
 # ---- the study
 
 
@@ -891,6 +942,32 @@ def test_the_model_of_a_ring() -> None:
         assert study.efficiency(size, 1500, 16, 16) == pytest.approx(1)
         assert study.efficiency(size, 750, 16, 16) == pytest.approx(size / (2 * size - 1))
     assert study.efficiency(2, 1500, 16, 16, schedule="all_gather") == pytest.approx(2 / 3)
+
+
+@on_cpu
+@pytest.mark.exhaustive
+def test_short_steps_and_an_all_gather_are_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = {
+        "HEADS": ((2, 1),),
+        "SHORT": (32,),
+        "LOCAL": (32,) * 6,
+        "D": 16,
+        "ROUNDS": 1,
+        "AT_LEAST_MS": 0.0,
+        "ON_AND_ON_MS": 0.0,
+    }
+    for name, value in few.items():
+        monkeypatch.setattr(study, name, value)
+    for name in ("synchronize", "free"):
+        monkeypatch.setattr(study, name, lambda ranks: None)
+    monkeypatch.setattr(study, "sm_mhz", lambda: 1980.0)
+    ranks, merge = virtual_ranks(2), ring.merge
+    for backward in (False, True):
+        rows = [*study.measure_short(ranks, backward=backward)]
+        assert len(rows) == 12 and len({row["name"] for row in rows}) == 6 and all(row["ms"] > 0 for row in rows)
+    rows = [*study.measure_gathered(ranks)]
+    assert len(rows) == 12 and "on and on" in study.line(rows[0])
+    assert ring.merge is merge and "start" not in vars(ranks)  # only copies are mute
 
 
 def test_a_record_of_the_study_is_shown() -> None:

@@ -616,7 +616,7 @@ def test_speed_on_the_cpu_engine(
     row: Row, cpu_engine: Any, monkeypatch: pytest.MonkeyPatch, record_row: Callable[..., None]
 ) -> None:
     """A launch against NumPy on the same inputs, a compilation against that of a kernel of one line."""
-    q, k, v, expected = problem(1024, 1024, 64)
+    q, k, v, expected = problem(512, 512, 64)
     compiled, compile_one = [], cpu_engine.compiler._compile
     monkeypatch.setattr(cpu_engine.compiler, "_compile", lambda *how: compiled.append(how) or compile_one(*how))
 
@@ -644,5 +644,5 @@ def test_speed_on_the_cpu_engine(
     check.check(row.name, o, expected, tolerance=row.tolerance)
     figures = {"CPU ms": f"{1e3 * run_s:.1f}", "times NumPy": f"{run_s / numpy_s:.1f}"}
     figures |= {"compile CPU s": f"{compile_s:.2f}", "times one line": f"{compile_s / tiny_s:.1f}"}
-    record_row("CPU engine: N = N_kv = 1024, d = 64", stage=row.name, **figures)
+    record_row("CPU engine: N = N_kv = 512, d = 64", stage=row.name, **figures)
     assert run_s < row.times_numpy * numpy_s and compile_s < row.times_one_line * tiny_s, figures

@@ -22,12 +22,13 @@ from helpers import device
 from helpers.attention.comms import virtual_ranks
 from helpers.attention.ladder import BACKWARD, LADDER
 from helpers.attention.models.char_gpt import Config
-from helpers.bench import cases, ncu, records, study
+from helpers.bench import cases, decode_loop, ncu, records, study
 from helpers.bench.cases import Case
 from helpers.bench.results import Record
 from helpers.bench.studies import (
     autograd,
     backward_timeline,
+    bias_gradient,
     bits,
     cute,
     decoding,
@@ -69,7 +70,7 @@ def taken(module: Any, path: Path, **parts: Any) -> Any:
 HEADS: dict[Any, dict[str, Any]] = {
     **{
         module: {"device": "a CPU", "how": "a toy"}
-        for module in (autograd, fp8, hopper, presets, ring, score_mod, tf32)
+        for module in (autograd, bias_gradient, fp8, hopper, presets, ring, score_mod, tf32)
     },
     bits: {"device": "a CPU", "shape": [1, 1, 33, 16], "runs": 2},
     cute: {"device": "a CPU", "how": {"nvrtc": "", "architecture": "", "processes": 1, "machine": ""}},
@@ -86,6 +87,14 @@ def autograd_(monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
     pytest.importorskip("torch")
     monkeypatch.setattr(autograd, "PEERS", {"SDPA flash": "MATH"})
     return taken(autograd, path, rows=partial(autograd.rows, (Case((1, 2, 32, 16), "bfloat16", True),), 1))
+
+
+@toy
+def bias_gradient_(monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
+    pytest.importorskip("torch")
+    monkeypatch.setattr(bias_gradient, "BACKENDS", {"SDPA efficient": "MATH"})
+    monkeypatch.setattr(bias_gradient, "DTYPE", "float16")
+    return taken(bias_gradient, path, rows=partial(bias_gradient.rows, ((2, 2, 32, 16),)))
 
 
 @toy
@@ -110,7 +119,14 @@ def decoding_(monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
     monkeypatch.setattr(decoding, "ROUNDS", 2)
     monkeypatch.setattr(decoding, "PEERS", ())
     monkeypatch.setattr(decoding, "DTYPE", "float16")  # NumPy's DLPack has no bfloat16
-    parts = {name: decoding.STUDY.parts[name] for name in ("rows", "steps")}
+    few = {"LONG": ((90, 20),), "LONG_SPLITS": (2,), "PREFIXES": ((2, 64, 64),), "TREES": ((1, 40, 5),)}
+    for name, value in {**few, "FP8_ROWS": (row,), "HEADS": row[2:]}.items():
+        monkeypatch.setattr(decoding, name, value)
+    monkeypatch.setattr(decoding, "REAL_HEADS", 2)
+    parts = {name: decoding.STUDY.parts[name] for name in ("rows", "steps", "long", "prefix", "tree", "fp8", "real")}
+    config = Config(32, 1, 1, 64)
+    parts["graph"] = partial(decode_loop.graph_rows, (2,), config, 20, 1)
+    parts["server"] = partial(decode_loop.server_rows, (0,), Config(128, 1, 1, 64), 3, 40)
     return taken(decoding, path, **parts)
 
 

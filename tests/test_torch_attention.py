@@ -455,9 +455,11 @@ def both(given: list[Any], **options: Any) -> None:
         compare(name, a, b, b)
 
 
+SHAPES = (33, 40), (40, 33), (1, 40), (40, 1), (33, 33)
+
+
 @pytest.mark.exhaustive(each_value=("where",))
-@pytest.mark.parametrize("lead", LEADING)
-@pytest.mark.parametrize("shape", [(33, 40), (40, 33), (1, 40), (40, 1), (33, 33)], ids=str)
+@pytest.mark.parametrize(("lead", "shape"), [*zip(LEADING, itertools.cycle(SHAPES))], ids=str)
 def test_sdpa_has_torchs_shapes_and_alignment(where: str, lead: str, shape: tuple[int, int]) -> None:
     """is_causal is top-left: with more keys than rows nobody sees the last keys, with fewer the last rows see all."""
     of_q, of_k, options = LEADING[lead]
@@ -469,8 +471,7 @@ def test_sdpa_has_torchs_shapes_and_alignment(where: str, lead: str, shape: tupl
 
 
 @pytest.mark.exhaustive(each_value=("where",))
-@pytest.mark.parametrize("lead", LEADING)
-@pytest.mark.parametrize("kind", ["of query's type", "bool"])
+@pytest.mark.parametrize(("lead", "kind"), [*zip(LEADING, itertools.cycle(("of query's type", "bool")))], ids=str)
 def test_sdpa_takes_a_mask(where: str, lead: str, kind: str) -> None:
     """Each form that broadcasts, with gradients, beside PyTorch's in float64; rows that see nothing are 0 in both."""
     of_q, of_k, options = LEADING[lead]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -39,18 +40,31 @@ def test_the_first_case_of_each_kind() -> None:
 
 def test_few_cases_with_every_value() -> None:
     cases = product(name="ab", dtype="hb", mask="123")
-    chosen = two_speeds.with_every_value(cases)
+    chosen = two_speeds.covering(cases)
     assert len(chosen) == 3 and [set(letters) for letters in zip(*chosen)] == [set("ab"), set("hb"), set("123")]  # noqa: B905
-    within = two_speeds.with_every_value(cases, ["name"])
+    within = two_speeds.covering(cases, ["name"])
     for name in "ab":
         own = [case for case in within if case[0] == name]
         assert len(own) == 3 and {mask for _, _, mask in own} == set("123") and {d for _, d, _ in own} == set("hb")
 
 
+def test_few_cases_with_every_pair_of_values() -> None:
+    """Fewer than 12 of 36 cases meet all pairs; pairs that no case of a table has are not looked for."""
+    cases = product(name="ab", mask="123", size="xyz", dtype="hb")
+    chosen = two_speeds.covering(cases, together=2)
+    assert len(chosen) < 12
+    for a, b in itertools.combinations(range(4), 2):
+        assert {(case[a], case[b]) for case in chosen} == {(case[a], case[b]) for case in cases}
+    within = two_speeds.covering(cases, ["name"], together=2)
+    assert all({case[1:3] for case in within if case[0] == name} == {case[1:3] for case in cases} for name in "ab")
+    diagonal = {case: params for case, params in cases.items() if case[1:3] in {tuple("1x"), tuple("2y")}}
+    assert {case[1:3] for case in two_speeds.covering(diagonal, together=2)} == {tuple("1x"), tuple("2y")}
+
+
 def test_values_without_a_text_of_their_own_are_told_apart() -> None:
     first, second = object(), object()
     cases = {"a": {"x": first}, "b": {"x": second}, "c": {"x": first}}
-    assert two_speeds.with_every_value(cases) == {"a", "b"}
+    assert two_speeds.covering(cases) == {"a", "b"}
 
 
 def has_what_it_needs(path: Path) -> bool:
@@ -64,11 +78,11 @@ def test_every_part_of_the_course_is_in_the_fast_run(request: pytest.FixtureRequ
     session = request.session
     if two_speeds.chosen(request.config):
         pytest.skip("only some of the tests were chosen")
-    left_out = set() if request.config.getoption("--fast") else two_speeds.repetitions(session.items)
+    left_out = set() if request.config.getoption("--fast") else two_speeds.repetitions(session.items)[0]
     tested = {item.path for item in session.items if item not in left_out}
     folders = [Path(arg).resolve() for arg in request.config.args]
     tests = {path for path in ROOT.glob("tests/test_*.py") if path.parent in folders and has_what_it_needs(path)}
-    if request.config.getoption("--fast") and not request.config.getoption("--unchanged-too"):
+    if unchanged.asked_for(request.config):
         tests -= {path for path in tests if unchanged.may_be_left_out(path)}
     tests -= {path for path in tests if re.search(r"^pytestmark = .*exhaustive", path.read_text("utf-8"), re.M)}
     assert tests <= tested

@@ -33,6 +33,14 @@ def test_a_file_that_has_passed_is_left_out_and_others_are_not(monkeypatch: pyte
     assert unchanged.unchanged() == [SET_UP, ENGINE]
 
 
+def test_a_fast_run_does_not_stand_for_exhaustive_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unchanged, "changed_since_main", lambda: None)
+    unchanged.keep([ENGINE])
+    assert unchanged.unchanged(whole=True) == []
+    unchanged.keep([SET_UP], whole=True)
+    assert unchanged.unchanged(whole=True) == [SET_UP] and unchanged.unchanged() == [SET_UP, ENGINE]
+
+
 @pytest.mark.parametrize("what", ["hash_of", "_environment"])
 def test_a_change_of_what_is_read_or_of_a_setting_counts(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unchanged, "changed_since_main", lambda: None)

@@ -280,3 +280,35 @@ def test_any_launch_has_a_stepper() -> None:
     assert "forever" in figure.frame and "bar.sync" in figure.frame
     assert "mbarrier</th>" not in figure.frame
     assert "step" in repr(stage_trace().stepper(steps=50))
+
+
+CLUSTER = r"""
+#include <cooperative_groups.h>
+extern "C" __global__ void __cluster_dims__(2, 1, 1) meet(int *out) {
+  __shared__ int own;
+  cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
+  if (threadIdx.x == 0) own = 3 + cluster.block_rank();
+  cluster.sync();  // met
+  if (threadIdx.x == 0) out[blockIdx.x] = *cluster.map_shared_rank(&own, 1 - cluster.block_rank());
+  if (cluster.block_rank() == 0 || threadIdx.x < 32) cluster.sync();
+}
+"""
+
+
+def test_blocks_of_a_cluster_meet_in_a_trace() -> None:
+    """Each warp arrives, waits and goes on, nobody before the last has arrived. A warp that has left is not missed."""
+    kernel = engine.RawKernel(CLUSTER, "meet")
+    trace = xray(kernel, (2,), (64,), (engine.zeros(2, np.int32),), trace=True).trace
+    assert trace is not None
+    met = trace.of(barrier="barrier.cluster").events
+    first = [e for e in met if e.place and "met" in trace.lines()[e.place]]
+    assert Counter((e.kind, e.n_lanes) for e in first) == {
+        (f"cluster.{what}", 32): 4 for what in ("arrive", "wait", "waited")
+    }
+    assert max(e.order for e in first if e.kind == "cluster.arrive") < min(
+        e.order for e in first if e.kind == "cluster.waited"
+    )
+    assert [e.what for e in first][:2] == ["arrives at barrier.cluster, of 128 threads", "waits for barrier.cluster"]
+    assert {(e.block, e.warp) for e in met if e not in first} == {(0, 0), (0, 1), (1, 0)}
+    waits = trace.at([e.order for e in trace.of(block=0).events].index(first[1].order)).warps
+    assert waits[0].waits == "barrier.cluster"

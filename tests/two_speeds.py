@@ -1,4 +1,4 @@
-"""Leave the tests that are marked `exhaustive` out of the fast run.
+"""Leave the tests that are marked `exhaustive` out of the fast run, and most of a product of parameters out of both.
 
 `course.py test` runs pytest with --fast, which leaves it out; `course.py test --all` and pytest by hand run all, and so
 does every run of the files that it names. A test is exhaustive where another one of the fast run would most likely fail
@@ -8,7 +8,10 @@ as well, or where it takes long and a change seldom breaks it.
     @pytest.mark.exhaustive(one_of_each=lambda name, bug: (name, bug.inputs))
                                                              # of a table: the first case of each kind stays
     @pytest.mark.exhaustive(each_value=("name",))            # of a product of parameters: for each name, cases stay in
-                                                             # which every value of every other parameter occurs
+                                                             # which every value of every other parameter occurs; in the
+                                                             # run of all tests, every pair of two others' values
+
+A case of a product that has no new pair runs where it is named, as `tests/test_x.py::test_y[...]`.
 
 A single row of a table takes the mark as well: `pytest.param(..., marks=pytest.mark.exhaustive)`.
 
@@ -20,6 +23,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import re
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from pathlib import Path
@@ -33,7 +37,7 @@ from helpers.engine import nvrtc
 MARK = (
     "exhaustive(one_of_each=None, each_value=None): not in the fast run, but for the first case of each kind (a "
     "function of the test's parameters), or for cases in which every value of every parameter occurs, for each value "
-    "of those named"
+    "of those named; of these, all tests are those in which every pair of values occurs"
 )
 # One trains a model for a minute and a half, one compiles CuTe.
 NOTEBOOKS = ("09_drop_in.ipynb", "12_cute.ipynb")
@@ -51,16 +55,18 @@ def first_of_each(cases: Mapping[Case, Parameters], kind: Callable[..., Hashable
     return set(chosen.values())
 
 
-def with_every_value(cases: Mapping[Case, Parameters], within: Sequence[str] = ()) -> set[Case]:
-    """Few cases in which all values of all parameters occur, beside each combination of values of those in `within`.
+def covering(cases: Mapping[Case, Parameters], within: Sequence[str] = (), together: int = 1) -> set[Case]:
+    """Choose few cases that have the values of all parameters, beside each combination of values of those in `within`.
 
     Takes the case with the most values that have not occurred until none is left; the first of several.
+    together: 1 for every value of every other parameter, 2 for every pair of two others' values that some case has.
     """
 
     def values(params: Parameters) -> frozenset[Hashable]:
         group = tuple(_key(params[name]) for name in within)
-        others = [(group, name, _key(value)) for name, value in params.items() if name not in within]
-        return frozenset([(group,), *others])
+        others = [(name, _key(value)) for name, value in params.items() if name not in within]
+        sets = itertools.combinations(others, min(together, len(others)))
+        return frozenset((group, *each) for each in sets)
 
     of_case = {case: values(params) for case, params in cases.items()}
     missing = set().union(*of_case.values())
@@ -77,9 +83,10 @@ def _key(value: Any) -> Hashable:
     return repr(value) if isinstance(value, str | bytes | int | float | tuple | list | dict | type(None)) else id(value)
 
 
-def repetitions(items: Sequence[pytest.Item]) -> set[pytest.Item]:
-    """The collected tests that the fast run leaves out."""
+def repetitions(items: Sequence[pytest.Item]) -> tuple[set[pytest.Item], set[pytest.Item]]:
+    """The collected tests that the fast run leaves out, and those of products that no run needs."""
     left_out = {item for item in items if item.path.name in NOTEBOOKS}
+    no_run_needs: set[pytest.Item] = set()
     tables: dict[tuple[str, str], dict[pytest.Item, Parameters]] = {}
     for item in items:
         marks = list(item.iter_markers("exhaustive"))
@@ -92,9 +99,11 @@ def repetitions(items: Sequence[pytest.Item]) -> set[pytest.Item]:
         for mark in next(iter(table)).iter_markers("exhaustive"):
             if "one_of_each" in mark.kwargs:
                 left_out |= table.keys() - first_of_each(table, mark.kwargs["one_of_each"])
-            else:
-                left_out |= table.keys() - with_every_value(table, mark.kwargs["each_value"])
-    return left_out
+                continue
+            values, pairs = (covering(table, mark.kwargs["each_value"], together) for together in (1, 2))
+            left_out |= table.keys() - values
+            no_run_needs |= table.keys() - values - pairs
+    return left_out, no_run_needs
 
 
 def chosen(config: pytest.Config) -> bool:

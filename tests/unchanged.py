@@ -1,4 +1,4 @@
-"""Tests of the engine, the X-ray and the set-up are left out of the short run where they have passed as they are.
+"""Tests of the engine, the X-ray and the set-up are left out of most runs where they have passed as they are.
 
 They are a third of the tests, and no change of a kernel, a notebook or a stage can break them. A file of tests reads
 its own text, what it imports of tests/, and the packages of helpers/ that it imports; the set-up's, the command line
@@ -10,7 +10,7 @@ and the list of packages as well. It is left out
   there. FIRST tells whether the engine works with this machine's compiler, so it runs once on each; that the set-up
   works here is shown by the `course.py test` that runs the tests.
 
-CI and `course.py test --all` leave none out.
+CI leaves them out for a pull request (`.ci/run --changed-only`) and runs all on main; `course.py test --all` runs all.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from helpers.engine import compiler
 
@@ -34,6 +35,12 @@ FIRST = ("test_engine.py", "test_engine_process.py", "test_xray_report.py")
 OF_THE_SET_UP = ("test_course.py",)
 ALWAYS_READ = ("engine", "xray", "device")  # of helpers/
 KERNELS_TOO = {"attention", "bench", "draw", "lesson", "site"}  # packages that read kernels/
+
+
+def asked_for(config: Any) -> bool:
+    """Tell whether this run of pytest leaves unchanged files out."""
+    fast = config.getoption("--fast") and not config.getoption("--unchanged-too") and not os.environ.get("CI")
+    return fast or config.getoption("--changed-only")
 
 
 def may_be_left_out(path: Path) -> bool:
@@ -101,9 +108,9 @@ def _environment() -> str:
     return "\n".join([sys.version, platform.platform(), *command, version, *packages, *settings])
 
 
-def _mark_of(path: Path) -> Path:
-    """Name the empty file that says that these tests have passed on this machine."""
-    asked = "\n".join([path.name, hash_of(path), _environment()])
+def _mark_of(path: Path, whole: bool) -> Path:
+    """Name the empty file that says that these tests have passed on this machine. whole: exhaustive ones too."""
+    asked = "\n".join([path.name, hash_of(path), _environment(), *["whole"] * whole])
     return compiler.cache_dir() / f"passed-{hashlib.sha256(asked.encode()).hexdigest()[:32]}"
 
 
@@ -127,8 +134,8 @@ def changed_since_main() -> set[Path] | None:
     return None if changed is None or new is None else {ROOT / name for name in changed + new}
 
 
-def unchanged() -> list[Path]:
-    """List the files of tests that need not run again."""
+def unchanged(whole: bool = False) -> list[Path]:
+    """List the files of tests that need not run again. whole: in a run of exhaustive tests too."""
     changed = changed_since_main()
 
     def is_as_on_main(path: Path) -> bool:
@@ -136,11 +143,14 @@ def unchanged() -> list[Path]:
         return changed is not None and not any(places & {file, *file.parents} for file in changed)
 
     files = [path for path in sorted(TESTS.glob("test_*.py")) if may_be_left_out(path)]
-    return [path for path in files if (path.name not in FIRST and is_as_on_main(path)) or _mark_of(path).exists()]
+    return [
+        path for path in files if (path.name not in FIRST and is_as_on_main(path)) or _mark_of(path, whole).exists()
+    ]
 
 
-def keep(passed: Iterable[Path]) -> None:
+def keep(passed: Iterable[Path], whole: bool = False) -> None:
     """Note for this machine that these files' tests have passed, of those that may be left out."""
     for path in passed:
         if may_be_left_out(path):
-            _mark_of(path).touch()
+            for how in {False, whole}:
+                _mark_of(path, how).touch()

@@ -46,7 +46,7 @@ from helpers.attention.ladder.kinds import as_device_array, kind_of
 from helpers.attention.ladder.layout import TITLES, dense, titles
 from helpers.attention.ladder.score_mod import BlockMask, distance_table, parse_score_mod
 from helpers.attention.ladder.stage import C_NAMES
-from helpers.attention.ladder.stages.bias_gradient import BIAS_GRADIENT
+from helpers.attention.ladder.stages import bias_gradient
 from helpers.attention.run import FAMILIES, Call, Change, Longest, Output, Plan, compile_plan, run
 from helpers.attention.scalars import check_flags
 from helpers.engine.cuda_source.signatures import dtype_of
@@ -392,9 +392,10 @@ class ExtraGradient(Call):
     def plan(self, specs: Mapping[str, Spec]) -> Plan:
         """See `Call.plan`."""
         check(specs)
-        wrt, q, stage = self.lengths[0], specs["q"], BIAS_GRADIENT
+        wrt, q = self.lengths[0], specs["q"]
         if q.dtype.name not in C_NAMES:
             raise TypeError(f"q is {q.dtype}; gradients take {', '.join(C_NAMES)}: q.astype('float32')")
+        stage = bias_gradient.stage_of(q.dtype.name, wrt)
         if q.shape[-1] > stage.max_head_dim:
             raise ValueError(f"head_dim = {q.shape[-1]}; the gradient of {wrt} takes 1 to {stage.max_head_dim}")
         a = specs[distance_table(self.options.mod) if wrt == "table" else wrt]
@@ -407,6 +408,10 @@ class ExtraGradient(Call):
         outputs = {"d" + wrt: Output(a.shape, a.dtype)}
         if 0 in q.shape or 0 in specs["k"].shape:
             return Plan(None, tuple(specs), outputs)
+        wide = -(-q.shape[-1] // stage.head_dim_step) * stage.head_dim_step
+        padded = [Change(name, "padded", columns=wide) for name in specs if name in WITH_HEAD_DIM]
+        padded = padded if wide != q.shape[-1] else []
+        specs = _changed(specs, padded)
         axes = {"bias": 4, "alibi_slopes": 2}.get(wrt, 0)
         views = {name: a.heads_first if name in WITH_HEAD_DIM else a for name, a in specs.items()}
         views["d" + wrt] = dense(a.shape, a.dtype).with_axes(axes)
@@ -417,6 +422,7 @@ class ExtraGradient(Call):
             copies = {change.name: change.spec(specs[change.name]) for change in changes}
             views |= {name: a.heads_first if name in WITH_HEAD_DIM else a for name, a in copies.items()}
             call = AttentionCall.of(views, options, self.longest)
+        changes = [*padded, *changes]
         family = options.key, q.device, *call.arrays, *[a.dtype for a in call.arrays.values()]
         return Plan(compile_plan(stage, call, family), tuple(specs), outputs, changes=changes)
 

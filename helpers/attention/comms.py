@@ -19,17 +19,19 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from helpers import device
+from helpers.attention.ladder.kinds import graph_has_its_memory
 from helpers.attention.ladder.layout import address, bits
 from helpers.attention.run import Cache
 from helpers.attention.scalars import finite_number, whole_number
 
 TIMEOUT = 600.0  # seconds, as PyTorch's process groups have it
 COMPILING = 600.0  # seconds, in addition, that a rank may come later to a call of a new form: its compiler takes them
+T = TypeVar("T")
 LEAVE = 8  # multiprocessors, for the blocks of NCCL's copies
 
 
@@ -58,11 +60,13 @@ class Comms:
         self.leave = whole_number("leave", leave, least=0)
         self.compiled: Cache[bool] = Cache()
         self.agreed: Cache[bool] = Cache()
+        self.capturing: Mapping[int, Any] = {}  # by local rank, the stream that a graph is captured from
 
     @contextlib.contextmanager
     def on(self, rank: int) -> Iterator[None]:
         """Make the device of a local rank the current one in this context."""
-        yield
+        with self.capturing.get(rank, _NO_STREAM):
+            yield
 
     def put(self, arrays: Sequence[Any]) -> list[Any]:
         """Copy arrays to the devices of the local ranks.
@@ -97,8 +101,32 @@ class Comms:
             ValueError: where all ranks are local, a message without its counterpart, or of another length.
         """
         for target, source in _pairs(sends, receives):
-            bits(target.array)[...] = bits(source.array)
+            with self.on(target.rank):
+                bits(target.array)[...] = bits(source.array)
         return lambda: None
+
+    def captured(self, work: Callable[[], T]) -> Callable[[], T]:
+        """Return a function that does again what `work` does, in one launch of a CUDA graph for all local ranks.
+
+        Short steps need it: the host takes longer for their launches and messages than the GPUs for their work.
+
+            step = comms.captured(lambda: ring_attention(q, k, v, causal=True, comms=comms))
+            o = step()    # of what is in q, k and v now; always the same arrays, which the next call overwrites
+
+        A graph holds addresses, shapes and options. It holds nothing that the host does: `work` is called twice, first
+        to compile and to compare the ranks' calls, then to be captured. Every process captures and calls it in the same
+        order. Without a GPU, `work` itself is returned.
+
+        Args:
+            work: calls of ring.py with these comms, and of other kernels within `on`; nothing that waits for a GPU.
+
+        Raises:
+            ValueError: `work` has packed sequences, whose ends come from the host.
+        """
+        return _Graph(self, work) if device.ON_GPU else work
+
+    def after(self, events: Mapping[int, Any]) -> None:
+        """Take these events, by local rank, for the arrival of the last messages."""
 
     def agree(self, call: Mapping[str, Any]) -> None:
         """Wait until all ranks have come to a call, and compare it: the first message of a call of a new form.
@@ -177,6 +205,63 @@ class Comms:
         """Give up: an error has left the ranks in different steps."""
 
 
+class _Graph:
+    """What a function queues for the local ranks, as a CUDA graph. Its memory is a pool of its own."""
+
+    def __init__(self, comms: Comms, work: Callable[[], Any]) -> None:
+        cuda = device.cp.cuda
+        work()
+        self._comms, self._memory, streams = comms, cuda.MemoryPool(), {}
+        for rank in comms.ranks:
+            with comms.on(rank):
+                shared = next((s for s in streams.values() if s.device_id == cuda.Device().id), None)
+                streams[rank] = shared or cuda.Stream(
+                    non_blocking=True
+                )  # a stream of CuPy's default cannot be captured
+        self._stream = streams[comms.ranks[0]]
+        comms.capturing = streams
+        try:
+            with cuda.using_allocator(self._memory.malloc), graph_has_its_memory(), comms.on(comms.ranks[0]):
+                self._stream.begin_capture()
+                try:
+                    self._fork(self._stream)
+                    self._results = work()
+                    self._join(self._stream)
+                except BaseException:
+                    with contextlib.suppress(Exception):  # the caller raises the one that matters
+                        self._stream.end_capture()
+                    raise
+                self._graph = self._stream.end_capture()
+        finally:
+            comms.capturing = {}
+
+    def __call__(self) -> Any:
+        """Launch the graph after all that is queued on the current streams, which then wait for it."""
+        self._join(self._stream)
+        with self._comms.on(self._comms.ranks[0]):
+            self._graph.launch(self._stream)
+        self._comms.after(self._fork(self._stream))
+        self._comms.finish()
+        return self._results
+
+    def _fork(self, stream: Any) -> dict[int, Any]:
+        """Make the current streams of all local ranks wait for a stream of the first; return the event."""
+        with self._comms.on(self._comms.ranks[0]):
+            event = stream.record(device.cp.cuda.Event(disable_timing=True))
+        for rank in self._comms.ranks:
+            with self._comms.on(rank):
+                device.cp.cuda.get_current_stream().wait_event(event)
+        return {self._comms.ranks[0]: event}
+
+    def _join(self, stream: Any) -> None:
+        """Make a stream of the first local rank wait for the current streams of all."""
+        for rank in self._comms.ranks:
+            with self._comms.on(rank):
+                event = device.cp.cuda.get_current_stream().record(device.cp.cuda.Event(disable_timing=True))
+                stream.wait_event(event)
+
+
+_NO_STREAM: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
 _FIRST_BYTES = 4096
 _REFUSED = "refused"
 
@@ -244,8 +329,11 @@ class _OfGpus(Comms):
 
     @contextlib.contextmanager
     def on(self, rank: int) -> Iterator[None]:
-        with device.cp.cuda.Device(self._gpus[rank]):
+        with device.cp.cuda.Device(self._gpus[rank]), super().on(rank):
             yield
+
+    def after(self, events: Mapping[int, Any]) -> None:
+        self._arrived = dict(events)
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
         ready = self._record(lambda rank: device.cp.cuda.get_current_stream())
@@ -280,11 +368,10 @@ class _PeerCopies(_OfGpus):
     def _move(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         for target, source in _pairs(sends, receives):
             with self.on(target.rank):
-                device.cp.cuda.runtime.memcpyPeerAsync(
-                    *(target.array.data.ptr, self._gpus[target.rank]),
-                    *(source.array.data.ptr, self._gpus[source.rank]),
-                    *(source.array.nbytes, self._streams[target.rank].ptr),
-                )
+                runtime, stream = device.cp.cuda.runtime, self._streams[target.rank].ptr
+                # and not memcpyPeerAsync, which no graph can be captured from
+                where = target.array.data.ptr, source.array.data.ptr
+                runtime.memcpyAsync(*where, source.array.nbytes, runtime.memcpyDefault, stream)
 
 
 def peer_copies(gpus: Sequence[int] | None = None) -> Comms:
@@ -382,8 +469,8 @@ class Nccl(_OfGpus):
         library.groupEnd()
 
     def _wait_on_host(self, longer: float = 0.0) -> None:
-        if self._timeout is None or len(self.ranks) == self.size:  # no other process, which could fail
-            return
+        if self._timeout is None or len(self.ranks) == self.size or self.capturing:
+            return  # no other process, which could fail; a graph holds no wait
         seconds = self._timeout + longer
         end = time.monotonic() + seconds
         while not all(event.done for event in self._arrived.values()):

@@ -47,6 +47,11 @@ class DecodeCall(NamedTuple):
         return self.arrays["k_cache"].shape[2]
 
     @property
+    def is_e4m3(self) -> bool:
+        """Whether the cache's numbers are e4m3."""
+        return self.arrays["k_cache"].dtype == np.uint8
+
+    @property
     def rows(self) -> int:
         """Rows of all heads and tokens that share a head of K and V."""
         _, tokens, heads, _ = self.arrays["q"].shape
@@ -81,8 +86,10 @@ class DecodeCall(NamedTuple):
         )
         of_k, of_v = (arrays[name].heads_first.element_strides if name in arrays else (0, 0, 0) for name in "kv")
         table = arrays.get("block_table")
-        page_bits = arrays["k_cache"].shape[1].bit_length() - 1 if table else _NO_TABLE
-        numbers = page_bits, table.strides[0] // 4 if table else 0, num_splits or self.num_splits, min_tiles
+        page = arrays["k_cache"].shape[1] if table else 0
+        # The largest power of two that divides it: so many neighbouring keys are in one page.
+        page_bits = (page & -page).bit_length() - 1 if table else _NO_TABLE
+        numbers = page_bits, table.strides[0] // 4 if table else 0, num_splits or self.num_splits, min_tiles, page
         return np.frombuffer(bytearray(attention.tobytes() + _REST.pack(*of_k, *of_v, *numbers)), DECODE_PARAMS)
 
 
@@ -90,11 +97,11 @@ DECODE_PARAMS = np.dtype(
     [
         ("attention", ATTENTION_PARAMS),
         *((name, STRIDES) for name in ("k_new", "v_new")),
-        *((name, np.int32) for name in ("page_bits", "table_row", "num_splits", "min_tiles")),
+        *((name, np.int32) for name in ("page_bits", "table_row", "num_splits", "min_tiles", "page_size")),
     ],
     align=True,
 )
-_REST = struct.Struct("=6q4i")
+_REST = struct.Struct("=6q5i4x")
 
 
 # ---- the ways to do it
@@ -128,20 +135,24 @@ def _decoder(
     )
 
 
-def pick_sizes(head_dim: int, itemsize: int, rows: int, shared: int, *, short: bool = False) -> dict[str, int]:
+def pick_sizes(
+    head_dim: int, itemsize: int, rows: int, shared: int, *, short: bool = False, e4m3: bool = False
+) -> dict[str, int]:
     """Choose split_kv's sizes for this much shared memory: the most warps that leave each a ring of two stages.
 
     Args:
         rows: of all heads and tokens that share a head of K and V. short: a stretch has many units. Then two blocks of
             half the warps share a multiprocessor, so that one reads while the other is between units: 1.03 times as
-            fast at 128 x 512 keys on an H200, and 0.95 times at 8 x 8192.
+            fast at 128 x 512 keys on an H200, and 0.95 times at 8 x 8192. e4m3: the cache's numbers are bytes.
     """
-    rows, row = whole_number("rows", rows, least=1), head_dim * itemsize
+    rows, row = whole_number("rows", rows, least=1), head_dim * (1 if e4m3 else itemsize)
     block_n = 32 if row <= 128 else 16
     state_rows = min(TILE_ROWS, 1 << (rows - 1).bit_length())
-    usual = [(warps, 2, shared) for warps in (8, 6, 4, 2)] + [(2, 1, shared)]
-    for warps, stages, room in [(4, 3, shared // 2 - KB)] * short + usual:
+    more = 2 if row <= 64 else 1  # small tiles: as many bytes on their way, and as many blocks a multiprocessor
+    usual = [(warps, 2 * more, shared) for warps in (8, 6, 4, 2)] + [(2, 1, shared)]
+    for warps, stages, room in [(4, 3 * more, shared // 2 - KB)] * short + usual:
         sizes = {"HEAD_DIM": head_dim, "BLOCK_N": block_n, "WARPS": warps, "STATE_ROWS": state_rows, "STAGES": stages}
+        sizes |= {"CACHE_E4M3": 1} if e4m3 else {}
         if shared_bytes(sizes, itemsize) + RESERVED <= room:
             return sizes
     raise ValueError(f"head_dim = {head_dim}: no tile fits {shared:,} bytes of shared memory")
@@ -153,17 +164,19 @@ RESERVED = 256  # bytes of static shared memory
 def shared_bytes(sizes: Mapping[str, int], itemsize: int) -> int:
     """Return SHARED_BYTES of split_kv."""
     row = sizes["HEAD_DIM"] * itemsize
-    rings = sizes["WARPS"] * sizes["STAGES"] * 2 * sizes["BLOCK_N"] * row
+    of_cache = sizes["HEAD_DIM"] if sizes.get("CACHE_E4M3") else row
+    rings = sizes["WARPS"] * sizes["STAGES"] * 2 * sizes["BLOCK_N"] * of_cache
     return TILE_ROWS * row + rings + sizes["WARPS"] * sizes["STATE_ROWS"] * (4 * (sizes["HEAD_DIM"] + 8) + 8)
 
 
 def _sizes(call: DecodeCall) -> dict[str, int]:
     q = call.arrays["q"]
     short = q.shape[0] * call.kv_heads >= 2 * limits.multiprocessors()
-    picked = pick_sizes(q.shape[3], q.dtype.itemsize, call.rows, limits.most_shared(), short=short)
+    picked = pick_sizes(q.shape[3], q.dtype.itemsize, call.rows, limits.most_shared(), short=short, e4m3=call.is_e4m3)
     if "block_table" not in call.arrays:
         return picked
-    return {**picked, "PAGED": 1}
+    page = call.arrays["k_cache"].shape[1]
+    return {**picked, "PAGED": 2 if page & (page - 1) else 1}
 
 
 def _grid(call: DecodeCall, sizes: Mapping[str, int]) -> tuple[int, int]:
@@ -181,7 +194,7 @@ def _launches(call: DecodeCall, sizes: Mapping[str, int]) -> list[Launch]:
     blocks, tiles = _grid(call, sizes)
     if blocks >= 2**31 or tiles >= 2**16:
         raise ValueError(f"a grid of {blocks:,} x {tiles:,} blocks; 2,147,483,647 x 65,535 is the largest")
-    named = ("k", "v", "o", "lse", "cache_seqlens", "block_table", *_SCRATCH)
+    named = ("k", "v", "o", "lse", "cache_seqlens", "block_table", "k_descale", "v_descale", *_SCRATCH)
     optional = tuple(name if name in call.arrays or name in _SCRATCH else None for name in named)
     params = call.params(min_tiles=max(1, MIN_KEYS // sizes["BLOCK_N"]))
     functions = call.mod.arguments() if call.mod else ()
@@ -206,7 +219,7 @@ def _scratch(call: DecodeCall, sizes: Mapping[str, int]) -> dict[str, Spec]:
 SPLIT_KV = _decoder(
     *("split_kv", "14_split_kv.cu", "pages, new tokens, any type", _sizes, _launches, _scratch),
     dtypes=("float32", "float16", "bfloat16"),
-    features=frozenset({"block_table", "k", "tree", "alibi_slopes", "sinks", "score_mod"}),
+    features=frozenset({"block_table", "k", "tree", "alibi_slopes", "sinks", "score_mod", "e4m3"}),
 )
 
 
@@ -262,7 +275,7 @@ def _step_scratch(
 def _stream_k_launches(call: DecodeCall, sizes: Mapping[str, int]) -> list[Launch]:
     """Return split_kv's launches without the arguments that this step's kernel lacks."""
     (launch,) = _launches(call, sizes)
-    args = tuple(arg for i, arg in enumerate(launch.args) if i not in (3, 4, 8))  # k, v, block_table
+    args = tuple(arg for i, arg in enumerate(launch.args) if i not in (3, 4, 8, 9, 10))  # k, v, block_table
     return [launch._replace(args=args)]
 
 

@@ -9,7 +9,8 @@ Each rank keeps its rows of Q, and K and V go round the ranks, while the product
 Transformers"). Under a causal mask a rank gets a chunk from the front and one from the back, so that all have equal
 work in every step (zigzag: github.com/zhuzilin/ring-flash-attention). Where K and V of the whole sequence fit, as with
 few heads of K and V, they can be gathered first (Llama Team 2024, "The Llama 3 Herd of Models", 3.3.2). Windows, packed
-sequences and uneven parts are planned by ring_masks.py.
+sequences and uneven parts are planned by ring_masks.py. The launches of short steps take longer than their work:
+`comms.captured` makes one CUDA graph of a call, or of several.
 """
 
 from __future__ import annotations
@@ -420,6 +421,8 @@ def _plan(
     causal, cu_seqlens, tokens = mask["causal"], mask["cu_seqlens"], mask["tokens"]
     left, right = mask_window(mask["window"], causal)
     if cu_seqlens is not None:
+        if comms.capturing:
+            raise ValueError("a graph cannot hold cu_seqlens, which the host copies to the GPU in every call")
         cu_seqlens = _checked_cu_seqlens(cu_seqlens, tokens)
         tokens = cu_seqlens[-1]
     elif tokens is not None:
@@ -492,7 +495,8 @@ def _masked_plan(
         raise ValueError(f"{tokens} tokens, {comms.size} ranks: all_gather takes no uneven parts; zigzag and ring do")
     for rank, q in zip(comms.ranks, arrays["q"], strict=True):
         _check_rows(schedule, comms.size, rank, q.shape[1], tokens)
-    made = masked_steps(schedule, comms.size, tokens, *window, cu_seqlens or (0, tokens))
+    batch = arrays["q"][0].shape[0]
+    made = masked_steps(schedule, comms.size, tokens, *window, cu_seqlens or (0, tokens), batch)
     return made, rows_of(schedule, comms.size, tokens), schedule
 
 
@@ -642,16 +646,30 @@ def _to_all(
 
 
 def _gathered(comms: Comms, at_hand: Sequence[Sequence[Any]], schedule: str) -> list[tuple[Any, ...]]:
-    """Gather all ranks' K and V on each local rank, in the order of the sequence."""
-    mine = []
+    """Gather all ranks' K and V on each local rank: each chunk arrives at its place in the sequence."""
+    sends, receives, whole = [], [], []
+    own: list[tuple[int, Any, Any]] = []
     for rank, pair in zip(comms.ranks, at_hand, strict=True):
         with comms.on(rank):
-            mine.append([device.cp.ascontiguousarray(a) for a in pair])
-    received = _to_all(comms, lambda i, peer: mine[i], mine[0])
-    whole = []
-    for rank, of_rank in zip(comms.ranks, received, strict=True):
+            mine = [device.cp.ascontiguousarray(a) for a in pair]
+            whole.append(tuple(_like(a, (a.shape[0], comms.size * a.shape[1], *a.shape[2:])) for a in mine))
+        n = whole[-1][0].shape[1]
+        parts = [part for _, part in _places(schedule, comms.size, rank, n)]
+        for peer in range(comms.size):
+            places = [place for place, _ in _places(schedule, comms.size, peer, n)]
+            for a, of_all, b in ((*each, b) for each in zip(mine, whole[-1], strict=True) for b in range(len(mine[0]))):
+                for part, place in zip(parts, places, strict=True):
+                    here, there = a[b, slice(*part)], of_all[b, slice(*place)]
+                    if peer == rank:
+                        own.append((rank, here, there))
+                    else:
+                        sends.append(Message(rank, peer, here))
+                        receives.append(Message(rank, peer, there))
+    arrived = comms.start(sends, receives)
+    for rank, here, there in own:
         with comms.on(rank):
-            whole.append(tuple(unshard(parts, schedule) for parts in zip(*of_rank, strict=True)))
+            bits(there)[...] = bits(here)
+    arrived()
     return whole
 
 
@@ -948,18 +966,23 @@ class _Sum:
         self._whole = 0, like.shape[1]
 
     def add(self, part: Any, rows: tuple[int, int] | None = None) -> None:
-        """Add a part. The last one waits, to be added in one pass with rounding."""
-        self._flush()
-        self._last = part, rows or self._whole
+        """Add a part. The last one waits, to be added in one pass with rounding, or to the first that has all rows."""
+        if self._total is None and rows in (None, self._whole):
+            self._total = part
+        else:
+            self._flush()
+            self._last = part, rows or self._whole
 
     def _flush(self, dtype: Any = None) -> Any:
-        part, rows = self._last or (None, self._whole)
+        part, rows = self._last or (None, (0, 0))
         self._last = None
         if self._total is None:
-            if part is not None and rows == self._whole:
-                self._total, part = part, None
-            else:
-                self._total = device.cp.zeros(self._like.shape, dtype=np.float32)
+            self._total = device.cp.empty(self._like.shape, dtype=np.float32)
+            for gap in ((0, rows[0]), (rows[1], self._whole[1])):
+                _rows(self._total, gap)[...] = 0
+            if part is not None:
+                _rows(self._total, rows)[...] = part
+                part, rows = None, (0, 0)
         return merge(self._total, part, rows, dtype=dtype)
 
     def so_far(self) -> Any:

@@ -54,22 +54,24 @@ def rows_of(schedule: str, size: int, tokens: int) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=256)
 def masked_steps(
-    schedule: str, size: int, tokens: int, left: int, right: int, cu_seqlens: tuple[int, ...]
+    schedule: str, size: int, tokens: int, left: int, right: int, cu_seqlens: tuple[int, ...], batch: int = 1
 ) -> tuple[MaskedStep, ...]:
     """Return what each rank computes in each step; no step after the last in which a rank computes.
 
     Args:
         left, right: how many keys before and after a row it sees, -1 for unlimited. cu_seqlens: 0, then the end of each
-            sequence.
+            sequence. batch: only of 1 can rectangles be packed into one launch.
     """
     of = [spans(schedule, size, rank, tokens) for rank in range(size)]
     if schedule == "all_gather":
-        whole = tuple(_pieces(rows, [(0, tokens)], left, right, cu_seqlens) for rows in of)
+        whole = tuple(_pieces(rows, [(0, tokens)], left, right, cu_seqlens, batch) for rows in of)
         return (MaskedStep((None,) * size, whole),)
     made = []
     for step in range(size):
         sources = tuple((rank - step) % size for rank in range(size))
-        pieces = tuple(_pieces(of[rank], of[source], left, right, cu_seqlens) for rank, source in enumerate(sources))
+        pieces = tuple(
+            _pieces(of[rank], of[source], left, right, cu_seqlens, batch) for rank, source in enumerate(sources)
+        )
         made.append(MaskedStep(sources, pieces))
     while len(made) > 1 and not any(made[-1].products):
         made.pop()
@@ -86,7 +88,7 @@ class _Rectangle(NamedTuple):
 
 
 def _pieces(
-    row_spans: Sequence[Span], key_spans: Sequence[Span], left: int, right: int, cu_seqlens: tuple[int, ...]
+    row_spans: Sequence[Span], key_spans: Sequence[Span], left: int, right: int, cu_seqlens: tuple[int, ...], batch: int
 ) -> tuple[Piece, ...]:
     if left == right == -1 and len(cu_seqlens) == 2:
         rows, keys = (sum(b - a for a, b in each) for each in (row_spans, key_spans))
@@ -96,7 +98,7 @@ def _pieces(
     if row_spans == key_spans:
         rectangles.sort(key=lambda each: each.keys != each.rows)  # those on the diagonal lie side by side
     for each in rectangles:
-        last = groups[-1][-1] if groups else None
+        last = groups[-1][-1] if groups and batch == 1 else None
         if last and each.window == last.window and each.rows[0] == last.rows[1] and each.keys[0] == last.keys[1]:
             groups[-1].append(each)
         else:

@@ -20,7 +20,17 @@ from types import ModuleType
 
 STUDIES = (
     *("fused", "score_mod", "decoding", "hopper", "cute", "promises", "presets", "bits", "train", "torch_model"),
-    *("autograd", "tf32", "profile_stages", "xray_vs_ncu", "ring", "backward_timeline", "pipes", "fp8"),
+    *(
+        "autograd",
+        "tf32",
+        "profile_stages",
+        "xray_vs_ncu",
+        "ring",
+        "backward_timeline",
+        "pipes",
+        "fp8",
+        "bias_gradient",
+    ),
 )
 
 

@@ -265,11 +265,11 @@ def _order_of(a: np.ndarray, order: str | None) -> str:
     """Return C or F, or K if the axes of `a` keep an order that is neither, by CuPy's rules for `order`.
 
     Raises:
-        TypeError: `order` is none of C, F, A, K and None.
+        ValueError: `order` is none of C, F, A, K and None.
     """
     kind = "K" if order is None else str(order).upper()
     if kind not in ("C", "F", "A", "K"):
-        raise TypeError(f"order not understood: {order!r}; expected 'C', 'F', 'A' or 'K'")
+        raise ValueError(f"order not understood: {order!r}; expected 'C', 'F', 'A' or 'K'")
     if kind in ("C", "F"):
         return kind
     if a.flags.f_contiguous and not a.flags.c_contiguous:

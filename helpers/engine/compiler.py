@@ -128,8 +128,13 @@ def _machine_flags() -> tuple[str, ...]:
 
 @functools.cache
 def _headers_hash() -> str:
+    """Return a hash of what kernels include: of the engine's own headers they see one."""
+    return _hash_of(sorted([*INCLUDE.rglob("*"), ENGINE / "engine.h"]))
+
+
+def _hash_of(paths: Sequence[Path]) -> str:
     digest = hashlib.sha256()
-    for path in sorted([*INCLUDE.rglob("*"), *ENGINE.glob("*.h")]):
+    for path in paths:
         if path.is_file():
             digest.update(path.read_bytes())
     return digest.hexdigest()
@@ -543,8 +548,34 @@ _OWN = ("exit", "_Exit", "quick_exit", "malloc", "free", "_Znwm", "_Znam", "_Zdl
 _OWN_CALLS = "".join(f".set {name}, engine_own_{name}\n" for name in _OWN)
 
 
+def _compile_objects(texts: Sequence[str], options: list[str], output: Path) -> tuple[bool, str]:
+    """Compile texts side by side, and link them; as `_compile`."""
+    command, scratch = compiler()[0], output.parent
+    objects, running = [], []
+    for i, text in enumerate(texts):
+        source = scratch / f"part{i}.cpp"
+        source.write_text(text)
+        objects.append(str(source.with_suffix(".o")))
+        how = [*command, *options, "-c", str(source), "-o", objects[-1]]
+        running.append(subprocess.Popen(how, stderr=subprocess.PIPE, text=True, cwd=scratch))
+    try:
+        diagnostics = "".join([process.communicate()[1] for process in running])
+    except BaseException:  # an interrupt ends them all
+        for process in running:
+            process.kill()
+        raise
+    if any(process.returncode != 0 for process in running):
+        return False, diagnostics
+    # (Without symbols of the C++ library it would be linked without it: the engine has some.)
+    link = [*command, *options, *objects, "-o", str(output), *_link_flags("_ZS")]
+    done = subprocess.run(link, capture_output=True, text=True, cwd=scratch)
+    return done.returncode == 0, diagnostics + done.stderr
+
+
 def _compile(text: str, options: list[str], checked: str, output: Path) -> tuple[bool, str]:
     """Compile and link `text` in the folder of `output`; return whether that worked, and the output."""
+    if OBJECT_ENDS in text:
+        return _compile_objects(text.split(OBJECT_ENDS), options, output)
     command, scratch = compiler()[0], output.parent
     source, compiled = scratch / "kernel.cpp", scratch / "kernel.s"
     source.write_text(text)
@@ -697,9 +728,11 @@ def warnings(text: str, extra: list[str]) -> str:
     return subprocess.run(command, input=rest, capture_output=True, text=True).stderr
 
 
-# One translation unit, so that what every switch of fibers and every access calls is inlined across files. Those with
-# worker.h come first: it sets macros for the system's headers, before any of them is read.
-_PARTS = (
+# Two objects, compiled side by side: what runs kernels, and what looks at checked runs. One each, so that what every
+# switch of fibers and every access calls is inlined across files. worker.h comes first: it sets macros for the system's
+# headers, before any of them is read.
+OBJECT_ENDS = "\n/* the next object */\n"
+_PARTS: tuple[str, ...] = (
     "trace",
     "kernel_calls",
     "scheduler",
@@ -712,9 +745,9 @@ _PARTS = (
     "division",
 )
 _PARTS += ("faults", "memory", "launch", "tensor_core", "tensor_other", "warpgroups", "tensor_warpgroup")
-_PARTS += ("tensor_eights", "rounding", "board", "checker_lists", "checker_clocks", "checker_order", "checker_notes")
-_PARTS += ("checker_mbarriers", "checker_access", "checker_hooks", "checker_async", "checker_profile", "checker_local")
-_PARTS += ("checker",)
+_PARTS += ("tensor_eights", "rounding", "board")
+_CHECKER: tuple[str, ...] = ("checker_lists", "checker_clocks", "checker_order", "checker_notes", "checker_mbarriers")
+_CHECKER += ("checker_access", "checker_hooks", "checker_async", "checker_profile", "checker_local", "checker")
 
 # Whose loops of products need more. The rest is as fast at -O1, and g++ takes half as long for it: the first test on a
 # new machine waits for this build.
@@ -731,8 +764,13 @@ def _part(name: str) -> str:
 
 def _engine_source() -> tuple[str, list[str]]:
     """Return the engine's text, and the flags that it needs besides the usual ones."""
-    text = "\n".join(map(_part, _PARTS))
+    checker = '#include "worker.h"\n' + "\n".join(map(_part, _CHECKER))
+    text = "\n".join(map(_part, _PARTS)) + OBJECT_ENDS + checker
     return text, ["-I", str(ENGINE), *settings.value("ENGINE_FLAGS").split()]
+
+
+def _engine_headers_hash() -> str:
+    return _hash_of(sorted(ENGINE.glob("*.h")))
 
 
 def engine_is_built() -> bool:
@@ -742,7 +780,7 @@ def engine_is_built() -> bool:
         NoCompilerError: as `compiler`.
     """
     text, extra = _engine_source()
-    return _own_and_target(text, extra, "engine", "", "", None)[1].exists()
+    return _own_and_target(text, extra, "engine", "", _engine_headers_hash(), None)[1].exists()
 
 
 @functools.cache
@@ -755,7 +793,7 @@ def engine_library() -> Path:
         CompileError: the compiler cannot build the engine (too old for C++17, for instance).
     """
     text, extra = _engine_source()
-    path, diagnostics = build(text, extra, kind="engine")
+    path, diagnostics = build(text, extra, kind="engine", expand_key=_engine_headers_hash())
     if path is None:
         raise CompileError(f"{compiler()[1]} could not build the CPU engine:\n{diagnostics}")
     return path

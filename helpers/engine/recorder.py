@@ -75,6 +75,8 @@ class Recorder:
                 barrier = f"bar.sync {e.number}"
             elif kind in ("syncthreads", "synced"):
                 barrier = "__syncthreads"
+            elif kind.startswith("cluster."):
+                barrier = "barrier.cluster"
             elif kind in ("wgmma.wait", "wgmma.waited") and e.number:
                 kind = "setmaxnreg" if kind == "wgmma.wait" else "setmaxnreg done"
             warp = None if e.thread == NOBODY else e.thread // WARP

@@ -44,6 +44,9 @@ KINDS = (
     "bar.synced",
     "syncthreads",
     "synced",
+    "cluster.arrive",
+    "cluster.wait",
+    "cluster.waited",
 )
 
 
@@ -73,8 +76,8 @@ class TraceEvent:
     number in the block, or None for what no warp does: the beginning and the end of a block, and the end of a phase.
     lanes: a mask. place: (file, line) of the source.
 
-    barrier: an mbarrier's name in the source, such as "full[1]", or "bar.sync 3", "__syncthreads". phase: of an
-    mbarrier, counted from 0; -1 is the one before the first, which a new mbarrier counts as ended.
+    barrier: an mbarrier's name in the source, such as "full[1]", or "bar.sync 3", "__syncthreads", "barrier.cluster".
+    phase: of an mbarrier, counted from 0; -1 is the one before the first, which a new mbarrier counts as ended.
 
     value: bytes ("expect_tx", "load", "landed", "store", "cp.async", and "cp.async.wait": those that have landed), of
     each lane; arrivals ("arrive": of each lane, "init": of a phase); the parity ("wait", "waited"); N of a "wgmma";
@@ -149,6 +152,9 @@ class TraceEvent:
             "bar.synced": f"goes on: {self.barrier} is complete",
             "syncthreads": "waits in __syncthreads",
             "synced": "goes on: __syncthreads is complete",
+            "cluster.arrive": f"arrives at barrier.cluster, of {_count(self.value, 'thread')}",
+            "cluster.wait": "waits for barrier.cluster",
+            "cluster.waited": "goes on: barrier.cluster is complete",
         }
         return words[self.kind]
 
@@ -172,6 +178,7 @@ ENDS = {
     "setmaxnreg": "setmaxnreg done",
     "bar.sync": "bar.synced",
     "syncthreads": "synced",
+    "cluster.wait": "cluster.waited",
 }
 
 

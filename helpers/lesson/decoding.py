@@ -217,6 +217,39 @@ def recorded_speeds(part: str = "rows") -> dict[study.Sizes, dict[str, float]]:
     return speeds
 
 
+def recorded_rows(part: str) -> list[tuple[str, dict[str, dict[str, Any]]]]:
+    """Return the record's rows of a part of the study, each by its name, for each of the inputs that it measured.
+
+    Args:
+        part: "long": few sequences of which one is long; "prefix": one that all share; "fp8"; "graph".
+    """
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in recorded()["rows"]:
+        if row["part"] != part:
+            continue
+        if "lengths" in row:
+            first, *others = row["lengths"]
+            what = f"{first:,} and {len(others)} × {others[0]:,} keys"
+        elif "shared" in row:
+            what = f"{row['row'][0]} sequences share {row['shared']:,} keys, + {row['row'][1] - row['shared']} each"
+        elif "row" in row:
+            batch, keys, heads, kv_heads, d = row["row"]
+            what = f"{batch} × {keys:,} keys, {heads}/{kv_heads} heads of {d}"
+        else:
+            what = f"{row['batch']} sequences" if "batch" in row else part
+        found.setdefault(what, {})[row["name"]] = row
+    return list(found.items())
+
+
+def microseconds(part: str, names: Mapping[str, str]) -> str:
+    """Make a table of a part's microseconds: a line for each of the inputs, a column for each name, by its title."""
+    lines = [f"{'microseconds':44}" + "".join(f"{title:>13}" for title in names.values())]
+    for what, rows in recorded_rows(part):
+        cells = (f"{1e3 * rows[name]['ms']:.1f}" if name in rows else "" for name in names)
+        lines.append(f"{what:44}" + "".join(f"{cell:>13}" for cell in cells))
+    return "\n".join(lines)
+
+
 def climb_table() -> str:
     """Make a table of each step's GB/s, and of how many times as fast it is as the step before it."""
     speeds = recorded_speeds("steps")

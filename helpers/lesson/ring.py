@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from helpers.attention import flash_attention, reference, ring
-from helpers.bench.studies.ring import LOCAL
+from helpers.bench.studies.ring import LOCAL, SHORT
 from helpers.device import cp
 from helpers.engine.cuda_source.signatures import dtype_of
 from helpers.renamed import old_names
@@ -80,6 +80,52 @@ def efficiency_table(record: Mapping[str, Any], *, heads: int = 16, causal: bool
         row = kinds.get("zigzag", {}).get(n)
         took = f"{row['ms']:11.2f} ms{row['host_ms']:11.2f} ms" if row else ""
         lines.append(f"{n:12,}{numbers}{took}")
+    return "\n".join(lines)
+
+
+KINDS = [(part, causal) for part in ("forward", "backward") for causal in (False, True)]  # of short steps
+
+
+def _short(record: Mapping[str, Any], way: str, part: str, causal: bool, heads: int) -> dict[int, Row]:
+    return fastest(record, way, causal=causal, heads=heads, part=f"short {part}")
+
+
+def _kinds(width: int) -> str:
+    return "".join(f"{part + (', causal' if causal else ''):>{width}}" for part, causal in KINDS)
+
+
+def graph_table(record: Mapping[str, Any], *, heads: int = 16) -> str:
+    """Tabulate zigzag's speed relative to independent GPUs by peer copies, call by call and as one graph."""
+    found = [_short(record, f"{way}, peer", *kind, heads) for kind in KINDS for way in ("calls", "graph")]
+    lines = [f"{'':12}{_kinds(18)}", f"{'tokens a GPU':>12}" + f"{'calls':>10}{'graph':>8}" * len(KINDS)]
+    for n in SHORT:
+        speeds = [f"{rows[n]['speed']:.2f}" if n in rows else "" for rows in found]
+        lines.append(f"{n:12,}" + "".join(f"{text:>{8 if i % 2 else 10}}" for i, text in enumerate(speeds)))
+    return "\n".join(lines)
+
+
+def apart_table(record: Mapping[str, Any], rows: int = 8192, *, heads: int = 16) -> str:
+    """Tabulate milliseconds of zigzag's graph, of what is left of it, and of independent runs."""
+    ways = ("graph, peer", "graph of 4, peer", "graph, no messages", "graph, products alone", "independent")
+    lines = [f"{f'{rows:,} tokens a GPU':24}{_kinds(18)}"]
+    for way in ways:
+        ms = [_short(record, way, *kind, heads).get(rows) for kind in KINDS]
+        name = way.replace(", peer", "").replace("graph, ", "  ").replace("of 4", "of 4 calls")
+        if any(ms):
+            lines.append(f"{name:24}" + "".join(f"{row['ms']:15.2f} ms" if row else " " * 18 for row in ms))
+    return "\n".join(lines)
+
+
+def gather_table(record: Mapping[str, Any], rows: int = 16384) -> str:
+    """Tabulate the pieces of an all-gather, without a mask and causal: milliseconds, and the clock of the first GPU."""
+    pieces: dict[str, str] = {}
+    for row in record["rows"]:
+        if row["part"] == "gathered" and row["rows"] == rows:
+            pieces[row["name"]] = (
+                pieces.get(row["name"], "") + f"{row.get('sustained_ms', row['ms']):9.2f} ms{row['sm_mhz'][0]:6} MHz"
+            )
+    head = f"{rows:,} tokens a GPU"
+    lines = [f"{head:24}{'no mask':>12}{'causal':>22}", *(f"{name:24}{text}" for name, text in pieces.items())]
     return "\n".join(lines)
 
 

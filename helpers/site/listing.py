@@ -99,10 +99,11 @@ def code(file: str, xray: Mapping[str, Counts] | None = None, shared: Sequence[s
     """
     lines = highlight(text_of(file), CppLexer(stripnl=False), HtmlFormatter(nowrap=True)).rstrip("\n").split("\n")
     blanked = blank_comments(text_of(file))
+    words = set(re.findall(r"\w+", blanked))
     places = {
         word: place
         for word, place in visible(file).items()
-        if (place[0] == file or not _is_local(word, blanked)) and re.search(rf"\b{word}\b", blanked)
+        if word in words and (place[0] == file or not _is_local(word, blanked))
     }
     up = "../" * file.count("/")
     rows = []

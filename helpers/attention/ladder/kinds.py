@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -77,7 +77,8 @@ class DeviceArrays:
 
     def keep_alive(self, arrays: Sequence[Any]) -> None:
         """Keep arrays for a graph that may use them at any time: CuPy's pool must not give their memory to others."""
-        _KEPT_FOR_GRAPHS.append(arrays)
+        if not _HAS_MEMORY:
+            _KEPT_FOR_GRAPHS.append(arrays)
 
     def device_id(self, a: Any) -> int:
         """Return the number of a's device."""
@@ -260,6 +261,17 @@ def _in_memory(shape: tuple[int, ...]) -> tuple[Sequence[int], Sequence[int]]:
 _NO_CONTEXT: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
 _DEVICE = DeviceArrays()
 _KEPT_FOR_GRAPHS: list[Sequence[Any]] = []  # never freed: CUDA does not report a graph's end
+_HAS_MEMORY: list[bool] = []
+
+
+@contextlib.contextmanager
+def graph_has_its_memory() -> Iterator[None]:
+    """Keep no arrays for the graph that is captured in this context: its pool gives their memory to nobody else."""
+    _HAS_MEMORY.append(True)
+    try:
+        yield
+    finally:
+        _HAS_MEMORY.pop()
 
 
 def on_device(number: int) -> contextlib.AbstractContextManager[Any] | None:

@@ -66,13 +66,13 @@ def plan(
     return CompiledPlan(stage, call, stage.sizes_for(call, sizes), source), read
 
 
-def _prepend_functions(mod: ScoreMod, stage: Stage, file_or_code: str) -> str:
+def _prepend_functions(mod: ScoreMod, stage: Stage, pairs: bool, file_or_code: str) -> str:
     """Return a kernel's source, after the caller's functions of scores if it has hooks for them."""
     code = file_or_code if "\n" in file_or_code else kernel.source(file_or_code)
     if "HOOK_PARAMETERS" not in code:
         return code
     backward = stage.direction == "backward"
-    return mod.text(backward=backward, pairs=not backward and "float32" not in stage.dtypes) + code
+    return mod.text(backward=backward, pairs=pairs and not backward and "float32" not in stage.dtypes) + code
 
 
 class CompiledPlan:
@@ -120,7 +120,8 @@ class CompiledPlan:
         dtype = call.arrays["o" if stage.out_dtypes else "q"].dtype.name
         names = {each.kernel: stage.kernel_name(dtype, each.kernel) for each in self.launches if not each.file}
         others = {each.kernel: (each.file, dict(each.sizes)) for each in self.launches if each.file}
-        text = (lambda file: file) if call.mod is None else partial(_prepend_functions, call.mod, stage)
+        pairs = stage.direction != "bias"  # along a diagonal, a tile may begin at an odd key
+        text = (lambda file: file) if call.mod is None else partial(_prepend_functions, call.mod, stage, pairs)
         jobs = [partial(kernel.load_all, text(source or stage.file), tuple(names.values()), defines=sizes)]
         jobs += [partial(kernel.load, text(file), name, defines=of) for name, (file, of) in others.items()]
         with call.mod.compile_errors_as_value_errors() if call.mod else contextlib.nullcontext():

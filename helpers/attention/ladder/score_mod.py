@@ -413,9 +413,10 @@ def _tree(tree: Spec) -> ScoreMod:
     values, index = _index("drafts_follow", tree, ("batch", "token"))
     follows = f"""[&] {{
   const int first = kv_len - q_len, seen = kv_idx - first;
+  if (seen < 0) return true;
   int token = q_idx - first;
   while (token > seen) token = min(drafts_follow[{index}], token - 1);
-  return token == seen || seen < 0;
+  return token == seen;
 }}()"""
     text = f"{follows} ? score : {_NEG_INF}"
     return ScoreMod((Function("tree", text),), values=values, arrays=(("drafts_follow", tree.dtype.name, "tree"),))

@@ -152,13 +152,15 @@ class Stage:
     def kernel_name(self, dtype: str = "float32", name: str | None = None) -> str:
         """Return a kernel's name, by default the stage's own; a template's with the type: "flash_mma<__half>".
 
+        The name of an instance stays as it is.
+
         Args:
             dtype: of the inputs; or of the results, where the stage has `out_dtypes`.
         """
         name = name or self.name
         of = self.result_dtype(dtype) if dtype in self.dtypes else dtype
         is_template = of in (self.out_dtypes or self.dtypes) and self.dtypes != ("float32",)
-        return f"{name}<{C_NAMES[of]}>" if is_template else name
+        return f"{name}<{C_NAMES[of]}>" if is_template and "<" not in name else name
 
     def kernel_names(self, dtype: str = "float32") -> tuple[str, ...]:
         """Return the names of all its kernels, as `kernel_name` makes them."""

@@ -11,23 +11,25 @@ A step keeps its number, which is that of its file, when another is inserted or 
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from helpers.attention.ladder import limits
 from helpers.attention.ladder.call import Call, Spec
 from helpers.attention.ladder.extras import ROTARY
-from helpers.attention.ladder.launch import Launch
+from helpers.attention.ladder.launch import Launch, Map
 from helpers.attention.ladder.launches import given, position_strides, strided
 from helpers.attention.ladder.params import ROTATION_PARAMS
 from helpers.attention.ladder.plan import Rung
 from helpers.attention.ladder.stage import Stage
 from helpers.attention.ladder.stages.backward import backward_mma_candidates, without_semaphores
-from helpers.attention.ladder.stages.hopper import HOPPER_STAGES, qkv_maps
+from helpers.attention.ladder.stages.hopper import HOPPER_STAGES, launch_in_order, qkv_maps, schedule
 from helpers.attention.ladder.table import LADDER
 from helpers.attention.ladder.tiles import Sizes, Tiles, first_that_fits, round_up
 
@@ -445,6 +447,37 @@ ROTATION_IN_LOAD = LADDER["flash_mma"].changed(
     launches=_strided_rotating,
     features=LADDER["flash_mma"].features - {"mod"} | {"rotates"},
     variant=lambda call: {"ROTARY_DIM": 2 * call.arrays["rotary_cos"].shape[1]},
+)
+
+
+@contextlib.contextmanager
+def _by_pairs(sizes: Sizes) -> Iterator[Sizes]:
+    """Yield the sizes of a tile that a cluster of two blocks takes, while there are half as many to take tiles."""
+    with limits.reserve_sms(limits.multiprocessors() - limits.persistent_blocks() // 2):
+        yield {**sizes, "BLOCK_M": 2 * sizes["BLOCK_M"]}
+
+
+def _in_pairs(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
+    """Launch as hopper, by pairs; the boxes of K and V are the halves of a tile that each block of a pair copies."""
+    half = sizes["BLOCK_N"] // 2
+    with _by_pairs(sizes) as of_pair:
+        order, main = launch_in_order(stage, call, of_pair, (Map("q", 64), Map("k", half), Map("v", half)))
+    return [order, stage.launch((2 * main.grid[0],), sizes, main.args)]
+
+
+def _order_of_pairs(call: Call, sizes: Sizes) -> dict[str, Spec]:
+    """Describe the array of hopper's schedule, by pairs."""
+    with _by_pairs(sizes) as of_pair:
+        return schedule(call, of_pair)
+
+
+# Compared with 10_14 and 10: two blocks of a cluster share K and V.
+MULTICAST = _hopper_step(
+    "10_15_multicast.cu",
+    "K and V by multicast",
+    launches=_in_pairs,
+    scratch=_order_of_pairs,
+    features=LADDER["hopper"].features - {"mod", "varlen"},
 )
 
 

@@ -7,13 +7,15 @@ with float64. Then one process a GPU does the same, and ranks fail on purpose. T
 several calls are queued, the clock runs from the first to the end of the last, and all ways take turns. An independent
 run has a rank's rows and as many keys as make its share of the work, in one launch and with no other GPU: under a
 causal mask (R + 1) / 2 times its rows. TFLOP/s are a GPU's. NCCL takes as many blocks as NCCL_MAX_P2P_NCHANNELS says;
-"channels" tries several, each in a process of its own. Without words all parts are measured. "processes" joins ranks by
-MPI, too, where that is installed: pip install mpi4py
+"channels" tries several, each in a process of its own. "short" parts compare calls with graphs of them. "gathered"
+takes an all-gather apart; its pieces run on and on, too, at the clock of their own power. Without words all parts are
+measured. "processes" joins ranks by MPI, too, where that is installed: pip install mpi4py
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import json
 import os
@@ -25,6 +27,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -33,6 +36,7 @@ from helpers.attention import (
     flash_attention,
     flash_attention_backward,
     reference,
+    ring,
     ring_attention,
     ring_attention_backward,
 )
@@ -48,11 +52,12 @@ from helpers.attention.comms import (
     virtual_ranks,
 )
 from helpers.attention.ladder.launches import slices
+from helpers.attention.ladder.layout import bits
 from helpers.attention.ring import SCHEDULES, positions, unshard
 from helpers.bench import records
 from helpers.bench.harness import Row, Study, Way, figures
 from helpers.bench.run import device_facts
-from helpers.bench.timing import speed_range, speeds
+from helpers.bench.timing import Sensors, sm_mhz, speed_range, speeds
 from helpers.engine.cuda_source.signatures import dtype_of
 from helpers.renamed import old_names
 
@@ -62,11 +67,13 @@ D = 128
 LOCAL = tuple(2**i * 1024 for i in range(1, 7))  # tokens of a GPU
 BACKWARD_LOCAL = LOCAL[:-1]
 LOCAL_OF_MORE, BACKWARD_OF_MORE = LOCAL[2:5], LOCAL[3:4]  # of more than two GPUs, whose independent runs take longer
+SHORT = LOCAL[:3]
 LEFT = (0, 4, 8)  # multiprocessors
 CHANNELS = (4, 8, 16)
 LONG = 2**20  # tokens of all GPUs
 ROUNDS = 3
-AT_LEAST_MS = 30.0  # of calls that are timed together
+AT_LEAST_MS = 60.0  # of calls that are timed together
+ON_AND_ON_MS = 400.0  # of calls at the clock of their own power
 LIMIT_S = 8.0  # of ranks that wait for one that fails
 
 
@@ -406,14 +413,22 @@ def timed(ranks: Comms, ways: Mapping[str, Way], rounds: int = ROUNDS) -> dict[s
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, run in ways.items():
+            seconds(ranks, run, (calls[name] + 1) // 2)  # so that the clock is that of its own power
             times[name].append(1e3 * seconds(ranks, run, calls[name]))
     return {name: (taken, host[name]) for name, taken in times.items()}
 
 
-def measure_ways(what: Row, ranks: Comms, ways: Mapping[str, Way], flop: float) -> Iterator[Row]:
-    """Time ways in turns: a row of each, with its speed over the independent runs."""
+def measure_ways(
+    what: Row, ranks: Comms, ways: Mapping[str, Way], flop: float, times: Mapping[str, int] | None = None
+) -> Iterator[Row]:
+    """Time ways in turns: a row of each, with its speed over the independent runs.
+
+    times: how many calls a way makes, by name, if not 1; its times are those of one of them.
+    """
     all_times = timed(ranks, ways)
     for name, (taken, host) in all_times.items():
+        count = (times or {}).get(name, 1)
+        taken, host = [each / count for each in taken], host / count
         row = {**what, "name": name, **figures(taken, flop), "host_ms": host}
         if name != "independent":
             row |= speeds(taken, all_times["independent"][0])
@@ -470,6 +485,119 @@ def measure_times(comms: Mapping[str, Comms], *, backward: bool, local: Sequence
                 del ways, results
             del inputs
             free(ranks)
+
+
+def measure_short(ranks: Comms, *, backward: bool) -> Iterator[Row]:
+    """Measure short steps, whose launches take the host longer than the GPUs: call by call, and as a graph.
+
+    "graph of 4" has four calls, and its time is that of one. "no messages" is the graph of a call of ranks that send
+    nothing, so that no GPU waits for another; "products alone" does not join its parts either. Their results are wrong.
+    """
+    for heads, kv_heads in HEADS:
+        for rows in SHORT:
+            inputs = RankInputs(ranks, rows, heads, kv_heads)
+            for causal in (False, True):
+                results = inputs.forward(ranks, "zigzag", causal, return_lse=True) if backward else None
+
+                def call(
+                    of: Comms, times: int = 1, inputs: Any = inputs, causal: bool = causal, results: Any = results
+                ) -> Any:
+                    for _ in range(times):
+                        if results is None:
+                            made = inputs.forward(of, "zigzag", causal)
+                        else:
+                            made = inputs.backward(of, "zigzag", causal, results)
+                    return made
+
+                ways: dict[str, Way] = {"independent": inputs.independent(causal, backward=backward)}
+                ways["calls, peer copies"] = functools.partial(call, ranks)
+                ways["graph, peer copies"] = ranks.captured(functools.partial(call, ranks))
+                ways["graph of 4, peer copies"] = ranks.captured(functools.partial(call, ranks, 4))
+                silent, held = mute(ranks)
+                ways["graph, no messages"] = silent.captured(functools.partial(call, silent))
+                with patch.object(ring, "merge", unmerged):
+                    ways["graph, products alone"] = silent.captured(functools.partial(call, silent))
+                for rank, arrived, sent in held:
+                    with ranks.on(rank):
+                        bits(arrived)[...] = bits(sent)
+                what = {"part": "short backward" if backward else "short forward", "causal": causal, **inputs.what}
+                flop = inputs.flop(causal, backward=backward)
+                yield from measure_ways(what, ranks, ways, flop, {"graph of 4, peer copies": 4})
+                del ways, call, results, silent, held
+            del inputs
+            free(ranks)
+
+
+def mute(ranks: Comms) -> tuple[Comms, list[tuple[int, Any, Any]]]:
+    """Return a copy of the ranks that sends nothing, and a list of (rank, what would arrive, what the rank would send).
+
+    Copy the one to the other before timing: a product of zeros takes less power, and is faster.
+    """
+    made, held = copy.copy(ranks), []
+
+    def start(sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
+        held.extend((sent.rank, arrived.array, sent.array) for sent, arrived in zip(sends, receives, strict=True))
+        return lambda: None
+
+    made.start = start  # type: ignore[method-assign]
+    return made, held
+
+
+def unmerged(o: Any, part: Any, rows: Any, lse: Any = None, part_lse: Any = None, dtype: Any = None) -> Any:
+    """Return an array as `ring.merge` does, and join nothing."""
+    return o if dtype is None or np.dtype(dtype) == np.float32 else cp.empty(o.shape, dtype=dtype)
+
+
+def measure_gathered(ranks: Comms) -> Iterator[Row]:
+    """Take all-gather by peer copies apart: each piece alone, and the clock and power while it runs on and on."""
+    for rows in LOCAL[3:4]:
+        inputs = RankInputs(ranks, rows, *HEADS[0])
+        at_hand = [*zip(inputs.k, inputs.v, strict=True)]
+        for causal in (False, True):
+            order = "zigzag" if causal else "ring"
+            gather = functools.partial(ring._gathered, ranks, at_hand, order)
+            ready, call = gather(), functools.partial(inputs.forward, ranks, "all_gather", causal)
+
+            def products(call: Way = call, ready: Any = ready) -> None:
+                with patch.object(ring, "_gathered", lambda *_: ready):
+                    call()
+
+            def in_order(ready: Any = ready, order: str = order, rows: int = rows) -> None:
+                for rank, pair in zip(ranks.ranks, ready, strict=True):
+                    with ranks.on(rank):
+                        for a in pair:
+                            unshard([a[:, i * rows : (i + 1) * rows] for i in range(ranks.size)], order)
+
+            ways: dict[str, Way] = {"independent": inputs.independent(causal, backward=False), "all-gather": call}
+            ways |= {"its copies alone": gather, "its products alone": products, "chunks put in order": in_order}
+            ways["as a graph"] = ranks.captured(call)
+            what = {"part": "gathered", "causal": causal, **inputs.what}
+            for row in measure_ways(what, ranks, ways, inputs.flop(causal, backward=False)):
+                yield {**row, **under_way(ranks, ways[row["name"]], row["ms"])}
+            del ways, ready, products, in_order, call, gather
+        del inputs, at_hand
+        free(ranks)
+
+
+def under_way(ranks: Comms, run: Way, ms: float) -> Row:
+    """Run a way on and on, so that the clock is that of its own power: milliseconds of a call, clocks, watts.
+
+    Clocks are of each GPU, in MHz, counted by a kernel behind the last call; watts of the first one.
+    """
+    calls = max(2, round(ON_AND_ON_MS / ms))
+    with ranks.on(ranks.ranks[0]), Sensors() as sensors:
+        for _ in range(calls // 2):
+            run()
+        synchronize(ranks)
+        began = time.perf_counter()
+        for _ in range(calls):
+            run()
+        clocks = []
+        for rank in ranks.ranks:
+            with ranks.on(rank):
+                clocks.append(round(sm_mhz()))
+        end = time.perf_counter()
+    return {"sustained_ms": 1e3 * (end - began) / calls, "sm_mhz": clocks, **sensors.between(began, end)}
 
 
 def free(ranks: Comms) -> None:
@@ -584,6 +712,9 @@ PARTS: dict[str, Callable[[], Iterator[Row]]] = {
     "backward": lambda: measure_times(
         _comms()[0], backward=True, local=BACKWARD_LOCAL if _gpus() <= 2 else BACKWARD_OF_MORE
     ),
+    "short forward": lambda: measure_short(_comms()[0]["peer copies"], backward=False),
+    "short backward": lambda: measure_short(_comms()[0]["peer copies"], backward=True),
+    "gathered": lambda: measure_gathered(_comms()[0]["peer copies"]),
     "long": lambda: measure_long(_comms()[0]),
     "channels": lambda: measure_channels(),
 }
@@ -609,12 +740,15 @@ def line(row: Mapping[str, Any]) -> str:
     if "gb_per_s" in row:
         return f"{gpus}{part:11}{row['rows']:7} tokens  {row['name']:26}{row['ms']:9.3f} ms {row['gb_per_s']:6.0f} GB/s"
     mask = "causal" if row["causal"] else "full"
-    what = f"{gpus}{part:11}{row['rows']:7} tokens, {row['heads']}/{row['kv_heads']} heads, {mask:6}"
+    what = f"{gpus}{part:15}{row['rows']:7} tokens, {row['heads']}/{row['kv_heads']} heads, {mask:6}"
     more = ""
     if "speed" in row:
         low, high = speed_range(row)
         more = f"  {row['speed']:.3f} ({low:.3f} .. {high:.3f})"
     host = f"  host {row['host_ms']:.2f} ms" if "host_ms" in row else ""
+    if "sm_mhz" in row:
+        clocks = "/".join(map(str, row["sm_mhz"]))
+        more += f"  on and on {row.get('sustained_ms', row['ms']):.2f} ms {clocks} MHz {row.get('watts', 0):.0f} W"
     return f"{what} {row['name']:24}{row['ms']:10.2f} ms {row['tflops']:5.0f} TFLOP/s{more}{host}"
 
 

@@ -161,6 +161,7 @@ struct BlockBooks {
 
   std::vector<unsigned> has_begun;  // by thread: the blocks of the cluster that it knows to have begun, by bit
   bool ended = false;
+  std::vector<uint64_t> told;  // by thread: when it last told others what it did, by a fence or an arrival
 
   std::vector<Guess> guesses;
   uint32_t interval = 0;               // how many barriers it has passed
@@ -168,7 +169,7 @@ struct BlockBooks {
 };
 
 struct Books : BlockBooks {
-  bool wanted = false, running = false;  // running: inside a block, where a thread is running
+  bool running = false;  // inside a block, where a thread is running
   std::vector<Region> regions;
   std::deque<EngineSite> sites;  // a site stays where it is: its count is pointed at
   std::vector<EngineFinding> findings;
@@ -189,6 +190,9 @@ struct Books : BlockBooks {
 
   std::unordered_map<uint64_t, std::vector<Release>> releases;                         // by word, in their order
   std::unordered_map<uint64_t, std::vector<std::pair<uint64_t, size_t>>> released_by;  // by block epoch: word, place
+
+  // By address: plain writes behind an atomic of the same thread, which told some others of them, and not all.
+  std::unordered_map<uintptr_t, std::pair<Tag, uint32_t>> behind_atomics;
 
   SameValue same_value;
   std::vector<EngineLeft> left;  // one for each barrier
@@ -309,6 +313,9 @@ void join_all_clocks();
 
 // checker_order.cpp
 bool ordered(Tag before, unsigned thread);
+bool released(Tag before, unsigned thread);
+bool has_released(uint64_t block_epoch, unsigned thread);
+void tell(unsigned thread);
 bool may_meet(Tag before, Tag mine);
 How volatile_write();
 void take_up(uintptr_t address);

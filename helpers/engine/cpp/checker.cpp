@@ -12,7 +12,7 @@ void note_begin() {
 
 }  // namespace
 
-bool checking() { return books.wanted; }
+bool checked_run = false;
 
 void check_block(uint64_t block, unsigned n_warps, const void* static_shared, const void* dynamic_shared) {
   books.block = block;
@@ -39,6 +39,7 @@ void check_block(uint64_t block, unsigned n_warps, const void* static_shared, co
   books.proxy_fences.clear();
   books.has_begun.clear();
   books.ended = false;
+  books.told.clear();
   for (Region& r : books.regions) {
     if (r.is_shared() && r.rank != own_rank) continue;
     r.since = books.block_epoch;
@@ -97,6 +98,12 @@ void check_last_accesses(unsigned n_threads) {
   Clock known = books.everyone;
   for (unsigned i = 0; i < n_threads; ++i)
     if (!books.clocks[i].empty()) raise(known, books.clocks[i]);
+  const auto is_known = [&](Tag tag, uintptr_t address) {  // by a fence and an atomic, to one of its threads
+    if (epoch_of(tag) <= known[slot_of(tag)] || released(tag, n_threads)) return true;
+    for (const auto& one : books.known_to)
+      if (released(tag, one.first) || observed(address, tag, one.first)) return true;
+    return observed(address, tag, n_threads);
+  };
   for (uint32_t index = 0; index < books.regions.size(); ++index) {
     const Region& r = books.regions[index];
     if (!r.is_shared() || r.rank != own_rank) continue;
@@ -106,7 +113,7 @@ void check_last_accesses(unsigned n_threads) {
           {cell.write, cell.write_site}, {cell.read, cell.read_site}, {cell.other_read, cell.other_read_site}};
       for (const auto& [tag, site] : all) {
         if (epoch_of(tag) < r.since || epoch_of(tag) == IN_FLIGHT || rank_of(tag) == own_rank) continue;
-        if (epoch_of(tag) <= known[slot_of(tag)]) continue;
+        if (is_known(tag, r.begin + (i << r.shift))) continue;
         EngineFinding f = finding_at(ENGINE_ENDED, nullptr, 0);
         f.region = r.number;
         f.offset = (int64_t)(i << r.shift);
@@ -212,11 +219,11 @@ void engine_check_start(const EngineRegion* regions, unsigned n, uint64_t profil
     if (regions[i].writable) r.cells.resize((regions[i].bytes + 3) / 4);
   }
   books.n_told = n;
-  books.wanted = true;
+  checked_run = true;
 }
 
 void engine_check_stop() {
-  books.wanted = books.running = profile.wanted = profile.running = false;
+  checked_run = books.running = profile.wanted = profile.running = false;
   profile.lanes.clear();
   forget();
 }

@@ -128,7 +128,8 @@ unsigned engine_check_sites(EngineSite* out, unsigned most);  // returns how man
 }
 
 // What the engine reports to the checker.
-bool checking();
+extern bool checked_run __attribute__((visibility("hidden")));
+inline bool checking() { return checked_run; }
 void check_block(uint64_t block, unsigned n_warps, const void* static_shared, const void* dynamic_shared);
 void check_block_end(unsigned n_threads);
 void* check_set_aside(unsigned n_threads);  // the running block's part of the books, while others run
@@ -168,7 +169,8 @@ void check_peer_gone(const void* word, const void* caller);  // an arrival at an
 void check_tensor_issue(void* target, unsigned bytes, unsigned mbarrier, unsigned rank, void* caller, void* frame);
 void check_tensor_landed(void* target, unsigned bytes, unsigned mbarrier, unsigned rank);
 void check_peer_read(void* from, unsigned bytes, unsigned mbarrier, unsigned rank, void* caller);
-void check_tensor_left(void* shared, unsigned bytes, bool is_load, unsigned thread, void* caller);
+// thread: of the block with this rank.
+void check_tensor_left(void* shared, unsigned bytes, bool is_load, unsigned thread, unsigned rank, void* caller);
 void check_tensor_global(void* begin, unsigned bytes, bool is_write, void* caller, bool is_atomic = false);
 // Stores by TMA: they read shared memory from their issue to their wait. The epoch of one.
 uint64_t check_store_issue();
@@ -185,6 +187,7 @@ void check_products_done(unsigned base, uint64_t until);
 void check_sums_written(unsigned thread, void* caller, const void* waits);
 void check_products_left(void* caller);
 void check_event(EngineEventKind kind, unsigned thread, unsigned number, uint64_t value, const void* caller);
+void check_callers(uintptr_t pc);
 void check_note(EngineNote what, uint64_t value, const void* caller);
 void check_merge(unsigned n_threads);  // all lanes have arrived: at a barrier, or at the end
 void check_merge_warp(unsigned warp, unsigned n_threads, unsigned unfinished);  // unfinished: lanes that will go on

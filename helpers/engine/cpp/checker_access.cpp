@@ -57,6 +57,7 @@ __attribute__((noinline)) void check_peer(
   unsigned& known = books.has_begun[thread];
   for (unsigned i = 0; i < own_slots() && !(known >> r.rank & 1); ++i)
     if (clocked(thread, r.rank * own_slots() + i) >= r.since) known |= 1u << r.rank;
+  if (!(known >> r.rank & 1) && has_released(r.since, thread)) known |= 1u << r.rank;
   if (!(known >> r.rank & 1)) report(ENGINE_NOT_BEGUN, index, a, size, pc, thread, kind == WRITE);
   if (books_of(r.rank).ended) report(ENGINE_ENDED, index, a, size, pc, thread, kind == WRITE);
 }
@@ -81,8 +82,9 @@ void check_order(
     if (kind == READ && shared && epoch_of(cell.write) < r.since) {
       report(ENGINE_UNINITIALISED, index, a, size, pc, thread, false);
     }
+    const uintptr_t address = r.begin + (i << r.shift);
     const bool races = cell.write && (!shared || epoch_of(cell.write) >= r.since) && !ordered(cell.write, thread) &&
-                       !may_meet(cell.write, mine) && !observed(r.begin + (i << r.shift), cell.write, thread);
+                       !may_meet(cell.write, mine) && !observed(address, cell.write, thread);
     if (races && kind == WRITE && !is_unseen(thread_of(cell.write)) && how != ATOMIC && how_of(cell.write) != ATOMIC &&
         size <= 16) {
       const bool one_step =
@@ -99,6 +101,14 @@ void check_order(
       const int found = is_unseen(thread_of(cell.write)) ? ENGINE_IN_FLIGHT : ENGINE_RACE;
       report(found, index, a, size, pc, thread, kind == WRITE, cell.write, cell.write_site, true, how);
     }
+    if (!races && !books.behind_atomics.empty() && how_of(cell.write) == ATOMIC) {
+      const auto behind = books.behind_atomics.find(address);
+      if (behind != books.behind_atomics.end()) {
+        const auto [tag, from] = behind->second;
+        if ((!shared || epoch_of(tag) >= r.since) && !ordered(tag, thread) && !may_meet(tag, mine))
+          report(ENGINE_RACE, index, a, size, pc, thread, kind == WRITE, tag, from, true, how);
+      }
+    }
     if (kind == WRITE) {
       // Two reads by different threads are remembered, from different warps if there are such.
       const Tag reads[2] = {cell.read, cell.other_read};
@@ -110,12 +120,16 @@ void check_order(
           break;
         }
       }
-      // An atomic does not hide its own thread's plain write before it from others, whom nothing orders after that.
+      // An atomic does not hide its own thread's plain write before it from others, whom nothing orders after that. If the
+      // thread has told some of them, both are remembered.
       const uint64_t before = epoch_of(cell.write),
                      ordered_since = std::max(books.barrier_epoch, books.warp_epoch[thread / 32]);
       const bool is_after_own = how == ATOMIC && how_of(cell.write) == PLAIN && thread_of(cell.write) == thread &&
                                 before >= ordered_since && same_block(cell.write);
-      if (!is_after_own) cell.write = mine, cell.write_site = site;
+      const bool was_told = is_after_own && thread < books.told.size() && books.told[thread] >= before;
+      if (was_told) books.behind_atomics[address] = {cell.write, cell.write_site};
+      else if (how != ATOMIC && !books.behind_atomics.empty()) books.behind_atomics.erase(address);
+      if (!is_after_own || was_told) cell.write = mine, cell.write_site = site;
       if (books.cluster > 1) cell.read = cell.other_read = 0;  // whoever comes after this write comes after them
     } else {
       remember_read(cell, mine, site);

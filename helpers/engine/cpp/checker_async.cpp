@@ -153,11 +153,25 @@ void check_peer_read(void* from, unsigned bytes, unsigned mbarrier, unsigned ran
   });
 }
 
-void check_tensor_left(void* shared, unsigned bytes, bool is_load, unsigned thread, void* caller) {
+void check_tensor_left(void* shared, unsigned bytes, bool is_load, unsigned thread, unsigned rank, void* caller) {
   for (uint32_t i = 0; i < books.regions.size() && books.running; ++i) {
     const Region& r = books.regions[i];
     if ((uintptr_t)shared < r.begin || (uintptr_t)shared >= r.end) continue;
-    report(ENGINE_NEVER_WAITED, i, (uintptr_t)shared, bytes, (uintptr_t)caller, thread, is_load);
+    if (rank == own_rank) {
+      report(ENGINE_NEVER_WAITED, i, (uintptr_t)shared, bytes, (uintptr_t)caller, thread, is_load);
+    } else {
+      EngineFinding f = finding_at(ENGINE_NEVER_WAITED, nullptr, 0);
+      f.region = r.number;
+      f.offset = (int64_t)((uintptr_t)shared - r.begin);
+      f.size = bytes;
+      f.pc = (uintptr_t)caller;
+      f.is_write = is_load;
+      f.thread = thread;
+      f.block = member(here(), rank).block;
+      f.of_peer = 1;
+      f.owner = books.block;
+      add_finding(f, (f.pc * 31 + r.number) * 32 + ENGINE_NEVER_WAITED);
+    }
     for_cells((uintptr_t)shared, bytes, [&](Cell& cell) {  // the next block has this memory for itself
       if (epoch_of(cell.write) == IN_FLIGHT) cell.write = tag_of(books.epoch, thread, PLAIN);
     });

@@ -56,6 +56,7 @@ void leave_knowledge(Clock& to, unsigned thread) {
   raise(to, books.everyone);
   if (!books.clocks[thread].empty()) raise(to, books.clocks[thread]);
   to[own + thread] = books.epoch;
+  tell(thread);
 }
 
 uint64_t clocked(unsigned thread, unsigned slot) {

@@ -108,3 +108,5 @@ void report(
 }
 
 }  // namespace
+
+void check_callers(uintptr_t pc) { know_callers(pc); }

@@ -30,8 +30,8 @@ int64_t value_of(const Descriptor& type, uint64_t raw) {
 
 extern "C" void __ubsan_handle_out_of_bounds(const OutOfBounds* where, uint64_t index) {
   EngineFinding f = finding_at(ENGINE_LOCAL_BOUNDS, where->file, (int)where->line);
-  f.block = this_worker->block;
-  f.thread = this_worker->current->lane.linear;
+  f.block = this_worker()->block;
+  f.thread = this_worker()->current->lane.linear;
   f.source = where->column;
   f.offset = value_of(*where->index, index);
   f.name = where->array->name;

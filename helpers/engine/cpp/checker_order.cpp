@@ -48,8 +48,33 @@ uint64_t word_of(uintptr_t address) {
   return address;
 }
 
+// A thread that sees another block's atomic write knows that this block has begun.
+void see_block(uintptr_t address) {
+  for_cells(address, 1, [](const Cell& cell) {
+    const How how = how_of(cell.write);
+    if ((how != ATOMIC && how != SIGNAL) || !same_cluster(cell.write) || epoch_of(cell.write) == IN_FLIGHT) return;
+    books.has_begun.resize(books.warp_epoch.size() * 32, 0);
+    books.has_begun[current.thread] |= 1u << rank_of(cell.write);
+  });
+}
+
+// What one of these threads knows to have begun, all of them do.
+void share_begun(unsigned first, unsigned n, unsigned mask = ~0u) {
+  if (books.has_begun.empty()) return;
+  unsigned all = 0;
+  for (unsigned i = 0; i < n; ++i) all |= mask >> i % 32 & 1 ? books.has_begun[first + i] : 0;
+  for (unsigned i = 0; i < n; ++i)
+    if (mask >> i % 32 & 1) books.has_begun[first + i] |= all;
+}
+
+void tell(unsigned thread) {
+  books.told.resize(books.warp_epoch.size() * 32, 0);
+  books.told[thread] = books.epoch;
+}
+
 // An atomic reads a word.
 void take_up(uintptr_t address) {
+  if (books.running && books.cluster > 1) see_block(address);
   if (!books.running || books.releases.empty()) return;
   const uint64_t word = word_of(address);
   auto found = books.releases.find(word);
@@ -146,6 +171,15 @@ bool released(Tag before, unsigned thread) {
   return false;
 }
 
+// Has `thread` taken up any release by the block that began at this epoch?
+bool has_released(uint64_t block_epoch, unsigned thread) {
+  const auto found = books.released_by.find(block_epoch);
+  if (found == books.released_by.end()) return false;
+  for (const auto& [word, place] : found->second)
+    if (!books.releases[word][place].own_block && known_releases(thread, word) > place) return true;
+  return false;
+}
+
 // Two accesses without an order that are no race, or not by themselves: atomics, and volatile ones where they signal.
 // By the PTX memory model all of these are strong operations. But volatile orders nothing, so what threads of a block
 // hand over by it has no defined value, unless the write comes after a fence, as that of a flag does; and lanes of a
@@ -193,6 +227,7 @@ void check_barrier(const char* file, int line, bool whole) {
   join_all_clocks();
   books.barrier_epoch = ++books.epoch;
   books.barrier_tag = tag_of(books.epoch, 0, PLAIN, 0);
+  share_begun(0, (unsigned)books.has_begun.size());
   // What one thread has acquired, all of them know from here on.
   for (const auto& one : books.known_to) learn(books.known, one.second);
   books.known_to.clear();
@@ -202,6 +237,7 @@ void check_warp_sync(unsigned warp, unsigned mask) {
   settle_same_value();
   ++books.epoch;
   join_clocks(warp, mask);
+  share_begun(warp * 32, 32, mask);
   if (!books.known_to.empty()) {  // the lanes that met know what one of them did
     Known all;
     for (unsigned lane = 0; lane < 32; ++lane)
@@ -223,6 +259,7 @@ void check_warp_sync(unsigned warp, unsigned mask) {
 
 void check_fence(bool own_block) {
   const unsigned thread = current.thread;
+  tell(thread);
   for (int scope = own_block; scope < 2; ++scope) {
     auto& fences = books.fences[scope];
     if (books.fences[0].empty()) books.fences[0].resize(books.warp_epoch.size() * 32);

@@ -28,8 +28,6 @@ uint64_t block_of_cluster(uint64_t cluster, unsigned rank) {
   return block;
 }
 
-Block& member(Worker& w, unsigned rank) { return rank == w.rank ? static_cast<Block&>(w) : *w.cluster.members[rank]; }
-
 // The block of the cluster in whose shared memory an address is, or null.
 Block* owner_of(Worker& w, const void* address) {
   const char* const p = (const char*)address;
@@ -253,6 +251,7 @@ void engine_cluster_arrive(int orders, const char* file, int line) {
   ++w.progress;
   w.idle = 0;
   if (checking()) check_cluster_arrive(orders != 0);
+  trace(w, TRACE_CLUSTER_ARRIVE, f.lane.linear, __builtin_return_address(0), 0, barrier.alive);
   complete_cluster_barrier(w);
 }
 
@@ -265,6 +264,7 @@ void engine_cluster_wait(int orders, const char* file, int line) {
         file, line, __builtin_return_address(0),
         "barrier.cluster.wait: the thread has not arrived before "
         "(barrier.cluster.arrive)");
+  trace(w, TRACE_CLUSTER_WAIT, f.lane.linear, __builtin_return_address(0));
   if (f.cluster_turn == member(w, 0).cluster_barrier.turn) {
     f.at_cluster = true;
     f.file = file;
@@ -275,6 +275,7 @@ void engine_cluster_wait(int orders, const char* file, int line) {
   }
   f.cluster_turn = 0;
   if (checking()) check_cluster_wait(orders != 0);
+  trace(w, TRACE_CLUSTER_WAITED, f.lane.linear, __builtin_return_address(0));
 }
 
 void* engine_map_shared(const void* pointer, unsigned rank, const char* name, const char* file, int line) {

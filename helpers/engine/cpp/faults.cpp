@@ -132,7 +132,7 @@ void find_code() {
 struct sigaction previous[64];  // by signal: whose handlers were there before
 
 void on_fault(int signal, siginfo_t* info, void* context) {
-  Worker* w = this_worker;
+  Worker* w = this_worker();
   ucontext_t* u = (ucontext_t*)context;
   // A kernel that has used up its stack may notice it in the engine's own code, which holds no lock there.
   const uintptr_t at = info->si_code == SI_KERNEL_CODE ? sp_of(u) : (uintptr_t)info->si_addr;
@@ -173,7 +173,7 @@ void on_fault(int signal, siginfo_t* info, void* context) {
 // SIGURG, which the system itself never sends unasked: a cancelled launch is torn out of its kernels, and a thread that
 // runs for long lets others run. It is handled on the fiber's own stack, where all its registers wait meanwhile.
 void on_interrupt(int, siginfo_t*, void* context) {
-  Worker* w = this_worker;
+  Worker* w = this_worker();
   if (!w || !w->in_fiber || w->critical > 0 || w->interrupted) return;
   w->interrupted = true;  // the next signal may come while this one is looked at: else handlers would fill the stack
   const uintptr_t pc = pc_of((ucontext_t*)context);

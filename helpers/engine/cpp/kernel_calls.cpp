@@ -6,7 +6,9 @@
 
 extern "C" {
 
-const engine::Lane* engine_lane() { return &this_worker->current->lane; }
+__thread void* engine_worker = nullptr;
+
+const engine::Lane* engine_lane() { return &this_worker()->current->lane; }
 
 int engine_barrier(BarrierOp op, int predicate, const char* file, int line) {
   Worker& w = here();
@@ -131,7 +133,7 @@ void engine_yield() {
 // same place it waits for them.
 void engine_look(const void* address) {
   constexpr unsigned PATIENCE = 8;
-  if (!this_worker) return;
+  if (!this_worker()) return;
   Fiber& f = *here().current;
   if (f.watched != address) f.watched = address, f.looks = 0;
   if (++f.looks < PATIENCE) return;
@@ -146,7 +148,7 @@ void engine_exit() {
 }
 
 unsigned engine_carry(int set) {
-  bool& carry = this_worker->current->carry;
+  bool& carry = this_worker()->current->carry;
   if (set >= 0) carry = set;
   return carry;
 }
@@ -187,7 +189,7 @@ void* engine_shared_pointer(unsigned offset, unsigned bytes, const char* name, c
 
 __thread char *engine_static_base = nullptr, *engine_own_shared = nullptr;
 char* engine_static_shared() { return engine_static_base; }
-void* engine_dynamic_shared() { return this_worker->dynamic; }
+void* engine_dynamic_shared() { return this_worker()->dynamic; }
 unsigned engine_dynamic_shared_size() { return (unsigned)pool->launch.dynamic_shared; }
 
 long long engine_clock() { return (long long)std::chrono::steady_clock::now().time_since_epoch().count(); }

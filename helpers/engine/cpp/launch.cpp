@@ -138,7 +138,7 @@ void begin_block(Worker& w, uint64_t block) {
 // An OS thread's whole life.
 void work(Worker* mine) {
   Worker& w = *mine;
-  this_worker = mine;
+  engine_worker = mine;
   w.os_thread = pthread_self();
   stack_t signals;
   memset(&signals, 0, sizeof signals);

@@ -179,9 +179,9 @@ void leave_mbarriers(Worker& w) {
   for (Mbarrier& b : w.mbarriers) {
     if (checking()) {
       for (const TensorCopy& copy : b.counted)
-        check_tensor_left(copy.shared, copy.room, true, copy.thread, copy.caller);
+        check_tensor_left(copy.shared, copy.room, true, copy.thread, copy.rank, copy.caller);
       for (const TensorCopy& copy : b.pending)
-        check_tensor_left(copy.shared, copy.room, true, copy.thread, copy.caller);
+        check_tensor_left(copy.shared, copy.room, true, copy.thread, copy.rank, copy.caller);
     }
   }
   w.mbarriers.clear();

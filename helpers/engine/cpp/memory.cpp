@@ -17,11 +17,6 @@ char* map_pages(size_t bytes, int protection, bool reserved) {
   return p == MAP_FAILED ? nullptr : (char*)p;
 }
 
-size_t page_bytes() {
-  static const size_t page = (size_t)sysconf(_SC_PAGESIZE);
-  return page;
-}
-
 // Of an array with so many bytes: the bytes up to the guard, and those of the pages they end.
 struct Rounded {
   size_t data, pages;
@@ -64,7 +59,7 @@ DeviceHeap& device_heap() {
 extern "C" {
 
 void* engine_malloc(size_t bytes) {
-  if (!this_worker) return malloc(bytes);  // a constructor, when the module is loaded
+  if (!this_worker()) return malloc(bytes);  // a constructor, when the module is loaded
   Critical guard(here());
   DeviceHeap& heap = device_heap();
   std::lock_guard<std::mutex> lock(heap.mutex);
@@ -80,7 +75,7 @@ void* engine_malloc(size_t bytes) {
 
 void engine_free(void* p, const char* name, const void* returns_to) {
   if (!p) return;
-  if (!this_worker) return free(p);
+  if (!this_worker()) return free(p);
   Critical guard(here());
   DeviceHeap& heap = device_heap();
   {

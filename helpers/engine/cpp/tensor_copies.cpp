@@ -111,7 +111,8 @@ void for_written(const TensorCopy& copy, F piece) {
 void leave_stores(Fiber& f) {
   f.unseen.clear();
   if (checking())
-    for (const TensorCopy& copy : f.stores) check_tensor_left(copy.shared, copy.room, false, copy.thread, copy.caller);
+    for (const TensorCopy& copy : f.stores)
+      check_tensor_left(copy.shared, copy.room, false, copy.thread, here().rank, copy.caller);
   f.stores.clear();
 }
 

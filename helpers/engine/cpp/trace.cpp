@@ -25,14 +25,17 @@ enum EngineTraceKind : uint32_t {
   TRACE_ASYNC_WAIT,    // value: bytes that have landed at this wait
   TRACE_PRODUCT,       // wgmma; number: how many its warpgroup has issued before, value: n
   TRACE_PRODUCT_COMMIT,
-  TRACE_GROUP_WAIT,     // wgmma.wait_group or setmaxnreg (number 1); value: groups that may be left, or registers
-  TRACE_GROUP_WAITED,   // and goes on
-  TRACE_PRODUCTS_DONE,  // number: how many are by now, value: how many at this wait
-  TRACE_BAR_ARRIVE,     // bar.arrive `number`; value: of how many threads
-  TRACE_BAR_SYNC,       // bar.sync
-  TRACE_BAR_SYNCED,     // and goes on
-  TRACE_SYNC,           // __syncthreads
-  TRACE_SYNCED,         // and goes on
+  TRACE_GROUP_WAIT,      // wgmma.wait_group or setmaxnreg (number 1); value: groups that may be left, or registers
+  TRACE_GROUP_WAITED,    // and goes on
+  TRACE_PRODUCTS_DONE,   // number: how many are by now, value: how many at this wait
+  TRACE_BAR_ARRIVE,      // bar.arrive `number`; value: of how many threads
+  TRACE_BAR_SYNC,        // bar.sync
+  TRACE_BAR_SYNCED,      // and goes on
+  TRACE_SYNC,            // __syncthreads
+  TRACE_SYNCED,          // and goes on
+  TRACE_CLUSTER_ARRIVE,  // barrier.cluster; value: of how many threads
+  TRACE_CLUSTER_WAIT,
+  TRACE_CLUSTER_WAITED,  // and goes on
   TRACE_KINDS,
 };
 
@@ -48,8 +51,6 @@ namespace {
 
 constexpr uint32_t NOBODY = ~0u;
 constexpr size_t MERGE_REACH = 64;  // how many events a lane may be behind the first of its warp
-
-void know_callers(uintptr_t pc);  // checker_lists.cpp
 
 struct Trace {
   std::vector<uint64_t> blocks;  // none: all
@@ -106,7 +107,7 @@ void record_event(EngineTraced event) {
     traced.is_cut = true;
     return;
   }
-  if (event.pc) know_callers((uintptr_t)event.pc);
+  if (event.pc) check_callers((uintptr_t)event.pc);
   traced.events.push_back(event);
   if (!is_of_warp) return;
   traced.of_warp[warp].push_back(traced.events.size() - 1);

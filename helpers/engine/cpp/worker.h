@@ -42,6 +42,9 @@
 #include <utility>
 #include <vector>
 
+// The running Worker. Both of the engine's objects (compiler.py) use it, and outside of one its type has no name.
+extern "C" __thread void* engine_worker ENGINE_TLS;
+
 namespace {
 
 using engine::BarrierOp;
@@ -323,11 +326,13 @@ struct Worker : Block {
   volatile bool interrupted = false;        // a handler is at work, before it lets others run
 };
 
-size_t page_bytes();
+inline size_t page_bytes() {
+  static const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+  return page;
+}
 
-ENGINE_TLS thread_local Worker* this_worker = nullptr;
-
-inline Worker& here() { return *this_worker; }
+inline Worker* this_worker() { return (Worker*)engine_worker; }
+inline Worker& here() { return *this_worker(); }
 
 // From one stack to the next there is an odd number of pages, and stacks start at different offsets in their page: else
 // all of them fight for the same sets of the caches, and of those for the addresses of pages.
@@ -419,7 +424,9 @@ void nudge(std::chrono::microseconds since);
 // clusters.cpp
 unsigned cluster_size();
 uint64_t block_of_cluster(uint64_t cluster, unsigned rank);
-Block& member(Worker& w, unsigned rank);
+inline Block& member(Worker& w, unsigned rank) {
+  return rank == w.rank ? static_cast<Block&>(w) : *w.cluster.members[rank];
+}
 Block* owner_of(Worker& w, const void* address);
 void run_clusters(Worker& w);
 bool wait_for_peers(Worker& w, bool may_time_out);

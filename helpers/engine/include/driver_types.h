@@ -12,11 +12,11 @@ typedef struct CUkern_st* cudaKernel_t;
 typedef struct cudaArray* cudaArray_t;
 typedef const struct cudaArray* cudaArray_const_t;
 typedef struct cudaMipmappedArray* cudaMipmappedArray_t;
-struct cudaDeviceProp;
-struct cudaFuncAttributes;
-struct cudaLaunchConfig_st;
-struct cudaMemcpy3DParms;
-struct cudaPointerAttributes;
+struct cudaDeviceProp {};
+struct cudaFuncAttributes {};
+struct cudaLaunchConfig_st {};
+struct cudaMemcpy3DParms {};
+struct cudaPointerAttributes {};
 typedef struct cudaIpcEventHandle_st {
   char reserved[64];
 } cudaIpcEventHandle_t;

@@ -324,7 +324,8 @@ def _finding(seen: observed.Observed, issue: observed.Issue) -> Finding:
             )
     elif issue.kind == observed.NEVER_WAITED:
         what = what.replace("write of", "the asynchronous copy to").replace("read of", "the asynchronous copy from")
-        message = f"{what} was not waited for when its thread ended, by {_at(issue.access)}"
+        ended = "its thread" if issue.owner is None else "that block"
+        message = f"{what} was not waited for when {ended} ended, by {_at(issue.access)}"
     elif issue.kind == observed.UNSET_LOCAL:
         what = f"the {what}" if region else "whether the launch fails"
         message = f"{what} depends on a local variable that nobody has given a value, by {_at(issue.access)}"

@@ -1,18 +1,23 @@
 """The gradients of what is added to the scores: a bias, ALiBi's slopes, sinks, a table of distances.
 
-No stage of the ladder: its result is not a gradient of q, k and v, and there is one way to compute it.
+No stages of the ladder: their result is not a gradient of q, k and v. Half types are computed on tensor cores.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
-from helpers.attention.ladder import launches
+from helpers.attention.ladder import launches, limits, tiles
 from helpers.attention.ladder.call import CU_SEQLENS, Call, Spec
 from helpers.attention.ladder.launch import Launch
 from helpers.attention.ladder.params import bias_params
 from helpers.attention.ladder.stage import C_NAMES, Stage, Tuning
 from helpers.attention.ladder.stages import PLAIN
+from helpers.attention.ladder.stages.tensor_cores import WARPS_OF_MMA
 from helpers.attention.ladder.tiles import MAX_HEAD_DIM, Sizes
 
 FORMS = {"dbias": 0, "dalibi_slopes": 1, "dtable": 2}  # FORM of the kernel
@@ -28,13 +33,42 @@ def gradient_name(call: Call) -> str:
     return next(name for name in (*FORMS, "dsinks") if name in call.arrays)
 
 
+# BLOCK, WARPS, WARPS_KEYS on tensor cores, by head_dim: the first that fits is taken.
+_MMA: dict[int, tuple[tuple[int, int, int], ...]] = {
+    128: ((128, 8, 2), (64, 4, 2)),
+    256: ((64, 4, 2), (32, 2, 2)),
+}
+
+
+def _form(call: Call) -> dict[str, int]:
+    return {"HEAD_DIM": call.head_dim, "FORM": FORMS.get(gradient_name(call), 0)}
+
+
 def _sizes(call: Call) -> dict[str, int]:
-    return {"HEAD_DIM": call.head_dim, "FORM": FORMS.get(gradient_name(call), 0), "BLOCK": BLOCK, "THREADS": THREADS}
+    return {**_form(call), "BLOCK": BLOCK, "THREADS": THREADS}
 
 
-def _lengths(call: Call) -> tuple[int, ...]:
+@functools.cache
+def pick_mma(head_dim: int, shared_limit: int) -> dict[str, int]:
+    """Choose the -D options of bias_gradient_mma."""
+    entry = tiles.entry(_MMA, head_dim)
+    choices = [dict(zip(("BLOCK", "WARPS", "WARPS_KEYS"), each, strict=True)) for each in entry]
+    return tiles.first_that_fits(choices, mma_shared_bytes, head_dim, shared_limit)
+
+
+def mma_shared_bytes(sizes: Sizes) -> int:
+    """Count SHARED_BYTES of bias_gradient_mma: Q, K, dO, V, lse and delta; after the loop, a tile of sums."""
+    block = sizes["BLOCK"]
+    return max(8 * block * (tiles.round_up(sizes["HEAD_DIM"], 16) + 1), 4 * block * (block + 1))
+
+
+def _mma_sizes(call: Call) -> dict[str, int]:
+    return {**_form(call), **pick_mma(call.head_dim, limits.most_shared())}
+
+
+def _lengths(call: Call, block: int) -> tuple[int, ...]:
     """Return batches, heads, rows and keys of the gradient, 1 where it is a sum; then tiles, see `BiasParams`."""
-    name, block = gradient_name(call), BLOCK
+    name = gradient_name(call)
     shape = call.arrays[name].shape
     row_tiles, key_tiles = -(-call.rows // block), -(-call.keys // block)
     if name == "dtable":
@@ -44,13 +78,13 @@ def _lengths(call: Call) -> tuple[int, ...]:
     return batches, heads, rows, keys, row_tiles, key_tiles, tiles
 
 
-def splits(call: Call) -> int:
+def splits(call: Call, block: int) -> int:
     """Return how many blocks share a tile of the bias: as many as fit MOST_BLOCKS, but not more than it has steps."""
-    batches, heads, rows, keys, row_tiles, key_tiles, tiles = _lengths(call)
+    batches, heads, rows, keys, row_tiles, key_tiles, own = _lengths(call, block)
     along_keys = key_tiles if keys == 1 and gradient_name(call) != "dtable" else 1
     steps = (row_tiles if rows == 1 else 1) * along_keys
     steps *= (call.heads if heads == 1 else 1) * (call.sequences if batches == 1 else 1)
-    return max(min(MOST_BLOCKS // (tiles * heads * batches), steps), 1)
+    return max(min(MOST_BLOCKS // (own * heads * batches), steps), 1)
 
 
 def _scratch(call: Call, sizes: Sizes) -> dict[str, Spec]:
@@ -58,10 +92,11 @@ def _scratch(call: Call, sizes: Sizes) -> dict[str, Spec]:
     scratch = {"delta": Spec.dense(call.arrays["q"].shape[:3], np.float32)}
     if gradient_name(call) == "dsinks":
         return scratch
-    batches, heads, rows, keys, *_, tiles = _lengths(call)
-    count, is_table = splits(call), gradient_name(call) == "dtable"
+    block = sizes["BLOCK"]
+    batches, heads, rows, keys, *_, own = _lengths(call, block)
+    count, is_table = splits(call, block), gradient_name(call) == "dtable"
     if count > 1 or is_table:
-        of_split = heads * tiles * 2 * BLOCK if is_table else batches * heads * rows * keys
+        of_split = heads * own * 2 * block if is_table else batches * heads * rows * keys
         scratch["partial"] = Spec.dense((count, of_split), np.float32)
     return scratch
 
@@ -69,11 +104,11 @@ def _scratch(call: Call, sizes: Sizes) -> dict[str, Spec]:
 def _launch(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
     """Launch for delta, then for the gradient; a third time to add partial sums, where there are any."""
     name, (batch, heads, n, _) = gradient_name(call), call.arrays["q"].shape
-    block, of_type = (sizes["THREADS"],), C_NAMES[call.arrays["q"].dtype.name]
-    warps, each_row = sizes["THREADS"] // 32, batch * heads * n
+    of_type, threads = C_NAMES[call.arrays["q"].dtype.name], stage.threads(sizes)
+    block, warps, each_row = (threads,), threads // 32, batch * heads * n
     is_sink = name == "dsinks"
-    lengths = (1,) * 7 if is_sink else _lengths(call)
-    count = 1 if is_sink else splits(call)
+    lengths = (1,) * 7 if is_sink else _lengths(call, sizes["BLOCK"])
+    count = 1 if is_sink else splits(call, sizes["BLOCK"])
     do = launches.strides_of(call, ("do",))["do"]
     params = bias_params(launches.params_of(call), do, *lengths, count)
     delta = Launch(
@@ -84,14 +119,14 @@ def _launch(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
         args = "lse", "delta", "sinks", name, np.int32(heads), np.int32(n), np.int32(batch)
         own = [Launch("sink_gradient", (heads,), block, 0, args)]
     else:
-        batches, bias_heads, rows, keys, *_, tiles = lengths
+        batches, bias_heads, rows, keys, *_, own_tiles = lengths
         partial = "partial" in stage.scratch(call, sizes)
         result = C_NAMES[call.arrays[name].dtype.name]
         inputs = "q", "k", "v", "do", "lse", "delta", "partial" if partial else name
         functions = call.mod.arguments() if call.mod else ()
         args = *inputs, *launches.given(call, *CU_SEQLENS), params, np.int32(call.sequences), *functions
-        instance = f"bias_gradient<{of_type}, {'float' if partial else result}>"
-        own = [Launch(instance, (tiles * count * bias_heads * batches,), block, 0, args)]
+        instance = f"{stage.name}<{of_type}, {'float' if partial else result}>"
+        own = [stage.launch((own_tiles * count * bias_heads * batches,), sizes, args, instance)]
         if partial:
             numbers = -(-batches * bias_heads * rows * keys // warps)
             own.append(Launch(f"bias_gradient_sum<{result}>", (numbers,), block, 0, ("partial", name, params)))
@@ -101,17 +136,49 @@ def _launch(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
     return [delta, *own]
 
 
+_OTHERS = "bias_gradient_delta", "bias_gradient_sum"
+_BIAS: Mapping[str, Any] = {
+    "number": 11,
+    "launches": _launch,
+    "scratch": _scratch,
+    "direction": "bias",
+    "features": PLAIN | {"deterministic", "mod"},
+    "max_head_dim": MAX_HEAD_DIM,
+}
+
+_OTHERS = "bias_gradient_delta", "bias_gradient_sum"
+_BIAS: Mapping[str, Any] = {
+    "number": 11,
+    "launches": _launch,
+    "scratch": _scratch,
+    "direction": "bias",
+    "features": PLAIN | {"deterministic", "mod"},
+    "max_head_dim": MAX_HEAD_DIM,
+}
+
 BIAS_GRADIENT = Stage(
-    number=11,
     name="bias_gradient",
     file="11_bias_gradient.cu",
     idea="gradients of what is added to the scores, the same bits in every run",
     tuning=Tuning(lambda head_dim, shared_limit: {}, variant=_sizes),
-    launches=_launch,
-    scratch=_scratch,
-    direction="bias",
-    kernels=("bias_gradient_delta", "bias_gradient", "bias_gradient_sum", "sink_gradient"),
-    features=PLAIN | {"deterministic", "mod"},
-    max_head_dim=MAX_HEAD_DIM,
+    kernels=("bias_gradient", *_OTHERS, "sink_gradient"),
     threads=lambda sizes: sizes["THREADS"],
+    **_BIAS,
 )
+
+BIAS_GRADIENT_MMA = Stage(
+    name="bias_gradient_mma",
+    file="11_bias_gradient_mma.cu",
+    idea="the same on tensor cores, in half types",
+    tuning=Tuning(lambda head_dim, shared_limit: {}, variant=_mma_sizes),
+    kernels=("bias_gradient_mma", *_OTHERS),
+    shared_bytes=mma_shared_bytes,
+    **_BIAS,
+    **WARPS_OF_MMA,
+)
+
+
+def stage_of(dtype: str, wrt: str) -> Stage:
+    """Choose the stage for a dtype of q on this device. The gradient of sinks has no product of matrices."""
+    on_cuda_cores = wrt == "sinks" or BIAS_GRADIENT_MMA.why_not(head_dim=8, dtype=dtype)
+    return BIAS_GRADIENT if on_cuda_cores else BIAS_GRADIENT_MMA
