@@ -10,6 +10,9 @@ With gradients a call is an `autograd.Function`. Where PyTorch traces it, forwar
 operator each, `course::flash_attention` and `course::flash_attention_backward` (`..._wrt`: also of a bias), which
 `torch.compile(fullgraph=True)` keeps as nodes.
 
+Where the host limits the speed of training, `torch.autograd.set_multithreading_enabled(False)` keeps the backward in
+the caller's thread: on the host of an H200, a short forward and backward took half the time, PyTorch's SDPA too.
+
 PyTorch is optional: this module alone, and what imports it, needs it.
 """
 
@@ -27,11 +30,12 @@ import numpy as np
 from helpers import device
 from helpers.attention import calls, decoding
 from helpers.attention.ladder import BACKWARD
-from helpers.attention.ladder.call import mask_window, softmax_scale_of
+from helpers.attention.ladder.call import BackwardOptions, ForwardOptions, mask_window, softmax_scale_of
 from helpers.attention.ladder.extras import DESCALES, as_kernels_read, extra_inputs
-from helpers.attention.ladder.kinds import as_bytes
+from helpers.attention.ladder.kinds import as_bytes, without_gradients
 from helpers.attention.ladder.layout import Spec
 from helpers.attention.ladder.score_mod import BlockMask, distance_table, parse_score_mod
+from helpers.attention.run import run
 from helpers.engine.cuda_source.signatures import dtype_of
 
 try:
@@ -100,10 +104,11 @@ def flash_attention(
         NotImplementedError: score_mod, mask_mod or e4m3 under torch.compile; tangents (forward-mode derivatives),
             tensors of torch.func's transforms and meta tensors; when its gradients are differentiated.
     """
+    if not extras and type(deterministic) is bool and _is_plain(q, k, v):
+        options = ForwardOptions(window, causal, softmax_scale, return_lse, stage=stage)
+        return _attend_plain(q, k, v, options, deterministic)
     how = {"causal": causal, "window": window, "softmax_scale": softmax_scale}
     how |= {"return_lse": return_lse, "stage": stage}
-    if not extras and type(deterministic) is bool and _is_plain(q, k, v):
-        return _launched(q, k, v, how)
     return _call((q, k, v), {}, how, deterministic, extras)
 
 
@@ -295,10 +300,9 @@ def _sdpa(
     if mask is not None:
         how["bias"] = mask.expand(*lead, rows, keys).flatten(0, -4) if len(lead) > 2 else mask
     if plain and mask is None:
-        o = _launched(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), how)
+        o = _attend_plain(q, k, v, ForwardOptions(window, is_causal, scale), heads_first=True)
     else:
-        o = attend_heads_first(q, k, v, **how)
-    o = o.transpose(1, 2)
+        o = attend_heads_first(q, k, v, **how).transpose(1, 2)
     return o if len(lead) == 2 else o.reshape(*lead, rows, o.shape[-1])
 
 
@@ -402,21 +406,63 @@ def _refuse(qkv: tuple[torch.Tensor, ...], options: dict[str, Any]) -> None:
 
 
 def _is_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-    """Return True if helpers.attention can take these as they are: on one GPU, not traced, cast or differentiated."""
+    """Return True if kernels can take these as they are: on one GPU, or the CPU; not traced, cast or transformed."""
+    if not type(q) is type(k) is type(v) is torch.Tensor or _is_traced():
+        return False
+    on_gpu, dtype = q.is_cuda, q.dtype
     return (
-        type(q) is type(k) is type(v) is torch.Tensor
-        and not _is_traced()
-        and q.is_cuda
+        dtype == k.dtype == v.dtype
+        and (dtype in _DIFFERENTIABLE or (dtype.itemsize == 1 and on_gpu and not _require_grad(q, k, v)))
         and q.get_device() == k.get_device() == v.get_device()
-        and not (q.requires_grad or k.requires_grad or v.requires_grad)
-        and not torch.is_autocast_enabled("cuda")
+        and (on_gpu or (q.is_cpu and k.is_cpu and v.is_cpu))
+        and not (q.is_neg() or k.is_neg() or v.is_neg())
+        and not torch.is_autocast_enabled("cuda" if on_gpu else "cpu")
         and not _is_transformed()
     )
 
 
-def _launched(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, how: dict[str, Any]) -> Any:
-    """Run a plain call: see `_is_plain`."""
-    return _contiguous(calls.flash_attention(q, k, v, **how))
+_DIFFERENTIABLE = frozenset({torch.float32, torch.float16, torch.bfloat16})
+
+
+def _require_grad(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    return q.requires_grad or k.requires_grad or v.requires_grad
+
+
+def _attend_plain(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    options: ForwardOptions,
+    deterministic: bool = False,
+    *,
+    heads_first: bool = False,
+) -> Any:
+    """Run a plain call: see `_is_plain`. heads_first: q, k, v and the output are (batch, heads, rows, head_dim)."""
+    if not torch.is_grad_enabled() or not _require_grad(q, k, v):
+        outputs = _run({"q": q, "k": k, "v": v}, options, heads_first)
+        return outputs if heads_first else _contiguous(outputs)
+    window, causal, scale, return_lse, *_ = options
+    deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
+    options = ForwardOptions(window, causal, scale, True, stage=options.stage)
+    of_gradients = BackwardOptions(window, causal, scale, deterministic)
+    o, lse = _Plain.apply(q, k, v, (options, of_gradients, heads_first))
+    return (o, lse) if return_lse else o
+
+
+def _run(tensors: dict[str, torch.Tensor], options: ForwardOptions | BackwardOptions, heads_first: bool) -> Any:
+    """Run a plain call, whatever autograd knows of its tensors, which are named as `calls.Attention` names them."""
+    if heads_first:
+        tensors = {name: a.transpose(1, 2) if a.ndim == 4 else a for name, a in tensors.items()}
+    if tensors["q"].is_cuda:
+        outputs = run(calls.Attention(tensors, options), without_gradients())
+    else:
+        outputs = run(calls.Attention({name: array_of(a) for name, a in tensors.items()}, options))
+        outputs = tuple(map(tensor_of, outputs)) if isinstance(outputs, tuple) else tensor_of(outputs)
+    if not heads_first:
+        return outputs
+    if not isinstance(outputs, tuple):
+        return outputs.transpose(1, 2)
+    return tuple([a.transpose(1, 2) if a.ndim == 4 else a for a in outputs])
 
 
 def _call(
@@ -568,6 +614,12 @@ class _Options(NamedTuple):
         keep_lse = keep_lse or how.get("return_lse", False)
         return cls(shared, deterministic, keep_lse, how.get("stage"), functions)
 
+    @classmethod
+    def of_backward(cls, options: BackwardOptions) -> _Options:
+        """Return those of a plain call's gradients."""
+        how = {"causal": options.causal, "window": options.window, "softmax_scale": options.softmax_scale}
+        return cls(how, options.deterministic, keep_lse=True)
+
     def arguments(self, **more: Any) -> dict[str, Any]:
         """Return the keyword arguments for a function of helpers.attention: `shared`, `functions` and `more`."""
         return {**self.shared, **(self.functions or {}), **more}
@@ -600,29 +652,21 @@ _LONGEST = "max_seqlen_q", "max_seqlen_k"
 def attend_heads_first(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **how: Any) -> torch.Tensor:
     """Compute flash_attention of (batch, heads, seq, head_dim), as (batch, seq, heads, head_dim).
 
-    how: causal, window and softmax_scale, all of them; and other options of flash_attention. With gradients and those
-    three alone, autograd sees one operation in place of four, since the transpositions are inside of it.
+    how: causal, window and softmax_scale, all of them; and other options of flash_attention. With those three alone,
+    autograd sees one operation in place of four, since the transpositions are inside of it.
     """
-    differentiated = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    where = q.device.type
-    direct = differentiated and len(how) == 3 and not _is_traced(q, k, v) and not _is_transformed()
-    if not direct or torch.is_autocast_enabled(where) or _on_several(q, k, v):
-        return flash_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), **how)
-    options = _Options.of(how, deterministic=False, keep_lse=True)
-    return _HeadsFirst.apply(q, k, v, *(None,) * 6, options)[0]
-
-
-def _on_several(*tensors: torch.Tensor) -> bool:
-    """Return True if their devices differ, for which flash_attention raises."""
-    return len({a.device for a in tensors}) > 1
+    if len(how) == 3 and _is_plain(q, k, v):
+        options = ForwardOptions(how["window"], how["causal"], how["softmax_scale"])
+        return _attend_plain(q, k, v, options, heads_first=True).transpose(1, 2)
+    return flash_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), **how)
 
 
 @functools.cache
 def _check_backward(head_dim: int, dtype: torch.dtype) -> None:
     """Raise ValueError if no stage has gradients here: in the forward, before a backward is needed."""
     name = str(dtype).removeprefix("torch.")
-    head_dim = calls.whole_chunks(head_dim, dtype.itemsize)
-    reasons = {stage.name: stage.why_not(head_dim=head_dim, dtype=name) for stage in BACKWARD.values()}
+    needs = {"head_dim": calls.whole_chunks(head_dim, dtype.itemsize), "dtype": name, "unpadded": head_dim}
+    reasons = {stage.name: stage.why_not(**needs) for stage in BACKWARD.values()}
     if all(reasons.values()):
         raise ValueError("no stage has these gradients: " + "; ".join(f"{a}: {why}" for a, why in reasons.items()))
 
@@ -822,16 +866,12 @@ def _keep_of_operator(ctx: Any, inputs: Sequence[Any], output: tuple[torch.Tenso
     _keep(ctx, inputs[:8], _Options.of_flat(*inputs[8:]), *output)
 
 
-def _differentiate(
-    ctx: Any, do: torch.Tensor | None, _: Any, *, inputs: int = 10, heads_first: bool = False
-) -> tuple[torch.Tensor | None, ...]:
-    """Compute a gradient for each input: 10 of the functions, 12 of the operator. heads_first: see `_HeadsFirst`."""
+def _differentiate(ctx: Any, do: torch.Tensor | None, _: Any, *, inputs: int = 10) -> tuple[torch.Tensor | None, ...]:
+    """Compute a gradient for each input: 10 of the function, 12 of the operator."""
     if do is None:
         return (None,) * inputs
     q, k, v, *rest, o, lse = ctx.saved_tensors[:10]
     options = ctx.options
-    if heads_first:
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     if not options.keep_lse:
         raise RuntimeError("course::flash_attention kept no lse (the third of flags), which gradients start from")
     if options.functions and torch.is_grad_enabled():
@@ -847,8 +887,6 @@ def _differentiate(
         gradients = _backward_wrt(*tensors, *rest, *flat, wrt) if wrt else _backward(*tensors, *rest, *flat)
     else:
         gradients = _gradients(tensors, rest, options, wrt)
-    if heads_first:
-        gradients = [a.transpose(1, 2) for a in gradients]
     of_extras = dict(zip(wrt, gradients[3:], strict=True))
     return (*gradients[:3], None, None, *map(of_extras.get, extras), *(None,) * (inputs - 5 - len(extras)))
 
@@ -868,29 +906,60 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute the output and lse, as `_attend` does."""
-        return _attend_and_keep(ctx, given[:3], given)
+        *tensors, options = given
+        o, lse = _attend(given[:3], tensors[3:8], options)
+        _check_backward(o.shape[-1], o.dtype)
+        _keep(ctx, tensors[:8], options, o.detach(), lse)
+        return o, lse
 
     backward = staticmethod(_differentiate)
 
 
-class _HeadsFirst(torch.autograd.Function):
-    """_Attention of q, k and v (batch, heads, rows, head_dim), which autograd does not see transposed."""
+class _Plain(torch.autograd.Function):
+    """Attention of plain tensors (`_is_plain`), whose backward is as short as it can be in Python.
+
+    Autograd has a thread of its own for the backward, in which the same lines took twice as long as in the caller's
+    on the host of an H200.
+    """
 
     @staticmethod
-    def forward(ctx: Any, *given: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute the output, (batch, rows, heads, head_dim), and lse."""
-        return _attend_and_keep(ctx, [a.transpose(1, 2) for a in given[:3]], given)
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        how: tuple[ForwardOptions, BackwardOptions, bool],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute the output and lse. how: options of the forward and the backward; heads_first of `_attend_plain`."""
+        options, of_gradients, heads_first = how
+        o, lse = _run({"q": q, "k": k, "v": v}, options, heads_first)
+        o = o if heads_first else o.contiguous()
+        _check_backward(o.shape[-1], o.dtype)
+        ctx.how = of_gradients, heads_first
+        ctx.save_for_backward(q, k, v, o.detach(), lse)
+        ctx.mark_non_differentiable(lse)
+        ctx.set_materialize_grads(False)
+        return o, lse
 
-    backward = staticmethod(functools.partial(_differentiate, heads_first=True))
-
-
-def _attend_and_keep(ctx: Any, qkv: Sequence[torch.Tensor], given: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the output and lse of q, k and v (batch, rows, heads, head_dim); keep what gradients start from."""
-    *tensors, options = given
-    o, lse = _attend(qkv, tensors[3:8], options)
-    _check_backward(o.shape[-1], qkv[0].dtype)
-    _keep(ctx, tensors[:8], options, o.detach(), lse)
-    return o, lse
+    @staticmethod
+    def backward(ctx: Any, do: torch.Tensor | None, _: Any) -> tuple[torch.Tensor | None, ...]:
+        """Compute the gradients of q, k and v."""
+        if do is None:
+            return (None,) * 4
+        q, k, v, o, lse = ctx.saved_tensors
+        options, heads_first = ctx.how
+        if do.stride(-1) != 1 or do.is_neg():  # the gradient of a sum is one number, expanded
+            do = do.contiguous().resolve_neg()
+        if torch.is_grad_enabled() or _is_traced(do, q, k, v):  # see `_differentiate`
+            flat = _Options.of_backward(options).flat()[:3]
+            tensors = do, q, k, v, o
+            tensors = [a.transpose(1, 2) for a in tensors] if heads_first else tensors
+            gradients = _backward(*tensors, lse, *(None,) * 5, *flat)
+            if heads_first:
+                gradients = [a.transpose(1, 2) for a in gradients]
+        else:
+            gradients = _run({"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse}, options, heads_first)
+        return *gradients, None
 
 
 _forward.register_autograd(functools.partial(_differentiate, inputs=12), setup_context=_keep_of_operator)

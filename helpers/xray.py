@@ -6,32 +6,8 @@ import importlib
 from types import ModuleType
 from typing import Any
 
-from helpers.engine.xray import (
-    Figures,
-    Finding,
-    Report,
-    Trace,
-    TraceEvent,
-    TraceOptions,
-    compare,
-    fetch_maps,
-    find,
-    hooks,
-    xray,
-)
-
-__all__ = [
-    "Figures",
-    "Finding",
-    "Report",
-    "Trace",
-    "TraceEvent",
-    "TraceOptions",
-    "compare",
-    "fetch_maps",
-    "find",
-    "xray",
-]
+from helpers.engine.xray import *  # noqa: F403 - its __all__
+from helpers.engine.xray import hooks
 
 
 def _tensor_of(argument: Any) -> hooks.DescribedTensor | None:

@@ -21,14 +21,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers import engine
 from helpers.attention import kernel, reference
 from helpers.attention.ladder import FORWARD, LADDER
 from helpers.attention.ladder.steps import CLIMBS, LAST_IDEAS, by_number
 from helpers.bench import (
     cases,
     command,
-    engine_speed,
     experiments,
     harness,
     host_cost,
@@ -1069,12 +1067,3 @@ def test_sizes_that_go_by_the_mask_are_those_of_the_case() -> None:
     assert [block_n("hopper", 4096, causal) for causal in (False, True)] == [160, 128]
     assert block_n("hopper", 512, False) == 128
     assert block_n("register_tiles", 4096, False) == block_n("register_tiles", 4096, True)
-
-
-def test_the_kernels_of_engine_speed_compute_what_its_loops_do() -> None:
-    library = engine_speed.loops()
-    for case in engine_speed.cases(n=32, side=64, values=5000):
-        arguments = case.arguments()
-        engine.RawKernel(engine_speed.KERNELS, case.name)(case.grid, case.block, arguments)
-        result, expected = engine.asnumpy(arguments[len(case.inputs)]), engine_speed.run_loop(library, case)
-        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5, err_msg=case.name)

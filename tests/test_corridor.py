@@ -19,7 +19,7 @@ from helpers.attention.calls import Attention
 from helpers.attention.check import check
 from helpers.attention.decoding import Decoding
 from helpers.attention.ladder import tensor_maps
-from helpers.attention.ladder.call import DecodeOptions, ForwardOptions
+from helpers.attention.ladder.call import BackwardOptions, DecodeOptions, ForwardOptions
 from helpers.attention.ladder.kinds import DeviceArrays
 from helpers.attention.ladder.layout import address
 from helpers.attention.ladder.plan import CompiledPlan
@@ -118,14 +118,14 @@ class OnGpu(DeviceArrays):
     def keep_alive(self, arrays: Any) -> None:
         self.kept.extend(arrays)
 
-    def pointer(self, a: Any) -> int:
-        return a.ctypes.data
+    def pointers(self, arrays: Any) -> list[int]:
+        return [a.ctypes.data for a in arrays]
 
     def device_id(self, a: Any) -> int:
         return 0
 
-    def cache_key(self, a: Any) -> tuple[Any, ...]:
-        return a.shape, a.strides, a.dtype, a.ctypes.data % 16, 0
+    def cache_keys(self, arrays: Any) -> list[tuple[Any, ...]]:
+        return [(a.shape, a.strides, a.dtype, a.ctypes.data % 16, 0) for a in arrays]
 
 
 class Driver:
@@ -176,7 +176,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, list[Any
 
         for module in ("calls", "decoding"):
             monkeypatch.setattr(f"helpers.attention.{module}.Plan", note)
-        call.plan({name: kind.spec(kind.cache_key(a)) for name, a in call.arrays.items()})
+        call.plan(dict(zip(call.arrays, map(kind.spec, kind.cache_keys([*call.arrays.values()])), strict=True)))
         compiled, args, more = made[0]
         driver = Driver(compiled, monkeypatch)
         return original(compiled, *args, **more), [*call.arrays.values()], kind, driver
@@ -252,13 +252,33 @@ def test_scratch_that_is_zero_between_launches_belongs_to_a_stream(on_gpu: Any) 
     assert scratch() == own
 
 
+def test_scratch_of_a_known_call_is_one_block(on_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its arrays lie in it one after the other, each at a multiple of 256 bytes, as from an allocator."""
+    do, q, k = inputs(1, 150, 2, 64, dtype="float16")
+    arrays = {"do": do, "q": q, "k": k, "v": k, "o": q, "lse": inputs(1, 2, 150)[0]}
+    plan, given, kind, _ = on_gpu(Attention(arrays, BackwardOptions(stage="backward_mma")))
+    blocks: list[Any] = []
+    seen: list[list[int]] = []
+    empty = kind.empty
+    monkeypatch.setattr(kind, "empty", lambda *how: blocks.append(empty(*how)) or blocks[-1])
+    plan._launches = plan._again = [lambda places, stream: seen.append(places)]
+    plan(kind, given)
+    (block,), (places,), scratch = blocks, seen, plan._scratch
+    assert len(scratch) == 3 and len(places) == len(plan._names) + 3
+    end = address(block)
+    for at, (_, spec, size) in zip(places[-3:], scratch, strict=True):
+        assert at >= end and not (at - address(block)) % 256
+        end = at + size * spec.dtype.itemsize
+    assert end <= address(block) + block.nbytes
+
+
 def test_calls_on_two_devices_share_no_arguments() -> None:
     """They hold a kernel's handle, which is of one device."""
     q, k, v = inputs(2, 96, 2, 64, dtype="float16")
     cached = {"q": q[:, :1], "k_cache": k, "v_cache": v, "cache_seqlens": engine.asarray(np.array([50, 96], np.int32))}
     for call in (Attention({"q": q, "k": k, "v": v}, ForwardOptions()), Decoding(cached, DecodeOptions())):
         kind, made = DeviceArrays(), []
-        specs = {name: kind.spec(kind.cache_key(a)) for name, a in call.arrays.items()}
+        specs = dict(zip(call.arrays, map(kind.spec, kind.cache_keys([*call.arrays.values()])), strict=True))
         for number in (0, 0, 1):
             plan = call.plan({name: spec._replace(device=number) for name, spec in specs.items()})
             made.append(plan._compiled.arguments)

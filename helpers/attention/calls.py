@@ -360,19 +360,11 @@ class Attention(Call):
         head_dim, itemsize = specs["q"].shape[-1], specs["q"].dtype.itemsize
         wide = whole_chunks(head_dim, itemsize)
         if wide != head_dim:
-            columns, options = (
-                head_dim,
-                options._replace(softmax_scale=softmax_scale_of(options.softmax_scale, head_dim)),
-            )
+            columns = head_dim
+            options = options._replace(softmax_scale=softmax_scale_of(options.softmax_scale, head_dim))
             changes = [Change(name, "padded", columns=wide) for name in specs if name in WITH_HEAD_DIM]
             specs = _changed(specs, changes)
-        try:
-            family, stage, outputs, call = of_shapes(specs, options, self.longest)
-        except ValueError as error:
-            if wide == head_dim:
-                raise
-            of_the_caller = str(error).replace(f"head_dim = {wide};", f"head_dim = {head_dim};")
-            raise ValueError(of_the_caller) from None
+        family, stage, outputs, call = of_shapes(specs, options, self.longest, columns)
         if call is None:
             return Plan(None, tuple(specs), _outputs(stage, given, options))
         copies = [Change(name, "copied", name in WITH_HEAD_DIM) for name in stage.unreadable(call)]
@@ -481,14 +473,14 @@ class _Family(NamedTuple):
 
 
 def of_shapes(
-    specs: Mapping[str, Spec], options: AttentionOptions, longest: Longest
+    specs: Mapping[str, Spec], options: AttentionOptions, longest: Longest, unpadded: int = 0
 ) -> tuple[_Family, Stage, dict[str, Output], AttentionCall | None]:
     """Choose the stage for a call that `check` accepts; return its family, the stage, the outputs and the call.
 
-    The call is None if q or k is empty, as there is nothing to compute then.
+    The call is None if q or k is empty, as there is nothing to compute then. unpadded: see `Stage.why_not`.
     """
     views = {name: a.heads_first if name in WITH_HEAD_DIM else a for name, a in specs.items()}
-    family, stage = choose(views, options, longest[0])
+    family, stage = choose(views, options, longest[0], unpadded)
     outputs = _outputs(stage, specs, options)
     if 0 in specs["q"].shape or 0 in specs["k"].shape:
         return family, stage, outputs, None
@@ -545,7 +537,9 @@ def check(specs: Mapping[str, Spec]) -> None:
             )
 
 
-def choose(views: Mapping[str, Spec], options: AttentionOptions, longest: int | None) -> tuple[_Family, Stage]:
+def choose(
+    views: Mapping[str, Spec], options: AttentionOptions, longest: int | None, unpadded: int = 0
+) -> tuple[_Family, Stage]:
     """Return the family of a call and its stage: the one that the call names, or the fastest for calls of its size.
 
     Packed sequences are taken to be as long as the geometric mean of their mean and their longest: most of them may be
@@ -562,7 +556,7 @@ def choose(views: Mapping[str, Spec], options: AttentionOptions, longest: int | 
         family = None
     if family is None:
         COUNTS["chosen"] += 1
-        family = FAMILIES[key] = _Family(key, options.checked(q.shape[-1]), _able(views, options))
+        family = FAMILIES[key] = _Family(key, options.checked(q.shape[-1]), _able(views, options, unpadded))
     if options.stage is not None:
         return family, family.stages[0]
     rows = q.shape[-2]
@@ -572,11 +566,12 @@ def choose(views: Mapping[str, Spec], options: AttentionOptions, longest: int | 
     return family, next(stage for stage in family.stages if stage.tuning.by_default(*size))
 
 
-def _able(views: Mapping[str, Spec], options: AttentionOptions) -> Sequence[Stage]:
+def _able(views: Mapping[str, Spec], options: AttentionOptions, unpadded: int) -> Sequence[Stage]:
     """List the stages that can do a call, or the one that was named."""
     check_flags(deterministic=options.deterministic)
     q, wanted = views["q"], options.stage
     needs = {**options.needs(q, views["k"], packed="cu_seqlens_q" in views), **needs_of_extras(views)}
+    needs |= {"unpadded": unpadded} if unpadded else {}
     stages = (backward_of if "do" in views else forward_of)(LADDER)
     if wanted is None:
         if able := able_of(stages, **needs):

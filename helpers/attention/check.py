@@ -258,11 +258,8 @@ def expect(
     tolerance = TOLERANCE
     if dtype.itemsize < 4:
         scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
-        s = reference.scores(q, k, softmax_scale=scale, **options)
-        largest = s.max(axis=-1, keepdims=True)
-        p = np.exp(s - np.where(np.isfinite(largest), largest, 0.0))
-        total = p.sum(axis=-1, keepdims=True)
-        rounded = round_p_and_o(p, np.where(total > 0.0, total, 1.0), v, dtype.name)
+        p, total = reference.exponentials(reference.scores(q, k, softmax_scale=scale, **options))
+        rounded = round_p_and_o(p, total, v, dtype.name)
         of_o = RESULTS.get(dtype.name, dtype)
         one_step = float(ml_dtypes.finfo(of_o).eps) * np.abs(o).max(initial=0.0)
         tolerance = max(2 * max(float(np.abs(each - o).max(initial=0.0)) for each in rounded), one_step)
@@ -296,9 +293,7 @@ def round_p_and_o(p: np.ndarray, total: np.ndarray, v: np.ndarray, dtype: str) -
 
     if dtype != "uint8":
         return [rounded(rounded(p, dtype_of(dtype)) @ v / total, dtype_of(dtype))]
-    scales = [2.0 ** (8 + lag) for lag in _LAGS]
-    weights = [in_float64(fp8.quantise(scale * p)) / scale for scale in scales]
-    return [rounded(each @ v / total, RESULTS[dtype]) for each in weights]
+    return [rounded(fp8.rounded_weights(p, lag) @ v / total, RESULTS[dtype]) for lag in _LAGS]
 
 
 def _compared(name: str, got: np.ndarray, want: np.ndarray, tolerance: float) -> CheckResult:

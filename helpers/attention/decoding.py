@@ -472,7 +472,8 @@ def plan(
         source: another text of the kernel. sizes: in place of the decoder's own.
     """
     kind, cp = DeviceArrays(), device.cp
-    decoder, call, outputs = check({name: kind.spec(kind.cache_key(a)) for name, a in arrays.items()}, options)
+    specs = map(kind.spec, kind.cache_keys([*arrays.values()]))
+    decoder, call, outputs = check(dict(zip(arrays, specs, strict=True)), options)
     if call is None:
         raise ValueError("there is nothing to launch: no token, or no room for a key")
     compiled = CompiledPlan(decoder, call, decoder.sizes_for(call, sizes), source)

@@ -96,16 +96,13 @@ def hadamard(d: int, seed: int | None = None) -> np.ndarray:
     return (signs[:, None] * matrix / np.sqrt(d)).astype(np.float32)
 
 
-def attention_with_rounded_p(q: Any, k: Any, v: Any, **options: Any) -> np.ndarray:
-    """Compute attention in float64, but round the weights to e4m3 as stage fp8 does: 2^8 is the largest of a row.
+def rounded_weights(p: np.ndarray, lag: float = 0.0) -> np.ndarray:
+    """Round weights to e4m3 as stage fp8 does, in float64: 1, a row's largest, is 2^(8 + lag) there."""
+    scale = 2.0 ** (8 + lag)
+    return dequantise(quantise(scale * p), dtype=np.float64) / scale
 
-    Args:
-        q, k, v: (..., rows, head_dim). options: of `reference.scores`, softmax_scale among them.
-    """
-    q, k, v = (np.asarray(a, np.float64) for a in (q, k, v))
-    options.setdefault("softmax_scale", q.shape[-1] ** -0.5)
-    s = reference.scores(q, k, **options)
-    largest = s.max(axis=-1, keepdims=True)
-    p = np.exp(s - np.where(np.isfinite(largest), largest, 0.0))
-    total = p.sum(axis=-1, keepdims=True)
-    return dequantise(quantise(256 * p), dtype=np.float64) @ v / (256 * np.where(total > 0.0, total, 1.0))
+
+def attention_with_rounded_p(q: Any, k: Any, v: Any) -> np.ndarray:
+    """Compute attention of (..., rows, head_dim) in float64, but for `rounded_weights`."""
+    p, total = reference.exponentials(reference.scores(q, k))
+    return rounded_weights(p) @ np.asarray(v, np.float64) / total

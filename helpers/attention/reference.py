@@ -52,6 +52,17 @@ def softmax(s: np.ndarray) -> np.ndarray:
     return p
 
 
+def exponentials(s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Compute exp(s - the maximum of its row), and the sums of rows, (..., 1). s: (..., n), float64, -inf for no score.
+
+    A row of nothing but -inf has exponentials of 0 and the sum 1, by which 0 may be divided.
+    """
+    largest = s.max(axis=-1, keepdims=True)
+    p = np.exp(s - np.where(np.isfinite(largest), largest, 0.0))
+    total = p.sum(axis=-1, keepdims=True)
+    return p, np.where(total > 0.0, total, 1.0)
+
+
 def attention(
     q: np.ndarray,
     k: np.ndarray,

@@ -553,7 +553,7 @@ def _compile_first(
         arrays: of the local ranks, by name.
     """
     kind = DeviceArrays()
-    keys = {name: [kind.cache_key(a) for a in parts] for name, parts in arrays.items()}
+    keys = {name: kind.cache_keys(parts) for name, parts in arrays.items()}
     form = *map(str, options.items()), *((name, *of) for name, of in keys.items())
     if form in comms.compiled:
         return
@@ -572,9 +572,7 @@ def _compile_first(
                     for call in calls_of(number, i, at_hand, given):
                         call.plan(call.arrays)
             for name in {"float32", own[0].dtype.name}:
-                if name not in C_NAMES:
-                    raise TypeError(f"k is {name}; there are {', '.join(C_NAMES)}")
-                _merge_kernel(MERGE, C_NAMES[name], columns[-1])
+                _merge_kernel(MERGE, _c_name(f"k is {name}", name), columns[-1])
     comms.compiled[form] = True
 
 
@@ -747,6 +745,13 @@ def merge(o: Any, part: Any, rows: tuple[int, int], lse: Any = None, part_lse: A
     return o if result is None else result
 
 
+def _c_name(given: str, dtype: str) -> str:
+    """Return the name that a type of results has in C++. Raises a TypeError that begins with `given`."""
+    if dtype not in C_NAMES:
+        raise TypeError(f"{given}; there are {', '.join(C_NAMES)}")
+    return C_NAMES[dtype]
+
+
 def _check_merge(o: Any, part: Any, rows: Any, lse: Any, part_lse: Any, dtype: Any) -> None:
     if not isinstance(o, device.cp.ndarray) or o.ndim != 4:
         got = f"shape {o.shape}" if isinstance(o, device.cp.ndarray) else type(o).__name__
@@ -756,8 +761,8 @@ def _check_merge(o: Any, part: Any, rows: Any, lse: Any, part_lse: Any, dtype: A
         raise TypeError(f"rows is a pair (first, end); got {rows!r:.40}")
     if not 0 <= rows[0] <= rows[1] <= n:
         raise ValueError(f"rows = {tuple(rows)}; o has rows 0 to {n}")
-    if dtype is not None and (dtype not in C_NAMES if isinstance(dtype, str) else np.dtype(dtype).name not in C_NAMES):
-        raise TypeError(f"dtype = {dtype!r:.60}; there are {', '.join(C_NAMES)}")
+    if dtype is not None:
+        _c_name(f"dtype = {dtype!r:.60}", dtype if isinstance(dtype, str) else np.dtype(dtype).name)
     count = rows[1] - rows[0]
     if (lse is None) != (part_lse is None) and part is not None:
         raise ValueError("lse and part_lse come together: without both the result is a sum")

@@ -134,12 +134,11 @@ def plan_rotary(
     positions: tuple[Any, Any] | None = None,
     in_place: bool = False,
     source: str | None = None,
-    sizes: Mapping[str, int] | None = None,
 ) -> Planned:
     """Do all of `rotary` but the launch.
 
     Args:
-        source: kernel code to use instead of the kernel's file. sizes: -D options, such as {"THREADS": 128}.
+        source: kernel code to use instead of the kernel's file.
         The others: see `rotary`.
     """
     check_flags(interleaved=interleaved, in_place=in_place)
@@ -168,7 +167,7 @@ def plan_rotary(
     for i, a in enumerate((q, k) if positions else ()):
         arrays[f"{'qk'[i]}_positions"] = _positions("qk"[i], positions[i], a)
     options = ForwardOptions((-1, -1), softmax_scale=1.0, rotary_interleaved=interleaved)
-    return Planned(*plan(_ROTARY_PASS, arrays, options, source=source, sizes=sizes), outputs)
+    return Planned(*plan(_ROTARY_PASS, arrays, options, source=source), outputs)
 
 
 _ROTARY_PASS = Stage(

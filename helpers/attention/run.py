@@ -10,6 +10,7 @@ decoding.py.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -79,18 +80,21 @@ class Call(_Fields):
         return ()
 
 
-def run(call: Call) -> Any:
-    """Run a call: find its plan, or make one, and launch.
+def run(call: Call, kind: Kind | None = None) -> Any:
+    """Run a call: find its plan, or make one, and launch. kind: of the arrays, where the caller knows it.
 
     Arrays that a launch cannot read in place are brought to the device first; the results are then converted to the
     caller's kind of array.
     """
     given = (*call.arrays.values(),)
-    kind = kind_of(*given)
+    kind = kind or kind_of(*given)
     if kind is not None:
         key, plan = _find_plan(kind, call, given)
         if plan is not None or all(map(kind.reads_in_place, given)):
-            with on_device(kind.device_id(given[0])):
+            elsewhere = on_device(kind.device_id(given[0]))
+            if elsewhere is None:
+                return (plan or _make_plan(kind, call, key))(kind, given)
+            with elsewhere:
                 return (plan or _make_plan(kind, call, key))(kind, given)
     return _via_device_arrays(call)
 
@@ -100,7 +104,7 @@ _Key = tuple[Hashable, ...]
 
 def _find_plan(kind: Kind, call: Call, given: Sequence[Any]) -> tuple[_Key, Plan | None]:
     """Return a call's key, which ends with each array's, and the plan kept under it, None if none is."""
-    key = kind, *call.arrays, call.options.key, call.lengths, limits.reserved_sms(), *map(kind.cache_key, given)
+    key = kind, *call.arrays, call.options.key, call.lengths, limits.reserved_sms(), *kind.cache_keys(given)
     try:
         return key, _PLANS.get(key)
     except TypeError:  # an option that cannot be hashed is one that `Call.plan` refuses
@@ -188,18 +192,13 @@ class Output(NamedTuple):
     dtype: Any
     heads_first: bool = False
 
-    def allocate(self, kind: Kind, like: Any) -> Any:
-        """Allocate it on the device of `like`."""
-        a = kind.empty(self.shape, self.dtype, like)
-        return a.swapaxes(-3, -2) if self.heads_first else a
-
 
 class Plan:
     """A call that has been checked, planned and compiled; each launch brings only its arrays."""
 
     __slots__ = (
-        *("_again", "_before", "_changes", "_columns", "_compiled", "_kept", "_launches", "_memory_hint", "_names"),
-        *("_outputs", "_returned", "_scratch", "_zeroed"),
+        *("_again", "_before", "_changes", "_columns", "_compiled", "_in_a_block", "_kept", "_launches"),
+        *("_memory_hint", "_names", "_outputs", "_returned", "_scratch", "_whole_heads", "_zeroed"),
     )
 
     def __init__(
@@ -223,7 +222,8 @@ class Plan:
                 there is no memory for scratch.
         """
         self._compiled, self._names = compiled, (*inputs, *outputs)
-        self._outputs, self._returned = [*outputs.values()], tuple(outputs)
+        self._outputs, self._returned = [output[:2] for output in outputs.values()], tuple(outputs)
+        self._whole_heads = [i for i, output in enumerate(outputs.values()) if output.heads_first]
         self._changes = [(inputs.index(change.name), change) for change in changes]
         self._columns, self._before, self._memory_hint = columns, before, memory_hint
         self._kept: tuple[int, list[Any]] | None = None  # a stream, and the scratch that was written on it once
@@ -231,6 +231,9 @@ class Plan:
             return
         self._scratch = [(name, spec, spec.size) for name, spec in compiled.scratch.items()]
         self._zeroed = compiled.stage.zeroed
+        whole_lines = [-(-size * spec.dtype.itemsize // 256) * 256 for _, spec, size in self._scratch]
+        starts = list(itertools.accumulate(whole_lines, initial=0))
+        self._in_a_block = starts.pop(), starts  # bytes, and where each scratch array begins
         names = (*self._names, *compiled.scratch)
         self._launches = compiled.direct(names) if device.ON_GPU else compiled.on_engine(names)
         pairs = zip(compiled.launches, self._launches, strict=True)
@@ -246,15 +249,17 @@ class Plan:
         stream = kind.stream(like) if device.ON_GPU else 0
         if self._changes:
             given = self._changed(kind, given, stream)
-        outputs = [output.allocate(kind, like) for output in self._outputs]
-        arrays, launches = [*given, *outputs], self._launches
+        outputs = self._allocated(kind, like)
+        arrays, launches, scratch = [*given, *outputs], self._launches, []
         if self._scratch:
             scratch, launches = self._scratch_on(kind, like, stream)
-            arrays += scratch
         if not compiled.is_compared:
-            self._compare(kind, like, arrays)
+            self._compare(kind, like, [*arrays, *scratch])
         else:
-            places = list(map(kind.pointer, arrays)) if device.ON_GPU else arrays
+            places = kind.pointers([*arrays, *scratch]) if device.ON_GPU else [*arrays, *scratch]
+            if len(scratch) < len(self._scratch):
+                block = places.pop()
+                places += [block + start for start in self._in_a_block[1]]
             for launch in launches:
                 launch(places, stream)
             if len(self._again) < len(launches) and not kind.is_captured(stream):
@@ -262,6 +267,13 @@ class Plan:
         if self._columns:
             outputs = self._narrowed(kind, outputs, stream)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def _allocated(self, kind: Kind, like: Any) -> list[Any]:
+        """Allocate the outputs on the device of `like`."""
+        outputs = kind.empties(self._outputs, like)
+        for i in self._whole_heads:
+            outputs[i] = outputs[i].swapaxes(-3, -2)
+        return outputs
 
     def _compare(self, kind: Kind, like: Any, arrays: Sequence[Any]) -> None:
         """Compare the arguments with the kernels' signatures, and launch: the first call of these kernels does this."""
@@ -289,14 +301,14 @@ class Plan:
 
     def _empty_results(self, kind: Kind, like: Any) -> Any:
         """Return zeros, and lse -inf: there is no row, or no key."""
-        outputs = [output.allocate(kind, like) for output in self._outputs]
+        outputs = self._allocated(kind, like)
         with kind.on_stream_of(like):
             for name, a in zip(self._returned, outputs, strict=True):
                 kind.fill(a, -math.inf if name == "lse" else 0)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def _scratch_on(self, kind: Kind, like: Any, stream: int) -> tuple[list[Any], Sequence[Any]]:
-        """Find or allocate the scratch arrays; return them and the launches that this call needs.
+        """Find or allocate the scratch arrays, or one block for them all; return them and the launches of this call.
 
         A stage that needs some scratch to be 0 between launches shares all of its scratch with the other plans on the
         stream, until `forget`. Calls on the per-thread stream get scratch of their own, and so do graphs: every replay
@@ -314,8 +326,10 @@ class Plan:
                 if a is None or math.prod(a.shape) < size:
                     a = shared[name] = self._make_shared(kind, like, name, spec, size)
                 scratch.append(a)
+        elif len(self._scratch) > 1 and device.ON_GPU and self._compiled.is_compared:
+            scratch = [kind.empty(self._in_a_block[:1], np.dtype(np.uint8), like)]
         else:
-            scratch = [kind.empty(spec.shape, spec.dtype, like) for _, spec, _ in self._scratch]
+            scratch = kind.empties([spec[:3:2] for _, spec, _ in self._scratch], like)
         if captured:
             kind.keep_alive(scratch)
         return scratch, self._launches
@@ -345,16 +359,12 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 
-def compile_plan(
-    stage: Stage, call: Any, family: Hashable = None, sizes: Mapping[str, int] | None = None
-) -> CompiledPlan:
+def compile_plan(stage: Stage, call: Any, family: Hashable = None) -> CompiledPlan:
     """Plan and compile the launches of a call, or take the kernels of an earlier call that needs the same.
 
-    Args:
-        family: equal for calls that differ only in shapes, strides and addresses. sizes: -D options that override the
-            stage's own.
+    family: equal for calls that differ only in shapes, strides and addresses.
     """
-    sizes = stage.sizes_for(call, sizes)
+    sizes = stage.sizes_for(call)
     key = family, stage.name, call.mod and call.mod.form, *sizes.items()
     like = _COMPILED.get(key)
     compiled = CompiledPlan(stage, call, sizes, like=like)

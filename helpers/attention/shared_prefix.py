@@ -96,7 +96,7 @@ def join_prefix(
     given = {"q": q, "prefix_k": prefix_k, "prefix_v": prefix_v, "o": o, "lse": lse}
     with contextlib.ExitStack() as stack:
         if kind is not None:
-            stack.enter_context(on_device(kind.device_id(q)))
+            stack.enter_context(on_device(kind.device_id(q)) or contextlib.nullcontext())
             stack.enter_context(kind.on_stream_of(q))
         there = {name: as_device_array(name, a) for name, a in given.items()}
         options = {"softmax_scale": softmax_scale, "score_mod": score_mod, "mod_args": mod_args}

@@ -155,14 +155,13 @@ class Sample:
         self,
         inputs: Inputs,
         causal: bool = False,
-        seed: int = 1,
         *,
         heads: Sequence[int] | None = None,
         most_rows: int = SAMPLED_ROWS,
         rotate: Callable[[np.ndarray], np.ndarray] = lambda a: a,
     ) -> None:
         batch, all_heads, n, head_dim = inputs.shape
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng(1)
         self.heads = _some(rng, batch * all_heads, SAMPLED_HEADS) if heads is None else np.asarray(heads)
         self.rows = _some(rng, n, max(most_rows // len(self.heads), 2))
         exact = inputs.dtype == "float32"
@@ -198,9 +197,9 @@ class GradientSample:
     is twice the error of NumPy's gradients with O, P, dS and the results rounded to that type.
     """
 
-    def __init__(self, inputs: Inputs, causal: bool = False, seed: int = 1) -> None:
+    def __init__(self, inputs: Inputs, causal: bool = False) -> None:
         batch, heads, n, head_dim = inputs.shape
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng(1)
         self.heads = _some(rng, batch * heads, 1 if n > LONG_ROWS else 2)
         self.rows = _some(rng, n, SAMPLED_ROWS // 4)
         of_heads = [a.reshape(batch * heads, n, head_dim)[self.heads] for a in (inputs.do, *inputs.host)]

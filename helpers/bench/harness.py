@@ -97,7 +97,7 @@ def compare_jobs(
     return [{**what, "name": name, **row, **launched[name][1]} for name, row in rows.items()]
 
 
-def compare_tiles(case: Case, ways: Mapping[Name, tuple[Rung, Mapping[str, int]]], rounds: int = 5) -> dict[Name, Row]:
+def compare_tiles(case: Case, ways: Mapping[Name, tuple[Rung, Mapping[str, int]]]) -> dict[Name, Row]:
     """Compile stages with other tile sizes side by side, check them, and time them in turns.
 
     Returns:
@@ -114,7 +114,7 @@ def compare_tiles(case: Case, ways: Mapping[Name, tuple[Rung, Mapping[str, int]]
     compile_all(list(jobs.values()))
     with contextlib.ExitStack() as contexts:
         launched = _launched(JobRunner(0.0), jobs, contexts)
-        times = in_turns({key: run for key, (run, _) in launched.items()}, rounds)
+        times = in_turns({key: run for key, (run, _) in launched.items()}, 5)
     rows = {}
     for name, (stage, sizes) in ways.items():
         defines = {"HEAD_DIM": case.shape[3], **sizes}

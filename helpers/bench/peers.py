@@ -162,7 +162,9 @@ TORCH_BACKWARD = (
 )
 
 
-def _matmul(dtype: str, n: int = 8192) -> Roof:
+def _matmul(dtype: str) -> Roof:
+    n = 8192
+
     def ready() -> Callable[[], Any]:
         import torch
 
@@ -173,7 +175,9 @@ def _matmul(dtype: str, n: int = 8192) -> Roof:
     return Roof(roof_name(dtype), dtype, (n, n, n), "tflops", 2 * n**3, ready)
 
 
-def _copy(words: int = 1 << 28) -> Roof:
+def _copy() -> Roof:
+    words = 1 << 28
+
     def ready() -> Callable[[], Any]:
         import torch
 

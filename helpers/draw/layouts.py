@@ -41,14 +41,14 @@ def offsets(
 
 
 @styled
-def owners(threads: Mapping[str, np.ndarray], *, inches: float = 0.26, cell: str = "column") -> Picture:
+def owners(threads: Mapping[str, np.ndarray], *, cell: str = "column") -> Picture:
     """Draw tiles side by side, with the owning thread in each cell. A warp has a colour, from dark to light by thread.
 
     Args:
         threads: {title: thread}, each (rows, columns), -1 where no thread owns the element.
-        inches: of a cell. cell: what the columns are.
+        cell: what the columns are.
     """
-    fig, panels = _panels(threads, inches, 0.6, 1.3)
+    fig, panels = _panels(threads, 0.26, 0.6, 1.3)
     warps = sorted({int(t) // 32 for thread in threads.values() for t in np.unique(thread) if t >= 0})
     palette = np.array([[0.0, 0.45, 0.70], [0.90, 0.62, 0.0], [0.0, 0.62, 0.45], [0.80, 0.47, 0.65]])
     for ax, (title, thread) in zip(panels, threads.items(), strict=True):
@@ -69,7 +69,7 @@ def owners(threads: Mapping[str, np.ndarray], *, inches: float = 0.26, cell: str
 
 
 @styled
-def operands(products: Mapping[str, Sequence[tuple[str, Mapping[str, float]]]], *, unit: str = "KiB") -> Picture:
+def operands(products: Mapping[str, Sequence[tuple[str, Mapping[str, float]]]]) -> Picture:
     """Draw tables side by side: each product's operands, coloured by the memory that they are read from.
 
     Args:
@@ -85,14 +85,14 @@ def operands(products: Mapping[str, Sequence[tuple[str, Mapping[str, float]]]], 
                 ax.text(x + 0.48, y + 0.5, f"{operand}  {amount:g}" if amount else operand, ha="center", va="center")
         total = sum(sum(reads.values()) for _, reads in rows)
         ax.set(xlim=(-1.15, 2), ylim=(most, 0), xticks=[], yticks=[])
-        ax.set_title(f"{title}: {total:g} {unit}", fontsize=10)
+        ax.set_title(f"{title}: {total:g} KiB", fontsize=10)
         ax.spines[:].set_visible(False)
     handles = [
         Patch(color=MOVED, alpha=0.6, label="in registers"),
-        Patch(color=CPU, alpha=0.6, label=f"through shared memory, {unit}"),
+        Patch(color=CPU, alpha=0.6, label="through shared memory, KiB"),
     ]
     fig.legend(handles=handles, loc="outside lower left", ncols=2)
-    counts = (f"{name}: {sum(sum(reads.values()) for _, reads in rows):g} {unit}" for name, rows in products.items())
+    counts = (f"{name}: {sum(sum(reads.values()) for _, reads in rows):g} KiB" for name, rows in products.items())
     return Picture(fig, f"operands of products and what they take of shared memory; {'; '.join(counts)}")
 
 

@@ -29,7 +29,7 @@ COLOURS = {
 
 
 @styled
-def spans(rows: Mapping[str, Sequence[Span]], *, xlabel: str, title: str = "") -> Picture:
+def spans(rows: Mapping[str, Sequence[Span]], *, xlabel: str) -> Picture:
     """Draw rows of spans, the first row at the top."""
     fig, ax = figure(9.5, 0.9 + 0.3 * len(rows))
     used: list[str] = []
@@ -40,12 +40,12 @@ def spans(rows: Mapping[str, Sequence[Span]], *, xlabel: str, title: str = "") -
     ax.set_yticks(range(len(rows)), list(rows), fontsize=8)
     ends = [end for row in rows.values() for _, end, _ in row]
     begins = [begin for row in rows.values() for begin, _, _ in row]
-    ax.set(ylim=(len(rows) - 0.4, -0.6), xlim=(min(begins), max(ends)), xlabel=xlabel, title=title)
+    ax.set(ylim=(len(rows) - 0.4, -0.6), xlim=(min(begins), max(ends)), xlabel=xlabel)
     names = [name for name in COLOURS if name in used]
     handles = [Patch(color=COLOURS[name], label=name) for name in names]
     fig.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8)
     counts = "; ".join(f"{name}: {len(row)} spans" for name, row in rows.items())
-    return Picture(fig, f"{title + ': ' if title else ''}{counts}")
+    return Picture(fig, counts)
 
 
 Place = tuple[int, float, float, int, str]

@@ -11,15 +11,15 @@ from helpers.draw.picture import Html
 _CELL = "padding:2px 10px;white-space:nowrap;text-align:"
 
 
-def columns_of(lines: list[str], gap: int = 2) -> list[tuple[int, int]]:
-    """Find the columns of a text table: between two of them, all lines have at least `gap` spaces."""
+def columns_of(lines: list[str]) -> list[tuple[int, int]]:
+    """Find the columns of a text table: between two of them, all lines have at least two spaces."""
     width = max(map(len, lines), default=0)
-    blank = [all(line[at : at + 1].strip() == "" for line in lines) for at in range(width)] + [True] * gap
+    blank = [all(line[at : at + 1].strip() == "" for line in lines) for at in range(width)] + [True, True]
     places, begin = [], None
     for at in range(width + 1):
         if begin is None and not blank[at]:
             begin = at
-        elif begin is not None and all(blank[at : at + gap]):
+        elif begin is not None and all(blank[at : at + 2]):
             places.append((begin, at))
             begin = None
     return places

@@ -89,7 +89,7 @@ def sectors(words: Sequence[int]) -> int:
 
 
 @styled
-def warp_picture(accesses: Mapping[str, tuple[tuple[int, int], Sequence[int]]], *, verb: str = "requested") -> Picture:
+def warp_picture(accesses: Mapping[str, tuple[tuple[int, int], Sequence[int]]]) -> Picture:
     """Draw what the 32 lanes of a warp touch in one instruction, and the sectors that memory moves for it.
 
     Args:
@@ -105,7 +105,7 @@ def warp_picture(accesses: Mapping[str, tuple[tuple[int, int], Sequence[int]]], 
         count = f"{asked} word{'s' * (asked > 1)}, {moved} sector{'s' * (moved > 1)}"
         panels[f"{name}\n{count}"] = flat.reshape(shape)
         counts.append(f"{name}: {count}")
-    picture = matrices(panels, legend={1: verb, 3: "moved along, 32 bytes at a time"})
+    picture = matrices(panels, legend={1: "requested", 3: "moved along, 32 bytes at a time"})
     picture.alt = f"one instruction of a warp: {'; '.join(counts)}"
     return picture
 
@@ -234,26 +234,24 @@ def ldmatrix_rows(received: np.ndarray) -> Picture:
 
 
 @styled
-def chunk_layout(places: Mapping[str, np.ndarray], *, marked: int = 3) -> Picture:
+def chunk_layout(places: Mapping[str, np.ndarray]) -> Picture:
     """Draw rows of a tile in shared memory: each cell is 16 bytes, with the number of the row's chunk stored there.
 
     Args:
-        places: {title: place}; place[row, chunk], from 0. marked: the chunk in colour, in every row.
+        places: {title: place}; place[row, chunk], from 0. Chunk 3 of every row is in colour.
     """
     fig, panels = figure(3.5 * len(places), 2.7, columns=len(places))
     for ax, (title, place) in zip(np.atleast_1d(panels), places.items(), strict=True):
         chunk_at = np.zeros(place.shape, int)
         np.put_along_axis(chunk_at, place, np.arange(place.shape[1])[None].repeat(len(place), 0), axis=1)
-        ax.pcolormesh(chunk_at == marked, cmap="Oranges", vmin=0, vmax=2, edgecolors="white")
+        ax.pcolormesh(chunk_at == 3, cmap="Oranges", vmin=0, vmax=2, edgecolors="white")
         for (row, at), chunk in np.ndenumerate(chunk_at):
             ax.text(at + 0.5, row + 0.5, chunk, ha="center", va="center")
         ax.invert_yaxis()
         ax.set(title=title, xlabel="place in the row: 4 banks each", ylabel="row")
         ax.set_xticks(np.arange(place.shape[1]) + 0.5, range(place.shape[1]))
         ax.set_yticks(np.arange(len(place)) + 0.5, range(len(place)))
-    return Picture(
-        fig, f"which 16-byte chunk of each row is stored where: {', '.join(places)}; chunk {marked} is marked"
-    )
+    return Picture(fig, f"which 16-byte chunk of each row is stored where: {', '.join(places)}; chunk 3 is marked")
 
 
 @styled

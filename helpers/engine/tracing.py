@@ -122,13 +122,13 @@ class TraceEvent:
         ended = f"{self.barrier}{phase} has ended"
         if self.phase == -1:
             phase, ended = ", parity 1", f"{self.barrier} is in phase 0, so parity 1 counts as ended"
-        arrivals = self.value * max(self.n_lanes, 1)
+        of_all = self.value * max(self.n_lanes, 1)
         words = {
             "block begins": "begins",
             "block ends": f"stops, and {_count(self.value, 'thread')} did not end" if self.value else "ends",
             "exit": "leaves the kernel",
             "init": f"initialises {self.barrier}: {_count(self.value, 'arrival')} a phase",
-            "arrive": f"{_count(arrivals, 'arrival')} at {self.barrier}{phase}",
+            "arrive": f"{_count(of_all, 'arrival')} at {self.barrier}{phase}",
             "expect_tx": f"{self.value:,} bytes expected at {self.barrier}{phase}",
             "wait": f"waits for {self.barrier}{phase}",
             "waited": f"goes on: {ended}",
@@ -137,9 +137,9 @@ class TraceEvent:
             "landed": f"its copy of {self.value:,} bytes lands, {self.barrier}{phase}",
             "store": f"issues a store of {self.value:,} bytes",
             "stored": f"waits for its stores: {self.value} completed",
-            "cp.async": f"issues cp.async, {self.value * max(self.n_lanes, 1):,} bytes",
+            "cp.async": f"issues cp.async, {of_all:,} bytes",
             "cp.async.commit": f"closes group {self.number} of cp.async",
-            "cp.async.wait": f"waits for cp.async: {self.value * max(self.n_lanes, 1):,} bytes land",
+            "cp.async.wait": f"waits for cp.async: {of_all:,} bytes land",
             "wgmma": f"issues wgmma {self.number}, N = {self.value}",
             "wgmma.commit": f"closes wgmma group {self.number}",
             "wgmma.wait": f"waits until at most {self.value} of its wgmma groups are in flight",

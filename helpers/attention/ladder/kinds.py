@@ -29,23 +29,26 @@ class DeviceArrays:
         """Return True if a launch can read it in place."""
         return a.dtype.name != E4M3
 
-    def cache_key(self, a: Any) -> tuple[Hashable, ...]:
-        """Return all that a launch depends on but the address: shape, strides, dtype, alignment, device."""
+    def cache_keys(self, arrays: Sequence[Any]) -> list[tuple[Hashable, ...]]:
+        """Return all that a launch depends on but addresses: each array's shape, strides, dtype, alignment, device."""
         if device.ON_GPU:
-            memory = a.data
-            return a.shape, a.strides, a.dtype, memory.ptr % 16, memory.device_id
-        return a.shape, a.strides, a.dtype, a.ctypes.data % 16, 0
+            return [(a.shape, a.strides, a.dtype, (at := a.data).ptr % 16, at.device_id) for a in arrays]
+        return [(a.shape, a.strides, a.dtype, a.ctypes.data % 16, 0) for a in arrays]
 
-    def pointer(self, a: Any) -> int:
-        """Return the address of the first element, on the GPU."""
-        return a.data.ptr
+    def pointers(self, arrays: Sequence[Any]) -> list[int]:
+        """Return the addresses of first elements, on the GPU."""
+        return [a.data.ptr for a in arrays]
 
     def empty(self, shape: Sequence[int], dtype: Any, like: Any) -> Any:
         """Make a new array on the device of `like`, which is the current one. dtype: NumPy's."""
         return device.cp.empty(shape, dtype=dtype)
 
+    def empties(self, forms: Sequence[tuple[Any, ...]], like: Any) -> list[Any]:
+        """Make a new array for each (shape, dtype), as `empty` does."""
+        return [device.cp.empty(shape, dtype=dtype) for shape, dtype in forms]
+
     def spec(self, key: tuple[Any, ...]) -> Spec:
-        """Make the `Spec` of an array with this `cache_key`."""
+        """Make the `Spec` of an array with this key of `cache_keys`."""
         return spec_of(*key)
 
     def copy(self, a: Any) -> Any:
@@ -108,24 +111,31 @@ class TorchTensors:
         """Return True if a launch can read it in place."""
         return a.is_cuda and not (a.requires_grad or a.is_neg()) and a.dtype in self._dtypes
 
-    def cache_key(self, a: Any) -> tuple[Hashable, ...]:
-        """See DeviceArrays.cache_key; strides are in elements. The last item is True if it cannot be read in place.
+    def cache_keys(self, arrays: Sequence[Any]) -> list[tuple[Hashable, ...]]:
+        """See DeviceArrays.cache_keys; strides are in elements. The last item is True if it cannot be read in place.
 
         That is so if it requires a gradient, or if PyTorch negates it when it is read (the imaginary part of a
         conjugate).
         """
-        return a.shape, a.stride(), a.dtype, a.data_ptr() % 16, a.get_device(), a.requires_grad or a.is_neg()
+        return [
+            (a.shape, a.stride(), a.dtype, a.data_ptr() % 16, a.get_device(), a.requires_grad or a.is_neg())
+            for a in arrays
+        ]
 
-    def pointer(self, a: Any) -> int:
-        """Return the address of the first element."""
-        return a.data_ptr()
+    def pointers(self, arrays: Sequence[Any]) -> list[int]:
+        """Return the addresses of first elements."""
+        return [a.data_ptr() for a in arrays]
 
     def empty(self, shape: Sequence[int], dtype: Any, like: Any) -> Any:
         """Make a new tensor on the device of `like`. dtype: NumPy's."""
         return like.new_empty(shape, dtype=self._torchs[dtype])
 
+    def empties(self, forms: Sequence[tuple[Any, ...]], like: Any) -> list[Any]:
+        """Make a new tensor for each (shape, dtype), as `empty` does."""
+        return [like.new_empty(shape, dtype=self._torchs[dtype]) for shape, dtype in forms]
+
     def spec(self, key: tuple[Any, ...]) -> Spec:
-        """Make the `Spec` of an array with this `cache_key`."""
+        """Make the `Spec` of an array with this key of `cache_keys`."""
         shape, steps, dtype, *where, _ = key
         dtype = self._dtypes[dtype]
         size = dtype.itemsize
@@ -182,6 +192,18 @@ class TorchTensors:
         return cp.ndarray(tuple(a.shape), dtype, memptr=pointer, strides=tuple(strides))
 
 
+class TensorsWithoutGradients(TorchTensors):
+    """PyTorch's tensors on a GPU where somebody else sees to their gradients, as an autograd.Function does."""
+
+    def reads_in_place(self, a: Any) -> bool:
+        """Return True if a launch can read it in place."""
+        return a.is_cuda and not a.is_neg() and a.dtype in self._dtypes
+
+    def cache_keys(self, arrays: Sequence[Any]) -> list[tuple[Hashable, ...]]:
+        """See TorchTensors.cache_keys."""
+        return [(a.shape, a.stride(), a.dtype, a.data_ptr() % 16, a.get_device(), a.is_neg()) for a in arrays]
+
+
 _NO_CONTEXT: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
 _DEVICE = DeviceArrays()
 _KEPT_FOR_GRAPHS: list[Sequence[Any]] = []  # never freed: CUDA does not report a graph's end
@@ -198,21 +220,27 @@ def graph_has_its_memory() -> Iterator[None]:
         _HAS_MEMORY.pop()
 
 
-def on_device(number: int) -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which the device of that number is the current one."""
+def on_device(number: int) -> contextlib.AbstractContextManager[Any] | None:
+    """Return a context in which the device of that number is the current one; None if it is already."""
     if not device.ON_GPU:
-        return _NO_CONTEXT
+        return None
     cuda = device.cp.cuda
     here = cuda.runtime.getDevice()
     if not cuda.driver.ctxGetCurrent():  # a thread that has done nothing on a GPU yet, such as one of autograd's
         cuda.runtime.setDevice(here)
-    return _NO_CONTEXT if number == here else cuda.Device(number)
+    return None if number == here else cuda.Device(number)
 
 
 def kind_of(*arrays: Any) -> DeviceArrays | TorchTensors | None:
     """Return the kind of all these arrays; None if they differ, or have to be copied or to come through DLPack."""
     types = set(map(type, arrays))
     return _kind_of_type(*types) if len(types) == 1 else None
+
+
+@functools.cache
+def without_gradients() -> TensorsWithoutGradients:
+    """Return the kind of PyTorch's tensors that may require gradients."""
+    return TensorsWithoutGradients(sys.modules["torch"])
 
 
 @functools.cache

@@ -191,13 +191,15 @@ class Stage:
         out: str = "",
         descale: str = "",
         block_descale: str = "",
+        unpadded: int = 0,
     ) -> str | None:
-        """Return the reason why it cannot do this on this device, or None."""
+        """Return the reason why it cannot do this on this device, or None. unpadded: head_dim as the caller has it."""
         if dtype not in self.dtypes:
             return f"it takes {titles(*self.dtypes)}, not {titles(dtype)}"
         if not 1 <= head_dim <= self.max_head_dim or head_dim % self.head_dim_step:
             multiples = f", multiples of {self.head_dim_step}" if self.head_dim_step > 1 else ""
-            return f"head_dim = {head_dim}; this stage takes {self.head_dim_step} to {self.max_head_dim}{multiples}"
+            takes = f"{self.head_dim_step} to {self.max_head_dim}{multiples}"
+            return f"head_dim = {unpadded or head_dim}; this stage takes {takes}"
         features = {
             "gqa": gqa and "k and v with fewer heads than q",
             "causal": causal and "causal=True",

@@ -104,15 +104,15 @@ def errors(keys_at: Sequence[int] = ERRORS_AT, with_peers: bool = ON_GPU) -> Ite
             yield {**of_case, "name": name, **{what: float(f"{value:.2e}") for what, value in figures.items()}}
 
 
-def ranges(keys: int = 4096, with_peers: bool = ON_GPU) -> Iterator[dict[str, Any]]:
+def ranges() -> Iterator[dict[str, Any]]:
     """Yield a row for each output: its largest error relative to its column's magnitude."""
-    head_dim = 128
+    head_dim, keys = 128, 4096
     for factor, bits in RANGES:
         of_column = np.exp2(-np.linspace(0, bits, head_dim).round()) * factor
         q, k, v = arrays(head_dim, keys, 1, False)
         given = tuple(a.astype(np.float32) for a in (q * of_column, k / of_column, v * of_column))
         o = np.asarray(reference.attention(*given))
-        for name, out in outputs(given, with_peers):
+        for name, out in outputs(given, ON_GPU):
             off = float(np.abs((out - o) / of_column).max())
             yield {"times": factor, "bits": bits, "keys": keys, "name": name, "max": float(f"{off:.2e}")}
 

@@ -17,10 +17,8 @@ def _capped(q: np.ndarray, k: np.ndarray, v: np.ndarray, softcap: float) -> np.n
     if softcap:
         s = softcap * np.tanh(s / softcap)
     s[~reference.visible(len(q), len(k), causal=True)] = -np.inf
-    largest = s.max(axis=1, keepdims=True)
-    p = np.exp(s - np.where(np.isfinite(largest), largest, 0.0))
-    total = p.sum(axis=1, keepdims=True)
-    return p @ v / np.where(total > 0, total, 1.0)
+    p, total = reference.exponentials(s)
+    return p @ v / total
 
 
 @exercise("11_softcap", minutes=8)
