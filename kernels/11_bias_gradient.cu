@@ -27,7 +27,8 @@
 #endif
 #define BLOCK_M BLOCK
 #define BLOCK_N BLOCK
-#define THREADS_X 8            // threads that share a row
+#define THREADS_X 8  // threads that share a row
+#define BIAS_THREADS THREADS
 #include "bias_gradient.cuh"   // BiasTile, ScoreTile: which tiles a block has; the sums over a tile
 #include "register_tiles.cuh"  // row_of, load_rows and the sizes of a thread's tile: 04
 

@@ -23,7 +23,8 @@
 #define WARPS_DQ 1
 #define SLICE_M 16
 #include "backward_tiles.cuh"  // Warp, gemm_abt, and the sizes of tiles
-#include "bias_gradient.cuh"   // BiasTile, ScoreTile: which tiles a block has; the sums over a tile
+#define BIAS_THREADS THREADS
+#include "bias_gradient.cuh"  // BiasTile, ScoreTile: which tiles a block has; the sums over a tile
 
 static_assert(THREADS >= BLOCK, "a thread for each row of lse and delta, and for each sum");
 

@@ -6,11 +6,11 @@
 //          SLOPES (batches, heads) of ALiBi: dS is added times -|distance|
 //          TABLE (heads, 2 * reach + 1) by distance (T5): a block has a diagonal of tiles, along
 //          which the distance of two elements stays the same
-// Launch   bias_gradient_delta: grid ceil(batch * heads * N / (THREADS / 32))
-//          bias_gradient_sum: grid ceil(numbers of the bias / (THREADS / 32)), if it is split
-//          sink_gradient: grid heads. All: block THREADS, no dynamic shared memory
+// Launch   bias_gradient_delta: grid ceil(batch * heads * N / (BIAS_THREADS / 32))
+//          bias_gradient_sum: grid ceil(numbers of the bias / (BIAS_THREADS / 32)), if it is split
+//          sink_gradient: grid heads. All: block BIAS_THREADS, no dynamic shared memory
 //
-// Defined before: BLOCK, rows and keys of a tile; HEAD_DIM; THREADS.
+// Sizes    BLOCK and HEAD_DIM, as the kernel before defines them; BIAS_THREADS, its threads per block
 
 #pragma once
 #include "backward_params.cuh"
@@ -25,6 +25,16 @@
 #ifndef FORM
 #define FORM BIAS
 #endif
+#ifndef BLOCK
+#define BLOCK 64  // rows, and keys, of a tile
+#endif
+#ifndef HEAD_DIM
+#define HEAD_DIM 64  // d, the length of a row of Q, K, V, O
+#endif
+#ifndef BIAS_THREADS
+#define BIAS_THREADS 128
+#endif
+
 struct BiasParams {
   AttentionParams forward;
   Strides d_o;
@@ -171,7 +181,7 @@ __device__ __forceinline__ void add_and_store(
   if (FORM == TABLE) {  // element i + BLOCK: of the keys i behind their row
     dBias += (((long long)bias.split * params.heads + bias.head) * params.tiles + bias.tile) *
              (2 * BLOCK);
-    for (int i = threadIdx.x; i < 2 * BLOCK; i += THREADS) {
+    for (int i = threadIdx.x; i < 2 * BLOCK; i += BIAS_THREADS) {
       float sum = 0.0f;
       for (int r = max(BLOCK - i, 0); r < min(2 * BLOCK - i, BLOCK); ++r)
         sum += sums[r][r + i - BLOCK];
@@ -199,12 +209,12 @@ __device__ __forceinline__ void add_and_store(
 
 // delta = rowsum(dO * O), one number per row, by one warp per row.
 template <typename T>
-__global__ void __launch_bounds__(THREADS) bias_gradient_delta(
+__global__ void __launch_bounds__(BIAS_THREADS) bias_gradient_delta(
     const T* __restrict__ O, const T* __restrict__ dO, float* __restrict__ delta,
     const BiasParams params, long long rows) {
   // ---- a warp for each row
   const AttentionParams& forward = params.forward;
-  const long long i = (long long)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+  const long long i = (long long)blockIdx.x * (BIAS_THREADS / 32) + threadIdx.x / 32;
   if (i >= rows) return;
   const long long row = i % forward.N, head = i / forward.N % forward.heads,
                   batch = i / forward.N / forward.heads;
@@ -220,11 +230,11 @@ __global__ void __launch_bounds__(THREADS) bias_gradient_delta(
 // A warp for each number of the bias: its lanes add partial sums, each its own share of them, and then
 // each other's.
 template <typename Result>
-__global__ void __launch_bounds__(THREADS) bias_gradient_sum(
+__global__ void __launch_bounds__(BIAS_THREADS) bias_gradient_sum(
     const float* __restrict__ partial, Result* __restrict__ dBias, const BiasParams params) {
   // ---- a warp for each number
   const long long numbers = (long long)params.batches * params.heads * params.rows * params.keys;
-  const long long number = (long long)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+  const long long number = (long long)blockIdx.x * (BIAS_THREADS / 32) + threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   if (number >= numbers) return;
   float sum = 0.0f;
@@ -254,20 +264,20 @@ __global__ void __launch_bounds__(THREADS) bias_gradient_sum(
 }
 
 // A sink has the weight exp(sink - lse) and the value 0 in each row: dS = weight * (0 - delta).
-extern "C" __global__ void __launch_bounds__(THREADS) sink_gradient(
+extern "C" __global__ void __launch_bounds__(BIAS_THREADS) sink_gradient(
     const float* __restrict__ lse, const float* __restrict__ delta, const float* __restrict__ sinks,
     float* __restrict__ dSinks, int heads, int N, int batches) {
   // ---- a block for each head
-  __shared__ float sums[THREADS];
+  __shared__ float sums[BIAS_THREADS];
   const int head = blockIdx.x;
   float sum = 0.0f;
   for (int batch = 0; batch < batches; ++batch)
-    for (int row = threadIdx.x; row < N; row += THREADS) {
+    for (int row = threadIdx.x; row < N; row += BIAS_THREADS) {
       const long long i = ((long long)batch * heads + head) * N + row;
       if (lse[i] != NEG_INF) sum -= exp2f(LOG2_E * (sinks[head] - lse[i])) * delta[i];
     }
   sums[threadIdx.x] = sum;
-  for (int half = THREADS / 2; half > 0; half /= 2) {
+  for (int half = BIAS_THREADS / 2; half > 0; half /= 2) {
     __syncthreads();  // hazard: sums could be read before another thread has written them
     if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
   }

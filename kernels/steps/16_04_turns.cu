@@ -11,6 +11,7 @@
 //          DESCALE_ROWS [sequences, heads, blocks of so many rows or keys], not packed
 // Needs    sm_90a and no other; HEAD_DIM and strides multiples of 16, pointers of 16 bytes
 // Traffic  as 10, with half the bytes of Q, K, V; V is read and written once more by the first launch
+#include "fp8_descales.cuh"  // what scores and results are multiplied by
 #include "fp8_epilogue.cuh"  // lse, O
 #include "fp8_tiles.cuh"     // sizes, the two products, weights
 #include "v_image.cuh"       // where a tile of V^T is
@@ -18,7 +19,6 @@
 constexpr int THREADS = 128 * (1 + CONSUMERS);  // warpgroup 0 is the producer
 constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : HEAD_DIM > 64 ? 32 : 56;
 constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : HEAD_DIM > 64 ? 160 : 152;
-static_assert(DESCALE_ROWS % BLOCK_N == 0 && DESCALE_ROWS % 64 == 0, "tiles have one descale");
 constexpr int TURN = 1;  // named barriers: the turns, one for each consumer
 constexpr unsigned K_AT = CONSUMERS * Q8_BYTES, V_AT = K_AT + STAGES * K8_BYTES;
 constexpr unsigned Q_RING_AT = V_AT + STAGES * V8_BYTES;
@@ -154,15 +154,8 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
   if (consumer == CONSUMERS - 1) named_barrier_arrive(next_turn, 256);
 
   for (PipelineState<CONSUMERS> q_stage{consumer}; next(); q_stage.phase ^= 1) {
-    const int head = tile.sequence * params.heads + tile.head;
-    const int kv_head = tile.sequence * params.kv_heads + tile.kv_head;
-    const float scale_of_q =
-        params.softmax_scale * descale_of(q_descale, head, tile.row + 64 * consumer, params.N);
-    const auto scale_of_scores = [&](int key) {
-      const float scale = scale_of_q * descale_of(k_descale, kv_head, key, params.N_kv);
-      return fmaxf(scale, 1e-30f) * LOG2_E;  // 0 times -inf would be NaN
-    };
-    float softmax_scale_log2 = scale_of_scores(0);
+    const float of_rows =
+        scale_of_rows(tile, tile.row + 64 * consumer, q_descale, k_descale, params);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       m_i[i] = M_INIT;
@@ -198,7 +191,7 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
 
       // ---- masks, maxima, weights
       named_barrier_sync(my_turn, 256);
-      if (DESCALE_ROWS) softmax_scale_log2 = scale_of_scores(first);
+      const float softmax_scale_log2 = scale_of_tile(of_rows, tile, first, k_descale, params);
       const int q_idx = tile.first_pos + warp_row + g, kv_idx = first + 2 * t;  // this lane's first
       if (first < last_pos - params.window_left ||
           first + BLOCK_N > min(first_pos + params.window_right + 1, tile.end))
@@ -211,7 +204,7 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
       to_operand(P, S);
 
       // ---- O_tile = P V, then acc = rescale acc + O_tile; its last column is the sum of the weights
-      const float of_v = DESCALE_ROWS ? descale_of(v_descale, kv_head, first, params.N_kv) : 1.0f;
+      const float descale = descale_of_tile(tile, first, v_descale, params);
       v_ring.wait_full(stage);
       const unsigned long long v_tile = advance_tiles(v, stage.index, V8_BYTES);
       if constexpr (PARTS == 2) {
@@ -219,14 +212,14 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
         start_pv(O_tile, P, v_tile);
         wgmma_wait<0>();
         wgmma_registers(O_tile);
-        add_part(acc, rescale, O_tile, 0, of_v);
+        add_part(acc, rescale, O_tile, 0, descale);
       }
       float O_tile[PART_COLUMNS / 2 + 4];
       start_pv(O_tile, P, advance_tiles(v_tile, PARTS - 1, PART_COLUMNS * KEY_BYTES));
       wgmma_wait<0>();
       wgmma_registers(O_tile);
       if (leader) v_ring.release(stage);
-      add_part(acc, rescale, O_tile, PARTS - 1, of_v);
+      add_part(acc, rescale, O_tile, PARTS - 1, descale);
 #pragma unroll
       for (int i = 0; i < 2; ++i)
         l_i[i] = fmaf(l_i[i], rescale[i], O_tile[PART_COLUMNS / 2 + 2 * i]);
@@ -236,7 +229,7 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
     // ---- epilogue: the rows' sums, lse; divide once
     Statistics inverse;
     finish_rows(tile, warp_row, m_i, l_i, inverse, lse, packed, params);
-    const float of_v = DESCALE_ROWS ? 1.0f : descale_of(v_descale, kv_head);
+    const float of_v = descale_of_output(tile, v_descale, params);
     inverse[0] *= of_v;
     inverse[1] *= of_v;
     store_quads(tile, warp_row, acc, inverse, O, packed, params);
