@@ -4,8 +4,9 @@
 computed, by a copy of the kernel that notes them. "rings": the same for one to four stages at one tile. "clocks":
 products of one warpgroup next to weights of another, from registers and shared memory alone. "changes": the kernel
 with one idea taken out, or with other tiles, in turns with the kernel as it is; some of them compute something else,
-and are timed only. "mma_loop": what mma.sync does in a cycle. "power": the kernel's speed, its own clock and its share
-of what the tensor cores do in a cycle, from a cold start, with zeros and with random numbers.
+and are timed only. "multicast": two blocks that share K and V, in turns with the kernel. "mma_loop": what mma.sync does
+in a cycle. "power": the kernel's speed, its own clock and its share of what the tensor cores do in a cycle, from a cold
+start, with zeros and with random numbers.
 
     python3 -m helpers.bench.study hopper FILE rings    # these sections alone; the others of FILE stay
 """
@@ -13,6 +14,7 @@ of what the tensor cores do in a cycle, from a cold start, with zeros and with r
 from __future__ import annotations
 
 import functools
+import math
 import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -25,6 +27,7 @@ from helpers.attention import kernel
 from helpers.attention.ladder import LADDER
 from helpers.attention.ladder.call import Call
 from helpers.attention.ladder.stages.hopper import HOPPER_STAGES, hopper_shared_bytes
+from helpers.attention.ladder.steps import MULTICAST
 from helpers.bench import reading, records
 from helpers.bench.cases import Case, Inputs, Shape, call_of, shape_of_tokens
 from helpers.bench.harness import Part, Study, compare, speed_text
@@ -505,6 +508,46 @@ def _prepared(
     return run, share_of, o
 
 
+# ---- two blocks of a cluster share K and V
+
+# An arrival that releases to the whole cluster waits for this thread's writes to memory, of which consumers have none.
+RELEASES = (
+    "mbarrier.arrive.shared::cluster.b64 _, [%0];",
+    "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];",
+)
+SHARED = tuple(
+    Case((tokens // n, heads, n, d), "float16", causal=causal)
+    for tokens, heads, d in ((16384, 16, 128), (16384, 32, 64))
+    for n in (4096, 16384)
+    for causal in (False, True)
+)
+
+
+def multicast(cases: Sequence[Case] = SHARED, rounds: int = ROUNDS - 1) -> Iterator[dict[str, Any]]:
+    """Time 10_15, and the same with arrivals that release to the cluster, in turns with the kernel.
+
+    Raises:
+        ValueError: an output differs from the kernel's in any bit.
+    """
+    released = edit(kernel.source(MULTICAST.file), RELEASES)
+    ways = {
+        "as it is": (STAGE, None),
+        "multicast": (MULTICAST, None),
+        "multicast, .release.cluster": (MULTICAST, released),
+    }
+    for case in cases:
+        arrays, runs, outputs = Work(case).arrays(), {}, {}
+        for name, (stage, source) in ways.items():
+            runs[name], o = stage.prepare(*arrays, causal=case.causal, source=source)
+            runs[name]()
+            outputs[name] = cp.asnumpy(o)
+            if outputs[name].tobytes() != outputs["as it is"].tobytes():
+                raise ValueError(f"{name} at {case}: differs from the kernel as it is")
+        rows = compare(runs, rounds, flops=case.flops, over="as it is", itself=True)
+        for name, figures in rows.items():
+            yield {"shape": list(case.shape), "causal": case.causal, "name": name, **figures}
+
+
 # ---- mma.sync in a loop
 
 LOOP = """
@@ -676,6 +719,7 @@ SECTIONS: dict[str, Part] = {
     "rings": lambda: map(trace, RINGS),
     "clocks": lambda: overlap(),
     "changes": lambda: changes(),
+    "multicast": lambda: multicast(),
     "mma_loop": lambda: (mma_loop(warps, dtype) for dtype in FORMS for warps in (4, 8, 16, 32)),
     "power": lambda: power(),
 }
@@ -732,6 +776,13 @@ def ablation(name: str, head_dim: int, *, causal: bool = False) -> dict[str, Any
         if (row["name"], row["shape"][3], row["causal"]) == (name, head_dim, causal):
             return row
     return None
+
+
+def multicast_speeds(name: str = "multicast", record: Mapping[str, Any] | None = None) -> tuple[float, float]:
+    """Return the lowest and the highest recorded median speed, compared with the kernel, of all cases."""
+    rows = (record or recorded() or {}).get("multicast", ())
+    medians = [row["speed"] for row in rows if row["name"] == name]
+    return (min(medians), max(medians)) if medians else (math.nan, math.nan)
 
 
 @records.shown
