@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from helpers.bench.studies import autograd
@@ -23,3 +24,12 @@ def test_cases_have_as_many_tokens_and_columns() -> None:
     for case in autograd.CASES:
         batch, heads, n, d = case.shape
         assert (batch * n, heads * d) == (16384, 2048)
+
+
+def test_readme_has_the_recorded_speeds_compared_with_flashattention_4() -> None:
+    record = autograd.recorded()
+    assert record is not None
+    speeds = autograd.flash4_speeds(record)
+    readme = (Path(__file__).parent.parent / "README.md").read_text("utf-8")
+    assert f"{speeds[0]:.2f} to {speeds[-1]:.2f} times as fast as FlashAttention-4" in readme
+    assert autograd.table(record).count("\n") == len(autograd.CASES) + 2 + len(speeds)

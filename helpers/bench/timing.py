@@ -144,7 +144,8 @@ def speeds(taken: Sequence[float], others: Sequence[float]) -> dict[str, float]:
 
 def speed_range(row: Mapping[str, float]) -> tuple[float, float]:
     """Return the quartiles of a row's speed; older records have the extremes alone."""
-    return row.get("speed_q1", row["speed_min"]), row.get("speed_q3", row["speed_max"])
+    low, high = ("speed_q1", "speed_q3") if "speed_q1" in row else ("speed_min", "speed_max")
+    return row[low], row[high]
 
 
 # Cycles and nanoseconds of one thread that waits. Both counts begin and end at a tick of the timer.

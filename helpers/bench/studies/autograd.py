@@ -3,13 +3,14 @@
     python3 -m helpers.bench.study autograd FILE
 
 bfloat16, 16,384 tokens, heads x head_dim = 2048. Device time, in turns. The queue is kept full, so that none of the
-host's time is in it.
+host's time is in it. "flash4": the same against FlashAttention-4, where it is installed, at other lengths as well.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+import importlib.util
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from helpers.bench import records
@@ -27,11 +28,18 @@ CASES = tuple(
     for n in (1024, 4096, 16384)
     for causal in (False, True)
 )
+FLASH4 = "FlashAttention-4"
+FLASH4_CASES = tuple(
+    Case((batch, 2048 // head_dim, n, head_dim), "bfloat16", causal)
+    for head_dim in (128, 64)
+    for batch, n in ((1, 16384), (4, 4096), (8, 2112), (32, 512))
+    for causal in (False, True)
+)
 ROUNDS = 15
 PASSES = 3.5  # FLOP of both passes, in units of the forward pass: seven products to its two
 
 
-def _ways(shape: Shape, causal: bool) -> Iterator[tuple[str, Callable[[], Any]]]:
+def _ways(shape: Shape, causal: bool, peers: Collection[str]) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Yield what is timed, with its name: each returns the gradients of q, k and v, (batch, N, heads, d)."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -53,17 +61,26 @@ def _ways(shape: Shape, causal: bool) -> Iterator[tuple[str, Callable[[], Any]]]
             o = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
             return torch.autograd.grad(o, given, do.transpose(1, 2))
 
+    def flash4() -> Any:
+        from flash_attn.cute import flash_attn_func
+
+        outputs = flash_attn_func(*given, causal=causal)  # some versions return lse, too
+        return torch.autograd.grad(outputs[0] if isinstance(outputs, tuple) else outputs, given, do)
+
     yield OURS, ours
-    for name, backend in PEERS.items():
-        yield name, functools.partial(sdpa, backend)
+    for name in peers:
+        yield name, flash4 if name == FLASH4 else functools.partial(sdpa, PEERS[name])
 
 
-def rows(cases: tuple[Case, ...] = CASES, rounds: int = ROUNDS) -> Iterator[list[dict[str, Any]]]:
+def rows(
+    cases: tuple[Case, ...] = CASES, rounds: int = ROUNDS, peers: Collection[str] | None = None
+) -> Iterator[list[dict[str, Any]]]:
     """Time all ways in turns, case by case. AssertionError if our gradients differ from a peer's."""
+    peers = tuple(PEERS) if peers is None else peers
     for case in cases:
-        ways = dict(_ways(case.shape, case.causal))
+        ways = dict(_ways(case.shape, case.causal, peers))
         gradients = {name: run() for name, run in ways.items()}
-        for name in PEERS:
+        for name in peers:
             for a, b in zip(gradients[OURS], gradients[name], strict=True):
                 error, largest = float((a - b).abs().max()), float(b.abs().max())
                 assert error <= 0.02 * largest, f"{case}: {name} differs by {error:.2e} of {largest:.2e}"
@@ -79,24 +96,46 @@ def _head() -> dict[str, Any]:
     return {"device": {**device_facts(), "torch": torch.__version__}, "rounds": ROUNDS}
 
 
-STUDY = Study("autograd", {"rows": rows}, _head, line=lambda row: f"{row['shape']} {row['name']:16}{row['ms']:8.3f} ms")
+def flash4() -> Iterator[list[dict[str, Any]]]:
+    """Time ours and FlashAttention-4 in turns; nothing where that is not installed."""
+    if importlib.util.find_spec("flash_attn") is not None:
+        yield from rows(FLASH4_CASES, peers=(FLASH4,))
+
+
+STUDY = Study(
+    "autograd",
+    {"rows": rows, "flash4": flash4},
+    _head,
+    line=lambda row: f"{row['shape']} {row['name']:16}{row['ms']:8.3f} ms",
+)
 take = STUDY.take
 
 
 @records.shown
 def table(record: Mapping[str, Any] | None = None) -> str:
     """Format a record as text, a case a line: ours, and its speed compared with each peer's."""
-    lines = [
-        f"{'forward and backward, bfloat16':42}{'ours':>12}{'TFLOP/s':>8}"
-        + "".join(f"{f'over {name}':>28}" for name in PEERS)
-    ]
+    lines = _lines(record["rows"], tuple(PEERS))
+    if "flash4" in record:
+        lines += ["", *_lines(record["flash4"], (FLASH4,))]
+    return "\n".join(lines)
+
+
+def _lines(rows: Sequence[Mapping[str, Any]], peers: Sequence[str]) -> list[str]:
+    """Format a heading, and a line for each case."""
+    heading = f"{'forward and backward, bfloat16':42}{'ours':>12}{'TFLOP/s':>8}"
+    lines = [heading + "".join(f"{f'over {name}':>28}" for name in peers)]
     by_case: dict[Any, dict[str, Any]] = {}
-    for row in record["rows"]:
+    for row in rows:
         by_case.setdefault((*row["shape"], row["causal"]), {})[row["name"]] = row
     for (batch, heads, n, d, causal), own in by_case.items():
         what, ours = f"{batch} x {heads} heads of {d}, N = {n}" + ", causal" * causal, own[OURS]
         line = f"{what:42}{ours['ms']:9.2f} ms{ours['tflops']:8.0f}"
-        for name in PEERS:
+        for name in peers:
             line += (speed_text(own[name]) if name in own else "").rjust(28)
         lines.append(line.rstrip())
-    return "\n".join(lines)
+    return lines
+
+
+def flash4_speeds(record: Mapping[str, Any]) -> list[float]:
+    """List the recorded speeds compared with FlashAttention-4, the lowest first."""
+    return sorted(row["speed"] for row in record.get("flash4", ()) if row["name"] == FLASH4)
