@@ -362,11 +362,11 @@ def _row(trees: Sequence[Tree]) -> str:
     return f"({', '.join(map(python, trees))}{',' if len(trees) == 1 else ''})"
 
 
-def _source(planned: Plan) -> str:
+def _source(planned: Plan, prefix: str = "") -> str:
     """Write the constant with the kernels' text."""
     text = _kernel_text(*planned.files)
     noqa = "  # noqa: E501" if max(map(len, text.splitlines())) > _WIDTH else ""
-    return f'SOURCE = r"""\n{text}"""{noqa}'
+    return f'{prefix}SOURCE = r"""\n{text}"""{noqa}'
 
 
 # ---- C++
