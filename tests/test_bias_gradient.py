@@ -436,7 +436,7 @@ BUGS: tuple[tuple[str, Bug], ...] = (
     ("keys", Bug("rows are not added", "? sums[i][n] : sums[n][i]", "? sums[i][n] : (n == 0 ? sums[n][i] : 0.0f)")),
     ("rows", Bug("keys and rows exchanged", "sum += bias.sum_keys ? sums[i][n] : sums[n][i]", "sum += sums[n][i]")),
     ("all", Bug("one row alone", "for (int n = 0; i == 0 && n < BLOCK; ++n)", "for (int n = 0; i == 0 && n < 1; ++n)")),
-    ("full", Bug("heads that are one step too many", "begin / key_steps / row_steps / head_steps", "0")),
+    ("all", Bug("heads that are one step too many", "begin / key_steps / row_steps / head_steps", "0")),
     ("full", Bug("rows past the end", "row < params.rows && key", "key", error=Exception, cpu_only=True)),
     ("table", Bug("the other diagonal", "if (above % BLOCK != 0)", "if (false)")),
     ("table", Bug("the ends", "column == 0 ? least :", "")),
