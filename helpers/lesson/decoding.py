@@ -236,7 +236,7 @@ def recorded_rows(part: str) -> list[tuple[str, dict[str, dict[str, Any]]]]:
             batch, keys, heads, kv_heads, d = row["row"]
             what = f"{batch} × {keys:,} keys, {heads}/{kv_heads} heads of {d}"
         else:
-            what = f"{row['batch']} sequences" if "batch" in row else part
+            what = f"{row['batch']} sequence{'s' * (row['batch'] > 1)}" if "batch" in row else part
         found.setdefault(what, {})[row["name"]] = row
     return list(found.items())
 
