@@ -464,7 +464,8 @@ def table(record: Mapping[str, Any] | None = None) -> str:
     if "host" in record:
         lines += ["", f"{'host, a call':32}{'':46}{'µs':>8}{'spread':>9}"]
         for r in record["host"]:
-            lines.append(f"{r['what']:32}{r['call']:46}{r['us']:8.1f}{(r['us_max'] - r['us_min']) / r['us']:9.1%}")
+            low, high = ("us_q1", "us_q3") if "us_q1" in r else ("us_min", "us_max")
+            lines.append(f"{r['what']:32}{r['call']:46}{r['us']:8.1f}{(r[high] - r[low]) / r['us']:9.1%}")
     for kind in ("prefill", "training", "training_8"):
         if kind not in record:
             continue
