@@ -178,7 +178,7 @@ __device__ __forceinline__ void add_and_store(
     Sums& sums, Result* dBias, const BiasTile& bias, const BiasParams& params) {
   __syncthreads();  // hazard: sums could be read before another thread has written its part
 
-  if (FORM == TABLE) {  // element i + BLOCK: of the keys i behind their row
+  if (FORM == TABLE) {  // element i + BLOCK: keys i after their row
     dBias += (((long long)bias.split * params.heads + bias.head) * params.tiles + bias.tile) *
              (2 * BLOCK);
     for (int i = threadIdx.x; i < 2 * BLOCK; i += BIAS_THREADS) {

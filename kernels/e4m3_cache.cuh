@@ -1,14 +1,14 @@
-// A cache in e4m3, a byte for each number: what 14 does otherwise with CACHE_E4M3. A number is its
+// A cache in e4m3, a byte for each number: what CACHE_E4M3 changes in 14. A number is its
 // byte times the descale of its sequence and head of K or V. Bytes go to shared memory as they are, and
 // become halves, exactly, in the registers in which mma.sync needs them.
 //
-// ldmatrix moves pairs of bytes where it would move halves. So lane 4 g + t gets dims 4 t .. 4 t + 3 of
-// each 16 of key g, and Q is read in the same order: a sum over d does not ask in which. Of V, transposed
+// ldmatrix moves 2-byte elements, here pairs of e4m3. So lane 4 g + t gets dims 4 t .. 4 t + 3 of
+// each 16 of key g, and Q is read in the same order, since a sum over d may take any. Of V, transposed
 // on the way, it gets columns 2 g and 2 g + 1 of keys 2 t and 2 t + 1: the even columns of 16 are the
 // eight columns of one product, and the odd ones those of the next.
 //
-// The products are those of halves for any type of Q: a row of Q is multiplied by a power of two that
-// brings it into their range, and its scores are divided by it.
+// Products are of float16 for any type of Q: a power of two scales each row of Q into its range, and is
+// undone in its scores.
 
 #pragma once
 #include "decode_tile.cuh"

@@ -1,5 +1,5 @@
 // What 16's scores and results are multiplied by. A head of Q, K and V has a descale each; with
-// DESCALE_ROWS, each so many rows or keys of a head have one.
+// DESCALE_ROWS, every DESCALE_ROWS rows or keys do.
 
 #pragma once
 #include "hopper_softmax.cuh"  // LOG2_E
@@ -16,8 +16,8 @@ __device__ __forceinline__ int head_of_kv(const Tile& tile, const AttentionParam
   return tile.sequence * params.kv_heads + tile.kv_head;
 }
 
-// What all scores of 64 rows are multiplied by; with DESCALE_ROWS, but for K's descale. first_row: in
-// their head.
+// What all scores of 64 rows are multiplied by, in units of log2; with DESCALE_ROWS, without K's
+// descale and not yet in those units. first_row: in their head.
 __device__ __forceinline__ float scale_of_rows(
     const Tile& tile, int first_row, const float* q_descale, const float* k_descale,
     const AttentionParams& params) {
@@ -31,7 +31,7 @@ __device__ __forceinline__ float scale_of_rows(
 #endif
 }
 
-// The same for a tile of keys, in units of log2.
+// What the scores of a tile of keys are multiplied by, in units of log2.
 __device__ __forceinline__ float scale_of_tile(
     float of_rows, const Tile& tile, int first_key, const float* k_descale,
     const AttentionParams& params) {
@@ -43,7 +43,7 @@ __device__ __forceinline__ float scale_of_tile(
 #endif
 }
 
-// What P V of a tile of keys is multiplied by, and in the end O.
+// What P V of a tile of keys is multiplied by.
 __device__ __forceinline__ float descale_of_tile(
     const Tile& tile, int first_key, const float* v_descale, const AttentionParams& params) {
 #if DESCALE_ROWS
@@ -53,6 +53,7 @@ __device__ __forceinline__ float descale_of_tile(
 #endif
 }
 
+// What O is multiplied by in the end.
 __device__ __forceinline__ float descale_of_output(
     const Tile& tile, const float* v_descale, const AttentionParams& params) {
   return DESCALE_ROWS ? 1.0f : descale_of(v_descale, head_of_kv(tile, params));

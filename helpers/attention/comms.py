@@ -126,7 +126,7 @@ class Comms:
         return _Graph(self, work) if device.ON_GPU else work
 
     def after(self, events: Mapping[int, Any]) -> None:
-        """Take these events, by local rank, for the arrival of the last messages."""
+        """Treat these events, by local rank, as the arrival of the last messages."""
 
     def agree(self, call: Mapping[str, Any]) -> None:
         """Wait until all ranks have come to a call, and compare it: the first message of a call of a new form.
@@ -215,9 +215,7 @@ class _Graph:
         for rank in comms.ranks:
             with comms.on(rank):
                 shared = next((s for s in streams.values() if s.device_id == cuda.Device().id), None)
-                streams[rank] = shared or cuda.Stream(
-                    non_blocking=True
-                )  # a stream of CuPy's default cannot be captured
+                streams[rank] = shared or cuda.Stream(non_blocking=True)  # CuPy's default stream cannot be captured
         self._stream = streams[comms.ranks[0]]
         comms.capturing = streams
         try:

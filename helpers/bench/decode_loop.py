@@ -1,6 +1,6 @@
 """A small GPT that writes in PyTorch: a loop of the host's, and the same step replayed as a CUDA graph.
 
-The weights are `char_gpt`'s, q, k and v have 16 bits, the cache lies in pages. A step reads the tokens, lengths and
+Weights are `char_gpt`'s; q, k and v have 16 bits; the cache is paged. A step reads the tokens, lengths and
 pages of all sequences from arrays of the device and leaves the next tokens and lengths there. So a graph of one step
 serves all steps, of any lengths.
 """
@@ -23,7 +23,7 @@ from helpers.bench.peers import TORCH_DEVICE
 from helpers.bench.timing import quartiles
 
 CHARACTERS = "".join(map(chr, range(32, 127)))
-LOOP, SERVED = Config(512, 4, 4, 256), Config(128, 2, 1, 64)  # the second is notebook 14's
+LOOP, SERVED = Config(512, 4, 4, 256), Config(128, 2, 1, 64)  # the second: 14's live server
 LOGITS_DIFFER = 5e-2  # of the largest logit: q, k and v are rounded to 16 bits
 
 

@@ -2,9 +2,10 @@
 //
 // Since step 14: two blocks take neighbouring tiles of rows of one head. Each loads half of a tile
 // of K or V, and TMA writes it into the shared memory of both. A stage is empty when the consumers
-// of both have left it, since the other block's copies fill it too. Both see the keys of both.
-// It loses: on an H200, at N = 4096 and 16384, it is 0.95 to 1.00 times as fast as 10:
-// we suspect, K and V come from the L2 cache in time. With .release.cluster (below), 0.67 to 0.75.
+// of both have left it, since the other block's copies fill it too. Both process the keys that
+// either needs.
+// It loses: on an H200, at N = 4096 and 16384, it is 0.96 to 1.00 times as fast as 10. We suspect
+// that L2 delivers K and V in time. With .release.cluster (below), 0.67 to 0.75.
 //
 // Launch   grid: as many blocks as multiprocessors, two in a cluster; block 128 (1 + BLOCK_M / 64);
 //          SHARED_BYTES of dynamic shared memory
@@ -195,7 +196,7 @@ __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__(THREADS, 1) hop
   const int consumer = warpgroup - 1, lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
   const int warp_row = 64 * consumer + threadIdx.x / 32 % 4 * 16;  // of the tile's rows
   const bool leader = threadIdx.x % 128 == 0;  // releases for its warpgroup, as in CUTLASS
-  const int leader_to = threadIdx.x % 128;     // so does a thread for each block, K and V
+  const int leader_to = threadIdx.x % 128;     // the block that this thread signals, for K and V
   unsigned char* const staged = dynamic_smem + O_AT + warp_row * 128;
   const unsigned long long q = wgmma_descriptor(Q_smem + consumer * Q_BYTES),
                            k = wgmma_descriptor(K_smem);

@@ -1,8 +1,8 @@
 // 16.4 turns: consumers take turns. Not measured as it stands.
 //
 // Since 16_fp8.cu: three consumers that have their scores at once also need MUFU at once, and then the
-// tensor cores, we suspect. So they take turns: one after the other computes its maxima, and begins its
-// exponentials while the next one does. And under a mask a consumer leaves out tiles of keys that only the
+// tensor cores, we suspect. So they take turns: one at a time computes its maxima, and begins its
+// exponentials while the next one computes maxima. And under a mask a consumer leaves out tiles of keys that only the
 // rows of others see.
 //
 // Launch   16_transpose.cu; then as 10, after its 10_order.cu

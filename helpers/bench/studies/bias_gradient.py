@@ -3,7 +3,8 @@
     python3 -m helpers.bench.study bias_gradient FILE
 
 bfloat16, 4 x 16 heads. Device time, in turns, with a full queue. SDPA takes a bias as its mask: its memory-efficient
-backend computes dQ, dK and dV together with dBias.
+backend computes dQ, dK and dV together with dBias; for slopes and a table, autograd then sums the mask's gradient which
+counts as its time.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ take = STUDY.take
 @records.shown
 def table(record: Mapping[str, Any] | None = None) -> str:
     """Format a record as text, a gradient a line: its time in those of dQ, dK and dV, and SDPA's for all four."""
-    lines = [f"{'bfloat16, 4 x 16 heads':38}{'dBias':>9}{'dQ, dK, dV':>13}{'price':>8}{'SDPA, all four':>18}"]
+    lines = [f"{'bfloat16, 4 x 16 heads':38}{'dBias':>9}{'dQ, dK, dV':>13}{'ratio':>8}{'SDPA, all four':>18}"]
     cases: dict[Any, dict[str, Any]] = {}
     for row in record["rows"]:
         cases.setdefault((*row["shape"], row["form"]), {})[row["name"]] = row
