@@ -3,8 +3,8 @@
     python3 -m helpers.bench.study bias_gradient FILE
 
 bfloat16, 4 x 16 heads. Device time, in turns, with a full queue. SDPA takes a bias as its mask: its memory-efficient
-backend computes dQ, dK and dV together with dBias; for slopes and a table, autograd then sums the mask's gradient which
-counts as its time.
+backend computes dQ, dK and dV together with dBias. For slopes and a table autograd then sums the mask's gradient, which
+counts as SDPA's time.
 """
 
 from __future__ import annotations
