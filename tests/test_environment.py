@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "environment.yml").read_text(encoding="utf-8")
 
 # Used where they are found, never needed: extras, peers to measure against, and what the set-up reads versions with.
-OPTIONAL = {"torch", "transformers", "triton", "numba", "packaging", "pip"}
+OPTIONAL = {"torch", "transformers", "triton", "numba", "flash_attn", "packaging", "pip"}
 EXTRAS = {"torch": ["torch", "transformers"], "peers": ["numba"]}
 # Extras that the set-up chooses itself: a C++ compiler, and the packages for CUDA 13 in place of those for CUDA 12.
 BY_ITSELF = {"compiler", "cuda13"}
