@@ -206,7 +206,7 @@ class Comms:
 
 
 class _Graph:
-    """What a function queues for the local ranks, as a CUDA graph. Its memory is a pool of its own."""
+    """A CUDA graph of all that a function queues for the local ranks, with a memory pool of its own."""
 
     def __init__(self, comms: Comms, work: Callable[[], Any]) -> None:
         cuda = device.cp.cuda

@@ -48,7 +48,7 @@ class DecodeCall(NamedTuple):
 
     @property
     def is_e4m3(self) -> bool:
-        """Whether the cache's numbers are e4m3."""
+        """Return True if the cache's numbers are e4m3."""
         return self.arrays["k_cache"].dtype == np.uint8
 
     @property

@@ -146,16 +146,6 @@ _BIAS: Mapping[str, Any] = {
     "max_head_dim": MAX_HEAD_DIM,
 }
 
-_OTHERS = "bias_gradient_delta", "bias_gradient_sum"
-_BIAS: Mapping[str, Any] = {
-    "number": 11,
-    "launches": _launch,
-    "scratch": _scratch,
-    "direction": "bias",
-    "features": PLAIN | {"deterministic", "mod"},
-    "max_head_dim": MAX_HEAD_DIM,
-}
-
 BIAS_GRADIENT = Stage(
     name="bias_gradient",
     file="11_bias_gradient.cu",
