@@ -47,7 +47,8 @@ from helpers.attention.run import run
 from helpers.attention.scalars import check_flags, whole_number
 
 SCHEDULES = ("zigzag", "ring", "all_gather")
-MERGE, MERGE_THREADS = "17_merge.cu", 256
+MERGE, SUM, MERGE_THREADS = "17_merge.cu", "17_sum.cu", 256
+PARTS = 3  # of a gradient, that 17_sum.cu adds in one pass
 
 
 # ---- which rank has which tokens, and what it computes when
@@ -572,7 +573,11 @@ def _compile_first(
                     for call in calls_of(number, i, at_hand, given):
                         call.plan(call.arrays)
             for name in {"float32", own[0].dtype.name}:
-                _merge_kernel(MERGE, _c_name(f"k is {name}", name), columns[-1])
+                c_name = _c_name(f"k is {name}", name)
+                _merge_kernel(MERGE, c_name, columns[-1])
+                if "do" in arrays:
+                    for heads in {columns[0], given["q"].shape[2]}:
+                        _sum_kernel(c_name, heads * columns[-1])
     comms.compiled[form] = True
 
 
@@ -909,13 +914,16 @@ def _round_the_ring(
     for number, step in enumerate(plan):
         keys_move, sums_move = number + 1 < len(plan), number > 1
         leaving = [
-            (*(at_hand[i] if keys_move else ()), *(_totals(comms, rank, sums[i]) if sums_move else ()))
+            (*(at_hand[i] if keys_move else ()), *(_totals(comms, rank, sums[i], plan, number) if sums_move else ()))
             for i, rank in enumerate(comms.ranks)
         ]
         counts: list[list[int]] = [[] for _ in comms.ranks]
-        for which in ([plan[number + 1]] if keys_move else []) + ([step] if sums_move else []):
-            for of_rank, source in zip(counts, _local(comms, which), strict=True):
-                of_rank += [rows_by_rank[source]] * 2
+        for i, rank in enumerate(comms.ranks):
+            if keys_move:
+                counts[i] += [rows_by_rank[_source(plan[number + 1], rank)]] * 2
+            if sums_move:
+                first, end = _reach(plan, number, _source(step, rank))
+                counts[i] += [end - first] * 2
         arrived = _pass_on(comms, leaving, counts) if keys_move or sums_move else None
         here = [tuple(map(_Sum, pair)) for pair in at_hand] if number else own
         with limits.reserve_sms(comms.leave if arrived else 0):
@@ -926,21 +934,43 @@ def _round_the_ring(
             for i, rank in enumerate(comms.ranks):
                 with comms.on(rank):
                     for total, before in zip(sums[i], received[i][-2:] if sums_move else (), strict=False):
-                        total.add(before)
+                        total.add(before, _reach(plan, number, _source(step, rank)))
         at_hand = [arrays[:2] for arrays in received]
-    totals = [_totals(comms, rank, sums[i]) for i, rank in enumerate(comms.ranks)]
-    arrived = _pass_on(comms, totals, [[rows_by_rank[rank]] * 2 for rank in comms.ranks], 1 - len(plan))
+    totals = [_totals(comms, rank, sums[i], plan, len(plan)) for i, rank in enumerate(comms.ranks)]
+    home = [_reach(plan, len(plan), rank) for rank in comms.ranks]
+    arrived = _pass_on(comms, totals, [[end - first] * 2 for first, end in home], 1 - len(plan))
     with limits.reserve_sms(comms.leave):
         add_step(0, mine, own, slice(-1, None))
     for i, (rank, arrays) in enumerate(zip(comms.ranks, arrived(), strict=True)):
         with comms.on(rank):
             for total, part in zip(own[i], arrays, strict=True):
-                total.add(part)
+                total.add(part, home[i])
 
 
-def _totals(comms: Comms, rank: int, sums: Sequence[_Sum]) -> tuple[Any, ...]:
+def _totals(comms: Comms, rank: int, sums: Sequence[_Sum], plan: Plan, number: int) -> tuple[Any, ...]:
+    """Return the sums that a rank sends on before step `number`."""
     with comms.on(rank):
-        return tuple(total.so_far() for total in sums)
+        rows = _reach(plan, number, _source(plan[number - 1], rank))
+        return tuple(total.so_far(rows) for total in sums)
+
+
+def _source(step: Step | MaskedStep, rank: int) -> int:
+    """Return whose K and V a rank has in a step of a ring."""
+    source = step.sources[rank]
+    assert source is not None
+    return source
+
+
+def _reach(plan: Plan, number: int, source: int) -> tuple[int, int]:
+    """Return from where to where a rank's keys have gradients, of those that others compute before step `number`."""
+    seen = [
+        product.keys
+        for step in plan[1:number]
+        for of, products in zip(step.sources, step.products, strict=True)
+        if of == source
+        for product in products
+    ]
+    return min((first for first, _ in seen), default=0), max((end for _, end in seen), default=1)
 
 
 def _send_home(comms: Comms, sums: Sequence[Sequence[_Sum]], own: Sequence[Sequence[_Sum]], schedule: str) -> None:
@@ -948,7 +978,7 @@ def _send_home(comms: Comms, sums: Sequence[Sequence[_Sum]], own: Sequence[Seque
     cut = []
     for rank, pair in zip(comms.ranks, sums, strict=True):
         with comms.on(rank):
-            cut.append([shard(total.so_far(), comms.size, schedule) for total in pair])
+            cut.append([shard(total.so_far(total.whole), comms.size, schedule) for total in pair])
     like = [parts[0] for parts in cut[0]]
     received = _to_all(comms, lambda i, peer: [parts[peer] for parts in cut[i]], like)
     for i, rank in enumerate(comms.ranks):
@@ -962,33 +992,62 @@ class _Sum:
     """The sum of float32 parts of a gradient, each of some rows of it. like: what it is the gradient of."""
 
     def __init__(self, like: Any) -> None:
-        self._like, self._total, self._last = like, None, None
-        self._whole = 0, like.shape[1]
+        self._like, self._parts = like, []
+        self.whole = 0, like.shape[1]
 
     def add(self, part: Any, rows: tuple[int, int] | None = None) -> None:
-        """Add a part. The last one waits, to be added in one pass with rounding, or to the first that has all rows."""
-        if self._total is None and rows in (None, self._whole):
-            self._total = part
-        else:
-            self._flush()
-            self._last = part, rows or self._whole
+        """Add a part. Up to PARTS wait, to be added in one pass."""
+        if len(self._parts) == PARTS:
+            self.so_far(self.whole)
+        self._parts.append((part, rows or self.whole))
 
-    def _flush(self, dtype: Any = None) -> Any:
-        part, rows = self._last or (None, (0, 0))
-        self._last = None
-        if self._total is None:
-            self._total = device.cp.empty(self._like.shape, dtype=np.float32)
-            for gap in ((0, rows[0]), (rows[1], self._whole[1])):
-                _rows(self._total, gap)[...] = 0
-            if part is not None:
-                _rows(self._total, rows)[...] = part
-                part, rows = None, (0, 0)
-        return merge(self._total, part, rows, dtype=dtype)
-
-    def so_far(self) -> Any:
-        """Return the sum, float32, of the shape of `like`."""
-        return self._flush()
+    def so_far(self, rows: tuple[int, int]) -> Any:
+        """Return the sum, float32, of these rows, which contain those of all parts."""
+        if [which for _, which in self._parts] != [rows]:
+            self._parts = [(sum_parts(self._like, self._parts, rows), rows)]
+        return self._parts[0][0]
 
     def rounded(self) -> Any:
         """Return the sum in the dtype of `like`. Nothing can be added after it."""
-        return self._flush(self._like.dtype)
+        if self._like.dtype == np.float32:
+            return self.so_far(self.whole)
+        return sum_parts(self._like, self._parts, self.whole, self._like.dtype)
+
+
+def sum_parts(
+    like: Any, parts: Sequence[tuple[Any, tuple[int, int]]], rows: tuple[int, int], dtype: Any = np.float32
+) -> Any:
+    """Add parts of a gradient in one pass, on the current device, by kernels/17_sum.cu.
+
+    Args:
+        like: (batch, n, heads, head_dim), what it is the gradient of. parts: up to PARTS, each float32, C-contiguous,
+            and which rows of the whole it has; none of them is used afterwards. rows: of the whole; others are left
+            out, and those that no part has are 0. dtype: of the result.
+    """
+    batch, _, heads, head_dim = like.shape
+    columns, count = heads * head_dim, rows[1] - rows[0]
+    in_place = next((a for a, which in parts if which == rows and dtype == np.float32), None)
+    result = device.cp.empty((batch, count, heads, head_dim), dtype=dtype) if in_place is None else in_place
+    if not result.size:
+        return result
+    compiled = _sum_kernel(C_NAMES[np.dtype(dtype).name], columns)
+    given = [*parts, *[(None, (0, 0))] * (PARTS - len(parts))]
+    form = *(a is None for a, _ in given),
+    launch = compiled.launch_known if form in compiled.accepted else compiled
+    numbers = columns, rows[0], count, *(each for _, (first, end) in given for each in (first, end - first))
+    grid = -(-count * (columns // _width(columns)) // MERGE_THREADS)
+    for some in slices(batch, MAX_GRID_YZ):
+        arrays = [a if a is None else a[some] for a in (result, *(a for a, _ in given))]
+        launch((grid, some.stop - some.start), (MERGE_THREADS,), (*arrays, *map(np.int32, numbers)), shared_mem=0)
+    if not kernel.launches_are_replaced():
+        compiled.accepted.add(form)
+    return result
+
+
+def _width(columns: int) -> int:
+    return 1 if columns % 4 else 4
+
+
+@functools.lru_cache(maxsize=64)
+def _sum_kernel(name: str, columns: int) -> kernel.Kernel:
+    return kernel.load(SUM, f"sum_parts<{name}>", defines={"WIDTH": _width(columns), "THREADS": MERGE_THREADS})

@@ -515,7 +515,7 @@ def measure_short(ranks: Comms, *, backward: bool) -> Iterator[Row]:
                 ways["graph of 4, peer copies"] = ranks.captured(functools.partial(call, ranks, 4))
                 silent, held = mute(ranks)
                 ways["graph, no messages"] = silent.captured(functools.partial(call, silent))
-                with patch.object(ring, "merge", unmerged):
+                with patch.object(ring, "merge", unmerged), patch.object(ring, "sum_parts", unadded):
                     ways["graph, products alone"] = silent.captured(functools.partial(call, silent))
                 for rank, arrived, sent in held:
                     with ranks.on(rank):
@@ -546,6 +546,11 @@ def mute(ranks: Comms) -> tuple[Comms, list[tuple[int, Any, Any]]]:
 def unmerged(o: Any, part: Any, rows: Any, lse: Any = None, part_lse: Any = None, dtype: Any = None) -> Any:
     """Return an array as `ring.merge` does, and join nothing."""
     return o if dtype is None or np.dtype(dtype) == np.float32 else cp.empty(o.shape, dtype=dtype)
+
+
+def unadded(like: Any, parts: Sequence[Any], rows: tuple[int, int], dtype: Any = np.float32) -> Any:
+    """Return an array as `ring.sum_parts` does, and add nothing."""
+    return cp.empty((len(like), rows[1] - rows[0], *like.shape[2:]), dtype=dtype)
 
 
 def measure_gathered(ranks: Comms) -> Iterator[Row]:
