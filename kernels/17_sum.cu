@@ -36,8 +36,8 @@ __global__ void __launch_bounds__(THREADS) sum_parts(
   const auto add = [&](const float* part, int first_part, int rows_part) {
     const int part_row = first + row - first_part;
     if (!part || part_row < 0 || part_row >= rows_part) return;
-    const Chunk p = *reinterpret_cast<const Chunk*>(
-        part + (batch * rows_part + part_row) * columns + column);
+    const Chunk p =
+        *reinterpret_cast<const Chunk*>(part + (batch * rows_part + part_row) * columns + column);
 #pragma unroll
     for (int i = 0; i < WIDTH; ++i) sum.x[i] += p.x[i];
   };
@@ -47,7 +47,6 @@ __global__ void __launch_bounds__(THREADS) sum_parts(
 
   // ---- the sum
   T* const out = result + (batch * rows + row) * columns + column;
-  if constexpr (WIDTH == 4)
-    store4(out, make_float4(sum.x[0], sum.x[1], sum.x[2], sum.x[3]));
+  if constexpr (WIDTH == 4) store4(out, make_float4(sum.x[0], sum.x[1], sum.x[2], sum.x[3]));
   else out[0] = T(sum.x[0]);
 }

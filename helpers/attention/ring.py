@@ -42,12 +42,14 @@ from helpers.attention.ladder.call import (
 from helpers.attention.ladder.kinds import DeviceArrays
 from helpers.attention.ladder.launches import C_NAMES, MAX_GRID_YZ, slices
 from helpers.attention.ladder.layout import Spec, bits, dense
+from helpers.attention.ring_joined import Joined, Place, joins, places
 from helpers.attention.ring_masks import MaskedStep, Piece, chunk_numbers, masked_steps, rows_of, spans
 from helpers.attention.run import run
 from helpers.attention.scalars import check_flags, whole_number
 
 SCHEDULES = ("zigzag", "ring", "all_gather")
 MERGE, SUM, MERGE_THREADS = "17_merge.cu", "17_sum.cu", 256
+STAGE: str | None = None  # of products whose results a kernel joins; None: the usual one, if it does so
 PARTS = 3  # of a gradient, that 17_sum.cu adds in one pass
 
 
@@ -332,16 +334,24 @@ def ring_attention(
         def calls_of(number: int, i: int, at_hand: Sequence[Any], given: Mapping[str, Any]) -> Iterator[Attention]:
             """Yield the calls of a step of local rank i, with its arrays or with their specs."""
             rank = comms.ranks[i]
-            for product in plan[number].products[rank]:
+            for which, product in enumerate(plan[number].products[rank]):
+                arrays = dict(zip("qkv", (_rows(given["q"], product.rows), *(_rows(a, product.keys) for a in at_hand))))
+                if joined:
+                    arrays |= _arrays_to_join(product.rows, joined[i][number][which], given)
+                    yield Joined(arrays, ForwardOptions(*_mask_of(product), scale, stage=STAGE))
+                    continue
                 alone, _ = _place_of(product, plan, number, rank)
-                arrays = _rows(given["q"], product.rows), *(_rows(a, product.keys) for a in at_hand)
                 out = "" if alone else "float32"
                 options = ForwardOptions(*_mask_of(product), scale, return_lse=True, out=out)
-                yield _call(product, dict(zip("qkv", arrays, strict=True)), options)
+                yield _call(product, arrays, options)
 
+        joined = _joined(comms, plan, rows_by_rank, scale, q=q, k=k, v=v)
         _compile_first(comms, plan, rows_by_rank, calls_of, options, q=q, k=k, v=v)
     comms.agree(_form("ring_attention", options, q, k))
-    outputs = [_Output(a) for a in q]
+    outputs = []
+    for rank, a in zip(comms.ranks, q, strict=True):
+        with comms.on(rank):
+            outputs.append(_Output(a, joined=bool(joined)))
     with _abort_on_error(comms):
         at_hand = [*zip(k, v, strict=True)]
         if schedule == "all_gather" and comms.size > 1:
@@ -355,9 +365,12 @@ def ring_attention(
             with limits.reserve_sms(comms.leave if arrived else 0):
                 for i, rank in enumerate(comms.ranks):
                     with comms.on(rank):
-                        calls = calls_of(number, i, at_hand[i], {"q": q[i]})
+                        calls = calls_of(number, i, at_hand[i], {"q": q[i], **outputs[i].so_far})
                         products: tuple[Product | Piece, ...] = step.products[rank]
                         for product, call in zip(products, calls, strict=True):
+                            if joined:
+                                run(call)
+                                continue
                             alone, last = _place_of(product, plan, number, rank)
                             outputs[i].join(*_batched(product, run(call)), product.rows, alone=alone, last=last)
             if arrived:
@@ -368,6 +381,59 @@ def ring_attention(
             each.complete()
     results = [each.o for each in outputs]
     return (results, [each.lse for each in outputs]) if return_lse else results
+
+
+def _arrays_to_join(rows: tuple[int, int], place: Place, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a product's arrays of results: parts of those of its rank, or of their specs."""
+    if "o" not in given:
+        q = given["q"]
+        batch, n, heads, _ = q.shape
+        shapes = {"o": (q.shape, q.dtype), "part": (q.shape, np.float32), "lse": ((batch, heads, n), np.float32)}
+        given = {name: dense(*form)._replace(device=q.device) for name, form in shapes.items()}
+    arrays = {"o": _rows(given["o"], rows), "lse_so_far": _rows(given["lse"], rows, 2)}
+    if place.before:
+        arrays["o_before"] = _rows(given["part"], rows)
+    if place.first_open < rows[1]:
+        arrays["o_after"] = _rows(given["part"], (place.first_open, rows[1]))
+    return arrays
+
+
+def _joined(
+    comms: Comms, plan: Plan, rows_by_rank: Sequence[int], scale: float, **arrays: Sequence[Any]
+) -> list[list[list[Place]]]:
+    """Find the places of each local rank's products, by step; empty if some kernel does not join results."""
+    if any(isinstance(step, MaskedStep) for step in plan):
+        return []
+    kind = DeviceArrays()
+    keys = [kind.cache_keys(parts) for parts in arrays.values()]
+    form = "joined", plan, scale < 0, *map(tuple, keys)
+    if form not in comms.compiled:
+        comms.compiled[form] = all(
+            joins(specs, ForwardOptions(*_mask_of(product), scale, stage=STAGE))
+            for i, rank in enumerate(comms.ranks)
+            for specs, product in _specs_of(plan, rank, rows_by_rank, [kind.spec(of[i]) for of in keys])
+        )
+    found = [
+        places([[product.rows for product in step.products[rank]] for step in plan], arrays["q"][i].shape[1])
+        for i, rank in enumerate(comms.ranks)
+    ]
+    return found if comms.compiled[form] and None not in found else []  # type: ignore[return-value]
+
+
+def _specs_of(
+    plan: Plan, rank: int, rows_by_rank: Sequence[int], own: Sequence[Spec]
+) -> Iterator[tuple[dict[str, Spec], Product | Piece]]:
+    """Yield q, k and v of each product of a rank, and the product."""
+    q, *pair = own
+    for step in plan:
+        source = step.sources[rank]
+        for product in step.products[rank]:
+            at_hand = pair
+            if source != rank:
+                count = sum(rows_by_rank) if source is None else rows_by_rank[source]
+                arrived = dense((q.shape[0], count, *pair[0].shape[2:]), q.dtype)._replace(device=q.device)
+                at_hand = [arrived, arrived]
+            yield dict(zip("qkv", (_rows(q, product.rows), *(_rows(a, product.keys) for a in at_hand)))), product
 
 
 def _local(comms: Comms, step: Step | MaskedStep) -> list[int]:
@@ -681,8 +747,14 @@ def _gathered(comms: Comms, at_hand: Sequence[Sequence[Any]], schedule: str) -> 
 class _Output:
     """A rank's output so far, and its lse."""
 
-    def __init__(self, q: Any) -> None:
+    def __init__(self, q: Any, *, joined: bool = False) -> None:
+        """joined: kernels change what is so far in place."""
         self._q, self.o, self.lse = q, None, None
+        self.so_far: dict[str, Any] = {}
+        if joined:
+            batch, n, heads, _ = q.shape
+            self.o, self.lse = _like(q, q.shape), device.cp.empty((batch, heads, n), dtype=np.float32)
+            self.so_far = {"o": self.o, "lse": self.lse, "part": device.cp.empty(q.shape, dtype=np.float32)}
 
     def join(self, o: Any, lse: Any, rows: tuple[int, int], *, alone: bool, last: bool) -> None:
         """Merge one partial output. alone: no other partial has these rows. last: no partial follows."""
