@@ -60,6 +60,7 @@ class Comms:
         self.size, self.ranks = size, tuple(ranks)
         self.leave = whole_number("leave", leave, least=0)
         self.compiled: Cache[bool] = Cache()
+        self.tiles: Cache[int] = Cache()
         self.agreed: Cache[bool] = Cache()
         self.capturing: Mapping[int, Any] = {}  # by local rank, the stream that graphs are captured from
         self.recorded: _Replay | None = None  # what they are captured for

@@ -42,6 +42,7 @@ from helpers.attention.ladder.call import (
 from helpers.attention.ladder.kinds import DeviceArrays
 from helpers.attention.ladder.launches import C_NAMES, MAX_GRID_YZ, slices
 from helpers.attention.ladder.layout import Spec, bits, dense
+from helpers.attention.ring_gradients import OF_ROWS, Part, tile_of
 from helpers.attention.ring_joined import Joined, Place, joins, places
 from helpers.attention.ring_masks import MaskedStep, Piece, chunk_numbers, masked_steps, rows_of, spans
 from helpers.attention.run import run
@@ -50,6 +51,8 @@ from helpers.attention.scalars import check_flags, whole_number
 SCHEDULES = ("zigzag", "ring", "all_gather")
 MERGE, SUM, MERGE_THREADS = "17_merge.cu", "17_sum.cu", 256
 STAGE: str | None = None  # of products whose results a kernel joins; None: the usual one, if it does so
+BACKWARD_STAGE: str | None = None  # the same for gradients
+_UNKNOWN = dense((1,), np.dtype(np.float32))  # an array of which a plan needs nothing but the name
 PARTS = 3  # of a gradient, that 17_sum.cu adds in one pass
 
 
@@ -425,15 +428,21 @@ def _specs_of(
 ) -> Iterator[tuple[dict[str, Spec], Product | Piece]]:
     """Yield q, k and v of each product of a rank, and the product."""
     q, *pair = own
-    for step in plan:
-        source = step.sources[rank]
-        for product in step.products[rank]:
-            at_hand = pair
-            if source != rank:
-                count = sum(rows_by_rank) if source is None else rows_by_rank[source]
-                arrived = dense((q.shape[0], count, *pair[0].shape[2:]), q.dtype)._replace(device=q.device)
-                at_hand = [arrived, arrived]
+    for number, at_hand in _keys_at_hand(plan, rank, rows_by_rank, pair):
+        for product in plan[number].products[rank]:
             yield dict(zip("qkv", (_rows(q, product.rows), *(_rows(a, product.keys) for a in at_hand)))), product
+
+
+def _keys_at_hand(
+    plan: Plan, rank: int, rows_by_rank: Sequence[int], own: Sequence[Spec]
+) -> Iterator[tuple[int, Sequence[Spec]]]:
+    """Yield the number of each step, and the specs of K and V that a rank has in it."""
+    batch, _, *columns = own[0].shape
+    for number, step in enumerate(plan):
+        source = step.sources[rank]
+        count = sum(rows_by_rank) if source is None else rows_by_rank[source]
+        arrived = dense((batch, count, *columns), own[0].dtype)._replace(device=own[0].device)
+        yield number, own if source == rank or len(rows_by_rank) == 1 else (arrived, arrived)
 
 
 def _local(comms: Comms, step: Step | MaskedStep) -> list[int]:
@@ -608,6 +617,7 @@ def _compile_first(
     rows_by_rank: Sequence[int],
     calls_of: _Calls,
     options: Mapping[str, Any],
+    whole: Callable[[Mapping[str, Any]], Sequence[Attention]] | None = None,
     **arrays: Sequence[Any],
 ) -> None:
     """Compile what the local ranks will launch, unless an earlier call like this one has: nothing is sent before.
@@ -617,7 +627,7 @@ def _compile_first(
 
     Args:
         calls_of: yields the calls of a step of a local rank, from specs of K and V at hand and of its own arrays.
-        arrays: of the local ranks, by name.
+        whole: makes calls for all rows of a rank, from the specs of its arrays. arrays: of the local ranks, by name.
     """
     kind = DeviceArrays()
     keys = {name: kind.cache_keys(parts) for name, parts in arrays.items()}
@@ -627,15 +637,13 @@ def _compile_first(
     for i, rank in enumerate(comms.ranks):
         given = {name: kind.spec(of[i]) for name, of in keys.items()}
         own = given["k"], given["v"]
-        batch, _, *columns = own[0].shape
+        columns = own[0].shape[2:]
         with comms.on(rank):
-            for number, step in enumerate(plan):
-                source = step.sources[rank]
-                count = sum(rows_by_rank) if source is None else rows_by_rank[source]
-                arrived = dense((batch, count, *columns), own[0].dtype)._replace(device=own[0].device)
+            for call in whole(given) if whole else ():
+                call.plan(call.arrays)
+            for number, at_hand in _keys_at_hand(plan, rank, rows_by_rank, own):
                 leave = comms.leave if number + 1 < len(plan) or "do" in arrays else 0
                 with limits.reserve_sms(leave):
-                    at_hand = own if source == rank or comms.size == 1 else (arrived, arrived)
                     for call in calls_of(number, i, at_hand, given):
                         call.plan(call.arrays)
             for name in {"float32", own[0].dtype.name}:
@@ -928,11 +936,30 @@ def ring_attention_backward(
                 arrays = {name: _rows(given[name], product.rows) for name in ("do", "q", "o")}
                 arrays |= {name: _rows(a, product.keys) for name, a in zip("kv", at_hand, strict=True)}
                 arrays["lse"] = _rows(given["lse"], product.rows, 2)
-                options = BackwardOptions(*_mask_of(product), scale, deterministic, out="float32")
-                yield _call(product, {name: arrays[name] for name in own_arrays}, options)
+                arrays = {name: arrays[name] for name in own_arrays}
+                options = BackwardOptions(*_mask_of(product), scale, deterministic, BACKWARD_STAGE, out="float32")
+                if once:
+                    first = product.rows[0] // once
+                    of_rows = {name: given[name][first:] if name in given else _UNKNOWN for name in OF_ROWS}
+                    yield Part(arrays | of_rows, options, lengths=("multiply", given["q"].shape[1]))
+                else:
+                    yield _call(product, arrays, options)
 
-        _compile_first(comms, plan, rows_by_rank, calls_of, options, **own_arrays)
+        def of_all_rows(which: str, given: Mapping[str, Any]) -> Part:
+            options = BackwardOptions(softmax_scale=scale, stage=BACKWARD_STAGE)
+            arrays = dict(given) if which == "prepare" else {**dict.fromkeys(OF_ROWS, _UNKNOWN), **given}
+            return Part(arrays, options, lengths=(which, given["q"].shape[1]))
+
+        once = 0
+        once = _once(comms, plan, rows_by_rank, calls_of, **own_arrays)
+        whole = (lambda given: [of_all_rows("prepare", given), of_all_rows("round", given)]) if once else None
+        _compile_first(comms, plan, rows_by_rank, calls_of, options, whole, **own_arrays)
     comms.agree(_form("ring_attention_backward", options, q, k))
+    state: list[dict[str, Any]] = []
+    for i, rank in enumerate(comms.ranks if once else ()):
+        with comms.on(rank):
+            given = {name: parts[i] for name, parts in own_arrays.items()}
+            state.append(given | dict(zip(OF_ROWS, run(of_all_rows("prepare", given)), strict=True)))
     dq, own = [_Sum(a) for a in q], [(_Sum(a), _Sum(b)) for a, b in zip(k, v, strict=True)]
 
     def add_step(
@@ -944,12 +971,16 @@ def ring_attention_backward(
         """
         for i, rank in enumerate(comms.ranks):
             with comms.on(rank):
-                given = {name: parts[i] for name, parts in own_arrays.items()}
+                given = state[i] if once else {name: parts[i] for name, parts in own_arrays.items()}
                 pairs = zip(halves_of(number, rank), calls_of(number, i, at_hand[i], given), strict=True)
                 for product, call in [*pairs][some]:
-                    gradients, places = _batched(product, run(call)), (product.rows, product.keys, product.keys)
-                    for total, part, where in zip((dq[i], *sums[i]), gradients, places, strict=True):
-                        total.add(part, where)
+                    if once:
+                        of_keys = run(call)
+                    else:
+                        of_rows, *of_keys = _batched(product, run(call))
+                        dq[i].add(of_rows, product.rows)
+                    for total, part in zip(sums[i], of_keys, strict=True):
+                        total.add(part, product.keys)
 
     with _abort_on_error(comms):
         if schedule == "all_gather" and comms.size > 1:
@@ -962,10 +993,36 @@ def ring_attention_backward(
         results = []
         for i, rank in enumerate(comms.ranks):
             with comms.on(rank):
-                results.append([total.rounded() for total in (dq[i], *own[i])])
+                of_rows = run(of_all_rows("round", state[i])) if once else dq[i].rounded()
+                results.append([of_rows, *(total.rounded() for total in own[i])])
         comms.finish()
     of_q, of_k, of_v = ([each[which] for each in results] for which in range(3))
     return of_q, of_k, of_v
+
+
+def _once(
+    comms: Comms, plan: Plan, rows_by_rank: Sequence[int], calls_of: _Calls, **arrays: Sequence[Any]
+) -> int:
+    """Return the rows of a tile, if a rank's rows are prepared once for all its products; else 0."""
+    if any(isinstance(step, MaskedStep) for step in plan):
+        return 0
+    kind = DeviceArrays()
+    keys = {name: kind.cache_keys(parts) for name, parts in arrays.items()}
+    form = "once", BACKWARD_STAGE, plan, *((name, *of) for name, of in keys.items())
+    if form not in comms.tiles:
+        found = set()
+        for i, rank in enumerate(comms.ranks):
+            given = {name: kind.spec(of[i]) for name, of in keys.items()}
+            found.add(tile_of(Attention(given, BackwardOptions(stage=BACKWARD_STAGE)), (*given,)))
+            for number, at_hand in _keys_at_hand(plan, rank, rows_by_rank, (given["k"], given["v"])):
+                for call in calls_of(number, i, at_hand, given):
+                    found.add(tile_of(call))
+        firsts = {product.rows[0] for step in plan for rank in comms.ranks for product in step.products[rank]}
+        if len(plan) > 1:
+            firsts |= {half.rows[0] for rank in comms.ranks for each in plan[0].products[rank] for half in each.halves()}
+        tile = min(found, default=0) if len(found) == 1 else 0
+        comms.tiles[form] = tile if tile and not any(first % tile for first in firsts) else 0
+    return comms.tiles[form]
 
 
 def _round_the_ring(

@@ -285,7 +285,8 @@ def pick_hopper_backward(head_dim: int, derivative: bool = False) -> dict[str, i
 
 def _hopper_variant(call: Call) -> dict[str, int]:
     derivative = bool(call.mod and call.mod.has_derivative)
-    return {**({"DETERMINISTIC": 1} if call.deterministic else {}), **pick_hopper_backward(call.head_dim, derivative)}
+    how = {"DETERMINISTIC": 1} if call.deterministic else {"CONTINUES": 1} if "dq_accum" in call.arrays else {}
+    return {**how, **pick_hopper_backward(call.head_dim, derivative)}
 
 
 def _hopper_by_default(rows: int, all_keys: int, head_dim: int) -> bool:
