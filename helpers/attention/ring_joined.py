@@ -62,10 +62,9 @@ class Joined(Attention):
         inputs = {name: specs[name] for name in "qkv"}
         check(inputs)
         family, stage, _, call = of_shapes(inputs, self.options, self.longest)
-        q = specs["q"]
-        if call is None or "continues" not in stage.features or whole_chunks(q.shape[-1], q.dtype.itemsize) != q.shape[-1]:
+        if call is None or "continues" not in stage.features or stage.unreadable(call) or stage.negates(call):
             return family, stage, None
-        return family, stage, None if stage.unreadable(call) or stage.negates(call) else call
+        return family, stage, call
 
     def plan(self, specs: Mapping[str, Spec]) -> Plan:
         """See `Call.plan`."""
@@ -79,6 +78,7 @@ class Joined(Attention):
 
 def joins(specs: Mapping[str, Spec], options: Any) -> bool:
     """Return True if a product of these q, k and v may be a `Joined`."""
-    if specs["q"].dtype.name not in C_NAMES or specs["q"].dtype.itemsize != 2:
+    q = specs["q"]
+    if q.dtype.name not in C_NAMES or q.dtype.itemsize != 2 or whole_chunks(q.shape[-1], 2) != q.shape[-1]:
         return False
     return Joined(specs, options).call(specs)[2] is not None
