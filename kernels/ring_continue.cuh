@@ -1,24 +1,23 @@
-// What ring attention (17) adds to 10 with -DCONTINUES=1, and without it nothing: a tile's O and lse are
-// joined with those of keys that an earlier launch has seen, so that no pass merges them afterwards.
-// lse = log(e^lse_a + e^lse_b), and O is the mean of both with those weights, as in 17_merge.cu.
+// What ring attention (17) adds to 10, and without it nothing: a tile's O and lse are joined with those
+// of keys that an earlier launch has seen, so that no pass merges them afterwards. As in 17_merge.cu,
+// lse = log(e^lse_a + e^lse_b), and O is the mean of both with those weights.
+// helpers/attention/ring_joined.py puts the definitions of parameters before the text of the kernel.
 
 #pragma once
 #include "hopper_tiles.cuh"
 #include "softmax.cuh"
 
-#if CONTINUES
-// before: O in float32 of these rows, of the keys seen so far; null: none are. after: where O in float32
-// goes, of rows from first_open on, for which more keys come; their memory may be that of before. Both
-// have the strides of O. lse: of all keys so far, changed in place; heads are lse_step apart.
-#define CONTINUE_PARAMETERS , const float *before, float *after, float *all_lse, int step, int open
-#define CONTINUE_ARGUMENTS before, after, all_lse, step, open
-#else
-#define CONTINUE_PARAMETERS
-#define CONTINUE_ARGUMENTS
+#ifndef CONTINUE_PARAMETERS
+#define CONTINUE_PARAMETERS  // of a kernel, behind its own
+#define CONTINUE_ARGUMENTS   // the same, in the order of Continuation
+#define CONTINUES 0
 #endif
 
 struct Continuation {
 #if CONTINUES
+  // before: O of these rows, of the keys seen so far; null: none are. after: where O of the rows from
+  // first_open on goes, for which more keys come; it may be the same memory, and both have O's strides.
+  // lse: of the keys so far, changed in place; heads are lse_step apart.
   const float* before;
   float* after;
   float* lse;
@@ -30,8 +29,7 @@ struct Continuation {
       Tile& tile, int warp_row, const M& maxima, const float (&l_i)[2], float (&acc)[N],
       float (&inverse)[2], const AttentionParams& params) const {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    const int open =
-        max(first_open - tile.row, 0);  // the first row of the tile for which more comes
+    const int open = max(first_open - tile.row, 0);  // a row of the tile
     float* const tile_lse =
         lse + ((long long)tile.sequence * params.heads + tile.head) * lse_step + tile.row;
     float keep[2] = {0.0f, 0.0f};

@@ -1,4 +1,4 @@
-"""Ring attention whose kernels join and add results: O and lse in 10's epilogue, dQ in 13, sums in one pass; replays."""
+"""Ring attention whose kernels join results: O and lse in 10's epilogue, dQ in 13; sums in one pass; replays."""
 
 from __future__ import annotations
 
@@ -57,8 +57,10 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize(
     ("causal", "schedule", "size", "d"),
-    [(True, "zigzag", 2, 64), (True, "zigzag", 3, 128), (True, "ring", 3, 64), (False, "ring", 2, 64)]
-    + [(True, "all_gather", 2, 64)],
+    [
+        *((True, "zigzag", 2, 64), (True, "zigzag", 3, 128), (True, "ring", 3, 64), (False, "ring", 2, 64)),
+        (True, "all_gather", 2, 64),
+    ],
 )
 def test_kernels_join_their_results(
     causal: bool, schedule: str, size: int, d: int, monkeypatch: pytest.MonkeyPatch
@@ -102,12 +104,12 @@ JOIN_BUGS = (
 )
 
 
-def plant(monkeypatch: pytest.MonkeyPatch, module: Any, stage: str, bug: Bug) -> None:
+def plant(monkeypatch: pytest.MonkeyPatch, module: Any, bug: Bug) -> None:
     """Plant a bug in the kernel that a module's plans launch."""
-    wrong, plan = bug.plant(kernel.source(LADDER[stage].file)), module.compile_plan
+    plan = module.compile_plan
 
     def planted(of: Any, call: Any, family: Any) -> Any:
-        return plan(of.changed(file=wrong), call, (bug.name, family))
+        return plan(of.changed(file=bug.plant(of.file)), call, (bug.name, family))
 
     forget()
     monkeypatch.setattr(module, "compile_plan", planted)
@@ -123,7 +125,7 @@ def test_the_bugs_can_be_planted() -> None:
 def test_planted_bugs_of_a_join_are_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
     if device.ON_GPU and bug.cpu_only:
         pytest.skip("shows on the CPU engine for certain")
-    plant(monkeypatch, ring_joined, "hopper", bug)
+    plant(monkeypatch, ring_joined, bug)
     with pytest.raises((check.CheckFailed, engine.LaunchError)):
         joined()
     forget()
@@ -134,8 +136,10 @@ def test_planted_bugs_of_a_join_are_found(bug: Bug, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(
     ("causal", "schedule", "size", "chunk", "d"),
-    [(True, "zigzag", 2, 64, 128), (False, "ring", 2, 64, 128), (True, "zigzag", 2, 128, 64)]
-    + [(True, "zigzag", 2, 24, 128)],
+    [
+        *((True, "zigzag", 2, 64, 128), (False, "ring", 2, 64, 128), (True, "zigzag", 2, 128, 64)),
+        (True, "zigzag", 2, 24, 128),
+    ],
 )
 def test_rows_are_prepared_once(
     causal: bool, schedule: str, size: int, chunk: int, d: int, monkeypatch: pytest.MonkeyPatch
@@ -143,10 +147,12 @@ def test_rows_are_prepared_once(
     """Unless a product's rows begin within a tile."""
     parts: list[str] = []
     plan = ring_gradients.Part.plan
-    monkeypatch.setattr(ring_gradients.Part, "plan", lambda self, specs: parts.append(self.lengths[0]) or plan(self, specs))
+    monkeypatch.setattr(
+        ring_gradients.Part, "plan", lambda self, specs: parts.append(self.lengths[0]) or plan(self, specs)
+    )
     forget()
     host = inputs(2 * size * chunk, d, "bfloat16", heads=2, kv_heads=1)
-    o, lse, *gradients = around(virtual_ranks(size), host, schedule, causal=causal)
+    _, _, *gradients = around(virtual_ranks(size), host, schedule, causal=causal)
     assert ({*parts} == {"prepare", "multiply", "round"}) == (chunk != 24)
     q, k, v, do = in_heads(*host)
     want = reference.attention_backward(do, q, k, v, causal=causal)

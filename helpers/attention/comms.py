@@ -116,8 +116,8 @@ class Comms:
             step = comms.captured(lambda: ring_attention(q, k, v, causal=True, comms=comms))
             o = step()    # of what is in q, k and v now; always the same arrays, which the next call overwrites
 
-        Graphs hold addresses, shapes and options, and nothing that the host does but messages: `work` is called
-        twice to compile and to compare the ranks' calls, and once more to be captured. Every process captures and calls it in
+        Graphs hold addresses, shapes and options, and nothing that the host does but messages: `work` is called twice
+        to compile and to compare the ranks' calls, and once more to be captured. Every process captures and calls it in
         the same order. Without a GPU, `work` itself is returned.
 
         Args:

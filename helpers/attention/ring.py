@@ -337,8 +337,9 @@ def ring_attention(
         def calls_of(number: int, i: int, at_hand: Sequence[Any], given: Mapping[str, Any]) -> Iterator[Attention]:
             """Yield the calls of a step of local rank i, with its arrays or with their specs."""
             rank = comms.ranks[i]
-            for which, product in enumerate(plan[number].products[rank]):
-                arrays = dict(zip("qkv", (_rows(given["q"], product.rows), *(_rows(a, product.keys) for a in at_hand))))
+            products: tuple[Product | Piece, ...] = plan[number].products[rank]
+            for which, product in enumerate(products):
+                arrays = _inputs_of(product, given["q"], at_hand)
                 if joined:
                     arrays |= _arrays_to_join(product.rows, joined[i][number][which], given)
                     yield Joined(arrays, ForwardOptions(*_mask_of(product), scale, stage=STAGE))
@@ -386,6 +387,11 @@ def ring_attention(
     return (results, [each.lse for each in outputs]) if return_lse else results
 
 
+def _inputs_of(product: Product | Piece, q: Any, at_hand: Sequence[Any]) -> dict[str, Any]:
+    """Return a product's q, k and v: parts of a rank's arrays, or of their specs."""
+    return {"q": _rows(q, product.rows), **{n: _rows(a, product.keys) for n, a in zip("kv", at_hand, strict=True)}}
+
+
 def _arrays_to_join(rows: tuple[int, int], place: Place, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return a product's arrays of results: parts of those of its rank, or of their specs."""
     if "o" not in given:
@@ -430,7 +436,7 @@ def _specs_of(
     q, *pair = own
     for number, at_hand in _keys_at_hand(plan, rank, rows_by_rank, pair):
         for product in plan[number].products[rank]:
-            yield dict(zip("qkv", (_rows(q, product.rows), *(_rows(a, product.keys) for a in at_hand)))), product
+            yield _inputs_of(product, q, at_hand), product
 
 
 def _keys_at_hand(
@@ -756,7 +762,7 @@ class _Output:
     """A rank's output so far, and its lse."""
 
     def __init__(self, q: Any, *, joined: bool = False) -> None:
-        """joined: kernels change what is so far in place."""
+        """Begin without a part, or, `joined`, with arrays that kernels change in place."""
         self._q, self.o, self.lse = q, None, None
         self.so_far: dict[str, Any] = {}
         if joined:
@@ -791,14 +797,14 @@ class _Output:
         self.lse = device.cp.full((batch, heads, n), -np.inf, dtype=np.float32)
 
 
-def merge(o: Any, part: Any, rows: tuple[int, int], lse: Any = None, part_lse: Any = None, dtype: Any = None) -> Any:
+def merge(o: Any, part: Any, rows: tuple[int, int], lse: Any, part_lse: Any, dtype: Any = None) -> Any:
     """Join a partial result to what there is, on the current device, by kernels/17_merge.cu.
 
     Args:
         o: float32 (batch, n, heads, head_dim), C-contiguous, as all are. Changed in place, unless dtype is another.
-        part: float32 (batch, rows[1] - rows[0], heads, head_dim) for those rows of o; None: nothing is joined.
-        lse, part_lse: float32 (batch, heads, n) and (batch, heads, rows): o is the mean by their weights, and lse the
-            log of the sum of both, changed in place. None: o is the sum.
+        part: float32 (batch, rows[1] - rows[0], heads, head_dim) for those rows of o.
+        lse, part_lse: float32 (batch, heads, n) and (batch, heads, rows): o becomes the mean by their weights, and lse
+            the log of the sum of both, changed in place.
         dtype: of the result, which is then complete; None: float32.
 
     Returns:
@@ -812,21 +818,20 @@ def merge(o: Any, part: Any, rows: tuple[int, int], lse: Any = None, part_lse: A
     batch, n, heads, head_dim = o.shape
     rounded = dtype is not None and np.dtype(dtype) != np.float32
     result = cp.empty(o.shape, dtype=dtype) if rounded else None
-    if (part is None and not rounded) or not o.size:
+    if not o.size:
         return o if result is None else result
     first, last = (0, n) if rounded else rows
     name = C_NAMES[np.dtype(dtype).name if rounded else "float32"]
     compiled = _merge_kernel(MERGE, name, head_dim)
-    form = lse is None, part is None, result is None
-    launch = compiled.launch_known if form in compiled.accepted else compiled  # which compares them with the signature
-    numbers = n, heads, first, last - first, rows[0], rows[1] - rows[0] if part is not None else 0
+    launch = compiled.launch_known if rounded in compiled.accepted else compiled  # which compares with the signature
+    numbers = n, heads, first, last - first, rows[0], rows[1] - rows[0]
     grid = -(-(last - first) * heads // rows_of_block(head_dim))
     for some in slices(batch, MAX_GRID_YZ):
         arrays = [a if a is None else a[some] for a in (o, lse, part, part_lse, result)]
         args = (*arrays, *map(np.int32, numbers))
         launch((grid, some.stop - some.start), (MERGE_THREADS,), args, shared_mem=0)
     if not kernel.launches_are_replaced():
-        compiled.accepted.add(form)
+        compiled.accepted.add(rounded)
     return o if result is None else result
 
 
@@ -849,15 +854,13 @@ def _check_merge(o: Any, part: Any, rows: Any, lse: Any, part_lse: Any, dtype: A
     if dtype is not None:
         _c_name(f"dtype = {dtype!r:.60}", dtype if isinstance(dtype, str) else np.dtype(dtype).name)
     count = rows[1] - rows[0]
-    if (lse is None) != (part_lse is None) and part is not None:
-        raise ValueError("lse and part_lse come together: without both the result is a sum")
     for name, a, shape in (
         ("o", o, o.shape),
         ("part", part, (batch, count, heads, head_dim)),
         ("lse", lse, (batch, heads, n)),
         ("part_lse", part_lse, (batch, heads, count)),
     ):
-        if a is not None and (a.shape != shape or a.dtype != np.float32 or not a.flags.c_contiguous):
+        if a.shape != shape or a.dtype != np.float32 or not a.flags.c_contiguous:
             raise ValueError(f"{name} is float32 {shape}, C-contiguous; got {a.dtype} {a.shape}, strides {a.strides}")
 
 
@@ -1000,9 +1003,7 @@ def ring_attention_backward(
     return of_q, of_k, of_v
 
 
-def _once(
-    comms: Comms, plan: Plan, rows_by_rank: Sequence[int], calls_of: _Calls, **arrays: Sequence[Any]
-) -> int:
+def _once(comms: Comms, plan: Plan, rows_by_rank: Sequence[int], calls_of: _Calls, **arrays: Sequence[Any]) -> int:
     """Return the rows of a tile, if a rank's rows are prepared once for all its products; else 0."""
     if any(isinstance(step, MaskedStep) for step in plan):
         return 0
@@ -1019,7 +1020,9 @@ def _once(
                     found.add(tile_of(call))
         firsts = {product.rows[0] for step in plan for rank in comms.ranks for product in step.products[rank]}
         if len(plan) > 1:
-            firsts |= {half.rows[0] for rank in comms.ranks for each in plan[0].products[rank] for half in each.halves()}
+            firsts |= {
+                half.rows[0] for rank in comms.ranks for each in plan[0].products[rank] for half in each.halves()
+            }
         tile = min(found, default=0) if len(found) == 1 else 0
         comms.tiles[form] = tile if tile and not any(first % tile for first in firsts) else 0
     return comms.tiles[form]
@@ -1092,13 +1095,11 @@ def _source(step: Step | MaskedStep, rank: int) -> int:
 
 def _reach(plan: Plan, number: int, source: int) -> tuple[int, int]:
     """Return from where to where a rank's keys have gradients, of those that others compute before step `number`."""
-    seen = [
-        product.keys
-        for step in plan[1:number]
-        for of, products in zip(step.sources, step.products, strict=True)
-        if of == source
-        for product in products
-    ]
+    seen: list[tuple[int, int]] = []
+    for step in plan[1:number]:
+        for rank, of in enumerate(step.sources):
+            products: tuple[Product | Piece, ...] = step.products[rank] if of == source else ()
+            seen += [product.keys for product in products]
     return min((first for first, _ in seen), default=0), max((end for _, end in seen), default=1)
 
 
@@ -1161,7 +1162,7 @@ def sum_parts(
         return result
     compiled = _sum_kernel(C_NAMES[np.dtype(dtype).name], columns)
     given = [*parts, *[(None, (0, 0))] * (PARTS - len(parts))]
-    form = *(a is None for a, _ in given),
+    form = (*(a is None for a, _ in given),)
     launch = compiled.launch_known if form in compiled.accepted else compiled
     numbers = columns, rows[0], count, *(each for _, (first, end) in given for each in (first, end - first))
     grid = -(-count * (columns // _width(columns)) // MERGE_THREADS)

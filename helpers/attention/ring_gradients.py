@@ -1,6 +1,6 @@
-"""Gradients of ring attention by hopper_backward: what depends on a rank's rows alone is done once, not with each product.
+"""Gradients of ring attention by hopper_backward: what depends on a rank's rows alone is done once.
 
-lse, delta and zeros come before the first product. Each one adds to the same dQ, which is rounded after the last.
+lse, delta and zeros come before the first product. Each product adds to the same dQ, which is rounded after the last.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ _OUTPUTS = {"prepare": OF_ROWS, "multiply": ("dk", "dv"), "round": ("dq",)}
 class Part(Attention):
     """A part of the gradients of a rank. `lengths` is ("prepare", "multiply" or "round", all rows of the rank).
 
-    Its arrays are do, q, k, v, o and lse: all rows of a rank, or those of a product. "prepare" returns OF_ROWS, which are
-    among the arrays of the others: from the tile of the product's first row on. "multiply" returns dk and dv in float32,
-    "round" dq.
+    Its arrays are do, q, k, v, o and lse: all rows of a rank, or those of a product. "prepare" returns OF_ROWS, which
+    are among the arrays of the others: from the tile of the product's first row on. "multiply" returns dk and dv in
+    float32, "round" dq.
     """
 
     __slots__ = ()
@@ -79,7 +79,7 @@ class Part(Attention):
 
     def plan(self, specs: Mapping[str, Spec]) -> Plan:
         """See `Call.plan`."""
-        which, rows = self.lengths  # type: ignore[misc]
+        which, rows = self.lengths if isinstance(self.lengths, tuple) else ("", 0)
         given = {name: a for name, a in specs.items() if name not in OF_ROWS}
         options = self.options._replace(out="float32" if which == "multiply" else "")
         family, stage, outputs, call = of_shapes(given, options, (None, None))

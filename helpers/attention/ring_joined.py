@@ -8,11 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from helpers.attention import kernel
 from helpers.attention.calls import Attention, check, of_shapes, whole_chunks
 from helpers.attention.ladder.call import Call
 from helpers.attention.ladder.layout import Spec
 from helpers.attention.ladder.stage import C_NAMES
 from helpers.attention.run import Plan, compile_plan
+
+_DEFINITIONS = """\
+#define CONTINUES 1
+#define CONTINUE_PARAMETERS , const float *before, float *after, float *all_lse, int step, int open
+#define CONTINUE_ARGUMENTS before, after, all_lse, step, open
+"""
 
 
 class Place(NamedTuple):
@@ -73,6 +80,7 @@ class Joined(Attention):
         more = {name: a for name, a in specs.items() if name not in "qkv"}
         more["o"] = specs["o"].heads_first
         call = call._replace(arrays={**call.arrays, **more})
+        stage = stage.changed(file=_DEFINITIONS + kernel.source(stage.file))
         return Plan(compile_plan(stage, call, (*family.key, *more)), tuple(specs), {})
 
 

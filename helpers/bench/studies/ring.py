@@ -64,7 +64,7 @@ from helpers.renamed import old_names
 cp = device.cp
 HEADS = ((16, 16), (32, 8))  # of q, and of k and v
 D = 128
-LOCAL = tuple(2**i * 1024 for i in range(1, 7))  # tokens of a GPU
+LOCAL = tuple(2**i * 1024 for i in range(1, 6))  # tokens of a GPU
 BACKWARD_LOCAL = LOCAL[:-1]
 LOCAL_OF_MORE, BACKWARD_OF_MORE = LOCAL[2:5], LOCAL[3:4]  # of more than two GPUs, whose independent runs take longer
 SHORT = LOCAL[:3]
@@ -72,8 +72,8 @@ LEFT = (0, 4, 8)  # multiprocessors
 CHANNELS = (4, 8, 16)
 LONG = 2**20  # tokens of all GPUs
 ROUNDS = 3
-AT_LEAST_MS = 60.0  # of calls that are timed together
-ON_AND_ON_MS = 400.0  # of calls at the clock of their own power
+AT_LEAST_MS = 25.0  # of calls that are timed together
+ON_AND_ON_MS = 250.0  # of calls at the clock of their own power
 LIMIT_S = 8.0  # of ranks that wait for one that fails
 
 
@@ -490,8 +490,9 @@ def measure_times(comms: Mapping[str, Comms], *, backward: bool, local: Sequence
 def measure_short(ranks: Comms, *, backward: bool) -> Iterator[Row]:
     """Measure short steps, whose launches take the host longer than the GPUs: call by call, and as a graph.
 
-    "graph of 4" has four calls, and its time is that of one. "no messages" is the graph of a call of ranks that send
-    nothing, so that no GPU waits for another; "products alone" does not join its parts either. Their results are wrong.
+    "graph of 4" has four calls, and its time is that of one. In "graph, joined after", passes join and add what kernels
+    do otherwise. "no messages" is the graph of a call of ranks that send nothing, so that no GPU waits for another;
+    "products alone" adds no parts either. Their results are wrong.
     """
     for heads, kv_heads in HEADS:
         for rows in SHORT:
@@ -513,9 +514,11 @@ def measure_short(ranks: Comms, *, backward: bool) -> Iterator[Row]:
                 ways["calls, peer copies"] = functools.partial(call, ranks)
                 ways["graph, peer copies"] = ranks.captured(functools.partial(call, ranks))
                 ways["graph of 4, peer copies"] = ranks.captured(functools.partial(call, ranks, 4))
+                with patch.object(ring, "_joined", nothing), patch.object(ring, "_once", nothing):
+                    ways["graph, joined after"] = ranks.captured(functools.partial(call, ranks))
                 silent, held = mute(ranks)
                 ways["graph, no messages"] = silent.captured(functools.partial(call, silent))
-                with patch.object(ring, "merge", unmerged), patch.object(ring, "sum_parts", unadded):
+                with patch.object(ring, "sum_parts", unadded):
                     ways["graph, products alone"] = silent.captured(functools.partial(call, silent))
                 for rank, arrived, sent in held:
                     with ranks.on(rank):
@@ -543,9 +546,9 @@ def mute(ranks: Comms) -> tuple[Comms, list[tuple[int, Any, Any]]]:
     return made, held
 
 
-def unmerged(o: Any, part: Any, rows: Any, lse: Any = None, part_lse: Any = None, dtype: Any = None) -> Any:
-    """Return an array as `ring.merge` does, and join nothing."""
-    return o if dtype is None or np.dtype(dtype) == np.float32 else cp.empty(o.shape, dtype=dtype)
+def nothing(*args: Any, **named: Any) -> tuple[()]:
+    """Return what `ring._joined` and `ring._once` do where no kernel joins results."""
+    return ()
 
 
 def unadded(like: Any, parts: Sequence[Any], rows: tuple[int, int], dtype: Any = np.float32) -> Any:

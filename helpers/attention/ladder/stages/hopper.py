@@ -49,7 +49,7 @@ def launch_in_order(
         args = ("schedule", *numbers, params)
         order = Launch("order_tiles", (rounds,), (ORDER_THREADS,), 0, args, ORDER, once=True)
     before, functions = launches.functions_of_scores(stage, call, sizes)
-    joined = _continuation(call) if sizes.get("CONTINUES") else ()
+    joined = _continuation(call) if "lse_so_far" in call.arrays else ()
     main = (*maps, "o", lse, *more, *cu_seqlens, "schedule", np.int32(rounds), params, *functions, *joined)
     return [*before, order, stage.launch((blocks,), sizes, main)]
 
@@ -184,8 +184,7 @@ def _hopper_variant(call: Call) -> dict[str, int]:
         keys = min(keys, left + right + 1)  # that a row sees
     if call.mod:
         return _sizes_with_functions(call.head_dim, masked=bool(call.mod.mask), biased="bias" in call.arrays)
-    continues = {"CONTINUES": 1} if "lse_so_far" in call.arrays else {}
-    return {**pick_hopper(call.head_dim, call.window != (-1, -1), keys), **continues}
+    return pick_hopper(call.head_dim, call.window != (-1, -1), keys)
 
 
 def mbarrier_bytes(sizes: Sizes, tiles: int) -> int:
