@@ -5,12 +5,13 @@
     o, lse = ring_attention(q, k, v, causal=True, return_lse=True, comms=comms)
 
 Each rank keeps its rows of Q, and K and V go round the ranks, while the products with those at hand are computed: by
-`flash_attention`, in float32, merged by their lse (Liu, Zaharia and Abbeel 2023, "Ring Attention with Blockwise
-Transformers"). Under a causal mask a rank gets a chunk from the front and one from the back, so that all have equal
-work in every step (zigzag: github.com/zhuzilin/ring-flash-attention). Where K and V of the whole sequence fit, as with
-few heads of K and V, they can be gathered first (Llama Team 2024, "The Llama 3 Herd of Models", 3.3.2). Windows, packed
-sequences and uneven parts are planned by ring_masks.py. The launches of short steps take longer than their work:
-`comms.captured` makes one CUDA graph of a call, or of several.
+`flash_attention`, in float32, joined by their lse (Liu, Zaharia and Abbeel 2023, "Ring Attention with Blockwise
+Transformers"). hopper and hopper_backward join them as they store them; after other kernels a pass does. Under a causal
+mask a rank gets a chunk from the front and one from the back, so that all have equal work in every step (zigzag:
+github.com/zhuzilin/ring-flash-attention). Where K and V of the whole sequence fit, as with few heads of K and V, they
+can be gathered first (Llama Team 2024, "The Llama 3 Herd of Models", 3.3.2). Windows, packed sequences and uneven parts
+are planned by ring_masks.py. The launches of short steps take longer than their work: `comms.captured` makes one CUDA
+graph of a call, or of several.
 """
 
 from __future__ import annotations
@@ -898,9 +899,10 @@ def ring_attention_backward(
     """Compute the gradients of the sum of do * ring_attention(q, k, v) over all ranks, with respect to q, k and v.
 
     Each product's are computed with the o and lse of all keys, and are float32, as are the sums. dQ stays with its
-    rows. dK and dV of a rank's keys travel with them, from the first other rank that has computed some, and come home
-    after the last step, while the rank computes with the last half of its rows what its own keys get from them. Where
-    K and V are gathered, each rank sends to each other one what it has of its keys.
+    rows, and hopper_backward's products all add to one. dK and dV of a rank's keys travel with them, from the first
+    other rank that has computed some, and come home after the last step, while the rank computes with the last half of
+    its rows what its own keys get from them. Where K and V are gathered, each rank sends to each other one what it has
+    of its keys.
 
     Args:
         do, o: for each local rank as q. lse: float32 (batch, heads, rows), as `ring_attention` returned it.
@@ -1020,9 +1022,8 @@ def _once(comms: Comms, plan: Plan, rows_by_rank: Sequence[int], calls_of: _Call
                     found.add(tile_of(call))
         firsts = {product.rows[0] for step in plan for rank in comms.ranks for product in step.products[rank]}
         if len(plan) > 1:
-            firsts |= {
-                half.rows[0] for rank in comms.ranks for each in plan[0].products[rank] for half in each.halves()
-            }
+            own: list[Any] = [each for rank in comms.ranks for each in plan[0].products[rank]]
+            firsts |= {half.rows[0] for each in own for half in each.halves()}
         tile = min(found, default=0) if len(found) == 1 else 0
         comms.tiles[form] = tile if tile and not any(first % tile for first in firsts) else 0
     return comms.tiles[form]
