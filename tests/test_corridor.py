@@ -210,7 +210,10 @@ def test_a_known_call_on_a_gpu_passes_few_functions(on_gpu: Any, monkeypatch: py
 
 
 def test_what_was_written_once_on_a_stream_is_not_written_again(on_gpu: Any) -> None:
-    """The order of hopper's tiles. A stream orders launches; a handle of many streams, and a graph that may precede it, have their own."""
+    """The order of hopper's tiles. A stream orders launches; a handle of many streams has its own, and so do graphs.
+
+    Unless a graph follows the calls before it.
+    """
     q, k, v = inputs(1, 150, 2, 64, dtype="float16")
     plan, given, kind, driver = on_gpu(Attention({"q": q, "k": k, "v": v}, ForwardOptions(stage="hopper")))
     both, main = ["order_tiles", "hopper"], ["hopper"]

@@ -942,6 +942,7 @@ def test_short_steps_and_an_all_gather_are_taken_apart(monkeypatch: pytest.Monke
         "D": 16,
         "ROUNDS": 1,
         "AT_LEAST_MS": 0.0,
+        "SHORT_AT_LEAST_MS": 0.0,
         "ON_AND_ON_MS": 0.0,
     }
     for name, value in few.items():
@@ -952,7 +953,8 @@ def test_short_steps_and_an_all_gather_are_taken_apart(monkeypatch: pytest.Monke
     ranks, merge = virtual_ranks(2), ring.merge
     for backward in (False, True):
         rows = [*study.measure_short(ranks, backward=backward)]
-        assert len(rows) == 14 and len({row["name"] for row in rows}) == 7 and all(row["ms"] > 0 for row in rows)
+        names = {row["name"] for row in rows}
+        assert len(rows) == 2 * len(names) == 10 + 2 * backward and all(row["ms"] > 0 for row in rows)
     rows = [*study.measure_gathered(ranks)]
     assert len(rows) == 12 and "on and on" in study.line(rows[0])
     assert ring.merge is merge and "start" not in vars(ranks)  # only copies are mute
