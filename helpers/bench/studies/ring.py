@@ -73,7 +73,7 @@ CHANNELS = (4, 8, 16)
 LONG = 2**20  # tokens of all GPUs
 ROUNDS = 3
 AT_LEAST_MS = 25.0  # of calls that are timed together
-SHORT_AT_LEAST_MS = 40.0  # in the same way, of short steps
+SHORT_AT_LEAST_MS = 30.0  # in the same way, of short steps
 ON_AND_ON_MS = 250.0  # of calls at the clock of their own power
 LIMIT_S = 8.0  # of ranks that wait for one that fails
 
