@@ -118,7 +118,7 @@ def _compiled(heads: list[str]) -> Iterator[str]:
 
 
 def _most(stage: Rung, cc: int) -> str:
-    if stage.slow_to_compile:
+    if stage.unavailable():
         return "not compiled here" if types_of(stage, cc) else "–"
     try:
         reports: list[CompileReport] = compiled(stage, cc)
