@@ -26,7 +26,7 @@ def page() -> str:
         "still runs on the CPU engine of the same machine, under the X-ray too: set `COURSE_DEVICE=cpu` first.",
         *("", "## Which one a call gets", ""),
         f"A call that names no stage, head_dim {LARGE[3]}, no mask: large is {LARGE[0]} × {LARGE[1]} heads of "
-        f"{LARGE[2]} rows, small is one head of {SMALL[2]}.",
+        f"{LARGE[2]} rows, small is one head of {SMALL[2]}; without either, both get the same.",
         *("", *_table(["call", *heads], _default_rows()), ""),
         *("## Notebooks for one architecture", ""),
         *_hoppers(),
@@ -59,11 +59,17 @@ def _default_rows() -> Iterator[list[str]]:
     by_cc = {cc: {each[:3]: each.stage for each in defaults(cc)} for cc in CARDS}
     for direction, title in (("forward", ""), ("backward", "gradients, ")):
         for dtype in TYPES:
-            for shape, size in ((LARGE, "large"), (SMALL, "small")):
-                stages = [by_cc[cc].get((direction, dtype, shape)) for cc in CARDS]
+            large, small = ([by_cc[cc].get((direction, dtype, shape)) for cc in CARDS] for shape in (LARGE, SMALL))
+            sizes = ((large, ""),) if large == small else ((large, ", large"), (small, ", small"))
+            for stages, size in sizes:
                 if any(stages):
                     name = "e4m3" if dtype == "uint8" else dtype
-                    yield [f"{title}{name}, {size}", *(stage.name if stage else "–" for stage in stages)]
+                    yield [f"{title}{name}{size}", *(_breakable(stage.name) if stage else "–" for stage in stages)]
+
+
+def _breakable(name: str) -> str:
+    """Let a name be broken after its underscores, so that all architectures stand side by side."""
+    return name.replace("_", "_<wbr>")
 
 
 def _hoppers() -> Iterator[str]:
@@ -97,7 +103,7 @@ def _notebook(stage: Rung) -> str:
     path = next((p for p in paths if p.stem.partition("_")[2] == idea), None) or next(
         p for p in paths if number_of(p.name) == f"{stage.number:02}"
     )
-    return f"[{path.stem}](/notebooks/{path.name})"
+    return f"[{_breakable(path.stem)}](/notebooks/{path.name})"
 
 
 def _compiled(heads: list[str]) -> Iterator[str]:

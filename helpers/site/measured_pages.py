@@ -113,9 +113,15 @@ def _of_study(name: str, about: str, table: str) -> str:
             command,
             "",
             "````{code-block} text",
+            *([":class: columns"] if any(map(_is_wide_row, table.splitlines())) else []),
             "",
             table.strip("\n"),
             "````",
             "",
         ]
     )
+
+
+def _is_wide_row(line: str) -> bool:
+    """Return True for a row of columns that does not fit beside the sidebar at the size of other code."""
+    return len(line) > 125 and len(re.findall(r"\S {2,}\S", line)) >= 3
