@@ -85,7 +85,7 @@ def test_where_nothing_can_be_fetched_it_says_so(tmp_path: Path) -> None:
 
 
 def test_where_nothing_can_be_installed_it_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on Kaggle, where the internet is off at first."""
+    """On Kaggle the internet is off at first."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(colab.PackagesMissing, match=r"needs ml_dtypes>=99, .*on Kaggle") as caught:
         colab._install(["ml_dtypes>=99"])

@@ -37,7 +37,7 @@ TEXTS = {
 
 
 ICONS = "_static/scripts/fontawesome.js"  # the theme's 2,000 icons, a third of what a first visit would load
-_ICON = re.compile(r'''(?P<quote>"?)(?P<name>[\w-]+)(?P=quote):\[\d+,\d+,\[[^\]]*\],"\w+",(?:"[^"]*"|\[[^\]]*\])\],?''')
+_ICON = re.compile(r"""(?P<quote>"?)(?P<name>[\w-]+)(?P=quote):\[\d+,\d+,\[[^\]]*\],"\w+",(?:"[^"]*"|\[[^\]]*\])\],?""")
 
 
 class BookFailed(RuntimeError):

@@ -191,7 +191,9 @@ def table(record: Mapping[str, Any] | None = None) -> str:
     cases = itertools.groupby(record.get("errors", ()), lambda r: (r["head_dim"], r["scale"], r["positive"], r["keys"]))
     heads = [textwrap.wrap(name, 10) for name in names]
     for i in range(max(map(len, heads), default=0)):
-        lines.append(f"{'' if i else 'largest error':28}" + "".join(f"{''.join(head[i : i + 1]):>11}" for head in heads))
+        lines.append(
+            f"{'' if i else 'largest error':28}" + "".join(f"{''.join(head[i : i + 1]):>11}" for head in heads)
+        )
     for (head_dim, scale, positive, keys), rows in cases:
         of = {row["name"]: f"{row['max']:.1e}" for row in rows}
         case = f"d {head_dim}, scale {scale}, {keys}{' positive' * positive}"
