@@ -6,7 +6,18 @@ from collections.abc import Iterator
 
 from helpers.attention.compile_report import CompileReport, NvrtcMissing, nvrtc_version
 from helpers.attention.ladder import LADDER, Rung
-from helpers.bench.architectures import CARDS, LARGE, SMALL, TYPES, compiled, defaults, instead, types_of, why_not
+from helpers.bench.architectures import (
+    CARDS,
+    LARGE,
+    SMALL,
+    STAGES,
+    TYPES,
+    compiled,
+    defaults,
+    instead,
+    types_of,
+    why_not,
+)
 from helpers.lesson.exercises.holes import number_of
 from helpers.site import notebook_pages
 
@@ -21,7 +32,7 @@ def page() -> str:
         "Everything here is computed from the conditions by which the course's code chooses a stage. "
         "`python3 helpers/course.py ladder --gpus` prints the same, and `ladder` on a GPU begins with its part.",
         *("", "| | GPUs |", "|---|---|", *(f"| sm_{cc} | {cards} |" for cc, cards in CARDS.items()), ""),
-        *("## Which stages run", "", *_table(["stage", *heads], (_types(stage) for stage in LADDER.values())), ""),
+        *("## Which stages run", "", *_table(["stage", *heads], (_types(stage) for stage in STAGES.values())), ""),
         "32, 16 and b16 stand for float32, float16 and bfloat16, 8 for e4m3. A stage that a GPU does not run "
         "still runs on the CPU engine of the same machine, under the X-ray too: set `COURSE_DEVICE=cpu` first.",
         *("", "## Which one a call gets", ""),
@@ -119,7 +130,7 @@ def _compiled(heads: list[str]) -> Iterator[str]:
     )
     yield ""
     yield from _table(
-        ["stage", *heads], ([_link(stage), *(_most(stage, cc) for cc in CARDS)] for stage in LADDER.values())
+        ["stage", *heads], ([_link(stage), *(_most(stage, cc) for cc in CARDS)] for stage in STAGES.values())
     )
 
 

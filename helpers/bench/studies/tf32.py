@@ -192,12 +192,12 @@ def table(record: Mapping[str, Any] | None = None) -> str:
     heads = [textwrap.wrap(name, 10) for name in names]
     for i in range(max(map(len, heads), default=0)):
         lines.append(
-            f"{'' if i else 'largest error':28}" + "".join(f"{''.join(head[i : i + 1]):>11}" for head in heads)
+            f"{'' if i else 'largest error':32}" + "".join(f"{''.join(head[i : i + 1]):>11}" for head in heads)
         )
     for (head_dim, scale, positive, keys), rows in cases:
         of = {row["name"]: f"{row['max']:.1e}" for row in rows}
         case = f"d {head_dim}, scale {scale}, {keys}{' positive' * positive}"
-        lines.append(f"{case:28}" + "".join(f"{of.get(name, ''):>11}" for name in names))
+        lines.append(f"{case:32}" + "".join(f"{of.get(name, ''):>11}" for name in names))
     for row in record.get("ranges", ()):
         case = f"all times {row['times']:g}, columns of {row['bits']} bits"
         lines.append(f"{case:36}{row['name']:24}{row['max']:.1e}")

@@ -3,7 +3,8 @@
 var Scorer = {
   score: ([docname, , , , score, , kind]) => {
     if (docname.startsWith("exports/")) return score - 20;
-    return kind === "text" && /^(kernels|measured)\//.test(docname) ? score - 4 : score;
+    if (docname.startsWith("measured/")) return score - 8;
+    return kind === "text" && docname.startsWith("kernels/") ? score - 4 : score;
   },
   objNameMatch: 11, objPartialMatch: 6, objPrio: { 0: 15, 1: 5, 2: -5 }, objPrioDefault: 0,
   title: 15, partialTitle: 7, term: 5, partialTerm: 2, // Sphinx's own
