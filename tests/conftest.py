@@ -43,9 +43,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="leave repetition out: see tests/two_speeds.py")
-    also = "with --fast: also those that tests/unchanged.py leaves out"
-    parser.addoption("--unchanged-too", action="store_true", help=also)
-    parser.addoption("--changed-only", action="store_true", help="without --fast and in CI, too, leave those out")
+    left_out = "leave out what has passed as it is, see tests/unchanged.py; --fast does so too, but in CI"
+    parser.addoption("--changed-only", action="store_true", help=left_out)
+    parser.addoption("--unchanged-too", action="store_true", help="leave none of these out")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -211,7 +211,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             terminalreporter.write_line(f"{count:6}  {reason}")
     if left_out := terminalreporter.config.stash[_unchanged]:
         line = f"{len(left_out)} files of tests of the engine, the X-ray and the set-up have passed as they are,"
-        terminalreporter.write_line(f"{line} here or on main; not run again (course.py test --all runs them)")
+        terminalreporter.write_line(f"{line} here or on main; not run again (course.py test -- --unchanged-too)")
     for file in terminalreporter.config.stash.get(_never_launched, []):
         terminalreporter.write_line(f"FAILED: no test of the fast run has launched kernels/{file}", red=True)
     tables: dict[str, list[dict[str, Any]]] = {}
