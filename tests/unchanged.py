@@ -32,7 +32,7 @@ from helpers.engine import compiler
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
-FIRST = ("test_engine.py", "test_engine_process.py", "test_xray_report.py")
+FIRST = ("test_engine.py", "test_xray_report.py")
 OF_THE_SET_UP = ("test_course.py",)
 ALWAYS_READ = ("engine", "xray", "device")  # of helpers/
 KERNELS_TOO = {"attention", "bench", "draw", "lesson", "site"}  # packages that read kernels/
