@@ -907,6 +907,7 @@ BUGS = [
 ]
 
 
+@pytest.mark.exhaustive(one_of_each=lambda planted, seen_by: (seen_by[0], planted.error))
 @pytest.mark.parametrize(("planted", "seen_by"), BUGS)
 def test_bug_is_seen(planted: Bug, seen_by: SeenBy) -> None:
     if planted.cpu_only and ON_GPU:
