@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+sys.modules.setdefault("rfc3987_syntax", None)  # which myst_nb would import for 3 s: see helpers/cli/quick_pytest.py
 
 from latex2mathml.converter import convert
 from sphinx.application import Sphinx
