@@ -213,7 +213,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         line = f"{len(left_out)} files of tests of the engine, the X-ray and the set-up have passed as they are,"
         terminalreporter.write_line(f"{line} here or on main; not run again (course.py test -- --unchanged-too)")
     for file in terminalreporter.config.stash.get(_never_launched, []):
-        terminalreporter.write_line(f"FAILED: no test, of the fast run for a stage, has launched kernels/{file}", red=True)
+        terminalreporter.write_line(
+            f"FAILED: no test has launched kernels/{file} (a stage: no test of the fast run)", red=True
+        )
     tables: dict[str, list[dict[str, Any]]] = {}
     for title, row in _rows(terminalreporter):
         tables.setdefault(title, []).append(row)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
 import io
+import pickle
 import re
 from typing import Any
 

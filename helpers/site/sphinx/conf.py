@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
-sys.modules.setdefault("rfc3987_syntax", None)  # which myst_nb would import for 3 s: see helpers/cli/quick_pytest.py
 
 from latex2mathml.converter import convert
 from sphinx.application import Sphinx
@@ -18,6 +17,8 @@ from sphinx.transforms.post_transforms import SphinxPostTransform
 from helpers.setup.version import version as course_version
 from helpers.site import readme_pages, web_address
 from helpers.site.links import ROOT
+
+sys.modules.setdefault("rfc3987_syntax", None)  # which myst_nb would import for 3 s: see helpers/cli/quick_pytest.py
 
 project = "FlashAttention from scratch, in CuPy"
 author = "the course's authors"
