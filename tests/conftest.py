@@ -141,7 +141,7 @@ def _in_ci(report: Any) -> None:
             report.longrepr = f"skipped: {reason}\nCI skips nothing for a reason that tests/skips.py does not list."
 
 
-LONG_RUNS = ("09_drop_in.ipynb",)  # a model is trained there: -O3 takes 94 s of CPU in place of 147 s with -O1
+LONG_RUNS = ("09_drop_in.ipynb",)  # a model is trained there, long enough for -O3
 
 
 class _ForNotebooksToo:

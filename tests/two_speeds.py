@@ -39,7 +39,7 @@ MARK = (
     "function of the test's parameters), or for cases in which every value of every parameter occurs, for each value "
     "of those named; of these, all tests are those in which every pair of values occurs"
 )
-# One trains a model for a minute and a half, one compiles CuTe.
+# One trains a model for half a minute, one compiles CuTe.
 NOTEBOOKS = ("09_drop_in.ipynb", "12_cute.ipynb")
 
 Case = TypeVar("Case")

@@ -99,8 +99,8 @@ ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OPENBLAS", "MKL")}
 QUICK_BUILDS = {"COURSE_CPU_OPTIMISATION": "1"}
 
 
-# Of a notebook's start or cell, to end one that hangs. The longest, in which 09 trains a model, takes 94 s of CPU, and
-# a machine may be slow, or busy with other work.
+# Of a notebook's start or cell, to end one that hangs. The longest, in which 09 trains a model, takes half a minute of
+# CPU, and a machine may be slow, or busy with other work.
 CELL_SECONDS = 3600
 
 
