@@ -107,7 +107,7 @@ struct MbarrierBooks {
   uintptr_t word = 0;
   bool is_initialised = false, is_fenced = false;
   bool is_told = false, is_known = false;  // after the fence its thread arrived at barrier.cluster; and all did
-  unsigned thread = 0;  // that initialised it
+  unsigned thread = 0;                     // that initialised it
   uint64_t epoch = 0;
   uintptr_t pc = 0;
 };
