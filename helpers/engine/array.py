@@ -125,6 +125,13 @@ class ndarray(np.ndarray):
         """A pointer to its first element, as `cupy.ndarray.data`; `.data.ptr` is the address, 0 for an empty array."""
         return MemoryPointer(self)
 
+    @property
+    def device(self) -> Any:
+        """The one device, as `cupy.ndarray.device`; NumPy's arrays have the word "cpu" there."""
+        from .cuda import Device
+
+        return Device()
+
     def typed(self, shape: tuple[int, ...], dtype: np.dtype, strides: tuple[int, ...]) -> ndarray:
         """View the memory from its beginning with another shape, dtype and strides in bytes."""
         return np.ndarray.__new__(ndarray, shape, dtype, self, 0, strides)
