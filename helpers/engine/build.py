@@ -21,6 +21,9 @@ from .translate import translate
 _STRICT = ("-Werror=vla", "-Werror=pointer-arith", "-Werror=register", "-fno-exceptions", "-fno-rtti", "-Wno-narrowing")
 _RUNTIME, _PTX = '#include "cuda_runtime.h"\n', "#include <ptx_instructions.h>\n"
 _NO_STD_MIN = re.compile(r"(?:min|max). is not a member of .std|no member named .(?:min|max). in namespace .std")
+# What g++ and clang++ say of braces within brackets, which inline PTX becomes.
+_CLANGS_BRACES = re.compile(r"use of GNU statement expression extension(?: from macro expansion)?")
+_BRACES = "braced-groups within expressions"
 _UNDEFINED = re.compile(r"undefined symbol: (\w+)|symbol not found.*'_(\w+)'")
 # Of a source as it was written, or with its inline PTX as calls of the engine: that it uses TMA or wgmma.
 _OF_OTHERS = re.compile(r"(?:cub|thrust|cuda|nv|cupy|cute|cutlass)/")  # whose headers these are
@@ -205,7 +208,7 @@ class _Attempt:
         if self._is_for_nvrtc(host_flags):
             clean = host_names.without_unused_templates(source.blank_comments(code), recipe.name_expressions)
             lines = source.line_table(clean, SOURCE_NAME)
-            edits["forbid"] = lambda diagnostics: refusals.extension(diagnostics, lines)
+            edits["forbid"] = lambda diagnostics: refusals.extension(_CLANGS_BRACES.sub(_BRACES, diagnostics), lines)
         if self.uses_libraries:
             edits |= {"expand": libraries.expanded, "expand_key": libraries.translation_hash()}
         return _Program(recipe, self._whole(head, arithmetic.edited(body)), arguments, edits)
