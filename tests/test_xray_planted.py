@@ -11,7 +11,6 @@ from helpers import engine
 from helpers.engine import compiler, nvrtc
 from helpers.xray import Finding
 
-
 BY_A_POINTER = ("as_a_vector", "by_a_functions_pointer", "of_half_pairs", "one_of_several_names")
 
 
