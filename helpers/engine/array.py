@@ -125,12 +125,7 @@ class ndarray(np.ndarray):
         """A pointer to its first element, as `cupy.ndarray.data`; `.data.ptr` is the address, 0 for an empty array."""
         return MemoryPointer(self)
 
-    @property
-    def device(self) -> Any:
-        """The one device, as `cupy.ndarray.device`; NumPy's arrays have the word "cpu" there."""
-        from .cuda import Device
-
-        return Device()
+    device: Any = None  # the one device, as `cupy.ndarray.device`: a property, which cuda.py sets, as it has devices
 
     def typed(self, shape: tuple[int, ...], dtype: np.dtype, strides: tuple[int, ...]) -> ndarray:
         """View the memory from its beginning with another shape, dtype and strides in bytes."""
