@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from hopper_tiles import refused_by_ptxas
@@ -11,6 +13,8 @@ from helpers import engine
 from helpers.engine import compiler, nvrtc
 from helpers.xray import Finding
 
+# Found by g++ 11 too, at their lines, as accesses by a pointer: it does not tell which array they overrun.
+WITHOUT_A_NAME = ("member_of_a_template", "one_accumulator_too_many", "one_of_several_names")
 BY_A_POINTER = ("as_a_vector", "by_a_functions_pointer", "of_half_pairs", "one_of_several_names")
 
 
@@ -21,6 +25,8 @@ def _only_what_the_compiler_can(request: pytest.FixtureRequest) -> None:
         pytest.skip("this compiler cannot fill local variables")
     if file and file.name == "sums_scaled_in_flight" and compiler._is_clang():
         pytest.skip("clang tells of no writes to a thread's own array in a loop")
+    if file and file.name in WITHOUT_A_NAME and re.search(r" 11\.\d+\.\d+$", compiler.compiler()[1]):
+        pytest.skip("g++ 11 does not tell which array is overrun")
     if file and file.name in BY_A_POINTER and compiler._is_clang():
         pytest.skip(
             "clang looks at no access to a thread's own array through a pointer or past the end of a constant loop"
