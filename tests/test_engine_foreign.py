@@ -451,3 +451,14 @@ def test_an_array_has_its_device(cp: Any) -> None:
     x = cp.zeros(3)
     assert x.device == cp.cuda.Device(0) and x[1:].device.id == 0
     assert x.device.attributes["MaxThreadsPerBlock"] == 1024
+
+
+@on_each_device
+@pytest.mark.parametrize("name", ["div", "exit", "gamma", "index", "rand", "random", "select", "time"])
+@pytest.mark.parametrize("by", ['extern "C" ', ""])
+def test_kernels_of_names_that_a_c_library_has(cp: Any, name: str, by: str) -> None:
+    code = f"{by}__global__ void {name}(int *o) {{ o[threadIdx.x] = threadIdx.x + 7; }}"
+    module = cp.RawModule(code=code, name_expressions=None if by else (name,))
+    out = cp.zeros(32, np.int32)
+    module.get_function(name)((1,), (32,), (out,))
+    np.testing.assert_array_equal(cp.asnumpy(out), np.arange(32) + 7)
