@@ -336,7 +336,7 @@ HOPPER_BACKWARD = Stage(
 
 def _wide_scratch(call: Call, sizes: Sizes) -> dict[str, Spec]:
     """Return the scratch arrays for rows of 256 elements, however many the call has."""
-    return without_semaphores(call, {**sizes, "HEAD_DIM": 256})
+    return backward_scratch(call, {**sizes, "HEAD_DIM": 256})
 
 
 HOPPER_BACKWARD_WIDE = Stage(
@@ -346,11 +346,12 @@ HOPPER_BACKWARD_WIDE = Stage(
     idea="the same for rows of more than 128 elements",
     tuning=Tuning(
         lambda head_dim, shared_limit: {"BLOCK_M": 64, "BLOCK_N": 64},
+        variant=lambda call: {"DETERMINISTIC": 1} if call.deterministic else {},
         by_default=_hopper_by_default,
     ),
     scratch=_wide_scratch,
     kernels=("hopper_backward_wide_preprocess", "hopper_backward_wide", "hopper_backward_wide_convert"),
-    features=PLAIN | FLOAT,
+    features=PLAIN | FLOAT | {"deterministic", "mod"},
     max_head_dim=256,
     # K, V, two tiles of Q and dO in rows of 512 bytes; P and dS twice; lse and delta; mbarriers.
     shared_bytes=lambda sizes: 512 * (2 * 64 + 4 * 64) + 4 * 2 * 64 * 64 + 16 * 64 + 64,
