@@ -32,7 +32,7 @@ from helpers.attention import calls, decoding
 from helpers.attention.ladder import BACKWARD
 from helpers.attention.ladder.call import BackwardOptions, ForwardOptions, mask_window, softmax_scale_of
 from helpers.attention.ladder.extras import DESCALES, as_kernels_read, extra_inputs
-from helpers.attention.ladder.kinds import as_bytes, without_gradients
+from helpers.attention.ladder.kinds import as_bytes, turned, without_gradients
 from helpers.attention.ladder.layout import Spec
 from helpers.attention.ladder.score_mod import BlockMask, distance_table, parse_score_mod
 from helpers.attention.run import run
@@ -451,18 +451,13 @@ def _attend_plain(
 
 def _run(tensors: dict[str, torch.Tensor], options: ForwardOptions | BackwardOptions, heads_first: bool) -> Any:
     """Run a plain call, whatever autograd knows of its tensors, which are named as `calls.Attention` names them."""
-    if heads_first:
-        tensors = {name: a.transpose(1, 2) if a.ndim == 4 else a for name, a in tensors.items()}
     if tensors["q"].is_cuda:
-        outputs = run(calls.Attention(tensors, options), without_gradients())
-    else:
-        outputs = run(calls.Attention({name: array_of(a) for name, a in tensors.items()}, options))
-        outputs = tuple(map(tensor_of, outputs)) if isinstance(outputs, tuple) else tensor_of(outputs)
-    if not heads_first:
-        return outputs
-    if not isinstance(outputs, tuple):
-        return outputs.transpose(1, 2)
-    return tuple([a.transpose(1, 2) if a.ndim == 4 else a for a in outputs])
+        return run(calls.Attention(tensors, options), without_gradients(heads_first))
+    if heads_first:
+        outputs = _run({name: turned(a) for name, a in tensors.items()}, options, False)
+        return tuple(map(turned, outputs)) if isinstance(outputs, tuple) else turned(outputs)
+    outputs = run(calls.Attention({name: array_of(a) for name, a in tensors.items()}, options))
+    return tuple(map(tensor_of, outputs)) if isinstance(outputs, tuple) else tensor_of(outputs)
 
 
 def _call(
@@ -952,11 +947,9 @@ class _Plain(torch.autograd.Function):
             do = do.contiguous().resolve_neg()
         if torch.is_grad_enabled() or _is_traced(do, q, k, v):  # see `_differentiate`
             flat = _Options.of_backward(options).flat()[:3]
-            tensors = do, q, k, v, o
-            tensors = [a.transpose(1, 2) for a in tensors] if heads_first else tensors
-            gradients = _backward(*tensors, lse, *(None,) * 5, *flat)
-            if heads_first:
-                gradients = [a.transpose(1, 2) for a in gradients]
+            given = do, q, k, v, o
+            gradients = _backward(*(map(turned, given) if heads_first else given), lse, *(None,) * 5, *flat)
+            gradients = map(turned, gradients) if heads_first else gradients
         else:
             gradients = _run({"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse}, options, heads_first)
         return *gradients, None
