@@ -95,6 +95,10 @@ def test_long_rows_on_hopper(d: int) -> None:
             given = many if name == "causal" else few  # see test_masks
             check(f"d = {d}, {n} x {n_kv}, {name}", sizes, given, window=window)
     half_gradients.check_packed(stage_of(sizes), sizes, (3, 130, 0, 64, 1, 70), (200, 130, 5, 0, 70, 33), d)
+    if d == 136:  # in turn; packed sequences as well
+        sizes["DETERMINISTIC"] = 1
+        check("in turn", sizes, inputs((1, 4, 130, d), 257, 2, "float16"), window=(-1, 0))
+        half_gradients.check_packed(stage_of(sizes), sizes, (3, 130, 0, 64, 1, 70), (200, 130, 5, 0, 70, 33), d)
 
 
 MASKS = {
