@@ -394,7 +394,7 @@ WIDE_IN_TURN = {"stage": WIDE_STAGE, "sizes": {**WIDE["sizes"], "DETERMINISTIC":
 
 @pytest.mark.exhaustive
 def test_blocks_of_long_rows_add_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As for shorter rows; the turn is passed on in the next step, and after the last one."""
+    """A turn is passed on in the next step, and after the last one."""
     in_order = bits(**WIDE_IN_TURN)
     assert bits(LAST_FIRST, **WIDE_IN_TURN) == in_order
     no_turns = changed("no turns", "wait_for_blocks(passed_on,", "if (false) wait_for_blocks(passed_on,")

@@ -176,7 +176,7 @@ class CompiledPlan:
         slots = {name: 8 * i for i, name in enumerate(names)}
         direct = []
         for launch in self.launches:
-            # Which arrays, by name: another length may have no partial sums. Of many heads a launch takes parts of arrays.
+            # Arrays by name: another length may have no partial sums. Of many heads a launch takes parts of arrays.
             form = launch.kernel, names, *[arg if type(arg) is str else type(arg) for arg in launch.args]
             if form not in self.arguments:
                 self.arguments[form] = Arguments(launch, self.kernels[launch.kernel].function, slots)

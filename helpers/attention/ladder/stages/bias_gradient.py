@@ -34,9 +34,9 @@ def gradient_name(call: Call) -> str:
 
 
 _NAMES = "BLOCK", "WARPS", "WARPS_KEYS", "MIN_BLOCKS"
-# On tensor cores, by what is added up and by head_dim: the first that fits is taken. Those of 64 and 128 are the fastest
-# of four on an H200. A bias with an axis of rows and one of keys is read for each score: three small blocks of a
-# multiprocessor hide more of that latency than a large one.
+# On tensor cores, by what is added up and by head_dim: the first that fits is taken. Those of 64 and 128 are the
+# fastest of four on an H200. A bias with an axis of rows and one of keys is read for each score: three small blocks of
+# a multiprocessor hide more of that latency than a large one.
 _MMA: Mapping[str, Mapping[int, tuple[tuple[int, ...], ...]]] = {
     "scores": {128: ((64, 4, 2, 3),), 256: ((64, 4, 2, 1), (32, 2, 2, 1))},
     "rows or keys": {64: ((64, 2, 1, 1),), 128: ((128, 8, 2, 1), (64, 4, 2, 1)), 256: ((64, 4, 2, 1), (32, 2, 2, 1))},
