@@ -32,7 +32,7 @@ from helpers.attention import calls, decoding
 from helpers.attention.ladder import BACKWARD
 from helpers.attention.ladder.call import BackwardOptions, ForwardOptions, mask_window, softmax_scale_of
 from helpers.attention.ladder.extras import DESCALES, as_kernels_read, extra_inputs
-from helpers.attention.ladder.kinds import as_bytes, turned, without_gradients
+from helpers.attention.ladder.kinds import as_bytes, without_gradients
 from helpers.attention.ladder.layout import Spec
 from helpers.attention.ladder.score_mod import BlockMask, distance_table, parse_score_mod
 from helpers.attention.run import run
@@ -449,15 +449,27 @@ def _attend_plain(
     return (o, lse) if return_lse else o
 
 
-def _run(tensors: dict[str, torch.Tensor], options: ForwardOptions | BackwardOptions, heads_first: bool) -> Any:
+def _launch(tensors: dict[str, torch.Tensor], options: ForwardOptions | BackwardOptions) -> Any:
     """Run a plain call, whatever autograd knows of its tensors, which are named as `calls.Attention` names them."""
     if tensors["q"].is_cuda:
-        return run(calls.Attention(tensors, options), without_gradients(heads_first))
-    if heads_first:
-        outputs = _run({name: turned(a) for name, a in tensors.items()}, options, False)
-        return tuple(map(turned, outputs)) if isinstance(outputs, tuple) else turned(outputs)
+        return run(calls.Attention(tensors, options), without_gradients())
     outputs = run(calls.Attention({name: array_of(a) for name, a in tensors.items()}, options))
     return tuple(map(tensor_of, outputs)) if isinstance(outputs, tuple) else tensor_of(outputs)
+
+
+def _by_operator(tensors: dict[str, torch.Tensor], options: BackwardOptions) -> tuple[torch.Tensor, ...]:
+    """Do what `_launch` does for gradients, by the operator."""
+    return _backward(*tensors.values(), *(None,) * 5, *_Options.of_backward(options).flat()[:3])
+
+
+def _run(tensors: dict[str, torch.Tensor], options: Any, heads_first: bool, by: Callable[..., Any] = _launch) -> Any:
+    """Run a plain call in either layout, by one of the functions above, which take (batch, rows, heads, head_dim)."""
+    if not heads_first:
+        return by(tensors, options)
+    outputs = by({name: a.transpose(1, 2) if a.ndim == 4 else a for name, a in tensors.items()}, options)  # lse has 3
+    if not isinstance(outputs, tuple):
+        return outputs.transpose(1, 2)
+    return tuple([a.transpose(1, 2) if a.ndim == 4 else a for a in outputs])
 
 
 def _call(
@@ -945,14 +957,9 @@ class _Plain(torch.autograd.Function):
         options, heads_first = ctx.how
         if do.stride(-1) != 1 or do.is_neg():  # the gradient of a sum is one number, expanded
             do = do.contiguous().resolve_neg()
-        if torch.is_grad_enabled() or _is_traced(do, q, k, v):  # see `_differentiate`
-            flat = _Options.of_backward(options).flat()[:3]
-            given = do, q, k, v, o
-            gradients = _backward(*(map(turned, given) if heads_first else given), lse, *(None,) * 5, *flat)
-            gradients = map(turned, gradients) if heads_first else gradients
-        else:
-            gradients = _run({"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse}, options, heads_first)
-        return *gradients, None
+        by = _by_operator if torch.is_grad_enabled() or _is_traced(do, q, k, v) else _launch  # see `_differentiate`
+        tensors = {"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse}
+        return *_run(tensors, options, heads_first, by), None
 
 
 _forward.register_autograd(functools.partial(_differentiate, inputs=12), setup_context=_keep_of_operator)
