@@ -474,6 +474,21 @@ def test_gradients_of_long_rows(name: str, deterministic: bool, monkeypatch: pyt
     run_gradients("bfloat16", *GRADIENTS[name], stage="hopper_backward_wide", deterministic=deterministic)
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    "old, new",
+    [("(SCORE_GRAD ? dS_lane : P_lane)", "P_lane"), ("hook_gradients(fragments(S), grad);", "")],
+    ids=["P without its derivative", "P in place of its derivative"],
+)
+def test_a_derivative_that_long_rows_lack_is_seen(
+    old: str, new: str, cpu_engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "HEAD_DIM", 136)
+    how = {"plant": Bug("", old, new).plant, "stage": "hopper_backward_wide"}
+    with pytest.raises((AssertionError, check.CheckFailed)):
+        run_gradients("bfloat16", *GRADIENTS["score_mod"], **how)
+
+
 def test_gradients_by_warps_with_32_keys() -> None:
     """A warp of backward_mma has two fragments of keys at 128 keys a block, one in the small tiles of other tests."""
     run_gradients("float16", *GRADIENTS["all together"], sizes={"BLOCK_N": 128})
