@@ -449,21 +449,22 @@ def _attend_plain(
     return (o, lse) if return_lse else o
 
 
-def _launch(tensors: dict[str, torch.Tensor], options: ForwardOptions | BackwardOptions) -> Any:
-    """Run a plain call, whatever autograd knows of its tensors, which are named as `calls.Attention` names them."""
-    if tensors["q"].is_cuda:
-        return run(calls.Attention(tensors, options), without_gradients())
+def _through_arrays(tensors: dict[str, torch.Tensor], options: ForwardOptions | BackwardOptions) -> Any:
+    """Run a call of tensors on the CPU."""
     outputs = run(calls.Attention({name: array_of(a) for name, a in tensors.items()}, options))
     return tuple(map(tensor_of, outputs)) if isinstance(outputs, tuple) else tensor_of(outputs)
 
 
 def _by_operator(tensors: dict[str, torch.Tensor], options: BackwardOptions) -> tuple[torch.Tensor, ...]:
-    """Do what `_launch` does for gradients, by the operator."""
+    """Compute the gradients of a call by the operator."""
     return _backward(*tensors.values(), *(None,) * 5, *_Options.of_backward(options).flat()[:3])
 
 
-def _run(tensors: dict[str, torch.Tensor], options: Any, heads_first: bool, by: Callable[..., Any] = _launch) -> Any:
-    """Run a plain call in either layout, by one of the functions above, which take (batch, rows, heads, head_dim)."""
+def _run(tensors: dict[str, torch.Tensor], options: Any, heads_first: bool, *, by_operator: bool = False) -> Any:
+    """Run a plain call, whatever autograd knows of its tensors, which are named as `calls.Attention` names them."""
+    if tensors["q"].is_cuda and not by_operator:
+        return run(calls.Attention(tensors, options), without_gradients(heads_first))
+    by = _by_operator if by_operator else _through_arrays
     if not heads_first:
         return by(tensors, options)
     outputs = by({name: a.transpose(1, 2) if a.ndim == 4 else a for name, a in tensors.items()}, options)  # lse has 3
@@ -957,9 +958,9 @@ class _Plain(torch.autograd.Function):
         options, heads_first = ctx.how
         if do.stride(-1) != 1 or do.is_neg():  # the gradient of a sum is one number, expanded
             do = do.contiguous().resolve_neg()
-        by = _by_operator if torch.is_grad_enabled() or _is_traced(do, q, k, v) else _launch  # see `_differentiate`
+        by_operator = torch.is_grad_enabled() or _is_traced(do, q, k, v)  # see `_differentiate`
         tensors = {"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse}
-        return *_run(tensors, options, heads_first, by), None
+        return *_run(tensors, options, heads_first, by_operator=by_operator), None
 
 
 _forward.register_autograd(functools.partial(_differentiate, inputs=12), setup_context=_keep_of_operator)
