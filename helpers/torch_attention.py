@@ -12,7 +12,7 @@ operator each, `course::flash_attention` and `course::flash_attention_backward` 
 
 Where the host limits the speed of training, `torch.autograd.set_multithreading_enabled(False)` keeps the backward in
 the caller's thread: on the host of an H200, a short forward and backward took half the time, PyTorch's SDPA too.
-`torch.compile` saves time around attention: of a short call alone, compiled, its own code took several times the call's.
+`torch.compile` saves time around attention. Of a short call alone, compiled, its own code took several times the call.
 
 PyTorch is optional: this module alone, and what imports it, needs it.
 """
