@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,17 @@ NAMES = ("prefix_k", "prefix_v")
 _PLACES = re.compile(r"\b(?:batch|head|q_idx|kv_idx|q_len|kv_len|distance)\b")
 
 
-def check_prefix(q: Any, k_cache: Any, prefix_k: Any, prefix_v: Any, *, unbounded: bool, score_mod: str | None) -> None:
+def check_prefix(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    prefix_k: Any,
+    prefix_v: Any,
+    *,
+    unbounded: bool,
+    score_mod: str | None,
+    mask_mod: str | None,
+) -> None:
     """Check a prefix against the other arrays of a call, before anything is launched.
 
     Args:
@@ -42,11 +52,14 @@ def check_prefix(q: Any, k_cache: Any, prefix_k: Any, prefix_v: Any, *, unbounde
     for name, a in zip(NAMES, (prefix_k, prefix_v), strict=True):
         if not hasattr(a, "shape") or not hasattr(a, "dtype"):
             raise TypeError(f"{name} is an array; got {type(a).__name__} {a!r:.40}")
-        wanted = k_cache.shape[2], q.shape[3]
+        columns = q.shape[3]
+        if name == "prefix_v" and k_cache.shape != v_cache.shape:  # V has a head_dim of its own
+            columns = v_cache.shape[3]
+        wanted = k_cache.shape[2], columns
         if len(a.shape) != 3 or tuple(a.shape)[1:] != wanted:
             raise ValueError(
                 f"{name} has shape {tuple(a.shape)}; (keys, kv_heads, head_dim) is needed, whose last two are "
-                f"the heads of the cache and q's head_dim: {wanted}"
+                f"the heads of the cache and the head_dim of {'q' if columns == q.shape[3] else 'v_cache'}: {wanted}"
             )
         if str(a.dtype) != str(q.dtype):
             raise TypeError(f"{name} is {a.dtype} and q is {q.dtype}: one dtype is needed")
@@ -56,9 +69,12 @@ def check_prefix(q: Any, k_cache: Any, prefix_k: Any, prefix_v: Any, *, unbounde
         raise ValueError(
             "a prefix with a window or alibi_slopes: keys of the prefix would be at other distances in each sequence"
         )
-    if score_mod is not None and (place := _PLACES.search(score_mod)):
+    texts = {"score_mod": score_mod, "mask_mod": mask_mod}
+    for name, text in texts.items():
+        if text is None or not (place := _PLACES.search(text)):
+            continue
         raise ValueError(
-            f"score_mod uses {place[0]}, which a prefix that all sequences and heads share does not have: with a "
+            f"{name} uses {place[0]}, which a prefix that all sequences and heads share does not have: with a "
             "prefix it may use score, kv_head and mod_args"
         )
 
@@ -81,16 +97,16 @@ def join_prefix(
     lse: Any,
     *,
     softmax_scale: float | None = None,
-    score_mod: str | None = None,
-    mod_args: Mapping[str, Any] | None = None,
     by_parts: Attend | None = None,
+    **functions: Any,
 ) -> tuple[Any, Any]:
     """Merge attention to a prefix into (o, lse), that to each sequence's own keys. Return both, of q's kind of array.
 
     Args:
         q: (batch, seq_q, heads, head_dim). prefix_k, prefix_v: (keys, kv_heads, head_dim). o: as q. lse: float32
             (batch, heads, seq_q). by_parts: attention (o, lse) of each row of q to all keys, of device arrays q, k, v,
-            by a decoder; None where it cannot do the call. The others: as `flash_attention_with_kvcache` takes them.
+            by a decoder; None where it cannot do the call. functions: score_mod, mask_mod and mod_args, if there are
+            any. The others: as `flash_attention_with_kvcache` takes them.
     """
     kind = kind_of(q)
     given = {"q": q, "prefix_k": prefix_k, "prefix_v": prefix_v, "o": o, "lse": lse}
@@ -99,15 +115,15 @@ def join_prefix(
             stack.enter_context(on_device(kind.device_id(q)) or contextlib.nullcontext())
             stack.enter_context(kind.on_stream_of(q))
         there = {name: as_device_array(name, a) for name, a in given.items()}
-        options = {"softmax_scale": softmax_scale, "score_mod": score_mod, "mod_args": mod_args}
+        options = {"softmax_scale": softmax_scale, **functions}
         rows = packed(there["q"], there["prefix_k"].shape[1])
         keys, values = (there[name][None] for name in NAMES)
-        if (
-            by_parts is not None
-            and rows.shape[1] <= ROWS_OF_PARTS
-            and keys.flags.c_contiguous
-            and values.flags.c_contiguous
-        ):
+        own_dims = keys.shape[-1] != values.shape[-1]  # only 14 takes a V of another head_dim
+        if by_parts is not None and own_dims:
+            keys, values = map(device.cp.ascontiguousarray, (keys, values))
+        in_place = keys.flags.c_contiguous and values.flags.c_contiguous
+        in_place &= keys.shape[-1] * keys.dtype.itemsize % 16 == 0
+        if by_parts is not None and in_place and (own_dims or rows.shape[1] <= ROWS_OF_PARTS):
             of_prefix, of_lse = by_parts(rows, keys, values)
             of_prefix = _as_float32(of_prefix)
         else:
@@ -120,7 +136,7 @@ def _merged(q: Any, o: Any, lse: Any, own: Any, own_lse: Any) -> tuple[Any, Any]
     """Merge (o, lse) of packed rows, o in float32, into those of q's shape."""
     cp, (batch, tokens, heads, _), kv_heads = device.cp, q.shape, o.shape[2]
     group = heads // kv_heads
-    o = cp.ascontiguousarray(o.reshape(batch * tokens, group, kv_heads, -1).swapaxes(1, 2)).reshape(q.shape)
+    o = cp.ascontiguousarray(o.reshape(batch * tokens, group, kv_heads, -1).swapaxes(1, 2)).reshape(own.shape)
     lse = lse.reshape(kv_heads, batch, tokens, group).transpose(1, 0, 3, 2)
     lse = cp.ascontiguousarray(lse).reshape(batch, heads, tokens)
     dtype = None if q.dtype == np.float32 else q.dtype
