@@ -176,6 +176,70 @@ def flashinfer(inputs: CacheInputs) -> Iterator[tuple[str, Way]]:
         yield name, functools.partial(wrapper.run, inputs.q[:, 0], (k, v))
 
 
+def flashinfer_cascade(inputs: CacheInputs, shared: int) -> Iterator[tuple[str, Way]]:
+    """Yield FlashInfer's cascade of two levels: pages that all sequences share, and each one's own."""
+    module = importlib.import_module(FLASH_INFER)
+    torch, (page, (k, v, table)) = inputs.torch, *inputs.paged.items()
+    batch, pages = table.shape
+    ints = functools.partial(torch.tensor, dtype=torch.int32, device=TORCH_DEVICE)
+    common = shared // page
+    own = pages - common
+    levels = (
+        ([0, batch], [0, common], table[0, :common]),
+        (range(batch + 1), range(0, batch * own + 1, own), table[:, common:].flatten()),
+    )
+    rows, indptr = ([ints([*each[i]]) for each in levels] for i in (0, 1))
+    last = [ints([page] * (len(each) - 1)) for each in rows]
+    workspace = torch.empty(512 << 20, dtype=torch.uint8, device=TORCH_DEVICE)
+    wrapper = module.MultiLevelCascadeAttentionWrapper(2, workspace, "NHD")
+    for level in wrapper._batch_prefill_wrappers:
+        level._backend = "fa2"
+    heads = inputs.heads, inputs.kv_heads, inputs.d, page
+    wrapper.plan(rows, indptr, [each[2] for each in levels], last, *heads, q_data_type=inputs.q.dtype)
+    yield "FlashInfer, cascade", functools.partial(wrapper.run, inputs.q[:, 0], (k, v))
+
+
+def flashinfer_tree(inputs: TreeInputs) -> Iterator[tuple[str, Way]]:
+    """Yield FlashInfer with a custom mask, its bits packed before."""
+    module = importlib.import_module(FLASH_INFER)
+    torch, (page, (k, v, table)) = inputs.torch, *inputs.paged.items()
+    (batch, pages), tokens = table.shape, len(inputs.mask)
+    ints = functools.partial(torch.tensor, dtype=torch.int32, device=TORCH_DEVICE)
+    bits = torch.tensor(np.packbits(inputs.mask.cpu().numpy(), bitorder="little"), device=TORCH_DEVICE)
+    workspace = torch.empty(512 << 20, dtype=torch.uint8, device=TORCH_DEVICE)
+    wrapper = module.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa2")
+    indptr = ints([*range(0, batch * pages + 1, pages)]), table.flatten(), ints([page] * batch)
+    heads = inputs.heads, inputs.kv_heads, inputs.d, page
+    options = {"packed_custom_mask": bits.repeat(batch), "q_data_type": inputs.q.dtype}
+    wrapper.plan(ints([*range(0, batch * tokens + 1, tokens)]), *indptr, *heads, **options)
+    wrapper._mask_indptr_buf //= 8  # bytes: plan has counted bits
+    run = functools.partial(wrapper.run, inputs.q.flatten(0, 1), (k, v))
+    yield "FlashInfer, a mask", lambda: run().unflatten(0, (batch, tokens))
+
+
+def flashinfer_of_e4m3(inputs: EightBits) -> Iterator[tuple[str, Way]]:
+    """Yield FlashInfer with K and V in e4m3 and no scales, which it has for whole tensors alone."""
+    module = importlib.import_module(FLASH_INFER)
+    torch, page, (batch, keys) = inputs.torch, 16, inputs.k8.shape[:2]
+    k, v = (a.to(inputs.k8.dtype).view(-1, page, *a.shape[2:]) for a in inputs.of16)
+    ints = functools.partial(torch.arange, dtype=torch.int32, device=TORCH_DEVICE)
+    last = torch.full((batch,), page, dtype=torch.int32, device=TORCH_DEVICE)
+    workspace = torch.empty(512 << 20, dtype=torch.uint8, device=TORCH_DEVICE)
+    for name, tensor_cores in (("FlashInfer", False), ("FlashInfer, tensor cores", True)):
+        try:
+            wrapper = module.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=tensor_cores)
+            heads = inputs.heads, inputs.kv_heads, inputs.d, page
+            types = {"q_data_type": inputs.q.dtype, "kv_data_type": k.dtype}
+            pages = ints(0, batch * keys // page + 1, keys // page), ints(batch * keys // page), last
+            wrapper.plan(*pages, *heads, **types)
+            way = functools.partial(wrapper.run, inputs.q[:, 0], (k, v))
+            way()
+        except Exception as error:  # a peer fails in its own ways
+            print(f"{name}: {type(error).__name__}: {str(error)[:200]}", flush=True)
+        else:
+            yield name, way
+
+
 def reading(inputs: CacheInputs) -> Iterator[tuple[str, Way]]:
     """Yield what reading K and V takes alone: their sums, as integers of 64 bits."""
     k, v = (a.view(inputs.torch.int64) for a in (inputs.k, inputs.v))
@@ -199,7 +263,7 @@ def able(inputs: CacheInputs, makers: Sequence[Callable[[CacheInputs], Iterator[
                 else:
                     print(f"WRONG: {name}: {error}", flush=True)
         except Exception as error:  # a peer fails in its own ways
-            print(f"{maker.__name__}: {type(error).__name__}: {str(error)[:200]}", flush=True)
+            print(f"{getattr(maker, '__name__', maker)}: {type(error).__name__}: {str(error)[:200]}", flush=True)
     return ways
 
 
@@ -312,7 +376,8 @@ def measure_prefix() -> Iterator[list[Row]]:
             yield "prefix, by 14", functools.partial(_with_rows_of_parts, 1 << 30, call)
 
         what = {"part": "prefix", "row": [sequences, shared + own, *HEADS], "shared": shared}
-        rows = timed(what, inputs, able(inputs, (ours, one_call, sdpa, flash_attention_3)), "contiguous")
+        cascade = functools.partial(flashinfer_cascade, shared=shared)
+        rows = timed(what, inputs, able(inputs, (ours, one_call, sdpa, flash_attention_3, cascade)), "contiguous")
         yield [{**row, "gb_per_s": once / row["ms"] / 1e6, "bytes": [inputs.bytes, once]} for row in rows]
 
 
@@ -348,7 +413,7 @@ class TreeInputs(CacheInputs):
     """A row with the drafts of a tree as its newest tokens: q (batch, drafts, heads, d)."""
 
     def __init__(self, row: Sizes, drafts: int) -> None:
-        super().__init__(row, pages=())
+        super().__init__(row, pages=(16,))
         torch, shape = self.torch, (row[0], drafts, self.heads, self.d)
         self.q = torch.randn(*shape, device=TORCH_DEVICE).to(getattr(torch, DTYPE))
         tree = random_tree(drafts)
@@ -388,7 +453,7 @@ def measure_tree() -> Iterator[list[Row]]:
             run = functools.partial(masked, attn_mask=inputs.mask, enable_gqa=True)
             yield "SDPA, a mask", lambda: run().transpose(1, 2)
 
-        ways = able(inputs, (ours_and_mask,))  # type: ignore[arg-type]
+        ways = able(inputs, (ours_and_mask, flashinfer_tree))  # type: ignore[arg-type]
         call()
         ways["a chain"] = call
         what = {"part": "tree", "row": [sequences, keys, *HEADS], "drafts": drafts}
@@ -459,12 +524,13 @@ def measure_fp8() -> Iterator[list[Row]]:
         ways = {"bfloat16": wide}
         ways |= able(inputs, (eights,))  # type: ignore[arg-type]
         errors = {name: _rms(way(), exact) for name, way in ways.items() if name != "bfloat16"}
-        try:  # its products round Q and the weights as well, so float64 on the same K and V is no measure for it
-            ways |= dict(flash_attention_3_of_e4m3(inputs))
-            errors |= {name: _rms(ways[name](), exact) for name in ways if "Flash" in name}
-        except Exception as error:  # a peer fails in its own ways
-            ways = {name: way for name, way in ways.items() if "Flash" not in name}
-            print(f"FlashAttention-3: {type(error).__name__}: {str(error)[:200]}", flush=True)
+        for maker in (flash_attention_3_of_e4m3, flashinfer_of_e4m3):  # they round more, or differently: see `error`
+            try:
+                peers = dict(maker(inputs))
+                errors |= {name: _rms(way(), exact) for name, way in peers.items()}
+                ways |= peers
+            except Exception as error:  # a peer fails in its own ways
+                print(f"{maker.__name__}: {type(error).__name__}: {str(error)[:200]}", flush=True)
         rows = timed({"part": "fp8", "row": list(row)}, inputs, ways, "bfloat16")
         for each in rows:
             each["error"] = errors.get(each["name"], 0.0)
