@@ -941,7 +941,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "slopes": ({"alibi_slopes": np.zeros(3, np.float32)}, ValueError, "one slope for each head"),
     "prefix_k alone": ({"prefix_k": PREFIX}, ValueError, "come together"),
     "a prefix that is none": ({"prefix_k": PREFIX, "prefix_v": 3}, TypeError, "prefix_v is an array; got int 3"),
-    "heads of a prefix": (BOTH | {"prefix_v": PREFIX[:, :1]}, ValueError, r"prefix_v has shape .* head_dim of q: \(2, 64\)"),
+    "heads of a prefix": (BOTH | {"prefix_v": PREFIX[:, :1]}, ValueError, r"prefix_v has shape .* of q: \(2, 64\)"),
     "axes of a prefix": (BOTH | {"prefix_k": PREFIX[None]}, ValueError, r"\(keys, kv_heads, head_dim\) is needed"),
     "dtype of a prefix": (BOTH | {"prefix_k": PREFIX.astype(np.float32)}, TypeError, "prefix_k is float32 and q is fl"),
     "keys of a prefix": (BOTH | {"prefix_k": PREFIX[1:]}, ValueError, "has 8 keys and prefix_v 9"),
@@ -994,13 +994,13 @@ def test_an_x_ray_finds_nothing(name: str) -> None:
     compare(X_RAYED[name], every, arrays)
 
 
-def test_keys_and_values_are_read_once() -> None:
-    """All blocks together read each key and value once, whatever the number of heads that share it."""
-    case = Case(lengths=(256, 100, 33), heads=16)
+@pytest.mark.parametrize("d, d_v", [(64, 64), (96, 80)])
+def test_keys_and_values_are_read_once(d: int, d_v: int) -> None:
+    """All blocks together read each key and value once, however many heads share it, and no columns behind."""
+    case = Case(lengths=(256, 100, 33), heads=16, d=d, d_v=d_v)
     report, _, _ = x_rayed(case)
-    tile = 2 * 64 * case.kv_heads
-    for name in ("K", "V"):
-        assert report.traffic[name].read == sum(case.lengths) * tile
+    for name, columns in (("K", d), ("V", d_v)):
+        assert report.traffic[name].read == sum(case.lengths) * 2 * columns * case.kv_heads
 
 
 # ---- planted bugs
@@ -1108,7 +1108,9 @@ BUGS = (
     bug("rows in each other's place", "^ 16 * (i % 8)", "^ 0 * (i % 8)", times=2, which=0),
     bug("the same row again", "(unsigned long long)i * k_row", "0ull * k_row"),
     bug("the cut tile is whole", "first_key + BLOCK_N <= min(at.keys.end, at.keys.before) &&", ""),
-    bug("what nobody wrote is read", "is_seen ? 16 : 0", "16", times=2, which=1),
+    bug("what nobody wrote is read", "is_seen && in_v(c) ? 16 : 0", "in_v(c) ? 16 : 0"),
+    astray("columns that K lacks, of new keys", "if (in_k(c))", "if (true)", "192 and 128, new tokens in pages"),
+    bug("columns that O lacks", "V_COLUMNS == HEAD_DIM || column < V_COLUMNS", "true", "192 and 128", cpu_only=True),
     bug("keys before the window are read", "return key >= begin && key < end;", "return key < end;", "freed pages"),
     bug("a key too few", "key >= begin && key < end;", "key >= begin && key < end - 1;"),
     astray("new tokens from the cache", "is_new = is_seen && key >= at.keys.before", "is_new = false", NEW),
