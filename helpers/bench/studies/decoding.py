@@ -63,6 +63,7 @@ LONG = (
     (32768, *7 * (4096,)),
 )
 LONG_SPLITS = 8, 33
+DIMS = (80, 80), (96, 96), (112, 112), (192, 192), (192, 128)  # of K and of V
 PREFIXES = (16, 8192, 256), (64, 8192, 256), (64, 2048, 512), (16, 32768, 512)  # sequences, keys shared, keys of each
 TREES = (8, 8192, 8), (1, 8192, 16), (32, 2048, 8)  # sequences, keys, drafts among them
 FP8_ROWS: tuple[Sizes, ...] = *ROWS[:6], ROWS[7]
@@ -77,17 +78,20 @@ TOLERANCE = 2e-2  # of the largest number of a head
 class CacheInputs:
     """PyTorch's tensors of a row: q (batch, 1, heads, d), caches (batch, keys, kv_heads, d), and the same in pages."""
 
-    def __init__(self, row: Sizes, lengths: Sequence[int] | None = None, *, pages: Sequence[int] = PAGES) -> None:
+    def __init__(
+        self, row: Sizes, lengths: Sequence[int] | None = None, *, pages: Sequence[int] = PAGES, d_v: int = 0
+    ) -> None:
         import torch
 
         batch, keys, self.heads, self.kv_heads, self.d = row
+        self.d_v = d_v or self.d
         self.host_lengths = list(lengths) if lengths is not None else [keys] * batch
         self.torch = torch
         torch.manual_seed(5)
         self.lengths = torch.tensor(self.host_lengths, dtype=torch.int32, device=TORCH_DEVICE)
         self.q = torch.randn(batch, 1, self.heads, self.d, device=TORCH_DEVICE).to(getattr(torch, DTYPE))
-        shape = batch, keys, self.kv_heads, self.d
-        self.k, self.v = (torch.randn(*shape, device=TORCH_DEVICE, dtype=getattr(torch, DTYPE)) for _ in "kv")
+        shape, how = (batch, keys, self.kv_heads), {"device": TORCH_DEVICE, "dtype": getattr(torch, DTYPE)}
+        self.k, self.v = (torch.randn(*shape, d, **how) for d in (self.d, self.d_v))
         self.paged = {page: self._in_pages(page, keys) for page in pages}
 
     def _in_pages(self, page: int, keys: int) -> tuple[Any, Any, Any]:
@@ -97,7 +101,7 @@ class CacheInputs:
         table = order.to(torch.int32).reshape(batch, keys // page)
         caches = []
         for a in (self.k, self.v):
-            cache = torch.empty(batch * keys // page, page, self.kv_heads, self.d, device=TORCH_DEVICE, dtype=a.dtype)
+            cache = torch.empty(batch * keys // page, page, *a.shape[2:], device=TORCH_DEVICE, dtype=a.dtype)
             cache[order] = a.reshape(cache.shape)
             caches.append(cache)
         return (*caches, table)
@@ -105,7 +109,7 @@ class CacheInputs:
     @property
     def bytes(self) -> int:
         """Bytes of all K and V."""
-        return 2 * 2 * sum(self.host_lengths) * self.kv_heads * self.d
+        return 2 * sum(self.host_lengths) * self.kv_heads * (self.d + self.d_v)
 
     def exact(self, sequence: int, head: int) -> np.ndarray:
         """Return the output of one head in float64."""
@@ -116,7 +120,7 @@ class CacheInputs:
 
     def error(self, o: Any) -> float:
         """Return the largest error in two heads, of an output with the heads of a sequence in order."""
-        o = o.reshape(len(self.host_lengths), self.heads, self.d).float().cpu().numpy()
+        o = o.reshape(len(self.host_lengths), self.heads, self.d_v).float().cpu().numpy()
         exact = {at: self.exact(*at) for at in ((0, 0), (len(o) - 1, self.heads - 1))}
         return max(float(np.abs(o[at] - head).max() / np.abs(head).max()) for at, head in exact.items())
 
@@ -618,6 +622,15 @@ def _rms(o: Any, exact: Any) -> float:
     return float(difference.square().mean().sqrt() / exact.float().square().mean().sqrt())
 
 
+def measure_dims() -> Iterator[list[Row]]:
+    """Measure other head_dims than 64, 128 and 256, and a V of another one than K: GB/s are those of their bytes."""
+    for d, d_v in DIMS:
+        row = 8, 8192, *HEADS[:2], d
+        inputs = CacheInputs(row, pages=(16,), d_v=d_v)
+        ways = able(inputs, (ours, sdpa, flash_attention_3))
+        yield timed({"part": "dims", "row": list(row), "d_v": d_v}, inputs, ways, "cuDNN")
+
+
 def measure_tune() -> Iterator[list[Row]]:
     """Measure other numbers of warps, stages and keys of a tile, and least numbers of keys of a split."""
     for row in TUNE_ROWS:
@@ -676,14 +689,13 @@ def measure_host() -> Iterator[Row]:
     ways = dict(ours(inputs))
     k, v, table = inputs.paged[16]
     new = inputs.torch.randn(*v[:8, :1].shape, device=TORCH_DEVICE).to(inputs.q.dtype)
-    ways["pages of 16, with k and v"] = functools.partial(
-        flash_attention_with_kvcache,
-        *(inputs.q, k, v),
-        cache_seqlens=inputs.lengths - 1,
-        block_table=table,
-        k=new,
-        v=new,
-    )
+    call = functools.partial(flash_attention_with_kvcache, inputs.q, k, v, k=new, v=new.clone())
+    lengths = {"cache_seqlens": inputs.lengths - 1, "block_table": table}
+    angles = inputs.torch.ones(512, 32, device=TORCH_DEVICE)
+    appended = "pages of 16, with k and v"
+    ways[appended] = functools.partial(call, **lengths)
+    ways[f"{appended}, int64"] = functools.partial(call, **{name: a.long() for name, a in lengths.items()})
+    ways[f"{appended}, rotary"] = functools.partial(call, **lengths, rotary_cos=angles, rotary_sin=angles)
     for name, way in ways.items():
         way()
         yield {"part": "host", "name": name, "us": 1e3 * host_time(way).ms}
@@ -702,6 +714,7 @@ STUDY = Study(
         "prefix": measure_prefix,
         "tree": measure_tree,
         "fp8": measure_fp8,
+        "dims": measure_dims,
         "real": measure_real,
         "counters": measure_counters,
         "graph": lambda: decode_loop.graph_rows(),
@@ -732,7 +745,8 @@ def line(row: Mapping[str, Any]) -> str:
         more = f"{row['us_per_step']:8.1f} us a step" if "us_per_step" in row else f"{row['evicted']:4} evictions"
         return f"{what:44}{row['name']:34}{more} {row['tokens_per_s']:9,.0f} tokens/s"
     batch, keys, heads, kv_heads, d = row["row"]
-    what = f"{row['part']:6}{batch:4} x {keys:6} keys, {heads}/{kv_heads} heads of {d}"
+    of_v = f", V {row['d_v']}" if row.get("d_v", d) != d else ""
+    what = f"{row['part']:6}{batch:4} x {keys:6} keys, {heads}/{kv_heads} heads of {d}{of_v}"
     more = f"  {row['speed']:.2f} x" if "speed" in row else ""
     more += f"  {row['beside_the_step_before']:.2f} x the step before" if "beside_the_step_before" in row else ""
     return f"{what:44}{row['name']:34}{1e3 * row['ms']:8.1f} us {row['gb_per_s']:6.0f} GB/s{more}"
