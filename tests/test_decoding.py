@@ -1135,7 +1135,7 @@ BUGS = (
     bug("new numbers are not divided", "__fdiv_rn(a.x, descale)", "a.x", "new tokens in pages of e4m3"),
     bug(
         "new bytes are not kept",
-        "if (keeps) *reinterpret_cast",
+        "if (keeps && in_row) *reinterpret_cast",
         "if (false) *reinterpret_cast",
         "new tokens in pages of e4m3",
     ),
