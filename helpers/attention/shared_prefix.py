@@ -8,6 +8,7 @@ FlashInfer's cascade). The heads that share a head of K and V are rows as well.
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -15,14 +16,17 @@ from typing import Any
 import numpy as np
 
 from helpers import device
+from helpers.attention import kernel
 from helpers.attention.calls import flash_attention
 from helpers.attention.ladder.kinds import as_device_array, as_kind_of, kind_of, on_device
 from helpers.attention.ladder.layout import bits
+from helpers.attention.ladder.stage import C_NAMES
 from helpers.attention.ring import merge
 
 # Up to so many rows of a head of K and V, 14 reads the prefix, cut into parts: flash_attention would have few blocks.
 # On an H200, calls with 64 or 256 rows were 1.1 to 4.3 times as fast; more were not measured.
 ROWS_OF_PARTS = 256
+JOIN_THREADS = 256
 Attend = Callable[[Any, Any, Any], tuple[Any, Any]]
 NAMES = ("prefix_k", "prefix_v")
 _PLACES = re.compile(r"\b(?:batch|head|q_idx|kv_idx|q_len|kv_len|distance)\b")
@@ -116,20 +120,47 @@ def join_prefix(
             stack.enter_context(kind.on_stream_of(q))
         there = {name: as_device_array(name, a) for name, a in given.items()}
         options = {"softmax_scale": softmax_scale, **functions}
-        rows = packed(there["q"], there["prefix_k"].shape[1])
         keys, values = (there[name][None] for name in NAMES)
-        own_dims = keys.shape[-1] != values.shape[-1]  # only 14 takes a V of another head_dim
-        if by_parts is not None and own_dims:
+        batch, tokens, heads, head_dim = there["q"].shape
+        kv_heads, own_dims = keys.shape[2], keys.shape[-1] != values.shape[-1]
+        if by_parts is not None and own_dims:  # only 14 takes a V of another head_dim
             keys, values = map(device.cp.ascontiguousarray, (keys, values))
         in_place = keys.flags.c_contiguous and values.flags.c_contiguous
         in_place &= keys.shape[-1] * keys.dtype.itemsize % 16 == 0
-        if by_parts is not None and in_place and (own_dims or rows.shape[1] <= ROWS_OF_PARTS):
-            of_prefix, of_lse = by_parts(rows, keys, values)
-            of_prefix = _as_float32(of_prefix)
-        else:
-            of_prefix, of_lse = flash_attention(rows, keys, values, return_lse=True, out_dtype=np.float32, **options)
+        few = batch * tokens * heads // kv_heads <= ROWS_OF_PARTS
+        if by_parts is not None and in_place and (own_dims or few):
+            rows = there["q"].reshape(1, batch * tokens, heads, head_dim)
+            _join(there["o"], there["lse"], *by_parts(rows, keys, values))
+            return (o, lse) if kind is not None else tuple(as_kind_of(q, there[name]) for name in ("o", "lse"))
+        rows = packed(there["q"], kv_heads)
+        of_prefix, of_lse = flash_attention(rows, keys, values, return_lse=True, out_dtype=np.float32, **options)
         whole, whole_lse = _merged(there["q"], of_prefix, of_lse, there["o"], there["lse"])
         return as_kind_of(q, whole), as_kind_of(q, whole_lse)
+
+
+def _join(o: Any, lse: Any, of_prefix: Any, of_lse: Any) -> None:
+    """Join attention to a prefix to (o, lse) in place, by kernels/14_join.cu.
+
+    Args:
+        o: (batch, seq_q, heads, head_dim). lse: (batch, heads, seq_q). of_prefix: (1, batch seq_q, heads, head_dim).
+            of_lse: (1, heads, batch seq_q). All are C-contiguous device arrays.
+    """
+    _, tokens, heads, head_dim = o.shape
+    rows = of_prefix.shape[1]
+    if not o.size:
+        return
+    compiled = _join_kernel(C_NAMES[o.dtype.name], head_dim)
+    launch = compiled.launch_known if compiled.accepted else compiled  # which compares them with the signature
+    grid = -(-rows * heads // (JOIN_THREADS // (32 if head_dim > 64 else 16)))
+    launch((grid,), (JOIN_THREADS,), (o, lse, of_prefix, of_lse, *map(np.int32, (tokens, heads, rows))), shared_mem=0)
+    if not kernel.launches_are_replaced():
+        compiled.accepted.add(True)
+
+
+@functools.lru_cache(maxsize=64)
+def _join_kernel(name: str, head_dim: int) -> kernel.Kernel:
+    defines = {"HEAD_DIM": head_dim, "THREADS": JOIN_THREADS}
+    return kernel.load("14_join.cu", f"join_prefix<{name}>", defines=defines)
 
 
 def _merged(q: Any, o: Any, lse: Any, own: Any, own_lse: Any) -> tuple[Any, Any]:
