@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -18,14 +19,16 @@ import numpy as np
 from helpers import device
 from helpers.attention import kernel
 from helpers.attention.calls import flash_attention
+from helpers.attention.ladder import limits
 from helpers.attention.ladder.kinds import as_device_array, as_kind_of, kind_of, on_device
 from helpers.attention.ladder.layout import bits
 from helpers.attention.ladder.stage import C_NAMES
-from helpers.attention.ring import merge
 
 # Up to so many rows of a head of K and V, 14 reads the prefix, cut into parts: flash_attention would have few blocks.
 # On an H200, calls with 64 or 256 rows were 1.1 to 4.3 times as fast; more were not measured.
 ROWS_OF_PARTS = 256
+# Beyond, flash_attention reads it, in parts of at least so many keys, by tiles of about so many rows.
+KEYS_OF_A_PART, TILE_ROWS = 256, 128
 JOIN_THREADS = 256
 Attend = Callable[[Any, Any, Any], tuple[Any, Any]]
 NAMES = ("prefix_k", "prefix_v")
@@ -130,52 +133,60 @@ def join_prefix(
         few = batch * tokens * heads // kv_heads <= ROWS_OF_PARTS
         if by_parts is not None and in_place and (own_dims or few):
             rows = there["q"].reshape(1, batch * tokens, heads, head_dim)
-            _join(there["o"], there["lse"], *by_parts(rows, keys, values))
-            return (o, lse) if kind is not None else tuple(as_kind_of(q, there[name]) for name in ("o", "lse"))
-        rows = packed(there["q"], kv_heads)
-        of_prefix, of_lse = flash_attention(rows, keys, values, return_lse=True, out_dtype=np.float32, **options)
-        whole, whole_lse = _merged(there["q"], of_prefix, of_lse, there["o"], there["lse"])
-        return as_kind_of(q, whole), as_kind_of(q, whole_lse)
+            of_prefix, of_lse = by_parts(rows, keys, values)
+        else:
+            rows = packed(there["q"], kv_heads)
+            parts = parts_of(keys.shape[1], rows.shape[1], kv_heads) if in_place else 1
+            keys, values = (a.reshape(parts, a.shape[1] // parts, *a.shape[2:]) for a in (keys, values))
+            rows = device.cp.broadcast_to(rows, (parts, *rows.shape[1:]))
+            of_prefix, of_lse = flash_attention(rows, keys, values, return_lse=True, out_dtype=np.float32, **options)
+        _join(there["o"], there["lse"], of_prefix, of_lse, kv_heads)
+        return (o, lse) if kind is not None else tuple(as_kind_of(q, there[name]) for name in ("o", "lse"))
 
 
-def _join(o: Any, lse: Any, of_prefix: Any, of_lse: Any) -> None:
+def parts_of(keys: int, rows: int, kv_heads: int) -> int:
+    """Return into how many equal parts a prefix is cut for `flash_attention`, so that they fill the multiprocessors."""
+    blocks = max(kv_heads * -(-rows // TILE_ROWS), 1)
+    wanted = min(limits.multiprocessors() // blocks, keys // KEYS_OF_A_PART)
+    return next((parts for parts in range(wanted, 1, -1) if keys % parts == 0), 1)
+
+
+def _join(o: Any, lse: Any, of_prefix: Any, of_lse: Any, kv_heads: int) -> None:
     """Join attention to a prefix to (o, lse) in place, by kernels/14_join.cu.
 
     Args:
-        o: (batch, seq_q, heads, head_dim). lse: (batch, heads, seq_q). of_prefix: (1, batch seq_q, heads, head_dim).
-            of_lse: (1, heads, batch seq_q). All are C-contiguous device arrays.
+        o: (batch, seq_q, heads, head_dim). lse: (batch, heads, seq_q). of_prefix: (1, batch seq_q, heads, head_dim), or
+            of rows as `packed` has them, and in parts. of_lse: (parts, heads of of_prefix, its rows). All are
+            C-contiguous device arrays.
     """
-    _, tokens, heads, head_dim = o.shape
-    rows = of_prefix.shape[1]
+    batch, tokens, heads, head_dim = o.shape
     if not o.size:
         return
-    compiled = _join_kernel(C_NAMES[o.dtype.name], head_dim)
+    rows, group = batch * tokens, heads // kv_heads
+    parts, their_rows, their_heads, _ = of_prefix.shape
+    packs = their_rows != rows  # a row is a token and one of the heads of a group
+    to_token, to_kv_head, to_head = (group * kv_heads, 1, kv_heads) if packs else (heads, group, 1)
+    of_o = their_rows * their_heads, to_token, to_kv_head, to_head
+    of_lses = (
+        (their_rows * their_heads, group, their_rows, 1) if packs else (rows * heads, 1, group * their_rows, their_rows)
+    )
+    numbers = *(step * head_dim for step in of_o), *of_lses, parts, tokens, rows, heads, group
+    params = np.frombuffer(bytearray(_JOIN.pack(*numbers)), JOIN_PARAMS)
+    compiled = _join_kernel(C_NAMES[o.dtype.name], C_NAMES[of_prefix.dtype.name], head_dim)
     launch = compiled.launch_known if compiled.accepted else compiled  # which compares them with the signature
     grid = -(-rows * heads // (JOIN_THREADS // (32 if head_dim > 64 else 16)))
-    launch((grid,), (JOIN_THREADS,), (o, lse, of_prefix, of_lse, *map(np.int32, (tokens, heads, rows))), shared_mem=0)
+    launch((grid,), (JOIN_THREADS,), (o, lse, of_prefix, of_lse, params), shared_mem=0)
     if not kernel.launches_are_replaced():
         compiled.accepted.add(True)
 
 
+_STEPS = [f"{of}_{to}" for of in ("o", "lse") for to in ("part", "row", "kv_head", "head")]
+_NUMBERS = [(name, np.int32) for name in ("parts", "N", "rows", "heads", "group")]
+JOIN_PARAMS = np.dtype([*((name, np.int64) for name in _STEPS), *_NUMBERS], align=True)
+_JOIN = struct.Struct("=8q5i4x")
+
+
 @functools.lru_cache(maxsize=64)
-def _join_kernel(name: str, head_dim: int) -> kernel.Kernel:
+def _join_kernel(of_o: str, of_prefix: str, head_dim: int) -> kernel.Kernel:
     defines = {"HEAD_DIM": head_dim, "THREADS": JOIN_THREADS}
-    return kernel.load("14_join.cu", f"join_prefix<{name}>", defines=defines)
-
-
-def _merged(q: Any, o: Any, lse: Any, own: Any, own_lse: Any) -> tuple[Any, Any]:
-    """Merge (o, lse) of packed rows, o in float32, into those of q's shape."""
-    cp, (batch, tokens, heads, _), kv_heads = device.cp, q.shape, o.shape[2]
-    group = heads // kv_heads
-    o = cp.ascontiguousarray(o.reshape(batch * tokens, group, kv_heads, -1).swapaxes(1, 2)).reshape(own.shape)
-    lse = lse.reshape(kv_heads, batch, tokens, group).transpose(1, 0, 3, 2)
-    lse = cp.ascontiguousarray(lse).reshape(batch, heads, tokens)
-    dtype = None if q.dtype == np.float32 else q.dtype
-    return merge(o, _as_float32(own), (0, tokens), lse, cp.ascontiguousarray(own_lse), dtype), lse
-
-
-def _as_float32(a: Any) -> Any:
-    """Copy to float32, C-contiguous. CuPy converts no bfloat16, whose bits are a float32's first half."""
-    if a.dtype.name == "bfloat16":
-        a = (bits(a).astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return device.cp.ascontiguousarray(a.astype(np.float32, copy=False))
+    return kernel.load("14_join.cu", f"join_prefix<{of_o}, {of_prefix}>", defines=defines)
