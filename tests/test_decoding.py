@@ -702,7 +702,7 @@ def test_a_rotary_embedding(name: str) -> None:
 
 
 def test_rotary_embeddings_share_scratch() -> None:
-    """Of float32 after halves, on one stream; other tables get kernels of their own."""
+    """After halves come floats, on one stream; other tables get kernels of their own."""
     forget()
     for name in ("all columns", "float32, 192 and 128"):
         test_a_rotary_embedding(name)
