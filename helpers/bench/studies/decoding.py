@@ -63,6 +63,7 @@ LONG = (
     (32768, *7 * (4096,)),
 )
 LONG_SPLITS = 8, 33
+PARTS = ((8, 8192, *HEADS), 4), ((8, 65536, *HEADS), 4), ((1, 65536, *HEADS), 32)  # and the most parts of a unit
 DIMS = (80, 80), (96, 96), (112, 112), (192, 192), (192, 128)  # of K and of V
 PREFIXES = (16, 8192, 256), (64, 8192, 256), (64, 2048, 512), (16, 32768, 512)  # sequences, keys shared, keys of each
 TREES = (8, 8192, 8), (1, 8192, 16), (32, 2048, 8)  # sequences, keys, drafts among them
@@ -622,6 +623,23 @@ def _rms(o: Any, exact: Any) -> float:
     return float(difference.square().mean().sqrt() / exact.float().square().mean().sqrt())
 
 
+def measure_parts() -> Iterator[list[Row]]:
+    """Measure how many blocks it takes to read as fast as possible: units in 1, 2, 4, ... parts, a block for each."""
+    for row, most in PARTS:
+        inputs = CacheInputs(row, pages=())
+        call = functools.partial(
+            flash_attention_with_kvcache, *(inputs.q, inputs.k, inputs.v), cache_seqlens=inputs.lengths
+        )
+
+        def ways(inputs: CacheInputs, call: Any = call, most: int = most) -> Iterator[tuple[str, Way]]:
+            units, parts = len(inputs.host_lengths) * inputs.kv_heads, 1
+            while parts <= most:
+                yield f"{units * parts} blocks", functools.partial(call, num_splits=parts)
+                parts *= 2
+
+        yield timed({"part": "parts", "row": list(row)}, inputs, able(inputs, (ways,)), "")
+
+
 def measure_dims() -> Iterator[list[Row]]:
     """Measure other head_dims than 64, 128 and 256, and a V of another one than K: GB/s are those of their bytes."""
     for d, d_v in DIMS:
@@ -715,6 +733,7 @@ STUDY = Study(
         "tree": measure_tree,
         "fp8": measure_fp8,
         "dims": measure_dims,
+        "parts": measure_parts,
         "real": measure_real,
         "counters": measure_counters,
         "graph": lambda: decode_loop.graph_rows(),
