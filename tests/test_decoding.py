@@ -731,6 +731,7 @@ def tree_of(case: Case, *shape: int) -> np.ndarray:
     )
 
 
+WRONG = (check.CheckFailed, AssertionError, engine.LaunchError)
 PREFIXED = {
     "one token": Case(lengths=(100, 0, 17)),
     "tokens": Case(lengths=(100, 4, 17), tokens=3, heads=6, kv_heads=1),
@@ -758,6 +759,36 @@ def test_a_prefix_of_all_sequences(name: str, keys: int, rows_of_parts: int, mon
         **{name: where(a) for name, a in case.arrays().items()}, **of_prefix, **case.options
     )
     assert np.array_equal(cp.asnumpy(alone).view("u1"), cp.asnumpy(o).view("u1"))
+
+
+JOIN_BUGS = (
+    Bug("a part is left out", "merge(params.parts + 1,", "merge(params.parts,"),
+    Bug("parts count alike", "LOG2_E * l, 1.0f", "0.0f, 1.0f"),
+    Bug("the first part for all", "O_prefix + (i - 1) * params.o_part", "O_prefix"),
+    Bug("its weights for all", "lse_prefix[(i - 1) * params.lse_part]", "lse_prefix[0]"),
+    Bug("lse of another token", "* N + row % N", "* N"),
+    Bug("an empty part has NaN", "if (l == NEG_INF) return", "if (false) return"),
+    Bug("nothing but the lse", "store_columns(o, c, x);", ""),
+    Bug("the lse stays", "if (c == 0) *own", "if (c < 0) *own"),
+)
+
+
+@pytest.mark.exhaustive(one_of_each=lambda each: each.name == "a part is left out")
+@pytest.mark.parametrize("each", JOIN_BUGS, ids=lambda each: each.name)
+def test_planted_bugs_in_the_join_are_found(each: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = each.plant(kernel.source("14_join.cu"))
+
+    def wrong(of_o: str, of_prefix: str, head_dim: int) -> kernel.Kernel:
+        return kernel.load(code, f"join_prefix<{of_o}, {of_prefix}>", defines={"HEAD_DIM": head_dim, "THREADS": 256})
+
+    monkeypatch.setattr(shared_prefix, "ROWS_OF_PARTS", 0)
+    monkeypatch.setattr(shared_prefix, "KEYS_OF_A_PART", 50)
+    monkeypatch.setattr(shared_prefix, "_join_kernel", wrong)
+    case = replace(PREFIXED["tokens"], lengths=(100, 4, 0))
+    given = {name: cp.asarray(a) for name, a in (case.arrays() | prefix_of(case, 150)).items()}
+    o, lse = flash_attention_with_kvcache(**given, **case.options, return_lse=True)
+    with pytest.raises(WRONG):
+        compare(case, {**given, "o": o, "lse": lse}, case.arrays(), **prefix_of(case, 150))
 
 
 def test_a_prefix_with_sinks_and_a_function_of_the_score() -> None:
@@ -1016,7 +1047,6 @@ CASES_OF_BUGS = {
     "long": replace(PLAIN, lengths=(2000,), room=2000),
     "one sequence": Case(lengths=(260,)),
 }
-WRONG = (check.CheckFailed, AssertionError, engine.LaunchError)
 
 
 def bug(name: str, old: str, new: str, case: str = "plain", **more: Any) -> Bug:
