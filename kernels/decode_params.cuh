@@ -14,6 +14,4 @@ struct DecodeParams {
   int num_splits;        // parts of each sequence; 0: equal stretches of all key tiles
   int min_tiles;         // of a stretch: fewer would not pay for the merge
   int page_size;         // keys of a page, where PAGED is 2
-  int enough;            // so many blocks read as fast as more, where each has long_tiles or more
-  int long_tiles;
 };

@@ -45,11 +45,7 @@ struct StreamK {
     // own, or not at all: a few blocks more may be idle, but none has parts of two units.
     const bool same = least == most;
     int splits = params.num_splits;
-    if (same && units <= blocks) {
-      splits = max(min(blocks / units, most / params.min_tiles), 1);
-      const int enough = (params.enough + units - 1) / units;
-      if (most >= enough * params.long_tiles) splits = min(splits, enough);
-    }
+    if (same && units <= blocks) splits = max(min(blocks / units, most / params.min_tiles), 1);
     if (splits) {  // a block for each part of each unit
       const int unit = block / splits, part = block % splits;
       if (unit >= units) return;

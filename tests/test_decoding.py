@@ -922,7 +922,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "rotary_cos, no k": ({**ROTARY_AND_NEW, "k": None, "v": None}, ValueError, "rotary_cos needs k and v"),
     "a step, rotary_cos": ({**ROTARY_AND_NEW, "stage": "last_block"}, ValueError, "it has no k"),
     "a short rotary_cos": (
-        {**ROTARY_AND_NEW, "rotary_cos": TABLE[:260], "rotary_sin": TABLE[:260]},
+        {**ROTARY_AND_NEW, "rotary_cos": TABLE[:260], "rotary_sin": TABLE[:260], "checked": True},
         ValueError,
         "rotary_cos has 260 positions, and a new token is at 260",
     ),

@@ -25,9 +25,6 @@ from helpers.attention.scalars import whole_number
 
 TILE_ROWS = 16  # of an MMA atom
 MIN_KEYS = 128  # of a stretch: with fewer, a merge costs more than it saves
-# Of an H200's 132 multiprocessors, so many read as fast as all, or up to 5 % faster, where each has LONG_KEYS or more
-# of 128 numbers in 16 bits, one after the other.
-ENOUGH, LONG_KEYS = 64, 8192
 SMALLEST_TILE = 16  # keys: BLOCK_N is this or more
 _NO_TABLE = 30  # page_bits: one page has all keys
 
@@ -73,13 +70,11 @@ class DecodeCall(NamedTuple):
         rows = self.arrays["k_cache"].shape[1]
         return rows * self.arrays["block_table"].shape[1] if "block_table" in self.arrays else rows
 
-    def params(
-        self, *, min_tiles: int = 1, num_splits: int | None = None, enough: int = 2**29, long_tiles: int = 1
-    ) -> Any:
+    def params(self, *, min_tiles: int = 1, num_splits: int | None = None) -> Any:
         """Fill one DecodeParams of kernels/decode_params.cuh, an array of shape (1,).
 
         Args:
-            min_tiles: of a stretch. num_splits: in place of the call's. enough, long_tiles: see there.
+            min_tiles: of a stretch. num_splits: in place of the call's.
         """
         arrays = self.arrays
         batch, tokens, heads, _ = arrays["q"].shape
@@ -102,7 +97,6 @@ class DecodeCall(NamedTuple):
         # The largest power of two that divides it: so many neighbouring keys are in one page.
         page_bits = (page & -page).bit_length() - 1 if table else _NO_TABLE
         numbers = page_bits, table.strides[0] // 4 if table else 0, num_splits or self.num_splits, min_tiles, page
-        numbers = *numbers, enough, long_tiles
         return np.frombuffer(bytearray(attention.tobytes() + _REST.pack(*of_k, *of_v, *numbers)), DECODE_PARAMS)
 
 
@@ -111,11 +105,10 @@ DECODE_PARAMS = np.dtype(
         ("attention", ATTENTION_PARAMS),
         *((name, STRIDES) for name in ("k_new", "v_new")),
         *((name, np.int32) for name in ("page_bits", "table_row", "num_splits", "min_tiles", "page_size")),
-        *((name, np.int32) for name in ("enough", "long_tiles")),
     ],
     align=True,
 )
-_REST = struct.Struct("=6q7i4x")
+_REST = struct.Struct("=6q5i4x")
 
 
 # ---- the ways to do it
@@ -196,15 +189,6 @@ def _sizes(call: DecodeCall) -> dict[str, int]:
     return {**picked, "PAGED": 2 if page & (page - 1) else 1}
 
 
-def _reads_alone(call: DecodeCall, sizes: Mapping[str, int]) -> bool:
-    """Return True for a kernel that was measured to need no more than ENOUGH blocks."""
-    return sizes["HEAD_DIM"] == 128 and call.arrays["q"].dtype.itemsize == 2 and not call.is_e4m3 and not _paged(call)
-
-
-def _paged(call: DecodeCall) -> bool:
-    return "block_table" in call.arrays
-
-
 def _grid(call: DecodeCall, sizes: Mapping[str, int]) -> tuple[int, int]:
     """Return (blocks, tiles of rows): as many blocks as are resident, or one for each part of each unit."""
     tiles = -(-call.rows // TILE_ROWS)
@@ -223,10 +207,7 @@ def _launches(call: DecodeCall, sizes: Mapping[str, int]) -> list[Launch]:
     before, rotated_names, call = _rotated(call)
     named = ("k", "v", "o", "lse", "cache_seqlens", "block_table", "k_descale", "v_descale", *_SCRATCH)
     optional = tuple(name if name in call.arrays or name in _SCRATCH else None for name in named)
-    enough = ENOUGH * limits.multiprocessors() // 132 if _reads_alone(call, sizes) else 2**29
-    block_n = sizes["BLOCK_N"]
-    how = {"min_tiles": max(1, MIN_KEYS // block_n), "enough": enough, "long_tiles": LONG_KEYS // block_n}
-    params = call.params(**how)
+    params = call.params(min_tiles=max(1, MIN_KEYS // sizes["BLOCK_N"]))
     functions = call.mod.arguments() if call.mod else ()
     args = ("q", "k_cache", "v_cache", *optional, params, *functions)
     args = tuple(rotated_names.get(arg, arg) if isinstance(arg, str) else arg for arg in args)

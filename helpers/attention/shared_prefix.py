@@ -2,7 +2,8 @@
 
 The tokens of all sequences are rows of one launch of 14 or, if they are many, of `flash_attention`, so that a tile of
 them reads the prefix once; with a cache of its own, each sequence would read it (Juravsky et al. 2024, "Hydragen";
-FlashInfer's cascade). The heads that share a head of K and V are rows as well.
+FlashInfer's cascade). The heads that share a head of K and V are rows as well. `flash_attention` gets the prefix in
+equal parts, as if each were a sequence, and kernels/14_join.cu joins all.
 """
 
 from __future__ import annotations
@@ -24,11 +25,10 @@ from helpers.attention.ladder.kinds import as_device_array, as_kind_of, kind_of,
 from helpers.attention.ladder.layout import bits
 from helpers.attention.ladder.stage import C_NAMES
 
-# Up to so many rows of a head of K and V, 14 reads the prefix, cut into parts: flash_attention would have few blocks.
-# On an H200, calls with 64 or 256 rows were 1.1 to 4.3 times as fast; more were not measured.
-ROWS_OF_PARTS = 256
-# Beyond, flash_attention reads it, in parts of at least so many keys, by tiles of about so many rows.
-KEYS_OF_A_PART, TILE_ROWS = 256, 128
+# Up to so many rows of a head of K and V, 14 reads the prefix; beyond, flash_attention does, in parts of at least so many
+# keys, by tiles of about so many rows. On an H200, 64 and 256 rows were 1.02 to 1.2 times as fast so; fewer were not
+# measured.
+ROWS_OF_PARTS, KEYS_OF_A_PART, TILE_ROWS = 32, 256, 128
 JOIN_THREADS = 256
 Attend = Callable[[Any, Any, Any], tuple[Any, Any]]
 NAMES = ("prefix_k", "prefix_v")
