@@ -55,6 +55,10 @@ class DeviceArrays:
         """Return a C-contiguous copy."""
         return dense_copy(a)
 
+    def as_int32(self, a: Any) -> Any:
+        """Return a C-contiguous copy in int32."""
+        return device.cp.ascontiguousarray(a.astype(np.int32))
+
     def negative(self, a: Any) -> Any:
         """Return a C-contiguous copy with the other sign."""
         return negative(a)
@@ -144,6 +148,10 @@ class TorchTensors:
     def copy(self, a: Any) -> Any:
         """Return a C-contiguous copy."""
         return a.clone(memory_format=self._torch.contiguous_format)
+
+    def as_int32(self, a: Any) -> Any:
+        """Return a C-contiguous copy in int32."""
+        return a.to(self._torch.int32, memory_format=self._torch.contiguous_format)
 
     def negative(self, a: Any) -> Any:
         """Return a C-contiguous copy with the other sign."""
