@@ -1,19 +1,20 @@
-// 16 fp8: attention in 8 bits, by consumers that take turns.
+// 16 fp8: attention in 8 bits, with V transposed in the background.
 //
-// Since 16_06: only one consumer at a time has scores to turn into weights; the others' products run
-// meanwhile. And under a mask, a consumer leaves out tiles of keys that only the rows of others see.
+// Since 16_07: V's transposition takes no time of its own. A warp of the producer's, which had nothing to do,
+// transposes V while the consumers compute, and the thread that copies V^T waits until a tile is there.
 //
-// Launch   16_transpose.cu; then as 10, after its 10_order.cu
+// Launch   clear_counts of 16_transpose.cu, or its transpose_v where kv_heads_of_all is 0; then as 10,
+//          after its 10_order.cu
 // Shapes   as 10, in e4m3; O in half types or float32. V_image: tiles of V^T, see 16_transpose.cu.
 //          descales [sequences, heads], float32: what elements are multiplied by; or null, for 1. With
 //          DESCALE_ROWS [sequences, heads, blocks of so many rows or keys], not packed
 // Needs    sm_90a and no other; HEAD_DIM and strides multiples of 16, pointers of 16 bytes
-// Traffic  as 10, with half the bytes of Q, K, V; V is read and written once more by the first launch
+// Traffic  as 10, with half the bytes of Q, K, V; V is read and written once more
 #define QUARTERS 1
 #include "fp8_descales.cuh"  // what scores and results are multiplied by
 #include "fp8_epilogue.cuh"  // lse, O
 #include "fp8_tiles.cuh"     // sizes, the two products, weights
-#include "v_image.cuh"       // where a tile of V^T is
+#include "v_background.cuh"  // V^T
 
 constexpr int THREADS = 128 * (1 + CONSUMERS);  // warpgroup 0 is the producer
 constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : HEAD_DIM > 64 ? 32 : 56;
@@ -23,7 +24,8 @@ constexpr unsigned K_AT = CONSUMERS * Q8_BYTES, V_AT = K_AT + STAGES * K8_BYTES;
 constexpr unsigned Q_RING_AT = V_AT + STAGES * V8_BYTES;
 constexpr unsigned K_RING_AT = Q_RING_AT + Ring<CONSUMERS>::BYTES;
 constexpr unsigned V_RING_AT = K_RING_AT + Ring<STAGES>::BYTES;
-constexpr unsigned SHARED_BYTES = V_RING_AT + Ring<STAGES>::BYTES;
+constexpr unsigned BACKGROUND_AT = (V_RING_AT + Ring<STAGES>::BYTES + 127) / 128 * 128;
+constexpr unsigned SHARED_BYTES = BACKGROUND_AT + BACKGROUND_BYTES;
 
 // As move_maxima, with half the instructions: Hopper has a maximum of three integers, and none of three
 // floats. Unless all are negative, floats compare like their bits (10). If all are, the maximum of bits is
@@ -56,7 +58,11 @@ template <typename T>
 __global__ void __launch_bounds__(THREADS, 1) fp8(
     const __grid_constant__ TensorMap q_map,  // boxes of 64 rows
     const __grid_constant__ TensorMap k_map,  // boxes of BLOCK_N rows
-    const unsigned char* __restrict__ V_image, T* __restrict__ O,
+    const unsigned char* V,
+    unsigned char* V_image,     // written by this launch, where kv_heads_of_all is not 0
+    int* counts,                // [1 + tiles of V_image], 0; see v_background.cuh
+    const int kv_heads_of_all,  // of all sequences; 0: V_image is there
+    const int kv_heads_together, T* __restrict__ O,
     float* __restrict__ lse,               // [batch, heads, N], packed [heads, tokens]; or null
     const float* __restrict__ q_descale,   // [sequences, heads], or null
     const float* __restrict__ k_descale,   // [sequences, kv_heads], or null
@@ -91,10 +97,13 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
     return found;
   };
 
-  // ---- producer: a thread for K, one for V and one for Q
+  const Background background{V, V_image, counts, kv_heads_of_all, kv_heads_together};
+
+  // ---- producer: a thread for K, one for V and one for Q, a warp for V^T
   if (warpgroup == 0) {
     setmaxnreg_decrease<PRODUCER_REGISTERS>();
     const int warp_id = threadIdx.x / 32;
+    if (warp_id == 3) background.run(dynamic_smem + BACKGROUND_AT, params);
     if (threadIdx.x % 32 != 0 || warp_id == 3) return;
     PipelineState<CONSUMERS> q_stage;
     PipelineState<STAGES> stage;
@@ -128,6 +137,7 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
                                      tile.k_first, params.N_kv, params.sequences);
         for (; first >= tile.begin; first -= BLOCK_N, stage.advance()) {
           v_ring.wait_empty(stage);  // hazard: as above
+          background.wait(tile, first, params);
           const unsigned full = v_ring.expect(stage, V8_BYTES);
           bulk_load(
               V_smem + stage.index * V8_BYTES, image + (long long)first * V_ROWS, full, V8_BYTES);
@@ -171,8 +181,9 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
       ring.wait_full(stage);
       if (leader) ring.release(stage);
     };
+    const bool has_rows = tile.rows > 64 * consumer;
     // Keys that no row of this consumer sees.
-    for (; first > tile.begin && first > last_pos + params.window_right;
+    for (; first > tile.begin && (!has_rows || first > last_pos + params.window_right);
          first -= BLOCK_N, stage.advance()) {
       leave(k_ring);
       leave(v_ring);

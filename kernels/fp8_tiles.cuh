@@ -19,9 +19,7 @@ constexpr int WEIGHT_EXPONENT = 8;  // of the largest weight: 2^(8 + 0.75) is 43
 
 constexpr int ROW_BYTES = HEAD_DIM <= 64 ? 64 : 128;  // of a panel of Q or K, padded with zeros
 constexpr int QK_PANELS = (HEAD_DIM + ROW_BYTES - 1) / ROW_BYTES;
-constexpr int KEY_BYTES = BLOCK_N % 128 == 0  ? 128
-                          : BLOCK_N % 64 == 0 ? 64
-                                              : 32;        // of a row of V^T's panels
+constexpr int KEY_BYTES = BLOCK_N % 64 == 0 ? 64 : 32;     // of a row of V^T's panels
 constexpr unsigned Q8_BYTES = 64 * QK_PANELS * ROW_BYTES;  // of Q of one consumer
 constexpr unsigned K8_BYTES = BLOCK_N * QK_PANELS * ROW_BYTES;
 constexpr int V_ROWS = HEAD_DIM_PADDED + 8;  // of V^T: V's columns, ones, seven of zeros
@@ -31,8 +29,8 @@ static_assert(HEAD_DIM % 16 == 0, "16-byte chunks; pairs of 8 columns");
 
 // O of a tile of keys takes registers in addition to acc's: above 64 columns, half as many at a time.
 constexpr int PARTS = QUARTERS && HEAD_DIM > 128 && HEAD_DIM_PADDED % 32 == 0 ? 4
-                      : HEAD_DIM > 64                                       ? 2
-                                                                            : 1;
+                      : HEAD_DIM > 64                                         ? 2
+                                                                              : 1;
 constexpr int PART_COLUMNS = HEAD_DIM_PADDED / PARTS;
 static_assert(PART_COLUMNS % 8 == 0, "whole groups of eight columns");
 

@@ -22,7 +22,7 @@ from helpers.attention.comms import virtual_ranks
 from helpers.attention.fp8 import dequantise, quantise
 from helpers.attention.ladder import LADDER, limits
 from helpers.attention.ladder.params import attention_params
-from helpers.attention.ladder.steps import FP8_CODES
+from helpers.attention.ladder.steps import CLIMBS, FP8_CODES
 from helpers.attention.run import forget
 from helpers.device import cp
 
@@ -136,19 +136,21 @@ def test_a_negative_scale() -> None:
     [
         (None, 0.9985, 1.0),
         ("steps/16_03_codes.cu", 0.9985, 1.0),
-        ("steps/16_04_turns.cu", 0.9985, 1.0),
+        ("steps/16_05_row_of_ones.cu", 0.9985, 1.0),
+        ("steps/16_06_quarters.cu", 0.9985, 1.0),
+        ("steps/16_07_turns.cu", 0.9985, 1.0),
         ("steps/16_02_two_levels.cu", 0.997, 0.9992),
         ("steps/16_01_one_level.cu", 0.97, 0.99),
     ],
-    ids=["summed weights lose alike", "codes", "turns", "each tile added in float32", "one level of sums"],
+    ids=["summed weights lose alike", "codes", "a row of ones", "quarters", "turns", "each tile added in float32", "one level of sums"],
 )
 def test_what_sums_lose(source: str | None, low: float, high: float) -> None:
     """The output's projection on the truth, where V has a mean: an H200 had 0.9993, 0.9985 and 0.985 at 1024 keys."""
     q, k, v = normal(64, 128), normal(1024, 128), normal(1024, 128, mean=1.0, scale=0.5)
     e4m3 = [quantise(a) for a in (q, k, v)]
     o = cp.full(q.shape, cp.nan, "float32")
-    sizes = {"BLOCK_N": 128} if source and "01" in source else {}
-    LADDER["fp8"](*e4m3, out=o, source=source, sizes=sizes)
+    steps = {step.file: step for step in (*CLIMBS["fp8"], FP8_CODES)}
+    steps[source or "16_fp8.cu"](*e4m3, out=o)
     want, _ = expected(*(a[None, :, None] for a in e4m3))
     assert low < float((cp.asnumpy(o) * want[0, 0]).sum() / (want**2).sum()) < high
 
@@ -175,7 +177,7 @@ def test_transposed_tiles(head_dim: int, block_n: int, keys: int) -> None:
         strides, n=keys, n_kv=keys, heads=1, kv_heads=1, window=(-1, -1), softmax_scale=1.0, sequences=0
     )
     tiles = -(-keys // block_n)
-    width = next(w for w in (128, 64, 32) if block_n % w == 0)
+    width = next(w for w in (64, 32) if block_n % w == 0)
     image = cp.full((tiles, block_n * (head_dim + 8)), 77, np.uint8)
     shared = width * (2 * head_dim + 8)
     transpose((tiles * (block_n // width), 1, 1), (128,), (cp.asarray(v), image, None, params), shared_mem=shared)
