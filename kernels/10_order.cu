@@ -48,9 +48,7 @@ extern "C" __global__ void order_tiles(
     const int blocks,     // of the launch that reads the schedule
     const int sequences,  // batch
     const int together,   // heads of Q, of all sequences, whose tiles follow each other by length
-    const int block_m, const int block_n,
-    const int partial_last,  // 1: tiles with fewer than block_m rows come after all others
-    const AttentionParams params) {
+    const int block_m, const int block_n, const AttentionParams params) {
   const int row_tiles = (params.N + block_m - 1) / block_m, heads = params.heads * sequences;
   const int first_of_round = blockIdx.x * blocks;
   for (int i = first_of_round + threadIdx.x; i < first_of_round + blocks; i += blockDim.x) {
@@ -63,8 +61,6 @@ extern "C" __global__ void order_tiles(
       int place = place_of(row_tile, row_tiles, block_m, block_n, params);
       if ((groups - 1 - group) % 2) place = row_tiles - 1 - place;  // the shortest first
       n = first * row_tiles + place * in_group + head - first;
-      const int whole = params.N / block_m;
-      if (partial_last) n = row_tile < whole ? head * whole + row_tile : heads * whole + head;
       entry = entry_of(head / params.heads, head % params.heads, row_tile * block_m, params);
     }
     const int round = n / blocks, block = n % blocks;

@@ -1,20 +1,23 @@
-// 16 fp8: attention in 8 bits, with V transposed in the background.
+// 16 fp8: attention in 8 bits, by consumers that take turns.
 //
-// Since 16_07: V's transposition takes no time of its own. A warp of the producer's, which had nothing to do,
-// transposes V while the consumers compute, and the thread that copies V^T waits until a tile is there.
+// Since 16_06: three consumers that have their scores at the same time also need the pipe of exponentials
+// at the same time, and then the tensor cores. So they take turns: one after the other computes its
+// weights, while the products of the others run.
 //
-// Launch   clear_counts of 16_transpose.cu, or its transpose_v where kv_heads_of_all is 0; then as 10,
-//          after its 10_order.cu
+// Launch   16_transpose.cu; then as 10, after its 10_order.cu
 // Shapes   as 10, in e4m3; O in half types or float32. V_image: tiles of V^T, see 16_transpose.cu.
 //          descales [sequences, heads], float32: what elements are multiplied by; or null, for 1. With
 //          DESCALE_ROWS [sequences, heads, blocks of so many rows or keys], not packed
 // Needs    sm_90a and no other; HEAD_DIM and strides multiples of 16, pointers of 16 bytes
-// Traffic  as 10, with half the bytes of Q, K, V; V is read and written once more
+// Traffic  as 10, with half the bytes of Q, K, V; V is read and written once more by the first launch
 #define QUARTERS 1
+#ifndef TURNS
+#define TURNS 1  // 1: consumers take turns at their weights
+#endif
 #include "fp8_descales.cuh"  // what scores and results are multiplied by
 #include "fp8_epilogue.cuh"  // lse, O
 #include "fp8_tiles.cuh"     // sizes, the two products, weights
-#include "v_background.cuh"  // V^T
+#include "v_image.cuh"       // where a tile of V^T is
 
 constexpr int THREADS = 128 * (1 + CONSUMERS);  // warpgroup 0 is the producer
 constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : HEAD_DIM > 64 ? 32 : 56;
@@ -24,8 +27,7 @@ constexpr unsigned K_AT = CONSUMERS * Q8_BYTES, V_AT = K_AT + STAGES * K8_BYTES;
 constexpr unsigned Q_RING_AT = V_AT + STAGES * V8_BYTES;
 constexpr unsigned K_RING_AT = Q_RING_AT + Ring<CONSUMERS>::BYTES;
 constexpr unsigned V_RING_AT = K_RING_AT + Ring<STAGES>::BYTES;
-constexpr unsigned BACKGROUND_AT = (V_RING_AT + Ring<STAGES>::BYTES + 127) / 128 * 128;
-constexpr unsigned SHARED_BYTES = BACKGROUND_AT + BACKGROUND_BYTES;
+constexpr unsigned SHARED_BYTES = V_RING_AT + Ring<STAGES>::BYTES;
 
 // As move_maxima, with half the instructions: Hopper has a maximum of three integers, and none of three
 // floats. Unless all are negative, floats compare like their bits (10). If all are, the maximum of bits is
@@ -58,11 +60,7 @@ template <typename T>
 __global__ void __launch_bounds__(THREADS, 1) fp8(
     const __grid_constant__ TensorMap q_map,  // boxes of 64 rows
     const __grid_constant__ TensorMap k_map,  // boxes of BLOCK_N rows
-    const unsigned char* V,
-    unsigned char* V_image,     // written by this launch, where kv_heads_of_all is not 0
-    int* counts,                // [1 + tiles of V_image], 0; see v_background.cuh
-    const int kv_heads_of_all,  // of all sequences; 0: V_image is there
-    const int kv_heads_together, T* __restrict__ O,
+    const unsigned char* __restrict__ V_image, T* __restrict__ O,
     float* __restrict__ lse,               // [batch, heads, N], packed [heads, tokens]; or null
     const float* __restrict__ q_descale,   // [sequences, heads], or null
     const float* __restrict__ k_descale,   // [sequences, kv_heads], or null
@@ -97,13 +95,10 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
     return found;
   };
 
-  const Background background{V, V_image, counts, kv_heads_of_all, kv_heads_together};
-
-  // ---- producer: a thread for K, one for V and one for Q, a warp for V^T
+  // ---- producer: a thread for K, one for V and one for Q
   if (warpgroup == 0) {
     setmaxnreg_decrease<PRODUCER_REGISTERS>();
     const int warp_id = threadIdx.x / 32;
-    if (warp_id == 3) background.run(dynamic_smem + BACKGROUND_AT, params);
     if (threadIdx.x % 32 != 0 || warp_id == 3) return;
     PipelineState<CONSUMERS> q_stage;
     PipelineState<STAGES> stage;
@@ -137,7 +132,6 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
                                      tile.k_first, params.N_kv, params.sequences);
         for (; first >= tile.begin; first -= BLOCK_N, stage.advance()) {
           v_ring.wait_empty(stage);  // hazard: as above
-          background.wait(tile, first, params);
           const unsigned full = v_ring.expect(stage, V8_BYTES);
           bulk_load(
               V_smem + stage.index * V8_BYTES, image + (long long)first * V_ROWS, full, V8_BYTES);
@@ -160,7 +154,7 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
   PipelineState<STAGES> stage;
   const int my_turn = TURN + consumer, next_turn = TURN + (consumer + 1) % CONSUMERS;
   // The first turn is the first consumer's.
-  if (consumer == CONSUMERS - 1) named_barrier_arrive(next_turn, 256);
+  if (TURNS && consumer == CONSUMERS - 1) named_barrier_arrive(next_turn, 256);
 
   for (PipelineState<CONSUMERS> q_stage{consumer}; next(); q_stage.phase ^= 1) {
     const float of_rows =
@@ -174,23 +168,8 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
     for (int i = 0; i < HEAD_DIM_PADDED / 2; ++i) acc[i] = 0.0f;
     q_ring.wait_full(q_stage);
 
-    const int first_pos = tile.first_pos + 64 * consumer;  // of this consumer's rows
-    const int last_pos = tile.first_pos + min(64 * (consumer + 1), tile.rows) - 1;
     int first = last_tile_begin(tile);
-    const auto leave = [&](const Ring<STAGES>& ring) {
-      ring.wait_full(stage);
-      if (leader) ring.release(stage);
-    };
-    const bool has_rows = tile.rows > 64 * consumer;
-    // Keys that no row of this consumer sees.
-    for (; first > tile.begin && (!has_rows || first > last_pos + params.window_right);
-         first -= BLOCK_N, stage.advance()) {
-      leave(k_ring);
-      leave(v_ring);
-      named_barrier_sync(my_turn, 256);
-      named_barrier_arrive(next_turn, 256);
-    }
-    for (; first >= tile.begin; first -= BLOCK_N, stage.advance()) {
+    while (true) {
       // ---- S = Q K^T
       Scores S;
       k_ring.wait_full(stage);
@@ -200,18 +179,19 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
       if (leader) k_ring.release(stage);
 
       // ---- masks, maxima, weights
-      named_barrier_sync(my_turn, 256);
+      if (TURNS) named_barrier_sync(my_turn, 256);
       const float softmax_scale_log2 = scale_of_tile(of_rows, tile, first, k_descale, params);
       const int q_idx = tile.first_pos + warp_row + g, kv_idx = first + 2 * t;  // this lane's first
+      const int last_pos = tile.first_pos + min(BLOCK_M, tile.rows) - 1;
       if (first < last_pos - params.window_left ||
-          first + BLOCK_N > min(first_pos + params.window_right + 1, tile.end))
+          first + BLOCK_N > min(tile.first_pos + params.window_right + 1, tile.end))
         mask(S, q_idx - kv_idx, tile.end - kv_idx, params);
       Statistics rescale;
       move_maxima_by_bits(S, m_i, rescale, softmax_scale_log2);
       Weights8 P;
 #pragma unroll
       for (int i = 0; i < BLOCK_N / 32; ++i) weights_of_group(P, S, m_i, softmax_scale_log2, i);
-      named_barrier_arrive(next_turn, 256);
+      if (TURNS) named_barrier_arrive(next_turn, 256);
 
       // ---- O_tile = P V, then acc = rescale acc + O_tile; its last column is the sum of the weights
       const float descale = descale_of_tile(tile, first, v_descale, params);
@@ -225,6 +205,9 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
 #pragma unroll
       for (int i = 0; i < 2; ++i)
         l_i[i] = fmaf(l_i[i], rescale[i], O_tile[PART_COLUMNS / 2 + 2 * i]);
+      stage.advance();
+      first -= BLOCK_N;
+      if (first < tile.begin) break;
     }
     if (leader) q_ring.release(q_stage);
 

@@ -19,7 +19,9 @@ constexpr int WEIGHT_EXPONENT = 8;  // of the largest weight: 2^(8 + 0.75) is 43
 
 constexpr int ROW_BYTES = HEAD_DIM <= 64 ? 64 : 128;  // of a panel of Q or K, padded with zeros
 constexpr int QK_PANELS = (HEAD_DIM + ROW_BYTES - 1) / ROW_BYTES;
-constexpr int KEY_BYTES = BLOCK_N % 64 == 0 ? 64 : 32;     // of a row of V^T's panels
+constexpr int KEY_BYTES = BLOCK_N % 128 == 0  ? 128
+                          : BLOCK_N % 64 == 0 ? 64
+                                              : 32;        // of a row of V^T's panels
 constexpr unsigned Q8_BYTES = 64 * QK_PANELS * ROW_BYTES;  // of Q of one consumer
 constexpr unsigned K8_BYTES = BLOCK_N * QK_PANELS * ROW_BYTES;
 constexpr int V_ROWS = HEAD_DIM_PADDED + 8;  // of V^T: V's columns, ones, seven of zeros

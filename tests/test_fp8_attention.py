@@ -138,11 +138,10 @@ def test_a_negative_scale() -> None:
         ("steps/16_03_codes.cu", 0.9985, 1.0),
         ("steps/16_05_row_of_ones.cu", 0.9985, 1.0),
         ("steps/16_06_quarters.cu", 0.9985, 1.0),
-        ("steps/16_07_turns.cu", 0.9985, 1.0),
         ("steps/16_02_two_levels.cu", 0.997, 0.9992),
         ("steps/16_01_one_level.cu", 0.97, 0.99),
     ],
-    ids=["summed weights lose alike", "codes", "a row of ones", "quarters", "turns", "each tile added in float32", "one level of sums"],
+    ids=["summed weights lose alike", "codes", "a row of ones", "quarters", "each tile added in float32", "one level of sums"],
 )
 def test_what_sums_lose(source: str | None, low: float, high: float) -> None:
     """The output's projection on the truth, where V has a mean: an H200 had 0.9993, 0.9985 and 0.985 at 1024 keys."""
@@ -177,7 +176,7 @@ def test_transposed_tiles(head_dim: int, block_n: int, keys: int) -> None:
         strides, n=keys, n_kv=keys, heads=1, kv_heads=1, window=(-1, -1), softmax_scale=1.0, sequences=0
     )
     tiles = -(-keys // block_n)
-    width = next(w for w in (64, 32) if block_n % w == 0)
+    width = next(w for w in (128, 64, 32) if block_n % w == 0)
     image = cp.full((tiles, block_n * (head_dim + 8)), 77, np.uint8)
     shared = width * (2 * head_dim + 8)
     transpose((tiles * (block_n // width), 1, 1), (128,), (cp.asarray(v), image, None, params), shared_mem=shared)

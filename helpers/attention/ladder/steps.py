@@ -29,7 +29,6 @@ from helpers.attention.ladder.params import ROTATION_PARAMS
 from helpers.attention.ladder.plan import Rung
 from helpers.attention.ladder.stage import Stage
 from helpers.attention.ladder.stages.backward import backward_mma_candidates, without_semaphores
-from helpers.attention.ladder.stages.fp8 import step_scratch, step_shared_bytes, transpose_and_attend
 from helpers.attention.ladder.stages.hopper import HOPPER_STAGES, launch_in_order, qkv_maps, schedule
 from helpers.attention.ladder.table import LADDER
 from helpers.attention.ladder.tiles import Sizes, Tiles, first_that_fits, round_up
@@ -410,14 +409,8 @@ def _fewer_keys(head_dim: int) -> list[Sizes]:
     return [{**LADDER["fp8"].tiles(head_dim), "BLOCK_N": 160 if head_dim <= 64 else 128}]
 
 
-def _fp8_step(file: str, idea: str, **changed: Any) -> Rung:
-    """Make a step to fp8, or beside it: before it, a launch transposes V."""
-    fp8 = {"launches": transpose_and_attend, "scratch": step_scratch, "features": LADDER["fp8"].features}
-    return _step(LADDER["fp8"], file, idea, step_shared_bytes, **{**fp8, **changed})
-
-
 def _fp8() -> _Climb:
-    step = _fp8_step
+    step = partial(_step, LADDER["fp8"])
     of_heads = LADDER["fp8"].features - {"block_descale"}
     summed_in_place = {"candidates": _fewer_keys, "error_factor": 4.0}
     steps = (
@@ -425,9 +418,8 @@ def _fp8() -> _Climb:
         step("16_02_two_levels.cu", "each tile of keys added in float32", features=of_heads),
         step("16_05_row_of_ones.cu", "weights summed by a row of ones, maxima of bits"),
         step("16_06_quarters.cu", "O of 256 columns in quarters"),
-        step("16_07_turns.cu", "consumers take turns"),
     )
-    return _Climb("fp8", "V transposed in the background", steps)
+    return _Climb("fp8", "consumers take turns", steps)
 
 
 # ---- all climbs
@@ -495,7 +487,7 @@ MULTICAST = _hopper_step(
 
 # Compared with 16_fp8.cu: the bytes of e4m3 weights without exp2.
 _OF_HEADS = LADDER["fp8"].features - {"block_descale"}
-FP8_CODES = _fp8_step("16_03_codes.cu", "weights as codes of e4m3", features=_OF_HEADS)
+FP8_CODES = _step(LADDER["fp8"], "16_03_codes.cu", "weights as codes of e4m3", features=_OF_HEADS)
 
 
 def files(stage: str) -> list[str]:

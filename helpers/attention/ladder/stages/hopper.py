@@ -30,18 +30,11 @@ ORDER, ORDER_THREADS, ORDER_PACKED_THREADS = "10_order.cu", 256, 1024
 
 
 def launch_in_order(
-    stage: Stage,
-    call: Call,
-    sizes: Sizes,
-    maps: tuple[Any, ...],
-    more: tuple[Any, ...] = (),
-    *,
-    partial_last: bool = False,
+    stage: Stage, call: Call, sizes: Sizes, maps: tuple[Any, ...], more: tuple[Any, ...] = ()
 ) -> list[Launch]:
     """Launch the kernel that orders tiles, then the stage's own with these tensor maps, and arrays, as inputs.
 
-    more: the stage's own arguments after lse. partial_last: without a mask, tiles that lack rows come after all others:
-    for kernels in which they take less time.
+    more: the stage's own arguments after lse.
     """
     block_m, block_n = np.int32(sizes["BLOCK_M"]), np.int32(sizes["BLOCK_N"])
     lse, *cu_seqlens = launches.given(call, "lse", *CU_SEQLENS)
@@ -52,8 +45,7 @@ def launch_in_order(
         args = ("schedule", *cu_seqlens, *numbers, params)
         order = Launch("order_packed_tiles", (1,), (ORDER_PACKED_THREADS,), 0, args, ORDER)
     else:
-        partial = np.int32(partial_last and call.window == (-1, -1))
-        numbers = np.int32(blocks), sequences, np.int32(heads_together(call, sizes)), block_m, block_n, partial
+        numbers = np.int32(blocks), sequences, np.int32(heads_together(call, sizes)), block_m, block_n
         args = ("schedule", *numbers, params)
         order = Launch("order_tiles", (rounds,), (ORDER_THREADS,), 0, args, ORDER, once=True)
     before, functions = launches.functions_of_scores(stage, call, sizes)
