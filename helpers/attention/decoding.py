@@ -202,7 +202,7 @@ class Decoding(Call):
 
     @property
     def written(self) -> tuple[str, ...]:
-        """The caches, where there are new tokens."""
+        """Names of the caches that the call appends to; () without new tokens."""
         return _WRITTEN[:2] if {"k", "v"} <= {*self.arrays} else ()
 
 

@@ -1,4 +1,4 @@
-"""What each rank computes of a sequence that is packed, has a window, or is cut into uneven parts: plain data.
+"""Masks of a ring as plain data: each rank's part of a sequence that is packed, has a window, or is cut unevenly.
 
 Rows and keys of a rank are chunks of the sequence. A chunk of rows and one of keys have at most one sequence in common,
 unless they are the same chunk, so most pairs of them are one rectangle under a shifted mask. Sequences that lie side by

@@ -81,7 +81,7 @@ VARIANTS = {
 
 
 class Selection(NamedTuple):
-    """Which calls; all where nothing is said. only: beginnings of files' names. sass: with machine code."""
+    """A choice of calls; all where nothing is said. only: beginnings of files' names. sass: with machine code."""
 
     only: Sequence[str] = ()
     dtypes: Sequence[str] = ()

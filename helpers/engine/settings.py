@@ -1,4 +1,4 @@
-"""What the engine is called by its surroundings: environment variables, the folder of builds, its folders in messages.
+"""Names that the surroundings know: environment variables, the folder of builds, the engine's folders in messages.
 
 The names are the course's where the engine is a part of it, and the package's where it is installed as one.
 """

@@ -55,7 +55,7 @@ class Arrivals:
 
 @dataclass
 class Mbarrier:
-    """What the phase of an mbarrier lacks, out of how many arrivals; ended: phases that are over."""
+    """An mbarrier that threads wait for. missing: arrivals it lacks, out of how many. ended: phases that are over."""
 
     missing: int
     expected: int

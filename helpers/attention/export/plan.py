@@ -119,7 +119,7 @@ class Field:
 
     @property
     def trees(self) -> tuple[Tree, ...]:
-        """The sizes in it, and in its fields."""
+        """Sizes that the argument depends on, its fields' included."""
         return tuple(tree for field in self.fields for tree in field.trees) + ((self.tree,) if self.tree else ())
 
 
@@ -133,7 +133,7 @@ class Struct:
 
     @property
     def trees(self) -> tuple[Tree, ...]:
-        """The sizes in its fields."""
+        """Sizes that the fields depend on."""
         return tuple(tree for field in self.fields for tree in field.trees)
 
 

@@ -1,4 +1,4 @@
-"""What the X-ray asks of the program that uses it: what it knows of tensor maps on a GPU, and how it draws."""
+"""Hooks of the X-ray into the program that uses it: what it knows of tensor maps on a GPU, and how it draws."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class StoppedError(FoundError, LaunchError):
 
 @dataclass
 class Looked:
-    """What `every_launch` has looked at: the number of launches, and findings by kernel."""
+    """A count of the launches that `every_launch` has looked at, and their findings by kernel."""
 
     launches: int = 0
     kernels: set[str] = field(default_factory=set)
