@@ -141,7 +141,7 @@ def test_a_negative_scale() -> None:
         ("steps/16_02_two_levels.cu", 0.997, 0.9992),
         ("steps/16_01_one_level.cu", 0.97, 0.99),
     ],
-    ids=["summed weights lose alike", "codes", "a row of ones", "quarters", "each tile added in float32", "one level of sums"],
+    ids=["summed weights lose alike", "codes", "ones", "quarters", "each tile added in float32", "one level of sums"],
 )
 def test_what_sums_lose(source: str | None, low: float, high: float) -> None:
     """The output's projection on the truth, where V has a mean: an H200 had 0.9993, 0.9985 and 0.985 at 1024 keys."""
