@@ -215,7 +215,10 @@ def test_descales_of_blocks_are_refused_by_name() -> None:
     e4m3 = [quantise(normal(1, 40, 2, 64)) for _ in range(3)]
     blocks = np.ones((1, 2, 1), np.float32)
     cu = np.array([0, 40], np.int32)
-    with pytest.raises(ValueError, match=r"q_descale is float32 .1, 2, 1.; float32 .1, 2. is needed"):
+    with pytest.raises(
+        ValueError,
+        match=r"q_descale is float32 .1, 2, 1.; float32 .1, 2. is needed: .*; packed sequences have none for blocks",
+    ):
         flash_attention_varlen(*(a[0] for a in e4m3), cu, cu, q_descale=blocks)
     heads_first = (a[0].swapaxes(0, 1) for a in e4m3)
     with pytest.raises(ValueError, match="it has no q_descale for each block of rows"):

@@ -36,19 +36,15 @@ from helpers.bench.peers import FLASH_ATTENTION_3, torch_on_gpu
 from helpers.bench.results import NO_RECORD
 from helpers.bench.studies.train import origin
 from helpers.device import ON_GPU, cp, describe
+from helpers.draw.picture import GPU, PEER, Picture, Text, figure
 
 recorded = records.reader("nvidia-h200-fp8.json")
 FP8, ONE_LEVEL, TWO_LEVELS, CODES = "fp8", "one level of sums", "two levels of sums", "weights by codes"
 ROW_OF_ONES, QUARTERS = "a row of ones", "O in quarters"
 BLOCKS = "descales of blocks"  # fp8 with descales of blocks of rows
 FA3, FA3_BF16, HOPPER = "FlashAttention-3 fp8", "FlashAttention-3 bf16", "hopper bf16"
-_STEPS = CLIMBS["fp8"]
 KERNELS = {
-    FP8: LADDER["fp8"],
-    ONE_LEVEL: _STEPS[0],
-    TWO_LEVELS: _STEPS[1],
-    ROW_OF_ONES: _STEPS[2],
-    QUARTERS: _STEPS[3],
+    **dict(zip((ONE_LEVEL, TWO_LEVELS, ROW_OF_ONES, QUARTERS, FP8), CLIMBS["fp8"], strict=True)),
     CODES: FP8_CODES,
 }
 HEADS, ROWS, KEYS, HEAD_DIM = 4, 256, 2048, 128
@@ -453,6 +449,30 @@ def speeds_table(record: Mapping[str, Any] | None = None) -> str:
         what = f"{'×'.join(map(str, shape[:3]))}, d = {shape[3]}"
         lines.append(f"{what:24}{rows[FP8]['tflops']:5.0f}" + "".join(f"{cell:>18}" for cell in cells))
     return "\n".join(lines)
+
+
+def steps_picture(record: Mapping[str, Any] | None = None) -> Picture | Text:
+    """Draw the recorded speeds of the steps and of FlashAttention-3 at 16,384 keys, bars for each head_dim."""
+    shapes = sorted((shape for shape in SHAPES if shape[2] == 16384), key=lambda shape: shape[3])
+    names = [ONE_LEVEL, TWO_LEVELS, ROW_OF_ONES, QUARTERS, FP8, CODES, FA3]
+    groups = {shape[-1]: speeds(shape, False, record) for shape in shapes}
+    if not all(FP8 in rows for rows in groups.values()):
+        return Text(NO_RECORD)
+    labels = {FP8: "turns (16)", CODES: "turns, weights by codes", FA3: "FlashAttention-3, FP8"}
+    fig, ax = figure(8, 4.6)
+    height = 0.9 / len(names)
+    for i, name in enumerate(names):
+        values = [rows[name]["tflops"] if name in rows else 0 for rows in groups.values()]
+        places = np.arange(len(groups)) + (i - (len(names) - 1) / 2) * height
+        colour = PEER if name == FA3 else GPU
+        bars = ax.barh(places, values, height=0.9 * height, color=colour, alpha=1 if name in (FP8, FA3) else 0.45)
+        ax.bar_label(bars, [f"{labels.get(name, name)}: {value:.0f}" for value in values], padding=4, fontsize=7)
+    ax.set_yticks(range(len(groups)), [f"d = {head_dim}" for head_dim in groups])
+    ax.invert_yaxis()
+    ax.margins(x=0.25)
+    ax.set_xlabel("TFLOP/s (more is better), recorded on an H200")
+    said = (f"{name} {rows[name]['tflops']:.0f}" for rows in groups.values() for name in names if name in rows)
+    return Picture(fig, "TFLOP/s at d = 64, 128, 256: " + ", ".join(said))
 
 
 @records.shown
