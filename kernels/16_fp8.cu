@@ -1,8 +1,8 @@
 // 16 fp8: attention in 8 bits, by consumers that take turns.
 //
-// Since 16_06: three consumers that have their scores at the same time also need the pipe of exponentials
-// at the same time, and then the tensor cores. So they take turns: one after the other computes its
-// weights, while the products of the others run.
+// Since 16_06: consumers that have their scores at the same time need the pipe of exponentials at the same
+// time, and then the tensor cores. So they take turns at making weights of their scores, which are rounded
+// for 32 keys at a time.
 //
 // Launch   16_transpose.cu; then as 10, after its 10_order.cu
 // Shapes   as 10, in e4m3; O in half types or float32. V_image: tiles of V^T, see 16_transpose.cu.
@@ -12,7 +12,7 @@
 // Traffic  as 10, with half the bytes of Q, K, V; V is read and written once more by the first launch
 #define QUARTERS 1
 #ifndef TURNS
-#define TURNS 1  // 1: consumers take turns at their weights
+#define TURNS (HEAD_DIM <= 64)  // whether consumers take turns: on an H200 they lost above
 #endif
 #include "fp8_descales.cuh"  // what scores and results are multiplied by
 #include "fp8_epilogue.cuh"  // lse, O

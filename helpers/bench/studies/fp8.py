@@ -1,6 +1,6 @@
 """Measure FP8 attention: errors rung by rung and by length, a model's loss, speeds in turns.
 
-python3 -m helpers.bench.study fp8 FILE [rungs] [lengths] [model] [speeds]
+python3 -m helpers.bench.study fp8 FILE [rungs] [lengths] [model] [speeds] [turns]
 
 Rungs: what lowers the error on several kinds of data: scales per tensor, per head, per block of rows, K minus its mean,
 a Hadamard rotation, sums of each tile added in float32, weights summed by a row of ones; against float64 on the numbers
@@ -8,6 +8,7 @@ before they were rounded.
 Lengths: the error by the number of keys, against float64 on the rounded numbers, also FlashAttention-3's. Gain is the
 output's projection on the exact one. Model: the loss of a small GPT, trained in float32, by the type of its attention.
 Speeds: those of calls after the first of their shapes, which order no tiles; ours include the transposition of V.
+Turns: the stage with turns of its consumers and without, for each head_dim.
 """
 
 from __future__ import annotations
@@ -351,6 +352,24 @@ def of_speeds(shapes: Sequence[Sequence[int]] = SHAPES, rounds: int = ROUNDS) ->
         yield [{"shape": list(shape), "causal": causal, "name": name, **row} for name, row in rows.items()]
 
 
+TURNS = {"turns": 1, "no turns": 0}  # fp8's -D option
+
+
+def of_turns(shapes: Sequence[Sequence[int]] = SHAPES, rounds: int = ROUNDS) -> Iterator[list[Row]]:
+    """Yield rows for each shape, without a mask and causal: fp8 with turns and without, in turns."""
+    for shape, causal in itertools.product(shapes, (False, True)):
+        given = [a.reshape(shape) for a in _bytes(math.prod(shape))]
+        on_device = [cp.asarray(a) for a in given]
+        ways = {}
+        for name, turns in TURNS.items():
+            sizes = {**LADDER["fp8"].tiles(shape[-1]), "TURNS": turns}
+            launch, o = _after_the_first(LADDER["fp8"], on_device, causal, sizes=sizes)
+            _require_right(name, o, given, causal)
+            ways[name] = launch
+        rows = compare(ways, rounds, of="turns", itself=True)
+        yield [{"shape": list(shape), "causal": causal, "name": name, **row} for name, row in rows.items()]
+
+
 def _compile_ahead(parts: Collection[str]) -> None:
     """Compile the kernels of all head_dims side by side: each takes a GPU's compiler many seconds."""
     need_gpu()
@@ -375,6 +394,7 @@ PARTS: Mapping[str, Part] = {
     "lengths": of_lengths,
     "model": of_model,
     "speeds": of_speeds,
+    "turns": of_turns,
 }
 
 
@@ -397,10 +417,10 @@ def gains(name: str = FA3, kind: str = "V with a mean", record: Mapping[str, Any
 
 
 def speeds(
-    shape: Sequence[int], causal: bool = False, record: Mapping[str, Any] | None = None
+    shape: Sequence[int], causal: bool = False, record: Mapping[str, Any] | None = None, *, part: str = "speeds"
 ) -> dict[str, Mapping[str, Any]]:
-    """Return the rows of a shape by name; nothing without a record."""
-    rows = (record or recorded() or {}).get("speeds", ())
+    """Return the rows of a shape by name, of part "speeds" or "turns"; nothing without a record."""
+    rows = (record or recorded() or {}).get(part, ())
     return {row["name"]: row for row in rows if row["shape"] == list(shape) and row["causal"] == causal}
 
 
@@ -458,7 +478,7 @@ def steps_picture(record: Mapping[str, Any] | None = None) -> Picture | Text:
     groups = {shape[-1]: speeds(shape, False, record) for shape in shapes}
     if not all(FP8 in rows for rows in groups.values()):
         return Text(NO_RECORD)
-    labels = {FP8: "turns (16)", CODES: "turns, weights by codes", FA3: "FlashAttention-3, FP8"}
+    labels = {FP8: "16", FA3: "FlashAttention-3, FP8"}
     fig, ax = figure(8, 4.6)
     height = 0.9 / len(names)
     for i, name in enumerate(names):
@@ -491,4 +511,7 @@ def table(record: Mapping[str, Any] | None = None) -> str:
     for row in record.get("speeds", ()):
         shape = "×".join(map(str, row["shape"])) + " causal" * row["causal"]
         lines.append(f"{shape:24}{row['name']:26}{row['tflops']:6.0f} TFLOP/s  fp8 is {speed_text(row)}")
+    for row in record.get("turns", ()):
+        shape = "×".join(map(str, row["shape"])) + " causal" * row["causal"]
+        lines.append(f"{shape:24}{row['name']:26}{row['ms']:6.3f} ms  with turns {speed_text(row)}")
     return "\n".join(lines)
