@@ -43,9 +43,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="leave repetition out: see tests/two_speeds.py")
-    also = "with --fast: also those that tests/unchanged.py leaves out"
-    parser.addoption("--unchanged-too", action="store_true", help=also)
-    parser.addoption("--changed-only", action="store_true", help="without --fast and in CI, too, leave those out")
+    left_out = "leave out what has passed as it is, see tests/unchanged.py; --fast does so too, but in CI"
+    parser.addoption("--changed-only", action="store_true", help=left_out)
+    parser.addoption("--unchanged-too", action="store_true", help="leave none of these out")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -100,7 +100,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 # ---- what the tests launch, and why some are skipped
 
-_launched: set[str] = set()  # kernel files, by tests of the fast run: of this process, and of workers that have ended
+_launched: set[str] = set()  # kernel files, see `two_speeds.recorded`: of this process, and of workers that have ended
 _exhaustive: set[pytest.Item] = set()  # of the collected tests
 _running: list[pytest.Item] = []  # the test that runs, if any
 kernel.Kernel.bind = two_speeds.recorded(kernel.Kernel.bind, _launched, lambda: _exhaustive.isdisjoint(_running))
@@ -127,7 +127,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     whole = FOLDER in [Path(arg).resolve() for arg in config.args]
     # On a GPU a planned call is launched by addresses, which nothing here sees.
     if whole and not two_speeds.chosen(config) and not device.ON_GPU and session.exitstatus == pytest.ExitCode.OK:
-        config.stash[_never_launched] = two_speeds.never_launched(_launched)
+        config.stash[_never_launched] = two_speeds.never_launched(_launched, steps=not config.getoption("--fast"))
         if config.stash[_never_launched]:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -141,7 +141,7 @@ def _in_ci(report: Any) -> None:
             report.longrepr = f"skipped: {reason}\nCI skips nothing for a reason that tests/skips.py does not list."
 
 
-LONG_RUNS = ("09_drop_in.ipynb",)  # a model is trained there: -O3 takes 94 s of CPU in place of 147 s with -O1
+LONG_RUNS = ("09_drop_in.ipynb",)  # a model is trained there, long enough for -O3
 
 
 class _ForNotebooksToo:
@@ -211,9 +211,11 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             terminalreporter.write_line(f"{count:6}  {reason}")
     if left_out := terminalreporter.config.stash[_unchanged]:
         line = f"{len(left_out)} files of tests of the engine, the X-ray and the set-up have passed as they are,"
-        terminalreporter.write_line(f"{line} here or on main; not run again (course.py test --all runs them)")
+        terminalreporter.write_line(f"{line} here or on main; not run again (course.py test -- --unchanged-too)")
     for file in terminalreporter.config.stash.get(_never_launched, []):
-        terminalreporter.write_line(f"FAILED: no test of the fast run has launched kernels/{file}", red=True)
+        terminalreporter.write_line(
+            f"FAILED: no test has launched kernels/{file} (a stage: no test of the fast run)", red=True
+        )
     tables: dict[str, list[dict[str, Any]]] = {}
     for title, row in _rows(terminalreporter):
         tables.setdefault(title, []).append(row)

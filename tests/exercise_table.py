@@ -75,17 +75,13 @@ def edited(name: str, edits: Edits) -> str:
 def cases(answers: Table) -> list[Any]:
     """The answers of a table, for pytest.mark.parametrize("name, answer", ...).
 
-    The fast run grades for each notebook one other right form, and one wrong answer for each of three rows: a source
-    that does not compile, and sizes that are awkward, are graded alike for all.
+    The fast run grades one of each notebook, wrong at its first size, besides our solutions in test_exercises.py.
     """
-    params, kinds = [], set()
-    for name, several in answers.items():
-        for answer in several:
-            kind = (name[:2], answer.row if isinstance(answer, Wrong) else "right")
-            marks = [pytest.mark.exhaustive] if kind in kinds or kind[1] in ("compiles", "awkward") else []
-            kinds.add(kind)
-            params.append(pytest.param(name, answer, id=f"{name}: {answer.name}", marks=marks))
-    return params
+    every = [(name, answer) for name, several in answers.items() for answer in several]
+    wrong = [case for case in every if isinstance(case[1], Wrong)]
+    fast = next((case for case in wrong if case[1].row == "first"), wrong[0])
+    marks = {False: [pytest.mark.exhaustive], True: []}
+    return [pytest.param(*case, id=f"{case[0]}: {case[1].name}", marks=marks[case is fast]) for case in every]
 
 
 def check(name: str, answer: Answer) -> None:

@@ -56,6 +56,7 @@ SEEN_BY = (
     ("helpers/engine/", "test_engine test_engine_cupy test_engine_errors test_engine_arithmetic test_engine_barriers"),
     ("helpers/attention/ladder/", "test_stages test_tiles test_attention test_backward test_grid"),
     ("helpers/attention/export/", "test_export"),
+    ("helpers/attention/models/serving", "test_serving"),
     ("helpers/attention/models/", "test_models_gpt test_models_minilm"),
     ("helpers/attention/deco", "test_decoding"),
     ("helpers/attention/reference", "test_reference"),

@@ -11,14 +11,14 @@ from backends import needs_nvrtc
 from helpers import device
 from helpers.attention.ladder import LADDER
 from helpers.bench import architectures, command
-from helpers.bench.architectures import CARDS
+from helpers.bench.architectures import CARDS, STAGES
 from helpers.site import architectures_page
 
 
 def test_what_runs_where() -> None:
-    runs = {cc: {name for name, stage in LADDER.items() if architectures.types_of(stage, cc)} for cc in CARDS}
+    runs = {cc: {name for name, stage in STAGES.items() if architectures.types_of(stage, cc)} for cc in CARDS}
     assert list(CARDS) == [75, 80, 86, 89, 90, 100, 120]
-    assert runs[90] == set(LADDER) and "hopper" not in runs[80] | runs[100] | runs[120]
+    assert runs[90] == set(STAGES) and "hopper" not in runs[80] | runs[100] | runs[120]
     assert runs[80] == runs[86] == runs[89] == runs[100] == runs[120] > runs[75]
     assert architectures.types_of(LADDER["flash_wmma"], 75) == ["float16"]
     assert "9.0" in architectures.why_not(LADDER["hopper"], 120) and not architectures.why_not(LADDER["naive"], 75)
@@ -60,10 +60,12 @@ def test_the_page_says_what_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.exhaustive
 @needs_nvrtc
 @pytest.mark.parametrize("cc", CARDS)
-@pytest.mark.parametrize("name", [name for name, stage in LADDER.items() if not stage.slow_to_compile])
+@pytest.mark.parametrize("name", STAGES)
 def test_every_stage_compiles_for_every_gpu_that_runs_it(name: str, cc: int, record_row: Callable[..., None]) -> None:
     """With the sizes that it has there at head_dim 64. Spills are listed, and held to what was seen."""
-    for report in architectures.compiled(LADDER[name], cc):
+    if reason := STAGES[name].unavailable():
+        pytest.skip(reason)
+    for report in architectures.compiled(STAGES[name], cc):
         record_row(
             "NVRTC at head_dim 64: registers and bytes of spills for each GPU",
             kernel=report.kernel,

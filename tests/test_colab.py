@@ -80,6 +80,17 @@ def test_where_nothing_can_be_fetched_it_says_so(tmp_path: Path) -> None:
         done = run_alone(first_cell(NOTEBOOKS[0]), tmp_path, "", COURSE_REPOSITORY="")
         assert done.returncode != 0 and "write its address into this cell" in done.stderr
         assert "(none is set)" in done.stderr
+    done = run_alone(first_cell(NOTEBOOKS[0]), tmp_path, tmp_path, PATH=str(tmp_path))
+    assert done.returncode != 0 and done.stderr.rstrip().endswith("under the name course (git is not installed).")
+
+
+def test_where_nothing_can_be_installed_it_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Kaggle the internet is off at first."""
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(colab.PackagesMissing, match=r"needs ml_dtypes>=99, .*on Kaggle") as caught:
+        colab._install(["ml_dtypes>=99"])
+    [shown] = caught.value._render_traceback_()
+    assert shown == str(caught.value) and "\n" not in shown
 
 
 def test_in_a_notebook_that_is_one_sentence() -> None:
@@ -146,13 +157,18 @@ def test_it_installs_what_is_missing_and_no_more(monkeypatch: pytest.MonkeyPatch
     installed = {"numpy", "PIL", "matplotlib"}
     monkeypatch.setattr(colab.importlib.util, "find_spec", lambda name: name in installed or None)
     asked = []
-    monkeypatch.setattr(colab.subprocess, "run", lambda argv, **_: asked.append(argv[4:]))
+
+    def run(argv: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        asked.append(argv[4:])
+        return subprocess.CompletedProcess(argv, 0, "", "")
+
+    monkeypatch.setattr(colab.subprocess, "run", run)
     monkeypatch.setattr(colab.os, "chdir", lambda folder: None)
     monkeypatch.setattr(colab, "_device", lambda least, only: "")
     monkeypatch.setattr(colab, "_has_compiler", lambda: False)
     monkeypatch.setattr(sys, "path", list(sys.path))
     colab.set_up()
-    [[quiet, *packages]] = asked
+    [[quiet, _, *packages]] = asked
     assert quiet == "--quiet" and [p.partition(">")[0] for p in packages] == ["ml_dtypes", "ipywidgets", "pyelftools"]
     assert all(">=" in package for package in packages), "as environment.yml has them"
     installed |= {"ml_dtypes", "ipywidgets", "elftools"}

@@ -52,24 +52,43 @@ def looked_up_anew() -> object:
     nvrtc.cute_folder.cache_clear()
 
 
+@pytest.mark.parametrize(("package", "below"), nvrtc.CUTE_FOLDERS.items())
 def test_the_headers_are_found_and_nothing_is_imported(
-    looked_up_anew: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    package: str, below: str, looked_up_anew: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    package = tmp_path / "cutlass_library"
-    (package / "source" / "include" / "cute").mkdir(parents=True)
-    (package / "source" / "include" / "cute" / "tensor.hpp").write_text("")
-    (package / "__init__.py").write_text("raise RuntimeError('this package is only looked up')")
+    folder = tmp_path / package / below
+    with_headers(folder, "4, 5, 0")
+    (tmp_path / package / "__init__.py").write_text("raise RuntimeError('this package is only looked up')")
+    monkeypatch.delenv("CUTLASS_PATH", raising=False)
+    monkeypatch.setattr(nvrtc, "CUTE_FOLDERS", {package: below})
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "cutlass_library", raising=False)
-    assert nvrtc.cute_folder() == package / "source" / "include"
-    assert kernel.headers(HELLO)[0] == f"-I{package / 'source' / 'include'}"
-    assert "cutlass_library" not in sys.modules
+    monkeypatch.delitem(sys.modules, package, raising=False)
+    assert nvrtc.cute_folder() == folder and nvrtc.cute_version() == "4.5.0"
+    assert kernel.headers(HELLO)[0] == f"-I{folder}"
+    assert package not in sys.modules
+
+
+def test_a_clone_of_cutlass_comes_first(looked_up_anew: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_headers(tmp_path / "include", "4, 7, 1")
+    monkeypatch.setenv("CUTLASS_PATH", str(tmp_path))
+    assert nvrtc.cute_folder() == tmp_path / "include" and nvrtc.cute_version() == "4.7.1"
+
+
+def with_headers(folder: Path, version: str) -> None:
+    """Make a folder of headers of this version, as CUTLASS has them."""
+    for name in ("cute", "cutlass"):
+        (folder / name).mkdir(parents=True)
+    (folder / "cute" / "tensor.hpp").write_text("")
+    numbers = zip(("MAJOR", "MINOR", "PATCH"), version.split(", "), strict=True)
+    text = "".join(f"#define CUTLASS_{part} {number}\n" for part, number in numbers)
+    (folder / "cutlass" / "version.h").write_text(text)
 
 
 def test_a_machine_without_the_headers_is_told_what_to_install(
     looked_up_anew: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delenv("CUTLASS_PATH", raising=False)
     with pytest.raises(nvrtc.CuteMissing, match=r"-m pip install --no-deps nvidia-cutlass==4\.2\.0\.0"):
         kernel.headers(HELLO)
     with pytest.raises(nvrtc.CuteMissing, match=r"includes <cute/\.\.\.>"):

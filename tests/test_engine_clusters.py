@@ -172,6 +172,56 @@ def test_a_sum_over_a_cluster(cp: Any, way: str) -> None:
         assert_clean(kernel, *launch)
 
 
+RELAXED = (
+    HEAD
+    + PEERS
+    + r"""
+__device__ __forceinline__ void meet_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+}
+// The mbarriers are initialised before their fence: the arrival behind it need not release anything.
+extern "C" __global__ void __cluster_dims__(2) initialised(float *out) {
+  __shared__ unsigned long long ready;
+  __shared__ float row[32];
+  const int t = threadIdx.x, rank = rank_of_block();
+  if (t == 0) init(&ready, 32), init_fence();
+  meet_relaxed();
+  asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(of_peer(&row[t], rank ^ 1)), "f"(100.f * rank + t) : "memory");
+  arrive_at(of_peer(&ready, rank ^ 1));
+  wait_cluster(&ready, 0);
+  out[32 * rank + t] = row[31 - t];
+  cluster_sync();
+}
+// A fence of all memory releases what was written before it.
+extern "C" __global__ void __cluster_dims__(2) fenced(float *out) {
+  __shared__ float row[32];
+  const int t = threadIdx.x, rank = rank_of_block();
+  row[t] = 100 * (rank ^ 1) + t;
+  asm volatile("fence.acq_rel.cluster;" ::: "memory");
+  meet_relaxed();
+  float x;
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(of_peer(&row[31 - t], rank ^ 1)) : "memory");
+  out[32 * (rank ^ 1) + t] = x;
+  cluster_sync();
+}
+"""
+)
+
+
+@on_each_device
+@pytest.mark.parametrize("name", ["initialised", "fenced"])
+def test_what_a_relaxed_arrival_may_stand_behind(cp: Any, name: str) -> None:
+    """CUTLASS arrives so after its fence of mbarriers; tests/planted/clusters has both without their fences."""
+    kernel = compiled(cp, RELAXED, options=OPTIONS).get_function(name)
+    out = cp.zeros(64, np.float32)
+    kernel((2,), (32,), (out,))
+    row = np.arange(31, -1, -1)
+    np.testing.assert_array_equal(cp.asnumpy(out).reshape(2, 32), [100 + row, row])
+    if cp is engine:
+        assert_clean(kernel, (2,), (32,), (out,))
+
+
 COPIES = (
     HEAD
     + PEERS

@@ -422,3 +422,43 @@ def test_cupy_s_headers_are_found_where_the_engine_has_its_name(monkeypatch: pyt
         assert libraries.folder() == before
     finally:
         libraries.folder.cache_clear()
+
+
+BYTES = r"""
+#ifdef COPIES
+extern "C" __global__ void copy(char* to, const char* from, unsigned long long bytes) {
+  const unsigned long long i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < bytes) to[i] = from[i];
+}
+#endif
+"""
+
+
+@on_each_device
+@pytest.mark.parametrize("options", [(" -DCOPIES",), ("-D COPIES ", " -std=c++17"), (" -D", " COPIES=1")])
+def test_a_kernel_for_bytes_of_any_array(cp: Any, options: tuple[str, ...]) -> None:
+    """Char is what C calls a byte, as thinc's hash of rows does; cupy-knn has a blank before an option."""
+    kernel = cp.RawKernel(BYTES, "copy", options=options)
+    for dtype in (np.float32, np.uint64, np.complex64):
+        given = cp.asarray(np.arange(20).astype(dtype))
+        out = cp.zeros(20, dtype)
+        kernel((2,), (128,), (out, given, np.uint64(given.nbytes)))
+        np.testing.assert_array_equal(cp.asnumpy(out), np.arange(20).astype(dtype))
+
+
+@on_each_device
+def test_an_array_has_its_device(cp: Any) -> None:
+    x = cp.zeros(3)
+    assert x.device == cp.cuda.Device(0) and x[1:].device.id == 0
+    assert x.device.attributes["MaxThreadsPerBlock"] == 1024
+
+
+@on_each_device
+@pytest.mark.parametrize("name", ["div", "exit", "gamma", "index", "rand", "random", "select", "time"])
+@pytest.mark.parametrize("by", ['extern "C" ', ""])
+def test_kernels_of_names_that_a_c_library_has(cp: Any, name: str, by: str) -> None:
+    code = f"{by}__global__ void {name}(int *o) {{ o[threadIdx.x] = threadIdx.x + 7; }}"
+    module = cp.RawModule(code=code, name_expressions=None if by else (name,))
+    out = cp.zeros(32, np.int32)
+    module.get_function(name)((1,), (32,), (out,))
+    np.testing.assert_array_equal(cp.asnumpy(out), np.arange(32) + 7)

@@ -38,17 +38,26 @@ IMPORTS = [
 ]
 
 
-def run(program: str) -> None:
-    files = "assert not [n for n in sys.modules if n.startswith('cupy.') and 'engine' not in str(sys.modules[n])]"
-    code = f"{RECIPE}spec = engine.cuda.__spec__\n{program}\nassert engine.cuda.__spec__ is spec\n{files}"
+def run(*programs: str) -> None:
+    """Run each in a child of one process that has the engine: what a program imports is there for the next."""
+    code = f"""{RECIPE}
+import os
+for program in {programs!r}:
+    if child := os.fork():
+        assert os.waitpid(child, 0)[1] == 0, program
+        continue
+    spec = engine.cuda.__spec__
+    exec(program)
+    assert engine.cuda.__spec__ is spec
+    assert not [n for n in sys.modules if n.startswith("cupy.") and "engine" not in str(sys.modules[n])]
+    break
+"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
 def test_modules_of_cupy_are_the_engines() -> None:
-    """Each in a program of its own: what one imports is there for the next."""
-    for program in IMPORTS:
-        run(program)
+    run(*IMPORTS)
 
 
 def test_modules_that_the_engine_has_not() -> None:

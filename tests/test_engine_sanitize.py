@@ -164,13 +164,16 @@ def test_gpu():
 '''
 
 
+NOT_LOADED = [word for name in ("cacheprovider", "xdist", "nbval") for word in ("-p", f"no:{name}")]
+
+
 def run_pytest(folder: Path, *options: str, **settings: str) -> str:
     (folder / "course_plugin.py").write_text(PLUGIN)
     (folder / "test_project.py").write_text(PROJECT)
     (folder / "pytest.ini").write_text(
         "\n".join(["[pytest]", *(f"{name} = {value}" for name, value in settings.items())])
     )
-    command = [sys.executable, "-m", "pytest", "-p", "course_plugin", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    command = [sys.executable, "-m", "pytest", "-p", "course_plugin", *NOT_LOADED]
     done = subprocess.run(
         [*command, "--strict-markers", "-rA", "--tb=short", *options],
         **{"cwd": folder, "capture_output": True, "text": True, "env": os.environ | {"PYTHONPATH": str(folder)}},
@@ -210,7 +213,7 @@ def test_without_the_options_nothing_is_in_cupys_place(tmp_path: Path) -> None:
     plain = "import sys\n\ndef test_it():\n    assert getattr(sys.modules.get('cupy'), '__name__', 'cupy') == 'cupy'\n"
     run_pytest(tmp_path, "--version")
     (tmp_path / "test_project.py").write_text(plain)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "course_plugin", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "course_plugin", *NOT_LOADED]
     env = os.environ | {"PYTHONPATH": str(tmp_path)}
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=env)
     assert "1 passed" in done.stdout and "CUDA on the CPU" not in done.stdout, done.stdout

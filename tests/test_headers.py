@@ -23,6 +23,7 @@ def compile_alone(code: str) -> None:
     assert nvrtc.refusal(text, kernel.options()) == ""
 
 
+@pytest.mark.exhaustive(one_of_each=lambda: None)
 @pytest.mark.parametrize("header", HEADERS)
 def test_every_header_compiles_alone(header: str) -> None:
     compile_alone(NOTHING.format(header))

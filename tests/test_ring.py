@@ -469,6 +469,7 @@ def test_the_bugs_can_be_planted() -> None:
     check_all_can_be_planted((kernel.source(ring.MERGE), bug) for bug in BUGS)
 
 
+@pytest.mark.exhaustive(one_of_each=lambda bug: bug.error)
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_planted_bugs_are_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
     if device.ON_GPU and bug.cpu_only:

@@ -259,8 +259,7 @@ VALUES = [
     *((dtype, stage, name) for dtype, stage in EACH_STAGE for name in IN_EACH_STAGE),
 ]
 # The fast run has every case with the stage whose text is simplest, and these with each.
-WITH_EACH_STAGE = "both, causal", "a scale below 0", "scores of 10,000", "sinks, rows that see nothing"
-WITH_EACH_STAGE += "bool", "all together"
+WITH_EACH_STAGE = "both, causal", "sinks, rows that see nothing", "all together"
 
 
 def runs(stage: str, dtype: str) -> None:
@@ -446,7 +445,7 @@ def run_gradients(
 
 IN_ORDER = ("mask of heads", "sinks", "all together")
 BACKWARDS = [*((name, False) for name in GRADIENTS), *((name, True) for name in IN_ORDER)]
-IN_EACH_TYPE = "rows that see nothing", "all together", "infinite at 0"  # in the fast run, which has all in float32
+IN_EACH_TYPE = ("all together",)  # in the fast run, which has all in float32
 
 
 @pytest.mark.exhaustive(
@@ -908,6 +907,7 @@ BUGS = [
 ]
 
 
+@pytest.mark.exhaustive(one_of_each=lambda planted, seen_by: (seen_by[0], planted.error))
 @pytest.mark.parametrize(("planted", "seen_by"), BUGS)
 def test_bug_is_seen(planted: Bug, seen_by: SeenBy) -> None:
     if planted.cpu_only and ON_GPU:

@@ -271,22 +271,22 @@ def assert_drawn(gpt: CharGPT, place: int, request: Request) -> None:
 
 @pytest.mark.exhaustive(one_of_each=lambda pages: pages == 40)
 @pytest.mark.parametrize("pages, page_size, watermark", [(40, 8, 3), (12, 16, 0), (200, 1, 3)])
-def test_500_requests_with_injected_errors(
+def test_many_requests_with_injected_errors(
     pages: int, page_size: int, watermark: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No page is lost, no request is lost, and each text is the model's alone, up to where its request failed."""
     rng, config = np.random.default_rng(0), Config(context=40, layers=2, heads=1, width=64)
     gpt = CharGPT(LETTERS, config, PlainAttention(), seed=3)
     server = Server(gpt, pages=pages, page_size=page_size, watermark=watermark)
-    asked = random_requests(rng, 500, 40)
-    poisoned = {asked[i]: len(asked[i].prompt) + int(rng.integers(0, 4)) for i in rng.choice(500, 25, replace=False)}
+    asked = random_requests(rng, 200, 40)
+    poisoned = {asked[i]: len(asked[i].prompt) + int(rng.integers(0, 4)) for i in rng.choice(200, 15, replace=False)}
     ended, raised, logits, forward = set[Request](), {"before": 0, "within": 0}, Server._logits, server.cache.forward
 
     def faulty_logits(self: Server, group: list[Request]) -> np.ndarray:
         self.pages.check()
         errors = sum(raised.values())
         try:
-            if any(len(request.tokens) >= poisoned.get(request, 99) for request in group) or rng.random() < 0.01:
+            if any(len(request.tokens) >= poisoned.get(request, 99) for request in group) or rng.random() < 0.02:
                 raised["before"] += 1
                 raise RuntimeError("injected")
             return logits(self, group)
@@ -296,7 +296,7 @@ def test_500_requests_with_injected_errors(
 
     def faulty_forward(*given: Any) -> Any:
         o = forward(*given)
-        if rng.random() < 0.01:  # keys and values are in the cache by now
+        if rng.random() < 0.02:  # keys and values are in the cache by now
             raised["within"] += 1
             raise MemoryError("injected")
         return o
@@ -308,7 +308,7 @@ def test_500_requests_with_injected_errors(
     of_call.check()
     assert len(of_call.free) == pages and not of_call.of, "all pages are free again"
     assert {asked[place] for place in server.failed} == ended
-    assert min(raised.values()) >= 3 and server.evicted >= 3 and 25 <= len(ended) < 100
+    assert min(raised.values()) >= 3 and server.evicted >= 3 and 15 <= len(ended) < 60
     for place, (request, text) in enumerate(zip(asked, texts, strict=True)):
         assert (text is None) == (place in server.failed)
         if text is not None:

@@ -176,8 +176,9 @@ def test_the_tiles_of_a_launch_depend_on_its_blocks(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.exhaustive(each_value=())
 @every_stage
-@pytest.mark.parametrize("head", range(12))
+@pytest.mark.parametrize("head", [5, 8, 9, 10])
 def test_real_inputs(row: Row, head: int) -> None:
+    """The heads that differ most: wide, the next token, the one before, the first token from everywhere."""
     q, k, v = check.real_inputs(head)
     check.check(row.name, attend(row, q, k, v), reference.attention(q, k, v), tolerance=row.tolerance)
 

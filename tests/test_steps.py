@@ -231,6 +231,7 @@ def test_spills_are_those_of_the_header(step: Stage) -> None:
     assert said[3] == (", ".join(told) or "none")
 
 
+@pytest.mark.exhaustive(one_of_each=lambda step: step.number)
 @every_float_step
 def test_output(step: Stage) -> None:
     """Sizes around those of the tiles; head dimensions that fill no float4 or no row of threads, and usual ones.
@@ -245,6 +246,7 @@ def test_output(step: Stage) -> None:
             check.check(title, step(q, k, v), reference.attention(q, k, v))
 
 
+@pytest.mark.exhaustive(one_of_each=lambda step: step.number)
 @pytest.mark.usefixtures("only_x_rayed")
 @every_float_step
 def test_xray_is_clean(step: Stage) -> None:
@@ -317,6 +319,7 @@ def one_build_in_cute(step: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(kernel, "load_all", load)
 
 
+@pytest.mark.exhaustive(one_of_each=lambda step: step.number)
 @pytest.mark.usefixtures("one_build_in_cute")
 @every_half_step
 def test_output_in_half_types(step: Stage) -> None:
@@ -392,6 +395,7 @@ def ways(step: Stage) -> list[dict[str, int]]:
     return [{}, {"DETERMINISTIC": 1}] if "deterministic" in step.features else [{}]
 
 
+@pytest.mark.exhaustive(one_of_each=lambda step: step.number)
 @every_backward_step
 def test_gradients(step: Stage) -> None:
     """Tails, shared heads, masks with rows and keys that see nothing, in float16.

@@ -97,23 +97,28 @@ def test_a_file_that_no_test_launches_is_named(tmp_path: Path) -> None:
         (tmp_path / name).write_text("")
     assert two_speeds.never_launched({"01_a.cu"}, tmp_path) == ["02_b.cu", "steps/02_01_c.cu"]
     assert two_speeds.never_launched({"01_a.cu", "02_b.cu", "steps/02_01_c.cu"}, tmp_path) == []
+    assert two_speeds.never_launched({"01_a.cu", "02_b.cu"}, tmp_path, steps=False) == []
 
 
 def test_a_launch_counts_and_a_plan_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step counts as well: the text that its kernel was compiled from names its file."""
-    step, seen, counts = DECODERS["one_block_a_head"], set(), [True]
+    step, seen, fast = DECODERS["one_block_a_head"], set(), [True]
     assert two_speeds.files_of(kernel.source(step.file)) == {step.file}
-    monkeypatch.setattr(kernel.Kernel, "bind", two_speeds.recorded(kernel.Kernel.bind, seen, lambda: counts[0]))
-    filled = kernel.load(kernel.with_headers('extern "C" __global__ void one(float* x) { *x = 1; }\n', "one.cu"), "one")
+    monkeypatch.setattr(kernel.Kernel, "bind", two_speeds.recorded(kernel.Kernel.bind, seen, lambda: fast[0]))
     x = cp.zeros(1, dtype=cp.float32)
-    launch = filled.bind((1,), (1,), (x,))
+    launches = []
+    for name in ("one.cu", "steps/two.cu"):
+        code = kernel.with_headers('extern "C" __global__ void one(float* x) { *x += 1; }\n', name)
+        launches.append(kernel.load(code, "one").bind((1,), (1,), (x,)))
     assert not seen
-    launch()
-    assert seen == {"one.cu"} and x[0] == 1
+    for launch in launches:
+        launch()
+    assert seen == {"one.cu", "steps/two.cu"} and x[0] == 2
     seen.clear()
-    counts[0] = False  # in a test that the fast run leaves out
-    launch()
-    assert not seen
+    fast[0] = False
+    for launch in launches:
+        launch()
+    assert seen == {"steps/two.cu"}
 
 
 TINY = """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from hopper_tiles import refused_by_ptxas
@@ -11,6 +13,12 @@ from helpers import engine
 from helpers.engine import compiler, nvrtc
 from helpers.xray import Finding
 
+# Found by g++ 11 too, at their lines, as accesses by a pointer: it does not tell which array they overrun.
+WITHOUT_A_NAME = ("member_of_a_template", "one_accumulator_too_many", "one_of_several_names")
+# Clang 19 checks no index of a member there, and gives the read no line; clang 14 does both.
+NOT_BY_CLANG_19 = ("member_of_its_own_struct", "sum_in_shared")
+BY_A_POINTER = ("as_a_vector", "by_a_functions_pointer", "of_half_pairs", "one_of_several_names")
+
 
 @pytest.fixture(autouse=True)
 def _only_what_the_compiler_can(request: pytest.FixtureRequest) -> None:
@@ -19,6 +27,14 @@ def _only_what_the_compiler_can(request: pytest.FixtureRequest) -> None:
         pytest.skip("this compiler cannot fill local variables")
     if file and file.name == "sums_scaled_in_flight" and compiler._is_clang():
         pytest.skip("clang tells of no writes to a thread's own array in a loop")
+    if file and file.name in WITHOUT_A_NAME and re.search(r" 11\.\d+\.\d+$", compiler.compiler()[1]):
+        pytest.skip("g++ 11 does not tell which array is overrun")
+    if file and file.name in NOT_BY_CLANG_19 and re.search(r"clang version (1[5-9]|2\d)\.", compiler.compiler()[1]):
+        pytest.skip("clang 19 checks no such index, or gives no line")
+    if file and file.name in BY_A_POINTER and compiler._is_clang():
+        pytest.skip(
+            "clang looks at no access to a thread's own array through a pointer or past the end of a constant loop"
+        )
 
 
 @pytest.mark.parametrize("file", FILES, ids=str)

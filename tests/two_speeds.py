@@ -15,8 +15,8 @@ A case of a product that has no new pair runs where it is named, as `tests/test_
 
 A single row of a table takes the mark as well: `pytest.param(..., marks=pytest.mark.exhaustive)`.
 
-But for CuTe, whose kernels take longest to compile, the fast run leaves out no kernel: where its tests have launched
-none of some file, it has failed, and so has the run of all tests.
+But for CuTe, whose kernels take longest to compile, the fast run leaves out no stage, and the run of all tests no step:
+where no test has launched a kernel of some file, the run has failed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MARK = (
     "function of the test's parameters), or for cases in which every value of every parameter occurs, for each value "
     "of those named; of these, all tests are those in which every pair of values occurs"
 )
-# One trains a model for a minute and a half, one compiles CuTe.
+# One trains a model for half a minute, one compiles CuTe.
 NOTEBOOKS = ("09_drop_in.ipynb", "12_cute.ipynb")
 
 Case = TypeVar("Case")
@@ -121,9 +121,9 @@ def files_of(code: str) -> frozenset[str]:
 
 
 def recorded(
-    bind: Callable[..., Callable[[], None]], launched: set[str], counts: Callable[[], bool] = lambda: True
+    bind: Callable[..., Callable[[], None]], launched: set[str], fast: Callable[[], bool] = lambda: True
 ) -> Callable[..., Callable[[], None]]:
-    """`Kernel.bind`, whose launches put the kernel's files into a set as long as `counts()`."""
+    """`Kernel.bind`, whose launches put the kernel's files into a set: those of stages in tests of the fast run."""
 
     @functools.wraps(bind)
     def bind_and_record(self: kernel.Kernel, *args: Any, **options: Any) -> Callable[[], None]:
@@ -133,16 +133,15 @@ def recorded(
 
         def launch_and_record() -> None:
             launch()
-            if counts():
-                launched.update(files_of(self.code))
+            launched.update(file for file in files_of(self.code) if fast() or file.startswith("steps/"))
 
         return launch_and_record
 
     return bind_and_record
 
 
-def never_launched(launched: Collection[str], folder: Path = kernel.KERNELS) -> list[str]:
-    """The kernel files of the course, steps included and CuTe's left out, of which no kernel was launched."""
-    files = [*folder.glob("*.cu"), *folder.glob("steps/*.cu")]
+def never_launched(launched: Collection[str], folder: Path = kernel.KERNELS, steps: bool = True) -> list[str]:
+    """The kernel files of the course, CuTe's left out, of which no kernel was launched. steps: those of steps too."""
+    files = [*folder.glob("*.cu"), *(folder.glob("steps/*.cu") if steps else ())]
     files = [path for path in files if not nvrtc.uses_cute(path.read_text(encoding="utf-8"))]
     return sorted({path.relative_to(folder).as_posix() for path in files} - set(launched))

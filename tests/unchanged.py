@@ -10,7 +10,8 @@ and the list of packages as well. It is left out
   there. FIRST tells whether the engine works with this machine's compiler, so it runs once on each; that the set-up
   works here is shown by the `course.py test` that runs the tests.
 
-CI leaves them out for a pull request (`.ci/run --changed-only`) and runs all on main; `course.py test --all` runs all.
+`course.py test` leaves them out, with --all too; after `--`, --unchanged-too runs them. CI leaves them out for a pull
+request (`.ci/run --changed-only`) and runs all on main.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from helpers.engine import compiler
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
-FIRST = ("test_engine.py", "test_engine_process.py", "test_xray_report.py")
+FIRST = ("test_engine.py", "test_xray_report.py")
 OF_THE_SET_UP = ("test_course.py",)
 ALWAYS_READ = ("engine", "xray", "device")  # of helpers/
 KERNELS_TOO = {"attention", "bench", "draw", "lesson", "site"}  # packages that read kernels/
@@ -39,8 +40,8 @@ KERNELS_TOO = {"attention", "bench", "draw", "lesson", "site"}  # packages that 
 
 def asked_for(config: Any) -> bool:
     """Tell whether this run of pytest leaves unchanged files out."""
-    fast = config.getoption("--fast") and not config.getoption("--unchanged-too") and not os.environ.get("CI")
-    return fast or config.getoption("--changed-only")
+    fast = config.getoption("--fast") and not os.environ.get("CI")
+    return (fast or config.getoption("--changed-only")) and not config.getoption("--unchanged-too")
 
 
 def may_be_left_out(path: Path) -> bool:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from helpers import device
 from helpers.attention.compile_report import CompileReport, compile_report
+from helpers.attention.decoders import SPLIT_KV
 from helpers.attention.ladder import LADDER, Rung, limits
 from helpers.attention.ladder.table import backward_of, default_of, forward_of
 from helpers.attention.ladder.tiles import LIMITS
@@ -25,6 +26,7 @@ CARDS: Mapping[int, str] = {  # compute capability -> GPUs that have it
     100: "Blackwell: B200, GB200",
     120: "Blackwell: RTX 50, RTX PRO",
 }
+STAGES: Mapping[str, Rung] = {**LADDER, SPLIT_KV.name: SPLIT_KV}  # 14 decodes, and has an entry of its own
 TYPES = ("float32", "float16", "bfloat16", "uint8")
 LARGE, SMALL = (4, 16, 4096, 64), (1, 1, 256, 64)  # batch, heads, rows, head_dim
 
@@ -106,7 +108,7 @@ def compiled(stage: Rung, cc: int, head_dim: int = 64) -> list[CompileReport]:
 
 def text(cc: int) -> str:
     """Describe one compute capability in lines: what runs, the defaults, what does not run and why."""
-    runs = [name for name, stage in LADDER.items() if types_of(stage, cc)]
+    runs = [name for name, stage in STAGES.items() if types_of(stage, cc)]
     lines = [f"sm_{cc}  {CARDS[cc]}", f"    runs      {', '.join(runs)}"]
     for direction in ("forward", "backward"):
         shown = []
@@ -117,7 +119,7 @@ def text(cc: int) -> str:
                 shown.append(f"{_title(dtype)} {' (small: '.join(names)}{')' * (len(names) > 1)}")
         lines.append(f"    {'default' if direction == 'forward' else 'gradients':10}{', '.join(shown)}")
     by_reason: dict[str, list[str]] = {}
-    for name, stage in LADDER.items():
+    for name, stage in STAGES.items():
         if reason := why_not(stage, cc):
             by_reason.setdefault(reason, []).append(name)
     lines += [f"    not       {', '.join(names)}: {reason}" for reason, names in by_reason.items()]

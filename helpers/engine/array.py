@@ -125,6 +125,8 @@ class ndarray(np.ndarray):
         """A pointer to its first element, as `cupy.ndarray.data`; `.data.ptr` is the address, 0 for an empty array."""
         return MemoryPointer(self)
 
+    device: Any = None  # the one device, as `cupy.ndarray.device`: a property, which cuda.py sets, as it has devices
+
     def typed(self, shape: tuple[int, ...], dtype: np.dtype, strides: tuple[int, ...]) -> ndarray:
         """View the memory from its beginning with another shape, dtype and strides in bytes."""
         return np.ndarray.__new__(ndarray, shape, dtype, self, 0, strides)

@@ -21,6 +21,13 @@ from .translate import translate
 _STRICT = ("-Werror=vla", "-Werror=pointer-arith", "-Werror=register", "-fno-exceptions", "-fno-rtti", "-Wno-narrowing")
 _RUNTIME, _PTX = '#include "cuda_runtime.h"\n', "#include <ptx_instructions.h>\n"
 _NO_STD_MIN = re.compile(r"(?:min|max). is not a member of .std|no member named .(?:min|max). in namespace .std")
+# Functions of the C library, in the headers of the engine's, that a GPU has not: a kernel may have their names.
+_OF_C = frozenset(
+    ("abort", "div", "drem", "exit", "gamma", "index", "ldiv", "lldiv", "rand", "random", "rindex", "select")
+) | {"significand", "srand", "srandom", "system", "time"}
+# What g++ and clang++ say of braces within brackets, which inline PTX becomes.
+_CLANGS_BRACES = re.compile(r"use of GNU statement expression extension(?: from macro expansion)?")
+_BRACES = "braced-groups within expressions"
 _UNDEFINED = re.compile(r"undefined symbol: (\w+)|symbol not found.*'_(\w+)'")
 # Of a source as it was written, or with its inline PTX as calls of the engine: that it uses TMA or wgmma.
 _OF_OTHERS = re.compile(r"(?:cub|thrust|cuda|nv|cupy|cute|cutlass)/")  # whose headers these are
@@ -181,7 +188,9 @@ class _Attempt:
         if self.text != start.code:
             clean += source.blank_comments(self.text)
         clean = host_names.without_unused_templates(clean, recipe.name_expressions)
-        return host_names.hidden(clean, self.headers, kernels=self.kernels, options=recipe.options)
+        own = sorted(_OF_C.intersection(self.names))  # which only a host's C library has besides
+        renamed = "".join(f"#define {name} {host_names.PREFIX}{name}\n" for name in own)
+        return host_names.hidden(clean, self.headers, kernels=self.kernels, options=recipe.options) + renamed
 
     def program(self) -> _Program:
         """Return the text for the compiler.
@@ -205,7 +214,7 @@ class _Attempt:
         if self._is_for_nvrtc(host_flags):
             clean = host_names.without_unused_templates(source.blank_comments(code), recipe.name_expressions)
             lines = source.line_table(clean, SOURCE_NAME)
-            edits["forbid"] = lambda diagnostics: refusals.extension(diagnostics, lines)
+            edits["forbid"] = lambda diagnostics: refusals.extension(_CLANGS_BRACES.sub(_BRACES, diagnostics), lines)
         if self.uses_libraries:
             edits |= {"expand": libraries.expanded, "expand_key": libraries.translation_hash()}
         return _Program(recipe, self._whole(head, arithmetic.edited(body)), arguments, edits)

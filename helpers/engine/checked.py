@@ -405,7 +405,7 @@ def _abort(
     reason = Reason(failure.reason)
     message = prepared.describe(failure)
     if reason == Reason.EXPIRED:
-        message = f"its block was still running after {timeout:g} s"
+        message = f"its block was still running after {timeout:g} s{prepared.blocks_without_room(failure)}"
     place = failures.place_of(failure, prepared.kernel.line_at)
     if place is None and failure.place:
         place = places.near(failure.place)

@@ -720,12 +720,18 @@ def compiled_text(library: Path) -> str:
 
 
 def warnings(text: str, extra: list[str]) -> str:
-    """Compile C++ that is known to be accepted, and return the compiler's warnings."""
+    """Compile C++ that is known to be accepted, and return the compiler's warnings, which are kept with the builds."""
     own = [*flags(), *extra, *_renaming(extra)]
+    asked = [text, compiler()[1], *compiler()[0], *own, _headers_hash(), _preprocessed(text, [*own, *_quoted()])]
+    answer = cache_dir() / f"warnings-{_key(asked)}.txt"
+    if answer.exists():
+        return with_paths(answer.read_text())
     header, rest = _precompiled(text, own)  # those of the fast build
     command = [*compiler()[0], *own, *_quoted(), *(["-include", str(header)] if header else [])]
     command += ["-Wall", "-fsyntax-only", "-x", "c++", "-"]
-    return subprocess.run(command, input=rest, capture_output=True, text=True).stderr
+    said = subprocess.run(command, input=rest, capture_output=True, text=True).stderr
+    keep(answer, without_paths(said))
+    return said
 
 
 # Two objects, compiled side by side: what runs kernels, and what looks at checked runs. One each, so that what every

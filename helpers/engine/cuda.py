@@ -21,7 +21,7 @@ import numpy as np
 from . import compiler as _compiler
 from . import failures, limits
 from . import runtime as _engine
-from .array import MemoryPointer, empty
+from .array import MemoryPointer, empty, ndarray
 
 _arrays: Any = sys.modules[MemoryPointer.__module__]  # the package's own name `array` is CuPy's function
 MULTIPROCESSORS = 2  # see getDeviceProperties
@@ -401,6 +401,9 @@ class Device:
     def compute_capability(self) -> str:
         """The limits are those of a GPU of compute capability 9.0."""
         return "90"
+
+
+ndarray.device = property(lambda _: Device())
 
 
 @_as_module

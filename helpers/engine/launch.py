@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -238,12 +239,24 @@ class PreparedLaunch:
     def describe(self, failure: structures.Failure) -> str:
         """Describe why it failed; the caller adds the block, the thread and the place."""
         nearest = partial(self._nearest, failure=failure)
-        return failures.describe(
+        described = failures.describe(
             failure,
             self.block,
             lambda address: nearest(address).words,
             lambda address: self._mbarrier(nearest(address)),
             self.kernel.line_at,
+        )
+        return described + self.blocks_without_room(failure)
+
+    def blocks_without_room(self, failure: structures.Failure) -> str:
+        """Say of a launch whose time was up that blocks had no room, for which another one may wait; else ""."""
+        if not failure.without_room:
+            return ""
+        here = self.request.most_blocks
+        on_gpu = limits.blocks_on_gpu(math.prod(self.block), self.kernel.static_shared + self.request.dynamic_shared)
+        return (
+            f". {failure.without_room:,} of {math.prod(self.grid):,} blocks had not begun: {here:,} of this size are "
+            f"resident at once here, {on_gpu:,} on an H200, and a block that waits for one without room waits for ever"
         )
 
     def explain(self, failure: structures.Failure) -> str:

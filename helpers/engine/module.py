@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from . import build, compiler, libraries, limits, options, runtime, settings, symbols
+from . import build, compiler, host_names, libraries, limits, options, runtime, settings, symbols
 from .array import GuardedArguments, ndarray
 from .compiler import CompileError
 from .cuda_source import signatures, source
@@ -239,6 +239,7 @@ class RawModule:
                 f"the source has no kernel {name!r}{hint} (a GPU says: CUDA_ERROR_NOT_FOUND: named symbol not found)"
             )
         symbol = self._built.library.symbol_at(entry.function)
+        symbol = symbol.removeprefix(host_names.PREFIX) if symbol else None  # of one that a C library has too
         if name not in self.name_expressions and symbol not in (None, name):
             raise LaunchError(
                 f'{name} is not declared extern "C", so a GPU knows it as {symbol!r} only: write extern "C" before '

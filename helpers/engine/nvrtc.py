@@ -128,6 +128,9 @@ def header_folder(header: str) -> Path | None:
 
 
 CUTLASS = "nvidia-cutlass==4.2.0.0"  # the package with CuTe's headers, as environment.yml lists it
+# Where packages have the folder with cute/ and cutlass/. Of nvidia-cutlass, 4.2 is the last; its successor
+# nvidia-cutlass-dsl has no headers, and flashinfer-python has newer ones.
+CUTE_FOLDERS = {"cutlass_library": "source/include", "flashinfer": "data/cutlass/include"}
 
 
 class CuteMissing(ImportError):
@@ -136,14 +139,27 @@ class CuteMissing(ImportError):
 
 @functools.cache
 def cute_folder() -> Path | None:
-    """Return the folder with `cute/tensor.hpp` of the package nvidia-cutlass, which is never imported.
+    """Return the folder with `cute/tensor.hpp`; None if there is none.
 
-    Importing its modules takes packages that the course does not need. A folder on PYTHONPATH that contains
-    cutlass_library/source/include serves as well.
+    It is that of a clone of CUTLASS at `$CUTLASS_PATH`, else of the first installed package of `CUTE_FOLDERS`. No
+    package is imported: that takes others, which the course does not need.
     """
-    spec = importlib.util.find_spec("cutlass_library")
-    places = [Path(place) / "source" / "include" for place in spec.submodule_search_locations or ()] if spec else []
-    return next((place for place in places if (place / "cute" / "tensor.hpp").is_file()), None)
+    clone = os.environ.get("CUTLASS_PATH")
+    folders = [Path(clone) / "include"] if clone else []
+    for name, below in CUTE_FOLDERS.items():
+        spec = importlib.util.find_spec(name)
+        folders += [Path(place) / below for place in spec.submodule_search_locations or ()] if spec else []
+    return next((folder for folder in folders if (folder / "cute" / "tensor.hpp").is_file()), None)
+
+
+def cute_version() -> str | None:
+    """Return the version of the headers in `cute_folder()`, such as "4.2.0"; None without them."""
+    header = cute_folder() and cute_folder() / "cutlass" / "version.h"
+    if not header or not header.is_file():
+        return None
+    text = header.read_text(encoding="utf-8")
+    numbers = (re.search(rf"^#define CUTLASS_{part} (\d+)", text, re.M) for part in ("MAJOR", "MINOR", "PATCH"))
+    return ".".join(number[1] for number in numbers if number)
 
 
 def uses_cute(code: str) -> bool:

@@ -54,7 +54,7 @@ def for_host(options: Iterable[str], backend: str = "nvrtc") -> tuple[list[str],
     if isinstance(options, str):
         raise TypeError(f"options is a tuple of strings, not one string: options=({options!r},)")
     flags, macros, waiting = [], [], ""
-    for option in options:
+    for option in map(str.strip, options):  # NVRTC overlooks blanks around an option
         if option in (*_LONG, *_LONG.values()) and not waiting:
             waiting = _LONG.get(option, option)
             continue
@@ -67,7 +67,7 @@ def for_host(options: Iterable[str], backend: str = "nvrtc") -> tuple[list[str],
             waiting = "-Xptxas"
             continue
         option, waiting = waiting + option, ""
-        kind, value = option[:2], option[2:]
+        kind, value = option[:2], option[2:].lstrip()
         if kind == "-I" and value:
             with contextlib.suppress(FileNotFoundError):  # of a path from a current folder that is gone
                 flags.append("-I" + os.path.abspath(value))  # the compiler runs in another folder

@@ -60,7 +60,7 @@ def library() -> ctypes.CDLL:
     lib.engine_wait.argtypes = [ctypes.c_int]
     lib.engine_result.argtypes = [ctypes.POINTER(Failure)]
     lib.engine_printed.restype = lib.engine_waits.restype = ctypes.c_char_p
-    lib.engine_blocks.restype = ctypes.c_uint64
+    lib.engine_blocks.restype = lib.engine_without_room.restype = ctypes.c_uint64
     lib.engine_check_start.argtypes = [ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint64]
     lib.engine_check_start.restype = None
     return lib
@@ -138,18 +138,21 @@ def launch(request: LaunchRequest, workers: int | None = None, timeout: float = 
             if lib.engine_start(ctypes.byref(request), workers or n_workers()) != 0:
                 raise MemoryError("the system gives the CPU engine no memory for its stacks, or no thread")
             # Short waits, so that Python sees an interrupt while the kernel runs.
-            begun, since, used = 0, time.monotonic(), time.process_time()
+            begun = without_room = 0
+            since, used = time.monotonic(), time.process_time()
             while not lib.engine_wait(50):
                 now = lib.engine_blocks()
                 if now != begun:
                     begun, since, used = now, time.monotonic(), time.process_time()
                 elif min(time.monotonic() - since, time.process_time() - used) > timeout:
+                    without_room = lib.engine_without_room()
                     lib.engine_expire()
         except BaseException:
             lib.engine_cancel()
             raise
         failure = Failure()
         lib.engine_result(ctypes.byref(failure))
+        failure.without_room = without_room
         if failure.reason in DEADLOCK:
             failure.waits = lib.engine_waits().decode(errors="replace")
         printed = lib.engine_printed().decode(errors="replace")

@@ -105,6 +105,7 @@ class Failure(ctypes.Structure):
 
     _fields_ = _fields("EngineFailure")
     waits = ""  # of a deadlock: what each thread waits for, as `waits.py` reads it
+    without_room = 0  # of a launch whose time was up: blocks that had not begun, as no more could be resident
 
 
 class CheckedRegion(ctypes.Structure):

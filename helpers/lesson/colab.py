@@ -61,14 +61,32 @@ def set_up(least: int = 0, *, only: bool = False) -> None:
     """
     wanted = missing()
     if wanted:
-        print(f"installing {', '.join(wanted)}")
-        subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *wanted], check=True)
-        importlib.invalidate_caches()
+        _install(wanted)
     sys.path.insert(0, str(ROOT))  # the cell has put it there by a name that holds for the present folder alone
     os.chdir(ROOT / "notebooks")
     print(_device(least, only))
     if _has_compiler():
         print(_engine_built_ahead())
+
+
+class PackagesMissing(ImportError):
+    """Packages that the notebook needs could not be installed. IPython shows the message without a traceback."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
+
+
+def _install(wanted: list[str]) -> None:
+    print(f"installing {', '.join(wanted)}")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *wanted]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or ["pip failed"])[-1]
+        raise PackagesMissing(
+            f"This notebook needs {', '.join(wanted)}, which pip could not install ({said}). It needs the internet "
+            "(on Kaggle: Settings, Turn on internet). Then run this cell again."
+        )
+    importlib.invalidate_caches()
 
 
 def _device(least: int, only: bool) -> str:

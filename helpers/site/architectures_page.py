@@ -6,7 +6,18 @@ from collections.abc import Iterator
 
 from helpers.attention.compile_report import CompileReport, NvrtcMissing, nvrtc_version
 from helpers.attention.ladder import LADDER, Rung
-from helpers.bench.architectures import CARDS, LARGE, SMALL, TYPES, compiled, defaults, instead, types_of, why_not
+from helpers.bench.architectures import (
+    CARDS,
+    LARGE,
+    SMALL,
+    STAGES,
+    TYPES,
+    compiled,
+    defaults,
+    instead,
+    types_of,
+    why_not,
+)
 from helpers.lesson.exercises.holes import number_of
 from helpers.site import notebook_pages
 
@@ -21,12 +32,12 @@ def page() -> str:
         "Everything here is computed from the conditions by which the course's code chooses a stage. "
         "`python3 helpers/course.py ladder --gpus` prints the same, and `ladder` on a GPU begins with its part.",
         *("", "| | GPUs |", "|---|---|", *(f"| sm_{cc} | {cards} |" for cc, cards in CARDS.items()), ""),
-        *("## Which stages run", "", *_table(["stage", *heads], (_types(stage) for stage in LADDER.values())), ""),
+        *("## Which stages run", "", *_table(["stage", *heads], (_types(stage) for stage in STAGES.values())), ""),
         "32, 16 and b16 stand for float32, float16 and bfloat16, 8 for e4m3. A stage that a GPU does not run "
         "still runs on the CPU engine of the same machine, under the X-ray too: set `COURSE_DEVICE=cpu` first.",
         *("", "## Which one a call gets", ""),
         f"A call that names no stage, head_dim {LARGE[3]}, no mask: large is {LARGE[0]} × {LARGE[1]} heads of "
-        f"{LARGE[2]} rows, small is one head of {SMALL[2]}.",
+        f"{LARGE[2]} rows, small is one head of {SMALL[2]}; without either, both get the same.",
         *("", *_table(["call", *heads], _default_rows()), ""),
         *("## Notebooks for one architecture", ""),
         *_hoppers(),
@@ -59,11 +70,17 @@ def _default_rows() -> Iterator[list[str]]:
     by_cc = {cc: {each[:3]: each.stage for each in defaults(cc)} for cc in CARDS}
     for direction, title in (("forward", ""), ("backward", "gradients, ")):
         for dtype in TYPES:
-            for shape, size in ((LARGE, "large"), (SMALL, "small")):
-                stages = [by_cc[cc].get((direction, dtype, shape)) for cc in CARDS]
+            large, small = ([by_cc[cc].get((direction, dtype, shape)) for cc in CARDS] for shape in (LARGE, SMALL))
+            sizes = ((large, ""),) if large == small else ((large, ", large"), (small, ", small"))
+            for stages, size in sizes:
                 if any(stages):
                     name = "e4m3" if dtype == "uint8" else dtype
-                    yield [f"{title}{name}, {size}", *(stage.name if stage else "–" for stage in stages)]
+                    yield [f"{title}{name}{size}", *(_breakable(stage.name) if stage else "–" for stage in stages)]
+
+
+def _breakable(name: str) -> str:
+    """Let a name be broken after its underscores, so that all architectures stand side by side."""
+    return name.replace("_", "_<wbr>")
 
 
 def _hoppers() -> Iterator[str]:
@@ -97,7 +114,7 @@ def _notebook(stage: Rung) -> str:
     path = next((p for p in paths if p.stem.partition("_")[2] == idea), None) or next(
         p for p in paths if number_of(p.name) == f"{stage.number:02}"
     )
-    return f"[{path.stem}](/notebooks/{path.name})"
+    return f"[{_breakable(path.stem)}](/notebooks/{path.name})"
 
 
 def _compiled(heads: list[str]) -> Iterator[str]:
@@ -113,12 +130,12 @@ def _compiled(heads: list[str]) -> Iterator[str]:
     )
     yield ""
     yield from _table(
-        ["stage", *heads], ([_link(stage), *(_most(stage, cc) for cc in CARDS)] for stage in LADDER.values())
+        ["stage", *heads], ([_link(stage), *(_most(stage, cc) for cc in CARDS)] for stage in STAGES.values())
     )
 
 
 def _most(stage: Rung, cc: int) -> str:
-    if stage.slow_to_compile:
+    if stage.unavailable():
         return "not compiled here" if types_of(stage, cc) else "–"
     try:
         reports: list[CompileReport] = compiled(stage, cc)

@@ -147,7 +147,10 @@ except ModuleNotFoundError:  # opened alone, as in Colab: the course is fetched
     said = "" if REPOSITORY else "none is set"
     if REPOSITORY and not os.path.isdir("course"):
         clone = ["git", "clone", "-q", "--depth", "1", REPOSITORY, "course"]
-        said = run(clone, capture_output=True, text=True).stderr.partition("\\n")[0]
+        try:
+            said = run(clone, capture_output=True, text=True).stderr.partition("\\n")[0]
+        except OSError:
+            said = "git is not installed"
     if not os.path.isdir("course"):
         wanted = 'This notebook needs the rest of the course: write its address into this cell, REPOSITORY = "...", '
         wanted += f"or upload its folder to {{os.getcwd()}} under the name course ({{said}})."

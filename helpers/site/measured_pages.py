@@ -18,6 +18,14 @@ TABLES = {  # heading -> the kinds of measurements below it
     "Other tile sizes, other texts": ("variant", "experiment", "backward experiment"),
     "The host's time": ("host",),
 }
+TITLES = {  # of studies whose names do not say it
+    **{"autograd": "Autograd, and FlashAttention-4", "bits": "The same bits every time", "cute": "CuTe", "fp8": "FP8"},
+    **{"fused": "Fused rotary embedding and projection", "hopper": "Hopper's kernel, part by part"},
+    **{"pipes": "exp2 beside the tensor cores", "presets": "Smaller tiles", "promises": "Long sequences, host times"},
+    **{"profile_stages": "GPU counters of each stage", "ring": "Ring attention", "score_mod": "Functions of scores"},
+    **{"tf32": "float32 on tensor cores", "torch_model": "PyTorch and a model", "train": "Training a small GPT"},
+    **{"xray_vs_ncu": "X-ray and Nsight Compute"},
+}
 COLUMNS = ("name", "type", "mask", "batch", "heads", "N", "d", "ms", "spread", "TFLOP/s", "max error", "note")
 
 
@@ -42,7 +50,7 @@ def pages() -> dict[str, str]:
             "",
         ),
         *("## By question", "", "Studies: what one claim of a notebook rests on.", ""),
-        *(f"- [{name.replace('_', ' ')}](study-{name.replace('_', '-')}.md): {text}" for name, text in about.items()),
+        *(f"- [{_title(name)}](study-{name.replace('_', '-')}.md): {text}" for name, text in about.items()),
         "",
     ]
     written = {f"{FOLDER}/{gpus.slug(name)}.md": _of_gpu(name, record) for name, record in records.items()}
@@ -106,16 +114,26 @@ def _of_study(name: str, about: str, table: str) -> str:
     )
     return "\n".join(
         [
-            f"# {name.replace('_', ' ').capitalize()}",
+            f"# {_title(name)}",
             "",
             about,
             "",
             command,
             "",
             "````{code-block} text",
+            *([":class: columns"] if any(map(_is_wide_row, table.splitlines())) else []),
             "",
             table.strip("\n"),
             "````",
             "",
         ]
     )
+
+
+def _title(study: str) -> str:
+    return TITLES.get(study, study.replace("_", " ").capitalize())
+
+
+def _is_wide_row(line: str) -> bool:
+    """Return True for a row of columns that does not fit beside the sidebar at the size of other code."""
+    return len(line) > 125 and len(re.findall(r"\S {2,}\S", line)) >= 3

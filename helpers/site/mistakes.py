@@ -76,7 +76,7 @@ OTHERS = {"split_kv": "14_split_kv.cu", "merge": "17_merge.cu"}
 TESTS = {
     **{name: "test_tensor_cores" for name in ("flash_wmma", "flash_mma")},
     **{"backward": "test_backward", "backward_mma": "test_backward_mma", "hopper": "test_hopper"},
-    **{"split_kv": "test_decoding", "merge": "test_ring"},
+    **{"split_kv": "test_decoding", "merge": "test_ring", "fp8": "test_fp8_bugs"},
 }
 
 

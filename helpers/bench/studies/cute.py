@@ -181,7 +181,7 @@ def compiled() -> list[list[dict[str, Any]]]:
 
 def _head() -> dict[str, Any]:
     how = {"machine": _processor(), "processes": PROCESSES, "nvrtc": ".".join(map(str, nvrtc.version() or ()))}
-    return {"device": describe(), "how": {**how, "architecture": ARCH, "cutlass": nvrtc.CUTLASS}}
+    return {"device": describe(), "how": {**how, "architecture": ARCH, "cutlass": nvrtc.cute_version()}}
 
 
 def _processor() -> str:

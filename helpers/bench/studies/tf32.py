@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -188,12 +189,15 @@ def table(record: Mapping[str, Any] | None = None) -> str:
     lines = [f"on {record['device']}"]
     names = list(dict.fromkeys(row["name"] for row in record.get("errors", ())))
     cases = itertools.groupby(record.get("errors", ()), lambda r: (r["head_dim"], r["scale"], r["positive"], r["keys"]))
-    if names:
-        lines.append(f"largest error   {'':12}" + "".join(f"{name:>23}" for name in names))
+    heads = [textwrap.wrap(name, 10) for name in names]
+    for i in range(max(map(len, heads), default=0)):
+        lines.append(
+            f"{'' if i else 'largest error':32}" + "".join(f"{''.join(head[i : i + 1]):>11}" for head in heads)
+        )
     for (head_dim, scale, positive, keys), rows in cases:
         of = {row["name"]: f"{row['max']:.1e}" for row in rows}
         case = f"d {head_dim}, scale {scale}, {keys}{' positive' * positive}"
-        lines.append(f"{case:28}" + "".join(f"{of.get(name, ''):>23}" for name in names))
+        lines.append(f"{case:32}" + "".join(f"{of.get(name, ''):>11}" for name in names))
     for row in record.get("ranges", ()):
         case = f"all times {row['times']:g}, columns of {row['bits']} bits"
         lines.append(f"{case:36}{row['name']:24}{row['max']:.1e}")

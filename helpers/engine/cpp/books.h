@@ -106,7 +106,8 @@ struct MbarrierBooks {
   Clock arriving, over;  // what the arrived threads know; the same when its last phase ended
   uintptr_t word = 0;
   bool is_initialised = false, is_fenced = false;
-  unsigned thread = 0;  // that initialised it
+  bool is_told = false, is_known = false;  // after the fence its thread arrived at barrier.cluster; and all did
+  unsigned thread = 0;                     // that initialised it
   uint64_t epoch = 0;
   uintptr_t pc = 0;
 };

@@ -75,6 +75,8 @@ void check_cluster_arrive(bool releases) {
   need_clocks();
   if (!books.cluster_first) books.cluster_first = books.epoch;
   if (releases) leave_knowledge(books.cluster_arriving, current.thread);
+  else leave_what_is_fenced(books.cluster_arriving, current.thread);
+  for (MbarrierBooks& b : books.mbarriers) b.is_told = b.is_told || (b.is_fenced && b.thread == current.thread);
   ++books.epoch;
 }
 
@@ -82,6 +84,9 @@ void check_cluster_wait(bool acquires) {
   if (!books.running) return;
   need_clocks();
   if (acquires) raise(clock_of(current.thread), books.cluster_over);
+  // Whatever it orders of memory: all threads of the cluster have come, so all its blocks have begun.
+  books.has_begun.resize(books.warp_epoch.size() * 32, 0);
+  books.has_begun[current.thread] = ~0u;
 }
 
 void check_cluster_barrier() {
@@ -89,6 +94,8 @@ void check_cluster_barrier() {
   books.cluster_over = books.cluster_arriving;
   if (books.cluster_first) books.cluster_tag = tag_of(books.cluster_first, 0, PLAIN, 0);
   books.cluster_first = 0;
+  for (unsigned rank = 0; rank < books.cluster; ++rank)
+    for (MbarrierBooks& b : books_of(rank).mbarriers) b.is_known = b.is_told;
 }
 
 // A block has ended, and with it its shared memory: what others did there has to be known to it.

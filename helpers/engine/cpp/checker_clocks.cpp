@@ -59,6 +59,17 @@ void leave_knowledge(Clock& to, unsigned thread) {
   tell(thread);
 }
 
+// What a thread did before its last fence of the device, and what it knew then: a relaxed arrival releases that.
+void leave_what_is_fenced(Clock& to, unsigned thread) {
+  if (books.fences[0].empty() || !books.fences[0][thread].epoch) return;
+  if (to.empty()) to.assign(slots(), 0);
+  const Fence& fence = books.fences[0][thread];
+  const unsigned n = (unsigned)books.warp_epoch.size() * 32, warp = thread / 32, own = slot_of_thread(0);
+  const uint64_t barrier = fence.barrier_epoch - 1, own_warp = std::max(barrier, fence.warp_epoch - 1);
+  for (unsigned i = 0; i < n; ++i) to[own + i] = std::max(to[own + i], i / 32 == warp ? own_warp : barrier);
+  to[own + thread] = std::max(to[own + thread], fence.epoch);
+}
+
 uint64_t clocked(unsigned thread, unsigned slot) {
   if (books.clocks.empty()) return 0;
   const Clock& mine = books.clocks[thread];

@@ -41,7 +41,9 @@ void check_mbarrier_use(unsigned number, unsigned rank, const void* caller, bool
   if (!books.running) return;
   const MbarrierBooks& b = mbarrier_books(number, rank);
   if (!b.is_initialised) return;
-  const bool is_in_order = ordered(tag_of(b.epoch, b.thread, PLAIN, rank), current.thread);
+  // A fence.mbarrier_init before barrier.cluster tells of it, though the arrival there may be a relaxed one.
+  const bool has_met = b.is_known && !books.has_begun.empty() && books.has_begun[current.thread] == ~0u;
+  const bool is_in_order = has_met || ordered(tag_of(b.epoch, b.thread, PLAIN, rank), current.thread);
   if (!is_in_order) report_mbarrier(ENGINE_RACE, b, rank, caller);
   else if (by_copy && !b.is_fenced) report_mbarrier(ENGINE_NO_PROXY_FENCE, b, rank, caller);
 }

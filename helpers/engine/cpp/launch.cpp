@@ -238,6 +238,13 @@ int engine_wait(int milliseconds) {
 // How many blocks have begun, and how many have ended: a sign of life.
 uint64_t engine_blocks() { return pool->next.load() + pool->ended.load(); }
 
+// How many blocks cannot begin, because as many as can be resident at once have begun and not ended.
+uint64_t engine_without_room() {
+  const uint64_t next = pool->next.load();
+  if (next >= pool->total || next - pool->ended.load() < pool->launch.most_blocks) return 0;
+  return pool->total - next;
+}
+
 // Returns when all workers have left their kernels. They are asked again and again: an interrupt that meets the
 // engine's own code is ignored, and in_fiber may be old by the time it is looked at.
 void engine_cancel() {

@@ -226,9 +226,10 @@ def _check_byte_order(where: _Argument, value: Any) -> None:
 def _may_read(parameter: Parameter, given: np.dtype) -> bool:
     """Return True if a kernel that reads the parameter's type may be given an array of another dtype.
 
-    Accepted are dtypes whose bits keep their meaning: vectors move any contents, bytes hold anything, 16 bits may be
-    a half-precision number, and integers may differ in sign or be truth values. Refused are numbers that would be read
-    as other numbers, and NumPy's 8-byte defaults where the kernel reads 4 bytes: on a GPU both go wrong silently.
+    Accepted are dtypes whose bits keep their meaning: vectors move any contents, bytes (arrays of uint8, a kernel's
+    char*) hold anything, 16 bits may be a half-precision number, and integers may differ in sign or be truth values.
+    Refused are numbers that would be read as other numbers, and NumPy's 8-byte defaults where the kernel reads 4 bytes:
+    on a GPU both go wrong silently.
     """
     if parameter.dtype in ("void", "struct") or given == np.dtype("V1"):
         return True
@@ -238,7 +239,7 @@ def _may_read(parameter: Parameter, given: np.dtype) -> bool:
     if parameter.is_vector:
         is_default = given.name in ("float64", "int64") and given.kind == reads.kind and given.itemsize > reads.itemsize
         return not is_default and size % given.itemsize == 0
-    if given.name == "uint8":
+    if given.name == "uint8" or parameter.type == "char":  # what a source calls char are bytes of anything
         return True
     if given.itemsize != reads.itemsize:
         return False

@@ -241,6 +241,7 @@ def _outside_local(issue: observed.Issue, array: str, elements: str) -> Finding:
     return _of_issue(issue, "out of bounds", message, array, issue.offset)
 
 
+_GROUPS = " (a wait_group counts only what a commit_group has closed before it)"
 _OF_PRODUCTS = (observed.SUMS_TOUCHED, observed.NO_PRODUCT_FENCE, observed.BYTES)
 
 
@@ -250,8 +251,8 @@ def _of_products(issue: observed.Issue) -> Finding:
     if issue.kind == observed.SUMS_TOUCHED and other is not None:
         verb = "write to" if access.is_write else "read of"
         message = (
-            f"{verb} an accumulator of a wgmma before wgmma.wait_group, by {_at(access)}: it is undefined from the "
-            f"wgmma on, by {_at(other)}, until that wait"
+            f"{verb} an accumulator of a wgmma before a wgmma.wait_group that counts it, by {_at(access)}: it is "
+            f"undefined from the wgmma on, by {_at(other)}, until that wait, which has to come after its commit_group"
         )
     elif issue.kind == observed.NO_PRODUCT_FENCE:
         message = (
@@ -264,7 +265,7 @@ def _of_products(issue: observed.Issue) -> Finding:
             f"were sent than expect_tx said, by {_at(access)}"
         )
     else:
-        message = f"the wgmma was not waited for when its threads ended, by {_at(access)}"
+        message = f"the wgmma was not waited for when its threads ended, by {_at(access)}{_GROUPS}"
     return _of_issue(issue, KINDS[issue.kind], message)
 
 
@@ -325,7 +326,7 @@ def _finding(seen: observed.Observed, issue: observed.Issue) -> Finding:
     elif issue.kind == observed.NEVER_WAITED:
         what = what.replace("write of", "the asynchronous copy to").replace("read of", "the asynchronous copy from")
         ended = "its thread" if issue.owner is None else "that block"
-        message = f"{what} was not waited for when {ended} ended, by {_at(issue.access)}"
+        message = f"{what} was not waited for when {ended} ended, by {_at(issue.access)}{_GROUPS}"
     elif issue.kind == observed.UNSET_LOCAL:
         what = f"the {what}" if region else "whether the launch fails"
         message = f"{what} depends on a local variable that nobody has given a value, by {_at(issue.access)}"

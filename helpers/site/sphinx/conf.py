@@ -18,6 +18,8 @@ from helpers.setup.version import version as course_version
 from helpers.site import readme_pages, web_address
 from helpers.site.links import ROOT
 
+sys.modules.setdefault("rfc3987_syntax", None)  # which myst_nb would import for 3 s: see helpers/cli/quick_pytest.py
+
 project = "FlashAttention from scratch, in CuPy"
 author = "the course's authors"
 version = release = course_version()

@@ -1,5 +1,18 @@
 // Guesses are noted on the page, and stand beside the answer when it is unfolded; figures grow when they are pressed.
 document.addEventListener("DOMContentLoaded", () => {
+  // A line to type words into; `keep` gets the test whether a text contains all of them.
+  const filter = (hint, keep) => {
+    const words = document.createElement("input");
+    words.className = "keeps";
+    words.placeholder = hint;
+    words.setAttribute("aria-label", hint.split(":")[0]);
+    words.addEventListener("input", () => {
+      const wanted = words.value.toLowerCase().split(/\s+/);
+      keep((text) => wanted.every((word) => text.toLowerCase().includes(word)));
+    });
+    return words;
+  };
+
   const note = (form, guess) => {
     form.querySelector("output").textContent = `noted: ${guess}`;
     const asked = `${form.dataset.name}: `;
@@ -71,17 +84,19 @@ document.addEventListener("DOMContentLoaded", () => {
       });
     });
     if (rows.length < 20) continue;
-    const words = document.createElement("input");
-    words.className = "keeps";
-    words.placeholder = `words, to keep the rows that contain them: ${value(rows[0], 0)} ${value(rows[0], 1)}`;
-    words.setAttribute("aria-label", "keep the rows that contain these words");
-    words.addEventListener("input", () => {
-      const wanted = words.value.toLowerCase().split(/\s+/);
-      for (const row of rows) {
-        const text = [...row.cells].map((cell) => cell.textContent).join(" ").toLowerCase();
-        row.hidden = !wanted.every((word) => text.includes(word));
-      }
-    });
-    table.before(words);
+    const text = (row) => [...row.cells].map((cell) => cell.textContent).join(" ");
+    const hint = `words, to keep the rows that contain them: ${value(rows[0], 0)} ${value(rows[0], 1)}`;
+    table.before(filter(hint, (wanted) => {
+      for (const row of rows) row.hidden = !wanted(text(row));
+    }));
+  }
+
+  // So do the long texts of studies, with their lines.
+  for (const block of document.querySelectorAll(".highlight-text pre")) {
+    const lines = block.textContent.split("\n");
+    if (lines.length < 60) continue;
+    block.parentElement.before(filter("words, to keep the lines that contain them", (wanted) => {
+      block.textContent = lines.filter(wanted).join("\n");
+    }));
   }
 });
