@@ -272,9 +272,19 @@ _KEPT_FOR_GRAPHS: list[Sequence[Any]] = []  # never freed: CUDA does not report 
 _HAS_MEMORY: list[bool] = []
 
 
+def follows_calls(arrays: Sequence[Any]) -> bool:
+    """Return True, and keep the arrays, if the graph that is captured may read what earlier calls have written."""
+    if _HAS_MEMORY and not any(kept is arrays for kept in _KEPT_FOR_GRAPHS):
+        _KEPT_FOR_GRAPHS.append(arrays)
+    return bool(_HAS_MEMORY)
+
+
 @contextlib.contextmanager
 def graph_has_its_memory() -> Iterator[None]:
-    """Keep no arrays for the graph that is captured in this context: its pool gives their memory to nobody else."""
+    """Keep no arrays for the graph that is captured in this context: its pool gives their memory to nobody else.
+
+    The graph is launched after the GPU has finished all calls before this context.
+    """
     _HAS_MEMORY.append(True)
     try:
         yield

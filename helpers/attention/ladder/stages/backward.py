@@ -303,11 +303,13 @@ def _first_block_stores(call: Call) -> bool:
 
 def _hopper_variant(call: Call) -> dict[str, int]:
     derivative = bool(call.mod and call.mod.has_derivative)
-    return {
-        **({"DETERMINISTIC": 1} if call.deterministic else {}),
-        **({"FIRST_STORES": 1} if _first_block_stores(call) else {}),
-        **pick_hopper_backward(call.head_dim, derivative),
-    }
+    if call.deterministic:
+        how = {"DETERMINISTIC": 1}
+    elif "dq_accum" in call.arrays:  # which holds sums of other keys
+        how = {"CONTINUES": 1}
+    else:
+        how = {"FIRST_STORES": 1} if _first_block_stores(call) else {}
+    return {**how, **pick_hopper_backward(call.head_dim, derivative)}
 
 
 def _hopper_by_default(rows: int, all_keys: int, head_dim: int) -> bool:
