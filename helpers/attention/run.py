@@ -22,7 +22,15 @@ from helpers import device
 from helpers.attention.kernel import launches_are_replaced
 from helpers.attention.ladder import Stage, limits
 from helpers.attention.ladder.call import WITH_HEAD_DIM, Options
-from helpers.attention.ladder.kinds import DeviceArrays, TorchTensors, as_device_array, as_kind_of, kind_of, on_device
+from helpers.attention.ladder.kinds import (
+    DeviceArrays,
+    TorchTensors,
+    as_device_array,
+    as_kind_of,
+    follows_calls,
+    kind_of,
+    on_device,
+)
 from helpers.attention.ladder.layout import Spec, dense
 from helpers.attention.ladder.plan import CompiledPlan
 
@@ -201,7 +209,7 @@ class Plan:
 
     __slots__ = (
         *("_again", "_before", "_changes", "_columns", "_compiled", "_in_a_block", "_kept", "_launches"),
-        *("_memory_hint", "_names", "_outputs", "_returned", "_scratch", "_whole_heads", "_zeroed"),
+        *("_memory_hint", "_names", "_outputs", "_returned", "_scratch", "_whole_heads", "_written_once", "_zeroed"),
     )
 
     def __init__(
@@ -241,6 +249,8 @@ class Plan:
         self._launches = compiled.direct(names) if device.ON_GPU else compiled.on_engine(names)
         pairs = zip(compiled.launches, self._launches, strict=True)
         self._again = [launch for planned, launch in pairs if not (planned.once and device.ON_GPU)]
+        written = {arg for launch in compiled.launches if launch.once for arg in launch.args if type(arg) is str}
+        self._written_once = written.issuperset(compiled.scratch)
 
     def __call__(self, kind: Kind, given: Sequence[Any]) -> Any:
         """Launch on the current device; return the outputs. The arrays may differ in address from those planned for."""
@@ -315,9 +325,11 @@ class Plan:
 
         A stage that needs some scratch to be 0 between launches shares all of its scratch with the other plans on the
         stream, until `forget`. Calls on the per-thread stream get scratch of their own, and so do graphs: every replay
-        writes it anew.
+        writes it anew, unless an earlier call has written all there is.
         """
         kept, captured = self._kept, device.ON_GPU and kind.is_captured(stream)
+        if captured and kept is not None and self._written_once and follows_calls(kept[1]):
+            return kept[1], self._again
         ordered = not captured and stream != CU_STREAM_PER_THREAD
         if kept is not None and kept[0] == stream and ordered:
             return kept[1], self._again

@@ -178,7 +178,9 @@ def _check_descale(name: str, a: Spec, of_heads: tuple[int, int], blocks: int | 
     """Refuse descales that are not one for each head or, unless blocks is None, one for each of its blocks."""
     allowed = [of_heads] if blocks is None else [of_heads, (*of_heads, blocks)]
     if a.dtype != np.float32 or tuple(a.shape) not in allowed:
-        of_blocks = "" if blocks is None else f", or {allowed[1]}: one for each {DESCALE_ROWS} rows of a head"
+        of_blocks = f", or {allowed[-1]}: one for each {DESCALE_ROWS} rows of a head"
+        if blocks is None:
+            of_blocks = "; packed sequences have none for blocks of rows" if a.ndim == 3 else ""
         raise ValueError(
             f"{name} is {a.dtype} {tuple(a.shape)}; float32 {of_heads} is needed: one for each head of each sequence"
             f"{of_blocks}"
