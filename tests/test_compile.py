@@ -30,6 +30,7 @@ INSTANCES = {  # of files that are no stages
     "11_bias_gradient_mma.cu": "bias_gradient_mma<__half, float>",
     "11_rotary.cu": "rotary<__half>",
     "11_projection.cu": "projection<__half>",
+    "14_join.cu": "join_prefix<__half, float>",
     "14_split_kv.cu": "split_kv<__half>",
     "17_merge.cu": "merge_partial<__half>",
     "17_sum.cu": "sum_parts<__half>",

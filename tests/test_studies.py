@@ -32,6 +32,7 @@ from helpers.bench.studies import (
     bits,
     cute,
     decoding,
+    first_store,
     fp8,
     fused,
     hopper,
@@ -75,6 +76,7 @@ HEADS: dict[Any, dict[str, Any]] = {
     bits: {"device": "a CPU", "shape": [1, 1, 33, 16], "runs": 2},
     cute: {"device": "a CPU", "how": {"nvrtc": "", "architecture": "", "processes": 1, "machine": ""}},
     backward_timeline: {"device": {"description": "a CPU"}},
+    first_store: {"device": "a CPU", "rounds": 1},
     pipes: {"device": "a CPU"},
     decoding: {"device": {"description": "a CPU"}},
     fused: {"device": "a CPU", "dtype": "bfloat16"},
@@ -119,11 +121,13 @@ def decoding_(monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
     monkeypatch.setattr(decoding, "ROUNDS", 2)
     monkeypatch.setattr(decoding, "PEERS", ())
     monkeypatch.setattr(decoding, "DTYPE", "float16")  # NumPy's DLPack has no bfloat16
-    few = {"LONG": ((90, 20),), "LONG_SPLITS": (2,), "PREFIXES": ((2, 64, 64),), "TREES": ((1, 40, 5),)}
+    few = {"LONG": ((90, 20),), "LONG_SPLITS": (2,), "PREFIXES": ((2, 64, 64),), "TREES": ((1, 48, 5),)}
+    few |= {"DIMS": ((64, 64), (96, 80)), "PARTS": ((row, 2),)}
     for name, value in {**few, "FP8_ROWS": (row,), "HEADS": row[2:]}.items():
         monkeypatch.setattr(decoding, name, value)
     monkeypatch.setattr(decoding, "REAL_HEADS", 2)
-    parts = {name: decoding.STUDY.parts[name] for name in ("rows", "steps", "long", "prefix", "tree", "fp8", "real")}
+    names = "rows", "steps", "long", "prefix", "tree", "fp8", "dims", "parts", "real"
+    parts = {name: decoding.STUDY.parts[name] for name in names}
     config = Config(32, 1, 1, 64)
     parts["graph"] = partial(decode_loop.graph_rows, (2,), config, 20, 1)
     parts["server"] = partial(decode_loop.server_rows, (0,), Config(128, 1, 1, 64), 3, 40)
@@ -143,6 +147,7 @@ def fp8_(monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
         lengths=partial(fp8.of_lengths, (200,)),
         model=partial(fp8.of_model, text, 1),
         speeds=partial(fp8.of_speeds, ((1, 1, 200, 64),), 1),
+        turns=partial(fp8.of_turns, ((1, 1, 200, 64),), 1),
     )
 
 
@@ -153,6 +158,12 @@ def fused_(monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
     monkeypatch.setattr(fused, "ROUNDS", 1)
     parts = {name: fused.STUDY.parts[name] for name in ("rotary", "projection")}
     return taken(fused, path, **parts, kernels=partial(fused.kernels, tiny))
+
+
+@toy
+def first_store_(monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
+    case = Case((1, 1, 130, 64), "bfloat16", True, backward=True)
+    return taken(first_store, path, rows=partial(first_store.rows, (case,), 1))
 
 
 @toy

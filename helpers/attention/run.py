@@ -164,8 +164,8 @@ def forget() -> None:
 class Change(NamedTuple):
     """A copy of an input that the kernels can read.
 
-    how: "copied" (C-contiguous), "negated", or "padded" with zeros to `columns` columns. whole_heads: in the copy, all
-    rows of a head lie together.
+    how: "copied" (C-contiguous), "negated", "int32", or "padded" with zeros to `columns` columns. whole_heads: in the
+    copy, all rows of a head lie together.
     """
 
     name: str
@@ -177,7 +177,8 @@ class Change(NamedTuple):
         """Return the spec of the copy of an array with spec `a`."""
         shape = (*a.shape[:-1], self.columns) if self.columns else a.shape
         if not self.whole_heads:
-            return dense(shape, a.dtype)._replace(device=a.device)
+            dtype = np.dtype(np.int32) if self.how == "int32" else a.dtype
+            return dense(shape, dtype)._replace(device=a.device)
         *lead, rows, heads, columns = shape
         *strides, by_head, by_row, by_column = dense((*lead, heads, rows, columns), a.dtype).strides
         return Spec(shape, (*strides, by_row, by_head, by_column), a.dtype, 0, a.device)
@@ -186,6 +187,8 @@ class Change(NamedTuple):
         """Return the copy of `a` that this change describes."""
         if self.columns:
             return kind.padded(a, self.columns)
+        if self.how == "int32":
+            return kind.as_int32(a)
         make = kind.negative if self.how == "negated" else kind.copy
         return make(a.swapaxes(-3, -2)).swapaxes(-3, -2) if self.whole_heads else make(a)
 
