@@ -10,6 +10,8 @@
 // Launch, shapes, traffic: see hopper_backward_tiles.cuh
 
 #include "backward_preprocess.cuh"  // lse, delta and zeros before the loop
+// DqAddition: bulk_add, until the library asks for more.
+#include "hopper_backward_first_store.cuh"
 // The sizes of tiles; Steps, its M blocks; Barriers, load; start_scores, start_keys and
 // start_dq, the products; dQ after the loop.
 #include "hopper_backward_tiles.cuh"
@@ -51,7 +53,8 @@ __global__ void __launch_bounds__(THREADS) hopper_backward_preprocess(
   const RowTiles tiles = row_tiles(block.packed, block.q_first, block.sequence, params.forward);
   clear_semaphores(dq_semaphore, block, tiles, params.forward);
   if (block.first_row >= block.q_len) return;
-  prepare_rows<THREADS, DQ_COLUMNS>(block, tiles, O, dO, lse, lse_delta, dQ_accum, params);
+  prepare_rows<THREADS, DQ_COLUMNS, !FIRST_STORES>(
+      block, tiles, O, dO, lse, lse_delta, dQ_accum, params);
 }
 
 template <typename T>
@@ -113,18 +116,19 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
         const bool other = step.count % ADDERS != mine;
         step.advance();
         if (other) continue;
+        DqAddition add(dq_semaphore + rows.first_slot + slot, lane_id == 0);
         named_barrier_sync(DQ_FULL + mine, 288);  // hazard: the tile is not there yet
         if (lane_id == 0) {
           const int turn = block.tile - max(m_block * BLOCK_M + rows.window_lo, 0) / BLOCK_N;
           wait_for_blocks(dq_semaphore + rows.first_slot + slot, turn);
-          bulk_add(
-              dQ_accum + (long long)slot * (BLOCK_M * DQ_COLUMNS), smem_address(smem.dQ),
+          add(dQ_accum + (long long)slot * (BLOCK_M * DQ_COLUMNS), smem_address(smem.dQ),
               CONSUMERS * DQ_BYTES);
           tma_store_commit();
           tma_store_wait_read<0>();  // hazard: the next tile could overwrite it
         }
         __syncwarp();
         arrive_empty();
+        if (lane_id == 0) add.let_others_add();
         if (DETERMINISTIC && lane_id == 0) {
           tma_store_wait();  // hazard: the turn could pass on before the addition is done
           add_release(dq_semaphore + rows.first_slot + slot);

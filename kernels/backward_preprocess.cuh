@@ -11,8 +11,8 @@
 #endif
 
 // lse_delta: for each tile of rows, the log-sum-exp in units of log2 and then delta = rowsum(dO O).
-// dQ_accum, whose rows have DQ_COLUMNS columns, becomes zero.
-template <int THREADS, int DQ_COLUMNS, typename T>
+// dQ_accum, whose rows have DQ_COLUMNS columns, becomes zero, unless ZEROS is false.
+template <int THREADS, int DQ_COLUMNS, bool ZEROS = true, typename T>
 __device__ __forceinline__ void prepare_rows(
     const RowBlock& block, const RowTiles& tiles, const T* O, const T* dO, const float* lse,
     float* lse_delta, float* dQ_accum, const BackwardParams& params) {
@@ -24,7 +24,7 @@ __device__ __forceinline__ void prepare_rows(
          block.q_first + block.first_row;
   lse_delta += slot * 2 * BLOCK_M;
   dQ_accum += slot * BLOCK_M * DQ_COLUMNS;
-  for (int i = threadIdx.x; i < BLOCK_M * DQ_COLUMNS / 4; i += THREADS)
+  for (int i = threadIdx.x; ZEROS && i < BLOCK_M * DQ_COLUMNS / 4; i += THREADS)
     reinterpret_cast<float4*>(dQ_accum)[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 
   constexpr int LANES = 8;  // of a row

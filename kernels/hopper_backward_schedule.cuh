@@ -8,6 +8,10 @@
 #include "hopper.cuh"
 #include "tile_io.cuh"
 
+#ifndef FIRST_STORES
+#define FIRST_STORES 0  // 1: see hopper_backward_first_store.cuh
+#endif
+
 using Scores = float[BLOCK_M / 2];  // S^T or dP^T: element 4 n + 2 i + e is key g + 8 i of the
                                     // warp's 16, row 8 n + 2 t + e
 
@@ -16,16 +20,24 @@ __device__ __forceinline__ float (&fragments(Scores& S))[1][BLOCK_M / 8][4] {
   return reinterpret_cast<float (&)[1][BLOCK_M / 8][4]>(S);
 }
 
-// The steps of a block: an M block each, and its stage in the ring of Q and dO.
+// The steps of a block: an M block each, and its stage in the ring of Q and dO. With FIRST_STORES, a block
+// begins at the tile of its first key, and goes up, and round: blocks that begin together do not meet.
 template <int N>
 struct Steps : MBlock {
-  int count = 0;
+  int count = 0, first;
 
-  using MBlock::MBlock;
+  __device__ __forceinline__ Steps(const KeyBlock& block, const RowRange& rows, const Hooks& hooks)
+      : MBlock(block, rows, hooks) {
+    const int tiles = max(rows.last_tile - rows.first_tile + 1, 1);
+    first = rows.first_tile + max(block.first_key / BLOCK_M - rows.first_tile, 0) % tiles;
+    if (FIRST_STORES) m_block = first;
+  }
   __device__ __forceinline__ bool more() const { return !rows.empty() && exists(); }
   __device__ __forceinline__ void advance() {
-    MBlock::advance();
     ++count;
+    if (!FIRST_STORES) return MBlock::advance();
+    m_block = m_block < rows.last_tile ? m_block + 1 : rows.first_tile;
+    head += m_block == first;
   }
   __device__ __forceinline__ PipelineState<N> stage() const {
     return {count % N, unsigned(count / N % 2)};

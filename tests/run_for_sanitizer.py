@@ -34,7 +34,7 @@ from helpers.attention import (
 from helpers.attention.check import check, in_float64, in_type, make_inputs
 from helpers.attention.ladder import BACKWARD, FORWARD, LADDER, Stage, backward, limits
 from helpers.attention.ladder.layout import Spec
-from helpers.attention.ladder.stages.hopper import persistent, pick_hopper
+from helpers.attention.ladder.stages.hopper import TALL, persistent, pick_hopper
 from helpers.attention.ladder.steps import BASES, CLIMBS, FP8_CODES, MULTICAST
 from helpers.attention.ladder.tensor_maps import tensor_map
 from helpers.attention.score_mods import relative_bias
@@ -245,6 +245,8 @@ def all_tiles(stage: Stage, head_dim: int) -> list[dict[str, int]]:
         for masked, keys in ((True, None), (False, 1), (True, 1)):
             if (sizes := pick_hopper(head_dim, masked, keys)) not in found:
                 found.append(sizes)
+        if 96 < head_dim <= 128:
+            found.append(TALL)
     for other in (stage.tuning.small_grid, stage.tuning.tiny_grid, stage.tuning.single_wave):
         if (sizes := {**own, **other(head_dim, limits.most_shared())}) not in found:
             found.append(sizes)

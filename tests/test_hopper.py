@@ -206,6 +206,28 @@ def call_of(shape: tuple[int, ...], kv_heads: int, keys: int, window: tuple[int,
     return Call(arrays, 1.0, window, rows=rows, sequences=sequences, aligned=True)
 
 
+def tile_of_call(
+    batch: int, rows: int, *, d: int = 128, keys: int | None = None, causal: bool = False
+) -> tuple[int, int]:
+    """BLOCK_M and BLOCK_N for a call with 16 heads."""
+    sizes = LADDER["hopper"].sizes_for(call_of((batch, 16, rows, d), 16, keys or rows, (-1, 0) if causal else (-1, -1)))
+    return sizes["BLOCK_M"], sizes["BLOCK_N"]
+
+
+def test_which_calls_have_tall_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that were faster so on an H200, which has 132 multiprocessors: (batch, rows)."""
+    monkeypatch.setattr(limits, "persistent_blocks", lambda: 132)
+    tall = (192, 64)
+    faster = ((21, 768), (11, 1536), (8, 2048), (8, 2112), (5, 3072), (4, 4096), (4, 4224), (2, 8192), (1, 16384))
+    for batch, rows in faster:
+        assert tile_of_call(batch, rows) == tall, rows
+    for batch, rows in ((32, 512), (26, 640), (16, 1024), (6, 2560)):
+        assert tile_of_call(batch, rows) != tall, rows
+    assert all(tile_of_call(8, rows, causal=True) == tall for rows in (2112, 4224))
+    assert all(tile_of_call(8, rows, causal=True) != tall for rows in (768, 2048, 4096))
+    assert tile_of_call(8, 2112, keys=77) != tall and tile_of_call(8, 2112, d=64) != tall
+
+
 def planned(call: Call, lengths: tuple[list[int], list[int]] | None = None, **sizes: int) -> tuple[np.ndarray, Any]:
     """The table of tiles (rounds, blocks, 4) of a call, as the device writes it; the sizes."""
     sizes = {**HOPPER.defines(call.arrays["q"].shape[-1]), **HOPPER.variant(call), **sizes}

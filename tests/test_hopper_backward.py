@@ -18,13 +18,16 @@ from planted import ALL, Bug, check_all_can_be_planted
 
 from helpers import device, engine
 from helpers.attention import kernel
-from helpers.attention.ladder import LADDER, Stage
+from helpers.attention.ladder import LADDER, Stage, backward
+from helpers.attention.ladder.call import BackwardOptions, Call
+from helpers.attention.ladder.layout import dense
 from helpers.xray import find
 
 STAGE, WIDE_STAGE = LADDER["hopper_backward"], LADDER["hopper_backward_wide"]
 FILE = STAGE.file
 SIZES = {"BLOCK_M": 64, "BLOCK_N": 128}
 IN_TURN = {**SIZES, "DETERMINISTIC": 1}
+FIRST_STORES = {**SIZES, "FIRST_STORES": 1}
 
 
 def changed(name: str, old: str, new: str = "", **more: Any) -> Bug:
@@ -111,10 +114,17 @@ WRONG_AT_64 = (
     changed("both warpgroups have the same rows of dQ", "PANELS == 2 ? 0 : consumer * DQ_ROWS * 128", "0"),
     changed("rows of dQ side by side", "PANELS == 2 ? 0 : consumer * DQ_ROWS)", "0)"),
 )
+# hopper_backward_first_store.cuh
+WRONG_FIRST_STORES = (
+    changed("the first block adds to what was there", "return bulk_store(target", "return bulk_add(target"),
+    changed("each block stores", "if (state == EMPTY) return bulk_store(", "if (true) return bulk_store("),
+    changed("it ends at the last tile of rows", "head += m_block == first;", "head += m_block == rows.last_tile;"),
+    changed("each block begins with the second tile", "STORES) m_block = first;", "STORES) m_block = 1;"),
+)
 
 
-def check(bug: Bug, given: Arrays, **options: Any) -> None:
-    half_gradients.check(STAGE, bug.name, SIZES, given, code=bug.plant(kernel.source(FILE)), **options)
+def check(bug: Bug, given: Arrays, sizes: Mapping[str, int] = SIZES, **options: Any) -> None:
+    half_gradients.check(STAGE, bug.name, sizes, given, code=bug.plant(kernel.source(FILE)), **options)
 
 
 @pytest.mark.exhaustive(one_of_each=lambda bug: None)
@@ -126,6 +136,56 @@ def test_wrong_gradients_are_found(bug: Bug) -> None:
         check(bug, inputs((1, 2, 200, d), 140, 1, "bfloat16", grow=4.0), window=(-1, 0))
         do, q, k, v = inputs((1, 2, 64, d), 100, 1, "bfloat16")
         check(bug, (do, np.full_like(q, 8.0), np.full_like(k, -8.0) - np.abs(k), v))
+
+
+@pytest.mark.exhaustive(one_of_each=lambda bug: None)
+@pytest.mark.parametrize("bug", WRONG_FIRST_STORES, ids=lambda bug: bug.name)
+def test_wrong_first_stores_are_found(bug: Bug) -> None:
+    """Three blocks, each with all three tiles of rows."""
+    with pytest.raises((AssertionError, engine.LaunchError), match=r"is off by|deadlock"):
+        check(bug, inputs((1, 2, 140, 128), 300, 1, "bfloat16"), FIRST_STORES)
+
+
+@pytest.mark.parametrize(("d", "rows"), [(128, 64), (64, 128), (80, 64)])
+def test_the_first_block_stores(d: int, rows: int) -> None:
+    """Each row sees a key. In the second call some blocks have no row, in the third they have few."""
+    sizes = {"BLOCK_M": rows, "BLOCK_N": 128, "FIRST_STORES": 1}
+    for shape, keys, options in (
+        ((1, 4, 200, d), 333, {}),
+        ((2, 2, 65, d), 300, {"window": (33, 9)}),
+        ((1, 2, 260, d), 260, {"window": (-1, 0)}),
+    ):
+        half_gradients.check(STAGE, f"{shape}", sizes, inputs(shape, keys, 1, "float16"), **options)
+
+
+def sizes_of_call(batch: int = 32, rows: int = 512, keys: int = 512, d: int = 128, **options: Any) -> dict[str, int]:
+    """The sizes for a call with 16 heads."""
+    arrays = {name: dense((batch, 16, rows, d), np.float16) for name in ("do", "q", "o", "dq")}
+    arrays |= {name: dense((batch, 16, keys, d), np.float16) for name in ("k", "v", "dk", "dv")}
+    arrays["lse"] = dense((batch, 16, rows), np.float32)
+    return STAGE.sizes_for(Call.of(arrays, BackwardOptions(**options).checked(d)))
+
+
+def test_which_calls_have_first_stores() -> None:
+    """Those with at most 4096 keys and more of dQ than the L2 cache keeps, where each row sees a key."""
+    assert all("FIRST_STORES" in sizes_of_call(causal=causal) for causal in (False, True))
+    assert "FIRST_STORES" in sizes_of_call(batch=16, rows=1024, keys=512)  # each row sees all keys
+    for other in (
+        {"batch": 1},
+        {"keys": 16384},
+        {"rows": 1024, "causal": True},  # the first rows see none
+        {"deterministic": True},
+    ):
+        assert "FIRST_STORES" not in sizes_of_call(**other), other
+
+
+def test_nothing_is_cleared_where_the_first_block_stores() -> None:
+    given = inputs((1, 1, 64, 64), 64, 1, "float16")
+    *_, o, lse = reference(*given)
+    for first_stores in (0, 1):
+        sizes = {**SIZES, "FIRST_STORES": first_stores}
+        ready, *_ = backward.plan(STAGE, *given, o.astype(np.float16), lse.astype(np.float32), sizes=sizes)
+        assert any(arg == "dq_accum" for arg in ready.launches[0].args[:6]) == (not first_stores)
 
 
 # ---- fences, barriers, waits
@@ -244,7 +304,7 @@ MISPLACED = (
 NOT_SEEN = {
     "wgmma_fence();": "dQ's: the fence before dV's products is later than the last use of all these registers",
     "__syncwarp();": "before DQ_EMPTY: that barrier waits for lane 0 too, but bar.arrive takes a whole warp",
-    "tma_store_wait();": "before add_release: additions of the engine are done at the wait for their reads",
+    "tma_store_wait();": "before add_release, twice: the engine's copies are done at the wait for their reads",
 }
 SYNCHRONISES = re.compile(
     r"\b(?:wgmma_fence|wgmma_commit|wgmma_wait<\d>|mbarrier_init_fence|mbarrier_wait|wait_empty|wait_full|release|"
@@ -282,13 +342,13 @@ def test_what_is_missing_is_found(bug: Bug) -> None:
     assert bug.finds in x_rayed(bug.plant(kernel.source(FILE)), **bug.options)
 
 
-@pytest.mark.parametrize("options", [{}, PACKED, AT_128, {"sizes": IN_TURN}], ids=str)
+@pytest.mark.parametrize("options", [{}, PACKED, AT_128, {"sizes": IN_TURN}, {"sizes": FIRST_STORES}], ids=str)
 def test_nothing_is_found_where_nothing_is_missing(options: Mapping[str, Any]) -> None:
     assert not x_rayed(kernel.source(FILE), **options)
 
 
 def test_every_bug_can_be_planted() -> None:
-    bugs = [*WRONG, *WRONG_AT_64, *MISSING, *MISPLACED]
+    bugs = [*WRONG, *WRONG_AT_64, *WRONG_FIRST_STORES, *MISSING, *MISPLACED]
     check_all_can_be_planted((kernel.source(FILE), bug) for bug in bugs)
 
 
@@ -302,7 +362,7 @@ def test_each_fence_barrier_and_wait_is_left_out_once() -> None:
     left_out: Counter[str] = Counter()
     for bug in MISSING:
         left_out += everything - synchronisation(bug.plant(text))
-    assert everything - left_out == Counter(NOT_SEEN.keys())
+    assert everything - left_out == Counter(NOT_SEEN.keys()) + Counter(["tma_store_wait();"])
 
 
 # ---- the kernel for long rows, in what it does otherwise
@@ -369,15 +429,15 @@ def test_nothing_is_found_for_long_rows() -> None:
 LAST_FIRST = changed("", "number = number_of_block()", "number = gridDim.x - 1 - number_of_block()")
 
 
-def bits(*bugs: Bug) -> bytes:
+def bits(*bugs: Bug, stage: Stage = STAGE, sizes: Mapping[str, int] = IN_TURN, n: int = 330, d: int = 64) -> bytes:
     """dQ of one head, whose blocks add in turn."""
-    code = kernel.source(FILE)
+    code = kernel.source(stage.file)
     for bug in bugs:
         code = bug.plant(code)
-    given = inputs((1, 1, 330, 64), 330, 1, "bfloat16")
+    given = inputs((1, 1, n, d), n, 1, "bfloat16")
     *_, o, lse = reference(*given)
     arrays = (engine.asarray(a) for a in (*given, o.astype(given[1].dtype), lse.astype(np.float32)))
-    dq, *_ = half_gradients.gradients(STAGE, *arrays, IN_TURN, code=code)
+    dq, *_ = half_gradients.gradients(stage, *arrays, sizes, code=code)
     return engine.asnumpy(dq).tobytes()
 
 
@@ -387,6 +447,23 @@ def test_blocks_add_in_turn_in_whatever_order_they_start() -> None:
     assert bits(LAST_FIRST) == in_order
     no_turns = changed("no turns", "wait_for_blocks(dq_semaphore + rows.first_slot + slot, turn);")
     assert device.ON_GPU or bits(LAST_FIRST, no_turns) != in_order
+
+
+WIDE_IN_TURN = {"stage": WIDE_STAGE, "sizes": {**WIDE["sizes"], "DETERMINISTIC": 1}, "n": 180, "d": 136}
+
+
+@pytest.mark.exhaustive
+def test_blocks_of_long_rows_add_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn is passed on in the next step, and after the last one."""
+    in_order = bits(**WIDE_IN_TURN)
+    assert bits(LAST_FIRST, **WIDE_IN_TURN) == in_order
+    no_turns = changed("no turns", "wait_for_blocks(passed_on,", "if (false) wait_for_blocks(passed_on,")
+    assert device.ON_GPU or bits(LAST_FIRST, no_turns, **WIDE_IN_TURN) != in_order
+    monkeypatch.setenv("COURSE_CPU_TIMEOUT", "2")
+    passed_on = "if (takes_turns && passed_on) add_release(passed_on);"
+    for which in (0, 1):
+        with pytest.raises(engine.LaunchError):
+            bits(changed("a turn is not passed on", passed_on, times=2, which=which), **WIDE_IN_TURN)
 
 
 @pytest.mark.exhaustive(one_of_each=lambda bug: None)

@@ -32,6 +32,7 @@ from helpers.bench.studies import (
     bits,
     cute,
     decoding,
+    first_store,
     fp8,
     fused,
     hopper,
@@ -75,6 +76,7 @@ HEADS: dict[Any, dict[str, Any]] = {
     bits: {"device": "a CPU", "shape": [1, 1, 33, 16], "runs": 2},
     cute: {"device": "a CPU", "how": {"nvrtc": "", "architecture": "", "processes": 1, "machine": ""}},
     backward_timeline: {"device": {"description": "a CPU"}},
+    first_store: {"device": "a CPU", "rounds": 1},
     pipes: {"device": "a CPU"},
     decoding: {"device": {"description": "a CPU"}},
     fused: {"device": "a CPU", "dtype": "bfloat16"},
@@ -154,6 +156,12 @@ def fused_(monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
     monkeypatch.setattr(fused, "ROUNDS", 1)
     parts = {name: fused.STUDY.parts[name] for name in ("rotary", "projection")}
     return taken(fused, path, **parts, kernels=partial(fused.kernels, tiny))
+
+
+@toy
+def first_store_(monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
+    case = Case((1, 1, 130, 64), "bfloat16", True, backward=True)
+    return taken(first_store, path, rows=partial(first_store.rows, (case,), 1))
 
 
 @toy

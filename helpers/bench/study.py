@@ -27,6 +27,7 @@ STUDIES = (
         "xray_vs_ncu",
         "ring",
         "backward_timeline",
+        "first_store",
         "pipes",
         "fp8",
         "bias_gradient",

@@ -133,7 +133,7 @@ def as_kernels_read(
             _check_descale(name, a, (sequences, of), None if packed else -(-rows // DESCALE_ROWS))
             extras[name] = a
         elif name in ("rotary_cos", "rotary_sin"):
-            _check_table(name, a, q.dtype, head_dim)
+            check_table(name, a, q.dtype, head_dim)
             extras[name] = a
         else:
             _check_positions(name, a, 1 if packed else batch, n if name == "q_positions" else n_kv, packed)
@@ -204,7 +204,7 @@ def check_slopes(slopes: Spec, sequences: int, heads: int) -> None:
         )
 
 
-def _check_table(name: str, table: Spec, dtype: Any, head_dim: int) -> None:
+def check_table(name: str, table: Spec, dtype: Any, head_dim: int) -> None:
     if table.dtype not in (dtype, np.float32):
         names = " or ".join(dict.fromkeys((np.dtype(dtype).name, "float32")))
         raise TypeError(f"{name} is {table.dtype}; {names} is needed: {name}.astype('float32')")
@@ -230,13 +230,18 @@ def _check_positions(name: str, positions: Spec, batch: int, rows: int, packed: 
         raise ValueError(f"{what} has shape {tuple(positions.shape)}; {' or '.join(map(str, forms))} is needed")
 
 
-def _check_tables(extras: Mapping[str, Spec], n: int, n_kv: int, packed: bool, longest_k: int | None) -> None:
-    cos, sin = extras["rotary_cos"], extras["rotary_sin"]
+def check_pair(cos: Spec, sin: Spec) -> None:
+    """Raise ValueError unless the two tables of a rotary embedding have one shape and dtype."""
     if cos.shape != sin.shape or cos.dtype != sin.dtype:
         raise ValueError(
             f"rotary_cos is {cos.dtype} {tuple(cos.shape)} and rotary_sin {sin.dtype} {tuple(sin.shape)}: "
             "one shape and one dtype for both is needed"
         )
+
+
+def _check_tables(extras: Mapping[str, Spec], n: int, n_kv: int, packed: bool, longest_k: int | None) -> None:
+    cos = extras["rotary_cos"]
+    check_pair(cos, extras["rotary_sin"])
     if "q_positions" in extras:
         return
     if not packed and n > n_kv:
