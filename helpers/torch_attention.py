@@ -12,6 +12,7 @@ operator each, `course::flash_attention` and `course::flash_attention_backward` 
 
 Where the host limits the speed of training, `torch.autograd.set_multithreading_enabled(False)` keeps the backward in
 the caller's thread: on the host of an H200, a short forward and backward took half the time, PyTorch's SDPA too.
+`torch.compile` saves time around attention. Of a short call alone, compiled, its own code took several times the call.
 
 PyTorch is optional: this module alone, and what imports it, needs it.
 """
@@ -449,17 +450,25 @@ def _attend_plain(
     return (o, lse) if return_lse else o
 
 
-def _run(tensors: dict[str, torch.Tensor], options: ForwardOptions | BackwardOptions, heads_first: bool) -> Any:
+def _through_arrays(tensors: dict[str, torch.Tensor], options: ForwardOptions | BackwardOptions) -> Any:
+    """Run a call of tensors on the CPU."""
+    outputs = run(calls.Attention({name: array_of(a) for name, a in tensors.items()}, options))
+    return tuple(map(tensor_of, outputs)) if isinstance(outputs, tuple) else tensor_of(outputs)
+
+
+def _by_operator(tensors: dict[str, torch.Tensor], options: BackwardOptions) -> tuple[torch.Tensor, ...]:
+    """Compute the gradients of a call by the operator."""
+    return _backward(*tensors.values(), *(None,) * 5, *_Options.of_backward(options).flat()[:3])
+
+
+def _run(tensors: dict[str, torch.Tensor], options: Any, heads_first: bool, *, by_operator: bool = False) -> Any:
     """Run a plain call, whatever autograd knows of its tensors, which are named as `calls.Attention` names them."""
-    if heads_first:
-        tensors = {name: a.transpose(1, 2) if a.ndim == 4 else a for name, a in tensors.items()}
-    if tensors["q"].is_cuda:
-        outputs = run(calls.Attention(tensors, options), without_gradients())
-    else:
-        outputs = run(calls.Attention({name: array_of(a) for name, a in tensors.items()}, options))
-        outputs = tuple(map(tensor_of, outputs)) if isinstance(outputs, tuple) else tensor_of(outputs)
+    if tensors["q"].is_cuda and not by_operator:
+        return run(calls.Attention(tensors, options), without_gradients(heads_first))
+    by = _by_operator if by_operator else _through_arrays
     if not heads_first:
-        return outputs
+        return by(tensors, options)
+    outputs = by({name: a.transpose(1, 2) if a.ndim == 4 else a for name, a in tensors.items()}, options)  # lse has 3
     if not isinstance(outputs, tuple):
         return outputs.transpose(1, 2)
     return tuple([a.transpose(1, 2) if a.ndim == 4 else a for a in outputs])
@@ -950,16 +959,9 @@ class _Plain(torch.autograd.Function):
         options, heads_first = ctx.how
         if do.stride(-1) != 1 or do.is_neg():  # the gradient of a sum is one number, expanded
             do = do.contiguous().resolve_neg()
-        if torch.is_grad_enabled() or _is_traced(do, q, k, v):  # see `_differentiate`
-            flat = _Options.of_backward(options).flat()[:3]
-            tensors = do, q, k, v, o
-            tensors = [a.transpose(1, 2) for a in tensors] if heads_first else tensors
-            gradients = _backward(*tensors, lse, *(None,) * 5, *flat)
-            if heads_first:
-                gradients = [a.transpose(1, 2) for a in gradients]
-        else:
-            gradients = _run({"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse}, options, heads_first)
-        return *gradients, None
+        by_operator = torch.is_grad_enabled() or _is_traced(do, q, k, v)  # see `_differentiate`
+        tensors = {"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse}
+        return *_run(tensors, options, heads_first, by_operator=by_operator), None
 
 
 _forward.register_autograd(functools.partial(_differentiate, inputs=12), setup_context=_keep_of_operator)

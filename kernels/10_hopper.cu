@@ -22,6 +22,7 @@
 #include "hopper_maxima.cuh"    // Maxima, move_maxima: scores of any size, as in 07
 #include "hopper_softmax.cuh"   // masks, weights: as in 07
 #include "hopper_tiles.cuh"     // sizes of tiles, which rows and keys they have: as in 05
+#include "ring_continue.cuh"    // nothing, until 17
 #include "tile_io.cuh"          // tiles in panels: copies by TMA, rows of zeros
 
 #ifndef STAGES
@@ -93,7 +94,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1], where each begins; null: not packed
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const int4* __restrict__ schedule,     // [rounds, blocks], see next_tile
-    const int rounds, const AttentionParams params HOOK_PARAMETERS) {
+    const int rounds, const AttentionParams params HOOK_PARAMETERS CONTINUE_PARAMETERS) {
   // ---- shared memory, mbarriers
   extern __shared__ __align__(1024) unsigned char dynamic_smem[];
   const unsigned Q_smem = smem_address(dynamic_smem), K_smem = Q_smem + K_AT,
@@ -190,7 +191,11 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
       mask(S, q_idx - kv_idx, tile.end - kv_idx, params);
   };
   const auto move = [&] { return move_maxima(S, maxima, l_i, rescale, softmax_scale_log2); };
-  const auto store = [&] { store_rows(done, warp_row, acc, inverse, staged, O, packed, params); };
+  const Continuation continuation = {CONTINUE_ARGUMENTS};
+  const auto store = [&] {
+    continuation.join(done, warp_row, maxima, l_i, acc, inverse, params);
+    store_rows(done, warp_row, acc, inverse, staged, O, packed, params);
+  };
   const auto weights = [&](int from, int to) {
     online_softmax_weights(S, maxima.m_i, l_i, softmax_scale_log2, from, to);
   };

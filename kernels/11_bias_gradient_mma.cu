@@ -142,6 +142,11 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) bias_gradient_mma(
     }
     cp_async_wait<1>();
     __syncthreads();  // hazard: Q, K, lse or delta could be read before they are there
+    const int row = tile.first_row + warp.row + g, key = tile.first_key + warp.key + 2 * t;
+    const Hooks hooks = {
+        HOOK_ARGUMENTS tile.sequence, tile.head, tile.head / group, tile.q_len, tile.kv_len};
+    hook_prefetch<WARP_ROWS, BLOCK / WARPS_KEYS>(
+        hooks, tile.first_row + warp.row + tile.shift, tile.first_key + warp.key);
     Scores S = {}, dP;
     gemm_abt(T(), S, Q_smem + rows_lane, K_smem + keys_lane);
     __syncthreads();  // hazard: Q and K could be overwritten while another warp reads them
@@ -150,32 +155,31 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) bias_gradient_mma(
 
     // Scores as the forward had them, with all that is added to them. A thread has rows g and g + 8 of
     // each 16, and keys 2 t and 2 t + 1 of each 8.
-    const int row = warp.row + g, key = warp.key + 2 * t;
-    const Hooks hooks = {
-        HOOK_ARGUMENTS tile.sequence, tile.head, tile.head / group, tile.q_len, tile.kv_len};
     modify<2 * TILES_M, 2 * TILES_N>(
         hooks, scale, 1.0f,
         [&](int i, int j) -> float& { return S[i / 2][j / 2][i % 2 * 2 + j % 2]; },
-        [&](int i) { return tile.first_row + row + 8 * i + tile.shift; },
-        [&](int j) { return max(tile.first_key + key + j / 2 * 8 + j % 2, 0); }, false);
-    const bool masked =
-        MASK_MOD || tile.first_key < 0 || tile.first_row + BLOCK > tile.q_len ||
-        tile.first_key + BLOCK > min(tile.first_row + tile.window_hi + 1, tile.kv_len) ||
-        tile.first_key < tile.first_row + BLOCK - 1 + tile.window_lo;
+        [&](int i) { return row + 8 * i + tile.shift; },
+        [&](int j) { return max(key + j / 2 * 8 + j % 2, 0); }, false);
 #pragma unroll
     for (int i = 0; i < 2 * TILES_M; ++i) {
-      const float of_row = lse_smem[row + 8 * i], minus_delta = -delta_smem[row + 8 * i];
+      const int r = warp.row + g + 8 * i;
+      const float of_row = lse_smem[r], minus_delta = -delta_smem[r];
 #pragma unroll
       for (int j = 0; j < 2 * TILES_N; ++j) {
         const int e = i % 2 * 2 + j % 2;
-        float& p = S[i / 2][j / 2][e];
-        p = exp2f(fmaf(p, scale_log2, -of_row));
-        if (masked && !is_seen(
-                          tile, hooks, tile.first_row + row + 8 * i,
-                          tile.first_key + key + j / 2 * 8 + j % 2))
-          p = 0.0f;
+        S[i / 2][j / 2][e] = weight(S[i / 2][j / 2][e], scale_log2, of_row);
         dP[i / 2][j / 2][e] = minus_delta;  // so that the product adds to -delta
       }
+    }
+    if (MASK_MOD || tile.first_key < 0 || tile.first_row + BLOCK > tile.q_len ||
+        tile.first_key + BLOCK > min(tile.first_row + tile.window_hi + 1, tile.kv_len) ||
+        tile.first_key < tile.first_row + BLOCK - 1 + tile.window_lo) {
+#pragma unroll
+      for (int i = 0; i < 2 * TILES_M; ++i)
+#pragma unroll
+        for (int j = 0; j < 2 * TILES_N; ++j)
+          if (!is_seen(tile, hooks, row + 8 * i, key + j / 2 * 8 + j % 2))
+            S[i / 2][j / 2][i % 2 * 2 + j % 2] = 0.0f;
     }
     cp_async_wait<1>();
     __syncthreads();  // hazard: dO and V could be read before their copies land
@@ -191,10 +195,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) bias_gradient_mma(
         const int e = i % 2 * 2 + j % 2;
         float p = S[i / 2][j / 2][e];
         // Weights of 0 add nothing, also where dP is infinite or NaN.
-        if (FORM == SLOPES)
-          p *= -fabsf(
-              tile.first_row + tile.shift - tile.first_key + (row + 8 * i) -
-              (key + j / 2 * 8 + j % 2));
+        if (FORM == SLOPES) p *= -fabsf(row + 8 * i + tile.shift - (key + j / 2 * 8 + j % 2));
         if (p != 0.0f) acc[i / 2][j / 2][e] = fmaf(p, dP[i / 2][j / 2][e], acc[i / 2][j / 2][e]);
       }
   }

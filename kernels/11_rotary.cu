@@ -29,6 +29,9 @@
 #ifndef INTERLEAVED
 #define INTERLEAVED 0  // 1: a pair is two neighbours; 0: one column of each half
 #endif
+#ifndef FIRST_POSITIONS
+#define FIRST_POSITIONS 0  // 1: q_positions and k_positions are of the first row of each batch
+#endif
 #ifndef THREADS
 #define THREADS 256
 #endif
@@ -140,7 +143,9 @@ __global__ void __launch_bounds__(THREADS) rotary(
           ? position_in_sequence(
                 row, of_k ? cu_seqlens_k : cu_seqlens_q, cu_seqlens_k, params.sequences)
           : (of_k ? row : row + params.N_kv - params.N);  // the last row is at the last key
-  const int position = positions ? positions[batch * batch_positions + row] : aligned;
+  const int position = FIRST_POSITIONS ? positions[batch] + row
+                       : positions     ? positions[batch * batch_positions + row]
+                                       : aligned;
   // Clamped to the tables' rows, so that none is read past them.
   const long long angle = (long long)min(max(position, 0), params.positions - 1) * (ROTARY_DIM / 2);
   constexpr int WIDTH = INTERLEAVED && VECTOR == 4 ? 2 : 4;  // angles that one access reads

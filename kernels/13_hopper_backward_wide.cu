@@ -23,11 +23,13 @@
 #include "backward_preprocess.cuh"       // lse, delta and zeros before the loop
 #include "hopper_backward_schedule.cuh"  // Steps, its M blocks; Barriers, load; start_scores
 #include "results.cuh"                   // store8
+#include "semaphore.cuh"                 // DETERMINISTIC; BlockNumber, wait_for_blocks, add_release
 
 constexpr int CONSUMERS = 2, STAGES = 2;        // warpgroups that compute; tiles of Q, dO, P and dS
 constexpr int THREADS = 128 * (1 + CONSUMERS);  // warpgroup 0 is the producer
 constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
-constexpr int L2_BYTES = 16 << 20;  // causal masks: rows of the heads whose blocks run together
+// Causal masks: rows of the heads whose blocks run together. A fixed order: how many blocks that are.
+constexpr int L2_BYTES = (DETERMINISTIC ? 48 : 16) << 20, TURN_BLOCKS = 256;
 constexpr int HEAD_DIM_PADDED = 256, PANELS = 4,
               DQ_COLUMNS = 256;                  // TMA fills columns up with zeros
 constexpr int COLUMNS = DQ_COLUMNS / CONSUMERS;  // of a consumer
@@ -84,11 +86,12 @@ __device__ __forceinline__ void add_four(float* target, const float* d) {
 template <typename T>
 __global__ void __launch_bounds__(THREADS) hopper_backward_wide_preprocess(
     const T* __restrict__ O, const T* __restrict__ dO, const float* __restrict__ lse,
-    float* __restrict__ lse_delta, float* __restrict__ dQ_accum,
+    float* __restrict__ lse_delta, float* __restrict__ dQ_accum, int* __restrict__ dq_semaphore,
     const int* __restrict__ cu_seqlens_q, const BackwardParams params) {
   // ---- lse and delta of a tile of rows
   const RowBlock block(params.forward, cu_seqlens_q);
   const RowTiles tiles = row_tiles(block.packed, block.q_first, block.sequence, params.forward);
+  clear_semaphores(dq_semaphore, block, tiles, params.forward);
   if (block.first_row >= block.q_len) return;
   prepare_rows<THREADS, DQ_COLUMNS>(block, tiles, O, dO, lse, lse_delta, dQ_accum, params);
 }
@@ -131,26 +134,31 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward_wide(
     const __grid_constant__ TensorMap do_map,  // boxes of BLOCK_M rows
     const __grid_constant__ TensorMap k_map,   // boxes of BLOCK_N rows
     const __grid_constant__ TensorMap v_map,   // boxes of BLOCK_N rows
-    const float* __restrict__ lse_delta, float* __restrict__ dQ_accum, Out<T>* __restrict__ dK,
-    Out<T>* __restrict__ dV,
+    const float* __restrict__ lse_delta, float* __restrict__ dQ_accum,
+    int* __restrict__ dq_semaphore, Out<T>* __restrict__ dK, Out<T>* __restrict__ dV,
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
-    const BackwardParams params) {
+    const BackwardParams params HOOK_PARAMETERS) {
   // ---- prologue: the keys of this block, and the tiles of rows that see one of them
   const AttentionParams& forward = params.forward;
-  // Causal masks: blocks with consecutive numbers have the same tile of as many heads as have their
-  // rows in the L2 cache.
+  // Causal masks, and a fixed order of additions: blocks with consecutive numbers have the same tile of
+  // several heads; under a causal mask, of as many as have their rows in the L2 cache.
   const bool by_tile = forward.window_right < UNLIMITED;
   const long long head_rows = (long long)max(forward.N, 1) * (forward.heads / forward.kv_heads);
-  const int together = (int)(L2_BYTES / (head_rows * 4 * (HEAD_DIM + DQ_COLUMNS)));
+  const int together = by_tile ? (int)(L2_BYTES / (head_rows * 4 * (HEAD_DIM + DQ_COLUMNS)))
+                               : TURN_BLOCKS / gridDim.x;
   const KeyBlock block(
-      by_tile, block_number, forward, cu_seqlens_q, cu_seqlens_k, max(together, 1));
+      DETERMINISTIC || by_tile, BlockNumber{dq_semaphore, cu_seqlens_q != nullptr, forward},
+      forward, cu_seqlens_q, cu_seqlens_k, max(together, 1));
   const int first_key = block.first_key, q_len = block.q_len, kv_len = block.kv_len;
   if (first_key >= kv_len) return;  // the whole block: its sequence is shorter than the longest
   const RowRange rows(block, forward);
   lse_delta += rows.first_slot * (2 * BLOCK_M);
   dQ_accum += rows.first_slot * (BLOCK_M * DQ_COLUMNS);
-  Steps<STAGES> step(block, rows, Hooks{});
+  const Hooks first_head = {
+      HOOK_ARGUMENTS block.sequence, block.kv_head * block.group, block.kv_head, q_len, kv_len};
+  Steps<STAGES> step(block, rows, first_head);
+  dq_semaphore += rows.first_slot;
 
   // ---- shared memory, mbarriers
   extern __shared__ __align__(1024) unsigned char dynamic_smem[];
@@ -195,7 +203,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward_wide(
   // stmatrix writes 16 rows of 16 keys of P or dS: this lane's place in the tile.
   const unsigned lane =
       (lane_id / 16 * 8 + lane_id % 8) * 128 + ((2 * warp_id + lane_id / 8 % 2) ^ lane_id % 8) * 16;
-  const float softmax_scale_log2 = forward.softmax_scale * LOG2_E;
+  const float softmax_scale_log2 = scale_log2_of(forward.softmax_scale);
   Columns dK_acc, dV_acc;
 #pragma unroll
   for (int i = 0; i < COLUMNS / 2; ++i) dK_acc[i] = dV_acc[i] = 0.0f;
@@ -209,6 +217,8 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward_wide(
       named_barrier_sync(DS_READY, 256);  // hazard: products could read rows not cleared yet
     }
   }
+  const bool takes_turns = DETERMINISTIC && threadIdx.x == 128;  // for both consumers
+  int* passed_on = nullptr;                                      // the semaphore of the step before
   for (; step.more(); step.advance()) {
     const int stage = step.stage().index, first_row = step.m_block * BLOCK_M;
     const unsigned long long q = advance_tiles(q_tiles, stage, ROWS_BYTES),
@@ -236,8 +246,11 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward_wide(
     if (consumer == 0) {
       // ---- P^T = exp(S^T - lse). A key that a row does not see has the weight 0.
       const bool masked = first_key + BLOCK_N > min(first_row + rows.window_hi + 1, kv_len) ||
-                          first_key < first_row + BLOCK_M - 1 + rows.window_lo;
+                          first_key < first_row + BLOCK_M - 1 + rows.window_lo || step.partial();
       const int key = first_key + 16 * warp_id + g, row = first_row + 2 * t;
+      const Hooks hooks = step.hooks();
+      HookGradient<1, BLOCK_M / 8, 4> grad;
+      hook_scores(fragments(S), grad, hooks, forward.softmax_scale, row + kv_len - q_len, key);
 #pragma unroll
       for (int n = 0; n < BLOCK_M / 8; ++n) {
         const float2 lse = of_rows[4 * n];
@@ -251,16 +264,23 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward_wide(
           const int j = key + i / 2 % 2 * 8, distance = j - (row + i / 4 * 8 + i % 2);
           if (distance < rows.window_lo || distance > rows.window_hi || j >= kv_len) S[i] = 0.0f;
         }
+        hook_weights(fragments(S), grad, hooks, row + kv_len - q_len, key, step.lists.is_partial());
       }
       store_scores<T>(S, P_lane);
+      if (SCORE_GRAD) {  // what dS^T is to be multiplied by, in its own place
+        hook_gradients(fragments(S), grad);
+        store_scores<T>(S, dS_lane);
+      }
     }
     async_proxy_fence();
     named_barrier_sync(P_READY, 256);  // hazard: P is not there yet
+    // Both consumers have added to the dQ of the step before.
+    if (takes_turns && passed_on) add_release(passed_on);
     if (consumer == 1) {
       // ---- dS^T = P^T (dP^T - delta)
 #pragma unroll
       for (int k = 0; k < BLOCK_M / 16; ++k) {
-        ldmatrix_x4_trans(P[k], P_lane + k * 16 * 128);
+        ldmatrix_x4_trans(P[k], (SCORE_GRAD ? dS_lane : P_lane) + k * 16 * 128);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const float2 p = unpack(T(), P[k][i]), delta = of_rows[4 * (2 * k + i / 2)];
@@ -274,7 +294,12 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward_wide(
     other_ring.wait_full(step.stage());
     start_columns<1, T>(dV_acc, P_desc, dO, true);
     async_proxy_fence();
-    named_barrier_sync(DS_READY, 256);  // hazard: dS is not there yet
+    if (takes_turns) {
+      passed_on = dq_semaphore + step.slot();
+      wait_for_blocks(passed_on, block.tile - max(first_row + rows.window_lo, 0) / BLOCK_N);
+    }
+    // hazard: dS is not there yet; nor, in a fixed order, what the blocks before add to dQ
+    named_barrier_sync(DS_READY, 256);
 
     // ---- dQ and dK
     Columns dQ_acc;
@@ -294,6 +319,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward_wide(
 
   // ---- epilogue: dK and dV take the place of this consumer's columns of K and V
   named_barrier_sync(DS_READY, 256);  // hazard: the other still reads K and V
+  if (takes_turns && passed_on) add_release(passed_on);
   const int staged = (2 * consumer * BLOCK_N + 16 * warp_id) * 128;  // in bytes
   const float scale[2] = {forward.softmax_scale, forward.softmax_scale}, one[2] = {1.0f, 1.0f};
   const int key = 16 * warp_id, column = consumer * COLUMNS;

@@ -1,9 +1,8 @@
-// 16 fp8: attention in 8 bits, with few instructions between the products.
+// 16 fp8: attention in 8 bits, by consumers that take turns.
 //
-// Since 16_02: while the tensor cores are busy, the pipe of maxima and conversions runs at half its rate,
-// and every instruction for a score counts. So the weights are summed by the second product, as V^T has a
-// row of ones; what rounding did to the weights, it has then done to their sum as well, and much of it
-// cancels. And maxima are taken of the scores' bits, three at a time.
+// Since 16_06: consumers that have their scores at the same time need the pipe of exponentials at the same
+// time, and then the tensor cores. So they take turns at making weights of their scores, which are rounded
+// for 32 keys at a time.
 //
 // Launch   16_transpose.cu; then as 10, after its 10_order.cu
 // Shapes   as 10, in e4m3; O in half types or float32. V_image: tiles of V^T, see 16_transpose.cu.
@@ -11,6 +10,10 @@
 //          DESCALE_ROWS [sequences, heads, blocks of so many rows or keys], not packed
 // Needs    sm_90a and no other; HEAD_DIM and strides multiples of 16, pointers of 16 bytes
 // Traffic  as 10, with half the bytes of Q, K, V; V is read and written once more by the first launch
+#define QUARTERS 1
+#ifndef TURNS
+#define TURNS (HEAD_DIM <= 64)  // whether consumers take turns: on an H200 they lost above
+#endif
 #include "fp8_descales.cuh"  // what scores and results are multiplied by
 #include "fp8_epilogue.cuh"  // lse, O
 #include "fp8_tiles.cuh"     // sizes, the two products, weights
@@ -19,6 +22,7 @@
 constexpr int THREADS = 128 * (1 + CONSUMERS);  // warpgroup 0 is the producer
 constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : HEAD_DIM > 64 ? 32 : 56;
 constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : HEAD_DIM > 64 ? 160 : 152;
+constexpr int TURN = 1;  // named barriers: the turns, one for each consumer
 constexpr unsigned K_AT = CONSUMERS * Q8_BYTES, V_AT = K_AT + STAGES * K8_BYTES;
 constexpr unsigned Q_RING_AT = V_AT + STAGES * V8_BYTES;
 constexpr unsigned K_RING_AT = Q_RING_AT + Ring<CONSUMERS>::BYTES;
@@ -148,6 +152,9 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
   Output acc;
   Statistics m_i, l_i;  // l_i in lane 4 g, 0 in others: the epilogue adds them
   PipelineState<STAGES> stage;
+  const int my_turn = TURN + consumer, next_turn = TURN + (consumer + 1) % CONSUMERS;
+  // The first turn is the first consumer's.
+  if (TURNS && consumer == CONSUMERS - 1) named_barrier_arrive(next_turn, 256);
 
   for (PipelineState<CONSUMERS> q_stage{consumer}; next(); q_stage.phase ^= 1) {
     const float of_rows =
@@ -162,7 +169,7 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
     q_ring.wait_full(q_stage);
 
     int first = last_tile_begin(tile);
-    for (; first >= tile.begin; first -= BLOCK_N, stage.advance()) {
+    while (true) {
       // ---- S = Q K^T
       Scores S;
       k_ring.wait_full(stage);
@@ -172,6 +179,7 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
       if (leader) k_ring.release(stage);
 
       // ---- masks, maxima, weights
+      if (TURNS) named_barrier_sync(my_turn, 256);
       const float softmax_scale_log2 = scale_of_tile(of_rows, tile, first, k_descale, params);
       const int q_idx = tile.first_pos + warp_row + g, kv_idx = first + 2 * t;  // this lane's first
       const int last_pos = tile.first_pos + min(BLOCK_M, tile.rows) - 1;
@@ -180,23 +188,16 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
         mask(S, q_idx - kv_idx, tile.end - kv_idx, params);
       Statistics rescale;
       move_maxima_by_bits(S, m_i, rescale, softmax_scale_log2);
-      compute_weights(S, m_i, softmax_scale_log2);
       Weights8 P;
-      to_operand(P, S);
+#pragma unroll
+      for (int i = 0; i < BLOCK_N / 32; ++i) weights_of_group(P, S, m_i, softmax_scale_log2, i);
+      if (TURNS) named_barrier_arrive(next_turn, 256);
 
       // ---- O_tile = P V, then acc = rescale acc + O_tile; its last column is the sum of the weights
       const float descale = descale_of_tile(tile, first, v_descale, params);
       v_ring.wait_full(stage);
-      const unsigned long long v_tile = advance_tiles(v, stage.index, V8_BYTES);
-      if constexpr (PARTS == 2) {
-        float O_tile[PART_COLUMNS / 2];
-        start_pv(O_tile, P, v_tile);
-        wgmma_wait<0>();
-        wgmma_registers(O_tile);
-        add_part(acc, rescale, O_tile, 0, descale);
-      }
-      float O_tile[PART_COLUMNS / 2 + 4];
-      start_pv(O_tile, P, advance_tiles(v_tile, PARTS - 1, PART_COLUMNS * KEY_BYTES));
+      float O_tile[PART_COLUMNS / 2 + 4];  // of the last part
+      add_parts(acc, rescale, P, advance_tiles(v, stage.index, V8_BYTES), O_tile, descale);
       wgmma_wait<0>();
       wgmma_registers(O_tile);
       if (leader) v_ring.release(stage);
@@ -204,6 +205,9 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
 #pragma unroll
       for (int i = 0; i < 2; ++i)
         l_i[i] = fmaf(l_i[i], rescale[i], O_tile[PART_COLUMNS / 2 + 2 * i]);
+      stage.advance();
+      first -= BLOCK_N;
+      if (first < tile.begin) break;
     }
     if (leader) q_ring.release(q_stage);
 

@@ -3,7 +3,7 @@
 //
 // Since 14: the states are finished outputs with their lse, as any attention kernel returns them, in
 // place of m, l and sums. lse = log(e^lse_a + e^lse_b), and O is the mean of both with those weights:
-// what a step has not seen changes nothing, to the bit. Without lse it is a sum, for gradients.
+// what a step has not seen changes nothing, to the bit.
 //
 // Launch   grid (ceil(rows heads / ROWS), batch), block THREADS
 // Shapes   O float32 (batch, N, heads, HEAD_DIM), lse float32 (batch, heads, N), both updated in place;
@@ -43,22 +43,19 @@ __global__ void __launch_bounds__(THREADS) merge_partial(
   const bool joined = exists && part_row >= 0 && part_row < rows_part;
 
   // ---- the weights of both
-  float keep = 1.0f, join = 1.0f;
-  if (lse) {
-    float* const own = lse + (batch * heads + head) * N + row;
-    float sum = 0.0f, base = 0.0f;
-    if (joined) {
-      const float a = *own, b = lse_part[(batch * heads + head) * rows_part + part_row];
-      const float larger = fmaxf(a, b);
-      base = larger == NEG_INF ? 0.0f : larger;  // -inf - (-inf) is NaN
-      keep = expf(a - base), join = expf(b - base);
-      sum = keep + join;
-      const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-      keep *= inverse, join *= inverse;
-    }
-    __syncwarp();  // hazard: other lanes still read the row's lse
-    if (joined && lane == 0) *own = base + logf(sum);
+  float* const own = lse + (batch * heads + head) * N + row;
+  float keep = 1.0f, join = 0.0f, sum = 0.0f, base = 0.0f;
+  if (joined) {
+    const float a = *own, b = lse_part[(batch * heads + head) * rows_part + part_row];
+    const float larger = fmaxf(a, b);
+    base = larger == NEG_INF ? 0.0f : larger;  // -inf - (-inf) is NaN
+    keep = expf(a - base), join = expf(b - base);
+    sum = keep + join;
+    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+    keep *= inverse, join *= inverse;
   }
+  __syncwarp();  // hazard: other lanes still read the row's lse
+  if (joined && lane == 0) *own = base + logf(sum);
 
   // ---- the row
   if (!exists) return;

@@ -21,7 +21,11 @@ struct RowTiles {
 
 __device__ __forceinline__ RowTiles
 row_tiles(bool packed, int q_first, int sequence, const AttentionParams& forward) {
+#if CONTINUES  // 17: all rows of a rank, of which a launch has some
+  const int tiles = forward.sequences;
+#else
   const int tiles = (forward.N + BLOCK_M - 1) / BLOCK_M;
+#endif
   if (!packed) return {sequence * tiles, (int)gridDim.z * tiles};
   const int sequences = SLOTS ? forward.sequences : (int)gridDim.z;
   return {q_first / BLOCK_M + sequence, forward.N / BLOCK_M + sequences};

@@ -97,6 +97,14 @@ struct Copies {
     return (unsigned long long)of_page * page_bytes + (unsigned long long)in_page * row;
   }
 
+  // Whether this lane's chunk c of a row of K or V is in memory; others become zeros.
+  __device__ __forceinline__ static bool in_k(int c) {
+    return has_chunk<K_COLUMNS, CACHE_BYTES<T>>(threadIdx.x % LANES + c * LANES);
+  }
+  __device__ __forceinline__ static bool in_v(int c) {
+    return has_chunk<V_COLUMNS, CACHE_BYTES<T>>(threadIdx.x % LANES + c * LANES);
+  }
+
   // Starts the copies of the next tile.
   __device__ __forceinline__ void issue(unsigned K_smem, unsigned V_smem) {
     if (!more) return;
@@ -119,9 +127,11 @@ struct Copies {
             const unsigned there = (half + i) * CHUNKS_T * 16 + c * LANES * 16;
             const unsigned from = c * LANES * 16;
             cp_async(
-                (K_smem + to ^ 16 * (i % 8)) + there, k + (unsigned long long)i * k_row + from, 16);
+                (K_smem + to ^ 16 * (i % 8)) + there, k + (unsigned long long)i * k_row + from,
+                in_k(c) ? 16 : 0);
             cp_async(
-                (V_smem + to ^ 16 * (i % 8)) + there, v + (unsigned long long)i * v_row + from, 16);
+                (V_smem + to ^ 16 * (i % 8)) + there, v + (unsigned long long)i * v_row + from,
+                in_v(c) ? 16 : 0);
           }
       }
     } else {
@@ -151,8 +161,8 @@ struct Copies {
       const bool keeps = is_new && token * at.rows.group / TILE_ROWS == blockIdx.y;
       if constexpr (CACHE_E4M3) {
         if (is_new) {
-          store_quantised(row, k, from_k, keeps, K_smem, cache.k_descale);
-          store_quantised(row, v, from_v, keeps, V_smem, cache.v_descale);
+          store_quantised(row, k, from_k, keeps, in_k(0), K_smem, cache.k_descale);
+          store_quantised(row, v, from_v, keeps, in_v(0), V_smem, cache.v_descale);
           continue;
         }
       }
@@ -160,25 +170,29 @@ struct Copies {
       for (int c = 0; c < PER_LANE; ++c) {
         const unsigned to = swizzle<CHUNKS_T>(row, threadIdx.x % LANES + c * LANES);
         const unsigned from = c * LANES * 16;
-        cp_async(K_smem + to, from_k + from, is_seen ? 16 : 0);
-        cp_async(V_smem + to, from_v + from, is_seen ? 16 : 0);
+        cp_async(K_smem + to, from_k + from, is_seen && in_k(c) ? 16 : 0);
+        cp_async(V_smem + to, from_v + from, is_seen && in_v(c) ? 16 : 0);
         if (!keeps) continue;
-        *reinterpret_cast<uint4*>(k + from) = *reinterpret_cast<const uint4*>(from_k + from);
-        *reinterpret_cast<uint4*>(v + from) = *reinterpret_cast<const uint4*>(from_v + from);
+        if (in_k(c))
+          *reinterpret_cast<uint4*>(k + from) = *reinterpret_cast<const uint4*>(from_k + from);
+        if (in_v(c))
+          *reinterpret_cast<uint4*>(v + from) = *reinterpret_cast<const uint4*>(from_v + from);
       }
     }
   }
 
   // This lane's 16 new numbers of a row, as e4m3, into shared memory and, if it keeps them, the cache.
-  // `from` is the lane's chunk of 8 numbers in a row of the cache's: here a lane has twice as many.
+  // `from` is the lane's chunk of 8 numbers in a row of the cache's: here a lane has twice as many. in_row: the
+  // lane's numbers are in memory; others become zeros.
   __device__ __forceinline__ void store_quantised(
-      int row, unsigned char* to, const unsigned char* from, bool keeps, unsigned tile,
+      int row, unsigned char* to, const unsigned char* from, bool keeps, bool in_row, unsigned tile,
       const float* descale) {
     const int lane = threadIdx.x % LANES;
-    const uint4 bytes =
-        quantised<T>(from + 16 * lane, cache.descale(descale, at.sequence, at.kv_head));
+    uint4 bytes = make_uint4(0, 0, 0, 0);
+    if (in_row)
+      bytes = quantised<T>(from + 16 * lane, cache.descale(descale, at.sequence, at.kv_head));
     const unsigned there = tile - smem_address(cache.smem) + swizzle<CHUNKS_T>(row, lane);
     *reinterpret_cast<uint4*>(cache.smem + there) = bytes;
-    if (keeps) *reinterpret_cast<uint4*>(to) = bytes;
+    if (keeps && in_row) *reinterpret_cast<uint4*>(to) = bytes;
   }
 };

@@ -8,6 +8,12 @@
 #ifndef HEAD_DIM
 #define HEAD_DIM 128
 #endif
+#ifndef K_COLUMNS
+#define K_COLUMNS HEAD_DIM  // of Q and K in memory, whole chunks; a tile has zeros behind them
+#endif
+#ifndef V_COLUMNS
+#define V_COLUMNS HEAD_DIM  // the same of V and O
+#endif
 #ifndef BLOCK_N
 #define BLOCK_N 16  // keys per tile of a warp: 16 or 32
 #endif
@@ -45,7 +51,15 @@ constexpr unsigned ML_BEGIN = STATES_BEGIN<T> + WARPS * STATE_ROWS * 4 * STATE_S
 template <typename T>
 constexpr unsigned SHARED_BYTES = ML_BEGIN<T> + WARPS * STATE_ROWS * 8;
 static_assert(HEAD_DIM == 64 || HEAD_DIM == 128 || HEAD_DIM == 256, "lanes copy whole rows");
+static_assert(K_COLUMNS <= HEAD_DIM && V_COLUMNS <= HEAD_DIM, "a tile has the columns of both");
 static_assert(BLOCK_N <= 32, "a lane finds the page of a key");
+
+// Whether a chunk of 16 bytes of a row is in memory: without a test, where all are.
+template <int COLUMNS, unsigned BYTES>
+__device__ __forceinline__ bool has_chunk(int chunk) {
+  static_assert(COLUMNS * BYTES % 16 == 0, "whole chunks");
+  return COLUMNS == HEAD_DIM || chunk < int(COLUMNS * BYTES / 16);
+}
 
 // Rows of a tile: row r is token r / group and head r % group of the unit's, `group` heads each.
 struct Rows {
@@ -78,7 +92,8 @@ struct Rows {
       const int r = i / ROW_CHUNKS<T>, chunk = i % ROW_CHUNKS<T>;
       const uint4* from = reinterpret_cast<const uint4*>(Q + offset(params.q, sequence, unit, r));
       *reinterpret_cast<uint4*>(Q_smem + swizzle<ROW_CHUNKS<T>>(r, chunk)) =
-          r < count ? from[chunk] : make_uint4(0, 0, 0, 0);
+          r < count && has_chunk<K_COLUMNS, sizeof(T)>(chunk) ? from[chunk]
+                                                              : make_uint4(0, 0, 0, 0);
     }
   }
 
@@ -90,9 +105,10 @@ struct Rows {
     if (lse && column == 0)
       lse[((long long)sequence * params.heads + head(unit, r)) * params.N + token(r)] =
           LN_2 * (sum.m + log2f(sum.l));
-    store4(
-        O + offset(params.o, sequence, unit, r) + column,
-        make_float4(sum.o.x * inverse, sum.o.y * inverse, sum.o.z * inverse, sum.o.w * inverse));
+    if (V_COLUMNS == HEAD_DIM || column < V_COLUMNS)
+      store4(
+          O + offset(params.o, sequence, unit, r) + column,
+          make_float4(sum.o.x * inverse, sum.o.y * inverse, sum.o.z * inverse, sum.o.w * inverse));
   }
 };
 

@@ -62,7 +62,8 @@ __device__ __forceinline__ void load_as_halves(
     const int r = i / CHUNKS, chunk = i % CHUNKS;
     const uint4* from =
         reinterpret_cast<const uint4*>(Q + rows.offset(rows.params.q, sequence, unit, r));
-    const uint4 words = r < rows.count ? from[chunk] : make_uint4(0, 0, 0, 0);
+    const bool is_there = r < rows.count && has_chunk<K_COLUMNS, sizeof(T)>(chunk);
+    const uint4 words = is_there ? from[chunk] : make_uint4(0, 0, 0, 0);
     const unsigned pairs[4] = {words.x, words.y, words.z, words.w};
     float largest = 0.0f;
 #pragma unroll

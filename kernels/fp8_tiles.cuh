@@ -8,6 +8,9 @@
 #ifndef STAGES
 #define STAGES 2  // tiles of K, and of V^T, in shared memory
 #endif
+#ifndef QUARTERS
+#define QUARTERS 0  // 1: above 128 columns, O of a tile of keys in four parts (16_06)
+#endif
 #ifndef RESCALE_THRESHOLD
 #define RESCALE_THRESHOLD 0.75f  // m_i follows only maxima that exceed it by more, in powers of 2
 #endif
@@ -27,7 +30,10 @@ static_assert(BLOCK_N % 32 == 0, "a step of P V has 32 keys");
 static_assert(HEAD_DIM % 16 == 0, "16-byte chunks; pairs of 8 columns");
 
 // O of a tile of keys takes registers in addition to acc's: above 64 columns, half as many at a time.
-constexpr int PARTS = HEAD_DIM > 64 ? 2 : 1, PART_COLUMNS = HEAD_DIM_PADDED / PARTS;
+constexpr int PARTS = QUARTERS && HEAD_DIM > 128 && HEAD_DIM_PADDED % 32 == 0 ? 4
+                      : HEAD_DIM > 64                                         ? 2
+                                                                              : 1;
+constexpr int PART_COLUMNS = HEAD_DIM_PADDED / PARTS;
 static_assert(PART_COLUMNS % 8 == 0, "whole groups of eight columns");
 
 using Weights8 = unsigned[BLOCK_N / 32][4];  // P as the left operand of P V
@@ -141,6 +147,19 @@ __device__ __forceinline__ void to_operand(Weights8& P, const Scores& weights) {
     }
 }
 
+// As compute_weights and to_operand, for group i of 32 keys.
+__device__ __forceinline__ void weights_of_group(
+    Weights8& P, const Scores& S, const Statistics& m_i, float softmax_scale_log2, int group) {
+#pragma unroll
+  for (int n = 4 * group; n < 4 * group + 4; n += 2)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float* const s = S + 4 * n + 2 * i;
+      const auto w = [&](float x) { return weight(x, softmax_scale_log2, m_i[i]); };
+      P[n / 4][n % 4 + i] = pack_e4m3(w(s[0]), w(s[1]), w(s[4]), w(s[5]));
+    }
+}
+
 // acc = rescale acc + factor O_tile, for the columns of one part.
 __device__ __forceinline__ void add_part(
     Output& acc, const Statistics& rescale, const float* O_tile, int part, float factor = 1.0f) {
@@ -148,5 +167,38 @@ __device__ __forceinline__ void add_part(
   for (int i = 0; i < PART_COLUMNS / 2; ++i) {
     float& o = acc[part * (PART_COLUMNS / 2) + i];
     o = fmaf(o, rescale[i / 2 % 2], factor * O_tile[i]);
+  }
+}
+
+// Issues P V by parts, and adds all but the last to acc; that one, with the sums of the weights, is in
+// flight afterwards. Of quarters, the next is in flight while one is added (16_06).
+__device__ __forceinline__ void add_parts(
+    Output& acc, const Statistics& rescale, const Weights8& P, unsigned long long v_tile,
+    float (&O_last)[PART_COLUMNS / 2 + 4], float factor) {
+  const auto v_part = [&](int i) { return advance_tiles(v_tile, i, PART_COLUMNS * KEY_BYTES); };
+  if constexpr (PARTS == 1) {
+    start_pv(O_last, P, v_tile);
+  } else if constexpr (PARTS == 2) {
+    float O_tile[PART_COLUMNS / 2];
+    start_pv(O_tile, P, v_tile);
+    wgmma_wait<0>();
+    wgmma_registers(O_tile);
+    add_part(acc, rescale, O_tile, 0, factor);
+    start_pv(O_last, P, v_part(1));
+  } else {
+    float even[PART_COLUMNS / 2], odd[PART_COLUMNS / 2];
+    start_pv(even, P, v_tile);
+    start_pv(odd, P, v_part(1));
+    wgmma_wait<1>();
+    wgmma_registers(even);
+    add_part(acc, rescale, even, 0, factor);
+    start_pv(even, P, v_part(2));
+    wgmma_wait<1>();
+    wgmma_registers(odd);
+    add_part(acc, rescale, odd, 1, factor);
+    start_pv(O_last, P, v_part(3));
+    wgmma_wait<1>();
+    wgmma_registers(even);
+    add_part(acc, rescale, even, 2, factor);
   }
 }

@@ -35,7 +35,7 @@ from helpers.attention.check import check, in_float64, in_type, make_inputs
 from helpers.attention.ladder import BACKWARD, FORWARD, LADDER, Stage, backward, limits
 from helpers.attention.ladder.layout import Spec
 from helpers.attention.ladder.stages.hopper import TALL, persistent, pick_hopper
-from helpers.attention.ladder.steps import BASES, CLIMBS, FP8_CODES, FP8_TURNS, MULTICAST
+from helpers.attention.ladder.steps import BASES, CLIMBS, FP8_CODES, MULTICAST
 from helpers.attention.ladder.tensor_maps import tensor_map
 from helpers.attention.score_mods import relative_bias
 from helpers.bench.cases import TYPES
@@ -439,7 +439,7 @@ def main(names: Sequence[str]) -> int:
         run_bulk_copies()
     if not names or "ring" in names:
         run_ring()
-    aside = {name: [base] for name, base in BASES.items()} | {"fp8": [FP8_CODES, FP8_TURNS]}
+    aside = {name: [base] for name, base in BASES.items()} | {"fp8": [FP8_CODES]}
     aside["hopper"] = [*aside["hopper"], MULTICAST]
     for of, climb in CLIMBS.items():
         for step in (*climb[:-1], *aside.get(of, ())):  # the last is the stage

@@ -84,7 +84,7 @@ def test_largest_head_dim() -> None:
     check("d = 256", LAST, inputs((1, 1, 70, 256), 100, 1, "bfloat16"), window=(-1, 0))
 
 
-@pytest.mark.exhaustive(one_of_each=lambda d: d == 136)
+@pytest.mark.exhaustive(one_of_each=lambda: None)
 @pytest.mark.parametrize("d", [136, 256, 192])
 def test_long_rows_on_hopper(d: int) -> None:
     sizes = {"BLOCK_M": 64, "BLOCK_N": 64}
@@ -95,6 +95,10 @@ def test_long_rows_on_hopper(d: int) -> None:
             given = many if name == "causal" else few  # see test_masks
             check(f"d = {d}, {n} x {n_kv}, {name}", sizes, given, window=window)
     half_gradients.check_packed(stage_of(sizes), sizes, (3, 130, 0, 64, 1, 70), (200, 130, 5, 0, 70, 33), d)
+    if d == 136:  # in turn; packed sequences as well
+        sizes["DETERMINISTIC"] = 1
+        check("in turn", sizes, inputs((1, 4, 130, d), 257, 2, "float16"), window=(-1, 0))
+        half_gradients.check_packed(stage_of(sizes), sizes, (3, 130, 0, 64, 1, 70), (200, 130, 5, 0, 70, 33), d)
 
 
 MASKS = {
@@ -108,7 +112,7 @@ MASKS = {
 }
 
 
-@pytest.mark.exhaustive(each_value=())
+@pytest.mark.exhaustive(one_of_each=lambda: None)
 @pytest.mark.parametrize("tiling", KINDS)
 @pytest.mark.parametrize("deterministic", [0, 1])
 def test_masks(tiling: str, deterministic: int) -> None:
@@ -126,7 +130,7 @@ def test_masks(tiling: str, deterministic: int) -> None:
             check(f"{name}, {n} x {n_kv}", sizes, given, window=window)
 
 
-@pytest.mark.exhaustive(each_value=())
+@pytest.mark.exhaustive(one_of_each=lambda: None)
 @pytest.mark.parametrize("tiling", KINDS)
 @pytest.mark.parametrize("deterministic", [0, 1])
 def test_packed_lengths(tiling: str, deterministic: int) -> None:
@@ -156,7 +160,7 @@ def test_a_sequence_of_nan_harms_no_other(tiling: str) -> None:
 SLOPES = np.geomspace(0.5, 0.01, 8, dtype=np.float32).reshape(2, 4)
 
 
-@pytest.mark.exhaustive(each_value=())
+@pytest.mark.exhaustive(one_of_each=lambda: None)
 @pytest.mark.parametrize("tiling", KINDS)
 def test_alibi(tiling: str) -> None:
     """Heads that share keys have slopes of their own, and so have batches; distances count on both sides."""

@@ -5,7 +5,9 @@ Compared with the reference in float64, whose gradients test_reference.py holds 
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -27,7 +29,7 @@ from helpers.attention import (
 )
 from helpers.attention.ladder.call import BackwardOptions, Call
 from helpers.attention.ladder.layout import Spec, dense
-from helpers.attention.ladder.plan import plan
+from helpers.attention.ladder.plan import CompiledPlan, plan
 from helpers.attention.ladder.score_mod import parse_score_mod
 from helpers.attention.ladder.stages import bias_gradient
 from helpers.attention.score_mods import relative_bias, soft_cap
@@ -339,12 +341,40 @@ def planned(wrt: str, *, n: int, bias_shape: tuple[int, ...]) -> Any:
     }
     call = Call.of(specs, BackwardOptions().checked(64))
     stage = bias_gradient.BIAS_GRADIENT
-    sizes = stage.sizes_for(call)
+    return CompiledPlan(stage, call, stage.sizes_for(call))
 
-    class Planned:
-        scratch, launches = stage.scratch(call, sizes), stage.launches(stage, call, sizes)
 
-    return Planned
+def test_launches_without_checks_find_partial_sums_where_there_are_some(
+    cpu_engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float32 a long call, which has none, shares its kernel with a short one: each has the addresses of its own."""
+    seen: list[list[int]] = []
+
+    def launch_kernel(function: int, *rest: Any) -> None:
+        args = ready.launches[len(seen)].args
+        pointers = np.frombuffer(ctypes.string_at(rest[8], 8 * len(args)), np.int64)
+        seen.append([int(np.frombuffer(ctypes.string_at(int(each), 8), np.int64)[0]) for each in pointers])
+
+    driver = SimpleNamespace(cuda=SimpleNamespace(driver=SimpleNamespace(launchKernel=launch_kernel)))
+    known: dict[Any, Any] = {}
+    for n in (256, 2112, 256):
+        ready = planned("bias", n=n, bias_shape=(1, 16, n, n))
+        assert ("partial" in ready.scratch) == (n == 256)
+        function = SimpleNamespace(kernel=SimpleNamespace(ptr=0))
+        ready.kernels = {launch.kernel: SimpleNamespace(function=function) for launch in ready.launches}
+        ready.arguments = known
+        names = ("do", "q", "k", "v", "o", "lse", "bias", "dbias", *ready.scratch)
+        places = {name: 1000 + i for i, name in enumerate(names)}
+        with monkeypatch.context() as patched:
+            patched.setattr(device, "cp", driver)
+            direct = ready.direct(names)
+        seen.clear()
+        for launch in direct:
+            launch([*places.values()], 0)
+        for launch, got in zip(ready.launches, seen, strict=True):
+            assert got[: len(launch.args)] == [
+                places[arg] if isinstance(arg, str) else at for arg, at in zip(launch.args, got, strict=True)
+            ]
 
 
 # ---- the X-ray, and planted bugs
@@ -452,11 +482,11 @@ BUGS: tuple[tuple[str, Bug], ...] = (
 )
 
 
-# The same on tensor cores, where a tile has 128 rows and keys.
+# The same on tensor cores, where a tile has 64 or 128 rows and keys.
 SCORES, GRADIENTS = (f"{name}(next, new_rows, new_keys)" for name in ("load_scores", "load_gradients"))
 BUGS_MMA: tuple[tuple[str, Bug], ...] = (
     ("keys", Bug("delta is forgotten", "= minus_delta;", "= 0.0f;")),
-    ("keys", Bug("no mask", "const bool masked = MASK_MOD ||", "const bool masked = false, other = MASK_MOD ||")),
+    ("keys", Bug("no mask", "if (MASK_MOD || tile.first_key", "if (false) if (MASK_MOD || tile.first_key")),
     ("keys", Bug("Q of the tile before", SCORES, SCORES.replace("new_rows", "false"))),
     ("full", Bug("K of the tile before", SCORES, SCORES.replace("new_keys", "false"))),
     ("rows", Bug("V of the tile before", GRADIENTS, GRADIENTS.replace("new_keys", "false"))),

@@ -30,8 +30,10 @@ INSTANCES = {  # of files that are no stages
     "11_bias_gradient_mma.cu": "bias_gradient_mma<__half, float>",
     "11_rotary.cu": "rotary<__half>",
     "11_projection.cu": "projection<__half>",
+    "14_join.cu": "join_prefix<__half, float>",
     "14_split_kv.cu": "split_kv<__half>",
     "17_merge.cu": "merge_partial<__half>",
+    "17_sum.cu": "sum_parts<__half>",
 }
 ONLY_WITH = {"16_transpose.cu": LADDER["fp8"]}  # what is launched before a stage, and has its instructions
 # At the largest head dimension a compilation takes seconds: one architecture of each of three generations.

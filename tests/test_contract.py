@@ -29,6 +29,7 @@ from helpers.attention import (
     warm_up,
 )
 from helpers.attention.check import check
+from helpers.attention.decoders import ROTARY
 from helpers.attention.fp8 import quantise
 from helpers.attention.ladder import FORWARD, LADDER, Launch, Stage, limits
 from helpers.attention.ladder.call import Call, Spec
@@ -376,6 +377,18 @@ def test_no_decoding_call_compiles_after_a_warm_up(paged: bool) -> None:
         assert compiled() == 0
 
 
+def test_no_call_with_a_cache_in_e4m3_compiles_after_a_warm_up() -> None:
+    """In pages of 12, with a V of its own head_dim and a rotary embedding."""
+    how: dict[str, Any] = {"decoding": True, "paged": True, "page_size": 12, "rotary_dim": 32}
+    assert warm_up(2, 96, **how, v_head_dim=64, cache_dtype="float8_e4m3fn") >= 2
+    compiled = counted("compiled")
+    q, k, v = (np.ones((1, tokens, 2, d), np.float16) for tokens, d in ((2, 96), (2, 96), (2, 64)))
+    caches = [np.zeros((4, 20, 2, d), np.uint8) for d in (96, 64)]
+    given = {"k": k, "v": v, "cache_seqlens": np.array([7]), "block_table": np.array([[3, 1]])}
+    flash_attention_with_kvcache(q, *caches, **given, **dict.fromkeys(ROTARY, np.ones((40, 16), np.float32)))
+    assert compiled() == 0
+
+
 def test_a_warm_up_of_e4m3() -> None:
     q = quantise(np.ones((1, 5, 2, 16), np.float32))
     assert warm_up(2, 16, dtype="float8_e4m3fn") >= 1
@@ -406,7 +419,12 @@ def test_a_warm_up_is_refused_as_its_calls_are() -> None:
         (TypeError, "decoding is True or False", (4, 64), {"decoding": 1}),
         (ValueError, "gradients=True needs decoding=False", (4, 64), {"decoding": True, "gradients": True}),
         (ValueError, "paged=True needs decoding=True", (4, 64), {"paged": True}),
-        (ValueError, "head_dim = 16; decoding takes", (4, 16), {"decoding": True}),
+        (ValueError, "q has head_dim = 12; a multiple of 8", (4, 12), {"decoding": True}),
+        (ValueError, "cache_dtype=float8_e4m3fn needs decoding=True", (4, 64), {"cache_dtype": "float8_e4m3fn"}),
+        (TypeError, "cache_dtype = 'float32'; float16 or", (4, 64), {"decoding": True, "cache_dtype": "float32"}),
+        (ValueError, "page_size = 0", (4, 64), {"decoding": True, "paged": True, "page_size": 0}),
+        (ValueError, "v_cache has head_dim = 260", (4, 64), {"decoding": True, "v_head_dim": 260}),
+        (ValueError, "rotary_dim = 24, and head_dim", (4, 64), {"decoding": True, "rotary_dim": 24}),
         (TypeError, "split_kv takes float32", (4, 64), {"decoding": True, "dtype": "float8_e4m3fn"}),
         (ValueError, "stage='tiled' does not decode", (4, 64), {"decoding": True, "stage": "tiled"}),
     ]

@@ -9,7 +9,6 @@ import pytest
 from helpers.attention import check, reference
 from helpers.attention.fp8 import (
     E4M3,
-    attention_with_rounded_p,
     dequantise,
     descale_of,
     hadamard,
@@ -114,15 +113,6 @@ def test_other_sizes_of_hadamard_matrices_are_refused() -> None:
     for d in (0, 12, -2):
         with pytest.raises(ValueError, match=f"d is {d}"):
             hadamard(d)
-
-
-def test_weights_are_rounded_with_2_to_the_8_for_the_largest() -> None:
-    """Two keys: the weights are 1 and e^s, both times 256 before they are rounded."""
-    q, k, v = np.ones((1, 1)), np.array([[0.0], [-0.7]]), np.array([[0.0], [1.0]])
-    weight = np.exp(-0.7)
-    rounded = float(dequantise(quantise(np.float64(256 * weight)))) / 256
-    assert rounded != weight
-    np.testing.assert_allclose(attention_with_rounded_p(q, k, v), [[rounded / (1 + weight)]], rtol=1e-12)
 
 
 def test_what_is_expected_of_a_kernel() -> None:

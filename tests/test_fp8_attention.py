@@ -22,7 +22,7 @@ from helpers.attention.comms import virtual_ranks
 from helpers.attention.fp8 import dequantise, quantise
 from helpers.attention.ladder import LADDER, limits
 from helpers.attention.ladder.params import attention_params
-from helpers.attention.ladder.steps import FP8_CODES
+from helpers.attention.ladder.steps import CLIMBS, FP8_CODES
 from helpers.attention.run import forget
 from helpers.device import cp
 
@@ -136,19 +136,20 @@ def test_a_negative_scale() -> None:
     [
         (None, 0.9985, 1.0),
         ("steps/16_03_codes.cu", 0.9985, 1.0),
-        ("steps/16_04_turns.cu", 0.9985, 1.0),
+        ("steps/16_05_row_of_ones.cu", 0.9985, 1.0),
+        ("steps/16_06_quarters.cu", 0.9985, 1.0),
         ("steps/16_02_two_levels.cu", 0.997, 0.9992),
         ("steps/16_01_one_level.cu", 0.97, 0.99),
     ],
-    ids=["summed weights lose alike", "codes", "turns", "each tile added in float32", "one level of sums"],
+    ids=["summed weights lose alike", "codes", "ones", "quarters", "each tile added in float32", "one level of sums"],
 )
 def test_what_sums_lose(source: str | None, low: float, high: float) -> None:
     """The output's projection on the truth, where V has a mean: an H200 had 0.9993, 0.9985 and 0.985 at 1024 keys."""
     q, k, v = normal(64, 128), normal(1024, 128), normal(1024, 128, mean=1.0, scale=0.5)
     e4m3 = [quantise(a) for a in (q, k, v)]
     o = cp.full(q.shape, cp.nan, "float32")
-    sizes = {"BLOCK_N": 128} if source and "01" in source else {}
-    LADDER["fp8"](*e4m3, out=o, source=source, sizes=sizes)
+    steps = {step.file: step for step in (*CLIMBS["fp8"], FP8_CODES)}
+    steps[source or "16_fp8.cu"](*e4m3, out=o)
     want, _ = expected(*(a[None, :, None] for a in e4m3))
     assert low < float((cp.asnumpy(o) * want[0, 0]).sum() / (want**2).sum()) < high
 
@@ -214,7 +215,10 @@ def test_descales_of_blocks_are_refused_by_name() -> None:
     e4m3 = [quantise(normal(1, 40, 2, 64)) for _ in range(3)]
     blocks = np.ones((1, 2, 1), np.float32)
     cu = np.array([0, 40], np.int32)
-    with pytest.raises(ValueError, match=r"q_descale is float32 .1, 2, 1.; float32 .1, 2. is needed"):
+    with pytest.raises(
+        ValueError,
+        match=r"q_descale is float32 .1, 2, 1.; float32 .1, 2. is needed: .*; packed sequences have none for blocks",
+    ):
         flash_attention_varlen(*(a[0] for a in e4m3), cu, cu, q_descale=blocks)
     heads_first = (a[0].swapaxes(0, 1) for a in e4m3)
     with pytest.raises(ValueError, match="it has no q_descale for each block of rows"):

@@ -429,15 +429,15 @@ def test_nothing_is_found_for_long_rows() -> None:
 LAST_FIRST = changed("", "number = number_of_block()", "number = gridDim.x - 1 - number_of_block()")
 
 
-def bits(*bugs: Bug) -> bytes:
+def bits(*bugs: Bug, stage: Stage = STAGE, sizes: Mapping[str, int] = IN_TURN, n: int = 330, d: int = 64) -> bytes:
     """dQ of one head, whose blocks add in turn."""
-    code = kernel.source(FILE)
+    code = kernel.source(stage.file)
     for bug in bugs:
         code = bug.plant(code)
-    given = inputs((1, 1, 330, 64), 330, 1, "bfloat16")
+    given = inputs((1, 1, n, d), n, 1, "bfloat16")
     *_, o, lse = reference(*given)
     arrays = (engine.asarray(a) for a in (*given, o.astype(given[1].dtype), lse.astype(np.float32)))
-    dq, *_ = half_gradients.gradients(STAGE, *arrays, IN_TURN, code=code)
+    dq, *_ = half_gradients.gradients(stage, *arrays, sizes, code=code)
     return engine.asnumpy(dq).tobytes()
 
 
@@ -447,6 +447,23 @@ def test_blocks_add_in_turn_in_whatever_order_they_start() -> None:
     assert bits(LAST_FIRST) == in_order
     no_turns = changed("no turns", "wait_for_blocks(dq_semaphore + rows.first_slot + slot, turn);")
     assert device.ON_GPU or bits(LAST_FIRST, no_turns) != in_order
+
+
+WIDE_IN_TURN = {"stage": WIDE_STAGE, "sizes": {**WIDE["sizes"], "DETERMINISTIC": 1}, "n": 180, "d": 136}
+
+
+@pytest.mark.exhaustive
+def test_blocks_of_long_rows_add_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn is passed on in the next step, and after the last one."""
+    in_order = bits(**WIDE_IN_TURN)
+    assert bits(LAST_FIRST, **WIDE_IN_TURN) == in_order
+    no_turns = changed("no turns", "wait_for_blocks(passed_on,", "if (false) wait_for_blocks(passed_on,")
+    assert device.ON_GPU or bits(LAST_FIRST, no_turns, **WIDE_IN_TURN) != in_order
+    monkeypatch.setenv("COURSE_CPU_TIMEOUT", "2")
+    passed_on = "if (takes_turns && passed_on) add_release(passed_on);"
+    for which in (0, 1):
+        with pytest.raises(engine.LaunchError):
+            bits(changed("a turn is not passed on", passed_on, times=2, which=which), **WIDE_IN_TURN)
 
 
 @pytest.mark.exhaustive(one_of_each=lambda bug: None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -45,6 +46,7 @@ SIZES = {  # small ones, so that a few rows and keys are several tiles
     "backward": {"BLOCK_N": 64},
     "backward_mma": {"BLOCK_N": 64},
     "hopper_backward": {"BLOCK_M": 64},
+    "hopper_backward_wide": {},
 }
 BATCH, HEADS, KV_HEADS, ROWS, KEYS, HEAD_DIM = 2, 4, 2, 150, 172, 32
 every_type = pytest.mark.parametrize("dtype", TYPES)
@@ -427,17 +429,17 @@ def check_gradients(dtype: str, got: Any, want: Truth) -> None:
 
 
 def run_gradients(
-    dtype: str, case: Case, grad: str | None, *, plant: Callable[[str], str] = str, **more: Any
+    dtype: str, case: Case, grad: str | None, *, plant: Callable[[str], str] = str, stage: str = "", **more: Any
 ) -> tuple[Any, ...]:
-    """The gradients of a stage, checked. o and lse are those of NumPy, rounded."""
+    """The gradients of a stage, checked; without a name, of the type's. o and lse are those of NumPy, rounded."""
     q, k, v = inputs(dtype)
     do = random(*q.shape, dtype=dtype, seed=8)
     want = truth(q, k, v, case, do=do)
-    stage = BACKWARD[BACKWARD_OF[dtype]]
+    of = BACKWARD[stage or BACKWARD_OF[dtype]]
     saved = want.o.astype(q.dtype), want.lse.astype(np.float32)
-    more = {"source": plant(kernel.source(stage.file)), "sizes": SIZES[stage.name], **more}
+    more = {"source": plant(kernel.source(of.file)), "sizes": SIZES[of.name], **more}
     options = {**case.options, "score_mod_grad": grad}
-    launch, got = backward.prepare(stage, do, q, k, v, *saved, **options, **more)
+    launch, got = backward.prepare(of, do, q, k, v, *saved, **options, **more)
     launch()
     check_gradients(dtype, got, want)
     return got
@@ -456,6 +458,34 @@ IN_EACH_TYPE = ("all together",)  # in the fast run, which has all in float32
 def test_gradients(dtype: str, name: str, deterministic: bool) -> None:
     case, grad = GRADIENTS[name]
     run_gradients(dtype, case, grad, deterministic=deterministic)
+
+
+LONG_ROWS = [("score_mod", True), ("mask of heads", False), ("all together", False), ("infinite at 0", False)]
+
+
+@pytest.mark.exhaustive(one_of_each=lambda name, deterministic: deterministic)
+@pytest.mark.parametrize(("name", "deterministic"), LONG_ROWS)
+def test_gradients_of_long_rows(name: str, deterministic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One consumer has P times the derivative, and the other, which has dP, reads it from the place of dS."""
+    if reason := BACKWARD["hopper_backward_wide"].why_not(head_dim=136, dtype="bfloat16"):
+        pytest.skip(reason)
+    monkeypatch.setattr(sys.modules[__name__], "HEAD_DIM", 136)
+    run_gradients("bfloat16", *GRADIENTS[name], stage="hopper_backward_wide", deterministic=deterministic)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    "old, new",
+    [("(SCORE_GRAD ? dS_lane : P_lane)", "P_lane"), ("hook_gradients(fragments(S), grad);", "")],
+    ids=["P without its derivative", "P in place of its derivative"],
+)
+def test_a_derivative_that_long_rows_lack_is_seen(
+    old: str, new: str, cpu_engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "HEAD_DIM", 136)
+    how = {"plant": Bug("", old, new).plant, "stage": "hopper_backward_wide"}
+    with pytest.raises((AssertionError, check.CheckFailed)):
+        run_gradients("bfloat16", *GRADIENTS["score_mod"], **how)
 
 
 def test_gradients_by_warps_with_32_keys() -> None:

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from helpers.attention import calls, check, decoding, forget, kernel, make_block_mask
-from helpers.attention.ladder import LADDER, limits
+from helpers.attention.ladder import LADDER, kinds, limits
 from helpers.attention.ladder.layout import address
 from helpers.attention.score_mods import soft_cap
 from helpers.device import ON_GPU, cp
@@ -854,6 +854,24 @@ def test_checkpointed(where: str) -> None:
     got = torch.autograd.grad(torch.utils.checkpoint.checkpoint(call, *given, use_reentrant=False), given)
     for a, b in zip(got, torch.autograd.grad(call(*given), given), strict=True):
         assert torch.equal(a, b)
+
+
+def test_a_layout_with_heads_first_is_read_and_written_as_a_view_of_it_would_be() -> None:
+    """Its description, new tensors and copies, of dense memory and of every other column; lse has three axes."""
+    kind, plain = kinds.HeadsFirst(torch), kinds.TensorsWithoutGradients(torch)
+    dtypes = np.dtype(np.float16), np.dtype(np.float32)
+    o, lse = kind.empties([((2, 5, 3, 8), dtypes[0]), ((2, 3, 5), dtypes[1])], torch.zeros(1))
+    assert o.shape == (2, 3, 5, 8) and o.transpose(1, 2).is_contiguous() and o.dtype == torch.float16
+    assert lse.shape == (2, 3, 5) and lse.is_contiguous()
+    for a in (torch.randn(2, 3, 5, 8), torch.randn(2, 5, 3, 16)[..., ::2].transpose(1, 2), o.zero_(), lse.zero_()):
+        view = a.transpose(1, 2) if a.ndim == 4 else a
+        (key,), (of_view,) = kind.cache_keys([a]), plain.cache_keys([view])
+        assert kind.spec(key) == plain.spec(of_view)
+        for change in ("copy", "negative"):
+            got, want = getattr(kind, change)(a), getattr(plain, change)(view)
+            assert got.shape == a.shape and kinds.turned(got).stride() == want.stride()
+            assert torch.equal(kinds.turned(got), want)
+        assert kinds.turned(kind.padded(a, 16)).stride() == plain.padded(view, 16).stride()
 
 
 def test_without_gradients_nothing_is_kept(where: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ All have the methods of `Comms`. Arrays travel as bytes, because CuPy's NCCL has
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import json
 import threading
@@ -59,8 +60,10 @@ class Comms:
         self.size, self.ranks = size, tuple(ranks)
         self.leave = whole_number("leave", leave, least=0)
         self.compiled: Cache[bool] = Cache()
+        self.tiles: Cache[int] = Cache()
         self.agreed: Cache[bool] = Cache()
-        self.capturing: Mapping[int, Any] = {}  # by local rank, the stream that a graph is captured from
+        self.capturing: Mapping[int, Any] = {}  # by local rank, the stream that graphs are captured from
+        self.recorded: _Replay | None = None  # what they are captured for
 
     @contextlib.contextmanager
     def on(self, rank: int) -> Iterator[None]:
@@ -106,16 +109,16 @@ class Comms:
         return lambda: None
 
     def captured(self, work: Callable[[], T]) -> Callable[[], T]:
-        """Return a function that does again what `work` does, in one launch of a CUDA graph for all local ranks.
+        """Return a function that does again what `work` does, with a CUDA graph of each GPU for all between messages.
 
-        Short steps need it: the host takes longer for their launches and messages than the GPUs for their work.
+        Short steps need it: the host takes longer for their launches than the GPUs for their work.
 
             step = comms.captured(lambda: ring_attention(q, k, v, causal=True, comms=comms))
             o = step()    # of what is in q, k and v now; always the same arrays, which the next call overwrites
 
-        A graph holds addresses, shapes and options. It holds nothing that the host does: `work` is called twice, first
-        to compile and to compare the ranks' calls, then to be captured. Every process captures and calls it in the same
-        order. Without a GPU, `work` itself is returned.
+        Graphs hold addresses, shapes and options, and nothing that the host does but messages: `work` is called twice
+        to compile and to compare the ranks' calls, and once more to be captured. Every process captures and calls it in
+        the same order. Without a GPU, `work` itself is returned.
 
         Args:
             work: calls of ring.py with these comms, and of other kernels within `on`; nothing that waits for a GPU.
@@ -123,10 +126,7 @@ class Comms:
         Raises:
             ValueError: `work` has packed sequences, whose ends come from the host.
         """
-        return _Graph(self, work) if device.ON_GPU else work
-
-    def after(self, events: Mapping[int, Any]) -> None:
-        """Treat these events, by local rank, as the arrival of the last messages."""
+        return _Replay(self, work) if device.ON_GPU else work
 
     def agree(self, call: Mapping[str, Any]) -> None:
         """Wait until all ranks have come to a call, and compare it: the first message of a call of a new form.
@@ -205,58 +205,71 @@ class Comms:
         """Give up: an error has left the ranks in different steps."""
 
 
-class _Graph:
-    """A CUDA graph of all that a function queues for the local ranks, with a memory pool of its own."""
+class _Replay:
+    """What a function queues for the local ranks: messages, and a CUDA graph of each GPU for all between them.
+
+    A graph of all GPUs would make each wait for the others where it begins and where it ends. These follow each other
+    on the current streams, and GPUs wait for messages alone. Their memory is a pool of their own.
+    """
 
     def __init__(self, comms: Comms, work: Callable[[], Any]) -> None:
         cuda = device.cp.cuda
-        work()
+        for _ in range(2):  # the second leaves behind what is written once
+            work()
         self._comms, self._memory, streams = comms, cuda.MemoryPool(), {}
         for rank in comms.ranks:
             with comms.on(rank):
+                cuda.Device().synchronize()  # tables that were written once are there
                 shared = next((s for s in streams.values() if s.device_id == cuda.Device().id), None)
                 streams[rank] = shared or cuda.Stream(non_blocking=True)  # CuPy's default stream cannot be captured
-        self._stream = streams[comms.ranks[0]]
-        comms.capturing = streams
+        self._of_gpus = {stream.device_id: (rank, stream) for rank, stream in reversed(streams.items())}
+        self._steps: list[Callable[[], None]] = []
+        comms.capturing, comms.recorded = streams, self
         try:
-            with cuda.using_allocator(self._memory.malloc), graph_has_its_memory(), comms.on(comms.ranks[0]):
-                self._stream.begin_capture()
+            with cuda.using_allocator(self._memory.malloc), graph_has_its_memory():
+                self._begin()
                 try:
-                    self._fork(self._stream)
                     self._results = work()
-                    self._join(self._stream)
                 except BaseException:
                     with contextlib.suppress(Exception):  # the caller raises the one that matters
-                        self._stream.end_capture()
+                        self._end()
                     raise
-                self._graph = self._stream.end_capture()
+                self._end()
         finally:
-            comms.capturing = {}
+            comms.capturing, comms.recorded = {}, None
 
     def __call__(self) -> Any:
-        """Launch the graph after all that is queued on the current streams, which then wait for it."""
-        self._join(self._stream)
-        with self._comms.on(self._comms.ranks[0]):
-            self._graph.launch(self._stream)
-        self._comms.after(self._fork(self._stream))
+        """Queue all on the current streams, after what is queued there."""
+        for step in self._steps:
+            step()
         self._comms.finish()
         return self._results
 
-    def _fork(self, stream: Any) -> dict[int, Any]:
-        """Make the current streams of all local ranks wait for a stream of the first; return the event."""
-        with self._comms.on(self._comms.ranks[0]):
-            event = stream.record(device.cp.cuda.Event(disable_timing=True))
-        for rank in self._comms.ranks:
-            with self._comms.on(rank):
-                device.cp.cuda.get_current_stream().wait_event(event)
-        return {self._comms.ranks[0]: event}
+    def messages(self, start: Callable[[], Callable[[], None]]) -> Callable[[], None]:
+        """Record messages, as `Comms.start` starts them, and return what records that they have arrived."""
+        waits: list[Callable[[], None]] = []
+        self._between(lambda: waits.append(start()))
+        return lambda: self._between(lambda: waits.pop()())
 
-    def _join(self, stream: Any) -> None:
-        """Make a stream of the first local rank wait for the current streams of all."""
-        for rank in self._comms.ranks:
+    def _between(self, step: Callable[[], None]) -> None:
+        self._end()
+        self._steps.append(step)
+        self._begin()
+
+    def _begin(self) -> None:
+        for rank, stream in self._of_gpus.values():
             with self._comms.on(rank):
-                event = device.cp.cuda.get_current_stream().record(device.cp.cuda.Event(disable_timing=True))
-                stream.wait_event(event)
+                stream.begin_capture()
+
+    def _end(self) -> None:
+        for rank, stream in self._of_gpus.values():
+            with self._comms.on(rank):
+                graph = stream.end_capture()
+            self._steps.append(functools.partial(self._launch, rank, graph))
+
+    def _launch(self, rank: int, graph: Any) -> None:
+        with self._comms.on(rank):
+            graph.launch(device.cp.cuda.get_current_stream())
 
 
 _NO_STREAM: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
@@ -310,6 +323,15 @@ def _pairs(sends: Sequence[Message], receives: Sequence[Message]) -> list[tuple[
 # ---- several GPUs
 
 
+def _borrowed(messages: Sequence[Message]) -> list[Message]:
+    """Return messages whose arrays keep no memory from being used again, which a replay's pool never gives back."""
+    made = []
+    for rank, peer, a in messages:
+        memory = device.cp.cuda.UnownedMemory(address(a), a.nbytes, None, a.data.device_id)
+        made.append(Message(rank, peer, device.cp.ndarray(a.shape, a.dtype, device.cp.cuda.MemoryPointer(memory, 0))))
+    return made
+
+
 class _OfGpus(Comms):
     """Ranks with a GPU each, on which messages have a stream of their own."""
 
@@ -330,10 +352,12 @@ class _OfGpus(Comms):
         with device.cp.cuda.Device(self._gpus[rank]), super().on(rank):
             yield
 
-    def after(self, events: Mapping[int, Any]) -> None:
-        self._arrived = dict(events)
-
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
+        if self.recorded:
+            return self.recorded.messages(functools.partial(self._start, *map(_borrowed, (sends, receives))))
+        return self._start(sends, receives)
+
+    def _start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
         ready = self._record(lambda rank: device.cp.cuda.get_current_stream())
         self._wait(ready, lambda rank: self._streams[rank])
         self._move(sends, receives)

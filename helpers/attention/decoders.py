@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from helpers.attention.ladder import Stage, limits
+from helpers.attention.ladder import Stage, launches, limits
 from helpers.attention.ladder.launch import Launch
 from helpers.attention.ladder.layout import Spec
-from helpers.attention.ladder.params import ATTENTION_PARAMS, STRIDES, attention_params
+from helpers.attention.ladder.params import ATTENTION_PARAMS, STRIDES, attention_params, rotary_params
 from helpers.attention.ladder.score_mod import ScoreMod
-from helpers.attention.ladder.stage import Tuning
+from helpers.attention.ladder.stage import C_NAMES, Tuning
 from helpers.attention.ladder.tiles import KB
 from helpers.attention.scalars import whole_number
 
@@ -27,6 +27,12 @@ TILE_ROWS = 16  # of an MMA atom
 MIN_KEYS = 128  # of a stretch: with fewer, a merge costs more than it saves
 SMALLEST_TILE = 16  # keys: BLOCK_N is this or more
 _NO_TABLE = 30  # page_bits: one page has all keys
+
+
+# The tile's columns: the least of these that are as many as K and V have.
+HEAD_DIMS = (64, 128, 256)
+OTHER_DIMS = "head_dim of another length, or of V alone"
+ROTARY = ("rotary_cos", "rotary_sin")
 
 
 class DecodeCall(NamedTuple):
@@ -40,6 +46,7 @@ class DecodeCall(NamedTuple):
     softmax_scale: float
     num_splits: int
     mod: ScoreMod | None
+    rotary_interleaved: bool = False
 
     @property
     def kv_heads(self) -> int:
@@ -112,7 +119,7 @@ def _decoder(
     file: str,
     idea: str,
     sizes: Callable[[DecodeCall], Mapping[str, int]],
-    launches: Callable[[DecodeCall, Mapping[str, int]], Sequence[Launch]],
+    launch: Callable[[DecodeCall, Mapping[str, int]], Sequence[Launch]],
     scratch: Callable[[DecodeCall, Mapping[str, int]], Mapping[str, Spec]],
     **more: Any,
 ) -> Stage:
@@ -124,7 +131,7 @@ def _decoder(
     return Stage(
         *(14, name, file, idea),
         Tuning(lambda *_: {}, variant=sizes),
-        launches=lambda stage, call, sizes: launches(call, sizes),
+        launches=lambda stage, call, sizes: launch(call, sizes),
         scratch=scratch,
         direction="decode",
         dtypes=more.pop("dtypes", ("float16", "bfloat16")),
@@ -172,7 +179,10 @@ def shared_bytes(sizes: Mapping[str, int], itemsize: int) -> int:
 def _sizes(call: DecodeCall) -> dict[str, int]:
     q = call.arrays["q"]
     short = q.shape[0] * call.kv_heads >= 2 * limits.multiprocessors()
-    picked = pick_sizes(q.shape[3], q.dtype.itemsize, call.rows, limits.most_shared(), short=short, e4m3=call.is_e4m3)
+    columns = {"K_COLUMNS": q.shape[3], "V_COLUMNS": call.arrays["v_cache"].shape[3]}
+    wide = next(d for d in HEAD_DIMS if d >= max(columns.values()))
+    picked = pick_sizes(wide, q.dtype.itemsize, call.rows, limits.most_shared(), short=short, e4m3=call.is_e4m3)
+    picked |= {name: n for name, n in columns.items() if n != wide}
     if "block_table" not in call.arrays:
         return picked
     page = call.arrays["k_cache"].shape[1]
@@ -194,13 +204,46 @@ def _launches(call: DecodeCall, sizes: Mapping[str, int]) -> list[Launch]:
     blocks, tiles = _grid(call, sizes)
     if blocks >= 2**31 or tiles >= 2**16:
         raise ValueError(f"a grid of {blocks:,} x {tiles:,} blocks; 2,147,483,647 x 65,535 is the largest")
+    before, rotated_names, call = _rotated(call)
     named = ("k", "v", "o", "lse", "cache_seqlens", "block_table", "k_descale", "v_descale", *_SCRATCH)
     optional = tuple(name if name in call.arrays or name in _SCRATCH else None for name in named)
     params = call.params(min_tiles=max(1, MIN_KEYS // sizes["BLOCK_N"]))
     functions = call.mod.arguments() if call.mod else ()
     args = ("q", "k_cache", "v_cache", *optional, params, *functions)
+    args = tuple(rotated_names.get(arg, arg) if isinstance(arg, str) else arg for arg in args)
     shared = shared_bytes(sizes, call.arrays["q"].dtype.itemsize)
-    return [Launch("split_kv", (blocks, tiles), (32 * sizes["WARPS"],), shared, args)]
+    return [*before, Launch("split_kv", (blocks, tiles), (32 * sizes["WARPS"],), shared, args)]
+
+
+def _rotated(call: DecodeCall) -> tuple[list[Launch], dict[str, str], DecodeCall]:
+    """Return the launch that rotates q and k, the names of the arrays that it writes, and the call of those."""
+    if ROTARY[0] not in call.arrays:
+        return [], {}, call
+    q, k, table = (call.arrays[name] for name in ("q", "k", ROTARY[0]))
+    (batch, tokens, heads, columns), kv_heads = q.shape, k.shape[2]
+    if batch > launches.MAX_GRID_YZ:
+        raise ValueError(f"a rotary embedding of {batch:,} sequences: one grid takes {launches.MAX_GRID_YZ:,}")
+    written = _rotary_scratch(call)
+    names = dict(zip("qk", written, strict=True))
+    strides = [a.heads_first.element_strides for a in (q, k, *written.values())]
+    params = rotary_params(strides, tokens, tokens, heads, kv_heads, 1, 1, table.shape[0], 0)
+    form = {"HEAD_DIM": columns, "ROTARY_DIM": 2 * table.shape[1], "INTERLEAVED": int(call.rotary_interleaved)}
+    form |= {"THREADS": launches.ROTARY_THREADS, "FIRST_POSITIONS": 1}
+    threads = tokens * heads * (columns * q.dtype.itemsize // 16 + 1) // 2
+    grid = -(-threads // launches.ROTARY_THREADS), 2, batch
+    args = ("q", "k", *written, *ROTARY, "cache_seqlens", "cache_seqlens", None, None, params)
+    name = f"rotary<{C_NAMES[q.dtype.name]}, {C_NAMES[table.dtype.name]}>"
+    file = launches.ROTARY_FILE
+    launch = Launch(name, grid, (launches.ROTARY_THREADS,), 0, args, file, tuple(form.items()))
+    arrays = {**call.arrays, **{name: written[of] for name, of in names.items()}}
+    return [launch], names, call._replace(arrays=arrays)
+
+
+def _rotary_scratch(call: DecodeCall) -> dict[str, Spec]:
+    if ROTARY[0] not in call.arrays:
+        return {}
+    arrays = {name: call.arrays[name] for name in "qk"}  # plans of all dtypes share scratch by its names
+    return {f"rotated_{name}_{a.dtype.name}": Spec.dense(a.shape, a.dtype) for name, a in arrays.items()}
 
 
 _SCRATCH = ("partial_o", "partial_ml", "tickets")
@@ -213,13 +256,16 @@ def _scratch(call: DecodeCall, sizes: Mapping[str, int]) -> dict[str, Spec]:
         raise ValueError(f"num_splits = {call.num_splits}: the parts have {rows:,} rows; 2,147,483,647 is the most")
     shapes = (rows, sizes["HEAD_DIM"]), (rows, 2), (blocks,)
     dtypes = np.float32, np.float32, np.int32
-    return {n: Spec.dense(shape, dtype) for n, shape, dtype in zip(_SCRATCH, shapes, dtypes, strict=True)}
+    made = {n: Spec.dense(shape, dtype) for n, shape, dtype in zip(_SCRATCH, shapes, dtypes, strict=True)}
+    return made | _rotary_scratch(call)
 
 
 SPLIT_KV = _decoder(
     *("split_kv", "14_split_kv.cu", "pages, new tokens, any type", _sizes, _launches, _scratch),
     dtypes=("float32", "float16", "bfloat16"),
-    features=frozenset({"block_table", "k", "tree", "alibi_slopes", "sinks", "score_mod", "e4m3"}),
+    features=frozenset(
+        {"block_table", "k", "tree", "alibi_slopes", "sinks", "score_mod", "e4m3", "rotary_cos", "rotates", OTHER_DIMS}
+    ),
 )
 
 
@@ -255,10 +301,10 @@ def _step_launches(
     lse, block = "lse" if "lse" in call.arrays else None, (32 * sizes["WARPS"],)
     shared = shared_bytes(sizes, call.arrays["q"].dtype.itemsize)
     args = ("q", "k_cache", "v_cache", "o", lse, "cache_seqlens", *(scratch if cut else ()), params)
-    launches = [Launch("split_kv", (units * splits, tiles), block, shared, args)]
+    made = [Launch("split_kv", (units * splits, tiles), block, shared, args)]
     if splits > 1 and not ticket:
-        launches.append(Launch("merge_parts", (units, tiles), block, 0, ("o", lse, *scratch, params)))
-    return launches
+        made.append(Launch("merge_parts", (units, tiles), block, 0, ("o", lse, *scratch, params)))
+    return made
 
 
 def _step_scratch(

@@ -17,7 +17,7 @@ import numpy as np
 
 from helpers import device
 from helpers.attention.cache_slots import check_slots
-from helpers.attention.decoders import DECODERS, SMALLEST_TILE, SPLIT_KV, DecodeCall
+from helpers.attention.decoders import DECODERS, HEAD_DIMS, OTHER_DIMS, ROTARY, SMALLEST_TILE, SPLIT_KV, DecodeCall
 from helpers.attention.ladder import Stage, limits
 from helpers.attention.ladder.call import (
     MAX_ROWS,
@@ -27,16 +27,14 @@ from helpers.attention.ladder.call import (
     mask_window,
     softmax_scale_of,
 )
-from helpers.attention.ladder.extras import check_sinks, check_slopes
+from helpers.attention.ladder.extras import check_pair, check_sinks, check_slopes, check_table
 from helpers.attention.ladder.kinds import DeviceArrays, kind_of
 from helpers.attention.ladder.layout import Spec, address, titles
 from helpers.attention.ladder.plan import CompiledPlan
-from helpers.attention.ladder.score_mod import bind_to_call, parse_score_mod
+from helpers.attention.ladder.score_mod import BlockMask, bind_to_call, parse_score_mod
 from helpers.attention.run import Call, Change, Kind, Output, Plan, compile_plan, run
 from helpers.attention.scalars import check_flags, whole_number
 from helpers.attention.shared_prefix import check_prefix, join_prefix
-
-HEAD_DIMS = (64, 128, 256)
 
 
 def flash_attention_with_kvcache(
@@ -60,7 +58,11 @@ def flash_attention_with_kvcache(
     sinks: Any = None,
     k_descale: Any = None,
     v_descale: Any = None,
+    rotary_cos: Any = None,
+    rotary_sin: Any = None,
+    rotary_interleaved: bool = False,
     score_mod: str | None = None,
+    mask_mod: str | BlockMask | None = None,
     mod_args: Mapping[str, Any] | None = None,
     stage: str | None = None,
     checked: bool | None = None,
@@ -68,22 +70,23 @@ def flash_attention_with_kvcache(
     """Attend from the newest tokens of each sequence to all of its tokens, like FlashAttention's function of that name.
 
     Args:
-        q: (batch, seq_q, heads, head_dim), float32, float16 or bfloat16; head_dim 64, 128 or 256, or another one below
-            the cache's. Its seq_q tokens are the last of the sequence, so the last one is at the sequence's last key.
+        q: (batch, seq_q, heads, head_dim), float32, float16 or bfloat16; head_dim up to 256. Its seq_q tokens are the
+            last of the sequence, so the last one is at the sequence's last key.
         k_cache, v_cache: (batch, seq_max, kv_heads, head_dim) of q's dtype, or with block_table (pages, page_size,
             kv_heads, head_dim). Read in place: rows contiguous, at multiples of 16 bytes.
-            kv_heads divides heads. What lies behind a sequence's end may be anything, NaN too. For a head_dim such as
-            80, 96, 112 or 192, make the cache wider, 128 or 256, and give q, k and v as they are: each call pads copies
-            of them with zeros, and writes k's and v's into the cache. Keys that were written otherwise need these zeros
-            too; all columns of the cache are read. With q in 16 bits it may hold e4m3, as float8_e4m3fn of PyTorch or
-            as uint8 bytes, for compute capability 8.9: half the bytes, and on an H200 1.5 to 1.9 times as fast where
-            sequences have many keys of 128 numbers.
+            kv_heads divides heads. v_cache may have another head_dim than q and k_cache, such as 128 beside 192: the
+            output's and v's. What lies behind a sequence's end may be anything, NaN too. Columns of a wider cache are
+            not read; a head_dim whose rows are no multiple of 16 bytes needs one that is 64, 128 or 256 wide, where
+            each call writes k and v with zeros behind them, which all keys need. With q in 16 bits it may hold e4m3, as
+            float8_e4m3fn of PyTorch or as uint8 bytes, for compute capability 8.9: half the bytes, and on an H200 1.5
+            to 1.9 times as fast where sequences have many keys of 128 numbers.
         k_descale, v_descale: float32 (batch, kv_heads), for a cache in e4m3: what the bytes of a sequence and head are
             multiplied by, 1 if it is left out. New tokens' k and v are divided by it and rounded to e4m3, and larger
             ones than 448 become 448.
         cache_seqlens: (batch,) int32: how many keys of each sequence are in the cache, without those of k: at least 0,
             and with those of k no more than the cache has room for. Unchecked, a kernel clamps it to that range: it
-            never leaves the cache, and new tokens for a full cache replace its last keys.
+            never leaves the cache, and new tokens for a full cache replace its last keys. This, block_table and tree
+            may be int64; then each call makes a copy.
         block_table: (batch, pages of a sequence) int32: in which page keys i * page_size to (i + 1) * page_size - 1
             are. Entries that no key needs are not read; all others must be existing pages. A page row that is written
             must belong to one sequence only. Unchecked, a page number out of range accesses memory outside the cache,
@@ -95,20 +98,27 @@ def flash_attention_with_kvcache(
         window: (left, right): how many keys before and after its own a token sees; -1 for no limit.
         softmax_scale: by default 1 / sqrt(head_dim).
         num_splits: how many parts each sequence is cut into, at most; 0: all of the work is cut into equal stretches,
-            one for each multiprocessor, whatever the lengths (Stream-K).
+            one for each multiprocessor, whatever the lengths (Stream-K). On an H200, 1 was 1.01 to 1.05 times as fast
+            for 8 sequences of 8192 or 65536 keys, and 64 or 128 of 2048 or 512, with 8 heads of K and V.
         return_lse: also the natural log of the sum of exp(scaled scores), float32 (batch, heads, seq_q).
         prefix_k, prefix_v: (keys, kv_heads, head_dim): keys and values before those of every sequence, such as a prompt
             that all share; cache_seqlens does not count them. One call of flash_attention reads them once for the
             tokens of all sequences, and its result is merged with that of the cache, which is rounded to q's dtype
-            before. Neither window nor slopes then, and no score_mod that uses head or positions. These are several more
-            launches: on an H200, 2.0 times as fast for 16 sequences and 8192 keys of bfloat16 in common, 4.7 times for
-            64. A block table that names the same pages for all sequences needs no prefix, and has 2.1 and 2.4 times.
+            before. Neither window nor slopes then, and no score_mod that uses head or positions. These are two or three
+            more launches: on an H200, 3.1 times as fast for 16 sequences and 8192 keys of bfloat16 in common, 7.7 times
+            for 64. A block table that names the same pages for all sequences needs no prefix, and has 2.2 and 2.4
+            times.
         tree: (seq_q,) or (batch, seq_q) int32, for drafts that form a tree: the token, of the seq_q, that each one
             follows, which comes before it; -1 for the last token before all of them. A token sees its ancestors and no
             other drafts. Without it each follows the one before. Needs causal=True; neither window nor slopes. The
             caller rotates by the tree's positions, and moves accepted keys together in the cache. Unchecked, an entry
             that is not before its token counts as the token before.
-        alibi_slopes, sinks, score_mod, mod_args: see `helpers.attention.flash_attention`.
+        rotary_cos, rotary_sin: (positions, rotary_dim / 2), for a rotary embedding of q and k, which a launch before
+            rotates into copies: token i of a sequence is at cache_seqlens + i, which the tables must have. Unchecked,
+            one that they lack counts as their last. Needs k and v; neither a prefix nor a tree. The form of the tables,
+            and rotary_interleaved: see `helpers.attention.flash_attention`.
+        alibi_slopes, sinks, score_mod, mask_mod, mod_args: see `helpers.attention.flash_attention`; a mask_mod is asked
+            for each score.
         stage: one of DECODERS; by default the last.
         checked: True: the host reads cache_seqlens, block_table and tree before the launch and refuses invalid ones. On
             a GPU this waits for the device, so it is for tests and debugging, and the call cannot be captured in a CUDA
@@ -124,22 +134,29 @@ def flash_attention_with_kvcache(
             length or an entry of block_table that breaks the rules above.
         MemoryError: num_splits asks for more scratch than there is memory.
     """
-    mod, of_mod = parse_score_mod(score_mod, None, mod_args)
+    mod, of_mod = parse_score_mod(score_mod, mask_mod, mod_args)
+    mod = mod and mod.with_mask_as_score()
     arrays = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": cache_seqlens, **of_mod}
     optional = {"block_table": block_table, "k": k, "v": v, "tree": tree, "alibi_slopes": alibi_slopes, "sinks": sinks}
-    optional |= {"k_descale": k_descale, "v_descale": v_descale}
+    optional |= {"k_descale": k_descale, "v_descale": v_descale, "rotary_cos": rotary_cos, "rotary_sin": rotary_sin}
     arrays |= {name: a for name, a in optional.items() if a is not None}
     if checked is None:
         checked = not device.ON_GPU
-    options = DecodeOptions(window, causal, softmax_scale, num_splits, return_lse, stage, mod, checked)
-    if (prefix_k is None and prefix_v is None) or not all(len(getattr(a, "shape", ())) == 4 for a in (q, k_cache)):
+    how = stage, mod, checked, rotary_interleaved
+    options = DecodeOptions(window, causal, softmax_scale, num_splits, return_lse, *how)
+    if (prefix_k is None and prefix_v is None) or not all(
+        len(getattr(a, "shape", ())) == 4 for a in (q, k_cache, v_cache)
+    ):
         return run(Decoding(arrays, options))
     unbounded = mask_window(window, causal)[0] < 0 and alibi_slopes is None
-    check_prefix(q, k_cache, prefix_k, prefix_v, unbounded=unbounded, score_mod=score_mod)
+    masks = mask_mod.mask_mod if isinstance(mask_mod, BlockMask) else mask_mod
+    check_prefix(q, k_cache, v_cache, prefix_k, prefix_v, unbounded=unbounded, score_mod=score_mod, mask_mod=masks)
+    if rotary_cos is not None or rotary_sin is not None:
+        raise ValueError("a prefix with rotary_cos: its keys come rotated, so rotate q and k before the call")
     check_flags(return_lse=return_lse)
     own = run(Decoding(arrays, options._replace(return_lse=True)))
-    functions = {"score_mod": score_mod, "mod_args": mod_args} if mod else {}
-    by_parts = None if mod or q.shape[3] not in HEAD_DIMS else partial(_attend_to_all, softmax_scale)
+    functions = {"score_mod": score_mod, "mask_mod": mask_mod, "mod_args": mod_args} if mod else {}
+    by_parts = None if mod else partial(_attend_to_all, softmax_scale)
     o, lse = join_prefix(q, prefix_k, prefix_v, *own, softmax_scale=softmax_scale, by_parts=by_parts, **functions)
     return (o, lse) if return_lse else o
 
@@ -147,7 +164,7 @@ def flash_attention_with_kvcache(
 def _attend_to_all(softmax_scale: float | None, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
     """Attend from each row of q (1, rows, kv_heads, d) to all keys of k and v (1, keys, kv_heads, d): o and lse."""
     lengths = device.cp.full(1, k.shape[1], dtype=np.int32)
-    options = DecodeOptions(None, False, softmax_scale, 0, True, None, None, False)
+    options = DecodeOptions(None, False, softmax_scale, return_lse=True)
     return run(Decoding({"q": q, "k_cache": k, "v_cache": v, "cache_seqlens": lengths}, options))
 
 
@@ -162,7 +179,9 @@ class Decoding(Call):
 
     def plan(self, specs: Mapping[str, Spec]) -> Plan:
         """See `Call.plan`."""
-        options, widened = self.options, _widened(specs)
+        options, narrowed = self.options, [Change(name, "int32") for name in _INDICES if _is_int64(specs, name)]
+        specs = _of_q_s_columns({**specs, **{each.name: each.spec(specs[each.name]) for each in narrowed}})
+        widened = _widened(specs)
         columns = specs["q"].shape[3] if widened else 0
         if widened:
             scale = softmax_scale_of(options.softmax_scale, columns)
@@ -175,7 +194,7 @@ class Decoding(Call):
             if columns:
                 outputs["o"] = outputs["o"]._replace(shape=(*outputs["o"].shape[:3], columns))
             return Plan(None, tuple(specs), outputs, before=before)
-        changes = [*widened, *(Change(name, "copied") for name in _unreadable(call))]
+        changes = [*narrowed, *widened, *(Change(name, "copied") for name in _unreadable(call))]
         if decoder.negates(call):
             changes = [*(change for change in changes if change != Change("q", "copied")), Change("q", "negated")]
             call = call._replace(softmax_scale=-call.softmax_scale)
@@ -183,7 +202,9 @@ class Decoding(Call):
             copies = {change.name: change.spec(call.arrays[change.name]) for change in changes}
             call = call._replace(arrays={**call.arrays, **copies})
         hint = f"num_splits = {call.num_splits}" if call.num_splits else ""
-        family = options.key, specs["q"].device, *call.arrays, *[a.dtype for a in call.arrays.values()]
+        rotary_dim = specs[ROTARY[0]].shape[1] if ROTARY[0] in specs else 0
+        of_arrays = *call.arrays, *[a.dtype for a in call.arrays.values()]
+        family = options.key, specs["q"].device, rotary_dim, *of_arrays
         compiled = compile_plan(decoder, call, family)
         how: dict[str, Any] = {"changes": changes, "columns": columns, "before": before, "memory_hint": hint}
         return Plan(compiled, tuple(specs), outputs, **how)
@@ -206,15 +227,41 @@ class Decoding(Call):
         return _WRITTEN[:2] if {"k", "v"} <= {*self.arrays} else ()
 
 
+_INDICES = ("cache_seqlens", "block_table", "tree")
+
+
+def _is_int64(specs: Mapping[str, Spec], name: str) -> bool:
+    return name in specs and specs[name].dtype == np.int64
+
+
+def _of_q_s_columns(specs: Mapping[str, Spec]) -> Mapping[str, Spec]:
+    """Leave those columns of a wider cache that q has, where these are whole chunks of 16 bytes."""
+    q, caches = specs["q"], {name: specs[name] for name in ("k_cache", "v_cache")}
+    if not _is_narrower(specs) or not _in_chunks(q.shape[3], q, *caches.values()):
+        return specs
+    return {**specs, **{name: a._replace(shape=(*a.shape[:3], q.shape[3])) for name, a in caches.items()}}
+
+
+def _is_narrower(specs: Mapping[str, Spec]) -> bool:
+    """Return True if q's head_dim is another one than those of HEAD_DIMS, and the caches' a larger one of these."""
+    q, k_cache, v_cache = specs["q"], specs["k_cache"], specs["v_cache"]
+    if q.ndim != 4 or k_cache.ndim != 4 or k_cache.shape != v_cache.shape or k_cache.shape[3] not in HEAD_DIMS:
+        return False
+    return 0 < q.shape[3] < k_cache.shape[3] and q.shape[3] not in HEAD_DIMS
+
+
+def _in_chunks(columns: int, *arrays: Spec) -> bool:
+    """Return True if so many columns are whole chunks of 16 bytes in each array."""
+    return not any(columns * a.dtype.itemsize % 16 for a in arrays)
+
+
 def _widened(specs: Mapping[str, Spec]) -> list[Change]:
-    """List the copies with zeros that fit q, k and v to a wider cache: none where they have its head_dim."""
-    q, cache = specs["q"], specs["k_cache"]
-    if q.ndim != 4 or cache.ndim != 4 or cache.shape[3] not in HEAD_DIMS:
+    """List the copies with zeros that fit q, k and v to a wider cache, if their rows are no whole chunks."""
+    if not _is_narrower(specs):
         return []
-    if not 0 < q.shape[3] < cache.shape[3] or q.shape[3] in HEAD_DIMS:
-        return []
-    narrow = [name for name in "qkv" if name in specs and specs[name].shape[3:] == q.shape[3:]]
-    return [Change(name, "padded", columns=cache.shape[3]) for name in narrow]
+    columns = specs["q"].shape[3:]
+    narrow = [name for name in "qkv" if name in specs and specs[name].shape[3:] == columns]
+    return [Change(name, "padded", columns=specs["k_cache"].shape[3]) for name in narrow]
 
 
 def _unreadable(call: DecodeCall) -> list[str]:
@@ -223,6 +270,8 @@ def _unreadable(call: DecodeCall) -> list[str]:
     for name, a in call.arrays.items():
         if name in _ROWS:
             readable = name not in ("q", "k", "v") or (a.in_rows and a.aligned)
+        elif name in ROTARY:
+            readable = a.contiguous and not a.offset
         else:
             readable = a.in_rows if name == "block_table" else name == "lse" or a.contiguous
         unreadable += [name] * (not readable)
@@ -253,6 +302,10 @@ def _check_contents(options: DecodeOptions, kind: Kind, arrays: Mapping[str, Any
         appends="k" in arrays,
         window=mask_window(options.window, options.causal),
     )
+    if ROTARY[0] in arrays:
+        rows, last = arrays[ROTARY[0]].shape[0], int(kind.to_numpy(arrays["cache_seqlens"]).max()) + q.shape[1] - 1
+        if last >= rows:
+            raise ValueError(f"rotary_cos has {rows} positions, and a new token is at {last}: longer tables are needed")
 
 
 def _check_tree(tree: np.ndarray) -> None:
@@ -322,12 +375,17 @@ def check(
     if "tree" in specs:
         _check_tree_s_shape(specs, options)
     check_same_device(specs)
-    check_flags(return_lse=options.return_lse, checked=options.is_checked)
+    check_flags(
+        return_lse=options.return_lse, checked=options.is_checked, rotary_interleaved=options.rotary_interleaved
+    )
+    if options.rotary_interleaved and ROTARY[0] not in specs:
+        raise ValueError("rotary_interleaved is given without rotary_cos and rotary_sin")
     splits = whole_number("num_splits", options.num_splits, least=0)
     window = mask_window(options.window, options.causal)
     scale = softmax_scale_of(options.softmax_scale, q.shape[3])
     batch, tokens, heads, _ = q.shape
-    outputs: dict[str, tuple[tuple[int, ...], Any]] = {"o": (q.shape, q.dtype)}
+    of_o = batch, tokens, heads, specs["v_cache"].shape[3]
+    outputs: dict[str, tuple[tuple[int, ...], Any]] = {"o": (of_o, q.dtype)}
     if options.return_lse:
         outputs["lse"] = (batch, heads, tokens), np.dtype(np.float32)
     room = k_cache.shape[1] * (table.shape[1] if table else 1)
@@ -336,8 +394,8 @@ def check(
     arrays = {**specs, **{name: Spec.dense(shape, dtype) for name, (shape, dtype) in outputs.items()}}
     arrays |= {name: arrays[name].with_axes(2) for name in ("tree", "alibi_slopes") if name in arrays}
     # More parts than 16 keys, the smallest tile, would be empty ones.
-    call = DecodeCall(arrays, window, scale, min(splits, -(-room // SMALLEST_TILE)), bind_to_call(options.mod, arrays))
-    return decoder, call, outputs
+    splits, mod = min(splits, -(-room // SMALLEST_TILE)), bind_to_call(options.mod, arrays)
+    return decoder, DecodeCall(arrays, window, scale, splits, mod, options.rotary_interleaved), outputs
 
 
 def _decoder_of(specs: Mapping[str, Spec], options: DecodeOptions) -> Stage:
@@ -350,8 +408,10 @@ def _decoder_of(specs: Mapping[str, Spec], options: DecodeOptions) -> Stage:
     if limits.compute_capability() < decoder.min_cc:
         here = limits.compute_capability() / 10
         raise ValueError(f"{decoder.name} needs compute capability {decoder.min_cc / 10}; this GPU has {here}")
-    asked = [name for name in ("block_table", "k", "tree", "alibi_slopes", "sinks") if name in specs]
+    asked = [name for name in ("block_table", "k", "tree", "alibi_slopes", "sinks", ROTARY[0]) if name in specs]
     asked += ["score_mod"] * bool(options.mod)
+    of_caches = {specs[name].shape[-1:] for name in ("k_cache", "v_cache")}
+    asked += [OTHER_DIMS] * (len(of_caches) > 1 or of_caches.isdisjoint((d,) for d in HEAD_DIMS))
     if specs["k_cache"].dtype == np.uint8:
         asked.append("e4m3")
         if limits.compute_capability() < 89:
@@ -379,14 +439,18 @@ def _check_shapes(specs: Mapping[str, Spec]) -> None:
             check_same_dtype(name, a, q)
         if a.shape[1] >= MAX_ROWS:
             raise ValueError(f"{name} has shape {a.shape}; fewer than {MAX_ROWS:,} rows are needed")
-        if a.shape[3] != q.shape[3]:
+        if name in ("k_cache", "k") and a.shape[3] != q.shape[3]:
             raise ValueError(f"head_dim differs: q has shape {q.shape} and {name} {a.shape}")
     batch, tokens, heads, head_dim = q.shape
     kv_heads = k_cache.shape[2]
-    if head_dim not in HEAD_DIMS:
-        takes = ", ".join(map(str, HEAD_DIMS))
-        raise ValueError(f"head_dim = {head_dim}; decoding takes {takes}, or others in a wider cache of one of these")
     check_same_dtype("v_cache", v_cache, k_cache)
+    for name, columns in (("q", head_dim), ("v_cache", v_cache.shape[3])):
+        if not 0 < columns <= max(HEAD_DIMS) or not _in_chunks(columns, q, k_cache):
+            step = 16 // min(q.dtype.itemsize, k_cache.dtype.itemsize)
+            raise ValueError(
+                f"{name} has head_dim = {columns}; a multiple of {step} up to {max(HEAD_DIMS)} is needed, or a wider "
+                f"cache of {', '.join(map(str, HEAD_DIMS))}"
+            )
     for name in ("k_descale", "v_descale"):
         if name not in specs:
             continue
@@ -395,12 +459,13 @@ def _check_shapes(specs: Mapping[str, Spec]) -> None:
         if specs[name].dtype != np.float32 or specs[name].shape != (batch, kv_heads):
             got = f"{specs[name].dtype} {specs[name].shape}"
             raise ValueError(f"{name} is {got}; float32 {(batch, kv_heads)} is needed: batch, kv_heads")
-    if k_cache.shape != v_cache.shape:
+    if k_cache.shape[:3] != v_cache.shape[:3]:
         raise ValueError(f"k_cache has shape {k_cache.shape} and v_cache {v_cache.shape}: each key needs its value")
     if not heads or not kv_heads or heads % kv_heads:
         raise ValueError(f"{heads} heads of q cannot share {kv_heads} heads of the cache: kv_heads must divide heads")
-    if lengths.dtype != np.int32:
-        raise TypeError(f"cache_seqlens is {lengths.dtype}; int32 is needed: cache_seqlens.astype('int32')")
+    for name in _INDICES:
+        if name in specs and specs[name].dtype != np.int32:
+            raise TypeError(f"{name} is {specs[name].dtype}; int32 or int64 is needed: {name}.astype('int32')")
     if lengths.shape != (batch,):
         raise ValueError(f"cache_seqlens has shape {lengths.shape}; ({batch},) is needed, a number for each sequence")
     room = k_cache.shape[1]
@@ -408,8 +473,6 @@ def _check_shapes(specs: Mapping[str, Spec]) -> None:
         if k_cache.shape[0] != batch:
             raise ValueError(f"q has {batch} sequences and the cache {k_cache.shape[0]}: one number is needed")
     else:
-        if table.dtype != np.int32:
-            raise TypeError(f"block_table is {table.dtype}; int32 is needed: block_table.astype('int32')")
         if table.ndim != 2 or table.shape[0] != batch:
             raise ValueError(f"block_table has shape {table.shape}; ({batch}, pages of a sequence) is needed")
         if room < 1:
@@ -420,8 +483,8 @@ def _check_shapes(specs: Mapping[str, Spec]) -> None:
     if ("k" in specs) != ("v" in specs):
         raise ValueError("k and v come together: each new key needs its value")
     if "k" in specs:
-        wanted = batch, tokens, kv_heads, head_dim
-        for name in "kv":
+        for name, columns in (("k", head_dim), ("v", v_cache.shape[3])):
+            wanted = batch, tokens, kv_heads, columns
             if specs[name].shape != wanted:
                 raise ValueError(f"{name} has shape {specs[name].shape}; {wanted} is needed: as many tokens as q has")
         if tokens > room:
@@ -436,16 +499,28 @@ def _check_shapes(specs: Mapping[str, Spec]) -> None:
             )
         if specs[name].strides[1] >= 2**32 or (table is not None and specs[name].strides[0] >= 2**32):
             raise ValueError(f"{name} has strides {specs[name].strides}; a row or a page is less than 4 GB long")
+    if any(name in specs for name in ROTARY):
+        _check_rotary(specs)
     if "sinks" in specs:
         check_sinks(specs["sinks"], heads)
     if "alibi_slopes" in specs:
         check_slopes(specs["alibi_slopes"], batch, heads)
 
 
+def _check_rotary(specs: Mapping[str, Spec]) -> None:
+    for name, other in (ROTARY, ROTARY[::-1]):
+        if name not in specs:
+            raise ValueError(f"{other} is given without {name}")
+        check_table(name, specs[name], specs["q"].dtype, specs["q"].shape[3])
+    check_pair(*(specs[name] for name in ROTARY))
+    if "k" not in specs:
+        raise ValueError("rotary_cos needs k and v: keys in the cache are rotated already, and so should q be")
+    if "tree" in specs:
+        raise ValueError("rotary_cos with a tree: drafts are not at positions in a row; rotate q and k before the call")
+
+
 def _check_tree_s_shape(specs: Mapping[str, Spec], options: DecodeOptions) -> None:
     tree, (batch, tokens) = specs["tree"], specs["q"].shape[:2]
-    if tree.dtype != np.int32:
-        raise TypeError(f"tree is {tree.dtype}; int32 is needed: tree.astype('int32')")
     if tree.shape not in ((tokens,), (batch, tokens)):
         raise ValueError(f"tree has shape {tree.shape}; ({tokens},) or ({batch}, {tokens}) is needed: q's tokens")
     if mask_window(options.window, options.causal) != (-1, 0) or "alibi_slopes" in specs:

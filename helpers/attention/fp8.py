@@ -7,8 +7,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from helpers.attention import reference
-
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 LARGEST = 448.0
 DESCALE_ROWS = 128  # rows or keys that have a descale of their own, where a head has several
@@ -100,9 +98,3 @@ def rounded_weights(p: np.ndarray, lag: float = 0.0) -> np.ndarray:
     """Round weights to e4m3 as stage fp8 does, in float64: 1, a row's largest, is 2^(8 + lag) there."""
     scale = 2.0 ** (8 + lag)
     return dequantise(quantise(scale * p), dtype=np.float64) / scale
-
-
-def attention_with_rounded_p(q: Any, k: Any, v: Any) -> np.ndarray:
-    """Compute attention of (..., rows, head_dim) in float64, but for `rounded_weights`."""
-    p, total = reference.exponentials(reference.scores(q, k))
-    return rounded_weights(p) @ np.asarray(v, np.float64) / total

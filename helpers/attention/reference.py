@@ -163,7 +163,7 @@ def attention_with_kvcache(
     Returns o, of q's shape, and lse (batch, heads, seq_q). A token that sees no key has o = 0 and lse = -inf.
     """
     batch, tokens, heads, _ = q.shape
-    o, lse = np.zeros(q.shape), np.full((batch, heads, tokens), -np.inf)
+    o, lse = np.zeros((*q.shape[:3], v_cache.shape[3])), np.full((batch, heads, tokens), -np.inf)
     options = {"causal": True, **options}
     for i, length in enumerate(map(int, cache_seqlens)):
         of_sequence = []

@@ -5,12 +5,13 @@
     o, lse = ring_attention(q, k, v, causal=True, return_lse=True, comms=comms)
 
 Each rank keeps its rows of Q, and K and V go round the ranks, while the products with those at hand are computed: by
-`flash_attention`, in float32, merged by their lse (Liu, Zaharia and Abbeel 2023, "Ring Attention with Blockwise
-Transformers"). Under a causal mask a rank gets a chunk from the front and one from the back, so that all have equal
-work in every step (zigzag: github.com/zhuzilin/ring-flash-attention). Where K and V of the whole sequence fit, as with
-few heads of K and V, they can be gathered first (Llama Team 2024, "The Llama 3 Herd of Models", 3.3.2). Windows, packed
-sequences and uneven parts are planned by ring_masks.py. The launches of short steps take longer than their work:
-`comms.captured` makes one CUDA graph of a call, or of several.
+`flash_attention`, in float32, joined by their lse (Liu, Zaharia and Abbeel 2023, "Ring Attention with Blockwise
+Transformers"). hopper and hopper_backward join them as they store them; after other kernels a pass does. Under a causal
+mask a rank gets a chunk from the front and one from the back, so that all have equal work in every step (zigzag:
+github.com/zhuzilin/ring-flash-attention). Where K and V of the whole sequence fit, as with few heads of K and V, they
+can be gathered first (Llama Team 2024, "The Llama 3 Herd of Models", 3.3.2). Windows, packed sequences and uneven parts
+are planned by ring_masks.py. The launches of short steps take longer than their work: `comms.captured` makes one CUDA
+graph of a call, or of several.
 """
 
 from __future__ import annotations
@@ -42,12 +43,18 @@ from helpers.attention.ladder.call import (
 from helpers.attention.ladder.kinds import DeviceArrays
 from helpers.attention.ladder.launches import C_NAMES, MAX_GRID_YZ, slices
 from helpers.attention.ladder.layout import Spec, bits, dense
+from helpers.attention.ring_gradients import OF_ROWS, Part, tile_of
+from helpers.attention.ring_joined import Joined, Place, joins, places
 from helpers.attention.ring_masks import MaskedStep, Piece, chunk_numbers, masked_steps, rows_of, spans
 from helpers.attention.run import run
 from helpers.attention.scalars import check_flags, whole_number
 
 SCHEDULES = ("zigzag", "ring", "all_gather")
-MERGE, MERGE_THREADS = "17_merge.cu", 256
+MERGE, SUM, MERGE_THREADS = "17_merge.cu", "17_sum.cu", 256
+STAGE: str | None = None  # of products whose results a kernel joins; None: the usual one, if it does so
+BACKWARD_STAGE: str | None = None  # the same for gradients
+_UNKNOWN = dense((1,), np.dtype(np.float32))  # an array of which a plan needs nothing but the name
+PARTS = 3  # of a gradient, that 17_sum.cu adds in one pass
 
 
 # ---- which rank has which tokens, and what it computes when
@@ -331,16 +338,25 @@ def ring_attention(
         def calls_of(number: int, i: int, at_hand: Sequence[Any], given: Mapping[str, Any]) -> Iterator[Attention]:
             """Yield the calls of a step of local rank i, with its arrays or with their specs."""
             rank = comms.ranks[i]
-            for product in plan[number].products[rank]:
+            products: tuple[Product | Piece, ...] = plan[number].products[rank]
+            for which, product in enumerate(products):
+                arrays = _inputs_of(product, given["q"], at_hand)
+                if joined:
+                    arrays |= _arrays_to_join(product.rows, joined[i][number][which], given)
+                    yield Joined(arrays, ForwardOptions(*_mask_of(product), scale, stage=STAGE))
+                    continue
                 alone, _ = _place_of(product, plan, number, rank)
-                arrays = _rows(given["q"], product.rows), *(_rows(a, product.keys) for a in at_hand)
                 out = "" if alone else "float32"
                 options = ForwardOptions(*_mask_of(product), scale, return_lse=True, out=out)
-                yield _call(product, dict(zip("qkv", arrays, strict=True)), options)
+                yield _call(product, arrays, options)
 
+        joined = _joined(comms, plan, rows_by_rank, scale, q=q, k=k, v=v)
         _compile_first(comms, plan, rows_by_rank, calls_of, options, q=q, k=k, v=v)
     comms.agree(_form("ring_attention", options, q, k))
-    outputs = [_Output(a) for a in q]
+    outputs = []
+    for rank, a in zip(comms.ranks, q, strict=True):
+        with comms.on(rank):
+            outputs.append(_Output(a, joined=bool(joined)))
     with _abort_on_error(comms):
         at_hand = [*zip(k, v, strict=True)]
         if schedule == "all_gather" and comms.size > 1:
@@ -354,9 +370,12 @@ def ring_attention(
             with limits.reserve_sms(comms.leave if arrived else 0):
                 for i, rank in enumerate(comms.ranks):
                     with comms.on(rank):
-                        calls = calls_of(number, i, at_hand[i], {"q": q[i]})
+                        calls = calls_of(number, i, at_hand[i], {"q": q[i], **outputs[i].so_far})
                         products: tuple[Product | Piece, ...] = step.products[rank]
                         for product, call in zip(products, calls, strict=True):
+                            if joined:
+                                run(call)
+                                continue
                             alone, last = _place_of(product, plan, number, rank)
                             outputs[i].join(*_batched(product, run(call)), product.rows, alone=alone, last=last)
             if arrived:
@@ -367,6 +386,70 @@ def ring_attention(
             each.complete()
     results = [each.o for each in outputs]
     return (results, [each.lse for each in outputs]) if return_lse else results
+
+
+def _inputs_of(product: Product | Piece, q: Any, at_hand: Sequence[Any]) -> dict[str, Any]:
+    """Return a product's q, k and v: parts of a rank's arrays, or of their specs."""
+    return {"q": _rows(q, product.rows), **{n: _rows(a, product.keys) for n, a in zip("kv", at_hand, strict=True)}}
+
+
+def _arrays_to_join(rows: tuple[int, int], place: Place, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a product's arrays of results: parts of those of its rank, or of their specs."""
+    if "o" not in given:
+        q = given["q"]
+        batch, n, heads, _ = q.shape
+        shapes = {"o": (q.shape, q.dtype), "part": (q.shape, np.float32), "lse": ((batch, heads, n), np.float32)}
+        given = {name: dense(*form)._replace(device=q.device) for name, form in shapes.items()}
+    arrays = {"o": _rows(given["o"], rows), "lse_so_far": _rows(given["lse"], rows, 2)}
+    if place.before:
+        arrays["o_before"] = _rows(given["part"], rows)
+    if place.first_open < rows[1]:
+        arrays["o_after"] = _rows(given["part"], (place.first_open, rows[1]))
+    return arrays
+
+
+def _joined(
+    comms: Comms, plan: Plan, rows_by_rank: Sequence[int], scale: float, **arrays: Sequence[Any]
+) -> list[list[list[Place]]]:
+    """Find the places of each local rank's products, by step; empty if some kernel does not join results."""
+    if any(isinstance(step, MaskedStep) for step in plan):
+        return []
+    kind = DeviceArrays()
+    keys = [kind.cache_keys(parts) for parts in arrays.values()]
+    form = "joined", plan, scale < 0, *map(tuple, keys)
+    if form not in comms.compiled:
+        comms.compiled[form] = all(
+            joins(specs, ForwardOptions(*_mask_of(product), scale, stage=STAGE))
+            for i, rank in enumerate(comms.ranks)
+            for specs, product in _specs_of(plan, rank, rows_by_rank, [kind.spec(of[i]) for of in keys])
+        )
+    found = [
+        places([[product.rows for product in step.products[rank]] for step in plan], arrays["q"][i].shape[1])
+        for i, rank in enumerate(comms.ranks)
+    ]
+    return found if comms.compiled[form] and None not in found else []  # type: ignore[return-value]
+
+
+def _specs_of(
+    plan: Plan, rank: int, rows_by_rank: Sequence[int], own: Sequence[Spec]
+) -> Iterator[tuple[dict[str, Spec], Product | Piece]]:
+    """Yield q, k and v of each product of a rank, and the product."""
+    q, *pair = own
+    for number, at_hand in _keys_at_hand(plan, rank, rows_by_rank, pair):
+        for product in plan[number].products[rank]:
+            yield _inputs_of(product, q, at_hand), product
+
+
+def _keys_at_hand(
+    plan: Plan, rank: int, rows_by_rank: Sequence[int], own: Sequence[Spec]
+) -> Iterator[tuple[int, Sequence[Spec]]]:
+    """Yield the number of each step, and the specs of K and V that a rank has in it."""
+    batch, _, *columns = own[0].shape
+    for number, step in enumerate(plan):
+        source = step.sources[rank]
+        count = sum(rows_by_rank) if source is None else rows_by_rank[source]
+        arrived = dense((batch, count, *columns), own[0].dtype)._replace(device=own[0].device)
+        yield number, own if source == rank or len(rows_by_rank) == 1 else (arrived, arrived)
 
 
 def _local(comms: Comms, step: Step | MaskedStep) -> list[int]:
@@ -541,6 +624,7 @@ def _compile_first(
     rows_by_rank: Sequence[int],
     calls_of: _Calls,
     options: Mapping[str, Any],
+    whole: Callable[[Mapping[str, Any]], Sequence[Attention]] | None = None,
     **arrays: Sequence[Any],
 ) -> None:
     """Compile what the local ranks will launch, unless an earlier call like this one has: nothing is sent before.
@@ -550,7 +634,7 @@ def _compile_first(
 
     Args:
         calls_of: yields the calls of a step of a local rank, from specs of K and V at hand and of its own arrays.
-        arrays: of the local ranks, by name.
+        whole: makes calls for all rows of a rank, from the specs of its arrays. arrays: of the local ranks, by name.
     """
     kind = DeviceArrays()
     keys = {name: kind.cache_keys(parts) for name, parts in arrays.items()}
@@ -560,19 +644,21 @@ def _compile_first(
     for i, rank in enumerate(comms.ranks):
         given = {name: kind.spec(of[i]) for name, of in keys.items()}
         own = given["k"], given["v"]
-        batch, _, *columns = own[0].shape
+        columns = own[0].shape[2:]
         with comms.on(rank):
-            for number, step in enumerate(plan):
-                source = step.sources[rank]
-                count = sum(rows_by_rank) if source is None else rows_by_rank[source]
-                arrived = dense((batch, count, *columns), own[0].dtype)._replace(device=own[0].device)
+            for call in whole(given) if whole else ():
+                call.plan(call.arrays)
+            for number, at_hand in _keys_at_hand(plan, rank, rows_by_rank, own):
                 leave = comms.leave if number + 1 < len(plan) or "do" in arrays else 0
                 with limits.reserve_sms(leave):
-                    at_hand = own if source == rank or comms.size == 1 else (arrived, arrived)
                     for call in calls_of(number, i, at_hand, given):
                         call.plan(call.arrays)
             for name in {"float32", own[0].dtype.name}:
-                _merge_kernel(MERGE, _c_name(f"k is {name}", name), columns[-1])
+                c_name = _c_name(f"k is {name}", name)
+                _merge_kernel(MERGE, c_name, columns[-1])
+                if "do" in arrays:
+                    for heads in {columns[0], given["q"].shape[2]}:
+                        _sum_kernel(c_name, heads * columns[-1])
     comms.compiled[form] = True
 
 
@@ -676,8 +762,14 @@ def _gathered(comms: Comms, at_hand: Sequence[Sequence[Any]], schedule: str) -> 
 class _Output:
     """A rank's output so far, and its lse."""
 
-    def __init__(self, q: Any) -> None:
+    def __init__(self, q: Any, *, joined: bool = False) -> None:
+        """Begin without a part, or, `joined`, with arrays that kernels change in place."""
         self._q, self.o, self.lse = q, None, None
+        self.so_far: dict[str, Any] = {}
+        if joined:
+            batch, n, heads, _ = q.shape
+            self.o, self.lse = _like(q, q.shape), device.cp.empty((batch, heads, n), dtype=np.float32)
+            self.so_far = {"o": self.o, "lse": self.lse, "part": device.cp.empty(q.shape, dtype=np.float32)}
 
     def join(self, o: Any, lse: Any, rows: tuple[int, int], *, alone: bool, last: bool) -> None:
         """Merge one partial output. alone: no other partial has these rows. last: no partial follows."""
@@ -706,14 +798,14 @@ class _Output:
         self.lse = device.cp.full((batch, heads, n), -np.inf, dtype=np.float32)
 
 
-def merge(o: Any, part: Any, rows: tuple[int, int], lse: Any = None, part_lse: Any = None, dtype: Any = None) -> Any:
+def merge(o: Any, part: Any, rows: tuple[int, int], lse: Any, part_lse: Any, dtype: Any = None) -> Any:
     """Join a partial result to what there is, on the current device, by kernels/17_merge.cu.
 
     Args:
         o: float32 (batch, n, heads, head_dim), C-contiguous, as all are. Changed in place, unless dtype is another.
-        part: float32 (batch, rows[1] - rows[0], heads, head_dim) for those rows of o; None: nothing is joined.
-        lse, part_lse: float32 (batch, heads, n) and (batch, heads, rows): o is the mean by their weights, and lse the
-            log of the sum of both, changed in place. None: o is the sum.
+        part: float32 (batch, rows[1] - rows[0], heads, head_dim) for those rows of o.
+        lse, part_lse: float32 (batch, heads, n) and (batch, heads, rows): o becomes the mean by their weights, and lse
+            the log of the sum of both, changed in place.
         dtype: of the result, which is then complete; None: float32.
 
     Returns:
@@ -727,21 +819,20 @@ def merge(o: Any, part: Any, rows: tuple[int, int], lse: Any = None, part_lse: A
     batch, n, heads, head_dim = o.shape
     rounded = dtype is not None and np.dtype(dtype) != np.float32
     result = cp.empty(o.shape, dtype=dtype) if rounded else None
-    if (part is None and not rounded) or not o.size:
+    if not o.size:
         return o if result is None else result
     first, last = (0, n) if rounded else rows
     name = C_NAMES[np.dtype(dtype).name if rounded else "float32"]
     compiled = _merge_kernel(MERGE, name, head_dim)
-    form = lse is None, part is None, result is None
-    launch = compiled.launch_known if form in compiled.accepted else compiled  # which compares them with the signature
-    numbers = n, heads, first, last - first, rows[0], rows[1] - rows[0] if part is not None else 0
+    launch = compiled.launch_known if rounded in compiled.accepted else compiled  # which compares with the signature
+    numbers = n, heads, first, last - first, rows[0], rows[1] - rows[0]
     grid = -(-(last - first) * heads // rows_of_block(head_dim))
     for some in slices(batch, MAX_GRID_YZ):
         arrays = [a if a is None else a[some] for a in (o, lse, part, part_lse, result)]
         args = (*arrays, *map(np.int32, numbers))
         launch((grid, some.stop - some.start), (MERGE_THREADS,), args, shared_mem=0)
     if not kernel.launches_are_replaced():
-        compiled.accepted.add(form)
+        compiled.accepted.add(rounded)
     return o if result is None else result
 
 
@@ -764,15 +855,13 @@ def _check_merge(o: Any, part: Any, rows: Any, lse: Any, part_lse: Any, dtype: A
     if dtype is not None:
         _c_name(f"dtype = {dtype!r:.60}", dtype if isinstance(dtype, str) else np.dtype(dtype).name)
     count = rows[1] - rows[0]
-    if (lse is None) != (part_lse is None) and part is not None:
-        raise ValueError("lse and part_lse come together: without both the result is a sum")
     for name, a, shape in (
         ("o", o, o.shape),
         ("part", part, (batch, count, heads, head_dim)),
         ("lse", lse, (batch, heads, n)),
         ("part_lse", part_lse, (batch, heads, count)),
     ):
-        if a is not None and (a.shape != shape or a.dtype != np.float32 or not a.flags.c_contiguous):
+        if a.shape != shape or a.dtype != np.float32 or not a.flags.c_contiguous:
             raise ValueError(f"{name} is float32 {shape}, C-contiguous; got {a.dtype} {a.shape}, strides {a.strides}")
 
 
@@ -810,9 +899,10 @@ def ring_attention_backward(
     """Compute the gradients of the sum of do * ring_attention(q, k, v) over all ranks, with respect to q, k and v.
 
     Each product's are computed with the o and lse of all keys, and are float32, as are the sums. dQ stays with its
-    rows. dK and dV of a rank's keys travel with them, from the first other rank that has computed some, and come home
-    after the last step, while the rank computes with the last half of its rows what its own keys get from them. Where
-    K and V are gathered, each rank sends to each other one what it has of its keys.
+    rows, and hopper_backward's products all add to one. dK and dV of a rank's keys travel with them, from the first
+    other rank that has computed some, and come home after the last step, while the rank computes with the last half of
+    its rows what its own keys get from them. Where K and V are gathered, each rank sends to each other one what it has
+    of its keys.
 
     Args:
         do, o: for each local rank as q. lse: float32 (batch, heads, rows), as `ring_attention` returned it.
@@ -851,11 +941,30 @@ def ring_attention_backward(
                 arrays = {name: _rows(given[name], product.rows) for name in ("do", "q", "o")}
                 arrays |= {name: _rows(a, product.keys) for name, a in zip("kv", at_hand, strict=True)}
                 arrays["lse"] = _rows(given["lse"], product.rows, 2)
-                options = BackwardOptions(*_mask_of(product), scale, deterministic, out="float32")
-                yield _call(product, {name: arrays[name] for name in own_arrays}, options)
+                arrays = {name: arrays[name] for name in own_arrays}
+                options = BackwardOptions(*_mask_of(product), scale, deterministic, BACKWARD_STAGE, out="float32")
+                if once:
+                    first = product.rows[0] // once
+                    of_rows = {name: given[name][first:] if name in given else _UNKNOWN for name in OF_ROWS}
+                    yield Part(arrays | of_rows, options, lengths=("multiply", given["q"].shape[1]))
+                else:
+                    yield _call(product, arrays, options)
 
-        _compile_first(comms, plan, rows_by_rank, calls_of, options, **own_arrays)
+        def of_all_rows(which: str, given: Mapping[str, Any]) -> Part:
+            options = BackwardOptions(softmax_scale=scale, stage=BACKWARD_STAGE)
+            arrays = dict(given) if which == "prepare" else {**dict.fromkeys(OF_ROWS, _UNKNOWN), **given}
+            return Part(arrays, options, lengths=(which, given["q"].shape[1]))
+
+        once = 0
+        once = _once(comms, plan, rows_by_rank, calls_of, **own_arrays)
+        whole = (lambda given: [of_all_rows("prepare", given), of_all_rows("round", given)]) if once else None
+        _compile_first(comms, plan, rows_by_rank, calls_of, options, whole, **own_arrays)
     comms.agree(_form("ring_attention_backward", options, q, k))
+    state: list[dict[str, Any]] = []
+    for i, rank in enumerate(comms.ranks if once else ()):
+        with comms.on(rank):
+            given = {name: parts[i] for name, parts in own_arrays.items()}
+            state.append(given | dict(zip(OF_ROWS, run(of_all_rows("prepare", given)), strict=True)))
     dq, own = [_Sum(a) for a in q], [(_Sum(a), _Sum(b)) for a, b in zip(k, v, strict=True)]
 
     def add_step(
@@ -867,12 +976,16 @@ def ring_attention_backward(
         """
         for i, rank in enumerate(comms.ranks):
             with comms.on(rank):
-                given = {name: parts[i] for name, parts in own_arrays.items()}
+                given = state[i] if once else {name: parts[i] for name, parts in own_arrays.items()}
                 pairs = zip(halves_of(number, rank), calls_of(number, i, at_hand[i], given), strict=True)
                 for product, call in [*pairs][some]:
-                    gradients, places = _batched(product, run(call)), (product.rows, product.keys, product.keys)
-                    for total, part, where in zip((dq[i], *sums[i]), gradients, places, strict=True):
-                        total.add(part, where)
+                    if once:
+                        of_keys = run(call)
+                    else:
+                        of_rows, *of_keys = _batched(product, run(call))
+                        dq[i].add(of_rows, product.rows)
+                    for total, part in zip(sums[i], of_keys, strict=True):
+                        total.add(part, product.keys)
 
     with _abort_on_error(comms):
         if schedule == "all_gather" and comms.size > 1:
@@ -885,10 +998,35 @@ def ring_attention_backward(
         results = []
         for i, rank in enumerate(comms.ranks):
             with comms.on(rank):
-                results.append([total.rounded() for total in (dq[i], *own[i])])
+                of_rows = run(of_all_rows("round", state[i])) if once else dq[i].rounded()
+                results.append([of_rows, *(total.rounded() for total in own[i])])
         comms.finish()
     of_q, of_k, of_v = ([each[which] for each in results] for which in range(3))
     return of_q, of_k, of_v
+
+
+def _once(comms: Comms, plan: Plan, rows_by_rank: Sequence[int], calls_of: _Calls, **arrays: Sequence[Any]) -> int:
+    """Return the rows of a tile, if a rank's rows are prepared once for all its products; else 0."""
+    if any(isinstance(step, MaskedStep) for step in plan):
+        return 0
+    kind = DeviceArrays()
+    keys = {name: kind.cache_keys(parts) for name, parts in arrays.items()}
+    form = "once", BACKWARD_STAGE, plan, *((name, *of) for name, of in keys.items())
+    if form not in comms.tiles:
+        found = set()
+        for i, rank in enumerate(comms.ranks):
+            given = {name: kind.spec(of[i]) for name, of in keys.items()}
+            found.add(tile_of(Attention(given, BackwardOptions(stage=BACKWARD_STAGE)), (*given,)))
+            for number, at_hand in _keys_at_hand(plan, rank, rows_by_rank, (given["k"], given["v"])):
+                for call in calls_of(number, i, at_hand, given):
+                    found.add(tile_of(call))
+        firsts = {product.rows[0] for step in plan for rank in comms.ranks for product in step.products[rank]}
+        if len(plan) > 1:
+            own: list[Any] = [each for rank in comms.ranks for each in plan[0].products[rank]]
+            firsts |= {half.rows[0] for each in own for half in each.halves()}
+        tile = min(found, default=0) if len(found) == 1 else 0
+        comms.tiles[form] = tile if tile and not any(first % tile for first in firsts) else 0
+    return comms.tiles[form]
 
 
 def _round_the_ring(
@@ -909,13 +1047,16 @@ def _round_the_ring(
     for number, step in enumerate(plan):
         keys_move, sums_move = number + 1 < len(plan), number > 1
         leaving = [
-            (*(at_hand[i] if keys_move else ()), *(_totals(comms, rank, sums[i]) if sums_move else ()))
+            (*(at_hand[i] if keys_move else ()), *(_totals(comms, rank, sums[i], plan, number) if sums_move else ()))
             for i, rank in enumerate(comms.ranks)
         ]
         counts: list[list[int]] = [[] for _ in comms.ranks]
-        for which in ([plan[number + 1]] if keys_move else []) + ([step] if sums_move else []):
-            for of_rank, source in zip(counts, _local(comms, which), strict=True):
-                of_rank += [rows_by_rank[source]] * 2
+        for i, rank in enumerate(comms.ranks):
+            if keys_move:
+                counts[i] += [rows_by_rank[_source(plan[number + 1], rank)]] * 2
+            if sums_move:
+                first, end = _reach(plan, number, _source(step, rank))
+                counts[i] += [end - first] * 2
         arrived = _pass_on(comms, leaving, counts) if keys_move or sums_move else None
         here = [tuple(map(_Sum, pair)) for pair in at_hand] if number else own
         with limits.reserve_sms(comms.leave if arrived else 0):
@@ -926,21 +1067,41 @@ def _round_the_ring(
             for i, rank in enumerate(comms.ranks):
                 with comms.on(rank):
                     for total, before in zip(sums[i], received[i][-2:] if sums_move else (), strict=False):
-                        total.add(before)
+                        total.add(before, _reach(plan, number, _source(step, rank)))
         at_hand = [arrays[:2] for arrays in received]
-    totals = [_totals(comms, rank, sums[i]) for i, rank in enumerate(comms.ranks)]
-    arrived = _pass_on(comms, totals, [[rows_by_rank[rank]] * 2 for rank in comms.ranks], 1 - len(plan))
+    totals = [_totals(comms, rank, sums[i], plan, len(plan)) for i, rank in enumerate(comms.ranks)]
+    home = [_reach(plan, len(plan), rank) for rank in comms.ranks]
+    arrived = _pass_on(comms, totals, [[end - first] * 2 for first, end in home], 1 - len(plan))
     with limits.reserve_sms(comms.leave):
         add_step(0, mine, own, slice(-1, None))
     for i, (rank, arrays) in enumerate(zip(comms.ranks, arrived(), strict=True)):
         with comms.on(rank):
             for total, part in zip(own[i], arrays, strict=True):
-                total.add(part)
+                total.add(part, home[i])
 
 
-def _totals(comms: Comms, rank: int, sums: Sequence[_Sum]) -> tuple[Any, ...]:
+def _totals(comms: Comms, rank: int, sums: Sequence[_Sum], plan: Plan, number: int) -> tuple[Any, ...]:
+    """Return the sums that a rank sends on before step `number`."""
     with comms.on(rank):
-        return tuple(total.so_far() for total in sums)
+        rows = _reach(plan, number, _source(plan[number - 1], rank))
+        return tuple(total.so_far(rows) for total in sums)
+
+
+def _source(step: Step | MaskedStep, rank: int) -> int:
+    """Return whose K and V a rank has in a step of a ring."""
+    source = step.sources[rank]
+    assert source is not None
+    return source
+
+
+def _reach(plan: Plan, number: int, source: int) -> tuple[int, int]:
+    """Return from where to where a rank's keys have gradients, of those that others compute before step `number`."""
+    seen: list[tuple[int, int]] = []
+    for step in plan[1:number]:
+        for rank, of in enumerate(step.sources):
+            products: tuple[Product | Piece, ...] = step.products[rank] if of == source else ()
+            seen += [product.keys for product in products]
+    return min((first for first, _ in seen), default=0), max((end for _, end in seen), default=1)
 
 
 def _send_home(comms: Comms, sums: Sequence[Sequence[_Sum]], own: Sequence[Sequence[_Sum]], schedule: str) -> None:
@@ -948,7 +1109,7 @@ def _send_home(comms: Comms, sums: Sequence[Sequence[_Sum]], own: Sequence[Seque
     cut = []
     for rank, pair in zip(comms.ranks, sums, strict=True):
         with comms.on(rank):
-            cut.append([shard(total.so_far(), comms.size, schedule) for total in pair])
+            cut.append([shard(total.so_far(total.whole), comms.size, schedule) for total in pair])
     like = [parts[0] for parts in cut[0]]
     received = _to_all(comms, lambda i, peer: [parts[peer] for parts in cut[i]], like)
     for i, rank in enumerate(comms.ranks):
@@ -962,33 +1123,62 @@ class _Sum:
     """The sum of float32 parts of a gradient, each of some rows of it. like: what it is the gradient of."""
 
     def __init__(self, like: Any) -> None:
-        self._like, self._total, self._last = like, None, None
-        self._whole = 0, like.shape[1]
+        self._like, self._parts = like, []
+        self.whole = 0, like.shape[1]
 
     def add(self, part: Any, rows: tuple[int, int] | None = None) -> None:
-        """Add a part. The last one waits, to be added in one pass with rounding, or to the first that has all rows."""
-        if self._total is None and rows in (None, self._whole):
-            self._total = part
-        else:
-            self._flush()
-            self._last = part, rows or self._whole
+        """Add a part. Up to PARTS wait, to be added in one pass."""
+        if len(self._parts) == PARTS:
+            self.so_far(self.whole)
+        self._parts.append((part, rows or self.whole))
 
-    def _flush(self, dtype: Any = None) -> Any:
-        part, rows = self._last or (None, (0, 0))
-        self._last = None
-        if self._total is None:
-            self._total = device.cp.empty(self._like.shape, dtype=np.float32)
-            for gap in ((0, rows[0]), (rows[1], self._whole[1])):
-                _rows(self._total, gap)[...] = 0
-            if part is not None:
-                _rows(self._total, rows)[...] = part
-                part, rows = None, (0, 0)
-        return merge(self._total, part, rows, dtype=dtype)
-
-    def so_far(self) -> Any:
-        """Return the sum, float32, of the shape of `like`."""
-        return self._flush()
+    def so_far(self, rows: tuple[int, int]) -> Any:
+        """Return the sum, float32, of these rows, which contain those of all parts."""
+        if [which for _, which in self._parts] != [rows]:
+            self._parts = [(sum_parts(self._like, self._parts, rows), rows)]
+        return self._parts[0][0]
 
     def rounded(self) -> Any:
         """Return the sum in the dtype of `like`. Nothing can be added after it."""
-        return self._flush(self._like.dtype)
+        if self._like.dtype == np.float32:
+            return self.so_far(self.whole)
+        return sum_parts(self._like, self._parts, self.whole, self._like.dtype)
+
+
+def sum_parts(
+    like: Any, parts: Sequence[tuple[Any, tuple[int, int]]], rows: tuple[int, int], dtype: Any = np.float32
+) -> Any:
+    """Add parts of a gradient in one pass, on the current device, by kernels/17_sum.cu.
+
+    Args:
+        like: (batch, n, heads, head_dim), what it is the gradient of. parts: up to PARTS, each float32, C-contiguous,
+            and which rows of the whole it has; none of them is used afterwards. rows: of the whole; others are left
+            out, and those that no part has are 0. dtype: of the result.
+    """
+    batch, _, heads, head_dim = like.shape
+    columns, count = heads * head_dim, rows[1] - rows[0]
+    in_place = next((a for a, which in parts if which == rows and dtype == np.float32), None)
+    result = device.cp.empty((batch, count, heads, head_dim), dtype=dtype) if in_place is None else in_place
+    if not result.size:
+        return result
+    compiled = _sum_kernel(C_NAMES[np.dtype(dtype).name], columns)
+    given = [*parts, *[(None, (0, 0))] * (PARTS - len(parts))]
+    form = (*(a is None for a, _ in given),)
+    launch = compiled.launch_known if form in compiled.accepted else compiled
+    numbers = columns, rows[0], count, *(each for _, (first, end) in given for each in (first, end - first))
+    grid = -(-count * (columns // _width(columns)) // MERGE_THREADS)
+    for some in slices(batch, MAX_GRID_YZ):
+        arrays = [a if a is None else a[some] for a in (result, *(a for a, _ in given))]
+        launch((grid, some.stop - some.start), (MERGE_THREADS,), (*arrays, *map(np.int32, numbers)), shared_mem=0)
+    if not kernel.launches_are_replaced():
+        compiled.accepted.add(form)
+    return result
+
+
+def _width(columns: int) -> int:
+    return 1 if columns % 4 else 4
+
+
+@functools.lru_cache(maxsize=64)
+def _sum_kernel(name: str, columns: int) -> kernel.Kernel:
+    return kernel.load(SUM, f"sum_parts<{name}>", defines={"WIDTH": _width(columns), "THREADS": MERGE_THREADS})

@@ -22,7 +22,15 @@ from helpers import device
 from helpers.attention.kernel import launches_are_replaced
 from helpers.attention.ladder import Stage, limits
 from helpers.attention.ladder.call import WITH_HEAD_DIM, Options
-from helpers.attention.ladder.kinds import DeviceArrays, TorchTensors, as_device_array, as_kind_of, kind_of, on_device
+from helpers.attention.ladder.kinds import (
+    DeviceArrays,
+    TorchTensors,
+    as_device_array,
+    as_kind_of,
+    follows_calls,
+    kind_of,
+    on_device,
+)
 from helpers.attention.ladder.layout import Spec, dense
 from helpers.attention.ladder.plan import CompiledPlan
 
@@ -156,8 +164,8 @@ def forget() -> None:
 class Change(NamedTuple):
     """A copy of an input that the kernels can read.
 
-    how: "copied" (C-contiguous), "negated", or "padded" with zeros to `columns` columns. whole_heads: in the copy, all
-    rows of a head lie together.
+    how: "copied" (C-contiguous), "negated", "int32", or "padded" with zeros to `columns` columns. whole_heads: in the
+    copy, all rows of a head lie together.
     """
 
     name: str
@@ -169,7 +177,8 @@ class Change(NamedTuple):
         """Return the spec of the copy of an array with spec `a`."""
         shape = (*a.shape[:-1], self.columns) if self.columns else a.shape
         if not self.whole_heads:
-            return dense(shape, a.dtype)._replace(device=a.device)
+            dtype = np.dtype(np.int32) if self.how == "int32" else a.dtype
+            return dense(shape, dtype)._replace(device=a.device)
         *lead, rows, heads, columns = shape
         *strides, by_head, by_row, by_column = dense((*lead, heads, rows, columns), a.dtype).strides
         return Spec(shape, (*strides, by_row, by_head, by_column), a.dtype, 0, a.device)
@@ -178,6 +187,8 @@ class Change(NamedTuple):
         """Return the copy of `a` that this change describes."""
         if self.columns:
             return kind.padded(a, self.columns)
+        if self.how == "int32":
+            return kind.as_int32(a)
         make = kind.negative if self.how == "negated" else kind.copy
         return make(a.swapaxes(-3, -2)).swapaxes(-3, -2) if self.whole_heads else make(a)
 
@@ -198,7 +209,7 @@ class Plan:
 
     __slots__ = (
         *("_again", "_before", "_changes", "_columns", "_compiled", "_in_a_block", "_kept", "_launches"),
-        *("_memory_hint", "_names", "_outputs", "_returned", "_scratch", "_whole_heads", "_zeroed"),
+        *("_memory_hint", "_names", "_outputs", "_returned", "_scratch", "_whole_heads", "_written_once", "_zeroed"),
     )
 
     def __init__(
@@ -238,6 +249,8 @@ class Plan:
         self._launches = compiled.direct(names) if device.ON_GPU else compiled.on_engine(names)
         pairs = zip(compiled.launches, self._launches, strict=True)
         self._again = [launch for planned, launch in pairs if not (planned.once and device.ON_GPU)]
+        written = {arg for launch in compiled.launches if launch.once for arg in launch.args if type(arg) is str}
+        self._written_once = written.issuperset(compiled.scratch)
 
     def __call__(self, kind: Kind, given: Sequence[Any]) -> Any:
         """Launch on the current device; return the outputs. The arrays may differ in address from those planned for."""
@@ -312,9 +325,11 @@ class Plan:
 
         A stage that needs some scratch to be 0 between launches shares all of its scratch with the other plans on the
         stream, until `forget`. Calls on the per-thread stream get scratch of their own, and so do graphs: every replay
-        writes it anew.
+        writes it anew, unless an earlier call has written all there is.
         """
         kept, captured = self._kept, device.ON_GPU and kind.is_captured(stream)
+        if captured and kept is not None and self._written_once and follows_calls(kept[1]):
+            return kept[1], self._again
         ordered = not captured and stream != CU_STREAM_PER_THREAD
         if kept is not None and kept[0] == stream and ordered:
             return kept[1], self._again

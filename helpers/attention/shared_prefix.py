@@ -2,33 +2,50 @@
 
 The tokens of all sequences are rows of one launch of 14 or, if they are many, of `flash_attention`, so that a tile of
 them reads the prefix once; with a cache of its own, each sequence would read it (Juravsky et al. 2024, "Hydragen";
-FlashInfer's cascade). The heads that share a head of K and V are rows as well.
+FlashInfer's cascade). The heads that share a head of K and V are rows as well. `flash_attention` gets the prefix in
+equal parts, as if each were a sequence, and kernels/14_join.cu joins all.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
-from collections.abc import Callable, Mapping
+import struct
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from helpers import device
+from helpers.attention import kernel
 from helpers.attention.calls import flash_attention
+from helpers.attention.ladder import limits
 from helpers.attention.ladder.kinds import as_device_array, as_kind_of, kind_of, on_device
 from helpers.attention.ladder.layout import bits
-from helpers.attention.ring import merge
+from helpers.attention.ladder.stage import C_NAMES
 
-# Up to so many rows of a head of K and V, 14 reads the prefix, cut into parts: flash_attention would have few blocks.
-# On an H200, calls with 64 or 256 rows were 1.1 to 4.3 times as fast; more were not measured.
-ROWS_OF_PARTS = 256
+# Up to so many rows of a head of K and V, 14 reads the prefix; beyond, flash_attention does, in parts of at least so
+# many keys, by tiles of about so many rows. On an H200, 64 and 256 rows were 1.02 to 1.2 times as fast so; fewer were
+# not measured.
+ROWS_OF_PARTS, KEYS_OF_A_PART, TILE_ROWS = 32, 256, 128
+JOIN_THREADS = 256
 Attend = Callable[[Any, Any, Any], tuple[Any, Any]]
 NAMES = ("prefix_k", "prefix_v")
 _PLACES = re.compile(r"\b(?:batch|head|q_idx|kv_idx|q_len|kv_len|distance)\b")
 
 
-def check_prefix(q: Any, k_cache: Any, prefix_k: Any, prefix_v: Any, *, unbounded: bool, score_mod: str | None) -> None:
+def check_prefix(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    prefix_k: Any,
+    prefix_v: Any,
+    *,
+    unbounded: bool,
+    score_mod: str | None,
+    mask_mod: str | None,
+) -> None:
     """Check a prefix against the other arrays of a call, before anything is launched.
 
     Args:
@@ -42,11 +59,14 @@ def check_prefix(q: Any, k_cache: Any, prefix_k: Any, prefix_v: Any, *, unbounde
     for name, a in zip(NAMES, (prefix_k, prefix_v), strict=True):
         if not hasattr(a, "shape") or not hasattr(a, "dtype"):
             raise TypeError(f"{name} is an array; got {type(a).__name__} {a!r:.40}")
-        wanted = k_cache.shape[2], q.shape[3]
+        columns = q.shape[3]
+        if name == "prefix_v" and k_cache.shape != v_cache.shape:  # V has a head_dim of its own
+            columns = v_cache.shape[3]
+        wanted = k_cache.shape[2], columns
         if len(a.shape) != 3 or tuple(a.shape)[1:] != wanted:
             raise ValueError(
                 f"{name} has shape {tuple(a.shape)}; (keys, kv_heads, head_dim) is needed, whose last two are "
-                f"the heads of the cache and q's head_dim: {wanted}"
+                f"the heads of the cache and the head_dim of {'q' if columns == q.shape[3] else 'v_cache'}: {wanted}"
             )
         if str(a.dtype) != str(q.dtype):
             raise TypeError(f"{name} is {a.dtype} and q is {q.dtype}: one dtype is needed")
@@ -56,9 +76,12 @@ def check_prefix(q: Any, k_cache: Any, prefix_k: Any, prefix_v: Any, *, unbounde
         raise ValueError(
             "a prefix with a window or alibi_slopes: keys of the prefix would be at other distances in each sequence"
         )
-    if score_mod is not None and (place := _PLACES.search(score_mod)):
+    texts = {"score_mod": score_mod, "mask_mod": mask_mod}
+    for name, text in texts.items():
+        if text is None or not (place := _PLACES.search(text)):
+            continue
         raise ValueError(
-            f"score_mod uses {place[0]}, which a prefix that all sequences and heads share does not have: with a "
+            f"{name} uses {place[0]}, which a prefix that all sequences and heads share does not have: with a "
             "prefix it may use score, kv_head and mod_args"
         )
 
@@ -81,16 +104,16 @@ def join_prefix(
     lse: Any,
     *,
     softmax_scale: float | None = None,
-    score_mod: str | None = None,
-    mod_args: Mapping[str, Any] | None = None,
     by_parts: Attend | None = None,
+    **functions: Any,
 ) -> tuple[Any, Any]:
     """Merge attention to a prefix into (o, lse), that to each sequence's own keys. Return both, of q's kind of array.
 
     Args:
         q: (batch, seq_q, heads, head_dim). prefix_k, prefix_v: (keys, kv_heads, head_dim). o: as q. lse: float32
             (batch, heads, seq_q). by_parts: attention (o, lse) of each row of q to all keys, of device arrays q, k, v,
-            by a decoder; None where it cannot do the call. The others: as `flash_attention_with_kvcache` takes them.
+            by a decoder; None where it cannot do the call. functions: score_mod, mask_mod and mod_args, if there are
+            any. The others: as `flash_attention_with_kvcache` takes them.
     """
     kind = kind_of(q)
     given = {"q": q, "prefix_k": prefix_k, "prefix_v": prefix_v, "o": o, "lse": lse}
@@ -99,36 +122,71 @@ def join_prefix(
             stack.enter_context(on_device(kind.device_id(q)) or contextlib.nullcontext())
             stack.enter_context(kind.on_stream_of(q))
         there = {name: as_device_array(name, a) for name, a in given.items()}
-        options = {"softmax_scale": softmax_scale, "score_mod": score_mod, "mod_args": mod_args}
-        rows = packed(there["q"], there["prefix_k"].shape[1])
+        options = {"softmax_scale": softmax_scale, **functions}
         keys, values = (there[name][None] for name in NAMES)
-        if (
-            by_parts is not None
-            and rows.shape[1] <= ROWS_OF_PARTS
-            and keys.flags.c_contiguous
-            and values.flags.c_contiguous
-        ):
+        batch, tokens, heads, head_dim = there["q"].shape
+        kv_heads, own_dims = keys.shape[2], keys.shape[-1] != values.shape[-1]
+        if by_parts is not None and own_dims:  # only 14 takes a V of another head_dim
+            keys, values = map(device.cp.ascontiguousarray, (keys, values))
+        in_place = keys.flags.c_contiguous and values.flags.c_contiguous
+        in_place &= keys.shape[-1] * keys.dtype.itemsize % 16 == 0
+        few = batch * tokens * heads // kv_heads <= ROWS_OF_PARTS
+        if by_parts is not None and in_place and (own_dims or few):
+            rows = there["q"].reshape(1, batch * tokens, heads, head_dim)
             of_prefix, of_lse = by_parts(rows, keys, values)
-            of_prefix = _as_float32(of_prefix)
         else:
+            rows = packed(there["q"], kv_heads)
+            parts = parts_of(keys.shape[1], rows.shape[1], kv_heads) if in_place else 1
+            keys, values = (a.reshape(parts, a.shape[1] // parts, *a.shape[2:]) for a in (keys, values))
+            rows = device.cp.broadcast_to(rows, (parts, *rows.shape[1:]))
             of_prefix, of_lse = flash_attention(rows, keys, values, return_lse=True, out_dtype=np.float32, **options)
-        whole, whole_lse = _merged(there["q"], of_prefix, of_lse, there["o"], there["lse"])
-        return as_kind_of(q, whole), as_kind_of(q, whole_lse)
+        _join(there["o"], there["lse"], of_prefix, of_lse, kv_heads)
+        return (o, lse) if kind is not None else tuple(as_kind_of(q, there[name]) for name in ("o", "lse"))
 
 
-def _merged(q: Any, o: Any, lse: Any, own: Any, own_lse: Any) -> tuple[Any, Any]:
-    """Merge (o, lse) of packed rows, o in float32, into those of q's shape."""
-    cp, (batch, tokens, heads, _), kv_heads = device.cp, q.shape, o.shape[2]
-    group = heads // kv_heads
-    o = cp.ascontiguousarray(o.reshape(batch * tokens, group, kv_heads, -1).swapaxes(1, 2)).reshape(q.shape)
-    lse = lse.reshape(kv_heads, batch, tokens, group).transpose(1, 0, 3, 2)
-    lse = cp.ascontiguousarray(lse).reshape(batch, heads, tokens)
-    dtype = None if q.dtype == np.float32 else q.dtype
-    return merge(o, _as_float32(own), (0, tokens), lse, cp.ascontiguousarray(own_lse), dtype), lse
+def parts_of(keys: int, rows: int, kv_heads: int) -> int:
+    """Return into how many equal parts a prefix is cut for `flash_attention`, so that they fill the multiprocessors."""
+    blocks = max(kv_heads * -(-rows // TILE_ROWS), 1)
+    wanted = min(limits.multiprocessors() // blocks, keys // KEYS_OF_A_PART)
+    return next((parts for parts in range(wanted, 1, -1) if keys % parts == 0), 1)
 
 
-def _as_float32(a: Any) -> Any:
-    """Copy to float32, C-contiguous. CuPy converts no bfloat16, whose bits are a float32's first half."""
-    if a.dtype.name == "bfloat16":
-        a = (bits(a).astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return device.cp.ascontiguousarray(a.astype(np.float32, copy=False))
+def _join(o: Any, lse: Any, of_prefix: Any, of_lse: Any, kv_heads: int) -> None:
+    """Join attention to a prefix to (o, lse) in place, by kernels/14_join.cu.
+
+    Args:
+        o: (batch, seq_q, heads, head_dim). lse: (batch, heads, seq_q). of_prefix: (1, batch seq_q, heads, head_dim), or
+            of rows as `packed` has them, and in parts. of_lse: (parts, heads of of_prefix, its rows). All are
+            C-contiguous device arrays.
+    """
+    batch, tokens, heads, head_dim = o.shape
+    if not o.size:
+        return
+    rows, group = batch * tokens, heads // kv_heads
+    parts, their_rows, their_heads, _ = of_prefix.shape
+    packs = their_rows != rows  # a row is a token and one of the heads of a group
+    to_token, to_kv_head, to_head = (group * kv_heads, 1, kv_heads) if packs else (heads, group, 1)
+    of_o = their_rows * their_heads, to_token, to_kv_head, to_head
+    of_lses = (
+        (their_rows * their_heads, group, their_rows, 1) if packs else (rows * heads, 1, group * their_rows, their_rows)
+    )
+    numbers = *(step * head_dim for step in of_o), *of_lses, parts, tokens, rows, heads, group
+    params = np.frombuffer(bytearray(_JOIN.pack(*numbers)), JOIN_PARAMS)
+    compiled = _join_kernel(C_NAMES[o.dtype.name], C_NAMES[of_prefix.dtype.name], head_dim)
+    launch = compiled.launch_known if compiled.accepted else compiled  # which compares them with the signature
+    grid = -(-rows * heads // (JOIN_THREADS // (32 if head_dim > 64 else 16)))
+    launch((grid,), (JOIN_THREADS,), (o, lse, of_prefix, of_lse, params), shared_mem=0)
+    if not kernel.launches_are_replaced():
+        compiled.accepted.add(True)
+
+
+_STEPS = [f"{of}_{to}" for of in ("o", "lse") for to in ("part", "row", "kv_head", "head")]
+_NUMBERS = [(name, np.int32) for name in ("parts", "N", "rows", "heads", "group")]
+JOIN_PARAMS = np.dtype([*((name, np.int64) for name in _STEPS), *_NUMBERS], align=True)
+_JOIN = struct.Struct("=8q5i4x")
+
+
+@functools.lru_cache(maxsize=64)
+def _join_kernel(of_o: str, of_prefix: str, head_dim: int) -> kernel.Kernel:
+    defines = {"HEAD_DIM": head_dim, "THREADS": JOIN_THREADS}
+    return kernel.load("14_join.cu", f"join_prefix<{of_o}, {of_prefix}>", defines=defines)

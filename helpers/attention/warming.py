@@ -2,7 +2,7 @@
 
 from helpers.attention import warm_up
 warm_up(32, 128, kv_heads=8, dtype="bfloat16", causal=True)
-warm_up(32, 128, kv_heads=8, dtype="bfloat16", decoding=True, paged=True)
+warm_up(32, 128, kv_heads=8, dtype="bfloat16", decoding=True, paged=True, cache_dtype="float8_e4m3fn")
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Sequence
 import numpy as np
 
 from helpers.attention import calls, kernel
-from helpers.attention.decoders import TILE_ROWS
+from helpers.attention.decoders import ROTARY, TILE_ROWS
 from helpers.attention.decoding import check as check_decoding
 from helpers.attention.ladder import limits
 from helpers.attention.ladder.call import (
@@ -50,19 +50,26 @@ def warm_up(
     deterministic: bool = False,
     decoding: bool = False,
     paged: bool = False,
+    page_size: int = TILE_ROWS,
+    cache_dtype: str | None = None,
+    v_head_dim: int | None = None,
+    rotary_dim: int = 0,
     stage: str | int | None = None,
 ) -> int:
     """Compile what calls of this kind need, of any lengths, side by side: for a server, before its first request.
 
     What a first call takes is the compiler's time, seconds in all. CuPy keeps the kernels on disk, so that the next
-    process loads them. Calls with a bias, slopes, sinks, functions of scores or a rotary embedding are not among these.
+    process loads them. Calls with a bias, slopes, sinks, a tree, functions of scores or, but for decoding, a rotary
+    embedding are not among these.
 
     Args:
         heads, kv_heads, head_dim: of q, of k and v (as many as q where it is not given), words of a row.
         dtype: q's, by name, float8_e4m3fn too, whose results are bfloat16. gradients: also what
             flash_attention_backward needs. packed: as flash_attention_varlen has them.
         decoding: what flash_attention_with_kvcache needs, for any number of sequences and of new tokens, in place of
-            what flash_attention needs. paged: its cache is in pages.
+            what flash_attention needs. paged: its cache is in pages; all page_sizes that are powers of two have the
+            same kernels, and all others have others. cache_dtype: the cache's, if it is not q's. v_head_dim: V's, if it
+            is not K's. rotary_dim: of a rotary embedding by tables in float32, whose pairs are not interleaved.
         The others: as flash_attention and flash_attention_backward have them; stage is the forward's or the decoder's.
 
     Returns:
@@ -78,12 +85,20 @@ def warm_up(
     if dtype not in (*C_NAMES, E4M3):
         raise TypeError(f"dtype = {dtype!r:.40}; there are {', '.join((*C_NAMES, E4M3))}, by name")
     of_q = dtype_of("uint8" if dtype == E4M3 else dtype)
-    misplaced = {"gradients": gradients, "packed": packed, "deterministic": deterministic} if decoding else {}
-    for name, value in (misplaced or {"paged": paged}).items():
+    of_attention = {"gradients": gradients, "packed": packed, "deterministic": deterministic}
+    of_decoding = {"paged": paged, "cache_dtype": cache_dtype, "v_head_dim": v_head_dim, "rotary_dim": rotary_dim}
+    for name, value in (of_attention if decoding else of_decoding).items():
         if value:
-            raise ValueError(f"{name}=True needs decoding={not decoding}")
+            raise ValueError(f"{name}={value} needs decoding={not decoding}")
     if decoding:
-        jobs = _decoder_jobs(DecodeOptions(window, causal, stage=stage), heads, kv_heads, head_dim, of_q, paged)
+        if cache_dtype not in (None, dtype, E4M3):
+            raise TypeError(f"cache_dtype = {cache_dtype!r:.40}; {dtype} or {E4M3} is needed")
+        page = whole_number("page_size", page_size, least=1) if paged else 0
+        columns = head_dim, whole_number("v_head_dim", head_dim if v_head_dim is None else v_head_dim, least=1)
+        of_cache = dtype_of("uint8") if cache_dtype == E4M3 else of_q
+        pairs = whole_number("rotary_dim", rotary_dim, least=0) // 2
+        options = DecodeOptions(window, causal, stage=stage)
+        jobs = _decoder_jobs(options, heads, kv_heads, columns, (of_q, of_cache), page, pairs)
     else:
         wanted = [ForwardOptions(window, causal, stage=stage)]
         wanted += [BackwardOptions(window, causal, deterministic=deterministic)] * gradients
@@ -120,17 +135,31 @@ def _attention_jobs(
 
 
 def _decoder_jobs(
-    options: DecodeOptions, heads: int, kv_heads: int, head_dim: int, dtype: np.dtype, paged: bool
+    options: DecodeOptions,
+    heads: int,
+    kv_heads: int,
+    columns: tuple[int, int],
+    dtypes: tuple[np.dtype, np.dtype],
+    page: int,
+    pairs: int,
 ) -> Jobs:
-    """List the builds of a decoder: its sizes depend on the new tokens, and on whether a block has many units."""
+    """List the builds of a decoder: its sizes depend on the new tokens, and on whether a block has many units.
+
+    Args:
+        columns: of K and of V. dtypes: of q and of the cache. page: keys of one, or 0. pairs: that are rotated, or 0.
+    """
     jobs: Jobs = {}
     many = -(-2 * limits.multiprocessors() // kv_heads)
     for sequences, tokens in itertools.product((1, many), range(1, TILE_ROWS + 1)):
-        q = Spec.dense((sequences, tokens, heads, head_dim), dtype)
-        cache = Spec.dense((sequences, TILE_ROWS, kv_heads, head_dim), dtype)
-        specs = {"q": q, "k_cache": cache, "v_cache": cache, "cache_seqlens": Spec.dense((sequences,), np.int32)}
-        if paged:
-            specs["block_table"] = Spec.dense((sequences, 1), np.int32)
+        specs = {"q": Spec.dense((sequences, tokens, heads, columns[0]), dtypes[0])}
+        for name, n in zip("kv", columns, strict=True):
+            specs[f"{name}_cache"] = Spec.dense((sequences, page or TILE_ROWS, kv_heads, n), dtypes[1])
+            if pairs:
+                specs[name] = Spec.dense((sequences, tokens, kv_heads, n), dtypes[0])
+        specs["cache_seqlens"] = Spec.dense((sequences,), np.int32)
+        if page:
+            specs["block_table"] = Spec.dense((sequences, -(-TILE_ROWS // page)), np.int32)
+        specs |= {name: Spec.dense((1, pairs), np.float32) for name in ROTARY if pairs}
         decoder, call, _ = check_decoding(specs, options)
         assert call is not None  # there are tokens and keys
         sizes = decoder.sizes_for(call)

@@ -35,7 +35,7 @@ from helpers.attention.ladder.launch import Launch, Map, Part
 from helpers.attention.ladder.layout import Spec
 from helpers.attention.ladder.plan import CompiledPlan
 from helpers.attention.ladder.score_mod import parse_score_mod
-from helpers.attention.ladder.steps import BASES, CLIMBS, FP8_CODES, FP8_TURNS, MULTICAST, ROTATION_IN_LOAD
+from helpers.attention.ladder.steps import BASES, CLIMBS, FP8_CODES, MULTICAST, ROTATION_IN_LOAD
 from helpers.bench.same_sass import machine_code
 from helpers.engine.cuda_source.signatures import dtype_of
 
@@ -103,7 +103,7 @@ def stages() -> Iterator[Stage]:
     """Yield each stage and each step, forward and backward, once."""
     steps = (*BASES.values(), *(step for climb in CLIMBS.values() for step in climb))
     seen: set[tuple[str, str]] = set()
-    for stage in (*LADDER.values(), *BACKWARD.values(), *steps, ROTATION_IN_LOAD, FP8_CODES, FP8_TURNS, MULTICAST):
+    for stage in (*LADDER.values(), *BACKWARD.values(), *steps, ROTATION_IN_LOAD, FP8_CODES, MULTICAST):
         if (stage.name, stage.file) not in seen:
             seen.add((stage.name, stage.file))
             yield stage

@@ -221,7 +221,7 @@ def recorded_rows(part: str) -> list[tuple[str, dict[str, dict[str, Any]]]]:
     """Return the record's rows of a part of the study, each by its name, for each of the inputs that it measured.
 
     Args:
-        part: "long": few sequences of which one is long; "prefix": one that all share; "fp8"; "graph".
+        part: "long": few sequences of which one is long; "prefix": one that all share; "tree"; "parts"; "fp8"; "graph".
     """
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for row in recorded()["rows"]:
@@ -232,9 +232,12 @@ def recorded_rows(part: str) -> list[tuple[str, dict[str, dict[str, Any]]]]:
             what = f"{first:,} and {len(others)} × {others[0]:,} keys"
         elif "shared" in row:
             what = f"{row['row'][0]} sequences share {row['shared']:,} keys, + {row['row'][1] - row['shared']} each"
+        elif "drafts" in row:
+            what = f"{row['drafts']} drafts, {row['row'][0]} × {row['row'][1]:,} keys"
         elif "row" in row:
             batch, keys, heads, kv_heads, d = row["row"]
             what = f"{batch} × {keys:,} keys, {heads}/{kv_heads} heads of {d}"
+            what += f", V {row['d_v']}" if row.get("d_v", d) != d else ""
         else:
             what = f"{row['batch']} sequence{'s' * (row['batch'] > 1)}" if "batch" in row else part
         found.setdefault(what, {})[row["name"]] = row

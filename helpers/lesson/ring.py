@@ -95,7 +95,7 @@ def _kinds(width: int) -> str:
 
 
 def graph_table(record: Mapping[str, Any], *, heads: int = 16) -> str:
-    """Tabulate zigzag's speed relative to independent GPUs by peer copies, call by call and as one graph."""
+    """Tabulate zigzag's speed relative to independent GPUs by peer copies, call by call and as graphs."""
     found = [_short(record, f"{way}, peer", *kind, heads) for kind in KINDS for way in ("calls", "graph")]
     lines = [f"{'':12}{_kinds(18)}", f"{'tokens a GPU':>12}" + f"{'calls':>10}{'graph':>8}" * len(KINDS)]
     for n in SHORT:
@@ -105,12 +105,12 @@ def graph_table(record: Mapping[str, Any], *, heads: int = 16) -> str:
 
 
 def apart_table(record: Mapping[str, Any], rows: int = 8192, *, heads: int = 16) -> str:
-    """Tabulate milliseconds of zigzag's graph, of what is left of it, and of independent runs."""
-    ways = ("graph, peer", "graph of 4, peer", "graph, no messages", "graph, products alone", "independent")
+    """Tabulate milliseconds of zigzag's graphs, of variants and of what is left of them, and of independent runs."""
+    ways = ("graph, peer", "graph, joined after", "graph, no messages", "graph, products alone", "independent")
     lines = [f"{f'{rows:,} tokens a GPU':24}{_kinds(18)}"]
     for way in ways:
         ms = [_short(record, way, *kind, heads).get(rows) for kind in KINDS]
-        name = way.replace(", peer", "").replace("graph, ", "  ").replace("of 4", "of 4 calls")
+        name = way.replace(", peer", "").replace("graph, ", "  ")
         if any(ms):
             lines.append(f"{name:24}" + "".join(f"{row['ms']:15.2f} ms" if row else " " * 18 for row in ms))
     return "\n".join(lines)

@@ -1,18 +1,24 @@
-// 16.3 codes: no exp2. The byte of an e4m3 is nearly a logarithm: 8 (x + 7) is that of 2^x, but for a
-// mantissa that is linear in between.
+// 16.3 codes: no exp2 for most weights. The byte of an e4m3 is nearly a logarithm: 8 (x + 7) is that of
+// 2^x, but for a mantissa that is linear in between.
 //
 // Since 16_fp8.cu: a weight is one saturated FFMA, which gives (x + 7) / 16 from 0 to 1, and half an
 // HFMA2, whose addition of 1536 rounds to an integer in the lowest byte. The weights differ from exp2's by
 // up to 3 %; half of what rounding to e4m3 does anyway. But subnormals are not linear: weights below
-// 2^-15 of the largest become 0, where exp2's go down to 2^-18.
+// 2^-15 of the largest become 0, where exp2's go down to 2^-18. At head_dim 64 one group of keys in three
+// still has exponentials, whose pipe would do nothing otherwise.
 //
 // Launch   16_transpose.cu; then as 10, after its 10_order.cu
 // Shapes   as 10, in e4m3; O in half types or float32. V_image: tiles of V^T, see 16_transpose.cu.
-//          descales [sequences, heads], float32: what elements are multiplied by; or null, for 1
+//          descales [sequences, heads], float32: what elements are multiplied by; or null, for 1. With
+//          DESCALE_ROWS [sequences, heads, blocks of so many rows or keys], not packed
 // Needs    sm_90a and no other; HEAD_DIM and strides multiples of 16, pointers of 16 bytes
 // Traffic  as 10, with half the bytes of Q, K, V; V is read and written once more by the first launch
+#ifndef TURNS
+#define TURNS (HEAD_DIM <= 64)  // whether consumers take turns: on an H200 they lost above
+#endif
 #include <cuda_fp16.h>
 
+#include "fp8_descales.cuh"  // what scores and results are multiplied by
 #include "fp8_epilogue.cuh"  // lse, O
 #include "fp8_tiles.cuh"     // sizes, the two products, weights
 #include "v_image.cuh"       // where a tile of V^T is
@@ -22,6 +28,7 @@ constexpr float CODE_SHIFT = -0.35f;  // makes the weights right on average
 constexpr int THREADS = 128 * (1 + CONSUMERS);  // warpgroup 0 is the producer
 constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : HEAD_DIM > 64 ? 32 : 56;
 constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : HEAD_DIM > 64 ? 160 : 152;
+constexpr int TURN = 1;  // named barriers: the turns, one for each consumer
 constexpr unsigned K_AT = CONSUMERS * Q8_BYTES, V_AT = K_AT + STAGES * K8_BYTES;
 constexpr unsigned Q_RING_AT = V_AT + STAGES * V8_BYTES;
 constexpr unsigned K_RING_AT = Q_RING_AT + Ring<CONSUMERS>::BYTES;
@@ -62,9 +69,9 @@ __device__ __forceinline__ unsigned codes_of(float x, float y) {
   return reinterpret_cast<const unsigned&>(codes);
 }
 
-// As compute_weights and to_operand: e4m3 by its bits.
-__device__ __forceinline__ void to_codes(
-    Weights8& P, const Scores& S, const Statistics& m_i, float softmax_scale_log2) {
+// As weights_of_group: e4m3 by its bits.
+__device__ __forceinline__ void codes_of_group(
+    Weights8& P, const Scores& S, const Statistics& m_i, float softmax_scale_log2, int group) {
   Statistics offset;
 #pragma unroll
   for (int i = 0; i < 2; ++i) offset[i] = fmaf(m_i[i], -1.0f / 16, 7.0f / 16 + CODE_SHIFT / 128);
@@ -72,7 +79,7 @@ __device__ __forceinline__ void to_codes(
     return __saturatef(fmaf(s, softmax_scale_log2 / 16, offset[i]));
   };
 #pragma unroll
-  for (int n = 0; n < BLOCK_N / 8; n += 2)
+  for (int n = 4 * group; n < 4 * group + 4; n += 2)
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float* const s = S + 4 * n + 2 * i;
@@ -178,12 +185,13 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
   Output acc;
   Statistics m_i, l_i;  // l_i in lane 4 g, 0 in others: the epilogue adds them
   PipelineState<STAGES> stage;
+  const int my_turn = TURN + consumer, next_turn = TURN + (consumer + 1) % CONSUMERS;
+  // The first turn is the first consumer's.
+  if (TURNS && consumer == CONSUMERS - 1) named_barrier_arrive(next_turn, 256);
 
   for (PipelineState<CONSUMERS> q_stage{consumer}; next(); q_stage.phase ^= 1) {
-    const float descale = descale_of(q_descale, tile.sequence * params.heads + tile.head) *
-                          descale_of(k_descale, tile.sequence * params.kv_heads + tile.kv_head);
-    const float scale = fmaxf(params.softmax_scale * descale, 1e-30f);  // 0 times -inf would be NaN
-    const float softmax_scale_log2 = scale * LOG2_E;
+    const float of_rows =
+        scale_of_rows(tile, tile.row + 64 * consumer, q_descale, k_descale, params);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       m_i[i] = M_INIT;
@@ -194,7 +202,7 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
     q_ring.wait_full(q_stage);
 
     int first = last_tile_begin(tile);
-    for (; first >= tile.begin; first -= BLOCK_N, stage.advance()) {
+    while (true) {
       // ---- S = Q K^T
       Scores S;
       k_ring.wait_full(stage);
@@ -204,6 +212,8 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
       if (leader) k_ring.release(stage);
 
       // ---- masks, maxima, weights
+      if (TURNS) named_barrier_sync(my_turn, 256);
+      const float softmax_scale_log2 = scale_of_tile(of_rows, tile, first, k_descale, params);
       const int q_idx = tile.first_pos + warp_row + g, kv_idx = first + 2 * t;  // this lane's first
       const int last_pos = tile.first_pos + min(BLOCK_M, tile.rows) - 1;
       if (first < last_pos - params.window_left ||
@@ -212,34 +222,35 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
       Statistics rescale;
       move_maxima_by_bits(S, m_i, rescale, softmax_scale_log2);
       Weights8 P;
-      to_codes(P, S, m_i, softmax_scale_log2);
+#pragma unroll
+      for (int i = 0; i < BLOCK_N / 32; ++i) {
+        if (HEAD_DIM > 64 || i % 3 < 2) codes_of_group(P, S, m_i, softmax_scale_log2, i);
+        else weights_of_group(P, S, m_i, softmax_scale_log2, i);
+      }
+      if (TURNS) named_barrier_arrive(next_turn, 256);
 
       // ---- O_tile = P V, then acc = rescale acc + O_tile; its last column is the sum of the weights
+      const float descale = descale_of_tile(tile, first, v_descale, params);
       v_ring.wait_full(stage);
-      const unsigned long long v_tile = advance_tiles(v, stage.index, V8_BYTES);
-      if constexpr (PARTS == 2) {
-        float O_tile[PART_COLUMNS / 2];
-        start_pv(O_tile, P, v_tile);
-        wgmma_wait<0>();
-        wgmma_registers(O_tile);
-        add_part(acc, rescale, O_tile, 0);
-      }
-      float O_tile[PART_COLUMNS / 2 + 4];
-      start_pv(O_tile, P, advance_tiles(v_tile, PARTS - 1, PART_COLUMNS * KEY_BYTES));
+      float O_tile[PART_COLUMNS / 2 + 4];  // of the last part
+      add_parts(acc, rescale, P, advance_tiles(v, stage.index, V8_BYTES), O_tile, descale);
       wgmma_wait<0>();
       wgmma_registers(O_tile);
       if (leader) v_ring.release(stage);
-      add_part(acc, rescale, O_tile, PARTS - 1);
+      add_part(acc, rescale, O_tile, PARTS - 1, descale);
 #pragma unroll
       for (int i = 0; i < 2; ++i)
         l_i[i] = fmaf(l_i[i], rescale[i], O_tile[PART_COLUMNS / 2 + 2 * i]);
+      stage.advance();
+      first -= BLOCK_N;
+      if (first < tile.begin) break;
     }
     if (leader) q_ring.release(q_stage);
 
     // ---- epilogue: the rows' sums, lse; divide once
     Statistics inverse;
     finish_rows(tile, warp_row, m_i, l_i, inverse, lse, packed, params);
-    const float of_v = descale_of(v_descale, tile.sequence * params.kv_heads + tile.kv_head);
+    const float of_v = descale_of_output(tile, v_descale, params);
     inverse[0] *= of_v;
     inverse[1] *= of_v;
     store_quads(tile, warp_row, acc, inverse, O, packed, params);

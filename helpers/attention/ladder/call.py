@@ -136,6 +136,7 @@ class _Decode(NamedTuple):
     stage: str | None = None
     mod: ScoreMod | None = None
     is_checked: bool = False
+    rotary_interleaved: bool = False
 
 
 class DecodeOptions(Options, _Decode):

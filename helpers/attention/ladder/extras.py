@@ -133,7 +133,7 @@ def as_kernels_read(
             _check_descale(name, a, (sequences, of), None if packed else -(-rows // DESCALE_ROWS))
             extras[name] = a
         elif name in ("rotary_cos", "rotary_sin"):
-            _check_table(name, a, q.dtype, head_dim)
+            check_table(name, a, q.dtype, head_dim)
             extras[name] = a
         else:
             _check_positions(name, a, 1 if packed else batch, n if name == "q_positions" else n_kv, packed)
@@ -178,7 +178,9 @@ def _check_descale(name: str, a: Spec, of_heads: tuple[int, int], blocks: int | 
     """Refuse descales that are not one for each head or, unless blocks is None, one for each of its blocks."""
     allowed = [of_heads] if blocks is None else [of_heads, (*of_heads, blocks)]
     if a.dtype != np.float32 or tuple(a.shape) not in allowed:
-        of_blocks = "" if blocks is None else f", or {allowed[1]}: one for each {DESCALE_ROWS} rows of a head"
+        of_blocks = f", or {allowed[-1]}: one for each {DESCALE_ROWS} rows of a head"
+        if blocks is None:
+            of_blocks = "; packed sequences have none for blocks of rows" if a.ndim == 3 else ""
         raise ValueError(
             f"{name} is {a.dtype} {tuple(a.shape)}; float32 {of_heads} is needed: one for each head of each sequence"
             f"{of_blocks}"
@@ -202,7 +204,7 @@ def check_slopes(slopes: Spec, sequences: int, heads: int) -> None:
         )
 
 
-def _check_table(name: str, table: Spec, dtype: Any, head_dim: int) -> None:
+def check_table(name: str, table: Spec, dtype: Any, head_dim: int) -> None:
     if table.dtype not in (dtype, np.float32):
         names = " or ".join(dict.fromkeys((np.dtype(dtype).name, "float32")))
         raise TypeError(f"{name} is {table.dtype}; {names} is needed: {name}.astype('float32')")
@@ -228,13 +230,18 @@ def _check_positions(name: str, positions: Spec, batch: int, rows: int, packed: 
         raise ValueError(f"{what} has shape {tuple(positions.shape)}; {' or '.join(map(str, forms))} is needed")
 
 
-def _check_tables(extras: Mapping[str, Spec], n: int, n_kv: int, packed: bool, longest_k: int | None) -> None:
-    cos, sin = extras["rotary_cos"], extras["rotary_sin"]
+def check_pair(cos: Spec, sin: Spec) -> None:
+    """Raise ValueError unless the two tables of a rotary embedding have one shape and dtype."""
     if cos.shape != sin.shape or cos.dtype != sin.dtype:
         raise ValueError(
             f"rotary_cos is {cos.dtype} {tuple(cos.shape)} and rotary_sin {sin.dtype} {tuple(sin.shape)}: "
             "one shape and one dtype for both is needed"
         )
+
+
+def _check_tables(extras: Mapping[str, Spec], n: int, n_kv: int, packed: bool, longest_k: int | None) -> None:
+    cos = extras["rotary_cos"]
+    check_pair(cos, extras["rotary_sin"])
     if "q_positions" in extras:
         return
     if not packed and n > n_kv:

@@ -55,6 +55,10 @@ class DeviceArrays:
         """Return a C-contiguous copy."""
         return dense_copy(a)
 
+    def as_int32(self, a: Any) -> Any:
+        """Return a C-contiguous copy in int32."""
+        return device.cp.ascontiguousarray(a.astype(np.int32))
+
     def negative(self, a: Any) -> Any:
         """Return a C-contiguous copy with the other sign."""
         return negative(a)
@@ -145,6 +149,10 @@ class TorchTensors:
         """Return a C-contiguous copy."""
         return a.clone(memory_format=self._torch.contiguous_format)
 
+    def as_int32(self, a: Any) -> Any:
+        """Return a C-contiguous copy in int32."""
+        return a.to(self._torch.int32, memory_format=self._torch.contiguous_format)
+
     def negative(self, a: Any) -> Any:
         """Return a C-contiguous copy with the other sign."""
         return self._torch.neg(a, out=a.new_empty(a.shape))
@@ -204,15 +212,79 @@ class TensorsWithoutGradients(TorchTensors):
         return [(a.shape, a.stride(), a.dtype, a.data_ptr() % 16, a.get_device(), a.is_neg()) for a in arrays]
 
 
+class HeadsFirst(TensorsWithoutGradients):
+    """Those tensors, but q, k, v, o and their gradients are (batch, heads, rows, head_dim), with no view made of them.
+
+    All else in a plan takes them for (batch, rows, heads, head_dim); new ones have that layout in memory.
+    """
+
+    def spec(self, key: tuple[Any, ...]) -> Spec:
+        """See TorchTensors.spec."""
+        shape, steps, *others = key
+        return super().spec((_exchanged(shape), _exchanged(steps), *others))
+
+    def empties(self, forms: Sequence[tuple[Any, ...]], like: Any) -> list[Any]:
+        """See TorchTensors.empties. shape: (batch, rows, heads, head_dim), or another number of axes."""
+        return [
+            like.new_empty_strided(*_in_memory(shape), dtype=self._torchs[dtype])
+            if len(shape) == 4
+            else like.new_empty(shape, dtype=self._torchs[dtype])
+            for shape, dtype in forms
+        ]
+
+    def copy(self, a: Any) -> Any:
+        """See TorchTensors.copy."""
+        return turned(super().copy(turned(a)))
+
+    def negative(self, a: Any) -> Any:
+        """See TorchTensors.negative."""
+        return turned(super().negative(turned(a)))
+
+    def padded(self, a: Any, columns: int) -> Any:
+        """See DeviceArrays.padded."""
+        return turned(super().padded(turned(a), columns))
+
+    def device_array(self, a: Any) -> Any:
+        """See TorchTensors.device_array."""
+        return super().device_array(turned(a))
+
+
+def _exchanged(axes: Sequence[int]) -> Sequence[int]:
+    """Exchange the second and the third of four."""
+    return (axes[0], axes[2], axes[1], axes[3]) if len(axes) == 4 else axes
+
+
+def turned(a: Any) -> Any:
+    """View (batch, heads, rows, head_dim) as (batch, rows, heads, head_dim), or the reverse; not lse, of three axes."""
+    return a.transpose(1, 2) if a.ndim == 4 else a
+
+
+@functools.lru_cache(maxsize=1024)
+def _in_memory(shape: tuple[int, ...]) -> tuple[Sequence[int], Sequence[int]]:
+    """Return the shape (batch, heads, rows, head_dim), and its strides in elements, of a dense array of `shape`."""
+    _, rows, heads, columns = shape
+    return _exchanged(shape), (rows * heads * columns, columns, heads * columns, 1)
+
+
 _NO_CONTEXT: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
 _DEVICE = DeviceArrays()
 _KEPT_FOR_GRAPHS: list[Sequence[Any]] = []  # never freed: CUDA does not report a graph's end
 _HAS_MEMORY: list[bool] = []
 
 
+def follows_calls(arrays: Sequence[Any]) -> bool:
+    """Return True, and keep the arrays, if the graph that is captured may read what earlier calls have written."""
+    if _HAS_MEMORY and not any(kept is arrays for kept in _KEPT_FOR_GRAPHS):
+        _KEPT_FOR_GRAPHS.append(arrays)
+    return bool(_HAS_MEMORY)
+
+
 @contextlib.contextmanager
 def graph_has_its_memory() -> Iterator[None]:
-    """Keep no arrays for the graph that is captured in this context: its pool gives their memory to nobody else."""
+    """Keep no arrays for the graph that is captured in this context: its pool gives their memory to nobody else.
+
+    The graph is launched after the GPU has finished all calls before this context.
+    """
     _HAS_MEMORY.append(True)
     try:
         yield
@@ -238,9 +310,9 @@ def kind_of(*arrays: Any) -> DeviceArrays | TorchTensors | None:
 
 
 @functools.cache
-def without_gradients() -> TensorsWithoutGradients:
-    """Return the kind of PyTorch's tensors that may require gradients."""
-    return TensorsWithoutGradients(sys.modules["torch"])
+def without_gradients(heads_first: bool = False) -> TensorsWithoutGradients:
+    """Return the kind of PyTorch's tensors that may require gradients, in one of two layouts."""
+    return (HeadsFirst if heads_first else TensorsWithoutGradients)(sys.modules["torch"])
 
 
 @functools.cache

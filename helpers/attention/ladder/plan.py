@@ -29,6 +29,7 @@ from helpers.attention.ladder.stage import Stage
 from helpers.engine.cuda_source.signatures import dtype_of
 
 GRADIENTS = ("dq", "dk", "dv")
+DIAGONALS = 2  # FORM of a kernel for gradients of a bias whose tiles lie along diagonals
 
 
 def plan(
@@ -120,7 +121,7 @@ class CompiledPlan:
         dtype = call.arrays["o" if stage.out_dtypes else "q"].dtype.name
         names = {each.kernel: stage.kernel_name(dtype, each.kernel) for each in self.launches if not each.file}
         others = {each.kernel: (each.file, dict(each.sizes)) for each in self.launches if each.file}
-        pairs = stage.direction != "bias"  # along a diagonal, a tile may begin at an odd key
+        pairs = stage.direction != "bias" or sizes["FORM"] != DIAGONALS  # whose tiles may begin at an odd key
         text = (lambda file: file) if call.mod is None else partial(_prepend_functions, call.mod, stage, pairs)
         jobs = [partial(kernel.load_all, text(source or stage.file), tuple(names.values()), defines=sizes)]
         jobs += [partial(kernel.load, text(file), name, defines=of) for name, (file, of) in others.items()]
@@ -171,10 +172,12 @@ class CompiledPlan:
         Args:
             names: of the call's arrays and of `scratch`, in the order in which their addresses will be given.
         """
+        names = tuple(names)
         slots = {name: 8 * i for i, name in enumerate(names)}
         direct = []
         for launch in self.launches:
-            form = launch.kernel, *map(type, launch.args)  # of many heads a launch takes parts of arrays
+            # Arrays by name: another length may have no partial sums. Of many heads a launch takes parts of arrays.
+            form = launch.kernel, names, *[arg if type(arg) is str else type(arg) for arg in launch.args]
             if form not in self.arguments:
                 self.arguments[form] = Arguments(launch, self.kernels[launch.kernel].function, slots)
             direct.append(DirectLaunch(self.arguments[form], launch, slots, self._specs))

@@ -80,6 +80,13 @@ class ScoreMod(NamedTuple):
             scores, self.mask or other.mask, self.sink or other.sink, values, arrays, self.kept or other.kept
         )
 
+    def with_mask_as_score(self) -> ScoreMod:
+        """Return the same with its mask among the functions of the score, for kernels that have no block mask."""
+        if not self.mask:
+            return self
+        hides = Function("mask_mod", f"bool({self.mask}) ? score : {_NEG_INF}", None)
+        return self._replace(scores=(*self.scores, hides), mask="", kept=0)
+
     @property
     def form(self) -> ScoreMod:
         """The same without the numbers: all that the text depends on."""

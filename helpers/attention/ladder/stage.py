@@ -57,6 +57,7 @@ class Stage:
         mod      functions of scores, and what is made of them: bias, ALiBi, sinks
         rotary   the rotary embedding of helpers.attention.ladder.extras
         float    results in float32 when q is of a half type
+        continues  results joined with those of other keys, for ring attention
         descale  q_descale, k_descale and v_descale, for e4m3; block_descale: also for blocks of rows
     """
 

@@ -410,12 +410,16 @@ def _fewer_keys(head_dim: int) -> list[Sizes]:
 
 
 def _fp8() -> _Climb:
-    step = partial(_step, LADDER["fp8"], features=LADDER["fp8"].features - {"block_descale"})
+    step = partial(_step, LADDER["fp8"])
+    of_heads = LADDER["fp8"].features - {"block_descale"}
+    summed_in_place = {"candidates": _fewer_keys, "error_factor": 4.0}
     steps = (
-        step("16_01_one_level.cu", "O summed by the tensor core", candidates=_fewer_keys, error_factor=4.0),
-        step("16_02_two_levels.cu", "each tile of keys added in float32"),
+        step("16_01_one_level.cu", "O summed by the tensor core", features=of_heads, **summed_in_place),
+        step("16_02_two_levels.cu", "each tile of keys added in float32", features=of_heads),
+        step("16_05_row_of_ones.cu", "weights summed by a row of ones, maxima of bits"),
+        step("16_06_quarters.cu", "O of 256 columns in quarters"),
     )
-    return _Climb("fp8", "weights summed by a row of ones, maxima of bits", steps)
+    return _Climb("fp8", "consumers take turns", steps)
 
 
 # ---- all climbs
@@ -484,8 +488,6 @@ MULTICAST = _hopper_step(
 # Compared with 16_fp8.cu: the bytes of e4m3 weights without exp2.
 _OF_HEADS = LADDER["fp8"].features - {"block_descale"}
 FP8_CODES = _step(LADDER["fp8"], "16_03_codes.cu", "weights as codes of e4m3", features=_OF_HEADS)
-# Not measured yet: consumers one after the other.
-FP8_TURNS = _step(LADDER["fp8"], "16_04_turns.cu", "consumers take turns", features=LADDER["fp8"].features)
 
 
 def files(stage: str) -> list[str]:

@@ -156,7 +156,7 @@ class Step(NamedTuple):
 
 
 class Server:
-    """A server for a model whose heads are 64, 128 or 256 wide.
+    """A server for a model whose heads are 8 to 256 wide, a multiple of 8.
 
     history: a Step for each step of all calls. evicted, lost: as in Schedule, of all calls. failed: of the last call,
     the error of each request that could not be finished, by its place in `requests`.
@@ -167,7 +167,7 @@ class Server:
     ) -> None:
         """
         Args:
-            pages: of the cache, page_size keys each, a power of two. dtype: of the cache, one of DTYPES.
+            pages: of the cache, page_size keys each. dtype: of the cache, one of DTYPES.
             watermark: how many pages must stay free when a request is admitted while others run, for those to grow
                 into. 0 admits all that fit: most requests at once, most evictions.
 
@@ -178,8 +178,6 @@ class Server:
         if not isinstance(model, CharGPT):
             raise TypeError(f"model is a CharGPT; got {type(model).__name__}")
         pages, page_size = (whole_number(*each, least=1) for each in (("pages", pages), ("page_size", page_size)))
-        if page_size & (page_size - 1):
-            raise ValueError(f"page_size = {page_size}; a power of two is needed")
         watermark = whole_number("watermark", watermark, least=0)
         if watermark >= pages:
             raise ValueError(f"watermark = {watermark}; with {pages} pages, fewer than {pages} can stay free")
@@ -187,8 +185,8 @@ class Server:
             raise ValueError(f"dtype = {dtype!r:.40}; there are {', '.join(DTYPES)}")
         config = model.config
         head_dim = config.width // config.heads
-        if head_dim not in HEAD_DIMS:
-            wanted = ", ".join(map(str, HEAD_DIMS))
+        if head_dim % 8 or head_dim > max(HEAD_DIMS):
+            wanted = f"a multiple of 8 up to {max(HEAD_DIMS)}"
             raise ValueError(f"model has heads {head_dim} wide (width / heads of its Config); {wanted} can be served")
         self.model, self.pages, self.watermark = model, Pages(pages, page_size), watermark
         self.room = min(config.context, pages * page_size)  # characters of a text
@@ -248,7 +246,8 @@ class Server:
             How many kernel files, each with one set of sizes, were compiled, or were there already.
         """
         config, dtype = self.model.config, self.cache.k.dtype.name
-        count = warm_up(config.heads, config.width // config.heads, dtype=dtype, decoding=True, paged=True)
+        in_pages: dict[str, Any] = {"decoding": True, "paged": True, "page_size": self.pages.size}
+        count = warm_up(config.heads, config.width // config.heads, dtype=dtype, **in_pages)
         of_steps = [(requests, 1) for requests in range(1, min(self.pages.count, 128) + 1)]
         of_prompts = [(1, tokens) for tokens in range(2, min(self.room, 128) + 1)]
         with self._cache_in_model():

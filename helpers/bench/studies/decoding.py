@@ -63,6 +63,8 @@ LONG = (
     (32768, *7 * (4096,)),
 )
 LONG_SPLITS = 8, 33
+PARTS = ((8, 8192, *HEADS), 4), ((8, 65536, *HEADS), 4), ((1, 65536, *HEADS), 32)  # and the most parts of a unit
+DIMS = (80, 80), (96, 96), (112, 112), (192, 192), (192, 128)  # of K and of V
 PREFIXES = (16, 8192, 256), (64, 8192, 256), (64, 2048, 512), (16, 32768, 512)  # sequences, keys shared, keys of each
 TREES = (8, 8192, 8), (1, 8192, 16), (32, 2048, 8)  # sequences, keys, drafts among them
 FP8_ROWS: tuple[Sizes, ...] = *ROWS[:6], ROWS[7]
@@ -77,17 +79,20 @@ TOLERANCE = 2e-2  # of the largest number of a head
 class CacheInputs:
     """PyTorch's tensors of a row: q (batch, 1, heads, d), caches (batch, keys, kv_heads, d), and the same in pages."""
 
-    def __init__(self, row: Sizes, lengths: Sequence[int] | None = None, *, pages: Sequence[int] = PAGES) -> None:
+    def __init__(
+        self, row: Sizes, lengths: Sequence[int] | None = None, *, pages: Sequence[int] = PAGES, d_v: int = 0
+    ) -> None:
         import torch
 
         batch, keys, self.heads, self.kv_heads, self.d = row
+        self.d_v = d_v or self.d
         self.host_lengths = list(lengths) if lengths is not None else [keys] * batch
         self.torch = torch
         torch.manual_seed(5)
         self.lengths = torch.tensor(self.host_lengths, dtype=torch.int32, device=TORCH_DEVICE)
         self.q = torch.randn(batch, 1, self.heads, self.d, device=TORCH_DEVICE).to(getattr(torch, DTYPE))
-        shape = batch, keys, self.kv_heads, self.d
-        self.k, self.v = (torch.randn(*shape, device=TORCH_DEVICE, dtype=getattr(torch, DTYPE)) for _ in "kv")
+        shape, how = (batch, keys, self.kv_heads), {"device": TORCH_DEVICE, "dtype": getattr(torch, DTYPE)}
+        self.k, self.v = (torch.randn(*shape, d, **how) for d in (self.d, self.d_v))
         self.paged = {page: self._in_pages(page, keys) for page in pages}
 
     def _in_pages(self, page: int, keys: int) -> tuple[Any, Any, Any]:
@@ -97,7 +102,7 @@ class CacheInputs:
         table = order.to(torch.int32).reshape(batch, keys // page)
         caches = []
         for a in (self.k, self.v):
-            cache = torch.empty(batch * keys // page, page, self.kv_heads, self.d, device=TORCH_DEVICE, dtype=a.dtype)
+            cache = torch.empty(batch * keys // page, page, *a.shape[2:], device=TORCH_DEVICE, dtype=a.dtype)
             cache[order] = a.reshape(cache.shape)
             caches.append(cache)
         return (*caches, table)
@@ -105,7 +110,7 @@ class CacheInputs:
     @property
     def bytes(self) -> int:
         """Bytes of all K and V."""
-        return 2 * 2 * sum(self.host_lengths) * self.kv_heads * self.d
+        return 2 * sum(self.host_lengths) * self.kv_heads * (self.d + self.d_v)
 
     def exact(self, sequence: int, head: int) -> np.ndarray:
         """Return the output of one head in float64."""
@@ -116,7 +121,7 @@ class CacheInputs:
 
     def error(self, o: Any) -> float:
         """Return the largest error in two heads, of an output with the heads of a sequence in order."""
-        o = o.reshape(len(self.host_lengths), self.heads, self.d).float().cpu().numpy()
+        o = o.reshape(len(self.host_lengths), self.heads, self.d_v).float().cpu().numpy()
         exact = {at: self.exact(*at) for at in ((0, 0), (len(o) - 1, self.heads - 1))}
         return max(float(np.abs(o[at] - head).max() / np.abs(head).max()) for at, head in exact.items())
 
@@ -176,6 +181,70 @@ def flashinfer(inputs: CacheInputs) -> Iterator[tuple[str, Way]]:
         yield name, functools.partial(wrapper.run, inputs.q[:, 0], (k, v))
 
 
+def flashinfer_cascade(inputs: CacheInputs, shared: int) -> Iterator[tuple[str, Way]]:
+    """Yield FlashInfer's cascade of two levels: pages that all sequences share, and each one's own."""
+    module = importlib.import_module(FLASH_INFER)
+    torch, (page, (k, v, table)) = inputs.torch, *inputs.paged.items()
+    batch, pages = table.shape
+    ints = functools.partial(torch.tensor, dtype=torch.int32, device=TORCH_DEVICE)
+    common = shared // page
+    own = pages - common
+    levels = (
+        ([0, batch], [0, common], table[0, :common]),
+        (range(batch + 1), range(0, batch * own + 1, own), table[:, common:].flatten()),
+    )
+    rows, indptr = ([ints([*each[i]]) for each in levels] for i in (0, 1))
+    last = [ints([page] * (len(each) - 1)) for each in rows]
+    workspace = torch.empty(512 << 20, dtype=torch.uint8, device=TORCH_DEVICE)
+    wrapper = module.MultiLevelCascadeAttentionWrapper(2, workspace, "NHD")
+    for level in wrapper._batch_prefill_wrappers:
+        level._backend = "fa2"
+    heads = inputs.heads, inputs.kv_heads, inputs.d, page
+    wrapper.plan(rows, indptr, [each[2] for each in levels], last, *heads, q_data_type=inputs.q.dtype)
+    yield "FlashInfer, cascade", functools.partial(wrapper.run, inputs.q[:, 0], (k, v))
+
+
+def flashinfer_tree(inputs: TreeInputs) -> Iterator[tuple[str, Way]]:
+    """Yield FlashInfer with a custom mask, its bits packed before."""
+    module = importlib.import_module(FLASH_INFER)
+    torch, (page, (k, v, table)) = inputs.torch, *inputs.paged.items()
+    (batch, pages), tokens = table.shape, len(inputs.mask)
+    ints = functools.partial(torch.tensor, dtype=torch.int32, device=TORCH_DEVICE)
+    bits = torch.tensor(np.packbits(inputs.mask.cpu().numpy(), bitorder="little"), device=TORCH_DEVICE)
+    workspace = torch.empty(512 << 20, dtype=torch.uint8, device=TORCH_DEVICE)
+    wrapper = module.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa2")
+    indptr = ints([*range(0, batch * pages + 1, pages)]), table.flatten(), ints([page] * batch)
+    heads = inputs.heads, inputs.kv_heads, inputs.d, page
+    options = {"packed_custom_mask": bits.repeat(batch), "q_data_type": inputs.q.dtype}
+    wrapper.plan(ints([*range(0, batch * tokens + 1, tokens)]), *indptr, *heads, **options)
+    wrapper._mask_indptr_buf //= 8  # bytes: plan has counted bits
+    run = functools.partial(wrapper.run, inputs.q.flatten(0, 1), (k, v))
+    yield "FlashInfer, a mask", lambda: run().unflatten(0, (batch, tokens))
+
+
+def flashinfer_of_e4m3(inputs: EightBits) -> Iterator[tuple[str, Way]]:
+    """Yield FlashInfer with K and V in e4m3 and no scales, which it has for whole tensors alone."""
+    module = importlib.import_module(FLASH_INFER)
+    torch, page, (batch, keys) = inputs.torch, 16, inputs.k8.shape[:2]
+    k, v = (a.to(inputs.k8.dtype).view(-1, page, *a.shape[2:]) for a in inputs.of16)
+    ints = functools.partial(torch.arange, dtype=torch.int32, device=TORCH_DEVICE)
+    last = torch.full((batch,), page, dtype=torch.int32, device=TORCH_DEVICE)
+    workspace = torch.empty(512 << 20, dtype=torch.uint8, device=TORCH_DEVICE)
+    for name, tensor_cores in (("FlashInfer", False), ("FlashInfer, tensor cores", True)):
+        try:
+            wrapper = module.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=tensor_cores)
+            heads = inputs.heads, inputs.kv_heads, inputs.d, page
+            types = {"q_data_type": inputs.q.dtype, "kv_data_type": k.dtype}
+            pages = ints(0, batch * keys // page + 1, keys // page), ints(batch * keys // page), last
+            wrapper.plan(*pages, *heads, **types)
+            way = functools.partial(wrapper.run, inputs.q[:, 0], (k, v))
+            way()
+        except Exception as error:  # a peer fails in its own ways
+            print(f"{name}: {type(error).__name__}: {str(error)[:200]}", flush=True)
+        else:
+            yield name, way
+
+
 def reading(inputs: CacheInputs) -> Iterator[tuple[str, Way]]:
     """Yield what reading K and V takes alone: their sums, as integers of 64 bits."""
     k, v = (a.view(inputs.torch.int64) for a in (inputs.k, inputs.v))
@@ -199,7 +268,7 @@ def able(inputs: CacheInputs, makers: Sequence[Callable[[CacheInputs], Iterator[
                 else:
                     print(f"WRONG: {name}: {error}", flush=True)
         except Exception as error:  # a peer fails in its own ways
-            print(f"{maker.__name__}: {type(error).__name__}: {str(error)[:200]}", flush=True)
+            print(f"{getattr(maker, '__name__', maker)}: {type(error).__name__}: {str(error)[:200]}", flush=True)
     return ways
 
 
@@ -312,7 +381,8 @@ def measure_prefix() -> Iterator[list[Row]]:
             yield "prefix, by 14", functools.partial(_with_rows_of_parts, 1 << 30, call)
 
         what = {"part": "prefix", "row": [sequences, shared + own, *HEADS], "shared": shared}
-        rows = timed(what, inputs, able(inputs, (ours, one_call, sdpa, flash_attention_3)), "contiguous")
+        cascade = functools.partial(flashinfer_cascade, shared=shared)
+        rows = timed(what, inputs, able(inputs, (ours, one_call, sdpa, flash_attention_3, cascade)), "contiguous")
         yield [{**row, "gb_per_s": once / row["ms"] / 1e6, "bytes": [inputs.bytes, once]} for row in rows]
 
 
@@ -348,7 +418,7 @@ class TreeInputs(CacheInputs):
     """A row with the drafts of a tree as its newest tokens: q (batch, drafts, heads, d)."""
 
     def __init__(self, row: Sizes, drafts: int) -> None:
-        super().__init__(row, pages=())
+        super().__init__(row, pages=(16,))
         torch, shape = self.torch, (row[0], drafts, self.heads, self.d)
         self.q = torch.randn(*shape, device=TORCH_DEVICE).to(getattr(torch, DTYPE))
         tree = random_tree(drafts)
@@ -388,7 +458,7 @@ def measure_tree() -> Iterator[list[Row]]:
             run = functools.partial(masked, attn_mask=inputs.mask, enable_gqa=True)
             yield "SDPA, a mask", lambda: run().transpose(1, 2)
 
-        ways = able(inputs, (ours_and_mask,))  # type: ignore[arg-type]
+        ways = able(inputs, (ours_and_mask, flashinfer_tree))  # type: ignore[arg-type]
         call()
         ways["a chain"] = call
         what = {"part": "tree", "row": [sequences, keys, *HEADS], "drafts": drafts}
@@ -459,12 +529,13 @@ def measure_fp8() -> Iterator[list[Row]]:
         ways = {"bfloat16": wide}
         ways |= able(inputs, (eights,))  # type: ignore[arg-type]
         errors = {name: _rms(way(), exact) for name, way in ways.items() if name != "bfloat16"}
-        try:  # its products round Q and the weights as well, so float64 on the same K and V is no measure for it
-            ways |= dict(flash_attention_3_of_e4m3(inputs))
-            errors |= {name: _rms(ways[name](), exact) for name in ways if "Flash" in name}
-        except Exception as error:  # a peer fails in its own ways
-            ways = {name: way for name, way in ways.items() if "Flash" not in name}
-            print(f"FlashAttention-3: {type(error).__name__}: {str(error)[:200]}", flush=True)
+        for maker in (flash_attention_3_of_e4m3, flashinfer_of_e4m3):  # they round more, or differently: see `error`
+            try:
+                peers = dict(maker(inputs))
+                errors |= {name: _rms(way(), exact) for name, way in peers.items()}
+                ways |= peers
+            except Exception as error:  # a peer fails in its own ways
+                print(f"{maker.__name__}: {type(error).__name__}: {str(error)[:200]}", flush=True)
         rows = timed({"part": "fp8", "row": list(row)}, inputs, ways, "bfloat16")
         for each in rows:
             each["error"] = errors.get(each["name"], 0.0)
@@ -552,6 +623,32 @@ def _rms(o: Any, exact: Any) -> float:
     return float(difference.square().mean().sqrt() / exact.float().square().mean().sqrt())
 
 
+def measure_parts() -> Iterator[list[Row]]:
+    """Measure how many blocks it takes to read as fast as possible: units in 1, 2, 4, ... parts, a block for each."""
+    for row, most in PARTS:
+        inputs = CacheInputs(row, pages=())
+        call = functools.partial(
+            flash_attention_with_kvcache, *(inputs.q, inputs.k, inputs.v), cache_seqlens=inputs.lengths
+        )
+
+        def ways(inputs: CacheInputs, call: Any = call, most: int = most) -> Iterator[tuple[str, Way]]:
+            units, parts = len(inputs.host_lengths) * inputs.kv_heads, 1
+            while parts <= most:
+                yield f"{units * parts} blocks", functools.partial(call, num_splits=parts)
+                parts *= 2
+
+        yield timed({"part": "parts", "row": list(row)}, inputs, able(inputs, (ways,)), "")
+
+
+def measure_dims() -> Iterator[list[Row]]:
+    """Measure other head_dims than 64, 128 and 256, and a V of another one than K: GB/s are those of their bytes."""
+    for d, d_v in DIMS:
+        row = 8, 8192, *HEADS[:2], d
+        inputs = CacheInputs(row, pages=(16,), d_v=d_v)
+        ways = able(inputs, (ours, sdpa, flash_attention_3))
+        yield timed({"part": "dims", "row": list(row), "d_v": d_v}, inputs, ways, "cuDNN")
+
+
 def measure_tune() -> Iterator[list[Row]]:
     """Measure other numbers of warps, stages and keys of a tile, and least numbers of keys of a split."""
     for row in TUNE_ROWS:
@@ -610,14 +707,13 @@ def measure_host() -> Iterator[Row]:
     ways = dict(ours(inputs))
     k, v, table = inputs.paged[16]
     new = inputs.torch.randn(*v[:8, :1].shape, device=TORCH_DEVICE).to(inputs.q.dtype)
-    ways["pages of 16, with k and v"] = functools.partial(
-        flash_attention_with_kvcache,
-        *(inputs.q, k, v),
-        cache_seqlens=inputs.lengths - 1,
-        block_table=table,
-        k=new,
-        v=new,
-    )
+    call = functools.partial(flash_attention_with_kvcache, inputs.q, k, v, k=new, v=new.clone())
+    lengths = {"cache_seqlens": inputs.lengths - 1, "block_table": table}
+    angles = inputs.torch.ones(512, 32, device=TORCH_DEVICE)
+    appended = "pages of 16, with k and v"
+    ways[appended] = functools.partial(call, **lengths)
+    ways[f"{appended}, int64"] = functools.partial(call, **{name: a.long() for name, a in lengths.items()})
+    ways[f"{appended}, rotary"] = functools.partial(call, **lengths, rotary_cos=angles, rotary_sin=angles)
     for name, way in ways.items():
         way()
         yield {"part": "host", "name": name, "us": 1e3 * host_time(way).ms}
@@ -636,6 +732,8 @@ STUDY = Study(
         "prefix": measure_prefix,
         "tree": measure_tree,
         "fp8": measure_fp8,
+        "dims": measure_dims,
+        "parts": measure_parts,
         "real": measure_real,
         "counters": measure_counters,
         "graph": lambda: decode_loop.graph_rows(),
@@ -666,7 +764,8 @@ def line(row: Mapping[str, Any]) -> str:
         more = f"{row['us_per_step']:8.1f} us a step" if "us_per_step" in row else f"{row['evicted']:4} evictions"
         return f"{what:44}{row['name']:34}{more} {row['tokens_per_s']:9,.0f} tokens/s"
     batch, keys, heads, kv_heads, d = row["row"]
-    what = f"{row['part']:6}{batch:4} x {keys:6} keys, {heads}/{kv_heads} heads of {d}"
+    of_v = f", V {row['d_v']}" if row.get("d_v", d) != d else ""
+    what = f"{row['part']:6}{batch:4} x {keys:6} keys, {heads}/{kv_heads} heads of {d}{of_v}"
     more = f"  {row['speed']:.2f} x" if "speed" in row else ""
     more += f"  {row['beside_the_step_before']:.2f} x the step before" if "beside_the_step_before" in row else ""
     return f"{what:44}{row['name']:34}{1e3 * row['ms']:8.1f} us {row['gb_per_s']:6.0f} GB/s{more}"

@@ -1,13 +1,14 @@
 """Measure FP8 attention: errors rung by rung and by length, a model's loss, speeds in turns.
 
-python3 -m helpers.bench.study fp8 FILE [rungs] [lengths] [model] [speeds]
+python3 -m helpers.bench.study fp8 FILE [rungs] [lengths] [model] [speeds] [turns]
 
 Rungs: what lowers the error on several kinds of data: scales per tensor, per head, per block of rows, K minus its mean,
 a Hadamard rotation, sums of each tile added in float32, weights summed by a row of ones; against float64 on the numbers
 before they were rounded.
 Lengths: the error by the number of keys, against float64 on the rounded numbers, also FlashAttention-3's. Gain is the
 output's projection on the exact one. Model: the loss of a small GPT, trained in float32, by the type of its attention.
-Speeds: no launch is left out, so ours include the transposition of V.
+Speeds: those of calls after the first of their shapes, which order no tiles; ours include the transposition of V.
+Turns: the stage with turns of its consumers and without, for each head_dim.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import numpy as np
 
 from helpers.attention import flash_attention, kernel, reference
 from helpers.attention.check import real_inputs
-from helpers.attention.fp8 import E4M3, attention_with_rounded_p, dequantise, descale_of, hadamard, minus_mean, quantise
+from helpers.attention.fp8 import DESCALE_ROWS, E4M3, dequantise, descale_of, hadamard, minus_mean, quantise
 from helpers.attention.ladder import LADDER
 from helpers.attention.ladder.steps import CLIMBS, FP8_CODES
 from helpers.attention.models.char_gpt import CharGPT, Config, FlashAttention, to_host, train
@@ -36,13 +37,18 @@ from helpers.bench.peers import FLASH_ATTENTION_3, torch_on_gpu
 from helpers.bench.results import NO_RECORD
 from helpers.bench.studies.train import origin
 from helpers.device import ON_GPU, cp, describe
+from helpers.draw.picture import GPU, PEER, Picture, Text, figure
 
 recorded = records.reader("nvidia-h200-fp8.json")
 FP8, ONE_LEVEL, TWO_LEVELS, CODES = "fp8", "one level of sums", "two levels of sums", "weights by codes"
+ROW_OF_ONES, QUARTERS = "a row of ones", "O in quarters"
+BLOCKS = "descales of blocks"  # fp8 with descales of blocks of rows
 FA3, FA3_BF16, HOPPER = "FlashAttention-3 fp8", "FlashAttention-3 bf16", "hopper bf16"
-_STEPS = CLIMBS["fp8"]
-KERNELS = {FP8: LADDER["fp8"], ONE_LEVEL: _STEPS[0], TWO_LEVELS: _STEPS[1], CODES: FP8_CODES}
-HEADS, ROWS, KEYS, HEAD_DIM, BLOCK_ROWS = 4, 256, 2048, 128, 128
+KERNELS = {
+    **dict(zip((ONE_LEVEL, TWO_LEVELS, ROW_OF_ONES, QUARTERS, FP8), CLIMBS["fp8"], strict=True)),
+    CODES: FP8_CODES,
+}
+HEADS, ROWS, KEYS, HEAD_DIM = 4, 256, 2048, 128
 LENGTHS = (1024, 4096, 16384, 65536)
 SHAPES = (
     *((1, 16, 16384, 128), (16, 4, 4096, 128), (1, 32, 16384, 64), (4, 32, 4096, 64)),
@@ -69,16 +75,29 @@ def errors_of(o: Any, exact: np.ndarray) -> dict[str, float]:
 
 
 def attention_of(name: str, qkv: Sequence[np.ndarray], descales: Sequence[Any] = (None,) * 3) -> np.ndarray:
-    """Run one of KERNELS on e4m3 bytes (heads, rows, head_dim); return float32. descales: of each head, or None."""
+    """Run one of KERNELS on e4m3 bytes (heads, rows, head_dim).
+
+    Args:
+        descales: (1 or heads, 1, 1), or (heads, rows, 1) for blocks of rows; None for 1.
+
+    Returns:
+        float32.
+    """
     q, k, v = (cp.asarray(a[None]) for a in qkv)
     o = cp.full(q.shape, cp.nan, np.float32)
     given = {
-        f"{letter}_descale": cp.asarray(np.ascontiguousarray(np.broadcast_to(descale, (len(a), 1, 1))[:, 0, 0][None]))
+        f"{letter}_descale": cp.asarray(_as_kernels_read(descale, len(a)))
         for letter, a, descale in zip("qkv", qkv, descales, strict=True)
         if descale is not None
     }
     KERNELS[name](q, k, v, out=o, **given)
     return cp.asnumpy(o)[0]
+
+
+def _as_kernels_read(descale: np.ndarray, heads: int) -> np.ndarray:
+    """Return what `scaled` made as (1, heads), or for blocks of rows as (1, heads, blocks)."""
+    of_heads = np.broadcast_to(descale, (heads, *descale.shape[1:]))[None, :, ::DESCALE_ROWS, 0]
+    return np.ascontiguousarray(of_heads if descale.shape[1] > 1 else of_heads[..., 0])
 
 
 def data(kind: str, rng: np.random.Generator) -> list[np.ndarray]:
@@ -111,7 +130,7 @@ KINDS = (
 
 
 class Rung(NamedTuple):
-    """A rung of accuracy. scale: what has one: "tensor", "head" or "block" of rows. sums: "exact" is NumPy's."""
+    """A rung of accuracy. scale: what has one: "tensor", "head" or "block" of rows. sums: one of KERNELS."""
 
     name: str
     scale: str
@@ -123,7 +142,7 @@ class Rung(NamedTuple):
 RUNGS = (
     Rung("a scale for each tensor", "tensor"),
     Rung("a scale for each head", "head"),
-    Rung("a scale for each block of rows", "block", sums="exact"),
+    Rung("a scale for each block of rows", "block", sums=FP8),
     Rung("K minus its mean", "head", True),
     Rung("Hadamard", "head", True, True),
     Rung("each tile added in float32", "head", True, True, TWO_LEVELS),
@@ -138,8 +157,8 @@ def scaled(a: np.ndarray, scale: str) -> np.ndarray:
         return descale_of(a)
     if scale == "head":
         return descale_of(a, (1, 2))
-    blocks = [descale_of(a[:, i : i + BLOCK_ROWS], (1, 2)) for i in range(0, a.shape[1], BLOCK_ROWS)]
-    return np.concatenate(blocks, 1).repeat(BLOCK_ROWS, 1)[:, : a.shape[1]]
+    blocks = [descale_of(a[:, i : i + DESCALE_ROWS], (1, 2)) for i in range(0, a.shape[1], DESCALE_ROWS)]
+    return np.concatenate(blocks, 1).repeat(DESCALE_ROWS, 1)[:, : a.shape[1]]
 
 
 def output_of(rung: Rung, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
@@ -151,8 +170,6 @@ def output_of(rung: Rung, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.nda
         q, k = q @ rotation, k @ rotation
     descales = [scaled(a, rung.scale) for a in (q, k, v)]
     e4m3 = [quantise(a, descale) for a, descale in zip((q, k, v), descales, strict=True)]
-    if rung.sums == "exact":
-        return attention_with_rounded_p(*(dequantise(a, d, np.float64) for a, d in zip(e4m3, descales, strict=True)))
     return attention_of(rung.sums, e4m3, descales)
 
 
@@ -257,12 +274,36 @@ def _bytes(size: int) -> tuple[np.ndarray, ...]:
     return tuple(quantise(rng.standard_normal(size, dtype=np.float32)) for _ in range(3))
 
 
+def _after_the_first(stage: Any, arrays: Sequence[Any], causal: bool, **more: Any) -> tuple[Callable[[], None], Any]:
+    """Launch a call; return a function that launches what a later call of these shapes has to, and the output."""
+    ready, named, o = stage.plan(*arrays, causal=causal, **more)
+    again = []
+    for launch, built, args in ready.resolve_arguments(named):
+        run = built.bind(launch.grid, launch.block, args, shared_mem=launch.shared_bytes)
+        run()
+        if not launch.once:
+            again.append(run)
+
+    def run_again(alive: Any = named) -> None:  # a tensor map does not keep its array alive
+        for each in again:
+            each()
+
+    return run_again, o
+
+
+def _of_blocks(qkv: Sequence[Any]) -> dict[str, Any]:
+    """Return descales, all 1, of the blocks of rows of q, k and v (batch, heads, rows, head_dim)."""
+    shapes = ((*a.shape[:2], -(-a.shape[2] // DESCALE_ROWS)) for a in qkv)
+    return {f"{letter}_descale": cp.ones(shape, np.float32) for letter, shape in zip("qkv", shapes, strict=True)}
+
+
 def _ways(shape: Sequence[int], causal: bool, given: Sequence[np.ndarray]) -> dict[str, Callable[[], Any]]:
     """Prepare what is timed: ours, the stage hopper in bfloat16, FlashAttention-3 in both types. Each returns o."""
     on_device = [cp.asarray(a) for a in given]
     wide = [cp.asarray(a.view(E4M3).astype(TYPES["bfloat16"])) for a in given]
-    prepared = {name: stage.prepare(*on_device, causal=causal) for name, stage in KERNELS.items()}
-    prepared[HOPPER] = LADDER["hopper"].prepare(*wide, causal=causal)
+    prepared = {name: _after_the_first(stage, on_device, causal) for name, stage in KERNELS.items()}
+    prepared[BLOCKS] = _after_the_first(LADDER["fp8"], on_device, causal, **_of_blocks(on_device))
+    prepared[HOPPER] = _after_the_first(LADDER["hopper"], wide, causal)
     ways: dict[str, Callable[[], Any]] = {}
     for name, (launch, o) in prepared.items():
         ways[name] = lambda launch=launch, o=o: (launch(), o)[1]
@@ -311,6 +352,24 @@ def of_speeds(shapes: Sequence[Sequence[int]] = SHAPES, rounds: int = ROUNDS) ->
         yield [{"shape": list(shape), "causal": causal, "name": name, **row} for name, row in rows.items()]
 
 
+TURNS = {"turns": 1, "no turns": 0}  # fp8's -D option
+
+
+def of_turns(shapes: Sequence[Sequence[int]] = SHAPES, rounds: int = ROUNDS) -> Iterator[list[Row]]:
+    """Yield rows for each shape, without a mask and causal: fp8 with turns and without, in turns."""
+    for shape, causal in itertools.product(shapes, (False, True)):
+        given = [a.reshape(shape) for a in _bytes(math.prod(shape))]
+        on_device = [cp.asarray(a) for a in given]
+        ways = {}
+        for name, turns in TURNS.items():
+            sizes = {**LADDER["fp8"].tiles(shape[-1]), "TURNS": turns}
+            launch, o = _after_the_first(LADDER["fp8"], on_device, causal, sizes=sizes)
+            _require_right(name, o, given, causal)
+            ways[name] = launch
+        rows = compare(ways, rounds, of="turns", itself=True)
+        yield [{"shape": list(shape), "causal": causal, "name": name, **row} for name, row in rows.items()]
+
+
 def _compile_ahead(parts: Collection[str]) -> None:
     """Compile the kernels of all head_dims side by side: each takes a GPU's compiler many seconds."""
     need_gpu()
@@ -323,6 +382,8 @@ def _compile_ahead(parts: Collection[str]) -> None:
             plan = functools.partial(stage.plan, *e4m3)
             jobs += [functools.partial(plan, out=cp.zeros(shape, np.float32))] * (head_dim == HEAD_DIM)
             jobs += [plan] * (head_dim in timed)
+        blocks = functools.partial(LADDER["fp8"].plan, *e4m3, **_of_blocks(e4m3))
+        jobs += [blocks] * (head_dim in timed) + [functools.partial(blocks, out=cp.zeros(shape, np.float32))]
         wide = [cp.zeros(shape, TYPES["bfloat16"])] * 3
         jobs += [functools.partial(LADDER["hopper"].plan, *wide)] * (head_dim in timed)
     kernel.side_by_side(jobs)
@@ -333,6 +394,7 @@ PARTS: Mapping[str, Part] = {
     "lengths": of_lengths,
     "model": of_model,
     "speeds": of_speeds,
+    "turns": of_turns,
 }
 
 
@@ -355,10 +417,10 @@ def gains(name: str = FA3, kind: str = "V with a mean", record: Mapping[str, Any
 
 
 def speeds(
-    shape: Sequence[int], causal: bool = False, record: Mapping[str, Any] | None = None
+    shape: Sequence[int], causal: bool = False, record: Mapping[str, Any] | None = None, *, part: str = "speeds"
 ) -> dict[str, Mapping[str, Any]]:
-    """Return the rows of a shape by name; nothing without a record."""
-    rows = (record or recorded() or {}).get("speeds", ())
+    """Return the rows of a shape by name, of part "speeds" or "turns"; nothing without a record."""
+    rows = (record or recorded() or {}).get(part, ())
     return {row["name"]: row for row in rows if row["shape"] == list(shape) and row["causal"] == causal}
 
 
@@ -386,7 +448,7 @@ def rungs_table(record: Mapping[str, Any] | None = None) -> str:
     for kind in dict.fromkeys(row["data"] for row in rows):
         of = {row["name"]: row["rms"] for row in rows if row["data"] == kind}
         lines.append(f"{kind:28}" + "".join(f"{of[name]:10.1%}" if name in of else " " * 10 for name in columns))
-    lines.append("* in NumPy, with exact sums")
+    lines.append("* with new sums and ones")
     return "\n".join(lines)
 
 
@@ -409,6 +471,30 @@ def speeds_table(record: Mapping[str, Any] | None = None) -> str:
     return "\n".join(lines)
 
 
+def steps_picture(record: Mapping[str, Any] | None = None) -> Picture | Text:
+    """Draw the recorded speeds of the steps and of FlashAttention-3 at 16,384 keys, bars for each head_dim."""
+    shapes = sorted((shape for shape in SHAPES if shape[2] == 16384), key=lambda shape: shape[3])
+    names = [ONE_LEVEL, TWO_LEVELS, ROW_OF_ONES, QUARTERS, FP8, CODES, FA3]
+    groups = {shape[-1]: speeds(shape, False, record) for shape in shapes}
+    if not all(FP8 in rows for rows in groups.values()):
+        return Text(NO_RECORD)
+    labels = {FP8: "16", FA3: "FlashAttention-3, FP8"}
+    fig, ax = figure(8, 4.6)
+    height = 0.9 / len(names)
+    for i, name in enumerate(names):
+        values = [rows[name]["tflops"] if name in rows else 0 for rows in groups.values()]
+        places = np.arange(len(groups)) + (i - (len(names) - 1) / 2) * height
+        colour = PEER if name == FA3 else GPU
+        bars = ax.barh(places, values, height=0.9 * height, color=colour, alpha=1 if name in (FP8, FA3) else 0.45)
+        ax.bar_label(bars, [f"{labels.get(name, name)}: {value:.0f}" for value in values], padding=4, fontsize=7)
+    ax.set_yticks(range(len(groups)), [f"d = {head_dim}" for head_dim in groups])
+    ax.invert_yaxis()
+    ax.margins(x=0.25)
+    ax.set_xlabel("TFLOP/s (more is better), recorded on an H200")
+    said = (f"{name} {rows[name]['tflops']:.0f}" for rows in groups.values() for name in names if name in rows)
+    return Picture(fig, "TFLOP/s at d = 64, 128, 256: " + ", ".join(said))
+
+
 @records.shown
 def table(record: Mapping[str, Any] | None = None) -> str:
     """Format the record as text: errors by rung and by length, losses, speeds."""
@@ -425,4 +511,7 @@ def table(record: Mapping[str, Any] | None = None) -> str:
     for row in record.get("speeds", ()):
         shape = "×".join(map(str, row["shape"])) + " causal" * row["causal"]
         lines.append(f"{shape:24}{row['name']:26}{row['tflops']:6.0f} TFLOP/s  fp8 is {speed_text(row)}")
+    for row in record.get("turns", ()):
+        shape = "×".join(map(str, row["shape"])) + " causal" * row["causal"]
+        lines.append(f"{shape:24}{row['name']:26}{row['ms']:6.3f} ms  with turns {speed_text(row)}")
     return "\n".join(lines)

@@ -64,7 +64,7 @@ from helpers.renamed import old_names
 cp = device.cp
 HEADS = ((16, 16), (32, 8))  # of q, and of k and v
 D = 128
-LOCAL = tuple(2**i * 1024 for i in range(1, 7))  # tokens of a GPU
+LOCAL = tuple(2**i * 1024 for i in range(1, 6))  # tokens of a GPU
 BACKWARD_LOCAL = LOCAL[:-1]
 LOCAL_OF_MORE, BACKWARD_OF_MORE = LOCAL[2:5], LOCAL[3:4]  # of more than two GPUs, whose independent runs take longer
 SHORT = LOCAL[:3]
@@ -72,8 +72,9 @@ LEFT = (0, 4, 8)  # multiprocessors
 CHANNELS = (4, 8, 16)
 LONG = 2**20  # tokens of all GPUs
 ROUNDS = 3
-AT_LEAST_MS = 60.0  # of calls that are timed together
-ON_AND_ON_MS = 400.0  # of calls at the clock of their own power
+AT_LEAST_MS = 25.0  # of calls that are timed together
+SHORT_AT_LEAST_MS = 30.0  # in the same way, of short steps
+ON_AND_ON_MS = 250.0  # of calls at the clock of their own power
 LIMIT_S = 8.0  # of ranks that wait for one that fails
 
 
@@ -399,8 +400,14 @@ def seconds(ranks: Comms, run: Way, calls: int) -> float:
     return (time.perf_counter() - began) / calls
 
 
-def timed(ranks: Comms, ways: Mapping[str, Way], rounds: int = ROUNDS) -> dict[str, tuple[list[float], float]]:
-    """Time all ways in turns: milliseconds of each way, one for each round, and what a call takes the host."""
+def timed(
+    ranks: Comms, ways: Mapping[str, Way], at_least_ms: float | None = None
+) -> dict[str, tuple[list[float], float]]:
+    """Time all ways in turns: milliseconds of each way, one for each round, and what a call takes the host.
+
+    at_least_ms: of calls that are timed together; AT_LEAST_MS where it is not given.
+    """
+    at_least = 1e-3 * (AT_LEAST_MS if at_least_ms is None else at_least_ms)
     calls, host = {}, {}
     for name, run in ways.items():
         run()
@@ -409,9 +416,9 @@ def timed(ranks: Comms, ways: Mapping[str, Way], rounds: int = ROUNDS) -> dict[s
         run()
         host[name] = 1e3 * (time.perf_counter() - began)
         synchronize(ranks)
-        calls[name] = max(1, min(50, round(AT_LEAST_MS * 1e-3 / (time.perf_counter() - began))))
+        calls[name] = max(1, min(50, round(at_least / (time.perf_counter() - began))))
     times: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         for name, run in ways.items():
             seconds(ranks, run, (calls[name] + 1) // 2)  # so that the clock is that of its own power
             times[name].append(1e3 * seconds(ranks, run, calls[name]))
@@ -419,16 +426,11 @@ def timed(ranks: Comms, ways: Mapping[str, Way], rounds: int = ROUNDS) -> dict[s
 
 
 def measure_ways(
-    what: Row, ranks: Comms, ways: Mapping[str, Way], flop: float, times: Mapping[str, int] | None = None
+    what: Row, ranks: Comms, ways: Mapping[str, Way], flop: float, at_least_ms: float | None = None
 ) -> Iterator[Row]:
-    """Time ways in turns: a row of each, with its speed over the independent runs.
-
-    times: how many calls a way makes, by name, if not 1; its times are those of one of them.
-    """
-    all_times = timed(ranks, ways)
+    """Time ways in turns, as `timed` does: a row of each, with its speed over the independent runs."""
+    all_times = timed(ranks, ways, at_least_ms)
     for name, (taken, host) in all_times.items():
-        count = (times or {}).get(name, 1)
-        taken, host = [each / count for each in taken], host / count
         row = {**what, "name": name, **figures(taken, flop), "host_ms": host}
         if name != "independent":
             row |= speeds(taken, all_times["independent"][0])
@@ -490,8 +492,9 @@ def measure_times(comms: Mapping[str, Comms], *, backward: bool, local: Sequence
 def measure_short(ranks: Comms, *, backward: bool) -> Iterator[Row]:
     """Measure short steps, whose launches take the host longer than the GPUs: call by call, and as a graph.
 
-    "graph of 4" has four calls, and its time is that of one. "no messages" is the graph of a call of ranks that send
-    nothing, so that no GPU waits for another; "products alone" does not join its parts either. Their results are wrong.
+    In "graph, joined after", passes join and add what kernels do otherwise. "no messages" is the graph of a call of
+    ranks that send nothing, so that no GPU waits for another; "products alone" adds no parts either. Their results are
+    wrong.
     """
     for heads, kv_heads in HEADS:
         for rows in SHORT:
@@ -499,39 +502,42 @@ def measure_short(ranks: Comms, *, backward: bool) -> Iterator[Row]:
             for causal in (False, True):
                 results = inputs.forward(ranks, "zigzag", causal, return_lse=True) if backward else None
 
-                def call(
-                    of: Comms, times: int = 1, inputs: Any = inputs, causal: bool = causal, results: Any = results
-                ) -> Any:
-                    for _ in range(times):
-                        if results is None:
-                            made = inputs.forward(of, "zigzag", causal)
-                        else:
-                            made = inputs.backward(of, "zigzag", causal, results)
-                    return made
+                def call(of: Comms, inputs: Any = inputs, causal: bool = causal, results: Any = results) -> Any:
+                    if results is None:
+                        return inputs.forward(of, "zigzag", causal)
+                    return inputs.backward(of, "zigzag", causal, results)
 
                 ways: dict[str, Way] = {"independent": inputs.independent(causal, backward=backward)}
                 ways["calls, peer copies"] = functools.partial(call, ranks)
                 ways["graph, peer copies"] = ranks.captured(functools.partial(call, ranks))
-                ways["graph of 4, peer copies"] = ranks.captured(functools.partial(call, ranks, 4))
+                with patch.object(ring, "_joined", nothing), patch.object(ring, "_once", nothing):
+                    ways["graph, joined after"] = ranks.captured(functools.partial(call, ranks))
                 silent, held = mute(ranks)
                 ways["graph, no messages"] = silent.captured(functools.partial(call, silent))
-                with patch.object(ring, "merge", unmerged):
-                    ways["graph, products alone"] = silent.captured(functools.partial(call, silent))
+                if backward:
+                    with patch.object(ring, "sum_parts", unadded):
+                        ways["graph, products alone"] = silent.captured(functools.partial(call, silent))
                 for rank, arrived, sent in held:
                     with ranks.on(rank):
-                        bits(arrived)[...] = bits(sent)
+                        fill(bits(arrived).reshape(-1), bits(sent).reshape(-1))
                 what = {"part": "short backward" if backward else "short forward", "causal": causal, **inputs.what}
                 flop = inputs.flop(causal, backward=backward)
-                yield from measure_ways(what, ranks, ways, flop, {"graph of 4, peer copies": 4})
+                yield from measure_ways(what, ranks, ways, flop, SHORT_AT_LEAST_MS)
                 del ways, call, results, silent, held
             del inputs
             free(ranks)
 
 
+def fill(target: Any, values: Any) -> None:
+    """Repeat values over an array, both of one axis."""
+    for part in slices(target.size, values.size):
+        target[part] = values[: part.stop - part.start]
+
+
 def mute(ranks: Comms) -> tuple[Comms, list[tuple[int, Any, Any]]]:
     """Return a copy of the ranks that sends nothing, and a list of (rank, what would arrive, what the rank would send).
 
-    Copy the one to the other before timing: a product of zeros takes less power, and is faster.
+    Fill the one with the other before timing: a product of zeros takes less power, and is faster.
     """
     made, held = copy.copy(ranks), []
 
@@ -543,9 +549,14 @@ def mute(ranks: Comms) -> tuple[Comms, list[tuple[int, Any, Any]]]:
     return made, held
 
 
-def unmerged(o: Any, part: Any, rows: Any, lse: Any = None, part_lse: Any = None, dtype: Any = None) -> Any:
-    """Return an array as `ring.merge` does, and join nothing."""
-    return o if dtype is None or np.dtype(dtype) == np.float32 else cp.empty(o.shape, dtype=dtype)
+def nothing(*args: Any, **named: Any) -> tuple[()]:
+    """Return what `ring._joined` and `ring._once` do where no kernel joins results."""
+    return ()
+
+
+def unadded(like: Any, parts: Sequence[Any], rows: tuple[int, int], dtype: Any = np.float32) -> Any:
+    """Return an array as `ring.sum_parts` does, and add nothing."""
+    return cp.empty((len(like), rows[1] - rows[0], *like.shape[2:]), dtype=dtype)
 
 
 def measure_gathered(ranks: Comms) -> Iterator[Row]:

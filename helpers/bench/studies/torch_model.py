@@ -49,6 +49,7 @@ COMMAND = "python3 -m helpers.bench.study torch_model FILE"
 
 # What a call is timed at on the host: a shape seen before, others; and the longest of these.
 HOST = ("forward", "forward, a new length", "one query, the cache one longer", "forward and backward")
+BOTH_WAYS = ("forward and backward, one thread", "forward and backward, compiled")
 LONGEST = 2560
 IN_GRAPH = 12  # calls that are captured together, as those of a model
 LENGTHS = (512, 4096, 16384)
@@ -142,7 +143,8 @@ def tests_passed(log: Path) -> dict[str, Any]:
 def host_cost() -> list[dict[str, Any]]:
     """Measure the host's time per call, in µs, on one short sequence.
 
-    Forward, forward at a new length, one query with a longer cache, forward and backward.
+    Forward, forward at a new length, one query with a longer cache, forward and backward: as it is, without a thread of
+    autograd's, by torch.compile.
     """
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -164,8 +166,8 @@ def host_cost() -> list[dict[str, Any]]:
     leaves = [a.detach().requires_grad_() for a in (q, k, v)]
     do = torch.randn(shape, device=TORCH_DEVICE, dtype=torch.float16)
 
-    def trained(call: Callable[[], Any], grad: Any) -> Callable[[], Any]:
-        return lambda: torch.autograd.grad(call(), leaves, grad)
+    def trained(call: Callable[..., Any], grad: Any) -> Callable[[], Any]:
+        return lambda: torch.autograd.grad(call(*leaves), leaves, grad)
 
     class Nothing(torch.autograd.Function):
         """A Function that copies q forward and passes do through backward, to time what any Function in Python costs.
@@ -176,14 +178,22 @@ def host_cost() -> list[dict[str, Any]]:
         forward = staticmethod(lambda ctx, q, k, v: q.clone())
         backward = staticmethod(lambda ctx, do: (do, do, do))
 
-    both = {
-        "a Function that copies q": trained(partial(Nothing.apply, *leaves), do),
-        "torch_attention.flash_attention": trained(partial(torch_attention.flash_attention, *leaves, causal=True), do),
-        "torch_attention.scaled_dot_product_attention": trained(
-            lambda: torch_attention.scaled_dot_product_attention(*(a.transpose(1, 2) for a in leaves), is_causal=True),
+    def turned(call: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *given: call(*(a.transpose(1, 2) for a in given), is_causal=True)
+
+    differentiated: dict[str, tuple[Callable[..., Any], Any]] = {
+        "torch_attention.flash_attention": (partial(torch_attention.flash_attention, causal=True), do),
+        "torch_attention.scaled_dot_product_attention": (
+            turned(torch_attention.scaled_dot_product_attention),
             do.transpose(1, 2),
         ),
-        "SDPA": trained(lambda: sdpa(*(a.transpose(1, 2) for a in leaves), is_causal=True), do.transpose(1, 2)),
+        "SDPA": (turned(sdpa), do.transpose(1, 2)),
+    }
+    both = {"a Function that copies q": trained(Nothing.apply, do)}
+    both |= {name: trained(*of) for name, of in differentiated.items()}
+    compiled = {
+        name: trained(torch.compile(call, fullgraph=True, dynamic=False), grad)
+        for name, (call, grad) in differentiated.items()
     }
     longer = [a.repeat(1, LONGEST // 64, 1, 1) for a in (q, k, v)]
     lengths = itertools.cycle(range(65, LONGEST))  # so many that none is known when it comes again
@@ -210,6 +220,9 @@ def host_cost() -> list[dict[str, Any]]:
             for name, call in calls.items():
                 with torch.set_grad_enabled(what == HOST[-1]):
                     rows.append(_host_row(name, what, shape, host_time(call)))
+        with torch.autograd.set_multithreading_enabled(False):
+            rows += [_host_row(name, BOTH_WAYS[0], shape, host_time(call)) for name, call in both.items()]
+        rows += [_host_row(name, BOTH_WAYS[1], shape, host_time(call, batches=6)) for name, call in compiled.items()]
     # Of the backends that PyTorch has here it takes cuDNN, which makes a plan for each shape: few calls will do.
     with torch.no_grad():
         timing = host_time(new_length["SDPA"], batches=3, calls=20)

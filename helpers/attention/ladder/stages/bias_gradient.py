@@ -33,10 +33,14 @@ def gradient_name(call: Call) -> str:
     return next(name for name in (*FORMS, "dsinks") if name in call.arrays)
 
 
-# BLOCK, WARPS, WARPS_KEYS on tensor cores, by head_dim: the first that fits is taken.
-_MMA: dict[int, tuple[tuple[int, int, int], ...]] = {
-    128: ((128, 8, 2), (64, 4, 2)),
-    256: ((64, 4, 2), (32, 2, 2)),
+_NAMES = "BLOCK", "WARPS", "WARPS_KEYS", "MIN_BLOCKS"
+# On tensor cores, by what is added up and by head_dim: the first that fits is taken. Those of 64 and 128 are the
+# fastest of four on an H200. A bias with an axis of rows and one of keys is read for each score: three small blocks of
+# a multiprocessor hide more of that latency than a large one.
+_MMA: Mapping[str, Mapping[int, tuple[tuple[int, ...], ...]]] = {
+    "scores": {128: ((64, 4, 2, 3),), 256: ((64, 4, 2, 1), (32, 2, 2, 1))},
+    "rows or keys": {64: ((64, 2, 1, 1),), 128: ((128, 8, 2, 1), (64, 4, 2, 1)), 256: ((64, 4, 2, 1), (32, 2, 2, 1))},
+    "diagonals": {128: ((128, 8, 2, 1), (64, 4, 2, 1)), 256: ((64, 4, 2, 1), (32, 2, 2, 1))},
 }
 
 
@@ -49,10 +53,10 @@ def _sizes(call: Call) -> dict[str, int]:
 
 
 @functools.cache
-def pick_mma(head_dim: int, shared_limit: int) -> dict[str, int]:
-    """Choose the -D options of bias_gradient_mma."""
-    entry = tiles.entry(_MMA, head_dim)
-    choices = [dict(zip(("BLOCK", "WARPS", "WARPS_KEYS"), each, strict=True)) for each in entry]
+def pick_mma(added: str, head_dim: int, shared_limit: int) -> dict[str, int]:
+    """Choose the -D options of bias_gradient_mma. added: of `_MMA`."""
+    entry = tiles.entry(_MMA[added], head_dim)
+    choices = [dict(zip(_NAMES, each, strict=True)) for each in entry]
     return tiles.first_that_fits(choices, mma_shared_bytes, head_dim, shared_limit)
 
 
@@ -63,7 +67,10 @@ def mma_shared_bytes(sizes: Sizes) -> int:
 
 
 def _mma_sizes(call: Call) -> dict[str, int]:
-    return {**_form(call), **pick_mma(call.head_dim, limits.most_shared())}
+    name = gradient_name(call)
+    of_scores = name == "dbias" and 1 not in call.arrays[name].shape[2:]
+    added = "diagonals" if name == "dtable" else "scores" if of_scores else "rows or keys"
+    return {**_form(call), **pick_mma(added, call.head_dim, limits.most_shared())}
 
 
 def _lengths(call: Call, block: int) -> tuple[int, ...]:

@@ -49,8 +49,17 @@ def launch_in_order(
         args = ("schedule", *numbers, params)
         order = Launch("order_tiles", (rounds,), (ORDER_THREADS,), 0, args, ORDER, once=True)
     before, functions = launches.functions_of_scores(stage, call, sizes)
-    main = (*maps, "o", lse, *more, *cu_seqlens, "schedule", np.int32(rounds), params, *functions)
+    joined = _continuation(call) if "lse_so_far" in call.arrays else ()
+    main = (*maps, "o", lse, *more, *cu_seqlens, "schedule", np.int32(rounds), params, *functions, *joined)
     return [*before, order, stage.launch((blocks,), sizes, main)]
+
+
+def _continuation(call: Call) -> tuple[Any, ...]:
+    """Return the arguments of ring_continue.cuh."""
+    lse, rows = call.arrays["lse_so_far"], call.arrays["q"].shape[2]
+    still_open = call.arrays["o_after"].shape[1] if "o_after" in call.arrays else 0
+    arrays = launches.given(call, "o_before", "o_after", "lse_so_far")
+    return *arrays, np.int32(lse.strides[1] // lse.dtype.itemsize), np.int32(rows - still_open)
 
 
 def schedule(call: Call, sizes: Sizes) -> dict[str, Spec]:
@@ -246,7 +255,7 @@ HOPPER = Stage(
     ),
     launches=persistent,
     scratch=schedule,
-    features=PLAIN | FORWARD_EXTRAS | FLOAT,
+    features=PLAIN | FORWARD_EXTRAS | FLOAT | {"continues"},
     dtypes=("float16", "bfloat16"),
     max_head_dim=256,
     shared_bytes=hopper_shared_bytes,

@@ -1,9 +1,8 @@
-// 16.4 turns: consumers take turns. Not measured as it stands.
+// 16, step 6, quarters: above 128 columns, O of a tile of keys is computed in four parts, and the next
+// part's product runs while one is added.
 //
-// Since 16_fp8.cu: three consumers that have their scores at once also need MUFU at once, and then the
-// tensor cores, we suspect. So they take turns: one at a time computes its maxima, and begins its
-// exponentials while the next one computes maxima. And under a mask a consumer leaves out tiles of keys that only the
-// rows of others see.
+// Since step 5: there was no product to run while half of O was added to acc, as a second half has no
+// registers. Of quarters there is room for two.
 //
 // Launch   16_transpose.cu; then as 10, after its 10_order.cu
 // Shapes   as 10, in e4m3; O in half types or float32. V_image: tiles of V^T, see 16_transpose.cu.
@@ -11,6 +10,7 @@
 //          DESCALE_ROWS [sequences, heads, blocks of so many rows or keys], not packed
 // Needs    sm_90a and no other; HEAD_DIM and strides multiples of 16, pointers of 16 bytes
 // Traffic  as 10, with half the bytes of Q, K, V; V is read and written once more by the first launch
+#define QUARTERS 1
 #include "fp8_descales.cuh"  // what scores and results are multiplied by
 #include "fp8_epilogue.cuh"  // lse, O
 #include "fp8_tiles.cuh"     // sizes, the two products, weights
@@ -19,7 +19,6 @@
 constexpr int THREADS = 128 * (1 + CONSUMERS);  // warpgroup 0 is the producer
 constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : HEAD_DIM > 64 ? 32 : 56;
 constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : HEAD_DIM > 64 ? 160 : 152;
-constexpr int TURN = 1;  // named barriers: the turns, one for each consumer
 constexpr unsigned K_AT = CONSUMERS * Q8_BYTES, V_AT = K_AT + STAGES * K8_BYTES;
 constexpr unsigned Q_RING_AT = V_AT + STAGES * V8_BYTES;
 constexpr unsigned K_RING_AT = Q_RING_AT + Ring<CONSUMERS>::BYTES;
@@ -149,9 +148,6 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
   Output acc;
   Statistics m_i, l_i;  // l_i in lane 4 g, 0 in others: the epilogue adds them
   PipelineState<STAGES> stage;
-  const int my_turn = TURN + consumer, next_turn = TURN + (consumer + 1) % CONSUMERS;
-  // The first turn is the first consumer's.
-  if (consumer == CONSUMERS - 1) named_barrier_arrive(next_turn, 256);
 
   for (PipelineState<CONSUMERS> q_stage{consumer}; next(); q_stage.phase ^= 1) {
     const float of_rows =
@@ -165,21 +161,7 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
     for (int i = 0; i < HEAD_DIM_PADDED / 2; ++i) acc[i] = 0.0f;
     q_ring.wait_full(q_stage);
 
-    const int first_pos = tile.first_pos + 64 * consumer;  // of this consumer's rows
-    const int last_pos = tile.first_pos + min(64 * (consumer + 1), tile.rows) - 1;
     int first = last_tile_begin(tile);
-    const auto leave = [&](const Ring<STAGES>& ring) {
-      ring.wait_full(stage);
-      if (leader) ring.release(stage);
-    };
-    // Keys that no row of this consumer sees.
-    for (; first > tile.begin && first > last_pos + params.window_right;
-         first -= BLOCK_N, stage.advance()) {
-      leave(k_ring);
-      leave(v_ring);
-      named_barrier_sync(my_turn, 256);
-      named_barrier_arrive(next_turn, 256);
-    }
     for (; first >= tile.begin; first -= BLOCK_N, stage.advance()) {
       // ---- S = Q K^T
       Scores S;
@@ -190,15 +172,14 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
       if (leader) k_ring.release(stage);
 
       // ---- masks, maxima, weights
-      named_barrier_sync(my_turn, 256);
       const float softmax_scale_log2 = scale_of_tile(of_rows, tile, first, k_descale, params);
       const int q_idx = tile.first_pos + warp_row + g, kv_idx = first + 2 * t;  // this lane's first
+      const int last_pos = tile.first_pos + min(BLOCK_M, tile.rows) - 1;
       if (first < last_pos - params.window_left ||
-          first + BLOCK_N > min(first_pos + params.window_right + 1, tile.end))
+          first + BLOCK_N > min(tile.first_pos + params.window_right + 1, tile.end))
         mask(S, q_idx - kv_idx, tile.end - kv_idx, params);
       Statistics rescale;
       move_maxima_by_bits(S, m_i, rescale, softmax_scale_log2);
-      named_barrier_arrive(next_turn, 256);
       compute_weights(S, m_i, softmax_scale_log2);
       Weights8 P;
       to_operand(P, S);
@@ -206,16 +187,8 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
       // ---- O_tile = P V, then acc = rescale acc + O_tile; its last column is the sum of the weights
       const float descale = descale_of_tile(tile, first, v_descale, params);
       v_ring.wait_full(stage);
-      const unsigned long long v_tile = advance_tiles(v, stage.index, V8_BYTES);
-      if constexpr (PARTS == 2) {
-        float O_tile[PART_COLUMNS / 2];
-        start_pv(O_tile, P, v_tile);
-        wgmma_wait<0>();
-        wgmma_registers(O_tile);
-        add_part(acc, rescale, O_tile, 0, descale);
-      }
-      float O_tile[PART_COLUMNS / 2 + 4];
-      start_pv(O_tile, P, advance_tiles(v_tile, PARTS - 1, PART_COLUMNS * KEY_BYTES));
+      float O_tile[PART_COLUMNS / 2 + 4];  // of the last part
+      add_parts(acc, rescale, P, advance_tiles(v, stage.index, V8_BYTES), O_tile, descale);
       wgmma_wait<0>();
       wgmma_registers(O_tile);
       if (leader) v_ring.release(stage);

@@ -1,0 +1,110 @@
+"""Gradients of ring attention by hopper_backward: what depends on a rank's rows alone is done once.
+
+lse, delta and zeros come before the first product. Each product adds to the same dQ, which is rounded after the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from helpers.attention.calls import Attention, check, of_shapes, whole_chunks
+from helpers.attention.ladder import launches
+from helpers.attention.ladder.call import BackwardOptions, Call
+from helpers.attention.ladder.launch import Launch, Map
+from helpers.attention.ladder.layout import Spec
+from helpers.attention.ladder.params import GRADIENTS, attention_params, backward_params
+from helpers.attention.ladder.stage import C_NAMES, Stage
+from helpers.attention.ladder.stages.backward import HOPPER_BACKWARD, backward_scratch
+from helpers.attention.ladder.tiles import Sizes
+from helpers.attention.run import Output, Plan, compile_plan
+
+OF_ROWS = ("lse_delta", "dq_accum", "dq_semaphore")
+
+
+def _params(call: Call, row_tiles: int) -> Any:
+    q, k = call.arrays["q"].shape, call.arrays["k"].shape
+    forward = attention_params(
+        launches.strides_of(call, "qkvo"),
+        n=q[2],
+        n_kv=k[2],
+        heads=q[1],
+        kv_heads=k[1],
+        window=call.window,
+        softmax_scale=call.softmax_scale,
+        sequences=row_tiles,
+    )
+    return backward_params(forward, launches.strides_of(call, GRADIENTS))
+
+
+def _tiles(call: Call, sizes: Sizes) -> int:
+    """Return how many tiles of rows a head of a sequence has in the scratch arrays."""
+    return int(call.arrays["lse_delta"].shape[0]) // (call.heads * call.sequences)
+
+
+def _prepare(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
+    args = "o", "do", "lse", *OF_ROWS, None, _params(call, _tiles(call, sizes))
+    return [Launch(stage.kernels[0], launches.tile_grid(call, "q", sizes), (stage.threads(sizes),), 0, args)]
+
+
+def _multiply(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
+    rows, keys = sizes["BLOCK_M"], sizes["BLOCK_N"]
+    maps = Map("q", rows), Map("do", rows), Map("k", keys), Map("v", keys)
+    args = *maps, *OF_ROWS, "dk", "dv", None, None, _params(call, _tiles(call, sizes))
+    return [stage.launch(launches.tile_grid(call, "k", sizes), sizes, args, stage.kernels[1])]
+
+
+def _round(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
+    args = "dq_accum", "dq", None, _params(call, _tiles(call, sizes))
+    return [Launch(stage.kernels[2], launches.tile_grid(call, "q", sizes), (stage.threads(sizes),), 0, args)]
+
+
+_STAGES = {
+    part: HOPPER_BACKWARD.changed(launches=how, scratch=lambda call, sizes: {})
+    for part, how in (("prepare", _prepare), ("multiply", _multiply), ("round", _round))
+}
+_OUTPUTS = {"prepare": OF_ROWS, "multiply": ("dk", "dv"), "round": ("dq",)}
+
+
+class Part(Attention):
+    """A part of the gradients of a rank. `lengths` is ("prepare", "multiply" or "round", all rows of the rank).
+
+    Its arrays are do, q, k, v, o and lse: all rows of a rank, or those of a product. "prepare" returns OF_ROWS, which
+    are among the arrays of the others: from the tile of the product's first row on. "multiply" returns dk and dv in
+    float32, "round" dq.
+    """
+
+    __slots__ = ()
+    options: BackwardOptions
+
+    def plan(self, specs: Mapping[str, Spec]) -> Plan:
+        """See `Call.plan`."""
+        which, rows = self.lengths if isinstance(self.lengths, tuple) else ("", 0)
+        given = {name: a for name, a in specs.items() if name not in OF_ROWS}
+        options = self.options._replace(out="float32" if which == "multiply" else "")
+        family, stage, outputs, call = of_shapes(given, options, (None, None))
+        assert call is not None and stage.name == HOPPER_BACKWARD.name
+        stage = _STAGES[which]
+        sizes = stage.sizes_for(call)
+        q = call.arrays["q"]
+        whole = call._replace(arrays={**call.arrays, "q": Spec.dense((*q.shape[:2], rows, q.shape[3]), q.dtype)})
+        more = backward_scratch(whole, sizes)
+        outputs |= {name: Output(a.shape, a.dtype) for name, a in more.items()}
+        call = call._replace(arrays={**call.arrays, **more})
+        compiled = compile_plan(stage, call, (*family.key, "ring", which))
+        return Plan(compiled, tuple(specs), {name: outputs[name] for name in _OUTPUTS[which]})
+
+
+def tile_of(call: Attention, read: tuple[str, ...] = ("do", "q", "k", "v")) -> int:
+    """Return the rows of a tile of a product's call, if it may be a `Part`; else 0. read: arrays that it reads."""
+    specs, options = call.arrays, call.options
+    q = specs["q"]
+    if q.dtype.itemsize != 2 or q.dtype.name not in C_NAMES or options.deterministic:
+        return 0
+    if whole_chunks(q.shape[-1], 2) != q.shape[-1]:
+        return 0
+    check(specs)
+    _, stage, _, planned = of_shapes(specs, options, (None, None))
+    if planned is None or stage.name != HOPPER_BACKWARD.name or {*stage.unreadable(planned)} & {*read}:
+        return 0
+    return stage.sizes_for(planned)["BLOCK_M"] if planned.heads <= launches.MAX_GRID_YZ else 0

@@ -1,0 +1,218 @@
+// 16, step 5, row of ones: few instructions between the products.
+//
+// Since step 2: while the tensor cores are busy, the pipe of maxima and conversions runs at half its rate,
+// and every instruction for a score counts. So the weights are summed by the second product, as V^T has a
+// row of ones; what rounding did to the weights, it has then done to their sum as well, and much of it
+// cancels. And maxima are taken of the scores' bits, three at a time.
+//
+// Launch   16_transpose.cu; then as 10, after its 10_order.cu
+// Shapes   as 10, in e4m3; O in half types or float32. V_image: tiles of V^T, see 16_transpose.cu.
+//          descales [sequences, heads], float32: what elements are multiplied by; or null, for 1. With
+//          DESCALE_ROWS [sequences, heads, blocks of so many rows or keys], not packed
+// Needs    sm_90a and no other; HEAD_DIM and strides multiples of 16, pointers of 16 bytes
+// Traffic  as 10, with half the bytes of Q, K, V; V is read and written once more by the first launch
+#include "fp8_descales.cuh"  // what scores and results are multiplied by
+#include "fp8_epilogue.cuh"  // lse, O
+#include "fp8_tiles.cuh"     // sizes, the two products, weights
+#include "v_image.cuh"       // where a tile of V^T is
+
+constexpr int THREADS = 128 * (1 + CONSUMERS);  // warpgroup 0 is the producer
+constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : HEAD_DIM > 64 ? 32 : 56;
+constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : HEAD_DIM > 64 ? 160 : 152;
+constexpr unsigned K_AT = CONSUMERS * Q8_BYTES, V_AT = K_AT + STAGES * K8_BYTES;
+constexpr unsigned Q_RING_AT = V_AT + STAGES * V8_BYTES;
+constexpr unsigned K_RING_AT = Q_RING_AT + Ring<CONSUMERS>::BYTES;
+constexpr unsigned V_RING_AT = K_RING_AT + Ring<STAGES>::BYTES;
+constexpr unsigned SHARED_BYTES = V_RING_AT + Ring<STAGES>::BYTES;
+
+// As move_maxima, with half the instructions: Hopper has a maximum of three integers, and none of three
+// floats. Unless all are negative, floats compare like their bits (10). If all are, the maximum of bits is
+// too small, which matters only while a row's maximum is negative too: then it is looked at again.
+__device__ __forceinline__ void move_maxima_by_bits(
+    const Scores& S, Statistics& m_i, Statistics& rescale, float softmax_scale_log2) {
+  bool exceeded = false;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    int bits = __float_as_int(S[2 * i]), other = __float_as_int(S[2 * i + 1]);
+#pragma unroll
+    for (int n = 1; n < BLOCK_N / 8; ++n) {
+      const int a = __float_as_int(S[4 * n + 2 * i]), b = __float_as_int(S[4 * n + 2 * i + 1]);
+      int& of_two = n % 2 ? bits : other;
+      of_two = max(max(of_two, a), b);
+    }
+    const float s_max = __int_as_float(max(bits, other));
+    exceeded |= scaled_maximum(s_max, softmax_scale_log2) > m_i[i] + RESCALE_THRESHOLD;
+    exceeded |= s_max < 0.0f && m_i[i] < -WEIGHT_EXPONENT;
+    rescale[i] = 1.0f;
+  }
+  if (!__any_sync(0xffffffff, exceeded)) return;
+  Statistics maxima;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) maxima[i] = scaled_maximum(lane_maximum(S, i), softmax_scale_log2);
+  raise_maxima(maxima, m_i, rescale);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(THREADS, 1) fp8(
+    const __grid_constant__ TensorMap q_map,  // boxes of 64 rows
+    const __grid_constant__ TensorMap k_map,  // boxes of BLOCK_N rows
+    const unsigned char* __restrict__ V_image, T* __restrict__ O,
+    float* __restrict__ lse,               // [batch, heads, N], packed [heads, tokens]; or null
+    const float* __restrict__ q_descale,   // [sequences, heads], or null
+    const float* __restrict__ k_descale,   // [sequences, kv_heads], or null
+    const float* __restrict__ v_descale,   // the same
+    const int* __restrict__ cu_seqlens_q,  // [sequences + 1], where each begins; null: not packed
+    const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
+    const int4* __restrict__ schedule,     // [rounds, blocks], see next_tile
+    const int rounds, const AttentionParams params) {
+  // ---- shared memory, mbarriers
+  extern __shared__ __align__(1024) unsigned char dynamic_smem[];
+  const unsigned Q_smem = smem_address(dynamic_smem), K_smem = Q_smem + K_AT,
+                 V_smem = Q_smem + V_AT;
+  const Ring<CONSUMERS> q_ring(Q_smem + Q_RING_AT);  // a stage for each consumer
+  const Ring<STAGES> k_ring(Q_smem + K_RING_AT), v_ring(Q_smem + V_RING_AT);
+  // Uniform within a warp; the shuffle tells the compiler so.
+  const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
+  const bool packed = cu_seqlens_q != nullptr;
+  if (threadIdx.x == 0) {
+    q_ring.init(1);
+    k_ring.init(CONSUMERS);
+    v_ring.init(CONSUMERS);
+    mbarrier_init_fence();
+  }
+  __syncthreads();  // hazard: others could wait for an mbarrier that is not initialised
+  Tile tile;
+  int round = 0;
+  int4 item = schedule[blockIdx.x];
+  const auto next = [&] {
+    const bool found =
+        next_tile(tile, item, round, rounds, schedule, cu_seqlens_q, cu_seqlens_k, params);
+    tile.begin = tile.begin / BLOCK_N * BLOCK_N;  // key tiles are those of V_image
+    return found;
+  };
+
+  // ---- producer: a thread for K, one for V and one for Q
+  if (warpgroup == 0) {
+    setmaxnreg_decrease<PRODUCER_REGISTERS>();
+    const int warp_id = threadIdx.x / 32;
+    if (threadIdx.x % 32 != 0 || warp_id == 3) return;
+    PipelineState<CONSUMERS> q_stage;
+    PipelineState<STAGES> stage;
+    while (next()) {
+      const int batch = packed ? 0 : tile.sequence;
+      if (warp_id == 2) {
+        for (int i = 0; i < CONSUMERS; ++i, q_stage.advance()) {
+          q_ring.wait_empty(q_stage);  // hazard: products still read Q
+          const unsigned full = q_ring.expect(q_stage, Q8_BYTES);
+          for (int panel = 0; panel < QK_PANELS; ++panel)
+            tma_load(
+                Q_smem + i * Q8_BYTES + panel * 64 * ROW_BYTES, q_map, full, panel * ROW_BYTES,
+                tile.row + 64 * i, tile.head, batch);
+        }
+        continue;
+      }
+      int first = last_tile_begin(tile);  // the first key of the last tile; then downwards
+      if (warp_id == 0) {
+        for (; first >= tile.begin; first -= BLOCK_N, stage.advance()) {
+          k_ring.wait_empty(stage);  // hazard: products still read the tile before
+          const unsigned full = k_ring.expect(stage, K8_BYTES);
+          for (int panel = 0; panel < QK_PANELS; ++panel)
+            tma_load(
+                K_smem + stage.index * K8_BYTES + panel * BLOCK_N * ROW_BYTES, k_map, full,
+                panel * ROW_BYTES, tile.k_first + first, tile.kv_head, batch);
+        }
+      } else {
+        const unsigned char* const image =
+            V_image + V8_BYTES * first_v_tile(
+                                     BLOCK_N, tile.kv_head, params.kv_heads, tile.sequence,
+                                     tile.k_first, params.N_kv, params.sequences);
+        for (; first >= tile.begin; first -= BLOCK_N, stage.advance()) {
+          v_ring.wait_empty(stage);  // hazard: as above
+          const unsigned full = v_ring.expect(stage, V8_BYTES);
+          bulk_load(
+              V_smem + stage.index * V8_BYTES, image + (long long)first * V_ROWS, full, V8_BYTES);
+        }
+      }
+    }
+    return;
+  }
+
+  // ---- consumers
+  setmaxnreg_increase<CONSUMER_REGISTERS>();
+  const int consumer = warpgroup - 1, lane_id = threadIdx.x % 32, g = lane_id / 4, t = lane_id % 4;
+  const int warp_row = 64 * consumer + threadIdx.x / 32 % 4 * 16;  // of the tile's rows
+  const bool leader = threadIdx.x % 128 == 0;  // releases for its warpgroup, as in CUTLASS
+  const unsigned long long q = wgmma_descriptor_of_rows<ROW_BYTES>(Q_smem + consumer * Q8_BYTES);
+  const unsigned long long k = wgmma_descriptor_of_rows<ROW_BYTES>(K_smem);
+  const unsigned long long v = wgmma_descriptor_of_rows<KEY_BYTES>(V_smem);
+  Output acc;
+  Statistics m_i, l_i;  // l_i in lane 4 g, 0 in others: the epilogue adds them
+  PipelineState<STAGES> stage;
+
+  for (PipelineState<CONSUMERS> q_stage{consumer}; next(); q_stage.phase ^= 1) {
+    const float of_rows =
+        scale_of_rows(tile, tile.row + 64 * consumer, q_descale, k_descale, params);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      m_i[i] = M_INIT;
+      l_i[i] = 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < HEAD_DIM_PADDED / 2; ++i) acc[i] = 0.0f;
+    q_ring.wait_full(q_stage);
+
+    int first = last_tile_begin(tile);
+    for (; first >= tile.begin; first -= BLOCK_N, stage.advance()) {
+      // ---- S = Q K^T
+      Scores S;
+      k_ring.wait_full(stage);
+      start_qk(S, q, advance_tiles(k, stage.index, K8_BYTES));
+      wgmma_wait<0>();
+      wgmma_registers(S);
+      if (leader) k_ring.release(stage);
+
+      // ---- masks, maxima, weights
+      const float softmax_scale_log2 = scale_of_tile(of_rows, tile, first, k_descale, params);
+      const int q_idx = tile.first_pos + warp_row + g, kv_idx = first + 2 * t;  // this lane's first
+      const int last_pos = tile.first_pos + min(BLOCK_M, tile.rows) - 1;
+      if (first < last_pos - params.window_left ||
+          first + BLOCK_N > min(tile.first_pos + params.window_right + 1, tile.end))
+        mask(S, q_idx - kv_idx, tile.end - kv_idx, params);
+      Statistics rescale;
+      move_maxima_by_bits(S, m_i, rescale, softmax_scale_log2);
+      compute_weights(S, m_i, softmax_scale_log2);
+      Weights8 P;
+      to_operand(P, S);
+
+      // ---- O_tile = P V, then acc = rescale acc + O_tile; its last column is the sum of the weights
+      const float descale = descale_of_tile(tile, first, v_descale, params);
+      v_ring.wait_full(stage);
+      const unsigned long long v_tile = advance_tiles(v, stage.index, V8_BYTES);
+      if constexpr (PARTS == 2) {
+        float O_tile[PART_COLUMNS / 2];
+        start_pv(O_tile, P, v_tile);
+        wgmma_wait<0>();
+        wgmma_registers(O_tile);
+        add_part(acc, rescale, O_tile, 0, descale);
+      }
+      float O_tile[PART_COLUMNS / 2 + 4];
+      start_pv(O_tile, P, advance_tiles(v_tile, PARTS - 1, PART_COLUMNS * KEY_BYTES));
+      wgmma_wait<0>();
+      wgmma_registers(O_tile);
+      if (leader) v_ring.release(stage);
+      add_part(acc, rescale, O_tile, PARTS - 1, descale);
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        l_i[i] = fmaf(l_i[i], rescale[i], O_tile[PART_COLUMNS / 2 + 2 * i]);
+    }
+    if (leader) q_ring.release(q_stage);
+
+    // ---- epilogue: the rows' sums, lse; divide once
+    Statistics inverse;
+    finish_rows(tile, warp_row, m_i, l_i, inverse, lse, packed, params);
+    const float of_v = descale_of_output(tile, v_descale, params);
+    inverse[0] *= of_v;
+    inverse[1] *= of_v;
+    store_quads(tile, warp_row, acc, inverse, O, packed, params);
+  }
+}
