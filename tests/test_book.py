@@ -275,6 +275,15 @@ def test_nothing_is_fetched_from_elsewhere(site: dict[Path, Page]) -> None:
 
 
 @needs_sphinx
+def test_only_icons_that_are_shown_are_loaded(site: dict[Path, Page]) -> None:
+    front = page_of(site, "index.html").path
+    icons = (front.parent / build.ICONS).read_text(encoding="utf-8")
+    shown = set(re.findall(r'class="fa-solid fa-([a-z-]+)', front.read_text(encoding="utf-8")))
+    assert len(shown) >= 5 and len(icons) < 200_000
+    assert shown <= {icon["name"] for icon in build._ICON.finditer(icons)}
+
+
+@needs_sphinx
 def test_formulas_are_set_by_the_browser(site: dict[Path, Page]) -> None:
     """A page has as many MathML formulas as the notebook's text has formulas, and no TeX is left."""
     text = page_of(site, "notebooks/03_online_softmax.html").path.read_text(encoding="utf-8")
@@ -494,7 +503,8 @@ def test_no_figure_is_wider_than_the_page(chromium: Any, site: dict[Path, Page],
 @needs_sphinx
 def test_no_code_is_cut_off_on_a_laptop(chromium: Any, site: dict[Path, Page]) -> None:
     """At 1280 pixels each block shows its lines whole; the contents of the page open by a button."""
-    for name in ("notebooks/14_decoding.html", "kernels/07_mma.cu.html", "index.html", "about/the-ladder.html"):
+    names = ("notebooks/14_decoding", "kernels/14_split_kv.cu", "index", "about/the-ladder", "architectures")
+    for name in (f"{name}.html" for name in (*names, "measured/study-tf32", "measured/study-decoding")):
         with browser.opened(chromium, 1280, "light") as page:
             page.goto(page_of(site, name).path.as_uri())
             cut = "all => all.filter(block => block.scrollWidth > block.clientWidth + 1).length"

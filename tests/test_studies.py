@@ -121,11 +121,13 @@ def decoding_(monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
     monkeypatch.setattr(decoding, "ROUNDS", 2)
     monkeypatch.setattr(decoding, "PEERS", ())
     monkeypatch.setattr(decoding, "DTYPE", "float16")  # NumPy's DLPack has no bfloat16
-    few = {"LONG": ((90, 20),), "LONG_SPLITS": (2,), "PREFIXES": ((2, 64, 64),), "TREES": ((1, 40, 5),)}
+    few = {"LONG": ((90, 20),), "LONG_SPLITS": (2,), "PREFIXES": ((2, 64, 64),), "TREES": ((1, 48, 5),)}
+    few |= {"DIMS": ((64, 64), (96, 80)), "PARTS": ((row, 2),)}
     for name, value in {**few, "FP8_ROWS": (row,), "HEADS": row[2:]}.items():
         monkeypatch.setattr(decoding, name, value)
     monkeypatch.setattr(decoding, "REAL_HEADS", 2)
-    parts = {name: decoding.STUDY.parts[name] for name in ("rows", "steps", "long", "prefix", "tree", "fp8", "real")}
+    names = "rows", "steps", "long", "prefix", "tree", "fp8", "dims", "parts", "real"
+    parts = {name: decoding.STUDY.parts[name] for name in names}
     config = Config(32, 1, 1, 64)
     parts["graph"] = partial(decode_loop.graph_rows, (2,), config, 20, 1)
     parts["server"] = partial(decode_loop.server_rows, (0,), Config(128, 1, 1, 64), 3, 40)
