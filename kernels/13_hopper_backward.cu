@@ -10,7 +10,6 @@
 // Launch, shapes, traffic: see hopper_backward_tiles.cuh
 
 #include "backward_preprocess.cuh"  // lse, delta and zeros before the loop
-// DqAddition: bulk_add, until the library asks for more.
 #include "hopper_backward_first_store.cuh"
 // The sizes of tiles; Steps, its M blocks; Barriers, load; start_scores, start_keys and
 // start_dq, the products; dQ after the loop.
