@@ -298,7 +298,7 @@ def _first_block_stores(call: Call) -> bool:
     q, k = call.arrays["q"], call.arrays["k"]
     if call.packed or call.deterministic or call.mod or (call.window[1] >= 0 and q.shape[2] > k.shape[2]):
         return False
-    return k.shape[2] <= _FIRST_STORES_KEYS and 4 * math.prod(q.shape) >= _FIRST_STORES_BYTES
+    return 0 < k.shape[2] <= _FIRST_STORES_KEYS and 4 * math.prod(q.shape) >= _FIRST_STORES_BYTES
 
 
 def _hopper_variant(call: Call) -> dict[str, int]:
