@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 from helpers.attention import kernel, reference
-from helpers.attention.ladder import FORWARD, LADDER
+from helpers.attention.ladder import FORWARD, LADDER, limits
 from helpers.attention.ladder.steps import CLIMBS, LAST_IDEAS, by_number
 from helpers.bench import (
     cases,
@@ -1058,12 +1058,13 @@ def test_links_of_readme_exist() -> None:
         assert target.startswith("http") or (readme.ROOT / target).exists(), target
 
 
-def test_sizes_that_go_by_the_mask_are_those_of_the_case() -> None:
-    """10 has a narrower tile with a mask, and with few keys; the sizes of 04 go by the head dimension alone."""
+def test_sizes_that_go_by_the_mask_are_those_of_the_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    """10 has other tiles with a mask, with few keys, and where high ones fit; those of 04 go by head_dim alone."""
 
     def block_n(name: str, rows: int, causal: bool) -> int:
         return tile_sizes(LADDER[name], Case((1, 16, rows, 128), "bfloat16", causal))["BLOCK_N"]
 
-    assert [block_n("hopper", 4096, causal) for causal in (False, True)] == [160, 128]
-    assert block_n("hopper", 512, False) == 128
+    monkeypatch.setattr(limits, "persistent_blocks", lambda: 1)
+    assert [block_n("hopper", 2176, causal) for causal in (False, True)] == [160, 128]
+    assert [block_n("hopper", rows, False) for rows in (512, 4096)] == [128, 64]
     assert block_n("register_tiles", 4096, False) == block_n("register_tiles", 4096, True)
