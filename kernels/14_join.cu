@@ -55,6 +55,7 @@ template <typename T, typename P>
 __global__ void __launch_bounds__(THREADS) join_prefix(
     T* O, float* lse, const P* __restrict__ O_prefix, const float* __restrict__ lse_prefix,
     const JoinParams params) {
+  // ---- prologue: the row of these lanes
   const int item = blockIdx.x * ROWS + threadIdx.x / LANES, lane = threadIdx.x % LANES;
   const int heads = params.heads, N = params.N, row = item / heads, head = item % heads;
   if (row >= params.rows) return;  // all lanes of the row
@@ -65,6 +66,8 @@ __global__ void __launch_bounds__(THREADS) join_prefix(
   float* const own = lse + (row / N * (long long)heads + head) * N + row % N;
   const float own_lse = *own;
   __syncwarp();  // hazard: the row's lse could be replaced while other lanes read it
+
+  // ---- four columns at a time: the mean of all parts
 #pragma unroll
   for (int c = 4 * lane; c < HEAD_DIM; c += 4 * LANES) {
     const State sum = merge(params.parts + 1, [&](int i) {

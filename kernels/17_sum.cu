@@ -16,6 +16,7 @@
 #ifndef THREADS
 #define THREADS 256
 #endif
+static_assert(WIDTH == 1 || WIDTH == 4, "a thread has one column, or as many as store4 stores");
 
 struct __align__(4 * WIDTH) Chunk {
   float x[WIDTH];

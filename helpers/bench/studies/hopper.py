@@ -26,7 +26,7 @@ import numpy as np
 from helpers.attention import kernel
 from helpers.attention.ladder import LADDER
 from helpers.attention.ladder.call import Call
-from helpers.attention.ladder.stages.hopper import HOPPER_STAGES, hopper_shared_bytes
+from helpers.attention.ladder.stages.hopper import HOPPER_STAGES, hopper_shared_bytes, pick_hopper
 from helpers.attention.ladder.steps import MULTICAST
 from helpers.bench import reading, records
 from helpers.bench.cases import Case, Inputs, Shape, call_of, shape_of_tokens
@@ -134,7 +134,13 @@ class Work:
     @property
     def defines(self) -> dict[str, int]:
         """All -D options, in the order in which a stage gives them, so that CuPy's cache knows them."""
-        return {**tile_sizes(STAGE, self.case), **dict(self.sizes)}
+        return {**tile_sizes(STAGE, self.case), **self.tile}
+
+    @property
+    def tile(self) -> dict[str, int]:
+        """The tile of two consumers that notebook 10 reads, also where the stage would take one of three."""
+        *_, rows, head_dim = self.case.shape
+        return {**pick_hopper(head_dim, self.case.causal, rows), **dict(self.sizes)}
 
     def arrays(self) -> tuple[Any, ...]:
         """Return q, k, v on the device."""
@@ -150,7 +156,7 @@ def _inputs(shape: Shape) -> Inputs:
 def trace(work: Work) -> dict[str, Any]:
     """Return the cycles of one block, from the first one: of each consumer and key tile, and of the copies."""
     source = traced(text())
-    ready, arrays, _ = STAGE.plan(*work.arrays(), causal=work.case.causal, source=source, sizes=dict(work.sizes))
+    ready, arrays, _ = STAGE.plan(*work.arrays(), causal=work.case.causal, source=source, sizes=work.tile)
     (order, ordering, its_args), (launch, compiled, args) = ready.resolve_arguments(arrays)
     ordering(order.grid, order.block, its_args)
     name = STAGE.kernel_name(DTYPE)
@@ -452,7 +458,7 @@ def changes(
     for case, wanted in planned:
         arrays, runs, shares, outputs = Work(case).arrays(), {}, {}, {}
         for change in wanted:
-            how = {"causal": case.causal, "source": change.text, "sizes": dict(change.sizes)}
+            how = {"causal": case.causal, "source": change.text, "sizes": Work(case, change.sizes).tile}
             run, share_of, o = _prepared(case, change, arrays, how)
             run()
             runs[change], outputs[change] = run, cp.asnumpy(o)[-1, -1].astype(np.float32)
