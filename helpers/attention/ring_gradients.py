@@ -13,7 +13,7 @@ from helpers.attention.ladder import launches
 from helpers.attention.ladder.call import BackwardOptions, Call
 from helpers.attention.ladder.launch import Launch, Map
 from helpers.attention.ladder.layout import Spec
-from helpers.attention.ladder.params import GRADIENTS, attention_params, backward_params
+from helpers.attention.ladder.params import GRADIENTS, backward_params
 from helpers.attention.ladder.stage import C_NAMES, Stage
 from helpers.attention.ladder.stages.backward import HOPPER_BACKWARD, backward_scratch
 from helpers.attention.ladder.tiles import Sizes
@@ -23,18 +23,7 @@ OF_ROWS = ("lse_delta", "dq_accum", "dq_semaphore")
 
 
 def _params(call: Call, row_tiles: int) -> Any:
-    q, k = call.arrays["q"].shape, call.arrays["k"].shape
-    forward = attention_params(
-        launches.strides_of(call, "qkvo"),
-        n=q[2],
-        n_kv=k[2],
-        heads=q[1],
-        kv_heads=k[1],
-        window=call.window,
-        softmax_scale=call.softmax_scale,
-        sequences=row_tiles,
-    )
-    return backward_params(forward, launches.strides_of(call, GRADIENTS))
+    return backward_params(launches.params_of(call, row_tiles), launches.strides_of(call, GRADIENTS))
 
 
 def _tiles(call: Call, sizes: Sizes) -> int:

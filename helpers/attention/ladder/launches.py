@@ -36,8 +36,8 @@ def strides_of(call: Call, names: Iterable[str]) -> dict[str, tuple[int, int, in
     return {name: (0, *by_row_and_head) for name, (_, *by_row_and_head) in steps.items()} if call.packed else steps
 
 
-def params_of(call: Call) -> Any:
-    """Fill the call's AttentionParams, an array of shape (1,)."""
+def params_of(call: Call, sequences: int | None = None) -> Any:
+    """Fill the call's AttentionParams, an array of shape (1,). sequences: of the struct, if not those of the call."""
     q, k = call.arrays["q"].shape, call.arrays["k"].shape
     return attention_params(
         strides_of(call, "qkvo"),
@@ -47,7 +47,7 @@ def params_of(call: Call) -> Any:
         kv_heads=k[1],
         window=call.window,
         softmax_scale=call.softmax_scale,
-        sequences=call.sequences if call.packed else 0,
+        sequences=sequences if sequences is not None else call.sequences if call.packed else 0,
     )
 
 
