@@ -197,7 +197,7 @@ def test_a_server_serves_again_after_an_interrupt(at: int) -> None:
     with pytest.raises(KeyboardInterrupt, match="in the model"):
         server.serve(requests(), temperature=TEMPERATURE)
     assert gpt.attention is attention
-    assert sorted(server.pages.free) == list(range(8)) and not server.pages.of
+    assert sorted(server.pages.free) == list(range(7)) and not server.pages.of
     assert server.serve(requests(3), temperature=TEMPERATURE) == Server(model(), pages=8, page_size=8).serve(
         requests(3), temperature=TEMPERATURE
     )
