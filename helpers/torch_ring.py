@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from helpers import device
-from helpers.attention import comms, ring
+from helpers.attention import comms, ring, ring_schedules
 from helpers.attention.comms import Comms
 from helpers.attention.ladder.kinds import TorchTensors
 from helpers.torch_attention import array_of, check_tensors, tensor_of, to_autocast, torch
@@ -38,7 +38,7 @@ def local_positions(tokens: int, group: Any = None, *, schedule: str = "zigzag",
         RuntimeError: there is no process group.
     """
     ranks = _comms(group)
-    parts = ring.shard(np.arange(tokens)[None], ranks.size, schedule, uneven=uneven)
+    parts = ring_schedules.shard(np.arange(tokens)[None], ranks.size, schedule, uneven=uneven)
     return torch.from_numpy(parts[ranks.ranks[0]][0])
 
 

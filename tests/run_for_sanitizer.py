@@ -26,9 +26,9 @@ from helpers.attention import (
     flash_attention_with_kvcache,
     kernel,
     reference,
-    ring,
     ring_attention,
     ring_attention_backward,
+    ring_schedules,
     rotary_and_projection,
 )
 from helpers.attention.check import check, in_float64, in_type, make_inputs
@@ -405,12 +405,12 @@ def run_ring() -> None:
             continue
         q, k, v = random(((2, 4), (2, 2)), 66, 66, d, dtype)
         do = random(((2, 4), (2, 4)), 66, 66, d, dtype)[1]
-        given = [ranks.put(ring.shard(a.swapaxes(1, 2), 3)) for a in (do, q, k, v)]
+        given = [ranks.put(ring_schedules.shard(a.swapaxes(1, 2), 3)) for a in (do, q, k, v)]
         o, lse = ring_attention(*given[1:], causal=True, return_lse=True, comms=ranks)
-        whole = cp.asnumpy(ring.unshard(o)).swapaxes(1, 2)
+        whole = cp.asnumpy(ring_schedules.unshard(o)).swapaxes(1, 2)
         check(f"ring {dtype}, d = {d}", whole, exact(q, k, v, causal=True), tolerance=near(dtype))
         found = ring_attention_backward(*given, o, lse, causal=True, comms=ranks)
-        found = [cp.asnumpy(ring.unshard(a)).swapaxes(1, 2) for a in found]
+        found = [cp.asnumpy(ring_schedules.unshard(a)).swapaxes(1, 2) for a in found]
         compare_gradients(f"ring {dtype}, d = {d}", found, (do, q, k, v), causal=True)
 
 

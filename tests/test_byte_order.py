@@ -23,7 +23,7 @@ from helpers.attention import (
 )
 from helpers.attention.comms import virtual_ranks
 from helpers.attention.ladder import LADDER
-from helpers.attention.ring import shard, unshard
+from helpers.attention.ring_schedules import shard, unshard
 from helpers.attention.rotary_and_projection import attention_projection, rotary
 from helpers.device import ON_GPU, cp
 

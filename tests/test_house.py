@@ -148,6 +148,7 @@ def test_notebooks_import_the_names_of_the_map_and_no_others() -> None:
 
 
 OLD_NAMES = {
+    "attention.ring": {n: f"helpers.attention.ring_schedules.{n}" for n in ("SCHEDULES", "positions", "unshard")},
     "attention.rotary_and_projection": {"angles": "cos_sin"},
     "attention.ladder.tiles": {
         "pick": "helpers.attention.ladder.stages.cuda_cores.pick",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from helpers.attention.ring import SCHEDULES, steps
+from helpers.attention.ring_schedules import SCHEDULES, steps
 from helpers.bench.studies import ring as study
 from helpers.draw import ring as draw
 from helpers.lesson import ring as lesson

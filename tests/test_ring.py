@@ -34,7 +34,7 @@ from helpers.attention.comms import Message, Nccl, virtual_ranks
 from helpers.attention.ladder import LADDER, limits
 from helpers.attention.ladder.call import Call, ForwardOptions
 from helpers.attention.ladder.layout import Spec, bits
-from helpers.attention.ring import SCHEDULES, positions, shard, steps, unshard
+from helpers.attention.ring_schedules import SCHEDULES, positions, shard, steps, unshard
 from helpers.bench.studies import ring as study
 from helpers.device import cp
 from helpers.xray import xray

@@ -15,8 +15,8 @@ from helpers import device, engine
 from helpers.attention import check, comms, forget, kernel, reference, ring, ring_attention, ring_gradients, ring_joined
 from helpers.attention.comms import Message, virtual_ranks
 from helpers.attention.ladder import LADDER
-from helpers.attention.ring import shard
 from helpers.attention.ring_joined import Place, places
+from helpers.attention.ring_schedules import shard
 from helpers.device import cp
 from helpers.xray import xray
 

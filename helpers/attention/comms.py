@@ -75,14 +75,14 @@ class Comms:
         """Copy arrays to the devices of the local ranks.
 
         Args:
-            arrays: one for each of all ranks, as `ring.shard` returns them, or one for each local rank.
+            arrays: one for each of all ranks, as `ring_schedules.shard` returns them, or one for each local rank.
 
         Raises:
             TypeError, ValueError: arrays is no list, or has another number of them.
         """
         if not isinstance(arrays, (list, tuple)):
             raise TypeError(
-                f"arrays is a list of one for each rank, as ring.shard returns; got {type(arrays).__name__}"
+                f"arrays is a list of one for each rank, as ring_schedules.shard returns; got {type(arrays).__name__}"
             )
         if len(arrays) not in (self.size, len(self.ranks)):
             wanted = " or ".join(map(str, sorted({self.size, len(self.ranks)})))

@@ -21,7 +21,7 @@ import functools
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -45,237 +45,28 @@ from helpers.attention.ladder.launches import C_NAMES, MAX_GRID_YZ, slices
 from helpers.attention.ladder.layout import Spec, bits, dense
 from helpers.attention.ring_gradients import OF_ROWS, Part, tile_of
 from helpers.attention.ring_joined import Joined, Place, joins, places
-from helpers.attention.ring_masks import MaskedStep, Piece, chunk_numbers, masked_steps, rows_of, spans
+from helpers.attention.ring_masks import MaskedStep, Piece, chunk_numbers, masked_steps, rows_of
+from helpers.attention.ring_schedules import (
+    Product,
+    Step,
+    check_rows,
+    check_schedule,
+    chunk_places,
+    empty_of,
+    shard,
+    some_rows,
+    steps,
+    without_axis,
+)
 from helpers.attention.run import run
 from helpers.attention.scalars import check_flags, whole_number
+from helpers.renamed import old_names
 
-SCHEDULES = ("zigzag", "ring", "all_gather")
 MERGE, SUM, MERGE_THREADS = "17_merge.cu", "17_sum.cu", 256
 STAGE: str | None = None  # of products whose results a kernel joins; None: the usual one, if it does so
 BACKWARD_STAGE: str | None = None  # the same for gradients
 _UNKNOWN = dense((1,), np.dtype(np.float32))  # an array of which a plan needs nothing but the name
 PARTS = 3  # of a gradient, that 17_sum.cu adds in one pass
-
-
-# ---- which rank has which tokens, and what it computes when
-
-
-class Product(NamedTuple):
-    """Rows of a rank's Q times keys of the K and V at hand, each a pair (first, end).
-
-    causal: the last of these rows sees the last of these keys, the row before it one less, and so on.
-    """
-
-    rows: tuple[int, int]
-    keys: tuple[int, int]
-    causal: bool
-
-    @property
-    def pairs(self) -> int:
-        """Number of pairs of a row and a key that it sees."""
-        rows, keys = self.rows[1] - self.rows[0], self.keys[1] - self.keys[0]
-        return rows * keys - (rows * (rows - 1) // 2 if self.causal else 0)
-
-    def halves(self) -> tuple[Product, ...]:
-        """Split it into two products, of the first and of the last rows."""
-        (first, last), (first_key, last_key), causal = self
-        half = (first + last) // 2
-        seen = last_key - (last - half) if causal else last_key
-        made = Product((first, half), (first_key, seen), causal), Product((half, last), (first_key, last_key), causal)
-        return made[half == first :]
-
-
-class Step(NamedTuple):
-    """A step of all ranks. sources: by rank, whose K and V it has; None: those of all, in the order of the sequence."""
-
-    sources: tuple[int | None, ...]
-    products: tuple[tuple[Product, ...], ...]
-
-
-def steps(schedule: str, size: int, *, causal: bool, rows: int, keys: int | None = None) -> tuple[Step, ...]:
-    """Return what each rank computes in each step: plain data, to be drawn and counted.
-
-    Args:
-        schedule: one of SCHEDULES; without a mask "zigzag" is "ring".
-        rows: of q of a rank. keys: of its k, as many as rows where it is not given.
-
-    Raises:
-        TypeError, ValueError: an unknown schedule; numbers that are not whole, or too small; a causal mask with other
-            rows than keys, or with rows that cannot be halved into two chunks.
-    """
-    _check_schedule(schedule)
-    size = whole_number("size", size, least=1)
-    rows = whole_number("rows", rows, least=0)
-    keys = rows if keys is None else whole_number("keys", keys, least=0)
-    check_flags(causal=causal)
-    if causal and rows != keys:
-        raise ValueError(f"causal=True needs as many rows of q as of k on each rank; got {rows} and {keys}")
-    if causal and schedule != "ring" and rows % 2:
-        raise ValueError(f"each rank has two chunks of equal length: {rows} rows cannot be halved")
-    return _steps(schedule, size, bool(causal), rows, keys)
-
-
-@functools.cache
-def _steps(schedule: str, size: int, causal: bool, rows: int, keys: int) -> tuple[Step, ...]:
-    zigzag, half = causal and schedule != "ring", rows // 2
-    if schedule == "all_gather":
-        alone = (Product((0, rows), (0, size * keys), False),)
-        chunks = []
-        for rank in range(size):
-            front, back = (0, (rank + 1) * half), (0, (2 * size - rank) * half)
-            chunks.append((Product((0, half), front, True), Product((half, rows), back, True)))
-        return (Step((None,) * size, tuple(chunks if causal else [alone] * size)),)
-    made = []
-    for step in range(size):
-        sources = tuple((rank - step) % size for rank in range(size))
-        products: list[tuple[Product, ...]] = []
-        for rank, source in enumerate(sources):
-            if not causal or source == rank:
-                products.append((Product((0, rows), (0, keys), causal),))
-            elif source < rank:  # before this rank's tokens, those of zigzag's front chunk
-                products.append((Product((0, rows), (0, half if zigzag else keys), False),))
-            else:  # behind them, but those of zigzag's back chunk of q
-                products.append((Product((half, rows), (0, keys), False),) if zigzag else ())
-        made.append(Step(sources, tuple(products)))
-    return tuple(made)
-
-
-def _check_schedule(schedule: str) -> None:
-    if not isinstance(schedule, str) or schedule not in SCHEDULES:
-        raise ValueError(f"schedule = {schedule!r:.40}; there are {', '.join(SCHEDULES)}")
-
-
-def positions(schedule: str, size: int, rank: int, rows: int, *, tokens: int | None = None) -> np.ndarray:
-    """Return the positions of a rank's rows in the sequence, int32 (rows,), for a rotary embedding.
-
-    Args:
-        tokens: of the whole sequence, where parts are uneven: `shard` says how it is cut.
-
-    Raises:
-        TypeError, ValueError: no such schedule or rank; rows that the rank's chunks cannot share equally.
-    """
-    _check_schedule(schedule)
-    size, rows = whole_number("size", size, least=1), whole_number("rows", rows, least=0)
-    rank = whole_number("rank", rank, least=0)
-    if rank >= size:
-        raise ValueError(f"rank = {rank}; there are 0 to {size - 1}, as size is {size}")
-    chunks, _ = chunk_numbers(schedule, size, rank)
-    if tokens is not None:
-        _check_rows(schedule, size, rank, rows, tokens)
-        return np.concatenate([np.arange(*span, dtype=np.int32) for span in spans(schedule, size, rank, tokens)])
-    if rows % len(chunks):
-        raise ValueError(f"rows = {rows}; a rank has {len(chunks)} chunks of equal length ({schedule})")
-    if size * rows > np.iinfo(np.int32).max:
-        raise ValueError(f"rows = {rows} of {size} ranks: more positions than int32 can count")
-    each = rows // len(chunks)
-    return np.concatenate([np.arange(c * each, (c + 1) * each, dtype=np.int32) for c in chunks])
-
-
-def _check_rows(schedule: str, size: int, rank: int, rows: int, tokens: int) -> None:
-    own = rows_of(schedule, size, whole_number("tokens", tokens, least=0))[rank]
-    if rows != own:
-        raise ValueError(f"rank {rank} has {rows} rows; of {tokens} tokens it has {own} ({schedule}, {size} ranks)")
-
-
-def shard(x: Any, size: int, schedule: str = "zigzag", *, axis: int = 1, uneven: bool = False) -> list[Any]:
-    """Cut an array along its sequence into the contiguous part of each of `size` ranks, on x's device.
-
-    "ring": rank r has chunk r of `size`. Otherwise it has chunks r and 2 size - 1 - r of 2 size.
-
-    Args:
-        x: an array of NumPy or the device. size: 1 or more ranks. axis: of the sequence; lse: 2.
-        uneven: any length; chunk i of c begins at token i n // c, so that lengths differ by 1 at most.
-
-    Raises:
-        TypeError: x is no such array, size or axis no whole number.
-        ValueError: no such schedule, size or axis; without `uneven`, a length that is not a multiple of the number of
-            chunks.
-    """
-    check_flags(uneven=uneven)
-    _check_schedule(schedule)
-    size, axis = whole_number("size", size, least=1), _axis_of("x", x, axis)
-    _, count = chunk_numbers(schedule, size, 0)
-    n = x.shape[axis]
-    if n % count and not uneven:
-        raise ValueError(f"{n} tokens cannot be cut into {count} chunks of equal length ({schedule}, {size} ranks)")
-    parts = []
-    for rank in range(size):
-        part = _like(x, (*x.shape[:axis], rows_of(schedule, size, n)[rank], *x.shape[axis + 1 :]))
-        for of_whole, of_part in _places(schedule, size, rank, n):
-            bits(_rows(part, of_part, axis))[...] = bits(_rows(x, of_whole, axis))
-        parts.append(part)
-    return parts
-
-
-def unshard(parts: Sequence[Any], schedule: str = "zigzag", *, axis: int = 1, uneven: bool = False) -> Any:
-    """Join the parts of all ranks, which are NumPy's or on one device: undo `shard`. For lse, axis is 2.
-
-    Raises:
-        TypeError, ValueError: parts is no list of such arrays, all alike; no such schedule or axis; without `uneven`,
-            an odd number of rows, of two chunks; with it, rows that are not those of `shard`.
-    """
-    check_flags(uneven=uneven)
-    _check_schedule(schedule)
-    if not isinstance(parts, (list, tuple)) or not parts:
-        got = "none" if isinstance(parts, (list, tuple)) else type(parts).__name__
-        raise TypeError(f"parts is a list of the arrays of all ranks, one or more; got {got}")
-    of_axis = [_axis_of(f"parts[{i}]", part, axis) for i, part in enumerate(parts)]
-    for i, part in enumerate(parts):
-        shapes = [_without_axis(a.shape, of_axis[0]) if uneven else a.shape for a in (part, parts[0])]
-        if shapes[0] != shapes[1] or part.dtype != parts[0].dtype or type(part) is not type(parts[0]):
-            one, other = (f"{type(a).__name__} {a.dtype} {a.shape}" for a in (parts[0], part))
-            raise ValueError(f"parts[0] is {one} and parts[{i}] {other}: all ranks have arrays that are alike")
-    size, axis = len(parts), of_axis[0]
-    rows = parts[0].shape[axis]
-    n = sum(part.shape[axis] for part in parts)
-    if uneven:
-        for rank, part in enumerate(parts):
-            _check_rows(schedule, size, rank, part.shape[axis], n)
-    elif rows % len(chunk_numbers(schedule, size, 0)[0]):
-        raise ValueError(f"parts have {rows} rows, which are no two chunks of equal length ({schedule})")
-    whole = _like(parts[0], (*parts[0].shape[:axis], n, *parts[0].shape[axis + 1 :]))
-    for rank, part in enumerate(parts):
-        for of_whole, of_part in _places(schedule, size, rank, n):
-            bits(_rows(whole, of_whole, axis))[...] = bits(_rows(part, of_part, axis))
-    return whole
-
-
-def _axis_of(name: str, a: Any, axis: Any) -> int:
-    """Return the axis, counted from the first. TypeError or ValueError if it is not an array with that axis."""
-    if not isinstance(a, (np.ndarray, device.cp.ndarray)):
-        raise TypeError(f"{name} is an array of NumPy or the device; got {type(a).__name__}")
-    if a.dtype.hasobject or a.dtype.itemsize not in (1, 2, 4, 8):
-        raise TypeError(f"{name} is {a.dtype}; numbers of 1, 2, 4 or 8 bytes are needed")
-    axis = whole_number("axis", axis)
-    if not -a.ndim <= axis < a.ndim:
-        raise ValueError(f"axis = {axis}; {name} has shape {a.shape}")
-    return axis % a.ndim
-
-
-def _without_axis(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
-    return *shape[:axis], *shape[axis + 1 :]
-
-
-def _places(schedule: str, size: int, rank: int, tokens: int) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Yield the rows of each chunk of a rank: in the whole sequence, and in the rank's part."""
-    row = 0
-    for first, end in spans(schedule, size, rank, tokens):
-        yield (first, end), (row, row + end - first)
-        row += end - first
-
-
-def _rows(a: Any, rows: tuple[int, int], axis: int = 1) -> Any:
-    """Return some rows of an array, or the spec of these rows of a spec's array."""
-    if not isinstance(a, Spec):
-        return a[(slice(None),) * axis + (slice(*rows),)]
-    shape = (*a.shape[:axis], rows[1] - rows[0], *a.shape[axis + 1 :])
-    return Spec(shape, a.strides, a.dtype, (a.offset + rows[0] * a.strides[axis]) % 16, a.device)
-
-
-def _like(a: Any, shape: Sequence[int]) -> Any:
-    """Make an uninitialised array of a's kind and dtype."""
-    kind = device.cp if isinstance(a, device.cp.ndarray) else np
-    return kind.empty(tuple(shape), dtype=a.dtype)
 
 
 # ---- the forward pass
@@ -390,7 +181,10 @@ def ring_attention(
 
 def _inputs_of(product: Product | Piece, q: Any, at_hand: Sequence[Any]) -> dict[str, Any]:
     """Return a product's q, k and v: parts of a rank's arrays, or of their specs."""
-    return {"q": _rows(q, product.rows), **{n: _rows(a, product.keys) for n, a in zip("kv", at_hand, strict=True)}}
+    return {
+        "q": some_rows(q, product.rows),
+        **{n: some_rows(a, product.keys) for n, a in zip("kv", at_hand, strict=True)},
+    }
 
 
 def _arrays_to_join(rows: tuple[int, int], place: Place, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -400,11 +194,11 @@ def _arrays_to_join(rows: tuple[int, int], place: Place, given: Mapping[str, Any
         batch, n, heads, _ = q.shape
         shapes = {"o": (q.shape, q.dtype), "part": (q.shape, np.float32), "lse": ((batch, heads, n), np.float32)}
         given = {name: dense(*form)._replace(device=q.device) for name, form in shapes.items()}
-    arrays = {"o": _rows(given["o"], rows), "lse_so_far": _rows(given["lse"], rows, 2)}
+    arrays = {"o": some_rows(given["o"], rows), "lse_so_far": some_rows(given["lse"], rows, 2)}
     if place.before:
-        arrays["o_before"] = _rows(given["part"], rows)
+        arrays["o_before"] = some_rows(given["part"], rows)
     if place.first_open < rows[1]:
-        arrays["o_after"] = _rows(given["part"], (place.first_open, rows[1]))
+        arrays["o_after"] = some_rows(given["part"], (place.first_open, rows[1]))
     return arrays
 
 
@@ -518,7 +312,7 @@ def _plan(
             if not isinstance(a, device.cp.ndarray):
                 raise TypeError(f"{name} has device arrays, as comms.put makes them; got {type(a).__name__}")
             axis = 2 if name == "lse" else 1
-            shapes = [each.shape if tokens is None else _without_axis(each.shape, axis) for each in (parts[0], a)]
+            shapes = [each.shape if tokens is None else without_axis(each.shape, axis) for each in (parts[0], a)]
             if shapes[0] != shapes[1] or a.dtype != parts[0].dtype:
                 both = f"{parts[0].dtype} {parts[0].shape} and {a.dtype} {a.shape}"
                 raise ValueError(f"{name} differs between ranks: {both}")
@@ -540,7 +334,7 @@ def _plan(
                     f"{name} of each rank is {dtype} {shape}, as q is {q.shape}; got {got.dtype} {got.shape}"
                 )
     q, k = arrays["q"][0], arrays["k"][0]
-    _check_schedule(schedule)
+    check_schedule(schedule)
     has_window = left >= 0 or (right >= 0 and not causal)
     if (
         not has_window
@@ -549,7 +343,7 @@ def _plan(
     ):
         if tokens is not None:
             for rank, a in zip(comms.ranks, arrays["q"], strict=True):
-                _check_rows(schedule, comms.size, rank, a.shape[1], tokens)
+                check_rows(schedule, comms.size, rank, a.shape[1], tokens)
         plan = steps(schedule, comms.size, causal=bool(causal), rows=q.shape[1], keys=k.shape[1])
         return plan, (k.shape[1],) * comms.size, schedule if causal else "ring"
     what = "packed sequences" if cu_seqlens else "a window" if has_window else "uneven parts"
@@ -577,7 +371,7 @@ def _masked_plan(
     if schedule == "all_gather" and tokens % count:
         raise ValueError(f"{tokens} tokens, {comms.size} ranks: all_gather takes no uneven parts; zigzag and ring do")
     for rank, q in zip(comms.ranks, arrays["q"], strict=True):
-        _check_rows(schedule, comms.size, rank, q.shape[1], tokens)
+        check_rows(schedule, comms.size, rank, q.shape[1], tokens)
     batch = arrays["q"][0].shape[0]
     made = masked_steps(schedule, comms.size, tokens, *window, cu_seqlens or (0, tokens), batch)
     return made, rows_of(schedule, comms.size, tokens), schedule
@@ -696,7 +490,9 @@ def _pass_on(
     for rank, arrays, counts in zip(comms.ranks, at_hand, rows, strict=True):
         with comms.on(rank):
             mine = [device.cp.ascontiguousarray(a) for a in arrays]
-            received.append(tuple(_like(a, (a.shape[0], n, *a.shape[2:])) for a, n in zip(mine, counts, strict=True)))
+            received.append(
+                tuple(empty_of(a, (a.shape[0], n, *a.shape[2:])) for a, n in zip(mine, counts, strict=True))
+            )
         sends += [Message(rank, (rank + hop) % comms.size, a) for a in mine]
         receives += [Message(rank, (rank - hop) % comms.size, a) for a in received[-1]]
     wait = comms.start(sends, receives)
@@ -722,7 +518,7 @@ def _to_all(
             of_rank: list[Sequence[Any]] = []
             for peer in range(comms.size):
                 mine = arrays(i, peer)
-                of_rank.append(mine if peer == rank else [_like(a, a.shape) for a in like])
+                of_rank.append(mine if peer == rank else [empty_of(a, a.shape) for a in like])
                 if peer != rank:
                     sends += [Message(rank, peer, a) for a in mine]
                     receives += [Message(rank, peer, a) for a in of_rank[-1]]
@@ -738,11 +534,11 @@ def _gathered(comms: Comms, at_hand: Sequence[Sequence[Any]], schedule: str) -> 
     for rank, pair in zip(comms.ranks, at_hand, strict=True):
         with comms.on(rank):
             mine = [device.cp.ascontiguousarray(a) for a in pair]
-            whole.append(tuple(_like(a, (a.shape[0], comms.size * a.shape[1], *a.shape[2:])) for a in mine))
+            whole.append(tuple(empty_of(a, (a.shape[0], comms.size * a.shape[1], *a.shape[2:])) for a in mine))
         n = whole[-1][0].shape[1]
-        parts = [part for _, part in _places(schedule, comms.size, rank, n)]
+        parts = [part for _, part in chunk_places(schedule, comms.size, rank, n)]
         for peer in range(comms.size):
-            places = [place for place, _ in _places(schedule, comms.size, peer, n)]
+            places = [place for place, _ in chunk_places(schedule, comms.size, peer, n)]
             for a, of_all, b in ((*each, b) for each in zip(mine, whole[-1], strict=True) for b in range(len(mine[0]))):
                 for part, place in zip(parts, places, strict=True):
                     here, there = a[b, slice(*part)], of_all[b, slice(*place)]
@@ -768,7 +564,7 @@ class _Output:
         self.so_far: dict[str, Any] = {}
         if joined:
             batch, n, heads, _ = q.shape
-            self.o, self.lse = _like(q, q.shape), device.cp.empty((batch, heads, n), dtype=np.float32)
+            self.o, self.lse = empty_of(q, q.shape), device.cp.empty((batch, heads, n), dtype=np.float32)
             self.so_far = {"o": self.o, "lse": self.lse, "part": device.cp.empty(q.shape, dtype=np.float32)}
 
     def join(self, o: Any, lse: Any, rows: tuple[int, int], *, alone: bool, last: bool) -> None:
@@ -779,9 +575,9 @@ class _Output:
         elif alone:
             if self.o is None:
                 batch, n, heads, _ = self._q.shape
-                self.o, self.lse = _like(self._q, self._q.shape), _like(lse, (batch, heads, n))
-            bits(_rows(self.o, rows))[...] = bits(o)
-            _rows(self.lse, rows, 2)[...] = lse
+                self.o, self.lse = empty_of(self._q, self._q.shape), empty_of(lse, (batch, heads, n))
+            bits(some_rows(self.o, rows))[...] = bits(o)
+            some_rows(self.lse, rows, 2)[...] = lse
         else:
             if self.o is None:  # rows that no partial has had yet count as rows without keys
                 self._see_nothing(np.float32)
@@ -938,9 +734,9 @@ def ring_attention_backward(
         def calls_of(number: int, i: int, at_hand: Sequence[Any], given: Mapping[str, Any]) -> Iterator[Attention]:
             """Yield the calls of a step of local rank i, with its arrays or with their specs."""
             for product in halves_of(number, comms.ranks[i]):
-                arrays = {name: _rows(given[name], product.rows) for name in ("do", "q", "o")}
-                arrays |= {name: _rows(a, product.keys) for name, a in zip("kv", at_hand, strict=True)}
-                arrays["lse"] = _rows(given["lse"], product.rows, 2)
+                arrays = {name: some_rows(given[name], product.rows) for name in ("do", "q", "o")}
+                arrays |= {name: some_rows(a, product.keys) for name, a in zip("kv", at_hand, strict=True)}
+                arrays["lse"] = some_rows(given["lse"], product.rows, 2)
                 arrays = {name: arrays[name] for name in own_arrays}
                 options = BackwardOptions(*_mask_of(product), scale, deterministic, BACKWARD_STAGE, out="float32")
                 if once:
@@ -1182,3 +978,7 @@ def _width(columns: int) -> int:
 @functools.lru_cache(maxsize=64)
 def _sum_kernel(name: str, columns: int) -> kernel.Kernel:
     return kernel.load(SUM, f"sum_parts<{name}>", defines={"WIDTH": _width(columns), "THREADS": MERGE_THREADS})
+
+
+_MOVED = "SCHEDULES", "positions", "unshard"
+old_names(__name__, **{name: f"helpers.attention.ring_schedules.{name}" for name in _MOVED})

@@ -9,7 +9,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.patches import Patch
 
 from helpers.attention import reference
-from helpers.attention.ring import Step, positions, steps
+from helpers.attention.ring_schedules import Step, positions, steps
 from helpers.draw.picture import IDLE, LINES, Picture, figure, styled
 from helpers.draw.spans import Place
 
@@ -18,7 +18,7 @@ def bars(plan: Sequence[Step], whole: float) -> list[Place]:
     """Make a row for each rank, for show.schedules: a step begins when all ranks have finished the one before it.
 
     Args:
-        plan: of ring.steps. whole: the pairs of a row and a key that take one unit of time.
+        plan: of ring_schedules.steps. whole: the pairs of a row and a key that take one unit of time.
     """
     places: list[Place] = []
     now = 0.0

@@ -53,7 +53,7 @@ from helpers.attention.comms import (
 )
 from helpers.attention.ladder.launches import slices
 from helpers.attention.ladder.layout import bits
-from helpers.attention.ring import SCHEDULES, positions, unshard
+from helpers.attention.ring_schedules import SCHEDULES, positions, unshard
 from helpers.bench import records
 from helpers.bench.harness import Row, Study, Way, figures
 from helpers.bench.run import device_facts

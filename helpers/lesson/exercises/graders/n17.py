@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from helpers.attention.ring import positions
+from helpers.attention.ring_schedules import positions
 from helpers.lesson.exercises.trial import Trial, exercise
 
 
