@@ -215,7 +215,7 @@ def tile_of_call(
 
 
 def test_which_calls_have_tall_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that were faster so on an H200, which has 132 multiprocessors: (batch, rows)."""
+    """Choose them where they were faster on an H200, which has 132 multiprocessors: (batch, rows)."""
     monkeypatch.setattr(limits, "persistent_blocks", lambda: 132)
     tall = (192, 64)
     faster = ((21, 768), (11, 1536), (8, 2048), (8, 2112), (5, 3072), (4, 4096), (4, 4224), (2, 8192), (1, 16384))

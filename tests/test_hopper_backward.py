@@ -167,7 +167,7 @@ def sizes_of_call(batch: int = 32, rows: int = 512, keys: int = 512, d: int = 12
 
 
 def test_which_calls_have_first_stores() -> None:
-    """Those with at most 4096 keys and more of dQ than the L2 cache keeps, where each row sees a key."""
+    """Choose them with at most 4096 keys and more of dQ than the L2 cache keeps, where each row sees a key."""
     assert all("FIRST_STORES" in sizes_of_call(causal=causal) for causal in (False, True))
     assert "FIRST_STORES" in sizes_of_call(batch=16, rows=1024, keys=512)  # each row sees all keys
     for other in (

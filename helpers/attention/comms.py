@@ -206,7 +206,7 @@ class Comms:
 
 
 class _Replay:
-    """What a function queues for the local ranks: messages, and a CUDA graph of each GPU for all between them.
+    """A recording of what a function queues: messages of the local ranks, and each GPU's graph of all between them.
 
     A graph of all GPUs would make each wait for the others where it begins and where it ends. These follow each other
     on the current streams, and GPUs wait for messages alone. Their memory is a pool of their own.

@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from helpers.attention.calls import Attention, check, of_shapes, whole_chunks
+from helpers.attention.calls import Attention, check, of_shapes
 from helpers.attention.ladder import launches
 from helpers.attention.ladder.call import BackwardOptions, Call
 from helpers.attention.ladder.launch import Launch, Map
 from helpers.attention.ladder.layout import Spec
 from helpers.attention.ladder.params import GRADIENTS, backward_params
-from helpers.attention.ladder.stage import C_NAMES, Stage
+from helpers.attention.ladder.stage import Stage
 from helpers.attention.ladder.stages.backward import HOPPER_BACKWARD, backward_scratch
 from helpers.attention.ladder.tiles import Sizes
+from helpers.attention.ring_joined import is_half_in_chunks
 from helpers.attention.run import Output, Plan, compile_plan
 
 OF_ROWS = ("lse_delta", "dq_accum", "dq_semaphore")
@@ -87,10 +88,7 @@ class Part(Attention):
 def tile_of(call: Attention, read: tuple[str, ...] = ("do", "q", "k", "v")) -> int:
     """Return the rows of a tile of a product's call, if it may be a `Part`; else 0. read: arrays that it reads."""
     specs, options = call.arrays, call.options
-    q = specs["q"]
-    if q.dtype.itemsize != 2 or q.dtype.name not in C_NAMES or options.deterministic:
-        return 0
-    if whole_chunks(q.shape[-1], 2) != q.shape[-1]:
+    if options.deterministic or not is_half_in_chunks(specs["q"]):
         return 0
     check(specs)
     _, stage, _, planned = of_shapes(specs, options, (None, None))

@@ -23,7 +23,7 @@ _DEFINITIONS = """\
 
 
 class Place(NamedTuple):
-    """Of a product's rows: whether all have an earlier partial result, and from which on a later product has some."""
+    """A product among others: if its rows have an earlier result, and from which row on a later product has some."""
 
     before: bool
     first_open: int
@@ -86,7 +86,9 @@ class Joined(Attention):
 
 def joins(specs: Mapping[str, Spec], options: Any) -> bool:
     """Return True if a product of these q, k and v may be a `Joined`."""
-    q = specs["q"]
-    if q.dtype.name not in C_NAMES or q.dtype.itemsize != 2 or whole_chunks(q.shape[-1], 2) != q.shape[-1]:
-        return False
-    return Joined(specs, options).call(specs)[2] is not None
+    return is_half_in_chunks(specs["q"]) and Joined(specs, options).call(specs)[2] is not None
+
+
+def is_half_in_chunks(q: Spec) -> bool:
+    """Return True for a half type whose rows are whole chunks of 16 bytes, which kernels join without a copy."""
+    return q.dtype.name in C_NAMES and q.dtype.itemsize == 2 and whole_chunks(q.shape[-1], 2) == q.shape[-1]

@@ -213,7 +213,7 @@ class TensorsWithoutGradients(TorchTensors):
 
 
 class HeadsFirst(TensorsWithoutGradients):
-    """Those tensors, but q, k, v, o and their gradients are (batch, heads, rows, head_dim), with no view made of them.
+    """PyTorch's tensors where q, k, v, o and gradients are (batch, heads, rows, head_dim), with no view made of them.
 
     All else in a plan takes them for (batch, rows, heads, head_dim); new ones have that layout in memory.
     """
