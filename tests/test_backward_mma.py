@@ -5,6 +5,7 @@ Planted bugs of the first; those of the second are in test_hopper_backward.py.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -90,10 +91,10 @@ def test_long_rows_on_hopper(d: int) -> None:
     sizes = {"BLOCK_M": 64, "BLOCK_N": 64}
     for n, n_kv in ((130, 150), (65, 257), (1, 64)):
         check(f"d = {d}, {n} x {n_kv}", sizes, inputs((1, 2, n, d), n_kv, 1, "bfloat16"))
-        many, few = inputs((1, 4, n, d), n_kv, 2, "bfloat16"), inputs((1, 2, n, d), n_kv, 1, "bfloat16")
-        for name, window in MASKS.items() if d == 136 else [("causal", (-1, 0))]:
-            given = many if name == "causal" else few  # see test_masks
-            check(f"d = {d}, {n} x {n_kv}, {name}", sizes, given, window=window)
+        for name in MASKS if d == 136 and n == 130 else ("causal", "window", "diagonal")[: 3 if d == 136 else 1]:
+            heads = 2 if name == "causal" else 1
+            given = inputs((1, 2 * heads, n, d), n_kv, heads, "bfloat16")
+            check(f"d = {d}, {n} x {n_kv}, {name}", sizes, given, window=MASKS[name])
     half_gradients.check_packed(stage_of(sizes), sizes, (3, 130, 0, 64, 1, 70), (200, 130, 5, 0, 70, 33), d)
     if d == 136:  # in turn; packed sequences as well
         sizes["DETERMINISTIC"] = 1
@@ -118,16 +119,16 @@ MASKS = {
 def test_masks(tiling: str, deterministic: int) -> None:
     """With more rows than keys some rows see nothing: zeros.
 
-    Under the causal mask batch 2, four heads of Q to two of K and V; no mask depends on the batch or the head, so under
-    the others two heads to one. Each type is a compilation, so the tilings and the two ways share them out.
+    Once batch 2, four heads of Q to two of K and V; no mask depends on the batch or the head, so else two heads to one.
+    Each type is a compilation, so the tilings and the two ways share them out; the ways share out masks and lengths.
     """
     sizes = {**TILINGS[tiling], "DETERMINISTIC": deterministic}
     dtype = ("float16", "bfloat16")[(tiling == "shared") ^ deterministic]
-    for n, n_kv in ((130, 130), (129, 257), (200, 100), (1, 300), (300, 1)):
-        many, few = inputs((2, 4, n, 64), n_kv, 2, dtype), inputs((1, 2, n, 64), n_kv, 1, dtype)
-        for name, window in MASKS.items():
-            given = many if name == "causal" else few
-            check(f"{name}, {n} x {n_kv}", sizes, given, window=window)
+    lengths = (130, 130), (129, 257), (200, 100), (1, 300), (300, 1)
+    check("batches", sizes, inputs((2, 4, 129, 64), 257, 2, dtype), window=MASKS["causal"])
+    for i, ((n, n_kv), name) in enumerate(itertools.product(lengths, MASKS)):
+        if i % 2 == deterministic:  # 7 masks: each has the other way in the next lengths
+            check(f"{name}, {n} x {n_kv}", sizes, inputs((1, 2, n, 64), n_kv, 1, dtype), window=MASKS[name])
 
 
 @pytest.mark.exhaustive(one_of_each=lambda: None)

@@ -70,8 +70,8 @@ def compare(name: str, got: Any, want: np.ndarray, dtype: str = "float32", *, te
     check.check(name, cp.asnumpy(got).astype(np.float64), want, tolerance=near)
 
 
-def both(arrays: list[Any], wrt: tuple[str, ...], **options: Any) -> tuple[Any, ...]:
-    """The gradients of `wrt`, from o and lse of the forward; once more from new plans: the same bits.
+def gradients_of(arrays: list[Any], wrt: tuple[str, ...], *, again: bool = False, **options: Any) -> tuple[Any, ...]:
+    """The gradients of `wrt`, from o and lse of the forward. again: once more from new plans, which give the same bits.
 
     Options that the reference has not are for the public functions, with their dq, dk and dv.
     """
@@ -93,52 +93,40 @@ def both(arrays: list[Any], wrt: tuple[str, ...], **options: Any) -> tuple[Any, 
             return flash_attention_backward(do, *qkv, o, lse, wrt=wrt, **options)[3:]
 
     first = gradients()
-    forget()
-    for a, b in zip(first, gradients(), strict=True):
-        assert cp.asnumpy(a).tobytes() == cp.asnumpy(b).tobytes()
+    if again:
+        forget()
+        for a, b in zip(first, gradients(), strict=True):
+            assert cp.asnumpy(a).tobytes() == cp.asnumpy(b).tobytes()
     return tuple(first)
 
 
 # ---- a bias
 
-SHAPES: list[Any] = [
-    (4, 1, KEYS),
-    (2, 4, ROWS, KEYS),
-    (ROWS, 1),
-    (1, 4, ROWS, KEYS),
-    (2, 1, 1, KEYS),
-    (2, 4, ROWS, 1),
-    (ROWS, KEYS),
-    (KEYS,),
-    (2, 1, ROWS, KEYS),
-    (2, 4, 1, 1),
-    (4, 1, 1),
-    (),
-]
-MASKS = [{}, {"causal": True}, {"window": (30, 5)}]
-CASES = [pytest.param(shape, MASKS[i % 3], id=f"{shape} {MASKS[i % 3]}") for i, shape in enumerate(SHAPES)]
-CASES += [
-    pytest.param(shape, mask, id=f"{shape} {mask}", marks=pytest.mark.exhaustive)
-    for i, shape in enumerate(SHAPES)
-    for mask in MASKS
-    if mask is not MASKS[i % 3]
+MASKS: list[dict[str, Any]] = [{}, {"causal": True}, {"window": (30, 5)}]
+# Of what the sums are: of one number for each key, each row, each score, or all; every kind under every mask.
+SHAPES: list[tuple[Any, ...]] = [
+    *((4, 1, KEYS), (2, 1, 1, KEYS), (KEYS,)),
+    *((2, 4, 1, 1), (4, 1, 1), ()),
+    *((ROWS, 1), (2, 4, ROWS, 1), (ROWS, 1)),
+    *((2, 4, ROWS, KEYS), (1, 4, ROWS, KEYS), (ROWS, KEYS), (2, 1, ROWS, KEYS)),
 ]
 
 
-@pytest.mark.parametrize("shape, mask", CASES)
+@pytest.mark.parametrize("shape, mask", [(shape, MASKS[i % 3]) for i, shape in enumerate(SHAPES)], ids=str)
 def test_a_bias_of_each_broadcast(shape: tuple[int, ...], mask: dict[str, Any]) -> None:
     """With sinks, for without them a bias that is the same for all keys has no gradient; heads share keys."""
     arrays, options = inputs(), {"bias": random(*shape, seed=7), "sinks": SINKS, **mask}
-    (got,) = both(arrays, ("bias",), **options)
+    (got,) = gradients_of(arrays, ("bias",), again=True, **options)
     assert got.dtype == np.float32
     (want,) = truth(arrays, ("bias",), **options)
     assert np.abs(want).max() > 0.01
     compare("dBias", got, want)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("of_bias", ["its own", "float32"])
-@pytest.mark.exhaustive(each_value=())
+@pytest.mark.parametrize(
+    "dtype, of_bias", [("bfloat16", "float32"), ("float16", "its own"), ("bfloat16", "its own")], ids=str
+)
+@pytest.mark.exhaustive(one_of_each=lambda of_bias: of_bias)
 def test_half_types(dtype: str, of_bias: str) -> None:
     """The gradient has the bias's type. 111 elements a row are no multiple of what other kernels load at a time."""
     arrays = inputs(dtype, 70, 90, d=111)
@@ -157,7 +145,9 @@ def test_lengths(n: int, n_kv: int) -> None:
     arrays = inputs(n=n, n_kv=n_kv, d=16)
     for shape in ((2, 4, n, n_kv), (4, 1, n_kv)):
         options = {"bias": random(*shape, seed=7), "sinks": SINKS, "alibi_slopes": SLOPES}
-        for name, a, b in zip(NAMES, both(arrays, NAMES, **options), truth(arrays, NAMES, **options), strict=True):
+        for name, a, b in zip(
+            NAMES, gradients_of(arrays, NAMES, **options), truth(arrays, NAMES, **options), strict=True
+        ):
             compare(f"{name} at {n}, {n_kv}", a, b)
 
 
@@ -168,7 +158,7 @@ def test_rows_and_keys_that_see_nothing_have_no_gradient() -> None:
     bias[:, :, 100] = -np.inf
     bias[:, 1, 120:, 3] = -np.inf
     for mask in ({"causal": True}, {"window": (3, 0)}):
-        (got,) = both(arrays, ("bias",), bias=bias, **mask)
+        (got,) = gradients_of(arrays, ("bias",), bias=bias, **mask)
         seen = reference.visible(150, 70, **mask)
         assert (got[..., ~seen] == 0).all() and (got[:, :, 100] == 0).all() and (got[:, 1, 120:, 3] == 0).all()
         (want,) = truth(arrays, ("bias",), bias=bias, **mask)
@@ -197,7 +187,7 @@ def test_a_bias_in_other_strides() -> None:
     arrays = inputs(d=16)
     bias = random(BATCH, HEADS, KEYS, ROWS, seed=7).swapaxes(2, 3)
     for turned in (bias, np.broadcast_to(bias[:1, :1, :, :1], bias.shape)):
-        (got,) = both(arrays, ("bias",), bias=turned)
+        (got,) = gradients_of(arrays, ("bias",), bias=turned)
         compare("dBias", got, truth(arrays, ("bias",), bias=turned)[0])
         assert got.flags.c_contiguous
 
@@ -212,9 +202,11 @@ def test_slopes_and_sinks(mask: dict[str, Any]) -> None:
     for slopes in (SLOPES, np.stack([SLOPES, SLOPES[::-1]])):
         options = {"alibi_slopes": slopes, "sinks": SINKS, **mask}
         names = ("sinks", "alibi_slopes")
-        for name, a, b in zip(names, both(arrays, names, **options), truth(arrays, names, **options), strict=True):
+        for name, a, b in zip(
+            names, gradients_of(arrays, names, again=True, **options), truth(arrays, names, **options), strict=True
+        ):
             compare(f"{name}, {mask}", a, b)
-    assert cp.asnumpy(both(arrays, ("sinks",), sinks=SINKS)[0])[0] == 0  # of a sink of -inf
+    assert cp.asnumpy(gradients_of(arrays, ("sinks",), sinks=SINKS)[0])[0] == 0  # of a sink of -inf
 
 
 def table_truth(arrays: list[Any], table: np.ndarray, **options: Any) -> np.ndarray:
@@ -232,21 +224,22 @@ def test_a_table_of_distances(n: int, n_kv: int, reach: int) -> None:
     """Beyond the table's ends all distances add to its last number; also with what else is added."""
     arrays, table = inputs(n=n, n_kv=n_kv), random(HEADS, 2 * reach + 1, seed=7)
     for more in ({}, {"causal": True}, {"window": (40, 9), "alibi_slopes": SLOPES, "sinks": SINKS}):
-        (got,) = both(arrays, ("table",), **relative_bias(cp.asarray(table)), **more)
+        again = bool(more) and n == ROWS
+        (got,) = gradients_of(arrays, ("table",), again=again, **relative_bias(cp.asarray(table)), **more)
         compare(f"{more}", got, table_truth(arrays, table, **more))
 
 
 def test_a_table_that_reaches_everywhere_is_read_within_its_ends() -> None:
     """Without limits in the text, as `longest` asks for; tiles along a diagonal begin before the first key."""
     arrays, table = inputs(n=100, n_kv=80, d=16), random(HEADS, 2 * 110 + 1, seed=7)
-    (got,) = both(arrays, ("table",), **relative_bias(cp.asarray(table), longest=100))
+    (got,) = gradients_of(arrays, ("table",), **relative_bias(cp.asarray(table), longest=100))
     compare("dTable", got, table_truth(arrays, table))
 
 
 def test_a_soft_cap_before_a_bias_does_not_change_its_gradient_by_a_factor() -> None:
     """A term added after a function of scores has the gradient before that function's derivative."""
     arrays, cap, bias = inputs(d=16), 1.5, random(KEYS, seed=7)
-    (got,) = both(arrays, ("bias",), bias=bias, **soft_cap(cap))
+    (got,) = gradients_of(arrays, ("bias",), bias=bias, **soft_cap(cap))
     do, q, k, v = (np.asarray(a, np.float64).swapaxes(1, 2) for a in arrays)
     k, v = (np.repeat(a, 2, axis=1) for a in (k, v))
     y = cap * np.tanh(q @ k.swapaxes(2, 3) / 4 / cap) + bias
@@ -258,7 +251,7 @@ def test_a_soft_cap_before_a_bias_does_not_change_its_gradient_by_a_factor() -> 
 def test_a_mask_of_the_caller() -> None:
     arrays, bias = inputs(d=16), random(HEADS, 1, KEYS, seed=7)
     options = {"bias": bias, "mask_mod": "(q_idx + kv_idx + head) % 3 != 0"}
-    (got,) = both(arrays, ("bias",), **options)
+    (got,) = gradients_of(arrays, ("bias",), **options)
     head, row, key = np.ogrid[:HEADS, :ROWS, :KEYS]
     seen = (row + KEYS - ROWS + key + head) % 3 != 0
     (want,) = truth(arrays, ("bias",), bias=np.where(seen, bias, -np.inf))
@@ -410,8 +403,8 @@ def launches_of(wrt: str, arrays: list[Any], source: str | None = None, **option
 
 def of_form(form: str, dtype: str = "float32") -> tuple[str, list[Any], dict[str, Any]]:
     """A call of each form: lengths that do not divide, several steps a block."""
-    arrays = inputs(dtype, n=150, n_kv=140, d=24)
-    bias = {"keys": (HEADS, 1, 140), "rows": (150, 1), "all": (HEADS, 1, 1), "full": (HEADS, 150, 140)}
+    arrays = inputs(dtype, d=24)
+    bias = {"keys": (HEADS, 1, KEYS), "rows": (ROWS, 1), "all": (HEADS, 1, 1), "full": (HEADS, ROWS, KEYS)}
     if form in bias:
         return "bias", arrays, {"bias": random(*bias[form], seed=7), "sinks": SINKS, "window": (70, 20)}
     if form == "table":
@@ -431,14 +424,14 @@ def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.exhaustive(one_of_each=lambda form, dtype: (form in ("keys", "table"), dtype))
-def test_the_x_ray_finds_nothing(form: str, dtype: str, few_blocks: None) -> None:
+def test_it_is_right_and_the_x_ray_finds_nothing(form: str, dtype: str, few_blocks: None) -> None:
     wrt, arrays, options = of_form(form, dtype)
     launches, launch, result = launches_of(wrt, arrays, **options)
     for each, compiled, args in launches:
         report = xray(compiled, each.grid, each.block, args, each.shared_bytes)
         report.assert_clean()
     launch()
-    assert np.isfinite(cp.asnumpy(result).astype(np.float32)).all()
+    compare(form, result, expected(form, dtype), dtype)
 
 
 def expected(form: str, dtype: str) -> np.ndarray:
@@ -517,16 +510,6 @@ def test_every_bug_can_be_planted() -> None:
     check_all_can_be_planted(
         (kernel.source(bias_gradient.stage_of(dtype, form).file), bug) for dtype, form, bug in ALL_BUGS
     )
-
-
-@pytest.mark.parametrize("form", ["keys", "full", "table", "sinks"])
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.exhaustive
-def test_without_a_bug_they_pass(form: str, dtype: str, few_blocks: None) -> None:
-    wrt, arrays, options = of_form(form, dtype)
-    _, launch, result = launches_of(wrt, arrays, **options)
-    launch()
-    compare(form, result, expected(form, dtype), dtype)
 
 
 BARRIERS = (

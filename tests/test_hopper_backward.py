@@ -459,7 +459,7 @@ def test_blocks_of_long_rows_add_in_turn(monkeypatch: pytest.MonkeyPatch) -> Non
     assert bits(LAST_FIRST, **WIDE_IN_TURN) == in_order
     no_turns = changed("no turns", "wait_for_blocks(passed_on,", "if (false) wait_for_blocks(passed_on,")
     assert device.ON_GPU or bits(LAST_FIRST, no_turns, **WIDE_IN_TURN) != in_order
-    monkeypatch.setenv("COURSE_CPU_TIMEOUT", "2")
+    monkeypatch.setenv("COURSE_CPU_TIMEOUT", "0.5")
     passed_on = "if (takes_turns && passed_on) add_release(passed_on);"
     for which in (0, 1):
         with pytest.raises(engine.LaunchError):
@@ -480,6 +480,6 @@ def test_blocks_of_long_rows_add_in_turn(monkeypatch: pytest.MonkeyPatch) -> Non
     ids=lambda bug: bug.name,
 )
 def test_a_turn_that_never_comes_is_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COURSE_CPU_TIMEOUT", "2")
+    monkeypatch.setenv("COURSE_CPU_TIMEOUT", "0.5")
     with pytest.raises(engine.LaunchError):
         bits(bug)

@@ -263,6 +263,22 @@ def empty(shape: int | tuple[int, ...], dtype: Any = float, order: str = "C") ->
     return np.ndarray.__new__(ndarray, shape, kind, np.asarray(memory), 0, None, order)
 
 
+_aside: dict[int, _Memory] = {}  # by address
+
+
+def set_aside(a: ndarray) -> ndarray:
+    """Leave an array of `empty` out of the used bytes, until it is `reused`."""
+    _aside[a.ctypes.data] = _live.pop(a.ctypes.data)
+    return a
+
+
+def reused(a: ndarray) -> ndarray:
+    """Make an array that was set aside as it was: every byte is 0xFF."""
+    _live[a.ctypes.data] = _aside.pop(a.ctypes.data)
+    ctypes.memset(a.ctypes.data, 0xFF, a.nbytes)
+    return a
+
+
 def _order_of(a: np.ndarray, order: str | None) -> str:
     """Return C or F, or K if the axes of `a` keep an order that is neither, by CuPy's rules for `order`.
 
