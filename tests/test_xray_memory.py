@@ -274,3 +274,22 @@ extern "C" __global__ void grow(float *x, const float *y) {
     np.testing.assert_array_equal(owner, [4, 7, 10, 13, 4, 5, 6, 7])
     assert float(factor) == 3
     assert xray(kernel, (1,), (4,), (x, y)).clean and x[0] == 16 and float(factor) == 4
+
+
+def test_what_a_look_writes_past_an_end_is_gone_in_the_next() -> None:
+    """Copies are made in storage that is used again. It counts as used bytes only as long as a look has it."""
+    code = """extern "C" __global__ void peek(int *a, int *out, int writes) {
+  if (writes) a[4] = 7;
+  out[0] = a[4];
+}
+"""
+    kernel, a = engine.RawModule(code=code).get_function("peek"), engine.zeros(4, np.int32)
+    pool = engine.get_default_memory_pool()
+    used = pool.used_bytes()
+    for writes, value in ((1, 7), (0, -1)):
+        number = engine.zeros(1, np.int32)
+        assert xray(kernel, (1,), (1,), (a, number, np.int32(writes))).findings
+        assert number[0] == value
+        del number
+        assert pool.used_bytes() == used
+    assert (a == 0).all()
