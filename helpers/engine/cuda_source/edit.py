@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import array
 import difflib
+import functools
 import itertools
 import re
+from collections.abc import Sequence
 
 # A string, which is kept, or a comment: alone on its line it takes the line with it, behind code the spaces before it.
 _COMMENT = re.compile(
@@ -30,8 +33,7 @@ def edit(text: str, *changes: tuple[str, str], count: int = 1, only: int | None 
     for old, new in changes:
         if "//" in old or "/*" in old or not old.strip():
             raise ValueError(f"{old!r}: a pattern is code, without a comment")
-        places = _code(text)
-        code = "".join(text[i] for i in places)
+        places, code = _code(text)
         hits = _hits(code, old)
         if len(hits) != count:
             times = "once" if count == 1 else f"{count} times"
@@ -42,14 +44,16 @@ def edit(text: str, *changes: tuple[str, str], count: int = 1, only: int | None 
     return text
 
 
-def _code(text: str) -> list[int]:
-    """Return the positions of the characters outside comments."""
-    pieces, end = [], 0
-    for match in _COMMENT.finditer(text):
-        if match["comment"]:
-            pieces += range(end, match.start())
-            end = match.end()
-    return [*pieces, *range(end, len(text))]
+@functools.lru_cache(maxsize=4)  # many bugs are planted in one text
+def _code(text: str) -> tuple[Sequence[int], str]:
+    """Return the positions of the characters outside comments, and these characters."""
+    places, pieces, end = array.array("l"), [], 0
+    comments = [match.span() for match in _COMMENT.finditer(text) if match["comment"]]
+    for begin, after in [*comments, (len(text), len(text))]:
+        places.extend(range(end, begin))
+        pieces.append(text[end:begin])
+        end = after
+    return places, "".join(pieces)
 
 
 def _hits(code: str, old: str) -> list[re.Match[str]]:
