@@ -11,6 +11,7 @@ import pytest
 from backends import compiled, on_each_device
 
 from helpers import engine
+from helpers.engine.cuda_source import source
 
 SOURCE = r"""
 #include <cuda/std/cstdint>
@@ -492,6 +493,17 @@ def test_macros_in_every_spelling() -> None:
         out[0] = 0
         engine.RawKernel(code, "k", options=options)((1,), (1,), (out,))
         assert int(out[0]) == 3 + 40 + 500 + 2000 + 10000
+
+
+def test_parameters_are_read_with_the_first_definition_of_a_macro() -> None:
+    code = (
+        "#define IN const float*\n__global__ void k(IN a, OUT b, int N) {}\n#undef IN\n#define IN int\n#define N(x) x\n"
+    )
+    assert source.kernels(code)["k"] == [
+        source.Declared("a", "float", True, True),
+        source.Declared("b", "OUT", False, False),
+        source.Declared("N", "int", False, False),
+    ]
 
 
 def test_an_edited_header_is_compiled_again(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from backends import compiled, on_each_device
 
 from helpers import engine
-from helpers.engine import checked, libraries, observed
+from helpers.engine import checked, compiler, libraries, observed
 
 pytestmark = pytest.mark.skipif(not libraries.options(), reason="CuPy's CUB and libcu++ are not installed")
 THREADS = 128
@@ -417,9 +417,12 @@ def test_the_standard_library_for_devices(cp: Any) -> None:
     np.testing.assert_allclose(cp.asnumpy(floats), [2.5, -3, 4, 5], rtol=1e-6)
 
 
-def test_a_header_of_ones_own_may_include_them(tmp_path: Any) -> None:
+def test_a_header_of_ones_own_may_include_them() -> None:
+    """In a new folder at each run it would be another build, of 6 s."""
+    folder = compiler.cache_dir() / "own-headers-of-a-test"
+    folder.mkdir(exist_ok=True)
     lane = 'inline __device__ int lane() { int i; asm("mov.u32 %0, %%laneid;" : "=r"(i)); return i; }\n'
-    (tmp_path / "sums.cuh").write_text(f"#pragma once\n#include <cub/warp/warp_reduce.cuh>\n{lane}")
+    compiler.keep(folder / "sums.cuh", f"#pragma once\n#include <cub/warp/warp_reduce.cuh>\n{lane}")
     code = """
     #include <sums.cuh>
     extern "C" __global__ void kernel(int* out) {
@@ -429,7 +432,7 @@ def test_a_header_of_ones_own_may_include_them(tmp_path: Any) -> None:
       if (threadIdx.x == 0) *out = sum;
     }"""
     out = engine.zeros(1, engine.int32)
-    module = engine.RawModule(code=code, options=(f"-I{tmp_path}",))
+    module = engine.RawModule(code=code, options=(f"-I{folder}",))
     module.get_function("kernel")((1,), (32,), (out,))
     assert engine.asnumpy(out)[0] == 496
 
