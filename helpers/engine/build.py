@@ -227,14 +227,13 @@ class _Attempt:
     def _translated(self, code: str, head: str, arguments: list[str], folders: Sequence[Path]) -> tuple[str, bool]:
         """Translate the source for a host compiler, and return whether the preprocessor has run."""
 
-        def expanded(code: str) -> str | None:
-            return compiler.expanded(_RUNTIME + _PTX + head, code, SOURCE_NAME, arguments)
-
+        how = self.uses_libraries, tuple(folders)
         try:
-            alone = _translated_alone(code, self.uses_libraries, tuple(folders))
+            alone = _translated_alone(code, *how)
             if alone is not None:
                 return alone, False
-            return translate(code, expanded, SOURCE_NAME, keep_asm=self.uses_libraries, folders=folders), True
+            whole = _translated.__wrapped__ if compiler.may_include_own(code, arguments) else _translated
+            return whole(code, f"{_RUNTIME}{_PTX}{head}", tuple(arguments), *how), True
         except ValueError as error:
             raise CompileError(str(error)) from None
 
@@ -322,6 +321,16 @@ def _translated_alone(code: str, keep_asm: bool, folders: tuple[Path, ...]) -> s
         return translate(code, expanded, SOURCE_NAME, keep_asm=keep_asm, folders=folders)
     except _Expanded:
         return None
+
+
+@functools.lru_cache(maxsize=16)
+def _translated(code: str, before: str, arguments: tuple[str, ...], keep_asm: bool, folders: tuple[Path, ...]) -> str:
+    """Translate a source by what the preprocessor makes of it. before: the lines that it reads first."""
+
+    def expanded(code: str) -> str | None:
+        return compiler.expanded(before, code, SOURCE_NAME, [*arguments])
+
+    return translate(code, expanded, SOURCE_NAME, keep_asm=keep_asm, folders=folders)
 
 
 @functools.lru_cache(maxsize=64)

@@ -332,6 +332,11 @@ _KEPT = ("__shared__", "__global__", "__device__", "__host__", "__constant__", "
 _KEPT += ("__cluster_dims__",)
 
 
+def may_include_own(code: str, options: Sequence[str]) -> bool:
+    """Return True if a source may include files of the user's, which change."""
+    return re.search(r'^\s*#\s*include\s*"', code, re.M) is not None or any(re.match("-I.", o) for o in options)
+
+
 def expanded(before: str, code: str, name: str, extra: list[str]) -> str | None:
     """Return the source with macros expanded and the user's includes pasted in; #line gives the lines.
 
@@ -343,7 +348,7 @@ def expanded(before: str, code: str, name: str, extra: list[str]) -> str | None:
     text = f'{before}{undefined}{marker}\n#line 1 "{name}"\n{code}\n'
     options = [*flags(), *extra, *_renaming(extra)]
     target = cache_dir() / f"expanded-{_key([text, compiler()[1], *compiler()[0], *options, _headers_hash()])}.cpp"
-    own = not re.search(r'^\s*#\s*include\s*"', code, re.M) and not any(re.match("-I.", option) for option in extra)
+    own = not may_include_own(code, extra)
     if own and target.exists():
         return _LINE.sub(lambda line: with_paths(line[0]), target.read_text())
     command = [*compiler()[0], *options, *_quoted(), "-E", "-x", "c++", "-"]
