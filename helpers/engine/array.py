@@ -263,18 +263,14 @@ def empty(shape: int | tuple[int, ...], dtype: Any = float, order: str = "C") ->
     return np.ndarray.__new__(ndarray, shape, kind, np.asarray(memory), 0, None, order)
 
 
-_aside: dict[int, _Memory] = {}  # by address
+def set_aside(a: ndarray) -> _Memory:
+    """Leave an array of `empty` out of the used bytes, until it is `reused` with what this returns."""
+    return _live.pop(a.ctypes.data)
 
 
-def set_aside(a: ndarray) -> ndarray:
-    """Leave an array of `empty` out of the used bytes, until it is `reused`."""
-    _aside[a.ctypes.data] = _live.pop(a.ctypes.data)
-    return a
-
-
-def reused(a: ndarray) -> ndarray:
+def reused(a: ndarray, memory: _Memory) -> ndarray:
     """Make an array that was set aside as it was: every byte is 0xFF."""
-    _live[a.ctypes.data] = _aside.pop(a.ctypes.data)
+    _live[memory.address] = memory
     ctypes.memset(a.ctypes.data, 0xFF, a.nbytes)
     return a
 

@@ -11,6 +11,7 @@ import ctypes
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -18,9 +19,9 @@ from .array import address_of, empty, ndarray, owner_of, reused, set_aside, writ
 
 PAD = 1 << 20  # bytes before and after each piece
 ALIGNMENT = 256  # of every allocation, as in CuPy
-# Storage of usual sizes is used again: to map it takes 1.2 ms of a core, to fill it 0.04.
-_USUAL, _MOST = 3 * PAD, 8
-_free: list[ndarray] = []
+# Storage is used again: to map 2 MB takes 1.2 ms of a core, to fill them 0.03.
+_PAGE, _LARGEST, _MOST = 4096, 4 * PAD, 12
+_free: dict[int, tuple[ndarray, Any]] = {}  # by address, the latest last, with what `array.reused` takes
 
 
 def extent(address: int, shape: Sequence[int], strides: Sequence[int], itemsize: int) -> tuple[int, int]:
@@ -128,7 +129,7 @@ class Copies:
         self.memories: list[Memory] = []
         for piece in self._pieces:
             size = piece.end - piece.begin
-            piece.storage = self._storage(size + 2 * pad + 2 * ALIGNMENT, is_padded=pad == PAD)
+            piece.storage = self._storage(size + 2 * pad + 2 * ALIGNMENT)
             start = -(-(piece.storage.ctypes.data + pad) // ALIGNMENT) * ALIGNMENT
             piece.start = start + (piece.begin - extent_of(piece.owner)[0]) % ALIGNMENT
             ctypes.memmove(piece.start, piece.begin, size)
@@ -136,14 +137,17 @@ class Copies:
         self.memories.sort(key=lambda memory: min(a.number for a in memory.arguments))
         self.addresses = {a.number: a.address for memory in self.memories for a in memory.arguments}
 
-    def _storage(self, size: int, *, is_padded: bool) -> ndarray:
-        """Return bytes that are all 0xFF: new ones, or those of copies that are gone."""
-        if not is_padded or size > _USUAL:
+    def _storage(self, size: int) -> ndarray:
+        """Return so many bytes, rounded up to whole pages, that are all 0xFF: new ones, or those of copies now gone.
+
+        They are not more: behind the pads begins the guard of the engine's memory.
+        """
+        if not 2 * PAD < size < _LARGEST:
             return empty(size, np.uint8)
-        try:
-            storage = reused(_free.pop())
-        except IndexError:
-            storage = empty(_USUAL, np.uint8)
+        size = -(-size // _PAGE) * _PAGE
+        found = next((address for address, (kept, _) in list(_free.items()) if kept.nbytes == size), 0)
+        kept = _free.pop(found, None)  # None too where another thread was faster
+        storage = reused(*kept) if kept else empty(size, np.uint8)
         weakref.finalize(self, _keep, storage).atexit = False
         return storage
 
@@ -159,8 +163,9 @@ class Copies:
 
 
 def _keep(storage: ndarray) -> None:
-    if len(_free) < _MOST:
-        _free.append(set_aside(storage))
+    _free[storage.ctypes.data] = storage, set_aside(storage)
+    for address in list(_free)[:-_MOST]:
+        _free.pop(address, None)
 
 
 def _pieces(arrays: Sequence[Given]) -> list[_Piece]:
