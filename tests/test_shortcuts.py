@@ -9,9 +9,11 @@ import pytest
 from helpers.attention import kernel, reference
 from helpers.attention.check import TOLERANCE, check, expect, make_inputs
 from helpers.attention.ladder import BACKWARD, FORWARD, LADDER
+from helpers.attention.ladder.steps import by_number
 from helpers.lesson.shortcuts import (
     expect_gradients,
     fetched_keys,
+    first_finding,
     gradients,
     run,
     stage_of,
@@ -147,6 +149,16 @@ def test_the_x_ray_of_gradients() -> None:
     expected = expect_gradients(*given)
     off = [np.abs(a - b).max() > t for a, b, t in zip((dq, dk, dv), expected, expected.tolerance, strict=False)]
     assert off == [True, True, False]
+
+
+def test_the_first_finding_names_what_it_is_given_names_for(cpu_engine: None) -> None:
+    step, sizes = by_number("hopper")[9], {"HEAD_DIM": 16, "BLOCK_M": 128, "BLOCK_N": 16, "STAGES": 2}
+    rings = [f"{ring}_{state}[{i}]" for ring in "kv" for state in ("full", "empty") for i in range(2)]
+    given = [a.astype(np.float16) for a in make_inputs(128, 80, 16)]
+    release = "if (leader) k_ring.release(k_stage);\n      mask"
+    few = (release, release.replace("leader", "leader && consumer"))
+    kind, text = first_finding(step, *given, few, sizes=sizes, mbarriers=["q_full[0]", "q_full[1]", *rings])
+    assert kind == "deadlock" and text.endswith("of k_empty[1]. It expects 1 more arrival"), text
 
 
 def test_a_tensor_map_of_a_matrix(cpu_engine: None) -> None:

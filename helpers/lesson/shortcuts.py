@@ -11,7 +11,7 @@ among the options of a call are `sizes`, other tile sizes. Arrays are (rows, hea
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -27,6 +27,7 @@ from helpers.attention.ladder.steps import BEFORE, CLIMBS, LAST_IDEAS, by_number
 from helpers.device import cp
 from helpers.draw import sources
 from helpers.draw.picture import Html
+from helpers.engine.cuda_source.edit import edit
 from helpers.renamed import old_names
 from helpers.xray import Report, TraceOptions, xray
 
@@ -87,6 +88,30 @@ def prepared_launches(
 def _heads_first(a: Any) -> Any:
     """Exchange the middle axes of (batch, seq, heads, head_dim); return arrays of fewer axes as they are."""
     return cp.asarray(a).transpose(0, 2, 1, 3) if a.ndim == 4 else cp.asarray(a)
+
+
+def first_finding(
+    stage: Rung,
+    q: Any,
+    k: Any,
+    v: Any,
+    *changes: tuple[str, str],
+    sizes: Mapping[str, int],
+    mbarriers: Sequence[str] = (),
+) -> tuple[str, str]:
+    """X-ray a kernel with changes to its text, and return the kind of its first finding and the finding in short.
+
+    Args:
+        changes: (old, new) pieces of the text. mbarriers: names of the last words of 8 bytes in shared memory, which
+            take the place of their addresses.
+    """
+    code = edit(kernel.source(stage.file), *changes)
+    finding = xray_stage(stage, q, k, v, sizes=sizes, code=code).findings[0]
+    text = str(finding).partition(" Waiting: ")[0].replace("by block (0,0,0) ", "by ")
+    begin = stage.shared_bytes(sizes) - 8 * len(mbarriers)
+    for i, name in enumerate(mbarriers):
+        text = text.replace(f"the mbarrier at byte {begin + 8 * i} of dynamic shared memory", name)
+    return finding.kind, text.replace(" of dynamic shared memory", "").replace("steps/", "").rstrip(".")
 
 
 def fetched_keys(stage: str | Rung, q: Any, k: Any, v: Any, *, sizes: Mapping[str, int], **options: Any) -> np.ndarray:
