@@ -15,6 +15,7 @@ from helpers.lesson.shortcuts import (
     fetched_keys,
     first_finding,
     gradients,
+    launch_params,
     run,
     stage_of,
     tensor_map,
@@ -159,6 +160,18 @@ def test_the_first_finding_names_what_it_is_given_names_for(cpu_engine: None) ->
     few = (release, release.replace("leader", "leader && consumer"))
     kind, text = first_finding(step, *given, few, sizes=sizes, mbarriers=["q_full[0]", "q_full[1]", *rings])
     assert kind == "deadlock" and text.endswith("of k_empty[1]. It expects 1 more arrival"), text
+
+
+def test_the_struct_of_a_launch() -> None:
+    q, k, v = model(4, 2, 20, 24, np.float16)
+    do = q.transpose(0, 2, 1, 3).copy().transpose(0, 2, 1, 3)  # heads first in memory
+    forward = launch_params(q, k, v, q, window=(7, 0))[0]
+    assert forward["q"].tolist() == (20 * 64, 64, 16) and forward["k"].tolist() == (24 * 32, 32, 16)
+    assert [int(forward[name]) for name in ("N", "N_kv", "heads", "kv_heads")] == [20, 24, 4, 2]
+    assert [int(forward[f"window_{side}"]) for side in ("left", "right")] == [7, 0] and forward["softmax_scale"] == 0.25
+    both = launch_params(q, k, v, q, do, q, k, v, window=(7, 0))[0]
+    assert both["forward"] == forward and both["d_o"].tolist() == (20 * 64, 16, 320)
+    assert both["d_k"].tolist() == (24 * 32, 32, 16)
 
 
 def test_a_tensor_map_of_a_matrix(cpu_engine: None) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from helpers.attention import kernel, reference
 from helpers.attention.check import TOLERANCE
-from helpers.attention.ladder import LADDER, Launch, Rung, backward, tensor_maps
+from helpers.attention.ladder import LADDER, Launch, Rung, backward, params, tensor_maps
 from helpers.attention.ladder.call import Spec
 from helpers.attention.ladder.layout import address
 from helpers.attention.ladder.plan import CompiledPlan
@@ -137,6 +137,20 @@ def fetched_keys(stage: str | Rung, q: Any, k: Any, v: Any, *, sizes: Mapping[st
         keys[block * rows : (block + 1) * rows] = now - before
         before = now
     return keys
+
+
+def launch_params(q: Any, k: Any, v: Any, o: Any, *gradients: Any, window: tuple[int, int] = (-1, -1)) -> Any:
+    """Fill the struct of a launch for arrays (batch, seq, heads, head_dim) in any layout, scaled by head_dim^-0.5.
+
+    Args:
+        gradients: do, dq, dk and dv: the struct is then that of the backward kernels. window: as in `attention_params`.
+    """
+    arrays = zip(("q", "k", "v", "o", *params.GRADIENTS), (q, k, v, o, *gradients), strict=False)
+    strides = {name: tuple(stride // a.itemsize for stride in a.strides[:3]) for name, a in arrays}
+    (_, n, heads, head_dim), (_, n_kv, kv_heads, _) = q.shape, k.shape
+    counts = {"n": n, "n_kv": n_kv, "heads": heads, "kv_heads": kv_heads}
+    forward = params.attention_params(strides, **counts, window=window, softmax_scale=head_dim**-0.5)
+    return params.backward_params(forward, strides) if gradients else forward
 
 
 def tensor_map(a: Any, box_rows: int) -> np.ndarray:
