@@ -945,7 +945,8 @@ def test_what_is_plain() -> None:
     assert torch_autograd.is_plain(q, k, v)
     assert torch_autograd.is_plain(q.detach().requires_grad_(), k, v)
     eight = q.detach().to(torch.float8_e4m3fn)
-    assert torch_autograd.is_plain(eight, eight, eight) and not torch_autograd.is_plain(eight.clone().requires_grad_(), eight, eight)
+    assert torch_autograd.is_plain(eight, eight, eight)
+    assert not torch_autograd.is_plain(eight.clone().requires_grad_(), eight, eight)
     for other in (torch.nn.Parameter(q), q.double(), q.cpu(), [q]):
         assert not torch_autograd.is_plain(other, k, v) and not torch_autograd.is_plain(q, k, other)
     with torch.autocast("cuda", torch.float16):
