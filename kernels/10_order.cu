@@ -68,6 +68,48 @@ extern "C" __global__ void order_tiles(
   }
 }
 
+// What a tile of rows costs where each consumer of 64 rows computes only the key tiles that they see, in
+// a few units: as long as the slowest consumer takes alone, and as all share the tensor cores; and a start.
+__device__ int work_of(int first_row, int block_m, int block_n, const AttentionParams& params) {
+  if (first_row == NO_TILE) return 0;
+  const int consumers = block_m / 64;
+  int most = 0, all = 0;
+  for (int row = first_row; row < min(first_row + block_m, params.N); row += 64) {
+    const int own = key_tiles(row / 64, params.N, params.N_kv, 64, block_n, params);
+    most = max(most, own);
+    all += own;
+  }
+  return consumers * most + all + 2 * consumers;
+}
+
+// Deals the tiles of each round anew, the longest to the block that has had the least work. By one
+// block, whose threads are at least `blocks`.
+extern "C" __global__ void __launch_bounds__(ORDER_THREADS) deal_tiles(
+    int4* __restrict__ schedule, const int rounds, const int blocks, const int block_m,
+    const int block_n, const AttentionParams params) {
+  __shared__ int lengths[ORDER_THREADS], work[ORDER_THREADS], takers[ORDER_THREADS];
+  const int own = threadIdx.x;  // a tile of the round, and a block
+  work[own] = 0;
+  for (int round = 0; round < rounds; ++round) {
+    int4* const of_round = schedule + round * blocks;
+    const int4 entry = own < blocks ? of_round[own] : make_int4(0, 0, 0, NO_TILE);
+    const int length = work_of(entry.w, block_m, block_n, params);
+    lengths[own] = length;
+    __syncthreads();  // hazard: others' lengths and work are not there yet
+    int longer = 0, less = 0;
+    for (int other = 0; other < blocks; ++other) {
+      longer += lengths[other] > length || (lengths[other] == length && other < own);
+      less += work[other] < work[own] || (work[other] == work[own] && other < own);
+    }
+    if (own < blocks) takers[less] = own;
+    __syncthreads();  // hazard: not all takers are there yet, and others still read what is overwritten
+    if (own < blocks) {
+      of_round[takers[longer]] = entry;
+      work[takers[longer]] += length;
+    }
+  }
+}
+
 // The sequence of a slot, and its tile of rows there. Sequence i has the slots from
 // cu_seqlens_q[i] / block_m + i on: as many as tiles or one more, wherever it begins.
 __device__ int2

@@ -168,8 +168,21 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
     for (int i = 0; i < HEAD_DIM_PADDED / 2; ++i) acc[i] = 0.0f;
     q_ring.wait_full(q_stage);
 
+    // ---- tiles that none of this consumer's rows sees: it leaves their stages at once
     int first = last_tile_begin(tile);
-    while (true) {
+    const int own_rows = min(64, tile.rows - 64 * consumer);  // none, if not above 0
+    const int own_end = tile.first_pos + 64 * consumer + own_rows + params.window_right;
+    for (; first >= max(own_rows > 0 ? own_end : 0, tile.begin); first -= BLOCK_N) {
+      k_ring.wait_full(stage);
+      v_ring.wait_full(stage);
+      if (TURNS) named_barrier_sync(my_turn, 256);
+      if (leader) k_ring.release(stage);
+      if (leader) v_ring.release(stage);
+      if (TURNS) named_barrier_arrive(next_turn, 256);
+      stage.advance();
+    }
+
+    for (; first >= tile.begin; first -= BLOCK_N) {
       // ---- S = Q K^T
       Scores S;
       k_ring.wait_full(stage);
@@ -206,8 +219,6 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
       for (int i = 0; i < 2; ++i)
         l_i[i] = fmaf(l_i[i], rescale[i], O_tile[PART_COLUMNS / 2 + 2 * i]);
       stage.advance();
-      first -= BLOCK_N;
-      if (first < tile.begin) break;
     }
     if (leader) q_ring.release(q_stage);
 

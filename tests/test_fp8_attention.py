@@ -22,6 +22,7 @@ from helpers.attention.comms import virtual_ranks
 from helpers.attention.fp8 import dequantise, quantise
 from helpers.attention.ladder import LADDER, limits
 from helpers.attention.ladder.params import attention_params
+from helpers.attention.ladder.stages.fp8 import transpose_block
 from helpers.attention.ladder.steps import CLIMBS, FP8_CODES
 from helpers.attention.run import forget
 from helpers.device import cp
@@ -165,7 +166,7 @@ def test_rows_whose_scores_are_all_negative() -> None:
     np.testing.assert_allclose(lse, want_lse, atol=6e-2)
 
 
-@pytest.mark.parametrize("head_dim, block_n, keys", [(128, 128, 300), (64, 160, 333), (80, 64, 100), (16, 32, 40)])
+@pytest.mark.parametrize("head_dim, block_n, keys", [(128, 160, 300), (64, 192, 333), (256, 128, 150), (80, 64, 100), (176, 32, 40), (16, 32, 40)])
 def test_transposed_tiles(head_dim: int, block_n: int, keys: int) -> None:
     """V^T byte by byte, in the order of keys that P has, swizzled, with zeros past the last key."""
     v = np.random.default_rng().integers(0, 256, (keys, head_dim)).astype(np.uint8)
@@ -178,8 +179,8 @@ def test_transposed_tiles(head_dim: int, block_n: int, keys: int) -> None:
     tiles = -(-keys // block_n)
     width = next(w for w in (128, 64, 32) if block_n % w == 0)
     image = cp.full((tiles, block_n * (head_dim + 8)), 77, np.uint8)
-    shared = width * (2 * head_dim + 8)
-    transpose((tiles * (block_n // width), 1, 1), (128,), (cp.asarray(v), image, None, params), shared_mem=shared)
+    threads, shared = transpose_block({"HEAD_DIM": head_dim, "BLOCK_N": block_n})
+    transpose((tiles, 1, 1), (threads,), (cp.asarray(v), image, None, params), shared_mem=shared)
     whole = np.zeros((tiles * block_n, head_dim), np.uint8)
     whole[:keys] = v
     rows = np.arange(head_dim)

@@ -27,14 +27,22 @@ ON_HOPPER: Mapping[str, Any] = {
 # ---- the order of tiles, which another kernel writes
 
 ORDER, ORDER_THREADS, ORDER_PACKED_THREADS = "10_order.cu", 256, 1024
+MOST_DEALT = 64  # rounds that one block deals anew: about a microsecond each
 
 
 def launch_in_order(
-    stage: Stage, call: Call, sizes: Sizes, maps: tuple[Any, ...], more: tuple[Any, ...] = ()
+    stage: Stage,
+    call: Call,
+    sizes: Sizes,
+    maps: tuple[Any, ...],
+    more: tuple[Any, ...] = (),
+    *,
+    together: int | None = None,
 ) -> list[Launch]:
     """Launch the kernel that orders tiles, then the stage's own with these tensor maps, and arrays, as inputs.
 
-    more: the stage's own arguments after lse.
+    more: the stage's own arguments after lse. together: how many heads are worked on together, for a kernel whose tiles
+        are dealt by what each costs its consumers; None: see `heads_together`.
     """
     block_m, block_n = np.int32(sizes["BLOCK_M"]), np.int32(sizes["BLOCK_N"])
     lse, *cu_seqlens = launches.given(call, "lse", *CU_SEQLENS)
@@ -43,15 +51,19 @@ def launch_in_order(
     if call.packed:
         numbers = np.int32(blocks // call.heads), sequences, block_m, block_n
         args = ("schedule", *cu_seqlens, *numbers, params)
-        order = Launch("order_packed_tiles", (1,), (ORDER_PACKED_THREADS,), 0, args, ORDER)
+        order = [Launch("order_packed_tiles", (1,), (ORDER_PACKED_THREADS,), 0, args, ORDER)]
     else:
-        numbers = np.int32(blocks), sequences, np.int32(heads_together(call, sizes)), block_m, block_n
+        dealt = together is not None and rounds <= MOST_DEALT
+        numbers = np.int32(blocks), sequences, np.int32(together or heads_together(call, sizes)), block_m, block_n
         args = ("schedule", *numbers, params)
-        order = Launch("order_tiles", (rounds,), (ORDER_THREADS,), 0, args, ORDER, once=True)
+        order = [Launch("order_tiles", (rounds,), (ORDER_THREADS,), 0, args, ORDER, once=True)]
+        if dealt:
+            args = ("schedule", np.int32(rounds), np.int32(blocks), block_m, block_n, params)
+            order.append(Launch("deal_tiles", (1,), (-(-blocks // 32) * 32,), 0, args, ORDER, once=True))
     before, functions = launches.functions_of_scores(stage, call, sizes)
     joined = _continuation(call) if "lse_so_far" in call.arrays else ()
     main = (*maps, "o", lse, *more, *cu_seqlens, "schedule", np.int32(rounds), params, *functions, *joined)
-    return [*before, order, stage.launch((blocks,), sizes, main)]
+    return [*before, *order, stage.launch((blocks,), sizes, main)]
 
 
 def _continuation(call: Call) -> tuple[Any, ...]:
