@@ -424,6 +424,12 @@ def speeds(
     return {row["name"]: row for row in rows if row["shape"] == list(shape) and row["causal"] == causal}
 
 
+def lost_by_turns(record: Mapping[str, Any] | None = None) -> float:
+    """Return the largest share of its speed that fp8 loses by turns of its consumers above head_dim 64."""
+    rows = (record or recorded() or {}).get("turns", ())
+    return max((1 - row["speed"] for row in rows if row["name"] == "no turns" and row["shape"][-1] > 64), default=0.0)
+
+
 def exponentials_share(head_dim: int, flop_per_cycle: int = FLOP_PER_CYCLE) -> float:
     """Return the share of the tensor cores' peak at which exponentials alone take all cycles; at most 1."""
     return min(1.0, 4 * head_dim * EXP2_PER_CYCLE / flop_per_cycle)

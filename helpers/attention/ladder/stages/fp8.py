@@ -18,6 +18,7 @@ from helpers.attention.ladder.stages.hopper import ON_HOPPER, launch_in_order, m
 from helpers.attention.ladder.tiles import Sizes
 
 TRANSPOSE, UNIT_BYTES = "16_transpose.cu", 4096  # a warp transposes as many bytes of V
+LEAVE_TILES = ("16_fp8.cu", "steps/16_03_codes.cu")  # whose consumers compute no tile of keys that they do not see
 STAGES = 2
 ONES = 8  # rows of V^T behind its columns: one of ones, which sums the weights, and seven of zeros
 
@@ -65,13 +66,8 @@ def _transpose_and_attend(stage: Stage, call: Call, sizes: Sizes) -> list[Launch
     transpose = Launch("transpose_v", grid, (threads,), shared, args, TRANSPOSE, of_transpose)
     inputs = Map("q", 64), Map("k", sizes["BLOCK_N"]), "v_image"
     descales = launches.given(call, *DESCALES)
-    order = launch_in_order(stage, call, sizes, inputs, descales, together=_heads_together(call))
-    return [transpose, *order]
-
-
-def _heads_together(call: Call) -> int:
-    """Return how many heads are worked on together: with a mask all, so that long tiles come before short ones."""
-    return 1 if call.window == (-1, -1) else call.heads * call.sequences
+    of_stage = launch_in_order(stage, call, sizes, inputs, descales, leaves_tiles=stage.file in LEAVE_TILES)
+    return [transpose, *of_stage]
 
 
 def _variant(call: Call) -> dict[str, int]:

@@ -37,12 +37,12 @@ def launch_in_order(
     maps: tuple[Any, ...],
     more: tuple[Any, ...] = (),
     *,
-    together: int | None = None,
+    leaves_tiles: bool = False,
 ) -> list[Launch]:
     """Launch the kernel that orders tiles, then the stage's own with these tensor maps, and arrays, as inputs.
 
-    more: the stage's own arguments after lse. together: how many heads are worked on together, for a kernel whose tiles
-        are dealt by what each costs its consumers; None: see `heads_together`.
+    more: the stage's own arguments after lse. leaves_tiles: its consumers compute no tile of keys that only others' rows
+        see; so tiles of rows are dealt by what they cost all of them.
     """
     block_m, block_n = np.int32(sizes["BLOCK_M"]), np.int32(sizes["BLOCK_N"])
     lse, *cu_seqlens = launches.given(call, "lse", *CU_SEQLENS)
@@ -53,17 +53,29 @@ def launch_in_order(
         args = ("schedule", *cu_seqlens, *numbers, params)
         order = [Launch("order_packed_tiles", (1,), (ORDER_PACKED_THREADS,), 0, args, ORDER)]
     else:
-        dealt = together is not None and rounds <= MOST_DEALT
-        numbers = np.int32(blocks), sequences, np.int32(together or heads_together(call, sizes)), block_m, block_n
-        args = ("schedule", *numbers, params)
-        order = [Launch("order_tiles", (rounds,), (ORDER_THREADS,), 0, args, ORDER, once=True)]
-        if dealt:
-            args = ("schedule", np.int32(rounds), np.int32(blocks), block_m, block_n, params)
-            order.append(Launch("deal_tiles", (1,), (-(-blocks // 32) * 32,), 0, args, ORDER, once=True))
+        order = _order(call, sizes, rounds, blocks, leaves_tiles)
     before, functions = launches.functions_of_scores(stage, call, sizes)
     joined = _continuation(call) if "lse_so_far" in call.arrays else ()
     main = (*maps, "o", lse, *more, *cu_seqlens, "schedule", np.int32(rounds), params, *functions, *joined)
     return [*before, *order, stage.launch((blocks,), sizes, main)]
+
+
+def _order(call: Call, sizes: Sizes, rounds: int, blocks: int, leaves_tiles: bool) -> list[Launch]:
+    """Launch what writes the order of tiles of sequences of one length."""
+    block_m, block_n = np.int32(sizes["BLOCK_M"]), np.int32(sizes["BLOCK_N"])
+    of_blocks, params = (np.int32(blocks), np.int32(call.sequences)), launches.params_of(call)
+
+    def launch(name: str, grid: int, threads: int, *numbers: np.int32) -> Launch:
+        return Launch(name, (grid,), (threads,), 0, ("schedule", *numbers, params), ORDER, once=True)
+
+    if leaves_tiles and call.window == (-1, -1):
+        return [launch("order_unmasked_tiles", rounds, ORDER_THREADS, *of_blocks, block_m)]
+    dealt = leaves_tiles and rounds <= MOST_DEALT
+    together = np.int32(call.heads * call.sequences if dealt else heads_together(call, sizes))
+    order = launch("order_tiles", rounds, ORDER_THREADS, *of_blocks, together, block_m, block_n)
+    threads = -(-blocks // 32) * 32
+    deal = launch("deal_tiles", 1, threads, np.int32(rounds), of_blocks[0], block_m, block_n)
+    return [order, deal] if dealt else [order]
 
 
 def _continuation(call: Call) -> tuple[Any, ...]:
