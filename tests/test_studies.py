@@ -148,6 +148,7 @@ def fp8_(monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
         model=partial(fp8.of_model, text, 1),
         speeds=partial(fp8.of_speeds, ((1, 1, 200, 64),), 1),
         turns=partial(fp8.of_turns, ((1, 1, 200, 64),), 1),
+        transposition=partial(fp8.of_transposition, ((1, 1, 200, 64),), 1),
     )
 
 

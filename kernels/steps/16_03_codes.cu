@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
   int round = 0;
   int4 item = schedule[blockIdx.x];
   const auto next = [&] {
-    const int consumers = item.z >> 16;  // that have rows of this tile; 0: all
+    const int consumers = item.z >> 16;  // that have rows, of a tile that 10_order.cu cut; else 0
     item.z &= 0xffff;
     const bool found =
         next_tile(tile, item, round, rounds, schedule, cu_seqlens_q, cu_seqlens_k, params);
