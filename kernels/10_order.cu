@@ -93,7 +93,8 @@ extern "C" __global__ void order_unmasked_tiles(
       head = 0;
       first_row = NO_TILE;
     }
-    int4 entry = entry_of(head / params.heads, head % params.heads, first_row, params);
+    const int sequence = head / params.heads;
+    int4 entry = entry_of(sequence, head - sequence * params.heads, first_row, params);
     entry.z |= consumers << 16;
     schedule[blockIdx.x * blocks + i] = entry;
   }
