@@ -10,7 +10,7 @@ output's projection on the exact one. Model: the loss of a small GPT, trained in
 Speeds: those of calls after the first of their shapes, which order no tiles; ours include the transposition of V.
 Turns: the stage with turns of its consumers and without, for each head_dim.
 Transposition: that of V, and a copy that reads and writes as many bytes.
-Tried (not measured again): changes of the stage before this one, and whether they were kept.
+Tried (not measured again): changes in turns with the stage before this one, and whether they were kept.
 """
 
 from __future__ import annotations
