@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -39,6 +40,12 @@ _ENTRY = (
     '{{"{name}", (void*)engine::Kernel<{name}>::function, engine::Kernel<{name}>::run, engine::Kernel<{name}>::count, '
     "engine::Kernel<{name}>::parameters, {cluster}}},\n"
 )
+
+# A kernel is built once for each set of sizes, which are options: what depends on the source alone is found once.
+_kept = functools.lru_cache(maxsize=64)
+kernels_of, least_blocks = _kept(source.kernels), _kept(source.least_blocks)
+_macros_make_kernels, _hidden = _kept(source.macros_make_kernels), _kept(host_names.hidden)
+_without_unused_templates = _kept(host_names.without_unused_templates)
 
 # Modules of the same source and options are one in memory, as they are with CuPy: they share their variables.
 _LOADED: dict[tuple[Path, tuple[str, ...]], runtime.KernelLibrary] = {}
@@ -91,7 +98,7 @@ def build(recipe: Recipe, log_stream: Any = None) -> Built:
     """
     attempt = _Attempt(recipe, bool(libraries.options()) and libraries.needed(recipe.code))
     text, headers = attempt.reading()
-    plain = [name for name in source.kernels(text) if not source.is_template(text, name)]
+    plain = [name for name in kernels_of(text) if not source.is_template(text, name)]
     kernels = tuple(name for name in plain if name not in recipe.name_expressions)
     attempt = replace(attempt, kernels=kernels, text=text, headers=tuple(headers))
     while True:
@@ -167,7 +174,11 @@ class _Attempt:
             for mark, name in includes
         )
         text, headers = start.code, [name for _, name in includes]
-        if own or source.macros_make_kernels(start.code, start.macros):
+        if "__global__" in start.macros or "__launch_bounds__" in start.macros:
+            macros = start.macros
+        else:
+            macros = re.sub(r"(#define \w+).*", r"\1", start.macros)  # a size's value makes no kernel
+        if own or _macros_make_kernels(start.code, macros):
             before = f"{_RUNTIME}{_PTX}{start.head}{start.macros}"
             whole = compiler.expanded(before, start.code, SOURCE_NAME, start.arguments)
             if whole is not None:
@@ -187,10 +198,11 @@ class _Attempt:
         clean = source.blank_comments(start.code)
         if self.text != start.code:
             clean += source.blank_comments(self.text)
-        clean = host_names.without_unused_templates(clean, recipe.name_expressions)
+        clean = _without_unused_templates(clean, recipe.name_expressions)
         own = sorted(_OF_C.intersection(self.names))  # which only a host's C library has besides
         renamed = "".join(f"#define {name} {host_names.PREFIX}{name}\n" for name in own)
-        return host_names.hidden(clean, self.headers, kernels=self.kernels, options=recipe.options) + renamed
+        flags = tuple(option for option in recipe.options if "device-" in option)  # the others change nothing there
+        return _hidden(clean, self.headers, kernels=self.kernels, options=flags) + renamed
 
     def program(self) -> _Program:
         """Return the text for the compiler.
@@ -212,9 +224,10 @@ class _Attempt:
             "refuse": lambda: self._refusal(macros, host_flags),
         }
         if self._is_for_nvrtc(host_flags):
-            clean = host_names.without_unused_templates(source.blank_comments(code), recipe.name_expressions)
-            lines = source.line_table(clean, SOURCE_NAME)
-            edits["forbid"] = lambda diagnostics: refusals.extension(_CLANGS_BRACES.sub(_BRACES, diagnostics), lines)
+            clean = _without_unused_templates(source.blank_comments(code), recipe.name_expressions)
+            edits["forbid"] = lambda diagnostics: refusals.extension(
+                _CLANGS_BRACES.sub(_BRACES, diagnostics), source.line_table(clean, SOURCE_NAME)
+            )
         if self.uses_libraries:
             edits |= {"expand": libraries.expanded, "expand_key": libraries.translation_hash()}
         return _Program(recipe, self._whole(head, arithmetic.edited(body)), arguments, edits)
@@ -227,17 +240,17 @@ class _Attempt:
 
     def _translated(self, code: str, head: str, arguments: list[str], folders: Sequence[Path]) -> tuple[str, bool]:
         """Translate the source for a host compiler, and return whether the preprocessor has run."""
-        asked: list[str] = []
 
         def expanded(code: str) -> str | None:
-            asked.append(code)
             return compiler.expanded(_RUNTIME + _PTX + head, code, SOURCE_NAME, arguments)
 
         try:
-            body = translate(code, expanded, SOURCE_NAME, keep_asm=self.uses_libraries, folders=folders)
+            body = _translated_alone(code, self.uses_libraries, tuple(folders))
+            if body is not None:
+                return body, False
+            return translate(code, expanded, SOURCE_NAME, keep_asm=self.uses_libraries, folders=folders), True
         except ValueError as error:
             raise CompileError(str(error)) from None
-        return body, bool(asked)
 
     def _whole(self, head: str, body: str) -> str:
         clusters = {name: source.cluster_dims(self.text, name) for name in self.names}
@@ -307,6 +320,23 @@ class _Beginning:
 
 class _Undefined(Exception):
     """A symbol that the source declares and uses, and never defines."""
+
+
+@_kept
+def _translated_alone(code: str, keep_asm: bool, folders: tuple[Path, ...]) -> str | None:
+    """Translate a source whatever its macros are; None where the preprocessor has to run first."""
+
+    def expanded(code: str) -> str | None:
+        raise _NeedsPreprocessor
+
+    try:
+        return translate(code, expanded, SOURCE_NAME, keep_asm=keep_asm, folders=folders)
+    except _NeedsPreprocessor:
+        return None
+
+
+class _NeedsPreprocessor(Exception):
+    """Its inline PTX, or what its headers hold, depends on macros."""
 
 
 def _first_headers(code: str, folders: Sequence[Path]) -> str:
