@@ -7,15 +7,19 @@ On macOS libraries are not ELF: then the functions return that nothing is known.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import json
 import re
 import struct
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from . import compiler
 
 # Elf64_Shdr and Elf64_Sym of <elf.h>.
 _SECTION = np.dtype(
@@ -170,8 +174,7 @@ def plain_name(symbol: str) -> str:
     return last
 
 
-@dataclass(frozen=True)
-class _Span:
+class _Span(NamedTuple):
     """Addresses from begin to end that belong to a line."""
 
     begin: int
@@ -212,9 +215,39 @@ def place_before(path: Path, address: int, files: Collection[str], most: int = 2
     return (last.file, last.line) if last is not None else None
 
 
+_Lines = tuple[list[_Span], list[_Span], dict[int, list[tuple[str, int]]]]
+
+
 @functools.lru_cache(maxsize=16)
-def _lines(path: Path) -> tuple[list[_Span], list[_Span], dict[int, list[tuple[str, int]]]]:
-    """Read the line table of a library, its inlined calls (outer ones first), and all statements by their address."""
+def _lines(path: Path) -> _Lines:
+    """Read the line table of a library, its inlined calls (outer ones first), and all statements by their address.
+
+    They are kept beside the library: to read them from it takes ten times as long.
+    """
+    kept = path.with_suffix(".lines")
+    try:
+        files, rows, calls, begins = json.loads(kept.read_text())
+    except (OSError, ValueError):
+        lines = _read_lines(path)
+        with contextlib.suppress(OSError):
+            compiler.keep(kept, _in_json(*lines))
+        return lines
+    rows, calls = ([_Span(begin, end, files[at], line) for begin, end, at, line in each] for each in (rows, calls))
+    return rows, calls, {at: [(files[file], line) for file, line in every] for at, every in begins}
+
+
+def _in_json(rows: list[_Span], calls: list[_Span], begins: dict[int, list[tuple[str, int]]]) -> str:
+    """Write what `_lines` returns, each file's name once."""
+    number = {file: i for i, file in enumerate(dict.fromkeys(span.file for span in (*rows, *calls)))}
+    for at in begins.values():
+        for file, _ in at:
+            number.setdefault(file, len(number))
+    spans = ([(begin, end, number[file], line) for begin, end, file, line in each] for each in (rows, calls))
+    statements = [(at, [(number[file], line) for file, line in every]) for at, every in begins.items()]
+    return json.dumps([list(number), *spans, statements], separators=(",", ":"))
+
+
+def _read_lines(path: Path) -> _Lines:
     from elftools.common.exceptions import ELFError
     from elftools.elf.elffile import ELFFile
 
