@@ -1206,9 +1206,10 @@ def test_bugs_can_be_planted() -> None:
 
 @pytest.mark.exhaustive(one_of_each=lambda each: each.inputs)
 @pytest.mark.parametrize("each", BUGS, ids=lambda each: each.name)
-def test_planted_bugs_are_found(each: Bug) -> None:
+def test_planted_bugs_are_found(each: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
     if device.ON_GPU and each.cpu_only:
         pytest.skip("shows on the CPU engine for certain")
+    monkeypatch.setenv("COURSE_CPU_TIMEOUT", "2")  # one never ends
     wrong = each.plant(text())
     if each.inputs == "in X-ray":
         report, _, _ = x_rayed(CASES_OF_BUGS[each.inputs], wrong)
