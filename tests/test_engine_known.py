@@ -53,7 +53,7 @@ def test_a_known_source_is_not_translated(monkeypatch: pytest.MonkeyPatch) -> No
         assert scaled(every[0]) == scaled(every[0]) == [0, 2, 4, 6] and translated == every[:1]
 
 
-def test_each_build_of_a_source_is_known_by_itself(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_build_of_a_source_is_known_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fast one at its level, the checked one, one with values in its local variables."""
     every = [recipe(), replace(recipe(), instrumented="checked"), replace(recipe(), filling=("-Wall",))]
     keys = {known._key(each) for each in every}
