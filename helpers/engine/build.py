@@ -41,12 +41,6 @@ _ENTRY = (
     "engine::Kernel<{name}>::parameters, {cluster}}},\n"
 )
 
-# A kernel is built once for each set of sizes, which are options: what depends on the source alone is found once.
-_kept = functools.lru_cache(maxsize=64)
-kernels_of, least_blocks = _kept(source.kernels), _kept(source.least_blocks)
-_macros_make_kernels, _hidden = _kept(source.macros_make_kernels), _kept(host_names.hidden)
-_without_unused_templates = _kept(host_names.without_unused_templates)
-
 # Modules of the same source and options are one in memory, as they are with CuPy: they share their variables.
 _LOADED: dict[tuple[Path, tuple[str, ...]], runtime.KernelLibrary] = {}
 
@@ -97,15 +91,17 @@ def build(recipe: Recipe, log_stream: Any = None) -> Built:
         NoCompilerError: there is no C++ compiler.
     """
     attempt = _Attempt(recipe, bool(libraries.options()) and libraries.needed(recipe.code))
-    text, headers = attempt.reading()
-    plain = [name for name in kernels_of(text) if not source.is_template(text, name)]
+    start = attempt.beginning()
+    text, headers = attempt.reading(start)
+    plain = [name for name in source.kernels(text) if not source.is_template(text, name)]
     kernels = tuple(name for name in plain if name not in recipe.name_expressions)
     attempt = replace(attempt, kernels=kernels, text=text, headers=tuple(headers))
     while True:
-        program = attempt.program()
+        program = attempt.program(start)
         path, diagnostics = program.build()
         if path is None:
             attempt = attempt.after(diagnostics)
+            start = attempt.beginning()
             continue
         try:
             library = _load(program, path)
@@ -146,17 +142,18 @@ class _Attempt:
         """The kernels of the module's table."""
         return [*self.kernels, *self.recipe.name_expressions]
 
-    def _beginning(self) -> _Beginning:
+    def beginning(self) -> _Beginning:
+        """Return what comes before the source. It depends on what the attempt uses, not on its kernels."""
         recipe = self.recipe
         code = libraries.translate_cucomplex(recipe.code) if recipe.translate_cucomplex else recipe.code
         flags, macros = options.for_host(recipe.options, recipe.backend)
-        host_flags = cutlass.compiled(flags) if cutlass.includes(code) else flags
+        host_flags = cutlass.compiled(flags) if "cut" in code and cutlass.includes(code) else flags
         folders = [compiler.INCLUDE, *compiler.system_folders(host_flags)]
         algorithm = "#include <algorithm>\n" if self.with_algorithm else ""
         head = f"{algorithm}{_first_headers(code, folders)}"
         return _Beginning(code, macros, host_flags, folders, self._arguments(code, host_flags), head)
 
-    def reading(self) -> tuple[str, list[str]]:
+    def reading(self, start: _Beginning) -> tuple[str, list[str]]:
         """Return the source in which kernels are looked for, and CUDA's headers that it includes.
 
         That is the preprocessor's output where macros make or name kernels, or where headers of the source's own may.
@@ -164,19 +161,14 @@ class _Attempt:
         Raises:
             CompileError: an unknown option.
         """
-        start = self._beginning()
-        includes = re.findall(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', start.code, re.M)
+        includes = re.findall(r'^[ \t]*#\s*include\s*([<"])([^>"]+)[>"]', start.code, re.M)
         folders = any(option.startswith("-I") for option in start.flags)
         own = any(
             not (compiler.INCLUDE / name).is_file() and (mark == '"' or (folders and not _OF_OTHERS.match(name)))
             for mark, name in includes
         )
         text, headers = start.code, [name for _, name in includes]
-        if "__global__" in start.macros or "__launch_bounds__" in start.macros:
-            macros = start.macros
-        else:
-            macros = re.sub(r"(#define \w+).*", r"\1", start.macros)  # a size's value makes no kernel
-        if own or _macros_make_kernels(start.code, macros):
+        if own or source.macros_make_kernels(start.code, start.macros):
             before = f"{_RUNTIME}{_PTX}{start.head}{start.macros}"
             whole = compiler.expanded(before, start.code, SOURCE_NAME, start.arguments)
             if whole is not None:
@@ -193,22 +185,19 @@ class _Attempt:
         recipe = self.recipe
         if not self._is_for_nvrtc(start.flags):
             return ""
-        clean = source.blank_comments(start.code)
-        if self.text != start.code:
-            clean += source.blank_comments(self.text)
-        clean = _without_unused_templates(clean, recipe.name_expressions)
         own = sorted(_OF_C.intersection(self.names))  # which only a host's C library has besides
         renamed = "".join(f"#define {name} {host_names.PREFIX}{name}\n" for name in own)
-        flags = tuple(option for option in recipe.options if "device-" in option)  # the others change nothing there
-        return _hidden(clean, self.headers, kernels=self.kernels, options=flags) + renamed
+        text = "" if self.text == start.code else self.text
+        given = _device_options(recipe.options)
+        return _hidden(start.code, text, recipe.name_expressions, self.headers, self.kernels, given) + renamed
 
-    def program(self) -> _Program:
+    def program(self, start: _Beginning) -> _Program:
         """Return the text for the compiler.
 
         Raises:
             CompileError: an unknown option, or inline PTX that the engine cannot follow.
         """
-        recipe, start = self.recipe, self._beginning()
+        recipe = self.recipe
         code, host_flags, folders, arguments = start.code, start.flags, start.folders, start.arguments
         macros = start.macros
         head = f"{start.head}{self._hides(start)}{macros}"
@@ -222,13 +211,10 @@ class _Attempt:
             "refuse": lambda: self._refusal(macros, host_flags),
         }
         if self._is_for_nvrtc(host_flags):
-            clean = _without_unused_templates(source.blank_comments(code), recipe.name_expressions)
-            edits["forbid"] = lambda diagnostics: refusals.extension(
-                _CLANGS_BRACES.sub(_BRACES, diagnostics), source.line_table(clean, SOURCE_NAME)
-            )
+            edits["forbid"] = functools.partial(_extension, code, recipe.name_expressions)
         if self.uses_libraries:
             edits |= {"expand": libraries.expanded, "expand_key": libraries.translation_hash()}
-        return _Program(recipe, self._whole(head, arithmetic.edited(body)), arguments, edits)
+        return _Program(recipe, self._whole(head, _edited(body)), arguments, edits)
 
     def _arguments(self, code: str, flags: Sequence[str]) -> list[str]:
         arguments = libraries.options() if self.uses_libraries else []
@@ -243,9 +229,9 @@ class _Attempt:
             return compiler.expanded(_RUNTIME + _PTX + head, code, SOURCE_NAME, arguments)
 
         try:
-            body = _translated_alone(code, self.uses_libraries, tuple(folders))
-            if body is not None:
-                return body, False
+            alone = _translated_alone(code, self.uses_libraries, tuple(folders))
+            if alone is not None:
+                return alone, False
             return translate(code, expanded, SOURCE_NAME, keep_asm=self.uses_libraries, folders=folders), True
         except ValueError as error:
             raise CompileError(str(error)) from None
@@ -316,25 +302,60 @@ class _Beginning:
     head: str
 
 
-class _Undefined(Exception):
-    """A symbol that the source declares and uses, and never defines."""
+class _Expanded(Exception):
+    """The translation of a source depends on what the preprocessor makes of it."""
 
 
-@_kept
+# What follows is computed once for the builds of a source: with other sizes, and checked ones.
+
+
+@functools.lru_cache(maxsize=64)
 def _translated_alone(code: str, keep_asm: bool, folders: tuple[Path, ...]) -> str | None:
-    """Translate a source whatever its macros are; None where the preprocessor has to run first."""
+    """Translate a source without the preprocessor; None where it is needed."""
 
     def expanded(code: str) -> str | None:
-        raise _NeedsPreprocessor
+        raise _Expanded
 
     try:
         return translate(code, expanded, SOURCE_NAME, keep_asm=keep_asm, folders=folders)
-    except _NeedsPreprocessor:
+    except _Expanded:
         return None
 
 
-class _NeedsPreprocessor(Exception):
-    """Its inline PTX, or what its headers hold, depends on macros."""
+@functools.lru_cache(maxsize=64)
+def _edited(body: str) -> str:
+    return arithmetic.edited(body)
+
+
+def _device_options(given: Sequence[str]) -> tuple[str, ...]:
+    """Return the options that bring types, see `host_names.hidden`."""
+    return tuple(option for option in given if "device-" in option)
+
+
+@functools.lru_cache(maxsize=64)
+def _hidden(
+    code: str,
+    text: str,
+    expressions: tuple[str, ...],
+    headers: tuple[str, ...],
+    kernels: tuple[str, ...],
+    given: tuple[str, ...],
+) -> str:
+    """Return the lines that hide a host's names. text: where kernels are looked for, if that is not the source."""
+    clean = source.blank_comments(code) + source.blank_comments(text)
+    clean = host_names.without_unused_templates(clean, expressions)
+    return host_names.hidden(clean, headers, kernels=kernels, options=given)
+
+
+def _extension(code: str, expressions: tuple[str, ...], diagnostics: str) -> str:
+    """Return what a compiler's warnings say that NVRTC refuses, see `refusals.extension`."""
+    clean = host_names.without_unused_templates(source.blank_comments(code), expressions)
+    lines = source.line_table(clean, SOURCE_NAME)
+    return refusals.extension(_CLANGS_BRACES.sub(_BRACES, diagnostics), lines)
+
+
+class _Undefined(Exception):
+    """A symbol that the source declares and uses, and never defines."""
 
 
 def _first_headers(code: str, folders: Sequence[Path]) -> str:

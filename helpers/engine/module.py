@@ -211,10 +211,10 @@ class RawModule:
             code=self.code,
             library=library,
             run=entry.run,
-            parameters=tuple(_parameters(entry, build.kernels_of(text).get(plain, []))),
+            parameters=tuple(_parameters(entry, source.kernels(text).get(plain, []))),
             shared_arrays=tuple(one for one in arrays if not source.is_only_declared(text, one.name)),
             most_threads=min(bounds or limits.MAX_THREADS_PER_BLOCK, limits.MAX_THREADS_PER_BLOCK),
-            least_blocks=build.least_blocks(text, plain),
+            least_blocks=source.least_blocks(text, plain),
             uses_tiles=self._built.uses_tiles,
             cluster=limits.cluster_of(name, tuple(entry.cluster)),
         )
@@ -229,7 +229,7 @@ class RawModule:
     def _entry(self, name: str) -> Entry:
         entry = self._built.entries.get(name)
         if entry is None:
-            kernels = build.kernels_of(self._built.text)
+            kernels = source.kernels(self._built.text)
             hint = f"; it has {', '.join(kernels)}" if kernels else "; it has no __global__ function"
             if name in kernels:
                 hint = ": the preprocessor leaves it out, or a namespace holds it"
