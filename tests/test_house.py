@@ -22,6 +22,8 @@ FLOORS = (
     "device",
     "renamed",
     "attention",
+    "torch_tensors",
+    "torch_autograd",
     "torch_attention",
     "torch_ring",
     "transformers_attention",
