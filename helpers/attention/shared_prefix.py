@@ -139,9 +139,20 @@ def join_prefix(
             parts = parts_of(keys.shape[1], rows.shape[1], kv_heads) if in_place else 1
             keys, values = (a.reshape(parts, a.shape[1] // parts, *a.shape[2:]) for a in (keys, values))
             rows = device.cp.broadcast_to(rows, (parts, *rows.shape[1:]))
-            of_prefix, of_lse = flash_attention(rows, keys, values, return_lse=True, out_dtype=np.float32, **options)
+            stage = stage_of(rows.dtype, head_dim, functions=bool(functions))
+            how = {**options, "return_lse": True, "out_dtype": np.float32, "stage": stage}
+            of_prefix, of_lse = flash_attention(rows, keys, values, **how)
         _join(there["o"], there["lse"], of_prefix, of_lse, kv_heads)
         return (o, lse) if kind is not None else tuple(as_kind_of(q, there[name]) for name in ("o", "lse"))
+
+
+def stage_of(dtype: np.dtype, head_dim: int, *, functions: bool) -> str | None:
+    """Return the stage that reads a prefix: 10 where that was measured, else the one that flash_attention chooses.
+
+    On an H200, a call was 1.02 to 1.27 times as fast by 10 as by 07, with 64 and 256 rows of head_dim 128.
+    """
+    on_hopper = device.ON_GPU and limits.compute_capability() == 90
+    return "hopper" if on_hopper and dtype.itemsize == 2 and 64 < head_dim <= 128 and not functions else None
 
 
 def parts_of(keys: int, rows: int, kv_heads: int) -> int:

@@ -171,7 +171,7 @@ def _decoder_jobs(
     """
     jobs: Jobs = {}
     many = -(-2 * limits.multiprocessors() // kv_heads)
-    for sequences, tokens in itertools.product((1, many), range(1, TILE_ROWS + 1)):
+    for sequences, tokens in itertools.product((1, many), range(1, TILE_ROWS + 2)):
         specs = {"q": Spec.dense((sequences, tokens, heads, columns[0]), dtypes[0])}
         for name, n in zip("kv", columns, strict=True):
             specs[f"{name}_cache"] = Spec.dense((sequences, page or TILE_ROWS, kv_heads, n), dtypes[1])
@@ -208,6 +208,7 @@ def _prefix_jobs(
     if columns[0] != columns[1]:  # 14 reads all of these
         return jobs
     width = calls.whole_chunks(columns[0], dtype.itemsize)
+    options = options._replace(stage=shared_prefix.stage_of(dtype, columns[0], functions=options.mod is not None))
     for tokens, keys in itertools.product(_LENGTHS, _LENGTHS):
         rows = tokens * (heads // kv_heads)
         parts = shared_prefix.parts_of(keys, rows, kv_heads)
