@@ -780,7 +780,11 @@ def test_planted_bugs_in_the_join_are_found(each: Bug, monkeypatch: pytest.Monke
     code = each.plant(kernel.source("14_join.cu"))
 
     def wrong(of_o: str, of_prefix: str, head_dim: int) -> kernel.Kernel:
-        return kernel.load(code, f"join_prefix<{of_o}, {of_prefix}>", defines={"HEAD_DIM": head_dim, "THREADS": 256})
+        return kernel.load(
+            code,
+            f"join_prefix<{of_o}, {of_prefix}>",
+            defines={"HEAD_DIM": head_dim, "THREADS": shared_prefix.JOIN_THREADS},
+        )
 
     monkeypatch.setattr(shared_prefix, "ROWS_OF_PARTS", 0)
     monkeypatch.setattr(shared_prefix, "KEYS_OF_A_PART", 50)

@@ -29,7 +29,7 @@ from helpers.attention.ladder.stage import C_NAMES
 # many keys, by tiles of about so many rows. On an H200, 64 and 256 rows were 1.02 to 1.2 times as fast so; fewer were
 # not measured.
 ROWS_OF_PARTS, KEYS_OF_A_PART, TILE_ROWS = 32, 256, 128
-JOIN_THREADS = 256
+JOIN_THREADS = 128
 Attend = Callable[[Any, Any, Any], tuple[Any, Any]]
 NAMES = ("prefix_k", "prefix_v")
 _PLACES = re.compile(r"\b(?:batch|head|q_idx|kv_idx|q_len|kv_len|distance)\b")
