@@ -30,8 +30,6 @@ struct StreamK {
     const int units = sequences * kv_heads;
     // Every warp finds the stretch by itself, 32 sequences at a time: the sum of all tiles, then
     // the sequence in which the stretch begins.
-    for (int i = 32 * lane_id; i < sequences; i += 32 * 32)  // all at once, not one after the other
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(cache_seqlens + i));
     int total = 0, least = 1 << 30, most = 0;
     for (int i = lane_id; i < sequences && !params.num_splits; i += 32) {
       const int tiles = of(i).tiles;
