@@ -57,7 +57,7 @@ struct StreamK {
       end = min(first + share, keys.tiles);
       return;
     }
-    if (same) {  // whole units, at any time all heads of a sequence: their keys are neighbours
+    if (same && !CACHE_E4M3) {  // whole units, at any time all heads of a sequence: neighbours
       step = blocks;
       find(block);
       share = end = keys.tiles;
@@ -65,7 +65,8 @@ struct StreamK {
       left = (units - 1 - block) / step * share;
       return;
     }
-    share = max((total + blocks - 1) / blocks, params.min_tiles);
+    share = same ? most * ((units + blocks - 1) / blocks) : (total + blocks - 1) / blocks;
+    share = max(share, params.min_tiles);
     const int begin = block * share;
     left = min(share, total - begin);
     if (left <= 0) return;
