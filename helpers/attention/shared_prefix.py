@@ -26,7 +26,7 @@ from helpers.attention.ladder.layout import bits
 from helpers.attention.ladder.stage import C_NAMES
 
 # Up to so many rows of a head of K and V, 14 reads the prefix; beyond, flash_attention does, in parts of at least so
-# many keys, by tiles of about so many rows. On an H200, 64 and 256 rows were 1.02 to 1.2 times as fast so; fewer were
+# many keys, by tiles of about so many rows. On an H200, 64 and 256 rows were 1.05 to 1.5 times as fast so; fewer were
 # not measured.
 ROWS_OF_PARTS, KEYS_OF_A_PART, TILE_ROWS = 32, 256, 128
 JOIN_THREADS = 128
