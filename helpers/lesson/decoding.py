@@ -221,7 +221,8 @@ def recorded_rows(part: str) -> list[tuple[str, dict[str, dict[str, Any]]]]:
     """Return the record's rows of a part of the study, each by its name, for each of the inputs that it measured.
 
     Args:
-        part: "long": few sequences of which one is long; "prefix": one that all share; "tree"; "parts"; "grids"; "fp8"; "graph".
+        part: "long": few sequences of which one is long; "prefix": one that all share; "tree"; "parts"; "grids"; "fp8";
+            "graph".
     """
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for row in recorded()["rows"]:
