@@ -22,7 +22,8 @@
 #include "hopper_maxima.cuh"    // Maxima, move_maxima: scores of any size, as in 07
 #include "hopper_softmax.cuh"   // masks, weights: as in 07
 #include "hopper_tiles.cuh"     // sizes of tiles, which rows and keys they have: as in 05
-#include "ring_continue.cuh"    // nothing, until 17
+#include "ring_arriving.cuh"    // nothing, until 17
+#include "ring_continue.cuh"    // the same
 #include "tile_io.cuh"          // tiles in panels: copies by TMA, rows of zeros
 
 #ifndef STAGES
@@ -94,7 +95,8 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1], where each begins; null: not packed
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const int4* __restrict__ schedule,     // [rounds, blocks], see next_tile
-    const int rounds, const AttentionParams params HOOK_PARAMETERS CONTINUE_PARAMETERS) {
+    const int rounds,
+    const AttentionParams params HOOK_PARAMETERS CONTINUE_PARAMETERS ARRIVING_PARAMETERS) {
   // ---- shared memory, mbarriers
   extern __shared__ __align__(1024) unsigned char dynamic_smem[];
   const unsigned Q_smem = smem_address(dynamic_smem), K_smem = Q_smem + K_AT,
@@ -118,12 +120,14 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
     return next_tile(tile, item, round, rounds, schedule, cu_seqlens_q, cu_seqlens_k, params);
   };
 
+  ArrivingKeys arriving = {ARRIVING_ARGUMENTS};
   const auto hooks_of_tile = [&] {
     return Hooks{HOOK_ARGUMENTS tile.sequence, tile.head, tile.kv_head, tile.q_len, tile.kv_len};
   };
   const auto key_tiles_of_tile = [&] {
     return Tiles<-BLOCK_N>(  // the first keys of its key tiles, from the last to the first
-        hooks_of_tile(), (tile.q_len - tile.rows) / BLOCK_M, last_tile_begin(tile), tile.begin);
+        hooks_of_tile(), (tile.q_len - tile.rows) / BLOCK_M, last_tile_begin(tile),
+        arriving.last_tile(tile));
   };
 
   // ---- producer: a thread for K, one for V and one for Q
@@ -151,9 +155,10 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
         for (; key_tiles.more(first); first = key_tiles.next(first), stage.advance()) {
           ring.wait_empty(stage);  // hazard: products still read the tile before
           const unsigned full = ring.expect(stage, TILE_BYTES);
+          int row = tile.k_first + first;
+          const TensorMap& from = arriving.wait(map, warp_id == 0, tile, first, row);
           tma_load_panels<BLOCK_N, PANELS>(
-              smem + stage.index * TILE_BYTES, map, full, tile.k_first + first, tile.kv_head,
-              batch);
+              smem + stage.index * TILE_BYTES, from, full, row, tile.kv_head, batch);
         }
       }
     }
@@ -189,6 +194,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
     if (first < last_pos - params.window_left ||
         first + BLOCK_N > min(tile.first_pos + params.window_right + 1, tile.end))
       mask(S, q_idx - kv_idx, tile.end - kv_idx, params);
+    arriving.mask(S, tile, first, warp_row + g);
   };
   const auto move = [&] { return move_maxima(S, maxima, l_i, rescale, softmax_scale_log2); };
   const Continuation continuation = {CONTINUE_ARGUMENTS};

@@ -50,15 +50,18 @@ class Message(NamedTuple):
 class Comms:
     """`size` ranks, of which this process has `ranks`. This one is of virtual ranks: they share the current device.
 
-    leave: multiprocessors that kernels leave free while messages are under way. compiled: what this process has
+    leave: multiprocessors that kernels leave free while messages are under way. by_copy_engines: messages arrive while
+    kernels hold all multiprocessors, so that a kernel may wait for one; others would wait for each other. compiled: what this process has
     compiled for calls. agreed: the forms of calls that all ranks have compared, in the same order on each.
     """
 
     compares_every_call = False
+    by_copy_engines = True
 
     def __init__(self, size: int, ranks: Sequence[int], leave: int = 0) -> None:
         self.size, self.ranks = size, tuple(ranks)
         self.leave = whole_number("leave", leave, least=0)
+        self.counts: Cache[Any] = Cache()  # sent behind pieces of K and V, by rank and what they count
         self.compiled: Cache[bool] = Cache()
         self.tiles: Cache[int] = Cache()
         self.agreed: Cache[bool] = Cache()
@@ -442,6 +445,8 @@ class Nccl(_OfGpus):
     NCCL reports it. Then the communicators are aborted, and of no use any more.
     """
 
+    by_copy_engines = False  # its kernels need multiprocessors
+
     def __init__(
         self,
         size: int,
@@ -623,6 +628,7 @@ class Gloo(Comms):
     """
 
     compares_every_call = True
+    by_copy_engines = False  # here the host waits, before the launch
 
     def __init__(self, group: Any, *, timeout: float | None = TIMEOUT) -> None:
         """

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from helpers.attention import kernel
 from helpers.attention.calls import Attention, check, of_shapes, whole_chunks
-from helpers.attention.ladder.call import Call
+from helpers.attention.ladder.call import WITH_HEAD_DIM, Call
 from helpers.attention.ladder.layout import Spec
 from helpers.attention.ladder.stage import C_NAMES
 from helpers.attention.run import Plan, compile_plan
@@ -19,6 +19,13 @@ _DEFINITIONS = """\
 #define CONTINUES 1
 #define CONTINUE_PARAMETERS , const float *before, float *after, float *all_lse, int step, int open
 #define CONTINUE_ARGUMENTS before, after, all_lse, step, open
+"""
+_ARRIVING = """\
+#define ARRIVES 1
+#define ARRIVING_PARAMETERS \
+  , const __grid_constant__ TensorMap other_k_map, const __grid_constant__ TensorMap other_v_map, \
+  const int *arrived, int of_sequence, int keys, int first_row
+#define ARRIVING_ARGUMENTS other_k_map, other_v_map, arrived, of_sequence, keys, first_row
 """
 
 
@@ -59,7 +66,8 @@ class Joined(Attention):
 
     Its arrays are q, k and v; o (batch, rows, heads, head_dim); lse_so_far, float32 (batch, heads, rows); o_before and
     o_after, float32 with the strides of o: all rows, if they have an earlier result, and the last ones, if a later
-    product has some of their keys.
+    product has some of their keys. Of a product whose last rows go on to keys that arrive meanwhile: q_arriving, those
+    rows; k_arriving and v_arriving; arrived, int32 (1,), how many keys of all sequences are there.
     """
 
     __slots__ = ()
@@ -78,9 +86,10 @@ class Joined(Attention):
         family, stage, call = self.call(specs)
         assert call is not None
         more = {name: a for name, a in specs.items() if name not in "qkv"}
-        more["o"] = specs["o"].heads_first
+        more |= {name: a.heads_first for name, a in more.items() if name in WITH_HEAD_DIM}
         call = call._replace(arrays={**call.arrays, **more})
-        stage = stage.changed(file=_DEFINITIONS + kernel.source(stage.file))
+        definitions = _DEFINITIONS + _ARRIVING * ("arrived" in more)
+        stage = stage.changed(file=definitions + kernel.source(stage.file))
         return Plan(compile_plan(stage, call, (*family.key, *more)), tuple(specs), {})
 
 
