@@ -207,6 +207,8 @@ def _arrays_to_join(rows: tuple[int, int], place: Place, given: Mapping[str, Any
         batch, n, heads, _ = q.shape
         shapes = {"o": (q.shape, q.dtype), "part": (q.shape, np.float32), "lse": ((batch, heads, n), np.float32)}
         given = {name: dense(*form)._replace(device=q.device) for name, form in shapes.items()}
+    if rows == (0, given["o"].shape[1]) and not place.before and place.first_open == rows[1]:
+        return {"o": given["o"], "lse": given["lse"]}  # there is nothing to join
     arrays = {"o": some_rows(given["o"], rows), "lse_so_far": some_rows(given["lse"], rows, 2)}
     if place.before:
         arrays["o_before"] = some_rows(given["part"], rows)

@@ -64,7 +64,7 @@ def places(rows: Sequence[Sequence[tuple[int, int]]], count: int) -> list[list[P
 class Joined(Attention):
     """A product that changes o, o_so_far and lse_so_far in place.
 
-    Its arrays are q, k and v; o (batch, rows, heads, head_dim); lse_so_far, float32 (batch, heads, rows); o_before and
+    Its arrays are q, k and v; o (batch, rows, heads, head_dim); lse, where there is nothing to join; else lse_so_far, float32 (batch, heads, rows); o_before and
     o_after, float32 with the strides of o: all rows, if they have an earlier result, and the last ones, if a later
     product has some of their keys. Of a product whose last rows go on to keys that arrive meanwhile: q_arriving, those
     rows; k_arriving and v_arriving; arrived, int32 (1,), how many keys of all sequences are there.
@@ -88,7 +88,7 @@ class Joined(Attention):
         more = {name: a for name, a in specs.items() if name not in "qkv"}
         more |= {name: a.heads_first for name, a in more.items() if name in WITH_HEAD_DIM}
         call = call._replace(arrays={**call.arrays, **more})
-        definitions = _DEFINITIONS + _ARRIVING * ("arrived" in more)
+        definitions = _DEFINITIONS * ("lse_so_far" in more) + _ARRIVING * ("arrived" in more)
         stage = stage.changed(file=definitions + kernel.source(stage.file))
         return Plan(compile_plan(stage, call, (*family.key, *more)), tuple(specs), {})
 

@@ -245,6 +245,7 @@ def correct(ranks: Comms, name: str, rows: int = 2048, heads: tuple[int, int] = 
     """Compare GPUs with virtual ranks on the first of them, and with float64."""
     inputs = RankInputs(ranks, rows, *heads, d)
     virtual = virtual_ranks(ranks.size)
+    virtual.by_copy_engines = ranks.by_copy_engines
     together = RankInputs(virtual, rows, *heads, d)
     for schedule in SCHEDULES:
         for causal in (False, True):
@@ -317,6 +318,7 @@ def _shared_id(rank: int, folder: Path) -> bytes:
 def correct_of_a_process(ranks: Comms) -> Iterator[Row]:
     """Compare this process's rank with virtual ranks, all on its own GPU."""
     virtual = virtual_ranks(ranks.size)
+    virtual.by_copy_engines = ranks.by_copy_engines
     mine, together = RankInputs(ranks, 1024, 16, 8), RankInputs(virtual, 1024, 16, 8)
     (rank,) = ranks.ranks
     for schedule in SCHEDULES:
@@ -492,9 +494,9 @@ def measure_times(comms: Mapping[str, Comms], *, backward: bool, local: Sequence
 def measure_short(ranks: Comms, *, backward: bool) -> Iterator[Row]:
     """Measure short steps, whose launches take the host longer than the GPUs: call by call, and as a graph.
 
-    In "graph, joined after", passes join and add what kernels do otherwise. "no messages" is the graph of a call of
-    ranks that send nothing, so that no GPU waits for another; "products alone" adds no parts either. Their results are
-    wrong.
+    "graph, two grids" has one for each step of the ring; in "graph, joined after", passes join and add what kernels do
+    otherwise. "no messages" is the graph of a call of ranks that send nothing but counts of keys, so that no GPU waits
+    for keys; "products alone" adds no parts either. Their results are wrong.
     """
     for heads, kv_heads in HEADS:
         for rows in SHORT:
@@ -510,8 +512,9 @@ def measure_short(ranks: Comms, *, backward: bool) -> Iterator[Row]:
                 ways: dict[str, Way] = {"independent": inputs.independent(causal, backward=backward)}
                 ways["calls, peer copies"] = functools.partial(call, ranks)
                 ways["graph, peer copies"] = ranks.captured(functools.partial(call, ranks))
-                with patch.object(ring, "_joined", nothing), patch.object(ring, "_once", nothing):
-                    ways["graph, joined after"] = ranks.captured(functools.partial(call, ranks))
+                without, name = (("_once", "joined after") if backward else ("_goes_on", "two grids"))
+                with patch.object(ring, without, nothing):
+                    ways[f"graph, {name}"] = ranks.captured(functools.partial(call, ranks))
                 silent, held = mute(ranks)
                 ways["graph, no messages"] = silent.captured(functools.partial(call, silent))
                 if backward:
@@ -535,22 +538,24 @@ def fill(target: Any, values: Any) -> None:
 
 
 def mute(ranks: Comms) -> tuple[Comms, list[tuple[int, Any, Any]]]:
-    """Return a copy of the ranks that sends nothing, and a list of (rank, what would arrive, what the rank would send).
+    """Return a copy of the ranks that sends counts alone, and a list of (rank, what would arrive, what it would send).
 
     Fill the one with the other before timing: a product of zeros takes less power, and is faster.
     """
     made, held = copy.copy(ranks), []
 
     def start(sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
-        held.extend((sent.rank, arrived.array, sent.array) for sent, arrived in zip(sends, receives, strict=True))
-        return lambda: None
+        pairs = [*zip(sends, receives, strict=True)]
+        held.extend((sent.rank, arrived.array, sent.array) for sent, arrived in pairs if sent.array.size > 1)
+        counts = [pair for pair in pairs if pair[0].array.size == 1]
+        return type(ranks).start(made, *map(list, zip(*counts, strict=True))) if counts else lambda: None
 
     made.start = start  # type: ignore[method-assign]
     return made, held
 
 
 def nothing(*args: Any, **named: Any) -> tuple[()]:
-    """Return what `ring._joined` and `ring._once` do where no kernel joins results."""
+    """Return what `ring._goes_on` and `ring._once` do where a step has its own grid, and no kernel adds results."""
     return ()
 
 
