@@ -1,7 +1,9 @@
-"""Ring attention whose kernels join results: O and lse in 10's epilogue, dQ in 13; sums in one pass; replays."""
+"""Ring attention whose kernels join results: O and lse in 10, in one grid or in its epilogue, dQ in 13; sums; replays."""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +14,18 @@ from planted import Bug, check_all_can_be_planted
 from test_ring import TYPES, around, in_heads, inputs, on_cpu, on_host
 
 from helpers import device, engine
-from helpers.attention import check, comms, forget, kernel, reference, ring, ring_attention, ring_gradients, ring_joined
+from helpers.attention import (
+    check,
+    comms,
+    flash_attention,
+    forget,
+    kernel,
+    reference,
+    ring,
+    ring_attention,
+    ring_gradients,
+    ring_joined,
+)
 from helpers.attention.comms import Message, virtual_ranks
 from helpers.attention.ladder import LADDER
 from helpers.attention.ring_joined import Place, places
@@ -35,10 +48,20 @@ def exact(host: list[np.ndarray], *, causal: bool) -> tuple[np.ndarray, np.ndarr
     return o.swapaxes(1, 2), lse
 
 
-def joined(causal: bool = True, schedule: str = "zigzag", size: int = 2, rows: int = 75, d: int = 64) -> None:
-    """Virtual ranks beside float64."""
+def joined(
+    causal: bool = True,
+    schedule: str = "zigzag",
+    size: int = 2,
+    rows: int = 75,
+    d: int = 64,
+    *,
+    ranks: comms.Comms | None = None,
+) -> None:
+    """Virtual ranks beside float64; where none are given, each step of a ring is a grid."""
     host = inputs(2 * size * rows, d, "bfloat16", heads=2, kv_heads=1)
-    ranks = virtual_ranks(size)
+    if ranks is None:
+        ranks = virtual_ranks(size)
+        ranks.by_copy_engines = False
     q, k, v = (ranks.put(shard(a, size, schedule)) for a in host[:3])
     o, lse = ring_attention(q, k, v, causal=causal, schedule=schedule, return_lse=True, comms=ranks)
     order = "ring" if schedule == "all_gather" and not causal else schedule
@@ -69,6 +92,127 @@ def test_kernels_join_their_results(
     merges = counted(monkeypatch)
     joined(causal, schedule, size, d=d)
     assert not merges
+
+
+# ---- keys that arrive while a grid computes
+
+
+def pieces_of(monkeypatch: pytest.MonkeyPatch, nbytes: int = 4000) -> list[int]:
+    """How many messages bring K and V to kernels from here on, of which no piece is much larger than nbytes."""
+    monkeypatch.setattr(ring, "PIECE_BYTES", nbytes)
+    seen: list[int] = []
+    bring = ring._bring
+
+    def noted(ranks: comms.Comms, at_hand: Any) -> Any:
+        start = ranks.start
+        monkeypatch.setattr(ranks, "start", lambda sends, receives: seen.append(len(sends)) or start(sends, receives))
+        return bring(ranks, at_hand)
+
+    monkeypatch.setattr(ring, "_bring", noted)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("causal", "schedule", "size", "rows", "d"),
+    [
+        *((True, "zigzag", 2, 75, 64), (True, "zigzag", 3, 75, 64), (True, "ring", 3, 75, 64), (False, "ring", 2, 75, 64)),
+        (True, "zigzag", 2, 100, 128),
+    ],
+)
+def test_one_grid_goes_on_to_keys_that_arrive(
+    causal: bool, schedule: str, size: int, rows: int, d: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In four pieces; a tile has rows that see them, and others."""
+    merges, seen = counted(monkeypatch), pieces_of(monkeypatch)
+    joined(causal, schedule, size, rows, d, ranks=virtual_ranks(size))
+    assert not merges and seen[0] == size * 4 * 3
+
+
+def test_one_grid_has_the_bits_of_one_device() -> None:
+    """Of 10 with the tiles of both ranks' keys in one array, in the order in which the grid takes them."""
+    rows, tile = 256, 128
+    host = inputs(2 * rows, 64, "bfloat16", heads=2, kv_heads=1)
+    ranks = virtual_ranks(2)
+    q, k, v = (ranks.put(shard(a, 2, "ring")) for a in host[:3])
+    o, lse = ring_attention(q, k, v, schedule="ring", return_lse=True, comms=ranks)
+    for rank in range(2):
+        keys = []
+        for a in (k, v):
+            own, other = (cp.asnumpy(a[i]) for i in (rank, 1 - rank))
+            tiles = [other[:, first : first + tile] for first in range(rows - tile, -1, -tile)]
+            keys.append(cp.asarray(np.concatenate([*tiles, own], axis=1)))
+        want = flash_attention(q[rank], *keys, return_lse=True, stage="hopper")
+        for got, one in zip((o[rank], lse[rank]), want, strict=True):
+            assert np.array_equal(cp.asnumpy(got).view(np.uint8), cp.asnumpy(one).view(np.uint8))
+
+
+class Late(comms.Comms):
+    """Virtual ranks whose messages come while kernels run, one after the other, into arrays full of NaN."""
+
+    def start(self, sends: Any, receives: Any) -> Callable[[], None]:
+        pairs = comms._pairs(sends, receives)
+        for target, _ in pairs:
+            if target.array.size > 1:
+                np.asarray(target.array).view(np.uint16)[...] = 0x7FC0
+
+        def copy() -> None:
+            for target, source in pairs:
+                time.sleep(0.02)
+                np.asarray(target.array).view(np.uint8)[...] = np.asarray(source.array).view(np.uint8)
+
+        thread = threading.Thread(target=copy)
+        self.thread = thread
+        thread.start()
+        return thread.join
+
+
+def late(causal: bool) -> None:
+    ranks = Late(2, (0, 1))
+    try:
+        joined(causal, "zigzag", rows=100, ranks=ranks)
+    finally:
+        ranks.thread.join()
+
+
+@on_cpu
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_grid_waits_for_keys_that_arrive_late(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces_of(monkeypatch)
+    late(causal)
+
+
+ARRIVING_BUGS = (
+    Bug("no wait", "if (seen < needed) {", "if (false) {"),
+    Bug("waits for the first keys alone", "min(row + BLOCK_N, keys);", "1;"),
+    Bug("the first sequence's keys", "tile.sequence * of_sequence + min(", "min("),
+    Bug("V of the own keys", "return of_k ? k_map : v_map;", "return of_k ? k_map : own;"),
+    Bug("keys past the last", "left - threadIdx.x % 4 * 2 : 0;", "BLOCK_N : 0;"),
+    Bug("rows that see none of them", ">= first_row ? left", ">= 0 ? left"),
+    Bug("a tile whose last rows see them", "tile.row + min(BLOCK_M, tile.rows) > first_row;", "tile.row >= first_row;"),
+    Bug("the last tile is left out", "? -(keys + BLOCK_N - 1) / BLOCK_N * BLOCK_N", "? -(keys - 1) / BLOCK_N * BLOCK_N"),
+)
+
+
+@on_cpu
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("bug", ARRIVING_BUGS, ids=lambda bug: bug.name)
+def test_planted_bugs_of_keys_that_arrive_are_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, ring_joined, bug)
+    pieces_of(monkeypatch)
+    with pytest.raises((check.CheckFailed, engine.LaunchError)):
+        late(causal=True)
+    forget()
+
+
+def test_when_a_grid_goes_on() -> None:
+    """Not where copies need multiprocessors, nor where they would be late."""
+    for schedule, causal, size in (("zigzag", True, 2), ("zigzag", True, 5), ("ring", True, 3), ("ring", False, 2)):
+        plan, ranks = ring.steps(schedule, size, causal=causal, rows=8), virtual_ranks(size)
+        assert ring._goes_on(ranks, plan, 8) and not ring._goes_on(ranks, plan, 64)
+        ranks.by_copy_engines = False
+        assert not ring._goes_on(ranks, plan, 8)
+    assert not ring._goes_on(virtual_ranks(1), ring.steps("ring", 1, causal=False, rows=8), 8)
+    assert not comms.Nccl.by_copy_engines and not comms.Gloo.by_copy_engines
 
 
 def test_what_no_kernel_joins_is_merged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +260,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, module: Any, bug: Bug) -> None:
 
 
 def test_the_bugs_can_be_planted() -> None:
-    check_all_can_be_planted((kernel.source(LADDER["hopper"].file), bug) for bug in JOIN_BUGS)
+    check_all_can_be_planted((kernel.source(LADDER["hopper"].file), bug) for bug in (*JOIN_BUGS, *ARRIVING_BUGS))
     check_all_can_be_planted((kernel.source(ring.SUM), bug) for bug in SUM_BUGS)
 
 
