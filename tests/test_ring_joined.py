@@ -1,4 +1,4 @@
-"""Ring attention whose kernels join results: O and lse in 10, in one grid or in its epilogue, dQ in 13; sums; replays."""
+"""Ring attention whose kernels join results: O and lse in 10, by one grid or its epilogue; dQ in 13; sums; replays."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from helpers.attention import (
     kernel,
     reference,
     ring,
+    ring_arriving,
     ring_attention,
     ring_gradients,
     ring_joined,
@@ -98,24 +99,29 @@ def test_kernels_join_their_results(
 
 
 def pieces_of(monkeypatch: pytest.MonkeyPatch, nbytes: int = 4000) -> list[int]:
-    """How many messages bring K and V to kernels from here on, of which no piece is much larger than nbytes."""
-    monkeypatch.setattr(ring, "PIECE_BYTES", nbytes)
+    """Sizes of the lists of messages that bring K and V to kernels from here on, in pieces of nbytes or fewer."""
+    monkeypatch.setattr(ring_arriving, "PIECE_BYTES", nbytes)
     seen: list[int] = []
-    bring = ring._bring
+    bring = ring.bring
 
     def noted(ranks: comms.Comms, at_hand: Any) -> Any:
         start = ranks.start
         monkeypatch.setattr(ranks, "start", lambda sends, receives: seen.append(len(sends)) or start(sends, receives))
         return bring(ranks, at_hand)
 
-    monkeypatch.setattr(ring, "_bring", noted)
+    monkeypatch.setattr(ring, "bring", noted)
     return seen
 
 
 @pytest.mark.parametrize(
     ("causal", "schedule", "size", "rows", "d"),
     [
-        *((True, "zigzag", 2, 75, 64), (True, "zigzag", 3, 75, 64), (True, "ring", 3, 75, 64), (False, "ring", 2, 75, 64)),
+        *(
+            (True, "zigzag", 2, 75, 64),
+            (True, "zigzag", 3, 75, 64),
+            (True, "ring", 3, 75, 64),
+            (False, "ring", 2, 75, 64),
+        ),
         (True, "zigzag", 2, 100, 128),
     ],
 )
@@ -129,7 +135,7 @@ def test_one_grid_goes_on_to_keys_that_arrive(
 
 
 def test_one_grid_has_the_bits_of_one_device() -> None:
-    """Of 10 with the tiles of both ranks' keys in one array, in the order in which the grid takes them."""
+    """The tiles of both ranks' keys in one array, in the order in which the grid takes them."""
     rows, tile = 256, 128
     host = inputs(2 * rows, 64, "bfloat16", heads=2, kv_heads=1)
     ranks = virtual_ranks(2)
@@ -189,7 +195,9 @@ ARRIVING_BUGS = (
     Bug("keys past the last", "left - threadIdx.x % 4 * 2 : 0;", "BLOCK_N : 0;"),
     Bug("rows that see none of them", ">= first_row ? left", ">= 0 ? left"),
     Bug("a tile whose last rows see them", "tile.row + min(BLOCK_M, tile.rows) > first_row;", "tile.row >= first_row;"),
-    Bug("the last tile is left out", "? -(keys + BLOCK_N - 1) / BLOCK_N * BLOCK_N", "? -(keys - 1) / BLOCK_N * BLOCK_N"),
+    Bug(
+        "the last tile is left out", "? -(keys + BLOCK_N - 1) / BLOCK_N * BLOCK_N", "? -(keys - 1) / BLOCK_N * BLOCK_N"
+    ),
 )
 
 
@@ -208,10 +216,10 @@ def test_when_a_grid_goes_on() -> None:
     """Not where copies need multiprocessors, nor where they would be late."""
     for schedule, causal, size in (("zigzag", True, 2), ("zigzag", True, 5), ("ring", True, 3), ("ring", False, 2)):
         plan, ranks = ring.steps(schedule, size, causal=causal, rows=8), virtual_ranks(size)
-        assert ring._goes_on(ranks, plan, 8) and not ring._goes_on(ranks, plan, 64)
+        assert ring_arriving.goes_on(ranks, plan, 8) and not ring_arriving.goes_on(ranks, plan, 64)
         ranks.by_copy_engines = False
-        assert not ring._goes_on(ranks, plan, 8)
-    assert not ring._goes_on(virtual_ranks(1), ring.steps("ring", 1, causal=False, rows=8), 8)
+        assert not ring_arriving.goes_on(ranks, plan, 8)
+    assert not ring_arriving.goes_on(virtual_ranks(1), ring.steps("ring", 1, causal=False, rows=8), 8)
     assert not comms.Nccl.by_copy_engines and not comms.Gloo.by_copy_engines
 
 

@@ -50,9 +50,10 @@ class Message(NamedTuple):
 class Comms:
     """`size` ranks, of which this process has `ranks`. This one is of virtual ranks: they share the current device.
 
-    leave: multiprocessors that kernels leave free while messages are under way. by_copy_engines: messages arrive while
-    kernels hold all multiprocessors, so that a kernel may wait for one; others would wait for each other. compiled: what this process has
-    compiled for calls. agreed: the forms of calls that all ranks have compared, in the same order on each.
+    leave: multiprocessors that kernels leave free while messages are under way. by_copy_engines: messages arrive also
+    while kernels hold all multiprocessors, so that a kernel may wait for one. Where kernels bring them, as NCCL's do,
+    each could wait for the other. compiled: what this process has compiled for calls. agreed: the forms of calls that
+    all ranks have compared, in the same order on each. counts: of keys, which are sent behind them.
     """
 
     compares_every_call = False
@@ -61,7 +62,7 @@ class Comms:
     def __init__(self, size: int, ranks: Sequence[int], leave: int = 0) -> None:
         self.size, self.ranks = size, tuple(ranks)
         self.leave = whole_number("leave", leave, least=0)
-        self.counts: Cache[Any] = Cache()  # sent behind pieces of K and V, by rank and what they count
+        self.counts: Cache[Any] = Cache()
         self.compiled: Cache[bool] = Cache()
         self.tiles: Cache[int] = Cache()
         self.agreed: Cache[bool] = Cache()

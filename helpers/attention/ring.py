@@ -6,12 +6,13 @@
 
 Each rank keeps its rows of Q, and K and V go round the ranks, while the products with those at hand are computed: by
 `flash_attention`, in float32, joined by their lse (Liu, Zaharia and Abbeel 2023, "Ring Attention with Blockwise
-Transformers"). hopper and hopper_backward join them as they store them; after other kernels a pass does. Under a causal
-mask a rank gets a chunk from the front and one from the back, so that all have equal work in every step (zigzag:
-github.com/zhuzilin/ring-flash-attention). Where K and V of the whole sequence fit, as with few heads of K and V, they
-can be gathered first (Llama Team 2024, "The Llama 3 Herd of Models", 3.3.2). Windows, packed sequences and uneven parts
-are planned by ring_masks.py. The launches of short steps take longer than their work: `comms.captured` makes one CUDA
-graph of a call, or of several.
+Transformers"). hopper and hopper_backward join them as they store them; after other kernels a pass does. Where copy
+engines move K and V, the last two steps of a forward are one grid of hopper, which waits for the keys that it needs.
+Under a causal mask a rank gets a chunk from the front and one from the back, so that all have equal work in every step
+(zigzag: github.com/zhuzilin/ring-flash-attention). Where K and V of the whole sequence fit, as with few heads of K and
+V, they can be gathered first (Llama Team 2024, "The Llama 3 Herd of Models", 3.3.2). Windows, packed sequences and
+uneven parts are planned by ring_masks.py. The launches of short steps take longer than their work: `comms.captured`
+makes one CUDA graph of a call, or of several.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from helpers.attention.ladder.call import (
 from helpers.attention.ladder.kinds import DeviceArrays
 from helpers.attention.ladder.launches import C_NAMES, MAX_GRID_YZ, slices
 from helpers.attention.ladder.layout import Spec, bits, dense
+from helpers.attention.ring_arriving import Plan, arriving_arrays, bring, goes_on
 from helpers.attention.ring_gradients import OF_ROWS, Part, tile_of
 from helpers.attention.ring_joined import Joined, Place, joins, places
 from helpers.attention.ring_masks import MaskedStep, Piece, chunk_numbers, masked_steps, rows_of
@@ -66,10 +68,6 @@ MERGE, SUM, MERGE_THREADS = "17_merge.cu", "17_sum.cu", 256
 STAGE: str | None = None  # of products whose results a kernel joins; None: the usual one, if it does so
 BACKWARD_STAGE: str | None = None  # the same for gradients
 _UNKNOWN = dense((1,), np.dtype(np.float32))  # an array of which a plan needs nothing but the name
-PIECES, PIECE_BYTES = 4, 2**23  # of K and V that a kernel waits for: at most so many, at least so large
-# With more heads of K and V their copy would be late: a tile of 128 rows goes through a chunk in the time in which 10
-# of a half type are copied, by models of an H200 and its links.
-MOST_KV_HEADS = 20
 PARTS = 3  # of a gradient, that 17_sum.cu adds in one pass
 
 
@@ -115,7 +113,7 @@ def ring_attention(
 
     Returns:
         The outputs of the local ranks, as q; with return_lse, (outputs, lses), each float32 (batch, heads, rows).
-        Virtual ranks give the same bits as GPUs of the same model.
+        Virtual ranks give the same bits as GPUs of the same model whose comms have the same `by_copy_engines`.
 
     Raises:
         TypeError, ValueError: as `flash_attention`; other numbers of arrays than local ranks; shapes that differ;
@@ -141,7 +139,7 @@ def ring_attention(
                 if joined:
                     arrays |= _arrays_to_join(product.rows, joined[i][number][which], given)
                     if number + 1 == len(joined[i]) < len(plan):
-                        arrays |= _arriving_arrays(product, plan[-1].products[rank], given)
+                        arrays |= arriving_arrays(product, plan[-1].products[rank], given)
                     yield Joined(arrays, ForwardOptions(*_mask_of(product), scale, stage=STAGE))
                     continue
                 alone, _ = _place_of(product, plan, number, rank)
@@ -163,7 +161,7 @@ def ring_attention(
         for number, step in enumerate(plan[: len(joined[0])] if joined else plan):
             arrived, arriving = None, None
             if joined and number + 1 == len(joined[0]) < len(plan):
-                arrived, arriving = _bring(comms, at_hand)
+                arrived, arriving = bring(comms, at_hand)
             elif number + 1 < len(plan):
                 arrived = _pass_on(
                     comms, at_hand, [[rows_by_rank[each]] * 2 for each in _local(comms, plan[number + 1])]
@@ -217,44 +215,6 @@ def _arrays_to_join(rows: tuple[int, int], place: Place, given: Mapping[str, Any
     return arrays
 
 
-def _arriving_arrays(
-    product: Product | Piece, others: Sequence[Product | Piece], given: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return what a product needs to go on to keys that arrive meanwhile; others: the products of these keys.
-
-    given: the arrays of `_bring`, or specs of the rank's own arrays.
-    """
-    if not others:
-        return {}
-    (other,), q = others, given["q"]
-    if "arrived" not in given:
-        like = dense(given["k"].shape, q.dtype)._replace(device=q.device)
-        count = dense((1,), np.dtype(np.int32))._replace(device=q.device)
-        given = {"q": q, "k_arriving": like, "v_arriving": like, "arrived": count}
-    return {
-        "q_arriving": some_rows(q, other.rows),
-        **{name: some_rows(given[name], other.keys) for name in ("k_arriving", "v_arriving")},
-        "arrived": given["arrived"],
-    }
-
-
-def _goes_on(comms: Comms, plan: Plan, kv_heads: int) -> bool:
-    """Return True if the last two steps can be one grid, which waits for the keys of the last one.
-
-    Each rank has one product at most in each of them, and the rows of the second are the last ones of the first.
-    """
-    if len(plan) < 2 or not comms.by_copy_engines or kv_heads > MOST_KV_HEADS:
-        return False
-    for rank in comms.ranks:
-        first, second = (step.products[rank] for step in plan[-2:])
-        if len(first) > 1 or len(second) > len(first):
-            return False
-        for one, other in zip(first, second, strict=False):
-            if other.rows[1] != one.rows[1] or other.rows[0] < one.rows[0] or other.causal or other.keys[0]:
-                return False
-    return True
-
-
 def _joined(
     comms: Comms, plan: Plan, rows_by_rank: Sequence[int], scale: float, **arrays: Sequence[Any]
 ) -> list[list[list[Place]]]:
@@ -273,7 +233,7 @@ def _joined(
             for i, rank in enumerate(comms.ranks)
             for specs, product in _specs_of(plan, rank, rows_by_rank, [kind.spec(of[i]) for of in keys])
         )
-    if _goes_on(comms, plan, arrays["k"][0].shape[2]):
+    if goes_on(comms, plan, arrays["k"][0].shape[2]):
         plan = plan[:-1]
     found = [
         places([[product.rows for product in step.products[rank]] for step in plan], arrays["q"][i].shape[1])
@@ -338,9 +298,6 @@ def _batched(product: Product | Piece, results: tuple[Any, ...]) -> tuple[Any, .
     """Return the results of a product's call with the axis of the batch."""
     packed = isinstance(product, Piece) and product.cu_seqlens is not None
     return tuple(a[None] for a in results) if packed else results
-
-
-Plan = Sequence[Step | MaskedStep]
 
 
 def _plan(
@@ -560,49 +517,6 @@ def _pass_on(
         return received
 
     return arrived
-
-
-def _bring(
-    comms: Comms, at_hand: Sequence[Sequence[Any]]
-) -> tuple[Callable[[], list[tuple[Any, ...]]], list[dict[str, Any]]]:
-    """Start to send each rank's K and V to the next one, in pieces, and behind each how many keys have arrived.
-
-    Returns:
-        As `_pass_on`; and for each local rank the arrays that fill meanwhile: k_arriving, v_arriving and arrived.
-    """
-    sends, receives, received = [], [], []
-    for rank, pair in zip(comms.ranks, at_hand, strict=True):
-        after, before = (rank + 1) % comms.size, (rank - 1) % comms.size
-        batch, n, *_ = pair[0].shape
-        pieces = max(min(PIECES, 2 * pair[0].nbytes // PIECE_BYTES), 1)
-        ends = [batch * n * i // pieces for i in range(pieces + 1)]
-        with comms.on(rank):
-            mine = [device.cp.ascontiguousarray(a) for a in pair]
-            theirs = [empty_of(a, a.shape) for a in mine]
-            count, counts = device.cp.zeros(1, dtype=np.int32), _counts(comms, rank, ends)
-            flat = [(a.reshape(batch * n, -1), b.reshape(batch * n, -1)) for a, b in zip(mine, theirs, strict=True)]
-        for i, (first, end) in enumerate(pairwise(ends)):
-            for here, there in (*((a[first:end], b[first:end]) for a, b in flat), (counts[i : i + 1], count)):
-                sends.append(Message(rank, after, here))
-                receives.append(Message(rank, before, there))
-        received.append({"k_arriving": theirs[0], "v_arriving": theirs[1], "arrived": count})
-    wait = comms.start(sends, receives)
-
-    def arrived(alive: Any = sends) -> list[tuple[Any, ...]]:
-        wait()
-        return [(each["k_arriving"], each["v_arriving"]) for each in received]
-
-    return arrived, received
-
-
-def _counts(comms: Comms, rank: int, ends: Sequence[int]) -> Any:
-    """Return how many keys there are behind each piece, on a rank's device: int32 (pieces,)."""
-    key = rank, *ends
-    if key not in comms.counts:
-        comms.counts[key] = device.cp.asarray(np.int32(ends[1:]))
-        if device.ON_GPU:
-            device.cp.cuda.Device().synchronize()  # later calls may be on other streams
-    return comms.counts[key]
 
 
 def _to_all(

@@ -1,6 +1,7 @@
-"""Products of ring attention whose kernel joins its results with those of earlier ones: see kernels/ring_continue.cuh.
+"""Products of ring attention whose kernel does the work of several: kernels/ring_arriving.cuh and ring_continue.cuh.
 
-Without them each product writes a partial O in float32, and a pass reads both and writes the one.
+It goes on to keys that arrive while it computes, and joins its results with those of earlier ones. Without them each
+product writes a partial O in float32, and a pass reads both and writes the one.
 """
 
 from __future__ import annotations
@@ -62,12 +63,13 @@ def places(rows: Sequence[Sequence[tuple[int, int]]], count: int) -> list[list[P
 
 
 class Joined(Attention):
-    """A product that changes o, o_so_far and lse_so_far in place.
+    """A product that changes o, o_after and lse or lse_so_far in place.
 
-    Its arrays are q, k and v; o (batch, rows, heads, head_dim); lse, where there is nothing to join; else lse_so_far, float32 (batch, heads, rows); o_before and
-    o_after, float32 with the strides of o: all rows, if they have an earlier result, and the last ones, if a later
-    product has some of their keys. Of a product whose last rows go on to keys that arrive meanwhile: q_arriving, those
-    rows; k_arriving and v_arriving; arrived, int32 (1,), how many keys of all sequences are there.
+    Its arrays are q, k and v; o (batch, rows, heads, head_dim). lse, float32 (batch, heads, rows), where there is
+    nothing to join. Else lse_so_far, the same; o_before and o_after, float32 with the strides of o: all rows, if they
+    have an earlier result, and the last ones, if a later product has some of their keys. Where the last rows go on to
+    keys that arrive meanwhile: q_arriving, those rows; k_arriving and v_arriving; arrived, int32 (1,), how many keys
+    of all sequences are there.
     """
 
     __slots__ = ()

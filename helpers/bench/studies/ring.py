@@ -512,7 +512,7 @@ def measure_short(ranks: Comms, *, backward: bool) -> Iterator[Row]:
                 ways: dict[str, Way] = {"independent": inputs.independent(causal, backward=backward)}
                 ways["calls, peer copies"] = functools.partial(call, ranks)
                 ways["graph, peer copies"] = ranks.captured(functools.partial(call, ranks))
-                without, name = (("_once", "joined after") if backward else ("_goes_on", "two grids"))
+                without, name = ("_once", "joined after") if backward else ("goes_on", "two grids")
                 with patch.object(ring, without, nothing):
                     ways[f"graph, {name}"] = ranks.captured(functools.partial(call, ranks))
                 silent, held = mute(ranks)
@@ -555,7 +555,7 @@ def mute(ranks: Comms) -> tuple[Comms, list[tuple[int, Any, Any]]]:
 
 
 def nothing(*args: Any, **named: Any) -> tuple[()]:
-    """Return what `ring._goes_on` and `ring._once` do where a step has its own grid, and no kernel adds results."""
+    """Return what `ring.goes_on` and `ring._once` do where a step has its own grid, and no kernel adds results."""
     return ()
 
 
