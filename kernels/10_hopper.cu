@@ -155,10 +155,12 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
         for (; key_tiles.more(first); first = key_tiles.next(first), stage.advance()) {
           ring.wait_empty(stage);  // hazard: products still read the tile before
           const unsigned full = ring.expect(stage, TILE_BYTES);
-          int row = tile.k_first + first;
-          const TensorMap& from = arriving.wait(map, warp_id == 0, tile, first, row);
-          tma_load_panels<BLOCK_N, PANELS>(
-              smem + stage.index * TILE_BYTES, from, full, row, tile.kv_head, batch);
+          if (ARRIVES && first < 0)
+            arriving.load(smem + stage.index * TILE_BYTES, full, warp_id == 0, tile, first, params);
+          else
+            tma_load_panels<BLOCK_N, PANELS>(
+                smem + stage.index * TILE_BYTES, map, full, tile.k_first + first, tile.kv_head,
+                batch);
         }
       }
     }
@@ -194,7 +196,6 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
     if (first < last_pos - params.window_left ||
         first + BLOCK_N > min(tile.first_pos + params.window_right + 1, tile.end))
       mask(S, q_idx - kv_idx, tile.end - kv_idx, params);
-    arriving.mask(S, tile, first, warp_row + g);
   };
   const auto move = [&] { return move_maxima(S, maxima, l_i, rescale, softmax_scale_log2); };
   const Continuation continuation = {CONTINUE_ARGUMENTS};
@@ -258,6 +259,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
       wgmma_registers(S);
       if (leader) k_ring.release(k_stage);
       hooks_and_mask(first, key_tiles.partial(first));
+      arriving.mask(S, tile, first, warp_row);
       rescaled = false;
       if (exceeds_limit(S, maxima.limit, softmax_scale_log2)) rescaled = move();
       weights(0, GROUPS / 2);

@@ -29,6 +29,7 @@ from helpers.attention import (
 )
 from helpers.attention.comms import Message, virtual_ranks
 from helpers.attention.ladder import LADDER
+from helpers.attention.ladder.layout import dense
 from helpers.attention.ring_joined import Place, places
 from helpers.attention.ring_schedules import shard
 from helpers.device import cp
@@ -59,7 +60,7 @@ def joined(
     ranks: comms.Comms | None = None,
 ) -> None:
     """Virtual ranks beside float64; where none are given, each step of a ring is a grid."""
-    host = inputs(2 * size * rows, d, "bfloat16", heads=2, kv_heads=1)
+    host = inputs(2 * size * rows, d, "bfloat16", heads=2, kv_heads=2 if ranks else 1)
     if ranks is None:
         ranks = virtual_ranks(size)
         ranks.by_copy_engines = False
@@ -98,9 +99,10 @@ def test_kernels_join_their_results(
 # ---- keys that arrive while a grid computes
 
 
-def pieces_of(monkeypatch: pytest.MonkeyPatch, nbytes: int = 4000) -> list[int]:
-    """Sizes of the lists of messages that bring K and V to kernels from here on, in pieces of nbytes or fewer."""
-    monkeypatch.setattr(ring_arriving, "PIECE_BYTES", nbytes)
+@pytest.fixture
+def brought(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of the lists of messages that bring K and V to grids, which go on to few keys too."""
+    monkeypatch.setattr(ring_arriving, "LEAST_WORK", 0)
     seen: list[int] = []
     bring = ring.bring
 
@@ -126,15 +128,15 @@ def pieces_of(monkeypatch: pytest.MonkeyPatch, nbytes: int = 4000) -> list[int]:
     ],
 )
 def test_one_grid_goes_on_to_keys_that_arrive(
-    causal: bool, schedule: str, size: int, rows: int, d: int, monkeypatch: pytest.MonkeyPatch
+    causal: bool, schedule: str, size: int, rows: int, d: int, brought: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In four pieces; a tile has rows that see them, and others."""
-    merges, seen = counted(monkeypatch), pieces_of(monkeypatch)
+    """In four pieces: two heads of two sequences. A tile has rows that see these keys, and others."""
+    merges = counted(monkeypatch)
     joined(causal, schedule, size, rows, d, ranks=virtual_ranks(size))
-    assert not merges and seen[0] == size * 4 * 3
+    assert not merges and brought[0] == size * 4 * 3
 
 
-def test_one_grid_has_the_bits_of_one_device() -> None:
+def test_one_grid_has_the_bits_of_one_device(brought: list[int]) -> None:
     """The tiles of both ranks' keys in one array, in the order in which the grid takes them."""
     rows, tile = 256, 128
     host = inputs(2 * rows, 64, "bfloat16", heads=2, kv_heads=1)
@@ -150,6 +152,7 @@ def test_one_grid_has_the_bits_of_one_device() -> None:
         want = flash_attention(q[rank], *keys, return_lse=True, stage="hopper")
         for got, one in zip((o[rank], lse[rank]), want, strict=True):
             assert np.array_equal(cp.asnumpy(got).view(np.uint8), cp.asnumpy(one).view(np.uint8))
+    assert brought
 
 
 class Late(comms.Comms):
@@ -182,17 +185,17 @@ def late(causal: bool) -> None:
 
 @on_cpu
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_grid_waits_for_keys_that_arrive_late(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    pieces_of(monkeypatch)
+def test_a_grid_waits_for_keys_that_arrive_late(causal: bool, brought: list[int]) -> None:
     late(causal)
+    assert brought
 
 
 ARRIVING_BUGS = (
     Bug("no wait", "if (seen < needed) {", "if (false) {"),
-    Bug("waits for the first keys alone", "min(row + BLOCK_N, keys);", "1;"),
-    Bug("the first sequence's keys", "tile.sequence * of_sequence + min(", "min("),
-    Bug("V of the own keys", "return of_k ? k_map : v_map;", "return of_k ? k_map : own;"),
-    Bug("keys past the last", "left - threadIdx.x % 4 * 2 : 0;", "BLOCK_N : 0;"),
+    Bug("waits for the first head alone", "tile.kv_head + 1;", "1;"),
+    Bug("waits for the first sequence alone", "tile.sequence * params.kv_heads + tile.kv_head", "tile.kv_head"),
+    Bug("V is K", "of_k ? k_map : v_map", "k_map"),
+    Bug("keys past the last", "left - 2 * t : 0;", "BLOCK_N : 0;"),
     Bug("rows that see none of them", ">= first_row ? left", ">= 0 ? left"),
     Bug("a tile whose last rows see them", "tile.row + min(BLOCK_M, tile.rows) > first_row;", "tile.row >= first_row;"),
     Bug(
@@ -204,23 +207,35 @@ ARRIVING_BUGS = (
 @on_cpu
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("bug", ARRIVING_BUGS, ids=lambda bug: bug.name)
-def test_planted_bugs_of_keys_that_arrive_are_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_bugs_of_keys_that_arrive_are_found(
+    bug: Bug, brought: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     plant(monkeypatch, ring_joined, bug)
-    pieces_of(monkeypatch)
     with pytest.raises((check.CheckFailed, engine.LaunchError)):
         late(causal=True)
     forget()
 
 
 def test_when_a_grid_goes_on() -> None:
-    """Not where copies need multiprocessors, nor where they would be late."""
+    """Not where copies need multiprocessors, nor where heads would come later than blocks need them."""
+    q, k, few = (dense((1, rows, 16, 64), np.float16) for rows in (8192, 8192, 4096))
     for schedule, causal, size in (("zigzag", True, 2), ("zigzag", True, 5), ("ring", True, 3), ("ring", False, 2)):
         plan, ranks = ring.steps(schedule, size, causal=causal, rows=8), virtual_ranks(size)
-        assert ring_arriving.goes_on(ranks, plan, 8) and not ring_arriving.goes_on(ranks, plan, 64)
+        assert ring.goes_on(ranks, plan, q, k) and not ring.goes_on(ranks, plan, few, k)
         ranks.by_copy_engines = False
-        assert not ring_arriving.goes_on(ranks, plan, 8)
-    assert not ring_arriving.goes_on(virtual_ranks(1), ring.steps("ring", 1, causal=False, rows=8), 8)
+        assert not ring.goes_on(ranks, plan, q, k)
+    assert not ring.goes_on(virtual_ranks(1), ring.steps("ring", 1, causal=False, rows=8), q, k)
     assert not comms.Nccl.by_copy_engines and not comms.Gloo.by_copy_engines
+
+
+@pytest.mark.parametrize(("batch", "kv_heads"), [(1, 1), (1, 3), (1, 16), (2, 8), (3, 5), (4, 2), (9, 16)])
+def test_pieces_are_all_heads_in_order(batch: int, kv_heads: int) -> None:
+    cuts = ring_arriving.pieces(batch, kv_heads)
+    heads = [(i, head) for of, some in cuts for i in range(of.start, of.stop) for head in range(some.start, some.stop)]
+    assert heads == [(i, head) for i in range(batch) for head in range(kv_heads)]
+    assert len(cuts) <= 2 * ring_arriving.PIECES and all(
+        of.stop - of.start == 1 or kv_heads == b.stop for of, b in cuts
+    )
 
 
 def test_what_no_kernel_joins_is_merged(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,8 @@ LEAVE = 8  # multiprocessors, for the blocks of NCCL's copies
 class Message(NamedTuple):
     """An array of a local rank, contiguous: to be sent to a rank `peer`, or to be filled with what that rank sends.
 
+    Where copies are `by_copy_engines`, it may also be rows that each are contiguous.
+
     Messages between the same two ranks arrive in the order in which they are sent.
     """
 
@@ -53,7 +55,7 @@ class Comms:
     leave: multiprocessors that kernels leave free while messages are under way. by_copy_engines: messages arrive also
     while kernels hold all multiprocessors, so that a kernel may wait for one. Where kernels bring them, as NCCL's do,
     each could wait for the other. compiled: what this process has compiled for calls. agreed: the forms of calls that
-    all ranks have compared, in the same order on each. counts: of keys, which are sent behind them.
+    all ranks have compared, in the same order on each. counts: of heads, which are sent behind them.
     """
 
     compares_every_call = False
@@ -331,8 +333,10 @@ def _borrowed(messages: Sequence[Message]) -> list[Message]:
     """Return messages whose arrays keep no memory from being used again, which a replay's pool never gives back."""
     made = []
     for rank, peer, a in messages:
-        memory = device.cp.cuda.UnownedMemory(address(a), a.nbytes, None, a.data.device_id)
-        made.append(Message(rank, peer, device.cp.ndarray(a.shape, a.dtype, device.cp.cuda.MemoryPointer(memory, 0))))
+        nbytes = a.nbytes if a.flags.c_contiguous else len(a) * a.strides[0]
+        memory = device.cp.cuda.UnownedMemory(address(a), nbytes, None, a.data.device_id)
+        there = device.cp.cuda.MemoryPointer(memory, 0)
+        made.append(Message(rank, peer, device.cp.ndarray(a.shape, a.dtype, there, a.strides)))
     return made
 
 
@@ -396,8 +400,12 @@ class _PeerCopies(_OfGpus):
             with self.on(target.rank):
                 runtime, stream = device.cp.cuda.runtime, self._streams[target.rank].ptr
                 # and not memcpyPeerAsync, which no graph can be captured from
-                where = target.array.data.ptr, source.array.data.ptr
-                runtime.memcpyAsync(*where, source.array.nbytes, runtime.memcpyDefault, stream)
+                a, b = target.array, source.array
+                if a.flags.c_contiguous and b.flags.c_contiguous:
+                    runtime.memcpyAsync(a.data.ptr, b.data.ptr, b.nbytes, runtime.memcpyDefault, stream)
+                    continue
+                places = a.data.ptr, a.strides[0], b.data.ptr, b.strides[0]
+                runtime.memcpy2DAsync(*places, b.nbytes // len(b), len(b), runtime.memcpyDefault, stream)
 
 
 def peer_copies(gpus: Sequence[int] | None = None) -> Comms:

@@ -1,7 +1,8 @@
 """The last two steps of a ring in one grid, which goes on to keys while they arrive: see kernels/ring_arriving.cuh.
 
-K and V come in pieces, and behind each a count of the keys that are there, for which the kernel waits. Copy engines
-bring them. Were it kernels, those could wait for a multiprocessor, and all blocks, which have them, for the keys.
+K and V come some heads at a time, as blocks need them, and behind each piece a count of heads, for which the kernel
+waits. Copy engines bring them. Were it kernels, those could wait for a multiprocessor, and the blocks, which have all,
+for the keys.
 """
 
 from __future__ import annotations
@@ -18,20 +19,21 @@ from helpers.attention.ladder.layout import dense
 from helpers.attention.ring_masks import MaskedStep, Piece
 from helpers.attention.ring_schedules import Product, Step, empty_of, some_rows
 
-PIECES, PIECE_BYTES = 4, 2**23  # of K and V that a kernel waits for: at most so many, at least so large
-# With more heads of K and V their copy would be late: a tile of 128 rows goes through a chunk in the time in which 10
-# of a half type are copied, by models of an H200 and its links.
-MOST_KV_HEADS = 20
+PIECES = 4  # of K and V that a kernel waits for
+# Of rows times rows, for each head of K and V. With less, heads arrive later than blocks come to them: on two H200s two
+# grids are faster then.
+LEAST_WORK = 2**26
 
 Plan = Sequence[Step | MaskedStep]
 
 
-def goes_on(comms: Comms, plan: Plan, kv_heads: int) -> bool:
+def goes_on(comms: Comms, plan: Plan, q: Any, k: Any) -> bool:
     """Return True if the last two steps can be one grid, which waits for the keys of the last one.
 
     Each rank has one product at most in each of them, and the rows of the second are the last ones of the first.
     """
-    if len(plan) < 2 or not comms.by_copy_engines or kv_heads > MOST_KV_HEADS:
+    _, rows, heads, _ = q.shape
+    if len(plan) < 2 or not comms.by_copy_engines or rows * rows * heads < LEAST_WORK * k.shape[2]:
         return False
     one, next_one = plan[-2:]
     if isinstance(one, MaskedStep) or isinstance(next_one, MaskedStep):
@@ -67,44 +69,60 @@ def arriving_arrays(
     }
 
 
+def pieces(batch: int, kv_heads: int) -> list[tuple[slice, slice]]:
+    """Cut K and V into sequences with all heads, or into some heads of each sequence, in the order of both."""
+    if batch >= PIECES or kv_heads == 1:
+        return [(each, slice(0, kv_heads)) for each in _parts(batch, min(batch, PIECES))]
+    groups = _parts(kv_heads, min(kv_heads, -(-PIECES // batch)))
+    return [(slice(i, i + 1), group) for i in range(batch) for group in groups]
+
+
+def _parts(count: int, parts: int) -> list[slice]:
+    ends = [count * i // parts for i in range(parts + 1)]
+    return [slice(*pair) for pair in pairwise(ends)]
+
+
 def bring(
     comms: Comms, at_hand: Sequence[Sequence[Any]]
 ) -> tuple[Callable[[], list[tuple[Any, ...]]], list[dict[str, Any]]]:
-    """Start to send each rank's K and V to the next one, in pieces, and behind each how many keys have arrived.
+    """Start to send each rank's K and V to the next one, in pieces, and behind each how many heads have arrived.
 
     Returns:
-        As `_pass_on`; and for each local rank the arrays that fill meanwhile: k_arriving, v_arriving and arrived.
+        A function that waits for all of them and returns K and V of each local rank; and for each local rank the arrays
+        that fill meanwhile: k_arriving, v_arriving and arrived.
     """
     sends, receives, received = [], [], []
     for rank, pair in zip(comms.ranks, at_hand, strict=True):
         after, before = (rank + 1) % comms.size, (rank - 1) % comms.size
-        batch, n, *_ = pair[0].shape
-        pieces = max(min(PIECES, 2 * pair[0].nbytes // PIECE_BYTES), 1)
-        ends = [batch * n * i // pieces for i in range(pieces + 1)]
+        batch, _, kv_heads, _ = pair[0].shape
+        cuts = pieces(batch, kv_heads)
         with comms.on(rank):
             mine = [device.cp.ascontiguousarray(a) for a in pair]
             theirs = [empty_of(a, a.shape) for a in mine]
-            count, counts = device.cp.zeros(1, dtype=np.int32), _counts(comms, rank, ends)
-            flat = [(a.reshape(batch * n, -1), b.reshape(batch * n, -1)) for a, b in zip(mine, theirs, strict=True)]
-        for i, (first, end) in enumerate(pairwise(ends)):
-            for here, there in (*((a[first:end], b[first:end]) for a, b in flat), (counts[i : i + 1], count)):
+            arrived = device.cp.zeros(1, dtype=np.int32)
+            counts = _counts(comms, rank, [kv_heads * (of.stop - 1) + heads.stop for of, heads in cuts])
+        for i, (of, heads) in enumerate(cuts):
+            for a, b in zip(mine, theirs, strict=True):
+                here, there = (x[of] if heads == slice(0, kv_heads) else x[of.start, :, heads] for x in (a, b))
                 sends.append(Message(rank, after, here))
                 receives.append(Message(rank, before, there))
-        received.append({"k_arriving": theirs[0], "v_arriving": theirs[1], "arrived": count})
+            sends.append(Message(rank, after, counts[i : i + 1]))
+            receives.append(Message(rank, before, arrived))
+        received.append({"k_arriving": theirs[0], "v_arriving": theirs[1], "arrived": arrived})
     wait = comms.start(sends, receives)
 
-    def arrived(alive: Any = sends) -> list[tuple[Any, ...]]:
+    def all_arrived(alive: Any = sends) -> list[tuple[Any, ...]]:
         wait()
         return [(each["k_arriving"], each["v_arriving"]) for each in received]
 
-    return arrived, received
+    return all_arrived, received
 
 
-def _counts(comms: Comms, rank: int, ends: Sequence[int]) -> Any:
-    """Return how many keys there are behind each piece, on a rank's device: int32 (pieces,)."""
-    key = rank, *ends
+def _counts(comms: Comms, rank: int, counts: Sequence[int]) -> Any:
+    """Return how many heads there are behind each piece, on a rank's device: int32 (pieces,)."""
+    key = rank, *counts
     if key not in comms.counts:
-        comms.counts[key] = device.cp.asarray(np.int32(ends[1:]))
+        comms.counts[key] = device.cp.asarray(np.int32(counts))
         if device.ON_GPU:
             device.cp.cuda.Device().synchronize()  # later calls may be on other streams
     return comms.counts[key]

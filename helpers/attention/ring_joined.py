@@ -25,8 +25,8 @@ _ARRIVING = """\
 #define ARRIVES 1
 #define ARRIVING_PARAMETERS \
   , const __grid_constant__ TensorMap other_k_map, const __grid_constant__ TensorMap other_v_map, \
-  const int *arrived, int of_sequence, int keys, int first_row
-#define ARRIVING_ARGUMENTS other_k_map, other_v_map, arrived, of_sequence, keys, first_row
+  const int *arrived, int keys, int first_row
+#define ARRIVING_ARGUMENTS other_k_map, other_v_map, arrived, keys, first_row
 """
 
 
@@ -68,8 +68,8 @@ class Joined(Attention):
     Its arrays are q, k and v; o (batch, rows, heads, head_dim). lse, float32 (batch, heads, rows), where there is
     nothing to join. Else lse_so_far, the same; o_before and o_after, float32 with the strides of o: all rows, if they
     have an earlier result, and the last ones, if a later product has some of their keys. Where the last rows go on to
-    keys that arrive meanwhile: q_arriving, those rows; k_arriving and v_arriving; arrived, int32 (1,), how many keys
-    of all sequences are there.
+    keys that arrive meanwhile: q_arriving, those rows; k_arriving and v_arriving; arrived, int32 (1,), how many heads
+    of them are there, of all sequences.
     """
 
     __slots__ = ()

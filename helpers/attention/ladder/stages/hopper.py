@@ -67,8 +67,7 @@ def _arriving(call: Call, sizes: Sizes) -> tuple[Any, ...]:
     """Return the arguments of ring_arriving.cuh."""
     k, rows, last_rows = call.arrays["k_arriving"], call.arrays["q"].shape[2], call.arrays["q_arriving"].shape[2]
     maps = Map("k_arriving", sizes["BLOCK_N"]), Map("v_arriving", sizes["BLOCK_N"])
-    of_sequence = k.strides[0] // k.strides[2]
-    return *maps, "arrived", np.int32(of_sequence), np.int32(k.shape[2]), np.int32(rows - last_rows)
+    return *maps, "arrived", np.int32(k.shape[2]), np.int32(rows - last_rows)
 
 
 def schedule(call: Call, sizes: Sizes) -> dict[str, Spec]:
