@@ -113,7 +113,7 @@ def ring_attention(
 
     Returns:
         The outputs of the local ranks, as q; with return_lse, (outputs, lses), each float32 (batch, heads, rows).
-        Virtual ranks give the same bits as GPUs of the same model whose comms have the same `by_copy_engines`.
+        Virtual ranks give the same bits as GPUs of the same model, if `by_copy_engines` and `leave` are the same.
 
     Raises:
         TypeError, ValueError: as `flash_attention`; other numbers of arrays than local ranks; shapes that differ;
