@@ -103,6 +103,7 @@ def test_kernels_join_their_results(
 def brought(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Sizes of the lists of messages that bring K and V to grids, which go on to few keys too."""
     monkeypatch.setattr(ring_arriving, "LEAST_WORK", 0)
+    monkeypatch.setattr(ring_arriving, "PIECES", 4)
     seen: list[int] = []
     bring = ring.bring
 
