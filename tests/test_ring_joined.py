@@ -29,7 +29,6 @@ from helpers.attention import (
 )
 from helpers.attention.comms import Message, virtual_ranks
 from helpers.attention.ladder import LADDER
-from helpers.attention.ladder.layout import dense
 from helpers.attention.ring_joined import Place, places
 from helpers.attention.ring_schedules import shard
 from helpers.device import cp
@@ -102,7 +101,7 @@ def test_kernels_join_their_results(
 @pytest.fixture
 def brought(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Sizes of the lists of messages that bring K and V to grids, which go on to few keys too."""
-    monkeypatch.setattr(ring_arriving, "LEAST_WORK", 0)
+    monkeypatch.setattr(ring_arriving, "LEAST_PAIRS", 0)
     monkeypatch.setattr(ring_arriving, "PIECES", 4)
     seen: list[int] = []
     bring = ring.bring
@@ -219,13 +218,14 @@ def test_planted_bugs_of_keys_that_arrive_are_found(
 
 def test_when_a_grid_goes_on() -> None:
     """Not where copies need multiprocessors, nor where heads would come later than blocks need them."""
-    q, k, few = (dense((1, rows, 16, 64), np.float16) for rows in (8192, 8192, 4096))
     for schedule, causal, size in (("zigzag", True, 2), ("zigzag", True, 5), ("ring", True, 3), ("ring", False, 2)):
-        plan, ranks = ring.steps(schedule, size, causal=causal, rows=8), virtual_ranks(size)
-        assert ring.goes_on(ranks, plan, q, k) and not ring.goes_on(ranks, plan, few, k)
+        plan, ranks = ring.steps(schedule, size, causal=causal, rows=16384), virtual_ranks(size)
+        few = ring.steps(schedule, size, causal=causal, rows=2048)
+        assert ring.goes_on(ranks, plan, 16, 16) and not ring.goes_on(ranks, few, 16, 16)
+        assert ring.goes_on(ranks, few, 1024, 16)
         ranks.by_copy_engines = False
-        assert not ring.goes_on(ranks, plan, q, k)
-    assert not ring.goes_on(virtual_ranks(1), ring.steps("ring", 1, causal=False, rows=8), q, k)
+        assert not ring.goes_on(ranks, plan, 16, 16)
+    assert not ring.goes_on(virtual_ranks(1), ring.steps("ring", 1, causal=False, rows=16384), 16, 16)
     assert not comms.Nccl.by_copy_engines and not comms.Gloo.by_copy_engines
 
 

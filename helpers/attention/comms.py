@@ -396,16 +396,20 @@ class _PeerCopies(_OfGpus):
     """Copies from GPU to GPU by their copy engines, which take no multiprocessor."""
 
     def _move(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        runtime = device.cp.cuda.runtime
+        of_ranks = defaultdict(list)
         for target, source in _pairs(sends, receives):
-            with self.on(target.rank):
-                runtime, stream = device.cp.cuda.runtime, self._streams[target.rank].ptr
-                # and not memcpyPeerAsync, which no graph can be captured from
-                a, b = target.array, source.array
-                if a.flags.c_contiguous and b.flags.c_contiguous:
-                    runtime.memcpyAsync(a.data.ptr, b.data.ptr, b.nbytes, runtime.memcpyDefault, stream)
-                    continue
-                places = a.data.ptr, a.strides[0], b.data.ptr, b.strides[0]
-                runtime.memcpy2DAsync(*places, b.nbytes // len(b), len(b), runtime.memcpyDefault, stream)
+            of_ranks[target.rank].append((target.array, source.array))
+        for rank, arrays in of_ranks.items():
+            stream = self._streams[rank].ptr
+            with self.on(rank):
+                for a, b in arrays:
+                    if a.flags.c_contiguous and b.flags.c_contiguous:
+                        # and not memcpyPeerAsync, which no graph can be captured from
+                        runtime.memcpyAsync(a.data.ptr, b.data.ptr, b.nbytes, runtime.memcpyDefault, stream)
+                        continue
+                    places = a.data.ptr, a.strides[0], b.data.ptr, b.strides[0]
+                    runtime.memcpy2DAsync(*places, b.nbytes // len(b), len(b), runtime.memcpyDefault, stream)
 
 
 def peer_copies(gpus: Sequence[int] | None = None) -> Comms:

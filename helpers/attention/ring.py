@@ -233,7 +233,7 @@ def _joined(
             for i, rank in enumerate(comms.ranks)
             for specs, product in _specs_of(plan, rank, rows_by_rank, [kind.spec(of[i]) for of in keys])
         )
-    if goes_on(comms, plan, arrays["q"][0], arrays["k"][0]):
+    if goes_on(comms, plan, *(arrays[name][0].shape[2] for name in "qk")):
         plan = plan[:-1]
     found = [
         places([[product.rows for product in step.products[rank]] for step in plan], arrays["q"][i].shape[1])

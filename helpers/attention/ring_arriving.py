@@ -20,24 +20,24 @@ from helpers.attention.ring_masks import MaskedStep, Piece
 from helpers.attention.ring_schedules import Product, Step, empty_of, some_rows
 
 PIECES = 4  # of K and V that a kernel waits for
-# Of rows times rows, for each head of K and V. With less, heads arrive later than blocks come to them: on two H200s two
-# grids are faster then.
-LEAST_WORK = 2**26
+# Of a row and a key that it sees, for each head of K and V. With fewer, heads arrive later than blocks come to them: on
+# two H200s two grids are faster then.
+LEAST_PAIRS = 2**27
 
 Plan = Sequence[Step | MaskedStep]
 
 
-def goes_on(comms: Comms, plan: Plan, q: Any, k: Any) -> bool:
-    """Return True if the last two steps can be one grid, which waits for the keys of the last one.
+def goes_on(comms: Comms, plan: Plan, heads: int, kv_heads: int) -> bool:
+    """Return True if the last two steps can be one grid, which waits for the keys of the last one, and it is faster.
 
     Each rank has one product at most in each of them, and the rows of the second are the last ones of the first.
     """
-    _, rows, heads, _ = q.shape
-    if len(plan) < 2 or not comms.by_copy_engines or rows * rows * heads < LEAST_WORK * k.shape[2]:
+    if len(plan) < 2 or not comms.by_copy_engines:
         return False
     one, next_one = plan[-2:]
     if isinstance(one, MaskedStep) or isinstance(next_one, MaskedStep):
         return False
+    pairs = []
     for rank in comms.ranks:
         own, others = one.products[rank], next_one.products[rank]
         if len(own) > 1 or len(others) > len(own):
@@ -45,7 +45,8 @@ def goes_on(comms: Comms, plan: Plan, q: Any, k: Any) -> bool:
         for (rows, _, _), (later, keys, causal) in zip(own, others, strict=False):
             if later[1] != rows[1] or later[0] < rows[0] or keys[0] or causal:
                 return False
-    return True
+        pairs.append(sum(product.pairs for product in (*own, *others)))
+    return max(pairs) * heads >= LEAST_PAIRS * kv_heads
 
 
 def arriving_arrays(

@@ -257,7 +257,7 @@ def correct(ranks: Comms, name: str, rows: int = 2048, heads: tuple[int, int] = 
     for schedule in SCHEDULES:
         for causal in (False, True):
             order = "ring" if schedule == "all_gather" and not causal else schedule
-            with patch.object(ring_arriving, "LEAST_WORK", 0):
+            with patch.object(ring_arriving, "LEAST_PAIRS", 0):
                 o, lse = inputs.forward(ranks, schedule, causal, return_lse=True)
                 want, want_lse = together.forward(virtual, schedule, causal, return_lse=True)
             gradients = inputs.backward(ranks, schedule, causal, (o, lse), deterministic=True)
