@@ -1,8 +1,8 @@
 """The last two steps of a ring in one grid, which goes on to keys while they arrive: see kernels/ring_arriving.cuh.
 
 K and V come some heads at a time, as blocks need them, and behind each piece a count of heads, for which the kernel
-waits. Copy engines bring them. Were it kernels, those could wait for a multiprocessor, and the blocks, which have all,
-for the keys.
+waits. Copy engines bring them. Were it kernels, as of NCCL, or of copies within a GPU, those could wait for a
+multiprocessor, and the blocks, which have all, for the keys.
 """
 
 from __future__ import annotations

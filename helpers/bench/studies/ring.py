@@ -9,7 +9,8 @@ run has a rank's rows and as many keys as make its share of the work, in one lau
 causal mask (R + 1) / 2 times its rows. TFLOP/s are a GPU's. NCCL takes as many blocks as NCCL_MAX_P2P_NCHANNELS says;
 "channels" tries several, each in a process of its own. "short" parts compare calls with graphs of them. "gathered"
 takes an all-gather apart; its pieces run on and on, too, at the clock of their own power. Without words all parts are
-measured. "processes" joins ranks by MPI, too, where that is installed: pip install mpi4py
+measured. "processes" joins ranks by MPI, too, where that is installed: pip install mpi4py. The committed rows of four
+GPUs are older than grids that go on to keys as they arrive.
 """
 
 from __future__ import annotations
