@@ -216,8 +216,9 @@ def test_planted_bugs_of_keys_that_arrive_are_found(
     forget()
 
 
-def test_when_a_grid_goes_on() -> None:
+def test_when_a_grid_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not where copies need multiprocessors, nor where heads would come later than blocks need them."""
+    monkeypatch.setattr(ring_arriving, "LEAST_PAIRS", 2**27)
     for schedule, causal, size in (("zigzag", True, 2), ("zigzag", True, 5), ("ring", True, 3), ("ring", False, 2)):
         plan, ranks = ring.steps(schedule, size, causal=causal, rows=16384), virtual_ranks(size)
         few = ring.steps(schedule, size, causal=causal, rows=2048)

@@ -7,7 +7,7 @@
 Each rank keeps its rows of Q, and K and V go round the ranks, while the products with those at hand are computed: by
 `flash_attention`, in float32, joined by their lse (Liu, Zaharia and Abbeel 2023, "Ring Attention with Blockwise
 Transformers"). hopper and hopper_backward join them as they store them; after other kernels a pass does. Where copy
-engines move K and V, the last two steps of a forward are one grid of hopper, which waits for the keys that it needs.
+engines move K and V, the last two steps of a forward can be one grid of hopper, which waits for the keys that it needs.
 Under a causal mask a rank gets a chunk from the front and one from the back, so that all have equal work in every step
 (zigzag: github.com/zhuzilin/ring-flash-attention). Where K and V of the whole sequence fit, as with few heads of K and
 V, they can be gathered first (Llama Team 2024, "The Llama 3 Herd of Models", 3.3.2). Windows, packed sequences and

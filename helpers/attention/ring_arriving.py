@@ -7,6 +7,7 @@ multiprocessor, and the blocks, which have all, for the keys.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -20,15 +21,15 @@ from helpers.attention.ring_masks import MaskedStep, Piece
 from helpers.attention.ring_schedules import Product, Step, empty_of, some_rows
 
 PIECES = 4  # of K and V that a kernel waits for
-# Of a row and a key that it sees, for each head of K and V. With fewer, heads arrive later than blocks come to them: on
-# two H200s two grids are faster then.
-LEAST_PAIRS = 2**27
+# Of a row and a key that it sees, for each head of K and V. With few, heads arrive later than blocks come to them. No
+# number is enough: on two H200s the results are right, but pieces of heads have not been timed.
+LEAST_PAIRS = math.inf
 
 Plan = Sequence[Step | MaskedStep]
 
 
 def goes_on(comms: Comms, plan: Plan, heads: int, kv_heads: int) -> bool:
-    """Return True if the last two steps can be one grid, which waits for the keys of the last one, and it is faster.
+    """Return True if the last two steps are one grid, which waits for the keys of the last one.
 
     Each rank has one product at most in each of them, and the rows of the second are the last ones of the first.
     """

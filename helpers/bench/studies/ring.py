@@ -9,8 +9,7 @@ run has a rank's rows and as many keys as make its share of the work, in one lau
 causal mask (R + 1) / 2 times its rows. TFLOP/s are a GPU's. NCCL takes as many blocks as NCCL_MAX_P2P_NCHANNELS says;
 "channels" tries several, each in a process of its own. "short" parts compare calls with graphs of them. "gathered"
 takes an all-gather apart; its pieces run on and on, too, at the clock of their own power. Without words all parts are
-measured. "processes" joins ranks by MPI, too, where that is installed: pip install mpi4py. The committed rows of four
-GPUs are older than grids that go on to keys as they arrive.
+measured. "processes" joins ranks by MPI, too, where that is installed: pip install mpi4py
 """
 
 from __future__ import annotations
@@ -502,9 +501,9 @@ def measure_times(comms: Mapping[str, Comms], *, backward: bool, local: Sequence
 def measure_short(ranks: Comms, *, backward: bool) -> Iterator[Row]:
     """Measure short steps, whose launches take the host longer than the GPUs: call by call, and as a graph.
 
-    "graph, two grids" has one for each step of the ring; in "graph, joined after", passes join and add what kernels do
-    otherwise. "no messages" is the graph of a call of ranks that send nothing but counts of keys, so that no GPU waits
-    for keys; "products alone" adds no parts either. Their results are wrong.
+    "graph, one grid" has one for two steps, of whatever size. In "graph, joined after", passes join and add what
+    kernels do otherwise. "no messages" is the graph of a call of ranks that send nothing but counts of heads, so that
+    no GPU waits for keys; "products alone" adds no parts either. Their results are wrong.
     """
     for heads, kv_heads in HEADS:
         for rows in SHORT:
@@ -520,9 +519,11 @@ def measure_short(ranks: Comms, *, backward: bool) -> Iterator[Row]:
                 ways: dict[str, Way] = {"independent": inputs.independent(causal, backward=backward)}
                 ways["calls, peer copies"] = functools.partial(call, ranks)
                 ways["graph, peer copies"] = ranks.captured(functools.partial(call, ranks))
-                without, name = ("_once", "joined after") if backward else ("goes_on", "two grids")
-                with patch.object(ring, without, nothing):
-                    ways[f"graph, {name}"] = ranks.captured(functools.partial(call, ranks))
+                with patch.object(ring, "_joined", nothing), patch.object(ring, "_once", nothing):
+                    ways["graph, joined after"] = ranks.captured(functools.partial(call, ranks))
+                if not backward:
+                    with patch.object(ring_arriving, "LEAST_PAIRS", 0):
+                        ways["graph, one grid"] = ranks.captured(functools.partial(call, ranks))
                 silent, held = mute(ranks)
                 ways["graph, no messages"] = silent.captured(functools.partial(call, silent))
                 if backward:
@@ -563,7 +564,7 @@ def mute(ranks: Comms) -> tuple[Comms, list[tuple[int, Any, Any]]]:
 
 
 def nothing(*args: Any, **named: Any) -> tuple[()]:
-    """Return what `ring.goes_on` and `ring._once` do where a step has its own grid, and no kernel adds results."""
+    """Return what `ring._joined` and `ring._once` do where no kernel joins results."""
     return ()
 
 
