@@ -8,7 +8,7 @@ import os
 import signal
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -146,34 +146,29 @@ LONG_RUNS = ("09_drop_in.ipynb",)  # a model is trained there, long enough for -
 class _ForNotebooksToo:
     """Hooks of a test's own. As functions of this file they would be called for tests in its folder alone."""
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         _running.append(item)
-        try:
-            return (yield)
-        finally:
-            _running.remove(item)
+        yield
+        _running.remove(item)
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, None, None]:
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
         """A notebook's process starts with its first cell, and inherits how kernels are compiled."""
-        if item.path.name not in LONG_RUNS:
-            return (yield)
         with pytest.MonkeyPatch.context() as patched:
-            patched.setenv("COURSE_CPU_OPTIMISATION", "3")
-            return (yield)
+            if item.path.name in LONG_RUNS:
+                patched.setenv("COURSE_CPU_OPTIMISATION", "3")
+            yield
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        report = yield
-        _in_ci(report)
-        return report
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_makereport(self) -> Iterator[None]:
+        outcome = yield
+        _in_ci(outcome.get_result())
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_make_collect_report(self) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-        report = yield
-        _in_ci(report)
-        return report
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_make_collect_report(self) -> Iterator[None]:
+        outcome = yield
+        _in_ci(outcome.get_result())
 
 
 def pytest_collection_finish() -> None:
@@ -233,6 +228,19 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             terminalreporter.write_line("  ".join([first.strip().ljust(widths[0]), *others]))
 
 
+@pytest.fixture(autouse=True)
+def _the_engine_as_it_ships(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`course.py test` compiles kernels with less optimisation; the engine's own tests have what its users have."""
+    if request.path.name.startswith(("test_engine", "test_xray")):
+        monkeypatch.delenv("COURSE_CPU_OPTIMISATION", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def each_test_makes_first_calls() -> None:
+    """Forget what was worked out for the calls of other tests."""
+    forget()
+
+
 @pytest.fixture
 def cpu_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """helpers.engine, and the stages run on it for the length of a test, on a machine with a GPU as well.
@@ -268,8 +276,12 @@ def only_x_rayed() -> Iterator[None]:
         yield
 
 
-def _compile_for_both(patched: pytest.MonkeyPatch) -> None:
-    """Compile with NVRTC too what the CPU engine compiles: a GPU takes the same source."""
+@pytest.fixture(autouse=True)
+def _a_gpu_takes_the_same_source(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile with NVRTC too what a test of each device compiles for the CPU engine."""
+    callspec = getattr(request.node, "callspec", None)
+    if callspec is None or callspec.params.get("cp") is not engine:
+        return
     compile_for_cpu = engine.RawModule.compile
 
     def compile_for_both(module: engine.RawModule, log_stream: Any = None) -> None:
@@ -277,29 +289,7 @@ def _compile_for_both(patched: pytest.MonkeyPatch) -> None:
         refused = nvrtc.refusal(module.code, module.options, module.name_expressions)
         assert not refused, f"the CPU engine takes this source, but NVRTC does not: {refused}"
 
-    patched.setattr(engine.RawModule, "compile", compile_for_both)
-
-
-@pytest.fixture(autouse=True)
-def _each_test(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Forget what was worked out for other tests, and compile as this one asks. One fixture: each costs every test.
-
-    `course.py test` compiles kernels with less optimisation; the engine's own tests have what its users have. A test
-    of each device compiles with NVRTC too.
-    """
-    forget()
-    callspec = getattr(request.node, "callspec", None)
-    of_each_device = callspec is not None and callspec.params.get("cp") is engine
-    as_it_ships = request.path.name.startswith(("test_engine", "test_xray"))
-    if not of_each_device and not as_it_ships:
-        yield
-        return
-    with pytest.MonkeyPatch.context() as patched:
-        if as_it_ships:
-            patched.delenv("COURSE_CPU_OPTIMISATION", raising=False)
-        if of_each_device:
-            _compile_for_both(patched)
-        yield
+    monkeypatch.setattr(engine.RawModule, "compile", compile_for_both)
 
 
 @pytest.fixture(scope="module")
