@@ -73,13 +73,6 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput["unchanged"] = [str(path) for path in node.config.stash[_unchanged]]
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    if collection_path not in config.stash[_unchanged]:
-        return None
-    named = collection_path in [Path(arg.partition("::")[0]).resolve() for arg in config.args]
-    return None if named else True
-
-
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     (_failed if report.failed else _passed).add(unchanged.file_of(report.nodeid))
 
@@ -145,6 +138,12 @@ LONG_RUNS = ("09_drop_in.ipynb",)  # a model is trained there, long enough for -
 
 class _ForNotebooksToo:
     """Hooks of a test's own. As functions of this file they would be called for tests in its folder alone."""
+
+    def pytest_ignore_collect(self, collection_path: Path, config: pytest.Config) -> bool | None:
+        if collection_path not in config.stash[_unchanged]:
+            return None
+        named = collection_path in [Path(arg.partition("::")[0]).resolve() for arg in config.args]
+        return None if named else True
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:

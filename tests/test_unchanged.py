@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import conftest
 import pytest
 import unchanged
 
@@ -36,6 +37,20 @@ def test_the_file_of_a_test_and_of_a_cell(request: pytest.FixtureRequest) -> Non
         unchanged.file_of("notebooks/13_hopper_backward::ipynb::Cell 0")
         == NOTEBOOK.relative_to(unchanged.ROOT).as_posix()
     )
+
+
+@pytest.mark.parametrize("path", [NOTEBOOK, ENGINE])
+def test_what_is_unchanged_is_not_collected(path: Path, request: pytest.FixtureRequest) -> None:
+    """Pytest asks the hooks of the path's folder, and that of notebooks has no conftest."""
+    hooks, stash = request.session.gethookproxy(path.parent), request.config.stash
+    before = stash[conftest._unchanged]
+    try:
+        for left_out in ([], [path]):
+            stash[conftest._unchanged] = left_out
+            ignored = hooks.pytest_ignore_collect(collection_path=path, config=request.config)
+            assert bool(ignored) == bool(left_out)
+    finally:
+        stash[conftest._unchanged] = before
 
 
 def test_a_file_that_has_passed_is_left_out_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
