@@ -110,9 +110,7 @@ def build(recipe: Recipe, log_stream: Any = None) -> Built:
             attempt = attempt.without(error.args[0])
     if log_stream is not None:
         log_stream.write(_warnings(compiler.warnings(program.text, program.options), recipe.code))
-    if recipe.is_shared:
-        _LOADED[path, recipe.options] = library
-    return Built(library, _entries(library), _TILES.search(program.text) is not None, text)
+    return Built(library, entries(library), _TILES.search(program.text) is not None, text)
 
 
 @dataclass(frozen=True)
@@ -388,23 +386,34 @@ def _warnings(diagnostics: str, code: str) -> str:
     return "".join(f"{file}:{line}: {text}\n" for file, line, text in every if (file, int(line)) in table)
 
 
-def _load(program: _Program, path: Path) -> runtime.KernelLibrary:
-    recipe = program.recipe
+def load(path: Path, recipe: Recipe) -> runtime.KernelLibrary:
+    """Load a library into memory; modules of the same source and options share one.
+
+    Raises:
+        OSError, AttributeError: it is missing or broken, or a symbol is undefined.
+    """
     loaded = _LOADED.get((path, recipe.options)) if recipe.is_shared else None
-    if loaded is not None:
-        return loaded
+    if loaded is None:
+        loaded = runtime.KernelLibrary(path)
+        if recipe.is_shared:
+            _LOADED[path, recipe.options] = loaded
+    return loaded
+
+
+def _load(program: _Program, path: Path) -> runtime.KernelLibrary:
     try:
-        return runtime.KernelLibrary(path)
+        return load(path, program.recipe)
     except (OSError, AttributeError) as error:
         undefined = _UNDEFINED.search(str(error))
         if undefined:
             raise _Undefined(undefined[1] or undefined[2]) from None
     path.unlink(missing_ok=True)  # a broken file in the cache
     rebuilt, _ = program.build()
-    return runtime.KernelLibrary(rebuilt)
+    return load(rebuilt, program.recipe)
 
 
-def _entries(library: runtime.KernelLibrary) -> dict[str, Entry]:
+def entries(library: runtime.KernelLibrary) -> dict[str, Entry]:
+    """Read the table of a library's kernels."""
     library.handle.engine_entries.restype = ctypes.POINTER(Entry)
     count, sizes = ctypes.c_int(), (ctypes.c_uint * 2)()
     table = library.handle.engine_entries(ctypes.byref(count), sizes)
