@@ -18,7 +18,7 @@ from planted import ALL, Bug, check_all_can_be_planted
 
 from helpers import device, engine
 from helpers.attention import kernel
-from helpers.attention.ladder import LADDER, Stage, backward
+from helpers.attention.ladder import LADDER, Stage, backward, limits
 from helpers.attention.ladder.call import BackwardOptions, Call
 from helpers.attention.ladder.layout import dense
 from helpers.xray import find
@@ -28,6 +28,7 @@ FILE = STAGE.file
 SIZES = {"BLOCK_M": 64, "BLOCK_N": 128}
 IN_TURN = {**SIZES, "DETERMINISTIC": 1}
 FIRST_STORES = {**SIZES, "FIRST_STORES": 1}
+PERSISTENT = {**FIRST_STORES, "PERSISTENT": 1}
 
 
 def changed(name: str, old: str, new: str = "", **more: Any) -> Bug:
@@ -156,6 +157,22 @@ def test_the_first_block_stores(d: int, rows: int) -> None:
         ((1, 2, 260, d), 260, {"window": (-1, 0)}),
     ):
         half_gradients.check(STAGE, f"{shape}", sizes, inputs(shape, keys, 1, "float16"), **options)
+
+
+@pytest.mark.parametrize(("d", "rows", "stores"), [(128, 64, 1), (64, 128, 0), (80, 64, 0)])
+def test_blocks_take_one_tile_of_keys_after_the_other(
+    d: int, rows: int, stores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two blocks, with six tiles of keys or more. In the second call, and the third, some of these are seen by no row."""
+    monkeypatch.setattr(limits, "multiprocessors", lambda: 2)
+    sizes = {"BLOCK_M": rows, "BLOCK_N": 128, "FIRST_STORES": stores, "PERSISTENT": 1}
+    for shape, keys, kv_heads, options in (
+        ((2, 4, 200, d), 333, 2, {}),
+        ((2, 2, 65, d), 500, 1, {"window": (33, 9)}),
+        ((1, 2, 100, d), 900, 2, {"window": (100, 0)}),
+        ((1, 3, 260, d), 260, 3, {"window": (-1, 0)}),
+    ):
+        half_gradients.check(STAGE, f"{shape}", sizes, inputs(shape, keys, kv_heads, "float16"), **options)
 
 
 def sizes_of_call(batch: int = 32, rows: int = 512, keys: int = 512, d: int = 128, **options: Any) -> dict[str, int]:
@@ -342,8 +359,13 @@ def test_what_is_missing_is_found(bug: Bug) -> None:
     assert bug.finds in x_rayed(bug.plant(kernel.source(FILE)), **bug.options)
 
 
-@pytest.mark.parametrize("options", [{}, PACKED, AT_128, {"sizes": IN_TURN}, {"sizes": FIRST_STORES}], ids=str)
-def test_nothing_is_found_where_nothing_is_missing(options: Mapping[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "options", [{}, PACKED, AT_128, {"sizes": IN_TURN}, {"sizes": FIRST_STORES}, {"sizes": PERSISTENT}], ids=str
+)
+def test_nothing_is_found_where_nothing_is_missing(
+    options: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "multiprocessors", lambda: 1)
     assert not x_rayed(kernel.source(FILE), **options)
 
 

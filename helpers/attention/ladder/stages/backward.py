@@ -23,8 +23,8 @@ from helpers.attention.ladder.tiles import MAX_HEAD_DIM, Sizes, Tiles
 _GRADIENTS: Mapping[str, Any] = {"direction": "backward", "slots": launches.in_slots}
 
 
-def _params(call: Call) -> Any:
-    return backward_params(launches.params_of(call), launches.strides_of(call, GRADIENTS))
+def _params(call: Call, sequences: int | None = None) -> Any:
+    return backward_params(launches.params_of(call, sequences), launches.strides_of(call, GRADIENTS))
 
 
 # ---- 08: float32
@@ -124,7 +124,8 @@ def _launch_in_half(stage: Stage, call: Call, sizes: Sizes, inputs: tuple[Any, .
 
     Only the second kernel has dynamic shared memory. Steps before DETERMINISTIC have no scratch array "dq_semaphore",
     and their kernels do not take it. A call with more heads or batches than a grid has room for is split into parts,
-    which use the same scratch one after the other. With FIRST_STORES=1 the first kernel does not clear dq_accum.
+    which use the same scratch one after the other. With FIRST_STORES=1 the first kernel does not clear dq_accum. With
+    PERSISTENT=1 the second has a block for each multiprocessor, and the struct the number of sequences.
 
     Args:
         inputs: the first arguments of the second kernel, in its order: names or tensor maps of q, k, v and do.
@@ -135,7 +136,7 @@ def _launch_in_half(stage: Stage, call: Call, sizes: Sizes, inputs: tuple[Any, .
     group, most = call.heads // call.arrays["k"].shape[1], launches.MAX_GRID_YZ
     if group > most:
         raise ValueError(f"{group:,} heads of q share one of k and v; gradients take {most:,} at most")
-    params = _params(call)
+    params = _params(call, call.sequences if sizes.get("PERSISTENT") else None)
     cu_q, cu_k = launches.given(call, *CU_SEQLENS)
     row_tiles, key_tiles = launches.tile_grid(call, "q", sizes), launches.tile_grid(call, "k", sizes)
     block = (stage.threads(sizes),)
@@ -143,6 +144,8 @@ def _launch_in_half(stage: Stage, call: Call, sizes: Sizes, inputs: tuple[Any, .
     cleared = [None if sizes.get("FIRST_STORES") and name == "dq_accum" else name for name in scratch]
     before, functions = launches.functions_of_scores(stage, call, sizes)
     first, _, last = stage.kernels
+    if sizes.get("PERSISTENT"):
+        key_tiles = min(math.prod(key_tiles), limits.persistent_blocks()), 1, 1
     own = (
         Launch(first, row_tiles, block, 0, ("o", "do", "lse", *cleared, cu_q, params)),
         stage.launch(key_tiles, sizes, (*inputs, *scratch, "dk", "dv", cu_q, cu_k, params, *functions)),
@@ -318,9 +321,9 @@ def _hopper_by_default(rows: int, all_keys: int, head_dim: int) -> bool:
 
 
 def hopper_backward_shared_bytes(sizes: Sizes) -> int:
-    """Count SHARED_BYTES of hopper_backward: K, V, two tiles each of Q, dO, dS, lse, delta; one of dQ; mbarriers."""
+    """Count SHARED_BYTES of hopper_backward: K, V, two tiles each of Q, dO, dS, lse, delta; one of dQ; mbarriers, numbers."""
     rows, keys, panels = sizes["BLOCK_M"], sizes["BLOCK_N"], -(-sizes["HEAD_DIM"] // 64)
-    return 128 * panels * (2 * keys + 4 * rows) + 4 * rows * keys + 256 * panels * rows + 16 * rows + 64
+    return 128 * panels * (2 * keys + 4 * rows) + 4 * rows * keys + 256 * panels * rows + 16 * rows + 112
 
 
 def _launch_hopper_backward(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
