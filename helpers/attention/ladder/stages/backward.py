@@ -321,7 +321,7 @@ def _hopper_by_default(rows: int, all_keys: int, head_dim: int) -> bool:
 
 
 def hopper_backward_shared_bytes(sizes: Sizes) -> int:
-    """Count SHARED_BYTES of hopper_backward: K, V, two tiles each of Q, dO, dS, lse, delta; one of dQ; mbarriers, numbers."""
+    """Count SHARED_BYTES of hopper_backward: K, V; two of Q, dO, dS, lse, delta; one of dQ; mbarriers, TileMail."""
     rows, keys, panels = sizes["BLOCK_M"], sizes["BLOCK_N"], -(-sizes["HEAD_DIM"] // 64)
     return 128 * panels * (2 * keys + 4 * rows) + 4 * rows * keys + 256 * panels * rows + 16 * rows + 112
 
