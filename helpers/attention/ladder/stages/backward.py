@@ -304,6 +304,19 @@ def _first_block_stores(call: Call) -> bool:
     return 0 < k.shape[2] <= _FIRST_STORES_KEYS and 4 * math.prod(q.shape) >= _FIRST_STORES_BYTES
 
 
+# Up to how many keys, and from how many blocks on, PERSISTENT=1 was measured to gain, see `_blocks_persist`.
+_PERSISTENT_KEYS, _PERSISTENT_BLOCKS = 4096, 1024
+
+
+def _blocks_persist(call: Call) -> bool:
+    """Choose PERSISTENT=1 where blocks have few steps, and each multiprocessor gets many of them."""
+    k, most = call.arrays["k"], launches.MAX_GRID_YZ
+    if call.packed or call.deterministic or call.mod or call.heads > most or call.sequences > most:
+        return False
+    blocks = -(-k.shape[2] // 128) * k.shape[1] * call.sequences
+    return k.shape[2] <= _PERSISTENT_KEYS and blocks >= _PERSISTENT_BLOCKS
+
+
 def _hopper_variant(call: Call) -> dict[str, int]:
     derivative = bool(call.mod and call.mod.has_derivative)
     if call.deterministic:
@@ -312,6 +325,7 @@ def _hopper_variant(call: Call) -> dict[str, int]:
         how = {"CONTINUES": 1}
     else:
         how = {"FIRST_STORES": 1} if _first_block_stores(call) else {}
+        how |= {"PERSISTENT": 1} if _blocks_persist(call) else {}
     return {**how, **pick_hopper_backward(call.head_dim, derivative)}
 
 
