@@ -339,7 +339,8 @@ MISPLACED = (
 NOT_SEEN = {
     "wgmma_fence();": "dQ's: the fence before dV's products is later than the last use of all these registers",
     "__syncwarp();": "before DQ_EMPTY: that barrier waits for lane 0 too, but bar.arrive takes a whole warp; before "
-    "release_number: steps order the reads and writes of numbers, unless no row sees a tile of keys",
+    "release_number: as for wait_empty(turn)",
+    "wait_empty(turn);": "needed between tiles of keys that no row sees: else steps order reads and writes of numbers",
     "tma_store_wait();": "before add_release, twice: the engine's copies are done at the wait for their reads",
 }
 SYNCHRONISES = re.compile(
