@@ -30,7 +30,8 @@ row_tiles(bool packed, int q_first, int sequence, const AttentionParams& forward
 #else
   const int tiles = (forward.N + BLOCK_M - 1) / BLOCK_M;
 #endif
-  if (!packed) return {sequence * tiles, (PERSISTENT ? forward.sequences : (int)gridDim.z) * tiles};
+  if (!packed && PERSISTENT) return {sequence * tiles, forward.sequences * tiles};
+  if (!packed) return {sequence * tiles, (int)gridDim.z * tiles};
   const int sequences = SLOTS ? forward.sequences : (int)gridDim.z;
   return {q_first / BLOCK_M + sequence, forward.N / BLOCK_M + sequences};
 }
@@ -59,7 +60,7 @@ struct KeyBlock {
     kv_head = blockIdx.y;
     sequence = blockIdx.z;
     packed = cu_seqlens_q != nullptr;
-    if (by_tile) set_tile(number_of_block(), gridDim, together);
+    if (by_tile) set_tile(gridDim, number_of_block, together);
     hook_tile(tile, sequence, BLOCK_N, forward.sequences, cu_seqlens_k);
     first_key = tile * BLOCK_N;
     group = forward.heads / forward.kv_heads;
@@ -73,15 +74,17 @@ struct KeyBlock {
   __device__ __forceinline__
   KeyBlock(unsigned number, dim3 grid, const AttentionParams& forward, unsigned together)
       : packed(false), q_first(0), k_first(0), q_len(forward.N), kv_len(forward.N_kv) {
-    set_tile(number, grid, together);
+    set_tile(grid, [&] { return number; }, together);
     first_key = tile * BLOCK_N;
     group = forward.heads / forward.kv_heads;
   }
 
  private:
   // by_tile: see above.
-  __device__ __forceinline__ void set_tile(unsigned number, dim3 grid, unsigned together) {
-    unsigned heads = grid.y * grid.z, first_head = 0;
+  template <typename Grid, typename Number>
+  __device__ __forceinline__ void set_tile(
+      const Grid& grid, const Number& number_of_block, unsigned together) {
+    unsigned heads = grid.y * grid.z, number = number_of_block(), first_head = 0;
     if (together > 0) {
       first_head = number / (grid.x * together) * together;
       number -= first_head * grid.x;

@@ -28,7 +28,7 @@ from helpers.attention.ladder.launches import given, position_strides, strided
 from helpers.attention.ladder.params import ROTATION_PARAMS
 from helpers.attention.ladder.plan import Rung
 from helpers.attention.ladder.stage import Stage
-from helpers.attention.ladder.stages.backward import backward_mma_candidates, without_semaphores
+from helpers.attention.ladder.stages.backward import backward_mma_candidates, backward_scratch, without_semaphores
 from helpers.attention.ladder.stages.hopper import HOPPER_STAGES, launch_in_order, qkv_maps, schedule
 from helpers.attention.ladder.table import LADDER
 from helpers.attention.ladder.tiles import Sizes, Tiles, first_that_fits, round_up
@@ -378,8 +378,9 @@ def _hopper_backward() -> _Climb:
         step("13_04_overlap.cu", "overlap"),
         step("13_05_masks_apart.cu", "masks apart"),
         step("13_06_longest_first.cu", "longest first"),
+        step("13_07_turns.cu", "turns", scratch=backward_scratch),
     )
-    return _Climb("hopper_backward", "turns", steps)
+    return _Climb("hopper_backward", "persistent blocks", steps)
 
 
 # ---- flash_mma -> tf32, and hopper -> fp16x3
