@@ -19,7 +19,6 @@
 
 constexpr int STAGES = 2;                       // tiles of Q, dO and dS
 constexpr int THREADS = 128 * (1 + CONSUMERS);  // warpgroup 0 is the producer
-// Blocks that go from tile to tile need more for loads and additions, where the consumers can do without.
 constexpr int PRODUCER_REGISTERS = PERSISTENT && PANELS == 2 ? 40 : 24;
 constexpr int CONSUMER_REGISTERS = (504 - PRODUCER_REGISTERS) / 2;
 // Warps that add to dQ. In a fixed order, one may wait while an addition of the other is under way; else
@@ -37,11 +36,8 @@ struct SharedStorage {
   TileMail mail;
 };
 constexpr unsigned SHARED_BYTES = sizeof(SharedStorage);
-constexpr int DS_OF_CONSUMER = (BLOCK_M > 64 ? BLOCK_M : 64) * 128;  // 64 rows of a panel or more
-static_assert(2 * DS_OF_CONSUMER <= STAGES * DS_BYTES, "16 rows of dK or dV for each warp");
-// Named barriers: one; one for each consumer; one for each warp that adds to dQ; one for each consumer.
-constexpr int DS_READY = 1, DQ_EMPTY = 2, DQ_FULL = 4, STORED = 6;
-static_assert(!PERSISTENT || !DETERMINISTIC, "one warp adds to dQ, in any order");
+// Named barriers: one; one for each consumer; one for each warp that adds to dQ.
+constexpr int DS_READY = 1, DQ_EMPTY = 2, DQ_FULL = 4;
 
 // Whether a step masks scores, as a type.
 template <bool MASKED>
@@ -74,7 +70,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const BackwardParams params HOOK_PARAMETERS) {
-  // ---- prologue: the tile of keys of this block, or its tiles
+  // ---- prologue: the keys of this block, and the tiles of rows that see one of them
   const AttentionParams& forward = params.forward;
   // Blocks with consecutive numbers have the same tile of `together` heads: as many as have their rows
   // in the L2 cache. In a fixed order, a head's blocks follow each other a step apart; so do their
@@ -91,7 +87,6 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
   if (!PERSISTENT && own.first_key >= own.kv_len) return;
   const dim3 tiles((forward.N_kv + BLOCK_N - 1) / BLOCK_N, forward.kv_heads, forward.sequences);
   const int n_tiles = tiles.x * tiles.y * tiles.z;
-  // The tiles of rows that see a key of a tile; `count` steps were before it.
   const auto steps_of = [&](int number, int count) {
     const KeyBlock block =
         PERSISTENT ? KeyBlock(number, tiles, forward, by_tile ? max(together, 1) : 1) : own;

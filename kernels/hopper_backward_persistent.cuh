@@ -4,8 +4,13 @@
 // gridDim.z, the number of sequences, is in AttentionParams. Notebook 13 says what it gains, and where.
 
 #pragma once
-#include "backward_blocks.cuh"  // PERSISTENT
-#include "hopper.cuh"
+#include "hopper_backward_tiles.cuh"  // PERSISTENT; sizes of tiles
+#include "semaphore.cuh"
+
+static_assert(!PERSISTENT || !DETERMINISTIC, "one warp adds to dQ, in any order");
+constexpr int STORED = 6;  // a named barrier for each consumer
+// 16 rows of dK or dV of each warp are staged in the place of dS, of which a consumer has so many bytes.
+constexpr int DS_OF_CONSUMER = (BLOCK_M > 64 ? BLOCK_M : 64) * 128;
 
 // In shared memory: the numbers of two tiles of keys, and their mbarriers; that K and V have been read.
 struct TileMail {

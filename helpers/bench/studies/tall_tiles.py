@@ -72,20 +72,29 @@ class Case(NamedTuple):
 
 
 def _cases() -> Iterator[Case]:
-    lengths = (768, 1000, 1300, 1536, 1728, 2048, 2112, 2304, 2700, 3000, 3456, 4096, 4224, 5000, 6144, 7000, 8448)
-    lengths = (*lengths, 10000, 12288, 16384, 16896)
-    for causal in (False, True):
-        for n in lengths:
-            yield Case(max(16896 // n, 1), 16, 16, n, n, 128, causal)
-        for n in (1000, 2112, 3072, 4224, 8448):  # a Llama's heads
-            yield Case(max(8448 // n, 1), 32, 8, n, n, 128, causal)
-        few = (1, 16, 1536), (1, 16, 2112), (1, 8, 4224), (3, 16, 2112), (1, 40, 3000), (1, 4, 8448), (1, 12, 2500)
-        for batch, heads, n in (*few, (2, 24, 1800), (1, 64, 2200), (2, 8, 6000), (1, 20, 5376), (5, 12, 3300)):
-            yield Case(batch, heads, heads, n, n, 128, causal)
-        for n in (1000, 2112, 4096, 4224, 8448):
-            yield Case(max(16896 // n, 1), 16, 16, n, n, 104, causal)
-        for rows, keys in ((512, 4096), (192, 8448), (2112, 8448), (2304, 5000)):  # the last rows of a longer sequence
-            yield Case(1 + 3 * (rows == 512), 16, 16, rows, keys, 128, causal)
+    lengths = 768, 1000, 1536, 2112, 2304, 3000, 3456, 4224, 5000, 6144, 8448, 12288, 16896
+    few = (1, 16, 1536), (1, 16, 2112), (1, 8, 4224), (3, 16, 2112), (1, 40, 3000), (1, 4, 8448)
+    of_104 = 2112, 4224, 8448
+    yield from _with_mask(lengths, few, of_104, causal=True)
+    lengths += 1300, 1728, 2048, 2700, 4096, 7000, 10000, 16384
+    few += (1, 12, 2500), (2, 24, 1800), (1, 64, 2200), (2, 8, 6000), (1, 20, 5376), (5, 12, 3300)
+    yield from _with_mask(lengths, few, (*of_104, 1000, 4096), causal=False)
+
+
+def _with_mask(
+    lengths: Sequence[int], few: Sequence[tuple[int, int, int]], of_104: Sequence[int], *, causal: bool
+) -> Iterator[Case]:
+    """Yield cases of some 16,896 tokens and 16 heads, of a Llama's heads, of few tiles, and of other head_dims."""
+    for n in lengths:
+        yield Case(max(16896 // n, 1), 16, 16, n, n, 128, causal)
+    for n in (1000, 2112, 3072, 4224, 8448):
+        yield Case(max(8448 // n, 1), 32, 8, n, n, 128, causal)
+    for batch, heads, n in few:
+        yield Case(batch, heads, heads, n, n, 128, causal)
+    for n in of_104:
+        yield Case(max(16896 // n, 1), 16, 16, n, n, 104, causal)
+    for rows, keys in ((512, 4096), (192, 8448), (2112, 8448), (2304, 5000)):  # the last rows of a longer sequence
+        yield Case(1 + 3 * (rows == 512), 16, 16, rows, keys, 128, causal)
 
 
 CASES = tuple(_cases())

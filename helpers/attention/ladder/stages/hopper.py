@@ -187,7 +187,8 @@ def _sizes_with_functions(head_dim: int, *, masked: bool, biased: bool) -> dict[
 
 
 TALL = {"BLOCK_M": 192, "BLOCK_N": 64}  # three consumers share a tile of keys
-_TALL_TIME = 0.954  # of theirs, in that of as many scores with the usual tiles
+# Their time, in that of as many scores with the usual tiles: at head_dim 128, and below, where these are slower.
+_TALL_TIME, _TALL_TIME_BELOW = 0.957, 0.8
 _TILE_KEYS = 128  # how many keys more a tile of rows would have in the time between it and the next
 
 
@@ -210,7 +211,7 @@ def _takes_tall_tiles(call: Call) -> bool:
         more = -rows % block_m  # to whole tiles: most lengths then are known
         return _most_scores(rows + more, keys + more * masked, masked, block_m, sizes["BLOCK_N"], *of_call)
 
-    return _TALL_TIME * longest(TALL) <= longest(usual)
+    return (_TALL_TIME if call.head_dim == 128 else _TALL_TIME_BELOW) * longest(TALL) <= longest(usual)
 
 
 @functools.lru_cache(maxsize=1024)
