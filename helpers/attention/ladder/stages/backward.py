@@ -312,8 +312,8 @@ _PERSISTENT_BLOCKS, _PERSISTENT_KEYS = 512, (1024, 4096)
 def _blocks_persist(call: Call) -> bool:
     """Choose PERSISTENT=1 where each multiprocessor gets many blocks: it starts the next one under the end of the last.
 
-    On an H200 it gains 3 to 8 % above a head_dim of 64. Below, a step takes more registers, and the fewer they have that
-    load and add, the more a step loses: 15 % are gained at 512 keys, 2 % lost at 16,384. See the study first_store.
+    On an H200 it gains 1 to 8 % at head_dim 128; at 64, up to 16 % at 512 keys, but it loses 2 % at 16,384. See the
+    study first_store.
     """
     k, most = call.arrays["k"], launches.MAX_GRID_YZ
     if call.packed or call.deterministic or call.mod or call.heads > most or call.sequences > most:
