@@ -197,6 +197,20 @@ def test_which_calls_have_first_stores() -> None:
         assert "FIRST_STORES" not in sizes_of_call(**other), other
 
 
+def test_which_calls_have_persistent_blocks() -> None:
+    """Choose them with many blocks, at head_dim 64 unless they have many steps; not in a fixed order."""
+    assert all("PERSISTENT" in sizes_of_call(d=d, causal=causal) for d in (64, 128) for causal in (False, True))
+    assert "PERSISTENT" in sizes_of_call(batch=1, rows=16384, keys=16384)
+    assert "PERSISTENT" in sizes_of_call(batch=4, rows=4096, keys=4096, d=64, causal=True)
+    for other in (
+        {"batch": 4},
+        {"batch": 4, "rows": 4096, "keys": 4096, "d": 64},
+        {"batch": 1, "rows": 16384, "keys": 16384, "d": 64, "causal": True},
+        {"deterministic": True},
+    ):
+        assert "PERSISTENT" not in sizes_of_call(**other), other
+
+
 def test_nothing_is_cleared_where_the_first_block_stores() -> None:
     given = inputs((1, 1, 64, 64), 64, 1, "float16")
     *_, o, lse = reference(*given)
