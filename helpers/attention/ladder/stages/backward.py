@@ -340,10 +340,15 @@ def _hopper_by_default(rows: int, all_keys: int, head_dim: int) -> bool:
     return device.ON_GPU and all_keys >= 12288
 
 
+TILE_MAIL_BYTES = 48  # of hopper_backward_persistent.cuh
+
+
 def hopper_backward_shared_bytes(sizes: Sizes) -> int:
     """Count SHARED_BYTES of hopper_backward: K, V; two of Q, dO, dS, lse, delta; one of dQ; mbarriers, TileMail."""
     rows, keys, panels = sizes["BLOCK_M"], sizes["BLOCK_N"], -(-sizes["HEAD_DIM"] // 64)
-    return 128 * panels * (2 * keys + 4 * rows) + 4 * rows * keys + 256 * panels * rows + 16 * rows + 112
+    return (
+        128 * panels * (2 * keys + 4 * rows) + 4 * rows * keys + 256 * panels * rows + 16 * rows + 64 + TILE_MAIL_BYTES
+    )
 
 
 def _launch_hopper_backward(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
