@@ -14,39 +14,36 @@ Where the host limits the speed of training, `torch.autograd.set_multithreading_
 the caller's thread: on the host of an H200, a short forward and backward took half the time, PyTorch's SDPA too.
 `torch.compile` saves time around attention. Of a short call alone, compiled, its own code took several times the call.
 
-PyTorch is optional: this module alone, and what imports it, needs it.
+PyTorch is optional: this module needs it, its two neighbours (`torch_autograd`, `torch_tensors`) and what imports them.
 """
 
 from __future__ import annotations
 
-import copy
-import functools
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
-
-import numpy as np
+from collections.abc import Mapping
+from typing import Any
 
 from helpers import device
 from helpers.attention import calls, decoding
-from helpers.attention.ladder import BACKWARD
-from helpers.attention.ladder.call import BackwardOptions, ForwardOptions, mask_window, softmax_scale_of
+from helpers.attention.ladder.call import ForwardOptions
 from helpers.attention.ladder.extras import DESCALES, as_kernels_read, extra_inputs
-from helpers.attention.ladder.kinds import as_bytes, without_gradients
 from helpers.attention.ladder.layout import Spec
 from helpers.attention.ladder.score_mod import BlockMask, distance_table, parse_score_mod
-from helpers.attention.run import run
 from helpers.engine.cuda_source.signatures import dtype_of
-
-try:
-    import torch
-    from torch.autograd import forward_ad
-except ImportError as error:
-    raise ImportError(
-        "helpers.torch_attention needs PyTorch, which is not installed here: pip install torch. "
-        "helpers.attention does without it, for arrays of NumPy and CuPy."
-    ) from error
+from helpers.torch_autograd import CONSTANTS, Attention, Options, attend_plain, forward_operator, is_plain
+from helpers.torch_tensors import (
+    array_of,
+    check_numbers,
+    check_tensors,
+    each_tensor,
+    is_traced,
+    on_arrays,
+    resolved,
+    tensor_of,
+    to_autocast,
+    torch,
+)
 
 __all__ = [
     "flash_attention",
@@ -105,9 +102,9 @@ def flash_attention(
         NotImplementedError: score_mod, mask_mod or e4m3 under torch.compile; tangents (forward-mode derivatives),
             tensors of torch.func's transforms and meta tensors; when its gradients are differentiated.
     """
-    if not extras and type(deterministic) is bool and _is_plain(q, k, v):
+    if not extras and type(deterministic) is bool and is_plain(q, k, v):
         options = ForwardOptions(window, causal, softmax_scale, return_lse, stage=stage)
-        return _attend_plain(q, k, v, options, deterministic)
+        return attend_plain(q, k, v, options, deterministic)
     how = {"causal": causal, "window": window, "softmax_scale": softmax_scale}
     how |= {"return_lse": return_lse, "stage": stage}
     return _call((q, k, v), {}, how, deterministic, extras)
@@ -186,15 +183,15 @@ def flash_attention_with_kvcache(
     for name, a in named.items():
         if a.requires_grad and torch.is_grad_enabled():
             raise TypeError(f"{name} requires grad, and decoding has no gradients: call it within torch.no_grad()")
-    _check_numbers({**named, **options, **(options.get("mod_args") or {})})
+    check_numbers({**named, **options, **(options.get("mod_args") or {})})
     for name in ("k_cache", "v_cache"):
         if named[name].is_neg() and k is not None:  # a copy would get the new tokens
             raise ValueError(f"{name} is written, and its signs are not those in memory: {name}.resolve_neg()")
     if q.is_cuda:
-        given = {name: _plain(a) for name, a in named.items()}
-        return decoding.flash_attention_with_kvcache(**given, **_each_tensor(_plain, options))
+        given = {name: resolved(a) for name, a in named.items()}
+        return decoding.flash_attention_with_kvcache(**given, **each_tensor(resolved, options))
     arrays = {name: array_of(a) for name, a in named.items()}
-    outputs = decoding.flash_attention_with_kvcache(**arrays, **_each_tensor(array_of, options))
+    outputs = decoding.flash_attention_with_kvcache(**arrays, **each_tensor(array_of, options))
     if device.ON_GPU and k is not None:  # they were copies
         k_cache.copy_(tensor_of(arrays["k_cache"]))
         v_cache.copy_(tensor_of(arrays["v_cache"]))
@@ -258,6 +255,33 @@ def warn_of_fallback(why: str) -> None:
 _WARNED: set[str] = set()
 
 
+def run_flash(Q: Any, K: Any, V: Any, causal: bool = False) -> Any:
+    """softmax(Q K^T / sqrt(d)) V in one line, for tensors (with gradients) and for arrays.
+
+    Args:
+        Q: (N, d), (heads, N, d) or (batch, heads, N, d): tensors, or arrays as helpers.attention takes them.
+        K, V: the same with N_kv rows; their heads may be a divisor of Q's.
+        causal: row i sees keys up to i + N_kv - N: the last row sees all.
+
+    Returns:
+        The output, of Q's shape, dtype and kind.
+
+    Raises:
+        TypeError, ValueError: as flash_attention, and for arrays that have not 2 to 4 axes, all the same number.
+    """
+    axes = {getattr(a, "ndim", 0) for a in (Q, K, V)}
+    if len(axes) != 1 or not axes <= {2, 3, 4}:
+        shapes = ", ".join(str(tuple(getattr(a, "shape", ()))) for a in (Q, K, V))
+        raise ValueError(f"Q, K and V are (N, d), (heads, N, d) or (batch, heads, N, d), all three alike; got {shapes}")
+    call = flash_attention if isinstance(Q, torch.Tensor) else calls.flash_attention
+    missing = 4 - Q.ndim
+    q, k, v = (a[(None,) * missing].swapaxes(1, 2) for a in (Q, K, V))
+    return call(q, k, v, causal=causal).swapaxes(1, 2)[(0,) * missing]
+
+
+# ---- layout and rules of torch.nn.functional
+
+
 def _sdpa(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -274,11 +298,11 @@ def _sdpa(
             f"dropout_p = {dropout_p}: these kernels have no dropout. Set it to 0.0 (model.eval() does in most models) "
             "or call torch.nn.functional.scaled_dot_product_attention"
         )
-    plain = _is_plain(query, key, value)
+    plain = is_plain(query, key, value)
     if not plain:
         named = {"query": query, "key": key, "value": value}
         check_tensors(named, other_device=RuntimeError)
-        _check_numbers({**named, "attn_mask": attn_mask})
+        check_numbers({**named, "attn_mask": attn_mask})
         query, key, value = to_autocast(query, key, value)
     refuse_eight_bits(query, "scaled_dot_product_attention")
     options = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
@@ -301,7 +325,7 @@ def _sdpa(
     if mask is not None:
         how["bias"] = mask.expand(*lead, rows, keys).flatten(0, -4) if len(lead) > 2 else mask
     if plain and mask is None:
-        o = _attend_plain(q, k, v, ForwardOptions(window, is_causal, scale), heads_first=True)
+        o = attend_plain(q, k, v, ForwardOptions(window, is_causal, scale), heads_first=True)
     else:
         o = attend_heads_first(q, k, v, **how).transpose(1, 2)
     return o if len(lead) == 2 else o.reshape(*lead, rows, o.shape[-1])
@@ -328,33 +352,6 @@ def _mask(
     if options["is_causal"] or not fits or attn_mask.dtype not in (torch.bool, torch.float32, query.dtype):
         _refuse(qkv, {**options, "attn_mask": attn_mask.to("meta")})
     return attn_mask
-
-
-def run_flash(Q: Any, K: Any, V: Any, causal: bool = False) -> Any:
-    """softmax(Q K^T / sqrt(d)) V in one line, for tensors (with gradients) and for arrays.
-
-    Args:
-        Q: (N, d), (heads, N, d) or (batch, heads, N, d): tensors, or arrays as helpers.attention takes them.
-        K, V: the same with N_kv rows; their heads may be a divisor of Q's.
-        causal: row i sees keys up to i + N_kv - N: the last row sees all.
-
-    Returns:
-        The output, of Q's shape, dtype and kind.
-
-    Raises:
-        TypeError, ValueError: as flash_attention, and for arrays that have not 2 to 4 axes, all the same number.
-    """
-    axes = {getattr(a, "ndim", 0) for a in (Q, K, V)}
-    if len(axes) != 1 or not axes <= {2, 3, 4}:
-        shapes = ", ".join(str(tuple(getattr(a, "shape", ()))) for a in (Q, K, V))
-        raise ValueError(f"Q, K and V are (N, d), (heads, N, d) or (batch, heads, N, d), all three alike; got {shapes}")
-    call = flash_attention if isinstance(Q, torch.Tensor) else calls.flash_attention
-    missing = 4 - Q.ndim
-    q, k, v = (a[(None,) * missing].swapaxes(1, 2) for a in (Q, K, V))
-    return call(q, k, v, causal=causal).swapaxes(1, 2)[(0,) * missing]
-
-
-# ---- shapes of torch.nn.functional
 
 
 def _broadcast(
@@ -403,75 +400,19 @@ def _refuse(qkv: tuple[torch.Tensor, ...], options: dict[str, Any]) -> None:
     )
 
 
-# ---- one call
+# ---- calls that are not plain
 
 
-def _is_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-    """Return True if kernels can take these as they are: on one GPU, or the CPU; not traced, cast or transformed."""
-    if not type(q) is type(k) is type(v) is torch.Tensor or _is_traced():
-        return False
-    on_gpu, dtype = q.is_cuda, q.dtype
-    return (
-        dtype == k.dtype == v.dtype
-        and (dtype in _DIFFERENTIABLE or (dtype.itemsize == 1 and on_gpu and not _require_grad(q, k, v)))
-        and q.get_device() == k.get_device() == v.get_device()
-        and (on_gpu or (q.is_cpu and k.is_cpu and v.is_cpu))
-        and not (q.is_neg() or k.is_neg() or v.is_neg())
-        and not torch.is_autocast_enabled("cuda" if on_gpu else "cpu")
-        and not _is_transformed()
-    )
+def attend_heads_first(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **how: Any) -> torch.Tensor:
+    """Compute flash_attention of (batch, heads, seq, head_dim), as (batch, seq, heads, head_dim).
 
-
-_DIFFERENTIABLE = frozenset({torch.float32, torch.float16, torch.bfloat16})
-
-
-def _require_grad(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-    return q.requires_grad or k.requires_grad or v.requires_grad
-
-
-def _attend_plain(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    options: ForwardOptions,
-    deterministic: bool = False,
-    *,
-    heads_first: bool = False,
-) -> Any:
-    """Run a plain call: see `_is_plain`. heads_first: q, k, v and the output are (batch, heads, rows, head_dim)."""
-    if not torch.is_grad_enabled() or not _require_grad(q, k, v):
-        outputs = _run({"q": q, "k": k, "v": v}, options, heads_first)
-        return outputs if heads_first else _contiguous(outputs)
-    window, causal, scale, return_lse, *_ = options
-    deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
-    options = ForwardOptions(window, causal, scale, True, stage=options.stage)
-    of_gradients = BackwardOptions(window, causal, scale, deterministic)
-    o, lse = _Plain.apply(q, k, v, (options, of_gradients, heads_first))
-    return (o, lse) if return_lse else o
-
-
-def _through_arrays(tensors: dict[str, torch.Tensor], options: ForwardOptions | BackwardOptions) -> Any:
-    """Run a call of tensors on the CPU."""
-    outputs = run(calls.Attention({name: array_of(a) for name, a in tensors.items()}, options))
-    return tuple(map(tensor_of, outputs)) if isinstance(outputs, tuple) else tensor_of(outputs)
-
-
-def _by_operator(tensors: dict[str, torch.Tensor], options: BackwardOptions) -> tuple[torch.Tensor, ...]:
-    """Compute the gradients of a call by the operator."""
-    return _backward(*tensors.values(), *(None,) * 5, *_Options.of_backward(options).flat()[:3])
-
-
-def _run(tensors: dict[str, torch.Tensor], options: Any, heads_first: bool, *, by_operator: bool = False) -> Any:
-    """Run a plain call, whatever autograd knows of its tensors, which are named as `calls.Attention` names them."""
-    if tensors["q"].is_cuda and not by_operator:
-        return run(calls.Attention(tensors, options), without_gradients(heads_first))
-    by = _by_operator if by_operator else _through_arrays
-    if not heads_first:
-        return by(tensors, options)
-    outputs = by({name: a.transpose(1, 2) if a.ndim == 4 else a for name, a in tensors.items()}, options)  # lse has 3
-    if not isinstance(outputs, tuple):
-        return outputs.transpose(1, 2)
-    return tuple([a.transpose(1, 2) if a.ndim == 4 else a for a in outputs])
+    how: causal, window and softmax_scale, all of them; and other options of flash_attention. With those three alone,
+    autograd sees one operation in place of four, since the transpositions are inside of it.
+    """
+    if len(how) == 3 and is_plain(q, k, v):
+        options = ForwardOptions(how["window"], how["causal"], how["softmax_scale"])
+        return attend_plain(q, k, v, options, heads_first=True).transpose(1, 2)
+    return flash_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), **how)
 
 
 def _call(
@@ -489,9 +430,9 @@ def _call(
     check_tensors(named)
     if not isinstance(deterministic, bool):
         raise TypeError(f"deterministic is True or False; got {type(deterministic).__name__} {deterministic!r:.40}")
-    _check_numbers(named)
+    check_numbers(named)
     q, k, v = to_autocast(*tensors)
-    traced = _is_traced(q, k, v)
+    traced = is_traced(q, k, v)
     if q.dtype.itemsize == 1:
         return _in_eight_bits((q, k, v), lengths, how | extras, traced=traced)
     if given := [name for name in (*DESCALES, "out_dtype") if extras.get(name) is not None]:
@@ -507,19 +448,19 @@ def _call(
     keep_lse = torch.is_grad_enabled() and any(getattr(a, "requires_grad", False) for a in differentiable)
     if not keep_lse and not traced:
         call = calls.flash_attention_varlen if lengths else calls.flash_attention
-        return _on_arrays(call, (q, k, v, *lengths.values()), how | constants | functions | rotary)
-    more = [constants.get(name) for name in _CONSTANTS]
+        return on_arrays(call, (q, k, v, *lengths.values()), how | constants | functions | rotary)
+    more = [constants.get(name) for name in CONSTANTS]
     more = [a if a is None else torch.as_tensor(a, device=q.device) for a in more]
     cu_seqlens = lengths.get("cu_seqlens_q"), lengths.get("cu_seqlens_k")
-    options = _Options.of(how, deterministic=deterministic, keep_lse=keep_lse, functions=functions)
+    options = Options.of(how, deterministic=deterministic, keep_lse=keep_lse, functions=functions)
     if functions:
         parse_score_mod(**functions, backward=True)  # raises here, not in the backward, without a derivative
     if table is not None:  # an input of autograd's function, which reads these numbers and no graph
         functions["mod_args"]["table"] = table.detach()
     if traced:
-        o, lse = _forward(q, k, v, *cu_seqlens, *more, *options.flat())
+        o, lse = forward_operator(q, k, v, *cu_seqlens, *more, *options.flat())
     else:
-        o, lse = _Attention.apply(q, k, v, *cu_seqlens, *more, table, options)
+        o, lse = Attention.apply(q, k, v, *cu_seqlens, *more, table, options)
     return (o, lse) if how["return_lse"] else o
 
 
@@ -541,7 +482,7 @@ def _in_eight_bits(
         if a.requires_grad and torch.is_grad_enabled():
             raise TypeError(f"{name} requires grad and is {a.dtype}; no stage has its gradients: give {name}.detach()")
     call = calls.flash_attention_varlen if lengths else calls.flash_attention
-    return _on_arrays(call, (*tensors, *lengths.values()), {name: a for name, a in options.items() if a is not None})
+    return on_arrays(call, (*tensors, *lengths.values()), {name: a for name, a in options.items() if a is not None})
 
 
 def refuse_eight_bits(query: torch.Tensor, where: str) -> None:
@@ -552,12 +493,11 @@ def refuse_eight_bits(query: torch.Tensor, where: str) -> None:
         )
 
 
-_CONSTANTS = "bias", "alibi_slopes", "sinks"
 _FUNCTIONS = "score_mod", "mask_mod", "mod_args", "score_mod_grad"
 
 
 def _split(extras: dict[str, Any], *, traced: bool) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Split the given options into constants (`_CONSTANTS`), functions of scores (`_FUNCTIONS`), the rotary embedding.
+    """Split the given options into constants (`CONSTANTS`), functions of scores (`_FUNCTIONS`), the rotary embedding.
 
     Raises:
         TypeError: an unknown name; a tensor in mod_args requires grad and is not the table of relative_bias.
@@ -566,7 +506,7 @@ def _split(extras: dict[str, Any], *, traced: bool) -> tuple[dict[str, Any], dic
     given = {name: a for name, a in extras.items() if a is not None}
     functions = {name: given.pop(name) for name in _FUNCTIONS if name in given}
     extra_inputs(**given)
-    constants = {name: given.pop(name) for name in _CONSTANTS if name in given}
+    constants = {name: given.pop(name) for name in CONSTANTS if name in given}
     if functions and traced:
         raise NotImplementedError(
             f"{', '.join(functions)}: the operators for torch.compile take no functions of scores. "
@@ -578,7 +518,7 @@ def _split(extras: dict[str, Any], *, traced: bool) -> tuple[dict[str, Any], dic
     if isinstance(mask := functions.get("mask_mod"), BlockMask):
         args = mask.mod_args | args
     positions = {f"rotary_positions[{i}]": a for i, a in enumerate(given.get("rotary_positions", ()))}
-    _check_numbers({**constants, **given, **positions, **args})
+    check_numbers({**constants, **given, **positions, **args})
     table = _table(functions)
     for name, a in args.items():
         if torch.is_grad_enabled() and getattr(a, "requires_grad", False) and a is not table:
@@ -598,375 +538,6 @@ def _table(functions: Mapping[str, Any]) -> torch.Tensor | None:
     mod, arrays = parse_score_mod(*(functions.get(name) for name in names))
     key = distance_table(mod)
     return arrays[key] if key and isinstance(arrays[key], torch.Tensor) else None
-
-
-class _Options(NamedTuple):
-    """A call with gradients, or a traced one, but for its tensors.
-
-    shared: what the forward and the backward both take: causal, window, softmax_scale, max_seqlen_q and max_seqlen_k.
-    functions: those of scores, by the names of `_FUNCTIONS`, which the operators do not take.
-    """
-
-    shared: dict[str, Any]
-    deterministic: bool
-    keep_lse: bool
-    stage: str | int | None = None
-    functions: Mapping[str, Any] | None = None
-
-    @classmethod
-    def of(
-        cls, how: dict[str, Any], *, deterministic: bool, keep_lse: bool, functions: Mapping[str, Any] | None = None
-    ) -> _Options:
-        """Sort the options of a call."""
-        shared = {name: value for name, value in how.items() if name not in ("return_lse", "stage")}
-        deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
-        keep_lse = keep_lse or how.get("return_lse", False)
-        return cls(shared, deterministic, keep_lse, how.get("stage"), functions)
-
-    @classmethod
-    def of_backward(cls, options: BackwardOptions) -> _Options:
-        """Return those of a plain call's gradients."""
-        how = {"causal": options.causal, "window": options.window, "softmax_scale": options.softmax_scale}
-        return cls(how, options.deterministic, keep_lse=True)
-
-    def arguments(self, **more: Any) -> dict[str, Any]:
-        """Return the keyword arguments for a function of helpers.attention: `shared`, `functions` and `more`."""
-        return {**self.shared, **(self.functions or {}), **more}
-
-    def flat(self) -> tuple[Any, ...]:
-        """Return (limits, softmax_scale, flags, stage), as the operators take them; see `_SCHEMA`.
-
-        Raises:
-            TypeError, ValueError: as `mask_window` and `softmax_scale_of`.
-        """
-        causal, scale = self.shared["causal"], self.shared["softmax_scale"]
-        longest = [self.shared.get(name) for name in _LONGEST]
-        limits = [*mask_window(self.shared["window"], causal), *[-1 if most is None else most for most in longest]]
-        scale = None if scale is None else softmax_scale_of(scale, 1)
-        flags = [causal, self.deterministic, self.keep_lse]
-        return limits, scale, flags, None if self.stage is None else str(self.stage)
-
-    @classmethod
-    def of_flat(cls, limits: list[int], softmax_scale: float | None, flags: list[bool], stage: Any = None) -> _Options:
-        """Reverse `flat`."""
-        causal, deterministic, keep_lse = flags
-        shared = {"causal": causal, "window": tuple(limits[:2]), "softmax_scale": softmax_scale}
-        shared |= {name: most for name, most in zip(_LONGEST, limits[2:], strict=True) if most >= 0}
-        return cls(shared, deterministic, keep_lse, int(stage) if stage and stage.isdecimal() else stage)
-
-
-_LONGEST = "max_seqlen_q", "max_seqlen_k"
-
-
-def attend_heads_first(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **how: Any) -> torch.Tensor:
-    """Compute flash_attention of (batch, heads, seq, head_dim), as (batch, seq, heads, head_dim).
-
-    how: causal, window and softmax_scale, all of them; and other options of flash_attention. With those three alone,
-    autograd sees one operation in place of four, since the transpositions are inside of it.
-    """
-    if len(how) == 3 and _is_plain(q, k, v):
-        options = ForwardOptions(how["window"], how["causal"], how["softmax_scale"])
-        return _attend_plain(q, k, v, options, heads_first=True).transpose(1, 2)
-    return flash_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), **how)
-
-
-@functools.cache
-def _check_backward(head_dim: int, dtype: torch.dtype) -> None:
-    """Raise ValueError if no stage has gradients here: in the forward, before a backward is needed."""
-    name = str(dtype).removeprefix("torch.")
-    needs = {"head_dim": calls.whole_chunks(head_dim, dtype.itemsize), "dtype": name, "unpadded": head_dim}
-    reasons = {stage.name: stage.why_not(**needs) for stage in BACKWARD.values()}
-    if all(reasons.values()):
-        raise ValueError("no stage has these gradients: " + "; ".join(f"{a}: {why}" for a, why in reasons.items()))
-
-
-def _is_traced(*tensors: torch.Tensor) -> bool:
-    """Return True if PyTorch records operators here, as torch.compile, torch.export and fake tensors do.
-
-    An operator's bookkeeping takes the host longer than the rest of the call, so other calls go without one.
-    """
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
-        return True
-    return not _KNOWN.issuperset(map(type, tensors))
-
-
-_KNOWN = {torch.Tensor, torch.nn.Parameter}
-
-
-def _is_transformed() -> bool:
-    """Return True if tensors may carry tangents or a level of torch.func, which only PyTorch's operations propagate."""
-    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
-
-
-_INSTEAD = (
-    "torch.nn.functional.scaled_dot_product_attention, within "
-    "torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), has them"
-)
-
-
-def check_tensors(named: Mapping[str, Any], *, other_device: type[Exception] = ValueError) -> None:
-    """Raise TypeError for what is no tensor, and `other_device` for one that is not on the first one's device."""
-    first = next(iter(named))
-    for name, a in named.items():
-        if not isinstance(a, torch.Tensor):
-            raise TypeError(f"{name} is a torch tensor; got {type(a).__name__}. Arrays: helpers.attention")
-        if a.device != named[first].device:
-            where = f"{name} is on {a.device} and {first} on {named[first].device}"
-            raise other_device(f"{where}: one device for all is needed")
-
-
-def _check_numbers(named: Mapping[str, Any]) -> None:
-    """Raise NotImplementedError for tensors that a kernel cannot read as a whole; values that are no tensors pass.
-
-    A kernel reads memory: it would take a tangent for 0, and a meta tensor has no memory.
-    """
-    transformed = _is_transformed()
-    if torch.compiler.is_compiling():
-        if transformed:  # a graph would lose a tangent silently; outside of graphs each tensor is looked at
-            raise NotImplementedError(
-                "torch.compile within a transform of torch.func or a level of torch.autograd.forward_ad: these kernels "
-                f"have none of these. {_INSTEAD}"
-            )
-        return
-    for name, a in named.items():
-        if not isinstance(a, torch.Tensor):
-            continue
-        if transformed:
-            _check_untransformed(name, a)
-        if a.is_meta and not _is_traced(a):
-            raise NotImplementedError(
-                f"{name} is on the device meta, which has no numbers for a kernel to read. "
-                "torch.nn.functional.scaled_dot_product_attention gives the shape of the output"
-            )
-
-
-@torch.compiler.disable
-def _check_untransformed(name: str, a: torch.Tensor) -> None:
-    """Raise NotImplementedError for a tensor with a tangent, or of one of torch.func's transforms."""
-    active = torch._C._are_functorch_transforms_active()
-    of_func = torch._C._functorch.is_functorch_wrapped_tensor(a)
-    if of_func or (active and a.requires_grad and torch.is_grad_enabled()):
-        raise NotImplementedError(
-            f"{name} is in a transform of torch.func (grad, vjp, jvp, vmap, jacrev ...), and these kernels have none: "
-            f"torch.autograd.grad has their gradients outside of one. {_INSTEAD}"
-        )
-    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(a).tangent is not None:
-        raise NotImplementedError(
-            f"{name} has a tangent (torch.autograd.forward_ad), and these kernels have no forward-mode derivatives. "
-            f"{_INSTEAD}"
-        )
-
-
-def to_autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Cast to autocast's dtype if it is on, as PyTorch does for its own attention."""
-    where = tensors[0].device.type
-    if where == "meta" or not torch.is_autocast_enabled(where):  # PyTorch knows of no autocast on meta
-        return tensors
-    dtype = torch.get_autocast_dtype(where)
-    return tuple(a.to(dtype) if a.is_floating_point() and 2 <= a.dtype.itemsize <= 4 else a for a in tensors)
-
-
-# ---- the operators
-
-# Few arguments: torch.library's autograd copies the whole schema twice for each, at every call that keeps lse.
-# limits: the window's left and right, max_seqlen_q and max_seqlen_k, with -1 for what is not given.
-# flags: causal, deterministic, and whether lse is kept for gradients.
-_SCHEMA = (
-    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? bias, Tensor? alibi_slopes, Tensor? sinks, "
-    "SymInt[] limits, float? softmax_scale, bool[] flags"
-)
-_Tensors = Sequence[torch.Tensor | None]
-
-
-def _attend(qkv: Sequence[torch.Tensor], rest: _Tensors, options: _Options) -> Any:
-    """Compute the output; and lse, float32 (batch, heads, seq) or (heads, tokens), empty where it is not kept.
-
-    qkv: (batch, seq, heads, head_dim), or with cu_seqlens (tokens, heads, head_dim). rest: cu_seqlens_q, cu_seqlens_k
-    and those of `_CONSTANTS`, None where they are not given.
-    """
-    cu_seqlens, named = _packed_and_named(rest)
-    call = calls.flash_attention_varlen if cu_seqlens else calls.flash_attention
-    named |= options.arguments(return_lse=options.keep_lse, stage=options.stage)
-    outputs = _on_arrays(call, (*qkv, *cu_seqlens), named)
-    return outputs if options.keep_lse else (outputs, qkv[0].new_empty(0, dtype=torch.float32))
-
-
-def _gradients(
-    tensors: tuple[torch.Tensor, ...], rest: _Tensors, options: _Options, wrt: Sequence[str] = ()
-) -> tuple[torch.Tensor, ...]:
-    """Compute (dq, dk, dv, *those of wrt), C-contiguous, of do, q, k, v, o and lse. rest: see `_attend`."""
-    cu_seqlens, named = _packed_and_named(rest)
-    call = calls.flash_attention_varlen_backward if cu_seqlens else calls.flash_attention_backward
-    named |= options.arguments(deterministic=options.deterministic, wrt=tuple(wrt))
-    return _on_arrays(call, (*tensors, *cu_seqlens), named)
-
-
-def _packed_and_named(rest: _Tensors) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
-    """Return cu_seqlens_q and cu_seqlens_k, or nothing; and the constants that are given, by name."""
-    cu_seqlens = () if rest[0] is None else (rest[0], rest[1])
-    return cu_seqlens, {name: a for name, a in zip(_CONSTANTS, rest[2:], strict=True) if a is not None}
-
-
-def _forward_operator(*given: Any) -> Any:
-    return _attend(given[:3], given[3:8], _Options.of_flat(*given[8:]))
-
-
-def _backward_operator(*given: Any) -> tuple[torch.Tensor, ...]:
-    return _gradients(given[:6], given[6:11], _Options.of_flat(*given[11:]))
-
-
-_forward = torch.library.custom_op(
-    "course::flash_attention",
-    _forward_operator,
-    mutates_args=(),
-    schema=f"(Tensor q, Tensor k, Tensor v, {_SCHEMA}, str? stage) -> (Tensor, Tensor)",
-)
-_backward = torch.library.custom_op(
-    "course::flash_attention_backward",
-    _backward_operator,
-    mutates_args=(),
-    schema=f"(Tensor do, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, {_SCHEMA}) -> (Tensor, Tensor, Tensor)",
-)
-
-
-@_forward.register_fake
-def _fake_forward(q: torch.Tensor, *given: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    keep_lse = given[-2][2]  # of flags
-    shape = (*q.shape[:-3], q.shape[-2], q.shape[-3]) if keep_lse else (0,)
-    return q.new_empty(q.shape), q.new_empty(shape, dtype=torch.float32)
-
-
-@_backward.register_fake
-def _fake_backward(
-    do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-
-
-def _backward_wrt_operator(*given: Any) -> list[torch.Tensor]:
-    return list(_gradients(given[:6], given[6:11], _Options.of_flat(*given[11:-1]), given[-1]))
-
-
-_backward_wrt = torch.library.custom_op(
-    "course::flash_attention_backward_wrt",
-    _backward_wrt_operator,
-    mutates_args=(),
-    schema=f"(Tensor do, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, {_SCHEMA}, str[] wrt) -> Tensor[]",
-)
-
-
-@_backward_wrt.register_fake
-def _fake_backward_wrt(*given: Any) -> list[torch.Tensor]:
-    return [a.new_empty(a.shape) for a in (*given[1:4], *(given[8 + _CONSTANTS.index(name)] for name in given[-1]))]
-
-
-def _keep(ctx: Any, tensors: _Tensors, options: _Options, o: torch.Tensor, lse: torch.Tensor) -> None:
-    """Keep what the backward starts from. tensors: q, k, v and the rest as `_attend` takes it."""
-    ctx.options = options
-    read_by_functions: list[torch.Tensor] = []  # saved only so that autograd notices a change before the backward
-    _each_tensor(read_by_functions.append, options.functions)
-    ctx.save_for_backward(*tensors, o, lse, *read_by_functions)
-    ctx.mark_non_differentiable(lse)  # no result of the operator's user
-    ctx.set_materialize_grads(False)
-
-
-def _keep_of_operator(ctx: Any, inputs: Sequence[Any], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    """Keep what the backward starts from, of the operator's inputs."""
-    _keep(ctx, inputs[:8], _Options.of_flat(*inputs[8:]), *output)
-
-
-def _differentiate(ctx: Any, do: torch.Tensor | None, _: Any, *, inputs: int = 10) -> tuple[torch.Tensor | None, ...]:
-    """Compute a gradient for each input: 10 of the function, 12 of the operator."""
-    if do is None:
-        return (None,) * inputs
-    q, k, v, *rest, o, lse = ctx.saved_tensors[:10]
-    options = ctx.options
-    if not options.keep_lse:
-        raise RuntimeError("course::flash_attention kept no lse (the third of flags), which gradients start from")
-    if options.functions and torch.is_grad_enabled():
-        _no_second_derivative(ctx)
-    do = do if do.stride(-1) == 1 else do.contiguous()  # the gradient of a sum is one number, expanded
-    tensors = do, q, k, v, o, lse
-    extras = _CONSTANTS if inputs == 12 else (*_CONSTANTS, "table")  # inputs 5 and following
-    wrt = [name for name, needed in zip(extras, ctx.needs_input_grad[5:], strict=False) if needed]
-    # With create_graph=True the gradients may be differentiated: the operator says what is wrong then. It sees q, k and
-    # v as the caller gave them, for the gradients depend on these where do does not.
-    if not options.functions and (torch.is_grad_enabled() or _is_traced(do, q, k, v)):
-        flat = options.flat()[:3]
-        gradients = _backward_wrt(*tensors, *rest, *flat, wrt) if wrt else _backward(*tensors, *rest, *flat)
-    else:
-        gradients = _gradients(tensors, rest, options, wrt)
-    of_extras = dict(zip(wrt, gradients[3:], strict=True))
-    return (*gradients[:3], None, None, *map(of_extras.get, extras), *(None,) * (inputs - 5 - len(extras)))
-
-
-def _no_second_derivative(ctx: Any, *gradients: Any) -> None:
-    raise NotImplementedError(
-        "flash_attention has no second derivatives: its gradients were to be differentiated. " + _INSTEAD
-    )
-
-
-class _Attention(torch.autograd.Function):
-    """Attention without an operator, for calls that are not traced.
-
-    It has no setup_context, with which every call would read forward's signature, longer than the rest takes.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, *given: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute the output and lse, as `_attend` does."""
-        *tensors, options = given
-        o, lse = _attend(given[:3], tensors[3:8], options)
-        _check_backward(o.shape[-1], o.dtype)
-        _keep(ctx, tensors[:8], options, o.detach(), lse)
-        return o, lse
-
-    backward = staticmethod(_differentiate)
-
-
-class _Plain(torch.autograd.Function):
-    """Attention of plain tensors (`_is_plain`), whose backward is as short as it can be in Python.
-
-    Autograd has a thread of its own for the backward, in which the same lines took twice as long as in the caller's
-    on the host of an H200.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        how: tuple[ForwardOptions, BackwardOptions, bool],
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute the output and lse. how: options of the forward and the backward; heads_first of `_attend_plain`."""
-        options, of_gradients, heads_first = how
-        o, lse = _run({"q": q, "k": k, "v": v}, options, heads_first)
-        o = o if heads_first else o.contiguous()
-        _check_backward(o.shape[-1], o.dtype)
-        ctx.how = of_gradients, heads_first
-        ctx.save_for_backward(q, k, v, o.detach(), lse)
-        ctx.mark_non_differentiable(lse)
-        ctx.set_materialize_grads(False)
-        return o, lse
-
-    @staticmethod
-    def backward(ctx: Any, do: torch.Tensor | None, _: Any) -> tuple[torch.Tensor | None, ...]:
-        """Compute the gradients of q, k and v."""
-        if do is None:
-            return (None,) * 4
-        q, k, v, o, lse = ctx.saved_tensors
-        options, heads_first = ctx.how
-        if do.stride(-1) != 1 or do.is_neg():  # the gradient of a sum is one number, expanded
-            do = do.contiguous().resolve_neg()
-        by_operator = torch.is_grad_enabled() or _is_traced(do, q, k, v)  # see `_differentiate`
-        tensors = {"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse}
-        return *_run(tensors, options, heads_first, by_operator=by_operator), None
-
-
-_forward.register_autograd(functools.partial(_differentiate, inputs=12), setup_context=_keep_of_operator)
-for operator in (_backward, _backward_wrt):
-    operator.register_autograd(_no_second_derivative)
 
 
 # ---- the rotary embedding, where there are gradients
@@ -1037,61 +608,3 @@ def _check_rotary(
             specs[name] = Spec(tuple(a.shape), tuple(step * dtype.itemsize for step in a.stride()), dtype)
     specs |= {name: specs[name].heads_first for name in "qk"}
     as_kernels_read(specs, sequences=q.shape[0], packed=bool(lengths))
-
-
-# ---- tensors and the arrays of helpers.attention
-
-
-def _on_arrays(call: Any, tensors: tuple[torch.Tensor, ...], options: dict[str, Any]) -> Any:
-    """Call a function of helpers.attention on tensors, outside of autograd; return new C-contiguous tensors."""
-    on_cpu = tensors[0].device.type == "cpu"
-    each = functools.cache(array_of if on_cpu else _plain)  # one tensor in two places stays one
-    outputs = call(*map(each, tensors), **_each_tensor(each, options))
-    if not on_cpu:
-        return _contiguous(outputs)
-    return tuple(map(tensor_of, outputs)) if isinstance(outputs, tuple) else tensor_of(outputs)
-
-
-def _contiguous(outputs: Any) -> Any:
-    """Make a tensor, or each of a tuple, C-contiguous."""
-    return tuple([a.contiguous() for a in outputs]) if isinstance(outputs, tuple) else outputs.contiguous()
-
-
-def _each_tensor(function: Callable[[torch.Tensor], Any], option: Any) -> Any:
-    """Replace each tensor in an option, or in several, by what the function returns for it."""
-    if isinstance(option, torch.Tensor):
-        return function(option)
-    if isinstance(option, tuple):
-        return tuple([_each_tensor(function, a) for a in option])
-    if isinstance(option, dict):
-        return {name: _each_tensor(function, a) for name, a in option.items()}
-    if isinstance(option, BlockMask):
-        mask = copy.copy(option)  # with its number: the same mask
-        mask.mod_args = _each_tensor(function, option.mod_args)
-        return mask
-    return option
-
-
-def _plain(a: torch.Tensor) -> torch.Tensor:
-    """Return the tensor as no parameter, without gradient, and with its signs resolved in memory."""
-    plain = type(a) is torch.Tensor and not (a.requires_grad or a.is_neg())
-    return a if plain else a.detach().resolve_neg()
-
-
-def array_of(a: torch.Tensor) -> Any:
-    """Make a device array of a CPU tensor: of the same memory on the CPU engine, a copy on a GPU."""
-    a = a.detach().resolve_conj().resolve_neg()
-    if a.dtype == torch.bfloat16:  # NumPy has none
-        host = a.view(torch.int16).numpy().view(dtype_of("bfloat16"))
-    else:
-        host = as_bytes("the tensor", a).numpy()
-    return device.cp.asarray(host) if device.ON_GPU else host.view(device.cp.ndarray)
-
-
-def tensor_of(a: Any) -> torch.Tensor:
-    """Reverse `array_of`; the tensor is contiguous."""
-    a = device.cp.asnumpy(a) if device.ON_GPU else np.asarray(a).view(np.ndarray)
-    a = np.ascontiguousarray(a)
-    if a.dtype == dtype_of("bfloat16"):
-        return torch.from_numpy(a.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(a)

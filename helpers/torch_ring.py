@@ -22,7 +22,7 @@ from helpers import device
 from helpers.attention import comms, ring, ring_schedules
 from helpers.attention.comms import Comms
 from helpers.attention.ladder.kinds import TorchTensors
-from helpers.torch_attention import array_of, check_tensors, tensor_of, to_autocast, torch
+from helpers.torch_tensors import array_of, check_tensors, tensor_of, to_autocast, torch
 
 distributed = torch.distributed
 

@@ -324,3 +324,26 @@ def test_plain_attention_is_attention() -> None:
     for dtype, worst in (("float32", 1e-5), ("bfloat16", 0.03)):
         found = promises.plain(Case((1, 2, 256, 64), dtype))
         assert found.max_error <= worst and found.ms > 0
+
+
+def test_how_busy_cuda_cores_and_shared_memory_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = (1, 1, 8, 64)
+    at = {"shape": list(shape), "dtype": "float32"}
+    results = [
+        {"name": "k: 04_01", "kind": "step", "tflops": 20.0, **at},
+        {"name": "matmul", "kind": "roof", "tflops": 50.0},
+    ]
+    device = {"name": "a GPU", "multiprocessors": 100, "clock_mhz": 1000}
+    figures = {"FMA pipe %": 40.0, "shared memory %": 75.0}
+    rows = [{"stage": row["name"], "dtype": "float32", "figures": figures} for row in results]
+    monkeypatch.setattr(climb.reading, "recorded", lambda: {"device": device, "results": results})
+    monkeypatch.setattr(climb.counters, "recorded", lambda: {"rows": rows})
+    names = {"03": "k: 04_01", "a product": "matmul"}
+    assert [line.split()[-5:] for line in climb.busy_table(shape, names).split("\n")[1:]] == [
+        ["20.0", "40", "%", "75", "%"],
+        ["50.0", "40", "%", "75", "%"],
+        ["every", "cycle", "25.6", "100", "%"],
+    ]
+    assert len(climb.busy_table(shape, names, roof=False).split("\n")) == 3
+    monkeypatch.setattr(climb.counters, "recorded", lambda: None)
+    assert climb.busy_table(shape, names) == NO_RECORD

@@ -256,6 +256,17 @@ def test_a_climb_is_a_step_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert counters.climb_table("none", ["ms"], head_dim=64, record=record).split() == ["ms"]
     of_gradients = counters.climb_table("b", ["ms"], head_dim=64, record=record)
     assert of_gradients.split() == ["ms", *("1", "gradients", "3"), *("b", "2.5")]
+    some = counters.climb_table("k", ["ms"], head_dim=64, record=record, numbers=(1,), after=("k",))
+    assert [line.split() for line in some.split("\n")] == [["ms"], ["k"], ["1", "one", "idea", "1.25"]]
+
+
+def test_the_cycles_of_a_warp_for_one_tile() -> None:
+    row = {"of": "flash_mma", "stage": "flash_mma: 07_10_swizzle", "kind": "step", "idea": "swizzle", "step": 10}
+    stalls = {"issued": 1.0, "fixed latency": 2.0, "barrier": 0.5}
+    row |= {"shape": [1, 1, 8, 64], "figures": {"instructions": 400.0}, "stalls": stalls}
+    shown = {"fixed latency": "arithmetic"}
+    text = counters.cycles_table("flash_mma", (10, 11), shown, head_dim=64, tile=(4, 2), record={"rows": [row]})
+    assert [line.split() for line in text.split("\n")] == [["in", "all", "arithmetic"], ["10", "swizzle", "175", "100"]]
 
 
 def test_peers_are_counted_where_stages_stand_beside_them() -> None:

@@ -43,6 +43,8 @@ FOR_PYTORCH = {
     "helpers/bench/studies/bias_gradient.py",
     "helpers/bench/studies/fp8.py",  # where peers.torch_on_gpu() has found it
     "helpers/bench/studies/fused.py",
+    "helpers/torch_tensors.py",
+    "helpers/torch_autograd.py",
     "helpers/torch_attention.py",
     "helpers/torch_ring.py",
     "helpers/examples/ring_gpt.py",

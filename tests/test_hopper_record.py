@@ -247,6 +247,25 @@ def test_the_waits_of_rings() -> None:
     assert text.splitlines()[-1].split()[-6:] == ["1", "100", "5", "33", "10", "7"]
 
 
+def test_what_notebook_10_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """K of a key tile is late where its step begins before; V is asked for one key tile later than its own."""
+    steps = [[0] * 7, *([at] * 7 for at in (100, 200, 300))]
+    waits_for_v = [[0, 0], *([at + 50, at + 60] for at in (100, 200, 300))]
+    full = [[10, 120, 190, 290], [40, 255, 260, 400]]  # K of key tile 1 is late, V of 1 is
+    ring = {"stages": 2, "consumers": [steps], "waits_for_v": [waits_for_v], "full": full}
+    clocks = [
+        {"head_dim": 128, "part": hopper.PARTS[7], "products": products, "weights": weights}
+        for products, weights in ((1355.0, None), (None, 900.0), (1419.0, 1420.0))
+    ]
+    clocks.append({"head_dim": 128, "part": "maxima", "products": 1.0, "weights": None})
+    monkeypatch.setattr(hopper, "recorded", lambda: {"rings": [ring], "clocks": clocks})
+    assert hopper.late_table().splitlines()[1].split() == ["STAGES", "=", "2", "100", "33%", "33%"]
+    assert hopper.side_by_side() == {128: (1355.0, 900.0, 1420.0)}
+    assert "no turns" not in hopper.ablations_table(128, record=record(), names=("no exp2",))
+    monkeypatch.setattr(hopper, "recorded", lambda: None)
+    assert hopper.late_table() == records.NO_RECORD and hopper.side_by_side() == {}
+
+
 def test_the_edits_are_those_of_todays_kernel() -> None:
     assert hopper.traced(kernel.source(hopper.STAGE.file)).count("STAMP(") == 10
 

@@ -21,6 +21,8 @@ FLOORS = (
     "device",
     "renamed",
     "attention",
+    "torch_tensors",
+    "torch_autograd",
     "torch_attention",
     "torch_ring",
     "transformers_attention",

@@ -9,10 +9,13 @@ import pytest
 from helpers.attention import kernel, reference
 from helpers.attention.check import TOLERANCE, check, expect, make_inputs
 from helpers.attention.ladder import BACKWARD, FORWARD, LADDER
+from helpers.attention.ladder.steps import by_number
 from helpers.lesson.shortcuts import (
     expect_gradients,
     fetched_keys,
+    first_finding,
     gradients,
+    launch_params,
     run,
     stage_of,
     tensor_map,
@@ -147,6 +150,28 @@ def test_the_x_ray_of_gradients() -> None:
     expected = expect_gradients(*given)
     off = [np.abs(a - b).max() > t for a, b, t in zip((dq, dk, dv), expected, expected.tolerance, strict=False)]
     assert off == [True, True, False]
+
+
+def test_the_first_finding_names_what_it_is_given_names_for(cpu_engine: None) -> None:
+    step, sizes = by_number("hopper")[9], {"HEAD_DIM": 16, "BLOCK_M": 128, "BLOCK_N": 16, "STAGES": 2}
+    rings = [f"{ring}_{state}[{i}]" for ring in "kv" for state in ("full", "empty") for i in range(2)]
+    given = [a.astype(np.float16) for a in make_inputs(128, 80, 16)]
+    release = "if (leader) k_ring.release(k_stage);\n      mask"
+    few = (release, release.replace("leader", "leader && consumer"))
+    kind, text = first_finding(step, *given, few, sizes=sizes, mbarriers=["q_full[0]", "q_full[1]", *rings])
+    assert kind == "deadlock" and text.endswith("of k_empty[1]. It expects 1 more arrival"), text
+
+
+def test_the_struct_of_a_launch() -> None:
+    q, k, v = model(4, 2, 20, 24, np.float16)
+    do = q.transpose(0, 2, 1, 3).copy().transpose(0, 2, 1, 3)  # heads first in memory
+    forward = launch_params(q, k, v, q, window=(7, 0))[0]
+    assert forward["q"].tolist() == (20 * 64, 64, 16) and forward["k"].tolist() == (24 * 32, 32, 16)
+    assert [int(forward[name]) for name in ("N", "N_kv", "heads", "kv_heads")] == [20, 24, 4, 2]
+    assert [int(forward[f"window_{side}"]) for side in ("left", "right")] == [7, 0] and forward["softmax_scale"] == 0.25
+    both = launch_params(q, k, v, q, do, q, k, v, window=(7, 0))[0]
+    assert both["forward"] == forward and both["d_o"].tolist() == (20 * 64, 16, 320)
+    assert both["d_k"].tolist() == (24 * 32, 32, 16)
 
 
 def test_a_tensor_map_of_a_matrix(cpu_engine: None) -> None:

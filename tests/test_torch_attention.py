@@ -31,6 +31,7 @@ from torch.autograd.gradcheck import GradcheckError  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
 from helpers import torch_attention as ours  # noqa: E402
+from helpers import torch_autograd  # noqa: E402
 
 HAS_CUDA = ON_GPU and torch.cuda.is_available()
 on_gpu = pytest.mark.skipif(not HAS_CUDA, reason="needs a GPU that CuPy and PyTorch both see")
@@ -360,7 +361,7 @@ def test_gradients_through_the_rotary_embedding(
     o, lse = ours.flash_attention(*leaves, **options, return_lse=True)
     do = torch.randn(o.shape, generator=torch.Generator().manual_seed(1)).to(o)
     got = torch.autograd.grad(o, leaves, do)
-    assert not lse.requires_grad and type(o.grad_fn).__name__ == "_AttentionBackward"
+    assert not lse.requires_grad and type(o.grad_fn).__name__ == "AttentionBackward"
     found = []
     for dtype_, by in ((torch.float64, torchs_own), (given[0].dtype, formula)):
         theirs = [a.detach().to(dtype_).requires_grad_() for a in given]
@@ -778,7 +779,7 @@ def test_gradcheck(where: str, options: dict[str, Any]) -> None:
 
 
 def test_gradcheck_would_see_a_wrong_gradient(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    true = ours.run
+    true = torch_autograd.run
 
     def wrong(call: Any, *kind: Any) -> Any:
         results = true(call, *kind)
@@ -786,7 +787,7 @@ def test_gradcheck_would_see_a_wrong_gradient(where: str, monkeypatch: pytest.Mo
             results[1][0, 0, 0, 0] += 0.02
         return results
 
-    monkeypatch.setattr(ours, "run", wrong)
+    monkeypatch.setattr(torch_autograd, "run", wrong)
     q, k, v = tensors((1, 5, 2, 8), (1, 6, 1, 8), (1, 6, 1, 8), where=where, grad=True)
     with pytest.raises(GradcheckError):
         torch.autograd.gradcheck(ours.flash_attention, (q, k, v), eps=1 / 16, atol=2e-3, rtol=2e-3, nondet_tol=1e-6)
@@ -876,13 +877,13 @@ def test_a_layout_with_heads_first_is_read_and_written_as_a_view_of_it_would_be(
 
 def test_without_gradients_nothing_is_kept(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
-    true = ours.run
+    true = torch_autograd.run
 
     def spy(call: Any, *kind: Any) -> Any:
         asked.append(call.options.return_lse)
         return true(call, *kind)
 
-    monkeypatch.setattr(ours, "run", spy)
+    monkeypatch.setattr(torch_autograd, "run", spy)
     given = tensors((1, 33, 2, 64), (1, 40, 2, 64), (1, 40, 2, 64), where=where, grad=True)
     first = ours.flash_attention(*given)
     with torch.no_grad():
@@ -904,7 +905,7 @@ def test_plain_calls_are_the_kernels_own(where: str, dtype: str, monkeypatch: py
         heads_first = [a.transpose(1, 2) for a in given]
         found = []
         for plain in (False, True):
-            monkeypatch.setattr(ours, "_is_plain", lambda *_, plain=plain: plain)
+            monkeypatch.setattr(ours, "is_plain", lambda *_, plain=plain: plain)
             o = ours.flash_attention(*given, window=(5, 3), softmax_scale=0.2)
             twin = ours.scaled_dot_product_attention(*heads_first, is_causal=True)
             found.append((*ours.flash_attention(*given, causal=True, return_lse=True), o, twin))
@@ -941,14 +942,15 @@ def test_a_training_call_passes_few_functions() -> None:
 @on_gpu
 def test_what_is_plain() -> None:
     q, k, v = cuda_tensors(grad=False)
-    assert ours._is_plain(q, k, v)
-    assert ours._is_plain(q.detach().requires_grad_(), k, v)
+    assert torch_autograd.is_plain(q, k, v)
+    assert torch_autograd.is_plain(q.detach().requires_grad_(), k, v)
     eight = q.detach().to(torch.float8_e4m3fn)
-    assert ours._is_plain(eight, eight, eight) and not ours._is_plain(eight.clone().requires_grad_(), eight, eight)
+    assert torch_autograd.is_plain(eight, eight, eight)
+    assert not torch_autograd.is_plain(eight.clone().requires_grad_(), eight, eight)
     for other in (torch.nn.Parameter(q), q.double(), q.cpu(), [q]):
-        assert not ours._is_plain(other, k, v) and not ours._is_plain(q, k, other)
+        assert not torch_autograd.is_plain(other, k, v) and not torch_autograd.is_plain(q, k, other)
     with torch.autocast("cuda", torch.float16):
-        assert not ours._is_plain(q, k, v)
+        assert not torch_autograd.is_plain(q, k, v)
 
 
 def test_stages_without_lse(where: str) -> None:
@@ -1170,22 +1172,22 @@ def test_rows_of_every_length_have_gradients_on_a_gpu(dtype: str) -> None:
     most = 256 if dtype != "float32" else LADDER["backward"].max_head_dim
     with limits.pretend_gpu(limits.Limits(shared=227 * 1024, multiprocessors=132, compute_capability=90)):
         for head_dim in range(1, most + 1):
-            ours._check_backward.__wrapped__(head_dim, DTYPES[dtype])
+            torch_autograd.check_backward.__wrapped__(head_dim, DTYPES[dtype])
         with pytest.raises(ValueError, match="no stage has these gradients"):
-            ours._check_backward.__wrapped__(most + 1, DTYPES[dtype])
+            torch_autograd.check_backward.__wrapped__(most + 1, DTYPES[dtype])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_deterministic(where: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
-    true = ours.run
+    true = torch_autograd.run
 
     def spy(call: Any, *kind: Any) -> Any:
         if "do" in call.arrays:
             asked.append(call.options.deterministic)
         return true(call, *kind)
 
-    monkeypatch.setattr(ours, "run", spy)
+    monkeypatch.setattr(torch_autograd, "run", spy)
     given = tensors((1, 130, 2, 64), (1, 130, 2, 64), (1, 130, 2, 64), dtype=dtype, where=where, grad=True)
 
     def gradients(**options: Any) -> Any:

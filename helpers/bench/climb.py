@@ -196,6 +196,39 @@ def _where(gain: Gain) -> str:
     return f"{' → '.join(map(titles, types))}, d = {gain.after['shape'][3]}"
 
 
+# ---- how busy the CUDA cores and shared memory are
+
+
+def cuda_core_peak(record: Any = None) -> float:
+    """Return the TFLOP/s of a GPU whose every float32 multiplier starts an FMA in every cycle."""
+    device = (reading.recorded() if record is None else record)["device"]
+    return device["multiprocessors"] * 128 * 2 * device["clock_mhz"] / 1e6  # 128 multipliers each, 2 FLOP an FMA
+
+
+def busy_table(shape: Sequence[int], names: Mapping[str, str], *, roof: bool = True) -> str:
+    """Format speed, busy multipliers and busy shared memory of float32 kernels at a shape, a kernel a line.
+
+    Args:
+        shape: (batch, heads, n, head_dim). names: {what a line says: a stage, a step or a matrix product}.
+        roof: with a last line for `cuda_core_peak`.
+    """
+    record, counted = reading.recorded(), counters.recorded()
+    if record is None or counted is None:
+        return records.NO_RECORD
+    columns = f"{'TFLOP/s':>8}{'multipliers busy':>19}{'shared memory busy':>21}"
+    lines = [f"{'on an ' + record['device']['name']:32}{columns}"]
+    for what, name in names.items():
+        at = {"name": name, "record": record}
+        kinds = ({"kind": kind, "shape": tuple(shape)} for kind in ("stage", "step"))
+        result = next(filter(None, (reading.result(**at, **kind) for kind in (*kinds, {"kind": "roof"}))))
+        (row,) = counters.select(counted, [name], head_dim=shape[3])
+        fma, shared = (row["figures"][f"{unit} %"] for unit in ("FMA pipe", "shared memory"))
+        lines.append(f"{what:32}{result['tflops']:8.1f}{fma:17.0f} %{shared:19.0f} %")
+    if roof:
+        lines.append(f"{'every multiplier, every cycle':32}{cuda_core_peak(record):8.1f}{100:17} %")
+    return "\n".join(lines)
+
+
 # ---- what was promised
 
 

@@ -8,7 +8,7 @@ profile_stages measures it, and prints all of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -161,19 +161,25 @@ def climb_table(
     head_dim: int,
     dtype: str | None = None,
     record: Mapping[str, Any] | None = None,
+    numbers: Collection[int] = (),
+    after: Sequence[str] = (),
 ) -> str:
     """Format some figures of the steps to a stage, a step a line, in the climb's order; the stage is last.
 
     Args:
         figures: keys of FIGURES, a column each.
         dtype: a type; the first in which a step was counted where it is None.
+        numbers: these steps alone; all of them where it is empty.
+        after: stages to compare with, shown first.
     """
     rows = [r for r in record["rows"] if r.get("of") == stage and _head_dim(r) == head_dim]
     if rows:
         dtype = dtype or rows[0]["dtype"]
         of_stage = next(iter(select(record, [stage], head_dim=head_dim, dtype=dtype)), None)
         rows = steps.in_order(stage, [r for r in rows if r["dtype"] == dtype], of_stage)
-    labels = [f"{row['step']}  {row['idea']}" if "step" in row else stage for row in rows]
+        rows = [row for row in rows if not numbers or row.get("step") in numbers]
+        rows = [*select(record, after, head_dim=head_dim, dtype=dtype), *rows]
+    labels = [f"{row['step']}  {row['idea']}" if "step" in row else row["stage"] for row in rows]
     width = max(map(len, labels), default=0) + 2
     columns = [[f"{label:{width}}" for label in ("", *labels)]]
     for figure in figures:
@@ -185,6 +191,38 @@ def climb_table(
         width = max(len(figure) + 3, *(len(cell) + gap for cell in cells))
         columns.append([f"{cell:>{width}}" for cell in cells])
     return "\n".join("".join(line).rstrip() for line in zip(*columns, strict=True))
+
+
+@records.shown
+def cycles_table(
+    stage: str,
+    numbers: Sequence[int],
+    states: Mapping[str, str],
+    *,
+    head_dim: int,
+    tile: tuple[int, int],
+    record: Mapping[str, Any] | None = None,
+) -> str:
+    """Format how a warp spends its cycles for one tile of keys, a step of the climb to a stage a line.
+
+    Args:
+        states: {one of STALLS: the head of its column}; the first column has all states together.
+        tile: a warp's rows, and the keys of a tile.
+    """
+    rows = [r for r in record["rows"] if r.get("of") == stage and _head_dim(r) == head_dim]
+    shown = [row for row in steps.in_order(stage, rows) if row["step"] in numbers and steps.is_measured(row)]
+    labels = [f"{row['step']:2}  {row['idea']}" for row in shown]
+    wide = max(map(len, labels), default=0)
+    heads = ["in all", *states.values()]
+    lines = [" " * wide + "".join(f"   {head:>6}" for head in heads)]
+    for label, row in zip(labels, shown, strict=True):
+        batch, of_heads, n, _ = row["shape"]
+        tiles = batch * of_heads * (n / tile[0]) * (n / tile[1])
+        stalls = row["stalls"]
+        each = (row["figures"]["instructions"] / tiles * s for s in (sum(stalls.values()), *map(stalls.get, states)))
+        cells = (f"   {cycles:>{max(6, len(head))},.0f}" for cycles, head in zip(each, heads, strict=True))
+        lines.append(f"{label:{wide}}" + "".join(cells))
+    return "\n".join(lines)
 
 
 @records.shown

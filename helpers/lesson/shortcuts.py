@@ -11,7 +11,7 @@ among the options of a call are `sizes`, other tile sizes. Arrays are (rows, hea
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -19,7 +19,7 @@ import numpy as np
 
 from helpers.attention import kernel, reference
 from helpers.attention.check import TOLERANCE
-from helpers.attention.ladder import LADDER, Launch, Rung, backward, tensor_maps
+from helpers.attention.ladder import LADDER, Launch, Rung, backward, params, tensor_maps
 from helpers.attention.ladder.call import Spec
 from helpers.attention.ladder.layout import address
 from helpers.attention.ladder.plan import CompiledPlan
@@ -27,6 +27,7 @@ from helpers.attention.ladder.steps import BEFORE, CLIMBS, LAST_IDEAS, by_number
 from helpers.device import cp
 from helpers.draw import sources
 from helpers.draw.picture import Html
+from helpers.engine.cuda_source.edit import edit
 from helpers.renamed import old_names
 from helpers.xray import Report, TraceOptions, xray
 
@@ -89,6 +90,30 @@ def _heads_first(a: Any) -> Any:
     return cp.asarray(a).transpose(0, 2, 1, 3) if a.ndim == 4 else cp.asarray(a)
 
 
+def first_finding(
+    stage: Rung,
+    q: Any,
+    k: Any,
+    v: Any,
+    *changes: tuple[str, str],
+    sizes: Mapping[str, int],
+    mbarriers: Sequence[str] = (),
+) -> tuple[str, str]:
+    """X-ray a kernel with changes to its text, and return the kind of its first finding and the finding in short.
+
+    Args:
+        changes: (old, new) pieces of the text. mbarriers: names of the last words of 8 bytes in shared memory, which
+            take the place of their addresses.
+    """
+    code = edit(kernel.source(stage.file), *changes)
+    finding = xray_stage(stage, q, k, v, sizes=sizes, code=code).findings[0]
+    text = str(finding).partition(" Waiting: ")[0].replace("by block (0,0,0) ", "by ")
+    begin = stage.shared_bytes(sizes) - 8 * len(mbarriers)
+    for i, name in enumerate(mbarriers):
+        text = text.replace(f"the mbarrier at byte {begin + 8 * i} of dynamic shared memory", name)
+    return finding.kind, text.replace(" of dynamic shared memory", "").replace("steps/", "").rstrip(".")
+
+
 def fetched_keys(stage: str | Rung, q: Any, k: Any, v: Any, *, sizes: Mapping[str, int], **options: Any) -> np.ndarray:
     """Map (rows of q, rows of k) to 1 if the row's block fetches the key, else 0, by the X-ray.
 
@@ -112,6 +137,20 @@ def fetched_keys(stage: str | Rung, q: Any, k: Any, v: Any, *, sizes: Mapping[st
         keys[block * rows : (block + 1) * rows] = now - before
         before = now
     return keys
+
+
+def launch_params(q: Any, k: Any, v: Any, o: Any, *gradients: Any, window: tuple[int, int] = (-1, -1)) -> Any:
+    """Fill the struct of a launch for arrays (batch, seq, heads, head_dim) in any layout, scaled by head_dim^-0.5.
+
+    Args:
+        gradients: do, dq, dk and dv: the struct is then that of the backward kernels. window: as in `attention_params`.
+    """
+    arrays = zip(("q", "k", "v", "o", *params.GRADIENTS), (q, k, v, o, *gradients), strict=False)
+    strides = {name: tuple(stride // a.itemsize for stride in a.strides[:3]) for name, a in arrays}
+    (_, n, heads, head_dim), (_, n_kv, kv_heads, _) = q.shape, k.shape
+    counts = {"n": n, "n_kv": n_kv, "heads": heads, "kv_heads": kv_heads}
+    forward = params.attention_params(strides, **counts, window=window, softmax_scale=head_dim**-0.5)
+    return params.backward_params(forward, strides) if gradients else forward
 
 
 def tensor_map(a: Any, box_rows: int) -> np.ndarray:

@@ -792,9 +792,19 @@ def multicast_speeds(name: str = "multicast", record: Mapping[str, Any] | None =
 
 
 @records.shown
-def ablations_table(head_dim: int, *, causal: bool = False, record: Mapping[str, Any] | None = None) -> str:
-    """Format the recorded changes at one head_dim: speed over the kernel as it is, with its range."""
+def ablations_table(
+    head_dim: int,
+    *,
+    causal: bool = False,
+    record: Mapping[str, Any] | None = None,
+    names: Collection[str] = (),
+) -> str:
+    """Format the recorded changes at one head_dim: speed over the kernel as it is, with its range.
+
+    names: these changes alone; all of them where it is empty.
+    """
     rows = [r for r in record["changes"] if (r["shape"][3], r["causal"]) == (head_dim, causal)]
+    rows = [r for r in rows if not names or r["name"] in names]
     if not rows:
         return records.NO_RECORD
     batch, heads, n, d = rows[0]["shape"]
@@ -804,6 +814,27 @@ def ablations_table(head_dim: int, *, causal: bool = False, record: Mapping[str,
         more = "" if row["right"] else "  times only"
         lines.append(f"  {row['name']:34}{row['tflops']:6.0f} TFLOP/s  {speed_text(row)}{share}{more}")
     return "\n".join(lines)
+
+
+def side_by_side() -> dict[int, tuple[float, ...]]:
+    """Return {head_dim: recorded cycles of a key tile: products alone, all of the softmax alone, both at once}."""
+    cycles: dict[int, list[float]] = {}
+    for row in (recorded() or {}).get("clocks", ()):
+        if row["part"] == PARTS[7]:
+            cycles.setdefault(row["head_dim"], []).append(max(row["products"] or 0, row["weights"] or 0))
+    return {head_dim: tuple(each) for head_dim, each in cycles.items()}
+
+
+def late_table() -> str:
+    """Format, for each of `rings`, the median cycles a key tile and how often a consumer asks for K or V too early."""
+    lines = [f"{'':12}{'cycles a tile':>15}{'K is late':>12}{'V is late':>12}"]
+    for name, ring in rings().items():
+        begins, asks = np.array(ring["consumers"])[:, 1:, 0], np.array(ring["waits_for_v"])[:, 1:, 0]
+        k_full, v_full = np.array(ring["full"])
+        late = (k_full[1:] > begins).mean(), (v_full[:-1] > asks).mean()  # V is one key tile behind K
+        took = np.median(np.diff(begins))
+        lines.append(f"{name:12}{took:15,.0f}" + "".join(f"{share:12.0%}" for share in late))
+    return "\n".join(lines) if lines[1:] else records.NO_RECORD
 
 
 def peers_table(record: Mapping[str, Any] | None = None) -> str:
