@@ -1,7 +1,7 @@
 """Record the cycles of one block of hopper_backward: its products, what waits for what, the additions to dQ.
 
-Measured by copies of the kernel that note them. "blocks": of all blocks of a launch, how much time is not in steps:
-before the first one, after the last one, and until the multiprocessor's next block begins.
+Measured by copies of the kernel that note them. "blocks": of all blocks of a launch that have a tile of keys each, how
+much time is not in steps: before the first, after the last, and until the multiprocessor's next block begins.
 
     python3 -m helpers.bench.study backward_timeline FILE
 """
@@ -107,7 +107,9 @@ def _launched(case: Case, source: str) -> tuple[Any, int]:
     """Launch a copy of the kernel; return its module, and how many blocks it had."""
     q, k, v = Inputs(case.shape, DTYPE).device
     o, lse = LADDER["hopper"](q, k, v, causal=case.causal, return_lse=True)
-    ready, arrays, _ = backward.plan(STAGE, q, q, k, v, o, lse, causal=case.causal, source=source)
+    ready, arrays, _ = backward.plan(
+        STAGE, q, q, k, v, o, lse, causal=case.causal, source=source, sizes={"PERSISTENT": 0}
+    )
     name, n_blocks = STAGE.kernel_name(DTYPE), 0
     for launch, compiled, args in ready.resolve_arguments(arrays):
         if compiled.name != name:
@@ -154,8 +156,7 @@ __device__ long long block_clocks[{MOST_BLOCKS}][5];
     own = '  unsigned multiprocessor;\n  asm volatile("mov.u32 %0, %smid;" : "=r"(multiprocessor));\n'
     loop = "  for (; step.more(); step.advance()) {\n    const int first_row"
     last = "  named_barrier_sync(DS_READY, 256);\n  const float scale[2]"
-    stores = "dV_acc, one, dv, params.d_v.row, kv_len - first_key - warp_key,\n      HEAD_DIM);\n"
-    stores = stores.replace("dv,", "dV,")
+    stores = "one, dV + block.of_keys(params.d_v) + warp_key * params.d_v.row, params.d_v.row, keys, HEAD_DIM);\n"
     return edit(
         source,
         (begins, head + begins),
