@@ -8,7 +8,8 @@
 // heads begins with its shortest tiles, so that consecutive rounds hold similar work. Packed
 // sequences differ in length: there each tile is a block, and the hardware balances the load.
 //
-// Launch   order_tiles: a block for each round; order_packed_tiles: one block of ORDER_THREADS
+// Launch   order_tiles, order_unmasked_tiles: a block for each round; order_packed_tiles: one block of
+//          ORDER_THREADS; deal_tiles: one, of at least as many threads as there are blocks
 // Shapes   schedule [rounds, blocks] of (sequence, head, head of K and V, first row or -1: none)
 #include "attention_params.cuh"
 
@@ -65,6 +66,79 @@ extern "C" __global__ void order_tiles(
     }
     const int round = n / blocks, block = n % blocks;
     schedule[round * blocks + (round % 2 ? blocks - 1 - block : block)] = entry;
+  }
+}
+
+// As order_tiles, where all rows see all keys, for consumers that leave tiles without rows of their own
+// (16): tiles with fewer rows come last of all. If the last round has room, its whole tiles are cut: 64
+// rows of each go to another block. How many consumers have rows then stands above the head of K and V.
+extern "C" __global__ void order_unmasked_tiles(
+    int4* __restrict__ schedule, const int blocks, const int sequences, const int block_m,
+    const AttentionParams params) {
+  const int heads = params.heads * sequences, of_head = params.N / block_m;
+  const int whole = of_head * heads, shorter = params.N % block_m ? heads : 0;
+  const int last_whole = whole % blocks, first_of_last = whole - last_whole;
+  const bool cuts = 2 * last_whole + shorter <= blocks;
+  const int cut = cuts ? last_whole : 0;
+  for (int i = threadIdx.x; i < blocks; i += blockDim.x) {
+    int n = blockIdx.x * blocks + i, consumers = 0;  // 0: all that have rows
+    int first_row = of_head * block_m, head = n - whole - cut;
+    if (n < whole + cut) {
+      const bool tail = n >= whole;
+      if (tail) n -= last_whole;
+      if (cuts && n >= first_of_last) consumers = tail ? 1 : block_m / 64 - 1;
+      head = n / of_head;
+      first_row = n % of_head * block_m + (tail ? block_m - 64 : 0);
+    } else if (head >= shorter) {
+      head = 0;
+      first_row = NO_TILE;
+    }
+    const int sequence = head / params.heads;
+    int4 entry = entry_of(sequence, head - sequence * params.heads, first_row, params);
+    entry.z |= consumers << 16;
+    schedule[blockIdx.x * blocks + i] = entry;
+  }
+}
+
+// What a tile of rows costs where each consumer of 64 rows computes only the key tiles that they see, in
+// a few units: as long as the slowest consumer takes alone, and as all share the tensor cores; and a start.
+__device__ int work_of(int first_row, int block_m, int block_n, const AttentionParams& params) {
+  if (first_row == NO_TILE) return 0;
+  const int consumers = block_m / 64;
+  int most = 0, all = 0;
+  for (int row = first_row; row < min(first_row + block_m, params.N); row += 64) {
+    const int own = key_tiles(row / 64, params.N, params.N_kv, 64, block_n, params);
+    most = max(most, own);
+    all += own;
+  }
+  return consumers * most + all + 2 * consumers;
+}
+
+// Deals the tiles of each round anew, the longest to the block that has had the least work. By one
+// block, whose threads are at least `blocks`.
+extern "C" __global__ void __launch_bounds__(ORDER_THREADS) deal_tiles(
+    int4* __restrict__ schedule, const int rounds, const int blocks, const int block_m,
+    const int block_n, const AttentionParams params) {
+  __shared__ int lengths[ORDER_THREADS], work[ORDER_THREADS], takers[ORDER_THREADS];
+  const int own = threadIdx.x;  // a tile of the round, and a block
+  work[own] = 0;
+  for (int round = 0; round < rounds; ++round) {
+    int4* const of_round = schedule + round * blocks;
+    const int4 entry = own < blocks ? of_round[own] : make_int4(0, 0, 0, NO_TILE);
+    const int length = work_of(entry.w, block_m, block_n, params);
+    lengths[own] = length;
+    __syncthreads();  // hazard: others' lengths and work are not there yet
+    int longer = 0, less = 0;
+    for (int other = 0; other < blocks; ++other) {
+      longer += lengths[other] > length || (lengths[other] == length && other < own);
+      less += work[other] < work[own] || (work[other] == work[own] && other < own);
+    }
+    if (own < blocks) takers[less] = own;
+    __syncthreads();  // hazard: not all takers are there yet, and others still read what is overwritten
+    if (own < blocks) {
+      of_round[takers[longer]] = entry;
+      work[takers[longer]] += length;
+    }
   }
 }
 

@@ -13,7 +13,7 @@
 #define HEAD_DIM 128  // d, the length of a row
 #endif
 #ifndef THREADS
-#define THREADS 256
+#define THREADS 128
 #endif
 
 constexpr int LANES = HEAD_DIM > 64 ? 32 : 16;  // of a warp, for a row
@@ -51,8 +51,9 @@ struct JoinParams {
   int parts, N, rows, heads, group;                    // group: heads that share a head of K and V
 };
 
+// Four blocks a multiprocessor: registers for several parts that are on their way.
 template <typename T, typename P>
-__global__ void __launch_bounds__(THREADS) join_prefix(
+__global__ void __launch_bounds__(THREADS, 4) join_prefix(
     T* O, float* lse, const P* __restrict__ O_prefix, const float* __restrict__ lse_prefix,
     const JoinParams params) {
   // ---- prologue: the row of these lanes
@@ -72,9 +73,9 @@ __global__ void __launch_bounds__(THREADS) join_prefix(
   for (int c = 4 * lane; c < HEAD_DIM; c += 4 * LANES) {
     const State sum = merge(params.parts + 1, [&](int i) {
       const float l = i ? lse_prefix[(i - 1) * params.lse_part] : own_lse;
+      const float4 x = i ? load4(O_prefix + (i - 1) * params.o_part, c) : load4(o, c);
       if (l == NEG_INF) return State{M_INIT, 0.0f, make_float4(0.0f, 0.0f, 0.0f, 0.0f)};
-      return State{
-          LOG2_E * l, 1.0f, i ? load4(O_prefix + (i - 1) * params.o_part, c) : load4(o, c)};
+      return State{LOG2_E * l, 1.0f, x};
     });
     const float inverse = sum.l == 0.0f ? 0.0f : 1.0f / sum.l;  // no key: zeros, lse = -inf
     if (c == 0) *own = LN_2 * (sum.m + log2f(sum.l));

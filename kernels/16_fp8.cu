@@ -1,8 +1,9 @@
-// 16 fp8: attention in 8 bits, by consumers that take turns.
+// 16 fp8: attention in 8 bits, by consumers that take turns, and leave tiles that they do not see.
 //
 // Since 16_06: consumers that have their scores at the same time need the pipe of exponentials at the same
 // time, and then the tensor cores. So they take turns at making weights of their scores, which are rounded
-// for 32 keys at a time.
+// for 32 keys at a time. And a consumer leaves tiles of keys that only later rows of the block see, so
+// tiles of rows cost less where a mask or the end of a sequence cuts them: 10_order.cu deals by that cost.
 //
 // Launch   16_transpose.cu; then as 10, after its 10_order.cu
 // Shapes   as 10, in e4m3; O in half types or float32. V_image: tiles of V^T, see 16_transpose.cu.
@@ -89,8 +90,11 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
   int round = 0;
   int4 item = schedule[blockIdx.x];
   const auto next = [&] {
+    const int consumers = item.z >> 16;  // that have rows, of a tile that 10_order.cu cut; else 0
+    item.z &= 0xffff;
     const bool found =
         next_tile(tile, item, round, rounds, schedule, cu_seqlens_q, cu_seqlens_k, params);
+    if (consumers > 0) tile.rows = min(tile.rows, 64 * consumers);
     tile.begin = tile.begin / BLOCK_N * BLOCK_N;  // key tiles are those of V_image
     return found;
   };
@@ -168,7 +172,22 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
     for (int i = 0; i < HEAD_DIM_PADDED / 2; ++i) acc[i] = 0.0f;
     q_ring.wait_full(q_stage);
 
+    // ---- tiles of keys that none of this consumer's rows sees: it leaves all but the last of them
     int first = last_tile_begin(tile);
+    const int own_rows = min(64, tile.rows - 64 * consumer);  // none, if not above 0
+    const int own_end =
+        own_rows > 0 ? tile.first_pos + 64 * consumer + own_rows + params.window_right : 0;
+    while (first > tile.begin && first >= own_end) {
+      k_ring.wait_full(stage);
+      v_ring.wait_full(stage);
+      if (TURNS) named_barrier_sync(my_turn, 256);
+      if (leader) k_ring.release(stage);
+      if (leader) v_ring.release(stage);
+      if (TURNS) named_barrier_arrive(next_turn, 256);
+      stage.advance();
+      first -= BLOCK_N;
+    }
+
     while (true) {
       // ---- S = Q K^T
       Scores S;

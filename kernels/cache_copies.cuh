@@ -9,6 +9,10 @@
 #define PAGED 0  // 1: K and V lie in pages, which block_table finds; 2: not of a power of two keys
 #endif
 
+#ifndef READ_ONCE
+#define READ_ONCE 0  // 1: what was copied leaves the L2 cache before all else does
+#endif
+
 // What the cache holds.
 #if CACHE_E4M3
 template <typename T>
@@ -47,6 +51,7 @@ struct Copies {
   int page = 0;  // of key lane_id of the tile, looked up a tile ahead
   bool more = true;
   unsigned char *K_lane, *V_lane;  // the unit's first key, or that of page 0: this lane's chunk
+  unsigned long long policy = 0;   // of the L2 cache, with READ_ONCE
   const unsigned k_row, v_row, k_page, v_page;  // bytes from one to the next
 
   __device__ __forceinline__ Copies(const Cache<T>& cache, const StreamK& stretch)
@@ -57,8 +62,22 @@ struct Copies {
         v_row(cache.params.attention.v.row * CACHE_BYTES<T>),
         k_page(PAGED ? cache.params.attention.k.batch * CACHE_BYTES<T> : 0),
         v_page(PAGED ? cache.params.attention.v.batch * CACHE_BYTES<T> : 0) {
+#if READ_ONCE
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+#endif
     find_unit();
     advance();
+  }
+
+  // cp_async, by this policy.
+  __device__ __forceinline__ void copy(unsigned target, const void* source, int bytes) const {
+#if READ_ONCE
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(target),
+                 "l"(source), "r"(bytes), "l"(policy)
+                 : "memory");
+#else
+    cp_async(target, source, bytes);
+#endif
   }
 
   // This lane's chunk of the first row of the unit.
@@ -126,10 +145,10 @@ struct Copies {
           for (int c = 0; c < PER_LANE; ++c) {
             const unsigned there = (half + i) * CHUNKS_T * 16 + c * LANES * 16;
             const unsigned from = c * LANES * 16;
-            cp_async(
+            copy(
                 (K_smem + to ^ 16 * (i % 8)) + there, k + (unsigned long long)i * k_row + from,
                 in_k(c) ? 16 : 0);
-            cp_async(
+            copy(
                 (V_smem + to ^ 16 * (i % 8)) + there, v + (unsigned long long)i * v_row + from,
                 in_v(c) ? 16 : 0);
           }
@@ -170,8 +189,8 @@ struct Copies {
       for (int c = 0; c < PER_LANE; ++c) {
         const unsigned to = swizzle<CHUNKS_T>(row, threadIdx.x % LANES + c * LANES);
         const unsigned from = c * LANES * 16;
-        cp_async(K_smem + to, from_k + from, is_seen && in_k(c) ? 16 : 0);
-        cp_async(V_smem + to, from_v + from, is_seen && in_v(c) ? 16 : 0);
+        copy(K_smem + to, from_k + from, is_seen && in_k(c) ? 16 : 0);
+        copy(V_smem + to, from_v + from, is_seen && in_v(c) ? 16 : 0);
         if (!keeps) continue;
         if (in_k(c))
           *reinterpret_cast<uint4*>(k + from) = *reinterpret_cast<const uint4*>(from_k + from);

@@ -19,6 +19,7 @@ struct StreamK {
   int left = 0;            // tiles of the stretch behind it
   int unit_begin = 0;      // the unit's first tile, among those of all units
   int share;               // tiles of a stretch
+  int step = 1;            // units from one piece to the next
 
   __device__ __forceinline__ StreamK(
       const DecodeParams& params, const Rows& rows, const int* cache_seqlens, bool appends,
@@ -49,13 +50,19 @@ struct StreamK {
     if (splits) {  // a block for each part of each unit
       const int unit = block / splits, part = block % splits;
       if (unit >= units) return;
-      sequence = unit / kv_heads;
-      kv_head = unit % kv_heads;
-      keys = of(sequence);
+      find(unit);
       share = (keys.tiles + splits - 1) / splits;
       unit_begin = (block - part) * share;
       first = part * share;
       end = min(first + share, keys.tiles);
+      return;
+    }
+    if (same && !CACHE_E4M3) {  // whole units, at any time all heads of a sequence: neighbours
+      step = blocks;
+      find(block);
+      share = end = keys.tiles;
+      unit_begin = block * share;
+      left = (units - 1 - block) / step * share;
       return;
     }
     share = same ? most * ((units + blocks - 1) / blocks) : (total + blocks - 1) / blocks;
@@ -90,15 +97,17 @@ struct StreamK {
   __device__ __forceinline__ Keys of(int sequence) const {
     return Keys(params, rows, cache_seqlens, appends, sequence);
   }
+  __device__ __forceinline__ void find(int unit) {
+    sequence = unit / params.attention.kv_heads;
+    kv_head = unit % params.attention.kv_heads;
+    keys = of(sequence);
+  }
   __device__ __forceinline__ bool empty() const { return first >= end; }
   // The next piece: the beginning of the next unit. False at the end of the stretch.
   __device__ __forceinline__ bool advance() {
     if (left <= 0) return false;
-    unit_begin += keys.tiles;
-    if (++kv_head == params.attention.kv_heads) {
-      kv_head = 0;
-      keys = of(++sequence);
-    }
+    unit_begin += step * keys.tiles;
+    find(sequence * params.attention.kv_heads + kv_head + step);
     first = 0;
     end = min(left, keys.tiles);
     left -= end;

@@ -59,12 +59,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[_unchanged] = []
 
 
-# ---- tests of the engine, the X-ray and the set-up that have passed, see unchanged.py
+# ---- notebooks, and files of tests, that have passed, see unchanged.py
 
 FOLDER = Path(__file__).resolve().parent
 _unchanged = pytest.StashKey[list[Path]]()
-_failed: set[Path] = set()  # files of tests, of this run
-_passed: set[Path] = set()
+_failed: set[str] = set()  # files of tests and notebooks, of this run
+_passed: set[str] = set()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -73,16 +73,8 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput["unchanged"] = [str(path) for path in node.config.stash[_unchanged]]
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    if collection_path not in config.stash[_unchanged]:
-        return None
-    named = collection_path in [Path(arg.partition("::")[0]).resolve() for arg in config.args]
-    return None if named else True
-
-
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    path = FOLDER.parent / report.nodeid.partition("::")[0]
-    (_failed if report.failed else _passed).add(path)
+    (_failed if report.failed else _passed).add(unchanged.file_of(report.nodeid))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -122,7 +114,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     stopped = session.shouldstop or session.shouldfail or two_speeds.chosen(config)
     if ended and not stopped:
         named = {Path(arg).resolve() for arg in config.args}
-        passed = {path for path in _passed - _failed if {path, path.parent} & named}
+        passed = {path for path in map(FOLDER.parent.joinpath, _passed - _failed) if {path, path.parent} & named}
         unchanged.keep(passed, whole=not config.getoption("--fast"))
     whole = FOLDER in [Path(arg).resolve() for arg in config.args]
     # On a GPU a planned call is launched by addresses, which nothing here sees.
@@ -146,6 +138,12 @@ LONG_RUNS = ("09_drop_in.ipynb",)  # a model is trained there, long enough for -
 
 class _ForNotebooksToo:
     """Hooks of a test's own. As functions of this file they would be called for tests in its folder alone."""
+
+    def pytest_ignore_collect(self, collection_path: Path, config: pytest.Config) -> bool | None:
+        if collection_path not in config.stash[_unchanged]:
+            return None
+        named = collection_path in [Path(arg.partition("::")[0]).resolve() for arg in config.args]
+        return None if named else True
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
@@ -210,8 +208,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         for reason, count in counts.most_common():
             terminalreporter.write_line(f"{count:6}  {reason}")
     if left_out := terminalreporter.config.stash[_unchanged]:
-        line = f"{len(left_out)} files of tests of the engine, the X-ray and the set-up have passed as they are,"
-        terminalreporter.write_line(f"{line} here or on main; not run again (course.py test -- --unchanged-too)")
+        line = f"{len(left_out)} notebooks and files of tests have passed as they are, here or on main;"
+        terminalreporter.write_line(f"{line} not run again (course.py test -- --unchanged-too)")
     for file in terminalreporter.config.stash.get(_never_launched, []):
         terminalreporter.write_line(
             f"FAILED: no test has launched kernels/{file} (a stage: no test of the fast run)", red=True

@@ -5,10 +5,10 @@ A call is compared with the float64 reference; a law, such as "the order of keys
 
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
 import mmap
-import re
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import oracle
 import pytest
+from refused import check_refused
 
 from helpers.attention import flash_attention, flash_attention_varlen, kernel, reference
 from helpers.attention.check import check
@@ -105,9 +106,16 @@ def options_of(case: dict[str, Any]) -> dict[str, Any]:
     return {"causal": causal, "window": window, "softmax_scale": scale}
 
 
+# Every pair of values meets the stage whose text is simplest, and each other stage has every second one.
+OF_STAGES = [(stage, case) for i, case in enumerate(CASES) for j, stage in enumerate(STRIDED) if not j or (i + j) % 2]
+
+
 @pytest.mark.exhaustive(one_of_each=lambda stage, case: (stage.name, str(case["mask"])))
-@pytest.mark.parametrize("stage", STRIDED, ids=lambda stage: stage.name)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())).replace(" ", ""))
+@pytest.mark.parametrize(
+    ("stage", "case"),
+    OF_STAGES,
+    ids=lambda each: each.name if isinstance(each, Stage) else "-".join(map(str, each.values())).replace(" ", ""),
+)
 def test_features_together(stage: Stage, case: dict[str, Any]) -> None:
     head_dim = -(-case["head_dim"] // stage.head_dim_step) * stage.head_dim_step
     q, k, v = inputs(case["batch"], *case["shape"], *case["heads"], head_dim)
@@ -521,11 +529,9 @@ BAD: dict[str, tuple[Callable[..., Any], type[Exception], str]] = {
 CU_Q, CU_K = np.array([0, 2, 5], np.int32), np.array([0, 3, 6], np.int32)
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_refused(case: str) -> None:
-    call, error, message = BAD[case]
-    with pytest.raises(error, match=re.escape(message)):
-        call(*inputs(2, 5, 6, 4, 2, 8))
+def test_refused() -> None:
+    for case, (call, error, message) in BAD.items():
+        check_refused(case, error, message, functools.partial(call, *inputs(2, 5, 6, 4, 2, 8)))
 
 
 @pytest.mark.skipif(ON_GPU, reason="where there is a GPU, its arrays are welcome")

@@ -52,6 +52,7 @@ class Page(HTMLParser):
     """One page: its ids, what it links to and shows, its blocks of code, its words outside and inside folds."""
 
     WHERE = frozenset(("details", "summary", "pre"))  # tags, and the class "linenos"
+    COLOURED = re.compile(r'<span class="\w{1,3}">([^<]*)</span>')  # one word of code: most of a page's tags
     EMPTY = frozenset(("img", "br", "hr", "input", "link", "meta", "source", "wbr", "path", "area", "col"))
 
     def __init__(self, path: Path) -> None:
@@ -64,7 +65,7 @@ class Page(HTMLParser):
         self.words = {"open": "", "folded": ""}
         self.folds: list[str] = []  # their summaries
         self._open: list[tuple[str, frozenset[str]]] = []  # with what it stands in, of WHERE
-        self.feed(path.read_text(encoding="utf-8"))
+        self.feed(self.COLOURED.sub(r"\1", path.read_text(encoding="utf-8")))
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         values = {name: value or "" for name, value in attributes}
@@ -97,7 +98,7 @@ class Page(HTMLParser):
 def dead_links(pages: dict[Path, Page]) -> Iterator[str]:
     """Find what pages link to or show within the site, and is not there."""
     for path, page in pages.items():
-        for link in page.links:
+        for link in dict.fromkeys(page.links):  # a listing repeats names
             if re.match(r"[a-z]+:|//", link):
                 continue
             file, anchor = urldefrag(unquote(link))

@@ -389,6 +389,30 @@ def test_no_call_with_a_cache_in_e4m3_compiles_after_a_warm_up() -> None:
     assert compiled() == 0
 
 
+@pytest.mark.exhaustive
+def test_no_call_with_a_tree_functions_or_a_prefix_compiles_after_a_warm_up() -> None:
+    mods: dict[str, Any] = {"score_mod": "score * by[kv_head]", "mod_args": {"by": np.array([1, 2], np.float32)}}
+    how: dict[str, Any] = {"kv_heads": 2, "causal": True, "decoding": True}
+    rng = np.random.default_rng(0)
+    q = rng.standard_normal((3, 2, 12, 64), dtype=np.float32).astype(np.float16)
+    caches = [rng.standard_normal((3, 40, 2, 64), dtype=np.float32).astype(np.float16) for _ in "kv"]
+    shared = {f"prefix_{name}": cache[0, :20].copy() for name, cache in zip("kv", caches, strict=True)}
+    lengths = np.array([40, 9, 23], np.int32)
+    cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"tree": True, **mods}, {"tree": np.array([-1, -1], np.int32), **mods}),
+        ({"prefix": True}, shared),  # by flash_attention
+        ({"prefix": True}, {**shared, "softmax_scale": 0.1}),
+        ({"prefix": True, **mods}, {**shared, **mods}),
+    ]
+    for warm, given in cases:
+        assert warm_up(12, 64, **how, **warm) >= 2
+        compiled = counted("compiled")
+        for rows in (q, q[:, :1]):  # whose prefix 14 reads
+            tokens = {"tree": given["tree"][: rows.shape[1]]} if "tree" in given else {}
+            flash_attention_with_kvcache(rows, *caches, cache_seqlens=lengths, **{**given, **tokens})
+        assert compiled() == 0, warm
+
+
 def test_a_warm_up_of_e4m3() -> None:
     q = quantise(np.ones((1, 5, 2, 16), np.float32))
     assert warm_up(2, 16, dtype="float8_e4m3fn") >= 1
@@ -421,6 +445,9 @@ def test_a_warm_up_is_refused_as_its_calls_are() -> None:
         (ValueError, "paged=True needs decoding=True", (4, 64), {"paged": True}),
         (ValueError, "q has head_dim = 12; a multiple of 8", (4, 12), {"decoding": True}),
         (ValueError, "cache_dtype=float8_e4m3fn needs decoding=True", (4, 64), {"cache_dtype": "float8_e4m3fn"}),
+        (ValueError, "tree=True needs decoding=True", (4, 64), {"tree": True}),
+        (TypeError, "prefix is True or False", (4, 64), {"decoding": True, "prefix": 1}),
+        (ValueError, "a tree needs causal=True", (4, 64), {"decoding": True, "tree": True}),
         (TypeError, "cache_dtype = 'float32'; float16 or", (4, 64), {"decoding": True, "cache_dtype": "float32"}),
         (ValueError, "page_size = 0", (4, 64), {"decoding": True, "paged": True, "page_size": 0}),
         (ValueError, "v_cache has head_dim = 260", (4, 64), {"decoding": True, "v_head_dim": 260}),

@@ -55,7 +55,9 @@ TELLS = """\
 import json, os, sys
 print(json.dumps({
     "name": %r, "argv": sys.argv[1:], "prefix": sys.prefix, "cwd": os.getcwd(),
-    "env": {name: os.environ.get(name) for name in ("PYTHONPATH", "JUPYTER_PATH", "PATH", "COURSE_READY")},
+    "env": {name: os.environ.get(name) for name in (
+        "PYTHONPATH", "JUPYTER_PATH", "PATH", "COURSE_READY", "PYTHONDONTWRITEBYTECODE"
+    )},
 }), flush=True)
 sys.exit(int(os.environ.get("LEAVE_" + %r, "0")))
 """
@@ -819,7 +821,8 @@ def test_the_tests_run_in_the_venv_with_all_options(made: TinyCourse) -> None:
     files = [made.root / "tests" / f"test_{number}.py" for number in range(100)]
     for file in files:
         file.write_text("")
-    out, _ = made.run("test", "--", "-k", "naive", PYTHONPATH="/foreign", JUPYTER_PATH="/kernels")
+    foreign = {"PYTHONPATH": "/foreign", "JUPYTER_PATH": "/kernels", "PYTHONDONTWRITEBYTECODE": "1"}
+    out, _ = made.run("test", "--", "-k", "naive", **foreign)
     for file in (sanitize, *files):
         file.unlink()
     ruff, ruff_format, mypy, pytest_told = (json.loads(line) for line in out.splitlines()[:4])
@@ -835,6 +838,7 @@ def test_the_tests_run_in_the_venv_with_all_options(made: TinyCourse) -> None:
     assert env["PYTHONPATH"] == str(made.root), "packages of another Python's were let in"
     assert env["JUPYTER_PATH"] == f"{made.venv}/share/jupyter{os.pathsep}/kernels"
     assert env["PATH"].startswith(f"{made.venv}/bin{os.pathsep}")
+    assert env["PYTHONDONTWRITEBYTECODE"] is None, "each of its programs would compile the course's modules"
     assert env["COURSE_READY"] is None, "a course.py started from a test would skip its check"
     verdict = r"course: ruff passed, ruff format passed, mypy passed, pytest passed in 0 min \d+ s \(\d+ s of CPU\)"
     assert re.fullmatch(verdict, out.splitlines()[-1])

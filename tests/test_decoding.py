@@ -215,6 +215,7 @@ CASES = {
     "tile + 1": Case(lengths=(17, 33, 65, 129)),
     "mixed lengths": Case(lengths=tuple(range(1, 41)), room=40),
     "many sequences": Case(lengths=(*[3] * 70, 250), kv_heads=1, heads=2),
+    "more units than blocks": Case(lengths=(20,) * 90, heads=6, kv_heads=3),
     "one head each": Case(heads=3, kv_heads=3),
     "one head for all": Case(heads=16, kv_heads=1),
     "five heads share one": Case(heads=10),
@@ -779,7 +780,11 @@ def test_planted_bugs_in_the_join_are_found(each: Bug, monkeypatch: pytest.Monke
     code = each.plant(kernel.source("14_join.cu"))
 
     def wrong(of_o: str, of_prefix: str, head_dim: int) -> kernel.Kernel:
-        return kernel.load(code, f"join_prefix<{of_o}, {of_prefix}>", defines={"HEAD_DIM": head_dim, "THREADS": 256})
+        return kernel.load(
+            code,
+            f"join_prefix<{of_o}, {of_prefix}>",
+            defines={"HEAD_DIM": head_dim, "THREADS": shared_prefix.JOIN_THREADS},
+        )
 
     monkeypatch.setattr(shared_prefix, "ROWS_OF_PARTS", 0)
     monkeypatch.setattr(shared_prefix, "KEYS_OF_A_PART", 50)
@@ -1039,7 +1044,7 @@ def test_keys_and_values_are_read_once(d: int, d_v: int) -> None:
 
 
 NEW, CUT, TOKENS, SMALL = "new tokens in pages", "cut in many", "window of tokens", "pages of 2"
-ODD = "pages of 75"
+ODD, UNITS = "pages of 75", "more units than blocks"
 CASES_OF_BUGS = {
     **CASES,
     CUT: replace(PLAIN, num_splits=7),
@@ -1079,8 +1084,10 @@ BUGS = (
     bug("a head begins where its sequence does", "unit_begin += kv_head * keys.tiles;", ""),
     astray("the stretch is too long", "left -= end - first;", ""),
     bug("the next unit begins behind its first tile", "first = 0;\n    end", "first = 1;\n    end"),
-    astray("the keys of the sequence before", "keys = of(++sequence);", "++sequence;"),
-    bug("the same head again", "++kv_head == params", "kv_head + 1 == params"),
+    bug("the next unit of a stretch is left out", "int step = 1;", "int step = 2;"),
+    bug("the same unit again", "+ kv_head + step);", "+ kv_head);"),
+    bug("the heads of a sequence are one", "kv_head = unit % params.attention.kv_heads;", "kv_head = 0;"),
+    bug("one unit a block", "left = (units - 1 - block) / step * share;", "left = 0;", UNITS),
     bug("an empty sequence has no unit", "/ BLOCK_N - tile, 1)", "/ BLOCK_N - tile, 0)", "empty among others"),
     bug("the last tile is not counted", "(end + BLOCK_N - 1) / BLOCK_N", "end / BLOCK_N"),
     bug("parts of the same length, one too few", "(keys.tiles + splits - 1)", "keys.tiles", CUT),
@@ -1151,7 +1158,7 @@ BUGS = (
     bug("values are not kept", "uint4*>(v + from) =", "uint4*>(k + from) =", NEW),
     bug("kept by the first tile of rows", "token * at.rows.group / TILE_ROWS == blockIdx.y", "0 == blockIdx.y", NEW),
     bug("kept by nobody but the first", "token * at.rows.group / TILE_ROWS == blockIdx.y", "token == blockIdx.y", NEW),
-    bug("K in place of V", "cp_async(V_smem + to, from_v + from", "cp_async(V_smem + to, from_k + from"),
+    bug("K in place of V", "copy(V_smem + to, from_v + from", "copy(V_smem + to, from_k + from"),
     bug("one stage for all", "stage_of_ring + 1 == STAGES ? 0 : stage_of_ring + 1", "0", "long", cpu_only=True),
     bug("a tile too late", "cp_async_wait<STAGES - 1>", "cp_async_wait<STAGES>", cpu_only=True),
     bug("the first warp's tiles for all", "tile = stretch.first + warp; tile", "tile = stretch.first; tile"),
@@ -1206,9 +1213,10 @@ def test_bugs_can_be_planted() -> None:
 
 @pytest.mark.exhaustive(one_of_each=lambda each: each.inputs)
 @pytest.mark.parametrize("each", BUGS, ids=lambda each: each.name)
-def test_planted_bugs_are_found(each: Bug) -> None:
+def test_planted_bugs_are_found(each: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
     if device.ON_GPU and each.cpu_only:
         pytest.skip("shows on the CPU engine for certain")
+    monkeypatch.setenv("COURSE_CPU_TIMEOUT", "2")  # one never ends
     wrong = each.plant(text())
     if each.inputs == "in X-ray":
         report, _, _ = x_rayed(CASES_OF_BUGS[each.inputs], wrong)

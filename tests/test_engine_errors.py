@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from helpers import engine
-from helpers.engine import CompileError, LaunchError, failures, runtime, structures
+from helpers.engine import CompileError, LaunchError, failures, runtime, structures, symbols
 from helpers.engine.structures import Reason
 
 SOURCE = r"""
@@ -716,3 +716,19 @@ def test_every_reason_has_words() -> None:
     assert len(said) == len(structures.Reason) - 1
     assert "illegal read of a[0]" in said and "assertion" in said
     assert any("deadlock in warp 0: thread (0,0,0) waits at k.cu:7 in __shfl_sync" in text for text in said)
+
+
+def test_lines_that_are_kept_are_those_of_the_library() -> None:
+    """The file beside a library is made anew where it is missing or torn."""
+    path = engine.RawModule(code=SOURCE).get_function("read_wild").compiled().library.path
+    read, kept = symbols._read_lines(path), path.with_suffix(".lines")
+    assert all(read) or platform.system() == "Darwin"  # whose libraries are not ELF
+    for torn in (None, "[", None):
+        if torn is None:
+            kept.unlink(missing_ok=True)
+        else:
+            kept.write_text(torn)
+        for _ in range(2):
+            symbols._lines.cache_clear()
+            assert symbols._lines(path) == read
+        assert kept.is_file()

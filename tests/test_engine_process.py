@@ -204,7 +204,7 @@ def test_memory_is_given_back() -> None:
 
 
 # g++ reads the engine's headers precompiled.
-BUILDS = ["engine", "flags", *(["headers"] if engine.compiler._is_gcc_on_linux() else []), "kernel"]
+BUILDS = ["engine", "flags", *(["headers"] if engine.compiler._is_gcc_on_linux() else []), "kernel", "known"]
 
 
 def builds(folder: Path) -> list[str]:
@@ -292,16 +292,18 @@ import sys
 sys.dont_write_bytecode = True
 from helpers import engine
 from helpers.engine.xray import xray
-compiled, compile_one, build = 0, engine.compiler._compile, engine.compiler.build
+from helpers.engine import known
+compiled, compile_one, built = 0, engine.compiler._compile, known.built
 def counted(*how):
     global compiled
     compiled += 1
     return compile_one(*how)
-def told(*what, **how):
-    path, said = build(*what, **how)
-    print(path)
-    return path, said
-engine.compiler._compile, engine.compiler.build = counted, told
+def told(*how):
+    result = built(*how)
+    print(result.library.path)
+    return result
+engine.compiler._compile, known.built = counted, told
+print(engine.compiler.engine_library())
 kernel, args = engine.RawKernel(CODE, "meet"), (engine.ones(32, engine.float32), engine.int64(16))
 try:
     kernel((1,), (32,), args)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import ml_dtypes
@@ -21,7 +22,10 @@ from helpers.attention.check import expect
 from helpers.attention.comms import virtual_ranks
 from helpers.attention.fp8 import dequantise, quantise
 from helpers.attention.ladder import LADDER, limits
+from helpers.attention.ladder.call import Call, Spec
 from helpers.attention.ladder.params import attention_params
+from helpers.attention.ladder.stages import hopper
+from helpers.attention.ladder.stages.fp8 import transpose_block
 from helpers.attention.ladder.steps import CLIMBS, FP8_CODES
 from helpers.attention.run import forget
 from helpers.device import cp
@@ -165,7 +169,10 @@ def test_rows_whose_scores_are_all_negative() -> None:
     np.testing.assert_allclose(lse, want_lse, atol=6e-2)
 
 
-@pytest.mark.parametrize("head_dim, block_n, keys", [(128, 128, 300), (64, 160, 333), (80, 64, 100), (16, 32, 40)])
+@pytest.mark.parametrize(
+    "head_dim, block_n, keys",
+    [(128, 160, 300), (64, 192, 333), (256, 128, 150), (80, 64, 100), (176, 32, 40), (16, 32, 40)],
+)
 def test_transposed_tiles(head_dim: int, block_n: int, keys: int) -> None:
     """V^T byte by byte, in the order of keys that P has, swizzled, with zeros past the last key."""
     v = np.random.default_rng().integers(0, 256, (keys, head_dim)).astype(np.uint8)
@@ -178,8 +185,8 @@ def test_transposed_tiles(head_dim: int, block_n: int, keys: int) -> None:
     tiles = -(-keys // block_n)
     width = next(w for w in (128, 64, 32) if block_n % w == 0)
     image = cp.full((tiles, block_n * (head_dim + 8)), 77, np.uint8)
-    shared = width * (2 * head_dim + 8)
-    transpose((tiles * (block_n // width), 1, 1), (128,), (cp.asarray(v), image, None, params), shared_mem=shared)
+    threads, shared = transpose_block({"HEAD_DIM": head_dim, "BLOCK_N": block_n})
+    transpose((tiles, 1, 1), (threads,), (cp.asarray(v), image, None, params), shared_mem=shared)
     whole = np.zeros((tiles * block_n, head_dim), np.uint8)
     whole[:keys] = v
     rows = np.arange(head_dim)
@@ -192,6 +199,81 @@ def test_transposed_tiles(head_dim: int, block_n: int, keys: int) -> None:
         chunks = np.arange(width // 16)[None] ^ spread[:, None]
         straight = panels[:, rows[:, None], chunks].transpose(1, 0, 2, 3).reshape(head_dim, block_n)
         np.testing.assert_array_equal(straight, whole[tile * block_n :][of_place][:, column].T)
+
+
+def order_of(shape: tuple[int, ...], causal: bool) -> tuple[np.ndarray, dict[str, int]]:
+    """The table of a call's tiles (rounds, blocks, 4), as the device writes it; the sizes."""
+    stage, (batch, _, rows, head_dim) = LADDER["fp8"], shape
+    arrays = {name: Spec.dense(shape, np.uint8) for name in "qkvo"}
+    window = (-1, 0) if causal else (-1, -1)
+    call = Call(arrays, 1.0, window, rows=rows, sequences=batch, aligned=True)
+    sizes = stage.defines(head_dim)
+    _, *orders, main = stage.launches(stage, call, sizes)
+    table = cp.empty(stage.scratch(call, sizes)["schedule"].shape, np.int32)
+    for each in orders:
+        kernel.load(each.file, each.kernel)(each.grid, each.block, each.arguments({"schedule": table}))
+    assert main.grid == table.shape[1:2]
+    return cp.asnumpy(table), sizes
+
+
+@pytest.mark.parametrize("shape, most", [((16, 4, 4096, 128), 1.02), ((1, 16, 16384, 128), 1.01)], ids=str)
+def test_blocks_get_equal_amounts_of_work(shape: tuple[int, ...], most: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Causal, 132 blocks: in each round the longest tile goes to the block that has had the least work so far.
+
+    most: the largest amount over the mean; dealt to and fro, 1.04 and more.
+    """
+    monkeypatch.setattr(limits, "multiprocessors", lambda: 132)
+    batch, heads, rows, _ = shape
+    table, sizes = order_of(shape, True)
+    wanted = itertools.product(range(batch), range(heads), range(0, rows, sizes["BLOCK_M"]))
+    assert sorted(map(tuple, table[table[..., 3] >= 0][:, [0, 1, 3]].tolist())) == list(wanted)
+    first, consumers = table[..., 3, None] + np.arange(0, sizes["BLOCK_M"], 64), sizes["BLOCK_M"] // 64
+    tiles = -(-np.where(first < rows, np.minimum(first + 64, rows), 0) // sizes["BLOCK_N"])  # of keys, by consumer
+    cost = np.where(table[..., 3] < 0, 0, consumers * tiles.max(-1) + tiles.sum(-1) + 2 * consumers)
+    so_far = np.zeros(table.shape[1], int)
+    for costs in cost:
+        assert (np.diff(costs[np.argsort(so_far, kind="stable")]) <= 0).all()
+        so_far += costs
+    assert so_far.max() < most * so_far.mean()
+
+
+@pytest.mark.parametrize(
+    "shape, cut",
+    [((16, 4, 4096, 128), 24), ((4, 32, 4096, 64), 0), ((3, 8, 2112, 64), 0), ((1, 1, 2100, 64), 0)],
+    ids=str,
+)
+def test_without_a_mask_short_tiles_come_last(
+    shape: tuple[int, ...], cut: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every row has its place once. If the last round has room for both parts of its whole tiles, they are cut."""
+    monkeypatch.setattr(limits, "multiprocessors", lambda: 132)
+    batch, heads, rows, _ = shape
+    table, sizes = order_of(shape, False)
+    seen = np.zeros((batch, heads, rows), int)
+    entries = table[table[..., 3] >= 0]
+    lengths = np.where(entries[:, 2] >> 16, 64 * (entries[:, 2] >> 16), sizes["BLOCK_M"])
+    for (sequence, head, kv_head, first), length in zip(entries, lengths, strict=True):
+        assert kv_head & 0xFFFF == head and first < rows
+        seen[sequence, head, first : first + length] += 1
+    assert (seen == 1).all()
+    assert sum(entries[:, 2] >> 16 == 1) == sum(entries[:, 2] >> 16 == 2) == cut
+    of_tile = np.minimum(lengths, rows - entries[:, 3])
+    assert (of_tile[: len(entries) - 2 * cut - batch * heads] == sizes["BLOCK_M"]).all()
+
+
+@pytest.mark.parametrize("blocks", [3, 7])
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (60, 10)}], ids=str)
+def test_blocks_that_take_many_tiles(blocks: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Consumers leave tiles of keys to others, and pass from tile to tile. With 7 blocks, the last tiles are cut."""
+    monkeypatch.setattr(limits, "multiprocessors", lambda: blocks)
+    monkeypatch.setattr(hopper, "FEWEST_KEYS", 430)
+    forget()
+    e4m3 = [quantise(normal(1, n, h, 64)) for n, h in ((400, 4), (430, 2), (430, 2))]
+    o, lse = flash_attention(*e4m3, return_lse=True, out_dtype="float32", **options)
+    forget()
+    want, want_lse = expected(*e4m3, **options)
+    assert rms(o.swapaxes(1, 2), want) < ROUNDED
+    np.testing.assert_allclose(lse, want_lse, atol=6e-2)
 
 
 def test_a_stage_takes_descales() -> None:

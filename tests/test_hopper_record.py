@@ -172,6 +172,7 @@ def test_clocks_of_both_warpgroups(monkeypatch: pytest.MonkeyPatch) -> None:
         assert all(row[name] is None or row[name] > 0 for name in ("products", "weights"))
 
 
+@pytest.mark.exhaustive  # two dozen kernels, through ptxas; those that are no ablations are compiled in test_hopper.py
 @needs_nvrtc
 def test_every_text_that_is_launched_compiles_without_spills_and_warnings() -> None:
     texts = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import importlib
 import json
@@ -57,13 +58,19 @@ def room(path: Path) -> str:
     return path.relative_to(HELPERS).parts[0].removesuffix(".py")
 
 
+@functools.cache
 def is_module(name: str) -> bool:
     path = HELPERS.parent.joinpath(*name.split("."))
     return path.with_suffix(".py").is_file() or path.is_dir()
 
 
-def imported(path: Path) -> Iterator[tuple[int, str]]:
+@functools.cache
+def imported(path: Path) -> list[tuple[int, str]]:
     """Line and full name of each module that a file imports, inside functions too."""
+    return list(_imported(path))
+
+
+def _imported(path: Path) -> Iterator[tuple[int, str]]:
     package = ["helpers", *path.relative_to(HELPERS).parts[:-1]]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -75,18 +82,18 @@ def imported(path: Path) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, one if is_module(one) else name) for one in full)
 
 
-@pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(HELPERS)))
-def test_imports_point_down(path: Path) -> None:
-    own = room(path)
-    assert own in FLOOR, f"{own} has no floor: write it into FLOORS and into helpers/README.md"
-    for line, name in imported(path):
-        top, _, rest = name.partition(".")
-        if top == "helpers":
-            target = rest.partition(".")[0]
-            where = f"{path.name}:{line} imports {name}"
-            assert target == own or FLOOR[target] < FLOOR[own], f"{where}, which is not below {own}"
-        elif own in ONLY:
-            assert top in STANDARD | ONLY[own], f"{path.name}:{line}: {own} does without {top}"
+def test_imports_point_down() -> None:
+    for path in files():
+        own = room(path)
+        assert own in FLOOR, f"{own} has no floor: write it into FLOORS and into helpers/README.md"
+        for line, name in imported(path):
+            top, _, rest = name.partition(".")
+            if top == "helpers":
+                target = rest.partition(".")[0]
+                where = f"{path.relative_to(HELPERS)}:{line} imports {name}"
+                assert target == own or FLOOR[target] < FLOOR[own], f"{where}, which is not below {own}"
+            elif own in ONLY:
+                assert top in STANDARD | ONLY[own], f"{path.name}:{line}: {own} does without {top}"
 
 
 def test_the_engine_reaches_its_own_modules_by_relative_imports() -> None:

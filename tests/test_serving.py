@@ -277,8 +277,8 @@ def test_many_requests_with_injected_errors(
     rng, config = np.random.default_rng(0), Config(context=40, layers=2, heads=1, width=64)
     gpt = CharGPT(LETTERS, config, PlainAttention(), seed=3)
     server = Server(gpt, pages=pages, page_size=page_size, watermark=watermark)
-    asked = random_requests(rng, 200, 40)
-    poisoned = {asked[i]: len(asked[i].prompt) + int(rng.integers(0, 4)) for i in rng.choice(200, 15, replace=False)}
+    asked = random_requests(rng, 140, 40)
+    poisoned = {asked[i]: len(asked[i].prompt) + int(rng.integers(0, 4)) for i in rng.choice(140, 15, replace=False)}
     ended, raised, logits, forward = set[Request](), {"before": 0, "within": 0}, Server._logits, server.cache.forward
 
     def faulty_logits(self: Server, group: list[Request]) -> np.ndarray:

@@ -150,6 +150,7 @@ def fp8_(monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
         model=partial(fp8.of_model, text, 1),
         speeds=partial(fp8.of_speeds, ((1, 1, 200, 64),), 1),
         turns=partial(fp8.of_turns, ((1, 1, 200, 64),), 1),
+        transposition=partial(fp8.of_transposition, ((1, 1, 200, 64),), 1),
     )
 
 
@@ -408,3 +409,10 @@ def test_a_wrong_result_is_not_timed(
     refused = [row for row in rows if "failed" in row or "error" in row]
     timed = [row for row in rows if row.get("name") != "read (sum)"]
     assert refused or record.get("failed") or not timed
+
+
+def test_what_turns_lose_above_64() -> None:
+    """The largest loss counts. At head_dim 64 turns gain; without a record nothing is lost."""
+    rows = [{"name": "no turns", "shape": [1, 1, 9, d], "speed": s} for d, s in ((64, 0.9), (128, 0.96), (256, 0.99))]
+    assert fp8.lost_by_turns({"turns": [*rows, {"name": "turns", "shape": [1, 1, 9, 128], "speed": 1.0}]}) == 1 - 0.96
+    assert fp8.lost_by_turns({"turns": []}) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -21,24 +22,25 @@ from helpers.bench.studies import presets
 FILE = "04_register_tiles.cu"
 
 
-@pytest.mark.parametrize("limit", LIMITS)
-@pytest.mark.parametrize("head_dim", range(1, MAX_HEAD_DIM + 1, 7))
-def test_every_pick_fits_its_limit(head_dim: int, limit: int) -> None:
-    found = pick(head_dim, limit)
-    assert found.shared_bytes(head_dim) <= limit
-    assert found.blocks(head_dim, limit) >= 1
-    assert f"{found.shared_bytes(head_dim):,} of {limit:,} bytes" in found.why
+EVERY_PICK = list(itertools.product(range(1, MAX_HEAD_DIM + 1, 7), LIMITS))
 
 
-@pytest.mark.parametrize("limit", LIMITS)
-@pytest.mark.parametrize("head_dim", range(1, MAX_HEAD_DIM + 1, 7))
-def test_few_blocks_get_fewer_rows_each(head_dim: int, limit: int) -> None:
-    few = pick_few(head_dim, limit)
-    if few is None:
-        assert head_dim > 128 or limit <= 64 * KB
-    else:
-        assert few.block_m < pick(head_dim, limit).block_m
-        assert few.shared_bytes(head_dim) <= limit
+def test_every_pick_fits_its_limit() -> None:
+    for head_dim, limit in EVERY_PICK:
+        found = pick(head_dim, limit)
+        assert found.shared_bytes(head_dim) <= limit
+        assert found.blocks(head_dim, limit) >= 1
+        assert f"{found.shared_bytes(head_dim):,} of {limit:,} bytes" in found.why
+
+
+def test_few_blocks_get_fewer_rows_each() -> None:
+    for head_dim, limit in EVERY_PICK:
+        few = pick_few(head_dim, limit)
+        if few is None:
+            assert head_dim > 128 or limit <= 64 * KB
+        else:
+            assert few.block_m < pick(head_dim, limit).block_m
+            assert few.shared_bytes(head_dim) <= limit
 
 
 def test_a_lone_block_gets_twice_the_threads() -> None:

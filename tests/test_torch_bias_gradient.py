@@ -106,9 +106,9 @@ def test_the_bias_alone_is_trained(where: str) -> None:
 def test_torchs_own_check_of_gradients(where: str) -> None:
     """gradcheck moves each number, by large steps in float32; nondet_tol=0: a second backward has the same bits."""
     given = leaves(where)
-    q, k, v = (given[name].detach()[:, :9] for name in "qkv")
+    q, k, v = (given[name].detach()[:1, :3] for name in "qkv")  # a backward for each number of the output
     bias, slopes, sinks = (given[name] for name in ("bias", "alibi_slopes", "sinks"))
-    bias = bias[..., :9].detach().clone().requires_grad_()
+    bias = bias[..., :3].detach().clone().requires_grad_()
 
     def of_extras(bias: Any, slopes: Any, sinks: Any) -> Any:
         return call(q, k, v, bias=bias, alibi_slopes=slopes, sinks=sinks)

@@ -81,14 +81,14 @@ def test_every_part_of_the_course_is_in_the_fast_run(request: pytest.FixtureRequ
     left_out = set() if request.config.getoption("--fast") else two_speeds.repetitions(session.items)[0]
     tested = {item.path for item in session.items if item not in left_out}
     folders = [Path(arg).resolve() for arg in request.config.args]
+    need_not = unchanged.may_be_left_out if unchanged.asked_for(request.config) else lambda path: False
     tests = {path for path in ROOT.glob("tests/test_*.py") if path.parent in folders and has_what_it_needs(path)}
-    if unchanged.asked_for(request.config):
-        tests -= {path for path in tests if unchanged.may_be_left_out(path)}
+    tests -= {path for path in tests if need_not(path)}
     tests -= {path for path in tests if re.search(r"^pytestmark = .*exhaustive", path.read_text("utf-8"), re.M)}
     assert tests <= tested
     if request.config.getoption("--nbval", False):
         notebooks = {path for path in ROOT.glob("notebooks/*.ipynb") if path.parent in folders}
-        assert {path for path in notebooks if path.name not in two_speeds.NOTEBOOKS} <= tested
+        assert {path for path in notebooks if path.name not in two_speeds.NOTEBOOKS and not need_not(path)} <= tested
 
 
 def test_a_file_that_no_test_launches_is_named(tmp_path: Path) -> None:

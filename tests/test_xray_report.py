@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import xml.etree.ElementTree as ElementTree
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from helpers import engine, xray
 from helpers.attention import kernel
 from helpers.attention.check import make_inputs
 from helpers.device import cp
-from helpers.engine import observed
+from helpers.engine import observed, symbols
 from helpers.engine.cuda_source.edit import edit
 from helpers.engine.xray import run
 from helpers.engine.xray.render import Table
@@ -280,6 +281,26 @@ def test_a_race_names_both_lines() -> None:
         assert f.thread != f.other_thread
         assert "word " in f.message and "__shared__ K_smem" in f.message
     assert report.source(around=0).count(" ! ") >= 2
+
+
+def test_lines_of_addresses_are_kept_beside_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other processes read them there, unless the library is newer."""
+    path = engine.RawModule(code=CODE).get_function("k").compiled().library.path
+    read = symbols._read_lines(path)
+    assert any(span.file == "k.cu" and span.line in (3, 4) for span in read[0])
+    for name in ("_lines", "_places_of"):
+        getattr(symbols, name).cache_clear()
+    path.with_suffix(".lines").unlink(missing_ok=True)
+    assert symbols._lines(path) == read
+    address = read[0][0].begin
+    symbols._lines.cache_clear()
+    monkeypatch.setattr(symbols, "_read_lines", lambda path: ([], [], {}))
+    assert symbols._lines(path) == read and symbols.places_of(path, address)[0] == read[0][0][2:]
+    symbols._lines.cache_clear()
+    os.utime(path.with_suffix(".lines"), (0, 0))
+    assert symbols._lines(path) == ([], [], {})
+    symbols._lines.cache_clear()
+    path.with_suffix(".lines").unlink()
 
 
 def test_the_bank_picture_is_of_the_launch() -> None:

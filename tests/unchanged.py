@@ -1,14 +1,16 @@
-"""Tests of the engine, the X-ray and the set-up are left out of most runs where they have passed as they are.
+"""Notebooks and some tests are left out of most runs where they have passed as they are.
 
-They are a third of the tests, and no change of a kernel, a notebook or a stage can break them. A file of tests reads
-its own text, what it imports of tests/, and the packages of helpers/ that it imports; the set-up's, the command line
-and the list of packages as well. It is left out
+These are tests of the engine, the X-ray, the set-up, exercises and the site.
+The engine's, the X-ray's and the set-up's are a third of the tests, and no change of a kernel, a notebook or a stage
+can break them. A file of tests reads its own text, what it imports of tests/, and the packages of helpers/ that it
+imports; the set-up's, the command line and the list of packages as well. Notebooks, exercises and the site read so much
+that almost any change of the course runs them again. A file is left out
 
 - where it has passed on this machine with all that it reads, and with the same versions of everything: beside the
   builds lies an empty file whose name is a hash of these, or
 - where all that it reads is as on the main branch of the repository from which this one was cloned: CI has run it
-  there. FIRST tells whether the engine works with this machine's compiler, so it runs once on each; that the set-up
-  works here is shown by the `course.py test` that runs the tests.
+  there. FIRST tells whether the engine and the course work with this machine's compiler, so it runs once on each; that
+  the set-up works here is shown by the `course.py test` that runs the tests.
 
 `course.py test` leaves them out, with --all too; after `--`, --unchanged-too runs them. CI leaves them out for a pull
 request (`.ci/run --changed-only`) and runs all on main.
@@ -31,9 +33,13 @@ from typing import Any
 from helpers.engine import compiler
 
 ROOT = Path(__file__).resolve().parent.parent
-TESTS = ROOT / "tests"
+TESTS, NOTEBOOKS = ROOT / "tests", ROOT / "notebooks"
 FIRST = ("test_engine.py", "test_xray_report.py")
+FIRST_NOTEBOOKS = ("00", "01", "02", "03", "04", "05")  # and their exercises
 OF_THE_SET_UP = ("test_course.py",)
+OF_THE_SITE = ("test_book.py", "test_slides.py", "test_moving.py")
+READ_BY_NOTEBOOKS = ("helpers", "kernels", "notebooks/measured", "tests/sanitize.cfg")
+READ_BY_THE_SITE = ("helpers", "kernels", "notebooks", "teachers", "README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 ALWAYS_READ = ("engine", "xray", "device")  # of helpers/
 KERNELS_TOO = {"attention", "bench", "draw", "lesson", "site"}  # packages that read kernels/
 
@@ -45,9 +51,11 @@ def asked_for(config: Any) -> bool:
 
 
 def may_be_left_out(path: Path) -> bool:
-    """Tell whether a file of tests is one of the engine's, the X-ray's or the set-up's."""
-    ours = path.name.startswith(("test_engine", "test_xray")) or path.name in OF_THE_SET_UP
-    return ours and path.parent == TESTS
+    """Tell whether a file is a notebook, or one with tests of those that this module is about."""
+    if path.parent == NOTEBOOKS:
+        return path.suffix == ".ipynb"
+    ours = path.name.startswith(("test_engine", "test_xray", "test_exercises_")) or path.name in OF_THE_SET_UP
+    return (ours or path.name in OF_THE_SITE) and path.parent == TESTS
 
 
 def _shared(path: Path) -> set[Path]:
@@ -61,8 +69,23 @@ def _shared(path: Path) -> set[Path]:
     return found
 
 
+def file_of(nodeid: str) -> str:
+    """Return the file of a test or of a cell, whose ID by nbval is "notebooks/00_attention::ipynb::Cell 1"."""
+    file, _, rest = nodeid.partition("::")
+    return f"{file}.ipynb" if rest.startswith("ipynb::") else file
+
+
+def runs_once(path: Path) -> bool:
+    """Tell whether a file is among the first that each machine runs."""
+    number = path.name.removeprefix("test_exercises_").partition("_")[0].removesuffix(".py")
+    return path.name in FIRST or number in FIRST_NOTEBOOKS
+
+
 def read_by(path: Path) -> Iterator[Path]:
-    """List the files and folders that a file of tests depends on."""
+    """List the files and folders that a notebook, or a file of tests, depends on."""
+    if path.parent == NOTEBOOKS:
+        yield from (path, *_shared(TESTS / "conftest.py"), *(ROOT / name for name in READ_BY_NOTEBOOKS))
+        return
     text = path.read_text(encoding="utf-8")
     imported = {name for name in re.findall(r"^\s*(?:from|import) helpers\.(\w+)", text, re.M)}
     imported |= set(re.findall(r"\w+", " ".join(re.findall(r"^\s*from helpers import (.*)$", text, re.M))))
@@ -76,6 +99,8 @@ def read_by(path: Path) -> Iterator[Path]:
         yield ROOT / "kernels"
     if path.name in OF_THE_SET_UP:
         yield from (ROOT / "environment.yml", ROOT / "helpers" / "course.py")
+    if path.name in OF_THE_SITE or path.name.startswith("test_exercises_"):
+        yield from (ROOT / name for name in READ_BY_THE_SITE)
 
 
 @functools.cache
@@ -143,10 +168,8 @@ def unchanged(whole: bool = False) -> list[Path]:
         places = set(read_by(path))
         return changed is not None and not any(places & {file, *file.parents} for file in changed)
 
-    files = [path for path in sorted(TESTS.glob("test_*.py")) if may_be_left_out(path)]
-    return [
-        path for path in files if (path.name not in FIRST and is_as_on_main(path)) or _mark_of(path, whole).exists()
-    ]
+    files = [path for path in sorted([*TESTS.glob("test_*.py"), *NOTEBOOKS.glob("*.ipynb")]) if may_be_left_out(path)]
+    return [path for path in files if (not runs_once(path) and is_as_on_main(path)) or _mark_of(path, whole).exists()]
 
 
 def keep(passed: Iterable[Path], whole: bool = False) -> None:

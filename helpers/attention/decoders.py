@@ -26,6 +26,7 @@ from helpers.attention.scalars import whole_number
 TILE_ROWS = 16  # of an MMA atom
 MIN_KEYS = 128  # of a stretch: with fewer, a merge costs more than it saves
 SMALLEST_TILE = 16  # keys: BLOCK_N is this or more
+NEARLY_ALL = 0.9  # of the blocks that are resident at once
 _NO_TABLE = 30  # page_bits: one page has all keys
 
 
@@ -179,11 +180,14 @@ def shared_bytes(sizes: Mapping[str, int], itemsize: int) -> int:
 def _sizes(call: DecodeCall) -> dict[str, int]:
     q = call.arrays["q"]
     short = q.shape[0] * call.kv_heads >= 2 * limits.multiprocessors()
+    paged = "block_table" in call.arrays
     columns = {"K_COLUMNS": q.shape[3], "V_COLUMNS": call.arrays["v_cache"].shape[3]}
     wide = next(d for d in HEAD_DIMS if d >= max(columns.values()))
     picked = pick_sizes(wide, q.dtype.itemsize, call.rows, limits.most_shared(), short=short, e4m3=call.is_e4m3)
     picked |= {name: n for name, n in columns.items() if n != wide}
-    if "block_table" not in call.arrays:
+    if short and q.dtype.itemsize == 2 and call.rows <= TILE_ROWS and not call.is_e4m3 and not paged:
+        picked["READ_ONCE"] = 1
+    if not paged:
         return picked
     page = call.arrays["k_cache"].shape[1]
     return {**picked, "PAGED": 2 if page & (page - 1) else 1}
@@ -197,7 +201,18 @@ def _grid(call: DecodeCall, sizes: Mapping[str, int]) -> tuple[int, int]:
         return units * call.num_splits, tiles
     most = units * max(1, -(-call.room // sizes["BLOCK_N"]))
     at_once = limits.most_shared() // (shared_bytes(sizes, call.arrays["q"].dtype.itemsize) + RESERVED + KB)
-    return max(1, min(most, limits.multiprocessors() * max(at_once, 1) // tiles)), tiles
+    blocks = limits.multiprocessors() * max(at_once, 1) // tiles
+    return max(1, min(most, blocks if call.is_e4m3 else even_blocks(units, blocks))), tiles
+
+
+def even_blocks(units: int, most: int) -> int:
+    """Return how many blocks have equal shares of units that are all as long, or `most` if these are few.
+
+    On an H200, 128 blocks for 64 units were 1.01 to 1.03 times as fast as 132 of which four have nothing to do, 256 of
+    264 for 512 units 1.01 times. With a cache in e4m3 and many short units they were slower.
+    """
+    even = units * (most // units) if 0 < units <= most else next((n for n in range(most, 0, -1) if units % n == 0), 0)
+    return even if even >= NEARLY_ALL * most else most
 
 
 def _launches(call: DecodeCall, sizes: Mapping[str, int]) -> list[Launch]:

@@ -98,15 +98,15 @@ def flash_attention_with_kvcache(
         window: (left, right): how many keys before and after its own a token sees; -1 for no limit.
         softmax_scale: by default 1 / sqrt(head_dim).
         num_splits: how many parts each sequence is cut into, at most; 0: all of the work is cut into equal stretches,
-            one for each multiprocessor, whatever the lengths (Stream-K). On an H200, 1 was 1.01 to 1.05 times as fast
-            for 8 sequences of 8192 or 65536 keys, and 64 or 128 of 2048 or 512, with 8 heads of K and V.
+            one for each multiprocessor, whatever the lengths (Stream-K). On an H200, 1 was 1.02 times as fast for 8
+            sequences of 8192 or 65536 keys with 8 heads of K and V, which are 64 blocks.
         return_lse: also the natural log of the sum of exp(scaled scores), float32 (batch, heads, seq_q).
         prefix_k, prefix_v: (keys, kv_heads, head_dim): keys and values before those of every sequence, such as a prompt
             that all share; cache_seqlens does not count them. One call of flash_attention reads them once for the
             tokens of all sequences, and its result is merged with that of the cache, which is rounded to q's dtype
             before. Neither window nor slopes then, and no score_mod that uses head or positions. These are two or three
-            more launches: on an H200, 3.1 times as fast for 16 sequences and 8192 keys of bfloat16 in common, 7.7 times
-            for 64. A block table that names the same pages for all sequences needs no prefix, and has 2.2 and 2.4
+            more launches: on an H200, 3.5 times as fast for 16 sequences and 8192 keys of bfloat16 in common, 9.1 times
+            for 64. A block table that names the same pages for all sequences needs no prefix, and has 2.1 and 2.3
             times.
         tree: (seq_q,) or (batch, seq_q) int32, for drafts that form a tree: the token, of the seq_q, that each one
             follows, which comes before it; -1 for the last token before all of them. A token sees its ancestors and no

@@ -26,10 +26,10 @@ from helpers.attention.ladder.layout import bits
 from helpers.attention.ladder.stage import C_NAMES
 
 # Up to so many rows of a head of K and V, 14 reads the prefix; beyond, flash_attention does, in parts of at least so
-# many keys, by tiles of about so many rows. On an H200, 64 and 256 rows were 1.02 to 1.2 times as fast so; fewer were
+# many keys, by tiles of about so many rows. On an H200, 64 and 256 rows were 1.05 to 1.5 times as fast so; fewer were
 # not measured.
 ROWS_OF_PARTS, KEYS_OF_A_PART, TILE_ROWS = 32, 256, 128
-JOIN_THREADS = 256
+JOIN_THREADS = 128
 Attend = Callable[[Any, Any, Any], tuple[Any, Any]]
 NAMES = ("prefix_k", "prefix_v")
 _PLACES = re.compile(r"\b(?:batch|head|q_idx|kv_idx|q_len|kv_len|distance)\b")
@@ -139,9 +139,20 @@ def join_prefix(
             parts = parts_of(keys.shape[1], rows.shape[1], kv_heads) if in_place else 1
             keys, values = (a.reshape(parts, a.shape[1] // parts, *a.shape[2:]) for a in (keys, values))
             rows = device.cp.broadcast_to(rows, (parts, *rows.shape[1:]))
-            of_prefix, of_lse = flash_attention(rows, keys, values, return_lse=True, out_dtype=np.float32, **options)
+            stage = stage_of(rows.dtype, head_dim, functions=bool(functions))
+            how = {**options, "return_lse": True, "out_dtype": np.float32, "stage": stage}
+            of_prefix, of_lse = flash_attention(rows, keys, values, **how)
         _join(there["o"], there["lse"], of_prefix, of_lse, kv_heads)
         return (o, lse) if kind is not None else tuple(as_kind_of(q, there[name]) for name in ("o", "lse"))
+
+
+def stage_of(dtype: np.dtype, head_dim: int, *, functions: bool) -> str | None:
+    """Return the stage that reads a prefix: hopper where that was measured, else None, so that flash_attention chooses.
+
+    On an H200, a call was 1.02 to 1.27 times as fast by hopper as by flash_mma, with 64 and 256 rows of head_dim 128.
+    """
+    on_hopper = device.ON_GPU and limits.compute_capability() == 90
+    return "hopper" if on_hopper and dtype.itemsize == 2 and 64 < head_dim <= 128 and not functions else None
 
 
 def parts_of(keys: int, rows: int, kv_heads: int) -> int:

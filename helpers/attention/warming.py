@@ -3,17 +3,19 @@
 from helpers.attention import warm_up
 warm_up(32, 128, kv_heads=8, dtype="bfloat16", causal=True)
 warm_up(32, 128, kv_heads=8, dtype="bfloat16", decoding=True, paged=True, cache_dtype="float8_e4m3fn")
+warm_up(32, 128, kv_heads=8, dtype="bfloat16", causal=True, decoding=True, tree=True)
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from helpers.attention import calls, kernel
+from helpers.attention import calls, kernel, shared_prefix
 from helpers.attention.decoders import ROTARY, TILE_ROWS
 from helpers.attention.decoding import check as check_decoding
 from helpers.attention.ladder import limits
@@ -29,10 +31,11 @@ from helpers.attention.ladder.kinds import E4M3
 from helpers.attention.ladder.launches import C_NAMES
 from helpers.attention.ladder.layout import Spec, dense
 from helpers.attention.ladder.plan import CompiledPlan
+from helpers.attention.ladder.score_mod import parse_score_mod
 from helpers.attention.scalars import check_flags, whole_number
 from helpers.engine.cuda_source.signatures import dtype_of
 
-Jobs = dict[tuple[Hashable, ...], Callable[[], CompiledPlan]]
+Jobs = dict[tuple[Hashable, ...], Callable[[], object]]
 _LENGTHS = (1, 64, 256, 1024, 4096, 16384)
 _SEQUENCES = (1, 4, 32)
 
@@ -54,13 +57,18 @@ def warm_up(
     cache_dtype: str | None = None,
     v_head_dim: int | None = None,
     rotary_dim: int = 0,
+    tree: bool = False,
+    prefix: bool = False,
+    score_mod: str | None = None,
+    mask_mod: str | None = None,
+    mod_args: Mapping[str, Any] | None = None,
     stage: str | int | None = None,
 ) -> int:
     """Compile what calls of this kind need, of any lengths, side by side: for a server, before its first request.
 
     What a first call takes is the compiler's time, seconds in all. CuPy keeps the kernels on disk, so that the next
-    process loads them. Calls with a bias, slopes, sinks, a tree, functions of scores or, but for decoding, a rotary
-    embedding are not among these.
+    process loads them. Calls with a bias, slopes or sinks are not among these, nor, but for decoding, those with a
+    rotary embedding or functions of scores.
 
     Args:
         heads, kv_heads, head_dim: of q, of k and v (as many as q where it is not given), words of a row.
@@ -69,7 +77,9 @@ def warm_up(
         decoding: what flash_attention_with_kvcache needs, for any number of sequences and of new tokens, in place of
             what flash_attention needs. paged: its cache is in pages; all page_sizes that are powers of two have the
             same kernels, and all others have others. cache_dtype: the cache's, if it is not q's. v_head_dim: V's, if it
-            is not K's. rotary_dim: of a rotary embedding by tables in float32, whose pairs are not interleaved.
+            is not K's. rotary_dim: of a rotary embedding by tables in float32, whose pairs are not interleaved. tree:
+            calls with a tree, in place of those without. prefix: also what one that all sequences share needs.
+            score_mod, mask_mod, mod_args: of the calls; of arrays the dtypes count.
         The others: as flash_attention and flash_attention_backward have them; stage is the forward's or the decoder's.
 
     Returns:
@@ -81,12 +91,15 @@ def warm_up(
     heads, head_dim = whole_number("heads", heads, least=1), whole_number("head_dim", head_dim, least=1)
     kv_heads = heads if kv_heads is None else whole_number("kv_heads", kv_heads, least=1)
     check_flags(gradients=gradients, packed=packed, deterministic=deterministic, decoding=decoding, paged=paged)
+    check_flags(tree=tree, prefix=prefix)
     mask_window(window, causal)
     if dtype not in (*C_NAMES, E4M3):
         raise TypeError(f"dtype = {dtype!r:.40}; there are {', '.join((*C_NAMES, E4M3))}, by name")
     of_q = dtype_of("uint8" if dtype == E4M3 else dtype)
     of_attention = {"gradients": gradients, "packed": packed, "deterministic": deterministic}
     of_decoding = {"paged": paged, "cache_dtype": cache_dtype, "v_head_dim": v_head_dim, "rotary_dim": rotary_dim}
+    functions = {"score_mod": score_mod, "mask_mod": mask_mod, "mod_args": mod_args}
+    of_decoding |= {"tree": tree, "prefix": prefix, **functions}
     for name, value in (of_attention if decoding else of_decoding).items():
         if value:
             raise ValueError(f"{name}={value} needs decoding={not decoding}")
@@ -97,8 +110,12 @@ def warm_up(
         columns = head_dim, whole_number("v_head_dim", head_dim if v_head_dim is None else v_head_dim, least=1)
         of_cache = dtype_of("uint8") if cache_dtype == E4M3 else of_q
         pairs = whole_number("rotary_dim", rotary_dim, least=0) // 2
-        options = DecodeOptions(window, causal, stage=stage)
-        jobs = _decoder_jobs(options, heads, kv_heads, columns, (of_q, of_cache), page, pairs)
+        mod, of_mod = parse_score_mod(score_mod, mask_mod, mod_args)
+        options = DecodeOptions(window, causal, stage=stage, mod=mod and mod.with_mask_as_score())
+        more = {name: Spec.of(a) for name, a in of_mod.items()}
+        jobs = _decoder_jobs(options, heads, kv_heads, columns, (of_q, of_cache), page, pairs, more, tree=tree)
+        if prefix:
+            jobs |= _prefix_jobs(ForwardOptions(mod=mod, out="float32"), heads, kv_heads, columns, of_q, more)
     else:
         wanted = [ForwardOptions(window, causal, stage=stage)]
         wanted += [BackwardOptions(window, causal, deterministic=deterministic)] * gradients
@@ -142,15 +159,19 @@ def _decoder_jobs(
     dtypes: tuple[np.dtype, np.dtype],
     page: int,
     pairs: int,
+    more: Mapping[str, Spec],
+    *,
+    tree: bool,
 ) -> Jobs:
     """List the builds of a decoder: its sizes depend on the new tokens, and on whether a block has many units.
 
     Args:
         columns: of K and of V. dtypes: of q and of the cache. page: keys of one, or 0. pairs: that are rotated, or 0.
+            more: arrays of functions of scores.
     """
     jobs: Jobs = {}
     many = -(-2 * limits.multiprocessors() // kv_heads)
-    for sequences, tokens in itertools.product((1, many), range(1, TILE_ROWS + 1)):
+    for sequences, tokens in itertools.product((1, many), range(1, TILE_ROWS + 2)):
         specs = {"q": Spec.dense((sequences, tokens, heads, columns[0]), dtypes[0])}
         for name, n in zip("kv", columns, strict=True):
             specs[f"{name}_cache"] = Spec.dense((sequences, page or TILE_ROWS, kv_heads, n), dtypes[1])
@@ -160,8 +181,42 @@ def _decoder_jobs(
         if page:
             specs["block_table"] = Spec.dense((sequences, -(-TILE_ROWS // page)), np.int32)
         specs |= {name: Spec.dense((1, pairs), np.float32) for name in ROTARY if pairs}
+        specs |= {**more, **({"tree": Spec.dense((tokens,), np.int32)} if tree else {})}
         decoder, call, _ = check_decoding(specs, options)
         assert call is not None  # there are tokens and keys
         sizes = decoder.sizes_for(call)
         jobs.setdefault((decoder.name, *sizes.items()), functools.partial(CompiledPlan, decoder, call, sizes))
+    return jobs
+
+
+def _prefix_jobs(
+    options: ForwardOptions,
+    heads: int,
+    kv_heads: int,
+    columns: tuple[int, int],
+    dtype: np.dtype,
+    more: Mapping[str, Spec],
+) -> Jobs:
+    """List the builds for a prefix beyond a decoder's: flash_attention's of rows as `packed` has them, and the join.
+
+    Args:
+        options: whose functions have a mask. columns: of K and of V. more: arrays of functions of scores.
+    """
+    o = C_NAMES[dtype.name]
+    joins = {(o, of_prefix, columns[1]) for of_prefix in (o, "float")}
+    jobs: Jobs = {("join", *each): functools.partial(shared_prefix._join_kernel, *each) for each in joins}
+    if columns[0] != columns[1]:  # 14 reads all of these
+        return jobs
+    width = calls.whole_chunks(columns[0], dtype.itemsize)
+    options = options._replace(stage=shared_prefix.stage_of(dtype, columns[0], functions=options.mod is not None))
+    for tokens, keys in itertools.product(_LENGTHS, _LENGTHS):
+        rows = tokens * (heads // kv_heads)
+        parts = shared_prefix.parts_of(keys, rows, kv_heads)
+        q, k = (Spec.dense((parts, n, kv_heads, width), dtype) for n in (rows, keys // parts))
+        specs = {"q": q, "k": k, "v": k, **more}
+        calls.check(specs)
+        _, chosen, _, call = calls.of_shapes(specs, options, (None, None))
+        assert call is not None  # there are rows and keys
+        sizes = chosen.sizes_for(call)
+        jobs.setdefault((chosen.name, *sizes.items()), functools.partial(CompiledPlan, chosen, call, sizes))
     return jobs

@@ -122,7 +122,7 @@ def checks() -> "dict[str, list[str]]":
 def test(words: "list[str]", every: bool) -> int:
     """Run the linters, then pytest over tests and notebooks. Returns 0 if all pass.
 
-    Exhaustive tests are left out (tests/two_speeds.py), and so are tests of the engine and the set-up that have passed
+    Exhaustive tests are left out (tests/two_speeds.py), and so are notebooks and tests that have passed as they are
     (tests/unchanged.py). every: run exhaustive ones too; in CI, all. Files that `words` name are run whole.
     """
     begin = time.monotonic()

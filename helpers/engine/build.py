@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -90,15 +91,17 @@ def build(recipe: Recipe, log_stream: Any = None) -> Built:
         NoCompilerError: there is no C++ compiler.
     """
     attempt = _Attempt(recipe, bool(libraries.options()) and libraries.needed(recipe.code))
-    text, headers = attempt.reading()
+    start = attempt.beginning()
+    text, headers = attempt.reading(start)
     plain = [name for name in source.kernels(text) if not source.is_template(text, name)]
     kernels = tuple(name for name in plain if name not in recipe.name_expressions)
     attempt = replace(attempt, kernels=kernels, text=text, headers=tuple(headers))
     while True:
-        program = attempt.program()
+        program = attempt.program(start)
         path, diagnostics = program.build()
         if path is None:
             attempt = attempt.after(diagnostics)
+            start = attempt.beginning()
             continue
         try:
             library = _load(program, path)
@@ -107,9 +110,7 @@ def build(recipe: Recipe, log_stream: Any = None) -> Built:
             attempt = attempt.without(error.args[0])
     if log_stream is not None:
         log_stream.write(_warnings(compiler.warnings(program.text, program.options), recipe.code))
-    if recipe.is_shared:
-        _LOADED[path, recipe.options] = library
-    return Built(library, _entries(library), _TILES.search(program.text) is not None, text)
+    return Built(library, entries(library), _TILES.search(program.text) is not None, text)
 
 
 @dataclass(frozen=True)
@@ -141,17 +142,18 @@ class _Attempt:
         """The kernels of the module's table."""
         return [*self.kernels, *self.recipe.name_expressions]
 
-    def _beginning(self) -> _Beginning:
+    def beginning(self) -> _Beginning:
+        """Return what comes before the source. It depends on what the attempt uses, not on its kernels."""
         recipe = self.recipe
         code = libraries.translate_cucomplex(recipe.code) if recipe.translate_cucomplex else recipe.code
         flags, macros = options.for_host(recipe.options, recipe.backend)
-        host_flags = cutlass.compiled(flags) if cutlass.includes(code) else flags
+        host_flags = cutlass.compiled(flags) if "cut" in code and cutlass.includes(code) else flags
         folders = [compiler.INCLUDE, *compiler.system_folders(host_flags)]
         algorithm = "#include <algorithm>\n" if self.with_algorithm else ""
         head = f"{algorithm}{_first_headers(code, folders)}"
         return _Beginning(code, macros, host_flags, folders, self._arguments(code, host_flags), head)
 
-    def reading(self) -> tuple[str, list[str]]:
+    def reading(self, start: _Beginning) -> tuple[str, list[str]]:
         """Return the source in which kernels are looked for, and CUDA's headers that it includes.
 
         That is the preprocessor's output where macros make or name kernels, or where headers of the source's own may.
@@ -159,8 +161,7 @@ class _Attempt:
         Raises:
             CompileError: an unknown option.
         """
-        start = self._beginning()
-        includes = re.findall(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', start.code, re.M)
+        includes = re.findall(r'^[ \t]*#\s*include\s*([<"])([^>"]+)[>"]', start.code, re.M)
         folders = any(option.startswith("-I") for option in start.flags)
         own = any(
             not (compiler.INCLUDE / name).is_file() and (mark == '"' or (folders and not _OF_OTHERS.match(name)))
@@ -184,21 +185,19 @@ class _Attempt:
         recipe = self.recipe
         if not self._is_for_nvrtc(start.flags):
             return ""
-        clean = source.blank_comments(start.code)
-        if self.text != start.code:
-            clean += source.blank_comments(self.text)
-        clean = host_names.without_unused_templates(clean, recipe.name_expressions)
         own = sorted(_OF_C.intersection(self.names))  # which only a host's C library has besides
         renamed = "".join(f"#define {name} {host_names.PREFIX}{name}\n" for name in own)
-        return host_names.hidden(clean, self.headers, kernels=self.kernels, options=recipe.options) + renamed
+        text = "" if self.text == start.code else self.text
+        given = _device_options(recipe.options)
+        return _hidden(start.code, text, recipe.name_expressions, self.headers, self.kernels, given) + renamed
 
-    def program(self) -> _Program:
+    def program(self, start: _Beginning) -> _Program:
         """Return the text for the compiler.
 
         Raises:
             CompileError: an unknown option, or inline PTX that the engine cannot follow.
         """
-        recipe, start = self.recipe, self._beginning()
+        recipe = self.recipe
         code, host_flags, folders, arguments = start.code, start.flags, start.folders, start.arguments
         macros = start.macros
         head = f"{start.head}{self._hides(start)}{macros}"
@@ -212,12 +211,10 @@ class _Attempt:
             "refuse": lambda: self._refusal(macros, host_flags),
         }
         if self._is_for_nvrtc(host_flags):
-            clean = host_names.without_unused_templates(source.blank_comments(code), recipe.name_expressions)
-            lines = source.line_table(clean, SOURCE_NAME)
-            edits["forbid"] = lambda diagnostics: refusals.extension(_CLANGS_BRACES.sub(_BRACES, diagnostics), lines)
+            edits["forbid"] = functools.partial(_extension, code, recipe.name_expressions)
         if self.uses_libraries:
             edits |= {"expand": libraries.expanded, "expand_key": libraries.translation_hash()}
-        return _Program(recipe, self._whole(head, arithmetic.edited(body)), arguments, edits)
+        return _Program(recipe, self._whole(head, _edited(body)), arguments, edits)
 
     def _arguments(self, code: str, flags: Sequence[str]) -> list[str]:
         arguments = libraries.options() if self.uses_libraries else []
@@ -227,17 +224,17 @@ class _Attempt:
 
     def _translated(self, code: str, head: str, arguments: list[str], folders: Sequence[Path]) -> tuple[str, bool]:
         """Translate the source for a host compiler, and return whether the preprocessor has run."""
-        asked: list[str] = []
 
         def expanded(code: str) -> str | None:
-            asked.append(code)
             return compiler.expanded(_RUNTIME + _PTX + head, code, SOURCE_NAME, arguments)
 
         try:
-            body = translate(code, expanded, SOURCE_NAME, keep_asm=self.uses_libraries, folders=folders)
+            alone = _translated_alone(code, self.uses_libraries, tuple(folders))
+            if alone is not None:
+                return alone, False
+            return translate(code, expanded, SOURCE_NAME, keep_asm=self.uses_libraries, folders=folders), True
         except ValueError as error:
             raise CompileError(str(error)) from None
-        return body, bool(asked)
 
     def _whole(self, head: str, body: str) -> str:
         clusters = {name: source.cluster_dims(self.text, name) for name in self.names}
@@ -305,6 +302,58 @@ class _Beginning:
     head: str
 
 
+class _Expanded(Exception):
+    """The translation of a source depends on what the preprocessor makes of it."""
+
+
+# What follows is computed once for the builds of a source: with other sizes, and checked ones.
+
+
+@functools.lru_cache(maxsize=64)
+def _translated_alone(code: str, keep_asm: bool, folders: tuple[Path, ...]) -> str | None:
+    """Translate a source without the preprocessor; None where it is needed."""
+
+    def expanded(code: str) -> str | None:
+        raise _Expanded
+
+    try:
+        return translate(code, expanded, SOURCE_NAME, keep_asm=keep_asm, folders=folders)
+    except _Expanded:
+        return None
+
+
+@functools.lru_cache(maxsize=64)
+def _edited(body: str) -> str:
+    return arithmetic.edited(body)
+
+
+def _device_options(given: Sequence[str]) -> tuple[str, ...]:
+    """Return the options that bring types, see `host_names.hidden`."""
+    return tuple(option for option in given if "device-" in option)
+
+
+@functools.lru_cache(maxsize=64)
+def _hidden(
+    code: str,
+    text: str,
+    expressions: tuple[str, ...],
+    headers: tuple[str, ...],
+    kernels: tuple[str, ...],
+    given: tuple[str, ...],
+) -> str:
+    """Return the lines that hide a host's names. text: where kernels are looked for, if that is not the source."""
+    clean = source.blank_comments(code) + source.blank_comments(text)
+    clean = host_names.without_unused_templates(clean, expressions)
+    return host_names.hidden(clean, headers, kernels=kernels, options=given)
+
+
+def _extension(code: str, expressions: tuple[str, ...], diagnostics: str) -> str:
+    """Return what a compiler's warnings say that NVRTC refuses, see `refusals.extension`."""
+    clean = host_names.without_unused_templates(source.blank_comments(code), expressions)
+    lines = source.line_table(clean, SOURCE_NAME)
+    return refusals.extension(_CLANGS_BRACES.sub(_BRACES, diagnostics), lines)
+
+
 class _Undefined(Exception):
     """A symbol that the source declares and uses, and never defines."""
 
@@ -328,23 +377,34 @@ def _warnings(diagnostics: str, code: str) -> str:
     return "".join(f"{file}:{line}: {text}\n" for file, line, text in every if (file, int(line)) in table)
 
 
-def _load(program: _Program, path: Path) -> runtime.KernelLibrary:
-    recipe = program.recipe
+def load(path: Path, recipe: Recipe) -> runtime.KernelLibrary:
+    """Load a library into memory; modules of the same source and options share one.
+
+    Raises:
+        OSError, AttributeError: it is missing or broken, or a symbol is undefined.
+    """
     loaded = _LOADED.get((path, recipe.options)) if recipe.is_shared else None
-    if loaded is not None:
-        return loaded
+    if loaded is None:
+        loaded = runtime.KernelLibrary(path)
+        if recipe.is_shared:
+            _LOADED[path, recipe.options] = loaded
+    return loaded
+
+
+def _load(program: _Program, path: Path) -> runtime.KernelLibrary:
     try:
-        return runtime.KernelLibrary(path)
+        return load(path, program.recipe)
     except (OSError, AttributeError) as error:
         undefined = _UNDEFINED.search(str(error))
         if undefined:
             raise _Undefined(undefined[1] or undefined[2]) from None
     path.unlink(missing_ok=True)  # a broken file in the cache
     rebuilt, _ = program.build()
-    return runtime.KernelLibrary(rebuilt)
+    return load(rebuilt, program.recipe)
 
 
-def _entries(library: runtime.KernelLibrary) -> dict[str, Entry]:
+def entries(library: runtime.KernelLibrary) -> dict[str, Entry]:
+    """Read the table of a library's kernels."""
     library.handle.engine_entries.restype = ctypes.POINTER(Entry)
     count, sizes = ctypes.c_int(), (ctypes.c_uint * 2)()
     table = library.handle.engine_entries(ctypes.byref(count), sizes)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from . import build, compiler, host_names, libraries, limits, options, runtime, settings, symbols
+from . import build, compiler, host_names, known, libraries, limits, options, runtime, settings, symbols
 from .array import GuardedArguments, ndarray
 from .compiler import CompileError
 from .cuda_source import signatures, source
@@ -112,7 +112,7 @@ class RawModule:
         if self._built is None:
             if self.ask_first is not None:
                 self.ask_first()
-            self._built = build.build(self._recipe, log_stream)
+            self._built = known.built(self._recipe, log_stream)
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle or copy the source and how it is compiled, not what was made of it."""

@@ -65,8 +65,11 @@ def refusal(code: str, options: tuple[str, ...] = (), names: Sequence[str] = ())
     installed = version()
     if installed is None:
         return ""
-    own = re.search(r'^\s*#\s*include\s*"', code, re.M) or any(option.startswith("-I") for option in options)
-    options = (*options, *header_options(code))
+    known = header_options(code)  # their folders are named by their contents
+    own = re.search(r'^\s*#\s*include\s*"', code, re.M) or any(
+        option.startswith("-I") and option not in known for option in options
+    )
+    options = (*options, *known)
     asked = without_paths(repr((code, (*options, *ALWAYS), tuple(names), installed)))
     key = hashlib.sha256(asked.encode()).hexdigest()[:32]
     answer = cache_dir() / f"nvrtc-{key}.txt"

@@ -1,21 +1,25 @@
 """Read a compiled kernel's library: its symbols, its `__shared__` arrays, the lines of addresses.
 
 Every kernel's symbols are read, so ELF is read by hand: 0.8 ms of a core, where pyelftools takes 5.6 (and 57 for its
-import). DWARF is read by pyelftools, when a launch has failed.
+import). DWARF is read by pyelftools, once for each library: the lines of its addresses are kept beside it.
 On macOS libraries are not ELF: then the functions return that nothing is known.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import json
 import re
 import struct
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from . import compiler
 
 # Elf64_Shdr and Elf64_Sym of <elf.h>.
 _SECTION = np.dtype(
@@ -170,8 +174,7 @@ def plain_name(symbol: str) -> str:
     return last
 
 
-@dataclass(frozen=True)
-class _Span:
+class _Span(NamedTuple):
     """Addresses from begin to end that belong to a line."""
 
     begin: int
@@ -185,10 +188,15 @@ def places_of(path: Path, address: int) -> list[tuple[str, int]]:
 
     The first is the instruction's own; if it was inlined, the lines of the calls follow, innermost first.
     """
+    return list(_places_of(path, address))
+
+
+@functools.lru_cache(maxsize=4096)  # each launch of a checked run asks for the places of all accesses
+def _places_of(path: Path, address: int) -> tuple[tuple[str, int], ...]:
     rows, calls, _ = _lines(path)
-    spans = [span for span in rows if span.begin <= address < span.end][:1]
+    spans = [next((span for span in rows if span.begin <= address < span.end), None)]
     spans += [span for span in reversed(calls) if span.begin <= address < span.end]
-    return [(span.file, span.line) for span in spans]
+    return tuple((span.file, span.line) for span in spans if span)
 
 
 def statements_at(path: Path, address: int) -> list[tuple[str, int]]:
@@ -212,9 +220,36 @@ def place_before(path: Path, address: int, files: Collection[str], most: int = 2
     return (last.file, last.line) if last is not None else None
 
 
+_Lines = tuple[list[_Span], list[_Span], dict[int, list[tuple[str, int]]]]
+
+
 @functools.lru_cache(maxsize=16)
-def _lines(path: Path) -> tuple[list[_Span], list[_Span], dict[int, list[tuple[str, int]]]]:
-    """Read the line table of a library, its inlined calls (outer ones first), and all statements by their address."""
+def _lines(path: Path) -> _Lines:
+    """Return the line table of a library, its inlined calls (outer ones first), and all statements by their address.
+
+    They are read once, and kept beside a library of the cache.
+    """
+    kept = path.with_suffix(".lines")
+    with contextlib.suppress(OSError, ValueError):
+        if kept.stat().st_mtime_ns >= path.stat().st_mtime_ns:
+            files, rows, calls, begins = json.loads(kept.read_text())
+            rows, calls = (
+                [_Span(low, high, files[file], line) for low, high, file, line in spans] for spans in (rows, calls)
+            )
+            return rows, calls, {address: [(files[file], line) for file, line in places] for address, places in begins}
+    rows, calls, begins = lines = _read_lines(path)
+    if path.parent == compiler.cache_dir():
+        files = dict.fromkeys([*(span.file for span in (*rows, *calls)), *(f for at in begins.values() for f, _ in at)])
+        number = {file: at for at, file in enumerate(files)}
+        spans = [[(low, high, number[file], line) for low, high, file, line in each] for each in (rows, calls)]
+        places = [(address, [(number[file], line) for file, line in at]) for address, at in begins.items()]
+        with contextlib.suppress(OSError):
+            compiler.keep(kept, json.dumps([[*files], *spans, places], separators=(",", ":")))
+    return lines
+
+
+def _read_lines(path: Path) -> _Lines:
+    """Read what `_lines` returns from a library's DWARF."""
     from elftools.common.exceptions import ELFError
     from elftools.elf.elffile import ELFFile
 

@@ -325,7 +325,8 @@ class Block:
     def circle(self) -> list[Waiting]:
         """Return groups of threads each of which waits for the next, and the last for the first; [] without any."""
         waiting = [w for w in self.waiting if w.kind not in ("left", "runs")]
-        after = {w: [o for o in waiting if o != w and self.could(w) & set(o.threads)] for w in waiting}
+        could = {w: self.could(w) for w in waiting}
+        after = {w: [o for o in waiting if o != w and not could[w].isdisjoint(o.threads)] for w in waiting}
 
         def search(path: list[Waiting]) -> list[Waiting]:
             for other in after[path[-1]]:

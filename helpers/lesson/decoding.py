@@ -221,7 +221,8 @@ def recorded_rows(part: str) -> list[tuple[str, dict[str, dict[str, Any]]]]:
     """Return the record's rows of a part of the study, each by its name, for each of the inputs that it measured.
 
     Args:
-        part: "long": few sequences of which one is long; "prefix": one that all share; "tree"; "parts"; "fp8"; "graph".
+        part: "long": few sequences of which one is long; "prefix": one that all share; "tree"; "parts"; "grids"; "fp8";
+            "graph".
     """
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for row in recorded()["rows"]:
@@ -230,6 +231,8 @@ def recorded_rows(part: str) -> list[tuple[str, dict[str, dict[str, Any]]]]:
         if "lengths" in row:
             first, *others = row["lengths"]
             what = f"{first:,} and {len(others)} × {others[0]:,} keys"
+            if len({*others}) > 1:
+                what = f"{len(row['lengths'])} sequences of {min(row['lengths'])} to {max(row['lengths']):,} keys"
         elif "shared" in row:
             what = f"{row['row'][0]} sequences share {row['shared']:,} keys, + {row['row'][1] - row['shared']} each"
         elif "drafts" in row:

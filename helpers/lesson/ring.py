@@ -106,7 +106,8 @@ def graph_table(record: Mapping[str, Any], *, heads: int = 16) -> str:
 
 def apart_table(record: Mapping[str, Any], rows: int = 8192, *, heads: int = 16) -> str:
     """Tabulate milliseconds of zigzag's graphs, of variants and of what is left of them, and of independent runs."""
-    ways = ("graph, peer", "graph, joined after", "graph, no messages", "graph, products alone", "independent")
+    variants = ("one grid", "joined after", "no messages", "products alone")
+    ways = ("graph, peer", *(f"graph, {variant}" for variant in variants), "independent")
     lines = [f"{f'{rows:,} tokens a GPU':24}{_kinds(18)}"]
     for way in ways:
         ms = [_short(record, way, *kind, heads).get(rows) for kind in KINDS]

@@ -246,10 +246,9 @@ def install(parts: "list[str]", title: str) -> None:
     stale = sorted(replaced & installed(folder[1])[0]) if folder else []
     if stale:  # two builds of CuPy would overwrite each other's files
         follow([*pip, "uninstall", "--yes", *stale], f"removing {', '.join(stale)}", env)
-    # Compiling every module takes as long as all the rest; Python compiles those that are imported.
-    quick = [] if sys.dont_write_bytecode else ["--no-compile"]
     for words in pip_installs(parts):
-        follow([*pip, "install", *quick, *words], title, env)
+        # Compiling every module takes as long as all the rest; Python compiles those that are imported.
+        follow([*pip, "install", "--no-compile", *words], title, env)
 
 
 def pip_variables() -> "dict[str, str]":
@@ -298,6 +297,9 @@ def set_variables(python_is_ours: bool) -> None:
     put_first("PYTHONPATH", str(ROOT), "" if python_is_ours else os.environ.get("PYTHONPATH", ""))
     kernels = os.path.join(sys.prefix, "share", "jupyter")  # before a python3 kernel installed for the user
     put_first("JUPYTER_PATH", kernels, os.environ.get("JUPYTER_PATH", ""))
+    # Some images of containers set it. Each notebook and each of some hundred programs that tests start would then
+    # compile the course's modules, and those of .venv, anew.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if python_is_ours:
         os.environ.pop("PYTHONHOME", None)
         os.environ["VIRTUAL_ENV"] = str(VENV)

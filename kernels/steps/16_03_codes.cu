@@ -122,8 +122,11 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
   int round = 0;
   int4 item = schedule[blockIdx.x];
   const auto next = [&] {
+    const int consumers = item.z >> 16;  // that have rows, of a tile that 10_order.cu cut; else 0
+    item.z &= 0xffff;
     const bool found =
         next_tile(tile, item, round, rounds, schedule, cu_seqlens_q, cu_seqlens_k, params);
+    if (consumers > 0) tile.rows = min(tile.rows, 64 * consumers);
     tile.begin = tile.begin / BLOCK_N * BLOCK_N;  // key tiles are those of V_image
     return found;
   };
@@ -201,7 +204,22 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
     for (int i = 0; i < HEAD_DIM_PADDED / 2; ++i) acc[i] = 0.0f;
     q_ring.wait_full(q_stage);
 
+    // ---- tiles of keys that none of this consumer's rows sees: it leaves all but the last of them
     int first = last_tile_begin(tile);
+    const int own_rows = min(64, tile.rows - 64 * consumer);  // none, if not above 0
+    const int own_end =
+        own_rows > 0 ? tile.first_pos + 64 * consumer + own_rows + params.window_right : 0;
+    while (first > tile.begin && first >= own_end) {
+      k_ring.wait_full(stage);
+      v_ring.wait_full(stage);
+      if (TURNS) named_barrier_sync(my_turn, 256);
+      if (leader) k_ring.release(stage);
+      if (leader) v_ring.release(stage);
+      if (TURNS) named_barrier_arrive(next_turn, 256);
+      stage.advance();
+      first -= BLOCK_N;
+    }
+
     while (true) {
       // ---- S = Q K^T
       Scores S;

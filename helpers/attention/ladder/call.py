@@ -23,7 +23,9 @@ __all__ = ["BackwardOptions", "Call", "DecodeOptions", "ForwardOptions", "Option
 
 Asked = TypeVar("Asked", bound="Options")
 
-WITH_HEAD_DIM = frozenset({"q", "k", "v", "o", "do", "dq", "dk", "dv"})  # the others are lse, cu_seqlens and extras
+ARRIVING = "q_arriving", "k_arriving", "v_arriving"  # of ring attention, see ring_joined.py
+# The others are lse, cu_seqlens and extras.
+WITH_HEAD_DIM = frozenset({"q", "k", "v", "o", "do", "dq", "dk", "dv", *ARRIVING})
 MAX_ROWS = 2**29  # in a sequence; a window so wide is unlimited. The kernels add such numbers in 32 bits
 
 

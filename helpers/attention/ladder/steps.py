@@ -430,7 +430,7 @@ def _fp8() -> _Climb:
         step("16_05_row_of_ones.cu", "weights summed by a row of ones, maxima of bits"),
         step("16_06_quarters.cu", "O of 256 columns in quarters"),
     )
-    return _Climb("fp8", "consumers take turns", steps)
+    return _Climb("fp8", "consumers take turns, and leave tiles that they do not see", steps)
 
 
 # ---- all climbs

@@ -71,6 +71,7 @@ FP8_ROWS: tuple[Sizes, ...] = *ROWS[:6], ROWS[7]
 TUNED_FP8 = tuple(itertools.product((8, 12, 16), (2, 3, 4), (16, 32)))
 REAL_HEADS = 12
 COUNTED_ROWS = ROWS[0], ROWS[3], ROWS[7]
+GRID_ROWS = ROWS[0], *ROWS[2:6], ROWS[7]
 ROUNDS = 15
 DTYPE = "bfloat16"
 TOLERANCE = 2e-2  # of the largest number of a head
@@ -640,6 +641,26 @@ def measure_parts() -> Iterator[list[Row]]:
         yield timed({"part": "parts", "row": list(row)}, inputs, able(inputs, (ways,)), "")
 
 
+def measure_grids() -> Iterator[list[Row]]:
+    """Measure grids whose blocks have equal shares beside one of all that are resident, and the L2 cache's hint."""
+    mixed = MIXED[0], MIXED[2], *HEADS
+    for row, lengths in (*((row, None) for row in GRID_ROWS), (mixed, mixed_lengths())):
+        inputs = CacheInputs(row, lengths, pages=())
+        arrays = {"q": inputs.q, "k_cache": inputs.k, "v_cache": inputs.v, "cache_seqlens": inputs.lengths}
+        given = {name: kind_of(a).device_array(a) for name, a in arrays.items()}
+        ways: dict[str, Way] = {}
+        for name, sizes, constants in (
+            ("equal shares", {}, {}),
+            ("all that are resident", {}, {"NEARLY_ALL": 2}),
+            ("equal shares, no hint", {"READ_ONCE": 0}, {}),
+        ):
+            if name.endswith("hint") and row[0] * row[3] < 2 * limits.multiprocessors():
+                continue  # it has none anyway
+            (ways[name],) = _tuned(given, sizes, **constants).values()
+        what: dict[str, Any] = {"part": "grids", "row": list(row)} | ({"lengths": lengths} if lengths else {})
+        yield timed(what, inputs, ways, "all that are resident")
+
+
 def measure_dims() -> Iterator[list[Row]]:
     """Measure other head_dims than 64, 128 and 256, and a V of another one than K: GB/s are those of their bytes."""
     for d, d_v in DIMS:
@@ -734,6 +755,7 @@ STUDY = Study(
         "fp8": measure_fp8,
         "dims": measure_dims,
         "parts": measure_parts,
+        "grids": measure_grids,
         "real": measure_real,
         "counters": measure_counters,
         "graph": lambda: decode_loop.graph_rows(),

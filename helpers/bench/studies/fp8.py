@@ -1,6 +1,6 @@
 """Measure FP8 attention: errors rung by rung and by length, a model's loss, speeds in turns.
 
-python3 -m helpers.bench.study fp8 FILE [rungs] [lengths] [model] [speeds] [turns]
+python3 -m helpers.bench.study fp8 FILE [rungs] [lengths] [model] [speeds] [turns] [transposition]
 
 Rungs: what lowers the error on several kinds of data: scales per tensor, per head, per block of rows, K minus its mean,
 a Hadamard rotation, sums of each tile added in float32, weights summed by a row of ones; against float64 on the numbers
@@ -9,6 +9,8 @@ Lengths: the error by the number of keys, against float64 on the rounded numbers
 output's projection on the exact one. Model: the loss of a small GPT, trained in float32, by the type of its attention.
 Speeds: those of calls after the first of their shapes, which order no tiles; ours include the transposition of V.
 Turns: the stage with turns of its consumers and without, for each head_dim.
+Transposition: that of V, and a copy that reads and writes as many bytes.
+Tried (not measured again): changes in turns with the stage before this one, and whether they were kept.
 """
 
 from __future__ import annotations
@@ -370,6 +372,24 @@ def of_turns(shapes: Sequence[Sequence[int]] = SHAPES, rounds: int = ROUNDS) -> 
         yield [{"shape": list(shape), "causal": causal, "name": name, **row} for name, row in rows.items()]
 
 
+def of_transposition(shapes: Sequence[Sequence[int]] = SHAPES, rounds: int = ROUNDS) -> Iterator[list[Row]]:
+    """Yield rows for each shape: V's transposition, and a copy of as many bytes. The speed is over the copy's."""
+    for shape in shapes:
+        given = [cp.asarray(a.reshape(shape)) for a in _bytes(math.prod(shape))]
+        ready, named, _ = LADDER["fp8"].plan(*given)
+        (launch, transpose, args), *_ = ready.resolve_arguments(named)
+        v, image = args[:2]
+        here, there = (cp.zeros((v.size + image.size) // 2, np.uint8) for _ in range(2))
+        ways: dict[str, Callable[[], Any]] = {
+            "transposition": transpose.bind(launch.grid, launch.block, args, shared_mem=launch.shared_bytes),
+            "copy": functools.partial(cp.copyto, there, here),
+        }
+        for way in ways.values():
+            way()
+        rows = compare(ways, rounds, over="copy", itself=True)
+        yield [{"shape": list(shape), "name": name, "bytes": v.size + image.size, **row} for name, row in rows.items()]
+
+
 def _compile_ahead(parts: Collection[str]) -> None:
     """Compile the kernels of all head_dims side by side: each takes a GPU's compiler many seconds."""
     need_gpu()
@@ -395,6 +415,7 @@ PARTS: Mapping[str, Part] = {
     "model": of_model,
     "speeds": of_speeds,
     "turns": of_turns,
+    "transposition": of_transposition,
 }
 
 
@@ -422,6 +443,12 @@ def speeds(
     """Return the rows of a shape by name, of part "speeds" or "turns"; nothing without a record."""
     rows = (record or recorded() or {}).get(part, ())
     return {row["name"]: row for row in rows if row["shape"] == list(shape) and row["causal"] == causal}
+
+
+def lost_by_turns(record: Mapping[str, Any] | None = None) -> float:
+    """Return the largest share of its speed that fp8 loses by turns of its consumers above head_dim 64."""
+    rows = (record or recorded() or {}).get("turns", ())
+    return max((1 - row["speed"] for row in rows if row["name"] == "no turns" and row["shape"][-1] > 64), default=0.0)
 
 
 def exponentials_share(head_dim: int, flop_per_cycle: int = FLOP_PER_CYCLE) -> float:
@@ -514,4 +541,11 @@ def table(record: Mapping[str, Any] | None = None) -> str:
     for row in record.get("turns", ()):
         shape = "×".join(map(str, row["shape"])) + " causal" * row["causal"]
         lines.append(f"{shape:24}{row['name']:26}{row['ms']:6.3f} ms  with turns {speed_text(row)}")
+    for row in record.get("transposition", ()):
+        rate = row["bytes"] / row["ms"] / 1e9
+        lines.append(f"{'×'.join(map(str, row['shape'])):24}{row['name']:26}{1e3 * row['ms']:6.1f} µs  {rate:.2f} TB/s")
+    for row in record.get("tried", ()):
+        shape = "×".join(map(str, row["shape"])) + " causal" * row["causal"]
+        said = f"{row['speed']:.3f}× the stage before, {'kept' if row['kept'] else 'not kept'}"
+        lines.append(f"{shape:24}{row['name']:56}{said}")
     return "\n".join(lines)

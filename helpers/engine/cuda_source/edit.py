@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import difflib
+import functools
 import itertools
 import re
 
@@ -30,26 +32,29 @@ def edit(text: str, *changes: tuple[str, str], count: int = 1, only: int | None 
     for old, new in changes:
         if "//" in old or "/*" in old or not old.strip():
             raise ValueError(f"{old!r}: a pattern is code, without a comment")
-        places = _code(text)
-        code = "".join(text[i] for i in places)
+        code, begins, places = _code(text)
         hits = _hits(code, old)
         if len(hits) != count:
             times = "once" if count == 1 else f"{count} times"
             wrong = f"is there {len(hits)} times, and not {times}" if hits else "is not there"
             raise ValueError(f"{old!r} {wrong}; the nearest line: {_nearest(old, code)!r}")
         for hit in reversed(hits if only is None else [hits[only]]):
-            text = text[: places[hit.start()]] + new + text[places[hit.end() - 1] + 1 :]
+            first, last = (
+                places[piece] + at - begins[piece]
+                for at in (hit.start(), hit.end() - 1)
+                for piece in (bisect.bisect(begins, at) - 1,)
+            )
+            text = text[:first] + new + text[last + 1 :]
     return text
 
 
-def _code(text: str) -> list[int]:
-    """Return the positions of the characters outside comments."""
-    pieces, end = [], 0
-    for match in _COMMENT.finditer(text):
-        if match["comment"]:
-            pieces += range(end, match.start())
-            end = match.end()
-    return [*pieces, *range(end, len(text))]
+@functools.lru_cache(maxsize=32)  # many changes are of one text
+def _code(text: str) -> tuple[str, list[int], list[int]]:
+    """Return what is outside comments, where each piece of it begins there, and where it begins in the text."""
+    ends = [(match.start(), match.end()) for match in _COMMENT.finditer(text) if match["comment"]]
+    places = [0, *(end for _, end in ends)]
+    pieces = [text[begin:end] for begin, end in zip(places, [*(begin for begin, _ in ends), len(text)], strict=True)]
+    return "".join(pieces), [0, *itertools.accumulate(map(len, pieces[:-1]))], places
 
 
 def _hits(code: str, old: str) -> list[re.Match[str]]:

@@ -88,8 +88,13 @@ def kernels(code: str) -> dict[str, list[Declared]]:
 
     A template is found under its plain name; `is_template` tells it apart.
     """
+    return {name: list(parameters) for name, parameters in _kernels(code)}
+
+
+@functools.lru_cache(maxsize=64)  # a build asks four times, and the same source may have many builds
+def _kernels(code: str) -> tuple[tuple[str, tuple[Declared, ...]], ...]:
     text = blank_comments(code)
-    declared: dict[str, list[Declared]] = {}
+    declared: dict[str, tuple[Declared, ...]] = {}
     for start in re.finditer(r"__global__(?<=\b__global__)\b", text):
         at = start.end()
         while True:  # step over __launch_bounds__(...) and attributes to the name before its parameters
@@ -114,9 +119,9 @@ def kernels(code: str) -> dict[str, list[Declared]]:
                 if text[closing + 1 :].lstrip().startswith(";") and name.group(1) in declared:
                     break
                 parameters = _without_macros(text, text[opening + 1 : closing])
-                declared[name.group(1)] = [_parameter(part) for part in _split_commas(parameters)]
+                declared[name.group(1)] = tuple(_parameter(part) for part in _split_commas(parameters))
             break
-    return declared
+    return tuple(declared.items())
 
 
 _DEFINED = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)((?:\\\n|[^\n])*)", re.M)
@@ -140,10 +145,20 @@ def _without_macros(text: str, part: str) -> str:
     Only macros without parameters whose names begin with a capital are expanded.
     """
     for name in set(re.findall(r"\b[A-Z]\w*\b", part)):
-        defined = re.search(rf"^[ \t]*#[ \t]*define[ \t]+{name}\b(?!\()([^\n]*)$", text, re.M)
-        if defined:
-            part = re.sub(rf"\b{name}\b", defined.group(1).replace("\\", r"\\"), part)
+        if (value := _plain_macros(text).get(name)) is not None:
+            part = re.sub(rf"\b{name}\b", value.replace("\\", r"\\"), part)
     return part
+
+
+@functools.lru_cache(maxsize=8)
+def _plain_macros(text: str) -> dict[str, str]:
+    """Return the first value of each macro without parameters."""
+    defined = re.findall(r"^[ \t]*#[ \t]*define[ \t]+(\w+)\b(?!\()([^\n]*)$", text, re.M)
+    return dict(reversed(defined))
+
+
+# What begins with letters is searched for faster than what begins with a boundary.
+_BOUNDS = r"__launch_bounds__(?<=\b__launch_bounds__)"
 
 
 def launch_bounds(code: str, name: str, macros: Mapping[str, str]) -> int | None:
@@ -153,12 +168,12 @@ def launch_bounds(code: str, name: str, macros: Mapping[str, str]) -> int | None
         macros: those given to the compiler. Of the source's own names, `#define` and constexpr integers are followed.
     """
     text = blank_comments(code)
-    bounds = re.findall(rf"\b__launch_bounds__\s*(\((?:[^()]|\([^()]*\))*\))[^;{{}}()]*\b{re.escape(name)}\s*\(", text)
+    bounds = re.findall(rf"{_BOUNDS}\s*(\((?:[^()]|\([^()]*\))*\))[^;{{}}()]*\b{re.escape(name)}\s*\(", text)
     if len(bounds) != 1 or is_template(code, name):
         return None
     first = _split_commas(bounds[0][1:-1])[:1]
     defined: dict[str, set[str]] = {}
-    constant = r"\bconstexpr\s+(?:unsigned\s+)?(?:int|unsigned|size_t)\s+(\w+)\s*=\s*([^;]+);"
+    constant = r"constexpr(?<=\bconstexpr)\s+(?:unsigned\s+)?(?:int|unsigned|size_t)\s+(\w+)\s*=\s*([^;]+);"
     for pattern in (r"^[ \t]*#[ \t]*define[ \t]+(\w+)[ \t]+([^\n]+)$", constant):
         for match in re.finditer(pattern, text, re.M):
             defined.setdefault(match.group(1), set()).add(match.group(2).strip())
@@ -182,7 +197,7 @@ def least_blocks(code: str, name: str) -> int:
     1 where it is no plain number, or left out.
     """
     text = blank_comments(code)
-    bounds = re.search(rf"\b__launch_bounds__\s*(\((?:[^()]|\([^()]*\))*\))[^;{{}}()]*\b{re.escape(name)}\s*\(", text)
+    bounds = re.search(rf"{_BOUNDS}\s*(\((?:[^()]|\([^()]*\))*\))[^;{{}}()]*\b{re.escape(name)}\s*\(", text)
     arguments = [part.strip() for part in _split_commas(bounds.group(1)[1:-1])] if bounds else []
     if not arguments:
         return 0
@@ -243,7 +258,8 @@ def has_dynamic_shared(code: str) -> bool:
 def is_only_declared(code: str, name: str) -> bool:
     """Return True if a name occurs once, where a `__shared__` array is declared: a GPU's compiler drops it."""
     text = blank_comments(code)
-    return len(re.findall(rf"\b{name}\b", text)) == 1 and bool(re.search(rf"__shared__[^;(]*\b{name}\b", text))
+    is_alone = len(re.findall(rf"{name}(?<=\b{name})\b", text)) == 1
+    return is_alone and bool(re.search(rf"__shared__[^;(]*\b{name}\b", text))
 
 
 def line_table(code: str, name: str) -> dict[tuple[str, int], str]:

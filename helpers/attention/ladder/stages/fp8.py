@@ -17,7 +17,8 @@ from helpers.attention.ladder.stages import PLAIN
 from helpers.attention.ladder.stages.hopper import ON_HOPPER, launch_in_order, mbarrier_bytes, schedule
 from helpers.attention.ladder.tiles import Sizes
 
-TRANSPOSE, TRANSPOSE_THREADS = "16_transpose.cu", 128
+TRANSPOSE, UNIT_BYTES = "16_transpose.cu", 4096  # a warp transposes as many bytes of V
+LEAVE_TILES = ("16_fp8.cu", "steps/16_03_codes.cu")  # whose consumers compute no tile of keys that they do not see
 STAGES = 2
 ONES = 8  # rows of V^T behind its columns: one of ones, which sums the weights, and seven of zeros
 
@@ -47,18 +48,26 @@ def fp8_shared_bytes(sizes: Sizes) -> int:
     return tiles_of_q_k_v + mbarrier_bytes(sizes, 2 * stages)
 
 
+def transpose_block(sizes: Sizes) -> tuple[int, int]:
+    """Return THREADS and SHARED_BYTES of transpose_v."""
+    keys, chunks = _panel_keys(sizes), sizes["HEAD_DIM"] // 16
+    unit = min(UNIT_BYTES // 16 // keys, next(n for n in (1, 2, 4, 8) if n >= min(chunks, 8)))
+    warps = sizes["BLOCK_N"] // keys * -(-chunks // unit)
+    return 32 * warps, warps * keys * unit * 16
+
+
 def _transpose_and_attend(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
-    """Launch a block for each panel of V's tiles, which transposes it; then as hopper, with the tiles for V's map."""
+    """Launch a block for each tile of V, which transposes it; then as hopper, with the tiles for V's map."""
     cu_seqlens_k, params = launches.given(call, "cu_seqlens_k"), launches.params_of(call)
-    panel = _panel_keys(sizes)
-    panels, kv_heads = _v_tiles(call, sizes) * (sizes["BLOCK_N"] // panel), call.arrays["v"].shape[1]
-    grid = (panels, kv_heads, 1 if call.packed else call.sequences)
+    threads, shared = transpose_block(sizes)
+    grid = (_v_tiles(call, sizes), call.arrays["v"].shape[1], 1 if call.packed else call.sequences)
     of_transpose = tuple((name, sizes[name]) for name in ("HEAD_DIM", "BLOCK_N"))
-    shared = panel * (2 * sizes["HEAD_DIM"] + ONES)
     args = ("v", "v_image", *cu_seqlens_k, params)
-    transpose = Launch("transpose_v", grid, (TRANSPOSE_THREADS,), shared, args, TRANSPOSE, of_transpose)
+    transpose = Launch("transpose_v", grid, (threads,), shared, args, TRANSPOSE, of_transpose)
     inputs = Map("q", 64), Map("k", sizes["BLOCK_N"]), "v_image"
-    return [transpose, *launch_in_order(stage, call, sizes, inputs, launches.given(call, *DESCALES))]
+    descales = launches.given(call, *DESCALES)
+    of_stage = launch_in_order(stage, call, sizes, inputs, descales, leaves_tiles=stage.file in LEAVE_TILES)
+    return [transpose, *of_stage]
 
 
 def _variant(call: Call) -> dict[str, int]:

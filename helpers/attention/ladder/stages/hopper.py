@@ -27,14 +27,23 @@ ON_HOPPER: Mapping[str, Any] = {
 # ---- the order of tiles, which another kernel writes
 
 ORDER, ORDER_THREADS, ORDER_PACKED_THREADS = "10_order.cu", 256, 1024
+MOST_DEALT = 64  # rounds that one block deals anew: about a microsecond each
+FEWEST_KEYS = 2048  # with fewer, reading K and V again may take longer than it evens out
 
 
 def launch_in_order(
-    stage: Stage, call: Call, sizes: Sizes, maps: tuple[Any, ...], more: tuple[Any, ...] = ()
+    stage: Stage,
+    call: Call,
+    sizes: Sizes,
+    maps: tuple[Any, ...],
+    more: tuple[Any, ...] = (),
+    *,
+    leaves_tiles: bool = False,
 ) -> list[Launch]:
     """Launch the kernel that orders tiles, then the stage's own with these tensor maps, and arrays, as inputs.
 
-    more: the stage's own arguments after lse.
+    more: the stage's own arguments after lse. leaves_tiles: its consumers compute no tile of keys that only others'
+        rows see; so tiles of rows are dealt by what they cost all of them.
     """
     block_m, block_n = np.int32(sizes["BLOCK_M"]), np.int32(sizes["BLOCK_N"])
     lse, *cu_seqlens = launches.given(call, "lse", *CU_SEQLENS)
@@ -43,15 +52,41 @@ def launch_in_order(
     if call.packed:
         numbers = np.int32(blocks // call.heads), sequences, block_m, block_n
         args = ("schedule", *cu_seqlens, *numbers, params)
-        order = Launch("order_packed_tiles", (1,), (ORDER_PACKED_THREADS,), 0, args, ORDER)
+        order = [Launch("order_packed_tiles", (1,), (ORDER_PACKED_THREADS,), 0, args, ORDER)]
     else:
-        numbers = np.int32(blocks), sequences, np.int32(heads_together(call, sizes)), block_m, block_n
-        args = ("schedule", *numbers, params)
-        order = Launch("order_tiles", (rounds,), (ORDER_THREADS,), 0, args, ORDER, once=True)
+        order = _order(call, sizes, rounds, blocks, leaves_tiles)
     before, functions = launches.functions_of_scores(stage, call, sizes)
     joined = _continuation(call) if "lse_so_far" in call.arrays else ()
+    joined += _arriving(call, sizes) if "arrived" in call.arrays else ()
     main = (*maps, "o", lse, *more, *cu_seqlens, "schedule", np.int32(rounds), params, *functions, *joined)
-    return [*before, order, stage.launch((blocks,), sizes, main)]
+    return [*before, *order, stage.launch((blocks,), sizes, main)]
+
+
+def _order(call: Call, sizes: Sizes, rounds: int, blocks: int, leaves_tiles: bool) -> list[Launch]:
+    """Launch what writes the order of tiles of sequences of one length."""
+    block_m, block_n = np.int32(sizes["BLOCK_M"]), np.int32(sizes["BLOCK_N"])
+    of_blocks, params = (np.int32(blocks), np.int32(call.sequences)), launches.params_of(call)
+
+    def launch(name: str, grid: int, threads: int, *numbers: np.int32) -> Launch:
+        return Launch(name, (grid,), (threads,), 0, ("schedule", *numbers, params), ORDER, once=True)
+
+    keys = call.arrays["k"].shape[2]
+    dealt = leaves_tiles and keys >= FEWEST_KEYS
+    if dealt and call.window == (-1, -1):
+        return [launch("order_unmasked_tiles", rounds, ORDER_THREADS, *of_blocks, block_m)]
+    dealt &= rounds <= MOST_DEALT
+    together = np.int32(_fit(call) if dealt else heads_together(call, sizes))
+    order = launch("order_tiles", rounds, ORDER_THREADS, *of_blocks, together, block_m, block_n)
+    threads = -(-blocks // 32) * 32
+    deal = launch("deal_tiles", 1, threads, np.int32(rounds), of_blocks[0], block_m, block_n)
+    return [order, deal] if dealt else [order]
+
+
+def _fit(call: Call) -> int:
+    """Count the heads of Q whose K and V fill 32 MB of the L2 cache, at least those that share one of K and V."""
+    k = call.arrays["k"]
+    of_head = 2 * k.dtype.itemsize * k.shape[2] * k.shape[3]
+    return min(max(32 * 2**20 // of_head, 1) * (call.heads // k.shape[1]), call.heads * call.sequences)
 
 
 def _continuation(call: Call) -> tuple[Any, ...]:
@@ -60,6 +95,13 @@ def _continuation(call: Call) -> tuple[Any, ...]:
     still_open = call.arrays["o_after"].shape[1] if "o_after" in call.arrays else 0
     arrays = launches.given(call, "o_before", "o_after", "lse_so_far")
     return *arrays, np.int32(lse.strides[1] // lse.dtype.itemsize), np.int32(rows - still_open)
+
+
+def _arriving(call: Call, sizes: Sizes) -> tuple[Any, ...]:
+    """Return the arguments of ring_arriving.cuh."""
+    k, rows, last_rows = call.arrays["k_arriving"], call.arrays["q"].shape[2], call.arrays["q_arriving"].shape[2]
+    maps = Map("k_arriving", sizes["BLOCK_N"]), Map("v_arriving", sizes["BLOCK_N"])
+    return *maps, "arrived", np.int32(k.shape[2]), np.int32(rows - last_rows)
 
 
 def schedule(call: Call, sizes: Sizes) -> dict[str, Spec]:

@@ -1,0 +1,71 @@
+"""A source that was built before is loaded without being translated again, and only where nothing else is read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from helpers import engine
+from helpers.engine import build, compiler, known
+from helpers.engine.build import Recipe
+
+SOURCE = """
+#include <cuda_fp16.h>
+extern "C" __global__ void scale(float* a) { a[threadIdx.x] *= FACTOR; }
+"""
+
+
+def recipe(factor: int = 2, code: str = SOURCE) -> Recipe:
+    return Recipe(code, ("-std=c++17", f"-DFACTOR={factor}"))
+
+
+def answer(of: Recipe) -> Path:
+    """Name the file that says which library a source became."""
+    return compiler.cache_dir() / f"known-{known._key(of)}.json"
+
+
+def scaled(of: Recipe) -> list[float]:
+    """Load the source, as if this process had not, and launch it."""
+    build._LOADED.clear()
+    a = engine.asarray(np.arange(4, dtype=np.float32))
+    engine.RawModule(code=of.code, options=of.options).get_function("scale")((1,), (4,), (a,))
+    return a.tolist()
+
+
+def test_a_known_source_is_not_translated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other options and another text are other sources; what is torn, or names a library that is gone, is made anew."""
+    every = [recipe(2), recipe(3), recipe(2, SOURCE.replace("*=", "+="))]
+    for each in every:
+        answer(each).unlink(missing_ok=True)
+    translated: list[Recipe] = []
+    anew = build.build
+    monkeypatch.setattr(build, "_LOADED", {})
+    monkeypatch.setattr(build, "build", lambda *how: translated.append(how[0]) or anew(*how))
+    for _ in range(2):
+        assert [scaled(each) for each in every] == [[0, 2, 4, 6], [0, 3, 6, 9], [2, 3, 4, 5]]
+        assert translated == every
+    for text in ("[", '["kernel-gone.so", false]'):
+        answer(every[0]).write_text(text)
+        translated.clear()
+        assert scaled(every[0]) == scaled(every[0]) == [0, 2, 4, 6] and translated == every[:1]
+
+
+def test_each_build_of_a_source_is_known_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fast one at its level, the checked one, one with values in its local variables."""
+    every = [recipe(), replace(recipe(), instrumented="checked"), replace(recipe(), filling=("-Wall",))]
+    keys = {known._key(each) for each in every}
+    monkeypatch.setenv("COURSE_CPU_OPTIMISATION", "0")
+    assert len(keys | {known._key(recipe())}) == 4
+
+
+def test_what_reads_other_files_is_translated_each_time() -> None:
+    assert known._is_alone(recipe())
+    for line in ('#include "mine.h"', "#include <cub/cub.cuh>", "# include MINE", "#include <mine.h>"):
+        assert not known._is_alone(recipe(code=f"{line}\n{SOURCE}")), line
+    for option in ("-I/tmp", "--include-path=/tmp", "-include=mine.h", "--pre-include=mine.h"):
+        assert not known._is_alone(replace(recipe(), options=(option,))), option
+    for how in ({"backend": "nvcc"}, {"jitify": True}, {"translate_cucomplex": True}):
+        assert not known._is_alone(replace(recipe(), **how)), how
