@@ -202,8 +202,8 @@ _HOPPER: dict[int, tuple[tuple[int, int], tuple[int, int]]] = {
     256: ((128, 64), (128, 64)),
 }
 _FEW_KEYS = 1024  # up to here the last of the wide tiles would be a large part of the work
-# At 512 keys, causal, head_dim 64, two blocks a multiprocessor with one consumer of 64 rows each take 0.99 to 1.06 of the
-# time on an H200: no gain worth a tile of its own.
+# At 512 keys, causal, head_dim 64, two blocks a multiprocessor, of one consumer with 64 rows each, take 0.99 to 1.06 of
+# the time on an H200: no gain worth a tile of its own.
 HOPPER_STAGES = 2
 
 
