@@ -11,6 +11,7 @@
 
 #include "backward_preprocess.cuh"  // lse, delta and zeros before the loop
 #include "hopper_backward_first_store.cuh"
+#include "hopper_backward_persistent.cuh"  // TileQueue
 // The sizes of tiles; Steps, its M blocks; Barriers, load; start_scores, start_keys and
 // start_dq, the products; dQ after the loop.
 #include "hopper_backward_tiles.cuh"
@@ -18,7 +19,8 @@
 
 constexpr int STAGES = 2;                       // tiles of Q, dO and dS
 constexpr int THREADS = 128 * (1 + CONSUMERS);  // warpgroup 0 is the producer
-constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
+constexpr int PRODUCER_REGISTERS = PERSISTENT && PANELS == 2 ? 40 : 24;
+constexpr int CONSUMER_REGISTERS = (504 - PRODUCER_REGISTERS) / 2;
 // Warps that add to dQ. In a fixed order, one may wait while an addition of the other is under way; else
 // a second one costs 4 % at head_dim 128.
 constexpr int ADDERS = DETERMINISTIC ? 2 : 1;
@@ -31,6 +33,7 @@ struct SharedStorage {
   unsigned char dQ[CONSUMERS][DQ_BYTES];  // in float32
   float lse[STAGES][BLOCK_M], delta[STAGES][BLOCK_M];
   unsigned long long k_full, v_full, q_full[STAGES], do_full[STAGES], empty[STAGES];
+  TileMail mail;
 };
 constexpr unsigned SHARED_BYTES = sizeof(SharedStorage);
 // Named barriers: one; one for each consumer; one for each warp that adds to dQ.
@@ -76,62 +79,92 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
   const long long head_rows = (long long)max(forward.N, 1) * (forward.heads / forward.kv_heads);
   const int together = by_tile ? (int)(L2_BYTES / (head_rows * 4 * (HEAD_DIM + DQ_COLUMNS)))
                                : TURN_BLOCKS / gridDim.x;
-  const KeyBlock block(
-      DETERMINISTIC || by_tile, BlockNumber{dq_semaphore, cu_seqlens_q != nullptr, forward},
-      forward, cu_seqlens_q, cu_seqlens_k, max(together, 1));
-  const int first_key = block.first_key, q_len = block.q_len, kv_len = block.kv_len;
-  if (first_key >= kv_len) return;  // the whole block: its sequence is shorter than the longest
-  const RowRange rows(block, forward);
-  lse_delta += rows.first_slot * (2 * BLOCK_M);
-  dQ_accum += rows.first_slot * (BLOCK_M * DQ_COLUMNS);
-  const Hooks first_head = {
-      HOOK_ARGUMENTS block.sequence, block.kv_head * block.group, block.kv_head, q_len, kv_len};
-  Steps<STAGES> step(block, rows, first_head);
+  const BlockNumber number_of_block{dq_semaphore, cu_seqlens_q != nullptr, forward};
+  const KeyBlock own(
+      DETERMINISTIC || by_tile, number_of_block, forward, cu_seqlens_q, cu_seqlens_k,
+      max(together, 1));
+  // The whole block: its sequence is shorter than the longest.
+  if (!PERSISTENT && own.first_key >= own.kv_len) return;
+  const dim3 tiles((forward.N_kv + BLOCK_N - 1) / BLOCK_N, forward.kv_heads, forward.sequences);
+  const int n_tiles = tiles.x * tiles.y * tiles.z;
+  const auto steps_of = [&](int number, int count) {
+    const KeyBlock block =
+        PERSISTENT ? KeyBlock(number, tiles, forward, by_tile ? max(together, 1) : 1) : own;
+    const Hooks first_head = {
+        HOOK_ARGUMENTS block.sequence, block.kv_head * block.group, block.kv_head, block.q_len,
+        block.kv_len};
+    Steps<STAGES> step(block, RowRange(block, forward), first_head);
+    step.count = step.start = count;
+    return step;
+  };
 
   // ---- shared memory, mbarriers
   extern __shared__ __align__(1024) unsigned char dynamic_smem[];
   SharedStorage& smem = *reinterpret_cast<SharedStorage*>(dynamic_smem);
   const Barriers<STAGES> bar(smem);
+  TileQueue queue(smem.mail);
   // Uniform within a warp; the shuffle tells the compiler so.
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
-  if (threadIdx.x == 0) bar.init(CONSUMERS);
+  if (threadIdx.x == 0) {
+    queue.init(CONSUMERS);
+    bar.init(CONSUMERS);
+  }
   __syncthreads();  // hazard: others could wait for an mbarrier that is not initialised
 
   // ---- producer: one warp loads, others add to dQ
   if (warpgroup == 0) {
     setmaxnreg_decrease<PRODUCER_REGISTERS>();
     const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
-    if (warp_id == 0 && lane_id == 0)
-      for (; step.more(); step.advance())
-        load(step, block, smem, bar, q_map, do_map, k_map, v_map, lse_delta);
+    if (warp_id == 0 && lane_id == 0) {
+      int number = queue.first(), count = 0;
+      for (; queue.send(number, n_tiles); number = queue.draw(number_of_block.counter())) {
+        Steps<STAGES> step = steps_of(number, count);
+        const float* const lse = lse_delta + step.rows.first_slot * (2 * BLOCK_M);
+        for (; step.more(); step.advance())
+          load(step, step.block, smem, bar, q_map, do_map, k_map, v_map, lse, [&] {
+            queue.wait_for_keys_empty();
+          });  // hazard: the consumers still read them
+        count = step.count;
+      }
+    }
     if (warp_id >= 1 && warp_id <= ADDERS) {  // they take the steps in turn
       const int mine = warp_id - 1;
-      const auto arrive_empty = [&] {
-        for (int i = 0; step.more() && i < CONSUMERS; ++i) named_barrier_arrive(DQ_EMPTY + i, 160);
-      };
-      if (mine == 0) arrive_empty();
-      while (step.more()) {
-        const int slot = step.slot(), m_block = step.m_block;
-        const bool other = step.count % ADDERS != mine;
-        step.advance();
-        if (other) continue;
-        DqAddition add(dq_semaphore + rows.first_slot + slot, lane_id == 0);
-        named_barrier_sync(DQ_FULL + mine, 288);  // hazard: the tile is not there yet
-        if (lane_id == 0) {
-          const int turn = block.tile - max(m_block * BLOCK_M + rows.window_lo, 0) / BLOCK_N;
-          wait_for_blocks(dq_semaphore + rows.first_slot + slot, turn);
-          add(dQ_accum + (long long)slot * (BLOCK_M * DQ_COLUMNS), smem_address(smem.dQ),
-              CONSUMERS * DQ_BYTES);
-          tma_store_commit();
-          tma_store_wait_read<0>();  // hazard: the next tile could overwrite it
+      int count = 0;
+      for (int number; queue.receive(number, n_tiles); queue.advance()) {
+        queue.release_number(lane_id == 0);
+        Steps<STAGES> step = steps_of(number, count);
+        const RowRange rows = step.rows;
+        int* const semaphores = dq_semaphore + rows.first_slot;
+        float* const dQ = dQ_accum + rows.first_slot * (BLOCK_M * DQ_COLUMNS);
+        const auto arrive_empty = [&] {
+          for (int i = 0; step.more() && i < CONSUMERS; ++i)
+            named_barrier_arrive(DQ_EMPTY + i, 160);
+        };
+        if (mine == 0) arrive_empty();
+        while (step.more()) {
+          const int slot = step.slot(), m_block = step.m_block;
+          const bool other = step.count % ADDERS != mine;
+          step.advance();
+          if (other) continue;
+          DqAddition add(semaphores + slot, lane_id == 0);
+          named_barrier_sync(DQ_FULL + mine, 288);  // hazard: the tile is not there yet
+          if (lane_id == 0) {
+            const int before = max(m_block * BLOCK_M + rows.window_lo, 0) / BLOCK_N;
+            wait_for_blocks(semaphores + slot, step.block.tile - before);
+            add(dQ + (long long)slot * (BLOCK_M * DQ_COLUMNS), smem_address(smem.dQ),
+                CONSUMERS * DQ_BYTES);
+            tma_store_commit();
+            tma_store_wait_read<0>();  // hazard: the next tile could overwrite it
+          }
+          __syncwarp();
+          arrive_empty();
+          if (lane_id == 0) add.let_others_add();
+          if (DETERMINISTIC && lane_id == 0) {
+            tma_store_wait();  // hazard: the turn could pass on before the addition is done
+            add_release(semaphores + slot);
+          }
         }
-        __syncwarp();
-        arrive_empty();
-        if (lane_id == 0) add.let_others_add();
-        if (DETERMINISTIC && lane_id == 0) {
-          tma_store_wait();  // hazard: the turn could pass on before the addition is done
-          add_release(dq_semaphore + rows.first_slot + slot);
-        }
+        count = step.count;
       }
     }
     return;
@@ -159,131 +192,146 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
                            ((2 * warp_id + lane_id / 8 % 2) ^ lane_id % 8) * 16;
   float4* const dQ_smem = reinterpret_cast<float4*>(smem.dQ[consumer]) + thread;
   const float softmax_scale_log2 = scale_log2_of(forward.softmax_scale);
-  KeyRows dK_acc, dV_acc;
+  int count = 0;
+  for (int number; queue.receive(number, n_tiles); queue.advance()) {
+    Steps<STAGES> step = steps_of(number, count);
+    const KeyBlock block = step.block;
+    const RowRange rows = step.rows;
+    const int first_key = block.first_key, q_len = block.q_len, kv_len = block.kv_len;
+    KeyRows dK_acc, dV_acc;
 #pragma unroll
-  for (int i = 0; i < HEAD_DIM_PADDED / 2; ++i) dK_acc[i] = dV_acc[i] = 0.0f;
+    for (int i = 0; i < HEAD_DIM_PADDED / 2; ++i) dK_acc[i] = dV_acc[i] = 0.0f;
 
-  if (step.more()) {
-    mbarrier_wait(bar.k_full, 0);
-    mbarrier_wait(bar.v_full, 0);
-    if (block.packed && first_key + BLOCK_N > kv_len) {  // the tile has keys of the next sequence
-      clear_rows<BLOCK_N, PANELS>(smem.K, kv_len - first_key, threadIdx.x - 128, 128 * CONSUMERS);
-      clear_rows<BLOCK_N, PANELS>(smem.V, kv_len - first_key, threadIdx.x - 128, 128 * CONSUMERS);
-      named_barrier_sync(DS_READY, 256);  // hazard: products could read rows not cleared yet
+    const bool some = step.more();
+    if (some) {
+      mbarrier_wait(bar.k_full, queue.keys_phase());
+      mbarrier_wait(bar.v_full, queue.keys_phase());
+      if (block.packed && first_key + BLOCK_N > kv_len) {  // the tile has keys of the next sequence
+        clear_rows<BLOCK_N, PANELS>(smem.K, kv_len - first_key, threadIdx.x - 128, 128 * CONSUMERS);
+        clear_rows<BLOCK_N, PANELS>(smem.V, kv_len - first_key, threadIdx.x - 128, 128 * CONSUMERS);
+        named_barrier_sync(DS_READY, 256);  // hazard: products could read rows not cleared yet
+      }
     }
-  }
-  // One step. There are two of it, so that where all is seen there is no mask in the way.
-  const auto compute = [&](auto mask) {
-    constexpr bool MASKED = mask.value;
-    const int stage = step.stage().index, first_row = step.m_block * BLOCK_M;
-    const unsigned long long q = advance_tiles(q_tiles, stage, ROWS_BYTES),
-                             dO = advance_tiles(dO_tiles, stage, ROWS_BYTES);
-    Scores S, dP;
-    Weights P, dS;
-    bar.q_ring.wait_full(step.stage());
-    if (MASKED && block.packed && first_row + BLOCK_M > q_len) {  // rows of the next sequence
+    // One step. There are two of it, so that where all is seen there is no mask in the way.
+    const auto compute = [&](auto mask) {
+      constexpr bool MASKED = mask.value;
+      const int stage = step.stage().index, first_row = step.m_block * BLOCK_M;
+      const unsigned long long q = advance_tiles(q_tiles, stage, ROWS_BYTES),
+                               dO = advance_tiles(dO_tiles, stage, ROWS_BYTES);
+      Scores S, dP;
+      Weights P, dS;
+      bar.q_ring.wait_full(step.stage());
+      if (MASKED && block.packed && first_row + BLOCK_M > q_len) {  // rows of the next sequence
+        bar.do_ring.wait_full(step.stage());
+        clear_rows<BLOCK_M, PANELS>(
+            smem.Q[stage], q_len - first_row, threadIdx.x - 128, 128 * CONSUMERS);
+        clear_rows<BLOCK_M, PANELS>(
+            smem.dO[stage], q_len - first_row, threadIdx.x - 128, 128 * CONSUMERS);
+        named_barrier_sync(DS_READY, 256);  // hazard: products could read rows not cleared yet
+      }
+      start_scores<T, HEAD_DIM_PADDED>(S, k, q);
       bar.do_ring.wait_full(step.stage());
-      clear_rows<BLOCK_M, PANELS>(
-          smem.Q[stage], q_len - first_row, threadIdx.x - 128, 128 * CONSUMERS);
-      clear_rows<BLOCK_M, PANELS>(
-          smem.dO[stage], q_len - first_row, threadIdx.x - 128, 128 * CONSUMERS);
-      named_barrier_sync(DS_READY, 256);  // hazard: products could read rows not cleared yet
-    }
-    start_scores<T, HEAD_DIM_PADDED>(S, k, q);
-    bar.do_ring.wait_full(step.stage());
-    start_scores<T, HEAD_DIM_PADDED>(dP, v, dO);
+      start_scores<T, HEAD_DIM_PADDED>(dP, v, dO);
 
-    // ---- P^T = exp(S^T - lse), while dP^T is computed
-    const float2* const lse = reinterpret_cast<const float2*>(smem.lse[stage]) + t;
-    const float2* const delta = reinterpret_cast<const float2*>(smem.delta[stage]) + t;
-    const Hooks hooks = step.hooks();
-    const int first_key_idx = first_key + warp_key + g;
-    const int first_q_idx = first_row + 2 * t + kv_len - q_len;
-    HookGradient<1, BLOCK_M / 8, 4> grad;
-    wgmma_wait<1>();
-    wgmma_registers(S);
-    hook_scores(fragments(S), grad, hooks, forward.softmax_scale, first_q_idx, first_key_idx);
-#pragma unroll
-    for (int n = 0; n < BLOCK_M / 8; ++n)
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        S[4 * n + i] =
-            weight(S[4 * n + i], softmax_scale_log2, i % 2 ? lse[4 * n].y : lse[4 * n].x);
-    // A key that a row does not see has the weight 0.
-    if (MASKED) {
+      // ---- P^T = exp(S^T - lse), while dP^T is computed
+      const float2* const lse = reinterpret_cast<const float2*>(smem.lse[stage]) + t;
+      const float2* const delta = reinterpret_cast<const float2*>(smem.delta[stage]) + t;
+      const Hooks hooks = step.hooks();
+      const int first_key_idx = first_key + warp_key + g;
+      const int first_q_idx = first_row + 2 * t + kv_len - q_len;
+      HookGradient<1, BLOCK_M / 8, 4> grad;
+      wgmma_wait<1>();
+      wgmma_registers(S);
+      hook_scores(fragments(S), grad, hooks, forward.softmax_scale, first_q_idx, first_key_idx);
 #pragma unroll
       for (int n = 0; n < BLOCK_M / 8; ++n)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int j = first_key_idx + i / 2 * 8,
-                    distance = j - (first_row + 8 * n + 2 * t + i % 2);
-          if (distance < rows.window_lo || distance > rows.window_hi || j >= kv_len)
-            S[4 * n + i] = 0.0f;
-        }
-      hook_weights(fragments(S), grad, hooks, first_q_idx, first_key_idx, step.lists.is_partial());
-    }
-
-    // ---- dS^T = P^T (dP^T - delta), which the other warpgroup needs too
-    wgmma_wait<0>();
-    wgmma_registers(dP);
+        for (int i = 0; i < 4; ++i)
+          S[4 * n + i] =
+              weight(S[4 * n + i], softmax_scale_log2, i % 2 ? lse[4 * n].y : lse[4 * n].x);
+      // A key that a row does not see has the weight 0.
+      if (MASKED) {
 #pragma unroll
-    for (int n = 0; n < BLOCK_M / 8; ++n) {
-      const float2 d = delta[4 * n];
-      float ds[4];
+        for (int n = 0; n < BLOCK_M / 8; ++n)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) ds[i] = S[4 * n + i] * (dP[4 * n + i] - (i % 2 ? d.y : d.x));
-      hook_gradients(ds, grad, n);
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        P[n / 2][n % 2 * 2 + i] = pack(T(), S[4 * n + 2 * i], S[4 * n + 2 * i + 1]);
-        dS[n / 2][n % 2 * 2 + i] = pack(T(), ds[2 * i], ds[2 * i + 1]);
+          for (int i = 0; i < 4; ++i) {
+            const int j = first_key_idx + i / 2 * 8,
+                      distance = j - (first_row + 8 * n + 2 * t + i % 2);
+            if (distance < rows.window_lo || distance > rows.window_hi || j >= kv_len)
+              S[4 * n + i] = 0.0f;
+          }
+        hook_weights(
+            fragments(S), grad, hooks, first_q_idx, first_key_idx, step.lists.is_partial());
       }
-      const unsigned (&x)[4] = dS[n / 2];
-      if (n % 2)
-        stmatrix_x4_trans(dS_lane + stage * DS_BYTES + n / 2 * 16 * 128, x[0], x[1], x[2], x[3]);
-    }
-    start_keys<T>(dV_acc, P, dO);
-    async_proxy_fence();
-    named_barrier_sync(DS_READY, 256);  // hazard: the other's half of dS is not there yet
 
-    // ---- dQ and dK
-    float dQ_acc[DQ_ROWS / 2];
-    start_dq<T>(dQ_acc, k_dq, advance_tiles(dS_dq, stage, DS_BYTES));
-    start_keys<T>(dK_acc, dS, q);
-    wgmma_wait<1>();
-    wgmma_registers(dV_acc);
-    wgmma_registers(dQ_acc);
-    named_barrier_sync(DQ_EMPTY + consumer, 160);  // hazard: the last tile is still being added
+      // ---- dS^T = P^T (dP^T - delta), which the other warpgroup needs too
+      wgmma_wait<0>();
+      wgmma_registers(dP);
 #pragma unroll
-    for (int n = 0; n < DQ_ROWS / 8; ++n)
-      dQ_smem[n * 128] =
-          make_float4(dQ_acc[4 * n], dQ_acc[4 * n + 1], dQ_acc[4 * n + 2], dQ_acc[4 * n + 3]);
-    async_proxy_fence();
-    named_barrier_arrive(DQ_FULL + step.count % ADDERS, 288);
-    wgmma_wait<0>();
-    wgmma_registers(dK_acc);
-    if (leader) bar.q_ring.release(step.stage());  // and dO's
-  };
-  for (; step.more(); step.advance()) {
-    const int first_row = step.m_block * BLOCK_M;
-    if (first_key + BLOCK_N > min(first_row + rows.window_hi + 1, kv_len) ||
-        first_key < first_row + BLOCK_M - 1 + rows.window_lo || step.partial() ||
-        (block.packed && first_row + BLOCK_M > q_len))
-      compute(Mask<true>());
-    else compute(Mask<false>());
-  }
+      for (int n = 0; n < BLOCK_M / 8; ++n) {
+        const float2 d = delta[4 * n];
+        float ds[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) ds[i] = S[4 * n + i] * (dP[4 * n + i] - (i % 2 ? d.y : d.x));
+        hook_gradients(ds, grad, n);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          P[n / 2][n % 2 * 2 + i] = pack(T(), S[4 * n + 2 * i], S[4 * n + 2 * i + 1]);
+          dS[n / 2][n % 2 * 2 + i] = pack(T(), ds[2 * i], ds[2 * i + 1]);
+        }
+        const unsigned (&x)[4] = dS[n / 2];
+        if (n % 2)
+          stmatrix_x4_trans(dS_lane + stage * DS_BYTES + n / 2 * 16 * 128, x[0], x[1], x[2], x[3]);
+      }
+      start_keys<T>(dV_acc, P, dO);
+      async_proxy_fence();
+      named_barrier_sync(DS_READY, 256);  // hazard: the other's half of dS is not there yet
 
-  // ---- epilogue: dK and dV take the place of these keys of K and V
-  named_barrier_sync(DS_READY, 256);  // hazard: the other still computes dQ from these rows of K
-  const float scale[2] = {forward.softmax_scale, forward.softmax_scale}, one[2] = {1.0f, 1.0f};
-  dK += block.of_keys(params.d_k) + warp_key * params.d_k.row;
-  dV += block.of_keys(params.d_v) + warp_key * params.d_v.row;
-  store_panels(
-      smem.K + warp_key * 128, dK_acc, scale, dK, params.d_k.row, kv_len - first_key - warp_key,
-      HEAD_DIM);
-  store_panels(
-      smem.V + warp_key * 128, dV_acc, one, dV, params.d_v.row, kv_len - first_key - warp_key,
-      HEAD_DIM);
+      // ---- dQ and dK
+      float dQ_acc[DQ_ROWS / 2];
+      start_dq<T>(dQ_acc, k_dq, advance_tiles(dS_dq, stage, DS_BYTES));
+      start_keys<T>(dK_acc, dS, q);
+      wgmma_wait<1>();
+      wgmma_registers(dV_acc);
+      wgmma_registers(dQ_acc);
+      named_barrier_sync(DQ_EMPTY + consumer, 160);  // hazard: the last tile is still being added
+#pragma unroll
+      for (int n = 0; n < DQ_ROWS / 8; ++n)
+        dQ_smem[n * 128] =
+            make_float4(dQ_acc[4 * n], dQ_acc[4 * n + 1], dQ_acc[4 * n + 2], dQ_acc[4 * n + 3]);
+      async_proxy_fence();
+      named_barrier_arrive(DQ_FULL + step.count % ADDERS, 288);
+      wgmma_wait<0>();
+      wgmma_registers(dK_acc);
+      if (leader) bar.q_ring.release(step.stage());  // and dO's
+    };
+    for (; step.more(); step.advance()) {
+      const int first_row = step.m_block * BLOCK_M;
+      if (first_key + BLOCK_N > min(first_row + rows.window_hi + 1, kv_len) ||
+          first_key < first_row + BLOCK_M - 1 + rows.window_lo || step.partial() ||
+          (block.packed && first_row + BLOCK_M > q_len))
+        compute(Mask<true>());
+      else compute(Mask<false>());
+    }
+
+    count = step.count;
+    if (some) queue.release_keys(leader);
+
+    // ---- epilogue: dK and dV go through the place of dS, and K and V can be loaded meanwhile
+    named_barrier_sync(DS_READY, 256);  // hazard: the other still computes dQ from it
+    const float scale[2] = {forward.softmax_scale, forward.softmax_scale}, one[2] = {1.0f, 1.0f};
+    unsigned char* const staged = smem.dS[0] + consumer * DS_OF_CONSUMER + warp_id * 16 * 128;
+    const int keys = kv_len - first_key - warp_key;
+    store_panels(
+        staged, dK_acc, scale, dK + block.of_keys(params.d_k) + warp_key * params.d_k.row,
+        params.d_k.row, keys, HEAD_DIM);
+    store_panels(
+        staged, dV_acc, one, dV + block.of_keys(params.d_v) + warp_key * params.d_v.row,
+        params.d_v.row, keys, HEAD_DIM);
+    // hazard: others could overwrite what is staged, or the number
+    if (PERSISTENT) named_barrier_sync(STORED + consumer, 128);
+    queue.release_number(leader);
+  }
 }
 
 template <typename T>

@@ -13,6 +13,10 @@
 #define BLOCK_N 128  // B_c, keys per block
 #endif
 
+#ifndef PERSISTENT
+#define PERSISTENT 0  // 1: see hopper_backward_persistent.cuh
+#endif
+
 // Where a sequence's tiles of rows begin in the scratch arrays of a head, and how many tiles a head
 // has.
 struct RowTiles {
@@ -26,6 +30,7 @@ row_tiles(bool packed, int q_first, int sequence, const AttentionParams& forward
 #else
   const int tiles = (forward.N + BLOCK_M - 1) / BLOCK_M;
 #endif
+  if (!packed && PERSISTENT) return {sequence * tiles, forward.sequences * tiles};
   if (!packed) return {sequence * tiles, (int)gridDim.z * tiles};
   const int sequences = SLOTS ? forward.sequences : (int)gridDim.z;
   return {q_first / BLOCK_M + sequence, forward.N / BLOCK_M + sequences};
@@ -55,17 +60,7 @@ struct KeyBlock {
     kv_head = blockIdx.y;
     sequence = blockIdx.z;
     packed = cu_seqlens_q != nullptr;
-    if (by_tile) {
-      unsigned heads = gridDim.y * gridDim.z, number = number_of_block(), first_head = 0;
-      if (together > 0) {
-        first_head = number / (gridDim.x * together) * together;
-        number -= first_head * gridDim.x;
-        heads = min(heads - first_head, together);
-      }
-      tile = number / heads;
-      kv_head = (first_head + number % heads) % gridDim.y;
-      sequence = (first_head + number % heads) / gridDim.y;
-    }
+    if (by_tile) set_tile(gridDim, number_of_block, together);
     hook_tile(tile, sequence, BLOCK_N, forward.sequences, cu_seqlens_k);
     first_key = tile * BLOCK_N;
     group = forward.heads / forward.kv_heads;
@@ -75,6 +70,32 @@ struct KeyBlock {
     kv_len = packed ? cu_seqlens_k[sequence + 1] - k_first : forward.N_kv;
   }
 
+  // The block with this number of grid (tiles, kv_heads, sequences), whose sequences are not packed.
+  __device__ __forceinline__
+  KeyBlock(unsigned number, dim3 grid, const AttentionParams& forward, unsigned together)
+      : packed(false), q_first(0), k_first(0), q_len(forward.N), kv_len(forward.N_kv) {
+    set_tile(grid, [&] { return number; }, together);
+    first_key = tile * BLOCK_N;
+    group = forward.heads / forward.kv_heads;
+  }
+
+ private:
+  // by_tile: see above.
+  template <typename Grid, typename Number>
+  __device__ __forceinline__ void set_tile(
+      const Grid& grid, const Number& number_of_block, unsigned together) {
+    unsigned heads = grid.y * grid.z, number = number_of_block(), first_head = 0;
+    if (together > 0) {
+      first_head = number / (grid.x * together) * together;
+      number -= first_head * grid.x;
+      heads = min(heads - first_head, together);
+    }
+    tile = number / heads;
+    kv_head = (first_head + number % heads) % grid.y;
+    sequence = (first_head + number % heads) / grid.y;
+  }
+
+ public:
   // The first row of the first head of the group in Q or dO, and the first key in K, V, dK or dV,
   // in elements.
   __device__ __forceinline__ long long of_rows(const Strides& q) const {

@@ -24,7 +24,7 @@ __device__ __forceinline__ float (&fragments(Scores& S))[1][BLOCK_M / 8][4] {
 // begins at the tile of its first key, and goes up, and round: blocks that begin together do not meet.
 template <int N>
 struct Steps : MBlock {
-  int count = 0, first;
+  int count = 0, start = 0, first;  // start: the count of the block's first step
 
   __device__ __forceinline__ Steps(const KeyBlock& block, const RowRange& rows, const Hooks& hooks)
       : MBlock(block, rows, hooks) {
@@ -67,19 +67,20 @@ struct Barriers {
 };
 
 // By one thread: the tiles of rows of a step, and with those of the first the keys. RING: it waits until
-// the stage is free.
-template <bool RING = true, typename SharedStorage, int N>
+// the stage is free. keys_empty: called before the keys are loaded, which then come last.
+template <bool RING = true, typename SharedStorage, int N, typename... KeysEmpty>
 __device__ __forceinline__ void load(
     const Steps<N>& step, const KeyBlock& block, SharedStorage& smem, const Barriers<N>& bar,
     const TensorMap& q_map, const TensorMap& do_map, const TensorMap& k_map, const TensorMap& v_map,
-    const float* lse_delta) {
+    const float* lse_delta, const KeysEmpty&... keys_empty) {
+  constexpr bool KEYS_LAST = PERSISTENT && sizeof...(KeysEmpty) > 0;
   constexpr int PANELS = sizeof(smem.K) / (BLOCK_N * 128);
   const int stage = step.stage().index, row = block.q_first + step.m_block * BLOCK_M;
   const int head = block.kv_head * block.group + step.head;
   const int batch = block.packed ? 0 : block.sequence;
   const float* const lse = lse_delta + (long long)step.slot() * (2 * BLOCK_M);
   const auto load_keys = [&](unsigned char* tile, const TensorMap& map, unsigned full) {
-    if (step.count > 0) return;
+    if (step.count > step.start) return;
     mbarrier_arrive_expect_tx(full, sizeof(smem.K));
     tma_load_panels<BLOCK_N, PANELS>(
         smem_address(tile), map, full, block.k_first + block.first_key, block.kv_head, batch);
@@ -90,11 +91,15 @@ __device__ __forceinline__ void load(
     tma_load_panels<BLOCK_M, PANELS>(smem_address(tile), map, full, row, head, batch);
     bulk_load(smem_address(numbers_smem), numbers, full, 4 * BLOCK_M);
   };
-  load_keys(smem.K, k_map, bar.k_full);
+  if (!KEYS_LAST) load_keys(smem.K, k_map, bar.k_full);
   if (RING) bar.q_ring.wait_empty(step.stage());  // hazard: products still read it
   load_rows(bar.q_ring, smem.Q[stage], q_map, smem.lse[stage], lse);
-  load_keys(smem.V, v_map, bar.v_full);
+  if (!KEYS_LAST) load_keys(smem.V, v_map, bar.v_full);
   load_rows(bar.do_ring, smem.dO[stage], do_map, smem.delta[stage], lse + BLOCK_M);
+  if (!KEYS_LAST || step.count > step.start) return;
+  (keys_empty(), ...);
+  load_keys(smem.K, k_map, bar.k_full);
+  load_keys(smem.V, v_map, bar.v_full);
 }
 
 // Issues S^T = K Q^T or dP^T = V dO^T for the warpgroup's 64 keys, 16 of COLUMNS columns at a time.

@@ -59,8 +59,11 @@ struct BlockNumber {
 
   __device__ __forceinline__ unsigned operator()() const {
     if (!DETERMINISTIC) return block_number();
-    return draw_number(
-        [&] { return dq_semaphore + forward.heads * row_tiles(packed, 0, 0, forward).of_head; });
+    return draw_number([&] { return counter(); });
+  }
+  // Cleared with the semaphores.
+  __device__ __forceinline__ int* counter() const {
+    return dq_semaphore + forward.heads * row_tiles(packed, 0, 0, forward).of_head;
   }
 };
 

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 from helpers.attention import kernel, reference
-from helpers.attention.ladder import FORWARD, LADDER, limits
+from helpers.attention.ladder import BACKWARD, FORWARD, LADDER, limits
 from helpers.attention.ladder.steps import CLIMBS, LAST_IDEAS, by_number
 from helpers.bench import (
     cases,
@@ -36,7 +36,7 @@ from helpers.bench import (
     run,
     timing,
 )
-from helpers.bench.cases import Case, Inputs
+from helpers.bench.cases import Case, Inputs, alibi_slopes
 from helpers.bench.job import (
     Gradients,
     WrongOutput,
@@ -400,6 +400,8 @@ def test_gradients_are_checked_and_timed(causal: bool, monkeypatch: pytest.Monke
             assert r.kind == "backward" and r.name == way.name and r.max_error < r.tolerance
             assert r.tflops == pytest.approx(case.flops / r.ms / 1e9)
             assert plan.still_to_do([planned], Record({}, {}, [r])) == []
+    with_alibi = JobRunner(0.001).run(of_gradients(Gradients(BACKWARD["backward"], False, "ALiBi", alibi=True), case))
+    assert with_alibi.name == "backward: ALiBi" and with_alibi.max_error < with_alibi.tolerance
     text = kernel.source("08_backward.cu")
     wrong = text.replace("(dp[i][j] - delta[i])", "dp[i][j]")
     monkeypatch.setattr(kernel, "source", lambda file: wrong if file == "08_backward.cu" else text)
@@ -409,10 +411,12 @@ def test_gradients_are_checked_and_timed(causal: bool, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("causal", [False, True])
-def test_the_sample_of_gradients_is_the_reference(dtype: str, causal: bool) -> None:
+@pytest.mark.parametrize("alibi", [False, True])
+def test_the_sample_of_gradients_is_the_reference(dtype: str, causal: bool, alibi: bool) -> None:
     inputs = Inputs((1, 2, 300, 16), dtype)
-    sample = inputs.gradient_sample(causal)
-    exact = reference.attention_backward(inputs.do, *inputs.host, causal=causal)
+    sample = inputs.gradient_sample(causal, alibi=alibi)
+    slopes = {"alibi_slopes": alibi_slopes(2)} if alibi else {}
+    exact = reference.attention_backward(inputs.do, *inputs.host, causal=causal, **slopes)
     for name, a in zip(("dq", "dk", "dv"), exact, strict=True):
         np.testing.assert_allclose(sample.expected[name], a[0][:, sample.rows], rtol=1e-9, atol=1e-12)
     error, tolerance = sample.error(tuple(cp.asarray(a.astype(np.float32)) for a in exact))

@@ -18,7 +18,7 @@ from planted import ALL, Bug, check_all_can_be_planted
 
 from helpers import device, engine
 from helpers.attention import kernel
-from helpers.attention.ladder import LADDER, Stage, backward
+from helpers.attention.ladder import LADDER, Stage, backward, limits
 from helpers.attention.ladder.call import BackwardOptions, Call
 from helpers.attention.ladder.layout import dense
 from helpers.xray import find
@@ -28,6 +28,7 @@ FILE = STAGE.file
 SIZES = {"BLOCK_M": 64, "BLOCK_N": 128}
 IN_TURN = {**SIZES, "DETERMINISTIC": 1}
 FIRST_STORES = {**SIZES, "FIRST_STORES": 1}
+PERSISTENT = {**FIRST_STORES, "PERSISTENT": 1}
 
 
 def changed(name: str, old: str, new: str = "", **more: Any) -> Bug:
@@ -36,8 +37,9 @@ def changed(name: str, old: str, new: str = "", **more: Any) -> Bug:
 
 @pytest.fixture(autouse=True)
 def on_the_engine(cpu_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU a wait may never end, or the context is lost."""
+    """On a GPU a wait may never end, or the context is lost. A persistent grid has one block."""
     monkeypatch.setattr(half_gradients, "cp", engine)
+    monkeypatch.setattr(limits, "multiprocessors", lambda: 1)
 
 
 # ---- wrong gradients
@@ -105,8 +107,8 @@ WRONG = (  # what 08 and 13 have in common has its bugs in test_backward_mma.py
     changed("a tile of Q is there for good", "unsigned(count / N % 2)", "0"),
     changed(
         "dQ goes to the first tile of rows",
-        "dQ_accum + (long long)slot * (BLOCK_M * DQ_COLUMNS), smem_",
-        "dQ_accum, smem_",
+        "dQ + (long long)slot * (BLOCK_M * DQ_COLUMNS), smem_",
+        "dQ, smem_",
     ),
 )
 # At d = 64 the two warpgroups have rows of dQ, not columns.
@@ -158,6 +160,22 @@ def test_the_first_block_stores(d: int, rows: int) -> None:
         half_gradients.check(STAGE, f"{shape}", sizes, inputs(shape, keys, 1, "float16"), **options)
 
 
+@pytest.mark.parametrize(("d", "rows", "stores"), [(128, 64, 1), (64, 128, 0), (80, 64, 0)])
+def test_blocks_take_one_tile_of_keys_after_the_other(
+    d: int, rows: int, stores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two blocks, with six tiles of keys or more. In the second call, and the third, no row sees some of these."""
+    monkeypatch.setattr(limits, "multiprocessors", lambda: 2)
+    sizes = {"BLOCK_M": rows, "BLOCK_N": 128, "FIRST_STORES": stores, "PERSISTENT": 1}
+    for shape, keys, kv_heads, options in (
+        ((2, 4, 200, d), 333, 2, {}),
+        ((2, 2, 65, d), 500, 1, {"window": (33, 9)}),
+        ((1, 2, 100, d), 900, 2, {"window": (100, 0)}),
+        ((1, 3, 260, d), 260, 3, {"window": (-1, 0)}),
+    ):
+        half_gradients.check(STAGE, f"{shape}", sizes, inputs(shape, keys, kv_heads, "float16"), **options)
+
+
 def sizes_of_call(batch: int = 32, rows: int = 512, keys: int = 512, d: int = 128, **options: Any) -> dict[str, int]:
     """The sizes for a call with 16 heads."""
     arrays = {name: dense((batch, 16, rows, d), np.float16) for name in ("do", "q", "o", "dq")}
@@ -177,6 +195,20 @@ def test_which_calls_have_first_stores() -> None:
         {"deterministic": True},
     ):
         assert "FIRST_STORES" not in sizes_of_call(**other), other
+
+
+def test_which_calls_have_persistent_blocks() -> None:
+    """Choose them with many blocks, at head_dim 64 unless they have many steps; not in a fixed order."""
+    assert all("PERSISTENT" in sizes_of_call(d=d, causal=causal) for d in (64, 128) for causal in (False, True))
+    assert "PERSISTENT" in sizes_of_call(batch=1, rows=16384, keys=16384)
+    assert "PERSISTENT" in sizes_of_call(batch=4, rows=4096, keys=4096, d=64, causal=True)
+    for other in (
+        {"batch": 4},
+        {"batch": 4, "rows": 4096, "keys": 4096, "d": 64},
+        {"batch": 1, "rows": 16384, "keys": 16384, "d": 64, "causal": True},
+        {"deterministic": True},
+    ):
+        assert "PERSISTENT" not in sizes_of_call(**other), other
 
 
 def test_nothing_is_cleared_where_the_first_block_stores() -> None:
@@ -200,8 +232,8 @@ MISSING = (
     changed("mbarriers not fenced", "mbarrier_init_fence();", finds="no proxy fence"),
     changed(
         "mbarriers may not be there yet",
-        "bar.init(CONSUMERS);\n  __syncthreads();",
-        "bar.init(CONSUMERS);",
+        "bar.init(CONSUMERS);\n  }\n  __syncthreads();",
+        "bar.init(CONSUMERS);\n  }",
         finds="race",
     ),
     # ---- the producer
@@ -215,8 +247,8 @@ MISSING = (
     changed("no group to wait for", "tma_store_commit();", finds="race"),
     changed("dQ overwritten while it is added", "tma_store_wait_read<0>();", finds="race"),
     # ---- the consumers: copies
-    changed("K not waited for", "mbarrier_wait(bar.k_full, 0);", finds="not waited for"),
-    changed("V not waited for", "mbarrier_wait(bar.v_full, 0);", finds="not waited for"),
+    changed("K not waited for", "mbarrier_wait(bar.k_full, queue.keys_phase());", finds="not waited for"),
+    changed("V not waited for", "mbarrier_wait(bar.v_full, queue.keys_phase());", finds="not waited for"),
     changed("Q not waited for", "bar.q_ring.wait_full(step.stage());", finds="not waited for"),
     changed("dO not waited for", DO_FULL, times=2, which=1, finds="not waited for"),
     changed("dO cleared before it is there", DO_FULL, times=2, which=0, finds="not waited for", options=PACKED),
@@ -255,15 +287,32 @@ MISSING = (
     changed("dQ never empty", "named_barrier_arrive(DQ_EMPTY + i, 160);", ";", finds="deadlock"),
     changed("dQ never full", "named_barrier_arrive(DQ_FULL + step.count % ADDERS, 288);", finds="deadlock"),
     changed("Q and dO never empty", "if (leader) bar.q_ring.release(step.stage());", finds="deadlock"),
-    changed("K overwritten while dQ reads it", DS_READY, times=4, which=3, finds="race"),
-    changed("dK staged over what is copied", "__syncwarp();", times=3, which=0, finds="race", options=AT_128),
-    changed("dK copied before it is staged", "__syncwarp();", times=3, which=1, finds="race"),
+    changed("dK staged while dQ reads dS", DS_READY, times=4, which=3, finds="race", options={"rows": (180,)}),
+    changed("dK staged over what is copied", "__syncwarp();", times=4, which=0, finds="race", options=AT_128),
+    changed("dK copied before it is staged", "__syncwarp();", times=4, which=1, finds="race"),
     changed(
         "a number read before it is drawn",
         "if (threadIdx.x == 0) drawn = atomicAdd(counter(), 1);\n  __syncthreads();",
         "if (threadIdx.x == 0) drawn = atomicAdd(counter(), 1);",
         finds="race",
         options={"sizes": IN_TURN},
+    ),
+    # ---- blocks that go from tile to tile
+    changed(
+        "K and V replaced in use",
+        "if (PERSISTENT) mbarrier_wait(smem_address(&mail.keys_empty), ++with_rows & 1);",
+        finds="not waited for",
+        options={"sizes": PERSISTENT},
+    ),
+    changed("a number read before it is sent", "ring.wait_full(turn);", finds="race", options={"sizes": PERSISTENT}),
+    changed(
+        "a number never released", "if (leader) ring.release(turn);", finds="deadlock", options={"sizes": PERSISTENT}
+    ),
+    changed(
+        "dS written where dK is staged",
+        "if (PERSISTENT) named_barrier_sync(STORED + consumer, 128);",
+        finds="race",
+        options={"sizes": PERSISTENT},
     ),
 )
 # Not left out, but in the wrong place or of the wrong size.
@@ -303,7 +352,9 @@ MISPLACED = (
 # What no checked run on the CPU shows to be needed, and why.
 NOT_SEEN = {
     "wgmma_fence();": "dQ's: the fence before dV's products is later than the last use of all these registers",
-    "__syncwarp();": "before DQ_EMPTY: that barrier waits for lane 0 too, but bar.arrive takes a whole warp",
+    "__syncwarp();": "before DQ_EMPTY: that barrier waits for lane 0 too, but bar.arrive takes a whole warp; before "
+    "release_number: as for wait_empty(turn)",
+    "wait_empty(turn);": "needed between tiles of keys that no row sees: else steps order reads and writes of numbers",
     "tma_store_wait();": "before add_release, twice: the engine's copies are done at the wait for their reads",
 }
 SYNCHRONISES = re.compile(
@@ -342,7 +393,9 @@ def test_what_is_missing_is_found(bug: Bug) -> None:
     assert bug.finds in x_rayed(bug.plant(kernel.source(FILE)), **bug.options)
 
 
-@pytest.mark.parametrize("options", [{}, PACKED, AT_128, {"sizes": IN_TURN}, {"sizes": FIRST_STORES}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, PACKED, AT_128, {"sizes": IN_TURN}, {"sizes": FIRST_STORES}, {"sizes": PERSISTENT}], ids=str
+)
 def test_nothing_is_found_where_nothing_is_missing(options: Mapping[str, Any]) -> None:
     assert not x_rayed(kernel.source(FILE), **options)
 
@@ -362,7 +415,7 @@ def test_each_fence_barrier_and_wait_is_left_out_once() -> None:
     left_out: Counter[str] = Counter()
     for bug in MISSING:
         left_out += everything - synchronisation(bug.plant(text))
-    assert everything - left_out == Counter(NOT_SEEN.keys()) + Counter(["tma_store_wait();"])
+    assert everything - left_out == Counter(NOT_SEEN.keys()) + Counter(["tma_store_wait();", "__syncwarp();"])
 
 
 # ---- the kernel for long rows, in what it does otherwise

@@ -42,6 +42,7 @@ from helpers.bench.studies import (
     promises,
     ring,
     score_mod,
+    tall_tiles,
     tf32,
     torch_model,
     train,
@@ -77,6 +78,7 @@ HEADS: dict[Any, dict[str, Any]] = {
     cute: {"device": "a CPU", "how": {"nvrtc": "", "architecture": "", "processes": 1, "machine": ""}},
     backward_timeline: {"device": {"description": "a CPU"}},
     first_store: {"device": "a CPU", "rounds": 1},
+    tall_tiles: {"device": "a CPU", "rounds": 1},
     pipes: {"device": "a CPU"},
     decoding: {"device": {"description": "a CPU"}},
     fused: {"device": "a CPU", "dtype": "bfloat16"},
@@ -169,7 +171,15 @@ def first_store_(monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
 
 @toy
 def backward_timeline_(monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
-    return taken(backward_timeline, path, rows=lambda: [backward_timeline.trace(Case((1, 1, 512, 64), "bfloat16"))])
+    case = Case((1, 1, 512, 64), "bfloat16")
+    parts = {"rows": lambda: [backward_timeline.trace(case)], "blocks": lambda: [backward_timeline.blocks(case)]}
+    return taken(backward_timeline, path, **parts)
+
+
+@toy
+def tall_tiles_(monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
+    case = tall_tiles.Case(1, 2, 1, 200, 230, 128, causal=True)
+    return taken(tall_tiles, path, rows=partial(tall_tiles.rows, (case,), 1))
 
 
 @toy

@@ -126,9 +126,9 @@ class Inputs:
         *lead, head_dim = self.shape
         return make_inputs(math.prod(lead), 1, head_dim, seed=4)[0].reshape(self.shape).astype(TYPES[self.dtype])
 
-    def gradient_sample(self, causal: bool = False) -> GradientSample:
-        """Make, once, some rows of the gradients of some heads with their exact values."""
-        return self._made_once(GradientSample, causal)
+    def gradient_sample(self, causal: bool = False, *, alibi: bool = False) -> GradientSample:
+        """Make, once, some rows of the gradients of some heads with their exact values. alibi: with `alibi_slopes`."""
+        return self._made_once(AlibiGradientSample if alibi else GradientSample, causal)
 
     def sample(self, causal: bool = False) -> Sample:
         """Make, once, some rows of some heads of the output with their exact values."""
@@ -194,19 +194,24 @@ class GradientSample:
     """Rows of dQ, dK and dV of some heads, which are compared with float64, as `Sample` does for an output.
 
     expected: by name, (heads, rows, d) float64. tolerance: by name. 1e-5 of the largest in float32. In a half type, it
-    is twice the error of NumPy's gradients with O, P, dS and the results rounded to that type.
+    is twice the error of NumPy's gradients with O, P, dS and the results rounded to that type or, where that rounding
+    happens to be kind, one step of the type at the largest gradient.
     """
+
+    alibi = False
 
     def __init__(self, inputs: Inputs, causal: bool = False) -> None:
         batch, heads, n, head_dim = inputs.shape
         rng = np.random.default_rng(1)
         self.heads = _some(rng, batch * heads, 1 if n > LONG_ROWS else 2)
+        slopes = alibi_slopes(heads)[self.heads % heads] if self.alibi else np.zeros(len(self.heads))
         self.rows = _some(rng, n, SAMPLED_ROWS // 4)
         of_heads = [a.reshape(batch * heads, n, head_dim)[self.heads] for a in (inputs.do, *inputs.host)]
 
         def computed(rounded: Callable[[np.ndarray], np.ndarray]) -> dict[str, np.ndarray]:
             how = {"rows": self.rows, "causal": causal, "rounded": rounded}
-            each = [_gradients(*(a.astype(np.float64) for a in one), **how) for one in zip(*of_heads, strict=True)]
+            heads = zip(slopes, *of_heads, strict=True)
+            each = [_gradients(*(a.astype(np.float64) for a in one), slope=slope, **how) for slope, *one in heads]
             return {name: np.stack(a) for name, a in zip(("dq", "dk", "dv"), zip(*each, strict=True), strict=True)}
 
         def to_type(a: np.ndarray) -> np.ndarray:
@@ -216,7 +221,8 @@ class GradientSample:
         self.tolerance = {name: TOLERANCE * max(1.0, float(np.abs(a).max())) for name, a in self.expected.items()}
         if inputs.dtype != "float32":
             for name, a in computed(to_type).items():
-                self.tolerance[name] = 2 * float(np.abs(to_type(a) - self.expected[name]).max())
+                step = float(ml_dtypes.finfo(TYPES[inputs.dtype]).eps) * float(np.abs(self.expected[name]).max())
+                self.tolerance[name] = max(2 * float(np.abs(to_type(a) - self.expected[name]).max()), step)
 
     def error(self, gradients: tuple[Any, Any, Any]) -> tuple[float, float]:
         """Return the largest absolute error and its tolerance, of the gradient that is closest to its tolerance."""
@@ -227,10 +233,30 @@ class GradientSample:
         return max(found, key=lambda pair: math.inf if math.isnan(pair[0]) else pair[0] / pair[1])
 
 
+class AlibiGradientSample(GradientSample):
+    """The same with ALiBi."""
+
+    alibi = True
+
+
+def alibi_slopes(heads: int) -> np.ndarray:
+    """Return ALiBi's slopes as its paper has them: 2^(-8/heads), and its powers."""
+    return 2.0 ** (-8 * np.arange(1, heads + 1) / heads)
+
+
 def _gradients(
-    do: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, rows: np.ndarray, causal: bool, rounded: Any
+    do: np.ndarray,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    rows: np.ndarray,
+    causal: bool,
+    rounded: Any,
+    slope: float = 0.0,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Compute these rows of dq, dk and dv of one head. rounded: applied to O, P and dS before they are used.
+
+    slope: of ALiBi.
 
     O matters: D = rowsum(dO * O) has its rounding error, which is the same for all keys of a row and does not cancel.
     """
@@ -240,6 +266,8 @@ def _gradients(
     step = max(1, 2**22 // n)
     for first in range(0, n, step):
         s = q[first : first + step] @ k.T * scale
+        if slope:
+            s -= slope * abs(np.arange(n) - np.arange(first, first + len(s))[:, None])
         if causal:
             s[np.arange(n) > np.arange(first, first + len(s))[:, None]] = -np.inf
         p = np.exp(s - s.max(axis=-1, keepdims=True))

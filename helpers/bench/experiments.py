@@ -287,7 +287,8 @@ _ADDED = """\
 """
 _TARGET = """\
     float4* const target =
-        reinterpret_cast<float4*>(dQ_accum + (long long)step.slot() * (BLOCK_M * DQ_COLUMNS)) +
+        reinterpret_cast<float4*>(
+            dQ_accum + (rows.first_slot + step.slot()) * (BLOCK_M * DQ_COLUMNS)) +
         consumer * (DQ_BYTES / 16) + thread;
 """
 _FROM_REGISTERS = (
@@ -303,7 +304,7 @@ GRADIENTS = (
         "scalar atomics", "backward", (), tuple(Case((4, 16, 4096, d), backward=True) for d in (64, 128)), _SCALAR
     ),
     Experiment("scalar atomics", "backward_mma", (), HALF_GRADIENTS, _SCALAR),
-    Experiment("vector atomics", "hopper_backward", _FROM_REGISTERS, HOPPER_GRADIENTS),
+    Experiment("vector atomics", "hopper_backward", _FROM_REGISTERS, HOPPER_GRADIENTS, ({"PERSISTENT": 0},)),
     Experiment(
         "all heads together", "hopper_backward", _ALL_HEADS, tuple(case for case in HOPPER_GRADIENTS if case.causal)
     ),

@@ -10,11 +10,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from helpers.attention import flash_attention, kernel, reference
 from helpers.attention.ladder import LADDER, Rung, backward
 from helpers.attention.ladder.steps import BASES, BEFORE
 from helpers.bench import experiments, host_cost, peers
-from helpers.bench.cases import Case, Inputs, Sample, call_of
+from helpers.bench.cases import Case, Inputs, Sample, alibi_slopes, call_of
 from helpers.device import ON_GPU, cp
 from helpers.engine.cuda_source.signatures import dtype_of
 
@@ -91,8 +93,8 @@ def _check_output(case: Case, error_factor: float, inputs: Inputs, launch: Launc
     return {**require_accuracy(sample.error(o), sample.tolerance * error_factor), "extra_bytes": extra}
 
 
-def _check_gradients(case: Case, inputs: Inputs, launch: Launch) -> dict[str, Any]:
-    return require_accuracy(*inputs.gradient_sample(case.causal).error(launch()))
+def _check_gradients(case: Case, inputs: Inputs, launch: Launch, *, alibi: bool = False) -> dict[str, Any]:
+    return require_accuracy(*inputs.gradient_sample(case.causal, alibi=alibi).error(launch()))
 
 
 def _count_wrong(experiment: experiments.Experiment, case: Case, inputs: Inputs, launch: Launch) -> dict[str, Any]:
@@ -219,12 +221,17 @@ def of_experiment(experiment: experiments.Experiment, case: Case, sizes: Mapping
 
 @dataclass(frozen=True)
 class Gradients:
-    """A stage that computes gradients, deterministic or not. idea: what was changed in it, by sizes or text."""
+    """A stage that computes gradients, deterministic or not.
+
+    Args:
+        idea: what was changed in it, by sizes or text. alibi: of scores with ALiBi.
+    """
 
     stage: Rung
     deterministic: bool
     idea: str = ""
     changed: experiments.Experiment | None = None
+    alibi: bool = False
 
     @property
     def name(self) -> str:
@@ -243,7 +250,8 @@ class Gradients:
         """Run the forward pass now, and return what `helpers.attention.ladder.backward.prepare` makes of its output."""
         q, k, v = inputs.device
         models = (a.swapaxes(1, 2) for a in (q, k, v))
-        o, lse = flash_attention(*models, causal=causal, return_lse=True)
+        slopes = cp.asarray(alibi_slopes(q.shape[1]).astype(np.float32)) if self.alibi else None
+        o, lse = flash_attention(*models, causal=causal, return_lse=True, alibi_slopes=slopes)
         return backward.prepare(
             self.stage,
             *(cp.asarray(inputs.do), q, k, v, o.swapaxes(1, 2), lse),
@@ -251,6 +259,7 @@ class Gradients:
             deterministic=self.deterministic,
             source=self.source,
             sizes=sizes,
+            alibi_slopes=slopes,
         )
 
 
@@ -274,12 +283,14 @@ def of_gradients(
             run()
             return arrays
 
-        yield launch, lambda: _check_gradients(case, inputs, launch)
+        yield launch, lambda: _check_gradients(case, inputs, launch, alibi=way.alibi)
 
     def compile_it() -> None:
         one = cp.zeros((1, 1, 1, case.shape[3]), dtype=dtype_of(case.dtype))
         lse = cp.zeros((1, 1, 1), dtype=cp.float32)
-        how = {"deterministic": way.deterministic, "source": way.source}
+        how: dict[str, Any] = {"deterministic": way.deterministic, "source": way.source}
+        if way.alibi:
+            how["alibi_slopes"] = cp.zeros((1,), dtype=cp.float32)
         all_sizes = {**tile_sizes(way.stage, case), **sizes}
         backward.prepare(way.stage, one, one, one, one, one, lse, **how, sizes=all_sizes)
 

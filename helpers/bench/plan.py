@@ -43,6 +43,7 @@ BACKWARD_SHAPES = {
         *((16384 // n, 8, n, 256) for n in (2048, 4096, 16384)),
     ),
 }
+WITH_ALIBI = tuple(Case((4, 8, 4096, 256), "bfloat16", causal, backward=True) for causal in (False, True))
 SIDE_SHARE = 0.5  # of the time for one measurement: for all but the ladder, and for the sweep over N
 
 
@@ -149,6 +150,10 @@ def _gradient_jobs(only: Sequence[str], with_peers: bool) -> Iterator[Job]:
             what = Gradients(by_name[experiment.stage], False, experiment.name, experiment)
             for case in experiment.cases:
                 yield from (of_gradients(what, case, sizes, **aside) for sizes in experiment.sizes)
+    for name in ("hopper_backward_wide", "backward_mma"):
+        if name in by_name:
+            what = Gradients(by_name[name], False, "ALiBi", alibi=True)
+            yield from (of_gradients(what, case, **aside) for case in WITH_ALIBI)
     yield from _steps(by_name)
     for step, idea, cases in experiments.DETERMINISTIC_STEPS:
         what = Gradients(step, True, idea)

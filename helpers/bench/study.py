@@ -31,6 +31,7 @@ STUDIES = (
         "pipes",
         "fp8",
         "bias_gradient",
+        "tall_tiles",
     ),
 )
 

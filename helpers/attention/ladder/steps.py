@@ -28,7 +28,12 @@ from helpers.attention.ladder.launches import given, position_strides, strided
 from helpers.attention.ladder.params import ROTATION_PARAMS
 from helpers.attention.ladder.plan import Rung
 from helpers.attention.ladder.stage import Stage
-from helpers.attention.ladder.stages.backward import backward_mma_candidates, without_semaphores
+from helpers.attention.ladder.stages.backward import (
+    TILE_MAIL_BYTES,
+    backward_mma_candidates,
+    backward_scratch,
+    without_semaphores,
+)
 from helpers.attention.ladder.stages.hopper import HOPPER_STAGES, launch_in_order, qkv_maps, schedule
 from helpers.attention.ladder.table import LADDER
 from helpers.attention.ladder.tiles import Sizes, Tiles, first_that_fits, round_up
@@ -362,9 +367,14 @@ def _one_stage_shared(sizes: Sizes) -> int:
     return 128 * panels * (2 * keys + 2 * rows) + 2 * rows * keys + 8 * rows + 8 * 5
 
 
+def _without_mail(sizes: Sizes) -> int:
+    """Count SHARED_BYTES of the steps whose blocks have one tile of keys."""
+    return LADDER["hopper_backward"].shared_bytes(sizes) - TILE_MAIL_BYTES
+
+
 def _without_dq_shared(sizes: Sizes) -> int:
     """Count SHARED_BYTES of the step that adds to dQ from registers."""
-    return LADDER["hopper_backward"].shared_bytes(sizes) - 4 * round_up(sizes["HEAD_DIM"], 64) * sizes["BLOCK_M"]
+    return _without_mail(sizes) - 4 * round_up(sizes["HEAD_DIM"], 64) * sizes["BLOCK_M"]
 
 
 def _hopper_backward() -> _Climb:
@@ -374,12 +384,13 @@ def _hopper_backward() -> _Climb:
     steps = (
         step("13_01_by_wgmma_and_tma.cu", "by wgmma and TMA", _one_stage_shared, threads=lambda sizes: 256),
         step("13_02_producer.cu", "a producer warpgroup", _without_dq_shared),
-        step("13_03_dq_by_bulk_addition.cu", "dQ by bulk addition"),
-        step("13_04_overlap.cu", "overlap"),
-        step("13_05_masks_apart.cu", "masks apart"),
-        step("13_06_longest_first.cu", "longest first"),
+        step("13_03_dq_by_bulk_addition.cu", "dQ by bulk addition", _without_mail),
+        step("13_04_overlap.cu", "overlap", _without_mail),
+        step("13_05_masks_apart.cu", "masks apart", _without_mail),
+        step("13_06_longest_first.cu", "longest first", _without_mail),
+        step("13_07_turns.cu", "turns", _without_mail, scratch=backward_scratch),
     )
-    return _Climb("hopper_backward", "turns", steps)
+    return _Climb("hopper_backward", "persistent blocks", steps)
 
 
 # ---- flash_mma -> tf32, and hopper -> fp16x3

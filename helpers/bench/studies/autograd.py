@@ -3,7 +3,7 @@
     python3 -m helpers.bench.study autograd FILE
 
 bfloat16, 16,384 tokens, heads x head_dim = 2048. Device time, in turns. The queue is kept full, so that none of the
-host's time is in it. "flash4": the same against FlashAttention-4, where it is installed, at other lengths as well.
+host's time is in it. "flash4": the same at other lengths, against FlashAttention-4 where it is installed.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ CASES = tuple(
     for causal in (False, True)
 )
 FLASH4 = "FlashAttention-4"
+FLASH4_PEERS = (FLASH4, "SDPA cuDNN")
 FLASH4_CASES = tuple(
     Case((batch, 2048 // head_dim, n, head_dim), "bfloat16", causal)
     for head_dim in (128, 64)
@@ -97,9 +98,9 @@ def _head() -> dict[str, Any]:
 
 
 def flash4() -> Iterator[list[dict[str, Any]]]:
-    """Time ours and FlashAttention-4 in turns; nothing where that is not installed."""
+    """Time ours, FlashAttention-4 and cuDNN in turns; nothing where FlashAttention-4 is not installed."""
     if importlib.util.find_spec("flash_attn") is not None:
-        yield from rows(FLASH4_CASES, peers=(FLASH4,))
+        yield from rows(FLASH4_CASES, peers=FLASH4_PEERS)
 
 
 STUDY = Study(
@@ -116,7 +117,7 @@ def table(record: Mapping[str, Any] | None = None) -> str:
     """Format a record as text, a case a line: ours, and its speed compared with each peer's."""
     lines = _lines(record["rows"], tuple(PEERS))
     if "flash4" in record:
-        lines += ["", *_lines(record["flash4"], (FLASH4,))]
+        lines += ["", *_lines(record["flash4"], FLASH4_PEERS)]
     return "\n".join(lines)
 
 

@@ -1,12 +1,14 @@
 """Record the cycles of one block of hopper_backward: its products, what waits for what, the additions to dQ.
 
-Measured by a copy of the kernel that notes them.
+Measured by copies of the kernel that note them. "blocks": of all blocks of a launch that have a tile of keys each, how
+much time is not in steps: before the first, after the last, and until the multiprocessor's next block begins.
 
     python3 -m helpers.bench.study backward_timeline FILE
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +27,12 @@ STAGE = BACKWARD["hopper_backward"]
 DTYPE = "bfloat16"
 TRACED_STEPS = 24  # of the traced block, from its first
 CASES = (Case((2, 16, 8192, 128), DTYPE), Case((2, 32, 8192, 64), DTYPE))
+MOST_BLOCKS = 8192
+BLOCK_CASES = tuple(
+    Case((16384 // n if n != 2112 else 8, 2048 // head_dim, n, head_dim), DTYPE, causal)
+    for head_dim in (128, 64)
+    for n, causal in ((512, False), (512, True), (2112, False), (2112, True), (16384, True))
+)
 
 # In the order in which a consumer passes them. A clock read right after `bar.sync` does not wait for the barrier
 # (BAR.SYNC.DEFER_BLOCKING): at_ds, at_dq and the adder's at_full say when a warp has arrived, not when it may go on.
@@ -95,22 +103,30 @@ __device__ long long consumer_clocks[2][TRACED_STEPS][{len(MARKS)}], adder_clock
     )
 
 
-def trace(case: Case) -> dict[str, Any]:
-    """Return the cycles of one block, from the first one, by step."""
+def _launched(case: Case, source: str) -> tuple[Any, int]:
+    """Launch a copy of the kernel; return its module, and how many blocks it had."""
     q, k, v = Inputs(case.shape, DTYPE).device
-    o, lse = LADDER["hopper"](q, k, v, return_lse=True)
-    source = traced(kernel.source(STAGE.file))
-    ready, arrays, _ = backward.plan(STAGE, q, q, k, v, o, lse, source=source)
-    name = STAGE.kernel_name(DTYPE)
+    o, lse = LADDER["hopper"](q, k, v, causal=case.causal, return_lse=True)
+    ready, arrays, _ = backward.plan(
+        STAGE, q, q, k, v, o, lse, causal=case.causal, source=source, sizes={"PERSISTENT": 0}
+    )
+    name, n_blocks = STAGE.kernel_name(DTYPE), 0
     for launch, compiled, args in ready.resolve_arguments(arrays):
         if compiled.name != name:
             compiled(launch.grid, launch.block, args, shared_mem=launch.shared_bytes)
             continue
         module = cp.RawModule(code=source, options=compiled.options, name_expressions=(name,))
         run = kernel.typed(module, name, source)
+        n_blocks = math.prod(launch.grid)
         for _ in range(3 if ON_GPU else 1):
             run(launch.grid, launch.block, args, shared_mem=launch.shared_bytes)
     cp.cuda.Device().synchronize()
+    return module, n_blocks
+
+
+def trace(case: Case) -> dict[str, Any]:
+    """Return the cycles of one block, from the first one, by step."""
+    module, _ = _launched(case, traced(kernel.source(STAGE.file)))
     shapes = {"consumer_clocks": (2, TRACED_STEPS, len(MARKS)), "adder_clocks": (TRACED_STEPS, len(ADDER_MARKS))}
     clocks = {name: cp.asnumpy(cp.ndarray(shape, np.int64, module.get_global(name))) for name, shape in shapes.items()}
     zero = int(clocks["consumer_clocks"][:, 0, 0].min())
@@ -121,7 +137,62 @@ def trace(case: Case) -> dict[str, Any]:
     }
 
 
-STUDY = Study("backward_timeline", {"rows": lambda: map(trace, CASES)}, head=lambda: {"device": describe()})
+# ---- all blocks of a launch
+
+
+def noted(source: str) -> str:
+    """Return a copy of the kernel whose first consumer notes a row of `block_clocks` for each block.
+
+    A row: its multiprocessor, and cycles: the block begins; its first step does; its last one has ended; dK and dV are
+    stored.
+    """
+    begins = "template <typename T>\n__global__ void __launch_bounds__(THREADS, 1) hopper_backward("
+    head = f"""
+__device__ long long block_clocks[{MOST_BLOCKS}][5];
+#define NOTE(i, what) \\
+  if (threadIdx.x == 128) block_clocks[blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z)][i] = (what)
+"""
+    first = "  const AttentionParams& forward = params.forward;\n  const bool by_tile"
+    own = '  unsigned multiprocessor;\n  asm volatile("mov.u32 %0, %smid;" : "=r"(multiprocessor));\n'
+    loop = "  for (; step.more(); step.advance()) {\n    const int first_row"
+    last = "  named_barrier_sync(DS_READY, 256);\n  const float scale[2]"
+    stores = "one, dV + block.of_keys(params.d_v) + warp_key * params.d_v.row, params.d_v.row, keys, HEAD_DIM);\n"
+    return edit(
+        source,
+        (begins, head + begins),
+        (first, f"{own}  NOTE(0, multiprocessor);\n  NOTE(1, clock64());\n{first}"),
+        (loop, f"  NOTE(2, clock64());\n{loop}"),
+        (last, f"  NOTE(3, clock64());\n{last}"),
+        (stores, f"{stores}  NOTE(4, clock64());\n"),
+    )
+
+
+def blocks(case: Case) -> dict[str, Any]:
+    """Return the median cycles of a block before, in and after its steps, and until the next block begins.
+
+    "outside": which share of all time between a multiprocessor's first block and its last is not in steps.
+    """
+    module, n_blocks = _launched(case, noted(kernel.source(STAGE.file)))
+    notes = cp.asnumpy(cp.ndarray((MOST_BLOCKS, 5), np.int64, module.get_global("block_clocks")))[:n_blocks]
+    between, inside, whole = [], 0, 0
+    for multiprocessor in np.unique(notes[:, 0]):
+        own = notes[notes[:, 0] == multiprocessor, 1:]
+        own = own[np.argsort(own[:, 0])]
+        between.append(own[1:, 0] - own[:-1, 3])
+        inside += int((own[:, 2] - own[:, 1]).sum())
+        whole += int(own[-1, 3] - own[0, 0])
+    parts = np.diff(notes[:, 1:], axis=1)
+    cycles = dict(zip(("before", "steps", "after"), map(float, np.median(parts, axis=0)), strict=True))
+    gaps_between = np.concatenate(between)
+    cycles["between"] = float(np.median(gaps_between)) if gaps_between.size else 0.0
+    return {"shape": list(case.shape), "causal": case.causal, **cycles, "outside": 1 - inside / whole}
+
+
+STUDY = Study(
+    "backward_timeline",
+    {"rows": lambda: map(trace, CASES), "blocks": lambda: map(blocks, BLOCK_CASES)},
+    head=lambda: {"device": describe()},
+)
 take = STUDY.take
 
 
@@ -184,4 +255,17 @@ def table(record: Mapping[str, Any] | None = None) -> str:
         lines.append(f"{part:24}" + "".join(f"{cycles:20,.0f}" for row in rows for cycles in parts(row)[part]))
     for name in gaps(rows[0]):
         lines.append(f"{name:24}" + "".join(f"{gaps(row)[name]:20,.0f}{'':20}" for row in rows).rstrip())
+    return "\n".join([*lines, "", blocks_table(record)] if "blocks" in record else lines)
+
+
+@records.shown
+def blocks_table(record: Mapping[str, Any] | None = None) -> str:
+    """Format the median cycles of a block that are not in its steps, a call a line."""
+    names = ("before", "steps", "after", "between")
+    lines = [f"{'cycles of a block':42}" + "".join(f"{name:>10}" for name in names) + f"{'not in steps':>14}"]
+    for row in record.get("blocks", ()):
+        batch, heads, n, d = row["shape"]
+        what = f"{batch} x {heads} heads of {d}, N = {n}" + ", causal" * row["causal"]
+        cycles = "".join(f"{row[name]:10,.0f}" for name in names)
+        lines.append(f"{what:42}{cycles}{row['outside']:14.0%}")
     return "\n".join(lines)

@@ -1,15 +1,19 @@
-"""Time hopper_backward where the first block stores a tile of dQ, and where all blocks add to zeros, on a GPU.
+"""Time hopper_backward with and without two ideas for short sequences, on a GPU: FIRST_STORES and PERSISTENT.
 
     python3 -m helpers.bench.study first_store FILE
 
-bfloat16, 16,384 tokens, heads x head_dim = 2048; all three kernels, in turns. "tries": other changes of the kernel that
-were timed in turns with it, at 512 to 16,384 rows. They lost, or gained too little for what they need: programmatic
-dependent launch needs an attribute of launches that CuPy has no argument for. Their texts are not kept.
+bfloat16, some 16,384 tokens, heads x head_dim = 2048; all three kernels, in turns. "rows": the first block at a tile of
+dQ stores it, or all blocks add to zeros. "persistent": blocks that go from tile to tile of keys, or one for each.
+"tries": other changes of the kernel that were timed in turns with it, at 512 to 16,384 rows. They lost, or gained too
+little for what they need: programmatic dependent launch needs an attribute of launches that CuPy has no argument for.
+Their texts are not kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from helpers.attention.ladder import BACKWARD, LADDER, backward
@@ -27,45 +31,82 @@ CASES = tuple(
     for n in (512, 1024, 4096)
     for causal in (False, True)
 )
-ROUNDS = 15
+ROUNDS, SAMPLED_HEADS = 15, 8
+BLOCKS = {"persistent blocks": {"PERSISTENT": 1}, "a block for each tile": {"PERSISTENT": 0}}
+BLOCK_CASES = tuple(
+    Case((batch, 2048 // head_dim, n, head_dim), "bfloat16", causal, backward=True)
+    for head_dim in (128, 64)
+    for batch, n in ((32, 512), (4, 512), (16, 1024), (8, 2112), (4, 4096), (1, 16384))
+    for causal in (False, True)
+)
+
+
+@functools.lru_cache(maxsize=1)
+def inputs(count: int) -> tuple[Any, ...]:
+    """Make so many elements of do, q, k and v, once for all cases."""
+    made = Inputs((1, 1, -(-count // 128), 128), "bfloat16")
+    return tuple(a.reshape(-1) for a in (cp.asarray(made.do), *made.device))
 
 
 def rows(cases: tuple[Case, ...] = CASES, rounds: int = ROUNDS) -> Iterator[list[dict[str, Any]]]:
     """Time both in turns, case by case. AssertionError if their gradients differ by more than rounding."""
+    return _compared(cases, {name: {"FIRST_STORES": stores} for name, stores in WAYS.items()}, rounds)
+
+
+def persistent(cases: tuple[Case, ...] = BLOCK_CASES, rounds: int = ROUNDS) -> Iterator[list[dict[str, Any]]]:
+    """Time blocks of many tiles of keys and of one, as `rows` does."""
+    return _compared(cases, BLOCKS, rounds)
+
+
+def _compared(
+    cases: tuple[Case, ...], all_sizes: Mapping[str, Mapping[str, int]], rounds: int
+) -> Iterator[list[dict[str, Any]]]:
+    """Time the stage with these sizes, the first over the second."""
+    _, other_way = all_sizes
     for case in cases:
-        inputs = Inputs(case.shape, case.dtype)
-        q, k, v = inputs.device
+        count = math.prod(case.shape)
+        do, q, k, v = (a[:count].reshape(case.shape) for a in inputs(max(math.prod(each.shape) for each in cases)))
         o, lse = LADDER["hopper"](q, k, v, causal=case.causal, return_lse=True)
-        given = cp.asarray(inputs.do), q, k, v, o, lse
+        given = do, q, k, v, o, lse
         ways, gradients = {}, {}
-        for name, stores in WAYS.items():
-            sizes = {"FIRST_STORES": stores}
+        for name, sizes in all_sizes.items():
             ways[name], gradients[name] = backward.prepare(STAGE, *given, causal=case.causal, sizes=sizes)
             ways[name]()
-        one, other = ([cp.asnumpy(a).astype("float32") for a in of_way] for of_way in gradients.values())
+        batch, heads, *_ = case.shape
+        some = {divmod(head, heads) for head in range(0, batch * heads, max(batch * heads // SAMPLED_HEADS, 1))}
+        one, other = (
+            [cp.asnumpy(a[at]).astype("float32") for a in of_way for at in sorted(some)]
+            for of_way in gradients.values()
+        )
         for a, b in zip(one, other, strict=True):
             assert abs(a - b).max() <= 0.01 * abs(b).max(), f"{case}: the gradients differ"
-        timed = compare(ways, rounds, flops=case.flops, over="zeros")
+        timed = compare(ways, rounds, flops=case.flops, over=other_way)
         what = {"shape": list(case.shape), "dtype": case.dtype, "causal": case.causal}
         yield [{"name": name, **what, **figures} for name, figures in timed.items()]
 
 
-STUDY = Study("first_store", {"rows": rows}, lambda: {"device": describe(), "rounds": ROUNDS})
+STUDY = Study("first_store", {"rows": rows, "persistent": persistent}, lambda: {"device": describe(), "rounds": ROUNDS})
 take = STUDY.take
 
 
 @records.shown
 def table(record: Mapping[str, Any] | None = None) -> str:
     """Format a record as text, a case a line: both times, and how many times as fast the first way is."""
-    first, zeros = WAYS
-    lines = [f"{'the gradients, bfloat16':40}{'zeros':>12}{'first stores':>14}"]
-    pairs = zip(record["rows"][::2], record["rows"][1::2], strict=True)
-    for one, other in pairs:
-        assert (one["name"], other["name"]) == (first, zeros)
+    lines = _lines(record["rows"], WAYS, ("zeros", "first stores"))
+    if "persistent" in record:
+        lines += ["", *_lines(record["persistent"], BLOCKS, ("one tile", "persistent"))]
+    return "\n".join(lines)
+
+
+def _lines(rows: Sequence[Mapping[str, Any]], ways: Iterable[str], titles: tuple[str, str]) -> list[str]:
+    first, second = ways
+    lines = [f"{'the gradients, bfloat16':40}{titles[0]:>12}{titles[1]:>14}"]
+    for one, other in zip(rows[::2], rows[1::2], strict=True):
+        assert (one["name"], other["name"]) == (first, second)
         batch, heads, n, d = one["shape"]
         what = f"{batch} x {heads} heads of {d}, N = {n}" + ", causal" * one["causal"]
         lines.append(f"{what:40}{other['ms']:9.3f} ms{one['ms']:11.3f} ms{speed_text(one):>24}")
-    return "\n".join(lines)
+    return lines
 
 
 @records.shown

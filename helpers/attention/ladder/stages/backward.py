@@ -23,8 +23,8 @@ from helpers.attention.ladder.tiles import MAX_HEAD_DIM, Sizes, Tiles
 _GRADIENTS: Mapping[str, Any] = {"direction": "backward", "slots": launches.in_slots}
 
 
-def _params(call: Call) -> Any:
-    return backward_params(launches.params_of(call), launches.strides_of(call, GRADIENTS))
+def _params(call: Call, sequences: int | None = None) -> Any:
+    return backward_params(launches.params_of(call, sequences), launches.strides_of(call, GRADIENTS))
 
 
 # ---- 08: float32
@@ -124,7 +124,8 @@ def _launch_in_half(stage: Stage, call: Call, sizes: Sizes, inputs: tuple[Any, .
 
     Only the second kernel has dynamic shared memory. Steps before DETERMINISTIC have no scratch array "dq_semaphore",
     and their kernels do not take it. A call with more heads or batches than a grid has room for is split into parts,
-    which use the same scratch one after the other. With FIRST_STORES=1 the first kernel does not clear dq_accum.
+    which use the same scratch one after the other. With FIRST_STORES=1 the first kernel does not clear dq_accum. With
+    PERSISTENT=1 the second has a block for each multiprocessor, and the struct the number of sequences.
 
     Args:
         inputs: the first arguments of the second kernel, in its order: names or tensor maps of q, k, v and do.
@@ -135,7 +136,7 @@ def _launch_in_half(stage: Stage, call: Call, sizes: Sizes, inputs: tuple[Any, .
     group, most = call.heads // call.arrays["k"].shape[1], launches.MAX_GRID_YZ
     if group > most:
         raise ValueError(f"{group:,} heads of q share one of k and v; gradients take {most:,} at most")
-    params = _params(call)
+    params = _params(call, call.sequences if sizes.get("PERSISTENT") else None)
     cu_q, cu_k = launches.given(call, *CU_SEQLENS)
     row_tiles, key_tiles = launches.tile_grid(call, "q", sizes), launches.tile_grid(call, "k", sizes)
     block = (stage.threads(sizes),)
@@ -143,6 +144,8 @@ def _launch_in_half(stage: Stage, call: Call, sizes: Sizes, inputs: tuple[Any, .
     cleared = [None if sizes.get("FIRST_STORES") and name == "dq_accum" else name for name in scratch]
     before, functions = launches.functions_of_scores(stage, call, sizes)
     first, _, last = stage.kernels
+    if sizes.get("PERSISTENT"):
+        key_tiles = min(math.prod(key_tiles), limits.persistent_blocks()), 1, 1
     own = (
         Launch(first, row_tiles, block, 0, ("o", "do", "lse", *cleared, cu_q, params)),
         stage.launch(key_tiles, sizes, (*inputs, *scratch, "dk", "dv", cu_q, cu_k, params, *functions)),
@@ -301,6 +304,25 @@ def _first_block_stores(call: Call) -> bool:
     return 0 < k.shape[2] <= _FIRST_STORES_KEYS and 4 * math.prod(q.shape) >= _FIRST_STORES_BYTES
 
 
+# From how many blocks on PERSISTENT=1 was measured to gain, at head_dims above 64; at others also up to how many keys,
+# without a mask and with one. See `_blocks_persist`.
+_PERSISTENT_BLOCKS, _PERSISTENT_KEYS = 512, (1024, 4096)
+
+
+def _blocks_persist(call: Call) -> bool:
+    """Choose PERSISTENT=1 where each multiprocessor gets many blocks: it starts the next one under the end of the last.
+
+    On an H200 it gains 1 to 8 % at head_dim 128; at 64, up to 16 % at 512 keys, but it loses 2 % at 16,384. See the
+    study first_store.
+    """
+    k, most = call.arrays["k"], launches.MAX_GRID_YZ
+    if call.packed or call.deterministic or call.mod or call.heads > most or call.sequences > most:
+        return False
+    if call.head_dim <= 64 and k.shape[2] > _PERSISTENT_KEYS[call.window != (-1, -1)]:
+        return False
+    return -(-k.shape[2] // 128) * k.shape[1] * call.sequences >= _PERSISTENT_BLOCKS
+
+
 def _hopper_variant(call: Call) -> dict[str, int]:
     derivative = bool(call.mod and call.mod.has_derivative)
     if call.deterministic:
@@ -309,6 +331,7 @@ def _hopper_variant(call: Call) -> dict[str, int]:
         how = {"CONTINUES": 1}
     else:
         how = {"FIRST_STORES": 1} if _first_block_stores(call) else {}
+        how |= {"PERSISTENT": 1} if _blocks_persist(call) else {}
     return {**how, **pick_hopper_backward(call.head_dim, derivative)}
 
 
@@ -317,10 +340,15 @@ def _hopper_by_default(rows: int, all_keys: int, head_dim: int) -> bool:
     return device.ON_GPU and all_keys >= 12288
 
 
+TILE_MAIL_BYTES = 48  # of hopper_backward_persistent.cuh
+
+
 def hopper_backward_shared_bytes(sizes: Sizes) -> int:
-    """Count SHARED_BYTES of hopper_backward: K, V, two tiles each of Q, dO, dS, lse, delta; one of dQ; mbarriers."""
+    """Count SHARED_BYTES of hopper_backward: K, V; two of Q, dO, dS, lse, delta; one of dQ; mbarriers, TileMail."""
     rows, keys, panels = sizes["BLOCK_M"], sizes["BLOCK_N"], -(-sizes["HEAD_DIM"] // 64)
-    return 128 * panels * (2 * keys + 4 * rows) + 4 * rows * keys + 256 * panels * rows + 16 * rows + 64
+    return (
+        128 * panels * (2 * keys + 4 * rows) + 4 * rows * keys + 256 * panels * rows + 16 * rows + 64 + TILE_MAIL_BYTES
+    )
 
 
 def _launch_hopper_backward(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:

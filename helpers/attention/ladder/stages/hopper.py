@@ -168,18 +168,27 @@ def group_of_heads(
     work = np.sort(1 + np.maximum(-(-seen // block_n), 1))[::-1]
 
     def time(together: int) -> float:
-        tile, groups = np.arange(row_tiles * heads), -(-heads // together)
-        group = tile // (row_tiles * together)
-        first = group * together
-        place = (tile - row_tiles * first) // np.minimum(together, heads - first)
-        place = np.where((groups - 1 - group) % 2, row_tiles - 1 - place, place)
-        turn, block = tile // blocks, tile % blocks
-        dealt = np.bincount(np.where(turn % 2, blocks - 1 - block, block), work[place])
         again = 0.008 * together / share * head_bytes / 2**20 * min(1, 512 / keys)  # measured on an H100
-        return float(dealt.max()) / work.sum() / heads * blocks + again
+        return _longest_block(work, heads, together, blocks) / work.sum() / heads * blocks + again
 
     rounds = (max(round(many * blocks / row_tiles / share), 1) * share for many in (1.33, 1.45, 1.95, 2.67))
     return min({fit, *(few for few in rounds if few < fit)}, key=time)
+
+
+def _longest_block(work: np.ndarray, heads: int, together: int, blocks: int) -> float:
+    """Return the work of the block that gets the most, as 10_order.cu deals the tiles.
+
+    Args:
+        work: of each tile of rows of a head, the longest first.
+    """
+    row_tiles = len(work)
+    tile, groups = np.arange(row_tiles * heads), -(-heads // together)
+    group = tile // (row_tiles * together)
+    first = group * together
+    place = (tile - row_tiles * first) // np.minimum(together, heads - first)
+    place = np.where((groups - 1 - group) % 2, row_tiles - 1 - place, place)
+    turn, block = tile // blocks, tile % blocks
+    return float(np.bincount(np.where(turn % 2, blocks - 1 - block, block), work[place]).max())
 
 
 # ---- 10: TMA, wgmma, warp specialisation
@@ -193,6 +202,8 @@ _HOPPER: dict[int, tuple[tuple[int, int], tuple[int, int]]] = {
     256: ((128, 64), (128, 64)),
 }
 _FEW_KEYS = 1024  # up to here the last of the wide tiles would be a large part of the work
+# At 512 keys, causal, head_dim 64, two blocks a multiprocessor, of one consumer with 64 rows each, take 0.99 to 1.06 of
+# the time on an H200: no gain worth a tile of its own.
 HOPPER_STAGES = 2
 
 
@@ -220,26 +231,59 @@ def _sizes_with_functions(head_dim: int, *, masked: bool, biased: bool) -> dict[
 
 
 TALL = {"BLOCK_M": 192, "BLOCK_N": 64}  # three consumers share a tile of keys
+# Their time, in that of as many scores with the usual tiles: at head_dim 128, and below, where these are slower.
+_TALL_TIME, _TALL_TIME_BELOW = 0.957, 0.8
+_TILE_KEYS = 128  # how many keys more a tile of rows would have in the time between it and the next
 
 
 def _takes_tall_tiles(call: Call) -> bool:
-    """Choose tiles of 192 rows for head_dims of 97 to 128, where they waste little.
+    """Choose tiles of 192 rows for head_dims of 97 to 128, where the block with the most work ends earlier.
 
-    On an H200, a row of theirs takes at most 0.95 of the time, at 768 to 16,896 rows. But there are more rows past the
-    end, and the last round, in which some blocks have no tile, is longer. With a causal mask they compute more scores
-    that no row sees: they gain 1 to 5 % where all tiles are whole, and lose elsewhere.
+    More of their rows may be past the end, a causal mask leaves them more scores that no row sees, and the last round,
+    in which some blocks have no tile, is longer. The study tall_tiles measures both kinds, and says what this rule
+    loses.
     """
-    rows, keys = call.arrays["q"].shape[2], call.arrays["k"].shape[2]
-    if call.packed or not 96 < call.head_dim <= 128 or keys < 768:
+    (*_, rows, _), (*_, keys, _) = call.arrays["q"].shape, call.arrays["k"].shape
+    if call.packed or not 96 < call.head_dim <= 128 or keys < 768 or call.window not in ((-1, -1), (-1, 0)):
         return False
-    if call.window == (-1, 0):
-        return rows >= 2048 and rows % TALL["BLOCK_M"] == 0
+    masked, heads = call.window == (-1, 0), call.heads * call.sequences
+    usual = pick_hopper(call.head_dim, masked, keys)
+    of_call = heads, call.heads // call.arrays["k"].shape[1], call.head_dim, limits.persistent_blocks()
 
-    def rows_in_turn(block_m: int) -> int:
-        """Count the rows of the tiles that a block takes one after the other, if it has as many as any."""
-        return block_m * -(-(-(-rows // block_m) * call.heads * call.sequences) // limits.persistent_blocks())
+    def longest(sizes: Mapping[str, int]) -> float:
+        block_m = sizes["BLOCK_M"]
+        more = -rows % block_m  # to whole tiles: most lengths then are known
+        return _most_scores(rows + more, keys + more * masked, masked, block_m, sizes["BLOCK_N"], *of_call)
 
-    return call.window == (-1, -1) and rows_in_turn(TALL["BLOCK_M"]) <= 1.05 * rows_in_turn(128)
+    return (_TALL_TIME if call.head_dim == 128 else _TALL_TIME_BELOW) * longest(TALL) <= longest(usual)
+
+
+@functools.lru_cache(maxsize=1024)
+def _most_scores(
+    rows: int,
+    keys: int,
+    masked: bool,
+    block_m: int,
+    block_n: int,
+    heads: int,
+    share: int,
+    head_dim: int,
+    blocks: int,
+) -> float:
+    """Return how many scores the block computes that has the most, with _TILE_KEYS for each row more.
+
+    Args: see `group_of_heads`.
+    """
+    row_tiles = rows // block_m
+    if not masked:
+        return block_m * (_TILE_KEYS + -(-keys // block_n) * block_n) * -(-row_tiles * heads // blocks)
+    seen = np.arange(row_tiles, 0, -1) * block_m + keys - rows
+    scores = block_m * (_TILE_KEYS + np.maximum(-(-seen // block_n), 1) * block_n)
+    if row_tiles * heads > 8192:
+        return float(scores.sum()) * heads / blocks
+    window = (-1, 0)
+    together = group_of_heads(heads, share, rows, keys, head_dim, window, block_m, block_n, blocks)
+    return _longest_block(scores, heads, together, blocks)
 
 
 def _hopper_variant(call: Call) -> dict[str, int]:

@@ -1,0 +1,290 @@
+// 13, step 7, turns: a fixed order of additions to dQ, where it is asked for. And 11's hooks, and a first
+// block that stores dQ.
+//
+// Launch, shapes, traffic: see hopper_backward_tiles.cuh
+
+#include "backward_preprocess.cuh"  // lse, delta and zeros before the loop
+#include "hopper_backward_first_store.cuh"
+// The sizes of tiles; Steps, its M blocks; Barriers, load; start_scores, start_keys and
+// start_dq, the products; dQ after the loop.
+#include "hopper_backward_tiles.cuh"
+#include "semaphore.cuh"  // DETERMINISTIC; BlockNumber, wait_for_blocks, add_release
+
+constexpr int STAGES = 2;                       // tiles of Q, dO and dS
+constexpr int THREADS = 128 * (1 + CONSUMERS);  // warpgroup 0 is the producer
+constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
+// Warps that add to dQ. In a fixed order, one may wait while an addition of the other is under way; else
+// a second one costs 4 % at head_dim 128.
+constexpr int ADDERS = DETERMINISTIC ? 2 : 1;
+// Causal masks: rows in the L2 cache, of the heads whose blocks run together. Otherwise, in a
+// fixed order: blocks.
+constexpr int L2_BYTES = (DETERMINISTIC ? 48 : 16) << 20, TURN_BLOCKS = 256;
+struct SharedStorage {
+  unsigned char K[KEYS_BYTES], V[KEYS_BYTES];
+  unsigned char Q[STAGES][ROWS_BYTES], dO[STAGES][ROWS_BYTES], dS[STAGES][DS_BYTES];
+  unsigned char dQ[CONSUMERS][DQ_BYTES];  // in float32
+  float lse[STAGES][BLOCK_M], delta[STAGES][BLOCK_M];
+  unsigned long long k_full, v_full, q_full[STAGES], do_full[STAGES], empty[STAGES];
+};
+constexpr unsigned SHARED_BYTES = sizeof(SharedStorage);
+// Named barriers: one; one for each consumer; one for each warp that adds to dQ.
+constexpr int DS_READY = 1, DQ_EMPTY = 2, DQ_FULL = 4;
+
+// Whether a step masks scores, as a type.
+template <bool MASKED>
+struct Mask {
+  static constexpr bool value = MASKED;
+};
+
+template <typename T>
+__global__ void __launch_bounds__(THREADS) hopper_backward_preprocess(
+    const T* __restrict__ O, const T* __restrict__ dO, const float* __restrict__ lse,
+    float* __restrict__ lse_delta, float* __restrict__ dQ_accum, int* __restrict__ dq_semaphore,
+    const int* __restrict__ cu_seqlens_q, const BackwardParams params) {
+  // ---- lse and delta of a tile of rows
+  const RowBlock block(params.forward, cu_seqlens_q);
+  const RowTiles tiles = row_tiles(block.packed, block.q_first, block.sequence, params.forward);
+  clear_semaphores(dq_semaphore, block, tiles, params.forward);
+  if (block.first_row >= block.q_len) return;
+  prepare_rows<THREADS, DQ_COLUMNS, !FIRST_STORES>(
+      block, tiles, O, dO, lse, lse_delta, dQ_accum, params);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(THREADS, 1) hopper_backward(
+    const __grid_constant__ TensorMap q_map,   // boxes of BLOCK_M rows
+    const __grid_constant__ TensorMap do_map,  // boxes of BLOCK_M rows
+    const __grid_constant__ TensorMap k_map,   // boxes of BLOCK_N rows
+    const __grid_constant__ TensorMap v_map,   // boxes of BLOCK_N rows
+    const float* __restrict__ lse_delta, float* __restrict__ dQ_accum,
+    int* __restrict__ dq_semaphore, Out<T>* __restrict__ dK, Out<T>* __restrict__ dV,
+    const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
+    const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
+    const BackwardParams params HOOK_PARAMETERS) {
+  // ---- prologue: the keys of this block, and the tiles of rows that see one of them
+  const AttentionParams& forward = params.forward;
+  // Blocks with consecutive numbers have the same tile of `together` heads: as many as have their rows
+  // in the L2 cache. In a fixed order, a head's blocks follow each other a step apart; so do their
+  // successors, if as many heads start together as end.
+  const bool by_tile = forward.window_right < UNLIMITED;
+  const long long head_rows = (long long)max(forward.N, 1) * (forward.heads / forward.kv_heads);
+  const int together = by_tile ? (int)(L2_BYTES / (head_rows * 4 * (HEAD_DIM + DQ_COLUMNS)))
+                               : TURN_BLOCKS / gridDim.x;
+  const KeyBlock block(
+      DETERMINISTIC || by_tile, BlockNumber{dq_semaphore, cu_seqlens_q != nullptr, forward},
+      forward, cu_seqlens_q, cu_seqlens_k, max(together, 1));
+  const int first_key = block.first_key, q_len = block.q_len, kv_len = block.kv_len;
+  if (first_key >= kv_len) return;  // the whole block: its sequence is shorter than the longest
+  const RowRange rows(block, forward);
+  lse_delta += rows.first_slot * (2 * BLOCK_M);
+  dQ_accum += rows.first_slot * (BLOCK_M * DQ_COLUMNS);
+  const Hooks first_head = {
+      HOOK_ARGUMENTS block.sequence, block.kv_head * block.group, block.kv_head, q_len, kv_len};
+  Steps<STAGES> step(block, rows, first_head);
+
+  // ---- shared memory, mbarriers
+  extern __shared__ __align__(1024) unsigned char dynamic_smem[];
+  SharedStorage& smem = *reinterpret_cast<SharedStorage*>(dynamic_smem);
+  const Barriers<STAGES> bar(smem);
+  // Uniform within a warp; the shuffle tells the compiler so.
+  const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
+  if (threadIdx.x == 0) bar.init(CONSUMERS);
+  __syncthreads();  // hazard: others could wait for an mbarrier that is not initialised
+
+  // ---- producer: one warp loads, others add to dQ
+  if (warpgroup == 0) {
+    setmaxnreg_decrease<PRODUCER_REGISTERS>();
+    const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
+    if (warp_id == 0 && lane_id == 0)
+      for (; step.more(); step.advance())
+        load(step, block, smem, bar, q_map, do_map, k_map, v_map, lse_delta);
+    if (warp_id >= 1 && warp_id <= ADDERS) {  // they take the steps in turn
+      const int mine = warp_id - 1;
+      const auto arrive_empty = [&] {
+        for (int i = 0; step.more() && i < CONSUMERS; ++i) named_barrier_arrive(DQ_EMPTY + i, 160);
+      };
+      if (mine == 0) arrive_empty();
+      while (step.more()) {
+        const int slot = step.slot(), m_block = step.m_block;
+        const bool other = step.count % ADDERS != mine;
+        step.advance();
+        if (other) continue;
+        DqAddition add(dq_semaphore + rows.first_slot + slot, lane_id == 0);
+        named_barrier_sync(DQ_FULL + mine, 288);  // hazard: the tile is not there yet
+        if (lane_id == 0) {
+          const int turn = block.tile - max(m_block * BLOCK_M + rows.window_lo, 0) / BLOCK_N;
+          wait_for_blocks(dq_semaphore + rows.first_slot + slot, turn);
+          add(dQ_accum + (long long)slot * (BLOCK_M * DQ_COLUMNS), smem_address(smem.dQ),
+              CONSUMERS * DQ_BYTES);
+          tma_store_commit();
+          tma_store_wait_read<0>();  // hazard: the next tile could overwrite it
+        }
+        __syncwarp();
+        arrive_empty();
+        if (lane_id == 0) add.let_others_add();
+        if (DETERMINISTIC && lane_id == 0) {
+          tma_store_wait();  // hazard: the turn could pass on before the addition is done
+          add_release(dq_semaphore + rows.first_slot + slot);
+        }
+      }
+    }
+    return;
+  }
+
+  // ---- consumers
+  setmaxnreg_increase<CONSUMER_REGISTERS>();
+  const int consumer = warpgroup - 1, thread = threadIdx.x % 128, lane_id = threadIdx.x % 32;
+  const int warp_id = thread / 32, g = lane_id / 4, t = lane_id % 4;
+  const int warp_key = 64 * consumer + 16 * warp_id;  // the warp's first key
+  const bool leader = thread == 0;                    // releases for its warpgroup, as in CUTLASS
+  const unsigned long long k = wgmma_descriptor(smem_address(smem.K + consumer * 64 * 128)),
+                           v = wgmma_descriptor(smem_address(smem.V + consumer * 64 * 128));
+  // The columns of K that are the rows of this warpgroup's dQ^T, and the rows of dS.
+  const unsigned long long k_dq =
+      wgmma_descriptor(smem_address(smem.K + (PANELS == 2 ? consumer * BLOCK_N * 128 : 0)));
+  const unsigned long long dS_dq =
+      wgmma_descriptor(smem_address(smem.dS[0] + (PANELS == 2 ? 0 : consumer * DQ_ROWS * 128)));
+  const unsigned long long q_tiles = wgmma_descriptor(smem_address(smem.Q), BLOCK_M * 128),
+                           dO_tiles = wgmma_descriptor(smem_address(smem.dO), BLOCK_M * 128);
+  // stmatrix writes 16 rows of 16 keys of dS, whose tile has a panel for each consumer: this lane's
+  // address of the first.
+  const unsigned dS_lane = smem_address(smem.dS[0] + consumer * BLOCK_M * 128) +
+                           (lane_id / 16 * 8 + lane_id % 8) * 128 +
+                           ((2 * warp_id + lane_id / 8 % 2) ^ lane_id % 8) * 16;
+  float4* const dQ_smem = reinterpret_cast<float4*>(smem.dQ[consumer]) + thread;
+  const float softmax_scale_log2 = scale_log2_of(forward.softmax_scale);
+  KeyRows dK_acc, dV_acc;
+#pragma unroll
+  for (int i = 0; i < HEAD_DIM_PADDED / 2; ++i) dK_acc[i] = dV_acc[i] = 0.0f;
+
+  if (step.more()) {
+    mbarrier_wait(bar.k_full, 0);
+    mbarrier_wait(bar.v_full, 0);
+    if (block.packed && first_key + BLOCK_N > kv_len) {  // the tile has keys of the next sequence
+      clear_rows<BLOCK_N, PANELS>(smem.K, kv_len - first_key, threadIdx.x - 128, 128 * CONSUMERS);
+      clear_rows<BLOCK_N, PANELS>(smem.V, kv_len - first_key, threadIdx.x - 128, 128 * CONSUMERS);
+      named_barrier_sync(DS_READY, 256);  // hazard: products could read rows not cleared yet
+    }
+  }
+  // One step. There are two of it, so that where all is seen there is no mask in the way.
+  const auto compute = [&](auto mask) {
+    constexpr bool MASKED = mask.value;
+    const int stage = step.stage().index, first_row = step.m_block * BLOCK_M;
+    const unsigned long long q = advance_tiles(q_tiles, stage, ROWS_BYTES),
+                             dO = advance_tiles(dO_tiles, stage, ROWS_BYTES);
+    Scores S, dP;
+    Weights P, dS;
+    bar.q_ring.wait_full(step.stage());
+    if (MASKED && block.packed && first_row + BLOCK_M > q_len) {  // rows of the next sequence
+      bar.do_ring.wait_full(step.stage());
+      clear_rows<BLOCK_M, PANELS>(
+          smem.Q[stage], q_len - first_row, threadIdx.x - 128, 128 * CONSUMERS);
+      clear_rows<BLOCK_M, PANELS>(
+          smem.dO[stage], q_len - first_row, threadIdx.x - 128, 128 * CONSUMERS);
+      named_barrier_sync(DS_READY, 256);  // hazard: products could read rows not cleared yet
+    }
+    start_scores<T, HEAD_DIM_PADDED>(S, k, q);
+    bar.do_ring.wait_full(step.stage());
+    start_scores<T, HEAD_DIM_PADDED>(dP, v, dO);
+
+    // ---- P^T = exp(S^T - lse), while dP^T is computed
+    const float2* const lse = reinterpret_cast<const float2*>(smem.lse[stage]) + t;
+    const float2* const delta = reinterpret_cast<const float2*>(smem.delta[stage]) + t;
+    const Hooks hooks = step.hooks();
+    const int first_key_idx = first_key + warp_key + g;
+    const int first_q_idx = first_row + 2 * t + kv_len - q_len;
+    HookGradient<1, BLOCK_M / 8, 4> grad;
+    wgmma_wait<1>();
+    wgmma_registers(S);
+    hook_scores(fragments(S), grad, hooks, forward.softmax_scale, first_q_idx, first_key_idx);
+#pragma unroll
+    for (int n = 0; n < BLOCK_M / 8; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        S[4 * n + i] =
+            weight(S[4 * n + i], softmax_scale_log2, i % 2 ? lse[4 * n].y : lse[4 * n].x);
+    // A key that a row does not see has the weight 0.
+    if (MASKED) {
+#pragma unroll
+      for (int n = 0; n < BLOCK_M / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int j = first_key_idx + i / 2 * 8,
+                    distance = j - (first_row + 8 * n + 2 * t + i % 2);
+          if (distance < rows.window_lo || distance > rows.window_hi || j >= kv_len)
+            S[4 * n + i] = 0.0f;
+        }
+      hook_weights(fragments(S), grad, hooks, first_q_idx, first_key_idx, step.lists.is_partial());
+    }
+
+    // ---- dS^T = P^T (dP^T - delta), which the other warpgroup needs too
+    wgmma_wait<0>();
+    wgmma_registers(dP);
+#pragma unroll
+    for (int n = 0; n < BLOCK_M / 8; ++n) {
+      const float2 d = delta[4 * n];
+      float ds[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) ds[i] = S[4 * n + i] * (dP[4 * n + i] - (i % 2 ? d.y : d.x));
+      hook_gradients(ds, grad, n);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        P[n / 2][n % 2 * 2 + i] = pack(T(), S[4 * n + 2 * i], S[4 * n + 2 * i + 1]);
+        dS[n / 2][n % 2 * 2 + i] = pack(T(), ds[2 * i], ds[2 * i + 1]);
+      }
+      const unsigned (&x)[4] = dS[n / 2];
+      if (n % 2)
+        stmatrix_x4_trans(dS_lane + stage * DS_BYTES + n / 2 * 16 * 128, x[0], x[1], x[2], x[3]);
+    }
+    start_keys<T>(dV_acc, P, dO);
+    async_proxy_fence();
+    named_barrier_sync(DS_READY, 256);  // hazard: the other's half of dS is not there yet
+
+    // ---- dQ and dK
+    float dQ_acc[DQ_ROWS / 2];
+    start_dq<T>(dQ_acc, k_dq, advance_tiles(dS_dq, stage, DS_BYTES));
+    start_keys<T>(dK_acc, dS, q);
+    wgmma_wait<1>();
+    wgmma_registers(dV_acc);
+    wgmma_registers(dQ_acc);
+    named_barrier_sync(DQ_EMPTY + consumer, 160);  // hazard: the last tile is still being added
+#pragma unroll
+    for (int n = 0; n < DQ_ROWS / 8; ++n)
+      dQ_smem[n * 128] =
+          make_float4(dQ_acc[4 * n], dQ_acc[4 * n + 1], dQ_acc[4 * n + 2], dQ_acc[4 * n + 3]);
+    async_proxy_fence();
+    named_barrier_arrive(DQ_FULL + step.count % ADDERS, 288);
+    wgmma_wait<0>();
+    wgmma_registers(dK_acc);
+    if (leader) bar.q_ring.release(step.stage());  // and dO's
+  };
+  for (; step.more(); step.advance()) {
+    const int first_row = step.m_block * BLOCK_M;
+    if (first_key + BLOCK_N > min(first_row + rows.window_hi + 1, kv_len) ||
+        first_key < first_row + BLOCK_M - 1 + rows.window_lo || step.partial() ||
+        (block.packed && first_row + BLOCK_M > q_len))
+      compute(Mask<true>());
+    else compute(Mask<false>());
+  }
+
+  // ---- epilogue: dK and dV take the place of these keys of K and V
+  named_barrier_sync(DS_READY, 256);  // hazard: the other still computes dQ from these rows of K
+  const float scale[2] = {forward.softmax_scale, forward.softmax_scale}, one[2] = {1.0f, 1.0f};
+  dK += block.of_keys(params.d_k) + warp_key * params.d_k.row;
+  dV += block.of_keys(params.d_v) + warp_key * params.d_v.row;
+  store_panels(
+      smem.K + warp_key * 128, dK_acc, scale, dK, params.d_k.row, kv_len - first_key - warp_key,
+      HEAD_DIM);
+  store_panels(
+      smem.V + warp_key * 128, dV_acc, one, dV, params.d_v.row, kv_len - first_key - warp_key,
+      HEAD_DIM);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(THREADS) hopper_backward_convert(
+    const float* __restrict__ dQ_accum, Out<T>* __restrict__ dQ,
+    const int* __restrict__ cu_seqlens_q, const BackwardParams params) {
+  // ---- dQ: from the order of the fragments to rows
+  const RowBlock block(params.forward, cu_seqlens_q);
+  if (block.first_row < block.q_len) convert_fragments<THREADS>(block, dQ_accum, dQ, params);
+}
