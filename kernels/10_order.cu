@@ -96,7 +96,7 @@ extern "C" __global__ void order_unmasked_tiles(
     const int sequence = head / params.heads;
     int4 entry = entry_of(sequence, head - sequence * params.heads, first_row, params);
     entry.z |= consumers << 16;
-    schedule[blockIdx.x * blocks + i] = entry;
+    schedule[blockIdx.x * blocks + (blockIdx.x % 2 ? blocks - 1 - i : i)] = entry;
   }
 }
 
