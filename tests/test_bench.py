@@ -1068,7 +1068,7 @@ def test_sizes_that_go_by_the_mask_are_those_of_the_case(monkeypatch: pytest.Mon
     def block_n(name: str, rows: int, causal: bool) -> int:
         return tile_sizes(LADDER[name], Case((1, 16, rows, 128), "bfloat16", causal))["BLOCK_N"]
 
-    monkeypatch.setattr(limits, "persistent_blocks", lambda: 1)
-    assert [block_n("hopper", 2176, causal) for causal in (False, True)] == [160, 128]
-    assert [block_n("hopper", rows, False) for rows in (512, 4096)] == [128, 64]
+    monkeypatch.setattr(limits, "persistent_blocks", lambda: 132)
+    assert [block_n("hopper", 4096, causal) for causal in (False, True)] == [160, 128]
+    assert [block_n("hopper", rows, False) for rows in (512, 3000)] == [128, 64]
     assert block_n("register_tiles", 4096, False) == block_n("register_tiles", 4096, True)

@@ -169,13 +169,13 @@ def group_of_heads(
 
     def time(together: int) -> float:
         again = 0.008 * together / share * head_bytes / 2**20 * min(1, 512 / keys)  # measured on an H100
-        return _longest_block(work, heads, together, blocks) / work.sum() / heads * blocks + again
+        return longest_block(work, heads, together, blocks) / work.sum() / heads * blocks + again
 
     rounds = (max(round(many * blocks / row_tiles / share), 1) * share for many in (1.33, 1.45, 1.95, 2.67))
     return min({fit, *(few for few in rounds if few < fit)}, key=time)
 
 
-def _longest_block(work: np.ndarray, heads: int, together: int, blocks: int) -> float:
+def longest_block(work: np.ndarray, heads: int, together: int, blocks: int) -> float:
     """Return the work of the block that gets the most, as 10_order.cu deals the tiles.
 
     Args:
@@ -283,7 +283,7 @@ def _most_scores(
         return float(scores.sum()) * heads / blocks
     window = (-1, 0)
     together = group_of_heads(heads, share, rows, keys, head_dim, window, block_m, block_n, blocks)
-    return _longest_block(scores, heads, together, blocks)
+    return longest_block(scores, heads, together, blocks)
 
 
 def _hopper_variant(call: Call) -> dict[str, int]:
