@@ -498,8 +498,9 @@ def test_blocks_add_in_turn_in_whatever_order_they_start() -> None:
     """The last block first: it has to wait for the others. Without the wait it adds first; on a GPU, it may."""
     in_order = bits()
     assert bits(LAST_FIRST) == in_order
-    no_turns = changed("no turns", "wait_for_blocks(dq_semaphore + rows.first_slot + slot, turn);")
-    assert device.ON_GPU or bits(LAST_FIRST, no_turns) != in_order
+    no_turns = changed("no turns", "wait_for_blocks(semaphores + slot, step.block.tile - before);")
+    # Where many cores run blocks at the same time, the order may be the right one by chance.
+    assert device.ON_GPU or any(bits(LAST_FIRST, no_turns) != in_order for _ in range(5))
 
 
 WIDE_IN_TURN = {"stage": WIDE_STAGE, "sizes": {**WIDE["sizes"], "DETERMINISTIC": 1}, "n": 180, "d": 136}
@@ -511,7 +512,7 @@ def test_blocks_of_long_rows_add_in_turn(monkeypatch: pytest.MonkeyPatch) -> Non
     in_order = bits(**WIDE_IN_TURN)
     assert bits(LAST_FIRST, **WIDE_IN_TURN) == in_order
     no_turns = changed("no turns", "wait_for_blocks(passed_on,", "if (false) wait_for_blocks(passed_on,")
-    assert device.ON_GPU or bits(LAST_FIRST, no_turns, **WIDE_IN_TURN) != in_order
+    assert device.ON_GPU or any(bits(LAST_FIRST, no_turns, **WIDE_IN_TURN) != in_order for _ in range(5))
     monkeypatch.setenv("COURSE_CPU_TIMEOUT", "0.5")
     passed_on = "if (takes_turns && passed_on) add_release(passed_on);"
     for which in (0, 1):
@@ -523,8 +524,8 @@ def test_blocks_of_long_rows_add_in_turn(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     "bug",
     [
-        changed("turns of the next block", "const int turn = block.tile -", "const int turn = 1 + block.tile -"),
-        changed("the turn is not passed on", "add_release(dq_semaphore + rows.first_slot + slot);"),
+        changed("turns of the next block", "step.block.tile - before);", "1 + step.block.tile - before);"),
+        changed("the turn is not passed on", "add_release(semaphores + slot);"),
         changed(
             "semaphores begin with what was there",
             "if (block.first_row < block.q_len) dq_semaphore[block.slot(tiles)] = 0;",
