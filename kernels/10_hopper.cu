@@ -22,8 +22,7 @@
 #include "hopper_maxima.cuh"    // Maxima, move_maxima: scores of any size, as in 07
 #include "hopper_softmax.cuh"   // masks, weights: as in 07
 #include "hopper_tiles.cuh"     // sizes of tiles, which rows and keys they have: as in 05
-#include "ring_arriving.cuh"    // nothing, until 17
-#include "ring_continue.cuh"    // the same
+#include "ring_continue.cuh"    // nothing, until 17
 #include "tile_io.cuh"          // tiles in panels: copies by TMA, rows of zeros
 
 #ifndef STAGES
@@ -95,8 +94,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1], where each begins; null: not packed
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const int4* __restrict__ schedule,     // [rounds, blocks], see next_tile
-    const int rounds,
-    const AttentionParams params HOOK_PARAMETERS CONTINUE_PARAMETERS ARRIVING_PARAMETERS) {
+    const int rounds, const AttentionParams params HOOK_PARAMETERS CONTINUE_PARAMETERS) {
   // ---- shared memory, mbarriers
   extern __shared__ __align__(1024) unsigned char dynamic_smem[];
   const unsigned Q_smem = smem_address(dynamic_smem), K_smem = Q_smem + K_AT,
@@ -120,14 +118,12 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
     return next_tile(tile, item, round, rounds, schedule, cu_seqlens_q, cu_seqlens_k, params);
   };
 
-  ArrivingKeys arriving = {ARRIVING_ARGUMENTS};
   const auto hooks_of_tile = [&] {
     return Hooks{HOOK_ARGUMENTS tile.sequence, tile.head, tile.kv_head, tile.q_len, tile.kv_len};
   };
   const auto key_tiles_of_tile = [&] {
     return Tiles<-BLOCK_N>(  // the first keys of its key tiles, from the last to the first
-        hooks_of_tile(), (tile.q_len - tile.rows) / BLOCK_M, last_tile_begin(tile),
-        arriving.last_tile(tile));
+        hooks_of_tile(), (tile.q_len - tile.rows) / BLOCK_M, last_tile_begin(tile), tile.begin);
   };
 
   // ---- producer: a thread for K, one for V and one for Q
@@ -155,12 +151,9 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
         for (; key_tiles.more(first); first = key_tiles.next(first), stage.advance()) {
           ring.wait_empty(stage);  // hazard: products still read the tile before
           const unsigned full = ring.expect(stage, TILE_BYTES);
-          if (ARRIVES && first < 0)
-            arriving.load(smem + stage.index * TILE_BYTES, full, warp_id == 0, tile, first, params);
-          else
-            tma_load_panels<BLOCK_N, PANELS>(
-                smem + stage.index * TILE_BYTES, map, full, tile.k_first + first, tile.kv_head,
-                batch);
+          tma_load_panels<BLOCK_N, PANELS>(
+              smem + stage.index * TILE_BYTES, map, full, tile.k_first + first, tile.kv_head,
+              batch);
         }
       }
     }
@@ -259,7 +252,6 @@ __global__ void __launch_bounds__(THREADS, 1) hopper(
       wgmma_registers(S);
       if (leader) k_ring.release(k_stage);
       hooks_and_mask(first, key_tiles.partial(first));
-      arriving.mask(S, tile, first, warp_row);
       rescaled = false;
       if (exceeds_limit(S, maxima.limit, softmax_scale_log2)) rescaled = move();
       weights(0, GROUPS / 2);

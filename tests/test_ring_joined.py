@@ -1,9 +1,7 @@
-"""Ring attention whose kernels join results: O and lse in 10, by one grid or its epilogue; dQ in 13; sums; replays."""
+"""Ring attention whose kernels join results: O and lse in 10's epilogue, dQ in 13; sums in one pass; replays."""
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -14,19 +12,7 @@ from planted import Bug, check_all_can_be_planted
 from test_ring import TYPES, around, in_heads, inputs, on_cpu, on_host
 
 from helpers import device, engine
-from helpers.attention import (
-    check,
-    comms,
-    flash_attention,
-    forget,
-    kernel,
-    reference,
-    ring,
-    ring_arriving,
-    ring_attention,
-    ring_gradients,
-    ring_joined,
-)
+from helpers.attention import check, comms, forget, kernel, reference, ring, ring_attention, ring_gradients, ring_joined
 from helpers.attention.comms import Message, virtual_ranks
 from helpers.attention.ladder import LADDER
 from helpers.attention.ring_joined import Place, places
@@ -49,20 +35,10 @@ def exact(host: list[np.ndarray], *, causal: bool) -> tuple[np.ndarray, np.ndarr
     return o.swapaxes(1, 2), lse
 
 
-def joined(
-    causal: bool = True,
-    schedule: str = "zigzag",
-    size: int = 2,
-    rows: int = 75,
-    d: int = 64,
-    *,
-    ranks: comms.Comms | None = None,
-) -> None:
-    """Virtual ranks beside float64; where none are given, each step of a ring is a grid."""
-    host = inputs(2 * size * rows, d, "bfloat16", heads=2, kv_heads=2 if ranks else 1)
-    if ranks is None:
-        ranks = virtual_ranks(size)
-        ranks.by_copy_engines = False
+def joined(causal: bool = True, schedule: str = "zigzag", size: int = 2, rows: int = 75, d: int = 64) -> None:
+    """Virtual ranks beside float64."""
+    host = inputs(2 * size * rows, d, "bfloat16", heads=2, kv_heads=1)
+    ranks = virtual_ranks(size)
     q, k, v = (ranks.put(shard(a, size, schedule)) for a in host[:3])
     o, lse = ring_attention(q, k, v, causal=causal, schedule=schedule, return_lse=True, comms=ranks)
     order = "ring" if schedule == "all_gather" and not causal else schedule
@@ -93,151 +69,6 @@ def test_kernels_join_their_results(
     merges = counted(monkeypatch)
     joined(causal, schedule, size, d=d)
     assert not merges
-
-
-# ---- keys that arrive while a grid computes
-
-
-@pytest.fixture
-def brought(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Sizes of the lists of messages that bring K and V to grids, which go on to few keys too."""
-    monkeypatch.setattr(ring_arriving, "LEAST_PAIRS", 0)
-    monkeypatch.setattr(ring_arriving, "PIECES", 4)
-    seen: list[int] = []
-    bring = ring.bring
-
-    def noted(ranks: comms.Comms, at_hand: Any) -> Any:
-        start = ranks.start
-        monkeypatch.setattr(ranks, "start", lambda sends, receives: seen.append(len(sends)) or start(sends, receives))
-        return bring(ranks, at_hand)
-
-    monkeypatch.setattr(ring, "bring", noted)
-    return seen
-
-
-@pytest.mark.parametrize(
-    ("causal", "schedule", "size", "rows", "d"),
-    [
-        *(
-            (True, "zigzag", 2, 75, 64),
-            (True, "zigzag", 3, 75, 64),
-            (True, "ring", 3, 75, 64),
-            (False, "ring", 2, 75, 64),
-        ),
-        (True, "zigzag", 2, 100, 128),
-    ],
-)
-def test_one_grid_goes_on_to_keys_that_arrive(
-    causal: bool, schedule: str, size: int, rows: int, d: int, brought: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In four pieces: two heads of two sequences. A tile has rows that see these keys, and others."""
-    merges = counted(monkeypatch)
-    joined(causal, schedule, size, rows, d, ranks=virtual_ranks(size))
-    assert not merges and brought[0] == size * 4 * 3
-
-
-def test_one_grid_has_the_bits_of_one_device(brought: list[int]) -> None:
-    """The tiles of both ranks' keys in one array, in the order in which the grid takes them."""
-    rows, tile = 256, 128
-    host = inputs(2 * rows, 64, "bfloat16", heads=2, kv_heads=1)
-    ranks = virtual_ranks(2)
-    q, k, v = (ranks.put(shard(a, 2, "ring")) for a in host[:3])
-    o, lse = ring_attention(q, k, v, schedule="ring", return_lse=True, comms=ranks)
-    for rank in range(2):
-        keys = []
-        for a in (k, v):
-            own, other = (cp.asnumpy(a[i]) for i in (rank, 1 - rank))
-            tiles = [other[:, first : first + tile] for first in range(rows - tile, -1, -tile)]
-            keys.append(cp.asarray(np.concatenate([*tiles, own], axis=1)))
-        want = flash_attention(q[rank], *keys, return_lse=True, stage="hopper")
-        for got, one in zip((o[rank], lse[rank]), want, strict=True):
-            assert np.array_equal(cp.asnumpy(got).view(np.uint8), cp.asnumpy(one).view(np.uint8))
-    assert brought
-
-
-class Late(comms.Comms):
-    """Virtual ranks whose messages come while kernels run, one after the other, into arrays full of NaN."""
-
-    def start(self, sends: Any, receives: Any) -> Callable[[], None]:
-        pairs = comms._pairs(sends, receives)
-        for target, _ in pairs:
-            if target.array.size > 1:
-                np.asarray(target.array).view(np.uint16)[...] = 0x7FC0
-
-        def copy() -> None:
-            for target, source in pairs:
-                time.sleep(0.02)
-                np.asarray(target.array).view(np.uint8)[...] = np.asarray(source.array).view(np.uint8)
-
-        thread = threading.Thread(target=copy)
-        self.thread = thread
-        thread.start()
-        return thread.join
-
-
-def late(causal: bool) -> None:
-    ranks = Late(2, (0, 1))
-    try:
-        joined(causal, "zigzag", rows=100, ranks=ranks)
-    finally:
-        ranks.thread.join()
-
-
-@on_cpu
-@pytest.mark.parametrize("causal", [False, True])
-def test_a_grid_waits_for_keys_that_arrive_late(causal: bool, brought: list[int]) -> None:
-    late(causal)
-    assert brought
-
-
-ARRIVING_BUGS = (
-    Bug("no wait", "if (seen < needed) {", "if (false) {"),
-    Bug("waits for the first head alone", "tile.kv_head + 1;", "1;"),
-    Bug("waits for the first sequence alone", "tile.sequence * params.kv_heads + tile.kv_head", "tile.kv_head"),
-    Bug("V is K", "of_k ? k_map : v_map", "k_map"),
-    Bug("keys past the last", "left - 2 * t : 0;", "BLOCK_N : 0;"),
-    Bug("rows that see none of them", ">= first_row ? left", ">= 0 ? left"),
-    Bug("a tile whose last rows see them", "tile.row + min(BLOCK_M, tile.rows) > first_row;", "tile.row >= first_row;"),
-    Bug(
-        "the last tile is left out", "? -(keys + BLOCK_N - 1) / BLOCK_N * BLOCK_N", "? -(keys - 1) / BLOCK_N * BLOCK_N"
-    ),
-)
-
-
-@on_cpu
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("bug", ARRIVING_BUGS, ids=lambda bug: bug.name)
-def test_planted_bugs_of_keys_that_arrive_are_found(
-    bug: Bug, brought: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plant(monkeypatch, ring_joined, bug)
-    with pytest.raises((check.CheckFailed, engine.LaunchError)):
-        late(causal=True)
-    forget()
-
-
-def test_when_a_grid_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not where copies need multiprocessors, nor where heads would come later than blocks need them."""
-    monkeypatch.setattr(ring_arriving, "LEAST_PAIRS", 2**27)
-    for schedule, causal, size in (("zigzag", True, 2), ("zigzag", True, 5), ("ring", True, 3), ("ring", False, 2)):
-        plan, ranks = ring.steps(schedule, size, causal=causal, rows=16384), virtual_ranks(size)
-        few = ring.steps(schedule, size, causal=causal, rows=2048)
-        assert ring.goes_on(ranks, plan, 16, 16) and not ring.goes_on(ranks, few, 16, 16)
-        assert ring.goes_on(ranks, few, 1024, 16)
-        ranks.by_copy_engines = False
-        assert not ring.goes_on(ranks, plan, 16, 16)
-    assert not ring.goes_on(virtual_ranks(1), ring.steps("ring", 1, causal=False, rows=16384), 16, 16)
-    assert not comms.Nccl.by_copy_engines and not comms.Gloo.by_copy_engines
-
-
-@pytest.mark.parametrize(("batch", "kv_heads"), [(1, 1), (1, 3), (1, 16), (2, 8), (3, 5), (4, 2), (9, 16)])
-def test_pieces_are_all_heads_in_order(batch: int, kv_heads: int) -> None:
-    cuts = ring_arriving.pieces(batch, kv_heads)
-    heads = [(i, head) for of, some in cuts for i in range(of.start, of.stop) for head in range(some.start, some.stop)]
-    assert heads == [(i, head) for i in range(batch) for head in range(kv_heads)]
-    assert len(cuts) <= 2 * ring_arriving.PIECES and all(
-        of.stop - of.start == 1 or kv_heads == b.stop for of, b in cuts
-    )
 
 
 def test_what_no_kernel_joins_is_merged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,7 +116,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, module: Any, bug: Bug) -> None:
 
 
 def test_the_bugs_can_be_planted() -> None:
-    check_all_can_be_planted((kernel.source(LADDER["hopper"].file), bug) for bug in (*JOIN_BUGS, *ARRIVING_BUGS))
+    check_all_can_be_planted((kernel.source(LADDER["hopper"].file), bug) for bug in JOIN_BUGS)
     check_all_can_be_planted((kernel.source(ring.SUM), bug) for bug in SUM_BUGS)
 
 

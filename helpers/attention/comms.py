@@ -39,8 +39,6 @@ LEAVE = 8  # multiprocessors, for the blocks of NCCL's copies
 class Message(NamedTuple):
     """An array of a local rank, contiguous: to be sent to a rank `peer`, or to be filled with what that rank sends.
 
-    Where copies are `by_copy_engines`, it may also be rows that each are contiguous.
-
     Messages between the same two ranks arrive in the order in which they are sent.
     """
 
@@ -52,19 +50,15 @@ class Message(NamedTuple):
 class Comms:
     """`size` ranks, of which this process has `ranks`. This one is of virtual ranks: they share the current device.
 
-    leave: multiprocessors that kernels leave free while messages are under way. by_copy_engines: messages arrive also
-    while kernels hold all multiprocessors, so that a kernel may wait for one. Where kernels bring them, as NCCL's do,
-    each could wait for the other. compiled: what this process has compiled for calls. agreed: the forms of calls that
-    all ranks have compared, in the same order on each. counts: of heads, which are sent behind them.
+    leave: multiprocessors that kernels leave free while messages are under way. compiled: what this process has
+    compiled for calls. agreed: the forms of calls that all ranks have compared, in the same order on each.
     """
 
     compares_every_call = False
-    by_copy_engines = True
 
     def __init__(self, size: int, ranks: Sequence[int], leave: int = 0) -> None:
         self.size, self.ranks = size, tuple(ranks)
         self.leave = whole_number("leave", leave, least=0)
-        self.counts: Cache[Any] = Cache()
         self.compiled: Cache[bool] = Cache()
         self.tiles: Cache[int] = Cache()
         self.agreed: Cache[bool] = Cache()
@@ -333,10 +327,8 @@ def _borrowed(messages: Sequence[Message]) -> list[Message]:
     """Return messages whose arrays keep no memory from being used again, which a replay's pool never gives back."""
     made = []
     for rank, peer, a in messages:
-        nbytes = a.nbytes if a.flags.c_contiguous else len(a) * a.strides[0]
-        memory = device.cp.cuda.UnownedMemory(address(a), nbytes, None, a.data.device_id)
-        there = device.cp.cuda.MemoryPointer(memory, 0)
-        made.append(Message(rank, peer, device.cp.ndarray(a.shape, a.dtype, there, a.strides)))
+        memory = device.cp.cuda.UnownedMemory(address(a), a.nbytes, None, a.data.device_id)
+        made.append(Message(rank, peer, device.cp.ndarray(a.shape, a.dtype, device.cp.cuda.MemoryPointer(memory, 0))))
     return made
 
 
@@ -396,20 +388,12 @@ class _PeerCopies(_OfGpus):
     """Copies from GPU to GPU by their copy engines, which take no multiprocessor."""
 
     def _move(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
-        runtime = device.cp.cuda.runtime
-        of_ranks = defaultdict(list)
         for target, source in _pairs(sends, receives):
-            of_ranks[target.rank].append((target.array, source.array))
-        for rank, arrays in of_ranks.items():
-            stream = self._streams[rank].ptr
-            with self.on(rank):
-                for a, b in arrays:
-                    if a.flags.c_contiguous and b.flags.c_contiguous:
-                        # and not memcpyPeerAsync, which no graph can be captured from
-                        runtime.memcpyAsync(a.data.ptr, b.data.ptr, b.nbytes, runtime.memcpyDefault, stream)
-                        continue
-                    places = a.data.ptr, a.strides[0], b.data.ptr, b.strides[0]
-                    runtime.memcpy2DAsync(*places, b.nbytes // len(b), len(b), runtime.memcpyDefault, stream)
+            with self.on(target.rank):
+                runtime, stream = device.cp.cuda.runtime, self._streams[target.rank].ptr
+                # and not memcpyPeerAsync, which no graph can be captured from
+                where = target.array.data.ptr, source.array.data.ptr
+                runtime.memcpyAsync(*where, source.array.nbytes, runtime.memcpyDefault, stream)
 
 
 def peer_copies(gpus: Sequence[int] | None = None) -> Comms:
@@ -457,8 +441,6 @@ class Nccl(_OfGpus):
     A rank that fails in another process ends this one's calls with an error: after `timeout` seconds, or as soon as
     NCCL reports it. Then the communicators are aborted, and of no use any more.
     """
-
-    by_copy_engines = False  # its kernels need multiprocessors
 
     def __init__(
         self,
@@ -641,7 +623,6 @@ class Gloo(Comms):
     """
 
     compares_every_call = True
-    by_copy_engines = False  # here the host waits, before the launch
 
     def __init__(self, group: Any, *, timeout: float | None = TIMEOUT) -> None:
         """

@@ -6,13 +6,12 @@
 
 Each rank keeps its rows of Q, and K and V go round the ranks, while the products with those at hand are computed: by
 `flash_attention`, in float32, joined by their lse (Liu, Zaharia and Abbeel 2023, "Ring Attention with Blockwise
-Transformers"). hopper and hopper_backward join them as they store them; after other kernels a pass does. Where copy
-engines move K and V, the last two steps of a forward can be one grid of hopper, which waits for the keys that it needs.
-Under a causal mask a rank gets a chunk from the front and one from the back, so that all have equal work in every step
-(zigzag: github.com/zhuzilin/ring-flash-attention). Where K and V of the whole sequence fit, as with few heads of K and
-V, they can be gathered first (Llama Team 2024, "The Llama 3 Herd of Models", 3.3.2). Windows, packed sequences and
-uneven parts are planned by ring_masks.py. The launches of short steps take longer than their work: `comms.captured`
-makes one CUDA graph of a call, or of several.
+Transformers"). hopper and hopper_backward join them as they store them; after other kernels a pass does. Under a causal
+mask a rank gets a chunk from the front and one from the back, so that all have equal work in every step (zigzag:
+github.com/zhuzilin/ring-flash-attention). Where K and V of the whole sequence fit, as with few heads of K and V, they
+can be gathered first (Llama Team 2024, "The Llama 3 Herd of Models", 3.3.2). Windows, packed sequences and uneven parts
+are planned by ring_masks.py. The launches of short steps take longer than their work: `comms.captured` makes one CUDA
+graph of a call, or of several.
 """
 
 from __future__ import annotations
@@ -44,7 +43,6 @@ from helpers.attention.ladder.call import (
 from helpers.attention.ladder.kinds import DeviceArrays
 from helpers.attention.ladder.launches import C_NAMES, MAX_GRID_YZ, slices
 from helpers.attention.ladder.layout import Spec, bits, dense
-from helpers.attention.ring_arriving import Plan, arriving_arrays, bring, goes_on
 from helpers.attention.ring_gradients import OF_ROWS, Part, tile_of
 from helpers.attention.ring_joined import Joined, Place, joins, places
 from helpers.attention.ring_masks import MaskedStep, Piece, chunk_numbers, masked_steps, rows_of
@@ -113,7 +111,7 @@ def ring_attention(
 
     Returns:
         The outputs of the local ranks, as q; with return_lse, (outputs, lses), each float32 (batch, heads, rows).
-        Virtual ranks give the same bits as GPUs of the same model, if `by_copy_engines` and `leave` are the same.
+        Virtual ranks give the same bits as GPUs of the same model.
 
     Raises:
         TypeError, ValueError: as `flash_attention`; other numbers of arrays than local ranks; shapes that differ;
@@ -132,14 +130,10 @@ def ring_attention(
             """Yield the calls of a step of local rank i, with its arrays or with their specs."""
             rank = comms.ranks[i]
             products: tuple[Product | Piece, ...] = plan[number].products[rank]
-            if joined and number == len(joined[i]):
-                return  # the step before has gone on to these keys
             for which, product in enumerate(products):
                 arrays = _inputs_of(product, given["q"], at_hand)
                 if joined:
                     arrays |= _arrays_to_join(product.rows, joined[i][number][which], given)
-                    if number + 1 == len(joined[i]) < len(plan):
-                        arrays |= arriving_arrays(product, plan[-1].products[rank], given)
                     yield Joined(arrays, ForwardOptions(*_mask_of(product), scale, stage=STAGE))
                     continue
                 alone, _ = _place_of(product, plan, number, rank)
@@ -158,21 +152,16 @@ def ring_attention(
         at_hand = [*zip(k, v, strict=True)]
         if schedule == "all_gather" and comms.size > 1:
             at_hand = _gathered(comms, at_hand, order)
-        for number, step in enumerate(plan[: len(joined[0])] if joined else plan):
-            arrived, arriving = None, None
-            if joined and number + 1 == len(joined[0]) < len(plan):
-                arrived, arriving = bring(comms, at_hand)
-            elif number + 1 < len(plan):
+        for number, step in enumerate(plan):
+            arrived = None
+            if number + 1 < len(plan):
                 arrived = _pass_on(
                     comms, at_hand, [[rows_by_rank[each]] * 2 for each in _local(comms, plan[number + 1])]
                 )
             with limits.reserve_sms(comms.leave if arrived else 0):
                 for i, rank in enumerate(comms.ranks):
                     with comms.on(rank):
-                        given = {"q": q[i], **outputs[i].so_far}
-                        if arriving:
-                            given |= arriving[i]
-                        calls = calls_of(number, i, at_hand[i], given)
+                        calls = calls_of(number, i, at_hand[i], {"q": q[i], **outputs[i].so_far})
                         products: tuple[Product | Piece, ...] = step.products[rank]
                         for product, call in zip(products, calls, strict=True):
                             if joined:
@@ -205,8 +194,6 @@ def _arrays_to_join(rows: tuple[int, int], place: Place, given: Mapping[str, Any
         batch, n, heads, _ = q.shape
         shapes = {"o": (q.shape, q.dtype), "part": (q.shape, np.float32), "lse": ((batch, heads, n), np.float32)}
         given = {name: dense(*form)._replace(device=q.device) for name, form in shapes.items()}
-    if rows == (0, given["o"].shape[1]) and not place.before and place.first_open == rows[1]:
-        return {"o": given["o"], "lse": given["lse"]}  # there is nothing to join
     arrays = {"o": some_rows(given["o"], rows), "lse_so_far": some_rows(given["lse"], rows, 2)}
     if place.before:
         arrays["o_before"] = some_rows(given["part"], rows)
@@ -218,10 +205,7 @@ def _arrays_to_join(rows: tuple[int, int], place: Place, given: Mapping[str, Any
 def _joined(
     comms: Comms, plan: Plan, rows_by_rank: Sequence[int], scale: float, **arrays: Sequence[Any]
 ) -> list[list[list[Place]]]:
-    """Find the places of each local rank's products, by step; empty if some kernel does not join results.
-
-    The last step is left out where the one before it goes on to its keys.
-    """
+    """Find the places of each local rank's products, by step; empty if some kernel does not join results."""
     if any(isinstance(step, MaskedStep) for step in plan):
         return []
     kind = DeviceArrays()
@@ -233,8 +217,6 @@ def _joined(
             for i, rank in enumerate(comms.ranks)
             for specs, product in _specs_of(plan, rank, rows_by_rank, [kind.spec(of[i]) for of in keys])
         )
-    if goes_on(comms, plan, *(arrays[name][0].shape[2] for name in "qk")):
-        plan = plan[:-1]
     found = [
         places([[product.rows for product in step.products[rank]] for step in plan], arrays["q"][i].shape[1])
         for i, rank in enumerate(comms.ranks)
@@ -298,6 +280,9 @@ def _batched(product: Product | Piece, results: tuple[Any, ...]) -> tuple[Any, .
     """Return the results of a product's call with the axis of the batch."""
     packed = isinstance(product, Piece) and product.cu_seqlens is not None
     return tuple(a[None] for a in results) if packed else results
+
+
+Plan = Sequence[Step | MaskedStep]
 
 
 def _plan(

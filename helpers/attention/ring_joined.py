@@ -1,7 +1,6 @@
-"""Products of ring attention whose kernel does the work of several: kernels/ring_arriving.cuh and ring_continue.cuh.
+"""Products of ring attention whose kernel joins its results with those of earlier ones: see kernels/ring_continue.cuh.
 
-It goes on to keys that arrive while it computes, and joins its results with those of earlier ones. Without them each
-product writes a partial O in float32, and a pass reads both and writes the one.
+Without them each product writes a partial O in float32, and a pass reads both and writes the one.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 
 from helpers.attention import kernel
 from helpers.attention.calls import Attention, check, of_shapes, whole_chunks
-from helpers.attention.ladder.call import WITH_HEAD_DIM, Call
+from helpers.attention.ladder.call import Call
 from helpers.attention.ladder.layout import Spec
 from helpers.attention.ladder.stage import C_NAMES
 from helpers.attention.run import Plan, compile_plan
@@ -20,13 +19,6 @@ _DEFINITIONS = """\
 #define CONTINUES 1
 #define CONTINUE_PARAMETERS , const float *before, float *after, float *all_lse, int step, int open
 #define CONTINUE_ARGUMENTS before, after, all_lse, step, open
-"""
-_ARRIVING = """\
-#define ARRIVES 1
-#define ARRIVING_PARAMETERS \
-  , const __grid_constant__ TensorMap other_k_map, const __grid_constant__ TensorMap other_v_map, \
-  const int *arrived, int keys, int first_row
-#define ARRIVING_ARGUMENTS other_k_map, other_v_map, arrived, keys, first_row
 """
 
 
@@ -63,13 +55,11 @@ def places(rows: Sequence[Sequence[tuple[int, int]]], count: int) -> list[list[P
 
 
 class Joined(Attention):
-    """A product that changes o, o_after and lse or lse_so_far in place.
+    """A product that changes o, o_so_far and lse_so_far in place.
 
-    Its arrays are q, k and v; o (batch, rows, heads, head_dim). lse, float32 (batch, heads, rows), where there is
-    nothing to join. Else lse_so_far, the same; o_before and o_after, float32 with the strides of o: all rows, if they
-    have an earlier result, and the last ones, if a later product has some of their keys. Where the last rows go on to
-    keys that arrive meanwhile: q_arriving, those rows; k_arriving and v_arriving; arrived, int32 (1,), how many heads
-    of them are there, of all sequences.
+    Its arrays are q, k and v; o (batch, rows, heads, head_dim); lse_so_far, float32 (batch, heads, rows); o_before and
+    o_after, float32 with the strides of o: all rows, if they have an earlier result, and the last ones, if a later
+    product has some of their keys.
     """
 
     __slots__ = ()
@@ -88,10 +78,9 @@ class Joined(Attention):
         family, stage, call = self.call(specs)
         assert call is not None
         more = {name: a for name, a in specs.items() if name not in "qkv"}
-        more |= {name: a.heads_first for name, a in more.items() if name in WITH_HEAD_DIM}
+        more["o"] = specs["o"].heads_first
         call = call._replace(arrays={**call.arrays, **more})
-        definitions = _DEFINITIONS * ("lse_so_far" in more) + _ARRIVING * ("arrived" in more)
-        stage = stage.changed(file=definitions + kernel.source(stage.file))
+        stage = stage.changed(file=_DEFINITIONS + kernel.source(stage.file))
         return Plan(compile_plan(stage, call, (*family.key, *more)), tuple(specs), {})
 
 

@@ -23,9 +23,7 @@ __all__ = ["BackwardOptions", "Call", "DecodeOptions", "ForwardOptions", "Option
 
 Asked = TypeVar("Asked", bound="Options")
 
-ARRIVING = "q_arriving", "k_arriving", "v_arriving"  # of ring attention, see ring_joined.py
-# The others are lse, cu_seqlens and extras.
-WITH_HEAD_DIM = frozenset({"q", "k", "v", "o", "do", "dq", "dk", "dv", *ARRIVING})
+WITH_HEAD_DIM = frozenset({"q", "k", "v", "o", "do", "dq", "dk", "dv"})  # the others are lse, cu_seqlens and extras
 MAX_ROWS = 2**29  # in a sequence; a window so wide is unlimited. The kernels add such numbers in 32 bits
 
 

@@ -37,7 +37,6 @@ from helpers.attention import (
     flash_attention_backward,
     reference,
     ring,
-    ring_arriving,
     ring_attention,
     ring_attention_backward,
 )
@@ -220,7 +219,7 @@ def to_host(parts: Sequence[Any]) -> list[np.ndarray]:
 def virtual_like(ranks: Comms) -> Comms:
     """Make as many virtual ranks, whose products have the grids of these."""
     made = virtual_ranks(ranks.size)
-    made.by_copy_engines, made.leave = ranks.by_copy_engines, ranks.leave
+    made.leave = ranks.leave
     return made
 
 
@@ -250,16 +249,15 @@ TOLERANCE = 2e-2
 
 
 def correct(ranks: Comms, name: str, rows: int = 2048, heads: tuple[int, int] = (16, 8), d: int = D) -> Iterator[Row]:
-    """Compare GPUs with virtual ranks on the first of them, and with float64. Grids go on to few keys too."""
+    """Compare GPUs with virtual ranks on the first of them, and with float64."""
     inputs = RankInputs(ranks, rows, *heads, d)
     virtual = virtual_like(ranks)
     together = RankInputs(virtual, rows, *heads, d)
     for schedule in SCHEDULES:
         for causal in (False, True):
             order = "ring" if schedule == "all_gather" and not causal else schedule
-            with patch.object(ring_arriving, "LEAST_PAIRS", 0):
-                o, lse = inputs.forward(ranks, schedule, causal, return_lse=True)
-                want, want_lse = together.forward(virtual, schedule, causal, return_lse=True)
+            o, lse = inputs.forward(ranks, schedule, causal, return_lse=True)
+            want, want_lse = together.forward(virtual, schedule, causal, return_lse=True)
             gradients = inputs.backward(ranks, schedule, causal, (o, lse), deterministic=True)
             want_gradients = together.backward(virtual, schedule, causal, (want, want_lse), deterministic=True)
             row = {"part": "correct", "comms": name, "schedule": schedule, "causal": causal, **inputs.what}
@@ -501,9 +499,9 @@ def measure_times(comms: Mapping[str, Comms], *, backward: bool, local: Sequence
 def measure_short(ranks: Comms, *, backward: bool) -> Iterator[Row]:
     """Measure short steps, whose launches take the host longer than the GPUs: call by call, and as a graph.
 
-    "graph, one grid" has one for two steps, of whatever size. In "graph, joined after", passes join and add what
-    kernels do otherwise. "no messages" is the graph of a call of ranks that send nothing but counts of heads, so that
-    no GPU waits for keys; "products alone" adds no parts either. Their results are wrong.
+    In "graph, joined after", passes join and add what kernels do otherwise. "no messages" is the graph of a call of
+    ranks that send nothing, so that no GPU waits for another; "products alone" adds no parts either. Their results are
+    wrong. "graph, one grid", in the record alone, was a grid for both steps, which waited for the keys of the second.
     """
     for heads, kv_heads in HEADS:
         for rows in SHORT:
@@ -521,9 +519,6 @@ def measure_short(ranks: Comms, *, backward: bool) -> Iterator[Row]:
                 ways["graph, peer copies"] = ranks.captured(functools.partial(call, ranks))
                 with patch.object(ring, "_joined", nothing), patch.object(ring, "_once", nothing):
                     ways["graph, joined after"] = ranks.captured(functools.partial(call, ranks))
-                if not backward:
-                    with patch.object(ring_arriving, "LEAST_PAIRS", 0):
-                        ways["graph, one grid"] = ranks.captured(functools.partial(call, ranks))
                 silent, held = mute(ranks)
                 ways["graph, no messages"] = silent.captured(functools.partial(call, silent))
                 if backward:
@@ -547,17 +542,15 @@ def fill(target: Any, values: Any) -> None:
 
 
 def mute(ranks: Comms) -> tuple[Comms, list[tuple[int, Any, Any]]]:
-    """Return a copy of the ranks that sends counts alone, and a list of (rank, what would arrive, what it would send).
+    """Return a copy of the ranks that sends nothing, and a list of (rank, what would arrive, what the rank would send).
 
     Fill the one with the other before timing: a product of zeros takes less power, and is faster.
     """
     made, held = copy.copy(ranks), []
 
     def start(sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
-        pairs = [*zip(sends, receives, strict=True)]
-        held.extend((sent.rank, arrived.array, sent.array) for sent, arrived in pairs if sent.array.size > 1)
-        counts = [pair for pair in pairs if pair[0].array.size == 1]
-        return type(ranks).start(made, *map(list, zip(*counts, strict=True))) if counts else lambda: None
+        held.extend((sent.rank, arrived.array, sent.array) for sent, arrived in zip(sends, receives, strict=True))
+        return lambda: None
 
     made.start = start  # type: ignore[method-assign]
     return made, held

@@ -57,7 +57,6 @@ def launch_in_order(
         order = _order(call, sizes, rounds, blocks, leaves_tiles)
     before, functions = launches.functions_of_scores(stage, call, sizes)
     joined = _continuation(call) if "lse_so_far" in call.arrays else ()
-    joined += _arriving(call, sizes) if "arrived" in call.arrays else ()
     main = (*maps, "o", lse, *more, *cu_seqlens, "schedule", np.int32(rounds), params, *functions, *joined)
     return [*before, *order, stage.launch((blocks,), sizes, main)]
 
@@ -95,13 +94,6 @@ def _continuation(call: Call) -> tuple[Any, ...]:
     still_open = call.arrays["o_after"].shape[1] if "o_after" in call.arrays else 0
     arrays = launches.given(call, "o_before", "o_after", "lse_so_far")
     return *arrays, np.int32(lse.strides[1] // lse.dtype.itemsize), np.int32(rows - still_open)
-
-
-def _arriving(call: Call, sizes: Sizes) -> tuple[Any, ...]:
-    """Return the arguments of ring_arriving.cuh."""
-    k, rows, last_rows = call.arrays["k_arriving"], call.arrays["q"].shape[2], call.arrays["q_arriving"].shape[2]
-    maps = Map("k_arriving", sizes["BLOCK_N"]), Map("v_arriving", sizes["BLOCK_N"])
-    return *maps, "arrived", np.int32(k.shape[2]), np.int32(rows - last_rows)
 
 
 def schedule(call: Call, sizes: Sizes) -> dict[str, Spec]:
