@@ -52,7 +52,7 @@ examples:
   python3 helpers/course.py progress
   python3 helpers/course.py ladder
   python3 helpers/course.py export flash_mma -o flash.py        a kernel to take with you; export --help says the rest
-  python3 helpers/course.py test --torch --all                  every test, as CI does
+  python3 helpers/course.py test --torch --all                  exhaustive tests too
   python3 helpers/course.py test -- tests/test_course.py -x     what follows -- goes to pytest
 """
 
@@ -86,7 +86,7 @@ def parser() -> argparse.ArgumentParser:
     entries.add_parser("progress", help=PROGRESS, parents=[own], description=PROGRESS)
     entries.add_parser("ladder", help=LADDER, parents=[own], description=f"{LADDER}. {other}")
     tests = entries.add_parser("test", help=TEST, parents=[own], description=f"{TEST}. {more.format('pytest')}")
-    tests.add_argument("--all", action="store_true", help="then those that repeat others, as CI does")
+    tests.add_argument("--all", action="store_true", help="then those that repeat others")
     for entry in (labs, tests):
         entry.add_argument("--torch", dest="extras", action="append_const", const="torch", help=TORCH)
     extra = "with what environment.yml lists for it as this extra"
