@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from helpers.attention.export.plan import TARGETS
 from helpers.attention.ladder import LADDER, limits
 from helpers.attention.ladder.call import Call, Spec, mask_window, softmax_scale_of
 from helpers.attention.ladder.stages.hopper import TALL, pick_hopper
@@ -27,7 +28,6 @@ STAGE = LADDER["hopper"]
 DTYPE = "bfloat16"
 WAYS = TALL_WAY, USUAL = "192 rows", "usual"
 ROUNDS = 15
-H200 = limits.Limits(shared=227 * 1024, multiprocessors=132, compute_capability=90)
 
 
 class Case(NamedTuple):
@@ -51,7 +51,7 @@ class Case(NamedTuple):
 
     @property
     def flops(self) -> float:
-        """Of the scores that a row sees, and of their products with V."""
+        """Count FLOP of the scores that a row sees, and of their products with V."""
         hidden = self.rows * (self.rows - 1) / 2 if self.causal else 0
         return 4 * self.batch * self.heads * (self.rows * self.keys - hidden) * self.head_dim
 
@@ -67,7 +67,7 @@ class Case(NamedTuple):
         arrays |= dict.fromkeys("kv", Spec.dense(self.k_shape, dtype))
         scale, window = softmax_scale_of(None, self.head_dim), mask_window(None, self.causal)
         call = Call(arrays, scale, window, self.rows, self.batch, aligned=True, keys=self.keys)
-        with limits.pretend_gpu(H200):
+        with limits.pretend_gpu(TARGETS["sm_90"]):
             return TALL.items() <= STAGE.variant(call).items()
 
 

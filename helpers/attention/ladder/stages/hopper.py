@@ -82,10 +82,10 @@ def _order(call: Call, sizes: Sizes, rounds: int, blocks: int, leaves_tiles: boo
 
 
 def _fit(call: Call) -> int:
-    """Count the heads of Q whose K and V fill 32 MB of the L2 cache, at least those that share one of K and V."""
+    """Count the heads of Q that fit the L2 cache, see `heads_that_fit`."""
     k = call.arrays["k"]
     of_head = 2 * k.dtype.itemsize * k.shape[2] * k.shape[3]
-    return min(max(32 * 2**20 // of_head, 1) * (call.heads // k.shape[1]), call.heads * call.sequences)
+    return heads_that_fit(of_head, call.heads // k.shape[1], call.heads * call.sequences)
 
 
 def _continuation(call: Call) -> tuple[Any, ...]:
@@ -151,7 +151,7 @@ def group_of_heads(
     """
     left, right = (keys if side < 0 else side for side in window)
     row_tiles, head_bytes = -(-rows // block_m), 4 * min(keys, left + right + block_m) * head_dim
-    fit = min(max(32 * 2**20 // head_bytes, 1) * share, heads)
+    fit = heads_that_fit(head_bytes, share, heads)
     if row_tiles == 1 or row_tiles * heads > 8192:  # all alike, or too many to deal in tens of microseconds
         return fit - 1 if fit > 1 and fit * row_tiles % (2 * blocks) == blocks else fit
     first = np.arange(row_tiles) * block_m + keys - rows
@@ -165,6 +165,15 @@ def group_of_heads(
 
     rounds = (max(round(many * blocks / row_tiles / share), 1) * share for many in (1.33, 1.45, 1.95, 2.67))
     return min({fit, *(few for few in rounds if few < fit)}, key=time)
+
+
+def heads_that_fit(head_bytes: int, share: int, heads: int) -> int:
+    """Count the heads of Q whose K and V fill 32 MB of the L2 cache, at least those that share one of K and V.
+
+    Args:
+        head_bytes: of K and V of a head. share: heads of Q for each of K and V. heads: all heads of Q.
+    """
+    return min(max(32 * 2**20 // head_bytes, 1) * share, heads)
 
 
 def longest_block(work: np.ndarray, heads: int, together: int, blocks: int) -> float:
