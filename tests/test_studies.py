@@ -203,7 +203,7 @@ def presets_(monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
 
 
 def nsight_compute(monkeypatch: pytest.MonkeyPatch, launch: Callable[[Path], list[str]]) -> None:
-    """Make Nsight Compute a CSV that says 1 of each metric of each launch. launch returns the names of what it launched."""
+    """Make Nsight Compute a CSV that says 1 of each metric of each launch. launch returns the names of its launches."""
     profiler = SimpleNamespace(start=lambda: None, stop=lambda: None)
     cuda = SimpleNamespace(profiler=profiler)
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))

@@ -1,12 +1,12 @@
 """Compare 13's backward with FlashAttention-4's on a GPU, and 10 with cuDNN: what Nsight Compute counts, and the clock.
 
     python3 -m helpers.bench.study backward_counters FILE
-    python3 -m helpers.bench.studies.backward_counters launch FILE    # run by Nsight Compute: FILE says what was launched
+    python3 -m helpers.bench.studies.backward_counters launch FILE    # what Nsight Compute runs
 
 bfloat16, 16,384 tokens or 8 x 2112, heads x head_dim = 2048; the backward pass alone, by torch.autograd, and the
 forward pass of causal calls of 512 rows. "rows": the figures of `helpers.bench.counters` of the longest kernel, and
-which share of the time the others take. "power": both in turns, each launched over and over for a while; then the clock that a kernel has right after it.
-FlashAttention-4 is left out where it is not installed.
+which share of the time the others take. "power": all in turns, each launched over and over for a while; then the clock
+that a kernel has right after it. FlashAttention-4 is left out where it is not installed.
 """
 
 from __future__ import annotations
