@@ -94,9 +94,9 @@ def ladder(words: "list[str]") -> int:
 # thread the tests of the masks of 06 and 07 took 29 s of two cores, without it 13 s.
 ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OPENBLAS", "MKL")}
 
-# The tests compile over a thousand kernels, most of them for one launch. At -O1 a build and its run take a sixth less.
-# What tests the engine itself is compiled as everywhere else: see tests/conftest.py.
-QUICK_BUILDS = {"COURSE_CPU_OPTIMISATION": "1"}
+# The tests compile over a thousand kernels, most of them for one launch. A build at -Og takes two thirds of one at -O1,
+# and the launches no longer. What tests the engine itself is compiled as everywhere else: see tests/conftest.py.
+QUICK_BUILDS = {"COURSE_CPU_OPTIMISATION": "g"}
 
 
 # Of a notebook's start or cell, to end one that hangs. The longest, in which 09 trains a model, takes half a minute of
