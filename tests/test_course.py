@@ -515,6 +515,20 @@ def test_only_what_the_lock_names_is_installed(copied: TinyCourse) -> None:
     copied.told("ladder", network=False)
 
 
+def test_the_lock_is_installed_in_halves(tmp_path: Path) -> None:
+    """Each package is in one of them, with all its hashes; a build that the index chooses comes after both."""
+    parts = ["base", "cuda12", "torch"]
+    halves, *later = requirements.pip_installs(parts, tmp_path)
+    texts = [Path(half[-1]).read_text() for half in halves]
+    assert [half[:2] for half in halves] == [["--no-deps", "--require-hashes"]] * 2
+    first, second = (set(re.findall(r"^([\w.-]+)==", text, re.M)) for text in texts)
+    assert abs(len(first) - len(second)) < 2 and not first & second
+    assert first | second == set().union(*map(requirements.locked_names, parts))
+    locked = "".join((requirements.LOCKED / f"{part}.txt").read_text() for part in parts).splitlines()
+    assert sorted("".join(texts).splitlines()) == sorted(line for line in locked if not line.startswith("#"))
+    assert later == [[["-r", str(requirements.LOCKED / "torch.unhashed.txt")]]]
+
+
 @needs_venv
 def test_a_build_that_the_index_chooses_brings_what_it_needs(copied: TinyCourse) -> None:
     make_wheel(copied.wheels, "tinyneeded", "3.0")
@@ -825,7 +839,7 @@ def test_the_tests_run_in_the_venv_with_all_options(made: TinyCourse) -> None:
     out, _ = made.run("test", "--", "-k", "naive", **foreign)
     for file in (sanitize, *files):
         file.unlink()
-    ruff, ruff_format, mypy, pytest_told = (json.loads(line) for line in out.splitlines()[:4])
+    ruff, ruff_format, pytest_told, mypy = (json.loads(line) for line in out.splitlines()[:4])
     assert ruff["argv"] == ["check", "."] and ruff_format["argv"] == ["format", "--check", "."]
     assert mypy["name"] == "mypy" and mypy["argv"] == []
     line = f"tests notebooks --fast --nbval --nbval-current-env --nbval-cell-timeout {commands.CELL_SECONDS}"
@@ -893,11 +907,11 @@ def test_a_container_has_fewer_cores_and_less_memory(monkeypatch: pytest.MonkeyP
 
 
 @needs_venv
-@pytest.mark.parametrize(("ruff", "tests", "code"), [(1, 0, 1), (0, 1, 1), (0, 5, 5), (1, 2, 2)])
-def test_either_failure_fails_the_command(made: TinyCourse, ruff: int, tests: int, code: int) -> None:
-    out, _ = made.run("test", code=code, LEAVE_RUFF=str(ruff), LEAVE_PYTEST=str(tests))
-    words = ["passed" if number == 0 else "FAILED" for number in (ruff, tests)]
-    assert re.search(rf"course: ruff {words[0]}, .*, pytest {words[1]} in", out.splitlines()[-1])
+@pytest.mark.parametrize(("ruff", "mypy", "tests", "code"), [(1, 0, 0, 1), (0, 1, 0, 1), (0, 0, 5, 5), (1, 1, 2, 2)])
+def test_either_failure_fails_the_command(made: TinyCourse, ruff: int, mypy: int, tests: int, code: int) -> None:
+    out, _ = made.run("test", code=code, LEAVE_RUFF=str(ruff), LEAVE_MYPY=str(mypy), LEAVE_PYTEST=str(tests))
+    words = ["passed" if number == 0 else "FAILED" for number in (ruff, mypy, tests)]
+    assert re.search(rf"course: ruff {words[0]}, .*, mypy {words[1]}, pytest {words[2]} in", out.splitlines()[-1])
 
 
 @needs_venv
