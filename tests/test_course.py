@@ -56,7 +56,7 @@ import json, os, sys
 print(json.dumps({
     "name": %r, "argv": sys.argv[1:], "prefix": sys.prefix, "cwd": os.getcwd(),
     "env": {name: os.environ.get(name) for name in (
-        "PYTHONPATH", "JUPYTER_PATH", "PATH", "COURSE_READY", "PYTHONDONTWRITEBYTECODE"
+        "PYTHONPATH", "JUPYTER_PATH", "PATH", "COURSE_READY", "PYTHONDONTWRITEBYTECODE", "COURSE_CPU_OPTIMISATION"
     )},
 }), flush=True)
 sys.exit(int(os.environ.get("LEAVE_" + %r, "0")))
@@ -864,9 +864,12 @@ def test_chosen_tests_and_all(made: TinyCourse, tmp_path: Path) -> None:
     argv = made.told("test", "--", "test_one.py::test_x", "-x", cwd=tmp_path)["pytest"]["argv"]
     assert f"{tmp_path}/test_one.py::test_x" in argv and "tests" not in argv and argv[-1] == "-x"
     assert "--fast" not in argv, "a file that is named is run whole"
-    out, _ = made.run("test", "--all", "--", "-x")
-    (argv,) = (line["argv"] for line in map(json.loads, out.splitlines()[:-1]) if line["name"] == "pytest")
-    fast = made.told("test", "--", "-x")["pytest"]["argv"]
+    out, _ = made.run("test", "--all", "--", "-x", COURSE_CPU_OPTIMISATION=None)
+    (told,) = (line for line in map(json.loads, out.splitlines()[:-1]) if line["name"] == "pytest")
+    argv, level = told["argv"], told["env"]["COURSE_CPU_OPTIMISATION"]
+    told = made.told("test", "--", "-x", COURSE_CPU_OPTIMISATION=None)["pytest"]
+    fast = told["argv"]
+    assert (level, told["env"]["COURSE_CPU_OPTIMISATION"]) == ("1", "g")
     assert fast[:4] == ["tests", "notebooks", "--fast", "--nbval"]
     assert argv == [*fast[:2], *["--changed-only"] * (not os.environ.get("CI")), *fast[3:]]
     assert argv[-5:] == ["-n", "1", "--dist", "loadfile", "-x"], "there is no file to test: one process is enough"

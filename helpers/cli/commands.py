@@ -95,8 +95,9 @@ def ladder(words: "list[str]") -> int:
 ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OPENBLAS", "MKL")}
 
 # The tests compile over a thousand kernels, most of them for one launch. A build at -Og takes two thirds of one at -O1,
-# and the launches no longer. What tests the engine itself is compiled as everywhere else: see tests/conftest.py.
-QUICK_BUILDS = {"COURSE_CPU_OPTIMISATION": "g"}
+# and the fast run's launches no longer. The run of all tests, whose launches are longer, was not measured at -Og. What
+# tests the engine itself is compiled as everywhere else: see tests/conftest.py.
+LEVEL, LEVEL_OF_ALL = "g", "1"
 
 
 # Of a notebook's start or cell, to end one that hangs. The longest, in which 09 trains a model, takes half a minute of
@@ -160,7 +161,8 @@ def run_pytest(words: "list[str]", every: bool) -> int:
         processes = max(1, min(processes, len(files)))  # each takes seconds to start
     # A file's tests share a worker: the cells of a notebook need one another.
     options += ["-p", "helpers.cli.quick_pytest", "-n", str(processes), "--dist", "loadfile", *words]
-    return run([*argv, *options], {**ONE_THREAD, **QUICK_BUILDS, **os.environ})
+    builds = {"COURSE_CPU_OPTIMISATION": LEVEL_OF_ALL if every else LEVEL}
+    return run([*argv, *options], {**ONE_THREAD, **builds, **os.environ})
 
 
 @contextlib.contextmanager
