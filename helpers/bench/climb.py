@@ -19,7 +19,6 @@ from helpers.bench.results import NO_RECORD, Measurement, Record
 from helpers.bench.steps import NOT_MEASURED, idea_of, is_measured
 from helpers.bench.studies import promises, torch_model
 from helpers.draw.picture import Text, bytes_text
-from helpers.renamed import old_names
 
 SHAPE = (4, 16, 4096, 64)  # at which every stage is recorded
 SLOWER = 0.99  # a step that is slower than that is slower, if no launch was as fast as one of the step before
@@ -440,6 +439,3 @@ def calls_table(record: Mapping[str, Any] | None = None) -> Text:
         us = {r["what"]: f"{r['us']:,.0f}" for r in rows if r["call"] == name}
         lines.append(f"| `{name}` | " + " | ".join(us.get(what, "") for what in columns) + " |")
     return Text("\n".join(lines))
-
-
-old_names(__name__, worth="gains_table", beside="peers_table")

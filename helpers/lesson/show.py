@@ -78,6 +78,3 @@ from helpers.draw.threads import (
     warp_picture,
 )
 from helpers.engine.banks import wavefronts
-from helpers.renamed import old_names
-
-old_names(__name__, chunk_places="chunk_layout", times_as_fast="speedup")
