@@ -1,4 +1,4 @@
-"""The exercises of notebooks 07 and 07b: swizzled tiles, accumulators and operands of mma.sync, copies in the background."""
+"""The exercises of notebooks 07 and 07b: accumulators and operands of mma.sync, swizzled tiles, copies ahead."""
 
 from __future__ import annotations
 
