@@ -333,8 +333,11 @@ def test_blocks_that_add_without_atomics_are_told(stage: Stage, cpu_engine: Any)
 @pytest.mark.skipif(device.ON_GPU, reason="of the CPU engine")
 @either_dtype
 @either_way
-def test_it_is_quick_enough_for_a_notebook(dtype: str, deterministic: bool) -> None:
+def test_it_is_quick_enough_for_a_notebook(
+    dtype: str, deterministic: bool, monkeypatch: pytest.MonkeyPatch, cpu_engine: Any
+) -> None:
     """Processor time is compared with NumPy's float64 on the same machine, however slow or busy that is."""
+    monkeypatch.delenv("COURSE_CPU_OPTIMISATION", raising=False)  # which `course.py test` sets
     arrays = inputs(1, 1, 1, 256, 256, 64)
     o, lse = forward(*arrays[1:])
     typed = (a.astype(TYPES.get(dtype, dtype)) for a in (*arrays, o))

@@ -56,7 +56,7 @@ import json, os, sys
 print(json.dumps({
     "name": %r, "argv": sys.argv[1:], "prefix": sys.prefix, "cwd": os.getcwd(),
     "env": {name: os.environ.get(name) for name in (
-        "PYTHONPATH", "JUPYTER_PATH", "PATH", "COURSE_READY", "PYTHONDONTWRITEBYTECODE"
+        "PYTHONPATH", "JUPYTER_PATH", "PATH", "COURSE_READY", "PYTHONDONTWRITEBYTECODE", "COURSE_CPU_OPTIMISATION"
     )},
 }), flush=True)
 sys.exit(int(os.environ.get("LEAVE_" + %r, "0")))
@@ -515,6 +515,20 @@ def test_only_what_the_lock_names_is_installed(copied: TinyCourse) -> None:
     copied.told("ladder", network=False)
 
 
+def test_the_lock_is_installed_in_halves(tmp_path: Path) -> None:
+    """Each package is in one of them, with all its hashes; a build that the index chooses comes after both."""
+    parts = ["base", "cuda12", "torch"]
+    halves, *later = requirements.pip_installs(parts, tmp_path)
+    texts = [Path(half[-1]).read_text() for half in halves]
+    assert [half[:2] for half in halves] == [["--no-deps", "--require-hashes"]] * 2
+    first, second = (set(re.findall(r"^([\w.-]+)==", text, re.M)) for text in texts)
+    assert abs(len(first) - len(second)) < 2 and not first & second
+    assert first | second == set().union(*map(requirements.locked_names, parts))
+    locked = "".join((requirements.LOCKED / f"{part}.txt").read_text() for part in parts).splitlines()
+    assert sorted("".join(texts).splitlines()) == sorted(line for line in locked if not line.startswith("#"))
+    assert later == [[["-r", str(requirements.LOCKED / "torch.unhashed.txt")]]]
+
+
 @needs_venv
 def test_a_build_that_the_index_chooses_brings_what_it_needs(copied: TinyCourse) -> None:
     make_wheel(copied.wheels, "tinyneeded", "3.0")
@@ -825,7 +839,7 @@ def test_the_tests_run_in_the_venv_with_all_options(made: TinyCourse) -> None:
     out, _ = made.run("test", "--", "-k", "naive", **foreign)
     for file in (sanitize, *files):
         file.unlink()
-    ruff, ruff_format, mypy, pytest_told = (json.loads(line) for line in out.splitlines()[:4])
+    ruff, ruff_format, pytest_told, mypy = (json.loads(line) for line in out.splitlines()[:4])
     assert ruff["argv"] == ["check", "."] and ruff_format["argv"] == ["format", "--check", "."]
     assert mypy["name"] == "mypy" and mypy["argv"] == []
     line = f"tests notebooks --fast --nbval --nbval-current-env --nbval-cell-timeout {commands.CELL_SECONDS}"
@@ -850,9 +864,12 @@ def test_chosen_tests_and_all(made: TinyCourse, tmp_path: Path) -> None:
     argv = made.told("test", "--", "test_one.py::test_x", "-x", cwd=tmp_path)["pytest"]["argv"]
     assert f"{tmp_path}/test_one.py::test_x" in argv and "tests" not in argv and argv[-1] == "-x"
     assert "--fast" not in argv, "a file that is named is run whole"
-    out, _ = made.run("test", "--all", "--", "-x")
-    (argv,) = (line["argv"] for line in map(json.loads, out.splitlines()[:-1]) if line["name"] == "pytest")
-    fast = made.told("test", "--", "-x")["pytest"]["argv"]
+    out, _ = made.run("test", "--all", "--", "-x", COURSE_CPU_OPTIMISATION=None)
+    (told,) = (line for line in map(json.loads, out.splitlines()[:-1]) if line["name"] == "pytest")
+    argv, level = told["argv"], told["env"]["COURSE_CPU_OPTIMISATION"]
+    told = made.told("test", "--", "-x", COURSE_CPU_OPTIMISATION=None)["pytest"]
+    fast = told["argv"]
+    assert (level, told["env"]["COURSE_CPU_OPTIMISATION"]) == ("1", "g")
     assert fast[:4] == ["tests", "notebooks", "--fast", "--nbval"]
     assert argv == [*fast[:2], *["--changed-only"] * (not os.environ.get("CI")), *fast[3:]]
     assert argv[-5:] == ["-n", "1", "--dist", "loadfile", "-x"], "there is no file to test: one process is enough"
@@ -893,11 +910,11 @@ def test_a_container_has_fewer_cores_and_less_memory(monkeypatch: pytest.MonkeyP
 
 
 @needs_venv
-@pytest.mark.parametrize(("ruff", "tests", "code"), [(1, 0, 1), (0, 1, 1), (0, 5, 5), (1, 2, 2)])
-def test_either_failure_fails_the_command(made: TinyCourse, ruff: int, tests: int, code: int) -> None:
-    out, _ = made.run("test", code=code, LEAVE_RUFF=str(ruff), LEAVE_PYTEST=str(tests))
-    words = ["passed" if number == 0 else "FAILED" for number in (ruff, tests)]
-    assert re.search(rf"course: ruff {words[0]}, .*, pytest {words[1]} in", out.splitlines()[-1])
+@pytest.mark.parametrize(("ruff", "mypy", "tests", "code"), [(1, 0, 0, 1), (0, 1, 0, 1), (0, 0, 5, 5), (1, 1, 2, 2)])
+def test_either_failure_fails_the_command(made: TinyCourse, ruff: int, mypy: int, tests: int, code: int) -> None:
+    out, _ = made.run("test", code=code, LEAVE_RUFF=str(ruff), LEAVE_MYPY=str(mypy), LEAVE_PYTEST=str(tests))
+    words = ["passed" if number == 0 else "FAILED" for number in (ruff, mypy, tests)]
+    assert re.search(rf"course: ruff {words[0]}, .*, mypy {words[1]}, pytest {words[2]} in", out.splitlines()[-1])
 
 
 @needs_venv

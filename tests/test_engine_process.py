@@ -616,8 +616,10 @@ def test_the_level_of_optimisation_may_be_chosen(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("COURSE_CPU_OPTIMISATION", "1")
     assert "-O1" in engine.compiler.flags() and "-O2" not in engine.compiler.flags()
     assert [flag for flag in engine.compiler._checked_flags(True) if flag.startswith("-O")] == ["-O1"]
+    monkeypatch.setenv("COURSE_CPU_OPTIMISATION", "g")
+    assert "-Og" in engine.compiler.flags() and "-O1" not in engine.compiler.flags()
     monkeypatch.setenv("COURSE_CPU_OPTIMISATION", "fast")
-    with pytest.raises(ValueError, match="a number from 0 to 3, not 'fast'"):
+    with pytest.raises(ValueError, match="a number from 0 to 3, or g, not 'fast'"):
         engine.compiler.flags()
 
 
