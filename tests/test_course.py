@@ -956,17 +956,6 @@ def test_lab_tells_of_copies(copied: TinyCourse) -> None:
     assert "was not brought up to date" in err and "notebooks/00_attention.ipynb" in out
 
 
-@needs_venv
-def test_a_port_in_use_is_said_and_the_next_one_taken(made: TinyCourse, taken: int) -> None:
-    out, err = made.run("lab", JUPYTER_PORT=str(taken))
-    said = re.search(rf"port {taken} is in use: JupyterLab takes (\d+)", err)
-    assert said and int(said[1]) > taken
-    assert f"--ServerApp.port={said[1]}" in json.loads(out)["argv"]
-    out, err = made.run("lab", "--", f"--port={taken}", JUPYTER_PORT=str(taken))
-    assert "in use" not in err, "the user chose the port: JupyterLab itself tries the next"
-    assert not any("ServerApp.port" in word for word in json.loads(out)["argv"])
-
-
 @pytest.mark.skipif(find_spec("jupyterlab") is None, reason="JupyterLab is not installed here")
 def test_the_real_jupyterlab_starts_here(taken: int, tmp_path: Path) -> None:
     argv = [

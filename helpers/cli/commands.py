@@ -2,8 +2,6 @@
 
 import contextlib
 import os
-import re
-import socket
 import subprocess
 import sys
 import time
@@ -22,13 +20,6 @@ def lab(words: "list[str]", originals: bool = False) -> int:
     """
     words, named = absolute(words)
     argv = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={ROOT}"]
-    if not any(re.match(r"--(port|\w+\.port)\b", word) for word in words):
-        wanted = os.environ.get("JUPYTER_PORT", "")
-        wanted = int(wanted) if wanted.isdigit() else 8888
-        port = next((port for port in range(wanted, min(wanted + 100, 65536)) if not in_use(port)), wanted)
-        if port != wanted:
-            say(f"port {wanted} is in use: JupyterLab takes {port} (its address is in the lines below)")
-            argv.append(f"--ServerApp.port={port}")
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         argv.append("--allow-root")  # a container: Jupyter would refuse, though it serves this machine only
     first = first_page(originals)
@@ -228,16 +219,6 @@ def absolute(words: "list[str]") -> "tuple[list[str], bool]":
             word, any_path = os.path.abspath(path) + colons + rest, True
         result.append(word)
     return result, any_path
-
-
-def in_use(port: int) -> bool:
-    """Check whether something on this machine listens on the port."""
-    for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
-        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe_socket:
-            probe_socket.settimeout(0.5)
-            if probe_socket.connect_ex((host, port)) == 0:
-                return True
-    return False
 
 
 def run(argv: "list[str]", environment: "dict[str, str] | None" = None) -> int:
