@@ -126,7 +126,7 @@ STAGES += [step for step in reversed(BACKWARD_STEPS) if step.number == 13]
 
 
 def kind_of(stage: Stage) -> tuple[Any, ...]:
-    """Copies, strides and tensor maps are of these kinds; the tests of each stage have heads and rows of any strides."""
+    """Tell what copies and tensor maps depend on; tests of each stage have heads and rows of any strides."""
     return stage.direction, "float32" in stage.dtypes, stage.only_cc
 
 
