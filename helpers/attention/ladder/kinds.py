@@ -155,6 +155,8 @@ class TorchTensors:
 
     def negative(self, a: Any) -> Any:
         """Return a C-contiguous copy with the other sign."""
+        if a.dtype.itemsize == 1:  # e4m3: PyTorch has no neg of it, and that of its bytes is another number
+            return (a.contiguous().view(self._torch.uint8) ^ 128).view(a.dtype)
         return self._torch.neg(a, out=a.new_empty(a.shape))
 
     def padded(self, a: Any, columns: int) -> Any:
