@@ -291,7 +291,7 @@ class Plan:
         if not self._compiled.is_compared:
             self._compare(kind, like, arrays)
             return
-        places = kind.pointers(arrays) if device.ON_GPU else arrays
+        places = kind.pointers(arrays) if device.ON_GPU else [*arrays]
         if len(places) < len(self._names) + len(self._scratch):
             block = places.pop()
             places += [block + start for start in self._in_a_block[1]]

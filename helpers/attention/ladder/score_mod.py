@@ -385,6 +385,7 @@ def bind_to_call(mod: ScoreMod | None, arrays: Mapping[str, Spec]) -> ScoreMod |
 
 
 DISTANCE_TABLE = "score + (table + head * width + reach)[{}]"  # of score_mods.relative_bias
+DISTANCE = "kv_idx - q_idx"
 
 
 def distance_table(mod: ScoreMod | None) -> str | None:
@@ -394,6 +395,21 @@ def distance_table(mod: ScoreMod | None) -> str | None:
         if function.name == "score_mod" and function.text.startswith(before) and function.text.endswith(after):
             return next((key for name, _, key in mod.arrays if name == "table"), None)
     return None
+
+
+def check_distances(mod: ScoreMod | None, arrays: Mapping[str, Spec], longest: int) -> None:
+    """Raise ValueError where `relative_bias` compares no distance with the table's ends, and the call has longer ones.
+
+    longest: rows or keys of the longest sequence.
+    """
+    table = distance_table(mod)
+    if mod is None or table is None or mod.scores[0].text != DISTANCE_TABLE.format(DISTANCE):
+        return
+    if longest > (most := arrays[table].shape[1] // 2 + 1):
+        raise ValueError(
+            f"this relative_bias is for {most} rows and keys or fewer, and a sequence has {longest}: "
+            f"give it longest={longest}, or none"
+        )
 
 
 def _pointer(name: str, a: Spec) -> tuple[str, str, str]:
