@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from typing import Any
@@ -124,3 +125,53 @@ def test_the_negative_of_a_tensor_in_e4m3() -> None:
         got = without_gradients().negative(given)
         assert got.dtype == given.dtype and got.is_contiguous()
         assert torch.equal(got.view(torch.float8_e4m3fn).float(), -given.view(torch.float8_e4m3fn).float())
+
+
+@pytest.mark.skipif(not ON_GPU, reason="the CPU engine has no graphs")
+@pytest.mark.parametrize("library", ["cupy", "torch"])
+def test_a_graph_of_a_call_with_a_prefix(library: str) -> None:
+    """Each replay writes what the call hands from one launch to the next, in memory that no later call may get."""
+    torch = pytest.importorskip("torch") if library == "torch" else None
+    kind = (lambda a: cp.asarray(a)) if torch is None else (lambda a: torch.from_dlpack(cp.asarray(a)))
+    shapes = {"q": (2, 1, 8, 64), "k_cache": (2, 400, 8, 64), "v_cache": (2, 400, 8, 64)}
+    shapes |= {"prefix_k": (512, 8, 64), "prefix_v": (512, 8, 64)}
+    of_seed = [
+        {n: random(*s, seed=10 * seed + i, dtype=np.float16) for i, (n, s) in enumerate(shapes.items())}
+        for seed in range(2)
+    ]
+    lengths = kind(np.array([390, 17], np.int32))
+    expected, there = [], []
+    for arrays in of_seed:
+        there.append({name: kind(a) for name, a in arrays.items()})
+        keys, values = (np.concatenate([np.stack([arrays[f"prefix_{n}"]] * 2), arrays[f"{n}_cache"]], 1) for n in "kv")
+        one = [
+            oracle.exact(arrays["q"][i : i + 1], keys[i : i + 1, : 512 + n], values[i : i + 1, : 512 + n])[0]
+            for i, n in enumerate((390, 17))
+        ]
+        expected.append(np.concatenate(one))
+
+    def call(arrays: dict[str, Any]) -> Any:
+        return flash_attention_with_kvcache(**arrays, cache_seqlens=lengths)
+
+    stream = cp.cuda.Stream(non_blocking=True)
+    static = {name: kind(a) for name, a in of_seed[0].items()}
+    cp.cuda.Device().synchronize()
+    with (
+        stream,
+        contextlib.nullcontext() if torch is None else torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)),
+    ):
+        call(there[1])
+        cp.cuda.Device().synchronize()
+        if torch is None:
+            stream.begin_capture()
+            o = call(static)
+            graph = stream.end_capture()
+        else:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+                o = call(static)
+        later = [call(there[i % 2]) for i in range(6)]
+        graph.launch(stream) if torch is None else graph.replay()
+        cp.cuda.Device().synchronize()
+    for name, got, i in [("the graph", o, 0), *((f"call {i} behind it", a, i % 2) for i, a in enumerate(later))]:
+        check(name, cp.asnumpy(cp.from_dlpack(got)), expected[i], tolerance=2e-3)
