@@ -1,4 +1,4 @@
-"""Compare 13's backward with FlashAttention-4's on a GPU, and 10 with cuDNN: what Nsight Compute counts, and the clock.
+"""Compare hopper_backward with FlashAttention-4's on a GPU, and hopper with cuDNN: counters, and the clock.
 
     python3 -m helpers.bench.study backward_counters FILE
     python3 -m helpers.bench.studies.backward_counters launch FILE    # what Nsight Compute runs
@@ -273,8 +273,9 @@ def beside(record: Mapping[str, Any] | None = None, *, n: int, causal: bool = Fa
     timed = {_key(row): row for row in record["power"]}
     clocks = [timed[_key(row)] for row in rows]
     shares = [{state: spent / sum(row["stalls"].values()) for state, spent in row["stalls"].items()} for row in rows]
-    waits = [state for state in shares[0] if any(share.get(state, 0.0) >= LEAST for share in shares)]
-    waits.sort(key=lambda state: (state != "issued", -shares[0][state]))
+    states = dict.fromkeys(state for share in shares for state in share)
+    waits = [state for state in states if any(share.get(state, 0.0) >= LEAST for share in shares)]
+    waits.sort(key=lambda state: (state != "issued", -shares[0].get(state, 0.0)))
     cells = {
         f"N = {n}" + ", causal" * causal: [f"d = {row['shape'][3]}, {_short(row['name'])}" for row in rows],
         **{what: [f"{row['figures'][figure]:.0f} %" for row in rows] for what, figure in BESIDE.items()},
