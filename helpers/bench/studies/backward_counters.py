@@ -1,4 +1,4 @@
-"""Compare hopper_backward with FlashAttention-4's on a GPU, and hopper with cuDNN: counters, and the clock.
+"""Compare hopper_backward with FlashAttention-4, and hopper with cuDNN: what Nsight Compute counts, and the clock.
 
     python3 -m helpers.bench.study backward_counters FILE
     python3 -m helpers.bench.studies.backward_counters launch FILE    # what Nsight Compute runs
