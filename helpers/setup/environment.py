@@ -254,9 +254,10 @@ def install(parts: "list[str]", title: str) -> None:
     stale = sorted(replaced & installed(folder[1])[0]) if folder else []
     if stale:  # two builds of CuPy would overwrite each other's files
         follow([*pip, "uninstall", "--yes", *stale], f"removing {', '.join(stale)}", env)
-    for words in pip_installs(parts):
+    for calls in pip_installs(parts, CACHE):
         # Compiling every module takes as long as all the rest; Python compiles those that are imported.
-        follow([*pip, "install", "--no-compile", *words], title, env)
+        first, *others = ([*pip, "install", "--no-compile", *words] for words in calls)
+        follow(first, title, env, *others)
 
 
 def pip_variables() -> "dict[str, str]":
