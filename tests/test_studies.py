@@ -27,6 +27,7 @@ from helpers.bench.cases import Case
 from helpers.bench.results import Record
 from helpers.bench.studies import (
     autograd,
+    backward_counters,
     backward_timeline,
     bias_gradient,
     bits,
@@ -77,7 +78,7 @@ HEADS: dict[Any, dict[str, Any]] = {
     bits: {"device": "a CPU", "shape": [1, 1, 33, 16], "runs": 2},
     cute: {"device": "a CPU", "how": {"nvrtc": "", "architecture": "", "processes": 1, "machine": ""}},
     backward_timeline: {"device": {"description": "a CPU"}},
-    first_store: {"device": "a CPU", "rounds": 1},
+    **{module: {"device": "a CPU", "rounds": 1} for module in (backward_counters, first_store)},
     tall_tiles: {"device": "a CPU", "rounds": 1},
     pipes: {"device": "a CPU"},
     decoding: {"device": {"description": "a CPU"}},
@@ -201,36 +202,57 @@ def presets_(monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
     return taken(presets, path, rows=presets.rows)
 
 
-@toy
-def profile_stages_(monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
-    """Nsight Compute is a CSV that says 1 of each metric of each launch."""
+def nsight_compute(monkeypatch: pytest.MonkeyPatch, launch: Callable[[Path], list[str]]) -> None:
+    """Make Nsight Compute a CSV that says 1 of each metric of each launch. launch returns the names of its launches."""
     profiler = SimpleNamespace(start=lambda: None, stop=lambda: None)
     cuda = SimpleNamespace(profiler=profiler)
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
     monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
+    monkeypatch.setattr(ncu, "first_known", lambda metrics: metrics[0])
+    monkeypatch.setattr(ncu, "about", lambda: {"device": "a CPU", "ncu": "none"})
+
+    def profile(target: Path, wanted: list[str], kernels: list[str], words: tuple[str, ...], *options: str) -> None:
+        metrics = list(dict.fromkeys([*wanted, "launch__grid_size"]))
+        table = io.StringIO()
+        writer = csv.writer(table, quoting=csv.QUOTE_ALL)
+        writer.writerows([["ID", "Kernel Name", *metrics], ["", "", *[""] * len(metrics)]])
+        for number, name in enumerate(launch(Path(words[2])), 1):
+            writer.writerow([0, profile_stages.MARK, *[number] * len(metrics)])
+            writer.writerow([0, name, *[1] * len(metrics)])
+        target.write_text(table.getvalue())
+
+    monkeypatch.setattr(ncu, "profile", profile)
+
+
+@toy
+def profile_stages_(monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
     monkeypatch.setattr(profile_stages, "ON_GPU", True)
     monkeypatch.setattr(profile_stages, "cases", lambda: [("naive", Case((1, 2, 33, 16)))])
     for name in ("step_cases", "experiment_cases"):
         monkeypatch.setattr(profile_stages, name, list)
     backward = [(way, Case((1, 2, 33, 16), backward=True)) for way in profile_stages.gradients()[:1]]
     monkeypatch.setattr(profile_stages, "gradient_cases", lambda: backward)
-    monkeypatch.setattr(ncu, "first_known", lambda metrics: metrics[0])
-    monkeypatch.setattr(ncu, "about", lambda: {"device": "a CPU", "ncu": "none"})
 
-    def profile(target: Path, wanted: list[str], kernels: list[str], words: tuple[str, ...], *options: str) -> None:
-        profile_stages.launch_all(Path(words[2]))
-        launched = json.loads(Path(words[2]).read_text())["rows"]
-        metrics = list(dict.fromkeys([*wanted, "launch__grid_size"]))
-        table = io.StringIO()
-        writer = csv.writer(table, quoting=csv.QUOTE_ALL)
-        writer.writerows([["ID", "Kernel Name", *metrics], ["", "", *[""] * len(metrics)]])
-        for number, row in enumerate(launched, 1):
-            writer.writerow([0, profile_stages.MARK, *[number] * len(metrics)])
-            writer.writerow([0, row["stage"], *[1] * len(metrics)])
-        target.write_text(table.getvalue())
+    def launch(file: Path) -> list[str]:
+        profile_stages.launch_all(file)
+        return [row["stage"] for row in json.loads(file.read_text())["rows"]]
 
-    monkeypatch.setattr(ncu, "profile", profile)
+    nsight_compute(monkeypatch, launch)
     return profile_stages.take(path)
+
+
+@toy
+def backward_counters_(monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
+    pytest.importorskip("torch")
+    cases = tuple(Case((1, 2, 33, 16), "bfloat16", True, backward=backward) for backward in (True, False))
+
+    def launch(file: Path) -> list[str]:
+        backward_counters.launch_all(file, cases)
+        return ["kernel"] * len(json.loads(file.read_text()))
+
+    nsight_compute(monkeypatch, launch)
+    power = partial(backward_counters.power, cases, 1, 0.0)
+    return taken(backward_counters, path, rows=backward_counters.rows, power=power)
 
 
 @toy

@@ -32,6 +32,7 @@ STUDIES = (
         "fp8",
         "bias_gradient",
         "tall_tiles",
+        "backward_counters",
     ),
 )
 

@@ -21,6 +21,7 @@ TABLES = {  # heading -> the kinds of measurements below it
 TITLES = {  # of studies whose names do not say it
     **{"autograd": "Autograd, and FlashAttention-4", "bits": "The same bits every time", "cute": "CuTe", "fp8": "FP8"},
     **{"fused": "Fused rotary embedding and projection", "hopper": "Hopper's kernel, part by part"},
+    **{"backward_counters": "Gradients on Hopper, by counters"},
     **{"pipes": "exp2 beside the tensor cores", "presets": "Smaller tiles", "promises": "Long sequences, host times"},
     **{"profile_stages": "GPU counters of each stage", "ring": "Ring attention", "score_mod": "Functions of scores"},
     **{"tf32": "float32 on tensor cores", "torch_model": "PyTorch and a model", "train": "Training a small GPT"},

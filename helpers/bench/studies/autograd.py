@@ -137,6 +137,7 @@ def _lines(rows: Sequence[Mapping[str, Any]], peers: Sequence[str]) -> list[str]
     return lines
 
 
-def flash4_speeds(record: Mapping[str, Any]) -> list[float]:
-    """List the recorded speeds compared with FlashAttention-4, the lowest first."""
-    return sorted(row["speed"] for row in record.get("flash4", ()) if row["name"] == FLASH4)
+def flash4_speeds(record: Mapping[str, Any], n: int | None = None) -> list[float]:
+    """List the recorded speeds compared with FlashAttention-4, the lowest first: of calls of n rows, or of all."""
+    rows = [row for row in record.get("flash4", ()) if row["name"] == FLASH4]
+    return sorted(row["speed"] for row in rows if n in (None, row["shape"][2]))

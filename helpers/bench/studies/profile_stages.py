@@ -204,8 +204,8 @@ def rows(launched: Sequence[Mapping[str, Any]], text: str) -> list[dict[str, Any
         row: dict[str, Any] = {**entry, "launches": len(seen), "kernels": list(dict.fromkeys(name for name, _ in seen))}
         if not seen:
             row.setdefault("error", "no launch of it was counted")
-        row["figures"] = {} if "error" in row else _figures([columns for _, columns in seen])
-        if stalls := {} if "error" in row else _stalls([columns for _, columns in seen]):
+        row["figures"] = {} if "error" in row else figures_of([columns for _, columns in seen])
+        if stalls := {} if "error" in row else stalls_of([columns for _, columns in seen]):
             row["stalls"] = stalls
         table_rows.append(row)
     return table_rows
@@ -220,7 +220,7 @@ def merged(
     return [*others[:first], *again, *others[first:]]
 
 
-def _figures(launches: Sequence[Mapping[str, tuple[str, str]]]) -> dict[str, float]:
+def figures_of(launches: Sequence[Mapping[str, tuple[str, str]]]) -> dict[str, float]:
     """Return the figures of one run from its launches' columns; without those that ncu gave no number for."""
     (duration,) = FIGURES["ms"]
     times = [_number(*columns[duration]) if duration in columns else 1.0 for columns in launches]
@@ -241,7 +241,7 @@ def _figures(launches: Sequence[Mapping[str, tuple[str, str]]]) -> dict[str, flo
     return figures
 
 
-def _stalls(launches: Sequence[Mapping[str, tuple[str, str]]]) -> dict[str, float]:
+def stalls_of(launches: Sequence[Mapping[str, tuple[str, str]]]) -> dict[str, float]:
     """Return the cycles in each of the STALLS per instruction issued, of a run's longest launch; zeros left out."""
     (duration,) = FIGURES["ms"]
     longest = max(launches, key=lambda columns: _number(*columns[duration]) if duration in columns else 0.0)

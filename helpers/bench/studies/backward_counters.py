@@ -1,0 +1,314 @@
+"""Compare hopper_backward with FlashAttention-4, and hopper with cuDNN: what Nsight Compute counts, and the clock.
+
+    python3 -m helpers.bench.study backward_counters FILE
+    python3 -m helpers.bench.studies.backward_counters launch FILE    # what Nsight Compute runs
+
+bfloat16, 16,384 tokens or 8 x 2112, heads x head_dim = 2048; the backward pass alone, by torch.autograd, and the
+forward pass of causal calls of 512 rows. "rows": the figures of `helpers.bench.counters` of the longest kernel, and
+which share of the time the others take. "power": all in turns, each launched over and over for a while; then the clock
+that a kernel has right after it. FlashAttention-4 is left out where it is not installed.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from helpers.bench import counters, ncu, records
+from helpers.bench.cases import Case
+from helpers.bench.harness import Study, figures
+from helpers.bench.studies.autograd import FLASH4, OURS
+from helpers.bench.studies.hopper import share
+from helpers.bench.studies.profile_stages import MARK, UNASKED, figures_of, stalls_of
+from helpers.bench.timing import Sensors, sm_mhz, speeds
+from helpers.device import ON_GPU, cp, describe
+
+recorded = records.reader("nvidia-h200-backward_counters.json")
+CASES = tuple(
+    Case((batch, 2048 // head_dim, n, head_dim), "bfloat16", causal, backward=True)
+    for head_dim in (128, 64)
+    for batch, n in ((1, 16384), (4, 4096), (8, 2112))
+    for causal in (False, True)
+) + tuple(Case((32, 2048 // head_dim, 512, head_dim), "bfloat16", True) for head_dim in (128, 64))
+CUDNN = "SDPA cuDNN"
+MULTIPROCESSORS = 132
+ROUNDS, ROUND_S = 5, 0.12
+Passes = dict[str, Callable[[], Any]]
+
+
+def passes(case: Case) -> Passes:
+    """Return the pass of each way, ours first: a function that returns (batch, N, heads, d), or three such gradients.
+
+    For gradients the forward passes are done. AssertionError if a result differs by more than 2 % of the largest.
+    """
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    from helpers.bench.peers import TORCH_DEVICE
+    from helpers.torch_attention import flash_attention
+
+    batch, heads, n, d = case.shape
+    torch.manual_seed(0)
+    *given, do = (torch.randn(batch, n, heads, d, device=TORCH_DEVICE, dtype=torch.bfloat16) + 0.25 for _ in range(4))
+
+    def ours() -> Any:
+        return flash_attention(*given, causal=case.causal)
+
+    def cudnn() -> Any:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            q, k, v = (a.transpose(1, 2) for a in given)
+            o = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=case.causal)
+        return o.transpose(1, 2)
+
+    def flash4() -> Any:
+        from flash_attn.cute import flash_attn_func
+
+        found = flash_attn_func(*given, causal=case.causal)  # some versions return lse, too
+        return found[0] if isinstance(found, tuple) else found
+
+    made: Passes = {OURS: ours}
+    if importlib.util.find_spec("flash_attn") is not None:
+        made[FLASH4] = flash4
+    if not case.backward and torch.cuda.is_available():
+        made[CUDNN] = cudnn
+    if case.backward:
+        for a in given:
+            a.requires_grad_()
+        outputs = {name: forward() for name, forward in made.items()}
+        made = {
+            name: functools.partial(torch.autograd.grad, o, given, do, retain_graph=True) for name, o in outputs.items()
+        }
+    expected = made[OURS]()
+    for name, run in made.items():
+        for a, b in zip(expected, run(), strict=True):  # for an output: its sequences
+            error, largest = float((a - b).abs().max()), float(b.abs().max())
+            assert error <= 0.02 * largest, f"{case}: {name} differs by {error:.2e} of {largest:.2e}"
+    return made
+
+
+def _what(case: Case) -> dict[str, Any]:
+    return {"pass": "backward" if case.backward else "forward", "shape": list(case.shape), "causal": case.causal}
+
+
+# ---- counters
+
+
+def launch_all(target: Path, cases: tuple[Case, ...] = CASES, ready: Callable[[], object] = lambda: None) -> None:
+    """Run each pass once between the profiler's start and stop, after a mark whose grid has its number.
+
+    Writes what was launched as JSON; the first has the number 1. ready: called before, when all is compiled.
+    """
+    from cupy.cuda import profiler
+
+    mark = cp.RawModule(code=f'extern "C" __global__ void {MARK}() {{}}').get_function(MARK)
+    for case in cases:
+        passes(case)
+    ready()
+    launched: list[dict[str, Any]] = []
+    for case in cases:
+        for name, run in passes(case).items():
+            launched.append({"name": name, **_what(case)})
+            cp.cuda.Device().synchronize()
+            profiler.start()
+            mark((len(launched),), (1,), ())
+            run()
+            cp.cuda.Device().synchronize()
+            profiler.stop()
+            target.write_text(json.dumps(launched))
+
+
+def rows_of(launched: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+    """Return the record's rows from what was launched and Nsight Compute's CSV, in which a mark precedes each run.
+
+    figures, stalls: of the longest kernel. others: the time of the other kernels of the pass, its share.
+    """
+    runs: dict[int, list[tuple[str, dict[str, tuple[str, str]]]]] = {}
+    number = 0
+    for name, columns in ncu.launches_of(text):
+        if name == MARK:
+            number += 1
+        else:
+            runs.setdefault(number, []).append((name, columns))
+    found = []
+    for number, entry in enumerate(launched, 1):
+        each = [(figures_of([columns]), name, columns) for name, columns in runs.get(number, ())]
+        if not each:
+            continue
+        of_main, kernel, columns = max(each, key=lambda one: one[0]["ms"])
+        together = sum(one["ms"] for one, *_ in each)
+        others = {"kernels": len(each), "others": 1 - of_main["ms"] / together}
+        found.append({**entry, "kernel": kernel, **others, "figures": of_main, "stalls": stalls_of([columns])})
+    return found
+
+
+def rows() -> Iterator[list[dict[str, Any]]]:
+    """Launch all passes under Nsight Compute."""
+    with tempfile.TemporaryDirectory() as folder:
+        table_file, file = Path(folder, "ncu.csv"), Path(folder, "launched.json")
+        profile(table_file, file)
+        yield rows_of(json.loads(file.read_text()), table_file.read_text())
+
+
+def profile(target: Path, launched: Path, *words: str) -> None:
+    """Write Nsight Compute's CSV of `launch_all`, which writes the other file. Raises RuntimeError if ncu fails.
+
+    words: of another program that calls it.
+    """
+    asked = [ncu.first_known(metrics) for metrics in counters.FIGURES.values()]
+    asked = [metric for metric in asked if metric != UNASKED] + list(
+        map(counters.stall_metric, counters.STALLS.values())
+    )
+    words = words or ("helpers.bench.studies.backward_counters", "launch", str(launched))
+    ncu.profile(target, asked, [".*"], words, "--profile-from-start", "off")
+
+
+# ---- the clock
+
+
+def power(
+    cases: tuple[Case, ...] = CASES, rounds: int = ROUNDS, round_s: float = ROUND_S
+) -> Iterator[list[dict[str, Any]]]:
+    """Time the passes in turns, each over and over for round_s seconds, with the queue kept full.
+
+    mhz: the median clock of a kernel that waits, launched right after. share: of what the tensor cores do at that clock
+    in the time of the whole pass, all its kernels. watts: by nvidia-smi.
+    """
+    for case in cases:
+        made = passes(case)
+        times: dict[str, list[float]] = {name: [] for name in made}
+        clocks: dict[str, list[float]] = {name: [] for name in made}
+        watts: dict[str, list[float]] = {name: [] for name in made}
+        with Sensors() as sensors:
+            for i in range(rounds + 1):
+                for name, run in made.items():
+                    began = time.perf_counter()
+                    ms = _over_and_over(run, round_s)
+                    mhz, found = sm_mhz(), sensors.between(began + round_s / 3, time.perf_counter())
+                    if i == 0:  # until the GPU is warm
+                        continue
+                    times[name].append(ms)
+                    clocks[name].append(mhz)
+                    watts[name] += [found["watts"]] if "watts" in found else []
+        found_rows = []
+        for name, taken in times.items():
+            timed = figures(taken, case.flops)
+            mhz = sorted(clocks[name])[len(clocks[name]) // 2]
+            row = {"name": name, **_what(case), **timed, "mhz": mhz}
+            row["share"] = share(timed["tflops"], MULTIPROCESSORS, mhz)
+            if watts[name]:
+                row["watts"] = sorted(watts[name])[len(watts[name]) // 2]
+            if name != OURS:
+                row |= speeds(times[OURS], taken)
+            found_rows.append(row)
+        yield found_rows
+
+
+def _over_and_over(run: Callable[[], Any], seconds: float) -> float:
+    """Return milliseconds a launch of many, of which the first ones are not timed: they fill the queue."""
+    events = [cp.cuda.Event(), cp.cuda.Event()]
+    run()
+    events[0].record()
+    run()
+    events[1].record()
+    events[1].synchronize()
+    count = max(2, round(1e3 * seconds / max(cp.cuda.get_elapsed_time(*events), 1e-3))) if ON_GPU else 1
+    for _ in range(max(1, count // 8)):
+        run()
+    events[0].record()
+    for _ in range(count):
+        run()
+    events[1].record()
+    events[1].synchronize()
+    return cp.cuda.get_elapsed_time(*events) / count
+
+
+STUDY = Study("backward_counters", {"rows": rows, "power": power}, lambda: {"device": describe(), "rounds": ROUNDS})
+take = STUDY.take
+
+COLUMNS = {  # head of a column: figure of the longest kernel
+    "tensor": "tensor pipe %",
+    "shared": "shared memory %",
+    "issue": "issue slots used %",
+    "SMs": "multiprocessors at work %",
+}
+
+
+@records.shown
+def table(record: Mapping[str, Any] | None = None) -> str:
+    """Format a record as text, a case and a way a line: per cent of the longest kernel's cycles, bytes, time, clock."""
+    heads = (*COLUMNS, "L2 GB", "DRAM GB", "conflicts", "others", "TFLOP/s", "MHz", "share")
+    lines = [f"{'bfloat16':69}" + "".join(f"{head:>10}" for head in heads)]
+    timed = {_key(row): row for row in record.get("power", ())}
+    for row in record["rows"]:
+        batch, heads_of, n, d = row["shape"]
+        what = f"{row['pass']}: {batch} x {heads_of} heads of {d}, N = {n}" + ", causal" * row["causal"]
+        own, clock = row["figures"], timed.get(_key(row))
+        dram = (own["dram bytes read"] + own["dram bytes written"]) / 1e9
+        cells = [f"{own[figure]:.0f} %" for figure in COLUMNS.values()]
+        cells += [f"{own['L2 bytes'] / 1e9:.1f}", f"{dram:.2f}", f"{own['bank conflicts'] / 1e6:.1f} M"]
+        cells += [f"{row['others']:.1%}"]
+        cells += [f"{clock['tflops']:.0f}", f"{clock['mhz']:,.0f}", f"{clock['share']:.0%}"] if clock else []
+        lines.append(f"{what:52}{row['name']:17}" + "".join(f"{cell:>10}" for cell in cells))
+    return "\n".join(lines)
+
+
+BESIDE = {"tensor cores busy": "tensor pipe %", "shared memory busy": "shared memory %"}
+LEAST = 0.08  # of a warp's cycles: what it waits for less long is left out
+
+
+@records.shown
+def beside(record: Mapping[str, Any] | None = None, *, n: int, causal: bool = False) -> str:
+    """Format the backward passes of N rows as text, ours and FlashAttention-4's side by side for each head_dim.
+
+    The first lines are of the longest kernel; then come shares of its warps' cycles; then the whole pass in turns.
+    """
+    rows = [row for row in record["rows"] if (row["pass"], row["shape"][2], row["causal"]) == ("backward", n, causal)]
+    timed = {_key(row): row for row in record["power"]}
+    clocks = [timed[_key(row)] for row in rows]
+    shares = [{state: spent / sum(row["stalls"].values()) for state, spent in row["stalls"].items()} for row in rows]
+    states = dict.fromkeys(state for share in shares for state in share)
+    waits = [state for state in states if any(share.get(state, 0.0) >= LEAST for share in shares)]
+    waits.sort(key=lambda state: (state != "issued", -shares[0].get(state, 0.0)))
+    cells = {
+        f"N = {n}" + ", causal" * causal: [f"d = {row['shape'][3]}, {_short(row['name'])}" for row in rows],
+        **{what: [f"{row['figures'][figure]:.0f} %" for row in rows] for what, figure in BESIDE.items()},
+        "bytes from the L2 cache": [f"{row['figures']['L2 bytes'] / 1e9:.1f} GB" for row in rows],
+        "bank conflicts": [f"{row['figures']['bank conflicts'] / 1e6:.1f} M" for row in rows],
+        "of a warp's cycles:": [],
+        **{f"  {state}": [f"{share.get(state, 0.0):.0%}" for share in shares] for state in waits},
+        "time": [f"{row['ms']:.2f} ms" for row in clocks],
+        "clock": [f"{row['mhz']:,.0f} MHz" for row in clocks],
+        "power": [f"{row['watts']:.0f} W" if "watts" in row else "" for row in clocks],
+    }
+    return "\n".join((f"{what:34}" + "".join(f"{cell:>15}" for cell in line)).rstrip() for what, line in cells.items())
+
+
+def _short(name: str) -> str:
+    return {OURS: "13", FLASH4: "FA4"}.get(name, name)
+
+
+def flash4_speeds(record: Mapping[str, Any], n: int) -> list[float]:
+    """List how many times as fast as FlashAttention-4's the backward passes of N rows are, the lowest first."""
+    found = [row for row in record["power"] if (row["name"], row["pass"], row["shape"][2]) == (FLASH4, "backward", n)]
+    return sorted(row["speed"] for row in found)
+
+
+def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return row["name"], row["pass"], *row["shape"], row["causal"]
+
+
+def main(words: list[str]) -> int:
+    """Launch all passes for Nsight Compute; the file says which."""
+    launch_all(Path(words[1]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
