@@ -354,7 +354,7 @@ def of_speeds(shapes: Sequence[Sequence[int]] = SHAPES, rounds: int = ROUNDS) ->
         yield [{"shape": list(shape), "causal": causal, "name": name, **row} for name, row in rows.items()]
 
 
-TURNS = {"turns": 1, "no turns": 0}  # fp8's -D option
+TURNS = {"turns": 1, "no turns": 0, "turns at products": 2}  # fp8's -D option
 
 
 def of_turns(shapes: Sequence[Sequence[int]] = SHAPES, rounds: int = ROUNDS) -> Iterator[list[Row]]:
