@@ -1,16 +1,16 @@
 // 16 fp8: attention in 8 bits, by consumers that take turns, and leave tiles that they do not see.
 //
 // Since 16_06: consumers that have their scores at the same time need the pipe of exponentials at the same
-// time, and then the tensor cores. So they take turns at making weights of their scores, which are rounded
-// for 32 keys at a time. And a consumer leaves tiles of keys that only later rows of the block see, so
+// time, and then the tensor cores. So they take turns: at making weights of their scores, or above 64
+// columns at issuing products. Weights are rounded for 32 keys at a time. And a consumer leaves tiles of keys that only later rows of the block see, so
 // tiles of rows cost less where a mask or the end of a sequence cuts them: 10_order.cu deals by that cost.
 //
-// Launch   16_transpose.cu; then as 10, after its 10_order.cu
+// Launch   16_transpose.cu; then as 10, after its 10_order.cu. See also 16_background.cu
 // Shapes   as 10, in e4m3; O in half types or float32. V_image: tiles of V^T, see 16_transpose.cu.
 //          descales [sequences, heads], float32: what elements are multiplied by; or null, for 1. With
 //          DESCALE_ROWS [sequences, heads, blocks of so many rows or keys], not packed
 // Needs    sm_90a and no other; HEAD_DIM and strides multiples of 16, pointers of 16 bytes
-// Traffic  as 10, with half the bytes of Q, K, V; V is read and written once more by the first launch
+// Traffic  as 10, with half the bytes of Q, K, V; V is read and written once more
 #define QUARTERS 1
 #ifndef TURNS
 #define TURNS (HEAD_DIM <= 64 ? 1 : HEAD_DIM <= 128 ? 2 : 0)  // at: 1 the weights, 2 the products
@@ -70,9 +70,7 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1], where each begins; null: not packed
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const int4* __restrict__ schedule,     // [rounds, blocks], see next_tile
-    const int rounds, const AttentionParams params,
-    const unsigned char* V,  // these four for BACKGROUND, see v_background.cuh; else null and 0
-    int* counts, const int heads_of_v, const int heads_together) {
+    const int rounds, const AttentionParams params BACKGROUND_PARAMETERS) {
   // ---- shared memory, mbarriers
   extern __shared__ __align__(1024) unsigned char dynamic_smem[];
   const unsigned Q_smem = smem_address(dynamic_smem), K_smem = Q_smem + K_AT,
@@ -102,7 +100,7 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
     return found;
   };
 
-  const Background background{V_image, V, counts, heads_of_v, heads_together};
+  const Background background{V_image BACKGROUND_ARGUMENTS};
 
   // ---- producer: a thread for K, one for V and one for Q; a warp for V^T in the background
   if (warpgroup == 0) {

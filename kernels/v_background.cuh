@@ -8,7 +8,9 @@
 #include "v_image.cuh"
 
 #ifndef BACKGROUND
-#define BACKGROUND 0  // 0: V_image is there before the launch
+#define BACKGROUND 0             // 0: V_image is there before the launch
+#define BACKGROUND_PARAMETERS    // of the kernel, behind its own
+#define BACKGROUND_ARGUMENTS     // the same, in the order of Background
 #endif
 
 #if BACKGROUND
@@ -108,8 +110,6 @@ constexpr unsigned BACKGROUND_BYTES = 0;
 
 struct Background {
   unsigned char* V_image;
-  const unsigned char* V;
-  int *counts, heads, together;
 
   __device__ __forceinline__ void run(unsigned char*, const AttentionParams&) const {}
   __device__ __forceinline__ bool has_head(const Tile&, const AttentionParams&) const {

@@ -8,7 +8,7 @@ before they were rounded.
 Lengths: the error by the number of keys, against float64 on the rounded numbers, also FlashAttention-3's. Gain is the
 output's projection on the exact one. Model: the loss of a small GPT, trained in float32, by the type of its attention.
 Speeds: those of calls after the first of their shapes, which order no tiles; ours include the transposition of V.
-Turns: the stage with turns of its consumers and without, for each head_dim.
+Turns: the stage with turns of its consumers at the weights, at the products, and without, for each head_dim.
 Transposition: that of V, and a copy that reads and writes as many bytes.
 Tried (not measured again): changes in turns with the stage before this one, and whether they were kept.
 """

@@ -25,6 +25,7 @@ from helpers.attention.ladder.stages.hopper import (
 from helpers.attention.ladder.tiles import Sizes
 
 TRANSPOSE, TRANSPOSE_THREADS, CLEAR_THREADS = "16_transpose.cu", 128, 256
+BACKGROUND = "16_background.cu"
 LEAVE_TILES = ("16_fp8.cu", "steps/16_03_codes.cu")  # whose consumers compute no tile of keys that they do not see
 STAGES = 2
 ONES = 8  # rows of V^T behind its columns: one of ones, which sums the weights, and seven of zeros
@@ -74,13 +75,14 @@ def _transpose_and_attend(stage: Stage, call: Call, sizes: Sizes) -> list[Launch
         of_v = call.sequences * kv_heads, max(together * kv_heads // call.heads, 1)
         args = "v_counts", np.int32(_counts(call, sizes))
         clear = Launch("clear_counts", (1,), (CLEAR_THREADS,), 0, args, TRANSPOSE, of_transpose, once=True)
-        return [clear, *order, main._replace(args=(*main.args, "v", "v_counts", *map(np.int32, of_v)))]
+        args = *main.args, "v", "v_counts", *map(np.int32, of_v)
+        name = stage.kernel_name(call.arrays["o"].dtype.name)
+        main = main._replace(kernel=name, args=args, file=BACKGROUND, sizes=tuple(sizes.items()))
+        return [clear, *order, main]
     grid, shared = (panels, kv_heads, 1 if call.packed else call.sequences), transpose_shared_bytes(sizes)
     args = ("v", "v_image", *cu_seqlens_k, params)
     transpose = Launch("transpose_v", grid, (TRANSPOSE_THREADS,), shared, args, TRANSPOSE, of_transpose)
-    *order, main = launch_in_order(stage, call, sizes, inputs, descales, leaves_tiles=leaves)
-    no_background = (None, None, np.int32(0), np.int32(0)) if stage.file == "16_fp8.cu" else ()
-    return [transpose, *order, main._replace(args=(*main.args, *no_background))]
+    return [transpose, *launch_in_order(stage, call, sizes, inputs, descales, leaves_tiles=leaves)]
 
 
 # For the background: a block transposes about 1 KB of V a microsecond, so a head of V needs as many tiles of rows.
