@@ -8,9 +8,9 @@
 #include "v_image.cuh"
 
 #ifndef BACKGROUND
-#define BACKGROUND 0             // 0: V_image is there before the launch
-#define BACKGROUND_PARAMETERS    // of the kernel, behind its own
-#define BACKGROUND_ARGUMENTS     // the same, in the order of Background
+#define BACKGROUND 0           // 0: V_image is there before the launch
+#define BACKGROUND_PARAMETERS  // of the kernel, behind its own
+#define BACKGROUND_ARGUMENTS   // the same, in the order of Background
 #endif
 
 #if BACKGROUND
@@ -37,8 +37,9 @@ __device__ __forceinline__ void async_proxy_fence_global() {
 struct Background {
   unsigned char* V_image;
   const unsigned char* V;
-  int* counts;   // panels drawn, threads that left, panels written of each head, of each tile; then 3
-  int heads;     // of V, of all sequences
+  int*
+      counts;  // panels drawn, threads that left, panels written of each head, of each tile; then 3
+  int heads;   // of V, of all sequences
   int together;  // heads whose tiles are needed at the same time
 
   __device__ __forceinline__ int tiles(const AttentionParams& params) const {

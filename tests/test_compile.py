@@ -35,7 +35,10 @@ INSTANCES = {  # of files that are no stages
     "17_merge.cu": "merge_partial<__half>",
     "17_sum.cu": "sum_parts<__half>",
 }
-ONLY_WITH = {"16_transpose.cu": LADDER["fp8"]}  # what is launched before a stage, and has its instructions
+# what a stage launches beside its own kernel, with its instructions
+ONLY_WITH = dict.fromkeys(
+    ("16_background.cu", "16_transpose.cu"), LADDER["fp8"]
+)  # what is launched before a stage, and has its instructions
 # At the largest head dimension a compilation takes seconds: one architecture of each of three generations.
 GENERATIONS = ("sm_90", "sm_80", "sm_120")
 SLOW_ARCH = "sm_90"  # the one of a stage that takes half a minute to compile

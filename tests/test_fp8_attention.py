@@ -24,8 +24,8 @@ from helpers.attention.fp8 import dequantise, quantise
 from helpers.attention.ladder import LADDER, limits
 from helpers.attention.ladder.call import Call, Spec
 from helpers.attention.ladder.params import attention_params
-from helpers.attention.ladder.stages import hopper
 from helpers.attention.ladder.stages import fp8 as fp8_stages
+from helpers.attention.ladder.stages import hopper
 from helpers.attention.ladder.steps import CLIMBS, FP8_CODES
 from helpers.attention.run import forget
 from helpers.device import cp
@@ -265,9 +265,7 @@ def test_without_a_mask_short_tiles_come_last(
 
 @pytest.mark.parametrize("blocks", [3, 7])
 @pytest.mark.parametrize("options", [{}, {"causal": True}], ids=str)
-def test_v_transposed_in_the_background(
-    blocks: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_v_transposed_in_the_background(blocks: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The same bits as after a launch that transposes V; a second call, of another V, finds its counts cleared."""
     monkeypatch.setattr(limits, "multiprocessors", lambda: blocks)
     for module in (hopper, fp8_stages):
