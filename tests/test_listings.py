@@ -27,6 +27,7 @@ ASKS_FOR = {  # a notebook -> those that its reader has read
     "04b": (*ROAD[:4], "04"),
     "06": ROAD,
     "07": (*ROAD, "06"),
+    "07b": (*ROAD, "06", "07"),
     "08": ROAD,
     "08b": (*ROAD, "06", "07", "08"),
     "10": (*ROAD, "06", "07"),

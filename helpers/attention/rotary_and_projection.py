@@ -31,7 +31,6 @@ from helpers.attention.ladder.plan import CompiledPlan, plan
 from helpers.attention.ladder.stage import C_NAMES, Tuning
 from helpers.attention.ladder.stages import tensor_cores
 from helpers.attention.scalars import check_flags, finite_number, whole_number
-from helpers.renamed import old_names
 
 ROTARY, PROJECTION = launches.ROTARY_FILE, tensor_cores.PROJECTION.file
 FORMS = ("atomics", "all_heads")
@@ -359,6 +358,3 @@ def _array(name: str, a: Any) -> Any:
 def _check_no_empty_axis(q: Any, k: Any) -> None:
     if 0 in (*q.shape, *k.shape):
         raise ValueError(f"q has shape {q.shape} and k {k.shape}: no axis may be empty")
-
-
-old_names(__name__, angles="cos_sin")
