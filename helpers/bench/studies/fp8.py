@@ -11,6 +11,8 @@ Speeds: those of calls after the first of their shapes, which order no tiles; ou
 Turns: the stage with turns of its consumers at the weights, at the products, and without, for each head_dim.
 Transposition: that of V, and a copy that reads and writes as many bytes.
 Tried (not measured again): changes in turns with the stage before this one, and whether they were kept.
+Power (not measured again): clock, power, and the share of the tensor cores' rate at that clock, of a kernel that runs
+over and over.
 """
 
 from __future__ import annotations
