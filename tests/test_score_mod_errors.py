@@ -113,3 +113,7 @@ def test_tables_of_a_relative_bias() -> None:
         with pytest.raises(error, match=message):
             relative_bias(given, longest)
     assert relative_bias(table, np.int64(3)) == relative_bias(table, 3)
+    q = cp.zeros((1, 4, 4, 8), np.float32)
+    flash_attention(q[:, :3], q[:, :3], q[:, :3], **relative_bias(table, 3))
+    with pytest.raises(ValueError, match="for 3 rows and keys or fewer, and a sequence has 4: give it longest=4"):
+        flash_attention(q[:, :3], q, q, **relative_bias(table, 3))
