@@ -33,6 +33,7 @@ INSTANCES = {  # of files that are no stages
     "14_join.cu": "join_prefix<__half, float>",
     "14_split_kv.cu": "split_kv<__half>",
     "16_background.cu": "fp8<__half>",
+    "16_transpose.cu": "transpose_v",
     "17_merge.cu": "merge_partial<__half>",
     "17_sum.cu": "sum_parts<__half>",
 }
