@@ -28,6 +28,7 @@ from helpers.attention.ladder.stages import fp8 as fp8_stages
 from helpers.attention.ladder.stages import hopper
 from helpers.attention.ladder.steps import CLIMBS, FP8_CODES
 from helpers.attention.run import forget
+from helpers.bench.studies.fp8 import KERNELS
 from helpers.device import cp
 
 ROUNDED = 0.03  # rms error by the rounding of P to e4m3, of normal data: 2.2e-2 to 2.5e-2
@@ -261,6 +262,15 @@ def test_without_a_mask_short_tiles_come_last(
     assert sum(entries[:, 2] >> 16 == 1) == sum(entries[:, 2] >> 16 == 2) == cut
     of_tile = np.minimum(lengths, rows - entries[:, 3])
     assert (of_tile[: len(entries) - 2 * cut - batch * heads] == sizes["BLOCK_M"]).all()
+
+
+def test_steps_launch_their_own_files() -> None:
+    """Where the stage transposes V in the background, a step's file would not be what is measured."""
+    many = [cp.zeros((1, 4, 4096, 64), np.uint8)] * 3
+    files = {stage.file: {launch.file for launch in stage.plan(*many)[0].launches} for stage in KERNELS.values()}
+    assert fp8_stages.BACKGROUND in files.pop("16_fp8.cu")
+    for file, of_launches in files.items():
+        assert fp8_stages.BACKGROUND not in of_launches, file
 
 
 @pytest.mark.parametrize("blocks", [3, 7])

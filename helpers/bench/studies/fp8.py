@@ -378,7 +378,7 @@ def of_transposition(shapes: Sequence[Sequence[int]] = SHAPES, rounds: int = ROU
     """Yield rows for each shape: V's transposition, and a copy of as many bytes. The speed is over the copy's."""
     for shape in shapes:
         given = [cp.asarray(a.reshape(shape)) for a in _bytes(math.prod(shape))]
-        ready, named, _ = LADDER["fp8"].plan(*given)
+        ready, named, _ = LADDER["fp8"].plan(*given, sizes={**LADDER["fp8"].tiles(shape[-1]), "BACKGROUND": 0})
         (launch, transpose, args), *_ = ready.resolve_arguments(named)
         v, image = args[:2]
         here, there = (cp.zeros((v.size + image.size) // 2, np.uint8) for _ in range(2))

@@ -122,12 +122,15 @@ def _counts(call: Call, sizes: Sizes) -> int:
     return 2 + batch * heads * (1 + _v_tiles(call, sizes)) + 3
 
 
-def _variant(call: Call) -> dict[str, int]:
+def variant_of_descales(call: Call) -> dict[str, int]:
     """Return the -D options for descales of blocks of rows: a tile of keys has one."""
     blocks = any(name in call.arrays and call.arrays[name].ndim == 3 for name in DESCALES)
-    if blocks:
-        return {"DESCALE_ROWS": DESCALE_ROWS, "BLOCK_N": DESCALE_ROWS}
-    return {"BACKGROUND": 1} if _in_background(call) else {}
+    return {"DESCALE_ROWS": DESCALE_ROWS, "BLOCK_N": DESCALE_ROWS} if blocks else {}
+
+
+def _variant(call: Call) -> dict[str, int]:
+    """Return the -D options for a call. Steps have those of descales alone: their files transpose no V."""
+    return variant_of_descales(call) or ({"BACKGROUND": 1} if _in_background(call) else {})
 
 
 def _panel_keys(sizes: Sizes) -> int:
