@@ -1,24 +1,24 @@
 // 16 fp8: attention in 8 bits, by consumers that take turns, and leave tiles that they do not see.
 //
 // Since 16_06: consumers that have their scores at the same time need the pipe of exponentials at the same
-// time, and then the tensor cores. So they take turns at making weights of their scores, which are rounded
-// for 32 keys at a time. And a consumer leaves tiles of keys that only later rows of the block see, so
+// time, and then the tensor cores. So they take turns: at making weights of their scores, or above 64
+// columns at issuing products. Weights are rounded for 32 keys at a time. And a consumer leaves tiles of keys that only later rows of the block see, so
 // tiles of rows cost less where a mask or the end of a sequence cuts them: 10_order.cu deals by that cost.
 //
-// Launch   16_transpose.cu; then as 10, after its 10_order.cu
+// Launch   16_transpose.cu; then as 10, after its 10_order.cu. See also 16_background.cu
 // Shapes   as 10, in e4m3; O in half types or float32. V_image: tiles of V^T, see 16_transpose.cu.
 //          descales [sequences, heads], float32: what elements are multiplied by; or null, for 1. With
 //          DESCALE_ROWS [sequences, heads, blocks of so many rows or keys], not packed
 // Needs    sm_90a and no other; HEAD_DIM and strides multiples of 16, pointers of 16 bytes
-// Traffic  as 10, with half the bytes of Q, K, V; V is read and written once more by the first launch
+// Traffic  as 10, with half the bytes of Q, K, V; V is read and written once more
 #define QUARTERS 1
 #ifndef TURNS
-#define TURNS (HEAD_DIM <= 64)  // whether consumers take turns: on an H200 they lost above
+#define TURNS (HEAD_DIM <= 64 ? 1 : HEAD_DIM <= 128 ? 2 : 0)  // at: 1 the weights, 2 the products
 #endif
 #include "fp8_descales.cuh"  // what scores and results are multiplied by
 #include "fp8_epilogue.cuh"  // lse, O
 #include "fp8_tiles.cuh"     // sizes, the two products, weights
-#include "v_image.cuh"       // where a tile of V^T is
+#include "v_background.cuh"  // V^T by this launch; where a tile of it is
 
 constexpr int THREADS = 128 * (1 + CONSUMERS);  // warpgroup 0 is the producer
 constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 40 : HEAD_DIM > 64 ? 32 : 56;
@@ -28,7 +28,8 @@ constexpr unsigned K_AT = CONSUMERS * Q8_BYTES, V_AT = K_AT + STAGES * K8_BYTES;
 constexpr unsigned Q_RING_AT = V_AT + STAGES * V8_BYTES;
 constexpr unsigned K_RING_AT = Q_RING_AT + Ring<CONSUMERS>::BYTES;
 constexpr unsigned V_RING_AT = K_RING_AT + Ring<STAGES>::BYTES;
-constexpr unsigned SHARED_BYTES = V_RING_AT + Ring<STAGES>::BYTES;
+constexpr unsigned BACKGROUND_AT = V_RING_AT + Ring<STAGES>::BYTES;
+constexpr unsigned SHARED_BYTES = BACKGROUND_AT + BACKGROUND_BYTES;
 
 // As move_maxima, with half the instructions: Hopper has a maximum of three integers, and none of three
 // floats. Unless all are negative, floats compare like their bits (10). If all are, the maximum of bits is
@@ -61,7 +62,7 @@ template <typename T>
 __global__ void __launch_bounds__(THREADS, 1) fp8(
     const __grid_constant__ TensorMap q_map,  // boxes of 64 rows
     const __grid_constant__ TensorMap k_map,  // boxes of BLOCK_N rows
-    const unsigned char* __restrict__ V_image, T* __restrict__ O,
+    unsigned char* V_image, T* __restrict__ O,
     float* __restrict__ lse,               // [batch, heads, N], packed [heads, tokens]; or null
     const float* __restrict__ q_descale,   // [sequences, heads], or null
     const float* __restrict__ k_descale,   // [sequences, kv_heads], or null
@@ -69,7 +70,7 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1], where each begins; null: not packed
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const int4* __restrict__ schedule,     // [rounds, blocks], see next_tile
-    const int rounds, const AttentionParams params) {
+    const int rounds, const AttentionParams params BACKGROUND_PARAMETERS) {
   // ---- shared memory, mbarriers
   extern __shared__ __align__(1024) unsigned char dynamic_smem[];
   const unsigned Q_smem = smem_address(dynamic_smem), K_smem = Q_smem + K_AT,
@@ -99,10 +100,13 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
     return found;
   };
 
-  // ---- producer: a thread for K, one for V and one for Q
+  const Background background{V_image BACKGROUND_ARGUMENTS};
+
+  // ---- producer: a thread for K, one for V and one for Q; a warp for V^T in the background
   if (warpgroup == 0) {
     setmaxnreg_decrease<PRODUCER_REGISTERS>();
     const int warp_id = threadIdx.x / 32;
+    if (warp_id == 3) background.run(dynamic_smem + BACKGROUND_AT, params);
     if (threadIdx.x % 32 != 0 || warp_id == 3) return;
     PipelineState<CONSUMERS> q_stage;
     PipelineState<STAGES> stage;
@@ -134,7 +138,9 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
             V_image + V8_BYTES * first_v_tile(
                                      BLOCK_N, tile.kv_head, params.kv_heads, tile.sequence,
                                      tile.k_first, params.N_kv, params.sequences);
+        const bool has_head = background.has_head(tile, params);
         for (; first >= tile.begin; first -= BLOCK_N, stage.advance()) {
+          background.wait(tile, first, has_head, params);
           v_ring.wait_empty(stage);  // hazard: as above
           const unsigned full = v_ring.expect(stage, V8_BYTES);
           bulk_load(
@@ -142,6 +148,7 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
         }
       }
     }
+    if (warp_id == 1) background.leave(params);
     return;
   }
 
@@ -188,17 +195,19 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
       first -= BLOCK_N;
     }
 
+    if (TURNS == 2) named_barrier_sync(my_turn, 256);
     while (true) {
       // ---- S = Q K^T
       Scores S;
       k_ring.wait_full(stage);
       start_qk(S, q, advance_tiles(k, stage.index, K8_BYTES));
+      if (TURNS == 2) named_barrier_arrive(next_turn, 256);
       wgmma_wait<0>();
       wgmma_registers(S);
       if (leader) k_ring.release(stage);
 
       // ---- masks, maxima, weights
-      if (TURNS) named_barrier_sync(my_turn, 256);
+      if (TURNS == 1) named_barrier_sync(my_turn, 256);
       const float softmax_scale_log2 = scale_of_tile(of_rows, tile, first, k_descale, params);
       const int q_idx = tile.first_pos + warp_row + g, kv_idx = first + 2 * t;  // this lane's first
       const int last_pos = tile.first_pos + min(BLOCK_M, tile.rows) - 1;
@@ -210,11 +219,12 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
       Weights8 P;
 #pragma unroll
       for (int i = 0; i < BLOCK_N / 32; ++i) weights_of_group(P, S, m_i, softmax_scale_log2, i);
-      if (TURNS) named_barrier_arrive(next_turn, 256);
+      if (TURNS == 1) named_barrier_arrive(next_turn, 256);
 
       // ---- O_tile = P V, then acc = rescale acc + O_tile; its last column is the sum of the weights
       const float descale = descale_of_tile(tile, first, v_descale, params);
       v_ring.wait_full(stage);
+      if (TURNS == 2) named_barrier_sync(my_turn, 256);
       float O_tile[PART_COLUMNS / 2 + 4];  // of the last part
       add_parts(acc, rescale, P, advance_tiles(v, stage.index, V8_BYTES), O_tile, descale);
       wgmma_wait<0>();
@@ -228,6 +238,7 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
       first -= BLOCK_N;
       if (first < tile.begin) break;
     }
+    if (TURNS == 2) named_barrier_arrive(next_turn, 256);
     if (leader) q_ring.release(q_stage);
 
     // ---- epilogue: the rows' sums, lse; divide once

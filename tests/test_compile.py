@@ -32,10 +32,13 @@ INSTANCES = {  # of files that are no stages
     "11_projection.cu": "projection<__half>",
     "14_join.cu": "join_prefix<__half, float>",
     "14_split_kv.cu": "split_kv<__half>",
+    "16_background.cu": "fp8<__half>",
+    "16_transpose.cu": "transpose_v",
     "17_merge.cu": "merge_partial<__half>",
     "17_sum.cu": "sum_parts<__half>",
 }
-ONLY_WITH = {"16_transpose.cu": LADDER["fp8"]}  # what is launched before a stage, and has its instructions
+# what a stage launches beside its own kernel, with its instructions
+ONLY_WITH = dict.fromkeys(("16_background.cu", "16_transpose.cu"), LADDER["fp8"])
 # At the largest head dimension a compilation takes seconds: one architecture of each of three generations.
 GENERATIONS = ("sm_90", "sm_80", "sm_120")
 SLOW_ARCH = "sm_90"  # the one of a stage that takes half a minute to compile
@@ -44,7 +47,7 @@ UNROLLED = ("02_tiled.cu", "03_online_softmax.cu")
 MOST_REGISTERS = 255
 # Bytes of spills that a file may have: 08 in half types has them on sm_80, at head_dim 128, 15 on sm_120 there, 16 at
 # head_dim 128 by NVRTC 12.9.
-MAY_SPILL = {"08_backward_mma.cu": 16, "15_tf32.cu": 64, "16_fp8.cu": 88}
+MAY_SPILL = {"08_backward_mma.cu": 16, "15_tf32.cu": 64, "16_background.cu": 88, "16_fp8.cu": 88}
 STATIC_SHARED = 48 * 1024
 
 

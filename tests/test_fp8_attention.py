@@ -24,10 +24,11 @@ from helpers.attention.fp8 import dequantise, quantise
 from helpers.attention.ladder import LADDER, limits
 from helpers.attention.ladder.call import Call, Spec
 from helpers.attention.ladder.params import attention_params
+from helpers.attention.ladder.stages import fp8 as fp8_stages
 from helpers.attention.ladder.stages import hopper
-from helpers.attention.ladder.stages.fp8 import transpose_block
 from helpers.attention.ladder.steps import CLIMBS, FP8_CODES
 from helpers.attention.run import forget
+from helpers.bench.studies.fp8 import KERNELS
 from helpers.device import cp
 
 ROUNDED = 0.03  # rms error by the rounding of P to e4m3, of normal data: 2.2e-2 to 2.5e-2
@@ -185,8 +186,10 @@ def test_transposed_tiles(head_dim: int, block_n: int, keys: int) -> None:
     tiles = -(-keys // block_n)
     width = next(w for w in (128, 64, 32) if block_n % w == 0)
     image = cp.full((tiles, block_n * (head_dim + 8)), 77, np.uint8)
-    threads, shared = transpose_block({"HEAD_DIM": head_dim, "BLOCK_N": block_n})
-    transpose((tiles, 1, 1), (threads,), (cp.asarray(v), image, None, params), shared_mem=shared)
+    shared = fp8_stages.transpose_shared_bytes({"HEAD_DIM": head_dim, "BLOCK_N": block_n})
+    threads = fp8_stages.TRANSPOSE_THREADS
+    grid = tiles * (block_n // width), 1, 1
+    transpose(grid, (threads,), (cp.asarray(v), image, None, params), shared_mem=shared)
     whole = np.zeros((tiles * block_n, head_dim), np.uint8)
     whole[:keys] = v
     rows = np.arange(head_dim)
@@ -259,6 +262,35 @@ def test_without_a_mask_short_tiles_come_last(
     assert sum(entries[:, 2] >> 16 == 1) == sum(entries[:, 2] >> 16 == 2) == cut
     of_tile = np.minimum(lengths, rows - entries[:, 3])
     assert (of_tile[: len(entries) - 2 * cut - batch * heads] == sizes["BLOCK_M"]).all()
+
+
+def test_steps_launch_their_own_files() -> None:
+    """Where the stage transposes V in the background, a step's file would not be what is measured."""
+    many = [cp.zeros((1, 4, 4096, 64), np.uint8)] * 3
+    files = {stage.file: {launch.file for launch in stage.plan(*many)[0].launches} for stage in KERNELS.values()}
+    assert fp8_stages.BACKGROUND in files.pop("16_fp8.cu")
+    for file, of_launches in files.items():
+        assert fp8_stages.BACKGROUND not in of_launches, file
+
+
+@pytest.mark.parametrize("blocks", [3, 7])
+@pytest.mark.parametrize("options", [{}, {"causal": True}], ids=str)
+def test_v_transposed_in_the_background(blocks: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bits as after a launch that transposes V; a second call, of another V, finds its counts cleared."""
+    monkeypatch.setattr(limits, "multiprocessors", lambda: blocks)
+    for module in (hopper, fp8_stages):
+        monkeypatch.setattr(module, "FEWEST_KEYS", 430)
+    q, k = (quantise(normal(2, n, h, 64)) for n, h in ((400, 6), (430, 3)))
+    values = [quantise(normal(2, 430, 3, 64)) for _ in range(2)]
+    outputs = {}
+    for few in (1, 10**6):
+        monkeypatch.setattr(fp8_stages, "FEWEST_TILES", few)
+        forget()
+        outputs[few] = [flash_attention(q, k, v, out_dtype="float32", **options) for v in values]
+    forget()
+    for v, background, before in zip(values, outputs[1], outputs[10**6], strict=True):
+        np.testing.assert_array_equal(background, before)
+        assert rms(background.swapaxes(1, 2), expected(q, k, v, **options)[0]) < ROUNDED
 
 
 @pytest.mark.parametrize("blocks", [3, 7])

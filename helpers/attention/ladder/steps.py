@@ -34,6 +34,7 @@ from helpers.attention.ladder.stages.backward import (
     backward_scratch,
     without_semaphores,
 )
+from helpers.attention.ladder.stages.fp8 import variant_of_descales
 from helpers.attention.ladder.stages.hopper import HOPPER_STAGES, launch_in_order, qkv_maps, schedule
 from helpers.attention.ladder.table import LADDER
 from helpers.attention.ladder.tiles import Sizes, Tiles, first_that_fits, round_up
@@ -421,7 +422,7 @@ def _fewer_keys(head_dim: int) -> list[Sizes]:
 
 
 def _fp8() -> _Climb:
-    step = partial(_step, LADDER["fp8"])
+    step = partial(_step, LADDER["fp8"], variant=variant_of_descales)
     of_heads = LADDER["fp8"].features - {"block_descale"}
     summed_in_place = {"candidates": _fewer_keys, "error_factor": 4.0}
     steps = (
@@ -498,7 +499,9 @@ MULTICAST = _hopper_step(
 
 # Compared with 16_fp8.cu: the bytes of e4m3 weights without exp2.
 _OF_HEADS = LADDER["fp8"].features - {"block_descale"}
-FP8_CODES = _step(LADDER["fp8"], "16_03_codes.cu", "weights as codes of e4m3", features=_OF_HEADS)
+FP8_CODES = partial(_step, LADDER["fp8"], variant=variant_of_descales)(
+    "16_03_codes.cu", "weights as codes of e4m3", features=_OF_HEADS
+)
 
 
 def files(stage: str) -> list[str]:

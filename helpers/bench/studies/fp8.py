@@ -8,9 +8,11 @@ before they were rounded.
 Lengths: the error by the number of keys, against float64 on the rounded numbers, also FlashAttention-3's. Gain is the
 output's projection on the exact one. Model: the loss of a small GPT, trained in float32, by the type of its attention.
 Speeds: those of calls after the first of their shapes, which order no tiles; ours include the transposition of V.
-Turns: the stage with turns of its consumers and without, for each head_dim.
+Turns: the stage with turns of its consumers at the weights, at the products, and without, for each head_dim.
 Transposition: that of V, and a copy that reads and writes as many bytes.
 Tried (not measured again): changes in turns with the stage before this one, and whether they were kept.
+Power (not measured again): clock, power, and the share of the tensor cores' rate at that clock, of a kernel that runs
+over and over.
 """
 
 from __future__ import annotations
@@ -354,7 +356,7 @@ def of_speeds(shapes: Sequence[Sequence[int]] = SHAPES, rounds: int = ROUNDS) ->
         yield [{"shape": list(shape), "causal": causal, "name": name, **row} for name, row in rows.items()]
 
 
-TURNS = {"turns": 1, "no turns": 0}  # fp8's -D option
+TURNS = {"turns": 1, "no turns": 0, "turns at products": 2}  # fp8's -D option
 
 
 def of_turns(shapes: Sequence[Sequence[int]] = SHAPES, rounds: int = ROUNDS) -> Iterator[list[Row]]:
@@ -376,7 +378,7 @@ def of_transposition(shapes: Sequence[Sequence[int]] = SHAPES, rounds: int = ROU
     """Yield rows for each shape: V's transposition, and a copy of as many bytes. The speed is over the copy's."""
     for shape in shapes:
         given = [cp.asarray(a.reshape(shape)) for a in _bytes(math.prod(shape))]
-        ready, named, _ = LADDER["fp8"].plan(*given)
+        ready, named, _ = LADDER["fp8"].plan(*given, sizes={**LADDER["fp8"].tiles(shape[-1]), "BACKGROUND": 0})
         (launch, transpose, args), *_ = ready.resolve_arguments(named)
         v, image = args[:2]
         here, there = (cp.zeros((v.size + image.size) // 2, np.uint8) for _ in range(2))

@@ -8,16 +8,24 @@ from collections.abc import Mapping
 import numpy as np
 
 from helpers.attention.fp8 import DESCALE_ROWS
-from helpers.attention.ladder import launches, tiles
+from helpers.attention.ladder import launches, limits, tiles
 from helpers.attention.ladder.call import Call, Spec
 from helpers.attention.ladder.extras import DESCALES
 from helpers.attention.ladder.launch import Launch, Map
 from helpers.attention.ladder.stage import Stage, Tuning
 from helpers.attention.ladder.stages import PLAIN
-from helpers.attention.ladder.stages.hopper import ON_HOPPER, launch_in_order, mbarrier_bytes, schedule
+from helpers.attention.ladder.stages.hopper import (
+    FEWEST_KEYS,
+    MOST_DEALT,
+    ON_HOPPER,
+    launch_in_order,
+    mbarrier_bytes,
+    schedule,
+)
 from helpers.attention.ladder.tiles import Sizes
 
-TRANSPOSE, UNIT_BYTES = "16_transpose.cu", 4096  # a warp transposes as many bytes of V
+TRANSPOSE, TRANSPOSE_THREADS, CLEAR_THREADS = "16_transpose.cu", 128, 256
+BACKGROUND = "16_background.cu"
 LEAVE_TILES = ("16_fp8.cu", "steps/16_03_codes.cu")  # whose consumers compute no tile of keys that they do not see
 STAGES = 2
 ONES = 8  # rows of V^T behind its columns: one of ones, which sums the weights, and seven of zeros
@@ -45,35 +53,84 @@ def fp8_shared_bytes(sizes: Sizes) -> int:
     """Count SHARED_BYTES of fp8: Q, STAGES tiles each of K and V^T, mbarriers."""
     row, stages = _row_bytes(sizes["HEAD_DIM"]), sizes.get("STAGES", STAGES)
     tiles_of_q_k_v = sizes["BLOCK_M"] * row + stages * sizes["BLOCK_N"] * (row + sizes["HEAD_DIM"] + ONES)
-    return tiles_of_q_k_v + mbarrier_bytes(sizes, 2 * stages)
+    background = transpose_shared_bytes(sizes) if sizes.get("BACKGROUND") else 0
+    return tiles_of_q_k_v + mbarrier_bytes(sizes, 2 * stages) + background
 
 
-def transpose_block(sizes: Sizes) -> tuple[int, int]:
-    """Return THREADS and SHARED_BYTES of transpose_v."""
-    keys, chunks = _panel_keys(sizes), sizes["HEAD_DIM"] // 16
-    unit = min(UNIT_BYTES // 16 // keys, next(n for n in (1, 2, 4, 8) if n >= min(chunks, 8)))
-    warps = sizes["BLOCK_N"] // keys * -(-chunks // unit)
-    return 32 * warps, warps * keys * unit * 16
+def transpose_shared_bytes(sizes: Sizes) -> int:
+    """Count TRANSPOSE_BYTES of v_transpose.cuh: a panel of V, and its V^T."""
+    return _panel_keys(sizes) * (2 * sizes["HEAD_DIM"] + ONES)
 
 
 def _transpose_and_attend(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
     """Launch a block for each tile of V, which transposes it; then as hopper, with the tiles for V's map."""
     cu_seqlens_k, params = launches.given(call, "cu_seqlens_k"), launches.params_of(call)
-    threads, shared = transpose_block(sizes)
-    grid = (_v_tiles(call, sizes), call.arrays["v"].shape[1], 1 if call.packed else call.sequences)
+    panels, kv_heads = _v_tiles(call, sizes) * (sizes["BLOCK_N"] // _panel_keys(sizes)), call.arrays["v"].shape[1]
     of_transpose = tuple((name, sizes[name]) for name in ("HEAD_DIM", "BLOCK_N"))
-    args = ("v", "v_image", *cu_seqlens_k, params)
-    transpose = Launch("transpose_v", grid, (threads,), shared, args, TRANSPOSE, of_transpose)
     inputs = Map("q", 64), Map("k", sizes["BLOCK_N"]), "v_image"
-    descales = launches.given(call, *DESCALES)
-    of_stage = launch_in_order(stage, call, sizes, inputs, descales, leaves_tiles=stage.file in LEAVE_TILES)
-    return [transpose, *of_stage]
+    descales, leaves = launches.given(call, *DESCALES), stage.file in LEAVE_TILES
+    if sizes.get("BACKGROUND"):
+        together = heads_together(call, sizes)
+        *order, main = launch_in_order(stage, call, sizes, inputs, descales, leaves_tiles=leaves, together=together)
+        of_v = call.sequences * kv_heads, max(together * kv_heads // call.heads, 1)
+        args = "v_counts", np.int32(_counts(call, sizes))
+        clear = Launch("clear_counts", (1,), (CLEAR_THREADS,), 0, args, TRANSPOSE, of_transpose, once=True)
+        args = *main.args, "v", "v_counts", *map(np.int32, of_v)
+        name = stage.kernel_name(call.arrays["o"].dtype.name)
+        main = main._replace(kernel=name, args=args, file=BACKGROUND, sizes=tuple(sizes.items()))
+        return [clear, *order, main]
+    grid, shared = (panels, kv_heads, 1 if call.packed else call.sequences), transpose_shared_bytes(sizes)
+    args = ("v", "v_image", *cu_seqlens_k, params)
+    transpose = Launch("transpose_v", grid, (TRANSPOSE_THREADS,), shared, args, TRANSPOSE, of_transpose)
+    return [transpose, *launch_in_order(stage, call, sizes, inputs, descales, leaves_tiles=leaves)]
 
 
-def _variant(call: Call) -> dict[str, int]:
+# For the background: a block transposes about 1 KB of V a microsecond, so a head of V needs as many tiles of rows.
+FEWEST_TILES = 10  # twice as many under a causal mask
+
+
+def _in_background(call: Call) -> bool:
+    """Decide whether the kernel transposes V itself. On an H200 that gained at 64 columns, and lost at 128 and 256."""
+    if call.packed or call.head_dim != 64 or call.window not in ((-1, -1), (-1, 0)):
+        return False
+    tiles_of_rows = -(-call.rows // pick_fp8(64)["BLOCK_M"])
+    of_v = tiles_of_rows * call.heads // call.arrays["v"].shape[1]
+    dealt = -(-tiles_of_rows * call.heads * call.sequences // limits.persistent_blocks()) <= MOST_DEALT
+    few = FEWEST_TILES * (1 if call.window == (-1, -1) else 2)
+    return of_v >= few and call.arrays["k"].shape[2] >= FEWEST_KEYS and (dealt or call.window == (-1, -1))
+
+
+def heads_together(call: Call, sizes: Sizes) -> int:
+    """Return how many heads of Q are needed at the same time where V is transposed in the background.
+
+    Under a mask tiles of two rounds follow each other by length, and the groups are odd in number: the first one then
+    begins with its longest tiles, which need V from the end, where the transposition begins.
+    """
+    heads, blocks = call.heads * call.sequences, limits.persistent_blocks()
+    tiles_of_rows = -(-call.arrays["q"].shape[2] // sizes["BLOCK_M"])
+    if call.window == (-1, -1):
+        return min(-(-blocks // tiles_of_rows), heads)
+    together = max(2, -(-2 * blocks // tiles_of_rows))
+    while together < heads and -(-heads // together) % 2 == 0:
+        together += 1
+    return min(together, heads)
+
+
+def _counts(call: Call, sizes: Sizes) -> int:
+    """Count the counters of v_background.cuh, and the three that may be cleared behind them."""
+    batch, heads, *_ = call.arrays["v"].shape
+    return 2 + batch * heads * (1 + _v_tiles(call, sizes)) + 3
+
+
+def variant_of_descales(call: Call) -> dict[str, int]:
     """Return the -D options for descales of blocks of rows: a tile of keys has one."""
     blocks = any(name in call.arrays and call.arrays[name].ndim == 3 for name in DESCALES)
     return {"DESCALE_ROWS": DESCALE_ROWS, "BLOCK_N": DESCALE_ROWS} if blocks else {}
+
+
+def _variant(call: Call) -> dict[str, int]:
+    """Return the -D options for a call. Steps have those of descales alone: their files transpose no V."""
+    return variant_of_descales(call) or ({"BACKGROUND": 1} if _in_background(call) else {})
 
 
 def _panel_keys(sizes: Sizes) -> int:
@@ -91,7 +148,8 @@ def _fp8_scratch(call: Call, sizes: Sizes) -> Mapping[str, Spec]:
     """Return the scratch arrays: V^T in tiles, and the schedule."""
     batch, heads, _, head_dim = call.arrays["v"].shape
     shape = batch * heads, _v_tiles(call, sizes), sizes["BLOCK_N"] * (head_dim + ONES)
-    return {**schedule(call, sizes), "v_image": Spec.dense(shape, np.uint8)}
+    counts = {"v_counts": Spec.dense((_counts(call, sizes),), np.int32)} if sizes.get("BACKGROUND") else {}
+    return {**schedule(call, sizes), "v_image": Spec.dense(shape, np.uint8), **counts}
 
 
 FP8 = Stage(

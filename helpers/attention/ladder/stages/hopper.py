@@ -39,11 +39,13 @@ def launch_in_order(
     more: tuple[Any, ...] = (),
     *,
     leaves_tiles: bool = False,
+    together: int | None = None,
 ) -> list[Launch]:
     """Launch the kernel that orders tiles, then the stage's own with these tensor maps, and arrays, as inputs.
 
     more: the stage's own arguments after lse. leaves_tiles: its consumers compute no tile of keys that only others'
-        rows see; so tiles of rows are dealt by what they cost all of them.
+        rows see; so tiles of rows are dealt by what they cost all of them. together: heads of Q whose tiles follow each
+        other by length where they are dealt; by default as many as fit the L2 cache.
     """
     block_m, block_n = np.int32(sizes["BLOCK_M"]), np.int32(sizes["BLOCK_N"])
     lse, *cu_seqlens = launches.given(call, "lse", *CU_SEQLENS)
@@ -54,14 +56,16 @@ def launch_in_order(
         args = ("schedule", *cu_seqlens, *numbers, params)
         order = [Launch("order_packed_tiles", (1,), (ORDER_PACKED_THREADS,), 0, args, ORDER)]
     else:
-        order = _order(call, sizes, rounds, blocks, leaves_tiles)
+        order = _order(call, sizes, rounds, blocks, leaves_tiles, together)
     before, functions = launches.functions_of_scores(stage, call, sizes)
     joined = _continuation(call) if "lse_so_far" in call.arrays else ()
     main = (*maps, "o", lse, *more, *cu_seqlens, "schedule", np.int32(rounds), params, *functions, *joined)
     return [*before, *order, stage.launch((blocks,), sizes, main)]
 
 
-def _order(call: Call, sizes: Sizes, rounds: int, blocks: int, leaves_tiles: bool) -> list[Launch]:
+def _order(
+    call: Call, sizes: Sizes, rounds: int, blocks: int, leaves_tiles: bool, together: int | None
+) -> list[Launch]:
     """Launch what writes the order of tiles of sequences of one length."""
     block_m, block_n = np.int32(sizes["BLOCK_M"]), np.int32(sizes["BLOCK_N"])
     of_blocks, params = (np.int32(blocks), np.int32(call.sequences)), launches.params_of(call)
@@ -74,8 +78,8 @@ def _order(call: Call, sizes: Sizes, rounds: int, blocks: int, leaves_tiles: boo
     if dealt and call.window == (-1, -1):
         return [launch("order_unmasked_tiles", rounds, ORDER_THREADS, *of_blocks, block_m)]
     dealt &= rounds <= MOST_DEALT
-    together = np.int32(_fit(call) if dealt else heads_together(call, sizes))
-    order = launch("order_tiles", rounds, ORDER_THREADS, *of_blocks, together, block_m, block_n)
+    in_group = np.int32((together or _fit(call)) if dealt else heads_together(call, sizes))
+    order = launch("order_tiles", rounds, ORDER_THREADS, *of_blocks, in_group, block_m, block_n)
     threads = -(-blocks // 32) * 32
     deal = launch("deal_tiles", 1, threads, np.int32(rounds), of_blocks[0], block_m, block_n)
     return [order, deal] if dealt else [order]
