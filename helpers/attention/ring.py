@@ -733,15 +733,15 @@ def ring_attention_backward(
 
         def calls_of(number: int, i: int, at_hand: Sequence[Any], given: Mapping[str, Any]) -> Iterator[Attention]:
             """Yield the calls of a step of local rank i, with its arrays or with their specs."""
-            for product in halves_of(number, comms.ranks[i]):
+            for which, product in enumerate(halves_of(number, comms.ranks[i])):
                 arrays = {name: some_rows(given[name], product.rows) for name in ("do", "q", "o")}
                 arrays |= {name: some_rows(a, product.keys) for name, a in zip("kv", at_hand, strict=True)}
                 arrays["lse"] = some_rows(given["lse"], product.rows, 2)
                 arrays = {name: arrays[name] for name in own_arrays}
                 options = BackwardOptions(*_mask_of(product), scale, deterministic, BACKWARD_STAGE, out="float32")
                 if once:
-                    first = product.rows[0] // once
-                    of_rows = {name: given[name][first:] if name in given else _UNKNOWN for name in OF_ROWS}
+                    first = dict.fromkeys(OF_ROWS, product.rows[0] // once) | {"dq_semaphore": 2 * number + which}
+                    of_rows = {name: given[name][first[name] :] if name in given else _UNKNOWN for name in OF_ROWS}
                     yield Part(arrays | of_rows, options, lengths=("multiply", given["q"].shape[1]))
                 else:
                     yield _call(product, arrays, options)
@@ -821,7 +821,10 @@ def _once(comms: Comms, plan: Plan, rows_by_rank: Sequence[int], calls_of: _Call
             own: list[Any] = [each for rank in comms.ranks for each in plan[0].products[rank]]
             firsts |= {half.rows[0] for each in own for half in each.halves()}
         tile = min(found, default=0) if len(found) == 1 else 0
-        comms.tiles[form] = tile if tile and not any(first % tile for first in firsts) else 0
+        batch, rows, heads, _ = arrays["q"][0].shape
+        numbers = tile and batch * heads * -(-rows // tile)  # of semaphores: see `Part`
+        fits = numbers >= 2 * len(plan) and not any(first % tile for first in firsts)
+        comms.tiles[form] = tile if fits else 0
     return comms.tiles[form]
 
 
