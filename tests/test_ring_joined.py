@@ -40,9 +40,9 @@ def joined(causal: bool = True, schedule: str = "zigzag", size: int = 2, rows: i
     """Virtual ranks beside float64."""
     host = inputs(2 * size * rows, d, "bfloat16", heads=2, kv_heads=1)
     ranks = virtual_ranks(size)
-    q, k, v = (ranks.put(shard(a, size, schedule)) for a in host[:3])
-    o, lse = ring_attention(q, k, v, causal=causal, schedule=schedule, return_lse=True, comms=ranks)
     order = "ring" if schedule == "all_gather" and not causal else schedule
+    q, k, v = (ranks.put(shard(a, size, order)) for a in host[:3])
+    o, lse = ring_attention(q, k, v, causal=causal, schedule=schedule, return_lse=True, comms=ranks)
     want, want_lse = exact(host, causal=causal)
     check.check("o", on_host(o, order), want, tolerance=1.2e-2)
     check.check("lse", on_host(lse, order, axis=2), want_lse, tolerance=2e-5)
