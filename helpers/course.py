@@ -64,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
         "--this-python",
         action="store_true",
         default=argparse.SUPPRESS,
-        help="use the Python that runs this, as it is, and install nothing (a conda environment made from "
+        help="use the current Python and install nothing (a conda environment made from "
         "environment.yml is used by itself)",
     )
     raw = argparse.RawDescriptionHelpFormatter

@@ -269,6 +269,13 @@ def one_block(cpu_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def only_launched_built() -> Iterator[None]:
+    """Build what the test launches, and nothing else of what it loads."""
+    with kernel.built_when_launched():
+        yield
+
+
+@pytest.fixture
 def only_x_rayed() -> Iterator[None]:
     """Make no builds for launches: what the test loads is X-rayed and not launched."""
     with kernel.built_when_launched():

@@ -170,7 +170,7 @@ def chosen(count: int, seed: int, only: str = "") -> list[Mutant]:
 
 def run(copy: Path, files: Sequence[str], fast: bool, limit: float) -> str:
     """Run the tests of a copy of the repository: "survives" where they pass, "killed" where one fails."""
-    environment = {**os.environ, "COURSE_CACHE": str(copy.parent / "builds"), "COURSE_CPU_OPTIMISATION": "1"}
+    environment = {**os.environ, "COURSE_CACHE": str(copy.parent / "builds"), "COURSE_CPU_OPTIMISATION": "g"}
     argv = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:nbval"]
     argv += ["--fast", "--unchanged-too"] * fast
     try:

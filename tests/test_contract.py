@@ -335,6 +335,7 @@ def test_a_cache_that_two_threads_share(apart: str, monkeypatch: pytest.MonkeyPa
 # ---- calls that are to come
 
 
+@pytest.mark.usefixtures("only_launched_built")
 @pytest.mark.parametrize("packed", [False, True], ids=["batched", "packed"])
 def test_no_call_compiles_after_a_warm_up(packed: bool) -> None:
     count = warm_up(4, 13, kv_heads=2, dtype="float32", causal=True, gradients=True, packed=packed)
@@ -356,6 +357,7 @@ def test_no_call_compiles_after_a_warm_up(packed: bool) -> None:
     assert compiled() == 0
 
 
+@pytest.mark.usefixtures("only_launched_built")
 @pytest.mark.exhaustive(one_of_each=lambda paged: paged)
 @pytest.mark.parametrize("paged", [False, True], ids=["contiguous", "paged"])
 def test_no_decoding_call_compiles_after_a_warm_up(paged: bool) -> None:
@@ -377,6 +379,7 @@ def test_no_decoding_call_compiles_after_a_warm_up(paged: bool) -> None:
         assert compiled() == 0
 
 
+@pytest.mark.usefixtures("only_launched_built")
 def test_no_call_with_a_cache_in_e4m3_compiles_after_a_warm_up() -> None:
     """In pages of 12, with a V of its own head_dim and a rotary embedding."""
     how: dict[str, Any] = {"decoding": True, "paged": True, "page_size": 12, "rotary_dim": 32}
@@ -389,6 +392,7 @@ def test_no_call_with_a_cache_in_e4m3_compiles_after_a_warm_up() -> None:
     assert compiled() == 0
 
 
+@pytest.mark.usefixtures("only_launched_built")
 @pytest.mark.exhaustive
 def test_no_call_with_a_tree_functions_or_a_prefix_compiles_after_a_warm_up() -> None:
     mods: dict[str, Any] = {"score_mod": "score * by[kv_head]", "mod_args": {"by": np.array([1, 2], np.float32)}}

@@ -56,7 +56,7 @@ import json, os, sys
 print(json.dumps({
     "name": %r, "argv": sys.argv[1:], "prefix": sys.prefix, "cwd": os.getcwd(),
     "env": {name: os.environ.get(name) for name in (
-        "PYTHONPATH", "JUPYTER_PATH", "PATH", "COURSE_READY", "PYTHONDONTWRITEBYTECODE"
+        "PYTHONPATH", "JUPYTER_PATH", "PATH", "COURSE_READY", "PYTHONDONTWRITEBYTECODE", "COURSE_CPU_OPTIMISATION"
     )},
 }), flush=True)
 sys.exit(int(os.environ.get("LEAVE_" + %r, "0")))
@@ -178,10 +178,14 @@ class TinyCourse:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> TinyCourse:
-    """A course whose first run is done."""
+    """A course whose first run is done: two at once, one of which has waited."""
     folder = tmp_path_factory.mktemp("made")
     tiny = TinyCourse(folder / "a folder", folder / "wheels").write()
-    _, err = tiny.run("ladder")
+    children = [tiny.start("ladder") for _ in range(2)]
+    results = [child.communicate(timeout=HANGS) for child in children]
+    assert [child.returncode for child in children] == [0, 0], results
+    waited, err = sorted((err for _, err in results), key=len)
+    assert "another course.py is setting up .venv: waiting" in waited and "making" not in waited
     assert "first run: making .venv with Python" in err
     assert "installing the list of environment.yml" in err
     assert "installed in" in err
@@ -371,16 +375,23 @@ def test_the_second_run_starts_one_program_and_needs_no_network(made: TinyCourse
     assert re.findall("STARTED (.*)", err) == [str(made.venv / "bin" / "python")], err
 
 
-@pytest.mark.exhaustive  # of a set-up that is made, or finished in place
 @needs_venv
-def test_a_stopped_set_up_is_finished(new: TinyCourse) -> None:
+def test_a_killed_set_up_is_noticed(new: TinyCourse, monkeypatch: pytest.MonkeyPatch) -> None:
     child = new.start("ladder")
     wait_for((new.venv / "pyvenv.cfg").exists, "the start of the set-up")
     os.killpg(child.pid, signal.SIGKILL)
     child.communicate()
-    _, err = new.run("ladder")
-    assert re.search(r"\.venv (does not work|holds a half-written package|is half made)", err), err
-    new.told("ladder", network=False)
+    need, said = venv_needs(new, monkeypatch)
+    assert need == "make" and said
+
+
+def venv_needs(tiny: TinyCourse, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+    """Return what the next run would do to this .venv, and why."""
+    stamp, python = tiny.venv / "course.json", tiny.venv / "bin" / "python"
+    for name, path in {"VENV": tiny.venv, "VENV_PYTHON": python, "STAMP": stamp}.items():
+        monkeypatch.setattr(environment, name, path)
+    monkeypatch.setattr(requirements, "LOCKED", tiny.root / "helpers" / "setup" / "locked")
+    return environment.venv_needs([])
 
 
 @needs_venv
@@ -420,10 +431,7 @@ def test_a_venv_without_stamp_is_finished_in_place(copied: TinyCourse) -> None:
 def test_a_broken_venv_is_noticed(copied: TinyCourse, monkeypatch: pytest.MonkeyPatch, harm: str, why: str) -> None:
     site = next(copied.venv.glob("lib/python*/site-packages"))
     stamp, python = copied.venv / "course.json", copied.venv / "bin" / "python"
-    for name, path in {"VENV": copied.venv, "VENV_PYTHON": python, "STAMP": stamp}.items():
-        monkeypatch.setattr(environment, name, path)
-    monkeypatch.setattr(requirements, "LOCKED", copied.root / "helpers" / "setup" / "locked")
-    assert environment.venv_needs([]) == ("ready", "")
+    assert venv_needs(copied, monkeypatch) == ("ready", "")
     if harm == "record":
         (site / "ruff-9.0.dist-info" / "RECORD").unlink()
     elif harm == "pip":
@@ -443,7 +451,7 @@ def test_a_broken_venv_is_noticed(copied: TinyCourse, monkeypatch: pytest.Monkey
             python.chmod(0o755)
         else:
             python.symlink_to("/nowhere/python3")
-    need, said = environment.venv_needs([])
+    need, said = venv_needs(copied, monkeypatch)
     assert need == "make" and why in said
 
 
@@ -515,6 +523,20 @@ def test_only_what_the_lock_names_is_installed(copied: TinyCourse) -> None:
     copied.told("ladder", network=False)
 
 
+def test_the_lock_is_installed_in_halves(tmp_path: Path) -> None:
+    """Each package is in one of them, with all its hashes; a build that the index chooses comes after both."""
+    parts = ["base", "cuda12", "torch"]
+    halves, *later = requirements.pip_installs(parts, tmp_path)
+    texts = [Path(half[-1]).read_text() for half in halves]
+    assert [half[:2] for half in halves] == [["--no-deps", "--require-hashes"]] * 2
+    first, second = (set(re.findall(r"^([\w.-]+)==", text, re.M)) for text in texts)
+    assert abs(len(first) - len(second)) < 2 and not first & second
+    assert first | second == set().union(*map(requirements.locked_names, parts))
+    locked = "".join((requirements.LOCKED / f"{part}.txt").read_text() for part in parts).splitlines()
+    assert sorted("".join(texts).splitlines()) == sorted(line for line in locked if not line.startswith("#"))
+    assert later == [[["-r", str(requirements.LOCKED / "torch.unhashed.txt")]]]
+
+
 @needs_venv
 def test_a_build_that_the_index_chooses_brings_what_it_needs(copied: TinyCourse) -> None:
     make_wheel(copied.wheels, "tinyneeded", "3.0")
@@ -579,17 +601,6 @@ def test_a_lost_package_is_installed_again(copied: TinyCourse) -> None:
     _, err = copied.run("ladder")
     assert ".venv has lost ruff" in err
     assert list(copied.venv.glob("lib/python*/site-packages/ruff/__main__.py"))
-
-
-@pytest.mark.exhaustive  # of a set-up that is made, or finished in place
-@needs_venv
-def test_two_at_once_set_up_one_after_the_other(new: TinyCourse) -> None:
-    children = [new.start("ladder") for _ in range(2)]
-    results = [child.communicate(timeout=HANGS) for child in children]
-    assert [child.returncode for child in children] == [0, 0], results
-    errors = sorted((err for _, err in results), key=len)
-    assert "another course.py is setting up .venv: waiting" in errors[0] and "making" not in errors[0]
-    assert "making .venv" in errors[1]
 
 
 @needs_venv
@@ -825,7 +836,7 @@ def test_the_tests_run_in_the_venv_with_all_options(made: TinyCourse) -> None:
     out, _ = made.run("test", "--", "-k", "naive", **foreign)
     for file in (sanitize, *files):
         file.unlink()
-    ruff, ruff_format, mypy, pytest_told = (json.loads(line) for line in out.splitlines()[:4])
+    ruff, ruff_format, pytest_told, mypy = (json.loads(line) for line in out.splitlines()[:4])
     assert ruff["argv"] == ["check", "."] and ruff_format["argv"] == ["format", "--check", "."]
     assert mypy["name"] == "mypy" and mypy["argv"] == []
     line = f"tests notebooks --fast --nbval --nbval-current-env --nbval-cell-timeout {commands.CELL_SECONDS}"
@@ -850,9 +861,12 @@ def test_chosen_tests_and_all(made: TinyCourse, tmp_path: Path) -> None:
     argv = made.told("test", "--", "test_one.py::test_x", "-x", cwd=tmp_path)["pytest"]["argv"]
     assert f"{tmp_path}/test_one.py::test_x" in argv and "tests" not in argv and argv[-1] == "-x"
     assert "--fast" not in argv, "a file that is named is run whole"
-    out, _ = made.run("test", "--all", "--", "-x")
-    (argv,) = (line["argv"] for line in map(json.loads, out.splitlines()[:-1]) if line["name"] == "pytest")
-    fast = made.told("test", "--", "-x")["pytest"]["argv"]
+    out, _ = made.run("test", "--all", "--", "-x", COURSE_CPU_OPTIMISATION=None)
+    (told,) = (line for line in map(json.loads, out.splitlines()[:-1]) if line["name"] == "pytest")
+    argv, level = told["argv"], told["env"]["COURSE_CPU_OPTIMISATION"]
+    told = made.told("test", "--", "-x", COURSE_CPU_OPTIMISATION=None)["pytest"]
+    fast = told["argv"]
+    assert (level, told["env"]["COURSE_CPU_OPTIMISATION"]) == ("1", "g")
     assert fast[:4] == ["tests", "notebooks", "--fast", "--nbval"]
     assert argv == [*fast[:2], *["--changed-only"] * (not os.environ.get("CI")), *fast[3:]]
     assert argv[-5:] == ["-n", "1", "--dist", "loadfile", "-x"], "there is no file to test: one process is enough"
@@ -893,11 +907,11 @@ def test_a_container_has_fewer_cores_and_less_memory(monkeypatch: pytest.MonkeyP
 
 
 @needs_venv
-@pytest.mark.parametrize(("ruff", "tests", "code"), [(1, 0, 1), (0, 1, 1), (0, 5, 5), (1, 2, 2)])
-def test_either_failure_fails_the_command(made: TinyCourse, ruff: int, tests: int, code: int) -> None:
-    out, _ = made.run("test", code=code, LEAVE_RUFF=str(ruff), LEAVE_PYTEST=str(tests))
-    words = ["passed" if number == 0 else "FAILED" for number in (ruff, tests)]
-    assert re.search(rf"course: ruff {words[0]}, .*, pytest {words[1]} in", out.splitlines()[-1])
+@pytest.mark.parametrize(("ruff", "mypy", "tests", "code"), [(1, 0, 0, 1), (0, 1, 0, 1), (0, 0, 5, 5), (1, 1, 2, 2)])
+def test_either_failure_fails_the_command(made: TinyCourse, ruff: int, mypy: int, tests: int, code: int) -> None:
+    out, _ = made.run("test", code=code, LEAVE_RUFF=str(ruff), LEAVE_MYPY=str(mypy), LEAVE_PYTEST=str(tests))
+    words = ["passed" if number == 0 else "FAILED" for number in (ruff, mypy, tests)]
+    assert re.search(rf"course: ruff {words[0]}, .*, mypy {words[1]}, pytest {words[2]} in", out.splitlines()[-1])
 
 
 @needs_venv
@@ -957,17 +971,6 @@ def test_lab_tells_of_copies(copied: TinyCourse) -> None:
     (copied.root / "work").write_text("a file of that name")
     out, err = copied.run("lab")
     assert "was not brought up to date" in err and "notebooks/00_attention.ipynb" in out
-
-
-@needs_venv
-def test_a_port_in_use_is_said_and_the_next_one_taken(made: TinyCourse, taken: int) -> None:
-    out, err = made.run("lab", JUPYTER_PORT=str(taken))
-    said = re.search(rf"port {taken} is in use: JupyterLab takes (\d+)", err)
-    assert said and int(said[1]) > taken
-    assert f"--ServerApp.port={said[1]}" in json.loads(out)["argv"]
-    out, err = made.run("lab", "--", f"--port={taken}", JUPYTER_PORT=str(taken))
-    assert "in use" not in err, "the user chose the port: JupyterLab itself tries the next"
-    assert not any("ServerApp.port" in word for word in json.loads(out)["argv"])
 
 
 @pytest.mark.skipif(find_spec("jupyterlab") is None, reason="JupyterLab is not installed here")
@@ -1035,7 +1038,7 @@ def test_notebooks_run_on_this_python_and_find_helpers(new: TinyCourse, tmp_path
     (new.root / "notebooks" / "00_half_right.ipynb").write_text(json.dumps(notebook))
     (new.root / "ruff.toml").write_text('exclude = ["*"]\n')
     settings = {"JUPYTER_PATH": str(tmp_path / "own"), "JUPYTER_DATA_DIR": str(tmp_path / "data")}
-    out, _ = new.run("test", "--this-python", "--", "notebooks/00_half_right.ipynb", code=1, **settings)
+    out, _ = new.run("test", "--this-python", "--", "notebooks/00_half_right.ipynb", "-n0", code=1, **settings)
     assert "1 failed, 1 passed" in out
     assert re.search(r"FAILED notebooks/00_half_right.ipynb::Cell 1", out)
     assert "course: ruff passed, ruff format passed" in out.splitlines()[-1]

@@ -1,4 +1,4 @@
-"""Typical answers to the exercises of notebook 07: each wrong one fails in its row, other right forms pass."""
+"""Typical answers to the exercises of notebooks 07 and 07b: each wrong one fails in its row, other right forms pass."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ has_cute = pytest.mark.skipif(nvrtc.why_no_cute() is not None, reason=nvrtc.why_
 pytestmark = [pytest.mark.exhaustive, has_cute]  # compiling CuTe takes seconds for each test
 
 HALF, FLOAT = "Swizzle<2, 3, 3>", "Swizzle<5, 0, 5>"
-ROWS = "Stride<_32, _1>"
+ROWS, FLOAT_BY_ROWS = "Stride<_32, _1>", f"{FLOAT}{{}}, ByRows{{}}"
 
 TABLE = {
     "12_swizzle_layout": (
@@ -26,24 +26,14 @@ TABLE = {
         Wrong("bits that overlap", ((FLOAT, "Swizzle<5, 0, 4>"),), "compiles", "", "compile"),
         Wrong(
             "padding",
-            (
-                (
-                    f"{FLOAT}{{}}, Layout<Shape<_32, _32>, {ROWS}",
-                    "Swizzle<0, 0, 5>{}, Layout<Shape<_32, _32>, Stride<Int<33>, _1>",
-                ),
-            ),
+            ((FLOAT_BY_ROWS, "Swizzle<0, 0, 5>{}, Layout<Shape<_32, _32>, Stride<Int<33>, _1>>{}"),),
             "X-ray",
             "F_smem",
         ),
         Right("three bits, as in 07", ((HALF, "Swizzle<3, 3, 3>"),)),
         Right(
             "floats by columns",
-            (
-                (
-                    f"{FLOAT}{{}}, Layout<Shape<_32, _32>, {ROWS}",
-                    f"{FLOAT}{{}}, Layout<Shape<_32, _32>, Stride<_1, _32>",
-                ),
-            ),
+            ((FLOAT_BY_ROWS, f"{FLOAT}{{}}, Layout<Shape<_32, _32>, Stride<_1, _32>>{{}}"),),
         ),
     ),
 }

@@ -109,14 +109,6 @@ def test_sections_are_measured_alone_and_the_others_stay(monkeypatch: pytest.Mon
         hopper.take(path, ["rings"])
 
 
-def test_the_strides_of_a_descriptor() -> None:
-    drawn = pictures.descriptor_panels(131072, 20480, 1024, rows=160, columns=128)
-    words = [text.get_text() for text in drawn.figure.axes[0].texts]
-    first_rows = [f"{131072 + panel * 20480 + group * 1024:,}" for panel in (0, 1) for group in (0, 1)]
-    assert set(first_rows) <= set(words) and words.count("keys 16 to 159") == 2
-    assert "20,480" in repr(drawn) and "+ 128 in the descriptor" in words[-1]
-
-
 def test_changes_are_compared_with_the_kernel_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "multiprocessors", lambda: 3)  # one block at least takes two tiles
     tiny = Case((1, 2, 200, 64), "bfloat16")  # of two tiles of rows and two of keys, neither of them full

@@ -158,31 +158,8 @@ def test_notebooks_import_the_names_of_the_map_and_no_others() -> None:
 
 OLD_NAMES = {
     "attention.ring": {n: f"helpers.attention.ring_schedules.{n}" for n in ("SCHEDULES", "positions", "unshard")},
-    "attention.rotary_and_projection": {"angles": "cos_sin"},
-    "attention.ladder.tiles": {
-        "pick": "helpers.attention.ladder.stages.cuda_cores.pick",
-        "pick_backward_mma": "helpers.attention.ladder.stages.backward.pick_backward_mma",
-        "pick_wmma": "helpers.attention.ladder.stages.tensor_cores.pick_wmma",
-        "wmma_shared_bytes": "helpers.attention.ladder.stages.tensor_cores.wmma_shared_bytes",
-    },
-    "bench.climb": {"beside": "peers_table", "worth": "gains_table"},
-    "bench.sass": {"lines": "excerpt"},
-    "bench.studies.bits": {"different": "differing_elements"},
     "bench.studies.hopper": {"change": "ablation", "changes_table": "ablations_table"},
     "bench.studies.ring": {"hidden_from": "tokens_to_hide_copies", "on_host": "to_host", "rows_of": "measure_ways"},
-    "lesson.decoding": {"look": "xray_launches"},
-    "lesson.ring": {
-        "exact": "expected",
-        "exact_gradients": "expected_gradients",
-        "shares": "efficiency_table",
-    },
-    "lesson.shortcuts": {
-        "ask_cute": "cute_offsets",
-        "look": "xray_stage",
-        "look_gradients": "xray_gradients",
-        "shared_per_1000": "shared_per_1000_ffma",
-    },
-    "lesson.show": {"chunk_places": "chunk_layout", "times_as_fast": "speedup"},
 }
 
 

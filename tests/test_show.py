@@ -14,7 +14,6 @@ from PIL import Image
 from helpers.attention import check, reference
 from helpers.attention.kernel import KERNELS, source
 from helpers.attention.ladder.stages.hopper import ORDER
-from helpers.bench import curves
 from helpers.bench import plots as measured
 from helpers.bench.studies import moving
 from helpers.engine import banks
@@ -139,16 +138,8 @@ def test_without_a_record_nothing_is_plotted(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(measured, "recorded", lambda: None)
     assert show.measurements((1, 1, 8, 4)) == []
     pictures = [show.measured_bars((1, 1, 8, 4)), show.measured_ladder([(1, 1, 8, 4)]), show.measured_roofline()]
-    for text in (*pictures, show.measured_times(), show.measured_memory()):
+    for text in pictures:
         assert show.NO_RECORD in text._repr_markdown_()
-
-
-def test_variants_come_from_the_record() -> None:
-    one = {"kind": "variant", "name": "tiled", "shape": [1, 1, 64, 8], "ms": 2.0, "note": "BLOCK_M=32 BLOCK_N=16"}
-    two, other = one | {"ms": 1.0, "note": "BLOCK_M=64 BLOCK_N=16"}, one | {"name": "naive"}
-    record = {"results": [one, other, one | {"kind": "stage"}, two]}
-    assert show.variant_times("tiled", (1, 1, 64, 8), "BLOCK_M", record=record) == {32: 2.0, 64: 1.0}
-    assert show.variant_times("tiled", (1, 1, 99, 8), "BLOCK_M", record=record) == {}
 
 
 def test_measurements_come_from_the_record(tmp_path: Path) -> None:
@@ -229,23 +220,6 @@ def test_measured_roofline_says_whose_bytes() -> None:
     assert "no stage" in repr(show.measured_roofline((3, 1, 8, 4), record=RECORD, counted=COUNTED))
 
 
-def test_measured_times_have_slopes() -> None:
-    picture = show.measured_times(head_dim=4, record=RECORD)
-    assert "first: N^2.17, 9 ms at N = 16; second: N^1.00, 2 ms at N = 16" in picture.alt
-    many = show.measured_times(head_dim=4, tokens=16, record=RECORD)
-    (line,) = many.figure.axes[0].lines
-    assert line.get_xydata().tolist() == [[4, 2], [8, 4], [16, 8]] and "swept: N^1.00" in many.alt
-    assert "several N" in repr(show.measured_times(head_dim=5, record=RECORD))
-    assert curves.slope([1, 2, 4], [9, 1, 8]) == pytest.approx(3)
-
-
-def test_measured_memory_adds_what_was_allocated() -> None:
-    picture = show.measured_memory(head_dim=4, record=RECORD)
-    lines = {line.get_label(): line.get_xydata().tolist() for line in picture.figure.axes[0].lines}
-    assert lines == {"first": [[8, 512 + 256], [16, 1024 + 1024]], "second": [[8, 512], [16, 1024]]}
-    assert "second: 1 KiB at N = 16, N^1.00" in picture.alt
-
-
 # --------------------------------------------------------------------------------------------------------- pictures
 
 # Lane 4 g + t has elements 2 t and 2 t + 1 of row g of each matrix, whose address lane 8 i + g gave.
@@ -289,8 +263,6 @@ PICTURES = {
     "bars": lambda: show.measured_bars((1, 1, 8, 4), record=RECORD, log=True),
     "ladder": lambda: show.measured_ladder([(1, 1, 8, 4)], record=RECORD),
     "all roofs": lambda: show.measured_roofline((1, 1, 8, 4), record=RECORD, counted=COUNTED),
-    "times": lambda: show.measured_times(head_dim=4, record=RECORD),
-    "bytes": lambda: show.measured_memory(head_dim=4, record=RECORD),
 }
 
 

@@ -265,8 +265,14 @@ def test_record_has_every_launch():
     assert list(ROWS) == [launch.name for launch in hardware.everything()]
 
 
+# Two launches of a stage, as it is written and as it is compiled, differ in one kernel's text: one of each two.
+TWINS = ("naive_as_compiled", "tiled", "online_softmax_as_compiled")
+
+
 @pytest.mark.exhaustive(one_of_each=lambda launch: launch.name in PATTERNS and launch.name)
-@pytest.mark.parametrize("launch", hardware.everything(), ids=lambda launch: launch.name)
+@pytest.mark.parametrize(
+    "launch", [launch for launch in hardware.everything() if launch.name not in TWINS], ids=lambda launch: launch.name
+)
 def test_our_side_of_the_record_is_reproduced(launch):
     figures = ROWS[launch.name]["figures"]
     assert {name: value["ours"] for name, value in figures.items() if value["ours"]} == hardware.ours(launch)

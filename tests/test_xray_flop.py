@@ -70,7 +70,7 @@ def test_of_16_bit_numbers(head: str, body: str, flop: int) -> None:
 @counted
 def test_the_next_launch_counts_afresh() -> None:
     q, k, v = make_inputs(32, 32, 16)
-    assert shortcuts.look("naive", q, k, v).flop == shortcuts.look("naive", q, k, v).flop
+    assert shortcuts.xray_stage("naive", q, k, v).flop == shortcuts.xray_stage("naive", q, k, v).flop
 
 
 @counted
@@ -88,7 +88,7 @@ def test_of_stages(name: str) -> None:
         softmax += 2 * rows * n_kv + 2 * rows * tiles
     if name == "online_softmax":  # l and acc rescaled
         softmax += (2 + d) * rows * tiles
-    report = shortcuts.look(name, q, k, v, sizes=sizes)
+    report = shortcuts.xray_stage(name, q, k, v, sizes=sizes)
     assert report.flop == products + softmax + n * d  # each element of the output divided
 
 
@@ -101,7 +101,7 @@ def test_of_tensor_cores(name: str) -> None:
     n, n_kv, d = 50, 70, 64
     arrays = [a.astype(np.float16) for a in make_inputs(n, n_kv, d)]
     sizes = LADDER[name].defines(d)
-    report = shortcuts.look(name, *arrays, sizes=sizes)
+    report = shortcuts.xray_stage(name, *arrays, sizes=sizes)
     assert report.tensor_flop == 4 * whole(n, sizes["BLOCK_M"]) * whole(n_kv, sizes["BLOCK_N"]) * d, sizes
 
 

@@ -13,7 +13,7 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,7 +111,7 @@ def compile_report(
         raise ValueError(f"the source has no kernel {name!r}; its kernels: {', '.join(kernels) or 'none'}")
     # NVRTC compiles every extern "C" kernel, whichever is asked for: one compilation tells of all of them.
     log, symbol = _compiled(code, kernel.options(defines), arch, "" if _is_of_c(code, name) else name)
-    return _read(log, name, symbol or name, arch)
+    return read_log(log, name, symbol or name, arch)
 
 
 def _check_arch(arch: str) -> None:
@@ -152,36 +152,48 @@ def _compiled(code: str, options: tuple[str, ...], arch: str, instance: str) -> 
 def _compile(code: str, options: tuple[str, ...], arch: str, instance: str) -> tuple[str, str]:
     from cupy.cuda import nvrtc
 
-    more: tuple[str, ...] = ("--ptxas-options=-v",)
-    if nvrtc.getVersion() >= (12, 9):
-        more = (*more, "-no-cache")  # what NVRTC takes from its cache, it does not assemble: no log then
-    with _program(code, options, arch, more, instance) as program:
-        return nvrtc.getProgramLog(program), nvrtc.getLoweredName(program, instance) if instance else ""
+    with program(code, options, arch, (instance,) if instance else (), log=True) as made:
+        return nvrtc.getProgramLog(made), nvrtc.getLoweredName(made, instance) if instance else ""
 
 
 @contextlib.contextmanager
-def _program(
-    code: str, options: tuple[str, ...], arch: str, more: tuple[str, ...] = (), instance: str = ""
+def program(
+    code: str, options: tuple[str, ...], arch: str, names: Iterable[str] = (), *, log: bool = False
 ) -> Iterator[Any]:
-    """Compile a program by NVRTC as RawModule does; destroy it at the end. more: options that are NVRTC's alone."""
+    """Compile a program by NVRTC as RawModule does; destroy it at the end.
+
+    Args:
+        options: with those of `header_options`. names: name expressions of the templates' instances that are wanted.
+        log: assemble it whether or not NVRTC has it in a cache, with the assembler's log.
+
+    Raises:
+        CompileError: NVRTC refuses the source; the message is its log.
+    """
     from cupy.cuda import nvrtc
 
+    more = ("--ptxas-options=-v",) if log else ()
+    if log and nvrtc.getVersion() >= (12, 9):
+        more = (*more, "-no-cache")  # what NVRTC takes from its cache, it does not assemble: no log then
     program = nvrtc.createProgram(code, "kernel.cu", [], [])
     try:
-        if instance:  # it makes the instance of a template, and gives the name that the assembler will use
-            nvrtc.addNameExpression(program, instance)
+        for name in names:  # it makes the instance of a template, and gives the name that the assembler will use
+            nvrtc.addNameExpression(program, name)
         try:
             nvrtc.compileProgram(program, (*cupy_options(options, arch), *more))
         except nvrtc.NVRTCError as error:
-            log = nvrtc.getProgramLog(program).strip()
-            raise CompileError(f"NVRTC refused the source for {arch} ({error}):\n{log}") from None
+            text = nvrtc.getProgramLog(program).strip()
+            raise CompileError(f"NVRTC refused the source for {arch} ({error}):\n{text}") from None
         yield program
     finally:
         nvrtc.destroyProgram(program)
 
 
-def _read(log: str, name: str, symbol: str, arch: str) -> CompileReport:
-    """Read the kernel's part of the assembler's log. Each part opens with the kernel's name."""
+def read_log(log: str, name: str, symbol: str, arch: str) -> CompileReport:
+    """Read the kernel's part of the assembler's log. Each part opens with the kernel's name.
+
+    Raises:
+        CompileError: the log does not say what the kernel uses.
+    """
     parts = re.split(r"Compiling entry function '(\w+)' for '\w+'", log)
     part = dict(zip(parts[1::2], parts[2::2], strict=True)).get(symbol, "")
     frame = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", part)

@@ -29,7 +29,7 @@ from helpers.attention.ladder.call import (
 )
 from helpers.attention.ladder.extras import check_pair, check_sinks, check_slopes, check_table
 from helpers.attention.ladder.kinds import DeviceArrays, kind_of
-from helpers.attention.ladder.layout import Spec, address, titles
+from helpers.attention.ladder.layout import Addresses, Spec, titles
 from helpers.attention.ladder.plan import CompiledPlan
 from helpers.attention.ladder.score_mod import BlockMask, bind_to_call, parse_score_mod
 from helpers.attention.run import Call, Change, Kind, Output, Plan, compile_plan, run
@@ -327,7 +327,7 @@ def _check_written(arrays: Mapping[str, Any]) -> None:
             _check_no_repeats(name, arrays[name])
     if not all(isinstance(arrays[name], (np.ndarray, device.cp.ndarray)) for name in _WRITTEN):
         return
-    k_cache, v_cache, k, v = (_Addresses(arrays[name]) for name in _WRITTEN)
+    k_cache, v_cache, k, v = (Addresses(arrays[name]) for name in _WRITTEN)
     if k_cache == v_cache and k == v:  # each key is its value
         return
     if np.shares_memory(np.asarray(k_cache), np.asarray(v_cache)):
@@ -341,24 +341,6 @@ def _check_no_repeats(name: str, cache: Any) -> None:
             f"{name} has shape {cache.shape} and strides {cache.strides}: several of its keys are one in memory, into "
             f"which k and v would be written: give {name}.copy()"
         )
-
-
-class _Addresses:
-    """The places of an array's elements, for NumPy to compare: it reads no memory for that, so the device's will do."""
-
-    def __init__(self, a: Any) -> None:
-        self.__array_interface__ = {
-            "version": 3,
-            "data": (address(a), True),
-            "typestr": f"|V{a.dtype.itemsize}",
-            "shape": tuple(a.shape),
-            "strides": tuple(a.strides),
-        }
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Addresses) and self.__array_interface__ == other.__array_interface__
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 def check(

@@ -26,12 +26,11 @@ from helpers.attention.ladder.call import (
     check_model_arrays,
     longest_of,
 )
-from helpers.attention.ladder.layout import Spec, address, is_aligned
+from helpers.attention.ladder.layout import Addresses, Spec, is_aligned
 from helpers.attention.ladder.plan import CompiledPlan, plan
 from helpers.attention.ladder.stage import C_NAMES, Tuning
 from helpers.attention.ladder.stages import tensor_cores
 from helpers.attention.scalars import check_flags, finite_number, whole_number
-from helpers.renamed import old_names
 
 ROTARY, PROJECTION = launches.ROTARY_FILE, tensor_cores.PROJECTION.file
 FORMS = ("atomics", "all_heads")
@@ -159,8 +158,8 @@ def plan_rotary(
                 )
             if isinstance(a, np.ndarray) and not a.flags.writeable:
                 raise ValueError(f"in_place: {name} is read-only: {name}.copy()")
-        if address(q) == address(k):
-            raise ValueError("in_place: q and k are one array, which would be rotated twice")
+        if np.shares_memory(np.asarray(Addresses(q)), np.asarray(Addresses(k))):
+            raise ValueError("in_place: q and k share memory, which would be rotated twice")
     outputs = (q, k) if in_place else tuple(device.cp.empty(a.shape, dtype=a.dtype) for a in (q, k))
     arrays |= {"rotated_q": outputs[0], "rotated_k": outputs[1]}
     arrays = {name: a.swapaxes(1, 2) for name, a in arrays.items()} | {"rotary_cos": cos, "rotary_sin": sin}
@@ -359,6 +358,3 @@ def _array(name: str, a: Any) -> Any:
 def _check_no_empty_axis(q: Any, k: Any) -> None:
     if 0 in (*q.shape, *k.shape):
         raise ValueError(f"q has shape {q.shape} and k {k.shape}: no axis may be empty")
-
-
-old_names(__name__, angles="cos_sin")

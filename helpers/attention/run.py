@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -150,6 +151,9 @@ _PLANS: Cache[Plan] = Cache()
 _COMPILED: Cache[CompiledPlan] = Cache()
 FAMILIES: Cache[Any] = Cache()  # what a direction worked out for calls that differ in shapes alone
 _SCRATCH: dict[tuple[Any, ...], dict[str, Any]] = {}
+# Threads share scratch on a stream, and a launch reads what the one before it wrote there: none comes in between.
+_IN_TURN = threading.RLock()
+_NO_TURNS: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
 
 
 def forget() -> None:
@@ -258,28 +262,41 @@ class Plan:
         if self._before is not None:
             self._before(kind, dict(zip(self._names, given, strict=False)))
         if compiled is None:
-            return self._empty_results(kind, like)
+            return self._empty_results(kind, given)
         stream = kind.stream(like) if device.ON_GPU else 0
         if self._changes:
             given = self._changed(kind, given, stream)
         outputs = self._allocated(kind, like)
         arrays, launches, scratch = [*given, *outputs], self._launches, []
+        is_known = compiled.is_compared
         if self._scratch:
             scratch, launches = self._scratch_on(kind, like, stream)
-        if not compiled.is_compared:
-            self._compare(kind, like, [*arrays, *scratch])
+        if not scratch:
+            self._launch(kind, like, arrays, launches, stream)
         else:
-            places = kind.pointers([*arrays, *scratch]) if device.ON_GPU else [*arrays, *scratch]
-            if len(scratch) < len(self._scratch):
-                block = places.pop()
-                places += [block + start for start in self._in_a_block[1]]
-            for launch in launches:
-                launch(places, stream)
-            if len(self._again) < len(launches) and not kind.is_captured(stream):
+            try:
+                with _IN_TURN if len(launches) > 1 else _NO_TURNS:
+                    self._launch(kind, like, [*arrays, *scratch], launches, stream)
+            except BaseException:  # Ctrl-C, on the CPU engine: what is 0 between launches may not be
+                _SCRATCH.clear()
+                raise
+            if len(self._again) < len(launches) and is_known and not kind.is_captured(stream):
                 self._kept = stream, scratch
         if self._columns:
             outputs = self._narrowed(kind, outputs, stream)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def _launch(self, kind: Kind, like: Any, arrays: Sequence[Any], launches: Sequence[Any], stream: int) -> None:
+        """Launch on these arrays, the last of which are scratch, or one block for all of it."""
+        if not self._compiled.is_compared:
+            self._compare(kind, like, arrays)
+            return
+        places = kind.pointers(arrays) if device.ON_GPU else [*arrays]
+        if len(places) < len(self._names) + len(self._scratch):
+            block = places.pop()
+            places += [block + start for start in self._in_a_block[1]]
+        for launch in launches:
+            launch(places, stream)
 
     def _allocated(self, kind: Kind, like: Any) -> list[Any]:
         """Allocate the outputs on the device of `like`."""
@@ -312,12 +329,14 @@ class Plan:
         named = zip(self._returned, outputs, strict=True)
         return [kind.copy(a[..., : self._columns]) if name in WITH_HEAD_DIM else a for name, a in named]
 
-    def _empty_results(self, kind: Kind, like: Any) -> Any:
-        """Return zeros, and lse -inf: there is no row, or no key."""
-        outputs = self._allocated(kind, like)
+    def _empty_results(self, kind: Kind, given: Sequence[Any]) -> Any:
+        """Return zeros, and lse -inf or that of the sinks: there is no row, or no key."""
+        outputs, like = self._allocated(kind, given[0]), given[0]
         with kind.on_stream_of(like):
             for name, a in zip(self._returned, outputs, strict=True):
                 kind.fill(a, -math.inf if name == "lse" else 0)
+                if name == "lse" and "sinks" in self._names:
+                    a[...] = given[self._names.index("sinks")][:, None]
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def _scratch_on(self, kind: Kind, like: Any, stream: int) -> tuple[list[Any], Sequence[Any]]:

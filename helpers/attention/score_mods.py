@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from helpers.attention.ladder.score_mod import DISTANCE_TABLE
+from helpers.attention.ladder.score_mod import DISTANCE, DISTANCE_TABLE
 from helpers.attention.scalars import finite_number, whole_number
 
 
@@ -42,8 +42,9 @@ def relative_bias(table: Any, longest: int | None = None) -> dict[str, Any]:
 
     Args:
         table: float32 (heads, 2 * reach + 1), on the device.
-        longest: at least the rows and the keys of all calls. Where the table reaches so far, no distance is compared
-            with its ends, and the address of each number differs from its neighbour's by a constant.
+        longest: at least the rows and the keys of all calls; more are refused. Where the table reaches so far, no
+            distance is compared with its ends, and the address of each number differs from its neighbour's by a
+            constant.
 
     Raises:
         TypeError, ValueError: a table of another kind, or with an even number of columns; longest is below 1.
@@ -58,9 +59,8 @@ def relative_bias(table: Any, longest: int | None = None) -> dict[str, Any]:
         )
     if longest is not None:
         longest = whole_number("longest", longest, least=1)
-    distance = "kv_idx - q_idx"
-    if longest is None or longest > width // 2 + 1:
-        distance = f"min(max({distance}, -reach), reach)"
+    clamps = longest is None or longest > width // 2 + 1
+    distance = f"min(max({DISTANCE}, -reach), reach)" if clamps else DISTANCE
     return {
         "score_mod": DISTANCE_TABLE.format(distance),
         "score_mod_grad": "1",

@@ -121,6 +121,7 @@ def join_prefix(
         if kind is not None:
             stack.enter_context(on_device(kind.device_id(q)) or contextlib.nullcontext())
             stack.enter_context(kind.on_stream_of(q))
+            stack.enter_context(kind.graph_memory(q)).append(lse)
         there = {name: as_device_array(name, a) for name, a in given.items()}
         options = {"softmax_scale": softmax_scale, **functions}
         keys, values = (there[name][None] for name in NAMES)

@@ -15,7 +15,7 @@ records          how a record's file is written and read
 results          a run as a record, and as text
 reading          a recorded run: its results by shape, step and tile size
 steps            the recorded rows of a climb, by their ideas
-plots, curves, roofline, climb      pictures and tables for notebooks
+plots, roofline, climb              pictures and tables for notebooks
 readme, gpus     README's table and plot; the records of all GPUs side by side
 
 Counters and machine code:

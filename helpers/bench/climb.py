@@ -19,7 +19,6 @@ from helpers.bench.results import NO_RECORD, Measurement, Record
 from helpers.bench.steps import NOT_MEASURED, idea_of, is_measured
 from helpers.bench.studies import promises, torch_model
 from helpers.draw.picture import Text, bytes_text
-from helpers.renamed import old_names
 
 SHAPE = (4, 16, 4096, 64)  # at which every stage is recorded
 SLOWER = 0.99  # a step that is slower than that is slower, if no launch was as fast as one of the step before
@@ -236,17 +235,18 @@ def peers_table(record: Any = None, other: Record | None = None) -> Text:
     """Compare register_tiles, flash_wmma and flash_mma with others at SHAPE and d = 128, as a table."""
     record = reading.recorded() if record is None else record
     other = promises.recorded() if other is None else other
+    results, plain = reading.results_of(record or {}), [vars(result) for result in other.results] if other else []
     columns = [(name, dtype, d) for name, dtype in _OURS for d in (64, 128)]
     lines = [
         "| how many times as fast as | " + " | ".join(f"{LADDER[n].number:02}, d = {d}" for n, _, d in columns) + " |",
         "|---|" + "---:|" * len(columns),
     ]
-    for title, find in _OTHERS.items():
+    for title, wanted in _OTHERS.items():
         cells = []
         for name, dtype, d in columns:
-            shape = (*SHAPE[:3], d)
-            ours = reading.result(name=name, kind="stage", shape=shape, dtype=dtype, causal=False, record=record)
-            theirs = find(record, other, shape, dtype)
+            case = {"shape": [*SHAPE[:3], d], "dtype": dtype, "causal": False}
+            ours = records.first(results, kind="stage", name=name, **case)
+            theirs = records.first(plain if wanted["kind"] == "plain" else results, **case | wanted)
             cells.append(_times(theirs, ours) if ours and theirs else "")
         if any(cells):
             lines.append(f"| {title} | {' | '.join(cells)} |")
@@ -262,29 +262,14 @@ def _times(slower: Mapping[str, Any], faster: Mapping[str, Any]) -> str:
 _OURS = (("register_tiles", "float32"), ("flash_wmma", "bfloat16"), ("flash_mma", "bfloat16"))
 
 
-def _peer(name: str) -> Any:
-    def find(record: Any, other: Record | None, shape: tuple[int, ...], dtype: str) -> Any:
-        return reading.result(name=name, kind="peer", shape=shape, dtype=dtype, causal=False, record=record)
-
-    return find
-
-
-def _naive(record: Any, other: Record | None, shape: tuple[int, ...], dtype: str) -> Any:
-    return reading.result(name="naive", kind="stage", shape=shape, dtype="float32", record=record)
-
-
-def _plain(record: Any, other: Record | None, shape: tuple[int, ...], dtype: str) -> Any:
-    result = _measured(other, kind="plain", shape=list(shape), dtype=dtype)
-    return vars(result) if result else None
-
-
+# What a line is compared with: the values of its result that are not ours; of kind "plain", in the record of promises.
 _OTHERS = {
-    "01, in float32": _naive,
-    "SDPA math, whose scores are float32": _peer("SDPA math"),
-    "three PyTorch calls in the same type": _plain,
-    "SDPA efficient": _peer("SDPA efficient"),
-    "SDPA flash (FlashAttention-2)": _peer("SDPA flash"),
-    "SDPA cuDNN": _peer("SDPA cuDNN"),
+    "01, in float32": {"kind": "stage", "name": "naive", "dtype": "float32"},
+    "SDPA math, whose scores are float32": {"kind": "peer", "name": "SDPA math"},
+    "three PyTorch calls in the same type": {"kind": "plain"},
+    "SDPA efficient": {"kind": "peer", "name": "SDPA efficient"},
+    "SDPA flash (FlashAttention-2)": {"kind": "peer", "name": "SDPA flash"},
+    "SDPA cuDNN": {"kind": "peer", "name": "SDPA cuDNN"},
 }
 
 
@@ -440,6 +425,3 @@ def calls_table(record: Mapping[str, Any] | None = None) -> Text:
         us = {r["what"]: f"{r['us']:,.0f}" for r in rows if r["call"] == name}
         lines.append(f"| `{name}` | " + " | ".join(us.get(what, "") for what in columns) + " |")
     return Text("\n".join(lines))
-
-
-old_names(__name__, worth="gains_table", beside="peers_table")

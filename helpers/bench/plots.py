@@ -1,4 +1,4 @@
-"""Bar charts of a recorded GPU run: stages, climbs, tile sizes. roofline.py and curves.py draw the rest.
+"""Bar charts of a recorded GPU run: stages, climbs, tile sizes. roofline.py draws the rest.
 
 Where nothing is recorded, each picture is a sentence that says so.
 """

@@ -130,20 +130,6 @@ def range_text(gain: Sequence[float]) -> str:
     return f"{median:.2f}× ({low:.2f} to {high:.2f})"
 
 
-def variant_times(stage: str, shape: Sequence[int], size: str, *, record: Any = None) -> dict[int, float]:
-    """Return the recorded milliseconds of a stage with other tile sizes: {value of `size`: ms}, in the record's order.
-
-    Args:
-        shape: (batch, heads, n, head_dim). size: the size that is varied, such as "BLOCK_M".
-    """
-    times = {}
-    for r in results_of(record):
-        if (r["kind"], r["name"], tuple(r["shape"])) == ("variant", stage, tuple(shape)):
-            sizes = dict(part.split("=") for part in r["note"].split())
-            times[int(sizes[size])] = r["ms"]
-    return times
-
-
 def experiment_times(
     stage: str, shape: Sequence[int], *, dtype: str = "float32", causal: bool = False, record: Any = None
 ) -> dict[str, float]:

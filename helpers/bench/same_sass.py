@@ -21,9 +21,11 @@ from typing import Any
 from elftools.elf.elffile import ELFFile
 
 from helpers.attention import kernel
+from helpers.attention.compile_report import program
 from helpers.attention.ladder import LADDER, Stage
 from helpers.attention.ladder.steps import BASES, CLIMBS
-from helpers.engine.nvrtc import cupy_options, header_options
+from helpers.engine import CompileError
+from helpers.engine.nvrtc import header_options
 
 HEAD_DIMS = (64, 128)
 
@@ -36,22 +38,12 @@ def machine_code(code: str, options: tuple[str, ...], arch: str, names: tuple[st
         names: name expressions of the templates' instances that are wanted.
 
     Raises:
-        RuntimeError: NVRTC refuses the source; the message is its log.
+        CompileError: NVRTC refuses the source; the message is its log.
     """
     from cupy.cuda import nvrtc
 
-    program = nvrtc.createProgram(code, "kernel.cu", [], [])
-    try:
-        for name in names:
-            nvrtc.addNameExpression(program, name)
-        try:
-            nvrtc.compileProgram(program, cupy_options((*options, *header_options(code)), arch))
-        except nvrtc.NVRTCError:
-            raise RuntimeError(nvrtc.getProgramLog(program)) from None
-        cubin = nvrtc.getCUBIN(program)
-    finally:
-        nvrtc.destroyProgram(program)
-    sections = ELFFile(io.BytesIO(cubin)).iter_sections()
+    with program(code, (*options, *header_options(code)), arch, names) as compiled:
+        sections = ELFFile(io.BytesIO(nvrtc.getCUBIN(compiled))).iter_sections()
     return {s.name.removeprefix(".text."): s.data() for s in sections if s.name.startswith(".text.")}
 
 
@@ -81,7 +73,7 @@ def compare(stage: Stage, before: Path, head_dim: int, dtype: str, arch: str) ->
     names = tuple(name for name in stage.kernel_names(dtype) if "<" in name)
     try:
         old, new = (machine_code(text, options, arch, names) for text in texts)
-    except RuntimeError as error:
+    except CompileError as error:
         return f"FAILS: {str(error)[:2000]}"
     if old == new:
         return "same"

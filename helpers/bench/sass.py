@@ -14,7 +14,6 @@ from __future__ import annotations
 from typing import Any
 
 from helpers.bench import records
-from helpers.renamed import old_names
 
 
 def recorded(stage: str) -> dict[str, Any]:
@@ -59,6 +58,3 @@ def compiled(kernel: str, options: str = "-ftz=true", *, stage: str = "04") -> d
     if row := records.first(rows, kernel=kernel, options=options):
         return row
     raise KeyError(f"no {kernel!r} with {options!r}; there are: {[(row['kernel'], row['options']) for row in rows]}")
-
-
-old_names(__name__, lines="excerpt")

@@ -2,8 +2,6 @@
 
 import contextlib
 import os
-import re
-import socket
 import subprocess
 import sys
 import time
@@ -22,13 +20,6 @@ def lab(words: "list[str]", originals: bool = False) -> int:
     """
     words, named = absolute(words)
     argv = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={ROOT}"]
-    if not any(re.match(r"--(port|\w+\.port)\b", word) for word in words):
-        wanted = os.environ.get("JUPYTER_PORT", "")
-        wanted = int(wanted) if wanted.isdigit() else 8888
-        port = next((port for port in range(wanted, min(wanted + 100, 65536)) if not in_use(port)), wanted)
-        if port != wanted:
-            say(f"port {wanted} is in use: JupyterLab takes {port} (its address is in the lines below)")
-            argv.append(f"--ServerApp.port={port}")
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         argv.append("--allow-root")  # a container: Jupyter would refuse, though it serves this machine only
     first = first_page(originals)
@@ -94,9 +85,10 @@ def ladder(words: "list[str]") -> int:
 # thread the tests of the masks of 06 and 07 took 29 s of two cores, without it 13 s.
 ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OPENBLAS", "MKL")}
 
-# The tests compile over a thousand kernels, most of them for one launch. At -O1 a build and its run take a sixth less.
-# What tests the engine itself is compiled as everywhere else: see tests/conftest.py.
-QUICK_BUILDS = {"COURSE_CPU_OPTIMISATION": "1"}
+# The tests compile over a thousand kernels, most of them for one launch. A build at -Og takes two thirds of one at -O1,
+# and the fast run's launches no longer. The run of all tests, whose launches are longer, was not measured at -Og. What
+# tests the engine itself is compiled as everywhere else: see tests/conftest.py.
+LEVEL, LEVEL_OF_ALL = "g", "1"
 
 
 # Of a notebook's start or cell, to end one that hangs. The longest, in which 09 trains a model, takes half a minute of
@@ -126,11 +118,26 @@ def test(words: "list[str]", every: bool) -> int:
     (tests/unchanged.py). every: run exhaustive ones too; in CI, all. Files that `words` name are run whole.
     """
     begin = time.monotonic()
-    verdicts = {}
-    for name, check in checks().items():
-        verdicts[name] = run(check)
-        if verdicts[name] == 130:
-            return 130
+    linters = checks()
+    verdicts = dict.fromkeys(linters, 0)
+    # The one that takes as long as a file of tests runs beside the rest, which has other cores; its words come last.
+    with beside(linters.pop("mypy")) as mypy:
+        for name, check in linters.items():
+            verdicts[name] = run(check)
+            if verdicts[name] == 130:
+                return 130
+        verdicts["pytest"] = run_pytest(words, every)
+        print(mypy.communicate()[0], end="", flush=True)
+    verdicts["mypy"] = mypy.returncode
+    minutes, seconds = divmod(round(time.monotonic() - begin), 60)
+    words_of = {0: "passed", 130: "stopped"}
+    parts = ", ".join(f"{name} {words_of.get(code, 'FAILED')}" for name, code in verdicts.items())
+    print(f"course: {parts} in {minutes} min {seconds} s{cpu_seconds()}", flush=True)
+    return next(filter(None, [verdicts["pytest"], *verdicts.values()]), 0)
+
+
+def run_pytest(words: "list[str]", every: bool) -> int:
+    """Run pytest over tests and notebooks, or over what the words name. Returns its exit code."""
     words, named = absolute(words)
     options = ["--nbval", "--nbval-current-env", "--nbval-cell-timeout", str(CELL_SECONDS)]
     options += ["--nbval-kernel-startup-timeout", str(CELL_SECONDS)]
@@ -145,12 +152,22 @@ def test(words: "list[str]", every: bool) -> int:
         processes = max(1, min(processes, len(files)))  # each takes seconds to start
     # A file's tests share a worker: the cells of a notebook need one another.
     options += ["-p", "helpers.cli.quick_pytest", "-n", str(processes), "--dist", "loadfile", *words]
-    verdicts["pytest"] = code = run([*argv, *options], {**ONE_THREAD, **QUICK_BUILDS, **os.environ})
-    minutes, seconds = divmod(round(time.monotonic() - begin), 60)
-    words_of = {0: "passed", 130: "stopped"}
-    parts = ", ".join(f"{name} {words_of.get(code, 'FAILED')}" for name, code in verdicts.items())
-    print(f"course: {parts} in {minutes} min {seconds} s{cpu_seconds()}", flush=True)
-    return next(filter(None, [code, *verdicts.values()]), 0)
+    builds = {"COURSE_CPU_OPTIMISATION": LEVEL_OF_ALL if every else LEVEL}
+    return run([*argv, *options], {**ONE_THREAD, **builds, **os.environ})
+
+
+@contextlib.contextmanager
+def beside(argv: "list[str]"):
+    """Run a program in the repository's root beside what is done meanwhile, and end it with that.
+
+    What it prints waits in a pipe.
+    """
+    child = subprocess.Popen(argv, cwd=str(ROOT), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.wait()
 
 
 def cpu_seconds() -> str:
@@ -228,16 +245,6 @@ def absolute(words: "list[str]") -> "tuple[list[str], bool]":
             word, any_path = os.path.abspath(path) + colons + rest, True
         result.append(word)
     return result, any_path
-
-
-def in_use(port: int) -> bool:
-    """Check whether something on this machine listens on the port."""
-    for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
-        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe_socket:
-            probe_socket.settimeout(0.5)
-            if probe_socket.connect_ex((host, port)) == 0:
-                return True
-    return False
 
 
 def run(argv: "list[str]", environment: "dict[str, str] | None" = None) -> int:

@@ -1,13 +1,13 @@
-"""Pictures of Hopper's pieces: the roles of a block over time, the two strides of a descriptor."""
+"""The picture of a block on Hopper: its roles over time."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Patch
 
-from helpers.draw.picture import GPU, LINES, MOVED, ROOF, WRITE, Picture, figure, styled
+from helpers.draw.picture import GPU, LINES, WRITE, Picture, figure, styled
 from helpers.draw.spans import COLOURS
 
 
@@ -61,44 +61,3 @@ def roles(timeline: Mapping[str, Any], first: int, last: int) -> Picture:
 
 
 PARTS = ("products", "weights")
-
-
-@styled
-def descriptor_panels(begin: int, leading: int, stride: int, rows: int, columns: int) -> Picture:
-    """Draw V as an operand of wgmma: 16 rows of each panel of 64 columns, and its descriptor's two strides as arrows.
-
-    Args:
-        begin, leading, stride: of the descriptor, in bytes: the address, the leading and the stride byte offset.
-        rows, columns: of the tile in shared memory.
-    """
-    panels = columns // 64
-    fig, ax = figure(9.0, 3.9)
-    width, gap = 7.0, 4.4
-    for panel in range(panels):
-        x, at = panel * (width + gap), begin + panel * leading
-        ax.add_patch(Rectangle((x, 16), width, 3.4, facecolor="#F4F4F4", edgecolor="#BBBBBB"))
-        ax.text(x + width / 2, 17.7, f"keys 16 to {rows - 1}", ha="center", va="center", fontsize=8, color="#666666")
-        for row in range(16):
-            colour = MOVED if row < 8 else "#D6EBF8"
-            ax.add_patch(Rectangle((x, row), width, 1, facecolor=colour, edgecolor="white"))
-            address = at + row // 8 * stride + row % 8 * 128
-            if row in (0, 1, 7, 8, 15):
-                ax.text(x + 0.15, row + 0.5, f"{address:,}", va="center", fontsize=7)
-        ax.text(x + width / 2, -0.5, f"columns {64 * panel} to {64 * panel + 63}", ha="center", fontsize=9)
-    style = {"arrowstyle": "-|>", "lw": 1.6, "shrinkA": 0, "shrinkB": 0}
-    ax.annotate("", (width + gap, 0.5), (2.2, 0.5), arrowprops={**style, "color": WRITE})
-    words = f"leading byte offset\n{leading:,}:\nthe next 64 columns"
-    ax.text(width + gap / 2, 1.2, words, ha="center", va="top", fontsize=8, color=WRITE)
-    ax.annotate("", (-0.5, 8.5), (-0.5, 0.5), arrowprops={**style, "color": GPU})
-    ax.text(
-        -0.8, 4.5, f"stride byte offset\n{stride:,}:\nthe next 8 keys", ha="right", va="center", fontsize=8, color=GPU
-    )
-    right = panels * (width + gap) - gap
-    ax.annotate("", (right + 0.4, 16.5), (right + 0.4, 0.5), arrowprops={**style, "color": ROOF, "ls": "--"})
-    further = 2 * stride
-    words = f"the next instruction:\n16 keys, {further:,} bytes:\n+ {further // 16} in the descriptor"
-    ax.text(right + 0.7, 8.5, words, va="center", fontsize=8, color=ROOF)
-    ax.set(xlim=(-4.6, right + 5.6), ylim=(19.6, -1.3), xticks=[], yticks=[])
-    ax.spines[:].set_visible(False)
-    distances = f"the next 8 keys are {stride:,} bytes further, the next 64 columns {leading:,}"
-    return Picture(fig, f"16 keys of V in {panels} panels from byte {begin:,} on: {distances}")

@@ -22,7 +22,6 @@ from helpers.attention.ladder.layout import Spec
 from helpers.bench.studies import decoding as study
 from helpers.device import cp
 from helpers.engine.cuda_source.c_types import dtype_of
-from helpers.renamed import old_names
 from helpers.xray import Report, xray
 
 MULTIPROCESSORS, SHARED = 132, 227 * 1024  # of an H200
@@ -280,6 +279,3 @@ def expected(arrays: Arrays) -> np.ndarray:
     """Compute the output in float64."""
     o, _ = reference.attention_with_kvcache(**arrays)
     return o
-
-
-old_names(__name__, look="xray_launches")

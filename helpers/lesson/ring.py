@@ -11,7 +11,6 @@ from helpers.attention import flash_attention, reference, ring
 from helpers.bench.studies.ring import LOCAL, SHORT
 from helpers.device import cp
 from helpers.engine.cuda_source.signatures import dtype_of
-from helpers.renamed import old_names
 
 Row = Mapping[str, Any]
 WAYS = {
@@ -181,11 +180,3 @@ def error_of_merges(size: int, store: Callable[[Any], Any]) -> float:
 def rounded(a: Any) -> Any:
     """Round an array to bfloat16, and return it as float32."""
     return cp.asarray(cp.asnumpy(a).astype(dtype_of("bfloat16")).astype(np.float32))
-
-
-old_names(
-    __name__,
-    exact="expected",
-    exact_gradients="expected_gradients",
-    shares="efficiency_table",
-)

@@ -28,7 +28,6 @@ from helpers.device import cp
 from helpers.draw import sources
 from helpers.draw.picture import Html
 from helpers.engine.cuda_source.edit import edit
-from helpers.renamed import old_names
 from helpers.xray import Report, TraceOptions, xray
 
 
@@ -380,12 +379,3 @@ def _with_output(do: Any, q: Any, k: Any, v: Any, **options: Any) -> tuple[Any, 
 def _swapped(a: np.ndarray) -> np.ndarray:
     """Put heads before rows in (batch, seq, heads, head_dim); return arrays of one head as they are."""
     return a.swapaxes(-3, -2) if a.ndim > 2 else a
-
-
-old_names(
-    __name__,
-    look="xray_stage",
-    look_gradients="xray_gradients",
-    ask_cute="cute_offsets",
-    shared_per_1000="shared_per_1000_ffma",
-)

@@ -13,7 +13,6 @@ both is a sentence that says what they show.
 
 from __future__ import annotations
 
-from helpers.bench.curves import measured_memory, measured_times
 from helpers.bench.gpus import side_by_side
 from helpers.bench.plots import (
     measured_bars,
@@ -31,12 +30,11 @@ from helpers.bench.reading import (
     recorded,
     result,
     speedup,
-    variant_times,
 )
 from helpers.bench.results import NO_RECORD, RECORD
 from helpers.bench.roofline import measured_roofline
 from helpers.draw.charts import heatmap, lines, memory_against_n, rescaling, roofline, token_heatmap
-from helpers.draw.hopper import descriptor_panels, roles
+from helpers.draw.hopper import roles
 from helpers.draw.hopper_backward import (
     Operand,
     budget,
@@ -80,6 +78,3 @@ from helpers.draw.threads import (
     warp_picture,
 )
 from helpers.engine.banks import wavefronts
-from helpers.renamed import old_names
-
-old_names(__name__, chunk_places="chunk_layout", times_as_fast="speedup")

@@ -188,13 +188,21 @@ def write_stamp(stamp: dict) -> None:
     os.replace(str(draft), str(STAMP))
 
 
-@contextlib.contextmanager
 def only_one():
-    """Hold the lock of the set-up. The system frees it when the process ends, however it ends."""
+    """Hold the lock of the set-up: a context."""
     CACHE.mkdir(exist_ok=True)
-    with open(str(CACHE / "course.lock"), "a") as lock:
-        waiting = "another course.py is setting up .venv: waiting for it (Ctrl-C stops waiting)"
-        if os.name == "nt":
+    waiting = "another course.py is setting up .venv: waiting for it (Ctrl-C stops waiting)"
+    return locked(CACHE / "course.lock", lambda: say(waiting))
+
+
+@contextlib.contextmanager
+def locked(path: Path, tell: "Callable[[], None]"):
+    """Hold a lock between processes. The system frees it when the process ends, however it ends.
+
+    path: of a file in a folder that exists. tell: called once if another process has it, before waiting for that.
+    """
+    with open(str(path), "a") as lock:
+        if sys.platform == "win32":
             import msvcrt
 
             said = False
@@ -204,7 +212,7 @@ def only_one():
                     break
                 except OSError:
                     if not said:
-                        say(waiting)
+                        tell()
                     said = True
                     time.sleep(1)
         else:
@@ -213,7 +221,7 @@ def only_one():
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                say(waiting)
+                tell()
                 fcntl.flock(lock, fcntl.LOCK_EX)
             except OSError:
                 pass  # a network file system without locks: go on without
@@ -246,9 +254,10 @@ def install(parts: "list[str]", title: str) -> None:
     stale = sorted(replaced & installed(folder[1])[0]) if folder else []
     if stale:  # two builds of CuPy would overwrite each other's files
         follow([*pip, "uninstall", "--yes", *stale], f"removing {', '.join(stale)}", env)
-    for words in pip_installs(parts):
+    for calls in pip_installs(parts, CACHE):
         # Compiling every module takes as long as all the rest; Python compiles those that are imported.
-        follow([*pip, "install", "--no-compile", *words], title, env)
+        first, *others = ([*pip, "install", "--no-compile", *words] for words in calls)
+        follow(first, title, env, *others)
 
 
 def pip_variables() -> "dict[str, str]":

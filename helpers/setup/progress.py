@@ -26,19 +26,21 @@ NETWORK = (
 )
 
 
-def follow(argv: "list[str]", title: str, env: "dict[str, str] | None" = None) -> None:
-    """Run a step of the set-up with a line of progress.
+def follow(argv: "list[str]", title: str, env: "dict[str, str] | None" = None, *more: "list[str]") -> None:
+    """Run a step of the set-up with a line of progress. more: programs that run at the same time.
 
     Raises Problem, with the last lines of what the step printed, if it fails.
     """
-    log = collections.deque(maxlen=2000)  # type: collections.deque[str]
+    failed = []  # type: list[collections.deque[str]]
     with Progress(title) as progress, contextlib.ExitStack() as stack:
         file = None
         with contextlib.suppress(OSError):  # a full disk must not hide the message about the full disk
             file = stack.enter_context(open(str(LOG), "w", encoding="utf-8"))
         pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        child = subprocess.Popen(argv, env=env, cwd=str(ROOT), **pipe)
-        try:
+        children = [subprocess.Popen(each, env=env, cwd=str(ROOT), **pipe) for each in (argv, *more)]
+
+        def read(child: "subprocess.Popen") -> None:
+            log = collections.deque(maxlen=2000)  # type: collections.deque[str]
             for raw in child.stdout:
                 line = raw.decode("utf-8", "replace").rstrip()
                 log.append(line)
@@ -46,13 +48,23 @@ def follow(argv: "list[str]", title: str, env: "dict[str, str] | None" = None) -
                 if file:
                     with contextlib.suppress(OSError):
                         print(line, file=file, flush=True)
-            code = child.wait()
+            if child.wait():
+                failed.append(log)
+
+        readers = [threading.Thread(target=read, args=(child,), daemon=True) for child in children]
+        try:
+            for reader in readers:
+                reader.start()
+            for reader in readers:
+                reader.join()
         except BaseException:
-            child.terminate()
-            child.wait()
+            for child in children:
+                child.terminate()
+            for child in children:
+                child.wait()
             raise
-    if code:
-        raise explain(title, list(log))
+    if failed:
+        raise explain(title, list(failed[0]))
 
 
 class Progress:

@@ -104,12 +104,22 @@ def lock_files(parts: "Iterable[str]") -> "tuple[list[Path], list[Path]]":
     return hashed, [path for path in (file.with_suffix(".unhashed.txt") for file in hashed) if path.is_file()]
 
 
-def pip_installs(parts: "Iterable[str]") -> "list[list[str]]":
-    """Return the arguments of successive `pip install` commands that install these parts of the lock."""
+def pip_installs(parts: "Iterable[str]", folder: Path) -> "list[list[list[str]]]":
+    """Return the arguments of `pip install` commands that install these parts of the lock.
+
+    They come in rounds: what is in a round may run at the same time. folder: for files that they read.
+    """
     hashed, unhashed = lock_files(parts)
-    # The lock is complete, so pip has no dependencies to look for.
-    calls = [["--no-deps", "--require-hashes", *(word for path in hashed for word in ("-r", str(path)))]]
-    return calls + [["-r", str(path)] for path in unhashed]
+    text = "".join(path.read_text(encoding="utf-8") for path in hashed)
+    locked = {}  # type: dict[str, str]
+    for entry, name in re.findall(r"^(([\w.-]+)==.*\n(?:[ \t]+.*\n)*)", text, re.M):
+        locked[name] = locked.get(name, "") + entry  # other versions of Python may have an entry of their own
+    halves = [folder / f"packages-{half}.txt" for half in (1, 2)]
+    for half, path in enumerate(halves):
+        path.write_text("".join(list(locked.values())[half::2]), encoding="utf-8")
+    # The lock is complete: pip has no dependencies to look for, and halves do not meet.
+    first = [["--no-deps", "--require-hashes", "-r", str(path)] for path in halves if path.stat().st_size]
+    return [first, *([["-r", str(path)]] for path in unhashed)]
 
 
 def the_list(extras: "Iterable[str]" = ()) -> "tuple[str, list[str]]":

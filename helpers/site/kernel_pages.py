@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from collections.abc import Mapping
 from itertools import pairwise
@@ -32,6 +33,7 @@ INTRO = {
 }
 
 
+@functools.cache  # each page asks for all
 def files() -> list[Path]:
     """List all kernel files, stages first."""
     paths = [path for path in KERNELS.rglob("*") if path.suffix in (".cu", ".cuh")]

@@ -1,4 +1,5 @@
-// Exercise 11: the gradient of a bias that all batches and rows share: a number for each head and key.
+// Exercise 11: the gradient of a bias that all batches and rows share: a number for each head and
+// key.
 //
 //   dBias[head][key] = sum of dS[batch][head][row][key] over all batches and rows
 //

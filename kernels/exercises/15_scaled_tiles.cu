@@ -1,5 +1,5 @@
-// Exercise 15b: S = Q K^T with the accuracy of float32, by products of fp16. A warp has a tile of 16
-// rows of Q and one of 8 keys.
+// Exercise 15b: S = Q K^T with the accuracy of float32, by products of fp16. A warp has a tile of
+// 16 rows of Q and one of 8 keys.
 //
 // fp16 has as many significant bits as TF32, but ends at 65,504, and its smallest step is 2^-24. So
 // a tile is multiplied by 2^exponent, which brings its largest |x| to 2^14 or above, below 2^15.

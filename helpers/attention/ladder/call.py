@@ -15,7 +15,7 @@ import numpy as np
 from helpers import device
 from helpers.attention.ladder import extras
 from helpers.attention.ladder.layout import TITLES, Spec, titles
-from helpers.attention.ladder.score_mod import ScoreMod, bind_to_call
+from helpers.attention.ladder.score_mod import ScoreMod, bind_to_call, check_distances
 from helpers.attention.scalars import check_flags
 from helpers.engine.cuda_source.signatures import dtype_of
 
@@ -194,6 +194,8 @@ class Call(NamedTuple):
             arrays = {**arrays, **read} if read else arrays
         aligned = all([a.aligned for name, a in arrays.items() if name in WITH_HEAD_DIM])
         mod = bind_to_call(options.mod, arrays) if len(arrays) > 4 or options.mod else None
+        if options.mod:
+            check_distances(mod, arrays, max(rows or 0, keys or 0))
         how = options.deterministic, bool(options.rotary_interleaved), mod
         return cls(arrays, options.softmax_scale, options.window, rows, sequences, aligned, keys or 0, *how)
 

@@ -84,6 +84,26 @@ class DeviceArrays:
         if not _HAS_MEMORY:
             _KEPT_FOR_GRAPHS.append(arrays)
 
+    @contextlib.contextmanager
+    def graph_memory(self, a: Any) -> Iterator[list[Any]]:
+        """Return a context in which CuPy's new arrays stay as long as a graph that captures a's stream may be launched.
+
+        So do arrays that are put into the list. Where nothing is captured, all is as elsewhere.
+        """
+        kept: list[Any] = []
+        with contextlib.ExitStack() as stack:
+            if captured := device.ON_GPU and self.is_captured(self.stream(a)):
+                allocate = device.cp.cuda.get_allocator()
+
+                def keep(size: int) -> Any:
+                    kept.append(allocate(size))
+                    return kept[-1]
+
+                stack.enter_context(device.cp.cuda.using_allocator(keep))
+            yield kept
+        if captured:
+            self.keep_alive(kept)
+
     def device_id(self, a: Any) -> int:
         """Return the number of a's device."""
         return a.data.device_id if device.ON_GPU else 0
@@ -155,6 +175,8 @@ class TorchTensors:
 
     def negative(self, a: Any) -> Any:
         """Return a C-contiguous copy with the other sign."""
+        if a.dtype.itemsize == 1:  # e4m3: PyTorch has no neg of it, and that of its bytes is another number
+            return (a.contiguous().view(self._torch.uint8) ^ 128).view(a.dtype)
         return self._torch.neg(a, out=a.new_empty(a.shape))
 
     def padded(self, a: Any, columns: int) -> Any:
@@ -175,6 +197,19 @@ class TorchTensors:
 
     def keep_alive(self, arrays: Sequence[Any]) -> None:
         """Do nothing: PyTorch's allocator keeps the memory of a capture for its graph."""
+
+    @contextlib.contextmanager
+    def graph_memory(self, a: Any) -> Iterator[list[Any]]:
+        """See DeviceArrays.graph_memory. CuPy then takes PyTorch's memory: a capture may not ask CUDA for any."""
+        with contextlib.ExitStack() as stack:
+            if self.is_captured(self.stream(a)):
+                cuda, of_torch = device.cp.cuda, self._torch.cuda
+                allocator = cuda.PythonFunctionAllocator(
+                    lambda size, _: of_torch.caching_allocator_alloc(size),
+                    lambda place, _: of_torch.caching_allocator_delete(place),
+                )
+                stack.enter_context(cuda.using_allocator(allocator.malloc))
+            yield []
 
     def device_id(self, a: Any) -> int:
         """Return the number of a's device."""

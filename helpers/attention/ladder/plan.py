@@ -161,8 +161,6 @@ class CompiledPlan:
         every = {**{name: self._empty(name, s) for name, s in self.scratch.items() if name not in arrays}, **arrays}
         return [(launch, self.kernels[launch.kernel], launch.arguments(every)) for launch in self.launches]
 
-    filled = resolve_arguments  # its name in learners' copies of notebooks, for one more release
-
     def _empty(self, name: str, spec: Spec) -> Any:
         return (device.cp.zeros if name in self.stage.zeroed else device.cp.empty)(spec.shape, dtype=spec.dtype)
 

@@ -35,6 +35,7 @@ _C_TYPES = {
         for bits, c_type in ((8, "char"), (16, "short"), (32, "int"), (64, "long long"))
     },
 }
+_NAME = r"[A-Za-z_]\w*"
 _NEG_INF = "__int_as_float(0xff800000)"
 
 
@@ -62,8 +63,8 @@ class ScoreMod(NamedTuple):
     """The functions between the scale and the softmax of a call.
 
     scores: applied one after the other. mask: true where a row sees a key; empty for all. sink: the text of a sink's
-        score, or empty. values: (name, dtype, number) of each argument by value. arrays: (name, dtype, the call's name
-        for it) of each pointer. kept: the number of a `BlockMask`, or 0.
+        score, or empty. values: (name, dtype, number) of each argument by value, a float as text. arrays: (name, dtype,
+        the call's name for it) of each pointer. kept: the number of a `BlockMask`, or 0.
     """
 
     scores: tuple[Function, ...] = ()
@@ -95,7 +96,7 @@ class ScoreMod(NamedTuple):
     @property
     def names_used(self) -> set[str]:
         """The names that the mask uses."""
-        return set(re.findall(r"[A-Za-z_]\w*", self.mask))
+        return set(re.findall(_NAME, self.mask))
 
     @property
     def depends_on_head_index(self) -> bool:
@@ -117,7 +118,8 @@ class ScoreMod(NamedTuple):
         Args:
             block_mask: its array, and the steps from one batch, head and tile to the next, in elements.
         """
-        values = (dtype_of(dtype).type(value) for _, dtype, value in self.values)
+        numbers = ((dtype, float(value) if type(value) is str else value) for _, dtype, value in self.values)
+        values = (dtype_of(dtype).type(number) for dtype, number in numbers)
         return (*(array for *_, array in self.arrays), *values, *(block_mask if self.mask else ()))
 
     @property
@@ -307,6 +309,8 @@ def parse_score_mod(
         for name, value in mask_mod.mod_args.items():
             if args.setdefault(name, value) is not value:
                 raise ValueError(f"mod_args[{name!r}] is not the one that the block mask was made with")
+        others = args.keys() - mask_mod.mod_args.keys()  # which may change from call to call
+        kept = 0 if others.intersection(re.findall(_NAME, mask_mod.mask_mod)) else kept
         mask_mod = mask_mod.mask_mod
     if score_mod is not None:
         if score_mod_grad is None and backward:
@@ -331,7 +335,8 @@ def parse_score_mod(
         if isinstance(value, np.generic):
             if value.dtype.name not in _C_TYPES:
                 raise TypeError(f"mod_args[{name!r}] is {value.dtype}; write np.float32(...)")
-            values.append((name, value.dtype.name, value.item()))
+            number = value.item()  # a float as text: -0.0 == 0.0, and NaN is not NaN
+            values.append((name, value.dtype.name, repr(number) if type(number) is float else number))
         elif hasattr(value, "shape") and hasattr(value, "dtype"):
             by_name[key := f"mod_args[{name!r}]"] = value
             arrays.append((name, "", key))
@@ -380,6 +385,7 @@ def bind_to_call(mod: ScoreMod | None, arrays: Mapping[str, Spec]) -> ScoreMod |
 
 
 DISTANCE_TABLE = "score + (table + head * width + reach)[{}]"  # of score_mods.relative_bias
+DISTANCE = "kv_idx - q_idx"
 
 
 def distance_table(mod: ScoreMod | None) -> str | None:
@@ -389,6 +395,21 @@ def distance_table(mod: ScoreMod | None) -> str | None:
         if function.name == "score_mod" and function.text.startswith(before) and function.text.endswith(after):
             return next((key for name, _, key in mod.arrays if name == "table"), None)
     return None
+
+
+def check_distances(mod: ScoreMod | None, arrays: Mapping[str, Spec], longest: int) -> None:
+    """Raise ValueError where `relative_bias` compares no distance with the table's ends, and the call has longer ones.
+
+    longest: rows or keys of the longest sequence.
+    """
+    table = distance_table(mod)
+    if mod is None or table is None or mod.scores[0].text != DISTANCE_TABLE.format(DISTANCE):
+        return
+    if longest > (most := arrays[table].shape[1] // 2 + 1):
+        raise ValueError(
+            f"this relative_bias is for {most} rows and keys or fewer, and a sequence has {longest}: "
+            f"give it longest={longest}, or none"
+        )
 
 
 def _pointer(name: str, a: Spec) -> tuple[str, str, str]:

@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from helpers.renamed import old_names
-
 KB = 1024
 # Bytes of shared memory that a block may have at most, and where (CUDA C++ Programming Guide, compute capabilities).
 LIMITS: dict[int, str] = {
@@ -166,13 +164,3 @@ def first_that_fits(
         if shared_bytes({**sizes, "HEAD_DIM": head_dim}) <= shared_limit:
             return dict(sizes)
     raise ValueError(f"shared_limit = {shared_limit:,} bytes; no tile for head_dim = {head_dim} fits")
-
-
-_STAGES = "helpers.attention.ladder.stages"
-old_names(
-    __name__,
-    pick=f"{_STAGES}.cuda_cores.pick",
-    pick_backward_mma=f"{_STAGES}.backward.pick_backward_mma",
-    pick_wmma=f"{_STAGES}.tensor_cores.pick_wmma",
-    wmma_shared_bytes=f"{_STAGES}.tensor_cores.wmma_shared_bytes",
-)

