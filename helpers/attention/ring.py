@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -166,10 +167,10 @@ def ring_attention(
                 for i, rank in enumerate(comms.ranks):
                     with comms.on(rank):
                         calls = [*calls_of(number, i, at_hand[i], {"q": q[i], **outputs[i].so_far})]
-                        if joined:
-                            _run_beside(comms, rank, calls)
-                            continue
                         products: tuple[Product | Piece, ...] = step.products[rank]
+                        if joined:
+                            _run_beside(comms, rank, products, calls)
+                            continue
                         for product, call in zip(products, calls, strict=True):
                             alone, last = _place_of(product, plan, number, rank)
                             outputs[i].join(*_batched(product, run(call)), product.rows, alone=alone, last=last)
@@ -183,33 +184,28 @@ def ring_attention(
     return (results, [each.lse for each in outputs]) if return_lse else results
 
 
-BESIDE = True
+def _run_beside(comms: Comms, rank: int, products: Sequence[Product | Piece], calls: Sequence[Attention]) -> None:
+    """Run the calls of products, so that one may begin where another has no tiles left. Those of the same rows wait.
 
-
-def _run_beside(comms: Comms, rank: int, calls: Sequence[Attention]) -> None:
-    """Run calls that need nothing of each other, so that one may begin where another has no tiles left."""
-    if len(calls) < 2 or not BESIDE:
+    A call adds to what the ones before it left of its rows.
+    """
+    rows = [*dict.fromkeys(product.rows for product in products)]
+    apart = all(a[1] <= b[0] for a, b in itertools.pairwise(sorted(rows)))
+    if len(rows) < 2 or not apart:
         for call in calls:
             run(call)
         return
     with comms.beside(rank) as aside:
-        for i, call in enumerate(calls):
-            with aside() if i % 2 else contextlib.nullcontext():
+        for product, call in zip(products, calls, strict=True):
+            with aside() if rows.index(product.rows) % 2 else contextlib.nullcontext():
                 run(call)
 
 
-FIRST_ROWS: Any = None
-
-
-def _meanwhile(
-    comms: Comms, plan: Plan, q: Any, k: Any, causal: bool
-) -> Plan:
-    """Return the plan of an all-gather that computes some products while K and V come."""
+def _meanwhile(comms: Comms, plan: Plan, q: Any, k: Any, causal: bool) -> Plan:
+    """Return the plan of an all-gather that computes products with own keys while K and V come; or the plan itself."""
     if comms.size == 1 or not all(isinstance(step, Step) for step in plan):
         return plan
-    rows, keys = q.shape[1], k.shape[1]
-    first = FIRST_ROWS(rows, causal) if FIRST_ROWS else (rows // 2, rows) if causal else (0, rows // 4)
-    return gathering_steps(comms.size, causal, rows, keys, first)
+    return gathering_steps(comms.size, causal, q.shape[1], k.shape[1])
 
 
 def _inputs_of(product: Product | Piece, q: Any, at_hand: Sequence[Any]) -> dict[str, Any]:
@@ -560,9 +556,7 @@ def _to_all(
     return received
 
 
-def _gathered(
-    comms: Comms, at_hand: Sequence[Sequence[Any]], schedule: str
-) -> Callable[[], list[tuple[Any, ...]]]:
+def _gathered(comms: Comms, at_hand: Sequence[Sequence[Any]], schedule: str) -> Callable[[], list[tuple[Any, ...]]]:
     """Start to gather all ranks' K and V on each local rank. Return a function that waits for them.
 
     Each chunk arrives at its place in the sequence, a rank's own ones too, last.

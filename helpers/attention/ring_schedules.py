@@ -10,7 +10,7 @@ import numpy as np
 
 from helpers import device
 from helpers.attention.ladder.layout import Spec, bits
-from helpers.attention.ring_masks import Piece, chunk_numbers, rows_of, spans
+from helpers.attention.ring_masks import chunk_numbers, rows_of, spans
 from helpers.attention.scalars import check_flags, whole_number
 
 TILE_KEYS = 128  # of 08 and 13
@@ -33,20 +33,20 @@ class Product(NamedTuple):
         rows, keys = self.rows[1] - self.rows[0], self.keys[1] - self.keys[0]
         return rows * keys - (rows * (rows - 1) // 2 if self.causal else 0)
 
-    def parts(self) -> tuple[Product | Piece, ...]:
-        """Split it into two, of its first keys, in whole tiles of gradients, and of its last ones.
+    def parts(self) -> tuple[Product, ...]:
+        """Split it into two, of about as many pairs: causal ones by rows, others by keys, in whole tiles of gradients.
 
-        With many keys, either has two fifths of the pairs or more.
+        On two H200s at 8,192 tokens and 16 heads, gradients were 1.02 times as fast by keys as by rows without a mask,
+        where either part then adds to each row, and 0.96 times with a causal one.
         """
         (first, last), (first_key, last_key), causal = self
-        before = (last_key - first_key) * (3 if causal else 4) // 8 // TILE_KEYS * TILE_KEYS
-        cut = first_key + before
-        behind = last_key - cut
-        if not before or (causal and behind > last - first):
-            return (self,)
-        if not causal:
-            return Product(self.rows, (first_key, cut), False), Product(self.rows, (cut, last_key), False)
-        return Piece(self.rows, (first_key, cut), (-1, behind)), Product((last - behind, last), (cut, last_key), True)
+        if causal:
+            half = (first + last) // 2
+            upper = Product((first, half), (first_key, last_key - (last - half)), causal)
+            return (upper, Product((half, last), (first_key, last_key), causal))[half == first :]
+        cut = first_key + (last_key - first_key) // 2 // TILE_KEYS * TILE_KEYS
+        by_keys = Product(self.rows, (first_key, cut), False), Product(self.rows, (cut, last_key), False)
+        return by_keys[cut == first_key :]
 
 
 class Step(NamedTuple):
@@ -105,40 +105,26 @@ def _steps(schedule: str, size: int, causal: bool, rows: int, keys: int) -> tupl
 
 
 @functools.cache
-def gathering_steps(size: int, causal: bool, rows: int, keys: int, first: tuple[int, int]) -> tuple[Step, ...]:
-    """Return an all-gather's steps with one before them: each rank's rows `first` and its own keys, while others come.
+def gathering_steps(size: int, causal: bool, rows: int, keys: int) -> tuple[Step, ...]:
+    """Return an all-gather's steps with one before them, of own keys alone, while the others' come.
 
-    Args:
-        first: (first, end) of the rows of a rank, which all the others follow or precede. Others: see `steps`.
+    It is of a quarter of each rank's rows, or of its later chunk under a causal mask: on two H200s at 8,192 tokens and
+    16 heads, an all-gather was 1.14 and 1.3 times as fast with it. The arguments are those of `steps`.
     """
-    begin, end = first
-    half = rows // 2
-    own, gathered = [], []
+    half, own, gathered = rows // 2, [], []
     for rank in range(size):
-        own.append((Product(first, (0, end if causal else keys), causal),))
-        products: list[Product] = []
-        if not causal:
-            products += [Product(some, (0, size * keys), False) for some in ((0, begin), (end, rows)) if some[0] < some[1]]
-            products += [Product(first, others, False) for others in _others(keys, size * keys, (rank,))]
+        if causal:  # chunks rank and 2 size - 1 - rank of the sequence
+            first, seen, others = (half, rows), rows, (2 * size - 1 - rank) * half
+            alone = Product((0, half), (0, (rank + 1) * half), True)
         else:
-            joined: list[Product] = []
-            for chunk, rows_of in ((2 * size - 1 - rank, (half, rows)), (rank, (0, half))):
-                low, high = rows_of
-                for a, b in ((low, min(begin, high)), (max(end, low), high)):
-                    if a < b:
-                        products.append(Product((a, b), (0, chunk * half + b - low), True))
-                a, b = max(low, begin), min(high, end)
-                if a < b:
-                    joined += [Product((a, b), some, False) for some in _others(half, chunk * half, (rank,))]
-            products += joined
-        gathered.append(tuple(products))
+            first, seen, others = (0, rows // 4), keys, size * keys
+            alone = Product((rows // 4, rows), (0, size * keys), False)
+        width = half if causal else keys
+        own.append((Product(first, (0, seen), causal),))
+        between = (0, rank * width), ((rank + 1) * width, others)
+        joined = (Product(first, some, False) for some in between if some[0] < some[1])
+        gathered.append((alone, *joined))
     return Step(tuple(range(size)), tuple(own)), Step((None,) * size, tuple(gathered))
-
-
-def _others(width: int, end: int, own: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Return the keys before `end` that are not in chunks `own`, whose width is given."""
-    ends = [0, *(x for chunk in own for x in (chunk * width, (chunk + 1) * width)), end]
-    return [(a, b) for a, b in zip(ends[::2], (min(x, end) for x in ends[1::2]), strict=True) if a < b]
 
 
 def check_schedule(schedule: str) -> None:

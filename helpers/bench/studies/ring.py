@@ -573,11 +573,15 @@ def measure_gathered(ranks: Comms) -> Iterator[Row]:
         at_hand = [*zip(inputs.k, inputs.v, strict=True)]
         for causal in (False, True):
             order = "zigzag" if causal else "ring"
-            gather = functools.partial(ring._gathered, ranks, at_hand, order)
-            ready, call = gather(), functools.partial(inputs.forward, ranks, "all_gather", causal)
+            call = functools.partial(inputs.forward, ranks, "all_gather", causal)
+
+            def gather(order: str = order, at_hand: Any = at_hand) -> Any:
+                return ring._gathered(ranks, at_hand, order)()
+
+            ready = gather()
 
             def products(call: Way = call, ready: Any = ready) -> None:
-                with patch.object(ring, "_gathered", lambda *_: ready):
+                with patch.object(ring, "_gathered", lambda *_: lambda: ready):
                     call()
 
             def in_order(ready: Any = ready, order: str = order, rows: int = rows) -> None:
