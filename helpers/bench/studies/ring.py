@@ -521,7 +521,11 @@ def measure_short(ranks: Comms, *, backward: bool) -> Iterator[Row]:
                     ways["graph, joined after"] = ranks.captured(functools.partial(call, ranks))
                 silent, held = mute(ranks)
                 ways["graph, no messages"] = silent.captured(functools.partial(call, silent))
-                if backward:
+                if not backward:
+                    ways["all-gather, graph"] = ranks.captured(
+                        functools.partial(inputs.forward, ranks, "all_gather", causal)
+                    )
+                else:
                     with patch.object(ring, "sum_parts", unadded):
                         ways["graph, products alone"] = silent.captured(functools.partial(call, silent))
                 for rank, arrived, sent in held:
