@@ -46,7 +46,7 @@ SECTIONS = (
     "Exercise",
     "What limits us now",
 )
-# 00 has a first kernel before any of attention; 04 asks for an exercise before it measures; 04b, 07b, 10b are workshops;
+# 00 has a first kernel before attention; 04 asks for an exercise before it measures; 04b, 07b, 10b are workshops;
 # 08 has its exercises where their kernels begin, and 08b is the climb of one; 09 puts the kernels of the others to use;
 # 10 has its ring and one product before the kernel that needs them; 11 puts functions into the others' kernels; 14 and
 # 17 have kernels with names of their own; 15, 15b and 16 have their exercises before their kernels
