@@ -752,7 +752,7 @@ def ring_attention_backward(
             return Part(arrays, options, lengths=(which, given["q"].shape[1]))
 
         once = 0
-        once = _once(comms, plan, rows_by_rank, calls_of, **own_arrays)
+        once = _once(comms, plan, rows_by_rank, calls_of, deterministic, **own_arrays)
         whole = (lambda given: [of_all_rows("prepare", given), of_all_rows("round", given)]) if once else None
         _compile_first(comms, plan, rows_by_rank, calls_of, options, whole, **own_arrays)
     comms.agree(_form("ring_attention_backward", options, q, k))
@@ -801,13 +801,20 @@ def ring_attention_backward(
     return of_q, of_k, of_v
 
 
-def _once(comms: Comms, plan: Plan, rows_by_rank: Sequence[int], calls_of: _Calls, **arrays: Sequence[Any]) -> int:
+def _once(
+    comms: Comms,
+    plan: Plan,
+    rows_by_rank: Sequence[int],
+    calls_of: _Calls,
+    deterministic: bool,
+    **arrays: Sequence[Any],
+) -> int:
     """Return the rows of a tile, if a rank's rows are prepared once for all its products; else 0."""
     if any(isinstance(step, MaskedStep) for step in plan):
         return 0
     kind = DeviceArrays()
     keys = {name: kind.cache_keys(parts) for name, parts in arrays.items()}
-    form = "once", BACKWARD_STAGE, plan, *((name, *of) for name, of in keys.items())
+    form = "once", BACKWARD_STAGE, deterministic, plan, *((name, *of) for name, of in keys.items())
     if form not in comms.tiles:
         found = set()
         for i, rank in enumerate(comms.ranks):
