@@ -265,7 +265,7 @@ def test_without_a_mask_short_tiles_come_last(
 
 
 def test_steps_launch_their_own_files() -> None:
-    """Where the stage transposes V in the background, a step's file would not be what is measured."""
+    """A step's file is what is measured, although the stage transposes V in the background."""
     many = [cp.zeros((1, 4, 4096, 64), np.uint8)] * 3
     files = {stage.file: {launch.file for launch in stage.plan(*many)[0].launches} for stage in KERNELS.values()}
     assert fp8_stages.BACKGROUND in files.pop("16_fp8.cu")
