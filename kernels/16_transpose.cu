@@ -31,6 +31,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) transpose_v(
   if (keys <= 0 && tile > 0) return;
   keys -= panel * KEY_BYTES;
 
+  // ---- its V^T, and the rows of ones
   const unsigned char* const source =
       V + (packed ? 0 : sequence) * params.v.batch + head * params.v.head +
       (long long)(k_first + tile * BLOCK_N + panel * KEY_BYTES) * params.v.row;

@@ -8,7 +8,9 @@
 #include "v_image.cuh"
 
 #ifndef BACKGROUND
-#define BACKGROUND 0           // 0: V_image is there before the launch
+#define BACKGROUND 0  // 0: V_image is there before the launch
+#endif
+#ifndef BACKGROUND_PARAMETERS
 #define BACKGROUND_PARAMETERS  // of the kernel, behind its own
 #define BACKGROUND_ARGUMENTS   // the same, in the order of Background
 #endif

@@ -41,6 +41,7 @@ FOR_PYTORCH = {
     "helpers/bench/studies/ring.py",
     "helpers/bench/studies/autograd.py",
     "helpers/bench/studies/bias_gradient.py",
+    "helpers/bench/studies/backward_counters.py",
     "helpers/bench/studies/fp8.py",  # where peers.torch_on_gpu() has found it
     "helpers/bench/studies/fused.py",
     "helpers/torch_tensors.py",
