@@ -46,5 +46,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) transpose_v(
 
 // Before the first call whose V 16_fp8.cu transposes itself; it leaves the counts as they were.
 extern "C" __global__ void clear_counts(int* __restrict__ counts, const int n) {
+  // ---- by one block
   for (int i = threadIdx.x; i < n; i += blockDim.x) counts[i] = 0;
 }
