@@ -1,9 +1,9 @@
 // 16 fp8: attention in 8 bits, by consumers that take turns, and leave tiles that they do not see.
 //
 // Since 16_06: consumers that have their scores at the same time need the pipe of exponentials at the same
-// time, and then the tensor cores. So they take turns: at making weights of their scores, or above 64
-// columns at issuing products. Weights are rounded for 32 keys at a time. And a consumer leaves tiles of keys that only later rows of the block see, so
-// tiles of rows cost less where a mask or the end of a sequence cuts them: 10_order.cu deals by that cost.
+// time, and then the tensor cores. So they take turns at making weights, for 32 keys at a time, or above
+// 64 columns at issuing products. And a consumer leaves tiles that only later rows of the block see:
+// tiles of rows cost less where a mask or the end of a sequence cuts them, and 10_order.cu deals by that.
 //
 // Launch   16_transpose.cu; then as 10, after its 10_order.cu. See also 16_background.cu
 // Shapes   as 10, in e4m3; O in half types or float32. V_image: tiles of V^T, see 16_transpose.cu.

@@ -421,15 +421,17 @@ def _fewer_keys(head_dim: int) -> list[Sizes]:
     return [{**LADDER["fp8"].tiles(head_dim), "BLOCK_N": 160 if head_dim <= 64 else 128}]
 
 
+_fp8_step = partial(_step, LADDER["fp8"], variant=variant_of_descales)  # whose files transpose no V
+
+
 def _fp8() -> _Climb:
-    step = partial(_step, LADDER["fp8"], variant=variant_of_descales)
     of_heads = LADDER["fp8"].features - {"block_descale"}
     summed_in_place = {"candidates": _fewer_keys, "error_factor": 4.0}
     steps = (
-        step("16_01_one_level.cu", "O summed by the tensor core", features=of_heads, **summed_in_place),
-        step("16_02_two_levels.cu", "each tile of keys added in float32", features=of_heads),
-        step("16_05_row_of_ones.cu", "weights summed by a row of ones, maxima of bits"),
-        step("16_06_quarters.cu", "O of 256 columns in quarters"),
+        _fp8_step("16_01_one_level.cu", "O summed by the tensor core", features=of_heads, **summed_in_place),
+        _fp8_step("16_02_two_levels.cu", "each tile of keys added in float32", features=of_heads),
+        _fp8_step("16_05_row_of_ones.cu", "weights summed by a row of ones, maxima of bits"),
+        _fp8_step("16_06_quarters.cu", "O of 256 columns in quarters"),
     )
     return _Climb("fp8", "consumers take turns, and leave tiles that they do not see", steps)
 
@@ -499,9 +501,7 @@ MULTICAST = _hopper_step(
 
 # Compared with 16_fp8.cu: the bytes of e4m3 weights without exp2.
 _OF_HEADS = LADDER["fp8"].features - {"block_descale"}
-FP8_CODES = partial(_step, LADDER["fp8"], variant=variant_of_descales)(
-    "16_03_codes.cu", "weights as codes of e4m3", features=_OF_HEADS
-)
+FP8_CODES = _fp8_step("16_03_codes.cu", "weights as codes of e4m3", features=_OF_HEADS)
 
 
 def files(stage: str) -> list[str]:
