@@ -865,7 +865,9 @@ def test_a_layout_with_heads_first_is_read_and_written_as_a_view_of_it_would_be(
     o, lse = kind.empties([((2, 5, 3, 8), dtypes[0]), ((2, 3, 5), dtypes[1])], torch.zeros(1))
     assert o.shape == (2, 3, 5, 8) and o.transpose(1, 2).is_contiguous() and o.dtype == torch.float16
     assert lse.shape == (2, 3, 5) and lse.is_contiguous()
-    for a in (torch.randn(2, 3, 5, 8), torch.randn(2, 5, 3, 16)[..., ::2].transpose(1, 2), o.zero_(), lse.zero_()):
+    channels_last = torch.randn(2, 3, 8, 5).transpose(2, 3)
+    others = torch.randn(2, 5, 3, 16)[..., ::2].transpose(1, 2), o.zero_(), lse.zero_(), channels_last
+    for a in (torch.randn(2, 3, 5, 8), *others):
         view = a.transpose(1, 2) if a.ndim == 4 else a
         (key,), (of_view,) = kind.cache_keys([a]), plain.cache_keys([view])
         assert kind.spec(key) == plain.spec(of_view)
@@ -873,7 +875,9 @@ def test_a_layout_with_heads_first_is_read_and_written_as_a_view_of_it_would_be(
             got, want = getattr(kind, change)(a), getattr(plain, change)(view)
             assert got.shape == a.shape and kinds.turned(got).stride() == want.stride()
             assert torch.equal(kinds.turned(got), want)
-        assert kinds.turned(kind.padded(a, 16)).stride() == plain.padded(view, 16).stride()
+        wide = plain.padded(view, 16)
+        assert kinds.turned(kind.padded(a, 16)).stride() == wide.stride() and wide.is_contiguous()
+        assert torch.equal(wide, torch.nn.functional.pad(view, (0, 16 - view.shape[-1])))
 
 
 def test_without_gradients_nothing_is_kept(where: str, monkeypatch: pytest.MonkeyPatch) -> None:

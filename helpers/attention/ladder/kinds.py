@@ -180,8 +180,10 @@ class TorchTensors:
         return self._torch.neg(a, out=a.new_empty(a.shape))
 
     def padded(self, a: Any, columns: int) -> Any:
-        """See DeviceArrays.padded."""
-        return self._torch.nn.functional.pad(a, (0, columns - a.shape[-1]))
+        """See DeviceArrays.padded. PyTorch's own pad gives the strides of channels_last back, where a has them."""
+        wide = a.new_zeros((*a.shape[:-1], columns))
+        wide[..., : a.shape[-1]].copy_(a)
+        return wide
 
     def fill(self, a: Any, value: float) -> None:
         """Set every element to `value`."""
