@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
       max(together, 1));
   // The whole block: its sequence is shorter than the longest.
   if (!PERSISTENT && own.first_key >= own.kv_len) return;
-  const dim3 tiles((forward.N_kv + BLOCK_N - 1) / BLOCK_N, forward.kv_heads, forward.sequences);
+  const dim3 tiles((forward.N_kv + BLOCK_N - 1) / BLOCK_N, forward.kv_heads, sequences_of(forward));
   const int n_tiles = tiles.x * tiles.y * tiles.z;
   const auto steps_of = [&](int number, int count) {
     const KeyBlock block =

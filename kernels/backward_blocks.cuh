@@ -16,6 +16,14 @@
 #ifndef PERSISTENT
 #define PERSISTENT 0  // 1: see hopper_backward_persistent.cuh
 #endif
+#ifndef CONTINUES
+#define CONTINUES 0  // 1, for 17: a launch has some of a rank's rows; forward.sequences: tiles of them all
+#endif
+
+// How many sequences that are not packed a launch has.
+__device__ __forceinline__ int sequences_of(const AttentionParams& forward) {
+  return PERSISTENT && !CONTINUES ? forward.sequences : (int)gridDim.z;
+}
 
 // Where a sequence's tiles of rows begin in the scratch arrays of a head, and how many tiles a head
 // has.
@@ -25,13 +33,8 @@ struct RowTiles {
 
 __device__ __forceinline__ RowTiles
 row_tiles(bool packed, int q_first, int sequence, const AttentionParams& forward) {
-#if CONTINUES  // 17: all rows of a rank, of which a launch has some
-  const int tiles = forward.sequences;
-#else
-  const int tiles = (forward.N + BLOCK_M - 1) / BLOCK_M;
-#endif
-  if (!packed && PERSISTENT) return {sequence * tiles, forward.sequences * tiles};
-  if (!packed) return {sequence * tiles, (int)gridDim.z * tiles};
+  const int tiles = CONTINUES ? forward.sequences : (forward.N + BLOCK_M - 1) / BLOCK_M;
+  if (!packed) return {sequence * tiles, sequences_of(forward) * tiles};
   const int sequences = SLOTS ? forward.sequences : (int)gridDim.z;
   return {q_first / BLOCK_M + sequence, forward.N / BLOCK_M + sequences};
 }

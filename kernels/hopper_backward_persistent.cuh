@@ -1,7 +1,8 @@
 // With PERSISTENT=1, there is a block for each multiprocessor, which computes one tile of keys after the
 // other: what is loaded first of a tile, and the draw of its number, take no time while the consumers are
 // at the steps of the one before. Sequences are not packed, and additions have no order; what would be
-// gridDim.z, the number of sequences, is in AttentionParams. Notebook 13 says what it gains, and where.
+// gridDim.z, the number of sequences, is in AttentionParams; but with CONTINUES (17) blocks stand in as many
+// rows as there are sequences. Notebook 13 says what it gains, and where.
 
 #pragma once
 #include "hopper_backward_tiles.cuh"  // PERSISTENT; sizes of tiles
@@ -38,7 +39,7 @@ class TileQueue {
   }
 
   // ---- the thread that loads
-  __device__ __forceinline__ int first() const { return PERSISTENT ? blockIdx.x : 0; }
+  __device__ __forceinline__ int first() const { return PERSISTENT ? block_number() : 0; }
   // Sends a number; false: it is no tile, and all know.
   __device__ __forceinline__ bool send(int number, int all) {
     if (!PERSISTENT) return number == 0;
@@ -50,7 +51,7 @@ class TileQueue {
   }
   // After all loads of a tile, so that no block keeps a number for long. counter: of those drawn.
   __device__ __forceinline__ int draw(int* counter) const {
-    return PERSISTENT ? gridDim.x + atomicAdd(counter, 1) : 1;
+    return PERSISTENT ? gridDim.x * gridDim.z + atomicAdd(counter, 1) : 1;
   }
   // Before K and V are loaded.
   __device__ __forceinline__ void wait_for_keys_empty() {

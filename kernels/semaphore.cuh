@@ -61,8 +61,9 @@ struct BlockNumber {
     if (!DETERMINISTIC) return block_number();
     return draw_number([&] { return counter(); });
   }
-  // Cleared with the semaphores.
+  // Cleared with the semaphores. With CONTINUES each launch of a rank has another one of those.
   __device__ __forceinline__ int* counter() const {
+    if (CONTINUES) return dq_semaphore;
     return dq_semaphore + forward.heads * row_tiles(packed, 0, 0, forward).of_head;
   }
 };

@@ -29,12 +29,13 @@ from helpers.attention import (
     ring_attention,
     ring_attention_backward,
     ring_masks,
+    ring_schedules,
 )
 from helpers.attention.comms import Message, Nccl, virtual_ranks
 from helpers.attention.ladder import LADDER, limits
 from helpers.attention.ladder.call import Call, ForwardOptions
 from helpers.attention.ladder.layout import Spec, bits
-from helpers.attention.ring_schedules import SCHEDULES, positions, shard, steps, unshard
+from helpers.attention.ring_schedules import SCHEDULES, gathering_steps, positions, shard, steps, unshard
 from helpers.bench.studies import ring as study
 from helpers.device import cp
 from helpers.xray import xray
@@ -76,25 +77,39 @@ def around(ranks: Any, host: list[np.ndarray], schedule: str, **options: Any) ->
 @MASKS
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
-@pytest.mark.parametrize("halved", [False, True], ids=["whole", "halves"])
-def test_each_pair_of_a_query_and_a_key_is_in_one_product(halved: bool, size: int, schedule: str, causal: bool) -> None:
-    rows = 6
-    plan = steps(schedule, size, causal=causal, rows=rows)
-    where = [positions(schedule, size, rank, rows) for rank in range(size)]
-    if not causal and schedule == "all_gather":
-        where = [positions("ring", size, rank, rows) for rank in range(size)]
+@pytest.mark.parametrize("tile", [0, 2])
+def test_each_pair_of_a_query_and_a_key_is_in_one_product(
+    tile: int, size: int, schedule: str, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """tile: of keys, by which products are cut into parts; 0: they are whole."""
+    monkeypatch.setattr(ring_schedules, "TILE_KEYS", tile)
+    check_pairs(steps(schedule, size, causal=causal, rows=6), schedule, causal, 6, in_parts=tile > 0)
+
+
+def check_pairs(plan: Any, schedule: str, causal: bool, rows: int, *, in_parts: bool = False) -> None:
+    """The products of all ranks, or their parts, are the pairs that a mask shows, each once."""
+    size = len(plan[0].sources)
+    order = schedule if causal or schedule != "all_gather" else "ring"
+    where = [positions(order, size, rank, rows) for rank in range(size)]
     seen, pairs = np.zeros((size * rows, size * rows), int), 0
     for step in plan:
         for rank, (source, products) in enumerate(zip(step.sources, step.products, strict=True)):
             at_hand = np.arange(size * rows) if source is None else where[source]
-            for product in (half for whole in products for half in (whole.halves() if halved else (whole,))):
-                queries, keys = where[rank][slice(*product.rows)], at_hand[slice(*product.keys)]
-                mask = reference.visible(len(queries), len(keys), causal=product.causal)
-                seen[np.ix_(queries, keys)] += mask
+            for product in products:
                 pairs += product.pairs
-                assert product.pairs == mask.sum()
+                for part in product.parts() if in_parts else (product,):
+                    queries, keys = where[rank][slice(*part.rows)], at_hand[slice(*part.keys)]
+                    window, causal_part = ring._mask_of(part)
+                    mask = reference.visible(len(queries), len(keys), causal=causal_part, window=window)
+                    seen[np.ix_(queries, keys)] += mask
     assert np.array_equal(seen, np.tri(size * rows, dtype=int) if causal else np.ones_like(seen))
     assert pairs == seen.sum()
+
+
+@MASKS
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_a_gather_with_a_step_before_it_has_each_pair_once(size: int, causal: bool) -> None:
+    check_pairs(gathering_steps(size, causal, 8, 8), "all_gather", causal, 8)
 
 
 @pytest.mark.parametrize("size", [2, 3, 8])

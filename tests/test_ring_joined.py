@@ -25,7 +25,8 @@ from helpers.attention import (
     ring_joined,
 )
 from helpers.attention.comms import Message, virtual_ranks
-from helpers.attention.ladder import LADDER
+from helpers.attention.ladder import LADDER, limits
+from helpers.attention.ladder.stages import backward
 from helpers.attention.ring_joined import Place, places
 from helpers.attention.ring_schedules import shard
 from helpers.device import cp
@@ -50,9 +51,9 @@ def joined(causal: bool = True, schedule: str = "zigzag", size: int = 2, rows: i
     """Virtual ranks beside float64."""
     host = inputs(2 * size * rows, d, "bfloat16", heads=2, kv_heads=1)
     ranks = virtual_ranks(size)
-    q, k, v = (ranks.put(shard(a, size, schedule)) for a in host[:3])
-    o, lse = ring_attention(q, k, v, causal=causal, schedule=schedule, return_lse=True, comms=ranks)
     order = "ring" if schedule == "all_gather" and not causal else schedule
+    q, k, v = (ranks.put(shard(a, size, order)) for a in host[:3])
+    o, lse = ring_attention(q, k, v, causal=causal, schedule=schedule, return_lse=True, comms=ranks)
     want, want_lse = exact(host, causal=causal)
     check.check("o", on_host(o, order), want, tolerance=1.2e-2)
     check.check("lse", on_host(lse, order, axis=2), want_lse, tolerance=2e-5)
@@ -152,10 +153,14 @@ def test_planted_bugs_of_a_join_are_found(bug: Bug, monkeypatch: pytest.MonkeyPa
         (True, "zigzag", 2, 24, 128),
     ],
 )
+@pytest.mark.parametrize("blocks", [0, 3])
 def test_rows_are_prepared_once(
-    causal: bool, schedule: str, size: int, chunk: int, d: int, monkeypatch: pytest.MonkeyPatch
+    causal: bool, schedule: str, size: int, chunk: int, d: int, blocks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unless a product's rows begin within a tile."""
+    """Unless a product's rows begin within a tile. blocks: that persist; 0: none do."""
+    if blocks:
+        monkeypatch.setattr(limits, "multiprocessors", lambda: blocks)
+        monkeypatch.setattr(backward, "_PERSISTENT_BLOCKS", 1)
     parts: list[str] = []
     plan = ring_gradients.Part.plan
     monkeypatch.setattr(

@@ -71,6 +71,19 @@ class Comms:
         with self.capturing.get(rank, _NO_STREAM):
             yield
 
+    @contextlib.contextmanager
+    def beside(self, rank: int) -> Iterator[Callable[[], contextlib.AbstractContextManager[Any]]]:
+        """Queue work that may run at the same time as what the current stream of a local rank gets in this context.
+
+            with comms.beside(rank) as aside:
+                first()
+                with aside():
+                    second()    # which needs nothing of the first
+
+        Behind the context both are done.
+        """
+        yield contextlib.nullcontext
+
     def put(self, arrays: Sequence[Any]) -> list[Any]:
         """Copy arrays to the devices of the local ranks.
 
@@ -341,16 +354,25 @@ class _OfGpus(Comms):
             gpus: the GPU of each local rank.
         """
         super().__init__(size, [*gpus], leave)
-        self._gpus, self._streams = dict(gpus), {}
+        self._gpus, self._streams, self._beside = dict(gpus), {}, {}
         for rank in self.ranks:
             with self.on(rank):
                 self._streams[rank] = device.cp.cuda.Stream(non_blocking=True, priority=-1)
+                self._beside[rank] = device.cp.cuda.Stream(non_blocking=True)
         self._arrived: dict[int, Any] = {}
 
     @contextlib.contextmanager
     def on(self, rank: int) -> Iterator[None]:
         with device.cp.cuda.Device(self._gpus[rank]), super().on(rank):
             yield
+
+    @contextlib.contextmanager
+    def beside(self, rank: int) -> Iterator[Callable[[], contextlib.AbstractContextManager[Any]]]:
+        event = functools.partial(device.cp.cuda.Event, disable_timing=True)
+        main, other = device.cp.cuda.get_current_stream(), self._beside[rank]
+        other.wait_event(main.record(event()))
+        yield lambda: other
+        main.wait_event(other.record(event()))
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
         if self.recorded:
@@ -643,9 +665,12 @@ class Gloo(Comms):
         from torch import from_numpy
 
         works = []
+        own = self.ranks[0]
+        for target, source in _pairs(*([m for m in messages if m.peer == own] for messages in (sends, receives))):
+            bits(target.array)[...] = bits(source.array)
         for messages, move in ((sends, self._distributed.isend), (receives, self._distributed.irecv)):
             for _, peer, a in messages:
-                if a.nbytes:
+                if a.nbytes and peer != own:
                     words = from_numpy(np.asarray(a).view(np.ndarray).reshape(-1).view(np.uint8))
                     number = peer if self._group is None else self._distributed.get_global_rank(self._group, peer)
                     works.append((move(words, number, group=self._group), words))

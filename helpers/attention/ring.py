@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -53,6 +54,7 @@ from helpers.attention.ring_schedules import (
     check_schedule,
     chunk_places,
     empty_of,
+    gathering_steps,
     shard,
     some_rows,
     steps,
@@ -142,6 +144,10 @@ def ring_attention(
                 yield _call(product, arrays, options)
 
         joined = _joined(comms, plan, rows_by_rank, scale, q=q, k=k, v=v)
+        if schedule == "all_gather" and joined:
+            meanwhile = _meanwhile(comms, plan, q[0], k[0], causal)
+            if of_both := _joined(comms, meanwhile, rows_by_rank, scale, q=q, k=k, v=v):
+                plan, joined = meanwhile, of_both
         _compile_first(comms, plan, rows_by_rank, calls_of, options, q=q, k=k, v=v)
     comms.agree(_form("ring_attention", options, q, k))
     outputs = []
@@ -150,23 +156,22 @@ def ring_attention(
             outputs.append(_Output(a, joined=bool(joined)))
     with _abort_on_error(comms):
         at_hand = [*zip(k, v, strict=True)]
-        if schedule == "all_gather" and comms.size > 1:
-            at_hand = _gathered(comms, at_hand, order)
+        if plan[0].sources[0] is None and comms.size > 1:
+            at_hand = _gathered(comms, at_hand, order)()
         for number, step in enumerate(plan):
             arrived = None
             if number + 1 < len(plan):
-                arrived = _pass_on(
-                    comms, at_hand, [[rows_by_rank[each]] * 2 for each in _local(comms, plan[number + 1])]
-                )
+                counts = [[rows_by_rank[each]] * 2 for each in _local(comms, plan[number + 1])]
+                arrived = _pass_on(comms, at_hand, counts) if counts else _gathered(comms, at_hand, order)
             with limits.reserve_sms(comms.leave if arrived else 0):
                 for i, rank in enumerate(comms.ranks):
                     with comms.on(rank):
-                        calls = calls_of(number, i, at_hand[i], {"q": q[i], **outputs[i].so_far})
+                        calls = [*calls_of(number, i, at_hand[i], {"q": q[i], **outputs[i].so_far})]
                         products: tuple[Product | Piece, ...] = step.products[rank]
+                        if joined:
+                            _run_beside(comms, rank, products, calls)
+                            continue
                         for product, call in zip(products, calls, strict=True):
-                            if joined:
-                                run(call)
-                                continue
                             alone, last = _place_of(product, plan, number, rank)
                             outputs[i].join(*_batched(product, run(call)), product.rows, alone=alone, last=last)
             if arrived:
@@ -177,6 +182,30 @@ def ring_attention(
             each.complete()
     results = [each.o for each in outputs]
     return (results, [each.lse for each in outputs]) if return_lse else results
+
+
+def _run_beside(comms: Comms, rank: int, products: Sequence[Product | Piece], calls: Sequence[Attention]) -> None:
+    """Run the calls of products, so that one may begin where another has no tiles left. Those of the same rows wait.
+
+    A call adds to what the ones before it left of its rows.
+    """
+    rows = [*dict.fromkeys(product.rows for product in products)]
+    apart = all(a[1] <= b[0] for a, b in itertools.pairwise(sorted(rows)))
+    if len(rows) < 2 or not apart:
+        for call in calls:
+            run(call)
+        return
+    with comms.beside(rank) as aside:
+        for product, call in zip(products, calls, strict=True):
+            with aside() if rows.index(product.rows) % 2 else contextlib.nullcontext():
+                run(call)
+
+
+def _meanwhile(comms: Comms, plan: Plan, q: Any, k: Any, causal: bool) -> Plan:
+    """Return the plan of an all-gather that computes products with own keys while K and V come; or the plan itself."""
+    if comms.size == 1 or not all(isinstance(step, Step) for step in plan):
+        return plan
+    return gathering_steps(comms.size, causal, q.shape[1], k.shape[1])
 
 
 def _inputs_of(product: Product | Piece, q: Any, at_hand: Sequence[Any]) -> dict[str, Any]:
@@ -527,32 +556,32 @@ def _to_all(
     return received
 
 
-def _gathered(comms: Comms, at_hand: Sequence[Sequence[Any]], schedule: str) -> list[tuple[Any, ...]]:
-    """Gather all ranks' K and V on each local rank: each chunk arrives at its place in the sequence."""
+def _gathered(comms: Comms, at_hand: Sequence[Sequence[Any]], schedule: str) -> Callable[[], list[tuple[Any, ...]]]:
+    """Start to gather all ranks' K and V on each local rank. Return a function that waits for them.
+
+    Each chunk arrives at its place in the sequence, a rank's own ones too, last.
+    """
     sends, receives, whole = [], [], []
-    own: list[tuple[int, Any, Any]] = []
     for rank, pair in zip(comms.ranks, at_hand, strict=True):
         with comms.on(rank):
             mine = [device.cp.ascontiguousarray(a) for a in pair]
             whole.append(tuple(empty_of(a, (a.shape[0], comms.size * a.shape[1], *a.shape[2:])) for a in mine))
         n = whole[-1][0].shape[1]
         parts = [part for _, part in chunk_places(schedule, comms.size, rank, n)]
-        for peer in range(comms.size):
+        for distance in range(1, comms.size + 1):
+            peer = (rank + distance) % comms.size
             places = [place for place, _ in chunk_places(schedule, comms.size, peer, n)]
             for a, of_all, b in ((*each, b) for each in zip(mine, whole[-1], strict=True) for b in range(len(mine[0]))):
                 for part, place in zip(parts, places, strict=True):
-                    here, there = a[b, slice(*part)], of_all[b, slice(*place)]
-                    if peer == rank:
-                        own.append((rank, here, there))
-                    else:
-                        sends.append(Message(rank, peer, here))
-                        receives.append(Message(rank, peer, there))
-    arrived = comms.start(sends, receives)
-    for rank, here, there in own:
-        with comms.on(rank):
-            bits(there)[...] = bits(here)
-    arrived()
-    return whole
+                    sends.append(Message(rank, peer, a[b, slice(*part)]))
+                    receives.append(Message(rank, peer, of_all[b, slice(*place)]))
+    wait = comms.start(sends, receives)
+
+    def arrived(alive: Any = sends) -> list[tuple[Any, ...]]:
+        wait()
+        return whole
+
+    return arrived
 
 
 class _Output:
@@ -720,28 +749,28 @@ def ring_attention_backward(
         plan, rows_by_rank, order = _plan(comms, schedule, mask, **own_arrays)
         scale = softmax_scale_of(softmax_scale, q[0].shape[-1])
 
-        def halves_of(number: int, rank: int) -> Sequence[Product | Piece]:
-            """Return the products of a step; those of a rank's own keys in halves, one of which is for the last step.
+        def parts_of(number: int, rank: int) -> Sequence[Product | Piece]:
+            """Return the products of a step; that of a rank's own keys in two parts, one of which is for the last step.
 
             It is computed while dK and dV come home. Of pieces, the last one is.
             """
             made: list[Product | Piece] = []
             split = number == 0 and len(plan) > 1
             for product in plan[number].products[rank]:
-                made += product.halves() if split and isinstance(product, Product) else [product]
+                made += product.parts() if split and isinstance(product, Product) else [product]
             return made
 
         def calls_of(number: int, i: int, at_hand: Sequence[Any], given: Mapping[str, Any]) -> Iterator[Attention]:
             """Yield the calls of a step of local rank i, with its arrays or with their specs."""
-            for product in halves_of(number, comms.ranks[i]):
+            for which, product in enumerate(parts_of(number, comms.ranks[i])):
                 arrays = {name: some_rows(given[name], product.rows) for name in ("do", "q", "o")}
                 arrays |= {name: some_rows(a, product.keys) for name, a in zip("kv", at_hand, strict=True)}
                 arrays["lse"] = some_rows(given["lse"], product.rows, 2)
                 arrays = {name: arrays[name] for name in own_arrays}
                 options = BackwardOptions(*_mask_of(product), scale, deterministic, BACKWARD_STAGE, out="float32")
                 if once:
-                    first = product.rows[0] // once
-                    of_rows = {name: given[name][first:] if name in given else _UNKNOWN for name in OF_ROWS}
+                    first = dict.fromkeys(OF_ROWS, product.rows[0] // once) | {"dq_semaphore": 2 * number + which}
+                    of_rows = {name: given[name][first[name] :] if name in given else _UNKNOWN for name in OF_ROWS}
                     yield Part(arrays | of_rows, options, lengths=("multiply", given["q"].shape[1]))
                 else:
                     yield _call(product, arrays, options)
@@ -768,12 +797,12 @@ def ring_attention_backward(
     ) -> None:
         """Compute the products of a step: add dQ to that of the rows, dK and dV to the sums of the keys at hand.
 
-        some: of the products, as `halves_of` returns them.
+        some: of the products, as `parts_of` returns them.
         """
         for i, rank in enumerate(comms.ranks):
             with comms.on(rank):
                 given = state[i] if once else {name: parts[i] for name, parts in own_arrays.items()}
-                pairs = zip(halves_of(number, rank), calls_of(number, i, at_hand[i], given), strict=True)
+                pairs = zip(parts_of(number, rank), calls_of(number, i, at_hand[i], given), strict=True)
                 for product, call in [*pairs][some]:
                     if once:
                         of_keys = run(call)
@@ -785,7 +814,7 @@ def ring_attention_backward(
 
     with _abort_on_error(comms):
         if schedule == "all_gather" and comms.size > 1:
-            at_hand = _gathered(comms, [*zip(k, v, strict=True)], order)
+            at_hand = _gathered(comms, [*zip(k, v, strict=True)], order)()
             sums = [tuple(map(_Sum, pair)) for pair in at_hand]
             add_step(0, at_hand, sums)
             _send_home(comms, sums, own, order)
@@ -826,9 +855,12 @@ def _once(
         firsts = {product.rows[0] for step in plan for rank in comms.ranks for product in step.products[rank]}
         if len(plan) > 1:
             own: list[Any] = [each for rank in comms.ranks for each in plan[0].products[rank]]
-            firsts |= {half.rows[0] for each in own for half in each.halves()}
+            firsts |= {part.rows[0] for each in own for part in each.parts()}
         tile = min(found, default=0) if len(found) == 1 else 0
-        comms.tiles[form] = tile if tile and not any(first % tile for first in firsts) else 0
+        batch, rows, heads, _ = arrays["q"][0].shape
+        numbers = tile and batch * heads * -(-rows // tile)  # of semaphores: see `Part`
+        fits = numbers >= 2 * len(plan) and not any(first % tile for first in firsts)
+        comms.tiles[form] = tile if fits else 0
     return comms.tiles[form]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from helpers.attention.calls import Attention, check, of_shapes
-from helpers.attention.ladder import launches
+from helpers.attention.ladder import launches, limits
 from helpers.attention.ladder.call import BackwardOptions, Call
 from helpers.attention.ladder.launch import Launch, Map
 from helpers.attention.ladder.layout import Spec
@@ -41,7 +41,11 @@ def _multiply(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
     rows, keys = sizes["BLOCK_M"], sizes["BLOCK_N"]
     maps = Map("q", rows), Map("do", rows), Map("k", keys), Map("v", keys)
     args = *maps, *OF_ROWS, "dk", "dv", None, None, _params(call, _tiles(call, sizes))
-    return [stage.launch(launches.tile_grid(call, "k", sizes), sizes, args, stage.kernels[1])]
+    grid = launches.tile_grid(call, "k", sizes)
+    if sizes.get("PERSISTENT"):
+        of_a_sequence = max(limits.persistent_blocks() // call.sequences, 1)
+        grid = min(grid[0] * grid[1], of_a_sequence), 1, call.sequences
+    return [stage.launch(grid, sizes, args, stage.kernels[1])]
 
 
 def _round(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
@@ -60,7 +64,8 @@ class Part(Attention):
     """A part of the gradients of a rank. `lengths` is ("prepare", "multiply" or "round", all rows of the rank).
 
     Its arrays are do, q, k, v, o and lse: all rows of a rank, or those of a product. "prepare" returns OF_ROWS, which
-    are among the arrays of the others: from the tile of the product's first row on. "multiply" returns dk and dv in
+    are among the arrays of the others: from the tile of the product's first row on, but dq_semaphore from another
+    number on for each product, which counts its tiles of keys where blocks persist. "multiply" returns dk and dv in
     float32, "round" dq.
     """
 

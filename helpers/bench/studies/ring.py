@@ -521,7 +521,11 @@ def measure_short(ranks: Comms, *, backward: bool) -> Iterator[Row]:
                     ways["graph, joined after"] = ranks.captured(functools.partial(call, ranks))
                 silent, held = mute(ranks)
                 ways["graph, no messages"] = silent.captured(functools.partial(call, silent))
-                if backward:
+                if not backward:
+                    ways["all-gather, graph"] = ranks.captured(
+                        functools.partial(inputs.forward, ranks, "all_gather", causal)
+                    )
+                else:
                     with patch.object(ring, "sum_parts", unadded):
                         ways["graph, products alone"] = silent.captured(functools.partial(call, silent))
                 for rank, arrived, sent in held:
@@ -573,11 +577,15 @@ def measure_gathered(ranks: Comms) -> Iterator[Row]:
         at_hand = [*zip(inputs.k, inputs.v, strict=True)]
         for causal in (False, True):
             order = "zigzag" if causal else "ring"
-            gather = functools.partial(ring._gathered, ranks, at_hand, order)
-            ready, call = gather(), functools.partial(inputs.forward, ranks, "all_gather", causal)
+            call = functools.partial(inputs.forward, ranks, "all_gather", causal)
+
+            def gather(order: str = order, at_hand: Any = at_hand) -> Any:
+                return ring._gathered(ranks, at_hand, order)()
+
+            ready = gather()
 
             def products(call: Way = call, ready: Any = ready) -> None:
-                with patch.object(ring, "_gathered", lambda *_: ready):
+                with patch.object(ring, "_gathered", lambda *_: lambda: ready):
                     call()
 
             def in_order(ready: Any = ready, order: str = order, rows: int = rows) -> None:

@@ -325,12 +325,11 @@ def _blocks_persist(call: Call) -> bool:
 
 def _hopper_variant(call: Call) -> dict[str, int]:
     derivative = bool(call.mod and call.mod.has_derivative)
+    continues = "dq_accum" in call.arrays  # which holds sums of other keys
     if call.deterministic:
         how = {"DETERMINISTIC": 1}
-    elif "dq_accum" in call.arrays:  # which holds sums of other keys
-        how = {"CONTINUES": 1}
     else:
-        how = {"FIRST_STORES": 1} if _first_block_stores(call) else {}
+        how = {"CONTINUES": 1} if continues else {"FIRST_STORES": 1} if _first_block_stores(call) else {}
         how |= {"PERSISTENT": 1} if _blocks_persist(call) else {}
     return {**how, **pick_hopper_backward(call.head_dim, derivative)}
 
