@@ -71,7 +71,10 @@ def test_short_steps_and_an_all_gather_are_tabulated() -> None:
         *(row("its copies", "gathered", sustained_ms=1.5, sm_mhz=[1980, 1]) for _ in range(2)),
     ]
     lines = [line.split() for line in lesson.graph_table({"rows": rows}).splitlines()]
-    assert lines[1][3:] == ["calls", "graph"] * 4 and lines[4] == ["8,192", "0.50", "0.91"]
+    assert lines[0][-1] == "8,192" and lines[1:] == [
+        ["forward,", "causal", "calls", "0.50"],
+        ["backward,", "causal", "graphs", "0.91"],
+    ]
     apart = lesson.apart_table({"rows": [*rows, row("independent", "short forward", ms=1.25)]}).splitlines()
     assert apart[1].split() == ["graph", "1.50", "ms"] and apart[-1].split() == ["independent", "1.25", "ms"]
     pieces = lesson.gather_table({"rows": rows}, 8192).splitlines()

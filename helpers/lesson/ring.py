@@ -94,23 +94,30 @@ def _kinds(width: int) -> str:
 
 
 def graph_table(record: Mapping[str, Any], *, heads: int = 16) -> str:
-    """Tabulate zigzag's speed relative to independent GPUs by peer copies, call by call and as graphs."""
-    found = [_short(record, f"{way}, peer", *kind, heads) for kind in KINDS for way in ("calls", "graph")]
-    lines = [f"{'':12}{_kinds(18)}", f"{'tokens a GPU':>12}" + f"{'calls':>10}{'graph':>8}" * len(KINDS)]
-    for n in SHORT:
-        speeds = [f"{rows[n]['speed']:.2f}" if n in rows else "" for rows in found]
-        lines.append(f"{n:12,}" + "".join(f"{text:>{8 if i % 2 else 10}}" for i, text in enumerate(speeds)))
+    """Tabulate speeds relative to independent GPUs by peer copies: zigzag call by call, and graphs.
+
+    An all-gather's graphs are recorded for the forward alone.
+    """
+    ways = {"calls": "calls, peer", "graphs": "graph, peer", "graphs, all-gather": "all-gather, graph"}
+    lines = [f"{'tokens a GPU':38}" + "".join(f"{n:>8,}" for n in SHORT)]
+    for part, causal in KINDS:
+        kind = f"{part}{', causal' if causal else ''}"
+        for name, way in ways.items():
+            found = _short(record, way, part, causal, heads)
+            speeds = "".join(f"{found[n]['speed']:8.2f}" if n in found else " " * 8 for n in SHORT)
+            lines += [f"{kind:18}{name:20}{speeds}"] if found else []
+            kind = "" if found else kind
     return "\n".join(lines)
 
 
 def apart_table(record: Mapping[str, Any], rows: int = 8192, *, heads: int = 16) -> str:
     """Tabulate milliseconds of zigzag's graphs, of variants and of what is left of them, and of independent runs."""
-    variants = ("one grid", "joined after", "no messages", "products alone")
-    ways = ("graph, peer", *(f"graph, {variant}" for variant in variants), "independent")
+    variants = ("joined after", "no messages", "products alone")
+    ways = ("graph, peer", *(f"graph, {variant}" for variant in variants), "all-gather, graph", "independent")
     lines = [f"{f'{rows:,} tokens a GPU':24}{_kinds(18)}"]
     for way in ways:
         ms = [_short(record, way, *kind, heads).get(rows) for kind in KINDS]
-        name = way.replace(", peer", "").replace("graph, ", "  ")
+        name = way.replace(", peer", "").replace("graph, ", "  ").replace(", graph", "")
         if any(ms):
             lines.append(f"{name:24}" + "".join(f"{row['ms']:15.2f} ms" if row else " " * 18 for row in ms))
     return "\n".join(lines)

@@ -501,7 +501,7 @@ def measure_short(ranks: Comms, *, backward: bool) -> Iterator[Row]:
 
     In "graph, joined after", passes join and add what kernels do otherwise. "no messages" is the graph of a call of
     ranks that send nothing, so that no GPU waits for another; "products alone" adds no parts either. Their results are
-    wrong. "graph, one grid", in the record alone, was a grid for both steps, which waited for the keys of the second.
+    wrong. An all-gather computes products with own keys while the others' come.
     """
     for heads, kv_heads in HEADS:
         for rows in SHORT:
