@@ -108,7 +108,8 @@ def ring_attention(
             needs it.
         schedule: "zigzag": equal work for all ranks in each step, also under a causal mask, where rows must be even.
             "ring": chunks in the order of the sequence; under a causal mask, R ranks stand idle for (R - 1) / (2R - 1)
-            of the time. "all_gather": K and V of all ranks are gathered first; cut as for zigzag.
+            of the time. "all_gather": K and V of all ranks are gathered, while some products with a rank's own ones are
+            computed; cut as for zigzag.
         comms: of comms.py.
 
     Returns:
