@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import signal
@@ -550,6 +551,31 @@ except KeyboardInterrupt:
 def test_the_portable_way_to_switch_fibers(own_builds: OwnBuilds) -> None:
     """ucontext, for processors that no assembly is written for: the same kernels, the same errors."""
     assert output(python(UCONTEXT, **own_builds.settings)).strip() == "True"
+
+
+# A function of another library, whose caller is not to be found: its frame begins where the register rbp says.
+LOST = """
+import ctypes
+lost = ctypes.CDLL(sys.argv[1]).lost
+kernel = engine.RawKernel(
+    'extern "C" __global__ void k(unsigned long long f) { if (threadIdx.x == 5) ((void (*)())f)(); }', "k")
+for _ in range(3):
+    try:
+        kernel((1,), (32,), (np.uint64(ctypes.cast(lost, ctypes.c_void_p).value),))
+    except engine.LaunchError as error:
+        print(error.thread, good())
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or sys.platform != "linux", reason="written for x86-64's registers")
+def test_a_fault_on_a_stack_that_is_overwritten(tmp_path: Path) -> None:
+    """As a thread leaves it that writes past its own arrays: looking for the fault's line must not be another fault."""
+    source, library = tmp_path / "lost.cpp", tmp_path / "lost.so"
+    source.write_text('extern "C" void lost() { asm volatile("mov $8, %rbp; mov (%rbp), %rax"); }')
+    options = "-O0", "-fno-omit-frame-pointer", "-shared", "-fPIC", "-o", library
+    subprocess.run([*engine.compiler.compiler()[0], source, *options], check=True)
+    code = f"sys.argv[1:] = [{str(library)!r}]{LOST}"
+    assert output(python(code)).splitlines() == ["(5, 0, 0) True"] * 3
 
 
 @pytest.mark.parametrize("value", ["0", "17", "-1", "many", "2.5"])

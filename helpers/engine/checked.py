@@ -166,7 +166,9 @@ class _Records:
             place = (one.file.decode(errors="replace"), one.line)
             was_skipped = bool(one.count) and not returns.may_come_before(self.kernel.code, self.kernel.name, place)
             block, thread = index(one.block, self.grid), index(one.thread, self.block)
-            barriers.append(PartialBarrier(place, block, one.count, thread, one.other_line, was_skipped))
+            if was_skipped or not one.mask:  # lanes that returned early are not missed
+                of_warp = one.mask, one.name.decode()
+                barriers.append(PartialBarrier(place, block, one.count, thread, one.other_line, was_skipped, *of_warp))
         return tuple(barriers)
 
     def access(self, place: Place | None, block: int, thread: int, is_write: bool) -> Access:

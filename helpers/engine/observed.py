@@ -225,6 +225,7 @@ class Abort:
 class PartialBarrier:
     """A barrier reached after some threads of the block had exited: their number, and the first of them.
 
+    Or an operation of a warp, called name, reached after some lanes had exited that its mask names; else mask is 0.
     Or a barrier that a warp reached at another line: count is 0, and thread is one that stood at other_line.
 
     was_skipped: no return comes before the barrier, so an `if` or a shorter loop led those threads around it.
@@ -236,6 +237,8 @@ class PartialBarrier:
     thread: Index
     other_line: int = 0
     was_skipped: bool = False
+    mask: int = 0
+    name: str = ""
 
 
 @dataclass(frozen=True)

@@ -63,18 +63,27 @@ struct Region {
 // ---------------------------------------------------------------- order
 
 // Order between threads that no barrier joins: a fence, then an atomic write of a word, releases what came before the
-// fence; whoever reads that word by an atomic takes it up, and hands it on at his barriers and by his own releases.
-// (By the letter a fence belongs after the read too. Sound kernels leave it to the __syncthreads that follows.)
+// fence; whoever reads that word by an atomic takes it up at the fence or the barrier that follows, and hands it on at
+// barriers and by releases. (By the letter it has to be a fence. Sound kernels leave it to a __syncthreads.)
 // Word -> how many of its releases; and by another key (seen_key), the epoch of its last atomic write that was seen.
 typedef std::unordered_map<uint64_t, size_t> Known;
+
+// Up to which epoch each thread is ordered after each of the others, and after those units (agents), by mbarriers and by
+// named barriers of some threads. Slots: the threads, then the agents.
+struct Clock : std::vector<uint64_t> {
+  using std::vector<uint64_t>::vector;
+  Known known;  // what threads that arrived there hand on of releases
+};
 struct Fence {
   uint64_t epoch = 0, barrier_epoch = 0, warp_epoch = 0;  // when, and what this thread knew of others then
+  Clock clock;
 };
 struct Release {
   uint64_t block_epoch, barrier_epoch, warp_epoch;
   unsigned warp;
   bool own_block;                                     // by __threadfence_block
   std::vector<std::pair<unsigned, uint64_t>> fences;  // of threads: all they did up to this epoch
+  Clock clock;
   Known known;
 };
 
@@ -99,9 +108,6 @@ struct Guess {
   uint32_t other_site;
 };
 
-// Up to which epoch each thread is ordered after each of the others, and after those units (agents), by mbarriers and by
-// named barriers of some threads. Slots: the threads, then the agents.
-typedef std::vector<uint64_t> Clock;
 struct MbarrierBooks {
   Clock arriving, over;  // what the arrived threads know; the same when its last phase ended
   uintptr_t word = 0;
@@ -151,6 +157,7 @@ struct BlockBooks {
   std::vector<Fence> fences[2];                  // by scope (device, block) and thread
   Known known;                                   // to all threads of the block
   std::unordered_map<unsigned, Known> known_to;  // to one of them
+  std::unordered_map<unsigned, Known> seen_by;   // read by one of them, and not taken up yet
 
   // Order by mbarriers and the like; empty until there is such.
   std::vector<Clock> clocks;  // by thread
@@ -306,6 +313,7 @@ void report(
 void need_clocks(BlockBooks& of = books);
 Clock& clock_of(unsigned thread);
 void raise(Clock& to, const Clock& from);
+void take_knowledge(unsigned thread, const Clock& from);
 void leave_knowledge(Clock& to, unsigned thread);
 unsigned slot_of(Tag t);
 uint64_t clocked(unsigned thread, unsigned slot);
@@ -320,6 +328,9 @@ void tell(unsigned thread);
 bool may_meet(Tag before, Tag mine);
 How volatile_write();
 void take_up(uintptr_t address);
+void acquire(unsigned thread, bool own_block = false);
+void acquire_all();
+void learn(Known& to, const Known& from);
 void observe(uintptr_t address, unsigned size);
 bool observed(uintptr_t address, Tag write, unsigned thread);
 void release(uintptr_t address);

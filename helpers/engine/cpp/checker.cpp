@@ -31,6 +31,7 @@ void check_block(uint64_t block, unsigned n_warps, const void* static_shared, co
   books.fences[1].clear();
   books.known.clear();
   books.known_to.clear();
+  books.seen_by.clear();
   books.clocks.clear();
   books.everyone.clear();
   books.mbarriers.clear();
@@ -83,7 +84,7 @@ void check_cluster_arrive(bool releases) {
 void check_cluster_wait(bool acquires) {
   if (!books.running) return;
   need_clocks();
-  if (acquires) raise(clock_of(current.thread), books.cluster_over);
+  if (acquires) take_knowledge(current.thread, books.cluster_over);
   // Whatever it orders of memory: all threads of the cluster have come, so all its blocks have begun.
   books.has_begun.resize(books.warp_epoch.size() * 32, 0);
   books.has_begun[current.thread] = ~0u;
@@ -102,6 +103,7 @@ void check_cluster_barrier() {
 void check_last_accesses(unsigned n_threads) {
   books.ended = true;
   need_clocks();
+  acquire_all();
   Clock known = books.everyone;
   for (unsigned i = 0; i < n_threads; ++i)
     if (!books.clocks[i].empty()) raise(known, books.clocks[i]);
@@ -191,10 +193,11 @@ void check_collective(bool is_barrier) {
   books.warp_barriers += is_barrier;
 }
 
-void check_left(const char* file, int line, unsigned count, unsigned thread, int other_line) {
+void check_left(
+    const char* file, int line, unsigned count, unsigned thread, int other_line, unsigned mask, const char* name) {
   for (const EngineLeft& known : books.left)
     if (known.line == line && !known.count == !count && strcmp(known.file, file) == 0) return;
-  books.left.push_back({books.block, file, line, count, thread, other_line});
+  books.left.push_back({books.block, file, line, count, thread, other_line, mask, name});
 }
 
 void check_no_such_lane(const engine::Collective& operation, unsigned lane, unsigned source) {

@@ -73,6 +73,8 @@ struct EngineLeft {
   int line;
   uint32_t count, thread;  // how many had left, and the first of them; 0, and one that stood at other_line
   int other_line;
+  uint32_t mask;     // of an operation of a warp: the lanes that it names; 0: a barrier of the block
+  const char* name;  // of that operation
 };
 
 // Requests of warps to TMA, tensor cores and barriers, and their completion, in order.
@@ -142,7 +144,9 @@ void check_barrier(const char* file, int line, bool whole = true);
 void check_named_arrival(unsigned number);
 void check_named_departure(unsigned number, unsigned thread);
 void check_named_over(unsigned number);
-void check_left(const char* file, int line, unsigned count, unsigned thread, int other_line = 0);
+void check_left(
+    const char* file, int line, unsigned count, unsigned thread, int other_line = 0, unsigned mask = 0,
+    const char* name = "");
 void check_warp_sync(unsigned warp, unsigned mask);
 void check_collective(bool is_barrier);
 void check_no_such_lane(const engine::Collective& operation, unsigned lane, unsigned source);

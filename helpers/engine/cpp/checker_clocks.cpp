@@ -43,9 +43,19 @@ void raise(Clock& to, const Clock& from) {
   for (size_t i = 0; i < from.size(); ++i) to[i] = std::max(to[i], from[i]);
 }
 
+// Everything that threads left there, to a thread that has waited for them.
+void take_knowledge(unsigned thread, const Clock& from) {
+  raise(clock_of(thread), from);
+  if (!from.known.empty()) learn(books.known_to[thread], from.known);
+}
+
 // Everything that a thread knows now.
 void leave_knowledge(Clock& to, unsigned thread) {
   if (to.empty()) to.assign(slots(), 0);
+  acquire(thread);
+  learn(to.known, books.known);
+  const auto acquired = books.known_to.find(thread);
+  if (acquired != books.known_to.end()) learn(to.known, acquired->second);
   const unsigned n = (unsigned)books.warp_epoch.size() * 32, warp = thread / 32, own = slot_of_thread(0);
   const uint64_t barrier = books.barrier_epoch - 1, own_warp = std::max(barrier, books.warp_epoch[warp] - 1);
   for (unsigned i = 0; i < n; ++i) to[own + i] = std::max(to[own + i], i / 32 == warp ? own_warp : barrier);
@@ -101,5 +111,5 @@ void check_named_arrival(unsigned number) {
   leave_knowledge(books.named[number], current.thread);
   ++books.epoch;
 }
-void check_named_departure(unsigned number, unsigned thread) { raise(clock_of(thread), books.named[number]); }
-void check_named_over(unsigned number) { std::fill(books.named[number].begin(), books.named[number].end(), 0); }
+void check_named_departure(unsigned number, unsigned thread) { take_knowledge(thread, books.named[number]); }
+void check_named_over(unsigned number) { books.named[number] = Clock(slots(), 0); }

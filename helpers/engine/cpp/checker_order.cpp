@@ -79,11 +79,33 @@ void take_up(uintptr_t address) {
   const uint64_t word = word_of(address);
   auto found = books.releases.find(word);
   if (found == books.releases.end()) return;
-  const unsigned thread = current.thread;
-  const size_t before = known_releases(thread, word);
+  const size_t until = found->second.size();
+  if (known_releases(current.thread, word) < until) books.seen_by[current.thread][word] = until;
+}
+
+// What a thread has read by atomics it knows from a fence or a barrier on.
+//
+// own_block: a fence of the block's scope, which acquires nothing that another block released last.
+void acquire(unsigned thread, bool own_block) {
+  auto seen = books.seen_by.find(thread);
+  if (seen == books.seen_by.end()) return;
   Known& mine = books.known_to[thread];
-  for (size_t i = before; i < found->second.size(); ++i) learn(mine, found->second[i].known);
-  mine[word] = found->second.size();
+  Known later;
+  for (const auto& [word, until] : seen->second) {
+    const std::vector<Release>& all = books.releases[word];
+    if (own_block && all[until - 1].block_epoch != books.block_epoch) {
+      later[word] = until;
+      continue;
+    }
+    for (size_t i = known_releases(thread, word); i < until; ++i) learn(mine, all[i].known);
+    mine[word] = std::max(mine[word], until);
+  }
+  if (later.empty()) books.seen_by.erase(seen);
+  else seen->second.swap(later);
+}
+
+void acquire_all() {
+  while (!books.seen_by.empty()) acquire(books.seen_by.begin()->first);
 }
 
 // For a place in memory, besides the releases of its word: the epoch up to which a thread knows its atomic writes.
@@ -121,7 +143,7 @@ void release(uintptr_t address) {
     const Fence& mine = fences[thread];
     // The device's fence is one for the block too: the block's own only counts where it came later.
     if (scope == 1 && mine.epoch <= books.fences[0][thread].epoch) continue;
-    Release r = {books.block_epoch, mine.barrier_epoch, mine.warp_epoch, warp, scope == 1, {}, books.known};
+    Release r = {books.block_epoch, mine.barrier_epoch, mine.warp_epoch, warp, scope == 1, {}, mine.clock, books.known};
     for (unsigned i = 0; i < fences.size(); ++i) {  // those whose fence this thread has behind it
       const uint64_t until = i == thread      ? ~0ull
                              : i / 32 == warp ? std::max(books.warp_epoch[warp], books.barrier_epoch)
@@ -162,7 +184,8 @@ bool released(Tag before, unsigned thread) {
   const unsigned who = thread_of(before);
   for (const auto& place : found->second) {
     const Release& r = books.releases[place.first][place.second];
-    bool covers = epoch < r.barrier_epoch || (who / 32 == r.warp && epoch < r.warp_epoch);
+    bool covers = epoch < r.barrier_epoch || (who / 32 == r.warp && epoch < r.warp_epoch) ||
+                  (!r.clock.empty() && epoch <= r.clock[slot_of(before)]);
     for (size_t i = 0; i < r.fences.size() && !covers; ++i)
       covers = r.fences[i].first == who && epoch <= r.fences[i].second;
     if (covers && !(r.own_block && block != books.block_epoch) && known_releases(thread, place.first) > place.second)
@@ -228,6 +251,7 @@ void check_barrier(const char* file, int line, bool whole) {
   books.barrier_epoch = ++books.epoch;
   books.barrier_tag = tag_of(books.epoch, 0, PLAIN, 0);
   share_begun(0, (unsigned)books.has_begun.size());
+  acquire_all();
   // What one thread has acquired, all of them know from here on.
   for (const auto& one : books.known_to) learn(books.known, one.second);
   books.known_to.clear();
@@ -238,6 +262,8 @@ void check_warp_sync(unsigned warp, unsigned mask) {
   ++books.epoch;
   join_clocks(warp, mask);
   share_begun(warp * 32, 32, mask);
+  for (unsigned lane = 0; lane < 32 && !books.seen_by.empty(); ++lane)
+    if (mask >> lane & 1) acquire(warp * 32 + lane);
   if (!books.known_to.empty()) {  // the lanes that met know what one of them did
     Known all;
     for (unsigned lane = 0; lane < 32; ++lane)
@@ -260,11 +286,14 @@ void check_warp_sync(unsigned warp, unsigned mask) {
 void check_fence(bool own_block) {
   const unsigned thread = current.thread;
   tell(thread);
+  acquire(thread, own_block);
+  Clock clock = books.everyone;
+  if (!books.clocks.empty()) raise(clock, books.clocks[thread]);
   for (int scope = own_block; scope < 2; ++scope) {
     auto& fences = books.fences[scope];
     if (books.fences[0].empty()) books.fences[0].resize(books.warp_epoch.size() * 32);
     if (fences.empty()) fences.resize(books.warp_epoch.size() * 32);
-    fences[thread] = {books.epoch, books.barrier_epoch, books.warp_epoch[thread / 32]};
+    fences[thread] = {books.epoch, books.barrier_epoch, books.warp_epoch[thread / 32], clock};
   }
   ++books.epoch;
 }

@@ -134,6 +134,11 @@ struct sigaction previous[64];  // by signal: whose handlers were there before
 void on_fault(int signal, siginfo_t* info, void* context) {
   Worker* w = this_worker();
   ucontext_t* u = (ucontext_t*)context;
+  if (w && w->unwinding) {  // a thread that wrote over its stack left nothing to go back on: its fault has no place
+    w->unwinding = false;
+    redirect(*w, u);
+    return;
+  }
   // A kernel that has used up its stack may notice it in the engine's own code, which holds no lock there.
   const uintptr_t at = info->si_code == SI_KERNEL_CODE ? sp_of(u) : (uintptr_t)info->si_addr;
   const bool full = w && w->in_fiber && signal != SIGABRT && stack_is_full(*w, at);
@@ -158,7 +163,6 @@ void on_fault(int signal, siginfo_t* info, void* context) {
   f.static_base = (uint64_t)w->static_base;
   f.dynamic_base = (uint64_t)w->dynamic;
   f.dynamic_size = pool->launch.dynamic_shared;
-  f.place = place_in_kernel(pc_of(u));
 #if defined(__linux__) && defined(__x86_64__)
   f.is_write = (u->uc_mcontext.gregs[REG_ERR] & 2) ? 1 : 0;
   // Not canonical, or a misaligned vector access: the processor does not say which address.
@@ -167,6 +171,9 @@ void on_fault(int signal, siginfo_t* info, void* context) {
   f.is_write = -1;
 #endif
   if (full) f.reason = STACK_OVERFLOW;
+  w->unwinding = true;
+  f.place = place_in_kernel(pc_of(u));
+  w->unwinding = false;
   redirect(*w, u);
 }
 

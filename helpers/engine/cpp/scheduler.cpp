@@ -204,6 +204,11 @@ void try_collective(Worker& w, unsigned warp, unsigned mask) {
   }
   if (checking()) {
     check_collective(first->is_barrier);
+    const unsigned rest = w.n_threads - warp * WARP, exist = rest < WARP ? (1u << rest) - 1 : ~0u;
+    if (const unsigned gone = mask & exist & ~w.alive[warp])
+      check_left(
+          first->file, first->line, (unsigned)__builtin_popcount(gone), warp * WARP + (unsigned)__builtin_ctz(gone), 0,
+          mask, first->name);
     check_merge_warp(warp, w.n_threads, w.paused[warp]);
     // A shuffle is no fence: were it taken for one, a missing __syncwarp would go unseen.
     if (first->is_barrier) check_warp_sync(warp, arrived);

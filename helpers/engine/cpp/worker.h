@@ -316,8 +316,9 @@ struct Worker : Block {
   bool called = false;  // there is a launch to take part in; under the pool's mutex
   std::condition_variable start;
   volatile bool in_fiber = false;
-  volatile int critical = 0;  // > 0: the engine's own code runs, do not tear it away
-  EngineFailure fault;        // filled in by the signal handler
+  volatile bool unwinding = false;  // a fault's place is looked for, on a stack that may be overwritten
+  volatile int critical = 0;        // > 0: the engine's own code runs, do not tear it away
+  EngineFailure fault;              // filled in by the signal handler
   pthread_t os_thread;
   uint64_t seen = 0, seen_block = 0;        // which thread ran when the watchdog last looked
   std::chrono::microseconds same_block{0};  // how long the block has been running

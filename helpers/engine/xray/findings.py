@@ -88,7 +88,10 @@ class Finding:
 def of_run(seen: observed.Observed) -> list[Finding]:
     """Return everything that a checked run found, what ended it, and what it left unwritten; [] if clean."""
     total = seen.block[0] * seen.block[1] * seen.block[2]
-    findings = _merged(seen) + [_skipped(b, total) for b in seen.partial_barriers if b.was_skipped]
+    findings = _merged(seen)
+    read_inactive = {(f.file, f.line) for f in findings if f.kind == "inactive lane"}
+    skipped = (b for b in seen.partial_barriers if b.was_skipped and not (b.mask and b.place in read_inactive))
+    findings += [_skipped(b, total) for b in skipped]
     if seen.abort is None:
         return findings + [f for r in seen.regions for part in r.parts if (f := _never_written(part))]
     end = end_of(seen)
@@ -106,11 +109,19 @@ def notes(seen: observed.Observed) -> list[str]:
 
 
 def _skipped(barrier: observed.PartialBarrier, total: int) -> Finding:
-    """Return the finding for a barrier that some threads went around, by an `if` or a shorter loop, until they exited.
+    """Return the finding for what some threads went around, by an `if` or a shorter loop, until they exited.
 
     total: threads of a block.
     """
     block, thread, (file, line) = format_dim3(barrier.block), format_dim3(barrier.thread), barrier.place
+    if barrier.mask:
+        message = (
+            f"{barrier.count} of the {barrier.mask.bit_count()} lanes in the mask 0x{barrier.mask:08x} never came to "
+            f"{barrier.name} at {file}:{line}, the first is block {block} thread {thread}: an if or a loop led them "
+            "around it. CUDA requires that all of them call it; a GPU goes on once they have ended, and hangs where "
+            "they have not"
+        )
+        return Finding("inactive lane", message, file, line, barrier.block, barrier.thread)
     message = (
         f"{barrier.count} of {total} threads of block {block} never came to the barrier at {file}:{line}, the first is "
         f"thread {thread}: an if or a loop led them around it. CUDA requires barriers that all "

@@ -9,6 +9,7 @@ extern "C" __global__ void flag_between_threads(const float *in, float *box, flo
   }
   if (threadIdx.x == 40) {
     while (atomicAdd(flag, 0) == 0) __nanosleep(100);
+    __threadfence_block();
     out[0] = box[0];  // here
   }
 }
