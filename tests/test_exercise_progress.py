@@ -317,7 +317,10 @@ def test_printf_is_shown_once(capsys: pytest.CaptureFixture[str]) -> None:
     """The lines are the first size's, though the X-ray runs there as well, and other sizes follow."""
     exercise.cuda("00_first_kernel", printing("threadIdx.x + blockIdx.x == 0"))
     out = capsys.readouterr().out
-    assert out.startswith("printf at n = 192 (it prints at 4 more):\ni = 0 of 192\n[PASS]") and out.count("i = ") == 1
+    assert (
+        out.startswith("printf at n = 192, BLOCK = 128 (it prints at 4 more):\ni = 0 of 192\n[PASS]")
+        and out.count("i = ") == 1
+    )
 
 
 def test_printf_is_that_of_the_size_that_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
@@ -330,5 +333,5 @@ def test_printf_is_that_of_the_size_that_is_wrong(capsys: pytest.CaptureFixture[
 def test_many_lines_are_cut_and_a_crash_keeps_them(capsys: pytest.CaptureFixture[str]) -> None:
     exercise.cuda("00_first_kernel", printing("true").replace("if (i < n)", ""))
     out = capsys.readouterr().out
-    assert out.startswith("printf at n = 192:\n") and "\n... and " in out and " more lines\n" in out
+    assert out.startswith("printf at n = 192, BLOCK = 128:\n") and "\n... and " in out and " more lines\n" in out
     assert len(out.splitlines()) < 60

@@ -13,6 +13,7 @@ TABLE = {
         Wrong("no block", (("blockIdx.x * BLOCK + threadIdx.x", "threadIdx.x"),), "first", "Z"),
         Wrong("no guard", (("if (i < n) ", ""),), "first", "illegal", "crash"),
         Wrong("one too many", (("i < n", "i <= n"),), "first", "illegal read of ", "crash"),
+        Wrong("128 for BLOCK", (("blockIdx.x * BLOCK", "blockIdx.x * 128"),), "awkward", "BLOCK = 64", "empty"),
         Wrong("one too few", (("i < n", "i < n - 1"),), "first", "Z", "empty"),
         Wrong(
             "threads and blocks exchanged",
@@ -73,9 +74,7 @@ TABLE = {
     "00_safe_softmax": (
         Wrong("nothing subtracted", (("expf(s[j] - m_i)", "expf(s[j])"),), "first", "scores near -100,000", "large"),
         Wrong("a maximum that starts at 0", (("float m_i = s[0];", "float m_i = 0.0f;"),), "first", "", "maximum"),
-        Wrong(
-            "a maximum that starts at -10,000", (("float m_i = s[0];", "float m_i = -1e4f;"),), "first", "", "maximum"
-        ),
+        Wrong("a maximum that starts at -1e6", (("float m_i = s[0];", "float m_i = -1e6f;"),), "first", "", "maximum"),
         Wrong("the minimum", (("fmaxf(m_i", "fminf(m_i"),), "first", ""),
         Wrong(
             "minus infinity by its name",

@@ -13,6 +13,9 @@ AHEAD = "c + 1 < HEAD_DIM ? k[c + 1] : 0.0f"
 TABLE = {
     "01_scores": (
         Wrong("no scale", (("softmax_scale * dot", "dot"),), "first", "S at N = 40", "factor"),
+        Wrong(
+            "another scale", (("softmax_scale * dot", "dot * rsqrtf((float)HEAD_DIM)"),), "first", "S at N", "factor"
+        ),
         Wrong("scaled twice", ((STORE, STORE.replace("= ", "= softmax_scale * ")),), "first", "How often", "factor"),
         Wrong("an index of 32 bits", ((INDEX, "S[row * N_kv + j]"),), "awkward", "more than 2^32 elements", "overflow"),
         Wrong("widened too late", ((INDEX, "S[(size_t)(row * N_kv) + j]"),), "awkward", "in which type", "overflow"),

@@ -213,6 +213,7 @@ TABLE = {
         ),
         Wrong("no barrier", (("__syncthreads();  // hazard", "// hazard"),), "X-ray", "race: ", "race"),
         Wrong("second tile forgotten", (("K_smem[2]", "K_smem[1]"),), "first", ""),
+        Wrong("16 for BLOCK_N", ((TURN, "K_smem[first / 16 % 2]"),), "X-ray", "", "race"),
         Wrong(
             "no remainder",
             ((TURN, "K_smem[first / BLOCK_N]"),),

@@ -153,6 +153,7 @@ TABLE = {
             "requests of X for 4,096 words",
             "requests",
         ),
+        Wrong("a factor of the first size", (("a.x *= factor", "a.x *= 0.125f"),), "awkward", "Y at count = 4602"),
         Wrong("no tail", ((ELSE, "}"),), "awkward", "never scaled", "empty"),
         Wrong("past the end", ((VECTOR, "if (first < count) {"),), "awkward", "Which of them exist?", "bounds"),
         Wrong("one past the end", ((VECTOR, "if (first + 3 <= count) {"),), "awkward", "Which of them exist?", "past"),

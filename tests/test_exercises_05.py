@@ -69,6 +69,7 @@ TABLE = {
     "05_causal_tiles": (
         Wrong("every tile", ((TILES_END, "N_kv"),), "limit", "N_kv = 80: 240 (the limit: at most 176)", "every key"),
         Wrong("every key where they are more", ((TILES_END, f"N == N_kv ? {TILES_END} : N_kv"),), *EVERY_KEY),
+        Wrong("32 for BLOCK_M", (("first_row + BLOCK_M - 1", "first_row + 31"),), "awkward", "BLOCK_M = 64", "block"),
         Wrong("a tile too many", ((TILES_END, "min(last_pos + 1 + BLOCK_N, N_kv)"),), "limit", "", "tiles"),
         Wrong(
             "rounded up to a tile",

@@ -63,6 +63,8 @@ TABLE = {
             "race: ",
             "race",
         ),
+        Wrong("-10,000 for a key past the end", ((": NEG_INF;", ": -1e4f;"),), "awkward", "lse at N = 1", "tail"),
+        Wrong("another scale", (("softmax_scale * S", "rsqrtf((float)HEAD_DIM) * S"),), "first", "lse at"),
         Wrong(
             "zeros count", (("first + j < N_kv ? softmax_scale", "true ? softmax_scale"),), "awkward", "lse at", "tail"
         ),

@@ -56,6 +56,13 @@ TABLE = {
     "07_row_max": (
         Wrong("no shuffle", ((REDUCE, "  return a;\n"),), "first", symptom="reduce"),
         Wrong("one shuffle", ((f"return fmaxf(a, {XOR_2})", "return a"),), "first", symptom="reduce"),
+        Wrong(
+            "in the last lane alone",
+            ((XOR_1, XOR_1.replace("xor", "up")), (XOR_2, XOR_2.replace("xor", "up"))),
+            "first",
+            "row_allreduce",
+            "reduce",
+        ),
         Wrong("keys four apart", (("2 * t + e % 2", "t + e % 2 * 4"),), "first", symptom="elements"),
         Wrong(
             "rows and keys of e exchanged", ((ROW, "8 * (e % 2)"), ("e % 2;", "e / 2;")), "first", symptom="elements"

@@ -129,6 +129,7 @@ TABLE = {
             "second hole",
         ),
         Wrong("no scale in P", ((P, "expf(s - lse[row])"),), "first", "dV", "P"),
+        Wrong("another scale", ((P, "expf(0.25f * s - lse[row])"),), "first", "dV", "P"),
         Wrong("P from exp / exp", ((P, "expf(softmax_scale * s) / expf(lse[row])"),), "awkward", "NaN", "large"),
         Wrong("D is left out", ((DS, "p * dp"),), "first", "dK", "dS"),
         Wrong("D is added", ((DS, "p * (dp + D[row])"),), "first", "dK", "dS"),

@@ -30,6 +30,7 @@ LOST, TOO_MANY = ("elements wrong", "lost"), ("limit", "bytes of K loaded", "too
 TABLE = {
     "11_softcap": (
         Wrong("no cap", ((CAP, ""),), "first", "elements wrong"),
+        Wrong("another scale", ((SCALED, SCALED.replace("softmax_scale", "rsqrtf((float)HEAD_DIM)")),), "first"),
         Wrong("not multiplied again", ((CAP, CAP.replace("softcap * tanhf", "tanhf")),), "first"),
         Wrong(
             "hidden, then capped",
@@ -90,6 +91,7 @@ TABLE = {
     "11_one_for_many": (
         Wrong("the first batch", ((LOOP, "for (int batch = 0; batch < 1; ++batch)"),), "first", "", "one batch"),
         Wrong("the first warp alone", ((WARPS, ""),), "first", "elements wrong", "one warp"),
+        Wrong("4 for GROUPS", (("i < GROUPS", "i < 4"),), "awkward", "GROUPS = 8"),
         Wrong("all rows in each warp", ((STRIDE, "for (int row = 0; row < N; ++row)"),), "first", "elements wrong"),
         Wrong("rows in blocks", ((STRIDE, "for (int row = y * N / GROUPS; row < N; ++row)"),), "first"),
         Wrong(
@@ -111,6 +113,19 @@ TABLE = {
             ),
             "limit",
             "atomic additions",
+            "atomics",
+        ),
+        Wrong(
+            "by atomics in shared memory",
+            (
+                (
+                    "sums[y][x] = sum;",
+                    "if (y == 0) sums[0][x] = 0.0f;\n  __syncthreads();\n  atomicAdd(&sums[0][x], sum);",
+                ),
+                (WARPS, "sum = sums[0][x];"),
+            ),
+            "limit",
+            "atomic additions: ",
             "atomics",
         ),
         Wrong(

@@ -50,6 +50,7 @@ TABLE = {
         ),
         Wrong("the first sequence's row", ((TABLE_ROW, ""),), "first", "O at", "first row"),
         Wrong("NaN past the end", ((SEEN, "true"),), "first", "NaN", "past the end"),
+        Wrong("no 0 past the end", (("      v[i] = 0.0f;\n", ""),), "X-ray", "What is 0 * v[i]", "unset"),
         Wrong("NaN is left out", ((SEEN, "true"), ("* v[i];", "* (isnan(v[i]) ? 0.0f : v[i]);")), "limit"),
         Wrong("one key too many", ((SEEN, "key <= length"),), "first", "NaN", "past the end"),
         Wrong("pages of 16", ((ENTRY, "key / 16"), ("key % page_size", "key % 16")), "awkward", "", "page size"),

@@ -18,6 +18,24 @@ def instrumented(assembly: str) -> str:
     return _with_redzones(_COPIES.sub(r"\1engine_checked_\2", assembly))
 
 
+# 0xFE in each byte, as g++ fills local variables: a 32-bit or 64-bit number, the bytes of a vector, or one byte that
+# goes to all bytes of a vector.
+_TO_ALL_BYTES = r"(?:vmovd\t\1, (%xmm\d+)\n(?:.*\n){0,30}?\tvpbroadcastb\t\2,|vpbroadcastb\t\1,)"
+_PATTERN = re.compile(
+    r"(?<![\w-])-(?:16843010|72340172838076674)\b|(?:^\s+\.byte\s+-2\n){4,}"
+    rf"|(?<=\tmovl\t\$)-2(?=, (%\w+)\n(?:(?!.*, \1$).*\n){{0,30}}?\t{_TO_ALL_BYTES})",
+    re.M,
+)
+
+
+def with_nan(assembly: str) -> str:
+    """Return g++'s assembly in which its pattern for local variables is 0xFF in each byte: NaN, as clang's is.
+
+    g++'s own is -1.7e38, which a product with 0 hides.
+    """
+    return _PATTERN.sub(lambda match: match[0].replace("-2", "-1") if "-2" in match[0] else "-1", assembly)
+
+
 _HOLDING = (".bss", ".data")  # sections of variables; of __shared__ arrays: see shared_layout.py
 _LOCAL = re.compile(r"^\s+\.local\s+(\S+)\n\s+\.comm\s+\1,(\d+),(\d+)$", re.M)
 

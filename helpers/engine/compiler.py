@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from .assembly import instrumented, with_flop
+from .assembly import instrumented, with_flop, with_nan
 
 try:
     import fcntl
@@ -240,7 +240,7 @@ def _granted(flags: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def filling(value: str) -> tuple[str, ...]:
-    """Return flags that fill local variables without a value: with "zero", or with a large "pattern".
+    """Return flags that fill local variables without a value: with "zero", or with a "pattern" that is NaN (with_nan).
 
     () where the compiler cannot.
     """
@@ -600,6 +600,8 @@ def _compile(text: str, options: list[str], checked: str, output: Path) -> tuple
         assembly = shared_layout.laid_out(assembly, backwards=not _is_clang(), redzones=bool(checked))
     if checked:
         assembly = instrumented(assembly)
+    if "-ftrivial-auto-var-init=pattern" in options and not _is_clang():
+        assembly = with_nan(assembly)
     if checked == "profiled" and not _is_clang() and platform.machine() in ("x86_64", "AMD64"):
         assembly = with_flop(assembly)  # (clang leaves out blocks that others tell of)
     if of_kernels:

@@ -9,7 +9,8 @@ build, which differs from the second in the fill value alone, decide.
 
 These builds also compare each index with the size of its array, if its type has one: see engine/checker_local.cpp.
 
-A variable whose value makes no difference, such as an operand of a maximum of larger numbers, is not found.
+A variable whose value makes no difference, such as an operand of a maximum, is not found. One that is multiplied by 0
+is, because the pattern is NaN for floats.
 """
 
 from __future__ import annotations

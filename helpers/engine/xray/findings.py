@@ -118,8 +118,8 @@ def _skipped(barrier: observed.PartialBarrier, total: int) -> Finding:
         message = (
             f"{barrier.count} of the {barrier.mask.bit_count()} lanes in the mask 0x{barrier.mask:08x} never came to "
             f"{barrier.name} at {file}:{line}, the first is block {block} thread {thread}: an if or a loop led them "
-            "around it. CUDA requires that all of them call it; a GPU goes on once they have ended, and hangs where "
-            "they have not"
+            "around it. CUDA requires that all of them call it; a GPU goes on once they have ended, or takes their "
+            "next call of the kind for this one"
         )
         return Finding("inactive lane", message, file, line, barrier.block, barrier.thread)
     message = (

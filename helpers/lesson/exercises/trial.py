@@ -176,7 +176,7 @@ class Trial:
 
         Args:
             names: what messages call the numbers of a size, "N, N_kv". If an awkward size differs from the first in "d"
-                (HEAD_DIM) alone, a failure there is attributed to the width.
+                (HEAD_DIM) alone, a failure there is attributed to the width; if in a size of the block, to that.
         """
         self.has_awkward_sizes = bool(others)
         labels = names.split(", ")
@@ -184,7 +184,8 @@ class Trial:
             self._title, self._number = AWKWARD if number else FIRST, number
             values, firsts = (one if isinstance(one, tuple) else (one,) for one in (size, first))
             changed = [name for name, value, before in zip(labels, values, firsts, strict=True) if value != before]
-            self._awkward = "width" if changed == ["d"] else "tail"
+            of_block = len(changed) == 1 and changed[0] in ("BLOCK", "BLOCK_M", "BLOCK_N", "GROUPS")
+            self._awkward = "width" if changed == ["d"] else "block" if of_block else "tail"
             self.size = ", ".join(f"{name} = {value}" for name, value in zip(labels, values, strict=True))
             self.first_size = self.first_size or self.size
             yield size
@@ -278,7 +279,7 @@ class Trial:
             failure = hints.of_error(error, self._timeout, self.code)
             reasons = failure.symptoms
             if self._title == AWKWARD and "bounds" in reasons:  # all threads were right where sizes were whole
-                where = ("width", "bounds", "crash") if self._awkward == "width" else ("bounds", "crash", "tail")
+                where = ("bounds", "crash", "tail") if self._awkward == "tail" else (self._awkward, "bounds", "crash")
                 reasons = (*(reason for reason in reasons if reason not in where), *where)
             self._stop(self._title, failure.lines, *reasons)
         finally:

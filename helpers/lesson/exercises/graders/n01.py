@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from helpers.lesson.exercises.graders.expected import attention_parts, blocks
+from helpers.lesson.exercises.graders.expected import attention_parts, blocks, product
 from helpers.lesson.exercises.trial import Trial, exercise
+
+SCALE = 0.375  # the softmax_scale of 01_scores: not d**-0.5, so that it has to be taken from the arguments
 
 # A block far down the array: its scores are beyond 2^32 elements.
 FAR_BLOCK = 2**20
@@ -25,10 +27,10 @@ def scores(trial: Trial) -> None:
     """Test all scores, how often they are stored, and an index beyond 32 bits."""
     first = 40, 24, 8
     for n, n_kv, d in trial.sizes("N, N_kv, d", first, (33, 65, 8), (1, 1, 8), (130, 31, 8), (40, 24, 72)):
-        q, k, v = trial.inputs(n, n_kv, d)
+        q, k, _ = trial.inputs(n, n_kv, d)
         s = trial.empty(n, n_kv)
-        trial.launch("scores", blocks(n, 64), 64, q, k, s, n, n_kv, d**-0.5, HEAD_DIM=d, BLOCK_M=64)
-        trial.expect("S", s, attention_parts(q, k, v).s)
+        trial.launch("scores", blocks(n, 64), 64, q, k, s, n, n_kv, SCALE, HEAD_DIM=d, BLOCK_M=64)
+        trial.expect("S", s, SCALE * product(q, k.T))
     _scores_far_down(trial)
     if trial.report:
         at_most = 4 * first[0] * first[1]
@@ -42,12 +44,12 @@ def _scores_far_down(trial: Trial) -> None:
     if arrays is None:
         return
     far_q, far_k, far_s = arrays
-    q, k, v = trial.inputs(n, n_kv, d)
+    q, k, _ = trial.inputs(n, n_kv, d)
     far_q[first * d :], far_k[:] = q.ravel(), k.ravel()
-    numbers = first + n, n_kv, d**-0.5
+    numbers = first + n, n_kv, SCALE
     trial.launch("scores", 1, 64, far_q, far_k, far_s, *numbers, before=FAR, HEAD_DIM=d, BLOCK_M=64)
     s, at = far_s[first * n_kv :].reshape(n, n_kv), f"N = {first + n:,}, N_kv = {n_kv}, the last {n} rows"
-    trial.expect("S", s, attention_parts(q, k, v).s, at=at, symptom="overflow")
+    trial.expect("S", s, SCALE * product(q, k.T), at=at, symptom="overflow")
 
 
 @exercise("01_off_by_one", minutes=6)

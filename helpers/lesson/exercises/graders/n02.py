@@ -11,15 +11,15 @@ from helpers.lesson.exercises.trial import FIRST, Trial, exercise
 @exercise("02_one_barrier", minutes=6)
 def one_barrier(trial: Trial) -> None:
     """Test several tiles at the first size, so that the X-ray sees whether one barrier is enough."""
-    block_n, first = 16, (40, 48, 8)
-    sizes = first, (33, 65, 8), (1, 1, 8), (70, 31, 8), (130, 257, 8), (40, 48, 72)
-    for n, n_kv, d in trial.sizes("N, N_kv, d", *sizes):
+    first = 40, 48, 8, 16
+    sizes = first, (40, 48, 8, 8), (33, 65, 8, 16), (1, 1, 8, 16), (70, 31, 8, 16), (130, 257, 8, 16), (40, 48, 72, 16)
+    for n, n_kv, d, block_n in trial.sizes("N, N_kv, d, BLOCK_N", *sizes):
         q, k, v = trial.inputs(n, n_kv, d)
         lse = trial.empty(n)
         trial.launch("row_lse", blocks(n, 64), 64, q, k, lse, n, n_kv, d**-0.5, HEAD_DIM=d, BLOCK_M=64, BLOCK_N=block_n)
         trial.expect("LSE", lse, attention_parts(q, k, v).lse)
     if trial.report:
-        n, n_kv, d = first
+        n, n_kv, d, block_n = first
         barriers = trial.report.barriers
         trial.limit("barriers in a block of 3 tiles", barriers, at_most=n_kv // block_n, symptom="barriers")
         trial.limit("bytes read from shared memory", trial.shared().read, at_least=4 * n * n_kv * d, symptom="reads")

@@ -28,21 +28,21 @@ def sliding_window(trial: Trial) -> None:
         trial.expect("lse", lse, expected_lse, symptom="" if np.isnan(trial.xp.asnumpy(lse)).any() else "lse")
 
 
-CAUSAL_BLOCK = 32  # BLOCK_M of 05_causal_tiles
-
-
 @exercise("05_causal_tiles", minutes=12)
 def causal_tiles(trial: Trial) -> None:
     """Test as many keys as rows; more keys; more rows, so that rows and whole blocks see no key; one row."""
     counted = {}  # size -> the keys that all blocks read, those that they need
-    for n, n_kv, d in trial.sizes("N, N_kv, d", (80, 80, 8), (70, 77, 8), (70, 20, 8), (1, 17, 8), (80, 80, 72)):
+    first = 80, 80, 8, 32
+    sizes = first, (70, 77, 8, 32), (70, 20, 8, 32), (1, 17, 8, 32), (80, 80, 72, 32), (80, 80, 8, 64)
+    for n, n_kv, d, block_m in trial.sizes("N, N_kv, d, BLOCK_M", *sizes):
         q, k, _ = trial.inputs(n, n_kv, d)
         lse = trial.empty(n)
-        trial.launch("causal_tiles", blocks(n, CAUSAL_BLOCK), CAUSAL_BLOCK, q, k, lse, n, n_kv, d**-0.5, HEAD_DIM=d)
+        defines = {"HEAD_DIM": d, "BLOCK_M": block_m}
+        trial.launch("causal_tiles", blocks(n, block_m), block_m, q, k, lse, n, n_kv, d**-0.5, **defines)
         _, expected = reference.attention(q, k, k, causal=True, return_lse=True)
         symptom = ""
         if n <= n_kv and len(counted) < 2:
-            ends = (min(first + CAUSAL_BLOCK + n_kv - n, n_kv) for first in range(0, n, CAUSAL_BLOCK))
+            ends = (min(row + block_m + n_kv - n, n_kv) for row in range(0, n, block_m))
             needed, read = sum(ends), trial.figures("K", awkward=bool(counted)).read // (4 * d)
             counted[n, n_kv] = read, needed
             off = trial.xp.asnumpy(lse) - expected
@@ -54,7 +54,7 @@ def causal_tiles(trial: Trial) -> None:
             symptom = "no key"
         trial.expect("lse", lse, expected, symptom=symptom)
     for (n, n_kv), (read, needed) in counted.items() if trial.report else ():
-        symptom = "every key" if read == blocks(n, CAUSAL_BLOCK) * n_kv else "tiles"
+        symptom = "every key" if read == blocks(n, first[-1]) * n_kv else "tiles"
         trial.limit(f"keys read at N = {n}, N_kv = {n_kv}", read, at_most=needed, symptom=symptom)
 
 

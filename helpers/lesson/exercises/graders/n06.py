@@ -11,30 +11,37 @@ from helpers.lesson.exercises.graders.expected import blocks, product
 from helpers.lesson.exercises.trial import Trial, exercise
 from helpers.xray import Finding
 
+SCALE = 0.1875  # the softmax_scale of 06_row_of_scores: not d**-0.5, so that it has to be taken from the arguments
+
 
 @exercise("06_row_of_scores", minutes=18)
 def row_of_scores(trial: Trial) -> None:
-    """Test whole tiles, then several steps of k, then a tail of keys and of rows. All scores of key 5 are 0."""
+    """Test whole tiles, then several steps of k, then a tail of keys and of rows. All scores of key 5 are 0.
+
+    The last size's one score is -12288: keys past the end must not count beside that either.
+    """
     first, steps = (32, 48, 16), (16, 32, 48)
     for n, n_kv, d in trial.sizes("N, N_kv, d", first, steps, (33, 65, 16), (1, 1, 16)):
         q, k, _ = trial.inputs(n, n_kv, d, np.float16)
         k[5:6] = 0  # as a row of q is
+        if n == 1:
+            q[...], k[...] = -4096, 1
         lse = trial.empty(n)
-        trial.launch("row_lse", blocks(n, 16), 32, q, k, lse, n, n_kv, d**-0.5, HEAD_DIM=d)
-        _, expected = reference.attention(q, k, k, return_lse=True)
+        trial.launch("row_lse", blocks(n, 16), 32, q, k, lse, n, n_kv, SCALE, HEAD_DIM=d)
+        expected = _lse(q, k)
         symptom = "steps" if (n, n_kv, d) == steps else ""
         if (n, n_kv, d) == first:
-            s = product(q, k.T).reshape(n // 16, 16, n_kv // 16, 16) * d**-0.5
+            s = product(q, k.T).reshape(n // 16, 16, n_kv // 16, 16) * SCALE
             others = np.delete(k, 5, axis=0)
             q_transposed = q.reshape(-1, 16, 16).swapaxes(1, 2).reshape(q.shape)
             k_transposed = k.reshape(-1, 16, 16).swapaxes(1, 2).reshape(k.shape)
             slips = {
-                "zero": reference.attention(q, others, others, return_lse=True)[1],
-                "scale": reference.attention(q, k, k, softmax_scale=1.0, return_lse=True)[1],
-                "layout of Q": reference.attention(q_transposed, k, k, return_lse=True)[1],
-                "layout of K": reference.attention(q, k_transposed, k, return_lse=True)[1],
+                "zero": _lse(q, others),
+                "scale": _lse(q, k, 1.0),
+                "layout of Q": _lse(q_transposed, k),
+                "layout of K": _lse(q, k_transposed),
                 "by columns": np.log(np.exp(s).sum(axis=(1, 2))).ravel(),
-                "keys": reference.attention(q, k[:-1], k[:-1], return_lse=True)[1],
+                "keys": _lse(q, k[:-1]),
             }
             some = q.any(axis=1)  # of the other all scores are 0
             symptom = trial.slip(trial.xp.asnumpy(lse)[some], {name: a[some] for name, a in slips.items()})
@@ -44,6 +51,11 @@ def row_of_scores(trial: Trial) -> None:
         products = trial.report.tensor_flop // (2 * 16 * 16 * 16)
         needed = first[0] // 16 * first[1] // 16 * first[2] // 16
         trial.limit("products by mma_sync", products, at_least=needed, symptom="no product")
+
+
+def _lse(q: np.ndarray, k: np.ndarray, scale: float = SCALE) -> np.ndarray:
+    """Compute the log-sum-exp of each row's scores (n,) for q (n, d) and k (n_kv, d)."""
+    return reference.attention(q, k, k, softmax_scale=scale, return_lse=True)[1]
 
 
 def _unset(trial: Trial, findings: Sequence[Finding]) -> str:

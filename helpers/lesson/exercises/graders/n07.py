@@ -52,6 +52,14 @@ def _wrong_place(places: np.ndarray) -> tuple[str, str]:
     return "", ""
 
 
+# Asks the learner's function what each lane gets.
+OF_LANES = """
+extern "C" __global__ void of_lanes(const float* a, float* result) {
+  result[threadIdx.x] = row_allreduce(a[threadIdx.x]);
+}
+"""
+
+
 @exercise("07_row_max", minutes=12)
 def row_max(trial: Trial) -> None:
     """Test a lane's own maxima first, which need no shuffle."""
@@ -63,9 +71,15 @@ def row_max(trial: Trial) -> None:
         # block, row g or g + 8, g, keys 8 apart, t, pair -> block, lane 4 g + t, row g or g + 8
         own = padded.reshape(-1, 2, 8, padded.shape[1] // 8, 4, 2).max(axis=(3, 5)).transpose(0, 2, 3, 1)
         m, lanes = trial.empty(n), trial.empty(len(own), 32, 2)
-        trial.launch("row_max", blocks(n, 16), 32, s, m, lanes, n, n_kv)
+        of_lanes, first = trial.empty(8, 4), s[:8, :4]
+        if n == 16:
+            trial.launch("of_lanes", 1, 32, np.ascontiguousarray(first), of_lanes, extra=OF_LANES)
+        trial.launch("row_max", blocks(n, 16), 32, s, m, lanes, n, n_kv, extra=OF_LANES)
         trial.expect("L", lanes, own.reshape(lanes.shape), symptom="elements")
         trial.expect("M", m, s.max(axis=1), symptom="reduce")
+        if n == 16:
+            largest = first.max(axis=1, keepdims=True).repeat(4, axis=1)
+            trial.expect("row_allreduce, which each of a row's four lanes needs", of_lanes, largest, symptom="reduce")
     if trial.report:
         shuffles = trial.report.collectives - trial.report.warp_barriers
         trial.limit("shuffles of a warp", shuffles, at_most=4)

@@ -69,7 +69,7 @@ def dq_order(trial: Trial) -> None:
 
 @exercise("08_ds", minutes=10)
 def ds(trial: Trial) -> None:
-    first, scale = (12, 64, 16, 1), 0.25
+    first, scale = (12, 64, 16, 1), 0.375  # not d**-0.5: it has to be taken from the arguments
     sizes = first, (7, 70, 16, 1), (1, 1, 16, 1), (7, 70, 16, 40)
     for n, n_kv, d, factor in trial.sizes("N, N_kv, d, factor of Q", *sizes):
         q, k, v = trial.inputs(n, n_kv, d)
