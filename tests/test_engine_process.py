@@ -569,7 +569,7 @@ for _ in range(3):
 
 @pytest.mark.skipif(platform.machine() != "x86_64" or sys.platform != "linux", reason="written for x86-64's registers")
 def test_a_fault_on_a_stack_that_is_overwritten(tmp_path: Path) -> None:
-    """As a thread leaves it that writes past its own arrays: looking for the fault's line must not be another fault."""
+    """A thread that writes past its own arrays leaves it so. Looking for the fault's line must not be another fault."""
     source, library = tmp_path / "lost.cpp", tmp_path / "lost.so"
     source.write_text('extern "C" void lost() { asm volatile("mov $8, %rbp; mov (%rbp), %rax"); }')
     options = "-O0", "-fno-omit-frame-pointer", "-shared", "-fPIC", "-o", library

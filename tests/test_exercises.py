@@ -163,6 +163,7 @@ class Mistake(NamedTuple):
 MISTAKES = [
     Mistake("acc[c] / l_i;", "acc[c] / l_i", COMPILES, "cell:5", "compile"),
     Mistake("HEAD_DIM + c] = acc", "HEAD + c] = acc", COMPILES, "cell:5", "compile"),
+    Mistake("acc[c] / l_i;", "acc[c] / end;", COMPILES, "cell:5", "compile"),
     Mistake("naive_coalesced(", "mine(", COMPILES, "no kernel 'naive_coalesced'; it has mine", "compile"),
     Mistake("float* __restrict__ O, int N", "float* O, float* X, int N", COMPILES, "takes 9 arguments", "compile"),
     Mistake("return (size_t)j * N + row;", ";", COMPILES, "ends without a return", "return"),

@@ -58,6 +58,7 @@ TABLE = {
         Right("a rotation", ((PLACE, "128 * f + 32 * i + (threadIdx.x + 8) % 32"),)),
     ),
     "08_delta": (
+        Wrong("8 columns", (("c < HEAD_DIM", "c < 8"),), "first", "", "share"),
         Wrong(
             "every lane reads the whole row",
             ((SHARE, SHARE.replace("lane;", "0;").replace("+= 32", "++")), (REDUCE, "")),

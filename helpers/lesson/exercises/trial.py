@@ -403,6 +403,7 @@ class Trial:
             except Exception as error:  # CuPy's and the engine's errors have no base in common
                 get_message = getattr(error, "get_message", None)  # CuPy's compile error
                 message = str(get_message() if get_message else error)
+                message = re.sub(r"; did you mean \W*std::.*", "", message)  # a host's compiler: a GPU's has no std::
                 self._stop(COMPILES, message.strip().splitlines(), *hints.of_refusal(message))
             self.rows[COMPILES].passed = True
         return self._kernels[key]

@@ -16,7 +16,8 @@ from helpers.lesson.exercises.trial import XRAY, Trial, exercise
 def first_kernel(trial: Trial) -> None:
     """Test an element-wise sum: several blocks, the last of them incomplete."""
     first = 192
-    for n, block in trial.sizes("n, BLOCK", (first, 128), (1, 128), (128, 128), (1000, 128), (first, 64)):
+    sizes = (first, 128), (1, 128), (128, 128), (129, 128), (1000, 128), (first, 64)
+    for n, block in trial.sizes("n, BLOCK", *sizes):
         x, y = trial.rng.standard_normal((2, n)).astype(np.float32) + np.float32(0.5)
         z, a = trial.empty(n), np.float32(trial.rng.uniform(1.5, 3))
         trial.launch("axpy", blocks(n, block), block, x, y, z, a, n, BLOCK=block)

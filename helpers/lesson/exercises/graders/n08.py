@@ -39,11 +39,11 @@ def _wrong_hole(times: np.ndarray) -> str:
     """Return the wrong hole of 08_delta as a symptom, by how many times each column is in the sum.
 
     Lanes whose share is right have columns 32 apart or, which is right as well, two neighbours: the columns of a lane
-    are then added equally often. Columns 0 to 31 alone are taken for a wrong share.
+    are then added equally often. The first columns alone, or all of them, are taken for a wrong share.
     """
     if np.allclose(times, 32):
         return "32 times"
-    if len(times) != 64 or np.allclose(times, 1) or np.allclose(times, np.arange(64) < 32):
+    if len(times) != 64 or np.allclose(times, np.arange(64) < times.sum()):
         return "share"
     apart, neighbours = times.reshape(2, 32), times.reshape(32, 2).T
     return "lanes" if any(np.allclose(*shares) for shares in (apart, neighbours)) else "share"
