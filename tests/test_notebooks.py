@@ -284,6 +284,8 @@ def holds_the_skeletons(notebook: Notebook, path: Path) -> Iterator[str]:
                 yield f"cell {cell['id']}: no exercise {magic[1]!r}"
             elif source != exercise.cell(magic[1]):
                 yield f"cell {cell['id']} is not the skeleton of kernels/exercises/{magic[1]}.cu"
+            elif max(map(len, source.splitlines())) > MOST_COLUMNS:
+                yield f"cell {cell['id']} has a line of more than {MOST_COLUMNS} columns"
             elif "[FAIL]" not in "".join(words for _, words in output_texts(cell)):
                 yield f"cell {cell['id']} does not show how the skeleton fails"
 
