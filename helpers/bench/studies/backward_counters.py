@@ -6,7 +6,8 @@
 bfloat16, 16,384 tokens or 8 x 2112, heads x head_dim = 2048; the backward pass alone, by torch.autograd, and the
 forward pass of causal calls of 512 rows. "rows": the figures of `helpers.bench.counters` of the longest kernel, and
 which share of the time the others take. "power": all in turns, each launched over and over for a while; then the clock
-that a kernel has right after it. FlashAttention-4 is left out where it is not installed.
+that a kernel has right after it. FlashAttention-4 is left out where it is not installed. "without": the loop of copies
+of 13 that leave something out, whose gradients are wrong; their texts are not kept.
 """
 
 from __future__ import annotations
@@ -292,6 +293,16 @@ def beside(record: Mapping[str, Any] | None = None, *, n: int, causal: bool = Fa
 
 def _short(name: str) -> str:
     return {OURS: "13", FLASH4: "FA4"}.get(name, name)
+
+
+@records.shown
+def without_table(record: Mapping[str, Any] | None = None) -> str:
+    """Format the loops of copies that leave something out as text, a copy a line: time, tensor cores, conflicts."""
+    lines = [f"{'without':28}{'time':>10}{'tensor cores':>16}{'bank conflicts':>16}"]
+    for row in record["without"]:
+        conflicts = f"{row['bank conflicts'] / 1e6:.1f} M"
+        lines.append(f"{row['name']:28}{row['ms']:7.2f} ms{row['tensor pipe %']:14.0f} %{conflicts:>16}")
+    return "\n".join(lines)
 
 
 def flash4_speeds(record: Mapping[str, Any], n: int) -> list[float]:
