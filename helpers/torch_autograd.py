@@ -253,24 +253,16 @@ _SCHEMA = (
 _Tensors = Sequence[torch.Tensor | None]
 
 
-def _forward_of_flat(*given: Any) -> Any:
-    return _attend(given[:3], given[3:8], Options.of_flat(*given[8:]))
-
-
-def _backward_of_flat(*given: Any) -> tuple[torch.Tensor, ...]:
-    return _gradients(given[:6], given[6:11], Options.of_flat(*given[11:]))
-
-
 forward_operator = torch.library.custom_op(
     "course::flash_attention",
-    _forward_of_flat,
+    lambda *given: _attend(given[:3], given[3:8], Options.of_flat(*given[8:])),
     mutates_args=(),
     schema=f"(Tensor q, Tensor k, Tensor v, {_SCHEMA}, str? stage) -> (Tensor, Tensor)",
 )
 
 _backward = torch.library.custom_op(
     "course::flash_attention_backward",
-    _backward_of_flat,
+    lambda *given: _gradients(given[:6], given[6:11], Options.of_flat(*given[11:])),
     mutates_args=(),
     schema=f"(Tensor do, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, {_SCHEMA}) -> (Tensor, Tensor, Tensor)",
 )
@@ -290,13 +282,9 @@ def _fake_backward(
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
-def _backward_wrt_of_flat(*given: Any) -> list[torch.Tensor]:
-    return list(_gradients(given[:6], given[6:11], Options.of_flat(*given[11:-1]), given[-1]))
-
-
 _backward_wrt = torch.library.custom_op(
     "course::flash_attention_backward_wrt",
-    _backward_wrt_of_flat,
+    lambda *given: list(_gradients(given[:6], given[6:11], Options.of_flat(*given[11:-1]), given[-1])),
     mutates_args=(),
     schema=f"(Tensor do, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, {_SCHEMA}, str[] wrt) -> Tensor[]",
 )
