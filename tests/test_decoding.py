@@ -777,18 +777,9 @@ JOIN_BUGS = (
 @pytest.mark.exhaustive(one_of_each=lambda each: each.name == "a part is left out")
 @pytest.mark.parametrize("each", JOIN_BUGS, ids=lambda each: each.name)
 def test_planted_bugs_in_the_join_are_found(each: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = each.plant(kernel.source("14_join.cu"))
-
-    def wrong(of_o: str, of_prefix: str, head_dim: int) -> kernel.Kernel:
-        return kernel.load(
-            code,
-            f"join_prefix<{of_o}, {of_prefix}>",
-            defines={"HEAD_DIM": head_dim, "THREADS": shared_prefix.JOIN_THREADS},
-        )
-
     monkeypatch.setattr(shared_prefix, "ROWS_OF_PARTS", 0)
     monkeypatch.setattr(shared_prefix, "KEYS_OF_A_PART", 50)
-    monkeypatch.setattr(shared_prefix, "_join_kernel", wrong)
+    monkeypatch.setattr(shared_prefix, "JOIN", each.plant(kernel.source(shared_prefix.JOIN)))
     case = replace(PREFIXED["tokens"], lengths=(100, 4, 0))
     given = {name: cp.asarray(a) for name, a in (case.arrays() | prefix_of(case, 150)).items()}
     o, lse = flash_attention_with_kvcache(**given, **case.options, return_lse=True)
