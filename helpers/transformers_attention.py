@@ -10,6 +10,8 @@ attention sinks (gpt-oss); gradients. Padded batches are unpadded, go through th
 padded again. What the kernels do not do is an error, or with fallback=True transformers' own SDPA attention: dropout,
 other masks, static caches. SDPA has no soft caps, sinks and paged caches: with one of them there is no fallback.
 
+A step of a small model waits for the host, in Python: captured in a CUDA graph (with use_cache=True), it does not.
+
 transformers (5 or later) and PyTorch are optional: this module alone needs both.
 """
 
@@ -266,7 +268,9 @@ def _padding_of(
         raise ValueError(
             f"{NAME!r} has causal masks, sliding windows and none, and caches without room to spare, such as "
             "DynamicCache; this model asks for another mask here (a static cache, packed sequences by position_ids, "
-            'blocks that see both ways): attn_implementation="sdpa", or register(fallback=True)'
+            'blocks that see both ways): attn_implementation="sdpa", or register(fallback=True). While a CUDA graph is '
+            "captured or a model compiled, transformers does not read position_ids, and takes those of a call without "
+            "a cache for packed sequences: use_cache=True"
         )
     chunks = local_size is not None and local_size == getattr(config, "attention_chunk_size", None)
     if chunks and local_size < kv_length:
