@@ -26,11 +26,11 @@ import numpy as np
 from helpers import attention
 from helpers.bench import records
 from helpers.bench.cases import Shape
-from helpers.bench.harness import Row, Study, figures, need_gpu
+from helpers.bench.harness import Row, Study, figures, need_gpu, speed_text
 from helpers.bench.host_cost import host_time
 from helpers.bench.peers import TORCH_DEVICE
 from helpers.bench.run import device_facts, free_pools
-from helpers.bench.timing import Timing
+from helpers.bench.timing import Timing, quartiles, speeds
 
 ROOT = Path(__file__).resolve().parents[3]
 RECORD = records.MEASURED / "nvidia-h200-torch.json"
@@ -54,10 +54,11 @@ LONGEST = 2560
 IN_GRAPH = 12  # calls that are captured together, as those of a model
 LENGTHS = (512, 4096, 16384)
 IMPLEMENTATIONS = ("course", "sdpa", "eager")
+BASE = "sdpa"  # the others' speeds are over its
 KV_HEADS = (16, 4)
 LAYERS, HIDDEN, HEADS, MLP, WORDS = 12, 1024, 16, 2816, 32000
 SPREAD = 0.04  # standard deviation of the weights: scaled logits of about 1.6, so attention is far from uniform
-ROUNDS = 9
+ROUNDS = 15
 PROMPT, NEW = 100, 64
 MINILM = {
     **{"vocab_size": 30522, "hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12},
@@ -245,8 +246,10 @@ def _host_row(name: str, what: str, shape: Shape, timing: Timing) -> dict[str, A
 def speed(kind: str, kv_heads: int, *, lengths: Sequence[int] = LENGTHS, batch: int = 1) -> list[dict[str, Any]]:
     """Time a model's forward ("prefill") or forward and backward ("training"), by each attention, in turn.
 
-    Milliseconds by device events, the median over rounds in which the implementations follow one another; memory is
-    PyTorch's peak beyond what was held before the call (for training, the gradients of the weights are held).
+    Milliseconds by device events, the median and the quartiles over rounds in which the implementations follow one
+    another, and how many times as fast as with SDPA; memory is PyTorch's peak beyond what was held before the call (for
+    training, the gradients of the weights are held). "captured": the launches of a training step as a CUDA graph, which
+    is replayed: the host's time is in none of it.
     """
     import torch
 
@@ -260,17 +263,21 @@ def speed(kind: str, kv_heads: int, *, lengths: Sequence[int] = LENGTHS, batch: 
                 model(ids, use_cache=False, logits_to_keep=1)
 
         def train(ids: Any = ids) -> None:
-            model(ids, labels=ids, use_cache=False).loss.backward()
+            # While a graph is captured, transformers reads no position_ids: without a cache, it takes them for those of
+            # packed sequences, and asks for their mask.
+            model(ids, labels=ids, use_cache=kind == "captured").loss.backward()
 
         call = prefill if kind == "prefill" else train
         peaks, errors = _first_calls(model, call)
-        times = _in_turns(model, call, list(peaks))
+        times = _replayed_in_turns(model, call) if kind == "captured" else _in_turns(model, call, list(peaks))
         model.zero_grad(set_to_none=True)
         torch.cuda.empty_cache()
-        for implementation in IMPLEMENTATIONS:
+        for implementation in {**times, **errors}:
             row = {"kind": kind, "implementation": implementation, "n": length, "kv_heads": kv_heads}
             if implementation in times:
                 row |= figures(times[implementation]) | {"rounds": len(times[implementation])}
+                _, row["ms_q1"], row["ms_q3"] = quartiles(times[implementation])
+                row |= speeds(times[implementation], times[BASE]) if BASE in times else {}
                 row |= {"tokens_per_s": 1e3 * batch * length / row["ms"], "peak_bytes": peaks[implementation]}
                 print(f"{kind} {kv_heads:3} {length:6} {implementation:8}{row['ms']:10.2f} ms {row['peak_bytes']:15,}")
             else:
@@ -317,6 +324,30 @@ def _in_turns(model: Any, call: Callable[[], None], implementations: Sequence[st
                 end.record()
                 end.synchronize()
                 ms.append(start.elapsed_time(end))
+    return times
+
+
+def _replayed_in_turns(model: Any, call: Callable[[], None]) -> dict[str, list[float]]:
+    """Time replays of a training step that was captured with each attention but eager, as `_in_turns` times calls."""
+    import torch
+
+    graphs = {}
+    for implementation in IMPLEMENTATIONS[:2]:
+        with by(model, implementation):
+            model.zero_grad(set_to_none=True)  # the graph makes gradients of its own
+            graphs[implementation] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graphs[implementation]):
+                call()
+    times: dict[str, list[float]] = {implementation: [] for implementation in graphs}
+    for _ in range(ROUNDS):
+        for implementation, graph in graphs.items():
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            graph.replay()
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            times[implementation].append(start.elapsed_time(end))
     return times
 
 
@@ -421,6 +452,7 @@ def _head() -> dict[str, Any]:
             f"{ROUNDS} rounds in which the implementations take turns; sdpa with its flash backend",
             "prefill": "no KV cache, logits of the last token alone",
             "training": "loss of every token and its gradients; no optimizer",
+            "captured": "the same, with a KV cache, as a CUDA graph that is replayed",
             "memory": "PyTorch's peak beyond what was held before the call",
             "accuracy": "logits of 512 tokens compared with eager attention in float64",
         },
@@ -447,6 +479,7 @@ STUDY = Study(
         "generation": _rows(generation),
         "prefill": _rows(partial(speed, "prefill")),
         "training": _rows(partial(speed, "training")),
+        "captured": _rows(partial(speed, "captured")),
         "training_8": _rows(partial(speed, "training", lengths=(512,), batch=8)),  # sequences at a time
         "minilm": lambda: [],
     },
@@ -479,20 +512,23 @@ def table(record: Mapping[str, Any] | None = None) -> str:
         for r in record["host"]:
             low, high = ("us_q1", "us_q3") if "us_q1" in r else ("us_min", "us_max")
             lines.append(f"{r['what']:32}{r['call']:46}{r['us']:8.1f}{(r[high] - r[low]) / r['us']:9.1%}")
-    for kind in ("prefill", "training", "training_8"):
+    for kind in ("prefill", "training", "captured", "training_8"):
         if kind not in record:
             continue
         lines += [
             "",
-            f"{kind:10}{'kv heads':>9}{'N':>8}{'':>3}{'attention':10}{'ms':>10}{'spread':>9}{'tokens/s':>11}{'GB':>8}",
+            f"{kind:10}{'kv heads':>9}{'N':>8}{'':>3}{'attention':10}{'ms':>10}{'spread':>9}{'tokens/s':>11}{'GB':>8}"
+            f"{'over SDPA':>22}",
         ]
         for r in record[kind]:
             line = f"{'':10}{r['kv_heads']:9}{r['n']:8}{'':3}{r['implementation']:10}"
             if "error" in r:
                 lines.append(line + "  " + r["error"])
                 continue
-            spread = (r["ms_max"] - r["ms_min"]) / r["ms"]
-            lines.append(line + f"{r['ms']:10.2f}{spread:9.1%}{r['tokens_per_s']:11,.0f}{r['peak_bytes'] / 1e9:8.2f}")
+            low, high = ("ms_q1", "ms_q3") if "ms_q1" in r else ("ms_min", "ms_max")
+            line += f"{r['ms']:10.2f}{(r[high] - r[low]) / r['ms']:9.1%}{r['tokens_per_s']:11,.0f}"
+            line += f"{r['peak_bytes'] / 1e9:8.2f}"
+            lines.append(line + (f"{speed_text(r):>22}" if "speed" in r and r["implementation"] != BASE else ""))
     if "accuracy" in record:
         lines += ["", f"{'logits, largest error':24}" + "".join(f"{name:>11}" for name in IMPLEMENTATIONS)]
         cells = {(r["kv_heads"], r["dtype"], r["implementation"]): r["max_error"] for r in record["accuracy"]}
