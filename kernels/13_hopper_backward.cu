@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
   const AttentionParams& forward = params.forward;
   // Blocks with consecutive numbers have the same tile of `together` heads: as many as have their rows
   // in the L2 cache. In a fixed order, a head's blocks follow each other a step apart; so do their
-  // successors, if as many heads start together as end.
+  // successors, if as many heads start together as end. With LAST_KEYS_FIRST, none waits for another.
   const bool by_tile = forward.window_right < UNLIMITED;
   const long long head_rows = (long long)max(forward.N, 1) * (forward.heads / forward.kv_heads);
   const int together = by_tile && !DETERMINISTIC
