@@ -66,36 +66,12 @@ def attend_plain(
     if not torch.is_grad_enabled() or not _require_grad(q, k, v):
         outputs = _run({"q": q, "k": k, "v": v}, options, heads_first)
         return outputs if heads_first else contiguous(outputs)
-    window, causal, scale, return_lse, _, stage, *_ = options
+    window, causal, scale, return_lse, *_ = options
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
-    given = window, causal, scale, stage, deterministic
-    make = _options_of_plain if window is None else _options_of_plain.__wrapped__
-    try:
-        of_both = make(*given)
-    except TypeError:  # what cannot be hashed is refused when the call is planned
-        of_both = _options_of_plain.__wrapped__(*given)
-    o, lse = _Plain.apply(q, k, v, (*of_both, heads_first))
+    options = ForwardOptions(window, causal, scale, True, stage=options.stage)
+    of_gradients = BackwardOptions(window, causal, scale, deterministic)
+    o, lse = _Plain.apply(q, k, v, (options, of_gradients, heads_first))
     return (o, lse) if return_lse else o
-
-
-@functools.lru_cache(maxsize=256, typed=True)
-def _options_of_plain(
-    window: Any, causal: Any, scale: Any, stage: Any, deterministic: bool
-) -> tuple[ForwardOptions, BackwardOptions]:
-    """Make the options of a forward that keeps lse, and of its backward. Kept where no window hides what it holds."""
-    return _Forward(window, causal, scale, True, stage=stage), _Backward(window, causal, scale, deterministic)
-
-
-class _Forward(ForwardOptions):
-    """The same, but its key is made once: it is asked for at every call."""
-
-    key = functools.cached_property(lambda self: ForwardOptions.key.__get__(self))  # type: ignore[assignment]
-
-
-class _Backward(BackwardOptions):
-    """See _Forward."""
-
-    key = functools.cached_property(lambda self: BackwardOptions.key.__get__(self))  # type: ignore[assignment]
 
 
 def _run(tensors: dict[str, torch.Tensor], options: Any, heads_first: bool, *, by_operator: bool = False) -> Any:

@@ -10,8 +10,6 @@ attention sinks (gpt-oss); gradients. Padded batches are unpadded, go through th
 padded again. What the kernels do not do is an error, or with fallback=True transformers' own SDPA attention: dropout,
 other masks, static caches. SDPA has no soft caps, sinks and paged caches: with one of them there is no fallback.
 
-A step of a small model waits for the host, in Python: captured in a CUDA graph (with use_cache=True), it does not.
-
 transformers (5 or later) and PyTorch are optional: this module alone needs both.
 """
 

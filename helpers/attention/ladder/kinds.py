@@ -238,7 +238,7 @@ class TorchTensors:
 
 
 class TensorsWithoutGradients(TorchTensors):
-    """PyTorch's tensors of one GPU, not negated, where somebody else sees to their gradients: an autograd.Function."""
+    """PyTorch's tensors on a GPU where somebody else sees to their gradients, as an autograd.Function does."""
 
     def reads_in_place(self, a: Any) -> bool:
         """Return True if a launch can read it in place."""
@@ -246,8 +246,7 @@ class TensorsWithoutGradients(TorchTensors):
 
     def cache_keys(self, arrays: Sequence[Any]) -> list[tuple[Hashable, ...]]:
         """See TorchTensors.cache_keys."""
-        number = arrays[0].get_device()
-        return [(a.shape, a.stride(), a.dtype, a.data_ptr() % 16, number, False) for a in arrays]
+        return [(a.shape, a.stride(), a.dtype, a.data_ptr() % 16, a.get_device(), a.is_neg()) for a in arrays]
 
 
 class HeadsFirst(TensorsWithoutGradients):

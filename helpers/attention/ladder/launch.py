@@ -100,7 +100,7 @@ class Arguments:
 class DirectLaunch:
     """A launch whose arguments are there but for the addresses of its arrays: the driver's call, and little else."""
 
-    __slots__ = ("_arguments", "_maps", "_parts", "_rooms", "_sizes", "_values")
+    __slots__ = ("_arguments", "_maps", "_parts", "_sizes", "_values")
 
     def __init__(
         self, arguments: Arguments, launch: Launch, slots: Mapping[str, int], arrays: Mapping[str, Spec]
@@ -118,32 +118,21 @@ class DirectLaunch:
             (i, slots[args[i].name] // 8, tensor_maps.MapCache(arrays[args[i].name], args[i].box_rows))
             for i in arguments.maps
         ]
-        self._rooms: list[tuple[array[int], array[int]]] = []  # that no launch uses now
-
-    def _room(self, count: int) -> tuple[array[int], array[int]]:
-        """Make a room for a launch's arguments, `count` addresses and the values, and for where each of them is."""
-        values = array("q", bytes(8 * count)) + self._values
-        first = values.buffer_info()[0]
-        return values, array("q", [first + offset for offset in self._arguments.offsets])
 
     def __call__(self, addresses: Sequence[int], stream: int) -> None:
         """Launch on the arrays at these addresses, in the order of the names, on the stream of this handle."""
         if self._parts:
             addresses = [*addresses, *[addresses[slot] + offset for slot, offset in self._parts]]
         arguments = self._arguments
-        try:
-            room = self._rooms.pop()
-        except IndexError:  # the first launch, or another thread's is under way
-            room = self._room(len(addresses))
-        values, pointers = room
-        values[: len(addresses)] = array("q", addresses)
+        values = array("q", addresses) + self._values
+        first = values.buffer_info()[0]
+        pointers = array("q", [first + offset for offset in arguments.offsets])
         if self._maps:
             held = []  # until the driver has read them
             for i, slot, maps in self._maps:
-                pointers[i], owner = maps.at(addresses[slot])
-                held.append(owner)
+                pointers[i], room = maps.at(addresses[slot])
+                held.append(room)
         arguments.launch(arguments.function.ptr, *self._sizes, stream, pointers.buffer_info()[0], 0)
-        self._rooms.append(room)  # the driver has copied what is in it
 
 
 class EngineLaunch:

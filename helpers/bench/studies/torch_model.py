@@ -248,8 +248,7 @@ def speed(kind: str, kv_heads: int, *, lengths: Sequence[int] = LENGTHS, batch: 
 
     Milliseconds by device events, the median and the quartiles over rounds in which the implementations follow one
     another, and how many times as fast as with SDPA; memory is PyTorch's peak beyond what was held before the call (for
-    training, the gradients of the weights are held). "captured": the launches of a training step as a CUDA graph, which
-    is replayed: the host's time is in none of it.
+    training, the gradients of the weights are held).
     """
     import torch
 
@@ -263,16 +262,14 @@ def speed(kind: str, kv_heads: int, *, lengths: Sequence[int] = LENGTHS, batch: 
                 model(ids, use_cache=False, logits_to_keep=1)
 
         def train(ids: Any = ids) -> None:
-            # While a graph is captured, transformers reads no position_ids: without a cache, it takes them for those of
-            # packed sequences, and asks for their mask.
-            model(ids, labels=ids, use_cache=kind == "captured").loss.backward()
+            model(ids, labels=ids, use_cache=False).loss.backward()
 
         call = prefill if kind == "prefill" else train
         peaks, errors = _first_calls(model, call)
-        times = _replayed_in_turns(model, call) if kind == "captured" else _in_turns(model, call, list(peaks))
+        times = _in_turns(model, call, list(peaks))
         model.zero_grad(set_to_none=True)
         torch.cuda.empty_cache()
-        for implementation in {**times, **errors}:
+        for implementation in IMPLEMENTATIONS:
             row = {"kind": kind, "implementation": implementation, "n": length, "kv_heads": kv_heads}
             if implementation in times:
                 row |= figures(times[implementation]) | {"rounds": len(times[implementation])}
@@ -324,30 +321,6 @@ def _in_turns(model: Any, call: Callable[[], None], implementations: Sequence[st
                 end.record()
                 end.synchronize()
                 ms.append(start.elapsed_time(end))
-    return times
-
-
-def _replayed_in_turns(model: Any, call: Callable[[], None]) -> dict[str, list[float]]:
-    """Time replays of a training step that was captured with each attention but eager, as `_in_turns` times calls."""
-    import torch
-
-    graphs = {}
-    for implementation in IMPLEMENTATIONS[:2]:
-        with by(model, implementation):
-            model.zero_grad(set_to_none=True)  # the graph makes gradients of its own
-            graphs[implementation] = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graphs[implementation]):
-                call()
-    times: dict[str, list[float]] = {implementation: [] for implementation in graphs}
-    for _ in range(ROUNDS):
-        for implementation, graph in graphs.items():
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            graph.replay()
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times[implementation].append(start.elapsed_time(end))
     return times
 
 
@@ -448,11 +421,10 @@ def _head() -> dict[str, Any]:
                 **{"layers": LAYERS, "hidden": HIDDEN, "heads": HEADS, "head_dim": HIDDEN // HEADS, "mlp": MLP},
                 **{"words": WORDS, "kv_heads": list(KV_HEADS), "weights": f"random, of standard deviation {SPREAD}"},
             },
-            "speed": "bfloat16, one sequence; device events around one call after another of the same; median of "
-            f"{ROUNDS} rounds in which the implementations take turns; sdpa with its flash backend",
+            "speed": "bfloat16, one sequence; device events around one call after another of the same; median of as "
+            "many rounds as a row says, in which the implementations take turns; sdpa with its flash backend",
             "prefill": "no KV cache, logits of the last token alone",
             "training": "loss of every token and its gradients; no optimizer",
-            "captured": "the same, with a KV cache, as a CUDA graph that is replayed",
             "memory": "PyTorch's peak beyond what was held before the call",
             "accuracy": "logits of 512 tokens compared with eager attention in float64",
         },
@@ -479,7 +451,6 @@ STUDY = Study(
         "generation": _rows(generation),
         "prefill": _rows(partial(speed, "prefill")),
         "training": _rows(partial(speed, "training")),
-        "captured": _rows(partial(speed, "captured")),
         "training_8": _rows(partial(speed, "training", lengths=(512,), batch=8)),  # sequences at a time
         "minilm": lambda: [],
     },
@@ -512,7 +483,7 @@ def table(record: Mapping[str, Any] | None = None) -> str:
         for r in record["host"]:
             low, high = ("us_q1", "us_q3") if "us_q1" in r else ("us_min", "us_max")
             lines.append(f"{r['what']:32}{r['call']:46}{r['us']:8.1f}{(r[high] - r[low]) / r['us']:9.1%}")
-    for kind in ("prefill", "training", "captured", "training_8"):
+    for kind in ("prefill", "training", "training_8"):
         if kind not in record:
             continue
         lines += [
