@@ -19,10 +19,11 @@ import oracle
 import pytest
 from refused import check_refused
 
-from helpers.attention import flash_attention, flash_attention_varlen, kernel, reference
+from helpers.attention import flash_attention, flash_attention_backward, flash_attention_varlen, kernel, reference
 from helpers.attention.check import check
-from helpers.attention.ladder import FORWARD, Stage, limits
+from helpers.attention.ladder import BACKWARD, FORWARD, Stage, limits
 from helpers.attention.ladder.layout import address
+from helpers.attention.run import forget
 from helpers.device import ON_GPU, cp
 from helpers.xray import xray
 
@@ -594,3 +595,45 @@ def test_offsets_beyond_two_to_the_31(stage: Stage, cpu_engine: Any) -> None:
     run, o = stage.prepare(*views[:3], causal=True, out=views[3])
     run()
     check("far apart", o, reference.attention(*arrays, causal=True))
+
+
+def random_halves(*shape: int) -> Any:
+    """(1, rows, heads, head_dim), float16, normal, made some rows at a time: in float32 they would fill the memory."""
+    a = cp.empty(shape, dtype=np.float16)
+    for first in range(0, shape[1], 512):
+        part = a[:, first : first + 512]
+        part[...] = cp.random.standard_normal(part.shape, dtype=np.float32)
+    return a
+
+
+def check_last_rows_of_gradients(stage: str, n: int, heads: int, kv_heads: int, d: int = 128, last: int = 64) -> None:
+    """Compare the last group of heads with float64: the last rows of dq, and of dk and dv, which no other rows see."""
+    q, k, v, do = (random_halves(1, n, count, d) for count in (heads, kv_heads, kv_heads, heads))
+    options = {"causal": True, "softmax_scale": 0.3}
+    o, lse = flash_attention(q, k, v, **options, return_lse=True)
+    got = flash_attention_backward(do, q, k, v, o, lse, **options, stage=stage)
+    rows, group = slice(n - last, n), slice(heads - heads // kv_heads, heads)
+    of_rows = [cp.asnumpy(a[0, rows, group].swapaxes(0, 1)).astype(np.float64) for a in (do, q, o, got[0])]
+    keys = [cp.asnumpy(a[0, :, -1:].swapaxes(0, 1)).astype(np.float64) for a in (k, v)]
+    want = reference.attention_backward(*of_rows[:2], *keys, **options)
+    of_keys = [cp.asnumpy(a[0, rows, -1:].swapaxes(0, 1)).astype(np.float64) for a in got[1:]]
+    exact = reference.attention(of_rows[1], *keys, **options), want[0], *(a[:, rows] for a in want[1:])
+    for name, a, b in zip(("o", "dq", "dk", "dv"), (*of_rows[2:], *of_keys), exact, strict=True):
+        check(f"{stage}, {q.size:,} elements of q: {name}", a, b, tolerance=0.01 * float(np.abs(b).max()))
+
+
+@pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
+@pytest.mark.parametrize("stage", ["backward_mma", "hopper_backward"])
+def test_gradients_beyond_two_to_the_31(stage: str) -> None:
+    """More elements of q, and of the float32 sums of dq, than 31 bits count: all of the last rows are beyond."""
+    if BACKWARD[stage].why_not(head_dim=128, dtype="float16"):
+        pytest.skip("needs a GPU of compute capability 9.0")
+    n, heads, kv_heads, d = 16_500, 1025, 41, 128
+    assert (n - 64) * heads * d > 2**31
+    if cp.cuda.runtime.memGetInfo()[0] < 32e9:
+        pytest.skip("32 GB of the GPU's memory are needed")
+    try:
+        check_last_rows_of_gradients(stage, n, heads, kv_heads, d)
+    finally:
+        forget()  # the scratch
+        cp.get_default_memory_pool().free_all_blocks()

@@ -8,15 +8,14 @@ host's time is in it. "flash4": the same at other lengths, against FlashAttentio
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from helpers.bench import records
 from helpers.bench.cases import Case, Shape, shape_of_tokens
 from helpers.bench.harness import Study, compare, speed_text
-from helpers.bench.peers import TORCH_DEVICE
+from helpers.bench.peers import TORCH_DEVICE, flash_attention_4
 from helpers.bench.run import device_facts
 
 recorded = records.reader("nvidia-h200-autograd.json")
@@ -53,8 +52,8 @@ def _ways(shape: Shape, causal: bool, peers: Collection[str]) -> Iterator[tuple[
     for a in given:
         a.requires_grad_()
 
-    def ours() -> Any:
-        return torch.autograd.grad(flash_attention(*given, causal=causal), given, do)
+    def of_models(call: Any) -> Any:
+        return torch.autograd.grad(call(*given, causal=causal), given, do)
 
     def sdpa(backend: str) -> Any:
         with sdpa_kernel(getattr(SDPBackend, backend)):
@@ -62,15 +61,9 @@ def _ways(shape: Shape, causal: bool, peers: Collection[str]) -> Iterator[tuple[
             o = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
             return torch.autograd.grad(o, given, do.transpose(1, 2))
 
-    def flash4() -> Any:
-        from flash_attn.cute import flash_attn_func
-
-        outputs = flash_attn_func(*given, causal=causal)  # some versions return lse, too
-        return torch.autograd.grad(outputs[0] if isinstance(outputs, tuple) else outputs, given, do)
-
-    yield OURS, ours
+    yield OURS, partial(of_models, flash_attention)
     for name in peers:
-        yield name, flash4 if name == FLASH4 else functools.partial(sdpa, PEERS[name])
+        yield name, partial(of_models, flash_attention_4()) if name == FLASH4 else partial(sdpa, PEERS[name])
 
 
 def rows(
@@ -99,7 +92,7 @@ def _head() -> dict[str, Any]:
 
 def flash4() -> Iterator[list[dict[str, Any]]]:
     """Time ours, FlashAttention-4 and cuDNN in turns; nothing where FlashAttention-4 is not installed."""
-    if importlib.util.find_spec("flash_attn") is not None:
+    if flash_attention_4() is not None:
         yield from rows(FLASH4_CASES, peers=FLASH4_PEERS)
 
 

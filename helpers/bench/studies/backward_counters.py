@@ -13,7 +13,6 @@ of 13 that leave something out, whose gradients are wrong; their texts are not k
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
 import sys
 import tempfile
@@ -52,7 +51,7 @@ def passes(case: Case) -> Passes:
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    from helpers.bench.peers import TORCH_DEVICE
+    from helpers.bench.peers import TORCH_DEVICE, flash_attention_4
     from helpers.torch_attention import flash_attention
 
     batch, heads, n, d = case.shape
@@ -68,15 +67,9 @@ def passes(case: Case) -> Passes:
             o = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=case.causal)
         return o.transpose(1, 2)
 
-    def flash4() -> Any:
-        from flash_attn.cute import flash_attn_func
-
-        found = flash_attn_func(*given, causal=case.causal)  # some versions return lse, too
-        return found[0] if isinstance(found, tuple) else found
-
     made: Passes = {OURS: ours}
-    if importlib.util.find_spec("flash_attn") is not None:
-        made[FLASH4] = flash4
+    if (flash4 := flash_attention_4()) is not None:
+        made[FLASH4] = functools.partial(flash4, *given, causal=case.causal)
     if not case.backward and torch.cuda.is_available():
         made[CUDNN] = cudnn
     if case.backward:

@@ -699,7 +699,7 @@ def power_table(record: Mapping[str, Any] | None = None) -> str:
 
 # ---- compared with others: a record of the ladder, in which all that computes a case was timed in turns
 
-PEERS = ("FlashAttention-3", "SDPA cuDNN")
+PEERS = ("FlashAttention-4", "FlashAttention-3", "SDPA cuDNN")
 
 
 def _compared_with_peers(
