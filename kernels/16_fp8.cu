@@ -13,7 +13,7 @@
 // Traffic  as 10, with half the bytes of Q, K, V; V is read and written once more
 #define QUARTERS 1
 #ifndef TURNS
-#define TURNS (HEAD_DIM <= 64 ? 1 : HEAD_DIM <= 128 ? 2 : 0)  // at: 1 the weights, 2 the products
+#define TURNS (HEAD_DIM <= 64 ? 1 : 2)  // at: 1 the weights, 2 the products; 0: none
 #endif
 #include "fp8_descales.cuh"  // what scores and results are multiplied by
 #include "fp8_epilogue.cuh"  // lse, O
@@ -169,10 +169,10 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
     }
 
     if (TURNS == 2) named_barrier_sync(my_turn, 256);
+    k_ring.wait_full(stage);
     while (true) {
       // ---- S = Q K^T
       Scores S;
-      k_ring.wait_full(stage);
       start_qk(S, q, advance_tiles(k, stage.index, K8_BYTES));
       if (TURNS == 2) named_barrier_arrive(next_turn, 256);
       wgmma_wait<0>();
@@ -200,6 +200,10 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
       if (TURNS == 2) named_barrier_sync(my_turn, 256);
       float O_tile[PART_COLUMNS / 2 + 4];  // of the last part
       add_parts(acc, rescale, P, advance_tiles(v, stage.index, V8_BYTES), O_tile, descale);
+      PipelineState<STAGES> next_stage = stage;
+      next_stage.advance();
+      first -= BLOCK_N;
+      if (first >= tile.begin) k_ring.wait_full(next_stage);  // while products run
       wgmma_wait<0>();
       wgmma_registers(O_tile);
       if (leader) v_ring.release(stage);
@@ -207,8 +211,7 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
 #pragma unroll
       for (int i = 0; i < 2; ++i)
         l_i[i] = fmaf(l_i[i], rescale[i], O_tile[PART_COLUMNS / 2 + 2 * i]);
-      stage.advance();
-      first -= BLOCK_N;
+      stage = next_stage;
       if (first < tile.begin) break;
     }
     if (TURNS == 2) named_barrier_arrive(next_turn, 256);
