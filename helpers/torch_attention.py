@@ -39,6 +39,7 @@ from helpers.torch_tensors import (
     each_tensor,
     is_traced,
     on_arrays,
+    outside_of_graphs,
     resolved,
     tensor_of,
     to_autocast,
@@ -152,7 +153,7 @@ def flash_attention_varlen(
     return _call((q, k, v), lengths, how, deterministic, extras)
 
 
-@torch.compiler.disable
+@outside_of_graphs
 def flash_attention_with_kvcache(
     q: torch.Tensor,
     k_cache: torch.Tensor,

@@ -6,6 +6,8 @@ import inspect
 import re
 import warnings
 from collections.abc import Callable
+from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -13,18 +15,26 @@ import pytest
 from helpers.device import ON_GPU
 
 torch = pytest.importorskip("torch", reason="PyTorch is optional, and not installed here")
-transformers = pytest.importorskip("transformers", "5.0", reason="transformers 5 is optional, and not installed here")
+if find_spec("transformers") is None or int(version("transformers").partition(".")[0]) < 5:
+    pytest.skip("transformers 5 is optional, and not installed here", allow_module_level=True)
 
-from transformers import masking_utils  # noqa: E402 (after the skips)
-
-from helpers import torch_attention  # noqa: E402
-from helpers import transformers_attention as course  # noqa: E402
+from helpers import torch_attention  # noqa: E402 (after the skips)
 
 HAS_CUDA = ON_GPU and torch.cuda.is_available()
 on_gpu = pytest.mark.skipif(not HAS_CUDA, reason="needs a GPU that CuPy and PyTorch both see")
-# The name of forward's argument, which has changed.
-CACHE = "cache" if "cache" in inspect.signature(transformers.LlamaModel.forward).parameters else "past_key_values"
 SIZES = {"vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 256}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _imported() -> None:
+    """Import transformers, which imports PyTorch's compiler: who only collects these tests does without both."""
+    global transformers, course, CACHE
+    import transformers
+
+    from helpers import transformers_attention as course
+
+    # The name of forward's argument, which has changed.
+    CACHE = "cache" if "cache" in inspect.signature(transformers.LlamaModel.forward).parameters else "past_key_values"
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=on_gpu)])
@@ -367,7 +377,7 @@ def test_a_step_that_is_traced_needs_a_cache(where: str, monkeypatch: pytest.Mon
     """transformers reads no position_ids then: without a cache, they may be those of packed sequences."""
     model, ids = by(model_of("llama", where), "course"), tokens(33, where)
     want = model(ids, use_cache=False).logits
-    monkeypatch.setattr(masking_utils, "is_tracing", lambda *_: True)
+    monkeypatch.setattr("transformers.masking_utils.is_tracing", lambda *_: True)
     assert torch.equal(model(ids, use_cache=True).logits, want)
     with pytest.raises(ValueError, match="takes those of a call without a cache for packed sequences: use_cache=True"):
         model(ids, use_cache=False)
