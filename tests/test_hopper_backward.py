@@ -121,7 +121,7 @@ WRONG_FIRST_STORES = (
     changed("the first block adds to what was there", "return bulk_store(target", "return bulk_add(target"),
     changed("each block stores", "if (state == EMPTY) return bulk_store(", "if (true) return bulk_store("),
     changed("it ends at the last tile of rows", "head += m_block == first;", "head += m_block == rows.last_tile;"),
-    changed("each block begins with the second tile", "STORES) m_block = first;", "STORES) m_block = 1;"),
+    changed("each block begins with the second tile", "m_block = first;", "m_block = 1;"),
 )
 
 

@@ -979,4 +979,8 @@ def sum_parts(
 
 
 _MOVED = "SCHEDULES", "positions", "unshard"
-old_names(__name__, **{name: f"helpers.attention.ring_schedules.{name}" for name in _MOVED})
+old_names(
+    __name__,
+    **{name: f"helpers.attention.ring_schedules.{name}" for name in _MOVED},
+    rows_of_block="helpers.attention.passes.rows_of_block",
+)

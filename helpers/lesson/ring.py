@@ -162,7 +162,7 @@ def longest(record: Mapping[str, Any]) -> dict[int, dict[str, Row]]:
     for row in record["rows"]:
         if row["part"] == "long":
             runs.setdefault(row["gpus"], {})[row["name"].partition(", ")[2]] = row
-    return runs
+    return dict(sorted(runs.items()))
 
 
 def error_of_merges(size: int, store: Callable[[Any], Any]) -> float:
