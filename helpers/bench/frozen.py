@@ -7,8 +7,8 @@
 Every stage, step and decoder is planned as for an H200, for each of its dtypes, three head dimensions and the variants
 below, of few rows and of many. Each call has two hashes. That of its launches (grid, block, bytes of shared memory,
 arguments, scratch arrays) has to stay as it is. Where that of its text differs, its machine code has to be the same, or
-its time. `helpers.bench.same_sass` compares the machine code of plain calls; with `--sass`, which needs NVRTC, a third
-hash is that of the machine code of any call, with the caller's functions. The exit code is 1 if a launch differs.
+its time: with `--sass`, which needs NVRTC, a third hash is that of the machine code, with the caller's functions. Where
+that is the same, what was measured before the change still holds. The exit code is 1 if a launch differs.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import functools
 import hashlib
+import io
 import itertools
 import json
 import sys
@@ -26,6 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from helpers.attention import kernel
+from helpers.attention.compile_report import program
 from helpers.attention.decoders import DECODERS, SPLIT_KV, DecodeCall
 from helpers.attention.kernel import Kernel
 from helpers.attention.ladder import BACKWARD, LADDER, Stage, limits
@@ -36,8 +38,8 @@ from helpers.attention.ladder.layout import Spec
 from helpers.attention.ladder.plan import CompiledPlan
 from helpers.attention.ladder.score_mod import parse_score_mod
 from helpers.attention.ladder.steps import BASES, CLIMBS, FP8_CODES, MULTICAST, ROTATION_IN_LOAD
-from helpers.bench.same_sass import machine_code
 from helpers.engine.cuda_source.signatures import dtype_of
+from helpers.engine.nvrtc import header_options
 
 H200 = limits.Limits(232_448, 132, 90)
 HEAD_DIMS = (64, 72, 128)
@@ -216,6 +218,24 @@ def _hashes(
     made = [tuple(spec) for spec in scratch.values()]
     texts = [(each.code, sorted(each.options)) for each in kernels]
     return _hash(repr((geometry, made))), _hash(repr(texts))
+
+
+def machine_code(code: str, options: tuple[str, ...], arch: str, names: tuple[str, ...] = ()) -> dict[str, bytes]:
+    """Compile a source, and return the instructions of each kernel by its symbol.
+
+    Args:
+        code: the source, complete. options: such as -DHEAD_DIM=64. arch: such as "sm_90a".
+        names: name expressions of the templates' instances that are wanted.
+
+    Raises:
+        CompileError: NVRTC refuses the source; the message is its log.
+    """
+    from cupy.cuda import nvrtc
+    from elftools.elf.elffile import ELFFile
+
+    with program(code, (*options, *header_options(code)), arch, names) as compiled:
+        sections = ELFFile(io.BytesIO(nvrtc.getCUBIN(compiled))).iter_sections()
+    return {s.name.removeprefix(".text."): s.data() for s in sections if s.name.startswith(".text.")}
 
 
 def _hash_of_machine_code(kernels: Mapping[str, Kernel], arch: str) -> str:

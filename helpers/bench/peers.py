@@ -113,12 +113,18 @@ TORCH = (
 FLASH_ATTENTION_3 = ("flash_attn_interface", "fa3_fwd_interface")
 
 
+def flash_attention_3() -> Any | None:
+    """Import FlashAttention-3; None if it is not installed."""
+    name = next(filter(importlib.util.find_spec, FLASH_ATTENTION_3), None)
+    return importlib.import_module(name) if name else None
+
+
 @contextlib.contextmanager
 def _flash_attention_3(inputs: Inputs, causal: bool) -> Iterator[Callable[[], Any]]:
     """Call flash_attn_func; its arrays are (batch, N, heads, d), and contiguous here."""
     import torch
 
-    module = importlib.import_module(next(filter(importlib.util.find_spec, FLASH_ATTENTION_3)))
+    module = flash_attention_3()
     q, k, v = (a.transpose(1, 2).contiguous() for a in inputs.torch)
 
     def run() -> Any:

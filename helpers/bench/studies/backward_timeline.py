@@ -18,7 +18,7 @@ from helpers.attention import kernel
 from helpers.attention.ladder import BACKWARD, LADDER, backward
 from helpers.bench import records
 from helpers.bench.cases import Case, Inputs
-from helpers.bench.harness import Study
+from helpers.bench.harness import Study, heads_text
 from helpers.device import ON_GPU, cp, describe
 from helpers.engine.cuda_source.edit import edit
 
@@ -264,8 +264,6 @@ def blocks_table(record: Mapping[str, Any] | None = None) -> str:
     names = ("before", "steps", "after", "between")
     lines = [f"{'cycles of a block':42}" + "".join(f"{name:>10}" for name in names) + f"{'not in steps':>14}"]
     for row in record.get("blocks", ()):
-        batch, heads, n, d = row["shape"]
-        what = f"{batch} x {heads} heads of {d}, N = {n}" + ", causal" * row["causal"]
         cycles = "".join(f"{row[name]:10,.0f}" for name in names)
-        lines.append(f"{what:42}{cycles}{row['outside']:14.0%}")
+        lines.append(f"{heads_text(row):42}{cycles}{row['outside']:14.0%}")
     return "\n".join(lines)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import importlib.util
 import itertools
 import sys
 import tempfile
@@ -32,10 +31,10 @@ from helpers.attention.fp8 import descale_of, quantise
 from helpers.attention.ladder import limits
 from helpers.attention.ladder.kinds import kind_of
 from helpers.attention.ladder.layout import Spec
-from helpers.bench import counters, decode_loop, ncu, records
+from helpers.bench import counters, decode_loop, ncu, peers, records
 from helpers.bench.harness import Row, Study, Way, compare
 from helpers.bench.host_cost import host_time
-from helpers.bench.peers import FLASH_ATTENTION_3, TORCH_DEVICE
+from helpers.bench.peers import TORCH_DEVICE
 from helpers.bench.run import device_facts
 from helpers.device import cp
 from helpers.engine.cuda_source.c_types import dtype_of
@@ -173,8 +172,9 @@ def sdpa(inputs: CacheInputs) -> Ways:
 
 def flash_attention_3(inputs: CacheInputs) -> Ways:
     """Yield FlashAttention-3's flash_attn_with_kvcache."""
-    module = importlib.import_module(next(filter(importlib.util.find_spec, FLASH_ATTENTION_3), FLASH_ATTENTION_3[0]))
-    call = functools.partial(module.flash_attn_with_kvcache, inputs.q, cache_seqlens=inputs.lengths, causal=True)
+    call = functools.partial(
+        peers.flash_attention_3().flash_attn_with_kvcache, inputs.q, cache_seqlens=inputs.lengths, causal=True
+    )
     yield "FlashAttention-3", functools.partial(call, inputs.k, inputs.v)
     for page, (k, v, table) in inputs.paged.items():
         yield f"FlashAttention-3, pages of {page}", functools.partial(call, k, v, page_table=table)
@@ -458,12 +458,11 @@ class EightBits(CacheInputs):
 
 def flash_attention_3_of_e4m3(inputs: EightBits) -> Ways:
     """Yield FlashAttention-3 with all of q, k and v in e4m3: it takes no other q with such a cache."""
-    module = importlib.import_module(next(filter(importlib.util.find_spec, FLASH_ATTENTION_3)))
     batch, group = len(inputs.host_lengths), inputs.heads // inputs.kv_heads
     descale = inputs.q.abs().amax(dim=(1, 3)).float().reshape(batch, inputs.kv_heads, group).amax(-1) / 448
     q8 = (inputs.q.float() / descale.repeat_interleave(group, 1)[:, None, :, None]).to(inputs.k8.dtype)
     options = {"cache_seqlens": inputs.lengths, "causal": True, "q_descale": descale, **inputs.descales}
-    way = functools.partial(module.flash_attn_with_kvcache, q8, inputs.k8, inputs.v8, **options)
+    way = functools.partial(peers.flash_attention_3().flash_attn_with_kvcache, q8, inputs.k8, inputs.v8, **options)
     yield "FlashAttention-3, q in e4m3 too", way
 
 
