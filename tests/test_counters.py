@@ -21,7 +21,7 @@ from helpers.attention.ladder.steps import CLIMBS, LAST_IDEAS
 from helpers.bench import counters, ncu, peers, plan
 from helpers.bench.cases import Case
 from helpers.bench.experiments import CLIMB_CASES, WMMA, Step
-from helpers.bench.studies import profile_stages, xray_vs_ncu
+from helpers.bench.studies import profile_stages
 from helpers.lesson import show
 
 MS, READ = "gpu__time_duration.sum", "dram__bytes_read.sum"
@@ -543,27 +543,6 @@ def test_the_record_is_of_stages_that_are_there() -> None:
     assert all(row["stage"] in counters.counters_table() for row in rows if row["kind"] not in counters.BY_NAME)
     climbs = {row["of"] for row in rows if "step" in row["kind"]}  # its steps: see test_climb_record
     assert {"register_tiles", "flash_wmma", "flash_mma", "hopper"} <= climbs <= set(CLIMBS)
-
-
-def test_the_x_rays_record_names_what_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The machine of the CSV, wherever the record is made of it; never a name that stands in the code."""
-    figures = dict.fromkeys(xray_vs_ncu.METRICS, "0")
-    head = line("ID", "Kernel Name", *figures)
-    table = "\n".join([head, line("", "", *[""] * len(figures)), line("0", "one", *figures.values())])
-    version = SimpleNamespace(stdout="NVIDIA (R) Nsight Compute\nVersion 9.9.9\n", stderr="", returncode=0)
-    monkeypatch.setattr(ncu, "profile", lambda target, *_: target.write_text(table))
-    monkeypatch.setattr(ncu.subprocess, "run", lambda *_, **__: version)
-    monkeypatch.setattr(ncu, "describe", lambda: "another GPU")
-    monkeypatch.setattr(xray_vs_ncu, "everything", lambda: [])
-    xray_vs_ncu.profile(tmp_path / "x.csv")
-    monkeypatch.setattr(ncu, "describe", lambda: "this machine")
-    xray_vs_ncu.record(tmp_path / "x.csv", tmp_path / "x.json")
-    how = json.loads((tmp_path / "x.json").read_text())["how"]
-    assert (how["device"], how["ncu"]) == ("another GPU", "Version 9.9.9")
-    (tmp_path / "x.csv").write_text(table)
-    with pytest.raises(ValueError, match="does not say which device"):
-        xray_vs_ncu.record(tmp_path / "x.csv", tmp_path / "y.json")
-    assert not (tmp_path / "y.json").exists()
 
 
 def test_the_roofline_takes_the_bytes_of_its_head_dim() -> None:

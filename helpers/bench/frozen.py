@@ -80,25 +80,7 @@ VARIANTS = {
     "deterministic": Variant({"deterministic": True, "causal": True}),
     "float_out": Variant({"out": "float32"}),
 }
-
-
-class Selection(NamedTuple):
-    """A choice of calls; all where nothing is said. only: beginnings of files' names. sass: with machine code."""
-
-    only: Sequence[str] = ()
-    dtypes: Sequence[str] = ()
-    head_dims: Sequence[int] = HEAD_DIMS
-    variants: Sequence[str] = ()
-    sass: bool = False
-
-    def has(self, file: str, dtype: str, variant: str) -> bool:
-        """Return True if a call is one of them."""
-        name = file.removeprefix("steps/")
-        return (
-            (not self.only or name.startswith(tuple(self.only)))
-            and (not self.dtypes or dtype in self.dtypes)
-            and (not self.variants or variant in self.variants)
-        )
+DECODED = ("plain", "pages", "new keys", "lse")  # variants of decoders
 
 
 def stages() -> Iterator[Stage]:
@@ -256,20 +238,34 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def everything(selection: Selection = Selection()) -> Iterator[tuple[str, Hashes]]:  # noqa: B008 a tuple
-    """Yield each call by its name, "file dtype d=64 variant shape", with its hashes."""
+def everything(
+    only: Sequence[str] = (),
+    dtypes: Sequence[str] = (),
+    head_dims: Sequence[int] = HEAD_DIMS,
+    variants: Sequence[str] = (),
+    *,
+    sass: bool = False,
+) -> Iterator[tuple[str, Hashes]]:
+    """Yield each call by its name, "file dtype d=64 variant shape", with its hashes; all where nothing is named.
+
+    Args:
+        only: beginnings of files' names. sass: with machine code.
+    """
+    of_all = (*((stage, VARIANTS) for stage in stages()), *((decoder, DECODED) for decoder in DECODERS.values()))
     with limits.pretend_gpu(H200), kernel.built_when_launched():
-        for (number, shape), head_dim in itertools.product(enumerate(SHAPES), selection.head_dims):
-            for stage in stages():
-                for dtype, (name, variant) in itertools.product(stage.dtypes, VARIANTS.items()):
-                    if selection.has(stage.file, dtype, name):
-                        hashes = of_stage(stage, shape, dtype, head_dim, variant, sass=selection.sass)
-                        yield f"{stage.file} {stage.name} {dtype} d={head_dim} {name} {number}", hashes or ()
-            for decoder in DECODERS.values():
-                for dtype, name in itertools.product(decoder.dtypes, ("plain", "pages", "new keys", "lse")):
-                    if selection.has(decoder.file, dtype, name):
-                        hashes = of_decoder(decoder, shape, dtype, head_dim, name, sass=selection.sass)
-                        yield f"{decoder.file} {decoder.name} {dtype} d={head_dim} {name} {number}", hashes or ()
+        for (number, shape), head_dim, (stage, known) in itertools.product(enumerate(SHAPES), head_dims, of_all):
+            if only and not stage.file.removeprefix("steps/").startswith(tuple(only)):
+                continue
+            for dtype, variant in itertools.product(stage.dtypes, known):
+                if dtype in (dtypes or (dtype,)) and variant in (variants or (variant,)):
+                    hashes = _of_call(stage, shape, dtype, head_dim, variant, sass=sass)
+                    yield f"{stage.file} {stage.name} {dtype} d={head_dim} {variant} {number}", hashes or ()
+
+
+def _of_call(stage: Stage, shape: Shape, dtype: str, head_dim: int, variant: str, *, sass: bool) -> Hashes | None:
+    if stage in DECODERS.values():
+        return of_decoder(stage, shape, dtype, head_dim, variant, sass=sass)
+    return of_stage(stage, shape, dtype, head_dim, VARIANTS[variant], sass=sass)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -283,8 +279,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--variants", nargs="+", default=[])
     parser.add_argument("--sass", action="store_true", help="with hashes of the machine code")
     options = parser.parse_args(arguments)
-    chosen = Selection(options.only, options.dtypes, options.head_dims, options.variants, options.sass)
-    now = {name: list(hashes) for name, hashes in everything(chosen) if hashes}
+    chosen = options.only, options.dtypes, options.head_dims, options.variants
+    now = {name: list(hashes) for name, hashes in everything(*chosen, sass=options.sass) if hashes}
     options.file.write_text(json.dumps(now, indent=0) + "\n")
     print(f"{len(now)} calls")
     if not options.against:
@@ -292,16 +288,13 @@ def main(arguments: list[str] | None = None) -> int:
     before = json.loads(options.against.read_text())
     both = [name for name in now if name in before]
     print(f"in both: {len(both)}; {len(before) - len(both)} are there no more, {len(now) - len(both)} are new")
-    differing = [[name for name in both if now[name][i : i + 1] != before[name][i : i + 1]] for i in range(3)]
-    for what, names in zip(("launches", "texts", "machine code"), differing, strict=True):
-        print(f"other {what}: {len(names)}")
-    for what, names in zip(
-        ("launch", "machine code"), (differing[0], differing[2] if options.sass else []), strict=True
-    ):
-        for name in names:
-            print(f"other {what}: {name}")
-    print("files with other texts:", *sorted({name.split()[0] for name in differing[1]}))
-    return bool(differing[0])
+    launches, texts, codes = (
+        [name for name in both if now[name][i : i + 1] != before[name][i : i + 1]] for i in range(3)
+    )
+    for what, names in {"launches": launches, "texts": texts, "machine code": codes}.items():
+        print(f"other {what}: {len(names)}", *(names if what != "texts" else ()), sep="\n  ")
+    print("files with other texts:", *sorted({name.split()[0] for name in texts}))
+    return bool(launches)
 
 
 if __name__ == "__main__":

@@ -250,7 +250,8 @@ class Study:
     def _other_parts(self, path: Path, parts: Collection[str], head: Mapping[str, Any]) -> dict[str, Any]:
         """Read an earlier record without the rows that are measured again. Exit if it is of another GPU."""
         record = records.load(path)
-        before, now = (_gpu(each["device"]) for each in (record, head))
+        devices = record["device"], head["device"]
+        before, now = (each if isinstance(each, str) else each.get("name") or each["description"] for each in devices)
         if before != now:
             sys.exit(f"{path} is of {before}; this is {now}: write another FILE")
         record.pop("failed", None)
@@ -258,7 +259,3 @@ class Study:
             kept = (row for row in record["rows"] if row.get(self.key) not in parts or not self.replaces(row))
             record["rows"] = list(kept)
         return record
-
-
-def _gpu(device: str | Mapping[str, Any]) -> str:
-    return device if isinstance(device, str) else device.get("name") or device["description"]

@@ -22,26 +22,11 @@ MARK = "utilisation_mark"
 UNASKED = FIGURES["occupancy % at most"]
 _UNITS = {"nsecond": 1e-6, "ns": 1e-6, "usecond": 1e-3, "us": 1e-3, "msecond": 1.0, "ms": 1.0}
 
-_ABOUT = "==ABOUT== "  # begins the line that a CSV is stamped with; Nsight Compute's own notes begin with == as well
-
 
 def about() -> dict[str, str]:
     """Name this machine's device and Nsight Compute: {"device": ..., "ncu": the version}."""
     version = subprocess.run(["ncu", "--version"], capture_output=True, text=True).stdout.strip().splitlines()
     return {"device": describe(), "ncu": version[-1] if version else ""}
-
-
-def stamp(target: Path) -> None:
-    """Write what measured into a CSV, as its first line."""
-    target.write_text(f"{_ABOUT}{json.dumps(about())}\n{target.read_text()}")
-
-
-def stamped(text: str) -> dict[str, str]:
-    """Read what `stamp` wrote. Raises ValueError for a CSV without it."""
-    line = text.partition("\n")[0]
-    if not line.startswith(_ABOUT):
-        raise ValueError(f"the CSV does not begin with {_ABOUT}, so it does not say which device was measured")
-    return json.loads(line.removeprefix(_ABOUT))
 
 
 @functools.cache

@@ -91,12 +91,6 @@ def rows(
         yield compare_case(case, ways, rounds, flops=PASSES * case.flops, of=OURS)
 
 
-def _head() -> dict[str, Any]:
-    import torch
-
-    return {"device": {**device_facts(), "torch": torch.__version__}, "rounds": ROUNDS}
-
-
 def flash4() -> Iterator[list[Row]]:
     """Time ours, FlashAttention-4 and cuDNN in turns; nothing where FlashAttention-4 is not installed."""
     if importlib.util.find_spec("flash_attn") is not None:
@@ -106,7 +100,7 @@ def flash4() -> Iterator[list[Row]]:
 STUDY = Study(
     "autograd",
     {"rows": rows, "flash4": flash4},
-    _head,
+    lambda: {"device": device_facts(), "rounds": ROUNDS},
     line=lambda row: f"{row['shape']} {row['name']:16}{row['ms']:8.3f} ms",
 )
 take = STUDY.take

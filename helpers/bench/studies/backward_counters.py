@@ -183,16 +183,17 @@ def table(record: Mapping[str, Any] | None = None) -> str:
 
 
 BESIDE = {"tensor cores busy": "tensor pipe %", "shared memory busy": "shared memory %"}
+SHORT = {OURS: "13", FLASH4: "FA4"}
 LEAST = 0.08  # of a warp's cycles: what it waits for less long is left out
 
 
 @records.shown
-def beside(record: Mapping[str, Any] | None = None, *, n: int, causal: bool = False) -> str:
-    """Format the backward passes of N rows as text, ours and FlashAttention-4's side by side for each head_dim.
+def beside(record: Mapping[str, Any] | None = None, *, n: int) -> str:
+    """Format the backward passes of N rows, no mask, as text: ours and FlashAttention-4's side by side by head_dim.
 
     The first lines are of the longest kernel; then come shares of its warps' cycles; then the whole pass in turns.
     """
-    rows = [row for row in record["rows"] if (row["pass"], row["shape"][2], row["causal"]) == ("backward", n, causal)]
+    rows = [row for row in record["rows"] if (row["pass"], row["shape"][2], row["causal"]) == ("backward", n, False)]
     timed = {_key(row): row for row in record["power"]}
     clocks = [timed[_key(row)] for row in rows]
     shares = [{state: spent / sum(row["stalls"].values()) for state, spent in row["stalls"].items()} for row in rows]
@@ -200,7 +201,7 @@ def beside(record: Mapping[str, Any] | None = None, *, n: int, causal: bool = Fa
     waits = [state for state in states if any(share.get(state, 0.0) >= LEAST for share in shares)]
     waits.sort(key=lambda state: (state != "issued", -shares[0].get(state, 0.0)))
     cells = {
-        f"N = {n}" + ", causal" * causal: [f"d = {row['shape'][3]}, {_short(row['name'])}" for row in rows],
+        f"N = {n}": [f"d = {row['shape'][3]}, {SHORT.get(row['name'], row['name'])}" for row in rows],
         **{what: [f"{row['figures'][figure]:.0f} %" for row in rows] for what, figure in BESIDE.items()},
         "bytes from the L2 cache": [f"{row['figures']['L2 bytes'] / 1e9:.1f} GB" for row in rows],
         "bank conflicts": [f"{row['figures']['bank conflicts'] / 1e6:.1f} M" for row in rows],
@@ -211,10 +212,6 @@ def beside(record: Mapping[str, Any] | None = None, *, n: int, causal: bool = Fa
         "power": [f"{row['watts']:.0f} W" if "watts" in row else "" for row in clocks],
     }
     return "\n".join((f"{what:34}" + "".join(f"{cell:>15}" for cell in line)).rstrip() for what, line in cells.items())
-
-
-def _short(name: str) -> str:
-    return {OURS: "13", FLASH4: "FA4"}.get(name, name)
 
 
 def flash4_speeds(record: Mapping[str, Any], n: int) -> list[float]:

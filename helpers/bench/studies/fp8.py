@@ -421,10 +421,10 @@ take = STUDY.take
 # ---- what notebook 16 reads
 
 
-def gains(name: str = FA3, kind: str = "V with a mean", record: Mapping[str, Any] | None = None) -> dict[int, float]:
-    """Return the gain by the number of keys; nothing without a record, or without this kernel in it."""
-    rows = (record or recorded() or {}).get("lengths", ())
-    return {row["keys"]: row["gain"] for row in rows if row["name"] == name and row["data"] == kind}
+def gains() -> dict[int, float]:
+    """Return FlashAttention-3's gain by the number of keys, for V with a mean; nothing without a record of it."""
+    rows = (recorded() or {}).get("lengths", ())
+    return {row["keys"]: row["gain"] for row in rows if (row["name"], row["data"]) == (FA3, "V with a mean")}
 
 
 def speeds(
@@ -441,17 +441,15 @@ def lost_by_turns(record: Mapping[str, Any] | None = None) -> float:
     return max((1 - row["speed"] for row in rows if row["name"] == "no turns" and row["shape"][-1] > 64), default=0.0)
 
 
-def exponentials_share(head_dim: int, flop_per_cycle: int = FLOP_PER_CYCLE) -> float:
+def exponentials_share(head_dim: int) -> float:
     """Return the share of the tensor cores' peak at which exponentials alone take all cycles; at most 1."""
-    return min(1.0, 4 * head_dim * EXP2_PER_CYCLE / flop_per_cycle)
+    return min(1.0, 4 * head_dim * EXP2_PER_CYCLE / FLOP_PER_CYCLE)
 
 
 @records.shown
 def rungs_table(record: Mapping[str, Any] | None = None) -> str:
     """Format the rms errors of the rungs as text, a line for each kind of data."""
-    rows = record.get("rungs")
-    if not rows:
-        return NO_RECORD
+    rows = record["rungs"]
     columns = {
         "a scale for each tensor": "tensor",
         "a scale for each head": "head",
@@ -472,8 +470,6 @@ def rungs_table(record: Mapping[str, Any] | None = None) -> str:
 @records.shown
 def speeds_table(record: Mapping[str, Any] | None = None) -> str:
     """Format the recorded speeds without a mask as text: a line for each shape, in TFLOP/s and compared with fp8."""
-    if not record.get("speeds"):
-        return NO_RECORD
     names = {CODES: "codes", HOPPER: "10, bf16", FA3: "FA-3, FP8", FA3_BF16: "FA-3, bf16"}
     lines = [f"{'TFLOP/s (× fp8)':24}{'fp8':>5}" + "".join(f"{short:>18}" for short in names.values())]
     for shape in SHAPES:
@@ -488,11 +484,11 @@ def speeds_table(record: Mapping[str, Any] | None = None) -> str:
     return "\n".join(lines)
 
 
-def steps_picture(record: Mapping[str, Any] | None = None) -> Picture | Text:
+def steps_picture() -> Picture | Text:
     """Draw the recorded speeds of the steps and of FlashAttention-3 at 16,384 keys, bars for each head_dim."""
     shapes = sorted((shape for shape in SHAPES if shape[2] == 16384), key=lambda shape: shape[3])
     names = [ONE_LEVEL, TWO_LEVELS, ROW_OF_ONES, QUARTERS, FP8, CODES, FA3]
-    groups = {shape[-1]: speeds(shape, False, record) for shape in shapes}
+    groups = {shape[-1]: speeds(shape) for shape in shapes}
     if not all(FP8 in rows for rows in groups.values()):
         return Text(NO_RECORD)
     labels = {FP8: "16", FA3: "FlashAttention-3, FP8"}

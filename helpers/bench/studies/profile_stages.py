@@ -114,7 +114,7 @@ def _jobs(with_peers: bool) -> Iterator[tuple[Job, Callable[[Case], Job] | None]
         make: Callable[[Case], Job] = functools.partial(of_stage, LADDER[name])
         yield make(case), make
     for step, case in step_cases():
-        make = functools.partial(_step_job, step)
+        make = lambda case, step=step: of_step(replace(step, case=case))  # noqa: E731
         yield make(case), None if case.backward else make
     for experiment, case in experiment_cases():
         make = functools.partial(of_experiment, experiment, sizes={})
@@ -127,10 +127,6 @@ def _jobs(with_peers: bool) -> Iterator[tuple[Job, Callable[[Case], Job] | None]
                 job = of_peer(peer, Case((1, 1, *SHAPE[2:])))
                 yield replace(job, name=f"{peer.name}, one head", kind="experiment"), None
         yield from ((of_roof(roof), None) for roof in peers.TORCH_ROOFS if roof.quantity == "tflops")
-
-
-def _step_job(step: Step, case: Case) -> Job:
-    return of_step(replace(step, case=case))
 
 
 def of_stages(entry: Mapping[str, Any], names: Sequence[str]) -> bool:

@@ -616,15 +616,14 @@ def measure_copies(comms: Mapping[str, Comms]) -> Iterator[Row]:
             size = ranks.size
             sends = [Message(rank, (rank + 1) % size, a[0]) for rank, a in zip(ranks.ranks, made, strict=True)]
             receives = [Message(rank, (rank - 1) % size, a[1]) for rank, a in zip(ranks.ranks, made, strict=True)]
-            run = functools.partial(_move, ranks, sends, receives)
+
+            def run(ranks: Comms = ranks, sends: Any = sends, receives: Any = receives) -> None:
+                ranks.start(sends, receives)()
+
             ((taken, _),) = timed(ranks, {name: run}).values()
             bytes_moved = sends[0].array.nbytes
             row = {"part": "copies", "name": name, "gpus": size, "rows": rows, "bytes": bytes_moved}
             yield {**row, "ms": statistics.median(taken), "gb_per_s": bytes_moved / statistics.median(taken) / 1e6}
-
-
-def _move(ranks: Comms, sends: Sequence[Message], receives: Sequence[Message]) -> None:
-    ranks.start(sends, receives)()
 
 
 def measure_long(comms: Mapping[str, Comms]) -> Iterator[Row]:
@@ -732,12 +731,8 @@ def table(record: Mapping[str, Any] | None = None) -> str:
     return "\n".join([*calculated(), *map(line, record["rows"] if record else ())])
 
 
-def main(words: Sequence[str]) -> None:
-    """Run a process that a part of the study has started."""
-    work(words[0], int(words[1]), int(words[2]), Path(words[3]))
-
-
 old_names(__name__, Inputs="RankInputs", hidden_from="tokens_to_hide_copies", on_host="to_host", rows_of="measure_ways")
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    # A process that a part of the study has started.
+    work(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
