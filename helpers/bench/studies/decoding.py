@@ -75,6 +75,7 @@ GRID_ROWS = ROWS[0], *ROWS[2:6], ROWS[7]
 ROUNDS = 15
 DTYPE = "bfloat16"
 TOLERANCE = 2e-2  # of the largest number of a head
+FLASH_INFER = "flashinfer"
 
 
 class CacheInputs:
@@ -182,7 +183,7 @@ def flash_attention_3(inputs: CacheInputs) -> Ways:
 
 def _flashinfer(inputs: CacheInputs, wrapper: str, *args: Any, **options: Any) -> tuple[Any, tuple[int, ...]]:
     """Return one of FlashInfer's wrappers with 512 MiB of its own; heads of q, of K and V, head_dim and page."""
-    module = importlib.import_module("flashinfer")
+    module = importlib.import_module(FLASH_INFER)
     workspace = inputs.torch.empty(512 << 20, dtype=inputs.torch.uint8, device=TORCH_DEVICE)
     page = next(iter(inputs.paged), 16)
     heads = inputs.heads, inputs.kv_heads, inputs.d, page

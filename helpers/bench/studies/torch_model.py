@@ -1,4 +1,4 @@
-"""Measure our attention inside PyTorch and a model of transformers, on a GPU: host cost, errors, speed, memory.
+"""Measure our attention inside PyTorch and a model of transformers, on a GPU: tests, host cost, speed, memory.
 
     python3 -m helpers.bench.study torch_model FILE [PART ...]          # of STUDY, below
 
