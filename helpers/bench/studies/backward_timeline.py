@@ -253,7 +253,7 @@ def table(record: Mapping[str, Any] | None = None) -> str:
         lines.append(f"{part:24}" + "".join(f"{cycles:20,.0f}" for row in rows for cycles in parts(row)[part]))
     for name in gaps(rows[0]):
         lines.append(f"{name:24}" + "".join(f"{gaps(row)[name]:20,.0f}{'':20}" for row in rows).rstrip())
-    return "\n".join([*lines, "", blocks_table(record)])
+    return "\n".join([*lines, *(["", blocks_table(record)] if "blocks" in record else [])])
 
 
 @records.shown
