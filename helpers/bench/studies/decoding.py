@@ -384,9 +384,9 @@ def _with_constants(call: Way, constants: Mapping[str, int], module: Any) -> Any
         return call()
 
 
-def random_tree(tokens: int, seed: int = 11) -> np.ndarray:
+def random_tree(tokens: int) -> np.ndarray:
     """Draw the token that each one follows: one of those before it, or -1; int32 (tokens,)."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(11)
     return np.array([rng.integers(-1, i) if i else -1 for i in range(tokens)], np.int32)
 
 

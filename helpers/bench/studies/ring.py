@@ -155,13 +155,13 @@ def numbers(shape: Sequence[int], seed: int) -> Any:
 class RankInputs:
     """q, k, v and do of the local ranks, and the same for independent runs."""
 
-    def __init__(self, ranks: Comms, rows: int, heads: int, kv_heads: int, d: int = D, batch: int = 1) -> None:
+    def __init__(self, ranks: Comms, rows: int, heads: int, kv_heads: int, d: int = D) -> None:
         self.ranks, self.rows, self.heads, self.kv_heads, self.d = ranks, rows, heads, kv_heads, d
         made = []
         for rank in ranks.ranks:
             with ranks.on(rank):
                 of = [(heads, 0), (kv_heads, 1), (kv_heads, 2), (heads, 3)]
-                made.append([numbers((batch, rows, h, d), 4 * rank + which) for h, which in of])
+                made.append([numbers((1, rows, h, d), 4 * rank + which) for h, which in of])
         self.q, self.k, self.v, self.do = ([each[i] for each in made] for i in range(4))
 
     def forward(self, ranks: Comms, schedule: str, causal: bool, **options: Any) -> Any:

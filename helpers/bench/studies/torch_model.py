@@ -46,13 +46,13 @@ PROMPT, NEW = 100, 64
 # ---- models
 
 
-def llama(kv_heads: int, dtype: str, *, layers: int = LAYERS) -> Any:
+def llama(kv_heads: int, dtype: str) -> Any:
     """Make a LlamaForCausalLM of random weights on the GPU."""
     import torch
     import transformers
 
     config = transformers.LlamaConfig(
-        **{"vocab_size": WORDS, "hidden_size": HIDDEN, "intermediate_size": MLP, "num_hidden_layers": layers},
+        **{"vocab_size": WORDS, "hidden_size": HIDDEN, "intermediate_size": MLP, "num_hidden_layers": LAYERS},
         **{"num_attention_heads": HEADS, "num_key_value_heads": kv_heads, "max_position_embeddings": 2 * max(LENGTHS)},
         **{"initializer_range": SPREAD, "bos_token_id": 0, "eos_token_id": None, "pad_token_id": 0},
     )

@@ -160,8 +160,9 @@ def patterns() -> list[CountedLaunch]:
     return launches
 
 
-def stages(n: int = 1024, d: int = 64) -> list[CountedLaunch]:
-    """List naive, tiled and online_softmax at n rows and keys of d words, with the tile sizes of their files."""
+def stages() -> list[CountedLaunch]:
+    """List naive, tiled and online_softmax at 1024 rows and keys of 64 words, with the tile sizes of their files."""
+    n, d = 1024, 64
     q, k, v = make_inputs(n, n, d, seed=0)
     scale = (np.int32(n), np.int32(n), np.float32(d**-0.5))
     out = np.zeros((n, d), np.float32)
