@@ -31,7 +31,7 @@ from helpers.attention.ladder.extras import DESCALES, as_kernels_read, extra_inp
 from helpers.attention.ladder.layout import Spec
 from helpers.attention.ladder.score_mod import BlockMask, distance_table, parse_score_mod
 from helpers.engine.cuda_source.signatures import dtype_of
-from helpers.torch_autograd import CONSTANTS, Attention, Options, attend_plain, forward_operator, is_plain
+from helpers.torch_autograd import CONSTANTS, LONGEST, Attention, Options, attend_plain, forward_operator, is_plain
 from helpers.torch_tensors import (
     array_of,
     check_numbers,
@@ -39,6 +39,7 @@ from helpers.torch_tensors import (
     each_tensor,
     is_traced,
     on_arrays,
+    outside_of_graphs,
     resolved,
     tensor_of,
     to_autocast,
@@ -152,7 +153,7 @@ def flash_attention_varlen(
     return _call((q, k, v), lengths, how, deterministic, extras)
 
 
-@torch.compiler.disable
+@outside_of_graphs
 def flash_attention_with_kvcache(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -452,7 +453,11 @@ def _call(
     more = [constants.get(name) for name in CONSTANTS]
     more = [a if a is None else torch.as_tensor(a, device=q.device) for a in more]
     cu_seqlens = lengths.get("cu_seqlens_q"), lengths.get("cu_seqlens_k")
-    options = Options.of(how, deterministic=deterministic, keep_lse=keep_lse, functions=functions)
+    options = Options(
+        *(how["causal"], how["window"], how["softmax_scale"]),
+        *(deterministic or torch.are_deterministic_algorithms_enabled(), keep_lse or how["return_lse"], how["stage"]),
+        *((how.get(LONGEST[0]), how.get(LONGEST[1])), functions),
+    )
     if functions:
         parse_score_mod(**functions, backward=True)  # raises here, not in the backward, without a derivative
     if table is not None:  # an input of autograd's function, which reads these numbers and no graph

@@ -95,7 +95,8 @@ def _through_arrays(tensors: dict[str, torch.Tensor], options: ForwardOptions | 
 
 def _by_operator(tensors: dict[str, torch.Tensor], options: BackwardOptions) -> tuple[torch.Tensor, ...]:
     """Compute the gradients of a call by the operator."""
-    return _backward(*tensors.values(), *(None,) * 5, *Options.of_backward(options).flat()[:3])
+    window, causal, scale, deterministic, *_ = options
+    return _backward(*tensors.values(), *(None,) * 5, *Options(causal, window, scale, deterministic, True).flat()[:3])
 
 
 @functools.cache
@@ -156,35 +157,23 @@ CONSTANTS = "bias", "alibi_slopes", "sinks"
 class Options(NamedTuple):
     """A call with gradients, or a traced one, but for its tensors.
 
-    shared: what the forward and the backward both take: causal, window, softmax_scale, max_seqlen_q and max_seqlen_k.
-    functions: those of scores, by the names of `_FUNCTIONS`, which the operators do not take.
+    longest: max_seqlen_q and max_seqlen_k. functions: those of scores, by their names; the operators take none.
     """
 
-    shared: dict[str, Any]
+    causal: bool
+    window: tuple[int, int] | None
+    softmax_scale: float | None
     deterministic: bool
     keep_lse: bool
     stage: str | int | None = None
+    longest: tuple[int | None, int | None] = (None, None)
     functions: Mapping[str, Any] | None = None
 
-    @classmethod
-    def of(
-        cls, how: dict[str, Any], *, deterministic: bool, keep_lse: bool, functions: Mapping[str, Any] | None = None
-    ) -> Options:
-        """Sort the options of a call."""
-        shared = {name: value for name, value in how.items() if name not in ("return_lse", "stage")}
-        deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
-        keep_lse = keep_lse or how.get("return_lse", False)
-        return cls(shared, deterministic, keep_lse, how.get("stage"), functions)
-
-    @classmethod
-    def of_backward(cls, options: BackwardOptions) -> Options:
-        """Return those of a plain call's gradients."""
-        how = {"causal": options.causal, "window": options.window, "softmax_scale": options.softmax_scale}
-        return cls(how, options.deterministic, keep_lse=True)
-
     def arguments(self, **more: Any) -> dict[str, Any]:
-        """Return the keyword arguments for a function of helpers.attention: `shared`, `functions` and `more`."""
-        return {**self.shared, **(self.functions or {}), **more}
+        """Return the keyword arguments for a function of helpers.attention: what all of them take, and `more`."""
+        longest = {name: most for name, most in zip(LONGEST, self.longest, strict=True) if most is not None}
+        named = {"causal": self.causal, "window": self.window, "softmax_scale": self.softmax_scale}
+        return {**named, **longest, **(self.functions or {}), **more}
 
     def flat(self) -> tuple[Any, ...]:
         """Return (limits, softmax_scale, flags, stage), as the operators take them; see `_SCHEMA`.
@@ -192,23 +181,20 @@ class Options(NamedTuple):
         Raises:
             TypeError, ValueError: as `mask_window` and `softmax_scale_of`.
         """
-        causal, scale = self.shared["causal"], self.shared["softmax_scale"]
-        longest = [self.shared.get(name) for name in _LONGEST]
-        limits = [*mask_window(self.shared["window"], causal), *[-1 if most is None else most for most in longest]]
-        scale = None if scale is None else softmax_scale_of(scale, 1)
-        flags = [causal, self.deterministic, self.keep_lse]
+        limits = [*mask_window(self.window, self.causal), *[-1 if most is None else most for most in self.longest]]
+        scale = None if self.softmax_scale is None else softmax_scale_of(self.softmax_scale, 1)
+        flags = [self.causal, self.deterministic, self.keep_lse]
         return limits, scale, flags, None if self.stage is None else str(self.stage)
 
     @classmethod
     def of_flat(cls, limits: list[int], softmax_scale: float | None, flags: list[bool], stage: Any = None) -> Options:
         """Reverse `flat`."""
-        causal, deterministic, keep_lse = flags
-        shared = {"causal": causal, "window": tuple(limits[:2]), "softmax_scale": softmax_scale}
-        shared |= {name: most for name, most in zip(_LONGEST, limits[2:], strict=True) if most >= 0}
-        return cls(shared, deterministic, keep_lse, int(stage) if stage and stage.isdecimal() else stage)
+        window, longest = tuple(limits[:2]), tuple([most if most >= 0 else None for most in limits[2:]])
+        stage = int(stage) if stage and stage.isdecimal() else stage
+        return cls(flags[0], window, softmax_scale, flags[1], flags[2], stage, longest)
 
 
-_LONGEST = "max_seqlen_q", "max_seqlen_k"
+LONGEST = "max_seqlen_q", "max_seqlen_k"
 
 
 def _attend(qkv: Sequence[torch.Tensor], rest: _Tensors, options: Options) -> Any:
@@ -253,24 +239,16 @@ _SCHEMA = (
 _Tensors = Sequence[torch.Tensor | None]
 
 
-def _forward_of_flat(*given: Any) -> Any:
-    return _attend(given[:3], given[3:8], Options.of_flat(*given[8:]))
-
-
-def _backward_of_flat(*given: Any) -> tuple[torch.Tensor, ...]:
-    return _gradients(given[:6], given[6:11], Options.of_flat(*given[11:]))
-
-
 forward_operator = torch.library.custom_op(
     "course::flash_attention",
-    _forward_of_flat,
+    lambda *given: _attend(given[:3], given[3:8], Options.of_flat(*given[8:])),
     mutates_args=(),
     schema=f"(Tensor q, Tensor k, Tensor v, {_SCHEMA}, str? stage) -> (Tensor, Tensor)",
 )
 
 _backward = torch.library.custom_op(
     "course::flash_attention_backward",
-    _backward_of_flat,
+    lambda *given: _gradients(given[:6], given[6:11], Options.of_flat(*given[11:])),
     mutates_args=(),
     schema=f"(Tensor do, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, {_SCHEMA}) -> (Tensor, Tensor, Tensor)",
 )
@@ -290,13 +268,9 @@ def _fake_backward(
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
-def _backward_wrt_of_flat(*given: Any) -> list[torch.Tensor]:
-    return list(_gradients(given[:6], given[6:11], Options.of_flat(*given[11:-1]), given[-1]))
-
-
 _backward_wrt = torch.library.custom_op(
     "course::flash_attention_backward_wrt",
-    _backward_wrt_of_flat,
+    lambda *given: list(_gradients(given[:6], given[6:11], Options.of_flat(*given[11:-1]), given[-1])),
     mutates_args=(),
     schema=f"(Tensor do, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, {_SCHEMA}, str[] wrt) -> Tensor[]",
 )

@@ -22,7 +22,7 @@ from helpers import device
 from helpers.attention import comms, ring, ring_schedules
 from helpers.attention.comms import Comms
 from helpers.attention.ladder.kinds import TorchTensors
-from helpers.torch_tensors import array_of, check_tensors, tensor_of, to_autocast, torch
+from helpers.torch_tensors import array_of, check_tensors, outside_of_graphs, tensor_of, to_autocast, torch
 
 distributed = torch.distributed
 
@@ -42,7 +42,7 @@ def local_positions(tokens: int, group: Any = None, *, schedule: str = "zigzag",
     return torch.from_numpy(parts[ranks.ranks[0]][0])
 
 
-@torch.compiler.disable
+@outside_of_graphs
 def ring_attention(
     q: torch.Tensor,
     k: torch.Tensor,

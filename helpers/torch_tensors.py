@@ -26,6 +26,26 @@ except ImportError as error:
         "helpers.attention does without it, for arrays of NumPy and CuPy."
     ) from error
 
+
+def outside_of_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep a function out of graphs, as `torch.compiler.disable` does.
+
+    That imports PyTorch's compiler, which takes longer than PyTorch itself: it waits until something is compiled.
+    """
+    apart: Callable[..., Any] | None = None
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal apart
+        if not torch.compiler.is_compiling():
+            return function(*args, **kwargs)
+        if apart is None:
+            apart = torch.compiler.disable(function)
+        return apart(*args, **kwargs)
+
+    return call
+
+
 # ---- what a kernel cannot read
 
 
@@ -65,7 +85,7 @@ def check_numbers(named: Mapping[str, Any]) -> None:
             )
 
 
-@torch.compiler.disable
+@outside_of_graphs
 def _check_untransformed(name: str, a: torch.Tensor) -> None:
     """Raise NotImplementedError for a tensor with a tangent, or of one of torch.func's transforms."""
     active = torch._C._are_functorch_transforms_active()

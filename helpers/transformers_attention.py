@@ -266,7 +266,9 @@ def _padding_of(
         raise ValueError(
             f"{NAME!r} has causal masks, sliding windows and none, and caches without room to spare, such as "
             "DynamicCache; this model asks for another mask here (a static cache, packed sequences by position_ids, "
-            'blocks that see both ways): attn_implementation="sdpa", or register(fallback=True)'
+            'blocks that see both ways): attn_implementation="sdpa", or register(fallback=True). While a CUDA graph is '
+            "captured or a model compiled, transformers does not read position_ids, and takes those of a call without "
+            "a cache for packed sequences: use_cache=True"
         )
     chunks = local_size is not None and local_size == getattr(config, "attention_chunk_size", None)
     if chunks and local_size < kv_length:

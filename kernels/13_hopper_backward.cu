@@ -24,9 +24,9 @@ constexpr int CONSUMER_REGISTERS = (504 - PRODUCER_REGISTERS) / 2;
 // Warps that add to dQ. In a fixed order, one may wait while an addition of the other is under way; else
 // a second one costs 4 % at head_dim 128.
 constexpr int ADDERS = DETERMINISTIC ? 2 : 1;
-// Causal masks: rows in the L2 cache, of the heads whose blocks run together. Otherwise, in a
-// fixed order: blocks.
-constexpr int L2_BYTES = (DETERMINISTIC ? 48 : 16) << 20, TURN_BLOCKS = 256;
+// Of the heads whose blocks run together: under a causal mask, their rows in the L2 cache; in a fixed
+// order, their blocks.
+constexpr int L2_BYTES = 16 << 20, TURN_BLOCKS = 256;
 struct SharedStorage {
   unsigned char K[KEYS_BYTES], V[KEYS_BYTES];
   unsigned char Q[STAGES][ROWS_BYTES], dO[STAGES][ROWS_BYTES], dS[STAGES][DS_BYTES];
@@ -74,15 +74,16 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
   const AttentionParams& forward = params.forward;
   // Blocks with consecutive numbers have the same tile of `together` heads: as many as have their rows
   // in the L2 cache. In a fixed order, a head's blocks follow each other a step apart; so do their
-  // successors, if as many heads start together as end.
+  // successors, if as many heads start together as end. With LAST_KEYS_FIRST, none waits for another.
   const bool by_tile = forward.window_right < UNLIMITED;
   const long long head_rows = (long long)max(forward.N, 1) * (forward.heads / forward.kv_heads);
-  const int together = by_tile ? (int)(L2_BYTES / (head_rows * 4 * (HEAD_DIM + DQ_COLUMNS)))
-                               : TURN_BLOCKS / gridDim.x;
+  const int together = by_tile && !DETERMINISTIC
+                           ? (int)(L2_BYTES / (head_rows * 4 * (HEAD_DIM + DQ_COLUMNS)))
+                           : TURN_BLOCKS / gridDim.x;
   const BlockNumber number_of_block{dq_semaphore, cu_seqlens_q != nullptr, forward};
   const KeyBlock own(
       DETERMINISTIC || by_tile, number_of_block, forward, cu_seqlens_q, cu_seqlens_k,
-      max(together, 1));
+      max(together, 1), LAST_KEYS_FIRST && by_tile);
   // The whole block: its sequence is shorter than the longest.
   if (!PERSISTENT && own.first_key >= own.kv_len) return;
   const dim3 tiles((forward.N_kv + BLOCK_N - 1) / BLOCK_N, forward.kv_heads, sequences_of(forward));
@@ -149,8 +150,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
           DqAddition add(semaphores + slot, lane_id == 0);
           named_barrier_sync(DQ_FULL + mine, 288);  // hazard: the tile is not there yet
           if (lane_id == 0) {
-            const int before = max(m_block * BLOCK_M + rows.window_lo, 0) / BLOCK_N;
-            wait_for_blocks(semaphores + slot, step.block.tile - before);
+            wait_for_blocks(semaphores + slot, blocks_before(step.block, rows, m_block));
             add(dQ + (long long)slot * (BLOCK_M * DQ_COLUMNS), smem_address(smem.dQ),
                 CONSUMERS * DQ_BYTES);
             tma_store_commit();

@@ -29,7 +29,7 @@ constexpr int CONSUMERS = 2, STAGES = 2;        // warpgroups that compute; tile
 constexpr int THREADS = 128 * (1 + CONSUMERS);  // warpgroup 0 is the producer
 constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
 // Causal masks: rows of the heads whose blocks run together. A fixed order: how many blocks that are.
-constexpr int L2_BYTES = (DETERMINISTIC ? 48 : 16) << 20, TURN_BLOCKS = 256;
+constexpr int L2_BYTES = 16 << 20, TURN_BLOCKS = 256;
 constexpr int HEAD_DIM_PADDED = 256, PANELS = 4,
               DQ_COLUMNS = 256;                  // TMA fills columns up with zeros
 constexpr int COLUMNS = DQ_COLUMNS / CONSUMERS;  // of a consumer
@@ -145,11 +145,12 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward_wide(
   // several heads; under a causal mask, of as many as have their rows in the L2 cache.
   const bool by_tile = forward.window_right < UNLIMITED;
   const long long head_rows = (long long)max(forward.N, 1) * (forward.heads / forward.kv_heads);
-  const int together = by_tile ? (int)(L2_BYTES / (head_rows * 4 * (HEAD_DIM + DQ_COLUMNS)))
-                               : TURN_BLOCKS / gridDim.x;
+  const int together = by_tile && !DETERMINISTIC
+                           ? (int)(L2_BYTES / (head_rows * 4 * (HEAD_DIM + DQ_COLUMNS)))
+                           : TURN_BLOCKS / gridDim.x;
   const KeyBlock block(
       DETERMINISTIC || by_tile, BlockNumber{dq_semaphore, cu_seqlens_q != nullptr, forward},
-      forward, cu_seqlens_q, cu_seqlens_k, max(together, 1));
+      forward, cu_seqlens_q, cu_seqlens_k, max(together, 1), LAST_KEYS_FIRST && by_tile);
   const int first_key = block.first_key, q_len = block.q_len, kv_len = block.kv_len;
   if (first_key >= kv_len) return;  // the whole block: its sequence is shorter than the longest
   const RowRange rows(block, forward);
@@ -296,7 +297,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward_wide(
     async_proxy_fence();
     if (takes_turns) {
       passed_on = dq_semaphore + step.slot();
-      wait_for_blocks(passed_on, block.tile - max(first_row + rows.window_lo, 0) / BLOCK_N);
+      wait_for_blocks(passed_on, blocks_before(block, rows, step.m_block));
     }
     // hazard: dS is not there yet; nor, in a fixed order, what the blocks before add to dQ
     named_barrier_sync(DS_READY, 256);

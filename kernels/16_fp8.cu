@@ -13,7 +13,7 @@
 // Traffic  as 10, with half the bytes of Q, K, V; V is read and written once more
 #define QUARTERS 1
 #ifndef TURNS
-#define TURNS (HEAD_DIM <= 64 ? 1 : HEAD_DIM <= 128 ? 2 : 0)  // at: 1 the weights, 2 the products
+#define TURNS (HEAD_DIM <= 64 ? 1 : 2)  // at: 1 the weights, 2 the products; 0: none
 #endif
 #include "fp8_descales.cuh"  // what scores and results are multiplied by
 #include "fp8_epilogue.cuh"  // lse, O
@@ -30,33 +30,6 @@ constexpr unsigned K_RING_AT = Q_RING_AT + Ring<CONSUMERS>::BYTES;
 constexpr unsigned V_RING_AT = K_RING_AT + Ring<STAGES>::BYTES;
 constexpr unsigned BACKGROUND_AT = V_RING_AT + Ring<STAGES>::BYTES;
 constexpr unsigned SHARED_BYTES = BACKGROUND_AT + BACKGROUND_BYTES;
-
-// As move_maxima, with half the instructions: Hopper has a maximum of three integers, and none of three
-// floats. Unless all are negative, floats compare like their bits (10). If all are, the maximum of bits is
-// too small, which matters only while a row's maximum is negative too: then it is looked at again.
-__device__ __forceinline__ void move_maxima_by_bits(
-    const Scores& S, Statistics& m_i, Statistics& rescale, float softmax_scale_log2) {
-  bool exceeded = false;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    int bits = __float_as_int(S[2 * i]), other = __float_as_int(S[2 * i + 1]);
-#pragma unroll
-    for (int n = 1; n < BLOCK_N / 8; ++n) {
-      const int a = __float_as_int(S[4 * n + 2 * i]), b = __float_as_int(S[4 * n + 2 * i + 1]);
-      int& of_two = n % 2 ? bits : other;
-      of_two = max(max(of_two, a), b);
-    }
-    const float s_max = __int_as_float(max(bits, other));
-    exceeded |= scaled_maximum(s_max, softmax_scale_log2) > m_i[i] + RESCALE_THRESHOLD;
-    exceeded |= s_max < 0.0f && m_i[i] < -WEIGHT_EXPONENT;
-    rescale[i] = 1.0f;
-  }
-  if (!__any_sync(0xffffffff, exceeded)) return;
-  Statistics maxima;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) maxima[i] = scaled_maximum(lane_maximum(S, i), softmax_scale_log2);
-  raise_maxima(maxima, m_i, rescale);
-}
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS, 1) fp8(
@@ -196,10 +169,10 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
     }
 
     if (TURNS == 2) named_barrier_sync(my_turn, 256);
+    k_ring.wait_full(stage);
     while (true) {
       // ---- S = Q K^T
       Scores S;
-      k_ring.wait_full(stage);
       start_qk(S, q, advance_tiles(k, stage.index, K8_BYTES));
       if (TURNS == 2) named_barrier_arrive(next_turn, 256);
       wgmma_wait<0>();
@@ -227,6 +200,10 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
       if (TURNS == 2) named_barrier_sync(my_turn, 256);
       float O_tile[PART_COLUMNS / 2 + 4];  // of the last part
       add_parts(acc, rescale, P, advance_tiles(v, stage.index, V8_BYTES), O_tile, descale);
+      PipelineState<STAGES> next_stage = stage;
+      next_stage.advance();
+      first -= BLOCK_N;
+      if (first >= tile.begin) k_ring.wait_full(next_stage);  // while products run
       wgmma_wait<0>();
       wgmma_registers(O_tile);
       if (leader) v_ring.release(stage);
@@ -234,8 +211,7 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
 #pragma unroll
       for (int i = 0; i < 2; ++i)
         l_i[i] = fmaf(l_i[i], rescale[i], O_tile[PART_COLUMNS / 2 + 2 * i]);
-      stage.advance();
-      first -= BLOCK_N;
+      stage = next_stage;
       if (first < tile.begin) break;
     }
     if (TURNS == 2) named_barrier_arrive(next_turn, 256);

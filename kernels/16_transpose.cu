@@ -37,11 +37,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) transpose_v(
       (long long)(k_first + tile * BLOCK_N + panel * KEY_BYTES) * params.v.row;
   const long long v_tile = first_v_tile(
       BLOCK_N, head, params.kv_heads, sequence, k_first, params.N_kv, params.sequences);
-  write_ones(dynamic_smem, threadIdx.x, THREADS);
+  unsigned char* const image_smem = dynamic_smem + RAW_BYTES;
+  write_ones(image_smem, threadIdx.x, THREADS);
+  load_panel<THREADS>(source, params.v.row, keys, dynamic_smem, threadIdx.x);
+  cp_async_commit();
+  cp_async_wait<0>();
+  __syncthreads();  // hazard: keys of other threads are not there yet
   transpose_panel<THREADS>(
-      source, params.v.row, keys, dynamic_smem,
-      V_image + (v_tile + tile) * V8_BYTES + panel * PANEL8_BYTES, threadIdx.x,
-      [] { __syncthreads(); });
+      dynamic_smem, image_smem, V_image + (v_tile + tile) * V8_BYTES + panel * PANEL8_BYTES,
+      threadIdx.x, [] { __syncthreads(); });
 }
 
 // Before the first call whose V 16_fp8.cu transposes itself; it leaves the counts as they were.

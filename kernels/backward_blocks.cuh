@@ -47,23 +47,27 @@ __device__ __forceinline__ unsigned block_number() {
 // The tile of keys of a block of backward_mma.
 struct KeyBlock {
   int tile, kv_head, sequence;
-  int first_key, group;  // group: heads of Q that share these keys
-  bool packed;           // sequences of different lengths, one after the other
-  int q_first, k_first;  // where the sequence begins among the packed ones; else 0
+  int first_key, group;     // group: heads of Q that share these keys
+  bool packed;              // sequences of different lengths, one after the other
+  bool last_first = false;  // of its head's tiles, the last has the first block
+  int q_first, k_first;     // where the sequence begins among the packed ones; else 0
   int q_len, kv_len;
 
   // by_tile: blocks with consecutive numbers have the same tile of different heads, the first keys
   // first. Under a causal mask these are seen by the most rows: longest-first order. `together`: of so
   // many heads, before those of the next ones; 0: of all. Otherwise a head's tiles are neighbours.
+  // last_keys_first: the last keys come first, but for the last `together` heads: so the grid ends with
+  // short blocks.
   template <typename Number>
   __device__ __forceinline__ KeyBlock(
       bool by_tile, const Number& number_of_block, const AttentionParams& forward,
-      const int* cu_seqlens_q, const int* cu_seqlens_k, unsigned together = 0) {
+      const int* cu_seqlens_q, const int* cu_seqlens_k, unsigned together = 0,
+      bool last_keys_first = false) {
     tile = blockIdx.x;
     kv_head = blockIdx.y;
     sequence = blockIdx.z;
     packed = cu_seqlens_q != nullptr;
-    if (by_tile) set_tile(gridDim, number_of_block, together);
+    if (by_tile) set_tile(gridDim, number_of_block, together, last_keys_first);
     hook_tile(tile, sequence, BLOCK_N, forward.sequences, cu_seqlens_k);
     first_key = tile * BLOCK_N;
     group = forward.heads / forward.kv_heads;
@@ -86,7 +90,8 @@ struct KeyBlock {
   // by_tile: see above.
   template <typename Grid, typename Number>
   __device__ __forceinline__ void set_tile(
-      const Grid& grid, const Number& number_of_block, unsigned together) {
+      const Grid& grid, const Number& number_of_block, unsigned together,
+      bool last_keys_first = false) {
     unsigned heads = grid.y * grid.z, number = number_of_block(), first_head = 0;
     if (together > 0) {
       first_head = number / (grid.x * together) * together;
@@ -94,6 +99,8 @@ struct KeyBlock {
       heads = min(heads - first_head, together);
     }
     tile = number / heads;
+    last_first = last_keys_first && first_head + heads < grid.y * grid.z;
+    if (last_first) tile = grid.x - 1 - tile;
     kv_head = (first_head + number % heads) % grid.y;
     sequence = (first_head + number % heads) / grid.y;
   }

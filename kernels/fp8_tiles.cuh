@@ -115,6 +115,39 @@ __device__ __forceinline__ void move_maxima(
   if (__any_sync(0xffffffff, exceeded)) raise_maxima(maxima, m_i, rescale);
 }
 
+// As move_maxima, with half the instructions: Hopper has a maximum of three integers, and none of three
+// floats. Unless all are negative, floats compare like their bits (10). If all are, the maximum of bits is
+// too small, which matters only while a row's maximum is negative too: then it is looked at again.
+__device__ __forceinline__ void move_maxima_by_bits(
+    const Scores& S, Statistics& m_i, Statistics& rescale, float softmax_scale_log2) {
+  int bits[2], other[2];  // of both rows side by side, so that none waits for the maximum before
+#pragma unroll
+  for (int n = 0; n < BLOCK_N / 8; ++n)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int a = __float_as_int(S[4 * n + 2 * i]), b = __float_as_int(S[4 * n + 2 * i + 1]);
+      int& of_two = n % 2 ? bits[i] : other[i];
+      of_two = n < 2 ? max(a, b) : max(max(of_two, a), b);
+    }
+  Statistics s_max;
+  bool exceeded = false;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    s_max[i] = __int_as_float(max(bits[i], other[i]));
+    exceeded |= scaled_maximum(s_max[i], softmax_scale_log2) > m_i[i] + RESCALE_THRESHOLD;
+    exceeded |= s_max[i] < 0.0f && m_i[i] < -WEIGHT_EXPONENT;
+    rescale[i] = 1.0f;
+  }
+  if (!__any_sync(0xffffffff, exceeded)) return;
+  Statistics maxima;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (s_max[i] < 0.0f) s_max[i] = lane_maximum(S, i);
+    maxima[i] = scaled_maximum(s_max[i], softmax_scale_log2);
+  }
+  raise_maxima(maxima, m_i, rescale);
+}
+
 // The weights in place of their scores.
 __device__ __forceinline__ void compute_weights(
     Scores& S, const Statistics& m_i, float softmax_scale_log2) {

@@ -21,7 +21,8 @@ __device__ __forceinline__ float (&fragments(Scores& S))[1][BLOCK_M / 8][4] {
 }
 
 // The steps of a block: an M block each, and its stage in the ring of Q and dO. With FIRST_STORES, a block
-// begins at the tile of its first key, and goes up, and round: blocks that begin together do not meet.
+// begins at the tile of its first key, and goes up, and round: blocks that begin together do not meet. With
+// last_first, a block goes up, too: from the rows that no block before it has to add to.
 template <int N>
 struct Steps : MBlock {
   int count = 0, start = 0, first;  // start: the count of the block's first step
@@ -30,12 +31,14 @@ struct Steps : MBlock {
       : MBlock(block, rows, hooks) {
     const int tiles = max(rows.last_tile - rows.first_tile + 1, 1);
     first = rows.first_tile + max(block.first_key / BLOCK_M - rows.first_tile, 0) % tiles;
-    if (FIRST_STORES) m_block = first;
+    if (block.last_first) first = rows.first_tile;
+    if (goes_up()) m_block = first;
   }
+  __device__ __forceinline__ bool goes_up() const { return FIRST_STORES || block.last_first; }
   __device__ __forceinline__ bool more() const { return !rows.empty() && exists(); }
   __device__ __forceinline__ void advance() {
     ++count;
-    if (!FIRST_STORES) return MBlock::advance();
+    if (!goes_up()) return MBlock::advance();
     m_block = m_block < rows.last_tile ? m_block + 1 : rows.first_tile;
     head += m_block == first;
   }

@@ -33,6 +33,24 @@ __device__ __forceinline__ void add_release(int* semaphore) {
   asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(semaphore) : "memory");
 }
 
+// Whether the last keys have the first blocks, where a mask hides keys after a row (see KeyBlock): a block then
+// begins with rows that no other block adds to before it, so that none waits. Not in the order of a
+// block mask's lists.
+#if DETERMINISTIC && !MASK_MOD
+constexpr bool LAST_KEYS_FIRST = true;
+#else
+constexpr bool LAST_KEYS_FIRST = false;
+#endif
+
+// How many blocks add to a tile of rows before this one: those of keys before its own that one of the rows
+// sees, or of keys after them.
+__device__ __forceinline__ int blocks_before(
+    const KeyBlock& block, const RowRange& rows, int m_block) {
+  const int first_row = m_block * BLOCK_M, last_row = first_row + BLOCK_M - 1;
+  return block.last_first ? min(last_row + rows.window_hi, block.kv_len - 1) / BLOCK_N - block.tile
+                          : block.tile - max(first_row + rows.window_lo, 0) / BLOCK_N;
+}
+
 // Waits until all blocks before this one that see some of a tile's rows have added to it.
 __device__ __forceinline__ void wait_for_blocks(const int* semaphore, int blocks_before) {
   while (DETERMINISTIC && load_acquire(semaphore) != blocks_before) __nanosleep(20);

@@ -17,7 +17,8 @@
 
 #if BACKGROUND
 #include "v_transpose.cuh"
-constexpr unsigned BACKGROUND_BYTES = TRANSPOSE_BYTES;  // of shared memory
+// Of shared memory: V^T of a panel, keys of two.
+constexpr unsigned BACKGROUND_BYTES = TRANSPOSE_BYTES + RAW_BYTES;
 
 // Waits for nothing: what follows in this thread comes after what others did before add_release.
 __device__ __forceinline__ int load_acquire(const int* count) {
@@ -50,35 +51,48 @@ struct Background {
   __device__ __forceinline__ int* of_head(int head) const { return counts + 2 + head; }
   __device__ __forceinline__ int* of_tile(int tile) const { return counts + 2 + heads + tile; }
 
-  // For one warp: transposes until no panel is left.
+  // For one warp: transposes until no panel is left; the keys of the next one come meanwhile.
   __device__ __forceinline__ void run(unsigned char* smem, const AttentionParams& params) const {
     const int lane_id = threadIdx.x % 32;
     const int tiles_of_head = tiles(params), panels = tiles_of_head * PANELS_OF_TILE;
     const auto draw = [&] { return lane_id == 0 ? atomicAdd(counts, 1) : 0; };
-    write_ones(smem, lane_id, 32);
+    unsigned char* const image_smem = smem + 2 * RAW_BYTES;
+    write_ones(image_smem, lane_id, 32);
     int drawn = __shfl_sync(0xffffffff, draw(), 0);
+    int before = -1,
+        head_before = 0;  // the panel whose keys are on their way, of all tiles, and its head
 #pragma unroll 1
-    while (drawn < heads * panels) {
+    for (int turn = 0;; turn ^= 1) {
       const int next = draw();  // long before it is needed
       // Of heads together: from the last tile to the first, all heads of a tile, all panels of a head.
+      const bool exists = drawn < heads * panels;
       const int first_head = drawn / (together * panels) * together;
       const int i = drawn - first_head * panels, here = min(together, heads - first_head);
       const int panel = i % PANELS_OF_TILE, tile = tiles_of_head - 1 - i / PANELS_OF_TILE / here;
       const int head = first_head + i / PANELS_OF_TILE % here;
       const int first_key = tile * BLOCK_N + panel * KEY_BYTES;
-      const int v_tile = head * tiles_of_head + tile;
-      transpose_panel<32>(
-          V + head / params.kv_heads * params.v.batch + head % params.kv_heads * params.v.head +
-              (long long)first_key * params.v.row,
-          params.v.row, params.N_kv - first_key, smem,
-          V_image + (long long)v_tile * V8_BYTES + panel * PANEL8_BYTES, lane_id,
-          [] { __syncwarp(); });
-      async_proxy_fence_global();  // hazard: bulk copies could read what was there before
-      __syncwarp();                // hazard: other lanes could still write
-      if (lane_id == 0) {
-        add_release(of_tile(v_tile));
-        add_release(of_head(head));
+      if (exists)
+        load_panel<32>(
+            V + head / params.kv_heads * params.v.batch + head % params.kv_heads * params.v.head +
+                (long long)first_key * params.v.row,
+            params.v.row, params.N_kv - first_key, smem + turn * RAW_BYTES, lane_id);
+      cp_async_commit();
+      if (before >= 0) {
+        cp_async_wait<1>();
+        __syncwarp();  // hazard: keys of other lanes are not there yet
+        transpose_panel<32>(
+            smem + (turn ^ 1) * RAW_BYTES, image_smem, V_image + (long long)before * PANEL8_BYTES,
+            lane_id, [] { __syncwarp(); });
+        async_proxy_fence_global();  // hazard: bulk copies could read what was there before
+        __syncwarp();                // hazard: other lanes could still write
+        if (lane_id == 0) {
+          add_release(of_tile(before / PANELS_OF_TILE));
+          add_release(of_head(head_before));
+        }
       }
+      if (!exists) break;
+      before = (head * tiles_of_head + tile) * PANELS_OF_TILE + panel;
+      head_before = head;
       drawn = __shfl_sync(0xffffffff, next, 0);
     }
     if (lane_id == 0) leave(params);

@@ -28,40 +28,44 @@ __device__ __forceinline__ int raw_at(int row, int c) {
 }
 
 // Behind V's columns: a row of ones, and seven of zeros, the same for all panels.
-__device__ __forceinline__ void write_ones(unsigned char* smem, int thread, int threads) {
+__device__ __forceinline__ void write_ones(unsigned char* image_smem, int thread, int threads) {
   for (int i = thread; i < 8 * KEY_BYTES / 16; i += threads) {
     const unsigned one = i < KEY_BYTES / 16 ? 0x38383838 : 0;  // 1.0 in e4m3, four times
-    reinterpret_cast<uint4*>(smem + RAW_BYTES + HEAD_DIM * KEY_BYTES)[i] = {one, one, one, one};
+    reinterpret_cast<uint4*>(image_smem + HEAD_DIM * KEY_BYTES)[i] = {one, one, one, one};
   }
 }
 
-// The panel that begins at `source`, of which the sequence has `keys` keys; zeros past them. `sync` is a
-// barrier of the threads that do it together.
-template <int THREADS, typename Sync>
-__device__ __forceinline__ void transpose_panel(
-    const unsigned char* source, long long row_stride, int keys, unsigned char* smem,
-    unsigned char* out, int thread, const Sync& sync) {
-  // ---- its keys to shared memory
-#pragma unroll 1
+// Issues the copies of a panel's keys to `raw` in shared memory. The panel begins at `source`, and the
+// sequence has `keys` keys from there on; past them are zeros.
+template <int THREADS>
+__device__ __forceinline__ void load_panel(
+    const unsigned char* source, long long row_stride, int keys, unsigned char* raw, int thread) {
+  constexpr int UNROLLED = THREADS == 32 ? 2 : 1;
+#pragma unroll UNROLLED
   for (int i = thread; i < KEY_BYTES * CHUNKS; i += THREADS) {
     const int row = i / CHUNKS, c = i % CHUNKS;
     const bool exists = row < keys;
     cp_async(
-        smem_address(smem + raw_at(row, c)), exists ? source + row * row_stride + 16 * c : source,
+        smem_address(raw + raw_at(row, c)), exists ? source + row * row_stride + 16 * c : source,
         exists ? 16 : 0);
   }
-  cp_async_commit();
-  cp_async_wait<0>();
-  sync();  // hazard: keys of other threads are not there yet
+}
 
+// A panel in `raw`, which all threads see, becomes `out` in global memory, by way of `image_smem`. `sync` is
+// a barrier of the threads that do it together.
+template <int THREADS, typename Sync>
+__device__ __forceinline__ void transpose_panel(
+    const unsigned char* raw, unsigned char* image_smem, unsigned char* out, int thread,
+    const Sync& sync) {
   // ---- 16 columns of 32 keys at a time
-  unsigned char* const image_smem = smem + RAW_BYTES;
+  constexpr int UNROLLED =
+      THREADS == 32 ? 4 : 1;  // one warp has to hide latency, a block has others
   const int lane_id = thread % 32;
-#pragma unroll 1
+#pragma unroll UNROLLED
   for (int i = thread / 32; i < CHUNKS * (KEY_BYTES / 32); i += THREADS / 32) {
     const int c = i % CHUNKS, key = i / CHUNKS * 32;
     unsigned pairs[4];
-    ldmatrix_x4_trans(pairs, smem_address(smem + raw_at(key + lane_id, c)));
+    ldmatrix_x4_trans(pairs, smem_address(raw + raw_at(key + lane_id, c)));
     const int row = 16 * c + lane_id / 16 * 8 + lane_id % 8;
     const int chunk = key / 16 + lane_id / 8 % 2;
     stmatrix_x4(
@@ -72,7 +76,7 @@ __device__ __forceinline__ void transpose_panel(
   sync();  // hazard: rows of other threads are not there yet
 
   // ---- the panel, as it is
-#pragma unroll 1
+#pragma unroll UNROLLED
   for (int i = thread; i < PANEL8_BYTES / 16; i += THREADS)
     reinterpret_cast<uint4*>(out)[i] = reinterpret_cast<const uint4*>(image_smem)[i];
 }

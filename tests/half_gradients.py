@@ -140,7 +140,14 @@ def check(stage: Stage, name: str, sizes: Mapping[str, int], given: Arrays, **op
     return got
 
 
-def check_packed(stage: Stage, sizes: Mapping[str, int], rows: Sequence[int], keys: Sequence[int], d: int) -> None:
+def check_packed(
+    stage: Stage,
+    sizes: Mapping[str, int],
+    rows: Sequence[int],
+    keys: Sequence[int],
+    d: int,
+    code: str | None = None,
+) -> None:
     """The causal gradients of packed sequences of these lengths, four heads of Q to two of K and V, in bfloat16."""
     cu_q, cu_k = (np.cumsum([0, *lengths], dtype=np.int32) for lengths in (rows, keys))
     do, q, k, v = inputs((1, 4, sum(rows), d), sum(keys), 2, "bfloat16")
@@ -152,7 +159,7 @@ def check_packed(stage: Stage, sizes: Mapping[str, int], rows: Sequence[int], ke
             *_, some, own_lse = reference(*one, window=(-1, 0))
             o[:, :, own], lse[:, :, own] = some, own_lse
     arrays = (cp.asarray(a) for a in (do, q, k, v, o, lse))
-    dq, dk, dv = map(cp.asnumpy, gradients(stage, *arrays, sizes, window=(-1, 0), cu_seqlens=(cu_q, cu_k)))
+    dq, dk, dv = map(cp.asnumpy, gradients(stage, *arrays, sizes, window=(-1, 0), cu_seqlens=(cu_q, cu_k), code=code))
     for i, ((own, its), one) in enumerate(zip(parts, given, strict=True)):
         got = dq[:, :, own], dk[:, :, its], dv[:, :, its]
         if rows[i] and keys[i]:

@@ -35,6 +35,12 @@ def test_both_stand_side_by_side() -> None:
     ]
 
 
+def test_what_is_left_out_has_its_time_and_conflicts() -> None:
+    rows = [{"name": "exp2", "ms": 2.008, "tensor pipe %": 74.1, "bank conflicts": 8_016_185.0}]
+    _, line = study.without_table({"without": rows}).splitlines()
+    assert line.split() == ["exp2", "2.01", "ms", "74", "%", "8.0", "M"]
+
+
 def test_speeds_are_of_gradients_of_so_many_rows() -> None:
     assert study.flash4_speeds(record(speed=0.98), 16384) == [0.98]
     assert study.flash4_speeds(record(speed=0.98), 4096) == []

@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 from helpers import device, engine
-from helpers.attention import flash_attention, flash_attention_with_kvcache, run
+from helpers.attention import flash_attention, flash_attention_with_kvcache, ring, run
 from helpers.attention.calls import Attention
 from helpers.attention.check import check
 from helpers.attention.decoding import Decoding
+from helpers.attention.kernel import COUNTS
 from helpers.attention.ladder import tensor_maps
 from helpers.attention.ladder.call import BackwardOptions, DecodeOptions, ForwardOptions
 from helpers.attention.ladder.kinds import DeviceArrays, graph_has_its_memory
@@ -79,6 +80,22 @@ def test_a_known_call_passes_few_functions() -> None:
         count = frames(call)
         assert count["others"] <= most and sum(count.values()) <= 170, (name, count)
         assert name != "warm" or sum(count.values()) <= 120, count
+
+
+def test_merges_of_partial_results_are_planned_and_kept_as_calls_are() -> None:
+    o, part, _ = inputs(1, 8, 2, 20)
+    lse, part_lse, _ = inputs(1, 2, 8)
+
+    def merges() -> None:
+        ring.merge(o, part, (0, 8), lse, part_lse)
+        ring.sum_parts(o, [(part, (0, 8)), (o, (2, 10))], (0, 10))
+
+    run.forget()
+    for planned in (2, 0):
+        before = COUNTS["planned"]
+        merges()
+        assert COUNTS["planned"] - before == planned
+    assert frames(merges)["others"] <= 2 * 24
 
 
 # ---- what has to be copied is a step of the plan

@@ -405,16 +405,6 @@ def test_interrupting_the_set_up_says_how_to_go_on(new: TinyCourse) -> None:
 
 
 @needs_venv
-def test_a_venv_without_stamp_is_finished_in_place(copied: TinyCourse) -> None:
-    (copied.venv / "course.json").unlink()
-    (copied.venv / "mine").write_text("kept")
-    _, err = copied.run("ladder")
-    assert "half made" in err and "making .venv" not in err
-    assert (copied.venv / "mine").exists(), "what the user put there was lost"
-    copied.told("ladder", network=False)
-
-
-@needs_venv
 @pytest.mark.parametrize(
     ("harm", "why"),
     [
@@ -595,15 +585,6 @@ def test_cuda_is_chosen_once_and_the_other_cupy_goes(copied: TinyCourse, tmp_pat
 
 
 @needs_venv
-def test_a_lost_package_is_installed_again(copied: TinyCourse) -> None:
-    for path in copied.venv.glob("lib/python*/site-packages/ruff*"):
-        shutil.rmtree(path)
-    _, err = copied.run("ladder")
-    assert ".venv has lost ruff" in err
-    assert list(copied.venv.glob("lib/python*/site-packages/ruff/__main__.py"))
-
-
-@needs_venv
 def test_a_file_in_the_place_of_the_venv(new: TinyCourse) -> None:
     new.venv.write_text("")
     _, err = new.run("ladder", code=1)
@@ -635,6 +616,7 @@ def test_a_folder_that_cannot_be_written(new: TinyCourse) -> None:
 def test_no_network_is_said_and_mended_by_running_again(copied: TinyCourse) -> None:
     make_wheel(copied.wheels, "tinyextra", "1.5")
     copied.lock("base", "tinyextra==1.5", add=True)
+    (copied.venv / "mine").write_text("kept")
     _, err = copied.run("ladder", code=1, network=False)
     assert "there is no network, or the package index does not answer" in err
     assert "Mend: connect" in err
@@ -642,6 +624,7 @@ def test_no_network_is_said_and_mended_by_running_again(copied: TinyCourse) -> N
     assert len(err.splitlines()) < 20, "a wall of text"
     _, err = copied.run("ladder")
     assert "is half made" in err and "making .venv" not in err, "the .venv itself was in order"
+    assert (copied.venv / "mine").exists(), "what the user put there was lost"
     copied.told("ladder", network=False)
 
 
@@ -654,19 +637,10 @@ def test_a_failure_of_pip_shows_its_last_lines(copied: TinyCourse) -> None:
     assert "no network" not in err
 
 
-@needs_venv
-def test_a_full_disk_is_said(copied: TinyCourse) -> None:
-    pip = next(copied.venv.glob("lib/python*/site-packages/pip"))
-    (pip / "__main__.py").write_text("raise SystemExit('ERROR: [Errno 28] No space left on device')")
-    (copied.venv / "course.json").unlink()
-    _, err = copied.run("ladder", code=1)
-    assert "the disk is full" in err and " GB" in err and "TMPDIR" in err
-
-
 @pytest.mark.parametrize(
     ("line", "wanted"),
     [
-        ("OSError: [Errno 28] No space left on device", "the disk is full"),
+        ("OSError: [Errno 28] No space left on device", "the disk is full.* GB.*TMPDIR"),
         ("Temporary failure in name resolution", "there is no network"),
         ("ReadTimeoutError: HTTPSConnectionPool(host='x'): Read timed out.", "there is no network"),
         ("SSLError(SSLCertVerificationError(1, 'CERTIFICATE_VERIFY_FAILED'))", "PIP_CERT"),
@@ -677,7 +651,7 @@ def test_a_full_disk_is_said(copied: TinyCourse) -> None:
 )
 def test_a_failure_is_explained(line: str, wanted: str) -> None:
     problem = progress.explain("installing", ["first", line])
-    assert wanted in str(problem)
+    assert re.search(wanted, str(problem), re.S)
     assert "run the same command again" in str(problem)
 
 
@@ -693,11 +667,13 @@ def test_without_a_compiler_ziglang_is_installed_once(copied: TinyCourse, tmp_pa
     (copied.root / "helpers" / "engine").mkdir()
     engine = "def engine_library():\n    open('compiled', 'w').close()\n"
     (copied.root / "helpers" / "engine" / "compiler.py").write_text(engine)
+    copied.stamp_is_lost()
     try:
         _, err = copied.run("ladder", PATH=str(nothing))
     finally:
         next(copied.wheels.glob("ziglang*")).unlink()
-    assert "no C++ compiler found" in err and "100 MB" in err
+    said, packages = err.index("no C++ compiler found"), err.index("installing the list of environment.yml")
+    assert said < packages and "100 MB" in err, "it is said before packages are waited for"
     assert (copied.root / "compiled").exists(), "the first compilation was left to the notebooks"
     copied.told("ladder", PATH=str(nothing), network=False)
 
@@ -735,15 +711,6 @@ def engine_library():
     wait_for((copied.root / "compiled").exists, "the engine")
 
 
-@needs_venv
-def test_a_missing_compiler_is_said_before_the_packages(copied: TinyCourse, tmp_path: Path) -> None:
-    (tmp_path / "nothing").mkdir()
-    copied.stamp_is_lost()
-    _, err = copied.run("ladder", PATH=str(tmp_path / "nothing"))
-    said, packages = err.index("no C++ compiler found"), err.index("installing the list of environment.yml")
-    assert said < packages and "sudo apt install g++" in err[said:packages]
-
-
 def test_the_compiler_of_cxx_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
@@ -758,21 +725,9 @@ def test_the_compiler_of_cxx_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 # ------------------------------------------------------------------------------------------- the commands
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--help"],
-        ["lab", "-h"],
-        ["test", "--help"],
-        ["progress", "--help"],
-        ["ladder", "--help"],
-        ["bench", "-h"],
-        ["export", "-h"],
-        ["book", "-h"],
-    ],
-)
+@pytest.mark.parametrize("words", [[], ["--help"], ["lab", "-h"], ["test", "--help"], ["export", "-h"]])
 def test_help_needs_no_set_up(new: TinyCourse, words: list[str]) -> None:
-    out, _ = new.run(*words)
+    out, _ = new.run(*words, code=0 if words else 2)
     assert out.startswith("usage: course.py")
     assert not new.venv.exists()
     if words == ["--help"]:
@@ -792,11 +747,6 @@ def test_the_version_is_the_newest_of_the_changelog(new: TinyCourse) -> None:
     real = (Path(__file__).parent.parent / "CHANGELOG.md").read_text(encoding="utf-8")
     assert re.search(rf"^## {re.escape(version.version())}$", real, re.M)
     assert version.changes() in real and "## " not in version.changes()
-
-
-def test_without_a_command_it_shows_the_help(new: TinyCourse) -> None:
-    out, _ = new.run(code=2)
-    assert out.startswith("usage: course.py")
 
 
 @pytest.mark.parametrize(

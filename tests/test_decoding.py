@@ -176,7 +176,7 @@ def compare(case: Case, got: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
 def run(case: Case, source: str | None = None, *, stage: str | None = None, launches: int = 2) -> None:
     """Launch, twice with the same tickets, and compare."""
     arrays = case.arrays()
-    there = {name: cp.asarray(a) for name, a in arrays.items()}
+    there = on_device(arrays)
     options = decoding.DecodeOptions(**case.options, return_lse=True, stage=stage)
     planned, every = decoding.plan(there, options, source=source)
     for _ in range(launches):
@@ -188,12 +188,32 @@ def run(case: Case, source: str | None = None, *, stage: str | None = None, laun
             assert not cp.asnumpy(every["tickets"]).any(), "a ticket is not reset"
 
 
-def x_rayed(case: Case, source: str | None = None, stage: str | None = None) -> Any:
+def on_device(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: cp.asarray(a) for name, a in arrays.items()}
+
+
+def check_call(
+    case: Case, means: Mapping[str, Any] | None = None, arrays: Any = None, *, where: Any = cp.asarray, **options: Any
+) -> tuple[Any, Any]:
+    """Call the entry point, compare, and return o and lse.
+
+    means: what the options, which may be arrays, are to the reference; what they are, if not given. arrays: as
+    `Case.arrays`, of other numbers.
+    """
+    given = {name: where(a) for name, a in (arrays or case.arrays()).items()}
+    there = {name: where(a) if isinstance(a, np.ndarray) else a for name, a in options.items()}
+    o, lse = flash_attention_with_kvcache(**given, **case.options, **there, return_lse=True)
+    assert type(o) is type(given["q"]) and o.dtype == given["q"].dtype
+    compare(case, {**given, "o": o, "lse": lse}, arrays or case.arrays(), **(options if means is None else means))
+    return o, lse
+
+
+def x_rayed(case: Case, source: str | None = None, stage: str | None = None, **more: Any) -> Any:
     """The report of a checked run of the first launch, and the arrays. Skips on a GPU, whose arrays plans are for."""
     if device.ON_GPU:
         pytest.skip("the same on the CPU engine")
     arrays = case.arrays()
-    there = {name: engine.asarray(a) for name, a in arrays.items()}
+    there = {name: engine.asarray(a) for name, a in (arrays | more).items()}
     options = decoding.DecodeOptions(**case.options, return_lse=True, stage=stage)
     planned, every = decoding.plan(there, options, source=source)
     launch, compiled = planned.launches[0], planned.kernels[planned.launches[0].kernel]
@@ -283,47 +303,42 @@ def test_float64_agrees_on_lengths_of_any_kind(seed: int) -> None:
 @pytest.mark.parametrize("where", [np.asarray, cp.asarray], ids=["numpy", "device"])
 def test_the_entry_point_takes_arrays_of_either_kind(name: str, where: Any) -> None:
     """Twice: the second call is one of known shapes, and has the first one's tickets."""
-    case, arrays = CASES[name], CASES[name].arrays()
+    case = CASES[name]
     for _ in range(2):
-        given = {name: where(a) for name, a in case.arrays().items()}
-        o, lse = flash_attention_with_kvcache(**given, **case.options, return_lse=True)
-        assert type(o) is type(given["q"]) and o.dtype == given["q"].dtype
-        compare(case, {**given, "o": o, "lse": lse}, arrays)
+        o, _ = check_call(case, where=where)
     given = {name: where(a) for name, a in case.arrays().items()}
     alone = flash_attention_with_kvcache(**given, **case.options)
     assert np.array_equal(cp.asnumpy(alone).view(np.uint16), cp.asnumpy(o).view(np.uint16))
 
 
+@pytest.mark.parametrize("name", ["new tokens in pages", "a prefix and a tree"])
 @pytest.mark.parametrize("dtype", TYPES)
-def test_tensors(dtype: str) -> None:
+def test_tensors(dtype: str, name: str) -> None:
     torch = pytest.importorskip("torch")
     from helpers import torch_attention
 
-    case = replace(CASES["new tokens in pages"], dtype=dtype)
+    case = replace(CASES.get(name, Case(tokens=5, lengths=(100, 7))), dtype=dtype)
+    more = {} if name in CASES else prefix_of(case, 40) | {"tree": tree_of(case)}
     for where in ["cpu", *(["cuda"] if device.ON_GPU else [])]:
         arrays = case.arrays()
         given = {
-            n: torch.from_numpy(np.asarray(a, np.float32 if "f" in str(a.dtype) else None)) for n, a in arrays.items()
+            n: torch.from_numpy(a if a.dtype.kind == "i" else a.astype(np.float32)) for n, a in (arrays | more).items()
         }
         given = {n: a.to(where, getattr(torch, dtype) if a.is_floating_point() else None) for n, a in given.items()}
         o, lse = torch_attention.flash_attention_with_kvcache(**given, **case.options, return_lse=True)
-        assert o.dtype == given["q"].dtype and o.device == given["q"].device
+        assert o.dtype == given["q"].dtype and o.device == given["q"].device == lse.device
         seen = {"o": o, "lse": lse, "k_cache": given["k_cache"], "v_cache": given["v_cache"]}
         host = {n: a.float().cpu().numpy().astype(TYPES[dtype] if n != "lse" else None) for n, a in seen.items()}
-        nan = {
-            n: np.where(np.isnan(a), a.dtype.type(np.nan), a) for n, a in host.items()
-        }  # conversions keep no payload
-        compare(case, nan, arrays)
-        with pytest.raises(TypeError, match="requires grad"):
-            torch_attention.flash_attention_with_kvcache(**{**given, "q": given["q"].requires_grad_()})
+        nan = {n: np.where(np.isnan(a), a.dtype.type(np.nan), a) for n, a in host.items()}
+        compare(case, nan, arrays, **more)  # (conversions keep no payload)
+        for each in {"q", *more} - {"tree"}:
+            with pytest.raises(TypeError, match=f"{each} requires grad"):
+                torch_attention.flash_attention_with_kvcache(**given | {each: given[each].clone().requires_grad_()})
 
 
 def test_calls_of_more_and_of_fewer_parts_share_their_scratch() -> None:
     for splits in (2, 40, 0, 3):
-        case = replace(PLAIN, num_splits=splits)
-        given = {name: cp.asarray(a) for name, a in case.arrays().items()}
-        o, lse = flash_attention_with_kvcache(**given, **case.options, return_lse=True)
-        compare(case, {**given, "o": o, "lse": lse}, case.arrays())
+        check_call(replace(PLAIN, num_splits=splits))
 
 
 @pytest.mark.skipif(not device.ON_GPU, reason="the CPU engine has no graphs")
@@ -333,7 +348,7 @@ def test_a_graph_replays_with_other_lengths(library: str) -> None:
     torch = pytest.importorskip("torch") if library == "torch" else None
     case = replace(CASES["new tokens in pages"], num_splits=0)
     other = replace(case, lengths=(17, 300, 5, 100), seed=1)
-    given = {name: cp.asarray(a) for name, a in case.arrays().items()}
+    given = on_device(case.arrays())
     arrays = given if torch is None else {name: torch.from_dlpack(a) for name, a in given.items()}
     flash_attention_with_kvcache(**arrays, return_lse=True)
     if torch is None:
@@ -362,7 +377,7 @@ def test_a_graph_replays_with_other_lengths(library: str) -> None:
 def test_views_are_read_where_they_are() -> None:
     """Caches (batch, kv_heads, seq, d) with axes exchanged, and rows of q with a gap between them, which is copied."""
     case, arrays = PLAIN, PLAIN.arrays()
-    there = {name: cp.asarray(a) for name, a in arrays.items()}
+    there = on_device(arrays)
     for name in ("k_cache", "v_cache"):
         there[name] = cp.asarray(np.ascontiguousarray(arrays[name].swapaxes(1, 2))).swapaxes(1, 2)
     wide = np.zeros((*arrays["q"].shape[:-1], 2 * case.d), arrays["q"].dtype)
@@ -370,13 +385,6 @@ def test_views_are_read_where_they_are() -> None:
     there["q"] = cp.asarray(wide)[..., ::2]
     o, lse = flash_attention_with_kvcache(**there, return_lse=True)
     compare(case, {**there, "o": o, "lse": lse}, arrays)
-
-
-def test_a_negative_scale() -> None:
-    case = replace(PLAIN, softmax_scale=-0.2)
-    given = {name: cp.asarray(a) for name, a in case.arrays().items()}
-    o, lse = flash_attention_with_kvcache(**given, **case.options, return_lse=True)
-    compare(case, {**given, "o": o, "lse": lse}, case.arrays())
 
 
 def test_nothing_to_see() -> None:
@@ -445,11 +453,11 @@ BREAKS: dict[str, tuple[dict[str, np.ndarray], str]] = {
 def test_lengths_and_tables_are_checked(name: str, again: bool) -> None:
     """The engine checks them in any call, a GPU where it is asked for; nothing is written."""
     arrays, message = BREAKS[name]
-    given = {name: cp.asarray(a) for name, a in arrays.items()}
+    given = on_device(arrays)
     if again:
         case = {BREAKS["full, not in pages"][0]["q"].shape: CASES["new token"]}.get(arrays["q"].shape, IN_PAGES)
         case = PLAIN if "k" not in arrays else case
-        flash_attention_with_kvcache(**{name: cp.asarray(a) for name, a in case.arrays().items()}, checked=True)
+        flash_attention_with_kvcache(**on_device(case.arrays()), checked=True)
     for how in [True, *([] if device.ON_GPU else [None])]:
         with pytest.raises(ValueError, match=message):
             flash_attention_with_kvcache(**given, checked=how)
@@ -479,14 +487,14 @@ def test_a_full_cache_unchecked_replaces_its_last_keys() -> None:
     case = Case(lengths=(20, 21), room=21, new=True, dtype="float32")
     arrays = case.arrays()
     arrays["cache_seqlens"][1] = 21
-    given = {name: cp.asarray(a) for name, a in arrays.items()}
+    given = on_device(arrays)
     flash_attention_with_kvcache(**given, checked=False)
     assert np.array_equal(cp.asnumpy(given["k_cache"])[1, 20], arrays["k"][1, 0])
 
 
 @pytest.mark.skipif(not device.ON_GPU, reason="the CPU engine has no graphs")
 def test_a_graph_cannot_be_checked() -> None:
-    given, stream = {name: cp.asarray(a) for name, a in PLAIN.arrays().items()}, cp.cuda.Stream(non_blocking=True)
+    given, stream = on_device(PLAIN.arrays()), cp.cuda.Stream(non_blocking=True)
     with stream:
         flash_attention_with_kvcache(**given, checked=True)
         stream.begin_capture()
@@ -536,13 +544,9 @@ def test_caches_that_cannot_be_written_are_refused() -> None:
 
 def test_more_parts_than_keys_are_as_many_as_keys_fill() -> None:
     """num_splits is the most: parts without a key would take scratch, 40 GB of it here."""
-    results = []
-    for splits in (10**7, np.int64(2**40), 19):
-        given = {name: cp.asarray(a) for name, a in PLAIN.arrays().items()}
-        results.append(flash_attention_with_kvcache(**given, num_splits=splits, return_lse=True))
-    for o, lse in results:
-        compare(PLAIN, {**given, "o": o, "lse": lse}, PLAIN.arrays())
-        assert np.array_equal(cp.asnumpy(o), cp.asnumpy(results[2][0]))
+    outputs = [check_call(replace(PLAIN, num_splits=splits))[0] for splits in (10**7, np.int64(2**40), 19)]
+    for o in outputs:
+        assert np.array_equal(cp.asnumpy(o), cp.asnumpy(outputs[2]))
 
 
 class OutOfMemoryError(RuntimeError):
@@ -561,7 +565,7 @@ def test_parts_that_memory_cannot_hold_name_num_splits(error: type[Exception], m
 
     forget()
     monkeypatch.setattr(kind, "empty", full)
-    given = {name: cp.asarray(a) for name, a in PLAIN.arrays().items()}
+    given = on_device(PLAIN.arrays())
     with pytest.raises(MemoryError, match=r"num_splits = 7: partial_o, .* fewer parts"):
         flash_attention_with_kvcache(**given, num_splits=7)
     with pytest.raises(error, match=r"^no 40960000000 bytes"):  # where nobody has asked for parts
@@ -574,7 +578,7 @@ def test_score_functions_and_sinks() -> None:
     sinks = rng.standard_normal(8).astype(np.float32)
     cap = "cap * tanhf(score / cap) - 0.01f * (head + 1) * distance"
     for splits in (0, 4):
-        given = {name: cp.asarray(a) for name, a in arrays.items()}
+        given = on_device(arrays)
         how: dict[str, Any] = {"score_mod": cap, "mod_args": {"cap": 5.0}, "num_splits": splits}
         o, lse = flash_attention_with_kvcache(**given, **how, sinks=cp.asarray(sinks), return_lse=True)
         for i, length in enumerate(case.lengths):
@@ -599,7 +603,7 @@ def test_slopes(of_each: bool) -> None:
     case = Case(tokens=3, lengths=(100, 3, 260), new=True, window=(50, 0), num_splits=3)
     arrays, batch = case.arrays(), len(case.lengths)
     slopes = np.random.default_rng(1).random((batch, 8) if of_each else 8, np.float32)
-    given = {name: cp.asarray(a) for name, a in arrays.items()}
+    given = on_device(arrays)
     o, lse = flash_attention_with_kvcache(**given, **case.options, alibi_slopes=cp.asarray(slopes), return_lse=True)
     for i in range(batch):
         alone = {name: a[i : i + 1] for name, a in arrays.items()}
@@ -625,7 +629,7 @@ def test_rows_of_other_lengths(d: int, room_d: int, dtype: str) -> None:
         if d == 110:
             wide[..., d:][~np.isnan(arrays[name][..., :1].astype(np.float32))[..., 0]] = 0
         given[name] = cp.asarray(wide)
-    there = {name: cp.asarray(a) for name, a in given.items()}
+    there = on_device(given)
     more = {name: cp.asarray(a) for name, a in (prefix | {"tree": tree}).items()}
     o, lse = flash_attention_with_kvcache(**there, **case.options, **more, return_lse=True)
     assert o.shape == arrays["q"].shape
@@ -634,7 +638,7 @@ def test_rows_of_other_lengths(d: int, room_d: int, dtype: str) -> None:
     if d != 110:
         assert np.isnan(cp.asnumpy(there["k_cache"])[..., d:].astype(np.float32)).all()
     default = replace(case, softmax_scale=None)
-    there = {name: cp.asarray(a) for name, a in given.items()}
+    there = on_device(given)
     o, lse = flash_attention_with_kvcache(**there, **default.options, return_lse=True)
     compare(default, {**narrow, "o": o, "lse": lse}, arrays)
     empty = {name: cp.asarray(a) for name, a in (given | {"block_table": np.zeros((3, 0), np.int32)}).items()}
@@ -666,7 +670,7 @@ def test_a_mask_mod(with_scores: bool) -> None:
     how = {"score_mod": "score + 0.5f"} if with_scores else {}
     text, args = "document[kv_idx] == document[q_idx]", {"document": cp.asarray(document)}
     for mask in (text, make_block_mask(text, args)):
-        given = {name: cp.asarray(a) for name, a in arrays.items()}
+        given = on_device(arrays)
         more = how | ({"mod_args": args} if mask is text else {})
         o, lse = flash_attention_with_kvcache(**given, **more, mask_mod=mask, return_lse=True)
         for i, n in enumerate(case.lengths):
@@ -697,7 +701,7 @@ def test_a_rotary_embedding(name: str) -> None:
     q, k = map(cp.asnumpy, rotary_and_projection.rotary(arrays["q"], arrays["k"], cos, sin, **how))
     tables = {"rotary_cos": cp.asarray(cos), "rotary_sin": cp.asarray(sin), "rotary_interleaved": interleaved}
     for _ in range(2):
-        given = {name: cp.asarray(a) for name, a in case.arrays().items()}
+        given = on_device(arrays)
         o, lse = flash_attention_with_kvcache(**given, **case.options, **tables, return_lse=True)
         compare(case, {**given, "o": o, "lse": lse}, {**arrays, "q": q, "k": k})
 
@@ -710,7 +714,7 @@ def test_rotary_embeddings_share_scratch() -> None:
     case = ROTATED["all columns"][0]
     for rotary_dim in (64, 32):
         cos, sin = map(cp.asarray, rotary_and_projection.cos_sin(300, rotary_dim))
-        given = {name: cp.asarray(a) for name, a in case.arrays().items()}
+        given = on_device(case.arrays())
         flash_attention_with_kvcache(**given, rotary_cos=cos, rotary_sin=sin)
         there = cp.asnumpy(given["k_cache"])[0, 95, :, rotary_dim:]
         assert np.array_equal(there, case.arrays()["k"][0, 0, :, rotary_dim:])
@@ -750,15 +754,10 @@ def test_a_prefix_of_all_sequences(name: str, keys: int, rows_of_parts: int, mon
     monkeypatch.setattr(shared_prefix, "ROWS_OF_PARTS", rows_of_parts)
     monkeypatch.setattr(shared_prefix, "KEYS_OF_A_PART", 50)  # 150 are three parts
     case, where = PREFIXED[name], np.asarray if keys == 150 else cp.asarray
-    arrays, prefix = case.arrays(), prefix_of(case, keys)
-    given = {name: where(a) for name, a in case.arrays().items()}
-    of_prefix = {name: where(a) for name, a in prefix.items()}
-    o, lse = flash_attention_with_kvcache(**given, **of_prefix, **case.options, return_lse=True)
-    assert type(o) is type(given["q"]) and o.dtype == given["q"].dtype
-    compare(case, {**given, "o": o, "lse": lse}, arrays, **prefix)
-    alone = flash_attention_with_kvcache(
-        **{name: where(a) for name, a in case.arrays().items()}, **of_prefix, **case.options
-    )
+    prefix = prefix_of(case, keys)
+    o, _ = check_call(case, where=where, **prefix)
+    given = {name: where(a) for name, a in (case.arrays() | prefix).items()}
+    alone = flash_attention_with_kvcache(**given, **case.options)
     assert np.array_equal(cp.asnumpy(alone).view("u1"), cp.asnumpy(o).view("u1"))
 
 
@@ -777,34 +776,20 @@ JOIN_BUGS = (
 @pytest.mark.exhaustive(one_of_each=lambda each: each.name == "a part is left out")
 @pytest.mark.parametrize("each", JOIN_BUGS, ids=lambda each: each.name)
 def test_planted_bugs_in_the_join_are_found(each: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = each.plant(kernel.source("14_join.cu"))
-
-    def wrong(of_o: str, of_prefix: str, head_dim: int) -> kernel.Kernel:
-        return kernel.load(
-            code,
-            f"join_prefix<{of_o}, {of_prefix}>",
-            defines={"HEAD_DIM": head_dim, "THREADS": shared_prefix.JOIN_THREADS},
-        )
-
     monkeypatch.setattr(shared_prefix, "ROWS_OF_PARTS", 0)
     monkeypatch.setattr(shared_prefix, "KEYS_OF_A_PART", 50)
-    monkeypatch.setattr(shared_prefix, "_join_kernel", wrong)
+    monkeypatch.setattr(shared_prefix, "JOIN", each.plant(kernel.source(shared_prefix.JOIN)))
     case = replace(PREFIXED["tokens"], lengths=(100, 4, 0))
-    given = {name: cp.asarray(a) for name, a in (case.arrays() | prefix_of(case, 150)).items()}
-    o, lse = flash_attention_with_kvcache(**given, **case.options, return_lse=True)
     with pytest.raises(WRONG):
-        compare(case, {**given, "o": o, "lse": lse}, case.arrays(), **prefix_of(case, 150))
+        check_call(case, **prefix_of(case, 150))
 
 
 def test_a_prefix_with_sinks_and_a_function_of_the_score() -> None:
     case, sinks = Case(lengths=(100, 0, 17)), np.random.default_rng(1).standard_normal(8).astype(np.float32)
-    arrays, prefix = case.arrays(), prefix_of(case, 40)
-    given = {name: cp.asarray(a) for name, a in (arrays | prefix).items()}
-    o, lse = flash_attention_with_kvcache(**given, sinks=cp.asarray(sinks), return_lse=True)
-    compare(case, {**given, "o": o, "lse": lse}, arrays, **prefix, sinks=sinks)
-    how: dict[str, Any] = {"score_mod": "factor * score", "mod_args": {"factor": 0.5}}
-    o, lse = flash_attention_with_kvcache(**given, **how, return_lse=True)
-    compare(case, {**given, "o": o, "lse": lse}, arrays, **prefix, softmax_scale_of_reference=0.5 / 8)
+    prefix = prefix_of(case, 40)
+    check_call(case, **prefix, sinks=sinks)
+    means = prefix | {"softmax_scale_of_reference": 0.5 / 8}
+    check_call(case, means, **prefix, score_mod="factor * score", mod_args={"factor": 0.5})
 
 
 TREES = {
@@ -819,41 +804,20 @@ TREES = {
 @pytest.mark.parametrize("name", TREES)
 def test_trees_of_drafts(name: str, of_each: bool) -> None:
     case = TREES[name]
-    arrays, tree = case.arrays(), tree_of(case, *([len(case.lengths), case.tokens] if of_each else []))
-    given = {name: cp.asarray(a) for name, a in arrays.items()}
-    o, lse = flash_attention_with_kvcache(**given, **case.options, tree=cp.asarray(tree), return_lse=True)
-    compare(case, {**given, "o": o, "lse": lse}, arrays, tree=tree)
-
-
-def test_a_tree_that_is_a_line_is_no_tree() -> None:
-    case = Case(tokens=4, lengths=(100, 17))
-    arrays = case.arrays()
-    o, of_line = (
-        flash_attention_with_kvcache(**arrays, **more) for more in ({}, {"tree": np.arange(-1, 3, dtype=np.int32)})
-    )
-    assert np.array_equal(o, of_line)
+    check_call(case, tree=tree_of(case, *([len(case.lengths), case.tokens] if of_each else [])))
 
 
 def test_a_tree_behind_a_prefix_and_with_a_function() -> None:
     case = TREES["in pages"]
-    arrays, prefix, tree = case.arrays(), prefix_of(case, 33), tree_of(case)
-    given = {name: cp.asarray(a) for name, a in (arrays | prefix).items()}
-    more: dict[str, Any] = {"tree": cp.asarray(tree), "score_mod": "tree * score", "mod_args": {"tree": 0.5}}
-    more["return_lse"] = True
-    o, lse = flash_attention_with_kvcache(**given, **case.options, **more)
-    compare(case, {**given, "o": o, "lse": lse}, arrays, **prefix, tree=tree, softmax_scale_of_reference=0.5 / 8)
+    more = prefix_of(case, 33) | {"tree": tree_of(case)}
+    means = more | {"softmax_scale_of_reference": 0.5 / 8}
+    check_call(case, means, **more, score_mod="tree * score", mod_args={"tree": 0.5})
 
 
-@pytest.mark.skipif(device.ON_GPU, reason="the same on the CPU engine")
 def test_a_tree_is_read_where_it_is() -> None:
     """Keys before the drafts are no tokens of the tree: nothing is looked up for them."""
     case = replace(CASES["tokens"], lengths=(100, 4))
-    arrays = case.arrays() | {"tree": tree_of(case)}
-    there = {name: engine.asarray(a) for name, a in arrays.items()}
-    planned, every = decoding.plan(there, decoding.DecodeOptions(**case.options))
-    (launch,) = planned.launches
-    kernel_of = planned.kernels[launch.kernel]
-    report = xray(kernel_of, launch.grid, launch.block, launch.arguments(every), launch.shared_bytes)
+    report, _, _ = x_rayed(case, tree=tree_of(case))
     assert findings(report) == []
 
 
@@ -869,28 +833,6 @@ def test_an_unchecked_tree_never_hangs() -> None:
         flash_attention_with_kvcache(
             **case.arrays(), tree=np.array([[-1, 0, 1, 2], [-1, 0, 2, 0]], np.int32), checked=True
         )
-
-
-@pytest.mark.parametrize("dtype", TYPES)
-def test_tensors_with_a_prefix_and_a_tree(dtype: str) -> None:
-    torch = pytest.importorskip("torch")
-    from helpers import torch_attention
-
-    case = Case(tokens=5, lengths=(100, 7), dtype=dtype)
-    more = prefix_of(case, 40) | {"tree": tree_of(case)}
-    arrays = case.arrays()
-    for where in ["cpu", *(["cuda"] if device.ON_GPU else [])]:
-        given = {
-            name: torch.from_numpy(a if a.dtype.kind == "i" else a.astype(np.float32)).to(where)
-            for name, a in (arrays | more).items()
-        }
-        given = {name: a.to(getattr(torch, dtype)) if a.is_floating_point() else a for name, a in given.items()}
-        o, lse = torch_attention.flash_attention_with_kvcache(**given, return_lse=True)
-        assert o.dtype == given["q"].dtype and o.device == given["q"].device == lse.device
-        got = {"o": o.float().cpu().numpy(), "lse": lse.cpu().numpy(), "k_cache": arrays["k_cache"]}
-        compare(case, {**got, "v_cache": arrays["v_cache"]}, arrays, **more)
-        with pytest.raises(TypeError, match="prefix_k requires grad"):
-            torch_attention.flash_attention_with_kvcache(**given | {"prefix_k": given["prefix_k"].requires_grad_()})
 
 
 def test_a_prefix_is_read_once_for_all_sequences() -> None:
@@ -1188,7 +1130,7 @@ def test_a_sink_that_counts_in_every_part_is_found() -> None:
     case, sinks = replace(PLAIN, num_splits=4), np.full(8, 2.0, np.float32)
 
     def lse_of(source: str | None) -> np.ndarray:
-        given = {name: cp.asarray(a) for name, a in case.arrays().items()} | {"sinks": cp.asarray(sinks)}
+        given = on_device(case.arrays()) | {"sinks": cp.asarray(sinks)}
         options = decoding.DecodeOptions(**case.options, return_lse=True)
         planned, every = decoding.plan(given, options, source=source)
         planned.bind(every)()
@@ -1267,7 +1209,7 @@ def test_steps_spill_nothing(step: Stage) -> None:
 
 
 def test_the_study_tries_sizes_that_fit() -> None:
-    given = {name: cp.asarray(a) for name, a in PLAIN.arrays().items()}
+    given = on_device(PLAIN.arrays())
     kept = decoders.MIN_KEYS
     assert list(study._tuned(given, {"WARPS": 4, "STAGES": 2, "BLOCK_N": 16})) == ["WARPS=4 STAGES=2 BLOCK_N=16"]
     assert study._tuned(given, {"STAGES": 9}) == {}

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import math
 import platform
-import time
 from typing import Any
 
 import numpy as np
 import pytest
 from backends import compiled, on_each_device
+from cuda_files import cuda_text
 
 from helpers import engine
 from helpers.attention import kernel
@@ -33,33 +33,7 @@ INTEGERS = {
     "unsigned char": (np.uint8, 8, False),
 }
 
-SHIFTS = r"""
-#define TIMES_POWER(x, n) ((x) << (n))
-template <typename T> struct Pair { T a, b; };
-template <typename T> struct Of { typedef T type; };
-template <typename T, typename C>
-__global__ void shifts(T *left, T *right, T *updated, T *macro, const T *x, const C *n) {
-  int i = threadIdx.x;
-  typename Of<Pair<Pair<T>>>::type nested;  // two lists of a template end here, and nothing is shifted
-  nested.a.a = x[i] << n[i];
-  left[i] = nested.a.a;
-  right[i] = x[i] >> n[i];
-  T twice[2] = {x[i], x[i]};
-  twice[0] <<= n[i];
-  twice[1] >>= n[i];
-  updated[2 * i] = twice[0];
-  updated[2 * i + 1] = twice[1];
-  macro[i] = TIMES_POWER(x[i], n[i]) + (1 << 3 >> 1 << 1) - 8;  // from left to right
-}
-extern "C" __global__ void masks(unsigned *out, const int *n) {
-  int i = threadIdx.x;
-  out[i] = (1u << n[i]) - 1 & 0xffffffffu >> 0;
-}
-#if (1 << 4) == 16 && 256 >> 4 == 16
-#define BITS (1 << 4)
-#endif
-static_assert(BITS == 16 && sizeof(char[1 << 3]) == 8, "constants stay constants");
-"""
+SHIFTS = cuda_text("engine_arithmetic_shifts")
 
 
 def shift(value: int, count: int, bits: int, signed: bool, right: bool) -> int:
@@ -102,41 +76,7 @@ def test_a_mask_of_all_bits(cp: Any) -> None:
     np.testing.assert_array_equal(cp.asnumpy(out), [2**k - 1 for k in range(33)])
 
 
-CONVERSIONS = r"""
-template <typename To, typename From> __device__ To as_argument(To x) { return x; }
-template <typename To, typename From> __device__ To returned(From x) { return x; }
-template <typename To, typename From> __global__ void convert(To *out, const From *x, const To *zero) {
-  int i = threadIdx.x, n = blockDim.x;
-  out[i] = (To)x[i];
-  out[n + i] = static_cast<To>(x[i]);
-  out[2 * n + i] = x[i];
-  To y = x[i] + 0;
-  out[3 * n + i] = y;
-  out[4 * n + i] = returned<To, From>(x[i]);
-  out[5 * n + i] = as_argument<To, From>(x[i]);
-  To z = zero[0];
-  z += x[i];
-  out[6 * n + i] = z;
-}
-#define AS(TO, x, i) ((TO)x[i])
-extern "C" __global__ void to_int(int *out, const float *x, const double *y) {
-  int i = threadIdx.x, n = blockDim.x;
-  out[i] = AS(int, x, i), out[n + i] = AS(int, y, i);
-}
-extern "C" __global__ void to_uint(unsigned *out, const float *x, const double *y) {
-  int i = threadIdx.x, n = blockDim.x;
-  out[i] = AS(unsigned int, x, i), out[n + i] = AS(unsigned int, y, i);
-}
-extern "C" __global__ void one_by_one(int *out, unsigned *uns, const float *x, int some) {
-  out[0] = (int)x[2] * 6 / 2, out[1] = (int)-x[0], out[2] = int(x[1] * 3), out[3] = -(int)x[0];
-  out[4] = some > 1 ? (int)x[0] : (int)x[1], out[5] = (int)(float)(int)x[0] == (int)x[0];
-  uns[0] = (unsigned)-5.0f * 1u + (unsigned)x[1], uns[1] = (unsigned int)x[0];
-  int a = 5, b = 5;
-  a *= x[0], b -= x[0];
-  out[6] = a, out[7] = b;
-  for (int k = x[2]; k < 12; k++) out[k] = x[2] * k;
-}
-"""
+CONVERSIONS = cuda_text("engine_arithmetic_conversions")
 
 
 def converted(x: float, double: bool, bits: int, signed: bool) -> int:
@@ -369,19 +309,14 @@ def test_a_source_that_the_edits_would_break_is_compiled_as_it_is() -> None:
 @pytest.mark.exhaustive(one_of_each=lambda stage: (stage.direction, stage.dtypes))
 @pytest.mark.parametrize("stage", LADDER.values(), ids=lambda stage: stage.file)
 def test_the_courses_kernels_are_compiled_as_edited(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken, compile_one = [], engine.compiler._compile
-
-    def counted(*how: Any) -> tuple[bool, str]:
-        taken.append(compile_one(*how))
-        return taken[-1]
-
+    """Without the text as it is written to fall back to; kept like any other build."""
     if reason := stage.unavailable():
         pytest.skip(reason)
-    monkeypatch.setattr(engine.compiler, "_compile", counted)
+    build = engine.compiler.build
+    monkeypatch.setattr(engine.compiler, "build", lambda *what, **how: build(*what, **{**how, "plain": None}))
     monkeypatch.setenv("COURSE_CPU_OPTIMISATION", "0")  # whether it compiles does not depend on it
-    code = f"{kernel.source(stage.file)}constexpr long long NOW = {time.time_ns()};\n"  # no earlier build will do
+    code = kernel.source(stage.file)
     engine.RawModule(code=code, options=(*kernel.options(stage.defines(64)), *kernel.headers(code))).compile()
-    assert [good for good, _ in taken] == [True], taken[0][1]
 
 
 def test_an_error_shows_the_line_as_it_is_written() -> None:

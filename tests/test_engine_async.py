@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from backends import compiled, on_each_device
+from cuda_files import cuda_text
 
 from helpers import engine
 
@@ -25,80 +26,7 @@ extern "C" __global__ void copyBYTES(const char *in, char *out, int given) {
   for (int i = 0; i < BYTES; ++i) out[t * BYTES + i] = s[t * BYTES + i];
 }
 """
-SOURCE = r"""
-#include <cuda_pipeline.h>
-// Three groups of one copy each; what is there when `pending` of them may be left.
-extern "C" __global__ void groups(const float *in, float *out, int pending) {
-  __shared__ float s[3 * 32];
-  int t = threadIdx.x;
-  for (int k = 0; k < 3; ++k) s[k * 32 + t] = -1;
-  __syncthreads();
-  for (int k = 0; k < 3; ++k) {
-    unsigned to = (unsigned)__cvta_generic_to_shared(&s[k * 32 + t]);
-    asm volatile("cp.async.ca.shared::cta.global.L2::128B [%0], [%1], 4;" :: "r"(to), "l"(&in[k * 32 + t]));
-    asm volatile("cp.async.commit_group;");
-  }
-  if (pending == 0) asm volatile("cp.async.wait_group 0;");
-  if (pending == 1) asm volatile("cp.async.wait_group 1;");
-  if (pending == 2) asm volatile("cp.async.wait_group %0;" :: "n"(2));
-  if (pending == 3) asm volatile("cp.async.wait_group 3;");
-  for (int k = 0; k < 3; ++k) out[k * 32 + t] = s[k * 32 + t];
-  asm volatile("cp.async.wait_all;");
-}
-// wait_group knows of committed groups alone, wait_all of everything; an empty group is done at once.
-extern "C" __global__ void uncommitted(const float *in, float *out) {
-  __shared__ float s[32];
-  int t = threadIdx.x;
-  s[t] = -1;
-  __syncthreads();
-  asm volatile("cp.async.commit_group;\n cp.async.wait_group 0;");
-  unsigned to = (unsigned)__cvta_generic_to_shared(&s[t]);
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" :: "r"(to), "l"(&in[t]));
-  asm volatile("cp.async.wait_group 0;");
-  out[t] = s[t];
-  asm volatile("cp.async.wait_all;");
-  out[32 + t] = s[t];
-}
-extern "C" __global__ void pipeline(const float4 *in, float4 *out, int zeros) {
-  __shared__ float4 s[32];
-  int t = threadIdx.x;
-  __pipeline_memcpy_async(&s[t], &in[t], 16, zeros);
-  __pipeline_commit();
-  __pipeline_memcpy_async((char *)&s[t], &in[32], 4);
-  __pipeline_commit();
-  __pipeline_wait_prior(1);
-  out[t] = s[t];
-  __pipeline_wait_prior(0);
-  out[32 + t] = s[t];
-}
-// The sum of each column of tiles of 32 x 32, two tiles in flight; another thread's copies are read after the barrier.
-extern "C" __global__ void column_sums(const float *in, float *out, int tiles) {
-  __shared__ __align__(16) float s[2][32 * 32];
-  int t = threadIdx.x;
-  auto load = [&](int tile) {
-    for (int i = 0; i < 8; ++i) {
-      int at = (i * 32 + t) * 4;
-      unsigned to = (unsigned)__cvta_generic_to_shared(&s[tile % 2][at]);
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(in + tile * 1024 + at));
-    }
-    asm volatile("cp.async.commit_group;");
-  };
-  float sum = 0;
-  load(0);
-  for (int tile = 0; tile < tiles; ++tile) {
-    if (tile + 1 < tiles) {
-      load(tile + 1);
-      asm volatile("cp.async.wait_group 1;");
-    } else {
-      asm volatile("cp.async.wait_group 0;");
-    }
-    __syncthreads();
-    for (int i = 0; i < 32; ++i) sum += s[tile % 2][i * 32 + t];
-    __syncthreads();
-  }
-  out[t] = sum;
-}
-"""
+SOURCE = cuda_text("engine_async")
 SOURCE += "".join(
     COPY.replace("BYTES", str(size)).replace("LEVEL", level) for size, level in ((4, "ca"), (8, "ca"), (16, "cg"))
 )
@@ -183,42 +111,7 @@ def test_a_missing_wait_is_a_wrong_result(old: str, new: str) -> None:
 
 # ------------------------------------------------------------------------------------ errors
 
-BROKEN = r"""
-#define CP(BYTES, TO, FROM) asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" \
-                                         :: "r"(TO), "l"(FROM), "n"(BYTES))
-extern "C" __global__ void target(const float *in) {
-  __shared__ __align__(16) float s[64];
-  CP(16, (unsigned)__cvta_generic_to_shared(s + threadIdx.x), in + 4 * threadIdx.x);
-}
-extern "C" __global__ void source(const float *in) {
-  __shared__ __align__(16) float s[256];
-  CP(16, (unsigned)__cvta_generic_to_shared(s + 4 * threadIdx.x), in + threadIdx.x);
-}
-extern "C" __global__ void not_shared(float *in) {
-  __shared__ float s[64];
-  CP(4, (unsigned)__cvta_generic_to_shared(in + threadIdx.x), in);
-}
-extern "C" __global__ void no_address(float *in) {
-  CP(4, 0xfff00000u, in);
-}
-extern "C" __global__ void wild_target(const float *in) {
-  __shared__ float s[64];
-  CP(4, (unsigned)__cvta_generic_to_shared(s) + 1024 * 256 * threadIdx.x, in);
-}
-extern "C" __global__ void wild_source(const float *in) {
-  __shared__ float s[64];
-  CP(4, (unsigned)__cvta_generic_to_shared(s), in + 100000 * threadIdx.x);
-}
-extern "C" __global__ void too_much(const float *in) {
-  __shared__ float s[64];
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
-               :: "r"((unsigned)__cvta_generic_to_shared(s)), "l"(in), "r"(5));
-}
-extern "C" __global__ void odd_pipeline(const float *in) {
-  __shared__ float s[64];
-  __pipeline_memcpy_async(s, in, 12);
-}
-"""
+BROKEN = cuda_text("engine_async_broken")
 
 
 @functools.cache

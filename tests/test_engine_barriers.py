@@ -7,85 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 from backends import compiled, on_each_device
+from cuda_files import cuda_text
 
 from helpers import engine
 from helpers.xray import xray
 
-LEAVING = r"""
-extern "C" __global__ void reversed(const int *in, int *out, int n) {  // n of the block's threads stay
-  __shared__ int s[256];
-  const int t = threadIdx.x;
-  if (t >= n) return;
-  s[t] = in[t];
-  __syncthreads();  // first
-  const int other = s[n - 1 - t];
-  __syncthreads();  // second
-  s[t] = 2 * other;
-  __syncthreads();
-  out[t] = s[t] + s[n - 1 - t];
-}
-extern "C" __global__ void first_threads_leave(int *out, int n) {
-  __shared__ int s;
-  if (threadIdx.x < n) {
-    if (threadIdx.x == n - 1) s = 41;
-    return;
-  }
-  __syncthreads();
-  out[threadIdx.x] = s + 1;
-}
-extern "C" __global__ void folds(const int *in, int *out, int n) {
-  if (threadIdx.x >= n) return;
-  const int x = in[threadIdx.x];
-  out[threadIdx.x] = __syncthreads_count(x > 3);
-  out[256 + threadIdx.x] = __syncthreads_and(x > 3);
-  out[512 + threadIdx.x] = __syncthreads_or(x > 3);
-}
-extern "C" __global__ void uneven_loop(const int *in, int *out, int n) {  // a thread leaves when its part is done
-  __shared__ int total;
-  if (threadIdx.x == 0) total = 0;
-  __syncthreads();
-  for (int i = threadIdx.x; i < n; i += blockDim.x) {
-    atomicAdd(&total, in[i]);
-    __syncthreads();
-    if (i + blockDim.x >= n) out[threadIdx.x] = total >= in[i];
-  }
-}
-extern "C" __global__ void numbered(int *out) {  // warps 0 and 1 meet in barrier 1, and some of their lanes have left
-  __shared__ int s[64];
-  const int t = threadIdx.x;
-  if (t >= 64 || t % 32 >= 20) return;
-  s[t] = t;
-  asm volatile("bar.sync 1, 64;" ::: "memory");
-  out[t] = s[t ^ 32];
-}
-extern "C" __global__ void late_exit(int *out) {  // lanes leave while the others wait in the barrier already
-  __shared__ int s[64];
-  const int t = threadIdx.x;
-  if (t % 32 < 16) {
-    s[t] = t;
-    asm volatile("barrier.sync 2, 64;" ::: "memory");
-    out[t] = s[t ^ 32];
-  } else {
-    out[t] = -t;
-  }
-}
-extern "C" __global__ void unnumbered(int *out) {  // of the whole block: a whole warp has left
-  __shared__ int s[128];
-  const int t = threadIdx.x;
-  if (t >= 64 && t < 96) return;
-  s[t] = t;
-  asm volatile("bar.sync 3;" ::: "memory");
-  out[t] = s[127 - t < 64 || 127 - t >= 96 ? 127 - t : t];
-}
-extern "C" __global__ void warp_wide(int *out) {  // a full mask, and lanes that have left
-  const int t = threadIdx.x;
-  if (t % 3 == 0) return;
-  __syncwarp();
-  out[t] = (int)__ballot_sync(0xffffffffu, t % 2);
-  out[32 + t] = __reduce_add_sync(0xffffffffu, t);
-  out[64 + t] = __all_sync(0xffffffffu, t % 3);
-}
-"""
+LEAVING = cuda_text("engine_barriers_leaving")
 
 
 def kernel(cp: Any, name: str) -> Any:
@@ -158,28 +85,7 @@ def test_warp_wide_operations_of_lanes_that_are_there(cp: Any) -> None:
 
 # ---------------------------------------------------------------- what stays an error, and what is a note
 
-WRONG = r"""
-extern "C" __global__ void other_barrier(float *a, int n) {
-  if (threadIdx.x >= n) return;
-  if (threadIdx.x % 2) {
-    a[0] = 1;
-    __syncthreads();  // odd
-  } else {
-    a[1] = 1;
-    __syncthreads();  // even
-  }
-}
-extern "C" __global__ void exit_shows_it(float *a) {  // the last thread leaves, and the others wait apart
-  if (threadIdx.x < 20) __syncthreads();  // low
-  else if (threadIdx.x < 63) __syncthreads();  // high
-}
-extern "C" __global__ void whole_warp_missing(float *a) {  // bar.sync with a count waits for warps, and one has left
-  if (threadIdx.x >= 32) return;
-  asm volatile("bar.sync 1, 64;" ::: "memory");
-  a[threadIdx.x] = 1;
-}
-extern "C" __global__ void not_a_warp(float *a) { asm volatile("bar.sync 1, 40;" ::: "memory"); }
-"""
+WRONG = cuda_text("engine_barriers_wrong")
 
 
 @pytest.mark.parametrize(
@@ -218,54 +124,7 @@ def test_an_early_return_is_a_note_of_the_xray() -> None:
 
 
 # What some threads go around until they end. A GPU runs each of them to its end, and the result is right.
-SKIPPED = r"""
-__device__ void meet() {
-  __syncthreads();  // in a function
-}
-extern "C" __global__ void half_a_warp(int *out, int n) {
-  if (threadIdx.x < n) {
-    __syncthreads();  // here
-  }
-  out[threadIdx.x] = 1;
-}
-extern "C" __global__ void halving(int *out, int n) {
-  __shared__ int s[64];
-  s[threadIdx.x] = threadIdx.x;
-  __syncthreads();
-  for (int half = 32; half >= n; half /= 2) {
-    if (threadIdx.x < half) {
-      s[threadIdx.x] += s[threadIdx.x + half];
-      __syncthreads();  // here
-    }
-  }
-  if (threadIdx.x == 0) out[0] = s[0];
-}
-extern "C" __global__ void other_turns(int *out, int n) {
-  for (int i = threadIdx.x; i < n; i += 64) {
-    out[i] = i;
-    __syncthreads();  // here
-  }
-}
-template <int N>
-__global__ void called(int *out, int n) {
-  if (threadIdx.x < n) meet();
-  out[threadIdx.x] = N;
-}
-extern "C" __global__ void in_a_loop(int *out, int n) {  // no fault: threads that have left are not waited for
-  for (int i = 0; i < 2; ++i) {
-    __syncthreads();
-    if (threadIdx.x >= n) return;
-  }
-  out[threadIdx.x] = 1;
-}
-#define LEAVE_AFTER(n) \
-  if (threadIdx.x >= n) return
-extern "C" __global__ void by_a_macro(int *out, int n) {
-  LEAVE_AFTER(n);
-  __syncthreads();
-  out[threadIdx.x] = 1;
-}
-"""
+SKIPPED = cuda_text("engine_barriers_skipped")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from backends import compiled, on_each_device
+from cuda_files import cuda_text
 
 from helpers import engine
 from helpers.engine import libraries
@@ -23,29 +24,7 @@ def complex_numbers(dtype: type) -> np.ndarray:
     return (RNG.uniform(-2, 2, N) + 1j * RNG.uniform(-2, 2, N)).astype(dtype)
 
 
-CUCOMPLEX = """
-#include <cuComplex.h>
-extern "C" __global__ void single(const cuFloatComplex* a, const cuComplex* b, cuFloatComplex s, cuFloatComplex* out) {
-  int i = threadIdx.x, n = blockDim.x;
-  out[i] = cuCaddf(a[i], b[i]);
-  out[n + i] = cuCsubf(a[i], b[i]);
-  out[2 * n + i] = cuCmulf(a[i], s);
-  out[3 * n + i] = cuCdivf(a[i], b[i]);
-  out[4 * n + i] = cuCfmaf(a[i], b[i], s);
-  out[5 * n + i] = make_cuComplex(cuCabsf(a[i]), cuCimagf(cuConjf(b[i])) + cuCrealf(s));
-  out[6 * n + i] = cuComplexDoubleToFloat(cuComplexFloatToDouble(b[i]));
-}
-extern "C" __global__ void twice(const cuDoubleComplex* a, const double2* b, cuDoubleComplex s, cuDoubleComplex* out) {
-  int i = threadIdx.x, n = blockDim.x;
-  out[i] = cuCadd(a[i], b[i]);
-  out[n + i] = cuCsub(a[i], b[i]);
-  out[2 * n + i] = cuCmul(a[i], s);
-  out[3 * n + i] = cuCdiv(a[i], b[i]);
-  out[4 * n + i] = cuCfma(a[i], b[i], s);
-  out[5 * n + i] = make_cuDoubleComplex(cuCabs(a[i]), cuCimag(cuConj(b[i])) + cuCreal(s));
-  out[6 * n + i] = b[i];
-}
-"""
+CUCOMPLEX = cuda_text("engine_cupy_cucomplex")
 
 
 @on_each_device

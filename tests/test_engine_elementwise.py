@@ -219,10 +219,10 @@ def test_axes_that_cupy_joins(cp: Any) -> None:
     "axis", [0, 1, 2, -1, -3, (0, 2), (2, 0), [1], (), None, np.int64(1), (np.int8(-1), 0)], ids=str
 )
 def test_axes_of_a_reduction(axis: Any, keepdims: bool, cp: Any) -> None:
-    total = cp.ReductionKernel("T x", "T y", "x", "a + b", "y = a", "0", "total")
+    total = cp.ReductionKernel("T x", "T y", "2 * x", "a + b", "y = a + 1", "0", "total")
     x = arange(cp, 2, 3, 4)
     named = tuple(axis) if isinstance(axis, list) else axis
-    expected = cp.asnumpy(x).sum(named, keepdims=keepdims)
+    expected = 2 * cp.asnumpy(x).sum(named, keepdims=keepdims) + 1
     for given in (x, x.copy(order="F")):
         result = total(given, axis=axis, keepdims=keepdims)
         assert result.shape == expected.shape

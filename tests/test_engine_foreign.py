@@ -9,66 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from backends import compiled, on_each_device
+from cuda_files import cuda_text
 
 from helpers import engine
 from helpers.engine import libraries, nvrtc, tensor_map
 from helpers.xray import xray
 
-KERNELS = r"""
-#include <cooperative_groups.h>
-#include <cooperative_groups/reduce.h>
-struct State { int values[32]; int last; };
-extern __shared__ State of_file;
-__global__ void never_defined(float* x);
-cudaDeviceProp of_the_host;
-
-K an_object(int* out) {
-  extern __shared__ struct State state;
-  const int t = threadIdx.x;
-  state.values[t] = t;
-  if (t == 31) state.last = 100;
-  __syncthreads();
-  out[t] = state.values[31 - t] + state.last;
-}
-K an_object_of_the_file(int* out) {
-  of_file.values[threadIdx.x] = threadIdx.x;
-  __syncthreads();
-  out[threadIdx.x] = of_file.values[31 - threadIdx.x] + 100;
-}
-K shared_before_extern(int* out) {
-  __shared__ __align__(16) extern int s[];
-  s[threadIdx.x] = threadIdx.x;
-  __syncthreads();
-  out[threadIdx.x] = s[31 - threadIdx.x] + 100;
-}
-K scopes(int* out) {
-  const int t = threadIdx.x;
-  out[t] = atomicCAS_block(out + t, 0, 31) + atomicCAS_system(out + t, 31, 0) - t + 100;
-}
-K headers(int* out) {
-  const __half half = __float2half(31.f - threadIdx.x);
-  const __nv_bfloat16 other = __float2bfloat16(100.f);
-  out[threadIdx.x] = (int)(__half2float(half) + __bfloat162float(other));
-}
-K vshr(int* out) {
-  const int t = threadIdx.x, a = (131 - t) << 2;
-  int clamped, wrapped, left;
-  asm("vshr.s32.s32.u32.clamp %0, %1, %2;" : "=r"(clamped) : "r"(-a), "r"(40));
-  asm("vshr.u32.u32.u32.wrap %0, %1, %2;" : "=r"(wrapped) : "r"(a), "r"(34));
-  asm("vshl.s32.u32.u32.clamp %0, %1, %2;" : "=r"(left) : "r"(a), "r"(32));
-  out[t] = wrapped + clamped + 1 + left;
-}
-K other_lines(int* out) {  // a block of two warps, which meet at the barrier, wherever each of them stands
-  __shared__ int s[64];
-  s[threadIdx.x] = threadIdx.x;
-  if (threadIdx.x < 32) {
-    __syncthreads();
-    out[threadIdx.x] = s[63 - threadIdx.x] + 68;
-  } else {
-    __syncthreads();
-  }
-}
-"""
+KERNELS = cuda_text("engine_foreign")
 NAMES = re.findall(r"^K (\w+)\(", KERNELS, re.M)
 KERNELS = KERNELS.replace("\nK ", '\nextern "C" __global__ void ')
 
@@ -83,34 +30,7 @@ def test_taken(name: str, cp: Any) -> None:
     np.testing.assert_array_equal(cp.asnumpy(out), 131 - np.arange(32))
 
 
-WGMMA = r"""
-template <int ScaleD>
-__device__ void multiply(float (&d)[4], unsigned long long a, unsigned long long b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0, %1, %2, %3}, %4, %5, %6, %7, %8, %9, %10;"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "l"(a), "l"(b), "n"(ScaleD), "n"(1), "n"(1), "n"(0), "n"(0));
-}
-__device__ unsigned long long tile(const void* p) {  // 8 rows of 16 bytes follow one another, no swizzle
-  const unsigned long long at = __cvta_generic_to_shared(p);
-  return (at & 0x3ffff) >> 4 | 8ull << 16 | 16ull << 32;
-}
-extern "C" __global__ void __launch_bounds__(128) twice(float* out) {
-  __shared__ __align__(128) unsigned short a[64 * 16], b[8 * 16];
-  for (int i = threadIdx.x; i < 64 * 16; i += 128) a[i] = 0x3c00;
-  if (threadIdx.x < 128) b[threadIdx.x] = 0x3c00;
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 256;");
-  asm volatile("fence.proxy.async;" ::: "memory");
-  __syncthreads();
-  float d[4] = {7, 7, 7, 7};
-  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-  multiply<0>(d, tile(a), tile(b));
-  multiply<1>(d, tile(a), tile(b));
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-  out[threadIdx.x] = d[0] + d[3];
-}
-"""
+WGMMA = cuda_text("engine_foreign_wgmma")
 
 
 @on_each_device
@@ -131,38 +51,7 @@ def test_a_descriptor_of_a_pointer_that_was_only_cast(cp: Any) -> None:
     assert (cp.asnumpy(out) == 2 * 2 * 16).all()
 
 
-CASTS = r"""
-__device__ float word(unsigned long long at) {
-  float x;
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"((unsigned)at) : "memory");
-  return x;
-}
-extern "C" __global__ void k(float* out, const float* in) {
-  __shared__ __align__(128) float fixed[64];
-  __shared__ unsigned long long bar;
-  extern __shared__ __align__(128) float chosen[];
-  const int t = threadIdx.x;
-  fixed[t] = t, chosen[t] = 100 + t;
-  __syncthreads();
-  float wide;
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(wide) : "l"(chosen + t) : "memory");
-  const bool same = (unsigned)(size_t)(chosen + t) == (unsigned)__cvta_generic_to_shared(chosen + t);
-  float sum = same + word((unsigned long long)(fixed + t)) + word((unsigned long long)(chosen + t)) + wide;
-  __syncthreads();
-  if (t == 0) {
-    asm volatile("mbarrier.init.shared.b64 [%0], 1;" :: "l"(&bar) : "memory");
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    asm volatile("fence.proxy.async;" ::: "memory");
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], 256;" :: "l"(&bar) : "memory");
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], 256, [%2];"
-                 :: "l"(fixed), "l"(in), "l"(&bar) : "memory");
-  }
-  __syncthreads();
-  asm volatile("{ .reg .pred p; W: mbarrier.try_wait.parity.shared.b64 p, [%0], 0; @p bra D; bra W; D: }"
-               :: "l"(&bar) : "memory");
-  out[blockIdx.x * 64 + t] = sum + fixed[t];
-}
-"""
+CASTS = cuda_text("engine_foreign_casts")
 
 
 def test_a_generic_pointer_has_the_shared_address_in_its_low_bits() -> None:
@@ -217,40 +106,7 @@ def test_registers_are_not_made_up() -> None:
         kernel.num_regs  # noqa: B018
 
 
-TILE = r"""
-#include <cuda.h>
-struct Counter {
-  int value;
-  __device__ Counter() {}
-};
-__device__ unsigned at(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
-__device__ void copy(const CUtensorMap* map, unsigned short* out) {
-  __shared__ alignas(128) unsigned short tile[64 * 64];
-  __shared__ Counter unused;
-  __shared__ unsigned long long landed;
-  if (threadIdx.x == 0) {
-    unused.value = 0;
-    asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(at(&landed)));
-    asm volatile("fence.proxy.async;" ::: "memory");
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], 8192;" ::"r"(at(&landed)) : "memory");
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %2}], [%3];"
-        ::"r"(at(tile)), "l"(map), "r"(0), "r"(at(&landed)) : "memory");
-  }
-  __syncthreads();
-  asm volatile(
-      "{\n.reg .pred p;\nAGAIN: mbarrier.try_wait.parity.shared.b64 p, [%0], 0;\n@!p bra AGAIN;\n}" ::"r"(at(&landed))
-      : "memory");
-  for (int i = threadIdx.x; i < 4096; i += blockDim.x) {
-    const int row = i / 64, column = i % 64;
-    out[i] = tile[64 * row + 8 * (column / 8 ^ row % 8) + column % 8];
-  }
-}
-extern "C" __global__ void swizzled(const __grid_constant__ CUtensorMap map, unsigned short* out) {
-  copy(&map, out);
-}
-extern "C" __global__ void in_memory(const CUtensorMap* map, unsigned short* out) { copy(map, out); }
-"""
+TILE = cuda_text("engine_foreign_tile")
 
 
 def test_static_tiles_begin_where_swizzles_do() -> None:
@@ -278,28 +134,7 @@ def test_a_tensor_map_may_be_in_device_memory(dtype: Any) -> None:
     assert {name: figures.read for name, figures in report.traffic.items()} == {"map": 0, "*map": 8192, "out": 0}
 
 
-COPIES = r"""
-#include <cooperative_groups.h>
-#include <cuda/barrier>
-extern "C" __global__ void reversed(const float4* in, float4* out) {
-  __shared__ float4 s[64];
-  __shared__ cuda::barrier<cuda::thread_scope_block> landed;
-  if (threadIdx.x == 0) init(&landed, blockDim.x);
-  __syncthreads();
-  cuda::memcpy_async(&s[threadIdx.x], &in[threadIdx.x], sizeof(float4), landed);
-  landed.arrive_and_wait();
-  out[threadIdx.x] = s[63 - threadIdx.x];
-}
-extern "C" __global__ void copied(const float4* in, float4* out) {
-  __shared__ float4 s[64];
-  __shared__ cuda::barrier<cuda::thread_scope_block> landed;
-  if (threadIdx.x == 0) init(&landed, blockDim.x);
-  __syncthreads();
-  cuda::memcpy_async(cooperative_groups::this_thread_block(), s, in, cuda::aligned_size_t<16>(1024), landed);  // copied
-  out[threadIdx.x] = s[threadIdx.x];  // too early
-  landed.arrive_and_wait();
-}
-"""
+COPIES = cuda_text("engine_foreign_copies")
 
 
 @pytest.mark.skipif(libraries.folder() is None, reason="CuPy, which brings libcu++, is not installed")

@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from backends import compiled, on_each_device
+from cuda_files import cuda_text
 from hopper_tiles import HEAD, OPTIONS, halves, map_of, refused_by_ptxas
 
 from helpers import device, engine
@@ -197,28 +198,7 @@ def test_nothing_is_there_before_the_phase_ends() -> None:
     assert (got == -1).all()  # poison
 
 
-STORES = (
-    HEAD
-    + r"""
-// A tile of rows of 64 halves from one array to another, and rows of the first over again before `wait_read`.
-extern "C" __global__ void copy(MAP from, MAP to, int rows, int y, int x, int to_y, int spoil) {
-  extern __shared__ __align__(1024) __half s[];
-  unsigned long long &b = *(unsigned long long *)(s + rows * 64);
-  if (threadIdx.x == 0) init(&b, 1), init_fence();
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    expect(&b, rows * 128);
-    load(s, from, &b, 0, y);
-    wait(&b, 0);
-    store(to, s, x, to_y);
-    commit();
-    if (spoil == 1) s[0] = 77.0f;
-    if (spoil != 2) wait_read();
-    if (spoil == 3) s[0] = 77.0f;
-  }
-}
-"""
-)
+STORES = HEAD + cuda_text("engine_hopper_stores")
 
 
 @on_each_device
@@ -366,36 +346,7 @@ def test_where_the_chunks_of_a_box_go(
         assert at == address ^ (address >> 7 & mask) << 4
 
 
-BULK = (
-    HEAD
-    + r"""
-extern "C" __global__ void bulk(const float *in, float *out, int early) {
-  __shared__ __align__(16) float s[64];
-  __shared__ unsigned long long b;
-  int t = threadIdx.x;
-  if (t == 0) init(&b, 1), init_fence();
-  __syncthreads();
-  if (t == 0) {
-    expect(&b, 256);
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                 :: "r"(at(s)), "l"(in), "r"(256), "r"(at(&b)) : "memory");
-  }
-  if (!early) wait(&b, 0);
-  float mine = s[t];
-  wait(&b, 0);
-  __syncthreads();
-  s[t] = 2 * mine;
-  proxy_fence();
-  __syncthreads();
-  if (t == 0) {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" :: "l"(out), "r"(at(s)), "r"(256)
-                 : "memory");
-    commit();
-    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-  }
-}
-"""
-)
+BULK = HEAD + cuda_text("engine_hopper_bulk")
 
 
 def test_bulk_copies_of_plain_bytes_land_late_too() -> None:
@@ -406,60 +357,7 @@ def test_bulk_copies_of_plain_bytes_land_late_too() -> None:
         assert np.isnan(engine.asnumpy(out)).all() if early else (engine.asnumpy(out) == 2 * data).all()
 
 
-ADDS = (
-    HEAD
-    + r"""
-// Each block adds its rows of `in` to the one row of `out`, two groups of 32 floats at a time.
-extern "C" __global__ void adds(const float *in, float *out, int rows, int spoil) {
-  __shared__ __align__(16) float s[64];
-  int t = threadIdx.x;
-  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
-    s[t] = in[row * 64 + t];
-    proxy_fence();
-    __syncthreads();
-    if (t == 0) {
-      bulk_add(out, s, 128);
-      commit();
-      unsigned long long policy;
-      asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-      asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 [%0 + 128], [%1], %2, %3;"
-                   :: "l"(out), "r"(at(s + 32)), "r"(128), "l"(policy) : "memory");
-      commit();
-      if (spoil == 1) s[0] = s[32] = 77.0f;
-      asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
-      if (spoil == 2) s[0] = s[32] = 77.0f;
-      if (spoil != 3) wait_read();
-    }
-    __syncthreads();
-  }
-  if (t == 0 && spoil != 3) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-}
-// Four warps write a tile, another one adds it to the array. Of the 160 threads at a barrier some only arrive.
-extern "C" __global__ void turns(const float *in, float *out, int tiles) {
-  __shared__ __align__(16) float s[128];
-  int t = threadIdx.x;
-  for (int i = 0; i < tiles; ++i) {
-    if (t < 128) {
-      if (i > 0) asm volatile("bar.sync 2, 160;" ::: "memory");  // the tile is free
-      s[t] = in[i * 128 + t];
-      proxy_fence();
-    }
-    if (t < 96) asm volatile("bar.arrive 1, 160;" ::: "memory");
-    else asm volatile("bar.sync 1, 160;" ::: "memory");  // the tile is full
-    if (t >= 128) {
-      if (t == 128) {
-        bulk_add(out, s, 512);
-        commit();
-        wait_read();
-      }
-      __syncwarp();
-      if (i + 1 < tiles) asm volatile("bar.arrive 2, 160;" ::: "memory");
-    }
-  }
-  if (t == 128) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-}
-"""
-)
+ADDS = HEAD + cuda_text("engine_hopper_adds")
 
 
 @on_each_device
@@ -553,62 +451,7 @@ __device__ __forceinline__ void product(float (&d)[{d}], {given}, unsigned long 
 # A (64 x 16 STEPS) times B (16 STEPS x N) plus C, for the matrices of one warpgroup. Rows of A along K or, transposed,
 # along M; of B along K or, transposed, along N: as the arrays have them, by TMA, in panels of SPAN bytes. Numbers of 8
 # bits, with ITEM = 1, count as half a number each.
-PRODUCT = r"""
-#ifndef SPAN
-#define SPAN 128
-#endif
-#ifndef ITEM
-#define ITEM 2
-#endif
-constexpr int WIDE = SPAN / 2, CODE = SPAN == 128 ? 1 : SPAN == 64 ? 2 : SPAN == 32 ? 3 : 0;
-__device__ __forceinline__ unsigned long long described(unsigned address, int leading, int stride = 8 * SPAN) {
-  return (unsigned long long)((address & 0x3ffff) >> 4) | (unsigned long long)(leading >> 4) << 16 |
-         (unsigned long long)(stride >> 4) << 32 | (unsigned long long)CODE << 62;
-}
-// The 16 of K from 16 k on, of `rows` rows along K, or of `rows` columns. Without a swizzle a panel has 8 columns.
-__device__ __forceinline__ unsigned long long part(unsigned tile, int rows, int k, int transposed) {
-  if (SPAN == 16 && transposed) return described(tile + 16 * k * 16, 128, KS * 16);
-  if (SPAN == 16) return described(tile + 2 * k * rows * 16, rows * 16, 128);
-  if (transposed) return described(tile + 16 * k * SPAN, KS * SPAN);
-  return described(tile + 16 * k / WIDE * rows * SPAN + 16 * k % WIDE * 2, 0);
-}
-extern "C" __global__ __launch_bounds__(128) void multiply_all(MAP map_a, MAP map_b, const unsigned *registers,
-                                                               const float *c, float *out, int adds) {
-  extern __shared__ __align__(1024) char s[];
-  char *tile_a = s, *tile_b = s + 64 * KS * 2;
-  unsigned long long &ready = *(unsigned long long *)(s + (64 + WIDTH) * KS * 2);
-  int t = threadIdx.x;
-  if (t == 0) init(&ready, 1), init_fence();
-  __syncthreads();
-  if (t == 0) {
-    expect(&ready, (64 + WIDTH) * KS * 2);
-    const int long_a = TRANS_A ? KS : 64, long_b = TRANS_B ? KS : WIDTH;
-    for (int x = 0; x < (TRANS_A ? 64 : KS); x += WIDE)
-      load(tile_a + x * long_a * 2, map_a, &ready, x * 2 / ITEM, 0);
-    for (int x = 0; x < (TRANS_B ? WIDTH : KS); x += WIDE)
-      load(tile_b + x * long_b * 2, map_b, &ready, x * 2 / ITEM, 0);
-  }
-  wait(&ready, 0);
-  float d[WIDTH / 2];
-  int warp = t / 32, g = t % 32 / 4, q = t % 4;
-  for (int i = 0; i < WIDTH / 2; ++i) d[i] = c[(16 * warp + g + i % 4 / 2 * 8) * WIDTH + i / 4 * 8 + 2 * q + i % 2];
-  wg_fence();
-  for (int k = 0; k < KS / 16; ++k) {
-#if REGISTERS
-    unsigned a[4];
-    for (int i = 0; i < 4; ++i) a[i] = registers[((16 * warp + g + i % 2 * 8) * KS + 16 * k + i / 2 * 8 + 2 * q) / 2];
-    wg_fence();
-    product(d, a, part(at(tile_b), WIDTH, k, TRANS_B), adds || k > 0);
-#else
-    product(d, part(at(tile_a), 64, k, TRANS_A), part(at(tile_b), WIDTH, k, TRANS_B), adds || k > 0);
-#endif
-  }
-  wg_commit();
-  wg_wait<0>();
-  for (int i = 0; i < WIDTH / 2; ++i) asm volatile("" : "+f"(d[i]) :: "memory");
-  for (int i = 0; i < WIDTH / 2; ++i) out[(16 * warp + g + i % 4 / 2 * 8) * WIDTH + i / 4 * 8 + 2 * q + i % 2] = d[i];
-}
-"""
+PRODUCT = cuda_text("engine_hopper_product")
 
 
 @functools.cache
@@ -815,68 +658,7 @@ def test_factors_in_registers_give_the_same_sums(cp: Any) -> None:
 
 # ------------------------------------------------------------------------------------ when things happen
 
-ORDER = (
-    HEAD
-    + r"""
-// Products in two groups; what the sums are before and after the waits.
-extern "C" __global__ __launch_bounds__(128) void groups(MAP map, float *out, int spoil) {
-  extern __shared__ __align__(1024) __half s[];
-  __shared__ unsigned long long b;
-  int t = threadIdx.x;
-  if (t == 0) init(&b, 1), init_fence();
-  __syncthreads();
-  if (t == 0) expect(&b, 2 * 64 * 128), load(s, map, &b, 0, 0), load(s + 64 * 64, map, &b, 0, 64);
-  wait(&b, 0);
-  float d[4] = {1, 1, 1, 1}, e[4] = {1, 1, 1, 1};
-  wg_fence();
-  multiply(d, tile(s), tile(s + 64 * 64), 0);
-  wg_commit();
-  multiply(e, tile(s), tile(s + 64 * 64), 1);
-  wg_commit();
-  out[t] = d[0];
-  wg_wait<1>();
-  hold(d);
-  out[128 + t] = d[0];
-  out[256 + t] = e[0];
-  if (spoil) s[64 * t % 4096] = 7;
-  wg_wait<0>();
-  hold(e);
-  out[384 + t] = e[0];
-}
-// Four phases of an mbarrier with two arrivals; each thread of two warps waits for each of them.
-extern "C" __global__ void phases(int *out) {
-  __shared__ unsigned long long b;
-  __shared__ int turn;
-  int t = threadIdx.x;
-  if (t == 0) init(&b, 2), turn = 0;
-  __syncthreads();
-  for (int phase = 0; phase < 4; ++phase) {
-    if (t == 0) atomicAdd(&turn, 1);
-    __syncwarp();
-    if (t % 32 == 0) arrive(&b);
-    wait(&b, phase & 1);
-    out[phase * 64 + t] = *(volatile int *)&turn;
-    asm volatile("bar.sync 1, 64;" ::: "memory");
-  }
-}
-// Warps 0 and 1 pass a turn to each other by two named barriers.
-extern "C" __global__ void turns(int *out) {
-  __shared__ int count;
-  int warp = threadIdx.x / 32;
-  if (threadIdx.x == 0) count = 0;
-  __syncthreads();
-  if (warp == 0) asm volatile("bar.arrive 1, 64;" ::: "memory");
-  for (int i = 0; i < 3; ++i) {
-    if (warp == 1) asm volatile("bar.sync 1, 64;" ::: "memory");
-    else asm volatile("bar.sync 2, 64;" ::: "memory");
-    if (threadIdx.x % 32 == 0) out[warp * 3 + i] = count++;
-    __syncwarp();
-    if (warp == 1) asm volatile("bar.arrive 2, 64;" ::: "memory");
-    else asm volatile("bar.arrive 1, 64;" ::: "memory");
-  }
-}
-"""
-)
+ORDER = HEAD + cuda_text("engine_hopper_order")
 
 
 def test_sums_are_poison_until_their_wait() -> None:
@@ -909,103 +691,7 @@ def test_turns_by_named_barriers(cp: Any) -> None:
 
 # ------------------------------------------------------------------------------------ what is wrong
 
-BROKEN = (
-    HEAD
-    + r"""
-#line 1 "broken.cu"
-#define START __shared__ unsigned long long b; extern __shared__ __align__(1024) char s[]; int t = threadIdx.x; \
-  if (t == 0) init(&b, 1), init_fence(); __syncthreads();
-extern "C" __global__ void no_such_map(MAP map, const TensorMap *other) {
-  START if (t == 0) load(s, *other, &b, 0, 0);  // no_such_map
-}
-extern "C" __global__ void wrong_rank(MAP map) {
-  START if (t == 0)
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "  // wrong_rank
-                 "[%0], [%1, {%3, %3, %3}], [%2];" :: "r"(at(s)), "l"(&map), "r"(at(&b)), "r"(0) : "memory");
-}
-extern "C" __global__ void tile_not_aligned(MAP map) {
-  START if (t == 0) load(s + 64, map, &b, 0, 0);  // tile_not_aligned
-}
-extern "C" __global__ void tile_too_long(MAP map) {
-  START if (t == 0) load(s + 1024, map, &b, 0, 0);  // tile_too_long
-}
-extern "C" __global__ void not_initialised(MAP map) {
-  __shared__ unsigned long long b;
-  extern __shared__ __align__(1024) char s[];
-  load(s, map, &b, 0, 0);  // not_initialised
-}
-extern "C" __global__ void waits_for_ever(MAP map) {
-  START wait(&b, 0);  // waits_for_ever
-}
-extern "C" __global__ void too_many_arrive(MAP map) {
-  START if (t == 0) asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], 2;" :: "r"(at(&b)));  // too_many_arrive
-}
-extern "C" __global__ void too_few_bytes(MAP map) {
-  START if (t == 0) expect(&b, 8192 + 64), load(s, map, &b, 0, 0);
-  wait(&b, 0);  // too_few_bytes
-}
-extern "C" __global__ void too_many_bytes(MAP map) {
-  START if (t == 0) expect(&b, 8192 - 64), load(s, map, &b, 0, 0);
-  wait(&b, 0);  // too_many_bytes
-}
-extern "C" __global__ void descriptor_outside(MAP map) {
-  START float d[4] = {};
-  wg_fence();
-  multiply(d, tile(s), tile(s + 8192), 0);  // descriptor_outside
-  wg_commit();
-  wg_wait<0>();
-}
-extern "C" __global__ void descriptor_not_aligned(MAP map) {
-  START float d[4] = {};
-  wg_fence();
-  multiply(d, tile(s), tile(s + 128), 0);  // descriptor_not_aligned
-  wg_commit();
-  wg_wait<0>();
-}
-extern "C" __global__ void threads_disagree(MAP map) {
-  START float d[4] = {};
-  wg_fence();
-  multiply(d, tile(s), tile(s), t < 64);  // threads_disagree
-  wg_commit();
-  wg_wait<0>();
-}
-extern "C" __global__ void a_warp_is_missing(MAP map) {
-  START float d[4] = {};
-  if (t >= 96) return;
-  wg_fence();
-  multiply(d, tile(s), tile(s), 0);
-  wg_commit();
-  wg_wait<0>();  // a_warp_is_missing
-}
-extern "C" __global__ void no_whole_warpgroup(MAP map) {
-  START float d[4] = {};
-  wg_fence();
-  multiply(d, tile(s), tile(s), 0);  // no_whole_warpgroup
-}
-extern "C" __global__ void registers_not_known(MAP map) {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 256;");  // which ptxas ignores
-}
-extern "C" __global__ __launch_bounds__(256, 1) void registers_not_given_back(MAP map) {
-  if (threadIdx.x >= 128) asm volatile("setmaxnreg.inc.sync.aligned.u32 256;");
-  __syncthreads();
-}
-extern "C" __global__ __launch_bounds__(384, 1) void registers_for_ever(MAP map) {
-  if (threadIdx.x >= 128) asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");  // registers_for_ever
-  else asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-}
-extern "C" __global__ __launch_bounds__(384, 1) void registers_fit(MAP map) {
-  if (threadIdx.x >= 128) asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-  else asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-}
-extern "C" __global__ __launch_bounds__(128, 1) void fewer_by_inc(MAP map) {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 56;");  // fewer_by_inc
-}
-extern "C" __global__ __launch_bounds__(128, 1) void half_a_warpgroup(MAP map) {
-  if (threadIdx.x < 64) asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");  // half_a_warpgroup
-}
-"""
-)
+BROKEN = HEAD + cuda_text("engine_hopper_broken")
 
 
 REGISTERS = r"""
@@ -1242,31 +928,7 @@ def test_products_in_other_orders(order: int, monkeypatch: pytest.MonkeyPatch) -
 
 # ------------------------------------------------------------------------------------ where tiles are
 
-STATIC = (
-    HEAD
-    + r"""
-// A from a static array, B from dynamic shared memory: descriptors have 18 bits of an address.
-extern "C" __global__ __launch_bounds__(128) void both(const __half *a, const __half *b, float *out) {
-  __shared__ __align__(1024) __half first[64 * 64];
-  extern __shared__ __align__(1024) __half second[];
-  int t = threadIdx.x;
-  for (int i = t; i < 64 * 64; i += 128) {
-    int row = i / 64, chunk = i % 64 / 8 ^ row % 8;
-    first[row * 64 + chunk * 8 + i % 8] = a[i];
-    if (row < 8) second[row * 64 + chunk * 8 + i % 8] = b[i];
-  }
-  proxy_fence();
-  __syncthreads();
-  float d[4];
-  wg_fence();
-  for (int k = 0; k < 4; ++k) multiply(d, tile(first, 32 * k), tile(second, 32 * k), k > 0);
-  wg_commit();
-  wg_wait<0>();
-  hold(d);
-  for (int i = 0; i < 4; ++i) out[(t / 32 * 16 + t % 32 / 4 + i / 2 * 8) * 8 + t % 4 * 2 + i % 2] = d[i];
-}
-"""
-)
+STATIC = HEAD + cuda_text("engine_hopper_static")
 
 
 def test_static_and_dynamic_tiles_in_one_product() -> None:

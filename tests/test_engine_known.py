@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,3 +70,32 @@ def test_what_reads_other_files_is_translated_each_time() -> None:
         assert not known._is_alone(replace(recipe(), options=(option,))), option
     for how in ({"backend": "nvcc"}, {"jitify": True}, {"translate_cucomplex": True}):
         assert not known._is_alone(replace(recipe(), **how)), how
+
+
+def test_a_refusal_is_kept_with_the_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its message; another source is asked of, and what the machine lacked may be there the next time."""
+    engine.empty(1)  # the engine itself comes from the usual cache
+    monkeypatch.setenv("COURSE_CACHE", str(tmp_path))
+    compiled: list[str] = []
+    compile_one = compiler._compile
+
+    def refused(line: str) -> tuple[str, int]:
+        compiled.clear()
+        with pytest.raises(engine.CompileError) as caught:
+            engine.RawModule(code=f'{line}\nextern "C" __global__ void k() {{}}\n').compile()
+        return str(caught.value), len(compiled)
+
+    def counted(*how: Any) -> tuple[bool, str]:
+        compiled.append(how[0])
+        return compile_one(*how)
+
+    monkeypatch.setattr(compiler, "_compile", counted)
+    message, count = refused("int a = no_such_name;")
+    assert "kernel.cu:1: error: 'no_such_name'" in message.replace("‘", "'").replace("’", "'") and count > 0
+    assert refused("int a = no_such_name;") == (message, 0)
+    assert "other_name" in refused("int a = other_name;")[0]
+    in_a_line = "kernel.cu:1:5: error: wrong\n"
+    for said in ("ld: undefined", f"{in_a_line}gone.h:1:9: fatal error: no file", f"{in_a_line}No space left"):
+        monkeypatch.setattr(compiler, "_compile", lambda *how, said=said: compiled.append(said) or (False, said))
+        for _ in range(2):
+            assert refused(f"int b; // {said}")[1] > 0, said

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from backends import compiled, on_each_device
+from cuda_files import cuda_text
 
 from helpers import engine
 from helpers.engine import CompileError, LaunchError, messages
@@ -54,26 +55,7 @@ def test_a_wild_pointer_is_not_taken_for_shared_memory() -> None:
         kernel((1,), (1,), (engine.zeros(8, np.float32), np.uint64(0x24680)))
 
 
-IN_MACROS = """
-#define SHARED(T, name) extern __shared__ __align__(16) T name[]
-#define SHARED_AS(T, name)  \\
-  extern __shared__         \\
-      unsigned char name##_raw[]; \\
-  T *name = (T *)name##_raw
-extern "C" __global__ void reversed(float *a) {
-  SHARED(float, s);
-  s[threadIdx.x] = a[threadIdx.x];
-  __syncthreads();
-  a[threadIdx.x] = s[blockDim.x - 1 - threadIdx.x];
-}
-template <typename T>
-__global__ void rotated(T *a) {
-  SHARED_AS(T, s);
-  s[threadIdx.x] = a[threadIdx.x];
-  __syncthreads();
-  a[threadIdx.x] = s[(threadIdx.x + 1) % blockDim.x];
-}
-"""
+IN_MACROS = cuda_text("engine_messages_in_macros")
 
 
 @on_each_device
@@ -249,32 +231,7 @@ def test_types_of_the_runtime_api(cp: Any) -> None:
 # ---------------------------------------------------------------- names that NVRTC leaves to the source
 
 
-OWN_NAMES = """
-typedef unsigned long long int uint64_t;
-using int64_t = long long;
-typedef unsigned int uint32_t;  // uint64_t of 8 bytes
-static __device__ __forceinline__ unsigned long long __globaltimer() { return 7; }
-__device__ uint64_t twice(uint64_t a) { return 2 * a; }
-__device__ int total(std::initializer_list<int> all) {
-  int sum = 0;
-  for (int one : all) sum += one;
-  return sum;
-}
-struct Pair {
-  int first, second;
-  __device__ Pair(int a, int b) : first(a), second(b) {}
-};
-extern "C" __global__ void k(uint64_t *a, int64_t *b, uint32_t c) {
-  atomicAdd(&a[0], (uint64_t)1 << 40);
-  a[1] = twice(a[1]);
-  a[2] = std::move(b[0]) + c;
-  a[3] = __globaltimer();
-  b[0] = sizeof(uint64_t) + total({1, 2, 3});
-  __shared__ alignas(8) unsigned char room[sizeof(Pair)];
-  Pair *pair = new (room) Pair(-5, 2);
-  b[1] = (int64_t)pair->first / pair->second;
-}
-"""
+OWN_NAMES = cuda_text("engine_messages_own_names")
 
 
 @on_each_device

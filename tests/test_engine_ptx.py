@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from backends import compiled, on_each_device
+from cuda_files import cuda_text
 
 from helpers import engine
 
@@ -130,91 +131,7 @@ def test_powers_of_two_of_pairs(cp: Any, name: str) -> None:
 
 # ------------------------------------------------------------------------------------ statements
 
-STATEMENTS = r"""
-#define ADD_ONE(TO, FROM)                       \
-  asm volatile("mov.b32 %0, %1;"                \
-               : "=r"(TO)                       \
-               : "r"((FROM) + 1));
-template <int N>
-__device__ __forceinline__ int immediate() {
-  int found;
-  asm("mov.s32 %0, %1;" : "=r"(found) : "n"(N * 2));
-  return found;
-}
-__device__ int counter;
-__device__ int next() { return ++counter; }
-struct Pair { int first, second; };
-
-extern "C" __global__ void integers(const unsigned *x, unsigned *y) {
-  int t = threadIdx.x;
-  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(y[t]) : "r"(x[t]), "r"(x[t + 32]), "r"(x[t + 64]));
-  asm("lop3.b32 %0, %1, %2, %3, 0xE8;" : "=r"(y[t + 32]) : "r"(x[t]), "r"(x[t + 32]), "r"(x[t + 64]));
-  asm volatile("lop3.b32 %0, %1, %2, %3, %4;"
-                       : "=r"(y[t + 64]) : "r"(x[t]), "r"(x[t + 32]), "r"(x[t + 64]), "n"(0x96));
-}
-extern "C" __global__ void forms(int *y) {
-  int i = 0, big = 7;
-  Pair pair = {3, 4};
-  asm volatile("{\n\t"
-               "  .reg .pred p;          // a predicate of its own\n\t"
-               "  .reg .b32 a, b;\n\t"
-               "  mov.b32 a, %2; /* and a register */\n\t"
-               "  setp.ne.b32 p, a, 0;\n\t"
-               "  @p mov.b32 %0, 0x1F;\n\t"
-               "  @!p mov.b32 %1, -5;\n\t"
-               "}\n"
-               : "+r"(y[0]), "+r"(y[1])
-               : "r"(big));
-  asm("mov.b32 %0, %1; mov.b32 %1, %2;" : "=r"(y[2]), "+r"(big) : "r"(pair.first > 2 ? pair.second : 0));
-  y[3] = big;
-  if (big == 4)
-    ADD_ONE(y[4], big)
-  else
-    asm("mov.b32 %0, 99;" : "=r"(y[4]));
-  y[5] = immediate<21>();
-  asm("mov.u32 %0, %%laneid;" : "=r"(y[6]));
-  asm("mov.b32 %0, %1;" : "=r"(y[7 + i++]) : "r"(next()));
-  y[8] = i * 100 + counter;
-  y[9] = __LINE__;
-  unsigned short h = 9;
-  long long wide = 1ll << 40;
-  asm("mov.b16 %0, %1;" : "=h"(h) : "h"((unsigned short)7));
-  asm("mov.b64 %0, %1;" : "=l"(wide) : "l"(wide + 1));
-  y[10] = h + (int)(wide >> 40) * 10 + (int)(wide & 1) * 100;
-  float one;
-  asm("mov.f32 %0, 0f3F800000;" : "=f"(one));
-  y[11] = (int)one;
-  asm volatile("" ::: "memory");
-  // asm("unknown;");
-}
-extern "C" __global__ void special(unsigned *y) {
-  unsigned *mine = y + (blockIdx.x * blockDim.x + threadIdx.x) * 5;
-  asm("mov.u32 %0, %%laneid;" : "=r"(mine[0]));
-  asm("mov.u32 %0, %%warpid;" : "=r"(mine[1]));
-  asm("mov.u32 %0, %%tid.x;" : "=r"(mine[2]));
-  asm("mov.u32 %0, %%ctaid.x;" : "=r"(mine[3]));
-  asm("mov.u32 %0, %%ntid.x;" : "=r"(mine[4]));
-  asm("bar.warp.sync 0xffffffff;");
-}
-// Two pairs of warps, each with a barrier of its own: the first hands numbers on, the second adds them up.
-extern "C" __global__ void pairs(const int *in, int *out, int turns) {
-  __shared__ int s[2][32];
-  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, pair = warp / 2, sum = 0;
-  for (int i = 0; i < turns; ++i) {
-    if (warp % 2 == 0) {
-      if (i) asm volatile("bar.sync %0, 64;" :: "r"(4 + pair) : "memory");  // hazard: the old numbers are still read
-      s[pair][lane] = in[(2 * i + pair) * 32 + lane];
-      asm volatile("bar.arrive %0, 64;" :: "r"(1 + pair) : "memory");
-    } else {
-      asm volatile("barrier.cta.sync %0, 64;" :: "r"(1 + pair) : "memory");  // hazard: the numbers are not there yet
-      sum += s[pair][31 - lane];
-      if (i + 1 < turns) asm volatile("bar.sync %0, %1;" :: "r"(4 + pair), "r"(64) : "memory");
-    }
-  }
-  asm volatile("bar.sync 0;");
-  if (warp % 2) out[pair * 32 + lane] = sum;
-}
-"""
+STATEMENTS = cuda_text("engine_ptx_statements")
 
 
 @on_each_device
@@ -322,42 +239,7 @@ def test_the_file_of_a_pasted_header_is_named() -> None:
         engine.RawModule(code=code).compile()
 
 
-UNKNOWN = r"""
-#define NEVER_USED() asm volatile("wgmma.fence.sync.aligned;")
-#if 0
-asm(nothing that could be read);
-#endif
-__device__ void unused() { asm volatile("mbarrier.inval.shared.b64 [%0];" :: "r"(0)); }
-extern "C" __global__ void right(int *a) {
-  if (a[0] > 100) asm volatile("wgmma.fence.sync.aligned;");
-  a[0] = 7;
-}
-extern "C" __global__ void wrong(int *a) {
-  unsigned x = 0;
-  a[0] = 7;
-  asm volatile(
-      "vote.any.u32 %0, 1;"  // an old one
-      : "=r"(x));
-}
-extern "C" __global__ void few(int *a) {
-  asm volatile("mov.b32 %0;" : "=r"(a[0]));
-}
-extern "C" __global__ void many(int *a) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0}, [%1];" : "=r"(a[0]) : "r"(1));
-}
-extern "C" __global__ void host(int *a) {
-  asm volatile("rdtsc" : "=a"(a[0]));
-}
-extern "C" __global__ void special(int *a) {
-  asm volatile("mov.u32 %0, %total_smem_size;" : "=r"(a[0]));
-}
-extern "C" __global__ void almost(int *a) {
-  asm volatile("cp.async.wait_groups 0;" ::: "memory");
-}
-extern "C" __global__ void strange(int *a) {
-  asm volatile("quux.v9 {%0, %1}, \"x\";" :: "r"(1), "r"(2));
-}
-"""
+UNKNOWN = cuda_text("engine_ptx_unknown")
 
 
 def test_an_unknown_instruction_stops_who_reaches_it() -> None:
@@ -381,77 +263,7 @@ def test_an_unknown_instruction_stops_who_reaches_it() -> None:
         assert "inline PTX: " in message and says in message and f"kernel.cu:{line}" in message, message
 
 
-BROKEN = r"""
-#include <mma.h>
-using namespace nvcuda;
-#define LOAD(ADDRESS) \
-  asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];" : "=r"(r) : "r"(ADDRESS) : "memory")
-#define MMA(R)                                                                                                    \
-  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %4}, {%4}, {%0, %1, %2, %3};" \
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(R))
-__device__ unsigned at(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
-extern "C" __global__ void nobody_else(float *out) {
-  if (threadIdx.x < 32) asm volatile("bar.sync 3, 64;");
-  out[threadIdx.x] = 1;
-}
-extern "C" __global__ void odd_count(float *out) {
-  asm volatile("bar.sync 3, 50;");
-  out[threadIdx.x] = 1;
-}
-extern "C" __global__ void misaligned(float *out) {
-  __shared__ __align__(16) unsigned short s[256];
-  unsigned r;
-  LOAD(at(s + 9 * (threadIdx.x % 8)));
-  out[threadIdx.x] = (float)r;
-}
-extern "C" __global__ void global_address(float *out) {
-  unsigned r;
-  LOAD((unsigned)__cvta_generic_to_shared(out));
-  out[threadIdx.x] = (float)r;
-}
-extern "C" __global__ void half_a_warp(float *out) {
-  float d[4] = {0, 0, 0, 0};
-  if (threadIdx.x % 32 < 16) MMA(0u);
-  __syncthreads();
-  out[threadIdx.x] = d[0];
-}
-extern "C" __global__ void some_have_left(float *out) {
-  float d[4] = {0, 0, 0, 0};
-  if (threadIdx.x == 5) return;
-  MMA(0u);
-  out[threadIdx.x] = d[0];
-}
-extern "C" __global__ void small_block(float *out) {
-  float d[4] = {0, 0, 0, 0};
-  MMA(0u);
-  out[threadIdx.x] = d[0];
-}
-extern "C" __global__ void two_operations(float *out) {
-  float d[4] = {0, 0, 0, 0};
-  if (threadIdx.x < 16) MMA(0u);
-  else __syncwarp();
-  out[threadIdx.x] = d[0];
-}
-extern "C" __global__ void wmma_misaligned(float *out) {
-  wmma::fragment<wmma::accumulator, 16, 16, 16, float> c;
-  wmma::load_matrix_sync(c, out + 2, 16, wmma::mem_row_major);
-}
-extern "C" __global__ void wmma_distance(float *out) {
-  wmma::fragment<wmma::accumulator, 16, 16, 16, float> c;
-  wmma::load_matrix_sync(c, out, 18, wmma::mem_row_major);
-}
-extern "C" __global__ void wmma_half_a_warp(float *out) {
-  wmma::fragment<wmma::accumulator, 16, 16, 16, float> c;
-  wmma::fill_fragment(c, 1.0f);
-  if (threadIdx.x >= 16) return;
-  wmma::store_matrix_sync(out, c, 16, wmma::mem_row_major);
-}
-extern "C" __global__ void wild_load(float *out) {
-  wmma::fragment<wmma::accumulator, 16, 16, 16, float> c;
-  wmma::load_matrix_sync(c, out + 100000, 16, wmma::mem_row_major);
-  out[0] = c.x[0];
-}
-"""
+BROKEN = cuda_text("engine_ptx_broken")
 
 
 @functools.cache

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from backends import compiled, on_each_device
+from cuda_files import cuda_text
 
 from helpers import engine
 from helpers.engine import checked, observed
@@ -82,26 +83,7 @@ def test_loads(cp: Any, name: str) -> None:
     np.testing.assert_array_equal(cp.asnumpy(y), whole.astype(np.uint64))
 
 
-STORES_SOURCE = r"""
-extern "C" __global__ void stores(unsigned *y, const unsigned *x) {
-  unsigned char *at = (unsigned char *)(y + threadIdx.x * 32);
-  unsigned a = x[4 * threadIdx.x], b = x[4 * threadIdx.x + 1], c = x[4 * threadIdx.x + 2], d = x[4 * threadIdx.x + 3];
-  unsigned long long both = (unsigned long long)b << 32 | a;
-  asm volatile("st.global.u8 [%0], %1;" :: "l"(at), "r"(a) : "memory");
-  asm volatile("st.global.b16 [%0 + 2], %1;" :: "l"(at), "h"((unsigned short)b) : "memory");
-  asm volatile("st.global.wt.u32 [%0+%2], %1;" :: "l"(at), "r"(c), "n"(4) : "memory");
-  asm volatile("st.global.cg.b64 [%0+8], %1;" :: "l"(at), "l"(both) : "memory");
-  asm volatile("st.global.v4.u32 [%0+16], {%1, %2, %3, %4};" :: "l"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
-  asm volatile("st.global.cs.v2.f32 [%0+32], {%1, %2};" :: "l"(at), "f"(__uint_as_float(a)), "f"(__uint_as_float(b)));
-  asm volatile("st.volatile.global.u32 [%0+40], %1;" :: "l"(at), "r"(d) : "memory");
-  asm volatile("st.release.gpu.global.u32 [%0+44], %1;" :: "l"(at), "r"(a) : "memory");
-  asm volatile("st.relaxed.cta.global.f64 [%0+48], %1;" :: "l"(at), "d"(__longlong_as_double(both)) : "memory");
-  asm volatile("st.b32 [%0+-8], 17;" :: "l"(at + 64) : "memory");
-  asm volatile("st.global.L1::no_allocate.v2.b64 [%0+64], {%1, %1};" :: "l"(at), "l"(both) : "memory");
-  asm volatile("{ .reg .pred p; setp.gt.u32 p, %1, 0x7fffffff;\n"
-               "  @p st.global.b32 [%0+80], %1; @!p st.global.b32 [%0+84], %1; }" :: "l"(at), "r"(a) : "memory");
-}
-"""
+STORES_SOURCE = cuda_text("engine_ptx_memory_stores")
 
 
 @on_each_device
@@ -121,29 +103,7 @@ def test_stores(cp: Any) -> None:
     np.testing.assert_array_equal(cp.asnumpy(y), expected)
 
 
-SHARED_SOURCE = r"""
-extern "C" __global__ void shared(const float *x, float *y) {
-  __shared__ float s[128];
-  extern __shared__ float dynamic[];
-  int t = threadIdx.x;
-  unsigned at = (unsigned)__cvta_generic_to_shared(s), wide, more;
-  asm volatile("{ .reg .u64 p; cvta.to.shared.u64 p, %1; cvt.u32.u64 %0, p; }" : "=r"(wide) : "l"(dynamic));
-  asm volatile("st.shared.f32 [%0], %1;" :: "r"(at + 4 * t), "f"(x[t]) : "memory");
-  asm volatile("st.shared::cta.v2.f32 [%0], {%1, %1};" :: "r"(wide + 8 * t), "f"(2 * x[t]) : "memory");
-  asm volatile("bar.sync 0;" ::: "memory");
-  float a, b, c, d, e;
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4+256];" : "=f"(a), "=f"(b), "=f"(c), "=f"(d)
-               : "r"(at + 16 * (t % 16)) : "memory");
-  asm volatile("{ .reg .u64 p; cvta.shared.u64 p, %1; ld.f32 %0, [p]; }"
-               : "=f"(e) : "l"((unsigned long long)(wide + 8 * (127 - t))));
-  y[t] = a + 10 * b + 100 * c + 1000 * d;
-  y[t + 128] = e;
-  asm volatile("{ .reg .pred p, q; isspacep.shared p, %1; isspacep.global q, %2; and.pred p, p, q;\n"
-               "  selp.u32 %0, 1, 0, p; }" : "=r"(more) : "l"(s), "l"(y));
-  y[t + 256] = (float)more;
-  asm volatile("prefetch.global.L2 [%0]; fence.proxy.async;" :: "l"(y));
-}
-"""
+SHARED_SOURCE = cuda_text("engine_ptx_memory_shared")
 
 
 @on_each_device
@@ -158,40 +118,7 @@ def test_shared_memory(cp: Any) -> None:
     np.testing.assert_array_equal(got[2], 1)
 
 
-ATOMICS_SOURCE = r"""
-extern "C" __global__ void atomics(unsigned *y, unsigned long long *w, float *f, double *d, unsigned *pairs,
-                                   unsigned *old) {
-  __shared__ unsigned s[2];
-  int t = blockIdx.x * blockDim.x + threadIdx.x;
-  if (threadIdx.x < 2) s[threadIdx.x] = 0;
-  __syncthreads();
-  unsigned at = (unsigned)__cvta_generic_to_shared(s), mine;
-  asm volatile("atom.global.add.u32 %0, [%1], 1;" : "=r"(mine) : "l"(y) : "memory");
-  old[mine] = 1;
-  asm volatile("red.relaxed.gpu.global.add.s32 [%0+4], %1;" :: "l"(y), "r"(-3) : "memory");
-  asm volatile("red.global.max.s32 [%0+8], %1;" :: "l"(y), "r"(t - 1000) : "memory");
-  asm volatile("red.global.min.u32 [%0+12], %1;" :: "l"(y), "r"(t + 5) : "memory");
-  asm volatile("red.global.or.b32 [%0+16], %1;" :: "l"(y), "r"(1 << t % 32) : "memory");
-  asm volatile("red.global.and.b32 [%0+20], %1;" :: "l"(y), "r"(~(1 << t % 8)) : "memory");
-  asm volatile("atom.global.inc.u32 %0, [%1], 9;" : "=r"(mine) : "l"(y + 6) : "memory");
-  asm volatile("atom.cta.shared.add.u32 %0, [%1], %2;" : "=r"(mine) : "r"(at), "r"(t) : "memory");
-  asm volatile("red.shared.xor.b32 [%0], %1;" :: "r"(at + 4), "r"(t) : "memory");
-  asm volatile("red.global.add.u64 [%0], %1;" :: "l"(w), "l"(1ull << 33) : "memory");
-  asm volatile("red.global.add.f32 [%0], 0f3F000000;" :: "l"(f) : "memory");
-  asm volatile("red.global.add.v2.f32 [%0], {%1, %1};" :: "l"(f + 2), "f"(1.0f) : "memory");
-  asm volatile("red.global.add.f64 [%0], %1;" :: "l"(d), "d"(0.25) : "memory");
-  asm volatile("red.global.add.noftz.f16x2 [%0], %1;" :: "l"(pairs), "r"(0x3C004000) : "memory");
-  asm volatile("red.global.add.noftz.bf16x2 [%0], %1;" :: "l"(pairs + 1), "r"(0x3F804000) : "memory");
-  if (t == 0) {
-    asm volatile("atom.acq_rel.gpu.global.exch.b32 %0, [%1], %2;" : "=r"(old[300]) : "l"(y + 7), "r"(42) : "memory");
-    asm volatile("atom.global.cas.b32 %0, [%1], %2, %3;" : "=r"(old[301]) : "l"(y + 7), "r"(42), "r"(43) : "memory");
-    asm volatile("atom.global.cas.b64 %0, [%1], %2, %3;" : "=l"(w[2]) : "l"(w + 1), "l"(7ull), "l"(8ull) : "memory");
-    asm volatile("membar.gl; fence.acq_rel.gpu; fence.sc.cta; membar.cta;" ::: "memory");
-  }
-  __syncthreads();
-  if (threadIdx.x < 2) old[302 + 2 * blockIdx.x + threadIdx.x] = s[threadIdx.x];
-}
-"""
+ATOMICS_SOURCE = cuda_text("engine_ptx_memory_atomics")
 
 
 @on_each_device
@@ -246,26 +173,7 @@ def test_asynchronous_copies(cp: Any) -> None:
 
 # ------------------------------------------------------------------------------------ what is wrong
 
-BROKEN = r"""
-extern "C" __global__ void misaligned(const float *x, float *y) {
-  float a, b;
-  asm volatile("ld.global.v2.f32 {%0, %1}, [%2];" : "=f"(a), "=f"(b) : "l"(x + 1));
-  y[0] = a + b;
-}
-extern "C" __global__ void misaligned_shared(const float *x, float *y) {
-  __shared__ float s[32];
-  asm volatile("st.shared.v4.f32 [%0], {%1, %1, %1, %1};" :: "r"((unsigned)__cvta_generic_to_shared(s + 1)), "f"(x[0]));
-  y[0] = s[0];
-}
-extern "C" __global__ void past_the_end(const float *x, float *y) {
-  float a;
-  asm volatile("ld.global.f32 %0, [%1];" : "=f"(a) : "l"(x + 1000) : "memory");
-  y[0] = a;
-}
-extern "C" __global__ void not_shared(const float *x, float *y) {
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(y[0]) : "r"(0x20000000));
-}
-"""
+BROKEN = cuda_text("engine_ptx_memory_broken")
 
 
 @pytest.mark.parametrize(
@@ -288,53 +196,7 @@ def test_errors_name_the_line(name: str, says: str) -> None:
     assert says in message and re.search(rf"kernel\.cu:{line}\b", message), message
 
 
-CHECKED_SOURCE = r"""
-extern "C" __global__ void race(const float *x, float *y) {
-  __shared__ float s[64];
-  unsigned at = (unsigned)__cvta_generic_to_shared(s);
-  float v = 0;
-  asm volatile("st.shared.f32 [%0], %1;" :: "r"(at + 4 * threadIdx.x), "f"(x[threadIdx.x]) : "memory");
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(at + 4 * (63 - threadIdx.x)) : "memory");
-  y[threadIdx.x] = v;
-}
-extern "C" __global__ void fixed(const float *x, float *y) {
-  __shared__ float s[64];
-  unsigned at = (unsigned)__cvta_generic_to_shared(s);
-  float v = 0;
-  asm volatile("st.shared.f32 [%0], %1;" :: "r"(at + 4 * threadIdx.x), "f"(x[threadIdx.x]) : "memory");
-  asm volatile("bar.sync 0;" ::: "memory");
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(at + 4 * (63 - threadIdx.x)) : "memory");
-  y[threadIdx.x] = v;
-}
-extern "C" __global__ void bounds(const float *x, float *y) {
-  float a, b;
-  asm volatile("ld.global.nc.v2.f32 {%0, %1}, [%2];" : "=f"(a), "=f"(b) : "l"(x + 2 * threadIdx.x));
-  y[threadIdx.x] = a + b;
-}
-extern "C" __global__ void hand_over(int *flag, float *y) {
-  if (blockIdx.x == 0) {
-    y[0] = 3;
-    asm volatile("st.release.gpu.global.s32 [%0], 1;" :: "l"(flag) : "memory");
-  } else {
-    int seen;
-    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory");
-    if (seen) y[1] = y[0];
-  }
-}
-extern "C" __global__ void no_hand_over(int *flag, float *y) {
-  if (blockIdx.x == 0) {
-    y[0] = 3;
-    asm volatile("st.relaxed.gpu.global.s32 [%0], 1;" :: "l"(flag) : "memory");
-  } else {
-    int seen;
-    asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory");
-    if (seen) y[1] = y[0];
-  }
-}
-extern "C" __global__ void counted(unsigned *n) {
-  asm volatile("red.global.add.u32 [%0], 1;" :: "l"(n) : "memory");
-}
-"""
+CHECKED_SOURCE = cuda_text("engine_ptx_memory_checked")
 
 
 @pytest.mark.parametrize(

@@ -8,77 +8,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 from backends import compiled, on_each_device
+from cuda_files import cuda_text
 
 from helpers import engine
 
 # ------------------------------------------------------------------------------------ how people write them
 
-WRITTEN = r"""
-#define LOAD(TO, FROM)                              \
-  asm volatile("ld.global" /* a hint: */ ".nc"      \
-               ".s32 %0, [%1];" /* and no clobber */ \
-               : "=r"(TO)                           \
-               : "l"(FROM))
-#define TEXT(x) #x
-#define MOVE "mov.b32 "
-#define ADD(TO, A, B, KIND) asm("add." TEXT(KIND) " %0, %1, %2;" : "=r"(TO) : "r"(A), "r"(B))
-#define WIDTH 4
-#define FOR_EACH(F) F(0) F(1) F(2)
-__device__ __forceinline__ unsigned lane() {
-  unsigned found;
-  asm("mov.u32 %0, %laneid;" : "=r"(found));
-  return found;
-}
-#if __CUDA_ARCH__ < 100
-#error "no macros"
-#endif
-
-extern "C" __global__ void written(const int *x, int *y) {
-  int t = threadIdx.x, a, b = 0;
-  LOAD(a, x + t);
-  ADD(b, a, 10, s32);
-  y[t] = b;
-  asm(MOVE "%0, %1;"
-      // the value
-      : "=r"(y[t + 32])
-      : "r"(__LINE__));
-  asm("add.u32 %0, %1, %2;" : "=&r"(y[t + 64]) : "r"(lane()), "n"(WIDTH * 2));
-#define STEP(I) asm("mad.lo.s32 %0, %1, %2, %0;" : "+r"(y[t + 96]) : "r"(t), "n"(I));
-  FOR_EACH(STEP)
-  asm(R"({
-    .reg .u32 low<2>, %%high;
-    mov.u32 low0, 1 + 2 * 3;   // seven
-    { .reg .u32 low0; mov.u32 low0, 100; mov.u32 low1, low0; }
-    mov.u32 %%high, WARP_SZ;
-    add.u32 %0, low0, low1;
-    add.u32 %0, %0, %%high;
-  })" : "=r"(y[t + 128]));
-}
-extern "C" __global__ void loops(const unsigned *x, unsigned *y) {
-  unsigned n = x[threadIdx.x], steps;
-  asm volatile(
-      "{\n"
-      "  .reg .pred p, odd;\n"
-      "  .reg .u32 n, bit;\n"
-      "  mov.u32 n, %1; mov.u32 %0, 0;\n"
-      "AGAIN:\n"
-      "  setp.le.u32 p, n, 1;\n"
-      "  @p bra.uni DONE_%=;\n"
-      "  and.b32 bit, n, 1;\n"
-      "  setp.eq.u32 odd, bit, 1;\n"
-      "  @odd mad.lo.u32 n, n, 3, 1;\n"
-      "  @!odd shr.u32 n, n, 1;\n"
-      "  add.u32 %0, %0, 1;\n"
-      "  bra AGAIN;\n"
-      "DONE_%=:\n"
-      "}"
-      : "=r"(steps) : "r"(n));
-  y[threadIdx.x] = steps;
-  asm volatile("{ .reg .pred p; setp.gt.u32 p, %0, 40; @p exit; }" :: "r"(steps));
-  y[threadIdx.x + 32] = 1;
-
-}
-"""
+WRITTEN = cuda_text("engine_ptx_warp_written")
 
 
 @on_each_device
@@ -133,61 +69,7 @@ def test_macros_of_the_options_and_of_the_users_headers(tmp_path: Any) -> None:
 
 # ------------------------------------------------------------------------------------ lanes
 
-LANES = r"""
-extern "C" __global__ void shuffles(const unsigned *x, unsigned *y, const unsigned *by, const unsigned *c) {
-  int t = threadIdx.x;
-  unsigned all = 0xffffffffu, inside[4];
-#define SHUFFLE(I, MODE)                                                                                    \
-  asm volatile("{ .reg .pred p; shfl.sync." MODE ".b32 %0|p, %2, %3, %4, %5; selp.u32 %1, 1, 0, p; }"        \
-               : "=r"(y[t + 64 * I]), "=r"(inside[I]) : "r"(x[t]), "r"(by[t]), "r"(c[0]), "r"(all));         \
-  y[t + 64 * I + 32] = inside[I];
-  SHUFFLE(0, "up") SHUFFLE(1, "down") SHUFFLE(2, "bfly") SHUFFLE(3, "idx")
-  asm volatile("shfl.sync.bfly.b32 %0, %1, 1, 0x1f, -1;" : "=r"(y[t + 256]) : "r"(x[t]));
-}
-extern "C" __global__ void votes(const unsigned *x, unsigned *y) {
-  int t = threadIdx.x;
-  unsigned found[13], all = 0xffffffffu, value = x[t];
-  asm volatile("{ .reg .pred p; setp.gt.u32 p, %1, 3; vote.sync.ballot.b32 %0, p, %2; }"
-               : "=r"(found[0]) : "r"(value), "r"(all));
-  asm volatile("{ .reg .pred p, q; setp.gt.u32 p, %1, 3; vote.sync.any.pred q, !p, 0xffffffff; selp.b32 %0, 1, 0, q; }"
-               : "=r"(found[1]) : "r"(value));
-  asm volatile("{ .reg .pred p, q; setp.lt.u32 p, %1, 9; vote.sync.all.pred q, p, %2; selp.b32 %0, 1, 0, q; }"
-               : "=r"(found[2]) : "r"(value), "r"(all));
-  asm volatile("match.any.sync.b32 %0, %1, %2;" : "=r"(found[3]) : "r"(value), "r"(all));
-  asm volatile("{ .reg .pred p; match.all.sync.b32 %0|p, %2, %3; selp.u32 %1, 1, 0, p; }"
-               : "=r"(found[4]), "=r"(found[5]) : "r"(7), "r"(all));
-  asm volatile("redux.sync.add.s32 %0, %1, %2;" : "=r"(found[6]) : "r"(value), "r"(all));
-  asm volatile("redux.sync.max.u32 %0, %1, %2;" : "=r"(found[7]) : "r"(value), "r"(all));
-  asm volatile("redux.sync.xor.b32 %0, %1, %2;" : "=r"(found[8]) : "r"(value), "r"(all));
-  asm volatile("activemask.b32 %0;" : "=r"(found[9]));
-  asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }" : "=r"(found[10]));
-  asm volatile("bar.warp.sync %0;" :: "r"(all) : "memory");
-  asm volatile("{ .reg .u32 a, b; mov.u32 a, %%lanemask_lt; mov.u32 b, %lanemask_ge; xor.b32 %0, a, b; }"
-               : "=r"(found[11]));
-  asm volatile("{ .reg .u32 a, b; mov.u32 a, %lanemask_eq; mov.u32 b, %lanemask_gt; or.b32 a, a, b;"
-               " mov.u32 b, %lanemask_le; sub.u32 %0, b, a; }" : "=r"(found[12]));
-  for (int i = 0; i < 13; ++i) y[i * 32 + t] = found[i];
-}
-extern "C" __global__ void registers(unsigned *y, unsigned long long *w) {
-  unsigned a, b, c;
-  asm volatile("mov.u32 %0, %tid.y; mov.u32 %1, %%ntid.y; mov.u32 %2, %nctaid.x;" : "=r"(a), "=r"(b), "=r"(c));
-  unsigned long long before, after;
-  unsigned low, size;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(before));
-  asm volatile("mov.u32 %0, %clock;" : "=r"(low));
-  asm volatile("mov.u32 %0, %dynamic_smem_size;" : "=r"(size));
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(after));
-  int t = threadIdx.y * blockDim.x + threadIdx.x;
-  y[4 * t] = a, y[4 * t + 1] = b, y[4 * t + 2] = c, y[4 * t + 3] = size;
-  w[t] = after >= before && low == low;
-}
-extern "C" __global__ void counts(const int *x, int *y) {
-  int t = threadIdx.x;
-  asm volatile("{ .reg .pred p, q, r; setp.gt.s32 p, %3, 0; barrier.cta.red.popc.aligned.u32 %0, 0, p;\n"
-               "  bar.red.and.pred q, 0, p; bar.red.or.pred r, 0, p; selp.s32 %1, 1, 0, q; selp.s32 %2, 1, 0, r; }"
-               : "=r"(y[t]), "=r"(y[t + 64]), "=r"(y[t + 128]) : "r"(x[t]) : "memory");
-}
-"""
+LANES = cuda_text("engine_ptx_warp_lanes")
 
 
 @on_each_device
@@ -377,37 +259,7 @@ def test_products_of_eight_bits(cp: Any, a_type: str, b_type: str) -> None:
             assert got[lane, i] == c[lane, i] + product[row, column]
 
 
-MORE = r"""
-extern "C" __global__ void doubles(const double *a, const double *b, double *c) {
-  int lane = threadIdx.x;
-  asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
-               : "+d"(c[2 * lane]), "+d"(c[2 * lane + 1]) : "d"(a[lane]), "d"(b[lane]));
-}
-extern "C" __global__ void moved(const unsigned *x, unsigned *y) {
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y[threadIdx.x]) : "r"(x[threadIdx.x]));
-}
-extern "C" __global__ void orders(const unsigned *x, unsigned *y) {
-  __shared__ __align__(16) unsigned s[128];
-  int t = threadIdx.x;
-  for (int i = t; i < 128; i += 32) s[i] = x[i];
-  __syncwarp();
-  size_t at = __cvta_generic_to_shared(s + 4 * t);
-  unsigned a[4];
-  asm volatile("ldmatrix.sync.aligned.x4.m8n8.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "l"(at) : "memory");
-  for (int i = 0; i < 4; ++i) y[t + 32 * i] = a[i];
-  asm volatile("ldmatrix.sync.aligned.trans.m8n8.x2.shared::cta.b16 {%0, %1}, [%2+0];"
-               : "=r"(a[0]), "=r"(a[1]) : "r"((unsigned)at));
-  y[t + 128] = a[0], y[t + 160] = a[1];
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {_, %0, _, %1}, [%2];" : "=r"(a[0]), "=r"(a[1]) : "l"(at));
-  y[t + 192] = a[0], y[t + 224] = a[1];
-  float d[2];
-  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, _, %1, _}, {%2, %2}, {%2},\n"
-               "  {0f3FC00000, 0f00000000, 0f40000000, 0f00000000};"
-               : "=f"(d[0]), "=f"(d[1]) : "r"(0));
-  y[t + 256] = __float_as_uint(d[0]), y[t + 288] = __float_as_uint(d[1]);
-}
-"""
+MORE = cuda_text("engine_ptx_warp_more")
 
 
 @on_each_device

@@ -8,107 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 from backends import on_each_device
+from cuda_files import cuda_text
 
 from helpers import engine
 from helpers.engine import limits
 from helpers.xray import xray
 
-GRID = r"""
-#include <cooperative_groups.h>
-namespace cg = cooperative_groups;
-extern "C" __global__ void smooth(float *a, float *b, int steps) {
-  extern __shared__ float kept[];  // every block has its own, static and dynamic, over all meetings
-  __shared__ float mine[256];
-  cg::grid_group grid = cg::this_grid();
-  const int n = (int)grid.size(), i = (int)grid.thread_rank();
-  float sum = 0;
-  kept[threadIdx.x] = (float)i;
-  for (int step = 0; step < steps; ++step) {
-    mine[threadIdx.x] = a[(i + 1) % n] + a[(i + n - 1) % n];
-    b[i] = mine[threadIdx.x];
-    grid.sync();  // before a is written
-    a[i] = b[i] * 0.5f;
-    sum += mine[threadIdx.x];
-    cg::sync(grid);  // before a is read
-  }
-  b[i] = kept[threadIdx.x] == (float)i ? sum : -1.0f;
-}
-extern "C" __global__ void valid(int *out) {
-  cg::grid_group grid = cg::this_grid();
-  if (threadIdx.x == 0 && blockIdx.x == 0) out[0] = grid.is_valid();
-}
-extern "C" __global__ void some_threads_leave(int *count, int *out) {
-  if (threadIdx.x >= 40) return;
-  atomicAdd(count, 1);
-  cg::this_grid().sync();
-  if (threadIdx.x == 0) out[blockIdx.x] = *(volatile int *)count;
-}
-"""
+GRID = cuda_text("engine_residents_grid")
 
-LOOKING = r"""
-extern "C" __global__ void chain(volatile int *flag, int *out) {  // each block waits for the one that begins after it
-  const int b = blockIdx.x, i = b * blockDim.x + threadIdx.x;
-  if (threadIdx.x == 0 && b + 1 < gridDim.x) {
-    while (flag[b + 1] == 0);
-    __threadfence();
-  }
-  __syncthreads();
-  out[i] = (b + 1 < gridDim.x ? ((volatile int *)out)[i + blockDim.x] : 0) + 1;
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) flag[b] = 1;
-}
-extern "C" __global__ void meet(int *count, const int *in, int *out) {  // a barrier of the grid, by hand
-  const int i = blockIdx.x * blockDim.x + threadIdx.x, n = gridDim.x * blockDim.x;
-  out[i] = in[i];
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    __threadfence();
-    atomicAdd(count, 1);
-    while (atomicAdd(count, 0) < gridDim.x);
-    __threadfence();
-  }
-  __syncthreads();
-  out[n + i] = ((volatile int *)out)[n - 1 - i];
-}
-extern "C" __global__ void locked(int *lock, int *out) {
-  for (int turn = 0; turn < 3; ++turn) {
-    if (threadIdx.x % 32 == 0) {
-      while (atomicCAS(lock, 0, 1) != 0);
-      __threadfence();
-      const int before = *(volatile int *)out;
-      *(volatile int *)out = before + 1;
-      __threadfence();
-      atomicExch(lock, 0);
-    }
-  }
-}
-extern "C" __global__ void polite(volatile int *flag, int *out) {  // the block meets in barriers between its looks
-  __shared__ int ready;
-  for (;;) {
-    if (threadIdx.x == 0) ready = blockIdx.x + 1 == gridDim.x ? 1 : flag[blockIdx.x + 1];
-    __syncthreads();
-    if (ready) break;
-    __syncthreads();
-  }
-  out[blockIdx.x * blockDim.x + threadIdx.x] = 1;
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) flag[blockIdx.x] = 1;
-}
-extern "C" __global__ void within(int *unused, int *out) {  // a warp waits for another one of its block
-  __shared__ volatile int go;
-  if (threadIdx.x == 0) go = 0;
-  __syncthreads();
-  if (threadIdx.x == 0)
-    while (go == 0);
-  if (threadIdx.x == 40) {
-    __threadfence_block();
-    go = 7;
-  }
-  out[blockIdx.x * blockDim.x + threadIdx.x] = threadIdx.x == 0 ? go : 7;
-}
-"""
+LOOKING = cuda_text("engine_residents_looking")
 
 
 @functools.cache
@@ -235,33 +143,7 @@ def test_the_xray_finds_a_missing_fence_between_waiting_blocks() -> None:
 
 # ---------------------------------------------------------------- what cannot work, and says so
 
-WRONG = r"""
-#include <cooperative_groups.h>
-namespace cg = cooperative_groups;
-extern "C" __global__ void one_block_ends(int *a) {
-  if (blockIdx.x == 2) return;
-  a[0] = 1;
-  cg::this_grid().sync();  // one_block_ends
-}
-extern "C" __global__ void thread_0_leaves(int *a) {
-  if (threadIdx.x == 0) return;
-  cg::this_grid().sync();  // thread_0_leaves
-}
-extern "C" __global__ void one_fails(int *a) {
-  if (blockIdx.x == 1) a[1 << 16] = 1;  // one_fails
-  cg::this_grid().sync();
-}
-extern "C" __global__ void for_ever(volatile int *a) {
-  while (a[1] == 0);  // for_ever
-}
-extern "C" __global__ void for_nobody(int *a) {
-  while (atomicCAS(a, 1, 2) != 1);  // for_nobody
-}
-extern "C" __global__ void good(int *a) {
-  cg::this_grid().sync();
-  a[threadIdx.x] = threadIdx.x;
-}
-"""
+WRONG = cuda_text("engine_residents_wrong")
 
 
 @pytest.mark.parametrize(

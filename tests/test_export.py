@@ -63,6 +63,7 @@ TORCH = {
     "flash_wmma": "flash_wmma --dtype bfloat16 --window 100 30 --torch",
     "flash_mma, deterministic": "flash_mma --causal --deterministic --seq 150 --seq-kv 131 --torch",
     "hopper": "hopper --dtype bfloat16 --causal --torch",
+    "hopper, 128": "hopper --dtype bfloat16 --head-dim 128 --torch",
     "fp16x3": "fp16x3 --lse --torch",
     "backward": "backward --lse --torch",
 }
@@ -347,16 +348,19 @@ def test_needs_nothing_of_the_course(words: str) -> None:
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("words", ["naive", "flash_wmma --dtype bfloat16", "backward_mma", "hopper"])
+@pytest.mark.parametrize(
+    "words", [*("naive", "flash_wmma --dtype bfloat16", "backward_mma"), *("hopper", "hopper_backward --head-dim 128")]
+)
 def test_nvrtc_compiles_the_text(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the file's own options, for the oldest GPU that it names."""
     module = imported(exported(words), tmp_path, monkeypatch)
     defines = dict(option[2:].split("=") for option in module.OPTIONS if option.startswith("-D"))
-    arch = {"naive": "sm_75", "hopper": "sm_90a"}.get(words.split()[0], "sm_80")
+    on_hopper = words.startswith("hopper")
+    arch = "sm_90a" if on_hopper else "sm_75" if words == "naive" else "sm_80"
     for name in module.KERNELS:
         report = compile_report(module.SOURCE, defines, arch, name=name)
         assert report.registers > 0
-    assert any("-arch=sm_90a" in option for option in module.OPTIONS) == (words == "hopper")
+    assert any("-arch=sm_90a" in option for option in module.OPTIONS) == on_hopper
 
 
 @pytest.mark.exhaustive(one_of_each=lambda words: None)

@@ -498,7 +498,7 @@ def test_blocks_add_in_turn_in_whatever_order_they_start() -> None:
     """The last block first: it has to wait for the others. Without the wait it adds first; on a GPU, it may."""
     in_order = bits()
     assert bits(LAST_FIRST) == in_order
-    no_turns = changed("no turns", "wait_for_blocks(semaphores + slot, step.block.tile - before);")
+    no_turns = changed("no turns", "wait_for_blocks(semaphores + slot, blocks_before(step.block, rows, m_block));")
     # Where many cores run blocks at the same time, the order may be the right one by chance.
     assert device.ON_GPU or any(bits(LAST_FIRST, no_turns) != in_order for _ in range(5))
 
@@ -520,11 +520,37 @@ def test_blocks_of_long_rows_add_in_turn(monkeypatch: pytest.MonkeyPatch) -> Non
             bits(changed("a turn is not passed on", passed_on, times=2, which=which), **WIDE_IN_TURN)
 
 
+LAST_KEYS_FIRST = "LAST_KEYS_FIRST && by_tile"
+
+
+@pytest.mark.parametrize(
+    ("stage", "d", "rows", "keys_of_block"), [(STAGE, 128, 64, 128), (STAGE, 64, 128, 128), (WIDE_STAGE, 136, 64, 64)]
+)
+def test_blocks_of_the_last_keys_come_first(
+    stage: Stage, d: int, rows: int, keys_of_block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first two heads' last keys come first, the last head's come last. Some rows and some keys see nothing."""
+    monkeypatch.setenv("COURSE_CPU_TIMEOUT", "20")
+    sizes = {"BLOCK_M": rows, "BLOCK_N": keys_of_block, "DETERMINISTIC": 1}
+    code = kernel.source(stage.file)
+    assert code.count(LAST_KEYS_FIRST) == 1
+    code = changed("a head at a time", "TURN_BLOCKS / gridDim.x", "1").plant(code)
+    for n, keys, options in (
+        (330, 330, {"window": (-1, 0)}),
+        (150, 280, {"window": (-1, 0)}),
+        (280, 150, {"window": (100, 0)}),
+        (200, 333, {"window": (70, 9)}),
+    ):
+        given = inputs((1, 6, n, d), keys, 3, "bfloat16")
+        half_gradients.check(stage, f"{n}, {keys}, {options}", sizes, given, code=code, **options)
+    half_gradients.check_packed(stage, sizes, (3, 130, 0, 64, 150), (200, 130, 5, 0, 300), d, code)
+
+
 @pytest.mark.exhaustive(one_of_each=lambda bug: None)
 @pytest.mark.parametrize(
     "bug",
     [
-        changed("turns of the next block", "step.block.tile - before);", "1 + step.block.tile - before);"),
+        changed("turns of the next block", "step.block, rows, m_block));", "step.block, rows, m_block) + 1);"),
         changed("the turn is not passed on", "add_release(semaphores + slot);"),
         changed(
             "semaphores begin with what was there",

@@ -43,15 +43,11 @@ def normal(*shape, seed=0, mean=0.25):
 def test_equals_the_literal_triple_loop(n, n_kv, d, d_v, scale):
     q, k, v = normal(n, d, seed=1), normal(n_kv, d, seed=2), normal(n_kv, d_v, seed=3)
     o, lse = attention(q, k, v, softmax_scale=scale, return_lse=True)
+    np.testing.assert_array_equal(attention(q, k, v, softmax_scale=scale), o)
     o_loop, lse_loop = literal(q, k, v, 1 / math.sqrt(d) if scale is None else scale)
     assert o.shape == (n, d_v) and lse.shape == (n,) and o.dtype == lse.dtype == np.float64
     np.testing.assert_allclose(o, o_loop, rtol=0, atol=1e-14)
     np.testing.assert_allclose(lse, lse_loop, rtol=0, atol=1e-13)
-
-
-def test_return_lse_does_not_change_the_output():
-    q, k, v = normal(4, 3), normal(6, 3, seed=1), normal(6, 3, seed=2)
-    np.testing.assert_array_equal(attention(q, k, v), attention(q, k, v, return_lse=True)[0])
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -74,34 +70,6 @@ def test_a_textbook_case():
     o, lse = attention(q, k, v, return_lse=True)
     np.testing.assert_allclose(o, [[1 / 8, 2 / 8, 5 / 8]], atol=1e-15)
     np.testing.assert_allclose(lse, [math.log(8)], atol=1e-15)
-
-
-def test_order_of_keys_is_nothing():
-    q, k, v = normal(6, 5), normal(40, 5, seed=1), normal(40, 5, seed=2)
-    order = np.random.default_rng(4).permutation(40)
-    for a, b in zip(
-        attention(q, k, v, return_lse=True), attention(q, k[order], v[order], return_lse=True), strict=True
-    ):
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-13)
-    # Keys without their values are another matter.
-    assert np.abs(attention(q, k, v) - attention(q, k[order], v)).max() > 0.1
-
-
-@pytest.mark.parametrize("c", [-500.0, 3.0, 1e4])
-def test_a_constant_added_to_the_logits_moves_only_lse(c):
-    """One more column, c in q and 1 in k, adds c to every score."""
-    q, k, v = normal(6, 5), normal(12, 5, seed=1), normal(12, 2, seed=2)
-    o, lse = attention(q, k, v, softmax_scale=1.0, return_lse=True)
-    q1, k1 = np.hstack([q, np.full((6, 1), c)]), np.hstack([k, np.ones((12, 1))])
-    o1, lse1 = attention(q1, k1, v, softmax_scale=1.0, return_lse=True)
-    np.testing.assert_allclose(o1, o, rtol=0, atol=1e-10)
-    np.testing.assert_allclose(lse1, lse + c, rtol=1e-14)
-
-
-def test_one_key_returns_its_value_and_equal_keys_the_mean():
-    v = normal(7, 3, seed=2)
-    np.testing.assert_array_equal(attention(normal(4, 5), normal(1, 5), v[:1]), np.repeat(v[:1], 4, axis=0))
-    np.testing.assert_allclose(attention(normal(4, 5), np.ones((7, 5)), v)[0], v.mean(0), atol=1e-15)
 
 
 def test_leading_axes_broadcast():
@@ -204,11 +172,6 @@ def test_online_trace_equals_the_direct_result(n, n_kv, d, block_n, size):
     o, lse = attention(q, k, v, softmax_scale=scale, return_lse=True)
     np.testing.assert_allclose(trace.output, o, rtol=0, atol=1e-10)
     np.testing.assert_allclose(trace.lse, lse, rtol=1e-13, atol=1e-12)
-
-
-def test_online_trace_default_scale():
-    q, k, v = normal(4, 9), normal(6, 9, seed=1), normal(6, 9, seed=2)
-    np.testing.assert_allclose(online_softmax_trace(q, k, v, 4).output, attention(q, k, v), rtol=0, atol=1e-14)
 
 
 @settings(max_examples=40, deadline=None)

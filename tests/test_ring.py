@@ -53,8 +53,8 @@ def inputs(rows: int, d: int, dtype: str, *, heads: int = 4, kv_heads: int = 2, 
     return [(rng.standard_normal((2, *shape, d)) + 0.25).astype(TYPES[dtype]) for shape in shapes]
 
 
-def on_host(parts: list[Any], schedule: str, axis: int = 1) -> np.ndarray:
-    return unshard([cp.asnumpy(a) for a in parts], schedule, axis=axis).astype(np.float64)
+def on_host(parts: list[Any], schedule: str, axis: int = 1, **how: Any) -> np.ndarray:
+    return unshard([cp.asnumpy(a) for a in parts], schedule, axis=axis, **how).astype(np.float64)
 
 
 def in_heads(*arrays: np.ndarray) -> list[np.ndarray]:
@@ -63,12 +63,20 @@ def in_heads(*arrays: np.ndarray) -> list[np.ndarray]:
     return [a.astype(np.float64).swapaxes(1, 2).repeat(heads // a.shape[2], axis=1) for a in arrays]
 
 
-def around(ranks: Any, host: list[np.ndarray], schedule: str, **options: Any) -> tuple[Any, ...]:
+def around(
+    ranks: Any,
+    host: list[np.ndarray],
+    schedule: str,
+    *,
+    uneven: bool = False,
+    deterministic: bool = False,
+    **options: Any,
+) -> tuple[Any, ...]:
     """(o, lse, dq, dk, dv), each as the local ranks have it."""
-    q, k, v, do = (ranks.put(shard(a, ranks.size, schedule)) for a in host)
-    o, lse = ring_attention(q, k, v, return_lse=True, schedule=schedule, comms=ranks, **options)
-    gradients = ring_attention_backward(do, q, k, v, o, lse, schedule=schedule, comms=ranks, **options)
-    return (o, lse, *gradients)
+    q, k, v, do = (ranks.put(shard(a, ranks.size, schedule, uneven=uneven)) for a in host)
+    options |= {"schedule": schedule, "comms": ranks}
+    o, lse = ring_attention(q, k, v, return_lse=True, **options)
+    return (o, lse, *ring_attention_backward(do, q, k, v, o, lse, deterministic=deterministic, **options))
 
 
 # ---- schedules
@@ -144,6 +152,33 @@ def test_what_is_cut_comes_back() -> None:
 # ---- results
 
 
+def check_beside_float64(host: list[np.ndarray], schedule: str, size: int, **options: Any) -> None:
+    """Compare the results of virtual ranks, and their types, with those of each packed sequence in float64."""
+    results = around(virtual_ranks(size), host, schedule, uneven=True, **options)
+    mask = {"causal": options.get("causal", False), "window": options.get("window")}
+    cu = options.get("cu_seqlens", (0, host[0].shape[1]))
+    exact: list[list[np.ndarray]] = [[] for _ in range(5)]
+    for span in itertools.pairwise(sorted({*cu})):  # without empty sequences
+        q64, k64, v64, do64 = in_heads(*(a[:, slice(*span)] for a in host))
+        of_sequence = (
+            *reference.attention(q64, k64, v64, return_lse=True, **mask),
+            *reference.attention_backward(do64, q64, k64, v64, **mask),
+        )
+        for parts, a in zip(exact, of_sequence, strict=True):
+            parts.append(a)
+    wholes = [np.concatenate(parts, axis=2) for parts in exact]
+    tolerance = TOLERANCE[host[0].dtype.name]
+    for name, got, want in zip(("o", "lse", "dq", "dk", "dv"), results, wholes, strict=True):
+        whole = on_host(got, schedule, 2 if name == "lse" else 1, uneven=True)
+        if name == "lse":
+            assert got[0].dtype == np.float32
+            check.check(name, whole, want, tolerance=1e-5)
+            continue
+        want = want.reshape(len(whole), whole.shape[2], -1, *want.shape[2:]).sum(axis=2)
+        check.check(name, whole.swapaxes(1, 2), want, tolerance=tolerance * (1 if name == "o" else 4))
+        assert got[0].dtype == host[0].dtype
+
+
 @pytest.mark.exhaustive(each_value=())
 @MASKS
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -151,19 +186,7 @@ def test_what_is_cut_comes_back() -> None:
     ("size", "dtype", "d"), [(1, "float32", 20), (2, "float16", 64), (3, "float32", 20), (4, "bfloat16", 24)]
 )
 def test_virtual_ranks_beside_float64(size: int, dtype: str, d: int, schedule: str, causal: bool) -> None:
-    host = inputs(26 * size, d, dtype)
-    ranks = virtual_ranks(size)
-    o, lse, *gradients = around(ranks, host, schedule, causal=causal)
-    assert o[0].dtype == host[0].dtype and lse[0].dtype == np.float32
-    q, k, v, do = in_heads(*host)
-    exact, exact_lse = reference.attention(q, k, v, causal=causal, return_lse=True)
-    check.check("o", on_host(o, schedule).swapaxes(1, 2), exact, tolerance=TOLERANCE[dtype])
-    check.check("lse", on_host(lse, schedule, 2), exact_lse, tolerance=1e-5)
-    for name, got, want in zip("qkv", gradients, reference.attention_backward(do, q, k, v, causal=causal), strict=True):
-        assert got[0].dtype == host[0].dtype
-        heads = got[0].shape[2]
-        want = want.reshape(2, heads, -1, *want.shape[2:]).sum(axis=2)
-        check.check(f"d{name}", on_host(got, schedule).swapaxes(1, 2), want, tolerance=4 * TOLERANCE[dtype])
+    check_beside_float64(inputs(26 * size, d, dtype), schedule, size, causal=causal)
 
 
 CUT: list[tuple[str, int, int, dict[str, Any]]] = [
@@ -194,32 +217,7 @@ def test_windows_packed_sequences_and_uneven_parts_beside_float64(
     schedule: str, size: int, tokens: int, options: dict[str, Any], dtype: str
 ) -> None:
     host = [a[: 1 if "cu_seqlens" in options else 2] for a in inputs(tokens, 16, dtype)]
-    ranks = virtual_ranks(size)
-    q, k, v, do = (ranks.put(shard(a, size, schedule, uneven=True)) for a in host)
-    given = {**options, "tokens": tokens, "schedule": schedule, "comms": ranks}
-    o, lse = ring_attention(q, k, v, return_lse=True, **given)
-    gradients = ring_attention_backward(do, q, k, v, o, lse, **given)
-    mask = {"causal": options.get("causal", False), "window": options.get("window")}
-    cu = options.get("cu_seqlens", (0, tokens))
-    exact: list[list[np.ndarray]] = [[] for _ in range(5)]
-    for span in itertools.pairwise(sorted({*cu})):  # without empty sequences
-        q64, k64, v64, do64 = in_heads(*(a[:, slice(*span)] for a in host))
-        of_sequence = (
-            *reference.attention(q64, k64, v64, return_lse=True, **mask),
-            *reference.attention_backward(do64, q64, k64, v64, **mask),
-        )
-        for parts, a in zip(exact, of_sequence, strict=True):
-            parts.append(a)
-    wholes = [np.concatenate(parts, axis=2) for parts in exact]
-    for name, got, want in zip(("o", "lse", "dq", "dk", "dv"), (o, lse, *gradients), wholes, strict=True):
-        axis = 2 if name == "lse" else 1
-        whole = unshard([cp.asnumpy(a) for a in got], schedule, axis=axis, uneven=True).astype(np.float64)
-        if name == "lse":
-            check.check(name, whole, want, tolerance=1e-5)
-            continue
-        want = want.reshape(len(whole), whole.shape[2], -1, *want.shape[2:]).sum(axis=2)
-        check.check(name, whole.swapaxes(1, 2), want, tolerance=4 * TOLERANCE[dtype])
-        assert got[0].dtype == host[0].dtype
+    check_beside_float64(host, schedule, size, tokens=tokens, **options)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -692,48 +690,50 @@ def nccl_ranks(size: int, **options: Any) -> list[tuple[Nccl, Library]]:
     return [(Nccl(size, {i: 0}, {i: each}, library=each, **options), each) for i, each in enumerate(libraries)]
 
 
-@pytest.mark.exhaustive(each_value=())
-@on_cpu
-@MASKS
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_a_process_for_each_rank_gives_the_bits_of_virtual_ranks(schedule: str, causal: bool) -> None:
-    host, size = inputs(36, 16, "float16"), 3
-    options = {"causal": causal}
-    want = around(virtual_ranks(size), host, schedule, **options)
-    got: dict[int, tuple[Any, ...]] = {}
+def on_each(all_ranks: list[tuple[Nccl, Library]], call: Callable[[int, Nccl], Any]) -> list[Any]:
+    """Call a function for each rank, in a thread of its own. Return the results, or the errors."""
+    results: list[Any] = [None] * len(all_ranks)
 
     def rank(number: int, ranks: Nccl) -> None:
-        ranks.connect()
-        got[number] = around(ranks, host, schedule, **options)
+        try:
+            results[number] = call(number, ranks)
+        except Exception as error:
+            results[number] = error
 
-    threads = [threading.Thread(target=rank, args=(i, ranks)) for i, (ranks, _) in enumerate(nccl_ranks(size))]
+    threads = [threading.Thread(target=rank, args=(i, ranks)) for i, (ranks, _) in enumerate(all_ranks)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for i, name in enumerate(("o", "lse", "dq", "dk", "dv")):
-        for rank in range(size):
-            assert np.array_equal(cp.asnumpy(got[rank][i][0]), cp.asnumpy(want[i][rank])), (name, rank)
+    return results
 
 
+OF_PROCESSES: list[tuple[str, dict[str, Any]]] = [
+    *((schedule, {"causal": causal}) for schedule in SCHEDULES for causal in (False, True)),
+    ("ring", {"causal": True, "cu_seqlens": (0, 4, 19, 25), "tokens": 25}),
+    ("ring", {"window": (7, 2), "tokens": 25}),
+]
+
+
+@pytest.mark.exhaustive(one_of_each=lambda options: "tokens" in options)
 @on_cpu
-@pytest.mark.parametrize("options", [{"causal": True, "cu_seqlens": (0, 4, 19, 25)}, {"window": (7, 2)}], ids=str)
-def test_parts_of_several_lengths_travel_between_processes(options: dict[str, Any]) -> None:
-    host = [a[:1] for a in inputs(25, 16, "float32")]
-    options = {**options, "tokens": 25, "schedule": "ring", "deterministic": True}
+@pytest.mark.parametrize(("schedule", "options"), OF_PROCESSES, ids=str)
+def test_a_process_for_each_rank_gives_the_bits_of_virtual_ranks(schedule: str, options: dict[str, Any]) -> None:
+    """Equal parts and, of 25 tokens, uneven ones."""
+    host = [a[:1] for a in inputs(options.get("tokens", 36), 16, "float16")]
+    uneven = "tokens" in options
 
     def call(number: int, ranks: Any) -> list[list[np.ndarray]]:
-        q, k, v, do = (ranks.put(shard(a, 3, "ring", uneven=True)) for a in host)
-        forward = {name: value for name, value in options.items() if name != "deterministic"}
-        results = ring_attention(q, k, v, return_lse=True, comms=ranks, **forward)
-        gradients = ring_attention_backward(do, q, k, v, *results, comms=ranks, **options)
-        return [[cp.asnumpy(a) for a in each] for each in (*results, *gradients)]
+        if number >= 0:
+            ranks.connect()
+        results = around(ranks, host, schedule, uneven=uneven, deterministic=uneven, **options)
+        return [[cp.asnumpy(a) for a in each] for each in results]
 
-    want = call(0, virtual_ranks(3))
+    want = call(-1, virtual_ranks(3))
     for rank, got in enumerate(on_each(nccl_ranks(3), call)):
         assert isinstance(got, list), got
-        for mine, of_all in zip(got, want, strict=True):
-            assert np.array_equal(mine[0], of_all[rank])
+        for name, mine, of_all in zip(("o", "lse", "dq", "dk", "dv"), got, want, strict=True):
+            assert np.array_equal(mine[0], of_all[rank]), (name, rank)
 
 
 @on_cpu
@@ -776,24 +776,6 @@ def test_a_rank_waits_longer_for_the_first_message_than_for_others(monkeypatch: 
     with pytest.raises(TimeoutError, match=r"rank 0 has waited 0\.3 s"):
         ring_attention(q, k, v, comms=ranks)
     assert library.aborted
-
-
-def on_each(all_ranks: list[tuple[Nccl, Library]], call: Callable[[int, Nccl], Any]) -> list[Any]:
-    """Call a function for each rank, in a thread of its own. Return the results, or the errors."""
-    results: list[Any] = [None] * len(all_ranks)
-
-    def rank(number: int, ranks: Nccl) -> None:
-        try:
-            results[number] = call(number, ranks)
-        except Exception as error:
-            results[number] = error
-
-    threads = [threading.Thread(target=rank, args=(i, ranks)) for i, (ranks, _) in enumerate(all_ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
 
 
 DIFFERENT: list[tuple[str, dict[str, Any]]] = [
@@ -856,7 +838,6 @@ def test_all_is_compiled_before_anything_is_sent(schedule: str, causal: bool, mo
 
     def assert_compiled_first(call: Callable[..., Any], *arrays: Any, **more: Any) -> Any:
         forget()
-        ring._merge_kernel.cache_clear()
         counts.clear()
         before = kernel.COUNTS["compiled"]
         results = call(*arrays, **options, **more)
@@ -867,7 +848,6 @@ def test_all_is_compiled_before_anything_is_sent(schedule: str, causal: bool, mo
         results = assert_compiled_first(ring_attention, q, k, v, return_lse=True)
         assert_compiled_first(ring_attention_backward, do, q, k, v, *results)
     forget()
-    ring._merge_kernel.cache_clear()
 
 
 def test_waiting_for_ranks_that_do_not_come_ends() -> None:

@@ -221,19 +221,6 @@ def test_one_key_takes_all(row: Row) -> None:
     np.testing.assert_allclose(out, one, rtol=row.copy_error, atol=0)
 
 
-@every_stage
-def test_constant_rows(row: Row) -> None:
-    n, n_kv, d = 65, 257, 64
-    q, k, v = check.make_inputs(n, n_kv, d)
-    mean = np.broadcast_to(v.astype(float).mean(axis=0), (n, d))
-    check.check("zero queries", attend(row, np.zeros_like(q), k, v), mean, tolerance=row.tolerance)
-    check.check("the same key", attend(row, q, np.full_like(k, 1.5), v), mean, tolerance=row.tolerance)
-    tall = np.full_like(v, 2.5)
-    check.check("the same value", attend(row, q, k, tall), np.full((n, d), 2.5), tolerance=row.tolerance)
-    same_query = attend(row, np.repeat(q[:1], n, axis=0), k, v)
-    np.testing.assert_array_equal(same_query, np.repeat(same_query[:1], n, axis=0))
-
-
 @pytest.mark.exhaustive(each_value=())
 @every_stage
 @pytest.mark.parametrize("scale", [1.0, 0.3, 0.0, -0.2, 2, np.float32(0.125), np.float64(0.5), np.int64(1)], ids=repr)
@@ -242,12 +229,6 @@ def test_softmax_scale(row: Row, scale: Any) -> None:
     out = attend(row, q, k, v, softmax_scale=scale)
     expected = reference.attention(q, k, v, softmax_scale=scale)
     check.check(row.name, out, expected, tolerance=check.tolerance_for(q, k, softmax_scale=scale))
-
-
-@every_stage
-def test_softmax_scale_is_one_over_root_d_by_default(row: Row) -> None:
-    q, k, v, _ = problem(33, 65, 64)
-    np.testing.assert_array_equal(attend(row, q, k, v), attend(row, q, k, v, softmax_scale=0.125))
 
 
 @pytest.mark.exhaustive(each_value=())
@@ -308,21 +289,6 @@ def test_the_same_launch_gives_the_same_bits(row: Row) -> None:
 # ---- hypothesis
 
 
-@pytest.mark.exhaustive  # every head_dim is a build
-@every_stage
-@settings(max_examples=12)
-@given(data=st.data())
-def test_any_shape(row: Row, data: st.DataObject) -> None:
-    n, n_kv = data.draw(st.integers(1, 200), "N"), data.draw(st.integers(1, 200), "N_kv")
-    d = data.draw(st.sampled_from(row.head_dims), "d")
-    scale = data.draw(st.none() | st.floats(-1, 1, width=32), "softmax_scale")
-    mean = data.draw(st.sampled_from([-1.0, 0.25, 2.0]), "mean")
-    q, k, v = check.make_inputs(n, n_kv, d, seed=data.draw(st.integers(0, 2**32 - 1), "seed"), mean=mean)
-    out = attend(row, q, k, v, softmax_scale=scale)
-    expected = reference.attention(q, k, v, softmax_scale=scale)
-    check.check(row.name, out, expected, tolerance=check.tolerance_for(q, k, softmax_scale=scale))
-
-
 def matrices(rows: int, d: int, largest: float) -> st.SearchStrategy[np.ndarray]:
     return hnp.arrays(np.float32, (rows, d), elements=st.floats(-largest, largest, width=32, allow_subnormal=False))
 
@@ -355,6 +321,7 @@ LAYOUTS: dict[str, Callable[[Any], Any]] = {
     "every second column": lambda a: np.repeat(a, 2, axis=1)[:, ::2],
     "backwards": lambda a: a[::-1].copy()[::-1],
     "columns of a wider array": lambda a: np.pad(a, ((0, 0), (3, 5)))[:, 3:-5],
+    "every second column on the device": lambda a: cp.asarray(np.repeat(a, 2, axis=1))[:, ::2],
 }
 
 
@@ -364,14 +331,6 @@ LAYOUTS: dict[str, Callable[[Any], Any]] = {
 def test_arrays_that_are_not_contiguous(row: Row, layout: str) -> None:
     q, k, v, expected = problem(65, 33, 32)
     views = [LAYOUTS[layout](a) for a in (q, k, v)]
-    assert not any(view.flags.c_contiguous for view in views)
-    check.check(row.name, attend(row, *views), expected, tolerance=row.tolerance)
-
-
-@every_stage
-def test_device_views_that_are_not_contiguous(row: Row) -> None:
-    q, k, v, expected = problem(65, 33, 32)
-    views = [cp.asarray(np.repeat(a, 2, axis=1))[:, ::2] for a in (q, k, v)]
     assert not any(view.flags.c_contiguous for view in views)
     check.check(row.name, attend(row, *views), expected, tolerance=row.tolerance)
 

@@ -6,6 +6,8 @@ import inspect
 import re
 import warnings
 from collections.abc import Callable
+from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -13,16 +15,26 @@ import pytest
 from helpers.device import ON_GPU
 
 torch = pytest.importorskip("torch", reason="PyTorch is optional, and not installed here")
-transformers = pytest.importorskip("transformers", "5.0", reason="transformers 5 is optional, and not installed here")
+if find_spec("transformers") is None or int(version("transformers").partition(".")[0]) < 5:
+    pytest.skip("transformers 5 is optional, and not installed here", allow_module_level=True)
 
 from helpers import torch_attention  # noqa: E402 (after the skips)
-from helpers import transformers_attention as course  # noqa: E402
 
 HAS_CUDA = ON_GPU and torch.cuda.is_available()
 on_gpu = pytest.mark.skipif(not HAS_CUDA, reason="needs a GPU that CuPy and PyTorch both see")
-# The name of forward's argument, which has changed.
-CACHE = "cache" if "cache" in inspect.signature(transformers.LlamaModel.forward).parameters else "past_key_values"
 SIZES = {"vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 256}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _imported() -> None:
+    """Import transformers, which imports PyTorch's compiler: who only collects these tests does without both."""
+    global transformers, course, CACHE
+    import transformers
+
+    from helpers import transformers_attention as course
+
+    # The name of forward's argument, which has changed.
+    CACHE = "cache" if "cache" in inspect.signature(transformers.LlamaModel.forward).parameters else "past_key_values"
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=on_gpu)])
@@ -359,6 +371,38 @@ def test_a_mask_that_hides_nothing_is_taken(where: str) -> None:
     model, ids = by(model_of("llama", where), "course"), tokens(33, where)
     with torch.no_grad():
         assert torch.equal(model(ids, attention_mask=torch.ones_like(ids)).logits, model(ids).logits)
+
+
+def test_a_step_that_is_traced_needs_a_cache(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers reads no position_ids then: without a cache, they may be those of packed sequences."""
+    model, ids = by(model_of("llama", where), "course"), tokens(33, where)
+    want = model(ids, use_cache=False).logits
+    monkeypatch.setattr("transformers.masking_utils.is_tracing", lambda *_: True)
+    assert torch.equal(model(ids, use_cache=True).logits, want)
+    with pytest.raises(ValueError, match="takes those of a call without a cache for packed sequences: use_cache=True"):
+        model(ids, use_cache=False)
+
+
+@on_gpu
+def test_a_step_in_a_graph() -> None:
+    """Replayed, it leaves the gradients of a step from Python, at other numbers than those that were captured."""
+    model, ids = by(model_of("llama", "cuda", torch.bfloat16), "course").train(), tokens(130, "cuda")
+
+    def step() -> None:
+        model(ids, labels=ids, use_cache=True).loss.backward()
+
+    step()
+    model.zero_grad(set_to_none=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    ids.copy_(ids.flip(1))
+    graph.replay()
+    replayed = [a.grad.clone() for a in model.parameters()]
+    model.zero_grad(set_to_none=True)
+    step()
+    for got, want in zip(replayed, (a.grad for a in model.parameters()), strict=True):
+        assert float((got - want).abs().max()) <= 0.02 * float(want.abs().max())
 
 
 # ---- fallback

@@ -20,7 +20,13 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_a_file_of_tests_reads() -> None:
     names = {path.relative_to(unchanged.ROOT).as_posix() for path in unchanged.read_by(ENGINE)}
-    assert {"tests/test_engine_math.py", "tests/conftest.py", "tests/two_speeds.py", "helpers/engine"} <= names
+    assert {
+        "tests/test_engine_math.py",
+        "tests/conftest.py",
+        "tests/two_speeds.py",
+        "helpers/engine",
+        "tests/cuda",
+    } <= names
     assert "helpers/xray" in names and "tests/half_gradients.py" not in names and "kernels" not in names
     of_set_up = {path.relative_to(unchanged.ROOT).as_posix() for path in unchanged.read_by(SET_UP)}
     assert {"environment.yml", "helpers/course.py", "helpers/cli", "helpers/setup"} <= of_set_up

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cuda_files import cuda_text
 from hopper_tiles import HEAD, OPTIONS, halves, map_of
 from planted_files import out, planted
 
@@ -13,34 +14,7 @@ from helpers.xray import xray
 
 # A tile of 64 x 64 halves by TMA; each warp reads 16 rows by ldmatrix and writes them back by stmatrix, with the
 # 128-byte swizzle or without one.
-FIGURES = r"""
-#line 1 "figures.cu"
-extern "C" __global__ void figures(MAP in, MAP to) {
-  extern __shared__ __align__(1024) __half s[];
-  __shared__ unsigned long long full;
-  int t = threadIdx.x;
-  if (t == 0) init(&full, 1), init_fence();
-  __syncthreads();
-  if (t == 0) expect(&full, 8192), load(s, in, &full, 0, 0);  // load
-  wait(&full, 0);
-  unsigned r[4];
-  for (int k = 0; k < 4; ++k) {
-    int row = t / 32 * 16 + t % 16, chunk = 2 * k + t % 32 / 16;
-    unsigned place = at(s) + row * 128 + (SWIZZLE ? chunk ^ row % 8 : chunk) * 16;
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"  // read
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(place));
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"  // write
-                 :: "r"(place), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
-  }
-  proxy_fence();
-  __syncthreads();
-  if (t == 0) {
-    store(to, s, 0, 0);  // store
-    commit();
-    wait_read();
-  }
-}
-"""
+FIGURES = cuda_text("xray_hopper_figures")
 
 
 @pytest.mark.parametrize(("swizzle", "wavefronts"), [(1, 4), (0, 32)])
@@ -147,27 +121,7 @@ def test_events_are_in_an_order_that_a_gpu_may_have() -> None:
         assert mine.count("waited") >= mine.count("wait") and (not mine or mine[-1] == "waited")
 
 
-SCALARS = r"""
-#line 1 "scalars.cu"
-extern "C" __global__ void scalars(MAP in, float *out) {
-  extern __shared__ __align__(1024) __half s[];
-  __shared__ unsigned long long full;
-  int t = threadIdx.x;
-  if (t == 0) init(&full, 1), init_fence();
-  __syncthreads();
-  if (t == 0) expect(&full, 8192), load(s, in, &full, 0, 0);
-  wait(&full, 0);
-  struct Four { float a, other, b, c, d; } x = {}, *p = &x;
-  wg_fence();
-  asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0, %1, %2, %3}, %4, %4, 1, 1, 1, 0, 0;"
-               : "+f"(p->a), "+f"(p->b), "+f"(p->c), "+f"(p->d) : "l"(tile(s)));
-  wg_commit();
-  p->other = t;  // beside the sums, and none of them
-  OTHER
-  wg_wait<0>();
-  out[t] = p->a + p->b + p->c + p->d + p->other;
-}
-"""
+SCALARS = cuda_text("xray_hopper_scalars")
 
 
 @pytest.mark.parametrize(("other", "kinds"), [("", []), ("p->c = 1;", ["not waited for"])])

@@ -91,8 +91,9 @@ def read_by(path: Path) -> Iterator[Path]:
     imported |= set(re.findall(r"\w+", " ".join(re.findall(r"^\s*from helpers import (.*)$", text, re.M))))
     shared = _shared(path) - {Path(__file__).resolve()}
     yield from shared
-    if TESTS / "hopper_tiles.py" in shared:  # which reads headers there, and planted_files.py all kernels
-        yield TESTS / "planted"
+    for module, folder in (("hopper_tiles.py", "planted"), ("cuda_files.py", "cuda")):
+        if TESTS / module in shared:  # hopper_tiles.py reads headers there, and planted_files.py all kernels
+            yield TESTS / folder
     for name in {*ALWAYS_READ, *imported}:
         yield from (ROOT / "helpers" / f"{name}.py", ROOT / "helpers" / name)
     if imported & KERNELS_TOO:

@@ -179,7 +179,8 @@ class Decoding(Call):
 
     def plan(self, specs: Mapping[str, Spec]) -> Plan:
         """See `Call.plan`."""
-        options, narrowed = self.options, [Change(name, "int32") for name in _INDICES if _is_int64(specs, name)]
+        options, wide = self.options, (name for name in _INDICES if name in specs and specs[name].dtype == np.int64)
+        narrowed = [Change(name, "int32") for name in wide]
         specs = _of_q_s_columns({**specs, **{each.name: each.spec(specs[each.name]) for each in narrowed}})
         widened = _widened(specs)
         columns = specs["q"].shape[3] if widened else 0
@@ -228,10 +229,6 @@ class Decoding(Call):
 
 
 _INDICES = ("cache_seqlens", "block_table", "tree")
-
-
-def _is_int64(specs: Mapping[str, Spec], name: str) -> bool:
-    return name in specs and specs[name].dtype == np.int64
 
 
 def _of_q_s_columns(specs: Mapping[str, Spec]) -> Mapping[str, Spec]:

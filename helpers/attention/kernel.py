@@ -202,7 +202,6 @@ class Kernel:
         self.name, self.module = name, module
         self.code, self.options = text, tuple(module.options)  # what a checked run of the same kernel compiles
         self.parameters = parameters
-        self.accepted: set[Any] = set()  # forms of arguments that a planner compared with the signature before
         later = not build and hasattr(module, "kernel_to_build")
         self.function = module.kernel_to_build(name) if later else module.get_function(name)
 

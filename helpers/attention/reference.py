@@ -7,7 +7,7 @@ You Need", section 3.2.1):  O = softmax(softmax_scale * Q K^T) V.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -104,11 +104,8 @@ def attention(
         form = {"rotary_interleaved": rotary_interleaved, "rotary_positions": rotary_positions}
         q, k = rotated(q, k, rotary_cos=rotary_cos, rotary_sin=rotary_sin, **form)
     q, k, v, batch, scale = _arguments(q, k, v, softmax_scale)
-    left, right = _window(window, causal)
-    masked = (left, right) != (-1, -1)
     (n, _), n_kv = q.shape[-2:], k.shape[-2]
-    bias = None if bias is None else np.broadcast_to(_bias(bias), (*batch, n, n_kv))
-    slopes = None if alibi_slopes is None else np.broadcast_to(_real("alibi_slopes", alibi_slopes), batch)
+    change = _what_changes_scores(batch, n, n_kv, window, causal, bias, alibi_slopes)
     sinks = np.broadcast_to(-np.inf if sinks is None else _real("sinks", sinks), batch)
     o = np.empty((*batch, n, v.shape[-1]))
     lse = np.empty((*batch, n))
@@ -122,12 +119,7 @@ def attention(
             rows = slice(start, min(start + step, n))
             s = np.matmul(q[head][rows], k[head].T, out=scores[: rows.stop - start])
             s *= scale
-            if bias is not None:
-                s += bias[head][rows]
-            if slopes is not None:
-                s -= slopes[head] * np.abs(_offsets(np.arange(rows.start, rows.stop), n, n_kv))
-            if masked:
-                s[~_seen(np.arange(rows.start, rows.stop), n, n_kv, left, right)] = -np.inf
+            change(s, head, rows)
             m = np.maximum(s.max(axis=-1, keepdims=True), sinks[head])
             m[m == -np.inf] = 0.0  # a row that sees nothing: exp(-inf - 0) is 0, where -inf - -inf would be NaN
             np.exp(np.subtract(s, m, out=s), out=s)
@@ -264,12 +256,36 @@ def scores(
     q, k, _, batch, scale = _arguments(q, k, k, softmax_scale)
     n, n_kv = q.shape[-2], k.shape[-2]
     s = np.broadcast_to(scale * (q @ k.swapaxes(-1, -2)), (*batch, n, n_kv)).copy()
-    if bias is not None:
-        s += _bias(bias)
-    if alibi_slopes is not None:
-        s -= _real("alibi_slopes", alibi_slopes)[..., None, None] * np.abs(_offsets(np.arange(n), n, n_kv))
-    s[..., ~_seen(np.arange(n), n, n_kv, *_window(window, causal))] = -np.inf
+    change = _what_changes_scores(batch, n, n_kv, window, causal, bias, alibi_slopes)
+    for head in np.ndindex(batch):
+        change(s[head], head, slice(0, n))
     return s
+
+
+def _what_changes_scores(
+    batch: tuple[int, ...],
+    n: int,
+    n_kv: int,
+    window: tuple[int, int] | None,
+    causal: bool,
+    bias: np.ndarray | None,
+    alibi_slopes: np.ndarray | None,
+) -> Callable[[np.ndarray, tuple[int, ...], slice], None]:
+    """Return a function of scaled scores (rows, N_kv), their head and rows: it adds in place, and hides by -inf."""
+    left, right = _window(window, causal)
+    every_bias = None if bias is None else np.broadcast_to(_bias(bias), (*batch, n, n_kv))
+    slopes = None if alibi_slopes is None else np.broadcast_to(_real("alibi_slopes", alibi_slopes), batch)
+
+    def change(s: np.ndarray, head: tuple[int, ...], rows: slice) -> None:
+        places = np.arange(rows.start, rows.stop)
+        if every_bias is not None:
+            s += every_bias[head][rows]
+        if slopes is not None:
+            s -= slopes[head] * np.abs(_offsets(places, n, n_kv))
+        if (left, right) != (-1, -1):
+            s[~_seen(places, n, n_kv, left, right)] = -np.inf
+
+    return change
 
 
 def attention_backward(
@@ -323,9 +339,7 @@ def attention_backward(
         raise ValueError(f"do has shape {do.shape}: expected that of the output, {(*batch, n, v.shape[-1])}.")
     if not np.isfinite(do).all():
         raise ValueError(f"do holds {int((~np.isfinite(do)).sum())} NaN or inf: the reference is for finite inputs.")
-    left, right = _window(window, causal)
-    every_bias = None if bias is None else np.broadcast_to(_bias(bias), (*batch, n, n_kv))
-    slopes = None if alibi_slopes is None else np.broadcast_to(_real("alibi_slopes", alibi_slopes), batch)
+    change = _what_changes_scores(batch, n, n_kv, window, causal, bias, alibi_slopes)
     every_sink = np.broadcast_to(-np.inf if sinks is None else _real("sinks", sinks), batch)
     dq, dk, dv = np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape)
     extra = {name: np.zeros(np.shape(differentiable[name])) for name in wrt}
@@ -333,13 +347,8 @@ def attention_backward(
     for head in np.ndindex(batch):
         for start in range(0, n, step):
             rows = slice(start, min(start + step, n))
-            offsets = _offsets(np.arange(rows.start, rows.stop), n, n_kv)
             s = q[head][rows] @ k[head].T * scale
-            if every_bias is not None:
-                s += every_bias[head][rows]
-            if slopes is not None:
-                s -= slopes[head] * np.abs(offsets)
-            s[~_seen(np.arange(rows.start, rows.stop), n, n_kv, left, right)] = -np.inf
+            change(s, head, rows)
             m = np.maximum(s.max(axis=-1, keepdims=True), every_sink[head])
             m = np.where(m == -np.inf, 0.0, m)
             p, of_sink = np.exp(s - m), np.exp(every_sink[head] - m)
@@ -355,7 +364,8 @@ def attention_backward(
             if "bias" in extra:
                 _add_broadcast(extra["bias"], head, ds, (rows,))
             if "alibi_slopes" in extra:
-                _add_broadcast(extra["alibi_slopes"], head, np.sum(-np.abs(offsets) * ds))
+                distances = np.abs(_offsets(np.arange(rows.start, rows.stop), n, n_kv))
+                _add_broadcast(extra["alibi_slopes"], head, np.sum(-distances * ds))
             if "sinks" in extra:
                 _add_broadcast(extra["sinks"], head, -np.sum(of_sink / total * delta))
     if group > 1:

@@ -17,7 +17,6 @@ graph of a call, or of several.
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,8 +41,9 @@ from helpers.attention.ladder.call import (
     softmax_scale_of,
 )
 from helpers.attention.ladder.kinds import DeviceArrays
-from helpers.attention.ladder.launches import C_NAMES, MAX_GRID_YZ, slices
+from helpers.attention.ladder.launches import C_NAMES
 from helpers.attention.ladder.layout import Spec, bits, dense
+from helpers.attention.passes import SUM_PARTS, Merge, Sum, merge_sizes, sum_sizes
 from helpers.attention.ring_gradients import OF_ROWS, Part, tile_of
 from helpers.attention.ring_joined import Joined, Place, joins, places
 from helpers.attention.ring_masks import MaskedStep, Piece, chunk_numbers, masked_steps, rows_of
@@ -64,11 +64,10 @@ from helpers.attention.run import run
 from helpers.attention.scalars import check_flags, whole_number
 from helpers.renamed import old_names
 
-MERGE, SUM, MERGE_THREADS = "17_merge.cu", "17_sum.cu", 256
+MERGE, SUM = "17_merge.cu", "17_sum.cu"
 STAGE: str | None = None  # of products whose results a kernel joins; None: the usual one, if it does so
 BACKWARD_STAGE: str | None = None  # the same for gradients
 _UNKNOWN = dense((1,), np.dtype(np.float32))  # an array of which a plan needs nothing but the name
-PARTS = 3  # of a gradient, that 17_sum.cu adds in one pass
 
 
 # ---- the forward pass
@@ -479,10 +478,10 @@ def _compile_first(
                         call.plan(call.arrays)
             for name in {"float32", own[0].dtype.name}:
                 c_name = _c_name(f"k is {name}", name)
-                _merge_kernel(MERGE, c_name, columns[-1])
+                kernel.load(MERGE, f"merge_partial<{c_name}>", defines=merge_sizes(columns[-1]))
                 if "do" in arrays:
                     for heads in {columns[0], given["q"].shape[2]}:
-                        _sum_kernel(c_name, heads * columns[-1])
+                        kernel.load(SUM, f"sum_parts<{c_name}>", defines=sum_sizes(heads * columns[-1]))
     comms.compiled[form] = True
 
 
@@ -640,26 +639,13 @@ def merge(o: Any, part: Any, rows: tuple[int, int], lse: Any, part_lse: Any, dty
     Raises:
         TypeError, ValueError: arrays, rows or a dtype other than these.
     """
-    cp = device.cp
     _check_merge(o, part, rows, lse, part_lse, dtype)
-    batch, n, heads, head_dim = o.shape
     rounded = dtype is not None and np.dtype(dtype) != np.float32
-    result = cp.empty(o.shape, dtype=dtype) if rounded else None
     if not o.size:
-        return o if result is None else result
-    first, last = (0, n) if rounded else rows
-    name = C_NAMES[np.dtype(dtype).name if rounded else "float32"]
-    compiled = _merge_kernel(MERGE, name, head_dim)
-    launch = compiled.launch_known if rounded in compiled.accepted else compiled  # which compares with the signature
-    numbers = n, heads, first, last - first, rows[0], rows[1] - rows[0]
-    grid = -(-(last - first) * heads // rows_of_block(head_dim))
-    for some in slices(batch, MAX_GRID_YZ):
-        arrays = [a if a is None else a[some] for a in (o, lse, part, part_lse, result)]
-        args = (*arrays, *map(np.int32, numbers))
-        launch((grid, some.stop - some.start), (MERGE_THREADS,), args, shared_mem=0)
-    if not kernel.launches_are_replaced():
-        compiled.accepted.add(rounded)
-    return o if result is None else result
+        return device.cp.empty(o.shape, dtype=dtype) if rounded else o
+    arrays = {"o": o, "lse": lse, "part": part, "part_lse": part_lse}
+    new = Merge.launch(arrays, MERGE, (o.shape, np.dtype(dtype)) if rounded else None, *rows)
+    return new if rounded else o
 
 
 def _c_name(given: str, dtype: str) -> str:
@@ -689,17 +675,6 @@ def _check_merge(o: Any, part: Any, rows: Any, lse: Any, part_lse: Any, dtype: A
     ):
         if a.shape != shape or a.dtype != np.float32 or not a.flags.c_contiguous:
             raise ValueError(f"{name} is float32 {shape}, C-contiguous; got {a.dtype} {a.shape}, strides {a.strides}")
-
-
-@functools.lru_cache(maxsize=64)
-def _merge_kernel(file: str, name: str, head_dim: int) -> kernel.Kernel:
-    return kernel.load(file, f"merge_partial<{name}>", defines={"HEAD_DIM": head_dim, "THREADS": MERGE_THREADS})
-
-
-def rows_of_block(head_dim: int) -> int:
-    """Return ROWS of kernels/17_merge.cu, the rows of a block."""
-    chunks = head_dim if head_dim % 4 else head_dim // 4
-    return MERGE_THREADS // (32 if chunks > 16 else 16 if chunks > 8 else 8)
 
 
 # ---- the backward pass
@@ -963,8 +938,8 @@ class _Sum:
         self.whole = 0, like.shape[1]
 
     def add(self, part: Any, rows: tuple[int, int] | None = None) -> None:
-        """Add a part. Up to PARTS wait, to be added in one pass."""
-        if len(self._parts) == PARTS:
+        """Add a part. Up to SUM_PARTS wait, to be added in one pass."""
+        if len(self._parts) == SUM_PARTS:
             self.so_far(self.whole)
         self._parts.append((part, rows or self.whole))
 
@@ -987,37 +962,20 @@ def sum_parts(
     """Add parts of a gradient in one pass, on the current device, by kernels/17_sum.cu.
 
     Args:
-        like: (batch, n, heads, head_dim), what it is the gradient of. parts: up to PARTS, each float32, C-contiguous,
+        like: (batch, n, heads, head_dim), what it is the gradient of. parts: up to SUM_PARTS, float32, C-contiguous,
             and which rows of the whole it has; none of them is used afterwards. rows: of the whole; others are left
             out, and those that no part has are 0. dtype: of the result.
     """
-    batch, _, heads, head_dim = like.shape
-    columns, count = heads * head_dim, rows[1] - rows[0]
-    in_place = next((a for a, which in parts if which == rows and dtype == np.float32), None)
-    result = device.cp.empty((batch, count, heads, head_dim), dtype=dtype) if in_place is None else in_place
-    if not result.size:
-        return result
-    compiled = _sum_kernel(C_NAMES[np.dtype(dtype).name], columns)
-    given = [*parts, *[(None, (0, 0))] * (PARTS - len(parts))]
-    form = (*(a is None for a, _ in given),)
-    launch = compiled.launch_known if form in compiled.accepted else compiled
-    numbers = columns, rows[0], count, *(each for _, (first, end) in given for each in (first, end - first))
-    grid = -(-count * (columns // _width(columns)) // MERGE_THREADS)
-    for some in slices(batch, MAX_GRID_YZ):
-        arrays = [a if a is None else a[some] for a in (result, *(a for a, _ in given))]
-        launch((grid, some.stop - some.start), (MERGE_THREADS,), (*arrays, *map(np.int32, numbers)), shared_mem=0)
-    if not kernel.launches_are_replaced():
-        compiled.accepted.add(form)
-    return result
-
-
-def _width(columns: int) -> int:
-    return 1 if columns % 4 else 4
-
-
-@functools.lru_cache(maxsize=64)
-def _sum_kernel(name: str, columns: int) -> kernel.Kernel:
-    return kernel.load(SUM, f"sum_parts<{name}>", defines={"WIDTH": _width(columns), "THREADS": MERGE_THREADS})
+    places = tuple([which for _, which in parts])
+    in_place = next((i for i, which in enumerate(places) if which == rows and dtype == np.float32), None)
+    shape = like.shape[0], rows[1] - rows[0], *like.shape[2:]
+    if 0 in shape:
+        return device.cp.empty(shape, dtype=dtype) if in_place is None else parts[in_place][0]
+    arrays = {"o": like, **{f"part_{i}": a for i, (a, _) in enumerate(parts)}}
+    if in_place is None:
+        return Sum.launch(arrays, SUM, (shape, np.dtype(dtype)), rows, "result", places)
+    Sum.launch(arrays, SUM, None, rows, f"part_{in_place}", places)
+    return parts[in_place][0]
 
 
 _MOVED = "SCHEDULES", "positions", "unshard"

@@ -90,19 +90,10 @@ def cos_sin(positions: int, rotary_dim: int, *, base: float = 10000.0) -> tuple[
     return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
 
 
-def rotary(
-    q: Any,
-    k: Any,
-    cos: Any,
-    sin: Any,
-    *,
-    interleaved: bool = False,
-    positions: tuple[Any, Any] | None = None,
-    in_place: bool = False,
-) -> tuple[Any, Any]:
+def rotary(q: Any, k: Any, cos: Any, sin: Any, **options: Any) -> tuple[Any, Any]:
     """Rotate pairs of columns of q and k by the angles of their positions, in a pass of its own.
 
-    Args:
+    Args, the options among them:
         q: (batch, seq, heads, head_dim), float32, float16 or bfloat16, of NumPy or of the device.
         k: (batch, seq_kv, kv_heads, head_dim) of q's dtype.
         cos, sin: (positions, rotary_dim / 2) float32. The first rotary_dim columns are rotated, in float32; the others
@@ -120,7 +111,7 @@ def rotary(
         TypeError: another dtype, or no array.
         ValueError: shapes that do not fit each other; fewer angles than rows; arrays that in_place cannot change.
     """
-    return plan_rotary(q, k, cos, sin, interleaved=interleaved, positions=positions, in_place=in_place)()
+    return plan_rotary(q, k, cos, sin, **options)()
 
 
 def plan_rotary(
@@ -224,21 +215,10 @@ def _positions(name: str, positions: Any, a: Any) -> Any:
 # ---- output projection
 
 
-def attention_projection(
-    q: Any,
-    k: Any,
-    v: Any,
-    w_o: Any,
-    *,
-    form: str = "atomics",
-    causal: bool = False,
-    window: tuple[int, int] | None = None,
-    softmax_scale: float | None = None,
-    cu_seqlens: tuple[Any, Any] | None = None,
-) -> Any:
+def attention_projection(q: Any, k: Any, v: Any, w_o: Any, **options: Any) -> Any:
     """Compute attention and its output projection: the concatenated outputs of the heads, times w_o.
 
-    Args:
+    Args, the options among them:
         q: (batch, seq, heads, head_dim), float16 or bfloat16; with cu_seqlens (tokens, heads, head_dim). head_dim is a
             multiple of 8, at most 128.
         k, v: (batch, seq_kv, kv_heads, head_dim), or (tokens_kv, kv_heads, head_dim), of q's dtype; kv_heads divides
@@ -257,17 +237,7 @@ def attention_projection(
         TypeError: another dtype, or no array; options of the wrong type.
         ValueError: shapes that do not fit; a form that there is not; a GPU below compute capability 8.0.
     """
-    return plan_projection(
-        q,
-        k,
-        v,
-        w_o,
-        form=form,
-        causal=causal,
-        window=window,
-        softmax_scale=softmax_scale,
-        cu_seqlens=cu_seqlens,
-    )()
+    return plan_projection(q, k, v, w_o, **options)()
 
 
 def plan_projection(

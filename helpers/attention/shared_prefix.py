@@ -9,27 +9,24 @@ equal parts, as if each were a sequence, and kernels/14_join.cu joins all.
 from __future__ import annotations
 
 import contextlib
-import functools
 import re
-import struct
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from helpers import device
-from helpers.attention import kernel
 from helpers.attention.calls import flash_attention
 from helpers.attention.ladder import limits
 from helpers.attention.ladder.kinds import as_device_array, as_kind_of, kind_of, on_device
 from helpers.attention.ladder.layout import bits
-from helpers.attention.ladder.stage import C_NAMES
+from helpers.attention.passes import Join
 
 # Up to so many rows of a head of K and V, 14 reads the prefix; beyond, flash_attention does, in parts of at least so
 # many keys, by tiles of about so many rows. On an H200, 64 and 256 rows were 1.05 to 1.5 times as fast so; fewer were
 # not measured.
 ROWS_OF_PARTS, KEYS_OF_A_PART, TILE_ROWS = 32, 256, 128
-JOIN_THREADS = 128
+JOIN = "14_join.cu"
 Attend = Callable[[Any, Any, Any], tuple[Any, Any]]
 NAMES = ("prefix_k", "prefix_v")
 _PLACES = re.compile(r"\b(?:batch|head|q_idx|kv_idx|q_len|kv_len|distance)\b")
@@ -143,7 +140,9 @@ def join_prefix(
             stage = stage_of(rows.dtype, head_dim, functions=bool(functions))
             how = {**options, "return_lse": True, "out_dtype": np.float32, "stage": stage}
             of_prefix, of_lse = flash_attention(rows, keys, values, **how)
-        _join(there["o"], there["lse"], of_prefix, of_lse, kv_heads)
+        if there["o"].size:
+            arrays = {"o": there["o"], "lse": there["lse"], "of_prefix": of_prefix, "of_lse": of_lse}
+            Join.launch(arrays, JOIN, None, kv_heads)
         return (o, lse) if kind is not None else tuple(as_kind_of(q, there[name]) for name in ("o", "lse"))
 
 
@@ -161,44 +160,3 @@ def parts_of(keys: int, rows: int, kv_heads: int) -> int:
     blocks = max(kv_heads * -(-rows // TILE_ROWS), 1)
     wanted = min(limits.multiprocessors() // blocks, keys // KEYS_OF_A_PART)
     return next((parts for parts in range(wanted, 1, -1) if keys % parts == 0), 1)
-
-
-def _join(o: Any, lse: Any, of_prefix: Any, of_lse: Any, kv_heads: int) -> None:
-    """Join attention to a prefix to (o, lse) in place, by kernels/14_join.cu.
-
-    Args:
-        o: (batch, seq_q, heads, head_dim). lse: (batch, heads, seq_q). of_prefix: (1, batch seq_q, heads, head_dim), or
-            of rows as `packed` has them, and in parts. of_lse: (parts, heads of of_prefix, its rows). All are
-            C-contiguous device arrays.
-    """
-    batch, tokens, heads, head_dim = o.shape
-    if not o.size:
-        return
-    rows, group = batch * tokens, heads // kv_heads
-    parts, their_rows, their_heads, _ = of_prefix.shape
-    packs = their_rows != rows  # a row is a token and one of the heads of a group
-    to_token, to_kv_head, to_head = (group * kv_heads, 1, kv_heads) if packs else (heads, group, 1)
-    of_o = their_rows * their_heads, to_token, to_kv_head, to_head
-    of_lses = (
-        (their_rows * their_heads, group, their_rows, 1) if packs else (rows * heads, 1, group * their_rows, their_rows)
-    )
-    numbers = *(step * head_dim for step in of_o), *of_lses, parts, tokens, rows, heads, group
-    params = np.frombuffer(bytearray(_JOIN.pack(*numbers)), JOIN_PARAMS)
-    compiled = _join_kernel(C_NAMES[o.dtype.name], C_NAMES[of_prefix.dtype.name], head_dim)
-    launch = compiled.launch_known if compiled.accepted else compiled  # which compares them with the signature
-    grid = -(-rows * heads // (JOIN_THREADS // (32 if head_dim > 64 else 16)))
-    launch((grid,), (JOIN_THREADS,), (o, lse, of_prefix, of_lse, params), shared_mem=0)
-    if not kernel.launches_are_replaced():
-        compiled.accepted.add(True)
-
-
-_STEPS = [f"{of}_{to}" for of in ("o", "lse") for to in ("part", "row", "kv_head", "head")]
-_NUMBERS = [(name, np.int32) for name in ("parts", "N", "rows", "heads", "group")]
-JOIN_PARAMS = np.dtype([*((name, np.int64) for name in _STEPS), *_NUMBERS], align=True)
-_JOIN = struct.Struct("=8q5i4x")
-
-
-@functools.lru_cache(maxsize=64)
-def _join_kernel(of_o: str, of_prefix: str, head_dim: int) -> kernel.Kernel:
-    defines = {"HEAD_DIM": head_dim, "THREADS": JOIN_THREADS}
-    return kernel.load("14_join.cu", f"join_prefix<{of_o}, {of_prefix}>", defines=defines)

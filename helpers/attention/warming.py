@@ -32,6 +32,7 @@ from helpers.attention.ladder.launches import C_NAMES
 from helpers.attention.ladder.layout import Spec, dense
 from helpers.attention.ladder.plan import CompiledPlan
 from helpers.attention.ladder.score_mod import parse_score_mod
+from helpers.attention.passes import join_sizes
 from helpers.attention.scalars import check_flags, whole_number
 from helpers.engine.cuda_source.signatures import dtype_of
 
@@ -203,8 +204,10 @@ def _prefix_jobs(
         options: whose functions have a mask. columns: of K and of V. more: arrays of functions of scores.
     """
     o = C_NAMES[dtype.name]
-    joins = {(o, of_prefix, columns[1]) for of_prefix in (o, "float")}
-    jobs: Jobs = {("join", *each): functools.partial(shared_prefix._join_kernel, *each) for each in joins}
+    jobs: Jobs = {}
+    for of_prefix in (o, "float"):
+        name, sizes = f"join_prefix<{o}, {of_prefix}>", join_sizes(columns[1])
+        jobs["join", name] = functools.partial(kernel.load, shared_prefix.JOIN, name, defines=sizes)
     if columns[0] != columns[1]:  # 14 reads all of these
         return jobs
     width = calls.whole_chunks(columns[0], dtype.itemsize)

@@ -398,7 +398,8 @@ def models_table(kind: str, *, kv_heads: int = 16, record: Mapping[str, Any] | N
 
 def _rate(r: Mapping[str, Any]) -> str:
     """Format tokens per second to three digits, with spreads above 5 % in brackets."""
-    spread = (r["ms_max"] - r["ms_min"]) / r["ms"]
+    low, high = ("ms_q1", "ms_q3") if "ms_q1" in r else ("ms_min", "ms_max")
+    spread = (r[high] - r[low]) / r["ms"]
     rate = float(f"{r['tokens_per_s']:.3g}")
     return f"{rate:,.0f}" + (f" ({spread:.0%})" if spread > 0.05 else "")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import itertools
 import math
 import os
 import sys
@@ -119,28 +120,47 @@ def flash_attention_3() -> Any | None:
     return importlib.import_module(name) if name else None
 
 
-@contextlib.contextmanager
-def _flash_attention_3(inputs: Inputs, causal: bool) -> Iterator[Callable[[], Any]]:
-    """Call flash_attn_func; its arrays are (batch, N, heads, d), and contiguous here."""
-    import torch
+def _of_models(load: Callable[[], Any]) -> Callable[[Inputs, bool], AbstractContextManager[Callable[[], Any]]]:
+    """Make a peer of a function whose arrays are (batch, N, heads, d), and contiguous here. load: returns it."""
 
-    module = flash_attention_3()
-    q, k, v = (a.transpose(1, 2).contiguous() for a in inputs.torch)
+    @contextlib.contextmanager
+    def ready(inputs: Inputs, causal: bool) -> Iterator[Callable[[], Any]]:
+        import torch
 
-    def run() -> Any:
-        o = module.flash_attn_func(q, k, v, causal=causal)
-        return (o[0] if isinstance(o, tuple) else o).transpose(1, 2)
+        call = load()
+        q, k, v = (a.transpose(1, 2).contiguous() for a in inputs.torch)
 
-    with torch.no_grad():
-        yield run
+        def run() -> Any:
+            o = call(q, k, v, causal=causal)
+            return (o[0] if isinstance(o, tuple) else o).transpose(1, 2)
+
+        with torch.no_grad():
+            yield run
+
+    return ready
+
+
+def flash_attention_4() -> Callable[..., Any] | None:
+    """Return flash_attn_func of the package flash-attn-4, for its output alone; None where it is not installed."""
+    if importlib.util.find_spec("flash_attn") is None or importlib.util.find_spec("flash_attn.cute") is None:
+        return None
+    from flash_attn.cute import flash_attn_func
+
+    def call(*given: Any, **options: Any) -> Any:
+        outputs = flash_attn_func(*given, **options)
+        return outputs[0] if isinstance(outputs, tuple) else outputs  # some versions return lse, too
+
+    return call
 
 
 def attentions() -> tuple[Peer, ...]:
-    """List PyTorch's backends, and FlashAttention-3 if it is installed and supports the GPU."""
-    installed = any(map(importlib.util.find_spec, FLASH_ATTENTION_3))
-    if not installed or int(cp.cuda.Device().compute_capability) != 90:
+    """List PyTorch's backends, and FlashAttention-3 and -4 where they are installed and support the GPU."""
+    if int(cp.cuda.Device().compute_capability) != 90:
         return TORCH
-    return (*TORCH, Peer("FlashAttention-3", _flash_attention_3, (*HALVES, "uint8")))
+    flash3 = Peer("FlashAttention-3", _of_models(lambda: flash_attention_3().flash_attn_func), (*HALVES, "uint8"))
+    flash4 = Peer("FlashAttention-4", _of_models(flash_attention_4), HALVES)
+    installed = any(map(importlib.util.find_spec, FLASH_ATTENTION_3)), flash_attention_4() is not None
+    return (*TORCH, *itertools.compress((flash3, flash4), installed))
 
 
 def _sdpa_backward(backend: str) -> Callable[[Inputs, bool], AbstractContextManager[Callable[[], Any]]]:

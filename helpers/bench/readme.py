@@ -48,7 +48,7 @@ MANY_GPUS = "many GPUs: ring attention, zigzag, all-gather; over NCCL, peer copi
 DECODING = "one token at a time: split keys, packed heads, a cache in pages, merged by the last block"
 PEERS = {  # in the record, and as the table names them
     **{name: f"PyTorch, {name}" for name in ("SDPA efficient", "SDPA math", "SDPA flash", "SDPA cuDNN")},
-    "FlashAttention-3": "FlashAttention-3",
+    **{name: name for name in ("FlashAttention-3", "FlashAttention-4")},
 }
 
 

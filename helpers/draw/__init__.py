@@ -1,0 +1,1 @@
+"""Pictures, listings and tables that a notebook or the site shows."""

@@ -306,5 +306,7 @@ def timeline_of_backward(timeline: Mapping[str, Any], first: int, last: int) -> 
                 bar(y + 1, (at[begin], at[end]), 0.5, IDLE if what == "waits" else MOVED, what)
         bar(len(names), (full, adders[number][-1]), 0.5, MOVED, "addition")
     ax.set_yticks(range(len(names) + 1), [*names, "dQ is added"], fontsize=8)
-    ax.set(ylim=(len(names) + 0.5, -0.6), xlim=(0, stop - zero), xlabel="cycles; grey: waits for the other's dS")
+    title = f"d = {timeline['shape'][3]}"
+    ax.set(ylim=(len(names) + 0.5, -0.6), xlim=(0, stop - zero), title=title)
+    ax.set_xlabel("cycles; grey: waits for the other's dS")
     return Picture(fig, f"steps {first} to {last} of a block of 13 on a GPU: {stop - zero:,} cycles")

@@ -638,6 +638,13 @@ def _own_and_target(
     return own, cache_dir() / f"{kind}-{_key(parts)}.so"
 
 
+# Of a refusal: it is an error in a line. And: it may be another tomorrow, with more memory or a header installed.
+_IN_A_LINE = re.compile(r":\d+: error: ")
+_OF_THE_MACHINE = re.compile(
+    r"fatal error: |internal compiler error|[Kk]illed|No space left|[Mm]emory exhausted|out of memory"
+)
+
+
 def build(
     text: str,
     extra: list[str],
@@ -664,15 +671,22 @@ def build(
         forbid: asked of the warnings of what was compiled, pedantic ones among them; its answer counts the same way.
 
     Returns:
-        (path, diagnostics): path is None when the compiler refused, diagnostics is what it printed.
+        (path, diagnostics): path is None when the compiler refused, diagnostics is what it printed. A refusal is kept
+        as a build is: to read CuTe's headers takes a quarter of a minute, whatever comes of it.
     """
     own, target = _own_and_target(text, extra, kind, checked, expand_key, plain)
-    options = [*own, *_quoted()]
-    if target.exists():
-        return target, ""
-    with _alone(target), tempfile.TemporaryDirectory(dir=target.parent, prefix="building-") as scratch:
-        if target.exists():  # another process has built it meanwhile
+    options, refusal = [*own, *_quoted()], target.with_suffix(".refused")
+
+    def kept() -> tuple[Path | None, str] | None:
+        if target.exists():
             return target, ""
+        return (None, with_paths(refusal.read_text())) if refusal.exists() else None
+
+    if answer := kept():
+        return answer
+    with _alone(target), tempfile.TemporaryDirectory(dir=target.parent, prefix="building-") as scratch:
+        if answer := kept():  # another process has built it meanwhile
+            return answer
         refused = refuse()
         if refused:
             return None, refused
@@ -689,7 +703,7 @@ def build(
             header, rest = (None, text) if expand else _precompiled(text, own)
             included = ["-include", str(header)] if header else []
             good, diagnostics = _compile(rest, [*options, *warnings, *included], checked, output)
-            if not good and header and not re.search(r":\d+: error: ", diagnostics):
+            if not good and header and not _IN_A_LINE.search(diagnostics):
                 # No error is in a line of the source: was it the precompiled header, spoiled by a crash or a full disk?
                 good, diagnostics = _compile(text, [*options, *warnings], checked, output)
                 if good:
@@ -710,6 +724,8 @@ def build(
             if not good and plain != text:
                 good, diagnostics = attempt(plain)
         if not good:
+            if _IN_A_LINE.search(diagnostics) and not _OF_THE_MACHINE.search(diagnostics):
+                keep(refusal, without_paths(diagnostics))
             return None, diagnostics
         if set(bounds()) & set(extra):
             keep(target.with_suffix(".cpp"), compiled)

@@ -1,0 +1,1 @@
+"""What course.py does before its packages are there: it makes, checks and enters .venv."""

@@ -1,9 +1,12 @@
-"""Turn links between the repository's texts into links to the site's pages, or else to the repository."""
+"""Turn links of the repository's texts into links to pages, or to the repository; run what needs the CPU engine."""
 
 from __future__ import annotations
 
+import os
 import posixpath
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -65,6 +68,21 @@ class Links:
             return _TO_NOWHERE.sub(r"\1", _LINK.sub(lambda match: self.target(match[1], file), prose))
 
         return outside_code(text, change)
+
+
+def run_on_cpu(module: str, what: str, *words: str) -> str:
+    """Run a module in a process of its own on the CPU engine, whatever device this process has; return what it prints.
+
+    Raises:
+        RuntimeError: it failed; the message begins with `what`, and says why.
+    """
+    # With less optimisation builds take less time; counts and findings are the same.
+    settings = {"COURSE_DEVICE": "cpu", "COURSE_CPU_OPTIMISATION": "1"}
+    command = [sys.executable, "-m", f"helpers.site.{module}", *words]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **settings}, capture_output=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{what}: {done.stderr.decode(errors='replace').strip()}")
+    return done.stdout.decode()
 
 
 def outside_code(text: str, change: Callable[[str], str]) -> str:

@@ -14,15 +14,13 @@ import contextlib
 import difflib
 import importlib
 import io
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from helpers.site import listing
-from helpers.site.links import ROOT
+from helpers.site.links import ROOT, run_on_cpu
 
 TEXT = Path(__file__).with_suffix(".md")
 MOST_LINES = 6  # of a message
@@ -183,18 +181,8 @@ def _tests(stage: str) -> Any:
 
 
 def page_on_cpu() -> str:
-    """Write the page in a process of its own on the CPU engine, whatever device this process has.
-
-    Raises:
-        RuntimeError: the page could not be made; the message says why.
-    """
-    # The tests compile with less optimisation, which makes no difference to what is found.
-    settings = {"COURSE_DEVICE": "cpu", "COURSE_CPU_OPTIMISATION": "1"}
-    command = [sys.executable, "-m", "helpers.site.mistakes"]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **settings}, capture_output=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"the page of usual mistakes: {done.stderr.decode(errors='replace').strip()}")
-    return done.stdout.decode()
+    """Write the page as `run_on_cpu` does."""
+    return run_on_cpu("mistakes", "the page of usual mistakes")
 
 
 if __name__ == "__main__":

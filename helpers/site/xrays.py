@@ -12,8 +12,6 @@ import functools
 import hashlib
 import io
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -28,7 +26,7 @@ from helpers.attention.ladder.steps import BASES, CLIMBS
 from helpers.engine import compiler, nvrtc
 from helpers.lesson import decoding
 from helpers.lesson.shortcuts import xray_gradients, xray_stage
-from helpers.site.links import ROOT
+from helpers.site.links import ROOT, run_on_cpu
 from helpers.xray import Report
 
 ROWS, KEYS, HEAD_DIM = 128, 256, 64
@@ -127,20 +125,8 @@ def _surroundings() -> str:
 
 
 def on_cpu(files: Sequence[str] = ()) -> dict[str, Xray]:
-    """Record the X-rays in a process of its own on the CPU engine, whatever device this process has.
-
-    Args:
-        files: below kernels/; all of `stages()` if there are none.
-
-    Raises:
-        RuntimeError: a launch failed; the message says why.
-    """
-    settings = {"COURSE_DEVICE": "cpu", "COURSE_CPU_OPTIMISATION": "1"}  # counts are the same at -O1, builds quicker
-    command = [sys.executable, "-m", "helpers.site.xrays", *files]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **settings}, capture_output=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"the X-rays of the kernels: {done.stderr.decode(errors='replace').strip()}")
-    return json.loads(done.stdout)
+    """Record the X-rays as `run_on_cpu` does. files: below kernels/; all of `stages()` if there are none."""
+    return json.loads(run_on_cpu("xrays", "the X-rays of the kernels", *files))
 
 
 def _all(files: Sequence[str]) -> Iterator[tuple[str, Xray]]:

@@ -1,5 +1,5 @@
-// Exercise 13: find what is missing. Each block has its part of every tile of dQ. Four warps write a
-// tile to shared memory, and one thread of a fifth adds it to global memory by one instruction.
+// Exercise 13: find what is missing. Each block has its part of every tile of dQ. Four warps write
+// a tile to shared memory, and one thread of a fifth adds it to global memory by one instruction.
 //
 // Two lines are missing. The X-ray names what each of them would prevent.
 //

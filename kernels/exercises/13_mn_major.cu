@@ -1,8 +1,8 @@
-// Exercise 13: dK = dS^T Q for 64 keys, by one warpgroup. wgmma takes dS^T from registers, and Q from
-// the tile that S^T = K Q^T reads too: 64 rows of 128 columns, in two panels of 64 columns.
+// Exercise 13: dK = dS^T Q for 64 keys, by one warpgroup. wgmma takes dS^T from registers, and Q
+// from the tile that S^T = K Q^T reads too: 64 rows of 128 columns, in two panels of 64 columns.
 //
-// A product takes 16 rows of Q and all of its 128 columns. wgmma_descriptor(address, leading) has the
-// distance in bytes from a panel to the next as its second argument, and what is added to a
+// A product takes 16 rows of Q and all of its 128 columns. wgmma_descriptor(address, leading) has
+// the distance in bytes from a panel to the next as its second argument, and what is added to a
 // descriptor counts 16 bytes.
 //
 // Launch   grid 1, block 128
@@ -11,20 +11,21 @@
 // Limit    4 products for each tile of 64 rows
 #include "hopper.cuh"
 
-// dS^T as the left operand: the thread's elements of its warp's 16 keys and of 16 rows from `row` on.
+// dS^T as the left operand: the thread's elements of its warp's 16 keys and of 16 rows from `row`.
 __device__ void load_operand(unsigned (&a)[4], const __half* dS, int row, int N) {
   const int lane = threadIdx.x % 32, key = threadIdx.x / 32 * 16 + lane / 4;
   for (int i = 0; i < 4; ++i) {
     const int r = row + 2 * (lane % 4) + i / 2 * 8, k = key + i % 2 * 8;
     const __half zero = __float2half(0.0f);
-    const __half2 pair = __halves2half2(r < N ? dS[r * 64 + k] : zero, r + 1 < N ? dS[(r + 1) * 64 + k] : zero);
+    const __half2 pair =
+        __halves2half2(r < N ? dS[r * 64 + k] : zero, r + 1 < N ? dS[(r + 1) * 64 + k] : zero);
     a[i] = *reinterpret_cast<const unsigned*>(&pair);
   }
 }
 
 extern "C" __global__ void __launch_bounds__(128) gradient(
-    const __grid_constant__ TensorMap q_map, const __half* __restrict__ dS,
-    float* __restrict__ dK, int N) {
+    const __grid_constant__ TensorMap q_map, const __half* __restrict__ dS, float* __restrict__ dK,
+    int N) {
   __shared__ __align__(1024) __half Q_smem[2][64][64];  // a panel: 64 rows of 128 bytes
   __shared__ __align__(8) unsigned long long barrier;
   const unsigned full = smem_address(&barrier);

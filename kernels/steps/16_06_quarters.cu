@@ -25,33 +25,6 @@ constexpr unsigned K_RING_AT = Q_RING_AT + Ring<CONSUMERS>::BYTES;
 constexpr unsigned V_RING_AT = K_RING_AT + Ring<STAGES>::BYTES;
 constexpr unsigned SHARED_BYTES = V_RING_AT + Ring<STAGES>::BYTES;
 
-// As move_maxima, with half the instructions: Hopper has a maximum of three integers, and none of three
-// floats. Unless all are negative, floats compare like their bits (10). If all are, the maximum of bits is
-// too small, which matters only while a row's maximum is negative too: then it is looked at again.
-__device__ __forceinline__ void move_maxima_by_bits(
-    const Scores& S, Statistics& m_i, Statistics& rescale, float softmax_scale_log2) {
-  bool exceeded = false;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    int bits = __float_as_int(S[2 * i]), other = __float_as_int(S[2 * i + 1]);
-#pragma unroll
-    for (int n = 1; n < BLOCK_N / 8; ++n) {
-      const int a = __float_as_int(S[4 * n + 2 * i]), b = __float_as_int(S[4 * n + 2 * i + 1]);
-      int& of_two = n % 2 ? bits : other;
-      of_two = max(max(of_two, a), b);
-    }
-    const float s_max = __int_as_float(max(bits, other));
-    exceeded |= scaled_maximum(s_max, softmax_scale_log2) > m_i[i] + RESCALE_THRESHOLD;
-    exceeded |= s_max < 0.0f && m_i[i] < -WEIGHT_EXPONENT;
-    rescale[i] = 1.0f;
-  }
-  if (!__any_sync(0xffffffff, exceeded)) return;
-  Statistics maxima;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) maxima[i] = scaled_maximum(lane_maximum(S, i), softmax_scale_log2);
-  raise_maxima(maxima, m_i, rescale);
-}
-
 template <typename T>
 __global__ void __launch_bounds__(THREADS, 1) fp8(
     const __grid_constant__ TensorMap q_map,  // boxes of 64 rows

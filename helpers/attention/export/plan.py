@@ -257,6 +257,7 @@ def plan(request: Request) -> Plan:
         defines = dict(stage.defines(request.head_dim))
         long = dict(zip(NAMES, (1, 16, 16, _LONG, _LONG), strict=True))
         defines.update(stage.variant(call_of(request, long, 1.0)))
+        defines.pop("PERSISTENT", None)  # for a grid by the GPU's multiprocessors, which a file does not know
     sizes = {name: Size.constant(name, size) for name, size in defines.items()}
     probes = [_Probe(request, sizes, numbers, scale) for numbers, scale in zip(_PROBES, _SCALES, strict=True)]
     return _explain(request, defines, *probes)

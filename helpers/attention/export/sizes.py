@@ -57,34 +57,15 @@ class Size(int):
             return Size(value, trees[0] if trees[1] == one else trees[1])
         return Size(value, (operator, *trees))
 
-    def __add__(self, other: Any) -> Any:
-        return self._with("+", self, other)
-
-    def __radd__(self, other: Any) -> Any:
-        return self._with("+", other, self)
-
-    def __sub__(self, other: Any) -> Any:
-        return self._with("-", self, other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return self._with("-", other, self)
-
-    def __mul__(self, other: Any) -> Any:
-        return self._with("*", self, other)
-
-    def __rmul__(self, other: Any) -> Any:
-        return self._with("*", other, self)
-
-    def __floordiv__(self, other: Any) -> Any:
-        return self._with("//", self, other)
-
-    def __rfloordiv__(self, other: Any) -> Any:
-        return self._with("//", other, self)
-
     def __neg__(self) -> Size:
         return Size(-int(self), ("neg", self.tree)) if varies(self.tree) else Size(-int(self), ("number", -int(self)))
 
     __hash__ = int.__hash__
+
+
+for _name, _symbol in {"add": "+", "sub": "-", "mul": "*", "floordiv": "//"}.items():
+    setattr(Size, f"__{_name}__", lambda a, b, symbol=_symbol: a._with(symbol, a, b))
+    setattr(Size, f"__r{_name}__", lambda a, b, symbol=_symbol: a._with(symbol, b, a))
 
 
 def tree_of(value: int) -> Tree:

@@ -51,21 +51,11 @@ class DeviceArrays:
         """Make the `Spec` of an array with this key of `cache_keys`."""
         return spec_of(*key)
 
-    def copy(self, a: Any) -> Any:
-        """Return a C-contiguous copy."""
-        return dense_copy(a)
+    copy, negative, padded = staticmethod(dense_copy), staticmethod(negative), staticmethod(padded)
 
     def as_int32(self, a: Any) -> Any:
         """Return a C-contiguous copy in int32."""
         return device.cp.ascontiguousarray(a.astype(np.int32))
-
-    def negative(self, a: Any) -> Any:
-        """Return a C-contiguous copy with the other sign."""
-        return negative(a)
-
-    def padded(self, a: Any, columns: int) -> Any:
-        """Return a C-contiguous copy whose rows have that many columns; those that a lacks are zeros."""
-        return padded(a, columns)
 
     def fill(self, a: Any, value: float) -> None:
         """Set every element to `value`."""
@@ -180,7 +170,7 @@ class TorchTensors:
         return self._torch.neg(a, out=a.new_empty(a.shape))
 
     def padded(self, a: Any, columns: int) -> Any:
-        """See DeviceArrays.padded. PyTorch's own pad gives the strides of channels_last back, where a has them."""
+        """See `layout.padded`. PyTorch's own pad gives the strides of channels_last back, where a has them."""
         wide = a.new_zeros((*a.shape[:-1], columns))
         wide[..., : a.shape[-1]].copy_(a)
         return wide
@@ -278,7 +268,7 @@ class HeadsFirst(TensorsWithoutGradients):
         return turned(super().negative(turned(a)))
 
     def padded(self, a: Any, columns: int) -> Any:
-        """See DeviceArrays.padded."""
+        """See `layout.padded`."""
         return turned(super().padded(turned(a), columns))
 
     def device_array(self, a: Any) -> Any:

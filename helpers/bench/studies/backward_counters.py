@@ -6,13 +6,13 @@
 bfloat16, 16,384 tokens or 8 x 2112, heads x head_dim = 2048; the backward pass alone, by torch.autograd, and the
 forward pass of causal calls of 512 rows. "rows": the figures of `helpers.bench.counters` of the longest kernel, and
 which share of the time the others take. "power": all in turns, each launched over and over for a while; then the clock
-that a kernel has right after it. FlashAttention-4 is left out where it is not installed.
+that a kernel has right after it. FlashAttention-4 is left out where it is not installed. "without": the loop of copies
+of 13 that leave something out, whose gradients are wrong; their texts are not kept.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
 import statistics
 import sys
@@ -24,6 +24,7 @@ from typing import Any
 from helpers.bench import ncu, records
 from helpers.bench.cases import Case
 from helpers.bench.harness import Study, figures, heads_text, require_same
+from helpers.bench.peers import flash_attention_4
 from helpers.bench.studies.autograd import FLASH4, OURS, forwards, inputs
 from helpers.bench.studies.hopper import share
 from helpers.bench.timing import Sensors, sm_mhz, speeds
@@ -49,7 +50,7 @@ def passes(case: Case) -> dict[str, Callable[[], Any]]:
     import torch
 
     given, do = inputs(case)
-    peers = [FLASH4] * (importlib.util.find_spec("flash_attn") is not None)
+    peers = [FLASH4] * (flash_attention_4() is not None)
     peers += [CUDNN] * (not case.backward and torch.cuda.is_available())
     if case.backward:
         for a in given:
@@ -212,6 +213,16 @@ def beside(record: Mapping[str, Any] | None = None, *, n: int) -> str:
         "power": [f"{row['watts']:.0f} W" if "watts" in row else "" for row in clocks],
     }
     return "\n".join((f"{what:34}" + "".join(f"{cell:>15}" for cell in line)).rstrip() for what, line in cells.items())
+
+
+@records.shown
+def without_table(record: Mapping[str, Any] | None = None) -> str:
+    """Format the loops of copies that leave something out as text, a copy a line: time, tensor cores, conflicts."""
+    lines = [f"{'without':28}{'time':>10}{'tensor cores':>16}{'bank conflicts':>16}"]
+    for row in record["without"]:
+        conflicts = f"{row['bank conflicts'] / 1e6:.1f} M"
+        lines.append(f"{row['name']:28}{row['ms']:7.2f} ms{row['tensor pipe %']:14.0f} %{conflicts:>16}")
+    return "\n".join(lines)
 
 
 def flash4_speeds(record: Mapping[str, Any], n: int) -> list[float]:

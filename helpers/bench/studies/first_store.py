@@ -1,9 +1,10 @@
-"""Time hopper_backward with and without two ideas for short sequences, on a GPU: FIRST_STORES and PERSISTENT.
+"""Time hopper_backward with and without three ideas, on a GPU: FIRST_STORES, PERSISTENT, and a fixed order.
 
     python3 -m helpers.bench.study first_store FILE
 
 bfloat16, some 16,384 tokens, heads x head_dim = 2048; all three kernels, in turns. "rows": the first block at a tile of
 dQ stores it, or all blocks add to zeros. "persistent": blocks that go from tile to tile of keys, or one for each.
+"turns": blocks add in a fixed order, or in any, as a call without it is made.
 "tries": other changes of the kernel that were timed in turns with it, at 512 to 16,384 rows. They lost, or gained too
 little for what they need: programmatic dependent launch needs an attribute of launches that CuPy has no argument for.
 Their texts are not kept.
@@ -39,6 +40,14 @@ BLOCK_CASES = tuple(
     for batch, n in ((32, 512), (4, 512), (16, 1024), (8, 2112), (4, 4096), (1, 16384))
     for causal in (False, True)
 )
+TURNS = {"a fixed order": {"DETERMINISTIC": 1, "FIRST_STORES": 0, "PERSISTENT": 0}, "any order": {}}
+TURN_CASES = tuple(
+    Case(shape, "bfloat16", True, backward=True)
+    for shape in (
+        *((1, 16, 4096, 128), (16, 16, 1024, 128), (8, 16, 2112, 128), (4, 16, 4096, 128), (2, 16, 8192, 128)),
+        *((1, 16, 16384, 128), (4, 32, 4096, 64), (1, 32, 16384, 64)),
+    )
+)
 
 
 @functools.lru_cache(maxsize=1)
@@ -56,6 +65,11 @@ def rows(cases: tuple[Case, ...] = CASES, rounds: int = ROUNDS) -> Iterator[list
 def persistent(cases: tuple[Case, ...] = BLOCK_CASES, rounds: int = ROUNDS) -> Iterator[list[dict[str, Any]]]:
     """Time blocks of many tiles of keys and of one, as `rows` does."""
     return _compared(cases, BLOCKS, rounds)
+
+
+def turns(cases: tuple[Case, ...] = TURN_CASES, rounds: int = ROUNDS) -> Iterator[list[dict[str, Any]]]:
+    """Time a fixed order and any, as `rows` does."""
+    return _compared(cases, TURNS, rounds)
 
 
 def _compared(
@@ -82,7 +96,11 @@ def _compared(
         yield compare_case(case, {name: run for name, (run, _) in made.items()}, rounds, over=other_way)
 
 
-STUDY = Study("first_store", {"rows": rows, "persistent": persistent}, lambda: {"device": describe(), "rounds": ROUNDS})
+STUDY = Study(
+    "first_store",
+    {"rows": rows, "persistent": persistent, "turns": turns},
+    lambda: {"device": describe(), "rounds": ROUNDS},
+)
 take = STUDY.take
 
 
@@ -92,6 +110,8 @@ def table(record: Mapping[str, Any] | None = None) -> str:
     lines = _lines(record["rows"], WAYS, ("zeros", "first stores"))
     if "persistent" in record:
         lines += ["", *_lines(record["persistent"], BLOCKS, ("one tile", "persistent"))]
+    if "turns" in record:
+        lines += ["", *_lines(record["turns"], TURNS, ("any order", "fixed order"))]
     return "\n".join(lines)
 
 
@@ -102,6 +122,12 @@ def _lines(rows: Sequence[Mapping[str, Any]], ways: Iterable[str], titles: tuple
         assert (one["name"], other["name"]) == (first, second)
         lines.append(f"{heads_text(one):40}{other['ms']:9.3f} ms{one['ms']:11.3f} ms{speed_text(one):>24}")
     return lines
+
+
+@records.shown
+def turns_table(record: Mapping[str, Any] | None = None) -> str:
+    """Format the times in a fixed order and in any, a case a line."""
+    return "\n".join(_lines(record["turns"], TURNS, ("any order", "fixed order")))
 
 
 @records.shown

@@ -19,11 +19,11 @@ from typing import Any
 from helpers import attention
 from helpers.bench import records
 from helpers.bench.cases import Shape
-from helpers.bench.harness import Row, Study, fields_text, figures, need_gpu
+from helpers.bench.harness import Row, Study, fields_text, figures, need_gpu, speed_text
 from helpers.bench.host_cost import host_time
 from helpers.bench.peers import TORCH_DEVICE
 from helpers.bench.run import device_facts, free_pools
-from helpers.bench.timing import Timing
+from helpers.bench.timing import Timing, quartiles, speeds
 
 RECORD = records.MEASURED / "nvidia-h200-torch.json"
 recorded = records.reader(RECORD.name)
@@ -36,10 +36,11 @@ LONGEST = 2560
 IN_GRAPH = 12  # calls that are captured together, as those of a model
 LENGTHS = (512, 4096, 16384)
 IMPLEMENTATIONS = ("course", "sdpa", "eager")
+BASE = "sdpa"  # the others' speeds are over its
 KV_HEADS = (16, 4)
 LAYERS, HIDDEN, HEADS, MLP, WORDS = 12, 1024, 16, 2816, 32000
 SPREAD = 0.04  # standard deviation of the weights: scaled logits of about 1.6, so attention is far from uniform
-ROUNDS = 9
+ROUNDS = 15
 PROMPT, NEW = 100, 64
 
 
@@ -193,8 +194,9 @@ def _host_row(name: str, what: str, shape: Shape, timing: Timing) -> dict[str, A
 def speed(kind: str, kv_heads: int, *, lengths: Sequence[int] = LENGTHS, batch: int = 1) -> list[dict[str, Any]]:
     """Time a model's forward ("prefill") or forward and backward ("training"), by each attention, in turn.
 
-    Milliseconds by device events, the median over rounds in which the implementations follow one another; memory is
-    PyTorch's peak beyond what was held before the call (for training, the gradients of the weights are held).
+    Milliseconds by device events, the median and the quartiles over rounds in which the implementations follow one
+    another, and how many times as fast as with SDPA; memory is PyTorch's peak beyond what was held before the call (for
+    training, the gradients of the weights are held).
     """
     import torch
 
@@ -219,6 +221,8 @@ def speed(kind: str, kv_heads: int, *, lengths: Sequence[int] = LENGTHS, batch: 
             row = {"kind": kind, "implementation": implementation, "n": length, "kv_heads": kv_heads}
             if implementation in times:
                 row |= figures(times[implementation]) | {"rounds": len(times[implementation])}
+                _, row["ms_q1"], row["ms_q3"] = quartiles(times[implementation])
+                row |= speeds(times[implementation], times[BASE]) if BASE in times else {}
                 row |= {"tokens_per_s": 1e3 * batch * length / row["ms"], "peak_bytes": peaks[implementation]}
             else:
                 row["error"] = errors[implementation]
@@ -333,8 +337,8 @@ def _head() -> dict[str, Any]:
                 **{"layers": LAYERS, "hidden": HIDDEN, "heads": HEADS, "head_dim": HIDDEN // HEADS, "mlp": MLP},
                 **{"words": WORDS, "kv_heads": list(KV_HEADS), "weights": f"random, of standard deviation {SPREAD}"},
             },
-            "speed": "bfloat16, one sequence; device events around one call after another of the same; median of "
-            f"{ROUNDS} rounds in which the implementations take turns; sdpa with its flash backend",
+            "speed": "bfloat16, one sequence; device events around one call after another of the same; median of as "
+            "many rounds as a row says, in which the implementations take turns; sdpa with its flash backend",
             "prefill": "no KV cache, logits of the last token alone",
             "training": "loss of every token and its gradients; no optimizer",
             "memory": "PyTorch's peak beyond what was held before the call",
@@ -390,15 +394,18 @@ def table(record: Mapping[str, Any] | None = None) -> str:
             continue
         lines += [
             "",
-            f"{kind:10}{'kv heads':>9}{'N':>8}{'':>3}{'attention':10}{'ms':>10}{'spread':>9}{'tokens/s':>11}{'GB':>8}",
+            f"{kind:10}{'kv heads':>9}{'N':>8}{'':>3}{'attention':10}{'ms':>10}{'spread':>9}{'tokens/s':>11}{'GB':>8}"
+            f"{'over SDPA':>22}",
         ]
         for r in record[kind]:
             line = f"{'':10}{r['kv_heads']:9}{r['n']:8}{'':3}{r['implementation']:10}"
             if "error" in r:
                 lines.append(line + "  " + r["error"])
                 continue
-            spread = (r["ms_max"] - r["ms_min"]) / r["ms"]
-            lines.append(line + f"{r['ms']:10.2f}{spread:9.1%}{r['tokens_per_s']:11,.0f}{r['peak_bytes'] / 1e9:8.2f}")
+            low, high = ("ms_q1", "ms_q3") if "ms_q1" in r else ("ms_min", "ms_max")
+            line += f"{r['ms']:10.2f}{(r[high] - r[low]) / r['ms']:9.1%}{r['tokens_per_s']:11,.0f}"
+            line += f"{r['peak_bytes'] / 1e9:8.2f}"
+            lines.append(line + (f"{speed_text(r):>22}" if "speed" in r and r["implementation"] != BASE else ""))
     if "accuracy" in record:
         lines += ["", f"{'logits, largest error':24}" + "".join(f"{name:>11}" for name in IMPLEMENTATIONS)]
         cells = {(r["kv_heads"], r["dtype"], r["implementation"]): r["max_error"] for r in record["accuracy"]}

@@ -1,3 +1,4 @@
+// A warp's request for shared memory: an address pattern, the banks that it goes to, and its wavefronts. See banks.py.
 begin("banks", (root, data, [caption, svg]) => {
   const [left, top, cell, row] = data.place;
   const [now, later, before] = data.colours;

@@ -26,6 +26,7 @@ class Moving:
 
     def _repr_html_(self) -> str:
         style, shared, own = (_read(name) for name in ("figure.css", "figure.js", f"{self.name}.js"))
+        own = own.partition("\n")[2]  # its first line says to readers of the file what it is
         numbers = json.dumps(self.data, separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/")
         return (
             f'<style>\n{style}</style>\n<div class="moving" data-moving="{self.name}">\n{self.frame}\n'

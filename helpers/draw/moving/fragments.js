@@ -1,3 +1,4 @@
+// The elements of the matrices of mma.sync.m16n8k16 that each lane of a warp holds. See fragments.py.
 begin("fragments", (root, data, [sentence, svg]) => {
   const cells = svg.querySelector(".cells");
   const cell = data.cell;

@@ -1,3 +1,4 @@
+// A launch step by step: its mbarriers, its warps and the lines where they stand, from an X-ray's trace. See launch.py.
 begin("launch", (root, data, [sentence]) => {
   const cells = root.querySelectorAll(".cell");
   let steps = data.walks[0][1];

@@ -1,3 +1,4 @@
+// The kernel online_softmax reads a paragraph, one tile of keys after the other. See softmax.py.
 begin("softmax", (root, data, [numbers, svg, words]) => {
   const cells = numbers.querySelectorAll("td");
   const spans = data.words.map((word) => make("span", {}, word.replace("##", "")));

@@ -1,3 +1,4 @@
+// Draw when each part of a block does what, on a timeline with a moving cursor. See spans.py.
 begin("spans", (root, data, [svg, sentence]) => {
   const [left, width, high] = data.place;
   const box = svg.querySelector(".spans");

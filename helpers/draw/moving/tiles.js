@@ -1,3 +1,4 @@
+// The register tiles of register_tiles: what each BLOCK_M and BLOCK_N costs, and its recorded speed. See tiles.py.
 begin("tiles", (root, data, [table, words, svg]) => {
   const [width] = data.bar;
   const cells = [...table.querySelectorAll("td")].filter((cell) => cell.textContent);

@@ -1,0 +1,1 @@
+"""Exercises: their texts, the %%cuda cells that grade them, hints, a learner's progress."""

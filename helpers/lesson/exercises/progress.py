@@ -21,7 +21,7 @@ from typing import Any
 from helpers.attention import kernel
 from helpers.lesson.exercises import holes
 from helpers.lesson.exercises.holes import number_of
-from helpers.lesson.exercises.trial import EXERCISES, Exercise
+from helpers.lesson.exercises.trial import EXERCISES
 
 
 @dataclass
@@ -124,17 +124,13 @@ def minutes(notebook: str) -> int:
     return sum(one.minutes for one in EXERCISES.values() if one.notebook == number_of(notebook))
 
 
-def _in_order() -> list[tuple[str, Exercise]]:
-    """Sort the exercises by notebook, then by name."""
-    return sorted(EXERCISES.items(), key=lambda item: (item[1].notebook, item[0]))
-
-
 class Board:
     """A table of all exercises: notebook, minutes, solved or not."""
 
     def __init__(self) -> None:
         entries = read()
-        self.rows = [(one, entries.get(name, Entry())) for name, one in _in_order()]
+        exercises = sorted(EXERCISES.values(), key=lambda one: (one.notebook, one.name))
+        self.rows = [(one, entries.get(one.name, Entry())) for one in exercises]
 
     @staticmethod
     def _state(entry: Entry) -> str:

@@ -53,7 +53,8 @@ def fp8_shared_bytes(sizes: Sizes) -> int:
     """Count SHARED_BYTES of fp8: Q, STAGES tiles each of K and V^T, mbarriers."""
     row, stages = _row_bytes(sizes["HEAD_DIM"]), sizes.get("STAGES", STAGES)
     tiles_of_q_k_v = sizes["BLOCK_M"] * row + stages * sizes["BLOCK_N"] * (row + sizes["HEAD_DIM"] + ONES)
-    background = transpose_shared_bytes(sizes) if sizes.get("BACKGROUND") else 0
+    keys_of_next = _panel_keys(sizes) * sizes["HEAD_DIM"]
+    background = transpose_shared_bytes(sizes) + keys_of_next if sizes.get("BACKGROUND") else 0
     return tiles_of_q_k_v + mbarrier_bytes(sizes, 2 * stages) + background
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from helpers.attention import reference
-
-if TYPE_CHECKING:
-    from helpers.lesson.exercises.trial import Trial
+from helpers.lesson.exercises.trial import Trial
 
 
 class Parts(NamedTuple):
