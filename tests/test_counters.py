@@ -21,7 +21,7 @@ from helpers.attention.ladder.steps import CLIMBS, LAST_IDEAS
 from helpers.bench import counters, ncu, peers, plan
 from helpers.bench.cases import Case
 from helpers.bench.experiments import CLIMB_CASES, WMMA, Step
-from helpers.bench.studies import profile_stages, xray_vs_ncu
+from helpers.bench.studies import profile_stages
 from helpers.lesson import show
 
 MS, READ = "gpu__time_duration.sum", "dram__bytes_read.sum"
@@ -47,7 +47,7 @@ def line(*cells: str) -> str:
 
 
 def mark(number: int) -> tuple[str, ...]:
-    return (profile_stages.MARK, "1,000", "0", "1.5", "16", str(number))
+    return (ncu.MARK, "1,000", "0", "1.5", "16", str(number))
 
 
 def csv_of(*launches: tuple[str, ...], metrics: dict[str, str] = METRICS) -> str:
@@ -101,7 +101,7 @@ def test_kernels_before_the_first_mark_are_nobodys() -> None:
 def test_the_first_known_metric_of_a_figure_is_taken() -> None:
     first, second = counters.FIGURES["tensor pipe %"][1:3]
     metrics = {second: "%", first: "%", "launch__grid_size": ""}
-    text = csv_of((profile_stages.MARK, "0", "0", "1"), ("loops", "1", "2", "64"), metrics=metrics)
+    text = csv_of((ncu.MARK, "0", "0", "1"), ("loops", "1", "2", "64"), metrics=metrics)
     assert profile_stages.rows([LOOPS], text)[0]["figures"]["tensor pipe %"] == 2.0
 
 
@@ -110,7 +110,7 @@ def test_warp_states_are_those_of_the_longest_launch() -> None:
     states = [counters.stall_metric(counters.STALLS[name]) for name in ("issued", "barrier", "branch")]
     metrics = {MS: "nsecond", "launch__grid_size": "", **dict.fromkeys(states, "inst")}
     first, second = ("loops", "10", "64", "1", "0.5", "0"), ("loops", "30", "64", "1", "2.25", "0")
-    text = csv_of((profile_stages.MARK, "1", "1", "0", "0", "0"), first, second, metrics=metrics)
+    text = csv_of((ncu.MARK, "1", "1", "0", "0", "0"), first, second, metrics=metrics)
     (row,) = profile_stages.rows([LOOPS], text)
     assert row["stalls"] == {"issued": 1.0, "barrier": 2.25}
     (row,) = profile_stages.rows([BROKEN], text)
@@ -324,7 +324,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(profile_stages, "experiment_cases", lambda: [])
     monkeypatch.setattr(profile_stages, "gradient_cases", lambda: [])
     synchronize = SimpleNamespace(Device=lambda: SimpleNamespace(synchronize=lambda: None))
-    monkeypatch.setattr(profile_stages, "cp", SimpleNamespace(RawModule=lambda **_: kernel, cuda=synchronize))
+    monkeypatch.setattr(ncu, "cp", SimpleNamespace(RawModule=lambda **_: kernel, cuda=synchronize))
     return seen
 
 
@@ -333,7 +333,7 @@ def test_each_run_follows_a_mark_with_its_number(
 ) -> None:
     def prepare(name: str, fails: bool, q: Any, *_: Any, **how: Any) -> tuple[Any, Any]:
         def run() -> None:
-            if fails and events[-1][0] == profile_stages.MARK:
+            if fails and events[-1][0] == ncu.MARK:
                 raise RuntimeError("it broke")
             events.append((name, *q.shape))
 
@@ -385,7 +385,7 @@ def test_each_run_follows_a_mark_with_its_number(
         on = event == "start" or (on and event != "stop")
         if on and event != "start":
             counted.append(event)
-    mark = [(profile_stages.MARK, (number,)) for number in range(10)]
+    mark = [(ncu.MARK, (number,)) for number in range(10)]
     assert counted == [
         *(mark[1], ("slow", 1, 1, 8, 64), mark[2], mark[3], ("fast", 1, 2, 8, 64)),
         *(mark[5], ("nearly", 1, 2, 8, 64), mark[6], "peer", mark[7], "peer", mark[8], "peer", mark[9], "product"),
@@ -477,7 +477,7 @@ def test_measure_asks_for_every_kernel_and_writes_the_record(monkeypatch: pytest
     assert record["rows"] == profile_stages.rows(LAUNCHED, CSV)
     assert re.match(f"^({asked['kernels'][0]})$", "any_kernel") and asked["options"] == ("--profile-from-start", "off")
     assert "launch__grid_size" in asked["wanted"], "by which the marks are told apart"
-    assert not set(profile_stages.UNASKED) & set(asked["wanted"]) and MS in asked["wanted"]
+    assert not set(ncu.UNASKED) & set(asked["wanted"]) and MS in asked["wanted"]
 
     # Once more for some of the stages, where PyTorch is not asked.
     target, names = tmp_path / "made" / "record.json", sorted({row["stage"] for row in LAUNCHED[:2]})
@@ -543,27 +543,6 @@ def test_the_record_is_of_stages_that_are_there() -> None:
     assert all(row["stage"] in counters.counters_table() for row in rows if row["kind"] not in counters.BY_NAME)
     climbs = {row["of"] for row in rows if "step" in row["kind"]}  # its steps: see test_climb_record
     assert {"register_tiles", "flash_wmma", "flash_mma", "hopper"} <= climbs <= set(CLIMBS)
-
-
-def test_the_x_rays_record_names_what_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The machine of the CSV, wherever the record is made of it; never a name that stands in the code."""
-    figures = dict.fromkeys(xray_vs_ncu.METRICS, "0")
-    head = line("ID", "Kernel Name", *figures)
-    table = "\n".join([head, line("", "", *[""] * len(figures)), line("0", "one", *figures.values())])
-    version = SimpleNamespace(stdout="NVIDIA (R) Nsight Compute\nVersion 9.9.9\n", stderr="", returncode=0)
-    monkeypatch.setattr(ncu, "profile", lambda target, *_: target.write_text(table))
-    monkeypatch.setattr(ncu.subprocess, "run", lambda *_, **__: version)
-    monkeypatch.setattr(ncu, "describe", lambda: "another GPU")
-    monkeypatch.setattr(xray_vs_ncu, "everything", lambda: [])
-    xray_vs_ncu.profile(tmp_path / "x.csv")
-    monkeypatch.setattr(ncu, "describe", lambda: "this machine")
-    xray_vs_ncu.record(tmp_path / "x.csv", tmp_path / "x.json")
-    how = json.loads((tmp_path / "x.json").read_text())["how"]
-    assert (how["device"], how["ncu"]) == ("another GPU", "Version 9.9.9")
-    (tmp_path / "x.csv").write_text(table)
-    with pytest.raises(ValueError, match="does not say which device"):
-        xray_vs_ncu.record(tmp_path / "x.csv", tmp_path / "y.json")
-    assert not (tmp_path / "y.json").exists()
 
 
 def test_the_roofline_takes_the_bytes_of_its_head_dim() -> None:

@@ -190,34 +190,16 @@ def record() -> dict[str, Any]:
     }
 
 
-def ladder_record(least: float) -> dict[str, Any]:
-    case = {"shape": [2, 16, 8192, 128], "causal": False, "dtype": "bfloat16", "tflops": 600.0}
-    rows = [case | {"kind": "stage", "name": "hopper"}, case | {"kind": "peer", "name": "SDPA flash"}]
-    rows.append(case | {"kind": "peer", "name": "SDPA cuDNN", "gain": [1.2, least, 1.21], "fastest": "hopper"})
-    return {"device": {}, "results": rows}
-
-
 def test_tables() -> None:
     text = hopper.table(record())
     assert "no turns" in text and "0.92× (0.90 to 0.94)\n" in text and "(0.90 to 0.94)  times only" in text
-    assert hopper.peers_table(ladder_record(1.19)).splitlines()[1].split()[-6:] == [
-        "600",
-        "TFLOP/s",
-        "1.20×",
-        "(1.19",
-        "to",
-        "1.21)",
-    ]
     assert text.splitlines()[-2].split()[-3:] == ["products", "alone", "1355"]
     assert text.splitlines()[-1].split()[-5:] == ["maxima", "with", "products", "1388", "300"]
 
 
 def test_without_a_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setattr(hopper, "recorded", lambda: None)
-    monkeypatch.setattr(hopper.reading, "results_of", lambda record: [])
-    assert (
-        hopper.table() == hopper.clocks_table() == hopper.changes_table(64) == hopper.peers_table() == records.NO_RECORD
-    )
+    assert hopper.table() == hopper.clocks_table() == hopper.ablations_table(64) == records.NO_RECORD
     assert hopper.timeline(64) is None and hopper.ablation("no turns", 64) is None
     assert hopper.power_table() == records.NO_RECORD and hopper.mma_share() is None
     assert hopper.rings() == {}

@@ -26,7 +26,7 @@ from helpers.attention import (
 )
 from helpers.attention.ladder import BACKWARD, LADDER, backward, launches, score_mod
 from helpers.attention.score_mods import relative_bias, soft_cap
-from helpers.bench.same_sass import machine_code
+from helpers.bench.frozen import machine_code
 from helpers.device import ON_GPU, cp
 from helpers.engine import LaunchError
 from helpers.engine.cuda_source.source import line_table

@@ -261,7 +261,7 @@ PICTURES = {
         xlabel="when",
     ),
     "ldmatrix": lambda: show.ldmatrix_rows(LDMATRIX),
-    "bars": lambda: show.measured_bars((1, 1, 8, 4), record=RECORD, log=True),
+    "bars": lambda: show.measured_bars((1, 1, 8, 4), record=RECORD),
     "ladder": lambda: show.measured_ladder([(1, 1, 8, 4)], record=RECORD),
     "all roofs": lambda: show.measured_roofline((1, 1, 8, 4), record=RECORD, counted=COUNTED),
 }

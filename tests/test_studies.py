@@ -216,8 +216,8 @@ def nsight_compute(monkeypatch: pytest.MonkeyPatch, launch: Callable[[Path], lis
         table = io.StringIO()
         writer = csv.writer(table, quoting=csv.QUOTE_ALL)
         writer.writerows([["ID", "Kernel Name", *metrics], ["", "", *[""] * len(metrics)]])
-        for number, name in enumerate(launch(Path(words[2])), 1):
-            writer.writerow([0, profile_stages.MARK, *[number] * len(metrics)])
+        for number, name in enumerate(launch(Path(words[-1])), 1):
+            writer.writerow([0, ncu.MARK, *[number] * len(metrics)])
             writer.writerow([0, name, *[1] * len(metrics)])
         target.write_text(table.getvalue())
 
@@ -308,14 +308,13 @@ def tf32_(monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
     monkeypatch.setattr(tf32, "ROUNDS", 1)
     monkeypatch.setattr(tf32, "CLIMBS", {"tf32": (LADDER["tf32"],)})
     monkeypatch.setattr(tf32, "shape_of_tokens", lambda n, head_dim: (1, 1, 80, head_dim))
-    own = LADDER["tf32"].defines(64)
-    tiles = {64: [[own[name] for name in tf32.NAMES]]}
+    monkeypatch.setattr(tf32, "TILES", {64: tf32.TILES[64][:1]})
     return taken(
         tf32,
         path,
         errors=partial(tf32.errors, (64,), False),
         speeds=partial(tf32.of_speeds, (80,), False),
-        tiles=lambda: tf32._of_tiles(LADDER["tf32"], tf32.NAMES, tiles),
+        fp16x3_tiles=tf32.of_tiles,
     )
 
 
@@ -348,13 +347,10 @@ def train_(monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
 def xray_vs_ncu_(monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
     (launch,) = (launch for launch in xray_vs_ncu.patterns() if launch.name == "unit_stride")
     monkeypatch.setattr(xray_vs_ncu, "everything", lambda: [launch])
-    monkeypatch.setattr(ncu, "about", lambda: {"device": "a GPU", "ncu": "none"})
-    rows = [["ID", "Kernel Name", *xray_vs_ncu.METRICS], [""] * (2 + len(xray_vs_ncu.METRICS))]
-    table = path.with_suffix(".csv")
-    with table.open("w") as file:
-        csv.writer(file, quoting=csv.QUOTE_ALL).writerows([*rows, [0, launch.name, *[512] * len(xray_vs_ncu.METRICS)]])
-    ncu.stamp(table)
-    return xray_vs_ncu.take(path, [str(table)])
+    nsight_compute(monkeypatch, lambda _: [launch.name])
+    record = xray_vs_ncu.take(path)
+    assert record["how"]["device"] == "a CPU" and record["rows"][0]["figures"]["global load requests"]["hardware"] == 1
+    return record
 
 
 # ---- the contract

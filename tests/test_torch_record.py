@@ -53,4 +53,4 @@ def test_the_committed_record_has_a_table() -> None:
 @pytest.mark.skipif(ON_GPU, reason="on a GPU this would measure")
 def test_without_a_gpu_nothing_is_measured(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="needs a GPU"):
-        study.main(["torch_model", str(tmp_path / "record.json"), "minilm", "weights.npz"])
+        study.main(["torch_model", str(tmp_path / "record.json"), "accuracy"])

@@ -282,7 +282,7 @@ def test_parse():
 
 
 def test_table():
-    text = hardware.comparison_table(["online_softmax"])
+    text = hardware.table(kernels=["online_softmax"])
     assert "128-bit loads" in text and "dram bytes read" in text and "naive" not in text
 
 

@@ -21,8 +21,7 @@ readme, gpus     README's table and plot; the records of all GPUs side by side
 Counters and machine code:
 ncu, counters    Nsight Compute: running under it; its record, read
 sass, sass_loop  what a compiler made of a kernel
-same_sass        whether a change of the kernels' text has changed their machine code
-frozen           whether a change has changed any launch, or any text that is compiled
+frozen           whether a change has changed any launch, any text that is compiled, or its machine code
 
 harness          what all studies share: ways timed in turns, rows, parts of a record
 study, studies   what was measured for one claim each, and the command that runs it

@@ -93,7 +93,7 @@ class Inputs:
     def __init__(self, shape: Shape, dtype: str = "float32", *, heads_last: bool = False) -> None:
         self.shape, self.dtype, self.heads_last = tuple(shape), dtype, heads_last
         self.host = tuple(in_type(a, dtype) for a in self._of_shape())
-        self._samples: dict[tuple[type, bool], Any] = {}
+        self._samples: dict[tuple[Any, ...], Any] = {}
 
     def _of_shape(self) -> list[np.ndarray]:
         batch, heads, n, head_dim = self.shape
@@ -128,16 +128,16 @@ class Inputs:
 
     def gradient_sample(self, causal: bool = False, *, alibi: bool = False) -> GradientSample:
         """Make, once, some rows of the gradients of some heads with their exact values. alibi: with `alibi_slopes`."""
-        return self._made_once(AlibiGradientSample if alibi else GradientSample, causal)
+        return self._made_once(GradientSample, causal, alibi)
 
     def sample(self, causal: bool = False) -> Sample:
         """Make, once, some rows of some heads of the output with their exact values."""
         return self._made_once(Sample, causal)
 
-    def _made_once(self, kind: type, causal: bool) -> Any:
-        if (kind, causal) not in self._samples:
-            self._samples[kind, causal] = kind(self, causal)
-        return self._samples[kind, causal]
+    def _made_once(self, kind: type, *how: bool) -> Any:
+        if (kind, *how) not in self._samples:
+            self._samples[(kind, *how)] = kind(self, *how)
+        return self._samples[(kind, *how)]
 
 
 class Sample:
@@ -195,16 +195,14 @@ class GradientSample:
 
     expected: by name, (heads, rows, d) float64. tolerance: by name. 1e-5 of the largest in float32. In a half type, it
     is twice the error of NumPy's gradients with O, P, dS and the results rounded to that type or, where that rounding
-    happens to be kind, one step of the type at the largest gradient.
+    happens to be kind, one step of the type at the largest gradient. alibi: of scores with `alibi_slopes`.
     """
 
-    alibi = False
-
-    def __init__(self, inputs: Inputs, causal: bool = False) -> None:
+    def __init__(self, inputs: Inputs, causal: bool = False, alibi: bool = False) -> None:
         batch, heads, n, head_dim = inputs.shape
         rng = np.random.default_rng(1)
         self.heads = _some(rng, batch * heads, 1 if n > LONG_ROWS else 2)
-        slopes = alibi_slopes(heads)[self.heads % heads] if self.alibi else np.zeros(len(self.heads))
+        slopes = alibi_slopes(heads)[self.heads % heads] if alibi else np.zeros(len(self.heads))
         self.rows = _some(rng, n, SAMPLED_ROWS // 4)
         of_heads = [a.reshape(batch * heads, n, head_dim)[self.heads] for a in (inputs.do, *inputs.host)]
 
@@ -231,12 +229,6 @@ class GradientSample:
             got = [as_numpy(a[divmod(head, a.shape[1])])[self.rows] for head in self.heads.tolist()]
             found.append((float(np.max(np.abs(np.stack(got).astype(np.float64) - expected))), self.tolerance[name]))
         return max(found, key=lambda pair: math.inf if math.isnan(pair[0]) else pair[0] / pair[1])
-
-
-class AlibiGradientSample(GradientSample):
-    """The same with ALiBi."""
-
-    alibi = True
 
 
 def alibi_slopes(heads: int) -> np.ndarray:

@@ -12,7 +12,7 @@ from typing import Any
 
 from helpers.attention.ladder import LADDER, Stage
 from helpers.attention.ladder.layout import titles
-from helpers.attention.ladder.steps import BEFORE, CLIMBS, by_number
+from helpers.attention.ladder.steps import BEFORE, by_number
 from helpers.bench import counters, reading, records
 from helpers.bench.reading import case_of
 from helpers.bench.results import NO_RECORD, Measurement, Record
@@ -21,6 +21,7 @@ from helpers.bench.studies import promises, torch_model
 from helpers.draw.picture import Text, bytes_text
 
 SHAPE = (4, 16, 4096, 64)  # at which every stage is recorded
+AT_LEAST = 1.1
 SLOWER = 0.99  # a step that is slower than that is slower, if no launch was as fast as one of the step before
 
 
@@ -63,7 +64,7 @@ def between_stages(record: Any = None) -> list[Gain]:
     `IN_PLACE_OF` names. If there is no such stage, it is the last one, each in its first type. Among stages of one
     number, those for a single architecture come last.
     """
-    record = reading.recorded() if record is None else record
+    record = reading.in_turns(record)
     gains, earlier = [], []
     for stage in sorted(LADDER.values(), key=lambda stage: (stage.number, stage.only_cc)):
         results = _of_stage(stage, record)
@@ -72,7 +73,11 @@ def between_stages(record: Any = None) -> list[Gain]:
         if others and results:
             other, theirs = others[0]
             dtype = next((dtype for dtype in results if dtype in theirs), None)
-            pair = (theirs[dtype], results[dtype]) if dtype else (_first(theirs), _first(results))
+            pair = (
+                (theirs[dtype], results[dtype])
+                if dtype
+                else (next(iter(theirs.values())), next(iter(results.values())))
+            )
             name = stage.idea.removeprefix("the gradients ")
             place = " → ".join(dict.fromkeys(f"{s.number:02}" for s in (other, stage)))
             gains.append(Gain(stage.name, place, name, *pair))
@@ -89,10 +94,6 @@ def _of_stage(stage: Stage, record: Any) -> dict[str, dict[str, Any]]:
     how = {"record": record, "backward": stage.direction == "backward"}
     by_type = {dtype: reading.measurements(SHAPE, [stage.name], dtype=dtype, **how) for dtype in sorted(stage.dtypes)}
     return {dtype: results[0] for dtype, results in by_type.items() if results}
-
-
-def _first(results: Mapping[str, Any]) -> Any:
-    return next(iter(results.values()))
 
 
 def between_steps(stage: str, record: Any = None) -> list[Gain]:
@@ -150,37 +151,28 @@ def by_idea(stage: str, results: Sequence[Mapping[str, Any]]) -> dict[str, Mappi
     return {r.get("idea") or idea_of(stage, -1): r for r in results if is_measured(r)}
 
 
-def steps(record: Any = None) -> list[Gain]:
-    """Return the recorded steps of all climbs, in the course's order."""
-    return [gain for stage in CLIMBS for gain in between_steps(stage, record)]
-
-
-def gains_table(*, at_least: float = 1.1, record: Any = None) -> Text:
+def gains_table(*, record: Any = None) -> Text:
     """Format what each idea gained as one table: stages in bold, and below each the steps of its climb.
 
-    Args:
-        at_least: steps that gain less, and are not slower beyond doubt, share a line.
+    Steps that gain less than AT_LEAST, and are not slower beyond doubt, share a line.
     """
-    of_stages, of_steps = (reading.recorded(), reading.in_turns()) if record is None else (record, record)
-    stages = between_stages(of_stages)
+    record = reading.in_turns(record)
+    stages = between_stages(record)
     if not stages:
         return Text(f"*({NO_RECORD})*")
     lines = ["| | idea | TFLOP/s | times as fast |", "|---|---|---:|---:|"]
     for gain in stages:
         lines.append(_row(f"**{gain.place}**", f"**{gain.idea}** ({_where(gain)})", gain))
-        climb = between_steps(gain.stage, of_steps)
+        climb = between_steps(gain.stage, record)
         if climb and case_of(climb[0].after) != case_of(gain.after):
             lines.append(f"| | *steps at {_where(climb[0])}* | | |")
-        small = [step for step in climb if step.factor < at_least and not step.is_slower]
+        small = [step for step in climb if step.factor < AT_LEAST and not step.is_slower]
         rows = [(int(g.place.split()[-1]), _row(f"step {g.place}", g.idea, g)) for g in climb if g not in small]
-        rows += [(n, f"| step {n} | {idea} | {NOT_MEASURED} | |") for n, idea in not_measured(gain.stage, of_steps)]
+        rows += [(n, f"| step {n} | {idea} | {NOT_MEASURED} | |") for n, idea in not_measured(gain.stage, record)]
         lines += [line for _, line in sorted(rows)]
         if small:
             together = math.prod(step.factor for step in small)
             lines.append(f"| | {len(small)} more step{'s, together' * (len(small) > 1)} | | {together:.2f}× |")
-    gpus = [one["device"].get("name", "a GPU") for one in (of_stages, of_steps)]
-    if gpus[0] != gpus[1]:
-        lines += ["", f"Stages on an {gpus[0]}; steps on an {gpus[1]}, each in turns with the one before it."]
     return Text("\n".join(lines))
 
 
@@ -200,7 +192,7 @@ def _where(gain: Gain) -> str:
 
 def cuda_core_peak(record: Any = None) -> float:
     """Return the TFLOP/s of a GPU whose every float32 multiplier starts an FMA in every cycle."""
-    device = (reading.recorded() if record is None else record)["device"]
+    device = reading.in_turns(record)["device"]
     return device["multiprocessors"] * 128 * 2 * device["clock_mhz"] / 1e6  # 128 multipliers each, 2 FLOP an FMA
 
 
@@ -233,7 +225,7 @@ def busy_table(shape: Sequence[int], names: Mapping[str, str], *, roof: bool = T
 
 def peers_table(record: Any = None, other: Record | None = None) -> Text:
     """Compare register_tiles, flash_wmma and flash_mma with others at SHAPE and d = 128, as a table."""
-    record = reading.recorded() if record is None else record
+    record = reading.in_turns(record)
     other = promises.recorded() if other is None else other
     results, plain = reading.results_of(record or {}), [vars(result) for result in other.results] if other else []
     columns = [(name, dtype, d) for name, dtype in _OURS for d in (64, 128)]
@@ -397,7 +389,8 @@ def models_table(kind: str, *, kv_heads: int = 16, record: Mapping[str, Any] | N
     for n in lengths:
         by_attention = model_speed(kind, n, kv_heads=kv_heads, record=record)
         ran = [by_attention.get(name, {}) for name in ATTENTIONS]
-        speeds = [_rate(r) if "ms" in r else _why(r) for r in ran]
+        errors = ["out of memory" if "OutOfMemory" in r.get("error", "") else r.get("error", "") for r in ran]
+        speeds = [_rate(r) if "ms" in r else why for r, why in zip(ran, errors, strict=True)]
         peaks = [bytes_text(r["peak_bytes"]) if "ms" in r else "" for r in ran]
         lines.append(f"| {n:,} | {' | '.join(speeds)} | {' | '.join(peaks)} |")
     return Text("\n".join(lines))
@@ -409,10 +402,6 @@ def _rate(r: Mapping[str, Any]) -> str:
     spread = (r[high] - r[low]) / r["ms"]
     rate = float(f"{r['tokens_per_s']:.3g}")
     return f"{rate:,.0f}" + (f" ({spread:.0%})" if spread > 0.05 else "")
-
-
-def _why(r: Mapping[str, Any]) -> str:
-    return "out of memory" if "OutOfMemory" in r.get("error", "") else r.get("error", "")
 
 
 def calls_table(record: Mapping[str, Any] | None = None) -> Text:

@@ -132,7 +132,9 @@ def bench(argv: Sequence[str] = ()) -> int:
     stopped = run_all(jobs, record, QUICK_BUDGET_S if options.quick else BUDGET_S, options.json, options.within)
     if stopped == LOST and options.json:
         sys.stdout.flush()
-        os.execv(sys.executable, [sys.executable, "-c", _AGAIN, *_without(argv, "--resume"), "--resume"])
+        os.execv(
+            sys.executable, [sys.executable, "-c", _AGAIN, *(word for word in argv if word != "--resume"), "--resume"]
+        )
     print(results_table(record))
     if options.json:
         record.save(options.json)
@@ -158,7 +160,3 @@ def _say_how_to_share(path: Path) -> None:
 
 
 _AGAIN = "import sys; from helpers.bench import command; sys.exit(command.bench(sys.argv[1:]))"
-
-
-def _without(words: Sequence[str], one: str) -> list[str]:
-    return [word for word in words if word != one]

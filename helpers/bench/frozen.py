@@ -7,8 +7,8 @@
 Every stage, step and decoder is planned as for an H200, for each of its dtypes, three head dimensions and the variants
 below, of few rows and of many. Each call has two hashes. That of its launches (grid, block, bytes of shared memory,
 arguments, scratch arrays) has to stay as it is. Where that of its text differs, its machine code has to be the same, or
-its time. `helpers.bench.same_sass` compares the machine code of plain calls; with `--sass`, which needs NVRTC, a third
-hash is that of the machine code of any call, with the caller's functions. The exit code is 1 if a launch differs.
+its time: with `--sass`, which needs NVRTC, a third hash is that of the machine code, with the caller's functions. Where
+that is the same, what was measured before the change still holds. The exit code is 1 if a launch differs.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import functools
 import hashlib
+import io
 import itertools
 import json
 import sys
@@ -26,6 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from helpers.attention import kernel
+from helpers.attention.compile_report import program
 from helpers.attention.decoders import DECODERS, SPLIT_KV, DecodeCall
 from helpers.attention.kernel import Kernel
 from helpers.attention.ladder import BACKWARD, LADDER, Stage, limits
@@ -36,8 +38,8 @@ from helpers.attention.ladder.layout import Spec
 from helpers.attention.ladder.plan import CompiledPlan
 from helpers.attention.ladder.score_mod import parse_score_mod
 from helpers.attention.ladder.steps import BASES, CLIMBS, FP8_CODES, MULTICAST, ROTATION_IN_LOAD
-from helpers.bench.same_sass import machine_code
 from helpers.engine.cuda_source.signatures import dtype_of
+from helpers.engine.nvrtc import header_options
 
 H200 = limits.Limits(232_448, 132, 90)
 HEAD_DIMS = (64, 72, 128)
@@ -78,25 +80,7 @@ VARIANTS = {
     "deterministic": Variant({"deterministic": True, "causal": True}),
     "float_out": Variant({"out": "float32"}),
 }
-
-
-class Selection(NamedTuple):
-    """A choice of calls; all where nothing is said. only: beginnings of files' names. sass: with machine code."""
-
-    only: Sequence[str] = ()
-    dtypes: Sequence[str] = ()
-    head_dims: Sequence[int] = HEAD_DIMS
-    variants: Sequence[str] = ()
-    sass: bool = False
-
-    def has(self, file: str, dtype: str, variant: str) -> bool:
-        """Return True if a call is one of them."""
-        name = file.removeprefix("steps/")
-        return (
-            (not self.only or name.startswith(tuple(self.only)))
-            and (not self.dtypes or dtype in self.dtypes)
-            and (not self.variants or variant in self.variants)
-        )
+DECODED = ("plain", "pages", "new keys", "lse")  # variants of decoders
 
 
 def stages() -> Iterator[Stage]:
@@ -218,6 +202,24 @@ def _hashes(
     return _hash(repr((geometry, made))), _hash(repr(texts))
 
 
+def machine_code(code: str, options: tuple[str, ...], arch: str, names: tuple[str, ...] = ()) -> dict[str, bytes]:
+    """Compile a source, and return the instructions of each kernel by its symbol.
+
+    Args:
+        code: the source, complete. options: such as -DHEAD_DIM=64. arch: such as "sm_90a".
+        names: name expressions of the templates' instances that are wanted.
+
+    Raises:
+        CompileError: NVRTC refuses the source; the message is its log.
+    """
+    from cupy.cuda import nvrtc
+    from elftools.elf.elffile import ELFFile
+
+    with program(code, (*options, *header_options(code)), arch, names) as compiled:
+        sections = ELFFile(io.BytesIO(nvrtc.getCUBIN(compiled))).iter_sections()
+    return {s.name.removeprefix(".text."): s.data() for s in sections if s.name.startswith(".text.")}
+
+
 def _hash_of_machine_code(kernels: Mapping[str, Kernel], arch: str) -> str:
     """Hash the machine code of all kernels of a call."""
     found = []
@@ -236,20 +238,34 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def everything(selection: Selection = Selection()) -> Iterator[tuple[str, Hashes]]:  # noqa: B008 a tuple
-    """Yield each call by its name, "file dtype d=64 variant shape", with its hashes."""
+def everything(
+    only: Sequence[str] = (),
+    dtypes: Sequence[str] = (),
+    head_dims: Sequence[int] = HEAD_DIMS,
+    variants: Sequence[str] = (),
+    *,
+    sass: bool = False,
+) -> Iterator[tuple[str, Hashes]]:
+    """Yield each call by its name, "file dtype d=64 variant shape", with its hashes; all where nothing is named.
+
+    Args:
+        only: beginnings of files' names. sass: with machine code.
+    """
+    of_all = (*((stage, VARIANTS) for stage in stages()), *((decoder, DECODED) for decoder in DECODERS.values()))
     with limits.pretend_gpu(H200), kernel.built_when_launched():
-        for (number, shape), head_dim in itertools.product(enumerate(SHAPES), selection.head_dims):
-            for stage in stages():
-                for dtype, (name, variant) in itertools.product(stage.dtypes, VARIANTS.items()):
-                    if selection.has(stage.file, dtype, name):
-                        hashes = of_stage(stage, shape, dtype, head_dim, variant, sass=selection.sass)
-                        yield f"{stage.file} {stage.name} {dtype} d={head_dim} {name} {number}", hashes or ()
-            for decoder in DECODERS.values():
-                for dtype, name in itertools.product(decoder.dtypes, ("plain", "pages", "new keys", "lse")):
-                    if selection.has(decoder.file, dtype, name):
-                        hashes = of_decoder(decoder, shape, dtype, head_dim, name, sass=selection.sass)
-                        yield f"{decoder.file} {decoder.name} {dtype} d={head_dim} {name} {number}", hashes or ()
+        for (number, shape), head_dim, (stage, known) in itertools.product(enumerate(SHAPES), head_dims, of_all):
+            if only and not stage.file.removeprefix("steps/").startswith(tuple(only)):
+                continue
+            for dtype, variant in itertools.product(stage.dtypes, known):
+                if dtype in (dtypes or (dtype,)) and variant in (variants or (variant,)):
+                    hashes = _of_call(stage, shape, dtype, head_dim, variant, sass=sass)
+                    yield f"{stage.file} {stage.name} {dtype} d={head_dim} {variant} {number}", hashes or ()
+
+
+def _of_call(stage: Stage, shape: Shape, dtype: str, head_dim: int, variant: str, *, sass: bool) -> Hashes | None:
+    if stage in DECODERS.values():
+        return of_decoder(stage, shape, dtype, head_dim, variant, sass=sass)
+    return of_stage(stage, shape, dtype, head_dim, VARIANTS[variant], sass=sass)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -263,8 +279,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--variants", nargs="+", default=[])
     parser.add_argument("--sass", action="store_true", help="with hashes of the machine code")
     options = parser.parse_args(arguments)
-    chosen = Selection(options.only, options.dtypes, options.head_dims, options.variants, options.sass)
-    now = {name: list(hashes) for name, hashes in everything(chosen) if hashes}
+    chosen = options.only, options.dtypes, options.head_dims, options.variants
+    now = {name: list(hashes) for name, hashes in everything(*chosen, sass=options.sass) if hashes}
     options.file.write_text(json.dumps(now, indent=0) + "\n")
     print(f"{len(now)} calls")
     if not options.against:
@@ -272,16 +288,13 @@ def main(arguments: list[str] | None = None) -> int:
     before = json.loads(options.against.read_text())
     both = [name for name in now if name in before]
     print(f"in both: {len(both)}; {len(before) - len(both)} are there no more, {len(now) - len(both)} are new")
-    differing = [[name for name in both if now[name][i : i + 1] != before[name][i : i + 1]] for i in range(3)]
-    for what, names in zip(("launches", "texts", "machine code"), differing, strict=True):
-        print(f"other {what}: {len(names)}")
-    for what, names in zip(
-        ("launch", "machine code"), (differing[0], differing[2] if options.sass else []), strict=True
-    ):
-        for name in names:
-            print(f"other {what}: {name}")
-    print("files with other texts:", *sorted({name.split()[0] for name in differing[1]}))
-    return bool(differing[0])
+    launches, texts, codes = (
+        [name for name in both if now[name][i : i + 1] != before[name][i : i + 1]] for i in range(3)
+    )
+    for what, names in {"launches": launches, "texts": texts, "machine code": codes}.items():
+        print(f"other {what}: {len(names)}", *(names if what != "texts" else ()), sep="\n  ")
+    print("files with other texts:", *sorted({name.split()[0] for name in texts}))
+    return bool(launches)
 
 
 if __name__ == "__main__":

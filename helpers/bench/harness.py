@@ -77,6 +77,40 @@ def compare(
     return rows
 
 
+def compare_case(case: Case, ways: Mapping[str, Way], rounds: int, **how: Any) -> list[Row]:
+    """Time the ways of a case as `compare` does: a row of each, with its shape, type and mask."""
+    what = {"shape": list(case.shape), "dtype": case.dtype, "causal": case.causal}
+    how = {"flops": case.flops, **how}
+    return [{"name": name, **what, **row} for name, row in compare(ways, rounds, **how).items()]
+
+
+def require_same(what: str, ways: Mapping[str, Callable[[], Any]], most: float = 0.02) -> None:
+    """Run all ways, each of which returns arrays or one array, and compare them with the first way's.
+
+    Raises:
+        WrongOutput: one differs by more than this share of the largest number.
+    """
+    expected = None
+    for name, run in ways.items():
+        result = run()
+        expected = result if expected is None else expected
+        for a, b in zip(expected, result, strict=True):  # of one array: its sequences
+            error, largest = float(abs(a - b).max()), float(abs(b).max())
+            if not error <= most * largest:
+                raise WrongOutput(f"{what}: {name} differs by {error:.2e} of {largest:.2e}")
+
+
+def fields_text(row: Mapping[str, Any]) -> str:
+    """Format the fields of a row that was just measured."""
+    return " ".join(f"{name}={v:.4g}" if isinstance(v, float) else f"{name}={v}" for name, v in row.items())
+
+
+def heads_text(row: Mapping[str, Any]) -> str:
+    """Format the shape and mask of a row as "4 x 16 heads of 64, N = 4096, causal"."""
+    batch, heads, n, d = row["shape"]
+    return f"{batch} x {heads} heads of {d}, N = {n}" + ", causal" * row["causal"]
+
+
 def compare_jobs(
     runner: JobRunner, jobs: Sequence[Job], rounds: int, *, over: str | None = None, of: str | None = None
 ) -> list[Row]:
@@ -216,7 +250,8 @@ class Study:
     def _other_parts(self, path: Path, parts: Collection[str], head: Mapping[str, Any]) -> dict[str, Any]:
         """Read an earlier record without the rows that are measured again. Exit if it is of another GPU."""
         record = records.load(path)
-        before, now = (_gpu(each["device"]) for each in (record, head))
+        devices = record["device"], head["device"]
+        before, now = (each if isinstance(each, str) else each.get("name") or each["description"] for each in devices)
         if before != now:
             sys.exit(f"{path} is of {before}; this is {now}: write another FILE")
         record.pop("failed", None)
@@ -224,7 +259,3 @@ class Study:
             kept = (row for row in record["rows"] if row.get(self.key) not in parts or not self.replaces(row))
             record["rows"] = list(kept)
         return record
-
-
-def _gpu(device: str | Mapping[str, Any]) -> str:
-    return device if isinstance(device, str) else device.get("name") or device["description"]

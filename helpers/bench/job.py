@@ -150,10 +150,6 @@ def _tiles_text(stage: Rung, case: Case, sizes: Mapping[str, int]) -> str:
     return " ".join(f"{name}={value}" for name, value in defines.items() if name != "HEAD_DIM")
 
 
-def _no_text() -> str | None:
-    return None
-
-
 def of_stage(
     stage: Rung,
     case: Case,
@@ -161,7 +157,7 @@ def of_stage(
     *,
     kind: str = "stage",
     name: str = "",
-    text: Callable[[], str | None] = _no_text,
+    text: Callable[[], str | None] = lambda: None,
     check: Callable[[Inputs, Launch], dict[str, Any]] | None = None,
     **more: Any,
 ) -> Job:

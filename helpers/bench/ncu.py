@@ -5,33 +5,28 @@ from __future__ import annotations
 import csv
 import functools
 import json
+import math
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from helpers.device import describe
+from helpers.bench.counters import FIGURES, STALLS, stall_metric
+from helpers.device import cp, describe
 
-_ABOUT = "==ABOUT== "  # begins the line that a CSV is stamped with; Nsight Compute's own notes begin with == as well
+Columns = Mapping[str, tuple[str, str]]  # of one launch: name -> (value, unit)
+MARK = "utilisation_mark"
+# ncu gives this one with the figures of the launch, unasked, and does not list it among its metrics.
+UNASKED = FIGURES["occupancy % at most"]
+_UNITS = {"nsecond": 1e-6, "ns": 1e-6, "usecond": 1e-3, "us": 1e-3, "msecond": 1.0, "ms": 1.0}
 
 
 def about() -> dict[str, str]:
     """Name this machine's device and Nsight Compute: {"device": ..., "ncu": the version}."""
     version = subprocess.run(["ncu", "--version"], capture_output=True, text=True).stdout.strip().splitlines()
     return {"device": describe(), "ncu": version[-1] if version else ""}
-
-
-def stamp(target: Path) -> None:
-    """Write what measured into a CSV, as its first line."""
-    target.write_text(f"{_ABOUT}{json.dumps(about())}\n{target.read_text()}")
-
-
-def stamped(text: str) -> dict[str, str]:
-    """Read what `stamp` wrote. Raises ValueError for a CSV without it."""
-    line = text.partition("\n")[0]
-    if not line.startswith(_ABOUT):
-        raise ValueError(f"the CSV does not begin with {_ABOUT}, so it does not say which device was measured")
-    return json.loads(line.removeprefix(_ABOUT))
 
 
 @functools.cache
@@ -96,3 +91,92 @@ def launches_of(text: str) -> list[tuple[str, dict[str, tuple[str, str]]]]:
         columns = dict(zip(head, zip(row, units, strict=True), strict=True))
         launches.append((columns["Kernel Name"][0].split("(")[0], columns))
     return launches
+
+
+# ---- runs of several launches, told apart by a mark before each
+
+
+def marked() -> Callable[[int, Callable[[], object]], None]:
+    """Make a function that runs something between the profiler's start and stop, after a mark with its number."""
+    from cupy.cuda import profiler
+
+    mark = cp.RawModule(code=f'extern "C" __global__ void {MARK}() {{}}').get_function(MARK)
+
+    def count(number: int, run: Callable[[], object]) -> None:
+        cp.cuda.Device().synchronize()
+        profiler.start()
+        try:
+            mark((number,), (1,), ())
+            run()
+            cp.cuda.Device().synchronize()
+        finally:
+            profiler.stop()
+
+    return count
+
+
+def taken() -> dict[str, str]:
+    """Return the metric that each of the figures is read from here."""
+    return {figure: first_known(metrics) for figure, metrics in FIGURES.items()}
+
+
+def counted(module: str, *words: str) -> tuple[Any, str]:
+    """Run `python3 -m MODULE launch FILE WORDS`, which counts `marked` runs: what it wrote into FILE, and ncu's CSV."""
+    with tempfile.TemporaryDirectory() as folder:
+        table, file = Path(folder, "ncu.csv"), Path(folder, "launched.json")
+        asked = [metric for metric in taken().values() if metric not in UNASKED] + [*map(stall_metric, STALLS.values())]
+        profile(table, asked, [".*"], (module, "launch", str(file), *words), "--profile-from-start", "off")
+        return json.loads(file.read_text()), table.read_text()
+
+
+def runs_of(text: str) -> dict[int, list[tuple[str, Columns]]]:
+    """Parse a CSV of marked runs: the launches of each run, (kernel, columns), by the run's number."""
+    runs: dict[int, list[tuple[str, Columns]]] = {}
+    number = 0
+    for name, columns in launches_of(text):
+        if name == MARK:
+            number = int(_number(*columns["launch__grid_size"]))
+        else:
+            runs.setdefault(number, []).append((name, columns))
+    return runs
+
+
+def figures_of(launches: Sequence[Columns]) -> dict[str, float]:
+    """Return the figures of one run from its launches' columns; without those that ncu gave no number for.
+
+    Counts and times are added; percentages are averaged, each weighted by its launch's time; registers, blocks and such
+    are the longest launch's.
+    """
+    (duration,) = FIGURES["ms"]
+    times = [_number(*columns[duration]) if duration in columns else 1.0 for columns in launches]
+    figures = {}
+    for figure, metrics in FIGURES.items():
+        metric = next((m for m in metrics if m in launches[0]), None)
+        if metric is None:
+            continue
+        values = [_number(*columns[metric]) for columns in launches]
+        if metric.endswith(".sum"):
+            value = sum(values)
+        elif metric.startswith("launch__"):
+            value = values[times.index(max(times))]
+        else:
+            value = sum(v * t for v, t in zip(values, times, strict=True)) / sum(times)
+        if math.isfinite(value):
+            figures[figure] = float(f"{value:.6g}")
+    return figures
+
+
+def stalls_of(launches: Sequence[Columns]) -> dict[str, float]:
+    """Return the cycles in each of the STALLS per instruction issued, of a run's longest launch; zeros left out."""
+    (duration,) = FIGURES["ms"]
+    longest = max(launches, key=lambda columns: _number(*columns[duration]) if duration in columns else 0.0)
+    clocks = {state: _number(*longest.get(stall_metric(name), ("", ""))) for state, name in STALLS.items()}
+    return {state: float(f"{value:.4g}") for state, value in clocks.items() if math.isfinite(value) and value > 0}
+
+
+def _number(value: str, unit: str) -> float:
+    """Parse a figure of Nsight Compute's; times in milliseconds. NaN for what is no number."""
+    try:
+        return float(value.replace(",", "")) * _UNITS.get(unit, 1.0)
+    except ValueError:
+        return math.nan

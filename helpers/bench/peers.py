@@ -114,6 +114,12 @@ TORCH = (
 FLASH_ATTENTION_3 = ("flash_attn_interface", "fa3_fwd_interface")
 
 
+def flash_attention_3() -> Any | None:
+    """Import FlashAttention-3; None if it is not installed."""
+    name = next(filter(importlib.util.find_spec, FLASH_ATTENTION_3), None)
+    return importlib.import_module(name) if name else None
+
+
 def _of_models(load: Callable[[], Any]) -> Callable[[Inputs, bool], AbstractContextManager[Callable[[], Any]]]:
     """Make a peer of a function whose arrays are (batch, N, heads, d), and contiguous here. load: returns it."""
 
@@ -134,10 +140,6 @@ def _of_models(load: Callable[[], Any]) -> Callable[[Inputs, bool], AbstractCont
     return ready
 
 
-def _flash_attention_3() -> Any:
-    return importlib.import_module(next(filter(importlib.util.find_spec, FLASH_ATTENTION_3))).flash_attn_func
-
-
 def flash_attention_4() -> Callable[..., Any] | None:
     """Return flash_attn_func of the package flash-attn-4, for its output alone; None where it is not installed."""
     if importlib.util.find_spec("flash_attn") is None or importlib.util.find_spec("flash_attn.cute") is None:
@@ -155,7 +157,7 @@ def attentions() -> tuple[Peer, ...]:
     """List PyTorch's backends, and FlashAttention-3 and -4 where they are installed and support the GPU."""
     if int(cp.cuda.Device().compute_capability) != 90:
         return TORCH
-    flash3 = Peer("FlashAttention-3", _of_models(_flash_attention_3), (*HALVES, "uint8"))
+    flash3 = Peer("FlashAttention-3", _of_models(lambda: flash_attention_3().flash_attn_func), (*HALVES, "uint8"))
     flash4 = Peer("FlashAttention-4", _of_models(flash_attention_4), HALVES)
     installed = any(map(importlib.util.find_spec, FLASH_ATTENTION_3)), flash_attention_4() is not None
     return (*TORCH, *itertools.compress((flash3, flash4), installed))

@@ -21,7 +21,7 @@ from helpers.bench.job import (
     of_step,
     why_not,
 )
-from helpers.bench.results import Measurement, Record
+from helpers.bench.results import Record
 from helpers.device import ON_GPU
 
 # The cases of the record. Half types and e4m3: the main shapes in each; bfloat16 alone where time is drawn against N,
@@ -190,7 +190,7 @@ def still_to_do(jobs: Sequence[Job], record: Record) -> list[Job]:
     if "done" in record.how:
         done = set(record.how["done"])
         return [job for job in jobs if str(job.key) not in done]
-    measured = Counter(_identity(r.kind, r.name, _case_of(r), r.note) for r in record.results)
+    measured = Counter(_identity(r.kind, r.name, r.case, r.note) for r in record.results)
     refused = Counter((n.kind, n.name, case) for n in record.notes if not n.left for case in n.cases)
     left = []
     for job in jobs:
@@ -202,10 +202,6 @@ def still_to_do(jobs: Sequence[Job], record: Record) -> list[Job]:
         else:
             left.append(job)
     return left
-
-
-def _case_of(r: Measurement) -> Case:
-    return Case(tuple(r.shape), r.dtype, r.causal, backward=r.kind.startswith("backward"))
 
 
 def _identity(kind: str, name: str, case: Case | None, note: str) -> tuple[str, ...]:

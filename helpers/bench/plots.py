@@ -47,7 +47,6 @@ def measured_bars(
     quantity: str = "ms",
     dtype: str = "float32",
     causal: bool = False,
-    log: bool = False,
     record: Any = None,
 ) -> Picture | Text:
     """Draw the recorded times (quantity="ms") or speeds ("tflops") of stages and their peers at one shape.
@@ -55,7 +54,6 @@ def measured_bars(
     Args:
         shape: (batch, heads, n, head_dim).
         names: which, from top to bottom; all at that shape where it is None.
-        log: a logarithmic axis.
         record: another record than the committed one.
 
     Returns:
@@ -71,8 +69,6 @@ def measured_bars(
     bars = ax.barh([r["name"] for r in results], values, color=colours, height=0.7)
     ax.bar_label(bars, [f"{value:.3g}" for value in values], padding=4)
     ax.invert_yaxis()
-    if log:
-        ax.set_xscale("log")
     ax.margins(x=0.12)
     unit = {"ms": "milliseconds (less is better)", "tflops": "TFLOP/s (more is better)"}.get(quantity, quantity)
     ax.set_xlabel(f"{unit}; recorded on {gpu_of(record)}")
@@ -92,7 +88,6 @@ def measured_ladder(
     shapes: Sequence[Sequence[int]],
     names: Sequence[str] | None = None,
     *,
-    roof: str | None = None,
     dtype: str = "float32",
     causal: bool = False,
     record: Any = None,
@@ -102,32 +97,49 @@ def measured_ladder(
     Args:
         shapes: (batch, heads, n, head_dim) each.
         names: stages and peers, from top to bottom; all that are recorded at one of the shapes where it is None.
-        roof: the name of a recorded roof, drawn as a dashed line; the matrix product of the type where it is None.
         record: another record than the committed one.
 
     Returns:
         A picture of those shapes that the record has; where it has none, a sentence that says so.
     """
-    roof = roof or roof_name(dtype)
-    top = roofs(record).get(roof, {}).get("tflops")
     at = {
         tuple(shape): {r["name"]: r for r in measurements(shape, names, dtype=dtype, causal=causal, record=record)}
         for shape in shapes
     }
     at = {shape: results for shape, results in at.items() if results}  # drop panels without bars
-    names = list(dict.fromkeys(name for results in at.values() for name in results)) if names is None else names
-    if top is None or not at:
+    if roof_name(dtype) not in roofs(record) or not at:
         return Text(f"*(the record has no {dtype} at {', '.join(map(str, shapes))})*")
+    names = names or list(dict.fromkeys(name for results in at.values() for name in results))
+    return _panels(at, names, dtype, causal, record)
+
+
+def _panels(
+    at: Mapping[tuple[int, ...], Mapping[str, Any]],
+    names: Sequence[str],
+    dtype: str,
+    causal: bool,
+    record: Mapping[str, Any],
+    *,
+    gradients: bool = False,
+) -> Picture:
+    """Draw a panel for each shape: TFLOP/s, and the share of the type's matrix product. Those of outputs share a scale.
+
+    at: results by name, by shape (batch, heads, n, head_dim).
+    """
+    roof = roof_name(dtype)
+    top = roofs(record)[roof]["tflops"]
     fig, axes = figure(8.6, 1.2 + 0.36 * len(names), columns=len(at))
     described = []
-    for ax, (shape, results) in zip(np.atleast_1d(axes), at.items(), strict=True):
-        texts = _ladder_panel(ax, results, names, top, at.values())
-        if ax is not np.atleast_1d(axes)[0]:
+    for i, (shape, results) in enumerate(at.items()):
+        ax = np.atleast_1d(axes)[i]
+        texts = _ladder_panel(ax, results, names, top, [results] if gradients else at.values())
+        if i:
             ax.set_yticklabels([])
         ax.set_title(textwrap.fill(heading(shape, dtype, causal), 84 // len(at)), fontsize=10)
-        described += [f"N = {shape[2]}, {name}: {text}" for name, text in zip(names, texts, strict=True)]
+        what = f"d = {shape[3]}" if gradients else f"N = {shape[2]}"
+        described += [f"{what}, {name}: {text}" for name, text in zip(names, texts, strict=True)]
     fig.supxlabel(f"TFLOP/s (more is better); dashed: {roof}, {top:.3g}; recorded on {gpu_of(record)}", fontsize=10)
-    return Picture(fig, f"TFLOP/s and share of {roof}: {'; '.join(described)}")
+    return Picture(fig, f"{'gradients, ' * gradients}TFLOP/s and share of {roof}: {'; '.join(described)}")
 
 
 def _ladder_panel(
@@ -300,7 +312,6 @@ def measured_steps(
     labels: Mapping[str, Mapping[str, str]],
     *,
     roofs: Mapping[str, float] | None = None,
-    title: str = "",
     record: Any = None,
 ) -> Picture | Text:
     """Draw recorded TFLOP/s of variants and experiments at one shape; mark each bar below the best so far.
@@ -314,7 +325,7 @@ def measured_steps(
     Returns:
         A picture; where one of them is not recorded, a sentence that says so.
     """
-    record = recorded() if record is None else record
+    record = in_turns(record)
     results = [r for r in results_of(record) if tuple(r["shape"]) == tuple(shape)]
     by_label = {label: records.first(results, **wanted) for label, wanted in labels.items()}
     missing = [label for label, result in by_label.items() if result is None]
@@ -334,34 +345,32 @@ def measured_steps(
         ax.text(tflops, -0.4, "\n".join(f"{line} " for line in lines), ha="right", va="top", fontsize=9)
         ax.set_xlim(0, 1.04 * max(tflops, *ax.get_xlim()))
     batch, heads, n, head_dim = shape
-    ax.set_title(title or f"batch {batch}, heads {heads}, N = {n}, d = {head_dim}")
+    ax.set_title(f"batch {batch}, heads {heads}, N = {n}, d = {head_dim}")
     ax.set_xlabel(f"TFLOP/s (more is better); recorded on {record['device'].get('name', 'a GPU')}")
     words = [f"{label}: {text} TFLOP/s" for label, text in zip(by_label, texts, strict=True)]
     words += [f"dashed, {' '.join(name.split())}: {value:.1f}" for name, value in (roofs or {}).items()]
     return Picture(fig, "; ".join(words))
 
 
-def tile_speeds(
-    shape: Sequence[int], *, threads: int = 128, threads_x: int = 8, record: Any = None
-) -> dict[Tiles, float]:
-    """Return the recorded TFLOP/s of register_tiles with other register tiles.
+def tile_speeds(shape: Sequence[int], *, record: Any = None) -> dict[Tiles, float]:
+    """Return the recorded TFLOP/s of register_tiles with other register tiles, by blocks of 128 threads, 8 in a row.
 
     Args:
-        shape: (batch, heads, n, head_dim). threads, threads_x: of a block, and of a row; the same for all tiles.
+        shape: (batch, heads, n, head_dim).
         record: another record than the committed one.
     """
     speeds: dict[Tiles, float] = {}
-    for r in results_of(recorded() if record is None else record):
+    for r in results_of(record):
         if r["name"] == "register_tiles" and r["kind"] == "variant" and tuple(r["shape"]) == tuple(shape):
             sizes = {name: int(size) for name, _, size in (word.partition("=") for word in r["note"].split())}
-            if (sizes.get("THREADS"), sizes.get("THREADS_X")) == (threads, threads_x):
-                speeds[Tiles(sizes["BLOCK_M"], sizes["BLOCK_N"], threads, threads_x)] = r["tflops"]
+            if (sizes.get("THREADS"), sizes.get("THREADS_X")) == (128, 8):
+                speeds[Tiles(sizes["BLOCK_M"], sizes["BLOCK_N"], 128, 8)] = r["tflops"]
     return speeds
 
 
 def moving_tiles(shape: Sequence[int], *, record: Any = None) -> Moving | Text:
     """Draw the recorded tiles of register_tiles; the reader chooses one and sees its cost and the speed of all."""
-    record = recorded() if record is None else record
+    record = in_turns(record)
     speeds = tile_speeds(shape, record=record)
     return tiles.moving_tiles(speeds, shape, gpu_of(record)) if speeds else Text(f"*({NO_RECORD})*")
 
@@ -379,25 +388,13 @@ def measured_gradients(
 
     FLOP are those of five products, even for kernels that compute more. Returns a sentence if nothing is recorded.
     """
-    record = recorded() if record is None else record
+    record = in_turns(record)
+    how = {"dtype": dtype, "causal": causal, "record": record, "backward": True}
     at = {
-        tuple(shape): measurements(shape, names, dtype=dtype, causal=causal, record=record, backward=True)
+        tuple(shape): {r["name"]: {**r, "kind": {"backward": "stage"}.get(r["kind"], "peer")} for r in results}
         for shape in shapes
+        if (results := measurements(shape, names, **how))
     }
-    at = {shape: results for shape, results in at.items() if results}
-    roof = roof_name(dtype)
-    if record is None or not at or roof not in roofs(record):
+    if record is None or not at or roof_name(dtype) not in roofs(record):
         return Text(f"*({NO_RECORD if record is None else 'not yet recorded'}: the gradients in {dtype})*")
-    top = roofs(record)[roof]["tflops"]
-    fig, axes = figure(8.6, 1.2 + 0.36 * len(names), columns=len(at))
-    described = []
-    for i, (shape, results) in enumerate(at.items()):
-        ax = np.atleast_1d(axes)[i]
-        by_name = {r["name"]: {**r, "kind": {"backward": "stage"}.get(r["kind"], "peer")} for r in results}
-        texts = _ladder_panel(ax, by_name, names, top, [by_name])
-        if i:
-            ax.set_yticklabels([])
-        ax.set_title(textwrap.fill(heading(shape, dtype, causal), 84 // len(at)), fontsize=10)
-        described += [f"d = {shape[3]}, {name}: {text}" for name, text in zip(names, texts, strict=True)]
-    fig.supxlabel(f"TFLOP/s (more is better); dashed: {roof}, {top:.3g}; recorded on {gpu_of(record)}", fontsize=10)
-    return Picture(fig, f"gradients, TFLOP/s and share of {roof}: {'; '.join(described)}")
+    return _panels(at, names, dtype, causal, record, gradients=True)

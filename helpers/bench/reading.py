@@ -14,8 +14,6 @@ from helpers.attention.ladder import LADDER
 from helpers.bench import records, steps
 from helpers.bench.results import RECORD
 
-IN_TURNS = RECORD
-
 
 def recorded(path: Path | str = RECORD) -> dict[str, Any] | None:
     """Read the recorded GPU run, {"device": {...}, "how": {...}, "results": [...]}; None if there is none."""
@@ -24,14 +22,12 @@ def recorded(path: Path | str = RECORD) -> dict[str, Any] | None:
 
 def results_of(record: Any = None) -> list[dict[str, Any]]:
     """Return all results of a record, by default the committed one's; empty if there is none."""
-    return ((recorded() if record is None else record) or {}).get("results", [])
+    return (in_turns(record) or {}).get("results", [])
 
 
 def in_turns(record: Any = None) -> Any:
-    """Return the record whose steps and peers were timed in turns, unless another is given. See `gain`."""
-    if record is not None:
-        return record
-    return recorded(IN_TURNS) or recorded()
+    """Return the record whose steps and peers were timed in turns: the committed one, unless another is given."""
+    return recorded() if record is None else record
 
 
 def roofs(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

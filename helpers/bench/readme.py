@@ -68,24 +68,20 @@ def _columns(record: Mapping[str, Any]) -> list[tuple[str, str, dict[str, dict[s
 def ladder_table(record: Mapping[str, Any]) -> str:
     """Format the recorded stages as Markdown: TFLOP/s, and in brackets the speed relative to the column's peer."""
     columns = _columns(record)
-    lines = [
-        "| notebook | the idea | " + " | ".join(heading for heading, *_ in columns) + " |",
-        "|---|---|" + "---:|" * len(columns),
-    ]
     rows = [(0, "00_attention", "what attention computes, what it costs, how the course works", [""] * len(columns))]
     rows.append((11, "11_fused", NEIGHBOURS, [""] * len(columns)))  # its stages have a record of their own
     rows.append((14, "14_decoding", DECODING, [""] * len(columns)))  # no stage, with a record of its own
     rows.append((17, "17_many_gpus", MANY_GPUS, [""] * len(columns)))  # the same
+
+    def cells_of(name: str) -> list[str]:
+        return [_cell(results.get(name), results[MAIN_PEER[dtype]]) for _, dtype, results in columns]
+
     for stage in LADDER.values():
-        cells = [_cell(results.get(stage.name), results[MAIN_PEER[dtype]]) for _, dtype, results in columns]
-        if any(cells):
+        if any(cells := cells_of(stage.name)):
             rows.append((stage.number, Path(stage.file).stem, stage.idea, cells))
-    for _, file, idea, cells in sorted(rows, key=lambda row: row[0]):
-        lines.append(_row(_link(file), idea, cells))
-    for name, label in PEERS.items():
-        cells = [_cell(results.get(name), results[MAIN_PEER[dtype]]) for _, dtype, results in columns]
-        if any(cells):
-            lines.append(_row("*peer*", label, cells))
+    lines = _head([heading for heading, *_ in columns])
+    lines += [_row(_link(file), idea, cells) for _, file, idea, cells in sorted(rows, key=lambda row: row[0])]
+    lines += [_row("*peer*", label, cells) for name, label in PEERS.items() if any(cells := cells_of(name))]
     roofs = {r["name"]: r["tflops"] for r in record["results"] if r["kind"] == "roof"}
     cells = [_number(roofs[roof_name(dtype)]) for _, dtype, _ in columns]
     lines.append(_row("*roof*", "PyTorch, matrix product, 8192³", cells))
@@ -129,8 +125,7 @@ def gradients_table(record: Mapping[str, Any]) -> str:
     lines = [
         "The gradients alone, from the output and the log-sum-exp that the forward pass left; 2.5 times its FLOP:",
         "",
-        "| notebook | the idea | " + " | ".join(heading for heading, *_ in columns) + " |",
-        "|---|---|" + "---:|" * len(columns),
+        *_head([heading for heading, *_ in columns]),
     ]
     rows = [
         (_link(Path(way.stage.file).stem), way.stage.idea + "; deterministic" * way.deterministic, way.name)
@@ -150,6 +145,10 @@ def _link(title: str) -> str:
     several = (sorted(folder.glob(f"{number}{pattern}.ipynb")) for pattern in (f"_{idea}", f"[a-z]_{idea}", "_*"))
     files = next(filter(None, several), [])
     return f"[{title}](notebooks/{files[0].name})" if files else title
+
+
+def _head(headings: list[str]) -> list[str]:
+    return [_row("notebook", "the idea", headings), "|---|---|" + "---:|" * len(headings)]
 
 
 def _row(first: str, second: str, cells: list[str]) -> str:

@@ -70,6 +70,11 @@ class Measurement:
     over: str = ""  # of a step with a gain: the name of the one before it
     fastest: str = ""
 
+    @property
+    def case(self) -> Case:
+        """What was computed."""
+        return Case(tuple(self.shape), self.dtype, self.causal, backward=self.kind.startswith("backward"))
+
 
 @dataclass
 class Note:
@@ -144,8 +149,7 @@ def results_table(record: Record) -> str:
     groups: dict[Case, list[Measurement]] = {}
     for r in record.results:
         if r.kind not in ("roof", "host"):
-            case = Case(tuple(r.shape), r.dtype, r.causal, backward=r.kind.startswith("backward"))
-            groups.setdefault(case, []).append(r)
+            groups.setdefault(r.case, []).append(r)
     for case, results in groups.items():
         others = [r for r in results if r.kind in ("peer", "backward peer")]
         roof = roofs.get(roof_name(case.dtype))
@@ -174,8 +178,7 @@ def _host_lines(results: list[Measurement]) -> list[str]:
     if not results:
         return []
     width = max(len(r.name) for r in results) + 1
-    case = Case(tuple(results[0].shape), results[0].dtype, results[0].causal)
-    lines = ["", f"{case}: on the host, a call"]
+    lines = ["", f"{results[0].case}: on the host, a call"]
     for r in results:
         lines.append(f"{r.name:{width}}{1e3 * r.ms:9.1f} µs{(r.ms_max - r.ms_min) / r.ms:8.1%}  {r.note}".rstrip())
     return lines

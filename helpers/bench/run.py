@@ -24,7 +24,7 @@ from helpers.bench.cases import Case, Inputs
 from helpers.bench.host_cost import host_time
 from helpers.bench.job import Job, torch_cuda
 from helpers.bench.results import Measurement, Record
-from helpers.bench.timing import Sensors, Timing, elapsed, in_turns, measure, quartiles, sm_mhz
+from helpers.bench.timing import Sensors, Timing, elapsed, gain_of, in_turns, measure, sm_mhz
 from helpers.device import ON_GPU, cp, describe
 
 INTERRUPTED = "interrupted: what was measured until then is in the table; --json FILE --resume goes on"
@@ -80,10 +80,10 @@ class JobRunner:
             if job is base:
                 continue
             if job.climb and number > 0:
-                seen["gain"] = _gain(taken, times[number - 1])
+                seen["gain"] = gain_of(taken, times[number - 1])
                 seen["over"] = launched[number - 1][0].name
             if job.is_peer and fastest is not None:
-                seen["gain"] = _gain(times[fastest], taken)
+                seen["gain"] = gain_of(times[fastest], taken)
                 seen["fastest"] = launched[fastest][0].name
             timing = Timing(statistics.median(taken), min(taken), max(taken), len(taken))
             yield job, _measurement(job, timing, clocks, seen)
@@ -105,11 +105,6 @@ class JobRunner:
         if self.sensors is None or not ON_GPU:
             return {}
         return {"sm_mhz": sm_mhz(), **self.sensors.between(begin, end)}
-
-
-def _gain(taken: Sequence[float], others: Sequence[float]) -> list[float]:
-    """Return how many times as fast one is as the other: the median and the quartiles of the rounds' ratios."""
-    return list(quartiles([theirs / its for its, theirs in zip(taken, others, strict=True)]))
 
 
 def _measurement(job: Job, timing: Timing, clocks: Mapping[str, float], seen: Mapping[str, Any]) -> Measurement:

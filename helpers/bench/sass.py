@@ -28,20 +28,20 @@ def instance(stage: str, dtype: str, head_dim: int = 64) -> dict[str, Any]:
     raise KeyError(f"no SASS of stage {stage} recorded for {dtype}, head_dim {head_dim}")
 
 
-def counts_table(stage: str, head_dim: int = 64) -> str:
+def counts_table(stage: str) -> str:
     """Format instructions by their kind as text: a kind a line, a type a column."""
     record = recorded(stage)
-    compiled_at = [each for each in record["instances"] if each["head_dim"] == head_dim]
+    compiled_at = [each for each in record["instances"] if each["head_dim"] == 64]
     rows = [("", *(each["dtype"] for each in compiled_at))]
     rows += [(kind, *(f"{each['counts'][kind]:,}" for each in compiled_at)) for kind in compiled_at[0]["counts"]]
     rows += [(kind, *(f"{each[kind]:,}" for each in compiled_at)) for kind in ("instructions", "registers")]
-    how = f"{record['how']['compiler']}, {record['how']['architecture']}, head_dim {head_dim}"
+    how = f"{record['how']['compiler']}, {record['how']['architecture']}, head_dim 64"
     return "\n".join([how, *(f"{row[0]:14}" + "".join(f"{cell:>10}" for cell in row[1:]) for row in rows)])
 
 
-def excerpt(stage: str, dtype: str, head_dim: int = 64) -> str:
+def excerpt(stage: str, dtype: str) -> str:
     """Return the recorded excerpt of one instance, an instruction a line, after its address in the kernel."""
-    row = instance(stage, dtype, head_dim)
+    row = instance(stage, dtype)
     return "\n".join([f"{row['kernel']}:", *(f"  {line}" for line in row["lines"])])
 
 

@@ -20,20 +20,8 @@ from types import ModuleType
 
 STUDIES = (
     *("fused", "score_mod", "decoding", "hopper", "cute", "promises", "presets", "bits", "train", "torch_model"),
-    *(
-        "autograd",
-        "tf32",
-        "profile_stages",
-        "xray_vs_ncu",
-        "ring",
-        "backward_timeline",
-        "first_store",
-        "pipes",
-        "fp8",
-        "bias_gradient",
-        "tall_tiles",
-        "backward_counters",
-    ),
+    *("autograd", "tf32", "profile_stages", "xray_vs_ncu", "ring", "backward_timeline", "first_store", "pipes", "fp8"),
+    *("bias_gradient", "tall_tiles", "backward_counters"),
 )
 
 

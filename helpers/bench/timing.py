@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import statistics
 import subprocess
@@ -136,10 +135,18 @@ def speeds(taken: Sequence[float], others: Sequence[float]) -> dict[str, float]:
     Args:
         taken, others: milliseconds of both, one for each round.
     """
-    ratios = [theirs / its for its, theirs in zip(taken, others, strict=True)]
-    median, low, high = quartiles(ratios)
+    ratios, (median, low, high) = _ratios(taken, others), gain_of(taken, others)
     extremes = {"speed_min": min(ratios), "speed_max": max(ratios)}
     return {"speed": median, **extremes, "speed_q1": low, "speed_q3": high}
+
+
+def _ratios(taken: Sequence[float], others: Sequence[float]) -> list[float]:
+    return [theirs / its for its, theirs in zip(taken, others, strict=True)]
+
+
+def gain_of(taken: Sequence[float], others: Sequence[float]) -> list[float]:
+    """Return how many times as fast one is as the other: the median and the quartiles of the rounds' ratios."""
+    return list(quartiles(_ratios(taken, others)))
 
 
 def speed_range(row: Mapping[str, float]) -> tuple[float, float]:
@@ -165,15 +172,10 @@ extern "C" __global__ void clock_rate(long long* rate, int nanoseconds) {
 CLOCK_NS = 200_000  # too short for the GPU to raise its clock after other work, long compared with a tick of 1 µs
 
 
-@functools.cache
-def _clock_kernel() -> Any:
-    return cp.RawKernel(CLOCK, "clock_rate")
-
-
 def sm_mhz() -> float:
     """Return the clock of the multiprocessors in MHz, as a kernel counts it that is launched now."""
     rate = cp.zeros(2, cp.int64)
-    _clock_kernel()((1,), (1,), (rate, np.int32(CLOCK_NS)))
+    cp.RawKernel(CLOCK, "clock_rate")((1,), (1,), (rate, np.int32(CLOCK_NS)))
     cycles, nanoseconds = cp.asnumpy(rate).tolist()
     return 1e3 * cycles / nanoseconds
 

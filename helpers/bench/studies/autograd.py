@@ -8,13 +8,13 @@ host's time is in it. "flash4": the same at other lengths, against FlashAttentio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from helpers.bench import records
-from helpers.bench.cases import Case, Shape, shape_of_tokens
-from helpers.bench.harness import Study, compare, speed_text
+from helpers.bench.cases import Case, shape_of_tokens
+from helpers.bench.harness import Row, Study, compare_case, heads_text, require_same, speed_text
 from helpers.bench.peers import TORCH_DEVICE, flash_attention_4
 from helpers.bench.run import device_facts
 
@@ -39,58 +39,55 @@ ROUNDS = 15
 PASSES = 3.5  # FLOP of both passes, in units of the forward pass: seven products to its two
 
 
-def _ways(shape: Shape, causal: bool, peers: Collection[str]) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Yield what is timed, with its name: each returns the gradients of q, k and v, (batch, N, heads, d)."""
+def inputs(case: Case) -> tuple[list[Any], Any]:
+    """Make q, k and v, and the gradient of the output: PyTorch's tensors (batch, N, heads, d)."""
+    import torch
+
+    batch, heads, n, d = case.shape
+    torch.manual_seed(0)
+    how = {"device": TORCH_DEVICE, "dtype": torch.bfloat16}
+    *given, do = (torch.randn(batch, n, heads, d, **how) + 0.25 for _ in range(4))
+    return given, do
+
+
+def forwards(given: Sequence[Any], causal: bool, peers: Iterable[str]) -> dict[str, Callable[[], Any]]:
+    """Return what computes the output (batch, N, heads, d), by name, ours first."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     from helpers.torch_attention import flash_attention
 
-    batch, heads, n, d = shape
-    torch.manual_seed(0)
-    *given, do = (torch.randn(batch, n, heads, d, device=TORCH_DEVICE, dtype=torch.bfloat16) + 0.25 for _ in range(4))
-    for a in given:
-        a.requires_grad_()
+    def of_models(call: Any) -> Callable[[], Any]:
+        return partial(call, *given, causal=causal)
 
-    def of_models(call: Any) -> Any:
-        return torch.autograd.grad(call(*given, causal=causal), given, do)
-
-    def sdpa(backend: str) -> Any:
-        with sdpa_kernel(getattr(SDPBackend, backend)):
+    def sdpa(name: str) -> Any:
+        with sdpa_kernel(getattr(SDPBackend, PEERS[name])):
             q, k, v = (a.transpose(1, 2) for a in given)
-            o = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
-            return torch.autograd.grad(o, given, do.transpose(1, 2))
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2)
 
-    yield OURS, partial(of_models, flash_attention)
-    for name in peers:
-        yield name, partial(of_models, flash_attention_4()) if name == FLASH4 else partial(sdpa, PEERS[name])
+    ways = {name: of_models(flash_attention_4()) if name == FLASH4 else partial(sdpa, name) for name in peers}
+    return {OURS: of_models(flash_attention), **ways}
 
 
 def rows(
     cases: tuple[Case, ...] = CASES, rounds: int = ROUNDS, peers: Collection[str] | None = None
-) -> Iterator[list[dict[str, Any]]]:
-    """Time all ways in turns, case by case. AssertionError if our gradients differ from a peer's."""
-    peers = tuple(PEERS) if peers is None else peers
-    for case in cases:
-        ways = dict(_ways(case.shape, case.causal, peers))
-        gradients = {name: run() for name, run in ways.items()}
-        for name in peers:
-            for a, b in zip(gradients[OURS], gradients[name], strict=True):
-                error, largest = float((a - b).abs().max()), float(b.abs().max())
-                assert error <= 0.02 * largest, f"{case}: {name} differs by {error:.2e} of {largest:.2e}"
-        del gradients
-        what = {"shape": list(case.shape), "dtype": case.dtype, "causal": case.causal}
-        timed = compare(ways, rounds, flops=PASSES * case.flops, of=OURS)
-        yield [{"name": name, **what, **figures} for name, figures in timed.items()]
-
-
-def _head() -> dict[str, Any]:
+) -> Iterator[list[Row]]:
+    """Time all ways in turns, case by case. Raises WrongOutput if a peer's gradients differ from ours."""
     import torch
 
-    return {"device": {**device_facts(), "torch": torch.__version__}, "rounds": ROUNDS}
+    for case in cases:
+        given, do = inputs(case)
+        for a in given:
+            a.requires_grad_()
+        ways = {
+            name: lambda run=run, given=given, do=do: torch.autograd.grad(run(), given, do)
+            for name, run in forwards(given, case.causal, PEERS if peers is None else peers).items()
+        }
+        require_same(str(case), ways)
+        yield compare_case(case, ways, rounds, flops=PASSES * case.flops, of=OURS)
 
 
-def flash4() -> Iterator[list[dict[str, Any]]]:
+def flash4() -> Iterator[list[Row]]:
     """Time ours, FlashAttention-4 and cuDNN in turns; nothing where FlashAttention-4 is not installed."""
     if flash_attention_4() is not None:
         yield from rows(FLASH4_CASES, peers=FLASH4_PEERS)
@@ -99,7 +96,7 @@ def flash4() -> Iterator[list[dict[str, Any]]]:
 STUDY = Study(
     "autograd",
     {"rows": rows, "flash4": flash4},
-    _head,
+    lambda: {"device": device_facts(), "rounds": ROUNDS},
     line=lambda row: f"{row['shape']} {row['name']:16}{row['ms']:8.3f} ms",
 )
 take = STUDY.take
@@ -121,9 +118,9 @@ def _lines(rows: Sequence[Mapping[str, Any]], peers: Sequence[str]) -> list[str]
     by_case: dict[Any, dict[str, Any]] = {}
     for row in rows:
         by_case.setdefault((*row["shape"], row["causal"]), {})[row["name"]] = row
-    for (batch, heads, n, d, causal), own in by_case.items():
-        what, ours = f"{batch} x {heads} heads of {d}, N = {n}" + ", causal" * causal, own[OURS]
-        line = f"{what:42}{ours['ms']:9.2f} ms{ours['tflops']:8.0f}"
+    for own in by_case.values():
+        ours = own[OURS]
+        line = f"{heads_text(ours):42}{ours['ms']:9.2f} ms{ours['tflops']:8.0f}"
         for name in peers:
             line += (speed_text(own[name]) if name in own else "").rjust(28)
         lines.append(line.rstrip())

@@ -14,19 +14,19 @@ from __future__ import annotations
 
 import functools
 import json
+import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from helpers.bench import counters, ncu, records
+from helpers.bench import ncu, records
 from helpers.bench.cases import Case
-from helpers.bench.harness import Study, figures
-from helpers.bench.studies.autograd import FLASH4, OURS
+from helpers.bench.harness import Study, figures, heads_text, require_same
+from helpers.bench.peers import flash_attention_4
+from helpers.bench.studies.autograd import FLASH4, OURS, forwards, inputs
 from helpers.bench.studies.hopper import share
-from helpers.bench.studies.profile_stages import MARK, UNASKED, figures_of, stalls_of
 from helpers.bench.timing import Sensors, sm_mhz, speeds
 from helpers.device import ON_GPU, cp, describe
 
@@ -40,50 +40,27 @@ CASES = tuple(
 CUDNN = "SDPA cuDNN"
 MULTIPROCESSORS = 132
 ROUNDS, ROUND_S = 5, 0.12
-Passes = dict[str, Callable[[], Any]]
 
 
-def passes(case: Case) -> Passes:
+def passes(case: Case) -> dict[str, Callable[[], Any]]:
     """Return the pass of each way, ours first: a function that returns (batch, N, heads, d), or three such gradients.
 
-    For gradients the forward passes are done. AssertionError if a result differs by more than 2 % of the largest.
+    For gradients the forward passes are done. Raises WrongOutput if a result differs.
     """
     import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    from helpers.bench.peers import TORCH_DEVICE, flash_attention_4
-    from helpers.torch_attention import flash_attention
-
-    batch, heads, n, d = case.shape
-    torch.manual_seed(0)
-    *given, do = (torch.randn(batch, n, heads, d, device=TORCH_DEVICE, dtype=torch.bfloat16) + 0.25 for _ in range(4))
-
-    def ours() -> Any:
-        return flash_attention(*given, causal=case.causal)
-
-    def cudnn() -> Any:
-        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            q, k, v = (a.transpose(1, 2) for a in given)
-            o = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=case.causal)
-        return o.transpose(1, 2)
-
-    made: Passes = {OURS: ours}
-    if (flash4 := flash_attention_4()) is not None:
-        made[FLASH4] = functools.partial(flash4, *given, causal=case.causal)
-    if not case.backward and torch.cuda.is_available():
-        made[CUDNN] = cudnn
+    given, do = inputs(case)
+    peers = [FLASH4] * (flash_attention_4() is not None)
+    peers += [CUDNN] * (not case.backward and torch.cuda.is_available())
     if case.backward:
         for a in given:
             a.requires_grad_()
+    made = forwards(given, case.causal, peers)
+    if case.backward:
         outputs = {name: forward() for name, forward in made.items()}
-        made = {
-            name: functools.partial(torch.autograd.grad, o, given, do, retain_graph=True) for name, o in outputs.items()
-        }
-    expected = made[OURS]()
-    for name, run in made.items():
-        for a, b in zip(expected, run(), strict=True):  # for an output: its sequences
-            error, largest = float((a - b).abs().max()), float(b.abs().max())
-            assert error <= 0.02 * largest, f"{case}: {name} differs by {error:.2e} of {largest:.2e}"
+        gradients = functools.partial(torch.autograd.grad, inputs=given, grad_outputs=do, retain_graph=True)
+        made = {name: functools.partial(gradients, o) for name, o in outputs.items()}
+    require_same(str(case), made)
     return made
 
 
@@ -94,73 +71,34 @@ def _what(case: Case) -> dict[str, Any]:
 # ---- counters
 
 
-def launch_all(target: Path, cases: tuple[Case, ...] = CASES, ready: Callable[[], object] = lambda: None) -> None:
-    """Run each pass once between the profiler's start and stop, after a mark whose grid has its number.
-
-    Writes what was launched as JSON; the first has the number 1. ready: called before, when all is compiled.
-    """
-    from cupy.cuda import profiler
-
-    mark = cp.RawModule(code=f'extern "C" __global__ void {MARK}() {{}}').get_function(MARK)
+def launch_all(target: Path, cases: tuple[Case, ...] = CASES) -> None:
+    """Count each pass once, and write what was launched as JSON; the first has the number 1."""
     for case in cases:
-        passes(case)
-    ready()
+        passes(case)  # compiles
     launched: list[dict[str, Any]] = []
+    count = ncu.marked()
     for case in cases:
         for name, run in passes(case).items():
             launched.append({"name": name, **_what(case)})
-            cp.cuda.Device().synchronize()
-            profiler.start()
-            mark((len(launched),), (1,), ())
-            run()
-            cp.cuda.Device().synchronize()
-            profiler.stop()
+            count(len(launched), run)
             target.write_text(json.dumps(launched))
 
 
-def rows_of(launched: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
-    """Return the record's rows from what was launched and Nsight Compute's CSV, in which a mark precedes each run.
+def rows() -> Iterator[list[dict[str, Any]]]:
+    """Launch all passes under Nsight Compute.
 
     figures, stalls: of the longest kernel. others: the time of the other kernels of the pass, its share.
     """
-    runs: dict[int, list[tuple[str, dict[str, tuple[str, str]]]]] = {}
-    number = 0
-    for name, columns in ncu.launches_of(text):
-        if name == MARK:
-            number += 1
-        else:
-            runs.setdefault(number, []).append((name, columns))
-    found = []
+    launched, text = ncu.counted("helpers.bench.studies.backward_counters")
+    runs, found = ncu.runs_of(text), []
     for number, entry in enumerate(launched, 1):
-        each = [(figures_of([columns]), name, columns) for name, columns in runs.get(number, ())]
-        if not each:
-            continue
-        of_main, kernel, columns = max(each, key=lambda one: one[0]["ms"])
-        together = sum(one["ms"] for one, *_ in each)
-        others = {"kernels": len(each), "others": 1 - of_main["ms"] / together}
-        found.append({**entry, "kernel": kernel, **others, "figures": of_main, "stalls": stalls_of([columns])})
-    return found
-
-
-def rows() -> Iterator[list[dict[str, Any]]]:
-    """Launch all passes under Nsight Compute."""
-    with tempfile.TemporaryDirectory() as folder:
-        table_file, file = Path(folder, "ncu.csv"), Path(folder, "launched.json")
-        profile(table_file, file)
-        yield rows_of(json.loads(file.read_text()), table_file.read_text())
-
-
-def profile(target: Path, launched: Path, *words: str) -> None:
-    """Write Nsight Compute's CSV of `launch_all`, which writes the other file. Raises RuntimeError if ncu fails.
-
-    words: of another program that calls it.
-    """
-    asked = [ncu.first_known(metrics) for metrics in counters.FIGURES.values()]
-    asked = [metric for metric in asked if metric != UNASKED] + list(
-        map(counters.stall_metric, counters.STALLS.values())
-    )
-    words = words or ("helpers.bench.studies.backward_counters", "launch", str(launched))
-    ncu.profile(target, asked, [".*"], words, "--profile-from-start", "off")
+        each = [(ncu.figures_of([columns]), name, columns) for name, columns in runs.get(number, ())]
+        if each:
+            of_main, kernel, columns = max(each, key=lambda one: one[0]["ms"])
+            others = {"kernels": len(each), "others": 1 - of_main["ms"] / sum(one["ms"] for one, *_ in each)}
+            stalls = ncu.stalls_of([columns])
+            found.append({**entry, "kernel": kernel, **others, "figures": of_main, "stalls": stalls})
+    yield found
 
 
 # ---- the clock
@@ -176,32 +114,25 @@ def power(
     """
     for case in cases:
         made = passes(case)
-        times: dict[str, list[float]] = {name: [] for name in made}
-        clocks: dict[str, list[float]] = {name: [] for name in made}
-        watts: dict[str, list[float]] = {name: [] for name in made}
+        seen: dict[str, list[tuple[float, float, float | None]]] = {name: [] for name in made}
         with Sensors() as sensors:
             for i in range(rounds + 1):
                 for name, run in made.items():
                     began = time.perf_counter()
-                    ms = _over_and_over(run, round_s)
-                    mhz, found = sm_mhz(), sensors.between(began + round_s / 3, time.perf_counter())
-                    if i == 0:  # until the GPU is warm
-                        continue
-                    times[name].append(ms)
-                    clocks[name].append(mhz)
-                    watts[name] += [found["watts"]] if "watts" in found else []
-        found_rows = []
-        for name, taken in times.items():
-            timed = figures(taken, case.flops)
-            mhz = sorted(clocks[name])[len(clocks[name]) // 2]
+                    ms, mhz = _over_and_over(run, round_s), sm_mhz()
+                    watts = sensors.between(began + round_s / 3, time.perf_counter()).get("watts")
+                    if i > 0:  # until then the GPU gets warm
+                        seen[name].append((ms, mhz, watts))
+        times = {name: [ms for ms, *_ in each] for name, each in seen.items()}
+        rows = []
+        for name, each in seen.items():
+            timed, mhz = figures(times[name], case.flops), statistics.median(mhz for _, mhz, _ in each)
             row = {"name": name, **_what(case), **timed, "mhz": mhz}
             row["share"] = share(timed["tflops"], MULTIPROCESSORS, mhz)
-            if watts[name]:
-                row["watts"] = sorted(watts[name])[len(watts[name]) // 2]
-            if name != OURS:
-                row |= speeds(times[OURS], taken)
-            found_rows.append(row)
-        yield found_rows
+            if known := [watts for *_, watts in each if watts is not None]:
+                row["watts"] = statistics.median(known)
+            rows.append(row if name == OURS else row | speeds(times[OURS], times[name]))
+        yield rows
 
 
 def _over_and_over(run: Callable[[], Any], seconds: float) -> float:
@@ -241,8 +172,7 @@ def table(record: Mapping[str, Any] | None = None) -> str:
     lines = [f"{'bfloat16':69}" + "".join(f"{head:>10}" for head in heads)]
     timed = {_key(row): row for row in record.get("power", ())}
     for row in record["rows"]:
-        batch, heads_of, n, d = row["shape"]
-        what = f"{row['pass']}: {batch} x {heads_of} heads of {d}, N = {n}" + ", causal" * row["causal"]
+        what = f"{row['pass']}: {heads_text(row)}"
         own, clock = row["figures"], timed.get(_key(row))
         dram = (own["dram bytes read"] + own["dram bytes written"]) / 1e9
         cells = [f"{own[figure]:.0f} %" for figure in COLUMNS.values()]
@@ -254,16 +184,17 @@ def table(record: Mapping[str, Any] | None = None) -> str:
 
 
 BESIDE = {"tensor cores busy": "tensor pipe %", "shared memory busy": "shared memory %"}
+SHORT = {OURS: "13", FLASH4: "FA4"}
 LEAST = 0.08  # of a warp's cycles: what it waits for less long is left out
 
 
 @records.shown
-def beside(record: Mapping[str, Any] | None = None, *, n: int, causal: bool = False) -> str:
-    """Format the backward passes of N rows as text, ours and FlashAttention-4's side by side for each head_dim.
+def beside(record: Mapping[str, Any] | None = None, *, n: int) -> str:
+    """Format the backward passes of N rows, no mask, as text: ours and FlashAttention-4's side by side by head_dim.
 
     The first lines are of the longest kernel; then come shares of its warps' cycles; then the whole pass in turns.
     """
-    rows = [row for row in record["rows"] if (row["pass"], row["shape"][2], row["causal"]) == ("backward", n, causal)]
+    rows = [row for row in record["rows"] if (row["pass"], row["shape"][2], row["causal"]) == ("backward", n, False)]
     timed = {_key(row): row for row in record["power"]}
     clocks = [timed[_key(row)] for row in rows]
     shares = [{state: spent / sum(row["stalls"].values()) for state, spent in row["stalls"].items()} for row in rows]
@@ -271,7 +202,7 @@ def beside(record: Mapping[str, Any] | None = None, *, n: int, causal: bool = Fa
     waits = [state for state in states if any(share.get(state, 0.0) >= LEAST for share in shares)]
     waits.sort(key=lambda state: (state != "issued", -shares[0].get(state, 0.0)))
     cells = {
-        f"N = {n}" + ", causal" * causal: [f"d = {row['shape'][3]}, {_short(row['name'])}" for row in rows],
+        f"N = {n}": [f"d = {row['shape'][3]}, {SHORT.get(row['name'], row['name'])}" for row in rows],
         **{what: [f"{row['figures'][figure]:.0f} %" for row in rows] for what, figure in BESIDE.items()},
         "bytes from the L2 cache": [f"{row['figures']['L2 bytes'] / 1e9:.1f} GB" for row in rows],
         "bank conflicts": [f"{row['figures']['bank conflicts'] / 1e6:.1f} M" for row in rows],
@@ -282,10 +213,6 @@ def beside(record: Mapping[str, Any] | None = None, *, n: int, causal: bool = Fa
         "power": [f"{row['watts']:.0f} W" if "watts" in row else "" for row in clocks],
     }
     return "\n".join((f"{what:34}" + "".join(f"{cell:>15}" for cell in line)).rstrip() for what, line in cells.items())
-
-
-def _short(name: str) -> str:
-    return {OURS: "13", FLASH4: "FA4"}.get(name, name)
 
 
 @records.shown
@@ -308,11 +235,5 @@ def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
     return row["name"], row["pass"], *row["shape"], row["causal"]
 
 
-def main(words: list[str]) -> int:
-    """Launch all passes for Nsight Compute; the file says which."""
-    launch_all(Path(words[1]))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+if __name__ == "__main__":  # under Nsight Compute
+    launch_all(Path(sys.argv[2]))

@@ -18,7 +18,7 @@ from helpers.attention import kernel
 from helpers.attention.ladder import BACKWARD, LADDER, backward
 from helpers.bench import records
 from helpers.bench.cases import Case, Inputs
-from helpers.bench.harness import Study
+from helpers.bench.harness import Study, heads_text
 from helpers.device import ON_GPU, cp, describe
 from helpers.engine.cuda_source.edit import edit
 
@@ -243,11 +243,9 @@ def gaps(row: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(np.median(values)) for name, values in cycles.items()}
 
 
+@records.shown
 def table(record: Mapping[str, Any] | None = None) -> str:
     """Format the median cycles of the parts of a step, by head_dim and consumer, and its gaps."""
-    record = record or recorded()
-    if record is None:
-        return records.NO_RECORD
     rows = record["rows"]
     heads = [f"d = {row['shape'][3]}, consumer {i + 1}" for row in rows for i in range(len(row["consumers"]))]
     lines = [f"{'cycles of a step':24}" + "".join(f"{head:>20}" for head in heads)]
@@ -255,7 +253,7 @@ def table(record: Mapping[str, Any] | None = None) -> str:
         lines.append(f"{part:24}" + "".join(f"{cycles:20,.0f}" for row in rows for cycles in parts(row)[part]))
     for name in gaps(rows[0]):
         lines.append(f"{name:24}" + "".join(f"{gaps(row)[name]:20,.0f}{'':20}" for row in rows).rstrip())
-    return "\n".join([*lines, "", blocks_table(record)] if "blocks" in record else lines)
+    return "\n".join([*lines, *(["", blocks_table(record)] if "blocks" in record else [])])
 
 
 @records.shown
@@ -263,9 +261,7 @@ def blocks_table(record: Mapping[str, Any] | None = None) -> str:
     """Format the median cycles of a block that are not in its steps, a call a line."""
     names = ("before", "steps", "after", "between")
     lines = [f"{'cycles of a block':42}" + "".join(f"{name:>10}" for name in names) + f"{'not in steps':>14}"]
-    for row in record.get("blocks", ()):
-        batch, heads, n, d = row["shape"]
-        what = f"{batch} x {heads} heads of {d}, N = {n}" + ", causal" * row["causal"]
+    for row in record["blocks"]:
         cycles = "".join(f"{row[name]:10,.0f}" for name in names)
-        lines.append(f"{what:42}{cycles}{row['outside']:14.0%}")
+        lines.append(f"{heads_text(row):42}{cycles}{row['outside']:14.0%}")
     return "\n".join(lines)

@@ -127,16 +127,10 @@ def rows(shapes: Sequence[Sequence[int]] = SHAPES) -> Iterator[list[dict[str, An
             yield _measured(shape, form)
 
 
-def _head() -> dict[str, Any]:
-    import torch
-
-    return {"device": {**device_facts(), "torch": torch.__version__}, "rounds": ROUNDS}
-
-
 STUDY = Study(
     "bias_gradient",
     {"rows": rows},
-    _head,
+    lambda: {"device": device_facts(), "rounds": ROUNDS},
     line=lambda row: f"{row['shape']} {row['form']:20}{row['name']:28}{row['ms']:8.3f} ms",
 )
 take = STUDY.take

@@ -71,7 +71,7 @@ CASES = tuple(
 # ---- what the compiler makes of them
 
 
-def cold(way: Way, head_dim: int, arch: str = ARCH) -> dict[str, Any]:
+def cold(way: Way, head_dim: int) -> dict[str, Any]:
     """Compile a kernel by NVRTC without a cache: seconds, registers, spilled bytes, instructions of its tile loop.
 
     The counts of instructions are None where nvdisasm is not in PATH.
@@ -84,10 +84,10 @@ def cold(way: Way, head_dim: int, arch: str = ARCH) -> dict[str, Any]:
     code, name, defines = kernel.source(way.stage.file), way.stage.kernel_name(DTYPE), way.defines(head_dim)
     options = (*kernel.options(defines), *nvrtc.header_options(code))
     begin = time.perf_counter()
-    with program(code, options, arch, (name,), log=True) as compiled:
+    with program(code, options, ARCH, (name,), log=True) as compiled:
         seconds = time.perf_counter() - begin
         cubin, symbol = compiler.getCUBIN(compiled), compiler.getLoweredName(compiled, name)
-        report = read_log(compiler.getProgramLog(compiled), name, symbol, arch)
+        report = read_log(compiler.getProgramLog(compiled), name, symbol, ARCH)
     return {
         "name": way.name,
         "file": way.stage.file,
@@ -213,13 +213,13 @@ def times_table(record: Mapping[str, Any] | None = None, *, names: Sequence[str]
     return _by_case("TFLOP/s, and times as fast as 07", cell, record, names)
 
 
-def memory_table(record: Mapping[str, Any] | None = None, *, names: Sequence[str] = ()) -> str:
+def memory_table(record: Mapping[str, Any] | None = None) -> str:
     """Format the MiB that a call takes beyond q, k, v and its output as text, like `times_table`."""
 
     def cell(row: Mapping[str, Any]) -> str:
         return "" if row["extra_bytes"] is None else f"{row['extra_bytes'] / 2**20:.1f}"
 
-    return _by_case("MiB beyond q, k, v and o", cell, record, names)
+    return _by_case("MiB beyond q, k, v and o", cell, record, ())
 
 
 @records.shown

@@ -6,21 +6,22 @@ bfloat16, one new token of each sequence. Every result is compared with float64 
 in turns, the queue kept full, so no host time is in them, and after another array has been read: the L2
 cache holds nothing of K and V, nor anything to be written back. GB/s are those of K and V, each once. Peers are
 there where they can be imported: PyTorch's SDPA, FlashAttention-3 (flash_attn_interface, or the wheel fa3-fwd) and
-FlashInfer. "tune" and "tune_fp8" try other sizes, "counters" needs Nsight Compute. GB/s of "prefix" are those of the
+FlashInfer. "tune_fp8" tries other sizes, "counters" needs Nsight Compute. GB/s of "prefix" are those of the
 bytes that its best way reads: the prefix once. "graph" and "server" are loops of a small GPT, by the host's clock.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
-import importlib.util
 import itertools
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -30,10 +31,10 @@ from helpers.attention.fp8 import descale_of, quantise
 from helpers.attention.ladder import limits
 from helpers.attention.ladder.kinds import kind_of
 from helpers.attention.ladder.layout import Spec
-from helpers.bench import counters, decode_loop, ncu, records
+from helpers.bench import counters, decode_loop, ncu, peers, records
 from helpers.bench.harness import Row, Study, Way, compare
 from helpers.bench.host_cost import host_time
-from helpers.bench.peers import FLASH_ATTENTION_3, TORCH_DEVICE
+from helpers.bench.peers import TORCH_DEVICE
 from helpers.bench.run import device_facts
 from helpers.device import cp
 from helpers.engine.cuda_source.c_types import dtype_of
@@ -51,7 +52,6 @@ ROWS: tuple[Sizes, ...] = (
     (8, 8192, 16, 16, 64),
 )
 STEP_ROWS = ROWS[0], ROWS[1], ROWS[5]
-TUNE_ROWS = *STEP_ROWS, ROWS[6]
 MIXED = 64, 100, 32768  # sequences, and their shortest and longest
 PAGES = 16, 64
 HEADS = 32, 8, 128  # of the parts below: heads of q, of K and V, head_dim
@@ -75,16 +75,23 @@ GRID_ROWS = ROWS[0], *ROWS[2:6], ROWS[7]
 ROUNDS = 15
 DTYPE = "bfloat16"
 TOLERANCE = 2e-2  # of the largest number of a head
+FLASH_INFER = "flashinfer"
 
 
 class CacheInputs:
-    """PyTorch's tensors of a row: q (batch, 1, heads, d), caches (batch, keys, kv_heads, d), and the same in pages."""
+    """PyTorch's tensors of a row: q (batch, tokens, heads, d), caches (batch, keys, kv_heads, d), the same in pages.
+
+    mask: which keys each token sees, (tokens, keys); None: all of its sequence.
+    """
+
+    mask: Any = None
 
     def __init__(
         self, row: Sizes, lengths: Sequence[int] | None = None, *, pages: Sequence[int] = PAGES, d_v: int = 0
     ) -> None:
         import torch
 
+        self.row = row
         batch, keys, self.heads, self.kv_heads, self.d = row
         self.d_v = d_v or self.d
         self.host_lengths = list(lengths) if lengths is not None else [keys] * batch
@@ -94,19 +101,23 @@ class CacheInputs:
         self.q = torch.randn(batch, 1, self.heads, self.d, device=TORCH_DEVICE).to(getattr(torch, DTYPE))
         shape, how = (batch, keys, self.kv_heads), {"device": TORCH_DEVICE, "dtype": getattr(torch, DTYPE)}
         self.k, self.v = (torch.randn(*shape, d, **how) for d in (self.d, self.d_v))
-        self.paged = {page: self._in_pages(page, keys) for page in pages}
+        self.paged = {page: self.in_pages(page, self.k, self.v) for page in pages}
 
-    def _in_pages(self, page: int, keys: int) -> tuple[Any, Any, Any]:
+    def in_pages(self, page: int, *caches: Any) -> tuple[Any, ...]:
         """Make caches (pages, page, kv_heads, d) with their pages in any order, and the block table."""
-        torch, batch = self.torch, len(self.host_lengths)
+        torch, (batch, keys, *_) = self.torch, caches[0].shape
         order = torch.randperm(batch * keys // page, device=TORCH_DEVICE)
-        table = order.to(torch.int32).reshape(batch, keys // page)
-        caches = []
-        for a in (self.k, self.v):
+        made = []
+        for a in caches:
             cache = torch.empty(batch * keys // page, page, *a.shape[2:], device=TORCH_DEVICE, dtype=a.dtype)
             cache[order] = a.reshape(cache.shape)
-            caches.append(cache)
-        return (*caches, table)
+            made.append(cache)
+        return (*made, order.to(torch.int32).reshape(batch, keys // page))
+
+    @property
+    def call(self) -> Callable[..., Any]:
+        """Our call on the contiguous caches."""
+        return functools.partial(flash_attention_with_kvcache, *(self.q, self.k, self.v), cache_seqlens=self.lengths)
 
     @property
     def bytes(self) -> int:
@@ -114,31 +125,38 @@ class CacheInputs:
         return 2 * sum(self.host_lengths) * self.kv_heads * (self.d + self.d_v)
 
     def exact(self, sequence: int, head: int) -> np.ndarray:
-        """Return the output of one head in float64."""
+        """Return the output of one head in float64, (tokens, d)."""
         n, kv_head = self.host_lengths[sequence], head // (self.heads // self.kv_heads)
-        q = self.q[sequence, 0, head].double()
+        q = self.q[sequence, :, head].double()
         k, v = (a[sequence, :n, kv_head].double() for a in (self.k, self.v))
-        return ((q @ k.T * self.d**-0.5).softmax(0) @ v).cpu().numpy()
+        scores = q @ k.T * self.d**-0.5
+        if self.mask is not None:
+            scores = scores.masked_fill(~self.mask, float("-inf"))
+        return (scores.softmax(-1) @ v).cpu().numpy()
 
     def error(self, o: Any) -> float:
-        """Return the largest error in two heads, of an output with the heads of a sequence in order."""
-        o = o.reshape(len(self.host_lengths), self.heads, self.d_v).float().cpu().numpy()
+        """Return the largest error in two heads, of an output with the tokens and heads of a sequence in order."""
+        o = o.reshape(len(self.host_lengths), -1, self.heads, self.d_v).float().cpu().numpy()
         exact = {at: self.exact(*at) for at in ((0, 0), (len(o) - 1, self.heads - 1))}
-        return max(float(np.abs(o[at] - head).max() / np.abs(head).max()) for at, head in exact.items())
+        return max(float(np.abs(o[i, :, head] - a).max() / np.abs(a).max()) for (i, head), a in exact.items())
 
 
 # ---- our kernel and its peers
 
+Ways = Iterator[tuple[str, Way]]
 
-def ours(inputs: CacheInputs) -> Iterator[tuple[str, Way]]:
-    """Yield the kernel on contiguous caches and on pages."""
+
+def ours(inputs: CacheInputs) -> dict[str, Way]:
+    """Return the kernel on contiguous caches and on pages."""
     call = functools.partial(flash_attention_with_kvcache, inputs.q, cache_seqlens=inputs.lengths)
-    yield "contiguous", functools.partial(call, inputs.k, inputs.v)
-    for page, (k, v, table) in inputs.paged.items():
-        yield f"pages of {page}", functools.partial(call, k, v, block_table=table)
+    paged = inputs.paged.items()
+    return {
+        "contiguous": inputs.call,
+        **{f"pages of {page}": functools.partial(call, k, v, block_table=table) for page, (k, v, table) in paged},
+    }
 
 
-def sdpa(inputs: CacheInputs) -> Iterator[tuple[str, Way]]:
+def sdpa(inputs: CacheInputs) -> Ways:
     """Yield PyTorch's SDPA, which takes no lengths, if all sequences have the same."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -153,128 +171,126 @@ def sdpa(inputs: CacheInputs) -> Iterator[tuple[str, Way]]:
         yield "cuDNN", functools.partial(run, SDPBackend.CUDNN_ATTENTION)
 
 
-def flash_attention_3(inputs: CacheInputs) -> Iterator[tuple[str, Way]]:
+def flash_attention_3(inputs: CacheInputs) -> Ways:
     """Yield FlashAttention-3's flash_attn_with_kvcache."""
-    found = [name for name in FLASH_ATTENTION_3 if importlib.util.find_spec(name)]
-    module = importlib.import_module(found[0] if found else FLASH_ATTENTION_3[0])
-    call = functools.partial(module.flash_attn_with_kvcache, inputs.q, cache_seqlens=inputs.lengths, causal=True)
+    call = functools.partial(
+        peers.flash_attention_3().flash_attn_with_kvcache, inputs.q, cache_seqlens=inputs.lengths, causal=True
+    )
     yield "FlashAttention-3", functools.partial(call, inputs.k, inputs.v)
     for page, (k, v, table) in inputs.paged.items():
         yield f"FlashAttention-3, pages of {page}", functools.partial(call, k, v, page_table=table)
 
 
-def flashinfer(inputs: CacheInputs) -> Iterator[tuple[str, Way]]:
-    """Yield FlashInfer, planned on the host before, with pages of 16."""
+def _flashinfer(inputs: CacheInputs, wrapper: str, *args: Any, **options: Any) -> tuple[Any, tuple[int, ...]]:
+    """Return one of FlashInfer's wrappers with 512 MiB of its own; heads of q, of K and V, head_dim and page."""
     module = importlib.import_module(FLASH_INFER)
-    torch, page = inputs.torch, 16
-    if page not in inputs.paged:
-        return
-    k, v, table = inputs.paged[page]
-    counts = [-(-n // page) for n in inputs.host_lengths]
-    indptr = torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32, device=TORCH_DEVICE)
-    indices = torch.cat([table[i, :count] for i, count in enumerate(counts)])
-    last = torch.tensor([(n - 1) % page + 1 for n in inputs.host_lengths], dtype=torch.int32, device=TORCH_DEVICE)
-    workspace = torch.empty(512 << 20, dtype=torch.uint8, device=TORCH_DEVICE)
+    workspace = inputs.torch.empty(512 << 20, dtype=inputs.torch.uint8, device=TORCH_DEVICE)
+    page = next(iter(inputs.paged), 16)
+    heads = inputs.heads, inputs.kv_heads, inputs.d, page
+    return getattr(module, wrapper)(*args, workspace, "NHD", **options), heads
+
+
+def _ints(numbers: Iterable[int]) -> Any:
+    import torch
+
+    return torch.tensor([*numbers], dtype=torch.int32, device=TORCH_DEVICE)
+
+
+def _decoded_by_flashinfer(inputs: CacheInputs, k: Any, v: Any, *pages: Any) -> Ways:
+    """Yield FlashInfer on pages of 16, planned on the host before, with tensor cores and without."""
     for name, tensor_cores in (("FlashInfer", False), ("FlashInfer, tensor cores", True)):
-        wrapper = module.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=tensor_cores)
-        heads = inputs.heads, inputs.kv_heads, inputs.d, page
-        wrapper.plan(indptr, indices, last, *heads, q_data_type=inputs.q.dtype, kv_data_type=inputs.q.dtype)
+        wrapper, heads = _flashinfer(inputs, "BatchDecodeWithPagedKVCacheWrapper", use_tensor_cores=tensor_cores)
+        wrapper.plan(*pages, *heads, q_data_type=inputs.q.dtype, kv_data_type=k.dtype)
         yield name, functools.partial(wrapper.run, inputs.q[:, 0], (k, v))
 
 
-def flashinfer_cascade(inputs: CacheInputs, shared: int) -> Iterator[tuple[str, Way]]:
+def flashinfer(inputs: CacheInputs) -> Ways:
+    """Yield FlashInfer, planned on the host before, with pages of 16."""
+    if 16 in inputs.paged:
+        k, v, table = inputs.paged[16]
+        counts = [-(-n // 16) for n in inputs.host_lengths]
+        indices = inputs.torch.cat([table[i, :count] for i, count in enumerate(counts)])
+        last = _ints((n - 1) % 16 + 1 for n in inputs.host_lengths)
+        yield from _decoded_by_flashinfer(inputs, k, v, _ints([0, *np.cumsum(counts)]), indices, last)
+
+
+def flashinfer_of_e4m3(inputs: EightBits) -> Ways:
+    """Yield FlashInfer with K and V in e4m3 and no scales, which it has for whole tensors alone."""
+    batch, keys = inputs.k8.shape[:2]
+    k, v = (a.to(inputs.k8.dtype).view(-1, 16, *a.shape[2:]) for a in inputs.of16)
+    indptr, indices = _ints(range(0, batch * keys // 16 + 1, keys // 16)), _ints(range(batch * keys // 16))
+    yield from _decoded_by_flashinfer(inputs, k, v, indptr, indices, _ints([16] * batch))
+
+
+def flashinfer_cascade(inputs: CacheInputs, shared: int) -> Ways:
     """Yield FlashInfer's cascade of two levels: pages that all sequences share, and each one's own."""
-    module = importlib.import_module(FLASH_INFER)
-    torch, (page, (k, v, table)) = inputs.torch, *inputs.paged.items()
+    ((page, (k, v, table)),) = inputs.paged.items()
     batch, pages = table.shape
-    ints = functools.partial(torch.tensor, dtype=torch.int32, device=TORCH_DEVICE)
     common = shared // page
     own = pages - common
     levels = (
         ([0, batch], [0, common], table[0, :common]),
         (range(batch + 1), range(0, batch * own + 1, own), table[:, common:].flatten()),
     )
-    rows, indptr = ([ints([*each[i]]) for each in levels] for i in (0, 1))
-    last = [ints([page] * (len(each) - 1)) for each in rows]
-    workspace = torch.empty(512 << 20, dtype=torch.uint8, device=TORCH_DEVICE)
-    wrapper = module.MultiLevelCascadeAttentionWrapper(2, workspace, "NHD")
+    rows, indptr = ([_ints(each[i]) for each in levels] for i in (0, 1))
+    last = [_ints([page] * (len(each) - 1)) for each in rows]
+    wrapper, heads = _flashinfer(inputs, "MultiLevelCascadeAttentionWrapper", 2)
     for level in wrapper._batch_prefill_wrappers:
         level._backend = "fa2"
-    heads = inputs.heads, inputs.kv_heads, inputs.d, page
     wrapper.plan(rows, indptr, [each[2] for each in levels], last, *heads, q_data_type=inputs.q.dtype)
     yield "FlashInfer, cascade", functools.partial(wrapper.run, inputs.q[:, 0], (k, v))
 
 
-def flashinfer_tree(inputs: TreeInputs) -> Iterator[tuple[str, Way]]:
+def flashinfer_tree(inputs: TreeInputs) -> Ways:
     """Yield FlashInfer with a custom mask, its bits packed before."""
-    module = importlib.import_module(FLASH_INFER)
-    torch, (page, (k, v, table)) = inputs.torch, *inputs.paged.items()
+    ((page, (k, v, table)),) = inputs.paged.items()
     (batch, pages), tokens = table.shape, len(inputs.mask)
-    ints = functools.partial(torch.tensor, dtype=torch.int32, device=TORCH_DEVICE)
-    bits = torch.tensor(np.packbits(inputs.mask.cpu().numpy(), bitorder="little"), device=TORCH_DEVICE)
-    workspace = torch.empty(512 << 20, dtype=torch.uint8, device=TORCH_DEVICE)
-    wrapper = module.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa2")
-    indptr = ints([*range(0, batch * pages + 1, pages)]), table.flatten(), ints([page] * batch)
-    heads = inputs.heads, inputs.kv_heads, inputs.d, page
-    options = {"packed_custom_mask": bits.repeat(batch), "q_data_type": inputs.q.dtype}
-    wrapper.plan(ints([*range(0, batch * tokens + 1, tokens)]), *indptr, *heads, **options)
+    bits = np.packbits(inputs.mask.cpu().numpy(), bitorder="little")
+    wrapper, heads = _flashinfer(inputs, "BatchPrefillWithPagedKVCacheWrapper", backend="fa2")
+    indptr = _ints(range(0, batch * pages + 1, pages)), table.flatten(), _ints([page] * batch)
+    options = {"packed_custom_mask": inputs.torch.tensor(bits, device=TORCH_DEVICE).repeat(batch)}
+    rows = _ints(range(0, batch * tokens + 1, tokens))
+    wrapper.plan(rows, *indptr, *heads, **options, q_data_type=inputs.q.dtype)
     wrapper._mask_indptr_buf //= 8  # bytes: plan has counted bits
-    run = functools.partial(wrapper.run, inputs.q.flatten(0, 1), (k, v))
-    yield "FlashInfer, a mask", lambda: run().unflatten(0, (batch, tokens))
+    yield "FlashInfer, a mask", functools.partial(wrapper.run, inputs.q.flatten(0, 1), (k, v))
 
 
-def flashinfer_of_e4m3(inputs: EightBits) -> Iterator[tuple[str, Way]]:
-    """Yield FlashInfer with K and V in e4m3 and no scales, which it has for whole tensors alone."""
-    module = importlib.import_module(FLASH_INFER)
-    torch, page, (batch, keys) = inputs.torch, 16, inputs.k8.shape[:2]
-    k, v = (a.to(inputs.k8.dtype).view(-1, page, *a.shape[2:]) for a in inputs.of16)
-    ints = functools.partial(torch.arange, dtype=torch.int32, device=TORCH_DEVICE)
-    last = torch.full((batch,), page, dtype=torch.int32, device=TORCH_DEVICE)
-    workspace = torch.empty(512 << 20, dtype=torch.uint8, device=TORCH_DEVICE)
-    for name, tensor_cores in (("FlashInfer", False), ("FlashInfer, tensor cores", True)):
-        try:
-            wrapper = module.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=tensor_cores)
-            heads = inputs.heads, inputs.kv_heads, inputs.d, page
-            types = {"q_data_type": inputs.q.dtype, "kv_data_type": k.dtype}
-            pages = ints(0, batch * keys // page + 1, keys // page), ints(batch * keys // page), last
-            wrapper.plan(*pages, *heads, **types)
-            way = functools.partial(wrapper.run, inputs.q[:, 0], (k, v))
-            way()
-        except Exception as error:  # a peer fails in its own ways
-            print(f"{name}: {type(error).__name__}: {str(error)[:200]}", flush=True)
-        else:
-            yield name, way
-
-
-def reading(inputs: CacheInputs) -> Iterator[tuple[str, Way]]:
-    """Yield what reading K and V takes alone: their sums, as integers of 64 bits."""
+def reading(inputs: CacheInputs) -> dict[str, Way]:
+    """Return what reading K and V takes alone: their sums, as integers of 64 bits."""
     k, v = (a.view(inputs.torch.int64) for a in (inputs.k, inputs.v))
-    yield "read (sum)", lambda: (k.sum(), v.sum())
+    return {"read (sum)": lambda: (k.sum(), v.sum())}
 
 
-FLASH_INFER = "flashinfer"
 PEERS = sdpa, flash_attention_3, flashinfer
 
 
-def able(inputs: CacheInputs, makers: Sequence[Callable[[CacheInputs], Iterator[tuple[str, Way]]]]) -> dict[str, Way]:
-    """Return the ways that run here and agree with float64; print why others do not."""
-    ways: dict[str, Way] = {}
+def peers_of(makers: Sequence[Callable[[Any], Ways]], inputs: CacheInputs) -> Ways:
+    """Yield the ways of peers that run here; print why others do not."""
     for maker in makers:
         try:
             for name, way in maker(inputs):
-                o = way()
-                error = inputs.error(o[0] if isinstance(o, tuple) else o)
-                if error < TOLERANCE:
-                    ways[name] = way
-                else:
-                    print(f"WRONG: {name}: {error}", flush=True)
+                way()
+                yield name, way
         except Exception as error:  # a peer fails in its own ways
             print(f"{getattr(maker, '__name__', maker)}: {type(error).__name__}: {str(error)[:200]}", flush=True)
+
+
+def able(inputs: CacheInputs, ours: Mapping[str, Way], makers: Sequence[Callable[[Any], Ways]] = ()) -> dict[str, Way]:
+    """Return our ways and those of peers that agree with float64; print which do not."""
+    ways: dict[str, Way] = {}
+    for name, way in (*ours.items(), *peers_of(makers, inputs)):
+        o = way()
+        error = inputs.error(o[0] if isinstance(o, tuple) else o)
+        if error < TOLERANCE:
+            ways[name] = way
+        else:
+            print(f"WRONG: {name}: {error}", flush=True)
     return ways
 
 
-def timed(what: Mapping[str, Any], inputs: CacheInputs, ways: Mapping[str, Way], over: str) -> list[Row]:
+def timed(part: str, inputs: CacheInputs, ways: Mapping[str, Way], over: str = "", **more: Any) -> list[Row]:
     """Time ways in turns: a row of each, with its speed over the way of that name."""
+    what = {"part": part, "row": list(inputs.row), **more}
     timed = compare(ways, ROUNDS, over=over, read=True)
     return [{**what, "name": name, **row, "gb_per_s": inputs.bytes / row["ms"] / 1e6} for name, row in timed.items()]
 
@@ -286,8 +302,7 @@ def measure_rows() -> Iterator[list[Row]]:
     """Measure every row of the table: ours, peers, and what reading takes."""
     for row in ROWS:
         inputs = CacheInputs(row)
-        ways = able(inputs, (ours, *PEERS)) | dict(reading(inputs))
-        yield timed({"part": "rows", "row": list(row)}, inputs, ways, "cuDNN")
+        yield timed("rows", inputs, able(inputs, ours(inputs), PEERS) | reading(inputs), "cuDNN")
 
 
 def mixed_lengths() -> list[int]:
@@ -298,31 +313,17 @@ def mixed_lengths() -> list[int]:
 
 def measure_mixed() -> Iterator[list[Row]]:
     """Measure sequences of very different lengths."""
-    count, _, most = MIXED
-    row = count, most, 32, 8, 128
-    inputs = CacheInputs(row, mixed_lengths(), pages=(16,))
-    what = {"part": "mixed", "row": list(row), "lengths": inputs.host_lengths}
-    yield timed(what, inputs, able(inputs, (ours, flash_attention_3, flashinfer)), "FlashInfer")
+    inputs = CacheInputs((MIXED[0], MIXED[2], *HEADS), mixed_lengths(), pages=(16,))
+    ways = able(inputs, ours(inputs), (flash_attention_3, flashinfer))
+    yield timed("mixed", inputs, ways, "FlashInfer", lengths=inputs.host_lengths)
 
 
 def measure_steps() -> Iterator[list[Row]]:
     """Measure the steps to the kernel, each compared with the one before it."""
     for row in STEP_ROWS:
         inputs = CacheInputs(row, pages=())
-
-        def steps(inputs: CacheInputs) -> Iterator[tuple[str, Way]]:
-            for name in decoders.DECODERS:
-                yield (
-                    name,
-                    functools.partial(
-                        flash_attention_with_kvcache,
-                        *(inputs.q, inputs.k, inputs.v),
-                        cache_seqlens=inputs.lengths,
-                        stage=name,
-                    ),
-                )
-
-        rows = timed({"part": "steps", "row": list(row)}, inputs, able(inputs, (steps,)), "")
+        steps = {name: functools.partial(inputs.call, stage=name) for name in decoders.DECODERS}
+        rows = timed("steps", inputs, able(inputs, steps))
         for before, after in itertools.pairwise(rows):
             after["beside_the_step_before"] = before["ms"] / after["ms"]
         yield rows
@@ -331,21 +332,12 @@ def measure_steps() -> Iterator[list[Row]]:
 def measure_long() -> Iterator[list[Row]]:
     """Measure few sequences of which one is long: by the last block, with more parts too, and by equal stretches."""
     for lengths in LONG:
-        row = len(lengths), max(lengths), *HEADS
-        inputs = CacheInputs(row, lengths, pages=())
-        call = functools.partial(
-            flash_attention_with_kvcache, *(inputs.q, inputs.k, inputs.v), cache_seqlens=inputs.lengths
-        )
-
-        def ways(inputs: CacheInputs, call: Any = call) -> Iterator[tuple[str, Way]]:
-            yield "last_block", functools.partial(call, stage="last_block")
-            for splits in LONG_SPLITS:
-                yield f"last_block, {splits} parts", functools.partial(call, stage="last_block", num_splits=splits)
-            yield "equal_stretches", functools.partial(call, stage="equal_stretches")
-            yield "contiguous", call
-
-        what = {"part": "long", "row": list(row), "lengths": list(lengths)}
-        yield timed(what, inputs, able(inputs, (ways, flash_attention_3)), "last_block")
+        inputs = CacheInputs((len(lengths), max(lengths), *HEADS), lengths, pages=())
+        last = functools.partial(inputs.call, stage="last_block")
+        ways: dict[str, Way] = {"last_block": last}
+        ways |= {f"last_block, {parts} parts": functools.partial(last, num_splits=parts) for parts in LONG_SPLITS}
+        ways |= {"equal_stretches": functools.partial(inputs.call, stage="equal_stretches"), "contiguous": inputs.call}
+        yield timed("long", inputs, able(inputs, ways, (flash_attention_3,)), "last_block", lengths=list(lengths))
 
 
 def shared_prefix_inputs(sequences: int, shared: int, own: int) -> CacheInputs:
@@ -373,32 +365,28 @@ def measure_prefix() -> Iterator[list[Row]]:
         prefix = {f"prefix_{name}": a[0, :shared].contiguous() for name, a in (("k", inputs.k), ("v", inputs.v))}
         k, v = (a[:, shared:].contiguous() for a in (inputs.k, inputs.v))
         lengths = inputs.lengths - shared
-
-        def one_call(
-            inputs: CacheInputs, k: Any = k, v: Any = v, lengths: Any = lengths, prefix: Any = prefix
-        ) -> Iterator[tuple[str, Way]]:
-            call = functools.partial(flash_attention_with_kvcache, inputs.q, k, v, cache_seqlens=lengths, **prefix)
-            yield "prefix", functools.partial(_with_rows_of_parts, 0, call)
-            yield "prefix, by 14", functools.partial(_with_rows_of_parts, 1 << 30, call)
-
-        what = {"part": "prefix", "row": [sequences, shared + own, *HEADS], "shared": shared}
+        call = functools.partial(flash_attention_with_kvcache, inputs.q, k, v, cache_seqlens=lengths, **prefix)
+        ways = ours(inputs) | {
+            "prefix": functools.partial(_with_constants, call, {"ROWS_OF_PARTS": 0}, shared_prefix),
+            "prefix, by 14": functools.partial(_with_constants, call, {"ROWS_OF_PARTS": 1 << 30}, shared_prefix),
+        }
         cascade = functools.partial(flashinfer_cascade, shared=shared)
-        rows = timed(what, inputs, able(inputs, (ours, one_call, sdpa, flash_attention_3, cascade)), "contiguous")
-        yield [{**row, "gb_per_s": once / row["ms"] / 1e6, "bytes": [inputs.bytes, once]} for row in rows]
+        ways = able(inputs, ways, (sdpa, flash_attention_3, cascade))
+        rows = timed("prefix", inputs, ways, "contiguous", shared=shared, bytes=[inputs.bytes, once])
+        yield [{**row, "gb_per_s": once / row["ms"] / 1e6} for row in rows]
 
 
-def _with_rows_of_parts(rows: int, call: Way) -> Any:
-    """Call with another limit of shared_prefix.ROWS_OF_PARTS."""
-    kept, shared_prefix.ROWS_OF_PARTS = shared_prefix.ROWS_OF_PARTS, rows
-    try:
+def _with_constants(call: Way, constants: Mapping[str, int], module: Any) -> Any:
+    """Call with other constants of a module."""
+    with contextlib.ExitStack() as stack:
+        for name, value in constants.items():
+            stack.enter_context(patch.object(module, name, value))
         return call()
-    finally:
-        shared_prefix.ROWS_OF_PARTS = kept
 
 
-def random_tree(tokens: int, seed: int = 11) -> np.ndarray:
+def random_tree(tokens: int) -> np.ndarray:
     """Draw the token that each one follows: one of those before it, or -1; int32 (tokens,)."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(11)
     return np.array([rng.integers(-1, i) if i else -1 for i in range(tokens)], np.int32)
 
 
@@ -426,54 +414,39 @@ class TreeInputs(CacheInputs):
         self.tree = torch.tensor(tree, device=TORCH_DEVICE)
         self.mask = torch.tensor(tree_mask(tree, row[1]), device=TORCH_DEVICE)
 
-    def exact(self, sequence: int, head: int) -> np.ndarray:
-        """Return the output of one head in float64, (drafts, d)."""
-        kv_head = head // (self.heads // self.kv_heads)
-        q = self.q[sequence, :, head].double()
-        k, v = (a[sequence, :, kv_head].double() for a in (self.k, self.v))
-        scores = (q @ k.T * self.d**-0.5).masked_fill(~self.mask, float("-inf"))
-        return (scores.softmax(-1) @ v).cpu().numpy()
 
-    def error(self, o: Any) -> float:
-        """Return the largest error in two heads of an output (batch, drafts, heads, d)."""
-        o = o.float().cpu().numpy()
-        errors = []
-        for sequence, head in ((0, 0), (len(o) - 1, self.heads - 1)):
-            exact = self.exact(sequence, head)
-            errors.append(np.abs(o[sequence, :, head] - exact).max() / np.abs(exact).max())
-        return float(max(errors))
+def sdpa_with_mask(inputs: TreeInputs) -> Ways:
+    """Yield PyTorch's SDPA with a mask."""
+    q, k, v = (a.transpose(1, 2) for a in (inputs.q, inputs.k, inputs.v))
+    masked = functools.partial(inputs.torch.nn.functional.scaled_dot_product_attention, q, k, v)
+    run = functools.partial(masked, attn_mask=inputs.mask, enable_gqa=True)
+    yield "SDPA, a mask", lambda: run().transpose(1, 2)
 
 
 def measure_tree() -> Iterator[list[Row]]:
     """Measure drafts that form a tree; as many in a chain, which sees other keys; and SDPA with a mask."""
     for sequences, keys, drafts in TREES:
         inputs = TreeInputs((sequences, keys, *HEADS), drafts)
-        call = functools.partial(
-            flash_attention_with_kvcache, *(inputs.q, inputs.k, inputs.v), cache_seqlens=inputs.lengths
-        )
-
-        def ours_and_mask(inputs: TreeInputs, call: Any = call) -> Iterator[tuple[str, Way]]:
-            yield "tree", functools.partial(call, tree=inputs.tree)
-            q, k, v = (a.transpose(1, 2) for a in (inputs.q, inputs.k, inputs.v))
-            masked = functools.partial(inputs.torch.nn.functional.scaled_dot_product_attention, q, k, v)
-            run = functools.partial(masked, attn_mask=inputs.mask, enable_gqa=True)
-            yield "SDPA, a mask", lambda: run().transpose(1, 2)
-
-        ways = able(inputs, (ours_and_mask, flashinfer_tree))  # type: ignore[arg-type]
-        call()
-        ways["a chain"] = call
-        what = {"part": "tree", "row": [sequences, keys, *HEADS], "drafts": drafts}
-        yield timed(what, inputs, ways, "a chain")
+        tree = {"tree": functools.partial(inputs.call, tree=inputs.tree)}
+        ways = able(inputs, tree, (sdpa_with_mask, flashinfer_tree))
+        inputs.call()
+        yield timed("tree", inputs, ways | {"a chain": inputs.call}, "a chain", drafts=drafts)
 
 
 class EightBits(CacheInputs):
-    """A row whose caches are in e4m3, too: k8, v8, with a descale for each sequence and head of K and V."""
+    """A row whose caches are in e4m3, too: k8, v8, with a descale for each sequence and head of K and V.
+
+    call16: our call on the caches in bfloat16. of8: our call on caches in e4m3, which it gets.
+    """
 
     def __init__(self, row: Sizes) -> None:
         super().__init__(row, pages=())
-        self.of16 = self.k, self.v
+        self.of16, self.call16 = (self.k, self.v), self.call
         self.k8, self.k_descale, self.k = self._quantised(self.k)
         self.v8, self.v_descale, self.v = self._quantised(self.v)
+        self.bytes8 = tuple(a.view(self.torch.uint8) for a in (self.k8, self.v8))
+        self.descales = {"k_descale": self.k_descale, "v_descale": self.v_descale}
+        self.of8 = functools.partial(flash_attention_with_kvcache, self.q, cache_seqlens=self.lengths, **self.descales)
 
     def _quantised(self, a: Any) -> tuple[Any, Any, Any]:
         """Return e4m3, the descales (batch, kv_heads), and the numbers that these are, in float32."""
@@ -483,61 +456,30 @@ class EightBits(CacheInputs):
         eights = (a.float() / by_head).clamp(-448, 448).to(torch.float8_e4m3fn)
         return eights, descale, eights.float() * by_head
 
-    def in_pages(self, page: int) -> tuple[Any, Any, Any]:
-        """Return k8 and v8 as (pages, page, kv_heads, d), their pages in any order, and the block table."""
-        torch, (batch, keys) = self.torch, self.k8.shape[:2]
-        order = torch.randperm(batch * keys // page, device=TORCH_DEVICE)
-        caches = []
-        for a in (self.k8, self.v8):
-            paged = a.view(torch.uint8).reshape(-1, page, *a.shape[2:])
-            cache = torch.empty_like(paged)
-            cache[order] = paged
-            caches.append(cache)
-        return (*caches, order.to(torch.int32).reshape(batch, -1))
 
-
-def flash_attention_3_of_e4m3(inputs: EightBits) -> Iterator[tuple[str, Way]]:
+def flash_attention_3_of_e4m3(inputs: EightBits) -> Ways:
     """Yield FlashAttention-3 with all of q, k and v in e4m3: it takes no other q with such a cache."""
-    module = importlib.import_module(next(filter(importlib.util.find_spec, FLASH_ATTENTION_3)))
     batch, group = len(inputs.host_lengths), inputs.heads // inputs.kv_heads
     descale = inputs.q.abs().amax(dim=(1, 3)).float().reshape(batch, inputs.kv_heads, group).amax(-1) / 448
     q8 = (inputs.q.float() / descale.repeat_interleave(group, 1)[:, None, :, None]).to(inputs.k8.dtype)
-    options = {"cache_seqlens": inputs.lengths, "causal": True, "q_descale": descale}
-    options |= {"k_descale": inputs.k_descale, "v_descale": inputs.v_descale}
-    yield (
-        "FlashAttention-3, q in e4m3 too",
-        functools.partial(module.flash_attn_with_kvcache, q8, inputs.k8, inputs.v8, **options),
-    )
+    options = {"cache_seqlens": inputs.lengths, "causal": True, "q_descale": descale, **inputs.descales}
+    way = functools.partial(peers.flash_attention_3().flash_attn_with_kvcache, q8, inputs.k8, inputs.v8, **options)
+    yield "FlashAttention-3, q in e4m3 too", way
 
 
 def measure_fp8() -> Iterator[list[Row]]:
     """Measure a cache in e4m3 beside one in bfloat16. GB/s are those of each one's own bytes."""
     for row in FP8_ROWS:
         inputs = EightBits(row)
-        lengths = {"cache_seqlens": inputs.lengths}
-        descales = {"k_descale": inputs.k_descale, "v_descale": inputs.v_descale}
-        wide = functools.partial(flash_attention_with_kvcache, inputs.q, *inputs.of16, **lengths)
-        exact = wide()
-
-        def eights(inputs: EightBits, lengths: Any = lengths, descales: Any = descales) -> Iterator[tuple[str, Way]]:
-            call = functools.partial(flash_attention_with_kvcache, inputs.q, **lengths, **descales)
-            k8, v8 = (a.view(inputs.torch.uint8) for a in (inputs.k8, inputs.v8))
-            yield "e4m3", functools.partial(call, k8, v8)
-            for page in PAGES:
-                k, v, table = inputs.in_pages(page)
-                yield f"e4m3, pages of {page}", functools.partial(call, k, v, block_table=table)
-
-        ways = {"bfloat16": wide}
-        ways |= able(inputs, (eights,))  # type: ignore[arg-type]
-        errors = {name: _rms(way(), exact) for name, way in ways.items() if name != "bfloat16"}
-        for maker in (flash_attention_3_of_e4m3, flashinfer_of_e4m3):  # they round more, or differently: see `error`
-            try:
-                peers = dict(maker(inputs))
-                errors |= {name: _rms(way(), exact) for name, way in peers.items()}
-                ways |= peers
-            except Exception as error:  # a peer fails in its own ways
-                print(f"{maker.__name__}: {type(error).__name__}: {str(error)[:200]}", flush=True)
-        rows = timed({"part": "fp8", "row": list(row)}, inputs, ways, "bfloat16")
+        eights: dict[str, Way] = {"e4m3": functools.partial(inputs.of8, *inputs.bytes8)}
+        for page in PAGES:
+            k, v, table = inputs.in_pages(page, *inputs.bytes8)
+            eights[f"e4m3, pages of {page}"] = functools.partial(inputs.of8, k, v, block_table=table)
+        exact, others = inputs.call16(), able(inputs, eights)
+        # These round more, or differently: see `error`.
+        others |= dict(peers_of((flash_attention_3_of_e4m3, flashinfer_of_e4m3), inputs))
+        errors = {name: _rms(way(), exact) for name, way in others.items()}
+        rows = timed("fp8", inputs, {"bfloat16": inputs.call16, **others}, "bfloat16")
         for each in rows:
             each["error"] = errors.get(each["name"], 0.0)
             if each["name"] != "bfloat16":
@@ -566,11 +508,8 @@ STALLS = "long_scoreboard", "short_scoreboard", "wait", "math_pipe_throttle", "m
 def launch_both(row: Sizes) -> None:
     """Launch the kernel on a cache in bfloat16 and on one in e4m3, for a profiler."""
     inputs = EightBits(row)
-    lengths = {"cache_seqlens": inputs.lengths}
-    flash_attention_with_kvcache(inputs.q, *inputs.of16, **lengths)
-    k8, v8 = (a.view(inputs.torch.uint8) for a in (inputs.k8, inputs.v8))
-    descales = {"k_descale": inputs.k_descale, "v_descale": inputs.v_descale}
-    flash_attention_with_kvcache(inputs.q, k8, v8, **lengths, **descales)
+    inputs.call16()
+    inputs.of8(*inputs.bytes8)
     inputs.torch.cuda.synchronize()
 
 
@@ -628,17 +567,16 @@ def measure_parts() -> Iterator[list[Row]]:
     """Measure how many blocks it takes to read as fast as possible: units in 1, 2, 4, ... parts, a block for each."""
     for row, most in PARTS:
         inputs = CacheInputs(row, pages=())
-        call = functools.partial(
-            flash_attention_with_kvcache, *(inputs.q, inputs.k, inputs.v), cache_seqlens=inputs.lengths
-        )
+        units = len(inputs.host_lengths) * inputs.kv_heads
+        counts = (2**i for i in range(most.bit_length()))
+        ways = {f"{units * parts} blocks": functools.partial(inputs.call, num_splits=parts) for parts in counts}
+        yield timed("parts", inputs, able(inputs, ways))
 
-        def ways(inputs: CacheInputs, call: Any = call, most: int = most) -> Iterator[tuple[str, Way]]:
-            units, parts = len(inputs.host_lengths) * inputs.kv_heads, 1
-            while parts <= most:
-                yield f"{units * parts} blocks", functools.partial(call, num_splits=parts)
-                parts *= 2
 
-        yield timed({"part": "parts", "row": list(row)}, inputs, able(inputs, (ways,)), "")
+def _device_arrays(inputs: CacheInputs, k: Any, v: Any, **more: Any) -> dict[str, Any]:
+    """Return the arrays of a call as the device has them."""
+    arrays = {"q": inputs.q, "k_cache": k, "v_cache": v, "cache_seqlens": inputs.lengths, **more}
+    return {name: kind_of(a).device_array(a) for name, a in arrays.items()}
 
 
 def measure_grids() -> Iterator[list[Row]]:
@@ -646,57 +584,35 @@ def measure_grids() -> Iterator[list[Row]]:
     mixed = MIXED[0], MIXED[2], *HEADS
     for row, lengths in (*((row, None) for row in GRID_ROWS), (mixed, mixed_lengths())):
         inputs = CacheInputs(row, lengths, pages=())
-        arrays = {"q": inputs.q, "k_cache": inputs.k, "v_cache": inputs.v, "cache_seqlens": inputs.lengths}
-        given = {name: kind_of(a).device_array(a) for name, a in arrays.items()}
-        ways: dict[str, Way] = {}
-        for name, sizes, constants in (
-            ("equal shares", {}, {}),
-            ("all that are resident", {}, {"NEARLY_ALL": 2}),
-            ("equal shares, no hint", {"READ_ONCE": 0}, {}),
-        ):
-            if name.endswith("hint") and row[0] * row[3] < 2 * limits.multiprocessors():
-                continue  # it has none anyway
+        given = _device_arrays(inputs, inputs.k, inputs.v)
+        changed: dict[str, tuple[dict[str, int], dict[str, int]]] = {
+            "equal shares": ({}, {}),
+            "all that are resident": ({}, {"NEARLY_ALL": 2}),
+        }
+        if row[0] * row[3] >= 2 * limits.multiprocessors():  # else it has none anyway
+            changed["equal shares, no hint"] = ({"READ_ONCE": 0}, {})
+        ways = {}
+        for name, (sizes, constants) in changed.items():
             (ways[name],) = _tuned(given, sizes, **constants).values()
-        what: dict[str, Any] = {"part": "grids", "row": list(row)} | ({"lengths": lengths} if lengths else {})
-        yield timed(what, inputs, ways, "all that are resident")
+        yield timed("grids", inputs, ways, "all that are resident", **({"lengths": lengths} if lengths else {}))
 
 
 def measure_dims() -> Iterator[list[Row]]:
     """Measure other head_dims than 64, 128 and 256, and a V of another one than K: GB/s are those of their bytes."""
     for d, d_v in DIMS:
-        row = 8, 8192, *HEADS[:2], d
-        inputs = CacheInputs(row, pages=(16,), d_v=d_v)
-        ways = able(inputs, (ours, sdpa, flash_attention_3))
-        yield timed({"part": "dims", "row": list(row), "d_v": d_v}, inputs, ways, "cuDNN")
-
-
-def measure_tune() -> Iterator[list[Row]]:
-    """Measure other numbers of warps, stages and keys of a tile, and least numbers of keys of a split."""
-    for row in TUNE_ROWS:
-        inputs = CacheInputs(row, pages=())
-        arrays = {"q": inputs.q, "k_cache": inputs.k, "v_cache": inputs.v, "cache_seqlens": inputs.lengths}
-        given = {name: kind_of(a).device_array(a) for name, a in arrays.items()}
-        ways: dict[str, Way] = {}
-        for warps, stages, block_n in itertools.product((4, 6, 8), (2, 3, 4, 6), (16, 32)):
-            ways |= _tuned(given, {"WARPS": warps, "STAGES": stages, "BLOCK_N": block_n})
-        for min_keys in (64, 128, 256, 512):
-            ways |= _tuned(given, {}, MIN_KEYS=min_keys)
-        yield timed({"part": "tune", "row": list(row)}, inputs, ways, "")
+        inputs = CacheInputs((8, 8192, *HEADS[:2], d), pages=(16,), d_v=d_v)
+        yield timed("dims", inputs, able(inputs, ours(inputs), (sdpa, flash_attention_3)), "cuDNN", d_v=d_v)
 
 
 def measure_tune_fp8() -> Iterator[list[Row]]:
     """Measure other numbers of warps, stages and keys of a tile for a cache in e4m3."""
     for row in (ROWS[0], ROWS[7]):
         inputs = EightBits(row)
-        arrays = {"q": inputs.q, "k_cache": inputs.k8, "v_cache": inputs.v8, "cache_seqlens": inputs.lengths}
-        arrays |= {"k_descale": inputs.k_descale, "v_descale": inputs.v_descale}
-        views = {name: a.view(inputs.torch.uint8) if "_cache" in name else a for name, a in arrays.items()}
-        given = {name: kind_of(a).device_array(a) for name, a in views.items()}
+        given = _device_arrays(inputs, *inputs.bytes8, **inputs.descales)
         ways: dict[str, Way] = {}
         for warps, stages, block_n in TUNED_FP8:
             ways |= _tuned(given, {"WARPS": warps, "STAGES": stages, "BLOCK_N": block_n})
-        rows = timed({"part": "tune_fp8", "row": list(row)}, inputs, ways, "")
-        yield [{**each, "gb_per_s": each["gb_per_s"] / 2} for each in rows]
+        yield [{**each, "gb_per_s": each["gb_per_s"] / 2} for each in timed("tune_fp8", inputs, ways)]
 
 
 def _tuned(given: Mapping[str, Any], sizes: Mapping[str, int], **constants: int) -> dict[str, Way]:
@@ -705,27 +621,26 @@ def _tuned(given: Mapping[str, Any], sizes: Mapping[str, int], **constants: int)
     chosen = {**decoders.SPLIT_KV.sizes_for(call), **sizes}
     if decoders.shared_bytes(chosen, 2) + decoders.RESERVED > limits.most_shared():
         return {}
-    kept = {name: getattr(decoders, name) for name in constants}
-    try:
-        for name, value in constants.items():
-            setattr(decoders, name, value)
+
+    def prepared() -> Way:
         planned, arrays = decoding.plan(given, decoding.DecodeOptions(), sizes=sizes)
         launch = planned.bind(arrays)
         launch()
+        return launch
+
+    try:
+        launch = _with_constants(prepared, constants, decoders)
     except Exception as error:
         print(f"{sizes}: {type(error).__name__}: {str(error)[:200]}", flush=True)
         return {}
-    finally:
-        for name, value in kept.items():
-            setattr(decoders, name, value)
     tried = {name: chosen[name] for name in ("WARPS", "STAGES", "BLOCK_N")} | constants
     return {" ".join(f"{name}={value}" for name, value in tried.items()): launch}
 
 
 def measure_host() -> Iterator[Row]:
     """Measure what a call takes on the host, in microseconds, whatever the lengths are."""
-    inputs = CacheInputs((8, 512, 32, 8, 128), pages=(16,))
-    ways = dict(ours(inputs))
+    inputs = CacheInputs((8, 512, *HEADS), pages=(16,))
+    ways = ours(inputs)
     k, v, table = inputs.paged[16]
     new = inputs.torch.randn(*v[:8, :1].shape, device=TORCH_DEVICE).to(inputs.q.dtype)
     call = functools.partial(flash_attention_with_kvcache, inputs.q, k, v, k=new, v=new.clone())
@@ -746,7 +661,6 @@ STUDY = Study(
         "rows": measure_rows,
         "mixed": measure_mixed,
         "steps": measure_steps,
-        "tune": measure_tune,
         "tune_fp8": measure_tune_fp8,
         "host": measure_host,
         "long": measure_long,
@@ -763,7 +677,7 @@ STUDY = Study(
     },
     head=lambda: {"device": device_facts(), "how": __doc__},
     line=lambda row: line(row),
-    optional=("tune", "tune_fp8", "counters"),
+    optional=("tune_fp8", "counters"),
 )
 take = STUDY.take
 

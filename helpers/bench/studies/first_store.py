@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from helpers.attention.ladder import BACKWARD, LADDER, backward
 from helpers.bench import records
 from helpers.bench.cases import Case, Inputs, shape_of_tokens
-from helpers.bench.harness import Study, compare, speed_text
+from helpers.bench.harness import Study, compare_case, heads_text, require_same, speed_text
 from helpers.device import cp, describe
 
 recorded = records.reader("nvidia-h200-first_store.json")
@@ -58,7 +58,7 @@ def inputs(count: int) -> tuple[Any, ...]:
 
 
 def rows(cases: tuple[Case, ...] = CASES, rounds: int = ROUNDS) -> Iterator[list[dict[str, Any]]]:
-    """Time both in turns, case by case. AssertionError if their gradients differ by more than rounding."""
+    """Time both in turns, case by case. Raises WrongOutput if their gradients differ by more than rounding."""
     return _compared(cases, {name: {"FIRST_STORES": stores} for name, stores in WAYS.items()}, rounds)
 
 
@@ -82,21 +82,18 @@ def _compared(
         do, q, k, v = (a[:count].reshape(case.shape) for a in inputs(max(math.prod(each.shape) for each in cases)))
         o, lse = LADDER["hopper"](q, k, v, causal=case.causal, return_lse=True)
         given = do, q, k, v, o, lse
-        ways, gradients = {}, {}
-        for name, sizes in all_sizes.items():
-            ways[name], gradients[name] = backward.prepare(STAGE, *given, causal=case.causal, sizes=sizes)
-            ways[name]()
+        made = {
+            name: backward.prepare(STAGE, *given, causal=case.causal, sizes=sizes) for name, sizes in all_sizes.items()
+        }
         batch, heads, *_ = case.shape
         some = {divmod(head, heads) for head in range(0, batch * heads, max(batch * heads // SAMPLED_HEADS, 1))}
-        one, other = (
-            [cp.asnumpy(a[at]).astype("float32") for a in of_way for at in sorted(some)]
-            for of_way in gradients.values()
-        )
-        for a, b in zip(one, other, strict=True):
-            assert abs(a - b).max() <= 0.01 * abs(b).max(), f"{case}: the gradients differ"
-        timed = compare(ways, rounds, flops=case.flops, over=other_way)
-        what = {"shape": list(case.shape), "dtype": case.dtype, "causal": case.causal}
-        yield [{"name": name, **what, **figures} for name, figures in timed.items()]
+
+        def sampled(run: Callable[[], None], gradients: Sequence[Any], some: Any = some) -> list[Any]:
+            run()
+            return [cp.asnumpy(a[at]).astype("float32") for a in gradients for at in sorted(some)]
+
+        require_same(str(case), {name: functools.partial(sampled, *way) for name, way in made.items()}, 0.01)
+        yield compare_case(case, {name: run for name, (run, _) in made.items()}, rounds, over=other_way)
 
 
 STUDY = Study(
@@ -123,9 +120,7 @@ def _lines(rows: Sequence[Mapping[str, Any]], ways: Iterable[str], titles: tuple
     lines = [f"{'the gradients, bfloat16':40}{titles[0]:>12}{titles[1]:>14}"]
     for one, other in zip(rows[::2], rows[1::2], strict=True):
         assert (one["name"], other["name"]) == (first, second)
-        batch, heads, n, d = one["shape"]
-        what = f"{batch} x {heads} heads of {d}, N = {n}" + ", causal" * one["causal"]
-        lines.append(f"{what:40}{other['ms']:9.3f} ms{one['ms']:11.3f} ms{speed_text(one):>24}")
+        lines.append(f"{heads_text(one):40}{other['ms']:9.3f} ms{one['ms']:11.3f} ms{speed_text(one):>24}")
     return lines
 
 

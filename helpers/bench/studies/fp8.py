@@ -18,8 +18,6 @@ over and over.
 from __future__ import annotations
 
 import functools
-import importlib
-import importlib.util
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -34,10 +32,10 @@ from helpers.attention.ladder import LADDER
 from helpers.attention.ladder.steps import CLIMBS, FP8_CODES
 from helpers.attention.models.char_gpt import CharGPT, Config, FlashAttention, to_host, train
 from helpers.bench import records
-from helpers.bench.cases import TYPES
-from helpers.bench.harness import Part, Row, Study, compare, need_gpu, speed_text
+from helpers.bench.cases import TYPES, Case
+from helpers.bench.harness import Part, Row, Study, Way, compare, compare_case, fields_text, need_gpu, speed_text
 from helpers.bench.job import WrongOutput
-from helpers.bench.peers import FLASH_ATTENTION_3, torch_on_gpu
+from helpers.bench.peers import flash_attention_3, torch_on_gpu
 from helpers.bench.results import NO_RECORD
 from helpers.bench.studies.train import origin
 from helpers.device import ON_GPU, cp, describe
@@ -187,12 +185,9 @@ def of_rungs(kinds: Sequence[str] = KINDS) -> Iterator[Row]:
             yield {**what, **errors_of(output_of(rung, q, k, v), exact)}
 
 
-def flash_attention_3() -> Any | None:
+def _fa3() -> Any | None:
     """Import FlashAttention-3, if it and PyTorch are installed and see the GPU."""
-    if torch_on_gpu() is None:
-        return None
-    name = next(filter(importlib.util.find_spec, FLASH_ATTENTION_3), None)
-    return importlib.import_module(name) if name else None
+    return flash_attention_3() if torch_on_gpu() else None
 
 
 def _fa3_tensors(torch: Any, bytes_: Sequence[np.ndarray]) -> list[Any]:
@@ -211,7 +206,7 @@ def _fa3_output(module: Any, tensors: Sequence[Any], descale: Any = None, **opti
 
 def of_lengths(lengths: Sequence[int] = LENGTHS) -> Iterator[Row]:
     """Yield a row for each kernel, kind of V and number of keys: errors against float64 on the rounded numbers."""
-    module = flash_attention_3()
+    module = _fa3()
     for kind, keys in itertools.product(("normal", "V with a mean"), lengths):
         rng = np.random.default_rng(keys)
         q, k, v = (rng.standard_normal((2, rows, HEAD_DIM), dtype=np.float32) for rows in (ROWS, keys, keys))
@@ -278,8 +273,8 @@ def _bytes(size: int) -> tuple[np.ndarray, ...]:
     return tuple(quantise(rng.standard_normal(size, dtype=np.float32)) for _ in range(3))
 
 
-def _after_the_first(stage: Any, arrays: Sequence[Any], causal: bool, **more: Any) -> tuple[Callable[[], None], Any]:
-    """Launch a call; return a function that launches what a later call of these shapes has to, and the output."""
+def _after_the_first(stage: Any, arrays: Sequence[Any], causal: bool, **more: Any) -> Way:
+    """Launch a call; return a function that launches what a later call of these shapes has to, and returns o."""
     ready, named, o = stage.plan(*arrays, causal=causal, **more)
     again = []
     for launch, built, args in ready.resolve_arguments(named):
@@ -288,11 +283,12 @@ def _after_the_first(stage: Any, arrays: Sequence[Any], causal: bool, **more: An
         if not launch.once:
             again.append(run)
 
-    def run_again(alive: Any = named) -> None:  # a tensor map does not keep its array alive
+    def run_again(alive: Any = named) -> Any:  # a tensor map does not keep its array alive
         for each in again:
             each()
+        return o
 
-    return run_again, o
+    return run_again
 
 
 def _of_blocks(qkv: Sequence[Any]) -> dict[str, Any]:
@@ -301,23 +297,19 @@ def _of_blocks(qkv: Sequence[Any]) -> dict[str, Any]:
     return {f"{letter}_descale": cp.ones(shape, np.float32) for letter, shape in zip("qkv", shapes, strict=True)}
 
 
-def _ways(shape: Sequence[int], causal: bool, given: Sequence[np.ndarray]) -> dict[str, Callable[[], Any]]:
+def _ways(case: Case, given: Sequence[np.ndarray]) -> dict[str, Way]:
     """Prepare what is timed: ours, the stage hopper in bfloat16, FlashAttention-3 in both types. Each returns o."""
-    on_device = [cp.asarray(a) for a in given]
+    causal, on_device = case.causal, [cp.asarray(a) for a in given]
     wide = [cp.asarray(a.view(E4M3).astype(TYPES["bfloat16"])) for a in given]
-    prepared = {name: _after_the_first(stage, on_device, causal) for name, stage in KERNELS.items()}
-    prepared[BLOCKS] = _after_the_first(LADDER["fp8"], on_device, causal, **_of_blocks(on_device))
-    prepared[HOPPER] = _after_the_first(LADDER["hopper"], wide, causal)
-    ways: dict[str, Callable[[], Any]] = {}
-    for name, (launch, o) in prepared.items():
-        ways[name] = lambda launch=launch, o=o: (launch(), o)[1]
-    module = flash_attention_3()
-    if module is not None:
+    ways = {name: _after_the_first(stage, on_device, causal) for name, stage in KERNELS.items()}
+    ways[BLOCKS] = _after_the_first(LADDER["fp8"], on_device, causal, **_of_blocks(on_device))
+    ways[HOPPER] = _after_the_first(LADDER["hopper"], wide, causal)
+    if module := _fa3():
         import torch
 
         tensors = _fa3_tensors(torch, given)
         halves = [a.to(torch.bfloat16) for a in tensors]
-        one = torch.ones(shape[0], shape[1], device="cuda")
+        one = torch.ones(*case.shape[:2], device="cuda")
         ways[FA3] = lambda: _fa3_output(module, tensors, one, causal=causal)
         ways[FA3_BF16] = lambda: _fa3_output(module, halves, causal=causal)
     return ways
@@ -343,35 +335,36 @@ def _require_right(name: str, o: Any, given: Sequence[np.ndarray], causal: bool)
         raise WrongOutput(f"{name} has an rms error of {rms:.1e}; {MOST_RMS} is allowed")
 
 
-def of_speeds(shapes: Sequence[Sequence[int]] = SHAPES, rounds: int = ROUNDS) -> Iterator[list[Row]]:
-    """Yield rows for each shape, without a mask and causal: TFLOP/s, and the speed of fp8 over each, in turns."""
+def _compared(
+    shapes: Sequence[Sequence[int]], rounds: int, ways_of: Callable[[Case, list[np.ndarray]], dict[str, Way]], of: str
+) -> Iterator[list[Row]]:
+    """Yield rows for each shape, without a mask and causal: all ways are checked, then timed in turns."""
     for shape, causal in itertools.product(shapes, (False, True)):
-        batch, heads, n, head_dim = shape
-        given = [a.reshape(shape) for a in _bytes(math.prod(shape))]
-        ways = _ways(shape, causal, given)
+        case, given = Case(tuple(shape), "uint8", causal), [a.reshape(shape) for a in _bytes(math.prod(shape))]
+        ways = ways_of(case, given)
         for name, way in ways.items():
             _require_right(name, way(), given, causal)
-        flops = 4 * batch * heads * n * n * head_dim / (2 if causal else 1)
-        rows = compare(ways, rounds, flops=flops, of=FP8, itself=True)
-        yield [{"shape": list(shape), "causal": causal, "name": name, **row} for name, row in rows.items()]
+        yield compare_case(case, ways, rounds, of=of, itself=True)
+
+
+def of_speeds(shapes: Sequence[Sequence[int]] = SHAPES, rounds: int = ROUNDS) -> Iterator[list[Row]]:
+    """Yield rows for each shape and mask: TFLOP/s, and the speed of fp8 over each, in turns."""
+    return _compared(shapes, rounds, _ways, FP8)
 
 
 TURNS = {"turns": 1, "no turns": 0, "turns at products": 2}  # fp8's -D option
 
 
 def of_turns(shapes: Sequence[Sequence[int]] = SHAPES, rounds: int = ROUNDS) -> Iterator[list[Row]]:
-    """Yield rows for each shape, without a mask and causal: fp8 with turns and without, in turns."""
-    for shape, causal in itertools.product(shapes, (False, True)):
-        given = [a.reshape(shape) for a in _bytes(math.prod(shape))]
-        on_device = [cp.asarray(a) for a in given]
-        ways = {}
-        for name, turns in TURNS.items():
-            sizes = {**LADDER["fp8"].tiles(shape[-1]), "TURNS": turns}
-            launch, o = _after_the_first(LADDER["fp8"], on_device, causal, sizes=sizes)
-            _require_right(name, o, given, causal)
-            ways[name] = launch
-        rows = compare(ways, rounds, of="turns", itself=True)
-        yield [{"shape": list(shape), "causal": causal, "name": name, **row} for name, row in rows.items()]
+    """Yield rows for each shape and mask: fp8 with turns and without, in turns."""
+
+    def ways(case: Case, given: list[np.ndarray]) -> dict[str, Way]:
+        tile = LADDER["fp8"].tiles(case.shape[3])
+        arrays = [cp.asarray(a) for a in given]
+        sizes = {name: {**tile, "TURNS": turns} for name, turns in TURNS.items()}
+        return {name: _after_the_first(LADDER["fp8"], arrays, case.causal, sizes=each) for name, each in sizes.items()}
+
+    return _compared(shapes, rounds, ways, "turns")
 
 
 def of_transposition(shapes: Sequence[Sequence[int]] = SHAPES, rounds: int = ROUNDS) -> Iterator[list[Row]]:
@@ -382,7 +375,7 @@ def of_transposition(shapes: Sequence[Sequence[int]] = SHAPES, rounds: int = ROU
         (launch, transpose, args), *_ = ready.resolve_arguments(named)
         v, image = args[:2]
         here, there = (cp.zeros((v.size + image.size) // 2, np.uint8) for _ in range(2))
-        ways: dict[str, Callable[[], Any]] = {
+        ways: dict[str, Way] = {
             "transposition": transpose.bind(launch.grid, launch.block, args, shared_mem=launch.shared_bytes),
             "copy": functools.partial(cp.copyto, there, here),
         }
@@ -421,22 +414,17 @@ PARTS: Mapping[str, Part] = {
 }
 
 
-def line(row: Mapping[str, Any]) -> str:
-    """Format a row that was just measured."""
-    return " ".join(f"{name}={v:.4g}" if isinstance(v, float) else f"{name}={v}" for name, v in row.items())
-
-
-STUDY = Study("fp8", PARTS, lambda: {"device": describe(), "how": __doc__}, _compile_ahead, line=line)
+STUDY = Study("fp8", PARTS, lambda: {"device": describe(), "how": __doc__}, _compile_ahead, line=fields_text)
 take = STUDY.take
 
 
 # ---- what notebook 16 reads
 
 
-def gains(name: str = FA3, kind: str = "V with a mean", record: Mapping[str, Any] | None = None) -> dict[int, float]:
-    """Return the gain by the number of keys; nothing without a record, or without this kernel in it."""
-    rows = (record or recorded() or {}).get("lengths", ())
-    return {row["keys"]: row["gain"] for row in rows if row["name"] == name and row["data"] == kind}
+def gains() -> dict[int, float]:
+    """Return FlashAttention-3's gain by the number of keys, for V with a mean; nothing without a record of it."""
+    rows = (recorded() or {}).get("lengths", ())
+    return {row["keys"]: row["gain"] for row in rows if (row["name"], row["data"]) == (FA3, "V with a mean")}
 
 
 def speeds(
@@ -453,16 +441,14 @@ def lost_by_turns(record: Mapping[str, Any] | None = None) -> float:
     return max((1 - row["speed"] for row in rows if row["name"] == "no turns" and row["shape"][-1] > 64), default=0.0)
 
 
-def exponentials_share(head_dim: int, flop_per_cycle: int = FLOP_PER_CYCLE) -> float:
+def exponentials_share(head_dim: int) -> float:
     """Return the share of the tensor cores' peak at which exponentials alone take all cycles; at most 1."""
-    return min(1.0, 4 * head_dim * EXP2_PER_CYCLE / flop_per_cycle)
+    return min(1.0, 4 * head_dim * EXP2_PER_CYCLE / FLOP_PER_CYCLE)
 
 
 @records.shown
 def rungs_table(record: Mapping[str, Any] | None = None) -> str:
     """Format the rms errors of the rungs as text, a line for each kind of data."""
-    if not record or not record.get("rungs"):
-        return NO_RECORD
     rows = record["rungs"]
     columns = {
         "a scale for each tensor": "tensor",
@@ -484,8 +470,6 @@ def rungs_table(record: Mapping[str, Any] | None = None) -> str:
 @records.shown
 def speeds_table(record: Mapping[str, Any] | None = None) -> str:
     """Format the recorded speeds without a mask as text: a line for each shape, in TFLOP/s and compared with fp8."""
-    if not record or not record.get("speeds"):
-        return NO_RECORD
     names = {CODES: "codes", HOPPER: "10, bf16", FA3: "FA-3, FP8", FA3_BF16: "FA-3, bf16"}
     lines = [f"{'TFLOP/s (× fp8)':24}{'fp8':>5}" + "".join(f"{short:>18}" for short in names.values())]
     for shape in SHAPES:
@@ -500,11 +484,11 @@ def speeds_table(record: Mapping[str, Any] | None = None) -> str:
     return "\n".join(lines)
 
 
-def steps_picture(record: Mapping[str, Any] | None = None) -> Picture | Text:
+def steps_picture() -> Picture | Text:
     """Draw the recorded speeds of the steps and of FlashAttention-3 at 16,384 keys, bars for each head_dim."""
     shapes = sorted((shape for shape in SHAPES if shape[2] == 16384), key=lambda shape: shape[3])
     names = [ONE_LEVEL, TWO_LEVELS, ROW_OF_ONES, QUARTERS, FP8, CODES, FA3]
-    groups = {shape[-1]: speeds(shape, False, record) for shape in shapes}
+    groups = {shape[-1]: speeds(shape) for shape in shapes}
     if not all(FP8 in rows for rows in groups.values()):
         return Text(NO_RECORD)
     labels = {FP8: "16", FA3: "FlashAttention-3, FP8"}
@@ -524,10 +508,22 @@ def steps_picture(record: Mapping[str, Any] | None = None) -> Picture | Text:
     return Picture(fig, "TFLOP/s at d = 64, 128, 256: " + ", ".join(said))
 
 
+# By part: what a line of the table says behind the shape.
+_LINES: Mapping[str, Callable[[Row], str]] = {
+    "speeds": lambda row: f"{row['name']:26}{row['tflops']:6.0f} TFLOP/s  fp8 is {speed_text(row)}",
+    "turns": lambda row: f"{row['name']:26}{row['ms']:6.3f} ms  with turns {speed_text(row)}",
+    "transposition": lambda row: (
+        f"{row['name']:26}{1e3 * row['ms']:6.1f} µs  {row['bytes'] / row['ms'] / 1e9:.2f} TB/s"
+    ),
+    "tried": lambda row: (
+        f"{row['name']:56}{row['speed']:.3f}× the stage before, {'kept' if row['kept'] else 'not kept'}"
+    ),
+}
+
+
 @records.shown
 def table(record: Mapping[str, Any] | None = None) -> str:
     """Format the record as text: errors by rung and by length, losses, speeds."""
-    record = record or {}
     lines = [f"on {record['device']}"]
     for row in record.get("rungs", ()):
         lines.append(f"{row['data']:28}{row['name']:32}rms {row['rms']:.1e}  gain {row['gain']:.4f}")
@@ -537,17 +533,8 @@ def table(record: Mapping[str, Any] | None = None) -> str:
         )
     for row in record.get("model", ()):
         lines.append(f"loss with attention in {row['name']:10}{row['loss']:.4f}")
-    for row in record.get("speeds", ()):
-        shape = "×".join(map(str, row["shape"])) + " causal" * row["causal"]
-        lines.append(f"{shape:24}{row['name']:26}{row['tflops']:6.0f} TFLOP/s  fp8 is {speed_text(row)}")
-    for row in record.get("turns", ()):
-        shape = "×".join(map(str, row["shape"])) + " causal" * row["causal"]
-        lines.append(f"{shape:24}{row['name']:26}{row['ms']:6.3f} ms  with turns {speed_text(row)}")
-    for row in record.get("transposition", ()):
-        rate = row["bytes"] / row["ms"] / 1e9
-        lines.append(f"{'×'.join(map(str, row['shape'])):24}{row['name']:26}{1e3 * row['ms']:6.1f} µs  {rate:.2f} TB/s")
-    for row in record.get("tried", ()):
-        shape = "×".join(map(str, row["shape"])) + " causal" * row["causal"]
-        said = f"{row['speed']:.3f}× the stage before, {'kept' if row['kept'] else 'not kept'}"
-        lines.append(f"{shape:24}{row['name']:56}{said}")
+    for part, text in _LINES.items():
+        for row in record.get(part, ()):
+            shape = "×".join(map(str, row["shape"])) + " causal" * row.get("causal", False)
+            lines.append(f"{shape:24}{text(row)}")
     return "\n".join(lines)

@@ -448,26 +448,16 @@ def rows(
     head_dim: int,
     *,
     causal: bool = False,
-    heads: int = 0,
-    tokens: int = TOKENS,
     record: Any = None,
 ) -> dict[str, dict[str, Any]]:
-    """Return the recorded rows of a section at one shape by name, those that failed left out; empty without a record.
-
-    heads: of 2048 columns where it is 0.
-    """
-    shape = [tokens // n, n, heads or COLUMNS // head_dim, head_dim]
+    """Return the recorded rows of a section at one shape by name, without those that failed; {} without a record."""
+    shape = [TOKENS // n, n, COLUMNS // head_dim, head_dim]
     record = recorded() if record is None else record
     return {
         row["name"]: row
         for row in (record or {}).get("rows", ())
         if (row["section"], row["shape"], row["causal"]) == (section, shape, causal) and "failed" not in row
     }
-
-
-def speed(way: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, float]:
-    """Return how many times as fast one row is as another, round by round: speed, speed_min, speed_max."""
-    return speeds(way["rounds"], other["rounds"])
 
 
 # The way that the others of a section are compared with.
@@ -481,7 +471,7 @@ COMPARED_WITH = {
 
 
 @records.shown
-def section_table(section: str, *, causal: bool = False, record: Any = None, names: Sequence[str] = ()) -> str:
+def section_table(section: str, *, causal: bool = False, record: Any = None) -> str:
     """Format a section: a line for each way and shape with milliseconds, speed over its pair, extra memory."""
     lines, of_shape = [], {}
     for row in record["rows"]:
@@ -491,9 +481,7 @@ def section_table(section: str, *, causal: bool = False, record: Any = None, nam
         other = found.get(COMPARED_WITH[section])
         lines.append(f"d = {head_dim}, N = {n}{', causal' * causal}: {batch} x {heads} heads")
         for name, row in found.items():
-            if names and name not in names:
-                continue
-            ratio = speed(row, other) if other else None
+            ratio = speeds(row["rounds"], other["rounds"]) if other else None
             faster = speed_text(ratio, 5) if ratio else ""
             lines.append(f"  {name:48}{row['ms']:9.3f} ms  {faster:24}{row['extra_bytes'] / 2**20:10,.0f} MiB")
     for row in record["rows"]:
@@ -516,7 +504,7 @@ def gain(words: str, n: int, head_dim: int, *, causal: bool = False, record: Any
     """Return how many times as fast a fusion of PAIRS is as its pair; None if that is not recorded."""
     _, section, way, other = next(pair for pair in PAIRS if pair[0] == words)
     at_shape = rows(section, n, head_dim, causal=causal, record=record)
-    return speed(at_shape[way], at_shape[other]) if way in at_shape and other in at_shape else None
+    return speeds(at_shape[way]["rounds"], at_shape[other]["rounds"]) if way in at_shape and other in at_shape else None
 
 
 # Ways whose memory is shown: (words, section, way).

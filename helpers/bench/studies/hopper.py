@@ -28,9 +28,9 @@ from helpers.attention.ladder import LADDER
 from helpers.attention.ladder.call import Call
 from helpers.attention.ladder.stages.hopper import HOPPER_STAGES, hopper_shared_bytes, pick_hopper
 from helpers.attention.ladder.steps import MULTICAST
-from helpers.bench import reading, records
+from helpers.bench import records
 from helpers.bench.cases import Case, Inputs, Shape, call_of, shape_of_tokens
-from helpers.bench.harness import Part, Study, compare, speed_text
+from helpers.bench.harness import Part, Row, Study, compare_case, speed_text
 from helpers.bench.job import tile_sizes
 from helpers.bench.timing import Sensors, elapsed
 from helpers.device import ON_GPU, cp
@@ -392,10 +392,6 @@ class Change:
         """The kernel's source, which notes its own clock."""
         return clocked(edit(text(), *self.edits) if self.edits else text())
 
-    def defines(self, case: Case) -> dict[str, int]:
-        """Return all -D options at a case."""
-        return Work(case, self.sizes).defines
-
 
 _WAIT_FOR_BOTH = (("wgmma_wait<1>();\n      wgmma_registers(S);", "wgmma_wait<0>();\n      wgmma_registers(S);"),)
 _FLOAT_MAXIMA = (
@@ -456,38 +452,35 @@ def changes(
     share: of what the tensor cores do in a clock, which says what the change costs where power does not.
     """
     for case, wanted in planned:
-        arrays, runs, shares, outputs = Work(case).arrays(), {}, {}, {}
+        runs, shares, outputs = {}, {}, {}
         for change in wanted:
-            how = {"causal": case.causal, "source": change.text, "sizes": Work(case, change.sizes).tile}
-            run, share_of, o = _prepared(case, change, arrays, how)
+            run, share_of, o = _prepared(case, change)
             run()
-            runs[change], outputs[change] = run, cp.asnumpy(o)[-1, -1].astype(np.float32)
-            shares[change] = statistics.median(share_of() for _ in range(BATCHES))
-        rows = compare(runs, rounds, flops=case.flops, over=wanted[0], itself=True)
-        for change, figures in rows.items():
-            error = float(np.abs(outputs[change] - outputs[wanted[0]]).max())
+            runs[change.name], outputs[change.name] = run, cp.asnumpy(o)[-1, -1].astype(np.float32)
+            shares[change.name] = statistics.median(share_of() for _ in range(BATCHES))
+            error = float(np.abs(outputs[change.name] - outputs[wanted[0].name]).max())
             if change.right and not error < 0.02:
                 raise ValueError(f"{change.name} at {case}: differs by {error} from the kernel as it is")
-            what = {"shape": list(case.shape), "causal": case.causal, "name": change.name}
-            yield {**what, **figures, "share": shares[change], "right": change.right}
+        rows = compare_case(case, runs, rounds, over=wanted[0].name, itself=True)
+        for change, row in zip(wanted, rows, strict=True):
+            yield {**row, "share": shares[change.name], "right": change.right}
 
 
-def _prepared(
-    case: Case, change: Change, arrays: tuple[Any, ...], how: Mapping[str, Any]
-) -> tuple[Callable[[], None], Callable[[], float], Any]:
+def _prepared(case: Case, change: Change) -> tuple[Callable[[], None], Callable[[], float], Any]:
     """Prepare a launch with the change; return it, what it reaches in a cycle (see `share`), and its output.
 
     A table of another order is the host's, and made before.
     """
+    arrays = Work(case).arrays()
     if any(change.plus):
         q, k, v = (a.astype(np.float32) for a in _inputs(case.shape).host)
         arrays = tuple(cp.asarray(a.astype(arrays[0].dtype)) for a in (q + change.plus[0], k + change.plus[1], v))
-    ready, planned, o = STAGE.plan(*arrays, **how)
+    ready, planned, o = STAGE.plan(*arrays, causal=case.causal, source=change.text, sizes=Work(case, change.sizes).tile)
     (ordering, orders, its_args), (launch, compiled, args) = ready.resolve_arguments(planned)
     launches = [orders.bind(ordering.grid, ordering.block, its_args)]
     if change.order is not None:
         batch, heads, n, _ = case.shape
-        sizes = change.defines(case)
+        sizes = Work(case, change.sizes).defines
         steps = steps_of_rows(n, n, call_of(case).window, sizes["BLOCK_M"], sizes["BLOCK_N"])
         order = change.order(steps, heads * batch, launch.grid[0])
         head, row_tile = np.divmod(order, len(steps))
@@ -529,7 +522,7 @@ SHARED = tuple(
 )
 
 
-def multicast(cases: Sequence[Case] = SHARED, rounds: int = ROUNDS - 1) -> Iterator[dict[str, Any]]:
+def multicast(cases: Sequence[Case] = SHARED, rounds: int = ROUNDS - 1) -> Iterator[list[Row]]:
     """Time 10_15, and the same with arrivals that release to the cluster, in turns with the kernel.
 
     Raises:
@@ -549,9 +542,7 @@ def multicast(cases: Sequence[Case] = SHARED, rounds: int = ROUNDS - 1) -> Itera
             outputs[name] = cp.asnumpy(o)
             if outputs[name].tobytes() != outputs["as it is"].tobytes():
                 raise ValueError(f"{name} at {case}: differs from the kernel as it is")
-        rows = compare(runs, rounds, flops=case.flops, over="as it is", itself=True)
-        for name, figures in rows.items():
-            yield {"shape": list(case.shape), "causal": case.causal, "name": name, **figures}
+        yield compare_case(case, runs, rounds, over="as it is", itself=True)
 
 
 # ---- mma.sync in a loop
@@ -697,22 +688,6 @@ def power_table(record: Mapping[str, Any] | None = None) -> str:
     return "\n".join(lines) if lines[1:] else records.NO_RECORD
 
 
-# ---- compared with others: a record of the ladder, in which all that computes a case was timed in turns
-
-PEERS = ("FlashAttention-4", "FlashAttention-3", "SDPA cuDNN")
-
-
-def _compared_with_peers(
-    record: Mapping[str, Any] | None,
-) -> Iterator[tuple[dict[str, Any], dict[str, dict[str, Any]]]]:
-    """Yield recorded rows of the stage, each with the peers over which it was the fastest stage."""
-    rows = reading.results_of(reading.in_turns(record))
-    for row in rows:
-        if (row["kind"], row["name"], row["dtype"]) == ("stage", STAGE.name, DTYPE):
-            same = [r for r in rows if r["kind"] == "peer" and reading.case_of(r) == reading.case_of(row)]
-            yield row, {r["name"]: r for r in same if r["name"] in PEERS and r.get("fastest") == STAGE.name}
-
-
 # ---- the record
 
 # 80 keys: the largest tile of which four stages fit at d = 128, so that rings of one to four differ in nothing else.
@@ -740,7 +715,7 @@ def compilations(sections: Collection[str] = tuple(SECTIONS)) -> list[tuple[str,
             texts += [(traced(text()), name, work.defines) for work in works]
     if "changes" in sections:
         for case, wanted in CHANGES:
-            texts += [(change.text, name, change.defines(case)) for change in wanted]
+            texts += [(change.text, name, Work(case, change.sizes).defines) for change in wanted]
     if "power" in sections:
         texts += [(clocked(text()), name, Work(case).defines) for case in (LONG_128, LONG_64)]
     if "clocks" in sections:
@@ -749,16 +724,16 @@ def compilations(sections: Collection[str] = tuple(SECTIONS)) -> list[tuple[str,
     return [one for i, one in enumerate(texts) if one not in texts[:i]]
 
 
-def _compile(source: str, name: str, defines: Mapping[str, int]) -> None:
-    kernel.load(source, name, defines=defines).function.attributes  # noqa: B018 - this compiles
-
-
 def _compile_ahead(sections: Collection[str]) -> None:
     """Compile what these sections launch side by side, into CuPy's cache."""
-    kernel.side_by_side([functools.partial(_compile, *one) for one in compilations(sections)])
+
+    def compile_one(source: str, name: str, defines: Mapping[str, int]) -> None:
+        kernel.load(source, name, defines=defines).function.attributes  # noqa: B018 - this compiles
+
+    kernel.side_by_side([functools.partial(compile_one, *one) for one in compilations(sections)])
 
 
-STUDY = Study("hopper", SECTIONS, prepare=lambda sections: _compile_ahead(sections))
+STUDY = Study("hopper", SECTIONS, prepare=_compile_ahead)
 take = STUDY.take
 
 
@@ -784,10 +759,9 @@ def ablation(name: str, head_dim: int, *, causal: bool = False) -> dict[str, Any
     return None
 
 
-def multicast_speeds(name: str = "multicast", record: Mapping[str, Any] | None = None) -> tuple[float, float]:
+def multicast_speeds() -> tuple[float, float]:
     """Return the lowest and the highest recorded median speed, compared with the kernel, of all cases."""
-    rows = (record or recorded() or {}).get("multicast", ())
-    medians = [row["speed"] for row in rows if row["name"] == name]
+    medians = [row["speed"] for row in (recorded() or {}).get("multicast", ()) if row["name"] == "multicast"]
     return (min(medians), max(medians)) if medians else (math.nan, math.nan)
 
 
@@ -834,21 +808,6 @@ def late_table() -> str:
         late = (k_full[1:] > begins).mean(), (v_full[:-1] > asks).mean()  # V is one key tile behind K
         took = np.median(np.diff(begins))
         lines.append(f"{name:12}{took:15,.0f}" + "".join(f"{share:12.0%}" for share in late))
-    return "\n".join(lines) if lines[1:] else records.NO_RECORD
-
-
-def peers_table(record: Mapping[str, Any] | None = None) -> str:
-    """Format how many times as fast as its peers the stage is: a case a line, with the range of the rounds.
-
-    record: of the ladder.
-    """
-    lines = [f"{'':35}{STAGE.name:>12}" + "".join(f"{'over ' + name:>28}" for name in PEERS)]
-    for row, others in _compared_with_peers(record):
-        cells = [reading.range_text(others[name]["gain"]) if name in others else "" for name in PEERS]
-        batch, heads, n, d = row["shape"]
-        what = f"{batch:2} x {heads:2} heads of {d:3}, N = {n:5}{', causal' * row['causal']}"
-        if any(cells):
-            lines.append(f"{what:35}{row['tflops']:4.0f} TFLOP/s" + "".join(f"{cell:>28}" for cell in cells))
     return "\n".join(lines) if lines[1:] else records.NO_RECORD
 
 

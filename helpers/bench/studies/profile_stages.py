@@ -13,10 +13,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import math
 import platform
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -26,14 +24,14 @@ from typing import Any
 from helpers.attention.ladder import LADDER
 from helpers.bench import counters, ncu, peers, records
 from helpers.bench.cases import Case
-from helpers.bench.counters import FIGURES, SHAPE, STALLS, WIDE, counters_table, stall_metric
+from helpers.bench.counters import SHAPE, WIDE, counters_table, stall_metric
 from helpers.bench.experiments import EXPERIMENTS, WMMA, Experiment, Step, steps
 from helpers.bench.job import Gradients, Job, of_experiment, of_gradients, of_peer, of_roof, of_stage, of_step
 from helpers.bench.plan import forward, gradients
 from helpers.bench.results import MAIN_PEER
 from helpers.bench.run import JobRunner
 from helpers.bench.timing import elapsed
-from helpers.device import ON_GPU, cp
+from helpers.device import ON_GPU
 
 recorded = counters.recorded
 WIDE_FROM = 4  # from this stage on, at the other head_dim too
@@ -41,10 +39,6 @@ SLOW_MS = 10.0  # more than this, and one head is enough
 ONE_HEAD = ("SDPA efficient", "SDPA math")  # counted at one head too, where the second is the faster
 TYPES = ("float32", "bfloat16", "float16")  # a stage is counted in the first of these that it takes,
 ALL_TYPES = (WMMA,)  # these in all that they take
-MARK = "utilisation_mark"
-# ncu gives this one with the figures of the launch, unasked, and does not list it among its metrics.
-UNASKED = FIGURES["occupancy % at most"]
-_UNITS = {"nsecond": 1e-6, "ns": 1e-6, "usecond": 1e-3, "us": 1e-3, "msecond": 1.0, "ms": 1.0}
 
 
 def cases() -> Iterator[tuple[str, Case]]:
@@ -120,7 +114,7 @@ def _jobs(with_peers: bool) -> Iterator[tuple[Job, Callable[[Case], Job] | None]
         make: Callable[[Case], Job] = functools.partial(of_stage, LADDER[name])
         yield make(case), make
     for step, case in step_cases():
-        make = functools.partial(_step_job, step)
+        make = lambda case, step=step: of_step(replace(step, case=case))  # noqa: E731
         yield make(case), None if case.backward else make
     for experiment, case in experiment_cases():
         make = functools.partial(of_experiment, experiment, sizes={})
@@ -133,10 +127,6 @@ def _jobs(with_peers: bool) -> Iterator[tuple[Job, Callable[[Case], Job] | None]
                 job = of_peer(peer, Case((1, 1, *SHAPE[2:])))
                 yield replace(job, name=f"{peer.name}, one head", kind="experiment"), None
         yield from ((of_roof(roof), None) for roof in peers.TORCH_ROOFS if roof.quantity == "tflops")
-
-
-def _step_job(step: Step, case: Case) -> Job:
-    return of_step(replace(step, case=case))
 
 
 def of_stages(entry: Mapping[str, Any], names: Sequence[str]) -> bool:
@@ -155,10 +145,7 @@ def launch_all(target: Path, names: Sequence[str] = ()) -> None:
     """
     if not ON_GPU:
         raise RuntimeError("this needs a GPU and CuPy; the table does not")
-    from cupy.cuda import profiler
-
-    mark = cp.RawModule(code=f'extern "C" __global__ void {MARK}() {{}}').get_function(MARK)
-    torch, runner = peers.torch_on_gpu(), JobRunner(0.0)
+    torch, runner, counted = peers.torch_on_gpu(), JobRunner(0.0), ncu.marked()
     launched: list[dict[str, Any]] = []
     for job, at_another_case in _jobs(torch is not None):
         if not of_stages(_entry(job), names):
@@ -171,14 +158,7 @@ def launch_all(target: Path, names: Sequence[str] = ()) -> None:
                     job = at_another_case(replace(job.case, shape=(1, 1, *job.case.shape[2:])))
                     launched[-1] = _entry(job)
                     run, _ = runner.launched(job, contexts)
-                cp.cuda.Device().synchronize()
-                profiler.start()
-                try:
-                    mark((len(launched),), (1,), ())
-                    run()
-                    cp.cuda.Device().synchronize()
-                finally:
-                    profiler.stop()
+                counted(len(launched), run)
         except Exception as error:
             launched[-1]["error"] = f"{type(error).__name__}: {error}"
     version = "left out: no PyTorch that sees the GPU" if torch is None else f"PyTorch {torch.__version__}"
@@ -186,26 +166,15 @@ def launch_all(target: Path, names: Sequence[str] = ()) -> None:
 
 
 def rows(launched: Sequence[Mapping[str, Any]], text: str) -> list[dict[str, Any]]:
-    """Return the record's rows from what was launched and Nsight Compute's CSV, in which a mark precedes each run.
-
-    Where a run is several launches, counts and times are added; percentages are averaged, each weighted by its
-    launch's time; registers, blocks and such are the longest launch's.
-    """
-    runs: dict[int, list[tuple[str, dict[str, tuple[str, str]]]]] = {}
-    number = 0
-    for name, columns in ncu.launches_of(text):
-        if name == MARK:
-            number = int(_number(*columns["launch__grid_size"]))
-        else:
-            runs.setdefault(number, []).append((name, columns))
-    table_rows = []
+    """Return the record's rows from what was launched and Nsight Compute's CSV, in which a mark precedes each run."""
+    table_rows, runs = [], ncu.runs_of(text)
     for number, entry in enumerate(launched, 1):
         seen = runs.get(number, [])
         row: dict[str, Any] = {**entry, "launches": len(seen), "kernels": list(dict.fromkeys(name for name, _ in seen))}
         if not seen:
             row.setdefault("error", "no launch of it was counted")
-        row["figures"] = {} if "error" in row else figures_of([columns for _, columns in seen])
-        if stalls := {} if "error" in row else stalls_of([columns for _, columns in seen]):
+        row["figures"] = {} if "error" in row else ncu.figures_of([columns for _, columns in seen])
+        if stalls := {} if "error" in row else ncu.stalls_of([columns for _, columns in seen]):
             row["stalls"] = stalls
         table_rows.append(row)
     return table_rows
@@ -220,43 +189,6 @@ def merged(
     return [*others[:first], *again, *others[first:]]
 
 
-def figures_of(launches: Sequence[Mapping[str, tuple[str, str]]]) -> dict[str, float]:
-    """Return the figures of one run from its launches' columns; without those that ncu gave no number for."""
-    (duration,) = FIGURES["ms"]
-    times = [_number(*columns[duration]) if duration in columns else 1.0 for columns in launches]
-    figures = {}
-    for figure, metrics in FIGURES.items():
-        metric = next((m for m in metrics if m in launches[0]), None)
-        if metric is None:
-            continue
-        values = [_number(*columns[metric]) for columns in launches]
-        if metric.endswith(".sum"):
-            value = sum(values)
-        elif metric.startswith("launch__"):
-            value = values[times.index(max(times))]
-        else:
-            value = sum(v * t for v, t in zip(values, times, strict=True)) / sum(times)
-        if math.isfinite(value):
-            figures[figure] = float(f"{value:.6g}")
-    return figures
-
-
-def stalls_of(launches: Sequence[Mapping[str, tuple[str, str]]]) -> dict[str, float]:
-    """Return the cycles in each of the STALLS per instruction issued, of a run's longest launch; zeros left out."""
-    (duration,) = FIGURES["ms"]
-    longest = max(launches, key=lambda columns: _number(*columns[duration]) if duration in columns else 0.0)
-    clocks = {state: _number(*longest.get(stall_metric(name), ("", ""))) for state, name in STALLS.items()}
-    return {state: float(f"{value:.4g}") for state, value in clocks.items() if math.isfinite(value) and value > 0}
-
-
-def _number(value: str, unit: str) -> float:
-    """Parse a figure of Nsight Compute's; times in milliseconds. NaN for what is no number."""
-    try:
-        return float(value.replace(",", "")) * _UNITS.get(unit, 1.0)
-    except ValueError:
-        return math.nan
-
-
 def take(target: Path, names: Sequence[str] = ()) -> dict[str, Any]:
     """Launch all stages, steps, gradients and peers under Nsight Compute and write the record.
 
@@ -268,20 +200,14 @@ def take(target: Path, names: Sequence[str] = ()) -> dict[str, Any]:
     """
     began = time.monotonic()
     old = json.loads(target.read_text()) if names else {"how": {}, "rows": []}
-    with tempfile.TemporaryDirectory() as folder:
-        table, file = Path(folder, "ncu.csv"), Path(folder, "launched.json")
-        taken = {figure: ncu.first_known(metrics) for figure, metrics in FIGURES.items()}
-        asked = [metric for metric in taken.values() if metric not in UNASKED] + [*map(stall_metric, STALLS.values())]
-        words = ("helpers.bench.studies.profile_stages", "launch", str(file), *names)
-        ncu.profile(table, asked, [".*"], words, "--profile-from-start", "off")
-        launched = json.loads(file.read_text())
-        new_rows = rows(launched["rows"], table.read_text())
+    launched, text = ncu.counted("helpers.bench.studies.profile_stages", *names)
+    new_rows = rows(launched["rows"], text)
     how = {
         **ncu.about(),
         "python": platform.python_version(),
         "peers": launched["peers"],
         "what": "one run each, caches flushed before each launch, clocks left alone; the stages' output was checked",
-        "metrics": taken,
+        "metrics": ncu.taken(),
         "stalls": "clocks a warp spent in each state per instruction issued: " + stall_metric("*"),
         "seconds": round(time.monotonic() - began, 1),
         "command": " ".join(("python3 -m helpers.bench.study profile_stages FILE", *names)),

@@ -20,7 +20,7 @@ import numpy as np
 
 from helpers.attention import flash_attention
 from helpers.bench import peers, records
-from helpers.bench.cases import TYPES, Case, Inputs, Shape
+from helpers.bench.cases import TYPES, Case, Inputs, Shape, as_numpy
 from helpers.bench.job import Job, of_peer, of_stage, why_not
 from helpers.bench.plan import forward
 from helpers.bench.results import Measurement, Record, results_table
@@ -49,7 +49,8 @@ WAITS = 200  # calls that are waited for, one after the other
 class Small:
     """A call so small that one waits for the host and for the slowest block: what a user of a model feels.
 
-    rows: queries of each head. keys: of each head of k and v, all seen by the last query.
+    rows: queries of each head, one or as many as keys: SDPA aligns a causal mask at the first key, ours at the last.
+    keys: of each head of k and v, all seen by the last query.
     """
 
     name: str
@@ -59,13 +60,6 @@ class Small:
     kv_heads: int
     head_dim: int
     dtype: str = "bfloat16"
-
-    def __post_init__(self) -> None:
-        """Raise ValueError for a mask that SDPA lacks: it aligns a causal mask at the first key, ours at the last."""
-        if self.rows not in (1, self.keys):
-            raise ValueError(
-                f"{self.name}: {self.rows} queries of {self.keys} keys; one is possible, or as many as keys"
-            )
 
     @property
     def shape(self) -> Shape:
@@ -145,7 +139,7 @@ def _small_calls(small: Small, host: Sequence[np.ndarray]) -> Iterator[tuple[str
     """Yield (name, call), each checked against the first."""
     dtype = small.dtype if ON_GPU else "float32"
     ours = [cp.asarray(a.astype(TYPES[dtype])) for a in host]
-    first = _float(flash_attention(*ours, causal=True))
+    first = as_numpy(flash_attention(*ours, causal=True)).astype(np.float32)
     yield "flash_attention, CuPy arrays", lambda: flash_attention(*ours, causal=True)
     torch = peers.torch_on_gpu()
     if not torch:
@@ -161,13 +155,9 @@ def _small_calls(small: Small, host: Sequence[np.ndarray]) -> Iterator[tuple[str
     }
     for name, call in calls.items():
         with torch.no_grad():
-            if not np.allclose(_float(call()), first, atol=0.03):
+            if not np.allclose(as_numpy(call()), first, atol=0.03):
                 raise ValueError(f"{name}: another result at {small.name}")
             yield name, call
-
-
-def _float(a: Any) -> np.ndarray:
-    return (a.float().cpu().numpy() if hasattr(a, "cpu") else cp.asnumpy(a)).astype(np.float32)
 
 
 def take(

@@ -6,10 +6,10 @@ bfloat16. First the results are compared: those of GPUs with those of virtual ra
 with float64. Then one process a GPU does the same, and ranks fail on purpose. Times are those of all GPUs together:
 several calls are queued, the clock runs from the first to the end of the last, and all ways take turns. An independent
 run has a rank's rows and as many keys as make its share of the work, in one launch and with no other GPU: under a
-causal mask (R + 1) / 2 times its rows. TFLOP/s are a GPU's. NCCL takes as many blocks as NCCL_MAX_P2P_NCHANNELS says;
-"channels" tries several, each in a process of its own. "short" parts compare calls with graphs of them. "gathered"
-takes an all-gather apart; its pieces run on and on, too, at the clock of their own power. Without words all parts are
-measured. "processes" joins ranks by MPI, too, where that is installed: pip install mpi4py
+causal mask (R + 1) / 2 times its rows. TFLOP/s are a GPU's. NCCL takes as many blocks as NCCL_MAX_P2P_NCHANNELS says.
+"short" parts compare calls with graphs of them. "gathered" takes an all-gather apart; its pieces run on and on, too, at
+the clock of their own power. Without words all parts are measured. "processes" joins ranks by MPI, too, where that is
+installed: pip install mpi4py
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import itertools
 import json
 import os
 import statistics
@@ -69,7 +70,6 @@ BACKWARD_LOCAL = LOCAL[:-1]
 LOCAL_OF_MORE, BACKWARD_OF_MORE = LOCAL[2:5], LOCAL[3:4]  # of more than two GPUs, whose independent runs take longer
 SHORT = LOCAL[:3]
 LEFT = (0, 4, 8)  # multiprocessors
-CHANNELS = (4, 8, 16)
 LONG = 2**20  # tokens of all GPUs
 ROUNDS = 7
 AT_LEAST_MS = 18.0  # of calls that are timed together
@@ -155,13 +155,13 @@ def numbers(shape: Sequence[int], seed: int) -> Any:
 class RankInputs:
     """q, k, v and do of the local ranks, and the same for independent runs."""
 
-    def __init__(self, ranks: Comms, rows: int, heads: int, kv_heads: int, d: int = D, batch: int = 1) -> None:
+    def __init__(self, ranks: Comms, rows: int, heads: int, kv_heads: int, d: int = D) -> None:
         self.ranks, self.rows, self.heads, self.kv_heads, self.d = ranks, rows, heads, kv_heads, d
         made = []
         for rank in ranks.ranks:
             with ranks.on(rank):
                 of = [(heads, 0), (kv_heads, 1), (kv_heads, 2), (heads, 3)]
-                made.append([numbers((batch, rows, h, d), 4 * rank + which) for h, which in of])
+                made.append([numbers((1, rows, h, d), 4 * rank + which) for h, which in of])
         self.q, self.k, self.v, self.do = ([each[i] for each in made] for i in range(4))
 
     def forward(self, ranks: Comms, schedule: str, causal: bool, **options: Any) -> Any:
@@ -170,6 +170,18 @@ class RankInputs:
     def backward(self, ranks: Comms, schedule: str, causal: bool, results: Any, **options: Any) -> Any:
         given = self.do, self.q, self.k, self.v, *results
         return ring_attention_backward(*given, causal=causal, schedule=schedule, comms=ranks, **options)
+
+    def both(self, ranks: Comms, schedule: str, causal: bool) -> list[list[Any]]:
+        """Return o, lse, dq, dk and dv of all local ranks; the gradients have the same bits every time."""
+        results = self.forward(ranks, schedule, causal, return_lse=True)
+        return [*results, *self.backward(ranks, schedule, causal, results, deterministic=True)]
+
+    def call(self, causal: bool, *, backward: bool) -> Callable[..., Any]:
+        """Make what is timed, of ranks and a schedule. The forward pass before gradients is done now."""
+        if not backward:
+            return lambda ranks, schedule="zigzag": self.forward(ranks, schedule, causal)
+        results = self.forward(self.ranks, "zigzag", causal, return_lse=True)
+        return lambda ranks, schedule="zigzag": self.backward(ranks, schedule, causal, results)
 
     def independent(self, causal: bool, *, backward: bool) -> Way:
         """Make each GPU's own run: its rows, and as many keys as make its share of the work."""
@@ -256,14 +268,11 @@ def correct(ranks: Comms, name: str, rows: int = 2048, heads: tuple[int, int] = 
     for schedule in SCHEDULES:
         for causal in (False, True):
             order = "ring" if schedule == "all_gather" and not causal else schedule
-            o, lse = inputs.forward(ranks, schedule, causal, return_lse=True)
-            want, want_lse = together.forward(virtual, schedule, causal, return_lse=True)
-            gradients = inputs.backward(ranks, schedule, causal, (o, lse), deterministic=True)
-            want_gradients = together.backward(virtual, schedule, causal, (want, want_lse), deterministic=True)
+            mine, want = inputs.both(ranks, schedule, causal), together.both(virtual, schedule, causal)
+            same = [same_bits(*pair) for pair in zip(mine, want, strict=True)]
             row = {"part": "correct", "comms": name, "schedule": schedule, "causal": causal, **inputs.what}
-            row["forward_bits"] = same_bits([*o, *lse], [*want, *want_lse])
-            row["backward_bits"] = all(same_bits(*pair) for pair in zip(gradients, want_gradients, strict=True))
-            row["error"] = error(inputs, o, order, causal)
+            row |= {"forward_bits": all(same[:2]), "backward_bits": all(same[2:])}
+            row["error"] = error(inputs, mine[0], order, causal)
             row["ok"] = row["forward_bits"] and row["backward_bits"] and row["error"] < TOLERANCE
             yield row
 
@@ -327,12 +336,8 @@ def correct_of_a_process(ranks: Comms) -> Iterator[Row]:
     mine, together = RankInputs(ranks, 1024, 16, 8), RankInputs(virtual, 1024, 16, 8)
     (rank,) = ranks.ranks
     for schedule in SCHEDULES:
-        o, lse = mine.forward(ranks, schedule, True, return_lse=True)
-        gradients = mine.backward(ranks, schedule, True, (o, lse), deterministic=True)
-        want, want_lse = together.forward(virtual, schedule, True, return_lse=True)
-        want_gradients = together.backward(virtual, schedule, True, (want, want_lse), deterministic=True)
-        pairs = [(o[0], want[rank]), *((a[0], b[rank]) for a, b in zip(gradients, want_gradients, strict=True))]
-        yield {"rank": rank, "schedule": schedule, "bits": all(same_bits([a], [b]) for a, b in pairs)}
+        pairs = zip(mine.both(ranks, schedule, True), together.both(virtual, schedule, True), strict=True)
+        yield {"rank": rank, "schedule": schedule, "bits": all(same_bits(a, b[rank : rank + 1]) for a, b in pairs)}
 
 
 def processes(kind: str, size: int) -> tuple[list[list[Row]], list[str]]:
@@ -445,55 +450,47 @@ def measure_ways(
 
 
 def ways_of(
-    comms: Mapping[str, Comms], call: Callable[[Comms, str], Way], causal: bool, left_to_nccl: Sequence[int] = LEFT
+    comms: Mapping[str, Comms], call: Callable[[Comms, str], Any], causal: bool, left_to_nccl: Sequence[int]
 ) -> dict[str, Way]:
     """Make the schedules by NCCL, which is left several numbers of multiprocessors, and by peer copies."""
     ways: dict[str, Way] = {}
 
-    def left(ranks: Comms, count: int, schedule: str) -> Way:
-        run = call(ranks, schedule)
-
-        def way() -> None:
-            ranks.leave = count
-            run()
-
-        return way
+    def left(ranks: Comms, count: int, schedule: str) -> None:
+        ranks.leave = count
+        call(ranks, schedule)
 
     for name, ranks in comms.items():
         counts = left_to_nccl if name == "nccl" else (0,)
         for count in counts:
-            ways[f"zigzag, {name}{f', {count} left' if len(counts) > 1 else ''}"] = left(ranks, count, "zigzag")
+            ways[f"zigzag, {name}{f', {count} left' if len(counts) > 1 else ''}"] = functools.partial(
+                left, ranks, count, "zigzag"
+            )
         if causal:
-            ways[f"ring, {name}"] = left(ranks, counts[-1], "ring")
-        ways[f"all_gather, {name}"] = left(ranks, 0, "all_gather")
+            ways[f"ring, {name}"] = functools.partial(left, ranks, counts[-1], "ring")
+        ways[f"all_gather, {name}"] = functools.partial(left, ranks, 0, "all_gather")
     return ways
+
+
+def _shapes(
+    part: str, ranks: Comms, heads: Sequence[tuple[int, int]], local: Sequence[int], *, backward: bool = False
+) -> Iterator[tuple[Row, RankInputs, Callable[..., Any], dict[str, Way], float]]:
+    """Yield for each shape and mask what rows say, the inputs, the call, the ways it is compared with, and its FLOP."""
+    for (of_q, of_kv), rows in itertools.product(heads, local):
+        inputs = RankInputs(ranks, rows, of_q, of_kv)
+        for causal in (False, True):
+            ways = {"independent": inputs.independent(causal, backward=backward)}
+            what = {"part": part, "causal": causal, **inputs.what}
+            flop = inputs.flop(causal, backward=backward)
+            yield what, inputs, inputs.call(causal, backward=backward), ways, flop
+        free(ranks)
 
 
 def measure_times(comms: Mapping[str, Comms], *, backward: bool, local: Sequence[int]) -> Iterator[Row]:
     """Measure all shapes, with and without a mask."""
-    ranks = next(iter(comms.values()))
-    for heads, kv_heads in HEADS:
-        for rows in local:
-            inputs = RankInputs(ranks, rows, heads, kv_heads)
-            for causal in (False, True):
-                results = inputs.forward(ranks, "zigzag", causal, return_lse=True) if backward else None
-
-                def call(
-                    of: Comms, schedule: str, inputs: RankInputs = inputs, causal: bool = causal, results: Any = results
-                ) -> Way:
-                    if results is None:
-                        return lambda: inputs.forward(of, schedule, causal)
-                    return lambda: inputs.backward(of, schedule, causal, results)
-
-                ways = {"independent": inputs.independent(causal, backward=backward)}
-                ways |= ways_of(
-                    comms, call, causal, (0,) if backward else LEFT
-                )  # hopper_backward's grid is not persistent
-                what = {"part": "backward" if backward else "forward", "causal": causal, **inputs.what}
-                yield from measure_ways(what, ranks, ways, inputs.flop(causal, backward=backward))
-                del ways, results
-            del inputs
-            free(ranks)
+    ranks, part = next(iter(comms.values())), "backward" if backward else "forward"
+    left = (0,) if backward else LEFT  # hopper_backward's grid is not persistent
+    for what, _, call, ways, flop in _shapes(part, ranks, HEADS, local, backward=backward):
+        yield from measure_ways(what, ranks, ways | ways_of(comms, call, what["causal"], left), flop)
 
 
 def measure_short(ranks: Comms, *, backward: bool) -> Iterator[Row]:
@@ -503,40 +500,23 @@ def measure_short(ranks: Comms, *, backward: bool) -> Iterator[Row]:
     ranks that send nothing, so that no GPU waits for another; "products alone" adds no parts either. Their results are
     wrong. An all-gather computes products with own keys while the others' come.
     """
-    for heads, kv_heads in HEADS:
-        for rows in SHORT:
-            inputs = RankInputs(ranks, rows, heads, kv_heads)
-            for causal in (False, True):
-                results = inputs.forward(ranks, "zigzag", causal, return_lse=True) if backward else None
-
-                def call(of: Comms, inputs: Any = inputs, causal: bool = causal, results: Any = results) -> Any:
-                    if results is None:
-                        return inputs.forward(of, "zigzag", causal)
-                    return inputs.backward(of, "zigzag", causal, results)
-
-                ways: dict[str, Way] = {"independent": inputs.independent(causal, backward=backward)}
-                ways["calls, peer copies"] = functools.partial(call, ranks)
-                ways["graph, peer copies"] = ranks.captured(functools.partial(call, ranks))
-                with patch.object(ring, "_joined", nothing), patch.object(ring, "_once", nothing):
-                    ways["graph, joined after"] = ranks.captured(functools.partial(call, ranks))
-                silent, held = mute(ranks)
-                ways["graph, no messages"] = silent.captured(functools.partial(call, silent))
-                if not backward:
-                    ways["all-gather, graph"] = ranks.captured(
-                        functools.partial(inputs.forward, ranks, "all_gather", causal)
-                    )
-                else:
-                    with patch.object(ring, "sum_parts", unadded):
-                        ways["graph, products alone"] = silent.captured(functools.partial(call, silent))
-                for rank, arrived, sent in held:
-                    with ranks.on(rank):
-                        fill(bits(arrived).reshape(-1), bits(sent).reshape(-1))
-                what = {"part": "short backward" if backward else "short forward", "causal": causal, **inputs.what}
-                flop = inputs.flop(causal, backward=backward)
-                yield from measure_ways(what, ranks, ways, flop, SHORT_AT_LEAST_MS)
-                del ways, call, results, silent, held
-            del inputs
-            free(ranks)
+    part = "short backward" if backward else "short forward"
+    for what, _, call, ways, flop in _shapes(part, ranks, HEADS, SHORT, backward=backward):
+        by_calls = functools.partial(call, ranks)
+        ways |= {"calls, peer copies": by_calls, "graph, peer copies": ranks.captured(by_calls)}
+        with patch.object(ring, "_joined", nothing), patch.object(ring, "_once", nothing):
+            ways["graph, joined after"] = ranks.captured(by_calls)
+        silent, held = mute(ranks)
+        ways["graph, no messages"] = silent.captured(functools.partial(call, silent))
+        if not backward:
+            ways["all-gather, graph"] = ranks.captured(functools.partial(call, ranks, "all_gather"))
+        else:
+            with patch.object(ring, "sum_parts", unadded):
+                ways["graph, products alone"] = silent.captured(functools.partial(call, silent))
+        for rank, arrived, sent in held:
+            with ranks.on(rank):
+                fill(bits(arrived).reshape(-1), bits(sent).reshape(-1))
+        yield from measure_ways(what, ranks, ways, flop, SHORT_AT_LEAST_MS)
 
 
 def fill(target: Any, values: Any) -> None:
@@ -572,37 +552,29 @@ def unadded(like: Any, parts: Sequence[Any], rows: tuple[int, int], dtype: Any =
 
 def measure_gathered(ranks: Comms) -> Iterator[Row]:
     """Take all-gather by peer copies apart: each piece alone, and the clock and power while it runs on and on."""
-    for rows in LOCAL[3:4]:
-        inputs = RankInputs(ranks, rows, *HEADS[0])
+    for what, inputs, of_schedule, ways, flop in _shapes("gathered", ranks, HEADS[:1], LOCAL[3:4]):
+        order, call = "zigzag" if what["causal"] else "ring", functools.partial(of_schedule, ranks, "all_gather")
         at_hand = [*zip(inputs.k, inputs.v, strict=True)]
-        for causal in (False, True):
-            order = "zigzag" if causal else "ring"
-            call = functools.partial(inputs.forward, ranks, "all_gather", causal)
 
-            def gather(order: str = order, at_hand: Any = at_hand) -> Any:
-                return ring._gathered(ranks, at_hand, order)()
+        def gather(order: str = order, at_hand: Any = at_hand) -> Any:
+            return ring._gathered(ranks, at_hand, order)()
 
-            ready = gather()
+        ready = gather()
 
-            def products(call: Way = call, ready: Any = ready) -> None:
-                with patch.object(ring, "_gathered", lambda *_: lambda: ready):
-                    call()
+        def products(call: Way = call, ready: Any = ready) -> None:
+            with patch.object(ring, "_gathered", lambda *_: lambda: ready):
+                call()
 
-            def in_order(ready: Any = ready, order: str = order, rows: int = rows) -> None:
-                for rank, pair in zip(ranks.ranks, ready, strict=True):
-                    with ranks.on(rank):
-                        for a in pair:
-                            unshard([a[:, i * rows : (i + 1) * rows] for i in range(ranks.size)], order)
+        def in_order(ready: Any = ready, order: str = order, rows: int = inputs.rows) -> None:
+            for rank, pair in zip(ranks.ranks, ready, strict=True):
+                with ranks.on(rank):
+                    for a in pair:
+                        unshard([a[:, i * rows : (i + 1) * rows] for i in range(ranks.size)], order)
 
-            ways: dict[str, Way] = {"independent": inputs.independent(causal, backward=False), "all-gather": call}
-            ways |= {"its copies alone": gather, "its products alone": products, "chunks put in order": in_order}
-            ways["as a graph"] = ranks.captured(call)
-            what = {"part": "gathered", "causal": causal, **inputs.what}
-            for row in measure_ways(what, ranks, ways, inputs.flop(causal, backward=False)):
-                yield {**row, **under_way(ranks, ways[row["name"]], row["ms"])}
-            del ways, ready, products, in_order, call, gather
-        del inputs, at_hand
-        free(ranks)
+        ways |= {"all-gather": call, "its copies alone": gather, "its products alone": products}
+        ways |= {"chunks put in order": in_order, "as a graph": ranks.captured(call)}
+        for row in measure_ways(what, ranks, ways, flop):
+            yield {**row, **under_way(ranks, ways[row["name"]], row["ms"])}
 
 
 def under_way(ranks: Comms, run: Way, ms: float) -> Row:
@@ -644,15 +616,14 @@ def measure_copies(comms: Mapping[str, Comms]) -> Iterator[Row]:
             size = ranks.size
             sends = [Message(rank, (rank + 1) % size, a[0]) for rank, a in zip(ranks.ranks, made, strict=True)]
             receives = [Message(rank, (rank - 1) % size, a[1]) for rank, a in zip(ranks.ranks, made, strict=True)]
-            run = functools.partial(_move, ranks, sends, receives)
+
+            def run(ranks: Comms = ranks, sends: Any = sends, receives: Any = receives) -> None:
+                ranks.start(sends, receives)()
+
             ((taken, _),) = timed(ranks, {name: run}).values()
             bytes_moved = sends[0].array.nbytes
             row = {"part": "copies", "name": name, "gpus": size, "rows": rows, "bytes": bytes_moved}
             yield {**row, "ms": statistics.median(taken), "gb_per_s": bytes_moved / statistics.median(taken) / 1e6}
-
-
-def _move(ranks: Comms, sends: Sequence[Message], receives: Sequence[Message]) -> None:
-    ranks.start(sends, receives)()
 
 
 def measure_long(comms: Mapping[str, Comms]) -> Iterator[Row]:
@@ -667,32 +638,6 @@ def measure_long(comms: Mapping[str, Comms]) -> Iterator[Row]:
         row = {"part": "long", "causal": True, **inputs.what, "name": f"zigzag, {name}", "ms": taken}
         yield {**row, "tflops": inputs.flop(True, backward=False) / taken / 1e9}
         free(ranks)
-
-
-def in_channels(count: int) -> Iterator[Row]:
-    """Time a causal shape and the copy alone, in a process whose NCCL takes so many blocks."""
-    ranks = nccl(leave=count)
-    inputs = RankInputs(ranks, 16384, 16, 16)
-    for causal in (False, True):
-        ways = {
-            "independent": inputs.independent(causal, backward=False),
-            f"zigzag, {count} channels": functools.partial(inputs.forward, ranks, "zigzag", causal),
-        }
-        what = {"part": "channels", "causal": causal, **inputs.what}
-        yield from measure_ways(what, ranks, ways, inputs.flop(causal, backward=False))
-    copies = [row for row in measure_copies({f"nccl, {count} channels": ranks}) if row["rows"] == 16384]
-    yield from ({**row, "part": "channels"} for row in copies)
-
-
-def measure_channels() -> Iterator[Row]:
-    for count in CHANNELS:
-        environment = {**os.environ, "NCCL_MAX_P2P_NCHANNELS": str(count), "NCCL_MIN_P2P_NCHANNELS": "1"}
-        command = [sys.executable, "-m", "helpers.bench.studies.ring", "channels", str(count)]
-        ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-        lines = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
-        if not lines:
-            raise RuntimeError(f"{count} channels: {ran.stderr[-600:]}")
-        yield from lines
 
 
 @functools.cache
@@ -742,7 +687,6 @@ PARTS: dict[str, Callable[[], Iterator[Row]]] = {
     "short backward": lambda: measure_short(_comms()[0]["peer copies"], backward=True),
     "gathered": lambda: measure_gathered(_comms()[0]["peer copies"]),
     "long": lambda: measure_long(_comms()[0]),
-    "channels": lambda: measure_channels(),
 }
 STUDY = Study("ring", PARTS, _head, line=lambda row: line(row), replaces=lambda row: row["gpus"] == _gpus())
 take = STUDY.take
@@ -787,16 +731,8 @@ def table(record: Mapping[str, Any] | None = None) -> str:
     return "\n".join([*calculated(), *map(line, record["rows"] if record else ())])
 
 
-def main(words: Sequence[str]) -> None:
-    """Run a process that a part of the study has started."""
-    if words[0] == "channels":
-        for row in in_channels(int(words[1])):
-            print(json.dumps(row), flush=True)
-    else:
-        work(words[0], int(words[1]), int(words[2]), Path(words[3]))
-
-
 old_names(__name__, Inputs="RankInputs", hidden_from="tokens_to_hide_copies", on_host="to_host", rows_of="measure_ways")
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    # A process that a part of the study has started.
+    work(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))

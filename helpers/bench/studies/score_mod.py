@@ -42,15 +42,18 @@ CASES = (
 
 @dataclass(frozen=True)
 class Case:
-    """One function. ours: options of calls by the name of a form. score, mask: the same in NumPy. flex: in PyTorch."""
+    """One function. ours: options of calls by the name of a form. score, mask: the same in NumPy.
+
+    flex_mod, flex_mask: the same in PyTorch.
+    """
 
     name: str
-    ours: Callable[[Any], Mapping[str, Mapping[str, Any]]]
-    flex: Callable[[Any], Mapping[str, Any]]
+    ours: Mapping[str, Mapping[str, Any]]
+    flex_mod: Callable[..., Any] | None = None
+    flex_mask: Callable[..., Any] | None = None
     score: Callable[..., Any] = lambda s, b, h, i, j: s
     slope: Callable[..., Any] = lambda s, y: 1.0
     mask: Callable[..., Any] | None = None
-    flex_backward: bool = True
 
 
 @dataclass
@@ -80,12 +83,6 @@ def cases(arrays: Arrays) -> Iterator[Case]:
     """Yield the rows of the table."""
     n = arrays.n
 
-    def flex_mod(function: Callable[..., Any]) -> Callable[[Any], Mapping[str, Any]]:
-        return lambda flex: {"score_mod": function}
-
-    def flex_mask(function: Callable[..., Any]) -> Callable[[Any], Mapping[str, Any]]:
-        return lambda flex: {"block_mask": flex.create_block_mask(function, None, None, n, n, device=TORCH_DEVICE)}
-
     def alibi(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
         return s - slopes[h] * abs(q - k)
 
@@ -105,46 +102,46 @@ def cases(arrays: Arrays) -> Iterator[Case]:
         return ids[q] == ids[k]
 
     slopes, table, ids = (arrays.torch(name) for name in ("slopes", "table", "documents"))
-    yield Case("no function", lambda a: {"as it is": {}}, lambda flex: {})
+    yield Case("no function", {"as it is": {}})
     int_alibi = {"score_mod": "score - slope[head] * abs(q_idx - kv_idx)", "mod_args": {"slope": slopes}}
     yield Case(
         "ALiBi",
-        lambda a: {"alibi_slopes": {"alibi_slopes": slopes}, "as text": {**int_alibi, "score_mod_grad": "1"}},
-        flex_mod(alibi),
-        lambda s, b, h, i, j: s - arrays.slopes[h] * abs(i - j),
+        {"alibi_slopes": {"alibi_slopes": slopes}, "as text": {**int_alibi, "score_mod_grad": "1"}},
+        alibi,
+        score=lambda s, b, h, i, j: s - arrays.slopes[h] * abs(i - j),
     )
     text = {"score_mod": "cap * tanhf(score / cap)", "score_mod_grad": "1 - (y / cap) * (y / cap)"}
     yield Case(
         "soft cap 30",
-        lambda a: {"soft_cap": soft_cap(CAP), "as text": {**text, "mod_args": {"cap": np.float32(CAP)}}},
-        flex_mod(capped),
-        lambda s, b, h, i, j: CAP * np.tanh(s / CAP),
-        lambda s, y: 1 - (y / CAP) ** 2,
+        {"soft_cap": soft_cap(CAP), "as text": {**text, "mod_args": {"cap": np.float32(CAP)}}},
+        capped,
+        score=lambda s, b, h, i, j: CAP * np.tanh(s / CAP),
+        slope=lambda s, y: 1 - (y / CAP) ** 2,
     )
     yield Case(
         "relative bias by a table",
-        lambda a: {"relative_bias": relative_bias(table, n)},
-        flex_mod(relative),
-        lambda s, b, h, i, j: s + arrays.table[h, j - i + n - 1],
+        {"relative_bias": relative_bias(table, n)},
+        relative,
+        score=lambda s, b, h, i, j: s + arrays.table[h, j - i + n - 1],
     )
     yield Case(
         "window 512, causal",
-        lambda a: {"window": {"window": (WINDOW, 0)}},
-        flex_mask(window),
+        {"window": {"window": (WINDOW, 0)}},
+        flex_mask=window,
         mask=lambda i, j: (i >= j) & (i - j <= WINDOW),
     )
     of_documents = make_block_mask("document[q_idx] == document[kv_idx]", {"document": ids})
     yield Case(
         "documents of 512",
-        lambda a: {"mask_mod": {"mask_mod": of_documents}},
-        flex_mask(documents),
+        {"mask_mod": {"mask_mod": of_documents}},
+        flex_mask=documents,
         mask=lambda i, j: i // DOCUMENT == j // DOCUMENT,
     )
     of_prefix = make_block_mask("kv_idx < 256 || q_idx >= kv_idx")
     yield Case(
         "prefix of 256, causal",
-        lambda a: {"mask_mod": {"mask_mod": of_prefix}},
-        flex_mask(prefix),
+        {"mask_mod": {"mask_mod": of_prefix}},
+        flex_mask=prefix,
         mask=lambda i, j: (i >= j) | (j < PREFIX),
     )
 
@@ -181,9 +178,12 @@ def _flex(case: Case, q: Any, k: Any, v: Any) -> tuple[Callable[[], Any], Any, S
     torch._dynamo.reset()
     torch._functorch.config.donated_buffer = False  # its backward runs again and again
     compiled = torch.compile(flex.flex_attention, dynamic=False)
-    options = case.flex(flex)
+    options: dict[str, Any] = {"score_mod": case.flex_mod} if case.flex_mod else {}
+    if case.flex_mask:
+        rows, keys = q.shape[2], k.shape[2]
+        options["block_mask"] = flex.create_block_mask(case.flex_mask, None, None, rows, keys, device=TORCH_DEVICE)
     leaves = [a.detach().requires_grad_() for a in (q, k, v)]
-    out = compiled(*leaves, **options) if case.flex_backward else None
+    out = compiled(*leaves, **options)
 
     def forward() -> Any:
         with torch.no_grad():
@@ -202,7 +202,7 @@ def _measured(case: Case, shape: Sequence[int], arrays: Arrays) -> Iterator[dict
     forward: dict[str, Callable[[], Any]] = {}
     backward: dict[str, Callable[[], Any]] = {}
     errors: dict[str, dict[str, float]] = {}
-    for name, options in case.ours(arrays).items():
+    for name, options in case.ours.items():
         o, lse = flash_attention(*there[:3], return_lse=True, **options)
         gradients = flash_attention_backward(there[3], *there[:3], o, lse, **options)
         errors[name] = _errors([a.swapaxes(1, 2) for a in (o, *gradients)], exact)

@@ -8,9 +8,12 @@ tiles (`ladder/stages/hopper.py`) chooses between, so the record says what its c
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from helpers.attention.export.plan import TARGETS
 from helpers.attention.ladder import LADDER, limits
@@ -19,7 +22,7 @@ from helpers.attention.ladder.stages.hopper import TALL, pick_hopper
 from helpers.attention.ladder.tiles import Sizes
 from helpers.bench import records
 from helpers.bench.cases import Inputs
-from helpers.bench.harness import Study, compare, speed_text
+from helpers.bench.harness import Study, compare, require_same, speed_text
 from helpers.device import cp, describe
 from helpers.engine.cuda_source.signatures import dtype_of
 
@@ -101,19 +104,21 @@ CASES = tuple(_cases())
 
 
 def rows(cases: Sequence[Case] = CASES, rounds: int = ROUNDS) -> Iterator[list[dict[str, Any]]]:
-    """Time both in turns, case by case. AssertionError if their outputs differ by more than rounding."""
+    """Time both in turns, case by case. Raises WrongOutput if their outputs differ by more than rounding."""
     most = max(math.prod(shape) for case in cases for shape in (case.q_shape, case.k_shape))
     pool = [a.reshape(-1) for a in Inputs((1, 1, -(-most // 128), 128), DTYPE).device]
     for case in cases:
         shapes = case.q_shape, case.k_shape, case.k_shape
         given = [a[: math.prod(shape)].reshape(shape) for a, shape in zip(pool, shapes, strict=True)]
-        ways, outputs = {}, {}
-        for name, sizes in zip(WAYS, (TALL, case.usual), strict=True):
-            ways[name], outputs[name] = STAGE.prepare(*given, causal=case.causal, sizes=sizes)
-            ways[name]()
-        one, other = (cp.asnumpy(o).astype("float32") for o in outputs.values())
-        assert abs(one - other).max() <= 0.01 * abs(other).max(), f"{case}: the outputs differ"
-        timed = compare(ways, rounds, flops=case.flops, over=USUAL)
+        both = zip(WAYS, (TALL, case.usual), strict=True)
+        made = {name: STAGE.prepare(*given, causal=case.causal, sizes=sizes) for name, sizes in both}
+
+        def output(run: Callable[[], None], o: Any) -> Any:
+            run()
+            return cp.asnumpy(o).astype(np.float32)
+
+        require_same(str(case), {name: functools.partial(output, *way) for name, way in made.items()}, 0.01)
+        timed = compare({name: run for name, (run, _) in made.items()}, rounds, flops=case.flops, over=USUAL)
         yield [{"name": name, **case._asdict(), **figures} for name, figures in timed.items()]
 
 

@@ -1,12 +1,12 @@
 """Compare float32 on tensor cores with exact float32: errors against float64, speeds in turns, tiles.
 
-python3 -m helpers.bench.study tf32 FILE [errors] [ranges] [speeds] [tiles] [fp16x3_tiles]
+python3 -m helpers.bench.study tf32 FILE [errors] [ranges] [speeds] [fp16x3_tiles]
 
 Errors: of 256 rows, by tf32, its steps, tf32 with one product, fp16x3, heads_and_masks, and PyTorch. Scores are `scale`
 times as large as those of unit-normal inputs; with "positive" V's elements are above 0, which shows a sum that is cut
 off. Ranges: the same with all of q and v multiplied by a number and k divided by it, and with columns of magnitudes 2^0
 to 2^-bits, in k the other way round; relative to the column's magnitude. Speeds: 16,384 tokens and 2048 columns
-of all heads together. Tiles: of tf32 and fp16x3, at 4096 keys.
+of all heads together. Tiles: of fp16x3, at 4096 keys.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from helpers.attention import kernel, reference
-from helpers.attention.ladder import LADDER, Rung
+from helpers.attention.ladder import LADDER
 from helpers.attention.ladder.steps import CLIMBS
 from helpers.bench import records
 from helpers.bench.cases import Case, shape_of_tokens
 from helpers.bench.experiments import TF32_ONE_PRODUCT
-from helpers.bench.harness import Part, Row, Study, compare_jobs, compare_tiles, need_gpu
+from helpers.bench.harness import Part, Row, Study, compare_jobs, compare_tiles, fields_text, need_gpu
 from helpers.bench.job import of_peer, of_stage, why_not
 from helpers.bench.peers import TORCH, torch_on_gpu
 from helpers.bench.run import JobRunner
@@ -45,20 +45,8 @@ SPEEDS_AT = (1024, 2048, 4096, 8192, 16384)
 ROUNDS = 9
 # All of q and v times, bits of the columns' magnitudes
 RANGES = ((1.0, 0), (1e4, 0), (1e-30, 0), (1.0, 8), (1.0, 16), (1.0, 24), (1.0, 32))
-NAMES = ("BLOCK_M", "BLOCK_N", "WARPS", "MIN_BLOCKS")
+NAMES = ("BLOCK_M", "BLOCK_N", "STAGES", "PINGPONG")
 TILES: Mapping[int, tuple[tuple[int, int, int, int], ...]] = {
-    64: (
-        *((64, 32, 4, 3), (64, 32, 4, 4), (64, 32, 4, 2), (64, 48, 4, 3), (64, 64, 4, 2), (64, 64, 4, 3)),
-        *((128, 32, 8, 1), (128, 32, 8, 2), (128, 48, 8, 1), (128, 64, 8, 1)),
-        *((128, 16, 4, 2), (128, 32, 4, 1), (128, 32, 4, 2), (128, 48, 4, 2), (256, 32, 8, 1), (192, 64, 12, 1)),
-    ),
-    128: (
-        *((128, 48, 8, 1), (128, 64, 8, 1), (128, 32, 8, 1), (128, 16, 8, 1), (64, 32, 4, 2), (64, 48, 4, 1)),
-        *((64, 64, 4, 1), (64, 16, 4, 3), (128, 16, 4, 1), (128, 32, 4, 1), (192, 32, 12, 1)),
-    ),
-}
-FP16X3_NAMES = ("BLOCK_M", "BLOCK_N", "STAGES", "PINGPONG")
-FP16X3_TILES: Mapping[int, tuple[tuple[int, int, int, int], ...]] = {
     64: (*((128, 128, 5, 1), (128, 128, 5, 0), (128, 112, 5, 1), (128, 96, 6, 1), (128, 144, 4, 1), (128, 64, 8, 1)),),
     96: ((128, 64, 5, 1), (128, 80, 4, 1), (128, 96, 3, 1)),
     128: ((128, 64, 5, 1), (128, 64, 5, 0), (128, 48, 6, 1), (128, 80, 4, 1)),
@@ -130,10 +118,10 @@ def of_speeds(at: Sequence[int] = SPEEDS_AT, with_peers: bool = ON_GPU) -> Itera
         yield compare_jobs(runner, jobs, ROUNDS, of="tf32")
 
 
-def _of_tiles(stage: Rung, names: Sequence[str], tiles: Mapping[int, Sequence[Sequence[int]]]) -> Iterator[Row]:
-    """Yield a row for each tile of a stage: TFLOP/s without a mask and causal, and the bytes that a thread spills."""
-    for head_dim, candidates in tiles.items():
-        ways = {tuple(tile): (stage, dict(zip(names, tile, strict=True))) for tile in candidates}
+def of_tiles() -> Iterator[Row]:
+    """Yield a row for each tile of fp16x3: TFLOP/s without a mask and causal, and the bytes that a thread spills."""
+    for head_dim, candidates in TILES.items():
+        ways = {tuple(tile): (LADDER["fp16x3"], dict(zip(NAMES, tile, strict=True))) for tile in candidates}
         for tile, row in compare_tiles(Case(shape_of_tokens(4096, head_dim)), ways).items():
             yield {"head_dim": head_dim, **ways[tile][1], **row}
 
@@ -142,8 +130,7 @@ PARTS: Mapping[str, Part] = {
     "errors": errors,
     "ranges": ranges,
     "speeds": of_speeds,
-    "tiles": lambda: _of_tiles(LADDER["tf32"], NAMES, TILES),
-    "fp16x3_tiles": lambda: _of_tiles(LADDER["fp16x3"], FP16X3_NAMES, FP16X3_TILES),
+    "fp16x3_tiles": of_tiles,
 }
 
 
@@ -154,15 +141,8 @@ def _head() -> dict[str, Any]:
     return {"device": describe(), "how": __doc__}
 
 
-STUDY = Study("tf32", PARTS, _head, line=lambda row: line(row))
+STUDY = Study("tf32", PARTS, _head, line=fields_text)
 take = STUDY.take
-
-
-def line(row: Mapping[str, Any]) -> str:
-    """Format a row that was just measured."""
-    return " ".join(
-        f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in row.items()
-    )
 
 
 class ErrorCase(NamedTuple):
@@ -206,9 +186,8 @@ def table(record: Mapping[str, Any] | None = None) -> str:
         low, high = speed_range(row)
         speed = f"15 is {row['speed']:.2f} x ({low:.2f} to {high:.2f})"
         lines.append(f"{case:28}{row['name']:18}{row['tflops']:7.1f} TFLOP/s   {speed}")
-    for part, names in (("tiles", NAMES), ("fp16x3_tiles", FP16X3_NAMES)):
-        for row in sorted(record.get(part, ()), key=lambda row: (row["head_dim"], -row["full"] - row["causal"])):
-            sizes = " ".join(f"{name}={row[name]}" for name in names)
-            spilled = f"{row['local_bytes']} bytes spilled" if row["local_bytes"] else ""
-            lines.append(f"d {row['head_dim']:<5}{sizes:46}{row['full']:6.1f} ({row['causal']:.1f}) TFLOP/s  {spilled}")
+    for row in sorted(record.get("fp16x3_tiles", ()), key=lambda row: (row["head_dim"], -row["full"] - row["causal"])):
+        sizes = " ".join(f"{name}={row[name]}" for name in NAMES)
+        spilled = f"{row['local_bytes']} bytes spilled" if row["local_bytes"] else ""
+        lines.append(f"d {row['head_dim']:<5}{sizes:46}{row['full']:6.1f} ({row['causal']:.1f}) TFLOP/s  {spilled}")
     return "\n".join(lines)

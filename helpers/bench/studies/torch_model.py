@@ -1,50 +1,32 @@
 """Measure our attention inside PyTorch and a model of transformers, on a GPU: tests, host cost, speed, memory.
 
-    python3 -m helpers.bench.study torch_model FILE [PART ...]          # of STUDY, below; all but the two that follow
-    python3 -m helpers.bench.study torch_model FILE tests               # PyTorch's tests, counted
-    python3 -m helpers.bench.study torch_model FILE minilm WEIGHTS.npz  # BertModel with all-MiniLM-L6-v2's weights
+    python3 -m helpers.bench.study torch_model FILE [PART ...]          # of STUDY, below
 
 The models have random weights (Llama's layers: 12 of 16 heads of 64).
+Tests (not measured again: the workflow for GPUs runs them): PyTorch's tests, counted. MiniLM (not measured again):
+BertModel with all-MiniLM-L6-v2's weights.
 """
 
 from __future__ import annotations
 
 import itertools
-import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from helpers import attention
 from helpers.bench import records
 from helpers.bench.cases import Shape
-from helpers.bench.harness import Row, Study, figures, need_gpu, speed_text
+from helpers.bench.harness import Row, Study, fields_text, figures, need_gpu, speed_text
 from helpers.bench.host_cost import host_time
 from helpers.bench.peers import TORCH_DEVICE
 from helpers.bench.run import device_facts, free_pools
 from helpers.bench.timing import Timing, quartiles, speeds
 
-ROOT = Path(__file__).resolve().parents[3]
 RECORD = records.MEASURED / "nvidia-h200-torch.json"
 recorded = records.reader(RECORD.name)
-TESTS = (
-    "tests/test_torch_attention.py",
-    "tests/test_transformers_attention.py",
-    "tests/test_attention.py::test_torch_tensors",
-    "tests/test_attention.py::test_torchs_own_tensor_that_requires_grad",
-    "tests/test_backward.py::test_through_dlpack",
-    "tests/test_contract.py::test_a_call_in_a_torch_graph",
-    "tests/test_contract.py::test_torch_calls_run_on_torchs_current_stream",
-)
-TESTS_WITHIN_S = 360
 COMMAND = "python3 -m helpers.bench.study torch_model FILE"
 
 # What a call is timed at on the host: a shape seen before, others; and the longest of these.
@@ -60,22 +42,18 @@ LAYERS, HIDDEN, HEADS, MLP, WORDS = 12, 1024, 16, 2816, 32000
 SPREAD = 0.04  # standard deviation of the weights: scaled logits of about 1.6, so attention is far from uniform
 ROUNDS = 15
 PROMPT, NEW = 100, 64
-MINILM = {
-    **{"vocab_size": 30522, "hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12},
-    **{"intermediate_size": 1536, "max_position_embeddings": 512},
-}
 
 
 # ---- models
 
 
-def llama(kv_heads: int, dtype: str, *, layers: int = LAYERS) -> Any:
+def llama(kv_heads: int, dtype: str) -> Any:
     """Make a LlamaForCausalLM of random weights on the GPU."""
     import torch
     import transformers
 
     config = transformers.LlamaConfig(
-        **{"vocab_size": WORDS, "hidden_size": HIDDEN, "intermediate_size": MLP, "num_hidden_layers": layers},
+        **{"vocab_size": WORDS, "hidden_size": HIDDEN, "intermediate_size": MLP, "num_hidden_layers": LAYERS},
         **{"num_attention_heads": HEADS, "num_key_value_heads": kv_heads, "max_position_embeddings": 2 * max(LENGTHS)},
         **{"initializer_range": SPREAD, "bos_token_id": 0, "eos_token_id": None, "pad_token_id": 0},
     )
@@ -110,35 +88,6 @@ def by(model: Any, implementation: str) -> Iterator[None]:
 
 
 # ---- one section of the record each
-
-
-def tests_passed(log: Path) -> dict[str, Any]:
-    """Run PyTorch's tests in a process of their own: count passed, failed and skipped; name what failed.
-
-    All that they print goes to `log`. RuntimeError where they do not end.
-    """
-    began = time.perf_counter()
-    options = ["-q", "-rfEs", "--durations=10", "-o", "faulthandler_timeout=120", "-p", "no:cacheprovider"]
-    command = [sys.executable, "-m", "pytest", *options, *TESTS]
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("w", encoding="utf-8") as file:
-        try:
-            subprocess.run(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, timeout=TESTS_WITHIN_S)
-        except subprocess.TimeoutExpired as error:
-            raise RuntimeError(f"the tests did not end in {TESTS_WITHIN_S} s: see {log.name}") from error
-    text = log.read_text(encoding="utf-8")
-    counts = re.findall(r"(\d+) (passed|failed|skipped|errors?)\b", text.strip().rpartition("\n")[2])
-    failed = re.findall(r"^(?:FAILED|ERROR) (.*)$", text, re.M)
-    if failed or not counts:
-        print(text[-6000:])
-    return {
-        **{
-            "command": "python3 -m pytest " + " ".join(TESTS),
-            "seconds": round(time.perf_counter() - began, 1),
-            "failures": failed,
-        },
-        **{what: int(n) for n, what in counts},
-    }
 
 
 def host_cost() -> list[dict[str, Any]]:
@@ -239,7 +188,6 @@ def host_cost() -> list[dict[str, Any]]:
 
 def _host_row(name: str, what: str, shape: Shape, timing: Timing) -> dict[str, Any]:
     us = {"us": 1e3 * timing.ms, "us_min": 1e3 * timing.ms_min, "us_max": 1e3 * timing.ms_max}
-    print(f"host: {what:34}{name:46}{us['us']:8.1f} µs")
     return {"call": name, "what": what, "shape": list(shape), "dtype": "float16", **us}
 
 
@@ -276,10 +224,8 @@ def speed(kind: str, kv_heads: int, *, lengths: Sequence[int] = LENGTHS, batch: 
                 _, row["ms_q1"], row["ms_q3"] = quartiles(times[implementation])
                 row |= speeds(times[implementation], times[BASE]) if BASE in times else {}
                 row |= {"tokens_per_s": 1e3 * batch * length / row["ms"], "peak_bytes": peaks[implementation]}
-                print(f"{kind} {kv_heads:3} {length:6} {implementation:8}{row['ms']:10.2f} ms {row['peak_bytes']:15,}")
             else:
                 row["error"] = errors[implementation]
-                print(f"{kind} {kv_heads:3} {length:6} {implementation:8} {row['error']}")
             rows.append(row)
     return rows
 
@@ -341,7 +287,6 @@ def accuracy(kv_heads: int, length: int = 512) -> list[dict[str, Any]]:
                     error = float((model(ids, use_cache=False).logits.double() - want).abs().max())
                 rows.append({"implementation": implementation, "dtype": dtype, "kv_heads": kv_heads, "n": length})
                 rows[-1] |= {"max_error": error, "largest_logit": float(want.abs().max())}
-                print(f"logits {kv_heads:3} {dtype:9}{implementation:8}{error:10.2e}")
     return rows
 
 
@@ -372,35 +317,6 @@ def generation(kv_heads: int) -> list[dict[str, Any]]:
             row |= {"different_words": len(set(generated[implementation].flatten().tolist()))}
             row |= {"tokens_per_s": rates[len(rates) // 2], "min": rates[0], "max": rates[-1]}
             rows.append(row)
-            print(f"generation {kv_heads:3} {dtype:9}{implementation:8}{row['as_sdpa']} of {row['of']} as SDPA")
-    return rows
-
-
-def minilm(weights: Path) -> list[dict[str, Any]]:
-    """Compare the hidden states of all-MiniLM-L6-v2 in float32 with eager attention in float64."""
-    import torch
-    import transformers
-
-    with np.load(weights) as file:
-        state = {name: torch.from_numpy(file[name].astype(np.float32)) for name in file.files}
-    state = {re.sub(r"^(?:0\.auto_model\.|bert\.)", "", name): a for name, a in state.items()}
-    model = transformers.BertModel(transformers.BertConfig(**MINILM), add_pooling_layer=False)
-    missing, _ = model.load_state_dict(state, strict=False)
-    if missing := [name for name in missing if "position_ids" not in name]:
-        raise ValueError(f"{weights.name} lacks {', '.join(missing[:5])}")
-    model = model.to(TORCH_DEVICE).eval()
-    ids = torch.randint(1000, 30000, (4, 200), generator=torch.Generator().manual_seed(0)).to(TORCH_DEVICE)
-    rows = []
-    with torch.no_grad():
-        with by(model.double(), "eager"):
-            want = model(ids).last_hidden_state
-        model.float()
-        for implementation in IMPLEMENTATIONS:
-            with by(model, implementation):
-                error = float((model(ids).last_hidden_state.double() - want).abs().max())
-            rows.append({"implementation": implementation, "dtype": "float32", "max_error": error})
-            rows[-1]["largest"] = float(want.abs().max())
-            print(f"MiniLM {implementation:8}{error:10.2e}")
     return rows
 
 
@@ -445,29 +361,19 @@ def _rows(section: Callable[[int], list[Row]]) -> Callable[[], Iterator[list[Row
 STUDY = Study(
     "torch_model",
     {
-        "tests": lambda: {},
         "host": host_cost,
         "accuracy": _rows(accuracy),
         "generation": _rows(generation),
         "prefill": _rows(partial(speed, "prefill")),
         "training": _rows(partial(speed, "training")),
         "training_8": _rows(partial(speed, "training", lengths=(512,), batch=8)),  # sequences at a time
-        "minilm": lambda: [],
     },
     head=_head,
-    optional=("tests", "minilm"),
+    line=fields_text,
 )
 
 
-def take(path: Path, words: Sequence[str] = ()) -> dict[str, Any]:
-    """Measure the parts that the words name, and write the record on the way. A word that ends in .npz: the weights."""
-    weights = [Path(word) for word in words if word.endswith(".npz")]
-    files = {
-        "tests": partial(tests_passed, path.with_name(f"{path.stem}-tests.txt")),
-        "minilm": partial(minilm, *weights),
-    }
-    study = replace(STUDY, parts={**STUDY.parts, **files})
-    return study.take(path, [word for word in words if not word.endswith(".npz")])
+take = STUDY.take
 
 
 @records.shown

@@ -142,7 +142,11 @@ def measure(text: str | None = None, sizes: Sizes | None = None, report: Any = p
     record: dict[str, Any] = {
         "device": device_facts(),
         "command": "python3 -m helpers.bench.study train FILE",
-        "text": {"characters": len(text), "alphabet": len(set(text)), "sha256": _sha256(text)},
+        "text": {
+            "characters": len(text),
+            "alphabet": len(set(text)),
+            "sha256": hashlib.sha256(text.encode("utf-8")).hexdigest(),
+        },
         "sizes": asdict(sizes),
         **{"first_steps": [], "runs": [], "steps": [], "failed": []},
     }
@@ -209,10 +213,6 @@ def _whole_run(text: str, sizes: Sizes, name: str, attention: Attention, report:
         "parameters": int(run.model.parameters.size),
         "sample": sample,
     }
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
 @records.shown

@@ -1,7 +1,6 @@
 """Compare the X-ray's counters with a GPU's own, for the same launches.
 
-    python3 -m helpers.bench.study xray_vs_ncu CSV            # with a GPU and Nsight Compute: counts
-    python3 -m helpers.bench.study xray_vs_ncu FILE CSV       # anywhere: makes the record of what was counted
+    python3 -m helpers.bench.study xray_vs_ncu FILE           # with a GPU and Nsight Compute
     python3 -m helpers.bench.studies.xray_vs_ncu              # what Nsight Compute runs
 
 `ours` is what the checked run counts, `hardware` what Nsight Compute reads off the chip. Where they differ, the row
@@ -10,8 +9,8 @@ says why. Bytes at DRAM are recorded, too: caches serve most of what threads ask
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Sequence
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from helpers import engine
 from helpers.attention import kernel
 from helpers.attention.check import make_inputs
 from helpers.bench import ncu, records
+from helpers.bench.harness import Study
 from helpers.engine import checked
 from helpers.engine.cuda_source.edit import edit
 
@@ -160,21 +160,21 @@ def patterns() -> list[CountedLaunch]:
     return launches
 
 
-def stages(n: int = 1024, d: int = 64) -> list[CountedLaunch]:
-    """List naive, tiled and online_softmax at n rows and keys of d words, with the tile sizes of their files."""
+def stages() -> list[CountedLaunch]:
+    """List naive, tiled and online_softmax at 1024 rows and keys of 64 words, with the tile sizes of their files."""
+    n, d = 1024, 64
     q, k, v = make_inputs(n, n, d, seed=0)
     scale = (np.int32(n), np.int32(n), np.float32(d**-0.5))
     out = np.zeros((n, d), np.float32)
     launches = []
-    for name, block_m, scratch in (
-        ("naive", 64, (np.zeros((n, n), np.float32),)),
-        ("tiled", 128, ()),
-        ("online_softmax", 128, ()),
+    for file, block_m, scratch in (
+        ("01_naive.cu", 64, (np.zeros((n, n), np.float32),)),
+        ("02_tiled.cu", 128, ()),
+        ("03_online_softmax.cu", 128, ()),
     ):
-        file = {"naive": "01_naive.cu", "tiled": "02_tiled.cu", "online_softmax": "03_online_softmax.cu"}[name]
         options = kernel.options({"HEAD_DIM": d, "BLOCK_M": block_m})
         args = (q, k, v, *scratch, out, *scale)
-        launches.append(CountedLaunch(name, kernel.source(file), options, (-(-n // block_m),), (block_m,), args))
+        launches.append(CountedLaunch(file[3:-3], kernel.source(file), options, (-(-n // block_m),), (block_m,), args))
     return launches
 
 
@@ -267,16 +267,6 @@ def launch_all() -> None:
         cp.cuda.Device().synchronize()
 
 
-def profile(target: Path) -> None:
-    """Launch everything under Nsight Compute and write its CSV, stamped with what measured. Clocks are left alone.
-
-    Raises:
-        RuntimeError: ncu is missing or failed; the message is its own.
-    """
-    ncu.profile(target, METRICS, [launch.name for launch in everything()], ("helpers.bench.studies.xray_vs_ncu",))
-    ncu.stamp(target)
-
-
 # ------------------------------------------------------------------------------------------------ the record
 
 
@@ -319,7 +309,7 @@ def _why(name: str, figure: str) -> str:
     return ""
 
 
-def rows(measured: dict[str, dict[str, int]], launches: Iterable[CountedLaunch]) -> list[dict[str, Any]]:
+def compared(measured: Mapping[str, Mapping[str, int]], launches: Iterable[CountedLaunch]) -> list[dict[str, Any]]:
     """Make the record's rows: each kernel's figures, ours and the hardware's, and why they differ by over 1 %."""
     table = []
     for launch in launches:
@@ -341,27 +331,36 @@ def rows(measured: dict[str, dict[str, int]], launches: Iterable[CountedLaunch])
     return table
 
 
-def record(source: Path, target: Path = RECORD) -> dict[str, Any]:
-    """Write the JSON record from Nsight Compute's CSV and checked runs of the same launches.
+def rows() -> list[dict[str, Any]]:
+    """Count everything by Nsight Compute, and by checked runs of the same launches. Clocks are left alone.
 
     Raises:
-        ValueError: the CSV does not say which device it is of, or has no table.
+        RuntimeError: ncu is missing or failed; the message is its own.
     """
-    text = source.read_text()
+    with tempfile.TemporaryDirectory() as folder:
+        table = Path(folder, "ncu.csv")
+        names = [launch.name for launch in everything()]
+        ncu.profile(table, METRICS, names, ("helpers.bench.studies.xray_vs_ncu",))
+        return compared(parse(table.read_text()), everything())
+
+
+def _head() -> dict[str, Any]:
     how = {
         "ours": "a checked run of the CPU engine (helpers.xray)",
         "hardware": "Nsight Compute, one launch of each kernel, caches flushed before it, clocks left alone",
-        **ncu.stamped(text),
+        **ncu.about(),
         "metrics": {**FIGURES, **ALSO_COUNTED, ASKED: " + ".join(f"32 * {w} * {m}" for w, m in WIDTHS.items())},
-        "command": "python3 -m helpers.bench.study xray_vs_ncu CSV, then xray_vs_ncu FILE CSV",
+        "command": "python3 -m helpers.bench.study xray_vs_ncu FILE",
     }
-    result = {"how": how, "rows": rows(parse(text), everything())}
-    records.save(target, result)
-    return result
+    return {"how": how}
+
+
+STUDY = Study("xray_vs_ncu", {"rows": rows}, _head)
+take = STUDY.take
 
 
 @records.shown
-def comparison_table(kernels: Sequence[str] | None = None, *, record: Any = None) -> str:
+def table(record: Any = None, kernels: Sequence[str] | None = None) -> str:
     """Format the recorded rows as text: our figure, the hardware's, the ratio; why, where they differ.
 
     Args:
@@ -380,19 +379,6 @@ def comparison_table(kernels: Sequence[str] | None = None, *, record: Any = None
             if name in row["beside"]:
                 lines.append(f"{row['kernel']:26} {name:24} {'':13} {row['beside'][name]:13,}")
     return "\n".join(lines)
-
-
-def take(path: Path, words: Sequence[str] = ()) -> Any:
-    """Write the CSV of Nsight Compute to path; or, where words name such a CSV, the record that is made of it."""
-    if not words:
-        profile(path)
-        sys.exit(f"{path}: counted; `xray_vs_ncu FILE {path}` makes the record")
-    return record(Path(words[0]), path)
-
-
-def table(record: Any = None) -> str:
-    """Format a record as text; the committed one where none is given."""
-    return comparison_table(record=record)
 
 
 if __name__ == "__main__":
