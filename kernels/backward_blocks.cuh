@@ -17,7 +17,7 @@
 #define PERSISTENT 0  // 1: see hopper_backward_persistent.cuh
 #endif
 #ifndef CONTINUES
-#define CONTINUES 0  // 1, for 17: a launch has some of a rank's rows; forward.sequences: tiles of them all
+#define CONTINUES 0  // 1, for 17: a launch has some rows of a rank; forward.sequences: tiles of all
 #endif
 
 // How many sequences that are not packed a launch has.

@@ -296,7 +296,7 @@ _FROM_REGISTERS = (
     ("named_barrier_sync(DQ_EMPTY + consumer, 160);", _TARGET),
     (_STORED, _ADDED),
 )
-_ALL_HEADS = (("by_tile ? (int)(L2_BYTES / (head_rows * 4 * (HEAD_DIM + DQ_COLUMNS)))", "by_tile ? 1 << 20"),)
+_ALL_HEADS = (("? (int)(L2_BYTES / (head_rows * 4 * (HEAD_DIM + DQ_COLUMNS)))", "? 1 << 20"),)
 
 # Experiments with gradients.
 GRADIENTS = (
