@@ -156,6 +156,7 @@ SPEAKS_OF = {
     "order": "if pages were in order",
     "first row": "The first sequence is right",
     "past the end": "ends within 16 keys",
+    "unset": "ends within 16 keys",
     "page size": "should be page_size",
     "empty part": "a part has no keys",
     "empty row": "a row without keys",
