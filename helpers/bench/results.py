@@ -72,7 +72,7 @@ class Measurement:
 
     @property
     def case(self) -> Case:
-        """What was computed."""
+        """Return what was computed: shape, dtype, mask and direction."""
         return Case(tuple(self.shape), self.dtype, self.causal, backward=self.kind.startswith("backward"))
 
 

@@ -1,1 +1,1 @@
-"""What course.py does before its packages are there: it makes, checks and enters .venv."""
+"""Make, check and enter .venv: what course.py does before its packages are there."""
