@@ -157,7 +157,10 @@ def test_notebooks_import_the_names_of_the_map_and_no_others() -> None:
 
 
 OLD_NAMES = {
-    "attention.ring": {n: f"helpers.attention.ring_schedules.{n}" for n in ("SCHEDULES", "positions", "unshard")},
+    "attention.ring": {
+        **{n: f"helpers.attention.ring_schedules.{n}" for n in ("SCHEDULES", "positions", "unshard")},
+        "rows_of_block": "helpers.attention.passes.rows_of_block",
+    },
     "bench.studies.hopper": {"change": "ablation", "changes_table": "ablations_table"},
     "bench.studies.ring": {"hidden_from": "tokens_to_hide_copies", "on_host": "to_host", "rows_of": "measure_ways"},
 }
