@@ -27,14 +27,14 @@ NETWORK = (
 
 
 def follow(argv: "list[str]", title: str, env: "dict[str, str] | None" = None, *more: "list[str]") -> None:
-    """Run a step of the set-up with a line of progress. more: programs that run at the same time.
+    """Run a step of the set-up with a line of progress. more: programs that run in parallel.
 
     Raises Problem, with the last lines of what the step printed, if it fails.
     """
     failed = []  # type: list[collections.deque[str]]
     with Progress(title) as progress, contextlib.ExitStack() as stack:
         file = None
-        with contextlib.suppress(OSError):  # a full disk must not hide the message about the full disk
+        with contextlib.suppress(OSError):  # a full disk must not hide the message that the disk is full
             file = stack.enter_context(open(str(LOG), "w", encoding="utf-8"))
         pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         children = [subprocess.Popen(each, env=env, cwd=str(ROOT), **pipe) for each in (argv, *more)]
@@ -68,7 +68,7 @@ def follow(argv: "list[str]", title: str, env: "dict[str, str] | None" = None, *
 
 
 class Progress:
-    """The progress of a long step: one line that rewrites itself in a terminal, a line now and then in a log."""
+    """The progress of a long step: a line that is rewritten in a terminal, or repeated now and then in a log."""
 
     def __init__(self, title: str) -> None:
         self.title, self.state = title, "working"
@@ -104,12 +104,12 @@ class Progress:
         match = re.match(r"\s*(Collecting|Downloading|Using cached|Building|Installing collected)\s*(.*)", line)
         if match:
             what, name = match.groups()
-            name = re.sub(r"^(\S+?)-\d\S*", r"\1", name)  # a file's name down to its package
+            name = re.sub(r"^(\S+?)-\d\S*", r"\1", name)  # reduce a file's name to its package
             self.state = "writing the files" if what.startswith("Installing") else f"{what.lower()} {name}"
 
 
 def explain(doing: str, log: "list[str]") -> Problem:
-    """Explain why a step of the set-up failed, by its output."""
+    """Explain from its output why a step of the set-up failed."""
     text = "\n".join(log)
     version = "{}.{}".format(*sys.version_info[:2])
     if re.search(DISK, text, re.I):
