@@ -99,8 +99,8 @@ def select(
     """Select rows of a record, in its order.
 
     Args:
-        stages: only these, which may be peers, matrix products, steps and gradients too ("SDPA flash", "matmul",
-            "mma: 07_2_swizzle", "backward", "SDPA flash backward"); or all except the kinds in BY_NAME.
+        stages: only these, which may be peers, matrix products, steps and gradients too ("SDPA flash", "matmul", "mma:
+            07_2_swizzle", "backward", "SDPA flash backward"); or all except the kinds in BY_NAME.
         head_dim: a number, or "all". Rows without one, such as a matrix product's, are always included.
         dtype: a type, "all", or "first" for the first in which each was counted.
     """

@@ -36,10 +36,11 @@ class Job:
         name, kind: as in the record.
         case: what is computed; None for a roof.
         make: from the inputs of the case (None without one), a context that gives a launch and a check. The check runs
-        the launch for the first time, and returns the record's fields about its output, or raises WrongOutput.
-        compared_with: equal for all jobs that are timed in turns; None for a job that is timed alone. base: returns the
-        job that a climb begins at. It is timed with the others and not recorded. climb: the stage that a climb ends at,
-        if the job is a step of it. is_peer: whether it is timed to be compared with the stages.
+            the launch for the first time, and returns the record's fields about its output, or raises WrongOutput.
+        compared_with: equal for all jobs that are timed in turns; None for a job that is timed alone.
+        base: returns the job that a climb begins at. It is timed with the others and not recorded.
+        climb: the stage that a climb ends at, if the job is a step of it.
+        is_peer: whether it is timed to be compared with the stages.
         sizes: tile sizes in place of the stage's own.
         note: returns the row's note.
         row: further fields of the record's row.

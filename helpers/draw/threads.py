@@ -47,7 +47,8 @@ def matrices(masks: Mapping[str, np.ndarray], *, title: str = "", legend: Mappin
 
     Args:
         masks: {name: integer array (rows, columns)}; 0 untouched, 1 read, 2 written, 3 in the same sector as a
-        requested word. legend: what 1, 2 and 3 are called.
+            requested word.
+        legend: what 1, 2 and 3 are called.
     """
     # Inches. Cells have the same size in all matrices, and each matrix leaves space for its title.
     rows, columns = (max(m.shape[0] for m in masks.values()), sum(m.shape[1] for m in masks.values()))
@@ -148,7 +149,7 @@ def fragments(places_of: Mapping[str, np.ndarray]) -> Picture:
 
     Args:
         places_of: {name: places}; places[lane, i] is 16 * row + column of element i of the lane's fragment. If several
-        lanes hold an element, the lowest is drawn.
+            lanes hold an element, the lowest is drawn.
     """
     fig, panels = figure(2.8 * len(places_of), 3.1, columns=len(places_of))
     for ax, (name, places) in zip(np.atleast_1d(panels), places_of.items(), strict=True):

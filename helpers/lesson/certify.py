@@ -35,8 +35,8 @@ def certificate(notebook: str = "", file: str | Path | None = None) -> None:
     """Grade the learner's solved exercises again, print the results, and write those that pass to a file.
 
     Args:
-        notebook: its number or its name; all exercises if it is empty. file: certificate_NN.json by default, in
-            the notebook's folder.
+        notebook: its number or its name; all exercises if it is empty. file: certificate_NN.json by default, in the
+            notebook's folder.
     """
     number = number_of(notebook)
     wanted = [name for name in sorted(EXERCISES) if number in ("", EXERCISES[name].notebook)]

@@ -42,7 +42,7 @@ def inputs(
 
     Args:
         lengths: keys of each sequence, including the new token's. page: keys per page, with pages in any order; 0: the
-        keys of a sequence are contiguous.
+            keys of a sequence are contiguous.
     """
     rng, batch, room = np.random.default_rng(seed), len(lengths), max(lengths)
     room = -(-room // page) * page if page else room
@@ -220,8 +220,7 @@ def recorded_rows(part: str) -> list[tuple[str, dict[str, dict[str, Any]]]]:
     """Return the recorded rows of one part of the study by name, for each of the inputs measured.
 
     Args:
-        part: "long": few sequences, one of them long; "prefix": a shared one; "tree"; "parts"; "grids"; "fp8";
-            "graph".
+        part: "long": few sequences, one of them long; "prefix": a shared one; "tree"; "parts"; "grids"; "fp8"; "graph".
     """
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for row in recorded()["rows"]:

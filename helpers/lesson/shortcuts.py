@@ -102,7 +102,7 @@ def first_finding(
 
     Args:
         changes: (old, new) pieces of the text. mbarriers: names of the last 8-byte words in shared memory, which
-        replace their addresses in messages.
+            replace their addresses in messages.
     """
     code = edit(kernel.source(stage.file), *changes)
     finding = xray_stage(stage, q, k, v, sizes=sizes, code=code).findings[0]

@@ -19,8 +19,8 @@ def moving_spans(rows: Rows | Mapping[str, Rows], *, unit: str = "clock", window
     """Show rows of spans of `draw.spans` in a sliding window, and what each row does under the cursor.
 
     Args:
-        rows: or several sets of rows by name; a slider chooses one. unit: of the spans' numbers. window: how
-            much is seen at a time. first: where the cursor begins.
+        rows: or several sets of rows by name; a slider chooses one. unit: of the spans' numbers. window: how much is
+            seen at a time. first: where the cursor begins.
     """
     are_several = all(isinstance(each, Mapping) for each in rows.values())
     several = cast(Mapping[str, Rows], rows if are_several else {"": rows})

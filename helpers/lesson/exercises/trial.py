@@ -176,7 +176,7 @@ class Trial:
 
         Args:
             names: the names of a size's numbers in messages, "N, N_kv". If an awkward size differs from the first only
-            in "d" (HEAD_DIM), a failure there is attributed to the width; if only in the block's size, to that.
+                in "d" (HEAD_DIM), a failure there is attributed to the width; if only in the block's size, to that.
         """
         self.has_awkward_sizes = bool(others)
         labels = names.split(", ")
