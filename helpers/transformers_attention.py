@@ -34,7 +34,7 @@ try:
 except ImportError as error:
     raise ImportError(
         "helpers.transformers_attention needs transformers 5 or later: pip install transformers. "
-        "helpers.torch_attention does without it"
+        "helpers.torch_attention does not need it"
     ) from error
 
 __all__ = ["NAME", "attend", "mask_of", "register"]
@@ -92,9 +92,9 @@ def attend(
     """
     for what in ("cache", *(() if fallback else ("position_bias",))):
         if more.get(what) is not None:
-            raise ValueError(f'this model needs {what}, which {NAME!r} has not: attn_implementation="eager"')
+            raise ValueError(f'this model needs {what}, which {NAME!r} does not support: attn_implementation="eager"')
     if more.get("output_attentions"):
-        raise ValueError(f'{NAME!r} never holds the weights: output_attentions needs attn_implementation="eager"')
+        raise ValueError(f'{NAME!r} does not store the weights: output_attentions needs attn_implementation="eager"')
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     window = None
     if sliding_window is not None and key.shape[2] > sliding_window:
@@ -135,7 +135,7 @@ def _refuse(attention_mask: torch.Tensor | None, dropout: float, more: dict[str,
             "register(fallback=True)"
         )
     if more.get("position_bias") is not None:
-        raise ValueError(f"this model needs position_bias, which {NAME!r} has not")
+        raise ValueError(f"this model needs position_bias, which {NAME!r} does not support")
 
 
 def _four_axes(

@@ -960,7 +960,7 @@ def test_experiments_with_gradients_are_right(experiment: experiments.Experiment
 
 def test_an_experiment_on_another_text_is_refused() -> None:
     experiment = experiments.Experiment("x", "naive", (("no such text", ""),))
-    with pytest.raises(ValueError, match="mend the experiment"):
+    with pytest.raises(ValueError, match="correct the experiment"):
         JobRunner(0.001).run(of_experiment(experiment, Case((1, 1, 8, 8)), {}))
 
 

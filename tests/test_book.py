@@ -469,7 +469,7 @@ def test_a_guess_is_noted(chromium: Any, site: dict[Path, Page], width: int, the
         line, noted = form.locator("input"), form.locator("output")
         answer = page.locator("details", has_text="factor at tile 1: ")
         assert not answer.locator("pre").last.is_visible()
-        comma = "a comma stands before three digits, as in 1,024; for a decimal write 3.5"
+        comma = "a comma must be followed by three digits, as in 1,024; for a decimal write 3.5"
         more = (("3,5", comma), ("1,024", "noted: 1,024"))
         for typed, said in (("much", "a number, please"), ("16", "noted: 16"), *more, ("0.14", "noted: 0.14")):
             line.fill(typed)

@@ -513,7 +513,7 @@ def test_ncu_is_told_to_leave_the_clocks_alone(monkeypatch: pytest.MonkeyPatch, 
     assert ncu.first_known(("nobody__knows.sum", "sm__warps_active.avg", "dram__bytes_read.sum")).startswith("sm__w")
 
     Done.returncode = 1
-    with pytest.raises(RuntimeError, match="ncu ended with 1"):
+    with pytest.raises(RuntimeError, match="ncu exited with code 1"):
         ncu.profile(tmp_path / "x.csv", METRICS, ["one"], ("a.module", "launch"))
 
     def missing(*_: object, **__: object) -> None:

@@ -295,7 +295,7 @@ def test_an_old_python_says_so(new: TinyCourse) -> None:
     before = "sys.version_info = (3, 8, 1, 'final', 0); sys.version = '3.8.1 (simulated)'"
     _, err = new.run("lab", code=1, before=before)
     assert "Python 3.8.1" in err and "too old, 3.10 or newer is needed" in err
-    assert "Mend: " in err
+    assert "Fix: " in err
     assert not new.venv.exists()
 
 
@@ -595,7 +595,7 @@ def test_a_folder_in_which_it_cannot_make_files(new: TinyCourse) -> None:
     (new.root / ".cache").write_text("")
     _, err = new.run("ladder", code=1)
     assert "the set-up stopped: [Errno 17] File exists" in err
-    assert "Mend: see that" in err
+    assert "Fix: check that" in err
 
 
 @needs_venv
@@ -619,7 +619,7 @@ def test_no_network_is_said_and_mended_by_running_again(copied: TinyCourse) -> N
     (copied.venv / "mine").write_text("kept")
     _, err = copied.run("ladder", code=1, network=False)
     assert "there is no network, or the package index does not answer" in err
-    assert "Mend: connect" in err
+    assert "Fix: connect" in err
     assert "run the same command again: python3 helpers/course.py ladder" in err
     assert len(err.splitlines()) < 20, "a wall of text"
     _, err = copied.run("ladder")
@@ -633,7 +633,7 @@ def test_a_failure_of_pip_shows_its_last_lines(copied: TinyCourse) -> None:
     copied.lock("base", "never-published==1", add=True)
     _, err = copied.run("ladder", code=1)
     assert "No matching distribution found for never-published==1" in err
-    assert "setup.log" in err and "Mend: " in err
+    assert "setup.log" in err and "Fix: " in err
     assert "no network" not in err
 
 

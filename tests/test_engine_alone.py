@@ -178,9 +178,9 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     ),
     "complex": (
         lambda x: cp.ElementwiseKernel("complex64 x", "complex64 y", "y = x")(cp.zeros(3, np.complex64)),
-        *(TypeError, "complex64: the CPU engine compiles no operation on it"),
+        *(TypeError, "complex64: the CPU engine does not support this type"),
     ),
-    "no parameter": (lambda x: cp.ElementwiseKernel("x", "T y", "y = x"), ValueError, "'x' is no parameter"),
+    "no parameter": (lambda x: cp.ElementwiseKernel("x", "T y", "y = x"), ValueError, "'x' is not a parameter"),
 }
 
 

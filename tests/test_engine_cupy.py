@@ -149,7 +149,7 @@ def test_numbers_that_are_no_addresses() -> None:
     kernel, target = compiled(engine, COPY).get_function("copy"), engine.zeros(N, engine.float32)
     with pytest.raises(TypeError, match="expected a device array; got int 7"):
         kernel((1,), (N,), (7, target, N))
-    with pytest.raises(TypeError, match=r"\(0x7ff00000\), which is no address in a device array that still lives"):
+    with pytest.raises(TypeError, match=r"\(0x7ff00000\), which is not an address in an existing device array"):
         kernel((1,), (N,), (0x7FF00000, target, N))
 
 

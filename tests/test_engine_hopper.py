@@ -65,8 +65,8 @@ def test_what_the_driver_takes_too() -> None:
         ({"dims": (), "strides": (), "box": ()}, "1 to 5 dimensions, not 0"),
         ({"dims": (8,) * 6, "strides": (16,) * 5, "box": (8,) * 6}, "1 to 5 dimensions, not 6"),
         ({"strides": (128, 12800)}, "4 dimensions have 3 strides"),
-        ({"box": (64, 16)}, "it has 2 sizes, the array 4"),
-        ({"address": (1 << 20) + 8}, "8 past a multiple of 16"),
+        ({"box": (64, 16)}, "it has 2 sizes, and the array has 4 dimensions"),
+        ({"address": (1 << 20) + 8}, "0x100008: TMA takes multiples of 16"),
         ({"address": 0}, "multiples of 16"),
         ({"dims": (64, 0, 3, 2)}, r"dims\[1\] = 0"),
         ({"dims": (64, (1 << 32) + 1, 3, 2)}, r"dims\[1\] = 4,294,967,297"),
@@ -853,7 +853,7 @@ def test_maps_of_no_array_are_refused() -> None:
     array = halves(64, 64)
     too_long = tensor_map.encode_tiled("float16", array.ctypes.data, (64, 65), (128,), (64, 64))
     with pytest.raises(
-        engine.LaunchError, match="reaches over 8,320 bytes, and the array from its address on has 8,192"
+        engine.LaunchError, match="covers 8,320 bytes, and the array has only 8,192 from its address on"
     ):
         kernel((1,), (128,), (too_long,), shared_mem=8192)
     gone = tensor_map.encode_tiled("float16", 1 << 30, (64, 64), (128,), (64, 64))

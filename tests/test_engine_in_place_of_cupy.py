@@ -67,7 +67,7 @@ for name in ("cupy.array", "cupy.launch", "cupy._core", "cupyx.scipy", "cupy.cud
     try:
         importlib.import_module(name)
     except ModuleNotFoundError as error:
-        assert "the CPU engine is in CuPy's place" in str(error), error
+        assert "the CPU engine, which replaces CuPy here" in str(error), error
     else:
         raise AssertionError(name)
 """)

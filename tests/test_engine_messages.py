@@ -106,7 +106,7 @@ def test_the_headers_that_are_named_compile() -> None:
         ("<curand_kernel.h>", "is cuRAND's header for kernels"),
         ("<cutlass/cutlass.h>", "belongs to CUTLASS"),
         ("<torch/extension.h>", "belongs to PyTorch's host code"),
-        ('"mine.cuh"', "mine.cuh was not found. Headers of your own are looked for in the current folder"),
+        ('"mine.cuh"', "mine.cuh was not found. Your own headers are looked up in the current folder"),
     ],
 )
 def test_a_header_of_others(header: str, says: str) -> None:

@@ -474,7 +474,7 @@ except engine.NoCompilerError as error:
 """
     text = output(python(code, PATH=str(tmp_path), CXX=""))
     for part in (
-        "C++17 compiler and found none",
+        "C++17 compiler for kernels and found none",
         "sudo apt install g++",
         "xcode-select --install",
         "pip install ziglang",

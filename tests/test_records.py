@@ -74,7 +74,7 @@ def test_a_study_is_measured_written_and_shown(
     assert study.main(["bits", str(path)]) == 0
     assert capsys.readouterr().out == "row 1\nrows: 0 s\nrows: [{'n': 1}]\n"
     assert records.load(path) == {"device": "a GPU", "rows": [{"n": 1}]}
-    with pytest.raises(SystemExit, match="one FILE"):
+    with pytest.raises(SystemExit, match="a single FILE"):
         study.main(["bits", str(path), "more"])
 
 

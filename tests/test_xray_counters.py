@@ -277,7 +277,7 @@ def test_parse():
     assert found == {"one": dict(zip(metrics, (1024, 16), strict=True)), "two": dict(zip(metrics, (5, 7), strict=True))}
     with pytest.raises(ValueError, match="Kbyte"):
         hardware.parse(FAKE.replace('"byte"', '"Kbyte"'))
-    with pytest.raises(ValueError, match="no table"):
+    with pytest.raises(ValueError, match="has no table"):
         hardware.parse("==ERROR== no permission")
 
 

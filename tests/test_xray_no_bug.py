@@ -75,7 +75,7 @@ def test_the_timeline_tells_who_waits() -> None:
     assert report.steps(0)[1].threads == tuple(range(1, 32, 2))
     assert "(warp 1 is the last)" in repr(report.timeline(1))
     assert report.timeline(1).png() == report.timeline(1).png()
-    with pytest.raises(IndexError, match="blocks 0 to 1; asked for 2"):
+    with pytest.raises(IndexError, match="blocks 0 to 1; got 2"):
         report.timeline(2)
 
 

@@ -152,7 +152,7 @@ def graph_rows(
             if errors[name] > LOGITS_DIFFER:
                 raise ValueError(f"{name}: logits differ by {errors[name]:.1e}")
             if not bool((texts[name] == texts["a loop on the host"]).all()):
-                raise ValueError(f"{name} writes other tokens")
+                raise ValueError(f"{name} generates other tokens")
         taken: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(rounds):
             for name, step in ways.items():

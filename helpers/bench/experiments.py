@@ -127,7 +127,7 @@ class Experiment:
         try:
             return edit(code, *self.changes, count=self.hits)
         except ValueError as error:
-            raise ValueError(f"mend the experiment {self.name!r} of {self.stage}: {error}") from None
+            raise ValueError(f"correct the experiment {self.name!r} of {self.stage}: {error}") from None
 
 
 _TILED = tuple({"BLOCK_M": m, "BLOCK_N": 16} for m in (32, 64, 128))

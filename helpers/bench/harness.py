@@ -40,7 +40,7 @@ Name = TypeVar("Name", bound=Hashable)
 def need_gpu() -> None:
     """Exit if there is no GPU."""
     if not ON_GPU:
-        sys.exit("this needs a GPU; the table does not")
+        sys.exit("measuring needs a GPU; printing the table does not")
 
 
 def figures(taken: Sequence[float], flops: float | None = None) -> Row:
@@ -208,7 +208,7 @@ class Study:
         words: the parts to measure; all but the optional ones if empty. The other parts of the record in path stay.
         """
         if words and len(self.parts) == 1:
-            sys.exit(f"{self.name} takes one FILE, not also {' '.join(words)}")
+            sys.exit(f"{self.name} takes a single FILE; got also {' '.join(words)}")
         if unknown := [word for word in words if word not in self.parts]:
             sys.exit(f"{self.name} has no part {unknown[0]!r}; its parts are {', '.join(self.parts)}")
         parts = list(words) or [part for part in self.parts if part not in self.optional]

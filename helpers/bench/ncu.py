@@ -35,7 +35,7 @@ def known_metrics() -> frozenset[str]:
     try:
         asked = subprocess.run(["ncu", "--query-metrics"], capture_output=True, text=True)
     except OSError as error:
-        raise RuntimeError(f"Nsight Compute is needed, as `ncu` on the path: {error}") from None
+        raise RuntimeError(f"Nsight Compute is needed: `ncu` must be on PATH: {error}") from None
     return frozenset(line.split()[0] for line in asked.stdout.splitlines() if line.strip())
 
 
@@ -72,7 +72,7 @@ def profile(target: Path, wanted: Sequence[str], kernels: Sequence[str], words: 
     command += ["--print-kernel-base", "function", "--log-file", str(target)]
     done = subprocess.run([*command, sys.executable, "-m", *words], capture_output=True, text=True)
     if done.returncode != 0:
-        raise RuntimeError(f"ncu ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+        raise RuntimeError(f"ncu exited with code {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
 
 
 def launches_of(text: str) -> list[tuple[str, dict[str, tuple[str, str]]]]:
@@ -84,7 +84,7 @@ def launches_of(text: str) -> list[tuple[str, dict[str, tuple[str, str]]]]:
     lines = text.splitlines()
     start = next((n for n, line in enumerate(lines) if line.startswith('"ID"')), None)
     if start is None:
-        raise ValueError(f"no table of ncu --csv --page raw in: {text[:300]!r}")
+        raise ValueError(f"the output of ncu --csv --page raw has no table: {text[:300]!r}")
     head, units, *table = [row for row in csv.reader(lines[start:]) if row and not row[0].startswith("==")]
     launches = []
     for row in table:

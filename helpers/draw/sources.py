@@ -109,7 +109,7 @@ def code(
     else:
         first, last = piece
     if not 1 <= first <= last <= len(lines):
-        raise IndexError(f"{file} has lines 1 to {len(lines)}; asked for {first} to {last}")
+        raise IndexError(f"{file} has lines 1 to {len(lines)}; got {first} to {last}")
     kept = [line for line in lines[first - 1 : last] if not any(word.lower() in line.lower() for word in without)]
     body = textwrap.dedent("\n".join(kept))
     left_out = f", without {', '.join(f'`{word}`' for word in without)}" if without else ""

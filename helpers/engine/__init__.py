@@ -141,5 +141,5 @@ def __getattr__(name: str) -> Any:
         return _from_numpy.of(getattr(_np, name))
     raise AttributeError(
         f"the CPU engine has no {name!r}: it has the part of CuPy that kernels need ({', '.join(__all__)}, the dtypes) "
-        "and NumPy's functions. Do the rest in NumPy on cp.asnumpy(...), or run on a GPU."
+        "and NumPy's functions. Use NumPy on cp.asnumpy(...) for the rest, or run on a GPU."
     )

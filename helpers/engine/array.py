@@ -172,7 +172,7 @@ class ndarray(np.ndarray):
         if not isinstance(out, np.ndarray) or isinstance(out, ndarray):
             raise TypeError(f"out is a NumPy array; got {type(out).__module__}.{type(out).__name__}")
         if (out.shape, out.dtype) != (self.shape, self.dtype):
-            raise ValueError(f"out has shape {out.shape} and dtype {out.dtype}; {self.shape}, {self.dtype} is needed")
+            raise ValueError(f"out has shape {out.shape} and dtype {out.dtype}; expected {self.shape} and {self.dtype}")
         out[...] = self
         return out
 
@@ -185,9 +185,9 @@ class ndarray(np.ndarray):
         if not isinstance(arr, np.ndarray) or isinstance(arr, ndarray):
             raise TypeError(f"set takes a NumPy array; got {type(arr).__module__}.{type(arr).__name__}")
         if arr.dtype != self.dtype:
-            raise TypeError(f"the array has dtype {arr.dtype}; {self.dtype} is needed: arr.astype('{self.dtype}')")
+            raise TypeError(f"the array has dtype {arr.dtype}; expected {self.dtype}: arr.astype('{self.dtype}')")
         if arr.shape != self.shape:
-            raise ValueError(f"the array has shape {arr.shape}; {self.shape} is needed")
+            raise ValueError(f"the array has shape {arr.shape}; expected {self.shape}")
         self[...] = arr
 
     def __array_wrap__(self, array: np.ndarray, context: Any = None, return_scalar: bool = False) -> Any:
@@ -201,8 +201,8 @@ class ndarray(np.ndarray):
     def __getattr__(self, name: str) -> Any:
         if name == "__cuda_array_interface__":
             raise AttributeError(
-                f"{name} promises the memory of a GPU, and this array is in the host's: what takes it would crash. "
-                "Give cp.asnumpy(...), or the array itself by DLPack"
+                f"{name} describes GPU memory, and this array is in host memory: a consumer would crash. Pass "
+                "cp.asnumpy(...), or the array itself through DLPack"
             )
         raise AttributeError(f"the CPU engine's ndarray has no {name!r}")
 
@@ -239,7 +239,7 @@ def dtype_on_device(dtype: Any) -> np.dtype:
             f"numbers are little-endian; write {np.dtype(kind.newbyteorder('=')).name!r}. cp.asarray converts NumPy's"
         )
     if kind.hasobject or kind.char in "SUMmgG":
-        raise ValueError(f"Unsupported dtype {kind}: a kernel has numbers, and structs of numbers")
+        raise ValueError(f"Unsupported dtype {kind}: kernels take numbers, and structs of numbers")
     return kind
 
 

@@ -98,7 +98,7 @@ def compiler() -> tuple[tuple[str, ...], str]:
         if answer.returncode == 0 and answer.stdout:
             return tuple(command), answer.stdout.splitlines()[0]
     raise NoCompilerError(
-        "The CPU engine compiles kernels with a C++17 compiler and found none ($CXX, c++, g++, clang++, ziglang). "
+        "The CPU engine needs a C++17 compiler for kernels and found none ($CXX, c++, g++, clang++, ziglang). "
         "Install one: `sudo apt install g++` (Debian, Ubuntu), `xcode-select --install` (macOS), or "
         "`pip install ziglang` (any system, about 100 MB)."
     )

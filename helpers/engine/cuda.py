@@ -106,7 +106,7 @@ class MemoryPool:
             ValueError: neither or both are given, or one is out of range.
         """
         if (size is None) == (fraction is None):
-            raise ValueError("set_limit takes one of size and fraction")
+            raise ValueError("set_limit takes either size or fraction")
         if (size is not None and size < 0) or (fraction is not None and not 0 <= fraction <= 1):
             raise ValueError(f"size is at least 0, fraction from 0 to 1; got size={size}, fraction={fraction}")
         _arrays.memory_limit = int(size) if size is not None else int((fraction or 0) * _arrays.installed_bytes())

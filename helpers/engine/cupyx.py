@@ -18,8 +18,8 @@ __path__: list[str] = []  # a package to `import cupyx.profiler`; there are no f
 
 def __getattr__(name: str) -> Any:
     raise AttributeError(
-        f"the CPU engine's cupyx has no {name!r}: it has profiler, rsqrt, scatter_add and its like, pinned memory. "
-        "Do the rest with NumPy or SciPy on cp.asnumpy(...), or run on a GPU."
+        f"the CPU engine's cupyx has no {name!r}: it has profiler, rsqrt, scatter_add and the like, pinned memory. "
+        "Use NumPy or SciPy on cp.asnumpy(...) for the rest, or run on a GPU."
     )
 
 

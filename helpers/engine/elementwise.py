@@ -117,9 +117,9 @@ def _parameters(text: str, *, const: bool) -> list[_Parameter]:
     for part in text.split(",") if text.strip() else ():
         *words, type_, name = part.split() if len(part.split()) > 1 else ("?", "", "")
         if set(words) - {"raw", "_non_const"} or not name.isidentifier():
-            raise ValueError(f"{part.strip()!r} is no parameter, a type and a name, such as 'raw T x' or 'float32 y'")
+            raise ValueError(f"{part.strip()!r} is not a parameter such as 'raw T x' or 'float32 y': a type and a name")
         if name == "i":
-            raise ValueError("no parameter can be called i: that is the index of the loop")
+            raise ValueError("a parameter cannot be called i, which is the loop's index")
         try:
             dtype = None if len(type_) == 1 else dtype_of(type_)
         except TypeError:
@@ -131,7 +131,7 @@ def _parameters(text: str, *, const: bool) -> list[_Parameter]:
 
 def _c_name(dtype: Any) -> str:
     if dtype.name not in _C_NAMES:
-        raise TypeError(f"{dtype}: the CPU engine compiles no operation on it; it takes {', '.join(_C_NAMES)}")
+        raise TypeError(f"{dtype}: the CPU engine does not support this type; it supports {', '.join(_C_NAMES)}")
     return _C_NAMES[dtype.name]
 
 
@@ -139,8 +139,8 @@ def _check(parameter: _Parameter, value: Any, *, is_output: bool) -> None:
     if isinstance(value, ndarray):
         if not value.dtype.isnative:
             raise TypeError(
-                f"{parameter.name}: its bytes ({value.dtype}) are in the order of other machines; write "
-                "cp.asarray(...) of NumPy's array, which converts"
+                f"{parameter.name}: its byte order ({value.dtype}) is not this machine's; write "
+                "cp.asarray(...) of the NumPy array, which converts it"
             )
     elif isinstance(value, np.ndarray):
         raise TypeError(f"{parameter.name} is a NumPy array: expected a device array; write cp.asarray(...)")
@@ -169,8 +169,8 @@ def _types(inputs: Sequence[_Parameter], outputs: Sequence[_Parameter], args: Se
     for parameter in (*inputs, *outputs):
         if parameter.dtype is None and parameter.type not in types:
             raise KeyError(
-                f"no array says what the type {parameter.type} of {parameter.name} is, and numbers do not count: name "
-                f"it, such as 'float32 {parameter.name}'"
+                f"no array says what the type {parameter.type} of {parameter.name} is, and scalars do not count: "
+                f"write it out, such as 'float32 {parameter.name}'"
             )
     return types
 
@@ -329,7 +329,7 @@ class ElementwiseKernel:
             outputs = [empty(shape, text.dtype(p)) for p in self._out]
         for parameter, value in zip(self._out, outputs, strict=True):
             if not parameter.is_raw and value.shape != shape:
-                raise ValueError(f"{parameter.name} has shape {value.shape}; what is computed has {shape}")
+                raise ValueError(f"{parameter.name} has shape {value.shape}; the result has {shape}")
         if math.prod(shape):
             self._launch(text, zip(parameters, [*args[:n_in], *outputs], strict=True), shape, block_size)
         if self._no_return:
@@ -389,7 +389,7 @@ class ReductionKernel:
         self._in, self._out = _parameters(in_params, const=True), _parameters(out_params, const=False)
         self.name = name
         if any(parameter.is_raw for parameter in (*self._in, *self._out)):
-            raise ValueError("raw parameters of a ReductionKernel: the CPU engine has none; use a RawKernel")
+            raise ValueError("the CPU engine does not support raw parameters of a ReductionKernel; use a RawKernel")
         self._map, self._reduce, self._post = map_expr, reduce_expr, post_map_expr
         self._identity = "" if identity is None else str(identity)
         self._type, self._preamble, self._options = reduce_type, preamble, tuple(options)
@@ -413,7 +413,7 @@ class ReductionKernel:
             raise TypeError(f"{self.name} takes {n_in} or {n_in + len(self._out)} arguments, got {len(args)}")
         if out is not None:
             if len(self._out) != 1:
-                raise NotImplementedError("out= of several outputs: give them as arguments, behind the inputs")
+                raise NotImplementedError("out= takes a single output: pass several as arguments, after the inputs")
             if len(args) != n_in:
                 raise ValueError("cannot specify 'out' as both a positional and keyword argument")
             args = (*args, out)
@@ -429,7 +429,7 @@ class ReductionKernel:
         outputs = list(args[n_in:]) or [empty(left, text.dtype(p)) for p in self._out]
         for parameter, value in zip(self._out, outputs, strict=True):
             if value.shape != left:
-                raise ValueError(f"Out shape is mismatched: {parameter.name} has {value.shape}; {left} is what is left")
+                raise ValueError(f"Out shape is mismatched: {parameter.name} has {value.shape}; expected {left}")
         if not math.prod(left):
             return outputs[0]
         each = math.prod(shape[a] for a in reduced)

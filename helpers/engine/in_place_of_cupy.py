@@ -38,7 +38,7 @@ class Names(MetaPathFinder, Loader):
             return None
         if _module(name) is None:
             raise ModuleNotFoundError(
-                f"No module named {name!r}: the CPU engine is in CuPy's place, and has only what kernels need",
+                f"No module named {name!r}: the CPU engine, which replaces CuPy here, has only what kernels need",
                 name=name,
             )
         return ModuleSpec(name, self)

@@ -100,7 +100,7 @@ class CompiledKernel:
         if memory is None:
             raise TypeError(
                 f"parameter {parameter} of {self.name} is a pointer and got the number {address} (0x{address:x}), "
-                "which is no address in a device array that still lives"
+                "which is not an address in an existing device array"
             )
         if parameter.dtype in ("void", "struct"):
             return memory
@@ -129,12 +129,12 @@ class CompiledKernel:
             if memory is None:
                 raise LaunchError(
                     f"the tensor map {parameter.name!r} of {self.name} is of an array at 0x{described.address:x}, "
-                    "where there is no device array (any more): make it of one that lives as long as the launch"
+                    "where there is no device array (any more): keep the array alive until the launch has ended"
                 )
             if described.nbytes > memory.nbytes:
                 raise LaunchError(
-                    f"the tensor map {parameter.name!r} of {self.name} reaches over {described.nbytes:,} bytes, and "
-                    f"the array from its address on has {memory.nbytes:,}: look at its dims {described.dims} and "
+                    f"the tensor map {parameter.name!r} of {self.name} covers {described.nbytes:,} bytes, and the "
+                    f"array has only {memory.nbytes:,} from its address on: check its dims {described.dims} and "
                     f"strides {described.strides}"
                 )
             number += len(self.parameters) * (parameter.kind == "p")
@@ -256,7 +256,7 @@ class PreparedLaunch:
         on_gpu = limits.blocks_on_gpu(math.prod(self.block), self.kernel.static_shared + self.request.dynamic_shared)
         return (
             f". {failure.without_room:,} of {math.prod(self.grid):,} blocks had not begun: {here:,} of this size are "
-            f"resident at once here, {on_gpu:,} on an H200, and a block that waits for one without room waits for ever"
+            f"resident at once here, {on_gpu:,} on an H200, and waiting for one without room never ends"
         )
 
     def explain(self, failure: structures.Failure) -> str:

@@ -108,13 +108,13 @@ def check_cluster(name: str, grid: Sizes, cluster: Sizes, *, cooperative: bool) 
     for axis, size, own in zip("xyz", grid, cluster, strict=True):
         if size % own:
             raise LaunchError(
-                f"grid.{axis} = {size:,} is no multiple of {own}, the blocks of a cluster of {name} along {axis} "
+                f"grid.{axis} = {size:,} is not a multiple of {own}, the size of {name}'s clusters along {axis} "
                 "(__cluster_dims__): a GPU refuses the launch"
             )
     if cooperative:
         raise LaunchError(
-            f"the CPU engine has no cooperative launch of clusters: {name} has __cluster_dims__{cluster}. Leave out "
-            "enable_cooperative_groups; the blocks of a cluster meet in cluster.sync()"
+            f"the CPU engine does not support cooperative launches of clusters: {name} has __cluster_dims__{cluster}. "
+            "Leave out enable_cooperative_groups; the blocks of a cluster meet in cluster.sync()"
         )
 
 
@@ -145,6 +145,6 @@ def check_cooperative(grid: Sizes, block: Sizes, shared: int) -> None:
         raise LaunchError(
             f"a cooperative launch has all its blocks on the GPU at once: {blocks:,} blocks of {threads:,} threads "
             f"with {shared:,} bytes of shared memory are too many. An H200 holds {blocks_on_gpu(threads, shared):,} of "
-            f"them at most, and the CPU engine has stacks for {most_threads():,} threads at once. Let each block do "
-            "the work of several"
+            f"them at most, and the CPU engine has stacks for {most_threads():,} threads at once. Launch fewer "
+            "blocks, each with the work of several"
         )

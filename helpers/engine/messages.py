@@ -374,6 +374,6 @@ def _no_header(name: str) -> str:
             ". Do without it, or run this kernel on a GPU"
         )
     return (
-        f"{name} was not found. Headers of your own are looked for in the current folder, and in those that "
-        "options=('-I<folder>',) names"
+        f"{name} was not found. Your own headers are looked up in the current folder, and in the folders of "
+        "options=('-I<folder>',)"
     )

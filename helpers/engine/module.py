@@ -56,7 +56,7 @@ class RawModule:
         if not isinstance(code, str):
             raise TypeError(f"code is the source text, a str; got {type(code).__name__}")
         if translate_cucomplex and libraries.folder() is None:
-            raise ValueError("translate_cucomplex takes headers of CuPy's, which is not installed here")
+            raise ValueError("translate_cucomplex needs CuPy's headers, and CuPy is not installed here")
         self._recipe = build.Recipe(
             code,
             tuple(options) if not isinstance(options, str) else options,

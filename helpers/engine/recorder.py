@@ -25,9 +25,9 @@ class Recorder:
         n_blocks = grid[0] * grid[1] * grid[2]
         blocks = sorted(set(options.blocks or ()))
         if any(not 0 <= block < n_blocks for block in blocks) or (options.blocks is not None and not blocks):
-            raise ValueError(f"the grid has blocks 0 to {n_blocks - 1}; a trace was asked for {blocks}")
+            raise ValueError(f"the grid has blocks 0 to {n_blocks - 1}; the trace's options name {blocks}")
         if any(not 0 <= warp < WARP for warp in options.warps or ()):
-            raise ValueError(f"a block has at most warps 0 to 31; a trace was asked for {list(options.warps or ())}")
+            raise ValueError(f"a block has at most warps 0 to 31; the trace's options name {list(options.warps or ())}")
         if options.limit < 1:
             raise ValueError(f"a trace keeps at least one event; got limit={options.limit}")
         self._lib = lib

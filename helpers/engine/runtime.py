@@ -136,7 +136,7 @@ def launch(request: LaunchRequest, workers: int | None = None, timeout: float = 
     with _launching:
         try:
             if lib.engine_start(ctypes.byref(request), workers or n_workers()) != 0:
-                raise MemoryError("the system gives the CPU engine no memory for its stacks, or no thread")
+                raise MemoryError("the system denies the CPU engine memory for its stacks, or a thread")
             # Short waits, so that Python handles an interrupt while the kernel runs.
             begun = without_room = 0
             since, used = time.monotonic(), time.process_time()

@@ -131,11 +131,9 @@ def encode_tiled(
             f"strides = {tuple(strides)}: {rank} dimensions have {rank - 1} strides, as the innermost one has none"
         )
     if len(box) != rank:
-        raise ValueError(f"box = {tuple(box)}: it has {len(box)} sizes, the array {rank}")
+        raise ValueError(f"box = {tuple(box)}: it has {len(box)} sizes, and the array has {rank} dimensions")
     if address <= 0 or address % 16:
-        raise ValueError(
-            f"address 0x{address:x} is {address % 16} past a multiple of 16 bytes; TMA takes multiples of 16"
-        )
+        raise ValueError(f"address 0x{address:x}: TMA takes multiples of 16 above 0")
     for axis, n in enumerate(dims):
         if not 1 <= n <= 1 << 32:
             raise ValueError(f"dims[{axis}] = {n:,}: a dimension has 1 to 2^32 elements")
@@ -154,7 +152,7 @@ def encode_tiled(
             "multiprocessor has of shared memory"
         )
     if swizzle not in _SWIZZLES:
-        raise ValueError(f"swizzle = {swizzle!r}: a row that is swizzled has 32, 64 or 128 bytes; 0 is no swizzle")
+        raise ValueError(f"swizzle = {swizzle!r}: a swizzled row has 32, 64 or 128 bytes; 0 means no swizzle")
     inner = box[0] * kind.itemsize
     if inner % 16:
         raise ValueError(f"box[0] = {box[0]} of {name} are {inner} bytes: the box's rows are multiples of 16 bytes")

@@ -183,7 +183,7 @@ def _call(lengths: Sequence[int], heads: int, kv_heads: int, d: int, num_splits:
     specs["cache_seqlens"] = Spec.dense((batch,), np.int32)
     _, call, _ = decoding.check(specs, decoding.DecodeOptions(num_splits=num_splits))
     if call is None:
-        raise ValueError("there is nothing to cut: no sequence, or no key")
+        raise ValueError("there is no work to divide: no sequence, or no key")
     return call
 
 

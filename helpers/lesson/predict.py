@@ -76,7 +76,7 @@ class Prediction:
         """
         if self.choices:
             if value not in self.choices:
-                raise ValueError(f"the answer {value!r} is none of the choices {self.choices}")
+                raise ValueError(f"the answer {value!r} is not one of the choices {self.choices}")
         else:
             value = value if isinstance(value, int) else float(value)  # also for NumPy's numbers
         if self.guess is None and self.value is None and first_build.in_jupyterlab():
@@ -291,7 +291,7 @@ def _with_a_comma(text: str) -> str:
         return text.replace(",", "")
     if re.fullmatch(r"0,\d+|\d+,\d{1,2}", text):
         return text.replace(",", ".")
-    raise ValueError("a comma stands before three digits, as in 1,024; write a decimal with a point, as in 3.5")
+    raise ValueError("a comma must be followed by three digits, as in 1,024; write a decimal with a point, as in 3.5")
 
 
 _NAMES = {"e": math.e, "pi": math.pi, "π": math.pi}

@@ -66,7 +66,7 @@ def xray_stage(
         ready, arrays, _ = stage_of(stage).plan(*map(_heads_first, (q, k, v)), source=code, **options)
     if ready is None or [launch.kernel for launch in ready.launches].count(ready.launches[-1].kernel) != 1:
         count = 0 if ready is None else len(ready.launches)
-        raise ValueError(f"{count} launches; look at one: give the arrays of one head")
+        raise ValueError(f"{count} launches, and only one can be X-rayed: pass the arrays of a single head")
     *_, (launch, compiled, args) = prepared_launches(ready, arrays)
     return xray(compiled, launch.grid, launch.block, args, launch.shared_bytes, trace=trace)
 
@@ -125,7 +125,7 @@ def fetched_keys(stage: str | Rung, q: Any, k: Any, v: Any, *, sizes: Mapping[st
         ValueError: arrays of several heads.
     """
     if q.ndim != 2:
-        raise ValueError(f"q has shape {q.shape}: give the arrays of one head")
+        raise ValueError(f"q has shape {q.shape}: pass the arrays of a single head")
     with kernel.built_when_launched():
         ready, arrays, _ = stage_of(stage).plan(*map(cp.asarray, (q, k, v)), sizes=sizes, **options)
     ((launch, compiled, args),) = ready.resolve_arguments(arrays)

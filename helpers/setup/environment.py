@@ -39,7 +39,7 @@ def enter(extras: "list[str]", first: "Callable[[], None]" = lambda: None) -> No
             set_up(extras, first)
         except OSError as error:
             raise Problem(
-                f"the set-up stopped: {error}\nMend: see that {ROOT} is yours to write in and that the disk "
+                f"the set-up stopped: {error}\nFix: check that you may write to {ROOT} and that the disk "
                 f"has room, or copy the course elsewhere. Then run: {command_line('python3')}"
             ) from None
     if not inside_venv():
@@ -291,7 +291,7 @@ def leave_venv() -> None:
     # Before Python 3.11, sys._base_executable is .venv's own link; Windows has no link to follow.
     base = getattr(sys, "_base_executable", "") if os.name == "nt" else os.path.realpath(sys.executable)
     if not base or os.path.realpath(os.path.dirname(base)) == str(VENV_PYTHON.parent.resolve()):
-        raise Problem(f".venv must be made anew and cannot do it itself. Run: {command_line('python3')}")
+        raise Problem(f".venv has to be replaced, which its own Python cannot do. Run: {command_line('python3')}")
     restart(base, dict(os.environ))
 
 

@@ -15,7 +15,7 @@ from helpers.setup.environment import install, only_one
 from helpers.setup.progress import follow
 from helpers.setup.script import CACHE, ROOT, Problem, say
 
-COMPILER_MEND = "Mend: sudo apt install g++, or sudo dnf install gcc-c++, or on macOS xcode-select --install."
+COMPILER_FIX = "Fix: sudo apt install g++, or sudo dnf install gcc-c++, or on macOS xcode-select --install."
 WARM_UP = "from helpers.engine import compiler; compiler.engine_library()"
 # Exits with 3 if the engine is not compiled yet.
 LOOK = "import sys; from helpers.engine import compiler; sys.exit(0 if compiler.engine_is_built() else 3)"
@@ -38,7 +38,7 @@ def need_compiler(may_install: bool) -> None:
     if compiler() or importlib.util.find_spec("ziglang"):
         return
     if not may_install:
-        say(f"no C++ compiler found: kernels run on a GPU only. {COMPILER_MEND} Or: pip install ziglang")
+        say(f"no C++ compiler found: kernels run on a GPU only. {COMPILER_FIX} Or: pip install ziglang")
         return
     try:
         with only_one():
@@ -51,7 +51,7 @@ def need_compiler(may_install: bool) -> None:
             importlib.invalidate_caches()
     except (Problem, OSError) as problem:
         say(str(problem))
-        say(f"going on without a C++ compiler: kernels run on a GPU only. {COMPILER_MEND}")
+        say(f"going on without a C++ compiler: kernels run on a GPU only. {COMPILER_FIX}")
 
 
 def before_the_packages() -> None:
@@ -60,7 +60,7 @@ def before_the_packages() -> None:
         return
     if not compiler():
         say("no C++ compiler found: kernels run on a CPU only with one. One of 100 MB (ziglang) is installed")
-        say(f"after the packages. Or stop here with Ctrl-C and take your system's. {COMPILER_MEND}")
+        say(f"after the packages. Or stop here with Ctrl-C and take your system's. {COMPILER_FIX}")
         return
     with contextlib.suppress(OSError), open(str(CACHE / "engine.log"), "w") as log:
         env = dict(os.environ, PYTHONPATH=str(ROOT))

@@ -50,7 +50,7 @@ def read_list(text: str) -> "tuple[str, list[str]]":
             name = line[len("name:") :].strip().strip("'\"")
     if not name or not requirements:
         raise Problem(
-            "environment.yml has no {}. It is the list of what the course needs: get it back with "
+            "environment.yml has no {}. It lists what the course needs: restore it with "
             "`git checkout environment.yml`.".format("pip: block" if name else "name:")
         )
     return name, requirements
@@ -63,7 +63,7 @@ def read_extra(text: str, extra: str) -> "list[str]":
     """
     lines = re.findall(rf"^\s*# extra {re.escape(extra)}: (.+?)(?:[ \t]+#.*)?$", text, re.M)
     if not lines:
-        raise Problem(f"environment.yml has no extra {extra!r}. Get the file back with `git checkout environment.yml`.")
+        raise Problem(f"environment.yml has no extra {extra!r}. Restore the file with `git checkout environment.yml`.")
     return lines
 
 
@@ -163,9 +163,9 @@ def need_python() -> None:
         name = f"python3.{minor}"
         # A name on PATH may be a shim without a program: check that it starts.
         if shutil.which(name) and subprocess.call([name, "-c", ""], stderr=subprocess.DEVNULL) == 0:
-            raise Problem(f"{text}\nMend: this machine has {name}. Run: {command_line(name)}")
+            raise Problem(f"{text}\nFix: this machine has {name}. Run: {command_line(name)}")
     raise Problem(
-        f"{text}\nMend: install one from python.org, or with conda: conda env create -f environment.yml && "
+        f"{text}\nFix: install one from python.org, or with conda: conda env create -f environment.yml && "
         f"conda activate {the_list()[0]}"
     )
 
@@ -213,8 +213,8 @@ def use_this_python(requirements: "list[str]", modules: "list[str]") -> None:
         calls = {"": [item for item in missing if item not in marked]}
         calls["--no-deps "] = [item for item in missing if item in marked]
         quoted = {option: " ".join(f'"{item}"' for item in items) for option, items in calls.items() if items}
-        mend = "".join(f"\n    {sys.executable} -m pip install {option}{items}" for option, items in quoted.items())
-        say(f"this Python ({sys.executable}) lacks {', '.join(missing)}{mend}")
+        commands = "".join(f"\n    {sys.executable} -m pip install {option}{items}" for option, items in quoted.items())
+        say(f"this Python ({sys.executable}) lacks {', '.join(missing)}{commands}")
     absent = [name for name in modules if importlib.util.find_spec(name) is None]
     if absent:
         raise Problem(f"this command needs {', '.join(absent)}. Install what is missing as said above.")

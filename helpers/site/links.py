@@ -50,7 +50,7 @@ class Links:
         if page := self.pages.get(place):
             return f"/{page}" + (f"#{slug(fragment)}" if fragment else "")
         if place.startswith("..") or not (ROOT / place).exists():
-            raise ValueError(f"{file} links to {link}, which is not there")
+            raise ValueError(f"{file} links to {link}, which does not exist")
         if place.endswith((".png", ".svg", ".gif")):
             self.images.add(place)
             return f"/{place}"

@@ -332,7 +332,7 @@ def _require_right(name: str, o: Any, given: Sequence[np.ndarray], causal: bool)
         rows = cp.asnumpy(o[-1, -1, -CHECKED_ROWS:]).astype(np.float64)
     rms = errors_of(rows, exact)["rms"]
     if not rms <= MOST_RMS:
-        raise WrongOutput(f"{name} has an rms error of {rms:.1e}; {MOST_RMS} is allowed")
+        raise WrongOutput(f"{name} has an rms error of {rms:.1e}; at most {MOST_RMS} is allowed")
 
 
 def _compared(

@@ -349,7 +349,7 @@ def rows_of(section: str, case: Case, rounds: int = ROUNDS) -> Iterator[dict[str
             if way.error and way.result:
                 row["max_error"], row["tolerance"] = way.error(way.result())
                 if not row["max_error"] <= row["tolerance"]:
-                    raise ValueError(f"wrong: the error is {row['max_error']:.2e}, {row['tolerance']:.2e} passes")
+                    raise ValueError(f"wrong: error {row['max_error']:.2e} > tolerance {row['tolerance']:.2e}")
             ready[way.name], measured[way.name] = way, row
         except Exception as error:  # a way that fails must not lose the others
             yield {**_where(section, case), "name": row["name"], **_failure(error)}

@@ -460,7 +460,7 @@ def changes(
             shares[change.name] = statistics.median(share_of() for _ in range(BATCHES))
             error = float(np.abs(outputs[change.name] - outputs[wanted[0].name]).max())
             if change.right and not error < 0.02:
-                raise ValueError(f"{change.name} at {case}: differs by {error} from the kernel as it is")
+                raise ValueError(f"{change.name} at {case}: differs by {error} from the unchanged kernel")
         rows = compare_case(case, runs, rounds, over=wanted[0].name, itself=True)
         for change, row in zip(wanted, rows, strict=True):
             yield {**row, "share": shares[change.name], "right": change.right}
@@ -541,7 +541,7 @@ def multicast(cases: Sequence[Case] = SHARED, rounds: int = ROUNDS - 1) -> Itera
             runs[name]()
             outputs[name] = cp.asnumpy(o)
             if outputs[name].tobytes() != outputs["as it is"].tobytes():
-                raise ValueError(f"{name} at {case}: differs from the kernel as it is")
+                raise ValueError(f"{name} at {case}: differs from the unchanged kernel")
         yield compare_case(case, runs, rounds, over="as it is", itself=True)
 
 

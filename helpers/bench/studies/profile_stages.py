@@ -144,7 +144,7 @@ def launch_all(target: Path, names: Sequence[str] = ()) -> None:
     as JSON. What fails is written with its error. Raises RuntimeError where there is no GPU.
     """
     if not ON_GPU:
-        raise RuntimeError("this needs a GPU and CuPy; the table does not")
+        raise RuntimeError("measuring needs a GPU and CuPy; printing the table does not")
     torch, runner, counted = peers.torch_on_gpu(), JobRunner(0.0), ncu.marked()
     launched: list[dict[str, Any]] = []
     for job, at_another_case in _jobs(torch is not None):

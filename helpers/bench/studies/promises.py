@@ -156,7 +156,7 @@ def _small_calls(small: Small, host: Sequence[np.ndarray]) -> Iterator[tuple[str
     for name, call in calls.items():
         with torch.no_grad():
             if not np.allclose(as_numpy(call()), first, atol=0.03):
-                raise ValueError(f"{name}: another result at {small.name}")
+                raise ValueError(f"{name} returns another result for {small.name}")
             yield name, call
 
 

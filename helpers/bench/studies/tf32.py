@@ -137,7 +137,7 @@ PARTS: Mapping[str, Part] = {
 def _head() -> dict[str, Any]:
     need_gpu()
     if torch_on_gpu() is None:
-        sys.exit("this is measured against PyTorch: pip install torch")
+        sys.exit("this study compares with PyTorch: pip install torch")
     return {"device": describe(), "how": __doc__}
 
 

@@ -164,7 +164,7 @@ def measure(text: str | None = None, sizes: Sizes | None = None, report: Any = p
 def take(path: Path, words: Sequence[str] = ()) -> dict[str, Any]:
     """Measure, and write the record."""
     if words:
-        sys.exit(f"train takes one FILE, not also {' '.join(words)}")
+        sys.exit(f"train takes a single FILE; got also {' '.join(words)}")
     record = measure()
     records.save(path, record)
     return record

@@ -258,7 +258,7 @@ def launch_all() -> None:
     from helpers.device import ON_GPU, cp
 
     if not ON_GPU:
-        raise RuntimeError("this needs a GPU and CuPy; `record` and the table do not")
+        raise RuntimeError("measuring needs a GPU and CuPy; `record` and the table do not")
     for launch in everything():
         function = cp.RawModule(code=launch.code, options=launch.options).get_function(launch.name)
         function(
@@ -283,7 +283,7 @@ def parse(text: str) -> dict[str, dict[str, int]]:
             if column not in METRICS:
                 continue
             if unit not in ("", "byte", "sector", "request", "inst"):
-                raise ValueError(f"{column} comes in {unit!r}; ask for --print-units base")
+                raise ValueError(f"{column} is in {unit!r}; run ncu with --print-units base")
             counts[column] = round(float(value.replace(",", "")))
         by_kernel[name] = counts
     return by_kernel

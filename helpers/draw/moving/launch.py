@@ -42,7 +42,7 @@ def moving_launch(trace: Traced, block: int = 0, *, at: int | None = None, first
     events = [e for e in trace.events if e.block == block]
     shown = range(first, min(first + steps, len(events)))
     if events and not shown:
-        raise IndexError(f"block {block} has {len(events)} events; asked for those from {first} on")
+        raise IndexError(f"block {block} has {len(events)} events; got first={first}")
     if at is None:
         hangs = bool(events) and events[-1].kind == "block ends" and events[-1].value > 0
         at = -1 if hangs else len(events) // 2

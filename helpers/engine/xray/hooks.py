@@ -48,7 +48,7 @@ def drawings(name: str) -> ModuleType:
     """
     if find_drawings is None:
         raise RuntimeError(
-            "the X-ray itself draws nothing: set hooks.find_drawings, or take the numbers from the report's fetches, "
-            "worst, steps() and trace"
+            "the X-ray itself cannot draw: set hooks.find_drawings, or use the report's fetches, worst, steps() "
+            "and trace"
         )
     return find_drawings(name)

@@ -258,7 +258,7 @@ class Report:
             block = x + self.grid[0] * (y + self.grid[1] * z)
         n_blocks = self.grid[0] * self.grid[1] * self.grid[2]
         if not 0 <= block < n_blocks:
-            raise IndexError(f"the grid has blocks 0 to {n_blocks - 1}; asked for {block}")
+            raise IndexError(f"the grid has blocks 0 to {n_blocks - 1}; got {block}")
         return block
 
     def timeline(self, block: int | Sequence[int] = 0, *, intervals: tuple[int, int] = (0, 6)) -> Any:
@@ -276,7 +276,7 @@ class Report:
         first, last = intervals
         drawn = [step for step in steps if first <= step.interval < last]
         if not drawn:
-            raise IndexError(f"intervals 0 to {steps[-1].interval} have steps; asked for {first} to {last - 1}")
+            raise IndexError(f"intervals 0 to {steps[-1].interval} have steps; got {first} to {last - 1}")
         n_threads = self.block[0] * self.block[1] * self.block[2]
         skipped = len({step.interval for step in steps if step.interval >= last})
         return hooks.drawings("timeline").picture(

@@ -125,7 +125,7 @@ class Trace:
         """
         events = [e for e in self.events if e.block == block]
         if not events:
-            raise KeyError(f"block {block} has no events; there are those of blocks {self.blocks()}")
+            raise KeyError(f"block {block} has no events; blocks with events: {self.blocks()}")
         yield from states(events, self.n_threads)
 
     def at(self, step: int, block: int = 0) -> State:
@@ -139,7 +139,7 @@ class Trace:
         for number, state in enumerate(self.states(block)):
             if number == wanted:
                 return state
-        raise IndexError(f"block {block} has {count} events; asked for step {step}")
+        raise IndexError(f"block {block} has {count} events; got step {step}")
 
     def lines(self) -> dict[tuple[str, int], str]:
         """Return the source's lines by (file, line)."""
