@@ -148,7 +148,7 @@ def check_packed(
     d: int,
     code: str | None = None,
 ) -> None:
-    """Check the causal gradients of packed sequences of these lengths, four query heads to two KV heads, in bfloat16."""
+    """Check causal gradients of packed sequences of these lengths, four query heads to two KV heads, in bfloat16."""
     cu_q, cu_k = (np.cumsum([0, *lengths], dtype=np.int32) for lengths in (rows, keys))
     do, q, k, v = inputs((1, 4, sum(rows), d), sum(keys), 2, "bfloat16")
     o, lse = np.zeros_like(q), np.full(q.shape[:3], -np.inf, dtype=np.float32)

@@ -522,7 +522,7 @@ def test_offsets_beyond_two_to_the_31(stage: Stage, cpu_engine: Any) -> None:
 
 
 def random_halves(*shape: int) -> Any:
-    """Make normal numbers (1, rows, heads, head_dim) in float16, some rows at a time, since float32 would fill memory."""
+    """Make normal numbers (1, rows, heads, head_dim) in float16, some rows at a time: float32 would fill memory."""
     a = cp.empty(shape, dtype=np.float16)
     for first in range(0, shape[1], 512):
         part = a[:, first : first + 512]

@@ -208,8 +208,7 @@ def test_the_committed_record_fills_every_table() -> None:
     "rows", [reading.recorded()["results"], counters.recorded()["rows"]], ids=["times", "counters"]
 )
 def test_every_recorded_step_is_found_by_its_idea(rows: list[dict[str, Any]]) -> None:
-    """A file may be renamed; an idea that is renamed in its climb must be renamed here too. Removed steps have no
-    rows."""
+    """A file may be renamed; an idea renamed in its climb must be renamed here too. Removed steps have no rows."""
     recorded: dict[str, set[str]] = {}
     for row in rows:
         if "step" in row["kind"]:

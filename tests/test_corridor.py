@@ -227,8 +227,7 @@ def test_a_known_call_on_a_gpu_passes_few_functions(on_gpu: Any, monkeypatch: py
 
 
 def test_what_was_written_once_on_a_stream_is_not_written_again(on_gpu: Any) -> None:
-    """The order of hopper's tiles is written once per stream, which orders launches; per-thread streams have their own,
-    and so do graphs.
+    """The order of hopper's tiles is written once per stream; per-thread streams have their own, and so do graphs.
 
     Except if a graph follows the calls before it.
     """

@@ -188,7 +188,7 @@ extern "C" __global__ void __cluster_dims__(2) fenced(float *out) {
 @on_each_device
 @pytest.mark.parametrize("name", ["initialised", "fenced"])
 def test_what_a_relaxed_arrival_may_stand_behind(cp: Any, name: str) -> None:
-    """CUTLASS arrives so after its fence of mbarriers; tests/planted/clusters has both without their fences."""
+    """CUTLASS arrives like this after its fence of mbarriers; tests/planted/clusters has both without their fences."""
     kernel = compiled(cp, RELAXED, options=OPTIONS).get_function(name)
     out = cp.zeros(64, np.float32)
     kernel((2,), (32,), (out,))

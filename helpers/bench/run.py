@@ -52,8 +52,7 @@ class JobRunner:
         return _measurement(job, timing, clocks, seen)
 
     def run_in_turns(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Measurement | Exception]]:
-        """Do what `run` does for jobs of one case that are compared: check one by one, time in turns, at the same
-        clock.
+        """Do what `run` does for compared jobs of one case: check one by one, time in turns, at the same clock.
 
         Yields each job with its measurement, or with its exception. A step gets its gain over the previous step, or
         over the climb's base; a peer gets the fastest stage's gain over it.

@@ -154,8 +154,7 @@ def _of_first_block(events: Sequence[Any]) -> list[Any]:
 
 
 def steps_of(events: Sequence[Any]) -> dict[str, list[Span]]:
-    """Extract what the first block of hopper_backward does from an X-ray: rows of (begin, end, what), in order of
-    events.
+    """Extract what hopper_backward's first block does from an X-ray: rows of (begin, end, what), in order of events.
 
     Rows: the copies of each stage, each consumer's products and its waits, the additions to dQ.
     """

@@ -26,8 +26,7 @@ READY = "COURSE_READY"  # set for one start only: the parent has just checked .v
 
 
 def enter(extras: "list[str]", first: "Callable[[], None]" = lambda: None) -> None:
-    """Continue in .venv, after repairing it if necessary: restart course.py on its Python, unless that is running
-    already.
+    """Continue in .venv, repaired if necessary: restart course.py on its Python, unless that is running already.
 
     extras: those of environment.yml to install as well; the stamp records them.
     first: called before packages are installed, if any are.
