@@ -1,4 +1,4 @@
-"""Records of fused neighbours: the ways that are timed are right, wrong ones are reported, tables are read."""
+"""Records of fused neighbours: timed ways are right, wrong ones are reported, tables are read."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_without_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_committed_record() -> None:
-    """The record is complete: nothing failed, and each pair is there at every shape."""
+    """The record is complete: nothing failed, and each pair exists at every shape."""
     record = fused.recorded()
     if record is None:
         pytest.skip(NO_RECORD)

@@ -1,4 +1,4 @@
-"""Predictions: taken or refused, compared with the answer, and never waited for."""
+"""Predictions: accepted or refused, compared with the answer, and never waited for."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_the_board(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_box_to_type_into(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """In JupyterLab the guess comes from a widget, in whatever form people type numbers, and it says what it took."""
+    """In JupyterLab the guess comes from a widget, in any form that people type, which shows how it was read."""
     widgets = pytest.importorskip("ipywidgets")
     display = pytest.importorskip("IPython.display")
     shown: list[Any] = []
@@ -157,7 +157,7 @@ def test_what_is_no_number_is_said(text: str) -> None:
 
 @pytest.fixture
 def jupyterlab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A cell that JupyterLab sent, of notebook 07; where guesses are kept."""
+    """Pose as a cell that JupyterLab sent, of notebook 07; return where guesses are kept."""
     monkeypatch.setenv("COURSE_PROGRESS", str(tmp_path / "progress.json"))
     monkeypatch.setenv("JPY_SESSION_NAME", "/somewhere/work/07_mma (new).ipynb")
     monkeypatch.setattr(first_build, "in_jupyterlab", lambda: True)

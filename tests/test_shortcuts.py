@@ -1,4 +1,4 @@
-"""run, xray_stage and expect: what notebooks do with a kernel."""
+"""run, xray_stage and expect: notebooks' shortcuts for kernels."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def model(heads: int, kv_heads: int, n: int, n_kv: int, dtype: type) -> tuple[np
     return tuple((rng.standard_normal(shape) + 0.25).astype(dtype) for shape in shapes)
 
 
-SLOW_BUILDS = ("fp16x3", "tf32")  # seconds for each of the X-ray's builds
+SLOW_BUILDS = ("fp16x3", "tf32")  # the X-ray's builds take seconds each
 ONE_HEAD = [
     pytest.param(name, marks=[pytest.mark.exhaustive] * (name in SLOW_BUILDS))
     for name, stage in FORWARD.items()
