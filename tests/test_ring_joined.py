@@ -180,7 +180,7 @@ def test_rows_are_prepared_once(
 
 
 def test_gradients_in_order_after_others_of_the_same_shapes() -> None:
-    """How rows are prepared is cached for a form of call, which includes a fixed order."""
+    """The preparation of rows is cached for a form of call, which includes a fixed order."""
     host, ranks = inputs(256, 128, "bfloat16", heads=2, kv_heads=1), virtual_ranks(2)
     q, k, v, do = (ranks.put(shard(a, 2, "zigzag")) for a in host)
     o, lse = ring_attention(q, k, v, causal=True, return_lse=True, comms=ranks)
