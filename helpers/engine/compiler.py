@@ -785,7 +785,7 @@ _PRODUCTS = ("tensor_core", "tensor_other", "tensor_warpgroup", "tensor_eights")
 
 
 def _part(name: str) -> str:
-    """Return the text of a part of the engine; g++ is told the part's level, other compilers have one level for all."""
+    """Return the text of a part of the engine; g++ gets the part's level, other compilers have one level for all."""
     text = f'#line 1 "{name}.cpp"\n{(ENGINE / name).with_suffix(".cpp").read_text()}'
     if name not in _PRODUCTS or _is_clang():
         return text

@@ -260,7 +260,7 @@ class PreparedLaunch:
         )
 
     def explain(self, failure: structures.Failure) -> str:
-        """Explain who waits for whom in a deadlock; "" for other failures."""
+        """Explain which threads wait for which in a deadlock; "" for other failures."""
         nearest = partial(self._nearest, failure=failure)
         return waits.explain(failure.waits, lambda address: self._mbarrier(nearest(address)), self.kernel.line_at)
 

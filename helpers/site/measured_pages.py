@@ -136,5 +136,5 @@ def _title(study: str) -> str:
 
 
 def _is_wide_row(line: str) -> bool:
-    """Return True for a row of columns that is too wide for the space beside the sidebar."""
+    """Return True for a row of columns that is too wide for the space next to the sidebar."""
     return len(line) > 125 and len(re.findall(r"\S {2,}\S", line)) >= 3

@@ -117,7 +117,7 @@ def _cells(state: State, names: list[str], warps: list[int], lines: list[Line | 
 
 
 def _of_mbarrier(state: State, one: Mbarrier | None) -> list[Cell]:
-    """Return an mbarrier's cells: its tile, its phase, arrivals, bytes, and who waits."""
+    """Return an mbarrier's cells: its tile, its phase, arrivals, bytes, and waiting warps."""
     if one is None:
         return [("", PLAIN)] * 5
     tile: Cell = ("", PLAIN)

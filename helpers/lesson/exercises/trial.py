@@ -128,7 +128,7 @@ class Trial:
     code: the learner's text. plain: the same without comments. xp: CuPy or the CPU engine. reports: the X-rays of the
     launches at the first size, none on a GPU; report: the last of these, or None. awkward_report: the X-ray of the last
     launch at the first awkward size, or None. rng: for inputs that no method here makes. seed: that of all inputs; None
-    for new ones in every trial. size: the one being tried, in words; first_size: the first one, likewise. timeout:
+    for new ones in every trial. size: the one being tried, in words; first_size: the first one, in words. timeout:
     seconds that a block may take on the CPU.
     """
 
