@@ -449,7 +449,7 @@ __device__ __forceinline__ void product(float (&d)[{d}], {given}, unsigned long 
 
 
 # A (64 x 16 STEPS) times B (16 STEPS x N) plus C, for the matrices of one warpgroup. Rows of A along K or, transposed,
-# along M; of B along K or, transposed, along N: as the arrays have them, by TMA, in panels of SPAN bytes. Numbers of 8
+# along M; of B along K or, transposed, along N: as in memory, copied by TMA in panels of SPAN bytes. Numbers of 8
 # bits, with ITEM = 1, count as half a number each.
 PRODUCT = cuda_text("engine_hopper_product")
 
