@@ -4,8 +4,8 @@
     python3 helpers/course.py lab        open the course in JupyterLab
     python3 helpers/course.py --help     everything else
 
-On the first run it makes .venv next to environment.yml, installs what that file lists into it, and starts
-itself again there. Later runs see from a stamp in .venv that all is in place, and need no network.
+On the first run it makes .venv next to environment.yml, installs what that file lists into it, and restarts itself
+there. A stamp in .venv tells later runs that everything is installed, so they need no network.
 
 This file reads the command line. Other modules do the work: script (messages, starting another program),
 requirements (which Python and packages are needed), environment (.venv), progress (one step of its set-up),
@@ -18,7 +18,7 @@ import os
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # Python has put this script's folder in front, but its modules are not top-level ones
+if __name__ == "__main__":  # Python put this script's folder first on sys.path, but its modules are not top-level ones
     here = Path(__file__).resolve().parent
     ours = (str(here), str(here.parent))
     sys.path[:] = [ours[1], *[entry for entry in sys.path if os.path.realpath(entry or ".") not in ours]]
@@ -108,7 +108,7 @@ def work(arguments: "list[str]") -> int:
     cut = arguments.index("--") if "--" in arguments else len(arguments)
     own, words = arguments[:cut], arguments[cut + 1 :]
     name, _ = the_list()
-    # The help of ladder, bench and export is that of the modules that do it, if they can run without a set-up.
+    # ladder, bench and export take their help from their own modules, if these can run without a set-up.
     passed_on = len(own) > 1 and own[0] in ("ladder", "bench", "export") and {"-h", "--help"} & set(own)
     if passed_on and environment.venv_needs(environment.kept_extras())[0] == "ready":
         own, words = [word for word in own if word not in ("-h", "--help")], ["--help", *words]

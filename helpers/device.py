@@ -3,8 +3,8 @@
     from helpers.device import cp
 
 `COURSE_DEVICE=cpu` or `COURSE_DEVICE=gpu` overrides the choice. `COURSE_NVRTC=1`: on the CPU engine, NVRTC
-compiles each kernel first, and a kernel that it refuses is not run (see engine/nvrtc.py). Exercises are graded so
-wherever it is installed, unless COURSE_NVRTC=0.
+compiles each kernel first, and a kernel that it refuses is not run (see engine/nvrtc.py). Grading does this wherever
+NVRTC is installed, unless COURSE_NVRTC=0.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _choose() -> tuple[ModuleType, bool]:
             if cupy.cuda.is_available():
                 return cupy, True
             reason = "CuPy is installed, but no NVIDIA driver answers"
-        except Exception as error:  # a broken installation of CuPy fails in many ways, none of them ours to judge
+        except Exception as error:  # a broken installation of CuPy can raise anything: use the engine
             reason = f"CuPy does not import ({type(error).__name__}: {error})"
     if choice == "gpu":
         raise RuntimeError(f"COURSE_DEVICE=gpu, but there is no GPU to use: {reason}. Unset it to run on the CPU.")
@@ -47,7 +47,7 @@ tracebacks.install(Path(__file__).parent, *(() if ON_GPU else (cp.CompileError,)
 
 
 def describe() -> str:
-    """Describe in one line what runs the kernels, and which compiler made them."""
+    """Describe in one line the device that runs the kernels, and the compiler that builds them."""
     if not ON_GPU:
         return cp.cuda.describe()
     properties = cp.cuda.runtime.getDeviceProperties(cp.cuda.Device().id)

@@ -1,4 +1,4 @@
-"""Old names of what notebooks and learners' copies import: each works for one more release, and says its new name.
+"""Old names that notebooks and learners' copies import: each works for one more release, and warns with the new name.
 
 old_names(__name__, look="xray_stage")     # in the module, at its end
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def old_names(module: str, **names: str) -> None:
-    """Let a module answer to old names, each given with its new one, which is a full name where it has moved."""
+    """Make a module answer to old names, each given with its new one: a full name if it has moved."""
 
     def get(name: str) -> Any:
         if name not in names:

@@ -3,14 +3,15 @@
     from helpers.transformers_attention import register
     register()                                                                    # or register(fallback=True)
     model = LlamaForCausalLM._from_config(config, attn_implementation="course")
-    model.set_attn_implementation("course")                                       # or for a model that is there
+    model.set_attn_implementation("course")                                       # or for an existing model
 
 Causal models, with their KV cache, and models that see both ways; sliding windows; grouped heads; soft caps (Gemma 2);
 attention sinks (gpt-oss); gradients. Padded batches are unpadded, go through the kernels for packed sequences, and are
-padded again. What the kernels do not do is an error, or with fallback=True transformers' own SDPA attention: dropout,
-other masks, static caches. SDPA has no soft caps, sinks and paged caches: with one of them there is no fallback.
+padded again. Dropout, other masks and static caches, which the kernels do not support, are errors or, with
+fallback=True, go to transformers' own SDPA attention. SDPA has no soft caps, sinks or paged caches, so for these there
+is no fallback.
 
-transformers (5 or later) and PyTorch are optional: this module alone needs both.
+transformers (5 or later) and PyTorch are optional: only this module needs both.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ try:
 except ImportError as error:
     raise ImportError(
         "helpers.transformers_attention needs transformers 5 or later: pip install transformers. "
-        "helpers.torch_attention does without it"
+        "helpers.torch_attention does not need it"
     ) from error
 
 __all__ = ["NAME", "attend", "mask_of", "register"]
@@ -45,7 +46,7 @@ NAME = "course"
 def register(name: str = NAME, *, fallback: bool = False) -> str:
     """Register the course's attention as an `attn_implementation` of that name, and return the name.
 
-    fallback: transformers' SDPA attention computes what the kernels do not do, with one warning for each reason.
+    fallback: transformers' SDPA attention computes what the kernels do not support, with one warning per reason.
     """
     AttentionInterface.register(name, partial(attend, fallback=fallback))
     AttentionMaskInterface.register(name, partial(mask_of, fallback=fallback))
@@ -70,31 +71,32 @@ def attend(
     """Compute a layer's attention, called as transformers calls its attention functions.
 
     Args:
-        module: the layer. Its `is_causal` holds where the argument is None, and True where it has none.
+        module: the layer. Its `is_causal` is used if the argument is None; without that attribute, True.
         query: (batch, heads, seq, head_dim).
-        key, value: (batch, kv_heads, seq_kv, head_dim), with what the KV cache had before. The last query sees all.
+        key, value: (batch, kv_heads, seq_kv, head_dim), including the KV cache. The last query sees all.
         attention_mask: None, or (batch, seq_kv) bool, False for padding, as `mask_of` returns them.
         dropout: 0. scaling: by default 1 / sqrt(head_dim).
-        sliding_window: how many keys a query sees, itself among them; where it sees both ways, itself and
+        sliding_window: how many keys a query sees, including itself; in bidirectional attention, itself and
             sliding_window - 1 on either side, as transformers calls FlashAttention. Padding does not count.
         softcap: scaled scores become softcap * tanh(score / softcap), before any mask. Not under torch.compile.
         s_aux: (heads,) of any floating dtype: the score of each head's sink, which may be trained.
-        fallback: SDPA where the kernels cannot, without softcap and s_aux; there, attention_mask may have four axes.
-        more: other arguments of some models; those that change the result have to be None.
+        fallback: use SDPA for what the kernels do not support, without softcap and s_aux; then attention_mask may have
+            four axes.
+        more: other arguments of some models; those that change the result must be None.
 
     Returns:
-        The output (batch, seq, heads, head_dim), and None in place of the weights, which no kernel holds. Where a
-        causal mask or a window is used, the rows of padding are 0.
+        The output (batch, seq, heads, head_dim), and None instead of the weights, which no kernel stores. With a causal
+        mask or a window, the rows of padding are 0.
 
     Raises:
-        ValueError: for what is not done. The message says what to use instead.
+        ValueError: for what is not supported. The message says what to use instead.
         TypeError, NotImplementedError: as helpers.torch_attention.flash_attention.
     """
     for what in ("cache", *(() if fallback else ("position_bias",))):
         if more.get(what) is not None:
-            raise ValueError(f'this model needs {what}, which {NAME!r} has not: attn_implementation="eager"')
+            raise ValueError(f'this model needs {what}, which {NAME!r} does not support: attn_implementation="eager"')
     if more.get("output_attentions"):
-        raise ValueError(f'{NAME!r} never holds the weights: output_attentions needs attn_implementation="eager"')
+        raise ValueError(f'{NAME!r} does not store the weights: output_attentions needs attn_implementation="eager"')
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     window = None
     if sliding_window is not None and key.shape[2] > sliding_window:
@@ -122,7 +124,7 @@ def attend(
 
 
 def _refuse(attention_mask: torch.Tensor | None, dropout: float, more: dict[str, Any]) -> None:
-    """Raise ValueError for what SDPA can do and the kernels cannot."""
+    """Raise ValueError for what SDPA supports and the kernels do not."""
     if attention_mask is not None and attention_mask.ndim != 2:
         raise ValueError(
             f"attention_mask has shape {tuple(attention_mask.shape)}, and {NAME!r} takes no mask: a model that makes "
@@ -135,13 +137,13 @@ def _refuse(attention_mask: torch.Tensor | None, dropout: float, more: dict[str,
             "register(fallback=True)"
         )
     if more.get("position_bias") is not None:
-        raise ValueError(f"this model needs position_bias, which {NAME!r} has not")
+        raise ValueError(f"this model needs position_bias, which {NAME!r} does not support")
 
 
 def _four_axes(
     padding: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor, causal: bool, window: tuple[int, int] | None
 ) -> torch.Tensor | None:
-    """Build SDPA's mask, (batch or 1, 1, seq, seq_kv) bool, True for keys that a query sees; None if is_causal does."""
+    """Build SDPA's mask, (batch or 1, 1, seq, seq_kv) bool, True for visible keys; None if is_causal suffices."""
     rows, keys = query.shape[2], key.shape[2]
     if padding is None and window is None and (not causal or rows in (1, keys)):
         return None
@@ -157,8 +159,8 @@ def _four_axes(
 class _Tokens(NamedTuple):
     """The tokens of a batch without its padding.
 
-    at: their indices among all tokens of the batch; None for all of them. cu_seqlens: where each sequence begins, int32
-    (batch + 1,). longest: tokens of the longest sequence.
+    at: their indices among all tokens of the batch; None for all. cu_seqlens: where each sequence begins, int32 (batch
+    + 1,). longest: tokens of the longest sequence.
     """
 
     at: torch.Tensor | None
@@ -193,12 +195,12 @@ class _Tokens(NamedTuple):
 def _without_padding(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, how: dict[str, Any]
 ) -> torch.Tensor:
-    """Compute attention of a padded batch, (batch, tokens, heads, head_dim). mask: of the keys.
+    """Compute attention of a padded batch, (batch, tokens, heads, head_dim). mask: that of the keys.
 
-    The mask says which queries are padding, too, where causal or a window aligns the last query with the last key.
-    Elsewhere it may be of other tokens (cross-attention), so that all queries are used.
+    With a causal mask or a window, which align the last query with the last key, the mask also tells which queries are
+    padding. Otherwise it may describe other tokens (cross-attention), so all queries are used.
     """
-    known = getattr(mask, "tokens", {})  # of the layers before this one, in the same forward pass
+    known = getattr(mask, "tokens", {})  # those of the previous layers in this forward pass
     which = q.shape[1], how["causal"] or how["window"] is not None
     if which not in known:
         keys = _Tokens.of(mask)
@@ -216,13 +218,13 @@ def _without_padding(
 def mask_of(*, fallback: bool = False, **given: Any) -> torch.Tensor | None:
     """Return the mask of a model's forward pass, which transformers requests once: None or the padding's.
 
-    Args, as transformers gives them: see `_padding_of`. fallback: SDPA's mask in place of an error.
+    Args, as passed by transformers: see `_padding_of`. fallback: return SDPA's mask instead of an error.
 
     Returns:
         None; or (batch, kv_length) bool, False for padding; with fallback perhaps four axes.
 
     Raises:
-        ValueError: as `_padding_of`.
+        ValueError: as for `_padding_of`.
     """
     try:
         return _padding_of(**given)
@@ -234,7 +236,7 @@ def mask_of(*, fallback: bool = False, **given: Any) -> torch.Tensor | None:
     return sdpa_mask(**given | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
 
 
-_MADE: set[str] = set()  # not empty where `mask_of` has made a mask of four axes: then it has said why, too
+_MADE: set[str] = set()  # not empty after `mask_of` has made a mask of four axes, and has said why
 
 
 def _padding_of(
@@ -258,8 +260,8 @@ def _padding_of(
         local_size: the width of a sliding window or of a chunk.
 
     Raises:
-        ValueError: packed sequences; a mask that is more than causal, a sliding window or none; a cache that is longer
-            than what is in it.
+        ValueError: packed sequences; a mask other than causal, a sliding window or none; a cache longer than its
+            contents.
     """
     more_than_causal = not (allow_is_causal_skip or allow_is_bidirectional_skip)
     if more_than_causal or (allow_is_causal_skip and int(q_offset) + q_length != kv_offset + kv_length):

@@ -1,4 +1,4 @@
-"""The engine's X-ray, with what the course adds to it: pictures, and the tensor maps that stages make on a GPU."""
+"""The engine's X-ray, with the course's additions: pictures, and the tensor maps that stages make on a GPU."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from helpers.engine.xray import hooks
 
 
 def _tensor_of(argument: Any) -> hooks.DescribedTensor | None:
-    """Return what a tensor map was made from, if it is one that `attention` made on a GPU."""
-    from helpers.attention.ladder import tensor_maps  # at a launch on a GPU only
+    """Return what a tensor map was made from, if `attention` made it on a GPU."""
+    from helpers.attention.ladder import tensor_maps  # only needed for a launch on a GPU
 
     return tensor_maps.made_of(argument)
 

@@ -1,7 +1,7 @@
 """The devices for tests of CUDA's features: the CPU engine, and the GPU if there is one.
 
-Every source that such a test compiles on the CPU engine must be CUDA C++ for a GPU as well: NVRTC, which needs no GPU,
-compiles it too, where it is installed.
+Every source that such a test compiles on the CPU engine must be valid for a GPU as well: NVRTC, which needs no GPU,
+compiles it too if it is installed.
 """
 
 from __future__ import annotations
@@ -38,6 +38,6 @@ def compiled(cp: Any, code: str, names: tuple[str, ...] = (), options: tuple[str
 
 
 def assert_clean(kernel: Any, grid: Any, block: Any, args: Any, shared_mem: int = 0) -> None:
-    """No finding in a checked run of a launch: the builds that count, and those that fill locals, are left out."""
+    """Check that a checked run of a launch has no findings, without the builds that count and that fill locals."""
     findings = run.find(kernel, grid, block, args, shared_mem)
     assert not findings, "\n".join(map(str, findings))

@@ -1,6 +1,6 @@
-"""A browser for the tests: Chromium by Playwright, where both are installed. Neither is a requirement of the course.
+"""A browser for the tests: Chromium through Playwright, if both are installed. The course requires neither.
 
-pip install playwright && playwright install chromium        # or a chromium of the system, or COURSE_BROWSER's
+pip install playwright && playwright install chromium        # or the system's chromium, or COURSE_BROWSER
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 SIZES = (1280, 390)
 THEMES = ("light", "dark")
 
-# Of an element: how much lighter the lighter one of its text and what is behind it is, as WCAG 2 has it.
+# The contrast of an element's text with its background, as WCAG 2 defines it.
 CONTRAST = """node => {
   const numbers = (colour) => (colour.match(/[\\d.]+/g) || [0, 0, 0, 0]).map(Number);
   let behind = node;
@@ -28,7 +28,7 @@ CONTRAST = """node => {
 
 
 def chromium() -> Any:
-    """A started browser, and what stops it; None where there is none."""
+    """Return a started browser, and a function that stops it; None if there is no browser."""
     try:
         from playwright.sync_api import Error, sync_playwright
     except ImportError:
@@ -36,7 +36,7 @@ def chromium() -> Any:
     playwright = sync_playwright().start()
     names = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
     own = os.environ.get("COURSE_BROWSER") or next(filter(None, map(shutil.which, names)), None)
-    sandbox = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []  # none for root
+    sandbox = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []  # root cannot use the sandbox
     for path in (None, own):
         with contextlib.suppress(Error):
             return playwright.chromium.launch(executable_path=path, args=sandbox), playwright.stop
@@ -46,7 +46,7 @@ def chromium() -> Any:
 
 @contextlib.contextmanager
 def opened(browser: Any, width: int, theme: str) -> Iterator[Any]:
-    """A page of this width and theme. Errors of its scripts, and requests to any other place, fail the test."""
+    """Open a page with this width and theme. Errors of its scripts, and requests to other hosts, fail the test."""
     page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=theme)
     wrong: list[str] = []
     page.on("pageerror", lambda error: wrong.append(str(error)))
@@ -62,7 +62,7 @@ def opened(browser: Any, width: int, theme: str) -> Iterator[Any]:
 
 
 def walk(page: Any, figure: Any) -> None:
-    """Every control of a moving figure, by the keyboard and by a click; each changes what is seen."""
+    """Use every control of a moving figure, by keyboard and by mouse; each must change the figure."""
     assert figure.get_attribute("data-runs") == ""
     assert not figure.locator("img.part").count(), "the first frame is still an image"
     figure.scroll_into_view_if_needed()
@@ -70,7 +70,7 @@ def walk(page: Any, figure: Any) -> None:
     assert box["x"] >= 0 and box["x"] + box["width"] <= page.viewport_size["width"]
 
     def seen() -> str:
-        """Return what the figure shows, without its controls."""
+        """Return the figure's content, without its controls."""
         return "".join(figure.locator(".part").evaluate_all("all => all.map((node) => node.outerHTML)"))
 
     changed = 0

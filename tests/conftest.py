@@ -1,4 +1,4 @@
-"""Fixtures and hooks of all tests: tables at the end of a run, the engine on a machine with a GPU, hypothesis."""
+"""Fixtures and hooks for all tests: tables at the end of a run, the engine on a machine with a GPU, hypothesis."""
 # ruff: noqa: E402 (NumPy reads its settings when it is imported)
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from helpers.cli.commands import CELL_SECONDS, ONE_THREAD
 for _name, _count in ONE_THREAD.items():
     os.environ.setdefault(_name, _count)
 
-# Exercises that tests solve are not the reader's progress; kernels of notebooks inherit this.
+# Exercises solved by tests are not the reader's progress; the notebooks' kernels inherit this.
 _progress = tempfile.TemporaryDirectory(prefix="course-progress-")  # removed when the tests end
 os.environ["COURSE_PROGRESS"] = str(Path(_progress.name) / "progress.json")
 
@@ -32,11 +32,11 @@ from helpers import device, engine
 from helpers.attention import forget, kernel
 from helpers.engine import nvrtc
 
-# The same examples at every run: a test that fails once fails always. No deadline: a machine may be busy.
+# The same examples in every run, so that a failing test always fails. No deadline, because a machine may be busy.
 hypothesis.settings.register_profile("course", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("course")
 
-# A shell starts its background jobs with Ctrl-C ignored, and they hand it on: tests that interrupt would wait for ever.
+# A shell starts background jobs with Ctrl-C ignored, and children inherit this: tests of interrupts would never end.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -59,11 +59,11 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[_unchanged] = []
 
 
-# ---- notebooks, and files of tests, that have passed, see unchanged.py
+# ---- notebooks and test files that have passed, see unchanged.py
 
 FOLDER = Path(__file__).resolve().parent
 _unchanged = pytest.StashKey[list[Path]]()
-_failed: set[str] = set()  # files of tests and notebooks, of this run
+_failed: set[str] = set()  # files of tests and notebooks in this run
 _passed: set[str] = set()
 
 
@@ -79,7 +79,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if hasattr(item, "output_timeout"):  # a notebook's cell: how long its output may be on its way, else 5 s
+        if hasattr(item, "output_timeout"):  # a notebook cell: the time limit of its output is 5 s otherwise
             item.output_timeout = CELL_SECONDS
     exhaustive, no_run_needs = two_speeds.repetitions(items)
     _exhaustive.update(exhaustive)
@@ -92,7 +92,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 # ---- what the tests launch, and why some are skipped
 
-_launched: set[str] = set()  # kernel files, see `two_speeds.recorded`: of this process, and of workers that have ended
+_launched: set[str] = set()  # kernel files, see `two_speeds.recorded`: of this process and of ended workers
 _exhaustive: set[pytest.Item] = set()  # of the collected tests
 _running: list[pytest.Item] = []  # the test that runs, if any
 kernel.Kernel.bind = two_speeds.recorded(kernel.Kernel.bind, _launched, lambda: _exhaustive.isdisjoint(_running))
@@ -117,7 +117,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         passed = {path for path in map(FOLDER.parent.joinpath, _passed - _failed) if {path, path.parent} & named}
         unchanged.keep(passed, whole=not config.getoption("--fast"))
     whole = FOLDER in [Path(arg).resolve() for arg in config.args]
-    # On a GPU a planned call is launched by addresses, which nothing here sees.
+    # On a GPU a planned call is launched by addresses, which these hooks do not see.
     if whole and not two_speeds.chosen(config) and not device.ON_GPU and session.exitstatus == pytest.ExitCode.OK:
         config.stash[_never_launched] = two_speeds.never_launched(_launched, steps=not config.getoption("--fast"))
         if config.stash[_never_launched]:
@@ -125,7 +125,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def _in_ci(report: Any) -> None:
-    """In CI a skip for a reason that nobody has listed is a failure."""
+    """In CI, a skip with an unlisted reason is a failure."""
     if os.environ.get("CI") and report.skipped and isinstance(report.longrepr, tuple):
         reason = skips.reason(report)
         if skips.kind(reason) is None:
@@ -137,7 +137,7 @@ LONG_RUNS = ("09_drop_in.ipynb",)  # a model is trained there, long enough for -
 
 
 class _ForNotebooksToo:
-    """Hooks of a test's own. As functions of this file they would be called for tests in its folder alone."""
+    """Hooks with effects outside of tests/: as functions of this file they would only apply to tests in its folder."""
 
     def pytest_ignore_collect(self, collection_path: Path, config: pytest.Config) -> bool | None:
         if collection_path not in config.stash[_unchanged]:
@@ -171,7 +171,7 @@ class _ForNotebooksToo:
 
 
 def pytest_collection_finish() -> None:
-    """Modules and collected tests stay until the end: Python's collector need not look at them again and again."""
+    """Modules and collected tests live until the end, so Python's collector need not scan them again and again."""
     gc.collect()
     gc.freeze()
 
@@ -229,22 +229,22 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def _the_engine_as_it_ships(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`course.py test` compiles kernels with less optimisation; the engine's own tests have what its users have."""
+    """Compile with the options that users get: `course.py test` lowers optimisation for other tests."""
     if request.path.name.startswith(("test_engine", "test_xray")):
         monkeypatch.delenv("COURSE_CPU_OPTIMISATION", raising=False)
 
 
 @pytest.fixture(autouse=True)
 def each_test_makes_first_calls() -> None:
-    """Forget what was worked out for the calls of other tests."""
+    """Forget what other tests' calls have cached."""
     forget()
 
 
 @pytest.fixture
 def cpu_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """helpers.engine, and the stages run on it for the length of a test, on a machine with a GPU as well.
+    """helpers.engine, with the stages running on it during a test, on a machine with a GPU as well.
 
-    No kernel that was compiled before is used again, so that a compilation can be timed.
+    Kernels that were compiled before are not reused, so that a compilation can be timed.
     """
     if device.ON_GPU:
         try:
@@ -260,7 +260,7 @@ def cpu_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @pytest.fixture
 def one_block(cpu_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the engine, where one block takes all tiles."""
+    """On the engine, let one block compute all tiles."""
     from helpers.attention.ladder import limits
     from helpers.lesson import shortcuts
 
@@ -270,21 +270,21 @@ def one_block(cpu_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def only_launched_built() -> Iterator[None]:
-    """Build what the test launches, and nothing else of what it loads."""
+    """Build only what the test launches, not everything that it loads."""
     with kernel.built_when_launched():
         yield
 
 
 @pytest.fixture
 def only_x_rayed() -> Iterator[None]:
-    """Make no builds for launches: what the test loads is X-rayed and not launched."""
+    """Make no builds for launches: the test X-rays what it loads, and does not launch it."""
     with kernel.built_when_launched():
         yield
 
 
 @pytest.fixture(autouse=True)
 def _a_gpu_takes_the_same_source(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compile with NVRTC too what a test of each device compiles for the CPU engine."""
+    """Compile with NVRTC as well what a test for both devices compiles for the CPU engine."""
     callspec = getattr(request.node, "callspec", None)
     if callspec is None or callspec.params.get("cp") is not engine:
         return
@@ -300,7 +300,7 @@ def _a_gpu_takes_the_same_source(request: pytest.FixtureRequest, monkeypatch: py
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    """A browser, where there is one."""
+    """A browser, if there is one."""
     started = browser.chromium()
     if started is None:
         pytest.skip("no browser: see tests/browser.py")

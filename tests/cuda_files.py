@@ -1,4 +1,4 @@
-"""CUDA that tests compile and that fills a screen, in files of its own: tests/cuda/NAME.cu."""
+"""CUDA of tests that fills a screen, in separate files: tests/cuda/NAME.cu."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ FOLDER = Path(__file__).resolve().parent / "cuda"
 
 
 def cuda_text(name: str) -> str:
-    """Return the text of a file, with an empty line in place of the first one, which says whose it is."""
+    """Return the text of a file, with its first line, which names the test, replaced by an empty one."""
     return "\n" + (FOLDER / f"{name}.cu").read_text(encoding="utf-8").partition("\n")[2]

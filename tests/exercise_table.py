@@ -11,8 +11,8 @@
     def test_answer(name: str, answer: Answer) -> None:
         check(name, answer)
 
-An answer is our solution, without its markers, with some pieces of text replaced. A table has two wrong ones for each
-row and symptom that the grader tells apart, and what a mutant of the grader has asked for.
+An answer is our solution, without its markers, with some pieces of text replaced. A table has two wrong answers for
+each row and symptom that the grader distinguishes, and those that mutants of the grader required.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ Edits = Sequence[tuple[str, str]]
 class Wrong:
     """A typical wrong answer.
 
-    edits: (old, new), each old text occurs in ours at that time, and its first occurrence is replaced. row: the one
-    that must fail: "compiles", "first", "awkward", "X-ray" or "limit". words: in the printed text. symptom: the one
-    that the hint is for, if it matters.
+    edits: (old, new) in order; each replaces the first occurrence of the old text. row: the one that must fail:
+    "compiles", "first", "awkward", "X-ray" or "limit". words: must be in the printed text. symptom: that of the hint,
+    if it matters.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Wrong:
 
 @dataclass(frozen=True)
 class Right:
-    """A form that is as right as ours."""
+    """An answer that is as right as ours."""
 
     name: str
     edits: Edits
@@ -58,13 +58,13 @@ Table = Mapping[str, Sequence[Answer]]
 
 
 def row_title(word: str) -> str:
-    """The row of the table that has this word in its title."""
+    """Return the title of the row that contains this word."""
     (title,) = (title for title in trial.ROWS if word in title)
     return title
 
 
 def edited(name: str, edits: Edits) -> str:
-    """Our solution with the edits."""
+    """Return our solution with the edits."""
     text = exercise.ours(name)
     for old, new in edits:
         assert old in text, f"{name} has no {old!r}"
@@ -73,9 +73,10 @@ def edited(name: str, edits: Edits) -> str:
 
 
 def cases(answers: Table) -> list[Any]:
-    """The answers of a table, for pytest.mark.parametrize("name, answer", ...).
+    """Return the answers of a table, for pytest.mark.parametrize("name, answer", ...).
 
-    The fast run grades one of each notebook, wrong at its first size, besides our solutions in test_exercises.py.
+    The fast run grades one answer per notebook, wrong at its first size, in addition to our solutions in
+    test_exercises.py.
     """
     every = [(name, answer) for name, several in answers.items() for answer in several]
     wrong = [case for case in every if isinstance(case[1], Wrong)]
@@ -85,7 +86,7 @@ def cases(answers: Table) -> list[Any]:
 
 
 def check(name: str, answer: Answer) -> None:
-    """Grade an answer, and see that it passes, or fails in its row, in a few lines and with a hint.
+    """Grade an answer, and check that it passes, or fails in its row with a short message and a hint.
 
     Its inputs are the same in every run.
     """

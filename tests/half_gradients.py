@@ -1,4 +1,4 @@
-"""Gradients in half types: launched as they are, and compared with float64 that is rounded where a kernel has to."""
+"""Gradients in half types, from single launches, compared with float64 that is rounded where a kernel has to round."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def reference(
     alibi_slopes: np.ndarray | None = None,
     rounded: Any = None,
 ) -> Arrays:
-    """dq, dk, dv, o and lse in float64. rounded: the type that o, P, dS and the gradients are rounded to."""
+    """Return dq, dk, dv, o and lse in float64. rounded: the type that o, P, dS and the gradients are rounded to."""
 
     def as_type(x: np.ndarray) -> np.ndarray:
         return x if rounded is None else x.astype(rounded).astype(np.float64)
@@ -57,7 +57,7 @@ def reference(
 
 
 def inputs(shape: tuple[int, ...], n_kv: int, kv_heads: int, dtype: str, *, grow: float = 1.0) -> Arrays:
-    """do, q, k and v; q has `shape`, (batch, heads, N, d). Logits are `grow` times as large."""
+    """Make do, q, k and v; q has `shape`, (batch, heads, N, d). Logits are `grow` times as large."""
     batch, _, _, d = shape
     rng = np.random.default_rng([*shape, n_kv, kv_heads])
     kv = (batch, kv_heads, n_kv, d)
@@ -66,12 +66,12 @@ def inputs(shape: tuple[int, ...], n_kv: int, kv_heads: int, dtype: str, *, grow
 
 
 def compare(name: str, got: Arrays, given: Arrays, *, wanted: Arrays | None = None, **options: Any) -> None:
-    """The error is at most twice that of float64 gradients whose O, P, dS and results are rounded to the type.
+    """Check that the error is at most twice that of float64 gradients with O, P, dS and results rounded to the type.
 
-    wanted: what `reference` returns of given and the options, where the caller has it.
+    wanted: the result of `reference` for given and the options, if the caller has it.
 
-    Where that rounding happens to be kind, one step of the type at the largest gradient is allowed; where dP - D
-    cancels, as with one key, float32's rounding of dP is.
+    If that rounding error happens to be small, one unit in the last place of the largest gradient is allowed; where dP
+    - D cancels, as with a single key, float32's rounding of dP is allowed.
     """
     do, q, k, v = (a.astype(np.float64) for a in given)
     dtype = given[1].dtype
@@ -83,10 +83,10 @@ def compare(name: str, got: Arrays, given: Arrays, *, wanted: Arrays | None = No
         step = float(ml_dtypes.finfo(dtype).eps) * np.abs(want).max(initial=0)
         tolerance = max(2 * np.abs(near - want).max(initial=0), step, of_float32)
         error = np.abs(x - want).max(initial=0)
-        assert error <= tolerance, f"{name}: {which} is off by {error:.2e}; {tolerance:.2e} is allowed"  # NaN is not
+        assert error <= tolerance, f"{name}: {which} is off by {error:.2e}; {tolerance:.2e} is allowed"  # false for NaN
 
 
-# ---- a stage or a step, launched
+# ---- launching a stage or a step
 
 
 Launch = Callable[..., object]
@@ -113,13 +113,13 @@ def gradients(
     code: str | None = None,
     launch: Launch = launched,
 ) -> Arrays:
-    """dq, dk and dv: device arrays as q, k and v, (batch, heads, N, d). Each kernel is launched by `launch`.
+    """Return dq, dk and dv: device arrays like q, k and v, (batch, heads, N, d). Each kernel is launched by `launch`.
 
-    What nobody writes stays NaN, in the gradients and in scratch memory; the numbers there start at 99.
+    Unwritten elements stay NaN, in the gradients and in scratch memory; integers in scratch start at 99.
     """
     how = {"softmax_scale": softmax_scale, "window": window, "cu_seqlens": cu_seqlens, "source": code, "sizes": sizes}
     how["alibi_slopes"] = alibi_slopes
-    ready, arrays, found = backward.plan(stage, do, q, k, v, o, lse, **how)  # deterministic is what sizes may have
+    ready, arrays, found = backward.plan(stage, do, q, k, v, o, lse, **how)  # sizes may depend on deterministic
     launches = ready.resolve_arguments(arrays)
     for each, _, args in launches:
         for name, a in zip(each.args, args, strict=True):
@@ -131,7 +131,7 @@ def gradients(
 
 
 def check(stage: Stage, name: str, sizes: Mapping[str, int], given: Arrays, **options: Any) -> Arrays:
-    """The gradients of do, q, k and v, which `compare` has found right. options: as `gradients` has them."""
+    """Return the gradients of do, q, k and v after `compare` has checked them. options: those of `gradients`."""
     code, launch = options.pop("code", None), options.pop("launch", launched)
     *_, o, lse = wanted = reference(*given, **options)
     arrays = (cp.asarray(a) for a in (*given, o.astype(given[1].dtype), lse.astype(np.float32)))
@@ -148,7 +148,7 @@ def check_packed(
     d: int,
     code: str | None = None,
 ) -> None:
-    """The causal gradients of packed sequences of these lengths, four heads of Q to two of K and V, in bfloat16."""
+    """Check causal gradients of packed sequences of these lengths, four query heads to two KV heads, in bfloat16."""
     cu_q, cu_k = (np.cumsum([0, *lengths], dtype=np.int32) for lengths in (rows, keys))
     do, q, k, v = inputs((1, 4, sum(rows), d), sum(keys), 2, "bfloat16")
     o, lse = np.zeros_like(q), np.full(q.shape[:3], -np.inf, dtype=np.float32)

@@ -1,4 +1,4 @@
-"""Helpers for tests of Hopper's instructions: instructions as functions, tiles, tensor maps whose arrays live."""
+"""Helpers for tests of Hopper's instructions: instructions as functions, tiles, tensor maps that keep their arrays."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def x_rayed(stage: str, dtype: type, code: str | None = None, *, packed: bool = 
     return shortcuts.xray_stage(stage, q, k, v, code=code, **options)
 
 
-_KEPT: list[Any] = []  # a map holds an address alone
+_KEPT: list[Any] = []  # a map contains only an address
 
 
 def map_of(array: Any, box: tuple[int, ...], swizzle: int = 128) -> np.ndarray:
-    """A tensor map of a device array, which is kept alive. box: the innermost dimension first.
+    """Encode a tensor map of a device array, which is kept alive. box: the innermost dimension first.
 
-    uint8, uint16: of any type of one byte, of two.
+    uint8 and uint16 stand for any one- and two-byte types.
     """
     _KEPT.append(array)
     dims, strides = array.shape[::-1], array.strides[-2::-1]
@@ -50,7 +50,7 @@ def map_of(array: Any, box: tuple[int, ...], swizzle: int = 128) -> np.ndarray:
 def _by_the_driver(
     dtype: str, address: int, dims: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...], swizzle: int
 ) -> np.ndarray:
-    """The same of an array on a GPU, by cuTensorMapEncodeTiled."""
+    """Encode the map of an array on a GPU with cuTensorMapEncodeTiled."""
     room = np.zeros(192, np.uint8)
     start = -room.ctypes.data % 64
     kind = {"uint8": 0, "uint16": 1, "float16": 6, "float32": 7, "bfloat16": 9}[dtype]
@@ -75,15 +75,15 @@ def _by_the_driver(
 
 
 def halves(*shape: int, seed: int = 0, cp: Any = engine) -> Any:
-    """Small whole numbers in float16, on the device."""
+    """Make small whole numbers in float16, on the device."""
     return cp.asarray(np.random.default_rng(seed).integers(-4, 5, shape).astype(np.float16))
 
 
 @functools.cache
 def refused_by_ptxas(code: str, options: tuple[str, ...] = OPTIONS) -> str:
-    """Return what NVRTC and ptxas say against a source for sm_90a: an error, or a warning that a build should fail on.
+    """Return the error of NVRTC or ptxas for a source for sm_90a, or a warning that a build should fail on.
 
-    "" where they take it, or are not installed.
+    "" if they accept it, or are not installed.
     """
     try:
         compile_report.nvrtc_version()

@@ -7,10 +7,10 @@
     python3 tests/mutants.py --workers 8            eight at a time, each in a copy of its own
 
 A mutant is one edit of one file: an operator for its opposite, a constant one larger, two arguments exchanged, a
-barrier or a wait removed, a condition negated. Of each, pytest runs the files of tests that can see the file (SEEN_BY),
-stopping at the first failure: first as the fast run selects them, and where they pass, whole. It works in a copy of the
-repository, with a cache of builds of its own. A mutant that only the whole run notices is a test that the fast one
-lacks. One that neither notices changes nothing that anyone sees, or is a test that both lack.
+barrier or a wait removed, a condition negated. For each mutant, pytest runs the test files that can notice it
+(SEEN_BY), up to the first failure: first as the fast run selects them and, if they pass, in full. It works in a copy of
+the repository, with its own cache of builds. A mutant noticed only by the full run shows a test that the fast one
+lacks. One noticed by neither has no visible effect, or shows a test that both lack.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# (what to break, the tests that can see it): the first pattern that fits a file's path.
+# (what to break, the tests that can notice it): the first pattern that matches a file's path.
 SEEN_BY = (
     ("kernels/(steps/)?14_|kernels/(decode|stream_k|cache_copies|merge_states|float_fragments)", "test_decoding"),
     ("kernels/steps/", "test_steps"),
@@ -69,7 +69,7 @@ SEEN_BY = (
     ("helpers/draw/", "test_show"),
 )
 
-# (name, what is replaced, by what), in C++ and in Python alike.
+# (name, old text, new text), for C++ and Python alike.
 OPERATORS = (
     ("less or equal for less", r"(?<=[\w\])] )<(?= [\w(])", "<="),
     ("less for less or equal", r"(?<=[\w\])] )<=(?= [\w(])", "<"),
@@ -100,7 +100,7 @@ IN_PYTHON = (
 
 @dataclasses.dataclass(frozen=True)
 class Mutant:
-    """One edit: `old`, from character `begin` of the file at `path` on, becomes `new`."""
+    """One edit: `old`, which begins at character `begin` of the file at `path`, becomes `new`."""
 
     path: str
     begin: int
@@ -119,7 +119,7 @@ class Mutant:
 
 
 def tests_of(path: str) -> list[str]:
-    """The files of tests that can see a file, [] where none is named."""
+    """Return the test files that can notice a change of a file, [] if none is listed."""
     for pattern, names in SEEN_BY:
         if match := re.match(pattern, path):
             names = names.format(*match.groups()).split()
@@ -128,7 +128,7 @@ def tests_of(path: str) -> list[str]:
 
 
 def code_of(text: str, is_python: bool) -> str:
-    """The text with blanks in place of comments, strings and preprocessor lines: positions stay."""
+    """Return the text with blanks in place of comments, strings and preprocessor lines: positions stay."""
     if is_python:
         pattern = r'"""[\s\S]*?"""|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|#[^\n]*|^(?:from|import) [^\n]*'
     else:
@@ -137,7 +137,7 @@ def code_of(text: str, is_python: bool) -> str:
 
 
 def mutants_of(path: str) -> Iterator[Mutant]:
-    """All mutants of one file."""
+    """List all mutants of one file."""
     text = (ROOT / path).read_text(encoding="utf-8")
     is_python = path.endswith(".py")
     code = code_of(text, is_python)
@@ -149,7 +149,7 @@ def mutants_of(path: str) -> Iterator[Mutant]:
 
 
 def chosen(count: int, seed: int, only: str = "") -> list[Mutant]:
-    """`count` mutants: as many of each entry of SEEN_BY as of another, each time of a random file and kind."""
+    """Choose `count` mutants: equally many for each entry of SEEN_BY, each of a random file and kind."""
     rng = random.Random(seed)
     paths = (path for room in ("kernels", "helpers") for path in sorted((ROOT / room).rglob("*")))
     rooms: dict[str, list[str]] = {}
@@ -169,21 +169,21 @@ def chosen(count: int, seed: int, only: str = "") -> list[Mutant]:
 
 
 def run(copy: Path, files: Sequence[str], fast: bool, limit: float) -> str:
-    """Run the tests of a copy of the repository: "survives" where they pass, "killed" where one fails."""
+    """Run the tests of a copy of the repository: "survives" if they pass, "killed" if one fails."""
     environment = {**os.environ, "COURSE_CACHE": str(copy.parent / "builds"), "COURSE_CPU_OPTIMISATION": "g"}
     argv = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:nbval"]
     argv += ["--fast", "--unchanged-too"] * fast
     try:
         done = subprocess.run([*argv, *files], cwd=copy, env=environment, capture_output=True, text=True, timeout=limit)
     except subprocess.TimeoutExpired:
-        return "too long"  # an endless loop, or a slow machine: --limit says where that begins
-    if done.returncode not in (0, 1, 2, 4):  # 2 and 4: a file of tests, or what it needs, cannot even be imported
+        return "too long"  # an endless loop, or a slow machine: see --limit
+    if done.returncode not in (0, 1, 2, 4):  # 2 and 4: a test file, or a module that it needs, cannot be imported
         raise RuntimeError(f"pytest left with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     return "killed" if done.returncode else "survives"
 
 
 def verdict(copy: Path, mutant: Mutant, fast: bool, limit: float) -> str:
-    """Return what `run` says of the copy with the mutant in it."""
+    """Return the result of `run` for the copy with this mutant."""
     file = copy / mutant.path
     text = file.read_text(encoding="utf-8")
     file.write_text(mutant.of(text), encoding="utf-8")

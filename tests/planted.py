@@ -1,4 +1,4 @@
-"""A bug planted in the text of a kernel."""
+"""Bugs planted in kernels' texts."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ class Bug:
 
     old occurs `times` times in the kernel; the one numbered `which` becomes new, or ALL of them.
     inputs: the inputs that show it. error: how it shows in the results.
-    finds: the kind of the X-ray's finding, where it is looked at, in a launch with `options`. here, there: words of the
-    finding's line and of the other one, "" where there is none.
-    cpu_only: it shows on the CPU engine for certain and on a GPU by luck (a race, memory that nobody wrote), or would
-    leave a GPU's context unusable (an address out of bounds).
+    finds: the kind of the X-ray's finding in a launch with `options`, if it is checked. here, there: words of the
+    finding's line and of the other line, "" without one. cpu_only: it always shows on the CPU engine, but on a GPU only
+    by luck (a race, unwritten memory), or would leave a GPU's context unusable (an address out of bounds).
     """
 
     name: str
@@ -38,7 +37,7 @@ class Bug:
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def plant(self, text: str) -> str:
-        """The text with the bug in it. AssertionError where it is not the kernel that the bug was written for."""
+        """Return the text with the bug in it. Raises AssertionError if the bug was written for another kernel."""
         only = None if self.which == ALL else self.which
         try:
             return edit(text, (self.old, self.new), count=self.times, only=only)
@@ -50,6 +49,6 @@ class Bug:
 
 
 def check_all_can_be_planted(bugs: Iterable[tuple[str, Bug]]) -> None:
-    """Each (text, bug) changes its text: also those that only the full run looks for, so a kernel's change is told."""
+    """Check that each (text, bug) changes its text, including those of the full run: a kernel's change is noticed."""
     for text, bug in bugs:
         assert bug.plant(text) != text, bug.name

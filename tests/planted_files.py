@@ -1,6 +1,6 @@
 """Kernels with one planted bug each, tests/planted/TOPIC/NAME.cu: read, launched under the X-ray, and fixed.
 
-tests/planted/README.md says how a file is written. The kernels of a topic are compiled together, and so are their
+tests/planted/README.md describes the format of a file. The kernels of a topic are compiled together, and so are their
 twins, in which the bugs are fixed.
 """
 
@@ -30,7 +30,7 @@ _FIX = re.compile(r"^(?P<space> *)(?P<bug>.*?) *// fix:(?P<twin>.*)$", re.M)
 
 
 def out(shape: int | tuple[int, ...], dtype: Any = np.float32) -> Any:
-    """Return an array that nobody has written: full of NaN."""
+    """Return an unwritten array: full of NaN."""
     return engine.full(shape, np.nan, dtype=dtype)
 
 
@@ -50,12 +50,12 @@ def ones(n: int) -> Any:
 
 
 def empty(n: int, dtype: Any = np.float32) -> Any:
-    """Return an array as cp.empty gives it."""
+    """Return an array like cp.empty."""
     return engine.empty(n, dtype)
 
 
 def first(n: int, *, of: int) -> Any:
-    """Return an array of which the host has written the first n elements."""
+    """Return an array whose first n elements the host has written."""
     array = empty(of)
     array[:n] = 1
     return array
@@ -67,7 +67,7 @@ _INPUTS = {f.__name__: f for f in (out, some, zeros, ones, empty, first, halves,
 
 @dataclass(frozen=True)
 class Planted:
-    """A file: a kernel of the file's name, the finding that it must give, and how it is launched."""
+    """A file: a kernel with the file's name, the finding that it must give, and its launch."""
 
     path: Path
 
@@ -88,7 +88,7 @@ class Planted:
 
     @functools.cached_property
     def finds(self) -> dict[str, str | None]:
-        """The kind of the finding; the array, index, block and thread where one value is right."""
+        """The kind of the finding; the array, index, block and thread if only one value is right."""
         match = _FINDS.search(self.text)
         assert match, f"{self.path}: no line `// finds: kind, array[index], block n, thread n`"
         return match.groupdict()
@@ -99,12 +99,12 @@ class Planted:
         return lines[0] if lines else None
 
     def code(self, *, fixed: bool) -> str:
-        """Return the kernel's text without its includes, or its twin's; lines keep their numbers."""
+        """Return the kernel's text, or its twin's, without includes; lines keep their numbers."""
         text = _FIX.sub(lambda fix: fix["space"] + fix["twin" if fixed else "bug"].strip(), self.text)
         return f'#line 1 "{self.name}.cu"\n' + re.sub(r"^#include.*", "", text, flags=re.M)
 
     def look(self, *, fixed: bool = False, trace: bool = False) -> Report:
-        """Return the X-ray of the bug, or of its twin. trace: record the order too."""
+        """X-ray the bug, or its twin. trace: record the order too."""
         match = _LAUNCH.search(self.text)
         assert match, f"{self.path}: no line `// launch: <<<grid, block>>>(arguments)`"
         grid, block, shared_mem = (int(number or 0) for number in match.groups()[:3])
@@ -130,7 +130,7 @@ class Planted:
 
 
 def _x(index: tuple[int, int, int] | None) -> int | None:
-    """Return an index of one dimension as a number."""
+    """Return a one-dimensional index as a number."""
     return index[0] if index is not None and index[1:] == (0, 0) else None
 
 
@@ -150,7 +150,7 @@ def header(name: str) -> str:
 
 @functools.cache
 def source(topic: str, *, fixed: bool) -> str:
-    """Return all kernels of a topic, or all twins; what they include stands once, before all."""
+    """Return all kernels of a topic, or all twins, after their includes."""
     files = [file for file in FILES if file.topic == topic]
     includes = dict.fromkeys(line for file in files for line in re.findall(r"^#include.*", file.text, re.M))
     heads = [header(line.split('"')[1]) if '"' in line else f"{line}\n" for line in includes]
@@ -158,7 +158,7 @@ def source(topic: str, *, fixed: bool) -> str:
 
 
 def options(topic: str) -> tuple[str, ...]:
-    """Return the options with which a topic is compiled."""
+    """Return a topic's compilation options."""
     return OPTIONS if topic in ("tma", "wgmma", "hangs", "clusters") else ("-std=c++17",)
 
 

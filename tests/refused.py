@@ -1,4 +1,4 @@
-"""Check that calls of a table are refused; a failure names the row."""
+"""Check that the calls of a table are refused; a failure names the row."""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
-"""Every stage, and every step of a climb, at awkward sizes, once: the program to run under compute-sanitizer on a GPU.
+"""Every stage, and every step of a climb, at awkward sizes: the program to run under compute-sanitizer on a GPU.
 
     PYTHONPATH=. compute-sanitizer --tool memcheck --error-exitcode 1 python3 tests/run_for_sanitizer.py [STAGE ...]
 
-The other tools: racecheck, synccheck, initcheck. Checks the results too, so a silent failure is none. Of stage 13,
-racecheck reports that copies of lse and delta overwrite them while they are read. One thread says for its warpgroup,
-after a barrier, that they have been read; `bulk_copies`, which runs only where it is named, has that pattern in four
-kernels. racecheck reports the one that copies by cp.async.bulk, and neither the same with a tensor map nor the same
-where all threads say so. We take its report for false: a barrier orders what came before it, whoever speaks after it.
+The other tools: racecheck, synccheck, initcheck. The results are checked too, so no failure is silent. For stage 13,
+racecheck reports that copies of lse and delta overwrite them while they are read. After a barrier, one thread arrives
+for its warpgroup at the mbarrier that releases them; `bulk_copies`, which runs only if named, has this pattern in four
+kernels. racecheck reports the one that copies by cp.async.bulk, but not the same with a tensor map, nor the one in
+which all threads arrive. We believe that its report is false: a barrier orders everything before it, whichever thread
+arrives afterwards.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from helpers.attention.score_mods import relative_bias
 from helpers.bench.cases import TYPES
 from helpers.device import ON_GPU, cp, describe
 
-# (rows, keys, head_dim, causal, window); where a stage knows masks, it has two batches of 4 heads, and 2 of K and V
+# (rows, keys, head_dim, causal, window); with a stage that supports masks, two batches of 4 query and 2 KV heads
 SHAPES = (
     (1, 1, 8, False, None),
     (33, 31, 3, False, None),
@@ -53,15 +54,15 @@ SHAPES = (
     (65, 133, 128, True, (40, 0)),
     (40, 33, 200, True, None),
 )
-PERSISTENT = persistent, LADDER["fp8"].launches  # a block computes several tiles where there are few multiprocessors
+PERSISTENT = persistent, LADDER["fp8"].launches  # a block computes several tiles if there are few multiprocessors
 OF_A_STEP = (SHAPES[1], SHAPES[3], (133, 257, 128, False, None))  # in each of its types; tails, and more than one tile
-SLOW_HEAD_DIMS = (64, 128)  # of a stage that takes half a minute to compile for each
-PACKED = (0, 70, 70, 71, 103), (0, 33, 50, 50, 180)  # queries and keys of four sequences, one end to end with the next
+SLOW_HEAD_DIMS = (64, 128)  # for a stage that takes half a minute to compile for each
+PACKED = (0, 70, 70, 71, 103), (0, 33, 50, 50, 180)  # queries and keys of four packed sequences
 
 
 @contextlib.contextmanager
 def few_multiprocessors(count: int) -> Iterator[None]:
-    """The ladder takes the GPU for one with so many: a persistent block then computes several tiles."""
+    """Let the ladder plan for a GPU with so few multiprocessors that a persistent block computes several tiles."""
     there = limits.multiprocessors
     limits.multiprocessors = lambda: count
     try:
@@ -71,7 +72,7 @@ def few_multiprocessors(count: int) -> Iterator[None]:
 
 
 def run(stage: Stage, dtype: str) -> None:
-    """All that the stage can do of the above. Raises CheckFailed for a wrong result."""
+    """Run everything above that the stage supports. Raises CheckFailed for a wrong result."""
     run_once(stage, dtype)
     if stage.launches in PERSISTENT:
         with few_multiprocessors(2):
@@ -79,7 +80,7 @@ def run(stage: Stage, dtype: str) -> None:
 
 
 def run_once(stage: Stage, dtype: str) -> None:
-    """The same, with as many blocks as the ladder says."""
+    """Do what `run` does once, with as many blocks as the ladder chooses."""
     masks = "causal" in stage.features
     for n, n_kv, head_dim, causal, window in SHAPES:
         slow = stage.slow_to_compile and head_dim not in SLOW_HEAD_DIMS
@@ -101,11 +102,11 @@ def run_once(stage: Stage, dtype: str) -> None:
 
 
 def run_fused(stage: Stage, dtype: str) -> None:
-    """A bias of each kind, ALiBi and a rotary embedding of each form, for a stage that has them."""
+    """Run a bias of each kind, ALiBi and each rotary embedding, for a stage that supports them."""
     rng = np.random.default_rng(0)
     n, n_kv = 133, 101
     q, k, v = random(((2, 4), (2, 2)), n, n_kv, 64, dtype)
-    padded = rng.standard_normal((4, n, 112)).astype(TYPES[dtype])[..., :n_kv]  # rows at multiples of 16 bytes
+    padded = rng.standard_normal((4, n, 112)).astype(TYPES[dtype])[..., :n_kv]  # rows start at multiples of 16 bytes
     angles = np.linspace(0, 3, 16 * 200).reshape(200, 16)
     cos, sin = (function(angles).astype(TYPES[dtype]) for function in (np.cos, np.sin))
     places = tuple(rng.integers(0, 200, rows, dtype=np.int32) for rows in (n, n_kv))
@@ -125,7 +126,7 @@ def run_fused(stage: Stage, dtype: str) -> None:
         }
         tolerance = near(dtype) * (
             4 if "rotary_cos" in options and dtype != "float32" else 1
-        )  # Q and K are rounded again
+        )  # Q and K are rounded once more
         check(f"{stage.name} {dtype} {', '.join(options)}", o, exact(q, k, v, **found), tolerance=tolerance)
     cu = tuple(np.array(ends, dtype=np.int32) for ends in PACKED)
     q, k, v = (a[0] for a in random(((1, 4), (1, 2)), cu[0][-1], cu[1][-1], 64, dtype))
@@ -148,7 +149,7 @@ def run_fused(stage: Stage, dtype: str) -> None:
 
 
 def run_backward(stage: Stage, dtype: str) -> None:
-    """The gradients of all of the above, in both ways. Raises CheckFailed for a wrong result."""
+    """Run the gradients of all of the above, deterministic or not. Raises CheckFailed for a wrong result."""
     forward = "heads_and_masks" if dtype == "float32" else "flash_mma"
     slopes = {"alibi_slopes": np.ones(4, np.float32)}
     beside = [(forward, {}), *([(forward, slopes)] if "mod" in stage.features else [])]
@@ -179,7 +180,7 @@ def run_backward(stage: Stage, dtype: str) -> None:
 
 
 def gradients_of(stage: Stage, dtype: str, n: int, n_kv: int, head_dim: int, **mask: object) -> None:
-    """The gradients at one size, with all tiles and ways of the stage. Raises CheckFailed for a wrong result."""
+    """Run the gradients at one size, with all the stage's tiles and variants. Raises CheckFailed for a wrong result."""
     q, k, v = random(((2, 4), (2, 2)), n, n_kv, head_dim, dtype)
     do = random(((2, 4), (2, 4)), n, n, head_dim, dtype)[1]
     o, lse = LADDER["heads_and_masks" if dtype == "float32" else "flash_mma"](q, k, v, return_lse=True, **mask)
@@ -192,7 +193,7 @@ def gradients_of(stage: Stage, dtype: str, n: int, n_kv: int, head_dim: int, **m
 
 
 def compare_gradients(where: str, found: Sequence[Any], given: Sequence[np.ndarray], **mask: object) -> None:
-    """dq, dk and dv beside those of float64, from do, q, k and v; raises CheckFailed for a wrong result."""
+    """Compare dq, dk and dv with those in float64, from do, q, k and v. Raises CheckFailed for a wrong result."""
     dtype = given[1].dtype.name
     expected = reference.attention_backward(*(a.astype(np.float64) for a in given), **mask)
     for name, got, wanted in zip(("dQ", "dK", "dV"), found, expected, strict=True):
@@ -200,7 +201,7 @@ def compare_gradients(where: str, found: Sequence[Any], given: Sequence[np.ndarr
 
 
 def run_step(step: Stage, dtype: str) -> None:
-    """A step of a climb: the output without a mask, or the gradients, causal. Raises CheckFailed for a wrong result."""
+    """Run a step of a climb: the output without a mask, or causal gradients. Raises CheckFailed for a wrong result."""
     for n, n_kv, head_dim, *_ in OF_A_STEP:
         if step.why_not(head_dim=head_dim, dtype=dtype) is not None:
             continue
@@ -214,7 +215,7 @@ def run_step(step: Stage, dtype: str) -> None:
 
 
 def random(heads: Sequence[tuple[int, int]], n: int, n_kv: int, head_dim: int, dtype: str) -> tuple[np.ndarray, ...]:
-    """q of heads[0] and k, v of heads[1], each (batch, heads, rows, head_dim)."""
+    """Draw q with heads[0] and k, v with heads[1] heads, each (batch, heads, rows, head_dim)."""
     return tuple(
         in_type(make_inputs(batch * count * rows, 1, head_dim, seed=seed)[0], dtype).reshape(
             batch, count, rows, head_dim
@@ -224,21 +225,21 @@ def random(heads: Sequence[tuple[int, int]], n: int, n_kv: int, head_dim: int, d
 
 
 def exact(q: np.ndarray, k: np.ndarray, v: np.ndarray, **options: Any) -> Any:
-    """Attention in float64, with K and V repeated for the heads that share them; and lse where it is asked for."""
+    """Compute attention in float64, with K and V repeated for the heads that share them; on request also lse."""
     shared = q.shape[-3] // k.shape[-3]
     k, v = (np.repeat(a, shared, axis=-3) for a in (k, v))
     return reference.attention(*(in_float64(a) for a in (q, k, v)), **options)
 
 
 def near(dtype: str) -> float:
-    """The tolerance: rounding of P and O to the type, for values of a few units."""
+    """Return the tolerance: rounding of P and O to the type, for values of a few units."""
     if dtype == "uint8":
         return 4 * 2.0**-4
     return 1e-5 if dtype == "float32" else 4 * float(np.finfo(np.float16).eps) * (8 if dtype == "bfloat16" else 1)
 
 
 def all_tiles(stage: Stage, head_dim: int) -> list[dict[str, int]]:
-    """The tiles of a large launch, and each of its others: -D options without HEAD_DIM."""
+    """Return the tiles of a large launch, and each alternative: -D options without HEAD_DIM."""
     own = dict(stage.tiles(head_dim))
     found = [own]
     if stage.launches is persistent:
@@ -254,12 +255,12 @@ def all_tiles(stage: Stage, head_dim: int) -> list[dict[str, int]]:
 
 
 def tiles_in_words(sizes: Mapping[str, int]) -> str:
-    """The sizes in a line, for the name of a check."""
+    """Format the sizes in a line, for the name of a check."""
     return "tiles " + " ".join(map(str, sizes.values()))
 
 
 def compare(stage: Stage, dtype: str, where: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, **mask: object) -> None:
-    """Run with the tiles of a large launch, and with each of its others; raises CheckFailed for a wrong result."""
+    """Run with the tiles of a large launch, and with each alternative. Raises CheckFailed for a wrong result."""
     wishes = {"return_lse": True} if "lse" in stage.features else {}
     for sizes in all_tiles(stage, q.shape[-1]):
         launch, got = stage.prepare(q, k, v, **mask, **wishes, sizes=sizes)
@@ -271,7 +272,7 @@ def compare(stage: Stage, dtype: str, where: str, q: np.ndarray, k: np.ndarray, 
 
 
 def run_bias_gradients() -> None:
-    """Gradients of what is added to the scores, in each form. Raises CheckFailed for a wrong result."""
+    """Run gradients of terms added to the scores, in each form. Raises CheckFailed for a wrong result."""
     added = {"alibi_slopes": np.float32([0.5, 0.25, 0.1, 0.7]), "sinks": np.float32([-np.inf, 0, 1, 2])}
     rng, n, n_kv = np.random.default_rng(0), 133, 100
     table = rng.standard_normal((4, 41), np.float32)
@@ -299,7 +300,7 @@ def run_bias_gradients() -> None:
 
 
 def run_neighbours() -> None:
-    """The rotary pass and the output projection, packed too. Raises CheckFailed for a wrong result."""
+    """Run the rotary pass and the output projection, packed too. Raises CheckFailed for a wrong result."""
     for dtype, d, rotary_dim, interleaved in (("float32", 20, 16, True), ("float16", 40, 16, False)):
         q, k = (a.swapaxes(1, 2) for a in random(((2, 4), (2, 2)), 33, 35, d, dtype)[:2])
         at = tuple(np.arange(rows, dtype=np.int32)[::-1].copy() for rows in (33, 35))
@@ -334,7 +335,7 @@ def run_neighbours() -> None:
 
 
 def run_decoding() -> None:
-    """Every way to decode, in parts and in stretches; in pages with new tokens where it can."""
+    """Run every decoder, in parts and in stretches; in pages with new tokens if it supports them."""
     for decoder, d, splits in itertools.product(decoders.DECODERS.values(), (64, 128, 256), (0, 3)):
         if limits.compute_capability() < decoder.min_cc:
             continue
@@ -352,8 +353,8 @@ def run_decoding() -> None:
             check(f"{decoder.name} {dtype}, d = {d}", o.astype(np.float64), wanted, tolerance=near(dtype))
 
 
-# As in 13: a fifth warp copies one tile after the other to one place, and four warps wait by an mbarrier and read. They
-# say by another mbarrier that they have read: all threads, or one after a named barrier of the four warps.
+# As in 13: a fifth warp copies one tile after the other to one place; four warps wait at an mbarrier and read it. They
+# arrive at another mbarrier when they have read it: all threads, or one thread after a named barrier of the four warps.
 _BULK_COPIES = """
 #include "hopper.cuh"
 template <bool BY_MAP, bool ALL>
@@ -387,7 +388,7 @@ __global__ void copy(const __grid_constant__ TensorMap map, const uint4* source,
 
 
 def run_bulk_copies() -> None:
-    """64 rows of 64 halves, 16 at a time, in each form. Raises CheckFailed for a wrong copy."""
+    """Copy 64 rows of 64 halves, 16 at a time, in each form. Raises CheckFailed for a wrong copy."""
     source = cp.asarray(np.random.default_rng(0).standard_normal((1, 1, 64, 64)).astype(np.float16))
     box, words = tensor_map(Spec.of(source), source.data.ptr, box_rows=16), source.view(np.uint32)
     for name in ("copy<true, true>", "copy<true, false>", "copy<false, true>", "copy<false, false>"):
@@ -398,7 +399,7 @@ def run_bulk_copies() -> None:
 
 
 def run_ring() -> None:
-    """Three virtual ranks, causal: partial results in float32, their merge, gradients that travel."""
+    """Run three virtual ranks, causal: partial results in float32, their merge, gradients that travel."""
     ranks = comms.virtual_ranks(3)
     for dtype, d in (("float32", 18), ("float16", 20), ("float16", 128), ("bfloat16", 136)):
         if dtype != "float32" and LADDER["flash_mma"].why_not(head_dim=d + -d % 8, dtype=dtype) is not None:
@@ -415,10 +416,10 @@ def run_ring() -> None:
 
 
 def main(names: Sequence[str]) -> int:
-    """Run; the exit status is 0 when every result is right."""
+    """Run everything; the exit status is 0 if every result is right."""
     print(describe())
     if ON_GPU:
-        cp.cuda.set_allocator(None)  # CuPy's pool hands out slices of large blocks: an overrun would land in one
+        cp.cuda.set_allocator(None)  # CuPy's pool cuts arrays from large blocks: an overrun would stay within one
     for stage in FORWARD.values():
         for dtype in stage.dtypes:
             if (not names or stage.name in names) and stage.why_not(head_dim=64, dtype=dtype) is None:
@@ -442,7 +443,7 @@ def main(names: Sequence[str]) -> int:
     aside = {name: [base] for name, base in BASES.items()} | {"fp8": [FP8_CODES]}
     aside["hopper"] = [*aside["hopper"], MULTICAST]
     for of, climb in CLIMBS.items():
-        for step in (*climb[:-1], *aside.get(of, ())):  # the last is the stage
+        for step in (*climb[:-1], *aside.get(of, ())):  # the last one is the stage
             for dtype in step.dtypes:
                 if (not names or of in names) and step.why_not(head_dim=64, dtype=dtype) is None:
                     run_step(step, dtype)

@@ -1,7 +1,7 @@
-"""Why a test may be skipped where CI runs, which has no GPU: no other reason passes there.
+"""The reasons why a test may be skipped in CI, which has no GPU: no other reason passes there.
 
-What pip can install is no reason: `.ci/run` brings it. Elsewhere any reason will do. Every run ends with what was
-skipped, and why.
+A package that pip can install is not a reason: `.ci/run` installs it. Outside CI any reason is allowed. Every run ends
+with a list of skips and reasons.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ ALLOWED = {
 
 
 def reason(report: Any) -> str:
-    """Read the reason from a skipped test's report, or from that of a file which was skipped as a whole."""
+    """Read the reason from the report of a skipped test, or of a file that was skipped as a whole."""
     return str(report.longrepr[2]).removeprefix("Skipped: ")
 
 
 def kind(text: str) -> str | None:
-    """Which of ALLOWED a reason is; None where nobody has listed it."""
+    """Return which entry of ALLOWED a reason matches; None if it is not listed."""
     return next((words for words, pattern in ALLOWED.items() if re.fullmatch(pattern, text)), None)

@@ -1,4 +1,4 @@
-"""Which GPU runs what, from Turing to Blackwell, as the site and `ladder` say; every stage compiled for each."""
+"""What runs on each GPU from Turing to Blackwell, as the site and `ladder` show; every stage compiled for each."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_page_says_what_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("cc", CARDS)
 @pytest.mark.parametrize("name", STAGES)
 def test_every_stage_compiles_for_every_gpu_that_runs_it(name: str, cc: int, record_row: Callable[..., None]) -> None:
-    """With the sizes that it has there at head_dim 64. Spills are listed, and held to what was seen."""
+    """With its sizes on that GPU at head_dim 64. Spills must match the list."""
     if reason := STAGES[name].unavailable():
         pytest.skip(reason)
     for report in architectures.compiled(STAGES[name], cc):
@@ -77,7 +77,7 @@ def test_every_stage_compiles_for_every_gpu_that_runs_it(name: str, cc: int, rec
         assert report.spill_bytes <= SPILLS.get((name, cc), 0), report
 
 
-# Bytes of spills by NVRTC 12.9, where there are any.
+# Bytes of spills with NVRTC 12.9, if there are any.
 SPILLS = {
     **{("register_tiles", 75): 40, ("heads_and_masks", 75): 16},
     **{("backward_mma", 90): 8, ("backward_mma", 100): 20},

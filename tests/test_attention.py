@@ -1,4 +1,4 @@
-"""flash_attention and flash_attention_varlen: every feature with every other at awkward sizes, and wrong use."""
+"""flash_attention and flash_attention_varlen: all pairs of features at awkward sizes, and wrong use."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Inputs = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def inputs(batch: int, n: int, n_kv: int, heads: int, kv_heads: int, d: int, seed: int = 0) -> Inputs:
-    """(batch, seq, heads, head_dim), float32, of a mean that is not 0."""
+    """Make (batch, seq, heads, head_dim) inputs in float32 with a non-zero mean."""
     rng = np.random.default_rng([seed, n, n_kv, heads, d])
     shapes = (batch, n, heads, d), (batch, n_kv, kv_heads, d), (batch, n_kv, kv_heads, d)
     q, k, v = (rng.standard_normal(shape, dtype=np.float32) + np.float32(0.25) for shape in shapes)
@@ -50,13 +50,13 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "head_dim": (3, 8, 40, 64, 128),
     "batch": (1, 3),
     "layout": ("dense", "heads first", "rows with gaps", "slices of one array", "odd address", "backwards"),
-    "scale": (None, 0.7, -0.5),  # over the root of head_dim: the logits stay near unit-normal
+    "scale": (None, 0.7, -0.5),  # times the root of head_dim, so that the logits stay near unit-normal
     "return_lse": (True, False),
 }
 
 
 def pairwise(factors: dict[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
-    """Cases in which every value of a factor meets every value of each other one."""
+    """Return cases in which every two values of different factors meet."""
     names = list(factors)
     sizes = [len(factors[name]) for name in names]
     pairs = itertools.combinations(range(len(names)), 2)
@@ -64,7 +64,7 @@ def pairwise(factors: dict[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
     rng = np.random.default_rng(0)
     while left:
         a, i, b, j = min(left)
-        tries = rng.integers(0, sizes, size=(50, len(names)))  # the one that meets most of what is left
+        tries = rng.integers(0, sizes, size=(50, len(names)))  # the case that covers most of the remaining pairs
         tries[:, a], tries[:, b] = i, j
         covered = [{p for p in left if t[p[0]] == p[1] and t[p[2]] == p[3]} for t in tries]
         best = max(range(len(tries)), key=lambda t: len(covered[t]))
@@ -82,7 +82,7 @@ def test_every_pair_of_values_occurs() -> None:
 
 
 def laid_out(a: np.ndarray, layout: str) -> Any:
-    """The same numbers as a device array of another layout."""
+    """Copy the same numbers to a device array with another layout."""
     if layout == "heads first":
         return cp.asarray(np.ascontiguousarray(a.swapaxes(1, 2))).swapaxes(1, 2)
     if layout == "rows with gaps":
@@ -104,7 +104,7 @@ def options_of(case: dict[str, Any]) -> dict[str, Any]:
     return {"causal": causal, "window": window, "softmax_scale": scale}
 
 
-# Every pair of values meets the stage whose text is simplest, and each other stage has every second one.
+# Every pair of values meets the stage with the simplest text, and every second pair each other stage.
 OF_STAGES = [(stage, case) for i, case in enumerate(CASES) for j, stage in enumerate(STRIDED) if not j or (i + j) % 2]
 
 
@@ -163,7 +163,7 @@ def test_packed_sequences(stage: Stage, lengths: str, mask: Any, heads: tuple[in
         check_both(stage.name, (o, lse), (want_o, want_lse))
 
 
-# ---- what no row sees
+# ---- rows that see no key
 
 
 def test_a_window_without_limits_is_none() -> None:
@@ -184,7 +184,7 @@ def test_keys_out_of_sight_have_no_influence() -> None:
     np.testing.assert_array_equal(flash_attention(q, k, v, window=(20, 30)), before)
 
 
-# ---- which arrays, which stage
+# ---- which arrays and which stage are used
 
 
 def test_the_output_is_of_the_kind_that_came() -> None:
@@ -199,7 +199,7 @@ def test_the_output_is_of_the_kind_that_came() -> None:
 
 
 class Tensor:
-    """Another library's array: only what DLPack asks for."""
+    """An array of another library that only supports DLPack."""
 
     def __init__(self, array: np.ndarray, device: int = 1) -> None:
         self.array, self.device = array, device
@@ -466,7 +466,7 @@ def test_an_array_on_a_gpu_that_is_not_there() -> None:
         flash_attention(Tensor(q, device=2), k, v)
 
 
-# ---- the kernel, checked
+# ---- checked runs of the kernel
 
 
 @pytest.mark.exhaustive(each_value=())
@@ -474,7 +474,7 @@ def test_an_array_on_a_gpu_that_is_not_there() -> None:
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1, 1, 1), (2, 33, 31, 2, 1, 3), (1, 130, 65, 4, 2, 40)], ids=str)
 @pytest.mark.parametrize("mask", [{}, {"causal": True}, {"window": (7, 3), "return_lse": True}], ids=str)
 def test_a_checked_run_is_clean(shape: tuple[int, ...], mask: dict[str, Any], cpu_engine: Any) -> None:
-    """No race, nothing out of bounds, nothing left unwritten; and only the keys that somebody sees are read."""
+    """No race, nothing out of bounds, nothing left unwritten; and only visible keys are read."""
     reports = []
 
     def checked(self: kernel.Kernel, grid: Any, block: Any, args: Any, *, shared_mem: int = 0) -> None:
@@ -489,7 +489,7 @@ def test_a_checked_run_is_clean(shape: tuple[int, ...], mask: dict[str, Any], cp
         report = reports[-1]
         assert not any(each.findings for each in reports)
         assert report.traffic["O"].written == 4 * batch * n * heads * d
-        if len(reports) > 1:  # it reads what others have made of K and V
+        if len(reports) > 1:  # it reads what other launches made of K and V
             continue
         options = {name: mask[name] for name in mask if name != "return_lse"}
         seen = reference.visible(n, n_kv, **options)
@@ -501,7 +501,7 @@ def test_a_checked_run_is_clean(shape: tuple[int, ...], mask: dict[str, Any], cp
 
 @pytest.mark.parametrize("stage", STRIDED, ids=lambda stage: stage.name)
 def test_offsets_beyond_two_to_the_31(stage: Stage, cpu_engine: Any) -> None:
-    """Rows so far apart that 32 bits do not count to the last. Only the pages with rows in them are ever touched."""
+    """The rows are so far apart that 32-bit offsets overflow. Only the pages that contain rows are touched."""
     n, d, step = 40, 8, 2**26 + 4
     assert n * step > 2**31
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
@@ -522,7 +522,7 @@ def test_offsets_beyond_two_to_the_31(stage: Stage, cpu_engine: Any) -> None:
 
 
 def random_halves(*shape: int) -> Any:
-    """(1, rows, heads, head_dim), float16, normal, made some rows at a time: in float32 they would fill the memory."""
+    """Make normal numbers (1, rows, heads, head_dim) in float16, some rows at a time: float32 would fill memory."""
     a = cp.empty(shape, dtype=np.float16)
     for first in range(0, shape[1], 512):
         part = a[:, first : first + 512]
@@ -549,7 +549,7 @@ def check_last_rows_of_gradients(stage: str, n: int, heads: int, kv_heads: int, 
 @pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
 @pytest.mark.parametrize("stage", ["backward_mma", "hopper_backward"])
 def test_gradients_beyond_two_to_the_31(stage: str) -> None:
-    """More elements of q, and of the float32 sums of dq, than 31 bits count: all of the last rows are beyond."""
+    """q, and the float32 sums of dq, have more elements than 31 bits can count: all of the last rows are beyond."""
     if BACKWARD[stage].why_not(head_dim=128, dtype="float16"):
         pytest.skip("needs a GPU of compute capability 9.0")
     n, heads, kv_heads, d = 16_500, 1025, 41, 128

@@ -1,7 +1,7 @@
 """Gradients: stages, flash_attention_backward and flash_attention_varlen_backward against float64, planted bugs.
 
-A new stage of the backward in float32 is tested by its entry in the ladder. As models call them, both stages of 08 are;
-test_backward_mma.py has the rest of the one in half types.
+A new float32 stage of the backward pass is tested because it is in the ladder. Both stages of 08 are tested through
+models' calls; test_backward_mma.py has the other tests of the one in half types.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ STAGES = [stage for stage in BACKWARD.values() if "float32" in stage.dtypes]
 every_stage = pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
 BY_DTYPE = {"float32": "backward", "bfloat16": "backward_mma", "float16": "backward_mma"}
 either_dtype = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-MOST_TIMES_NUMPY = 40  # of the CPU engine: 1 to 6 were measured
+MOST_TIMES_NUMPY = 40  # on the CPU engine: 1 to 6 were measured
 either_way = pytest.mark.parametrize("deterministic", [False, True], ids=["atomics", "deterministic"])
 NAMES = "dQ", "dK", "dV"
 ADDS_FOUR = "atomicAdd(reinterpret_cast<float4*>(row) + c, a);"
 
 
 def inputs(batch: int, heads: int, kv_heads: int, n: int, n_kv: int, d: int, seed: int = 0) -> tuple[Any, ...]:
-    """do, q, k, v (batch, heads, rows, d) in float32, of a mean that is not 0."""
+    """Make do, q, k, v (batch, heads, rows, d) in float32 with a non-zero mean."""
     rng = np.random.default_rng([seed, n, n_kv, heads, d])
     shapes = (batch, heads, n, d), (batch, heads, n, d), (batch, kv_heads, n_kv, d), (batch, kv_heads, n_kv, d)
     return tuple(rng.standard_normal(shape, dtype=np.float32) + np.float32(0.25) for shape in shapes)
 
 
 def forward(q: Any, k: Any, v: Any, **options: Any) -> tuple[np.ndarray, np.ndarray]:
-    """o and lse in float32, rounded from float64."""
+    """Compute o and lse, rounded from float64 to float32."""
     share = q.shape[-3] // k.shape[-3]
     k, v = (np.repeat(a, share, axis=-3) for a in (k, v))
     o, lse = reference.attention(q, k, v, return_lse=True, **options)
@@ -83,7 +83,7 @@ def gradients(
 @either_way
 @pytest.mark.parametrize("d", [1, 5, 40, 64, 128])
 def test_sizes(stage: Stage, d: int, deterministic: bool) -> None:
-    """Around the tiles, every N with some N_kv."""
+    """Sizes around the tiles', every N with some N_kv."""
     for n, n_kv in [(1, 1), (1, 130), (63, 64), (64, 65)] + [(129, 257)] * (d == 64):
         arrays = inputs(1, 1, 1, n, n_kv, d)
         got = gradients(stage, arrays, deterministic=deterministic)
@@ -93,7 +93,7 @@ def test_sizes(stage: Stage, d: int, deterministic: bool) -> None:
 @every_stage
 @either_way
 def test_one_key(stage: Stage, deterministic: bool) -> None:
-    """Its weight is 1 whatever q and k are, so their gradients are 0 but for what rounding leaves of dP - D."""
+    """Its weight is 1 whatever q and k are, so their gradients are 0 except for rounding in dP - D."""
     do, q, k, v = inputs(1, 1, 1, 130, 1, 64)
     got = gradients(stage, (do, q, k, v), deterministic=deterministic)
     terms = of_absolute_values(do, q, k, v, np.ones((1, 1, 130, 1)), 1 / 8)
@@ -118,7 +118,7 @@ MASKS: tuple[dict[str, Any], ...] = (
 @either_way
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 def test_masks(stage: Stage, mask: dict[str, Any], deterministic: bool) -> None:
-    """Rows and keys of different numbers, aligned at the bottom right: some rows see no key, some keys no row."""
+    """Different numbers of rows and keys, aligned at the bottom right: some rows see no key, some keys no row."""
     for n, n_kv in (130, 65), (65, 130), (1, 200), (100, 100):
         arrays = inputs(1, 2, 1, n, n_kv, 40)
         got = gradients(stage, arrays, deterministic=deterministic, **mask)
@@ -144,13 +144,13 @@ def test_softmax_scale(stage: Stage, scale: float) -> None:
     check_gradients(str(scale), got, reference.attention_backward(*arrays, softmax_scale=scale, causal=True))
 
 
-SLOPES = np.array([[0.5, 0.03, 2.0, 0.1], [0.0, -0.01, 1.0, 0.25]], np.float32)  # of two sequences' heads
+SLOPES = np.array([[0.5, 0.03, 2.0, 0.1], [0.0, -0.01, 1.0, 0.25]], np.float32)  # for two sequences' heads
 
 
 @every_stage
 @pytest.mark.parametrize("slopes", [SLOPES, SLOPES[0]], ids=["of batches", "of heads"])
 def test_alibi(stage: Stage, slopes: np.ndarray) -> None:
-    """Both ways; heads that share keys, rows that see none, slopes of 0 and below it."""
+    """Deterministic or not; heads that share keys, rows that see none, slopes of 0 and below it."""
     masks: list[dict[str, Any]] = [{}, {"causal": True}, {"window": (40, 3)}]
     for (n, n_kv), mask in zip([(65, 130), (130, 65), (85, 170)], masks, strict=True):
         arrays = inputs(2, 4, 2, n, n_kv, 40)
@@ -161,7 +161,7 @@ def test_alibi(stage: Stage, slopes: np.ndarray) -> None:
 
 
 def of_absolute_values(do: Any, q: Any, k: Any, v: Any, p: np.ndarray, scale: float) -> tuple[np.ndarray, ...]:
-    """The sums of the gradients with every term's absolute value: what rounding errors are in proportion to."""
+    """Compute the gradients' sums with absolute values of all terms: rounding errors are proportional to these."""
     do, q, k, v = (np.abs(a.astype(np.float64)) for a in (do, q, k, v))
     dp = do @ v.swapaxes(-1, -2)
     ds = scale * p * (dp + (p * dp).sum(axis=-1, keepdims=True))
@@ -202,7 +202,7 @@ def test_other_tiles(stage: Stage, sizes: tiles.Tiles) -> None:
 @every_stage
 @pytest.mark.parametrize("defines", [{"VECTOR_ATOMICS": 0}, {"VECTOR": 0}], ids=str)
 def test_other_options(stage: Stage, defines: dict[str, int]) -> None:
-    """The kernel is right as compiled for a GPU before Hopper, for unaligned arrays, and for experiments."""
+    """The kernel is right when compiled for a GPU before Hopper, for unaligned arrays, and for experiments."""
     arrays = inputs(1, 2, 1, 130, 100, 36)
     got = gradients(stage, arrays, sizes=defines, causal=True)
     check_gradients(str(defines), got, reference.attention_backward(*arrays, causal=True))
@@ -210,7 +210,7 @@ def test_other_options(stage: Stage, defines: dict[str, int]) -> None:
 
 @every_stage
 def test_the_tiles_of_a_launch_depend_on_its_blocks(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks have tiles of keys. Of 132 multiprocessors, few blocks leave more than half without one."""
+    """Each block has a tile of keys. On 132 multiprocessors, few blocks would leave more than half of them idle."""
     monkeypatch.setattr(limits, "multiprocessors", lambda: 132)
     monkeypatch.setattr(limits, "most_shared", lambda: 227 * 1024)
 
@@ -222,7 +222,7 @@ def test_the_tiles_of_a_launch_depend_on_its_blocks(stage: Stage, monkeypatch: p
     assert block(64, 8448, 1) == block(64, 16384, 1, uneven=True) == (64, 64)  # 66, 128
     assert block(128, 4096, 1) == (64, 48) and block(128, 4096, 2) == (64, 96)  # 43, 86
     assert block(32, 128, 1) == (64, 64) and block(96, 128, 1) == (64, 64)
-    monkeypatch.setattr(limits, "most_shared", lambda: 163 * 1024)  # no room for two of the smaller blocks
+    monkeypatch.setattr(limits, "most_shared", lambda: 163 * 1024)  # no space for two of the smaller blocks
     assert block(64, 4096, 3) == (64, 128) and block(64, 4096, 1) == (64, 64)
 
 
@@ -284,7 +284,7 @@ def test_the_same_bits_in_every_run(stage: Stage) -> None:
 @either_way
 @pytest.mark.parametrize("shape", [(33, 31, 5), (130, 130, 40), (65, 100, 64)], ids=str)
 def test_it_is_clean(stage: Stage, shape: tuple[int, int, int], deterministic: bool, cpu_engine: Any) -> None:
-    """Blocks that add to one element of dQ atomically are no race; what two blocks store there otherwise would be."""
+    """Blocks that add to one element of dQ atomically do not race; two plain stores by different blocks would."""
     found: list[list[Finding]] = []
 
     def checked(self: kernel.Kernel, grid: Any, block: Any, args: Any, *, shared_mem: int = 0) -> None:
@@ -326,7 +326,7 @@ def test_blocks_that_add_without_atomics_are_told(stage: Stage, cpu_engine: Any)
 def test_it_is_quick_enough_for_a_notebook(
     dtype: str, deterministic: bool, monkeypatch: pytest.MonkeyPatch, cpu_engine: Any
 ) -> None:
-    """Processor time is compared with NumPy's float64 on the same machine, however slow or busy that is."""
+    """CPU time is compared with NumPy's float64 on the same machine, however slow or busy that is."""
     monkeypatch.delenv("COURSE_CPU_OPTIMISATION", raising=False)  # which `course.py test` sets
     arrays = inputs(1, 1, 1, 256, 256, 64)
     o, lse = forward(*arrays[1:])
@@ -348,7 +348,7 @@ def _seconds(run: Callable[[], Any]) -> float:
 
 
 def model_inputs(*shape: int, seed: int = 0, dtype: str = "float32") -> tuple[Any, ...]:
-    """do, q, k, v (batch, seq, heads, head_dim), from (batch, heads, kv_heads, n, n_kv, d)."""
+    """Make do, q, k, v (batch, seq, heads, head_dim), from (batch, heads, kv_heads, n, n_kv, d)."""
     heads_first = (a.astype(TYPES.get(dtype, dtype)) for a in inputs(*shape, seed=seed))
     return tuple(np.ascontiguousarray(a.swapaxes(1, 2)) for a in heads_first)
 
@@ -359,7 +359,7 @@ def expected_of(do: Any, q: Any, k: Any, v: Any, **options: Any) -> tuple[np.nda
 
 
 def check_model(name: str, got: Any, given: tuple[Any, ...], *, causal: bool = False, **options: Any) -> None:
-    """Gradients as models have them: in float32 near those of float64, in half types by the rule of two roundings.
+    """Check gradients in models' layout: float32 against float64, half types by the rule of two roundings.
 
     options: window and softmax_scale.
     """
@@ -391,7 +391,7 @@ def test_layouts(layout: str, dtype: str, deterministic: bool) -> None:
     arrays = model_inputs(2, 4, 2, 65, 70, 40, dtype=dtype)
     do, q, k, v = map(LAYOUTS[layout], arrays)
     o, lse = flash_attention(q, k, v, return_lse=True, **options)
-    for _ in range(2):  # the second call is a known one
+    for _ in range(2):  # the second call is a cached one
         got = flash_attention_backward(do, q, k, v, o, lse, deterministic=deterministic, **options)
         assert all(isinstance(a, type(b)) and a.shape == b.shape for a, b in zip(got, (q, k, v), strict=True))
         assert all(a.dtype == arrays[0].dtype and a.flags.c_contiguous for a in got)
@@ -459,7 +459,7 @@ def test_packed_sequences(mask: dict[str, Any], dtype: str, deterministic: bool)
 
 @either_dtype
 def test_alibi_as_models_have_it(dtype: str) -> None:
-    """From 11's forward: batches, and the same sequences packed beside two that are empty."""
+    """From 11's forward pass: batches, and the same sequences packed with two empty ones."""
     do, q, k, v = arrays = model_inputs(2, 4, 2, 33, 40, 40, dtype=dtype)
     o, lse = flash_attention(q, k, v, causal=True, return_lse=True, alibi_slopes=SLOPES)
     got = flash_attention_backward(do, q, k, v, o, lse, causal=True, alibi_slopes=SLOPES)
@@ -618,14 +618,14 @@ BUGS = (
 )
 
 
-SMALL = {"BLOCK_M": 32, "BLOCK_N": 16, "THREADS": 64, "THREADS_X": 8}  # of two warps
+SMALL = {"BLOCK_M": 32, "BLOCK_N": 16, "THREADS": 64, "THREADS_X": 8}  # for two warps
 
 
 def run_check(stage: Stage, text: str, of: str = "") -> None:
-    """Both ways, on another text of the kernel: heads that share keys, tails everywhere, borders on both sides."""
+    """Check deterministic and other gradients with another kernel text: shared heads, tails and borders everywhere."""
     arrays = inputs(2, 4, 2, 85, 70, 36)
     mask: dict[str, Any] = {"window": (30, 5)}
-    if of == "ALiBi":  # by a slope below 0 far keys would overflow in rows past the end
+    if of == "ALiBi":  # with a negative slope, far keys would overflow in rows past the end
         arrays, mask = inputs(2, 4, 2, 85, 400, 36), {"alibi_slopes": np.where(SLOPES == 2, np.float32(-0.3), SLOPES)}
     expected = reference.attention_backward(*arrays, **mask)
     for deterministic in (False, True):

@@ -1,4 +1,4 @@
-"""The counters of hopper_backward beside FlashAttention-4's backward, as text, and that the record is of all cases."""
+"""The counters of hopper_backward and of FlashAttention-4's backward pass, as text; the record has all cases."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FIGURES = {"tensor pipe %": 77.6, "shared memory %": 84.0, "L2 bytes": 41.5e9, "
 
 
 def record(**speeds: float) -> dict[str, Any]:
-    """Two ways of one case: ours waits for barriers alone, the other for products, too."""
+    """Make two rows of one case: ours waits only for barriers, the other also for products."""
     of_case = {"pass": "backward", "shape": [1, 16, 16384, 128], "causal": False}
     stalls = ({"issued": 1.0, "barrier": 3.0}, {"issued": 1.0, "barrier": 0.25, "products": 3.75, "branch": 0.01})
     names = (study.OURS, study.FLASH4)

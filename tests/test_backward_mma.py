@@ -1,6 +1,6 @@
-"""The gradients in half types, 08_backward_mma.cu and 13_hopper_backward.cu, launched as they are.
+"""The gradients in half types, 08_backward_mma.cu and 13_hopper_backward.cu, in single launches.
 
-Planted bugs of the first; those of the second are in test_hopper_backward.py.
+Bugs are planted in the first; those of the second are in test_hopper_backward.py.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ LAST = dict(zip(_NAMES, (32, 64, 8, 4, 2, 2, 16, 1), strict=True))  # head_dim 2
 
 
 def stage_of(sizes: Mapping[str, int]) -> Stage:
-    """Only 08 has a number of warps to choose. Skips where this GPU has no wgmma."""
+    """Return the stage; only 08 has a choice of warps. Skips if this GPU has no wgmma."""
     stage = STAGE if "WARPS" in sizes else HOPPER if sizes["BLOCK_N"] == 128 else WIDE
     if reason := stage.why_not(head_dim=64, dtype="bfloat16"):
         pytest.skip(reason)
@@ -117,17 +117,18 @@ MASKS = {
 @pytest.mark.parametrize("tiling", KINDS)
 @pytest.mark.parametrize("deterministic", [0, 1])
 def test_masks(tiling: str, deterministic: int) -> None:
-    """With more rows than keys some rows see nothing: zeros.
+    """With more rows than keys, some rows see nothing: zeros.
 
-    Once batch 2, four heads of Q to two of K and V; no mask depends on the batch or the head, so else two heads to one.
-    Each type is a compilation, so the tilings and the two ways share them out; the ways share out masks and lengths.
+    One case has batch 2 and four query heads to two KV heads; the others have two to one, because no mask depends on
+    batch or head. Each type is a compilation, so tilings and variants divide the types among them, and variants divide
+    masks and lengths.
     """
     sizes = {**TILINGS[tiling], "DETERMINISTIC": deterministic}
     dtype = ("float16", "bfloat16")[(tiling == "shared") ^ deterministic]
     lengths = (130, 130), (129, 257), (200, 100), (1, 300), (300, 1)
     check("batches", sizes, inputs((2, 4, 129, 64), 257, 2, dtype), window=MASKS["causal"])
     for i, ((n, n_kv), name) in enumerate(itertools.product(lengths, MASKS)):
-        if i % 2 == deterministic:  # 7 masks: each has the other way in the next lengths
+        if i % 2 == deterministic:  # 7 masks: each gets the other variant at the next lengths
             check(f"{name}, {n} x {n_kv}", sizes, inputs((1, 2, n, 64), n_kv, 1, dtype), window=MASKS[name])
 
 
@@ -142,7 +143,7 @@ def test_packed_lengths(tiling: str, deterministic: int) -> None:
 
 @pytest.mark.parametrize("tiling", [*KINDS, "hopper, long rows"])
 def test_a_sequence_of_nan_harms_no_other(tiling: str) -> None:
-    """Its rows and keys lie in the same tiles as the last ones of the sequence before it."""
+    """Its rows and keys are in the same tiles as the last ones of the previous sequence."""
     sizes, d = TILINGS.get(tiling, {"BLOCK_M": 64, "BLOCK_N": 64}), 64
     cu_seqlens = np.array([0, 70, 130], np.int32), np.array([0, 90, 140], np.int32)
     first = inputs((1, 2, 70, d), 90, 1, "float16")
@@ -164,7 +165,7 @@ SLOPES = np.geomspace(0.5, 0.01, 8, dtype=np.float32).reshape(2, 4)
 @pytest.mark.exhaustive(one_of_each=lambda: None)
 @pytest.mark.parametrize("tiling", KINDS)
 def test_alibi(tiling: str) -> None:
-    """Heads that share keys have slopes of their own, and so have batches; distances count on both sides."""
+    """Heads that share keys have different slopes, and so have batches; distances count on both sides."""
     sizes = {**TILINGS[tiling], "ALIBI": 1}
     for n, n_kv in ((130, 70), (70, 200)):
         given = inputs((2, 4, n, 64), n_kv, 2, "bfloat16")
@@ -173,7 +174,7 @@ def test_alibi(tiling: str) -> None:
 
 
 def test_strides() -> None:
-    """(batch, seq, heads, head_dim) in memory, K and V as slices of one array."""
+    """Memory is (batch, seq, heads, head_dim), and K and V are slices of one array."""
     do, q, k, v = inputs((2, 2, 70, 64), 90, 2, "float16")
     *_, o, lse = reference(do, q, k, v)
     arrays = (cp.asarray(a) for a in (do, q, k, v, o.astype(np.float16), lse.astype(np.float32)))
@@ -204,7 +205,7 @@ def test_large_logits() -> None:
 @every_type
 @pytest.mark.parametrize("size", [2000, 8000, 60000])
 def test_large_inputs_overflow_nothing(dtype: str, size: int) -> None:
-    """lse, a float32, is rounded by many powers of 2: a weight may be far too small, but it is no infinity, nor NaN.
+    """lse, a float32, is rounded by many powers of 2: a weight may become far too small, but not infinite or NaN.
 
     dQ and dK are multiples of K and Q, which may overflow float16 themselves.
     """
@@ -219,14 +220,14 @@ def test_large_inputs_overflow_nothing(dtype: str, size: int) -> None:
 
 
 def test_absent_keys_do_no_harm() -> None:
-    """All logits are very negative. A key past the end, which is zeros in shared memory, would weigh e^lse."""
+    """All logits are very negative. A key past the end, which is 0 in shared memory, would weigh e^lse."""
     do, q, k, v = inputs((1, 1, 64, 64), 100, 1, "bfloat16")
     q, k = np.full_like(q, 8.0), np.full_like(k, -8.0) - np.abs(k)
     check("absent keys", REGISTERS, (do, q, k, v))
 
 
 def test_deterministic() -> None:
-    """The same bits, whatever the order of the blocks; and every block has added to every tile of dQ."""
+    """The bits do not depend on the order of the blocks, and every block has added to every tile of dQ."""
     do, q, k, v = inputs((1, 2, 300, 64), 500, 1, "float16")
     *_, o, lse = reference(do, q, k, v)
     sizes = {**REGISTERS, "DETERMINISTIC": 1}
@@ -239,7 +240,7 @@ def test_deterministic() -> None:
 
 
 def test_scalar_atomics() -> None:
-    """The form of GPUs before sm_90."""
+    """The variant for GPUs before sm_90."""
     check("scalar", {**REGISTERS, "VECTOR_ATOMICS": 0}, inputs((1, 1, 100, 72), 150, 1, "float16"), window=(-1, 0))
 
 
@@ -262,7 +263,7 @@ def test_xray_is_clean(tiling: str, deterministic: int) -> None:
 
 @pytest.mark.usefixtures("only_x_rayed")
 def test_keys_that_no_row_sees_wait_for_their_copies() -> None:
-    """Their block has nothing to add up, and still writes zeros where its copies of K and V were going."""
+    """Their block has nothing to sum, but writes zeros to the shared memory that its copies of K and V target."""
 
     def looked_at(kernel: Any, grid: Any, block: Any, args: Any, shared_mem: int = 0) -> None:
         assert not find(kernel, grid, block, args, shared_mem)
@@ -408,7 +409,7 @@ def test_additions_without_atomics_are_found() -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_registers(arch: str) -> None:
-    """The tiles that an A100 and an H200 get spill a few values at most, by any NVRTC from 12.9 to 13.0."""
+    """The tiles for an A100 and an H200 spill a few values at most, with any NVRTC from 12.9 to 13.0."""
     try:
         compile_report.nvrtc_version()
     except compile_report.NvrtcMissing as missing:
@@ -443,11 +444,11 @@ def test_the_tiles_of_a_launch_depend_on_its_blocks(monkeypatch: pytest.MonkeyPa
     assert block(256, 128, 1) == (32, 64, 8)
     q = np.zeros((1, 1, 128, 64), np.float16)
     lse = np.zeros((1, 1, 128), np.float32)
-    for deterministic, keys in ((False, 32), (True, 128)):  # in order, many small tiles would take longer
+    for deterministic, keys in ((False, 32), (True, 128)):  # in a fixed order, many small tiles would take longer
         arrays = tuple(map(cp.asarray, (q, q, q, q, q, lse)))
         ready, *_ = backward.plan(stage, *arrays, softmax_scale=1.0, deterministic=deterministic)
         assert ready.launches[1].grid[0] == 128 // keys
-    monkeypatch.setattr(limits, "most_shared", lambda: 99 * tiles.KB)  # no room for the smaller blocks' two buffers
+    monkeypatch.setattr(limits, "most_shared", lambda: 99 * tiles.KB)  # no space for the smaller blocks' two buffers
     usual = stage.defines(128)
     assert stage.defines_for(128, 128, 1)["BLOCK_N"] <= usual["BLOCK_N"]
     assert stage.shared_bytes(stage.defines_for(128, 128, 1)) <= 99 * tiles.KB

@@ -1,4 +1,4 @@
-"""The pictures of notebook 13: they say what they are given, and what an X-ray of the kernel saw."""
+"""The pictures of notebook 13: they show their input, and what an X-ray of the kernel recorded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from helpers.lesson import shortcuts
 
 
 def test_a_product_says_how_its_operands_are_stored() -> None:
-    """K-major: contiguous in the dimension that is summed over, the columns of a left operand, the rows of a right."""
+    """K-major: contiguous in the dimension that is summed over, a left operand's columns or a right operand's rows."""
     products = [
         (Operand("Sᵀ", (64, 64)), Operand("K", (64, 128), "rows"), Operand("Qᵀ", (128, 64), "columns")),
         (Operand("dV", (64, 128)), Operand("Pᵀ", (64, 64)), Operand("dO", (64, 128), "rows")),
@@ -37,7 +37,7 @@ def test_readings_and_budgets() -> None:
 
 @pytest.mark.usefixtures("only_x_rayed")
 def test_steps_of_an_xray(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four steps of one block: each has five products of each consumer, two copies and one addition."""
+    """Four steps of one block: each has five products per consumer, two copies and one addition."""
     monkeypatch.setattr(shortcuts, "cp", engine)
     rng = np.random.default_rng(0)
     given = [rng.standard_normal((n, 64)).astype(np.float16) for n in (256, 256, 100, 100)]
@@ -57,8 +57,21 @@ def test_steps_of_an_xray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_recorded_step_is_counted_from_when_its_barrier_opens() -> None:
-    """A clock read right after a barrier may be read before it opens: it opens when the later consumer has arrived."""
-    early = [0, 10, 20, 110, 210, 220, 300, 301, 500, 501, 600, 610]  # at the barrier of dS 100 before the other
+    """The clock after a barrier may be read before it opens, which happens when the later consumer has arrived."""
+    early = [
+        0,
+        10,
+        20,
+        110,
+        210,
+        220,
+        300,
+        301,
+        500,
+        501,
+        600,
+        610,
+    ]  # 100 cycles early at the barrier of dS
     late = [0, 10, 20, 110, 210, 220, 400, 401, 520, 521, 640, 650]
     row = {
         "shape": [1, 1, 512, 128],

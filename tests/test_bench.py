@@ -1,6 +1,6 @@
-"""The bench: what it counts, what it checks before it times, what it does when something fails; README's table.
+"""The bench: what it counts and checks, what it does when something fails; README's table.
 
-Clocks, stages and peers are made up where a real one could not be told from a wrong one.
+Clocks, stages and peers are fakes where a real one could not show a mistake.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from helpers.bench.run import JobRunner
 from helpers.device import ON_GPU, cp
 from helpers.lesson import show
 
-# 12 takes ten seconds to compile; what it computes, its own tests tell.
+# 12 takes ten seconds to compile, and has its own tests.
 QUICK = {name: stage for name, stage in FORWARD.items() if stage.unavailable() is None and not stage.slow_to_compile}
 
 SMALL = (2, 3, 48, 16)
@@ -65,7 +65,7 @@ SMALL = (2, 3, 48, 16)
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[float]], list[float]]:
-    """clock(times): launches take these milliseconds one after the other, the last one for ever; returns what was."""
+    """clock(times): launches take these milliseconds in turn, the last one repeatedly; returns the list of launches."""
 
     def start(times: list[float]) -> list[float]:
         now, taken = [0.0], []
@@ -115,12 +115,12 @@ def test_flushes_outlast_pythons_launch(monkeypatch: pytest.MonkeyPatch) -> None
     now = itertools.count(step=0.0005)
     monkeypatch.setattr(timing, "elapsed", lambda launch: 0.1)
     monkeypatch.setattr(timing.time, "perf_counter", lambda: next(now))
-    assert timing._flushes(lambda: None, None) == 9  # 0.5 ms to launch, half as much again, 0.1 ms a flush, and one
+    assert timing._flushes(lambda: None, None) == 9  # 0.5 ms to launch, times 1.5, 0.1 ms per flush, and one more
 
 
 @pytest.mark.skipif(not ON_GPU, reason="the GPU's own clock")
 def test_events_do_not_time_python() -> None:
-    """A kernel of some microseconds takes no longer where Python needs a millisecond to launch it."""
+    """A kernel of some microseconds takes no longer if Python needs a millisecond to launch it."""
     from time import perf_counter, sleep
 
     array = cp.ones(1 << 20, dtype=cp.float32)
@@ -161,7 +161,7 @@ def test_one_slow_round_does_not_move_the_range() -> None:
     assert timing.quartiles([2.0]) == (2.0, 2.0, 2.0)
 
 
-# ---------------------------------------------------------------------------------------- what is counted and checked
+# ---------------------------------------------------------------------------------------- counts and checks
 
 
 def test_flops_are_two_matrix_products() -> None:
@@ -191,7 +191,7 @@ def test_the_sample_is_attention_and_sees_what_is_wrong(dtype: str, causal: bool
     assert np.allclose(heads[sample.heads][:, sample.rows], sample.expected, atol=1e-14)
     assert {0, 5} <= set(sample.heads.tolist()) and {0, 47} <= set(sample.rows.tolist())
     assert sample.error(right) < 1e-14
-    # An output in the type passes, one that is off by a little more than the type's own rounding does not.
+    # An output rounded to the type passes; one with a slightly larger error than that rounding does not.
     assert sample.error(right.astype(cases.TYPES[dtype])) <= sample.tolerance
     assert sample.error(right + 1.1 * sample.tolerance) > sample.tolerance
     assert sample.tolerance <= {"float32": 1e-5, "float16": 4e-3, "bfloat16": 4e-2}[dtype]
@@ -232,7 +232,7 @@ def test_tensors_are_read_as_float32() -> None:
 
 
 class Fake:
-    """A stage whose kernel is NumPy."""
+    """A stage whose kernel is written in NumPy."""
 
     idea, number, max_head_dim, direction, error_factor = "an idea", 0, 128, "forward", 1.0
 
@@ -272,7 +272,7 @@ class Fake:
 
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """fakes(stage, ...): the ladder is these, at two small cases; no peer, variant or experiment."""
+    """fakes(stage, ...): the ladder consists of these, at two small cases, without peers, variants or experiments."""
 
     def use(*stages: Fake) -> None:
         monkeypatch.setattr(plan, "LADDER", {stage.name: stage for stage in stages})
@@ -361,7 +361,7 @@ def test_gradients_are_planned_beside_their_peers(monkeypatch: pytest.MonkeyPatc
 
 
 def test_steps_of_gradients_are_checked_and_timed() -> None:
-    """Those of backward_mma as they are; the turns of one tile as an experiment with the deterministic kernel."""
+    """Steps of backward_mma unchanged; the turns of one tile as an experiment with the deterministic kernel."""
     jobs = plan.plan(Record({}, {}), on_gpu=True, only=["backward_mma"], with_peers=False)
     planned = [each for each in jobs if each.kind == "backward step"]
     climb = CLIMBS["backward_mma"]
@@ -486,7 +486,7 @@ def test_what_is_left_when_the_time_is_over_is_noted(fakes: Any, tmp_path: Path)
 
 
 def test_a_finished_record_is_not_measured_again(fakes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not what it has, in each of its tile sizes, and not what failed; what has been added since is."""
+    """Neither results, for each tile size, nor failures are repeated; what has been added since is measured."""
 
     def crash(o: Any) -> None:
         raise MemoryError("no room")
@@ -513,7 +513,7 @@ def test_a_finished_record_is_not_measured_again(fakes: Any, tmp_path: Path, mon
 
 
 def test_what_was_left_is_measured_by_a_resumed_run(fakes: Any, tmp_path: Path) -> None:
-    """And its note goes; that of a run which has no time either stays, once."""
+    """Its note is removed; a run without time notes it again, once."""
     fakes(Fake("first"), Fake("second"))
     run_bench(tmp_path / "r.json", "--within", "0")
     _, record = run_bench(tmp_path / "r.json", "--within", "0", "--resume")
@@ -526,7 +526,7 @@ def test_what_was_left_is_measured_by_a_resumed_run(fakes: Any, tmp_path: Path) 
 
 
 def test_steps_are_checked_and_recorded_in_their_order(fakes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last step is the stage; a wrong step is not timed, and the others are, in turns."""
+    """The last step is the stage; a wrong step is not timed, and the others are timed in turns."""
 
     def spoil(o: Any) -> None:
         o[...] = 0
@@ -595,7 +595,7 @@ def test_gains_are_of_neighbours_that_were_timed_in_turns() -> None:
 def test_a_gain_over_a_step_that_is_gone_is_not_one_over_the_step_before(
     monkeypatch: pytest.MonkeyPatch, over: str, told: str
 ) -> None:
-    """Then the two medians are compared; in older records the numbers tell what a gain is over."""
+    """Otherwise the medians are compared; in older records, step numbers tell what a gain is relative to."""
     steps = {"first": "steps/01_01_a.cu", "third": "steps/01_03_c.cu", "whole": "01_whole.cu"}
     climb = tuple(dataclasses.replace(LADDER["naive"], idea=idea, file=file) for idea, file in steps.items())
     monkeypatch.setitem(CLIMBS, "k", climb)
@@ -614,7 +614,7 @@ def test_a_gain_over_a_step_that_is_gone_is_not_one_over_the_step_before(
 
 
 def test_a_climb_is_read_and_drawn_in_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step that was inserted after the run is in its place, and is said not to be measured."""
+    """A step inserted after the run is in its place, and marked as not measured."""
 
     def line(name: str, kind: str, tflops: float, **more: Any) -> dict[str, Any]:
         at = {"shape": list(SMALL), "dtype": "float16", "causal": False}
@@ -669,7 +669,7 @@ def test_the_sweep_comes_last_and_is_timed_for_less() -> None:
 
 
 def test_sigterm_writes_the_record(fakes: Any, tmp_path: Path) -> None:
-    """`timeout` ends a run so."""
+    """`timeout` sends SIGTERM."""
     if threading.current_thread() is not threading.main_thread():
         pytest.skip("signals go to the main thread")
     fakes(Fake("first"), Fake("second", act=lambda o: os.kill(os.getpid(), signal.SIGTERM)))
@@ -684,7 +684,7 @@ def test_sigterm_writes_the_record(fakes: Any, tmp_path: Path) -> None:
 
 
 def test_a_lost_device_is_left_for_another_process(fakes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After an illegal access the process can use the GPU no more; a new one goes on behind the failure."""
+    """After an illegal access the process cannot use the GPU any more; a new process continues after the failure."""
 
     def crash(o: Any) -> None:
         raise RuntimeError("illegal address")
@@ -712,7 +712,7 @@ def test_a_lost_device_is_left_for_another_process(fakes: Any, tmp_path: Path, m
 
 
 def test_a_record_goes_to_json_and_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The real stages and NumPy, at a small shape on the CPU; on a GPU at those of --quick."""
+    """The real stages and NumPy, at a small shape on the CPU; on a GPU at the shapes of --quick."""
     monkeypatch.setattr(plan, "ON_CPU", (1, 1, 80, 16))
     path = tmp_path / "folder" / "record.json"
     here = set(plan.forward()) & set(QUICK)
@@ -793,7 +793,7 @@ def test_gradients_have_a_table_of_their_own() -> None:
 
 
 def test_all_kernels_are_compiled_before_the_clock_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of stages, variants and experiments; one that cannot be compiled is left to its job."""
+    """The kernels of stages, variants and experiments; one that cannot be compiled is left to its job."""
     seen = []
 
     def prepare(self: Any, q: Any, k: Any, v: Any, *, source: Any = None, sizes: Any = None) -> Any:
@@ -822,7 +822,7 @@ def test_all_kernels_are_compiled_before_the_clock_starts(monkeypatch: pytest.Mo
 
 
 def test_the_host_is_timed_between_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The median of batches after the first; the GPU is waited for outside of the time, and never within a batch."""
+    """It is the median of batches after the first; waiting for the GPU is not timed, and never within a batch."""
     now, events = [0], []
 
     def call() -> None:
@@ -937,7 +937,7 @@ def test_experiments_change_the_text_they_name(experiment: experiments.Experimen
         pytest.skip(why)
     case = Case((1, 1, 100, measured.shape[3]), measured.dtype, measured.causal)
     r = JobRunner(0.001).run(of_experiment(few, case, experiment.sizes[0]))
-    # The engine runs threads in turn, so there a missing barrier is always wrong; another text never is.
+    # The engine runs threads in order, so there a missing barrier is always wrong; another text never is.
     if not ON_GPU:
         wrong = (
             experiment.launches > 1 and "barrier" in experiment.name
@@ -960,7 +960,7 @@ def test_experiments_with_gradients_are_right(experiment: experiments.Experiment
 
 def test_an_experiment_on_another_text_is_refused() -> None:
     experiment = experiments.Experiment("x", "naive", (("no such text", ""),))
-    with pytest.raises(ValueError, match="mend the experiment"):
+    with pytest.raises(ValueError, match="correct the experiment"):
         JobRunner(0.001).run(of_experiment(experiment, Case((1, 1, 8, 8)), {}))
 
 
@@ -984,7 +984,7 @@ def test_readme_has_the_table_of_the_record() -> None:
 
 
 def test_the_plot_is_known_by_what_it_shows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A bar, a roof or another GPU changes the digest; what is not drawn does not. It is written into the file."""
+    """A bar, a roof or another GPU changes the digest; what is not drawn does not. It is stored in the file."""
     record = json.loads(readme.RECORD.read_text())
     digests = [readme.digest(record)]
     at = [(tuple(r["shape"]), r["dtype"], r["kind"], r["causal"]) for r in record["results"]]
@@ -1010,7 +1010,7 @@ def test_the_plot_is_known_by_what_it_shows(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_readme_tells_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other figures give another table; columns that are not recorded are left out."""
+    """Other figures give another table; unrecorded columns are left out."""
     record = json.loads(readme.RECORD.read_text())
     head = readme.ladder_table(record).splitlines()[0]
     recorded = {(tuple(r["shape"]), r["dtype"]) for r in record["results"] if r["kind"] == "stage"}
@@ -1063,7 +1063,7 @@ def test_links_of_readme_exist() -> None:
 
 
 def test_sizes_that_go_by_the_mask_are_those_of_the_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    """10 has other tiles with a mask, with few keys, and where high ones fit; those of 04 go by head_dim alone."""
+    """10 has other tiles with a mask, with few keys, and where tall ones fit; those of 04 depend on head_dim only."""
 
     def block_n(name: str, rows: int, causal: bool) -> int:
         return tile_sizes(LADDER[name], Case((1, 16, rows, 128), "bfloat16", causal))["BLOCK_N"]

@@ -1,6 +1,6 @@
-"""Gradients of what is added to the scores: a bias in each broadcast, slopes, sinks, a table of distances.
+"""Gradients of terms added to the scores: a bias in each broadcast, slopes, sinks, a table of distances.
 
-Compared with the reference in float64, whose gradients test_reference.py holds to finite differences.
+They are compared with the float64 reference, whose gradients test_reference.py compares with finite differences.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from helpers.device import cp
 from helpers.xray import xray
 
 TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
-# Two tiles of rows, three of keys; under a causal mask, and in a window, some tiles have nothing to see. A bias that
-# batches or heads share is split: its sum takes a block for each four numbers, so it stays small.
+# Two tiles of rows, three of keys; with a causal mask or a window, some tiles see nothing. A bias that batches or heads
+# share is split: its sum takes a block for every four numbers, so it stays small.
 BATCH, HEADS, KV_HEADS, ROWS, KEYS, HEAD_DIM = 2, 4, 2, 70, 134, 59
 NAMES = ("bias", "alibi_slopes", "sinks")
-# By float32 sums of float32 products; in half types o, from which delta comes, is rounded as well.
+# float32 sums of float32 products; in half types o, from which delta comes, is rounded as well.
 RELATIVE = {"float32": check.TOLERANCE, "float16": 4e-3, "bfloat16": 3e-2}
 
 
@@ -50,7 +50,7 @@ def random(*shape: int, dtype: str = "float32", seed: int = 0, mean: float = 0.2
 
 
 def inputs(dtype: str = "float32", n: int = ROWS, n_kv: int = KEYS, d: int = HEAD_DIM) -> list[np.ndarray]:
-    """do, q, k and v, as models have them."""
+    """Make do, q, k and v in models' layout."""
     of_q, of_k = (BATCH, n, HEADS, d), (BATCH, n_kv, KV_HEADS, d)
     return [random(*shape, dtype=dtype, seed=seed) for seed, shape in enumerate((of_q, of_q, of_k, of_k))]
 
@@ -71,9 +71,9 @@ def compare(name: str, got: Any, want: np.ndarray, dtype: str = "float32", *, te
 
 
 def gradients_of(arrays: list[Any], wrt: tuple[str, ...], *, again: bool = False, **options: Any) -> tuple[Any, ...]:
-    """The gradients of `wrt`, from o and lse of the forward. again: once more from new plans, which give the same bits.
+    """Compute the gradients of `wrt`, from the forward's o and lse. again: repeat with new plans, for the same bits.
 
-    Options that the reference has not are for the public functions, with their dq, dk and dv.
+    Options that the reference lacks go to the public functions, with their dq, dk and dv.
     """
     do, *qkv = arrays
     if options.keys() <= {*NAMES, "causal", "window"}:
@@ -103,7 +103,7 @@ def gradients_of(arrays: list[Any], wrt: tuple[str, ...], *, again: bool = False
 # ---- a bias
 
 MASKS: list[dict[str, Any]] = [{}, {"causal": True}, {"window": (30, 5)}]
-# Of what the sums are: of one number for each key, each row, each score, or all; every kind under every mask.
+# What a sum is over: for one number per key, per row, per score, or for all; every kind under every mask.
 SHAPES: list[tuple[Any, ...]] = [
     *((4, 1, KEYS), (2, 1, 1, KEYS), (KEYS,)),
     *((2, 4, 1, 1), (4, 1, 1), ()),
@@ -114,7 +114,7 @@ SHAPES: list[tuple[Any, ...]] = [
 
 @pytest.mark.parametrize("shape, mask", [(shape, MASKS[i % 3]) for i, shape in enumerate(SHAPES)], ids=str)
 def test_a_bias_of_each_broadcast(shape: tuple[int, ...], mask: dict[str, Any]) -> None:
-    """With sinks, for without them a bias that is the same for all keys has no gradient; heads share keys."""
+    """With sinks, because without them a bias that is the same for all keys has no gradient; heads share keys."""
     arrays, options = inputs(), {"bias": random(*shape, seed=7), "sinks": SINKS, **mask}
     (got,) = gradients_of(arrays, ("bias",), again=True, **options)
     assert got.dtype == np.float32
@@ -128,7 +128,7 @@ def test_a_bias_of_each_broadcast(shape: tuple[int, ...], mask: dict[str, Any]) 
 )
 @pytest.mark.exhaustive(one_of_each=lambda of_bias: of_bias)
 def test_half_types(dtype: str, of_bias: str) -> None:
-    """The gradient has the bias's type. 111 elements a row are no multiple of what other kernels load at a time."""
+    """The gradient has the bias's type. 111 elements a row are not a multiple of what other kernels load at a time."""
     arrays = inputs(dtype, 70, 90, d=111)
     bias = random(4, 70, 90, seed=7, dtype="float32" if of_bias == "float32" else dtype)
     options = {"bias": bias, "alibi_slopes": SLOPES, "sinks": SINKS, "causal": True}
@@ -152,7 +152,7 @@ def test_lengths(n: int, n_kv: int) -> None:
 
 
 def test_rows_and_keys_that_see_nothing_have_no_gradient() -> None:
-    """More rows than keys under a causal mask; a row that the bias hides whole; keys that no window reaches."""
+    """More rows than keys with a causal mask; a row that the bias hides entirely; keys outside every window."""
     arrays = inputs(n=150, n_kv=70)
     bias = random(BATCH, HEADS, 150, 70, seed=7)
     bias[:, :, 100] = -np.inf
@@ -166,7 +166,7 @@ def test_rows_and_keys_that_see_nothing_have_no_gradient() -> None:
 
 
 def test_what_lies_beside_the_rows_is_not_read() -> None:
-    """Views of arrays that are NaN everywhere else; keys that are hidden may be NaN as well."""
+    """Views of arrays that are NaN everywhere else; hidden keys may be NaN as well."""
     arrays = inputs(d=20)
     views = []
     for a in arrays:
@@ -206,7 +206,7 @@ def test_slopes_and_sinks(mask: dict[str, Any]) -> None:
             names, gradients_of(arrays, names, again=True, **options), truth(arrays, names, **options), strict=True
         ):
             compare(f"{name}, {mask}", a, b)
-    assert cp.asnumpy(gradients_of(arrays, ("sinks",), sinks=SINKS)[0])[0] == 0  # of a sink of -inf
+    assert cp.asnumpy(gradients_of(arrays, ("sinks",), sinks=SINKS)[0])[0] == 0  # for a sink of -inf
 
 
 def table_truth(arrays: list[Any], table: np.ndarray, **options: Any) -> np.ndarray:
@@ -221,7 +221,7 @@ def table_truth(arrays: list[Any], table: np.ndarray, **options: Any) -> np.ndar
 )
 @pytest.mark.exhaustive(each_value=())
 def test_a_table_of_distances(n: int, n_kv: int, reach: int) -> None:
-    """Beyond the table's ends all distances add to its last number; also with what else is added."""
+    """Distances beyond the table's ends add to its last number; also combined with other terms."""
     arrays, table = inputs(n=n, n_kv=n_kv), random(HEADS, 2 * reach + 1, seed=7)
     for more in ({}, {"causal": True}, {"window": (40, 9), "alibi_slopes": SLOPES, "sinks": SINKS}):
         again = bool(more) and n == ROWS
@@ -230,7 +230,7 @@ def test_a_table_of_distances(n: int, n_kv: int, reach: int) -> None:
 
 
 def test_a_table_that_reaches_everywhere_is_read_within_its_ends() -> None:
-    """Without limits in the text, as `longest` asks for; tiles along a diagonal begin before the first key."""
+    """The text has no range checks, because of `longest`; tiles along a diagonal begin before the first key."""
     arrays, table = inputs(n=100, n_kv=80, d=16), random(HEADS, 2 * 110 + 1, seed=7)
     (got,) = gradients_of(arrays, ("table",), **relative_bias(cp.asarray(table), longest=100))
     compare("dTable", got, table_truth(arrays, table))
@@ -266,7 +266,7 @@ CU_Q, CU_K = np.array([0, 70, 70, 83, 150], np.int32), np.array([0, 40, 60, 171,
 @pytest.mark.parametrize("mask", [{}, {"causal": True}], ids=str)
 @pytest.mark.exhaustive(each_value=())
 def test_packed_lengths(mask: dict[str, Any]) -> None:
-    """One sequence has no rows, one no keys, one more rows than keys: each is a call of its own."""
+    """One sequence has no rows, one no keys, one more rows than keys: each must equal a call of its own."""
     do, q, k, v = (a[0] for a in inputs(n=150, n_kv=171, d=20))
     table = random(HEADS, 61, seed=7)
     of_all = {"alibi_slopes": SLOPES, "sinks": SINKS, **mask}
@@ -304,11 +304,11 @@ def test_without_a_row_or_a_key() -> None:
     assert (flash_attention_backward(do, q, k, v, o, lse, bias=bias, wrt=["bias"])[3] == np.zeros((4, 1, 1))).all()
 
 
-# ---- how blocks share it
+# ---- how blocks divide the work
 
 
 def test_memory_stays_bounded() -> None:
-    """Partial sums are of MOST_BLOCKS tiles at most, and a bias of full size has none."""
+    """There are partial sums for MOST_BLOCKS tiles at most, and none for a bias of full size."""
     for n, shape in (
         (4096, (1, 16, 1, 4096)),
         (4096, (1, 1, 4096, 4096)),
@@ -323,7 +323,7 @@ def test_memory_stays_bounded() -> None:
 
 
 def planned(wrt: str, *, n: int, bias_shape: tuple[int, ...]) -> Any:
-    """The plan of a call whose arrays are never read."""
+    """Return the plan of a call without reading its arrays."""
     rows = np.lib.stride_tricks.as_strided(np.zeros(64, np.float32), (4, 16, n, 64), (0, 0, 0, 4))
     number = np.zeros(1, np.float32)
     arrays = dict.fromkeys(("do", "q", "k", "v", "o"), rows)
@@ -340,7 +340,7 @@ def planned(wrt: str, *, n: int, bias_shape: tuple[int, ...]) -> Any:
 def test_launches_without_checks_find_partial_sums_where_there_are_some(
     cpu_engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In float32 a long call, which has none, shares its kernel with a short one: each has the addresses of its own."""
+    """In float32 a long call, which has none, shares its kernel with a short one: each has its own addresses."""
     seen: list[list[int]] = []
 
     def launch_kernel(function: int, *rest: Any) -> None:
@@ -374,7 +374,7 @@ def test_launches_without_checks_find_partial_sums_where_there_are_some(
 
 
 def launches_of(wrt: str, arrays: list[Any], source: str | None = None, **options: Any) -> tuple[Any, Any, Any]:
-    """(launches with their kernels and arguments, the function that launches, the array that they write)."""
+    """Return (launches with their kernels and arguments, the function that launches, the array that they write)."""
     names = ("score_mod", "mask_mod", "mod_args", "score_mod_grad")
     mod, of_mod = parse_score_mod(*(options.get(name) for name in names), backward=True)
     do, q, k, v = arrays
@@ -402,7 +402,7 @@ def launches_of(wrt: str, arrays: list[Any], source: str | None = None, **option
 
 
 def of_form(form: str, dtype: str = "float32") -> tuple[str, list[Any], dict[str, Any]]:
-    """A call of each form: lengths that do not divide, several steps a block."""
+    """Return a call of each form: sizes that tiles do not divide, several steps per block."""
     arrays = inputs(dtype, d=24)
     bias = {"keys": (HEADS, 1, KEYS), "rows": (ROWS, 1), "all": (HEADS, 1, 1), "full": (HEADS, ROWS, KEYS)}
     if form in bias:
@@ -417,7 +417,7 @@ FORMS = ("keys", "rows", "all", "full", "table", "alibi_slopes", "sinks")
 
 @pytest.fixture
 def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks have several tiles of scores each."""
+    """Give each block several tiles of scores."""
     monkeypatch.setattr(bias_gradient, "MOST_BLOCKS", 24)
 
 
@@ -475,7 +475,7 @@ BUGS: tuple[tuple[str, Bug], ...] = (
 )
 
 
-# The same on tensor cores, where a tile has 64 or 128 rows and keys.
+# The same bugs on tensor cores, where a tile has 64 or 128 rows and keys.
 SCORES, GRADIENTS = (f"{name}(next, new_rows, new_keys)" for name in ("load_scores", "load_gradients"))
 BUGS_MMA: tuple[tuple[str, Bug], ...] = (
     ("keys", Bug("delta is forgotten", "= minus_delta;", "= 0.0f;")),
@@ -528,11 +528,11 @@ BARRIERS = (
 
 
 def test_every_barrier_is_left_out_once() -> None:
-    """The kernel on tensor cores has those of its own file here; the header's are left out in the other."""
+    """For the tensor-core kernel these are its own file's barriers; the header's are left out in the other kernel."""
     for dtype, file in (("float32", "11_bias_gradient.cu"), ("float16", "11_bias_gradient_mma.cu")):
         of_header = kernel.source("bias_gradient.cuh").count("__syncthreads();  // hazard: ")
         count = kernel.source(file).count("__syncthreads();  // hazard: ") - (of_header if dtype == "float16" else 0)
-        # The last one on tensor cores follows a barrier after the last read: no checked run needs it.
+        # The last barrier on tensor cores follows another one after the last read: no checked run needs it.
         assert count == sum(each[0] == dtype for each in BARRIERS) + (dtype == "float16")
 
 

@@ -1,4 +1,4 @@
-"""Which elements of the gradients differ from run to run: counted, and told."""
+"""Which elements of the gradients differ from run to run: counted and reported."""
 
 from __future__ import annotations
 

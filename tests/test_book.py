@@ -1,4 +1,4 @@
-"""The site: all pages are there, nothing on them leads nowhere, and they say what the notebooks and kernels say."""
+"""The site: all pages exist, links work, and pages say what the notebooks and kernels say."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ of_the_site = pytest.mark.skipif(bool(missing), reason=f"the site is made with {
 
 
 def needs_sphinx(test: Any) -> Any:
-    """Making the site takes two minutes of CPU, and its own workflow makes it for each pull request."""
+    """Building the site takes two minutes of CPU time; a workflow of its own does it for each pull request."""
     return pytest.mark.exhaustive(of_the_site(test))
 
 
 class Page(HTMLParser):
-    """One page: its ids, what it links to and shows, its blocks of code, its words outside and inside folds."""
+    """One page: its ids, its links and images, its blocks of code, its words outside and inside folds."""
 
     WHERE = frozenset(("details", "summary", "pre"))  # tags, and the class "linenos"
     COLOURED = re.compile(r'<span class="\w{1,3}">([^<]*)</span>')  # one word of code: most of a page's tags
@@ -60,11 +60,11 @@ class Page(HTMLParser):
         self.path = path
         self.ids: set[str] = set()
         self.links: list[str] = []
-        self.pictures: list[str] = []  # what is said of them
+        self.pictures: list[str] = []  # their alternative texts
         self.blocks: list[str] = []
         self.words = {"open": "", "folded": ""}
         self.folds: list[str] = []  # their summaries
-        self._open: list[tuple[str, frozenset[str]]] = []  # with what it stands in, of WHERE
+        self._open: list[tuple[str, frozenset[str]]] = []  # with its enclosing tags of WHERE
         self.feed(self.COLOURED.sub(r"\1", path.read_text(encoding="utf-8")))
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
@@ -96,7 +96,7 @@ class Page(HTMLParser):
 
 
 def dead_links(pages: dict[Path, Page]) -> Iterator[str]:
-    """Find what pages link to or show within the site, and is not there."""
+    """Find broken links and images within the site."""
     for path, page in pages.items():
         for link in dict.fromkeys(page.links):  # a listing repeats names
             if re.match(r"[a-z]+:|//", link):
@@ -111,7 +111,7 @@ def dead_links(pages: dict[Path, Page]) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Page]:
-    """All pages of the site, made once for these tests."""
+    """All pages of the site, built once for these tests."""
     first = build.build(tmp_path_factory.mktemp("book")).resolve()
     paths = sorted(path for path in first.parent.rglob("*.html") if "_static" not in path.parts)  # the theme's macros
     return {path: Page(path) for path in paths}
@@ -140,7 +140,7 @@ def test_a_dead_link_would_be_found(site: dict[Path, Page], tmp_path: Path) -> N
 
 @needs_sphinx
 def test_every_notebook_is_there_with_the_pictures_that_it_holds(site: dict[Path, Page]) -> None:
-    """Nothing is computed again: each picture's bytes are those in the notebook."""
+    """Nothing is recomputed: each picture's bytes are those in the notebook."""
     assert len(notebook_pages.paths()) >= 11
     [images] = {image for path in site for image in path.parent.glob("_images")}
     shown = {hashlib.sha256(path.read_bytes()).digest() for path in images.iterdir()}
@@ -151,14 +151,14 @@ def test_every_notebook_is_there_with_the_pictures_that_it_holds(site: dict[Path
         for output in (out for cell in notebook_pages.read(path)["cells"] for out in cell.get("outputs", ())):
             if picture := output.get("data", {}).get("image/png"):
                 assert hashlib.sha256(base64.b64decode("".join(picture))).digest() in shown
-            for printed in guesses.with_boxes(output):  # what asks for a guess is a box
+            for printed in guesses.with_boxes(output):  # a question becomes a box
                 if printed["output_type"] == "stream":
                     line = max("".join(printed["text"]).splitlines(), key=len)
                     assert line in page.words["open"] + page.words["folded"]
 
 
 def streams(cell: dict[str, Any]) -> list[str]:
-    """The longest line of each text that a cell printed."""
+    """Return the longest line of each text that a cell printed."""
     outputs = (new for output in cell.get("outputs", ()) for new in guesses.with_boxes(output))
     texts = ("".join(o["text"]) for o in outputs if o["output_type"] == "stream")
     return [max(text.splitlines(), key=len) for text in texts]
@@ -168,7 +168,7 @@ def streams(cell: dict[str, Any]) -> list[str]:
 def test_answers_and_solutions_are_folded(site: dict[Path, Page]) -> None:
     for path in notebook_pages.paths():
         page, cells = page_of(site, f"notebooks/{path.stem}.html"), notebook_pages.read(path)["cells"]
-        seen, hidden = "", []  # what the notebook shows, and the lines that it collapses
+        seen, hidden = "", []  # the notebook's visible lines, and the collapsed ones
         for cell in cells:
             collapsed = cell["metadata"].get("jupyter", {})
             if collapsed.get("source_hidden"):
@@ -190,7 +190,7 @@ def test_answers_and_solutions_are_folded(site: dict[Path, Page]) -> None:
 
 @needs_sphinx
 def test_every_kernel_is_there_to_be_copied(site: dict[Path, Page]) -> None:
-    """The last block of a file's page is its text, to the letter; line numbers are no part of it."""
+    """The last block of a file's page is its exact text, without line numbers."""
     for path in kernel_pages.files():
         name = path.relative_to(ROOT).as_posix()
         assert page_of(site, f"{name}.html").blocks[-1].rstrip("\n") == path.read_text("utf-8").rstrip("\n"), name
@@ -198,7 +198,7 @@ def test_every_kernel_is_there_to_be_copied(site: dict[Path, Page]) -> None:
 
 @needs_sphinx
 def test_every_stage_is_there_as_one_file(site: dict[Path, Page]) -> None:
-    """To copy, and to download, to the letter."""
+    """To copy and to download, with the exact text."""
     texts_of = {stage.name: export_pages.files(stage) for stage in LADDER.values()}
     assert sum(bool(texts) for texts in texts_of.values()) >= 10 and "flash_mma.cu" in texts_of["flash_mma"]
     for stage, texts in texts_of.items():
@@ -215,7 +215,7 @@ def test_every_stage_is_there_as_one_file(site: dict[Path, Page]) -> None:
 
 @needs_sphinx
 def test_every_record_is_there(site: dict[Path, Page]) -> None:
-    """Each GPU, and of the first the figures that the record holds."""
+    """There is a page for each GPU, and the first one's has the record's figures."""
     words = page_of(site, "gpus.html").words["open"]
     for name, record in gpus.records().items():
         assert name in words
@@ -228,7 +228,7 @@ def test_every_record_is_there(site: dict[Path, Page]) -> None:
 
 @needs_sphinx
 def test_the_climb_is_there(site: dict[Path, Page]) -> None:
-    """Its tables with the recorded figures, its picture, and the sections of what was promised."""
+    """Its tables with the recorded figures, its picture, and the sections on predictions."""
     page = page_of(site, "climb.html")
     gain = climb.between_stages()[0]
     assert gain.idea in page.words["open"] and gain.text in page.words["open"]
@@ -267,7 +267,7 @@ def test_what_one_sees_of_a_usual_mistake(site: dict[Path, Page]) -> None:
 
 @needs_sphinx
 def test_nothing_is_fetched_from_elsewhere(site: dict[Path, Page]) -> None:
-    """No script, font, style or picture, and no link to a repository that has no name yet."""
+    """No script, font, style or picture, and no link to a repository without a public name."""
     for path, page in site.items():
         text = path.read_text(encoding="utf-8")
         assert not re.findall(r"<(?:script|img|iframe)[^>]* src=\"(?:https?:)?//[^\"]*", text), path.name
@@ -337,7 +337,7 @@ def test_a_page_with_something_wrong_is_no_site(tmp_path: Path, monkeypatch: pyt
 
 
 def test_outputs_keep_their_order() -> None:
-    """Text that was printed in two pieces is one block, unless something was shown between them."""
+    """Text printed in two pieces is one block, unless something was displayed in between."""
     kinds = [("stream", "a\n"), ("stream", "b\n"), ("display_data", ""), ("stream", "c\n")]
     outputs = [{"output_type": kind, "name": "stdout", "text": [text]} for kind, text in kinds]
     joined = notebook_pages._joined(outputs)
@@ -373,7 +373,7 @@ def test_links_of_a_notebook(link: str, becomes: str) -> None:
 
 
 def test_a_link_to_the_repository_waits_for_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until then its words are left; pictures within links, too."""
+    """Until then only its words remain; this also holds for pictures within links."""
     text = "see [`check`](../helpers/attention/check.py) and [a [b]](../kernels/exercises), ![x](measured/ladder.png)"
     kept = "![x](/notebooks/measured/ladder.png)"
     assert Links({}).rewrite(text, "notebooks/x.md") == f"see `check` and a [b], {kept}"
@@ -410,7 +410,7 @@ def test_readme_falls_into_parts() -> None:
 
 
 def test_mistakes_are_still_planted() -> None:
-    """Each fits its kernel as it is; without Sphinx too."""
+    """Each applies to its kernel; this is checked without Sphinx too."""
     for mistake in mistakes.listed():
         bug = mistakes.planted(mistake)
         text = (ROOT / "kernels" / mistakes.file_of(mistake)).read_text(encoding="utf-8")  # or of a header
@@ -423,7 +423,7 @@ def test_mistakes_are_still_planted() -> None:
 
 
 def test_a_guess_is_a_box(capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever `predict` prints is understood, with what is printed around it."""
+    """Every question of `predict` is recognised, whatever is printed around it."""
     print("before")
     predict("a & b: c", unit="GiB", guess=...)
     predict("which", choices=("it's", "other"), guess=...)
@@ -439,14 +439,14 @@ def test_a_guess_is_a_box(capsys: pytest.CaptureFixture[str]) -> None:
     assert list(guesses.with_boxes(other)) == [other]
 
 
-# ---- in a browser, where there is one
+# ---- in a browser, if there is one
 
 
 @needs_sphinx
 @pytest.mark.parametrize("theme", browser.THEMES)
 @pytest.mark.parametrize("width", browser.SIZES)
 def test_the_site_moves(chromium: Any, site: dict[Path, Page], width: int, theme: str) -> None:
-    """Every moving figure of every page."""
+    """Every moving figure on every page works."""
     pages = [path for path in site if 'class="moving"' in path.read_text(encoding="utf-8")]
     assert {"index.html", "03_online_softmax.html"} <= {path.name for path in pages}
     for path in pages:
@@ -462,14 +462,14 @@ def test_the_site_moves(chromium: Any, site: dict[Path, Page], width: int, theme
 @pytest.mark.parametrize("theme", browser.THEMES)
 @pytest.mark.parametrize("width", browser.SIZES)
 def test_a_guess_is_noted(chromium: Any, site: dict[Path, Page], width: int, theme: str) -> None:
-    """A number, then a choice; the folded answer then has the guess beside it."""
+    """A number, then a choice; the folded answer then shows the guess."""
     with browser.opened(chromium, width, theme) as page:
         page.goto(page_of(site, "notebooks/03_online_softmax.html").path.as_uri())
         form = page.locator("form.guess[data-name='factor at tile 1']")
         line, noted = form.locator("input"), form.locator("output")
         answer = page.locator("details", has_text="factor at tile 1: ")
         assert not answer.locator("pre").last.is_visible()
-        comma = "a comma stands before three digits, as in 1,024; for a decimal write 3.5"
+        comma = "a comma must be followed by three digits, as in 1,024; for a decimal write 3.5"
         more = (("3,5", comma), ("1,024", "noted: 1,024"))
         for typed, said in (("much", "a number, please"), ("16", "noted: 16"), *more, ("0.14", "noted: 0.14")):
             line.fill(typed)
@@ -486,7 +486,7 @@ def test_a_guess_is_noted(chromium: Any, site: dict[Path, Page], width: int, the
 @needs_sphinx
 @pytest.mark.parametrize("width", browser.SIZES)
 def test_no_figure_is_wider_than_the_page(chromium: Any, site: dict[Path, Page], width: int) -> None:
-    """Until it is pressed. On a phone it keeps the width at which its labels can be read, and its own box scrolls."""
+    """Until it is clicked. On a phone it keeps the width at which its labels are legible, and its own box scrolls."""
     for path in (path for path in site if path.parent.name == "notebooks"):
         with browser.opened(chromium, width, "light") as page:
             page.goto(path.as_uri())
@@ -503,7 +503,7 @@ def test_no_figure_is_wider_than_the_page(chromium: Any, site: dict[Path, Page],
 
 @needs_sphinx
 def test_no_code_is_cut_off_on_a_laptop(chromium: Any, site: dict[Path, Page]) -> None:
-    """At 1280 pixels each block shows its lines whole; the contents of the page open by a button."""
+    """At 1280 pixels each block shows whole lines; a button opens the page's contents."""
     names = ("notebooks/14_decoding", "kernels/14_split_kv.cu", "index", "about/the-ladder", "architectures")
     for name in (f"{name}.html" for name in (*names, "measured/study-tf32", "measured/study-decoding")):
         with browser.opened(chromium, 1280, "light") as page:
@@ -581,7 +581,7 @@ def test_every_definition_is_on_its_line() -> None:
 
 
 def test_an_x_ray_counts_what_the_kernel_does() -> None:
-    """01 reads K once for each row of Q; beside the lines stand bytes and what bank conflicts cost."""
+    """01 reads K once per row of Q; next to the lines are bytes and the cost of bank conflicts."""
     xray = xrays.on_cpu(["01_naive.cu"])["01_naive.cu"]
     assert xray["arrays"]["K"][0] == 4 * xrays.ROWS * xrays.KEYS * xrays.HEAD_DIM and not xray["findings"]
     counts = {"tile": [4096, 0, 0, 0, 8, 32, 24], "K": [0, 512, 4, 16, 0, 0, 0]}
@@ -592,7 +592,7 @@ def test_an_x_ray_counts_what_the_kernel_does() -> None:
 
 
 def test_readme_says_how_many_exercises_and_hours() -> None:
-    """In its table of parts: to read the notebooks and to do their exercises, to half an hour."""
+    """In its table of parts: the hours to read the notebooks and do their exercises, to half an hour."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert f" {len(exercise.GRADERS)} exercises" in text
     linked = []

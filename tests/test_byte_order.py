@@ -1,7 +1,7 @@
-"""NumPy arrays in the other byte order, as FITS, HDF5 and NetCDF files have them, at every entry point.
+"""NumPy arrays in the other byte order, as in FITS, HDF5 and NetCDF files, at every entry point.
 
-They are converted on their way to the device, as CuPy converts them. A device array in that order, which CuPy does not
-make, is refused by its name, and so is one that a stage is given as it is.
+They are converted on their way to the device, as in CuPy. A device array in that order, which CuPy does not make, is
+refused with its name, and so is one that is passed directly to a stage.
 """
 
 from __future__ import annotations
@@ -81,13 +81,13 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, tuple[int, ...]], dict[str,
 
 
 CASES = [(name, dtype) for name in CALLS for dtype in ("float32", "float16")]
-CASES.remove(("projection", "float32"))  # it is of half types alone
+CASES.remove(("projection", "float32"))  # it only supports half types
 
 
 @pytest.mark.exhaustive(each_value=())
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_an_entry_point_converts(name: str, dtype: str) -> None:
-    """All of its arrays, or one alone; results are in this machine's order."""
+    """For all of its arrays together, and one alone; results are in this machine's byte order."""
     call, shapes, more = CALLS[name]
     arrays = {**inputs(dtype, **shapes), **more}
     swapped = {name: a.astype(a.dtype.newbyteorder(SWAPPED)) for name, a in arrays.items()}
@@ -106,7 +106,7 @@ def results(of_call: Any) -> list[np.ndarray]:
 
 
 def test_a_cache_keeps_its_byte_order() -> None:
-    """The new tokens are written into the caller's array, in its order."""
+    """The new tokens are written into the caller's array in its own byte order."""
     arrays = {**inputs("float32", **CACHE), **whole(cache_seqlens=[3, 8])}
     swapped = {name: a.astype(a.dtype.newbyteorder(SWAPPED)) for name, a in arrays.items()}
     flash_attention_with_kvcache(**arrays)

@@ -1,4 +1,4 @@
-"""The certificate: an honest one is confirmed, and whatever was changed in it is refused with its reason."""
+"""The certificate: an honest one is confirmed, and every change to it is refused with its reason."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ FIGURE = "bytes of S read"
 
 @pytest.fixture(scope="module")
 def honest(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return the file of a learner who has solved one exercise of two."""
+    """Return the file of a learner who has solved one of two exercises."""
     folder = tmp_path_factory.mktemp("honest")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COURSE_PROGRESS", str(folder / "progress.json"))
         patch.setattr(progress, "_session", {})
         patch.chdir(folder)
         progress.note(NAME, exercise.ours(NAME).replace("s[j] - m_i", "-m_i + s[j]"), passed=True)
-        progress.note(OTHER, exercise.ours(OTHER).replace("blockIdx.x", "threadIdx.x", 1), passed=True)  # not any more
+        progress.note(OTHER, exercise.ours(OTHER).replace("blockIdx.x", "threadIdx.x", 1), passed=True)  # now wrong
         exercise.certificate("00_attention")
     return json.loads((folder / "certificate_00.json").read_text())
 
@@ -112,7 +112,7 @@ def test_flop_are_shown_not_compared(
 ) -> None:
     copy = json.loads(json.dumps(honest))
     launch = copy["exercises"][NAME]["launches"][0]
-    counted = launch.pop("FLOP", None)  # as where clang is the compiler
+    counted = launch.pop("FLOP", None)  # as with clang
     copy["exercises"][NAME]["digest"] = digest(NAME, copy["exercises"][NAME])
     status, out = said_of(copy, tmp_path, capsys)
     assert status == 0 and (counted is None or f" barriers, {counted:,} FLOP: " in out)

@@ -69,7 +69,7 @@ def test_the_limit_itself_passes_and_the_next_number_fails(capsys):
 
 
 def test_tolerance_is_absolute():
-    """An error of 1e-3 is an error of 1e-3 beside 1000 as beside 0."""
+    """An error of 1e-3 next to 1000 is the same as next to 0."""
     for size in (0.0, 1e3):
         assert not check("x", np.array([size + 1e-3]), np.array([size]), must_pass=False)
         assert check("x", np.array([size + 1e-3]), np.array([size]), tolerance=2e-3)
@@ -101,14 +101,14 @@ def test_inf_passes_only_where_it_is_expected(value):
     result = check("x", out, expected, tolerance=1e300, must_pass=False)
     assert not result.passed and result.max_error == math.inf and result.worst == (1, 0) and result.nan == 0
     with np.errstate(all="raise"):
-        assert check("x", out, out)  # a log-sum-exp of nothing is -inf in both
+        assert check("x", out, out)  # a log-sum-exp without keys is -inf in both
         assert not check("x", out, -out, must_pass=False)
         assert not check("x", expected, out, must_pass=False)
 
 
 @pytest.mark.parametrize("shape", [(4,), (1, 4), (4, 1), (2, 2), (4, 4), (1,), ()])
 def test_a_wrong_shape_never_passes(capsys, shape):
-    """Not even one that NumPy would broadcast."""
+    """Not even a shape that NumPy would broadcast."""
     expected = np.ones((4, 5))[:, :4] if shape == (4,) else np.ones(4 if shape != (4, 4) else (2, 8))
     result = check("x", np.ones(shape), expected, must_pass=False)
     assert not result.passed and result.max_error == math.inf and result.worst is result.worst_row is None
@@ -126,7 +126,7 @@ def test_must_pass_false_prints_and_goes_on(capsys):
 
 @pytest.mark.parametrize("row", [0, 31, 64])
 def test_one_wrong_row_is_found(row):
-    """Row `row` holds its neighbour's result, as after an off-by-one in the row index."""
+    """Row `row` has its neighbour's result, as after an off-by-one error in the row index."""
     q, k, v = make_inputs(65, 33, 8)
     expected = attention(q, k, v)
     out = expected.astype(F32)
@@ -170,7 +170,7 @@ def test_types_are_compared_in_float64(dtype):
     assert check("x", out, [[1.0, 2.0], [3.0, 4.0]], tolerance=0)
     assert not check("x", out, [[1.0, 2.0], [3.0, 4.5]], tolerance=0.4, must_pass=False)
     np.testing.assert_array_equal(out, before)
-    # float32 would round this expected value to 1 and find no error.
+    # float32 would round this expected value to 1 and hide the error.
     assert check("x", np.ones(1, F32), np.array([1 + 1e-9]), must_pass=False, tolerance=0).max_error > 0.9e-9
 
 
@@ -198,7 +198,7 @@ def test_a_device_array_is_copied_by_cp_asnumpy(monkeypatch):
 
 
 def test_numpy_arrays_start_no_device():
-    """In a fresh interpreter: neither the import nor a check of NumPy arrays touches the device or CuPy."""
+    """In a fresh interpreter, neither the import nor a check of NumPy arrays touches the device or CuPy."""
     code = (
         "import sys, numpy as np, helpers.attention.check as c; c.check('x', np.ones(2), np.ones(2)); c.real_inputs(); "
         "print([m for m in sys.modules if m == 'helpers.device' or m.split('.')[0] == 'cupy'])"
@@ -243,7 +243,7 @@ def test_make_inputs():
     assert np.abs(np.corrcoef([q.ravel()[:19200], k.ravel()[:19200], v.ravel()[:19200]]) - np.eye(3)).max() < 0.05
     assert not np.array_equal(make_inputs(300, 400, 64, seed=1)[0], q)
     assert abs(make_inputs(300, 400, 64, mean=-2.0)[2].mean() + 2) < 0.03
-    # Zeros, a forgotten key, or the mean of V are not within the tolerance of the right answer.
+    # Zeros, a forgotten key, or the mean of V must exceed the tolerance.
     o = attention(q, k, v)
     for wrong in (np.zeros_like(o), attention(q, k[:-1], v[:-1]), np.broadcast_to(v.mean(0), o.shape)):
         assert not check("wrong", wrong, o, must_pass=False)
@@ -276,7 +276,7 @@ def test_real_inputs_are_what_the_file_says():
 
 
 def test_real_heads_do_what_their_notes_say():
-    """The weights look at what the model meant them to: a mix-up of heads, axes, or q and k would fail."""
+    """The weights attend to what the model's notes say: a mix-up of heads, axes, or q and k would fail."""
     n, eye = 272, np.eye(272)
     p = {h: attention(*real_inputs(h)[:2], eye) for h in (1, 5, 8, 9, 10)}
     at = {h: w.argmax(1) - np.arange(n) for h, w in p.items()}
@@ -315,7 +315,7 @@ def sequential(q, k, scale):
 
 
 def fused(q, k, scale):
-    """Fused multiply-add from the last column to the first, q scaled beforehand."""
+    """Fused multiply-adds from the last column to the first, with q scaled beforehand."""
     q = q * F32(scale)
     s = np.zeros((len(q), len(k)), F32)
     for t in reversed(range(q.shape[1])):
@@ -324,7 +324,7 @@ def fused(q, k, scale):
 
 
 def pairwise(q, k, scale):
-    """Halves, then quarters, as a reduction over lanes does."""
+    """Halves, then quarters, like a reduction over lanes."""
     s = [q[:, t, None] * k[None, :, t] for t in range(q.shape[1])]
     while len(s) > 1:
         s = [a + b for a, b in zip(s[::2], s[1::2], strict=False)] + s[len(s) // 2 * 2 :]
@@ -341,7 +341,7 @@ def one_pass(s, v, exp=np.exp):
 
 
 def base_two(s, v):
-    """exp2 with log2(e) multiplied into the logits, as FlashAttention-2 does."""
+    """exp2 with log2(e) multiplied into the logits, as in FlashAttention-2."""
     return one_pass(s * F32(math.log2(math.e)), v, np.exp2)
 
 
@@ -366,9 +366,9 @@ def online(s, v, block_n=32, bug=""):
 
 
 def case(d, n_kv, size, seed=0, rows="random", n=32):
-    """q, k, v whose largest scaled logit is `size` (None: unit-normal as they come)."""
+    """q, k, v with the largest scaled logit `size` (None: unit-normal)."""
     q, k, v = make_inputs(n, n_kv, d, seed=seed)
-    if rows == "constant":  # every element of a row alike: the roundings of a sum all go one way
+    if rows == "constant":  # all elements of a row are equal: the roundings of a sum all go one way
         q, k = np.repeat(q[:, :1], d, axis=1), np.repeat(k[:, :1], d, axis=1)
     if size:
         q = q * F32(size * math.sqrt(d) / np.abs(q.astype(np.float64) @ k.T).max())
@@ -395,7 +395,7 @@ def test_float32_attention_stays_within_the_tolerance_but_not_far_within(d, rows
                     assert share <= 1, (n_kv, size, form.__name__, finish.__name__)
                     if tolerance > 2e-5 and form is sequential:
                         shares.append(share)
-    # Where large logits set the tolerance, the error is a real part of it: a hundredth as a rule.
+    # If large logits set the tolerance, the error is usually at least a hundredth of it.
     assert len(shares) >= 6 and np.median(shares) > 0.01 and min(shares) > 0.001, sorted(shares)
 
 
@@ -404,7 +404,7 @@ def test_float32_attention_stays_within_the_tolerance_but_not_far_within(d, rows
 def test_planted_bugs_stay_outside_the_tolerance(d, size):
     scale = 1 / math.sqrt(d)
     q, k, v = case(d, 97, size, seed=3, n=200)
-    k[-1] *= 3  # among large logits a forgotten last key shows only where it would have taken weight
+    k[-1] *= 3  # among large logits a forgotten last key shows only if it had weight
     expected, tolerance = attention(q, k, v), tolerance_for(q, k)
     s = sequential(q, k, scale)
     assert check("good", online(s, v), expected, tolerance=tolerance)
@@ -419,7 +419,7 @@ def test_planted_bugs_stay_outside_the_tolerance(d, size):
 
 
 def test_unit_normal_inputs_need_no_more_than_1e_5():
-    """The tolerance that the course uses for them, and tolerance_for is not far above it."""
+    """The course's tolerance for them is 1e-5, and tolerance_for is not far above it."""
     for d in (1, 8, 32, 64, 128):
         q, k, v = make_inputs(100, 333, d, seed=d)
         for finish in (one_pass, base_two, online):
@@ -436,13 +436,13 @@ def test_real_inputs_need_no_more_than_1e_5(head):
 
 
 def test_tolerance_follows_the_derivation():
-    """A case by hand: two keys that tie. d = 1, S = s = q k, T = S^2, p = 1/2."""
+    """A case computed by hand: two keys that tie. d = 1, S = s = q k, T = S^2, p = 1/2."""
     q, k = np.array([[100.0]]), np.array([[50.0], [50.0]])
     s, u = 5000.0, 2.0**-24
     sigma = u / math.sqrt(3) * math.sqrt(s**2 / 3 + (1 + 1 / 6) * s**2 + 3 * s**2)
     bias = u * s / 3
     assert tolerance_for(q, k) == pytest.approx(8 * 2 * 0.25 * (3 * sigma + bias), rel=1e-12)
-    # Grows with the scale, whose sign is nothing to it; falls to 1e-5 where one key takes all the weight.
+    # Grows with the scale, whatever its sign; falls to 1e-5 if one key has all the weight.
     assert tolerance_for(q, k, 3.0) == pytest.approx(3 * tolerance_for(q, k), rel=1e-12)
     assert tolerance_for(q, k, -1.0) == tolerance_for(q, k)
     assert tolerance_for(q, np.array([[50.0], [49.0]])) == 1e-5

@@ -1,4 +1,4 @@
-"""Notebooks show a climb by diffs, shared memory for 1000 multiply-adds, SASS, tiles and lanes."""
+"""Notebooks show a climb by diffs, shared memory per 1000 multiply-adds, SASS, tiles and lanes."""
 
 from __future__ import annotations
 

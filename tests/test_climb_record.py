@@ -1,4 +1,4 @@
-"""The climb so far: what is read from the records, and what is measured beside them."""
+"""The climb so far: the figures read from the records, and the measurements made in addition."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from helpers.engine import nvrtc
 def result(
     name: str, kind: str, ms: float, *, shape: Any = climb.SHAPE, dtype: str = "float32", **more: Any
 ) -> dict[str, Any]:
-    """A recorded result with a spread of 2 %."""
+    """Make a recorded result with a spread of 2 %."""
     spread = {"ms": ms, "ms_min": 0.99 * ms, "ms_max": 1.01 * ms, "launches": 3, "tflops": 100 / ms}
     return asdict(Measurement(name, kind, list(shape), dtype, **spread)) | more
 
@@ -47,7 +47,7 @@ RESULTS = [
     result("backward", "backward", 30.0),
     result("backward_mma", "backward", 5.0, dtype="bfloat16"),
     result("backward_mma deterministic", "backward", 6.0, dtype="bfloat16"),
-    # the climb to 04 in a wrong order, one step of it slower; that to 07 at another shape
+    # the climb to 04 in a wrong order, one step slower; that to 07 at another shape
     step("register_tiles: 04_04_b", 4, 24.0, "two rows a thread"),
     step("register_tiles: 04_01_a", 1, 20.0, "heads in the grid"),
     step("register_tiles: 04_07_c", 7, 23.9, "8 x 8 scores a thread"),
@@ -71,9 +71,9 @@ def test_stages_are_set_beside_the_one_before() -> None:
         "online_softmax": ("02 → 03", 1.25),
         "register_tiles": ("03 → 04", 5.0),
         "heads_and_masks": ("04 → 05", 0.8),
-        "flash_wmma": ("05 → 06", 2.0),  # no type in common: bfloat16, as README has it
+        "flash_wmma": ("05 → 06", 2.0),  # no common type: bfloat16, as in README
         "flash_mma": ("06 → 07", 2.5),
-        "backward_mma": ("08", 6.0),  # beside the gradients in float32, not beside 07
+        "backward_mma": ("08", 6.0),  # compared with the float32 gradients, not with 07
     }
 
 
@@ -104,7 +104,7 @@ def test_steps_begin_at_the_stage_before_and_end_at_the_stage() -> None:
     first, last = climb.between_steps("flash_mma", RECORD)  # at the shape and in the type of the climb
     assert (round(first.factor, 3), round(last.factor, 3)) == (1.333, 1.5)
     assert climb.between_steps("flash_wmma", RECORD) == []
-    of_gradients = climb.between_steps("backward_mma", RECORD)  # the first that is measured is beside no other
+    of_gradients = climb.between_steps("backward_mma", RECORD)  # the first measured one is compared with none
     assert [(gain.place, gain.factor) for gain in of_gradients] == [
         ("7", 2.0),
         (f"8 to {max(by_number('backward_mma'))}", 2.0),
@@ -114,7 +114,7 @@ def test_steps_begin_at_the_stage_before_and_end_at_the_stage() -> None:
 
 
 def test_a_step_within_the_spread_is_not_slower() -> None:
-    before, after = (result("a", "step", ms) for ms in (10.0, 10.15))  # each spreads by 2 %
+    before, after = (result("a", "step", ms) for ms in (10.0, 10.15))  # each has a spread of 2 %
     gain = climb.Gain("a", "1", "an idea", before, after)
     assert gain.factor < climb.SLOWER and not gain.is_slower
     assert climb.Gain("a", "1", "an idea", before, after | {"ms": 10.3, "ms_min": 10.2}).is_slower
@@ -208,8 +208,7 @@ def test_the_committed_record_fills_every_table() -> None:
     "rows", [reading.recorded()["results"], counters.recorded()["rows"]], ids=["times", "counters"]
 )
 def test_every_recorded_step_is_found_by_its_idea(rows: list[dict[str, Any]]) -> None:
-    """A file may be renamed; an idea that is renamed in its climb is to be renamed here too. A step that is gone has no
-    rows."""
+    """A file may be renamed; an idea renamed in its climb must be renamed here too. Removed steps have no rows."""
     recorded: dict[str, set[str]] = {}
     for row in rows:
         if "step" in row["kind"]:
@@ -264,10 +263,10 @@ def test_models_are_shown_by_length_and_attention() -> None:
     assert NO_RECORD in climb.calls_table({}).markdown
 
 
-# ---- what is measured
+# ---- measuring
 
 
-SMALL = promises.Small("a few tokens", 33, 33, 4, 2, 16)  # with fewer rows PyTorch would align its mask otherwise
+SMALL = promises.Small("a few tokens", 33, 33, 4, 2, 16)  # with fewer rows PyTorch would align its mask differently
 
 
 def test_one_waits_for_the_middle_of_many_calls(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,7 +298,7 @@ def test_a_record_is_taken_saved_and_told(
     stages = {
         name: stage for name, stage in promises.forward().items() if not nvrtc.uses_cute(kernel.source(stage.file))
     }
-    monkeypatch.setattr(promises, "forward", lambda: stages)  # without CuTe, a build of 20 s
+    monkeypatch.setattr(promises, "forward", lambda: stages)  # without CuTe, whose build takes 20 s
     assert promises.recorded() is None
     assert study.main(["promises"]) == 0
     assert capsys.readouterr().out == f"{NO_RECORD}\n"

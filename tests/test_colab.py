@@ -26,7 +26,7 @@ def first_cell(path: Path) -> str:
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository with the files of this one as they are now."""
+    """Make a repository with the current files of this one."""
     git = shutil.which("git")
     if git is None or not (ROOT / ".git").exists():
         pytest.skip("needs git, and the course as a clone")
@@ -44,7 +44,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_alone(code: str, folder: Path, source: Path | str, **settings: str) -> subprocess.CompletedProcess[str]:
-    """The code in a new process, in a folder outside the course, where nothing of it can be imported."""
+    """Run the code in a new process, in a folder outside the course, where nothing of it can be imported."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "COURSE_DEVICE")}
     settings = {"COURSE_REPOSITORY": f"file://{source}", **settings}
     return subprocess.run(
@@ -58,13 +58,13 @@ def run_alone(code: str, folder: Path, source: Path | str, **settings: str) -> s
 
 
 def test_the_cell_fetches_the_course_and_the_notebook_runs(clone: Path, tmp_path: Path) -> None:
-    """All cells of 00 up to its first picture, in a copy of the notebook that came alone."""
+    """All cells of 00 up to its first picture, in a separate copy of the notebook."""
     notebook = tmp_path / "content" / "00_attention.ipynb"
     notebook.parent.mkdir()
     shutil.copyfile(NOTEBOOKS[0], notebook)
     then = "\nimport os\nfrom helpers.attention.ladder import LADDER\n"
     then += "print(os.path.basename(os.getcwd()), os.path.exists('../kernels'), len(LADDER) > 5)"
-    for again in (False, True):  # the second time, a restarted kernel finds what the first has fetched
+    for again in (False, True):  # the second time, as in a restarted kernel, everything is there already
         done = run_alone(first_cell(notebook) + then, notebook.parent, clone)
         assert done.returncode == 0, done.stderr
         assert done.stdout.splitlines()[-1] == "notebooks True True", again
@@ -85,7 +85,7 @@ def test_where_nothing_can_be_fetched_it_says_so(tmp_path: Path) -> None:
 
 
 def test_where_nothing_can_be_installed_it_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On Kaggle the internet is off at first."""
+    """On Kaggle the internet is off by default."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(colab.PackagesMissing, match=r"needs ml_dtypes>=99, .*on Kaggle") as caught:
         colab._install(["ml_dtypes>=99"])
@@ -208,7 +208,7 @@ def test_badges_come_from_the_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_other_file_knows_the_name() -> None:
-    """Badges and cells are made: what git has of the name is in repository.py, and in what is made from it."""
+    """Badges and cells are generated: in git, only repository.py and files generated from it contain the name."""
     owner = web_address.NAME.partition("/")[0]
     for path in (*ROOT.glob("*.md"), *ROOT.glob(".devcontainer/*"), *ROOT.glob(".binder/*")):
         text = first_screen.BADGES.sub("", path.read_text(encoding="utf-8"))
@@ -226,7 +226,7 @@ def test_readme_has_the_badges_of_today() -> None:
 
 
 def test_binder_installs_what_notebooks_need() -> None:
-    """Binder installs packages in the list's versions, and the C++ compiler from Debian."""
+    """Binder installs packages in the listed versions, and the C++ compiler from Debian."""
     wanted = (ROOT / ".binder" / "requirements.txt").read_text().split()
     listed = colab.the_list()[1]
     assert set(wanted) <= set(listed)

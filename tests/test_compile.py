@@ -24,7 +24,7 @@ from helpers.engine.cuda_source import source
 
 FILES = sorted(path.name for path in kernel.KERNELS.glob("*.cu"))
 STAGES = {stage.file: stage for stage in LADDER.values()}
-INSTANCES = {  # of files that are no stages
+INSTANCES = {  # for files that are not stages
     "10_order.cu": "order_tiles",
     "11_bias_gradient.cu": "bias_gradient<__half, float>",
     "11_bias_gradient_mma.cu": "bias_gradient_mma<__half, float>",
@@ -37,16 +37,16 @@ INSTANCES = {  # of files that are no stages
     "17_merge.cu": "merge_partial<__half>",
     "17_sum.cu": "sum_parts<__half>",
 }
-# what a stage launches beside its own kernel, with its instructions
+# what a stage launches in addition to its own kernel, with its instructions
 ONLY_WITH = dict.fromkeys(("16_background.cu", "16_transpose.cu"), LADDER["fp8"])
-# At the largest head dimension a compilation takes seconds: one architecture of each of three generations.
+# At the largest head dimension a compilation takes seconds: one architecture for each of three generations.
 GENERATIONS = ("sm_90", "sm_80", "sm_120")
-SLOW_ARCH = "sm_90"  # the one of a stage that takes half a minute to compile
-# Loops over HEAD_DIM that are unrolled whole, and one tile for all architectures: at the largest, SLOW_ARCH alone.
+SLOW_ARCH = "sm_90"  # the only one for a stage that takes half a minute to compile
+# Loops over HEAD_DIM are fully unrolled, and all architectures have one tile: at the largest, only SLOW_ARCH.
 UNROLLED = ("02_tiled.cu", "03_online_softmax.cu")
 MOST_REGISTERS = 255
-# Bytes of spills that a file may have: 08 in half types has them on sm_80, at head_dim 128, 15 on sm_120 there, 16 at
-# head_dim 128 by NVRTC 12.9.
+# Bytes of spills that a file may have: 08 in half types on sm_80 at head_dim 128, 15 on sm_120 there, 16 at head_dim
+# 128 with NVRTC 12.9.
 MAY_SPILL = {"08_backward_mma.cu": 16, "15_tf32.cu": 64, "16_background.cu": 88, "16_fp8.cu": 88}
 STATIC_SHARED = 48 * 1024
 
@@ -56,7 +56,7 @@ def test_every_stage_has_its_file() -> None:
 
 
 def runs_on(file: str, architectures: tuple[str, ...]) -> tuple[str, ...]:
-    """Those that the file is compiled for; sm_90a in place of sm_90 where it has that architecture's instructions."""
+    """Return the architectures that the file is compiled for; sm_90a instead of sm_90 if it uses its instructions."""
     stage = STAGES.get(file) or ONLY_WITH.get(file)
     if stage is None:
         return tuple(arch for arch in architectures if arch != "sm_75" or file not in INSTANCES)
@@ -69,7 +69,7 @@ def runs_on(file: str, architectures: tuple[str, ...]) -> tuple[str, ...]:
 def compile_all(
     file: str, defines: dict[str, int] | None, architectures: tuple[str, ...], record_row: Callable[..., None]
 ) -> list[CompileReport]:
-    """The file for each architecture, and a row of the printed table."""
+    """Compile the file for each architecture; each is a row of the printed table."""
     names: tuple[str | None, ...] = (INSTANCES.get(file),)
     if file in STAGES:
         if reason := STAGES[file].unavailable():
@@ -92,7 +92,7 @@ def compile_all(
 
 
 def faults(found: list[CompileReport], may_spill: int = 0) -> list[str]:
-    """List what is not allowed: values that spill, arrays that are not in registers, more than a GPU has."""
+    """List what is not allowed: spilled values, arrays that are not in registers, more than a GPU has."""
     return [
         str(report)
         for report in found
@@ -105,7 +105,7 @@ def faults(found: list[CompileReport], may_spill: int = 0) -> list[str]:
 
 
 def ends_of(file: str) -> list[Any]:
-    """(file, architectures) for `test_its_own_sizes`: SLOW_ARCH, then the oldest and the newest."""
+    """Return (file, architectures) for `test_its_own_sizes`: SLOW_ARCH, then the oldest and the newest."""
     able = runs_on(file, ARCHITECTURES)
     ends = able[:1] + able[-1:]
     one = runs_on(file, (SLOW_ARCH,)) or ends[:1]
@@ -119,7 +119,7 @@ def ends_of(file: str) -> list[Any]:
 @needs_nvrtc
 @pytest.mark.parametrize("file", [file for file in FILES if not nvrtc.uses_cute(kernel.source(file))])
 def test_nvrtc_reads_each_file(file: str) -> None:
-    """With its own sizes, whose assertions it decides, and up to PTX: to assemble it takes as long again."""
+    """With its own sizes, whose assertions it checks, and up to PTX: assembling would double the time."""
     names = STAGES[file].kernel_names(STAGES[file].dtypes[0]) if file in STAGES else (INSTANCES.get(file),)
     code = kernel.source(file)
     expressions = [name for name in names if name and (name.endswith(">") or name in source.kernels(code))]
@@ -132,12 +132,13 @@ def test_nvrtc_reads_each_file(file: str) -> None:
 def test_its_own_sizes(file: str, architectures: tuple[str, ...], record_row: Callable[..., None]) -> None:
     """For SLOW_ARCH, and for the oldest and the newest architecture it runs on.
 
-    Those between have no instructions of their own, but for sm_90a, whose kernels run there alone; sm_80 is compiled
+    Those between have no instructions of their own, except sm_90a, whose kernels run only there; sm_80 is compiled
     below, with the sizes that it gets.
 
-    A stage that is slow to compile has one instance made below, at the head dimension where registers are scarcest.
+    For a stage that is slow to compile, one instance is made below, at the head dimension with the fewest free
+    registers.
 
-    Here NVRTC reads it with its own sizes, and decides the assertions about them.
+    Here NVRTC compiles it with its own sizes, and checks the assertions about them.
     """
     stage = STAGES.get(file)
     if stage and stage.slow_to_compile and not stage.unavailable():
@@ -161,7 +162,7 @@ AT_LARGEST = [
 def test_largest_head_dim(
     file: str, arch: str, record_row: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each architecture with the sizes that it gets: by how much shared memory a block may have there."""
+    """Each architecture with the sizes that it gets from the shared memory of its blocks."""
     limit = {"sm_75": 64, "sm_80": 163, "sm_90": 227}.get(arch, 99) * 1024
     monkeypatch.setattr(limits, "most_shared", lambda: limit)
     found = compile_all(file, STAGES[file].defines(128), runs_on(file, (arch,)), record_row)
@@ -176,7 +177,7 @@ IN_SLOTS = [stage for stage in LADDER.values() if stage.slots is in_slots and no
 @pytest.mark.parametrize("stage", IN_SLOTS, ids=lambda stage: stage.name)
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_the_search_of_a_slot_spills_little(stage: Stage, head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing in a forward but 15; in a gradient what is computed before the loop, once a block."""
+    """Forward kernels do not spill, except 15; in a gradient only values computed once per block, before the loop."""
     monkeypatch.setattr(limits, "most_shared", lambda: 227 * 1024)
     defines = {**stage.defines(head_dim), **(packed_tf32(head_dim) if stage.number == 15 else {}), "SLOTS": 1}
     for name in stage.kernel_names(stage.dtypes[-1]):
@@ -232,14 +233,14 @@ template <class T, int WORDS> __global__ void reverse(T* x) {
 }
 __global__ void nothing() {}
 """
-# The line of the assertion that d > 128 fails, as the file itself counts it.
+# The line of the failing assertion that d > 128, numbered as in the file.
 ASSERTION = (kernel.KERNELS / "01_naive.cu").read_text().partition("static_assert")[0].count("\n") + 1
 
 
 @needs_nvrtc
 def test_spills_are_seen() -> None:
     report = compile_report(SPILLS, arch="sm_80")
-    assert report.registers <= 64  # 65,536 of a multiprocessor for 1024 threads
+    assert report.registers <= 64  # 65,536 registers of a multiprocessor for 1024 threads
     assert report.spill_bytes > 0 and report.stack_bytes > 0
     assert faults([report]) == [str(report)]
     assert re.fullmatch(
@@ -256,7 +257,7 @@ def test_an_array_outside_registers_is_seen() -> None:
 
 @needs_nvrtc
 def test_reports_are_kept_beside_the_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The key has all that a report depends on; a source that includes a file by its name is compiled again."""
+    """The key contains all that a report depends on; a source that includes a file by its name is recompiled."""
     monkeypatch.setenv("COURSE_CACHE", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.h").write_text("constexpr int N = 64;\n")
@@ -333,7 +334,7 @@ def test_a_kernel_that_is_not_there(name: str) -> None:
 
 @pytest.fixture
 def asked_anew() -> Any:
-    """The answer of nvrtc_version() is kept for a process: forget it before and after."""
+    """Forget nvrtc_version()'s cached answer before and after the test."""
     reports.nvrtc_version.cache_clear()
     yield
     reports.nvrtc_version.cache_clear()

@@ -1,4 +1,4 @@
-"""The contract of a stage: several launches of several kernels with scratch, in either direction; calls made again."""
+"""The contract of a stage: several launches of several kernels with scratch, in either direction; repeated calls."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from helpers.attention.ladder.stage import Tuning
 from helpers.attention.run import Cache
 from helpers.device import ON_GPU, cp
 
-# Two kernels of one file: the gradient of sum(O * dO) with respect to V, by way of P in scratch memory.
+# Two kernels of one file: the gradient of sum(O * dO) with respect to V, with P in scratch memory.
 GRADIENT_OF_V = cuda_text("contract_gradient_of_v")
 
 
@@ -49,7 +49,7 @@ def _scratch(call: Call, sizes: Mapping[str, int]) -> dict[str, Spec]:
 
 
 def _launches(stage: Stage, call: Call, sizes: Mapping[str, int]) -> list[Launch]:
-    """For each head a launch of each kernel."""
+    """Launch each kernel once per head."""
     n, n_kv = (np.int32(call.arrays[name].shape[2]) for name in "qk")
     rows, keys = ((-(-int(size) // sizes["BLOCK_M"]),) for size in (n, n_kv))
     scale = np.float32(call.softmax_scale)
@@ -97,7 +97,7 @@ def test_only_forward_stages_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_named_stage_is_the_only_one_that_is_launched() -> None:
-    """And where it cannot do the call, its reason is told alone, whatever others can do."""
+    """If it cannot do the call, only its own reason is reported, whatever others support."""
     names: list[str] = []
     q = np.ones((1, 5, 2, 8), np.float32)
     with kernel.launches_replaced(lambda self, *_, **__: names.append(self.name)):
@@ -108,7 +108,7 @@ def test_a_named_stage_is_the_only_one_that_is_launched() -> None:
     assert "online_softmax" not in str(refused.value)
 
 
-# ---- calls made again
+# ---- repeated calls
 
 
 def model_inputs(*shape: int, dtype: str = "float32", seed: int = 0) -> tuple[Any, Any, Any]:
@@ -117,7 +117,7 @@ def model_inputs(*shape: int, dtype: str = "float32", seed: int = 0) -> tuple[An
 
 
 def counted(what: str) -> Callable[[], int]:
-    """A function that says how many of kernel.COUNTS there were since now."""
+    """A function that returns how much kernel.COUNTS has grown since now."""
     before = kernel.COUNTS[what]
     return lambda: kernel.COUNTS[what] - before
 
@@ -146,7 +146,7 @@ OTHER_CALLS: dict[str, Any] = {
 
 
 def test_what_a_call_depends_on_is_in_its_key() -> None:
-    """Each differs from all others in one thing, and is checked and right at its first call and at its second."""
+    """Each call differs from all others in one thing, and is checked and right the first and the second time."""
     arrays, checks = model_inputs(2, 33, 4, 8), counted("checked")
     first = {name: call(*arrays) for name, call in OTHER_CALLS.items()}
     assert checks() == len(OTHER_CALLS)
@@ -172,7 +172,7 @@ def test_equal_keys_of_other_types_are_refused_after_a_good_call_too() -> None:
 
 
 def test_what_cannot_be_read_in_place_is_copied_at_each_call() -> None:
-    """The call on the copies is the same at each time."""
+    """The copies are the same plan's arguments each time."""
     plans = counted("planned")
     for seed in range(2):
         q, k, v = model_inputs(1, 33, 2, 8, seed=seed)
@@ -181,7 +181,7 @@ def test_what_cannot_be_read_in_place_is_copied_at_each_call() -> None:
 
 
 def test_the_latest_calls_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call that is not among them is planned again, and makes the oldest forgotten."""
+    """A call that is not among them is planned again, and evicts the oldest."""
     monkeypatch.setattr(Cache, "most", 3)
     with kernel.launches_replaced(lambda *_, **__: None):
         for n, is_new in ((1, 1), (2, 1), (3, 1), (1, 0), (4, 1), (2, 0), (1, 1), (4, 0)):
@@ -220,7 +220,7 @@ def biased_of_lengths(n: int, n_kv: int, dtype: str) -> Any:
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("call", [forward_of_lengths, backward_of_lengths, packed_of_lengths, biased_of_lengths])
 def test_a_call_of_a_known_family_plans_nothing_anew(call: Any, dtype: str) -> None:
-    """A token generated with a cache one longer each time is such a call."""
+    """An example is a token generated with a cache one longer each time."""
     chosen, loaded = counted("chosen"), counted("loaded")
     call(20, 40, dtype)
     assert chosen() and loaded()
@@ -235,7 +235,7 @@ def test_a_call_of_a_known_family_plans_nothing_anew(call: Any, dtype: str) -> N
 
 
 def random_view(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Any:
-    """An array of this shape inside a larger one: other strides, another order of axes, gaps."""
+    """Return an array of this shape inside a larger one: other strides, another order of axes, gaps."""
     order = rng.permutation(3)
     room = [shape[axis] + int(rng.integers(0, 3)) for axis in order]
     wide = cp.asarray((rng.standard_normal((*room, shape[3] + 8 * int(rng.integers(0, 3)))) + 0.25).astype(dtype))
@@ -248,7 +248,7 @@ def random_view(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) ->
 def test_random_shapes_and_layouts_through_one_family(
     dtype: str, stage: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A field of a struct that stays from the call before would be seen: all differ, in everything."""
+    """A struct's field left over from the previous call would show, because the calls differ in everything."""
     if stage is not None and LADDER[stage].why_not(head_dim=16, dtype=dtype) is not None:
         pytest.skip("not on this device")
     monkeypatch.setattr(limits, "multiprocessors", lambda: 3)  # so that blocks of 10 take several tiles
@@ -266,12 +266,12 @@ def test_random_shapes_and_layouts_through_one_family(
         tolerance = 1e-5 if dtype == "float32" else 4e-3
         check(f"call {number}", cp.asnumpy(o).swapaxes(1, 2), want[0], tolerance=tolerance)
         check(f"lse {number}", cp.asnumpy(lse), want[1], tolerance=tolerance)
-    assert families() == 2  # causal and not
+    assert families() == 2  # causal and not causal
 
 
 @pytest.mark.parametrize("apart", ["one stream", "two streams", "two devices"])
 def test_a_cache_that_two_threads_share(apart: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each plans, launches and throws away what the other may be using."""
+    """Each plans, launches and evicts what the other may be using."""
     if apart == "two streams" and not ON_GPU:
         pytest.skip("the CPU engine launches on no stream")
     if apart == "two devices" and not (ON_GPU and cp.cuda.runtime.getDeviceCount() > 1):
@@ -310,7 +310,7 @@ def test_a_cache_that_two_threads_share(apart: str, monkeypatch: pytest.MonkeyPa
     assert not failures, failures
 
 
-# ---- calls that are to come
+# ---- warming up for later calls
 
 
 @pytest.mark.usefixtures("only_launched_built")
@@ -359,7 +359,7 @@ def test_no_decoding_call_compiles_after_a_warm_up(paged: bool) -> None:
 
 @pytest.mark.usefixtures("only_launched_built")
 def test_no_call_with_a_cache_in_e4m3_compiles_after_a_warm_up() -> None:
-    """In pages of 12, with a V of its own head_dim and a rotary embedding."""
+    """In pages of 12, with another head_dim for V and a rotary embedding."""
     how: dict[str, Any] = {"decoding": True, "paged": True, "page_size": 12, "rotary_dim": 32}
     assert warm_up(2, 96, **how, v_head_dim=64, cache_dtype="float8_e4m3fn") >= 2
     compiled = counted("compiled")
@@ -382,14 +382,14 @@ def test_no_call_with_a_tree_functions_or_a_prefix_compiles_after_a_warm_up() ->
     lengths = np.array([40, 9, 23], np.int32)
     cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"tree": True, **mods}, {"tree": np.array([-1, -1], np.int32), **mods}),
-        ({"prefix": True}, shared),  # by flash_attention
+        ({"prefix": True}, shared),  # through flash_attention
         ({"prefix": True}, {**shared, "softmax_scale": 0.1}),
         ({"prefix": True, **mods}, {**shared, **mods}),
     ]
     for warm, given in cases:
         assert warm_up(12, 64, **how, **warm) >= 2
         compiled = counted("compiled")
-        for rows in (q, q[:, :1]):  # whose prefix 14 reads
+        for rows in (q, q[:, :1]):  # 14 reads this prefix
             tokens = {"tree": given["tree"][: rows.shape[1]]} if "tree" in given else {}
             flash_attention_with_kvcache(rows, *caches, cache_seqlens=lengths, **{**given, **tokens})
         assert compiled() == 0, warm
@@ -446,7 +446,7 @@ def test_who_waits_at_a_terminal_is_told(monkeypatch: pytest.MonkeyPatch, capsys
     for at_a_terminal, words in ((False, ""), (True, "compiling scale\n")):
         monkeypatch.setattr(sys.stderr, "isatty", lambda answer=at_a_terminal: answer)
         with kernel._print_if_slow("compiling scale", seconds=0.01):
-            for thread in threading.enumerate():  # however long it takes to be run
+            for thread in threading.enumerate():  # however long they take to start
                 if isinstance(thread, threading.Timer):
                     thread.join()
         with kernel._print_if_slow("nothing", seconds=3600.0):
@@ -462,7 +462,7 @@ def test_who_waits_at_a_terminal_is_told(monkeypatch: pytest.MonkeyPatch, capsys
 @pytest.mark.parametrize("d", [12, 59, 111])
 @pytest.mark.parametrize("packed", [False, True], ids=["batched", "packed"])
 def test_columns_of_zeros_fill_up_a_head_dim(dtype: str, d: int, packed: bool) -> None:
-    """The scale is that of d, and the columns that were added are not returned."""
+    """The scale is that of d, and the added columns are not returned."""
     do, q, k, v = gradient_inputs((1, 4, 33, d), 70, 2, dtype)
     *wanted, o_wanted, lse_wanted = gradient_reference(do, q, k, v, window=(-1, 0))
     given = [a.swapaxes(1, 2) for a in (do, q, k, v)]
@@ -495,7 +495,7 @@ EMPTY = {
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("name", EMPTY)
 def test_an_empty_axis(name: str, dtype: str) -> None:
-    """The output is empty, or zeros where there is no key, and gradients are zero, as PyTorch has it."""
+    """The output is empty, or zeros where there is no key, and gradients are zero, as in PyTorch."""
     (batch, n), (_, n_kv) = EMPTY[name]
     q, do = (cp.zeros((batch, n, 4, 16), dtype) + 1 for _ in range(2))
     k, v = (cp.zeros((batch, n_kv, 2, 16), dtype) + 1 for _ in range(2))
@@ -595,7 +595,7 @@ def test_a_call_in_a_cupy_graph(dtype: str, packed: bool) -> None:
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("library", ["cupy", "torch"])
 def test_a_graph_of_10_after_everything_was_forgotten(library: str, packed: bool) -> None:
-    """Arrays of a captured launch, its table of tiles too, are not reused as long as the graph may replay it."""
+    """Arrays of a captured launch, including its table of tiles, are not reused while the graph may replay it."""
     if LADDER["hopper"].why_not(head_dim=128, dtype="float16") is not None:
         pytest.skip("not on this GPU")
     arrays = model_inputs(2, 2048, 8, 128, dtype="float16")
@@ -623,7 +623,7 @@ def test_a_graph_of_10_after_everything_was_forgotten(library: str, packed: bool
             graph = stream.end_capture()
         replay, read = lambda: graph.launch(stream), lambda: cp.asnumpy(o)
     forget()
-    for n in range(513, 560):  # other tables, where the captured one would be if it were free
+    for n in range(513, 560):  # other tables, at the captured one's address if it were free
         flash_attention(*model_inputs(1, n, 8, 128, dtype="float16"), causal=True, stage="hopper")
     for _ in range(3):
         o[...] = 0
@@ -662,7 +662,7 @@ def test_torch_calls_run_on_torchs_current_stream() -> None:
     expected = flash_attention(*values)
     flash_attention(*arrays)
     torch.cuda.synchronize()
-    for _ in range(2):  # the first call of its kind in this stream's layout, and one that is known
+    for _ in range(2):  # the first such call with this stream's layout, and a cached one
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
             torch.cuda._sleep(50_000_000)
@@ -685,7 +685,7 @@ def test_a_stage_can_be_another_ones_variant() -> None:
 
 
 def test_lengths_in_a_view_with_gaps() -> None:
-    """The kernel gets a pointer and no stride: such a view is copied, at each call."""
+    """The kernel gets a pointer without strides, so such a view is copied in each call."""
     q, k, v, cu, _ = packed_inputs()
     gaps = cp.asarray(np.stack([CU, CU + 1], axis=1).ravel())[::2]
     expected = cp.asnumpy(flash_attention_varlen(q, k, v, cu, cu, causal=True))

@@ -1,4 +1,4 @@
-"""A known call: how many functions it passes, and what it hands to a GPU's driver, which a fake stands for here."""
+"""A known call: how many functions it passes through, and what it gives a GPU's driver, which is a fake here."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def inputs(*shape: int, dtype: str = "float32", seed: int = 0) -> list[Any]:
 
 
 def frames(call: Callable[[], Any]) -> dict[str, int]:
-    """Count the Python functions of helpers/ that a call passes: the engine's, and others."""
+    """Count the Python functions of helpers/ that a call passes through: the engine's, and others."""
     count = {"engine": 0, "others": 0}
 
     def note(frame: Any, event: str, _: Any) -> None:
@@ -98,7 +98,7 @@ def test_merges_of_partial_results_are_planned_and_kept_as_calls_are() -> None:
     assert frames(merges)["others"] <= 2 * 24
 
 
-# ---- what has to be copied is a step of the plan
+# ---- copies are steps of the plan
 
 
 @pytest.mark.parametrize("scale", [0.125, -0.125])
@@ -121,7 +121,7 @@ def test_copies_of_a_plan_are_made_anew_at_each_call(scale: float, d: int, stage
 
 
 class OnGpu(DeviceArrays):
-    """The engine's arrays taken for a GPU's: streams, captures, and what is kept for graphs."""
+    """The engine's arrays posing as a GPU's: streams, captures, and what is kept for graphs."""
 
     def __init__(self) -> None:
         self.handle, self.captured, self.kept = 7, False, []
@@ -146,7 +146,7 @@ class OnGpu(DeviceArrays):
 
 
 class Driver:
-    """Notes launches: the kernel, the stream and the arguments that are addresses of arrays."""
+    """Record launches: the kernel, the stream and the arguments that are addresses of arrays."""
 
     def __init__(self, compiled: CompiledPlan, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[tuple[str, int, list[int]]] = []
@@ -171,7 +171,7 @@ class Driver:
         monkeypatch.setattr(tensor_maps, "_driver_function", lambda: lambda *_: 0)
 
     def kernels(self) -> list[str]:
-        """The names of the kernels that were launched since this was asked."""
+        """The names of the kernels launched since the last call."""
         names = [name for name, *_ in self.seen]
         self.seen.clear()
         return names
@@ -179,7 +179,7 @@ class Driver:
 
 @pytest.fixture
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, list[Any], OnGpu, Driver]]:
-    """A function that plans a call, and gives its plan for a GPU, its arrays, their kind and the driver."""
+    """A function that plans a call, and returns its plan for a GPU, its arrays, their kind and the driver."""
 
     def plan(call: Any) -> tuple[Any, list[Any], OnGpu, Driver]:
         monkeypatch.setattr(device, "ON_GPU", False)
@@ -202,7 +202,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, list[Any
 
 
 def test_a_known_call_on_a_gpu_passes_few_functions(on_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With those of the kind of array, and two that find it and its device."""
+    """Including the functions of the kind of array, and two that find it and its device."""
     q, k, v = inputs(1, 33, 2, 64)
     call = Attention({"q": q, "k": k, "v": v}, ForwardOptions())
     plan, _, kind, driver = on_gpu(call)
@@ -227,9 +227,9 @@ def test_a_known_call_on_a_gpu_passes_few_functions(on_gpu: Any, monkeypatch: py
 
 
 def test_what_was_written_once_on_a_stream_is_not_written_again(on_gpu: Any) -> None:
-    """The order of hopper's tiles. A stream orders launches; a handle of many streams has its own, and so do graphs.
+    """The order of hopper's tiles is written once per stream; per-thread streams have their own, and so do graphs.
 
-    Unless a graph follows the calls before it.
+    Except if a graph follows the calls before it.
     """
     q, k, v = inputs(1, 150, 2, 64, dtype="float16")
     plan, given, kind, driver = on_gpu(Attention({"q": q, "k": k, "v": v}, ForwardOptions(stage="hopper")))
@@ -244,15 +244,15 @@ def test_what_was_written_once_on_a_stream_is_not_written_again(on_gpu: Any) -> 
         plan(kind, given)
         assert {stream for _, stream, _ in driver.seen} == {handle}
         assert driver.kernels() == wanted, (handle, captured)
-    assert len(kind.kept) == 2  # of the two captures
+    assert len(kind.kept) == 2  # by the two captures
     kind.handle, kind.captured = 9, True
-    with graph_has_its_memory():  # and follows what is kept
+    with graph_has_its_memory():  # so it can use what is kept
         plan(kind, given)
     assert driver.kernels() == main and len(kind.kept) == 2
 
 
 def test_scratch_that_is_zero_between_launches_belongs_to_a_stream(on_gpu: Any) -> None:
-    """Tickets of decoding: zeroed when they are made, and used by all plans on the stream."""
+    """Tickets of decoding are zeroed when they are made, and used by all plans on the stream."""
     q = inputs(2, 1, 4, 64, dtype="float16")[0]
     k, v, _ = inputs(2, 96, 2, 64, dtype="float16", seed=1)
     arrays = {"q": q, "k_cache": k, "v_cache": v, "cache_seqlens": engine.asarray(np.array([50, 96], np.int32))}
@@ -277,7 +277,7 @@ def test_scratch_that_is_zero_between_launches_belongs_to_a_stream(on_gpu: Any) 
 
 
 def test_scratch_of_a_known_call_is_one_block(on_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its arrays lie in it one after the other, each at a multiple of 256 bytes, as from an allocator."""
+    """Its arrays are in it one after the other, each at a multiple of 256 bytes, as from an allocator."""
     do, q, k = inputs(1, 150, 2, 64, dtype="float16")
     arrays = {"do": do, "q": q, "k": k, "v": k, "o": q, "lse": inputs(1, 2, 150)[0]}
     plan, given, kind, _ = on_gpu(Attention(arrays, BackwardOptions(stage="backward_mma")))
@@ -297,7 +297,7 @@ def test_scratch_of_a_known_call_is_one_block(on_gpu: Any, monkeypatch: pytest.M
 
 
 def test_calls_on_two_devices_share_no_arguments() -> None:
-    """They hold a kernel's handle, which is of one device."""
+    """They contain a kernel's handle, which belongs to one device."""
     q, k, v = inputs(2, 96, 2, 64, dtype="float16")
     cached = {"q": q[:, :1], "k_cache": k, "v_cache": v, "cache_seqlens": engine.asarray(np.array([50, 96], np.int32))}
     for call in (Attention({"q": q, "k": k, "v": v}, ForwardOptions()), Decoding(cached, DecodeOptions())):

@@ -51,7 +51,7 @@ def mark(number: int) -> tuple[str, ...]:
 
 
 def csv_of(*launches: tuple[str, ...], metrics: dict[str, str] = METRICS) -> str:
-    """Nsight Compute's raw page: the kernel's name and the figures of each launch."""
+    """Return Nsight Compute's raw page: the kernel's name and the figures of each launch."""
     table = [line(str(i), *cells) for i, cells in enumerate(launches)]
     head = [line("ID", "Kernel Name", *metrics), line("", "", *metrics.values())]
     return "\n".join(["==PROF== Connected to process 1", *head, *table])
@@ -67,7 +67,7 @@ CSV = csv_of(
     ("template<__half>(int)", "2,000,000", "7", "50", "255", "8"),
     mark(4),
     ("prepare", "1,000", "8", "10", "16", "1"),
-    ("template<__half>(int)", "3,000", "8", "30", "128", "512"),  # a name says nothing
+    ("template<__half>(int)", "3,000", "8", "30", "128", "512"),  # the name does not identify it
     ("prepare", "4", "8", "n/a", "16", "1"),
 )
 
@@ -83,14 +83,14 @@ def test_a_run_is_what_stands_between_two_marks() -> None:
 
 
 def test_counts_are_added_and_shares_averaged_by_time() -> None:
-    """And what one launch has, the longest one tells."""
+    """A figure that describes one launch is the longest launch's."""
     loops, _, _, flash, _ = profile_stages.rows(LAUNCHED, CSV)
     occupancy = (25.5 + 3 * 12.5) / 4
     assert loops["figures"] == {
         **{"ms": 4.0, "dram bytes read": 3072, "occupancy %": occupancy, "registers": 80, "blocks": 64}
     }
     assert flash["figures"]["registers"] == 128 and flash["figures"]["blocks"] == 512
-    assert flash["figures"]["dram bytes read"] == 24 and "occupancy %" not in flash["figures"]  # n/a is no number
+    assert flash["figures"]["dram bytes read"] == 24 and "occupancy %" not in flash["figures"]  # n/a is not a number
 
 
 def test_kernels_before_the_first_mark_are_nobodys() -> None:
@@ -106,7 +106,7 @@ def test_the_first_known_metric_of_a_figure_is_taken() -> None:
 
 
 def test_warp_states_are_those_of_the_longest_launch() -> None:
-    """Its clocks per instruction; a state that no warp was in is left out."""
+    """Its cycles per instruction; a state without warps is left out."""
     states = [counters.stall_metric(counters.STALLS[name]) for name in ("issued", "barrier", "branch")]
     metrics = {MS: "nsecond", "launch__grid_size": "", **dict.fromkeys(states, "inst")}
     first, second = ("loops", "10", "64", "1", "0.5", "0"), ("loops", "30", "64", "1", "2.25", "0")
@@ -118,7 +118,7 @@ def test_warp_states_are_those_of_the_longest_launch() -> None:
 
 
 def test_the_table_of_warp_states() -> None:
-    """Issued first, then the largest; small ones left out, but not out of the sum."""
+    """Issued first, then the largest; small ones are left out, but count in the sum."""
     stalls = {"issued": 1.0, "branch": 0.05, "barrier": 0.5, "busy pipe": 2.0}
     record = record_of({**FLASH, "stalls": stalls}, {**LOOPS, "stalls": {"issued": 1.0}}, HALF)
     text = counters.stalls_table(["loops", "SDPA flash"], head_dim=64, record=record)
@@ -146,7 +146,7 @@ OLD = {"stage": "loops", "dtype": "float32", "shape": [1, 2, 8, 64], "flop": 1.0
         ({"stages": ["loops"], "dtype": "float16"}, [1]),
         ({"stages": ["loops"], "dtype": "all"}, [0, 1]),
         ({"head_dim": "all", "dtype": "all"}, [0, 1, 2, 3, 4]),
-        ({"stages": ["matmul", "SDPA flash"], "head_dim": 128}, [4]),  # a product has no head_dim
+        ({"stages": ["matmul", "SDPA flash"], "head_dim": 128}, [4]),  # a matrix product has no head_dim
         ({"dtype": "bfloat16"}, [3]),
         ({"stages": ["nobody"]}, []),
     ],
@@ -171,7 +171,7 @@ def test_the_table_has_few_columns_side_by_side() -> None:
 
 
 def test_a_table_of_one_shape_does_not_name_its_head_dim() -> None:
-    """Nor does a record of before there were peers and kinds."""
+    """Nor does a record from before there were peers and kinds."""
     expected = [["loops"], ["float32"], ["heads", "2"], ["ms", "0"], ["registers", "80"]]
     for row in (LOOPS, OLD):
         assert [line.split() for line in counters.counters_table(record_of(row)).split("\n")] == expected
@@ -223,7 +223,7 @@ def test_steps_of_gradients_are_counted_as_gradients(monkeypatch: pytest.MonkeyP
 
 
 def test_a_climb_is_a_step_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows are found by their ideas: a step that was inserted since is said not to be measured."""
+    """Rows are found by their ideas: a step inserted since then is marked as not measured."""
     for name, ideas in (("k", ("one idea", "a bridge", "more", "whole")), ("b", ("gradients", "whole"))):
         steps = tuple(replace(LADDER["naive"], idea=idea) for idea in ideas)
         monkeypatch.setitem(CLIMBS, name, steps)
@@ -305,14 +305,14 @@ def test_gradients_are_in_a_table_where_they_are_named() -> None:
 
 
 def test_experiments_that_a_notebook_explains_are_counted() -> None:
-    """They compile as their stage does, from a text of their own."""
+    """They compile like their stage, from a text of their own."""
     found = {experiment.name: case for experiment, case in profile_stages.experiment_cases()}
     assert found["Q_STRIDE is even"] == Case((1, 1, 4096, 64)) and len(found) == len(set(found))
 
 
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """A profiler that notes when it starts and stops, a kernel that notes the marks, and no CUDA."""
+    """A profiler that records when it starts and stops, a kernel that records the marks, and no CUDA."""
     seen: list[Any] = []
     profiler = SimpleNamespace(start=lambda: seen.append("start"), stop=lambda: seen.append("stop"))
     kernel = SimpleNamespace(get_function=lambda name: lambda grid, block, args: seen.append((name, grid)))
@@ -479,7 +479,7 @@ def test_measure_asks_for_every_kernel_and_writes_the_record(monkeypatch: pytest
     assert "launch__grid_size" in asked["wanted"], "by which the marks are told apart"
     assert not set(ncu.UNASKED) & set(asked["wanted"]) and MS in asked["wanted"]
 
-    # Once more for some of the stages, where PyTorch is not asked.
+    # Once more for some of the stages, without PyTorch.
     target, names = tmp_path / "made" / "record.json", sorted({row["stage"] for row in LAUNCHED[:2]})
     asked |= {"peers": "left out", "rows": LAUNCHED[:2]}
     profile_stages.take(target, names)
@@ -494,7 +494,7 @@ def test_measure_asks_for_every_kernel_and_writes_the_record(monkeypatch: pytest
 
 
 def test_ncu_is_told_to_leave_the_clocks_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """And is asked for the metrics that it knows, of the kernels that are wanted."""
+    """It also gets the metrics that it knows, for the requested kernels."""
     seen = []
     ncu.known_metrics.cache_clear()
 
@@ -513,7 +513,7 @@ def test_ncu_is_told_to_leave_the_clocks_alone(monkeypatch: pytest.MonkeyPatch, 
     assert ncu.first_known(("nobody__knows.sum", "sm__warps_active.avg", "dram__bytes_read.sum")).startswith("sm__w")
 
     Done.returncode = 1
-    with pytest.raises(RuntimeError, match="ncu ended with 1"):
+    with pytest.raises(RuntimeError, match="ncu exited with code 1"):
         ncu.profile(tmp_path / "x.csv", METRICS, ["one"], ("a.module", "launch"))
 
     def missing(*_: object, **__: object) -> None:
@@ -532,7 +532,7 @@ def test_the_record_is_of_stages_that_are_there() -> None:
         assert "no GPU run is recorded yet" in counters.counters_table()
         pytest.skip("no record yet")
     names = {*LADDER, *(peer.name for peer in peers.TORCH), *(roof.name for roof in peers.TORCH_ROOFS)}
-    rows = [row for row in record["rows"] if row["kind"] != "experiment"]  # so the steps were called in older records
+    rows = [row for row in record["rows"] if row["kind"] != "experiment"]  # so steps were named in older records
     gradients = {way.name for way in plan.gradients()} | {f"{peer.name} backward" for peer in peers.TORCH_BACKWARD}
     by_name = [row["stage"] for row in rows if row["kind"] in ("backward", "backward peer")]
     assert set(by_name) <= gradients

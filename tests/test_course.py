@@ -1,4 +1,4 @@
-"""The command line: its set-up, done for real with tiny wheels and no network, and what it says then."""
+"""The command line: its set-up, run for real with tiny wheels and no network, and its messages."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from helpers.setup import environment, host_compiler, progress, requirements, sc
 REPOSITORY = Path(__file__).resolve().parent.parent
 HELPERS = REPOSITORY / "helpers"
 SCRIPT = HELPERS / "course.py"
-# The script and the modules that it imports: what a Python without packages, or one that is too old, runs.
+# The script and the modules that it imports, which also run on a Python without packages or one that is too old.
 SETUP = ("__init__", "environment", "host_compiler", "progress", "requirements", "script", "startup", "version")
 CLI = ("__init__", "commands", "quick_pytest", "work_copy")
 MODULES = ("course", *(f"cli/{name}" for name in CLI), *(f"setup/{name}" for name in SETUP))
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="the set-up is tested on Linux and macOS")
-HANGS = 600  # seconds: the end of a wait for what may never come, however slow or busy the machine is
+HANGS = 600  # seconds: the limit for waits that may never end, however slow or busy the machine is
 needs_venv = pytest.mark.skipif(find_spec("ensurepip") is None, reason="this Python cannot make a .venv")
 
 ENVIRONMENT = """\
@@ -50,7 +50,7 @@ dependencies:
       - not_made_for_this; sys_platform == "no such system"
 """
 
-# A package that tells how it was called, and leaves with the code it is told to.
+# A package that reports how it was called, and exits with the requested code.
 TELLS = """\
 import json, os, sys
 print(json.dumps({
@@ -76,7 +76,7 @@ def bench(argv):
 
 
 def make_wheel(folder: Path, name: str, version: str = "9.0", needs: str = "") -> None:
-    """A wheel of one package whose `python -m name` runs TELLS. needs: what it depends on."""
+    """Make a wheel of one package whose `python -m name` runs TELLS. needs: its dependencies."""
     info = f"{name}-{version}.dist-info"
     files = {
         f"{name}/__init__.py": "",
@@ -93,7 +93,7 @@ def make_wheel(folder: Path, name: str, version: str = "9.0", needs: str = "") -
 
 
 class TinyCourse:
-    """A copy of course.py and its modules in a folder of its own, with a list of tiny wheels that lie beside it."""
+    """A copy of course.py and its modules in a separate folder, with a list of tiny wheels next to it."""
 
     def __init__(self, root: Path, wheels: Path) -> None:
         self.root, self.wheels = root, wheels
@@ -116,7 +116,7 @@ class TinyCourse:
         return self
 
     def lock(self, part: str, *packages: str, add: bool = False) -> None:
-        """Write a part of the lock, or add to it, with the hashes of the wheels that are there."""
+        """Write a part of the lock, or add to it, with the hashes of the existing wheels."""
         path = self.root / "helpers" / "setup" / "locked" / f"{part}.txt"
         path.parent.mkdir(exist_ok=True)
         text = path.read_text() if add else "# Written by a test.\n"
@@ -127,7 +127,7 @@ class TinyCourse:
         path.write_text(text)
 
     def environment(self, *, network: bool = True, **changes: str | None) -> dict[str, str]:
-        """This machine's, without its pip settings; the network is the folder of wheels, or is down."""
+        """Return this machine's environment without pip settings; the network is the folder of wheels, or is down."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "CONDA_", "COURSE_"))}
         for key in ("PYTHONPATH", "VIRTUAL_ENV", "JUPYTER_PATH", "CXX", "JUPYTER_PORT"):
             kept.pop(key, None)
@@ -142,7 +142,7 @@ class TinyCourse:
     def start(
         self, *words: str, before: str = "", cwd: Path | None = None, **settings: object
     ) -> subprocess.Popen[str]:
-        """Start course.py in a process group of its own; `before` is Python code to run in it first."""
+        """Start course.py in its own process group; `before` is Python code to run in it first."""
         argv = [sys.executable, str(self.script)]
         if before:
             code = f"import sys, runpy; sys.argv = sys.argv[1:]\n{before}\n"
@@ -157,7 +157,7 @@ class TinyCourse:
         )
 
     def run(self, *words: str, code: int = 0, **settings: object) -> tuple[str, str]:
-        """(stdout, stderr) of a run of course.py that must leave with `code`, and never with a traceback."""
+        """Return (stdout, stderr) of a run of course.py that must exit with `code`, and never with a traceback."""
         child = self.start(*words, **settings)
         out, err = child.communicate(timeout=HANGS)
         assert child.returncode == code, f"left with {child.returncode}, not {code}:\n{out}\n{err}"
@@ -165,11 +165,11 @@ class TinyCourse:
         return out, err
 
     def stamp_is_lost(self) -> None:
-        """Pretend that a set-up was stopped: the next one installs packages."""
+        """Pretend that a set-up was interrupted: the next one installs packages."""
         (self.venv / "course.json").unlink()
 
     def told(self, *words: str, **settings: object) -> dict[str, dict]:
-        """Return what each started package was passed, by its name; the set-up must have had nothing to do."""
+        """Return what each started package was passed, by name; the set-up must have had nothing to do."""
         out, err = self.run(*words, **settings)
         assert "making" not in err and "installing" not in err, err
         lines = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
@@ -178,7 +178,7 @@ class TinyCourse:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> TinyCourse:
-    """A course whose first run is done: two at once, one of which has waited."""
+    """A course after its first run: two started at once, one of which waited."""
     folder = tmp_path_factory.mktemp("made")
     tiny = TinyCourse(folder / "a folder", folder / "wheels").write()
     children = [tiny.start("ladder") for _ in range(2)]
@@ -194,7 +194,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> TinyCourse:
 
 @pytest.fixture
 def copied(made: TinyCourse, tmp_path: Path) -> TinyCourse:
-    """A copy of it for a test to spoil, mended after its move."""
+    """A copy of it for a test to damage, repaired after its move."""
     shutil.copytree(made.root, tmp_path / "copy", symlinks=True)
     tiny = TinyCourse(tmp_path / "copy", made.wheels)
     _, err = tiny.run("ladder", network=False)
@@ -295,7 +295,7 @@ def test_an_old_python_says_so(new: TinyCourse) -> None:
     before = "sys.version_info = (3, 8, 1, 'final', 0); sys.version = '3.8.1 (simulated)'"
     _, err = new.run("lab", code=1, before=before)
     assert "Python 3.8.1" in err and "too old, 3.10 or newer is needed" in err
-    assert "Mend: " in err
+    assert "Fix: " in err
     assert not new.venv.exists()
 
 
@@ -332,7 +332,7 @@ def test_a_named_conda_environment_is_used_as_it_is(new: TinyCourse) -> None:
     assert json.loads(out)["prefix"] == sys.prefix
     assert "jupyterlab" not in err or find_spec("jupyterlab") is None
     assert not new.venv.exists()
-    # Another environment of that name, from which this Python does not come, is not it.
+    # Another environment with that name, which this Python does not belong to, does not count.
     changes["CONDA_PREFIX"] = "/nowhere"
     _, err = new.run("ladder", code=1, before="sys.modules['venv'] = None", **changes)
     assert "cannot make a .venv" in err
@@ -362,7 +362,7 @@ def test_this_python_without_what_a_command_needs(new: TinyCourse) -> None:
 
 @needs_venv
 def test_the_second_run_starts_one_program_and_needs_no_network(made: TinyCourse) -> None:
-    """That is how quick it is: the Python of .venv is asked for its version, and the command started on it."""
+    """It only asks the Python of .venv for its version, and starts the command on it."""
     before = """if True:
         import subprocess
         start = subprocess.Popen.__init__
@@ -398,7 +398,7 @@ def venv_needs(tiny: TinyCourse, monkeypatch: pytest.MonkeyPatch) -> tuple[str, 
 def test_interrupting_the_set_up_says_how_to_go_on(new: TinyCourse) -> None:
     child = new.start("ladder")
     wait_for((new.venv / "pyvenv.cfg").exists, "the start of the set-up")
-    os.killpg(child.pid, signal.SIGINT)  # as Ctrl-C in a terminal does
+    os.killpg(child.pid, signal.SIGINT)  # like Ctrl-C in a terminal
     _, err = child.communicate(timeout=HANGS)
     assert child.returncode == 130
     assert "Run the same command again" in err and "Traceback" not in err
@@ -445,7 +445,7 @@ def test_a_broken_venv_is_noticed(copied: TinyCourse, monkeypatch: pytest.Monkey
     assert need == "make" and why in said
 
 
-@pytest.mark.exhaustive  # of a set-up that is made, or finished in place
+@pytest.mark.exhaustive  # a set-up that is made, or finished in place
 @needs_venv
 def test_a_broken_venv_is_made_anew_from_inside(copied: TinyCourse) -> None:
     site = next(copied.venv.glob("lib/python*/site-packages"))
@@ -595,7 +595,7 @@ def test_a_folder_in_which_it_cannot_make_files(new: TinyCourse) -> None:
     (new.root / ".cache").write_text("")
     _, err = new.run("ladder", code=1)
     assert "the set-up stopped: [Errno 17] File exists" in err
-    assert "Mend: see that" in err
+    assert "Fix: check that" in err
 
 
 @needs_venv
@@ -609,7 +609,7 @@ def test_a_folder_that_cannot_be_written(new: TinyCourse) -> None:
     assert "Permission denied" in err
 
 
-# ------------------------------------------------------------------------------------------ when it cannot
+# ------------------------------------------------------------------------------------------ failures
 
 
 @needs_venv
@@ -619,7 +619,7 @@ def test_no_network_is_said_and_mended_by_running_again(copied: TinyCourse) -> N
     (copied.venv / "mine").write_text("kept")
     _, err = copied.run("ladder", code=1, network=False)
     assert "there is no network, or the package index does not answer" in err
-    assert "Mend: connect" in err
+    assert "Fix: connect" in err
     assert "run the same command again: python3 helpers/course.py ladder" in err
     assert len(err.splitlines()) < 20, "a wall of text"
     _, err = copied.run("ladder")
@@ -633,7 +633,7 @@ def test_a_failure_of_pip_shows_its_last_lines(copied: TinyCourse) -> None:
     copied.lock("base", "never-published==1", add=True)
     _, err = copied.run("ladder", code=1)
     assert "No matching distribution found for never-published==1" in err
-    assert "setup.log" in err and "Mend: " in err
+    assert "setup.log" in err and "Fix: " in err
     assert "no network" not in err
 
 
@@ -879,7 +879,7 @@ def test_interrupting_a_command_ends_it(made: TinyCourse) -> None:
 
 @pytest.fixture
 def taken() -> Iterator[int]:
-    """A port at which somebody listens."""
+    """A port that is already in use."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen(5)
@@ -907,7 +907,7 @@ def test_lab_opens_the_first_notebook(made: TinyCourse, taken: int) -> None:
 
 @needs_venv
 def test_lab_tells_of_copies(copied: TinyCourse) -> None:
-    shutil.rmtree(copied.root / "work", ignore_errors=True)  # of other tests
+    shutil.rmtree(copied.root / "work", ignore_errors=True)  # left by other tests
     notebook = copied.root / "notebooks" / "00_attention.ipynb"
     notebook.write_text('{"cells": []}')
     _, err = copied.run("lab")
@@ -967,7 +967,7 @@ def test_the_real_jupyterlab_starts_here(taken: int, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(find_spec("nbval") is None or find_spec("xdist") is None, reason="nbval or xdist is not installed")
 def test_notebooks_run_on_this_python_and_find_helpers(new: TinyCourse, tmp_path: Path) -> None:
-    """The real pytest and nbval; a python3 kernel of the user's that is broken must not be taken."""
+    """With the real pytest and nbval; a broken python3 kernel installed by the user must not be used."""
     for name in ("own", "data"):
         kernel = tmp_path / name / "kernels" / "python3"
         kernel.mkdir(parents=True)

@@ -1,7 +1,7 @@
 """12, the kernel in CuTe: where its headers come from, what it computes, planted bugs, and its record.
 
 A build of 12 takes the CPU engine ten seconds and NVRTC thirty, so each serves as many tests as it can: bugs that need
-no other types are in one build, and a number on the device says which of them is there.
+no other types share one build, and a number on the device selects one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ HELLO = "#include <cute/layout.hpp>\n__global__ void hello(int* x) { *x = cute::
 
 @pytest.fixture
 def looked_up_anew() -> object:
-    """Forget, before and after, where the headers are, which a process keeps."""
+    """Forget, before and after, the folder of the headers, which a process caches."""
     nvrtc.cute_folder.cache_clear()
     yield
     nvrtc.cute_folder.cache_clear()
@@ -75,7 +75,7 @@ def test_a_clone_of_cutlass_comes_first(looked_up_anew: None, tmp_path: Path, mo
 
 
 def with_headers(folder: Path, version: str) -> None:
-    """Make a folder of headers of this version, as CUTLASS has them."""
+    """Make a folder of headers of this version, laid out like CUTLASS."""
     for name in ("cute", "cutlass"):
         (folder / name).mkdir(parents=True)
     (folder / "cute" / "tensor.hpp").write_text("")
@@ -133,7 +133,7 @@ def test_its_tiles_fit_and_are_copied_evenly(limit: int) -> None:
 
 
 def inputs(n: int, n_kv: int, head_dim: int, dtype: str, *, grow: float = 1.0) -> list[np.ndarray]:
-    """q (2, n, 4, head_dim) and k, v (2, n_kv, 2, head_dim), with means that are not zero; logits grown."""
+    """Make q (2, n, 4, head_dim) and k, v (2, n_kv, 2, head_dim) with non-zero means; logits are enlarged."""
     rng = np.random.default_rng([n, n_kv, head_dim])
     shapes = (2, n, 4, head_dim), *2 * ((2, n_kv, 2, head_dim),)
     q, k, v = (rng.standard_normal(shape) + 0.25 for shape in shapes)
@@ -146,7 +146,7 @@ CAUSAL, WINDOW = {"causal": True}, {"window": (40, 9)}
 
 @needs_cute
 def test_sizes_masks_and_packed_lengths() -> None:
-    """With the tiles that it chooses itself, and a head dimension that fills no atom. Bugs are planted at another."""
+    """With its own choice of tiles, and a head dimension that fills no atom. Bugs are planted at another one."""
     head_dim, dtype = OWN
     sizes = STAGE.tiles(head_dim)
     for n, n_kv, mask in (
@@ -170,9 +170,10 @@ def test_sizes_masks_and_packed_lengths() -> None:
 
 @dataclass(frozen=True)
 class Switched:
-    """A bug that is there while the device's number `planted` is its own: old, and what it becomes.
+    """A bug that is active while the device's number `planted` is its own: the old text, and the new one.
 
-    In `new`, PLANTED is whether it is there. cpu_only: it would leave a GPU's context unusable, or shows there by luck.
+    In `new`, PLANTED tells whether it is active. cpu_only: it would leave a GPU's context unusable, or shows there only
+    by luck.
     """
 
     name: str
@@ -182,12 +183,12 @@ class Switched:
 
 
 def instead(name: str, right: str, wrong: str, **more: Any) -> Switched:
-    """Another expression."""
+    """Replace an expression."""
     return Switched(name, right, f"(PLANTED ? ({wrong}) : ({right}))", **more)
 
 
 def left_out(name: str, statement: str, **more: Any) -> Switched:
-    """Without a statement."""
+    """Leave out a statement."""
     return Switched(name, statement, f"if (!PLANTED) {statement}", **more)
 
 
@@ -250,13 +251,13 @@ BUGS = (
 SQUARE = {"BLOCK_M": 64, "BLOCK_N": 64}
 CALLS: tuple[dict[str, Any], ...] = (
     {"n": 150, "n_kv": 200, "window": (90, 90)},
-    {"n": 200, "n_kv": 130, "causal": True, "softmax_scale": -0.2},  # rows that see nothing
+    {"n": 200, "n_kv": 130, "causal": True, "softmax_scale": -0.2},  # some rows see nothing
     {"n": 40, "n_kv": 300, "grow": 400.0},
 )
 
 
 def with_switches() -> str:
-    """12 with all bugs, none of them there while the device's `planted` is 0."""
+    """Return 12 with all bugs, none of which is active while the device's `planted` is 0."""
     text = kernel.source(STAGE.file)
     for number, bug in enumerate(BUGS, start=1):
         assert text.count(bug.old) == 1, (
@@ -267,7 +268,7 @@ def with_switches() -> str:
 
 
 def check_planted(text: str, number: int) -> None:
-    """A few calls with one bug, or with none: heads that share K and V, tails, masks, large logits."""
+    """Check a few calls with one bug, or with none: shared K and V, tails, masks, large logits."""
     for call in CALLS:
         options = dict(call)
         arrays = inputs(options.pop("n"), options.pop("n_kv"), 128, "float16", grow=options.pop("grow", 1.0))
@@ -302,7 +303,7 @@ def test_bug_is_seen(bug: Switched, request: pytest.FixtureRequest) -> None:
 @needs_cute
 @pytest.mark.skipif(device.ON_GPU, reason="on a GPU the record itself checks and times them")
 def test_ways_are_checked_and_timed(cpu_engine: None) -> None:
-    """07 and 12 on the CPU engine, with the build of another test; what is wrong is not timed."""
+    """07 and 12 on the CPU engine, with another test's build; a wrong result is not timed."""
     case = Case((1, 2, 70, OWN[0]), "bfloat16", causal=True)
     rows = [row for rows in cute.timed([case], [cute.COMPARED_WITH, cute.Way("12", STAGE)], rounds=1) for row in rows]
     assert [row["name"] for row in rows] == ["07", "12"] and rows[0]["speed"] == 1
@@ -330,7 +331,7 @@ def test_lines_of_code() -> None:
 
 @pytest.mark.skipif(nvrtc.version() is None, reason="NVRTC is not installed")
 def test_a_cold_compilation() -> None:
-    """Compiling 07, which is quick, prints what the compile report says."""
+    """Compiling 07, which is quick, gives the figures of the compile report."""
     found = cute.cold(cute.COMPARED_WITH, 64)
     report = compile_report.compile_report("07_mma.cu", found["sizes"], "sm_90", name="flash_mma<__nv_bfloat16>")
     assert (found["registers"], found["spill_bytes"]) == (report.registers, report.spill_bytes)

@@ -1,4 +1,4 @@
-"""CuTe on the CPU engine: its layouts as its documentation has them, its atoms against NumPy, and what the X-ray sees.
+"""CuTe on the CPU engine: its layouts against its documentation, its atoms against NumPy, and the X-ray's figures.
 
 Kernels with CuTe take g++ some seconds each, so that most tests share two sources.
 """
@@ -26,14 +26,13 @@ STD = ("-std=c++17",)
 
 
 def module(cp: Any, code: str, names: tuple[str, ...] = ()) -> Any:
-    """On the engine the options name the folder of the headers, as `helpers.attention.kernel` does; on a GPU
-    `compiled` does."""
+    """Compile CuTe's headers from the folder in the options on the engine; on a GPU `compiled` does that."""
     return compiled(cp, code, names, (*STD, *kernel.headers(code)) if cp is engine else STD)
 
 
 # ---------------------------------------------------------------- layouts
 
-# Each with what CuTe's own documentation (media/docs/cpp/cute, 01_layout and 02_layout_algebra) says that it is.
+# Layouts, each with its values in CuTe's documentation (media/docs/cpp/cute, 01_layout and 02_layout_algebra).
 DOCUMENTED = {
     "coalesce(Layout<Shape<_2, Shape<_1, _6>>, Stride<_1, Stride<_6, _2>>>{})": "_12:_1",
     "composition(Layout<Shape<_6, _2>, Stride<_8, _2>>{}, Layout<Shape<_4, _3>, Stride<_3, _1>>{})": (
@@ -107,8 +106,8 @@ def test_a_notebook_asks_cute() -> None:
 # ---------------------------------------------------------------- atoms
 
 GEMM = cuda_text("cute_engine_gemm")
-# No variable without a value, no array: so the X-ray needs no second build, which looks for those (tests/test_cute.py
-# has one, of 12).
+# No uninitialised variables and no arrays, so that the X-ray needs no second build to look for those
+# (tests/test_cute.py has one, for 12).
 assert not unset.has_candidates(GEMM)
 SHARED = 2 * 64 * (64 + 32)
 BUILDS = {"half": "gemm_tile<half_t, 3>", "bfloat16": "gemm_tile<bfloat16_t, 0>"}  # with a swizzle, and without
@@ -119,7 +118,7 @@ def line_of(text: str) -> int:
 
 
 def tile(dtype: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    """A and B as the bits of their elements, C = A B^T with A's rows from the 50th on taken for zeros; and 50."""
+    """Return A and B as bits, C = A B^T with A's rows from the 50th on replaced by zeros, and 50."""
     rng = np.random.default_rng(12)
     values = rng.standard_normal((96, 64)).astype(np.float32)
     if dtype == "bfloat16":
@@ -166,7 +165,7 @@ def seen(build: str, *, waits: bool = True, meets: bool = True) -> Any:
 def test_the_xray_counts_by_the_readers_lines() -> None:
     report = seen("half")
     assert report.findings == []
-    # ldmatrix: each warp its 16 rows of A, and all of B; eight rows of 16 bytes are one wavefront.
+    # ldmatrix: each warp reads its 16 rows of A, and all of B; eight rows of 16 bytes are one wavefront.
     a, b = (report.by_line["kernel.cu", line_of(f"// ldmatrix of {name}")] for name in "AB")
     assert (a.read, a.wavefronts, a.conflicts) == (64 * 64 * 2, 64, 0)
     assert (b.read, b.wavefronts, b.conflicts) == (4 * 32 * 64 * 2, 128, 0)
@@ -217,10 +216,10 @@ def test_copies_of_headers_keep_their_lines_and_follow_the_headers(
     flags = cutlass.compiled(["-Ielsewhere", f"-I{tmp_path}"])
     copies = Path(flags[2])
     assert flags == ["-Ielsewhere", "-isystem", str(copies), "-isystem", str(tmp_path)]
-    assert sorted(p.name for p in copies.rglob("*.hpp")) == ["atom.hpp", "config.hpp"]  # the others stay as they are
+    assert sorted(p.name for p in copies.rglob("*.hpp")) == ["atom.hpp", "config.hpp"]  # the others are unchanged
     made = (copies / "cute" / "arch" / "atom.hpp").read_text().splitlines()
     assert made[0] == '#line 1 "cute/arch/atom.hpp"' and len(made) - 1 == len(ATOM.splitlines())
-    assert [line for line in made if "asm volatile" in line] == [ATOM.splitlines()[1]]  # that of the macro
+    assert [line for line in made if "asm volatile" in line] == [ATOM.splitlines()[1]]  # the macro's
     assert "engine_async_wait" in made[5] and made[9] == "};"
     assert "CUTE_STL_NAMESPACE std" in (copies / "cute" / "config.hpp").read_text()
 

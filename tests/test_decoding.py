@@ -1,4 +1,4 @@
-"""Decoding beside float64: lengths, heads, pages, windows, new tokens; what a call refuses; bugs in the kernel."""
+"""Decoding against float64: lengths, heads, pages, windows, new tokens; refused calls; bugs in the kernel."""
 
 from __future__ import annotations
 
@@ -38,16 +38,15 @@ from helpers.xray import xray
 
 TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 pytestmark = pytest.mark.skipif(limits.compute_capability() < 80, reason="needs compute capability 8.0")
-NOWHERE = 2**30  # a page that is not there
+NOWHERE = 2**30  # a page that does not exist
 
 
 @dataclass(frozen=True)
 class Case:
-    """Sequences of these lengths, the new tokens' keys included, and what a call of them asks for.
+    """Sequences of these lengths, including the new tokens' keys, and the options of a call.
 
-    page: keys of a page, 0 for none. new: the new tokens' keys come with the call. freed: keys that no token sees any
-    more are NaN, in pages that are not there. e4m3: the caches hold e4m3, with descales.
-    d_v: V's head_dim; 0 for d.
+    page: keys per page, 0 for no pages. new: the call appends the new tokens' keys. freed: keys that no token sees any
+    more are NaN, in pages that do not exist. e4m3: the caches are e4m3, with descales. d_v: V's head_dim; 0 for d.
     """
 
     lengths: tuple[int, ...] = (100, 1, 17, 260)
@@ -74,7 +73,7 @@ class Case:
         return {name: getattr(self, name) for name in names}
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Fresh ones: caches are NaN where no key is, pages are in any order, and tables end in pages that are not."""
+        """Make arrays: caches are NaN where there is no key, pages in random order, and tables end in invalid pages."""
         rng = np.random.default_rng(self.seed)
         batch, kind = len(self.lengths), TYPES[self.dtype]
 
@@ -119,7 +118,7 @@ class Case:
         return made | {"block_table": table}
 
     def expected(self, arrays: Mapping[str, np.ndarray], **more: Any) -> tuple[np.ndarray, np.ndarray]:
-        if self.freed:  # the same keys, where all of them are there
+        if self.freed:  # the same keys with all of them present
             return replace(self, freed=False).expected(replace(self, freed=False).arrays(), **more)
         if self.e4m3:
             return self._expected_of_e4m3(arrays, **more)
@@ -128,7 +127,7 @@ class Case:
         return reference.attention_with_kvcache(**arrays, **options, **more)
 
     def _expected_of_e4m3(self, arrays: Mapping[str, np.ndarray], **more: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Give what the bytes without descales give, with those on Q and on the output instead."""
+        """Return the results of the bytes without descales, with the descales on Q and on the output instead."""
         of_k, of_v = (np.repeat(arrays[f"{name}_descale"], self.heads // self.kv_heads, axis=1) for name in "kv")
         plain = {name: a for name, a in arrays.items() if "descale" not in name}
         plain["q"] = arrays["q"].astype(np.float64) * of_k[:, None, :, None]
@@ -141,11 +140,11 @@ class Case:
 
     @staticmethod
     def new_bytes(name: str, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-        """k or v as e4m3."""
+        """Return k or v as e4m3."""
         return fp8.quantise(arrays[name], arrays[f"{name}_descale"][:, None, :, None])
 
     def cache_after(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The caches with the new tokens where they belong."""
+        """Return the caches with the new tokens in their places."""
         after = {name: arrays[name].copy() for name in ("k_cache", "v_cache")}
         for i, before in enumerate(arrays["cache_seqlens"]):
             for j in range(self.tokens if self.new else 0):
@@ -162,7 +161,7 @@ def tolerance_of(case: Case) -> float:
 
 
 def compare(case: Case, got: Mapping[str, Any], arrays: Mapping[str, np.ndarray], **more: Any) -> None:
-    """o, lse and the caches against what they should be."""
+    """Compare o, lse and the caches with the expected ones."""
     o, lse = case.expected(arrays, **more)
     check.check("o", cp.asnumpy(got["o"]).astype(np.float64), o, tolerance=tolerance_of(case))
     check.check(
@@ -174,7 +173,7 @@ def compare(case: Case, got: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
 
 
 def run(case: Case, source: str | None = None, *, stage: str | None = None, launches: int = 2) -> None:
-    """Launch, twice with the same tickets, and compare."""
+    """Launch twice with the same tickets, and compare."""
     arrays = case.arrays()
     there = on_device(arrays)
     options = decoding.DecodeOptions(**case.options, return_lse=True, stage=stage)
@@ -197,8 +196,8 @@ def check_call(
 ) -> tuple[Any, Any]:
     """Call the entry point, compare, and return o and lse.
 
-    means: what the options, which may be arrays, are to the reference; what they are, if not given. arrays: as
-    `Case.arrays`, of other numbers.
+    means: the reference's options, if they differ from the call's, which may be arrays. arrays: replace those of
+    `Case.arrays`.
     """
     given = {name: where(a) for name, a in (arrays or case.arrays()).items()}
     there = {name: where(a) if isinstance(a, np.ndarray) else a for name, a in options.items()}
@@ -209,7 +208,7 @@ def check_call(
 
 
 def x_rayed(case: Case, source: str | None = None, stage: str | None = None, **more: Any) -> Any:
-    """The report of a checked run of the first launch, and the arrays. Skips on a GPU, whose arrays plans are for."""
+    """Return the report of a checked run of the first launch, and the arrays. Skips on a GPU."""
     if device.ON_GPU:
         pytest.skip("the same on the CPU engine")
     arrays = case.arrays()
@@ -221,7 +220,7 @@ def x_rayed(case: Case, source: str | None = None, stage: str | None = None, **m
 
 
 def findings(report: Any) -> list[str]:
-    """But for what nobody writes: caches are outputs where there are new keys; `compare` looks at O."""
+    """Return the findings without unwritten elements: caches are outputs if there are new keys; `compare` checks O."""
     return [str(each) for each in report.findings if not str(each).startswith("never written")]
 
 
@@ -302,7 +301,7 @@ def test_float64_agrees_on_lengths_of_any_kind(seed: int) -> None:
 @pytest.mark.parametrize("name", ["plain", "new tokens in pages", "3 splits of tokens in pages", "bfloat16, 128"])
 @pytest.mark.parametrize("where", [np.asarray, cp.asarray], ids=["numpy", "device"])
 def test_the_entry_point_takes_arrays_of_either_kind(name: str, where: Any) -> None:
-    """Twice: the second call is one of known shapes, and has the first one's tickets."""
+    """The second call has a known shape, and uses the first one's tickets."""
     case = CASES[name]
     for _ in range(2):
         o, _ = check_call(case, where=where)
@@ -344,7 +343,7 @@ def test_calls_of_more_and_of_fewer_parts_share_their_scratch() -> None:
 @pytest.mark.skipif(not device.ON_GPU, reason="the CPU engine has no graphs")
 @pytest.mark.parametrize("library", ["cupy", "torch"])
 def test_a_graph_replays_with_other_lengths(library: str) -> None:
-    """A capture reads no length, and its tickets are 0 again after each replay."""
+    """A capture reads no lengths, and its tickets are 0 again after each replay."""
     torch = pytest.importorskip("torch") if library == "torch" else None
     case = replace(CASES["new tokens in pages"], num_splits=0)
     other = replace(case, lengths=(17, 300, 5, 100), seed=1)
@@ -363,7 +362,7 @@ def test_a_graph_replays_with_other_lengths(library: str) -> None:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             outputs = flash_attention_with_kvcache(**arrays, return_lse=True)
-        o, lse = map(cp.from_dlpack, outputs)  # outside, as CuPy lets another stream wait
+        o, lse = map(cp.from_dlpack, outputs)  # outside, as CuPy makes another stream wait
         replay = graph.replay
     for each in (case, other, case):
         for name, a in each.arrays().items():
@@ -375,7 +374,7 @@ def test_a_graph_replays_with_other_lengths(library: str) -> None:
 
 
 def test_views_are_read_where_they_are() -> None:
-    """Caches (batch, kv_heads, seq, d) with axes exchanged, and rows of q with a gap between them, which is copied."""
+    """Caches (batch, kv_heads, seq, d) with exchanged axes, and rows of q with a gap between them, which is copied."""
     case, arrays = PLAIN, PLAIN.arrays()
     there = on_device(arrays)
     for name in ("k_cache", "v_cache"):
@@ -408,13 +407,13 @@ def test_lengths_beyond_the_cache_count_as_the_cache_s() -> None:
     check.check("o", o.astype(np.float64), expected, tolerance=tolerance_of(case))
 
 
-# ---- what is checked where the host reads lengths and tables
+# ---- checks when the host reads lengths and tables
 
 IN_PAGES = Case(lengths=(40, 7, 18, 33), page=8, new=True, tokens=2, room=48)
 
 
 def changed(name: str, *values: tuple[Any, int], case: Case = IN_PAGES) -> dict[str, np.ndarray]:
-    """The case's arrays, with these elements of one in place of its own."""
+    """Return the case's arrays, with these elements of one of them changed."""
     arrays = case.arrays()
     for where, value in values:
         arrays[name][where] = value
@@ -422,7 +421,7 @@ def changed(name: str, *values: tuple[Any, int], case: Case = IN_PAGES) -> dict[
 
 
 def of_other(where: tuple[int, int], other: tuple[int, int]) -> dict[str, np.ndarray]:
-    """An entry of the block table is another one."""
+    """Replace an entry of the block table by another sequence's."""
     return changed("block_table", (where, IN_PAGES.arrays()["block_table"][other]))
 
 
@@ -451,7 +450,7 @@ BREAKS: dict[str, tuple[dict[str, np.ndarray], str]] = {
 @pytest.mark.parametrize("again", [False, True], ids=["first call", "known shapes"])
 @pytest.mark.parametrize("name", BREAKS)
 def test_lengths_and_tables_are_checked(name: str, again: bool) -> None:
-    """The engine checks them in any call, a GPU where it is asked for; nothing is written."""
+    """The engine checks them in every call, a GPU on request; nothing is written."""
     arrays, message = BREAKS[name]
     given = on_device(arrays)
     if again:
@@ -466,7 +465,7 @@ def test_lengths_and_tables_are_checked(name: str, again: bool) -> None:
 
 
 def test_what_is_shared_and_only_read_is_right() -> None:
-    """A prefix in pages of two sequences, entries that no key needs, a window behind which pages are gone."""
+    """A prefix in pages of two sequences, entries that no key needs, a window with freed pages behind it."""
     arrays = of_other((2, 0), (0, 0))
     expected = IN_PAGES.expected(arrays)
     o, lse = flash_attention_with_kvcache(**arrays, return_lse=True, checked=True)
@@ -528,8 +527,8 @@ def test_caches_that_cannot_be_written_are_refused() -> None:
         with pytest.raises(ValueError, match="k_cache and v_cache share memory"):
             flash_attention_with_kvcache(**given | {"v_cache": given["k_cache"]}, checked=True)
         same = given | {"v_cache": given["k_cache"], "v": given["k"]}
-        flash_attention_with_kvcache(**same, checked=True)  # what is written twice is the same
-        both = where(np.zeros((4, 300, 4, 64), np.float16))  # heads of K and V in one row, or in turns
+        flash_attention_with_kvcache(**same, checked=True)  # writing the same value twice is allowed
+        both = where(np.zeros((4, 300, 4, 64), np.float16))  # heads of K and V in one row, or alternating
         for k_heads, v_heads in ((slice(2), slice(2, 4)), (slice(0, 4, 2), slice(1, 4, 2))):
             caches = {"k_cache": both[:, :, k_heads], "v_cache": both[:, :, v_heads]}
             flash_attention_with_kvcache(**given | caches, checked=True)
@@ -537,20 +536,20 @@ def test_caches_that_cannot_be_written_are_refused() -> None:
             flash_attention_with_kvcache(
                 **given | {"k_cache": both[:, :, :2], "v_cache": both[:, :, 1:3]}, checked=True
             )
-    arrays = PLAIN.arrays()  # nothing is written: they may be anything
+    arrays = PLAIN.arrays()  # nothing is written, so they may be anything
     o = flash_attention_with_kvcache(**{name: read_only(a) for name, a in arrays.items()})
     check.check("o", o.astype(np.float64), PLAIN.expected(arrays)[0], tolerance=tolerance_of(PLAIN))
 
 
 def test_more_parts_than_keys_are_as_many_as_keys_fill() -> None:
-    """num_splits is the most: parts without a key would take scratch, 40 GB of it here."""
+    """num_splits is a maximum: parts without a key would take scratch, 40 GB of it here."""
     outputs = [check_call(replace(PLAIN, num_splits=splits))[0] for splits in (10**7, np.int64(2**40), 19)]
     for o in outputs:
         assert np.array_equal(cp.asnumpy(o), cp.asnumpy(outputs[2]))
 
 
 class OutOfMemoryError(RuntimeError):
-    """PyTorch's is of this name and kind."""
+    """PyTorch's exception has this name and base class."""
 
 
 @pytest.mark.parametrize("error", [MemoryError, OutOfMemoryError])
@@ -568,7 +567,7 @@ def test_parts_that_memory_cannot_hold_name_num_splits(error: type[Exception], m
     given = on_device(PLAIN.arrays())
     with pytest.raises(MemoryError, match=r"num_splits = 7: partial_o, .* fewer parts"):
         flash_attention_with_kvcache(**given, num_splits=7)
-    with pytest.raises(error, match=r"^no 40960000000 bytes"):  # where nobody has asked for parts
+    with pytest.raises(error, match=r"^no 40960000000 bytes"):  # num_splits is not given
         flash_attention_with_kvcache(**given)
 
 
@@ -616,7 +615,7 @@ def test_slopes(of_each: bool) -> None:
     "d, room_d, dtype", [(80, 80, "float16"), (80, 128, "float16"), (110, 128, "float32"), (192, 256, "bfloat16")]
 )
 def test_rows_of_other_lengths(d: int, room_d: int, dtype: str) -> None:
-    """The columns of a wider cache are left alone, but where rows are no whole chunks: there they are zeros.
+    """The columns of a wider cache are left unchanged, except that rows without whole chunks get zeros.
 
     A tree, a prefix and a negative scale work too.
     """
@@ -647,7 +646,7 @@ def test_rows_of_other_lengths(d: int, room_d: int, dtype: str) -> None:
 
 
 def test_int64_lengths_and_tables() -> None:
-    """They give the same bits, of views with gaps, too, and are checked as they are."""
+    """They give the same bits, also as views with gaps, and are checked unchanged."""
     case, tree = Case(tokens=3, lengths=(100, 3, 40), page=16), np.array([-1, 0, 0])
     given = {name: cp.asarray(a) for name, a in (case.arrays() | {"tree": tree.astype(np.int32)}).items()}
     want = flash_attention_with_kvcache(**given)
@@ -692,7 +691,7 @@ ROTATED = {
 
 @pytest.mark.parametrize("name", ROTATED)
 def test_a_rotary_embedding(name: str) -> None:
-    """q and the keys that go into the cache are rotated by their positions; twice, since scratch is kept."""
+    """q and the keys that go into the cache are rotated by their positions; twice, because scratch is kept."""
     case, rotary_dim, interleaved = ROTATED[name]
     arrays = case.arrays()
     cos, sin = rotary_and_projection.cos_sin(300, rotary_dim)
@@ -707,7 +706,7 @@ def test_a_rotary_embedding(name: str) -> None:
 
 
 def test_rotary_embeddings_share_scratch() -> None:
-    """After halves come floats, on one stream; other tables get kernels of their own."""
+    """Halves are followed by floats on one stream; other tables get their own kernels."""
     forget()
     for name in ("all columns", "float32, 192 and 128"):
         test_a_rotary_embedding(name)
@@ -720,7 +719,7 @@ def test_rotary_embeddings_share_scratch() -> None:
         assert np.array_equal(there, case.arrays()["k"][0, 0, :, rotary_dim:])
 
 
-# ---- a prefix that all share, and trees of drafts
+# ---- a shared prefix, and trees of drafts
 
 
 def prefix_of(case: Case, keys: int) -> dict[str, np.ndarray]:
@@ -730,7 +729,7 @@ def prefix_of(case: Case, keys: int) -> dict[str, np.ndarray]:
 
 
 def tree_of(case: Case, *shape: int) -> np.ndarray:
-    """Each token follows any before it, or none."""
+    """Make a tree in which each token follows any earlier one, or none."""
     return (
         np.random.default_rng(5).integers(-1, np.maximum(np.arange(case.tokens), 0), shape or case.tokens).astype("i4")
     )
@@ -752,7 +751,7 @@ PREFIXED = {
 @pytest.mark.parametrize("name", PREFIXED)
 def test_a_prefix_of_all_sequences(name: str, keys: int, rows_of_parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_prefix, "ROWS_OF_PARTS", rows_of_parts)
-    monkeypatch.setattr(shared_prefix, "KEYS_OF_A_PART", 50)  # 150 are three parts
+    monkeypatch.setattr(shared_prefix, "KEYS_OF_A_PART", 50)  # 150 keys are three parts
     case, where = PREFIXED[name], np.asarray if keys == 150 else cp.asarray
     prefix = prefix_of(case, keys)
     o, _ = check_call(case, where=where, **prefix)
@@ -815,14 +814,14 @@ def test_a_tree_behind_a_prefix_and_with_a_function() -> None:
 
 
 def test_a_tree_is_read_where_it_is() -> None:
-    """Keys before the drafts are no tokens of the tree: nothing is looked up for them."""
+    """Keys before the drafts are not tokens of the tree: they are not looked up in it."""
     case = replace(CASES["tokens"], lengths=(100, 4))
     report, _, _ = x_rayed(case, tree=tree_of(case))
     assert findings(report) == []
 
 
 def test_an_unchecked_tree_never_hangs() -> None:
-    """A token that follows itself or a later one counts as following the one before."""
+    """A token that follows itself or a later one counts as following the previous one."""
     case = Case(tokens=4, lengths=(100, 17))
     wrong, line = (np.array(tree, np.int32) for tree in ([3, 1, 2**31 - 1, -7], [-1, 0, 1, -1]))
     o, want = (flash_attention_with_kvcache(**case.arrays(), tree=tree, checked=False) for tree in (wrong, line))
@@ -836,7 +835,7 @@ def test_an_unchecked_tree_never_hangs() -> None:
 
 
 def test_a_prefix_is_read_once_for_all_sequences() -> None:
-    """A prefix is read by the forward's blocks, once for each tile of rows; in the caches, once for each sequence."""
+    """The forward's blocks read a prefix once per tile of rows; in the caches it is read once per sequence."""
     batch, keys, kv_heads, d = 6, 64, 2, 64
     case = Case(lengths=(keys,) * batch, heads=8, kv_heads=kv_heads, room=keys)
     report, every, _ = x_rayed(case)
@@ -975,7 +974,7 @@ def test_an_x_ray_finds_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("d, d_v", [(64, 64), (96, 80)])
 def test_keys_and_values_are_read_once(d: int, d_v: int) -> None:
-    """All blocks together read each key and value once, however many heads share it, and no columns behind."""
+    """All blocks together read each key and value once, however many heads share it, and no columns past head_dim."""
     case = Case(lengths=(256, 100, 33), heads=16, d=d, d_v=d_v)
     report, _, _ = x_rayed(case)
     for name, columns in (("K", d), ("V", d_v)):
@@ -1001,17 +1000,17 @@ def bug(name: str, old: str, new: str, case: str = "plain", **more: Any) -> Bug:
 
 
 def astray(name: str, old: str, new: str, case: str = "plain", **more: Any) -> Bug:
-    """It may read or write where nothing is, so that a GPU's context would be lost."""
+    """Mark a bug that may access invalid memory, which would lose a GPU's context."""
     return bug(name, old, new, case, cpu_only=True, **more)
 
 
 def unordered(name: str, old: str, new: str, **more: Any) -> Bug:
-    """Only a checked run sees it for certain."""
+    """Mark a bug that only a checked run shows reliably."""
     return Bug(name, old, new, inputs="in X-ray", cpu_only=True, **more)
 
 
 BUGS = (
-    # which tiles a block has
+    # the tiles of a block
     bug(
         "stretches of one tile too few",
         "(total + blocks - 1) / blocks",
@@ -1039,7 +1038,7 @@ BUGS = (
         "int splits = 0;\n    if (same && false",
         CUT,
     ),
-    # what a row sees
+    # the keys that a row sees
     bug("new tokens do not count as keys", "q_pos = before + more - a.N;", "q_pos = before - a.N;", NEW),
     bug("the last keys are not masked", "all_end = min(first_pos + a.window_right + 1, end);", "all_end = 1 << 30;"),
     bug("a token sees the next one", "min(pos + rows.params.window_right + 1", "min(pos + 2", "tokens"),
@@ -1161,8 +1160,8 @@ def test_nvrtc_spills_nothing(dtype: str, arch: str) -> None:
 
 STEPS = [decoder for decoder in decoders.DECODERS.values() if decoder is not decoders.SPLIT_KV]
 every_step = pytest.mark.parametrize("step", STEPS, ids=lambda step: step.name)
-MOST_NEW_LINES = 75  # as equal stretches have, which put the kernel into a loop over pieces
-MOST_LINES = 200  # of the file with which the climb begins
+MOST_NEW_LINES = 75  # of a step; equal stretches put the kernel into a loop over pieces
+MOST_LINES = 200  # of the climb's first file
 OF_STEPS = {
     **{name: CASES[name] for name in ("plain", "empty among others", "mixed lengths", "one head for all", "tokens")},
     **{name: CASES[name] for name in ("more rows than a tile", "window of tokens", "3 splits", "40 splits")},

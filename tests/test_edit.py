@@ -28,7 +28,7 @@ def test_changes_follow_one_another() -> None:
 
 
 def test_comments_are_neither_found_nor_in_the_way() -> None:
-    """The barrier in the first line does not count; a pattern goes over the comments between its lines."""
+    """The barrier in the first line does not count; a pattern ignores comments between its lines."""
     assert edit(CODE, ("__syncthreads();", "wait();"), count=2).splitlines()[:3] == [
         *CODE.splitlines()[:2],
         "  wait();  // hazard: read too early",
@@ -52,6 +52,6 @@ def test_another_text_is_refused_with_its_nearest_line() -> None:
         edit(CODE, ("__syncthreads();", ""))
     with pytest.raises(ValueError, match="is there 2 times, and not 3 times"):
         edit(CODE, ("__syncthreads();", ""), count=3)
-    # Of a pattern of several lines, the one that has changed is told.
+    # For a pattern of several lines, the message names the one that has changed.
     with pytest.raises(ValueError, match=r"nearest line: 'sum \+= tile\[i\];'"):
         edit(CODE, ("  __syncthreads();\n  sum += tile[2 * i];", ""))

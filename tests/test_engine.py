@@ -26,7 +26,7 @@ NAMES = (
 
 
 def kernel(cp: Any, name: str) -> Any:
-    """A kernel of SOURCE."""
+    """Return a kernel of SOURCE."""
     return compiled(cp, SOURCE, NAMES).get_function(name)
 
 
@@ -137,11 +137,11 @@ def test_variables_of_the_module(cp: Any) -> None:
     np.testing.assert_allclose(cp.asnumpy(out), expected, rtol=1e-6, atol=1e-6)
     assert int(cp.asnumpy(cp.ndarray((1,), np.int32, module.get_global("counter")))[0]) == 43
 
-    again = cp.RawModule(code=SOURCE, name_expressions=NAMES)  # the same source: the same module, and its variables
+    again = cp.RawModule(code=SOURCE, name_expressions=NAMES)  # the same source: the same module with its variables
     again.get_function("variables")((1,), (16,), (out, counts))
     assert int(cp.asnumpy(counts)[0]) == 44
 
-    other = cp.RawModule(code=SOURCE + "\n", name_expressions=NAMES)  # its variables are its own, and start afresh
+    other = cp.RawModule(code=SOURCE + "\n", name_expressions=NAMES)  # it has its own variables, with initial values
     other.get_function("variables")((1,), (16,), (out, counts))
     assert int(cp.asnumpy(counts)[0]) == 1
     expected = np.resize([0.5, 1.5, 2.5], 16).astype(np.float32)
@@ -181,7 +181,7 @@ def test_scalars_of_every_type(cp: Any) -> None:
     values = [np.bool_(True), np.int8(-5), np.uint8(250), np.int16(-30000), np.uint16(60000), np.int32(-(2**31))]
     values += [np.uint32(2**32 - 1), np.int64(-(2**40)), np.uint64(2**63), np.float32(0.1), np.float64(0.1)]
     half, bfloat = np.float16(-0.333), np.asarray(3.14159, ml_dtypes.bfloat16)[()]
-    # CuPy does not take a scalar of ml_dtypes: its two bytes go as they are.
+    # CuPy does not accept a scalar of ml_dtypes: its two bytes are passed as an integer.
     packed = bfloat if cp is engine else np.asarray(bfloat).view(np.uint16)[()]
     values += [half, packed, np.uint64(2**53), np.int8(-128), np.uint16(65535), options, vector, pair]
     out = cp.zeros(23, np.float64)
@@ -264,7 +264,7 @@ def test_macros_and_includes(cp: Any, tmp_path: Path) -> None:
 
 
 def test_macros_in_every_spelling() -> None:
-    """The source's macros do not reach the engine's own headers, which have names such as N and T too."""
+    """The source's macros do not affect the engine's own headers, which have names such as N and T too."""
     code = (
         "#define T 3\n#include <cuda_fp16.h>\n#include <cooperative_groups.h>\n"
         'extern "C" __global__ void k(int *a) { a[0] = T + 10 * N + 100 * I + 1000 * A(2) + FLAG * 10000; }\n'
@@ -327,7 +327,7 @@ def test_the_hosts_headers_may_be_included_for_nvcc() -> None:
 
 
 def test_what_nobody_wrote_is_nan() -> None:
-    """On the CPU alone: a GPU shows what the kernel before left."""
+    """On the CPU only: a GPU shows what an earlier kernel left."""
     code = (
         'extern "C" __global__ void k(float *a, float *b) {\n'
         "  __shared__ float s[64];\n  extern __shared__ float d[];\n"
@@ -336,7 +336,7 @@ def test_what_nobody_wrote_is_nan() -> None:
     )
     a, b = engine.empty((3, 5), np.float32), engine.zeros(4, np.float32)
     assert np.isnan(a).all()
-    for _ in range(2):  # the second launch finds nothing of the first
+    for _ in range(2):  # the second launch sees nothing of the first
         engine.RawKernel(code, "k")((3,), (1,), (a, b), shared_mem=400)
         assert np.isnan(b).all()
     assert (

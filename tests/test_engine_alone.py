@@ -1,4 +1,4 @@
-"""The engine and the X-ray without the course: what they import, and kernels' neighbours among CuPy's names."""
+"""The engine and the X-ray without the course: their imports, and CuPy's names besides kernels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ extern "C" __global__ void add(const float* a, const float* b, float* c, int n) 
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   c[i] = a[i] + b[i];
 }"""
-# A launch and its X-ray, where nothing is installed but NumPy and the reader of debug information.
+# A launch and its X-ray with nothing installed but NumPy and pyelftools.
 ALONE = f'''
 import sys
 
@@ -60,7 +60,7 @@ def test_a_copy_of_the_folder_runs_alone(tmp_path: Path) -> None:
 
 
 def test_in_place_of_cupy(tmp_path: Path) -> None:
-    """A program that imports CuPy, unchanged."""
+    """An unchanged program that imports CuPy works."""
     program = f'''
 import cupy
 import cupy as cp
@@ -73,7 +73,7 @@ assert cupy.allclose(y, 2 * x) and cupy.get_array_module(y) is cupy
     run_in(tmp_path, f'{given}sys.modules["cupy"] = engine\n{program}')
 
 
-# ---- the rest of CuPy's names, by NumPy
+# ---- the rest of CuPy's names, from NumPy
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def test_raw_arrays(x: Any) -> None:
     np.testing.assert_array_equal(cp.asnumpy(y), cp.asnumpy(x).ravel()[::-1] + np.float32(12))
     turn = cp.ElementwiseKernel(
         *("raw T x", "T y", "ptrdiff_t at[] = {_ind.get()[1], _ind.get()[0]}; y = x[at] * x.shape()[0]", "turn"),
-        reduce_dims=False,  # else y, which has no gaps, is of one axis
+        reduce_dims=False,  # otherwise y, which has no gaps, has one axis
     )
     np.testing.assert_array_equal(cp.asnumpy(turn(x, cp.zeros((4, 3), np.float32))), 3 * cp.asnumpy(x).T)
 
@@ -178,9 +178,9 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     ),
     "complex": (
         lambda x: cp.ElementwiseKernel("complex64 x", "complex64 y", "y = x")(cp.zeros(3, np.complex64)),
-        *(TypeError, "complex64: the CPU engine compiles no operation on it"),
+        *(TypeError, "complex64: the CPU engine does not support this type"),
     ),
-    "no parameter": (lambda x: cp.ElementwiseKernel("x", "T y", "y = x"), ValueError, "'x' is no parameter"),
+    "no parameter": (lambda x: cp.ElementwiseKernel("x", "T y", "y = x"), ValueError, "'x' is not a parameter"),
 }
 
 

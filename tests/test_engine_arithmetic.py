@@ -37,7 +37,7 @@ SHIFTS = cuda_text("engine_arithmetic_shifts")
 
 
 def shift(value: int, count: int, bits: int, signed: bool, right: bool) -> int:
-    """PTX's shl and shr of a number with so many bits: the count is unsigned, and clamps."""
+    """Compute PTX's shl and shr of a number with this many bits: the count is unsigned, and clamps."""
     count = min(count & 0xFFFFFFFF, bits)
     if right:
         return value >> count
@@ -80,7 +80,7 @@ CONVERSIONS = cuda_text("engine_arithmetic_conversions")
 
 
 def converted(x: float, double: bool, bits: int, signed: bool) -> int:
-    """cvt.rzi, by way of 32 bits to narrower integers."""
+    """Compute cvt.rzi, through 32 bits for narrower integers."""
     wide = max(bits, 32)
     low, high = (-(1 << (wide - 1)), (1 << (wide - 1)) - 1) if signed else (0, (1 << wide) - 1)
     if math.isnan(x):
@@ -167,7 +167,7 @@ def test_divisions_do_not_trap(cp: Any, kind: str) -> None:
     module.get_function(f"both<{kind}>")((1,), (len(pairs),), (again, rest, a, b))
     quotients, remainders = [], []
     for x, y in pairs:
-        if y == 0:  # all bits; of the low half where both numbers of 64 bits fit into it
+        if y == 0:  # all bits; the low half if both 64-bit numbers fit into it
             q = (2**32 - 1 if 0 <= x < 2**32 else -1) if bits == 64 else -1
             quotients.append(q & (2**bits - 1))
             remainders.append(x)
@@ -179,7 +179,7 @@ def test_divisions_do_not_trap(cp: Any, kind: str) -> None:
     np.testing.assert_array_equal(cp.asnumpy(out), expected)
     np.testing.assert_array_equal(cp.asnumpy(again), expected)
     found, wanted = cp.asnumpy(rest), np.array(remainders, dtype)
-    if cp is not engine:  # PTX does not say what it gives: on an H200 what the quotient is, or the dividend
+    if cp is not engine:  # PTX does not define it: an H200 returns the quotient, or the dividend
         by_zero = np.array([y == 0 for _, y in pairs])
         assert ((found == wanted) | (found == expected))[by_zero].all()
         wanted[by_zero] = found[by_zero]
@@ -212,7 +212,7 @@ def test_the_xray_reports_divisions_by_zero() -> None:
 
 
 def test_the_xray_reports_what_is_not_mended(tmp_path: Any) -> None:
-    """A header of one's own is compiled as it is, so its results may differ from a GPU's."""
+    """A user's header is compiled unchanged, so its results may differ from a GPU's."""
     (tmp_path / "own.h").write_text(HEADER)
     code = '#include "own.h"\nextern "C" __global__ void user(int *o, int n, float f) {\n  o[0] = of_header(n, f);\n}\n'
     function = engine.RawKernel(code, "user", options=(f"-I{tmp_path}",))
@@ -232,7 +232,7 @@ def test_the_xray_is_silent_where_results_are_a_gpus() -> None:
     assert out.tolist() == [2**31 - 1] * 2
 
 
-# ---------------------------------------------------------------- the source as it is edited
+# ---------------------------------------------------------------- the edited source
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_pieces_are_edited_as_the_whole(code: str) -> None:
 
 
 def test_a_source_that_the_edits_would_break_is_compiled_as_it_is() -> None:
-    """Bit-fields cannot be referred to, as `<<=` would have it."""
+    """`<<=` on a bit-field cannot be edited, because bit-fields have no references."""
     code = (
         "struct Bits { unsigned a : 5, b : 3; };\n"
         'extern "C" __global__ void fields(unsigned *out, int n) {\n'
@@ -309,7 +309,7 @@ def test_a_source_that_the_edits_would_break_is_compiled_as_it_is() -> None:
 @pytest.mark.exhaustive(one_of_each=lambda stage: (stage.direction, stage.dtypes))
 @pytest.mark.parametrize("stage", LADDER.values(), ids=lambda stage: stage.file)
 def test_the_courses_kernels_are_compiled_as_edited(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the text as it is written to fall back to; kept like any other build."""
+    """Without the unedited text to fall back to; cached like any other build."""
     if reason := stage.unavailable():
         pytest.skip(reason)
     build = engine.compiler.build

@@ -1,4 +1,4 @@
-"""The engine's arrays as CuPy has them: byte order, memory order, dtypes, null pointers, what a kernel may read."""
+"""The engine's arrays compared with CuPy's: byte order, memory order, dtypes, null pointers, readable arguments."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_what_no_device_has(cp: Any, dtype: Any) -> None:
         "astype": lambda: cp.zeros(3).astype(dtype),
         "asarray": lambda: cp.asarray(cp.zeros(3), dtype),
     }
-    if cp is engine:  # CuPy takes any dtype for memory that is there
+    if cp is engine:  # CuPy accepts any dtype for existing memory
         made["ndarray"] = lambda: cp.ndarray((3,), dtype, cp.cuda.alloc(96))
     for name, make in made.items():
         with pytest.raises(ValueError, match="Unsupported dtype"):
@@ -67,14 +67,14 @@ def test_what_no_device_has(cp: Any, dtype: Any) -> None:
 
 
 def test_other_byte_orders_by_a_view_reach_no_kernel() -> None:
-    """CuPy lets a view call its bytes anything, and a kernel then reads something else."""
+    """CuPy accepts any dtype in a view, and a kernel would then read other numbers."""
     given, out = engine.ones(4, np.float32), engine.zeros(4, np.float32)
     copy_ = compiled(engine, COPY).get_function("copy")
     with pytest.raises(TypeError, match=r"argument 0 .*\(>f4\) are in the order of other machines"):
         copy_((1,), (4,), (given.view(">f4"), out))
-    with pytest.raises(TypeError, match=r"x: its bytes \(>f4\) are in the order of other machines"):
+    with pytest.raises(TypeError, match=r"x: its byte order \(>f4\) is not this machine's"):
         engine.ElementwiseKernel("T x", "T y", "y = x", "same")(given.view(">f4"))
-    with pytest.raises(TypeError, match=r"x: its bytes \(>f4\) are in the order of other machines"):
+    with pytest.raises(TypeError, match=r"x: its byte order \(>f4\) is not this machine's"):
         engine.ReductionKernel("T x", "T y", "x", "a + b", "y = a", "0", "total")(given.view(">f4"))
 
 
@@ -85,7 +85,7 @@ extern "C" __global__ void by_value(float x, Pair p, float4 v, float* out) { out
 
 
 def test_values_in_other_byte_orders_are_refused() -> None:
-    """CuPy passes their bytes as they are."""
+    """CuPy passes their bytes unchanged."""
     kernel, out = engine.RawKernel(BY_VALUE, "by_value"), engine.zeros(1, np.float32)
     good = np.array(1, "f4"), np.array((2, 3), "i4,f4"), np.array([0, 0, 0, 4], "f4")
     kernel((1,), (1,), (*good, out))
@@ -256,7 +256,7 @@ def test_set_and_get(cp: Any) -> None:
 
 def test_memory_of_the_host_does_not_pose_as_a_gpus() -> None:
     assert not hasattr(engine.zeros(3), "__cuda_array_interface__")
-    with pytest.raises(AttributeError, match="promises the memory of a GPU"):
+    with pytest.raises(AttributeError, match="describes GPU memory"):
         engine.zeros(3).__cuda_array_interface__  # noqa: B018
 
 
@@ -276,7 +276,7 @@ def test_dlpack() -> None:
 
 @on_each_device
 def test_orders(cp: Any) -> None:
-    """Arrays are in the orders that CuPy documents: a kernel has nothing but the pointer."""
+    """Arrays have the orders that CuPy documents: a kernel gets only the pointer."""
     box = cp.asarray(np.arange(24, dtype=np.float32).reshape(2, 3, 4))
     turned, host = box.transpose(1, 0, 2), np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     for made in (cp.array(turned), cp.empty_like(turned), cp.ones_like(turned, np.int32), turned.astype(np.int32)):
@@ -332,7 +332,7 @@ def test_out_is_what_comes_back(cp: Any) -> None:
 @pytest.mark.skipif(ON_GPU, reason="the engine's arrays")
 @pytest.mark.parametrize("stage", ["flash_mma", "hopper"])
 def test_attention_of_what_operations_make(stage: str) -> None:
-    """Also through tensor maps; and of NumPy's arrays in the order of other machines."""
+    """Also through tensor maps; and for NumPy arrays in the other byte order."""
     rng = np.random.default_rng(3)
     q, k, v = (rng.standard_normal((1, 70, 2, 64)).astype(np.float16) for _ in range(3))
     expected = engine.asnumpy(flash_attention(*map(engine.asarray, (q, k, v)), stage=stage))

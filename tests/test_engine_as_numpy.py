@@ -1,6 +1,6 @@
-"""The engine's arrays behave as NumPy's where CuPy's do: the same calls on both, drawn at random.
+"""The engine's arrays behave like NumPy's where CuPy's do: the same random calls on both.
 
-Beside the numbers: results are device arrays, also those without axes, and what is computed of elements is in C order.
+Apart from the numbers: results are device arrays, even 0-dimensional ones, and element-wise results have C order.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ IN_C_ORDER = {*OF_ONE, *OF_TWO, "where", "clip", "isfinite", "concatenate", "sta
 
 
 class Drawn:
-    """One array, on the host and on the device with the same strides, and choices that go with it."""
+    """One array, on the host and on the device with the same strides, and matching choices."""
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
@@ -56,7 +56,7 @@ class Drawn:
         return values.transpose(axes), there.transpose(axes)
 
     def other(self) -> tuple[Any, Any]:
-        """A second operand: a number, or an array that may be broadcast."""
+        """Draw a second operand: a number, or an array that may be broadcast."""
         if self.draw.random() < 0.3:
             number = self.draw.choice([2, 2.5, np.float32(3), np.int8(1), True])
             return number, number
@@ -147,7 +147,7 @@ def outcome(call: Callable[[Any, Any], Any], module: Any, x: Any) -> Any:
 
 
 def steps(a: Any) -> list[int]:
-    """Strides of the axes along which there is a step."""
+    """Return the strides of the axes with more than one element."""
     return [stride for stride, n in zip(a.strides, a.shape, strict=True) if n > 1]
 
 

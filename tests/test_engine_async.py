@@ -1,4 +1,4 @@
-"""cp.async on the CPU engine: copies land at their wait and not before, in groups, with zeros behind what is read."""
+"""cp.async on the CPU engine: copies complete at their wait, not before, in groups, with zeros after the bytes read."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_sizes_and_zeros(cp: Any, size: int) -> None:
 
 
 def test_a_group_lands_when_it_is_waited_for() -> None:
-    """On the CPU alone: a GPU may be early. Late is what a missing wait must be seen by."""
+    """On the CPU only: a GPU may be early. Only a late copy shows a missing wait."""
     data = np.random.default_rng(0).random((3, 32)).astype(np.float32)
     for pending in range(4):
         out = engine.zeros((3, 32), np.float32)
@@ -95,7 +95,7 @@ def test_two_tiles_in_flight(cp: Any, tiles: int) -> None:
     [
         ('asm volatile("cp.async.wait_group 1;")', ";"),  # no wait
         ('asm volatile("cp.async.wait_group 0;")', 'asm volatile("cp.async.wait_group 1;")'),  # the last tile's
-        ('asm volatile("cp.async.commit_group;");', ";"),  # never a group
+        ('asm volatile("cp.async.commit_group;");', ";"),  # no group
     ],
 )
 def test_a_missing_wait_is_a_wrong_result(old: str, new: str) -> None:

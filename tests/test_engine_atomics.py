@@ -1,4 +1,4 @@
-"""Atomics on the CPU engine, with many blocks on the same addresses, against what any order must give."""
+"""Atomics on the CPU engine, with many blocks on the same addresses, against what every order must give."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CASES = [(operation, c_type) for operation, types in OPERATIONS.items() if opera
 
 
 def kernel(cp: Any, name: str) -> Any:
-    """A kernel of SOURCE."""
+    """Return a kernel of SOURCE."""
     return compiled(cp, SOURCE, NAMES).get_function(name)
 
 
@@ -72,7 +72,7 @@ def test_every_operation_of_every_type(cp: Any, operation: str, c_type: str) -> 
             "exchange": lambda: got,
         }[operation]()
     assert got == expected
-    if operation == "exchange":  # what went in came out, but for the last
+    if operation == "exchange":  # every value that went in came out, except the last
         np.testing.assert_array_equal(np.sort(np.append(befores, got)), np.sort(np.append(x, first)))
     if operation in ("add", "subtract"):  # each saw another state: before + in is the next one's before
         with np.errstate(over="ignore"):

@@ -1,4 +1,4 @@
-"""Barriers wait for the threads that have not left the kernel, as a GPU's do since Volta (sm_70)."""
+"""Barriers wait for the threads that have not left the kernel, as on GPUs since Volta (sm_70)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_barrier_in_a_loop_of_uneven_length(cp: Any) -> None:
 
 @on_each_device
 def test_numbered_barriers_count_warps(cp: Any) -> None:
-    """Lanes that have left count with their warp, as bar.sync's count of threads is one of warps."""
+    """Lanes that have left count with their warp, because bar.sync counts warps."""
     t = np.arange(64)
     out = cp.full(64, -1, np.int32)
     kernel(cp, "numbered")((1,), (96,), (out,))
@@ -123,7 +123,7 @@ def test_an_early_return_is_a_note_of_the_xray() -> None:
     assert "note: 14 of 64 threads" in str(report) and "note: 14 of 64 threads" in report._repr_html_()
 
 
-# What some threads go around until they end. A GPU runs each of them to its end, and the result is right.
+# Barriers that some threads go around until they end. A GPU runs each of these to its end, and the result is right.
 SKIPPED = cuda_text("engine_barriers_skipped")
 
 
@@ -193,14 +193,14 @@ extern "C" __global__ void branch(int *out) {
 
 @on_each_device
 def test_the_runtimes_version(cp: Any) -> None:
-    """CUDART_VERSION is there in every source; CUDA_VERSION is the driver's, and comes with <cuda.h> alone."""
+    """CUDART_VERSION exists in every source; CUDA_VERSION is the driver's, and comes only with <cuda.h>."""
     out = cp.zeros(2, np.int32)
     compiled(cp, VERSIONS).get_function("branch")((1,), (1,), (out,))
     assert cp.asnumpy(out).tolist() == [1, 1]
 
 
 def test_the_drivers_version() -> None:
-    """NVRTC finds no <cuda.h>; a file for nvcc includes it and takes its modern branch here."""
+    """NVRTC has no <cuda.h>; a file for nvcc includes it and takes its modern branch here."""
     out = engine.zeros(2, np.int32)
     engine.RawModule(code="#include <cuda.h>\n" + VERSIONS).get_function("branch")((1,), (1,), (out,))
     assert out.tolist() == [1, 2]

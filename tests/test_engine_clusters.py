@@ -188,7 +188,7 @@ extern "C" __global__ void __cluster_dims__(2) fenced(float *out) {
 @on_each_device
 @pytest.mark.parametrize("name", ["initialised", "fenced"])
 def test_what_a_relaxed_arrival_may_stand_behind(cp: Any, name: str) -> None:
-    """CUTLASS arrives so after its fence of mbarriers; tests/planted/clusters has both without their fences."""
+    """CUTLASS arrives like this after its fence of mbarriers; tests/planted/clusters has both without their fences."""
     kernel = compiled(cp, RELAXED, options=OPTIONS).get_function(name)
     out = cp.zeros(64, np.float32)
     kernel((2,), (32,), (out,))
@@ -417,7 +417,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) stuck() {
 @pytest.mark.parametrize(
     ("name", "grid", "says"),
     [
-        ("fine", (3,), "grid.x = 3 is no multiple of 2, the blocks of a cluster of fine along x"),
+        ("fine", (3,), "grid.x = 3 is not a multiple of 2, the size of fine's clusters along x"),
         ("too_large", (3, 3), "9 blocks: a GPU takes clusters of 1 to 8"),
     ],
 )
@@ -429,7 +429,7 @@ def test_launches_that_a_gpu_refuses(name: str, grid: tuple[int, ...], says: str
 
 def test_a_cooperative_launch_of_clusters_is_refused() -> None:
     kernel = compiled(engine, REFUSED, options=OPTIONS).get_function("fine")
-    with pytest.raises(engine.LaunchError, match="no cooperative launch of clusters"):
+    with pytest.raises(engine.LaunchError, match="does not support cooperative launches of clusters"):
         kernel((2,), (32,), (engine.zeros(2, np.int32),), enable_cooperative_groups=True)
 
 

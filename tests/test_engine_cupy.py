@@ -1,4 +1,4 @@
-"""CuPy's kernels have its headers, cuComplex, complex arguments, addresses as arguments, and can be pickled."""
+"""CuPy's kernels with its headers, cuComplex, complex arguments, addresses as arguments, and pickling."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ extern "C" __global__ void copy(const float* from, float* to, int n) {
 
 @on_each_device
 def test_addresses_as_arguments(cp: Any) -> None:
-    """An address is a pointer: as an int, as NumPy's, as a MemoryPointer, and of the middle of an array."""
+    """An address is a pointer: as an int, a NumPy integer, a MemoryPointer, and within an array."""
     source = cp.arange(N, dtype=cp.float32)
     kernel = compiled(cp, COPY).get_function("copy")
     middle = source.data.ptr + 4 * 16
@@ -131,7 +131,7 @@ def test_memory_without_an_array(cp: Any) -> None:
 
 @on_each_device
 def test_pointers_in_an_array(cp: Any) -> None:
-    """A table of addresses, as batched kernels take it."""
+    """A table of addresses, as for batched kernels."""
     code = """
     extern "C" __global__ void sums(float* const* tables, float* out) {
       float sum = 0;
@@ -149,7 +149,7 @@ def test_numbers_that_are_no_addresses() -> None:
     kernel, target = compiled(engine, COPY).get_function("copy"), engine.zeros(N, engine.float32)
     with pytest.raises(TypeError, match="expected a device array; got int 7"):
         kernel((1,), (N,), (7, target, N))
-    with pytest.raises(TypeError, match=r"\(0x7ff00000\), which is no address in a device array that still lives"):
+    with pytest.raises(TypeError, match=r"\(0x7ff00000\), which is not an address in an existing device array"):
         kernel((1,), (N,), (0x7FF00000, target, N))
 
 

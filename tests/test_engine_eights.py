@@ -1,4 +1,4 @@
-"""Around products of 8-bit floats, kernels convert, permute and transpose bytes, and load boxes of bytes by TMA."""
+"""Kernels with 8-bit products: they convert, permute and transpose bytes, and load boxes of bytes by TMA."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ extern "C" __global__ void back(const unsigned short *in, unsigned *e4m3, unsign
 
 @on_each_device
 def test_every_case_of_rounding(cp: Any) -> None:
-    """Rounding changes at numbers that bfloat16 has too: these, and those just beside them, are all cases."""
+    """Rounding changes at numbers that bfloat16 can represent: these and their neighbours are all cases."""
     upper = np.arange(1 << 16, dtype=np.uint32)[:, None] << 16
     x = (upper | np.array([0, 1, 0xFFFF], np.uint32)).reshape(-1).view(np.float32)
     pairs = [cp.zeros(x.size, np.uint16) for _ in range(2)]
@@ -88,7 +88,7 @@ PV = PV.replace("OUTPUTS", ", ".join(f'"+f"(d[{i}])' for i in range(32)))
 
 
 def pv_arguments(cp: Any) -> tuple[tuple[Any, ...], np.ndarray]:
-    """The arguments of pv, and what it is to compute."""
+    """Return the arguments of pv, and the expected result."""
     rng = np.random.default_rng(7)
     p, v = rng.random((64, 64), np.float32), rng.integers(-8, 9, (64, 64)).astype(E4M3)
     args = map_of(cp.asarray(v.view(np.uint8)), (64, 64), 64), cp.asarray(p), cp.zeros((64, 64), np.float32)

@@ -85,7 +85,7 @@ def test_parameters_that_are_none(params: str, cp: Any) -> None:
 
 @pytest.mark.skipif(libraries.folder() is None, reason="CuPy is not installed")
 def test_types_are_decided_as_cupy_decides_them() -> None:
-    """Its own function, which needs no GPU, beside ours, for parameters and arguments drawn at random."""
+    """CuPy's own function, which needs no GPU, against ours, for random parameters and arguments."""
     from cupy._core import _kernel
 
     draw = random.Random(4)
@@ -121,7 +121,7 @@ def test_types_are_decided_as_cupy_decides_them() -> None:
 @on_each_device
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=["half", "bfloat16"])
 def test_half_numbers_are_floats_in_what_is_computed(dtype: Any, cp: Any) -> None:
-    """An operation mixes half types with any numbers, as CuPy's classes do."""
+    """An operation mixes half types with any numbers, like CuPy's classes."""
     x = np.linspace(-2, 2, 9).astype(dtype)
     mixed = cp.ElementwiseKernel(
         "T x, float32 by", "T y", "y = x > 0 ? x * 2.0 + 1 : sqrt(-x) * by; y = y + 1; y = min(y, T(3))", "mixed"
@@ -164,7 +164,7 @@ def test_messages_name_the_callers_lines() -> None:
 
 @on_each_device
 def test_as_many_threads_as_elements(cp: Any) -> None:
-    """`after_loop` is run by each of them."""
+    """Each of them runs `after_loop`."""
     count = cp.zeros(1, np.int32)
     counting = cp.ElementwiseKernel("T x, raw int32 n", "T y", "y = x", "n", after_loop="atomicAdd((int*)&n[0], 1)")
     counting(arange(cp, 5), count)
@@ -200,7 +200,7 @@ def test_many_axes(axes: int, cp: Any) -> None:
 
 @on_each_device
 def test_axes_that_cupy_joins(cp: Any) -> None:
-    """The index has as many axes as are left: all arrays without gaps have one."""
+    """The index has as many axes as remain: arrays without gaps have one."""
     index = cp.ElementwiseKernel("T x", "int32 y", "y = 100 * _ind.ndim + _ind.get()[0]", "index")
     kept = cp.ElementwiseKernel("T x", "int32 y", "y = 100 * _ind.ndim + _ind.get()[0]", "kept", reduce_dims=False)
     x = arange(cp, 2, 3, 4)
@@ -281,7 +281,7 @@ def test_a_reduction_of_nothing(cp: Any) -> None:
 def test_elementwise_outputs_of_another_shape(outer: int, cp: Any) -> None:
     same = cp.ElementwiseKernel("T x", "T y", "y = x", "same")
     x = arange(cp, 5)
-    if outer == 5:  # what is given is broadcast to it
+    if outer == 5:  # an output argument is broadcast to it
         np.testing.assert_array_equal(cp.asnumpy(same(x[:1], cp.zeros(5, np.float32))), np.zeros(5))
         np.testing.assert_array_equal(cp.asnumpy(same(x, cp.zeros((2, 5), np.float32))), [np.arange(5)] * 2)
     else:

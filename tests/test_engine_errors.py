@@ -22,7 +22,7 @@ SOURCE = cuda_text("engine_errors")
 
 
 def line_of(marker: str) -> int:
-    """The line of SOURCE that ends with `// marker`."""
+    """Return the line of SOURCE that ends with `// marker`."""
     return next(n for n, text in enumerate(SOURCE.splitlines(), 1) if text.endswith(f"// {marker}"))
 
 
@@ -36,7 +36,7 @@ def launch(name: str, grid: Any, block: Any, args: tuple[Any, ...], **how: Any) 
 
 
 def failure(name: str, grid: Any, block: Any, args: tuple[Any, ...], **how: Any) -> str:
-    """The message of a launch that fails, after which the engine still works."""
+    """Return the message of a launch that fails, after which the engine still works."""
     with pytest.raises(LaunchError) as caught:
         launch(name, grid, block, args, **how)
     a = engine.empty(32, np.float32)
@@ -55,7 +55,7 @@ def assert_says(message: str, *parts: str, marker: str = "") -> None:
 
 
 f32, i32 = np.float32, np.int32
-# Which access it was is told by x86 processors alone.
+# Only x86 processors report which access it was.
 WRITE, READ = ("write to", "read of") if platform.machine() in ("x86_64", "AMD64") else ("access to", "access to")
 
 
@@ -75,7 +75,7 @@ def test_a_wild_read_in_two_dimensions() -> None:
 
 @pytest.mark.parametrize("size", [64, 128, 1024, 4096, 64 * 1000])
 def test_just_past_the_end(size: int) -> None:
-    """Arrays of a multiple of 256 bytes end where a guard begins; others have up to 255 bytes of slack."""
+    """Arrays whose size is a multiple of 256 bytes end at a guard; others have up to 255 bytes of slack."""
     a, b = engine.ones(size, f32), engine.zeros(2, f32)
     launch("read_wild", (1,), (4, 2), (a, b, i32(size - 1)))
     message = failure("read_wild", (1,), (4, 2), (a, b, i32(size)))
@@ -89,15 +89,15 @@ def test_far_away() -> None:
 
 @pytest.mark.parametrize(("size", "at"), [(1000, 1000), (1000, 1003), (7, 63), (100, -1), (100, -7), (1024, -1)])
 def test_a_write_into_the_slack_beside_an_array(size: int, at: int) -> None:
-    """No guard is there, so it is seen after the launch; a checked run of it says who did it."""
+    """There is no guard, so it is noticed after the launch; a checked run then finds the access."""
     for a in (engine.zeros(size, f32), engine.ones(size, f32) + 1):
         if at < 0 and size % 1024 == 0:
-            failure("write_one", (1,), (1,), (a, i32(at)))  # a guard after all
+            failure("write_one", (1,), (1,), (a, i32(at)))  # there is a guard
             continue
         message = failure("write_one", (1,), (1,), (a, i32(at)))
         assert_says(message, f"illegal write to a[{at}], which has {size:,} elements at kernel.cu:")
         assert_says(message, "[write_one, block (0,0,0), thread (0,0,0)]")
-        launch("write_one", (1,), (1,), (a, i32(size - 1)))  # and is mended
+        launch("write_one", (1,), (1,), (a, i32(size - 1)))  # and is restored
         assert a[-1] == 1
 
 
@@ -115,7 +115,7 @@ extern "C" __global__ void copy(const {0}* a, {0}* c) {{
 
 @pytest.mark.parametrize("c_type, dtype", [("float", f32), ("int", i32), ("__half", np.float16), ("char", np.int8)])
 def test_no_condition_keeps_the_index_inside(c_type: str, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every learner's first mistake, where n is no multiple of the block: what lies beside each array is its own."""
+    """Every learner's first mistake, when n is not a multiple of the block: each array has its own memory around it."""
     module = engine.RawModule(code="#include <cuda_fp16.h>\n" + ADD.format(c_type))
     add, copy = map(module.get_function, ("add", "copy"))
     for n, blocks in ((63, 1), (127, 2)):  # one thread too many
@@ -129,7 +129,7 @@ def test_no_condition_keeps_the_index_inside(c_type: str, dtype: Any, monkeypatc
             (blocks - 1, 0, 0),
             (63, 0, 0),
         )
-    monkeypatch.setattr(engine.RawKernel, "explain_overrun", None)  # a second run of each
+    monkeypatch.setattr(engine.RawKernel, "explain_overrun", None)  # avoids a second run of each
     for n in range(1, 301):
         a, b = engine.ones(n, dtype), engine.ones(n, dtype)
         for block in (32, 64, 128, 256):
@@ -147,7 +147,7 @@ def test_null_pointers() -> None:
 
 
 def test_the_fields_of_an_error() -> None:
-    """A program learns why and where a launch failed without parsing the message."""
+    """A program can read why and where a launch failed without parsing the message."""
     a, b = engine.zeros(100, f32), engine.zeros(1, f32)
 
     def error(name: str, grid: Any, block: Any, args: tuple[Any, ...], **how: Any) -> LaunchError:
@@ -410,7 +410,7 @@ def test_unknown_kernels() -> None:
 
 @pytest.mark.skipif(not engine.compiler.sys.platform.startswith("linux"), reason="symbols are read from ELF")
 def test_a_kernel_without_extern_c() -> None:
-    """A kernel is found by its mangled name alone, as on a GPU."""
+    """A kernel can be found by its mangled name, as on a GPU."""
     code = "__global__ void k(int *a) { a[0] = 5; }\n"
     with pytest.raises(LaunchError, match=r"k is not declared extern \"C\".*'_Z1kPi' only.*name_expressions=\('k',\)"):
         engine.RawModule(code=code).get_function("k")
@@ -544,7 +544,7 @@ def test_wrong_structs() -> None:
         kernel((1,), (1,), (s, f32(1), out))
 
 
-# ---------------------------------------------------------------- the engine's face
+# ---------------------------------------------------------------- the engine's interface
 
 
 def test_what_the_engine_is_not() -> None:
@@ -583,7 +583,7 @@ def test_structs_that_do_not_match_the_engine() -> None:
     structures.check(lib)
 
     class Old:
-        """An engine of another version, whose launch has one field more."""
+        """An engine of another version, whose launch has an additional field."""
 
         @staticmethod
         def engine_size_of(name: bytes) -> int:
@@ -597,7 +597,7 @@ def test_structs_that_do_not_match_the_engine() -> None:
 
 
 def test_every_reason_has_words() -> None:
-    """Distinct ones, of which the fields are part."""
+    """They are distinct, and contain the fields."""
     said = set()
     for reason in list(structures.Reason)[1:]:
         failure = structures.Failure(reason=reason, file=b"k.cu", line=7, other_file=b"l.cu", other_line=8)
@@ -612,7 +612,7 @@ def test_every_reason_has_words() -> None:
 
 
 def test_lines_that_are_kept_are_those_of_the_library() -> None:
-    """The file beside a library is made anew where it is missing or torn."""
+    """The file next to a library is rewritten if it is missing or broken."""
     path = engine.RawModule(code=SOURCE).get_function("read_wild").compiled().library.path
     read, kept = symbols._read_lines(path), path.with_suffix(".lines")
     assert all(read) or platform.system() == "Darwin"  # whose libraries are not ELF

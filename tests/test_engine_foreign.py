@@ -1,4 +1,4 @@
-"""Kernels from elsewhere are accepted as NVRTC and a GPU accept them, or refused as they refuse them."""
+"""Kernels from other projects are accepted or refused as by NVRTC and a GPU."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WGMMA = cuda_text("engine_foreign_wgmma")
 
 @on_each_device
 def test_whether_wgmma_adds_may_be_a_number_of_the_compiler(cp: Any) -> None:
-    """pranjalssh/fast.cu does so; setmaxnreg may stand in a kernel whose bounds give the threads alone."""
+    """pranjalssh/fast.cu does so; setmaxnreg is allowed if a kernel's bounds give only the threads."""
     out = cp.zeros(128, np.float32)
     compiled(cp, WGMMA, options=("-std=c++17", "-arch=sm_90a")).get_function("twice")((1,), (128,), (out,))
     assert (cp.asnumpy(out) == 2 * 2 * 16).all()
@@ -43,7 +43,7 @@ def test_whether_wgmma_adds_may_be_a_number_of_the_compiler(cp: Any) -> None:
 
 @on_each_device
 def test_a_descriptor_of_a_pointer_that_was_only_cast(cp: Any) -> None:
-    """Shared memory begins at a multiple of 4 GiB of the generic addresses, which wgmma_interface relies on."""
+    """Shared memory begins at a multiple of 4 GiB in generic addresses; wgmma_interface relies on that."""
     code = WGMMA.replace("__cvta_generic_to_shared(p)", "(unsigned long long)p")
     assert code != WGMMA
     out = cp.zeros(128, np.float32)
@@ -55,7 +55,7 @@ CASTS = cuda_text("engine_foreign_casts")
 
 
 def test_a_generic_pointer_has_the_shared_address_in_its_low_bits() -> None:
-    """In each worker and in the X-ray. Several authors cast where CUDA asks for __cvta_generic_to_shared."""
+    """In each worker and in the X-ray. Several authors cast where CUDA requires __cvta_generic_to_shared."""
     assert nvrtc.refusal(CASTS, ("-std=c++17", "-arch=sm_90a")) == ""
     kernel = engine.RawKernel(CASTS, "k", options=("-std=c++17",))
     given = engine.asarray(np.arange(64, dtype=np.float32) * 1000)
@@ -110,7 +110,7 @@ TILE = cuda_text("engine_foreign_tile")
 
 
 def test_static_tiles_begin_where_swizzles_do() -> None:
-    """A GPU's static shared memory begins at a multiple of 1024, so that tiles of so many bytes may ask for 128."""
+    """A GPU's static shared memory begins at a multiple of 1024, so an alignment of 128 suffices for such tiles."""
     given, out = engine.array(np.arange(4096, dtype=np.uint16).reshape(64, 64)), engine.zeros((64, 64), np.uint16)
     its_map = tensor_map.encode_tiled("uint16", given.ctypes.data, (64, 64), (128,), (64, 64), swizzle=128)
     kernel = engine.RawKernel(TILE, "swizzled", options=("-std=c++17", "-arch=sm_90a"))
@@ -121,7 +121,7 @@ def test_static_tiles_begin_where_swizzles_do() -> None:
 
 @pytest.mark.parametrize("dtype", ["V128", np.uint8])
 def test_a_tensor_map_may_be_in_device_memory(dtype: Any) -> None:
-    """A kernel then has its address, as before CUDA had `__grid_constant__`."""
+    """A kernel then gets its address, as before CUDA had `__grid_constant__`."""
     given, out = engine.array(np.arange(4096, dtype=np.uint16).reshape(64, 64)), engine.zeros((64, 64), np.uint16)
     its_map = tensor_map.encode_tiled("uint16", given.data.ptr, (64, 64), (128,), (64, 64), swizzle=128)
     kernel = engine.RawKernel(TILE, "in_memory", options=("-std=c++17", "-arch=sm_90a"))
@@ -146,7 +146,7 @@ def test_the_xray_of_vectors_that_a_library_copies() -> None:
 
 @pytest.mark.skipif(libraries.folder() is None, reason="CuPy, which brings libcu++, is not installed")
 def test_a_copy_in_a_librarys_function_is_at_the_kernels_line() -> None:
-    """The compiler did not inline the function, and its own line would not help a reader."""
+    """The compiler did not inline the function, and the library's line would not help a reader."""
     given, out = engine.zeros((64, 4), np.float32), engine.zeros((64, 4), np.float32)
     [finding] = xray(engine.RawKernel(COPIES, "copied", options=("-std=c++17",)), (1,), (64,), (given, out)).findings
     line = {mark: 1 + number for number, text in enumerate(COPIES.splitlines()) for mark in [text.partition("// ")[2]]}
@@ -272,7 +272,7 @@ extern "C" __global__ void copy(char* to, const char* from, unsigned long long b
 @on_each_device
 @pytest.mark.parametrize("options", [(" -DCOPIES",), ("-D COPIES ", " -std=c++17"), (" -D", " COPIES=1")])
 def test_a_kernel_for_bytes_of_any_array(cp: Any, options: tuple[str, ...]) -> None:
-    """Char is what C calls a byte, as thinc's hash of rows does; cupy-knn has a blank before an option."""
+    """Char is C's name for a byte, as in thinc's hash of rows; cupy-knn has a blank before an option."""
     kernel = cp.RawKernel(BYTES, "copy", options=options)
     for dtype in (np.float32, np.uint64, np.complex64):
         given = cp.asarray(np.arange(20).astype(dtype))

@@ -35,7 +35,7 @@ def code_of(source: str, name: str) -> str:
 
 
 def numbers(name: str) -> np.ndarray:
-    """All numbers of the format, the middles between neighbours and what lies just beside them, and wilder ones."""
+    """Return all numbers of the format, the midpoints of neighbours with the floats next to them, and others."""
     with np.errstate(invalid="ignore"):
         own = np.arange(256, dtype=np.uint8).view(FORMATS[name]).astype(np.float64)
     own = np.unique(own[np.isfinite(own)])
@@ -49,7 +49,7 @@ def numbers(name: str) -> np.ndarray:
 
 
 def expected(values: np.ndarray, name: str, saturates: bool) -> np.ndarray:
-    """The bytes, by ml_dtypes; a NaN is 0x7F."""
+    """Return ml_dtypes' bytes; a NaN is 0x7F."""
     values = values.astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
         found = values.astype(FORMATS[name]).view(np.uint8)
@@ -58,7 +58,7 @@ def expected(values: np.ndarray, name: str, saturates: bool) -> np.ndarray:
         over = ~np.isfinite(found.view(FORMATS[name]).astype(np.float32)) & ~np.isnan(values)
         found = np.where(over, np.where(values > 0, large[0], large[1]), found)
     elif name == "e4m3":
-        # No infinity: what is too large is a NaN with the number's sign.
+        # There is no infinity: too large numbers become a NaN with their sign.
         over = np.isnan(found.view(FORMATS[name]).astype(np.float32)) & ~np.isnan(values)
         found = np.where(over, np.where(values > 0, 0x7F, 0xFF), found)
     return np.where(np.isnan(values), 0x7F, found).astype(np.uint8)
@@ -74,7 +74,7 @@ def test_rounded_bit_for_bit(cp: Any, name: str) -> None:
     n = double.size
     out = cp.zeros((8, n), cp.uint8)
     given = [cp.asarray(v) for v in (single, double, half)]
-    # CuPy has no bfloat16 of ml_dtypes everywhere; a kernel only sees the bits.
+    # CuPy does not always support ml_dtypes' bfloat16; a kernel only sees the bits.
     kernel = compiled(
         cp,
         code_of(FROM, name)
@@ -85,7 +85,7 @@ def test_rounded_bit_for_bit(cp: Any, name: str) -> None:
     rows = [v for value in (single, double, half, brain.astype(np.float32)) for v in (value, value)]
     for row, (got, values) in enumerate(zip(cp.asnumpy(out), rows, strict=True)):
         wanted = expected(values, name, saturates=row % 2 == 0)
-        if values.dtype == np.float64:  # of a double's NaN the sign and two bits of the rest are kept
+        if values.dtype == np.float64:  # a double's NaN keeps its sign and two more bits
             got, wanted = got[~np.isnan(values)], wanted[~np.isnan(values)]
             values = values[~np.isnan(values)]
         different = got != wanted

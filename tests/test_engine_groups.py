@@ -103,7 +103,7 @@ def test_tiles(size: int) -> None:
         assert_rows(got[:27, part], expected_collectives(values[part], rank, BLOCK // size), f"tile {rank}")
         swapped = values[part][np.arange(size) ^ (size // 2)]
         assert_rows(got[27:, part], swapped[None].astype(np.int64), f"shfl_xor of tile {rank}")
-        # Float sums round in the order of a GPU's shuffles: halves folded onto each other.
+        # Float sums are rounded in the order of a GPU's shuffles: halves are folded onto each other.
         v = np.float32(0.1) * values[part].astype(np.float32)
         while v.size > 1:
             v = v[: v.size // 2] + v[v.size // 2 :]
@@ -134,7 +134,7 @@ def test_coalesced_groups_and_their_parts() -> None:
     rng = np.random.default_rng(5)
     values = rng.integers(0, 100, BLOCK).astype(np.int32)
     takes_part = (rng.random(BLOCK) < 0.6).astype(np.int32)
-    takes_part[32:64] = np.arange(32) == 7  # a warp of one
+    takes_part[32:64] = np.arange(32) == 7  # a warp with one active lane
     outs = [cp.zeros((27, BLOCK), np.int32) for _ in range(4)]
     module().get_function("coalesced")((1,), (BLOCK,), (cp.asarray(values), cp.asarray(takes_part), *outs))
     got = [cp.asnumpy(out) for out in outs]
@@ -150,7 +150,7 @@ def test_coalesced_groups_and_their_parts() -> None:
                 expected = expected_collectives(values[part], int(yes and both), 1 + int(both))
                 assert_rows(got[1][:, part], expected, f"binary, warp {warp}")
 
-        order = list(dict.fromkeys((values[lanes] % 3).tolist()))  # the label of the lowest lane comes first
+        order = list(dict.fromkeys((values[lanes] % 3).tolist()))  # the lowest lane's label comes first
         for rank, label in enumerate(order):
             part = lanes[values[lanes] % 3 == label]
             assert_rows(got[2][:, part], expected_collectives(values[part], rank, len(order)), f"labeled, warp {warp}")

@@ -1,7 +1,7 @@
 """half and bfloat16 kernels against NumPy float16 and ml_dtypes bfloat16, bit for bit.
 
-The kernels take and give raw bits (uint16), so the same tests run on a GPU. An H200 gave the same bits everywhere;
-other GPUs may round the last bit of a transcendental function differently, so there one step is allowed.
+The kernels' arguments are raw bits (uint16), so the same tests run on a GPU. An H200 gave the same bits everywhere;
+other GPUs may round the last bit of a transcendental function differently, so one unit is allowed there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Format:
     header: str
     type: str
     word: str
-    digits: int  # of the significand, the implicit one counted
+    digits: int  # of the significand, including the implicit one
     smallest: int  # exponent of the smallest subnormal
     largest: float
 
@@ -40,11 +40,11 @@ class Format:
         return text.replace("TYPE", self.type).replace("HEADER", self.header)
 
     def values(self, bits: np.ndarray) -> np.ndarray:
-        """The numbers behind the bits, in float64."""
+        """Return the numbers that the bits stand for, in float64."""
         return bits.view(self.dtype).astype(np.float64)
 
     def round(self, x: np.ndarray, how: Callable[[np.ndarray], np.ndarray] = np.rint) -> np.ndarray:
-        """float64 numbers rounded once to this format, as bits; one NaN for all, 0x7FFF."""
+        """Round float64 numbers once to this format, as bits; all NaNs are 0x7FFF."""
         x = np.asarray(x, np.float64)
         with np.errstate(invalid="ignore", over="ignore"):
             step = np.ldexp(1.0, np.maximum(np.frexp(x)[1] - self.digits, self.smallest))
@@ -69,7 +69,7 @@ FORMATS = [
         float(np.ldexp(255.0, 120)),
     ),
 ]
-pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # NumPy warns of NaNs
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # NumPy warns about NaNs
 each_format = pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
 
 ALL = np.arange(65536, dtype=np.uint16)
@@ -82,7 +82,7 @@ def module(form: Format) -> Any:
 
 
 def launch(form: Format, name: str, inputs: list[np.ndarray], rows: int, dtype: Any, wrong: int = 0) -> list[Any]:
-    """Run a kernel over n elements: its rows of n results, and its counters of mismatches."""
+    """Run a kernel over n elements: return its rows of n results, and its counters of mismatches."""
     n = inputs[0].size
     out = cp.zeros((rows, n), dtype)
     counters = [cp.zeros(wrong, cp.uint32)] if wrong else []
@@ -93,7 +93,7 @@ def launch(form: Format, name: str, inputs: list[np.ndarray], rows: int, dtype: 
 
 
 def assert_bits(form: Format, name: str, got: np.ndarray, expected: np.ndarray, *inputs: np.ndarray) -> None:
-    """Equal bits; where a NaN is expected, any NaN."""
+    """Check for equal bits; where a NaN is expected, any NaN passes."""
     nan = np.isnan(form.values(expected))
     bad = np.flatnonzero(np.where(nan, ~np.isnan(form.values(got)), got != expected))
     if bad.size:
@@ -106,7 +106,7 @@ def assert_bits(form: Format, name: str, got: np.ndarray, expected: np.ndarray, 
 
 
 def operands(form: Format, count: int, seed: int) -> list[np.ndarray]:
-    """Three columns of bits: every triple of some special values, and random ones of any and of similar size."""
+    """Return three columns of bits: every triple of some special values, and random ones of any and of similar size."""
     rng = np.random.default_rng(seed)
     one, top = int(form.round(np.array([1.0]))[0]), int(form.round(np.array([form.largest]))[0])
     least = 1 << (form.digits - 1)  # the smallest normal number
@@ -158,10 +158,10 @@ def test_conversion_from_float_in_every_mode(form: Format) -> None:
 def test_conversion_from_double_rounds_once(form: Format) -> None:
     finite = np.sort(form.values(ALL[np.isfinite(form.values(ALL))]))
     ties = (finite[1:] + finite[:-1]) / 2
-    # By way of float, a double that is hardly above a tie would become the tie, and go the wrong way.
+    # Through float, a double slightly above a tie would become the tie, and round the wrong way.
     x = np.concatenate([ties, np.nextafter(ties, np.inf), np.nextafter(ties, -np.inf), [1e300, -1e-300, np.nan]])
     out = launch(form, "from_double", [x], 2, np.uint16)[0]
-    if ON_GPU:  # CuPy compiles with -ftz=true: on the way, by float, the smallest numbers may become zeros
+    if ON_GPU:  # CuPy compiles with -ftz=true: through float, the smallest numbers may become zeros
         keep = ~(np.abs(x) < 2.0**-125)
         x, out = x[keep], out[:, keep]
     for row in out:
@@ -184,7 +184,7 @@ def test_conversion_to_integers_of_every_value(form: Format) -> None:
         expected = expected.astype(np.int64)
         bad = np.flatnonzero(out[k] != expected)
         assert not bad.size, (kind, how, x[bad[0]], out[k][bad[0]], expected[bad[0]])
-    assert wrong[0] == 0  # a cast is the same as ..._rz
+    assert wrong[0] == 0  # a cast equals ..._rz
 
 
 @each_format
@@ -196,7 +196,7 @@ def test_conversion_from_integers_in_every_mode(form: Format) -> None:
     out, wrong = launch(form, "from_integer", [v], 24, np.uint16, wrong=1)
     for k, kind in enumerate([np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64]):
         cast = v.astype(kind)
-        # float64 holds 53 bits. A trace of what is cut off from a 64-bit number is as good for rounding.
+        # float64 has 53 bits. One sticky bit for the cut-off part of a 64-bit number suffices for rounding.
         magnitude = np.where(cast < 0, -cast.astype(np.float64), 0)
         exact = cast.astype(np.float64)
         if np.dtype(kind).itemsize == 8:
@@ -207,7 +207,7 @@ def test_conversion_from_integers_in_every_mode(form: Format) -> None:
             exact = np.where(cast < 0, -kept.astype(np.float64), kept.astype(np.float64))
         for j, (mode, how) in enumerate(MODES.items()):
             assert_bits(form, f"{np.dtype(kind)} {mode}", out[4 * k + j], form.round(exact, how), cast)
-    assert wrong[0] == 0  # the constructor is the same as ..._rn
+    assert wrong[0] == 0  # the constructor equals ..._rn
 
 
 # Functions of one number. "exact" ones round correctly on a GPU too.
@@ -261,7 +261,7 @@ def test_arithmetic_of_two(form: Format) -> None:
     a, b, _ = operands(form, 200_000, seed=3)
     out, wrong = launch(form, "binary", [a, b], 22, np.uint16, wrong=22)
     x, y = form.values(a), form.values(b)
-    # -0 is less than +0 here, and a NaN loses: sort by sign first, then let fmax and fmin decide.
+    # -0 is less than +0 here, and a NaN loses: sort by sign first, then fmax and fmin decide.
     with np.errstate(all="ignore"):
         zeros = (x == 0) & (y == 0)
         larger = np.where(zeros, np.where(np.signbit(x) & np.signbit(y), -0.0, 0.0), np.fmax(x, y))
@@ -276,18 +276,18 @@ def test_arithmetic_of_two(form: Format) -> None:
         assert_bits(form, name, out[k], form.round(result), x, y)
     assert np.all(out[0][np.isnan(results[0])] == 0x7FFF)
     assert not wrong.any(), [name for name, count in zip(names, wrong, strict=True) if count]
-    if form.name == "float16":  # NumPy's own arithmetic, once, as the judge of the judge
+    if form.name == "float16":  # NumPy's own arithmetic checks the reference once
         with np.errstate(all="ignore"):
             own = (a.view(np.float16) + b.view(np.float16)).view(np.uint16)
         assert_bits(form, "numpy +", out[0], own, x, y)
 
 
 def exact_fma(form: Format, a: float, b: float, c: float) -> int:
-    """a * b + c in whole numbers, rounded once to nearest even, as bits."""
+    """Compute a * b + c in whole numbers, rounded once to nearest even, as bits."""
     total = Fraction(a) * Fraction(b) + Fraction(c)
     if total == 0:
         return int(form.round(np.array([a * b + c]))[0])
-    top = total.numerator.bit_length() - total.denominator.bit_length()  # of 2, off by one at most
+    top = total.numerator.bit_length() - total.denominator.bit_length()  # a power of 2, off by at most one
     exponent = max(top - form.digits, form.smallest)
     if abs(total) >= Fraction(2) ** (exponent + form.digits):
         exponent += 1
@@ -303,7 +303,7 @@ def test_fused_multiply_add_rounds_once(form: Format) -> None:
     # The hard cases: a product that is a tie, and an addend so small that even float64 would lose it.
     values = form.values(ALL)
     odd = 2.0 ** (form.digits - 1) + 2 * rng.integers(0, 2 ** (form.digits - 2), 5_000) + 1
-    x, y = odd, np.full(odd.size, 1.5)  # odd * 1.5 needs one bit more than there is
+    x, y = odd, np.full(odd.size, 1.5)  # odd * 1.5 needs one bit more than the format has
     x, y = np.concatenate([x, x[:1000] / 4]), np.concatenate([y, y[:1000]])
     tiny = values[(np.abs(values) < 2.0**-10) & (values != 0)]
     z = rng.choice(tiny, x.size)

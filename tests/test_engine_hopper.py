@@ -50,7 +50,7 @@ def test_a_map_says_what_it_was_made_of() -> None:
 
 
 def test_what_the_driver_takes_too() -> None:
-    """cuTensorMapEncodeTiled of an H200's driver takes a stride of 0, rows that overlap, a box of 228 KB."""
+    """cuTensorMapEncodeTiled of an H200's driver accepts a stride of 0, overlapping rows, a box of 228 KB."""
     for strides in ((0, 12800, 38400), (64, 12800, 38400)):
         said = tensor_map.described(tensor_map.encode_tiled(**(GOOD | {"strides": strides})))
         assert said is not None and said.strides == strides
@@ -65,8 +65,8 @@ def test_what_the_driver_takes_too() -> None:
         ({"dims": (), "strides": (), "box": ()}, "1 to 5 dimensions, not 0"),
         ({"dims": (8,) * 6, "strides": (16,) * 5, "box": (8,) * 6}, "1 to 5 dimensions, not 6"),
         ({"strides": (128, 12800)}, "4 dimensions have 3 strides"),
-        ({"box": (64, 16)}, "it has 2 sizes, the array 4"),
-        ({"address": (1 << 20) + 8}, "8 past a multiple of 16"),
+        ({"box": (64, 16)}, "it has 2 sizes, and the array has 4 dimensions"),
+        ({"address": (1 << 20) + 8}, "0x100008: TMA takes multiples of 16"),
         ({"address": 0}, "multiples of 16"),
         ({"dims": (64, 0, 3, 2)}, r"dims\[1\] = 0"),
         ({"dims": (64, (1 << 32) + 1, 3, 2)}, r"dims\[1\] = 4,294,967,297"),
@@ -121,7 +121,7 @@ LOADS = HEAD + "".join(
 def loaded(
     cp: Any, array: Any, box: tuple[int, ...], first: tuple[int, ...], swizzle: int, early: bool = False
 ) -> np.ndarray:
-    """The bytes of shared memory after a load."""
+    """Return the bytes of shared memory after a load."""
     size = int(np.prod(box)) * array.dtype.itemsize
     out = cp.zeros(size, np.int8)
     kernel = compiled(cp, LOADS, options=OPTIONS).get_function(f"load{array.ndim}")
@@ -132,13 +132,13 @@ def loaded(
 
 
 def expected_tile(array: np.ndarray, box: tuple[int, ...], first: tuple[int, ...], swizzle: int) -> np.ndarray:
-    """The same by NumPy: zeros outside of the array, 16-byte chunks in their places."""
+    """Compute the same with NumPy: zeros outside of the array, 16-byte chunks in their places."""
     padded = np.zeros([n + 2 * size for n, size in zip(array.shape, box[::-1], strict=True)], array.dtype)
     padded[tuple(slice(size, size + n) for n, size in zip(array.shape, box[::-1], strict=True))] = array
     inner = tuple(slice(size + x, 2 * size + x) for x, size in zip(first[::-1], box[::-1], strict=True))
     chunks = padded[inner].reshape(-1).view(np.int8).reshape(-1, 16)
     number = np.arange(len(chunks))
-    address = 16 * number  # chunk bits 4, 5, 6 change by bits 7, 8, 9
+    address = 16 * number  # bits 7, 8, 9 of the address change chunk bits 4, 5, 6
     mask = {0: 0, 32: 1, 64: 3, 128: 7}[swizzle]
     moved = np.empty_like(chunks)
     moved[(address ^ ((address >> 7) & mask) << 4) // 16] = chunks
@@ -164,7 +164,7 @@ TILES = [
 def test_loads_of_every_rank(
     cp: Any, shape: tuple[int, ...], box: tuple[int, ...], first: tuple[int, ...], dtype: str
 ) -> None:
-    """Zeros outside of the array, before its first element as well, and the 128-byte swizzle."""
+    """Zeros outside of the array, also before its first element, and the 128-byte swizzle."""
     host = np.random.default_rng(0).integers(1, 2**14, shape).astype(np.uint16).view(dtype)
     got = loaded(cp, cp.asarray(host), box, first, 128)
     np.testing.assert_array_equal(got, expected_tile(host, box, first, 128))
@@ -204,7 +204,7 @@ STORES = HEAD + cuda_text("engine_hopper_stores")
 @on_each_device
 @pytest.mark.parametrize(("x", "to_y"), [(0, 0), (0, 8), (0, 60), (40, 3), (56, 63)])
 def test_stores_are_clipped(cp: Any, x: int, to_y: int) -> None:
-    """At the array's end; that of a store may not begin before the array."""
+    """At the array's end; a store's box must not begin before the array."""
     source, target = halves(64, 64, cp=cp), cp.full((64, 64), 99, np.float16)
     kernel = compiled(cp, STORES, options=OPTIONS).get_function("copy")
     args = (map_of(source, (64, 16)), map_of(target, (64, 16)), *map(np.int32, (16, 5, x, to_y, 0)))
@@ -216,7 +216,7 @@ def test_stores_are_clipped(cp: Any, x: int, to_y: int) -> None:
 
 @pytest.mark.parametrize(("spoil", "first"), [(1, 77.0), (2, 99.0), (3, None)])
 def test_a_store_reads_at_its_wait(spoil: int, first: float | None) -> None:
-    """A store writes what stands in shared memory at its wait; without a wait it writes nothing."""
+    """A store writes the contents of shared memory at its wait; without a wait it writes nothing."""
     source, target = halves(64, 64), engine.full((64, 64), 99, np.float16)
     kernel = compiled(engine, STORES, options=OPTIONS).get_function("copy")
     args = (map_of(source, (64, 16)), map_of(target, (64, 16)), *map(np.int32, (16, 0, 0, 0, spoil)))
@@ -224,7 +224,7 @@ def test_a_store_reads_at_its_wait(spoil: int, first: float | None) -> None:
     assert engine.asnumpy(target)[0, 0] == (first if first is not None else engine.asnumpy(source)[0, 0])
 
 
-# What a GPU answers with an illegal instruction. Its context is lost then: there, each runs in a process of its own.
+# On a GPU these are illegal instructions that lose the context, so each runs in a process of its own there.
 ILLEGAL = {
     "a store before the first row": ("to_y", -4, "coordinate 1 of a store is -4"),
     "a store before the first column": ("x", -8, "coordinate 0 of a store is -8"),
@@ -254,7 +254,7 @@ extern "C" __global__ void copy(MAP from, MAP to, int x, int to_y, int from_x, i
 
 
 def copy_anywhere(cp: Any, **change: int) -> Any:
-    """A tile of 16 rows of 64 halves, from and to places that may be wrong. Returns (source, target)."""
+    """Copy a tile of 16 rows of 64 halves, from and to places that may be wrong. Returns (source, target)."""
     source, target = halves(64, 64, cp=cp), cp.full((64, 64), 99, np.float16)
     numbers = {"x": 0, "to_y": 0, "from_x": 0, "place": 0} | change
     kernel = compiled(cp, ANYWHERE, options=OPTIONS).get_function("copy")
@@ -313,7 +313,7 @@ extern "C" __global__ void look(MAP map, unsigned char *out, int bytes, int plac
 }
 """
 )
-# (columns of the box, swizzle, bytes past a multiple of 1024, {(row, chunk): its byte}), as an H200 has them
+# (columns of the box, swizzle, bytes past a multiple of 1024, {(row, chunk): its byte}), as on an H200
 SEEN = [
     (16, 128, 0, {(1, 0): 144, (1, 1): 128, (7, 0): 1008, (7, 1): 992}),
     (16, 64, 0, {(1, 0): 64, (2, 0): 144, (2, 1): 128, (7, 1): 480}),
@@ -327,8 +327,8 @@ SEEN = [
 def test_where_the_chunks_of_a_box_go(
     cp: Any, columns: int, swizzle: int, place: int, seen: dict[tuple[int, int], int]
 ) -> None:
-    """Rows that are narrower than the swizzle are as far apart as it is wide, and the box's own bytes are what counts;
-    the swizzle goes by the address, wherever the tile begins."""
+    """Rows narrower than the swizzle are as far apart as it is wide, and only the box's own bytes count; the swizzle
+    depends on the address, wherever the tile begins."""
     host = np.arange(64 * 64, dtype=np.uint16).reshape(64, 64).view(np.float16)
     out = cp.zeros(4096, np.uint8)
     kernel = compiled(cp, PLACED, options=OPTIONS).get_function("look")
@@ -371,7 +371,7 @@ def test_bulk_additions_of_many_blocks_are_all_there(cp: Any, blocks: int) -> No
 
 @pytest.mark.parametrize(("spoil", "first", "second"), [(1, 77, 77), (2, 0, 77), (3, 0, None)])
 def test_a_bulk_addition_reads_at_its_wait(spoil: int, first: float, second: float | None) -> None:
-    """An addition reads at its group's wait, as a store does; without a wait nothing is added."""
+    """An addition reads at its group's wait, like a store; without a wait nothing is added."""
     out, kernel = engine.zeros(64, np.float32), compiled(engine, ADDS, options=OPTIONS).get_function("adds")
     data = np.arange(64, dtype=np.float32)
     kernel((1,), (64,), (engine.asarray(data), out, np.int32(1), np.int32(spoil)))
@@ -426,7 +426,7 @@ K_OF = {"f16": 16, "bf16": 16, "e4m3": 32, "e5m2": 32}
 def wgmma(
     n: int, kind: str, *, registers: bool, sign_a: int = 1, sign_b: int = 1, trans_a: int = 0, trans_b: int = 0
 ) -> str:
-    """A function `product` of C++ for one form of the instruction. kind: "e4m3.e5m2" where A and B differ."""
+    """Write a C++ function `product` for one form of the instruction. kind: "e4m3.e5m2" if A and B differ."""
     d, types = n // 2, kind if "." in kind else f"{kind}.{kind}"
     k, of_eights = K_OF[kind.partition(".")[0]], kind.startswith("e")
     sums = ", ".join(f"%{i}" for i in range(d))
@@ -449,7 +449,7 @@ __device__ __forceinline__ void product(float (&d)[{d}], {given}, unsigned long 
 
 
 # A (64 x 16 STEPS) times B (16 STEPS x N) plus C, for the matrices of one warpgroup. Rows of A along K or, transposed,
-# along M; of B along K or, transposed, along N: as the arrays have them, by TMA, in panels of SPAN bytes. Numbers of 8
+# along M; of B along K or, transposed, along N: as in memory, copied by TMA in panels of SPAN bytes. Numbers of 8
 # bits, with ITEM = 1, count as half a number each.
 PRODUCT = cuda_text("engine_hopper_product")
 
@@ -469,7 +469,7 @@ def multiplier(cp: Any, n: int, kind: str, steps: int, span: int, **form: Any) -
 def product(
     cp: Any, a: np.ndarray, b: np.ndarray, c: np.ndarray, adds: bool, kind: str, span: int = 128, **form: Any
 ) -> np.ndarray:
-    """A (64, k) B (k, n) + C by a warpgroup. The arrays are stored as the form of the instruction reads them."""
+    """Compute A (64, k) B (k, n) + C on a warpgroup. The arrays are stored in the layout that the instruction reads."""
     n, wide, size = b.shape[1], span // a.itemsize, a.itemsize
     kernel = multiplier(cp, n, kind, a.shape[1] * size // 32, span, **{"registers": False, **form})
     unsigned = np.dtype(f"u{size}")
@@ -568,9 +568,9 @@ def test_two_panels_along_k(cp: Any, kind: str) -> None:
 @on_each_device
 @pytest.mark.parametrize("kind", ["f16", "e4m3", pytest.param("e5m2", marks=pytest.mark.exhaustive)])
 def test_what_stands_in_no_number_does_not_spread(cp: Any, kind: str) -> None:
-    """inf and NaN come from their own rows and columns; scale-d = 0 does not read the sums."""
+    """inf and NaN come only from their own rows and columns; scale-d = 0 does not read the sums."""
     a, b, c = factors(K_OF[kind], 8, kind, whole=True)
-    a[3, 2], b[5, 6] = np.inf, np.nan  # e4m3 has no infinity: it is a NaN as well
+    a[3, 2], b[5, 6] = np.inf, np.nan  # e4m3 has no infinity: NaN instead
     more = 128 // a.itemsize - a.shape[1]
     given = np.pad(a, ((0, 0), (0, more))), np.pad(b, ((0, more), (0, 0)))
     got = product(cp, *given, np.full_like(c, np.nan), False, kind)
@@ -588,7 +588,7 @@ def test_sums_that_are_no_numbers_stay(cp: Any, kind: str) -> None:
     np.testing.assert_array_equal(product(cp, a, b, c, True, kind), expected)
 
 
-# As mma.sync has it for each 16 of K: the same sums, cut off in the same way.
+# Like mma.sync for each 16 of K: the same sums, truncated in the same way.
 BY_MMA = r"""
 extern "C" __global__ void by_mma(const unsigned *a, const unsigned *b, const float *c, float *out, int n, int k) {
   int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
@@ -656,7 +656,7 @@ def test_factors_in_registers_give_the_same_sums(cp: Any) -> None:
     np.testing.assert_array_equal(got[:16], expected)
 
 
-# ------------------------------------------------------------------------------------ when things happen
+# ------------------------------------------------------------------------------------ the order of effects
 
 ORDER = HEAD + cuda_text("engine_hopper_order")
 
@@ -704,7 +704,7 @@ extern "C" __global__ __launch_bounds__(384, 1) void registers(int *out) {
 
 
 def launch_broken(name: str, block: int = 128) -> str:
-    """Launch a kernel of BROKEN, and return its message, "" if there is none."""
+    """Launch a kernel of BROKEN, and return its message, or ""."""
     kernel = compiled(engine, BROKEN, options=OPTIONS).get_function(name)
     args: tuple[Any, ...] = (map_of(halves(64, 64), (64, 64)),)
     args += (engine.zeros(256, np.uint8),) if name == "no_such_map" else ()
@@ -853,7 +853,7 @@ def test_maps_of_no_array_are_refused() -> None:
     array = halves(64, 64)
     too_long = tensor_map.encode_tiled("float16", array.ctypes.data, (64, 65), (128,), (64, 64))
     with pytest.raises(
-        engine.LaunchError, match="reaches over 8,320 bytes, and the array from its address on has 8,192"
+        engine.LaunchError, match="covers 8,320 bytes, and the array has only 8,192 from its address on"
     ):
         kernel((1,), (128,), (too_long,), shared_mem=8192)
     gone = tensor_map.encode_tiled("float16", 1 << 30, (64, 64), (128,), (64, 64))
@@ -864,8 +864,8 @@ def test_maps_of_no_array_are_refused() -> None:
 
 
 def test_ptxas_takes_these_kernels() -> None:
-    """A GPU's assembler takes the kernels that the engine runs here."""
-    for code in (LOADS, STORES, BULK, ADDS):  # (of sums that are read too early it says that it adds a wait)
+    """A GPU's assembler accepts the kernels that the engine runs here."""
+    for code in (LOADS, STORES, BULK, ADDS):  # (for sums read too early it reports that it adds a wait)
         assert refused_by_ptxas(code) == ""
     for n, kind, form in FORMS[:1] + FORMS[7:8] + FORMS[10:12] + FORMS[17:] + MORE_FORMS[1:2]:
         form = {"registers": False, **form}
@@ -898,7 +898,7 @@ extern "C" __global__ void relies_on_the_order(float *out) {
 
 
 def test_another_order_of_warps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU promises none. The same number is the same order; results that hang on it show with some of them."""
+    """A GPU guarantees no order. The same seed gives the same order; results that depend on it show with some seeds."""
     module = compiled(engine, ORDERS, options=OPTIONS)
     seen, read = {}, set()
     for order in [*range(8), *range(8)]:
@@ -918,7 +918,7 @@ def test_another_order_of_warps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("order", range(1, 6))
 def test_products_in_other_orders(order: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copies come before anybody waits for them, and the warps of a warpgroup one after another."""
+    """Copies arrive before a thread waits for them, and the warps of a warpgroup run one after the other."""
     monkeypatch.setenv("COURSE_CPU_ORDER", str(order))
     a, b, c = factors(64, 64, "f16", whole=True)
     np.testing.assert_array_equal(
@@ -932,7 +932,7 @@ STATIC = HEAD + cuda_text("engine_hopper_static")
 
 
 def test_static_and_dynamic_tiles_in_one_product() -> None:
-    """On a GPU dynamic memory would begin behind the static array, which has a multiple of 1024 bytes."""
+    """On a GPU dynamic memory would begin after the static array, whose size is a multiple of 1024 bytes."""
     a, b, out = halves(64, 64), halves(8, 64, seed=1), engine.empty((64, 8), np.float32)
     compiled(engine, STATIC, options=OPTIONS).get_function("both")((1,), (128,), (a, b, out), shared_mem=1024)
     expected = engine.asnumpy(a).astype(np.float32) @ engine.asnumpy(b).astype(np.float32).T

@@ -1,4 +1,4 @@
-"""Programs that import CuPy and are given the engine: their imports, and what they set up before they launch."""
+"""Programs that import CuPy and get the engine: their imports, and what they set up before a launch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ IMPORTS = [
 
 
 def run(*programs: str) -> None:
-    """Run each in a child of one process that has the engine: what a program imports is there for the next."""
+    """Run each program in a child of one process that has imported the engine and its dependencies."""
     code = f"""{RECIPE}
 import os
 for program in {programs!r}:
@@ -67,7 +67,7 @@ for name in ("cupy.array", "cupy.launch", "cupy._core", "cupyx.scipy", "cupy.cud
     try:
         importlib.import_module(name)
     except ModuleNotFoundError as error:
-        assert "the CPU engine is in CuPy's place" in str(error), error
+        assert "the CPU engine, which replaces CuPy here" in str(error), error
     else:
         raise AssertionError(name)
 """)
@@ -155,7 +155,7 @@ def test_null_pointers_and_empty_grids(cp: Any) -> None:
     for null in (0, None, np.uint64(0), np.int64(0), cp.zeros(0, cp.float32)):
         kernel((1,), (1,), (x, null, np.int32(2)))
     assert cp.asnumpy(x).tolist() == [10, 0]
-    for grid, block in (((0,), (1,)), ((0, 0, 0), (0,)), ((1, 0), (1, 0, 0))):  # CuPy makes 1 of each 0
+    for grid, block in (((0,), (1,)), ((0, 0, 0), (0,)), ((1, 0), (1, 0, 0))):  # CuPy turns each 0 into 1
         kernel(grid, block, (x, None, np.int32(1)))
     assert cp.asnumpy(x).tolist() == [13, 0]
 
@@ -192,7 +192,7 @@ def test_what_the_engine_refuses_by_name() -> None:
 
 
 def test_a_folder_that_is_gone(tmp_path: Path) -> None:
-    """A process whose folder was removed compiles kernels all the same."""
+    """A process whose folder was removed can still compile kernels."""
     code = (
         RECIPE
         + f"""

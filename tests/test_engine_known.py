@@ -1,4 +1,4 @@
-"""A source that was built before is loaded without being translated again, and only where nothing else is read."""
+"""A source that was built before is loaded without translation, but only if it includes no other files."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def recipe(factor: int = 2, code: str = SOURCE) -> Recipe:
 
 
 def answer(of: Recipe) -> Path:
-    """Name the file that says which library a source became."""
+    """Return the path of the file that names a source's library."""
     return compiler.cache_dir() / f"known-{known._key(of)}.json"
 
 
 def scaled(of: Recipe) -> list[float]:
-    """Load the source, as if this process had not, and launch it."""
+    """Load the source, as if this process had not done so, and launch it."""
     build._LOADED.clear()
     a = engine.asarray(np.arange(4, dtype=np.float32))
     engine.RawModule(code=of.code, options=of.options).get_function("scale")((1,), (4,), (a,))
@@ -37,7 +37,7 @@ def scaled(of: Recipe) -> list[float]:
 
 
 def test_a_known_source_is_not_translated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other options and another text are other sources; what is torn, or names a library that is gone, is made anew."""
+    """Other options and texts are other sources; a broken file, or one that names a missing library, is rewritten."""
     every = [recipe(2), recipe(3), recipe(2, SOURCE.replace("*=", "+="))]
     for each in every:
         answer(each).unlink(missing_ok=True)
@@ -55,7 +55,7 @@ def test_a_known_source_is_not_translated(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_each_build_of_a_source_is_known_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fast one at its level, the checked one, one with values in its local variables."""
+    """The fast one at its level, the checked one, one that fills local variables."""
     every = [recipe(), replace(recipe(), instrumented="checked"), replace(recipe(), filling=("-Wall",))]
     keys = {known._key(each) for each in every}
     monkeypatch.setenv("COURSE_CPU_OPTIMISATION", "0")
@@ -73,7 +73,7 @@ def test_what_reads_other_files_is_translated_each_time() -> None:
 
 
 def test_a_refusal_is_kept_with_the_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its message; another source is asked of, and what the machine lacked may be there the next time."""
+    """With its message; another source is compiled, and what the machine lacked may be installed later."""
     engine.empty(1)  # the engine itself comes from the usual cache
     monkeypatch.setenv("COURSE_CACHE", str(tmp_path))
     compiled: list[str] = []

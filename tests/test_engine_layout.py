@@ -14,7 +14,7 @@ from helpers import engine
 from helpers.engine import shared_layout
 from helpers.xray import xray
 
-# Wider than a gap of the checked build. The compiler must not see what an address is a multiple of.
+# Wider than a gap of the checked build. The compiler must not know an address's alignment.
 ALIGNED = cuda_text("engine_layout_aligned")
 
 CODE = cuda_text("engine_layout")
@@ -67,13 +67,13 @@ def test_halves_for_tensor_cores(cp: Any) -> None:
 
 @on_each_device
 def test_a_matrix_at_a_multiple_of_16_bytes(cp: Any) -> None:
-    """GPUs take it, and the documentation asks for 32 bytes: the X-ray says so."""
+    """GPUs accept it, but the documentation requires 32 bytes: the X-ray reports it."""
     x = cp.asarray(np.arange(256).astype(np.float16))
     out = cp.zeros(32, np.float32)
     kernel = module(cp).get_function("past_16_bytes")
     kernel((1,), (32,), (out, x))
     each = cp.asnumpy(out)
-    if cp is engine:  # each element is held twice by 16 elements of 32 lanes, or once by 8
+    if cp is engine:  # each element is held by 16 elements of 32 lanes twice, or once by 8
         (finding,) = xray(kernel, (1,), (32,), (out, x)).findings
         assert finding.kind == "misaligned" and "requires multiples of 32" in str(finding)
         assert CODE.splitlines()[finding.line - 1].strip() == "wmma::load_matrix_sync(a, s + 8, 16);"
@@ -82,7 +82,7 @@ def test_a_matrix_at_a_multiple_of_16_bytes(cp: Any) -> None:
 
 @linux
 def test_the_checked_build_sees_misaligned_vectors_of_shared_memory() -> None:
-    """`odd` lies at 4 bytes past a round address, in the checked build too: odd + 3 is at a multiple of 16."""
+    """`odd` is 4 bytes past a round address, in the checked build too: odd + 3 is at a multiple of 16."""
     kernel = module(engine).get_function("as_vectors")
     out = engine.zeros(8, np.float32)
     if engine.compiler._is_gcc_on_linux():

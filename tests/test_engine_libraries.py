@@ -1,4 +1,4 @@
-"""CUB's block and warp collectives and libcu++, as CuPy brings them, against NumPy."""
+"""CUB's block and warp collectives and libcu++, as installed with CuPy, against NumPy."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_the_standard_library_for_devices(cp: Any) -> None:
 
 
 def test_a_header_of_ones_own_may_include_them() -> None:
-    """In a new folder at each run it would be another build, of 6 s."""
+    """In a new folder each time it would be a new build, of 6 s."""
     folder = compiler.cache_dir() / "own-headers-of-a-test"
     folder.mkdir(exist_ok=True)
     lane = 'inline __device__ int lane() { int i; asm("mov.u32 %0, %%laneid;" : "=r"(i)); return i; }\n'
@@ -182,7 +182,7 @@ def test_a_header_of_ones_own_may_include_them() -> None:
 
 
 def test_cub_as_a_whole() -> None:
-    """NVRTC refuses <cub/cub.cuh>, nvcc takes it: here it is what kernels may call."""
+    """NVRTC refuses <cub/cub.cuh>, nvcc accepts it: here it provides what kernels may call."""
     code = """
     #include <cub/cub.cuh>
     extern "C" __global__ void kernel(int* out) {

@@ -17,12 +17,12 @@ erf, erfc = np.vectorize(math.erf), np.vectorize(math.erfc)
 
 
 def bessel(f: Callable[[np.ndarray], np.ndarray], x: np.ndarray) -> np.ndarray:
-    """The mean of f(x, angle) over half a turn: Bessel's integrals. The trapezoid rule is exact for periodic ones."""
+    """Average f(x, angle) over half a turn: Bessel's integrals. The trapezoid rule is exact for periodic functions."""
     angle = (np.arange(4000) + 0.5) * np.pi / 4000
     return f(x[..., None], angle).mean(-1)
 
 
-# name: (NumPy in float64, inputs from, to). Also with an f, in float.
+# name: (NumPy in float64, lower and upper limit of inputs). With a trailing f, in float.
 REAL: dict[str, tuple[Callable[[np.ndarray], np.ndarray], float, float]] = {
     "exp": (np.exp, -80, 80),
     "exp2": (np.exp2, -100, 100),
@@ -71,7 +71,7 @@ REAL: dict[str, tuple[Callable[[np.ndarray], np.ndarray], float, float]] = {
 }
 # In double the expected value itself has an error of more than a few units.
 WIDE = {"j0", "j1", "cyl_bessel_i0", "cyl_bessel_i1", "tgamma", "lgamma", "erfcx"}
-# Inverses are judged by their functions: erf(erfinv(x)) is x.
+# Inverses are tested with their functions: erf(erfinv(x)) is x.
 INVERSES = {
     "erfinv": (erf, -0.999, 0.999),
     "erfcinv": (erfc, 1e-3, 1.999),
@@ -137,7 +137,7 @@ def run(cp: Any, name: str, x: np.ndarray, dtype: Any) -> np.ndarray:
 
 
 def assert_close(cp: Any, got: np.ndarray, expected: np.ndarray, dtype: Any) -> None:
-    """Within a few units in the last place; a GPU's own functions are allowed the 16 that CUDA documents at worst."""
+    """Check to a few units in the last place; a GPU's own functions may have the 16 that CUDA documents at worst."""
     eps = float(np.finfo(dtype).eps) * (4 if cp is engine else 16)
     np.testing.assert_allclose(got, expected, rtol=eps, atol=eps * min(1.0, float(np.abs(expected).max())))
 
@@ -263,7 +263,7 @@ def _bytes(v: int, signed: bool) -> list[int]:
 def _byte_perm(a: int, b: int, selector: int) -> int:
     both, result = b << 32 | a, 0
     for i in range(4):
-        s = selector >> 4 * i & 7  # bit 3, with which prmt repeats the sign, is dropped by the intrinsic
+        s = selector >> 4 * i & 7  # the intrinsic ignores bit 3, with which prmt repeats the sign
         result |= (both >> 8 * s & 255) << 8 * i
     return result
 
@@ -328,7 +328,7 @@ def test_bits(cp: Any) -> None:
     out = cp.zeros((len(expected), 200), np.uint32)
     compiled(cp, OTHERS).get_function("bits")((1,), (200,), (cp.asarray(x.astype(np.uint32)), out, np.int32(200)))
     got = cp.asnumpy(out)
-    # The bits of a signaling NaN may change on their way through a float.
+    # The bits of a signalling NaN may change on their way through a float.
     for row in range(len(expected)):
         np.testing.assert_array_equal(got[row], expected[row], err_msg=f"operation {row}")
 
@@ -387,7 +387,7 @@ def test_real_to_integer_saturates(cp: Any, name: str, mode: str) -> None:
 
 
 def rounded(value: int | float, dtype: Any, mode: str) -> float:
-    """An exact number to a float type, rounded as asked. Python compares whole numbers and floats exactly."""
+    """Round an exact number to a float type. Python compares whole numbers and floats exactly."""
     near = dtype(value)
     if mode == "rn" or float(near) == value or not math.isfinite(value):
         return near

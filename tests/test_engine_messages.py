@@ -1,4 +1,4 @@
-"""For a source that it cannot compile, the engine gives the kernel's own line, and names what it lacks."""
+"""For a source that does not compile, the engine shows the kernel's own line, and names what it lacks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KERNEL = 'extern "C" __global__ void k(float *a) {{\n{body}\n}}\n'
 
 
 def refusal(code: str, **how: Any) -> list[str]:
-    """The lines of the message with which the engine refuses a source."""
+    """Return the lines of the message with which the engine refuses a source."""
     with pytest.raises(CompileError) as caught:
         engine.RawModule(code=code, **how).compile()
     return str(caught.value).splitlines()
@@ -106,7 +106,7 @@ def test_the_headers_that_are_named_compile() -> None:
         ("<curand_kernel.h>", "is cuRAND's header for kernels"),
         ("<cutlass/cutlass.h>", "belongs to CUTLASS"),
         ("<torch/extension.h>", "belongs to PyTorch's host code"),
-        ('"mine.cuh"', "mine.cuh was not found. Headers of your own are looked for in the current folder"),
+        ('"mine.cuh"', "mine.cuh was not found. Your own headers are looked up in the current folder"),
     ],
 )
 def test_a_header_of_others(header: str, says: str) -> None:
@@ -142,7 +142,7 @@ def test_a_brace_too_many() -> None:
 
 
 def test_balanced_braces_are_not_blamed() -> None:
-    """An error that speaks of braces, in a source where each has its partner."""
+    """An error that mentions braces, in a source whose braces match."""
     first, *_ = refusal(KERNEL.format(body="  a[0] = 1\n#ifdef NOTHING\n  {\n#endif"))
     assert re.match(r"kernel\.cu:[236]: error: expected", first), first
     first, *_ = refusal("#define BEGIN \\\n  { \\\n  {\n#define END \\\n  }\n" + KERNEL.format(body="  a[0] = 1"))
@@ -197,7 +197,7 @@ def test_what_the_engine_does_not_have_is_blamed_only_where_it_is_used() -> None
     assert re.match(r"kernel\.cu:4: error: .*nothing", first)
 
 
-# ---------------------------------------------------------------- declarations of the host that stand beside kernels
+# ---------------------------------------------------------------- host declarations next to kernels
 
 
 BESIDE = """

@@ -1,7 +1,7 @@
-"""Programs of one line, and what NVRTC says of each when it is asked as CuPy asks it: the engine says the same.
+"""One-line programs, and NVRTC's verdict on each with CuPy's options: the engine's verdict is the same.
 
-The verdict of NVRTC 12.9 stands here, so that it holds where no NVRTC is; where there is one, it is asked. What differs
-has its reason.
+The table has NVRTC 12.9's verdicts, for machines without NVRTC; if it is installed, it is asked too. Differences have
+their reasons.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 from helpers import engine
 from helpers.engine import nvrtc, options
 
-# What stands in the body of `extern "C" __global__ void k(int *o)`.
+# In the body of `extern "C" __global__ void k(int *o)`.
 TAKEN = (
     "o[0] = 0b11;",
     "o[0] = 0x1p3;",
@@ -146,7 +146,7 @@ REFUSED = (
     'puts("a");',
     'char b[9]; sprintf(b, "a");',
 )
-# What stands before a kernel.
+# Before a kernel.
 TAKEN_BEFORE = (
     "#define READ int t = threadIdx.x; \\\n  int s = t\n__device__ int f() { READ; return s; }",
     "__device__ int c = 2; __device__ int *d = &c + 1;",
@@ -195,7 +195,7 @@ REFUSED_BEFORE = (
     "using std::min;",
     "using namespace std;\nvoid f(int *a) { swap(a[0], a[1]); }",
 )
-# Where the engine differs: the program, NVRTC's verdict, and why.
+# Where the engine differs: the program, NVRTC's verdict, and the reason.
 DIFFERENT = {
     "void k2(int *o) { goto x; int a = 1; x: o[0] = a; }": (True, "no C++, and undefined where it is taken"),
     "int f(int *o) { return o > 0; }": (True, "no C++: a pointer is no number"),
@@ -309,7 +309,7 @@ OPTIONS_REFUSED = """-gpu-architecture=sm_90 --arch=sm_90 -device-c --dc -reloca
 --expt-relaxed-constexpr --extended-lambda -m64 --threads=2 -Werror -Wall --help --version -v --keep -lto
 -fno-exceptions --DX --UX --I/tmp -ccbin=gcc -Xcompiler=-O3 --source-in-ptx --unknown unknown""".split()  # noqa: SIM905
 
-# NVRTC 12.9 takes them, and compiles all later programs of the process with them.
+# NVRTC 12.9 accepts them, and compiles all later programs of the process with them.
 KEPT_BY_NVRTC = ("-restrict", "--restrict")
 
 

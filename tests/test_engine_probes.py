@@ -21,7 +21,7 @@ M32, M64 = (1 << 32) - 1, (1 << 64) - 1
 
 
 def signed(x: int, bits: int = 32) -> int:
-    """The number that these bits are in two's complement."""
+    """Return the number that these bits are in two's complement."""
     x &= (1 << bits) - 1
     return x - (1 << bits) if x >> (bits - 1) else x
 
@@ -30,11 +30,11 @@ def signed(x: int, bits: int = 32) -> int:
 
 
 def rounded(x: Fraction, digits: int, lowest: int, highest: int, mode: str = "rn", negative: bool = False) -> float:
-    """A fraction to the nearest number of a format, or to the neighbour that another mode asks for.
+    """Round a fraction to the nearest number of a format, or to the neighbour required by another mode.
 
     Args:
-        digits: of the mantissa. lowest, highest: exponents of its smallest normal and its largest numbers.
-        negative: the sign of a result that is zero.
+        digits: those of the mantissa. lowest, highest: exponents of its smallest normal and its largest numbers.
+        negative: the sign of a zero result.
     """
     if x == 0:
         return -0.0 if negative else 0.0
@@ -60,12 +60,12 @@ FORMATS = {"float": (24, -126, 127), "double": (53, -1022, 1023), "half": (11, -
 
 
 def exact(kind: str, operation: Callable[..., Fraction], mode: str = "rn") -> Callable[..., float]:
-    """An operation that is worked out in fractions and rounded once, as IEEE 754 has it; for finite numbers."""
+    """Compute an operation in fractions and round once, as in IEEE 754, for finite numbers."""
     return lambda *x: rounded(operation(*map(Fraction, x)), *FORMATS[kind], mode)
 
 
 def integer(low: int, high: int, mode: str, of_nan: int) -> Callable[[float], int]:
-    """cvt of a real number to an integer from low to high."""
+    """Compute cvt of a real number to an integer from low to high."""
 
     def convert(x: float) -> int:
         if math.isnan(x):
@@ -82,13 +82,13 @@ INT, UINT = (-(1 << 31), (1 << 31) - 1), (0, M32)
 LL, ULL = (-(1 << 63), (1 << 63) - 1), (0, M64)
 
 
-# ---------------------------------------------------------------- the table: expression -> what it is
+# ---------------------------------------------------------------- the table: expression -> expected result
 
 
 def byte_perm(x: int, y: int, s: int) -> int:
     both, result = y << 32 | x, 0
     for i in range(4):
-        pick = s >> 4 * i & 7  # bit 3, with which prmt repeats the sign, is dropped by the intrinsic
+        pick = s >> 4 * i & 7  # the intrinsic ignores bit 3, with which prmt repeats the sign
         result |= (both >> 8 * pick & 255) << 8 * i
     return result
 
@@ -226,19 +226,19 @@ DOUBLE_CASTS = {
 
 
 def word(x: float, kind: str = "f") -> int:
-    """The bits of a number, as unsigned."""
+    """Return the bits of a number, as unsigned."""
     return struct.unpack("<I" if kind == "f" else "<Q", struct.pack(f"<{kind}", x))[0]
 
 
 def lesser(a: float, b: float) -> float:
-    """The smaller; a number rather than a NaN, and -0 rather than +0."""
+    """Return the smaller one; a number rather than a NaN, and -0 rather than +0."""
     if math.isnan(a) or math.isnan(b):
         return b if math.isnan(a) else a
     return min(a, b, key=lambda v: (v, math.copysign(1, v)))
 
 
 def ieee(operation: Callable[..., Any]) -> Callable[..., float]:
-    """The same in float64: of two floats, no sum, product, quotient or root is rounded twice to another float."""
+    """Compute in float64: a sum, product, quotient or root of two floats never gets another value by rounding twice."""
 
     def compute(*x: float) -> float:
         with np.errstate(all="ignore"):
@@ -289,7 +289,7 @@ DOUBLES = {
 }
 
 
-# Of numbers {x} and {y} in a format of 16 bits. Of finite ones all results are worked out exactly and rounded once.
+# Of numbers {x} and {y} in a 16-bit format. Results of finite ones are computed exactly and rounded once.
 HALVES = {
     "{x}": lambda a, b: a,
     "__hadd({x}, {y})": lambda a, b: a + b,
@@ -306,11 +306,11 @@ MAKE = {"half": "__float2half_rn", "bfloat": "__float2bfloat16_rn"}
 READ = {"half": "__half2float", "bfloat": "__bfloat162float"}
 
 
-# ---------------------------------------------------------------- running it
+# ---------------------------------------------------------------- running the expressions
 
 
 def source(groups: dict[str, tuple[str, str, list[str]]]) -> str:
-    """A kernel for each group: name -> (type of a, b, c; type of the results; expressions)."""
+    """Write a kernel for each group: name -> (type of a, b, c; type of the results; expressions)."""
     kernels = []
     for name, (given, result, expressions) in groups.items():
         rows = "".join(f"  out[{k} * n + i] = {e};\n" for k, e in enumerate(expressions))
@@ -323,7 +323,7 @@ def source(groups: dict[str, tuple[str, str, list[str]]]) -> str:
 
 
 def in_format(kind: str) -> list[str]:
-    """The expressions of HALVES, as float."""
+    """Return the expressions of HALVES as float."""
     return [f"{READ[kind]}({e.format(x=f'{MAKE[kind]}(a)', y=f'{MAKE[kind]}(b)')})" for e in HALVES]
 
 
@@ -341,7 +341,7 @@ GROUPS = {
 
 
 def run(cp: Any, name: str, given: np.ndarray, dtype: Any) -> np.ndarray:
-    """The results of a group, (expressions, n), for inputs of (3, n)."""
+    """Return a group's results, (expressions, n), for inputs of (3, n)."""
     n = given.shape[1]
     out = cp.zeros((len(GROUPS[name][2]), n), dtype)
     kernel = compiled(cp, source(GROUPS)).get_function(name)
@@ -393,7 +393,7 @@ def test_real_numbers_to_integers(cp: Any, name: str, table: dict[str, Callable[
 
 
 def assert_same_bits(got: np.ndarray, expected: np.ndarray, message: str) -> None:
-    """The same bits, and a NaN where a NaN is expected. Subnormal results are left out: a GPU may flush them."""
+    """Check for equal bits, and a NaN where one is expected. Subnormal results are ignored: a GPU may flush them."""
     tiny = np.finfo(got.dtype).tiny
     judged = np.isnan(expected) | (expected == 0) | (np.abs(expected) >= 2 * tiny)
     np.testing.assert_array_equal(np.isnan(got), np.isnan(expected), err_msg=message)
@@ -411,11 +411,11 @@ def assert_same_bits(got: np.ndarray, expected: np.ndarray, message: str) -> Non
 def test_real_numbers(cp: Any, name: str, table: dict[str, Callable[..., float]], dtype: str, finite: bool) -> None:
     given = reals(dtype, 2000, finite)
     if name == "doubles":
-        given[1] = np.where(given[1] == 0, 3.0, given[1])  # fractions know no infinity
+        given[1] = np.where(given[1] == 0, 3.0, given[1])  # fractions have no infinity
     for row, (expression, operation) in zip(run(cp, name, given, given.dtype), table.items(), strict=True):
         expected = np.array([operation(*x) for x in given.T.tolist()]).astype(given.dtype)
         either = name != "floats" or any(word in expression for word in ("fmin", "fmax", "saturate"))
-        if either:  # of a zero fractions know no sign, and CUDA promises none for these
+        if either:  # fractions have no signed zero, and CUDA guarantees no sign for these
             expected = np.where((expected == 0) & (row == 0), row, expected)
         assert_same_bits(row, expected, expression)
 
@@ -431,7 +431,7 @@ def test_16_bits(cp: Any, kind: str) -> None:
     for row, (expression, operation) in zip(rows, HALVES.items(), strict=True):
         compute = exact(kind, operation)
         expected = np.array([compute(a, b) for a, b in zip(x.tolist(), y.tolist(), strict=True)], np.float32)
-        expected = np.where((expected == 0) & (row == 0), row, expected)  # of a zero, fractions know no sign
+        expected = np.where((expected == 0) & (row == 0), row, expected)  # fractions have no signed zero
         np.testing.assert_array_equal(row.view(np.uint32), expected.view(np.uint32), err_msg=expression)
 
 
@@ -447,7 +447,7 @@ extern "C" __global__ void approximate(float *out, const float *in, int n) {
 
 @on_each_device
 def test_what_is_only_near(cp: Any) -> None:
-    """Within the errors that CUDA's programming guide names, in units of the last place."""
+    """Within the errors that CUDA's programming guide lists, in units in the last place."""
     a = np.random.default_rng(0).uniform(0.01, 1000, 1000).astype(np.float32)
     out = cp.zeros((4, a.size), np.float32)
     compiled(cp, APPROXIMATE).get_function("approximate")((8,), (128,), (out, cp.asarray(a), np.int32(a.size)))

@@ -21,7 +21,7 @@ from helpers import engine
 from helpers.engine import runtime
 
 ROOT = Path(__file__).resolve().parent.parent
-HANGS = 600  # seconds: the end of a wait for what may never come, however slow or busy the machine is
+HANGS = 600  # seconds: the limit for waits that may never end, however slow or busy the machine is
 ADD = 'extern "C" __global__ void add(int *a, int n) { a[blockIdx.x * blockDim.x + threadIdx.x] += n; }\n'
 PRELUDE = f"""
 import os, signal, sys, time
@@ -36,7 +36,7 @@ def good():
 
 
 def python(code: str, *, prelude: str = PRELUDE, **environment: str) -> subprocess.Popen[str]:
-    """A process of its own that runs `code` after PRELUDE; an empty value unsets a variable."""
+    """Start a process that runs `code` after PRELUDE; an empty value unsets a variable."""
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     env = {**os.environ, "PYTHONPATH": paths, **environment}
     return subprocess.Popen(
@@ -49,7 +49,7 @@ def python(code: str, *, prelude: str = PRELUDE, **environment: str) -> subproce
 
 
 def output(process: subprocess.Popen[str], *, status: int = 0) -> str:
-    """Return what it printed; it must have ended as expected."""
+    """Return its output; it must have ended as expected."""
     out, err = process.communicate(timeout=HANGS)
     assert process.returncode == status, f"{process.returncode}\n{out}\n{err}"
     return out if status == 0 else err
@@ -87,13 +87,13 @@ for turn in range(3):
         assert process.stdout.readline() == "started\n"
         time.sleep(0.05)  # it keeps two cores busy
         process.send_signal(signal.SIGINT)
-        # An engine that does not notice ends the launch when its time is up, with another error.
+        # An engine that does not notice the interrupt ends the launch at its time limit, with another error.
         assert process.stdout.readline().split() == ["interrupted", "True"]
     output(process)
 
 
 def test_interrupts_at_any_moment_leave_the_engine_well() -> None:
-    """At any moment of a launch: one between two launches would end the process itself, and is only counted."""
+    """At any moment of a launch: an interrupt between two launches would end the process, and is only counted."""
     code = """
 kernel, a = engine.RawKernel(ADD, "add"), engine.zeros(64 * 64, np.int32)
 kernel.compile()
@@ -194,7 +194,7 @@ def test_memory_is_given_back() -> None:
         del a
         view[...] = 1
 
-    for _ in range(300):  # by then each thread of the engine has had a block, and stacks for it
+    for _ in range(300):  # by then each thread of the engine has run a block, and has stacks
         use()
     before = pages()
     for _ in range(300):
@@ -214,26 +214,26 @@ def builds(folder: Path) -> list[str]:
 
 
 class OwnBuilds(NamedTuple):
-    """A cache of one's own, which three processes have filled at once."""
+    """A cache of its own, filled by three processes at once."""
 
-    settings: dict[str, str]  # those that find it so
+    settings: dict[str, str]  # settings of processes that use it
     cache: Path
-    calls: list[str]  # of the compiler, which is a script of the user's
-    said: list[str]  # by each of the processes
+    calls: list[str]  # calls of the compiler, which is a user's script
+    said: list[str]  # the output of each process
 
 
 @pytest.fixture(scope="module")
 def own_builds(tmp_path_factory: pytest.TempPathFactory) -> OwnBuilds:
-    """The engine takes seconds to build, so what needs another one shares it.
+    """The engine takes seconds to build, so tests that need another build share this one.
 
-    Its fibers are switched by the system, and it has no room of glibc's for a thread's variables.
+    Its fibers are switched by the system, and it has no glibc space for a thread's variables.
     """
     folder = tmp_path_factory.mktemp("own")
     command, _ = engine.compiler.compiler()
     mine = folder / "my compiler"
     mine.mkdir()
     script = mine / "cxx"
-    # The engine's objects are compiled once: another time it takes those that it has made.
+    # The engine's objects are compiled once, and reused later.
     script.write_text(f"""#!/bin/sh
 echo "$@" >> "{folder}/calls"
 for output; do :; done
@@ -248,7 +248,7 @@ case "$output" in */part[01].o) cp "$output" "$kept";; esac
         "PATH": f"{mine}{os.pathsep}{os.environ['PATH']}",
         "COURSE_CACHE": str(folder / "cache"),
         "COURSE_ENGINE_FLAGS": "-DENGINE_UCONTEXT -DENGINE_ANY_TLS -O0",
-        "COURSE_CPU_OPTIMISATION": "",  # as each test has it
+        "COURSE_CPU_OPTIMISATION": "",  # as set by each test
     }
     processes = [python("print(engine.compiler.compiler()[0], good())", **settings) for _ in range(3)]
     said = [output(process).strip() for process in processes]
@@ -262,7 +262,7 @@ def test_parallel_builds_leave_one_good_file(own_builds: OwnBuilds, tmp_path: Pa
     assert compiled == [1, 1, 1], "the engine's two objects and the kernel, once for all of them"
     assert builds(cache) == BUILDS
     before = {path: path.stat().st_mtime_ns for path in cache.iterdir()}
-    # Warm: nothing is built, and the compiler is not called for more than its version.
+    # Warm: nothing is built, and the compiler is called only for its version.
     code = """
 import subprocess
 run, calls = subprocess.run, []
@@ -272,14 +272,14 @@ print(good(), calls, "elftools" in sys.modules)
     assert output(python(code, **own)).strip() == "True ['--version'] False"
     assert {path: path.stat().st_mtime_ns for path in cache.iterdir()} == before
 
-    # Files that a crash or a full disk has spoiled are built again.
+    # Files damaged by a crash or a full disk are rebuilt.
     kernel = next(cache.glob("kernel-*"))
     engine = next(cache.glob("engine-*"))
     good = kernel.read_bytes()
     half = good[: len(good) // 2]
     for i, bad in enumerate((b"", b"not a library", good[:100], half)):
         (broken := tmp_path / f"broken-{i}.so").write_bytes(bad)
-        with pytest.raises((OSError, AttributeError)):  # by which `build` knows
+        with pytest.raises((OSError, AttributeError)):  # `build` relies on these
             runtime.KernelLibrary(broken)
     kernel.write_bytes(half)
     assert output(python("print(good(), good())", **own)).strip() == "True True"
@@ -288,7 +288,7 @@ print(good(), calls, "elftools" in sys.modules)
     assert builds(cache) == BUILDS
 
 
-# Its asm statement is read after the preprocessor, and what it calls of the engine's headers tells where it waits.
+# Its asm statement is read after the preprocessor, and its calls of the engine's headers tell where it waits.
 MEETING = r"""#include <cooperative_groups.h>
 #include <cooperative_groups/reduce.h>
 #define DOUBLED(y, x) asm("add.f32 %0, %1, %1;" : "=f"(y) : "f"(x))
@@ -329,7 +329,7 @@ print(*xray(kernel, (1,), (32,), args).findings, compiled, sep=chr(10))
 
 @pytest.mark.skipif(engine.compiler._RENAMES not in engine.compiler.flags(), reason="the compiler renames no folders")
 def test_checkouts_at_other_places_share_their_builds(tmp_path: Path) -> None:
-    """That of the engine, too; and what is built names no file of the checkout that built it."""
+    """Including the engine's; and no build contains the name of a file of its checkout."""
     engine.empty(1)  # the engine is built by now
     said = []
     for name in ("one", "another"):
@@ -359,7 +359,7 @@ def test_headers_are_precompiled_once_and_mended(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(engine.compiler, "_compile", lambda *how: compiled.append(how[1]) or compile_one(*how))
 
     def build(more: str, *options: str) -> list[list[str]]:
-        """The options of the compilers that a kernel took; its text is another each time."""
+        """Return the compiler options of a new kernel; its text differs each time."""
         compiled.clear()
         code = f"{more}\n// {time.time_ns()}\n{ADD}"
         engine.RawModule(code=code, options=("-std=c++17", *options)).compile()
@@ -370,9 +370,9 @@ def test_headers_are_precompiled_once_and_mended(tmp_path: Path, monkeypatch: py
 
     assert "-include" in build("")[0] and len(headers()) == 1
     assert "-include" in build("#define N 3")[0] and len(headers()) == 1
-    assert "-include" in build("#include <cuda_fp16.h>")[0] and len(headers()) == 1  # perhaps nobody asks again
+    assert "-include" in build("#include <cuda_fp16.h>")[0] and len(headers()) == 1  # a list that may never occur again
     assert "-include" in build("#include <cuda_fp16.h>")[0] and len(headers()) == 2
-    # Macros that the headers ask for: they are read as the source wants them.
+    # Macros that the headers test: they are read with the source's macros.
     assert "-include" not in build("#include <cuda_fp16.h>", "-D__CUDA_NO_HALF_OPERATORS__")[0]
     with pytest.raises(engine.CompileError):
         build("#include <cuda_fp16.h>\n__device__ half sum(half a) { return a + a; }", "-D__CUDA_NO_HALF_OPERATORS__")
@@ -380,7 +380,7 @@ def test_headers_are_precompiled_once_and_mended(tmp_path: Path, monkeypatch: py
         build("wrong;")
     assert len(compiled) == 1, "an error of the source is no fault of the headers"
 
-    # A crash or a full disk has spoiled them: the kernel is compiled without, and the next one makes them anew.
+    # Damaged by a crash or a full disk: the kernel is compiled without them, and the next one rewrites them.
     before = headers()
     folder = next(folder for folder in before if "fp16" not in folder.joinpath("engine.h").read_text())
     precompiled = folder / "engine.h.gch"
@@ -390,7 +390,7 @@ def test_headers_are_precompiled_once_and_mended(tmp_path: Path, monkeypatch: py
         build("")
     assert headers() == before
 
-    # A month later, with other headers or another compiler, they are dropped.
+    # A month later, with other headers or another compiler, they are deleted.
     for folder in before:
         os.utime(folder, (time.time() - 31 * 86400,) * 2)
     build("", "-std=c++20")
@@ -399,7 +399,7 @@ def test_headers_are_precompiled_once_and_mended(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.skipif(not engine.compiler._is_gcc_on_linux(), reason="g++ on Linux is told which libraries to leave out")
 def test_a_plain_kernel_is_linked_without_the_cpp_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which takes a linker three times as long; its table of kernels, malloc() and new need nothing of it."""
+    """Linking it takes three times as long; the table of kernels, malloc() and new do not need it."""
     linked, flags = [], engine.compiler._link_flags
     monkeypatch.setattr(engine.compiler, "_link_flags", lambda *how: linked.append(flags(*how)) or linked[-1])
     more = "*(int **)a = (int *)malloc(4); delete new int; "
@@ -415,7 +415,7 @@ SQUARE_ROOT = 'extern "C" __global__ void root(float* x, int n) {{ if (threadIdx
 
 @pytest.mark.skipif(engine.compiler._binutils() is None, reason="g++ on Linux and x86-64 is asked for its linker")
 def test_a_kernel_of_usual_calls_is_linked_without_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The linker itself gives the same result; where a call is unusual or the linker fails, g++ links."""
+    """The linker alone gives the same result; if a call is unusual or the linker fails, g++ links."""
     linked, flags = [], engine.compiler._link_flags
     monkeypatch.setattr(engine.compiler, "_link_flags", lambda *how: linked.append(flags(*how)) or linked[-1])
 
@@ -474,7 +474,7 @@ except engine.NoCompilerError as error:
 """
     text = output(python(code, PATH=str(tmp_path), CXX=""))
     for part in (
-        "C++17 compiler and found none",
+        "C++17 compiler for kernels and found none",
         "sudo apt install g++",
         "xcode-select --install",
         "pip install ziglang",
@@ -489,7 +489,7 @@ def test_the_users_compiler_is_taken_first(own_builds: OwnBuilds, tmp_path: Path
     (tmp_path / "broken").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "broken").chmod(0o755)
     code = "print(engine.compiler.compiler()[0], good())"
-    assert output(python(code, CXX=str(tmp_path / "broken"))).endswith("True\n")  # one that fails is passed over
+    assert output(python(code, CXX=str(tmp_path / "broken"))).endswith("True\n")  # one that fails is skipped
 
 
 UCONTEXT = r"""
@@ -549,11 +549,11 @@ except KeyboardInterrupt:
 
 
 def test_the_portable_way_to_switch_fibers(own_builds: OwnBuilds) -> None:
-    """ucontext, for processors that no assembly is written for: the same kernels, the same errors."""
+    """ucontext, for processors without assembly code: the same kernels, the same errors."""
     assert output(python(UCONTEXT, **own_builds.settings)).strip() == "True"
 
 
-# A function of another library, whose caller is not to be found: its frame begins where the register rbp says.
+# A function of another library whose caller cannot be found: its frame begins where register rbp says.
 LOST = """
 import ctypes
 lost = ctypes.CDLL(sys.argv[1]).lost
@@ -569,7 +569,7 @@ for _ in range(3):
 
 @pytest.mark.skipif(platform.machine() != "x86_64" or sys.platform != "linux", reason="written for x86-64's registers")
 def test_a_fault_on_a_stack_that_is_overwritten(tmp_path: Path) -> None:
-    """A thread that writes past its own arrays leaves it so. Looking for the fault's line must not be another fault."""
+    """A thread that writes past its own arrays overwrites it. Looking for the fault's line must not fault again."""
     source, library = tmp_path / "lost.cpp", tmp_path / "lost.so"
     source.write_text('extern "C" void lost() { asm volatile("mov $8, %rbp; mov (%rbp), %rax"); }')
     options = "-O0", "-fno-omit-frame-pointer", "-shared", "-fPIC", "-o", library
@@ -599,7 +599,7 @@ def test_the_switch_between_devices() -> None:
     assert output(python(code, prelude="", COURSE_DEVICE="CPU")).startswith("False helpers.engine")
     err = output(python(code, prelude="", COURSE_DEVICE="tpu"), status=1)
     assert err.endswith("ValueError: COURSE_DEVICE is 'cpu' or 'gpu', not 'tpu'\n")
-    # With no GPU to be seen, on a machine with one as well.
+    # Without a visible GPU, even on a machine that has one.
     for wish, starts in (("", "False helpers.engine"), ("gpu", "")):
         process = python(code, prelude="", COURSE_DEVICE=wish, CUDA_VISIBLE_DEVICES="-1")
         if starts:
@@ -615,7 +615,7 @@ def test_a_tiny_launch_costs_little() -> None:
     kernel((1,), (32,), (a, np.int32(1)))
     few = range(20)
     launch, yardstick = float("inf"), float("inf")
-    for _ in range(10):  # in turns: processor time, the least of each
+    for _ in range(10):  # in turns: CPU time, the minimum of each
         start = time.process_time()
         for _ in few:
             kernel((1,), (32,), (a, np.int32(1)))
@@ -645,7 +645,7 @@ def test_a_warm_launch_calls_few_functions() -> None:
 
 
 def test_the_level_of_optimisation_may_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The level is the fast build's; checked builds and the engine's own tests keep theirs."""
+    """It is the fast build's level; checked builds and the engine's own tests keep theirs."""
     assert "COURSE_CPU_OPTIMISATION" not in os.environ and "-O2" in engine.compiler.flags()
     monkeypatch.setenv("COURSE_CPU_OPTIMISATION", "1")
     assert "-O1" in engine.compiler.flags() and "-O2" not in engine.compiler.flags()

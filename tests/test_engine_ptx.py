@@ -1,4 +1,4 @@
-"""asm statements on the CPU engine: how they are read, what each instruction computes, and what is refused."""
+"""asm statements on the CPU engine: how they are parsed, what each instruction computes, and what is refused."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ extern "C" __global__ void {name}(const unsigned *x, unsigned *y) {{
 
 
 def numbers(n: int = 4096) -> np.ndarray:
-    """float32 of all sizes, subnormals, infinities and NaN among them."""
+    """Make float32 of all sizes, including subnormals, infinities and NaN."""
     rng = np.random.default_rng(1)
     x = rng.integers(0, 2**32, n, dtype=np.uint64).astype(np.uint32).view(np.float32).copy()
     x[n // 4 :] = rng.uniform(-140, 140, n - n // 4)
@@ -70,7 +70,7 @@ def numbers(n: int = 4096) -> np.ndarray:
 @on_each_device
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions(cp: Any, name: str) -> None:
-    """Within 2 units of the last place, as the PTX ISA promises of a GPU; special values are exact."""
+    """Within 2 units in the last place, as the PTX ISA specifies for a GPU; special values are exact."""
     instruction, f = FUNCTIONS[name]
     x = numbers()
     y = cp.zeros(len(x), np.float32)
@@ -156,7 +156,7 @@ def test_integers(cp: Any) -> None:
 @on_each_device
 def test_forms_of_statements(cp: Any) -> None:
     y = cp.full(16, -1, np.int32)
-    module = cp.RawModule(code=STATEMENTS, options=("-std=c++17",))  # a counter of its own
+    module = cp.RawModule(code=STATEMENTS, options=("-std=c++17",))  # with its own counter
     module.get_function("forms")((1,), (1,), (y,))
     line = STATEMENTS[: STATEMENTS.index("__LINE__")].count("\n") + 1
     expected = [31, -1, 7, 4, 5, 42, 0, 1, 101, line, 7 + 10 + 100, 1]
@@ -171,7 +171,7 @@ def test_special_registers(cp: Any) -> None:
     for block in range(2):
         lane, warp, *others = got[block].T
         np.testing.assert_array_equal([lane, *others], [t % 32, t, 0 * t + block, 0 * t + 80])
-        # On a GPU %warpid is a place in the SM: the same for all lanes, and no more is promised.
+        # On a GPU %warpid is a place in the SM: only its equality for all lanes is guaranteed.
         np.testing.assert_array_equal(warp, t // 32 if cp is engine else warp[t // 32 * 32])
 
 
@@ -187,7 +187,7 @@ def test_numbered_barriers(cp: Any) -> None:
 
 
 def refused(statement: str, before: str = "") -> str:
-    """Return what the compiler says to a kernel with this statement in its third line."""
+    """Return the compiler's message for a kernel with this statement in its third line."""
     code = f'extern "C" __global__ void k(int *a, float *f, long long *w) {{\n{before}\n  {statement}\n}}\n'
     with pytest.raises(engine.CompileError) as caught:
         engine.RawModule(code=code).compile()

@@ -17,7 +17,7 @@ CPP = {"r": "unsigned", "l": "unsigned long long", "f": "float", "d": "double", 
 
 
 def kernel(name: str, text: str, letters: str) -> str:
-    """A kernel that runs `text` on each element. letters: constraints, the result's first."""
+    """Make a kernel that runs `text` on each element. letters: constraints, the result's first."""
     to, *inputs = letters
     parameters = "".join(f", const {CPP[letter]} *x{i}" for i, letter in enumerate(inputs))
     operands = ", ".join(f'"{letter}"(x{i}[t])' for i, letter in enumerate(inputs))
@@ -231,7 +231,7 @@ INTEGER_SOURCE = "".join(kernel(name, text, letters) for name, (text, letters, _
 
 
 def integers(letter: str, seed: int) -> np.ndarray:
-    """Numbers of all sizes, the special ones among them."""
+    """Make numbers of all sizes, including the special ones."""
     rng, bits = np.random.default_rng(seed), {"r": 32, "l": 64}[letter]
     x = [int(rng.integers(0, 2**63)) * 2 + 1 >> int(rng.integers(64 - bits, 64)) for _ in range(256)]
     special = [0, 1, 2, 3, 31, 32, 33, 63, 64, 255, 2**bits - 1, 2 ** (bits - 1), 2 ** (bits - 1) - 1]
@@ -245,7 +245,7 @@ def integers(letter: str, seed: int) -> np.ndarray:
 def test_integers(cp: Any, name: str) -> None:
     _, letters, f = INTEGERS[name]
     inputs = [integers(letter, i + 1) for i, letter in enumerate(letters[1:])]
-    if name == "bfe_64":  # the manual takes 8 bits of place and length, the code of ptxas for 64 bits all
+    if name == "bfe_64":  # the manual uses 8 bits of place and length, ptxas's code for 64 bits uses all
         inputs[1:] = [side & 255 for side in inputs[1:]]
     got = run(cp, INTEGER_SOURCE, name, letters, inputs)
     bits = 8 * got.dtype.itemsize
@@ -265,7 +265,7 @@ def exact(x: float) -> Fraction:
 def rounded(
     value: Fraction, mode: str, mantissa: int = 24, least: int = -149, largest: float = 3.4028234663852886e38
 ) -> float:
-    """A number in a format with so many bits, by the rounding mode of PTX. Exact zeros come as +0."""
+    """Round a number to this many bits, in a rounding mode of PTX. Exact zeros become +0."""
     if value == 0:
         return 0.0
     exponent = math.floor(math.log2(abs(value))) if abs(value) < Fraction(2) ** 900 else 900
@@ -292,7 +292,7 @@ def flush(x: float) -> float:
 
 
 def floats(seed: int, n: int = 256) -> np.ndarray:
-    """Finite numbers: of like sizes, whose sums need rounding, and of all sizes."""
+    """Make finite numbers: of similar sizes, whose sums need rounding, and of all sizes."""
     rng = np.random.default_rng(seed)
     x = (rng.standard_normal(n) * np.exp2(rng.integers(-12, 12, n))).astype(np.float32)
     wild = rng.integers(0, 2**32, n // 4, dtype=np.uint64).astype(np.uint32).view(np.float32)
@@ -432,7 +432,7 @@ TO_INTEGER_SOURCE = "".join(
 @on_each_device
 @pytest.mark.parametrize("name", TO_INTEGER)
 def test_floats_to_integers(cp: Any, name: str) -> None:
-    """Values out of range saturate; NaN is 0, or the top bit alone where one side has 64 bits."""
+    """Values out of range saturate; NaN is 0, or only the top bit if one side has 64 bits."""
     mode, to, source = TO_INTEGER[name]
     x = floats(9).astype(np.float64)
     x[64:80] = [0.5, 1.5, 2.5, -0.5, -1.5, 3e9, -3e9, 5e9, 1e19, 2e19, -1e19, INF, -INF, N, 254.9, 40000.0]
@@ -501,7 +501,7 @@ def test_pairs(cp: Any, name: str) -> None:
     rng = np.random.default_rng(3)
     inputs = [(rng.standard_normal(512) * np.exp2(rng.integers(-6, 6, 512))).astype(SMALL[kind]) for _ in range(count)]
     got = run(cp, PAIR_SOURCE, name, "r" * (count + 1), [x.view(np.uint32) for x in inputs]).view(np.uint16)
-    exact_values = f(*(x.astype(np.float64) for x in inputs))  # exact but for sums of far apart numbers
+    exact_values = f(*(x.astype(np.float64) for x in inputs))  # exact except for sums of numbers far apart
     np.testing.assert_array_equal(got, exact_values.astype(SMALL[kind]).view(np.uint16))
 
 
@@ -518,7 +518,7 @@ EIGHT_SOURCE = "".join(
 @on_each_device
 @pytest.mark.parametrize("kind", EIGHT)
 def test_eight_bits(cp: Any, kind: str) -> None:
-    """To nearest even, what is too large as the largest number; NaN is 0x7f. Back: every code."""
+    """To nearest even; too large numbers become the largest one; NaN is 0x7f. Back: every code."""
     dtype = EIGHT[kind]
     largest = float(ml_dtypes.finfo(dtype).max)
     x = np.concatenate(
@@ -577,7 +577,7 @@ def test_tf32(cp: Any) -> None:
         got = run(cp, TF32_SOURCE, name, "rf", [x])
         bits = x.view(np.uint32).astype(np.int64)
         up = 0x1000 if mode else 0xFFF + (bits >> 13 & 1)
-        np.testing.assert_array_equal(got >> 13, (bits + up) >> 13)  # the hardware does not read the others
+        np.testing.assert_array_equal(got >> 13, (bits + up) >> 13)  # the hardware ignores the others
 
 
 CONVERSIONS: dict[str, tuple[str, str, Callable[[np.ndarray], np.ndarray]]] = {

@@ -1,4 +1,4 @@
-"""Inline PTX that reads and writes memory: loads, stores, atomics, their order, addresses, what a checked run sees."""
+"""Inline PTX that accesses memory: loads, stores, atomics, their order, addresses, and what a checked run records."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from helpers import engine
 from helpers.engine import checked, observed
 
 LOADS = {
-    # text of the instruction, its results' constraints, the bytes that one thread reads
+    # text of the instruction, its results' constraints, bytes per thread
     "u8": ("ld.global.u8 %0, [%1];", "r", 1),
     "s8": ("ld.global.s8 %0, [%1];", "r", 1),
     "u16": ("ld.global.nc.u16 %0, [%1];", "h", 2),
@@ -47,7 +47,7 @@ CPP = {"r": "unsigned", "l": "unsigned long long", "f": "float", "d": "double", 
 
 
 def loads_source() -> str:
-    """Each kernel: thread t reads its bytes at x + t * bytes, and writes each result as 8 bytes."""
+    """Write a kernel each: thread t reads its bytes at x + t * bytes, and writes each result as 8 bytes."""
     code = ""
     for name, (text, letters, size) in LOADS.items():
         outs = ", ".join(f'"={letter}"(r{i})' for i, letter in enumerate(letters))
@@ -133,7 +133,7 @@ def test_atomics(cp: Any) -> None:
     assert cp.asnumpy(f).tolist() == [128, 0, 256, 256] and cp.asnumpy(d)[0] == 64
     halves = cp.asnumpy(pairs).view(np.uint16)
     assert halves.view(np.float16)[:2].tolist() == [512, 256]
-    assert halves[2:].tolist() == [0x4400, 0x4380]  # sums of 2 and of 1 in bfloat16: no more comes of 512 and 256
+    assert halves[2:].tolist() == [0x4400, 0x4380]  # sums of 2 and 1 in bfloat16: 512 and 256 absorb the rest
     got = cp.asnumpy(old)
     np.testing.assert_array_equal(got[:256], 1)
     numbers = np.arange(256).reshape(2, 128)

@@ -1,4 +1,4 @@
-"""Inline PTX of warps and blocks: how statements are written, shuffles and votes, barriers, branches, tensor cores."""
+"""Inline PTX of warps and blocks: forms of statements, shuffles and votes, barriers, branches, tensor cores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cuda_files import cuda_text
 
 from helpers import engine
 
-# ------------------------------------------------------------------------------------ how people write them
+# ------------------------------------------------------------------------------------ forms of statements
 
 WRITTEN = cuda_text("engine_ptx_warp_written")
 
@@ -169,7 +169,7 @@ PRODUCTS_SOURCE = products_source()
 
 
 def unpacked(words: np.ndarray, bits: int, signed: bool) -> np.ndarray:
-    """Words with their numbers along a new last axis."""
+    """Return words with their numbers along a new last axis."""
     shifted = (words.astype(np.uint32)[..., None] >> (np.arange(0, 32, bits)).astype(np.uint32)) & np.uint32(
         2**bits - 1
     )

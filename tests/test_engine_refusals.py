@@ -1,5 +1,5 @@
-"""The engine refuses what NVRTC refuses: the common forms, each with its line. NVRTC itself is asked where it is
-installed, so that no form here is legal CUDA."""
+"""The engine refuses what NVRTC refuses: the common forms, each with its line. If NVRTC is installed it must refuse
+them too, so that no form here is legal CUDA."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HOST = "is a __host__ function, and NVRTC compiles for the device alone: write _
 HEADERS = ("iostream", "vector", "cstdio", "stdio.h", "cmath", "math.h", "cstdint", "stdint.h", "algorithm", "limits")
 HEADERS += ("cfloat", "float.h", "type_traits", "string.h", "stdlib.h", "array", "tuple", "functional", "time.h")
 
-# name: (source, the line that is blamed, what is said of it)
+# name: (source, the line with the error, part of its message)
 FORMS: dict[str, tuple[str, int, str]] = {
     "a function of __host__": (
         f"__host__ int f() {{ return 1; }}\n{K}(int *o) {{ o[0] = f(); }}",
@@ -120,8 +120,7 @@ def test_refused(name: str) -> None:
         assert nvrtc.refusal(f"{code}\n", ("-std=c++17",)), "NVRTC takes it"
 
 
-# What says nothing of where it lives is the device's. name: what stands before the kernel, and o[0] = ..., its
-# value.
+# Declarations without a memory space are the device's. name: text before the kernel, and o[0] = ..., its value.
 UNMARKED: dict[str, tuple[str, str, int]] = {
     "a function": ("int f(int x) { return x; }", "f(1)", 1),
     "a template": ("template <class T> T f(T x) { return x; }", "f(2)", 2),
@@ -189,7 +188,7 @@ def test_what_is_legal_is_taken(cp: Any) -> None:
     assert cp.asnumpy(out).tolist() == [4 + 4 + 2 + 4 + 5 + 2 + 1 + 5 + 2 + 7 + 1, 3 + 5 + 1 + 16 + 1]
 
 
-# Macros and conditions decide whether these are refused: the source, and the line that is blamed (0: none).
+# Macros and conditions decide whether these are refused: the source, and the line with the error (0: none).
 HIDDEN = {
     "a function behind a brace of a macro": ("#define OPEN {\n__host__ int f() OPEN return 1; }", 2),
     "__host__ by a macro": ("#define H __host__\n\nH int f() { return 1; }", 3),
@@ -230,7 +229,7 @@ def test_no_preprocessor_is_asked_of_a_plain_kernel(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_host_header_is_refused_whatever_the_options_say_of_functions() -> None:
-    """CuPy says --device-as-default-execution-space itself; saying it again changes nothing."""
+    """CuPy passes --device-as-default-execution-space itself; passing it again changes nothing."""
     code = f"#include <stdint.h>\nint f(int x) {{ return x + 1; }}\n{K}(int *o) {{ o[0] = f(1); }}"
     for again in ("-default-device", "--device-as-default-execution-space"):
         with pytest.raises(engine.CompileError, match=r"<stdint\.h> is a header of the host"):

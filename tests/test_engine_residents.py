@@ -1,4 +1,4 @@
-"""Blocks that wait for each other: grid.sync() in a cooperative launch, and looking at memory again and again."""
+"""Blocks that wait for each other: grid.sync() in a cooperative launch, and polling memory."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_cooperative_launch_knows_that_it_is_one(cp: Any) -> None:
     grid_module(cp).get_function("valid")((2,), (32,), (out,))
     assert cp.asnumpy(out)[0] == 1
     cp.RawModule(code=GRID, options=("-std=c++17",)).get_function("valid")((2,), (32,), (out,))
-    assert cp is not engine or cp.asnumpy(out)[0] == 0  # an H200 says 1 of any launch, with CUDA 13's headers
+    assert cp is not engine or cp.asnumpy(out)[0] == 0  # an H200 returns 1 for every launch, with CUDA 13's headers
     kernel = cp.RawKernel(GRID, "valid", options=("-std=c++17",), enable_cooperative_groups=True)
     kernel((2,), (32,), (out,))
     assert cp.asnumpy(out)[0] == 1 and kernel.enable_cooperative_groups
@@ -99,7 +99,7 @@ def test_threads_that_wait_for_others(cp: Any, name: str, blocks: int, expected:
     assert int(cp.asnumpy(out).sum()) == expected
 
 
-# ---------------------------------------------------------------- what the X-ray makes of it
+# ---------------------------------------------------------------- the X-ray's view
 
 
 def test_grid_sync_orders_accesses_for_the_xray() -> None:
@@ -141,7 +141,7 @@ def test_the_xray_finds_a_missing_fence_between_waiting_blocks() -> None:
     assert {(f.kind, f.array) for f in report.findings} == {("race", "out")}, report
 
 
-# ---------------------------------------------------------------- what cannot work, and says so
+# ---------------------------------------------------------------- what cannot work, with its message
 
 WRONG = cuda_text("engine_residents_wrong")
 

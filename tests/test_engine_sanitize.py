@@ -1,4 +1,4 @@
-"""Launches that are looked at as they happen, once each; and pytest's options for that."""
+"""Launches that are checked as they happen, once each; and pytest's options for that."""
 
 from __future__ import annotations
 

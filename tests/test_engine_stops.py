@@ -1,4 +1,4 @@
-"""A kernel that would end the process, or never end, is stopped with its line: Python goes on."""
+"""A kernel that would end the process, or never end, is stopped with its line, and Python continues."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ SOURCE = cuda_text("engine_stops")
 
 @functools.cache
 def module() -> Any:
-    return engine.RawModule(code=SOURCE, backend="nvcc")  # which takes a host's header, as NVRTC does not
+    return engine.RawModule(code=SOURCE, backend="nvcc")  # which accepts a host's header, unlike NVRTC
 
 
 def failure(name: str, threads: int = 32) -> str:
-    """The message of a launch that fails, after which the engine still works."""
+    """Return the message of a launch that fails, after which the engine still works."""
     a = engine.zeros(64, np.int32)
     with pytest.raises(engine.LaunchError) as caught:
         module().get_function(name)((3,), (threads,), (a,))
@@ -102,13 +102,13 @@ ENDLESS = (
 def test_the_line_of_a_loop_that_a_compiler_empties(
     loop: str, optimisation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever a compiler moves out of the loop, the line that is told is one of the loop's."""
+    """Whatever a compiler moves out of the loop, the reported line is one of the loop's."""
     monkeypatch.setenv("COURSE_CPU_TIMEOUT", "0.1")
     monkeypatch.setenv("COURSE_CPU_OPTIMISATION", optimisation)
     code = f'extern "C" __global__ void never_ends(int *a) {{\n  {loop}\n}}\n'
     kernel = engine.RawModule(code=code).get_function("never_ends")
     lines = [number for number, text in enumerate(code.splitlines(), 1) if text.endswith("// here")]
-    for _ in range(3):  # one stop in hundreds, on a busy machine, meets a thread that is just about to begin
+    for _ in range(3):  # one stop in hundreds, on a busy machine, hits a thread that is about to begin
         with pytest.raises(engine.LaunchError) as caught:
             kernel((1,), (32,), (engine.zeros(4, np.int32),))
         told = re.search(r"kernel\.cu:(\d+)", str(caught.value))
@@ -119,9 +119,9 @@ def test_the_line_of_a_loop_that_a_compiler_empties(
 
 @pytest.mark.parametrize("loop", ["for (;;) {}", "for (int j = 0; j < 9;) a[0] += 1;"])
 def test_a_loop_that_is_one_jump_is_found_by_what_is_near(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compilers drop stores that nobody can see and make one jump of the rest, which has no line of its own.
+    """Compilers drop invisible stores and reduce the rest to a jump, which has no line of its own.
 
-    One stop in hundreds, on a busy machine, meets a thread that is just about to begin: one of three tells the line.
+    One stop in hundreds, on a busy machine, hits a thread that is about to begin: one of three must report the line.
     """
     monkeypatch.setenv("COURSE_CPU_TIMEOUT", "0.2")
     text = f'extern "C" __global__ void k(int *a) {{\n  a[1] = 1;\n  if (threadIdx.x < 64)\n    {loop}\n}}\n'
@@ -147,7 +147,7 @@ def test_wrong_time_limits(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("statement", ["throw 1;", "try { a[0] = 1; } catch (...) { a[0] = 2; }"])
 def test_exceptions_are_refused(statement: str) -> None:
-    """The words are NVRTC's."""
+    """The message is NVRTC's."""
     with pytest.raises(
         engine.CompileError, match=r"kernel\.cu:1: error: device code does not support exception handling"
     ):

@@ -1,7 +1,7 @@
 """Tensor cores on the CPU engine: mma.sync, ldmatrix, stmatrix and wmma against exact arithmetic and the ISA's layouts.
 
-The model here is written in integers and by the ISA's formulas. What a GPU computes was recorded once: RECORDED holds
-checksums of the same launches on an H200, and the engine must give the same bits.
+The model here uses integers and the ISA's formulas. RECORDED has checksums of the same launches on an H200, and the
+engine must give the same bits.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WARPS = 512  # random products of each type
 
 
 def asm(instruction: str, groups: list[tuple[str, str, int]]) -> str:
-    """An asm statement: groups of (constraint, array, registers), in braces, in the instruction's order."""
+    """Write an asm statement: groups of (constraint, array, registers), in braces, in the instruction's order."""
     shown, operands, number = [], [], 0
     for constraint, array, count in groups:
         names = [f"%{number + i}" for i in range(count)]
@@ -51,7 +51,7 @@ def asm(instruction: str, groups: list[tuple[str, str, int]]) -> str:
 
 
 def mma_source() -> str:
-    """A kernel of each kind: registers in, registers out."""
+    """Write a kernel of each kind: registers in, registers out."""
     kernels = []
     for name, (types, d, a, b, c) in MMA.items():
         statement = asm(f"mma.sync.aligned.{types}", [("=r", "D", d), ("r", "A", a), ("r", "B", b), ("r", "C", c)])
@@ -68,7 +68,7 @@ extern "C" __global__ void {name}(const unsigned *a, const unsigned *b, const un
 
 
 def random_bits(rng: np.random.Generator, kind: int, n: int, exponent: int, mantissa: int) -> np.ndarray:
-    """n random floats of a format, as uint32: of one size, of all, tiny, any bits, mostly zeros, infinities."""
+    """Draw n random floats of a format, as uint32: of one size, of all, tiny, any bits, mostly zeros, infinities."""
     bits = rng.integers(0, 2 ** (1 + exponent + mantissa), n)
     top, bias = (1 << exponent) - 1, (1 << (exponent - 1)) - 1
     sign, fraction = bits >> (exponent + mantissa), bits & ((1 << mantissa) - 1)
@@ -88,13 +88,13 @@ def random_bits(rng: np.random.Generator, kind: int, n: int, exponent: int, mant
 
 
 def formats(name: str) -> tuple[tuple[int, int], tuple[int, int]]:
-    """(exponent, mantissa) bits of the factors and of the accumulators."""
+    """Return the (exponent, mantissa) bits of the factors and of the accumulators."""
     factors = {"f16": (5, 10), "half": (5, 10), "bf16": (8, 7), "tf32": (8, 10)}[name.split("_")[1]]
     return factors, (5, 10) if name.endswith("half") else (8, 23)
 
 
 def mma_inputs(name: str) -> list[np.ndarray]:
-    """Registers a (WARPS, 32, 4), b (WARPS, 32, 2), c (WARPS, 32, 4): each eighth of the warps of another kind."""
+    """Make registers a (WARPS, 32, 4), b (WARPS, 32, 2), c (WARPS, 32, 4): each eighth of the warps of another kind."""
     rng = np.random.default_rng(sum(map(ord, name)))
     factors, sums = formats(name)
     found = []
@@ -102,10 +102,10 @@ def mma_inputs(name: str) -> list[np.ndarray]:
         pair = exponent + mantissa < 16
         rows = [random_bits(rng, k % 8, 32 * width * (1 + pair), exponent, mantissa) for k in range(WARPS)]
         bits = np.stack(rows).reshape(WARPS, 32, width, 1 + pair)
-        if mantissa == 10 and exponent == 8:  # tf32: the last 13 bits of a float are not looked at
+        if mantissa == 10 and exponent == 8:  # tf32 ignores the last 13 bits of a float
             bits = bits << 13 | rng.integers(0, 1 << 13, bits.shape).astype(np.uint32)
         found.append(np.ascontiguousarray(bits[..., 0] | bits[..., -1] << 16 if pair else bits[..., 0]))
-    found[2][WARPS // 2 :: 2] = 0  # the products alone
+    found[2][WARPS // 2 :: 2] = 0  # products without addends
     return found
 
 
@@ -114,7 +114,7 @@ def half_of(words: np.ndarray, half: int) -> np.ndarray:
 
 
 def matrices(name: str, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Registers as bits of the matrices A (n, 16, K), B (n, K, 8), C (n, 16, 8), by the ISA's formulas."""
+    """Convert registers to bits of the matrices A (n, 16, K), B (n, K, 8), C (n, 16, 8), by the ISA's formulas."""
     _, _, in_a, in_b, in_c = MMA[name]
     K = int(name[1:].split("_")[0])
     A, B, C = (np.zeros((len(a), *shape), np.uint32) for shape in ((16, K), (K, 8), (16, 8)))
@@ -135,7 +135,7 @@ def matrices(name: str, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> tuple[np
 
 
 def result(name: str, d: np.ndarray) -> np.ndarray:
-    """The registers D as bits of the matrix (n, 16, 8)."""
+    """Convert the registers D to bits of the matrix (n, 16, 8)."""
     D = np.zeros((len(d), 16, 8), np.uint32)
     for i in range(4):
         D[:, G + i // 2 * 8, 2 * T + i % 2] = d[:, :, i] if MMA[name][1] == 4 else half_of(d[:, :, i // 2], i % 2)
@@ -143,7 +143,7 @@ def result(name: str, d: np.ndarray) -> np.ndarray:
 
 
 def values(bits: np.ndarray, exponent: int, mantissa: int) -> np.ndarray:
-    """Bits of a format as float64."""
+    """Convert bits of a format to float64."""
     as_float = bits.astype(np.uint32) << np.uint32(23 - mantissa) if exponent == 8 else None
     if as_float is not None:
         return as_float.view(np.float32).astype(np.float64)
@@ -151,7 +151,7 @@ def values(bits: np.ndarray, exponent: int, mantissa: int) -> np.ndarray:
 
 
 def parts(bits: np.ndarray, exponent: int, mantissa: int) -> tuple[np.ndarray, np.ndarray]:
-    """The significand as an integer with sign, and the exponent; that of zero is out of the way."""
+    """Split into the significand as a signed integer, and the exponent; zero gets a very small one."""
     bits = bits.astype(np.int64)
     biased, fraction = bits >> mantissa & ((1 << exponent) - 1), bits & ((1 << mantissa) - 1)
     significand = np.where(biased > 0, fraction | 1 << mantissa, fraction)
@@ -160,14 +160,14 @@ def parts(bits: np.ndarray, exponent: int, mantissa: int) -> tuple[np.ndarray, n
 
 
 def shifted(x: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """x * 2**left, what falls out to the right cut off from the magnitude."""
+    """Compute x * 2**left, truncating the magnitude."""
     magnitude, left = np.abs(x), np.clip(left, -63, 40)
     moved = np.where(left >= 0, magnitude << np.maximum(left, 0), magnitude >> np.maximum(-left, 0))
     return np.sign(x) * moved
 
 
 def tensor_core(name: str, A: np.ndarray, B: np.ndarray, C: np.ndarray) -> np.ndarray:
-    """D = A B + C in bits, as compute capability 9.0 has it: cut 25 bits behind the largest exponent, summed, cut."""
+    """Compute D = A B + C in bits, as on compute capability 9.0: cut 25 bits below the top exponent, summed, cut."""
     factors, sums = formats(name)
     (a, ea), (b, eb), (c, ec) = parts(A, *factors), parts(B, *factors), parts(C, *sums)
     product, power = a[:, :, None] * b.swapaxes(1, 2)[:, None], ea[:, :, None] + eb.swapaxes(1, 2)[:, None]
@@ -177,7 +177,7 @@ def tensor_core(name: str, A: np.ndarray, B: np.ndarray, C: np.ndarray) -> np.nd
     exact = np.ldexp(total.astype(np.float64), (top - 25).astype(np.int32))
     with np.errstate(all="ignore"):
         plain = values(A, *factors)[:, :, :, None] * values(B, *factors)[:, None]
-        plain = plain.sum(2) + values(C, *sums)  # what infinities and NaN come to
+        plain = plain.sum(2) + values(C, *sums)  # the result for infinities and NaN
         exact = np.where(np.isfinite(plain), exact, plain)
         if sums == (5, 10):
             bits = exact.astype(np.float16).view(np.uint16).astype(np.uint32)
@@ -222,7 +222,7 @@ def test_mma_of_ordinary_numbers_is_near_the_exact_one(name: str) -> None:
 
 
 def matrix_source() -> str:
-    """ldmatrix and stmatrix: lane l gives the address of row rows[l]; lanes whose address is not used give 1."""
+    """Write ldmatrix and stmatrix: lane l passes the address of row rows[l]; lanes whose address is unused pass 1."""
     kernels = []
     for n in (1, 2, 4):
         names = ", ".join(f"%{i}" for i in range(n))
@@ -257,7 +257,7 @@ extern "C" __global__ void st{title}(const unsigned *in, const int *rows, unsign
 
 
 def fragments(rows: np.ndarray, transposed: bool) -> np.ndarray:
-    """Compute what ldmatrix loads: from rows (n, 8, 8) of 16-bit numbers, (32, n) words."""
+    """Compute the result of ldmatrix: from rows (n, 8, 8) of 16-bit numbers, (32, n) words."""
     source = rows.swapaxes(1, 2) if transposed else rows
     low, high = source[:, G, 2 * T].astype(np.uint32), source[:, G, 2 * T + 1].astype(np.uint32)
     return (low | high << 16).T
@@ -302,17 +302,17 @@ def wmma(cp: Any, name: str) -> Any:
 
 
 def tall(rows: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(row, k) of each element of a lane: the factor with 16 rows for each mma."""
+    """Return (row, k) of each element of a lane: the factor with 16 rows for each mma."""
     return [(G + i // 2 % 2 * 8 + i // 8 * 16, 2 * T + i % 2 + i // 4 % 2 * 8) for i in range(rows // 2)]
 
 
 def wide(columns: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(k, column) of each element of a lane: the factor with 8 columns for each mma."""
+    """Return (k, column) of each element of a lane: the factor with 8 columns for each mma."""
     return [(2 * T + i % 2 + i // 2 % 2 * 8, G + i // 4 * 8) for i in range(columns // 2)]
 
 
 def place(use: str, shape: tuple[int, int, int]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(row, column) of each different element of a lane's fragment, by the layouts of m16n8k16."""
+    """Return (row, column) of each distinct element of a lane's fragment, by the layouts of m16n8k16."""
     m, n, _ = shape
     flipped = m == 8  # the transposes: D' = B' A'
     if use == "a":
@@ -339,7 +339,7 @@ def test_lanes_of_factors(cp: Any, dtype: str, in_shared: int, shape: tuple[int,
     for number, (use, rows, columns) in enumerate((("a", m, k), ("a", m, k), ("b", k, n), ("b", k, n))):
         elements = place(use, shape)
         index = [r * columns + c if number % 2 == 0 else c * rows + r for r, c in elements]
-        held = 16 if dtype == "__half" else len(elements)  # __half: the same again, up to 16
+        held = 16 if dtype == "__half" else len(elements)  # __half: each element twice, up to 16
         expected = np.stack([index[i % len(index)] for i in range(held)], axis=1)
         np.testing.assert_array_equal(told[number][:, :held], expected)
         assert (told[number][:, held:] == -1).all()
@@ -362,7 +362,7 @@ def test_lanes_of_accumulators(cp: Any, dtype: str, shape: tuple[int, int, int])
 
 
 def wmma_case(name: str, seed: int) -> Iterator[np.ndarray]:
-    """A, the transpose of B, and C of 64 products."""
+    """Make A, the transpose of B, and C for 64 products."""
     rng = np.random.default_rng(seed)
     dtype, sums = name.split("<")[1].split(", ")[:2]
     m, n, k = map(int, name[:-1].split(", ")[-3:])
@@ -394,7 +394,7 @@ def test_wmma_products(cp: Any, name: str) -> None:
     assert not d[:, :, m:].astype(np.float32).any() and (ones == 1).all()
 
 
-# ------------------------------------------------------------------------------------ what an H200 computed
+# ------------------------------------------------------------------------------------ an H200's results
 
 
 # name -> checksums of the inputs and of the result

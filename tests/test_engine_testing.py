@@ -1,4 +1,4 @@
-"""`cupy.testing` of the engine, and other names of CuPy beside kernels: each works, or is refused by its name."""
+"""`cupy.testing` of the engine, and CuPy's names besides kernels: each works, or is refused with its name."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_test_for_each_dtype() -> None:
     def test(here: int, dtype: Any, other: Any) -> None:
         seen.append((here, dtype, other))
 
-    assert list(inspect.signature(test).parameters) == ["here"]  # what pytest looks for fixtures of
+    assert list(inspect.signature(test).parameters) == ["here"]  # pytest looks for fixtures with these names
     test(here=5)
     assert len(seen) == 11 * 2 and seen[0] == (5, np.float16, np.float32)
     with pytest.raises(ZeroDivisionError):
@@ -125,7 +125,7 @@ def test_what_is_missing_is_refused_by_its_name(says: str) -> None:
 
 @pytest.mark.parametrize("name", ["cupyx.scipy.ndimage", "cupyx.jit", "cupy._core", "cupy.cuda.nccl"])
 def test_a_module_that_is_missing(name: str, in_cupys_place: None) -> None:
-    with pytest.raises(ModuleNotFoundError, match="the CPU engine is in CuPy's place, and has only what kernels need"):
+    with pytest.raises(ModuleNotFoundError, match="replaces CuPy here, has only what kernels need"):
         importlib.import_module(name)
 
 

@@ -24,7 +24,7 @@ BLOCK = 96
 
 
 def kernel(cp: Any, name: str) -> Any:
-    """A kernel of SOURCE."""
+    """Return a kernel of SOURCE."""
     return compiled(cp, SOURCE, NAMES).get_function(name)
 
 
@@ -36,7 +36,7 @@ def values(c_type: str, n: int, seed: int = 0) -> np.ndarray:
 
 
 def source_lane(kind: str, lane: int, argument: int, width: int) -> int:
-    """The lane that a shuffle reads from, from CUDA's description of it."""
+    """Return the lane that a shuffle reads from, following CUDA's description."""
     first = lane // width * width
     if kind == "idx":
         return first + argument % width
@@ -44,7 +44,7 @@ def source_lane(kind: str, lane: int, argument: int, width: int) -> int:
         return lane - argument if lane - argument >= first else lane
     if kind == "down":
         return lane + argument if lane + argument < first + width else lane
-    other = lane ^ argument  # earlier groups can be read, later ones not
+    other = lane ^ argument  # earlier groups can be read, later ones cannot
     return other if other < first + width else lane
 
 
@@ -84,7 +84,7 @@ def test_each_lane_may_read_another(cp: Any) -> None:
 
 
 def by_warp(x: np.ndarray, f: Callable[[np.ndarray], Any]) -> np.ndarray:
-    """f of each warp of a block, at each of its lanes."""
+    """Compute f for each warp of a block, at each of its lanes."""
     return np.concatenate(
         [np.broadcast_to(np.asarray(f(x[i : i + 32])), x[i : i + 32].shape) for i in range(0, len(x), 32)]
     )
@@ -172,7 +172,7 @@ def test_one_shuffle_from_two_branches(cp: Any) -> None:
 @on_each_device
 @pytest.mark.parametrize("stay", [1, 2, 20, 31, 32])
 def test_lanes_that_have_left_are_not_waited_for(cp: Any, stay: int) -> None:
-    x = values("int", 80)  # two warps and a half
+    x = values("int", 80)  # two and a half warps
     out, masks = cp.full(80, -5, np.int32), cp.full(80, -5, np.int32)
     kernel(cp, "some_leave")((1,), (80,), (cp.asarray(x), out, masks, np.int32(stay)))
     here = np.arange(80) % 32 < stay
@@ -192,7 +192,7 @@ def test_exchange_through_shared_memory(cp: Any, threads: int) -> None:
 
 
 def test_active_lanes() -> None:
-    """On the CPU alone: CUDA promises nothing of which lanes run together. The engine lets those of a line meet."""
+    """On the CPU only: CUDA does not guarantee which lanes run together. In the engine those at one line meet."""
     out = engine.zeros((3, 48), np.uint32)
     kernel(engine, "active")((1,), (48,), (out,))
     lanes = np.arange(48) % 32

@@ -12,7 +12,7 @@ from cuda_files import cuda_text
 from helpers import engine
 
 SOURCE = cuda_text("engine_wmma")
-TYPES = {  # of the factors in CUDA, in memory, of the sums
+TYPES = {  # types of the factors in CUDA and in memory, and of the sums
     "tf32": ("wmma::precision::tf32", "float", "float"),
     "int8": ("signed char", "signed char", "int"),
     "uint8": ("unsigned char", "unsigned char", "int"),
@@ -26,14 +26,14 @@ CASES += [(name, *shape) for name in ("int8", "uint8") for shape in ((16, 16, 16
 def run(
     cp: Any, kind: str, shape: tuple[int, int, int], arrays: list[np.ndarray], rows: tuple[bool, bool, bool]
 ) -> Any:
-    """2 (A B + C), with each matrix in memory by rows or by columns."""
+    """Compute 2 (A B + C), with each matrix in memory by rows or by columns."""
     (m, n, k), (factor, t, c) = shape, TYPES[kind]
     layouts = ["wmma::row_major" if by_rows else "wmma::col_major" for by_rows in rows[:2]]
     name = f"product<{m}, {n}, {k}, {factor}, {t}, {c}, {', '.join(layouts)}>"
     rounding = "for (auto& x : A.x) x = wmma::__float_to_tf32(x); for (auto& x : B.x) x = wmma::__float_to_tf32(x);"
     source = SOURCE.replace("ROUND", rounding if kind == "tf32" else "").replace("SCALED", "S")
     laid_out = [x if by_rows else np.ascontiguousarray(x.T) for x, by_rows in zip(arrays, rows, strict=True)]
-    # A distance of rows is a multiple of 16 bytes.
+    # The distance of rows is a multiple of 16 bytes.
     laid_out[:2] = [np.pad(x, ((0, 0), (0, -x.shape[1] % (16 // x.itemsize)))) for x in laid_out[:2]]
     out = cp.zeros(laid_out[2].shape, DTYPES[c])
     leading = [np.int32(x.shape[1]) for x in laid_out]
@@ -126,7 +126,7 @@ def test_sums_of_bytes_beyond_an_int(cp: Any, saturates: bool) -> None:
 
 @pytest.mark.parametrize("swap", [0, 2])
 def test_accumulators_in_a_layout_that_no_gpu_has(swap: int) -> None:
-    """Results stay the same, and element 0 of a lane is another one: of row 0, or of row 8."""
+    """The results are the same, but element 0 of a lane is another one: of row 0, or of row 8."""
     code = """
     #include <cuda_fp16.h>
     #include <mma.h>

@@ -26,7 +26,7 @@ EDGES = [0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000,
 
 
 def words(count: int = 512) -> list[np.ndarray]:
-    """Three arrays of 32 bits: every pair of the edges, then anything."""
+    """Make three arrays of 32 bits: every pair of the edges, then random ones."""
     rng = np.random.default_rng(7)
     found = rng.integers(0, 2**32, (3, count), dtype=np.uint32)
     pairs = np.array([(x, y) for x in EDGES for y in EDGES], np.uint32).T
@@ -35,7 +35,7 @@ def words(count: int = 512) -> list[np.ndarray]:
 
 
 def run(cp: Any, statement: str, outputs: int = 1) -> tuple[list[np.ndarray], np.ndarray]:
-    """The words, and what the statement makes of each three of them: [outputs, words]."""
+    """Return the words, and the statement's results for each three of them: [outputs, words]."""
     given = words()
     out = cp.zeros((given[0].size, outputs), cp.uint32)
     kernel = compiled(cp, KERNEL.replace("EXPRESSION", statement)).get_function("apply")
@@ -59,7 +59,7 @@ def clip(lanes: np.ndarray, signed: bool) -> np.ndarray:
     return np.clip(lanes, low, high)
 
 
-# Away from zero where a sum is odd: 3 / 2 = 2, -3 / 2 = -2.
+# Odd sums are rounded away from zero: 3 / 2 = 2, -3 / 2 = -2.
 LANEWISE: dict[str, tuple[bool, Callable[[np.ndarray, np.ndarray], np.ndarray]]] = {
     "vadd": (True, lambda x, y: x + y),
     "vaddss": (True, lambda x, y: clip(x + y, True)),
@@ -179,7 +179,7 @@ def test_minima_and_maxima_of_three_and_of_sums(cp: Any) -> None:
 
 
 def rounded(exact: Fraction, mode: str, kind: type[np.floating]) -> np.floating:
-    """An exact number in a float format, which it does not exceed: the neighbour on the side that the mode names."""
+    """Round an exact number within a float format's range to the neighbour on the mode's side."""
     value = kind(float(exact)) if kind is np.float64 else nearest_float(exact)
     toward_zero = mode == "rz"
     down = mode == "rd" or (toward_zero and exact > 0)
@@ -196,7 +196,7 @@ def rounded(exact: Fraction, mode: str, kind: type[np.floating]) -> np.floating:
 
 def nearest_float(exact: Fraction) -> np.float32:
     with np.errstate(over="ignore"):
-        return np.float32(float(exact))  # any neighbour of it will do: `rounded` looks at both sides
+        return np.float32(float(exact))  # any neighbour of it will do: `rounded` checks both sides
 
 
 FLOATS = [0.0, 1.0, -1.0, 3.0, 0.1, -0.7, 1e30, -3e38, 3.4e38, 1e-30, -1e-38, 1.5e-45, 16777217.0, 1 + 2**-23, 1e10]

@@ -1,4 +1,4 @@
-"""environment.yml is the one list: all that is imported is in it, and all that is in it has a use."""
+"""environment.yml is the only list: it has everything that is imported, and everything in it has a use."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ Requirement = pytest.importorskip("packaging.requirements").Requirement
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "environment.yml").read_text(encoding="utf-8")
 
-# Used where they are found, never needed: extras, peers to measure against, and what the set-up reads versions with.
+# Used if installed, never required: extras, peers to measure against, and what the set-up reads versions with.
 OPTIONAL = {"torch", "transformers", "triton", "numba", "flash_attn", "packaging", "pip"}
 EXTRAS = {"torch": ["torch", "transformers"], "peers": ["numba"]}
-# Extras that the set-up chooses itself: a C++ compiler, and the packages for CUDA 13 in place of those for CUDA 12.
+# Extras chosen by the set-up itself: a C++ compiler, and the packages for CUDA 13 instead of those for CUDA 12.
 BY_ITSELF = {"compiler", "cuda13"}
 PYTHONS = [f"3.{minor}" for minor in range(requirements.OLDEST[1], 15)]
 SYSTEMS = [("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64"), ("darwin", "x86_64")]
-# What builds, tests and shows the engine as a package of its own: its name, its build, its example.
+# Builds, tests and documents the engine as a package: its name, its build, its example.
 OF_THE_PACKAGE = {
     "helpers/engine/setup.py": {"setuptools"},
     "helpers/engine/plugin/pytest_rawkernel.py": {"rawkernel"},
     "helpers/engine/examples/tests/test_histogram.py": {"histogram"},
 }
-# What there is for PyTorch alone, and what asks for it in its own way. All else does without it, or looks first.
+# Modules for PyTorch only, and those that check for it in their own way. All others do without it, or check first.
 FOR_PYTORCH = {
-    "helpers/attention/comms.py",  # nccl_of_torch, which somebody calls who has it
+    "helpers/attention/comms.py",  # nccl_of_torch, whose callers have PyTorch
     "helpers/bench/studies/ring.py",
     "helpers/bench/studies/autograd.py",
     "helpers/bench/studies/bias_gradient.py",
     "helpers/bench/studies/backward_counters.py",
-    "helpers/bench/studies/fp8.py",  # where peers.torch_on_gpu() has found it
+    "helpers/bench/studies/fp8.py",  # after peers.torch_on_gpu() has found it
     "helpers/bench/studies/fused.py",
     "helpers/torch_tensors.py",
     "helpers/torch_autograd.py",
@@ -51,7 +51,7 @@ FOR_PYTORCH = {
     "helpers/examples/ring_gpt.py",
     "helpers/transformers_attention.py",
     "helpers/bench/studies/torch_model.py",
-    "helpers/bench/studies/promises.py",  # where peers.torch_on_gpu() has found it
+    "helpers/bench/studies/promises.py",  # after peers.torch_on_gpu() has found it
     "helpers/bench/studies/score_mod.py",  # FlexAttention
     "helpers/bench/studies/decoding.py",
     "helpers/bench/decode_loop.py",
@@ -63,7 +63,7 @@ FOR_PYTORCH = {
     "tests/test_transformers_attention.py",
     "tests/test_climb_record.py",
 }
-# Modules whose distribution is named otherwise, for a system where it is not installed.
+# Modules whose distribution has another name, for a system without it.
 ELSEWHERE = {"cupy": "cupy", "cupy_backends": "cupy"}
 # Modules of this repository.
 SCRIPTS = [*ROOT.glob("tests/*.py"), *ROOT.glob("helpers/data/*.py")]  # each imports its neighbours by name
@@ -72,7 +72,7 @@ OURS = {"helpers", "tests", *(path.stem for path in SCRIPTS)}
 
 @functools.cache
 def listed() -> Mapping[str, str]:
-    """The listed distributions by their canonical names, each with the comment on its line."""
+    """Return the listed distributions by canonical name, each with the comment on its line."""
     _, items = requirements.read_list(TEXT)
     comments = {}
     for requirement in items:
@@ -85,28 +85,28 @@ def listed() -> Mapping[str, str]:
 
 @functools.cache
 def installed() -> Mapping[str, list[str]]:
-    """The distributions of this Python by the top-level modules that they bring."""
+    """Return this Python's distributions by the top-level modules that they install."""
     return metadata.packages_distributions()
 
 
 def distributions(module: str) -> set[str]:
-    """Canonical names of the distributions that bring a top-level module."""
+    """Return the canonical names of the distributions with a top-level module."""
     names = installed().get(module) or [ELSEWHERE.get(module, module)]
     return {of_any_cuda(requirements.canonical(name)) for name in names}
 
 
 def of_any_cuda(name: str) -> str:
-    """The name of a distribution without CUDA's major version: a machine may have that of another."""
+    """Return a distribution's name without CUDA's major version: a machine may have that of another."""
     return re.sub(r"-cu(da)?\d+x?$", "", name)
 
 
 def called(node: ast.Call) -> str:
-    """The name of what is called, without what stands before its last dot."""
+    """Return the name of the called function, without what comes before its last dot."""
     return node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
 
 
 class Imports(ast.NodeVisitor):
-    """(module, line, allowed without being listed) for each third-party import of a module."""
+    """Collect (module, line, allowed without being listed) for each third-party import of a module."""
 
     def __init__(self, tree: ast.Module) -> None:
         self.imports: list[tuple[str, int, bool]] = []
@@ -160,14 +160,14 @@ class Imports(ast.NodeVisitor):
 
 
 def python_of(cell: str) -> str:
-    """The Python of a notebook's cell: line magics and shell lines out, cells in another language empty."""
+    """Return the Python of a notebook's cell without line magics and shell lines; "" for a cell in another language."""
     if re.match(r"\s*%%(?!time|timeit|capture|prun)", cell):
         return ""
     return re.sub(r"(?m)^(\s*)[%!].*$", r"\1pass", cell)
 
 
 def sources() -> Iterator[tuple[str, str]]:
-    """(where, Python text) of every module and every code cell of the course."""
+    """Return (where, Python text) of every module and every code cell of the course."""
     for path in sorted([*ROOT.glob("helpers/**/*.py"), *ROOT.glob("tests/**/*.py")]):
         yield str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
     for path in sorted(ROOT.glob("notebooks/**/*.ipynb")):
@@ -184,7 +184,7 @@ SOURCES = dict(sources())
 
 @functools.cache
 def imports_of(name: str) -> list[tuple[str, int, bool]]:
-    """Find what one of SOURCES imports, by `Imports`."""
+    """Find the imports of one of SOURCES, with `Imports`."""
     return Imports(ast.parse(SOURCES[name], filename=name)).imports
 
 
@@ -266,13 +266,13 @@ def test_extras_are_optional_and_ci_has_all_of_them() -> None:
 
 @functools.cache
 def locked(part: str) -> list[Requirement]:
-    """The requirements in a part of the lock, without their hashes."""
+    """Return the requirements in a part of the lock, without their hashes."""
     lines = (requirements.LOCKED / f"{part}.txt").read_text().splitlines()
     return [Requirement(line.rstrip(" \\")) for line in lines if re.match(r"[\w-]+==", line)]
 
 
 def versions(part: str, python: str, system: str, machine: str) -> dict[str, str]:
-    """The version that a part of the lock has of each package, for a Python on a system."""
+    """Return a part of the lock's version of each package, for a Python on a system."""
     here = {"python_version": python, "python_full_version": f"{python}.6", "sys_platform": system}
     here |= {"platform_machine": machine, "implementation_name": "cpython", "os_name": "posix"}
     here["platform_python_implementation"] = "CPython"
@@ -308,7 +308,7 @@ def test_each_locked_package_has_hashes_and_no_address() -> None:
 
 
 def test_the_lock_needs_nothing_that_is_not_in_it() -> None:
-    """Packages of this Python depend on locked ones only, as far as their versions are the lock's."""
+    """This Python's packages depend only on locked ones, as far as their versions are the lock's."""
     base = {item.name for item in locked("base")} - {"nvidia-cutlass"}
     allowed = {
         "base": base,

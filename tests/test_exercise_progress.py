@@ -1,4 +1,4 @@
-"""A learner's tries are kept: hints that go on, the progress file, the board, our lines next to theirs."""
+"""A learner's tries are kept: successive hints, the progress file, the board, our lines next to theirs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_hints_go_on_with_the_tries_of_a_symptom() -> None:
 
 
 def test_the_last_hint_is_held_back() -> None:
-    """Another slip with the same symptom does not reach it; the third failure with the same slip does, or asking."""
+    """Another mistake with the same symptom does not reach it; a third failure with the same one does, or a request."""
     own = {"otherwise": ("look here", "nearly", "the line itself")}
     shown = [hints.hint("x", own, ("wrong",), slip=slip) for slip in "abcdd"]
     assert [text[:6] for text in shown] == ["Hint 1", "Hint 2", "Hint 2", "Hint 2", "Hint 2"]
@@ -63,7 +63,7 @@ def test_how_to_ask_for_the_last_hint() -> None:
 
 
 def test_compile_errors_have_hints_of_their_own() -> None:
-    """They use up none of the solution's, and show none: nothing has run yet."""
+    """They use up none of the solution's hints, and show none: nothing has run yet."""
     assert [hint_of(WRONG + "oops") for _ in range(4)] == [f"Hint {i} of 3" for i in (1, 2, 3, 3)]
     assert hint_of(WRONG) == "Hint 1 of 3"
     hints.forget()
@@ -147,7 +147,7 @@ def test_values_in_other_places(change: Callable[[np.ndarray], np.ndarray], plac
 )
 def test_what_wrong_rows_have_in_common(change: Callable[[np.ndarray], np.ndarray], symptom: str | None) -> None:
     expected = np.random.default_rng(0).standard_normal((10, 8))
-    expected[4] = 0  # as of a query of zeros
+    expected[4] = 0  # like those of a query of zeros
     got = change(expected)
     result = check.compare("O", got, expected, tolerance=1e-5)
     detected = hints.of_result("O", "N = 10", result, got, expected).symptoms
@@ -236,7 +236,7 @@ def test_minutes() -> None:
 
 
 def test_a_workshop_has_exercises_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """03b beside 03: an exercise keeps its name, and counts where its notebook is."""
+    """03b next to 03: an exercise keeps its name, and counts where its notebook is."""
     before = exercise.minutes("03")
     (*_, moved) = sorted(name for name in exercise.GRADERS if name.startswith("03_"))
     minutes = exercise.GRADERS[moved].minutes
@@ -314,7 +314,7 @@ def printing(condition: str, name: str = "00_first_kernel") -> str:
 
 
 def test_printf_is_shown_once(capsys: pytest.CaptureFixture[str]) -> None:
-    """The lines are the first size's, though the X-ray runs there as well, and other sizes follow."""
+    """The lines are those of the first size, although the X-ray runs there as well, and other sizes follow."""
     exercise.cuda("00_first_kernel", printing("threadIdx.x + blockIdx.x == 0"))
     out = capsys.readouterr().out
     assert out.startswith("printf at n = 192, BLOCK = 128 (it prints at 5 more):\ni = 0 of 192\n[PASS]")

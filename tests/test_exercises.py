@@ -49,7 +49,7 @@ def test_typical_answers_are_tested(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_typical_answers_are_edits_of_the_solution(name: str) -> None:
-    """All of them, also those that only the full run grades."""
+    """All of them, including those that only the full run grades."""
     for answer in importlib.import_module(f"test_exercises_{name[:2]}").TABLE[name]:
         assert edited(name, answer.edits) != exercise.ours(name), answer.name
 
@@ -80,14 +80,14 @@ RUN_HERE = [
     for missing in [cute and nvrtc.why_no_cute()]
 ]
 
-FIRST_OF_EACH = list({param.values[0][:2]: param for param in reversed(RUN_HERE)}.values())  # notebook
-SIZES_OF = ("00_", "02_no_conflicts", "04_float4_rows", "04_pad_the_tile")  # graded at other HEAD_DIMs inside a size
+FIRST_OF_EACH = list({param.values[0][:2]: param for param in reversed(RUN_HERE)}.values())  # by notebook
+SIZES_OF = ("00_", "02_no_conflicts", "04_float4_rows", "04_pad_the_tile")  # graded at another HEAD_DIM within a size
 
 
 @pytest.mark.exhaustive(one_of_each=lambda name: name[:2])
 @pytest.mark.parametrize("name", RUN_HERE)
 def test_the_solution_passes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A head_dim above the tiles of 01 to 05 is graded, 72; that is what a failure there is said to come from."""
+    """A head_dim above the tiles of 01 to 05 is graded, 72; a failure there is attributed to it."""
     seen: dict[int, str] = {}
     original = Trial.launch
 
@@ -151,7 +151,7 @@ def test_without_cutes_headers_one_line_says_what_to_install(monkeypatch: pytest
 
 
 class Mistake(NamedTuple):
-    """A learner's mistake in place of `old`; the row that then fails, words of its text, the hint's symptom."""
+    """A learner's mistake that replaces `old`; the row that fails, words of its text, the hint's symptom."""
 
     old: str
     new: str
@@ -214,7 +214,7 @@ def test_a_cell_that_never_ends_in_a_traceback(capsys: pytest.CaptureFixture[str
 
 
 def test_line_numbers_are_those_of_the_cell() -> None:
-    """Line 1 of a cell is the magic's, so that Jupyter's line numbers are the compiler's."""
+    """Line 1 of a cell is the magic, so that Jupyter's line numbers are the compiler's."""
     lines = cell(COALESCED).splitlines()
     place = next(i for i, line in enumerate(lines) if "float l_i" in line)
     lines[place] += " oops;"
@@ -230,13 +230,13 @@ def test_pasted_headers_keep_the_lines_of_the_cell() -> None:
 
 
 def test_inputs_are_fresh() -> None:
-    """No output can be learnt by heart; a seed repeats a trial."""
+    """No output can be memorised; a seed repeats a trial."""
     a, b, *seeded = (Trial(COALESCED, "", engine, False, seed=s).inputs(8, 8, 4)[0] for s in (None, None, 1, 1))
     assert not np.array_equal(a, b) and np.array_equal(*seeded)
 
 
 def test_one_query_is_all_zeros() -> None:
-    """Its scores are 0, so that no grader takes a score of 0 for a key that is not there."""
+    """Its scores are 0, so that no grader mistakes a score of 0 for a missing key."""
     for n in (3, 8, 33):
         q, _, _ = Trial(COALESCED, "", engine, False).inputs(n, 8, 4)
         assert (q == 0).all(axis=1).sum() == 1
@@ -253,7 +253,7 @@ def test_arrays_beyond_32_bits_take_no_memory() -> None:
 
 
 def test_nvrtc_is_asked_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A source that NVRTC refuses fails, though the CPU engine takes it. COURSE_NVRTC=0 leaves it out."""
+    """A source that NVRTC refuses fails, although the CPU engine accepts it. COURSE_NVRTC=0 skips NVRTC."""
     asked: list[tuple[str, ...]] = []
 
     def refuse(code: str, options: tuple[str, ...] = (), names: tuple[str, ...] = ()) -> str:
@@ -272,7 +272,7 @@ def test_nvrtc_is_asked_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_cpu_engine_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wild pointer must not reach the GPU, where it would spoil every later cell."""
+    """A wild pointer must not reach the GPU, where it would make every later cell fail."""
     seen: list[bool] = []
     original = Trial.__init__
 
@@ -288,7 +288,7 @@ def test_the_cpu_engine_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_gpu_without_the_instructions_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Notebook 10's exercises are for compute capability 9.0; elsewhere the CPU engine alone grades them."""
+    """Notebook 10's exercises are for compute capability 9.0; elsewhere only the CPU engine grades them."""
     for here, expected in ((90, True), (80, False), (100, False)):
         device = SimpleNamespace(compute_capability=str(here))
         monkeypatch.setattr(grading, "cp", SimpleNamespace(cuda=SimpleNamespace(Device=lambda device=device: device)))

@@ -31,7 +31,7 @@ GROUPS = "#include <cooperative_groups.h>\n#include <cooperative_groups/reduce.h
 
 
 def of_max(name: str, new: str, symptom: str = "maximum", words: str = "row_max is wrong") -> Wrong:
-    """Another body of row_max, which fails at the first size."""
+    """Replace the body of row_max by another, which fails at the first size."""
     return Wrong(name, ((MAX, new),), "first", words, symptom)
 
 
@@ -40,7 +40,7 @@ def of_sum(name: str, new: str, symptom: str = "sum", words: str = "row_max is r
 
 
 def of_products(name: str, new: str) -> Wrong:
-    """Other multiply-adds, with both functions right."""
+    """Replace the multiply-adds, with both functions right."""
     words = "row_max and row_sum are right, the scores are not"
     return Wrong(name, (("s[i][j] += q[i] * k[j]", new),), "first", words, "products")
 

@@ -26,7 +26,7 @@ FULL = """    __shared__ __align__(128) float full[16 * 16];
     for (int j = 0; lane < 16 && j < 16; ++j) full[lane * 16 + j] = rescale;
     __syncwarp();
 """
-LAYOUT = (  # of the GPUs that we know
+LAYOUT = (  # on the GPUs that we know
     ("    Accumulator factor;\n", ""),
     (LOAD, ""),
     ("e < factor.num_elements", "e < 8"),

@@ -15,7 +15,7 @@ ARRIVE_TOO = f"{{ {READ} mbarrier_arrive(empty + 8 * stage); }}"
 ARRIVE = "    mbarrier_arrive(empty + 8 * stage);\n"
 WAIT_FULL = "    mbarrier_wait(full + 8 * stage, parity);\n"
 STAGE = "stage = tile % STAGES;"
-# What the skeleton has in place of the consumer's stage and parity.
+# The skeleton's text for the consumer's stage and parity.
 CONSUMER_AS_IT_WAS = (f"    const int {STAGE}\n    const int {FULL}\n", "    const int stage = 0, parity = 0;\n")
 AT_FULL = "arrival at full"
 FIELDS = "swizzle_128b << 62 | eight_rows << 32 | address / 16"
@@ -132,7 +132,7 @@ TABLE = {
     ),
 }
 
-# The hint of each symptom speaks of this, and of none of the others.
+# The hint of each symptom mentions this, and nothing of the others.
 SPEAKS_OF = {
     "stage of the producer": "producer's stage",
     "parity of the producer": "producer's parity",

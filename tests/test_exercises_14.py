@@ -151,7 +151,7 @@ TABLE = {
     ),
 }
 
-# The hint of each symptom speaks of this.
+# The hint of each symptom mentions this.
 SPEAKS_OF = {
     "order": "if pages were in order",
     "first row": "The first sequence is right",

@@ -16,7 +16,7 @@ BOTH_LO = MMA.format("a_lo", "b_lo", "b_lo")
 
 
 def exponent(text: str) -> tuple[tuple[str, str]]:
-    """The edit that computes the exponent in another way."""
+    """Return the edit that computes the exponent differently."""
     return ((EXPONENT, f"exponent = {text};"),)
 
 

@@ -16,7 +16,7 @@ KEY = "return place / 16 * 16 + 2 * t + number % 2 + number / 2 * 8;"
 
 
 def kept(text: str) -> tuple[tuple[str, str]]:
-    """The edit that searches in another way."""
+    """Return the edit that searches differently."""
     return ((KEPT, f"{text}\n"),)
 
 

@@ -33,8 +33,8 @@ from helpers.device import ON_GPU
 from helpers.engine import compiler
 
 ROOT = Path(__file__).resolve().parent.parent
-SIZES = ["--batch", "2", "--heads", "4", "--seq", "131", "--seq-kv", "147"]  # beyond the largest tiles
-# Every stage; and every option once, where the stages that have it do not differ in it.
+SIZES = ["--batch", "2", "--heads", "4", "--seq", "131", "--seq-kv", "147"]  # larger than the largest tiles
+# Every stage, and every option once where the stages do not differ in it.
 EXPORTS = {
     "naive": "naive",
     "tiled": "02 --head-dim 32",
@@ -54,7 +54,7 @@ EXPORTS = {
     "fp16x3": "fp16x3 --causal --lse --seq 150 --seq-kv 131",
 }
 each_export = pytest.mark.parametrize("words", EXPORTS.values(), ids=EXPORTS.keys())
-# The form for PyTorch: with gradients and without, each way of an entry, and two that have all of it.
+# The PyTorch form: with gradients and without, each variant of an entry, and two with everything.
 TORCH = {
     "naive": "naive --torch",
     "register_tiles": "register_tiles --torch",
@@ -73,24 +73,24 @@ each_cpp = pytest.mark.parametrize("words", [EXPORTS[name] for name in COMPILED]
 
 
 def exported(words: str, *more: str) -> str:
-    """The text. Sizes in `words` come after the usual ones, and so count."""
+    """Return the text. Sizes in `words` come after the usual ones, and so override them."""
     return command.export([*words.split()[:1], *SIZES, *words.split()[1:], *more])
 
 
 def imported(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The file as a module, whose `import cupy` finds the engine."""
+    """Import the file as a module, with the engine as cupy."""
     file = folder / "exported.py"
     file.write_text(text)
     monkeypatch.setitem(sys.modules, "cupy", engine)
     spec = importlib.util.spec_from_file_location("exported", file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    if hasattr(module, "tensor_map"):  # the driver makes it, and here there is none
+    if hasattr(module, "tensor_map"):  # the driver makes it, and here there is no driver
         monkeypatch.setattr(module, "tensor_map", _tensor_map)
-    if hasattr(module, "on_stream_of"):  # of PyTorch: arrays of the tensors' memory in place of addresses on a GPU
+    if hasattr(module, "on_stream_of"):  # PyTorch's form: arrays of the tensors' memory instead of addresses on a GPU
         monkeypatch.setattr(module, "on_stream_of", lambda a: contextlib.nullcontext())
         monkeypatch.setattr(module, "address", _array)
-        mapped: list[Any] = []  # copies that the engine knows; a tensor map does not keep its array alive
+        mapped: list[Any] = []  # copies for the engine; a tensor map does not keep its array alive
 
         def tensor_map(a: Any, box_rows: int) -> np.ndarray:
             mapped.append(engine.asarray(np.array(_array(a))))
@@ -102,7 +102,7 @@ def imported(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Module
 
 
 def _array(a: Any) -> Any:
-    """View a tensor's memory, a view's from its first element on. The bits of bfloat16 have a type of their own."""
+    """View a tensor's memory, a view's from its first element on. bfloat16's bits have their own type."""
     torch = sys.modules["torch"]
     if a.dtype == torch.bfloat16:
         return a.view(torch.int16).numpy().view(ml_dtypes.bfloat16).view(engine.ndarray)
@@ -128,7 +128,7 @@ def test_computes_what_numpy_does(
     assert len(told) == (3 if "backward" in words else 1) and all(line.startswith("[PASS]") for line in told)
 
 
-REFUSED = {  # of (2, 30, 4, d) arrays: which one, what it is made, and what is said of it
+REFUSED = {  # for (2, 30, 4, d) arrays: which one, its replacement, and part of the message
     "v shorter than k": ("v", lambda a: a[:, :-1].copy(), r"k and v of one shape, .*; got q \(2, 30, 4, \d+\), k "),
     "another batch": ("q", lambda a: a[:1], "with q's batch"),
     "heads that do not divide": ("q", lambda a: a[:, :, :3].copy(), "heads that divide q's"),
@@ -233,7 +233,7 @@ def test_its_check_finds_a_fault(
 def test_the_form_for_torch_computes_what_torch_does(
     words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The output, and its gradients by autograd where the stage has some; no other derivative is taken for 0."""
+    """The output, and its gradients by autograd if the stage has them; no other derivative silently becomes 0."""
     torch = pytest.importorskip("torch", reason="PyTorch is optional, and not installed here")
     forward_ad = torch.autograd.forward_ad
     module = imported(exported(words), tmp_path, monkeypatch)
@@ -264,7 +264,7 @@ def test_the_form_for_torch_computes_what_torch_does(
     first = module.flash_attention(q, k, v)
     (dq,) = torch.autograd.grad((first[0] if "--lse" in words else first).sum(), q, create_graph=True)
     torch.testing.assert_close(dq.detach(), q.grad, atol=1e-2 * float(q.grad.abs().max()), rtol=0)
-    with pytest.raises(NotImplementedError, match="no second derivatives"):  # the first depend on q all the same
+    with pytest.raises(NotImplementedError, match="no second derivatives"):  # the first depend on q nevertheless
         torch.autograd.grad(dq.sum(), k)
     with forward_ad.dual_level(), pytest.raises((NotImplementedError, RuntimeError), match="jvp"):  # PyTorch's own
         module.flash_attention(forward_ad.make_dual(q.detach(), torch.ones_like(q)), k.detach(), v.detach())
@@ -275,10 +275,10 @@ def test_the_form_for_torch_computes_what_torch_does(
 
 
 def test_the_form_for_torch_launches_on_torchs_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Addresses of tensors in place of tensors, and a context for a thread that has none."""
+    """Addresses of tensors instead of tensors, and a context for a thread without one."""
     torch = pytest.importorskip("torch", reason="PyTorch is optional, and not installed here")
     module = imported(exported("flash_mma --torch"), tmp_path, monkeypatch)
-    monkeypatch.undo()  # its own functions again
+    monkeypatch.undo()  # restore its own functions
     seen: list[Any] = []
 
     class Kernel:
@@ -330,7 +330,7 @@ def test_the_check_of_the_form_for_torch_finds_a_fault(
 
 @pytest.mark.parametrize("words", [*EXPORTS.values(), *TORCH.values()], ids=[*EXPORTS, *(f"torch: {a}" for a in TORCH)])
 def test_needs_nothing_of_the_course(words: str) -> None:
-    """Imports, the form of its code, its licence."""
+    """Its imports, the form of its code, its licence."""
     text = exported(words)
     tree = ast.parse(text)
     modules = {node.module.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
@@ -367,7 +367,7 @@ def test_nvrtc_compiles_the_text(words: str, tmp_path: Path, monkeypatch: pytest
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 @each_cpp
 def test_nvcc_compiles_the_cpp_form(words: str, tmp_path: Path) -> None:
-    """On a machine without a GPU once for each text: a file beside the builds says that nvcc took it."""
+    """Without a GPU, once for each text: a file next to the builds records that nvcc accepted it."""
     text = exported(words, "--cpp")
     (tmp_path / "alone.cu").write_text(text)
     flags = ["-std=c++17", "-arch=sm_90", "-Xcompiler", "-Wall,-Wextra,-Werror", "-Werror", "all-warnings"]
@@ -404,7 +404,7 @@ def test_sizes_remember_how_they_were_computed() -> None:
     assert cpp(both.tree) == "2 * (heads + 1) * ceil_div(n, BLOCK_M) - n / 3"
     assert int(both) == eval(python(both.tree), {"n": 1003, "heads": 6, "BLOCK_M": 128})
     assert value(both.tree, {"n": 129, "heads": 2}) == 2 * 3 * 2 - 43
-    assert python((32 * block).tree) == "4096" and tree_of(5) == ("number", 5)  # of constants: a number
+    assert python((32 * block).tree) == "4096" and tree_of(5) == ("number", 5)  # constants only: a number
     assert python((n - (heads - 2)).tree) == "n - (heads - 2)" and python((n // (heads * 2)).tree) == "n // (heads * 2)"
 
 
@@ -418,9 +418,9 @@ PLANNED = [
 
 @pytest.mark.parametrize(("causal", "stage"), PLANNED)
 def test_the_plan_is_the_stage_s_own(causal: bool, stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For sizes that it was not made with: grids, blocks, scratch and numbers are those that the stage plans.
+    """For sizes that it was not made with: grids, blocks, scratch and numbers equal the stage's own plan.
 
-    Of a stage that cannot be exported, that it is none of those that EXPORTS names.
+    A stage that cannot be exported must not be in EXPORTS.
     """
     request = Request(stage, dtype=stage.dtypes[-1], window=(-1, 0 if causal else -1))
     try:
@@ -515,7 +515,7 @@ def test_says_why_not(words: str, said: str, capsys: pytest.CaptureFixture[str])
 
 
 def test_what_no_file_can_have_is_refused() -> None:
-    """A launch that depends on more than the sizes: its plan is not exported as if it were a constant."""
+    """A launch that depends on more than the sizes: its plan is not exported as if it were constant."""
     stage = LADDER["heads_and_masks"]
 
     def odd(stage: Any, call: Any, sizes: Any) -> Any:
@@ -543,4 +543,4 @@ def test_the_tiles_are_those_of_the_gpu_asked_for() -> None:
     stage = LADDER["register_tiles"]
     shared = {arch: plan(Request(stage, target=target)).launches[0].shared_bytes for arch, target in TARGETS.items()}
     assert all(shared[arch] <= TARGETS[arch].shared for arch in TARGETS) and shared["sm_75"] < shared["sm_90"]
-    assert limits.most_shared() == 227 * 1024 or ON_GPU  # and this machine's are as before
+    assert limits.most_shared() == 227 * 1024 or ON_GPU  # and this machine's limits are restored

@@ -1,4 +1,4 @@
-"""The first build of the engine: said while it goes on, begun early, and silent where it is done."""
+"""The first build of the engine: reported while it runs, started early, and silent if it is done."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from helpers.engine import compiler, first_build
 
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return what is shown, where somebody looks."""
+    """Return what is shown in a terminal or JupyterLab."""
     shown: list[str] = []
     monkeypatch.setattr(first_build, "SOON", 0.05)
     monkeypatch.setattr(first_build, "_line", lambda: lambda text, *, last: shown.append(f"{text}{'.' * last}"))

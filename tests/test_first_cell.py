@@ -1,4 +1,4 @@
-"""In JupyterLab the set-up cell says that it ran, and what may have been jumped over."""
+"""In JupyterLab the set-up cell reports that it ran, and which cell may have been skipped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from helpers.site import first_screen
 
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """List what is called before and after each cell, by its event."""
+    """List the callbacks before and after each cell, by event."""
     registered: dict[str, Any] = {"begun": []}
     shell = SimpleNamespace(events=SimpleNamespace(register=registered.__setitem__))
     monkeypatch.setattr(first_cell, "_watched", [])

@@ -1,4 +1,4 @@
-"""The backward whose first block stores a tile of dQ: measured in turns with the other, and the record as text."""
+"""The backward pass whose first block stores a tile of dQ: measured in turns with the other, and the record as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stage 15 by fp16 beside what all stages are asked: what a split keeps, its sizes, packed tiles, the X-ray."""
+"""Stage 15 by fp16, beyond the tests of all stages: the precision of a split, its sizes, packed tiles, the X-ray."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_shared_memory_is_what_the_kernel_counts() -> None:
 
 
 def split(x: np.ndarray, rows: int) -> np.ndarray:
-    """hi + lo in float64, as NumPy has the split of tiles of so many rows."""
+    """Return hi + lo in float64, from NumPy's split of tiles with this many rows."""
     parts = np.zeros(x.shape)
     for first in range(0, len(x), rows):
         tile = x[first : first + rows]
@@ -66,7 +66,7 @@ def split(x: np.ndarray, rows: int) -> np.ndarray:
 
 
 def split_by_kernel(q: np.ndarray, k: np.ndarray, v: np.ndarray, sizes: dict[str, int]) -> tuple[np.ndarray, ...]:
-    """The same of q, k and v by the first launch."""
+    """Return the same for q, k and v from the first launch."""
     ready, arrays, _ = STAGE.plan(q, k, v, sizes=sizes)
     assert ready is not None
     launch, compiled, args = ready.resolve_arguments(arrays)[0]
@@ -84,7 +84,7 @@ def split_by_kernel(q: np.ndarray, k: np.ndarray, v: np.ndarray, sizes: dict[str
 def test_a_split_keeps_what_the_header_says() -> None:
     """2^-23 of an element or 2^-39 of its tile's largest; zeros, and elements near both ends of float32's range.
 
-    None is below 2^-126, which GPUs may take for 0.
+    None is below 2^-126, which GPUs may flush to 0.
     """
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((rows, 64)).astype(np.float32) for rows in (150, 130, 130))
@@ -100,7 +100,7 @@ def test_a_split_keeps_what_the_header_says() -> None:
 
 
 def test_a_scale_of_its_own_for_lo_is_not_needed() -> None:
-    """Ootomo and Yokota multiply lo by 2^11. That helps elements far below the tile's largest, relative to themselves.
+    """Ootomo and Yokota multiply lo by 2^11, which makes elements far below the tile's largest relatively more precise.
 
     An element of 2^-16 of the largest keeps 23 bits either way, one of 2^-24 keeps 15.
     """
@@ -121,7 +121,7 @@ def test_a_scale_of_its_own_for_lo_is_not_needed() -> None:
 @runs_here
 @pytest.mark.parametrize("causal", [False, True])
 def test_packed_sequences_of_several_magnitudes(causal: bool) -> None:
-    """Each begins a tile of its own; beside one that holds an infinity, another is as it would be alone."""
+    """Each begins a new tile; next to one that contains an infinity, another gives its own result."""
     rows, keys = (3, 130, 0, 64, 1, 70), (200, 130, 5, 0, 70, 33)
     cu_q, cu_k = (np.cumsum([0, *lengths], dtype=np.int32) for lengths in (rows, keys))
     rng = np.random.default_rng(0)

@@ -22,7 +22,7 @@ NUMBERS = np.where(BYTES < 8, BYTES * 2.0**-9, (8 + BYTES % 8) * 2.0 ** (BYTES /
 
 
 def by_definition(x: np.ndarray) -> np.ndarray:
-    """The byte of the nearest number; of two that are as near, the even byte."""
+    """Return the byte of the nearest number; of two equally near ones, the even byte."""
     x = x.astype(np.float64)
     size = np.minimum(np.abs(np.nan_to_num(x, nan=0.0, posinf=1e9, neginf=-1e9)), 448.0)
     low = np.minimum(np.searchsorted(NUMBERS, size, side="right") - 1, 125)
@@ -32,7 +32,7 @@ def by_definition(x: np.ndarray) -> np.ndarray:
 
 
 EVERY = np.arange(1 << 16, dtype=np.uint16)
-# Where rounding changes lies a number that bfloat16 has too: the float32 beside all of those are all cases.
+# Rounding changes at numbers that bfloat16 can represent: these and the float32 next to them are all cases.
 FLOATS = (EVERY.astype(np.uint32)[:, None] << 16 | np.array([0, 1, 0x8000, 0xFFFF], np.uint32)).view(np.float32)
 
 

@@ -1,4 +1,4 @@
-"""fp8 against float64 on the numbers that its e4m3 inputs stand for; and what the tensor core's sums lose."""
+"""fp8 against float64 on the numbers that its e4m3 inputs stand for; and the error of the tensor core's sums."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from helpers.attention.run import forget
 from helpers.bench.studies.fp8 import KERNELS
 from helpers.device import cp
 
-ROUNDED = 0.03  # rms error by the rounding of P to e4m3, of normal data: 2.2e-2 to 2.5e-2
+ROUNDED = 0.03  # rms error of rounding P to e4m3, for normal data: 2.2e-2 to 2.5e-2
 KEY_AT = (0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15)
 
 
@@ -40,7 +40,7 @@ def normal(*shape: int, mean: float = 0.0, scale: float = 1.0) -> np.ndarray:
 
 
 def expected(q: Any, k: Any, v: Any, descales: Any = (1.0, 1.0, 1.0), **options: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The output and lse in float64, of models' arrays (batch, seq, heads, head_dim) in e4m3."""
+    """Compute the output and lse in float64, for e4m3 arrays (batch, seq, heads, head_dim)."""
     wide = []
     for a, descale in zip((q, k, v), descales, strict=True):
         by_head = np.asarray(descale, np.float64)
@@ -66,12 +66,12 @@ def test_equals_the_reference(head_dim: int, options: dict[str, Any]) -> None:
     o, lse = flash_attention(*e4m3, return_lse=True, out_dtype="float32", **names, **options)
     want, want_lse = expected(*e4m3, descales, **options)
     assert rms(o.swapaxes(1, 2), want) < ROUNDED
-    np.testing.assert_allclose(lse, want_lse, atol=3e-2)  # the sum is of rounded weights
+    np.testing.assert_allclose(lse, want_lse, atol=3e-2)  # the sum is that of rounded weights
 
 
 @pytest.mark.parametrize("head_dim", [64, pytest.param(256, marks=pytest.mark.exhaustive)])
 def test_descales_of_blocks_of_rows(head_dim: int) -> None:
-    """Blocks of 128 rows of very different size; the last ones are shorter, and heads share keys."""
+    """Blocks of 128 rows of very different magnitudes; the last ones are shorter, and heads share keys."""
     q, k, v = normal(2, 270, 4, head_dim), normal(2, 400, 2, head_dim), normal(2, 400, 2, head_dim)
     names, e4m3, wide = {}, [], []
     for name, a in (("q_descale", q), ("k_descale", k), ("v_descale", v)):
@@ -90,7 +90,7 @@ def test_descales_of_blocks_of_rows(head_dim: int) -> None:
 
 
 def test_packed_sequences_do_not_see_their_neighbours() -> None:
-    """One has no row, one ends within a tile, and what is next to it is NaN."""
+    """One has no row, one ends within a tile, and neighbouring rows are NaN."""
     cu_q, cu_k = np.array([0, 30, 30, 150], np.int32), np.array([0, 60, 70, 270], np.int32)
     q, k, v = (quantise(normal(n, 2, 64)) for n in (150, 270, 270))
     k[60:70] = v[60:70] = 0x7F
@@ -149,7 +149,7 @@ def test_a_negative_scale() -> None:
     ids=["summed weights lose alike", "codes", "ones", "quarters", "each tile added in float32", "one level of sums"],
 )
 def test_what_sums_lose(source: str | None, low: float, high: float) -> None:
-    """The output's projection on the truth, where V has a mean: an H200 had 0.9993, 0.9985 and 0.985 at 1024 keys."""
+    """The output's projection on the exact one, if V has a mean: an H200 had 0.9993, 0.9985 and 0.985 at 1024 keys."""
     q, k, v = normal(64, 128), normal(1024, 128), normal(1024, 128, mean=1.0, scale=0.5)
     e4m3 = [quantise(a) for a in (q, k, v)]
     o = cp.full(q.shape, cp.nan, "float32")
@@ -160,7 +160,7 @@ def test_what_sums_lose(source: str | None, low: float, high: float) -> None:
 
 
 def test_rows_whose_scores_are_all_negative() -> None:
-    """Maxima of bits are too small there; the kernel has to look again, in the first tile and in a later one."""
+    """The maxima of bits are too small there; the kernel has to compute again, in the first tile and in a later one."""
     q, k = normal(1, 70, 1, 64, mean=4.0), normal(1, 500, 1, 64, mean=-4.0)
     k[:, 300:] *= 0.25
     e4m3 = [quantise(a) for a in (q, k, normal(1, 500, 1, 64))]
@@ -175,7 +175,7 @@ def test_rows_whose_scores_are_all_negative() -> None:
     [(128, 160, 300), (64, 192, 333), (256, 128, 150), (80, 64, 100), (176, 32, 40), (16, 32, 40)],
 )
 def test_transposed_tiles(head_dim: int, block_n: int, keys: int) -> None:
-    """V^T byte by byte, in the order of keys that P has, swizzled, with zeros past the last key."""
+    """V^T byte by byte, in P's order of keys, swizzled, with zeros past the last key."""
     v = np.random.default_rng().integers(0, 256, (keys, head_dim)).astype(np.uint8)
     name, file = "transpose_v", kernel.source("16_transpose.cu")
     transpose = kernel.load(file, name, defines={"HEAD_DIM": head_dim, "BLOCK_N": block_n})
@@ -205,7 +205,7 @@ def test_transposed_tiles(head_dim: int, block_n: int, keys: int) -> None:
 
 
 def order_of(shape: tuple[int, ...], causal: bool) -> tuple[np.ndarray, dict[str, int]]:
-    """The table of a call's tiles (rounds, blocks, 4), as the device writes it; the sizes."""
+    """Return a call's table of tiles (rounds, blocks, 4), as written by the device; and the sizes."""
     stage, (batch, _, rows, head_dim) = LADDER["fp8"], shape
     arrays = {name: Spec.dense(shape, np.uint8) for name in "qkvo"}
     window = (-1, 0) if causal else (-1, -1)
@@ -221,9 +221,9 @@ def order_of(shape: tuple[int, ...], causal: bool) -> tuple[np.ndarray, dict[str
 
 @pytest.mark.parametrize("shape, most", [((16, 4, 4096, 128), 1.02), ((1, 16, 16384, 128), 1.01)], ids=str)
 def test_blocks_get_equal_amounts_of_work(shape: tuple[int, ...], most: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Causal, 132 blocks: in each round the longest tile goes to the block that has had the least work so far.
+    """Causal, 132 blocks: in each round the longest tile goes to the block with the least work so far.
 
-    most: the largest amount over the mean; dealt to and fro, 1.04 and more.
+    most: the largest amount over the mean; dealt back and forth it is 1.04 or more.
     """
     monkeypatch.setattr(limits, "multiprocessors", lambda: 132)
     batch, heads, rows, _ = shape
@@ -248,7 +248,7 @@ def test_blocks_get_equal_amounts_of_work(shape: tuple[int, ...], most: float, m
 def test_without_a_mask_short_tiles_come_last(
     shape: tuple[int, ...], cut: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every row has its place once. If the last round has room for both parts of its whole tiles, they are cut."""
+    """Every row occurs once. If the last round has space for both halves of its whole tiles, they are split."""
     monkeypatch.setattr(limits, "multiprocessors", lambda: 132)
     batch, heads, rows, _ = shape
     table, sizes = order_of(shape, False)
@@ -265,7 +265,7 @@ def test_without_a_mask_short_tiles_come_last(
 
 
 def test_steps_launch_their_own_files() -> None:
-    """A step's file is what is measured, although the stage transposes V in the background."""
+    """A step's own file is measured, although the stage transposes V in the background."""
     many = [cp.zeros((1, 4, 4096, 64), np.uint8)] * 3
     files = {stage.file: {launch.file for launch in stage.plan(*many)[0].launches} for stage in KERNELS.values()}
     assert fp8_stages.BACKGROUND in files.pop("16_fp8.cu")
@@ -276,7 +276,7 @@ def test_steps_launch_their_own_files() -> None:
 @pytest.mark.parametrize("blocks", [3, 7])
 @pytest.mark.parametrize("options", [{}, {"causal": True}], ids=str)
 def test_v_transposed_in_the_background(blocks: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same bits as after a launch that transposes V; a second call, of another V, finds its counts cleared."""
+    """The same bits as after a launch that transposes V; a second call, with another V, finds its counters cleared."""
     monkeypatch.setattr(limits, "multiprocessors", lambda: blocks)
     for module in (hopper, fp8_stages):
         monkeypatch.setattr(module, "FEWEST_KEYS", 430)
@@ -296,7 +296,7 @@ def test_v_transposed_in_the_background(blocks: int, options: dict[str, Any], mo
 @pytest.mark.parametrize("blocks", [3, 7])
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (60, 10)}], ids=str)
 def test_blocks_that_take_many_tiles(blocks: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Consumers leave tiles of keys to others, and pass from tile to tile. With 7 blocks, the last tiles are cut."""
+    """Consumers leave tiles of keys to others, and go from tile to tile. With 7 blocks, the last tiles are split."""
     monkeypatch.setattr(limits, "multiprocessors", lambda: blocks)
     monkeypatch.setattr(hopper, "FEWEST_KEYS", 430)
     forget()
@@ -316,7 +316,7 @@ def test_a_stage_takes_descales() -> None:
 
 
 def test_arrays_and_types_of_results() -> None:
-    """Bytes and ml_dtypes' arrays are the same; the output is bfloat16, unless another type is asked for."""
+    """Bytes and ml_dtypes' arrays are equivalent; the output is bfloat16, unless another type is requested."""
     e4m3 = [quantise(normal(1, 40, 2, 64)) for _ in range(3)]
     o = flash_attention(*e4m3)
     assert o.dtype == ml_dtypes.bfloat16
@@ -325,7 +325,7 @@ def test_arrays_and_types_of_results() -> None:
 
 
 def test_descales_of_blocks_are_refused_by_name() -> None:
-    """Packed sequences and steps have one for a head."""
+    """Packed sequences and steps have one per head."""
     e4m3 = [quantise(normal(1, 40, 2, 64)) for _ in range(3)]
     blocks = np.ones((1, 2, 1), np.float32)
     cu = np.array([0, 40], np.int32)
@@ -429,7 +429,7 @@ def tensor() -> Any:
 
 
 def test_tensors(tensor: Any) -> None:
-    """The bytes of an array, and a bfloat16 tensor of the result, from either entry point; sequences too."""
+    """The bytes of an array, and a bfloat16 tensor as result, from either entry point; packed sequences too."""
     import torch
 
     from helpers import torch_attention

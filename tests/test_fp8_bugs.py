@@ -1,4 +1,4 @@
-"""Bugs planted in 16: its check must see every one."""
+"""Bugs planted in 16: its check must find every one."""
 
 from __future__ import annotations
 

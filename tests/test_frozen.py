@@ -1,4 +1,4 @@
-"""The hashes that say whether a change has changed a launch or a text."""
+"""The hashes that tell whether a change affects a launch or a text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls take bias, ALiBi and rotary embedding as well as q, k, v. Values, broadcasting, errors, the X-ray, bugs."""
+"""Calls with bias, ALiBi and rotary embedding. Values, broadcasting, errors, the X-ray, bugs."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def random(*shape: int, dtype: str = "float32", seed: int = 0) -> np.ndarray:
 
 
 def inputs(dtype: str, n: int = ROWS, n_kv: int = KEYS, d: int = HEAD_DIM) -> list[np.ndarray]:
-    """q, k and v, heads first."""
+    """Make q, k and v, heads first."""
     shapes = (BATCH, HEADS, n, d), (BATCH, KV_HEADS, n_kv, d), (BATCH, KV_HEADS, n_kv, d)
     return [random(*shape, dtype=dtype, seed=seed) for seed, shape in enumerate(shapes)]
 
 
 def padded(a: np.ndarray) -> Any:
-    """The same values on the device, in rows that start at multiples of 16 bytes."""
+    """Copy the same values to the device, in rows that start at multiples of 16 bytes."""
     wide = np.zeros((*a.shape[:-1], -(-a.shape[-1] // 16) * 16), a.dtype)
     wide[..., : a.shape[-1]] = a
     return cp.asarray(wide)[..., : a.shape[-1]]
@@ -67,12 +67,12 @@ SEEN = np.random.default_rng(5).random((BATCH, HEADS, ROWS, KEYS)) < 0.5
 
 
 def cases(dtype: str) -> dict[str, dict[str, Any]]:
-    """Options by name; those of bias in each of its forms and layouts."""
+    """Return options by name; bias in each of its forms and layouts."""
     bias = 2 * random(BATCH, HEADS, ROWS, KEYS, dtype=dtype, seed=7)
     hidden = bias[:, :1].copy()
     hidden[..., 5:40, :] = -np.inf
     hidden[..., 3::7] = -np.inf
-    step = np.where(np.arange(KEYS) < 100, -3e4, 0).astype(np.float32)  # the maximum rises by far, late
+    step = np.where(np.arange(KEYS) < 100, -3e4, 0).astype(np.float32)  # the maximum rises sharply, late
     return {
         "plain": {},
         "bias": {"bias": padded(bias)},
@@ -118,7 +118,7 @@ def cases(dtype: str) -> dict[str, dict[str, Any]]:
 
 
 def compare(dtype: str, got: tuple[Any, Any], want: check.Expected, *, rotated: bool = False) -> None:
-    """Output and lse. Where q and k are rounded after a rotation, float32 may round some of them the other way."""
+    """Compare output and lse. If q and k are rounded after a rotation, float32 may round some of them the other way."""
     more = {"float32": 0.0, "float16": 2e-3, "bfloat16": 1.6e-2}[dtype] if rotated else 0.0
     oracle.check_output(STAGE_OF[dtype], got, want, more=more)
 
@@ -126,7 +126,7 @@ def compare(dtype: str, got: tuple[Any, Any], want: check.Expected, *, rotated: 
 def run(
     dtype: str, options: Mapping[str, Any], text: str | None = None, arrays: list[np.ndarray] | None = None
 ) -> None:
-    """One call with another text of the kernel, and its check."""
+    """Run a call with another text of the kernel, and check it."""
     q, k, v = arrays or inputs(dtype)
     stage = LADDER[STAGE_OF[dtype]] if text is None else ROTATION_IN_LOAD
     launch, got = stage.prepare(q, k, v, source=text, return_lse=True, **options)
@@ -141,7 +141,7 @@ def run(
 @pytest.mark.parametrize("name", cases("float32"))
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_options(dtype: str, name: str) -> None:
-    """Two batches of four heads, of which two share K and V; tails of rows and of keys."""
+    """Two batches of four query heads and two KV heads; tails of rows and of keys."""
     run(dtype, cases(dtype)[name])
 
 
@@ -161,7 +161,7 @@ def test_head_dims(dtype: str, d: int, rotary_dim: int) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_sizes(dtype: str) -> None:
-    """One row, one key, rows that see nothing; where rows outnumber keys, positions are given."""
+    """One row, one key, rows that see nothing; if rows outnumber keys, positions are given."""
     for n, n_kv in ((1, 1), (1, 70), (70, 1), (64, 64), (129, 65), (40, 257)):
         q, k, v = inputs(dtype, n, n_kv)
         bias = padded(random(n, n_kv, dtype=dtype))
@@ -174,15 +174,15 @@ def test_sizes(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("scale", [0.0, -0.3, 1e-3, 1025.0])
 def test_scales(dtype: str, scale: float) -> None:
-    """1025 is where the half types begin to round scores and maxima alike."""
-    q, k, v = (np.round(4 * a).astype(a.dtype) for a in inputs(dtype))  # whose products are exact
+    """From 1025 on the half types round scores and maxima in the same way."""
+    q, k, v = (np.round(4 * a).astype(a.dtype) for a in inputs(dtype))  # their products are exact
     for options in ({"bias": padded(random(ROWS, KEYS, dtype=dtype))}, {"alibi_slopes": SLOPES}):
         run(dtype, {**options, "softmax_scale": scale}, arrays=[q, k, v])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_a_row_whose_biases_are_all_far_below(dtype: str) -> None:
-    """-1e9 everywhere: the weights are finite, and a row is a mean. -3.4e38, which PyTorch's masks have: hidden."""
+    """With -1e9 everywhere the weights are finite, and a row is a mean. -3.4e38, as in PyTorch's masks, hides keys."""
     q, k, v = inputs(dtype, 40, 70)
     zeros = np.zeros_like(q)
     for far in (-65504.0, -1e9, -1e30):
@@ -191,7 +191,7 @@ def test_a_row_whose_biases_are_all_far_below(dtype: str) -> None:
         launch()
         mean = v.astype(np.float64).mean(axis=2, keepdims=True).repeat(2, 1)
         check.check(f"{far}", got[0], np.broadcast_to(mean, q.shape), tolerance=1e-5 if dtype == "float32" else 0.02)
-    if dtype == "bfloat16":  # in q's type maxima are rounded up, so that some such rows are 0
+    if dtype == "bfloat16":  # maxima are rounded up in q's type, so some such rows are 0
         for far in (-1e9, -1e30):
             o = LADDER["flash_mma"](zeros, k, v, bias=np.full((40, 70), far, q.dtype))
             rows = cp.asnumpy(o).astype(np.float64)
@@ -224,7 +224,7 @@ def test_maxima_a_last_bit_apart(dtype: str) -> None:
 def test_the_largest_bias_of_float16(dtype: str) -> None:
     bias = np.where(np.random.default_rng(0).random((ROWS, KEYS)) < 0.5, -65504, 65504).astype(TYPES[dtype])
     q, k, v = inputs(dtype)
-    q[...] = 0  # beside such numbers, scores are lost to float32
+    q[...] = 0  # next to such numbers, scores vanish in float32
     run(dtype, {"bias": padded(bias)}, arrays=[q, k, v])
 
 
@@ -237,7 +237,7 @@ def heads_last(*arrays: np.ndarray) -> list[Any]:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_every_stage_that_can_gets_them(dtype: str) -> None:
-    """None has a stage of its own; a rotation is a launch before it."""
+    """None has its own stage; a rotation is a launch before it."""
     names: list[str] = []
     q, k, v = heads_last(*inputs(dtype))
     with kernel.launches_replaced(lambda self, *_, **__: names.append(self.name.partition("<")[0])):
@@ -248,7 +248,7 @@ def test_every_stage_that_can_gets_them(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_calls_made_again(dtype: str) -> None:
-    """New values at other addresses; other forms; and what is checked only once."""
+    """New values at other addresses; other forms; and checks that run only once."""
     before = kernel.COUNTS["planned"]
     for seed in range(3):
         q, k, v = (random(*a.shape, dtype=dtype, seed=10 * seed + i) for i, a in enumerate(inputs(dtype)))
@@ -273,7 +273,7 @@ def test_calls_made_again(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("given", [False, True])
 def test_packed_lengths(dtype: str, given: bool) -> None:
-    """ALiBi and rotary positions are each sequence's own."""
+    """ALiBi and rotary positions are relative to each sequence."""
     rows, keys = (3, 70, 0, 64, 1), (100, 70, 5, 80, 70)
     cu = [np.cumsum([0, *lengths], dtype=np.int32) for lengths in (rows, keys)]
     q = random(sum(rows), HEADS, HEAD_DIM, dtype=dtype)
@@ -439,7 +439,7 @@ def test_the_rotation_compiles_without_spills(head_dim: int, monkeypatch: pytest
 
 
 def of_one_head(dtype: str, name: str) -> tuple[Any, ...]:
-    """q, k, v as `look` takes them, and the options of a case, of its last head: behind it is nothing."""
+    """Return q, k, v for `look`, and a case's options, all for its last head, which ends its memory."""
     options = dict(cases(dtype)[name])
     if "bias" in options:
         options["bias"] = options["bias"][(-1,) * (options["bias"].ndim - 2)]
@@ -458,7 +458,7 @@ CLEAN = [
 
 @pytest.mark.parametrize(("dtype", "name"), CLEAN)
 def test_the_x_ray_finds_nothing(dtype: str, name: str) -> None:
-    """One head of two tiles of rows: no race, nothing that nobody wrote, nothing out of bounds."""
+    """One head of two tiles of rows: no race, no unwritten element, nothing out of bounds."""
     q, k, v, options = of_one_head(dtype, name)
     report = xray_stage(STAGE_OF[dtype], q, k, v, **options)
     assert not report.findings, str(report)
@@ -503,7 +503,7 @@ def test_bug_is_seen(bug: Bug, request: pytest.FixtureRequest) -> None:
         run("float16", cases("float16")[bug.inputs], text)
 
 
-# What the values alone do not show for certain: reads out of bounds, races, addresses that a GPU refuses.
+# What values alone do not show reliably: reads out of bounds, races, addresses that a GPU refuses.
 UNDER_X_RAYS = (
     changed(
         "Q is rotated before its copies have arrived",

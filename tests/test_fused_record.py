@@ -1,4 +1,4 @@
-"""Records of fused neighbours: the ways that are timed are right, wrong ones are reported, tables are read."""
+"""Records of fused neighbours: timed ways are right, wrong ones are reported, tables are read."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_wrong_way_is_told_and_not_timed(monkeypatch: pytest.MonkeyPatch) -> N
     truth = fused.rotate
     monkeypatch.setattr(fused, "rotate", lambda *args, **how: -truth(*args, **how))
     rows = _rows("rotary")
-    assert any("wrong: the error is" in row.get("failed", "") for row in rows)
+    assert any("wrong: error" in row.get("failed", "") for row in rows)
     assert {row["name"] for row in rows if "ms" in row} >= {"07, not rotated", "copies of q and k"}
 
 
@@ -118,7 +118,7 @@ def test_without_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_committed_record() -> None:
-    """The record is complete: nothing failed, and each pair is there at every shape."""
+    """The record is complete: nothing failed, and each pair exists at every shape."""
     record = fused.recorded()
     if record is None:
         pytest.skip(NO_RECORD)

@@ -1,4 +1,4 @@
-"""Records of GPUs: which can be committed, and what is shown of all that there are."""
+"""Records of GPUs: which can be committed, and how all of them are shown."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def committed() -> Data:
 
 
 def test_the_committed_records_can_be_committed() -> None:
-    """Also those of other people's GPUs, once there are some."""
+    """Including those of other people's GPUs, once there are some."""
     paths = [gpus.FOLDER / f"{gpus.slug(name)}.json" for name in gpus.records()]
     assert RECORD in paths
     assert gpus.main([]) == 0, [gpus.problems(json.loads(path.read_text()), path.name) for path in paths]
@@ -107,7 +107,7 @@ def test_bench_says_how_to_send_a_record(
 
 
 def another(committed: Data, name: str, capability: str, faster: float) -> Data:
-    """A made-up record, for the table alone."""
+    """Make up a record, for the table only."""
     data = copy.deepcopy(committed)
     data["device"].update(name=name, compute_capability=capability)
     data["results"] = [r for r in data["results"] if r["name"] != "hopper"]

@@ -1,6 +1,6 @@
-"""Calls whose grid is not (tiles, heads, sequences): more of them than it has room for, and packed sequences in slots.
+"""Calls whose grid is not (tiles, heads, sequences): too many of them for a grid, and packed sequences in slots.
 
-All other tests check the kernels with one grid for a whole call: here the same kernels have to write the same bits.
+All other tests check the kernels with one grid per call: here the same kernels must write the same bits.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def random(stage: Stage, *shapes: tuple[int, ...]) -> Arrays:
 
 
 def qkv(stage: Stage, lead: tuple[int, ...], kv_heads: int, n: int, n_kv: int) -> Arrays:
-    """q, k and v: (..., heads, rows, HEAD_DIM), of heads = lead[-1]."""
+    """Make q, k and v: (..., heads, rows, HEAD_DIM), with heads = lead[-1]."""
     keys = (*lead[:-1], kv_heads, n_kv, HEAD_DIM)
     return random(stage, (*lead, n, HEAD_DIM), keys, keys)
 
@@ -63,14 +63,14 @@ def unlimited(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forward(stage: Stage, *arrays: Any, **options: Any) -> tuple[CompiledPlan, list[np.ndarray]]:
-    """The plan, and o and lse of its launches."""
+    """Return the plan, and o and lse from its launches."""
     ready, named, result = stage.plan(*arrays, return_lse="lse" in stage.features, **options)
     ready.bind(named)()
     return ready, [device.cp.asnumpy(a) for a in (result if isinstance(result, tuple) else (result,))]
 
 
 def gradients(stage: Stage, do: Any, q: Any, k: Any, v: Any, **options: Any) -> tuple[CompiledPlan, list[np.ndarray]]:
-    """The plan, and dq, dk and dv; o and lse are those of a forward in one grid."""
+    """Return the plan, and dq, dk and dv; o and lse come from a forward pass in one grid."""
     of_forward = LADDER["heads_and_masks" if q.dtype == np.float32 else "flash_mma"]
     mine = {name: option for name, option in options.items() if name in ("causal", "cu_seqlens")}
     with pytest.MonkeyPatch.context() as patched:
@@ -83,7 +83,7 @@ def gradients(stage: Stage, do: Any, q: Any, k: Any, v: Any, **options: Any) -> 
 
 
 def assert_same(got: Sequence[np.ndarray], want: Sequence[np.ndarray], *, exactly: bool = True) -> None:
-    """The same bits; or sums in another order."""
+    """Check for the same bits, or equal sums in another order."""
     for mine, other in zip(got, want, strict=True):
         assert not np.isnan(other.astype(np.float32)).any()
         if exactly:
@@ -98,13 +98,13 @@ def assert_same(got: Sequence[np.ndarray], want: Sequence[np.ndarray], *, exactl
 
 @pytest.fixture
 def small_grid(monkeypatch: pytest.MonkeyPatch) -> int:
-    """The ladder takes a GPU's grid for one that has room for so many heads and sequences."""
+    """Make the ladder plan for a GPU whose grid has space for only this many heads and sequences."""
     monkeypatch.setattr(launches, "MAX_GRID_YZ", 3)
     return 3
 
 
 def several(ready: CompiledPlan, most: int) -> Sequence[Launch]:
-    """The launches, that have room each."""
+    """Return the launches, and check that each fits the grid."""
     assert all(max(launch.grid[1:]) <= most for launch in ready.launches)
     return ready.launches
 
@@ -141,7 +141,7 @@ def test_parts_of_a_forward(
 
 
 def test_parts_of_arrays_as_models_have_them(small_grid: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Strides of any order; k and v are one batch's, for all."""
+    """Strides in any order; all batches share k and v."""
     stage = LADDER["heads_and_masks"]
     q, k, v = (
         device.cp.asarray(device.cp.asnumpy(a).swapaxes(1, 2).copy()).swapaxes(1, 2)
@@ -185,7 +185,7 @@ def test_parts_of_what_a_call_has_beside(
     }[extra]()
     arrays = qkv(stage, (batch, heads), 3, n, n_kv)
     ready, got = forward(stage, *arrays, causal=True, **options)
-    launches = [launch for launch in several(ready, small_grid) if not launch.file]  # but for the pass that rotates
+    launches = [launch for launch in several(ready, small_grid) if not launch.file]  # except for the pass that rotates
     assert len(launches) == 2 * 3
     unlimited(monkeypatch)
     assert_same(got, forward(stage, *arrays, causal=True, **options)[1])
@@ -205,7 +205,7 @@ def packed(lengths: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
 def test_more_packed_sequences_than_a_grid_has_room_for(
     name: str, causal: bool, small_grid: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They get slots, and their heads several launches; the slopes of 11 are each sequence's."""
+    """They get slots, and their heads several launches; slopes belong to sequences."""
     stage, cu_seqlens = stage_of(name), packed(LENGTHS)
     q, k, v = qkv(stage, (8,), 4, int(cu_seqlens[0][-1]), int(cu_seqlens[1][-1]))
     slopes = np.linspace(0, 1, 8 * len(LENGTHS), dtype=np.float32).reshape(-1, 8)
@@ -257,7 +257,7 @@ def test_gradients_of_more_packed_sequences_than_a_grid_has_room_for(
 
 
 def test_a_step_with_tensor_maps_says_that_the_grid_is_too_small(small_grid: int) -> None:
-    """Its maps are those of whole arrays."""
+    """Its maps describe whole arrays."""
     (stage,) = (step for step in CLIMBS["hopper"] if step.file.endswith("10_03_by_wgmma.cu"))
     if reason := stage.why_not(head_dim=64, dtype="float16"):
         pytest.skip(reason)
@@ -268,7 +268,7 @@ def test_a_step_with_tensor_maps_says_that_the_grid_is_too_small(small_grid: int
 
 @pytest.mark.usefixtures("small_grid")
 def test_a_launch_without_checks_finds_the_parts(cpu_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call of few batches and one of many share a kernel; the driver gets the addresses of each one's arrays."""
+    """A call with few batches and one with many share a kernel; the driver gets the addresses of each one's arrays."""
     stage, seen, known = LADDER["heads_and_masks"], [], None
     function = SimpleNamespace(kernel=SimpleNamespace(ptr=77))
 
@@ -331,7 +331,7 @@ SLOTS_BUGS = (
 
 
 def check_find_tile(lengths: Sequence[int], block: int, text: str) -> None:
-    """Every tile has one slot: first those that begin a sequence, then the others in their order."""
+    """Check that every tile has one slot: first those that begin a sequence, then the others in order."""
     compiled = kernel.load(text, "tiles_of_slots")
     cu_seqlens = np.cumsum([0, *lengths], dtype=np.int32)
     slots = int(cu_seqlens[-1]) // block + len(lengths)
@@ -347,7 +347,7 @@ def check_find_tile(lengths: Sequence[int], block: int, text: str) -> None:
 
 
 def find_tile_text(text: str | None = None) -> str:
-    """The kernel with the header's text in place of its #include."""
+    """Return the kernel with the header's text in place of its #include."""
     header = text if text is not None else (kernel.KERNELS / "packed_tiles.cuh").read_text()
     return FIND_TILE.replace('#include "packed_tiles.cuh"', header.replace("#pragma once", ""))
 
@@ -419,7 +419,7 @@ def call_of(lengths: Sequence[int], heads: int, **more: Any) -> Call:
 def test_slots_are_for_many_empty_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launches.limits, "multiprocessors", lambda: 132)
     sizes = {"BLOCK_M": 128, "BLOCK_N": 64}
-    batch = (8192, *(240,) * 511)  # 524,288 blocks, or 24,544
+    batch = (8192, *(240,) * 511)  # 524,288 blocks, instead of 24,544
     call = call_of(batch, 16)
     assert launches.in_slots(call, sizes)
     assert launches.tile_grid(call, "q", sizes) == (64, 16, 512)
@@ -433,7 +433,7 @@ def test_slots_are_for_many_empty_blocks(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_call_gets_slots_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stage's own choice reaches the kernel's options and its grid, and a named size comes before it."""
+    """The stage's own choice reaches the kernel's options and its grid; a size given by name overrides it."""
     stage = LADDER["heads_and_masks"]
     (q, k, v), options = in_slots_or_not(stage)
     monkeypatch.setattr(launches, "EMPTY_BLOCKS", 0)

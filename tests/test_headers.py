@@ -1,7 +1,7 @@
-"""Every header of kernels/ includes what it needs: it compiles alone, so whoever includes it need not know what else.
+"""Every header in kernels/ includes what it needs: it compiles alone, so including files need not know its needs.
 
-Both compilers are asked: NVRTC is a GPU's, and g++, by the engine, also looks up the names in templates that nobody
-uses, which NVRTC does not.
+Both compilers check it: NVRTC for a GPU, and g++, through the engine, which unlike NVRTC also looks up names in unused
+templates.
 """
 
 from __future__ import annotations

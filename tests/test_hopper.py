@@ -1,4 +1,4 @@
-"""Stage 10 beside what test_tensor_cores.py asks of it: its tiles, its order of tiles, tensor maps, planted bugs."""
+"""Stage 10 beyond the tests of test_tensor_cores.py: its tiles, its order of tiles, tensor maps, planted bugs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ HEAD_DIMS = (8, 64, 72, 80, 96, 128, 192, 256)
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_it_compiles_without_spills_and_keeps_its_products_in_flight(head_dim: int, masked: bool) -> None:
-    """The two types differ in the instruction that packs P: neighbouring head dimensions share them out."""
+    """The types differ in the instruction that packs P; each head dimension is compiled for one of them, in turn."""
     dtype = ("float16", "bfloat16")[(HEAD_DIMS.index(head_dim) + masked) % 2]
     sizes = {"HEAD_DIM": head_dim, **stages.pick_hopper(head_dim, masked)}
     report = compile_report.compile_report(HOPPER.file, sizes, "sm_90a", name=HOPPER.kernel_name(dtype))
@@ -57,7 +57,7 @@ def test_it_compiles_without_spills_and_keeps_its_products_in_flight(head_dim: i
 @pytest.mark.exhaustive
 @needs_nvrtc
 def test_what_the_assembler_warns_of_is_seen() -> None:
-    """S is read while its products may be in flight (C7514); the registers do not suffice (C7512)."""
+    """S is read while its products may be in flight (C7514); there are not enough registers (C7512)."""
     no_wait = Bug("", "      wgmma_wait<1>();\n", "").plant(kernel.source(HOPPER.file))
     for text, sizes, code in (
         (no_wait, {"HEAD_DIM": 64}, "C7514"),
@@ -88,7 +88,7 @@ def test_other_gpus_are_told(cc: int, there: str, monkeypatch: pytest.MonkeyPatc
 
 
 def test_dimensions_of_a_view() -> None:
-    """(batch, heads, rows, d) of (batch, rows, heads, d); strides in bytes; one of size 1 has any stride."""
+    """(batch, heads, rows, d) of (batch, rows, heads, d); strides in bytes; an axis of size 1 may have any stride."""
     spec = Spec((2, 3, 50, 64), (50 * 3 * 128, 128, 3 * 128, 2), np.dtype(np.float16))
     assert tensor_maps.dimensions(spec) == ((64, 50, 3, 2), (3 * 128, 128, 50 * 3 * 128))
     assert tensor_maps.dimensions(Spec((1, 1, 7, 72), (2, 6, 144, 2), np.dtype(np.float16)))[1] == (144, 144, 144)
@@ -96,14 +96,14 @@ def test_dimensions_of_a_view() -> None:
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_a_dimension_that_is_broadcast_keeps_its_stride_of_0(axis: int) -> None:
-    """Any other number leads to memory that is not the array's."""
+    """Any other stride would lead to memory outside of the array."""
     a = np.zeros([1 if i == axis else size for i, size in enumerate((2, 3, 50, 64))], np.float16)
     wide = np.broadcast_to(a, (2, 3, 50, 64))
     _, strides = tensor_maps.dimensions(Spec((2, 3, 50, 64), wide.strides, wide.dtype))
     assert strides == wide.strides[2::-1] and strides[2 - axis] == 0
 
 
-# What differs from a map that both take: float16, rows of 64 elements.
+# Changes to a map that both accept: float16, rows of 64 elements.
 MAPS: dict[str, dict[str, dict[int, int]]] = {
     "as it is": {},
     **{f"stride {i} is {n}": {"strides": {i: n}} for i in (0, 1, 2) for n in (0, 16, 64, 120, 2**40 - 16, 2**40)},
@@ -144,7 +144,7 @@ def test_maps_are_kept_by_address() -> None:
     (first, held), (second, _) = (kept.at(address(x)) for x in (a, b))
     assert first != second and kept.at(address(a))[0] == first
     before = ctypes.string_at(first, 128)
-    for i in range(2 * kept.MOST):  # as another thread may, before a launch has read the first
+    for i in range(2 * kept.MOST):  # as another thread may do before a launch has read the first
         kept.at(address(a) + 16 * i)
         assert len(kept) <= kept.MOST
     assert kept.at(address(a))[1] is not held and ctypes.string_at(first, 128) == before
@@ -152,7 +152,7 @@ def test_maps_are_kept_by_address() -> None:
 
 @runs_here
 def test_a_bound_launch_keeps_its_arrays() -> None:
-    """A tensor map has the address alone, and NumPy inputs are copied: the copies must outlive the call."""
+    """A tensor map contains only the address, and NumPy inputs are copied: the copies must outlive the call."""
     q, k, v = inputs((1, 2, 50, 64), 70, 2, "float16")
     launch, got = HOPPER.prepare(q, k, v, return_lse=True)
     others = [cp.full(q.shape, cp.nan, q.dtype) for _ in range(20)]
@@ -163,7 +163,7 @@ def test_a_bound_launch_keeps_its_arrays() -> None:
 
 @runs_here
 def test_calls_with_new_addresses() -> None:
-    """The second call of its kind makes its maps anew, on a GPU in a launch without checks."""
+    """The second call of its kind makes new maps, on a GPU in a launch without checks."""
     shape = (2, 100, 4, 64)
     for seed in range(4):
         rng = np.random.default_rng(seed)
@@ -177,7 +177,7 @@ def test_calls_with_new_addresses() -> None:
 
 
 def test_tiles_for_masks_and_few_keys() -> None:
-    """At D = 64 three consumers, at 128 wide tiles of keys; narrower ones, and fewer rows, with a mask or few keys."""
+    """At D = 64 three consumers, at 128 wide tiles of keys; narrower ones and fewer rows with a mask or few keys."""
     pick = stages.pick_hopper
     assert pick(64) == {"BLOCK_M": 192, "BLOCK_N": 128} == pick(64, True) == pick(40, False, 1024)
     assert pick(64, True, 1024) == {"BLOCK_M": 128, "BLOCK_N": 128}
@@ -195,7 +195,7 @@ def test_tiles_for_masks_and_few_keys() -> None:
 
 
 def call_of(shape: tuple[int, ...], kv_heads: int, keys: int, window: tuple[int, int], packed: bool = False) -> Call:
-    """A call of (batch or sequences, heads, rows, d); packed: rows of the longest sequence, all as long."""
+    """Describe a call of (batch or sequences, heads, rows, d). packed: all sequences have that many rows."""
     sequences, heads, rows, d = shape
     q, kv = (sequences, heads, rows, d), (sequences, kv_heads, keys, d)
     if packed:
@@ -209,13 +209,13 @@ def call_of(shape: tuple[int, ...], kv_heads: int, keys: int, window: tuple[int,
 def tile_of_call(
     batch: int, rows: int, *, d: int = 128, keys: int | None = None, causal: bool = False
 ) -> tuple[int, int]:
-    """BLOCK_M and BLOCK_N for a call with 16 heads."""
+    """Return BLOCK_M and BLOCK_N for a call with 16 heads."""
     sizes = LADDER["hopper"].sizes_for(call_of((batch, 16, rows, d), 16, keys or rows, (-1, 0) if causal else (-1, -1)))
     return sizes["BLOCK_M"], sizes["BLOCK_N"]
 
 
 def test_which_calls_have_tall_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Choose them where they were faster on an H200, which has 132 multiprocessors: (batch, rows)."""
+    """They are chosen where they were faster on an H200, which has 132 multiprocessors: (batch, rows)."""
     monkeypatch.setattr(limits, "persistent_blocks", lambda: 132)
     tall = (192, 64)
     faster = ((21, 768), (11, 1536), (8, 2048), (8, 2112), (5, 3072), (4, 4096), (4, 4224), (2, 8192), (1, 16384))
@@ -229,7 +229,7 @@ def test_which_calls_have_tall_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def planned(call: Call, lengths: tuple[list[int], list[int]] | None = None, **sizes: int) -> tuple[np.ndarray, Any]:
-    """The table of tiles (rounds, blocks, 4) of a call, as the device writes it; the sizes."""
+    """Return a call's table of tiles (rounds, blocks, 4), as written by the device; and the sizes."""
     sizes = {**HOPPER.defines(call.arrays["q"].shape[-1]), **HOPPER.variant(call), **sizes}
     ends = [cp.asarray(np.cumsum([0, *of], dtype=np.int32)) for of in lengths or ()]
     cu = dict(zip(CU, ends, strict=False))
@@ -266,7 +266,7 @@ LENGTHS = ([300, 0, 1, 129, 5, 1000, 0], [40, 7, 0, 300, 0, 900, 3])
 @pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (100, 30)], ids=str)
 @pytest.mark.parametrize("lengths", [LENGTHS, ([1], [1]), ([0, 128], [5, 0]), ([30] * 90, [30] * 90)], ids=len)
 def test_the_table_of_packed_sequences(lengths: tuple[list[int], list[int]], window: tuple[int, int]) -> None:
-    """Each tile that has rows is there once, the longest first; blocks without one come last, and are few."""
+    """Each tile with rows occurs once, the longest first; blocks without one come last, and are few."""
     rows, keys = lengths
     q, kv = (1, 4, sum(rows), 64), (1, 2, sum(keys), 64)
     arrays = {name: Spec.dense(kv if name in "kv" else q, np.float16) for name in "qkvo"}
@@ -292,7 +292,7 @@ def test_the_table_of_packed_sequences(lengths: tuple[list[int], list[int]], win
 def test_blocks_get_similar_amounts_of_work(
     rows: int, heads: int, d: int, window: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """16,384 tokens on 132 multiprocessors. In the order of the rows a causal mask would leave blocks 33 % unequal."""
+    """16,384 tokens on 132 multiprocessors. In row order a causal mask would make blocks differ by 33 %."""
     monkeypatch.setattr(limits, "multiprocessors", lambda: 132)
     table, sizes = planned(call_of((max(16896 // rows, 1), heads, rows, d), heads, rows, window))
     steps = study.steps_of_rows(rows, rows, window, sizes["BLOCK_M"], sizes["BLOCK_N"]) + 1
@@ -328,7 +328,7 @@ def test_steps_are_the_key_tiles_that_are_seen(rows: int, keys: int, window: tup
 @pytest.mark.exhaustive(one_of_each=lambda blocks: blocks)
 @pytest.mark.parametrize(("blocks", "together"), [(1, 3), (3, 100), (5, 1), (3, 1), (5, 3)])
 def test_every_tile_is_computed_whatever_the_order(blocks: int, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few blocks take many tiles each: the stages of K and V, and Q, pass from tile to tile."""
+    """A few blocks take many tiles each: the stages of K and V, and Q, carry over from tile to tile."""
     monkeypatch.setattr(limits, "multiprocessors", lambda: blocks)
     monkeypatch.setattr(stages, "heads_together", lambda *_: together)
     q, k, v = inputs((2, 4, 300, 64), 170, 2, "float16")
@@ -354,7 +354,7 @@ def test_heads_are_grouped_so_that_blocks_finish_together() -> None:
     """Short sequences get few heads at a time; no block gets the longest tiles of every group."""
 
     def dealt(heads: int, rows: int, together: int, block_m: int, block_n: int) -> float:
-        """The most that a block gets, beside the mean, as 10_order.cu deals."""
+        """Return the largest amount of a block relative to the mean, as 10_order.cu deals the tiles."""
         tiles = -(-rows // block_m)
         places = [
             tiles - 1 - place if (-(-heads // together) - 1 - first // together) % 2 else place
@@ -379,7 +379,7 @@ def test_heads_are_grouped_so_that_blocks_finish_together() -> None:
 
 
 def test_too_many_tiles_are_refused() -> None:
-    # So many, and what fills the last round of this device's multiprocessors.
+    # This many, and enough to fill the last round of this device's multiprocessors.
     with pytest.raises(ValueError, match=r"134,217,\d{3} tiles of rows; one launch takes 134,217,727 at most"):
         planned(call_of((2**17, 1024, 1, 64), 1024, 1, (-1, -1)))
 
@@ -409,7 +409,7 @@ def test_other_tiles(sizes: dict[str, int]) -> None:
 
 @runs_here
 def test_a_launch_without_checks_has_the_same_arguments(cpu_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """DirectLaunch hands the driver the same addresses by name, and the same bytes of maps and values."""
+    """DirectLaunch passes the driver the same addresses by name, and the same bytes of maps and values."""
     q, k, v = (engine.asarray(a) for a in inputs((1, 4, 150, 64), 170, 2, "float16"))
     ready, arrays, _ = HOPPER.plan(q, k, v, return_lse=True, causal=True)
     _, (launch, _, args) = ready.resolve_arguments(arrays)
@@ -458,7 +458,7 @@ def test_a_launch_without_checks_has_the_same_arguments(cpu_engine: Any, monkeyp
 def test_the_stage_of_a_call_that_names_none(
     rows: int, head_dim: int, enough: bool, packed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """10 on a Hopper GPU if there is enough to do; 07 on the CPU engine, and wherever 10 cannot run."""
+    """10 on a Hopper GPU if there is enough work; 07 on the CPU engine, and wherever 10 cannot run."""
     views = dict.fromkeys("qkv", Spec.dense((1, 2, rows, head_dim), np.float16))
     if packed:
         views |= dict.fromkeys(CU, Spec.dense((3,), np.int32))
@@ -466,7 +466,7 @@ def test_the_stage_of_a_call_that_names_none(
     def chosen() -> str:
         return calls.choose(views, ForwardOptions(), rows - 20 if packed else None)[1].name
 
-    own = "hopper" if device.ON_GPU and enough and not packed else "flash_mma"  # packed: of 20 rows and the others
+    own = "hopper" if device.ON_GPU and enough and not packed else "flash_mma"  # packed: of 20 rows and others
     assert chosen() == own
     forget()
     monkeypatch.setattr(limits, "compute_capability", lambda: 100)
@@ -487,7 +487,7 @@ def test_the_chosen_stage_is_launched(packed: bool, cpu_engine: Any) -> None:
 
 
 def test_how_much_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The threshold follows the times of 07 and 10 on an H200; the CPU engine never takes 10 by default."""
+    """The threshold follows the times of 07 and 10 on an H200; the CPU engine never chooses 10."""
     sizes = ((511, 8 * 511, 128), (512, 512, 128), (4096, 16383, 64), (512, 16384, 64))
     for on_gpu, chosen in ((True, [False, True, False, True]), (False, [False] * 4)):
         monkeypatch.setattr(device, "ON_GPU", on_gpu)
@@ -502,7 +502,7 @@ def test_how_much_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_packed_sequences_count_by_typical_lengths(
     lengths: list[int], rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the mean and the longest, whatever all of them are together."""
+    """Between the mean and the longest, whatever their sum."""
     asked: list[int] = []
     stage = HOPPER.changed(by_default=lambda rows, *_: asked.append(rows) or True)
     monkeypatch.setattr(calls, "able_of", lambda *_, **__: [stage])
@@ -517,12 +517,12 @@ def test_packed_sequences_count_by_typical_lengths(
 
 @pytest.fixture
 def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three blocks compute all tiles: some have one less, so that the table has empty places."""
+    """Let three blocks compute all tiles: some have one less, so that the table has empty places."""
     monkeypatch.setattr(limits, "multiprocessors", lambda: 3)
 
 
 def packed(text: str | None = None) -> None:
-    """Infinities in one sequence reach no other, though TMA copies the rows after a sequence's end with its own."""
+    """Infinities in one sequence reach no other, although TMA copies the rows after a sequence's end with its own."""
     rows, keys = (70, 1, 33, 130), (50, 13, 30, 65)
     cu = tuple(np.cumsum([0, *lengths], dtype=np.int32) for lengths in (rows, keys))
     q, k, v = (a[0] for a in inputs((1, 2, sum(rows), 72), sum(keys), 1, "float16"))
@@ -559,7 +559,7 @@ def test_infinities_stay_in_their_sequence_and_head(few_blocks: None) -> None:
 
 
 def by_processing(steps: np.ndarray, d: int, rows: int, sign: float = 1.0) -> tuple[np.ndarray, ...]:
-    """One head whose scores are `steps`, one per key, in the order in which tiles are taken: the last keys first."""
+    """Make one head with the scores `steps`, one per key, in the order of processing, last keys first."""
     q = np.full((1, 1, rows, d), sign, np.float16)
     k = np.repeat(sign * steps[::-1][None, None, :, None] / d, d, -1).astype(np.float16)
     v = np.random.default_rng(4).standard_normal(k.shape).astype(np.float16) + np.float16(0.5)
@@ -593,7 +593,7 @@ def ramp(name: str, text: str | None = None, scale: float = 1.0) -> None:
 @pytest.mark.parametrize("scale", [1.0, -1.0, 0.05])
 @pytest.mark.parametrize("name", RAMPS)
 def test_scores_that_rise_and_fall(name: str, scale: float) -> None:
-    """Every tile of keys but the first may leave m_i as it is; which it may do is found with integers."""
+    """Every tile of keys except the first may leave m_i unchanged; integer maxima decide whether it does."""
     ramp(name, scale=scale)
 
 
@@ -605,7 +605,7 @@ def changed(name: str, old: str, new: str = "", **more: Any) -> Bug:
 
 
 def on_cpu(name: str, old: str, new: str = "", **more: Any) -> Bug:
-    """On a GPU it shows by luck, or a wait never ends, or the context is lost."""
+    """Mark a bug that a GPU shows only by luck, or that hangs it or loses the context."""
     return changed(name, old, new, cpu_only=True, **more)
 
 
@@ -615,8 +615,8 @@ NEW_ROW = "hook_start(maxima.m_i[i], l_i[i], hooks_of_tile(), t == 0);"
 OF_BEFORE = "const float m_before = maxima.m_i[i], l_before = l_i[i];"
 ZEROS = "for (int i = 0; i < HEAD_DIM_PADDED / 2; ++i) acc[i] = 0.0f;"
 LAST_KEYS = "weights(GROUPS / 2, GROUPS);\n      to_operand<T>(P, S, GROUPS / 2, GROUPS);"
-BUGS = (  # what 07 and 10 have in common has its bugs in test_tensor_cores.py
-    # which keys
+BUGS = (  # bugs that 07 and 10 share are in test_tensor_cores.py
+    # visible keys
     changed("full tiles end late", "first + BLOCK_N > min(tile.first_pos", "first > min(tile.first_pos"),
     changed(
         "ends where the first row does", "tile.first_pos + min(BLOCK_M, tile.rows) + params", "tile.first_pos + params"
@@ -718,20 +718,20 @@ BUGS = (  # what 07 and 10 have in common has its bugs in test_tensor_cores.py
 )
 WITH_BUG: tuple[dict[str, Any], ...] = (
     {"n": 150, "n_kv": 200, "window": (90, 90)},
-    {"n": 200, "n_kv": 130, "causal": True, "softmax_scale": -0.2},  # rows that see nothing
+    {"n": 200, "n_kv": 130, "causal": True, "softmax_scale": -0.2},  # some rows see nothing
     {"n": 40, "n_kv": 300, "grow": 400.0},
 )
 
 
 def few_products() -> str:
-    """The kernel's text with the wgmma of the columns that are used here alone: builds take two thirds of the time."""
+    """Keep only the wgmma for the columns that are used here: builds take two thirds of the time."""
     text, left_out = re.subn(r"^WGMMA\((?!(?:48|64|80),)\d+,.*$", "", kernel.source(HOPPER.file), flags=re.M)
     assert left_out == 13
     return text
 
 
 def check_with(text: str) -> None:
-    """A few calls with another text of the kernel, of many tiles for each block."""
+    """Check a few calls with another text of the kernel, with many tiles per block."""
     for case in WITH_BUG:
         options = dict(case)
         q, k, v = inputs((2, 4, options.pop("n"), 72), options.pop("n_kv"), 2, "float16", grow=options.pop("grow", 1.0))
@@ -768,7 +768,7 @@ def test_enough_bugs_have_been_planted() -> None:
     assert len(BUGS) >= 20 and len({bug.name for bug in BUGS}) == len(BUGS)
 
 
-# Of 10_order.cu.
+# In 10_order.cu.
 ORDER_BUGS = (
     Bug("one tile twice, another never", "row_tile = i % row_tiles", "row_tile = i % row_tiles / 2 * 2"),
     Bug(
@@ -789,7 +789,7 @@ ORDER_BUGS = (
 @runs_here
 @pytest.mark.parametrize("bug", ORDER_BUGS, ids=lambda bug: bug.name)
 def test_a_wrong_order_is_seen(bug: Bug, few_blocks: None, cpu_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the engine: a wrong entry leads to addresses that would leave a GPU's context unusable."""
+    """On the engine only, because a wrong entry leads to addresses that would leave a GPU's context unusable."""
     text = bug.plant(kernel.source(stages.ORDER))
     load = kernel.load
     monkeypatch.setattr(kernel, "load", lambda file, *rest, **more: load(text, *rest, **more))
@@ -841,7 +841,7 @@ def test_the_xray_finds_nothing(options: dict[str, Any], one_block: None) -> Non
 @pytest.mark.skipif(not device.ON_GPU, reason="needs a GPU")
 @runs_here
 def test_the_xray_of_a_launch_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The arrays that the driver's maps describe are brought to the engine, and what it writes goes back."""
+    """The arrays described by the driver's maps are copied to the engine, and its results are copied back."""
     monkeypatch.setattr(limits, "multiprocessors", lambda: 1)
     report = x_rayed(causal=True)
     report.assert_clean()
@@ -863,7 +863,7 @@ def test_it_is_clean_in_other_orders_of_warps(order: str, one_block: None, monke
 
 S_PRODUCTS, O_PRODUCTS = "wgmma_ss(", "wgmma_rs(T(), O"
 LOADS_KV = LOADS_Q = "tma_load_panels<"
-STAGES_O = COPIES_O = "store_rows("  # what is in a header counts for the line that calls it
+STAGES_O = COPIES_O = "store_rows("  # errors in a header count for the line that calls it
 CLEARS = "clear_rows<"
 WAITS_K = "      k_ring.wait_full(k_stage);\n"
 GIVES_K = "      if (leader) k_ring.release(k_stage);\n"
@@ -938,7 +938,7 @@ XRAY_BUGS = (
 
 
 def lines_of(text: str) -> dict[tuple[str | None, int], str]:
-    """The lines of a text by file and number, as its #line directives say."""
+    """Return the lines of a text by file and number, according to its #line directives."""
     lines: dict[tuple[str | None, int], str] = {}
     file, number = "", 1
     for line in text.splitlines():
@@ -953,7 +953,7 @@ def lines_of(text: str) -> dict[tuple[str | None, int], str]:
 @pytest.mark.exhaustive(one_of_each=lambda bug: bug.finds)
 @pytest.mark.parametrize("bug", XRAY_BUGS, ids=lambda bug: bug.name)
 def test_the_xray_finds_the_line(bug: Bug, one_block: None) -> None:
-    """A race has two lines, and either may come first."""
+    """A race has two lines in either order."""
     text = bug.plant(few_products())
     first = x_rayed(text, **bug.options).findings[0]
     lines = lines_of(text)
@@ -968,7 +968,7 @@ def test_the_xray_finds_the_line(bug: Bug, one_block: None) -> None:
 
 
 def test_the_xray_counts_the_conflicts_of_a_wrong_swizzle(one_block: None) -> None:
-    """O staged in rows and read in rows is right, and slow: eight lanes share four banks."""
+    """Storing and reading O by rows is right, but slow: eight lanes share four banks."""
     text = few_products()
     for old, new in (
         ("((n % 8 + lane_id / 16) ^ lane_id % 8) * 16", "(n % 8 + lane_id / 16) * 16"),
@@ -981,5 +981,5 @@ def test_the_xray_counts_the_conflicts_of_a_wrong_swizzle(one_block: None) -> No
     conflicts = {lines[place].strip(): f.conflicts for place, f in report.by_line.items() if f.conflicts}
     (stores,) = conflicts
     assert "store_rows(" in stores
-    # Four tiles of rows, by eight warps each; five for 80 columns; 28 wavefronts of 32 are more than it needs.
+    # Four tiles of rows, by eight warps each; five for 80 columns; 28 of 32 wavefronts are superfluous.
     assert report.shared["dynamic shared memory"].conflicts == conflicts[stores] == 4 * 8 * 5 * 28

@@ -1,6 +1,6 @@
 """Planted bugs of 13_hopper_backward.cu: wrong gradients, and each fence, barrier and wait left out in turn.
 
-test_backward_mma.py launches the kernel as it is, beside 08's.
+test_backward_mma.py launches the unchanged kernel, and that of 08.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def on_the_engine(cpu_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 # ---- wrong gradients
 
-WRONG = (  # what 08 and 13 have in common has its bugs in test_backward_mma.py
+WRONG = (  # bugs that 08 and 13 share are in test_backward_mma.py
     # ---- operands
     changed("dQ reads K with its rows along k", "wgmma_ss<1, 0>(", "wgmma_ss<0, 0>("),
     changed("dQ reads dS transposed", "wgmma_ss<1, 0>(", "wgmma_ss<1, 1>("),
@@ -86,7 +86,7 @@ WRONG = (  # what 08 and 13 have in common has its bugs in test_backward_mma.py
     ),
     changed("fragments of P exchanged", "P[n / 2][n % 2 * 2 + i]", "P[n / 2][n % 2 * 2 + 1 - i]"),
     changed("dP times P, both of dO", "start_keys<T>(dK_acc, dS, q)", "start_keys<T>(dK_acc, dS, dO)"),
-    # ---- dQ in the order of the fragments
+    # ---- dQ in the order of fragments
     changed("columns g and g + 8 exchanged", "a[2 * h + e] * params", "a[2 - 2 * h + e] * params"),
     changed(
         "the other's half of dQ",
@@ -111,7 +111,7 @@ WRONG = (  # what 08 and 13 have in common has its bugs in test_backward_mma.py
         "dQ, smem_",
     ),
 )
-# At d = 64 the two warpgroups have rows of dQ, not columns.
+# At d = 64 the two warpgroups share dQ by rows, not columns.
 WRONG_AT_64 = (
     changed("both warpgroups have the same rows of dQ", "PANELS == 2 ? 0 : consumer * DQ_ROWS * 128", "0"),
     changed("rows of dQ side by side", "PANELS == 2 ? 0 : consumer * DQ_ROWS)", "0)"),
@@ -132,7 +132,7 @@ def check(bug: Bug, given: Arrays, sizes: Mapping[str, int] = SIZES, **options: 
 @pytest.mark.exhaustive(one_of_each=lambda bug: None)
 @pytest.mark.parametrize("bug", [*WRONG, *WRONG_AT_64], ids=lambda bug: bug.name)
 def test_wrong_gradients_are_found(bug: Bug) -> None:
-    """The first 60 rows see no key. In the second call absent keys, which are zeros, would weigh e^lse."""
+    """The first 60 rows see no key. In the second call, keys past the end, which are 0, would weigh e^lse."""
     d = 64 if bug in WRONG_AT_64 else 128
     with pytest.raises((AssertionError, engine.LaunchError), match=r"is off by|deadlock"):
         check(bug, inputs((1, 2, 200, d), 140, 1, "bfloat16", grow=4.0), window=(-1, 0))
@@ -150,7 +150,7 @@ def test_wrong_first_stores_are_found(bug: Bug) -> None:
 
 @pytest.mark.parametrize(("d", "rows"), [(128, 64), (64, 128), (80, 64)])
 def test_the_first_block_stores(d: int, rows: int) -> None:
-    """Each row sees a key. In the second call some blocks have no row, in the third they have few."""
+    """Each row sees a key. In the second call some blocks have no rows, in the third they have few."""
     sizes = {"BLOCK_M": rows, "BLOCK_N": 128, "FIRST_STORES": 1}
     for shape, keys, options in (
         ((1, 4, 200, d), 333, {}),
@@ -164,7 +164,7 @@ def test_the_first_block_stores(d: int, rows: int) -> None:
 def test_blocks_take_one_tile_of_keys_after_the_other(
     d: int, rows: int, stores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two blocks, with six tiles of keys or more. In the second call, and the third, no row sees some of these."""
+    """Two blocks with at least six tiles of keys. In the second and third call, no row sees some of these."""
     monkeypatch.setattr(limits, "multiprocessors", lambda: 2)
     sizes = {"BLOCK_M": rows, "BLOCK_N": 128, "FIRST_STORES": stores, "PERSISTENT": 1}
     for shape, keys, kv_heads, options in (
@@ -177,7 +177,7 @@ def test_blocks_take_one_tile_of_keys_after_the_other(
 
 
 def sizes_of_call(batch: int = 32, rows: int = 512, keys: int = 512, d: int = 128, **options: Any) -> dict[str, int]:
-    """The sizes for a call with 16 heads."""
+    """Return the sizes for a call with 16 heads."""
     arrays = {name: dense((batch, 16, rows, d), np.float16) for name in ("do", "q", "o", "dq")}
     arrays |= {name: dense((batch, 16, keys, d), np.float16) for name in ("k", "v", "dk", "dv")}
     arrays["lse"] = dense((batch, 16, rows), np.float32)
@@ -185,7 +185,7 @@ def sizes_of_call(batch: int = 32, rows: int = 512, keys: int = 512, d: int = 12
 
 
 def test_which_calls_have_first_stores() -> None:
-    """Choose them with at most 4096 keys and more of dQ than the L2 cache keeps, where each row sees a key."""
+    """They are chosen with at most 4096 keys and a dQ larger than the L2 cache, if each row sees a key."""
     assert all("FIRST_STORES" in sizes_of_call(causal=causal) for causal in (False, True))
     assert "FIRST_STORES" in sizes_of_call(batch=16, rows=1024, keys=512)  # each row sees all keys
     for other in (
@@ -198,7 +198,7 @@ def test_which_calls_have_first_stores() -> None:
 
 
 def test_which_calls_have_persistent_blocks() -> None:
-    """Choose them with many blocks, at head_dim 64 unless they have many steps; not in a fixed order."""
+    """They are chosen with many blocks, at head_dim 64 only with few steps; not in a fixed order."""
     assert all("PERSISTENT" in sizes_of_call(d=d, causal=causal) for d in (64, 128) for causal in (False, True))
     assert "PERSISTENT" in sizes_of_call(batch=1, rows=16384, keys=16384)
     assert "PERSISTENT" in sizes_of_call(batch=4, rows=4096, keys=4096, d=64, causal=True)
@@ -223,7 +223,7 @@ def test_nothing_is_cleared_where_the_first_block_stores() -> None:
 # ---- fences, barriers, waits
 
 
-# Without such a statement the X-ray says first what `finds` names.
+# Without such a statement the X-ray first reports what `finds` names.
 DO_FULL = "bar.do_ring.wait_full(step.stage());"
 DS_READY = "named_barrier_sync(DS_READY, 256);"
 PACKED = {"rows": (64, 136), "keys": (30, 110)}
@@ -315,7 +315,7 @@ MISSING = (
         options={"sizes": PERSISTENT},
     ),
 )
-# Not left out, but in the wrong place or of the wrong size.
+# Not left out, but at the wrong place or with the wrong size.
 MISPLACED = (
     changed(
         "Q given back too early",
@@ -349,7 +349,7 @@ MISPLACED = (
         finds="not waited for",
     ),
 )
-# What no checked run on the CPU shows to be needed, and why.
+# Statements that no checked run on the CPU shows to be necessary, and why they are.
 NOT_SEEN = {
     "wgmma_fence();": "dQ's: the fence before dV's products is later than the last use of all these registers",
     "__syncwarp();": "before DQ_EMPTY: that barrier waits for lane 0 too, but bar.arrive takes a whole warp; before "
@@ -373,7 +373,7 @@ def x_rayed(
     keys: tuple[int, ...] = (140,),
     stage: Stage = STAGE,
 ) -> list[str]:
-    """The kinds of what the X-ray finds in the causal gradients of sequences of these lengths."""
+    """Return the kinds of findings in the causal gradients of sequences with these lengths."""
     kinds = []
 
     def looked_at(kernel: Any, grid: Any, block: Any, args: Any, shared_mem: int = 0) -> None:
@@ -407,7 +407,7 @@ def test_every_bug_can_be_planted() -> None:
 
 def test_each_fence_barrier_and_wait_is_left_out_once() -> None:
     def synchronisation(text: str) -> Counter[str]:
-        text = re.sub(r"struct Ring \{.*?\n\};", "", text, flags=re.DOTALL)  # what its functions are made of
+        text = re.sub(r"struct Ring \{.*?\n\};", "", text, flags=re.DOTALL)  # the code that its functions replace
         return Counter(re.sub(r"\s+", " ", statement) for statement in SYNCHRONISES.findall(text))
 
     text = kernel.source(FILE)
@@ -418,10 +418,11 @@ def test_each_fence_barrier_and_wait_is_left_out_once() -> None:
     assert everything - left_out == Counter(NOT_SEEN.keys()) + Counter(["tma_store_wait();", "__syncwarp();"])
 
 
-# ---- the kernel for long rows, in what it does otherwise
+# ---- where the kernel for long rows differs
 
-# No checked run shows a need of two things in it: a consumer's wait for the other's tile, as the other has waited for
-# it before their barrier; and the barrier before the epilogue, as the engine's products end for all warps at once.
+# No checked run shows that two parts are necessary: a consumer's wait for the other's tile, because the other has
+# waited for it before their barrier; and the barrier before the epilogue, because the engine's products end for all
+# warps at once.
 
 WIDE = {"stage": WIDE_STAGE, "sizes": {"BLOCK_M": 64, "BLOCK_N": 64}, "d": 136}
 WIDE_MISSING = (
@@ -483,7 +484,7 @@ LAST_FIRST = changed("", "number = number_of_block()", "number = gridDim.x - 1 -
 
 
 def bits(*bugs: Bug, stage: Stage = STAGE, sizes: Mapping[str, int] = IN_TURN, n: int = 330, d: int = 64) -> bytes:
-    """dQ of one head, whose blocks add in turn."""
+    """Compute dQ of one head, whose blocks add in turn."""
     code = kernel.source(stage.file)
     for bug in bugs:
         code = bug.plant(code)
@@ -495,11 +496,11 @@ def bits(*bugs: Bug, stage: Stage = STAGE, sizes: Mapping[str, int] = IN_TURN, n
 
 
 def test_blocks_add_in_turn_in_whatever_order_they_start() -> None:
-    """The last block first: it has to wait for the others. Without the wait it adds first; on a GPU, it may."""
+    """The last block runs first: it has to wait for the others. Without the wait it adds first; on a GPU, it may."""
     in_order = bits()
     assert bits(LAST_FIRST) == in_order
     no_turns = changed("no turns", "wait_for_blocks(semaphores + slot, blocks_before(step.block, rows, m_block));")
-    # Where many cores run blocks at the same time, the order may be the right one by chance.
+    # If many cores run blocks in parallel, the order may happen to be right.
     assert device.ON_GPU or any(bits(LAST_FIRST, no_turns) != in_order for _ in range(5))
 
 
@@ -529,7 +530,7 @@ LAST_KEYS_FIRST = "LAST_KEYS_FIRST && by_tile"
 def test_blocks_of_the_last_keys_come_first(
     stage: Stage, d: int, rows: int, keys_of_block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first two heads' last keys come first, the last head's come last. Some rows and some keys see nothing."""
+    """The last keys come first for two heads, and last for the last head. Some rows and some keys see nothing."""
     monkeypatch.setenv("COURSE_CPU_TIMEOUT", "20")
     sizes = {"BLOCK_M": rows, "BLOCK_N": keys_of_block, "DETERMINISTIC": 1}
     code = kernel.source(stage.file)

@@ -1,4 +1,4 @@
-"""Records of the stage hopper: the sources that a GPU launches also run here, and a record is read."""
+"""Records of the stage hopper: the sources for a GPU also run here, and a record is read."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_traced_block_notes_its_clocks_in_their_order(
     stages: int, faster: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also by a clock that is faster by a factor of 2^faster: a launch lasts longer than 32 bits of it."""
+    """Also with a clock that is faster by a factor of 2^faster: a launch lasts longer than 32 bits of it."""
     traced = hopper.traced
     its_clock = rf"(clock64() << {faster})"
     monkeypatch.setattr(hopper, "traced", lambda source: re.sub(r"\bclock(64)?\(\)", its_clock, traced(source)))
@@ -51,7 +51,7 @@ def test_a_traced_block_notes_its_clocks_in_their_order(
             assert len(step) == hopper.STAMPS and clocks == sorted(clocks) and step[0] > 0
     for i, (asked, full) in enumerate(zip(found["asked"], found["full"], strict=True)):
         assert all(0 <= begin < end for begin, end in zip(asked, full, strict=True))
-        for tile in range(1, hopper.TRACED_TILES - stages - 1):  # a stage is asked for again when all have read it
+        for tile in range(1, hopper.TRACED_TILES - stages - 1):  # a stage is requested again when all have read it
             read = max(consumer[tile + i][3 if i == 0 else 5] for consumer in found["consumers"])
             assert asked[tile + stages] > read
     assert found["full"][0][-1] > 2**32 or not faster
@@ -66,7 +66,7 @@ def test_a_traced_block_notes_its_clocks_in_their_order(
 
 
 def test_a_wait_for_v_is_a_wait_of_the_warps() -> None:
-    """A record without these clocks has them among those of starting products."""
+    """A record without these clocks counts them with those of starting products."""
     timeline = {
         "stages": 1,
         "consumers": [[[0] * 7, [0, 10, 50, 60, 70, 80, 90]]],
@@ -110,8 +110,8 @@ def test_sections_are_measured_alone_and_the_others_stay(monkeypatch: pytest.Mon
 
 
 def test_changes_are_compared_with_the_kernel_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "multiprocessors", lambda: 3)  # one block at least takes two tiles
-    tiny = Case((1, 2, 200, 64), "bfloat16")  # of two tiles of rows and two of keys, neither of them full
+    monkeypatch.setattr(limits, "multiprocessors", lambda: 3)  # at least one block takes two tiles
+    tiny = Case((1, 2, 200, 64), "bfloat16")  # two tiles of rows and two of keys, none of them full
     rows = list(hopper.changes([(tiny, (hopper.AS_IT_IS, *hopper.IDEAS))], rounds=1))
     assert [row["name"] for row in rows][:2] == ["as it is", "no turns"] and rows[0]["speed"] == 1
     causal = Case((1, 3, 300, 64), "bfloat16", causal=True)
@@ -123,7 +123,7 @@ def test_changes_are_compared_with_the_kernel_as_it_is(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("dtype", hopper.FORMS)
 def test_mma_sync_in_a_loop(dtype: str) -> None:
-    """It runs on the CPU, too; that one's figures say nothing."""
+    """It also runs on the CPU, whose figures say nothing."""
     assert hopper.mma_loop(warps=1, dtype=dtype, steps=1, blocks=1)["flop_per_clock"] > 0
 
 
@@ -164,7 +164,7 @@ def test_clocks_of_both_warpgroups(monkeypatch: pytest.MonkeyPatch) -> None:
         assert all(row[name] is None or row[name] > 0 for name in ("products", "weights"))
 
 
-@pytest.mark.exhaustive  # two dozen kernels, through ptxas; those that are no ablations are compiled in test_hopper.py
+@pytest.mark.exhaustive  # two dozen kernels, through ptxas; those that are not ablations are compiled in test_hopper.py
 @needs_nvrtc
 def test_every_text_that_is_launched_compiles_without_spills_and_warnings() -> None:
     texts = {
@@ -223,7 +223,7 @@ def test_the_waits_of_rings() -> None:
 
 
 def test_what_notebook_10_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """K of a key tile is late where its step begins before; V is asked for one key tile later than its own."""
+    """A key tile's K is late if its step begins before; V is requested one key tile after its own."""
     steps = [[0] * 7, *([at] * 7 for at in (100, 200, 300))]
     waits_for_v = [[0, 0], *([at + 50, at + 60] for at in (100, 200, 300))]
     full = [[10, 120, 190, 290], [40, 255, 260, 400]]  # K of key tile 1 is late, V of 1 is
@@ -246,7 +246,7 @@ def test_the_edits_are_those_of_todays_kernel() -> None:
 
 
 def test_the_table_of_tiles_spreads_the_work() -> None:
-    """N = 512, causal: 4 tiles of rows a head, which see 1 to 4 key tiles; 132 is a multiple of 4."""
+    """N = 512, causal: 4 tiles of rows per head, which see 1 to 4 key tiles; 132 is a multiple of 4."""
     case = Case((32, 16, 512, 128), "bfloat16", causal=True)
     call, sizes, blocks = hopper.call_of(case), hopper.Work(case).defines, 132
     steps = hopper.steps_of_rows(512, 512, call.window, sizes["BLOCK_M"], sizes["BLOCK_N"])

@@ -1,4 +1,4 @@
-"""The map of the house, helpers/README.md, is true: what there is, and which way imports point."""
+"""The map of the repository, helpers/README.md, is true: what exists, and which way imports point."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 HELPERS = Path(__file__).resolve().parent.parent / "helpers"
 
-# From the ground up. A module imports its own package and what stands on lower floors, nothing beside it or above.
+# From the bottom up. A module imports its own package and those on lower floors, none on its own floor or above.
 FLOORS = (
     "setup",
     "engine",
@@ -37,12 +37,12 @@ FLOORS = (
     "course",
 )
 FLOOR = {name: number for number, name in enumerate(FLOORS)}
-# These stay within a few packages of others: old Pythons read setup, and engine is installed as a package, rawkernel.
+# These import only a few other packages: old Pythons read setup, and engine is installed as a package, rawkernel.
 ONLY = {
-    "setup": {"packaging", "pip"},  # where it is there
-    "engine": {"numpy", "ml_dtypes", "elftools", "cupy", "pytest"},  # cupy: where NVRTC is asked; pytest: the plugin
+    "setup": {"packaging", "pip"},  # if it is installed
+    "engine": {"numpy", "ml_dtypes", "elftools", "cupy", "pytest"},  # cupy: to use its NVRTC; pytest: the plugin
 }
-# Of the engine's folder, but no modules of the course: how it is built, and what a user's project looks like.
+# In the engine's folder, but not modules of the course: its build, and an example of a user's project.
 NOT_OURS = ("engine/setup.py", "engine/plugin/", "engine/examples/")
 STANDARD = set(__import__("sys").stdlib_module_names)
 
@@ -54,7 +54,7 @@ def files() -> list[Path]:
 
 
 def room(path: Path) -> str:
-    """The package or the module directly below helpers."""
+    """Return the package or the module directly below helpers."""
     return path.relative_to(HELPERS).parts[0].removesuffix(".py")
 
 
@@ -66,7 +66,7 @@ def is_module(name: str) -> bool:
 
 @functools.cache
 def imported(path: Path) -> list[tuple[int, str]]:
-    """Line and full name of each module that a file imports, inside functions too."""
+    """Return the line and full name of each module that a file imports, inside functions too."""
     return list(_imported(path))
 
 
@@ -97,7 +97,7 @@ def test_imports_point_down() -> None:
 
 
 def test_the_engine_reaches_its_own_modules_by_relative_imports() -> None:
-    """So one source serves as helpers.engine and, installed, as rawkernel."""
+    """So one source works as helpers.engine and, installed, as rawkernel."""
     for path in files():
         if room(path) == "engine":
             absolute = re.findall(
@@ -107,17 +107,17 @@ def test_the_engine_reaches_its_own_modules_by_relative_imports() -> None:
 
 
 def test_no_modules_import_each_other() -> None:
-    """Neither two nor a ring of several; an import in a function or under TYPE_CHECKING counts as well."""
+    """Neither two nor a cycle of several; an import in a function or under TYPE_CHECKING counts as well."""
     names = {path: ".".join(path.relative_to(HELPERS.parent).with_suffix("").parts) for path in files()}
     names = {path: name.removesuffix(".__init__") for path, name in names.items()}
     graph = {own: {name for _, name in imported(path)} - {own} for path, own in names.items()}
-    graphlib.TopologicalSorter(graph).prepare()  # raises a CycleError that lists the ring
+    graphlib.TopologicalSorter(graph).prepare()  # raises a CycleError that lists the cycle
 
 
 def test_the_gpu_needs_nothing_of_the_engine() -> None:
-    """Only the switch between the two, the X-ray, what draws on it and the site know it; all read CUDA C++ as text.
+    """Only the switch between the two, the X-ray, what draws on it and the site import it; all read CUDA C++ as text.
 
-    And all may know the rule of banks, and what a step of an X-ray and an event of a trace are.
+    And all may import the rule of banks, and the classes of an X-ray's steps and a trace's events.
     """
     both = tuple(f"helpers.engine.{name}" for name in ("cuda_source", "nvrtc", "banks", "steps", "tracing"))
     names = ((room(path), name) for path in files() for _, name in imported(path))
@@ -135,12 +135,12 @@ def test_the_map_names_every_room_and_no_other() -> None:
 
 
 def names_that_stay() -> set[str]:
-    """The full names in the map's table of what notebooks import."""
+    """Return the full names in the map's table of what notebooks import."""
     section = (HELPERS / "README.md").read_text(encoding="utf-8").partition("## What notebooks import")[2]
     rows = re.findall(r"^\| [^|]+ \| (`[^|]+) \|$", section.partition("\n## ")[0], re.M)
     parts = [part.partition(": ") for row in rows for part in row.split("; ")]
     names = {f"helpers.{of.strip('`')}.{name}" for of, _, own in parts for name in re.findall(r"`(\w+)`", own)}
-    return names | {"helpers.engine"}  # whose names are CuPy's
+    return names | {"helpers.engine"}  # its names are CuPy's
 
 
 def imported_by_a_cell(cell: str) -> set[str]:

@@ -30,7 +30,7 @@ def test_a_launch() -> None:
     x, out = cp.asarray(np.arange(100, dtype=f32)), cp.zeros(100, f32)
     scale()((4,), (32,), (x, out, i32(100), f32(0.5)))
     np.testing.assert_array_equal(cp.asnumpy(out), np.arange(100) * 0.5)
-    scale()([4], [32], [x, out, 50, np.asarray(2, f32)])  # lists, a Python int, an array without axes
+    scale()([4], [32], [x, out, 50, np.asarray(2, f32)])  # lists, a Python int, a 0-dimensional array
     np.testing.assert_array_equal(cp.asnumpy(out), np.arange(100) * np.where(np.arange(100) < 50, 2, 0.5))
 
 
@@ -196,7 +196,7 @@ def test_includes_are_pasted_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_header_with_pragma_once_is_pasted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It stands at its first inclusion; lines keep their numbers. A header without it is pasted each time."""
+    """It is at its first inclusion; lines keep their numbers. A header without it is pasted each time."""
     (tmp_path / "main.cu").write_text('#include "a.cuh"\n#include "b.cuh"\n#include "twice.cuh"\nmain\n')
     (tmp_path / "a.cuh").write_text('#pragma once\n#include "common.cuh"\n#include "twice.cuh"\na\n')
     (tmp_path / "b.cuh").write_text('#pragma once\n#include "common.cuh"\nb\n')
@@ -229,7 +229,7 @@ def test_a_text_is_read_again_when_a_file_of_it_changes(tmp_path: Path, monkeypa
     assert kernel.source("main.cu") is first
     (tmp_path / "part.cuh").write_text("new\n")
     assert kernel.source("main.cu") == first.replace("old", "new")
-    (tmp_path / "part.cuh").write_text("set\n")  # of the same size, and perhaps within the clock's step
+    (tmp_path / "part.cuh").write_text("set\n")  # with the same size, and perhaps within the clock's resolution
     assert kernel.source("main.cu") == first.replace("old", "set")
     (tmp_path / "later.cuh").write_text("later\n")
     assert "\nlater\n" in kernel.source("main.cu")
@@ -277,7 +277,7 @@ def test_a_kernel_that_is_only_looked_at_is_built_for_the_checked_run_alone(monk
     with kernel.built_when_launched():
         looked_at = kernel.load(code, "dynamic")
     assert built == []
-    report = xray(looked_at, (1,), (64,), (out, i32(20000)), 80000)  # more than launches may ask for by themselves
+    report = xray(looked_at, (1,), (64,), (out, i32(20000)), 80000)  # more than launches may request by default
     report.assert_clean()
     assert built == ["profiled"] and int(out[0]) == 19999
     out[:] = 0
@@ -287,7 +287,7 @@ def test_a_kernel_that_is_only_looked_at_is_built_for_the_checked_run_alone(monk
 
 @pytest.mark.skipif(ON_GPU, reason="on a GPU every kernel that is loaded is compiled")
 def test_what_is_wrong_with_a_kernel_that_is_only_looked_at() -> None:
-    """The X-ray tells it, a load outside of the block as well; and a limit that a launch would be refused for."""
+    """The X-ray reports it, also a load outside of the block and a limit that a launch would be refused for."""
     wrong = CODE.replace("factor * in[i]", "factory * in[i]")
     with kernel.built_when_launched():
         looked_at = kernel.load(wrong, "scale")
@@ -354,7 +354,7 @@ def params(dtype: np.dtype, shape: tuple[int, ...] = ()) -> np.ndarray:
 def test_a_struct_by_value(shape: tuple[int, ...]) -> None:
     typed = kernel.load(STRUCTS, "sum")
     layout = typed.parameters[1].layout
-    # wide is to be at a multiple of 16, which align=True does not know of an array of floats.
+    # wide must be at a multiple of 16, which align=True does not do for an array of floats.
     assert layout == np.dtype(
         {
             "names": [f[0] for f in FIELDS],
@@ -457,6 +457,6 @@ def test_a_struct_that_is_not_understood_is_compared_by_size() -> None:
     value[0] = ((1, 20), (300, 4000), 50000)
     typed((1,), (1,), (value, out))
     assert int(out[0]) == 54321
-    if not ON_GPU:  # there the size is not known
+    if not ON_GPU:  # the size is not known there
         with pytest.raises(TypeError, match="parameter 's' of k is a struct of 24 bytes; got ndarray of 8"):
             typed((1,), (1,), (np.zeros(1, "i8"), out))

@@ -1,4 +1,4 @@
-"""The colours of CUDA in JupyterLab: the extension is where JupyterLab finds it and, with a browser, it works."""
+"""The colours of CUDA in JupyterLab: the extension is in JupyterLab's folder and, in a browser, it works."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_its_code_parses() -> None:
 
 
 def predictions(cells: list[dict[str, Any]]) -> Iterator[tuple[int, int]]:
-    """The places of each cell that asks for a guess, and of the cell that answers it."""
+    """Return the places of each cell that asks for a guess, and of the cell that answers it."""
     sources = ["".join(cell["source"]) if cell["cell_type"] == "code" else "" for cell in cells]
     for at, source in enumerate(sources):
         names = re.findall(r"^(\w+) = predict\(", source, re.M)
@@ -53,7 +53,7 @@ def predictions(cells: list[dict[str, Any]]) -> Iterator[tuple[int, int]]:
 
 
 def test_the_button_finds_the_answer_whatever_lies_between() -> None:
-    """The extension's own function finds the answer of every guess of every notebook."""
+    """The extension's own function finds the answer to every guess in every notebook."""
     node = shutil.which("node")
     if node is None:
         pytest.skip("no node")
@@ -92,7 +92,7 @@ console.log(JSON.stringify([answerOf(both, 0, 0), answerOf(both, 0, 1), answerOf
 def test_jupyterlab_finds_it() -> None:
     pytest.importorskip("jupyterlab")
     settings = {**os.environ, "JUPYTER_PATH": commands.with_our_extension("")}
-    # `jupyter labextension list`, without a parser of addresses that takes over a second to import.
+    # `jupyter labextension list`, without a parser of addresses whose import takes over a second.
     code = "import sys; sys.modules['rfc3987_syntax'] = None; from jupyterlab.labextensions import main; main()"
     argv = [sys.executable, "-c", code, "list"]
     listing = subprocess.run(argv, env=settings, capture_output=True, text=True, check=True)
@@ -181,7 +181,7 @@ one = predict("words of the scores S, of all heads and all batches", unit="GiB")
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[str]:
-    """The address of a JupyterLab with a notebook and a kernel file."""
+    """Return the address of a JupyterLab with a notebook and a kernel file."""
     pytest.importorskip("jupyterlab")
     code = {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None}
     texts = [KERNEL, "a = 1", "b = '%%cuda'"]

@@ -1,4 +1,4 @@
-"""Notebook 14's views of decoding: pieces have every key once, X-rays are those of the plan, pictures."""
+"""Notebook 14's views of decoding: pieces contain every key once, X-rays follow the plan, pictures."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_pieces_have_every_key_once(num_splits: int, multiprocessors: int) -> No
     counts = decoding.parts(cut)
     assert len(counts) == len(read)
     assert max(counts.values()) <= (num_splits or 2 * multiprocessors)
-    if not num_splits:  # equal, but for the last one; two blocks at most share a multiprocessor
+    if not num_splits:  # equal, except the last one; at most two blocks share a multiprocessor
         tiles: dict[int, int] = {}
         for piece in cut:
             tiles[piece.block] = tiles.get(piece.block, 0) + max(1, -(-(piece.end - piece.first) // 16))

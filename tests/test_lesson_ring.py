@@ -1,4 +1,4 @@
-"""Notebook 17's pictures: bars are as long as the work, maps have each pair once, records are read."""
+"""Notebook 17's pictures: bars are as long as the work, maps contain each pair once, records are read."""
 
 from __future__ import annotations
 

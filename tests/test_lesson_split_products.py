@@ -1,4 +1,4 @@
-"""Notebooks 15 and 15b try in NumPy how much of a number its parts keep, and of a product three of them."""
+"""Notebooks 15 and 15b measure in NumPy how much precision a number's parts keep, and three products of them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A listing in a notebook holds no name that its reader has not met.
+"""A listing in a notebook contains no name that its reader has not met.
 
-A name is met where it is declared in the listing, or stands in an earlier listing, in an exercise, in prose or a
-comment of this notebook before or directly below the listing, in a notebook that this one asks for, or in the glossary.
-What CUDA and C++ give, and what everybody who reads them knows, is in KNOWN.
+A reader has met a name if it is declared in the listing, or occurs in an earlier listing, in an exercise, in prose or a
+comment of this notebook before or directly below the listing, in a notebook that this one requires, or in the glossary.
+KNOWN has the names of CUDA and C++, and those that all their readers know.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ASKS_FOR = {  # a notebook -> those that its reader has read
     "15b": (*ROAD, "06", "07", "10", "10b", "15"),
     "16": (*ROAD, "06", "07", "10", "10b"),
 }
-WORKSHOP = (*ROAD, "06", "07")  # of the others from 11 on
+WORKSHOP = (*ROAD, "06", "07")  # the prerequisites of the others from 11 on
 
 EVERYBODY_KNOWS = """
     alignas asm auto bool break case char class const const_cast constexpr continue decltype default do double else enum
@@ -56,7 +56,7 @@ KNOWN = set(EVERYBODY_KNOWS.split())
 CODE = re.compile(r"```c\+\+\n(.*?)```", re.S)
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 TEXT = re.compile(r'"(?:[^"\\\n]|\\.)*"')
-NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*")  # a member behind a point belongs to what stands before it
+NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*")  # a member after a dot belongs to the object before it
 WORD = re.compile(r"[A-Za-z_]\w*")
 NO_TYPE = {"return", "else", "case", "goto", "new", "operator", "define", "ifndef", "ifdef"}
 DECLARED = re.compile(r"(\w+|[>\]*&,(\[])[ \t]*[*&]*[ \t]*\b([A-Za-z_]\w*)[ \t]*(?=[=;,)\[({:]|$)", re.M)
@@ -72,7 +72,7 @@ def listings(cell: dict[str, Any]) -> Iterator[str]:
 
 
 def declared(code: str) -> set[str]:
-    """Names that a listing declares: variables, parameters, functions, types, sizes."""
+    """Return the names that a listing declares: variables, parameters, functions, types, sizes."""
     bare = TEXT.sub('""', COMMENT.sub("", code))
     names = {
         name for before, name in DECLARED.findall(bare) if re.match(r"\w|[>\]*&]", before) and before not in NO_TYPE
@@ -82,7 +82,7 @@ def declared(code: str) -> set[str]:
 
 
 def words_of(notebook: dict[str, Any]) -> set[str]:
-    """All names that a notebook has for its reader: of prose, code cells and listings."""
+    """Return all names in a notebook: in prose, code cells and listings."""
     words: set[str] = set()
     for cell in notebook["cells"]:
         words |= set(WORD.findall(source(cell)))
@@ -96,7 +96,7 @@ def read(number: str) -> dict[str, Any]:
 
 
 def unmet(number: str, notebook: dict[str, Any]) -> list[str]:
-    """ "cell: name" for each name in a listing that its reader has not met."""
+    """Return "cell: name" for each name in a listing that its reader has not met."""
     met = KNOWN | set(WORD.findall((NOTEBOOKS / "glossary.md").read_text(encoding="utf-8")))
     for earlier in ASKS_FOR.get(number, WORKSHOP):
         met |= words_of(read(earlier))

@@ -1,4 +1,4 @@
-"""The character GPT: all its gradients, its losses beside plain attention's, training, sampling, the record."""
+"""The character GPT: all its gradients, its losses compared with plain attention's, training, sampling, the record."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SMALL = Config(context=24, layers=2, heads=2, width=32)
 
 
 def model_and_batch(attention: Attention, dtype: Any, config: Config = SMALL) -> tuple[CharGPT, Any, Any]:
-    """A model with parameters far from 0, so that no gradient is small, and 3 pieces of text, shorter than context."""
+    """Make a model with parameters far from 0, so that no gradient is small, and 3 texts shorter than the context."""
     alphabet, rng = "".join(sorted(set(CHAPTER))), np.random.default_rng(1)
     model = CharGPT(alphabet, config, attention, dtype=dtype)
     model.parameters += xp.asarray(rng.normal(0, 0.1, model.parameters.shape)).astype(dtype)
@@ -52,7 +52,7 @@ def model_and_batch(attention: Attention, dtype: Any, config: Config = SMALL) ->
 def slope_errors(model: CharGPT, tokens: Any, targets: Any, h: float = 1e-4) -> dict[str, float]:
     """Compare central differences along a random direction of length 1 with g's slope, for each parameter.
 
-    The error is over the length of the parameter's gradient.
+    The error is relative to the length of the parameter's gradient.
     """
     model.loss_and_gradients(tokens, targets)
     rng, errors = np.random.default_rng(2), {}
@@ -71,14 +71,14 @@ def slope_errors(model: CharGPT, tokens: Any, targets: Any, h: float = 1e-4) -> 
 
 
 def test_gradients_are_those_of_finite_differences() -> None:
-    """In float64, every parameter tensor. What is left is the third derivative times h^2 / 6."""
+    """In float64, for every parameter tensor. The remaining error is the third derivative times h^2 / 6."""
     errors = slope_errors(*model_and_batch(PlainAttention(), np.float64))
     assert len(errors) == 2 + 2 * 12 + 2
     assert max(errors.values()) < 2e-8, errors
 
 
 class WrongAttention(PlainAttention):
-    """Plain, with one gradient 1 % too long."""
+    """Plain attention with one gradient 1 % too long."""
 
     def __init__(self, which: int) -> None:
         self.which = which
@@ -112,7 +112,7 @@ def gradient_errors(attention: Attention) -> dict[str, float]:
     exact, tokens, targets = model_and_batch(PlainAttention(), np.float64)
     ours, _, _ = model_and_batch(attention, np.float32)
     ours.parameters[...] = exact.parameters
-    exact.parameters[...] = ours.parameters  # both have the same values, and float64 holds float32 without a loss
+    exact.parameters[...] = ours.parameters  # both have the same values, because float64 represents float32 exactly
     exact.loss_and_gradients(tokens, targets)
     ours.loss_and_gradients(tokens, targets)
     norm = xp.linalg.norm
@@ -126,7 +126,7 @@ def test_gradients_by_the_kernels_are_those_of_float64() -> None:
 
 
 def test_gradients_by_the_kernels_in_bfloat16() -> None:
-    """Q, K, V, P and O are rounded to 8 bits, so 2^-9 each time, over some hundred keys and two layers."""
+    """Q, K, V, P and O are rounded to 8 bits, an error of 2^-9 each, over some hundred keys and two layers."""
     errors = gradient_errors(FlashAttention("bfloat16"))
     assert 1e-4 < max(errors.values()) < 2e-2, errors
 
@@ -143,7 +143,7 @@ def test_plain_attention_is_the_reference() -> None:
 
 
 def test_the_reference_as_attention_gives_the_same_loss() -> None:
-    """Any object with forward and backward is an attention."""
+    """Any object with forward and backward can be an attention."""
 
     class Reference:
         def forward(self, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
@@ -273,7 +273,7 @@ def test_tokens_that_there_are_not_are_refused() -> None:
         model.loss(tokens, tokens[:, :2])
     with pytest.raises(ValueError, match=r"targets has shape \(1, 3\); \(2, 3\) is needed"):
         model.loss(xp.zeros((2, 3), int), tokens)
-    if not device.ON_GPU:  # where the host need not wait to see them
+    if not device.ON_GPU:  # the host need not wait to see them
         for tokens, positions, name in ((-1, 0, "tokens has -1"), (2, 0, "tokens has 2"), (0, 8, "positions has 8")):
             with pytest.raises(ValueError, match=name):
                 model.forward(np.full((1, 3), tokens), positions=np.full((1, 3), positions))
@@ -322,7 +322,7 @@ def test_the_learning_rate_rises_and_falls() -> None:
 
 
 def test_training_leaves_the_threads_of_products_as_they_were() -> None:
-    """While it runs there is one: OpenBLAS's others would take cores from the kernels."""
+    """There is one thread meanwhile: OpenBLAS's others would take cores from the kernels."""
     if not (found := blas._openblas()):
         pytest.skip("NumPy does not multiply by OpenBLAS here")
     get, put = found

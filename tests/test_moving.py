@@ -1,4 +1,4 @@
-"""Figures that move: what they embed is what NumPy and the engine say, and they need nothing but their own HTML."""
+"""Figures that move: they embed what NumPy and the engine compute, and need only their own HTML."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from helpers.site import notebook_pages
 from helpers.xray import Trace, xray
 
 MOST_BYTES = 60_000
-SHAPE = (4, 16, 4096, 64)  # that tiles of 04 were measured at
+SHAPE = (4, 16, 4096, 64)  # the shape that tiles of 04 were measured at
 
-# Each lane writes down where its elements of A, B and D are: the numbers of a 16 x 16 matrix, row by row.
+# Each lane records the places of its elements of A, B and D: the numbers of a 16 x 16 matrix, row by row.
 FRAGMENTS = r"""
 extern "C" __global__ void places(const __half* numbers, const __half* unit, float* A, float* B, float* D) {
   __shared__ __align__(16) __half tile[256], one[256];
@@ -68,7 +68,7 @@ extern "C" __global__ void request(const int* words, float* out) {
 
 @functools.cache
 def places() -> tuple[np.ndarray, ...]:
-    """A, B and D of each lane, from a kernel."""
+    """Return A, B and D of each lane, from a kernel."""
     kernel = typed(cp.RawModule(code=source("ptx.cuh") + FRAGMENTS, options=("-std=c++17",)), "places")
     out = [cp.full((32, count), cp.nan, dtype=cp.float32) for count in (8, 4, 8)]
     numbers, unit = np.arange(256, dtype=np.float16).reshape(16, 16), np.eye(16, dtype=np.float16)
@@ -81,13 +81,13 @@ Rings = dict[str, dict[str, list[tuple[float, float, str]]]]
 
 @functools.cache
 def rings() -> Rings:
-    """The recorded clocks of a block of 10, by the stages of its ring."""
+    """Return the recorded clocks of a block of 10, by the number of stages of its ring."""
     return {name: show.clocks_as_spans(each, 1, len(each["consumers"][0]) - 1) for name, each in hopper.rings().items()}
 
 
 @functools.cache
 def made_up_rings(*stages: int) -> Rings:
-    """Spans of clocks that no GPU has noted, of 24 key tiles: with more stages, a consumer waits less for K."""
+    """Make up spans of clocks for 24 key tiles: with more stages, a consumer waits less for K."""
     spans = {}
     for each in stages:
         offsets = [0, 900 // each, *(900 // each + clocks for clocks in (300, 900, 1300, 1350, 1600))]
@@ -127,7 +127,7 @@ FIGURES: dict[str, Callable[[], Moving]] = {
     "rings": lambda: show.moving_spans(made_up_rings(1, 2, 3, 4), first=6000),
     "launch": lambda: traced().stepper(at=20),
 }
-# What JupyterLab leaves of an output in a notebook that it does not trust (a part of its list).
+# What JupyterLab keeps of an output in an untrusted notebook (a part of its list).
 KEPT = {"div", "p", "span", "table", "tr", "th", "td", "img", "b", "code"}
 
 
@@ -137,7 +137,7 @@ def figure(request: pytest.FixtureRequest) -> Moving:
 
 
 class Tags(HTMLParser):
-    """The tags of a piece of HTML, and where its pictures come from."""
+    """The tags in a piece of HTML, and the sources of its pictures."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class Tags(HTMLParser):
 
 
 def embedded(markup: str) -> dict:
-    """The numbers of a figure, as its script reads them."""
+    """Return the numbers of a figure, as its script reads them."""
     [numbers] = re.findall(r'<script type="application/json">(.*?)</script>', markup, re.S)
     return json.loads(numbers)
 
@@ -164,8 +164,8 @@ def test_the_markup_is_small_and_complete(figure: Moving) -> None:
     assert markup.count("<script") == 2 and f'begin("{figure.name}"' in markup
     assert set(re.findall(r"\w+://[\w.]+", unquote(markup))) <= {
         "http://www.w3.org"
-    }  # SVG's name, which nobody fetches
-    assert "$" not in figure.frame  # JupyterLab would read a formula
+    }  # SVG's namespace, which is never fetched
+    assert "$" not in figure.frame  # JupyterLab would read it as a formula
     assert len(repr(figure)) > 60
 
 
@@ -207,7 +207,7 @@ def test_the_softmax_is_that_of_numpy() -> None:
 
 @pytest.mark.parametrize("width", banks.WIDTHS)
 def test_the_wavefronts_are_those_that_the_engine_counts(width: str) -> None:
-    """The X-ray of a kernel that makes the request, for every pattern that is allowed."""
+    """The X-ray of a kernel that makes the request, for every allowed pattern."""
     data = embedded(show.moving_banks()._repr_html_())
     names = [choice[1] for choice in data["choices"]]
     assert len(data["patterns"]) == np.prod([len(of_choice) for of_choice in names])
@@ -233,7 +233,7 @@ def test_the_wavefronts_are_those_that_the_engine_counts(width: str) -> None:
 
 
 def test_no_class_of_a_figure_is_one_that_the_sites_theme_styles() -> None:
-    """The theme's Bootstrap makes a flex box of `.row`, so that a word of that class stood alone on its line."""
+    """The theme's Bootstrap makes a flex box of `.row`, so a word with that class was alone on its line."""
     folder = Path(moving.__file__).parent
     text = "".join(path.read_text(encoding="utf-8") for path in folder.glob("*.*s"))
     classes = {*re.findall(r"\.(\w+)", " ".join(re.findall(r"^\.moving[^{]*", text, re.M)))}
@@ -256,7 +256,7 @@ def test_a_bank_delivers_one_word_in_a_wavefront() -> None:
 
 
 def test_a_figure_of_fewer_patterns_asks_only_what_can_be_chosen() -> None:
-    """With strides 64, 65, 66, 68: 8, 4, 2, 1 wavefronts where four lanes share a row."""
+    """With strides 64, 65, 66, 68: 8, 4, 2, 1 wavefronts if four lanes share a row."""
     layouts = ("64 words", "padded: 65", "padded: 66", "padded: 68")
     data = embedded(show.moving_banks(("4 lanes a row",), ("float",), layouts)._repr_html_())
     assert data["choices"] == [["rows are", list(layouts)]]
@@ -264,7 +264,7 @@ def test_a_figure_of_fewer_patterns_asks_only_what_can_be_chosen() -> None:
 
 
 def test_the_fragments_are_those_of_the_engine() -> None:
-    """The figure has the layouts that a kernel wrote down, which are the PTX manual's; P needs no shuffle."""
+    """The figure has the layouts that a kernel recorded, which are the PTX manual's; P needs no shuffle."""
     data = embedded(show.moving_fragments(*places())._repr_html_())
     for lane in range(32):
         g, t = divmod(lane, 4)
@@ -279,7 +279,7 @@ def test_the_fragments_are_those_of_the_engine() -> None:
 
 
 def test_the_tiles_cost_what_the_kernel_does() -> None:
-    """Registers as the notebook counts them; shared memory and requested bytes as the X-ray does."""
+    """Registers as counted in the notebook; shared memory and requested bytes as counted by the X-ray."""
     data = embedded(show.moving_tiles(SHAPE)._repr_html_())
     speeds = plots.tile_speeds(SHAPE)
     assert len(data["tiles"]) == len(speeds) == 12
@@ -298,7 +298,7 @@ def test_the_tiles_cost_what_the_kernel_does() -> None:
 
 @pytest.mark.parametrize("stages", [(), (2,), (2, 3), (1, 2, 3)])
 def test_the_spans_are_those_of_the_record(stages: tuple[int, ...]) -> None:
-    """Recorded and made-up rings are drawn alike. A row that a ring does not have is empty."""
+    """Recorded and made-up rings are drawn alike. A row that a ring lacks is empty."""
     record = made_up_rings(*stages) if stages else rings()
     figure = show.moving_spans(record, first=6000)
     data = embedded(figure._repr_html_())
@@ -322,7 +322,7 @@ def test_rows_of_spans_need_no_name() -> None:
 
 
 def test_notebooks_hold_the_scripts_of_today() -> None:
-    """Each output of a moving figure: its looks and its script are those of helpers/draw/moving."""
+    """Each output of a moving figure has the current style and script of helpers/draw/moving."""
     shown = 0
     for path in notebook_pages.paths():
         for cell in notebook_pages.read(path)["cells"]:
@@ -348,7 +348,7 @@ def test_every_script_has_its_figure() -> None:
     assert scripts == {make().name for make in FIGURES.values()}
 
 
-# ---- in a browser, where there is one
+# ---- in a browser, if there is one
 
 
 @pytest.mark.parametrize("theme", browser.THEMES)
@@ -366,7 +366,7 @@ def test_every_control_moves_its_figure(chromium: Any, width: int, theme: str) -
 
 
 def test_the_script_begins_where_the_first_frame_is(chromium: Any) -> None:
-    """Python's picture and the script's first frame are the same, in the same words."""
+    """Python's picture and the script's first frame are the same, with the same words."""
     for name, make in FIGURES.items():
         figure = make()
         with browser.opened(chromium, 1280, "light") as page:
@@ -413,7 +413,7 @@ def test_the_slider_of_rings_changes_the_rows_and_keeps_the_clock(chromium: Any,
         assert chosen("Home") == ("STAGES = 2", "STAGES = 2, at clock 6,000")
         clock.focus()
         page.keyboard.press("End")
-        last = lasts[1] - 1 - (lasts[1] - 1) % 100  # the shorter ring's, in steps of 100 clocks
+        last = lasts[1] - 1 - (lasts[1] - 1) % 100  # that of the shorter ring, in steps of 100 clocks
         assert chosen("End") == ("STAGES = 3", f"STAGES = 3, at clock {last:,}")
         two.get_by_role("button", name="back").first.click()
         assert words.inner_text().startswith("STAGES = 2, ")

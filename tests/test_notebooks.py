@@ -32,8 +32,8 @@ FOLDER = ROOT / "notebooks"
 PATHS = sorted(FOLDER.glob("*.ipynb"))
 MOST_BYTES = 600_000
 
-# The headings (##) of every stage, in this order, but for those in ANYWHERE; a heading may go on after these words,
-# and others may come between. An exercise stands before the kernel that it prepares, or at the end.
+# The headings (##) of every stage, in this order, except those in ANYWHERE; a heading may continue after these words,
+# and others may come in between. An exercise comes before the kernel that it prepares, or at the end.
 SECTIONS = (
     "What it costs today",
     "The idea",
@@ -48,22 +48,21 @@ SECTIONS = (
     "What limits us now",
 )
 ANYWHERE = "Exercise", "Measure"
-# Workshops, and notebooks of more than one kernel or of none, have these and as many others as they need; 10b breaks
-# what 10 has.
+# Workshops, and notebooks with several kernels or none, have these and any others; 10b breaks the kernel of 10.
 ALWAYS = "Break it", "What limits us now"
 OTHERS = {"00", "04", "04b", "07b", "08", "08b", "09", "10", "10b", "11", "14", "15", "15b", "16", "17"}
 
-# Words of prose. Some notebooks are held below the limit of all, and three are still above it.
+# Limits on words of prose. Some notebooks have a lower limit than the others, and three still exceed it.
 MOST_WORDS = {"00": 1620, "01": 1375, "03": 1850, "05": 1600, "09": 1860, "11": 1670, "14": 1720, "17": 1660}
 MOST_WORDS_OF_OTHERS = 1700
 MOST_WORDS_OF_TITLE = 190
 MOST_CELLS = 85
-# Notebooks that were told again: what they print in sentences counts as prose, and no cell has many lines of code.
+# Rewritten notebooks: printed sentences count as prose, and no cell has many lines of code.
 TOLD_AGAIN = {"04", "04b", "07", "07b", "08", "08b", "10", "10b", "16"}
 MOST_CELLS_TOLD_AGAIN, MOST_LINES_OF_A_CELL, MOST_COLUMNS = 45, 30, 100
 TAGS = {"nbval-ignore-output", "nbval-skip", "skip-execution", "raises-exception"}
 MACHINE_PATH = re.compile(r"(?<![\w.\])}-])/(?:home|root|tmp|work|usr|Users|mnt|opt|var|private|builds?)/\w|[A-Z]:\\\w")
-ADDRESS = re.compile(r"\b0x[0-9a-f]{9,}\b")  # longer than a 32-bit constant of a kernel
+ADDRESS = re.compile(r"\b0x[0-9a-f]{9,}\b")  # longer than a kernel's 32-bit constant
 CAPTION = re.compile(r"\[(\S+?)\]\(\.\./kernels/\1\), lines (\d+)–(\d+)(?:, without (.+?))?:\n")
 
 Notebook = dict[str, Any]
@@ -87,7 +86,7 @@ def code_cells(notebook: Notebook) -> list[Notebook]:
 
 
 def output_texts(cell: Notebook) -> Iterator[tuple[str, str]]:
-    """(kind, text) of all that a cell printed or showed, pictures left out."""
+    """Return (kind, text) of everything that a cell printed or displayed, without pictures."""
     for output in cell.get("outputs", ()):
         if output["output_type"] == "stream":
             yield output["name"], text(output["text"])
@@ -139,7 +138,7 @@ def has_sections(notebook: Notebook, path: Path) -> Iterator[str]:
 
 
 def finds_helpers(notebook: Notebook, path: Path) -> Iterator[str]:
-    """Check that it finds helpers where course.py did not open it, and where it came alone."""
+    """Check that it finds helpers when it was not opened by course.py, and when it was fetched alone."""
     try:
         current = first_screen.first_code(path, notebook) == text(code_cells(notebook)[0]["source"])
     except ValueError as error:
@@ -215,7 +214,7 @@ def kernel_lines() -> set[str]:
 
 
 def copies_no_kernel(notebook: Notebook, path: Path) -> Iterator[str]:
-    """Three lines in a row that stand in a kernel file are a copy, which will age; show.code is none."""
+    """Yield three consecutive lines that are also in a kernel file: a copy, which would age; show.code makes none."""
     for cell in notebook["cells"]:
         source = text(cell["source"])
         if source.startswith("%%cuda"):
@@ -240,7 +239,7 @@ def holds_the_skeletons(notebook: Notebook, path: Path) -> Iterator[str]:
 
 
 def has_first_screen(notebook: Notebook, path: Path) -> Iterator[str]:
-    """Check that a notebook begins with what one needs, what one will be able to do, the minutes and where it runs."""
+    """Check that a notebook begins with prerequisites, outcomes, minutes and where it runs."""
     title = text(notebook["cells"][0]["source"])
     for part in ("**You need:**", "**You will be able to:**", "[Glossary](glossary.md)"):
         if part not in title:
@@ -268,9 +267,9 @@ def is_short(notebook: Notebook, path: Path) -> Iterator[str]:
 
 
 def printed_words(cell: Notebook) -> int:
-    """The words of the sentences that a cell printed: of lines of at least eight words that end as a sentence does.
+    """Return the words of the sentences that a cell printed: lines of at least eight words that end like a sentence.
 
-    What `predict` says in place of its box and its verdict is none, nor what a grader says of a skeleton.
+    The messages of `predict` instead of its box, its verdict, and a grader's messages about a skeleton do not count.
     """
     if text(cell["source"]).startswith("%%cuda"):
         return 0
@@ -281,7 +280,7 @@ def printed_words(cell: Notebook) -> int:
 
 
 def is_told_again(notebook: Notebook, path: Path) -> Iterator[str]:
-    """At most 45 cells, 1,700 words with printed prose, 30 lines of code a cell, 100 columns."""
+    """At most 45 cells, 1,700 words including printed prose, 30 lines of code a cell, 100 columns."""
     if number_of(path.name) not in TOLD_AGAIN:
         return
     count = first_screen.words(notebook) + sum(map(printed_words, code_cells(notebook)))
@@ -326,7 +325,7 @@ def asks_before_it_tells(notebook: Notebook, path: Path) -> Iterator[str]:
 
 
 def says_what_a_guess_takes(notebook: Notebook, path: Path) -> Iterator[str]:
-    """The question before a guess says whether it can be counted, or only felt."""
+    """The question before a guess says whether it can be counted, or only estimated."""
     cells = notebook["cells"]
     for before, cell in itertools.pairwise(cells):
         asks = "= predict(" in text(cell["source"])
@@ -335,7 +334,7 @@ def says_what_a_guess_takes(notebook: Notebook, path: Path) -> Iterator[str]:
 
 
 def answers_below_its_guess(notebook: Notebook, path: Path) -> Iterator[str]:
-    """No code cell stands between a guess and its answer, or it may tell the answer: so says the text below a guess."""
+    """There is no code cell between a guess and its answer, since it might reveal the answer; the text says so."""
     cells = code_cells(notebook)
     for number, cell in enumerate(cells):
         for name in re.findall(r"^(\w+) = predict\(", text(cell["source"]), re.M):
@@ -346,7 +345,7 @@ def answers_below_its_guess(notebook: Notebook, path: Path) -> Iterator[str]:
 
 
 def defined(tree: ast.AST) -> set[str]:
-    """The names that a cell gives a value, functions, their parameters and imports included."""
+    """Return the names that a cell defines, including functions, their parameters and imports."""
     names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     names |= {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.ClassDef)}
     aliases = [a for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom) for a in n.names]
@@ -355,7 +354,7 @@ def defined(tree: ast.AST) -> set[str]:
 
 
 def needs_no_folded_cell(notebook: Notebook, path: Path) -> Iterator[str]:
-    """The arrow keys of JupyterLab jump over cells with a folded source: later cells run without them."""
+    """JupyterLab's arrow keys skip cells with a folded source: later cells run without them."""
     elsewhere: set[str] = set(dir(builtins)) | {"get_ipython", "display"}
     folded: dict[str, str] = {}
     for cell in code_cells(notebook):
@@ -375,7 +374,7 @@ def needs_no_folded_cell(notebook: Notebook, path: Path) -> Iterator[str]:
 
 
 def shows_tables_that_fit(notebook: Notebook, path: Path) -> Iterator[str]:
-    """JupyterLab breaks lines of more than about 105 characters: a table of text is no table then."""
+    """JupyterLab breaks lines of more than about 105 characters, which would destroy a text table."""
     for cell in code_cells(notebook):
         for kind, words in output_texts(cell):
             wide = [line for line in words.split("\n") if len(line) > 105 and len(re.findall(r"\S {2,}\S", line)) > 1]
@@ -386,7 +385,7 @@ def shows_tables_that_fit(notebook: Notebook, path: Path) -> Iterator[str]:
 
 
 def labels_folded_outputs(notebook: Notebook, path: Path) -> Iterator[str]:
-    """JupyterLab shows the first line of an output that is folded."""
+    """JupyterLab shows the first line of a folded output."""
     for cell in code_cells(notebook):
         for kind, words in output_texts(cell):
             first = next(filter(None, words.split("\n")), "")
@@ -439,7 +438,7 @@ def test_every_exercise_is_in_the_notebook_of_its_number() -> None:
         assert any(text(c["source"]).startswith(f"%%cuda {name}\n") for c in code_cells(read(path))), name
 
 
-# ------------------------------------------------------------------------------ each rule finds what it is there for
+# ------------------------------------------------------------------------------ each rule finds its violations
 
 
 def cell_with(notebook: Notebook, words: str) -> Notebook:
@@ -493,7 +492,7 @@ def open_answer(nb: Notebook) -> None:
 
 
 def between(nb: Notebook) -> None:
-    """A cell that may give the answer away."""
+    """A cell that may reveal the answer."""
     at = nb["cells"].index(cell_with(nb, '= predict("sectors'))
     nb["cells"].insert(at + 1, copy.deepcopy(cell_with(nb, "board()")))
 
@@ -581,7 +580,7 @@ def test_a_broken_notebook_is_found(name: str) -> None:
 
 
 def test_each_notebook_has_its_references() -> None:
-    """A section of references.md by its name, to which its first screen leads; each entry says where and why."""
+    """Each has a section in references.md, which its first screen links to; each entry says where and why."""
     parts = (FOLDER / "references.md").read_text(encoding="utf-8").split("\n## ")[1:]
     sections = {section.partition("\n")[0]: section.partition("\n")[2].strip() for section in parts}
     assert not {path.stem for path in PATHS} - set(sections)
@@ -592,7 +591,7 @@ def test_each_notebook_has_its_references() -> None:
 
 
 def test_the_glossary_is_in_order_and_says_each_word_once() -> None:
-    """Sorted as people look words up; each with the notebook that explains it."""
+    """Sorted alphabetically; each with the notebook that explains it."""
     table = (FOLDER / "glossary.md").read_text(encoding="utf-8").partition("\n\n## ")[0]
     words = re.findall(r"^\| (?:\*\*(.+?)\*\*|`(.+?)`) \| .+ \((\d\d[a-z]?(?:, \d\d[a-z]?)*)\) \|$", table, re.M)
     names = [bold or code for bold, code, _ in words]
@@ -605,7 +604,7 @@ def test_the_glossary_is_in_order_and_says_each_word_once() -> None:
 
 @pytest.mark.parametrize("torch", [True, False])
 def test_cells_with_pytorch_are_right_with_and_without_it(torch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """09 is committed with PyTorch's numbers; where it is not installed, nbval reads its other words as the same."""
+    """09 is committed with PyTorch's numbers; without PyTorch, nbval treats its other messages as equal."""
     path = ROOT / "notebooks" / "09_drop_in.ipynb"
     cells = {cell.get("id"): cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]}
     if not torch:

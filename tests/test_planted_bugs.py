@@ -1,6 +1,6 @@
-"""Bugs planted in the text of each kernel: the check must see every one.
+"""Bugs planted in the text of each kernel: the check must find every one.
 
-A check that passes is worth what it would have caught. A new stage adds its bugs to BUGS.
+A passing check is worth as much as the bugs that it would have found. A new stage adds its bugs to BUGS.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NAIVE = (
     out_of_bounds("one key too many", "j < N_kv;", "j <= N_kv;", times=3, which=ALL),
 )
 
-# What tiled and online_softmax have in common: the loads, the scores, the epilogue.
+# Parts that tiled and online_softmax share: the loads, the scores, the epilogue.
 TILES = (
     Bug("no scale", "softmax_scale * s[j]", "s[j]"),
     Bug("last word of the head forgotten", "c < HEAD_DIM; ++c) {", "c < HEAD_DIM - 1; ++c) {"),
@@ -149,7 +149,7 @@ BUGS: dict[str, tuple[Bug, ...]] = {
         no_barrier("no barrier before the loads in pass 2", 2, times=4),
         no_barrier("no barrier after the loads in pass 2", 3, times=4),
     ),
-    "online_softmax": (  # its loads, scores and epilogue are the text of tiled, whose bugs stand for both
+    "online_softmax": (  # its loads, scores and epilogue are tiled's text, whose bugs are planted only there
         Bug("no rescale of acc", "acc[c] *= rescale;", ";"),
         Bug("rescale the wrong way", "expf(m_i - m_new)", "expf(m_new - m_i)"),
         Bug(
@@ -166,7 +166,7 @@ BUGS: dict[str, tuple[Bug, ...]] = {
     "register_tiles": REGISTER_TILES,
 }
 
-# What 05 adds to 04: where the data lies, which keys a row sees, which tiles are skipped.
+# What 05 adds to 04: layouts in memory, visible keys, skipped tiles.
 BUGS["heads_and_masks"] = (
     Bug(
         "heads share K and V in the wrong order",
@@ -265,7 +265,7 @@ BUGS["heads_and_masks"] = (
     no_barrier("no barrier before P and V are replaced", 2, times=3),
 )
 
-# What 15 by fp16 does otherwise than 10, whose bugs are in test_hopper: two parts, exponents, O's sums, the ring.
+# Where 15 by fp16 differs from 10, whose bugs are in test_hopper: two parts, exponents, O's sums, the ring.
 WAITS = "    kv_ring.wait_full(stage);\n    const unsigned v ="
 BUGS["fp16x3"] = (
     Bug("no lo of Q", "add_qk(S, q_lo, k, false);", "add_qk(S, q, k, false);"),
@@ -336,7 +336,7 @@ BUGS["fp16x3"] = (
     ),
 )
 
-# What 15 does otherwise than 07, whose bugs are in test_tensor_cores: elements in two parts, sums, order of columns.
+# Where 15 differs from 07, whose bugs are in test_tensor_cores: elements in two parts, sums, order of columns.
 BUGS["tf32"] = (
     Bug("no lo of Q and P", "mma_m16n8k8(small, a.lo, b.hi);", ""),
     Bug("no lo of K and V", "mma_m16n8k8(small, a.hi, b.lo);", ""),
@@ -393,13 +393,13 @@ CASES = [(name, bug) for name, bugs in BUGS.items() for bug in bugs]
 
 
 def make_inputs(stage: Stage, kind: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Two blocks of rows and several tiles of keys, the last of both cut short."""
+    """Make two blocks of rows and several tiles of keys, the last of both incomplete."""
     tiles = stage.defines(HEAD_DIM)
-    if kind == "many keys":  # of which every one adds to O
+    if kind == "many keys":  # every one of them adds to O
         q, k, v = check.make_inputs(40, 4096, HEAD_DIM)
         return q, k, np.abs(v)
     q, k, v = check.make_inputs(tiles["BLOCK_M"] + 6, 6 * tiles.get("BLOCK_N", 16) + 4, HEAD_DIM)
-    if kind == "uneven tiles":  # of rows, with a magnitude each
+    if kind == "uneven tiles":  # of rows, each with its own magnitude
         of_q, of_k = (2.0 ** -(np.arange(len(a))[:, None] // size % 7) for a, size in ((q, 64), (k, tiles["BLOCK_N"])))
         q, k, v = (a.astype(np.float32) for a in (q * of_q, k * of_k, v * 2.0**-3 / of_k))
     if kind == "large logits":
@@ -409,9 +409,9 @@ def make_inputs(stage: Stage, kind: str) -> tuple[np.ndarray, np.ndarray, np.nda
 
 
 def masked_inputs(stage: Stage, kind: str) -> tuple[list[Any], dict[str, Any]]:
-    """q, k, v with heads first, on the device of the stages, and the options, for what only those from 05 on can.
+    """Return q, k, v with heads first on the device, and options, for what only stages from 05 on support.
 
-    Each lies in another way: a kernel that takes the strides of one for those of another must not be right by chance.
+    Each has another layout: a kernel that confuses their strides must not be right by chance.
     """
     rng = np.random.default_rng(0)
     sizes = stage.defines(HEAD_DIM)
@@ -422,7 +422,7 @@ def masked_inputs(stage: Stage, kind: str) -> tuple[list[Any], dict[str, Any]]:
 
     q = normal(2, n, 4, HEAD_DIM).swapaxes(1, 2)
     k, v = normal(2, n_kv, 2, HEAD_DIM).swapaxes(1, 2), normal(2, 2, n_kv, HEAD_DIM + 4)[..., :HEAD_DIM]
-    if kind == "uneven heads":  # of a magnitude each; views, as all are
+    if kind == "uneven heads":  # each with its own magnitude; views, like all of them
         for a, factor in ((q, 0.5), (k, 0.25), (v, 8.0)):
             a[:, 1::2] *= np.float32(factor)
     if kind == "packed":
@@ -434,7 +434,7 @@ def masked_inputs(stage: Stage, kind: str) -> tuple[list[Any], dict[str, Any]]:
 
 
 def run_masked_check(stage: Stage, text: str, kind: str) -> None:
-    """The output and lse of a call with strides, shared heads and masks."""
+    """Check the output and lse of a call with strides, shared heads and masks."""
     arrays, options = masked_inputs(stage, kind)
     run, (o, lse) = stage.prepare(*arrays, source=text, sizes=stage.tiles(HEAD_DIM), return_lse=True, **options)
     run()
@@ -450,7 +450,7 @@ def run_masked_check(stage: Stage, text: str, kind: str) -> None:
 
 
 def run_check(stage: Stage, text: str, kind: str) -> None:
-    """The check of the stages' own tests, on another text of the kernel."""
+    """Run the check of the stages' own tests on another text of the kernel."""
     if kind not in ("unit-normal", "large logits", "many keys", "uneven tiles"):
         return run_masked_check(stage, text, kind)
     q, k, v = make_inputs(stage, kind)
@@ -461,7 +461,7 @@ def run_check(stage: Stage, text: str, kind: str) -> None:
 
 
 def test_every_stage_has_its_bugs() -> None:
-    """In float32; the half types have a file of their own."""
+    """In float32; test_tensor_cores.py has the half types."""
     assert list(BUGS) == [s.name for s in FORWARD.values() if "float32" in s.dtypes]
     for bugs in BUGS.values():
         names = [bug.name for bug in bugs]

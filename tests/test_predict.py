@@ -1,4 +1,4 @@
-"""Predictions: taken or refused, compared with the answer, and never waited for."""
+"""Predictions: accepted or refused, compared with the answer, and never waited for."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_choices(capsys: pytest.CaptureFixture[str]) -> None:
         predict("slowest", choices=("scores", "softmax"), guess="loads")
     with pytest.raises(TypeError, match="expected one of"):
         predict("slowest", choices=("scores", "softmax"), guess=1)
-    with pytest.raises(ValueError, match="none of the choices"):
+    with pytest.raises(ValueError, match="not one of the choices"):
         asked.answer("loads")
 
 
@@ -99,7 +99,7 @@ def test_the_board(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_box_to_type_into(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """In JupyterLab the guess comes from a widget, in whatever form people type numbers, and it says what it took."""
+    """In JupyterLab the guess comes from a widget, in any form that people type, which shows how it was read."""
     widgets = pytest.importorskip("ipywidgets")
     display = pytest.importorskip("IPython.display")
     shown: list[Any] = []
@@ -148,7 +148,7 @@ def test_per_cent_where_per_cent_is_asked_for() -> None:
     "text", ["", "x", "__import__('os')", "9^9^9^9", "1/0", "exp", "exp(1, 2)", "1,024,5", "[1]", "e.real"]
 )
 def test_what_is_no_number_is_said(text: str) -> None:
-    with pytest.raises(ValueError, match=r"a number, please|a comma stands before three digits"):
+    with pytest.raises(ValueError, match=r"a number, please|a comma must be followed by three digits"):
         module.number(text)
 
 
@@ -157,7 +157,7 @@ def test_what_is_no_number_is_said(text: str) -> None:
 
 @pytest.fixture
 def jupyterlab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A cell that JupyterLab sent, of notebook 07; where guesses are kept."""
+    """Pose as a cell that JupyterLab sent, of notebook 07; return where guesses are kept."""
     monkeypatch.setenv("COURSE_PROGRESS", str(tmp_path / "progress.json"))
     monkeypatch.setenv("JPY_SESSION_NAME", "/somewhere/work/07_mma (new).ipynb")
     monkeypatch.setattr(first_build, "in_jupyterlab", lambda: True)

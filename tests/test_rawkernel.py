@@ -1,4 +1,4 @@
-"""The engine as a package of its own, rawkernel: its wheel, and the example from it where the course is not."""
+"""The engine as a package, rawkernel: its wheel, and its example without the course."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ IMPORTS = re.compile(r"^\s*(?:from|import) +(helpers\S*)", re.M)
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the wheel, with nothing but what is installed."""
-    # Asked of its metadata: an import fails in a process that has loaded Python 3.11's own distutils.
+    """Build the wheel using only installed packages."""
+    # Read from its metadata, because an import fails in a process that has loaded Python 3.11's own distutils.
     if int(importlib.metadata.version("setuptools").partition(".")[0]) < 77:
         pytest.skip("setuptools 77 reads the license of pyproject.toml")
     folder = tmp_path_factory.mktemp("wheel")
     how = ["--no-deps", "--no-build-isolation", "--no-index", "-q", "-w", str(folder)]
-    # Without PYTHONPATH: one of "." would be the engine's folder, whose array.py is not Python's.
+    # Without PYTHONPATH: "." would add the engine's folder, whose array.py is not Python's.
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     command = [sys.executable, "-m", "pip", "wheel", *how, str(HERE)]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
@@ -58,7 +58,7 @@ def test_what_is_in_the_wheel(wheel: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_the_example_from_the_wheel(wheel: Path, tmp_path: Path) -> None:
-    """In an environment that has pytest and NumPy, and never saw the course."""
+    """In an environment with pytest and NumPy and without the course."""
     venv.create(tmp_path / "venv", with_pip=False)
     python = tmp_path / "venv" / "bin" / "python"
     (site,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")

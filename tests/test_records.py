@@ -57,7 +57,7 @@ def test_each_study_shows_what_is_recorded_and_can_measure_it(name: str, capsys:
 
 @pytest.mark.parametrize("name", study.STUDIES)
 def test_without_a_record_a_study_says_so(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ring's text begins with what is calculated; promises reads its record in another way."""
+    """Ring's text begins with calculated figures; promises reads its record differently."""
     monkeypatch.setattr(records, "load", lambda path: None)
     if name not in ("ring", "promises"):
         assert study.module_of(name).table() == records.NO_RECORD
@@ -74,12 +74,12 @@ def test_a_study_is_measured_written_and_shown(
     assert study.main(["bits", str(path)]) == 0
     assert capsys.readouterr().out == "row 1\nrows: 0 s\nrows: [{'n': 1}]\n"
     assert records.load(path) == {"device": "a GPU", "rows": [{"n": 1}]}
-    with pytest.raises(SystemExit, match="one FILE"):
+    with pytest.raises(SystemExit, match="a single FILE"):
         study.main(["bits", str(path), "more"])
 
 
 def test_parts_are_measured_alone_and_one_that_fails_does_not_lose_the_others(tmp_path: Path) -> None:
-    """Rows that name their part share a list; a part of dicts is whole; another GPU's record is not mixed with."""
+    """Rows that name their part share a list; a part of dicts is whole; records of different GPUs are not mixed."""
     path, device = tmp_path / "r.json", ["a GPU"]
 
     def fails() -> Iterator[Any]:

@@ -17,7 +17,7 @@ from helpers.attention.reference import attention, online_softmax_trace, softmax
 
 
 def literal(q, k, v, scale):
-    """Attention as the formula reads, in plain Python floats, no NumPy arithmetic: o and lse."""
+    """Compute o and lse by the formula, in plain Python floats without NumPy."""
     o, lse = [], []
     for i in range(len(q)):
         s = []
@@ -57,7 +57,7 @@ def test_logits_of_1e4_stay_finite_and_exact(sign):
     with np.errstate(all="raise", under="ignore"):
         o, lse = attention(q, k, v, softmax_scale=scale, return_lse=True)
     o_loop, lse_loop = literal(q, k, v, scale)
-    # A logit of 1e4 is itself rounded by 1e-12 in float64: two orders of summing share no more.
+    # A logit of 1e4 has a rounding error of 1e-12 in float64: two summation orders agree no better.
     np.testing.assert_allclose(o, o_loop, rtol=0, atol=1e-10)
     np.testing.assert_allclose(lse, lse_loop, rtol=1e-14)
     assert np.abs(lse).max() > 1e3
@@ -115,7 +115,7 @@ def test_input_types_are_widened_and_left_alone(dtype):
     np.testing.assert_allclose(o, literal(*wide, 1 / math.sqrt(3))[0], rtol=0, atol=1e-14)
     for a, b in zip((q, k, v), before, strict=True):
         np.testing.assert_array_equal(a, b)
-    for a, b in zip(wide, before, strict=True):  # float64 inputs are not copied on the way in: nor written
+    for a, b in zip(wide, before, strict=True):  # float64 inputs are not copied, so they must not be written either
         np.testing.assert_array_equal(a, b.astype(np.float64))
 
 
@@ -187,8 +187,8 @@ def test_any_shape_against_the_loop_and_the_trace(n, n_kv, d, block_n, size, see
 
 
 def sees(i, j, n, n_kv, causal, window):
-    """Return whether query i sees key j, as FlashAttention's documentation reads."""
-    at = i + n_kv - n  # the key that the query stands at: the last query stands at the last key
+    """Return whether query i sees key j, following FlashAttention's documentation."""
+    at = i + n_kv - n  # the query's position: the last query is at the last key
     left, right = window or (-1, -1)
     return not (causal and j > at) and (left == -1 or j >= at - left) and (right == -1 or j <= at + right)
 
@@ -199,7 +199,7 @@ MASKS = [(causal, w) for causal in (False, True) for w in (None, (-1, -1), (2, 3
 @pytest.mark.parametrize("n, n_kv", [(1, 1), (5, 5), (4, 9), (9, 4), (1, 7), (7, 1), (13, 12)])
 @pytest.mark.parametrize("causal, window", MASKS)
 def test_masks_equal_the_literal_loop(n, n_kv, causal, window, monkeypatch):
-    """The loop over the keys that a row sees, and no others."""
+    """The loop runs over exactly the keys that a row sees."""
     q, k, v = normal(2, n, 3, seed=1), normal(2, n_kv, 3, seed=2), normal(2, n_kv, 4, seed=3)
     mask = np.array([[sees(i, j, n, n_kv, causal, window) for j in range(n_kv)] for i in range(n)])
     np.testing.assert_array_equal(visible(n, n_kv, causal=causal, window=window), mask)
@@ -208,7 +208,7 @@ def test_masks_equal_the_literal_loop(n, n_kv, causal, window, monkeypatch):
         if mask[i].any():
             one = literal(q[head, i : i + 1], k[head, mask[i]], v[head, mask[i]], 0.7)
             expected[head, i], expected_lse[head, i] = one[0][0], one[1][0]
-    for limit in (reference.CHUNK_BYTES, 1):  # rows one by one as well: a chunk must know where it begins
+    for limit in (reference.CHUNK_BYTES, 1):  # also row by row: a chunk must know where it begins
         monkeypatch.setattr(reference, "CHUNK_BYTES", limit)
         with np.errstate(all="raise", under="ignore"):
             o, lse = attention(q, k, v, softmax_scale=0.7, causal=causal, window=window, return_lse=True)
@@ -299,7 +299,7 @@ def test_wrong_kinds_are_type_errors():
 
 
 def test_imports_numpy_alone():
-    """In a fresh interpreter: nothing of the course and no CuPy comes in with the reference."""
+    """In a fresh interpreter: importing the reference imports nothing of the course and no CuPy."""
     code = (
         "import sys, helpers.attention.reference; "
         "print([m for m in sys.modules if m.startswith(('helpers.', 'cupy', 'ml_dtypes'))])"
@@ -417,7 +417,7 @@ BIAS_SHAPES = [
 @pytest.mark.parametrize("mask", [{}, {"causal": True}, {"window": (2, 0)}], ids=str)
 @pytest.mark.parametrize("shape", BIAS_SHAPES, ids=str)
 def test_gradients_of_what_is_added_are_finite_differences(shape, mask):
-    """Each number of a bias in each broadcast, slopes and sinks is moved, also in rows that see no key."""
+    """Each number of a bias in each broadcast, slopes and sinks is varied, also in rows that see no key."""
     do, q = normal(2, 4, 6, 3, seed=4), normal(2, 4, 6, 3, seed=1)
     k, v = normal(2, 2, 5, 3, seed=2), normal(2, 2, 5, 3, seed=3)
     moved = {"bias": normal(*shape, seed=5), "alibi_slopes": normal(2, 4, seed=6), "sinks": normal(4, seed=7)}

@@ -1,4 +1,4 @@
-"""Ring attention: schedules as data, virtual ranks beside float64, the merge kernel and its bugs, ranks that fail."""
+"""Ring attention: schedules as data, virtual ranks against float64, the merge kernel and its bugs, ranks that fail."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ on_cpu = pytest.mark.skipif(device.ON_GPU, reason="a stand-in on the CPU engine"
 
 
 def inputs(rows: int, d: int, dtype: str, *, heads: int = 4, kv_heads: int = 2, keys: int = 0) -> list[np.ndarray]:
-    """q, k, v and do, with a mean that is not 0."""
+    """Make q, k, v and do with a non-zero mean."""
     rng = np.random.default_rng(rows + d)
     shapes = ((rows, heads), (keys or rows, kv_heads), (keys or rows, kv_heads), (rows, heads))
     return [(rng.standard_normal((2, *shape, d)) + 0.25).astype(TYPES[dtype]) for shape in shapes]
@@ -58,7 +58,7 @@ def on_host(parts: list[Any], schedule: str, axis: int = 1, **how: Any) -> np.nd
 
 
 def in_heads(*arrays: np.ndarray) -> list[np.ndarray]:
-    """(batch, heads, rows, d) in float64, each head of K and V for its heads of Q."""
+    """Convert to (batch, heads, rows, d) in float64, with each KV head repeated for its query heads."""
     heads = arrays[0].shape[2]
     return [a.astype(np.float64).swapaxes(1, 2).repeat(heads // a.shape[2], axis=1) for a in arrays]
 
@@ -72,7 +72,7 @@ def around(
     deterministic: bool = False,
     **options: Any,
 ) -> tuple[Any, ...]:
-    """(o, lse, dq, dk, dv), each as the local ranks have it."""
+    """Return (o, lse, dq, dk, dv), each as a list over the local ranks."""
     q, k, v, do = (ranks.put(shard(a, ranks.size, schedule, uneven=uneven)) for a in host)
     options |= {"schedule": schedule, "comms": ranks}
     o, lse = ring_attention(q, k, v, return_lse=True, **options)
@@ -89,13 +89,13 @@ def around(
 def test_each_pair_of_a_query_and_a_key_is_in_one_product(
     tile: int, size: int, schedule: str, causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """tile: of keys, by which products are cut into parts; 0: they are whole."""
+    """tile: the size of the tiles of keys at which products are cut into parts; 0: they are whole."""
     monkeypatch.setattr(ring_schedules, "TILE_KEYS", tile)
     check_pairs(steps(schedule, size, causal=causal, rows=6), schedule, causal, 6, in_parts=tile > 0)
 
 
 def check_pairs(plan: Any, schedule: str, causal: bool, rows: int, *, in_parts: bool = False) -> None:
-    """The products of all ranks, or their parts, are the pairs that a mask shows, each once."""
+    """Check that the products of all ranks, or their parts, are the pairs that a mask shows, each once."""
     size = len(plan[0].sources)
     order = schedule if causal or schedule != "all_gather" else "ring"
     where = [positions(order, size, rank, rows) for rank in range(size)]
@@ -125,7 +125,7 @@ def test_zigzag_has_equal_work_and_the_plain_ring_idles(size: int) -> None:
     rows = 32
 
     def work(schedule: str) -> np.ndarray:
-        """[step, rank]"""
+        """Return the work as [step, rank]."""
         plan = steps(schedule, size, causal=True, rows=rows)
         return np.array([[sum(p.pairs for p in of_rank) for of_rank in step.products] for step in plan])
 
@@ -134,7 +134,8 @@ def test_zigzag_has_equal_work_and_the_plain_ring_idles(size: int) -> None:
     assert (gathered == gathered[0, 0]).all()
     whole = size * rows * (size * rows + 1) // 2
     assert zigzag.sum() == plain.sum() == gathered.sum() == whole
-    # A step takes as long as its slowest rank: of 2 R - 1 halves of a full product, R are work, but for the diagonal.
+    # A step takes as long as its slowest rank: of 2 R - 1 halves of a full product, R are work, except for the
+    # diagonal.
     share = whole / (size * plain.max(axis=1).sum())
     assert abs(share - size / (2 * size - 1)) < 1 / rows
 
@@ -222,7 +223,7 @@ def test_windows_packed_sequences_and_uneven_parts_beside_float64(
 
 @pytest.mark.parametrize("seed", range(12))
 def test_each_pair_that_a_mask_shows_is_in_one_piece(seed: int) -> None:
-    """In 50 random masks and cuts each pair of a row and a key occurs once if the row sees the key, and else never."""
+    """In 50 random masks and cuts, each pair of a row and a key occurs once if the row sees the key, else never."""
     rng = np.random.default_rng(seed)
     for _ in range(50):
         schedule, size = SCHEDULES[rng.integers(3)], int(rng.integers(1, 5))
@@ -301,7 +302,7 @@ def test_more_keys_than_rows_and_a_scale() -> None:
 
 
 def test_gathered_keys_give_the_bits_of_one_device() -> None:
-    """No partial result: the kernel sees all keys of a row in one launch."""
+    """There are no partial results: the kernel sees all keys of a row in one launch."""
     host = inputs(64, 64, "float16")
     whole = flash_attention(*map(cp.asarray, host[:3]), causal=True, return_lse=True, stage="flash_mma")
     o, lse, *_ = around(virtual_ranks(2), host, "all_gather", causal=True)
@@ -330,7 +331,7 @@ def test_results_in_float32_are_those_before_rounding(forward: str, backward: st
         ]
         for rounded, exact in zip(*both, strict=True):
             want = cp.asnumpy(rounded).astype(np.float32)
-            assert exact.dtype == np.float32  # dq is added in any order on a GPU
+            assert exact.dtype == np.float32  # on a GPU dq is added in any order
             assert (np.abs(cp.asnumpy(exact) - want) <= 2**-7 * np.abs(want) + 1e-3).all()
 
 
@@ -370,7 +371,7 @@ def test_a_persistent_grid_leaves_multiprocessors() -> None:
 
 
 def merged(case: str, join: Callable[..., Any] = ring.merge) -> None:
-    """Partial results of two sets of keys, joined, beside float64; rows that see nothing before, now, or at all."""
+    """Compare merged partial results of two sets of keys with float64; rows see nothing before, now, or at all."""
     heads, n, d = 3, 37, {"odd": 18, "odd, rounded": 18, "wide": 256}.get(case, 64)
     rng = np.random.default_rng(5)
     rows = (9, 31) if case in ("rows", "last") else (0, n)
@@ -435,7 +436,7 @@ def test_the_x_ray_of_a_merge_is_clean(case: str, monkeypatch: pytest.MonkeyPatc
 
 
 def x_rayed(case: str, file: str, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Return what the X-ray finds in the merges of a case."""
+    """Return the X-ray's findings in the merges of a case."""
     found: list[Any] = []
 
     def observed(compiled: kernel.Kernel, grid: Any, block: Any, args: Any, *, shared_mem: int) -> None:
@@ -640,11 +641,11 @@ def test_ranks_that_there_are_not() -> None:
             call()
 
 
-# ---- NCCL, by a stand-in whose ranks are threads
+# ---- NCCL, replaced by a fake whose ranks are threads
 
 
 class Library:
-    """A stand-in for cupy.cuda.nccl, for one rank: at the end of a group its messages are copied.
+    """A fake of cupy.cuda.nccl for one rank: at the end of a group its messages are copied.
 
     mail: by (sender, receiver), the same for all ranks.
     """
@@ -691,7 +692,7 @@ def nccl_ranks(size: int, **options: Any) -> list[tuple[Nccl, Library]]:
 
 
 def on_each(all_ranks: list[tuple[Nccl, Library]], call: Callable[[int, Nccl], Any]) -> list[Any]:
-    """Call a function for each rank, in a thread of its own. Return the results, or the errors."""
+    """Call a function for each rank in its own thread. Return the results, or the errors."""
     results: list[Any] = [None] * len(all_ranks)
 
     def rank(number: int, ranks: Nccl) -> None:
@@ -719,7 +720,7 @@ OF_PROCESSES: list[tuple[str, dict[str, Any]]] = [
 @on_cpu
 @pytest.mark.parametrize(("schedule", "options"), OF_PROCESSES, ids=str)
 def test_a_process_for_each_rank_gives_the_bits_of_virtual_ranks(schedule: str, options: dict[str, Any]) -> None:
-    """Equal parts and, of 25 tokens, uneven ones."""
+    """Equal parts and, for 25 tokens, uneven ones."""
     host = [a[:1] for a in inputs(options.get("tokens", 36), 16, "float16")]
     uneven = "tokens" in options
 
@@ -738,7 +739,7 @@ def test_a_process_for_each_rank_gives_the_bits_of_virtual_ranks(schedule: str, 
 
 @on_cpu
 def test_a_rank_that_fails_ends_the_others_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 1 never comes, or NCCL says so: rank 0 ends in time, its communicator is aborted, and says why again."""
+    """Rank 1 never comes, or NCCL reports it: rank 0 ends in time, aborts its communicator, and repeats why later."""
     monkeypatch.setattr(engine.cuda.Event, "done", property(lambda event: False))
     host = inputs(8, 16, "float32")
     for error, kind, message in (("", TimeoutError, "rank 0 has waited 0.2 s"), ("remote", RuntimeError, "remote")):
@@ -767,7 +768,7 @@ def test_an_error_in_a_rank_aborts_its_communicator() -> None:
 
 @on_cpu
 def test_a_rank_waits_longer_for_the_first_message_than_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others may still compile. One that never comes ends the wait."""
+    """The others may still be compiling. A rank that never comes ends the wait."""
     monkeypatch.setattr(engine.cuda.Event, "done", property(lambda event: False))
     monkeypatch.setattr(comms, "COMPILING", 0.2)
     (ranks, library), (_, other) = nccl_ranks(2, timeout=0.1)
@@ -790,7 +791,7 @@ DIFFERENT: list[tuple[str, dict[str, Any]]] = [
 @on_cpu
 @pytest.mark.parametrize(("message", "changed"), DIFFERENT, ids=lambda value: "".join(value) if value else "")
 def test_ranks_that_call_differently_all_say_how(message: str, changed: dict[str, Any]) -> None:
-    """And after it they can go on."""
+    """Afterwards they can continue."""
     host = inputs(12, 16, "float32")
     all_ranks = nccl_ranks(3)
 
@@ -824,7 +825,7 @@ def test_a_rank_that_refuses_a_call_ends_those_of_the_others() -> None:
 @MASKS
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_all_is_compiled_before_anything_is_sent(schedule: str, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank that needs a compiler for a minute does not let the others wait for keys meanwhile."""
+    """A rank that compiles for a minute does not let the others wait for keys meanwhile."""
     ranks = virtual_ranks(3)
     start, counts = ranks.start, []
 
@@ -871,7 +872,7 @@ def test_messages_between_two_ranks_keep_their_order() -> None:
 
 
 def all_ranks() -> list[Any]:
-    """Virtual ranks, and where there are two GPUs, theirs."""
+    """Return virtual ranks and, with two GPUs, theirs."""
     made = [virtual_ranks(2)]
     if device.ON_GPU and cp.cuda.runtime.getDeviceCount() > 1:
         made += [comms.peer_copies([0, 1]), comms.nccl([0, 1])]
@@ -958,7 +959,7 @@ def test_short_steps_and_an_all_gather_are_taken_apart(monkeypatch: pytest.Monke
         assert len(rows) == 2 * len(names) == 12 and all(row["ms"] > 0 for row in rows)
     rows = [*study.measure_gathered(ranks)]
     assert len(rows) == 12 and "on and on" in study.line(rows[0])
-    assert ring.merge is merge and "start" not in vars(ranks)  # only copies are mute
+    assert ring.merge is merge and "start" not in vars(ranks)  # only copies of the ranks are mute
 
 
 def test_a_record_of_the_study_is_shown() -> None:

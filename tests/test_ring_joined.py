@@ -35,20 +35,20 @@ from helpers.xray import xray
 
 @pytest.fixture(autouse=True)
 def by_wgmma(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stages that join, which the CPU engine does not choose by itself."""
+    """Use the stages that join, which the CPU engine does not choose by itself."""
     monkeypatch.setattr(ring, "STAGE", "hopper")
     monkeypatch.setattr(ring, "BACKWARD_STAGE", "hopper_backward")
 
 
 def exact(host: list[np.ndarray], *, causal: bool) -> tuple[np.ndarray, np.ndarray]:
-    """o (batch, rows, heads, d) and lse (batch, heads, rows) in float64."""
+    """Compute o (batch, rows, heads, d) and lse (batch, heads, rows) in float64."""
     q, k, v = in_heads(*host[:3])
     o, lse = reference.attention(q, k, v, causal=causal, return_lse=True)
     return o.swapaxes(1, 2), lse
 
 
 def joined(causal: bool = True, schedule: str = "zigzag", size: int = 2, rows: int = 75, d: int = 64) -> None:
-    """Virtual ranks beside float64."""
+    """Compare virtual ranks with float64."""
     host = inputs(2 * size * rows, d, "bfloat16", heads=2, kv_heads=1)
     ranks = virtual_ranks(size)
     order = "ring" if schedule == "all_gather" and not causal else schedule
@@ -60,7 +60,7 @@ def joined(causal: bool = True, schedule: str = "zigzag", size: int = 2, rows: i
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Merges that are launched from here on."""
+    """Count the merges launched from now on."""
     seen: list[int] = []
     merge = ring.merge
     monkeypatch.setattr(ring, "merge", lambda *args: seen.append(1) or merge(*args))
@@ -77,14 +77,14 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_kernels_join_their_results(
     causal: bool, schedule: str, size: int, d: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Chunks of 75 rows, so that a tile has rows that are complete and others."""
+    """Chunks of 75 rows, so that a tile contains complete rows and others."""
     merges = counted(monkeypatch)
     joined(causal, schedule, size, d=d)
     assert not merges
 
 
 def test_what_no_kernel_joins_is_merged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A head_dim that has to be padded."""
+    """For example with a head_dim that has to be padded."""
     merges = counted(monkeypatch)
     joined(d=20)
     assert merges
@@ -157,7 +157,7 @@ def test_planted_bugs_of_a_join_are_found(bug: Bug, monkeypatch: pytest.MonkeyPa
 def test_rows_are_prepared_once(
     causal: bool, schedule: str, size: int, chunk: int, d: int, blocks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unless a product's rows begin within a tile. blocks: that persist; 0: none do."""
+    """Unless a product's rows begin within a tile. blocks: the number of persistent blocks; 0: none."""
     if blocks:
         monkeypatch.setattr(limits, "multiprocessors", lambda: blocks)
         monkeypatch.setattr(backward, "_PERSISTENT_BLOCKS", 1)
@@ -180,7 +180,7 @@ def test_rows_are_prepared_once(
 
 
 def test_gradients_in_order_after_others_of_the_same_shapes() -> None:
-    """The way in which rows are prepared is kept for a form of call, of which a fixed order is a part."""
+    """The preparation of rows is cached for a form of call, which includes a fixed order."""
     host, ranks = inputs(256, 128, "bfloat16", heads=2, kv_heads=1), virtual_ranks(2)
     q, k, v, do = (ranks.put(shard(a, 2, "zigzag")) for a in host)
     o, lse = ring_attention(q, k, v, causal=True, return_lse=True, comms=ranks)
@@ -198,7 +198,7 @@ def test_gradients_in_order_after_others_of_the_same_shapes() -> None:
 
 
 def summed(case: str) -> None:
-    """Parts of some rows, of all, and of none, beside NumPy."""
+    """Compare sums of parts of some rows, of all, and of none with NumPy."""
     rng = np.random.default_rng(3)
     batch, n, heads, d = 2, 21, 3, 6 if case == "odd" else 16
     whole, some = (0, n), (5, 12)
@@ -257,7 +257,7 @@ def test_planted_bugs_of_a_sum_are_found(bug: Bug, monkeypatch: pytest.MonkeyPat
 
 
 class FakeCuda:
-    """Streams whose graphs say what was queued on them while they were captured; the current stream is None."""
+    """Streams whose graphs list what was queued while they were captured; the current stream is None."""
 
     def __init__(self) -> None:
         self.queued: list[str] = []
@@ -292,7 +292,7 @@ class FakeCuda:
 
 
 class Recording(comms.Comms):
-    """Ranks whose messages are noted."""
+    """Ranks whose messages are recorded."""
 
     cuda: FakeCuda
 
@@ -308,7 +308,7 @@ class Recording(comms.Comms):
 
 @on_cpu
 def test_a_replay_makes_messages_between_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the order of the calls; what is captured is not launched, and messages are not sent, before it is called."""
+    """In the order of the calls; captured launches do not run, and messages are not sent, before it is called."""
     ranks = Recording(2, (0, 1))
     ranks.cuda = cuda = FakeCuda()
     monkeypatch.setattr(device, "ON_GPU", True)

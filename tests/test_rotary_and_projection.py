@@ -1,4 +1,4 @@
-"""The rotary embedding in a pass of its own, and attention with its output projection: values, errors, planted bugs."""
+"""The rotary embedding in its own pass, and attention with output projection: values, errors, planted bugs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ needs_tensor_cores = pytest.mark.skipif(
 
 
 def normal(*shape: int, dtype: str = "float16", mean: float = 0.25) -> np.ndarray:
-    """Seeded by its shape."""
+    """Draw normal numbers, seeded by the shape."""
     return (np.random.default_rng(shape).standard_normal(shape) + mean).astype(TYPES[dtype])
 
 
@@ -42,13 +42,13 @@ def normal(*shape: int, dtype: str = "float16", mean: float = 0.25) -> np.ndarra
 
 
 def rotated(a: np.ndarray, positions: Any, rotary_dim: int, interleaved: bool) -> np.ndarray:
-    """(batch, rows, heads, d) in float64, by angles of float32."""
+    """Rotate (batch, rows, heads, d) in float64, by float32 angles."""
     positions = np.broadcast_to(positions, a.shape[:2])[:, :, None]
     return reference.rotary(a, *cos_sin(64, rotary_dim), positions, interleaved=interleaved)
 
 
 def check_rotary(dtype: str, d: int, rotary_dim: int, interleaved: bool, text: str | None = None) -> None:
-    """Positions by default, and given; two batches, fewer heads of k; awkward numbers of rows; both places."""
+    """Check default and given positions; two batches, fewer heads of k; awkward numbers of rows; both places."""
     cos, sin = cos_sin(64, rotary_dim)
     steps = 4 * float(ml_dtypes.finfo(TYPES[dtype]).eps)
     for n, n_kv, places in ((5, 33, None), (33, 7, "each"), (33, 7, "all"), (1, 1, None)):
@@ -58,7 +58,7 @@ def check_rotary(dtype: str, d: int, rotary_dim: int, interleaved: bool, text: s
             shapes = ((2, n), (2, n_kv)) if places == "each" else ((n,), (n_kv,))
             at = tuple(np.random.default_rng(1).integers(0, 64, shape).astype(np.int32) for shape in shapes)
             for positions in at:
-                positions[..., -1] = 63  # the last one of the tables
+                positions[..., -1] = 63  # the last one in the tables
         planned = plan_rotary(q, k, cos, sin, interleaved=interleaved, positions=at if places else None, source=text)
         for array in planned.result:
             array[...] = device.cp.full(array.shape, np.nan, dtype=array.dtype)
@@ -75,7 +75,7 @@ def test_rotary(dtype: str, interleaved: bool) -> None:
 
 
 def test_rotary_in_place_and_with_gaps() -> None:
-    """Columns of one array (batch, rows, heads, 3 d), as a fused product for q, k and v leaves them."""
+    """Columns of one array (batch, rows, heads, 3 d), as written by a fused product for q, k and v."""
     qkv = normal(2, 9, 4, 3 * 48)
     there = cp.asarray(qkv)
     q, k = there[..., :48], there[..., 48:96]
@@ -89,7 +89,7 @@ def test_rotary_in_place_and_with_gaps() -> None:
 
 
 def test_a_rotation_keeps_what_attention_sees() -> None:
-    """Scores depend on the difference of positions alone."""
+    """Scores depend only on the difference of positions."""
     q, k = normal(1, 8, 2, 64, dtype="float32"), normal(1, 8, 2, 64, dtype="float32")
     cos, sin = cos_sin(64, 64)
     scores = []
@@ -144,7 +144,7 @@ def test_in_place_takes_what_it_can_write() -> None:
     shared = cp.ndarray(q.shape, q.dtype, q.data, (0, *q.strides[1:]))
     with pytest.raises(ValueError, match=r"in_place: q has strides \(0, .* one in memory"):
         rotary(shared, k, cos, sin, in_place=True)
-    if not device.ON_GPU:  # CuPy's arrays are all writeable
+    if not device.ON_GPU:  # CuPy's arrays are always writeable
         k.flags.writeable = False
         with pytest.raises(ValueError, match="in_place: k is read-only"):
             rotary(q, k, cos, sin, in_place=True)
@@ -234,10 +234,10 @@ def test_a_bug_of_rotary_is_seen(bug: Bug, request: pytest.FixtureRequest) -> No
 
 
 def projected(q: np.ndarray, k: np.ndarray, v: np.ndarray, w_o: np.ndarray, **options: Any) -> tuple[np.ndarray, float]:
-    """Y in float64, and the error that passes: twice that of NumPy attention which rounds P and O to the type."""
+    """Return Y in float64, and the tolerance: twice the error of NumPy attention that rounds P and O to the type."""
     wanted = check.expect(q, k, v, **options)
     exact = wanted.o.reshape(*q.shape[:-2], -1) @ w_o.astype(np.float64)
-    # An error of O up to its tolerance, of random sign, moves Y by as many steps as W_O's columns are long.
+    # An error of O up to its tolerance, with random sign, moves Y by as many steps as W_O's columns are long.
     length = float(np.sqrt((w_o.astype(np.float64) ** 2).sum(axis=0)).max())
     return exact, 2 * wanted.tolerance * length
 
@@ -263,7 +263,7 @@ def check_projection(
     q, k, v = (
         normal(batch, rows, count, d, dtype=dtype) for rows, count in ((n, heads), (n_kv, kv_heads), (n_kv, kv_heads))
     )
-    v = v[::-1, ::-1].copy()  # else it would be k
+    v = v[::-1, ::-1].copy()  # otherwise it would be k
     w_o = weights(heads * d, columns, dtype)
     planned = plan_projection(q, k, v, w_o, form=form, source=text, sizes=sizes, **options)
     planned.result[...] = device.cp.full(planned.result.shape, cp.nan, dtype=cp.float32)
@@ -335,7 +335,7 @@ def test_projection_of_more_sequences_than_a_grid_has_room_for(form: str, monkey
 @needs_tensor_cores
 @pytest.mark.parametrize("form", FORMS)
 def test_projection_reads_arrays_with_gaps(form: str) -> None:
-    """Columns of one array, heads before rows, and a row that starts at no multiple of 16 bytes."""
+    """Columns of one array, heads before rows, and a row that does not start at a multiple of 16 bytes."""
     qkv, w_o = normal(2, 4, 70, 3 * 64), weights(256, 72, "float16")
     there = cp.asarray(qkv)
     parts = [slice(64 * i, 64 * i + 64) for i in range(3)]
@@ -502,7 +502,7 @@ def test_the_xray_finds_a_missing_barrier(bug: Bug, cpu_engine: Any) -> None:
 @pytest.mark.parametrize("in_place", [False, True])
 def test_the_xray_of_rotary(interleaved: bool, in_place: bool, cpu_engine: Any) -> None:
     q, k = cpu_engine.asarray(normal(2, 33, 4, 64)), cpu_engine.asarray(normal(2, 35, 2, 64))
-    angle_bytes = 2 * 2 * (33 * 4 + 35 * 2) * 32 * 4  # of each head of each batch, cosines and sines
+    angle_bytes = 2 * 2 * (33 * 4 + 35 * 2) * 32 * 4  # for each head of each batch, cosines and sines
     with kernel.built_when_launched():
         planned = plan_rotary(q, k, *cos_sin(64, 64), interleaved=interleaved, in_place=in_place)
     report = xray(*planned.launch)

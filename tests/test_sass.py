@@ -1,4 +1,4 @@
-"""Recorded SASS: it is read as it was written, and says what notebooks 06 and 15 conclude from it."""
+"""Recorded SASS is read as it was written, and supports the conclusions of notebooks 06 and 15."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recorded SASS of 07's tile loop: how it is cut out, and that it is the code that Nsight Compute counted."""
+"""The recorded SASS of 07's tile loop: how it is extracted, and that it is the code that Nsight Compute counted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from helpers.bench import counters, sass_loop
 from helpers.bench.sass_loop import Instruction
 from helpers.bench.steps import RENAMED
 
-# address, opcode, text: a loop of four lines, of which a branch skips one; a copy that a branch skips stays.
+# address, opcode, text: a loop of four lines, one of which a branch skips; a copy that a branch skips stays.
 LISTING = [
     Instruction(0x00, "MOV", "MOV R0, R1"),
     Instruction(0x10, "HMMA", "HMMA R0, R1, R2, R0"),
@@ -37,7 +37,7 @@ def test_moves(text: str, moves: bool) -> None:
 
 
 def test_the_record_is_of_steps_of_today() -> None:
-    """In their order; steps that were made since then are not in it."""
+    """In order; newer steps are missing."""
     record = sass_loop.recorded()
     assert record is not None
     recorded = [row["idea"] for row in record["steps"]]
@@ -51,7 +51,7 @@ def test_the_record_is_of_steps_of_today() -> None:
 
 
 def test_the_record_counts_what_nsight_compute_counted() -> None:
-    """Instructions of a warp for a tile; the counted ones include the prologue, the epilogue and what is rare."""
+    """Instructions of a warp per tile; the counted ones include the prologue, the epilogue and rare code."""
     counted = counters.recorded()
     assert counted is not None
     numbers = dict(zip(ideas("flash_mma"), by_number("flash_mma"), strict=True))
@@ -63,7 +63,7 @@ def test_the_record_counts_what_nsight_compute_counted() -> None:
         instructions = sass_loop.instructions(number)
         if instructions is not None and row["shape"][3] == sass_loop.HEAD_DIM:
             tiles = 16 * (4096 // 32) * (4096 // 64)  # heads, warps, tiles
-            # 1 % less: some texts have changed a little since they were counted.
+            # 1 % less, because some texts have changed slightly since they were counted.
             assert 0.99 * instructions < row["figures"]["instructions"] / tiles < 1.06 * instructions, row["stage"]
             compared += 1
     assert compared >= len(sass_loop.recorded()["steps"]) - 3  # the newest steps were not counted yet

@@ -35,7 +35,7 @@ from helpers.xray import xray
 
 TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 STAGE_OF = {"float32": "heads_and_masks", "float16": "flash_mma", "bfloat16": "hopper"}
-OTHERS = "tf32", "fp16x3"  # that take float32 as well
+OTHERS = "tf32", "fp16x3"  # these take float32 as well
 BACKWARD_OF = {"float32": "backward", "float16": "backward_mma", "bfloat16": "hopper_backward"}
 SIZES = {  # small ones, so that a few rows and keys are several tiles
     "heads_and_masks": {"BLOCK_M": 64, "BLOCK_N": 32},
@@ -60,11 +60,11 @@ def _where_the_stage_runs(request: pytest.FixtureRequest) -> None:
         pytest.skip(reason)
 
 
-# ---- what is asked for, and the same in NumPy
+# ---- options, and the same in NumPy
 
 
 class Case(NamedTuple):
-    """Options of a call, and what score_mod, its derivative and mask_mod are in NumPy.
+    """Options of a call, and score_mod, its derivative and mask_mod in NumPy.
 
     score(s, x), slope(s, y, x) and seen(x): x has batch, head, kv_head, i, j, q_len and kv_len, arrays of four axes.
     """
@@ -76,7 +76,7 @@ class Case(NamedTuple):
 
 
 class Truth(NamedTuple):
-    """In float64. tolerance: for o, of a kernel that rounds P and O to q's type; gradients: dq, dk, dv."""
+    """The results in float64. tolerance: for o from a kernel that rounds P and O to q's type; gradients: dq, dk, dv."""
 
     o: np.ndarray
     lse: np.ndarray
@@ -134,7 +134,7 @@ def random(*shape: int, dtype: str = "float32", seed: int = 0) -> np.ndarray:
 
 
 def inputs(dtype: str, n: int = ROWS, n_kv: int = KEYS) -> list[np.ndarray]:
-    """q, k and v, heads first."""
+    """Make q, k and v, heads first."""
     shapes = (BATCH, HEADS, n, HEAD_DIM), (BATCH, KV_HEADS, n_kv, HEAD_DIM), (BATCH, KV_HEADS, n_kv, HEAD_DIM)
     return [random(*shape, dtype=dtype, seed=seed) for seed, shape in enumerate(shapes)]
 
@@ -142,7 +142,7 @@ def inputs(dtype: str, n: int = ROWS, n_kv: int = KEYS) -> list[np.ndarray]:
 def run(
     dtype: str, case: Case, *, stage: str = "", n: int = ROWS, n_kv: int = KEYS, plant: Callable[[str], str] = str
 ) -> None:
-    """Call a stage with small tiles, and check it; without a name, each that takes the type. plant: edits its text."""
+    """Call a stage with small tiles, and check it; without a name, each stage for the type. plant: edits its text."""
     q, k, v = inputs(dtype, n, n_kv)
     want = truth(q, k, v, case)
     others = OTHERS if dtype == "float32" and plant is str else ()
@@ -169,7 +169,7 @@ EVERY_NAME = Case(
     lambda s, x: s * GAIN[x.head, x.j] + (x.head - 2 * x.kv_head) / 4 - (x.i - x.j) * 4 / x.q_len + x.batch,
 )
 PREFIX = Case({"mask_mod": "kv_idx < 20 || q_idx >= kv_idx"}, seen=lambda x: (x.j < 20) | (x.i >= x.j))
-# Full, partial and empty tiles, other ones for each head of each batch.
+# Full, partial and empty tiles, which differ between heads and batches.
 OF_HEADS = Case(
     {"mask_mod": "(kv_idx / 40 + head + kv_head + batch + q_idx / 70) % 3 != step", "mod_args": {"step": 1}},
     seen=lambda x: (x.j // 40 + x.head + x.kv_head + x.batch + x.i // 70) % 3 != 1,
@@ -183,12 +183,12 @@ NOTHING = Case({"mask_mod": "false"}, seen=lambda x: np.False_)
 
 
 def with_options(case: Case, **more: Any) -> Case:
-    """The same with more options."""
+    """Return a case with more options."""
     return case._replace(options={**case.options, **more})
 
 
 def both(score: Case, mask: Case, **more: Any) -> Case:
-    """The score_mod of one and the mask_mod of the other."""
+    """Combine the score_mod of one and the mask_mod of the other."""
     args = {**score.options.get("mod_args", {}), **mask.options.get("mod_args", {})}
     options = {**score.options, **mask.options, **more, **({"mod_args": args} if args else {})}
     return Case(options, score.score, score.slope, mask.seen)
@@ -220,14 +220,14 @@ CASES = {
 
 
 def padded(a: np.ndarray) -> Any:
-    """The same values on the device, in rows that start at multiples of 16 bytes."""
+    """Copy the same values to the device, in rows that start at multiples of 16 bytes."""
     wide = np.zeros((*a.shape[:-1], -(-a.shape[-1] // 16) * 16), a.dtype)
     wide[..., : a.shape[-1]] = a
     return cp.asarray(wide)[..., : a.shape[-1]]
 
 
 def of_arrays(dtype: str) -> dict[str, Case]:
-    """Bias whose neighbours may be loaded together, or may not; test_fused.py has its forms, and ALiBi's, alone."""
+    """Return bias whose neighbours may or may not be loaded together; test_fused.py tests bias and ALiBi alone."""
     bias = 2 * random(BATCH, HEADS, ROWS, KEYS, dtype=dtype, seed=7)
     hidden = bias[:, :1].copy()
     hidden[..., 5:40, :] = -np.inf
@@ -251,8 +251,8 @@ def of_arrays(dtype: str) -> dict[str, Case]:
 # ---- values
 
 
-# Every case meets the stage whose text is simplest; each other one meets those that its own lines can get wrong: its
-# masks and windows, its maxima, its rows that see nothing. What an expression becomes is the same text for all.
+# Every case meets the stage with the simplest text; other stages meet the cases that their own code can get wrong:
+# masks and windows, maxima, rows that see nothing. An expression becomes the same text in all.
 IN_EACH_STAGE = ("score_mod, window", "mask of heads, window", "both, causal", "nothing is seen", "scores of 10,000")
 IN_EACH_STAGE += tuple(name for name in CASES if "sink" in name or "scale" in name)
 EACH_STAGE = [*(("float32", stage) for stage in OTHERS), ("float16", "flash_mma"), ("bfloat16", "hopper")]
@@ -260,7 +260,7 @@ VALUES = [
     *(("float32", STAGE_OF["float32"], name) for name in CASES),
     *((dtype, stage, name) for dtype, stage in EACH_STAGE for name in IN_EACH_STAGE),
 ]
-# The fast run has every case with the stage whose text is simplest, and these with each.
+# The fast run has every case with the stage with the simplest text, and these cases with each stage.
 WITH_EACH_STAGE = "both, causal", "sinks, rows that see nothing", "all together"
 
 
@@ -273,7 +273,7 @@ def runs(stage: str, dtype: str) -> None:
 @pytest.mark.exhaustive(one_of_each=lambda stage, name: (name, stage if name in WITH_EACH_STAGE else ""))
 @pytest.mark.parametrize(("dtype", "stage", "name"), VALUES)
 def test_values(dtype: str, stage: str, name: str) -> None:
-    """Two batches of four heads, of which two share K and V; tiles cut short; the last query at the last key."""
+    """Two batches of four query heads and two KV heads; incomplete tiles; the last query at the last key."""
     runs(stage, dtype)
     run(dtype, CASES[name], stage=stage)
 
@@ -303,7 +303,7 @@ def test_sizes(dtype: str) -> None:
 
 
 def test_arguments_of_each_type() -> None:
-    """An array and a number of each: pointers and values of 1, 2, 4 and 8 bytes in a row."""
+    """An array and a number of each: pointers and values of 1, 2, 4 and 8 bytes in sequence."""
     kinds_of = ["int8", "uint8", "uint16", "int64", "uint32", "bool", "float16", "bfloat16"]
     dtypes = [np.dtype(TYPES.get(kind, kind)) for kind in kinds_of]
     arrays = {f"array_{i}": (np.arange(KEYS) % (i + 2) == 0).astype(dtype) for i, dtype in enumerate(dtypes)}
@@ -322,7 +322,7 @@ UNEVEN = (3, 70, 0, 64, 1), (100, 70, 5, 0, 130)
 
 
 def packed(dtype: str, lengths: tuple[Any, Any], heads: int = HEADS, kv_heads: int = KV_HEADS) -> list[np.ndarray]:
-    """q, k, v and do of tokens, and where the sequences begin."""
+    """Make q, k, v and do of tokens, and the offsets of the sequences."""
     rows, keys = map(sum, lengths)
     shapes = (rows, heads, HEAD_DIM), (keys, kv_heads, HEAD_DIM), (keys, kv_heads, HEAD_DIM), (rows, heads, HEAD_DIM)
     tokens = [random(*shape, dtype=dtype, seed=seed) for seed, shape in enumerate(shapes)]
@@ -330,11 +330,11 @@ def packed(dtype: str, lengths: tuple[Any, Any], heads: int = HEADS, kv_heads: i
 
 
 def of_sequence(i: int, tokens: np.ndarray, cu: np.ndarray) -> np.ndarray:
-    """Its tokens, as (1, heads, rows, head_dim)."""
+    """Return a sequence's tokens, as (1, heads, rows, head_dim)."""
     return tokens[cu[i] : cu[i + 1]].swapaxes(0, 1)[None]
 
 
-# batch is the number of the sequence; each has a table of 130 keys.
+# batch is the sequence's number; each has a table of 130 keys.
 GAIN_OF_SEQUENCES = random(5, 130, seed=6)
 PACKED = Case(
     {
@@ -352,7 +352,7 @@ PACKED_GRAD = {"score_mod_grad": "gain[batch * 130 + kv_idx]"}
 
 
 def sequence_case(case: Case, i: int) -> Case:
-    """With the slopes of one sequence."""
+    """Return the case with the slopes of one sequence."""
     slopes = case.options.get("alibi_slopes")
     return case if slopes is None else with_options(case, alibi_slopes=slopes[i])
 
@@ -369,7 +369,7 @@ def test_packed_lengths(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_packed_lengths_in_slots(dtype: str) -> None:
-    """One long sequence and many of a row: a block for each tile, and few more."""
+    """One long sequence and many with one row: a block for each tile, and a few more."""
     rows, keys = (300, *[1] * 39), (170, *[3] * 39)
     stage, (q, k, v, _, *cu) = LADDER[STAGE_OF[dtype]], packed(dtype, (rows, keys))
     mask = "((q_idx + 400) / 40 + kv_idx + batch) % 3 != 0"
@@ -383,7 +383,7 @@ def test_packed_lengths_in_slots(dtype: str) -> None:
 
 
 def check_sequences(case: Case, q: Any, k: Any, v: Any, cu: Any, o: Any, lse: Any) -> None:
-    """o (heads, tokens, d) and lse of every sequence."""
+    """Check o (heads, tokens, d) and lse of every sequence."""
     for i in range(len(cu[0]) - 1):
         rows = slice(cu[0][i], cu[0][i + 1])
         if rows.start < rows.stop:
@@ -431,7 +431,7 @@ def check_gradients(dtype: str, got: Any, want: Truth) -> None:
 def run_gradients(
     dtype: str, case: Case, grad: str | None, *, plant: Callable[[str], str] = str, stage: str = "", **more: Any
 ) -> tuple[Any, ...]:
-    """The gradients of a stage, checked; without a name, of the type's. o and lse are those of NumPy, rounded."""
+    """Check a stage's gradients; without a name, those of the stage for the type. o and lse are NumPy's, rounded."""
     q, k, v = inputs(dtype)
     do = random(*q.shape, dtype=dtype, seed=8)
     want = truth(q, k, v, case, do=do)
@@ -447,7 +447,7 @@ def run_gradients(
 
 IN_ORDER = ("mask of heads", "sinks", "all together")
 BACKWARDS = [*((name, False) for name in GRADIENTS), *((name, True) for name in IN_ORDER)]
-IN_EACH_TYPE = ("all together",)  # in the fast run, which has all in float32
+IN_EACH_TYPE = ("all together",)  # in the fast run, which has all cases in float32
 
 
 @pytest.mark.exhaustive(
@@ -466,7 +466,7 @@ LONG_ROWS = [("score_mod", True), ("mask of heads", False), ("all together", Fal
 @pytest.mark.exhaustive(one_of_each=lambda name, deterministic: deterministic)
 @pytest.mark.parametrize(("name", "deterministic"), LONG_ROWS)
 def test_gradients_of_long_rows(name: str, deterministic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One consumer has P times the derivative, and the other, which has dP, reads it from the place of dS."""
+    """One consumer has P times the derivative; the other, which has dP, reads it from dS's place."""
     if reason := BACKWARD["hopper_backward_wide"].why_not(head_dim=136, dtype="bfloat16"):
         pytest.skip(reason)
     monkeypatch.setattr(sys.modules[__name__], "HEAD_DIM", 136)
@@ -489,7 +489,7 @@ def test_a_derivative_that_long_rows_lack_is_seen(
 
 
 def test_gradients_by_warps_with_32_keys() -> None:
-    """A warp of backward_mma has two fragments of keys at 128 keys a block, one in the small tiles of other tests."""
+    """A warp of backward_mma has two fragments of keys at 128 keys per block, but one in other tests' small tiles."""
     run_gradients("float16", *GRADIENTS["all together"], sizes={"BLOCK_N": 128})
 
 
@@ -532,7 +532,7 @@ EMPTY, FULL, PARTIAL = 0, 1, 2
 
 
 def kinds(seen: np.ndarray, counts: np.ndarray, block_m: int, block_n: int) -> np.ndarray:
-    """Classify each tile of (N, N_kv). counts: pairs in the window; the others say nothing about a tile."""
+    """Classify each tile of (N, N_kv). counts: pairs in the window; pairs outside do not count."""
     n, n_kv = seen.shape
     result = np.zeros((-(-n // block_m), -(-n_kv // block_n)), int)
     for m, n in np.ndindex(*result.shape):
@@ -545,7 +545,7 @@ def kinds(seen: np.ndarray, counts: np.ndarray, block_m: int, block_n: int) -> n
 def check_entries(
     stage: str, case: Case, block_m: int, block_n: int, *, plant: Callable[[str], str] = str
 ) -> tuple[int, ...]:
-    """Check what the launch before a stage's own writes, and count (batches, heads). plant: its text, edited."""
+    """Check the output of the launch before a stage's own, for (batch, heads). plant: its text, edited."""
     q, k, v = inputs("float32")
     sizes = {"BLOCK_M": block_m, "BLOCK_N": block_n}
     with kernel.built_when_launched():
@@ -578,7 +578,7 @@ LISTED = {
     "of an array": (OF_PLACES, (BATCH, 1)),
     "nothing": (NOTHING, (1, 1)),
     "few rows": (FEW_ROWS, (1, 1)),
-    # Seen by one pair alone, in the last row and key; hidden by one pair alone.
+    # Visible to a single pair, in the last row and key; hidden from a single pair.
     "one pair": (Case({"mask_mod": "q_idx + kv_idx == 342"}, seen=lambda x: x.i + x.j == 342), (1, 1)),
     "all but one": (Case({"mask_mod": "q_idx + kv_idx != 342"}, seen=lambda x: x.i + x.j != 342), (1, 1)),
 }
@@ -587,7 +587,7 @@ LISTED = {
 @pytest.mark.parametrize("name", LISTED)
 @pytest.mark.parametrize("stage", ["heads_and_masks", "backward"])
 def test_lists_of_tiles(stage: str, name: str) -> None:
-    """Empty tiles are left out, full ones known: as NumPy finds, with one list for all heads where all are alike."""
+    """Empty tiles are left out, full ones are known, as NumPy finds; one list serves all heads if they are alike."""
     case, shape = LISTED[name]
     for block_m, block_n in ((64, 32), (128, 48)) if stage == "heads_and_masks" else ((64, 64),):
         assert check_entries(stage, case, block_m, block_n) == shape
@@ -623,7 +623,7 @@ def test_arrays_of_a_text_may_change_between_two_calls() -> None:
 
 @pytest.mark.parametrize("dtype", ["float16"])
 def test_a_bias_of_another_form_is_another_function(dtype: str) -> None:
-    """Calls that differ in the axes of bias alone, one after the other."""
+    """Consecutive calls that differ only in the axes of bias."""
     q, k, v = inputs(dtype)
     bias = random(BATCH, HEADS, ROWS, KEYS, dtype=dtype, seed=7)
     for form in (bias[0, 0], bias, bias[:1, :, :1]):
@@ -641,7 +641,7 @@ def of_one_head(dtype: str = "float32") -> list[np.ndarray]:
 
 @every_type
 def test_the_x_ray_finds_nothing(dtype: str) -> None:
-    """A table and a mask, tiles cut short on both sides; arrays have the caller's names, after mod_."""
+    """A table and a mask, incomplete tiles on both sides; arrays have the caller's names, after mod_."""
     q, k, v = of_one_head(dtype)
     table = random(1, 2 * KEYS + 1, seed=3)
     options = {**relative_bias(table), "mask_mod": "kv_idx < 20 || q_idx / 40 == kv_idx / 40"}
@@ -671,7 +671,7 @@ def test_tiles_that_are_hidden_are_not_read() -> None:
 
 @pytest.mark.parametrize("stage", STAGE_OF.values())
 def test_full_tiles_do_not_ask_the_mask(stage: str) -> None:
-    """place is read by the launch that makes the list, and in partial tiles alone by the stage's own."""
+    """The launch that makes the list reads place, and the stage's own launch only in partial tiles."""
     q, k, v = of_one_head({name: dtype for dtype, name in STAGE_OF.items()}[stage])
     place = np.zeros(KEYS, np.int32)
     options = {"mask_mod": "place[kv_idx] == 0", "mod_args": {"place": place}, "sizes": SIZES[stage]}
@@ -774,7 +774,7 @@ def test_stages_that_cannot() -> None:
 @needs_nvrtc
 @pytest.mark.parametrize("name", [name for name, (_, text, _) in REFUSED.items() if "does not compile" in text])
 def test_nvrtc_says_it_too(name: str) -> None:
-    """Its messages have other forms than those of g++; that they show the caller's text is the same."""
+    """Its messages have another form than g++'s, but show the caller's text in the same way."""
     _, message, options = REFUSED[name]
     text, mod = text_of(LADDER["heads_and_masks"].file, options)
     with (
@@ -788,7 +788,7 @@ def test_nvrtc_says_it_too(name: str) -> None:
 
 
 def text_of(file: str, options: Mapping[str, Any], **how: Any) -> tuple[str, score_mod.ScoreMod]:
-    """A kernel's text behind the functions of a call, and these."""
+    """Return a kernel's text after the functions of a call, and these functions."""
     given = {name: a for name, a in options.items() if name in ("score_mod", "mask_mod", "mod_args", "score_mod_grad")}
     mod, arrays = score_mod.parse_score_mod(**given)
     mod = score_mod.bind_to_call(mod, {name: launches.Spec.of(a) for name, a in arrays.items()})
@@ -829,7 +829,7 @@ def test_nvrtc_compiles_them(arch: str, name: str) -> None:
 
 # ---- planted bugs
 
-SeenBy = tuple[str, Callable[[Callable[[str], str]], object]]  # the file of the text, and what sees the bug in it
+SeenBy = tuple[str, Callable[[Callable[[str], str]], object]]  # the text's file, and the check that finds the bug in it
 
 
 def forward(name: str, dtype: str = "float32") -> SeenBy:

@@ -1,4 +1,4 @@
-"""A caller whose function of scores does not compile, or reads out of range, is told the text and the place."""
+"""A caller whose function of scores does not compile, or reads out of range, gets the text and the place."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_all_lines_of_a_text_are_shown() -> None:
 
 @pytest.mark.parametrize("text", ["score + slope", "kv_idx - q_idx  // an int", "kv_idx == q_idx"])
 def test_numbers_that_are_scores(text: str) -> None:
-    """An int and a bool become one."""
+    """An int and a bool are accepted."""
     o = flash_attention(*inputs(40), score_mod=text, mod_args=args())
     assert np.isfinite(o.astype(np.float32)).all()
 
@@ -91,7 +91,7 @@ def test_so_does_the_error_of_a_launch() -> None:
     ids=str,
 )
 def test_caps_that_are_none(cap: Any, error: type[Exception], message: str) -> None:
-    """Each gave NaN in silence, or an error without a name."""
+    """Each gave NaN silently, or an error without a name."""
     with pytest.raises(error, match=message):
         soft_cap(cap)
     assert soft_cap(np.float32(30))["mod_args"] == soft_cap(30)["mod_args"]

@@ -1,4 +1,4 @@
-"""The server of the small GPT: the texts of many requests are those of each alone, whatever the pages."""
+"""The server of the small GPT: the texts of many requests are those of each alone, however pages are used."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from helpers.attention.models.serving import Pages, Request, Server, replay
 pytestmark = pytest.mark.skipif(limits.compute_capability() < 80, reason="needs compute capability 8.0")
 LETTERS = " abcdefghijklmnop"
 CONTEXT = 60
-TEMPERATURE = 4.0  # so that texts follow from more than the last letter
+TEMPERATURE = 4.0  # so that texts depend on more than the last letter
 
 
 def model() -> CharGPT:
@@ -24,7 +24,7 @@ def model() -> CharGPT:
 
 
 def requests(count: int = 7) -> list[Request]:
-    """Make requests of any lengths, some of which come later."""
+    """Make requests of any lengths, some of which arrive later."""
     rng = np.random.default_rng(5)
     return [
         Request("".join(rng.choice(list(LETTERS), rng.integers(1, 20))), int(rng.integers(1, 40)), int(arrives))
@@ -33,7 +33,7 @@ def requests(count: int = 7) -> list[Request]:
 
 
 def texts_one_by_one(seed: int = 0) -> list[str]:
-    """Each by the model alone, with all its tokens computed again for each character."""
+    """Generate each text alone, with all its tokens recomputed for each character."""
     gpt, texts = model(), []
     for number, request in enumerate(requests()):
         tokens = gpt.encode(request.prompt).tolist()
@@ -176,7 +176,7 @@ def test_what_is_no_server() -> None:
 
 
 def failing(gpt: CharGPT, at: int, error: type[BaseException]) -> None:
-    """Make the call number `at` of the model raise an error."""
+    """Make the `at`-th call of the model raise an error."""
     forward, calls = gpt.forward, iter(range(10_000))
 
     def forward_or_fail(*given: Any, **options: Any) -> Any:
@@ -190,7 +190,7 @@ def failing(gpt: CharGPT, at: int, error: type[BaseException]) -> None:
 @pytest.mark.exhaustive(each_value=())
 @pytest.mark.parametrize("at", [0, 2, 9])
 def test_a_server_serves_again_after_an_interrupt(at: int) -> None:
-    """Pages come back wherever it comes, and the texts are those of a new server."""
+    """Pages are returned wherever it comes, and the texts are those of a new server."""
     gpt = model()
     attention, server = gpt.attention, Server(gpt, pages=7, page_size=10)
     failing(gpt, at, KeyboardInterrupt)
@@ -205,7 +205,7 @@ def test_a_server_serves_again_after_an_interrupt(at: int) -> None:
 
 @pytest.mark.parametrize("at, fails", [(0, True), (25, False)], ids=["a prompt", "a step of several"])
 def test_an_error_ends_one_request(at: int, fails: bool) -> None:
-    """A pass of several requests is tried again with each alone, so an error that passes ends none."""
+    """A pass of several requests is retried with each alone, so a transient error ends none."""
     gpt, alone = model(), texts_one_by_one()
     failing(gpt, at, RuntimeError)
     server = Server(gpt, pages=40)
@@ -242,7 +242,7 @@ def test_logits_that_are_not_finite_end_their_request(monkeypatch: pytest.Monkey
 
 @pytest.mark.skipif(device.ON_GPU, reason="unchecked on a GPU")
 def test_a_page_of_two_requests_ends_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine refuses two writers of a row; that is no fault of a request's, so none is tried alone."""
+    """The engine refuses two writers of a row, which is not a request's fault, so no request is retried alone."""
     server = Server(model(), pages=8)
     monkeypatch.setattr(Pages, "reserve", lambda self, request, keep=0: bool(self.of.setdefault(request, [7])))
     with pytest.raises(RuntimeError, match="page 7 is in 3 lists of pages"):
@@ -261,7 +261,7 @@ def random_requests(rng: np.random.Generator, count: int, context: int) -> list[
 
 
 def assert_drawn(gpt: CharGPT, place: int, request: Request) -> None:
-    """Check each character against what the model alone draws after those before it."""
+    """Check that each character is what the model alone draws after the preceding ones."""
     logits = to_host(gpt.forward(xp.asarray(np.array([request.tokens])))[0][0])
     for at in range(len(request.prompt), len(request.tokens)):
         rng = np.random.default_rng((0, place, at))
@@ -273,7 +273,7 @@ def assert_drawn(gpt: CharGPT, place: int, request: Request) -> None:
 def test_many_requests_with_injected_errors(
     pages: int, page_size: int, watermark: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No page is lost, no request is lost, and each text is the model's alone, up to where its request failed."""
+    """No page and no request is lost, and each text is the model's alone, up to where its request failed."""
     rng, config = np.random.default_rng(0), Config(context=40, layers=2, heads=1, width=64)
     gpt = CharGPT(LETTERS, config, PlainAttention(), seed=3)
     server = Server(gpt, pages=pages, page_size=page_size, watermark=watermark)

@@ -1,4 +1,4 @@
-"""run, xray_stage and expect: what notebooks do with a kernel."""
+"""run, xray_stage and expect: notebooks' shortcuts for kernels."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def model(heads: int, kv_heads: int, n: int, n_kv: int, dtype: type) -> tuple[np
     return tuple((rng.standard_normal(shape) + 0.25).astype(dtype) for shape in shapes)
 
 
-SLOW_BUILDS = ("fp16x3", "tf32")  # seconds for each of the X-ray's builds
+SLOW_BUILDS = ("fp16x3", "tf32")  # the X-ray's builds take seconds each
 ONE_HEAD = [
     pytest.param(name, marks=[pytest.mark.exhaustive] * (name in SLOW_BUILDS))
     for name, stage in FORWARD.items()
@@ -95,7 +95,7 @@ def test_what_cannot_be() -> None:
     with pytest.raises(ValueError, match="no stage 'fast'; there are: naive, tiled"):
         stage_of("fast")
     heads = (np.stack([a] * 2) for a in make_inputs(5, 5, 8))
-    with pytest.raises(ValueError, match="2 launches; look at one"):
+    with pytest.raises(ValueError, match="2 launches, and only one can be X-rayed"):
         xray_stage("tiled", *heads)
     assert stage_of(LADDER["tiled"]) is LADDER["tiled"]
 
@@ -110,7 +110,7 @@ def test_fetched_keys_are_those_that_a_row_of_the_block_sees(window: tuple[int, 
 
 
 def test_fetched_keys_of_several_heads_are_refused() -> None:
-    with pytest.raises(ValueError, match="one head"):
+    with pytest.raises(ValueError, match="a single head"):
         fetched_keys("heads_and_masks", *model(2, 2, 8, 8, np.float32), sizes={"BLOCK_M": 64})
 
 

@@ -1,4 +1,4 @@
-"""Learners are shown parts of kernels, diffs and pictures. Only here is a made-up record plotted."""
+"""Learners are shown parts of kernels, diffs and pictures. A made-up record is plotted only here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from helpers.engine import banks
 from helpers.lesson import show
 
 # 10_order.cu prepares a launch of 10: it has no sizes of its own.
-WHOLE = {ORDER, "16_background.cu"}  # of several kernels; of another file, with other parameters
+WHOLE = {ORDER, "16_background.cu"}  # with several kernels; with parameters of another file
 FILES = sorted(path.name for path in KERNELS.glob("*.cu") if path.name not in WHOLE)
 
 
@@ -209,7 +209,7 @@ def test_overview_has_a_row_for_each_type() -> None:
 
 
 def test_measured_roofline_says_whose_bytes() -> None:
-    """A stage stands at its counted FLOP per byte; where nothing is counted, at those of Q, K, V and O moved once."""
+    """A stage is at its counted FLOP per byte; without counts, at that of Q, K, V and O moved once."""
     picture = show.measured_roofline((1, 1, 8, 4), dtypes=("float32", "float16"), record=RECORD, counted=COUNTED)
     marks = [line for line in picture.figure.axes[0].lines if line.get_marker() in ("o", "s")]
     assert [line.get_xydata().tolist() for line in marks] == [[[10.0, 0.5]], [[1024 / 256, 2.0]]]
@@ -223,7 +223,7 @@ def test_measured_roofline_says_whose_bytes() -> None:
 
 # --------------------------------------------------------------------------------------------------------- pictures
 
-# Lane 4 g + t has elements 2 t and 2 t + 1 of row g of each matrix, whose address lane 8 i + g gave.
+# Lane 4 g + t has elements 2 t and 2 t + 1 of row g of each matrix, whose address lane 8 i + g passed.
 LDMATRIX = np.array(
     [[8 * (8 * i + lane // 4) + 2 * (lane % 4) + e for i in range(4) for e in (0, 1)] for lane in range(32)]
 )
@@ -267,7 +267,7 @@ PICTURES = {
 }
 
 
-@pytest.mark.exhaustive(one_of_each=lambda name: None)  # notebooks draw them all
+@pytest.mark.exhaustive(one_of_each=lambda name: None)  # notebooks draw all of them
 @pytest.mark.parametrize("name", PICTURES)
 def test_a_picture_is_a_png_on_white_and_says_what_it_shows(name: str) -> None:
     picture = PICTURES[name]()
@@ -303,7 +303,7 @@ def test_offsets_and_owners_say_what_they_show() -> None:
 
 
 def test_cells_of_one_colour_are_in_the_same_banks() -> None:
-    """Chunks of 16 bytes: eight neighbours differ, and the ninth is in the banks of the first."""
+    """Chunks of 16 bytes: eight neighbours differ, and the ninth is in the first one's banks."""
     (axes,) = show.offsets({"rows": np.arange(16).reshape(2, 8)}, cell_bytes=16).figure.axes
     colours = axes.collections[0].get_array().reshape(2, 8)
     assert len(set(colours[0])) == 8 and (colours[0] == colours[1]).all()
@@ -312,7 +312,7 @@ def test_cells_of_one_colour_are_in_the_same_banks() -> None:
 
 
 def test_warp_picture_counts_sectors() -> None:
-    """Unit stride touches 4 sectors, stride two 8, a column 32, one word 1."""
+    """Unit stride accesses 4 sectors, stride two 8, a column 32, one word 1."""
     lane = np.arange(32)
     for words, sectors in ((lane, 4), (lane * 2, 8), (lane * 100, 32), (lane * 0 + 7, 1), (lane + 1, 5)):
         assert show.sectors(words) == sectors
@@ -321,7 +321,7 @@ def test_warp_picture_counts_sectors() -> None:
 
 
 def test_bank_picture_counts_wavefronts() -> None:
-    """An odd stride meets 32 banks, an even one fewer; one word for all is a broadcast."""
+    """An odd stride uses 32 banks, an even one fewer; one word for all lanes is a broadcast."""
     lane = np.arange(32)
     accesses = ((lane, 1), (lane * 2, 2), (lane * 65, 1), (lane * 64, 32), (lane * 0 + 7, 1), (lane // 16 * 32, 2))
     for words, count in accesses:

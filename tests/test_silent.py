@@ -1,4 +1,4 @@
-"""Wrong numbers that once came without an error, at which random calls against float64 stopped."""
+"""Wrong numbers that were once returned without an error, found by random calls against float64."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def random(*shape: int, seed: int = 0, dtype: Any = np.float32) -> np.ndarray:
 
 
 def decode(seed: int, **more: Any) -> np.ndarray:
-    """Decode a token with the same cache and other q, k and v for each seed."""
+    """Decode a token with the same cache, and new q, k and v for each seed."""
     q, k, v = (cp.asarray(random(1, 1, 2, 64, seed=4 * seed + i)) for i in range(3))
     cache = (cp.asarray(random(1, 400, 2, 64, seed=i)) for i in range(2))
     lengths = cp.asarray(np.array([390], np.int32))
@@ -36,7 +36,7 @@ def decode(seed: int, **more: Any) -> np.ndarray:
 
 
 def test_threads_on_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the launches of one thread's call, another one's would write the rotated q that both have as scratch."""
+    """Between the launches of one thread's call, another's would overwrite the rotated q in the shared scratch."""
     tables = dict(zip(("rotary_cos", "rotary_sin"), map(cp.asarray, cos_sin(400, 64)), strict=True))
     expected = [decode(seed, **tables) for seed in range(2)]
     found: list[bool] = []
@@ -60,7 +60,7 @@ def test_threads_on_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_after_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A launch that was left in the middle has drawn tickets, which have to be 0 before the next."""
+    """An interrupted launch has drawn tickets, which must be 0 before the next."""
     expected = decode(1)
     decode(2)
     with monkeypatch.context() as patched:
@@ -77,7 +77,7 @@ def test_after_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_sinks_without_any_key() -> None:
-    """A sink weighs as much as beside keys that no query sees, and a prefix is merged with it."""
+    """A sink has the same weight as with keys that no query sees, and a prefix is merged with it."""
     q, none, sinks = random(1, 2, 2, 64), random(1, 0, 2, 64), np.array([0.5, -1], np.float32)
     cu, no_length = np.array([0, 2], np.int32), np.zeros(1, np.int32)
     cu_none, how = np.zeros(2, np.int32), {"sinks": sinks, "return_lse": True}
@@ -103,7 +103,7 @@ def test_a_number_that_differs_in_its_sign_alone() -> None:
 
 
 def test_a_block_mask_that_reads_arguments_of_the_call() -> None:
-    """They may differ at each call, so its tiles are found at each."""
+    """They may differ in each call, so its tiles are computed in each."""
     q, mask = cp.asarray(random(1, 200, 1, 64)), make_block_mask("document[q_idx] == document[kv_idx]")
     results = []
     for at in (64, 128, 64):
@@ -112,7 +112,7 @@ def test_a_block_mask_that_reads_arguments_of_the_call() -> None:
     assert not np.allclose(*results[:2])
     np.testing.assert_array_equal(results[2], results[0])
     mod, _ = parse_score_mod(mask_mod=mask, mod_args=args)
-    assert mod is not None and mod.mask_changes  # the CPU engine finds them at each call of any mask
+    assert mod is not None and mod.mask_changes  # the CPU engine recomputes them in each call of any mask
     mod, _ = parse_score_mod(mask_mod=make_block_mask(mask.mask_mod, args))
     assert mod is not None and not mod.mask_changes
 
@@ -130,7 +130,7 @@ def test_the_negative_of_a_tensor_in_e4m3() -> None:
 @pytest.mark.skipif(not ON_GPU, reason="the CPU engine has no graphs")
 @pytest.mark.parametrize("library", ["cupy", "torch"])
 def test_a_graph_of_a_call_with_a_prefix(library: str) -> None:
-    """Each replay writes what the call hands from one launch to the next, in memory that no later call may get."""
+    """Each replay writes what the call passes from one launch to the next, in memory that no later call may get."""
     torch = pytest.importorskip("torch") if library == "torch" else None
     kind = (lambda a: cp.asarray(a)) if torch is None else (lambda a: torch.from_dlpack(cp.asarray(a)))
     shapes = {"q": (2, 1, 8, 64), "k_cache": (2, 400, 8, 64), "v_cache": (2, 400, 8, 64)}

@@ -1,4 +1,4 @@
-"""The slides of the three lectures: none is empty, and each has all that its notebooks ask and draw."""
+"""The slides of the three lectures: none is empty, and each has all questions and pictures of its notebooks."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from helpers.device import ON_GPU, cp
 
 SIZES = (1, 2, 31, 32, 33, 63, 64, 65, 127, 257, 400)
 HEAD_DIMS = (1, 3, 8, 32, 40, 64, 80, 128)
-STEPS = (*HEAD_DIMS, 256)  # each head dimension pairs the sizes in its own way
+STEPS = (*HEAD_DIMS, 256)  # each head dimension pairs the sizes differently
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class Row:
     """The promises of a stage."""
 
     name: str
-    head_dims: tuple[int, ...] = HEAD_DIMS  # those tried; each is a compilation
+    head_dims: tuple[int, ...] = HEAD_DIMS  # those tested; each is a compilation
     max_head_dim: int = 128
-    tolerance: float = check.TOLERANCE  # on unit-normal inputs
+    tolerance: float = check.TOLERANCE  # for unit-normal inputs
     other_tiles: tuple[dict[str, int], ...] = ({"BLOCK_M": 1, "BLOCK_N": 1}, {"BLOCK_M": 96, "BLOCK_N": 5})
-    copy_error: float = 0  # of a value with all the weight, relative
-    times_numpy: float = 100  # a launch on the CPU engine takes at most so many times as long
-    times_one_line: float = 20  # a compilation for the CPU engine likewise
+    copy_error: float = 0  # relative error of a value with all the weight
+    times_numpy: float = 100  # a launch on the CPU engine takes at most this many times as long
+    times_one_line: float = 20  # the same for a compilation for the CPU engine
 
     @property
     def stage(self) -> Stage:
@@ -79,12 +79,12 @@ every_stage = pytest.mark.parametrize("row", STAGES, ids=lambda row: row.name)
 
 
 def test_every_stage_has_its_row() -> None:
-    """Those that take float32; the half types have a file of their own."""
+    """Stages for float32; the half types are tested in test_tensor_cores.py."""
     assert [row.name for row in STAGES] == [stage.name for stage in FORWARD.values() if "float32" in stage.dtypes]
 
 
 def attend(row: Row, q: Any, k: Any, v: Any, **options: Any) -> np.ndarray:
-    """One launch, the output poisoned before it, copied to the host after it."""
+    """Launch once, with the output poisoned before, and copy it to the host."""
     run, o = row.stage.prepare(q, k, v, **options)
     assert isinstance(o, cp.ndarray) and o.dtype == np.float32 and o.shape == q.shape
     assert np.isnan(cp.asnumpy(o)).all()
@@ -92,9 +92,9 @@ def attend(row: Row, q: Any, k: Any, v: Any, **options: Any) -> np.ndarray:
     return cp.asnumpy(o)
 
 
-@functools.lru_cache(maxsize=128)  # the stages are given the same inputs
+@functools.lru_cache(maxsize=128)  # the stages get the same inputs
 def problem(n: int, n_kv: int, d: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """q, k, v and the reference's output."""
+    """Make q, k, v and the reference's output."""
     q, k, v = check.make_inputs(n, n_kv, d, seed=n + 7 * n_kv + 11 * d)
     return q, k, v, reference.attention(q, k, v)
 
@@ -103,7 +103,7 @@ def problem(n: int, n_kv: int, d: int) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 
 def pairs(head_dim: int) -> list[tuple[int, int]]:
-    """Every N and every N_kv once, paired otherwise for each head dimension; equal ones at 64."""
+    """Return every N and every N_kv once, paired differently for each head dimension; equal ones at 64."""
     shift = STEPS.index(head_dim) - STEPS.index(64)
     return [(n, SIZES[(i + shift) % len(SIZES)]) for i, n in enumerate(SIZES)]
 
@@ -143,7 +143,7 @@ def test_other_tile_sizes(row: Row, which: int) -> None:
 
 
 def test_the_tiles_of_a_launch_depend_on_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of 132 multiprocessors have two blocks, or one, or less than half of them have one."""
+    """All of 132 multiprocessors have two blocks, or one, or fewer than half of them have one."""
     monkeypatch.setattr(limits, "multiprocessors", lambda: 132)
     monkeypatch.setattr(limits, "most_shared", lambda: 227 * 1024)
     stage = LADDER["heads_and_masks"]
@@ -167,19 +167,19 @@ def test_the_tiles_of_a_launch_depend_on_its_blocks(monkeypatch: pytest.MonkeyPa
 @every_stage
 @pytest.mark.parametrize("head", [5, 8, 9, 10])
 def test_real_inputs(row: Row, head: int) -> None:
-    """The heads that differ most: wide, the next token, the one before, the first token from everywhere."""
+    """The heads that differ most: wide, the next token, the previous one, the first token from everywhere."""
     q, k, v = check.real_inputs(head)
     check.check(row.name, attend(row, q, k, v), reference.attention(q, k, v), tolerance=row.tolerance)
 
 
 def along(direction: np.ndarray, lengths: np.ndarray, seed: int) -> np.ndarray:
-    """Rows of the given lengths along one direction, with a little noise."""
+    """Make rows of the given lengths along one direction, with a little noise."""
     noise = np.random.default_rng(seed).standard_normal((len(lengths), len(direction)))
     return (lengths[:, None] * direction + 0.01 * noise).astype(np.float32)
 
 
 def large_logits(kind: str, largest: float, n: int, n_kv: int, d: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """q, k, v whose scaled logits reach `largest`: all over the range, or in an order that is hard on a running max."""
+    """Make q, k, v whose scaled logits reach `largest`: all over the range, or in an order hard for a running max."""
     q, k, v = check.make_inputs(n, n_kv, d, seed=d)
     if kind == "random":
         grow = np.float32(np.sqrt(largest * np.sqrt(d) / np.abs(q @ k.T).max()))
@@ -192,7 +192,7 @@ def large_logits(kind: str, largest: float, n: int, n_kv: int, d: int) -> tuple[
         "rising": np.linspace(-1, 1, n_kv),  # each tile brings a larger maximum
         "falling": np.linspace(1, -1, n_kv),  # the first tile has it
         "alternating": np.where(np.arange(n_kv) % 2, 1.0, -1.0),
-        "last": np.where(np.arange(n_kv) == n_kv - 1, 1.0, -1.0),  # all that came before must vanish
+        "last": np.where(np.arange(n_kv) == n_kv - 1, 1.0, -1.0),  # all earlier weights must vanish
     }[kind]
     return along(direction, np.linspace(0.5, 1, n) * length, 1), along(direction, length * shape, 2), v
 
@@ -211,7 +211,7 @@ def test_large_logits(row: Row, kind: str, largest: float) -> None:
 
 @every_stage
 def test_one_key_takes_all(row: Row) -> None:
-    """Logits 10,000 apart: the other weights are exactly 0, and the output is one row of v to the last bit."""
+    """Logits differ by 10,000: the other weights are exactly 0, and the output is one row of v, bit for bit."""
     d = 32
     length = np.float32(np.sqrt(1e4 * np.sqrt(d)))
     order = np.random.default_rng(0).permutation(d)
@@ -236,7 +236,7 @@ def test_softmax_scale(row: Row, scale: Any) -> None:
 @pytest.mark.parametrize("of_v", [1e4, 1e30, 1e-30, 1e-34])
 @pytest.mark.parametrize("of_q", [1, 1e-30])
 def test_values_of_any_size(row: Row, of_q: float, of_v: float) -> None:
-    """All of q are small and all of k large, so that scores are as usual; all of v are small or large."""
+    """All of q are small and all of k large, so scores are as usual; all of v are small or large."""
     if ON_GPU and of_v < 1e-30:
         pytest.skip("by CuPy's -ftz=true, products with small weights count as 0 where they are below 2^-126")
     q, k, v, expected = problem(65, 127, 64)
@@ -246,7 +246,7 @@ def test_values_of_any_size(row: Row, of_q: float, of_v: float) -> None:
 
 @every_stage
 def test_infinities_are_not_swallowed(row: Row) -> None:
-    """15 makes NaN of them."""
+    """15 turns them into NaN."""
     q, k, v, _ = problem(65, 33, 32)
     v = v.copy()
     v[20, 3] = np.inf
@@ -304,15 +304,15 @@ def test_any_values(row: Row, data: st.DataObject) -> None:
     v = data.draw(matrices(n_kv, d, 4.0), "v")
     try:
         tolerance = check.tolerance_for(q, k)
-    except ValueError:  # float32 holds no softmax of such logits
+    except ValueError:  # float32 cannot represent a softmax of such logits
         assume(False)
     out = attend(row, q, k, v)
     check.check(row.name, out, reference.attention(q, k, v), tolerance=tolerance)
-    # A weighted mean lies between the least and the greatest.
+    # A weighted mean is between the smallest and the largest value.
     assert (out >= v.min(axis=0) - 1e-5).all() and (out <= v.max(axis=0) + 1e-5).all()
 
 
-# ---- what a stage takes
+# ---- accepted arguments
 
 
 LAYOUTS: dict[str, Callable[[Any], Any]] = {
@@ -371,7 +371,7 @@ def test_inputs_are_left_alone(row: Row) -> None:
 def test_heads_and_batches(row: Row, heads: tuple[int, ...]) -> None:
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((*heads, n, 40), dtype=np.float32) + np.float32(0.25) for n in (65, 33, 33))
-    sizes = row.stage.tiles(40)  # or fewer blocks would have others, and sums in another order
+    sizes = row.stage.tiles(40)  # otherwise fewer blocks would have other sizes, and sums in another order
     o = attend(row, q, k, v, sizes=sizes)
     check.check(row.name, o, reference.attention(q, k, v), tolerance=row.tolerance)
     for head in np.ndindex(heads):
@@ -418,7 +418,7 @@ def test_an_old_gpu_is_told_what_it_lacks() -> None:
 TOO_LARGE = max(row.max_head_dim for row in STAGES) + 1
 SWAPPED = "v of the other byte order"
 
-# How the arrays are spoilt, the error, and what it says. NAME, MAX and MORE stand for the stage's own.
+# How the arrays are damaged, the error, and its message. NAME, MAX and MORE stand for the stage's own.
 BAD: dict[str, tuple[Callable[[Any, Any, Any], tuple[Any, Any, Any]], type[Exception], str]] = {
     "q float64": (
         lambda q, k, v: (q.astype("float64"), k, v),
@@ -538,7 +538,7 @@ TINY = 'extern "C" __global__ void tiny(int *a) { a[threadIdx.x] = 1; }\n'
 
 
 def fastest(runs: Sequence[Callable[[], object]], turns: int) -> list[float]:
-    """Seconds of processor time, of this process and of the compilers that it ran: the least of each, run in turns."""
+    """Return seconds of CPU time of this process and its compilers: the minimum of each, run in turns."""
 
     def used() -> float:
         children = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -554,19 +554,19 @@ def fastest(runs: Sequence[Callable[[], object]], turns: int) -> list[float]:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", ["heads_and_masks", "tf32"])  # by scalars, and by Tensor Cores
+@pytest.mark.parametrize("name", ["heads_and_masks", "tf32"])  # by scalars, and by tensor cores
 def test_speed_on_the_cpu_engine(
     name: str, cpu_engine: Any, monkeypatch: pytest.MonkeyPatch, record_row: Callable[..., None]
 ) -> None:
-    """A launch against NumPy on the same inputs, a compilation against that of a kernel of one line."""
+    """A launch against NumPy on the same inputs, a compilation against that of a one-line kernel."""
     (row,) = (row for row in STAGES if row.name == name)
     q, k, v, expected = problem(512, 512, 64)
     compiled, compile_one = [], cpu_engine.compiler._compile
     monkeypatch.setattr(cpu_engine.compiler, "_compile", lambda *how: compiled.append(how) or compile_one(*how))
 
     def build(code: str, *options: str) -> None:
-        """Compile a text that no cache has; what all texts share, the engine and its headers, has been built before."""
-        unique = f"constexpr long long BUILT_AT = {time.time_ns()};"  # a comment may be gone before the cache sees it
+        """Compile a text that is in no cache; what all texts share, the engine and its headers, is built before."""
+        unique = f"constexpr long long BUILT_AT = {time.time_ns()};"  # a comment might not reach the cache
         cpu_engine.RawModule(code=f"{code}\n{unique}\n", options=("-std=c++17", *options)).compile()
 
     kernel.load(row.stage.file, row.name, defines=row.stage.defines(64))
@@ -574,7 +574,7 @@ def test_speed_on_the_cpu_engine(
     runs = [lambda: build(code, *options), lambda: build(TINY)]
     runs[1]()
     compiled.clear()
-    compile_s, tiny_s = fastest(runs, 3)  # of three: the end of an earlier build counts among the first
+    compile_s, tiny_s = fastest(runs, 3)  # of three: the end of an earlier build counts in the first
     assert len(compiled) == 6, "not everything was compiled"
 
     run, o = row.stage.prepare(q, k, v)

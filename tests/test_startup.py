@@ -47,7 +47,7 @@ def test_a_folder_that_cannot_be_written_is_no_reason_to_stop(tmp_path: Path) ->
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A kernel as JupyterLab starts it, of a Python whose prefix has the file."""
+    """A kernel as JupyterLab starts it, on a Python whose prefix has the file."""
     jupyter_client = pytest.importorskip("jupyter_client")
     pytest.importorskip("ipykernel")
     folder = tmp_path_factory.mktemp("prefix")

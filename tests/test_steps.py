@@ -1,4 +1,4 @@
-"""The climbs: every step is a kernel that works, and differs from the one before it by one lesson.
+"""The climbs: every step is a working kernel, and differs from the previous one by one lesson.
 
 A new climb is tested by its entry in CLIMBS.
 """
@@ -39,9 +39,9 @@ from helpers.bench.steps import RENAMED
 from helpers.device import cp
 from helpers.xray import xray
 
-MOST_NEW_LINES = 90  # of a step, beside the one before it
+MOST_NEW_LINES = 90  # of a step, relative to the previous one
 MOST_LINES = 255
-# Bytes that spill on sm_90: of 06_01 at its usual head dimension, of the steps to 07, 15 and 16 at 128 only.
+# Bytes of spills on sm_90: for 06_01 at its usual head dimension, for the steps to 07, 15 and 16 only at 128.
 SPILLS = {
     "steps/06_01_row_per_lane.cu": 120,
     "steps/07_09_wider_tiles.cu": 720,
@@ -58,14 +58,14 @@ SPILLS = {
     "steps/16_06_quarters.cu": 88,
 }
 SPILLS_ON_SM_80 = {"steps/15_04_four_neighbours.cu": 60}
-# The last one of a climb is a stage, tested as such.
+# The last one of a climb is a stage, and tested as such.
 STEPS = [
     *(step for climb in CLIMBS.values() for step in climb[:-1]),
     *BASES.values(),
     FP8_CODES,
     MULTICAST,
 ]
-MOST_SPILLS = 120  # of the steps to 08, by other versions of NVRTC and on sm_80, whose tiles are an H200's
+MOST_SPILLS = 120  # for the steps to 08, with other versions of NVRTC and on sm_80, with an H200's tiles
 FORWARD_STEPS = [step for step in STEPS if step.direction == "forward"]
 FLOAT_STEPS = [step for step in FORWARD_STEPS if "strides" not in step.features]
 HALF_STEPS = [step for step in FORWARD_STEPS if "strides" in step.features]  # and those to 15, in float32
@@ -76,7 +76,7 @@ IN_CUTE = "steps/12_03_tiled_copy.cu"
 
 
 def every(steps: Iterable[Stage], *, one_in_cute: bool = False) -> pytest.MarkDecorator:
-    """A test of each of these steps; those in CuTe not in the fast run. one_in_cute: of those only IN_CUTE."""
+    """Mark a test of each of these steps; those in CuTe are not in the fast run. one_in_cute: only IN_CUTE of them."""
     params = [
         pytest.param(step, marks=[pytest.mark.exhaustive] * step.slow_to_compile)
         for step in steps
@@ -86,7 +86,7 @@ def every(steps: Iterable[Stage], *, one_in_cute: bool = False) -> pytest.MarkDe
 
 
 every_float_step, every_half_step, every_backward_step = map(every, (FLOAT_STEPS, HALF_STEPS, BACKWARD_STEPS))
-# Sizes of one warp or two, for each set of macros that a step may have.
+# Sizes for one or two warps, for each set of macros that a step may have.
 SMALL: dict[frozenset[str], dict[str, int]] = {
     frozenset(sizes): sizes
     for sizes in (
@@ -95,7 +95,7 @@ SMALL: dict[frozenset[str], dict[str, int]] = {
         {"BLOCK_M": 16, "BLOCK_N": 16, "THREADS": 32, "THREADS_X": 8},
         {"BLOCK_M": 64, "BLOCK_N": 32, "MIN_BLOCKS": 1},
         {"BLOCK_M": 32, "BLOCK_N": 32, "WARPS": 2, "MIN_BLOCKS": 1},
-        {"BLOCK_M": 128, "BLOCK_N": 32, "STAGES": 2},  # two warpgroups is the fewest
+        {"BLOCK_M": 128, "BLOCK_N": 32, "STAGES": 2},  # two warpgroups is the minimum
     )
 }
 
@@ -108,7 +108,7 @@ def _what_a_step_includes(request: pytest.FixtureRequest) -> None:
 
 
 def new_lines(before: str, after: str) -> int:
-    """Lines of a file that the one before it does not have, comments included. A line may have moved to the right."""
+    """Return a file's lines that the previous one lacks, including comments. A line may have moved to the right."""
     texts = ((kernel.KERNELS / file).read_text().splitlines() for file in (before, after))
     a, b = ([line.strip() for line in lines] for lines in texts)
     opcodes = difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
@@ -154,7 +154,7 @@ def test_each_step_is_small(name: str) -> None:
 
 
 def test_every_step_is_recorded_or_shown() -> None:
-    """A file that no notebook names, and of which no record has a time, teaches nobody."""
+    """A file that no notebook names, and that no record has a time for, teaches nobody."""
     rows = [row for record in (reading.recorded(), reading.in_turns()) for row in record["results"]]
     recorded = {
         (r["name"].partition(": ")[0], RENAMED.get((r["name"].partition(": ")[0], r["idea"]), r["idea"])) for r in rows
@@ -164,7 +164,7 @@ def test_every_step_is_recorded_or_shown() -> None:
     of_decoding = {row["name"] for row in records.load(records.MEASURED / "nvidia-h200-decoding.json")["rows"]}
     unrecorded += [decoder.file for name, decoder in DECODERS.items() if name not in of_decoding]
     notebooks = "".join(path.read_text() for path in (kernel.KERNELS.parent / "notebooks").glob("*.ipynb"))
-    notebooks += "".join(base.file for base in BASES.values())  # what first steps are compared with
+    notebooks += "".join(base.file for base in BASES.values())  # the bases that first steps are compared with
     assert [file for file in unrecorded if file not in notebooks] == []
     assert unrecorded
 
@@ -175,9 +175,9 @@ def test_a_climb_begins_anew_with_a_short_file(file: str) -> None:
 
 
 def compiled(step: Stage, head_dim: int, arch: str) -> reports.CompileReport:
-    """Compile with NVRTC, which sees that a block declares the shared memory that its launch gives it.
+    """Compile with NVRTC, and check that a block declares the shared memory that its launch gives it.
 
-    Gradients on sm_90 are in the type that is measured: bfloat16.
+    Gradients on sm_90 are compiled for the measured type: bfloat16.
     """
     defines = step.defines(head_dim)
     code = kernel.source(step.file)
@@ -201,7 +201,7 @@ def test_registers_and_shared_memory(step: Stage) -> None:
     """A step spills only where its header says so, and the launch gives a block the shared memory that it declares.
 
     On sm_90 the steps to 07 and 08 have a head dimension of 128, where registers are scarcest. Those to 10 and 13,
-    which run there alone, also have one of 64, with more warpgroups or rows. Every third is compiled for sm_80 as well,
+    which run only there, also have one of 64, with more warpgroups or rows. Every third is compiled for sm_80 as well,
     unless that is slow.
     """
     for cc, head_dim in ((80, 64), (90, 128 if step.number >= 7 else 64), *[(90, 64)] * step.only_cc):
@@ -236,7 +236,7 @@ def test_spills_are_those_of_the_header(step: Stage) -> None:
 def test_output(step: Stage) -> None:
     """Sizes around those of the tiles; head dimensions that fill no float4 or no row of threads, and usual ones.
 
-    Each is a compilation, so neighbouring steps, which differ little, share them out: (3, 128) and (40, 64).
+    Each is a compilation, so neighbouring steps, which differ little, alternate: (3, 128) and (40, 64).
     """
     for head_dim in ((3, 128), (40, 64))[STEPS.index(step) % 2]:
         for n, n_kv in ((1, 1), (65, 131), (130, 17)):
@@ -250,7 +250,7 @@ def test_output(step: Stage) -> None:
 @pytest.mark.usefixtures("only_x_rayed")
 @every_float_step
 def test_xray_is_clean(step: Stage) -> None:
-    """No race, no access out of bounds, no word that nobody wrote."""
+    """No race, no access out of bounds, no unwritten word."""
     head_dim = 12
     usual = step.tiles(head_dim)
     sizes = {"HEAD_DIM": head_dim, **SMALL[frozenset(usual)]}
@@ -267,31 +267,31 @@ def test_xray_is_clean(step: Stage) -> None:
 
 
 def type_of(step: Stage, dtype: str) -> str:
-    """The half type, or float32 where a step takes that."""
+    """Return the half type, or float32 if a step takes that."""
     return dtype if dtype in step.dtypes else step.dtypes[0]
 
 
 def head_dim_of(step: Stage, usual: int) -> int:
-    """The usual head dimension, or the next one that the step takes."""
+    """Return the usual head dimension, or the next one that the step takes."""
     return usual + -usual % step.head_dim_step
 
 
 def half_inputs(n: int, n_kv: int, head_dim: int, dtype: str, *, batch: int = 1, heads: int = 4) -> list[np.ndarray]:
-    """q (batch, n, heads, head_dim) and k, v (batch, n_kv, heads / 2, head_dim)."""
+    """Make q (batch, n, heads, head_dim) and k, v (batch, n_kv, heads / 2, head_dim)."""
     shapes = (batch, n, heads, head_dim), *2 * ((batch, n_kv, heads // 2, head_dim),)
     rng = np.random.default_rng([n, n_kv, head_dim])
     return [check.in_type((rng.standard_normal(shape) + 0.25).astype(np.float32), dtype) for shape in shapes]
 
 
 LOAD_ALL = kernel.load_all
-LAST_INCLUDE = '#include "mma_tiles.cuh"'  # of the steps in CuTe: what follows is their own
+LAST_INCLUDE = '#include "mma_tiles.cuh"'  # of the steps in CuTe: the code after it is their own
 
 
 @functools.lru_cache
 def built_together(instance: str, sizes: tuple[tuple[str, int], ...]) -> dict[str, kernel.Kernel]:
-    """The instance of each step in CuTe by its file, all from one build, each in a namespace of its own.
+    """Return the instance of each step in CuTe by its file, from one build, each in its own namespace.
 
-    Most of a build is CuTe's templates. The steps share them: 13 s of CPU in place of 40.
+    Most of a build is CuTe's templates, which the steps share: 13 s of CPU time instead of 40.
     """
     steps = [step for step in HALF_STEPS if step.slow_to_compile]
     heads, bodies = [], []
@@ -301,7 +301,7 @@ def built_together(instance: str, sizes: tuple[tuple[str, int], ...]) -> dict[st
         heads.append(head)
         bodies.append(f'namespace step_{number} {{\n#line {line} "{step.file}"\n{own}\n}}\n')
     assert len({tuple(re.findall(r"^#include .*", head, re.M)) for head in heads}) == 1
-    # The last one also declares how its header finds two neighbours in a tensor of CuTe's.
+    # The last one also declares how its header finds two neighbours in a CuTe tensor.
     code = kernel.with_headers(f"{heads[-1]}{LAST_INCLUDE}\n{''.join(bodies)}", "the steps in CuTe")
     names = {step.file: f"step_{number}::{instance}" for number, step in enumerate(steps)}
     loaded = LOAD_ALL(code, tuple(names.values()), defines=dict(sizes))
@@ -310,7 +310,7 @@ def built_together(instance: str, sizes: tuple[tuple[str, int], ...]) -> dict[st
 
 @pytest.fixture
 def one_build_in_cute(step: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step in CuTe comes from `built_together`."""
+    """Use `built_together` for a step in CuTe."""
 
     def load(file: str, names: tuple[str, ...], *, defines: dict[str, int]) -> dict[str, kernel.Kernel]:
         return {name: built_together(name, tuple(defines.items()))[file] for name in names}
@@ -325,15 +325,15 @@ def one_build_in_cute(step: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_output_in_half_types(step: Stage) -> None:
     """Tails, shared heads, masks with rows that see nothing, views of (batch, seq, heads, head_dim), packed lengths.
 
-    Each head dimension and type is a compilation, so neighbouring steps share them out; those in CuTe have one. Larger
-    scores have one batch and two heads: where a batch and a head begin does not depend on the lengths.
+    Each head dimension and type is a compilation, so neighbouring steps alternate; those in CuTe have one. Larger
+    scores have one batch and two heads, because offsets of batches and heads do not depend on the lengths.
     """
     head_dim, dtype = ((72, "float16"), (64, "bfloat16"))[HALF_STEPS.index(step) % 2]
     if step.slow_to_compile:
         head_dim, dtype = 72, "bfloat16"
     head_dim, dtype = head_dim_of(step, head_dim), type_of(step, dtype)
     causal, window = {"causal": True}, {"window": (40, 9)}
-    sizes = step.tiles(head_dim)  # or packed sequences, which have more blocks, might have others
+    sizes = step.tiles(head_dim)  # otherwise packed sequences, which have more blocks, might get others
     for n, n_kv, mask in ((1, 1, {}), (65, 131, {}), (130, 70, causal), (150, 200, causal), (129, 200, window)):
         many = {"batch": 2, "heads": 4} if n * n_kv < 9_000 else {"batch": 1, "heads": 2}
         arrays = half_inputs(n, n_kv, head_dim, dtype, **many)
@@ -360,7 +360,7 @@ def test_output_in_half_types(step: Stage) -> None:
 @pytest.mark.usefixtures("only_x_rayed")
 @every(HALF_STEPS, one_in_cute=True)
 def test_xray_is_clean_in_half_types(step: Stage) -> None:
-    """No race, no access out of bounds, no word that nobody wrote; a head dimension that fills no fragment."""
+    """No race, no access out of bounds, no unwritten word; a head dimension that fills no fragment."""
     head_dim = head_dim_of(step, 24)
     sizes = SMALL[frozenset(step.tiles(head_dim)) | ({"STAGES"} if step.only_cc else set())]
     arrays = half_inputs(sizes["BLOCK_M"] + 1, 2 * sizes["BLOCK_N"] + 3, head_dim, type_of(step, "float16"))
@@ -373,16 +373,16 @@ def test_xray_is_clean_in_half_types(step: Stage) -> None:
 
 # ---- gradients
 
-# A few rows and keys a block: with 4 warps along the keys and all rows in each, and with 2 warps that share keys.
+# A few rows and keys per block: with 4 warps along the keys and all rows in each, and with 2 warps that share keys.
 _NAMES = ("BLOCK_M", "BLOCK_N", "WARPS", "WARPS_KEYS", "WARPS_DKV", "WARPS_DQ", "SLICE_M", "MIN_BLOCKS")
 OWN_KEYS = dict(zip(_NAMES, (32, 64, 4, 4, 4, 2, 16, 1), strict=True))
 SHARED_KEYS = dict(zip(_NAMES, (32, 64, 4, 2, 2, 2, 16, 1), strict=True))
-# In the place of either, of the steps to 13: half of the rows a tile that it has at head_dim 128, and all.
+# Both replaced for the steps to 13: half of the rows per tile that it has at head_dim 128, and all.
 FEW_ROWS, USUAL_ROWS = {"BLOCK_M": 32, "BLOCK_N": 128}, {"BLOCK_M": 64, "BLOCK_N": 128}
 
 
 def small(step: Stage, tiling: dict[str, int]) -> dict[str, int]:
-    """Return what a step has for one of the two tilings."""
+    """Return a step's value for one of the two tilings."""
     if step in BACKWARD_STEPS_BY_MMA:
         return tiling
     if reason := step.why_not(head_dim=64, dtype="bfloat16"):
@@ -391,7 +391,7 @@ def small(step: Stage, tiling: dict[str, int]) -> dict[str, int]:
 
 
 def ways(step: Stage) -> list[dict[str, int]]:
-    """The macros of the ways in which a step computes gradients."""
+    """Return the macros of a step's variants for gradients."""
     return [{}, {"DETERMINISTIC": 1}] if "deterministic" in step.features else [{}]
 
 
@@ -400,8 +400,8 @@ def ways(step: Stage) -> list[dict[str, int]]:
 def test_gradients(step: Stage) -> None:
     """Tails, shared heads, masks with rows and keys that see nothing, in float16.
 
-    Each tiling is a compilation, so neighbouring steps share them out; the X-ray has the other one. With a mask there
-    is one batch of two heads: where a batch and a head begin does not depend on it.
+    Each tiling is a compilation, so neighbouring steps alternate; the X-ray has the other one. With a mask there is one
+    batch of two heads, because offsets of batches and heads do not depend on it.
     """
     sizes = small(step, (SHARED_KEYS, OWN_KEYS)[BACKWARD_STEPS.index(step) % 2])
     every_key, causal, window = (-1, -1), (-1, 0), (40, 9)
@@ -438,9 +438,9 @@ def test_gradients_with_its_own_sizes(step: Stage) -> None:
 @pytest.mark.usefixtures("only_x_rayed")
 @every_backward_step
 def test_xray_of_gradients_is_clean(step: Stage) -> None:
-    """No race, no access out of bounds, no word that nobody wrote, no bank conflict; heads share K and V.
+    """No race, no access out of bounds, no unwritten word, no bank conflict; heads share K and V.
 
-    Neighbouring steps share the two tilings out.
+    Neighbouring steps alternate between the two tilings.
     """
     sizes = small(step, (OWN_KEYS, SHARED_KEYS)[BACKWARD_STEPS.index(step) % 2])
 
@@ -462,7 +462,7 @@ def test_only_the_steps_with_turns_are_deterministic() -> None:
 
 
 def test_turns_give_the_same_bits() -> None:
-    """Whatever the order of the blocks; and each tile of dQ has had a turn of each tile of keys."""
+    """Whatever the order of the blocks; and each tile of keys has had its turn at each tile of dQ."""
     step = BACKWARD_STEPS_BY_MMA[-1]
     do, q, k, v = inputs((1, 2, 200, 64), 300, 1, "float16")
     *_, o, lse = exact_gradients(do, q, k, v)

@@ -1,6 +1,6 @@
-"""All studies run and check their ways, give rows of the recorded form, and print a table.
+"""All studies run and check their ways, return rows with the recorded fields, and print a table.
 
-Each is measured at toy sizes, on the CPU engine; the clock that times it says nothing about a kernel.
+Each is measured at toy sizes on the CPU engine, whose times say nothing about a kernel.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ TOYS: dict[str, Toy] = {}
 
 
 def toy(function: Toy) -> Toy:
-    """Register the function that measures the study of its name at toy sizes; it returns the record."""
+    """Register the function that measures the study with its name at toy sizes; it returns the record."""
     TOYS[function.__name__.removesuffix("_")] = function
     return function
 
 
 def taken(module: Any, path: Path, **parts: Any) -> Any:
-    """Measure these parts of a study, as its command does, without compiling ahead in other processes."""
+    """Measure these parts of a study like its command, without compiling ahead in other processes."""
     assert set(parts) <= set(module.STUDY.parts)
     small = dataclasses.replace(module.STUDY, parts=parts, prepare=lambda parts: None, head=lambda: HEADS[module])
     return small.take(path)
@@ -203,7 +203,7 @@ def presets_(monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
 
 
 def nsight_compute(monkeypatch: pytest.MonkeyPatch, launch: Callable[[Path], list[str]]) -> None:
-    """Make Nsight Compute a CSV that says 1 of each metric of each launch. launch returns the names of its launches."""
+    """Make Nsight Compute return a CSV with 1 for each metric of each launch. launch returns the launches' names."""
     profiler = SimpleNamespace(start=lambda: None, stop=lambda: None)
     cuda = SimpleNamespace(profiler=profiler)
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
@@ -357,7 +357,7 @@ def xray_vs_ncu_(monkeypatch: pytest.MonkeyPatch, path: Path) -> Any:
 
 
 def rows_by_part(record: Any) -> dict[str, list[Mapping[str, Any]]]:
-    """Return the rows of a record by the list that they are in and, of several parts in one list, by their part."""
+    """Return the rows of a record by their list and, if a list has several parts, by part."""
     if isinstance(record, Record):
         record = {"results": [dataclasses.asdict(result) for result in record.results]}
     found: dict[str, list[Mapping[str, Any]]] = {}
@@ -369,7 +369,7 @@ def rows_by_part(record: Any) -> dict[str, list[Mapping[str, Any]]]:
 
 
 # In the short run: one of stages, one of instructions, two that Nsight Compute measures. A study measures on a GPU what
-# a record says; none is part of what a learner runs.
+# a record says; learners do not run any.
 IN_SHORT = ("bits", "pipes", "profile_stages", "xray_vs_ncu")
 
 
@@ -401,7 +401,7 @@ def test_a_study_gives_rows_of_the_recorded_form_and_prints_them(
     )
 
 
-# Keys that rows have only where a peer, or a GPU, is there to compare with.
+# Keys of rows that need a peer, or a GPU, to compare with.
 ADDED_BY_OTHERS = {"speed", "speed_min", "speed_max", "blocks", "loop", "opcodes", "instructions"}
 
 
@@ -413,14 +413,14 @@ ADDED_BY_OTHERS = {"speed", "speed_min", "speed_max", "blocks", "loop", "opcodes
         ("ring", ring, "TOLERANCE", 0.0),
         *((name, module, "TOLERANCE", 0.0) for name, module in (("decoding", decoding), ("score_mod", score_mod))),
         ("tf32", cases.Sample, "error", lambda *_: 1e9),
-        pytest.param("fp8", fp8, "MOST_RMS", 0.0, marks=pytest.mark.exhaustive),  # of its kernels come eleven builds
+        pytest.param("fp8", fp8, "MOST_RMS", 0.0, marks=pytest.mark.exhaustive),  # its kernels take eleven builds
     ],
     ids=lambda value: value if isinstance(value, str) and value in study.STUDIES else "",
 )
 def test_a_wrong_result_is_not_timed(
     name: str, target: Any, checked: str, wrong: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Those of cute and of fused have tests in their own files."""
+    """cute and fused have such tests in their own files."""
     monkeypatch.setattr(target, checked, wrong)
     record = TOYS[name](monkeypatch, tmp_path / "record.json")
     rows = [row for each in rows_by_part(record).values() for row in each]

@@ -1,4 +1,4 @@
-"""Text tables as tables of the page: every cell in its column."""
+"""Text tables as HTML tables: every cell in its column."""
 
 from __future__ import annotations
 

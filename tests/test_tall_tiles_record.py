@@ -1,4 +1,4 @@
-"""Tiles of 192 rows beside the usual ones: what the stage's rule for them loses, by the record."""
+"""Tiles of 192 rows compared with the usual ones: what the stage's rule for them loses, according to the record."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TAKEN, LEFT = Case(8, 16, 16, 2112, 2112, 128, causal=False), Case(16, 16, 16, 1
 
 
 def pair(case: Case, ms: float, usual: float) -> list[dict[str, Any]]:
-    """The rows of a case in a record."""
+    """Make a case's rows of a record."""
     speed = usual / ms
     timed = {"speed": speed, "speed_q1": speed - 0.01, "speed_q3": speed + 0.01}
     return [

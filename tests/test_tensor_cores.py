@@ -39,7 +39,7 @@ Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def inputs(shape: tuple[int, ...], n_kv: int, kv_heads: int, dtype: str, *, grow: float = 1.0) -> Arrays:
-    """q of `shape`, (batch, heads, N, d), and k, v, with means that are not zero; logits `grow` times as large."""
+    """Make q of `shape`, (batch, heads, N, d), and k, v, with non-zero means; logits `grow` times as large."""
     batch, _, _, d = shape
     rng = np.random.default_rng([*shape, n_kv, kv_heads])
     kv = (batch, kv_heads, n_kv, d)
@@ -94,8 +94,8 @@ MASKS = {
 def test_masks(name: str, dtype: str, mask: str, n: int, n_kv: int) -> None:
     """With more rows than keys some rows see nothing: 0 and -inf.
 
-    Under the causal mask batch 2, four heads of Q to one of K and V; no mask depends on the batch or the head, so under
-    the others two heads to one.
+    With the causal mask batch 2, four query heads to one KV head; no mask depends on batch or head, so the others have
+    two heads to one.
     """
     q, k, v = inputs((2, 4, n, 64) if mask == "causal" else (1, 2, n, 64), n_kv, 1, dtype)
     check_both(f"{name}, {mask}", run(name, q, k, v, **MASKS[mask]), q, k, v, **MASKS[mask])
@@ -133,7 +133,7 @@ def test_scales(name: str, dtype: str, scale: float) -> None:
 
 
 def last_bits(x: np.ndarray) -> float:
-    """Return the error of rounding scores to float32 in their own unit: a step of float32 at the largest of them."""
+    """Return the error of rounding scores to float32 in their own unit: float32's spacing at the largest of them."""
     return float(np.spacing(np.abs(x).max().astype(np.float32)))
 
 
@@ -148,10 +148,10 @@ def test_a_huge_scale(name: str, dtype: str, sign: int, scale: float, causal: bo
 
 
 def one_key_wins(name: str, dtype: str = "float16", source: str | None = None, **options: Any) -> None:
-    """A call with scores so large that one key takes all the weight.
+    """Make a call with scores so large that one key takes all the weight.
 
-    Products of small integers are exact in float32, so there is no doubt which key it is. Some queries see it after
-    others, and some scores are below 0.
+    Products of small integers are exact in float32, so it is clear which key it is. Some queries see it after others,
+    and some scores are below 0.
     """
     sign = np.sign(options["softmax_scale"])
     rng = np.random.default_rng(5)
@@ -198,11 +198,11 @@ def test_large_inputs(name: str, dtype: str, case: str) -> None:
 @every_stage
 @pytest.mark.parametrize("sign, scale", [(1, 1330.769), (-1, 1907.692)])
 def test_maxima_a_last_bit_apart(name: str, sign: int, scale: float) -> None:
-    """Beyond 2**27 floats are 16 apart: m_i + 8 would round to m_i + 16, and 2**16 is too much for a float16."""
+    """Beyond 2**27 floats are 16 apart: m_i + 8 would round to m_i + 16, and 2**16 is too large for a float16."""
     q, k, v = (np.zeros((1, 1, rows, 64), np.float16) for rows in (64, 384, 384))
     q[..., 0], q[..., 1], q[..., 2] = 300.0 * sign, 1.0, np.arange(64) / 8
     k[..., 0], k[..., 2], v[...] = 240.0, 8.0, 1.0
-    k[..., 256:, 1] = 2**-7 * round(2**7 * 16 / (scale * np.log2(np.e)))  # a last bit more in the later keys
+    k[..., 256:, 1] = 2**-7 * round(2**7 * 16 / (scale * np.log2(np.e)))  # one ulp more in the later keys
     o = cp.asnumpy(LADDER[name](q, k, v, softmax_scale=scale))
     check.check(name, o, np.ones_like(o), tolerance=0.01)
 
@@ -224,7 +224,7 @@ def test_large_logits(name: str, order: str, causal: bool) -> None:
 
 @every_stage
 def test_maxima_that_rise_slowly(name: str) -> None:
-    """Each tile's maximum is larger than m_i: for 07 by less than makes it worth a rescale, and in the end by more."""
+    """Each tile's maximum exceeds m_i: in 07 too little for a rescale, but in the end by more."""
     q = np.full((1, 1, 40, 64), 1.0, np.float16)
     steps = np.linspace(0, 3, 640) + 0.01 * np.random.default_rng(1).standard_normal(640)
     k = np.repeat(steps[None, None, :, None], 64, -1).astype(np.float16)
@@ -291,7 +291,7 @@ def no_barrier(name: str, which: int, times: int) -> Bug:
     return Bug(name, "__syncthreads();", "", times=times, which=which, cpu_only=True)
 
 
-# The prologue, which 06 and 07 share with 05, has its bugs in test_planted_bugs; a few stand for it here, in 06.
+# The prologue, which 06 and 07 share with 05, has its bugs in test_planted_bugs; a few are planted here too, in 06.
 SHARED = (
     changed("full tiles end late", "|| first + BLOCK_N > min(first_row", "|| first > min(first_row"),
     changed("full for the first row is full for all", "first < last_row + window.lo", "first < first_row + window.lo"),
@@ -370,13 +370,13 @@ BUGS: dict[str, tuple[Bug, ...]] = {
 CASES = [(name, bug) for name, bugs in BUGS.items() for bug in bugs]
 WITH_BUG: tuple[dict[str, Any], ...] = (
     {"n": 150, "n_kv": 200, "window": (90, 90)},
-    {"n": 200, "n_kv": 130, "causal": True, "softmax_scale": -0.2},  # rows that see nothing
+    {"n": 200, "n_kv": 130, "causal": True, "softmax_scale": -0.2},  # some rows see nothing
     {"n": 40, "n_kv": 300, "grow": 400.0},
 )
 
 
 def check_with(name: str, text: str) -> None:
-    """A few calls with another text of the kernel: heads that share K and V, tails, masks, large logits."""
+    """Check a few calls with another text of the kernel: shared K and V, tails, masks, large logits."""
     for case in WITH_BUG:
         options = dict(case)
         q, k, v = inputs((1, 4, options.pop("n"), 32), options.pop("n_kv"), 2, "float16", grow=options.pop("grow", 1.0))

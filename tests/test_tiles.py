@@ -1,4 +1,4 @@
-"""The table of tile sizes: what it picks fits, is right, and compiles for every architecture with hardly a spill."""
+"""The table of tile sizes: its choices fit, are right, and compile for every architecture with hardly a spill."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_block_runs_on_every_gpu_of_the_table(gpu: Gpu, head_dim: int) -> None
 def test_what_limits_the_number_of_blocks() -> None:
     h100 = GPUS[-1]
     assert h100.name == "H100"
-    # As Nsight Compute says of the launch with 255 registers and 101,376 bytes on an H200: both allow two blocks.
+    # As Nsight Compute reports for the launch with 255 registers and 101,376 bytes on an H200: both allow two blocks.
     assert h100.resident(128, 255, 101_376)[0] == 2
     assert h100.resident(128, 255, 1_000) == (2, "registers")
     assert h100.resident(128, 32, 101_376) == (2, "shared memory")
@@ -128,9 +128,9 @@ def test_tiles_say_what_a_thread_has() -> None:
 @pytest.mark.parametrize("gpu", presets.OTHERS, ids=lambda gpu: gpu.arch)
 @pytest.mark.parametrize("head_dim", presets.HEAD_DIMS)
 def test_mma_takes_the_tile_that_was_fastest_with_as_many_blocks(gpu: Gpu, head_dim: int) -> None:
-    """A tile that fits several head dimensions may be 4 % slower than the best, over both speeds together.
+    """A tile for several head dimensions may be 4 % slower than the best, over both speeds together.
 
-    The speeds are an H200's. A tile does not count that spills where it is compiled for the GPU it is meant for.
+    The speeds are an H200's. Tiles that spill when compiled for their own GPU do not count.
     """
     record = presets.recorded()
     assert record is not None
@@ -154,7 +154,7 @@ def test_mma_takes_the_tile_that_was_fastest_with_as_many_blocks(gpu: Gpu, head_
 @pytest.mark.parametrize("gpu", presets.OTHERS, ids=lambda gpu: gpu.arch)
 @pytest.mark.parametrize("head_dim", [80, 96, 128])
 def test_mma_has_the_blocks_that_its_preset_counts_on(gpu: Gpu, head_dim: int) -> None:
-    """NVRTC's registers allow them. An A100 has two blocks at 128, where 64 keys a tile left one."""
+    """NVRTC's registers allow them. An A100 has two blocks at 128, where 64 keys per tile allowed only one."""
     sizes = {"HEAD_DIM": head_dim, **pick_mma(head_dim, gpu.limit)}
     report = compile_report.compile_report("07_mma.cu", sizes, gpu.arch, name="flash_mma<__half>")
     assert report.spill_bytes <= 16

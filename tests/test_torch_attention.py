@@ -1,7 +1,7 @@
-"""helpers.torch_attention: values and gradients beside PyTorch's own in float64, torch's contracts, and wrong use.
+"""helpers.torch_attention: values and gradients against PyTorch's own in float64, torch's contracts, and wrong use.
 
-On a machine without PyTorch these are skipped. Without a GPU the tensors are on the CPU, and the kernels run on the CPU
-engine; what only a GPU has (streams, graphs, its allocator) is skipped with a reason.
+Without PyTorch these are skipped. Without a GPU the tensors are on the CPU, and the kernels run on the CPU engine;
+tests of what only a GPU has (streams, graphs, its allocator) are skipped with a reason.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def where(request: pytest.FixtureRequest) -> str:
 def tensors(
     *shapes: tuple[int, ...], dtype: str = "float32", where: str = "cpu", seed: int = 0, grad: bool = False
 ) -> list[Any]:
-    """Normal numbers of a mean that is not 0; the same on every device."""
+    """Draw normal numbers with a non-zero mean, the same on every device."""
     rng = np.random.default_rng([seed, *itertools.chain(*shapes)])
     made = [torch.from_numpy(rng.standard_normal(s, dtype=np.float32) + np.float32(0.25)) for s in shapes]
     return [a.to(where, DTYPES[dtype]).requires_grad_(grad) for a in made]
@@ -59,7 +59,7 @@ def tensors(
 def visible(
     rows: int, keys: int, causal: bool = False, window: tuple[int, int] | None = None, top: bool = False
 ) -> Any:
-    """(rows, keys) bool, bottom-right or from the top."""
+    """Return a mask (rows, keys) of bool, aligned at the bottom right or at the top."""
     left, right = window or (-1, -1)
     right = 0 if causal else right
     i = torch.arange(rows)[:, None] + (0 if top else keys - rows)
@@ -74,19 +74,19 @@ def repeated(k: Any, heads: int) -> Any:
 
 
 def by_math(q: Any, k: Any, v: Any, **options: Any) -> Any:
-    """PyTorch's math, with the options of its scaled_dot_product_attention."""
+    """Call PyTorch's math backend, with the options of its scaled_dot_product_attention."""
     with sdpa_kernel(SDPBackend.MATH):
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
 
 
 def torchs_own(q: Any, k: Any, v: Any, seen: Any, scale: float | None = None) -> Any:
-    """PyTorch's math, (…, heads, rows, head_dim)."""
+    """Call PyTorch's math backend, (…, heads, rows, head_dim)."""
     k, v = repeated(k, q.shape[-3]), repeated(v, q.shape[-3])
     return by_math(q, k, v, attn_mask=seen.to(q.device), scale=scale)
 
 
 def formula(q: Any, k: Any, v: Any, seen: Any, scale: float | None = None) -> Any:
-    """The formula step by step in the tensors' own type, as models' eager attention is."""
+    """Compute the formula step by step in the tensors' own type, like models' eager attention."""
     k, v = repeated(k, q.shape[-3]), repeated(v, q.shape[-3])
     s = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
     p = torch.softmax(s.masked_fill(~seen.to(q.device), -torch.inf), -1, dtype=torch.float32)
@@ -94,9 +94,9 @@ def formula(q: Any, k: Any, v: Any, seen: Any, scale: float | None = None) -> An
 
 
 def compare(name: str, got: Any, want: Any, near: Any) -> None:
-    """float32: within 1e-5 (of the largest gradient). Half types: twice the eager formula's error, or one step.
+    """Check float32 to 1e-5 (of the largest gradient); half types to twice the eager formula's error, or one step.
 
-    The step is that of the largest number; dq and dk are differences, which may cancel.
+    The step is a unit in the last place of the largest number; dq and dk are differences, which may cancel.
     """
     largest = max(1.0, float(want.detach().abs().max())) if want.numel() else 1.0
     tolerance = check.TOLERANCE * largest
@@ -110,16 +110,16 @@ def compare(name: str, got: Any, want: Any, near: Any) -> None:
 
 
 def heads_first(call: Callable[..., Any], *arrays: Any) -> Any:
-    """Return what a call makes of arrays with heads before rows, as an array with heads after rows."""
+    """Convert the result of a call with heads before rows to heads after rows."""
     return call(*(a.transpose(-3, -2) for a in arrays)).transpose(-3, -2)
 
 
 def beside(
     name: str, call: Callable[..., Any], given: list[Any], own: Callable[..., Any], near: Any = None, do: Any = None
 ) -> Any:
-    """Compare output and gradients of a call with a definition's in float64; return the output.
+    """Compare the output and gradients of a call with a definition in float64; return the output.
 
-    near: the definition in the tensors' own type, where that is another one. do: the gradient of the output.
+    near: the definition in the tensors' own type, if it differs. do: the gradient of the output.
     """
     leaves = [a.detach().requires_grad_() for a in given]
     o = call(*leaves)
@@ -136,13 +136,13 @@ def beside(
 
 
 def check_call(name: str, call: Callable[..., Any], given: list[Any], seen: Any, scale: float | None = None) -> Any:
-    """Output and gradients of a call, whose tensors have heads after rows. Returns the output."""
+    """Check the output and gradients of a call whose tensors have heads after rows. Returns the output."""
     by = (functools.partial(of_heads, seen=seen, scale=scale) for of_heads in (torchs_own, formula))
     return beside(name, call, given, *(functools.partial(heads_first, definition) for definition in by))
 
 
 def of_sequences(lengths: tuple[tuple[int, ...], ...], one: Callable[..., Any]) -> Callable[..., Any]:
-    """The definition for packed sequences: what `one` makes of each, by its number, q, k and v."""
+    """Return the definition for packed sequences: `one` applied to each sequence's number, q, k and v."""
     of_q, of_k = map(list, lengths)
 
     def own(*qkv: Any) -> Any:
@@ -191,7 +191,7 @@ def test_scale(where: str, scale: float) -> None:
     given = tensors((1, 33, 2, 64), (1, 40, 2, 64), (1, 40, 2, 64), where=where)
     seen = visible(33, 40)
     call = lambda *a: ours.flash_attention(*a, softmax_scale=scale)  # noqa: E731 (one of several calls of a table)
-    if abs(scale) == 1:  # logits of 8 sigma: float32's rounding of a logit decides
+    if abs(scale) == 1:  # logits of 8 sigma: the rounding of one logit in float32 decides
         given = [0.3 * a for a in given]
     check_call("scale", call, given, seen, scale=scale)
 
@@ -205,7 +205,7 @@ def tables(rotary_dim: int, where: str, positions: int = 64) -> dict[str, Any]:
 
 
 def turned(a: Any, at: Any, rotary_cos: Any, rotary_sin: Any, interleaved: bool) -> Any:
-    """The definition, by complex numbers: (..., rows, heads, head_dim), at: (..., rows)."""
+    """Rotate by definition, with complex numbers: (..., rows, heads, head_dim), at: (..., rows)."""
     half = rotary_cos.shape[1]
     order = torch.arange(2 * half) if interleaved else torch.arange(2 * half).view(2, half).T.flatten()
     pairs = torch.view_as_complex(a[..., order].double().unflatten(-1, (half, 2)).contiguous())
@@ -246,7 +246,7 @@ def test_takes_what_attention_takes(where: str, case: str) -> None:
 
 
 def scored(q: Any, k: Any, v: Any, seen: Any, score: Callable[[Any], Any], sinks: Any) -> Any:
-    """The definition with a function of the scaled scores, then the mask, then a sink of each head; heads first."""
+    """Compute the definition with a function of the scaled scores, then the mask, then a sink per head; heads first."""
     s = score(q @ repeated(k, q.shape[-3]).transpose(-1, -2) * q.shape[-1] ** -0.5).masked_fill(~seen, -torch.inf)
     if sinks is not None:
         s = torch.cat([s, sinks.to(s)[:, None, None].expand(*s.shape[:-1], 1)], -1)
@@ -259,7 +259,7 @@ def capped(s: Any) -> Any:
 
 
 def same_document(where: str) -> tuple[Any, Any]:
-    """Documents of several lengths, (2, 40) int32, and which pairs of 33 rows and 40 keys are in one of them."""
+    """Return documents of several lengths, (2, 40) int32, and which pairs of 33 rows and 40 keys are in one of them."""
     at = torch.arange(40, dtype=torch.int32, device=where)
     documents = torch.stack([(at > 9).int() + (at > 26).int(), (at > 35).int()])
     return documents, (documents[:, 7:, None] == documents[:, None])[:, None]
@@ -269,7 +269,7 @@ SAME = "document[batch * kv_len + q_idx] == document[batch * kv_len + kv_idx]"
 
 
 def functions_of(case: str, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options of a call, and what they mean to `scored`."""
+    """Return a call's options, and their meaning for `scored`."""
     documents, same = same_document(where)
     sinks = torch.tensor([1.0, -2.0, 0.0, 3.0], device=where)
     bias = torch.linspace(-1, 1, 33 * 40, device=where).view(33, 40)
@@ -304,16 +304,16 @@ CASES = "soft cap", "documents", "a block mask", "sinks", "ALiBi", "a bias", "a 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("case", CASES)
 def test_functions_of_scores(where: str, dtype: str, case: str) -> None:
-    """Values and gradients beside the definition in float64, which autograd differentiates by itself."""
+    """Values and gradients against the definition in float64, which autograd differentiates."""
     options, means = functions_of(case, where)
     given = tensors((2, 33, 4, 64), (2, 40, 2, 64), (2, 40, 2, 64), dtype=dtype, where=where)
     call = functools.partial(ours.flash_attention, **options)
     o = beside(case, call, given, functools.partial(heads_first, functools.partial(scored, **means)))
-    assert torch.equal(call(*given), o)  # the way of a call without gradients
+    assert torch.equal(call(*given), o)  # the path of a call without gradients
 
 
 def test_functions_of_scores_of_packed_sequences(where: str) -> None:
-    """Each sequence by itself says the same: indices begin anew in each, and batch is its number."""
+    """They equal those of each sequence alone: indices start at 0 in each, and batch is its number."""
     lengths = ((3, 40, 1), (5, 55, 7))
     given = tensors((44, 4, 64), (67, 2, 64), (67, 2, 64), where=where)
     hidden = torch.tensor([1, 3, 0], dtype=torch.int32, device=where)
@@ -329,7 +329,7 @@ def test_functions_of_scores_of_packed_sequences(where: str) -> None:
 
 
 def test_what_changed_before_the_backward(where: str) -> None:
-    """Another array in the caller's dict means nothing; other numbers in the array are an error of autograd's."""
+    """Another array in the caller's dict has no effect; other numbers in the array are an error from autograd."""
     options, _ = functions_of("documents", where)
     given = tensors((2, 33, 4, 64), (2, 40, 2, 64), (2, 40, 2, 64), where=where, grad=True)
     o = ours.flash_attention(*given, **options)
@@ -348,7 +348,7 @@ def test_what_changed_before_the_backward(where: str) -> None:
 def test_gradients_through_the_rotary_embedding(
     where: str, dtype: str, interleaved: bool, rotary_dim: int, told: bool
 ) -> None:
-    """Beside the definition in float64; the output is what the kernel that rotates itself computes."""
+    """Against the definition in float64; the output equals that of the kernel that rotates itself."""
     given = tensors((2, 33, 4, 64), (2, 40, 2, 64), (2, 40, 2, 64), dtype=dtype, where=where)
     angles = tables(rotary_dim, where)
     at = torch.arange(33) + 7, torch.arange(40)
@@ -376,7 +376,7 @@ def test_gradients_through_the_rotary_embedding(
 
 @pytest.mark.parametrize("told", [False, True])
 def test_gradients_through_the_rotary_embedding_of_packed_sequences(where: str, told: bool) -> None:
-    """Each sequence by itself, and the kernel that rotates, say the same."""
+    """Each sequence alone, and the kernel that rotates, give the same."""
     lengths = ((3, 40, 1, 0, 21), (5, 55, 4, 7, 21))
     given = tensors((65, 4, 64), (92, 2, 64), (92, 2, 64), where=where)
     angles = tables(64, where)
@@ -397,7 +397,7 @@ def test_gradients_through_the_rotary_embedding_of_packed_sequences(where: str, 
 
 
 def test_gradients_of_the_tables(where: str) -> None:
-    """cos and sin that are learned get theirs too."""
+    """Learned cos and sin get gradients too."""
     q, k, v = tensors((1, 9, 2, 16), (1, 9, 2, 16), (1, 9, 2, 16), where=where)
     angles = {name: a.requires_grad_() for name, a in tables(16, where, positions=9).items()}
     got = torch.autograd.grad(ours.flash_attention(q, k, v, **angles).square().sum(), [*angles.values()])
@@ -433,7 +433,7 @@ SHAPES = (33, 40), (40, 33), (1, 40), (40, 1), (33, 33)
 @pytest.mark.exhaustive(each_value=("where",))
 @pytest.mark.parametrize(("lead", "shape"), [*zip(LEADING, itertools.cycle(SHAPES))], ids=str)
 def test_sdpa_has_torchs_shapes_and_alignment(where: str, lead: str, shape: tuple[int, int]) -> None:
-    """is_causal is top-left: with more keys than rows nobody sees the last keys, with fewer the last rows see all."""
+    """is_causal is top-left: with more keys than rows no row sees the last keys, with fewer the last rows see all."""
     of_q, of_k, options = LEADING[lead]
     rows, keys = shape
     given = tensors((*of_q, rows, 64), (*of_k, keys, 64), (*of_k, keys, 64), where=where)
@@ -445,7 +445,7 @@ def test_sdpa_has_torchs_shapes_and_alignment(where: str, lead: str, shape: tupl
 @pytest.mark.exhaustive(each_value=("where",))
 @pytest.mark.parametrize(("lead", "kind"), [*zip(LEADING, itertools.cycle(("of query's type", "bool")))], ids=str)
 def test_sdpa_takes_a_mask(where: str, lead: str, kind: str) -> None:
-    """Each form that broadcasts, with gradients, beside PyTorch's in float64; rows that see nothing are 0 in both."""
+    """Each form that broadcasts, with gradients, against PyTorch's in float64; rows that see nothing are 0 in both."""
     of_q, of_k, options = LEADING[lead]
     given = tensors((*of_q, 33, 64), (*of_k, 40, 64), (*of_k, 40, 64), where=where)
     lengths = torch.nn.functional.scaled_dot_product_attention(*given, **options).shape[:-2]
@@ -490,7 +490,7 @@ FALLBACKS: dict[str, tuple[Callable[..., Any], str]] = {
 
 @pytest.mark.parametrize("case", FALLBACKS)
 def test_sdpa_falls_back_to_torchs(where: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With one warning that says why, also where shapes differ; without fallback it is an error."""
+    """With one warning that gives the reason, also for shapes that differ; without fallback it is an error."""
     monkeypatch.setattr(ours, "_WARNED", set())
     call, why = FALLBACKS[case]
     with warnings.catch_warnings(record=True) as seen:
@@ -499,7 +499,7 @@ def test_sdpa_falls_back_to_torchs(where: str, case: str, monkeypatch: pytest.Mo
             q, k, v = tensors((2, 3, rows, 16), (2, 3, 9, 16), (2, 3, 9, 16), where=where)
             o = call(functools.partial(ours.scaled_dot_product_attention, fallback=True), q, k, v)
             want = call(torch.nn.functional.scaled_dot_product_attention, q, k, v)
-            torch.testing.assert_close(o, want, rtol=0, atol=0, equal_nan=True)  # on a GPU dropout of all is NaN
+            torch.testing.assert_close(o, want, rtol=0, atol=0, equal_nan=True)  # on a GPU dropout of everything is NaN
             assert o.requires_grad == want.requires_grad
     (told,) = [str(w.message) for w in seen]
     assert "PyTorch computes this attention" in told and why in told and seen[0].filename == __file__
@@ -527,7 +527,7 @@ def test_the_fallback_is_traced(where: str) -> None:
 
 
 def test_gradients_that_no_stage_has_are_refused_before_the_backward(where: str) -> None:
-    """On a Turing GPU half types have an output and no gradients."""
+    """On a Turing GPU half types have an output but no gradients."""
 
     def call(head_dim: int) -> Any:
         given = tensors(*[(2, 3, 9, head_dim)] * 3, dtype="float16", where=where, grad=True)
@@ -536,7 +536,7 @@ def test_gradients_that_no_stage_has_are_refused_before_the_backward(where: str)
     turing = limits.Limits(shared=64 * 1024, multiprocessors=40, compute_capability=75)
     refused = "no stage has these gradients: backward: .*; backward_mma: it needs compute capability 8.0"
     with limits.pretend_gpu(turing), pytest.raises(ValueError, match=refused):
-        call(24)  # a length of rows that no other test has: one that was found to have gradients is not asked again
+        call(24)  # a length that no other test uses: one known to have gradients is not checked again
     call(16).sum().backward()
 
 
@@ -706,7 +706,7 @@ def test_refused() -> None:
         check_refused(case, error, message, functools.partial(call, A(2, 3, 5, 8)))
 
 
-# ---- gradients: torch's own judge, and what a graph may look like
+# ---- gradients: torch's own check, and possible graphs
 
 
 def test_only_what_requires_grad_gets_one(where: str) -> None:
@@ -734,7 +734,7 @@ LAYOUTS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_views(where: str, layout: str, dtype: str) -> None:
-    """A view is read as it is; the gradient of what a view repeats is summed."""
+    """A view is read in place; the gradients of repeated elements are summed."""
     lay = LAYOUTS[layout]
     given = tensors((2, 33, 2, 64), (2, 40, 2, 64), (2, 40, 2, 64), dtype=dtype, where=where)
     do = lay(torch.ones_like(given[0]) * torch.linspace(-1, 1, 64, device=where).to(given[0]))
@@ -761,7 +761,7 @@ def test_cpu_tensors_are_not_copied(layout: str, dtype: str) -> None:
 
 
 def test_checkpointed(where: str) -> None:
-    """Results that are forgotten after the forward are computed again for the backward."""
+    """Results discarded after the forward pass are recomputed for the backward pass."""
     given = tensors((1, 33, 2, 64), (1, 40, 2, 64), (1, 40, 2, 64), where=where, grad=True)
     call = lambda *a: ours.flash_attention(*a, causal=True, deterministic=True).square().sum()  # noqa: E731
     got = torch.autograd.grad(torch.utils.checkpoint.checkpoint(call, *given, use_reentrant=False), given)
@@ -770,7 +770,7 @@ def test_checkpointed(where: str) -> None:
 
 
 def test_a_layout_with_heads_first_is_read_and_written_as_a_view_of_it_would_be() -> None:
-    """Its description, new tensors and copies, of dense memory and of every other column; lse has three axes."""
+    """Its description, new tensors and copies, for dense memory and for every other column; lse has three axes."""
     kind, plain = kinds.HeadsFirst(torch), kinds.TensorsWithoutGradients(torch)
     dtypes = np.dtype(np.float16), np.dtype(np.float32)
     o, lse = kind.empties([((2, 5, 3, 8), dtypes[0]), ((2, 3, 5), dtypes[1])], torch.zeros(1))
@@ -815,7 +815,7 @@ def test_without_gradients_nothing_is_kept(where: str, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_plain_calls_are_the_kernels_own(where: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls that nobody traces or casts skip the checks of tensors, with the same results."""
+    """Calls without tracing or casting skip the checks of tensors, with the same results."""
     for rows, keys in ((33, 33), (33, 40), (40, 33)):
         given = tensors((2, rows, 4, 64), (2, keys, 4, 64), (2, keys, 4, 64), dtype=dtype, where=where)
         heads_first = [a.transpose(1, 2) for a in given]
@@ -831,7 +831,7 @@ def test_plain_calls_are_the_kernels_own(where: str, dtype: str, monkeypatch: py
 
 @pytest.mark.skipif(ON_GPU, reason="autograd has a thread of its own there")
 def test_a_training_call_passes_few_functions() -> None:
-    """Each costs the host time at every layer and step. Some of these turn tensors into arrays, which no GPU needs."""
+    """Each costs host time at every layer and step. Some convert tensors to arrays, which a GPU does not need."""
     q, k, v = tensors((1, 33, 2, 64), (1, 33, 2, 64), (1, 33, 2, 64), where="cpu", grad=True)
     helpers = ours.__file__.rpartition("/")[0]
     for most, call in (
@@ -885,16 +885,16 @@ WAYS: dict[str, Callable[..., Any]] = {
     "falling back": lambda *qkv: heads_first(functools.partial(ours.scaled_dot_product_attention, fallback=True), *qkv),
 }
 every_way = pytest.mark.parametrize("way", ["flash_attention", "packed", "scaled_dot_product_attention"])
-OF_PYTORCH = "torch.nn.functional.scaled_dot_product_attention, within"  # what every message leads to
+OF_PYTORCH = "torch.nn.functional.scaled_dot_product_attention, within"  # every message refers to it
 
 
 def of_one_sequence(*arrays: Any) -> list[Any]:
-    """cu_seqlens of q and k with a batch of one."""
+    """Return cu_seqlens of q and k for a batch of one."""
     return [torch.tensor([0, a.shape[1]], dtype=torch.int32, device=a.device) for a in arrays]
 
 
 def in_torch(q: Any, k: Any, v: Any) -> Any:
-    """PyTorch's own, which has derivatives of every kind and order."""
+    """Call PyTorch's own, which has derivatives of every kind and order."""
     return heads_first(torch.nn.functional.scaled_dot_product_attention, q, k, v)
 
 
@@ -932,7 +932,7 @@ def test_what_stays_outside_of_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     [("flash_attention", "sum"), ("packed", "mean"), ("scaled_dot_product_attention", "square"), ("packed", "sum")],
 )
 def test_second_derivatives_are_refused(where: str, way: str, loss: str) -> None:
-    """Also where the gradient of the output is a constant: that of the inputs depends on them all the same."""
+    """Even if the gradient of the output is constant, because that of the inputs depends on them nevertheless."""
     given = small(where, grad=True)
     o = WAYS[way](*given)
     loss_of = (o.square() if loss == "square" else o).mean() if loss != "sum" else o.sum()
@@ -971,7 +971,7 @@ OF_FUNC: dict[str, Callable[[Callable[..., Any], Any, Any, Any], Any]] = {
 
 @every_way
 def test_derivatives_that_kernels_lack_are_refused(where: str, way: str) -> None:
-    """None of them is taken for 0, whether or not the inputs require grad."""
+    """None of them silently becomes 0, whether or not the inputs require grad."""
     for (kind, call), grad in itertools.product(OF_FUNC.items(), (False, True)):
         for message in ("these kernels have n", OF_PYTORCH):
             given = small(where, grad=grad)
@@ -989,7 +989,7 @@ def test_derivatives_that_kernels_lack_are_torchs(where: str, kind: str, monkeyp
 
 
 def test_what_else_carries_a_tangent(where: str) -> None:
-    """A bias, slopes, tables and lengths are read by kernels, too; what carries none is taken, at any level."""
+    """Kernels also read a bias, slopes, tables and lengths; those without a tangent are accepted, at any level."""
     q, k, v = small(where)
     with forward_ad.dual_level():
         compare("o", ours.flash_attention(q, k, v), in_torch(q, k, v), q)
@@ -1031,7 +1031,7 @@ def test_a_graph_loses_no_tangent(where: str, fullgraph: bool) -> None:
 
 
 def test_meta_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no number to compute with; PyTorch says what shape there would be."""
+    """There are no numbers to compute with; PyTorch says which shape the result would have."""
     given = [a.to("meta") for a in small("cpu")]
     for way in WAYS:
         if way == "falling back":
@@ -1063,7 +1063,7 @@ def test_a_cache_without_numbers_of_its_own(change: str) -> None:
 @pytest.mark.parametrize("head_dim", [59, 111, 250])
 @pytest.mark.parametrize("packed", [False, True])
 def test_gradients_of_rows_of_any_length(where: str, head_dim: int, packed: bool) -> None:
-    """In half types kernels take multiples of 8: others get columns of zeros, forward and backward."""
+    """In half types kernels take multiples of 8: others are padded with zeros, forward and backward."""
     dtype = "float16" if head_dim != 111 else "bfloat16"
     q, k, v = tensors(*((1, rows, 2, head_dim) for rows in (9, 12, 12)), dtype=dtype, where=where)
     call = WAYS["packed" if packed else "flash_attention"]
@@ -1072,7 +1072,7 @@ def test_gradients_of_rows_of_any_length(where: str, head_dim: int, packed: bool
 
 
 def test_a_tensor_with_other_signs_in_memory(where: str) -> None:
-    """The imaginary part of a conjugate is a view that PyTorch's operations turn as they read it."""
+    """The imaginary part of a conjugate is a view that PyTorch's operations negate as they read it."""
     a, b = tensors((1, 7, 2, 64), (1, 7, 2, 64), where=where)
     turned = torch.complex(a, b).conj().imag
     assert turned.is_neg() and torch.equal(turned, -b)
@@ -1092,7 +1092,7 @@ def test_a_tensor_with_other_signs_in_memory(where: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_of_every_length_have_gradients_on_a_gpu(dtype: str) -> None:
-    """Asked before a launch, of stages that an H200 has: up to 256 in half types, as many as 08 takes in float32."""
+    """Checked before a launch, for the stages of an H200: up to 256 in half types, as many as 08 takes in float32."""
     most = 256 if dtype != "float32" else LADDER["backward"].max_head_dim
     with limits.pretend_gpu(limits.Limits(shared=227 * 1024, multiprocessors=132, compute_capability=90)):
         for head_dim in range(1, most + 1):
@@ -1148,7 +1148,7 @@ def test_autocast(where: str, dtype: str) -> None:
 
 
 def op_arguments(where: str, packed: bool, grad: bool, dtype: str = "float32") -> tuple[Any, ...]:
-    """Return course::flash_attention's arguments but flags and stage: causal; packed with slopes and sinks; a bias."""
+    """Return course::flash_attention's arguments but flags and stage: causal; packed with slopes and sinks; bias."""
     shape = ((9, 2, 8), (9, 1, 8)) if packed else ((2, 9, 2, 8), (2, 9, 1, 8))
     q, k, v = tensors(shape[0], shape[1], shape[1], where=where, grad=grad, dtype=dtype)
     cu = torch.tensor([0, 4, 9], dtype=torch.int32, device=where) if packed else None
@@ -1163,7 +1163,7 @@ def op_arguments(where: str, packed: bool, grad: bool, dtype: str = "float32") -
     [(False, "float32"), (True, "float32"), pytest.param(True, "bfloat16", marks=pytest.mark.exhaustive)],
 )
 def test_the_operators_keep_torchs_contracts(where: str, packed: bool, dtype: str) -> None:
-    """Schema, fake kernels, autograd's registration and tracing, by torch.library.opcheck."""
+    """Schema, fake kernels, autograd's registration and tracing, with torch.library.opcheck."""
     tolerance = {"atol": 1e-5, "rtol": 1e-5} if dtype == "float32" else {"atol": 0.05, "rtol": 0.05}
     kept, not_kept = [True, False, True], [True, False, False]
     forward, backward = torch.ops.course.flash_attention.default, torch.ops.course.flash_attention_backward.default
@@ -1224,7 +1224,7 @@ def test_compiled_whole(where: str, case: str) -> None:
 
 
 def test_functions_of_scores_are_left_out_of_a_graph(where: str) -> None:
-    """The operators have none, which is an error that says how to call them."""
+    """The operators do not support them; the error says how to call them."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     given = tensors((1, 9, 2, 8), (1, 9, 2, 8), (1, 9, 2, 8), where=where, grad=True)
@@ -1240,7 +1240,7 @@ def test_functions_of_scores_are_left_out_of_a_graph(where: str) -> None:
 
 
 def test_one_graph_for_many_lengths(where: str) -> None:
-    """With dynamic shapes a second and a third length compile nothing new; is_causal is top-left in each."""
+    """With dynamic shapes a second and a third length need no compilation; is_causal is top-left in each."""
     graphs = 0
 
     def count(module: Any, _: Any) -> Any:
@@ -1262,7 +1262,7 @@ def test_one_graph_for_many_lengths(where: str) -> None:
 @pytest.mark.exhaustive
 def test_compiled_by_inductor(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if sys.version_info < (3, 12):
-        # inductor imports setuptools, which wants a distutils of its own: where a test has imported pip, there is none.
+        # inductor imports setuptools, which needs its own distutils: after a test has imported pip, that is missing.
         monkeypatch.setenv("SETUPTOOLS_USE_DISTUTILS", "stdlib")
     given = tensors((1, 2, 33, 8), (1, 2, 33, 8), (1, 2, 33, 8), where=where, grad=True)
     call = lambda q, k, v: ours.scaled_dot_product_attention(q.relu(), k, v, is_causal=True).square().sum()  # noqa: E731
@@ -1304,7 +1304,7 @@ def cuda_tensors(dtype: str = "bfloat16", grad: bool = True, rows: int = 300) ->
 
 
 def same_gradients(got: Any, want: Any) -> None:
-    """dq is added up in any order: near, not equal."""
+    """Compare gradients: dq is summed in any order, so it is near, not equal."""
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b, atol=2e-2 * float(b.abs().max()), rtol=0)
 
@@ -1312,7 +1312,7 @@ def same_gradients(got: Any, want: Any) -> None:
 @on_gpu
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_on_the_current_stream(dtype: str) -> None:
-    """The inputs are written on a side stream behind a kernel that sleeps: another stream would read zeros."""
+    """The inputs are written on a side stream after a kernel that sleeps: another stream would read zeros."""
     values = cuda_tensors(dtype, grad=False)
     leaves = [a.clone().requires_grad_() for a in values]
     want = ours.flash_attention(*leaves, causal=True)
@@ -1320,7 +1320,7 @@ def test_on_the_current_stream(dtype: str) -> None:
     wanted = torch.autograd.grad(want, leaves, do)
     arrays = [torch.zeros_like(a) for a in values]
     late = torch.zeros_like(do)
-    for known in (False, True):  # a call that is checked and planned, and one that was made before
+    for known in (False, True):  # a call that is checked and planned, and a cached one
         if not known:
             forget()
         stream = torch.cuda.Stream()
@@ -1334,7 +1334,7 @@ def test_on_the_current_stream(dtype: str) -> None:
             torch.cuda._sleep(100_000_000)
             late.copy_(do)
             got = torch.autograd.grad(o, leaves, late)
-            assert not (known and stream.query())  # nothing waited for the GPU
+            assert not (known and stream.query())  # the GPU has not been waited for
         stream.synchronize()
         assert torch.equal(o, want)
         same_gradients(got, wanted)
@@ -1347,7 +1347,7 @@ def test_on_the_current_stream(dtype: str) -> None:
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_in_a_cuda_graph(packed: bool, dtype: str) -> None:
-    """Forward and backward are captured once, and replayed on other numbers."""
+    """Forward and backward are captured once, and replayed with other numbers."""
     arrays = cuda_tensors(dtype, grad=False)
     cu = torch.tensor([0, 30, 300], dtype=torch.int32, device="cuda")
     if packed:
@@ -1384,7 +1384,7 @@ def test_in_a_cuda_graph(packed: bool, dtype: str) -> None:
 @on_gpu
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_memory_is_of_torchs_allocator(dtype: str) -> None:
-    """Torch's count rises by the output and lse, at its peak by gradients and scratch; CuPy's pool gives nothing."""
+    """Torch's count rises by the output and lse, at its peak by gradients and scratch; CuPy's pool provides nothing."""
     leaves = cuda_tensors(dtype)
     o = ours.flash_attention(*leaves)
     o.backward(torch.ones_like(o))
@@ -1405,7 +1405,7 @@ def test_memory_is_of_torchs_allocator(dtype: str) -> None:
     before = torch.cuda.memory_allocated()
     gradients = torch.autograd.grad(o, leaves, do)
     most = torch.cuda.max_memory_allocated() - before
-    # Three gradients are new, and the lse goes with the graph.
+    # Three gradients are new, and lse is freed with the graph.
     assert torch.cuda.memory_allocated() - before == 3 * -(-nbytes // 512) * 512 - -(-lse // 512) * 512
     assert 3 * nbytes < most < 3 * nbytes + 4 * 4 * leaves[0].numel()  # and scratch: dq in float32, sums, counters
     assert pool.used_bytes() == ours_before and len(gradients) == 3
@@ -1414,7 +1414,7 @@ def test_memory_is_of_torchs_allocator(dtype: str) -> None:
 @on_gpu
 @pytest.mark.parametrize("how", ["forward", "backward"])
 def test_in_a_new_thread(how: str) -> None:
-    """A thread that has launched nothing has no CUDA context until somebody gives it one."""
+    """A thread that has launched nothing has no CUDA context until it is given one."""
     leaves = cuda_tensors()
     want = ours.flash_attention(*leaves, causal=True)
     do = torch.randn_like(want)

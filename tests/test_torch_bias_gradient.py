@@ -1,4 +1,4 @@
-"""Gradients of a bias, slopes, sinks and a table of distances through PyTorch's autograd, beside its own in float64."""
+"""Gradients of a bias, slopes, sinks and a table of distances with PyTorch's autograd, against its own in float64."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _fresh_graphs() -> Iterator[None]:
 
 
 def leaves(where: str, dtype: Any = torch.float32, *, of_bias: tuple[int, ...] = (4, 1, KEYS)) -> dict[str, Any]:
-    """Leaf tensors by name, on a device; the same numbers on each."""
+    """Make leaf tensors by name on a device, with the same numbers on each."""
     shapes = {"q": (2, ROWS, 4, HEAD_DIM), "k": (2, KEYS, 2, HEAD_DIM), "v": (2, KEYS, 2, HEAD_DIM)}
     shapes |= {"bias": of_bias, "alibi_slopes": (4,), "sinks": (4,), "table": (4, 2 * REACH + 1)}
     made = {}
@@ -44,7 +44,7 @@ def leaves(where: str, dtype: Any = torch.float32, *, of_bias: tuple[int, ...] =
 def exact(
     q: Any, k: Any, v: Any, bias: Any = None, alibi_slopes: Any = None, sinks: Any = None, table: Any = None
 ) -> Any:
-    """Causal attention in float64, by PyTorch's operations."""
+    """Compute causal attention in float64, with PyTorch's operations."""
     q, k, v = (a.double().transpose(1, 2) for a in (q, k, v))
     k, v = (a.repeat_interleave(q.shape[1] // a.shape[1], 1) for a in (k, v))
     i = torch.arange(q.shape[2], device=q.device)[:, None] + k.shape[2] - q.shape[2]
@@ -71,7 +71,7 @@ def compare(got: Any, want: Any, names: Any, near: float = 2e-5) -> None:
 
 
 def check_gradients(given: dict[str, Any], near: float = 2e-5) -> None:
-    """Against float64; and again: the same bits of what is added to the scores."""
+    """Check against float64, and that a repetition gives the same bits for the added terms."""
     do = torch.randn(given["q"].shape, generator=torch.Generator().manual_seed(9)).to(given["q"])
     got = torch.autograd.grad(call(**given), [*given.values()], do)
     want = torch.autograd.grad(exact(**given), [*given.values()], do.double())
@@ -88,7 +88,7 @@ def test_gradients(where: str, without: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.exhaustive(each_value=("where",))
 def test_gradients_in_half_types(where: str, dtype: str) -> None:
-    """A bias of half type gets a gradient of that type."""
+    """A bias in a half type gets a gradient of that type."""
     given = leaves(where, getattr(torch, dtype), of_bias=(ROWS, KEYS))
     check_gradients(given, {"float16": 0.01, "bfloat16": 0.08}[dtype])
 
@@ -104,9 +104,9 @@ def test_the_bias_alone_is_trained(where: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:Input .* is not a double precision")
 def test_torchs_own_check_of_gradients(where: str) -> None:
-    """gradcheck moves each number, by large steps in float32; nondet_tol=0: a second backward has the same bits."""
+    """gradcheck varies each number, by large steps in float32; nondet_tol=0: a second backward gives the same bits."""
     given = leaves(where)
-    q, k, v = (given[name].detach()[:1, :3] for name in "qkv")  # a backward for each number of the output
+    q, k, v = (given[name].detach()[:1, :3] for name in "qkv")  # a backward pass for each number of the output
     bias, slopes, sinks = (given[name] for name in ("bias", "alibi_slopes", "sinks"))
     bias = bias[..., :3].detach().clone().requires_grad_()
 
@@ -119,7 +119,7 @@ def test_torchs_own_check_of_gradients(where: str) -> None:
 
 
 def test_a_bias_that_is_made_of_few_numbers(where: str) -> None:
-    """T5: a table of all distances is gathered from buckets, whose gradient PyTorch computes from the table's."""
+    """T5: a table of all distances is gathered from buckets; PyTorch computes their gradient from the table's."""
     given = leaves(where)
     buckets = torch.randn(5, 4, device=where, requires_grad=True)
     bucket_of = torch.arange(2 * REACH + 1, device=where) // 3
@@ -155,7 +155,7 @@ def test_packed_sequences(where: str) -> None:
 
 
 def test_it_is_traced(where: str) -> None:
-    """One operator computes all gradients, and each contract of torch.library holds."""
+    """One operator computes all gradients, and fulfils each contract of torch.library."""
     given = {name: a for name, a in leaves(where).items() if name != "table"}
 
     def step(*tensors: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The record of PyTorch's part: its table, and what it does where a section fails. The sections need a GPU."""
+"""PyTorch's part of the record: its table, and how it handles a failed section. The sections need a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ring attention of PyTorch's tensors: two processes, by NCCL on two GPUs or by gloo on the CPU engine, beside one."""
+"""Ring attention for PyTorch's tensors: two processes, with NCCL on two GPUs or gloo on the CPU engine, against one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
 
 
 def gradients_of_a_model(rank: int) -> dict[str, float]:
-    """The gradients of ring_gpt's model, relative to those of one rank with whole sequences."""
+    """Compare the gradients of ring_gpt's model with those of one rank with whole sequences."""
     torch.manual_seed(0)
     model, text = GPT(32, 16), torch.randint(32, (2, 17))
     model.loss(text, torch.arange(16), flash_attention).backward()
@@ -41,7 +41,7 @@ def gradients_of_a_model(rank: int) -> dict[str, float]:
 
 
 def gradients_in_a_half_type(rank: int) -> dict[str, float]:
-    """The output, lse and gradients of this rank's rows, with grouped heads, without a mask, in the order of a ring."""
+    """Compare this rank's output, lse and gradients, with grouped heads, without a mask, in a ring's order."""
     torch.manual_seed(1)
     whole = [torch.randn(1, 12, heads, 16, dtype=torch.bfloat16, requires_grad=True) for heads in (4, 2, 2)]
     do = torch.randn(1, 12, 4, 16, dtype=torch.bfloat16)
@@ -60,7 +60,7 @@ def gradients_in_a_half_type(rank: int) -> dict[str, float]:
 
 
 def gradients_of_packed_sequences(rank: int) -> dict[str, float]:
-    """The gradients of uneven parts of packed sequences, compared with one rank's."""
+    """Compare the gradients of uneven parts of packed sequences with one rank's."""
     torch.manual_seed(2)
     cu, whole = (0, 5, 13), [torch.randn(1, 13, 2, 16, requires_grad=True) for _ in range(3)]
     do = torch.randn(1, 13, 2, 16)
@@ -82,7 +82,7 @@ def what_is_raised(call: Any, *args: Any, **options: Any) -> str:
 
 
 def errors(rank: int) -> dict[str, str]:
-    """Collect the errors that calls raise on this rank, by case; at the end rank 1 is gone."""
+    """Collect the errors of calls on this rank, by case; at the end rank 1 is gone."""
     q = torch.randn(1, 4, 2, 16)
     raised = {"other": what_is_raised(ring_attention, q, q, q, softmax_scale=0.5 + rank)}
     odd = q[:, : 4 - rank]
@@ -120,7 +120,7 @@ def work(rank: int, folder: str) -> None:
     results = {each.__name__: each(rank) for each in TRIED}
     torch.save(results, f"{folder}/{rank}")
     if device.ON_GPU:
-        os._exit(0)  # NCCL's threads may not end where a rank has given up
+        os._exit(0)  # NCCL's threads may not end after a rank has given up
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""A learner sees the line of the cell and the message of an error that the course reports, in a real kernel."""
+"""A learner sees the cell's line and the message of an error that the course reports, in a real kernel."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ Run = Callable[[str], str]
 
 
 def kernel() -> Iterator[Run]:
-    """Runs a cell, and gives the traceback that it shows, without colours; "" where there is none."""
-    jupyter_client = pytest.importorskip("jupyter_client")  # ipykernel brings it
+    """Run a cell, and return the traceback that it shows, without colours, or ""."""
+    jupyter_client = pytest.importorskip("jupyter_client")  # installed with ipykernel
     manager, client = jupyter_client.manager.start_new_kernel(kernel_name="python3")
 
     def run(cell: str) -> str:

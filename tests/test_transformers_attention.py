@@ -1,4 +1,4 @@
-"""helpers.transformers_attention: whole models of random weights, beside their own runs with SDPA and eager."""
+"""helpers.transformers_attention: whole models with random weights, against their own runs with SDPA and eager."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIZES = {"vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 2, "max_posit
 
 @pytest.fixture(scope="module", autouse=True)
 def _imported() -> None:
-    """Import transformers, which imports PyTorch's compiler: who only collects these tests does without both."""
+    """Import transformers, which imports PyTorch's compiler: collecting these tests needs neither."""
     global transformers, course, CACHE
     import transformers
 
@@ -57,21 +57,21 @@ def gpt2(**more: Any) -> Any:
 
 
 def llama() -> Any:
-    """Four heads that share two of K and V."""
+    """Make a model with four query heads and two KV heads."""
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128}
     config = transformers.LlamaConfig(**SIZES, **heads, bos_token_id=0, eos_token_id=None)
     return transformers.LlamaForCausalLM, config
 
 
 def mistral() -> Any:
-    """A sliding window of 24 tokens."""
+    """Make a model with a sliding window of 24 tokens."""
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128}
     config = transformers.MistralConfig(**SIZES, **heads, bos_token_id=0, eos_token_id=None, sliding_window=24)
     return transformers.MistralForCausalLM, config
 
 
 def bert() -> Any:
-    """Sees both ways."""
+    """Make a model with bidirectional attention."""
     config = transformers.BertConfig(
         **SIZES, num_attention_heads=4, intermediate_size=128, attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0
     )
@@ -79,7 +79,7 @@ def bert() -> Any:
 
 
 def gemma2() -> Any:
-    """Soft caps; a sliding window of 24 tokens in the first layer, none in the second."""
+    """Make a model with soft caps, and a sliding window of 24 tokens only in the first layer."""
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128, "head_dim": 16}
     more = {"attn_logit_softcapping": 0.5, "final_logit_softcapping": None, "query_pre_attn_scalar": 16}
     more |= {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"], "tie_word_embeddings": False}
@@ -88,7 +88,7 @@ def gemma2() -> Any:
 
 
 def gpt_oss() -> Any:
-    """A sink in each head; sliding windows as in gemma2; a mixture of two experts."""
+    """Make a model with a sink per head, sliding windows as in gemma2, and a mixture of two experts."""
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128, "head_dim": 16}
     more = {"sliding_window": 24, "num_local_experts": 2, "num_experts_per_tok": 2}
     more |= {"layer_types": ["sliding_attention", "full_attention"], "experts_implementation": "eager"}
@@ -107,13 +107,13 @@ def model_of(name: str, where: str, dtype: Any = torch.float32) -> Any:
     model = kind(config).eval()
     for weight in model.parameters():  # the usual 0.02 would leave all attention nearly uniform
         weight.data.mul_(3.0)
-        if weight.shape == (4,):  # gpt-oss's sinks: of the size of scores, and frozen
+        if weight.shape == (4,):  # gpt-oss's sinks: as large as scores, and frozen
             weight.requires_grad_(False).copy_(torch.linspace(-1, 2, 4))
     return model.to(where, dtype)
 
 
 def theirs(name: str) -> str:
-    """transformers' own attention: SDPA has neither soft caps nor sinks."""
+    """Return the name of transformers' own attention: SDPA has neither soft caps nor sinks."""
     return "eager" if name in ("gemma2", "gpt_oss") else "sdpa"
 
 
@@ -122,7 +122,7 @@ def tokens(length: int, where: str, batch: int = 2) -> Any:
 
 
 def by(model: Any, implementation: str) -> Any:
-    """The model with another attention. It is made sure that this attention is what runs."""
+    """Return the model with another attention, after checking that it is the one that runs."""
     if implementation == "course":
         course.register()
     model.set_attn_implementation(implementation)
@@ -137,7 +137,7 @@ def output(model: Any, ids: Any) -> Any:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Rows and keys of each call of ours."""
+    """Record the rows and keys of each call of ours."""
     seen: list[tuple[int, int]] = []
     true = course.attend_heads_first
 
@@ -152,7 +152,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_logits(name: str, dtype: str, where: str, calls: list[tuple[int, int]]) -> None:
-    """The 2x rule: against eager in float64, at most twice the error of transformers' own in the same type."""
+    """The 2x rule: compared with eager in float64, at most twice the error of transformers' own in the same type."""
     ids = tokens(65, where)
     with torch.no_grad():
         want = by(model_of(name, where, torch.float64), "eager")(ids)
@@ -168,7 +168,7 @@ def test_logits(name: str, dtype: str, where: str, calls: list[tuple[int, int]])
 
 @pytest.mark.parametrize("name", CAUSAL)
 def test_greedy_generation_is_the_same(name: str, where: str, calls: list[tuple[int, int]]) -> None:
-    """With the KV cache: a prefill of 20 tokens, then one query a step; mistral's window is passed on the way."""
+    """With the KV cache: a prefill of 20 tokens, then one query per step; mistral's window is exceeded on the way."""
     model, ids = model_of(name, where), tokens(20, where)
     options = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
     whole = torch.ones_like(ids)
@@ -176,7 +176,7 @@ def test_greedy_generation_is_the_same(name: str, where: str, calls: list[tuple[
     got = by(model, "course").generate(ids, attention_mask=whole, **options)
     assert torch.equal(got, want) and got.shape == (2, 36)
     assert calls[0] == (20, 20) and calls[2][0] == 1 and calls[-1][0] == 1
-    assert len(set(want[:, 20:].flatten().tolist())) > 4  # no model that says one word
+    assert len(set(want[:, 20:].flatten().tolist())) > 4  # not a model that repeats one word
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -217,13 +217,13 @@ HOLES: dict[str, Callable[[Any], Any]] = {
 
 
 def padding(kind: str, where: str) -> Any:
-    """(3, 33) bool: three sequences, of which some tokens are padding."""
+    """Return a mask (3, 33) of bool: three sequences, some of whose tokens are padding."""
     return HOLES[kind](torch.arange(33)[None].expand(3, -1)).to(where)
 
 
 @pytest.fixture
 def unpadded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Rows and keys of each call of ours for packed sequences; and each time that a mask is read."""
+    """Record the rows and keys of each call of ours for packed sequences; and each read of a mask."""
     seen: list[tuple[int, int]] = []
     true, tokens_of = course.flash_attention_varlen, course._Tokens.of
 
@@ -243,7 +243,7 @@ def unpadded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("kind", HOLES)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_padded_batch(name: str, kind: str, where: str, unpadded: list[tuple[int, int]]) -> None:
-    """Outputs and gradients of all that is no padding, beside transformers'; the kernels see the other tokens alone."""
+    """Outputs and gradients of everything except padding, against transformers'; the kernels see only other tokens."""
     if name in WINDOWED and kind == "holes":
         pytest.skip("a window counts tokens, as FlashAttention's integration has it, and SDPA's counts holes too")
     ids, mask = tokens(33, where, batch=3), padding(kind, where)
@@ -254,10 +254,10 @@ def test_a_padded_batch(name: str, kind: str, where: str, unpadded: list[tuple[i
         out = (out.logits if hasattr(out, "logits") else out.last_hidden_state)[mask]
         out.square().mean().backward()
         found[implementation] = [out.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
-    rows = 3 * 33 if name == "bert" else int(mask.sum())  # what sees both ways may be cross-attention
+    rows = 3 * 33 if name == "bert" else int(mask.sum())  # bidirectional attention may be cross-attention
     layer = rows, int(mask.sum())
-    again = [(0, 0)] if name in ("gemma2", "gpt_oss") else []  # their layers with a window have a mask of their own
-    assert unpadded == [(0, 0), layer, *again, layer]  # else it is read once, for two layers
+    again = [(0, 0)] if name in ("gemma2", "gpt_oss") else []  # their layers with a window have their own mask
+    assert unpadded == [(0, 0), layer, *again, layer]  # otherwise it is read once, for two layers
     assert len(found["course"]) == len(found[theirs(name)]) > 10
     for got, want in zip(found["course"], found[theirs(name)], strict=True):
         torch.testing.assert_close(got, want, atol=2e-5 * max(1.0, float(want.abs().max())), rtol=0)
@@ -265,7 +265,7 @@ def test_a_padded_batch(name: str, kind: str, where: str, unpadded: list[tuple[i
 
 @pytest.mark.parametrize("name", CAUSAL)
 def test_padded_prompts_are_continued(name: str, where: str, unpadded: list[tuple[int, int]]) -> None:
-    """Greedy search with the KV cache: one query a step, beside keys with padding among them."""
+    """Greedy search with the KV cache: one query per step, with padding among the keys."""
     model, ids, mask = model_of(name, where), tokens(33, where, batch=3), padding("left", where).long()
     options = {"attention_mask": mask, "max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
     want = by(model, theirs(name)).generate(ids, **options)
@@ -318,7 +318,7 @@ def test_a_sequence_of_padding_alone(where: str) -> None:
     torch.testing.assert_close(out[0], whole[0], atol=1e-4, rtol=1e-4)
 
 
-# ---- what the kernels do not do
+# ---- what the kernels do not support
 
 
 def four_axes(model: Any, ids: Any) -> Any:
@@ -385,7 +385,7 @@ def test_a_step_that_is_traced_needs_a_cache(where: str, monkeypatch: pytest.Mon
 
 @on_gpu
 def test_a_step_in_a_graph() -> None:
-    """Replayed, it leaves the gradients of a step from Python, at other numbers than those that were captured."""
+    """A replay gives the gradients of a step from Python, with other numbers than the captured ones."""
     model, ids = by(model_of("llama", "cuda", torch.bfloat16), "course").train(), tokens(130, "cuda")
 
     def step() -> None:
@@ -410,7 +410,7 @@ def test_a_step_in_a_graph() -> None:
 
 @pytest.mark.parametrize("case", [*REFUSED, "float64"])
 def test_falls_back_to_sdpa(case: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With one warning that says why, and SDPA's own numbers."""
+    """With one warning that gives the reason, and SDPA's own numbers."""
     monkeypatch.setattr(torch_attention, "_WARNED", set())
     monkeypatch.setattr(course, "_MADE", set())
     call, message = REFUSED.get(case, (lambda model, ids: model.double()(ids), "q is float64"))
@@ -419,7 +419,7 @@ def test_falls_back_to_sdpa(case: str, where: str, monkeypatch: pytest.MonkeyPat
     with warnings.catch_warnings(record=True) as seen, torch.set_grad_enabled(case == "dropout"):
         warnings.simplefilter("always")
         for implementation in ("sdpa", "with a fallback"):
-            torch.manual_seed(1)  # of the dropout
+            torch.manual_seed(1)  # for the dropout
             model = by(model_of("llama", where), implementation)
             torch.manual_seed(1)
             out = call(model, tokens(33, where))
@@ -432,7 +432,7 @@ def test_falls_back_to_sdpa(case: str, where: str, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("name", ["llama", "mistral", "bert"])
 @pytest.mark.parametrize("kind", ["none", "left", "right"])
 def test_a_fallback_sees_what_the_kernels_see(name: str, kind: str, where: str, monkeypatch: Any) -> None:
-    """Dropout that drops nothing: masks, windows and padding are as in the kernels."""
+    """Dropout that drops nothing: masks, windows and padding are the same as in the kernels."""
     monkeypatch.setattr(torch_attention, "_WARNED", {"told before"})
     monkeypatch.setattr(course, "_refuse", refuse_all)
     course.register("with a fallback", fallback=True)
@@ -459,14 +459,14 @@ def test_a_cache_that_is_paged_is_no_fallback() -> None:
 
 @pytest.mark.parametrize("what", [{"softcap": 1.0}, {"s_aux": torch.zeros(2)}], ids=lambda what: next(iter(what)))
 def test_what_sdpa_has_not_is_no_fallback(what: dict[str, Any]) -> None:
-    """SDPA would leave a sink out without a word."""
+    """SDPA would silently ignore a sink."""
     q = torch.zeros(1, 2, 5, 8)
     with pytest.raises(ValueError, match=re.escape("attention dropout is 0.1")):
         course.attend(torch.nn.Module(), q, q, q, None, dropout=0.1, fallback=True, **what)
 
 
 def test_a_sink_that_is_learned(where: str) -> None:
-    """Its gradient is the one that transformers' own attention gets."""
+    """Its gradient equals that of transformers' own attention."""
     found = []
     for implementation in ("course", "eager"):
         model, ids = by(model_of("gpt_oss", where), implementation), tokens(33, where)

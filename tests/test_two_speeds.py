@@ -1,4 +1,4 @@
-"""The fast run leaves out repetition: what the marks select, and that nothing of the course is missing."""
+"""The fast run leaves out repetition: what the marks select, and that no part of the course is missing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def product(**values: str) -> dict[tuple[str, ...], dict[str, str]]:
-    """The product of the letters of each parameter, as cases."""
+    """Return the product of the letters of each parameter, as cases."""
     cases: list[dict[str, str]] = [{}]
     for name, letters in values.items():
         cases = [{**case, name: letter} for case in cases for letter in letters]
@@ -49,7 +49,7 @@ def test_few_cases_with_every_value() -> None:
 
 
 def test_few_cases_with_every_pair_of_values() -> None:
-    """Fewer than 12 of 36 cases meet all pairs; pairs that no case of a table has are not looked for."""
+    """Fewer than 12 of 36 cases contain all pairs; pairs that no case of a table has are not looked for."""
     cases = product(name="ab", mask="123", size="xyz", dtype="hb")
     chosen = two_speeds.covering(cases, together=2)
     assert len(chosen) < 12
@@ -68,13 +68,13 @@ def test_values_without_a_text_of_their_own_are_told_apart() -> None:
 
 
 def has_what_it_needs(path: Path) -> bool:
-    """Check that the optional packages are here without which a file of tests is skipped as a whole."""
+    """Check that the optional packages are installed without which a test file is skipped entirely."""
     needs = re.findall(r'^\w+ = pytest\.importorskip\("(\w+)"', path.read_text(encoding="utf-8"), re.M)
     return all(importlib.util.find_spec(name) is not None for name in needs)
 
 
 def test_every_part_of_the_course_is_in_the_fast_run(request: pytest.FixtureRequest) -> None:
-    """Each notebook is executed, and each file of tests has at least one test; of those that are collected."""
+    """Each notebook is executed, and each file of tests has at least one test, among the collected ones."""
     session = request.session
     if two_speeds.chosen(request.config):
         pytest.skip("only some of the tests were chosen")
@@ -131,7 +131,7 @@ def test_that_is_skipped(): pytest.skip("{reason}")
 
 
 def run_tiny(folder: Path, *words: str, reason: str, **environment: str) -> tuple[int, str]:
-    """Exit code and output of pytest, with the conftest of these tests, over TINY."""
+    """Return the exit code and output of pytest, with the conftest of these tests, over TINY."""
     (folder / "test_tiny.py").write_text(TINY.format(reason=reason))
     argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:nbval"]  # (it takes seconds to import)
     argv += ["--rootdir", str(folder), str(folder), *words]
@@ -148,7 +148,7 @@ def run_tiny(folder: Path, *words: str, reason: str, **environment: str) -> tupl
 
 
 def test_hooks_are_called_for_notebooks_as_well(tmp_path: Path) -> None:
-    """They lie in another folder than the conftest. The one that trains a model has its kernels compiled with -O3."""
+    """They are outside of the conftest's folder. The notebook that trains a model has its kernels compiled with -O3."""
     cell = {"cell_type": "code", "execution_count": 1, "id": "a", "metadata": {}, "outputs": []}
     cell["source"] = "import os\nassert os.environ['COURSE_CPU_OPTIMISATION'] == '3'"
     notebook = tmp_path / "09_drop_in.ipynb"
@@ -166,7 +166,7 @@ def test_hooks_are_called_for_notebooks_as_well(tmp_path: Path) -> None:
         ("needs a GPU that CuPy and PyTorch both see", "needs a GPU"),
         ("no GPU that torch can use", "needs a GPU"),
         ("this machine has no python3.6", "needs a Python that is too old for the course"),
-        # What pip can install, and what was skipped in one kind of run alone.
+        # What pip can install, and what was skipped in only one kind of run.
         ("could not import 'torch': No module named 'torch'", None),
         ("PyTorch is optional, and not installed here", None),
         ("transformers 5 is optional, and not installed here", None),
@@ -183,7 +183,7 @@ def test_what_may_be_skipped_in_ci(reason: str, kind: str | None) -> None:
 def test_the_fast_run_leaves_out_what_repeats_and_ci_skips_nothing_for_a_reason_that_is_not_listed(
     tmp_path: Path,
 ) -> None:
-    """Every run says what was skipped and why."""
+    """Every run lists skips with their reasons."""
     code, text = run_tiny(tmp_path, "-rA", "--fast", reason="no rain today")
     assert re.search(r"PASSED \S+::test_that_runs", text) and "::test_that_repeats" not in text
     assert code == 0 and re.search(r"skipped, by reason =*\n+ +1  no rain today\n", text), text

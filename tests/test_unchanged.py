@@ -1,4 +1,4 @@
-"""Notebooks, and tests of rooms that few changes touch, are left out where nothing that they read has changed."""
+"""Notebooks, and tests of packages that few changes affect, are left out if nothing that they read has changed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_file_of_a_test_and_of_a_cell(request: pytest.FixtureRequest) -> Non
 
 @pytest.mark.parametrize("path", [NOTEBOOK, ENGINE])
 def test_what_is_unchanged_is_not_collected(path: Path, request: pytest.FixtureRequest) -> None:
-    """Pytest asks the hooks of the path's folder, and that of notebooks has no conftest."""
+    """Pytest calls the hooks of the path's folder, and the notebooks' folder has no conftest."""
     hooks, stash = request.session.gethookproxy(path.parent), request.config.stash
     before = stash[conftest._unchanged]
     try:
@@ -83,7 +83,7 @@ def test_a_change_of_what_is_read_or_of_a_setting_counts(what: str, monkeypatch:
 
 
 def test_what_is_as_on_main_has_passed_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But on each machine some files run once."""
+    """But some files run once on each machine."""
 
     def left_out(*changed: str) -> set[Path]:
         monkeypatch.setattr(unchanged, "changed_since_main", lambda: {unchanged.ROOT / name for name in changed})

@@ -1,7 +1,7 @@
-"""Arrays that are no block of memory: broadcast, reversed, overlapping and sliced, beside the same arrays made dense.
+"""Arrays without contiguous memory: broadcast, reversed, overlapping and sliced, against the same arrays made dense.
 
-Every stage gets them, forward and backward, and the steps to 10 and 13, whose copies follow tensor maps; packed
-sequences, decoding and the ring as well. On a GPU the driver makes the maps, on the CPU engine its twin.
+Every stage gets them, forward and backward, and the steps to 10 and 13, whose copies use tensor maps; packed sequences,
+decoding and the ring as well. On a GPU the driver makes the maps, otherwise the CPU engine.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ Make = Callable[[], Any]
 
 
 def strided(a: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
-    """The memory of a device array from its first element on, otherwise."""
+    """View the memory of a device array from its first element on, with other strides."""
     return cp.ndarray(shape, a.dtype, memptr=a.data, strides=strides)
 
 
 def views(shape: tuple[int, ...], dtype: Any, seed: int) -> dict[str, Make]:
     """Return functions, by name, that make an array of this shape, (batch, heads, rows, head_dim), with other strides.
 
-    Heads are between rows, as models have them, unless the name says otherwise.
+    Heads are between rows, as in models, unless the name says otherwise.
     """
     rng = np.random.default_rng([seed, *shape])
     batch, heads, rows, columns = shape
@@ -62,7 +62,7 @@ def views(shape: tuple[int, ...], dtype: Any, seed: int) -> dict[str, Make]:
         return strided(a, shape, tuple(0 if axis in axes else step for axis, step in enumerate(steps)))
 
     def overlapping() -> Any:
-        """A row begins 8 elements after the one before it, a head 16 elements after the one before it."""
+        """Make an array in which a row begins 8 elements after the previous one, and a head 16 elements after."""
         a = memory(8 * (3 * batch + 2 * heads + rows) + columns)
         step = 8 * a.itemsize
         return strided(a, shape, (3 * step, 2 * step, step, a.itemsize))
@@ -87,9 +87,9 @@ def views(shape: tuple[int, ...], dtype: Any, seed: int) -> dict[str, Make]:
 def in_turn(
     shapes: dict[str, tuple[int, ...]], dtype: Any, turns: slice = slice(None)
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(what the arrays are, the arrays by name): each array is each view once, and all are different ones.
+    """Return (names of the views, the arrays by name): each array is each view once, and all are different.
 
-    turns: some of them alone.
+    turns: selects some of them.
     """
     of_each = {name: views(shape, dtype, seed) for seed, (name, shape) in enumerate(shapes.items())}
     kinds = [*next(iter(of_each.values()))]
@@ -100,12 +100,12 @@ def in_turn(
 
 
 def densely(arrays: dict[str, Any]) -> dict[str, Any]:
-    """The same values, each array in memory of its own."""
+    """Copy each array to its own dense memory."""
     return {name: cp.asarray(np.ascontiguousarray(cp.asnumpy(bits(a)))).view(a.dtype) for name, a in arrays.items()}
 
 
 def assert_alike(title: str, got: Any, wanted: Any, dtype: Any) -> None:
-    """A few steps of the type apart at most: atomic sums come in any order, and unaligned rows have other loads."""
+    """Check that results differ by a few units at most: atomic sums have any order, and unaligned rows other loads."""
     for number, (x, want) in enumerate(zip(got, wanted, strict=True)):
         x, want = (cp.asnumpy(a).astype(np.float64) for a in (x, want))
         allowed = 4 * float(ml_dtypes.finfo(dtype).eps) * (1 + np.abs(want[np.isfinite(want)]).max(initial=0))
@@ -126,7 +126,7 @@ STAGES += [step for step in reversed(BACKWARD_STEPS) if step.number == 13]
 
 
 def kind_of(stage: Stage) -> tuple[Any, ...]:
-    """Tell what copies and tensor maps depend on; tests of each stage have heads and rows of any strides."""
+    """Return what copies and tensor maps depend on; tests of each stage have heads and rows with any strides."""
     return stage.direction, "float32" in stage.dtypes, stage.only_cc
 
 
@@ -136,7 +136,7 @@ FIRST_OF_KIND = {kind_of(stage): stage for stage in reversed(STAGES)}
 @pytest.mark.exhaustive(one_of_each=kind_of)
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.file.removeprefix("steps/").removesuffix(".cu"))
 def test_a_stage_reads_any_array(stage: Stage) -> None:
-    # As test_steps.py has them, for builds that are there already.
+    # The sizes of test_steps.py, whose builds can be reused.
     steps = HALF_STEPS if stage in HALF_STEPS else BACKWARD_STEPS if stage in BACKWARD_STEPS else None
     odd = steps is None or (steps.index(stage) + (stage.direction == "backward")) % 2
     head_dim, dtype = (64, "bfloat16") if odd else (72, "float16")
@@ -145,7 +145,7 @@ def test_a_stage_reads_any_array(stage: Stage) -> None:
     head_dim += -head_dim % stage.head_dim_step
     if reason := stage.why_not(head_dim=head_dim, dtype=dtype):
         pytest.skip(reason)
-    # The first of each kind has each array in each view; of the others two stages, or four steps, have so together.
+    # The first of each kind gets each array in each view; of the others, two stages or four steps share the views.
     apart = 1 if FIRST_OF_KIND[kind_of(stage)] is stage else 2 if steps is None else 4
     turns = slice((steps or STAGES).index(stage) % apart, None, apart)
     kind, of_results = dtype_of(dtype), dtype_of(stage.result_dtype(dtype))
@@ -180,7 +180,7 @@ def test_a_stage_reads_any_array(stage: Stage) -> None:
 
 
 def as_models(a: Any) -> Any:
-    """(batch, rows, heads, head_dim) of (batch, heads, rows, head_dim)."""
+    """Convert (batch, heads, rows, head_dim) to (batch, rows, heads, head_dim)."""
     return a.swapaxes(1, 2)
 
 
@@ -217,7 +217,7 @@ def test_an_entry_point_reads_any_array(forward: str | None, back: str | None, p
 
 
 def test_a_column_of_records_is_copied() -> None:
-    """Its rows are no whole number of its own elements apart, in which kernels count."""
+    """Its rows are not a whole number of elements apart, as kernels require."""
     records = np.zeros((1, 40, 2), [("half", np.float16), ("row", np.float32, (16,))])
     assert not Spec.of(records["row"]).in_rows
     assert not is_readable("bias", Spec.of(records["row"]))
@@ -226,7 +226,7 @@ def test_a_column_of_records_is_copied() -> None:
 
 @pytest.mark.parametrize("stage", DECODERS)
 def test_decoding_reads_a_cache_that_sequences_share(stage: str) -> None:
-    """The caches are read where they are, so one that a kernel cannot read is an error; q may be anything."""
+    """The caches are read in place, so one that a kernel cannot read is an error; q may be anything."""
     lengths = cp.asarray(np.array([70, 33], np.int32))
     tokens, cache = (2, 8, 2, 64), (2, 2, 80, 64)
     readable = ("one of batches for all", "one of heads for all", "one row for all", "overlapping rows")

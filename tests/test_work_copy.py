@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 class Course:
-    """A small course in a folder: notebooks of a few cells."""
+    """A small course in a folder: notebooks with a few cells."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -29,7 +29,7 @@ class Course:
         self._write(self.root / "notebooks" / f"{name}.ipynb", cells, outputs)
 
     def save(self, name: str, *cells: str, outputs: str = "shown") -> None:
-        """Save the learner's copy as JupyterLab does."""
+        """Save the learner's copy like JupyterLab."""
         self._write(self.root / "work" / f"{name}.ipynb", cells, outputs)
 
     @staticmethod
@@ -102,7 +102,7 @@ def test_the_one_beside_follows_too(course: Course) -> None:
 
 
 def test_a_copy_that_became_the_newer_original_is_up_to_date(course: Course) -> None:
-    """A learner who applies the correction by hand is not told of it again."""
+    """A learner who makes the correction by hand is not notified again."""
     course.publish("00_first", "a = 1", "b = 22")
     course.save("00_first", "a = 1", "b = 22")
     assert course.refresh() == [] and course.names() == ["00_first.ipynb", "01_second.ipynb", "glossary.md"]
@@ -130,7 +130,7 @@ def test_what_the_learner_made_is_left_alone(course: Course) -> None:
 
 @pytest.mark.parametrize("stamps", ["", "{", "[]", '{"00_first.ipynb": 1}'])
 def test_without_its_notes_nothing_is_lost(course: Course, stamps: str) -> None:
-    """A copy of unknown origin counts as edited where it differs."""
+    """A copy of unknown origin counts as edited if it differs."""
     course.save("00_first", "a = 10", "b = 2")
     (course.root / "work" / work_copy.STAMPS).write_text(stamps)
     course.refresh()
@@ -140,7 +140,7 @@ def test_without_its_notes_nothing_is_lost(course: Course, stamps: str) -> None:
 
 
 def test_a_broken_copy_is_kept(course: Course) -> None:
-    """JupyterLab was stopped in the middle of a save."""
+    """JupyterLab was stopped during a save."""
     (course.root / "work" / "00_first.ipynb").write_bytes(b'{"cells": [{"cell_ty\xff')
     course.publish("00_first", "a = 1", "b = 22")
     course.refresh()
@@ -167,7 +167,7 @@ def test_a_write_that_fails_leaves_the_old_copy(course: Course, monkeypatch: pyt
 
 
 def test_links_and_imports_work_from_there(tmp_path: Path) -> None:
-    """work/ is as deep as notebooks/, and has all that notebooks link to beside them."""
+    """work/ is as deep as notebooks/, and has everything that notebooks link to."""
     (tmp_path / "notebooks").mkdir()
     for path in (ROOT / "notebooks").iterdir():
         if path.is_file():

@@ -32,13 +32,13 @@ extern "C" __global__ void k(const float* in, float* out) {
 
 # ------------------------------------------------------------------------------------ figures
 
-# Rows of 64 halves, PITCH apart; with SWIZZLE, 16-byte piece c of row r is at c ^ (r % 8).
+# Rows of 64 halves, PITCH apart; with SWIZZLE, 16-byte chunk c of row r is at c ^ (r % 8).
 FIGURES = cuda_text("xray_async_figures")
 
 
 @pytest.mark.parametrize(("pitch", "swizzle", "turns"), [(64, 0, 32), (72, 0, 4), (64, 1, 4), (80, 0, 8)])
 def test_bank_conflicts_of_ldmatrix_and_traffic_of_copies(pitch: int, swizzle: int, turns: int) -> None:
-    """Each 8 x 8 matrix takes a turn for every row in the same banks: 8 at a pitch of 128 bytes, 1 at 144, 2 at 160."""
+    """An 8 x 8 matrix takes a wavefront per row in the same banks: 8 at a pitch of 128 bytes, 1 at 144, 2 at 160."""
     code = "#include <cuda_fp16.h>\n" + FIGURES
     function = engine.RawModule(code=code, options=(f"-DPITCH={pitch}", f"-DSWIZZLE={swizzle}")).get_function("figures")
     report = xray(function, (1,), (32,), (some(64 * 64, np.float16), out(32)))
@@ -75,7 +75,7 @@ extern "C" __global__ void figures(const half *a, const half *b, float *out) {
 
 
 def test_figures_of_wmma() -> None:
-    """They are a GPU compiler's: ldmatrix from shared memory, a word of each lane and matrix from global memory."""
+    """They equal a GPU compiler's: ldmatrix from shared memory, a word per lane and matrix from global memory."""
     function = engine.RawModule(code=WMMA_FIGURES).get_function("figures")
     report = xray(function, (1,), (32,), (some(16 * 64, np.float16), some(256, np.float16), out(256)))
     report.assert_clean()
@@ -100,7 +100,7 @@ def test_the_stages_with_tensor_cores_are_clean(
     q, k, v = (x.astype(np.float16) for x in make_inputs(n, n_kv, d))
     with kernel.launches_replaced(checked):
         got = engine.asnumpy(LADDER[stage](q, k, v, causal=causal))
-    for report in reports:  # 10 begins with a launch of its own, which orders the tiles
+    for report in reports:  # 10 begins with a launch that orders the tiles
         report.assert_clean()
     assert report.traffic["O"].written == 2 * n * d
     expected = reference.attention(*(x.astype(np.float32) for x in (q, k, v)), causal=causal)

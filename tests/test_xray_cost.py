@@ -1,7 +1,7 @@
-"""The cost of a checked run, compared with one thread of the fast build; the table ends the test run.
+"""The cost of a checked run, relative to one thread of the fast build; the table ends the test run.
 
 The goals are 30 times for findings and bytes and 70 times with the profile. All three are measured in turns, in seconds
-of processor time; the limits asserted here are loose, because what else the machine does still shows in its caches.
+of CPU time; the limits asserted here are loose, because other work on the machine still affects its caches.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ N, D = 256, 64
 
 
 def _best(runs: Sequence[Callable[[], object]], turns: int = 4) -> list[float]:
-    """Milliseconds of processor time of the fastest of some runs of each, in turns, after one of each to compile."""
+    """Return the milliseconds of CPU time of the fastest of some runs each, in turns, after one of each to compile."""
     for run in runs:
         run()
     best = [float("inf")] * len(runs)

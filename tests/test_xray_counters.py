@@ -1,4 +1,4 @@
-"""The X-ray's counters equal hand formulas exactly, and the recorded counters of a GPU within 1 %."""
+"""The X-ray's counters equal hand formulas exactly, and a GPU's recorded counters within 1 %."""
 
 import json
 
@@ -76,7 +76,7 @@ def test_shared_patterns(name):
     figures = hardware.ours(PATTERNS[name])
     warps = 128 if name.startswith("transpose") else 16
     size = 8 if "float2" in name else 16 if "float4" in name else 4
-    lanes = 16 if name.endswith("_lanes") else 32  # that load
+    lanes = 16 if name.endswith("_lanes") else 32  # the lanes that load
     stores, loads = SHARED[name]
     assert figures["shared store bytes"] == warps * 32 * size
     assert figures["shared load bytes"] == warps * lanes * size
@@ -108,7 +108,7 @@ extern "C" __global__ void diverged(const float *in, float *out, int n) {
 
 
 def test_requests_under_divergence():
-    # Turn k of the loop is run by the lanes with t % 4 > k: 3 requests of 24, 16 and 8 lanes, 4 sectors each.
+    # Iteration k of the loop is run by the lanes with t % 4 > k: 3 requests of 24, 16 and 8 lanes, 4 sectors each.
     function = engine.RawModule(code=DIVERGED).get_function("diverged")
     data = engine.asarray(np.arange(128, dtype=np.float32))
     report = xray(function, (1,), (32,), (data, engine.asarray(np.zeros(64, np.float32)), np.int32(0)))
@@ -139,8 +139,8 @@ VECTORS = cuda_text("xray_counters_vectors")
 
 
 def test_a_lane_waits_for_the_others_in_the_middle_of_an_access():
-    """A lane has room for 1024 accesses, and pauses in the middle of the next one. Then another lane's first access of
-    2 bytes to shared memory makes the checker forget what it knew of each instruction, that one's included."""
+    """A lane has space for 1024 accesses, and pauses in the middle of the next one. Then another lane's first 2-byte
+    access to shared memory clears the checker's knowledge of each instruction, including that one."""
     code = """
     #include <cuda_fp16.h>
     extern "C" __global__ void sums(const float* a, float* out) {
@@ -183,7 +183,7 @@ SHAPES = ((1, 1, 1, 32, 4), (33, 7, 3, 32, 4), (65, 50, 20, 64, 16), (40, 129, 6
 
 
 def traffic(stage, n, n_kv, d, block_m, block_n):
-    """(read, written) in bytes of each array, and of each shared array, from the sizes alone."""
+    """Return (read, written) in bytes for each array, and each shared array, from the sizes only."""
     blocks, tiles = -(-n // block_m), -(-n_kv // block_n)
     if stage == "naive":
         product = 4 * n * n_kv
@@ -232,8 +232,8 @@ def test_record_has_every_launch():
     assert list(ROWS) == [launch.name for launch in hardware.everything()]
 
 
-# Two launches of a stage, as it is written and as it is compiled, differ in one kernel's text; those of 02 and 03 take
-# 6 s of a core each, and test_traffic_of_stages has both at smaller sizes.
+# Two launches of a stage, as written and as compiled, differ in one kernel's text; those of 02 and 03 take 6 s of CPU
+# time each, and test_traffic_of_stages has both at smaller sizes.
 LEFT_OUT = "naive_as_compiled", "tiled", "tiled_as_compiled", "online_softmax", "online_softmax_as_compiled"
 LAUNCHES = [launch for launch in hardware.everything() if launch.name not in LEFT_OUT]
 
@@ -252,7 +252,8 @@ def test_hardware_agrees_or_says_why(name):
         assert differs == ("why" in value), (name, figure, value)
         if differs:
             assert len(value["why"]) > 20, (name, figure)
-            # What a figure counts differs only for bytes, and for what a compiler changed; never for a pattern.
+            # The reason why a figure differs is given only for bytes, and for a compiler's changes; never for a
+            # pattern.
             assert "bytes" in figure or name in ("naive", "tiled", "online_softmax"), (name, figure)
 
 
@@ -277,7 +278,7 @@ def test_parse():
     assert found == {"one": dict(zip(metrics, (1024, 16), strict=True)), "two": dict(zip(metrics, (5, 7), strict=True))}
     with pytest.raises(ValueError, match="Kbyte"):
         hardware.parse(FAKE.replace('"byte"', '"Kbyte"'))
-    with pytest.raises(ValueError, match="no table"):
+    with pytest.raises(ValueError, match="has no table"):
         hardware.parse("==ERROR== no permission")
 
 
@@ -286,7 +287,8 @@ def test_table():
     assert "128-bit loads" in text and "dram bytes read" in text and "naive" not in text
 
 
-# ------------------------------------------------------------------------------------- the rule of banks, stated twice
+# ------------------------------------------------------------------------------------- the rule of banks, in both
+# languages
 
 GATHER = """extern "C" __global__ void gather(const int *at, float *out) {
   __shared__ TYPE s[512];

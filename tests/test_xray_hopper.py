@@ -1,4 +1,4 @@
-"""The X-ray counts Hopper's instructions, and chooses the order in which they take effect."""
+"""The X-ray counts Hopper's instructions, and selects the order in which they take effect."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_bank_conflicts_of_a_wrong_swizzle(swizzle: int, wavefronts: int) -> Non
         figures = report.by_line["figures.cu", at[mark]]
         assert (figures.requests, figures.wavefronts) == (16, 16 * wavefronts)
         assert figures.conflicts == 16 * (wavefronts - 4)
-    # TMA is counted in bytes: no warp's request is among them.
+    # TMA's bytes are counted, but they are not requests of warps.
     assert report.by_access["figures.cu", at["load"]]["in"].read == 8192
     assert report.by_access["figures.cu", at["store"]]["to"].written == 8192
     assert (report.traffic["in"].read, report.traffic["in"].requests) == (8192, 0)
@@ -78,7 +78,7 @@ def test_additions_are_counted_as_atomics_of_their_bytes() -> None:
 
 
 def test_what_lies_outside_of_the_array_is_not_read() -> None:
-    """A box beyond the end, and elements that nobody wrote: `never written` sees what the stores have left."""
+    """A box past the end, and unwritten elements: `never written` sees what the stores have left out."""
     code = HEAD + FIGURES.replace("0, 0);  // load", "0, 40);  // load").replace(
         "0, 0);  // store", "0, 40);  // store"
     )
@@ -100,7 +100,7 @@ def test_the_xray_reads_what_nobody_has_written() -> None:
 
 
 def test_events_are_in_an_order_that_a_gpu_may_have() -> None:
-    """The ring with one buffer: a load lands before its product, which is done before the buffer is released."""
+    """The ring with one buffer: a load arrives before its product, which is done before the buffer is released."""
     bug = planted("released_before_its_wait")
     report = bug.look(fixed=True)
     lines = {kind: [i for i, e in enumerate(report.events) if e.kind == kind] for kind in observed.EVENTS}
@@ -115,7 +115,7 @@ def test_events_are_in_an_order_that_a_gpu_may_have() -> None:
     assert {(e.thread, e.value) for e in loads} == {(128, 8192)}
     assert [(e.thread, e.number, e.value) for e in products] == [(0, 0, 8), (0, 1, 8), (0, 2, 8)]
     assert {e.place for e in loads} == {("released_before_its_wait.cu", bug.line("here"))}
-    # A warp that waits goes on later; one that need not wait only goes on.
+    # A warp that waits continues later; one that need not wait just continues.
     for thread in range(0, 256, 32):
         mine = [e.kind for e in report.events if e.thread == thread and e.kind in ("wait", "waited")]
         assert mine.count("waited") >= mine.count("wait") and (not mine or mine[-1] == "waited")

@@ -1,4 +1,4 @@
-"""The X-ray's copies of a launch's arrays: views with gaps, and arrays that share memory, give what a launch gives."""
+"""The X-ray's copies of a launch's arrays: views with gaps, and arrays that share memory, give the launch's results."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ extern "C" __global__ void sized(const float *in, float *out, const Size size) {
   if (i < size.n) out[i] = in[i] * size.by;
 }
 """
-Arrays = tuple[np.ndarray, ...]  # the memory, the arguments that are views of it
+Arrays = tuple[np.ndarray, ...]  # the memory, and the arguments that are views of it
 
 
 def numbers(n: int) -> Any:
@@ -46,7 +46,7 @@ def numbers(n: int) -> Any:
 
 
 def both(name: str, arrays: Callable[[], Arrays], *rest: Any, n: int = 32) -> Report:
-    """The report of a launch, after comparing its results with the launch's."""
+    """Return the report of a launch, after comparing its results with the launch's."""
     launched, seen = arrays(), arrays()
     function = engine.RawModule(code=CODE).get_function(name)
     function((1,), (n,), (*launched[1:], *rest))
@@ -68,7 +68,7 @@ def test_arrays_that_overlap() -> None:
     assert list(report.traffic) == ["in, out"]
     assert (report.traffic["in, out"].read, report.traffic["in, out"].written) == (32, 32)
     assert report.fetches["in"].tolist() == [1] * 8 and report.fetches["out"].tolist() == [1] * 7 + [0]
-    # One sector of 8 words, and two where they begin at a word that is no multiple of 8.
+    # One sector of 8 words, and two if they begin at a word that is not a multiple of 8.
     assert report.traffic["in, out"].sectors == 3
 
 
@@ -80,7 +80,7 @@ def test_parts_of_one_array_that_do_not_overlap(places: tuple[int, int]) -> None
 
 
 def test_the_distance_of_two_parts_is_kept() -> None:
-    """A pointer to one array reaches the other, 16 elements on, in a launch and here."""
+    """A pointer to one array reaches the other, 16 elements further, in a launch and here."""
     report = both("reaching", lambda: overlapping(0, 16), np.int32(8))
     report.assert_clean()
     assert (report.traffic["out"].read, report.traffic["out"].written) == (32, 32)
@@ -140,7 +140,7 @@ def test_one_memory_with_elements_of_two_sizes() -> None:
 
 def test_an_array_in_numpys_memory() -> None:
     def arrays() -> Arrays:
-        a = numbers(9) + 1  # what NumPy computes lies in memory of its own
+        a = numbers(9) + 1  # NumPy's results have their own memory
         return a, a[:8], a[1:]
 
     assert [f.kind for f in both("shift", arrays, np.int32(8)).findings] == ["race"]
@@ -162,7 +162,7 @@ def test_a_struct_by_value() -> None:
 
 
 class OnGpu:
-    """A stand-in for a CuPy array, as far as the X-ray uses it, in the memory of a NumPy array."""
+    """A stand-in for a CuPy array, as far as the X-ray uses it, in a NumPy array's memory."""
 
     def __init__(self, shape: Any, dtype: Any, memptr: Any, strides: Any = None) -> None:
         self.host = np.ndarray(shape, dtype, memptr.mem.host.data, memptr.offset, strides)
@@ -202,7 +202,7 @@ def test_arrays_of_a_gpu_keep_what_they_share(monkeypatch: pytest.MonkeyPatch) -
         np.testing.assert_array_equal(memory.host, expected)
         assert report.traffic[list(report.traffic)[-1]].sectors == (
             4 if kinds else 2
-        )  # each from a word that begins no sector
+        )  # each from a word in the middle of a sector
     memory = SimpleNamespace(host=np.arange(64, dtype=np.float32), ptr=1 << 20)
     a, b = (OnGpu((8,), np.float32, pointer(memory, 4 * place), (-32,)) for place in (7 * 8 + 1, 7 * 8 + 2))
     xray(strided, (1,), (32,), (a, b, np.int32(8), np.int32(-8)))
@@ -238,7 +238,7 @@ extern "C" __global__ void fill(int *out) {
 }
 """
     out = engine.zeros(32, np.int32)
-    kernel = engine.RawModule(code=code, backend="nvcc").get_function("fill")  # NVRTC has no headers of the host
+    kernel = engine.RawModule(code=code, backend="nvcc").get_function("fill")  # NVRTC has no host headers
     assert xray(kernel, (1,), (32,), (out,)).clean
     np.testing.assert_array_equal(out, np.arange(32) % 4)
 
@@ -254,7 +254,7 @@ extern "C" __global__ void count(int *out) { out[0] = ++launches; }
 
 
 def test_a_look_that_leaves_everything_as_it_was() -> None:
-    """Before a launch on the same arrays: what they and the module's variables hold is the launch's to change."""
+    """Before a launch on the same arrays: only the launch may change them and the module's variables."""
     code = """__device__ float factor = 2;
 extern "C" __global__ void grow(float *x, const float *y) {
   x[threadIdx.x] = x[threadIdx.x] * factor + y[threadIdx.x];
@@ -277,7 +277,7 @@ extern "C" __global__ void grow(float *x, const float *y) {
 
 
 def test_what_a_look_writes_past_an_end_is_gone_in_the_next() -> None:
-    """Copies are made in storage that is used again. It counts as used bytes only as long as a look has it."""
+    """Copies use recycled storage. It counts as used bytes only while an X-ray has it."""
     code = """extern "C" __global__ void peek(int *a, int *out, int writes) {
   if (writes) a[4] = 7;
   out[0] = a[4];

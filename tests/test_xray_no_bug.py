@@ -1,4 +1,4 @@
-"""The X-ray finds kernels without a bug clean, and counts what a launch does."""
+"""The X-ray finds nothing in kernels without a bug, and counts what a launch does."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_the_timeline_tells_who_waits() -> None:
     assert report.steps(0)[1].threads == tuple(range(1, 32, 2))
     assert "(warp 1 is the last)" in repr(report.timeline(1))
     assert report.timeline(1).png() == report.timeline(1).png()
-    with pytest.raises(IndexError, match="blocks 0 to 1; asked for 2"):
+    with pytest.raises(IndexError, match="blocks 0 to 1; got 2"):
         report.timeline(2)
 
 
@@ -145,7 +145,7 @@ def test_two_threads_of_python_get_a_report_each() -> None:
         for _ in range(6):
             reports[which].append(planted(which).look())
             got = out(64)
-            others().get_function("turned<64>")((1,), (64,), (some(64), got))  # a launch like any other in between
+            others().get_function("turned<64>")((1,), (64,), (some(64), got))  # an ordinary launch in between
             plain.append(bool(np.array_equal(engine.asnumpy(got), np.arange(64)[::-1])))
 
     threads = [threading.Thread(target=work, args=(which,)) for which in reports]
@@ -161,7 +161,7 @@ def test_two_threads_of_python_get_a_report_each() -> None:
 def test_an_endless_loop_can_be_interrupted() -> None:
     kernel = module("waiting", fixed=False).get_function("no_step")
     interrupt = threading.Timer(0.3, signal.raise_signal, (signal.SIGINT,))
-    with pytest.raises(KeyboardInterrupt):  # and not what it says when its time is up
+    with pytest.raises(KeyboardInterrupt):  # and not the error at its time limit
         interrupt.start()
         xray(kernel, (1,), (64,), (some(64), out(64), np.int32(0)), timeout=60)
     interrupt.join()
@@ -194,7 +194,7 @@ STAGES = [name for name, stage in FORWARD.items() if "float32" in stage.dtypes]
     ("name", "shape"), [(name, SHAPES[(i + more) % 5]) for i, name in enumerate(STAGES) for more in (0, 2)], ids=str
 )
 def test_the_stages_are_clean(name: str, shape: tuple[int, int, int], cpu_engine: Any) -> None:
-    """Two shapes of each; each launch of other tests stops at an access out of bounds as well."""
+    """Two shapes of each; each launch of other tests also stops at an access out of bounds."""
     reports = []
 
     def checked(self: kernel.Kernel, grid: Any, block: Any, args: Any, *, shared_mem: int = 0) -> None:
@@ -222,7 +222,7 @@ UNTOUCHED = """extern "C" __global__ void k(TYPE *out, int n) {
 @pytest.mark.parametrize("dtype", ["float", "int", "double"])
 @pytest.mark.parametrize("store", [True, False])
 def test_a_shared_array_that_no_line_writes(dtype: str, store: bool) -> None:
-    """A compiler that sees no store might take the array for zeros."""
+    """A compiler that sees no store might assume that the array is zero."""
     code = UNTOUCHED.replace("TYPE", dtype).replace("if (n)", "if (n)" if store else "//")
     function = engine.RawModule(code=code).get_function("k")
     a = engine.zeros(64, dtype={"float": "f4", "int": "i4", "double": "f8"}[dtype])
@@ -250,7 +250,7 @@ extern "C" __global__ void k(int *lock) {
 
 
 def test_who_meets_the_one_that_looked_may_reset() -> None:
-    """A barrier orders them; without one, the reset races with the addition and with the look."""
+    """A barrier orders them; without one, the reset races with the addition and with the read."""
     lock = zeros(1)
     xray(engine.RawKernel(header("ptx.cuh") + BY_ANOTHER_THREAD, "k"), (2,), (64,), (lock,)).assert_clean()
     code = header("ptx.cuh") + BY_ANOTHER_THREAD.replace("__syncthreads();", "")
@@ -289,7 +289,7 @@ def test_blocks_that_signal_by_volatile_are_clean() -> None:
     xray(function, (2,), (32,), (zeros(1), engine.zeros(1, "f4"), out(1))).assert_clean()
 
 
-# What is none: rows of shared and of global memory as one row, by whatever name; arrays of one element at the end.
+# Not bugs: rows of shared and of global memory as one row, by any name; arrays of one element at the end.
 LONG_ROWS = """
 struct Tile { float a[8][8]; };
 struct Header { int size; float data[1]; };
@@ -343,7 +343,7 @@ extern "C" __global__ void k(const float *in, float *out, long long *when) {
 
 
 def test_variables_are_used_once_and_a_clock_is_no_bug() -> None:
-    """Further launches of the X-ray's own leave no trace: the variables and the output are those of one launch."""
+    """Further launches by the X-ray leave no trace: the variables and the output are those of one launch."""
     module = engine.RawModule(code=STATEFUL)
     module.get_global("scale").view(np.float32)[...] = 3
     calls = module.get_global("calls").view(np.int32)

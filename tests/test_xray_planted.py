@@ -1,4 +1,4 @@
-"""Each kernel of tests/planted has one bug, which the X-ray names with its lines; without the bug it is clean."""
+"""Each kernel of tests/planted has one bug, which the X-ray reports with its lines; without the bug it is clean."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from helpers import engine
 from helpers.engine import compiler, nvrtc
 from helpers.xray import Finding
 
-# Found by g++ 11 too, at their lines, as accesses by a pointer: it does not tell which array they overrun.
+# Found by g++ 11 too, at their lines, as accesses through a pointer: it does not tell which array they overrun.
 WITHOUT_A_NAME = ("member_of_a_template", "one_accumulator_too_many", "one_of_several_names")
-# Clang 19 checks no index of a member there, and gives the read no line; clang 14 does both.
+# Clang 19 does not check a member's index there, and gives the read no line; clang 14 does both.
 NOT_BY_CLANG_19 = ("member_of_its_own_struct", "sum_in_shared")
 BY_A_POINTER = ("as_a_vector", "by_a_functions_pointer", "of_half_pairs", "one_of_several_names")
 
@@ -50,7 +50,7 @@ def test_the_fixed_twin_is_clean(file: Planted) -> None:
 
 @pytest.mark.parametrize("topic", TOPICS)
 def test_nvrtc_takes_the_kernels(topic: str) -> None:
-    """With CuPy's option, by which functions of a host are a device's as well; ptxas warns of no wgmma of a twin."""
+    """With CuPy's option, which makes a host's functions the device's as well; ptxas warns about no twin's wgmma."""
     given = (*options(topic), "--device-as-default-execution-space")
     assert [nvrtc.refusal(source(topic, fixed=fixed), given) for fixed in (False, True)] == ["", ""]
     if topic in ("tma", "wgmma"):

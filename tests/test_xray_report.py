@@ -66,7 +66,7 @@ def synthetic(**changes: object) -> Report:
 
 
 def parsed(markup: str) -> ElementTree.Element:
-    """The HTML as a tree. Raises ParseError where a tag is not closed, or a < is not escaped."""
+    """Parse the HTML. Raises ParseError if a tag is not closed, or a < is not escaped."""
     return ElementTree.fromstring(f"<div>{markup}</div>")
 
 
@@ -220,7 +220,7 @@ def test_lanes_of_a_pair_at_one_address_are_served_together() -> None:
 def test_a_bank_picture_is_not_cut(count: int) -> None:
     picture = show.bank_picture({f"{i}": range(32) for i in range(count)})
     canvas = FigureCanvasAgg(picture.figure)
-    canvas.draw()  # lays the figure out
+    canvas.draw()  # computes the layout
     width, height = picture.figure.get_size_inches() * picture.figure.dpi
     renderer = canvas.get_renderer()
     parts = [*picture.figure.legends, *(ax.title for ax in picture.figure.axes)]
@@ -322,7 +322,7 @@ def test_a_kernel_of_the_course_on_any_device() -> None:
     expected.assert_clean()
     assert not np.isnan(cp.asnumpy(args[3])).any()
 
-    # As on a GPU machine, where only the text and the options of the kernel are of use to the engine.
+    # As on a GPU machine, where only the kernel's text and options are usable by the engine.
     there = SimpleNamespace(name=loaded.name, code=loaded.code, options=loaded.options, function=object())
     given = [engine.asarray(cp.asnumpy(a)) if isinstance(a, cp.ndarray) else a for a in args]
     engine_kernel = run.engine_kernel(there)

@@ -1,4 +1,4 @@
-"""The trace of a checked run: the order of waits, arrivals, copies and products, and what is made of it."""
+"""The trace of a checked run: the order of waits, arrivals, copies and products, and its displays."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PRODUCER, CONSUMER = "const int parity = (tile / STAGES & 1) ^ 1;", "const int p
 
 
 def ring(code: str = RING, trace: bool | TraceOptions = True, grid: int = 1) -> tuple[Report, np.ndarray]:
-    """The exercise's ring, X-rayed, and its sums of columns."""
+    """Return the X-ray of the exercise's ring, and its sums of columns."""
     v = engine.asarray(np.random.default_rng(0).standard_normal((1, 1, N, 64)).astype(np.float16))
     o = engine.full(64, np.nan, np.float32)
     kernel = engine.RawModule(code=code, options=OPTIONS).get_function("sums")
@@ -42,14 +42,14 @@ def right_ring() -> Trace:
 
 @functools.cache
 def stage_trace() -> Trace:
-    """The finished kernel of notebook 10: rings of K and V, warpgroups, turns, products, stores."""
+    """Return the trace of notebook 10's finished kernel: rings of K and V, warpgroups, turns, products, stores."""
     trace = x_rayed("hopper", np.float16, trace=True).trace
     assert trace is not None and not trace.is_cut
     return trace
 
 
 def check_order(trace: Trace) -> None:
-    """Every launch that ends keeps these rules."""
+    """Check the rules that every launch that ends obeys."""
     for block in trace.blocks():
         ended: dict[str, int] = defaultdict(int)  # phases of each mbarrier
         counts: dict[tuple[str, int | None], Counter[str]] = defaultdict(Counter)
@@ -89,7 +89,7 @@ def test_a_ring_in_order() -> None:
     own = exercise.ours("10_ring").splitlines()
     for kind, call in (("load", "tma_load"), ("wait", "mbarrier_wait"), ("init", "mbarrier_init")):
         for e in trace.of(kind=kind).events:
-            assert e.place[0] == "cell" and call in own[e.place[1] - 2]  # line 1 of a cell is the magic's
+            assert e.place[0] == "cell" and call in own[e.place[1] - 2]  # line 1 of a cell is the magic
     assert [e.phase for e in trace.of(kind="wait", barrier="empty[0]").events] == [-1, 0, 1]
 
 
@@ -101,7 +101,7 @@ def test_a_stage_in_order() -> None:
     assert {"setmaxnreg", "setmaxnreg done", "bar.arrive", "bar.sync", "bar.synced", "syncthreads"} <= kinds
     issued, done = (trace.of(kind=kind).events for kind in ("wgmma", "wgmma done"))
     assert len(issued) == sum(e.value for e in done)
-    for warp in {e.warp for e in issued}:  # products complete in the wait for them
+    for warp in {e.warp for e in issued}:  # products complete during the wait for them
         numbers = [(e.order, e.number) for e in issued if e.warp == warp]
         for end in (e for e in done if e.warp == warp):
             assert all(order < end.order for order, number in numbers if number < end.number)
@@ -121,7 +121,7 @@ def test_a_trace_changes_nothing_else() -> None:
 
 
 def test_a_wrong_parity_goes_on_before_the_copy() -> None:
-    """The consumers wait for parity 1 while phase 0 runs: they go on, and read what has not landed."""
+    """The consumers wait for parity 1 while phase 0 runs: they continue, and read what has not arrived."""
     report, _ = ring(RING.replace(CONSUMER, PRODUCER))
     assert report.findings[0].kind == "not waited for"
     trace = report.trace.renamed(NAMES)
@@ -199,13 +199,13 @@ def test_blocks_and_warps_are_picked_and_the_limit_is_told() -> None:
         ring(trace=TraceOptions(limit=0))
     with pytest.raises(KeyError, match=r"no barrier 'fill'; there are: .*full\[0\]"):
         right_ring().of(barrier="fill")
-    with pytest.raises(IndexError, match="events; asked for step"):
+    with pytest.raises(IndexError, match="events; got step"):
         right_ring().at(10_000)
 
 
 @pytest.mark.parametrize("make", [right_ring, stage_trace])
 def test_a_saved_trace_is_in_the_trace_event_format(make: Any, tmp_path: Path) -> None:
-    """Each event has what the format asks of its phase, and the slices of a thread nest."""
+    """Each event has the fields that the format requires for its phase, and the slices of a thread nest."""
     trace = make()
     trace.save(tmp_path / "launch.json")
     read = json.loads((tmp_path / "launch.json").read_text(encoding="utf-8"))
@@ -267,14 +267,14 @@ def test_the_stepper_shows_the_states() -> None:
         assert {f"warp {trace.events[i].warp}" for i in walk} == {name}
     part = trace.stepper(first=10, steps=20)
     assert len(part.data["steps"]) == 20 and f"Steps 10 to 29 of {count}" in part.frame
-    with pytest.raises(IndexError, match="asked for those from"):
+    with pytest.raises(IndexError, match="got first="):
         trace.stepper(first=count)
     with pytest.raises(KeyError, match="block 7 has no events"):
         trace.stepper(7)
 
 
 def test_any_launch_has_a_stepper() -> None:
-    """A launch without mbarriers, and one with rows of memory that nobody names."""
+    """A launch without mbarriers, and one with unnamed memory."""
     report = planted("turn_that_nobody_gives").look(trace=True)
     figure = report.trace.stepper()
     assert "forever" in figure.frame and "bar.sync" in figure.frame
@@ -296,7 +296,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) meet(int *out) {
 
 
 def test_blocks_of_a_cluster_meet_in_a_trace() -> None:
-    """Each warp arrives, waits and goes on, nobody before the last has arrived. A warp that has left is not missed."""
+    """Each warp arrives, waits and continues, none before the last has arrived. Warps that have left do not count."""
     kernel = engine.RawKernel(CLUSTER, "meet")
     trace = xray(kernel, (2,), (64,), (engine.zeros(2, np.int32),), trace=True).trace
     assert trace is not None

@@ -1,4 +1,4 @@
-"""Values that the X-ray takes for written ones, though they look like those of memory that nobody has written."""
+"""Values that count as written for the X-ray, although they look like unwritten memory."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def by_a_checked_launch() -> Any:
 
 @pytest.mark.parametrize("make", [filled, assigned, by_numpy, by_a_launch, by_a_checked_launch])
 def test_minus_one_is_a_number(make: Any) -> None:
-    """`empty` leaves what reads as -1 in an integer, so an array that somebody filled with -1 must differ from it."""
+    """`empty` fills integers with -1, so an array that was filled with -1 must be distinguished from it."""
     a, got = make(), empty(64, np.int32)
     xray(engine.RawModule(code=COPY).get_function("copy"), (1,), (64,), (a, got)).assert_clean()
     assert np.array_equal(engine.asnumpy(got), engine.asnumpy(a))
@@ -67,14 +67,14 @@ DOUBLE = """extern "C" __global__ void k(TYPE *a, int n) {
 
 @pytest.mark.parametrize(("dtype", "name"), [("f4", "float"), ("f8", "double"), ("f2", "half")])
 def test_nan_among_numbers_is_a_number_in_an_output(dtype: str, name: str) -> None:
-    """Written by the host or by an earlier launch. `empty` and an array full of NaN have no values, nor their rests."""
+    """Written by the host or an earlier launch. `empty` and arrays full of NaN have no values, nor have their parts."""
     head = "#include <cuda_fp16.h>\n" * (name == "half")
     kernel = engine.RawKernel(head + DOUBLE.replace("TYPE", name), "k")
     numbers = np.arange(64).astype(dtype)
     numbers[[3, 40]] = np.nan, np.inf
     a = engine.asarray(numbers)
     with np.errstate(invalid="ignore"):
-        a -= a  # 0, and NaN of another kind
+        a -= a  # 0, and another kind of NaN
     for given in (engine.asarray(numbers), engine.asarray(np.full(64, np.nan, dtype)), a):
         xray(kernel, (1,), (64,), (given, np.int32(64))).assert_clean()
         kernel((1,), (64,), (given, np.int32(64)))
@@ -91,14 +91,14 @@ def test_nan_among_numbers_is_a_number_in_an_output(dtype: str, name: str) -> No
 
 
 def test_traffic_of_variables() -> None:
-    """Variables in global memory are arrays of the table; constants have a cache of their own, and are not."""
+    """Variables in global memory are arrays in the table; constants have their own cache, and are not."""
     assert planted("a_counter_of_the_module").look(fixed=True).traffic["count"].atomics == 60
     assert [*planted("past_the_constants").look(fixed=True).traffic] == ["in", "out"]
     assert "dynamic shared memory" not in planted("no_shared_mem").look().shared
 
 
 def test_structs_of_minus_one_are_numbers() -> None:
-    """Bytes of 0xFF in a struct are what `empty` left only where nobody has written the array."""
+    """Bytes of 0xFF in a struct are unwritten only if the array has never been written."""
     pairs = np.dtype([("a", "i4"), ("b", "i4")])
     code = """struct Pair { int a, b; };
     extern "C" __global__ void k(const Pair *in, int *out) { out[threadIdx.x] = in[threadIdx.x].b; }"""

@@ -1,8 +1,8 @@
-"""Leave the tests that are marked `exhaustive` out of the fast run, and most of a product of parameters out of both.
+"""Leave tests marked `exhaustive` out of the fast run, and most of a product of parameters out of both.
 
-`course.py test` runs pytest with --fast, which leaves it out; `course.py test --all` and pytest by hand run all, and so
-does every run of the files that it names. A test is exhaustive where another one of the fast run would most likely fail
-as well, or where it takes long and a change seldom breaks it.
+`course.py test` runs pytest with --fast, which leaves it out; `course.py test --all` and plain pytest run all tests,
+and so does every run for named files. A test is exhaustive if another one in the fast run would most likely fail as
+well, or if it takes long and a change seldom breaks it.
 
     @pytest.mark.exhaustive                                  # all of it is left out
     @pytest.mark.exhaustive(one_of_each=lambda name, bug: (name, bug.inputs))
@@ -11,12 +11,12 @@ as well, or where it takes long and a change seldom breaks it.
                                                              # which every value of every other parameter occurs; in the
                                                              # run of all tests, every pair of two others' values
 
-A case of a product that has no new pair runs where it is named, as `tests/test_x.py::test_y[...]`.
+A case of a product without a new pair runs only by name, as `tests/test_x.py::test_y[...]`.
 
 A single row of a table takes the mark as well: `pytest.param(..., marks=pytest.mark.exhaustive)`.
 
-But for CuTe, whose kernels take longest to compile, the fast run leaves out no stage, and the run of all tests no step:
-where no test has launched a kernel of some file, the run has failed.
+Except for CuTe, whose kernels take longest to compile, the fast run leaves out no stage, and the full run no step: if
+no test has launched a kernel of some file, the run fails.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Parameters = Mapping[str, Any]
 
 
 def first_of_each(cases: Mapping[Case, Parameters], kind: Callable[..., Hashable]) -> set[Case]:
-    """The first case of each kind. kind: takes some of the parameters by their names."""
+    """Return the first case of each kind. kind: takes some of the parameters by name."""
     names = inspect.signature(kind).parameters
     chosen: dict[Hashable, Case] = {}
     for case, params in cases.items():
@@ -56,9 +56,9 @@ def first_of_each(cases: Mapping[Case, Parameters], kind: Callable[..., Hashable
 
 
 def covering(cases: Mapping[Case, Parameters], within: Sequence[str] = (), together: int = 1) -> set[Case]:
-    """Choose few cases that have the values of all parameters, beside each combination of values of those in `within`.
+    """Choose few cases that have the values of all parameters, for each combination of the values of those in `within`.
 
-    Takes the case with the most values that have not occurred until none is left; the first of several.
+    Takes the case with the most new values until none is left; among several, the first.
     together: 1 for every value of every other parameter, 2 for every pair of two others' values that some case has.
     """
 
@@ -79,12 +79,12 @@ def covering(cases: Mapping[Case, Parameters], within: Sequence[str] = (), toget
 
 
 def _key(value: Any) -> Hashable:
-    """Return what tells a value of a parameter from another."""
+    """Return a key that distinguishes a parameter's values."""
     return repr(value) if isinstance(value, str | bytes | int | float | tuple | list | dict | type(None)) else id(value)
 
 
 def repetitions(items: Sequence[pytest.Item]) -> tuple[set[pytest.Item], set[pytest.Item]]:
-    """The collected tests that the fast run leaves out, and those of products that no run needs."""
+    """Return the collected tests that the fast run leaves out, and those of products that no run needs."""
     left_out = {item for item in items if item.path.name in NOTEBOOKS}
     no_run_needs: set[pytest.Item] = set()
     tables: dict[tuple[str, str], dict[pytest.Item, Parameters]] = {}
@@ -107,7 +107,7 @@ def repetitions(items: Sequence[pytest.Item]) -> tuple[set[pytest.Item], set[pyt
 
 
 def chosen(config: pytest.Config) -> bool:
-    """Return whether options of pytest's, besides --fast, choose among the tests that are collected."""
+    """Return whether pytest's options, besides --fast, select among the collected tests."""
     return any(getattr(config.option, name, None) for name in ("keyword", "markexpr", "deselect", "lf", "collectonly"))
 
 
@@ -116,19 +116,19 @@ def chosen(config: pytest.Config) -> bool:
 
 @functools.cache
 def files_of(code: str) -> frozenset[str]:
-    """The kernel files that a source is made of, by the `#line` directives with which they were pasted in."""
+    """Return the kernel files in a source, from the `#line` directives with which they were pasted in."""
     return frozenset(re.findall(r'^#line \d+ "([^"]+\.cu)"$', code, re.M))
 
 
 def recorded(
     bind: Callable[..., Callable[[], None]], launched: set[str], fast: Callable[[], bool] = lambda: True
 ) -> Callable[..., Callable[[], None]]:
-    """`Kernel.bind`, whose launches put the kernel's files into a set: those of stages in tests of the fast run."""
+    """Wrap `Kernel.bind` so that launches add the kernel's files to a set: those of stages in tests of the fast run."""
 
     @functools.wraps(bind)
     def bind_and_record(self: kernel.Kernel, *args: Any, **options: Any) -> Callable[[], None]:
         launch = bind(self, *args, **options)
-        if isinstance(launch, functools.partial):  # by `kernel.launches_replaced`: nothing is launched
+        if isinstance(launch, functools.partial):  # from `kernel.launches_replaced`: nothing is launched
             return launch
 
         def launch_and_record() -> None:
@@ -141,7 +141,7 @@ def recorded(
 
 
 def never_launched(launched: Collection[str], folder: Path = kernel.KERNELS, steps: bool = True) -> list[str]:
-    """The kernel files of the course, CuTe's left out, of which no kernel was launched. steps: those of steps too."""
+    """Return the course's kernel files, except CuTe's, of which no kernel was launched. steps: include steps."""
     files = [*folder.glob("*.cu"), *(folder.glob("steps/*.cu") if steps else ())]
     files = [path for path in files if not nvrtc.uses_cute(path.read_text(encoding="utf-8"))]
     return sorted({path.relative_to(folder).as_posix() for path in files} - set(launched))

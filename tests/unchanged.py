@@ -1,16 +1,16 @@
-"""Notebooks and some tests are left out of most runs where they have passed as they are.
+"""Notebooks and some tests are left out of most runs if they have passed unchanged.
 
 These are tests of the engine, the X-ray, the set-up, exercises and the site.
 The engine's, the X-ray's and the set-up's are a third of the tests, and no change of a kernel, a notebook or a stage
-can break them. A file of tests reads its own text, what it imports of tests/, and the packages of helpers/ that it
-imports; the set-up's, the command line and the list of packages as well. Notebooks, exercises and the site read so much
-that almost any change of the course runs them again. A file is left out
+can break them. A test file reads its own text, what it imports from tests/, and the packages of helpers/ that it
+imports; the set-up's tests also read the command line and the list of packages. Notebooks, exercises and the site read
+so much that almost any change of the course runs them again. A file is left out
 
-- where it has passed on this machine with all that it reads, and with the same versions of everything: beside the
-  builds lies an empty file whose name is a hash of these, or
-- where all that it reads is as on the main branch of the repository from which this one was cloned: CI has run it
-  there. FIRST tells whether the engine and the course work with this machine's compiler, so it runs once on each; that
-  the set-up works here is shown by the `course.py test` that runs the tests.
+- if it has passed on this machine with all that it reads, and with the same versions of everything: an empty file next
+to the builds has a hash of these as its name, or
+- if all that it reads is as on the main branch of the repository that this one was cloned from: CI has run it there.
+FIRST tests whether the engine and the course work with this machine's compiler, so it runs once on each; the `course.py
+test` that runs the tests shows that the set-up works here.
 
 `course.py test` leaves them out, with --all too; after `--`, --unchanged-too runs them. CI leaves them out for a pull
 request (`.ci/run --changed-only`) and runs all on main.
@@ -40,7 +40,7 @@ OF_THE_SET_UP = ("test_course.py",)
 OF_THE_SITE = ("test_book.py", "test_slides.py", "test_moving.py")
 READ_BY_NOTEBOOKS = ("helpers", "kernels", "notebooks/measured", "tests/sanitize.cfg")
 READ_BY_THE_SITE = ("helpers", "kernels", "notebooks", "teachers", "README.md", "CONTRIBUTING.md", "CHANGELOG.md")
-ALWAYS_READ = ("engine", "xray", "device")  # of helpers/
+ALWAYS_READ = ("engine", "xray", "device")  # in helpers/
 KERNELS_TOO = {"attention", "bench", "draw", "lesson", "site"}  # packages that read kernels/
 
 
@@ -51,7 +51,7 @@ def asked_for(config: Any) -> bool:
 
 
 def may_be_left_out(path: Path) -> bool:
-    """Tell whether a file is a notebook, or one with tests of those that this module is about."""
+    """Tell whether a file is a notebook, or one of the test files that this module is about."""
     if path.parent == NOTEBOOKS:
         return path.suffix == ".ipynb"
     ours = path.name.startswith(("test_engine", "test_xray", "test_exercises_")) or path.name in OF_THE_SET_UP
@@ -59,7 +59,7 @@ def may_be_left_out(path: Path) -> bool:
 
 
 def _shared(path: Path) -> set[Path]:
-    """Find the files of tests/ that a file imports, and those that these import."""
+    """Find the files of tests/ that a file imports, directly or indirectly."""
     found: set[Path] = set()
     left = [path, TESTS / "conftest.py"]
     while left:
@@ -70,7 +70,7 @@ def _shared(path: Path) -> set[Path]:
 
 
 def file_of(nodeid: str) -> str:
-    """Return the file of a test or of a cell, whose ID by nbval is "notebooks/00_attention::ipynb::Cell 1"."""
+    """Return the file of a test or of a cell, whose ID in nbval is "notebooks/00_attention::ipynb::Cell 1"."""
     file, _, rest = nodeid.partition("::")
     return f"{file}.ipynb" if rest.startswith("ipynb::") else file
 
@@ -82,7 +82,7 @@ def runs_once(path: Path) -> bool:
 
 
 def read_by(path: Path) -> Iterator[Path]:
-    """List the files and folders that a notebook, or a file of tests, depends on."""
+    """List the files and folders that a notebook, or a test file, depends on."""
     if path.parent == NOTEBOOKS:
         yield from (path, *_shared(TESTS / "conftest.py"), *(ROOT / name for name in READ_BY_NOTEBOOKS))
         return
@@ -106,7 +106,7 @@ def read_by(path: Path) -> Iterator[Path]:
 
 @functools.cache
 def _contents(path: Path) -> list[str]:
-    """Give a line with a hash for each file in a folder, or for a file; none where there is nothing."""
+    """Return a line with a hash for each file in a folder, or for a file; none if nothing exists."""
     files = [path] if path.is_file() else sorted(path.rglob("*"))
     return [
         f"{file.relative_to(ROOT).as_posix()} {hashlib.sha256(file.read_bytes()).hexdigest()}"
@@ -117,7 +117,7 @@ def _contents(path: Path) -> list[str]:
 
 @functools.cache
 def hash_of(path: Path) -> str:
-    """Hash all that a file of tests reads."""
+    """Hash everything that a test file reads."""
     lines = sorted(line for file in read_by(path) for line in _contents(file))
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
 
@@ -136,13 +136,13 @@ def _environment() -> str:
 
 
 def _mark_of(path: Path, whole: bool) -> Path:
-    """Name the empty file that says that these tests have passed on this machine. whole: exhaustive ones too."""
+    """Name the empty file which records that these tests have passed on this machine. whole: exhaustive ones too."""
     asked = "\n".join([path.name, hash_of(path), _environment(), *["whole"] * whole])
     return compiler.cache_dir() / f"passed-{hashlib.sha256(asked.encode()).hexdigest()[:32]}"
 
 
 def _git(*words: str) -> list[str] | None:
-    """Run git in this repository, and return the lines that it prints; None where it fails or is not installed."""
+    """Run git in this repository, and return its output lines; None if it fails or is not installed."""
     try:
         done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
     except OSError:
@@ -151,9 +151,9 @@ def _git(*words: str) -> list[str] | None:
 
 
 def changed_since_main() -> set[Path] | None:
-    """Find the files that differ from the commit of the origin's main branch on which this checkout is based.
+    """Find the files that differ from the commit of the origin's main branch that this checkout is based on.
 
-    None where there is no such commit: no clone, or no git.
+    None if there is no such commit: no clone, or no git.
     """
     base = _git("merge-base", "HEAD", "origin/HEAD")
     changed = _git("diff", "--name-only", "--no-renames", *base) if base else None
@@ -162,7 +162,7 @@ def changed_since_main() -> set[Path] | None:
 
 
 def unchanged(whole: bool = False) -> list[Path]:
-    """List the files of tests that need not run again. whole: in a run of exhaustive tests too."""
+    """List the test files that need not run again. whole: in a run of exhaustive tests too."""
     changed = changed_since_main()
 
     def is_as_on_main(path: Path) -> bool:
@@ -174,7 +174,7 @@ def unchanged(whole: bool = False) -> list[Path]:
 
 
 def keep(passed: Iterable[Path], whole: bool = False) -> None:
-    """Note for this machine that these files' tests have passed, of those that may be left out."""
+    """Record for this machine that these files' tests have passed, as far as they may be left out."""
     for path in passed:
         if may_be_left_out(path):
             for how in {False, whole}:

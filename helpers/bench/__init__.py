@@ -1,6 +1,6 @@
-"""Measure the course's kernels, and read what was measured. In notebooks: `from helpers.bench import measure`.
+"""Measure the course's kernels, and read the measurements. In notebooks: `from helpers.bench import measure`.
 
-What is measured in a run:
+Measuring:
 cases            shapes, types and inputs; the rows of an output that are checked
 timing           times of a launch on the device; the GPU's clock and power
 host_cost        how long a call takes on the host
@@ -10,7 +10,7 @@ job              one measurement as closures: a launch and its check
 plan, run        the jobs of a run, and running them
 command          the commands `course.py ladder` and `course.py bench`
 
-Where it is kept and how it is shown:
+Storing and showing the results:
 records          how a record's file is written and read
 results          a run as a record, and as text
 reading          a recorded run: its results by shape, step and tile size
@@ -21,10 +21,10 @@ readme, gpus     README's table and plot; the records of all GPUs side by side
 Counters and machine code:
 ncu, counters    Nsight Compute: running under it; its record, read
 sass, sass_loop  what a compiler made of a kernel
-frozen           whether a change has changed any launch, any text that is compiled, or its machine code
+frozen           whether a change affects any launch, any compiled text, or its machine code
 
-harness          what all studies share: ways timed in turns, rows, parts of a record
-study, studies   what was measured for one claim each, and the command that runs it
+harness          what all studies share: implementations timed in turns, rows, parts of a record
+study, studies   the measurements for one claim each, and the command that runs them
 """
 
 from helpers.bench.timing import Timing, measure

@@ -1,4 +1,4 @@
-"""Say for each architecture from Turing to Blackwell what runs there: computed from the stages' own conditions.
+"""Say what runs on each architecture from Turing to Blackwell, computed from the stages' own conditions.
 
 python3 helpers/course.py ladder --gpus       # prints it; the site has it as a page
 """
@@ -17,7 +17,7 @@ from helpers.attention.ladder import LADDER, Rung, limits
 from helpers.attention.ladder.table import backward_of, default_of, forward_of
 from helpers.attention.ladder.tiles import LIMITS
 
-CARDS: Mapping[int, str] = {  # compute capability -> GPUs that have it
+CARDS: Mapping[int, str] = {  # compute capability -> GPUs
     75: "Turing: T4, RTX 20",
     80: "Ampere: A100, A30",
     86: "Ampere: RTX 30, A10, A40",
@@ -26,13 +26,13 @@ CARDS: Mapping[int, str] = {  # compute capability -> GPUs that have it
     100: "Blackwell: B200, GB200",
     120: "Blackwell: RTX 50, RTX PRO",
 }
-STAGES: Mapping[str, Rung] = {**LADDER, SPLIT_KV.name: SPLIT_KV}  # 14 decodes, and has an entry of its own
+STAGES: Mapping[str, Rung] = {**LADDER, SPLIT_KV.name: SPLIT_KV}  # decoding's stage has its own table
 TYPES = ("float32", "float16", "bfloat16", "uint8")
 LARGE, SMALL = (4, 16, 4096, 64), (1, 1, 256, 64)  # batch, heads, rows, head_dim
 
 
 class Default(NamedTuple):
-    """The stage that a call gets which names none; None where no stage can do it."""
+    """The stage that a call gets if it names none; None if no stage supports the call."""
 
     direction: str
     dtype: str
@@ -42,9 +42,9 @@ class Default(NamedTuple):
 
 @contextlib.contextmanager
 def planned_for(cc: int) -> Iterator[None]:
-    """Ask stages in this context as on a GPU of a compute capability. Nothing can be launched there."""
+    """Plan in this context as on a GPU of a compute capability. Nothing can be launched there."""
     shared = next(limit for limit, where in LIMITS.items() if re.search(rf"\bsm_{cc}\b", where))
-    here, device.ON_GPU = device.ON_GPU, True  # it decides about defaults; no array is made
+    here, device.ON_GPU = device.ON_GPU, True  # it decides about defaults; no arrays are made
     try:
         with limits.pretend_gpu(limits.Limits(shared, 100, cc)):
             yield
@@ -53,14 +53,14 @@ def planned_for(cc: int) -> Iterator[None]:
 
 
 def types_of(stage: Rung, cc: int, head_dim: int = 64) -> list[str]:
-    """List the types that a stage takes on a compute capability, headers that may not be installed aside."""
+    """List the types that a stage takes on a compute capability, ignoring headers that may not be installed."""
     with planned_for(cc):
         able = stage.changed(unavailable=lambda: None)
         return [dtype for dtype in stage.dtypes if able.why_not(head_dim=head_dim, dtype=dtype) is None]
 
 
 def why_not(stage: Rung, cc: int) -> str:
-    """Return the reason why a stage does not run on a compute capability, "" if it does for some type."""
+    """Return why a stage does not run on a compute capability, or "" if it runs with some type."""
     if types_of(stage, cc):
         return ""
     with planned_for(cc):
@@ -68,7 +68,7 @@ def why_not(stage: Rung, cc: int) -> str:
 
 
 def defaults(cc: int) -> list[Default]:
-    """List the stages that large and small calls get on a compute capability, with head_dim 64 and no mask."""
+    """List the stages that large and small calls get on a compute capability, for head_dim 64 without a mask."""
     found = []
     for direction, stages in (("forward", forward_of(LADDER)), ("backward", backward_of(LADDER))):
         for dtype in TYPES:
@@ -83,16 +83,16 @@ def defaults(cc: int) -> list[Default]:
 
 
 def instead(stage: Rung, cc: int) -> Rung | None:
-    """Return the stage that large calls of a stage's direction and first type get on a compute capability."""
+    """Return the stage that large calls with a stage's direction and first type get on a compute capability."""
     wanted = (stage.direction, stage.dtypes[0], LARGE)
     return next((each.stage for each in defaults(cc) if each[:3] == wanted), None)
 
 
 def compiled(stage: Rung, cc: int, head_dim: int = 64) -> list[CompileReport]:
-    """Compile a stage's kernels for a compute capability by NVRTC, with the sizes and the last type that it has there.
+    """Compile a stage's kernels for a compute capability with NVRTC, with its sizes and last type there.
 
     Returns:
-        Their registers, spills and shared memory; an empty list where the stage does not run.
+        Their registers, spills and shared memory; an empty list if the stage does not run there.
 
     Raises:
         NvrtcMissing: NVRTC is not installed. ValueError: it does not know the architecture.
@@ -107,7 +107,7 @@ def compiled(stage: Rung, cc: int, head_dim: int = 64) -> list[CompileReport]:
 
 
 def text(cc: int) -> str:
-    """Describe one compute capability in lines: what runs, the defaults, what does not run and why."""
+    """Describe one compute capability in lines: what runs, the defaults, what does not run and the reasons."""
     runs = [name for name, stage in STAGES.items() if types_of(stage, cc)]
     lines = [f"sm_{cc}  {CARDS[cc]}", f"    runs      {', '.join(runs)}"]
     for direction in ("forward", "backward"):

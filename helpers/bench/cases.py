@@ -1,4 +1,4 @@
-"""Cases: a shape, a type, a mask; their inputs; and the rows of an output that are checked against float64."""
+"""Cases: a shape, a type and a mask; their inputs; and the rows of an output that are compared with float64."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from helpers.engine.cuda_source.signatures import dtype_of
 TYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 SAMPLED_ROWS = 256  # rows of the output compared with float64: enough to see any wrong tile, cheap at any N
 SAMPLED_HEADS = 4
-LONG_ROWS = 8192  # above, float64 takes seconds for a head
-BACKWARD_FLOPS = 2.5  # of the forward's, by convention: five matrix products, however many a kernel computes
+LONG_ROWS = 8192  # with more rows, float64 takes seconds per head
+BACKWARD_FLOPS = 2.5  # times the forward pass's, by convention: five matrix products, however many a kernel computes
 
 Shape = tuple[int, int, int, int]  # (batch, heads, rows, head_dim)
 
 
 def flops(n: int, n_kv: int, head_dim: int, *, causal: bool = False) -> float:
-    """Count attention's floating-point operations by convention: two matrix products, softmax left out.
+    """Count attention's floating-point operations by convention: two matrix products, without the softmax.
 
     A causal mask halves them.
     """
@@ -37,7 +37,7 @@ def flops(n: int, n_kv: int, head_dim: int, *, causal: bool = False) -> float:
 
 @dataclass(frozen=True)
 class Case:
-    """A computation: as many queries as keys, causal or not; the output, or the gradients from a forward pass."""
+    """A computation: as many queries as keys, causal or not; the output, or the gradients after a forward pass."""
 
     shape: Shape
     dtype: str = "float32"
@@ -46,14 +46,14 @@ class Case:
 
     @property
     def flops(self) -> float:
-        """FLOP of all heads together."""
+        """FLOP of all heads."""
         batch, heads, n, head_dim = self.shape
         of_a_head = flops(n, n, head_dim, causal=self.causal)
         return batch * heads * of_a_head * (BACKWARD_FLOPS if self.backward else 1)
 
     @property
     def bytes(self) -> int:
-        """Bytes of Q, K, V and O: the least that a kernel can move."""
+        """Bytes of Q, K, V and O: the minimum that a kernel can move."""
         return math.prod(self.shape) * sum(spec.dtype.itemsize for spec in call_of(self).arrays.values())
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ def call_of(case: Case) -> Call:
 
 
 def shape_of_tokens(n: int, head_dim: int, *, tokens: int = 16384, columns: int = 2048) -> Shape:
-    """Return the shape of so many tokens in sequences of n, and so many columns of all heads together."""
+    """Return the shape for a number of tokens in sequences of n, and a number of columns of all heads together."""
     return tokens // n, columns // head_dim, n, head_dim
 
 
@@ -84,10 +84,10 @@ def _normal(size: int, head_dim: int) -> tuple[np.ndarray, ...]:
 
 
 class Inputs:
-    """q, k and v of a shape and a type (batch, heads, N, d), on the host; on demand, on the device or as tensors.
+    """q, k and v of a shape (batch, heads, N, d) and a type: on the host and, on demand, on the device or as tensors.
 
     Args:
-        heads_last: their memory has models' layout, (batch, N, heads, d).
+        heads_last: store them in models' layout, (batch, N, heads, d).
     """
 
     def __init__(self, shape: Shape, dtype: str = "float32", *, heads_last: bool = False) -> None:
@@ -111,7 +111,7 @@ class Inputs:
 
     @functools.cached_property
     def torch(self) -> tuple[Any, ...]:
-        """q, k and v as PyTorch's tensors on the GPU; rounded there, to nearest, so the same values bit for bit."""
+        """q, k and v as PyTorch's tensors on the GPU, rounded to nearest there: bit for bit the same values."""
         try:
             import torch
         except ImportError as error:
@@ -122,16 +122,16 @@ class Inputs:
 
     @functools.cached_property
     def do(self) -> np.ndarray:
-        """The gradient of the output, on the host."""
+        """The gradient of the loss with respect to the output, on the host."""
         *lead, head_dim = self.shape
         return make_inputs(math.prod(lead), 1, head_dim, seed=4)[0].reshape(self.shape).astype(TYPES[self.dtype])
 
     def gradient_sample(self, causal: bool = False, *, alibi: bool = False) -> GradientSample:
-        """Make, once, some rows of the gradients of some heads with their exact values. alibi: with `alibi_slopes`."""
+        """Compute once some rows of the gradients of some heads exactly. alibi: with `alibi_slopes`."""
         return self._made_once(GradientSample, causal, alibi)
 
     def sample(self, causal: bool = False) -> Sample:
-        """Make, once, some rows of some heads of the output with their exact values."""
+        """Compute once some rows of some heads of the output exactly."""
         return self._made_once(Sample, causal)
 
     def _made_once(self, kind: type, *how: bool) -> Any:
@@ -143,12 +143,12 @@ class Inputs:
 class Sample:
     """Rows and heads of an output that are compared with float64: the first, the last, and others at random.
 
-    expected: (heads, rows, d) float64. rounded: the same by NumPy attention that rounds P and O to a half type or e4m3,
-    on the same (rounded) inputs. tolerance: 1e-5 in float32; else twice the error of `rounded`.
+    expected: (heads, rows, d) float64. rounded: the same from NumPy attention that rounds P and O to a half type or
+    e4m3, on the same (rounded) inputs. tolerance: 1e-5 in float32; else twice the error of `rounded`.
 
     Args:
-        heads: of batch * heads; some where it is None. most_rows: of all heads together.
-        rotate: applied to all rows of q and of k of a head, float64 (N, d).
+        heads: indices into batch * heads; None for a sample. most_rows: over all heads.
+        rotate: applied to q and k of each head, float64 (N, d).
     """
 
     def __init__(
@@ -187,15 +187,15 @@ class Sample:
         for head, expected in zip(self.heads.tolist(), self.expected, strict=True):
             got = as_numpy(o[divmod(head, o.shape[1])])[self.rows]
             errors.append(np.max(np.abs(got.astype(np.float64) - expected)))
-        return float(np.max(errors))  # NumPy's max hands NaN on
+        return float(np.max(errors))  # NumPy's max propagates NaN
 
 
 class GradientSample:
-    """Rows of dQ, dK and dV of some heads, which are compared with float64, as `Sample` does for an output.
+    """Rows of dQ, dK and dV of some heads that are compared with float64, as `Sample` does for an output.
 
-    expected: by name, (heads, rows, d) float64. tolerance: by name. 1e-5 of the largest in float32. In a half type, it
-    is twice the error of NumPy's gradients with O, P, dS and the results rounded to that type or, where that rounding
-    happens to be kind, one step of the type at the largest gradient. alibi: of scores with `alibi_slopes`.
+    expected: by name, (heads, rows, d) float64. tolerance: by name. float32: 1e-5 of the largest gradient. A half type:
+    twice the error of NumPy's gradients with O, P, dS and the results rounded to that type or, if that error happens to
+    be small, one unit in the last place of the largest gradient. alibi: the scores have `alibi_slopes`.
     """
 
     def __init__(self, inputs: Inputs, causal: bool = False, alibi: bool = False) -> None:
@@ -223,7 +223,7 @@ class GradientSample:
                 self.tolerance[name] = max(2 * float(np.abs(to_type(a) - self.expected[name]).max()), step)
 
     def error(self, gradients: tuple[Any, Any, Any]) -> tuple[float, float]:
-        """Return the largest absolute error and its tolerance, of the gradient that is closest to its tolerance."""
+        """Return the largest absolute error and the tolerance of the gradient that is closest to its tolerance."""
         found = []
         for (name, expected), a in zip(self.expected.items(), gradients, strict=True):
             got = [as_numpy(a[divmod(head, a.shape[1])])[self.rows] for head in self.heads.tolist()]
@@ -232,7 +232,7 @@ class GradientSample:
 
 
 def alibi_slopes(heads: int) -> np.ndarray:
-    """Return ALiBi's slopes as its paper has them: 2^(-8/heads), and its powers."""
+    """Return ALiBi's slopes as defined in its paper: 2^(-8/heads), and its powers."""
     return 2.0 ** (-8 * np.arange(1, heads + 1) / heads)
 
 
@@ -248,9 +248,9 @@ def _gradients(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Compute these rows of dq, dk and dv of one head. rounded: applied to O, P and dS before they are used.
 
-    slope: of ALiBi.
+    slope: ALiBi's, for this head.
 
-    O matters: D = rowsum(dO * O) has its rounding error, which is the same for all keys of a row and does not cancel.
+    O's rounding matters: D = rowsum(dO * O) has an error that is the same for all keys of a row and does not cancel.
     """
     n, head_dim = q.shape
     scale = 1 / math.sqrt(head_dim)
@@ -274,7 +274,7 @@ def _gradients(
 
 
 def _some(rng: np.random.Generator, count: int, most: int) -> np.ndarray:
-    """Choose at most `most` of range(count), sorted; the first and the last are among them."""
+    """Choose at most `most` of range(count), sorted, including the first and the last."""
     chosen = rng.choice(count, size=min(count, most), replace=False)
     if len(chosen) > 1:
         chosen = np.concatenate(([0, count - 1], np.setdiff1d(chosen, [0, count - 1])[: len(chosen) - 2]))
@@ -282,7 +282,7 @@ def _some(rng: np.random.Generator, count: int, most: int) -> np.ndarray:
 
 
 def as_numpy(a: Any) -> np.ndarray:
-    """Convert an array of the device, PyTorch or NumPy to NumPy; PyTorch's half types come as float32."""
+    """Convert an array of the device, PyTorch or NumPy to NumPy; PyTorch's half types become float32."""
     if hasattr(a, "cpu"):
         return a.float().cpu().numpy()
     return cp.asnumpy(a)

@@ -1,6 +1,6 @@
-"""Format the climb so far from the committed records: what each idea gained, and what was promised.
+"""Format the climb so far from the committed records: what each idea gained, and predictions against measurements.
 
-Tables as Markdown, for notebooks. Nothing is measured here; where a record lacks something, a table says so.
+Tables as Markdown, for notebooks. Nothing is measured here; a table says what its record lacks.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from helpers.bench.steps import NOT_MEASURED, idea_of, is_measured
 from helpers.bench.studies import promises, torch_model
 from helpers.draw.picture import Text, bytes_text
 
-SHAPE = (4, 16, 4096, 64)  # at which every stage is recorded
+SHAPE = (4, 16, 4096, 64)  # every stage is recorded at this shape
 AT_LEAST = 1.1
-SLOWER = 0.99  # a step that is slower than that is slower, if no launch was as fast as one of the step before
+SLOWER = 0.99  # a slower step counts as slower, unless one of its launches was as fast as one of the step before
 
 
 @dataclass(frozen=True)
 class Gain:
-    """The effect of one idea: two recorded results, the one without it and the one with it.
+    """The effect of one idea: the recorded results without it and with it.
 
-    place: "01 → 02" for stages, the number of a step for steps, "2 to 4" where 2 and 3 are not measured. stage: to
-    which it leads.
+    place: "01 → 02" for stages, the step's number for steps, "2 to 4" if 2 and 3 are not measured. stage: the one that
+    it leads to.
     """
 
     stage: str
@@ -47,22 +47,22 @@ class Gain:
 
     @property
     def is_slower(self) -> bool:
-        """Slower by more than 1 %, and by more than the spread of both."""
+        """Whether it is slower by more than 1 %, and by more than the spread of both."""
         in_turns = reading.gain(self.before, self.after)
         return self.factor < SLOWER and (in_turns[2] < 1 if in_turns else self.after["ms_min"] > self.before["ms_max"])
 
     @property
     def text(self) -> str:
-        """The factor, with its range where the spread is above 5 %."""
+        """The factor, with its range if the spread is above 5 %."""
         return reading.speedup(self.before, self.after)
 
 
 def between_stages(record: Any = None) -> list[Gain]:
     """List each stage with the one that it improves on, at SHAPE.
 
-    That is the last stage before it, of its direction, that was measured in one of its types, or the one that
-    `IN_PLACE_OF` names. If there is no such stage, it is the last one, each in its first type. Among stages of one
-    number, those for a single architecture come last.
+    That is the last stage before it with the same direction that was measured in one of its types, or the one that
+    `IN_PLACE_OF` names. If there is no such stage, the last one is taken, each in its first type. Among stages with the
+    same number, those for a single architecture come last.
     """
     record = reading.in_turns(record)
     gains, earlier = [], []
@@ -86,7 +86,7 @@ def between_stages(record: Any = None) -> list[Gain]:
     return gains
 
 
-IN_PLACE_OF = {"flash_cute": "flash_mma"}  # what a stage writes anew
+IN_PLACE_OF = {"flash_cute": "flash_mma"}  # stages that rewrite another one
 
 
 def _of_stage(stage: Stage, record: Any) -> dict[str, dict[str, Any]]:
@@ -97,10 +97,10 @@ def _of_stage(stage: Stage, record: Any) -> dict[str, dict[str, Any]]:
 
 
 def between_steps(stage: str, record: Any = None) -> list[Gain]:
-    """List the recorded steps of a climb, each with the one before, at the climb's first shape and type.
+    """List the recorded steps of a climb, each with the step before, at the climb's first shape and type.
 
-    The first step is compared with the stage before, if that computes the same; else with nothing. A step that follows
-    unmeasured ones is compared with the last measured one, and its place names all of them.
+    The first step is compared with the stage before, if that computes the same, and else with nothing. A step that
+    follows unmeasured ones is compared with the last measured one, and its place names all of them.
     """
     record = reading.in_turns(record)
     rows = [r for r in reading.results_of(record) if r["kind"] in ("step", "backward step")]
@@ -121,7 +121,7 @@ def between_steps(stage: str, record: Any = None) -> list[Gain]:
 
 
 def _before(stage: str, case: tuple[Any, ...], record: Any) -> Mapping[str, Any] | None:
-    """Return the result of the stage that a climb begins at, in the climb's type or another; None if it differs."""
+    """Return the result of the stage that a climb begins at, in the climb's or another type; None if not comparable."""
     previous = next((s for s in LADDER.values() if s.file == BEFORE.get(stage)), None)
     if previous is None or previous.direction != LADDER[stage].direction:
         return None
@@ -133,7 +133,7 @@ def _before(stage: str, case: tuple[Any, ...], record: Any) -> Mapping[str, Any]
 
 
 def not_measured(stage: str, record: Any = None) -> list[tuple[int, str]]:
-    """List (number, idea) of the steps that the record lacks, of a climb of which it has others."""
+    """List (number, idea) of the steps missing in the record of a climb that has others."""
     gains = between_steps(stage, record)
     if not gains:
         return []
@@ -143,7 +143,7 @@ def not_measured(stage: str, record: Any = None) -> list[tuple[int, str]]:
 
 
 def by_idea(stage: str, results: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Return the recorded results of a climb by the idea of their step; a step with no result is left out.
+    """Return the recorded results of a climb by the idea of their step, without steps that have no result.
 
     Args:
         results: as `reading.climb` returns them. The stage's own result is that of the last step.
@@ -152,9 +152,9 @@ def by_idea(stage: str, results: Sequence[Mapping[str, Any]]) -> dict[str, Mappi
 
 
 def gains_table(*, record: Any = None) -> Text:
-    """Format what each idea gained as one table: stages in bold, and below each the steps of its climb.
+    """Format what each idea gained as one table: stages in bold, each followed by the steps of its climb.
 
-    Steps that gain less than AT_LEAST, and are not slower beyond doubt, share a line.
+    Steps that gain less than AT_LEAST, and are not clearly slower, share a line.
     """
     record = reading.in_turns(record)
     stages = between_stages(record)
@@ -187,21 +187,21 @@ def _where(gain: Gain) -> str:
     return f"{' → '.join(map(titles, types))}, d = {gain.after['shape'][3]}"
 
 
-# ---- how busy the CUDA cores and shared memory are
+# ---- utilisation of the CUDA cores and of shared memory
 
 
 def cuda_core_peak(record: Any = None) -> float:
-    """Return the TFLOP/s of a GPU whose every float32 multiplier starts an FMA in every cycle."""
+    """Return a GPU's TFLOP/s if every float32 multiplier starts an FMA in every cycle."""
     device = reading.in_turns(record)["device"]
-    return device["multiprocessors"] * 128 * 2 * device["clock_mhz"] / 1e6  # 128 multipliers each, 2 FLOP an FMA
+    return device["multiprocessors"] * 128 * 2 * device["clock_mhz"] / 1e6  # 128 multipliers each, 2 FLOP per FMA
 
 
 def busy_table(shape: Sequence[int], names: Mapping[str, str], *, roof: bool = True) -> str:
-    """Format speed, busy multipliers and busy shared memory of float32 kernels at a shape, a kernel a line.
+    """Format speed, multiplier and shared-memory utilisation of float32 kernels at a shape, a kernel a line.
 
     Args:
-        shape: (batch, heads, n, head_dim). names: {what a line says: a stage, a step or a matrix product}.
-        roof: with a last line for `cuda_core_peak`.
+        shape: (batch, heads, n, head_dim). names: {label of a line: a stage, a step or a matrix product}.
+        roof: add a last line for `cuda_core_peak`.
     """
     record, counted = reading.recorded(), counters.recorded()
     if record is None or counted is None:
@@ -220,7 +220,7 @@ def busy_table(shape: Sequence[int], names: Mapping[str, str], *, roof: bool = T
     return "\n".join(lines)
 
 
-# ---- what was promised
+# ---- predictions and measurements
 
 
 def peers_table(record: Any = None, other: Record | None = None) -> Text:
@@ -246,7 +246,7 @@ def peers_table(record: Any = None, other: Record | None = None) -> Text:
 
 
 def _times(slower: Mapping[str, Any], faster: Mapping[str, Any]) -> str:
-    """Format a ratio as `reading.speedup` does, but without decimals from 100 on."""
+    """Format a ratio like `reading.speedup`, but without decimals from 100 on."""
     ratio = slower["ms"] / faster["ms"]
     return f"{ratio:,.0f}×" if ratio >= 100 else reading.speedup(slower, faster)
 
@@ -254,7 +254,7 @@ def _times(slower: Mapping[str, Any], faster: Mapping[str, Any]) -> str:
 _OURS = (("register_tiles", "float32"), ("flash_wmma", "bfloat16"), ("flash_mma", "bfloat16"))
 
 
-# What a line is compared with: the values of its result that are not ours; of kind "plain", in the record of promises.
+# What a line is compared with: the fields of a result that is not ours; kind "plain" is in the record of promises.
 _OTHERS = {
     "01, in float32": {"kind": "stage", "name": "naive", "dtype": "float32"},
     "SDPA math, whose scores are float32": {"kind": "peer", "name": "SDPA math"},
@@ -266,12 +266,12 @@ _OTHERS = {
 
 
 def _measured(record: Record | None, **wanted: Any) -> Measurement | None:
-    """Return the first measurement with these values."""
+    """Return the first measurement with these field values."""
     row = records.first(map(vars, record.results), **wanted) if record else None
     return Measurement(**row) if row else None
 
 
-# What moves the scores through memory, and what does not: float32, N = 4096, d = 64; bytes of one head.
+# How many bytes move the scores through memory or avoid it: float32, N = 4096, d = 64; per head.
 _MOVERS = {
     "SDPA math, one head": "scores are stored, and read back",
     "naive": "scores are stored, and read back",
@@ -283,7 +283,7 @@ _MOVERS = {
 
 
 def traffic(record: Any = None) -> dict[str, dict[str, float]]:
-    """Return the bytes of one head of 4096 rows, d = 64, float32: {name: {"dram": bytes, "L2": bytes}}."""
+    """Return the bytes per head of 4096 rows, d = 64, float32: {name: {"dram": bytes, "L2": bytes}}."""
     record = counters.recorded() if record is None else record
     by_name: dict[str, dict[str, float]] = {}
     for row in (record or {"rows": ()})["rows"]:
@@ -296,7 +296,7 @@ def traffic(record: Any = None) -> dict[str, dict[str, float]]:
 
 
 def traffic_table(record: Any = None) -> Text:
-    """Format `traffic` as a table, with its ratio to SDPA math's."""
+    """Format `traffic` as a table, with its ratio to SDPA math's traffic."""
     by_name = traffic(record)
     first = by_name.get("SDPA math, one head")
     if first is None:
@@ -314,7 +314,7 @@ def traffic_table(record: Any = None) -> Text:
 
 @records.table_of(promises.recorded, lambda: Text(f"*({NO_RECORD}: N = {promises.LONG:,})*"))
 def long_table(record: Record | None = None) -> Text:
-    """Format one launch at N = 131,072: time, memory beyond Q, K, V and O, or why it is missing."""
+    """Format one launch at N = 131,072: time and memory beyond Q, K, V and O, or why it is missing."""
     lines = ["| | N × N scores | | ms | TFLOP/s | memory beyond Q, K, V, O |", "|---|---:|---|---:|---:|---:|"]
     for case in promises.LONG_CASES:
         heads = case.shape[1]
@@ -338,7 +338,7 @@ def _long_rows(record: Record, case: Any) -> Iterator[tuple[str, str, str, str]]
 
 
 def latency_table(record: Record | None = None) -> Text:
-    """Format small calls: µs from the call to the result, and on the device alone."""
+    """Format small calls: µs from the call to the result, and on the device only."""
     record = promises.recorded() if record is None else record
     waits = [r for r in record.results if r.kind in ("latency", "device")] if record else []
     if not waits:
@@ -354,20 +354,20 @@ def latency_table(record: Record | None = None) -> Text:
     return Text("\n".join(lines))
 
 
-# ---- inside models of PyTorch
+# ---- inside PyTorch models
 
 ATTENTIONS = {"course": "ours", "sdpa": "SDPA flash", "eager": "eager: scores in memory"}
 
 
 def in_models(record: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-    """Return the record of models of PyTorch; {} if there is no record."""
+    """Return the record of PyTorch models; {} if there is none."""
     return (records.load(torch_model.RECORD) or {}) if record is None else record
 
 
 def model_speed(
     kind: str, n: int, *, kv_heads: int = 16, record: Mapping[str, Any] | None = None
 ) -> dict[str, Mapping[str, Any]]:
-    """Return what a model took by each attention, {"course": ..., "sdpa": ..., "eager": ...}; {} if not recorded.
+    """Return a model's results with each attention, {"course": ..., "sdpa": ..., "eager": ...}; {} if not recorded.
 
     Args:
         kind: "prefill", one forward pass, or "training", forward and backward. n: tokens of the one sequence.
@@ -377,7 +377,7 @@ def model_speed(
 
 
 def models_table(kind: str, *, kv_heads: int = 16, record: Mapping[str, Any] | None = None) -> Text:
-    """Format tokens per second (spreads above 5 % in brackets) and peak memory of a model by each attention."""
+    """Format a model's tokens per second (spreads above 5 % in brackets) and peak memory with each attention."""
     lengths = sorted({r["n"] for r in in_models(record).get(kind, ()) if r["kv_heads"] == kv_heads})
     if not lengths:
         return Text(f"*({NO_RECORD}: {kind} of a model of PyTorch)*")
@@ -405,7 +405,7 @@ def _rate(r: Mapping[str, Any]) -> str:
 
 
 def calls_table(record: Mapping[str, Any] | None = None) -> Text:
-    """Format the microseconds that one call on PyTorch's tensors takes on the host."""
+    """Format the host's microseconds per call on PyTorch's tensors."""
     rows = in_models(record).get("host", ())
     if not rows:
         return Text(f"*({NO_RECORD}: the host's share of a call)*")

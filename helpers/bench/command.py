@@ -1,7 +1,7 @@
 """The commands `course.py ladder` and `course.py bench`: times of the stages and of their peers.
 
-A figure only says something compared with others from the same run, so peers and roofs are timed by the same clock, on
-the same inputs, between the stages. Nothing is timed before it has been checked. What is timed is in plan.py.
+A figure is meaningful only compared with others from the same run, so peers and roofs are timed with the same clock, on
+the same inputs, between the stages. Everything is checked before it is timed. plan.py lists what is timed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ENGINE = """\
 The times below are the CPU engine's, and no GPU's: it runs each CUDA thread as a fiber on this machine's cores, and
 NumPy, in the last row, is faster. What later stages add is in a GPU's hardware, which the engine imitates by function
 calls: we suspect that this is why they are slower here than earlier ones. README has the times of a GPU."""
-BUDGET_S, QUICK_BUDGET_S = 0.15, 0.03  # for one measurement
+BUDGET_S, QUICK_BUDGET_S = 0.15, 0.03  # seconds per measurement
 
 
 def ladder(argv: Sequence[str] = ()) -> int:
@@ -65,7 +65,7 @@ def ladder(argv: Sequence[str] = ()) -> int:
         cases = [Case((1, 1, options.n, options.d), dtype) for dtype in stage.dtypes]
         reasons = [why_not(stage, case) for case in cases]
         possible = [case for case, why in zip(cases, reasons, strict=True) if why is None]
-        if possible:  # in the first type that it can on this device
+        if possible:  # in the first type that it supports on this device
             jobs.append(of_stage(stage, possible[0]))
         else:
             skipped.append(f"[SKIP] {name}: {reasons[0]}")
@@ -147,7 +147,7 @@ def bench(argv: Sequence[str] = ()) -> int:
 
 
 def _say_how_to_share(path: Path) -> None:
-    """Print how a GPU's record becomes one of the course's, or what it still lacks."""
+    """Print how to contribute a GPU's record, or what it still lacks."""
     if not ON_GPU:
         return
     saved = json.loads(path.read_text(encoding="utf-8"))

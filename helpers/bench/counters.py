@@ -1,8 +1,8 @@
-"""Read what Nsight Compute counted of each stage: bytes at DRAM, occupancy, issued instructions, busy pipes.
+"""Read Nsight Compute's counters for each stage: bytes at DRAM, occupancy, issued instructions, pipe utilisation.
 
 All stages of the ladder, at one shape and, from register_tiles on, at one with wider heads; the steps of the climbs;
-PyTorch's attention, its gradients and matrix products, where PyTorch is installed. Here the record is read; the study
-profile_stages measures it, and prints all of it.
+PyTorch's attention, its gradients and matrix products, where PyTorch is installed. This module reads the record; the
+study profile_stages measures it, and prints all of it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from helpers.bench import records, steps
 RECORD = records.MEASURED / "nvidia-h200-stages.json"
 SHAPE = (1, 16, 4096, 64)
 WIDE = 128  # the other head_dim
-COLUMNS = 5  # of the table, side by side
-# Kinds of rows that a table has only where they are named.
+COLUMNS = 5  # columns of the table side by side
+# Kinds of rows that a table includes only if they are named.
 BY_NAME = ("step", "experiment", "backward", "backward step", "backward peer")
 
 _BUSY = ".avg.pct_of_peak_sustained_active"
-# figure -> Nsight Compute's metrics; the first one that the chip has is taken.
+# figure -> Nsight Compute's metrics, of which the first one that the chip has is used.
 FIGURES: dict[str, tuple[str, ...]] = {
     "ms": ("gpu__time_duration.sum",),
     "dram bytes read": ("dram__bytes_read.sum",),
@@ -55,7 +55,7 @@ FIGURES: dict[str, tuple[str, ...]] = {
     "blocks": ("launch__grid_size",),
     "threads a block": ("launch__block_size",),
 }
-# Why a warp issued nothing: Nsight Compute's warp states, each in cycles that a warp spent so per instruction issued.
+# Why a warp issued nothing: Nsight Compute's warp states, in cycles per issued instruction.
 STALLS: dict[str, str] = {
     "issued": "selected",
     "another warp was issued": "not_selected",
@@ -85,7 +85,7 @@ def stall_metric(state: str) -> str:
 
 
 def recorded(path: Path | None = None) -> dict[str, Any] | None:
-    """Read the record; None if there is none."""
+    """Read the record; None if it does not exist."""
     return records.load(path or RECORD)
 
 
@@ -99,9 +99,9 @@ def select(
     """Select rows of a record, in its order.
 
     Args:
-        stages: these alone, peers, matrix products, steps and gradients too ("SDPA flash", "matmul",
-            "mma: 07_2_swizzle", "backward", "SDPA flash backward"); or all but those of the kinds in BY_NAME.
-        head_dim: a number, or "all". A row that has none, such as a matrix product's, is always taken.
+        stages: only these, which may be peers, matrix products, steps and gradients too ("SDPA flash", "matmul", "mma:
+            07_2_swizzle", "backward", "SDPA flash backward"); or all except the kinds in BY_NAME.
+        head_dim: a number, or "all". Rows without one, such as a matrix product's, are always included.
         dtype: a type, "all", or "first" for the first in which each was counted.
     """
     first: dict[str, str] = {}
@@ -168,8 +168,8 @@ def climb_table(
 
     Args:
         figures: keys of FIGURES, a column each.
-        dtype: a type; the first in which a step was counted where it is None.
-        numbers: these steps alone; all of them where it is empty.
+        dtype: a type; None for the first in which each step was counted.
+        numbers: only these steps; all if empty.
         after: stages to compare with, shown first.
     """
     rows = [r for r in record["rows"] if r.get("of") == stage and _head_dim(r) == head_dim]
@@ -206,7 +206,7 @@ def cycles_table(
     """Format how a warp spends its cycles for one tile of keys, a step of the climb to a stage a line.
 
     Args:
-        states: {one of STALLS: the head of its column}; the first column has all states together.
+        states: {one of STALLS: the head of its column}; the first column is the sum of all states.
         tile: a warp's rows, and the keys of a tile.
     """
     rows = [r for r in record["rows"] if r.get("of") == stage and _head_dim(r) == head_dim]
@@ -236,8 +236,8 @@ def stalls_table(
 ) -> str:
     """Format what the warps waited for as text: a state a line, a stage, step or peer a column.
 
-    A number is the cycles that a warp spent in that state for each instruction that it issued (Nsight Compute's warp
-    states). The states of a column add up to the cycles between two instructions of one warp.
+    A number is the cycles that a warp spent in that state per issued instruction (Nsight Compute's warp states). The
+    states of a column add up to the cycles between two instructions of one warp.
 
     Args:
         names: as in `select`. least: states with fewer cycles in every column are left out.

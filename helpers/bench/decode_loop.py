@@ -1,8 +1,8 @@
-"""A small GPT that writes in PyTorch: a loop of the host's, and the same step replayed as a CUDA graph.
+"""A small GPT generating text in PyTorch: a loop on the host, and the same step replayed as a CUDA graph.
 
-Weights are `char_gpt`'s; q, k and v have 16 bits; the cache is paged. A step reads the tokens, lengths and
-pages of all sequences from arrays of the device and leaves the next tokens and lengths there. So a graph of one step
-serves all steps, of any lengths.
+Weights are `char_gpt`'s; q, k and v have 16 bits; the cache is paged. A step reads the tokens, lengths and pages of all
+sequences from device arrays and writes the next tokens and lengths there, so a graph of one step serves all steps and
+all lengths.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from helpers.bench.peers import TORCH_DEVICE
 from helpers.bench.timing import quartiles
 
 CHARACTERS = "".join(map(chr, range(32, 127)))
-LOOP, SERVED = Config(512, 4, 4, 256), Config(128, 2, 1, 64)  # the second: 14's live server
-LOGITS_DIFFER = 5e-2  # of the largest logit: q, k and v are rounded to 16 bits
+LOOP, SERVED = Config(512, 4, 4, 256), Config(128, 2, 1, 64)  # the second: notebook 14's live server
+LOGITS_DIFFER = 5e-2  # relative to the largest logit: q, k and v are rounded to 16 bits
 
 
 class Writer:
     """Sequences that a model continues greedily, all in one launch of each kernel.
 
     Attributes:
-        tokens: int64 (batch,), the newest of each sequence. lengths: int32 (batch,), keys that are cached before it.
+        tokens: int64 (batch,), the newest of each sequence. lengths: int32 (batch,), cached keys before it.
         logits: (batch, characters) of the last step.
     """
 
@@ -64,12 +64,12 @@ class Writer:
         return device.cp.zeros(shape, dtype=str(self.dtype).removeprefix("torch."))
 
     def restart(self) -> None:
-        """Begin again with the prompts."""
+        """Start again with the prompts."""
         self.tokens.copy_(self.prompts[:, 0])
         self.lengths.zero_()
 
     def step(self) -> None:
-        """Compute the logits of the next token of each sequence, and set it: the prompt's, or else the likeliest."""
+        """Compute the logits of each sequence's next token, and set it: to the prompt's, or else to the likeliest."""
         functional, config, p = self.torch.nn.functional, self.config, self.p
         batch, wide = len(self.tokens), (config.width,)
         x = p["characters"][self.tokens] + p["positions"][self.lengths.long()]
@@ -94,7 +94,7 @@ class Writer:
         self.tokens.copy_(self.torch.where(self.lengths < self.ends, given, self.logits.argmax(-1)))
 
     def captured(self) -> Callable[[], None]:
-        """Capture a step, after one that is not; return what replays it."""
+        """Capture a step after a warm-up step; return what replays it."""
         stream = self.torch.cuda.Stream()
         stream.wait_stream(self.torch.cuda.current_stream())
         with self.torch.cuda.stream(stream):
@@ -106,7 +106,7 @@ class Writer:
         return graph.replay
 
     def write(self, step: Callable[[], None], count: int) -> tuple[Any, float]:
-        """Restart and take steps. Return the token after each, (count, batch), and the seconds that all took."""
+        """Restart and take steps. Return the tokens after each, (count, batch), and the total seconds."""
         self.restart()
         said = self.torch.empty((count, len(self.tokens)), dtype=self.torch.int64, device=TORCH_DEVICE)
         self._wait()
@@ -123,7 +123,7 @@ class Writer:
 
 
 def logits_error(model: CharGPT, writer: Writer, said: Any) -> float:
-    """Return how far the last step's logits are from the model's own on all tokens, of the largest logit."""
+    """Return the error of the last step's logits against the model run on all tokens, relative to the largest logit."""
     said = said.cpu().numpy()
     texts = np.concatenate([writer.prompts[:, :1].cpu().numpy(), said.T[:, :-1]], axis=1)
     wanted = to_host(model.forward(xp.asarray(texts))[0][:, -1])
@@ -133,10 +133,10 @@ def logits_error(model: CharGPT, writer: Writer, said: Any) -> float:
 def graph_rows(
     batches: tuple[int, ...] = (1, 8, 64), config: Config = LOOP, count: int = 256, rounds: int = 7
 ) -> Iterator[list[Row]]:
-    """Measure tokens a second by the host's loop, and by replays of one graph, in turns.
+    """Measure tokens per second with the host's loop and with replays of one graph, in turns.
 
     Raises:
-        ValueError: the two write different tokens, or their logits are not the model's.
+        ValueError: the two generate different tokens, or their logits differ from the model's.
     """
     model = CharGPT(CHARACTERS, config, PlainAttention())
     for batch in batches:
@@ -152,7 +152,7 @@ def graph_rows(
             if errors[name] > LOGITS_DIFFER:
                 raise ValueError(f"{name}: logits differ by {errors[name]:.1e}")
             if not bool((texts[name] == texts["a loop on the host"]).all()):
-                raise ValueError(f"{name} writes other tokens")
+                raise ValueError(f"{name} generates other tokens")
         taken: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(rounds):
             for name, step in ways.items():
@@ -169,7 +169,7 @@ def graph_rows(
 def server_rows(
     watermarks: tuple[int, ...] = (0, 4), config: Config = SERVED, requests: int = 64, pages: int = 40
 ) -> Iterator[Row]:
-    """Measure `Server`: seconds of warm_up and of the first request, builds after it, tokens a second, evictions."""
+    """Measure `Server`: seconds of warm_up and of the first request, builds after it, tokens per second, evictions."""
     model = CharGPT(CHARACTERS, config, PlainAttention())
     rng = np.random.default_rng(3)
     asked = [

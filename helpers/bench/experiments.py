@@ -1,4 +1,4 @@
-"""List what is measured in addition to the stages: other tile sizes, the steps of a climb, single ideas taken out.
+"""List what is measured in addition to the stages: other tile sizes, the steps of a climb, ideas removed one by one.
 
 Notebooks read them from the record. To add one is to add data: a Variant, an Experiment, or a step in
 helpers.attention.ladder.steps.
@@ -58,7 +58,7 @@ CLIMB_CASES = {
 
 @dataclass(frozen=True)
 class Step:
-    """One step on the way to a stage, as it is measured. number: that of its file."""
+    """One step on the way to a stage, as measured. number: that of its file."""
 
     of: str  # the stage that the climb ends at
     number: int
@@ -72,12 +72,12 @@ class Step:
 
     @property
     def idea(self) -> str:
-        """The step's idea; of the stage itself, what it adds to the step before."""
+        """The step's idea; for the stage itself, what it adds to the last step."""
         return LAST_IDEAS.get(self.of, self.stage.idea) if self.is_last else self.stage.idea
 
     @property
     def name(self) -> str:
-        """The name in the record: the stage that the climb leads to, and the step's file."""
+        """Its name in the record: the stage that the climb leads to, and the step's file."""
         return f"{self.of}: {Path(self.stage.file).stem}"
 
 
@@ -85,7 +85,7 @@ def steps(only: Mapping[str, object] | None = None) -> Iterator[Step]:
     """Yield the steps to each stage that has a climb, with their cases; the last step is the stage itself.
 
     Args:
-        only: names of stages; the climbs to others are left out.
+        only: names of stages; climbs to others are skipped.
     """
     for of, climb in CLIMBS.items():
         if only is None or of in only:
@@ -97,7 +97,7 @@ def steps(only: Mapping[str, object] | None = None) -> Iterator[Step]:
 
 @dataclass(frozen=True)
 class Variant:
-    """A stage with other tile sizes, each by -D, at some cases."""
+    """A stage with other tile sizes, set by -D, at some cases."""
 
     stage: str
     sizes: tuple[Mapping[str, int], ...]
@@ -106,10 +106,11 @@ class Variant:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A stage with changes (old, new) to its text: what a notebook says of a GPU, measured.
+    """A stage with changes (old, new) to its text: a notebook's claim about a GPU, measured.
 
-    hits: how often each `old` is in the text. launches: how often the output is compared; more than one for races, and
-    then every row is. An output may be wrong: the record says how many were. counted: by Nsight Compute too.
+    hits: how often each `old` occurs in the text. launches: how often the output is compared; more than one for races,
+    and then every row is compared. An output may be wrong: the record says how many were. counted: Nsight Compute
+    counts it too.
     """
 
     name: str
@@ -122,11 +123,11 @@ class Experiment:
     counted: bool = False
 
     def apply(self, code: str) -> str:
-        """Return the changed text. Raises ValueError if the changes were made for another text."""
+        """Return the changed text. Raises ValueError if the changes do not fit the text."""
         try:
             return edit(code, *self.changes, count=self.hits)
         except ValueError as error:
-            raise ValueError(f"mend the experiment {self.name!r} of {self.stage}: {error}") from None
+            raise ValueError(f"correct the experiment {self.name!r} of {self.stage}: {error}") from None
 
 
 _TILED = tuple({"BLOCK_M": m, "BLOCK_N": 16} for m in (32, 64, 128))
@@ -140,7 +141,7 @@ def _register_tiles(*rows: tuple[int, int, int, int]) -> tuple[dict[str, int], .
 
 _REGISTER = _register_tiles((128, 64, 128, 8), (128, 64, 256, 16), (64, 32, 128, 8), (64, 64, 64, 8), (128, 32, 256, 8))
 _TALLER = _register_tiles((64, 64, 128, 8), (128, 128, 256, 16), (128, 128, 128, 8))  # the last: 8 x 16 scores, spilled
-# With the others of 128 threads: register tiles of 4, 8, 12 rows by 4, 8, 12, 16 columns. Most of these spill.
+# With the other tiles of 128 threads: register tiles of 4, 8, 12 rows by 4, 8, 12, 16 columns. Most of these spill.
 _SWEEP = _register_tiles(*((m, n, 128, 8) for m, n in ((64, 96), (64, 128), (128, 32), (128, 96))))
 _SWEEP += _register_tiles(*((192, n, 128, 8) for n in (32, 64, 96, 128)))
 _FEW = _register_tiles((128, 64, 128, 8), (64, 64, 128, 16), (32, 64, 128, 16), (32, 128, 128, 16))
@@ -152,7 +153,7 @@ _MMA = (
     {"BLOCK_M": 256, "BLOCK_N": 64, "WARPS": 8, "MIN_BLOCKS": 1},
 )
 
-# What the stages' own sizes were chosen from.
+# The sizes among which the stages' own sizes were chosen.
 VARIANTS = (
     Variant("naive", tuple({"BLOCK_M": m} for m in (32, 64, 128, 256))),
     Variant("tiled", _TILED),
@@ -167,12 +168,12 @@ VARIANTS = (
     Variant(MMA, tuple({"BLOCK_M": m, "BLOCK_N": n} for m, n in ((128, 64), (64, 64), (64, 128))), FEW_BLOCKS),
 )
 
-# ---- 02_tiled.cu: both passes have the barrier
+# ---- 02_tiled.cu: the barrier in both passes
 _BEFORE = (("    __syncthreads();\n    load_tile(K_smem", "    load_tile(K_smem"),)
 _AFTER = (("    __syncthreads();\n    float s[BLOCK_N];", "    float s[BLOCK_N];"),)
 _STRIDE = (("HEAD_DIM | 1", "HEAD_DIM"),)
 
-# ---- 03_online_softmax.cu: the end of the loop over tiles divides; so acc is first multiplied by the old sum again
+# ---- 03_online_softmax.cu: the end of the loop over tiles divides, so acc is first multiplied by the old sum again
 _LOOP_END = "  }\n\n  if (row < N)"
 _DIVIDING = (("acc[c] *= rescale;", "acc[c] *= l_i;"), ("= acc[c] / l_i;", "= acc[c];"))
 _DIVIDE = "#pragma unroll\n    for (int c = 0; c < HEAD_DIM; ++c) acc[c] {};\n"
@@ -189,7 +190,7 @@ _HEAD_BY_HEAD = (
     ("    sequence = block % heads / gridDim.y;\n", ""),
 )
 
-# ---- 06_wmma.cu: tiles are fetched when they are wanted, not before
+# ---- 06_wmma.cu: tiles are fetched when they are needed, not ahead
 _NEXT_V = "fetch_tile(next, V, params.v.row, first, end);"
 _NEXT_K = "fetch_tile(next, K, params.k.row, first + BLOCK_N, end);"
 _NOT_AHEAD = (
@@ -200,9 +201,9 @@ _NOT_AHEAD = (
 )
 
 
-# ---- 06_wmma.cu and 07_mma.cu: how far a maximum moves before acc is rescaled to it
+# ---- 06_wmma.cu and 07_mma.cu: how far a maximum may move before acc is rescaled
 def _voted(far: str) -> tuple[tuple[str, str], ...]:
-    """Change flash_wmma to vote: unless a maximum of the warp has moved so far, m_i and acc stay as they are."""
+    """Change flash_wmma to vote: m_i and acc change only if one of the warp's maxima has moved by this much."""
     begin, end = "    const float rescale = exp2f(m_i - m_new);\n", "acc[m][n].x[e] *= factor.x[e];\n    }\n"
     return ((begin, f"    if (__any_sync(0xffffffff, m_new > m_i + {far})) {{\n{begin}"), (end, f"{end}    }}\n"))
 
@@ -211,7 +212,7 @@ _WMMA_AT_ANY_MOVE, _WMMA_LAZY = _voted("0.0f"), _voted("8.0f")
 _AT_ANY_MOVE = ((" 8.0f", " 0.0f"),)
 _AT_EVERY_TILE = (("  if (!__any_sync(0xffffffff, exceeded)) return;\n", ""),)
 
-# ---- 07_mma.cu: all of P first, then all of P V
+# ---- 07_mma.cu: all of P first, then all of PV
 _KEYS = "#pragma unroll\n  for (int k = 0; k < BLOCK_N / 16; ++k) {\n"
 _PACKED = "a[m][i] = pack(T(), x, y);\n      }\n"
 _NO_OVERLAP = (
@@ -219,7 +220,7 @@ _NO_OVERLAP = (
     (_PACKED, f"{_PACKED}  }}\n{_KEYS}    const auto& a = P[k];\n"),
 )
 
-# ---- 15_tf32.cu: products left out, hi by the instruction for it, more rows a warp
+# ---- 15_tf32.cu: products left out, hi by the instruction for it, more rows per warp
 TF32_ONE_PRODUCT = (
     ("mma_m16n8k8(small, a.lo, b.hi);", ""),
     ("mma_m16n8k8(small, a.hi, b.lo);", ""),
@@ -231,11 +232,11 @@ _BY_CVT = (
     ),
 )
 
-# ---- 15_fp16x3.cu: half of the additions to acc then wait for S
+# ---- 15_fp16x3.cu: half of the additions to acc wait for S
 _ADDED_ANYWHERE = (("      wgmma_registers(acc);", ""),)
 
-# What the steps of a climb do not show: a race, an idea in two halves, a choice that a climb has no step for, and an
-# idea at a shape or in a type at which the climb is not timed.
+# What the steps of a climb do not show: a race, an idea in two halves, a choice without a step, and an idea at a shape
+# or type at which its climb is not timed.
 EXPERIMENTS = (
     Experiment("no barrier before the load", "tiled", _BEFORE, sizes=_TILED, launches=50, hits=2),
     Experiment("no barrier after the load", "tiled", _AFTER, sizes=_TILED, launches=50, hits=2),
@@ -269,10 +270,10 @@ EXPERIMENTS = (
     Experiment("O is added where the compiler has it", "fp16x3", _ADDED_ANYWHERE, HEADS),
 )
 
-# ---- the backward
+# ---- the backward pass
 _SCALAR = ({"VECTOR_ATOMICS": 0},)
 
-# ---- 13_hopper_backward.cu: dQ from the registers of the consumers; heads that share the L2 cache
+# ---- 13_hopper_backward.cu: dQ from the consumers' registers; heads that share the L2 cache
 _STORED = """\
       dQ_smem[n * 128] =
           make_float4(dQ_acc[4 * n], dQ_acc[4 * n + 1], dQ_acc[4 * n + 2], dQ_acc[4 * n + 3]);

@@ -1,14 +1,14 @@
-"""Tell whether a change has changed any launch, or any text that is compiled. Needs no GPU; nothing is compiled.
+"""Tell whether a change affects any launch, or any text that is compiled. Needs no GPU and compiles nothing.
 
     python3 -m helpers.bench.frozen before.json                    # writes the hashes of this checkout
-    python3 -m helpers.bench.frozen now.json --against before.json # and compares them with those of another
+    python3 -m helpers.bench.frozen now.json --against before.json # and compares them with another checkout's
     python3 -m helpers.bench.frozen now.json --sass --only 05 07 --variants score_mod mask_mod --dtypes float16
 
 Every stage, step and decoder is planned as for an H200, for each of its dtypes, three head dimensions and the variants
-below, of few rows and of many. Each call has two hashes. That of its launches (grid, block, bytes of shared memory,
-arguments, scratch arrays) has to stay as it is. Where that of its text differs, its machine code has to be the same, or
-its time: with `--sass`, which needs NVRTC, a third hash is that of the machine code, with the caller's functions. Where
-that is the same, what was measured before the change still holds. The exit code is 1 if a launch differs.
+below, for few rows and for many. Each call has two hashes. The hash of its launches (grid, block, bytes of shared
+memory, arguments, scratch arrays) must not change. If the hash of its text changes, its machine code or its time must
+not: `--sass`, which needs NVRTC, adds a hash of the machine code, with the caller's functions. If that is the same,
+measurements from before the change still hold. The exit code is 1 if a launch differs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ HEAD_DIMS = (64, 72, 128)
 
 
 class Shape(NamedTuple):
-    """The sizes of a call. Few blocks, and more than an H200 has multiprocessors, have tiles of their own."""
+    """The sizes of a call. Calls with few blocks have other tiles than calls with more blocks than multiprocessors."""
 
     batch: int
     heads: int
@@ -56,7 +56,7 @@ class Shape(NamedTuple):
 
 
 SHAPES = Shape(2, 4, 2, 200, 333), Shape(4, 16, 4, 4096, 4096)
-Hashes = tuple[str, ...]  # of launches, of texts, and of machine code where it is asked for
+Hashes = tuple[str, ...]  # those of launches and of texts; on request, of machine code
 
 
 class Variant(NamedTuple):
@@ -94,7 +94,7 @@ def stages() -> Iterator[Stage]:
 
 
 def _specs(stage: Stage, shape: Shape, dtype: Any, head_dim: int, variant: Variant) -> tuple[dict[str, Spec], Any]:
-    """Return the arrays of a call, as stages take them, and the longest sequences where they are packed."""
+    """Return the arrays of a call as stages take them, and the longest sequences if they are packed."""
     batch, heads, kv_heads, n, n_kv = shape._replace(batch=1) if variant.packed else shape
     if "gqa" not in stage.features:
         kv_heads = heads
@@ -148,14 +148,14 @@ def of_stage(
 
 
 def _able_but_unavailable(stage: Stage, asked: Mapping[str, Any]) -> bool:
-    """Return True if all that a stage lacks is a library that it includes."""
+    """Return True if all that a stage lacks is a library whose headers it includes."""
     return stage.changed(unavailable=lambda: None).why_not(**asked) is None
 
 
 def of_decoder(
     decoder: Stage, shape: Shape, dtype_name: str, head_dim: int, variant: str, *, sass: bool = False
 ) -> Hashes | None:
-    """Return the hashes of one call with one new token a sequence; only split_kv has "pages" and "new keys"."""
+    """Return the hashes of one call with one new token per sequence; only split_kv has "pages" and "new keys"."""
     dtype = dtype_of(dtype_name)
     if dtype_name not in decoder.dtypes or head_dim == 72 or (variant != "plain" and decoder is not SPLIT_KV):
         return None
@@ -182,7 +182,7 @@ def _hashes(
     scratch: Mapping[str, Spec],
     kernels: Iterable[Kernel],
 ) -> tuple[str, str]:
-    """Hash the launches and the texts. Names of arrays, kernels and files do not count."""
+    """Hash the launches and the texts. Names of arrays, kernels and files are ignored."""
     every = {**arrays, **scratch}
 
     def argument(arg: Any) -> Any:
@@ -203,14 +203,14 @@ def _hashes(
 
 
 def machine_code(code: str, options: tuple[str, ...], arch: str, names: tuple[str, ...] = ()) -> dict[str, bytes]:
-    """Compile a source, and return the instructions of each kernel by its symbol.
+    """Compile a source, and return each kernel's instructions by its symbol.
 
     Args:
         code: the source, complete. options: such as -DHEAD_DIM=64. arch: such as "sm_90a".
-        names: name expressions of the templates' instances that are wanted.
+        names: name expressions of the template instances to return.
 
     Raises:
-        CompileError: NVRTC refuses the source; the message is its log.
+        CompileError: NVRTC rejects the source; the message is its log.
     """
     from cupy.cuda import nvrtc
     from elftools.elf.elffile import ELFFile
@@ -246,7 +246,7 @@ def everything(
     *,
     sass: bool = False,
 ) -> Iterator[tuple[str, Hashes]]:
-    """Yield each call by its name, "file dtype d=64 variant shape", with its hashes; all where nothing is named.
+    """Yield each call by its name, "file dtype d=64 variant shape", with its hashes; all calls if nothing is named.
 
     Args:
         only: beginnings of files' names. sass: with machine code.
@@ -269,7 +269,7 @@ def _of_call(stage: Stage, shape: Shape, dtype: str, head_dim: int, variant: str
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write the hashes to a file; with --against, print what differs from the others, and return 1 if a launch does."""
+    """Write the hashes to a file; with --against, print what differs, and return 1 if a launch does."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("file", type=Path, help="where the hashes go, JSON")
     parser.add_argument("--against", type=Path, help="the hashes of another checkout")

@@ -1,4 +1,4 @@
-"""Show the records of all GPUs side by side, and check a record before it becomes one of them.
+"""Show the records of all GPUs side by side, and check a record before it is committed.
 
     python3 helpers/course.py bench --peers --json notebooks/measured/nvidia-a100-sxm4-80gb.json
     python3 -m helpers.bench.gpus [FILE ...]     # what is wrong with records; the committed ones if none is named
@@ -28,11 +28,11 @@ KINDS = {
     *("stage", "peer", "roof", "variant", "step", "experiment", "host"),
     *("backward", "backward peer", "backward step", "backward experiment"),
 }
-# What a record says of its machine. None of it identifies the machine or its owner.
+# What a record says about its machine. None of it identifies the machine or its owner.
 NEEDED = {"description", "python", "numpy", "name", "compute_capability", "multiprocessors", "cupy", "nvrtc"}
 ALLOWED = NEEDED | {"clock_mhz", "l2_bytes", "memory_bytes", "cuda_driver_api", "driver", "torch", "triton", "cudnn"}
 MAIL = re.compile(r"[\w.+-]+@[\w-]+\.\w")
-# (batch, heads, rows, head_dim), type: what the table of all GPUs shows.
+# (batch, heads, rows, head_dim), type: the columns of the table of all GPUs.
 SHOWN = (((4, 16, 4096, 64), "float32"), ((4, 16, 4096, 128), "bfloat16"))
 
 
@@ -42,10 +42,10 @@ def slug(name: str) -> str:
 
 
 def problems(record: Any, file: str | None = None) -> list[str]:
-    """List what keeps a record from being committed, a sentence each.
+    """List what prevents a record from being committed, a sentence each.
 
     Args:
-        record: what the JSON file holds. file: its name, where that is to be looked at.
+        record: the content of the JSON file. file: its name, if that is to be checked.
     """
     if not isinstance(record, Mapping) or {"device", "how", "results", "notes"} - set(record):
         return ['it is no record of `bench --json`: "device", "how", "results" and "notes" are needed']
@@ -76,14 +76,14 @@ def _label(entry: Any) -> str:
 
 
 def _fits(entry: Any, kind: type) -> bool:
-    """Return True if an entry has the fields of a dataclass, and no others."""
+    """Return True if an entry has exactly the fields of a dataclass."""
     names = {field.name for field in fields(kind)}
     needed = {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}
     return isinstance(entry, Mapping) and needed <= set(entry) <= names
 
 
 def _wrong(result: Any) -> list[str]:
-    """List what is wrong with one measurement."""
+    """List what is wrong with a measurement."""
     if not _fits(result, Measurement):
         return ["its fields are not a measurement's"]
     wrong = []
@@ -103,7 +103,7 @@ def _wrong(result: Any) -> list[str]:
 
 
 def _texts(value: Any) -> list[str]:
-    """List all texts in a value, names of fields included."""
+    """List all texts in a value, including names of fields."""
     if isinstance(value, Mapping):
         return [text for key, each in value.items() for text in (str(key), *_texts(each))]
     if isinstance(value, list | tuple):
@@ -132,7 +132,7 @@ def side_by_side(
         cases: (shape, dtype): (batch, heads, rows, head_dim) each; a column for each case and GPU that has it.
 
     Returns:
-        A table, and how to add a GPU. One sentence where nothing is recorded.
+        A table, and how to add a GPU. One sentence if nothing is recorded.
     """
     columns = []
     for shape, dtype in cases:
@@ -171,7 +171,7 @@ def _share(result: Mapping[str, Any] | None, roof: Mapping[str, Any] | None) -> 
 
 
 def main(words: Sequence[str]) -> int:
-    """Print what is wrong with the named records, or the committed ones. 1 where something is."""
+    """Print what is wrong with the named records, or the committed ones. Return 1 if something is."""
     paths = [Path(word) for word in words] or [FOLDER / f"{slug(name)}.json" for name in records()]
     wrong = 0
     for path in paths:

@@ -1,12 +1,13 @@
 """Run studies: check each way, time the ways in turns, make rows, and save the record after each row.
 
-A module of `studies/` says which ways there are, which parts its record has, and how the record is printed:
+A "way" is one of the implementations that a study compares. A module of `studies/` defines the ways, the parts of its
+record, and how the record is printed:
 
     STUDY = Study("bits", {"rows": rows})
     take = STUDY.take
 
-Each part is a function that yields rows. A row that names its part, in "part", goes to the record's list "rows"; any
-other to the list that is named after the part.
+Each part is a function that yields rows. A row that names its part, in "part", goes to the record's list "rows"; other
+rows go to the list named after the part.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ Name = TypeVar("Name", bound=Hashable)
 def need_gpu() -> None:
     """Exit if there is no GPU."""
     if not ON_GPU:
-        sys.exit("this needs a GPU; the table does not")
+        sys.exit("measuring needs a GPU; printing the table does not")
 
 
 def figures(taken: Sequence[float], flops: float | None = None) -> Row:
@@ -59,11 +60,11 @@ def compare(
     itself: bool = False,
     read: bool = False,
 ) -> dict[Name, Row]:
-    """Time ways in turns, and return the figures of each. All have been run before, and their results checked.
+    """Time ways in turns, and return each one's figures. All have been run and checked before.
 
     Args:
-        over: a way; each row gets the speedup of its own way over this one.
-        of: a way; each row gets the speedup of this way over the row's own.
+        over: a way; each row gets its own way's speedup over this one.
+        of: a way; each row gets this way's speedup over its own.
         itself: the row of the way in `over` or `of` gets a speedup, too, which is 1.
         read: see `timing.elapsed`.
     """
@@ -78,17 +79,17 @@ def compare(
 
 
 def compare_case(case: Case, ways: Mapping[str, Way], rounds: int, **how: Any) -> list[Row]:
-    """Time the ways of a case as `compare` does: a row of each, with its shape, type and mask."""
+    """Time the ways of a case as `compare` does: one row each, with its shape, type and mask."""
     what = {"shape": list(case.shape), "dtype": case.dtype, "causal": case.causal}
     how = {"flops": case.flops, **how}
     return [{"name": name, **what, **row} for name, row in compare(ways, rounds, **how).items()]
 
 
 def require_same(what: str, ways: Mapping[str, Callable[[], Any]], most: float = 0.02) -> None:
-    """Run all ways, each of which returns arrays or one array, and compare them with the first way's.
+    """Run all ways, which return one or more arrays each, and compare them with the first way's.
 
     Raises:
-        WrongOutput: one differs by more than this share of the largest number.
+        WrongOutput: a way differs by more than this share of the largest number.
     """
     expected = None
     for name, run in ways.items():
@@ -101,7 +102,7 @@ def require_same(what: str, ways: Mapping[str, Callable[[], Any]], most: float =
 
 
 def fields_text(row: Mapping[str, Any]) -> str:
-    """Format the fields of a row that was just measured."""
+    """Format the fields of a new row."""
     return " ".join(f"{name}={v:.4g}" if isinstance(v, float) else f"{name}={v}" for name, v in row.items())
 
 
@@ -114,10 +115,10 @@ def heads_text(row: Mapping[str, Any]) -> str:
 def compare_jobs(
     runner: JobRunner, jobs: Sequence[Job], rounds: int, *, over: str | None = None, of: str | None = None
 ) -> list[Row]:
-    """Check jobs of one case, then time them in turns. Return a row for each: its figures, and what its check has seen.
+    """Check jobs of one case, then time them in turns. Return a row for each: its figures, and its check's results.
 
     Args:
-        over, of: see `compare`; the row of this job has a speedup, too.
+        over, of: see `compare`; this job's own row has a speedup, too.
 
     Raises:
         WrongOutput: the output of a job is wrong.
@@ -132,10 +133,10 @@ def compare_jobs(
 
 
 def compare_tiles(case: Case, ways: Mapping[Name, tuple[Rung, Mapping[str, int]]]) -> dict[Name, Row]:
-    """Compile stages with other tile sizes side by side, check them, and time them in turns.
+    """Compile stages with other tile sizes in parallel, check them, and time them in turns.
 
     Returns:
-        For each of the ways: "full" and "causal", TFLOP/s without a mask and with one, and "local_bytes" of a thread.
+        For each way: "full" and "causal", TFLOP/s without a mask and with one, and "local_bytes" per thread.
 
     Raises:
         WrongOutput: an output is wrong.
@@ -160,7 +161,7 @@ def compare_tiles(case: Case, ways: Mapping[Name, tuple[Rung, Mapping[str, int]]
 
 
 def _launched(runner: JobRunner, jobs: Mapping[Any, Job], contexts: contextlib.ExitStack) -> dict[Any, tuple[Way, Row]]:
-    """Launch and check jobs; return each launch, and what its check has seen."""
+    """Launch and check jobs; return each launch, and its check's results."""
     launched = {}
     for key, job in jobs.items():
         try:
@@ -184,9 +185,9 @@ class Study:
         name: of the module in `studies/`.
         parts: a function for each part. It yields rows, or lists of rows that are saved together; or it returns a dict,
             which is the whole part.
-        head: returns what a record says of its machine and of how it was measured.
-        prepare: called with the parts that are measured, before the first: it compiles ahead, or exits without a GPU.
-        line: formats a row, which is printed when it is measured.
+        head: returns what a record says about its machine and how it was measured.
+        prepare: called first with the parts to measure: it compiles ahead, or exits without a GPU.
+        line: formats a new row for printing.
         optional: parts that are measured only if they are named.
         key: the key under which a row names its part.
         replaces: returns whether a row of an earlier record is replaced when its part is measured again.
@@ -207,7 +208,7 @@ class Study:
         words: the parts to measure; all but the optional ones if empty. The other parts of the record in path stay.
         """
         if words and len(self.parts) == 1:
-            sys.exit(f"{self.name} takes one FILE, not also {' '.join(words)}")
+            sys.exit(f"{self.name} takes a single FILE; got also {' '.join(words)}")
         if unknown := [word for word in words if word not in self.parts]:
             sys.exit(f"{self.name} has no part {unknown[0]!r}; its parts are {', '.join(self.parts)}")
         parts = list(words) or [part for part in self.parts if part not in self.optional]
@@ -219,7 +220,7 @@ class Study:
             began = time.perf_counter()
             try:
                 self._measure(part, path, record)
-            except Exception as error:  # the other parts still count, and a GPU's time is short
+            except Exception as error:  # the other parts still count, and GPU time is scarce
                 record.setdefault("failed", {})[part] = f"{type(error).__name__}: {str(error)[:600]}"
                 print(f"[FAIL] {part}: {record['failed'][part]}", flush=True)
             records.save(path, record)
@@ -232,7 +233,7 @@ class Study:
         if isinstance(result, Mapping):
             record[part] = result
             return
-        own: list[Row] = []  # rows that do not name their part, instead of an earlier record's
+        own: list[Row] = []  # rows that do not name their part; they replace an earlier record's
         named = False
         for each in result:
             rows = each if isinstance(each, list) else [each]
@@ -248,7 +249,7 @@ class Study:
             record[part] = own
 
     def _other_parts(self, path: Path, parts: Collection[str], head: Mapping[str, Any]) -> dict[str, Any]:
-        """Read an earlier record without the rows that are measured again. Exit if it is of another GPU."""
+        """Read an earlier record without the rows that are measured again. Exit if it is from another GPU."""
         record = records.load(path)
         devices = record["device"], head["device"]
         before, now = (each if isinstance(each, str) else each.get("name") or each["description"] for each in devices)

@@ -1,7 +1,7 @@
-"""Time calls on the host of a GPU: checks, the choice of a stage, the launch; and PyTorch's SDPA for comparison.
+"""Time calls on the host of a GPU: checks, choice of a stage, launch; and PyTorch's SDPA for comparison.
 
-The work is small, one sequence of 64 tokens, so the host limits the speed. Calls follow one another without waiting
-for the GPU, as a model's do.
+The work is small, one sequence of 64 tokens, so the host limits the speed. Calls follow one another without waiting for
+the GPU, as in a model.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from helpers.bench.timing import Timing
 from helpers.device import cp
 
 CASE = Case((1, 4, 64, 64), "float16", causal=True)  # (batch, heads, tokens, head_dim); calls get (1, 64, 4, 64)
-BATCHES, CALLS = 20, 100  # fewer calls than a GPU takes into its queue
+BATCHES, CALLS = 20, 100  # fewer calls than fit into a GPU's queue
 
 Ready = Iterator[tuple[Callable[[], Any], Callable[[Any], Any]]]
 
 
 @dataclass(frozen=True)
 class HostCall:
-    """One way to call attention.
+    """One implementation of attention to call.
 
-    ready(inputs) is a context: it gives the call, and a function that makes (batch, heads, tokens, head_dim) of what
-    the call returns.
+    ready(inputs) is a context: it gives the call, and a function that converts its result to (batch, heads, tokens,
+    head_dim).
     """
 
     name: str
@@ -43,9 +43,9 @@ class HostCall:
 
 
 def host_time(call: Callable[[], object], *, batches: int = BATCHES, calls: int = CALLS) -> Timing:
-    """Time a call on the host that was made before: the median over batches, and their spread.
+    """Time a call on the host that was called before: the median over batches, and their spread.
 
-    The GPU is waited for between batches, outside of the time.
+    It waits for the GPU between batches, which is not timed.
     """
     times = []
     for _ in range(batches + 1):
@@ -55,12 +55,12 @@ def host_time(call: Callable[[], object], *, batches: int = BATCHES, calls: int 
             call()
         times.append((time.perf_counter_ns() - began) / calls / 1e6)
     cp.cuda.Device().synchronize()
-    times = times[1:]  # the first was to warm up
+    times = times[1:]  # the first was a warm-up
     return Timing(statistics.median(times), min(times), max(times), batches * calls)
 
 
 def calls(with_torch: bool) -> tuple[HostCall, ...]:
-    """List the calls that are timed: ours with CuPy's arrays; with PyTorch also ours with tensors, and SDPA."""
+    """List the timed calls: ours with CuPy's arrays; with PyTorch also ours with tensors, and SDPA."""
     kinds = {"CuPy arrays": _device_arrays, **({"torch tensors": _tensors} if with_torch else {})}
     kinds_of_call = [HostCall("a prepared launch", _prepared, "everything but the launch was done before")]
     for kind, arrays in kinds.items():
@@ -111,7 +111,7 @@ def _prepared(inputs: Inputs) -> Ready:
 
 @contextlib.contextmanager
 def _sdpa(inputs: Inputs) -> Ready:
-    """Call SDPA with the backend of PyTorch's choice."""
+    """Call SDPA with the backend that PyTorch chooses."""
     torch = torch_on_gpu()
     q, k, v = inputs.torch
     with torch.no_grad():

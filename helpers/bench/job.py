@@ -1,4 +1,4 @@
-"""A job: one measurement of a run, as closures. Who runs it need not know what it launches."""
+"""A job: one measurement of a run, as closures. The runner need not know what it launches."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ class Job:
     """One measurement.
 
     Args:
-        name, kind: as the record has them.
+        name, kind: as in the record.
         case: what is computed; None for a roof.
-        make: from the inputs of the case (None without one), a context that gives a launch, and a check. The check runs
-            the launch, for the first time, and returns what the record says of its output, or raises WrongOutput.
+        make: from the inputs of the case (None without one), a context that gives a launch and a check. The check runs
+            the launch for the first time, and returns the record's fields about its output, or raises WrongOutput.
         compared_with: equal for all jobs that are timed in turns; None for a job that is timed alone.
         base: returns the job that a climb begins at. It is timed with the others and not recorded.
         climb: the stage that a climb ends at, if the job is a step of it.
         is_peer: whether it is timed to be compared with the stages.
         sizes: tile sizes in place of the stage's own.
         note: returns the row's note.
-        row: what else the record's row says.
+        row: further fields of the record's row.
         rate: from milliseconds, the row's rate.
         compile: compiles what it launches.
-        share: of the time for one measurement.
-        on_host: whether the host's time is measured, not the device's.
+        share: share of the usual time for one measurement.
+        on_host: whether to measure the host's time, not the device's.
         warm: whether the check has launched it.
     """
 
@@ -74,18 +74,18 @@ class Job:
         return (self.kind, self.name, str(self.case), str(dict(self.sizes)))
 
 
-# ---- what is checked
+# ---- checks
 
 
 def require_accuracy(error: float, tolerance: float) -> dict[str, Any]:
-    """Return what a record says of a check. Raises WrongOutput."""
+    """Return a check's fields of the record. Raises WrongOutput."""
     if not error <= tolerance:
         raise WrongOutput(f"max error {error:.1e} > {tolerance:.1e}; not timed")
     return {"max_error": error, "tolerance": tolerance}
 
 
 def _check_output(case: Case, error_factor: float, inputs: Inputs, launch: Launch) -> dict[str, Any]:
-    """Launch once: compare the output, and count the memory beyond it."""
+    """Launch once: compare the output, and count the extra memory."""
     before = _allocated_bytes()
     o = launch()
     extra = None if before is None else _allocated_bytes(peak=True) - before - o.nbytes
@@ -98,10 +98,10 @@ def _check_gradients(case: Case, inputs: Inputs, launch: Launch, *, alibi: bool 
 
 
 def _count_wrong(experiment: experiments.Experiment, case: Case, inputs: Inputs, launch: Launch) -> dict[str, Any]:
-    """Launch a changed stage; count the launches whose output is wrong."""
+    """Launch a changed stage; count the launches with a wrong output."""
     sample: Sample = inputs.sample(case.causal)
     whole = None
-    if experiment.launches > 1:  # a race may show in one row alone
+    if experiment.launches > 1:  # a race may show in a single row
         whole = cp.asarray(reference.attention(*inputs.host, causal=case.causal))
     wrong, worst = 0, 0.0
     for _ in range(experiment.launches):
@@ -122,7 +122,7 @@ def torch_cuda() -> Any | None:
 def _allocated_bytes(*, peak: bool = False) -> int | None:
     """Count the bytes of the GPU's memory that arrays hold now. None on the CPU.
 
-    peak: of PyTorch's, the most since the last call.
+    peak: PyTorch's maximum since the last call.
     """
     if not ON_GPU:
         return None
@@ -134,18 +134,18 @@ def _allocated_bytes(*, peak: bool = False) -> int | None:
     return total
 
 
-# ---- stages, and what is made of them
+# ---- stages and their variants
 
 
 def tile_sizes(stage: Rung, case: Case) -> dict[str, int]:
-    """Return the -D options that a stage chooses for a case, whose arrays are contiguous."""
+    """Return the -D options that a stage chooses for a case with contiguous arrays."""
     batch, heads, rows, head_dim = case.shape
     usual = stage.defines_for(head_dim, rows, batch * heads, uneven=case.causal)
     return {**usual, **stage.variant(call_of(case))}
 
 
 def _tiles_text(stage: Rung, case: Case, sizes: Mapping[str, int]) -> str:
-    """Format the sizes that a stage is compiled with, as "BLOCK_M=64 BLOCK_N=16"."""
+    """Format the tile sizes that a stage is compiled with, as "BLOCK_M=64 BLOCK_N=16"."""
     defines = {**tile_sizes(stage, case), **sizes}
     return " ".join(f"{name}={value}" for name, value in defines.items() if name != "HEAD_DIM")
 
@@ -164,8 +164,8 @@ def of_stage(
     """Make the job of a stage that computes attention.
 
     Args:
-        text: returns the text that is compiled in place of the stage's file.
-        check: in place of comparing one output.
+        text: returns the text to compile instead of the stage's file.
+        check: replaces the comparison of one output.
         more: further fields of the job.
     """
     sizes = sizes or {}
@@ -173,7 +173,7 @@ def of_stage(
 
     @contextlib.contextmanager
     def make(inputs: Inputs) -> Iterator[tuple[Launch, Check]]:
-        """Make the launch. Its first call prepares, so memory beyond q, k and v is not allocated before."""
+        """Make the launch. The first call prepares it, so that no memory beyond q, k and v is allocated before."""
         source, arrays, prepared = text(), inputs.device, []
 
         def launch() -> Any:
@@ -195,13 +195,13 @@ def of_stage(
 
 
 def _of_case(case: Case, stage: Rung | None = None, sizes: Mapping[str, int] | None = None) -> dict[str, Any]:
-    """Return the fields of a job that its case says."""
+    """Return the fields of a job that follow from its case."""
     note = functools.partial(_tiles_text, stage, case, sizes or {}) if stage else str
     return {"note": note, "rate": lambda ms: {"tflops": case.flops / ms / 1e9}}
 
 
 def of_experiment(experiment: experiments.Experiment, case: Case, sizes: Mapping[str, int], **more: Any) -> Job:
-    """Make the job of a stage with a changed text, whose output may be wrong."""
+    """Make the job of a stage with a changed text; its output may be wrong."""
     stage = LADDER[experiment.stage]
     return of_stage(
         stage,
@@ -220,7 +220,7 @@ class Gradients:
     """A stage that computes gradients, deterministic or not.
 
     Args:
-        idea: what was changed in it, by sizes or text. alibi: of scores with ALiBi.
+        idea: what was changed, by sizes or text. alibi: the scores have ALiBi's bias.
     """
 
     stage: Rung
@@ -231,12 +231,12 @@ class Gradients:
 
     @property
     def name(self) -> str:
-        """In the record."""
+        """Its name in the record."""
         return self.stage.name + " deterministic" * self.deterministic + f": {self.idea}" * bool(self.idea)
 
     @property
     def source(self) -> str | None:
-        """The text that is compiled in place of the stage's file."""
+        """The text to compile instead of the stage's file."""
         changes = self.changed is not None and self.changed.changes
         return self.changed.apply(kernel.source(self.stage.file)) if changes else None
 
@@ -268,7 +268,7 @@ def of_gradients(
     name: str = "",
     **more: Any,
 ) -> Job:
-    """Make the job of a stage's gradients alone: the forward pass that they start from has run before."""
+    """Make the job of a stage's gradients only: the forward pass that they need runs before."""
     sizes = sizes or {}
 
     @contextlib.contextmanager
@@ -308,7 +308,7 @@ def _of_stage_in_direction(step: experiments.Step, case: Case, **more: Any) -> J
 
 
 def _base(step: experiments.Step) -> Job | None:
-    """Make the job of what a climb begins at, in the case of a step of it; None if that computes something else."""
+    """Make the job that a step's climb begins at, for the step's case; None if that computes something else."""
     file = BEFORE.get(step.of)
     known = (*BASES.values(), *LADDER.values())
     stage = next((stage for stage in known if stage.file == file and stage.direction == step.stage.direction), None)
@@ -323,7 +323,7 @@ def why_not(stage: Rung, case: Case) -> str | None:
     return stage.why_not(head_dim=case.shape[3], dtype=case.dtype, causal=case.causal)
 
 
-# ---- peers, roofs, the host
+# ---- peers, roofs, host time
 
 
 def of_peer(peer: peers.Peer, case: Case, **more: Any) -> Job:
@@ -353,7 +353,7 @@ def of_roof(roof: peers.Roof) -> Job:
 
 
 def of_host(call: host_cost.HostCall) -> Job:
-    """Make the job of what a call takes on the host."""
+    """Make the job that measures a call's time on the host."""
 
     @contextlib.contextmanager
     def make(inputs: Inputs) -> Iterator[tuple[Launch, Check]]:

@@ -16,9 +16,9 @@ from typing import Any
 from helpers.bench.counters import FIGURES, STALLS, stall_metric
 from helpers.device import cp, describe
 
-Columns = Mapping[str, tuple[str, str]]  # of one launch: name -> (value, unit)
+Columns = Mapping[str, tuple[str, str]]  # those of one launch: name -> (value, unit)
 MARK = "utilisation_mark"
-# ncu gives this one with the figures of the launch, unasked, and does not list it among its metrics.
+# ncu always reports this with the launch, and does not list it among its metrics.
 UNASKED = FIGURES["occupancy % at most"]
 _UNITS = {"nsecond": 1e-6, "ns": 1e-6, "usecond": 1e-3, "us": 1e-3, "msecond": 1.0, "ms": 1.0}
 
@@ -35,7 +35,7 @@ def known_metrics() -> frozenset[str]:
     try:
         asked = subprocess.run(["ncu", "--query-metrics"], capture_output=True, text=True)
     except OSError as error:
-        raise RuntimeError(f"Nsight Compute is needed, as `ncu` on the path: {error}") from None
+        raise RuntimeError(f"Nsight Compute is needed: `ncu` must be on PATH: {error}") from None
     return frozenset(line.split()[0] for line in asked.stdout.splitlines() if line.strip())
 
 
@@ -45,17 +45,17 @@ def _is_known(metric: str, known: frozenset[str]) -> bool:
 
 
 def first_known(metrics: Sequence[str]) -> str:
-    """Return the first of some metrics that this ncu has; if it has none of them, the first."""
+    """Return the first of these metrics that this ncu has; if it has none, the first."""
     return next((name for name in metrics if _is_known(name, known_metrics())), metrics[0])
 
 
 def profile(target: Path, wanted: Sequence[str], kernels: Sequence[str], words: Sequence[str], *options: str) -> None:
     """Run `python3 -m WORDS` under Nsight Compute, and write its CSV of these kernels' metrics.
 
-    A metric that this ncu does not know is left out, and named on stderr.
+    Metrics that this ncu does not know are left out, and named on stderr.
 
     Raises:
-        RuntimeError: ncu is missing or failed; the message is its own.
+        RuntimeError: ncu is missing, or failed with this message.
     """
     known = known_metrics()
     metrics = [name for name in wanted if _is_known(name, known)]
@@ -72,19 +72,19 @@ def profile(target: Path, wanted: Sequence[str], kernels: Sequence[str], words: 
     command += ["--print-kernel-base", "function", "--log-file", str(target)]
     done = subprocess.run([*command, sys.executable, "-m", *words], capture_output=True, text=True)
     if done.returncode != 0:
-        raise RuntimeError(f"ncu ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+        raise RuntimeError(f"ncu exited with code {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
 
 
 def launches_of(text: str) -> list[tuple[str, dict[str, tuple[str, str]]]]:
-    """Parse Nsight Compute's raw page as CSV into a pair for each launch: kernel, column -> (value, unit).
+    """Parse Nsight Compute's raw CSV page into a pair for each launch: kernel, column -> (value, unit).
 
     Raises:
-        ValueError: the text has no such table.
+        ValueError: the text has no table.
     """
     lines = text.splitlines()
     start = next((n for n, line in enumerate(lines) if line.startswith('"ID"')), None)
     if start is None:
-        raise ValueError(f"no table of ncu --csv --page raw in: {text[:300]!r}")
+        raise ValueError(f"the output of ncu --csv --page raw has no table: {text[:300]!r}")
     head, units, *table = [row for row in csv.reader(lines[start:]) if row and not row[0].startswith("==")]
     launches = []
     for row in table:
@@ -93,7 +93,7 @@ def launches_of(text: str) -> list[tuple[str, dict[str, tuple[str, str]]]]:
     return launches
 
 
-# ---- runs of several launches, told apart by a mark before each
+# ---- runs of several launches, separated by a mark before each
 
 
 def marked() -> Callable[[int, Callable[[], object]], None]:
@@ -116,12 +116,12 @@ def marked() -> Callable[[int, Callable[[], object]], None]:
 
 
 def taken() -> dict[str, str]:
-    """Return the metric that each of the figures is read from here."""
+    """Return the metric that each figure is read from here."""
     return {figure: first_known(metrics) for figure, metrics in FIGURES.items()}
 
 
 def counted(module: str, *words: str) -> tuple[Any, str]:
-    """Run `python3 -m MODULE launch FILE WORDS`, which counts `marked` runs: what it wrote into FILE, and ncu's CSV."""
+    """Run `python3 -m MODULE launch FILE WORDS`, which counts `marked` runs; return FILE's content and ncu's CSV."""
     with tempfile.TemporaryDirectory() as folder:
         table, file = Path(folder, "ncu.csv"), Path(folder, "launched.json")
         asked = [metric for metric in taken().values() if metric not in UNASKED] + [*map(stall_metric, STALLS.values())]
@@ -130,7 +130,7 @@ def counted(module: str, *words: str) -> tuple[Any, str]:
 
 
 def runs_of(text: str) -> dict[int, list[tuple[str, Columns]]]:
-    """Parse a CSV of marked runs: the launches of each run, (kernel, columns), by the run's number."""
+    """Parse a CSV of marked runs: each run's launches, (kernel, columns), by its number."""
     runs: dict[int, list[tuple[str, Columns]]] = {}
     number = 0
     for name, columns in launches_of(text):
@@ -142,10 +142,10 @@ def runs_of(text: str) -> dict[int, list[tuple[str, Columns]]]:
 
 
 def figures_of(launches: Sequence[Columns]) -> dict[str, float]:
-    """Return the figures of one run from its launches' columns; without those that ncu gave no number for.
+    """Return the figures of one run from its launches' columns, except those without a number.
 
-    Counts and times are added; percentages are averaged, each weighted by its launch's time; registers, blocks and such
-    are the longest launch's.
+    Counts and times are added; percentages are averaged, each weighted by its launch's time; registers, blocks and the
+    like are those of the longest launch.
     """
     (duration,) = FIGURES["ms"]
     times = [_number(*columns[duration]) if duration in columns else 1.0 for columns in launches]
@@ -167,7 +167,7 @@ def figures_of(launches: Sequence[Columns]) -> dict[str, float]:
 
 
 def stalls_of(launches: Sequence[Columns]) -> dict[str, float]:
-    """Return the cycles in each of the STALLS per instruction issued, of a run's longest launch; zeros left out."""
+    """Return the cycles in each of the STALLS per issued instruction, for a run's longest launch, without zeros."""
     (duration,) = FIGURES["ms"]
     longest = max(launches, key=lambda columns: _number(*columns[duration]) if duration in columns else 0.0)
     clocks = {state: _number(*longest.get(stall_metric(name), ("", ""))) for state, name in STALLS.items()}
@@ -175,7 +175,7 @@ def stalls_of(launches: Sequence[Columns]) -> dict[str, float]:
 
 
 def _number(value: str, unit: str) -> float:
-    """Parse a figure of Nsight Compute's; times in milliseconds. NaN for what is no number."""
+    """Parse a figure of Nsight Compute's, times in milliseconds; NaN if it is not a number."""
     try:
         return float(value.replace(",", "")) * _UNITS.get(unit, 1.0)
     except ValueError:

@@ -1,6 +1,6 @@
-"""Peers of the stages: PyTorch's attention, backend by backend, and its matrix product; others' attention.
+"""Peers of the stages: PyTorch's attention, backend by backend, its matrix product, and other libraries' attention.
 
-Peers are optional: what is not installed is left out. Each one gets the inputs of the stages.
+Peers are optional: those that are not installed are left out. All get the inputs of the stages.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Peer:
     sweep: bool = True  # timed at many N
 
     def why_not(self, dtype: str, causal: bool) -> str | None:
-        """Return why it cannot, as far as that is known before it is tried."""
+        """Return why it cannot compute a case, as far as that is known in advance."""
         if dtype not in self.dtypes:
             return f"takes {', '.join(map(titles, self.dtypes))}"
         return "no causal mask" if causal and not self.causal else None
@@ -48,7 +48,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class Roof:
-    """The best that the machine can do. ready() gives a launch; work is its FLOP ("tflops") or bytes ("gbps")."""
+    """The machine's upper limit. ready() gives a launch; work is its FLOP ("tflops") or bytes ("gbps")."""
 
     name: str
     dtype: str
@@ -77,8 +77,8 @@ def torch_on_gpu() -> Any | None:
 def _sdpa(backend: str) -> Callable[[Inputs, bool], AbstractContextManager[Callable[[], Any]]]:
     """Make a peer of scaled_dot_product_attention with one backend allowed.
 
-    Its float32 products are as exact as float32: math uses no TF32. From sm_80 on, efficient has CUTLASS's
-    OpMultiplyAddFastF32, which makes one product of float32 out of three of TF32, on the tensor cores.
+    Its float32 products have float32's precision: math does not use TF32. From sm_80 on, efficient uses CUTLASS's
+    OpMultiplyAddFastF32, which computes a float32 product as three TF32 products on the tensor cores.
     """
 
     @contextlib.contextmanager
@@ -89,9 +89,9 @@ def _sdpa(backend: str) -> Callable[[Inputs, bool], AbstractContextManager[Calla
         torch.backends.cuda.matmul.allow_tf32 = False
         q, k, v = inputs.torch
 
-        # Why a backend cannot, PyTorch says in warnings and in the error; the error is enough.
+        # PyTorch gives the reasons why a backend cannot both as warnings and in the error; the error suffices.
         def run() -> Any:
-            with sdpa_kernel(getattr(SDPBackend, backend)):  # chosen in each call: others may be timed in turns with it
+            with sdpa_kernel(getattr(SDPBackend, backend)):  # in each call: others may be timed in turns with it
                 return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
         with torch.no_grad(), warnings.catch_warnings():
@@ -110,7 +110,7 @@ TORCH = (
 )
 
 
-# FlashAttention-3 as its authors build it, or the package fa3-fwd, which has the forward pass alone.
+# FlashAttention-3 as built by its authors, or the package fa3-fwd, which has only the forward pass.
 FLASH_ATTENTION_3 = ("flash_attn_interface", "fa3_fwd_interface")
 
 
@@ -121,7 +121,7 @@ def flash_attention_3() -> Any | None:
 
 
 def _of_models(load: Callable[[], Any]) -> Callable[[Inputs, bool], AbstractContextManager[Callable[[], Any]]]:
-    """Make a peer of a function whose arrays are (batch, N, heads, d), and contiguous here. load: returns it."""
+    """Make a peer of a function with contiguous (batch, N, heads, d) arrays. load: returns the function."""
 
     @contextlib.contextmanager
     def ready(inputs: Inputs, causal: bool) -> Iterator[Callable[[], Any]]:
@@ -141,7 +141,7 @@ def _of_models(load: Callable[[], Any]) -> Callable[[Inputs, bool], AbstractCont
 
 
 def flash_attention_4() -> Callable[..., Any] | None:
-    """Return flash_attn_func of the package flash-attn-4, for its output alone; None where it is not installed."""
+    """Return flash_attn_func of the package flash-attn-4, reduced to its output; None if it is not installed."""
     if importlib.util.find_spec("flash_attn") is None or importlib.util.find_spec("flash_attn.cute") is None:
         return None
     from flash_attn.cute import flash_attn_func
@@ -154,7 +154,7 @@ def flash_attention_4() -> Callable[..., Any] | None:
 
 
 def attentions() -> tuple[Peer, ...]:
-    """List PyTorch's backends, and FlashAttention-3 and -4 where they are installed and support the GPU."""
+    """List PyTorch's backends, and FlashAttention-3 and -4 if they are installed and support the GPU."""
     if int(cp.cuda.Device().compute_capability) != 90:
         return TORCH
     flash3 = Peer("FlashAttention-3", _of_models(lambda: flash_attention_3().flash_attn_func), (*HALVES, "uint8"))
@@ -164,7 +164,7 @@ def attentions() -> tuple[Peer, ...]:
 
 
 def _sdpa_backward(backend: str) -> Callable[[Inputs, bool], AbstractContextManager[Callable[[], Any]]]:
-    """Make a peer of SDPA's gradients, (dq, dk, dv), from a forward pass that has run before."""
+    """Make a peer of SDPA's gradients, (dq, dk, dv), after a forward pass that is not timed."""
 
     @contextlib.contextmanager
     def ready(inputs: Inputs, causal: bool) -> Iterator[Callable[[], Any]]:
@@ -240,23 +240,23 @@ NUMPY = Peer("NumPy", _numpy, ("float32",))
 
 
 def numba_simulator() -> Peer | None:
-    """Return Numba's CUDA simulator, which runs kernels written in Python without a GPU; None if missing."""
+    """Return Numba's CUDA simulator, which runs kernels written in Python without a GPU; None if it is missing."""
     if importlib.util.find_spec("numba") is None:
         return None
     if "numba" not in sys.modules:
-        os.environ["NUMBA_ENABLE_CUDASIM"] = "1"  # read once, at Numba's import
+        os.environ["NUMBA_ENABLE_CUDASIM"] = "1"  # read once, when Numba is imported
     from numba.core import config
 
     return Peer("Numba's simulator", _numba, ("float32",), causal=False) if config.ENABLE_CUDASIM else None
 
 
-cuda: Any  # Numba's, where _numba() has imported it
+cuda: Any  # Numba's module, after _numba() has imported it
 
 
 @contextlib.contextmanager
 def _numba(inputs: Inputs, causal: bool) -> Iterator[Callable[[], Any]]:
-    """Write naive as a Numba kernel: a thread per query row, with online_softmax's running maximum and sum."""
-    global cuda  # the simulator gives a kernel its indices by exchanging this name among the kernel's globals
+    """Write naive as a Numba kernel: one thread per query row, with online_softmax's running maximum and sum."""
+    global cuda  # the simulator passes a kernel its indices by replacing this global name
     from numba import cuda
 
     @cuda.jit

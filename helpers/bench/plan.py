@@ -24,16 +24,16 @@ from helpers.bench.job import (
 from helpers.bench.results import Record
 from helpers.device import ON_GPU
 
-# The cases of the record. Half types and e4m3: the main shapes in each; bfloat16 alone where time is drawn against N,
-# with 16384 tokens and 2048 columns of all heads together, as in FlashAttention's papers.
+# The cases of the record. Half types and e4m3: the main shapes in each; only bfloat16 for plots of time against N, with
+# 16,384 tokens and 2048 columns of all heads together, as in FlashAttention's papers.
 SHAPES = ((1, 1, 4096, 64), (1, 1, 16384, 64), (1, 16, 4096, 64), (4, 16, 4096, 64), (4, 16, 4096, 128))
 ONE_HEAD_SWEEP = tuple((1, 1, n, 64) for n in (1024, 2048, 8192))
 HALF_SWEEP = tuple(shape_of_tokens(n, d) for d in (128, 64) for n in (512, 2048, 4096, 8192, 16384))
 QUICK = ((1, 1, 4096, 64), (4, 16, 4096, 64))
-ON_CPU = (1, 1, 1024, 64)  # the engine is for understanding, not for speed: one shape says what there is to say
+ON_CPU = (1, 1, 1024, 64)  # the engine is for understanding, not for speed: one shape suffices
 FOR_NUMBA = (1, 1, 64, 16)  # its simulator takes a second for this
-# Of the gradients: a shape of each head dimension in float32; in half types also those of FlashAttention-2's tables,
-# and launches of few blocks, which are long enough that the host does not show.
+# Cases of gradients: a shape for each head dimension in float32; in half types also those of FlashAttention-2's tables,
+# and launches of few blocks, long enough that the host's time does not show.
 FEW_BLOCKS = tuple((1, heads, 4096, d) for heads in (1, 4) for d in (64, 128))
 BACKWARD_SHAPES = {
     "float32": SHAPES[-2:],
@@ -44,21 +44,21 @@ BACKWARD_SHAPES = {
     ),
 }
 WITH_ALIBI = tuple(Case((4, 8, 4096, 256), "bfloat16", causal, backward=True) for causal in (False, True))
-SIDE_SHARE = 0.5  # of the time for one measurement: for all but the ladder, and for the sweep over N
+SIDE_SHARE = 0.5  # of the usual time per measurement: for everything but the ladder, and for the sweep over N
 
 
 def swept(case: Case) -> bool:
-    """Return True if a case is timed only to draw time against N."""
+    """Return True if a case is timed only for the plot of time against N."""
     return case.shape in HALF_SWEEP and case.shape not in SHAPES
 
 
 def share_of(case: Case) -> float:
-    """Return the share of the time for one measurement that the ladder's jobs get at a case."""
+    """Return the share of the usual time per measurement that the ladder's jobs get at a case."""
     return SIDE_SHARE if swept(case) else 1.0
 
 
 def cases(*, on_gpu: bool = ON_GPU, quick: bool = False) -> list[Case]:
-    """List the cases of a run, each once; those of a shape and a type follow one another."""
+    """List the cases of a run, each once; cases with the same shape and type are consecutive."""
     if not on_gpu:
         return [Case(ON_CPU, dtype) for dtype in ("float32", "float16", "uint8")]
     chosen = [Case(shape, "float32", causal) for shape in (QUICK if quick else SHAPES) for causal in (False, True)]
@@ -93,10 +93,10 @@ def gradients() -> list[Gradients]:
 def plan(
     record: Record, *, quick: bool = False, with_peers: bool = True, only: Sequence[str] = (), on_gpu: bool = ON_GPU
 ) -> list[Job]:
-    """Plan all measurements of a run, sorted by their inputs. What is known not to work is noted in the record.
+    """Plan all measurements of a run, sorted by their inputs. Known failures are noted in the record.
 
     Args:
-        only: names of stages; the other stages, with their variants, steps and experiments, are left out.
+        only: names of stages; others, with their variants, steps and experiments, are skipped.
     """
     stages = {name: stage for name, stage in forward().items() if not only or name in only}
     torch = peers.torch_on_gpu() if with_peers and on_gpu else None
@@ -121,7 +121,7 @@ def plan(
                 record.add_note(job.name, job.kind, why, case)
     if on_gpu and not quick:
         more = sorted(_side_jobs(stages), key=lambda job: (job.case.dtype, job.case.shape))
-        # The sweep comes last: a run that is stopped early has the ladder and what the notebooks quote.
+        # The sweep comes last, so that a run that is stopped early has the ladder and what the notebooks quote.
         sweep = [job for job in jobs if job.compared_with and swept(job.case)]
         of_gradients = sorted(_gradient_jobs(only, torch is not None), key=lambda job: (job.case.dtype, job.case.shape))
         jobs = [job for job in jobs if job not in sweep] + more + of_gradients + sweep
@@ -129,7 +129,7 @@ def plan(
 
 
 def _gradient_jobs(only: Sequence[str], with_peers: bool) -> Iterator[Job]:
-    """Yield what is measured of the backward pass: stages at the cases that they can do, peers, steps, experiments."""
+    """Yield the backward pass's jobs: stages at the cases that they support, peers, steps, experiments."""
     stages = [each for each in gradients() if not only or each.stage.name in only]
     for dtype, shapes in BACKWARD_SHAPES.items():
         for shape in dict.fromkeys(shapes):
@@ -137,7 +137,7 @@ def _gradient_jobs(only: Sequence[str], with_peers: bool) -> Iterator[Job]:
                 case = Case(shape, dtype, causal, backward=True)
                 how = {"compared_with": case, "share": share_of(case)}
                 able = [each for each in stages if why_not(each.stage, case) is None]
-                best = {each.stage.number: each.stage for each in able}  # of a rung with two: not the one for long rows
+                best = {each.stage.number: each.stage for each in able}  # of two stages, not the one for long rows
                 able = [each for each in able if each.stage is best[each.stage.number]]
                 yield from (of_gradients(each, case, **how) for each in able)
                 if able and with_peers:
@@ -167,7 +167,7 @@ def _steps(stages: Mapping[str, Rung]) -> Iterator[Job]:
 
 
 def _side_jobs(stages: Mapping[str, Rung]) -> Iterator[Job]:
-    """Yield what is measured in addition to the ladder: other tile sizes, steps and experiments of these stages."""
+    """Yield these stages' jobs besides the ladder: other tile sizes, steps and experiments."""
     for variant in experiments.VARIANTS:
         if variant.stage in stages:
             stage = stages[variant.stage]
@@ -182,10 +182,10 @@ def _side_jobs(stages: Mapping[str, Rung]) -> Iterator[Job]:
 
 
 def still_to_do(jobs: Sequence[Job], record: Record) -> list[Job]:
-    """Return the jobs that the record has neither a result nor a failure of.
+    """Return the jobs that have neither a result nor a failure in the record.
 
-    A run that was stopped has noted in record.how["done"] what it did. The results of a run that came to its end are
-    recognised by name, case and tile sizes. Jobs for which there was no time are still to do.
+    An interrupted run has noted its finished jobs in record.how["done"]. Results of a complete run are recognised by
+    name, case and tile sizes. Jobs that were skipped for lack of time are still to do.
     """
     if "done" in record.how:
         done = set(record.how["done"])
@@ -205,5 +205,5 @@ def still_to_do(jobs: Sequence[Job], record: Record) -> list[Job]:
 
 
 def _identity(kind: str, name: str, case: Case | None, note: str) -> tuple[str, ...]:
-    """Return what is the same for a job and for its result."""
+    """Return what a job and its result have in common."""
     return (kind, name) if kind in ("roof", "host") else (kind, name, str(case), note)

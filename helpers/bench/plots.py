@@ -1,6 +1,6 @@
 """Bar charts of a recorded GPU run: stages, climbs, tile sizes. roofline.py draws the rest.
 
-Where nothing is recorded, each picture is a sentence that says so.
+If nothing is recorded, a sentence that says so replaces the picture.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def gpu_of(record: Mapping[str, Any]) -> str:
 def heading(shape: Sequence[int], dtype: str = "", causal: bool = False) -> str:
     """Return a title: N, d, the type, heads, the mask."""
     batch, heads, n, head_dim = shape
-    many = f", {batch}\u00a0×\u00a0{heads}\u00a0heads" if batch * heads > 1 else ""  # not to be broken
+    many = f", {batch}\u00a0×\u00a0{heads}\u00a0heads" if batch * heads > 1 else ""  # no line break here
     return f"N = {n}, d = {head_dim}{', ' * bool(dtype)}{dtype}{many}{', causal' * causal}"
 
 
@@ -53,11 +53,11 @@ def measured_bars(
 
     Args:
         shape: (batch, heads, n, head_dim).
-        names: which, from top to bottom; all at that shape where it is None.
-        record: another record than the committed one.
+        names: which, from top to bottom; None for all at that shape.
+        record: replaces the committed record.
 
     Returns:
-        A picture; where nothing is recorded, a sentence that says so.
+        A picture; a sentence if nothing is recorded.
     """
     at_shape = measurements(shape, names, dtype=dtype, causal=causal, record=record)
     results = [r for r in at_shape if r.get(quantity) is not None]
@@ -92,15 +92,15 @@ def measured_ladder(
     causal: bool = False,
     record: Any = None,
 ) -> Picture | Text:
-    """Draw recorded TFLOP/s at several shapes on one scale, each bar with its share of the same run's roof.
+    """Draw recorded TFLOP/s at several shapes on one scale, each bar with its share of the roof in the same run.
 
     Args:
         shapes: (batch, heads, n, head_dim) each.
-        names: stages and peers, from top to bottom; all that are recorded at one of the shapes where it is None.
-        record: another record than the committed one.
+        names: stages and peers, from top to bottom; None for all that are recorded at one of the shapes.
+        record: replaces the committed record.
 
     Returns:
-        A picture of those shapes that the record has; where it has none, a sentence that says so.
+        A picture of the recorded shapes; a sentence if there are none.
     """
     at = {
         tuple(shape): {r["name"]: r for r in measurements(shape, names, dtype=dtype, causal=causal, record=record)}
@@ -122,7 +122,7 @@ def _panels(
     *,
     gradients: bool = False,
 ) -> Picture:
-    """Draw a panel for each shape: TFLOP/s, and the share of the type's matrix product. Those of outputs share a scale.
+    """Draw a panel for each shape: TFLOP/s, and the share of the type's matrix product. Outputs share a scale.
 
     at: results by name, by shape (batch, heads, n, head_dim).
     """
@@ -154,7 +154,7 @@ def _ladder_panel(
     colours = [GPU if name in results and results[name]["kind"] == "stage" else PEER for name in names]
     bars = ax.barh(range(len(names)), values, color=colours, height=0.7)
     texts = [f"{value:.3g}  ({value / top:.1%})" if value else "not recorded" for value in values]
-    inside = [value > 0.6 * most for value in values]  # there is no room to the right of a long bar
+    inside = [value > 0.6 * most for value in values]  # no space to the right of a long bar
     outside = [text * (not i) for text, i in zip(texts, inside, strict=True)]
     ax.bar_label(bars, outside, padding=4, fontsize=9, zorder=3, path_effects=[withStroke(linewidth=3, foreground="w")])
     for y, (text, value) in enumerate(zip(texts, values, strict=True)):
@@ -171,15 +171,15 @@ def _ladder_panel(
 def measured_climb(
     stage: str, shape: Sequence[int], *, dtype: str = "float32", title: str = "", record: Any = None
 ) -> Picture | Text:
-    """Draw the recorded TFLOP/s of the steps to a stage, one bar each, and what each gains over the one before.
+    """Draw the recorded TFLOP/s of the steps to a stage, a bar each, and each step's gain over the previous one.
 
     Args:
         shape: (batch, heads, n, head_dim).
         record: a record to draw instead of the committed one.
 
     Returns:
-        A picture, in which the bar of a step that is slower than the one before by more than 1 % has a colour of its
-        own; if no step is recorded, a sentence that says so.
+        A picture, in which steps that are more than 1 % slower than the one before have another colour; a sentence if
+        no step is recorded.
     """
     record = in_turns(record)
     rows = climb(stage, shape, dtype=dtype, record=record)
@@ -187,14 +187,14 @@ def measured_climb(
         return Text(f"*({NO_RECORD if record is None else 'not yet recorded'}: the steps to {stage})*")
     labels = [*(f"{r['step']}  {r['idea']}" for r in rows[:-1]), f"{max(by_number(stage))}  {stage}"]
     values, texts, colours = [], [], []
-    last = None  # the last step that was measured
+    last = None  # the last measured step
     for row in rows:
         measured, speed = steps.is_measured(row), row["tflops"]
         rounds = gain_of(last, row) if measured and last else []
         gain = (rounds[0] if rounds else speed / last["tflops"]) - 1 if measured and last else 0.0
         values.append(speed if measured else 0.0)
         texts.append(f"{speed:.1f}" + (f"  {gain:+.0%}" if last else "") if measured else steps.NOT_MEASURED)
-        colours.append(WRITE if gain < -0.01 else GPU)  # less is noise
+        colours.append(WRITE if gain < -0.01 else GPU)  # smaller changes are noise
         last = row if measured else last
     fig, ax = figure(7.6, 1.1 + 0.36 * len(values))
     ax.bar_label(ax.barh(labels, values, color=colours, height=0.7), texts, padding=4)
@@ -220,9 +220,9 @@ def measured_climb_times(
 
     Args:
         shape: (batch, heads, n, head_dim).
-        numbers: of the steps that are shown; all where it is None. A gain is over the step shown before.
-        beside: {peer: its label}, drawn as dashed lines where the record has their gradients or outputs.
-        record: another record than that of `reading.in_turns`.
+        numbers: the steps to show; None for all. Gains are over the previous step shown.
+        beside: {peer: its label}, drawn as dashed lines if the record has their gradients or outputs.
+        record: replaces the record of `reading.in_turns`.
     """
     record = in_turns(record)
     rows = climb(stage, shape, dtype=dtype, record=record)
@@ -243,7 +243,7 @@ def measured_climb_times(
     ax.plot(times, range(len(rows)), color=IDLE, zorder=1)
     ax.scatter(times, range(len(rows)), color=colours, s=45, zorder=2)
     for y, columns in enumerate(texts):
-        for x, text in zip((62, 108), columns, strict=True):  # points right of the axes
+        for x, text in zip((62, 108), columns, strict=True):  # points to the right of the axes
             place = {"xytext": (x, 0), "textcoords": "offset points", "ha": "right", "va": "center"}
             ax.annotate(text, (1, y), xycoords=("axes fraction", "data"), annotation_clip=False, **place)
     ax.set_xscale("log")
@@ -273,7 +273,7 @@ def measured_climb_times(
 
 @styled
 def measured_overview(shapes: Mapping[str, Sequence[Sequence[int]]], *, record: Mapping[str, Any]) -> Picture:
-    """Draw the ladder as README shows it: a panel for each type and shape, a row for each type.
+    """Draw the ladder as in README: a panel for each type and shape, a row for each type.
 
     Args:
         shapes: type -> shapes; those of one type share their scale, up to its matrix product.
@@ -318,12 +318,12 @@ def measured_steps(
 
     Args:
         shape: (batch, heads, n, head_dim).
-        labels: {label: what the record's result has, such as {"kind": "experiment", "name": "register_tiles: ..."}}.
-        roofs: {what it is: TFLOP/s}, drawn as dashed lines.
-        record: another record than the committed one.
+        labels: {label: fields of the result, such as {"kind": "experiment", "name": "register_tiles: ..."}}.
+        roofs: {label: TFLOP/s}, drawn as dashed lines.
+        record: replaces the committed record.
 
     Returns:
-        A picture; where one of them is not recorded, a sentence that says so.
+        A picture; a sentence if one of them is not recorded.
     """
     record = in_turns(record)
     results = [r for r in results_of(record) if tuple(r["shape"]) == tuple(shape)]
@@ -353,11 +353,11 @@ def measured_steps(
 
 
 def tile_speeds(shape: Sequence[int], *, record: Any = None) -> dict[Tiles, float]:
-    """Return the recorded TFLOP/s of register_tiles with other register tiles, by blocks of 128 threads, 8 in a row.
+    """Return register_tiles' recorded TFLOP/s with other register tiles, for blocks of 128 threads, 8 in a row.
 
     Args:
         shape: (batch, heads, n, head_dim).
-        record: another record than the committed one.
+        record: replaces the committed record.
     """
     speeds: dict[Tiles, float] = {}
     for r in results_of(record):
@@ -369,7 +369,7 @@ def tile_speeds(shape: Sequence[int], *, record: Any = None) -> dict[Tiles, floa
 
 
 def moving_tiles(shape: Sequence[int], *, record: Any = None) -> Moving | Text:
-    """Draw the recorded tiles of register_tiles; the reader chooses one and sees its cost and the speed of all."""
+    """Draw the recorded tiles of register_tiles: the cost of the selected one, and the speed of all."""
     record = in_turns(record)
     speeds = tile_speeds(shape, record=record)
     return tiles.moving_tiles(speeds, shape, gpu_of(record)) if speeds else Text(f"*({NO_RECORD})*")
@@ -386,7 +386,7 @@ def measured_gradients(
 ) -> Picture | Text:
     """Draw the recorded TFLOP/s of gradients at several shapes side by side, as `measured_ladder` draws outputs.
 
-    FLOP are those of five products, even for kernels that compute more. Returns a sentence if nothing is recorded.
+    FLOP count five products, even for kernels that compute more. Returns a sentence if nothing is recorded.
     """
     record = in_turns(record)
     how = {"dtype": dtype, "causal": causal, "record": record, "backward": True}

@@ -1,6 +1,6 @@
 """Read the record of a run: results by shape, by step, by tile size.
 
-helpers.bench.plan says what is recorded. In each function, record is another record than the committed one.
+helpers.bench.plan defines what is recorded. In each function, `record` replaces the committed record.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def measurements(
 ) -> list[dict[str, Any]]:
     """Return the recorded results at one shape (batch, heads, n, head_dim), in the order of `names` or of the record.
 
-    Stages with other tile sizes (kind "variant") or another text ("experiment"), steps and the host's times are left
-    out: see `climb` and `recorded()`. backward: of the gradients, in place of the output.
+    Left out are stages with other tile sizes (kind "variant") or a changed text ("experiment"), steps and host times:
+    see `climb` and `recorded()`. backward: those of the gradients, not of the output.
     """
     wanted = (tuple(shape), dtype, causal)
     fitting = [
@@ -72,8 +72,8 @@ def climb(
 ) -> list[dict[str, Any]]:
     """Return the recorded results of a climb at one shape, one for each step; the stage itself is last.
 
-    Each has "name", "tflops", "ms", "ms_min", "ms_max" and more; steps have "step", the number, and "idea". Of a step
-    that is not measured, the figures are NaN. Empty where no step is recorded. Without a record, that of `in_turns`.
+    Each has "name", "tflops", "ms", "ms_min", "ms_max" and more; steps have "step", the number, and "idea". The figures
+    of unmeasured steps are NaN. Empty if no step is recorded. record: None for that of `in_turns`.
     """
     record = in_turns(record)
     rows = [
@@ -95,19 +95,19 @@ def result(*, record: Any = None, **wanted: Any) -> dict[str, Any] | None:
 
 
 def gain(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[float]:
-    """Return how many times as fast a step is as the one before it, if they were timed in turns; else an empty list.
+    """Return a step's speedup over the previous one, if they were timed in turns; otherwise an empty list.
 
-    The median and the range of the rounds: the quartiles, in older records the extremes.
+    The median and the range over the rounds: the quartiles or, in older records, the extremes.
     """
     follows = before.get("step") is not None and before["step"] == after.get("follows")
     return (after.get("gain") or []) if follows else []
 
 
 def speedup(slower: Mapping[str, Any], faster: Mapping[str, Any]) -> str:
-    """Format how many times as fast one recorded result is as another, with the range if it is above 5 %.
+    """Format the speedup of one recorded result over another, with the range if it is above 5 %.
 
-    Where one of them is a step that is not measured, the text says so. Of a step and the one before it, timed in turns,
-    the range is of the rounds' ratios.
+    The text says if one of them is an unmeasured step. For consecutive steps that were timed in turns, the range is
+    that of the rounds' ratios.
     """
     if math.isnan(slower["ms"] / faster["ms"]):
         return steps.NOT_MEASURED
@@ -129,7 +129,7 @@ def range_text(gain: Sequence[float]) -> str:
 def experiment_times(
     stage: str, shape: Sequence[int], *, dtype: str = "float32", causal: bool = False, record: Any = None
 ) -> dict[str, float]:
-    """Return the recorded milliseconds of a stage and of its experiments, each under its own name; {} without a record.
+    """Return the recorded milliseconds of a stage and its experiments by name; {} without a record.
 
     Args:
         shape: (batch, heads, n, head_dim).

@@ -1,9 +1,9 @@
 """Make README's table and plot from the recorded GPU run.
 
-    python3 helpers/course.py bench --readme      writes both again
+    python3 helpers/course.py bench --readme      rewrites both
 
-Tests compare the table, and the figures noted in the plot's file, with the record, so README shows measured
-figures alone.
+Tests compare the table, and the figures stored in the plot's file, with the record, so README shows only measured
+figures.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ README = ROOT / "README.md"
 PLOT = ROOT / "notebooks" / "measured" / "ladder.png"
 BEGIN, END = "<!-- table: made by course.py bench --readme -->", "<!-- end of table -->"
 
-# The columns: (batch, heads, rows, head_dim), type. Those that the record lacks are left out.
+# The columns: (batch, heads, rows, head_dim), type. Columns that the record lacks are left out.
 COLUMNS = (
     ((1, 1, 16384, 64), "float32"),
     ((4, 16, 4096, 64), "float32"),
@@ -37,7 +37,8 @@ COLUMNS = (
     ((4, 16, 4096, 64), "bfloat16"),
     ((4, 16, 4096, 128), "bfloat16"),
 )
-# Of the table of gradients: also whether causal. The last two shapes are those of FlashAttention-2's figures.
+# The columns of the table of gradients: also whether causal. The last two shapes are those of FlashAttention-2's
+# figures.
 GRADIENT_COLUMNS = (
     ((4, 16, 4096, 64), "float32", False),
     ((4, 16, 4096, 128), "float32", False),
@@ -46,7 +47,7 @@ GRADIENT_COLUMNS = (
 NEIGHBOURS = "functions of scores as a line of CUDA, block masks; when fusing loses: rotary embedding, projection"
 MANY_GPUS = "many GPUs: ring attention, zigzag, all-gather; over NCCL, peer copies or virtual ranks"
 DECODING = "one token at a time: split keys, packed heads, a cache in pages, merged by the last block"
-PEERS = {  # in the record, and as the table names them
+PEERS = {  # name in the record -> name in the table
     **{name: f"PyTorch, {name}" for name in ("SDPA efficient", "SDPA math", "SDPA flash", "SDPA cuDNN")},
     **{name: name for name in ("FlashAttention-3", "FlashAttention-4")},
 }
@@ -69,8 +70,8 @@ def ladder_table(record: Mapping[str, Any]) -> str:
     """Format the recorded stages as Markdown: TFLOP/s, and in brackets the speed relative to the column's peer."""
     columns = _columns(record)
     rows = [(0, "00_attention", "what attention computes, what it costs, how the course works", [""] * len(columns))]
-    rows.append((11, "11_fused", NEIGHBOURS, [""] * len(columns)))  # its stages have a record of their own
-    rows.append((14, "14_decoding", DECODING, [""] * len(columns)))  # no stage, with a record of its own
+    rows.append((11, "11_fused", NEIGHBOURS, [""] * len(columns)))  # its stages have their own record
+    rows.append((14, "14_decoding", DECODING, [""] * len(columns)))  # not a stage; has its own record
     rows.append((17, "17_many_gpus", MANY_GPUS, [""] * len(columns)))  # the same
 
     def cells_of(name: str) -> list[str]:
@@ -98,7 +99,7 @@ def ladder_table(record: Mapping[str, Any]) -> str:
 
 
 def _earlier(record: Mapping[str, Any]) -> str:
-    """Say which rows are of other runs, and how much the peers that two of them timed differ."""
+    """Say which rows are from other runs, and by how much the peers that two runs timed differ."""
     earlier = record["how"].get("earlier")
     if earlier is None:
         return ""
@@ -111,7 +112,7 @@ def _earlier(record: Mapping[str, Any]) -> str:
 
 
 def gradients_table(record: Mapping[str, Any]) -> str:
-    """Format the recorded gradients as a second table of the same form; "" if none are recorded."""
+    """Format the recorded gradients as a second table with the same columns; "" if none are recorded."""
     columns = []
     for shape, dtype, causal in GRADIENT_COLUMNS:
         rows_at = reading.measurements(shape, dtype=dtype, causal=causal, record=record, backward=True)
@@ -140,7 +141,7 @@ def gradients_table(record: Mapping[str, Any]) -> str:
 
 
 def _link(title: str) -> str:
-    """Link a kernel's name to its notebook, to a workshop of its name, or to the notebook of its number."""
+    """Link a kernel's name to its notebook: a workshop with its name, or the notebook with its number."""
     folder, number, idea = ROOT / "notebooks", title[:2], title[3:]
     several = (sorted(folder.glob(f"{number}{pattern}.ipynb")) for pattern in (f"_{idea}", f"[a-z]_{idea}", "_*"))
     files = next(filter(None, several), [])
@@ -191,7 +192,7 @@ def picture(record: Mapping[str, Any]) -> Picture:
 
 
 def digest(record: Mapping[str, Any]) -> str:
-    """Hash all that the plot shows of the record: each bar, each roof, the name of the GPU."""
+    """Hash everything that the plot shows: each bar, each roof, the GPU's name."""
     shown = [
         [shape, dtype, r["name"], r["kind"], r["tflops"]]
         for shape, dtype in COLUMNS
@@ -202,7 +203,7 @@ def digest(record: Mapping[str, Any]) -> str:
 
 
 def plot(record: Mapping[str, Any]) -> bytes:
-    """Return the picture as PNG, with the digest of what it shows in its text."""
+    """Return the picture as PNG, with the digest of its content in its text chunk."""
     noted, file = PngImagePlugin.PngInfo(), io.BytesIO()
     noted.add_text("record", digest(record))
     Image.open(io.BytesIO(picture(record).png())).save(file, "PNG", optimize=True, pnginfo=noted)
@@ -210,7 +211,7 @@ def plot(record: Mapping[str, Any]) -> bytes:
 
 
 def plotted() -> str | None:
-    """Read the digest in the plot's file; None for a picture without one."""
+    """Read the digest from the plot's file; None if there is none."""
     with Image.open(PLOT) as image:
         return image.text.get("record")
 

@@ -1,6 +1,6 @@
 """Write and read the records in notebooks/measured.
 
-Every record is written with one row a line, so that a diff shows which rows have changed.
+Every record is written with one row a line, so that a diff shows the changed rows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def as_json(value: Any, depth: int = 0, *, row: bool = False) -> str:
 
 
 def save(path: Path, record: Any) -> None:
-    """Write a record. The file is replaced when the new one is complete, so it is never half-written."""
+    """Save a record. The file is replaced atomically, so it is never half written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(path.name + ".part")
     unfinished.write_text(as_json(record) + "\n", encoding="utf-8")
@@ -45,7 +45,7 @@ def load(path: Path) -> Any | None:
 
 
 def first(rows: Iterable[Mapping[str, Any]], **wanted: Any) -> Any | None:
-    """Return the first row that has all of these values; None if there is none."""
+    """Return the first row with all of these values; None if there is none."""
     return next((row for row in rows if all(key in row and row[key] == value for key, value in wanted.items())), None)
 
 
@@ -59,7 +59,7 @@ def reader(*names: str) -> Callable[[], Any | None]:
 
 
 def shown(function: Table) -> Table:
-    """Let a function with an argument `record` read the committed one, by its module's `recorded`, if it gets none.
+    """Make a function read the committed record, by its module's `recorded`, if it gets no argument `record`.
 
     Without a committed record the function is not called: the result is NO_RECORD.
     """
@@ -67,7 +67,7 @@ def shown(function: Table) -> Table:
 
 
 def table_of(read: Callable[[], Any], missing: Callable[[], Any] = lambda: NO_RECORD) -> Callable[[Table], Table]:
-    """Make a decorator for functions with an argument `record`, which is read() by default.
+    """Make a decorator for functions with an argument `record`, whose default is read().
 
     If that is None, the function is not called: the result is missing().
     """

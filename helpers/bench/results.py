@@ -1,6 +1,6 @@
 """The record of a run: what was timed, what was not and why, as JSON and as a table.
 
-Reading it needs neither a GPU nor what measures.
+Reading it needs neither a GPU nor the modules that measure.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from helpers.bench.cases import Case
 from helpers.bench.records import NO_RECORD  # noqa: F401 - what a table of no record says
 
 RECORD = records.MEASURED / "nvidia-h200.json"
-# The peer that a stage is compared with, by type: the fastest of PyTorch's in float32, FlashAttention-2 in half types.
+# The peer that a stage is compared with, by type: PyTorch's fastest in float32, FlashAttention-2 in half types.
 MAIN_PEER = {"float32": "SDPA efficient", "float16": "SDPA flash", "bfloat16": "SDPA flash"}
 
 
-# A path with two parts or more, of Linux, macOS or Windows: messages of errors have them, records are not to.
+# A path with two parts or more, on Linux, macOS or Windows: error messages contain them, and records must not.
 PATHS = re.compile(r"(?<![\w.)\]])(?:~|[A-Za-z]:)?(?:[/\\][\w.@+-]+){2,}[/\\]?")
 
 
 def without_paths(text: str) -> str:
-    """Shorten each path in a text to its last part: where a file is says whose machine it was."""
+    """Shorten each path in a text to its last part: a full path would identify the machine."""
     return PATHS.sub(lambda path: re.split(r"[/\\]", path.group().rstrip("/\\"))[-1], text)
 
 
@@ -36,10 +36,10 @@ def roof_name(dtype: str) -> str:
 
 @dataclass
 class Measurement:
-    """One line of the record. Times are in milliseconds: of the device, or of the host where the kind is "host".
+    """One row of the record. Times are in milliseconds: the device's or, for the kind "host", the host's.
 
     kind: "stage", "peer" or "roof"; "variant", a stage with other tile sizes; "step", one on the way to a stage;
-    "experiment", a stage with another text; "host", what a call takes on the host; "backward", a stage that computes
+    "experiment", a stage with a changed text; "host", a call's time on the host; "backward", a stage that computes
     gradients, "backward peer", "backward step" and "backward experiment".
     """
 
@@ -55,19 +55,18 @@ class Measurement:
     gbps: float | None = None
     max_error: float | None = None
     note: str = ""
-    wrong_launches: int | None = None  # of an experiment, out of checked_launches
+    wrong_launches: int | None = None  # for an experiment, out of checked_launches
     causal: bool = False
     tolerance: float | None = None
     checked_launches: int | None = None
     extra_bytes: int | None = None  # device memory beyond q, k, v and the output
-    clocks: dict[str, float] = field(default_factory=dict)  # while it was timed
-    step: int | None = None  # of a step: its number, that of its file
-    idea: str = ""  # of a step
-    # Of two that were timed in turns, round by round: how many times as fast a step is as the one before it, and the
-    # fastest stage as this peer. The median and the quartiles; in older records, the extremes.
-    # fastest: that stage's name.
+    clocks: dict[str, float] = field(default_factory=dict)  # medians while it was timed
+    step: int | None = None  # for a step: its number, that of its file
+    idea: str = ""  # for a step
+    # For two that were timed in turns, round by round: the speedup of a step over the one before it, and of the fastest
+    # stage over this peer. The median and the quartiles; in older records, the extremes. fastest: that stage's name.
     gain: list[float] = field(default_factory=list)
-    over: str = ""  # of a step with a gain: the name of the one before it
+    over: str = ""  # for a step with a gain: the name of the step before it
     fastest: str = ""
 
     @property
@@ -90,7 +89,7 @@ class Note:
 
 @dataclass
 class Record:
-    """Everything that is needed to read the figures, and to measure them again."""
+    """Everything needed to read the figures, and to measure them again."""
 
     device: dict[str, Any]
     how: dict[str, Any]
@@ -109,7 +108,7 @@ class Record:
         self.notes.append(Note(name, kind, why, [str(case)], failed, left))
 
     def forget_left(self, planned: Iterable[tuple[str, str, str]]) -> None:
-        """Remove the notes on jobs, (kind, name, case), that there was no time for and that are planned again."""
+        """Remove the notes about jobs, (kind, name, case), that lacked time and are planned again."""
         cases = set(planned)
         for note in self.notes:
             if note.left:
@@ -117,7 +116,7 @@ class Record:
         self.notes = [note for note in self.notes if note.cases]
 
     def save(self, path: Path) -> None:
-        """Write as JSON, a result a line: see `records.save`."""
+        """Save as JSON, a result a line: see `records.save`."""
         rows = {
             "results": [_rounded(asdict(result)) for result in self.results],
             "notes": [_rounded(asdict(note)) for note in self.notes],
@@ -133,7 +132,7 @@ class Record:
 
 
 def _rounded(value: Any) -> Any:
-    """Round floats to six digits, which is more than a clock can tell."""
+    """Round floats to six digits, more than a clock resolves."""
     if isinstance(value, dict):
         return {name: _rounded(item) for name, item in value.items()}
     return float(f"{value:.6g}") if isinstance(value, float) else value
@@ -174,7 +173,7 @@ def results_table(record: Record) -> str:
 
 
 def _host_lines(results: list[Measurement]) -> list[str]:
-    """Format what calls take on the host, a line each."""
+    """Format calls' times on the host, a line each."""
     if not results:
         return []
     width = max(len(r.name) for r in results) + 1

@@ -18,7 +18,7 @@ from helpers.draw.picture import LINES, ROOF, Picture, Text, figure, styled
 
 
 class Mark(NamedTuple):
-    """A stage in one type: FLOP per byte at DRAM, by Nsight Compute's count or by the least there can be."""
+    """A stage in one type: FLOP per byte at DRAM, counted by Nsight Compute or the theoretical maximum."""
 
     name: str
     dtype: str
@@ -29,12 +29,12 @@ class Mark(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The stage, and its type where that is not float32."""
+        """The stage, and its type unless that is float32."""
         return self.name if self.dtype == "float32" else f"{self.name}, {self.dtype}"
 
     @property
     def number(self) -> str:
-        """The stage's, in two digits."""
+        """The stage's number, in two digits."""
         return f"{LADDER[self.name].number:02}" if self.name in LADDER else ""
 
 
@@ -50,13 +50,13 @@ def measured_roofline(
 ) -> Picture | Text:
     """Draw every stage on the roofline: recorded TFLOP/s against FLOP per byte at DRAM.
 
-    The bytes are those that Nsight Compute counted (a filled dot) where they are recorded, else Q, K, V and O moved
-    once (a ring): the least there can be.
+    The bytes are those that Nsight Compute counted (a filled dot) if they are recorded, else the minimum: Q, K, V and O
+    moved once (a ring).
 
     Args:
         shape: (batch, heads, n, head_dim), at which the speed was recorded.
         gradients: also the stages that compute gradients, where their bytes were counted.
-        counted: another record of helpers.bench.counters than the committed one.
+        counted: replaces the committed record of helpers.bench.counters.
     """
     counted = (counters.recorded() if counted is None else counted) or {"rows": []}
     marks = [mark for dtype in dtypes for mark in _marks(shape, dtype, gradients, record, counted)]
@@ -109,7 +109,7 @@ def _marks(
 
 
 def _draw_roofs(ax: Any, gbps: float, flats: Mapping[str, float], low: float, high: float) -> None:
-    """Draw what the memory allows up to the highest ridge, and the matrix product of each type."""
+    """Draw the memory roof up to the highest ridge, and the matrix product of each type."""
     peak = max(flats.values())
     x = np.array([low, min(high, 1e3 * peak / gbps)])
     ax.plot(x, x * gbps / 1e3, color=ROOF)
@@ -124,7 +124,7 @@ def _draw_roofs(ax: Any, gbps: float, flats: Mapping[str, float], low: float, hi
 
 
 def _draw_marks(ax: Any, marks: Sequence[Mark]) -> None:
-    """Draw each stage, and its number: one number for marks that nearly hide each other."""
+    """Draw each stage with its number; marks that nearly hide each other share a number."""
     numbers: list[Any] = []
     for i, mark in enumerate(marks):
         colour = LINES[i % len(LINES)]
@@ -140,14 +140,14 @@ def _draw_marks(ax: Any, marks: Sequence[Mark]) -> None:
 
 
 def _free_side(mark: Mark, marks: Sequence[Mark]) -> tuple[int, int]:
-    """Return the offset of a mark's number, in points: where no other mark is near."""
+    """Return the offset of a mark's number, in points, towards a side without other marks."""
     ratios = [m.intensity / mark.intensity for m in marks if abs(math.log(m.tflops / mark.tflops)) < 0.2]
     right, left = any(1 < x < 1.6 for x in ratios), any(1 < 1 / x < 1.6 for x in ratios)
     return (7, -3) if not right else (-6, -14) if left else (-19, -3)
 
 
 def _shared_number(numbers: Sequence[Any], mark: Mark) -> bool:
-    """Add a stage's number to one that is so near that it would be hidden; whether there is one."""
+    """Add a stage's number to a mark so near that it would be hidden; return whether there is one."""
     for number in numbers:
         x, y = number.xy
         if max(abs(math.log(mark.intensity / x)), abs(math.log(mark.tflops / y))) < 0.1:

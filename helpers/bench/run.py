@@ -1,4 +1,4 @@
-"""Run the jobs of a run: each is checked, then timed; one that fails is noted, and the next one runs."""
+"""Run the jobs of a run: each is checked, then timed; failures are noted, and the run continues."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LOST = "the CUDA context is lost after the failure above"
 
 
 class JobRunner:
-    """Runs jobs. It keeps the inputs of the latest shape and type, since jobs come sorted."""
+    """Run jobs. Keeps the inputs of the latest shape and type, since jobs are sorted by them."""
 
     def __init__(self, budget_s: float, sensors: Sensors | None = None) -> None:
         self.budget_s, self.sensors = budget_s, sensors
@@ -52,10 +52,10 @@ class JobRunner:
         return _measurement(job, timing, clocks, seen)
 
     def run_in_turns(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Measurement | Exception]]:
-        """Do what `run` does for jobs of one case that are compared: check one by one, time in turns, at one clock.
+        """Do what `run` does for compared jobs of one case: check one by one, time in turns, at the same clock.
 
-        Yields each job with its measurement, or with what it raised. A step gets its gain over the step before, or over
-        what the climb begins at; a peer gets that of the fastest stage over it.
+        Yields each job with its measurement, or with its exception. A step gets its gain over the previous step, or
+        over the climb's base; a peer gets the fastest stage's gain over it.
         """
         self._take_inputs(jobs[0].case)
         with contextlib.ExitStack() as contexts:
@@ -89,19 +89,19 @@ class JobRunner:
             yield job, _measurement(job, timing, clocks, seen)
 
     def launched(self, job: Job, contexts: contextlib.ExitStack) -> tuple[Callable[[], Any], dict[str, Any]]:
-        """Make a launch and check it; return what the check has seen, too."""
+        """Make a launch and check it; return the check's results, too."""
         launch, check = contexts.enter_context(job.make(job.case and self._take_inputs(job.case)))
         return launch, check()
 
     def _take_inputs(self, case: Case) -> Inputs:
         if self._inputs is None or (self._inputs.shape, self._inputs.dtype) != (case.shape, case.dtype):
-            self._inputs = None  # before the next ones are made
+            self._inputs = None  # free them before the next ones are made
             free_pools()
             self._inputs = Inputs(case.shape, case.dtype)
         return self._inputs
 
     def _clocks(self, begin: float, end: float) -> dict[str, float]:
-        """Return the clock of the multiprocessors right now, and the medians of the sensors between two times."""
+        """Return the multiprocessors' clock right now, and the medians of the sensors between two times."""
         if self.sensors is None or not ON_GPU:
             return {}
         return {"sm_mhz": sm_mhz(), **self.sensors.between(begin, end)}
@@ -115,7 +115,7 @@ def _measurement(job: Job, timing: Timing, clocks: Mapping[str, float], seen: Ma
 
 
 def free_pools() -> None:
-    """Give memory that nothing uses back to the GPU, so that CuPy and PyTorch do not starve each other."""
+    """Return unused memory to the GPU, so that CuPy and PyTorch do not starve each other."""
     if ON_GPU:
         cp.get_default_memory_pool().free_all_blocks()
         if cuda := torch_cuda():
@@ -123,7 +123,7 @@ def free_pools() -> None:
 
 
 def compile_all(jobs: Sequence[Job]) -> None:
-    """Compile the kernels of the jobs, many at a time. An error shows again, and is noted, when its job runs."""
+    """Compile the kernels of the jobs in parallel. An error recurs, and is noted, when its job runs."""
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
         for future in [pool.submit(job.compile) for job in jobs if job.compile is not None]:
             with contextlib.suppress(Exception):
@@ -131,7 +131,7 @@ def compile_all(jobs: Sequence[Job]) -> None:
 
 
 def device_facts() -> dict[str, Any]:
-    """Name what ran it, with versions."""
+    """Describe the device and the software, with versions."""
     facts: dict[str, Any] = {"description": describe(), "python": platform.python_version(), "numpy": np.__version__}
     if not ON_GPU:
         return facts
@@ -160,7 +160,7 @@ def device_facts() -> dict[str, Any]:
 
 
 def how_measured() -> dict[str, Any]:
-    """Say what a reader must know of the figures."""
+    """Describe what a reader must know about the figures."""
     return {
         "timer": "device events around one launch, queued behind other work" if ON_GPU else "wall clock",
         "statistic": "median; ms_min and ms_max are the spread",
@@ -181,7 +181,7 @@ def how_measured() -> dict[str, Any]:
 
 
 class ProgressBar:
-    """A bar on a terminal; nothing where the output is a file."""
+    """A progress bar on a terminal; nothing if the output is a file."""
 
     def __init__(self, total: int) -> None:
         self.total, self.done = total, 0
@@ -189,7 +189,7 @@ class ProgressBar:
         self.began = time.perf_counter()
 
     def step(self, label: str, count: int = 1) -> None:
-        """Show what is being done now, and how much of the whole that is."""
+        """Show the current step, and its share of the whole."""
         if self.shown:
             filled = round(24 * self.done / max(self.total, 1))
             bar = "#" * filled + "." * (24 - filled)
@@ -205,9 +205,9 @@ class ProgressBar:
 
 
 def run_all(jobs: Sequence[Job], record: Record, budget_s: float, path: Path | None, within_s: float = math.inf) -> str:
-    """Run the jobs into the record, which is saved on the way. Why it stopped early, or "".
+    """Run the jobs into the record, which is saved on the way. Return why it stopped early, or "".
 
-    What a job raises is noted, and the next one runs; so is what is left after `within_s`. Ctrl-C and SIGTERM end it.
+    Exceptions of a job are noted, and the next one runs; so are jobs left after `within_s`. Ctrl-C and SIGTERM end it.
     """
     progress, saved = ProgressBar(len(jobs) + ON_GPU), 0.0
     began = time.perf_counter()
@@ -232,13 +232,13 @@ def run_all(jobs: Sequence[Job], record: Record, budget_s: float, path: Path | N
                     if isinstance(result, Measurement):
                         record.results.append(result)
                         continue
-                    # PyTorch says in this way that a backend cannot; all others should have run.
+                    # PyTorch reports in this way that a backend is not available; all other jobs should have run.
                     why = f"{type(result).__name__}: {str(result).strip().splitlines()[0] if str(result) else ''}"
                     record.add_note(job.name, job.kind, why, job.case, failed=job.kind != "peer")
                     if not (is_alive := _alive()):
                         break
                     if len(group) == 1:
-                        runner = JobRunner(budget_s, sensors)  # lets go of the failed one's memory
+                        runner = JobRunner(budget_s, sensors)  # releases the memory of the failed one
                 if not is_alive:
                     stopped = LOST
                     break
@@ -255,12 +255,12 @@ def run_all(jobs: Sequence[Job], record: Record, budget_s: float, path: Path | N
             if path:
                 record.save(path)
         else:
-            del record.how["done"]  # only a run that was not finished needs it
+            del record.how["done"]  # only an unfinished run needs it
     return stopped
 
 
 def _groups(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Group the jobs that are compared, in their order. Without a GPU each is alone: a CPU's clock is steady."""
+    """Group the jobs that are compared, in order. Without a GPU each is alone, since a CPU's clock is steady."""
     groups: dict[Any, list[Job]] = {}
     for job in jobs:
         groups.setdefault((job.compared_with if ON_GPU else None) or job.key, []).append(job)
@@ -268,7 +268,7 @@ def _groups(jobs: Sequence[Job]) -> list[list[Job]]:
 
 
 def _results(runner: JobRunner, group: Sequence[Job]) -> Iterator[tuple[Job, Measurement | Exception]]:
-    """Yield each job of a group with its measurement, or with what it raised."""
+    """Yield each job of a group with its measurement, or with its exception."""
     left = list(group)
     try:
         for job, result in runner.run_in_turns(group) if len(group) > 1 else [(group[0], runner.run(group[0]))]:
@@ -289,7 +289,7 @@ def _alive() -> bool:
 
 
 def _on_sigterm(handler: Any) -> Any:
-    """Set the handler of SIGTERM, as `timeout` sends it; the handler before. Nothing outside the main thread."""
+    """Set the handler of SIGTERM, which `timeout` sends; return the previous one. No effect outside the main thread."""
     try:
         return signal.signal(signal.SIGTERM, handler)
     except ValueError:

@@ -1,12 +1,12 @@
-"""Read recorded SASS, where a notebook needs it as evidence of what a compiler made of a kernel.
+"""Read recorded SASS, which notebooks need as evidence of what a compiler made of a kernel.
 
     from helpers.bench import sass
     print(sass.counts_table("06"))
     print(sass.excerpt("06", "float16"))
     sass.compiled("exp2f", "-ftz=true")["instructions"]
 
-The records, `notebooks/measured/sass-NN.json`, say in "how" which compiler, architecture and options they are of. Loops
-count once. The record of the mma stage is made and read by sass_loop.
+The records, `notebooks/measured/sass-NN.json`, name the compiler, architecture and options in "how". Loops count once.
+sass_loop makes and reads the record of flash_mma.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ def recorded(stage: str) -> dict[str, Any]:
 
 
 def instance(stage: str, dtype: str, head_dim: int = 64) -> dict[str, Any]:
-    """Return one compiled instance. Raises KeyError where none is recorded."""
+    """Return one compiled instance. Raises KeyError if none is recorded."""
     if row := records.first(recorded(stage)["instances"], dtype=dtype, head_dim=head_dim):
         return row
     raise KeyError(f"no SASS of stage {stage} recorded for {dtype}, head_dim {head_dim}")
 
 
 def counts_table(stage: str) -> str:
-    """Format instructions by their kind as text: a kind a line, a type a column."""
+    """Count instructions by kind, as text: a kind a line, a type a column."""
     record = recorded(stage)
     compiled_at = [each for each in record["instances"] if each["head_dim"] == 64]
     rows = [("", *(each["dtype"] for each in compiled_at))]
@@ -46,13 +46,13 @@ def excerpt(stage: str, dtype: str) -> str:
 
 
 def compiled(kernel: str, options: str = "-ftz=true", *, stage: str = "04") -> dict[str, Any]:
-    """Return what a compiler made of a kernel: {"kernel", "options", "instructions": lines of SASS, and counts}.
+    """Return the compiled code of a kernel: {"kernel", "options", "instructions": lines of SASS, and counts}.
 
     Args:
-        kernel, options: as the record has them. stage: whose record.
+        kernel, options: as in the record. stage: the stage whose record is read.
 
     Raises:
-        KeyError: there is no such row; the message lists those there are.
+        KeyError: there is no such row; the message lists the existing ones.
     """
     rows = recorded(stage)["rows"]
     if row := records.first(rows, kernel=kernel, options=options):

@@ -3,7 +3,7 @@
     python3 -m helpers.bench.sass_loop FILE       # where nvcc and nvdisasm are in PATH: writes JSON; no GPU is needed
     sass_loop.table(("HMMA", "LDSM", "moves"))     # anywhere: the record as a table
 
-A step is in the record if its tile loop is unrolled, so that its lines are executed once a tile.
+The record has the steps whose tile loops are unrolled, so that each line is executed once a tile.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ FIRST = "64 keys a tile"  # the first step whose loop is unrolled
 TYPES = {"bfloat16": "__nv_bfloat16", "float16": "__half"}
 
 CLIMB = "flash_mma"
-STAGE = "the stage"  # the idea that the record has of the last step
+STAGE = "the stage"  # the record's idea for the last step
 
-# What `excerpt` shows: (the idea of a step, the instruction that it begins with, lines).
+# What `excerpt` shows: (a step's idea, the instruction that it begins with, lines).
 EXCERPTS = {
     "second product": (STAGE, r"F2FP\.BF16\.F32\.PACK_AB", 24),
     "register moves": ("rescale when it pays", r"IMAD\.MOV\.U32 R163", 12),
@@ -43,7 +43,7 @@ def table(opcodes: Sequence[str], *, record: Mapping[str, Any] | None = None) ->
     """Format instructions of the tile loop, a step a line.
 
     Args:
-        opcodes: a column each, without what follows the dot; "moves" are register-to-register copies.
+        opcodes: a column each, without modifiers; "moves" are register-to-register copies.
     """
     lines = [f"{'':32}{'instructions':>14}" + "".join(f"{name:>8}" for name in opcodes)]
     for number, row in _numbered(record):
@@ -53,13 +53,13 @@ def table(opcodes: Sequence[str], *, record: Mapping[str, Any] | None = None) ->
 
 
 def _numbered(record: Mapping[str, Any]) -> list[tuple[int, Mapping[str, Any]]]:
-    """Return the rows of the record with the numbers that their steps have today."""
+    """Return the rows of the record with the current numbers of their steps."""
     numbers = dict(zip([*ideas_of_climb(CLIMB)[:-1], STAGE], by_number(CLIMB), strict=True))
     return [(numbers[row["idea"]], row) for row in record["steps"] if row["idea"] in numbers]
 
 
 def instructions(step: int, *, record: Mapping[str, Any] | None = None) -> int | None:
-    """Return instructions of the tile loop of a step, or None where it is not in the record."""
+    """Return instructions of the tile loop of a step, or None if it is not in the record."""
     record = record or recorded() or {"steps": []}
     return next((row["instructions"] for number, row in _numbered(record) if number == step), None)
 
@@ -90,13 +90,13 @@ def disassembled(stage: Stage, folder: Path) -> tuple[list[Instruction], dict[st
     source, cubin = folder / "kernel.cu", folder / "kernel.cubin"
     source.write_text(f"{text}\ntemplate __global__ void {stage.kernel_name(DTYPE)}({parameters});\n")
     defines = [f"-D{name}={value}" for name, value in stage.defines(HEAD_DIM).items()]
-    flags = ("-std=c++17", f"-arch={ARCH}", "-ftz=true", "-w", "-cubin")  # -ftz=true is what CuPy adds
+    flags = ("-std=c++17", f"-arch={ARCH}", "-ftz=true", "-w", "-cubin")  # CuPy adds -ftz=true
     subprocess.run(["nvcc", *flags, *defines, "-o", str(cubin), str(source)], check=True)
     return parsed(subprocess.run(["nvdisasm", "-c", str(cubin)], check=True, capture_output=True, text=True).stdout)
 
 
 def parsed(sass: str) -> tuple[list[Instruction], dict[str, int]]:
-    """Return the instructions of nvdisasm's text, and the address of each label."""
+    """Parse nvdisasm's text: its instructions, and the address of each label."""
     instructions, labels, waiting = [], {}, []
     for line in sass.splitlines():
         if label := re.match(r"(\.L_x_\d+):", line):
@@ -109,7 +109,7 @@ def parsed(sass: str) -> tuple[list[Instruction], dict[str, int]]:
 
 
 def tile_loop(instructions: Sequence[Instruction], labels: Mapping[str, int]) -> list[Instruction]:
-    """Find the innermost loop with all products, without what most tiles skip: masks and lazy rescaling."""
+    """Find the innermost loop with all products, without code that most tiles skip: masks and lazy rescaling."""
     jumps = [
         (i.address, labels[to[0]]) for i in instructions if (to := re.findall(r"\.L_x_\d+", i.text)) and "BRA" in i.text
     ]
@@ -131,7 +131,7 @@ def _steps() -> Iterator[tuple[int, Stage]]:
 
 
 def measure() -> dict[str, Any]:
-    """Return the record, of this machine's compiler."""
+    """Return the record, measured with this machine's compiler."""
     version = subprocess.run(["nvcc", "--version"], check=True, capture_output=True, text=True).stdout
     release = re.search(r"V([\d.]+)", version)
     rows, loops = [], {}

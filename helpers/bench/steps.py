@@ -1,7 +1,7 @@
 """The recorded rows of a climb's steps, found by their ideas.
 
-A record keeps the number and the file that a step had when it was measured. Since then steps may have been inserted,
-removed and renamed, but each still has its idea.
+A record keeps the number and the file that a step had when it was measured. Steps may have been inserted, removed and
+renamed since, but each keeps its idea.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from helpers.attention.ladder import steps as ladder_steps
 
 NOT_MEASURED = "not measured yet"
-# What a step was called when it was measured: (stage, the idea recorded) -> its idea now.
+# Ideas renamed since they were measured: (stage, the recorded idea) -> its idea now.
 RENAMED = {
     ("register_tiles", "copies by cp.async"): "tiles copied ahead",
     ("hopper", "TMA and wgmma"): "products by wgmma",
@@ -27,17 +27,17 @@ RENAMED = {
 def in_order(
     stage: str, rows: Iterable[Mapping[str, Any]], of_stage: Mapping[str, Any] | None = None
 ) -> list[dict[str, Any]]:
-    """Return a row for each step of the climb to a stage, with its "step", the number, and "idea" of today.
+    """Return a row for each step of the climb to a stage, with its current "step" number and "idea".
 
-    "follows" is the number of the step before it, 0 of the first, where its gain is over that one.
+    "follows" is the number of the step that its gain is relative to: the one before it, or 0 for the first.
 
     Args:
-        rows: recorded steps of one shape and type; those of other climbs are left out.
-        of_stage: the recorded row of the stage itself. It is the last step's, and keeps its other keys alone.
+        rows: recorded steps of one shape and type; other climbs' are ignored.
+        of_stage: the stage's own recorded row, which becomes the last step's.
 
     Returns:
-        Where a step has no recorded row, one with its number and idea alone: see `is_measured`. Empty where no step of
-        the climb is recorded at all.
+        For a step without a recorded row, one with only its number and idea: see `is_measured`. Empty if no step of the
+        climb is recorded.
     """
     by_idea = {RENAMED.get((stage, row["idea"]), row["idea"]): row for row in rows if _climb_of(row) == stage}
     if not by_idea or stage not in ladder_steps.CLIMBS:
@@ -57,9 +57,9 @@ def in_order(
 
 
 def _is_over(row: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
-    """Return True if a step's gain is over this other one; older records tell by the numbers of their time."""
+    """Return True if a step's gain is over this other one; older records identify it by its number then."""
     if over := row.get("over"):
-        return over == before["name"] if before else ": " not in over  # else what the climb begins at
+        return over == before["name"] if before else ": " not in over  # otherwise the climb's base
     return row["step"] - 1 == before.get("step", 0)
 
 
@@ -74,6 +74,6 @@ def is_measured(row: Mapping[str, Any]) -> bool:
 
 
 def idea_of(stage: str, number: int) -> str:
-    """Return the idea of a step of the climb to a stage, by its number of today; -1 is the last."""
+    """Return the idea of a step of the climb to a stage, by its current number; -1 is the last."""
     ideas = ladder_steps.ideas(stage)
     return ideas[-1] if number < 0 else dict(zip(ladder_steps.by_number(stage), ideas, strict=True))[number]

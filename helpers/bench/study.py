@@ -3,11 +3,11 @@
     python3 -m helpers.bench.study                      # list the studies
     python3 -m helpers.bench.study fused                # print the committed record
     python3 -m helpers.bench.study fused FILE           # on a GPU: measure, write FILE as JSON and print it
-    python3 -m helpers.bench.study hopper FILE rings    # measure some parts; the others of FILE stay
+    python3 -m helpers.bench.study hopper FILE rings    # measure some parts; FILE keeps the others
 
-A study is a module of `studies/` with two functions: table(record=None) returns a record, or the committed one, as
-text; take(path, words) measures the parts that the words name, all if there are none, and writes path. Most of them are
-built on `harness.Study`.
+A study is a module of `studies/` with two functions: table(record=None) returns a record, by default the committed one,
+as text; take(path, words) measures the parts named in words, or all, and writes path. Most of them are built on
+`harness.Study`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STUDIES = (
 
 
 def module_of(name: str) -> ModuleType:
-    """Import the module of a study."""
+    """Import a study's module."""
     return importlib.import_module(f"helpers.bench.studies.{name}")
 
 

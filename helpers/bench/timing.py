@@ -1,4 +1,4 @@
-"""Time launches by device events, with a cold L2 cache, and read the GPU's clock and power meanwhile."""
+"""Time launches with device events and a cold L2 cache, and read the GPU's clock and power meanwhile."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def elapsed(launch: Callable[[], object], flush: Any = None, times: int = 1, *, 
     """Time one launch between two events, in milliseconds, after overwriting the array `flush` `times` times.
 
     Args:
-        read: then read `flush`, so that the L2 cache holds nothing that the launch would have to write back.
+        read: then read `flush`, so that the L2 cache contains nothing that the launch would have to write back.
     """
     for _ in range(times if flush is not None else 0):
         _overwrite(flush)
@@ -67,7 +67,7 @@ def _flushes(launch: Callable[[], object], flush: Any) -> int:
     return min(MOST_FLUSHES, 1 + math.ceil(1.5 * min(took) / busy))
 
 
-# Seconds of a measurement by default. The CPU engine's times say nothing about a kernel, so few launches will do.
+# Default seconds of a measurement. The CPU engine's times say nothing about a kernel, so few launches suffice.
 BUDGET_S = 0.5 if ON_GPU else 0.1
 
 
@@ -76,7 +76,7 @@ def measure(launch: Callable[[], object], *, budget_s: float = BUDGET_S, most: i
 
     Args:
         launch: starts the work; on a GPU on the default stream.
-        budget_s: about how long to go on for. At least three launches are timed, or one that takes over a second.
+        budget_s: about how long to continue. At least three launches are timed, or one that takes over a second.
         most: the largest number of timed launches.
         warm: it has been launched before, so a slow first launch counts.
     """
@@ -99,11 +99,10 @@ def measure(launch: Callable[[], object], *, budget_s: float = BUDGET_S, most: i
 
 
 def in_turns(runs: Mapping[Any, Callable[[], Any]], rounds: int, *, read: bool = False) -> dict[Any, list[float]]:
-    """Time runs in turns: milliseconds of each run, one for each round. In a round all are timed, one after the other.
+    """Time runs in turns: milliseconds of each run, one for each round, in which all are timed once.
 
-    All have been launched before. On a GPU each is launched right before it is timed, so that the clock is the one
-    that it runs at. It is timed twice, behind queued work that takes longer than Python takes to launch it: the shorter
-    time counts.
+    All have been launched before. On a GPU each is launched right before it is timed, so that the clock is that of its
+    own run. It is timed twice, after queued work that takes longer than Python's launch, and the shorter time counts.
 
     Args:
         read: see `elapsed`.
@@ -122,7 +121,7 @@ def in_turns(runs: Mapping[Any, Callable[[], Any]], rounds: int, *, read: bool =
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the median, the lower and the upper quartile. One round that the host interrupts changes none of them."""
+    """Return the median, the lower and the upper quartile, which a single interrupted round does not change."""
     if len(values) < 2:
         return (values[0],) * 3
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -130,7 +129,7 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def speeds(taken: Sequence[float], others: Sequence[float]) -> dict[str, float]:
-    """Return how many times as fast one is as the other, round by round: median, extremes and quartiles of the ratios.
+    """Return the speed of `taken` relative to `others`, round by round: median, extremes and quartiles.
 
     Args:
         taken, others: milliseconds of both, one for each round.
@@ -145,17 +144,17 @@ def _ratios(taken: Sequence[float], others: Sequence[float]) -> list[float]:
 
 
 def gain_of(taken: Sequence[float], others: Sequence[float]) -> list[float]:
-    """Return how many times as fast one is as the other: the median and the quartiles of the rounds' ratios."""
+    """Return the speed of `taken` relative to `others`: the median and the quartiles of the rounds' ratios."""
     return list(quartiles(_ratios(taken, others)))
 
 
 def speed_range(row: Mapping[str, float]) -> tuple[float, float]:
-    """Return the quartiles of a row's speed; older records have the extremes alone."""
+    """Return the quartiles of a row's speed; older records have only the extremes."""
     low, high = ("speed_q1", "speed_q3") if "speed_q1" in row else ("speed_min", "speed_max")
     return row[low], row[high]
 
 
-# Cycles and nanoseconds of one thread that waits. Both counts begin and end at a tick of the timer.
+# Cycles and nanoseconds of one waiting thread. Both counts begin and end at a tick of the timer.
 CLOCK = r"""
 extern "C" __global__ void clock_rate(long long* rate, int nanoseconds) {
   long long tick, begin, now;
@@ -173,7 +172,7 @@ CLOCK_NS = 200_000  # too short for the GPU to raise its clock after other work,
 
 
 def sm_mhz() -> float:
-    """Return the clock of the multiprocessors in MHz, as a kernel counts it that is launched now."""
+    """Return the multiprocessors' clock in MHz, as counted by a kernel that is launched now."""
     rate = cp.zeros(2, cp.int64)
     cp.RawKernel(CLOCK, "clock_rate")((1,), (1,), (rate, np.int32(CLOCK_NS)))
     cycles, nanoseconds = cp.asnumpy(rate).tolist()
@@ -208,7 +207,7 @@ class Sensors:
             self.parse(line)
 
     def parse(self, line: str) -> None:
-        """Parse one line of nvidia-smi; drop what is not a number ("[N/A]")."""
+        """Parse one line of nvidia-smi; drop non-numbers ("[N/A]")."""
         sample = {}
         for name, text in zip(QUERY, line.split(","), strict=False):
             with contextlib.suppress(ValueError):
@@ -216,7 +215,7 @@ class Sensors:
         self.samples.append((time.perf_counter(), sample))
 
     def between(self, begin: float, end: float) -> dict[str, float]:
-        """Return the median of each figure over the samples between two times; empty without samples."""
+        """Return the median of each figure over the samples between two times; {} without samples."""
         within = [sample for when, sample in self.samples if begin <= when <= end]
         names = [name for name in QUERY if any(name in sample for sample in within)]
         return {name: statistics.median(s[name] for s in within if name in s) for name in names}

@@ -24,7 +24,8 @@ def lab(words: "list[str]", originals: bool = False) -> int:
         argv.append("--allow-root")  # a container: Jupyter would refuse, though it serves this machine only
     first = first_page(originals)
     if first and not named and not any("default_url" in word for word in words):
-        # Not as a file to open: the address that JupyterLab prints for a browser elsewhere is to lead there as well.
+        # Jupyter's `default_url`, not a file to open, so that the address that JupyterLab prints for other browsers
+        # leads there too.
         argv.append(f"--LabApp.default_url=/lab/tree/{quote(first)}")
     say("starting JupyterLab; Ctrl-C twice ends it")
     os.chdir(str(ROOT))
@@ -44,7 +45,7 @@ def need_engine() -> None:
 
 
 def first_page(originals: bool) -> str:
-    """Return the path from the root of the page that JupyterLab opens: notebook 00, else README, else "".
+    """Return the path, from the root, of the page that JupyterLab opens: notebook 00, else README, else "".
 
     Updates the learner's copies on the way, and prints what has changed.
     """
@@ -81,25 +82,25 @@ def ladder(words: "list[str]") -> int:
     return command.ladder(words)
 
 
-# After a product NumPy's threads wait for the next in a busy loop, on cores that other tests could use. With a second
-# thread the tests of the masks of 06 and 07 took 29 s of two cores, without it 13 s.
+# NumPy's threads spin on their cores for a while after each product, and other tests could use these cores. The tests
+# of the masks of 06 and 07 took 29 s on two cores with a second thread, and 13 s without it.
 ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OPENBLAS", "MKL")}
 
-# The tests compile over a thousand kernels, most of them for one launch. A build at -Og takes two thirds of one at -O1,
-# and the fast run's launches no longer. The run of all tests, whose launches are longer, was not measured at -Og. What
-# tests the engine itself is compiled as everywhere else: see tests/conftest.py.
+# The tests compile over a thousand kernels, most of them for one launch. A build at -Og takes two thirds of the time of
+# one at -O1, and the launches of the fast run take no longer. The run of all tests, whose launches are longer, was not
+# measured at -Og. Tests of the engine itself use the usual options: see tests/conftest.py.
 LEVEL, LEVEL_OF_ALL = "g", "1"
 
 
-# Of a notebook's start or cell, to end one that hangs. The longest, in which 09 trains a model, takes half a minute of
-# CPU, and a machine may be slow, or busy with other work.
+# Limits a notebook's start and each cell, to end one that hangs. The longest cell, in which 09 trains a model, takes
+# half a minute of CPU time, and the machine may be slow or busy.
 CELL_SECONDS = 3600
 
 
 def checks() -> "dict[str, list[str]]":
     """Return the command lines of the linters, by name. Each takes seconds."""
     sources = [path for folder in ("kernels", "helpers/engine") for path in sorted((ROOT / folder).rglob("*.*"))]
-    # Exercises are cells of notebooks as well, word for word, and keep the lines that their holes need.
+    # Exercises are also cells of notebooks, word for word, and keep the line lengths that their holes need.
     sources = [str(p) for p in sources if p.suffix in (".cu", ".cuh", ".h", ".cpp") and p.parent.name != "exercises"]
     clang_format = ["-c", "import clang_format; clang_format.clang_format()", "--dry-run", "--Werror", *sources]
     programs = {
@@ -114,13 +115,13 @@ def checks() -> "dict[str, list[str]]":
 def test(words: "list[str]", every: bool) -> int:
     """Run the linters, then pytest over tests and notebooks. Returns 0 if all pass.
 
-    Exhaustive tests are left out (tests/two_speeds.py), and so are notebooks and tests that have passed as they are
-    (tests/unchanged.py). every: run exhaustive ones too; in CI, all. Files that `words` name are run whole.
+    Leaves out exhaustive tests (tests/two_speeds.py), and notebooks and tests that are unchanged since they passed
+    (tests/unchanged.py). every: run exhaustive tests too; in CI, all. Files named in `words` are run whole.
     """
     begin = time.monotonic()
     linters = checks()
     verdicts = dict.fromkeys(linters, 0)
-    # The one that takes as long as a file of tests runs beside the rest, which has other cores; its words come last.
+    # The linter that takes as long as a file of tests runs in parallel with the rest; its output comes last.
     with beside(linters.pop("mypy")) as mypy:
         for name, check in linters.items():
             verdicts[name] = run(check)
@@ -149,8 +150,8 @@ def run_pytest(words: "list[str]", every: bool) -> int:
     if not named:
         argv += [*folders, *(["--fast"] if not every else [] if os.environ.get("CI") else ["--changed-only"])]
         files = [path for folder in folders for path in (ROOT / folder).glob("*") if path.suffix in (".py", ".ipynb")]
-        processes = max(1, min(processes, len(files)))  # each takes seconds to start
-    # A file's tests share a worker: the cells of a notebook need one another.
+        processes = max(1, min(processes, len(files)))  # starting a worker takes seconds
+    # All tests of a file run in one worker: the cells of a notebook depend on one another.
     options += ["-p", "helpers.cli.quick_pytest", "-n", str(processes), "--dist", "loadfile", *words]
     builds = {"COURSE_CPU_OPTIMISATION": LEVEL_OF_ALL if every else LEVEL}
     return run([*argv, *options], {**ONE_THREAD, **builds, **os.environ})
@@ -158,9 +159,9 @@ def run_pytest(words: "list[str]", every: bool) -> int:
 
 @contextlib.contextmanager
 def beside(argv: "list[str]"):
-    """Run a program in the repository's root beside what is done meanwhile, and end it with that.
+    """Run a program in the repository's root in the background, and end it when the block is left.
 
-    What it prints waits in a pipe.
+    Its output is collected in a pipe.
     """
     child = subprocess.Popen(argv, cwd=str(ROOT), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
@@ -180,13 +181,13 @@ def cpu_seconds() -> str:
     return f" ({used.ru_utime + used.ru_stime:.0f} s of CPU)"
 
 
-WORKER_BYTES = 3 << 29  # a worker of pytest, the notebook's kernel and the compiler that it runs: 1.5 GB
+WORKER_BYTES = 3 << 29  # a pytest worker, its notebook kernel and its compiler: 1.5 GB
 
 
 def workers() -> int:
-    """Return how many processes to test with: one for each usable core, as far as memory suffices; at least 1."""
+    """Return how many processes to test with: one for each usable core, if memory suffices; at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _numbers("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of all cores in so many of a clock
+    quota = _numbers("/sys/fs/cgroup/cpu.max")  # the container's CPU quota: microseconds of CPU time per period
     if len(quota) == 2:
         cores = min(cores, -(-quota[0] // quota[1]))
     return max(1, min(cores, memory() // WORKER_BYTES))
@@ -195,7 +196,7 @@ def workers() -> int:
 def memory() -> int:
     """Return how many bytes this process and its children may use: the machine's memory, or a container's limit."""
     limits = _numbers("/sys/fs/cgroup/memory.max") + _numbers("/sys/fs/cgroup/memory/memory.limit_in_bytes")
-    with contextlib.suppress(AttributeError, ValueError, OSError):  # names that not every system has
+    with contextlib.suppress(AttributeError, ValueError, OSError):  # not every system has these names
         limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     return min(limits) if limits else 1 << 62
 
@@ -237,7 +238,7 @@ def book(words: "list[str]") -> int:
 
 
 def absolute(words: "list[str]") -> "tuple[list[str], bool]":
-    """Make the paths among the words absolute, as the user typed them elsewhere. Returns whether there are any, too."""
+    """Make the paths among the words absolute. Returns whether there are any, too."""
     result, any_path = [], False
     for word in words:
         path, colons, rest = word.partition("::")
@@ -252,7 +253,7 @@ def run(argv: "list[str]", environment: "dict[str, str] | None" = None) -> int:
     child = subprocess.Popen(argv, cwd=str(ROOT), env=environment)
     try:
         return child.wait()
-    except KeyboardInterrupt:  # a terminal tells the child as well: let it clean up
+    except KeyboardInterrupt:  # the child gets the signal too: let it clean up
         with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
             child.wait(20)
             return 130

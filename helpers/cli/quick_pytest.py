@@ -1,7 +1,7 @@
 """A plugin of pytest that `course.py test` loads before nbval: it saves each process of the tests seconds.
 
-nbval reads notebooks by jsonschema, which imports rfc3987_syntax where that is installed. That package compiles 38
-grammars, in 3 s, to check a format of addresses that no notebook has.
+nbval reads notebooks with jsonschema, which imports rfc3987_syntax if it is installed. That package spends 3 s on
+compiling 38 grammars, to check an address format that no notebook uses.
 """
 
 import sys

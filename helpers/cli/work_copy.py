@@ -1,15 +1,15 @@
 """Learners' own copies of the notebooks: the folder work/, which git ignores and `course.py lab` opens.
 
-JupyterLab saves what is run, so a learner who works in notebooks/ has changed files that the next `git pull` wants to
-write. Here originals stay as they are, and copies follow them:
+JupyterLab saves the notebooks that a learner runs. In notebooks/ these changes would conflict with the next `git pull`,
+so learners work on copies, which follow the originals:
 
     no copy yet                      the original is copied
-    the original is as it was        the copy stays, whatever is in it
+    unchanged original               the copy stays, whatever is in it
     newer original, untouched copy   the copy becomes the newer original
     newer original, touched copy     the copy stays; the newer one is added as "07_mma (new).ipynb"
 
-A copy is touched if its cells differ from those of the original that it was made from; outputs do not count. Which
-original that was is in work/.copies.json. Standard library only.
+A copy is touched if its cells differ from those of the original that it was made from; outputs do not count.
+work/.copies.json records which original that was. Standard library only.
 """
 
 import hashlib
@@ -64,7 +64,7 @@ def _follow(original: Path, folder: Path, stamps: "dict[str, str]") -> "list[str
                 return []
             return [f"{FOLDER}/{original.name} is as you left it; the course has a newer one: {FOLDER}/{name}"]
         if stamps.get(name) == now:
-            return []  # made from this original, whatever has become of it
+            return []  # already made from this version of the original
         mine = cells(_text(copy))
         if mine == now or mine == stamps.get(name):
             if mine != now:
@@ -104,5 +104,5 @@ def _read(path: Path) -> "dict[str, str]":
     return {name: mark for name, mark in stamps if re.fullmatch("[0-9a-f]{64}", str(mark))}
 
 
-if __name__ == "__main__":  # for editors that open notebooks themselves
+if __name__ == "__main__":  # for editors that open notebooks without `lab`
     print("\n".join(refresh(Path(__file__).resolve().parents[2])) or f"{FOLDER}/ is up to date")

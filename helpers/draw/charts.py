@@ -24,7 +24,7 @@ def heatmap(
 ) -> Picture:
     """Draw matrices (rows, columns) side by side, titled, on one colour scale from 0 to vmax (or the maximum).
 
-    yes_or_no: they hold 0 and 1 alone, and `colour` says what 1 means: one patch in place of the scale.
+    yes_or_no: they contain only 0 and 1, and `colour` says what 1 means: a patch replaces the colour scale.
     """
     fig, axes = figure(0.9 + 2.9 * len(matrices), 3.2, columns=len(matrices))
     top = vmax if vmax is not None else max(float(np.max(m)) for m in matrices.values())
@@ -44,7 +44,7 @@ def heatmap(
 def token_heatmap(
     matrices: Mapping[str, np.ndarray], tokens: Sequence[str], rows: Sequence[int], columns: Sequence[int]
 ) -> Picture:
-    """Draw attention weights between words: some rows and columns of matrices (N, N_kv), labelled with their tokens.
+    """Draw attention weights between words: parts of matrices (N, N_kv), rows and columns labelled with their tokens.
 
     The colours follow the square root of the weight, so that small weights show as well.
     """
@@ -71,11 +71,11 @@ def token_heatmap(
 
 @styled
 def roofline(*, tflops: float, gbps: float, at: Mapping[str, float], title: str = "") -> Picture:
-    """Draw a machine's two roofs, TFLOP/s against FLOP per byte, and the limit that they set to some kernels.
+    """Draw a machine's roofline, TFLOP/s against FLOP per byte, and the kernels' limits on it.
 
     Args:
-        tflops: the flat roof. gbps: the slope of the other one.
-        at: {label: FLOP per byte}; each is a dot on the roof, the most that it can reach.
+        tflops: the compute limit. gbps: the memory bandwidth.
+        at: {label: FLOP per byte}; each is a dot on the roof, at the kernel's upper limit.
     """
     ridge = 1e3 * tflops / gbps
     low, high = min(0.25, *at.values()) / 2, 4 * max(2 * ridge, *at.values())
@@ -162,7 +162,7 @@ def memory_against_n(
 def rescaling(scores: Sequence[float], block_n: int) -> Picture:
     """Draw online softmax on one row of scores: each key's exp(score - m_i) after every tile of block_n keys.
 
-    A dashed outline is what a key's bar was before this tile brought a larger maximum.
+    A dashed outline shows a key's bar before this tile raised the maximum.
     """
     s = np.asarray(scores, dtype=float)
     tiles = -(-len(s) // block_n)

@@ -12,7 +12,7 @@ from helpers.draw.picture import GPU, IDLE, LINES, MOVED, PEER, ROOF, WRITE, Pic
 
 @styled
 def pages(owners: np.ndarray, lines: Mapping[str, Sequence[float]]) -> Picture:
-    """Draw which request has which page after each step, and curves over the same steps below.
+    """Draw which request owns each page after each step, and curves over the same steps below.
 
     Args:
         owners: (steps, pages) of int, -1 for a free page.

@@ -48,7 +48,7 @@ def roles(timeline: Mapping[str, Any], first: int, last: int) -> Picture:
             bar(y + 0.16, step[1], step[5], "O in flight", height=0.3)
             bar(y + 1, step[3], step[4], "weights")
             bar(y + 1, step[5], step[6], "weights")
-    # `full` releases all consumers; all of them arrive at `empty`, and the last one is drawn.
+    # `full` releases all consumers. All of them arrive at `empty`; the arrow starts at the last one.
     arrow((full[0][first + 1], 0.31), (consumers[0][first + 1][1], 0.67), "full", GPU)
     slowest = max(range(len(consumers)), key=lambda number: consumers[number][last][3])
     arrow((consumers[slowest][last][3], 0.68 + 2 * slowest), (asked[0][last + stages], 0.31), "empty", WRITE)

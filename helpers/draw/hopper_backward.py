@@ -13,8 +13,11 @@ TILES = {"K": GPU, "Q": CPU, "V": LINES[2], "dO": LINES[4], "P": PEER, "S": PEER
 
 
 class Operand(NamedTuple):
-    """A matrix as a product takes it. along: which of its lines are contiguous in shared memory, "rows" or "columns";
-    "" for one in registers. A transposed tile has the name of the tile and an ᵀ."""
+    """A matrix as an operand of a product.
+
+    along: which of its lines are contiguous in shared memory, "rows" or "columns"; "" for one in registers. A
+    transposed tile has the name of the tile and an ᵀ.
+    """
 
     name: str
     shape: tuple[int, int]
@@ -22,7 +25,7 @@ class Operand(NamedTuple):
 
 
 def major(operand: Operand, *, left: bool) -> str:
-    """Return PTX's word for how an operand is stored: K-major if the dimension that is summed over is contiguous."""
+    """Return PTX's word for an operand's layout: K-major if the dimension that is summed over is contiguous."""
     if not operand.along:
         return "registers"
     return "K-major" if (operand.along == "rows") == left else "MN-major"
@@ -32,7 +35,8 @@ def major(operand: Operand, *, left: bool) -> str:
 def products(rows: Sequence[tuple[Operand, Operand, Operand]]) -> Picture:
     """Draw products of a warpgroup to scale, (result, left operand, right operand) each, with a colour for each tile.
 
-    Lines show in which direction an operand in shared memory is contiguous; one in registers has a dashed edge.
+    Lines show the direction in which an operand in shared memory is contiguous; operands in registers have dashed
+    edges.
     """
     across = 2
     fig, panels = figure(9.4, 1.75 * -(-len(rows) // across), rows=-(-len(rows) // across), columns=across)
@@ -105,7 +109,7 @@ def two_readings(first: Mapping[str, int], *, columns: int = 64, rows: int = 64)
 
 @styled
 def budget(bars: Mapping[str, Mapping[str, float]], limit: float, *, unit: str) -> Picture:
-    """Draw what fills a memory, a bar for each choice, and its limit."""
+    """Draw what fills a memory, as a bar for each configuration, and its limit."""
     fig, ax = figure(9.0, 1.3 + 0.45 * len(bars))
     names = list(dict.fromkeys(name for parts in bars.values() for name in parts))
     of = {"K": GPU, "V": LINES[2], "Q": CPU, "dO": LINES[4], "dS": WRITE, "dQ": PEER}
@@ -132,7 +136,7 @@ def budget(bars: Mapping[str, Mapping[str, float]], limit: float, *, unit: str) 
     return Picture(fig, f"{totals}; the limit is {limit:g}")
 
 
-# ---- what waits for what
+# ---- dependencies within a block
 
 PRODUCTS = ("Sᵀ", "dPᵀ", "dV", "dQᵀ", "dK")  # in the order in which a step starts them
 OF_PRODUCT = dict(zip(PRODUCTS, (PEER, WRITE, LINES[2], CPU, GPU), strict=True))
@@ -150,7 +154,7 @@ def _of_first_block(events: Sequence[Any]) -> list[Any]:
 
 
 def steps_of(events: Sequence[Any]) -> dict[str, list[Span]]:
-    """Read off an X-ray of hopper_backward what its first block does: rows of (begin, end, what), in order of events.
+    """Extract what hopper_backward's first block does from an X-ray: rows of (begin, end, what), in order of events.
 
     Rows: the copies of each stage, each consumer's products and its waits, the additions to dQ.
     """

@@ -19,12 +19,12 @@ def offsets(
 ) -> Picture:
     """Draw tiles side by side, with the offset that a layout gives each coordinate in its cell.
 
-    Cells of one colour are in the same banks of shared memory; without banks, darker is further.
+    Cells of one colour are in the same banks of shared memory; without banks, darker cells have larger offsets.
 
     Args:
         layouts: {title: offsets}, each (rows, columns), counted in cells.
-        cell_bytes: of one cell, at most 128: 2 for a float16, 16 for a chunk of 8. 0: no banks.
-        inches: of a cell. cell: what the columns are.
+        cell_bytes: bytes per cell, at most 128: 2 for a float16, 16 for a chunk of 8. 0: no banks.
+        inches: size of a cell. cell: label of the columns.
     """
     fig, panels = _panels(layouts, inches, 0.5, 1.2)
     for ax, (title, offset) in zip(panels, layouts.items(), strict=True):
@@ -46,7 +46,7 @@ def owners(threads: Mapping[str, np.ndarray], *, cell: str = "column") -> Pictur
 
     Args:
         threads: {title: thread}, each (rows, columns), -1 where no thread owns the element.
-        cell: what the columns are.
+        cell: label of the columns.
     """
     fig, panels = _panels(threads, 0.26, 0.6, 1.3)
     warps = sorted({int(t) // 32 for thread in threads.values() for t in np.unique(thread) if t >= 0})
@@ -61,7 +61,7 @@ def owners(threads: Mapping[str, np.ndarray], *, cell: str = "column") -> Pictur
             if number >= 0 and number != before:
                 ax.text(column + 0.12, row + 0.5, number, ha="left", va="center", fontsize=6)
         _cells(ax, title, thread.shape, cell, every=8 if max(thread.shape) > 16 else 1)
-    darkest = palette + (1 - palette) * 0.35  # for thread 0 of a warp
+    darkest = palette + (1 - palette) * 0.35  # thread 0 of a warp
     handles = [Patch(color=darkest[warp % len(palette)], label=f"warp {warp}") for warp in warps]
     fig.legend(handles=handles, loc="outside lower center", ncols=max(len(handles), 1))
     first = "; ".join(f"{title}: {', '.join(map(str, thread[0]))}" for title, thread in threads.items())
@@ -73,7 +73,7 @@ def operands(products: Mapping[str, Sequence[tuple[str, Mapping[str, float]]]]) 
     """Draw tables side by side: each product's operands, coloured by the memory that they are read from.
 
     Args:
-        products: {title: (product, {operand: what it reads from shared memory, 0 where it is in registers}), ...}.
+        products: {title: (product, {operand: what it reads from shared memory, 0 if it is in registers}), ...}.
     """
     most = max(len(rows) for rows in products.values())
     fig, panels = figure(3.7 * len(products), 0.32 * most + 1.0, columns=len(products))
@@ -109,7 +109,7 @@ def warp_tiles(
     Args:
         tiles: {title: warp of each cell}, each (rows, columns).
         outlines: {label: (title, mask)}: cells of a tile inside one outline, such as those that a warp reads.
-        axes: {title: (what is down, what is across)}. cell: rows and columns of a cell, for the labels.
+        axes: {title: (label of rows, label of columns)}. cell: rows and columns of a cell, for the labels.
     """
     across, down = sum(tile.shape[1] for tile in tiles.values()), max(len(tile) for tile in tiles.values())
     fig, panels = figure(0.3 * across + 0.75 * len(tiles), 0.3 * down + 1.25, columns=len(tiles))
@@ -142,7 +142,7 @@ def warp_tiles(
 
 
 def _panels(tiles: Mapping[str, np.ndarray], inches: float, margin: float, above: float) -> tuple[Figure, np.ndarray]:
-    """Make a figure with a panel for each tile. inches: of a cell; `margin` between panels, `above` the cells."""
+    """Make a figure with a panel for each tile. inches: size of a cell; `margin` between panels, `above` the cells."""
     across, down = sum(tile.shape[1] for tile in tiles.values()), max(len(tile) for tile in tiles.values())
     fig, panels = figure(inches * across + margin * len(tiles) + 0.3, inches * down + above, columns=len(tiles))
     panels = np.atleast_1d(panels)
@@ -151,7 +151,7 @@ def _panels(tiles: Mapping[str, np.ndarray], inches: float, margin: float, above
 
 
 def _cells(ax: Any, title: str, shape: tuple[int, ...], cell: str, every: int = 1) -> None:
-    """Set row 0 on top, square cells, and a number at every so many rows and columns."""
+    """Set row 0 on top, square cells, and numbers at regular distances of rows and columns."""
     ax.set(title=title, xlabel=cell, aspect="equal", xlim=(0, shape[1]), ylim=(shape[0], 0))
     ax.set_xticks(np.arange(0, shape[1], every) + 0.5, range(0, shape[1], every), fontsize=7)
     ax.set_yticks(np.arange(0, shape[0], every) + 0.5, range(0, shape[0], every), fontsize=7)

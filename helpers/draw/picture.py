@@ -23,7 +23,7 @@ STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.prop_cycle": cycler(color=LINES),
-    "font.family": "DejaVu Sans",  # comes with matplotlib: the same figure everywhere
+    "font.family": "DejaVu Sans",  # comes with matplotlib: the figures look the same everywhere
     "font.size": 10,
     "axes.titlesize": 11,
     "axes.titlelocation": "left",
@@ -33,7 +33,7 @@ STYLE = {
 
 
 def first_line(text: str) -> str:
-    """Make a comment to begin HTML with: of a folded output, JupyterLab shows only the first line."""
+    """Make a comment to begin HTML with: JupyterLab shows only the first line of a collapsed output."""
     words = " ".join(text.replace("--", "–").split())
     return f"<!-- {words if len(words) <= 78 else words[:74] + ' ...'} -->\n"
 
@@ -52,7 +52,7 @@ class Text:
 
 
 class Html:
-    """HTML for Jupyter, with a plain text for every other reader."""
+    """HTML for Jupyter, with plain text for other front ends."""
 
     def __init__(self, markup: str, text: str) -> None:
         self.markup, self.text = markup, text

@@ -1,4 +1,4 @@
-"""Pictures of ring attention: which rank's K and V each rank has in a step, and which scores it computes."""
+"""Pictures of ring attention: whose K and V each rank holds in each step, and which scores it computes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from helpers.draw.spans import Place
 
 
 def bars(plan: Sequence[Step], whole: float) -> list[Place]:
-    """Make a row for each rank, for show.schedules: a step begins when all ranks have finished the one before it.
+    """Make a row for each rank, for show.schedules: a step begins when all ranks have finished the previous one.
 
     Args:
-        plan: of ring_schedules.steps. whole: the pairs of a row and a key that take one unit of time.
+        plan: from ring_schedules.steps. whole: (query, key) pairs computed in one unit of time.
     """
     places: list[Place] = []
     now = 0.0
@@ -64,7 +64,7 @@ def work(schedules: Sequence[str], size: int) -> Picture:
             ax.axvline(edge - 0.5, color="white", linewidth=1)
         for query in range(0, size * rows, each):
             for key in range(0, query + 1, each):
-                shift = each / 6 if query == key else 0  # of a block on the diagonal, half is seen
+                shift = each / 6 if query == key else 0  # only half of a diagonal block is visible
                 at = key + each / 2 - shift, query + each / 2 + shift
                 ax.text(*at, str(numbers[query + each - 1, key]), ha="center", va="center", fontsize=8)
         ax.set(title=schedule, xlabel="key", xticks=[], yticks=[])

@@ -1,4 +1,4 @@
-"""Pieces of kernels, and the diff of two kernels, for Jupyter."""
+"""Pieces of kernels, and diffs of two kernels, for Jupyter."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ def sections(file: str) -> dict[str, tuple[int, int]]:
     """Find the pieces of a kernel file: the first and last line of each, counted from 1, by name.
 
     "header" is the comment at the top, "sizes" the #defines and static_asserts, or the constants where there are none,
-    "signature" the entry's head; of a further kernel it is "signature of NAME", with the comment above it. Then every
-    `// ---- name` section of the kernels, and every struct and `__device__` function with the comment above it.
+    "signature" the entry's parameter list; that of a further kernel is "signature of NAME", with the comment above it.
+    Then every `// ---- name` section of the kernels, and every struct and `__device__` function with the comment above
+    it.
     """
     lines = _lines(file)
 
@@ -90,9 +91,9 @@ def code(
         file: in kernels/, such as "01_naive.cu".
         piece: the beginning of a section's name (see `sections`: "header", "sizes", "signature", "prologue", ...), or
             (first, last): line numbers, counted from 1, or words of the two lines. Words are searched from the top, the
-            last ones from the first line on.
-        to: the piece that is shown last, with all between; `piece` alone where it is empty.
-        without: words whose lines are left out, small or capital letters alike; the caption says which.
+            second ones from the first line on.
+        to: the last piece, shown with everything in between; if empty, `piece` alone.
+        without: words whose lines are left out, ignoring case; the caption says which.
 
     Raises:
         FileNotFoundError: no such file. KeyError: no such section or words, or several sections that begin so.
@@ -108,7 +109,7 @@ def code(
     else:
         first, last = piece
     if not 1 <= first <= last <= len(lines):
-        raise IndexError(f"{file} has lines 1 to {len(lines)}; asked for {first} to {last}")
+        raise IndexError(f"{file} has lines 1 to {len(lines)}; got {first} to {last}")
     kept = [line for line in lines[first - 1 : last] if not any(word.lower() in line.lower() for word in without)]
     body = textwrap.dedent("\n".join(kept))
     left_out = f", without {', '.join(f'`{word}`' for word in without)}" if without else ""
@@ -126,7 +127,7 @@ def _line_with(file: str, lines: list[str], words: str, start: int) -> int:
 def about(file: str) -> list[str]:
     """Quote a step's top comment: its name and idea, then "Since step k: ..." if it has that.
 
-    Nothing for a file that is no step: a stage's comment is about more than the last step to it.
+    Returns "" for a stage, whose comment is about more than the last step to it.
     """
     if not file.startswith("steps/"):
         return []
@@ -139,8 +140,8 @@ def about(file: str) -> list[str]:
 def diff(file_a: str, file_b: str, *, context: int = 2) -> Html:
     """Show what changed from one kernel to the next, line by line, with `context` unchanged lines around each change.
 
-    Green with + is new, red with - is gone. Comments at the top of the files are left out; a step's own words about
-    itself come before its lines.
+    Added lines are green with +, removed ones red with -. Comments at the top of the files are left out; a step's own
+    description comes before its lines.
     """
     a, b = ([*_lines(f)] for f in (file_a, file_b))
     a, b = a[sections(file_a).get("header", (0, 0))[1] :], b[sections(file_b).get("header", (0, 0))[1] :]
@@ -163,7 +164,7 @@ def _paragraphs(texts: list[str]) -> str:
 def diff_of(
     text_a: str, text_b: str, title: str, *, context: int = 2, sides: tuple[str, str] = ("gone", "new")
 ) -> Html:
-    """Show what changed from one text to another; the title comes before the counts.
+    """Show the differences between two texts; the title comes before the counts.
 
     sides: labels for the lines of either text. If the first is not "gone", its lines are blue, not red.
     """
@@ -182,6 +183,6 @@ def diff_of(
 
 
 def folded(shown: Html, summary: str = "") -> Html:
-    """Fold a text or HTML under a summary, or under its own text if that is empty; a click opens it."""
-    inside = shown.markup.removeprefix(_paragraphs([summary]))  # what the summary says is not said again
+    """Fold a text or HTML under a summary, or under its own text if the summary is empty; a click opens it."""
+    inside = shown.markup.removeprefix(_paragraphs([summary]))  # do not repeat the summary inside
     return Html(f"<details><summary>{html.escape(summary or shown.text)}</summary>{inside}</details>", shown.text)

@@ -53,11 +53,11 @@ Place = tuple[int, float, float, int, str]
 
 @styled
 def schedules(orders: Mapping[str, Sequence[Place]], *, ylabel: str, xlabel: str, ends: bool = True) -> Picture:
-    """Draw which blocks each multiprocessor runs, from when to when, one order above the other.
+    """Draw which blocks each multiprocessor runs and when, for one order of blocks above the other.
 
     Args:
         orders: {title: blocks}; a block is (multiprocessor, begin, end, its colour's number, what is written in it).
-        ends: say and mark when the last one is done.
+        ends: mark the end of the last block, with its time.
     """
     rows = 1 + max(place[0] for places in orders.values() for place in places)
     last = max(place[2] for places in orders.values() for place in places)
@@ -87,10 +87,10 @@ def clocks_as_spans(timeline: Mapping[str, Any], first: int, last: int) -> dict[
     """Turn recorded cycle counts of a block of hopper, key tiles `first` to `last`, into rows of spans in cycles.
 
     Args:
-        timeline: as `helpers.bench.studies.hopper` records it. "consumers": for each, for each key tile, the cycles at
-            which its step began, it had its turn, all products were started, S was there, half of the weights were, O
-            was there, the step ended. "waits_for_v", which older records lack: when its wait for V began, and ended,
-            before O was started. "asked", "full": when K's and V's copy was started, and had arrived.
+        timeline: as `helpers.bench.studies.hopper` records it. "consumers": for each consumer and key tile, the cycles
+            at which its step began, its turn came, all products had been issued, S was ready, half of the weights were,
+            O was ready, the step ended. "waits_for_v", which older records lack: when its wait for V began and ended,
+            before the product PV was issued. "asked", "full": when the copies of K and V were started and had arrived.
     """
     consumers, stages = timeline["consumers"], timeline["stages"]
     rows: dict[str, list[Span]] = {f"{which}, stage {stage}": [] for which in "KV" for stage in range(stages)}
@@ -105,7 +105,7 @@ def clocks_as_spans(timeline: Mapping[str, Any], first: int, last: int) -> dict[
         for tile in range(max(first - stages, 0), min(last + stages, len(consumers[0]) - 1) + 1):
             row, asked, full = f"{which}, stage {tile % stages}", timeline["asked"][i][tile], timeline["full"][i][tile]
             add(row, asked, full, "copy in flight")
-            read = tile + i  # V of a tile is read one step after its K
+            read = tile + i  # a step reads the V that belongs to the previous step's K
             if read < len(consumers[0]):
                 add(row, full, max(consumer[read][3 if which == "K" else 5] for consumer in consumers), "full")
     for number, consumer in enumerate(consumers, start=1):

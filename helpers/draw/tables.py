@@ -1,4 +1,4 @@
-"""HTML of tables that are printed as text: JupyterLab breaks lines of more than about 100 characters."""
+"""HTML tables from text tables: JupyterLab would break lines of more than about 100 characters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def columns_of(lines: list[str]) -> list[tuple[int, int]]:
 
 
 def split(line: str, columns: list[tuple[int, int]], *, is_head: bool = False) -> list[str]:
-    """Split a line into cells. A heading may be wider than its column, at whose end or beginning it stands."""
+    """Split a line into cells. A heading may be wider than its column, and begin or end with it."""
     if not is_head:
         return [line[begin:end].strip() for begin, end in columns]
     begins, ends = [begin for begin, _ in columns], [end for _, end in columns]
@@ -35,7 +35,7 @@ def split(line: str, columns: list[tuple[int, int]], *, is_head: bool = False) -
         begin, end = group.span()
         inside = [at for at in ends if begin < at < end and line[at] == " "]
         pieces += itertools.pairwise([begin, *(inside if end in ends and begin not in begins else ()), end])
-    cells, free = [""] * len(columns), 0  # the first column that no heading to the left has taken
+    cells, free = [""] * len(columns), 0  # the first column without a heading yet
     for number, (begin, end) in enumerate(pieces, 1):
         near = [abs(end - e) if end in ends else abs(begin - b) for b, e in columns]
         allowed = range(free, max(len(columns) - len(pieces) + number, 1)) or [len(columns) - 1]
@@ -48,10 +48,10 @@ def split(line: str, columns: list[tuple[int, int]], *, is_head: bool = False) -
 def table(text: str) -> Html:
     """Make HTML of a text table with columns two spaces apart; it scrolls if it is too wide.
 
-    A line without two spaces in a row is a sentence; that and an empty line end a table, whose first line is its head.
+    A table ends at an empty line, or at a sentence: a line without two consecutive spaces. Its first line is the head.
     """
     parts = []
-    lines = [re.sub(r"^( *\d+)  ", r"\1\0\0", line.rstrip()) for line in text.split("\n")]  # the number of a row
+    lines = [re.sub(r"^( *\d+)  ", r"\1\0\0", line.rstrip()) for line in text.split("\n")]  # a row's number
     for is_row, group in itertools.groupby(lines, lambda line: "  " in line.lstrip()):
         some = list(group)
         parts += [_one(some)] if is_row else [f"<p>{html.escape(line)}</p>" for line in some if line]
@@ -60,7 +60,7 @@ def table(text: str) -> Html:
 
 def _one(lines: list[str]) -> str:
     places = columns_of(lines[1:] or lines)
-    if any("   " in cell for line in lines[1:] for cell in split(line, places)):  # columns that one line runs through
+    if any("   " in cell for line in lines[1:] for cell in split(line, places)):  # columns that are merged in one line
         listing = html.escape("\n".join(lines).replace("\0", " "))
         return f"<pre style='white-space:pre;overflow-x:auto'>{listing}</pre>"
     rows = []

@@ -1,4 +1,4 @@
-"""Pictures of what threads do: their rows, the words, sectors and banks that a warp touches, what each lane holds."""
+"""Pictures of what threads do: their rows, the words, sectors and banks that a warp accesses, what each lane holds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def grid_picture(n: int, block: int) -> Picture:
         if live > block // 2:
             ax.text(0.3, b + 0.5, f"element {element[b, 0]}", va="center", fontsize=9)
             ax.text(live - 0.3, b + 0.5, f"element {element[b, live - 1]}", ha="right", va="center", fontsize=9)
-        else:  # too few cells to write in
+        else:  # the cells are too small for numbers
             first, last = element[b, 0], element[b, live - 1]
             text = f"elements {first} to {last}" if live > 1 else f"element {first}"
             ax.text(live + 0.5, b + 0.5, text, va="center", fontsize=9)
@@ -46,10 +46,11 @@ def matrices(masks: Mapping[str, np.ndarray], *, title: str = "", legend: Mappin
     """Draw matrices cell by cell, to one scale: which thread reads and writes what.
 
     Args:
-        masks: {name: integer array (rows, columns)}; 0 untouched, 1 read, 2 written, 3 moved along with what was asked.
+        masks: {name: integer array (rows, columns)}; 0 untouched, 1 read, 2 written, 3 in the same sector as a
+            requested word.
         legend: what 1, 2 and 3 are called.
     """
-    # Inches. Every cell has the same size in all matrices, and a matrix's slot has room for its title.
+    # Inches. Cells have the same size in all matrices, and each matrix leaves space for its title.
     rows, columns = (max(m.shape[0] for m in masks.values()), sum(m.shape[1] for m in masks.values()))
     cell = min(6.8 / columns, 2.3 / rows, 0.2)
     slots = [max(m.shape[1] * cell, 0.085 * max(map(len, name.split("\n")))) + 0.3 for name, m in masks.items()]
@@ -63,7 +64,7 @@ def matrices(masks: Mapping[str, np.ndarray], *, title: str = "", legend: Mappin
         bottom = height - above - size[1]
         ax = fig.add_axes((left / width, bottom / height, size[0] / width, size[1] / height))
         left += slot
-        lines = 0.5 if cell > 0.05 else 0  # around cells so small they would hide the colour
+        lines = 0.5 if cell > 0.05 else 0  # a border would hide the colour of small cells
         ax.pcolormesh(mask, cmap=colours, vmin=0, vmax=3, edgecolors="white", linewidth=lines)
         ax.invert_yaxis()
         ax.set_title(name, fontsize=10)
@@ -80,7 +81,7 @@ def matrices(masks: Mapping[str, np.ndarray], *, title: str = "", legend: Mappin
     return Picture(fig, f"{title} {touched}".strip())
 
 
-SECTOR = 8  # words of 4 bytes that memory moves at least: 32 bytes
+SECTOR = 8  # a sector: the smallest unit that memory moves, 32 bytes in 4-byte words
 
 
 def sectors(words: Sequence[int]) -> int:
@@ -144,11 +145,11 @@ def bank_picture(accesses: Mapping[str, Sequence[int]]) -> Picture:
 
 @styled
 def fragments(places_of: Mapping[str, np.ndarray]) -> Picture:
-    """Draw 16 x 16 matrices with the lane that holds each element; neighbours in one lane share a number.
+    """Draw 16 x 16 matrices with the lane that holds each element; neighbours with one number share a lane.
 
     Args:
-        places_of: {name: places}; places[lane, i] is 16 * row + column of element i of the lane's fragment. Where
-            several lanes hold an element, the picture has the lowest.
+        places_of: {name: places}; places[lane, i] is 16 * row + column of element i of the lane's fragment. If several
+            lanes hold an element, the lowest is drawn.
     """
     fig, panels = figure(2.8 * len(places_of), 3.1, columns=len(places_of))
     for ax, (name, places) in zip(np.atleast_1d(panels), places_of.items(), strict=True):
@@ -172,11 +173,10 @@ def fragments(places_of: Mapping[str, np.ndarray]) -> Picture:
 
 @styled
 def factor_fragment(places: np.ndarray, *, lane: int) -> Picture:
-    """Draw the factors of 16 rows as stored, as a fragment with 16 equal columns, and the accumulator it multiplies.
+    """Draw the factors of 16 rows in memory, as a fragment with 16 equal columns, and the accumulator that it scales.
 
     Args:
-        places: of an accumulator: places[lane, i] is 16 * row + column of element i. lane: the one whose elements are
-            marked.
+        places: of an accumulator: places[lane, i] is 16 * row + column of element i. lane: its elements are marked.
     """
     fig = Figure(figsize=(7.4, 3.2), layout="constrained")
     stored, loaded, acc = fig.subplots(1, 3, width_ratios=(1.6, 16, 16))
@@ -203,7 +203,7 @@ def factor_fragment(places: np.ndarray, *, lane: int) -> Picture:
 
 @styled
 def ldmatrix_rows(received: np.ndarray) -> Picture:
-    """Draw the four 8 x 8 matrices of an ldmatrix in operand A, and which lane addresses and which receives each row.
+    """Draw the four 8 x 8 matrices of an ldmatrix in operand A: which lane addresses each row, and which receive it.
 
     Args:
         received: received[lane, 2 * i + e] is 8 * (the lane whose address it came from) + column, for element e of

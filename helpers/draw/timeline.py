@@ -1,4 +1,4 @@
-"""The picture of where a block's threads were between its barriers: the X-ray's `Report.timeline`."""
+"""The picture of which lines a block's threads executed between its barriers: the X-ray's `Report.timeline`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def picture(name: str, block: tuple[int, int, int], n_threads: int, steps: Seque
     """Draw the steps: threads from top to bottom, intervals between barriers from left to right.
 
     Args:
-        name: of the kernel. skipped: intervals of the block after these, which are not drawn.
+        name: of the kernel. skipped: later intervals of the block that are not drawn.
     """
     intervals = sorted({step.interval for step in steps})
     n_warps = -(-n_threads // WARP)
@@ -66,7 +66,7 @@ def picture(name: str, block: tuple[int, int, int], n_threads: int, steps: Seque
                 left, right = x + at, x + at + step.width / length
                 for top, bottom in _runs(step.threads):
                     boxes[step.what].append([(left, top), (right, top), (right, bottom), (left, bottom)])
-                here = (step.line, round(at, 6))  # a warp that does as the one above it needs no labels
+                here = (step.line, round(at, 6))  # a warp with the same steps as the one above it needs no labels
                 if right - left > 0.11 and (here not in labels or len(step.threads) < last - first):
                     middle = (step.threads[0] + step.threads[-1] + 1) / 2
                     dark = step.what in ("read global", "write global", "read shared")

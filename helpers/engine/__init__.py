@@ -3,15 +3,15 @@
     from rawkernel import RawModule, asarray, empty_like  # installed; in the course: from helpers.engine
 
 It compiles a kernel's unchanged source with a host compiler and runs each CUDA thread as a fiber, with blocks spread
-over the cores. It contains nothing about attention and imports nothing of the course, of which it is a part and from
-which it can be installed alone. Then `COURSE_` is `RAWKERNEL_` in the names of environment variables.
+over the cores. It contains nothing about attention. It is a part of the course but imports nothing from it, and can be
+installed alone: then environment variables begin with `RAWKERNEL_` instead of `COURSE_`.
 
-It has these parts of a GPU's hardware: warp-wide operations; tensor cores (`<mma.h>`; mma.sync, ldmatrix and stmatrix
-as inline PTX), whose products are those of compute capability 9.0 bit for bit; asynchronous copies (cp.async,
-`<cuda_pipeline.h>`, TMA with the maps of `tensor_map`), which complete at their wait and not before; products of
+It models these parts of a GPU's hardware: warp-wide operations; tensor cores (`<mma.h>`; mma.sync, ldmatrix and
+stmatrix as inline PTX), whose products are those of compute capability 9.0 bit for bit; asynchronous copies (cp.async,
+`<cuda_pipeline.h>`, TMA with the maps of `tensor_map`), which complete at their wait, as late as possible; products of
 warpgroups (wgmma); clusters of blocks; and the other instructions of inline PTX that `ptx.known()` lists. Unknown ones
-stop the thread that reaches them; the error has their line and the most similar instruction.
-README.md in this folder says what works, what differs from a GPU and what is refused.
+stop the thread that reaches them; the error has their line and the most similar instruction. README.md in this folder
+lists what works, what differs from a GPU and what is refused.
 
 Blocks may wait for each other, in grid.sync() of a cooperative launch or by looking at memory again and again: as many
 as an H200 holds at once, if the engine has stacks for their threads (limits.py). A block that is still running after
@@ -58,7 +58,7 @@ from .elementwise import ElementwiseKernel, ReductionKernel
 from .failures import LaunchError
 from .module import RawKernel, RawModule
 
-__version__ = "14.2.0"  # of CuPy: whose interface this is
+__version__ = "14.2.0"  # CuPy's version whose interface this is
 
 float16, float32, float64 = _np.float16, _np.float32, _np.float64
 int8, int16, int32, int64 = _np.int8, _np.int16, _np.int32, _np.int64
@@ -107,12 +107,12 @@ __all__ = [
 
 
 def get_array_module(*args: Any) -> Any:
-    """Return the engine if one of the arguments is a device array, else NumPy."""
+    """Return the engine if one of the arguments is a device array; otherwise NumPy."""
     return _sys.modules[__name__] if any(isinstance(a, ndarray) for a in args) else _np
 
 
 def fuse(*args: Any, **options: Any) -> Any:
-    """Return the function itself, as `@fuse` or `@fuse()`: its operations run one after the other."""
+    """Return the function unchanged, for `@fuse` or `@fuse()`: its operations run one after the other."""
     return args[0] if args and callable(args[0]) else lambda function: function
 
 
@@ -126,20 +126,20 @@ def memoize(for_each_device: bool = False) -> Any:
 
 
 def clear_memo() -> None:
-    """Do nothing: what `memoize` has kept is as right as before."""
+    """Do nothing: results kept by `memoize` stay valid."""
 
 
 def show_config(**_: Any) -> None:
-    """Print what runs the kernels, and whose interface this is."""
+    """Print what runs the kernels, and which interface it has."""
     print(f"CPU engine with the interface of CuPy {__version__}: {cuda.describe()}")
 
 
 def __getattr__(name: str) -> Any:
-    if name == "testing":  # not before it is asked for: it takes pytest
+    if name == "testing":  # imported on request: it needs pytest
         return _importlib.import_module(f"{__name__}.testing")
     if not name.startswith("_") and hasattr(_np, name):
         return _from_numpy.of(getattr(_np, name))
     raise AttributeError(
         f"the CPU engine has no {name!r}: it has the part of CuPy that kernels need ({', '.join(__all__)}, the dtypes) "
-        "and NumPy's functions. Do the rest in NumPy on cp.asnumpy(...), or run on a GPU."
+        "and NumPy's functions. Use NumPy on cp.asnumpy(...) for the rest, or run on a GPU."
     )

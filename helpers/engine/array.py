@@ -1,7 +1,7 @@
-"""Device arrays of the CPU engine: NumPy arrays of a class of their own, in poisoned memory between guard pages.
+"""Device arrays of the CPU engine: a subclass of NumPy's arrays, in poisoned memory between guard pages.
 
-A class of their own makes programs portable. On a GPU a NumPy array must be copied to the device and back, so here
-too a kernel takes only what `asarray` and its kin made, and `asnumpy` (or `.get()`) returns a copy.
+The subclass keeps programs portable. On a GPU a NumPy array must be copied to the device and back, so here too a kernel
+takes only arrays made by `asarray` and the like, and `asnumpy` (or `.get()`) returns a copy.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _others: weakref.WeakValueDictionary[int, np.ndarray] = weakref.WeakValueDiction
 
 
 _numbers = itertools.count()
-memory_limit = 0  # bytes of all device arrays together, if any is set: see `cuda.MemoryPool`
+memory_limit = 0  # the limit on the bytes of all device arrays, if one is set: see `cuda.MemoryPool`
 
 
 def used_bytes() -> int:
@@ -35,33 +35,33 @@ def used_bytes() -> int:
 
 @functools.cache
 def installed_bytes() -> int:
-    """Return the bytes of memory that the machine has."""
+    """Return the bytes of the machine's memory."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 class _Memory:
-    """Bytes between guards, freed with the last array in them. An array of no bytes gets one byte."""
+    """Bytes between guards, freed with the last array in them. An empty array gets one byte."""
 
     def __init__(self, size: int, itemsize: int) -> None:
-        self.is_null, size = not size, max(size, 1)  # CuPy allocates nothing for no bytes: a null pointer
-        # Some systems promise more memory than there is, and kill a process that uses it.
+        self.is_null, size = not size, max(size, 1)  # CuPy allocates nothing for 0 bytes: a null pointer
+        # Some systems promise more memory than they have, and kill the process that uses it.
         installed = installed_bytes()
         if memory_limit and used_bytes() + size > memory_limit:
             raise MemoryError
-        self.number, self.size = 2 * next(_numbers) + (itemsize == 1), size  # selects the pattern in the guards
+        self.number, self.size = 2 * next(_numbers) + (itemsize == 1), size  # selects the guards' pattern
         self.address = library().engine_allocate(size, self.number) if size <= installed else None
         if not self.address:
             raise MemoryError
         weakref.finalize(self, library().engine_release, self.address, size).atexit = False
         _live[self.address] = self
-        self.is_fresh = True  # neither the host nor a launch has written it
+        self.is_fresh = True  # not written yet, by the host or by a launch
         self.__array_interface__ = {"version": 3, "data": (self.address, False), "shape": (size,), "typestr": "|u1"}
 
 
 class MemoryPointer:
-    """An address in device memory, which it keeps alive, as `cupy.cuda.MemoryPointer`.
+    """A device address that keeps its memory alive, like `cupy.cuda.MemoryPointer`.
 
-    ptr: the address, as an int; 0 for memory of no bytes. A kernel accepts the object or the int for a pointer.
+    ptr: the address, as an int; 0 for empty memory. A kernel accepts the object or the int as a pointer.
     """
 
     def __init__(self, mem: np.ndarray, offset: int = 0) -> None:
@@ -77,7 +77,7 @@ class MemoryPointer:
         return self + -int(offset)
 
     def copy_from(self, mem: Any, size: int) -> None:
-        """Copy bytes from an address: of device memory, or of a host's as a ctypes pointer."""
+        """Copy bytes from an address: of device memory, or of host memory as a ctypes pointer."""
         source = mem.ptr if isinstance(mem, MemoryPointer) else ctypes.cast(mem, ctypes.c_void_p).value
         ctypes.memmove(self.ptr, source, size)
 
@@ -88,21 +88,21 @@ class MemoryPointer:
         ctypes.memset(self.ptr, value, size)
 
 
-# By dtype, the bits of NaN in an array that a host has filled with it, to see which elements a kernel writes. No
-# operation gives these bits, so they can be told from a NaN that was computed, or written among numbers.
+# By dtype, the bits of NaN with which a host can fill an array, to see which elements a kernel writes. No operation
+# produces these bits, so they differ from a NaN that was computed, or written among numbers.
 NO_VALUE = {np.dtype("f2"): 0x7EAD, np.dtype("f4"): 0x7FDEADED, np.dtype("f8"): 0x7FFDEADEDEADEDED}
 
 
 class ndarray(np.ndarray):
-    """A device array. Arithmetic, slicing and views are NumPy's; dtypes and orders of results are CuPy's."""
+    """A device array. Arithmetic, slicing and views are NumPy's; dtypes and memory orders of results are CuPy's."""
 
     def __new__(
         cls, shape: Any, dtype: Any = float, memptr: Any = None, strides: Any = None, order: str = "C"
     ) -> ndarray:
-        """Make an array on existing memory, which it aliases: that of `get_global`, or a MemoryPointer.
+        """Make an array that aliases existing memory: that of `get_global`, or a MemoryPointer.
 
         Raises:
-            ValueError: as `empty`.
+            ValueError: as for `empty`.
         """
         if memptr is None:
             return empty(shape, dtype, order)
@@ -112,20 +112,20 @@ class ndarray(np.ndarray):
         return np.ndarray.__new__(cls, shape, dtype_on_device(dtype), memptr, offset, strides, order)
 
     def __array_finalize__(self, _: Any) -> None:
-        # What an operation makes lies in NumPy's memory, a module's variable in its library. Their addresses, too, are
-        # arguments of launches: by themselves, in arrays, in tensor maps.
+        # Results of operations are in NumPy's memory, and a module's variables in its library. Their addresses are
+        # arguments of launches too: directly, within arrays, or within tensor maps.
         owner = self
-        while isinstance(owner.base, np.ndarray):  # `owner_of`, without a call for each view
+        while isinstance(owner.base, np.ndarray):  # `owner_of`, without a call per view
             owner = owner.base
         if not isinstance(owner.base, _Memory):
             _others[id(owner)] = owner
 
     @property
     def data(self) -> MemoryPointer:
-        """A pointer to its first element, as `cupy.ndarray.data`; `.data.ptr` is the address, 0 for an empty array."""
+        """A pointer to its first element, like `cupy.ndarray.data`; `.data.ptr` is the address, 0 if it is empty."""
         return MemoryPointer(self)
 
-    device: Any = None  # the one device, as `cupy.ndarray.device`: a property, which cuda.py sets, as it has devices
+    device: Any = None  # the only device, like `cupy.ndarray.device`: a property set by cuda.py, which defines devices
 
     def typed(self, shape: tuple[int, ...], dtype: np.dtype, strides: tuple[int, ...]) -> ndarray:
         """View the memory from its beginning with another shape, dtype and strides in bytes."""
@@ -135,7 +135,7 @@ class ndarray(np.ndarray):
         found = super().__getitem__(key)
         if isinstance(found, np.ndarray):
             return found
-        # CuPy gives an element as an array without axes, of which a kernel would get the address.
+        # CuPy returns an element as a 0-dimensional array; a kernel would get its address.
         return super().__getitem__((*key, ...) if isinstance(key, tuple) else (key, ...))
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -157,58 +157,58 @@ class ndarray(np.ndarray):
         """Convert as NumPy does.
 
         Raises:
-            ValueError: a dtype that is none of a device's, as `empty`.
+            ValueError: a dtype that devices do not have, as for `empty`.
         """
         return super().astype(dtype_on_device(dtype), order, casting, subok, copy)
 
     def get(self, stream: Any = None, order: str = "C", out: np.ndarray | None = None, blocking: bool = True) -> Any:
-        """Copy to a new NumPy array, as `cupy.ndarray.get`, or to `out`.
+        """Copy to a new NumPy array, like `cupy.ndarray.get`, or to `out`.
 
         Raises:
-            TypeError: out is no NumPy array. ValueError: it has another shape or dtype.
+            TypeError: out is not a NumPy array. ValueError: it has another shape or dtype.
         """
         if out is None:
             return np.array(self, subok=False, order=order)
         if not isinstance(out, np.ndarray) or isinstance(out, ndarray):
             raise TypeError(f"out is a NumPy array; got {type(out).__module__}.{type(out).__name__}")
         if (out.shape, out.dtype) != (self.shape, self.dtype):
-            raise ValueError(f"out has shape {out.shape} and dtype {out.dtype}; {self.shape}, {self.dtype} is needed")
+            raise ValueError(f"out has shape {out.shape} and dtype {out.dtype}; expected {self.shape} and {self.dtype}")
         out[...] = self
         return out
 
     def set(self, arr: np.ndarray, stream: Any = None) -> None:
-        """Copy a NumPy array of the same shape and dtype here, as `cupy.ndarray.set`.
+        """Copy from a NumPy array of the same shape and dtype, like `cupy.ndarray.set`.
 
         Raises:
-            TypeError: it is no NumPy array, or of another dtype. ValueError: of another shape.
+            TypeError: it is not a NumPy array, or has another dtype. ValueError: it has another shape.
         """
         if not isinstance(arr, np.ndarray) or isinstance(arr, ndarray):
             raise TypeError(f"set takes a NumPy array; got {type(arr).__module__}.{type(arr).__name__}")
         if arr.dtype != self.dtype:
-            raise TypeError(f"the array has dtype {arr.dtype}; {self.dtype} is needed: arr.astype('{self.dtype}')")
+            raise TypeError(f"the array has dtype {arr.dtype}; expected {self.dtype}: arr.astype('{self.dtype}')")
         if arr.shape != self.shape:
-            raise ValueError(f"the array has shape {arr.shape}; {self.shape} is needed")
+            raise ValueError(f"the array has shape {arr.shape}; expected {self.shape}")
         self[...] = arr
 
     def __array_wrap__(self, array: np.ndarray, context: Any = None, return_scalar: bool = False) -> Any:
         if isinstance(array, ndarray):  # `out`, or the left side of +=
             written(array)
             return array
-        # CuPy keeps results of reductions on the device, as arrays without axes, and makes what its operations on
-        # elements compute in C order, also if the operands have another order.
+        # CuPy keeps results of reductions on the device, as 0-dimensional arrays. Its element-wise operations return C
+        # order, even for operands in another order.
         return np.asarray(array, order="C" if context else "K").view(ndarray)
 
     def __getattr__(self, name: str) -> Any:
         if name == "__cuda_array_interface__":
             raise AttributeError(
-                f"{name} promises the memory of a GPU, and this array is in the host's: what takes it would crash. "
-                "Give cp.asnumpy(...), or the array itself by DLPack"
+                f"{name} describes GPU memory, and this array is in host memory: a consumer would crash. Pass "
+                "cp.asnumpy(...), or the array itself through DLPack"
             )
         raise AttributeError(f"the CPU engine's ndarray has no {name!r}")
 
 
 def _on_device(name: str) -> Callable[..., Any]:
-    """Wrap a method of NumPy's so that it returns a number as an array without axes."""
+    """Wrap a method of NumPy's so that it returns a number as a 0-dimensional array."""
     method = getattr(np.ndarray, name)
 
     @functools.wraps(method)
@@ -223,15 +223,14 @@ for _name in ("argmax", "argmin", "dot", "mean", "searchsorted", "std", "take", 
     setattr(ndarray, _name, _on_device(_name))
 
 
-_NUMPY_2 = int(np.__version__.partition(".")[0]) >= 2  # before, copy=None was False
+_NUMPY_2 = int(np.__version__.partition(".")[0]) >= 2  # before NumPy 2, copy=None meant False
 
 
 def dtype_on_device(dtype: Any) -> np.dtype:
-    """Return a dtype that arrays on a device may have.
+    """Return a dtype that device arrays may have.
 
     Raises:
-        TypeError: it is not a dtype. ValueError: it is big-endian, or one of NumPy's for
-            objects, texts, dates or long doubles.
+        TypeError: it is not a dtype. ValueError: it is big-endian, or for objects, texts, dates or long doubles.
     """
     kind = np.dtype(dtype)
     if not kind.isnative:
@@ -240,16 +239,16 @@ def dtype_on_device(dtype: Any) -> np.dtype:
             f"numbers are little-endian; write {np.dtype(kind.newbyteorder('=')).name!r}. cp.asarray converts NumPy's"
         )
     if kind.hasobject or kind.char in "SUMmgG":
-        raise ValueError(f"Unsupported dtype {kind}: a kernel has numbers, and structs of numbers")
+        raise ValueError(f"Unsupported dtype {kind}: kernels take numbers, and structs of numbers")
     return kind
 
 
 def empty(shape: int | tuple[int, ...], dtype: Any = float, order: str = "C") -> ndarray:
-    """Allocate an uninitialised array: every byte is 0xFF, so a float that nobody writes reads as NaN.
+    """Allocate an uninitialised array: every byte is 0xFF, so an unwritten float reads as NaN.
 
     Raises:
         ValueError: a negative size; a big-endian dtype, or one of objects, strings, dates or long doubles.
-        MemoryError: there is no memory for it.
+        MemoryError: there is not enough memory.
     """
     kind = dtype_on_device(dtype)
     shape = (int(shape),) if np.ndim(shape) == 0 else tuple(map(int, shape))
@@ -264,12 +263,12 @@ def empty(shape: int | tuple[int, ...], dtype: Any = float, order: str = "C") ->
 
 
 def set_aside(a: ndarray) -> _Memory:
-    """Leave an array of `empty` out of the used bytes, until it is `reused` with what this returns."""
+    """Exclude an array of `empty` from the used bytes, until `reused` gets what this returns."""
     return _live.pop(a.ctypes.data)
 
 
 def reused(a: ndarray, memory: _Memory) -> ndarray:
-    """Make an array that was set aside as it was: every byte is 0xFF."""
+    """Restore an array that was set aside: every byte is 0xFF."""
     _live[memory.address] = memory
     ctypes.memset(a.ctypes.data, 0xFF, a.nbytes)
     return a
@@ -279,7 +278,7 @@ def _order_of(a: np.ndarray, order: str | None) -> str:
     """Return C or F, or K if the axes of `a` keep an order that is neither, by CuPy's rules for `order`.
 
     Raises:
-        ValueError: `order` is none of C, F, A, K and None.
+        ValueError: `order` is not C, F, A, K or None.
     """
     kind = "K" if order is None else str(order).upper()
     if kind not in ("C", "F", "A", "K"):
@@ -292,14 +291,14 @@ def _order_of(a: np.ndarray, order: str | None) -> str:
 
 
 def _empty_as(a: np.ndarray, dtype: Any, order: str | None, shape: Any = None) -> ndarray:
-    """Allocate unwritten memory in the order of `a`, or in the given one."""
+    """Allocate unwritten memory in the order of `a`, or in the given order."""
     if shape is not None:
         shape = (int(shape),) if np.ndim(shape) == 0 else tuple(shape)
     kind = "C" if order in ("K", "k") and shape is not None and len(shape) != a.ndim else _order_of(a, order)
     shape = a.shape if shape is None else shape
     if kind != "K":
         return empty(shape, dtype, kind)
-    axes = sorted(range(a.ndim), key=lambda axis: -abs(a.strides[axis]))  # from the outermost on
+    axes = sorted(range(a.ndim), key=lambda axis: -abs(a.strides[axis]))  # outermost first
     return empty(tuple(shape[axis] for axis in axes), dtype).transpose(np.argsort(axes))
 
 
@@ -358,15 +357,15 @@ def array(
     *,
     blocking: bool = False,
 ) -> ndarray:
-    """Make a device array with the contents of `obj`, in its order unless another is asked for.
+    """Make a device array with the contents of `obj`, in its order unless another is requested.
 
-    NumPy's arrays whose bytes are in the order of other machines are converted, as CuPy does it.
+    NumPy arrays with the other byte order are converted, as in CuPy.
 
     Args:
-        copy: None takes a device array as it is, where dtype and order fit; False refuses any other device array.
+        copy: None returns a device array unchanged if dtype and order match; False refuses to copy a device array.
 
     Raises:
-        ValueError: a dtype that is none of a device's, or a copy that is needed and refused.
+        ValueError: a dtype that devices do not have, or a copy that is needed and refused.
     """
     if subok:
         raise NotImplementedError("subok=True: device arrays have no subclasses")
@@ -389,7 +388,7 @@ def array(
 
 
 def _has_order(a: np.ndarray, order: str | None) -> bool:
-    """Return True if CuPy takes an array as it is when that order is asked for."""
+    """Return True if CuPy returns an array unchanged when that order is requested."""
     is_any = order is None or order in ("K", "k")
     kind = _order_of(a, order)
     return is_any or (a.flags.c_contiguous and kind == "C") or (a.flags.f_contiguous and kind == "F")
@@ -398,7 +397,7 @@ def _has_order(a: np.ndarray, order: str | None) -> bool:
 def asarray(
     a: Any, dtype: Any = None, order: str | None = None, *, copy: bool | None = None, blocking: bool = False
 ) -> ndarray:
-    """Return `a` if it is a device array of that dtype and order already, else a copy. See `array`."""
+    """Return `a` if it already is a device array of that dtype and order, else a copy. See `array`."""
     return array(a, dtype, copy, order)
 
 
@@ -413,7 +412,7 @@ def asfortranarray(a: Any, dtype: Any = None) -> ndarray:
 
 
 def copy(a: Any, order: str = "K") -> ndarray:
-    """Copy `a` on the device, in its order unless another is asked for."""
+    """Copy `a` on the device, in its order unless another is requested."""
     return array(a, None, True, order)
 
 
@@ -439,7 +438,7 @@ def from_dlpack(array: Any, device: Any = None, copy: bool | None = None) -> nda
     """Make a device array from an array with `__dlpack__`: a view if it is a device array, else a copy.
 
     Raises:
-        TypeError: it has no `__dlpack__`. BufferError: it is in the memory of a GPU.
+        TypeError: it has no `__dlpack__`. BufferError: it is in a GPU's memory.
     """
     if isinstance(array, ndarray) and not copy:
         return array[...]
@@ -450,11 +449,11 @@ def from_dlpack(array: Any, device: Any = None, copy: bool | None = None) -> nda
     return asarray(np.from_dlpack(array))
 
 
-_OF_THE_HOST = (1, 3)  # device types of DLPack: the CPU, and its pinned memory
+_OF_THE_HOST = (1, 3)  # DLPack's device types for the CPU and its pinned memory
 
 
 def at(address: int) -> ndarray | None:
-    """Return the bytes from an address to the end of the device array that holds it; None if no array does."""
+    """Return the bytes from an address to the end of the device array that contains it; None if no array does."""
     for block in list(_live.values()):
         if block.address <= address < block.address + block.size:
             inside = address - block.address
@@ -482,7 +481,7 @@ def owner_of(a: np.ndarray) -> np.ndarray:
 
 
 def written(a: np.ndarray) -> None:
-    """Note that the array, or a part of it, is being written."""
+    """Record that the array, or a part of it, is being written."""
     memory = owner_of(a).base
     if isinstance(memory, _Memory):
         memory.is_fresh = False
@@ -495,22 +494,22 @@ def is_fresh(a: np.ndarray) -> bool:
 
 
 class GuardedArguments:
-    """The arrays of a launch, while it lasts.
+    """The arrays of a launch, while it runs.
 
-    What NumPy computes from device arrays is a device array as well, but lies in NumPy's memory, where a wild write
-    would corrupt the process. Such an array is copied to memory with guards on both sides for the launch, and copied
-    back after it.
+    NumPy's results from device arrays are device arrays too, but in NumPy's memory, where a wild write would corrupt
+    the process. During the launch, such an array is replaced by a copy with guards on both sides, which is copied back
+    afterwards.
     """
 
     def __init__(self) -> None:
-        self._places: dict[int, tuple[np.ndarray, ndarray]] = {}  # by the identity of the array that owns the memory
+        self._places: dict[int, tuple[np.ndarray, ndarray]] = {}  # by the identity of the owning array
         self._blocks: dict[int, _Memory] = {}  # by address
 
     def __enter__(self) -> GuardedArguments:
         return self
 
     def address(self, _: int, value: ndarray) -> int:
-        """Return the address at which the kernel finds the array's first element; 0 if it has none.
+        """Return the kernel's address of the array's first element; 0 if it has none.
 
         From now on the array counts as written.
         """
@@ -535,7 +534,7 @@ class GuardedArguments:
         return address
 
     def overrun(self) -> int | None:
-        """Return the address of a byte beside the arrays that has been overwritten; None if there is none."""
+        """Return the address of an overwritten byte next to the arrays; None if there is none."""
         first = None
         for block in self._blocks.values():
             offset = library().engine_overrun(block.address, block.size, block.number)

@@ -15,7 +15,7 @@ BANKS = 32
 
 
 def wavefronts(words: Sequence[int]) -> int:
-    """Count the wavefronts of lanes that are served together: the most distinct words that share a bank.
+    """Count the wavefronts of lanes that are served together: the largest number of distinct words in one bank.
 
     words: indices of 4-byte words.
     """
@@ -26,10 +26,10 @@ def wavefronts(words: Sequence[int]) -> int:
 def phases(size: int, offsets: Mapping[int, int]) -> dict[int, list[int]]:
     """Return the words that lanes request together: 16 lanes of 8 bytes each at a time, or 8 of 16 bytes.
 
-    Twice as many lanes go together if every lane i shares its address with lane i ^ 1, or with lane i ^ 2.
+    Twice as many lanes are served together if every lane i has the address of lane i ^ 1, or of lane i ^ 2.
 
     Args:
-        size: bytes of each lane. offsets: {lane: where it goes, in bytes}.
+        size: bytes per lane. offsets: {lane: byte offset}.
 
     Returns:
         {first lane: indices of words}, in the order of the lanes.

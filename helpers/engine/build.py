@@ -1,4 +1,4 @@
-"""From a module's source to its library in memory: which text is compiled, and what is tried if it is refused."""
+"""From a module's source to its library in memory: which text is compiled, and what is tried after an error."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ from .messages import SOURCE_NAME
 from .structures import Entry, EntryParameter
 from .translate import translate
 
-# What a GPU's compiler refuses too: arrays of a size that only the run knows, arithmetic on void*, exceptions, types at
-# run time.
+# A GPU's compiler refuses these too: arrays with a size known only at run time, arithmetic on void*, exceptions, run-
+# time types.
 _STRICT = ("-Werror=vla", "-Werror=pointer-arith", "-Werror=register", "-fno-exceptions", "-fno-rtti", "-Wno-narrowing")
 _RUNTIME, _PTX = '#include "cuda_runtime.h"\n', "#include <ptx_instructions.h>\n"
 _NO_STD_MIN = re.compile(r"(?:min|max). is not a member of .std|no member named .(?:min|max). in namespace .std")
-# Functions of the C library, in the headers of the engine's, that a GPU has not: a kernel may have their names.
+# Functions of the C library that the engine's headers declare and a GPU lacks: kernels may have their names.
 _OF_C = frozenset(
     ("abort", "div", "drem", "exit", "gamma", "index", "ldiv", "lldiv", "rand", "random", "rindex", "select")
 ) | {"significand", "srand", "srandom", "system", "time"}
-# What g++ and clang++ say of braces within brackets, which inline PTX becomes.
+# What g++ and clang++ report about braces within brackets, which inline PTX becomes.
 _CLANGS_BRACES = re.compile(r"use of GNU statement expression extension(?: from macro expansion)?")
 _BRACES = "braced-groups within expressions"
 _UNDEFINED = re.compile(r"undefined symbol: (\w+)|symbol not found.*'_(\w+)'")
-# Of a source as it was written, or with its inline PTX as calls of the engine: that it uses TMA or wgmma.
-_OF_OTHERS = re.compile(r"(?:cub|thrust|cuda|nv|cupy|cute|cutlass)/")  # whose headers these are
+# In a source as written, or with its inline PTX as calls to the engine: it uses TMA or wgmma.
+_OF_OTHERS = re.compile(r"(?:cub|thrust|cuda|nv|cupy|cute|cutlass)/")  # libraries with these headers
 _TILES = re.compile(r"wgmma|cp\.(?:reduce\.)?async\.bulk|engine_bulk_|::(?:bulk|tensor)_(?:copy|store|load|add)\(")
 
-# One line of the table of a module's kernels. A constant: were it a call, the table would be filled at its first use,
-# behind a lock of the C++ library's, which is what a linker takes longest to read.
+# One line of the table of a module's kernels. It is a constant: a call would fill the table at its first use, behind a
+# lock of the C++ library's, which takes a linker longest to read.
 _ENTRY = (
     '{{"{name}", (void*)engine::Kernel<{name}>::function, engine::Kernel<{name}>::run, engine::Kernel<{name}>::count, '
     "engine::Kernel<{name}>::parameters, {cluster}}},\n"
 )
 
-# Modules of the same source and options are one in memory, as they are with CuPy: they share their variables.
+# Modules with the same source and options share one library in memory, as in CuPy: they share their variables.
 _LOADED: dict[tuple[Path, tuple[str, ...]], runtime.KernelLibrary] = {}
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A source and how it is compiled: the parameters of `RawModule`, and for a checked run
+    """A source and how it is compiled: the parameters of `RawModule`, and those of a checked run.
 
-    instrumented: "checked" or "profiled", for `compiler.build`. filling: flags of `compiler.filling` and `bounds`.
+    instrumented: "checked" or "profiled", for `compiler.build`. filling: flags from `compiler.filling` and `bounds`.
     """
 
     code: str
@@ -72,7 +72,7 @@ class Recipe:
 class Built:
     """A module in memory. entries: its kernels by name. uses_tiles: it has instructions of TMA or wgmma.
 
-    text: the source as its kernels are read, see `_Attempt.reading`.
+    text: the source in which kernels were found, see `_Attempt.reading`.
     """
 
     library: runtime.KernelLibrary
@@ -128,12 +128,12 @@ class _Program:
 
 @dataclass(frozen=True)
 class _Attempt:
-    """One try. kernels: those that are no templates. with_algorithm: std::min is to be found."""
+    """One attempt. kernels: those that are not templates. with_algorithm: std::min is to be found."""
 
     recipe: Recipe
-    uses_libraries: bool  # CUB, libcu++ and Thrust
+    uses_libraries: bool  # includes CUB, libcu++ or Thrust
     kernels: tuple[str, ...] = ()
-    text: str = ""  # both: see `reading`
+    text: str = ""  # set by `reading`, like the next field
     headers: tuple[str, ...] = ()
     with_algorithm: bool = False
 
@@ -143,7 +143,7 @@ class _Attempt:
         return [*self.kernels, *self.recipe.name_expressions]
 
     def beginning(self) -> _Beginning:
-        """Return what comes before the source. It depends on what the attempt uses, not on its kernels."""
+        """Return the text before the source. It depends on what the attempt uses, not on its kernels."""
         recipe = self.recipe
         code = libraries.translate_cucomplex(recipe.code) if recipe.translate_cucomplex else recipe.code
         flags, macros = options.for_host(recipe.options, recipe.backend)
@@ -154,9 +154,9 @@ class _Attempt:
         return _Beginning(code, macros, host_flags, folders, self._arguments(code, host_flags), head)
 
     def reading(self, start: _Beginning) -> tuple[str, list[str]]:
-        """Return the source in which kernels are looked for, and CUDA's headers that it includes.
+        """Return the source in which to look for kernels, and the CUDA headers that it includes.
 
-        That is the preprocessor's output where macros make or name kernels, or where headers of the source's own may.
+        That is the preprocessor's output if macros, or the source's own headers, may define or name kernels.
 
         Raises:
             CompileError: an unknown option.
@@ -176,16 +176,16 @@ class _Attempt:
         return text, headers
 
     def _is_for_nvrtc(self, flags: Sequence[str]) -> bool:
-        """Return True if NVRTC alone reads the source: CUB, libcu++ and CuTe are compiled as on a host."""
+        """Return True if only NVRTC's rules apply: CUB, libcu++ and CuTe are compiled as on a host."""
         of_others = self.uses_libraries or "-isystem" in flags
         return self.recipe.backend == "nvrtc" and not self.recipe.jitify and not of_others
 
     def _hides(self, start: _Beginning) -> str:
-        """Return the lines that hide names which a source has from the host's headers alone, see host_names.py."""
+        """Return the lines that hide names which only the host's headers provide, see host_names.py."""
         recipe = self.recipe
         if not self._is_for_nvrtc(start.flags):
             return ""
-        own = sorted(_OF_C.intersection(self.names))  # which only a host's C library has besides
+        own = sorted(_OF_C.intersection(self.names))  # also in a host's C library only
         renamed = "".join(f"#define {name} {host_names.PREFIX}{name}\n" for name in own)
         text = "" if self.text == start.code else self.text
         given = _device_options(recipe.options)
@@ -202,7 +202,7 @@ class _Attempt:
         macros = start.macros
         head = f"{start.head}{self._hides(start)}{macros}"
         body, was_expanded = self._translated(code, head, arguments, folders)
-        # (Expanded text lacks what the header of PTX includes.)
+        # (Expanded text lacks what the PTX header includes.)
         needs_ptx = was_expanded or self.uses_libraries or len(folders) > 1 or "engine::ptx::" in body
         bridge = "#include <cupy/complex.cuh>\n" if recipe.translate_cucomplex else ""
         head = f"{_RUNTIME}{_PTX if needs_ptx else ''}{head}{bridge}"
@@ -250,7 +250,7 @@ class _Attempt:
 
     def _refusal(self, macros: str, flags: Sequence[str]) -> str:
         recipe = self.recipe
-        if recipe.backend != "nvrtc" or recipe.jitify:  # nvcc's rules, or Jitify's: a host's headers are there
+        if recipe.backend != "nvrtc" or recipe.jitify:  # under the rules of nvcc or Jitify, host headers exist
             return ""
         return refusals.refusal(recipe.code, macros, SOURCE_NAME, flags, recipe.name_expressions)
 
@@ -258,17 +258,17 @@ class _Attempt:
         """Return what to try next when the compiler has refused this attempt.
 
         Raises:
-            CompileError: nothing more.
+            CompileError: there is nothing left to try.
         """
         code, header = self.recipe.code, libraries.missing(diagnostics)
-        if header and libraries.options() and not self.uses_libraries:  # a header of the user's includes it
+        if header and libraries.options() and not self.uses_libraries:  # a user's header includes it
             return replace(self, uses_libraries=True)
-        # NVRTC, which has no std::min, does not look into templates that are never used.
+        # NVRTC has no std::min, and does not check templates that are never used.
         if not self.with_algorithm and _NO_STD_MIN.search(diagnostics):
             return replace(self, with_algorithm=True)
         if header and not libraries.options():
             raise CompileError(f"{messages.explain(diagnostics, code, self.names)}\n{libraries.whose(header)}")
-        # The text shows kernels that the preprocessor leaves out, or that a namespace holds: do without them.
+        # The text shows kernels that the preprocessor removes, or that are in a namespace: try without them.
         blamed = {int(line) for line in re.findall(rf"^{messages.ENTRIES}:(\d+):", diagnostics, re.M)}
         unblamed = [name for line, name in enumerate(self.kernels, messages.FIRST_ENTRY) if line not in blamed]
         if len(unblamed) < len(self.kernels):
@@ -276,10 +276,10 @@ class _Attempt:
         raise CompileError(messages.explain(diagnostics, code, self.names) + libraries.of_the_host(code))
 
     def without(self, symbol: str) -> _Attempt:
-        """Return what to try when a symbol is undefined: without kernels that are declared only.
+        """Return what to try when a symbol is undefined: the module without kernels that are only declared.
 
         Raises:
-            CompileError: it is no kernel.
+            CompileError: the symbol is not a kernel's.
         """
         left = tuple(
             name for name in self.kernels if symbol not in (name, f"_{name}") and f"{len(name)}{name}" not in symbol
@@ -291,7 +291,7 @@ class _Attempt:
 
 @dataclass(frozen=True)
 class _Beginning:
-    """The text before a source. head: the headers that are read first. macros: lines of #define, by the options."""
+    """The text before a source. head: the headers that are read first. macros: lines of #define, from the options."""
 
     code: str
     macros: str
@@ -302,15 +302,15 @@ class _Beginning:
 
 
 class _Expanded(Exception):
-    """The translation of a source depends on what the preprocessor makes of it."""
+    """The translation of a source depends on the preprocessor's output."""
 
 
-# What follows is computed once for the builds of a source: with other sizes, and checked ones.
+# Computed once for all builds of a source: for other sizes, and for checked runs.
 
 
 @functools.lru_cache(maxsize=64)
 def _translated_alone(code: str, keep_asm: bool, folders: tuple[Path, ...]) -> str | None:
-    """Translate a source without the preprocessor; None where it is needed."""
+    """Translate a source without the preprocessor; None if it is needed."""
 
     def expanded(code: str) -> str | None:
         raise _Expanded
@@ -323,7 +323,7 @@ def _translated_alone(code: str, keep_asm: bool, folders: tuple[Path, ...]) -> s
 
 @functools.lru_cache(maxsize=16)
 def _translated(code: str, before: str, arguments: tuple[str, ...], keep_asm: bool, folders: tuple[Path, ...]) -> str:
-    """Translate a source by what the preprocessor makes of it. before: the lines that it reads first."""
+    """Translate a source with the preprocessor's output. before: the lines that it reads first."""
 
     def expanded(code: str) -> str | None:
         return compiler.expanded(before, code, SOURCE_NAME, [*arguments])
@@ -337,7 +337,7 @@ def _edited(body: str) -> str:
 
 
 def _device_options(given: Sequence[str]) -> tuple[str, ...]:
-    """Return the options that bring types, see `host_names.hidden`."""
+    """Return the options that provide types, see `host_names.hidden`."""
     return tuple(option for option in given if "device-" in option)
 
 
@@ -350,14 +350,14 @@ def _hidden(
     kernels: tuple[str, ...],
     given: tuple[str, ...],
 ) -> str:
-    """Return the lines that hide a host's names. text: where kernels are looked for, if that is not the source."""
+    """Return the lines that hide a host's names. text: where to look for kernels, if not in the source."""
     clean = source.blank_comments(code) + source.blank_comments(text)
     clean = host_names.without_unused_templates(clean, expressions)
     return host_names.hidden(clean, headers, kernels=kernels, options=given)
 
 
 def _extension(code: str, expressions: tuple[str, ...], diagnostics: str) -> str:
-    """Return what a compiler's warnings say that NVRTC refuses, see `refusals.extension`."""
+    """Return which extension, according to a compiler's warnings, NVRTC would refuse, see `refusals.extension`."""
     clean = host_names.without_unused_templates(source.blank_comments(code), expressions)
     lines = source.line_table(clean, SOURCE_NAME)
     return refusals.extension(_CLANGS_BRACES.sub(_BRACES, diagnostics), lines)
@@ -370,17 +370,17 @@ class _Undefined(Exception):
 def _first_headers(code: str, folders: Sequence[Path]) -> str:
     """Return the headers of these folders that the source includes.
 
-    They are read before the source's macros: `#define N 64` must not change them.
+    They are read before the source's macros, because `#define N 64` must not change them.
     """
     text = source.blank_comments(code)
-    if re.search(r"#\s*define\s+_?_?CUDA_NO", text):  # macros that are meant for the headers
+    if re.search(r"#\s*define\s+_?_?CUDA_NO", text):  # these macros are meant for the headers
         return ""
     names = dict.fromkeys(re.findall(r"^\s*#\s*include\s*<([^>]+)>", text, re.M))
     return "".join(f"#include <{name}>\n" for name in names if any((folder / name).is_file() for folder in folders))
 
 
 def _warnings(diagnostics: str, code: str) -> str:
-    """Return those of a compiler's warnings that concern lines of the source."""
+    """Return those compiler warnings that concern lines of the source."""
     table = source.line_table(code, SOURCE_NAME)
     every = re.findall(r"^(.+?):(\d+):(?:\d+:)? (warning: .*)$", diagnostics, re.M)
     return "".join(f"{file}:{line}: {text}\n" for file, line, text in every if (file, int(line)) in table)

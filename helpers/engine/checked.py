@@ -1,7 +1,7 @@
-"""A checked run of one launch: what the engine records of every memory access of the kernel.
+"""A checked run of one launch: the engine records every memory access of the kernel.
 
-The arrays are copied (see copies.py), so that an access past an end is noted and harms nothing; what the kernel wrote
-is copied back. Blocks run one after the other on one OS thread.
+The arrays are copied (see copies.py), so that an access past an end is recorded without harm; the kernel's results are
+copied back. Blocks run one after the other on one OS thread.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from .tracing import TraceOptions
 
 
 class _Places:
-    """Lines of the source for addresses of the kernel's library; each is looked up once."""
+    """Lines of the source for addresses in the kernel's library; each is looked up once."""
 
     def __init__(self, kernel: CompiledKernel, lib: ctypes.CDLL) -> None:
         self._library = kernel.library
@@ -78,13 +78,13 @@ class _Places:
             inner, *outer = (symbols.places_of(self._library.path, at - 1 - self._library.base) for at in returns)
             places = sum(outer, inner)
             ours = [place for place in places if place in self._table]
-            # If a pasted header wraps the instruction, the line that calls the wrapper says more.
+            # If a pasted header wraps the instruction, the line that calls the wrapper is more useful.
             ours.sort(key=lambda place: place[0].endswith(failures.HEADERS))
             self._known[pc] = next(iter(ours or places), None)
         return self._known[pc]
 
     def _callers(self, pc: int) -> list[int]:
-        """Return the addresses that the functions around an access return to, from the innermost on."""
+        """Return the return addresses of the functions around an access, innermost first."""
         out = ctypes.POINTER(ctypes.c_size_t)()
         count = self._lib.engine_check_callers(ctypes.c_uint64(pc), ctypes.byref(out))
         return out[:count]
@@ -106,13 +106,13 @@ class _Records:
     block: Sizes
 
     def counts(self) -> tuple[int, ...]:
-        """Return the numbers of barriers, of warp-wide operations, of __syncwarp, and of tensor cores' FLOP."""
+        """Return the numbers of barriers, warp-wide operations, __syncwarp, and tensor cores' FLOP."""
         counts = tuple(ctypes.c_uint64() for _ in range(4))
         self.lib.engine_check_counts(*map(ctypes.byref, counts))
         return tuple(count.value for count in counts)
 
     def sites(self) -> list[Site]:
-        """Return every site, those of the compiler's own flags included."""
+        """Return every site, including those of the compiler's own flags."""
         count = self.lib.engine_check_sites(None, 0)
         out = (CheckedSite * max(count, 1))()
         self.lib.engine_check_sites(out, count)
@@ -133,14 +133,14 @@ class _Records:
         ]
 
     def traces(self, is_shown: list[bool]) -> Traces:
-        """Return the traces by block. is_shown: for each site, whether it is kept; kept ones are numbered anew."""
+        """Return the traces by block. is_shown: for each site, whether it is kept; kept ones are renumbered."""
         steps, whole = ctypes.POINTER(CheckedStep)(), ctypes.c_uint64()
         barriers = ctypes.POINTER(CheckedBarrier)()
         n_steps = self.lib.engine_check_steps(ctypes.byref(steps), ctypes.byref(whole))
         n_barriers = self.lib.engine_check_barriers(ctypes.byref(barriers))
         table = np.ctypeslib.as_array(steps, (n_steps,)) if n_steps else np.empty(0, np.dtype(CheckedStep))
         shown = np.array(is_shown, bool)
-        table = table[shown[table["site"]] & (table["block"] < whole.value)]  # a copy: the engine's own will change
+        table = table[shown[table["site"]] & (table["block"] < whole.value)]  # a copy: the engine's table will change
         table["site"] = (np.cumsum(shown) - 1)[table["site"]]
         table = table[np.argsort(table["block"], kind="stable")]
         reached: dict[int, list[Place]] = {}
@@ -150,7 +150,7 @@ class _Records:
         return Traces(table, reached)
 
     def events(self) -> tuple[Event, ...]:
-        """Return the events in their order."""
+        """Return the events in order."""
         out = ctypes.POINTER(CheckedEvent)()
         count = self.lib.engine_check_events(ctypes.byref(out))
         return tuple(
@@ -166,7 +166,7 @@ class _Records:
             place = (one.file.decode(errors="replace"), one.line)
             was_skipped = bool(one.count) and not returns.may_come_before(self.kernel.code, self.kernel.name, place)
             block, thread = index(one.block, self.grid), index(one.thread, self.block)
-            if was_skipped or not one.mask:  # lanes that returned early are not missed
+            if was_skipped or not one.mask:  # lanes that returned early are allowed to be absent
                 of_warp = one.mask, one.name.decode()
                 barriers.append(PartialBarrier(place, block, one.count, thread, one.other_line, was_skipped, *of_warp))
         return tuple(barriers)
@@ -217,11 +217,11 @@ class _Records:
 
 
 def _local_array(f: CheckedFinding, place: Place | None, own: OwnArrays | None) -> tuple[str, str] | None:
-    """Return the array that an index is past the end of, and its number of elements; None unless a thread owns it.
+    """Return the array whose end an index is past, and its number of elements; None unless a thread owns it.
 
-    Both are "" for an access by a pointer.
+    Both are "" for an access through a pointer.
     """
-    declared = f.name.decode().strip("'")  # float [4], or float[4]; "" where it is found by a pointer
+    declared = f.name.decode().strip("'")  # float [4], or float[4]; "" for an access through a pointer
     elements = declared.partition("[")[2].partition("]")[0]
     if own is None or place is None or not (declared or own.has(*place)):
         return None
@@ -243,20 +243,20 @@ def observe(
     keep: bool = False,
     trace: TraceOptions | None = None,
 ) -> Observed:
-    """Run a launch on the checked build and return what it saw.
+    """Run a launch on the checked build and return what it recorded.
 
     Args:
-        kernel: of the engine; its source is compiled a second time, with the hooks.
+        kernel: one of the engine's; its source is compiled again, with the hooks.
         grid, block, args, shared_mem: as for a launch.
         profile: also count requests, sectors and wavefronts, and look for local variables without a value.
         timeout: seconds that one block may take before the launch is stopped.
         write_back: leave the kernel's results in the arrays and in the module's variables.
         cooperative: all blocks are on the device at once; also if the kernel was made with it.
-        trace: what to record of the order of barriers, copies and products; None: nothing.
-        keep: launches of a module see what those before have left in its variables: see `RawModule.instrumented`.
+        trace: what to record about the order of barriers, copies and products; None: nothing.
+        keep: launches of a module see what earlier ones left in its variables: see `RawModule.instrumented`.
 
     Raises:
-        TypeError, LaunchError, CompileError: as a launch does, for what is refused before it starts.
+        TypeError, LaunchError, CompileError: as for a launch that is refused before it starts.
     """
     twin = kernel.instrumented(profile=profile, keep=keep)
     checked, cooperative = twin.compiled(), cooperative or twin.enable_cooperative_groups
@@ -266,7 +266,7 @@ def observe(
     copies = Copies(given)
     regions, table_rows = regions_of(checked, copies, shared_mem)
     ours = len(table_rows)
-    # The compiler's own flags come behind all others: accesses to them are left out of the result.
+    # The compiler's own flags come last; accesses to them are left out of the result.
     table_rows += [
         CheckedRegion(s.offset, s.size, STATIC_SHARED, 4, 1, None, None) for s in checked.shared_arrays if s.is_guard
     ]
@@ -275,7 +275,7 @@ def observe(
     table = (CheckedRegion * max(len(table_rows), 1))(*table_rows)
     prepared = checked.prepare(grid, block, args, shared_mem, copies.address, cooperative=cooperative)
     if checked.shared_arrays:
-        prepared.request.static_end += shared_layout.REDZONE  # just past the last array is a finding, not a fault
+        prepared.request.static_end += shared_layout.REDZONE  # past the last array: a finding, not a fault
     with runtime.exclusive():  # the checker has one set of tables
         sum_of_flop = checked.library.counter(assembly.FLOP)
         if sum_of_flop is not None:
@@ -321,7 +321,7 @@ def observe(
 
 
 def _given(kernel: CompiledKernel, args: Sequence[Any]) -> list[Given]:
-    """Return the arrays of a launch that have elements: arguments, and the arrays that tensor maps describe."""
+    """Return the arrays of a launch that have elements: arguments, and the arrays described by tensor maps."""
     given = [
         Given(number, parameter.name, value, not parameter.is_const, False)
         for number, (parameter, value) in enumerate(zip(kernel.parameters, args, strict=True))
@@ -338,13 +338,13 @@ def first_write_past_an_end(
 ) -> Access | None:
     """Repeat a launch as a checked run, and return its first write past the end of an array; None if there is none.
 
-    The arrays are as before afterwards.
+    The arrays are unchanged afterwards.
     """
     owners = {id(owner): owner for owner in (owner_of(a) for a in args if isinstance(a, ndarray))}
     before = [(owner, owner.copy()) for owner in owners.values()]
     try:
         issues = observe(kernel, grid, block, args, shared_mem).issues
-    except (TypeError, LaunchError, CompileError):  # a plain launch accepts more
+    except (TypeError, LaunchError, CompileError):  # the plain launch accepted this
         return None
     finally:
         for owner, contents in before:
@@ -361,11 +361,11 @@ def _issues_of_locals(
     others: list[str],
     timeout: float,
 ) -> list[Issue]:
-    """Find indices past the end of a thread's own arrays; else a result that depends on a local variable without value.
+    """Find indices past the end of threads' own arrays, or else results that depend on uninitialised local variables.
 
-    The latter is one issue, at the write that shows it. others: the names of all arrays that no thread owns.
+    The latter is a single issue, at the write that shows it. others: the names of all arrays that no thread owns.
     """
-    # Once for each kernel and form of its launch: the code decides, and the values in the arrays seldom matter.
+    # Once per kernel and form of launch: the code decides, and the arrays' values seldom matter.
     grid, block, args, shared_mem = launch
     scalars = tuple(np.asarray(value).tobytes() for value in args if not isinstance(value, ndarray))
     form = (grid, block, shared_mem, scalars, tuple((g.number, g.value.shape, g.value.strides) for g in given))
@@ -376,7 +376,7 @@ def _issues_of_locals(
     def look_for_overruns(text: str) -> bool:
         every = records.issues(OwnArrays(text, others))
         named = {issue.access.place for issue in every if issue.local is not None and issue.local[0]}
-        # An access that is found by its address as well as by its index has a name by the index.
+        # An access found both by its address and by its index is reported with the index's name.
         overruns[:] = [i for i in every if i.local is not None and (i.local[0] or i.access.place not in named)]
         return bool(overruns)
 

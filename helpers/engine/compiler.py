@@ -1,12 +1,12 @@
 """Find a C++ compiler, compile with it, and cache the builds.
 
-Builds are cached by content: the key is a hash over the source, the flags, the compiler's own version and the engine's
-headers. The headers' folders are part neither of it nor of what is built: checkouts at different places share builds. A
+Builds are cached by content: the key is a hash over the source, the flags, the compiler's version and the engine's
+headers. Neither the key nor the build contains the headers' paths, so checkouts in different places share builds. A
 build is written under a temporary name and moved into place, so parallel processes never see half a file; if several
-need the same build, one compiles and the others wait for it.
+need the same build, one compiles and the others wait.
 
-Most of the time that g++ takes for a small kernel goes into the engine's own headers. So they are precompiled, once for
-each list of them that a source begins with and each set of options.
+For a small kernel, g++ spends most of its time on the engine's headers. They are therefore precompiled, once for each
+list of headers that a source begins with and each set of options.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .assembly import instrumented, with_flop, with_nan
 
 try:
     import fcntl
-except ImportError:  # no file locks here: two processes may then build the same
+except ImportError:  # no file locks here: two processes may then build the same thing
     fcntl = None
 
 from . import arithmetic, settings, shared_layout
@@ -43,7 +43,7 @@ ENGINE = HERE / "cpp"  # the sources of the engine's own library
 
 
 class CompileError(Exception):
-    """The compiler refused the source. The message shows the lines of the source that are wrong."""
+    """The compiler refused the source. The message shows the wrong lines of the source."""
 
 
 class NoCompilerError(RuntimeError):
@@ -67,7 +67,7 @@ def cache_dir() -> Path:
 
 
 def keep(path: Path, text: str) -> None:
-    """Write a file of the cache in one go: no other process sees half of it."""
+    """Write a file of the cache atomically: no other process sees half of it."""
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix="keeping-", delete=False) as file:
         file.write(text)
     os.replace(file.name, path)
@@ -98,7 +98,7 @@ def compiler() -> tuple[tuple[str, ...], str]:
         if answer.returncode == 0 and answer.stdout:
             return tuple(command), answer.stdout.splitlines()[0]
     raise NoCompilerError(
-        "The CPU engine compiles kernels with a C++17 compiler and found none ($CXX, c++, g++, clang++, ziglang). "
+        "The CPU engine needs a C++17 compiler for kernels and found none ($CXX, c++, g++, clang++, ziglang). "
         "Install one: `sudo apt install g++` (Debian, Ubuntu), `xcode-select --install` (macOS), or "
         "`pip install ziglang` (any system, about 100 MB)."
     )
@@ -115,7 +115,7 @@ def _is_gcc_on_linux() -> bool:
 
 @functools.cache
 def _machine_flags() -> tuple[str, ...]:
-    """Return flags for this processor: AVX2 and FMA if it has them, since a GPU fuses multiply and add."""
+    """Return flags for this processor: AVX2 and FMA if available, since a GPU fuses multiply and add."""
     if platform.machine() in ("x86_64", "AMD64") and sys.platform == "linux":
         try:
             flags = Path("/proc/cpuinfo").read_text().partition("\nflags")[2].partition("\n")[0].split()
@@ -128,7 +128,7 @@ def _machine_flags() -> tuple[str, ...]:
 
 @functools.cache
 def _headers_hash() -> str:
-    """Return a hash of what kernels include: of the engine's own headers they see one."""
+    """Return a hash of what kernels include; of the engine's own headers they see only one."""
     return _hash_of(sorted([*INCLUDE.rglob("*"), ENGINE / "engine.h"]))
 
 
@@ -146,14 +146,14 @@ def _edits_hash() -> str:
     return hashlib.sha256(b"".join((HERE / name).read_bytes() for name in ours)).hexdigest()
 
 
-# What folders of headers, which lie elsewhere in another checkout, are called in keys and in what is built: in __FILE__
-# and in debug information. The name says what is in the folder, but for ours: their contents are in the keys besides.
+# Names of header folders, which differ between checkouts, in keys and builds: in __FILE__ and in debug information. A
+# name identifies the folder's contents, except for our own folders, whose contents are hashed separately.
 _NAMED = {str(INCLUDE): f"{settings.FOLDER}/include", str(ENGINE): f"{settings.FOLDER}/cpp"}
-_RENAMES = "-ffile-prefix-map=as-it-is=as-it-is"  # supported by the compilers that accept this option
+_RENAMES = "-ffile-prefix-map=as-it-is=as-it-is"  # compilers that accept this option can rename folders
 
 
 def name_folder(folder: Path, name: str) -> None:
-    """Give a folder that options name a name of its own, which identifies its contents."""
+    """Give a folder in the options a name that identifies its contents."""
     _NAMED[str(folder)] = name
 
 
@@ -184,7 +184,7 @@ def with_paths(text: str) -> str:
 
 
 def _renaming(options: Sequence[str]) -> list[str]:
-    """Return the flags by which the compiler calls the folders among the options by their names."""
+    """Return the flags that make the compiler use these names for the folders in the options."""
     if _RENAMES not in flags():
         return []
     return [f"-ffile-prefix-map={path}={name}" for path, name in _NAMED.items() if any(path in o for o in options)]
@@ -199,20 +199,20 @@ def _key(parts: Sequence[str]) -> str:
 _OPTIONAL = (
     _RENAMES,
     "-fno-semantic-interposition",
-    "-fno-gnu-unique",  # two modules never share a static
-    "-fno-finite-loops",  # an endless loop stays one, to be interrupted: in C++ it may be deleted
-    "-fno-isolate-erroneous-paths-dereference",  # x / 0 divides, rather than being a trap
-    "-fno-strict-float-cast-overflow",  # clang's: real numbers that become integers saturate
-    "-gstatement-frontiers",  # an endless loop whose body the compiler moved out of it keeps its line
+    "-fno-gnu-unique",  # two modules never share a static variable
+    "-fno-finite-loops",  # C++ may delete an endless loop, but here it must stay, to be interrupted
+    "-fno-isolate-erroneous-paths-dereference",  # x / 0 divides instead of trapping
+    "-fno-strict-float-cast-overflow",  # clang: real numbers saturate when they become integers
+    "-gstatement-frontiers",  # an endless loop keeps its line even if the compiler moved its body out
     "-fno-optimize-sibling-calls",  # a fault in memset finds the line that called it
-    "-fstack-clash-protection",  # a large local array meets the guard of its stack
+    "-fstack-clash-protection",  # a large local array reaches the guard of its stack
     "-mtls-dialect=" + ("trad" if platform.machine() in ("aarch64", "arm64") else "gnu"),  # see __tls_get_addr
 )
 
 
 @functools.cache
 def _granted(flags: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the flags that the compiler accepts. It is asked once; the answer is kept with the builds."""
+    """Return the flags that the compiler accepts. The answer is kept with the builds."""
     command, version = compiler()
     key = hashlib.sha256("\0".join([version, *command, *flags]).encode()).hexdigest()[:32]
     folder = cache_dir()
@@ -227,7 +227,7 @@ def _granted(flags: tuple[str, ...]) -> tuple[str, ...]:
             return subprocess.run(asked, capture_output=True, cwd=scratch).returncode == 0
 
         def taken(flags: tuple[str, ...]) -> tuple[str, ...]:
-            """Halve a list that is refused: most compilers refuse one or two of them."""
+            """Bisect a refused list: most compilers refuse one or two of the flags."""
             if takes(*flags):
                 return flags
             half = len(flags) // 2
@@ -240,20 +240,20 @@ def _granted(flags: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def filling(value: str) -> tuple[str, ...]:
-    """Return flags that fill local variables without a value: with "zero", or with a "pattern" that is NaN (with_nan).
+    """Return flags that fill uninitialised local variables with "zero", or with a "pattern" that is NaN (with_nan).
 
-    () where the compiler cannot.
+    () if the compiler cannot.
     """
     flag = f"-ftrivial-auto-var-init={value}"
-    # Older clangs take zeros only with a second flag, and newer ones do not know that.
+    # Older clangs accept zeros only with a second flag, which newer ones do not know.
     enabling = "-enable-trivial-auto-var-init-zero-knowing-it-will-be-removed-from-clang"
     return _granted((flag,)) or (_granted((flag, enabling)) if _is_clang() else ())
 
 
 def bounds() -> tuple[str, ...]:
-    """Return flags that compare each index with the size of its array, where the array's type has one.
+    """Return flags that compare each index with the array's size, if its type has one.
 
-    And each access through a pointer with the array that it points to, where the compiler can follow it to that.
+    They also compare each access through a pointer with its array, if the compiler can trace the pointer to it.
     """
     return ("-fsanitize=array-bounds" if _is_clang() else "-fsanitize=bounds-strict", "-fsanitize=object-size")
 
@@ -263,7 +263,7 @@ _ANY_TLS = "-DENGINE_ANY_TLS"
 
 
 def use_any_tls() -> None:
-    """Build the engine and kernels from now on without the room that glibc keeps for variables: see ENGINE_TLS."""
+    """Build the engine and kernels without the space that glibc reserves for variables from now on: see ENGINE_TLS."""
     os.environ[settings.variable("ENGINE_FLAGS")] = f"{settings.value('ENGINE_FLAGS')} {_ANY_TLS}"
     engine_library.cache_clear()
 
@@ -274,7 +274,7 @@ def optimisation() -> str:
     Level 1 compiles faster, and runs slower; level g takes two thirds of the time of level 1 to compile.
 
     Raises:
-        ValueError: it says something else than 0 to 3 or g.
+        ValueError: it is not 0 to 3 or g.
     """
     chosen = settings.value("CPU_OPTIMISATION", "2")
     if chosen not in ("0", "1", "2", "3", "g"):
@@ -291,24 +291,25 @@ def flags(level: int | None = None) -> list[str]:
     options = ["-std=c++17", f"-O{optimisation() if level is None else level}", "-fPIC", "-pthread"]
     options += ["-fno-strict-aliasing", "-fno-math-errno", "-fno-trapping-math"]
     options += _granted((*_OPTIONAL, *_machine_flags()))
-    # DWARF 5 with #line names the generated file. -g1 is last: -gdwarf-4 after it asks for types and variables too.
+    # DWARF 5 with #line would name the generated file. -g1 is last, because -gdwarf-4 after it asks for types and
+    # variables too.
     options += ["-gdwarf-4", "-g1"]
     options += [_ANY_TLS] if _ANY_TLS in settings.value("ENGINE_FLAGS") else []
-    options.append(_NO_FORTIFY)  # some systems' g++ defines it, and memcpy becomes another function
+    options.append(_NO_FORTIFY)  # some systems' g++ defines it, and replaces memcpy by another function
     if command[-2:] == ("ziglang", "c++"):
-        options += ["-fno-sanitize=undefined", "-UNDEBUG"]  # what zig adds by itself
+        options += ["-fno-sanitize=undefined", "-UNDEBUG"]  # zig adds these itself
     return options
 
 
 def preprocess(text: str, options: list[str]) -> str:
-    """Run the preprocessor, and return the text with line markers; "" if it refuses."""
+    """Run the preprocessor, and return the text with line markers; "" if it fails."""
     command = [*compiler()[0], "-std=c++17", "-w", *_quoted(), *options, "-E", "-x", "c++", "-"]
     done = subprocess.run(command, input=text, capture_output=True, text=True)
     return done.stdout if done.returncode == 0 else ""
 
 
 def _preprocessed(text: str, options: list[str]) -> str:
-    """Return the text with its includes pasted in if it may include the user's files, which change; else ""."""
+    """Return the text with its includes pasted in if it may include the user's files, which can change; else ""."""
     names = re.findall(r'^\s*#\s*include\s*"([^"]+)"', text, re.M)
     ours = all((INCLUDE / name).exists() or (ENGINE / name).exists() for name in names)
     if ours and not any(re.match("-I.", option) for option in options):
@@ -326,22 +327,22 @@ def _quoted() -> list[str]:
 
 
 _LINE = re.compile(r'^#line \d+ ".*$', re.M)
-OF_THE_SYSTEM = "/* of the system */"  # behind the #line of a header that is no part of the source
-# Names that the translation still has to find: they stay unexpanded.
+OF_THE_SYSTEM = "/* of the system */"  # after the #line of a header that is not part of the source
+# Names that the translation has to find, and that must stay unexpanded.
 _KEPT = ("__shared__", "__global__", "__device__", "__host__", "__constant__", "__launch_bounds__")
 _KEPT += ("__cluster_dims__",)
 
 
 def may_include_own(code: str, options: Sequence[str]) -> bool:
-    """Return True if a source may include files of the user's, which change."""
+    """Return True if a source may include the user's files, which can change."""
     return re.search(r'^\s*#\s*include\s*"', code, re.M) is not None or any(re.match("-I.", o) for o in options)
 
 
 def expanded(before: str, code: str, name: str, extra: list[str]) -> str | None:
     """Return the source with macros expanded and the user's includes pasted in; #line gives the lines.
 
-    before: lines that come before the source, and stay out. name: what the source is called. extra: options.
-    Kept with the builds if no file of the user's goes into it. None if the preprocessor refuses.
+    before: lines before the source that are not returned. name: the source's name. extra: options. The result is kept
+    with the builds if it includes no user's file. None if the preprocessor fails.
     """
     marker = "#pragma engine_source_begins"
     undefined = "".join(f"#undef {word}\n" for word in _KEPT)
@@ -355,7 +356,7 @@ def expanded(before: str, code: str, name: str, extra: list[str]) -> str | None:
     done = subprocess.run(command, input=text, capture_output=True, text=True)
     if done.returncode != 0:
         return None
-    # `# 12 "kernel.cu" 2 3` also says where includes begin and end, and, by the 3, that the file is the system's.
+    # `# 12 "kernel.cu" 2 3` also marks where includes begin and end; the 3 means a system header.
     after = done.stdout.partition(marker + "\n")[2]
     theirs = rf'^# (\d+ "{re.escape(str(INCLUDE))}[^"\n]*"|\d+ "[^"\n]*"(?=.* 3\b)).*$'
     after = re.sub(theirs, rf"#line \1 {OF_THE_SYSTEM}", after, flags=re.M)
@@ -377,16 +378,16 @@ def own_parts(expanded: str) -> str:
 
 
 def included(expanded: str) -> list[str]:
-    """Return the CUDA headers that a preprocessed source holds, by the names in their #include."""
+    """Return the CUDA headers in a preprocessed source, by their names in #include."""
     name = r'^#line \d+ "[^"\n]*/((?:cuda/|cub/|thrust/|cooperative_groups|cuda_)[^"\n]*)"'
     return list(dict.fromkeys(re.findall(name, expanded, re.M)))
 
 
-# The checked build: every access calls a hook of the engine first. -O1 keeps accesses as the source has them, one line
-# at a time; vectorized ones would be others than a GPU's. The library that belongs to -fsanitize=thread is not linked:
-# the engine has the functions itself.
+# The checked build: every access calls a hook of the engine first. -O1 keeps the source's accesses, line by line; a GPU
+# would not make vectorised ones. The library of -fsanitize=thread is not linked, because the engine defines its
+# functions.
 _CHECKED_GCC = ["--param", "tsan-instrument-func-entry-exit=0", "--param", "tsan-distinguish-volatile=1"]
-# g++ has no hook for a struct that a call returns straight into memory: so there are as few calls as can be.
+# g++ has no hook for a struct that a call returns directly into memory, so calls are kept to a minimum.
 _INLINED = ["-findirect-inlining", "-finline-functions", "-finline-small-functions"]
 _INLINED += ["--param", "max-inline-insns-auto=400", "--param", "early-inlining-insns=100"]
 _CHECKED_CLANG = ["-mllvm", "-tsan-instrument-func-entry-exit=0", "-mllvm", "-tsan-distinguish-volatile=1"]
@@ -397,9 +398,9 @@ def _checked_flags(profiled: bool) -> list[str]:
     own = [*_CHECKED_CLANG, "-fno-vectorize"] if _is_clang() else [*_CHECKED_GCC, "-fno-tree-vectorize", *_INLINED]
     own.append("-fno-slp-vectorize" if _is_clang() else "-fno-tree-slp-vectorize")
     if not _is_clang() and platform.machine() in ("x86_64", "AMD64"):
-        own.append("-mstringop-strategy=libcall")  # a memcpy that is no load and store stays a call: see assembly.py
+        own.append("-mstringop-strategy=libcall")  # memcpy stays a call if it is more than a load and a store
     usual = [flag for flag in flags() if not flag.startswith("-O")]
-    if profiled:  # a call at each basic block; blocks stay in the order of the source
+    if profiled:  # a call in each basic block; blocks stay in source order
         own += ["-fsanitize-coverage=trace-pc", *([] if _is_clang() else ["-fno-reorder-blocks"])]
     sanitized = "-fsanitize=thread,shift-exponent,float-cast-overflow"
     return [*usual, "-O1", sanitized, *own, f"-DENGINE_CHECKED={shared_layout.REDZONE}"]
@@ -412,7 +413,7 @@ def _locked(path: Path) -> IO[str] | None:
             fcntl.flock(file, fcntl.LOCK_EX)
             if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 return file
-        except FileNotFoundError:  # removed by the process that had the lock before: this lock is of no file
+        except FileNotFoundError:  # removed by the lock's previous holder: this lock belongs to no file
             continue
         except OSError:  # a file system without locks
             return None
@@ -420,7 +421,7 @@ def _locked(path: Path) -> IO[str] | None:
 
 @contextlib.contextmanager
 def _alone(target: Path) -> Iterator[None]:
-    """Admit one process at a time among those that want to write `target`. A lock ends with its process."""
+    """Admit one process at a time among those that want to write `target`. The lock ends with its process."""
     path = target.with_name(f"{target.name}.lock")
     file = _locked(path) if fcntl else None
     try:
@@ -435,12 +436,12 @@ _INCLUDE_LINE = re.compile(r'#include ["<]([^">]+)[">]\n')
 
 
 def system_folders(options: Sequence[str]) -> list[Path]:
-    """Return the folders that options name as the system's: their headers do not change."""
+    """Return the option folders that are the system's: their headers do not change."""
     return [Path(after) for option, after in itertools.pairwise(options) if option == "-isystem"]
 
 
 def _first_includes(text: str, folders: list[Path]) -> str:
-    """Return the `#include` lines that the text begins with, as far as their headers are in these folders."""
+    """Return the `#include` lines that the text begins with, as long as their headers are in these folders."""
     end = 0
     while (match := _INCLUDE_LINE.match(text, end)) and any((folder / match[1]).is_file() for folder in folders):
         end = match.end()
@@ -450,15 +451,15 @@ def _first_includes(text: str, folders: list[Path]) -> str:
 def _precompiled(text: str, options: list[str]) -> tuple[Path | None, str]:
     """Precompile the headers that the text includes first; return that header and the rest of the text.
 
-    A list of headers that is met for the first time may stay the only one of its kind: of it, the first header alone
-    comes precompiled. The header is None where there is nothing to gain: another compiler than g++, or macros that the
-    headers may ask for.
+    A new list of headers may never occur again, so at first only its first header is precompiled. The header is None if
+    there is nothing to gain: a compiler other than g++, or macros that the headers may test.
     """
     includes = _first_includes(text, [INCLUDE, *system_folders(options)])
     if not includes or not _is_gcc_on_linux() or any(re.match("-[DU]_", o) and o != _NO_FORTIFY for o in options):
         return None, text
     command, version = compiler()
-    # Folders of the user's, and options that only affect the source's functions: the headers' leave no local unset.
+    # Folders of the user's, and options that affect only the source's functions: the headers' functions leave no local
+    # unset.
     options = [
         option
         for option in options
@@ -489,15 +490,15 @@ def _precompiled(text: str, options: list[str]) -> tuple[Path | None, str]:
 
 
 def _drop_old_headers(folder: Path, days: int = 30) -> None:
-    """Delete the headers of another day's engine or compiler: each takes 10 MB, and half a second to make."""
+    """Delete the headers of an older engine or compiler: each takes 10 MB, and half a second to make."""
     for old in folder.glob("headers-*"):
         with contextlib.suppress(OSError):
             if time.time() - old.stat().st_mtime > days * 86400:
                 old.unlink() if old.is_file() else shutil.rmtree(old)
 
 
-# Names in assembly that only the C++ library has: std's, type information, exceptions, and those operators new and
-# delete that are not the engine's own, see _OWN.
+# Names in assembly that only the C++ library has: std's, type information, exceptions, and the operators new and
+# delete, except the engine's own, see _OWN.
 _OF_THE_CPP_LIBRARY = re.compile(
     r"\b(_Zn(?![wa]m\b)|_Zd(?![la]Pvm?\b)|_ZS|_ZNS|_ZNKS|_ZT|_ZG|__cxa_|__gxx_|__dynamic_cast|_Unwind_)"
 )
@@ -506,17 +507,17 @@ _OF_THE_CPP_LIBRARY = re.compile(
 def _link_flags(assembly: str) -> list[str]:
     options = ["-shared"]
     if sys.platform == "linux":
-        options.append("-Wl,-Bsymbolic")  # a kernel may be called sync or send, as functions of the C library are
+        options.append("-Wl,-Bsymbolic")  # a kernel may be called sync or send, like functions of the C library
     if sys.platform == "darwin":
         options += ["-undefined", "dynamic_lookup"]
     if _is_clang():
         options.append("-gdwarf-4")  # its assembler would write another version's line table
     if _is_gcc_on_linux() and not _OF_THE_CPP_LIBRARY.search(assembly):
-        options += ["-nodefaultlibs", "-lm", "-lgcc", "-lc"]  # a linker takes longest to read what is never called
+        options += ["-nodefaultlibs", "-lm", "-lgcc", "-lc"]  # a linker spends most time reading what is never called
     return options
 
 
-# What the kernel of an attention step calls: the engine, what it instruments, and a few functions of real numbers.
+# What the kernel of an attention step calls: the engine, its instrumentation, and a few mathematical functions.
 _USUAL_CALLS = re.compile(
     r"engine_\w+|__(?:tsan|ubsan|sanitizer|tls_get)_\w+|(?:exp2?|log2?|pow|sqrt|floor|ceil|trunc|nearbyint|rint|fmod)f?"
 )
@@ -536,9 +537,9 @@ def _binutils() -> tuple[str, str, str] | None:
 
 
 def _quick_link(assembly: str) -> tuple[str, str, str] | None:
-    """Return the commands for a kernel that calls nothing unusual: without g++ they take half the time.
+    """Return the commands for a kernel that calls nothing unusual: without g++ linking takes half the time.
 
-    Most of the rest is reading the C library's symbols, which such a kernel does not need.
+    Most of g++'s extra time goes into reading the C library's symbols, which such a kernel does not need.
     """
     defined = set(re.findall(r"^([\w.$]+):", assembly, re.M))
     # The lines with calls first: elsewhere the pattern tries every letter of names that may be thousands long.
@@ -547,14 +548,14 @@ def _quick_link(assembly: str) -> tuple[str, str, str] | None:
     return _binutils() if all(_USUAL_CALLS.fullmatch(name) for name in called) else None
 
 
-# What a kernel calls, and the engine has a function of its own for, engine_own_*: to end the process, memory, and the
-# operators new and delete, as linkers know them.
+# Functions that a kernel calls and the engine replaces by its own, engine_own_*: to end the process, memory, and the
+# operators new and delete, by their linker names.
 _OWN = ("exit", "_Exit", "quick_exit", "malloc", "free", "_Znwm", "_Znam", "_ZdlPv", "_ZdaPv", "_ZdlPvm", "_ZdaPvm")
 _OWN_CALLS = "".join(f".set {name}, engine_own_{name}\n" for name in _OWN)
 
 
 def _compile_objects(texts: Sequence[str], options: list[str], output: Path) -> tuple[bool, str]:
-    """Compile texts side by side, and link them; as `_compile`."""
+    """Compile texts in parallel, and link them; like `_compile`."""
     command, scratch = compiler()[0], output.parent
     objects, running = [], []
     for i, text in enumerate(texts):
@@ -565,13 +566,13 @@ def _compile_objects(texts: Sequence[str], options: list[str], output: Path) -> 
         running.append(subprocess.Popen(how, stderr=subprocess.PIPE, text=True, cwd=scratch))
     try:
         diagnostics = "".join([process.communicate()[1] for process in running])
-    except BaseException:  # an interrupt ends them all
+    except BaseException:  # an interrupt ends all of them
         for process in running:
             process.kill()
         raise
     if any(process.returncode != 0 for process in running):
         return False, diagnostics
-    # (Without symbols of the C++ library it would be linked without it: the engine has some.)
+    # (Without C++ symbols the C++ library would not be linked, but the engine needs it.)
     link = [*command, *options, *objects, "-o", str(output), *_link_flags("_ZS")]
     done = subprocess.run(link, capture_output=True, text=True, cwd=scratch)
     return done.returncode == 0, diagnostics + done.stderr
@@ -594,8 +595,8 @@ def _compile(text: str, options: list[str], checked: str, output: Path) -> tuple
     done = run(*options, "-S", str(source), "-o", str(compiled))
     if done.returncode != 0:
         return False, done.stderr
-    assembly = compiled.read_text("latin-1")  # strings in the debug information need not be text
-    of_kernels = "engine_anchor" in assembly  # not the engine's own
+    assembly = compiled.read_text("latin-1")  # strings in the debug information need not be valid text
+    of_kernels = "engine_anchor" in assembly  # not for the engine itself
     if of_kernels:
         assembly = shared_layout.laid_out(assembly, backwards=not _is_clang(), redzones=bool(checked))
     if checked:
@@ -603,7 +604,7 @@ def _compile(text: str, options: list[str], checked: str, output: Path) -> tuple
     if "-ftrivial-auto-var-init=pattern" in options and not _is_clang():
         assembly = with_nan(assembly)
     if checked == "profiled" and not _is_clang() and platform.machine() in ("x86_64", "AMD64"):
-        assembly = with_flop(assembly)  # (clang leaves out blocks that others tell of)
+        assembly = with_flop(assembly)  # (clang omits blocks that others imply)
     if of_kernels:
         assembly = _OWN_CALLS + assembly
     compiled.write_text(assembly, "latin-1")
@@ -619,7 +620,7 @@ def _compile(text: str, options: list[str], checked: str, output: Path) -> tuple
 
 
 def _silent_conversions(text: str, options: list[str]) -> str:
-    """Return the warnings of real numbers that silently become integers, with each expression's range."""
+    """Return the warnings about real numbers that silently become integers, with each expression's range."""
     ranges = "-fdiagnostics-print-source-range-info" if _is_clang() else "-fdiagnostics-format=json"
     how = [arithmetic.SILENT, "-fsyntax-only", ranges, "-x", "c++", "-"]
     return subprocess.run([*compiler()[0], *options, *how], input=text, capture_output=True, text=True).stderr
@@ -628,9 +629,9 @@ def _silent_conversions(text: str, options: list[str]) -> str:
 def _own_and_target(
     text: str, extra: list[str], kind: str, checked: str, expand_key: str, plain: str | None
 ) -> tuple[list[str], Path]:
-    """Return the flags of a build, and the file in which it is kept."""
+    """Return the flags of a build, and the file that keeps it."""
     command, version = compiler()
-    # The engine itself has a level of its own: see _engine_source.
+    # The engine itself has its own level: see _engine_source.
     usual = flags(3 if _is_clang() else 1) if kind == "engine" else flags()
     own = [*(_checked_flags(checked == "profiled") if checked else usual), *extra, *_renaming(extra)]
     parts = [text, plain or "", version, *command, *own, _headers_hash(), _edits_hash()]
@@ -638,7 +639,7 @@ def _own_and_target(
     return own, cache_dir() / f"{kind}-{_key(parts)}.so"
 
 
-# Of a refusal: it is an error in a line. And: it may be another tomorrow, with more memory or a header installed.
+# Of a refusal: it names a line with an error. And: it may change later, with more memory or an installed header.
 _IN_A_LINE = re.compile(r":\d+: error: ")
 _OF_THE_MACHINE = re.compile(
     r"fatal error: |internal compiler error|[Kk]illed|No space left|[Mm]emory exhausted|out of memory"
@@ -659,20 +660,20 @@ def build(
 ) -> tuple[Path | None, str]:
     """Compile C++ `text` into a shared library, or take it from the cache.
 
-    Includes in quotes are looked for in the current folder, as NVRTC does.
+    Quoted includes are looked up in the current folder, as in NVRTC.
 
     Args:
         checked: "checked": every memory access calls the engine's checker; "profiled": every basic block as well.
-        expand: (text, flags) -> what is compiled in its place, "" where that failed; and diagnostics. It is called
-            only where there is something to build, so what else it depends on stands in expand_key.
-        plain: what to compile where the compiler refuses `text`, which is this one with the edits of arithmetic.py.
-            With it, real numbers that silently become integers are edited too.
+        expand: (text, flags) -> the text to compile instead, "" if that failed; and diagnostics. It is called only if
+            there is something to build, so expand_key contains what else it depends on.
+        plain: compiled if the compiler refuses `text`, which is this text with the edits of arithmetic.py. With it,
+            real numbers that silently become integers are edited too.
         refuse: called before anything is compiled; a result other than "" is the error, and nothing is compiled.
-        forbid: asked of the warnings of what was compiled, pedantic ones among them; its answer counts the same way.
+        forbid: gets the compiler's warnings, including pedantic ones; a result other than "" is the error.
 
     Returns:
-        (path, diagnostics): path is None when the compiler refused, diagnostics is what it printed. A refusal is kept
-        as a build is: to read CuTe's headers takes a quarter of a minute, whatever comes of it.
+        (path, diagnostics): path is None when the compiler refused, diagnostics is what it printed. Refusals are cached
+        like builds, because reading CuTe's headers takes a quarter of a minute in any case.
     """
     own, target = _own_and_target(text, extra, kind, checked, expand_key, plain)
     options, refusal = [*own, *_quoted()], target.with_suffix(".refused")
@@ -704,7 +705,7 @@ def build(
             included = ["-include", str(header)] if header else []
             good, diagnostics = _compile(rest, [*options, *warnings, *included], checked, output)
             if not good and header and not _IN_A_LINE.search(diagnostics):
-                # No error is in a line of the source: was it the precompiled header, spoiled by a crash or a full disk?
+                # No error is in a line of the source: was the precompiled header damaged by a crash or a full disk?
                 good, diagnostics = _compile(text, [*options, *warnings], checked, output)
                 if good:
                     shutil.rmtree(header.parent, ignore_errors=True)
@@ -734,9 +735,9 @@ def build(
 
 
 def compiled_text(library: Path) -> str:
-    """Return the text of a build with `bounds`, edited as it was compiled: messages give columns of it.
+    """Return the text of a build with `bounds`, edited as it was compiled, because messages give its columns.
 
-    "" where the cache has lost it.
+    "" if the cache has lost it.
     """
     text = library.with_suffix(".cpp")
     return text.read_text() if text.exists() else ""
@@ -749,7 +750,7 @@ def warnings(text: str, extra: list[str]) -> str:
     answer = cache_dir() / f"warnings-{_key(asked)}.txt"
     if answer.exists():
         return with_paths(answer.read_text())
-    header, rest = _precompiled(text, own)  # those of the fast build
+    header, rest = _precompiled(text, own)  # that of the fast build
     command = [*compiler()[0], *own, *_quoted(), *(["-include", str(header)] if header else [])]
     command += ["-Wall", "-fsyntax-only", "-x", "c++", "-"]
     said = subprocess.run(command, input=rest, capture_output=True, text=True).stderr
@@ -757,8 +758,8 @@ def warnings(text: str, extra: list[str]) -> str:
     return said
 
 
-# Two objects, compiled side by side: what runs kernels, and what looks at checked runs. One each, so that what every
-# switch of fibers and every access calls is inlined across files. worker.h comes first: it sets macros for the system's
+# Two objects, compiled in parallel: one runs kernels, the other analyses checked runs. Each is one text, so that every
+# switch of fibers and every access is inlined across files. worker.h comes first: it sets macros for the system's
 # headers, before any of them is read.
 OBJECT_ENDS = "\n/* the next object */\n"
 _PARTS: tuple[str, ...] = (
@@ -778,13 +779,13 @@ _PARTS += ("tensor_eights", "rounding", "board")
 _CHECKER: tuple[str, ...] = ("checker_lists", "checker_clocks", "checker_order", "checker_notes", "checker_mbarriers")
 _CHECKER += ("checker_access", "checker_hooks", "checker_async", "checker_profile", "checker_local", "checker")
 
-# Whose loops of products need more. The rest is as fast at -O1, and g++ takes half as long for it: the first test on a
-# new machine waits for this build.
+# Files whose product loops need more. The rest is as fast at -O1, which g++ compiles in half the time: the first test
+# on a new machine waits for this build.
 _PRODUCTS = ("tensor_core", "tensor_other", "tensor_warpgroup", "tensor_eights")
 
 
 def _part(name: str) -> str:
-    """Return the text of a part of the engine; g++ is told its level, other compilers have one level for all."""
+    """Return the text of a part of the engine; g++ gets the part's level, other compilers have one level for all."""
     text = f'#line 1 "{name}.cpp"\n{(ENGINE / name).with_suffix(".cpp").read_text()}'
     if name not in _PRODUCTS or _is_clang():
         return text
@@ -792,7 +793,7 @@ def _part(name: str) -> str:
 
 
 def _engine_source() -> tuple[str, list[str]]:
-    """Return the engine's text, and the flags that it needs besides the usual ones."""
+    """Return the engine's text, and the extra flags that it needs."""
     checker = '#include "worker.h"\n' + "\n".join(map(_part, _CHECKER))
     text = "\n".join(map(_part, _PARTS)) + OBJECT_ENDS + checker
     return text, ["-I", str(ENGINE), *settings.value("ENGINE_FLAGS").split()]
@@ -806,7 +807,7 @@ def engine_is_built() -> bool:
     """Return True if `engine_library` is in the cache; compiling it takes half a minute.
 
     Raises:
-        NoCompilerError: as `compiler`.
+        NoCompilerError: as for `compiler`.
     """
     text, extra = _engine_source()
     return _own_and_target(text, extra, "engine", "", _engine_headers_hash(), None)[1].exists()

@@ -1,8 +1,8 @@
 """Copy the arrays of a checked launch to storage of their own.
 
-Arrays that overlap are one memory to a kernel, and views of one array have a distance that a kernel may rely on. So
-arguments that overlap, or that lie near each other in one owner, are copied as one piece, with wide pads around it, in
-which an access past an end is noted and harms nothing. What the kernel wrote is copied back.
+To a kernel, overlapping arrays are one memory, and it may rely on the distance between views of one array. So arguments
+that overlap, or are near each other in one owner, are copied as one piece with wide pads around it, in which an access
+past an end is recorded without harm. The kernel's results are copied back.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import numpy as np
 from .array import address_of, empty, ndarray, owner_of, reused, set_aside, written
 
 PAD = 1 << 20  # bytes before and after each piece
-ALIGNMENT = 256  # of every allocation, as in CuPy
-# Storage is used again: to map 2 MB takes 1.2 ms of a core, to fill them 0.03.
+ALIGNMENT = 256  # that of every allocation, as in CuPy
+# Storage is reused: mapping 2 MB takes 1.2 ms of CPU time, filling it 0.03 ms.
 _PAGE, _LARGEST, _MOST = 4096, 4 * PAD, 12
-_free: dict[int, tuple[ndarray, Any]] = {}  # by address, the latest last, with what `array.reused` takes
+_free: dict[int, tuple[ndarray, Any]] = {}  # by address, latest last, with the values for `array.reused`
 
 
 def extent(address: int, shape: Sequence[int], strides: Sequence[int], itemsize: int) -> tuple[int, int]:
@@ -42,9 +42,9 @@ def extent_of(value: np.ndarray) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Given:
-    """A device array of a launch. number: of the kernel's parameter. writable: the parameter is a pointer to non-const.
+    """A device array of a launch. number: the kernel's parameter. writable: the parameter is a pointer to non-const.
 
-    by_map: the parameter is a tensor map of it, which does not say whether the kernel reads it or writes to it.
+    by_map: the parameter is its tensor map, which does not tell whether the kernel reads or writes it.
     """
 
     number: int
@@ -58,8 +58,8 @@ class Given:
 class Argument(Given):
     """A device array of a launch, and its place in the copy.
 
-    address: of its first element, in the copy. begin, end: its first byte in the region of memory that it may share
-    with others, and the one after its last.
+    address: its first element's, in the copy. begin, end: its first byte, and the one after its last, in a region of
+    memory that it may share with others.
     """
 
     address: int
@@ -110,17 +110,17 @@ class _Piece:
     owner: np.ndarray
     given: list[Given]
     storage: ndarray | None = None
-    start: int = 0  # of the copy
+    start: int = 0  # in the copy
 
 
 class Copies:
     """The copies of a launch's arrays.
 
-    memories: in the order of the parameters. addresses: by number of the parameter, what the kernel gets.
+    memories: in the parameters' order. addresses: those that the kernel gets, by the parameter's number.
     """
 
     def __init__(self, arrays: Sequence[Given], pad: int = PAD) -> None:
-        """Copy arrays so that what overlaps, or lies near in one owner, keeps its relative places.
+        """Copy arrays so that those that overlap, or are near each other in one owner, keep their relative places.
 
         Args:
             arrays: device arrays of at least one byte. pad: bytes before and after each piece.
@@ -138,15 +138,15 @@ class Copies:
         self.addresses = {a.number: a.address for memory in self.memories for a in memory.arguments}
 
     def _storage(self, size: int) -> ndarray:
-        """Return so many bytes, rounded up to whole pages, that are all 0xFF: new ones, or those of copies now gone.
+        """Return this many bytes, rounded up to whole pages and all 0xFF: new ones, or those of earlier copies.
 
-        They are not more: behind the pads begins the guard of the engine's memory.
+        No more than that, because the engine's guards begin right after the pads.
         """
         if not 2 * PAD < size < _LARGEST:
             return empty(size, np.uint8)
         size = -(-size // _PAGE) * _PAGE
         found = next((address for address, (kept, _) in list(_free.items()) if kept.nbytes == size), 0)
-        kept = _free.pop(found, None)  # None too where another thread was faster
+        kept = _free.pop(found, None)  # also None if another thread was faster
         storage = reused(*kept) if kept else empty(size, np.uint8)
         weakref.finalize(self, _keep, storage).atexit = False
         return storage
@@ -182,7 +182,7 @@ def _pieces(arrays: Sequence[Given]) -> list[_Piece]:
 
 
 def _memories(piece: _Piece) -> list[Memory]:
-    """Return the regions of a piece: arguments that overlap are one region."""
+    """Return the regions of a piece: overlapping arguments are one region."""
     memories: list[Memory] = []
     moved = piece.start - piece.begin
     for given in piece.given:  # by address

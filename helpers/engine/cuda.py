@@ -1,7 +1,7 @@
-"""`cp.cuda` of the CPU engine: events, the device and its properties, and what programs set up before they launch.
+"""`cp.cuda` of the CPU engine: events, the device and its properties, and what programs set up before a launch.
 
-Functions that only steer a GPU (pools of memory, marks for a profiler) exist and do nothing, so that programs can call
-them; functions whose result would differ without a GPU are missing, and raise an error that says so.
+Functions that only configure a GPU (memory pools, profiler marks) exist and do nothing, so that programs can call them;
+functions whose result would differ without a GPU raise an error that says so.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from . import failures, limits
 from . import runtime as _engine
 from .array import MemoryPointer, empty, ndarray
 
-_arrays: Any = sys.modules[MemoryPointer.__module__]  # the package's own name `array` is CuPy's function
+_arrays: Any = sys.modules[MemoryPointer.__module__]  # by module name: in the package, `array` is CuPy's function
 MULTIPROCESSORS = 2  # see getDeviceProperties
-VERSION = 12090  # of CUDA, whose headers the engine imitates
+VERSION = 12090  # of CUDA, whose headers the engine models
 
 # A package to `import cupy.cuda.memory`; there are no files.
 __path__: list[str] = []
@@ -39,7 +39,7 @@ _GPU_ONLY = "it has what programs set up and launch with; the rest is a GPU's"
 
 
 def _as_module(namespace: type) -> Any:
-    """Make a module of a class's attributes: CuPy has modules there, and programs import from them."""
+    """Make a module of a class's attributes: in CuPy these are modules, and programs import from them."""
     name = f"{__name__}.{namespace.__name__}"
     module = types.ModuleType(name, namespace.__doc__)
     module.__dict__.update({key: getattr(namespace, key) for key in vars(namespace) if not key.startswith("__")})
@@ -52,7 +52,7 @@ def _as_module(namespace: type) -> Any:
 
 
 def is_available() -> bool:
-    """Return True if the engine is in CuPy's place: programs that ask before they launch then do so without a GPU."""
+    """Return True if the engine replaces CuPy, so that programs that check before a launch run without a GPU."""
     return sys.modules.get("cupy") is sys.modules[__name__.rpartition(".")[0]]
 
 
@@ -67,7 +67,7 @@ def get_device_id() -> int:
 
 
 def alloc(size: int) -> MemoryPointer:
-    """Allocate poisoned device memory, as `cupy.cuda.alloc`; it is freed with the last pointer to it."""
+    """Allocate poisoned device memory, like `cupy.cuda.alloc`; it is freed with the last pointer to it."""
     return MemoryPointer(empty(size, "uint8"))
 
 
@@ -97,16 +97,16 @@ class MemoryPool:
     n_free_blocks = free_bytes
 
     def free_all_blocks(self, stream: Any = None) -> None:
-        """Do nothing: there is nothing to give back."""
+        """Do nothing: the pool keeps no unused memory."""
 
     def set_limit(self, size: int | None = None, fraction: float | None = None) -> None:
-        """Limit the bytes of all device arrays together, or their share of the machine's memory; 0: no limit.
+        """Limit the bytes of all device arrays, absolutely or as a share of the machine's memory; 0: no limit.
 
         Raises:
             ValueError: neither or both are given, or one is out of range.
         """
         if (size is None) == (fraction is None):
-            raise ValueError("set_limit takes one of size and fraction")
+            raise ValueError("set_limit takes either size or fraction")
         if (size is not None and size < 0) or (fraction is not None and not 0 <= fraction <= 1):
             raise ValueError(f"size is at least 0, fraction from 0 to 1; got size={size}, fraction={fraction}")
         _arrays.memory_limit = int(size) if size is not None else int((fraction or 0) * _arrays.installed_bytes())
@@ -117,7 +117,7 @@ class MemoryPool:
 
 
 class PinnedMemoryPool:
-    """`cupy.cuda.PinnedMemoryPool`: all memory of the host is alike here."""
+    """`cupy.cuda.PinnedMemoryPool`: here all host memory is the same."""
 
     def __init__(self, allocator: Any = None) -> None:
         pass
@@ -144,7 +144,7 @@ class PinnedMemoryPointer(np.ndarray):
 
 
 def alloc_pinned_memory(size: int) -> PinnedMemoryPointer:
-    """Allocate memory of the host, as `cupy.cuda.alloc_pinned_memory`. size: bytes."""
+    """Allocate host memory, like `cupy.cuda.alloc_pinned_memory`. size: bytes."""
     return np.zeros(size, np.uint8).view(PinnedMemoryPointer)
 
 
@@ -152,17 +152,17 @@ _POOL, _PINNED_POOL = MemoryPool(), PinnedMemoryPool()
 
 
 def get_default_memory_pool() -> MemoryPool:
-    """Return the memory pool, as `cupy.get_default_memory_pool`."""
+    """Return the memory pool, like `cupy.get_default_memory_pool`."""
     return _POOL
 
 
 def get_default_pinned_memory_pool() -> PinnedMemoryPool:
-    """Return the pool of the host's memory, as `cupy.get_default_pinned_memory_pool`."""
+    """Return the pool of host memory, like `cupy.get_default_pinned_memory_pool`."""
     return _PINNED_POOL
 
 
 def set_allocator(allocator: Any = None) -> None:
-    """Do nothing: there is one kind of memory."""
+    """Do nothing: there is only one kind of memory."""
 
 
 set_pinned_memory_allocator = set_allocator
@@ -175,7 +175,7 @@ def get_allocator() -> Any:
 
 @contextlib.contextmanager
 def using_allocator(allocator: Any = None) -> Iterator[None]:
-    """Do nothing: there is one kind of memory."""
+    """Do nothing: there is only one kind of memory."""
     yield
 
 
@@ -198,7 +198,7 @@ class profiler:
 
 @_as_module
 class nvtx:
-    """`cp.cuda.nvtx`, whose marks are not recorded."""
+    """`cp.cuda.nvtx`, whose marks are discarded."""
 
     available = True
 
@@ -216,14 +216,14 @@ class nvtx:
 
 @_as_module
 class compiler:
-    """`cp.cuda.compiler`: the exception of a source that does not compile."""
+    """`cp.cuda.compiler`: the exception for a source that does not compile."""
 
     CompileException = _compiler.CompileError
 
 
 @_as_module
 class driver:
-    """`cp.cuda.driver`: the exception of a launch, or of a name that a module does not have."""
+    """`cp.cuda.driver`: the exception for a launch, or for a name that a module does not have."""
 
     CUDADriverError = failures.LaunchError
 
@@ -251,7 +251,7 @@ class pinned_memory:
 
 
 class Event:
-    """A point in time. Launches on the CPU have ended when they return, so recording is reading a clock."""
+    """A point in time. Launches on the CPU have ended when they return, so recording reads a clock."""
 
     def __init__(self, block: bool = False, disable_timing: bool = False, interprocess: bool = False) -> None:
         self._time: float | None = None
@@ -265,7 +265,7 @@ class Event:
 
     @property
     def done(self) -> bool:
-        """True: nothing is ever under way."""
+        """True: nothing is ever pending."""
         return True
 
 
@@ -318,7 +318,7 @@ Stream.null = Stream()
 
 
 class ExternalStream(Stream):
-    """The only stream, by a handle of another library's."""
+    """The only stream, by another library's handle."""
 
     def __init__(self, ptr: int, device_id: int = -1) -> None:
         super().__init__()
@@ -364,7 +364,7 @@ class Device:
 
     @property
     def attributes(self) -> dict[str, int]:
-        """CUDA's attributes of the device by CuPy's names, those that have a meaning for the engine."""
+        """CUDA's attributes of the device by CuPy's names, those with a meaning for the engine."""
         properties = runtime.getDeviceProperties()
         return {
             "ComputeCapabilityMajor": properties["major"],
@@ -414,7 +414,7 @@ class device:
 
     @staticmethod
     def get_compute_capability() -> str:
-        """Return the compute capability whose limits the engine has: 9.0."""
+        """Return the compute capability whose limits the engine applies: 9.0."""
         return Device().compute_capability
 
 
@@ -470,9 +470,9 @@ class runtime:
     def getDeviceProperties(device: int = 0) -> dict[str, Any]:
         """Return the limits of a launch under CUDA's names; sizes in bytes.
 
-        They are the same on every machine: a launch chooses its tiles by them, and tiles decide the order of additions
-        and so the last bits of a result. They are those of compute capability 9.0, but with two multiprocessors, which
-        few blocks fill: so a test of usual size runs with a stage's own tiles.
+        They are the same on every machine: launches choose their tiles by them, and tiles determine the order of
+        additions and so the last bits of a result. They are those of compute capability 9.0, except for two
+        multiprocessors, which a few blocks fill: so a test of usual size runs with a stage's own tiles.
         """
         return {
             "name": f"CPU engine ({platform.machine()})".encode(),

@@ -18,18 +18,18 @@ __path__: list[str] = []  # a package to `import cupyx.profiler`; there are no f
 
 def __getattr__(name: str) -> Any:
     raise AttributeError(
-        f"the CPU engine's cupyx has no {name!r}: it has profiler, rsqrt, scatter_add and its like, pinned memory. "
-        "Do the rest with NumPy or SciPy on cp.asnumpy(...), or run on a GPU."
+        f"the CPU engine's cupyx has no {name!r}: it has profiler, rsqrt, scatter_add and the like, pinned memory. "
+        "Use NumPy or SciPy on cp.asnumpy(...) for the rest, or run on a GPU."
     )
 
 
 def empty_pinned(shape: Any, dtype: Any = float, order: str = "C") -> np.ndarray:
-    """Allocate a NumPy array: all memory of the host is alike here."""
+    """Allocate a NumPy array: here all host memory is the same."""
     return np.empty(shape, dtype, order)  # type: ignore[call-overload]
 
 
 def zeros_pinned(shape: Any, dtype: Any = float, order: str = "C") -> np.ndarray:
-    """Allocate a NumPy array of zeros: all memory of the host is alike here."""
+    """Allocate a NumPy array of zeros: here all host memory is the same."""
     return np.zeros(shape, dtype, order)  # type: ignore[call-overload]
 
 
@@ -49,7 +49,7 @@ def rsqrt(x: Any) -> ndarray:
 
 
 def scatter_add(a: ndarray, slices: Any, value: Any) -> None:
-    """Add to elements of an array, as often as an index occurs."""
+    """Add to elements of an array, once for each occurrence of an index."""
     np.add.at(a, slices, value)
 
 
@@ -128,7 +128,7 @@ class profiler:
         return _Times(name or func.__name__, cpu, gpu)
 
     class time_range(contextlib.ContextDecorator):
-        """A mark that is not recorded, for `with` and as a decorator."""
+        """A mark that is discarded, as a context manager and as a decorator."""
 
         def __init__(
             self, message: str | None = None, color_id: Any = None, argb_color: Any = None, sync: bool = False

@@ -1,10 +1,10 @@
-"""CuPy's ElementwiseKernel and ReductionKernel: a line of C++ for each element, put into a kernel and compiled.
+"""CuPy's ElementwiseKernel and ReductionKernel: a line of C++ per element, put into a kernel and compiled.
 
     squared_difference = ElementwiseKernel("T x, T y", "T z", "z = (x - y) * (x - y)", "squared_difference")
     norm = ReductionKernel("T x", "T y", "x * x", "a + b", "y = sqrt(a)", "0", "norm")
 
-Arguments are broadcast, and their types decided, by CuPy's rules. One thread computes each sum, in order, so its last
-bits may differ from a GPU's.
+Broadcasting and types follow CuPy's rules. One thread computes each sum, in order, so its last bits may differ from a
+GPU's.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _C_NAMES = {
     **{"uint8": "unsigned char", "uint16": "unsigned short", "uint32": "unsigned int", "uint64": "unsigned long long"},
     **{"float16": "float16", "bfloat16": "bfloat16", "float32": "float", "float64": "double"},
 }
-# What an operation may use: of a raw array its elements, by a flat index or one for each axis, and its shape. Half
-# numbers are CuPy's classes, which become float in every computation.
+# What an operation may use of a raw array: its elements, by a flat index or one per axis, and its shape. Half numbers
+# are CuPy's classes, which every computation converts to float.
 _PRELUDE = """\
 #include <cuda_fp16.h>
 #include <cuda_bf16.h>
@@ -93,7 +93,7 @@ struct IndexOfElement {
 
 
 class _Parameter(NamedTuple):
-    """One of "raw T x, float32 y". dtype: None if its type is a letter, which the arrays decide."""
+    """One of "raw T x, float32 y". dtype: None if its type is a letter, which the arrays determine."""
 
     name: str
     type: str
@@ -111,15 +111,15 @@ def _parameters(text: str, *, const: bool) -> list[_Parameter]:
     """Read the parameters from a text. One-letter types are free, all others are NumPy's, as in CuPy.
 
     Raises:
-        ValueError: a part is no type and name. TypeError: NumPy knows no such type.
+        ValueError: a part is not a type and a name. TypeError: NumPy has no such type.
     """
     parameters = []
     for part in text.split(",") if text.strip() else ():
         *words, type_, name = part.split() if len(part.split()) > 1 else ("?", "", "")
         if set(words) - {"raw", "_non_const"} or not name.isidentifier():
-            raise ValueError(f"{part.strip()!r} is no parameter, a type and a name, such as 'raw T x' or 'float32 y'")
+            raise ValueError(f"{part.strip()!r} is not a parameter such as 'raw T x' or 'float32 y': a type and a name")
         if name == "i":
-            raise ValueError("no parameter can be called i: that is the index of the loop")
+            raise ValueError("a parameter cannot be called i, which is the loop's index")
         try:
             dtype = None if len(type_) == 1 else dtype_of(type_)
         except TypeError:
@@ -131,7 +131,7 @@ def _parameters(text: str, *, const: bool) -> list[_Parameter]:
 
 def _c_name(dtype: Any) -> str:
     if dtype.name not in _C_NAMES:
-        raise TypeError(f"{dtype}: the CPU engine compiles no operation on it; it takes {', '.join(_C_NAMES)}")
+        raise TypeError(f"{dtype}: the CPU engine does not support this type; it supports {', '.join(_C_NAMES)}")
     return _C_NAMES[dtype.name]
 
 
@@ -139,8 +139,8 @@ def _check(parameter: _Parameter, value: Any, *, is_output: bool) -> None:
     if isinstance(value, ndarray):
         if not value.dtype.isnative:
             raise TypeError(
-                f"{parameter.name}: its bytes ({value.dtype}) are in the order of other machines; write "
-                "cp.asarray(...) of NumPy's array, which converts"
+                f"{parameter.name}: its byte order ({value.dtype}) is not this machine's; write "
+                "cp.asarray(...) of the NumPy array, which converts it"
             )
     elif isinstance(value, np.ndarray):
         raise TypeError(f"{parameter.name} is a NumPy array: expected a device array; write cp.asarray(...)")
@@ -150,10 +150,10 @@ def _check(parameter: _Parameter, value: Any, *, is_output: bool) -> None:
 
 
 def _types(inputs: Sequence[_Parameter], outputs: Sequence[_Parameter], args: Sequence[Any]) -> dict[str, np.dtype]:
-    """Return the type of each letter, from the arrays: outputs come first, and numbers do not count.
+    """Return the type of each letter, from the arrays: outputs come first, and scalars do not count.
 
     Raises:
-        TypeError: an argument is no device array or number, or arrays disagree. KeyError: no array determines it.
+        TypeError: an argument is not a device array or a number, or arrays disagree. KeyError: no array determines it.
     """
     types: dict[str, np.dtype] = {}
     given = [*zip(outputs, args[len(inputs) :], strict=False), *zip(inputs, args, strict=False)]
@@ -169,14 +169,14 @@ def _types(inputs: Sequence[_Parameter], outputs: Sequence[_Parameter], args: Se
     for parameter in (*inputs, *outputs):
         if parameter.dtype is None and parameter.type not in types:
             raise KeyError(
-                f"no array says what the type {parameter.type} of {parameter.name} is, and numbers do not count: name "
-                f"it, such as 'float32 {parameter.name}'"
+                f"no array says what the type {parameter.type} of {parameter.name} is, and scalars do not count: "
+                f"write it out, such as 'float32 {parameter.name}'"
             )
     return types
 
 
 def _number(value: Any, dtype: np.dtype) -> np.ndarray:
-    """Convert a number to that dtype, as a kernel takes it by value."""
+    """Convert a number to that dtype, for passing it to a kernel by value."""
     number = np.empty((), dtype)
     number[()] = value
     return number
@@ -215,7 +215,7 @@ class _Text:
         self.head = f"{_PRELUDE}{letters}{self.of_caller('preamble', preamble)}"
 
     def of_caller(self, what: str, text: str) -> str:
-        """Return the caller's lines, marked so that a compiler's messages name them as such."""
+        """Return the caller's lines, marked so that a compiler's messages attribute them to the caller."""
         return f'\n#line 1 "{self.name}{what and "."}{what}"\n{text}\n' if text else ""
 
     def dtype(self, parameter: _Parameter) -> np.dtype:
@@ -231,18 +231,18 @@ class _Text:
         self.add(f"const ptrdiff_of_engine *{name}", array(np.array(shape or (1,), np.int64)))
 
     def number(self, parameter: _Parameter, value: Any) -> None:
-        """Declare a number: it has its name in the whole kernel, also before and after the loop."""
+        """Declare a number under its name, which is known in the whole kernel, also before and after the loop."""
         self.add(f"const {parameter.c_type} {parameter.name}", _number(value, self.dtype(parameter)))
 
     def dense(self, value: ndarray, *, written: bool) -> ndarray:
-        """Return the array without gaps. If it is a written copy, the original gets what the kernel wrote."""
+        """Return the array without gaps. If it is a written copy, the kernel's results go to the original."""
         dense = array(value, copy=None, order="C")
         if written and dense is not value:
             self._write_back.append((value, dense))
         return dense
 
     def raw(self, parameter: _Parameter, value: ndarray) -> None:
-        """Declare an array that the operation indexes itself; it may write an output."""
+        """Declare an array that the operation indexes itself; outputs may be written."""
         const = "const " if parameter.is_const else ""
         self.add(f"{const}{parameter.c_type} *_raw_{parameter.name}", self.dense(value, written=not const))
         self.sizes(f"_sizes_{parameter.name}", value.shape)
@@ -250,16 +250,16 @@ class _Text:
         self.before.append(f"const {declared}{{_raw_{parameter.name}, _sizes_{parameter.name}}};")
 
     def element(self, parameter: _Parameter, value: ndarray, shape: tuple[int, ...]) -> None:
-        """Declare an array of which each thread sees one element at a time."""
+        """Declare an array that each thread accesses one element at a time."""
         const = "const " if parameter.is_const else ""
         whole = np.broadcast_to(value, shape, subok=True) if const else value
         self.add(f"{const}{parameter.c_type} *_raw_{parameter.name}", self.dense(whole, written=not const))
         self.inside.append(f"{const}{parameter.c_type} &{parameter.name} = _raw_{parameter.name}[i];")
 
     def run(self, count: int, body: str, options: tuple[str, ...], block: int = _BLOCK) -> None:
-        """Compile and launch with that many threads. Messages concern CuPy's lines in the body only."""
+        """Compile, and launch that many threads. Messages refer only to CuPy's lines in the body."""
         self.add("ptrdiff_of_engine _n", np.int64(count))
-        name = f"{self.name}_kernel"  # norm, and others, are functions of CUDA's
+        name = f"{self.name}_kernel"  # norm, and others, are CUDA functions
         code = f'{self.head}\nextern "C" __global__ void {name}({", ".join(self.parameters)}) {{\n{body}\n}}\n'
         kernel = RawKernel(code, name, options=("-std=c++17", *options))
         block = min(block, count)
@@ -272,7 +272,7 @@ _LOOP = "for (ptrdiff_of_engine i = blockIdx.x * (ptrdiff_of_engine)blockDim.x +
 
 
 class ElementwiseKernel:
-    """`cupy.ElementwiseKernel`: its parameters are CuPy's. Complex numbers and textures are not taken.
+    """`cupy.ElementwiseKernel`, with CuPy's parameters. Complex numbers and textures are not supported.
 
     Raises:
         TypeError, ValueError: malformed parameters.
@@ -302,12 +302,12 @@ class ElementwiseKernel:
         """Launch over the broadcast shape of the arrays that are not raw, or over `size` elements.
 
         Returns:
-            The outputs, new ones where they are not given: an array, or a tuple of several.
+            The outputs, new arrays unless they are given: an array, or a tuple of several.
 
         Raises:
-            TypeError, ValueError: arguments that do not fit the parameters or each other.
+            TypeError, ValueError: arguments that do not match the parameters or each other.
             KeyError: no array determines a letter's type.
-            CompileError, LaunchError: as `RawKernel`.
+            CompileError, LaunchError: as for `RawKernel`.
         """
         parameters, n_in = [*self._in, *self._out], len(self._in)
         if block_size <= 0:
@@ -329,7 +329,7 @@ class ElementwiseKernel:
             outputs = [empty(shape, text.dtype(p)) for p in self._out]
         for parameter, value in zip(self._out, outputs, strict=True):
             if not parameter.is_raw and value.shape != shape:
-                raise ValueError(f"{parameter.name} has shape {value.shape}; what is computed has {shape}")
+                raise ValueError(f"{parameter.name} has shape {value.shape}; the result has {shape}")
         if math.prod(shape):
             self._launch(text, zip(parameters, [*args[:n_in], *outputs], strict=True), shape, block_size)
         if self._no_return:
@@ -364,9 +364,9 @@ class ElementwiseKernel:
 
 
 class ReductionKernel:
-    """`cupy.ReductionKernel`: its parameters are CuPy's. Raw parameters and complex numbers are not taken.
+    """`cupy.ReductionKernel`, with CuPy's parameters. Raw parameters and complex numbers are not supported.
 
-    Where there is no identity, a sum begins with the type's own zero, as CuPy's does.
+    Without an identity, a sum begins with the type's own zero, as in CuPy.
 
     Raises:
         TypeError, ValueError: malformed or raw parameters.
@@ -389,7 +389,7 @@ class ReductionKernel:
         self._in, self._out = _parameters(in_params, const=True), _parameters(out_params, const=False)
         self.name = name
         if any(parameter.is_raw for parameter in (*self._in, *self._out)):
-            raise ValueError("raw parameters of a ReductionKernel: the CPU engine has none; use a RawKernel")
+            raise ValueError("the CPU engine does not support raw parameters of a ReductionKernel; use a RawKernel")
         self._map, self._reduce, self._post = map_expr, reduce_expr, post_map_expr
         self._identity = "" if identity is None else str(identity)
         self._type, self._preamble, self._options = reduce_type, preamble, tuple(options)
@@ -397,23 +397,23 @@ class ReductionKernel:
     def __call__(
         self, *args: Any, out: Any = None, axis: Any = None, keepdims: bool = False, stream: Any = None
     ) -> ndarray:
-        """Reduce the broadcast arguments along the axes, all of them where none is named.
+        """Reduce the broadcast arguments along the given axes, or all axes.
 
         Returns:
-            The first output: an array of the axes that are left.
+            The first output: an array of the remaining axes.
 
         Raises:
-            TypeError, ValueError: arguments that do not fit; nothing to reduce, and no identity. `AxisError`, a
+            TypeError, ValueError: arguments that do not match; nothing to reduce without an identity. `AxisError`, a
                 ValueError: an axis that the arguments do not have.
             KeyError: no array determines a letter's type.
-            CompileError, LaunchError: as `RawKernel`.
+            CompileError, LaunchError: as for `RawKernel`.
         """
         n_in = len(self._in)
         if len(args) not in (n_in, n_in + len(self._out)):
             raise TypeError(f"{self.name} takes {n_in} or {n_in + len(self._out)} arguments, got {len(args)}")
         if out is not None:
             if len(self._out) != 1:
-                raise NotImplementedError("out= of several outputs: give them as arguments, behind the inputs")
+                raise NotImplementedError("out= takes a single output: pass several as arguments, after the inputs")
             if len(args) != n_in:
                 raise ValueError("cannot specify 'out' as both a positional and keyword argument")
             args = (*args, out)
@@ -429,7 +429,7 @@ class ReductionKernel:
         outputs = list(args[n_in:]) or [empty(left, text.dtype(p)) for p in self._out]
         for parameter, value in zip(self._out, outputs, strict=True):
             if value.shape != left:
-                raise ValueError(f"Out shape is mismatched: {parameter.name} has {value.shape}; {left} is what is left")
+                raise ValueError(f"Out shape is mismatched: {parameter.name} has {value.shape}; expected {left}")
         if not math.prod(left):
             return outputs[0]
         each = math.prod(shape[a] for a in reduced)
@@ -464,10 +464,10 @@ class ReductionKernel:
 
 
 def _axes(axis: Any, ndim: int) -> tuple[int, ...]:
-    """Return the named axes in their order; all of them for None.
+    """Return the given axes in order; all of them for None.
 
     Raises:
-        AxisError: there is no such axis. TypeError: one is no whole number. ValueError: one is named twice.
+        AxisError: there is no such axis. TypeError: one is not an integer. ValueError: one occurs twice.
     """
     if axis is None:
         return tuple(range(ndim))
@@ -484,4 +484,4 @@ def _axis(axis: int, ndim: int) -> int:
     return axis % ndim
 
 
-_AxisError = (np.exceptions if hasattr(np, "exceptions") else np).AxisError  # it has moved in NumPy 1.25
+_AxisError = (np.exceptions if hasattr(np, "exceptions") else np).AxisError  # moved in NumPy 1.25

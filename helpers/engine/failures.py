@@ -1,4 +1,4 @@
-"""Why a launch failed: the error, its fields and its message. Only this module describes a reason in words."""
+"""Why a launch failed: the error, its fields and its message. Only this module puts reasons into words."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from . import arithmetic
 from .structures import DEADLOCK as DEADLOCK
 from .structures import Failure, Reason
 
-HEADERS = (".cuh", ".h", ".hpp")  # of a place in one of these, the line that calls it says more
+HEADERS = (".cuh", ".h", ".hpp")  # a place in one of these is reported as the line that calls it
 
 
 class LaunchError(RuntimeError):
-    """A launch that a GPU would refuse, or that failed while it ran; the message explains it.
+    """A launch that a GPU would refuse, or that failed while running; the message explains it.
 
     reason: why it failed; None if it was refused before it began.
     file, line: the place in the source, if known. block, thread: (x, y, z) of the thread that failed.
     array, index: for an illegal access, the parameter or `__shared__` array nearest to it, and the element in it (in
     shared memory, the byte).
-    address: where the access went; below 4096 it came from a null pointer, see `is_null`.
+    address: that of the access; below 4096 it came from a null pointer, see `is_null`.
     waits: for a deadlock, which threads wait for which; also shown in tracebacks from Python 3.11 on.
     """
 
@@ -75,13 +75,13 @@ _PLAIN = {
     Reason.ABORTED: "the kernel was aborted: it called abort(), or a check of the C library stopped it",
 }
 
-# What each reason is called as a finding.
+# The name of each reason as a finding.
 DIVERGENCE = (Reason.TWO_BARRIERS,)
 MISALIGNED = (Reason.MISALIGNED, Reason.SHARED_MISALIGNED, Reason.MISALIGNED_ACCESS)
 
 
 def index(linear: int, sizes: Sequence[int]) -> tuple[int, int, int]:
-    """Return (x, y, z) of a block or thread by its number, x fastest."""
+    """Return (x, y, z) of a block or thread by its number; x varies fastest."""
     return linear % sizes[0], linear // sizes[0] % sizes[1], linear // sizes[0] // sizes[1]
 
 
@@ -95,7 +95,7 @@ def place_of(
 ) -> tuple[str, int] | None:
     """Return (file, line) if the engine itself knows them; None for a fault, whose address identifies it.
 
-    line_at: as for `describe`. In a header's function, the line that calls it says more.
+    line_at: as for `describe`. For a header's function it is the line that calls it.
     """
     if not failure.file:
         return None
@@ -114,7 +114,7 @@ def _everyone(waiting: str) -> str:
 
 
 def _missing(failure: Failure) -> str:
-    """Describe the arrivals and bytes that the phase of an mbarrier waits for."""
+    """Describe the arrivals and bytes that an mbarrier's phase waits for."""
     arrivals, size = failure.count, ctypes.c_int(failure.other_count).value
     parts = [f"{arrivals} more arrival{'' if arrivals == 1 else 's'}"] if arrivals else []
     if size > 0:
@@ -136,7 +136,7 @@ def describe(
 
     Args:
         block: its sizes, to name threads.
-        describe_address: describes an address in terms of the arguments, such as "a[5], which has 4 elements".
+        describe_address: relates an address to the arguments, such as "a[5], which has 4 elements".
         name_of: names an mbarrier, such as "mbarrier full[1]".
         line_at: (file, line) of a place in the kernel's code, if it is in the source and not in a header.
     """

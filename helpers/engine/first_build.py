@@ -12,7 +12,7 @@ from . import compiler
 
 T = TypeVar("T")
 
-SOON = 1.0  # seconds; no build is as fast
+SOON = 1.0  # seconds; no build is this fast
 DOING = "compiling the CPU engine, once on this machine: half a minute or a little more"
 
 
@@ -25,7 +25,7 @@ def in_jupyterlab() -> bool:
         return False
     try:
         return "cellId" in kernel.get_parent().get("metadata", {})
-    except Exception:  # a kernel of another kind
+    except Exception:  # another kind of kernel
         return False
 
 
@@ -34,7 +34,7 @@ class _Line(Protocol):
 
 
 def _line() -> _Line | None:
-    """Return a function that shows one changing line in JupyterLab or a terminal; None if nobody looks."""
+    """Return a function that shows one changing line in JupyterLab or a terminal; None without either."""
     if in_jupyterlab():
         display = sys.modules["IPython"].display.display
         handle: Any = None
@@ -58,7 +58,7 @@ def _line() -> _Line | None:
 
 
 def run_with_message(work: Callable[[], T], doing: str) -> T:
-    """Run a function in a thread, and return or raise what it does; after SOON, show a line that says so."""
+    """Run a function in a thread, and return its result or raise its exception; after SOON, show that it runs."""
     line = _line()
     if line is None:
         return work()
@@ -87,7 +87,7 @@ def run_with_message(work: Callable[[], T], doing: str) -> T:
 
 
 def begin() -> None:
-    """Build the engine in a thread, if it is not built: a launch that comes meanwhile waits for it, and says so.
+    """Build the engine in a thread, if it is not built: a launch meanwhile waits for it, with a message.
 
     Errors are left to that launch.
     """
@@ -95,7 +95,7 @@ def begin() -> None:
     def build() -> None:
         try:
             compiler.engine_library()
-        except Exception:  # no compiler, or no room: the launch raises the same error again
+        except Exception:  # no compiler, or a full disk: the launch raises the same error again
             compiler.engine_library.cache_clear()
 
     threading.Thread(target=build, daemon=True).start()

@@ -1,8 +1,8 @@
 """The rest of CuPy's names: NumPy's functions, on device arrays.
 
-    cp.where(x > 0, x, 0)    # a function of NumPy's without a version of the engine's own
+    cp.where(x > 0, x, 0)    # a NumPy function that the engine does not define itself
 
-Arrays go in and come out as device arrays, as in CuPy. The values are NumPy's, bit for bit.
+Arguments and results are device arrays, as in CuPy. The values are NumPy's, bit for bit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def of(value: Any) -> Any:
 
 
 class FromNumPy:
-    """A function, a module or an object of NumPy's, such as a generator of random numbers."""
+    """A function, a module or an object of NumPy's, such as a random number generator."""
 
     def __init__(self, theirs: Any) -> None:
         self._theirs = theirs
@@ -48,7 +48,7 @@ def _on_device(result: Any) -> Any:
     if isinstance(result, ndarray):
         return result
     if isinstance(result, (np.ndarray, np.generic)):
-        return array(result, order="C")  # as CuPy's functions do, also if NumPy keeps another order
+        return array(result, order="C")  # like CuPy's functions, even if NumPy keeps another order
     if isinstance(result, (tuple, list)):
         return type(result)(map(_on_device, result)) if type(result) in (tuple, list) else result
     return FromNumPy(result) if type(result).__module__.startswith("numpy.random") else result

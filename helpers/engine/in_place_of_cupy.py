@@ -1,9 +1,10 @@
-"""Let `import cupy.cuda` work in a program that has put the engine in CuPy's place.
+"""Let `import cupy.cuda` work in a program in which the engine replaces CuPy.
 
     sys.modules["cupy"] = engine
 
-Python would look for `cupy.cuda` in the engine's folder, and read its files a second time under that name: with other
-classes of arrays, and a module `cupy.array` where CuPy has a function. So the engine resolves these names itself.
+Python would look for `cupy.cuda` in the engine's folder, and import its files again under that name: with a second
+class of arrays, and a module `cupy.array` although that is a function in CuPy. So the engine resolves these names
+itself.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from typing import Any
 from .from_numpy import FromNumPy
 
 ENGINE = __name__.rpartition(".")[0]
-OURS = tuple(f"{ENGINE}.{name}." for name in ("cuda", "cupyx", "testing"))  # by names of CuPy's
+OURS = tuple(f"{ENGINE}.{name}." for name in ("cuda", "cupyx", "testing"))  # modules with CuPy's names
 
 
 class Names(MetaPathFinder, Loader):
-    """Finds the modules `cupy.…` and `cupyx.…` among the engine's own, and nothing else."""
+    """Find the modules `cupy.…` and `cupyx.…` among the engine's own, and nothing else."""
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
         """Return the spec of the engine's module.
 
         Raises:
-            ModuleNotFoundError: the engine is in CuPy's place, and has no such module.
+            ModuleNotFoundError: the engine, which replaces CuPy, has no such module.
         """
         top = name.partition(".")[0]
         engine = sys.modules.get(ENGINE)
@@ -37,7 +38,7 @@ class Names(MetaPathFinder, Loader):
             return None
         if _module(name) is None:
             raise ModuleNotFoundError(
-                f"No module named {name!r}: the CPU engine is in CuPy's place, and has only what kernels need",
+                f"No module named {name!r}: the CPU engine, which replaces CuPy here, has only what kernels need",
                 name=name,
             )
         return ModuleSpec(name, self)
@@ -49,13 +50,13 @@ class Names(MetaPathFinder, Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Do nothing: the module has run, and keeps its own attributes."""
+        """Do nothing: the module has already run, and keeps its own attributes."""
         assert module.__spec__ is not None
         module.__spec__ = module.__spec__.loader_state
 
 
 def _module(name: str) -> Any:
-    """Return the engine's module of CuPy's name; None if it has none."""
+    """Return the engine's module with CuPy's name; None if there is none."""
     top, *rest = name.split(".")
     found: Any = importlib.import_module(f"{ENGINE}.cupyx") if top == "cupyx" else sys.modules[ENGINE]
     for part in rest:
@@ -65,7 +66,7 @@ def _module(name: str) -> Any:
             return None
     is_numpys = isinstance(found, FromNumPy) and isinstance(found._theirs, ModuleType)
     is_ours = isinstance(found, ModuleType) and f"{found.__name__}.".startswith(OURS)
-    return found if is_numpys or is_ours else None  # not those that are the engine's alone
+    return found if is_numpys or is_ours else None  # not modules that only the engine has
 
 
 def answer() -> None:

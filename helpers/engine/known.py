@@ -1,8 +1,8 @@
 """Find the library of a source that was built before, without translating the source again.
 
-The name of a library is a hash of the text that the compiler read. To make that text takes 20 to 100 ms of a core, so a
-small file says which library a source and its options became. Its name is a hash of these, of all that translates them
-and of the headers that they may include; sources that include files of the user's, or libraries, have none.
+A library's name is a hash of the text that the compiler read. Producing that text takes 20 to 100 ms of CPU time, so a
+small file maps a source and its options to their library. Its name is a hash of these, of all modules that translate
+them and of the headers that they may include; sources that include the user's files, or libraries, have none.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DEFINE_OR_STANDARD = re.compile(r"(?:-D.|--?std=)")
 
 
 def built(recipe: build.Recipe, log_stream: Any = None) -> build.Built:
-    """Do what `build.build` does, and take a library that is known by its source at once."""
+    """Do what `build.build` does, but take a library that is known by its source immediately."""
     if log_stream is not None or not _is_alone(recipe):
         return build.build(recipe, log_stream)
     answer = compiler.cache_dir() / f"known-{_key(recipe)}.json"
@@ -64,7 +64,7 @@ def _headers() -> list[Path]:
 
 
 def _found(recipe: build.Recipe, answer: Path) -> build.Built | None:
-    """Load the library that a file names; None where either is missing or broken."""
+    """Load the library that a file names; None if either is missing or broken."""
     try:
         name, uses_tiles = json.loads(answer.read_text())
         library = build.load(compiler.cache_dir() / name, recipe)

@@ -25,17 +25,17 @@ from .observed import Access, Place
 from .structures import LaunchRequest, Reason
 
 _STRUCT_ALIGNMENT = 128
-TILE_ALIGNMENT = 1024  # tiles of TMA and wgmma begin at multiples of it, and so does a GPU's dynamic shared memory
-_FAR = 1 << 20  # the guards around arrays are as wide
+TILE_ALIGNMENT = 1024  # alignment of TMA's and wgmma's tiles, and of a GPU's dynamic shared memory
+_FAR = 1 << 20  # width of the guards around arrays
 
 
 @dataclass(frozen=True)
 class CompiledKernel:
     """A kernel in memory.
 
-    run: the address of the function that runs one block. shared_arrays: its static `__shared__` arrays, and the flags
-    that a compiler keeps with them. most_threads, least_blocks: of `__launch_bounds__`; 1024 and 0 without it.
-    cluster: its sizes in blocks, by `__cluster_dims__`.
+    run: the address of the function that runs one block. shared_arrays: its static `__shared__` arrays, and the
+    compiler's flags for them. most_threads, least_blocks: from `__launch_bounds__`; 1024 and 0 without it. cluster: its
+    sizes in blocks, from `__cluster_dims__`.
     """
 
     name: str
@@ -56,7 +56,7 @@ class CompiledKernel:
 
     @cached_property
     def _static_layout(self) -> dict[str, int]:
-        """The fields of `LaunchRequest` that say where its static `__shared__` arrays lie in the library."""
+        """The fields of `LaunchRequest` that locate its static `__shared__` arrays in the library."""
         begins = [shared.offset for shared in self.shared_arrays]
         ends = [shared.offset + shared.size for shared in self.shared_arrays]
         # A GPU's static shared memory begins where a tile of TMA or wgmma may, even if a smaller alignment is declared.
@@ -71,7 +71,7 @@ class CompiledKernel:
         }
 
     def line_at(self, place: int) -> Place | None:
-        """Return (file, line) of the source, but of no header, for a place in the library; None if there is none."""
+        """Return (file, line) in the source, not in a header, for a place in the library; None if there is none."""
         table = source.line_table(self.code, SOURCE_NAME)
         places = symbols.places_of(self.library.path, place) if place else []
         return next((at for at in places if at in table and not at[0].endswith(failures.HEADERS)), None)
@@ -80,10 +80,10 @@ class CompiledKernel:
         """Replace raw addresses, such as `array.data.ptr`, with the arrays that begin there.
 
         Raises:
-            TypeError: an address passed for a pointer lies in no device array.
+            TypeError: an address passed for a pointer is not in a device array.
         """
         if not isinstance(args, (tuple, list)) or len(args) != len(self.parameters):
-            return args  # `signatures.check_all` refuses them
+            return args  # `signatures.check_all` refuses these
         args = list(args)
         for number, (parameter, value) in enumerate(zip(self.parameters, args, strict=True)):
             if value is None or isinstance(value, ndarray):
@@ -100,7 +100,7 @@ class CompiledKernel:
         if memory is None:
             raise TypeError(
                 f"parameter {parameter} of {self.name} is a pointer and got the number {address} (0x{address:x}), "
-                "which is no address in a device array that still lives"
+                "which is not an address in an existing device array"
             )
         if parameter.dtype in ("void", "struct"):
             return memory
@@ -112,8 +112,8 @@ class CompiledKernel:
     def tensors(self, args: Sequence[Any]) -> dict[int, tuple[tensor_map.Described, ndarray]]:
         """Return the tensor maps among the arguments and the arrays that they describe, by the parameter's number.
 
-        A map in device memory, whose address is the argument, has a number after those of all parameters: its own
-        memory is another array than the one that it describes.
+        A map in device memory, passed by its address, gets a number after all parameters, because its own memory is not
+        the array that it describes.
 
         Raises:
             LaunchError: the array of a map no longer exists, or has fewer bytes than the map says.
@@ -129,12 +129,12 @@ class CompiledKernel:
             if memory is None:
                 raise LaunchError(
                     f"the tensor map {parameter.name!r} of {self.name} is of an array at 0x{described.address:x}, "
-                    "where there is no device array (any more): make it of one that lives as long as the launch"
+                    "where there is no device array (any more): keep the array alive until the launch has ended"
                 )
             if described.nbytes > memory.nbytes:
                 raise LaunchError(
-                    f"the tensor map {parameter.name!r} of {self.name} reaches over {described.nbytes:,} bytes, and "
-                    f"the array from its address on has {memory.nbytes:,}: look at its dims {described.dims} and "
+                    f"the tensor map {parameter.name!r} of {self.name} covers {described.nbytes:,} bytes, and the "
+                    f"array has only {memory.nbytes:,} from its address on: check its dims {described.dims} and "
                     f"strides {described.strides}"
                 )
             number += len(self.parameters) * (parameter.kind == "p")
@@ -154,7 +154,7 @@ class CompiledKernel:
         """Prepare a checked launch for `runtime.launch`.
 
         Args:
-            locate: (number of the parameter, array) -> the address that the kernel gets; 0 for no elements.
+            locate: (parameter's number, array) -> the address that the kernel gets; 0 for no elements.
         """
         args, maps = list(args), []
         for number, (_, tensor) in self.tensors(args).items():
@@ -162,7 +162,7 @@ class CompiledKernel:
             maps.append(tensor_map.moved(args[own], locate(number, tensor)))
             if own == number:
                 args[own] = maps[-1]
-            elif locate(own, args[own]) != args[own].data.ptr:  # a copy of the map, which leads to the original
+            elif locate(own, args[own]) != args[own].data.ptr:  # a copy of the map, which describes the original
                 ctypes.memmove(locate(own, args[own]), maps[-1].tobytes(), tensor_map.BYTES)
         values: list[Any] = []
         for number, (parameter, value) in enumerate(zip(self.parameters, args, strict=True)):
@@ -214,7 +214,7 @@ class CompiledKernel:
 
 @dataclass(frozen=True)
 class _Near:
-    """An array near an address: how many bytes away, its name, the element that would be there, and this in words."""
+    """An array near an address: the distance in bytes, its name, the element at the address, and a description."""
 
     distance: int
     array: str | None
@@ -225,7 +225,7 @@ class _Near:
 @dataclass(frozen=True)
 class PreparedLaunch:
     """A launch that is ready to run. `request` points to values (the arguments, then the tensor maps) and to pointers,
-    so they live as long as it.
+    so these live as long as it.
     """
 
     kernel: CompiledKernel
@@ -249,18 +249,18 @@ class PreparedLaunch:
         return described + self.blocks_without_room(failure)
 
     def blocks_without_room(self, failure: structures.Failure) -> str:
-        """Say of a launch whose time was up that blocks had no room, for which another one may wait; else ""."""
+        """Describe, for a launch that timed out, blocks that had no room and may be awaited; otherwise ""."""
         if not failure.without_room:
             return ""
         here = self.request.most_blocks
         on_gpu = limits.blocks_on_gpu(math.prod(self.block), self.kernel.static_shared + self.request.dynamic_shared)
         return (
             f". {failure.without_room:,} of {math.prod(self.grid):,} blocks had not begun: {here:,} of this size are "
-            f"resident at once here, {on_gpu:,} on an H200, and a block that waits for one without room waits for ever"
+            f"resident at once here, {on_gpu:,} on an H200, and waiting for one without room never ends"
         )
 
     def explain(self, failure: structures.Failure) -> str:
-        """Explain who waits for whom in a deadlock; "" for other failures."""
+        """Explain which threads wait for which in a deadlock; "" for other failures."""
         nearest = partial(self._nearest, failure=failure)
         return waits.explain(failure.waits, lambda address: self._mbarrier(nearest(address)), self.kernel.line_at)
 
@@ -284,7 +284,7 @@ class PreparedLaunch:
         return f"mbarrier {place[2]}[{int(place[1]) // 8}]" if declared[2] else f"mbarrier {place[2]}"
 
     def error(self, failure: structures.Failure) -> LaunchError:
-        """Return the error of a launch that failed."""
+        """Return the error of a failed launch."""
         block = failures.index(failure.block, self.grid)
         thread = failures.index(failure.thread, self.block)
         who = f"{self.kernel.name}, block {format_dim3(block)}, thread {format_dim3(thread)}"
@@ -308,7 +308,7 @@ class PreparedLaunch:
         return error
 
     def error_of_overrun(self, address: int, by: Access | None) -> LaunchError:
-        """Return the error of a launch that wrote beside an array, which was noticed after it.
+        """Return the error of a launch that wrote next to an array, which was noticed afterwards.
 
         by: the access past an end in a checked run of the same launch; None if there was none.
         """
@@ -327,19 +327,19 @@ class PreparedLaunch:
         return LaunchError(message, reason=Reason.ILLEGAL_ACCESS, **about)
 
     def _line_in_words(self, place: Place | None) -> str:
-        """Return the source's line at a place, to end a message with; "" if there is none."""
+        """Return the source's line at a place, for the end of a message; "" if there is none."""
         table = source.line_table(self.kernel.code, SOURCE_NAME)
         return f"\n{place[1]:>6} | {table[place].rstrip()}" if place in table else ""
 
     def _place_of_fault(self, failure: structures.Failure) -> tuple[Place | None, str]:
-        """Return the place of a fault by its address, and the same in words.
+        """Return the place of a fault by its address, and its description.
 
-        A line of the source is preferred to one of a header whose function was inlined there.
+        A line of the source is preferred to a line of a header whose function was inlined there.
         """
         path, table = self.kernel.library.path, source.line_table(self.kernel.code, SOURCE_NAME)
         places = symbols.places_of(path, failure.place) if failure.place else []
         expired = failure.reason == Reason.EXPIRED
-        if expired:  # an empty loop has no line of its own, but that of its caller or of what was moved out of it
+        if expired:  # an empty loop has no line of its own, but its caller's, or that of code moved out of it
             places += symbols.statements_at(path, failure.place) if failure.place else []
             places = [place for place in places if place in table and table[place].strip() != "}"]
         if places:
@@ -352,7 +352,7 @@ class PreparedLaunch:
         return place, f"near {place[0]}:{place[1]}"
 
     def _nearest(self, address: int, failure: structures.Failure | None) -> _Near:
-        """Describe an address by the argument or the shared memory that it is in or near."""
+        """Describe an address by the nearest argument or shared memory."""
         if address < failures.NULL_PAGE:
             words = "a null pointer" if address == 0 else f"address {address}: a null pointer and an index"
             without = [
@@ -374,7 +374,7 @@ class PreparedLaunch:
             if parameter.kind == "p" and value is not None and value.nbytes:
                 begin, end = (at - value.ctypes.data for at in extent_of(value))
                 inside, item = address - packed.value, value.dtype.itemsize
-                index, size = inside // item, (end - begin) // item  # a view with gaps reaches over more than it has
+                index, size = inside // item, (end - begin) // item  # a view with gaps spans more than it contains
                 words = f"{parameter.name or 'an array'}[{index}], which has {size:,} elements"
                 near.append(_Near(_distance(inside - begin, end - begin), parameter.name or None, index, words))
         return near

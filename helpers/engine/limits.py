@@ -1,7 +1,6 @@
 """The limits of a launch: those of compute capability 9.0, and how many blocks can be resident at once.
 
-Blocks that wait for each other must all be resident: as many as an H200 holds, if the engine has stacks for their
-threads.
+Blocks that wait for each other must all be resident: as many as on an H200, if the engine has stacks for their threads.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ MAX_GRID = (2**31 - 1, 65535, 65535)
 SHARED_PER_BLOCK = 48 * 1024
 SHARED_PER_BLOCK_OPTIN = 227 * 1024
 
-# Per multiprocessor; RESERVED is shared memory that each block takes besides its own.
+# Per multiprocessor; RESERVED is shared memory that each block takes in addition to its own.
 REGISTERS, THREADS, BLOCKS = 64 * 1024, 2048, 32
 SHARED_PER_MULTIPROCESSOR, RESERVED = 228 * 1024, 1024
 MAX_CLUSTER = 8  # blocks
@@ -29,17 +28,17 @@ Sizes = tuple[int, int, int]
 
 @functools.cache
 def most_threads() -> int:
-    """Return how many threads' stacks the engine can keep: each needs a guard, and Linux limits mappings."""
+    """Return the number of threads whose stacks fit: each needs a guard, and Linux limits mappings."""
     try:
         mappings = int(Path("/proc/sys/vm/max_map_count").read_text())
     except (OSError, ValueError):
         return 65536
-    own = 4096 + 2 * 1024 * runtime.n_workers()  # for Python, and for blocks that never wait for others
+    own = 4096 + 2 * 1024 * runtime.n_workers()  # for Python, and for blocks that wait for no other
     return max(1024, min(65536, (mappings - own) // 2))
 
 
 def blocks_on_gpu(threads: int, shared: int) -> int:
-    """Return how many blocks an H200 holds at once, by threads and bytes of shared memory; registers are ignored."""
+    """Return how many blocks an H200 holds at once, by threads and bytes of shared memory; ignores registers."""
     threads = (threads + 31) // 32 * 32
     return MULTIPROCESSORS * min(THREADS // threads, BLOCKS, SHARED_PER_MULTIPROCESSOR // (shared + RESERVED))
 
@@ -52,7 +51,7 @@ def blocks_at_once(threads: int, shared: int) -> int:
 
 @functools.lru_cache(maxsize=256)
 def registers(threads: int, least_blocks: int) -> int:
-    """Return the registers that each thread begins with, by `__launch_bounds__`; 0 if it says nothing."""
+    """Return each thread's initial registers, by `__launch_bounds__`; 0 if it does not say."""
     if not least_blocks:
         return 0
     whole_warps = (threads + 31) // 32 * 32
@@ -62,7 +61,7 @@ def registers(threads: int, least_blocks: int) -> int:
 def check_sizes(name: str, grid: Sizes, block: Sizes, most: int) -> None:
     """Refuse a grid or a block that is too large.
 
-    most: threads that the kernel's `__launch_bounds__` allow.
+    most: threads allowed by the kernel's `__launch_bounds__`.
 
     Raises:
         LaunchError: a GPU refuses it.
@@ -85,7 +84,7 @@ def cluster_of(name: str, sizes: Sizes) -> Sizes:
     """Return the sizes of a kernel's cluster in blocks, (1, 1, 1) without `__cluster_dims__` (zeros).
 
     Raises:
-        LaunchError: a GPU, by CuPy, launches no cluster of that size.
+        LaunchError: CuPy cannot launch a cluster of that size on a GPU.
     """
     blocks = sizes[0] * sizes[1] * sizes[2]
     if not sizes[0]:
@@ -99,28 +98,28 @@ def cluster_of(name: str, sizes: Sizes) -> Sizes:
 
 
 def check_cluster(name: str, grid: Sizes, cluster: Sizes, *, cooperative: bool) -> None:
-    """Refuse a grid that is not made of whole clusters.
+    """Refuse a grid that does not consist of whole clusters.
 
     Raises:
-        LaunchError: a GPU refuses it; or it is a cooperative launch of clusters, which the engine does not have.
+        LaunchError: a GPU refuses it; or it is a cooperative launch of clusters, which the engine does not support.
     """
     if cluster == (1, 1, 1):
         return
     for axis, size, own in zip("xyz", grid, cluster, strict=True):
         if size % own:
             raise LaunchError(
-                f"grid.{axis} = {size:,} is no multiple of {own}, the blocks of a cluster of {name} along {axis} "
+                f"grid.{axis} = {size:,} is not a multiple of {own}, the size of {name}'s clusters along {axis} "
                 "(__cluster_dims__): a GPU refuses the launch"
             )
     if cooperative:
         raise LaunchError(
-            f"the CPU engine has no cooperative launch of clusters: {name} has __cluster_dims__{cluster}. Leave out "
-            "enable_cooperative_groups; the blocks of a cluster meet in cluster.sync()"
+            f"the CPU engine does not support cooperative launches of clusters: {name} has __cluster_dims__{cluster}. "
+            "Leave out enable_cooperative_groups; the blocks of a cluster meet in cluster.sync()"
         )
 
 
 def check_dynamic_shared(name: str, size: int, allowed: int, static: int) -> None:
-    """Refuse more dynamic shared memory than the kernel has been allowed; all sizes in bytes.
+    """Refuse more dynamic shared memory than the kernel is allowed; all sizes in bytes.
 
     Raises:
         LaunchError: a GPU refuses it.
@@ -146,6 +145,6 @@ def check_cooperative(grid: Sizes, block: Sizes, shared: int) -> None:
         raise LaunchError(
             f"a cooperative launch has all its blocks on the GPU at once: {blocks:,} blocks of {threads:,} threads "
             f"with {shared:,} bytes of shared memory are too many. An H200 holds {blocks_on_gpu(threads, shared):,} of "
-            f"them at most, and the CPU engine has stacks for {most_threads():,} threads at once. Let each block do "
-            "the work of several"
+            f"them at most, and the CPU engine has stacks for {most_threads():,} threads at once. Launch fewer "
+            "blocks, each with the work of several"
         )

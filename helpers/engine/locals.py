@@ -1,4 +1,4 @@
-"""Tell which arrays of a source are a thread's own, from the text at the place of an index."""
+"""Tell from the text at the place of an index which arrays of a source are a thread's own."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _LINE = re.compile(r'\s*#\s*line\s+(\d+)(?:\s+"([^"]*)")?')
 _DIRECTIVE = re.compile(r"^[ \t]*#(?:\\\n|[^\n])*", re.M)
 _OPENING = {")": "(", "]": "[", "}": "{"}
 
-# What stands before the first name of a declaration: specifiers, and a type with its template arguments.
+# The text before the first name of a declaration: specifiers, and a type with its template arguments.
 _TYPE = r"(?:[A-Za-z_][\w:]*(?:<>)?[\s*&]+)*[A-Za-z_][\w:]*(?:<>)?[\s*&]+"
 _ONLY = re.compile(rf"\s*{_TYPE}")
 _FIRST_OF_MORE = re.compile(rf"\s*{_TYPE}[A-Za-z_]\w*\s*(?:=.*)?", re.S)
 _NO_TYPE = re.compile(
     r"\b(?:return|else|extern|new|delete|throw|goto|case|typedef|using|sizeof|if|while|for|switch|do|operator)\b|="
 )
-_ELSEWHERE = re.compile(r"\b__(?:shared|device|constant|managed)__\b")  # in no thread's registers
+_ELSEWHERE = re.compile(r"\b__(?:shared|device|constant|managed)__\b")  # never in a thread's registers
 
 
 class OwnArrays:
@@ -36,7 +36,7 @@ class OwnArrays:
         self._text, self._others = Text(text, ""), set(others)
 
     def has(self, file: str, line: int) -> bool:
-        """Return True if it is a line of the source, or of a user's header."""
+        """Return True for a line of the source, or of a user's header."""
         return (file, line) in self._text.lines or (file, line) in _header(file).lines
 
     def name_at(self, file: str, line: int, column: int, elements: str) -> str | None:
@@ -71,7 +71,7 @@ class OwnArrays:
         if name in self._others and len(declared) == 1 and not bases:
             return False
         before = [is_own for place, is_own in declared if place < at]
-        # An array of one element, or of none, may have as many as there is memory behind its struct.
+        # An array of one element, or of none, may extend as far as its struct's memory does.
         return (before[-1] if before else declared[0][1]) and elements not in ("0", "1")
 
 
@@ -99,11 +99,11 @@ class Text:
 
     @functools.cached_property
     def _clean(self) -> str:
-        """Without comments and directives, every other character in its place."""
+        """The text without comments and directives; all other characters keep their places."""
         return _DIRECTIVE.sub(lambda line: re.sub(r"[^\n]", ";", line[0]), blank_comments(self._text))
 
     def macro_at(self, at: int) -> str:
-        """Return the expansion of the macro whose name begins there, arguments put in; "" if none does."""
+        """Return the expansion of the macro whose name begins there, arguments substituted; "" if there is none."""
         name = re.compile(r"\w*").match(self._text, at)[0]
         define = re.search(
             rf"^[ \t]*#[ \t]*define[ \t]+{name}\b(\([^)]*\))?((?:\\\n|[^\n])*)", blank_comments(self._text), re.M
@@ -119,7 +119,7 @@ class Text:
 
     @functools.cache  # noqa: B019 (as long as one look at findings)
     def declarations(self, name: str) -> list[tuple[int, bool]]:
-        """Yield where the text declares an array of that name, and whether each thread has its own."""
+        """Yield where the text declares an array with that name, and whether each thread has its own."""
         found = []
         for match in re.finditer(rf"\b{name}\s*\[|\(\s*&\s*{name}\s*\)\s*\[", self._clean):
             head = _head(self._clean, match.start())
@@ -138,7 +138,7 @@ def _header(file: str) -> Text:
 
 
 def _opening(text: str, closing: int) -> int:
-    """Return the index of the bracket that the one at `closing` closes; 0 if there is none."""
+    """Return the index of the opening bracket that matches the one at `closing`; 0 if there is none."""
     depth = 0
     for at in range(closing, -1, -1):
         depth += (text[at] in _OPENING) - (text[at] in "([{")
@@ -150,7 +150,7 @@ def _opening(text: str, closing: int) -> int:
 def _chain(text: str, end: int) -> list[str]:
     """Return the names from an object to its member, before an index: `tile` and `row` of `tile.row[j]`.
 
-    [] if there is none; the base is missing if a call returns it.
+    [] if there is none; the base is left out if it is a call's result.
     """
     names: list[str] = []
     while True:
@@ -173,7 +173,7 @@ def _chain(text: str, end: int) -> list[str]:
 
 
 def _head(clean: str, at: int) -> str:
-    """Return the statement's text before a place, without the contents of brackets; "" inside an open one."""
+    """Return the statement's text before a place, without the contents of brackets; "" within an open bracket."""
     pieces, end = [], at
     while at > 0:
         char = clean[at - 1]
@@ -192,7 +192,7 @@ def _head(clean: str, at: int) -> str:
 
 
 def _declares(head: str) -> bool:
-    """Return True if the next name is declared: after `float x = 1, ` or `const T<4> *`, not after `return `."""
+    """Return True if the next name is a declaration's: after `float x = 1, ` or `const T<4> *`, not after `return `."""
     while (shorter := re.sub(r"<[^<>]*>", "\0", head)) != head:
         head = shorter
     *before, last = _at_commas(re.sub("\0+", "<>", head))

@@ -16,11 +16,11 @@ from pathlib import Path
 from . import compiler, host_names
 from .cuda_source import source
 
-SOURCE_NAME = "kernel.cu"  # what a source without a #line of its own is called in messages
+SOURCE_NAME = "kernel.cu"  # the name of a source without its own #line in messages
 ENTRIES, FIRST_ENTRY = "entries", 3  # the table of kernels after the source, and its first line with a kernel
 
 _Place = tuple[str, int]
-_MOST_LINES = 24  # of a message: the errors after them mostly follow from the first ones
+_MOST_LINES = 24  # shown of a message: later errors mostly follow from the first ones
 
 
 @dataclass
@@ -42,7 +42,7 @@ def explain(diagnostics: str, code: str, names: Sequence[str]) -> str:
         code: the source text.
         names: the kernels and name expressions of the table `ENTRIES`, in their order.
     """
-    # A kernel's build may have exceptions off; the words of a GPU's compiler say why.
+    # A kernel's build may disable exceptions; the message is a GPU compiler's.
     refused = r"exception handling disabled, use .?-fexceptions.? to enable|cannot use '\w+' with exceptions disabled"
     diagnostics = re.sub(refused, "device code does not support exception handling", diagnostics)
     table = source.line_table(code, SOURCE_NAME)
@@ -54,10 +54,10 @@ def explain(diagnostics: str, code: str, names: Sequence[str]) -> str:
     if lacking:
         return "\n".join(lacking)
     shown: list[str] = []
-    elsewhere: list[str] = []  # in headers: reported only if no error is in the source itself
+    elsewhere: list[str] = []  # errors in headers: reported only if the source itself has none
     named: set[int] = set()
     for error in errors:
-        if error.file == ENTRIES:  # the first error of each: the others only follow from it
+        if error.file == ENTRIES:  # only each entry's first error: the others follow from it
             name = _name(names, error.line)
             if name and error.line not in named:
                 plain = name.split("::")[-1]
@@ -107,7 +107,7 @@ def _errors(diagnostics: str) -> list[_Error]:
 
 
 def _asserted(file: str, line: int) -> str:
-    """Return the condition of a static_assert without a message, by its line in a header; "" if unreadable."""
+    """Return the condition of a static_assert without a message, by its line in a header; "" if it cannot be read."""
     try:
         text = Path(file).read_text(errors="replace").splitlines()[line - 1].strip()
     except (OSError, IndexError):
@@ -121,7 +121,7 @@ def _name(names: Sequence[str], line: int) -> str | None:
 
 
 def _instance(error: _Error, names: Sequence[str]) -> str:
-    """Return the kernel's instance in which an error of a template came up, if that has a name."""
+    """Return the kernel's instance in which a template's error occurred, if it has a name."""
     lines = [line for file, line, _ in error.near if file == ENTRIES]
     name = _name(names, lines[-1]) if lines else None
     return f" [in {name}]" if name and "<" in name else ""
@@ -151,7 +151,7 @@ def undefined(name: str, code: str) -> str:
 
 
 def _demangled(symbol: str) -> str:
-    """Spell a symbol as the source does, by a program of the compiler's; unchanged if there is no such program."""
+    """Demangle a symbol with the compiler's tool; return it unchanged if there is no such tool."""
     program = shutil.which("c++filt")
     if program is None or not symbol.startswith("_Z"):
         return symbol
@@ -162,7 +162,7 @@ def _demangled(symbol: str) -> str:
 
 
 def _branches(clean: str, *, first: bool) -> list[str]:
-    """Return the lines without directives: of each conditional only its first branch, or only its #else."""
+    """Return the lines without directives: only the first branch of each conditional, or only its #else."""
     branch: list[str] = []
     skipping: list[bool] = []
     in_directive = False
@@ -184,10 +184,10 @@ def _branches(clean: str, *, first: bool) -> list[str]:
 
 
 def _unbalanced_brace(code: str) -> tuple[_Place, str] | None:
-    """Return the place of an unmatched brace, and what is wrong with it; None if all have partners.
+    """Return the place of an unmatched brace, and what is wrong with it; None if all match.
 
-    Of several that may be the one, it is the first whose partner is indented less than the line that opened it. Which
-    branches of a conditional are taken is not known here, so a brace is blamed only where either choice leaves it.
+    Among several candidates, it is the first whose partner is indented less than the line that opened it. The branches
+    taken by conditionals are unknown here, so a brace is reported only if it is unmatched either way.
     """
     clean = source.blank_comments(code)
     brace = _unbalanced(_branches(clean, first=True))
@@ -200,7 +200,7 @@ def _unbalanced_brace(code: str) -> tuple[_Place, str] | None:
 
 
 def _unbalanced(lines: Sequence[str]) -> tuple[int, bool] | None:
-    """Return the line of an unmatched brace, counted from 0, and whether it closes."""
+    """Return the line of an unmatched brace, counted from 0, and whether it is a closing one."""
     indents = [len(line) - len(line.lstrip()) for line in lines]
     open_lines: list[int] = []
     suspect: int | None = None
@@ -286,7 +286,7 @@ def _lacking(errors: Sequence[_Error], code: str, table: Mapping[_Place, str]) -
     said: set[str] = set()
     for error in errors:
         place = error.file, error.line
-        if place not in table:  # a macro of the engine's that the source's own macros hold
+        if place not in table:  # a macro of the engine's that contains the source's own macros
             places = [
                 (file, line) for file, line, message in error.near if "macro" in message and (file, line) in table
             ]
@@ -305,7 +305,7 @@ def _lacking(errors: Sequence[_Error], code: str, table: Mapping[_Place, str]) -
     return shown
 
 
-# Types of CUDA's headers, and the header of each.
+# Types of CUDA's headers, and each one's header.
 _HEADER_OF = {
     r"(?:__)?half2?(?:_raw)?|__\w*half\w*|__h(?:add|sub|mul|div|fma|neg|max|min|lt|le|gt|ge|eq)2?": "cuda_fp16.h",
     r"(?:__)?nv_bfloat162?|__float2bfloat16\w*|__bfloat162float": "cuda_bf16.h",
@@ -323,9 +323,9 @@ _UNDECLARED = re.compile(
 
 
 def _undeclared(errors: Sequence[_Error], table: Mapping[_Place, str]) -> list[str]:
-    """Return the errors about names that a GPU's compiler does not know either, with the header that has them.
+    """Return the errors about names that a GPU's compiler does not know either, with the header that defines them.
 
-    A compiler reports more errors about an unknown type; they all follow from the first.
+    A compiler's further errors about an unknown type all follow from the first.
     """
     shown: list[str] = []
     said: set[str] = set()
@@ -357,7 +357,7 @@ def _undeclared(errors: Sequence[_Error], table: Mapping[_Place, str]) -> list[s
 
 
 def available_headers() -> list[str]:
-    """Return the CUDA headers that a kernel may include on the engine: sorted, those in folders last."""
+    """Return the CUDA headers that a kernel may include on the engine: sorted, with those in folders last."""
     hidden = {"engine_entries.h", "engine_std.h"}
     names = {p.relative_to(compiler.INCLUDE).as_posix() for p in compiler.INCLUDE.rglob("*") if p.is_file()}
     shown = [name for name in names if _OF_CUDA.match(name) and name.rpartition("/")[2] not in hidden]
@@ -374,6 +374,6 @@ def _no_header(name: str) -> str:
             ". Do without it, or run this kernel on a GPU"
         )
     return (
-        f"{name} was not found. Headers of your own are looked for in the current folder, and in those that "
-        "options=('-I<folder>',) names"
+        f"{name} was not found. Your own headers are looked up in the current folder, and in the folders of "
+        "options=('-I<folder>',)"
     )

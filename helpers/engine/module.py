@@ -27,14 +27,14 @@ class RawModule:
 
     Args:
         code: the source text.
-        options: -D, -I, -U and -std=; options that only steer a GPU's code are accepted and have no effect.
-        name_expressions: the template instances to make, such as "softmax<float, 64>".
+        options: -D, -I, -U and -std=; options that only affect a GPU's code are accepted without effect.
+        name_expressions: the template instances to compile, such as "softmax<float, 64>".
 
     Raises:
         TypeError, ValueError: wrong arguments. Compiling is lazy: see `compile`.
     """
 
-    # Called before a module is compiled; an exception prevents that. nvrtc.py sets it to NVRTC.
+    # Called before a module is compiled; an exception stops that. nvrtc.py sets it to NVRTC.
     ask_first: ClassVar[Callable[[RawModule], None] | None] = None
 
     def __init__(
@@ -56,7 +56,7 @@ class RawModule:
         if not isinstance(code, str):
             raise TypeError(f"code is the source text, a str; got {type(code).__name__}")
         if translate_cucomplex and libraries.folder() is None:
-            raise ValueError("translate_cucomplex takes headers of CuPy's, which is not installed here")
+            raise ValueError("translate_cucomplex needs CuPy's headers, and CuPy is not installed here")
         self._recipe = build.Recipe(
             code,
             tuple(options) if not isinstance(options, str) else options,
@@ -67,7 +67,7 @@ class RawModule:
             bool(enable_cooperative_groups),
         )
         self._built: build.Built | None = None
-        self._asked: set[str] = set()  # variables that the host may have written to
+        self._asked: set[str] = set()  # variables that the host may have written
         self._kept: dict[str, RawModule] = {}  # instrumented twins
 
     @property
@@ -77,17 +77,17 @@ class RawModule:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The options it is compiled with."""
+        """The options of its compilation."""
         return self._recipe.options
 
     @property
     def name_expressions(self) -> tuple[str, ...]:
-        """The template instances that it makes."""
+        """The template instances that it compiles."""
         return self._recipe.name_expressions
 
     @property
     def backend(self) -> str:
-        """Whose rules the source follows: "nvrtc" or "nvcc"."""
+        """The compiler whose rules the source follows: "nvrtc" or "nvcc"."""
         return self._recipe.backend
 
     @property
@@ -115,11 +115,11 @@ class RawModule:
             self._built = known.built(self._recipe, log_stream)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle or copy the source and how it is compiled, not what was made of it."""
+        """Pickle or copy the source and its options, not the compiled module."""
         return self.__dict__ | {"_built": None, "_asked": set(), "_kept": {}}
 
     def _twin(self, **changes: Any) -> RawModule:
-        """Build a module from the same source in another way; its variables have the values of this one's."""
+        """Build a module from the same source in another way, with this one's values of variables."""
         twin = copy.copy(self)
         twin._recipe = replace(self._recipe, **changes)
         twin.copy_variables(self)
@@ -128,7 +128,7 @@ class RawModule:
     def instrumented(self, *, profile: bool, keep: bool = False) -> RawModule:
         """Build the same source so that every memory access calls the engine's checker: for checked.py.
 
-        Its variables have the values that the host gave to this module's.
+        Its variables get the values that the host gave to this module's.
 
         Args:
             profile: every basic block calls it as well.
@@ -145,30 +145,30 @@ class RawModule:
         return twin
 
     def filled(self, value: str) -> RawModule:
-        """Build the same source so that local variables without a value begin with one: see `compiler.filling`.
+        """Build the same source so that uninitialised local variables begin with a fill value: see `compiler.filling`.
 
-        Each index is also compared with the size of the array, if its type has one.
+        Each index is also compared with the array's size, if its type has one.
         """
         return self._twin(filling=(*compiler.filling(value), *compiler.bounds()))
 
     def copy_variables(self, other: RawModule) -> None:
-        """Set the variables that the host has asked for, here or there, to the values they have in `other`."""
+        """Set the variables that the host has requested, here or there, to their values in `other`."""
         for name in sorted(other._asked | self._asked):
             self.get_global(name)[...] = other.get_global(name)
 
     def get_function(self, name: str) -> RawKernel:
-        """Return the kernel of that name, or of that name expression.
+        """Return the kernel with that name, or with that name expression.
 
         Raises:
             CompileError: the source does not compile.
-            LaunchError: the source has no such kernel; the message names those it has.
+            LaunchError: the source has no such kernel; the message lists its kernels.
         """
         kernel = self.kernel_to_build(name)
         kernel.compiled()
         return kernel
 
     def kernel_to_build(self, name: str) -> RawKernel:
-        """Return the kernel of that name, to be built at its first launch. A checked run has its own build."""
+        """Return the kernel with that name, to be built at its first launch. A checked run has its own build."""
         kernel = RawKernel.__new__(RawKernel)
         kernel._begin(self, name)
         return kernel
@@ -176,7 +176,7 @@ class RawModule:
     def get_global(self, name: str) -> ndarray:
         """Return the bytes of a `__device__` or `__constant__` variable, as a uint8 device array that aliases it.
 
-        CuPy returns a bare pointer. Both can be made into an array that is written with `[...] =`:
+        CuPy returns a bare pointer. Either can be wrapped in an array and written with `[...] =`:
         `cp.ndarray((16,), cp.float32, module.get_global("weights"))`.
 
         Raises:
@@ -190,11 +190,11 @@ class RawModule:
         return np.frombuffer(memory, dtype=np.uint8).view(ndarray)
 
     def compiled_kernel(self, name: str) -> CompiledKernel:
-        """Return the kernel of that name in memory.
+        """Return the kernel with that name in memory.
 
         Raises:
             CompileError: the source does not compile, or the kernel has too much static `__shared__` memory.
-            LaunchError: the source has no such kernel; the message names those it has.
+            LaunchError: the source has no such kernel; the message lists its kernels.
         """
         self.compile()
         entry, library = self._entry(name), self._built.library
@@ -239,7 +239,7 @@ class RawModule:
                 f"the source has no kernel {name!r}{hint} (a GPU says: CUDA_ERROR_NOT_FOUND: named symbol not found)"
             )
         symbol = self._built.library.symbol_at(entry.function)
-        symbol = symbol.removeprefix(host_names.PREFIX) if symbol else None  # of one that a C library has too
+        symbol = symbol.removeprefix(host_names.PREFIX) if symbol else None  # a C library has this name too
         if name not in self.name_expressions and symbol not in (None, name):
             raise LaunchError(
                 f'{name} is not declared extern "C", so a GPU knows it as {symbol!r} only: write extern "C" before '
@@ -256,7 +256,7 @@ def _parameters(entry: Entry, declared: Sequence[source.Declared]) -> list[Param
         name, type_ = (declared[index].name, declared[index].type) if len(declared) == entry.count else ("", "")
         kind, dtype = raw.kind.decode(), raw.text.decode()
         if kind == "s" and raw.size != signatures.dtype_of(dtype).itemsize:
-            kind = "S"  # float4 by value: of the dtype float32, but no scalar
+            kind = "S"  # float4 by value: its dtype is float32, but it is not a scalar
         parameters.append(Parameter(name, kind, dtype, raw.is_const, raw.size, type_ if kind == "p" else ""))
     return parameters
 
@@ -271,19 +271,19 @@ _PICKLED = ("module", "name", "_max_dynamic", "_carveout", "_at_least")
 
 
 class _Attributes(dict):
-    """Attributes by CuPy's names; a missing one raises an error that says why."""
+    """Attributes with CuPy's names; a missing one raises an error that explains it."""
 
     def __missing__(self, name: str) -> int:
         raise KeyError(f"{name} {_IS_DECIDED}" if name in _OF_A_GPUS_COMPILER else name)
 
 
 class RawKernel:
-    """One kernel; the parameters are `cupy.RawKernel`'s. Called as `kernel(grid, block, args, shared_mem=0)`."""
+    """One kernel, with `cupy.RawKernel`'s parameters. Called as `kernel(grid, block, args, shared_mem=0)`."""
 
-    # Finds the access that wrote past the end of an array, once a launch has. checked.py has it: that takes a
-    # checked run, which is built on this module.
+    # Finds the access that wrote past the end of an array, after the launch. checked.py sets it, because that needs a
+    # checked run, which builds on this module.
     explain_overrun: ClassVar[Callable[[RawKernel, Sizes, Sizes, Sequence[Any], int], Access | None] | None] = None
-    # Called in place of a launch, (kernel, grid, block, args, shared_mem, cooperative=, timeout=): xray/sanitize.py.
+    # Called instead of a launch, (kernel, grid, block, args, shared_mem, cooperative=, timeout=): xray/sanitize.py.
     launch_instead: ClassVar[Callable[..., None] | None] = None
 
     def __init__(
@@ -312,13 +312,13 @@ class RawKernel:
         self.module, self.name = module, name
         self._max_dynamic: int | None = None
         self._carveout = -1
-        self._at_least = 0  # the size in `allow_dynamic_shared` before the kernel was built
+        self._at_least = 0  # the size passed to `allow_dynamic_shared` before the kernel was built
         self._forget()
 
     def _forget(self) -> None:
         self._compiled: CompiledKernel | None = None
-        self._filled: dict[str, RawKernel] = {}  # by what their local variables are filled with
-        self.known_set: set[tuple[Any, ...]] = set()  # forms of launches that use no variable without a value
+        self._filled: dict[str, RawKernel] = {}  # by the fill value of their local variables
+        self.known_set: set[tuple[Any, ...]] = set()  # forms of launches that use no uninitialised variable
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the module and the name."""
@@ -335,7 +335,7 @@ class RawKernel:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The options it is compiled with."""
+        """The options of its compilation."""
         return self.module.options
 
     @property
@@ -356,7 +356,7 @@ class RawKernel:
 
     @property
     def attributes(self) -> dict[str, int]:
-        """Attributes of the compiled kernel. Registers are not among them: only a GPU's compiler assigns them."""
+        """Attributes of the compiled kernel, without registers, which only a GPU's compiler assigns."""
         return _Attributes({name: getattr(self, name) for name in _ATTRIBUTES})
 
     def __getattr__(self, name: str) -> Any:
@@ -364,13 +364,13 @@ class RawKernel:
             raise AttributeError(f"{name} {_IS_DECIDED}")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    # Those of a GPU of compute capability 9.0 for which NVRTC has compiled.
+    # Those of a GPU of compute capability 9.0 that NVRTC compiled for.
     binary_version = ptx_version = 90
     cache_mode_ca = 0
 
     @property
     def preferred_shared_memory_carveout(self) -> int:
-        """The share of the first-level cache that a GPU would give to shared memory, in percent; -1: it chooses."""
+        """The share of the L1 cache that a GPU would use as shared memory, in percent; -1: the GPU's choice."""
         return self._carveout
 
     @preferred_shared_memory_carveout.setter
@@ -386,12 +386,12 @@ class RawKernel:
 
     @property
     def max_threads_per_block(self) -> int:
-        """The most threads a block of the kernel can have."""
+        """The maximum number of threads in a block of the kernel."""
         return self.compiled().most_threads
 
     @property
     def max_dynamic_shared_size_bytes(self) -> int:
-        """The dynamic shared memory that a launch may ask for, in bytes; set it to go beyond 48 KB."""
+        """The dynamic shared memory that a launch may request, in bytes; set it to go beyond 48 KB."""
         static = self.compiled().static_shared
         return limits.SHARED_PER_BLOCK - static if self._max_dynamic is None else self._max_dynamic
 
@@ -407,10 +407,10 @@ class RawKernel:
         self._max_dynamic = int(size)
 
     def allow_dynamic_shared(self, size: int) -> None:
-        """Let launches ask for that many bytes of dynamic shared memory, unless they may already; build nothing.
+        """Let launches request this many bytes of dynamic shared memory, unless they already may; build nothing.
 
         Raises:
-            LaunchError: more than a block may have; for a kernel that is not built yet, once it is built.
+            LaunchError: more than a block may have; for an unbuilt kernel, when it is built.
         """
         if self._compiled is None:
             self._at_least = max(self._at_least, size)
@@ -434,20 +434,20 @@ class RawKernel:
             grid, block: one to three sizes; 0 is 1, as in CuPy.
             args: device arrays for pointers (or None or 0 for a null pointer), NumPy scalars for scalars.
             shared_mem: bytes of dynamic shared memory.
-            enable_cooperative_groups: all blocks are on the device at once, and may meet in grid.sync(). Also if
-                the kernel was made with it.
-            timeout: seconds that a block may take, `math.inf` for no limit; None is `runtime.time_limit()`. CuPy has
-                no such parameter.
+            enable_cooperative_groups: all blocks are on the device at once, and may meet in grid.sync(). Also if the
+                kernel was made with it.
+            timeout: seconds that a block may take, `math.inf` for no limit; None is `runtime.time_limit()`. CuPy has no
+                such parameter.
 
         Raises:
-            TypeError: an argument is missing, too many, or not of the kernel's type.
-            LaunchError: a launch a GPU would refuse, or one that failed: a wild pointer, a barrier that part of a
-                block never reaches, a deadlock, an assertion. It names block, thread and line, and has them as fields.
+            TypeError: an argument is missing, superfluous, or of the wrong type.
+            LaunchError: a launch that a GPU would refuse, or that failed: a wild pointer, a barrier that part of a
+                block never reaches, a deadlock, an assertion. It names block, thread and line, also as fields.
             KeyboardInterrupt: interrupted; the launch has been stopped.
         """
         cooperative = enable_cooperative_groups or self.enable_cooperative_groups
         if self.launch_instead is not None:
-            __tracebackhide__ = True  # of pytest
+            __tracebackhide__ = True  # hides the frame in pytest
             return self.launch_instead(self, grid, block, args, shared_mem, cooperative=cooperative, timeout=timeout)
         compiled = self.compiled()
         args = compiled.arguments(args)
@@ -469,7 +469,7 @@ class RawKernel:
             by = self.explain_overrun(*sizes, args, shared_mem) if self.explain_overrun is not None else None
             raise prepared.error_of_overrun(overrun, by)
 
-    # ------------------------------------------------------------------------------------ a launch in its parts
+    # ------------------------------------------------------------------------------------ the parts of a launch
 
     @property
     def library(self) -> runtime.KernelLibrary:
@@ -477,18 +477,18 @@ class RawKernel:
         return self.compiled().library
 
     def instrumented(self, *, profile: bool, keep: bool = False) -> RawKernel:
-        """Return the same kernel of `RawModule.instrumented`, with the same limit of dynamic shared memory."""
+        """Return the same kernel from `RawModule.instrumented`, with the same limit of dynamic shared memory."""
         twin = self.module.instrumented(profile=profile, keep=keep).get_function(self.name)
         twin._max_dynamic = self._max_dynamic
         twin.allow_dynamic_shared(self._at_least)
         return twin
 
     def filled(self, value: str) -> RawKernel:
-        """Return the same kernel of `RawModule.filled`."""
+        """Return the same kernel from `RawModule.filled`."""
         twin = self._filled.get(value)
         if twin is None:
             twin = self.module.filled(value).get_function(self.name)
-            if not twin.library.symbols.has_state():  # else it starts afresh each time
+            if not twin.library.symbols.has_state():  # without state it starts afresh each time
                 self._filled[value] = twin
         return twin
 
@@ -501,7 +501,7 @@ class RawKernel:
         *,
         cooperative: bool = False,
     ) -> tuple[Sizes, Sizes]:
-        """Refuse a launch as calling the kernel does.
+        """Refuse what a launch would refuse.
 
         Returns:
             grid and block, with three sizes each.
@@ -525,6 +525,6 @@ def _three(what: str, sizes: Sequence[int]) -> Sizes:
     if isinstance(sizes, list):
         raise TypeError(f"{what} is {sizes!r:.60}, a list: CuPy takes a tuple; write {tuple(sizes)!r:.60}")
     sizes = signatures.sizes_of(what, sizes)
-    if 0 in sizes:  # CuPy makes 1 of it
+    if 0 in sizes:  # CuPy turns 0 into 1
         sizes = tuple([size or 1 for size in sizes])
     return sizes + (1,) * (3 - len(sizes))

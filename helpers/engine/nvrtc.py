@@ -3,9 +3,9 @@
     from rawkernel import nvrtc  # in the course: from helpers.engine
     nvrtc.check_first()          # or COURSE_NVRTC=1 before Python starts
 
-From then on the engine compiles a kernel only after NVRTC has accepted it, and reports what NVRTC refuses, with the
-kernel's line. That costs 0.1 to 0.3 s for a new source; the answers are kept with the engine's builds. Where NVRTC
-is not installed (it does not exist for macOS), nothing changes.
+From then on the engine compiles a kernel only after NVRTC has accepted it, and reports NVRTC's errors with the kernel's
+lines. That costs 0.1 to 0.3 s for a new source; the answers are kept with the engine's builds. Without NVRTC (it does
+not exist for macOS) nothing changes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .compiler import CompileError, cache_dir, keep, name_by_contents, name_fold
 from .cuda_source import source
 from .module import RawModule
 
-ARCH = "compute_90"  # the engine's limits are those of this architecture
+ARCH = "compute_90"  # the architecture whose limits the engine has
 # What CuPy adds to the options of every RawKernel and RawModule.
 ALWAYS = ("-ftz=true", "--device-as-default-execution-space")
 
@@ -38,12 +38,12 @@ def version() -> tuple[int, int] | None:
         from cupy.cuda import nvrtc
 
         return nvrtc.getVersion()
-    except Exception:  # a broken installation of CuPy fails in many ways
+    except Exception:  # a broken installation of CuPy can raise anything
         return None
 
 
 def check_first(on: bool = True) -> None:
-    """Compile the CPU engine's modules by NVRTC first from now on; or, with False, no longer."""
+    """Compile the CPU engine's modules with NVRTC first from now on or, with False, no longer."""
     RawModule.ask_first = _ask if on else None
 
 
@@ -65,7 +65,7 @@ def refusal(code: str, options: tuple[str, ...] = (), names: Sequence[str] = ())
     installed = version()
     if installed is None:
         return ""
-    known = header_options(code)  # their folders are named by their contents
+    known = header_options(code)  # the key names their folders by contents
     own = re.search(r'^\s*#\s*include\s*"', code, re.M) or any(
         option.startswith("-I") and option not in known for option in options
     )
@@ -81,7 +81,7 @@ def refusal(code: str, options: tuple[str, ...] = (), names: Sequence[str] = ())
 
 
 def cupy_options(options: tuple[str, ...], arch: str = ARCH) -> tuple[str, ...]:
-    """Return what CuPy passes to NVRTC for these options of a `RawModule`: it adds folders of headers.
+    """Return what CuPy passes to NVRTC for these options of a `RawModule`: it adds header folders.
 
     arch: CuPy passes the device's, such as sm_90. For C++ errors compute_90 is equivalent, and runs no assembler.
     """
@@ -130,9 +130,9 @@ def header_folder(header: str) -> Path | None:
     return next((folder for folder in folders if (folder / header).is_file()), None)
 
 
-CUTLASS = "nvidia-cutlass==4.2.0.0"  # the package with CuTe's headers, as environment.yml lists it
-# Where packages have the folder with cute/ and cutlass/. Of nvidia-cutlass, 4.2 is the last; its successor
-# nvidia-cutlass-dsl has no headers, and flashinfer-python has newer ones.
+CUTLASS = "nvidia-cutlass==4.2.0.0"  # the package with CuTe's headers, as in environment.yml
+# Where packages keep the folder with cute/ and cutlass/. 4.2 is nvidia-cutlass's last version; its successor nvidia-
+# cutlass-dsl has no headers, and flashinfer-python has newer ones.
 CUTE_FOLDERS = {"cutlass_library": "source/include", "flashinfer": "data/cutlass/include"}
 
 
@@ -144,8 +144,8 @@ class CuteMissing(ImportError):
 def cute_folder() -> Path | None:
     """Return the folder with `cute/tensor.hpp`; None if there is none.
 
-    It is that of a clone of CUTLASS at `$CUTLASS_PATH`, else of the first installed package of `CUTE_FOLDERS`. No
-    package is imported: that takes others, which the course does not need.
+    It comes from a clone of CUTLASS at `$CUTLASS_PATH`, else from the first installed package of `CUTE_FOLDERS`. No
+    package is imported, because that needs others that the course does not use.
     """
     clone = os.environ.get("CUTLASS_PATH")
     folders = [Path(clone) / "include"] if clone else []
@@ -171,7 +171,7 @@ def uses_cute(code: str) -> bool:
 
 
 def why_no_cute() -> str | None:
-    """Return a message that the package with CuTe's headers is missing, and how to install it; else None."""
+    """Return a message that CuTe's headers are missing, and how to install them; None if they are installed."""
     if cute_folder() is not None:
         return None
     return f"CuTe's headers are missing: {sys.executable} -m pip install --no-deps {CUTLASS}"
@@ -194,7 +194,7 @@ def cute_options(code: str) -> tuple[str, ...]:
 
 @functools.cache
 def _cccl_folder() -> Path | None:
-    """Return CuPy's folder whose subfolder cccl has cuda/std: from CUDA 13 on, CUTLASS looks for it there."""
+    """Return CuPy's folder whose subfolder cccl has cuda/std, where CUTLASS looks for it since CUDA 13."""
     include = libraries.folder()
     libcudacxx = include / "cupy/_cccl/libcudacxx" if include else None
     if libcudacxx is None or not (libcudacxx / "cuda" / "std").is_dir():
@@ -204,7 +204,7 @@ def _cccl_folder() -> Path | None:
     folder.mkdir(parents=True, exist_ok=True)
     link = folder / "cccl"
     if not link.is_symlink():
-        with contextlib.suppress(FileExistsError):  # made by another process in this moment
+        with contextlib.suppress(FileExistsError):  # another process has just made it
             link.symlink_to(libcudacxx, target_is_directory=True)
     return folder
 

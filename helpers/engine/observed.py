@@ -19,10 +19,10 @@ Index = tuple[int, int, int]  # (x, y, z) of a block or a thread
 # Kinds of issues, with the engine's numbers: `EngineFindingKind` of engine/checker.h.
 RACE, OUT_OF_BOUNDS, UNINITIALISED, MISALIGNED, IN_FLIGHT, NEVER_WAITED, NOTED = range(1, 8)
 SAME_VALUE, CONST_WRITTEN, INACTIVE_LANE, LOCAL_BOUNDS = range(11, 15)
-UNSET_LOCAL = 16  # found by checked.py, not by the engine
+UNSET_LOCAL = 16  # checked.py finds these, not the engine
 NO_PROXY_FENCE, SUMS_TOUCHED, NO_PRODUCT_FENCE, BYTES = range(17, 21)
 PEER_NOT_STARTED, PEER_EXITED = 22, 23
-# Kinds that may concern none of the launch's memory.
+# Kinds that may concern no memory of the launch.
 WITHOUT_REGION = (
     OUT_OF_BOUNDS,
     NOTED,
@@ -33,7 +33,7 @@ WITHOUT_REGION = (
     NO_PRODUCT_FENCE,
     BYTES,
 )
-SHIFT, CONVERSION, DIVISION, WMMA = range(1, 5)  # `Issue.size` of an issue of the kind NOTED
+SHIFT, CONVERSION, DIVISION, WMMA = range(1, 5)  # `Issue.size` for issues of the kind NOTED
 
 ARRAY, STATIC_SHARED, DYNAMIC_SHARED, VARIABLE = range(4)  # kinds of regions
 UNWRITTEN, INITIAL, WRITTEN = range(3)  # states of elements
@@ -58,10 +58,10 @@ EVENTS = (
 
 @dataclass(frozen=True)
 class Part:
-    """One array of a region: begin and end are bytes in it, itemsize is that of its elements.
+    """One array of a region: begin and end are bytes in it; itemsize is its elements' size.
 
-    fetches, state: one value for each element, in the array's shape; None where arrays with elements of other sizes
-    share the memory.
+    fetches, state: one value per element, in the array's shape; None if arrays with other element sizes share the
+    memory.
     """
 
     name: str
@@ -75,10 +75,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Region:
-    """The memory of one array of the launch, or of several that overlap; one `__shared__` array; or one variable.
+    """The memory of an array of the launch, or of several that overlap; a `__shared__` array; or a variable.
 
-    fetches, state: one value for each element of the smallest size among the arrays; empty for shared memory and
-    variables. parts: the arrays. writable: the kernel does not take it as const, and it is not `__constant__`.
+    fetches, state: one value per element of the arrays' smallest size; empty for shared memory and variables. parts:
+    the arrays. writable: neither `__constant__` nor const for the kernel.
     """
 
     name: str
@@ -103,7 +103,7 @@ class Region:
         return f"__shared__ {self.name}" if self.kind == STATIC_SHARED else self.name
 
     def part_at(self, offset: int) -> Part | None:
-        """Return the first array that has the byte at an offset in the region, else the nearest array.
+        """Return the first array that contains the byte at an offset in the region, else the nearest array.
 
         Returns None for shared memory and variables, which have no parts.
         """
@@ -143,10 +143,10 @@ class BlockTrace:
 
 
 class Traces(Mapping[int, BlockTrace]):
-    """The traces of a launch, by block. A launch has up to a million steps, so they become Python's when asked for."""
+    """The traces of a launch, by block. There may be a million steps, so they become Python objects on request."""
 
     def __init__(self, steps: np.ndarray, barriers: dict[int, list[Place]]) -> None:
-        """Take the steps, sorted by block, with the fields of EngineStep, and the places of barriers, by block."""
+        """Take the steps, sorted by block, with EngineStep's fields, and the places of barriers, by block."""
         blocks, first = np.unique(steps["block"], return_index=True)
         ends = [*first[1:], len(steps)][: len(first)]
         self._parts = {int(b): steps[i:j] for b, i, j in zip(blocks, first, ends, strict=True)}
@@ -185,7 +185,7 @@ class Issue:
     shuffle: for a read from a lane that takes no part: the operation, that lane and the mask.
     local: for an index past the end of a thread's own array: the array and its number of elements; offset is the index.
     Both texts are empty for an access through a pointer.
-    owner: of shared memory of another block of the cluster, that block.
+    owner: for shared memory of another block of the cluster, that block.
     """
 
     kind: int
@@ -203,11 +203,11 @@ class Issue:
 
 @dataclass(frozen=True)
 class Abort:
-    """Why and where a launch stopped before its end, and which thread stopped it. place: None where it is unknown.
+    """Why and where a launch stopped early, and which thread stopped it. place: None if unknown.
 
-    reason, message: the engine's reason, and the same in words. other_place: of the other side, such as another
-    barrier. region, offset: for an access outside all arrays, the nearest one and the byte in it; else None.
-    explanation: of a deadlock, who waits for whom.
+    reason, message: the engine's reason, and its text. other_place: the other side's, such as another barrier. region,
+    offset: for an access outside all arrays, the nearest one and the byte in it; else None. explanation: for a
+    deadlock, which threads wait for which.
     """
 
     reason: Reason
@@ -225,10 +225,10 @@ class Abort:
 class PartialBarrier:
     """A barrier reached after some threads of the block had exited: their number, and the first of them.
 
-    Or an operation of a warp, called name, reached after some lanes had exited that its mask names; else mask is 0.
-    Or a barrier that a warp reached at another line: count is 0, and thread is one that stood at other_line.
+    Or a warp operation, called name, reached after lanes in its mask had exited; otherwise mask is 0. Or a barrier that
+    a warp reached at another line: count is 0, and thread is one that was at other_line.
 
-    was_skipped: no return comes before the barrier, so an `if` or a shorter loop led those threads around it.
+    was_skipped: there is no return before the barrier, so an `if` or a shorter loop led those threads around it.
     """
 
     place: Place
@@ -243,9 +243,9 @@ class PartialBarrier:
 
 @dataclass(frozen=True)
 class Event:
-    """A request of a warp to TMA, to tensor cores or to a barrier, or its completion.
+    """A warp's request to TMA, tensor cores or a barrier, or its completion.
 
-    kind: one of `EVENTS`. thread: its number in the block. place: of the instruction that made the request.
+    kind: one of `EVENTS`. thread: its number in the block. place: that of the requesting instruction.
     number: for an mbarrier, its number in the block, in the order of first use; for bar.sync, the barrier's number; for
     a product, how many the warpgroup has issued before ("products done": how many have completed).
     value: bytes ("load", "landed", "store"; for "arrive", the bytes that it expects), the parity ("wait", "waited"),
@@ -262,14 +262,14 @@ class Event:
 
 @dataclass
 class Observed:
-    """Everything that a checked run saw.
+    """Everything that a checked run recorded.
 
-    abort: None if the launch ran to its end. barriers: counted once for each block. collectives: shuffles, votes and
-    other warp-wide operations, counted once for each warp; warp_barriers: those of them that are __syncwarp.
-    tensor_flop: of tensor cores. trace: the recorded order, if it was asked for.
+    abort: None if the launch ran to its end. barriers: counted once per block. collectives: shuffles, votes and other
+    warp-wide operations, counted once per warp, of which warp_barriers are __syncwarp. tensor_flop: by tensor cores.
+    trace: the recorded order, on request.
 
-    Recorded with a profile only: traces, by block, without the last blocks if there are too many; events; flop, of the
-    threads, or None if nothing counts them (see assembly.py).
+    Recorded with a profile only: traces, by block, without the last blocks if there are too many; events; flop, by
+    threads, or None if they are not counted (see assembly.py).
     """
 
     regions: list[Region]

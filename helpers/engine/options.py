@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from .compiler import CompileError
 
-# NVRTC 12.9's options that only steer a GPU's code or its own messages, each in the spellings that it takes.
+# NVRTC 12.9's options that only affect a GPU's code or NVRTC's messages, in all accepted spellings.
 _FLAGS = set(
     """--device-c -dc --device-w -dw --extensible-whole-program -ewp --device-debug -G -dlto --dlink-time-opt
     -gen-opt-lto --gen-opt-lto -optix-ir --optix-ir --generate-line-info -lineinfo -use_fast_math
@@ -36,7 +36,7 @@ _OF_NVCC = re.compile(
     r"generate-line-info|lineinfo|restrict|use_fast_math)\b.*)$"
 )
 
-_STANDARDS = (r"--?std=(c\+\+(?:03|11|14|17|20))", r"--?std=(c\+\+\d\w)")  # of NVRTC, of nvcc
+_STANDARDS = (r"--?std=(c\+\+(?:03|11|14|17|20))", r"--?std=(c\+\+\d\w)")  # for NVRTC, for nvcc
 
 _LONG = {"--define-macro": "-D", "--include-path": "-I", "--undefine-macro": "-U"}
 
@@ -44,17 +44,17 @@ _LONG = {"--define-macro": "-D", "--include-path": "-I", "--undefine-macro": "-U
 def for_host(options: Iterable[str], backend: str = "nvrtc") -> tuple[list[str], str]:
     """Translate NVRTC's options to a host compiler's and to preprocessor lines.
 
-    Those that only steer a GPU's code are dropped.
+    Those that only affect a GPU's code are dropped.
 
-    Macros become lines after the engine's own headers, which they must not change: -DN=64 leaves their N alone.
+    Macros become lines after the engine's own headers, so that -DN=64 does not change an N there.
 
     Raises:
-        CompileError: an option that NVRTC does not know either, or that the engine cannot follow.
+        CompileError: an option that NVRTC does not know either, or that the engine does not support.
     """
     if isinstance(options, str):
         raise TypeError(f"options is a tuple of strings, not one string: options=({options!r},)")
     flags, macros, waiting = [], [], ""
-    for option in map(str.strip, options):  # NVRTC overlooks blanks around an option
+    for option in map(str.strip, options):  # NVRTC ignores blanks around an option
         if option in (*_LONG, *_LONG.values()) and not waiting:
             waiting = _LONG.get(option, option)
             continue
@@ -69,10 +69,10 @@ def for_host(options: Iterable[str], backend: str = "nvrtc") -> tuple[list[str],
         option, waiting = waiting + option, ""
         kind, value = option[:2], option[2:].lstrip()
         if kind == "-I" and value:
-            with contextlib.suppress(FileNotFoundError):  # of a path from a current folder that is gone
+            with contextlib.suppress(FileNotFoundError):  # a path relative to a removed current folder
                 flags.append("-I" + os.path.abspath(value))  # the compiler runs in another folder
         elif kind in ("-D", "-U") and re.match(r"__|NDEBUG\b", value):
-            flags.append(option)  # the language's own, such as __CUDA_NO_HALF_OPERATORS__: for the headers too
+            flags.append(option)  # a macro of the language, such as __CUDA_NO_HALF_OPERATORS__: for the headers too
         elif kind == "-D" and value:
             name, equals, text = value.partition("=")
             macros.append(f"#define {name} {text if equals else 1}\n")
@@ -81,7 +81,7 @@ def for_host(options: Iterable[str], backend: str = "nvrtc") -> tuple[list[str],
         elif match := re.fullmatch(r"(?:--pre-include|-include)=(.+)", option):
             macros.append(f'#include "{match.group(1)}"\n')
         elif match := re.fullmatch(_STANDARDS[backend == "nvcc"], option):
-            flags.append(f"-std={max(match.group(1), 'c++17')}")  # the engine's own headers need 17
+            flags.append(f"-std={max(match.group(1), 'c++17')}")  # the engine's own headers need C++17
         elif (
             option not in _FLAGS
             and not _VALUED.fullmatch(option)

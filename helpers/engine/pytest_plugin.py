@@ -1,4 +1,4 @@
-"""The work behind pytest's options --cuda-on-cpu and --cuda-sanitize, which plugin/pytest_rawkernel.py declares."""
+"""The code behind pytest's options --cuda-on-cpu and --cuda-sanitize, which plugin/pytest_rawkernel.py declares."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def gpu_answers() -> bool:
 
 
 def take_cupys_place() -> None:
-    """Let `import cupy` give the engine from now on, also where CuPy has been imported."""
+    """Make `import cupy` return the engine from now on, even if CuPy has been imported."""
     engine = sys.modules[settings.PACKAGE]
     if sys.modules.get("cupy") is not engine:
-        nvrtc.version()  # of the real one, while it can be asked
+        nvrtc.version()  # query the real CuPy first
         for name in [name for name in sys.modules if name.partition(".")[0] in THEIRS]:
             del sys.modules[name]
         sys.modules["cupy"] = engine
 
 
 def begin(config: pytest.Config, *, sanitize: bool) -> None:
-    """Choose what runs the kernels, and register what follows from it.
+    """Choose what runs the kernels, and register the hooks that follow from it.
 
     Raises:
         pytest.UsageError: there is no compiler, or cuda_sanitize_allow names a finding that does not exist.
@@ -66,7 +66,7 @@ class OnCpu:
         self._session = contextlib.ExitStack()
 
     def pytest_report_header(self) -> str:
-        """Say what runs the kernels, and where builds are kept."""
+        """Report what runs the kernels, and where builds are kept."""
         try:
             version = importlib.metadata.version(settings.PACKAGE)
         except importlib.metadata.PackageNotFoundError:
@@ -78,18 +78,18 @@ class OnCpu:
         )
 
     def pytest_sessionstart(self) -> None:
-        """Look at launches outside of tests too: in modules, and in fixtures of the session."""
+        """Check launches outside of tests too: in modules, and in fixtures of the session."""
         try:
             self._session.enter_context(self._context(self.looks))
         except ValueError as error:
             raise pytest.UsageError(f"cuda_sanitize_allow: {error}") from None
 
     def pytest_collection(self) -> None:
-        """Begin to build the engine, if it is not built: the first kernel is compiled meanwhile."""
+        """Start building the engine, if it is not built: the first kernel compiles meanwhile."""
         first_build.begin()
 
     def pytest_sessionfinish(self) -> None:
-        """Launch plainly again."""
+        """Stop checking launches."""
         self._session.close()
 
     def _context(self, looks: bool, **how: Any) -> contextlib.AbstractContextManager[Any]:
@@ -98,13 +98,13 @@ class OnCpu:
         return sanitize.every_launch(**({"allow": self.allow, "looked": self.looked} | how))
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Leave out what needs a GPU."""
+        """Skip tests that need a GPU."""
         if item.get_closest_marker("gpu_only"):
             pytest.skip("needs a GPU: the CPU engine is in CuPy's place")
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[Any]:
-        """Look at the launches of a test, its fixtures included, if the options and its markers say so."""
+        """Check the launches of a test, including its fixtures, if the options and its markers say so."""
         mark = item.get_closest_marker("cuda_sanitize")
         looks = not item.get_closest_marker("no_cuda_sanitize") and (self.looks or mark is not None)
         how = dict(mark.kwargs) if mark else {}
@@ -115,7 +115,7 @@ class OnCpu:
             return (yield)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Say how much was looked at."""
+        """Report how much was checked."""
         if self.looked.launches:
             count = self.looked
             terminalreporter.write_line(

@@ -1,4 +1,4 @@
-"""The recorder of a trace: it asks the engine for a launch's events, and reads them."""
+"""The recorder of a trace: it requests a launch's events from the engine, and reads them."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from collections.abc import Callable, Sequence
 from .structures import TracedEvent
 from .tracing import KINDS, WARP, Recorded, TraceEvent, TraceOptions
 
-NOBODY = 0xFFFFFFFF  # in place of a thread
+NOBODY = 0xFFFFFFFF  # stands for no thread
 OF_MBARRIER = ("init", "arrive", "expect_tx", "wait", "waited", "phase ends", "load", "landed")
 
 
 class Recorder:
-    """Records one launch on the engine, from its construction to `stop`."""
+    """Record one launch on the engine, from construction to `stop`."""
 
     def __init__(self, lib: ctypes.CDLL, options: TraceOptions, grid: Sequence[int]) -> None:
-        """Start to record.
+        """Start recording.
 
         Raises:
-            ValueError: the grid has no such block, no block is picked, a warp's number is above 31, or the limit is
-                not positive.
+            ValueError: the grid has no such block, no block is picked, a warp's number is above 31, or the limit is not
+                positive.
         """
         n_blocks = grid[0] * grid[1] * grid[2]
         blocks = sorted(set(options.blocks or ()))
         if any(not 0 <= block < n_blocks for block in blocks) or (options.blocks is not None and not blocks):
-            raise ValueError(f"the grid has blocks 0 to {n_blocks - 1}; a trace was asked for {blocks}")
+            raise ValueError(f"the grid has blocks 0 to {n_blocks - 1}; the trace's options name {blocks}")
         if any(not 0 <= warp < WARP for warp in options.warps or ()):
-            raise ValueError(f"a block has at most warps 0 to 31; a trace was asked for {list(options.warps or ())}")
+            raise ValueError(f"a block has at most warps 0 to 31; the trace's options name {list(options.warps or ())}")
         if options.limit < 1:
             raise ValueError(f"a trace keeps at least one event; got limit={options.limit}")
         self._lib = lib
@@ -40,7 +40,7 @@ class Recorder:
         )
 
     def stop(self) -> None:
-        """Stop to record; the events stay until the next launch that is recorded."""
+        """Stop recording; the events stay until the next recorded launch."""
         self._out, is_cut = ctypes.POINTER(TracedEvent)(), ctypes.c_uint()
         self._count = self._lib.engine_trace_stop(ctypes.byref(self._out), ctypes.byref(is_cut))
         self._is_cut = bool(is_cut.value)
@@ -51,8 +51,8 @@ class Recorder:
         """Return the events.
 
         Args:
-            place_of: finds (file, line) of a return address. name_of: names an mbarrier by its address and those of the
-                block's static and dynamic shared memory.
+            place_of: returns (file, line) of a return address. name_of: names an mbarrier by its address and the
+                addresses of the block's static and dynamic shared memory.
         """
         names: dict[tuple[int, int], str] = {}  # by block and number
         bases: dict[int, tuple[int, int]] = {}

@@ -13,11 +13,11 @@ from .structures import CheckedRegion
 
 
 def regions_of(kernel: CompiledKernel, copies: Copies, shared_mem: int) -> tuple[list[Region], list[CheckedRegion]]:
-    """Return the regions of a launch, and the same as rows for the engine. kernel: of the checked build."""
+    """Return the regions of a launch, also as rows for the engine. kernel: from the checked build."""
     regions = [_array_region(memory) for memory in copies.memories]
     rows = [_row(memory, region) for memory, region in zip(copies.memories, regions, strict=True)]
     pieces = [(s.name, STATIC_SHARED, s.offset, s.size, True) for s in kernel.shared_arrays if not s.is_guard]
-    pieces.append(("dynamic shared memory", DYNAMIC_SHARED, 0, shared_mem, True))  # also where it has 0 bytes
+    pieces.append(("dynamic shared memory", DYNAMIC_SHARED, 0, shared_mem, True))  # even if it has 0 bytes
     for variable in variables.of_module(kernel.library.symbols, kernel.code):
         address = kernel.library.base + variable.offset
         pieces.append((variable.name, VARIABLE, address, variable.size, not variable.is_constant))
@@ -45,10 +45,10 @@ def _array_region(memory: Memory) -> Region:
 def _unwritten(argument: Argument) -> np.ndarray:
     """Return for each element whether it had no value before the launch.
 
-    `empty` fills memory with poison, bytes of 0xFF, which are no number in a float. In integers they are -1, so an
-    integer array counts as unwritten only if it is entirely as `empty` made it. In arrays that the kernel may write,
-    two more count: the NaN that the host fills an array with, and a signalling NaN, which no operation produces but
-    the host may store to see which elements are written. Any other NaN is a value that was written or computed.
+    `empty` fills memory with poison, bytes of 0xFF, which are NaN in a float. In integers they are -1, so an integer
+    array counts as unwritten only if all of it is as `empty` made it. In arrays that the kernel may write, two more
+    values count: the NaN that the host fills an array with, and a signalling NaN, which no operation produces but the
+    host may store to see which elements are written. Any other NaN was written or computed.
     """
     value, item = argument.value, argument.value.dtype.itemsize
     if item not in (1, 2, 4, 8) or not (_is_float(value.dtype) or is_fresh(value)):
@@ -63,7 +63,7 @@ def _unwritten(argument: Argument) -> np.ndarray:
 
 
 def _is_float(dtype: np.dtype) -> bool:
-    """Return True if bytes of 0xFF are not a number. ml_dtypes' types have the kind of a struct."""
+    """Return True if bytes of 0xFF are NaN. ml_dtypes' types have the kind of a struct."""
     return dtype.kind in "fcb" or (dtype.kind == "V" and dtype.type is not np.void)
 
 

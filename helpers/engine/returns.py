@@ -16,10 +16,10 @@ _HIDDEN = re.compile(r'#[ \t]*include[ \t]*"|#[ \t]*define\b(?:\\\n|[^\n])*\b(?:
 def may_come_before(code: str, kernel: str, place: tuple[str, int]) -> bool:
     """Return True if a thread may return before it reaches a place, or reaches it again in a loop.
 
-    True if the text does not decide it. If the result is False, an `if` or a loop led the thread around the barrier.
+    True also if the text does not tell. If the result is False, an `if` or a loop led the thread around the barrier.
 
     Args:
-        kernel: its name, of a template with or without its arguments.
+        kernel: its name; a template's may have its arguments.
     """
     clean = blank_comments(code)
     line = Text(code, SOURCE_NAME).lines.get(place)

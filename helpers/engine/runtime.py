@@ -1,4 +1,4 @@
-"""The engine's shared library in Python: loading it, and one launch from start to end."""
+"""The engine's shared library in Python: loading it, and running one launch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _launching = threading.RLock()  # one launch at a time, as in one stream
 
 
 def _after_fork() -> None:
-    """Forget the parent's launches: a child process has none of its parent's threads."""
+    """Discard the parent's launches: a child process has none of its parent's threads."""
     global _launching
     _launching = threading.RLock()
 
@@ -43,7 +43,7 @@ def library() -> ctypes.CDLL:
         path = first_build.run_with_message(compiler.engine_library, first_build.DOING)
         lib = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
-        if "static TLS" in str(error):  # other libraries have used up the room
+        if "static TLS" in str(error):  # other libraries have used up the space
             compiler.use_any_tls()
         else:  # a broken file in the cache
             compiler.engine_library().unlink(missing_ok=True)
@@ -82,7 +82,7 @@ def n_workers() -> int:
 def order() -> int:
     """Return the order in which threads run: 0, warp after warp, or the seed in `COURSE_CPU_ORDER`.
 
-    A GPU promises no order. So a kernel that hangs, or is wrong, in one order and not in another has a bug.
+    A GPU guarantees no order, so a kernel that hangs or is wrong in only some orders has a bug.
 
     Raises:
         ValueError: it is not a number.
@@ -115,7 +115,7 @@ def time_limit(default: float = 20.0) -> float:
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of a launch: a failure or none, and what the kernel printed."""
+    """The end of a launch: its failure, if any, and what the kernel printed."""
 
     failure: Failure | None
     printed: str
@@ -125,19 +125,19 @@ def launch(request: LaunchRequest, workers: int | None = None, timeout: float = 
     """Run a launch to its end.
 
     Args:
-        timeout: seconds that one block may take, by the clock and of the processor's time; then the launch is stopped,
-            and its failure's reason is EXPIRED.
+        timeout: seconds that one block may take, in both wall-clock and CPU time; then the launch is stopped, and its
+            failure's reason is EXPIRED.
 
     Raises:
         KeyboardInterrupt: the user interrupted it; the launch has been stopped.
-        MemoryError: the system gives the engine no memory or no thread.
+        MemoryError: the system denies the engine memory or a thread.
     """
     lib = library()
     with _launching:
         try:
             if lib.engine_start(ctypes.byref(request), workers or n_workers()) != 0:
-                raise MemoryError("the system gives the CPU engine no memory for its stacks, or no thread")
-            # Short waits, so that Python sees an interrupt while the kernel runs.
+                raise MemoryError("the system denies the CPU engine memory for its stacks, or a thread")
+            # Short waits, so that Python handles an interrupt while the kernel runs.
             begun = without_room = 0
             since, used = time.monotonic(), time.process_time()
             while not lib.engine_wait(50):
@@ -160,7 +160,7 @@ def launch(request: LaunchRequest, workers: int | None = None, timeout: float = 
 
 
 def exclusive() -> threading.RLock:
-    """Return a context manager that keeps other threads' launches out."""
+    """Return a context manager that blocks other threads' launches."""
     return _launching
 
 
@@ -173,9 +173,9 @@ def signal_name(number: int) -> str:
 
 
 class KernelLibrary:
-    """A compiled module in memory. Like a module on a GPU it has its own state: a second one has initial values.
+    """A compiled module in memory. As on a GPU it has its own state: a second one has initial values.
 
-    base: the address to which its symbols' values are relative.
+    base: its symbols' values are relative to this address.
     """
 
     _in_memory: ClassVar[set[Path]] = set()
@@ -190,7 +190,7 @@ class KernelLibrary:
         self.path = path
         self.symbols = symbols.table(path)
         if path in self._in_memory and self.symbols.has_state():
-            # The same file would share the variables: load a copy, which is not needed again.
+            # The same file would share its variables: load a copy, and delete it.
             with tempfile.TemporaryDirectory(dir=path.parent, prefix="loading-") as scratch:
                 copy = shutil.copy(path, scratch)
                 self.handle = ctypes.CDLL(str(copy), mode=ctypes.RTLD_LOCAL)
@@ -205,11 +205,11 @@ class KernelLibrary:
         self.anchor_offset = offsets[0] if offsets else 0
 
     def symbol_at(self, address: int) -> str | None:
-        """Return the linker symbol of the function at an address; None if symbols are not known."""
+        """Return the linker symbol of the function at an address; None if symbols are unknown."""
         return symbols.name_at(self.symbols, address - self.base)
 
     def counter(self, name: str) -> ctypes.c_uint64 | None:
-        """Return the counter of that name in a checked build's assembly; None if it has none."""
+        """Return a counter of a checked build's assembly by its name; None if there is none."""
         try:
             return ctypes.c_uint64.in_dll(self.handle, name)
         except ValueError:

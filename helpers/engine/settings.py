@@ -1,6 +1,6 @@
-"""Names that the surroundings know: environment variables, the folder of builds, the engine's folders in messages.
+"""Names visible outside: environment variables, the folder of builds, the engine's folders in messages.
 
-The names are the course's where the engine is a part of it, and the package's where it is installed as one.
+In the course these are the course's names; in the installed package they are the package's.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ FOLDER = PACKAGE.replace(".", "/")
 
 
 def variable(name: str) -> str:
-    """Return the name of an environment variable: of `CPU_TIMEOUT`, COURSE_CPU_TIMEOUT or RAWKERNEL_CPU_TIMEOUT."""
+    """Return an environment variable's name: for `CPU_TIMEOUT`, COURSE_CPU_TIMEOUT or RAWKERNEL_CPU_TIMEOUT."""
     return f"{PACKAGE.upper() if _IS_ALONE else 'COURSE'}_{name}"
 
 
 def value(name: str, default: str = "") -> str:
-    """Return what an environment variable says."""
+    """Return an environment variable's value."""
     return os.environ.get(variable(name), default)

@@ -1,4 +1,4 @@
-"""Build outside of this folder, which is also a package of the course; pyproject.toml says what is built."""
+"""Build outside of this folder, which is also a package of the course; pyproject.toml lists what is built."""
 
 import tempfile
 
@@ -7,7 +7,7 @@ from setuptools.command.build_py import build_py
 
 
 class Modules(build_py):
-    """All modules of this folder but this one."""
+    """All modules of this folder except this one."""
 
     def find_package_modules(self, package, package_dir):
         """Return (package, module, file) of each."""

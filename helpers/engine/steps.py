@@ -24,5 +24,5 @@ class Step:
 
     @property
     def width(self) -> float:
-        """In the picture: 1 for once, and one more each time the count doubles."""
+        """Its width in the picture: 1 for a count of one, and one more each time the count doubles."""
         return 1 + math.log2(self.count)

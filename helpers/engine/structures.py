@@ -1,7 +1,6 @@
 """The structs and enums that Python shares with the engine's C++: the fields are read from the C++ headers.
 
-`check` compares their sizes with C++'s own when the engine is loaded: a field that is read wrongly would shift all that
-follow.
+`check` compares their sizes with C++'s when the engine is loaded: a wrongly read field would shift all that follow.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _TYPES: dict[str, Any] = {
     "uint32_t": ctypes.c_uint32,
     "uint64_t": ctypes.c_uint64,
 }
-# One name of a declaration: "unsigned grid[3]", " *name", "void (*run)(void** args)".
+# One declarator: "unsigned grid[3]", " *name", "void (*run)(void** args)".
 _DECLARATOR = re.compile(r".*?(?P<stars>\**) *(?P<name>\w+)(?:\[(?P<count>\d+)\]|\)\(.*\))?")
 
 
@@ -52,13 +51,13 @@ def _fields(name: str) -> list[tuple[str, Any]]:
 
 
 class LaunchRequest(ctypes.Structure):
-    """One launch, as the engine takes it."""
+    """One launch, as passed to the engine."""
 
     _fields_ = _fields("EngineLaunch")
 
 
 class Reason(IntEnum):
-    """`FailureReason` of engine/worker.h, which says what each of them has in the fields of a Failure."""
+    """`FailureReason` of engine/worker.h, which documents the fields of a Failure for each."""
 
     NONE = 0
     STATED = 1
@@ -101,11 +100,11 @@ DEADLOCK = (
 
 
 class Failure(ctypes.Structure):
-    """Why a launch failed; `Reason` decides which fields have a meaning."""
+    """Why a launch failed; `Reason` determines which fields have a meaning."""
 
     _fields_ = _fields("EngineFailure")
-    waits = ""  # of a deadlock: what each thread waits for, as `waits.py` reads it
-    without_room = 0  # of a launch whose time was up: blocks that had not begun, as no more could be resident
+    waits = ""  # for a deadlock: what each thread waits for, as read by `waits.py`
+    without_room = 0  # for a launch that timed out: blocks that had not begun because no more could be resident
 
 
 class CheckedRegion(ctypes.Structure):
@@ -191,7 +190,7 @@ def check(lib: ctypes.CDLL) -> None:
     """Compare sizes with those of the loaded engine.
 
     Raises:
-        RuntimeError: structures.py and the engine's sources do not belong together.
+        RuntimeError: structures.py does not match the engine's sources.
     """
     lib.engine_size_of.restype = ctypes.c_uint64
     lib.engine_size_of.argtypes = [ctypes.c_char_p]
@@ -199,7 +198,7 @@ def check(lib: ctypes.CDLL) -> None:
 
 
 def compare(sizes: dict[str, tuple[int, int]]) -> None:
-    """Compare sizes by name, Python's and C++'s."""
+    """Compare Python's and C++'s sizes, by name."""
     wrong = [f"{name}: {ours} in Python, {theirs} in C++" for name, (ours, theirs) in sizes.items() if ours != theirs]
     if wrong:
         raise RuntimeError(f"structures.py does not match the engine's C++: {'; '.join(wrong)}")

@@ -1,8 +1,8 @@
 """Read a compiled kernel's library: its symbols, its `__shared__` arrays, the lines of addresses.
 
-Every kernel's symbols are read, so ELF is read by hand: 0.8 ms of a core, where pyelftools takes 5.6 (and 57 for its
-import). DWARF is read by pyelftools, once for each library: the lines of its addresses are kept beside it.
-On macOS libraries are not ELF: then the functions return that nothing is known.
+Every kernel's symbols are read, so ELF is parsed by hand in 0.8 ms of CPU time; pyelftools takes 5.6 ms (and 57 ms for
+its import). pyelftools reads DWARF once per library: the lines of its addresses are saved next to it. On macOS
+libraries are not ELF: then the functions return that nothing is known.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 
 from . import compiler
 
-# Elf64_Shdr and Elf64_Sym of <elf.h>.
+# Elf64_Shdr and Elf64_Sym from <elf.h>.
 _SECTION = np.dtype(
     {
         "names": ["name", "type", "flags", "address", "offset", "size", "link", "info", "alignment", "entry_size"],
@@ -58,7 +58,7 @@ class Table:
     alignment: int
 
     def find(self, name: str) -> Symbol | None:
-        """Find the symbol of that name that other libraries can see."""
+        """Find the symbol with that name that other libraries can see."""
         return next((s for s in self.symbols if s.name == name and not s.is_local), None)
 
     def has_state(self) -> bool:
@@ -67,7 +67,7 @@ class Table:
 
 
 def table(path: Path) -> Table:
-    """Read the symbol table of a library; it is empty unless the library is 64-bit little-endian ELF.
+    """Read a library's symbol table; it is empty unless the library is 64-bit little-endian ELF.
 
     Raises:
         OSError: the file is broken.
@@ -97,7 +97,7 @@ def _read_elf(data: bytes) -> Table:
     symbols = []
     for section in sections[sections["type"] == _SYMTAB]:
         strings = int(sections[section["link"]]["offset"])
-        ours = False  # a local symbol belongs to the file named before it: zig adds files of its own
+        ours = False  # a local symbol belongs to the file named before it: zig adds its own files
         for raw in np.frombuffer(data, _SYMBOL, int(section["size"]) // _SYMBOL.itemsize, int(section["offset"])):
             kind, home, is_local = int(raw["info"]) & 15, int(raw["section"]), int(raw["info"]) >> 4 == _LOCAL
             if kind == _FILE:
@@ -119,8 +119,8 @@ def _read_elf(data: bytes) -> Table:
 
 
 def name_at(symbols: Table, address: int) -> str | None:
-    """Return the linker's name of the function at an address of the library, or None if no symbol has that address."""
-    # GCC adds local aliases of the same address; their names have a dot.
+    """Return the linker's name for the function at an address of the library, or None if no symbol has that address."""
+    # GCC adds local aliases for the same address; their names have a dot.
     names = (s.name for s in symbols.symbols if s.value == address and s.size and not s.is_thread_local)
     return min(names, key=lambda name: ("." in name, len(name)), default=None)
 
@@ -141,8 +141,8 @@ class SharedArray:
 def shared_arrays(symbols: Table, mangled: Mapping[str, str]) -> dict[str, list[SharedArray]]:
     """Return the static `__shared__` arrays of each kernel.
 
-    Each is a thread-local symbol. The symbol of an array that a kernel declares contains the kernel's name. Arrays that
-    device functions or the file declare are listed for every kernel, as symbols do not tell which kernel uses them.
+    Each is a thread-local symbol. For an array declared in a kernel, it contains the kernel's name. Arrays declared in
+    device functions or at file scope are listed for every kernel, because symbols do not tell which kernel uses them.
 
     Args:
         symbols: the library's.
@@ -191,7 +191,7 @@ def places_of(path: Path, address: int) -> list[tuple[str, int]]:
     return list(_places_of(path, address))
 
 
-@functools.lru_cache(maxsize=4096)  # each launch of a checked run asks for the places of all accesses
+@functools.lru_cache(maxsize=4096)  # each launch of a checked run looks up the places of all accesses
 def _places_of(path: Path, address: int) -> tuple[tuple[str, int], ...]:
     rows, calls, _ = _lines(path)
     spans = [next((span for span in rows if span.begin <= address < span.end), None)]
@@ -200,10 +200,10 @@ def _places_of(path: Path, address: int) -> tuple[tuple[str, int], ...]:
 
 
 def statements_at(path: Path, address: int) -> list[tuple[str, int]]:
-    """Return (file, line) of every statement that begins at an address's instruction, the last first.
+    """Return (file, line) of every statement that begins at an address's instruction, last first.
 
-    Of a loop whose body was moved out, only a jump to itself is left: an instruction without a line, where the
-    statements of the body begin.
+    A loop whose body was moved out is only a jump to itself: an instruction without a line, where the statements of the
+    body begin.
     """
     rows, _, begins = _lines(path)
     span = next((span for span in rows if span.begin <= address < span.end), None)
@@ -211,9 +211,9 @@ def statements_at(path: Path, address: int) -> list[tuple[str, int]]:
 
 
 def place_before(path: Path, address: int, files: Collection[str], most: int = 256) -> tuple[str, int] | None:
-    """Return (file, line) of the nearest instruction before an address that is of one of these files.
+    """Return (file, line) of the nearest instruction before an address that is in one of these files.
 
-    For an empty loop, which compilers make one jump of that has no line of its own.
+    For an empty loop, which compilers reduce to a jump without a line of its own.
     """
     near = [span for span in _lines(path)[0] if span.file in files and 0 <= address - span.begin < most]
     last = max(near, key=lambda span: span.begin, default=None)
@@ -225,9 +225,9 @@ _Lines = tuple[list[_Span], list[_Span], dict[int, list[tuple[str, int]]]]
 
 @functools.lru_cache(maxsize=16)
 def _lines(path: Path) -> _Lines:
-    """Return the line table of a library, its inlined calls (outer ones first), and all statements by their address.
+    """Return a library's line table, its inlined calls (outer ones first), and all statements by address.
 
-    They are read once, and kept beside a library of the cache.
+    They are read once, and saved next to a library of the cache.
     """
     kept = path.with_suffix(".lines")
     with contextlib.suppress(OSError, ValueError):
@@ -266,7 +266,7 @@ def _read_lines(path: Path) -> _Lines:
                     continue
                 folders = ["", *(folder.decode() for folder in program["include_directory"])]
                 entries = [(folders[entry.dir_index], entry.name.decode()) for entry in program["file_entry"]]
-                # As `#line` has it, such as steps/01.cu; of a file of the system, its name.
+                # As in `#line`, such as steps/01.cu; for a system file, its name.
                 files = [f"{at}/{name}" if at and not at.startswith("/") else name for at, name in entries]
                 before = None
                 for state in (entry.state for entry in program.get_entries() if entry.state is not None):

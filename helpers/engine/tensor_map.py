@@ -1,12 +1,12 @@
-"""Tensor maps for the engine: what cuTensorMapEncodeTiled writes for a GPU, and its checks.
+"""Tensor maps for the engine: what cuTensorMapEncodeTiled writes for a GPU, with its checks.
 
-A tensor map describes an array of one to five dimensions and the box of it that one TMA instruction copies. Kernels
-take it by value, as `const __grid_constant__ TensorMap map` with
+A tensor map describes an array of one to five dimensions and the box that one TMA instruction copies. Kernels take it
+by value, as `const __grid_constant__ TensorMap map` with
 
     struct alignas(64) TensorMap { unsigned long long opaque[16]; };
 
-NVIDIA does not document the 128 bytes, so maps made here have a layout of the engine's own: a GPU cannot read them, and
-the engine cannot read a GPU's.
+NVIDIA does not document the 128 bytes, so maps made here have the engine's own layout: a GPU cannot read them, and the
+engine cannot read a GPU's.
 
 Source of the rules: CUDA Driver API, "Tensor Map Object Management"; PTX ISA 9.1, sections 5.5 (tensors) and 9.7.9.27.
 """
@@ -24,7 +24,7 @@ from .cuda_source.c_types import bfloat16
 MAGIC = 0x70614D726F736E54  # "TnsorMap"
 BYTES = 128
 
-# By name: the type of an element.
+# The type of an element, by name.
 DTYPES: dict[str, np.dtype] = {
     "uint8": np.dtype(np.uint8),
     "uint16": np.dtype(np.uint16),
@@ -39,17 +39,17 @@ DTYPES: dict[str, np.dtype] = {
 if bfloat16 is not None:
     DTYPES["bfloat16"] = bfloat16
 _NAMES = tuple(DTYPES)
-_SWIZZLES = (0, 32, 64, 128)  # bytes of a row that is swizzled; 0: none
+_SWIZZLES = (0, 32, 64, 128)  # bytes per swizzled row; 0: none
 _PROMOTIONS = (0, 64, 128, 256)
-MOST_BOX_BYTES = 228 * 1024  # of all dimensions: asked of the driver for an H200
+MOST_BOX_BYTES = 228 * 1024  # over all dimensions: the driver's limit for an H200
 
 # engine/tensor_copies.cpp has the same struct.
 _LAYOUT = np.dtype(
     [
         ("magic", "<u8"),
         ("address", "<u8"),
-        ("strides", "<u8", 4),  # bytes, of dimensions 1 to 4
-        ("last", "<u4", 5),  # the size of each dimension less one
+        ("strides", "<u8", 4),  # bytes, for dimensions 1 to 4
+        ("last", "<u4", 5),  # the size of each dimension minus one
         ("box", "<u2", 5),
         ("steps", "u1", 5),  # element strides
         ("rank", "u1"),
@@ -105,19 +105,19 @@ def encode_tiled(
 
     Args:
         dtype: the type of an element, by its name in NumPy or "bfloat16".
-        address: of the array's first element, a multiple of 16.
+        address: that of the array's first element, a multiple of 16.
         dims: sizes in elements, the innermost dimension first: one to five of them.
-        strides: of dimensions 1, 2, ...: bytes from one element to the next, a multiple of 16; the innermost has none.
+        strides: for dimensions 1, 2, ...: bytes from one element to the next, a multiple of 16; the innermost has none.
         box: sizes of what one instruction copies, as many as dims, 1 to 256 each.
-        element_strides: 1 for each dimension (None); the engine has no others.
+        element_strides: 1 for each dimension (None); the engine supports no others.
         swizzle: bytes of a row in shared memory whose 16-byte chunks are permuted: 0, 32, 64 or 128.
-        l2_promotion: 0, 64, 128 or 256; it changes nothing here.
+        l2_promotion: 0, 64, 128 or 256; it has no effect here.
 
     Returns:
         An array of shape (1,) and dtype "V128": the argument of a launch.
 
     Raises:
-        TypeError, ValueError: for what cuTensorMapEncodeTiled refuses (CUDA_ERROR_INVALID_VALUE), in words.
+        TypeError, ValueError: what cuTensorMapEncodeTiled refuses (CUDA_ERROR_INVALID_VALUE), with the reason.
     """
     name = str(dtype)
     if name not in DTYPES:
@@ -131,11 +131,9 @@ def encode_tiled(
             f"strides = {tuple(strides)}: {rank} dimensions have {rank - 1} strides, as the innermost one has none"
         )
     if len(box) != rank:
-        raise ValueError(f"box = {tuple(box)}: it has {len(box)} sizes, the array {rank}")
+        raise ValueError(f"box = {tuple(box)}: it has {len(box)} sizes, and the array has {rank} dimensions")
     if address <= 0 or address % 16:
-        raise ValueError(
-            f"address 0x{address:x} is {address % 16} past a multiple of 16 bytes; TMA takes multiples of 16"
-        )
+        raise ValueError(f"address 0x{address:x}: TMA takes multiples of 16 above 0")
     for axis, n in enumerate(dims):
         if not 1 <= n <= 1 << 32:
             raise ValueError(f"dims[{axis}] = {n:,}: a dimension has 1 to 2^32 elements")
@@ -154,7 +152,7 @@ def encode_tiled(
             "multiprocessor has of shared memory"
         )
     if swizzle not in _SWIZZLES:
-        raise ValueError(f"swizzle = {swizzle!r}: a row that is swizzled has 32, 64 or 128 bytes; 0 is no swizzle")
+        raise ValueError(f"swizzle = {swizzle!r}: a swizzled row has 32, 64 or 128 bytes; 0 means no swizzle")
     inner = box[0] * kind.itemsize
     if inner % 16:
         raise ValueError(f"box[0] = {box[0]} of {name} are {inner} bytes: the box's rows are multiples of 16 bytes")

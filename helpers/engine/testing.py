@@ -1,4 +1,4 @@
-"""`cupy.testing` of the CPU engine: inputs, loops over dtypes, and comparisons, also of NumPy with the engine."""
+"""`cupy.testing` for the CPU engine: inputs, loops over dtypes, and comparisons, also of NumPy with the engine."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def assert_array_list_equal(xs: Sequence[Any], ys: Sequence[Any], err_msg: str =
 
 
 def shaped_arange(shape: Sequence[int], xp: Any = None, dtype: Any = np.float32, order: str = "C") -> Any:
-    """Return 1, 2, 3, ... in a shape; of bool, whether they are odd."""
+    """Return 1, 2, 3, ... in a shape; for bool, whether they are odd."""
     numbers = np.arange(1, int(np.prod(shape)) + 1)
     numbers = numbers % 2 if np.dtype(dtype) == bool else numbers
     return _module(xp).array(numbers.reshape(shape).astype(dtype), order=order)
@@ -64,7 +64,7 @@ def shaped_arange(shape: Sequence[int], xp: Any = None, dtype: Any = np.float32,
 def shaped_random(
     shape: Sequence[int], xp: Any = None, dtype: Any = np.float32, scale: float = 10, seed: int = 0
 ) -> Any:
-    """Return numbers from 0 to `scale`, by a seed; complex ones in both parts."""
+    """Return random numbers from 0 to `scale`, by a seed; complex ones in both parts."""
     rng, kind = np.random.RandomState(seed), np.dtype(dtype)
     if kind.kind == "b":
         numbers = rng.randint(2, size=shape)
@@ -80,7 +80,7 @@ def _module(xp: Any) -> Any:
 
 
 def for_dtypes(dtypes: Sequence[Any], name: str = "dtype") -> Callable[..., Any]:
-    """Call a test once for each dtype, which it takes by that name."""
+    """Call a test once for each dtype, passed by that name."""
 
     def decorate(test: Callable[..., Any]) -> Callable[..., None]:
         def run(*args: Any, **named: Any) -> None:
@@ -97,7 +97,7 @@ def for_dtypes(dtypes: Sequence[Any], name: str = "dtype") -> Callable[..., Any]
 
 
 def _without(test: Callable[..., Any], run: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Give `run` the name and the signature of a test, but for a parameter that is given to it."""
+    """Give `run` the name and signature of a test, without one parameter that is passed to it."""
     functools.update_wrapper(run, test)
     signature = inspect.signature(test)
     kept = [parameter for parameter in signature.parameters.values() if parameter.name != name]
@@ -106,7 +106,7 @@ def _without(test: Callable[..., Any], run: Callable[..., Any], name: str) -> Ca
 
 
 def for_float_dtypes(name: str = "dtype", no_float16: bool = False) -> Callable[..., Any]:
-    """Call a test for each real type of floating point."""
+    """Call a test for each real floating-point type."""
     return for_dtypes(_FLOATS[no_float16:], name)
 
 
@@ -133,13 +133,13 @@ def for_complex_dtypes(name: str = "dtype") -> Callable[..., Any]:
 def for_all_dtypes(
     name: str = "dtype", no_float16: bool = False, no_bool: bool = False, no_complex: bool = False
 ) -> Callable[..., Any]:
-    """Call a test once for each numeric dtype and bool, less those that the flags exclude."""
+    """Call a test once for each numeric dtype and bool, except those that the flags exclude."""
     kinds = (*_FLOATS[no_float16:], *_SIGNED, *_UNSIGNED)
     return for_dtypes((*kinds, *(() if no_bool else (np.bool_,)), *(() if no_complex else _COMPLEX)), name)
 
 
 def _of_both(compare: Callable[[Any, Any], None], name: str, type_check: bool) -> Callable[..., Any]:
-    """Call a test with NumPy and with the engine as the parameter `name`, and compare what it returns."""
+    """Call a test with NumPy and with the engine as the parameter `name`, and compare the results."""
 
     def decorate(test: Callable[..., Any]) -> Callable[..., None]:
         def run(*args: Any, **named: Any) -> None:
@@ -186,5 +186,5 @@ def numpy_cupy_equal(name: str = "xp", **_: Any) -> Callable[..., Any]:
 
 
 def multi_gpu(gpu_num: int) -> Callable[..., Any]:
-    """Leave out a test that takes several GPUs: the engine is one device."""
+    """Skip a test that needs several GPUs: the engine is one device."""
     return pytest.mark.skipif(gpu_num > 1, reason=f"{gpu_num} GPUs required")

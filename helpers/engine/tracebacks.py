@@ -1,8 +1,8 @@
-"""Short tracebacks in notebooks: of an error that a package's own code reports, only the reader's frames are shown.
+"""Short tracebacks in notebooks: for an error that a package reports, only the reader's frames are shown.
 
 A wrong argument is noticed several calls deep in the package, but a reader needs only the line of the cell and the
 message. An error that was not raised on purpose keeps all its frames, and so does every error with
-`COURSE_TRACEBACK=full`. Outside of IPython nothing changes: pytest and plain Python show whole tracebacks.
+`COURSE_TRACEBACK=full`. Outside IPython nothing changes: pytest and plain Python show whole tracebacks.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Any
 
 from . import settings
 
-_folders: list[str] = []  # of the packages whose frames are left out
+_folders: list[str] = []  # of the packages whose frames are hidden
 
-# What they raise. SyntaxError is not among them: IPython shows it in another way.
+# The exceptions that they raise. SyntaxError is not among them: IPython displays it differently.
 REPORTED = (TypeError, ValueError, RuntimeError, LookupError, OSError, MemoryError, AssertionError, ImportError)
 
 
 def install(folder: Path, *more: type[Exception]) -> None:
-    """Show short tracebacks in the IPython that runs this, if any. Other handlers of errors are left in place.
+    """Show short tracebacks in the running IPython, if any. Other error handlers stay in place.
 
     Args:
-        folder: of the package whose frames are left out. more: exceptions besides REPORTED.
+        folder: that of the package whose frames are hidden. more: exceptions besides REPORTED.
     """
     _folders.append(str(folder.resolve()) + os.sep)
     ipython = sys.modules.get("IPython")
@@ -46,7 +46,7 @@ def _show(
 
 
 def is_reported(trace: TracebackType | None) -> bool:
-    """Return True if a `raise` statement of ours made the error."""
+    """Return True if one of our `raise` statements made the error."""
     if trace is None:
         return False
     while trace.tb_next is not None:
@@ -70,7 +70,7 @@ def shortened(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _shorten_causes(error: BaseException) -> None:
-    """Hide the traceback of an error's cause: the message names the cause where that matters."""
+    """Hide the traceback of an error's cause: the message names the cause if that matters."""
     error.__suppress_context__ = True
     error.__cause__ = None
 

@@ -1,7 +1,7 @@
-"""The order in which a checked run did things at barriers, copies and products: what to record of it, and the events.
+"""The order of barriers, copies and products in a checked run: which events to record, and the events themselves.
 
-The engine runs warp after warp and completes copies and products as late as it may. A GPU may have this order too, and
-many others; nothing here is a time.
+The engine runs warp after warp and completes copies and products as late as possible. A GPU may use this order or many
+others; nothing here is a time.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ KINDS = (
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """The choice of events that a trace records.
+    """The choice of events to record.
 
-    blocks: their numbers, x first; None: all. warps: their numbers in the block; None: all. What changes an
-    mbarrier is recorded in any case: arrivals, bytes, copies, phases. limit: events that are kept, the first ones.
+    blocks: their numbers, x first; None: all. warps: their numbers in the block; None: all. Changes of mbarriers are
+    always recorded: arrivals, bytes, copies, phases. limit: the number of events to keep, from the first.
     """
 
     blocks: Sequence[int] | None = None
@@ -64,20 +64,20 @@ class TraceOptions:
 
     @classmethod
     def of(cls, trace: bool | TraceOptions) -> TraceOptions | None:
-        """Return the options that `xray` was given: all blocks and warps for True, None for False."""
+        """Return the options passed to `xray`: all blocks and warps for True, None for False."""
         return (cls() if trace else None) if isinstance(trace, bool) else trace
 
 
 @dataclass(frozen=True)
 class TraceEvent:
-    """Something that lanes of a warp did, or that happened in a block.
+    """An action of a warp's lanes, or an event of the block.
 
     order: its place in the launch, from 0. kind: one of `KINDS`, or "setmaxnreg" and "setmaxnreg done". warp: its
-    number in the block, or None for what no warp does: the beginning and the end of a block, and the end of a phase.
-    lanes: a mask. place: (file, line) of the source.
+    number in the block, or None for events without a warp: the beginning and the end of a block, and the end of a
+    phase. lanes: a mask. place: (file, line) in the source.
 
     barrier: an mbarrier's name in the source, such as "full[1]", or "bar.sync 3", "__syncthreads", "barrier.cluster".
-    phase: of an mbarrier, counted from 0; -1 is the one before the first, which a new mbarrier counts as ended.
+    phase: an mbarrier's, counted from 0; -1 is the one before the first, which counts as ended.
 
     value: bytes ("expect_tx", "load", "landed", "store", "cp.async", and "cp.async.wait": those that have landed), of
     each lane; arrivals ("arrive": of each lane, "init": of a phase); the parity ("wait", "waited"); N of a "wgmma";
@@ -103,7 +103,7 @@ class TraceEvent:
 
     @property
     def who(self) -> str:
-        """The warp or some of its threads: "warp 2", "thread 64", "31 threads of warp 0"; "" for what no warp does."""
+        """The warp or some of its threads: "warp 2", "thread 64", "31 threads of warp 0"; "" without a warp."""
         if self.warp is None:
             return ""
         if self.n_lanes == 1:
@@ -111,13 +111,13 @@ class TraceEvent:
         return f"warp {self.warp}" if self.n_lanes == WARP else f"{self.n_lanes} threads of warp {self.warp}"
 
     def __str__(self) -> str:
-        """Format it as one line: who, at which line, did what."""
+        """Format it as one line: which threads, at which line, did what."""
         at = f" at line {self.place[1]}" if self.place else ""
         return f"{self.who}{at}: {self.what}" if self.who else f"block {self.block}{at}: {self.what}"
 
     @property
     def what(self) -> str:
-        """A phrase for what happened."""
+        """A description of what happened."""
         phase = f", phase {self.phase} (parity {self.phase % 2})" if self.phase is not None else ""
         ended = f"{self.barrier}{phase} has ended"
         if self.phase == -1:
@@ -165,7 +165,7 @@ def _count(number: int, unit: str) -> str:
 
 @dataclass(frozen=True)
 class Recorded:
-    """The events of a launch, in order. is_cut: there were more than the limit, which keeps the first ones."""
+    """The events of a launch, in order. is_cut: there were more than the limit; the first ones are kept."""
 
     events: tuple[TraceEvent, ...]
     is_cut: bool
@@ -186,8 +186,8 @@ ENDS = {
 class Mbarrier:
     """An mbarrier at a point of a trace.
 
-    phase: that runs. arrivals: that it still waits for, of `expected`; bytes: announced by expect_tx, and not there
-    yet; less than 0 if more were sent. flying: bytes of copies that are under way. waiting: warps.
+    phase: the current one. arrivals: those still missing, out of `expected`; bytes: announced by expect_tx and not
+    arrived yet; negative if more were sent. flying: bytes of copies in flight. waiting: warps.
     """
 
     name: str
@@ -201,7 +201,7 @@ class Mbarrier:
 
 @dataclass
 class Warp:
-    """A warp at a point of a trace: where it was last, what it did there, and what it waits for; "" for nothing."""
+    """A warp at a point of a trace: its last place and action, and what it waits for; "" for nothing."""
 
     place: tuple[str, int] | None = None
     doing: str = ""
@@ -213,7 +213,7 @@ class Warp:
 class State:
     """A block after one of its events: its mbarriers by name, and its warps by number.
 
-    event: the last one. is_stuck: the block has stopped, and what waits does so forever.
+    event: the last one. is_stuck: the block has stopped, and its waits never end.
     """
 
     event: TraceEvent
@@ -222,7 +222,7 @@ class State:
     is_stuck: bool = False
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Tabulate the mbarriers: a head, then a row for each."""
+        """Tabulate the mbarriers: a head, then a row each."""
         rows: list[tuple[str, ...]] = [("mbarrier", "phase", "parity", "arrivals", "bytes", "waiting")]
         for one in self.mbarriers.values():
             come = f"{one.expected - one.arrivals} of {one.expected}"
@@ -249,9 +249,9 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def states(events: Iterable[TraceEvent], n_threads: int) -> Iterator[State]:
-    """Go through the events of a block, and say after each where everybody stands. The state is the same object.
+    """Replay a block's events, and yield its state after each. The state is the same object each time.
 
-    n_threads: of the block.
+    n_threads: the block's.
     """
     events = list(events)
     warps = sorted({e.warp for e in events if e.warp is not None})
@@ -268,7 +268,7 @@ def _lanes(warp: int, n_threads: int) -> int:
 
 
 def _apply(state: State, e: TraceEvent) -> None:
-    """Change a state by an event."""
+    """Apply an event to a state."""
     known = state.mbarriers.get(e.barrier)
     if e.kind == "init":
         state.mbarriers[e.barrier] = Mbarrier(e.barrier, e.value, arrivals=e.value)

@@ -65,15 +65,14 @@ def find(
     timeout: float,
     is_enough: Callable[[str], bool],
 ) -> Difference | None:
-    """Find where the results depend on a local variable without a value; None if they do not.
+    """Find where the results depend on an uninitialised local variable; None if they do not.
 
     Args:
-        build: compiles the kernel so that locals without a value begin with "pattern" or "zero", see
-            `compiler.filling`.
+        build: compiles the kernel so that uninitialised locals begin with "pattern" or "zero", see `compiler.filling`.
         make_copies: copies the arrays as they were before the launch.
         checked: the arrays after the checked run. launch: its grid, block, args and shared_mem.
         timeout: seconds for each launch.
-        is_enough: asked after the first one, with the text that was compiled: there is nothing else to look for.
+        is_enough: called after the first launch, with the compiled text: whether there is nothing else to look for.
     """
     pattern = build("pattern")
 
@@ -109,7 +108,7 @@ def _are_near(a: Copies, b: Copies) -> bool:
                 return False
             continue
         scale = np.nanmax(np.abs(left), initial=0.0, where=np.isfinite(left)) if left.size else 0.0
-        # Two NaNs are equal: compilers choose their bits.
+        # NaNs count as equal: compilers choose their bits.
         if not np.allclose(left, right, rtol=1e-3, atol=1e-3 * float(scale)):
             return False
     return True
@@ -119,7 +118,7 @@ def _first_difference(a: Copies, b: Copies) -> tuple[int, int] | None:
     for number, (mine, theirs) in enumerate(zip(a.memories, b.memories, strict=True)):
         left, right = (np.frombuffer(ctypes.string_at(m.address, m.size), np.uint8) for m in (mine, theirs))
         unequal = left != right
-        if mine.dtype.kind == "f" and unequal.any():  # one NaN is as good as another
+        if mine.dtype.kind == "f" and unequal.any():  # all NaNs are equivalent
             item, whole = mine.dtype.itemsize, mine.size // mine.dtype.itemsize * mine.dtype.itemsize
             nan = np.isnan(left[:whole].view(mine.dtype)) & np.isnan(right[:whole].view(mine.dtype))
             unequal[:whole] &= ~np.repeat(nan, item)

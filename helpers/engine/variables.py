@@ -11,7 +11,7 @@ from .symbols import Table, plain_name
 
 @dataclass(frozen=True)
 class Variable:
-    """One variable. offset: in the library. is_constant: it is `__constant__`, so no kernel may write it."""
+    """One variable. offset: in the library. is_constant: it is `__constant__`, so kernels must not write it."""
 
     name: str
     offset: int
@@ -20,9 +20,9 @@ class Variable:
 
 
 def of_module(symbols: Table, code: str) -> list[Variable]:
-    """Return the source's variables that can be written, without those of the engine or a compiler.
+    """Return the source's writable variables, without those of the engine or a compiler.
 
-    Constants whose values the compiler knows are not variables: they have no memory.
+    Constants with values known to the compiler are not variables: they have no memory.
     """
     clean = blank_comments(code)
     variables = []

@@ -1,4 +1,4 @@
-"""Explain a deadlock: what each thread of the block waits for, what is missing there, and who could still bring it.
+"""Explain a deadlock: what each thread of the block waits for, what is missing, and which threads could provide it.
 
 The engine's C++ lists the facts when no thread can run (`tell_waits` of cpp/failure.cpp); here they become sentences.
 """
@@ -13,7 +13,7 @@ WARP, GROUP = 32, 128
 
 @dataclass(frozen=True)
 class Waiting:
-    """Neighbouring threads that wait for the same at one place.
+    """Neighbouring threads that wait for the same thing at one place.
 
     kind: mbarrier, named, block, cluster, lanes, group; or left (the kernel). what: the mbarrier's address, the
     barrier's number, or the operation's name; value: the parity, the mask, or an operand.
@@ -34,9 +34,9 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Arrivals:
-    """Arrivals of threads of one warp at an mbarrier, at one place: lanes as a mask; count: arrivals, or bytes.
+    """Arrivals of one warp's threads at an mbarrier, at one place. lanes: a mask; count: arrivals, or bytes.
 
-    rank: of their block in the cluster.
+    rank: their block's, in the cluster.
     """
 
     rank: int
@@ -48,14 +48,14 @@ class Arrivals:
     at: str
 
     def threads(self, *, now: bool = False) -> set[int]:
-        """Return who has arrived here, or who has in this phase."""
+        """Return the threads that have arrived here, or only those of this phase."""
         mask = self.lanes_now if now else self.lanes
         return {self.warp * WARP + lane for lane in range(WARP) if mask >> lane & 1}
 
 
 @dataclass
 class Mbarrier:
-    """An mbarrier that threads wait for. missing: arrivals it lacks, out of how many. ended: phases that are over."""
+    """An mbarrier that threads wait for. missing: missing arrivals, and the total. ended: completed phases."""
 
     missing: int
     expected: int
@@ -67,7 +67,7 @@ class Mbarrier:
 
 @dataclass(frozen=True)
 class Named:
-    """A barrier with a number: how many threads have come, how many must, and which have."""
+    """A numbered barrier: how many threads have arrived, how many must, and which have."""
 
     arrived: int
     expected: int
@@ -75,7 +75,7 @@ class Named:
 
 
 def names(threads: Iterable[int], n_threads: int) -> str:
-    """Name threads in words: "warps 0 to 3", "thread 128", "threads 16 to 31"."""
+    """Name threads: "warps 0 to 3", "thread 128", "threads 16 to 31"."""
     left, parts = sorted(set(threads)), []
     while left:
         first = left[0]
@@ -106,19 +106,19 @@ def _count(number: int, unit: str) -> str:
 
 
 class Block:
-    """The block that no thread of which can run."""
+    """The block in which no thread can run."""
 
     def __init__(
         self, told: str, name_of: Callable[[int], str], line_at: Callable[[int], tuple[str, int] | None]
     ) -> None:
-        """Read what the engine has told. name_of, line_at: as for `failures.describe`."""
+        """Read the engine's report. name_of, line_at: as for `failures.describe`."""
         self._name_of, self._line_at = name_of, line_at
         self.waiting: list[Waiting] = []
         self.mbarriers: dict[str, Mbarrier] = {}
         self.named: dict[str, Named] = {}
-        self.groups: dict[int, tuple[int, int, bool, int]] = {}  # arrived, registers, is short of them, the pool
-        self.peers: dict[int, list[Waiting]] = {}  # of the other blocks of the cluster, by rank
-        self.rank, self.cluster = 0, [0, 0]  # in the cluster; of barrier.cluster: threads that came, of how many
+        self.groups: dict[int, tuple[int, int, bool, int]] = {}  # arrived, registers, is short of them, pool
+        self.peers: dict[int, list[Waiting]] = {}  # in the cluster's other blocks, by rank
+        self.rank, self.cluster = 0, [0, 0]  # in the cluster; threads that arrived at barrier.cluster, and their total
         for line in told.splitlines():
             kind, *fields = line.split("\t")
             if kind == "threads":
@@ -151,7 +151,7 @@ class Block:
         self._left = {t for w in self.waiting if w.kind == "left" for t in w.threads}
 
     def _at(self, file: str, line: str, place: str) -> str:
-        """Name a place; in a header's function, the line that calls it says more."""
+        """Name a place; for a header's function, the line that calls it."""
         known = self._line_at(int(place, 16)) if int(place, 16) else None
         name, number = known or (file, int(line))
         return f"{name}:{number}" if name else ""
@@ -159,10 +159,10 @@ class Block:
     def _names(self, threads: Iterable[int]) -> str:
         return names(set(threads) & set(range(self.n_threads)), self.n_threads)
 
-    # ------------------------------------------------------------------------------------ who waits for whom
+    # ------------------------------------------------------------------------------------ which threads wait for which
 
     def could(self, waiting: Waiting) -> set[int]:
-        """Return the threads, still there, that could end a wait: for an mbarrier, those that arrived at it before."""
+        """Return the remaining threads that could end a wait: for an mbarrier, those that arrived at it before."""
         alive = set(range(self.n_threads)) - self._left
         if waiting.kind == "mbarrier":
             known = self.mbarriers.get(waiting.what)
@@ -183,7 +183,7 @@ class Block:
             lanes = {warp * WARP + lane for lane in _lanes(mask)} & alive
             return lanes - {t for w in self.waiting if _same(w, waiting) for t in w.threads}
         number = waiting.first // GROUP
-        if self.groups.get(number, (0, 0, False, 0))[2]:  # registers: those of the other warpgroups
+        if self.groups.get(number, (0, 0, False, 0))[2]:  # registers held by the other warpgroups
             return {t for t in alive if t // GROUP != number}
         group = {t for t in alive if t // GROUP == number}
         return group - {t for w in self.waiting if _same(w, waiting) for t in w.threads}
@@ -208,7 +208,7 @@ class Block:
         return f"{waiting.what} {waiting.value}"
 
     def lacks(self, waiting: Waiting) -> str:
-        """Say what is missing where threads wait."""
+        """Describe what is missing where threads wait."""
         if waiting.kind == "mbarrier" and (known := self.mbarriers.get(waiting.what)):
             parts = []
             if known.missing:
@@ -240,7 +240,7 @@ class Block:
         return "it waits for all threads that have not left the kernel"
 
     def _came(self, waiting: Waiting) -> list[str]:
-        """Say who has arrived at an mbarrier so far, and what was sent to it."""
+        """Describe which threads have arrived at an mbarrier so far, and what was sent to it."""
         known = self.mbarriers.get(waiting.what) if waiting.kind == "mbarrier" else None
         if known is None:
             return []
@@ -263,7 +263,7 @@ class Block:
         return sentences
 
     def _helpers(self, waiting: Waiting) -> list[str]:
-        """Say who could still bring what is missing, and what keeps them; or why nobody can."""
+        """Describe which threads could still provide what is missing and why they do not, or why none can."""
         known = self.mbarriers.get(waiting.what) if waiting.kind == "mbarrier" else None
         before = set().union(*(a.threads() for a in known.arrivals if a.rank == self.rank)) if known else set()
         gone = (before & self._left) or self._left
@@ -285,7 +285,7 @@ class Block:
         return [f"nobody can bring it any more{': ' if left else ''}{left}"]
 
     def _peers(self, waiting: Waiting) -> list[str]:
-        """Say which threads of the cluster's other blocks could bring what is missing, and what keeps them."""
+        """Describe which threads of the cluster's other blocks could provide what is missing, and why they do not."""
         known = self.mbarriers.get(waiting.what) if waiting.kind == "mbarrier" else None
         parts = []
         for rank, every in sorted(self.peers.items()):
@@ -303,7 +303,7 @@ class Block:
         return parts
 
     def sentences(self) -> list[str]:
-        """Say of each wait who waits, what is missing, and who could still bring it."""
+        """Describe for each wait which threads wait, what is missing, and which threads could provide it."""
         lines, told = [], set()
         for one in self.waiting:
             size = _ALONE.get(one.kind)
@@ -323,7 +323,7 @@ class Block:
         return lines
 
     def circle(self) -> list[Waiting]:
-        """Return groups of threads each of which waits for the next, and the last for the first; [] without any."""
+        """Return groups of threads that each wait for the next, and the last for the first; [] if there are none."""
         waiting = [w for w in self.waiting if w.kind not in ("left", "runs")]
         could = {w: self.could(w) for w in waiting}
         after = {w: [o for o in waiting if o != w and not could[w].isdisjoint(o.threads)] for w in waiting}
@@ -339,11 +339,11 @@ class Block:
         return next((found for w in waiting if (found := search([w]))), [])
 
 
-_ALONE = {"lanes": WARP, "group": GROUP}  # of what each warp, or each warpgroup, waits for by itself
+_ALONE = {"lanes": WARP, "group": GROUP}  # waited for by each warp, or each warpgroup, on its own
 
 
 def _same(one: Waiting, other: Waiting) -> bool:
-    """Tell whether both wait for the same."""
+    """Tell whether both wait for the same thing."""
     size = _ALONE.get(one.kind)
     is_one = size is None or one.first // size == other.first // size
     return (one.kind, one.what, one.value) == (other.kind, other.what, other.value) and is_one
@@ -354,7 +354,7 @@ def _lanes(mask: int) -> list[int]:
 
 
 def explain(told: str, name_of: Callable[[int], str], line_at: Callable[[int], tuple[str, int] | None]) -> str:
-    """Explain a deadlock, a line for each wait; "" where the engine told nothing."""
+    """Explain a deadlock, a line for each wait; "" if the engine reported nothing."""
     block = Block(told, name_of, line_at)
     sentences: Sequence[str] = block.sentences()
     if not sentences:

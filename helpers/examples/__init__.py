@@ -1,1 +1,1 @@
-"""Programs that use the library as another project would."""
+"""Example programs that use the library as another project would."""

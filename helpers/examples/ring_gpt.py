@@ -23,7 +23,7 @@ class GPT(nn.Module):
         self.head = nn.Linear(width, characters)
 
     def loss(self, text: torch.Tensor, where: torch.Tensor, attention: Any = ring_attention) -> torch.Tensor:
-        """Return what the tokens at `where` add to the mean loss of texts (batch, tokens + 1)."""
+        """Return the share of the tokens at `where` in the mean loss of texts (batch, tokens + 1)."""
         x = self.characters(text[:, where]) + self.positions(where)
         for block in self.blocks:
             q, k, v = block["qkv"](block["norm"](x)).unflatten(-1, (3, self.heads, -1)).unbind(2)
@@ -49,7 +49,7 @@ def main(steps: int = 20, context: int = 64) -> None:
         loss = model.loss(text, where)
         loss.backward()
         for a in (loss.detach(), *(p.grad for p in model.parameters())):
-            distributed.all_reduce(a)  # the sum over all ranks, each of which has that of its own tokens
+            distributed.all_reduce(a)  # sum over all ranks: each has the gradients of its own tokens
         optimizer.step()
         if distributed.get_rank() == 0:
             print(f"step {step:3}  loss {loss.item():.3f}", flush=True)

@@ -1,1 +1,1 @@
-"""The functions that notebooks call: predictions, pictures, exercises, shortcuts for what a reader has done by hand."""
+"""The functions that notebooks call: predictions, pictures, exercises, shortcuts for what was first done by hand."""

@@ -1,13 +1,13 @@
-"""The certificate: a learner's right texts with what the X-ray counted, in a small file that a teacher can confirm.
+"""The certificate: a learner's passing texts with the X-ray's figures, in a small file that a teacher can confirm.
 
     exercise.certificate("03")                                     # in a notebook: writes certificate_03.json
     python3 -m helpers.lesson.certify FILE [FILE ...]              # a teacher: confirms or refuses the files
 
 The digest of an exercise shows whether its entry was changed afterwards. Anybody can compute another digest, so the
-texts are graded again, on fresh inputs, and the figures compared: a text that is right then is right, whoever wrote it.
-The FLOP of threads are not compared, because another version of g++ leaves a few more or fewer and clang counts none;
-the row has those counted here. The exit status is 1 if an exercise is refused.
-**Confirming runs the learners' code on your machine.**
+texts are graded again, on fresh inputs, and the figures compared: a text that passes then is right, whoever wrote it.
+The FLOP of threads are not compared, because they vary a little with g++'s version and clang counts none; the row shows
+those counted here. The exit status is 1 if an exercise is refused. **Confirming runs the learners' code on your
+machine.**
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _KEYS = {"text", "size", "launches", "digest"}
 
 
 def certificate(notebook: str = "", file: str | Path | None = None) -> None:
-    """Grade the learner's solved exercises once more, print the rows, and write those that pass to a file.
+    """Grade the learner's solved exercises again, print the results, and write those that pass to a file.
 
     Args:
-        notebook: its number or its name; all exercises where it is empty. file: certificate_NN.json by default, in
-            the notebook's folder.
+        notebook: its number or its name; all exercises if it is empty. file: certificate_NN.json by default, in the
+            notebook's folder.
     """
     number = number_of(notebook)
     wanted = [name for name in sorted(EXERCISES) if number in ("", EXERCISES[name].notebook)]
@@ -65,7 +65,7 @@ def entry(name: str, code: str, result: Grade) -> dict[str, Any]:
 
 
 def figures(report: Report) -> dict[str, int | str]:
-    """List what a launch cost, by what was counted."""
+    """List what a launch cost: {quantity: count}."""
     counted: dict[str, int | str] = {"kernel": report.name}
     for name, array in report.traffic.items():
         counted |= {f"bytes of {name} read": array.read, f"bytes of {name} written": array.written}
@@ -81,7 +81,7 @@ def figures(report: Report) -> dict[str, int | str]:
 
 
 def digest(name: str, content: Mapping[str, Any]) -> str:
-    """Hash all that the file says of an exercise."""
+    """Hash everything that the file says about an exercise."""
     said = [name, *(content[key] for key in sorted(_KEYS - {"digest"}))]
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
@@ -95,7 +95,7 @@ def confirm(name: str, said: Any) -> Row:
     result = grade(name, said["text"])
     row = _row(result)
     reasons = [] if said["digest"] == digest(name, said) else ["changed after the file was written"]
-    if result.passed and result.reports:  # without a compiler the GPU alone has graded: nothing was counted
+    if result.passed and result.reports:  # without a compiler only the GPU graded it, and nothing was counted
         reasons += _differences(said, entry(name, said["text"], result))
     if reasons:
         row = Row(False, [*reasons, *(["the text itself is right"] if result.passed else row.lines)])
@@ -116,7 +116,7 @@ def _differences(said: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[s
 
 
 def _row(result: Grade) -> Row:
-    """Sum a grade up in one row: the first size and what the launches cost there, or what is wrong."""
+    """Summarise a grade in one row: the first size and what the launches cost there, or the first failure."""
     if not result.passed:
         failed = [f"{title}: {line}" for title in result.failed() for line in result.rows[title].lines[:1]]
         return Row(False, failed or result.text.splitlines()[:1])

@@ -1,10 +1,10 @@
-"""The set-up of a notebook that was opened alone, as Colab does: its first cell fetches the course, then calls this.
+"""Set up a notebook that was opened alone, as on Colab: its first cell fetches the course, then calls this.
 
     set_up(least=80)      # the notebook's kernels need compute capability 8.0
 
 It installs the few packages that are missing, makes the course's notebooks/ the current folder, as links and files in
 cells expect, and prints what runs the kernels here. If this machine's GPU cannot run the notebook's kernels, the CPU
-engine does. It is called before anything else of the course is imported, and imports nothing that asks for a device.
+engine does. It runs before anything else of the course is imported, and imports nothing that looks for a device.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pathlib import Path
 from helpers.setup.requirements import the_list
 
 ROOT = Path(__file__).resolve().parents[2]
-# What notebooks import, and its module's name. The rest of the list is for JupyterLab, tests and the site; CuPy comes
-# with a machine that has a GPU, and is of no use on another one.
+# What notebooks import, and its module's name. The rest of the list is for JupyterLab, tests and the site. CuPy comes
+# with machines that have a GPU, and is useless on others.
 NEEDED = {
     "numpy": "numpy",
     "ml_dtypes": "ml_dtypes",
@@ -42,13 +42,13 @@ def missing() -> list[str]:
 
 
 def gpu() -> tuple[str, int] | None:
-    """Return name and compute capability (75 for 7.5) of the GPU that CuPy sees; None without a GPU or CuPy."""
+    """Return the name and compute capability (75 for 7.5) of the GPU that CuPy finds; None without a GPU or CuPy."""
     try:
         import cupy
 
         properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
         return properties["name"].decode(), 10 * properties["major"] + properties["minor"]
-    except Exception:  # a broken installation of CuPy fails in many ways
+    except Exception:  # a broken installation of CuPy can raise anything
         return None
 
 
@@ -57,12 +57,12 @@ def set_up(least: int = 0, *, only: bool = False) -> None:
 
     Args:
         least: the lowest compute capability that the notebook's kernels run on, 80 for 8.0; 0 for any.
-        only: they run on that one alone.
+        only: they run on no other compute capability.
     """
     wanted = missing()
     if wanted:
         _install(wanted)
-    sys.path.insert(0, str(ROOT))  # the cell has put it there by a name that holds for the present folder alone
+    sys.path.insert(0, str(ROOT))  # the cell added a relative path, which is right in the current folder only
     os.chdir(ROOT / "notebooks")
     print(_device(least, only))
     if _has_compiler():
@@ -90,7 +90,7 @@ def _install(wanted: list[str]) -> None:
 
 
 def _device(least: int, only: bool) -> str:
-    """Describe what runs the kernels. Chooses the engine if the GPU cannot run them."""
+    """Describe what runs the kernels; switch to the engine if the GPU cannot run them."""
     device = gpu()
     if device is None:
         os.environ.setdefault("COURSE_DEVICE", "cpu")
@@ -113,7 +113,7 @@ def _has_compiler() -> bool:
 
 
 def _engine_built_ahead() -> str:
-    """Begin to compile the CPU engine, which X-rays need on a GPU, too. Returns a message about it."""
+    """Start compiling the CPU engine, which X-rays need even with a GPU. Returns a message about it."""
     from helpers.engine import compiler, first_build
 
     try:

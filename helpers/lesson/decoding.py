@@ -1,4 +1,4 @@
-"""Notebook 14's shortcuts for the kernels that decode: inputs, launches, X-rays, and how work is divided into pieces.
+"""Notebook 14's shortcuts for the decoding kernels: inputs, launches, X-rays, and how work is divided into pieces.
 
 arrays = inputs([100, 40, 260], page=16)
 run(arrays)                                                 # the outputs of two launches, one after the other
@@ -38,11 +38,11 @@ def inputs(
     page: int = 0,
     seed: int = 0,
 ) -> dict[str, np.ndarray]:
-    """Make the arrays of a call with one new token of each sequence; cache entries not yet written are NaN.
+    """Make the arrays of a call with one new token for each sequence; cache entries not yet written are NaN.
 
     Args:
-        lengths: keys of each sequence, that of the new token among them. page: keys of a page, in any order; 0: the
-            keys of a sequence lie one after the other.
+        lengths: keys of each sequence, including the new token's. page: keys per page, with pages in any order; 0: the
+            keys of a sequence are contiguous.
     """
     rng, batch, room = np.random.default_rng(seed), len(lengths), max(lengths)
     room = -(-room // page) * page if page else room
@@ -83,9 +83,9 @@ def run(
 def xray_launches(
     arrays: Arrays, *, code: str | None = None, stage: str | None = None, num_splits: int = 0, multiprocessors: int = 4
 ) -> list[Report]:
-    """X-ray each launch on the CPU, planned as for a GPU like the H200 with so many multiprocessors.
+    """X-ray each launch on the CPU, planned as for an H200 with this many multiprocessors.
 
-    Findings of unwritten elements are left out: units in one piece have no partial results.
+    Findings about unwritten elements are left out: units in one piece have no partial results.
     """
     there = {name: cp.asarray(a) for name, a in arrays.items()}
     options = decoding.DecodeOptions(num_splits=num_splits, stage=stage)
@@ -101,7 +101,7 @@ def xray_launches(
 
 
 class Piece(NamedTuple):
-    """Keys first .. end - 1 of one sequence and one head of K and V, which a block reads in one go."""
+    """Keys first .. end - 1 of one sequence and KV head, which a block reads in one go."""
 
     block: int
     sequence: int
@@ -110,7 +110,7 @@ class Piece(NamedTuple):
     end: int
 
 
-# A block notes its pieces in its own rows of `pieces`, from `most * blockIdx.x` on.
+# Each block records its pieces in its own rows of `pieces`, from `most * blockIdx.x` on.
 ASK = """#include "stream_k.cuh"
 
 extern "C" __global__ void __launch_bounds__(32)
@@ -141,7 +141,7 @@ def pieces(
     num_splits: int = 0,
     multiprocessors: int = MULTIPROCESSORS,
 ) -> list[Piece]:
-    """List split_kv's pieces of work on a GPU of so many multiprocessors, as a small kernel gets them from StreamK."""
+    """List split_kv's pieces of work on a GPU with this many multiprocessors, from a small kernel that asks StreamK."""
     call = _call(lengths, heads, kv_heads, d, num_splits)
     with limits.pretend_gpu(limits.Limits(SHARED, multiprocessors, 90)):
         sizes = SPLIT_KV.sizes_for(call)
@@ -157,7 +157,7 @@ def pieces(
 
 
 def bytes_in_flight(stage: str, *, heads: int = 32, kv_heads: int = 8, d: int = 128) -> int:
-    """Return how many bytes of K and V can be in flight on an H200's multiprocessor: the rings of all its warps."""
+    """Return how many bytes of K and V can be in flight per multiprocessor of an H200: the rings of all its warps."""
     call = _call([8192], heads, kv_heads, d, 0)
     with limits.pretend_gpu(limits.Limits(SHARED, MULTIPROCESSORS, 90)):
         sizes = DECODERS[stage].sizes_for(call)
@@ -165,7 +165,7 @@ def bytes_in_flight(stage: str, *, heads: int = 32, kv_heads: int = 8, d: int = 
 
 
 def on_multiprocessors(cut: Sequence[Piece], count: int) -> list[tuple[int, int, int, int, str]]:
-    """Schedule the blocks, each on the first multiprocessor that is free, with times in keys: for show.schedules."""
+    """Schedule each block on the first free multiprocessor, with times in keys: for show.schedules."""
     free, place_of, blocks = [0] * count, {}, []
     for piece in cut:
         at = place_of.setdefault(piece.block, free.index(min(free)))
@@ -176,14 +176,14 @@ def on_multiprocessors(cut: Sequence[Piece], count: int) -> list[tuple[int, int,
 
 
 def _call(lengths: Sequence[int], heads: int, kv_heads: int, d: int, num_splits: int) -> DecodeCall:
-    """Describe a call with one new token of each sequence in bfloat16, by its shapes alone."""
+    """Describe a call with one new bfloat16 token per sequence, by its shapes alone."""
     batch, dtype = len(lengths), dtype_of("bfloat16")
     cache = Spec.dense((batch, max(lengths), kv_heads, d), dtype)
     specs = {"q": Spec.dense((batch, 1, heads, d), dtype), "k_cache": cache, "v_cache": cache}
     specs["cache_seqlens"] = Spec.dense((batch,), np.int32)
     _, call, _ = decoding.check(specs, decoding.DecodeOptions(num_splits=num_splits))
     if call is None:
-        raise ValueError("there is nothing to cut: no sequence, or no key")
+        raise ValueError("there is no work to divide: no sequence, or no key")
     return call
 
 
@@ -203,10 +203,10 @@ OURS = {"contiguous": "14", "pages of 16": "14, pages of 16", "read (sum)": "tor
 
 
 def recorded_speeds(part: str = "rows") -> dict[study.Sizes, dict[str, float]]:
-    """Return each kernel's GB/s of K and V by (sequences, keys, heads, heads of K and V, d), for pages of 16 keys.
+    """Return each kernel's GB/s of K and V by (sequences, keys, heads, KV heads, d), for pages of 16 keys.
 
     Args:
-        part: "rows", compared with other libraries; "steps": of the climb.
+        part: "rows", compared with other libraries; "steps", those of the climb.
     """
     speeds: dict[study.Sizes, dict[str, float]] = {}
     for row in recorded()["rows"]:
@@ -217,11 +217,10 @@ def recorded_speeds(part: str = "rows") -> dict[study.Sizes, dict[str, float]]:
 
 
 def recorded_rows(part: str) -> list[tuple[str, dict[str, dict[str, Any]]]]:
-    """Return the record's rows of a part of the study, each by its name, for each of the inputs that it measured.
+    """Return the recorded rows of one part of the study by name, for each of the inputs measured.
 
     Args:
-        part: "long": few sequences of which one is long; "prefix": one that all share; "tree"; "parts"; "grids"; "fp8";
-            "graph".
+        part: "long": few sequences, one of them long; "prefix": a shared one; "tree"; "parts"; "grids"; "fp8"; "graph".
     """
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for row in recorded()["rows"]:
@@ -247,7 +246,7 @@ def recorded_rows(part: str) -> list[tuple[str, dict[str, dict[str, Any]]]]:
 
 
 def microseconds(part: str, names: Mapping[str, str]) -> str:
-    """Make a table of a part's microseconds: a line for each of the inputs, a column for each name, by its title."""
+    """Tabulate a part's microseconds: a line for each input, a column for each contestant, by its title."""
     lines = [f"{'microseconds':44}" + "".join(f"{title:>13}" for title in names.values())]
     for what, rows in recorded_rows(part):
         cells = (f"{1e3 * rows[name]['ms']:.1f}" if name in rows else "" for name in names)
@@ -256,7 +255,7 @@ def microseconds(part: str, names: Mapping[str, str]) -> str:
 
 
 def climb_table() -> str:
-    """Make a table of each step's GB/s, and of how many times as fast it is as the step before it."""
+    """Tabulate each step's GB/s, and its speed relative to the previous step."""
     speeds = recorded_speeds("steps")
     titles = [f"{batch} × {keys:,} keys" for batch, keys, *_ in speeds]
     lines = [f"{'GB/s, × the step before':26}" + "".join(f"{title:>20}" for title in titles)]
@@ -271,7 +270,7 @@ def climb_table() -> str:
 
 
 def parts(cut: Sequence[Piece]) -> dict[tuple[int, int], int]:
-    """Count the pieces of each (sequence, head of K and V)."""
+    """Count the pieces of each (sequence, KV head)."""
     return dict(Counter((piece.sequence, piece.kv_head) for piece in cut))
 
 

@@ -1,7 +1,7 @@
-"""A notebook's set-up cell in JupyterLab: it reports that it ran, and the engine is built ahead.
+"""A notebook's set-up cell in JupyterLab: it reports that it has run, and builds the engine ahead of time.
 
-Its source is collapsed and its output is in the notebook as shipped, so without this one cannot see that it ran. And
-if a name is missing later, a line says that a folded cell may not have run: arrow keys jump over those.
+Its source is collapsed and its output ships with the notebook, so without this report nobody could see that it ran. If
+a name is missing later, a line says that a folded cell may not have run: arrow keys skip those.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 from helpers.engine import first_build
 
 _began: float = sys.modules["helpers"].BEGAN
-_watched: list[Any] = []  # the shell
+_watched: list[Any] = []  # the shell, once it is watched
 
 
 def watch() -> None:
-    """Let the set-up cell report in JupyterLab that it is done, and how long it took."""
+    """Have the set-up cell report in JupyterLab that it is done, and how long it took."""
     if _watched or not first_build.in_jupyterlab():
         return
     shell = sys.modules["IPython"].get_ipython()

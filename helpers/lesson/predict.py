@@ -1,4 +1,4 @@
-"""Predictions: a number is written down before it is computed, and compared after.
+"""Predictions: the learner writes a number down before it is computed, and compares afterwards.
 
     from helpers.lesson.predict import board, predict
 
@@ -8,8 +8,8 @@
     board()                                                           # at the end of a notebook: all of its guesses
 
 In JupyterLab, where ipywidgets is installed, `predict` also shows a box to type the guess into, and `answer` asks once
-for a missing guess. Nothing ever waits for one: run again, or anywhere else, it prints what was computed.
-There guesses are kept with the solved exercises (`exercises/progress.py`): a restarted kernel finds them.
+for a missing guess. Nothing ever waits for a guess: run again, or elsewhere, `answer` prints what was computed. In
+JupyterLab guesses are saved with the solved exercises (`exercises/progress.py`), for restarted kernels.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NEAR = 0.1  # a guess within 10 % is right
 
 
 class Prediction:
-    """One question. name: in the board's words. guess, value: None until guessed, answered."""
+    """One question. name: as on the board. guess, value: None until guessed, answered."""
 
     def __init__(self, name: str, unit: str, choices: Sequence[str]) -> None:
         self.name, self.unit, self.choices = name, unit, tuple(choices)
@@ -62,7 +62,7 @@ class Prediction:
             progress.note_guess(_notebook(), self.name, {"guess": self.guess, "unit": self.unit, "value": self.value})
 
     def wanted(self) -> str:
-        """Describe the guess that is wanted."""
+        """Describe what kind of guess is expected."""
         if self.choices:
             return f"one of {', '.join(map(repr, self.choices))}"
         return f"a number of {self.unit}" if self.unit else "a number"
@@ -71,14 +71,14 @@ class Prediction:
         """Print what was computed, how far off the guess was, and why.
 
         Args:
-            value: a number, or one of the choices. because: one sentence, where the answer comes from.
+            value: a number, or one of the choices. because: one sentence that derives the answer.
             slips: likely wrong guesses, and what each of them forgets.
         """
         if self.choices:
             if value not in self.choices:
-                raise ValueError(f"the answer {value!r} is none of the choices {self.choices}")
+                raise ValueError(f"the answer {value!r} is not one of the choices {self.choices}")
         else:
-            value = value if isinstance(value, int) else float(value)  # NumPy's numbers too
+            value = value if isinstance(value, int) else float(value)  # also for NumPy's numbers
         if self.guess is None and self.value is None and first_build.in_jupyterlab():
             self.value = value
             print(f"{self.name}: first make a guess, in the cell above; any number is better than none.")
@@ -134,7 +134,7 @@ class Prediction:
         return abs(self.guess - value) <= NEAR * abs(value)
 
 
-_asked: dict[str, Prediction] = {}  # of this notebook, in its order
+_asked: dict[str, Prediction] = {}  # those of this notebook, in order
 
 
 def predict(name: str, *, unit: str = "", guess: Guess | EllipsisType = ..., choices: Sequence[str] = ()) -> Prediction:
@@ -154,7 +154,7 @@ def predict(name: str, *, unit: str = "", guess: Guess | EllipsisType = ..., cho
         print(f"{name}: your guess is {asked.text(guess)}. Run the next cells to see the answer.")
     else:
         if earlier is not None and (earlier.unit, earlier.choices) == (asked.unit, asked.choices):
-            asked.guess = earlier.guess  # the cell was run again
+            asked.guess = earlier.guess  # the cell was rerun
         elif earlier is None:
             asked.guess = _kept_guess(asked)
         if not _shown_line(asked):
@@ -164,7 +164,7 @@ def predict(name: str, *, unit: str = "", guess: Guess | EllipsisType = ..., cho
 
 
 def _notebook() -> str:
-    """Return the number of this kernel's notebook, such as "07", as Jupyter's server names it; else ""."""
+    """Return the number of this kernel's notebook, such as "07", from Jupyter's server; else ""."""
     return os.path.basename(os.environ.get("JPY_SESSION_NAME", "")).partition("_")[0]
 
 
@@ -181,7 +181,7 @@ def _kept_guess(asked: Prediction) -> Guess | None:
 
 
 def _earlier() -> list[Prediction]:
-    """List what was guessed and answered in an earlier kernel and has not been asked again in this one."""
+    """List earlier kernels' answered guesses that have not been asked again in this one."""
     earlier = []
     for name, kept in progress.guesses(_notebook()).items() if first_build.in_jupyterlab() else ():
         guess, value = kept.get("guess"), kept.get("value")
@@ -215,15 +215,15 @@ class Board:
 
 
 def board() -> Board:
-    """Show all predictions answered so far in this notebook, those before a restart of its kernel first."""
+    """Show all predictions answered so far in this notebook, those before a kernel restart first."""
     return Board([*_earlier(), *_asked.values()])
 
 
-# ---- the line to type into, where the front end has widgets
+# ---- the input line, in front ends with widgets
 
 
 def _shown_line(asked: Prediction) -> bool:
-    """Display a line to type the guess into: the question, a box, and how it was read. Returns whether it was shown."""
+    """Display an input line for the guess: the question, a box, and how it was read. Returns whether it was shown."""
     if not first_build.in_jupyterlab():
         return False
     try:
@@ -252,7 +252,7 @@ def _shown_line(asked: Prediction) -> bool:
             note.value = str(error)
 
     line.observe(typed, names="value")
-    # Shown and obeyed where the course's own extension of JupyterLab is: it runs the cell below.
+    # Only the course's own extension of JupyterLab shows and handles this: it runs the cell below.
     button = ipywidgets.Button(description="show the answer", layout=ipywidgets.Layout(display="none"))
     button.add_class("course-show-answer")
     sys.modules["IPython.display"].display(ipywidgets.VBox([label, ipywidgets.HBox([line, note, button])]))
@@ -262,7 +262,7 @@ def _shown_line(asked: Prediction) -> bool:
 def number(text: str, unit: str = "") -> float:
     """Read a number as people type it: 16, 1,024, 0,135, 1e9, 3×, 13.5 %, 1/7, 2^20, exp(-2), e^-2, 16 GiB.
 
-    unit: of the answer; it may follow the number. If it is %, 25 % is 25, else 0.25.
+    unit: that of the answer; it may follow the number. If it is %, 25 % is 25, else 0.25.
 
     Raises:
         ValueError: it is not a number; the message says what to type.
@@ -282,7 +282,7 @@ def number(text: str, unit: str = "") -> float:
 
 
 def _with_a_comma(text: str) -> str:
-    """Read a comma: 1,024 is 1024, while 0,135 and 3,5 have a decimal comma.
+    """Parse a comma: 1,024 is 1024, while 0,135 and 3,5 have a decimal comma.
 
     Raises:
         ValueError: it may be either, or neither.
@@ -291,7 +291,7 @@ def _with_a_comma(text: str) -> str:
         return text.replace(",", "")
     if re.fullmatch(r"0,\d+|\d+,\d{1,2}", text):
         return text.replace(",", ".")
-    raise ValueError("a comma stands before three digits, as in 1,024; write a decimal with a point, as in 3.5")
+    raise ValueError("a comma must be followed by three digits, as in 1,024; write a decimal with a point, as in 3.5")
 
 
 _NAMES = {"e": math.e, "pi": math.pi, "π": math.pi}
@@ -302,7 +302,7 @@ _DOES: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
-    ast.Pow: math.pow,  # of floats: too large a power is an error, and never a long wait
+    ast.Pow: math.pow,  # for floats, so that too large a power is an error and never takes long
 }
 
 

@@ -22,14 +22,14 @@ WAYS = {
 
 
 def inputs(rows: int, *, keys: int = 0, heads: int = 4, kv_heads: int = 2, d: int = 64) -> list[np.ndarray]:
-    """Make q, k, v and do in bfloat16, (1, tokens, heads, d), of non-zero mean. keys: as many as rows if 0."""
+    """Make q, k, v and do in bfloat16, (1, tokens, heads, d), of non-zero mean. keys: 0 for as many as rows."""
     rng = np.random.default_rng(17)
     shapes = ((rows, heads), (keys or rows, kv_heads), (keys or rows, kv_heads), (rows, heads))
     return [(rng.standard_normal((1, *shape, d)) + 0.25).astype(dtype_of("bfloat16")) for shape in shapes]
 
 
 def _in_heads(q: np.ndarray, *of_keys: np.ndarray) -> list[np.ndarray]:
-    """Convert to (1, heads, tokens, d) in float64, repeating heads of K and V for the heads of Q that share them."""
+    """Convert to (1, heads, tokens, d) in float64, repeating KV heads for the query heads that share them."""
     arrays = [a.astype(np.float64).swapaxes(1, 2) for a in (q, *of_keys)]
     return [a.repeat(arrays[0].shape[1] // a.shape[1], axis=1) for a in arrays]
 
@@ -82,7 +82,7 @@ def efficiency_table(record: Mapping[str, Any], *, heads: int = 16, causal: bool
     return "\n".join(lines)
 
 
-KINDS = [(part, causal) for part in ("forward", "backward") for causal in (False, True)]  # of short steps
+KINDS = [(part, causal) for part in ("forward", "backward") for causal in (False, True)]  # those of short steps
 
 
 def _short(record: Mapping[str, Any], way: str, part: str, causal: bool, heads: int) -> dict[int, Row]:
@@ -96,7 +96,7 @@ def _kinds(width: int) -> str:
 def graph_table(record: Mapping[str, Any], *, heads: int = 16) -> str:
     """Tabulate speeds relative to independent GPUs by peer copies: zigzag call by call, and graphs.
 
-    An all-gather's graphs are recorded for the forward alone.
+    An all-gather's graphs are recorded for the forward pass only.
     """
     ways = {"calls": "calls, peer", "graphs": "graph, peer", "graphs, all-gather": "all-gather, graph"}
     lines = [f"{'tokens a GPU':38}" + "".join(f"{n:>8,}" for n in SHORT)]
@@ -111,7 +111,7 @@ def graph_table(record: Mapping[str, Any], *, heads: int = 16) -> str:
 
 
 def apart_table(record: Mapping[str, Any], rows: int = 8192, *, heads: int = 16) -> str:
-    """Tabulate milliseconds of zigzag's graphs, of variants and of what is left of them, and of independent runs."""
+    """Tabulate milliseconds of zigzag's graphs, of variants of them with parts left out, and of independent runs."""
     variants = ("joined after", "no messages", "products alone")
     ways = ("graph, peer", *(f"graph, {variant}" for variant in variants), "all-gather, graph", "independent")
     lines = [f"{f'{rows:,} tokens a GPU':24}{_kinds(18)}"]
@@ -124,7 +124,7 @@ def apart_table(record: Mapping[str, Any], rows: int = 8192, *, heads: int = 16)
 
 
 def gather_table(record: Mapping[str, Any], rows: int = 16384) -> str:
-    """Tabulate the pieces of an all-gather, without a mask and causal: milliseconds, and the clock of the first GPU."""
+    """Tabulate the parts of an all-gather, without a mask and causal: milliseconds, and the clock of the first GPU."""
     pieces: dict[str, str] = {}
     for row in record["rows"]:
         if row["part"] == "gathered" and row["rows"] == rows:
@@ -137,7 +137,7 @@ def gather_table(record: Mapping[str, Any], rows: int = 16384) -> str:
 
 
 def copies_by_size(record: Mapping[str, Any], way: str = "peer copies", *, gpus: int = 2) -> dict[int, Row]:
-    """Return the rows of recorded copies of 8 heads of K and V, by tokens a GPU."""
+    """Return the rows of recorded copies of 8 KV heads, by tokens a GPU."""
     rows = (row for row in record["rows"] if row["part"] == "copies")
     return {row["rows"]: row for row in rows if row["name"] == way and row["gpus"] == gpus}
 
@@ -166,10 +166,10 @@ def longest(record: Mapping[str, Any]) -> dict[int, dict[str, Row]]:
 
 
 def error_of_merges(size: int, store: Callable[[Any], Any]) -> float:
-    """Measure the RMS error of a bfloat16 output into which `size` ranks' parts were merged one by one.
+    """Measure the RMS error of a bfloat16 output into which the parts of `size` ranks were merged one by one.
 
     Args:
-        store: what each partial output, and each merged one, goes through.
+        store: applied to each partial output, and to each merged one.
     """
     q, k, v, _ = inputs(512)
     o = lse = None

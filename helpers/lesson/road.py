@@ -1,4 +1,4 @@
-"""A learner's progress as text: what is solved and guessed in each notebook, what comes next, how long it takes.
+"""A learner's progress as text: what is solved and guessed in each notebook, and how long the rest takes.
 
 python3 helpers/course.py progress
 """
@@ -19,7 +19,7 @@ NOTEBOOKS = kernel.KERNELS.parent / "notebooks"
 
 @dataclass(frozen=True)
 class Stop:
-    """One notebook. minutes: to read and run it. solved: of its exercises. guesses: those that were answered."""
+    """One notebook. minutes: to read and run it. solved: of its exercises. guesses: the answered ones."""
 
     path: Path
     title: str
@@ -35,7 +35,7 @@ class Stop:
 
     @property
     def is_begun(self) -> bool:
-        """Check whether anything in it was guessed or solved."""
+        """Check whether any guess or solution was made in it."""
         return bool(self.solved or self.guesses)
 
     def line(self, width: int) -> str:
@@ -48,7 +48,7 @@ class Stop:
 
 
 def stops() -> list[Stop]:
-    """List the notebooks in their order."""
+    """List the notebooks in order."""
     entries = progress.read()
     road = []
     for path in sorted(NOTEBOOKS.glob("[0-9]*.ipynb")):
@@ -66,7 +66,7 @@ def stops() -> list[Stop]:
 
 
 def text() -> str:
-    """Write the table, what comes next, and how long all of it takes."""
+    """Write the table, what comes next, and the total time."""
     road = stops()
     width = max(len(stop.title) for stop in road)
     left = [one for stop in road for one in stop.left]

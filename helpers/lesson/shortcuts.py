@@ -57,7 +57,7 @@ def xray_stage(
     trace: bool | TraceOptions = False,
     **options: Any,
 ) -> Report:
-    """X-ray one launch on the CPU: the last one, if others prepare it. trace: as for `xray`.
+    """X-ray one launch on the CPU: the last one, if others prepare it. trace: see `xray`.
 
     Raises:
         ValueError: the stage needs several launches of its kernel for these arrays.
@@ -66,7 +66,7 @@ def xray_stage(
         ready, arrays, _ = stage_of(stage).plan(*map(_heads_first, (q, k, v)), source=code, **options)
     if ready is None or [launch.kernel for launch in ready.launches].count(ready.launches[-1].kernel) != 1:
         count = 0 if ready is None else len(ready.launches)
-        raise ValueError(f"{count} launches; look at one: give the arrays of one head")
+        raise ValueError(f"{count} launches, and only one can be X-rayed: pass the arrays of a single head")
     *_, (launch, compiled, args) = prepared_launches(ready, arrays)
     return xray(compiled, launch.grid, launch.block, args, launch.shared_bytes, trace=trace)
 
@@ -74,9 +74,9 @@ def xray_stage(
 def prepared_launches(
     ready: CompiledPlan, arrays: Mapping[str, Any]
 ) -> list[tuple[Launch, kernel.Kernel, tuple[Any, ...]]]:
-    """List a plan's launches with their kernels and arguments, and make those before the last, which prepare it.
+    """List a plan's launches with their kernels and arguments, and run all but the last, which they prepare.
 
-    Hold all of them: a tensor map of the last does not keep its array alive.
+    Keep the whole list: a tensor map of the last launch does not keep its array alive.
     """
     launches = ready.resolve_arguments(arrays)
     for launch, compiled, args in launches[:-1]:
@@ -98,11 +98,11 @@ def first_finding(
     sizes: Mapping[str, int],
     mbarriers: Sequence[str] = (),
 ) -> tuple[str, str]:
-    """X-ray a kernel with changes to its text, and return the kind of its first finding and the finding in short.
+    """X-ray a kernel with changes to its text, and return the kind and the summary of its first finding.
 
     Args:
-        changes: (old, new) pieces of the text. mbarriers: names of the last words of 8 bytes in shared memory, which
-            take the place of their addresses.
+        changes: (old, new) pieces of the text. mbarriers: names of the last 8-byte words in shared memory, which
+            replace their addresses in messages.
     """
     code = edit(kernel.source(stage.file), *changes)
     finding = xray_stage(stage, q, k, v, sizes=sizes, code=code).findings[0]
@@ -116,7 +116,7 @@ def first_finding(
 def fetched_keys(stage: str | Rung, q: Any, k: Any, v: Any, *, sizes: Mapping[str, int], **options: Any) -> np.ndarray:
     """Map (rows of q, rows of k) to 1 if the row's block fetches the key, else 0, by the X-ray.
 
-    The launch runs with a grid of one block, of two, and so on: what one more block fetches is what its rows need.
+    The launch runs with one block, with two, and so on: what each further block fetches is what its rows need.
 
     Args:
         q, k, v: of one head, (rows, head_dim). sizes: the tile sizes, BLOCK_M among them.
@@ -125,7 +125,7 @@ def fetched_keys(stage: str | Rung, q: Any, k: Any, v: Any, *, sizes: Mapping[st
         ValueError: arrays of several heads.
     """
     if q.ndim != 2:
-        raise ValueError(f"q has shape {q.shape}: give the arrays of one head")
+        raise ValueError(f"q has shape {q.shape}: pass the arrays of a single head")
     with kernel.built_when_launched():
         ready, arrays, _ = stage_of(stage).plan(*map(cp.asarray, (q, k, v)), sizes=sizes, **options)
     ((launch, compiled, args),) = ready.resolve_arguments(arrays)
@@ -192,7 +192,7 @@ def cute_offsets(layouts: Mapping[str, Asked]) -> dict[str, np.ndarray]:
 def step_diff(stage: str, n: int, *, context: int = 1, folded: bool = False) -> Html:
     """Show what step n of the climb to a stage changes. folded: a click on the step's own summary opens it.
 
-    All of the first step's file where the climb begins anew with it.
+    Shows the whole file of a first step that is not made from a stage.
     """
     numbers = list(by_number(stage))
     if n not in numbers:
@@ -202,7 +202,7 @@ def step_diff(stage: str, n: int, *, context: int = 1, folded: bool = False) -> 
     changes = sources.whole(after) if before == after else sources.diff(before, after, context=context)
     if not folded:
         return changes
-    own = sources.about(after) or [f"Step {n}, {LAST_IDEAS[stage]}"]  # the last step is a stage, with no such words
+    own = sources.about(after) or [f"Step {n}, {LAST_IDEAS[stage]}"]  # the last step is a stage: no summary
     return sources.folded(changes, own[0])
 
 
@@ -252,8 +252,8 @@ def writers(
 ) -> dict[str, np.ndarray]:
     """Map which block writes which tile, by the X-ray: (tiles, blocks) for each kernel and gradient.
 
-    1 is a tile that the block stores, 2 one that it adds to atomically. The launches run with a grid of one block, of
-    two, and so on: what one more block changes is what it writes.
+    1 is a tile that the block stores, 2 one that it adds to atomically. The launches run with one block, with two, and
+    so on: what each further block changes is what it writes.
 
     Args:
         do, q, k, v: of one head, (rows, head_dim). sizes: the tile sizes, BLOCK_M and BLOCK_N among them.
@@ -292,7 +292,7 @@ def _written(name: str) -> str:
 
 
 class ExpectedGradients(NamedTuple):
-    """The gradients that a kernel should return, in float64, and the absolute error that passes for each."""
+    """The gradients that a kernel should return, in float64, and the absolute error allowed for each."""
 
     dq: np.ndarray
     dk: np.ndarray
@@ -303,9 +303,9 @@ class ExpectedGradients(NamedTuple):
 def expect_gradients(do: Any, q: Any, k: Any, v: Any, **options: Any) -> ExpectedGradients:
     """Compute the gradients in float64, and their tolerances.
 
-    float32 has to be within 1e-5 of the largest value. In a half type NumPy rounds O, P, dS and the results, and
-    nothing else; a kernel may have twice its error, or one step of the type at the largest value. Where dP - D
-    cancels, as with one key, float32's rounding of dP is allowed.
+    float32: 1e-5 of the largest value. In a half type, NumPy rounds O, P, dS and the results, and nothing else; the
+    kernel may have twice this error, or one unit in the last place of the largest value. Where dP - D cancels, as with
+    a single key, float32's rounding of dP is allowed.
 
     Args:
         do, q, k, v: (rows, head_dim), or (batch, seq, heads, head_dim). options: of `reference.attention_backward`.
@@ -317,7 +317,7 @@ def expect_gradients(do: Any, q: Any, k: Any, v: Any, **options: Any) -> Expecte
     if dtype.itemsize == 2:
         near = _rounded_gradients(exact[0], exact[1], exact[2], exact[3], dtype, **options)
         step = float(ml_dtypes.finfo(dtype).eps)
-        length = np.linalg.norm(exact[0], axis=-1).max() * np.linalg.norm(exact[3], axis=-1).max()  # |dP| is below
+        length = np.linalg.norm(exact[0], axis=-1).max() * np.linalg.norm(exact[3], axis=-1).max()  # bounds |dP|
         of_float32 = 4e-7 * float(length * max(np.abs(exact[1]).max(), np.abs(exact[2]).max()))
         tolerance = tuple(
             max(2 * float(np.abs(a - b).max()), step * float(np.abs(b).max()), of_float32)
@@ -354,7 +354,7 @@ def _rounded_gradients(
 def _launches(
     stage: str | Rung, do: Any, q: Any, k: Any, v: Any, **options: Any
 ) -> Iterator[tuple[Any, kernel.Kernel, tuple[Any, ...]]]:
-    """List the launches of one call with their arguments; gradients are NaN before.
+    """List the launches of one call with their arguments; gradients start as NaN.
 
     The arrays of tensor maps live until the last launch has been taken.
     """

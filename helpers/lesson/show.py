@@ -4,7 +4,7 @@
     show.diff("02_tiled.cu", "03_online_softmax.cu")
     show.grid_picture(n=200, block=64)             a picture; the last value of a cell is displayed
 
-Every function returns an object that Jupyter displays. Texts and diffs are the same at every run. A picture is a PNG
+Every function returns an object that Jupyter displays. Texts and diffs are the same in every run. A picture is a PNG
 on white, which JupyterLab and the site invert in a dark theme; a moving figure is HTML with a script. The repr of
 both is a sentence that says what they show.
 """

@@ -1,4 +1,4 @@
-"""The NumPy experiments of notebooks 15 and 15b: float32 in two short parts, and products of them.
+"""The NumPy experiments of notebooks 15 and 15b: float32 numbers in two short parts, and products of these parts.
 
 schemes = {"3 TF32": tf32_parts, "3 fp16": fp16_parts, "3 bf16": bf16_parts}
 error_of_scores(tf32_parts, q, k)       # the largest error of q k^T / 8 by three products of parts

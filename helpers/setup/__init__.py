@@ -1,1 +1,1 @@
-"""Make, check and enter .venv: what course.py does before its packages are there."""
+"""Make, check and enter .venv: what course.py does before its packages are installed."""

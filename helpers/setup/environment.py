@@ -1,8 +1,8 @@
 """The .venv next to environment.yml: check its state; make, fill, repair and enter it.
 
-A stamp in it remembers what the last complete set-up installed, so that a later start needs no network. A set-up that
-was stopped, a folder that was moved, a list that has changed: each is noticed, and no more is done than it needs. An
-extra that was asked for once stays: later commands need not ask for it again.
+A stamp in it records what the last complete set-up installed, so that a later start needs no network. An interrupted
+set-up, a moved folder and a changed list are each detected, and only the necessary steps are run. Extras stay: later
+commands need not ask for them again.
 """
 
 import contextlib
@@ -26,9 +26,9 @@ READY = "COURSE_READY"  # set for one start only: the parent has just checked .v
 
 
 def enter(extras: "list[str]", first: "Callable[[], None]" = lambda: None) -> None:
-    """Continue in .venv, after repairing it if necessary: restart course.py on its Python, unless this is it.
+    """Continue in .venv, repaired if necessary: restart course.py on its Python, unless that is running already.
 
-    extras: those of environment.yml to install as well; the stamp remembers them.
+    extras: those of environment.yml to install as well; the stamp records them.
     first: called before packages are installed, if any are.
 
     Raises Problem, which says what the user can do, if the set-up fails.
@@ -38,7 +38,7 @@ def enter(extras: "list[str]", first: "Callable[[], None]" = lambda: None) -> No
             set_up(extras, first)
         except OSError as error:
             raise Problem(
-                f"the set-up stopped: {error}\nMend: see that {ROOT} is yours to write in and that the disk "
+                f"the set-up stopped: {error}\nFix: check that you may write to {ROOT} and that the disk "
                 f"has room, or copy the course elsewhere. Then run: {command_line('python3')}"
             ) from None
     if not inside_venv():
@@ -54,9 +54,9 @@ def set_up(extras: "list[str]", first: "Callable[[], None]" = lambda: None) -> N
     if need == "ready":
         return
     with only_one():
-        need, why = venv_needs(extras)  # again: another course.py may just have finished it
+        need, why = venv_needs(extras)  # check again: another course.py may have finished it meanwhile
         if need == "move" and os.name == "nt":
-            need = "make"  # its launchers are binaries with the old place inside
+            need = "make"  # its launchers are binaries that contain the old path
         if need == "move":
             say(f"{why}: repairing its scripts")
             move_venv(read_stamp()["home"])
@@ -70,7 +70,7 @@ def set_up(extras: "list[str]", first: "Callable[[], None]" = lambda: None) -> N
             say(why)
         parts = parts_of(extras)
         with contextlib.suppress(FileNotFoundError):
-            STAMP.unlink()  # from here on .venv is half made, until the new stamp
+            STAMP.unlink()  # .venv is incomplete from here on, until the new stamp
         first()
         begin = time.monotonic()
         room = f"{ROOM} and {' and '.join(extras)}" if extras else ROOM
@@ -117,14 +117,14 @@ def venv_needs(extras: "list[str]") -> "tuple[str, str]":
 
 
 def probe() -> "tuple[str, Path] | None":
-    """Ask the Python in .venv for its version ("3.12") and site-packages; None if it does not start."""
+    """Ask the Python in .venv for its version ("3.12") and site-packages; None if it cannot start."""
     code = "import sys, sysconfig as s; print('%d.%d' % sys.version_info[:2]); print(s.get_paths()['purelib'])"
     try:
         answer = subprocess.run(
             [str(VENV_PYTHON), "-I", "-c", code],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            timeout=600,  # of a Python that hangs: on a busy machine its start takes seconds
+            timeout=600,  # for a Python that hangs: on a busy machine its start takes seconds
             check=True,
         )
         version, folder = answer.stdout.decode().splitlines()
@@ -134,7 +134,7 @@ def probe() -> "tuple[str, Path] | None":
 
 
 def installed(folder: Path) -> "tuple[set[str], bool]":
-    """List the distributions in site-packages, and check whether one of them was left half written.
+    """List the distributions in site-packages, and check whether one of them is half written.
 
     pip writes RECORD last, and renames what it is replacing to ~name; either leftover means it was killed.
     """
@@ -149,7 +149,7 @@ def installed(folder: Path) -> "tuple[set[str], bool]":
 
 
 def read_stamp() -> dict:
-    """Read what the last complete set-up wrote; {} if there is none."""
+    """Read the stamp of the last complete set-up; {} if there is none."""
     try:
         stamp = json.loads(STAMP.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -199,7 +199,7 @@ def only_one():
 def locked(path: Path, tell: "Callable[[], None]"):
     """Hold a lock between processes. The system frees it when the process ends, however it ends.
 
-    path: of a file in a folder that exists. tell: called once if another process has it, before waiting for that.
+    path: a file in an existing folder. tell: called once before waiting, if another process holds the lock.
     """
     with open(str(path), "a") as lock:
         if sys.platform == "win32":
@@ -224,14 +224,14 @@ def locked(path: Path, tell: "Callable[[], None]"):
                 tell()
                 fcntl.flock(lock, fcntl.LOCK_EX)
             except OSError:
-                pass  # a network file system without locks: go on without
+                pass  # a network file system without locks: continue without
         yield
 
 
 def make_venv(why: str) -> None:
     """Make .venv without the packages, replacing what is there.
 
-    Raises Problem if this Python cannot, or if the disk does not let it.
+    Raises Problem if this Python has no venv, or if the disk is full or read-only.
     """
     if VENV.exists() and not VENV.is_dir():
         raise Problem(f"{VENV} is a file, but a folder is needed. Move it away and run the same command again.")
@@ -242,12 +242,12 @@ def make_venv(why: str) -> None:
 
 
 def install(parts: "list[str]", title: str) -> None:
-    """Install these parts of the lock into .venv by pip.
+    """Install these parts of the lock into .venv with pip.
 
     Raises Problem if pip fails.
     """
     env = dict(pip_variables(), PIP_USER="0", PIP_NO_INPUT="1", PIP_DISABLE_PIP_VERSION_CHECK="1", PYTHONUNBUFFERED="1")
-    pip = [str(VENV_PYTHON), "-m", "pip"]  # without -I, under which pip would not read the PIP_ variables set here
+    pip = [str(VENV_PYTHON), "-m", "pip"]  # no -I, with which pip would ignore the PIP_ variables set here
     other = {"cuda12": "cuda13", "cuda13": "cuda12"}
     replaced = {name for part in parts if part in other for name in locked_names(other[part]) - locked_names(part)}
     folder = probe()
@@ -255,19 +255,19 @@ def install(parts: "list[str]", title: str) -> None:
     if stale:  # two builds of CuPy would overwrite each other's files
         follow([*pip, "uninstall", "--yes", *stale], f"removing {', '.join(stale)}", env)
     for calls in pip_installs(parts, CACHE):
-        # Compiling every module takes as long as all the rest; Python compiles those that are imported.
+        # Compiling every module would double the time; Python compiles what is imported.
         first, *others = ([*pip, "install", "--no-compile", *words] for words in calls)
         follow(first, title, env, *others)
 
 
 def pip_variables() -> "dict[str, str]":
-    """Return the environment variables for a set-up, without settings that would install the packages elsewhere."""
+    """Return the environment variables for a set-up, without settings that would install packages elsewhere."""
     stray = ("PYTHONHOME", "PYTHONPATH", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_DRY_RUN")
     return {key: value for key, value in os.environ.items() if key not in stray}
 
 
 def move_venv(old: str) -> None:
-    """Write the new path of .venv into its scripts, which name the Python at the old one."""
+    """Replace the old path of .venv in its scripts by the new one."""
     new = str(VENV.resolve())
     for path in [VENV / "pyvenv.cfg", *VENV_PYTHON.parent.iterdir()]:
         if path.is_symlink() or not path.is_file() or path.stat().st_size > 1 << 20:
@@ -284,13 +284,13 @@ def inside_venv() -> bool:
 
 
 def leave_venv() -> None:
-    """Restart on the Python that .venv was made from, if this process runs on .venv, which is about to be made anew."""
+    """Restart on the Python that .venv was made from, if this process runs on a .venv that is about to be replaced."""
     if not inside_venv():
         return
-    # Before Python 3.11, sys._base_executable is .venv's own link; on Windows there is no link to follow.
+    # Before Python 3.11, sys._base_executable is .venv's own link; Windows has no link to follow.
     base = getattr(sys, "_base_executable", "") if os.name == "nt" else os.path.realpath(sys.executable)
     if not base or os.path.realpath(os.path.dirname(base)) == str(VENV_PYTHON.parent.resolve()):
-        raise Problem(f".venv must be made anew and cannot do it itself. Run: {command_line('python3')}")
+        raise Problem(f".venv has to be replaced, which its own Python cannot do. Run: {command_line('python3')}")
     restart(base, dict(os.environ))
 
 
@@ -302,12 +302,12 @@ def put_first(name: str, entry: str, others: str) -> None:
 
 def set_variables(python_is_ours: bool) -> None:
     """Set the environment so that child processes (workers, notebook kernels) find `helpers` and prefer this Python."""
-    # What a PYTHONPATH of the user's holds was not made for .venv.
+    # The user's PYTHONPATH was not made for .venv.
     put_first("PYTHONPATH", str(ROOT), "" if python_is_ours else os.environ.get("PYTHONPATH", ""))
-    kernels = os.path.join(sys.prefix, "share", "jupyter")  # before a python3 kernel installed for the user
+    kernels = os.path.join(sys.prefix, "share", "jupyter")  # before a python3 kernel that the user has installed
     put_first("JUPYTER_PATH", kernels, os.environ.get("JUPYTER_PATH", ""))
-    # Some images of containers set it. Each notebook and each of some hundred programs that tests start would then
-    # compile the course's modules, and those of .venv, anew.
+    # Some container images set it. Then each notebook, and each of the hundreds of programs that tests start, would
+    # recompile the modules of the course and of .venv.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if python_is_ours:
         os.environ.pop("PYTHONHOME", None)

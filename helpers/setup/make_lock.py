@@ -1,14 +1,14 @@
-"""Write locked/: the exact versions, with the hashes of all their files, of what environment.yml lists. Needs uv.
+"""Write locked/: exact versions and the hashes of all files, for everything that environment.yml lists. Needs uv.
 
     pip install uv
     python3 -m helpers.setup.make_lock              keeps the versions that still fit
     python3 -m helpers.setup.make_lock --upgrade    takes the newest
 
-One resolution covers Python 3.10 and newer on every system. It is written in parts, a file each: base, the packages for
-CUDA 12 and for 13, and the extras, without the packages that base has.
+One resolution covers Python 3.10 and newer on every system. It is written in parts, one file each: base, the packages
+for CUDA 12 and for 13, and the extras without base's packages.
 
 PyTorch has a build for the CPU and one for each CUDA, with hashes of their own, and pip's index decides which of them
-is installed. So the version stands without hashes in torch.unhashed.txt, where it is changed by hand, and the packages
+is installed. So torch.unhashed.txt has the version without hashes, and is edited by hand, and the packages
 that only some builds need are not locked.
 """
 
@@ -41,7 +41,7 @@ def resolve(requirements: "list[str]", *options: str) -> "list[str]":
     """Lock these requirements with uv: a text for each package, of its requirement, hashes and "# via" comments."""
     with tempfile.TemporaryDirectory() as folder:
         lock = Path(folder) / "lock.txt"
-        # uv keeps the versions that it finds in the file.
+        # uv keeps the versions that are already in the file.
         lock.write_text("".join(path.read_text(encoding="utf-8") for path in sorted(LOCKED.glob("*[!d].txt"))))
         argv = ["uv", "pip", "compile", "--quiet", "--universal", "--generate-hashes", "--no-header", "-o", str(lock)]
         argv += ["--python-version", "{}.{}".format(*OLDEST), *options, "-"]
@@ -50,7 +50,7 @@ def resolve(requirements: "list[str]", *options: str) -> "list[str]":
 
 
 def needs(blocks: "list[str]") -> "dict[str, set[str]]":
-    """Map each package to those that it needs, by the "# via" comments."""
+    """Map each package to its dependencies, from the "# via" comments."""
     brings = {}  # type: dict[str, set[str]]
     for block in blocks:
         for parent in re.findall(r"#(?: +via)? +([\w.-]+)$", block, re.M):
@@ -59,7 +59,7 @@ def needs(blocks: "list[str]") -> "dict[str, set[str]]":
 
 
 def reached(names: "set[str]", brings: "dict[str, set[str]]") -> "set[str]":
-    """Return these packages and all that they need."""
+    """Return these packages and all of their dependencies."""
     todo, result = set(names), set()  # type: set[str], set[str]
     while todo:
         name = todo.pop()
@@ -69,7 +69,7 @@ def reached(names: "set[str]", brings: "dict[str, set[str]]") -> "set[str]":
 
 
 def name_of(requirement: str) -> str:
-    """Return the canonical name of the package that a requirement is for."""
+    """Return the canonical name of the package in a requirement."""
     return canonical(re.match(r"[\w.-]+", requirement)[0])
 
 

@@ -27,14 +27,14 @@ NETWORK = (
 
 
 def follow(argv: "list[str]", title: str, env: "dict[str, str] | None" = None, *more: "list[str]") -> None:
-    """Run a step of the set-up with a line of progress. more: programs that run at the same time.
+    """Run a step of the set-up with a line of progress. more: programs that run in parallel.
 
     Raises Problem, with the last lines of what the step printed, if it fails.
     """
     failed = []  # type: list[collections.deque[str]]
     with Progress(title) as progress, contextlib.ExitStack() as stack:
         file = None
-        with contextlib.suppress(OSError):  # a full disk must not hide the message about the full disk
+        with contextlib.suppress(OSError):  # a full disk must not hide the message that the disk is full
             file = stack.enter_context(open(str(LOG), "w", encoding="utf-8"))
         pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         children = [subprocess.Popen(each, env=env, cwd=str(ROOT), **pipe) for each in (argv, *more)]
@@ -68,7 +68,7 @@ def follow(argv: "list[str]", title: str, env: "dict[str, str] | None" = None, *
 
 
 class Progress:
-    """The progress of a long step: one line that rewrites itself in a terminal, a line now and then in a log."""
+    """The progress of a long step: a line that is rewritten in a terminal, or repeated now and then in a log."""
 
     def __init__(self, title: str) -> None:
         self.title, self.state = title, "working"
@@ -104,38 +104,38 @@ class Progress:
         match = re.match(r"\s*(Collecting|Downloading|Using cached|Building|Installing collected)\s*(.*)", line)
         if match:
             what, name = match.groups()
-            name = re.sub(r"^(\S+?)-\d\S*", r"\1", name)  # a file's name down to its package
+            name = re.sub(r"^(\S+?)-\d\S*", r"\1", name)  # reduce a file's name to its package
             self.state = "writing the files" if what.startswith("Installing") else f"{what.lower()} {name}"
 
 
 def explain(doing: str, log: "list[str]") -> Problem:
-    """Explain why a step of the set-up failed, by its output."""
+    """Explain from its output why a step of the set-up failed."""
     text = "\n".join(log)
     version = "{}.{}".format(*sys.version_info[:2])
     if re.search(DISK, text, re.I):
         folders = [str(ROOT), os.environ.get("TMPDIR", "/tmp")]
         free = [f"{path} has {shutil.disk_usage(path).free / 1e9:.1f} GB" for path in folders if os.path.isdir(path)]
         why = f"the disk is full. {ROOM} are needed here, and 1 GB for temporary files ({', '.join(free)})."
-        mend = "free some space, or set TMPDIR to a folder that has some."
+        fix = "free some space, or set TMPDIR to a folder that has some."
     elif re.search(CERTIFICATE, text):
-        why = "the certificate of the package index was refused. A proxy often puts its own in place."
-        mend = "set PIP_CERT to the file of your network's certificate."
+        why = "the certificate of the package index was refused. Proxies often substitute their own."
+        fix = "set PIP_CERT to the file of your network's certificate."
     elif re.search(NETWORK, text):
         why = "there is no network, or the package index does not answer. Only the set-up needs it."
-        mend = "connect, or set HTTPS_PROXY or PIP_INDEX_URL as your network requires."
+        fix = "connect, or set HTTPS_PROXY or PIP_INDEX_URL as your network requires."
     elif "DO NOT MATCH THE HASHES" in text:
         why = "the package index has another file of this version than the lock in helpers/setup/locked."
-        mend = "let PIP_INDEX_URL, PIP_EXTRA_INDEX_URL and PIP_FIND_LINKS name indexes with the published files."
+        fix = "let PIP_INDEX_URL, PIP_EXTRA_INDEX_URL and PIP_FIND_LINKS name indexes with the published files."
     elif re.search(r"from versions: |No matching distribution", text):
         why = f"the package index has no such file for Python {version} on this system, or does not answer."
-        mend = f"see that the network works; or change system: {KNOWN}."
+        fix = f"check the network, or use another system: {KNOWN}."
     else:
         why = f"its last lines are above; {KNOWN}."
-        mend = "do as the lines say, or delete .venv to start over."
+        fix = "follow the lines above, or delete .venv to start over."
     tail = "\n".join("    " + line[:150] for line in [line for line in log if line.strip()][-8:])
     where = f"\n    (all of it: {LOG})" if LOG.is_file() else ""
     again = f"Then run the same command again: {command_line('python3')}"
-    return Problem(f"{doing} failed:\n{tail}{where}\n{why}\nMend: {mend}\n{again}")
+    return Problem(f"{doing} failed:\n{tail}{where}\n{why}\nFix: {fix}\n{again}")
 
 
 def no_venv_text() -> str:
@@ -143,7 +143,7 @@ def no_venv_text() -> str:
     version = "{}.{}".format(*sys.version_info[:2])
     return (
         f"this Python ({sys.executable}) cannot make a .venv: its module venv or ensurepip is missing.\n"
-        f"Mend on Debian or Ubuntu: sudo apt install python3-venv   (or python{version}-venv)\n"
+        f"Fix on Debian or Ubuntu: sudo apt install python3-venv   (or python{version}-venv)\n"
         f"Without root rights: conda env create -f environment.yml && conda activate {the_list()[0]}\n"
         f"Then run the same command again: {command_line('python3')}"
     )

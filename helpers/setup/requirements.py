@@ -1,8 +1,8 @@
 """Say which Python and packages the course needs, and whether the running Python has them.
 
-The packages are the pip: block of environment.yml, the one list: conda reads that file too. Its extras are what a
-command installs when it is asked to, such as `lab --torch`; conda reads these lines as comments. The folder locked/
-has the exact versions, with hashes, that .venv gets; make_lock.py writes them from the list.
+The packages are listed in one place, the pip: block of environment.yml, which conda reads too. Its extras are installed
+on request, for example by `lab --torch`; for conda these lines are comments. The folder locked/ has the exact versions,
+with hashes, that .venv gets; make_lock.py writes them from the list.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from helpers.setup.script import ROOT, Problem, command_line, say
 
 OLDEST = (3, 10)
 KNOWN = "known to work are Python 3.10 to 3.14 on Linux (glibc) or macOS, 64 bits"
-ROOM = "1.2 GB"  # what a full .venv takes, for messages
+ROOM = "1.2 GB"  # the size of a complete .venv, for messages
 LIST = ROOT / "environment.yml"
 LOCKED = ROOT / "helpers" / "setup" / "locked"
 
@@ -27,8 +27,8 @@ LOCKED = ROOT / "helpers" / "setup" / "locked"
 def read_list(text: str) -> "tuple[str, list[str]]":
     """Read the name and the pip requirements of an environment.yml.
 
-    Reads the subset of YAML that the file is written in: `name:`, and the items under `- pip:`. Comments and
-    quotes are taken off; environment markers (`; sys_platform != "darwin"`) stay, pip reads them.
+    Reads the subset of YAML that the file is written in: `name:`, and the items under `- pip:`. Comments and quotes are
+    removed; environment markers (`; sys_platform != "darwin"`) stay for pip.
 
     Raises Problem if the name or the pip: block is missing.
     """
@@ -50,7 +50,7 @@ def read_list(text: str) -> "tuple[str, list[str]]":
             name = line[len("name:") :].strip().strip("'\"")
     if not name or not requirements:
         raise Problem(
-            "environment.yml has no {}. It is the list of what the course needs: get it back with "
+            "environment.yml has no {}. It lists what the course needs: restore it with "
             "`git checkout environment.yml`.".format("pip: block" if name else "name:")
         )
     return name, requirements
@@ -59,11 +59,11 @@ def read_list(text: str) -> "tuple[str, list[str]]":
 def read_extra(text: str, extra: str) -> "list[str]":
     """Read the requirements of an extra in an environment.yml, from its lines "# extra NAME: requirement".
 
-    Raises Problem if there is no extra of that name.
+    Raises Problem if there is no such extra.
     """
     lines = re.findall(rf"^\s*# extra {re.escape(extra)}: (.+?)(?:[ \t]+#.*)?$", text, re.M)
     if not lines:
-        raise Problem(f"environment.yml has no extra {extra!r}. Get the file back with `git checkout environment.yml`.")
+        raise Problem(f"environment.yml has no extra {extra!r}. Restore the file with `git checkout environment.yml`.")
     return lines
 
 
@@ -77,7 +77,7 @@ def without_dependencies(text: str) -> "list[str]":
 
 
 def cuda_version() -> int:
-    """Choose the major version of CUDA for CuPy on this machine: 13 if its GPUs and their driver have it, else 12.
+    """Choose CuPy's major version of CUDA for this machine: 13 if its GPUs and driver support it, else 12.
 
     PyTorch's usual build brings CUDA 13, so both then use the same libraries.
     """
@@ -87,13 +87,13 @@ def cuda_version() -> int:
     except (OSError, subprocess.SubprocessError):
         return 12
     gpus = re.findall(r"^(\d+)[\d.]*, (\d+)\.(\d+)$", answer, re.M)
-    # 580 is the first driver with CUDA 13, which compiles for compute capability 7.5 and newer.
+    # CUDA 13 needs driver 580 and compute capability 7.5.
     new = [int(driver) >= 580 and (int(major), int(minor)) >= (7, 5) for driver, major, minor in gpus]
     return 13 if new and all(new) else 12
 
 
 def lock_files(parts: "Iterable[str]") -> "tuple[list[Path], list[Path]]":
-    """List these parts' files in locked/: those with hashes, then those of packages whose build the index chooses.
+    """List these parts' files in locked/: those with hashes first, then those whose build the index chooses.
 
     Raises Problem if a part has none.
     """
@@ -107,17 +107,17 @@ def lock_files(parts: "Iterable[str]") -> "tuple[list[Path], list[Path]]":
 def pip_installs(parts: "Iterable[str]", folder: Path) -> "list[list[list[str]]]":
     """Return the arguments of `pip install` commands that install these parts of the lock.
 
-    They come in rounds: what is in a round may run at the same time. folder: for files that they read.
+    They come in rounds; those of one round may run in parallel. folder: for the files that they read.
     """
     hashed, unhashed = lock_files(parts)
     text = "".join(path.read_text(encoding="utf-8") for path in hashed)
     locked = {}  # type: dict[str, str]
     for entry, name in re.findall(r"^(([\w.-]+)==.*\n(?:[ \t]+.*\n)*)", text, re.M):
-        locked[name] = locked.get(name, "") + entry  # other versions of Python may have an entry of their own
+        locked[name] = locked.get(name, "") + entry  # other versions of Python may have their own entry
     halves = [folder / f"packages-{half}.txt" for half in (1, 2)]
     for half, path in enumerate(halves):
         path.write_text("".join(list(locked.values())[half::2]), encoding="utf-8")
-    # The lock is complete: pip has no dependencies to look for, and halves do not meet.
+    # The lock is complete, so pip need not resolve dependencies, and its halves are disjoint.
     first = [["--no-deps", "--require-hashes", "-r", str(path)] for path in halves if path.stat().st_size]
     return [first, *([["-r", str(path)]] for path in unhashed)]
 
@@ -153,7 +153,7 @@ def canonical(name: str) -> str:
 def need_python() -> None:
     """Check that the running Python is new enough.
 
-    Raises Problem if it is not, naming a newer one of this machine.
+    Raises Problem if it is not, and names a newer one on this machine.
     """
     if tuple(sys.version_info[:2]) >= OLDEST:
         return
@@ -161,17 +161,17 @@ def need_python() -> None:
     text = f"Python {sys.version.split()[0]} ({sys.executable}) is too old, {wanted} or newer is needed."
     for minor in range(20, OLDEST[1] - 1, -1):
         name = f"python3.{minor}"
-        # A name on the path may be a shim with nothing behind it: see that it starts.
+        # A name on PATH may be a shim without a program: check that it starts.
         if shutil.which(name) and subprocess.call([name, "-c", ""], stderr=subprocess.DEVNULL) == 0:
-            raise Problem(f"{text}\nMend: this machine has {name}. Run: {command_line(name)}")
+            raise Problem(f"{text}\nFix: this machine has {name}. Run: {command_line(name)}")
     raise Problem(
-        f"{text}\nMend: install one from python.org, or with conda: conda env create -f environment.yml && "
+        f"{text}\nFix: install one from python.org, or with conda: conda env create -f environment.yml && "
         f"conda activate {the_list()[0]}"
     )
 
 
 def is_conda(name: str) -> bool:
-    """Check whether the running Python is that of the conda environment of this name, and the environment is active."""
+    """Check whether the running Python is that of this active conda environment."""
     prefix = os.environ.get("CONDA_PREFIX", sys.prefix)
     return os.environ.get("CONDA_DEFAULT_ENV") == name and os.path.realpath(prefix) == os.path.realpath(sys.prefix)
 
@@ -192,14 +192,14 @@ def missing_here(requirements: "list[str]") -> "list[str]":
             continue
         version = present.get(canonical(wanted.name))
         if version is None and wanted.name.startswith("cupy") and importlib.util.find_spec("cupy"):
-            continue  # CuPy built for another CUDA, or conda's own
+            continue  # CuPy built for another CUDA, or from conda
         if version is None or not wanted.specifier.contains(version, prereleases=True):
             missing.append(text.split(";")[0].strip())
     return missing
 
 
 def use_this_python(requirements: "list[str]", modules: "list[str]") -> None:
-    """Print what is missing in the running Python.
+    """Print the packages that the running Python lacks.
 
     Raises Problem if the command cannot start without (one of `modules`).
     """
@@ -213,8 +213,8 @@ def use_this_python(requirements: "list[str]", modules: "list[str]") -> None:
         calls = {"": [item for item in missing if item not in marked]}
         calls["--no-deps "] = [item for item in missing if item in marked]
         quoted = {option: " ".join(f'"{item}"' for item in items) for option, items in calls.items() if items}
-        mend = "".join(f"\n    {sys.executable} -m pip install {option}{items}" for option, items in quoted.items())
-        say(f"this Python ({sys.executable}) lacks {', '.join(missing)}{mend}")
+        commands = "".join(f"\n    {sys.executable} -m pip install {option}{items}" for option, items in quoted.items())
+        say(f"this Python ({sys.executable}) lacks {', '.join(missing)}{commands}")
     absent = [name for name in modules if importlib.util.find_spec(name) is None]
     if absent:
         raise Problem(f"this command needs {', '.join(absent)}. Install what is missing as said above.")

@@ -1,4 +1,4 @@
-"""course.py as a program: its paths and messages, and how it replaces itself by another program."""
+"""course.py as a program: its paths and messages, and how it is replaced by another program."""
 
 import contextlib
 import os
@@ -12,11 +12,11 @@ CACHE = ROOT / ".cache"
 
 
 class Problem(Exception):
-    """Something that the user can correct. The text says what, and how."""
+    """An error that the user can correct. The text says what is wrong, and how to correct it."""
 
 
 def say(text: str) -> None:
-    """Print one line of course.py's own on stderr, so that stdout belongs to the command."""
+    """Print a message of course.py's own on stderr, so that stdout belongs to the command."""
     print("course: " + text, file=sys.stderr, flush=True)
 
 
@@ -35,12 +35,12 @@ def restart(python: str, env: "dict[str, str]") -> None:
 
 
 def become(argv: "list[str]", env: "dict[str, str]") -> None:
-    """Replace this process by another, which then receives Ctrl-C and sets the exit code. Does not return."""
+    """Replace this process with another, which then receives Ctrl-C and sets the exit code. Does not return."""
     sys.stdout.flush()
     sys.stderr.flush()
     if os.name != "nt":
         os.execve(argv[0], argv, env)
-    child = subprocess.Popen(argv, env=env)  # on Windows exec returns to the prompt at once
+    child = subprocess.Popen(argv, env=env)  # on Windows exec would return to the prompt at once
     while True:
         with contextlib.suppress(KeyboardInterrupt):
             sys.exit(child.wait())

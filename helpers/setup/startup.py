@@ -1,4 +1,4 @@
-"""IPython's configuration in .venv: before a notebook's first cell has run, `%%cuda` says what to do."""
+"""IPython's configuration in .venv: until a notebook's first cell has run, `%%cuda` tells the user to run it."""
 
 import contextlib
 import os
@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 MARK = "# Written by helpers/course.py; without this line it is left as it is."
-# IPython reads it from the folder of its Python, and what a user's own profile says goes on top.
+# IPython reads it from its Python's folder; settings in the user's own profile take precedence.
 CONFIG = (
     MARK
     + '''
@@ -22,7 +22,7 @@ del _cuda
 
 
 def write(prefix: str = sys.prefix) -> None:
-    """Write the file if it is missing or an older one of ours. A failure to write it is ignored."""
+    """Write the file if it is missing or an older version of ours. Failures are ignored."""
     path = Path(prefix) / "etc" / "ipython" / "ipython_config.py"
     with contextlib.suppress(OSError, UnicodeDecodeError):
         current = path.read_text(encoding="utf-8") if path.exists() else MARK

@@ -1,4 +1,4 @@
-"""The course's version: the newest heading of CHANGELOG.md, so that it is written in one place.
+"""The course's version: the newest heading of CHANGELOG.md, the only place where it is written.
 
     python3 -m helpers.setup.version        # prints that version's changes, as a release on GitHub shows them
 

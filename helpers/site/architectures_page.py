@@ -1,4 +1,4 @@
-"""The page that says what runs on which GPU, from Turing to Blackwell, and what the compiler makes of it there."""
+"""The page of what runs on each GPU, from Turing to Blackwell, and what the compiler makes of it there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from helpers.bench.architectures import (
 from helpers.lesson.exercises.holes import number_of
 from helpers.site import notebook_pages
 
-HOPPERS = ("10", "13", "16")  # notebooks whose kernels one architecture runs
+HOPPERS = ("10", "13", "16")  # notebooks whose kernels run on one architecture only
 
 
 def page() -> str:
@@ -79,12 +79,12 @@ def _default_rows() -> Iterator[list[str]]:
 
 
 def _breakable(name: str) -> str:
-    """Let a name be broken after its underscores, so that all architectures stand side by side."""
+    """Allow line breaks after a name's underscores, so that all architectures fit side by side."""
     return name.replace("_", "_<wbr>")
 
 
 def _hoppers() -> Iterator[str]:
-    """Say what to read in place of the notebooks whose kernels one architecture runs, and what their stages say."""
+    """Name replacements for notebooks whose kernels run on one architecture, and say what their stages report."""
     rows, reasons = [], []
     for path in notebook_pages.paths():
         number = number_of(path.name)
@@ -118,7 +118,7 @@ def _notebook(stage: Rung) -> str:
 
 
 def _compiled(heads: list[str]) -> Iterator[str]:
-    """Compile every stage for every architecture, head_dim 64: registers, and bytes of spills where there are some."""
+    """Compile every stage for every architecture, head_dim 64: registers, and bytes of spills if there are any."""
     try:
         major, minor = nvrtc_version()
     except NvrtcMissing as error:

@@ -28,7 +28,7 @@ from helpers.site.links import ROOT, Links
 SETTINGS = Path(__file__).resolve().parent / "sphinx"
 FOLDER = ROOT / "book"
 EXTRA = "extra"  # in the folder of the sources: what the site has besides its pages
-# Texts of the repository that are pages as they are, by the heading of the sidebar that they stand under.
+# Texts of the repository that become pages unchanged, by their heading in the sidebar.
 TEXTS = {
     "The course": ["notebooks/glossary.md", "notebooks/references.md"],
     "For teachers": ["teachers/README.md"],
@@ -36,19 +36,19 @@ TEXTS = {
 }
 
 
-ICONS = "_static/scripts/fontawesome.js"  # the theme's 2,000 icons, a third of what a first visit would load
+ICONS = "_static/scripts/fontawesome.js"  # the theme's 2,000 icons, a third of a first visit's download
 _ICON = re.compile(r"""(?P<quote>"?)(?P<name>[\w-]+)(?P=quote):\[\d+,\d+,\[[^\]]*\],"\w+",(?:"[^"]*"|\[[^\]]*\])\],?""")
 
 
 class BookFailed(RuntimeError):
-    """Sphinx has found an error in the pages; the message is Sphinx's."""
+    """Sphinx found an error in the pages; the message is Sphinx's."""
 
 
 def sources(folder: Path) -> None:
     """Write the source of every page into an empty folder.
 
     Raises:
-        ValueError: a link of a text leads nowhere.
+        ValueError: a link in a text is broken.
     """
     readme = (ROOT / readme_pages.FILE).read_text(encoding="utf-8")
     texts = {name: [file for file in files if (ROOT / file).is_file()] for name, files in TEXTS.items()}
@@ -112,12 +112,12 @@ def build(folder: Path = FOLDER, words: Sequence[str] = ()) -> Path:
     """Make the site: folder/source, then folder/html. Returns the path of its first page.
 
     Args:
-        words: further options of Sphinx's.
+        words: further options for Sphinx.
 
     Raises:
-        BookFailed: Sphinx warned of a page, such as of a link within the site that leads nowhere; or is not installed.
+        BookFailed: Sphinx warned about a page, such as about a broken link within the site; or is not installed.
         RuntimeError: a usual mistake is no longer planted, or passes; a kernel could not be launched for its X-ray.
-        ValueError: a link of a text leads nowhere.
+        ValueError: a link in a text is broken.
     """
     source, html = folder / "source", folder / "html"
     for old in (source, html):
@@ -134,7 +134,7 @@ def build(folder: Path = FOLDER, words: Sequence[str] = ()) -> Path:
 
 
 def _lighten(html: Path) -> None:
-    """Leave out of the site what no page shows: icons of the theme, and the maps of its scripts."""
+    """Remove from the site what no page uses: the theme's icons, and its scripts' source maps."""
     for file in html.joinpath("_static").rglob("*.map"):
         file.unlink()
     icons = html / ICONS

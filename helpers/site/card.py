@@ -13,7 +13,7 @@ from helpers.attention import check
 from helpers.draw.picture import WRITE, styled
 
 SIZE = (1200, 630)
-HEAD, TILE, AT = 3, 16, 11  # of the model; keys of a tile; the tile in use
+HEAD, TILE, AT = 3, 16, 11  # head of the model; keys in a tile; the current tile
 USED, GONE = (0.0, 0.27, 0.55), (0.62, 0.62, 0.62)
 
 
@@ -22,7 +22,7 @@ def png(title: str, sentence: str) -> bytes:
     """Draw the card, as a PNG file."""
     q, k, _ = check.real_inputs(HEAD)
     scores = q.astype(np.float64) @ k.T.astype(np.float64) * q.shape[-1] ** -0.5
-    weights = np.exp(scores - scores.max(axis=1, keepdims=True)) ** 0.35  # small ones show too
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True)) ** 0.35  # the root makes small weights visible
     shown = np.ones((*scores.shape, 3))
     first, end = AT * TILE, (AT + 1) * TILE
     shown[:, :first] -= weights[:, :first, None] * (1 - np.array(GONE))

@@ -1,4 +1,4 @@
-"""The page of the climb so far: what each idea gained, and promises compared with measurements."""
+"""The page of the climb so far: what each idea gained, and predictions compared with measurements."""
 
 from __future__ import annotations
 

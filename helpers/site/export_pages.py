@@ -1,4 +1,4 @@
-"""A page for each stage: one file that runs without the course, to copy or to download."""
+"""A page for each stage: one file that runs without the course, to copy or download."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from helpers.attention.export.plan import CannotExport
 from helpers.attention.ladder import LADDER, Stage
 from helpers.site.readme_pages import toctree
 
-# 99 KB of shared memory for a block: what all GPUs have that came after the A100, and the A100 itself.
+# 99 KB of shared memory per block: the A100 and all GPUs after it have that much.
 ARCH = "sm_86"
 FORMS = {"py": (), "cu": ("--cpp",)}
 LANGUAGES = {"py": "python", "cu": "c++"}
@@ -18,19 +18,19 @@ ABOUT = {
 
 
 def files(stage: Stage) -> dict[str, str]:
-    """Map file names to texts, one for each form in which the stage can be exported."""
+    """Map file names to texts, one for each form that the stage can be exported to."""
     texts = {}
     for ending, words in FORMS.items():
         try:
             arch = f"sm_{stage.min_cc}" if stage.only_cc else ARCH
             texts[f"{stage.name}.{ending}"] = command.export([stage.name, "--arch", arch, *words])
-        except CannotExport:  # the command says why; here there is just one form less
+        except CannotExport:  # `course.py export` gives the reason; here the form is just left out
             continue
     return texts
 
 
 def pages() -> dict[str, str]:
-    """Map paths in the site's source to the texts of all exported files, a page for each stage, and their list."""
+    """Map paths in the site's source to pages: the exported files of each stage, and their list."""
     written, lines = {}, ["# To take with you", "", *_intro()]
     for stage in LADDER.values():
         if not (texts := files(stage)):

@@ -1,4 +1,4 @@
-"""The first screen of a notebook: lines generated from its text, its exercises, the table of stages, the repository.
+"""The first screen of a notebook: lines generated from its text, its exercises, the table of stages and the repository.
 
     python3 -m helpers.site.first_screen        # writes them into all notebooks, and the badges into README
 
@@ -25,23 +25,23 @@ README = FOLDER.parent / "README.md"
 MARK = "<!-- made by helpers.site.first_screen -->"
 # A reader new to CUDA took 45 to 90 minutes for 2,400 to 3,600 words, 170 to 300 lines and one exercise.
 WORDS_A_MINUTE, LINES_A_MINUTE = 80, 10
-# Of the lines of kernels and diffs that cells show: so a graduate of 00 to 03 took 55 to 100 minutes for 04 to 07.
+# For the lines of kernels and diffs in cells: a graduate of 00 to 03 took 55 to 100 minutes for 04 to 07.
 LISTED_A_MINUTE = 25
-STEP = 5  # minutes are given in multiples of it
-# Readers' own estimates, where words and lines say too little: all hardware of 10 is new.
-# Of 07, 07b, 08 and 08b, what a reader took; 10 and 10b share 105 minutes in proportion to their estimates.
+STEP = 5  # minutes are rounded to multiples of this
+# Readers' own estimates, where words and lines do not suffice: all hardware in 10 is new. For 07, 07b, 08 and 08b, the
+# time that a reader took; 10 and 10b share 105 minutes in proportion to their estimates.
 READERS_SAY = {"07": 60, "07b": 40, "08": 65, "08b": 60, "10": 50, "10b": 55}
-USES = {11: 7, 14: 7, 17: 7}  # a notebook without a stage of the ladder, and one that runs where its kernels do
+USES = {11: 7, 14: 7, 17: 7}  # a notebook without a stage -> one that runs on the same GPUs
 GPUS = {"T4": 75, "A100": 80, "L4": 89, "H100": 90}  # name -> compute capability
 
 
 def words(notebook: Mapping[str, Any]) -> int:
-    """Count a notebook's words of prose: Markdown cells with formulas and tables, without comments and made lines."""
+    """Count a notebook's words of prose: Markdown cells with formulas and tables, no comments or generated lines."""
     return sum(len(_plain(cell).split()) for cell in notebook["cells"] if cell["cell_type"] == "markdown")
 
 
 def lines(notebook: Mapping[str, Any]) -> int:
-    """Count the lines of a notebook's code cells, without empty ones, exercises and the made lines at its beginning."""
+    """Count the lines of a notebook's code cells, without empty lines, exercises and the generated beginning."""
     sources = [_source(cell) for cell in notebook["cells"] if cell["cell_type"] == "code"]
     sources[:1] = [_OPENING.sub("", text, count=1) for text in sources[:1]]
     return sum(bool(line.strip()) for text in sources if not text.startswith("%%") for line in text.splitlines())
@@ -59,7 +59,7 @@ def listed(notebook: Mapping[str, Any]) -> int:
 
 
 def minutes(path: Path, notebook: Mapping[str, Any]) -> tuple[int, int]:
-    """Estimate the minutes to read a notebook and run it, and those for its exercises."""
+    """Estimate the minutes to read and run a notebook, and those for its exercises."""
     reading = words(notebook) / WORDS_A_MINUTE + lines(notebook) / LINES_A_MINUTE + listed(notebook) / LISTED_A_MINUTE
     reading = READERS_SAY.get(number_of(path.name), reading)
     return STEP * math.ceil(reading / STEP), exercise.minutes(path.name)
@@ -71,13 +71,13 @@ def stage_of(path: Path) -> int:
 
 
 def kernel_of(path: Path) -> str:
-    """Return the kernel of a workshop's name: 15_fp16x3.cu for 15b_fp16x3; "" if it is its stage's."""
+    """Return the kernel named after a workshop: 15_fp16x3.cu for 15b_fp16x3; "" if the kernel is its stage's."""
     number, _, idea = path.stem.partition("_")
     return f"{number[:2]}_{idea}.cu" if number[2:] else ""
 
 
 def _stages(number: int, kernel: str = "") -> list[Rung]:
-    """List a notebook's stages: its kernel's or its number's, those for one architecture only if no others exist."""
+    """List a notebook's stages, by its kernel or its number; those for one architecture only if there are no others."""
     if own := [stage for stage in LADDER.values() if stage.file == kernel]:
         return own
     stages = [stage for stage in LADDER.values() if stage.number == USES.get(number, number)]
@@ -85,10 +85,10 @@ def _stages(number: int, kernel: str = "") -> list[Rung]:
 
 
 def works_on(number: int, kernel: str = "") -> str:
-    """Describe where a number's stage, or a workshop's kernel, runs, from the table of stages."""
+    """Describe which GPUs run a number's stage, or a workshop's kernel, from the table of stages."""
     stage = next(iter(_stages(number, kernel)), None)
     least = stage.min_cc if stage else 0
-    all_types = max(least, 80 if stage and "bfloat16" in stage.dtypes else 0)  # what a notebook shows both types on
+    all_types = max(least, 80 if stage and "bfloat16" in stage.dtypes else 0)  # the notebook uses both half types
     names = [name for name, capability in GPUS.items() if capability >= all_types]
     if stage and stage.only_cc:
         return f"the CPU, without a GPU; NVIDIA GPUs of compute capability {least / 10}, such as H100 and H200"
@@ -117,7 +117,7 @@ def _opens(notebook: str) -> str:
     return f"<br>\n**Open in:** {links}"
 
 
-# What a first code cell begins with; the old form, and everything up to the last line of the new one.
+# How a first code cell begins: in the old form, and up to the last line of the new one.
 _OPENING = re.compile(
     r"""\Aimport sys\n\nsys\.path\.insert\(0, "\.\."\)[^\n]*\n"""
     r"""(?:try:\n    import helpers\n.*?    colab\.set_up\([^\n]*\)\n)?""",
@@ -126,7 +126,7 @@ _OPENING = re.compile(
 
 
 def opening(number: int, kernel: str = "") -> str:
-    """Write the first lines of a notebook's first cell: they find the course, or fetch it where only the notebook is.
+    """Write the first lines of a notebook's first cell: they find the course, or fetch it if only the notebook exists.
 
     number, kernel: they decide which GPU the notebook needs.
     """
@@ -164,10 +164,10 @@ except ModuleNotFoundError:  # opened alone, as in Colab: the course is fetched
 
 
 def first_code(path: Path, notebook: Mapping[str, Any]) -> str:
-    """Return the first code cell with up-to-date made lines.
+    """Return the first code cell with up-to-date generated lines.
 
     Raises:
-        ValueError: it does not begin as a first code cell does.
+        ValueError: it does not begin like a first code cell.
     """
     source = next(_source(cell) for cell in notebook["cells"] if cell["cell_type"] == "code")
     text, count = _OPENING.subn(lambda _: opening(stage_of(path), kernel_of(path)), source, count=1)
@@ -182,7 +182,7 @@ BADGES = re.compile(r"<!-- badges: made by helpers\.site\.first_screen -->\n.*?<
 
 
 def badges() -> str:
-    """Write README's line of badges, between its marks; empty while the course is not published."""
+    """Write README's line of badges, between its markers; empty while the course is not published."""
     shown = {
         "Colab": "https://colab.research.google.com/assets/colab-badge.svg",
         "Binder": "https://mybinder.org/badge_logo.svg",
@@ -198,7 +198,7 @@ def screen(path: Path, notebook: Mapping[str, Any]) -> str:
     """Return the title cell with up-to-date generated lines.
 
     Raises:
-        ValueError: the cell has no place for them.
+        ValueError: the cell lacks the markers.
     """
     text, count = re.subn(
         rf"{MARK}.*?(?=\n\n|\Z)",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from helpers.bench import gpus, readme
 from helpers.site import web_address
 
-# The columns of README's table, and the half types once more with a causal mask.
+# The columns of README's table, and the half types again with a causal mask.
 CASES = (
     *((shape, dtype, False) for shape, dtype in readme.COLUMNS),
     *((shape, dtype, True) for shape, dtype in readme.COLUMNS if dtype != "float32"),

@@ -1,4 +1,4 @@
-"""The site's guess boxes: a notebook's `predict` questions, answered on a page that has no kernel."""
+"""The site's guess boxes: a notebook's `predict` questions, answered on a page without a kernel."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-# What `predict` prints where it shows no line to type into.
+# What `predict` prints where it cannot show an input line.
 _ASKED = re.compile(
     r"^(.+): write (?:a number(?: of (.+))?|one of (.+)) for the dots after guess=, and run this cell\.$"
 )
 
 
 def with_boxes(output: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Replace the questions in a cell's output by boxes, between what else it printed."""
+    """Replace the questions in a cell's output by boxes, among what else it printed."""
     if output["output_type"] != "stream":
         yield output
         return

@@ -1,4 +1,4 @@
-"""A page for each file in kernels/: what it is, its changes to the file before it, its text with an X-ray beside it."""
+"""A page for each file in kernels/: its description, its diff to the previous file, its text with an X-ray."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ INTRO = {
 }
 
 
-@functools.cache  # each page asks for all
+@functools.cache  # every page calls it
 def files() -> list[Path]:
     """List all kernel files, stages first."""
     paths = [path for path in KERNELS.rglob("*") if path.suffix in (".cu", ".cuh")]
@@ -47,7 +47,7 @@ def ideas() -> dict[str, str]:
 
 
 def before() -> dict[str, str]:
-    """Map the file of each step or stage to the file that it was made from, if it was made from one."""
+    """Map the file of each step or stage to the file that it was made from, if any."""
     files_before = {}
     for name in CLIMBS:
         files_before.update((after, file) for file, after in pairwise(climb_files(name)))
@@ -58,9 +58,9 @@ def page(path: Path, ideas: Mapping[str, str], before: Mapping[str, str], xray: 
     """Write the page of one kernel file in Markdown.
 
     Args:
-        ideas: what `ideas()` gives.
-        before: what `before()` gives.
-        xray: what `xrays.xray_of` returns, for a file that is launched.
+        ideas: from `ideas()`.
+        before: from `before()`.
+        xray: from `xrays.xray_of`, for a file that is launched.
     """
     name = path.relative_to(KERNELS).as_posix()
     lines = [f"# {path.name}", "", *([f"**{ideas[name]}**", ""] if name in ideas else []), *_facts(path, before)]
@@ -76,7 +76,7 @@ def page(path: Path, ideas: Mapping[str, str], before: Mapping[str, str], xray: 
 
 
 def _facts(path: Path, before: Mapping[str, str]) -> list[str]:
-    """Link a file's neighbours: its notebook, the files before and after it, what it includes, what includes it."""
+    """Link to related pages: its notebook, the files before and after it, those it includes, those that include it."""
     name = path.relative_to(KERNELS).as_posix()
     facts = []
     if notebook := _notebook_of(path):
@@ -100,7 +100,7 @@ def _link(file: str) -> str:
 
 
 def _xray(xray: Mapping[str, Any], name: str) -> list[str]:
-    """Say what was launched and what the figures beside the lines are; fold the table of lines."""
+    """Describe the X-rayed launch and the figures in the margin; fold the table of lines."""
     launched = " and ".join(
         f"`{kernel}` with {_product(grid)} block{'s' * (grid != [1, 1, 1])} of {_product(block)} threads"
         for kernel, grid, block in xray["launches"]
@@ -121,7 +121,7 @@ def _product(sizes: list[int]) -> str:
 
 
 def _notebook_of(kernel: Path) -> Path | None:
-    """Find a kernel's notebook: a workshop of its name, such as 08b_backward_mma, or the one of its number."""
+    """Find a kernel's notebook: a workshop with its name, such as 08b_backward_mma, or the notebook with its number."""
     number, _, idea = kernel.stem.partition("_")
     workshop = re.compile(rf"{number}[a-z]_{re.escape(idea)}")
     paths = notebook_pages.paths()
@@ -130,7 +130,7 @@ def _notebook_of(kernel: Path) -> Path | None:
 
 
 def _difference(old: str, new: str) -> list[str]:
-    """Show the lines that differ, with a few around them: folded for a stage, open for a step."""
+    """Show the differing lines with some context: folded for a stage, open for a step."""
     before, after = ((KERNELS / file).read_text(encoding="utf-8").splitlines() for file in (old, new))
     diff = list(difflib.unified_diff(before, after, old, new, lineterm="", n=2))
     added, gone = (sum(line[0] == sign for line in diff[2:]) for sign in "+-")

@@ -1,4 +1,4 @@
-"""Turn links of the repository's texts into links to pages, or to the repository; run what needs the CPU engine."""
+"""Turn links in the repository's texts into links to the site or the repository; run what needs the CPU engine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Links:
 
     pages: path in the repository -> path of the page's source in the site's, as "kernels/01_naive.cu" ->
         "kernels/01_naive.cu.md". A folder is named without a slash at its end.
-    anchors: "README.md#x-ray" -> the page that this part of a file became, where a file became several.
+    anchors: "README.md#x-ray" -> the page of this part of a file, if the file was split into several.
     images: the pictures that texts show, by their path in the repository; the build copies them.
     """
 
@@ -34,7 +34,7 @@ class Links:
         self.images: set[str] = set()
 
     def target(self, link: str, file: str) -> str:
-        """Translate the link of a file in the repository; "" if it would lead to a repository without a name.
+        """Translate the target of a link in a file of the repository; "" if the repository has no public name.
 
         Raises:
             ValueError: its target does not exist.
@@ -42,7 +42,7 @@ class Links:
         path, _, fragment = link.partition("#")
         if _OUTSIDE.match(link):
             return link
-        if not path:  # within the file
+        if not path:  # within the same file
             return self.anchors.get(f"{file}#{fragment}") or f"#{slug(fragment)}"
         place = posixpath.normpath(posixpath.join(posixpath.dirname(file), path))
         if part := self.anchors.get(f"{place}#{fragment}"):
@@ -50,7 +50,7 @@ class Links:
         if page := self.pages.get(place):
             return f"/{page}" + (f"#{slug(fragment)}" if fragment else "")
         if place.startswith("..") or not (ROOT / place).exists():
-            raise ValueError(f"{file} links to {link}, which is not there")
+            raise ValueError(f"{file} links to {link}, which does not exist")
         if place.endswith((".png", ".svg", ".gif")):
             self.images.add(place)
             return f"/{place}"
@@ -59,9 +59,9 @@ class Links:
         return web_address.address(place) + (f"#{fragment}" if fragment else "")
 
     def rewrite(self, text: str, file: str) -> str:
-        """Translate all links of a file's Markdown by `target`; code stays as it is.
+        """Translate all links in a file's Markdown with `target`; code is left unchanged.
 
-        A link to nowhere is replaced by its text.
+        A link without a target is replaced by its text.
         """
 
         def change(prose: str) -> str:
@@ -71,12 +71,12 @@ class Links:
 
 
 def run_on_cpu(module: str, what: str, *words: str) -> str:
-    """Run a module in a process of its own on the CPU engine, whatever device this process has; return what it prints.
+    """Run a module in a separate process on the CPU engine, whatever device this process uses; return its output.
 
     Raises:
-        RuntimeError: it failed; the message begins with `what`, and says why.
+        RuntimeError: it failed; the message begins with `what` and gives the reason.
     """
-    # With less optimisation builds take less time; counts and findings are the same.
+    # Builds with less optimisation take less time; counts and findings are the same.
     settings = {"COURSE_DEVICE": "cpu", "COURSE_CPU_OPTIMISATION": "1"}
     command = [sys.executable, "-m", f"helpers.site.{module}", *words]
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, **settings}, capture_output=True, check=False)
@@ -86,7 +86,7 @@ def run_on_cpu(module: str, what: str, *words: str) -> str:
 
 
 def outside_code(text: str, change: Callable[[str], str]) -> str:
-    """Change a text everywhere but in its fenced blocks of code."""
+    """Change a text except in its fenced code blocks."""
     parts, at = [], 0
     for fence in _FENCED.finditer(text):
         parts += [change(text[at : fence.start()]), fence[0]]
@@ -95,5 +95,5 @@ def outside_code(text: str, change: Callable[[str], str]) -> str:
 
 
 def slug(heading: str) -> str:
-    """Return the anchor that GitHub and MyST give a heading; JupyterLab's keeps the capitals."""
+    """Return the anchor of a heading on GitHub and in MyST; JupyterLab's keeps the capitals."""
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")

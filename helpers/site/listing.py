@@ -1,4 +1,4 @@
-"""A kernel file as HTML: an anchor for each line, its names as links, and what an X-ray counted beside each line."""
+"""A kernel file as HTML: an anchor for each line, its names as links, and an X-ray's counts next to each line."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def text_of(file: str) -> str:
 
 @functools.cache
 def includes(file: str) -> tuple[str, ...]:
-    """List the kernel files that a file includes itself, in order."""
+    """List the kernel files that a file includes directly, in order."""
     return tuple(name for name in _INCLUDE.findall(text_of(file)) if (KERNELS / name).is_file())
 
 
 @functools.cache
 def definitions(file: str) -> Mapping[str, int]:
-    """Map the names that a file defines outside of functions and types to the lines of their first definitions."""
+    """Map the names that a file defines at namespace scope to the lines of their first definitions."""
     code = blank_comments(text_of(file))
     top = _outermost(re.sub(r"^[ \t]*#(?:\\\n|.)*", lambda match: re.sub(r"[^\n]", " ", match[0]), code, flags=re.M))
     places: dict[str, int] = {}
@@ -55,7 +55,7 @@ def definitions(file: str) -> Mapping[str, int]:
 
 
 def _outermost(code: str) -> str:
-    """Blank what stands within braces, but for the braces themselves."""
+    """Blank out everything within braces, but not the braces themselves."""
     depth, kept = 0, []
     for letter in code:
         depth -= letter == "}"
@@ -66,7 +66,7 @@ def _outermost(code: str) -> str:
 
 @functools.cache
 def visible(file: str) -> Mapping[str, tuple[str, int]]:
-    """Map each name that a file can use to where it is defined: in the file itself, or in what it includes."""
+    """Map each name visible in a file to its definition: in the file itself, or in what it includes."""
     places: dict[str, tuple[str, int]] = {}
     for name in with_includes(file):
         for word, line in definitions(name).items():
@@ -75,7 +75,7 @@ def visible(file: str) -> Mapping[str, tuple[str, int]]:
 
 
 def with_includes(file: str) -> list[str]:
-    """List a file and all that it includes, itself or through others, in order."""
+    """List a file and all that it includes, directly or indirectly, in order."""
     every, waiting = [], [file]
     while waiting:
         name = waiting.pop(0)
@@ -86,16 +86,16 @@ def with_includes(file: str) -> list[str]:
 
 
 def _is_local(word: str, code: str) -> bool:
-    """Return True if a text declares the word as a variable or parameter: it is not what a header calls so, then."""
+    """Return True if a text declares the word as a variable or parameter, which then hides a header's name."""
     declared = rf"\b(?!return\b|else\b|case\b)[A-Za-z_]\w*(?:<[^<>;]*>)?[ ]?[&*]*[ ]{word}\b[ ]*(?=[=;,)\[{{:])"
     return re.search(declared, code) is not None
 
 
 def code(file: str, xray: Mapping[str, Counts] | None = None, shared: Sequence[str] = ()) -> str:
-    """Write a file below kernels/ as HTML, a line each, `L12` the anchor of line 12.
+    """Write a file below kernels/ as HTML, line by line; `L12` is the anchor of line 12.
 
     Args:
-        xray: by line; without it there are no figures beside the lines. shared: the arrays in shared memory.
+        xray: by line; without it the lines have no figures. shared: the arrays in shared memory.
     """
     lines = highlight(text_of(file), CppLexer(stripnl=False), HtmlFormatter(nowrap=True)).rstrip("\n").split("\n")
     blanked = blank_comments(text_of(file))
@@ -155,7 +155,7 @@ def _sentence(name: str, counts: Sequence[int]) -> str:
 
 
 def size(count: int) -> str:
-    """Write a number of bytes in at most five letters: 640, 12.5K, 8.00M; "" for none."""
+    """Format a number of bytes in at most five characters: 640, 12.5K, 8.00M; "" for zero."""
     if not count:
         return ""
     for unit, whole in (("", 1), ("K", 1024), ("M", 1024**2)):

@@ -1,4 +1,4 @@
-"""The pages "Measured": every recorded measurement, in tables that sort, a page for each GPU and for each study."""
+"""The pages "Measured": every recorded measurement in sortable tables, one page for each GPU and each study."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TABLES = {  # heading -> the kinds of measurements below it
     "Other tile sizes, other texts": ("variant", "experiment", "backward experiment"),
     "The host's time": ("host",),
 }
-TITLES = {  # of studies whose names do not say it
+TITLES = {  # for studies whose names do not say what they measure
     **{"autograd": "Autograd, and FlashAttention-4", "bits": "The same bits every time", "cute": "CuTe", "fp8": "FP8"},
     **{"fused": "Fused rotary embedding and projection", "hopper": "Hopper's kernel, part by part"},
     **{"backward_counters": "Gradients on Hopper, by counters"},
@@ -31,7 +31,7 @@ COLUMNS = ("name", "type", "mask", "batch", "heads", "N", "d", "ms", "spread", "
 
 
 def pages() -> dict[str, str]:
-    """Write all of them in Markdown, by path, the list of them first."""
+    """Write all pages in Markdown, by path, the list of them first."""
     records, studies = gpus.records(), {name: study.module_of(name) for name in study.STUDIES}
     about = {
         name: re.sub(r"\s+", " ", (module.__doc__ or name).strip().splitlines()[0]) for name, module in studies.items()
@@ -136,5 +136,5 @@ def _title(study: str) -> str:
 
 
 def _is_wide_row(line: str) -> bool:
-    """Return True for a row of columns that does not fit beside the sidebar at the size of other code."""
+    """Return True for a row of columns that is too wide for the space next to the sidebar."""
     return len(line) > 125 and len(re.findall(r"\S {2,}\S", line)) >= 3

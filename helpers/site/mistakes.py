@@ -1,11 +1,11 @@
-"""The page of usual mistakes: bugs that the tests plant in the kernels, and how each shows.
+"""The page of usual mistakes: bugs that the tests plant in the kernels, and how each of them shows.
 
-    python3 -m helpers.site.mistakes        # prints the page; `build` runs it in a process of its own
+    python3 -m helpers.site.mistakes        # prints the page; `build` runs it in a separate process
 
-mistakes.md has its words, with a mark for each mistake: `<!-- check of STAGE: BUG -->`, or `X-ray` where the X-ray's
-message is to be shown, which names the line. Each build of the site plants that bug as the tests do, and puts the edit
-in place of the mark, with the message of the check or the X-ray. All runs on the CPU engine: some of these kernels
-would take a GPU's context down, and others are wrong there only now and then.
+mistakes.md has the text, with a marker for each mistake: `<!-- check of STAGE: BUG -->`, or `X-ray` to show the X-ray's
+message, which names the line. Each build of the site plants that bug as the tests do, and replaces the marker by the
+edit and the message of the check or the X-ray. Everything runs on the CPU engine: on a GPU some of these kernels would
+end the context, and others are wrong only now and then.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from helpers.site import listing
 from helpers.site.links import ROOT, run_on_cpu
 
 TEXT = Path(__file__).with_suffix(".md")
-MOST_LINES = 6  # of a message
+MOST_LINES = 6  # shown of a message
 _MARK = re.compile(r"^<!-- (X-ray|check) of (\w+): (.+) -->$", re.M)
 
 
 class Mistake(NamedTuple):
-    """A planted bug that teaches something: what finds it, the stage in whose kernel it is, its name in the tests."""
+    """A planted bug that teaches something: what finds it, the stage whose kernel has it, its name in the tests."""
 
     finder: str  # "X-ray" or "check"
     stage: str
@@ -45,7 +45,7 @@ def page() -> str:
 
     Raises:
         LookupError: the tests no longer plant such a bug.
-        AssertionError: a kernel has changed so that a bug no longer fits, or the kernel with it passes.
+        AssertionError: a kernel has changed so that a bug no longer applies, or no longer fails.
     """
     words = TEXT.read_text(encoding="utf-8").replace("{count}", str(len(listed())))
     return _MARK.sub(lambda mark: _entry(Mistake(*mark.groups())), words)
@@ -58,7 +58,7 @@ def _entry(mistake: Mistake) -> str:
     right = (ROOT / "kernels" / file).read_text(encoding="utf-8")
     wrong = bug.plant(source(kernel_of(mistake)))
     diff = list(difflib.unified_diff(right.splitlines(), bug.plant(right).splitlines(), lineterm="", n=1))[2:]
-    diff = [line for line in diff if not re.match(r"@@|\+\s*//", line)]  # a comment may be all that is left of a line
+    diff = [line for line in diff if not re.match(r"@@|\+\s*//", line)]  # only a comment may be left of a line
     crashes = bug.error.__name__ == "LaunchError"
     tool = "run" if crashes and mistake.finder == "check" else mistake.finder
     lines = [f"*In [{file}](/kernels/{file}.md):*", "", "````{code-block} diff", "", *diff, "````", ""]
@@ -69,7 +69,7 @@ def _entry(mistake: Mistake) -> str:
     return "\n".join(lines)
 
 
-# Kernels that no stage of the ladder has, below the name that marks give them, and the modules that plant bugs in them.
+# Kernels outside the ladder, below the names in their markers, and the modules that plant bugs in them.
 OTHERS = {"split_kv": "14_split_kv.cu", "merge": "17_merge.cu"}
 TESTS = {
     **{name: "test_tensor_cores" for name in ("flash_wmma", "flash_mma")},
@@ -86,10 +86,10 @@ def kernel_of(mistake: Mistake) -> str:
 
 
 def file_of(mistake: Mistake) -> str:
-    """Return the file, below kernels/, that the bug is planted in: the kernel's own, or a header.
+    """Return the file, below kernels/, that the bug is planted in: the kernel's own file, or a header.
 
     Raises:
-        AssertionError: the kernel has changed, and the bug fits none of them.
+        AssertionError: the kernel has changed, and the bug applies to none of its files.
     """
     bug = planted(mistake)
     for file in listing.with_includes(kernel_of(mistake)):
@@ -111,11 +111,11 @@ def planted(mistake: Mistake) -> Any:
 
 
 def message(mistake: Mistake, bug: Any, text: str) -> list[str]:
-    """Return the first lines of what the X-ray, or the tests' check, reports of a kernel with this text."""
+    """Return the first lines of what the X-ray, or the tests' check, reports about a kernel with this text."""
     try:
-        with contextlib.redirect_stdout(io.StringIO()):  # of a check that passes before the one that fails
+        with contextlib.redirect_stdout(io.StringIO()):  # hides checks that pass before the one that fails
             findings = _xray_findings(mistake.stage, text) if mistake.finder == "X-ray" else _check(mistake, bug, text)
-    except Exception as error:  # what the check raises, or the engine
+    except Exception as error:  # anything that the check or the engine raises
         words = str(error) or type(error).__name__
     else:
         assert findings, f"{mistake.stage}: nothing is wrong with {mistake.bug!r}"
@@ -168,7 +168,7 @@ def _xray_findings(stage: str, text: str) -> list[Any]:
         return [finding for report in reports.values() for finding in report.findings]
     half = "float32" not in LADDER[stage].dtypes
     inputs = make_inputs(70, 260, 32)
-    sizes = {"BLOCK_N": 48} if stage == "hopper" else None  # more tiles of keys than it has stages
+    sizes = {"BLOCK_N": 48} if stage == "hopper" else None  # more tiles of keys than stages
     return xray_stage(stage, *(a.astype(np.float16) if half else a for a in inputs), code=text, sizes=sizes).findings
 
 
@@ -181,7 +181,7 @@ def _tests(stage: str) -> Any:
 
 
 def page_on_cpu() -> str:
-    """Write the page as `run_on_cpu` does."""
+    """Write the page with `run_on_cpu`."""
     return run_on_cpu("mistakes", "the page of usual mistakes")
 
 

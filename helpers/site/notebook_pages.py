@@ -23,7 +23,7 @@ def paths() -> list[Path]:
 
 
 def read(path: Path) -> Notebook:
-    """Read a notebook, with each source and each text of an output as one string."""
+    """Read a notebook, and join the lines of each source and each output text."""
     notebook = json.loads(path.read_text(encoding="utf-8"))
     for cell in notebook["cells"]:
         cell["source"] = "".join(cell["source"])
@@ -36,7 +36,7 @@ def title(notebook: Mapping[str, Any]) -> str:
 
 
 def idea(notebook: Mapping[str, Any]) -> str:
-    """Return the paragraph below a notebook's title, in one line."""
+    """Return the paragraph below a notebook's title as one line."""
     return " ".join(notebook["cells"][0]["source"].split("\n\n")[1].split())
 
 
@@ -55,16 +55,16 @@ def moving_figure(path: Path) -> str:
 
 
 def page(path: Path, links: Links) -> Notebook:
-    """Prepare a notebook for MyST-NB: translate links, and put a box for each question of `predict`.
+    """Prepare a notebook for MyST-NB: translate links, and insert a box for each question of `predict`.
 
     Raises:
-        ValueError: a link that leads nowhere.
+        ValueError: a link is broken.
     """
     file = path.relative_to(ROOT).as_posix()
     notebook = read(path)
     notebook["cells"] = [new for cell in notebook["cells"] for new in _cells(cell, links, file)]
     first = notebook["cells"][0]
-    own = f"<a href='{path.name}' download>this notebook</a>"  # the file itself is beside its page
+    own = f"<a href='{path.name}' download>this notebook</a>"  # the file itself is next to its page
     first["source"] = re.sub(
         r"^(\*\*Read on:\*\*.*?)(<br>)?$", rf"\1<br>\n**Download:** {own}.\2", first["source"], flags=re.M
     )
@@ -87,7 +87,7 @@ def _cells(cell: Notebook, links: Links, file: str) -> Iterator[Notebook]:
 
 
 def _folded(cell: Notebook) -> dict[str, Any]:
-    """Return metadata by which MyST-NB folds what the notebook collapses, with a label."""
+    """Return metadata that makes MyST-NB fold what the notebook collapses, with a label."""
     source, hidden = cell["source"], cell["metadata"].get("jupyter", {})
     if source.startswith("import sys\n"):
         return {"tags": ["hide-input"], "mystnb": {"code_prompt_show": "Set-up", "code_prompt_hide": "Set-up"}}
@@ -116,7 +116,7 @@ def _joined(outputs: list[Notebook]) -> list[Notebook]:
 
 
 def _described(metadata: dict[str, Any], cell: Notebook) -> dict[str, Any]:
-    """Add alternative text to a cell's metadata: what its picture prints if it cannot be shown."""
+    """Add alternative text to a cell's metadata: what its picture prints if it cannot be displayed."""
     for output in cell.get("outputs", ()):
         data = output.get("data", {})
         if "image/png" in data:
@@ -127,7 +127,7 @@ def _described(metadata: dict[str, Any], cell: Notebook) -> dict[str, Any]:
 
 
 def _solution(name: str, cell_id: str) -> Notebook:
-    """Make a folded cell with our solution, the learner's lines marked."""
+    """Make a folded cell with our solution, and mark the learner's lines."""
     ours, skeleton = holes.ours(name).rstrip("\n"), holes.skeleton(name)
     blocks = difflib.SequenceMatcher(None, skeleton.splitlines(), ours.splitlines(), autojunk=False).get_opcodes()
     marked = [f"{j1 + 1}-{j2}" for kind, _, _, j1, j2 in blocks if kind != "equal" and j2 > j1]

@@ -1,4 +1,4 @@
-"""README's parts as pages: its beginning and first section are the front page, each other section has its own."""
+"""README's parts as pages: its beginning and first section form the front page, and each other section has its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FILE = "README.md"
 
 
 def split(text: str) -> tuple[str, dict[str, str]]:
-    """Split a text into what stands before the first heading of level 2, and the sections by heading."""
+    """Split a text into the part before the first heading of level 2, and the sections by heading."""
     marked = outside_code(text, lambda prose: re.sub(r"^## ", "\0", prose, flags=re.M))
     first, *rest = marked.split("\0")
     return first, {part.partition("\n")[0].strip(): part.partition("\n")[2] for part in rest}
@@ -31,7 +31,7 @@ def anchors(text: str) -> dict[str, str]:
 
 
 def sections(text: str, links: Links) -> dict[str, str]:
-    """Write a page in Markdown for each section of README but the first."""
+    """Write a page in Markdown for each section of README except the first."""
     page_of, others = pages_of(text), list(split(text)[1].items())[1:]
     return {page_of[heading]: _tidy(f"# {heading}\n{links.rewrite(body, FILE)}") for heading, body in others}
 
@@ -50,7 +50,7 @@ def front(text: str, links: Links) -> str:
     """Write the front page: README's beginning, where to start, a moving figure, and a card for each notebook.
 
     Raises:
-        ValueError: README has no moving picture whose place the figure could take.
+        ValueError: README has no moving picture for the figure to replace.
     """
     beginning, (heading, start), *_ = (split(text)[0], *split(text)[1].items())
     (path,) = (path for path in notebook_pages.paths() if path.stem == "03_online_softmax")
@@ -91,11 +91,11 @@ def _plain(text: str) -> str:
 
 
 def _tidy(text: str) -> str:
-    """Remove the comments that tell a program where to write."""
+    """Remove the comments that mark generated parts."""
     return re.sub(r"^<!--.*?-->\n+", "", text, flags=re.M).rstrip() + "\n"
 
 
 def toctree(names: Iterable[str], caption: str = "") -> str:
-    """Write a hidden table of contents of these pages, which makes the sidebar and the order of previous and next."""
+    """Write a hidden table of contents of these pages, which defines the sidebar and the order of previous and next."""
     head = [f":caption: {caption}"] if caption else []
     return "\n".join(["```{toctree}", ":hidden:", *head, "", *names, "```", ""])

@@ -2,7 +2,7 @@
 
     python3 -m helpers.site.slides [FOLDER]        # HTML files, which load reveal.js from the net
 
-They are taken from the notebooks as committed, so that a slide shows what the notebook shows; what to say is there.
+They come from the committed notebooks, so a slide shows what the notebook shows; the notebook's text says the rest.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _words(source: str, kind: str = "slide") -> dict[str, Any]:
 
 def write(folder: Path) -> list[Path]:
     """Write one HTML file for each lecture."""
-    from nbconvert import SlidesExporter  # comes with JupyterLab, which not everything here needs
+    from nbconvert import SlidesExporter  # comes with JupyterLab, which this module's other users do not need
 
     folder.mkdir(parents=True, exist_ok=True)
     written = []

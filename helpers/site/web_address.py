@@ -1,4 +1,4 @@
-"""The course's address: the one place that knows the repository's name."""
+"""The course's address: the only place that contains the repository's name."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def site(path: str = "") -> str:
 
 
 def is_published() -> bool:
-    """Check that NAME is not the placeholder: nothing may be fetched from an address that belongs to somebody else."""
+    """Check that NAME is not the placeholder: nothing may be fetched from somebody else's address."""
     return not NAME.startswith("OWNER/")
 
 
 def open_in(notebook: str) -> dict[str, str]:
-    """Map each service that opens a notebook with one click to the address. notebook: such as "01_naive.ipynb"."""
+    """Map each service that opens a notebook with one click to its address. notebook: such as "01_naive.ipynb"."""
     return {
         "Colab": f"https://colab.research.google.com/github/{NAME}/blob/{BRANCH}/notebooks/{notebook}",
         "Binder": f"https://mybinder.org/v2/gh/{NAME}/{BRANCH}?urlpath=lab/tree/notebooks/{notebook}",

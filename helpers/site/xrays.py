@@ -1,9 +1,9 @@
 """X-rays of small launches, line by line, for the pages of kernels.
 
-    python3 -m helpers.site.xrays [FILE ...]      # prints them as JSON; `build` runs it in a process of its own
+    python3 -m helpers.site.xrays [FILE ...]      # prints them as JSON; `build` runs it in a separate process
 
-Each stage and step is launched once on the CPU engine, with the sizes in `LAUNCH`. The figures of a kernel are kept
-beside the engine's builds, under a name made of its text and of the engine: only what changed is launched again.
+Each stage and step is launched once on the CPU engine, with the sizes in `LAUNCH`. A kernel's figures are cached next
+to the engine's builds, under a hash of its text and the engine: only changed kernels are launched again.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ LAUNCH = {
     "decode": f"one new token of sequences of {', '.join(map(str, LENGTHS[:-1]))} and {LENGTHS[-1]} keys, "
     f"8 heads that share 2 of K and V, head_dim {HEAD_DIM}, planned for a GPU of 4 multiprocessors",
 }
-# Of one line and one array: bytes read and written by the threads, requests of warps to global memory and the sectors
+# For one line and one array: bytes that the threads read and wrote, warps' requests to global memory and the sectors
 # that they touch, requests to shared memory, their wavefronts, and those beyond the minimum.
 COUNTS = ("read", "written", "requests", "sectors", "shared_requests", "wavefronts", "conflicts")
 Xray = dict[str, Any]
 
 
 def stages() -> dict[str, Rung]:
-    """Map files below kernels/ to the stages and steps that are launched: all but those that include CuTe."""
+    """Map files below kernels/ to the stages and steps that are launched: all except those that include CuTe."""
     every = (stage for climb in (*CLIMBS.values(), BASES.values()) for stage in climb)
     by_file = {stage.file: stage for stage in (*LADDER.values(), *every, *DECODERS.values())}
     return {file: stage for file, stage in by_file.items() if not nvrtc.uses_cute(kernel.source(file))}
 
 
 def xray_of(stage: Rung) -> Xray:
-    """Launch a stage once under the X-ray, or read the figures that are kept.
+    """Launch a stage once under the X-ray, or read the cached figures.
 
     Returns:
-        "what": the launch in words. "launches": [kernel, grid, block] of each. "findings": their number.
+        "what": the launch in words. "launches": [kernel, grid, block] for each. "findings": their number.
         "arrays": name -> `COUNTS`; "shared" the names that are in shared memory. "lines": file -> line -> array ->
         `COUNTS`.
     """
@@ -109,7 +109,7 @@ def _add(to: list[int], counts: Iterable[int]) -> None:
 
 
 def _key(file: str) -> str:
-    """Name what a kernel's figures depend on: its text, the engine, the stages' sizes, and this file."""
+    """Return a key of all that a kernel's figures depend on: its text, the engine, the stages' sizes, this file."""
     return hashlib.sha256(f"{_surroundings()}\0{file}\0{kernel.source(file)}".encode()).hexdigest()[:32]
 
 
@@ -125,7 +125,7 @@ def _surroundings() -> str:
 
 
 def on_cpu(files: Sequence[str] = ()) -> dict[str, Xray]:
-    """Record the X-rays as `run_on_cpu` does. files: below kernels/; all of `stages()` if there are none."""
+    """Record the X-rays with `run_on_cpu`. files: below kernels/; empty for all of `stages()`."""
     return json.loads(run_on_cpu("xrays", "the X-rays of the kernels", *files))
 
 

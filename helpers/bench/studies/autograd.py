@@ -2,8 +2,8 @@
 
     python3 -m helpers.bench.study autograd FILE
 
-bfloat16, 16,384 tokens, heads x head_dim = 2048. Device time, in turns. The queue is kept full, so that none of the
-host's time is in it. "flash4": the same at other lengths, against FlashAttention-4 where it is installed.
+bfloat16, 16,384 tokens, heads x head_dim = 2048. Device time, in turns. The queue is kept full, so the host's time is
+not included. "flash4": the same at other lengths, against FlashAttention-4 if it is installed.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ FLASH4_CASES = tuple(
     for causal in (False, True)
 )
 ROUNDS = 15
-PASSES = 3.5  # FLOP of both passes, in units of the forward pass: seven products to its two
+PASSES = 3.5  # FLOP of both passes, in units of the forward pass: seven products instead of two
 
 
 def inputs(case: Case) -> tuple[list[Any], Any]:
-    """Make q, k and v, and the gradient of the output: PyTorch's tensors (batch, N, heads, d)."""
+    """Make q, k, v and the output's gradient: PyTorch's tensors (batch, N, heads, d)."""
     import torch
 
     batch, heads, n, d = case.shape
@@ -51,7 +51,7 @@ def inputs(case: Case) -> tuple[list[Any], Any]:
 
 
 def forwards(given: Sequence[Any], causal: bool, peers: Iterable[str]) -> dict[str, Callable[[], Any]]:
-    """Return what computes the output (batch, N, heads, d), by name, ours first."""
+    """Return the functions that compute the output (batch, N, heads, d), by name, ours first."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -88,7 +88,7 @@ def rows(
 
 
 def flash4() -> Iterator[list[Row]]:
-    """Time ours, FlashAttention-4 and cuDNN in turns; nothing where FlashAttention-4 is not installed."""
+    """Time ours, FlashAttention-4 and cuDNN in turns; nothing if FlashAttention-4 is not installed."""
     if flash_attention_4() is not None:
         yield from rows(FLASH4_CASES, peers=FLASH4_PEERS)
 
@@ -104,7 +104,7 @@ take = STUDY.take
 
 @records.shown
 def table(record: Mapping[str, Any] | None = None) -> str:
-    """Format a record as text, a case a line: ours, and its speed compared with each peer's."""
+    """Format a record as text, a case a line: ours, and its speed relative to each peer's."""
     lines = _lines(record["rows"], tuple(PEERS))
     if "flash4" in record:
         lines += ["", *_lines(record["flash4"], FLASH4_PEERS)]
@@ -128,6 +128,6 @@ def _lines(rows: Sequence[Mapping[str, Any]], peers: Sequence[str]) -> list[str]
 
 
 def flash4_speeds(record: Mapping[str, Any], n: int | None = None) -> list[float]:
-    """List the recorded speeds compared with FlashAttention-4, the lowest first: of calls of n rows, or of all."""
+    """List the recorded speeds relative to FlashAttention-4, the lowest first: for calls of n rows, or for all."""
     rows = [row for row in record.get("flash4", ()) if row["name"] == FLASH4]
     return sorted(row["speed"] for row in rows if n in (None, row["shape"][2]))

@@ -1,13 +1,13 @@
-"""Compare hopper_backward with FlashAttention-4, and hopper with cuDNN: what Nsight Compute counts, and the clock.
+"""Compare hopper_backward with FlashAttention-4, and hopper with cuDNN: Nsight Compute's counters, and the clock.
 
     python3 -m helpers.bench.study backward_counters FILE
-    python3 -m helpers.bench.studies.backward_counters launch FILE    # what Nsight Compute runs
+    python3 -m helpers.bench.studies.backward_counters launch FILE    # run by Nsight Compute
 
-bfloat16, 16,384 tokens or 8 x 2112, heads x head_dim = 2048; the backward pass alone, by torch.autograd, and the
-forward pass of causal calls of 512 rows. "rows": the figures of `helpers.bench.counters` of the longest kernel, and
-which share of the time the others take. "power": all in turns, each launched over and over for a while; then the clock
-that a kernel has right after it. FlashAttention-4 is left out where it is not installed. "without": the loop of copies
-of 13 that leave something out, whose gradients are wrong; their texts are not kept.
+bfloat16, 16,384 tokens or 8 x 2112, heads x head_dim = 2048; only the backward pass, by torch.autograd, and the forward
+pass of causal calls with 512 rows. "rows": the figures of `helpers.bench.counters` for the longest kernel, and the
+other kernels' share of the time. "power": all in turns, each launched repeatedly for a while, and the clock right
+afterwards. FlashAttention-4 is left out if it is not installed. "without": the loops of copies of hopper_backward with
+parts removed, whose gradients are wrong; their texts are not kept.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ ROUNDS, ROUND_S = 5, 0.12
 
 
 def passes(case: Case) -> dict[str, Callable[[], Any]]:
-    """Return the pass of each way, ours first: a function that returns (batch, N, heads, d), or three such gradients.
+    """Return each way's pass, ours first: a function that returns (batch, N, heads, d), or three such gradients.
 
-    For gradients the forward passes are done. Raises WrongOutput if a result differs.
+    For gradients the forward passes have run. Raises WrongOutput if a result differs.
     """
     import torch
 
@@ -87,7 +87,7 @@ def launch_all(target: Path, cases: tuple[Case, ...] = CASES) -> None:
 def rows() -> Iterator[list[dict[str, Any]]]:
     """Launch all passes under Nsight Compute.
 
-    figures, stalls: of the longest kernel. others: the time of the other kernels of the pass, its share.
+    figures, stalls: those of the longest kernel. others: the other kernels' share of the pass's time.
     """
     launched, text = ncu.counted("helpers.bench.studies.backward_counters")
     runs, found = ncu.runs_of(text), []
@@ -107,10 +107,10 @@ def rows() -> Iterator[list[dict[str, Any]]]:
 def power(
     cases: tuple[Case, ...] = CASES, rounds: int = ROUNDS, round_s: float = ROUND_S
 ) -> Iterator[list[dict[str, Any]]]:
-    """Time the passes in turns, each over and over for round_s seconds, with the queue kept full.
+    """Time the passes in turns, each repeated for round_s seconds with the queue kept full.
 
-    mhz: the median clock of a kernel that waits, launched right after. share: of what the tensor cores do at that clock
-    in the time of the whole pass, all its kernels. watts: by nvidia-smi.
+    mhz: the median clock of a waiting kernel, launched right afterwards. share: of the tensor cores' rate at that
+    clock, over the whole pass with all its kernels. watts: from nvidia-smi.
     """
     for case in cases:
         made = passes(case)
@@ -121,7 +121,7 @@ def power(
                     began = time.perf_counter()
                     ms, mhz = _over_and_over(run, round_s), sm_mhz()
                     watts = sensors.between(began + round_s / 3, time.perf_counter()).get("watts")
-                    if i > 0:  # until then the GPU gets warm
+                    if i > 0:  # before that the GPU warms up
                         seen[name].append((ms, mhz, watts))
         times = {name: [ms for ms, *_ in each] for name, each in seen.items()}
         rows = []
@@ -136,7 +136,7 @@ def power(
 
 
 def _over_and_over(run: Callable[[], Any], seconds: float) -> float:
-    """Return milliseconds a launch of many, of which the first ones are not timed: they fill the queue."""
+    """Return milliseconds per launch over many launches, without the first ones, which fill the queue."""
     events = [cp.cuda.Event(), cp.cuda.Event()]
     run()
     events[0].record()
@@ -185,14 +185,14 @@ def table(record: Mapping[str, Any] | None = None) -> str:
 
 BESIDE = {"tensor cores busy": "tensor pipe %", "shared memory busy": "shared memory %"}
 SHORT = {OURS: "13", FLASH4: "FA4"}
-LEAST = 0.08  # of a warp's cycles: what it waits for less long is left out
+LEAST = 0.08  # share of a warp's cycles: shorter waits are left out
 
 
 @records.shown
 def beside(record: Mapping[str, Any] | None = None, *, n: int) -> str:
-    """Format the backward passes of N rows, no mask, as text: ours and FlashAttention-4's side by side by head_dim.
+    """Format the backward passes of N rows without a mask as text: ours and FlashAttention-4's, side by side.
 
-    The first lines are of the longest kernel; then come shares of its warps' cycles; then the whole pass in turns.
+    The first lines describe the longest kernel; then come shares of its warps' cycles; then the whole pass in turns.
     """
     rows = [row for row in record["rows"] if (row["pass"], row["shape"][2], row["causal"]) == ("backward", n, False)]
     timed = {_key(row): row for row in record["power"]}
@@ -217,7 +217,7 @@ def beside(record: Mapping[str, Any] | None = None, *, n: int) -> str:
 
 @records.shown
 def without_table(record: Mapping[str, Any] | None = None) -> str:
-    """Format the loops of copies that leave something out as text, a copy a line: time, tensor cores, conflicts."""
+    """Format the loops of copies with parts removed as text, a copy a line: time, tensor cores, conflicts."""
     lines = [f"{'without':28}{'time':>10}{'tensor cores':>16}{'bank conflicts':>16}"]
     for row in record["without"]:
         conflicts = f"{row['bank conflicts'] / 1e6:.1f} M"
@@ -226,7 +226,7 @@ def without_table(record: Mapping[str, Any] | None = None) -> str:
 
 
 def flash4_speeds(record: Mapping[str, Any], n: int) -> list[float]:
-    """List how many times as fast as FlashAttention-4's the backward passes of N rows are, the lowest first."""
+    """List the speedups of the backward passes of N rows over FlashAttention-4's, the lowest first."""
     found = [row for row in record["power"] if (row["name"], row["pass"], row["shape"][2]) == (FLASH4, "backward", n)]
     return sorted(row["speed"] for row in found)
 
@@ -235,5 +235,5 @@ def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
     return row["name"], row["pass"], *row["shape"], row["causal"]
 
 
-if __name__ == "__main__":  # under Nsight Compute
+if __name__ == "__main__":  # run by Nsight Compute
     launch_all(Path(sys.argv[2]))

@@ -1,7 +1,7 @@
-"""Record the cycles of one block of hopper_backward: its products, what waits for what, the additions to dQ.
+"""Record the cycles of one block of hopper_backward: its products, its waits, the additions to dQ.
 
-Measured by copies of the kernel that note them. "blocks": of all blocks of a launch that have a tile of keys each, how
-much time is not in steps: before the first, after the last, and until the multiprocessor's next block begins.
+Copies of the kernel record them. "blocks": for all blocks of a launch with one tile of keys each, the time outside of
+steps: before the first, after the last, and until the multiprocessor's next block begins.
 
     python3 -m helpers.bench.study backward_timeline FILE
 """
@@ -25,7 +25,7 @@ from helpers.engine.cuda_source.edit import edit
 recorded = records.reader("nvidia-h200-backward-timeline.json")
 STAGE = BACKWARD["hopper_backward"]
 DTYPE = "bfloat16"
-TRACED_STEPS = 24  # of the traced block, from its first
+TRACED_STEPS = 24  # of the traced block, counted from its first
 CASES = (Case((2, 16, 8192, 128), DTYPE), Case((2, 32, 8192, 64), DTYPE))
 MOST_BLOCKS = 8192
 BLOCK_CASES = tuple(
@@ -34,14 +34,14 @@ BLOCK_CASES = tuple(
     for n, causal in ((512, False), (512, True), (2112, False), (2112, True), (16384, True))
 )
 
-# In the order in which a consumer passes them. A clock read right after `bar.sync` does not wait for the barrier
-# (BAR.SYNC.DEFER_BLOCKING): at_ds, at_dq and the adder's at_full say when a warp has arrived, not when it may go on.
+# In the order in which a consumer passes them. Reading the clock right after `bar.sync` does not wait for the barrier
+# (BAR.SYNC.DEFER_BLOCKING): at_ds, at_dq and the adder's at_full say when a warp has arrived, not when it may continue.
 MARKS = (
     *("begins", "q_there", "do_there", "s_there", "weights", "dp_there", "ds_stored", "at_ds"),
     *("dq_there", "at_dq", "dq_stored", "ends"),
 )
 ADDER_MARKS = ("waits", "at_full", "added")
-# The parts of a consumer's step, each from the end of the one before.
+# The parts of a consumer's step, each from the end of the previous one.
 PARTS = {
     "S": "s_there",
     "P": "weights",
@@ -56,10 +56,10 @@ PARTS = {
 
 
 def traced(source: str) -> str:
-    """Return a copy of the kernel whose second block notes cycles in `consumer_clocks` and `adder_clocks`.
+    """Return a copy of the kernel whose second block records cycles in `consumer_clocks` and `adder_clocks`.
 
     consumer_clocks[consumer][step]: see `MARKS`. adder_clocks[step]: the warp that adds to dQ waits for the tile; has
-    arrived at its barrier; the addition has read it. Steps after TRACED_STEPS are not noted.
+    arrived at its barrier; the addition has read it. Steps after TRACED_STEPS are not recorded.
     """
     begins = "template <typename T>\n__global__ void __launch_bounds__(THREADS, 1) hopper_backward("
     head = f"""
@@ -104,7 +104,7 @@ __device__ long long consumer_clocks[2][TRACED_STEPS][{len(MARKS)}], adder_clock
 
 
 def _launched(case: Case, source: str) -> tuple[Any, int]:
-    """Launch a copy of the kernel; return its module, and how many blocks it had."""
+    """Launch a copy of the kernel; return its module, and its number of blocks."""
     q, k, v = Inputs(case.shape, DTYPE).device
     o, lse = LADDER["hopper"](q, k, v, causal=case.causal, return_lse=True)
     ready, arrays, _ = backward.plan(
@@ -125,7 +125,7 @@ def _launched(case: Case, source: str) -> tuple[Any, int]:
 
 
 def trace(case: Case) -> dict[str, Any]:
-    """Return the cycles of one block, from the first one, by step."""
+    """Return the cycles of one block, relative to the first, by step."""
     module, _ = _launched(case, traced(kernel.source(STAGE.file)))
     shapes = {"consumer_clocks": (2, TRACED_STEPS, len(MARKS)), "adder_clocks": (TRACED_STEPS, len(ADDER_MARKS))}
     clocks = {name: cp.asnumpy(cp.ndarray(shape, np.int64, module.get_global(name))) for name, shape in shapes.items()}
@@ -141,10 +141,10 @@ def trace(case: Case) -> dict[str, Any]:
 
 
 def noted(source: str) -> str:
-    """Return a copy of the kernel whose first consumer notes a row of `block_clocks` for each block.
+    """Return a copy of the kernel whose first consumer records a row of `block_clocks` for each block.
 
-    A row: its multiprocessor, and cycles: the block begins; its first step does; its last one has ended; dK and dV are
-    stored.
+    A row: its multiprocessor, and the cycles at which the block begins, its first step begins, its last step has ended,
+    and dK and dV are stored.
     """
     begins = "template <typename T>\n__global__ void __launch_bounds__(THREADS, 1) hopper_backward("
     head = f"""
@@ -170,7 +170,7 @@ __device__ long long block_clocks[{MOST_BLOCKS}][5];
 def blocks(case: Case) -> dict[str, Any]:
     """Return the median cycles of a block before, in and after its steps, and until the next block begins.
 
-    "outside": which share of all time between a multiprocessor's first block and its last is not in steps.
+    "outside": the share of time outside of steps, between a multiprocessor's first block and its last.
     """
     module, n_blocks = _launched(case, noted(kernel.source(STAGE.file)))
     notes = cp.asnumpy(cp.ndarray((MOST_BLOCKS, 5), np.int64, module.get_global("block_clocks")))[:n_blocks]
@@ -197,19 +197,19 @@ take = STUDY.take
 
 
 def timeline(head_dim: int) -> dict[str, Any] | None:
-    """Return the recorded cycles of one block at this head_dim, None without a record."""
+    """Return the recorded cycles of one block at this head_dim; None without a record."""
     return next((row for row in (recorded() or {}).get("rows", ()) if row["shape"][3] == head_dim), None)
 
 
 def _steady(row: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the marks of the consumers and of the adding warp, of all noted steps but the first two."""
+    """Return the marks of the consumers and of the adding warp, for all recorded steps except the first two."""
     consumers, adders = np.array(row["consumers"]), np.array(row["adders"])
-    noted = np.count_nonzero(consumers[0, :, 0] >= 0)  # the others have the clock 0, less that of the first mark
+    noted = np.count_nonzero(consumers[0, :, 0] >= 0)  # unrecorded steps have the clock 0, minus that of the first mark
     return consumers[:, 2:noted], adders[2:noted]
 
 
 def parts(row: Mapping[str, Any]) -> dict[str, list[float]]:
-    """Return the median cycles of each part of a step, of each consumer, without the first two steps.
+    """Return the median cycles of each part of a step for each consumer, without the first two steps.
 
     The barrier of dS opens when the later consumer has stored its dS.
     """
@@ -226,7 +226,7 @@ def parts(row: Mapping[str, Any]) -> dict[str, list[float]]:
 
 
 def gaps(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return median cycles of a step in which a unit has nothing to do, and of the addition to dQ.
+    """Return the median cycles of a step in which a unit is idle, and those of the addition to dQ.
 
     No product is in flight while both consumers compute dS (until dV, issued just before the mark), and from the last
     dK to the next S.
@@ -258,7 +258,7 @@ def table(record: Mapping[str, Any] | None = None) -> str:
 
 @records.shown
 def blocks_table(record: Mapping[str, Any] | None = None) -> str:
-    """Format the median cycles of a block that are not in its steps, a call a line."""
+    """Format the median cycles of a block outside of its steps, a call a line."""
     names = ("before", "steps", "after", "between")
     lines = [f"{'cycles of a block':42}" + "".join(f"{name:>10}" for name in names) + f"{'not in steps':>14}"]
     for row in record["blocks"]:

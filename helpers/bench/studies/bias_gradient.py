@@ -1,10 +1,10 @@
-"""Time the gradients of a bias on a GPU, beside the gradients of q, k and v, and beside PyTorch's SDPA.
+"""Time the gradients of a bias on a GPU, compared with the gradients of q, k and v, and with PyTorch's SDPA.
 
     python3 -m helpers.bench.study bias_gradient FILE
 
 bfloat16, 4 x 16 heads. Device time, in turns, with a full queue. SDPA takes a bias as its mask: its memory-efficient
-backend computes dQ, dK and dV together with dBias. For slopes and a table autograd then sums the mask's gradient, which
-counts as SDPA's time.
+backend computes dQ, dK and dV together with dBias. For slopes and a table, autograd then sums the mask's gradient,
+which counts towards SDPA's time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from helpers.bench.run import device_facts
 
 recorded = records.reader("nvidia-h200-bias_gradient.json")
 SHAPES = ((4, 16, 4096, 128), (4, 16, 4096, 64), (4, 16, 1024, 128), (4, 16, 1024, 64))
-# A gradient: what it is for, and the axes (batch, heads, rows, keys) of full length of an array.
+# A gradient: its use, and an array's axes (batch, heads, rows, keys) of full length.
 FORMS: Mapping[str, tuple[str, str]] = {
     "(1, heads, N, N)": ("bias", "hnn"),
     "(1, 1, N, N)": ("bias", "nn"),
@@ -37,7 +37,7 @@ BACKENDS = {"SDPA efficient": "EFFICIENT_ATTENTION"}
 OURS, WITHOUT, PLAIN = "gradient of the bias", "dQ, dK, dV", "dQ, dK, dV without a bias"
 DTYPE = "bfloat16"
 ROUNDS = 5
-NEAR = 0.03  # of the largest number, between ours and SDPA's in bfloat16
+NEAR = 0.03  # relative to the largest number, between ours and SDPA's in bfloat16
 
 
 def _bias_shape(axes: str, shape: Sequence[int]) -> tuple[int, ...]:
@@ -56,7 +56,7 @@ def _extras(wrt: str, leaf: Any) -> dict[str, Any]:
 
 
 def _ours(wrt: str, leaf: Any, q: Any, k: Any, v: Any, do: Any) -> dict[str, Callable[[], Any]]:
-    """Return our ways: the gradient alone, dq, dk and dv of the same call, and of one without a bias."""
+    """Return our ways: the gradient alone, dq, dk and dv of the same call, and those of a call without a bias."""
     extras = _extras(wrt, leaf)
     forward = {name: value for name, value in extras.items() if name != "score_mod_grad"}
     o, lse = flash_attention(q, k, v, return_lse=True, **forward)
@@ -76,7 +76,7 @@ def _ours(wrt: str, leaf: Any, q: Any, k: Any, v: Any, do: Any) -> dict[str, Cal
 
 
 def _sdpa(wrt: str, leaf: Any, q: Any, k: Any, v: Any, do: Any, backend: str) -> Callable[[], Any]:
-    """Return a function that computes dq, dk, dv and the leaf's gradient by PyTorch's autograd, after a forward."""
+    """Return a function that computes dq, dk, dv and the leaf's gradient with PyTorch's autograd, after a forward."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -110,7 +110,7 @@ def _measured(shape: Sequence[int], form: str, rounds: int = ROUNDS) -> list[dic
         try:
             way = _sdpa(wrt, leaf, q, k, v, do, backend)
             want = way()[3]
-        except RuntimeError as error:  # no memory, or no such gradient
+        except RuntimeError as error:  # out of memory, or not supported
             print(f"{name}, {shape}, {form}: {str(error)[:160]}", flush=True)
             continue
         error, largest = float((got.float() - want.float()).abs().max()), float(want.float().abs().max())
@@ -138,7 +138,7 @@ take = STUDY.take
 
 @records.shown
 def table(record: Mapping[str, Any] | None = None) -> str:
-    """Format a record as text, a gradient a line: its time in those of dQ, dK and dV, and SDPA's for all four."""
+    """Format a record as text, a gradient a line: its time relative to dQ, dK and dV's, and SDPA's for all four."""
     lines = [f"{'bfloat16, 4 x 16 heads':38}{'dBias':>9}{'dQ, dK, dV':>13}{'ratio':>8}{'SDPA, all four':>18}"]
     cases: dict[Any, dict[str, Any]] = {}
     for row in record["rows"]:

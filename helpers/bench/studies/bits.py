@@ -1,4 +1,4 @@
-"""Count the elements of the gradients whose bits differ between runs of one call on a GPU."""
+"""Count the elements of gradients whose bits differ between runs of one call on a GPU."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def differing_elements(
 
 
 def rows(shape: Shape = SHAPE, runs: int = RUNS) -> Iterator[dict[str, Any]]:
-    """Count for every stage that computes gradients, in each of its types, deterministic and not."""
+    """Count for every stage that computes gradients, in each of its types, with and without `deterministic`."""
     for stage in BACKWARD.values():
         for dtype, deterministic in itertools.product(stage.dtypes, (False, True)):
             if not deterministic or "deterministic" in stage.features:

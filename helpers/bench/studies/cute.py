@@ -1,8 +1,8 @@
 """Compare flash_cute and its first step with flash_mma: time, registers, instructions and seconds to compile.
 
 At each shape the kernels are timed in turns, on the same 16,384 tokens of 2048 columns: 32 heads of 64 or 16 of 128.
-Each result is compared with float64 first, in some of its rows. "compiled" has each kernel as NVRTC compiles it without
-any cache, many at a time; its SASS where nvdisasm is in PATH.
+Some rows of each result are compared with float64 first. "compiled": each kernel compiled by NVRTC without a cache,
+many in parallel; with its SASS if nvdisasm is in PATH.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from helpers.engine import nvrtc
 recorded = records.reader("nvidia-h200-cute.json")
 DTYPE, ARCH, ROUNDS = "bfloat16", "sm_90", 8
 LENGTHS, HEAD_DIMS = (512, 4096, 16384), (64, 128)
-SQUARE = (("BLOCK_M", 64), ("BLOCK_N", 64))  # the tile that 12 begins with
-PROCESSES = min(16, os.cpu_count() or 1)  # that compile at the same time
+SQUARE = (("BLOCK_M", 64), ("BLOCK_N", 64))  # the tile that notebook 12 begins with
+PROCESSES = min(16, os.cpu_count() or 1)  # that compile in parallel
 PEER = "SDPA flash"  # FlashAttention-2 in PyTorch
 
 
@@ -57,7 +57,7 @@ class Way:
 
 
 COMPARED_WITH = Way("07", LADDER["flash_mma"])
-(_COPIES,) = (step for step in CLIMBS["flash_cute"] if step.idea == "TiledCopy")  # layouts and copies, 07's products
+(_COPIES,) = (step for step in CLIMBS["flash_cute"] if step.idea == "TiledCopy")  # flash_mma's products
 _KERNELS = (("07", LADDER["flash_mma"]), ("12, first step", _COPIES), ("12", LADDER["flash_cute"]))
 WAYS = (
     *(Way(name, stage) for name, stage in _KERNELS),
@@ -68,13 +68,13 @@ CASES = tuple(
 )
 
 
-# ---- what the compiler makes of them
+# ---- what the compiler makes of the kernels
 
 
 def cold(way: Way, head_dim: int) -> dict[str, Any]:
-    """Compile a kernel by NVRTC without a cache: seconds, registers, spilled bytes, instructions of its tile loop.
+    """Compile a kernel with NVRTC and no cache: seconds, registers, spilled bytes, instructions of its tile loop.
 
-    The counts of instructions are None where nvdisasm is not in PATH.
+    The instruction counts are None if nvdisasm is not in PATH.
 
     Raises:
         CuteMissing: it includes CuTe's headers, which are not installed.
@@ -102,12 +102,12 @@ def cold(way: Way, head_dim: int) -> dict[str, Any]:
 
 
 def _instructions(cubin: bytes) -> dict[str, Any]:
-    """Return instructions of the kernel and of its tile loop, and the loop's by opcode; Nones without nvdisasm."""
+    """Return the instructions of the kernel and of its tile loop, and the loop's by opcode; Nones without nvdisasm."""
     if shutil.which("nvdisasm") is None:
         return {"instructions": None, "loop": None, "opcodes": None}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kernel.cubin"
-        file.write_bytes(cubin + b"\0")  # CuPy's getCUBIN leaves the last byte out, a zero
+        file.write_bytes(cubin + b"\0")  # CuPy's getCUBIN leaves out the last byte, a zero
         made = subprocess.run(["nvdisasm", "-c", str(file)], check=True, capture_output=True, text=True)
     listed, labels = sass_loop.parsed(made.stdout)
     loop = sass_loop.tile_loop(listed, labels)
@@ -116,9 +116,9 @@ def _instructions(cubin: bytes) -> dict[str, Any]:
 
 
 def lines(file: str) -> dict[str, int]:
-    """Count lines of a kernel and of what it includes of the course's: {"code": all but comments, "all": ...}.
+    """Count lines of a kernel and of the course's headers that it includes: {"code": all but comments, "all": ...}.
 
-    Without attention_params.cuh, which all kernels from heads_and_masks on share.
+    attention_params.cuh, which all kernels from heads_and_masks on share, does not count.
     """
     text = (kernel.KERNELS / file).read_text(encoding="utf-8")
     if '#include "ptx.cuh"' in text:
@@ -135,7 +135,7 @@ def timed(
 ) -> Iterator[list[dict[str, Any]]]:
     """Time each way at each case: check first, then in turns. Yield milliseconds, TFLOP/s and memory.
 
-    extra_bytes: what a call takes beyond q, k, v and its output; None on the CPU engine.
+    extra_bytes: a call's memory beyond q, k, v and its output; None on the CPU engine.
 
     Raises:
         WrongOutput: a result is wrong.
@@ -158,13 +158,13 @@ def timed(
 
 
 def _cold(index: int, head_dim: int) -> dict[str, Any]:
-    """Run `cold` of WAYS[index] in another process, to which a stage's functions cannot be sent."""
+    """Run `cold` for WAYS[index] in another process, to which a stage's functions cannot be sent."""
     return cold(WAYS[index], head_dim)
 
 
 def compiled() -> list[list[dict[str, Any]]]:
-    """Compile everything side by side with no cache."""
-    which = [(i, head_dim) for head_dim in HEAD_DIMS for i in reversed(range(len(WAYS)))]  # what takes longest first
+    """Compile everything in parallel without a cache."""
+    which = [(i, head_dim) for head_dim in HEAD_DIMS for i in reversed(range(len(WAYS)))]  # slowest compilations first
     with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
         rows = dict(zip(which, pool.map(_cold, *zip(*which, strict=True)), strict=True))
     return [[rows[i, head_dim] for head_dim in HEAD_DIMS for i in range(len(WAYS))]]
@@ -176,7 +176,7 @@ def _head() -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """Name this machine's processor, if Linux tells it."""
+    """Name this machine's processor, if Linux reports it."""
     with contextlib.suppress(OSError):
         if name := re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8")):
             return f"{name[1]}, {os.cpu_count()} cores"
@@ -196,15 +196,15 @@ def row(name: str, n: int, head_dim: int, *, causal: bool = False) -> dict[str, 
 
 
 def compiled_row(name: str, head_dim: int) -> dict[str, Any] | None:
-    """Return what the compiler made of one kernel, or None."""
+    """Return the recorded compilation of one kernel, or None."""
     return records.first((recorded() or {}).get("compiled", ()), name=name, head_dim=head_dim)
 
 
 def times_table(record: Mapping[str, Any] | None = None, *, names: Sequence[str] = ()) -> str:
-    """Format TFLOP/s of each kernel and its speed over flash_mma as text: a case a line.
+    """Format TFLOP/s of each kernel and its speed relative to flash_mma as text: a case a line.
 
     Args:
-        names: of the kernels that are shown; all that are recorded where it is empty.
+        names: the kernels to show; all recorded ones if empty.
     """
 
     def cell(row: Mapping[str, Any]) -> str:
@@ -214,7 +214,7 @@ def times_table(record: Mapping[str, Any] | None = None, *, names: Sequence[str]
 
 
 def memory_table(record: Mapping[str, Any] | None = None) -> str:
-    """Format the MiB that a call takes beyond q, k, v and its output as text, like `times_table`."""
+    """Format the MiB of a call beyond q, k, v and its output as text, like `times_table`."""
 
     def cell(row: Mapping[str, Any]) -> str:
         return "" if row["extra_bytes"] is None else f"{row['extra_bytes'] / 2**20:.1f}"
@@ -267,7 +267,7 @@ def integer_instructions(opcodes: Mapping[str, int]) -> int:
 
 @records.shown
 def table(record: Mapping[str, Any] | None = None) -> str:
-    """Format a record as text; the committed one where none is given."""
+    """Format a record, by default the committed one, as text."""
     how = record["how"]
     compiler = (
         f"compiled by NVRTC {how['nvrtc']} for {how['architecture']}, {how['processes']} at a time: {how['machine']}"

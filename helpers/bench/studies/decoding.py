@@ -2,12 +2,12 @@
 
     python3 -m helpers.bench.study decoding FILE [PART ...]  # of STUDY, below; all but the optional ones
 
-bfloat16, one new token of each sequence. Every result is compared with float64 in two heads first. Then all are timed
-in turns, the queue kept full, so no host time is in them, and after another array has been read: the L2
-cache holds nothing of K and V, nor anything to be written back. GB/s are those of K and V, each once. Peers are
-there where they can be imported: PyTorch's SDPA, FlashAttention-3 (flash_attn_interface, or the wheel fa3-fwd) and
-FlashInfer. "tune_fp8" tries other sizes, "counters" needs Nsight Compute. GB/s of "prefix" are those of the
-bytes that its best way reads: the prefix once. "graph" and "server" are loops of a small GPT, by the host's clock.
+bfloat16, one new token for each sequence. Every result is compared with float64 in two heads first. Then all are timed
+in turns, with a full queue, so host time is not included, and after reading another array, so that the L2 cache
+contains nothing of K and V, and nothing to write back. GB/s are those of K and V, each read once. The peers are those
+that can be imported: PyTorch's SDPA, FlashAttention-3 (flash_attn_interface, or the wheel fa3-fwd) and FlashInfer.
+"tune_fp8" tries other sizes, "counters" needs Nsight Compute. GB/s of "prefix" count the bytes that its best way reads:
+the prefix once. "graph" and "server" are loops of a small GPT, by the host's clock.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from helpers.bench.run import device_facts
 from helpers.device import cp
 from helpers.engine.cuda_source.c_types import dtype_of
 
-# (sequences, keys of each, heads of q, heads of K and V, head_dim)
+# (sequences, keys of each, query heads, KV heads, head_dim)
 Sizes = tuple[int, int, int, int, int]
 ROWS: tuple[Sizes, ...] = (
     (8, 8192, 32, 8, 128),
@@ -52,10 +52,10 @@ ROWS: tuple[Sizes, ...] = (
     (8, 8192, 16, 16, 64),
 )
 STEP_ROWS = ROWS[0], ROWS[1], ROWS[5]
-MIXED = 64, 100, 32768  # sequences, and their shortest and longest
+MIXED = 64, 100, 32768  # sequences, and the shortest and longest of them
 PAGES = 16, 64
-HEADS = 32, 8, 128  # of the parts below: heads of q, of K and V, head_dim
-# Few sequences, of which one is long: their keys.
+HEADS = 32, 8, 128  # for the parts below: query heads, KV heads, head_dim
+# Few sequences, one of them long: their keys.
 LONG = (
     (65536, 1024, 1024, 1024),
     (32768, 2048, 2048, 2048),
@@ -64,9 +64,9 @@ LONG = (
 )
 LONG_SPLITS = 8, 33
 PARTS = ((8, 8192, *HEADS), 4), ((8, 65536, *HEADS), 4), ((1, 65536, *HEADS), 32)  # and the most parts of a unit
-DIMS = (80, 80), (96, 96), (112, 112), (192, 192), (192, 128)  # of K and of V
-PREFIXES = (16, 8192, 256), (64, 8192, 256), (64, 2048, 512), (16, 32768, 512)  # sequences, keys shared, keys of each
-TREES = (8, 8192, 8), (1, 8192, 16), (32, 2048, 8)  # sequences, keys, drafts among them
+DIMS = (80, 80), (96, 96), (112, 112), (192, 192), (192, 128)  # those of K and of V
+PREFIXES = (16, 8192, 256), (64, 8192, 256), (64, 2048, 512), (16, 32768, 512)  # sequences, shared keys, own keys
+TREES = (8, 8192, 8), (1, 8192, 16), (32, 2048, 8)  # sequences, keys, drafts among these
 FP8_ROWS: tuple[Sizes, ...] = *ROWS[:6], ROWS[7]
 TUNED_FP8 = tuple(itertools.product((8, 12, 16), (2, 3, 4), (16, 32)))
 REAL_HEADS = 12
@@ -74,14 +74,14 @@ COUNTED_ROWS = ROWS[0], ROWS[3], ROWS[7]
 GRID_ROWS = ROWS[0], *ROWS[2:6], ROWS[7]
 ROUNDS = 15
 DTYPE = "bfloat16"
-TOLERANCE = 2e-2  # of the largest number of a head
+TOLERANCE = 2e-2  # relative to a head's largest number
 FLASH_INFER = "flashinfer"
 
 
 class CacheInputs:
     """PyTorch's tensors of a row: q (batch, tokens, heads, d), caches (batch, keys, kv_heads, d), the same in pages.
 
-    mask: which keys each token sees, (tokens, keys); None: all of its sequence.
+    mask: (tokens, keys), True for visible keys; None: all keys of the sequence.
     """
 
     mask: Any = None
@@ -104,7 +104,7 @@ class CacheInputs:
         self.paged = {page: self.in_pages(page, self.k, self.v) for page in pages}
 
     def in_pages(self, page: int, *caches: Any) -> tuple[Any, ...]:
-        """Make caches (pages, page, kv_heads, d) with their pages in any order, and the block table."""
+        """Make caches (pages, page, kv_heads, d) with pages in random order, and the block table."""
         torch, (batch, keys, *_) = self.torch, caches[0].shape
         order = torch.randperm(batch * keys // page, device=TORCH_DEVICE)
         made = []
@@ -116,7 +116,7 @@ class CacheInputs:
 
     @property
     def call(self) -> Callable[..., Any]:
-        """Our call on the contiguous caches."""
+        """Call our function on the contiguous caches."""
         return functools.partial(flash_attention_with_kvcache, *(self.q, self.k, self.v), cache_seqlens=self.lengths)
 
     @property
@@ -135,7 +135,7 @@ class CacheInputs:
         return (scores.softmax(-1) @ v).cpu().numpy()
 
     def error(self, o: Any) -> float:
-        """Return the largest error in two heads, of an output with the tokens and heads of a sequence in order."""
+        """Return the largest error in two heads of an output whose tokens and heads are in order."""
         o = o.reshape(len(self.host_lengths), -1, self.heads, self.d_v).float().cpu().numpy()
         exact = {at: self.exact(*at) for at in ((0, 0), (len(o) - 1, self.heads - 1))}
         return max(float(np.abs(o[i, :, head] - a).max() / np.abs(a).max()) for (i, head), a in exact.items())
@@ -182,7 +182,7 @@ def flash_attention_3(inputs: CacheInputs) -> Ways:
 
 
 def _flashinfer(inputs: CacheInputs, wrapper: str, *args: Any, **options: Any) -> tuple[Any, tuple[int, ...]]:
-    """Return one of FlashInfer's wrappers with 512 MiB of its own; heads of q, of K and V, head_dim and page."""
+    """Make one of FlashInfer's wrappers with its own 512 MiB; query heads, KV heads, head_dim and page."""
     module = importlib.import_module(FLASH_INFER)
     workspace = inputs.torch.empty(512 << 20, dtype=inputs.torch.uint8, device=TORCH_DEVICE)
     page = next(iter(inputs.paged), 16)
@@ -197,7 +197,7 @@ def _ints(numbers: Iterable[int]) -> Any:
 
 
 def _decoded_by_flashinfer(inputs: CacheInputs, k: Any, v: Any, *pages: Any) -> Ways:
-    """Yield FlashInfer on pages of 16, planned on the host before, with tensor cores and without."""
+    """Yield FlashInfer on pages of 16, planned on the host beforehand, with and without tensor cores."""
     for name, tensor_cores in (("FlashInfer", False), ("FlashInfer, tensor cores", True)):
         wrapper, heads = _flashinfer(inputs, "BatchDecodeWithPagedKVCacheWrapper", use_tensor_cores=tensor_cores)
         wrapper.plan(*pages, *heads, q_data_type=inputs.q.dtype, kv_data_type=k.dtype)
@@ -205,7 +205,7 @@ def _decoded_by_flashinfer(inputs: CacheInputs, k: Any, v: Any, *pages: Any) -> 
 
 
 def flashinfer(inputs: CacheInputs) -> Ways:
-    """Yield FlashInfer, planned on the host before, with pages of 16."""
+    """Yield FlashInfer with pages of 16, planned on the host beforehand."""
     if 16 in inputs.paged:
         k, v, table = inputs.paged[16]
         counts = [-(-n // 16) for n in inputs.host_lengths]
@@ -215,7 +215,7 @@ def flashinfer(inputs: CacheInputs) -> Ways:
 
 
 def flashinfer_of_e4m3(inputs: EightBits) -> Ways:
-    """Yield FlashInfer with K and V in e4m3 and no scales, which it has for whole tensors alone."""
+    """Yield FlashInfer with e4m3 K and V and no scales, which it supports only for whole tensors."""
     batch, keys = inputs.k8.shape[:2]
     k, v = (a.to(inputs.k8.dtype).view(-1, 16, *a.shape[2:]) for a in inputs.of16)
     indptr, indices = _ints(range(0, batch * keys // 16 + 1, keys // 16)), _ints(range(batch * keys // 16))
@@ -242,7 +242,7 @@ def flashinfer_cascade(inputs: CacheInputs, shared: int) -> Ways:
 
 
 def flashinfer_tree(inputs: TreeInputs) -> Ways:
-    """Yield FlashInfer with a custom mask, its bits packed before."""
+    """Yield FlashInfer with a custom mask, whose bits are packed beforehand."""
     ((page, (k, v, table)),) = inputs.paged.items()
     (batch, pages), tokens = table.shape, len(inputs.mask)
     bits = np.packbits(inputs.mask.cpu().numpy(), bitorder="little")
@@ -256,7 +256,7 @@ def flashinfer_tree(inputs: TreeInputs) -> Ways:
 
 
 def reading(inputs: CacheInputs) -> dict[str, Way]:
-    """Return what reading K and V takes alone: their sums, as integers of 64 bits."""
+    """Return a kernel that only reads K and V: their sums, as 64-bit integers."""
     k, v = (a.view(inputs.torch.int64) for a in (inputs.k, inputs.v))
     return {"read (sum)": lambda: (k.sum(), v.sum())}
 
@@ -265,13 +265,13 @@ PEERS = sdpa, flash_attention_3, flashinfer
 
 
 def peers_of(makers: Sequence[Callable[[Any], Ways]], inputs: CacheInputs) -> Ways:
-    """Yield the ways of peers that run here; print why others do not."""
+    """Yield the peers that run here; print why others do not."""
     for maker in makers:
         try:
             for name, way in maker(inputs):
                 way()
                 yield name, way
-        except Exception as error:  # a peer fails in its own ways
+        except Exception as error:  # peers fail in many ways
             print(f"{getattr(maker, '__name__', maker)}: {type(error).__name__}: {str(error)[:200]}", flush=True)
 
 
@@ -289,7 +289,7 @@ def able(inputs: CacheInputs, ours: Mapping[str, Way], makers: Sequence[Callable
 
 
 def timed(part: str, inputs: CacheInputs, ways: Mapping[str, Way], over: str = "", **more: Any) -> list[Row]:
-    """Time ways in turns: a row of each, with its speed over the way of that name."""
+    """Time ways in turns: a row each, with its speed relative to the named way."""
     what = {"part": part, "row": list(inputs.row), **more}
     timed = compare(ways, ROUNDS, over=over, read=True)
     return [{**what, "name": name, **row, "gb_per_s": inputs.bytes / row["ms"] / 1e6} for name, row in timed.items()]
@@ -299,14 +299,14 @@ def timed(part: str, inputs: CacheInputs, ways: Mapping[str, Way], over: str = "
 
 
 def measure_rows() -> Iterator[list[Row]]:
-    """Measure every row of the table: ours, peers, and what reading takes."""
+    """Measure every row of the table: ours, peers, and the time to read K and V."""
     for row in ROWS:
         inputs = CacheInputs(row)
         yield timed("rows", inputs, able(inputs, ours(inputs), PEERS) | reading(inputs), "cuDNN")
 
 
 def mixed_lengths() -> list[int]:
-    """Draw the lengths of MIXED, uniform between the shortest and the longest, and both of these."""
+    """Draw the lengths of MIXED, uniform between the shortest and the longest, including both."""
     count, least, most = MIXED
     return [least, most, *map(int, np.random.default_rng(7).integers(least, most + 1, count - 2))]
 
@@ -319,7 +319,7 @@ def measure_mixed() -> Iterator[list[Row]]:
 
 
 def measure_steps() -> Iterator[list[Row]]:
-    """Measure the steps to the kernel, each compared with the one before it."""
+    """Measure the steps to the kernel, each relative to the previous one."""
     for row in STEP_ROWS:
         inputs = CacheInputs(row, pages=())
         steps = {name: functools.partial(inputs.call, stage=name) for name in decoders.DECODERS}
@@ -330,7 +330,7 @@ def measure_steps() -> Iterator[list[Row]]:
 
 
 def measure_long() -> Iterator[list[Row]]:
-    """Measure few sequences of which one is long: by the last block, with more parts too, and by equal stretches."""
+    """Measure few sequences, one of them long: merged by the last block, also with more parts, and equal stretches."""
     for lengths in LONG:
         inputs = CacheInputs((len(lengths), max(lengths), *HEADS), lengths, pages=())
         last = functools.partial(inputs.call, stage="last_block")
@@ -341,7 +341,7 @@ def measure_long() -> Iterator[list[Row]]:
 
 
 def shared_prefix_inputs(sequences: int, shared: int, own: int) -> CacheInputs:
-    """Make caches that all begin with the same keys and values, and the same in pages of 64, where these are once."""
+    """Make caches that all begin with the same keys and values, and the same in pages of 64 that store these once."""
     page = 64
     inputs = CacheInputs((sequences, shared + own, *HEADS), pages=())
     torch, table = inputs.torch, []
@@ -358,7 +358,7 @@ def shared_prefix_inputs(sequences: int, shared: int, own: int) -> CacheInputs:
 
 
 def measure_prefix() -> Iterator[list[Row]]:
-    """Measure a prefix that all sequences share: a cache each, the same pages for all, and one call of both parts."""
+    """Measure a prefix that all sequences share: stored per sequence, in shared pages, and read once in one call."""
     for sequences, shared, own in PREFIXES:
         inputs = shared_prefix_inputs(sequences, shared, own)
         once = 4 * (shared + sequences * own) * inputs.kv_heads * inputs.d  # bytes
@@ -377,7 +377,7 @@ def measure_prefix() -> Iterator[list[Row]]:
 
 
 def _with_constants(call: Way, constants: Mapping[str, int], module: Any) -> Any:
-    """Call with other constants of a module."""
+    """Call with other values of a module's constants."""
     with contextlib.ExitStack() as stack:
         for name, value in constants.items():
             stack.enter_context(patch.object(module, name, value))
@@ -385,7 +385,7 @@ def _with_constants(call: Way, constants: Mapping[str, int], module: Any) -> Any
 
 
 def random_tree(tokens: int) -> np.ndarray:
-    """Draw the token that each one follows: one of those before it, or -1; int32 (tokens,)."""
+    """Draw the token that each token follows: an earlier one, or -1; int32 (tokens,)."""
     rng = np.random.default_rng(11)
     return np.array([rng.integers(-1, i) if i else -1 for i in range(tokens)], np.int32)
 
@@ -404,7 +404,7 @@ def tree_mask(tree: np.ndarray, keys: int) -> np.ndarray:
 
 
 class TreeInputs(CacheInputs):
-    """A row with the drafts of a tree as its newest tokens: q (batch, drafts, heads, d)."""
+    """A row whose newest tokens are the drafts of a tree: q (batch, drafts, heads, d)."""
 
     def __init__(self, row: Sizes, drafts: int) -> None:
         super().__init__(row, pages=(16,))
@@ -424,7 +424,7 @@ def sdpa_with_mask(inputs: TreeInputs) -> Ways:
 
 
 def measure_tree() -> Iterator[list[Row]]:
-    """Measure drafts that form a tree; as many in a chain, which sees other keys; and SDPA with a mask."""
+    """Measure drafts that form a tree; a chain of as many, which sees other keys; and SDPA with a mask."""
     for sequences, keys, drafts in TREES:
         inputs = TreeInputs((sequences, keys, *HEADS), drafts)
         tree = {"tree": functools.partial(inputs.call, tree=inputs.tree)}
@@ -434,9 +434,9 @@ def measure_tree() -> Iterator[list[Row]]:
 
 
 class EightBits(CacheInputs):
-    """A row whose caches are in e4m3, too: k8, v8, with a descale for each sequence and head of K and V.
+    """A row with e4m3 caches in addition: k8, v8, with a descale for each sequence and KV head.
 
-    call16: our call on the caches in bfloat16. of8: our call on caches in e4m3, which it gets.
+    call16: our call on the bfloat16 caches. of8: our call on the e4m3 caches that it is given.
     """
 
     def __init__(self, row: Sizes) -> None:
@@ -449,7 +449,7 @@ class EightBits(CacheInputs):
         self.of8 = functools.partial(flash_attention_with_kvcache, self.q, cache_seqlens=self.lengths, **self.descales)
 
     def _quantised(self, a: Any) -> tuple[Any, Any, Any]:
-        """Return e4m3, the descales (batch, kv_heads), and the numbers that these are, in float32."""
+        """Quantise to e4m3; return the bytes, the descales (batch, kv_heads), and the quantised numbers in float32."""
         torch = self.torch
         descale = a.abs().amax(dim=(1, 3)).float() / 448
         by_head = descale[:, None, :, None]
@@ -468,7 +468,7 @@ def flash_attention_3_of_e4m3(inputs: EightBits) -> Ways:
 
 
 def measure_fp8() -> Iterator[list[Row]]:
-    """Measure a cache in e4m3 beside one in bfloat16. GB/s are those of each one's own bytes."""
+    """Measure an e4m3 cache and a bfloat16 one. GB/s count each one's own bytes."""
     for row in FP8_ROWS:
         inputs = EightBits(row)
         eights: dict[str, Way] = {"e4m3": functools.partial(inputs.of8, *inputs.bytes8)}
@@ -506,7 +506,7 @@ STALLS = "long_scoreboard", "short_scoreboard", "wait", "math_pipe_throttle", "m
 
 
 def launch_both(row: Sizes) -> None:
-    """Launch the kernel on a cache in bfloat16 and on one in e4m3, for a profiler."""
+    """Launch the kernel on a bfloat16 and on an e4m3 cache, for a profiler."""
     inputs = EightBits(row)
     inputs.call16()
     inputs.of8(*inputs.bytes8)
@@ -514,7 +514,7 @@ def launch_both(row: Sizes) -> None:
 
 
 def measure_counters() -> Iterator[list[Row]]:
-    """Count, by Nsight Compute, what a cache in bfloat16 and one in e4m3 keep busy."""
+    """Count with Nsight Compute what a bfloat16 and an e4m3 cache keep busy."""
     stalls = {f"stalled: {state}": counters.stall_metric(state) for state in STALLS}
     wanted = COUNTED | stalls
     for at, row in enumerate(COUNTED_ROWS):
@@ -533,13 +533,13 @@ def measure_counters() -> Iterator[list[Row]]:
 
 
 def measure_real() -> Iterator[list[Row]]:
-    """Measure errors with real K and V, of 12 heads of all-MiniLM-L6-v2, rounded to bfloat16 and to e4m3."""
+    """Measure errors with real K and V, from 12 heads of all-MiniLM-L6-v2, rounded to bfloat16 and to e4m3."""
     wide = np.stack([np.stack(real_inputs(head)) for head in range(REAL_HEADS)], axis=2)[:, None]
     q = wide[0].astype(dtype_of("bfloat16"))
     exact, _ = reference.attention_with_kvcache(
         q.astype(np.float64), wide[1], wide[2], np.array([q.shape[1]]), causal=False
     )
-    caches = np.pad(wide[1:], [(0, 0)] * 4 + [(0, 64 - wide.shape[-1])])  # a width that decoding takes
+    caches = np.pad(wide[1:], [(0, 0)] * 4 + [(0, 64 - wide.shape[-1])])  # a width that decoding supports
     by_head = descale_of(caches, axis=(2, 4))
     ways = {
         "bfloat16": (caches.astype(q.dtype), {}),
@@ -557,14 +557,14 @@ def measure_real() -> Iterator[list[Row]]:
 
 
 def _rms(o: Any, exact: Any) -> float:
-    """Return the rms of a difference, of the rms of `exact`."""
+    """Return the rms of a difference relative to that of `exact`."""
     o = o[0] if isinstance(o, tuple) else o
     difference = o.float().reshape(exact.shape) - exact.float()
     return float(difference.square().mean().sqrt() / exact.float().square().mean().sqrt())
 
 
 def measure_parts() -> Iterator[list[Row]]:
-    """Measure how many blocks it takes to read as fast as possible: units in 1, 2, 4, ... parts, a block for each."""
+    """Measure how many blocks saturate the bandwidth: units in 1, 2, 4, ... parts, a block for each."""
     for row, most in PARTS:
         inputs = CacheInputs(row, pages=())
         units = len(inputs.host_lengths) * inputs.kv_heads
@@ -574,13 +574,13 @@ def measure_parts() -> Iterator[list[Row]]:
 
 
 def _device_arrays(inputs: CacheInputs, k: Any, v: Any, **more: Any) -> dict[str, Any]:
-    """Return the arrays of a call as the device has them."""
+    """Return the arrays of a call on the device."""
     arrays = {"q": inputs.q, "k_cache": k, "v_cache": v, "cache_seqlens": inputs.lengths, **more}
     return {name: kind_of(a).device_array(a) for name, a in arrays.items()}
 
 
 def measure_grids() -> Iterator[list[Row]]:
-    """Measure grids whose blocks have equal shares beside one of all that are resident, and the L2 cache's hint."""
+    """Measure grids whose blocks have equal shares and one with all resident blocks, and the L2 cache's hint."""
     mixed = MIXED[0], MIXED[2], *HEADS
     for row, lengths in (*((row, None) for row in GRID_ROWS), (mixed, mixed_lengths())):
         inputs = CacheInputs(row, lengths, pages=())
@@ -589,7 +589,7 @@ def measure_grids() -> Iterator[list[Row]]:
             "equal shares": ({}, {}),
             "all that are resident": ({}, {"NEARLY_ALL": 2}),
         }
-        if row[0] * row[3] >= 2 * limits.multiprocessors():  # else it has none anyway
+        if row[0] * row[3] >= 2 * limits.multiprocessors():  # otherwise it has none anyway
             changed["equal shares, no hint"] = ({"READ_ONCE": 0}, {})
         ways = {}
         for name, (sizes, constants) in changed.items():
@@ -598,14 +598,14 @@ def measure_grids() -> Iterator[list[Row]]:
 
 
 def measure_dims() -> Iterator[list[Row]]:
-    """Measure other head_dims than 64, 128 and 256, and a V of another one than K: GB/s are those of their bytes."""
+    """Measure other head_dims than 64, 128 and 256, and a V with another one than K: GB/s count their bytes."""
     for d, d_v in DIMS:
         inputs = CacheInputs((8, 8192, *HEADS[:2], d), pages=(16,), d_v=d_v)
         yield timed("dims", inputs, able(inputs, ours(inputs), (sdpa, flash_attention_3)), "cuDNN", d_v=d_v)
 
 
 def measure_tune_fp8() -> Iterator[list[Row]]:
-    """Measure other numbers of warps, stages and keys of a tile for a cache in e4m3."""
+    """Measure other numbers of warps, stages and keys per tile for an e4m3 cache."""
     for row in (ROWS[0], ROWS[7]):
         inputs = EightBits(row)
         given = _device_arrays(inputs, *inputs.bytes8, **inputs.descales)
@@ -616,7 +616,7 @@ def measure_tune_fp8() -> Iterator[list[Row]]:
 
 
 def _tuned(given: Mapping[str, Any], sizes: Mapping[str, int], **constants: int) -> dict[str, Way]:
-    """Prepare the kernel with these sizes, if they fit, and these constants of decoders.py."""
+    """Prepare the kernel with these sizes, if they fit, and these values of decoders.py's constants."""
     _, call, _ = decoding.check({name: Spec.of(a) for name, a in given.items()}, decoding.DecodeOptions())
     chosen = {**decoders.SPLIT_KV.sizes_for(call), **sizes}
     if decoders.shared_bytes(chosen, 2) + decoders.RESERVED > limits.most_shared():
@@ -638,7 +638,7 @@ def _tuned(given: Mapping[str, Any], sizes: Mapping[str, int], **constants: int)
 
 
 def measure_host() -> Iterator[Row]:
-    """Measure what a call takes on the host, in microseconds, whatever the lengths are."""
+    """Measure a call's host time in microseconds, which does not depend on the lengths."""
     inputs = CacheInputs((8, 512, *HEADS), pages=(16,))
     ways = ours(inputs)
     k, v, table = inputs.paged[16]
@@ -716,5 +716,5 @@ def table(record: Mapping[str, Any] | None = None) -> str:
     return "\n".join(map(line, record["rows"]))
 
 
-if __name__ == "__main__":  # under Nsight Compute
+if __name__ == "__main__":  # run by Nsight Compute
     launch_both(COUNTED_ROWS[int(sys.argv[1])])

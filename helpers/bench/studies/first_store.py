@@ -3,11 +3,10 @@
     python3 -m helpers.bench.study first_store FILE
 
 bfloat16, some 16,384 tokens, heads x head_dim = 2048; all three kernels, in turns. "rows": the first block at a tile of
-dQ stores it, or all blocks add to zeros. "persistent": blocks that go from tile to tile of keys, or one for each.
-"turns": blocks add in a fixed order, or in any, as a call without it is made.
-"tries": other changes of the kernel that were timed in turns with it, at 512 to 16,384 rows. They lost, or gained too
-little for what they need: programmatic dependent launch needs an attribute of launches that CuPy has no argument for.
-Their texts are not kept.
+dQ stores it, or all blocks add to zeros. "persistent": blocks that go from tile to tile of keys, or one block for each.
+"turns": blocks add in a fixed order, or in any order, as by default. "tries": other changes of the kernel that were
+timed in turns with it, at 512 to 16,384 rows. They lost, or gained too little for their cost: programmatic dependent
+launch needs a launch attribute that CuPy has no argument for. Their texts are not kept.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ TURN_CASES = tuple(
 
 @functools.lru_cache(maxsize=1)
 def inputs(count: int) -> tuple[Any, ...]:
-    """Make so many elements of do, q, k and v, once for all cases."""
+    """Make this many elements of do, q, k and v, once for all cases."""
     made = Inputs((1, 1, -(-count // 128), 128), "bfloat16")
     return tuple(a.reshape(-1) for a in (cp.asarray(made.do), *made.device))
 
@@ -63,19 +62,19 @@ def rows(cases: tuple[Case, ...] = CASES, rounds: int = ROUNDS) -> Iterator[list
 
 
 def persistent(cases: tuple[Case, ...] = BLOCK_CASES, rounds: int = ROUNDS) -> Iterator[list[dict[str, Any]]]:
-    """Time blocks of many tiles of keys and of one, as `rows` does."""
+    """Time blocks with many tiles of keys and with one, like `rows`."""
     return _compared(cases, BLOCKS, rounds)
 
 
 def turns(cases: tuple[Case, ...] = TURN_CASES, rounds: int = ROUNDS) -> Iterator[list[dict[str, Any]]]:
-    """Time a fixed order and any, as `rows` does."""
+    """Time a fixed order and any order, like `rows`."""
     return _compared(cases, TURNS, rounds)
 
 
 def _compared(
     cases: tuple[Case, ...], all_sizes: Mapping[str, Mapping[str, int]], rounds: int
 ) -> Iterator[list[dict[str, Any]]]:
-    """Time the stage with these sizes, the first over the second."""
+    """Time the stage with these sizes: the speed of the first over the second."""
     _, other_way = all_sizes
     for case in cases:
         count = math.prod(case.shape)
@@ -106,7 +105,7 @@ take = STUDY.take
 
 @records.shown
 def table(record: Mapping[str, Any] | None = None) -> str:
-    """Format a record as text, a case a line: both times, and how many times as fast the first way is."""
+    """Format a record as text, a case a line: both times, and the speedup of the first way."""
     lines = _lines(record["rows"], WAYS, ("zeros", "first stores"))
     if "persistent" in record:
         lines += ["", *_lines(record["persistent"], BLOCKS, ("one tile", "persistent"))]
@@ -126,13 +125,13 @@ def _lines(rows: Sequence[Mapping[str, Any]], ways: Iterable[str], titles: tuple
 
 @records.shown
 def turns_table(record: Mapping[str, Any] | None = None) -> str:
-    """Format the times in a fixed order and in any, a case a line."""
+    """Format the times in a fixed order and in any order, a case a line."""
     return "\n".join(_lines(record["turns"], TURNS, ("any order", "fixed order")))
 
 
 @records.shown
 def tries_table(record: Mapping[str, Any] | None = None) -> str:
-    """Format the tries as text, one a line: the lowest and the highest speed, over the kernel as it was."""
+    """Format the tries as text, one a line: the lowest and the highest speed, relative to the unchanged kernel."""
     lines = []
     for row in record["tries"]:
         low, high = row["speeds"]

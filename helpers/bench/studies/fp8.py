@@ -2,17 +2,15 @@
 
 python3 -m helpers.bench.study fp8 FILE [rungs] [lengths] [model] [speeds] [turns] [transposition]
 
-Rungs: what lowers the error on several kinds of data: scales per tensor, per head, per block of rows, K minus its mean,
-a Hadamard rotation, sums of each tile added in float32, weights summed by a row of ones; against float64 on the numbers
-before they were rounded.
-Lengths: the error by the number of keys, against float64 on the rounded numbers, also FlashAttention-3's. Gain is the
-output's projection on the exact one. Model: the loss of a small GPT, trained in float32, by the type of its attention.
-Speeds: those of calls after the first of their shapes, which order no tiles; ours include the transposition of V.
-Turns: the stage with turns of its consumers at the weights, at the products, and without, for each head_dim.
-Transposition: that of V, and a copy that reads and writes as many bytes.
-Tried (not measured again): changes in turns with the stage before this one, and whether they were kept.
-Power (not measured again): clock, power, and the share of the tensor cores' rate at that clock, of a kernel that runs
-over and over.
+Rungs: measures that lower the error on several kinds of data: scales per tensor, per head, per block of rows, K minus
+its mean, a Hadamard rotation, sums of each tile added in float32, weights summed by a row of ones; against float64 on
+the unrounded numbers.\nLengths: the error by the number of keys, against float64 on the rounded numbers, also
+FlashAttention-3's. Gain is the\noutput's projection on the exact one. Model: the loss of a small GPT, trained in
+float32, by the type of its attention.\nSpeeds: those of repeated calls, which do not order tiles again; ours include
+the transposition of V.\nTurns: the stage with turns of its consumers at the weights, at the products, and without, for
+each head_dim.\nTransposition: that of V, and a copy that reads and writes the same number of bytes.\nTried (not
+measured again): changes, in turns with an earlier version of the stage, and whether they were kept.\nPower (not
+measured again): clock, power, and the share of the tensor cores' rate at that clock, of a kernel that runs\nrepeatedly.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ from helpers.draw.picture import GPU, PEER, Picture, Text, figure
 recorded = records.reader("nvidia-h200-fp8.json")
 FP8, ONE_LEVEL, TWO_LEVELS, CODES = "fp8", "one level of sums", "two levels of sums", "weights by codes"
 ROW_OF_ONES, QUARTERS = "a row of ones", "O in quarters"
-BLOCKS = "descales of blocks"  # fp8 with descales of blocks of rows
+BLOCKS = "descales of blocks"  # fp8 with a descale for each block of rows
 FA3, FA3_BF16, HOPPER = "FlashAttention-3 fp8", "FlashAttention-3 bf16", "hopper bf16"
 KERNELS = {
     **dict(zip((ONE_LEVEL, TWO_LEVELS, ROW_OF_ONES, QUARTERS, FP8), CLIMBS["fp8"], strict=True)),
@@ -60,14 +58,14 @@ ROUNDS = 9
 TRAINED = {"config": Config(context=256, layers=2, heads=4, width=256), "batch": 64, "steps": 600, "warm_up": 100}
 LEARNING_RATE = 2e-3
 BATCHES = 8  # of held-out text
-EXP2_PER_CYCLE, FLOP_PER_CYCLE = 16, 8192  # of a multiprocessor, products in e4m3
+EXP2_PER_CYCLE, FLOP_PER_CYCLE = 16, 8192  # per multiprocessor, for e4m3 products
 
 
 # ---- errors
 
 
 def errors_of(o: Any, exact: np.ndarray) -> dict[str, float]:
-    """Return the rms error relative to that of the exact output, the largest error, and the gain."""
+    """Return the rms error relative to the exact output's rms, the largest error, and the gain."""
     o = np.asarray(o, np.float64)
     return {
         "rms": float(np.linalg.norm(o - exact) / np.linalg.norm(exact)),
@@ -80,7 +78,7 @@ def attention_of(name: str, qkv: Sequence[np.ndarray], descales: Sequence[Any] =
     """Run one of KERNELS on e4m3 bytes (heads, rows, head_dim).
 
     Args:
-        descales: (1 or heads, 1, 1), or (heads, rows, 1) for blocks of rows; None for 1.
+        descales: (1 or heads, 1, 1), or (heads, rows, 1) for blocks of rows; None for all 1.
 
     Returns:
         float32.
@@ -97,14 +95,14 @@ def attention_of(name: str, qkv: Sequence[np.ndarray], descales: Sequence[Any] =
 
 
 def _as_kernels_read(descale: np.ndarray, heads: int) -> np.ndarray:
-    """Return what `scaled` made as (1, heads), or for blocks of rows as (1, heads, blocks)."""
+    """Reshape the descales from `scaled` to (1, heads), or for blocks of rows to (1, heads, blocks)."""
     of_heads = np.broadcast_to(descale, (heads, *descale.shape[1:]))[None, :, ::DESCALE_ROWS, 0]
     return np.ascontiguousarray(of_heads if descale.shape[1] > 1 else of_heads[..., 0])
 
 
 def data(kind: str, rng: np.random.Generator) -> list[np.ndarray]:
     """Make q, k and v, float32 (heads, rows, head_dim), of one kind."""
-    if kind == "MiniLM":  # a small language model's, of 12 heads, 272 rows, 32 columns
+    if kind == "MiniLM":  # from a small language model: 12 heads, 272 rows, 32 columns
         return [np.stack(each) for each in zip(*map(real_inputs, range(12)), strict=True)]
     q, k, v = (rng.standard_normal((HEADS, rows, HEAD_DIM)) for rows in (ROWS, KEYS, KEYS))
     if kind == "heads of different size":
@@ -114,7 +112,7 @@ def data(kind: str, rng: np.random.Generator) -> list[np.ndarray]:
         v = 1 + v / 2
     elif kind == "K with a mean":
         k = k + 8 * rng.standard_normal((HEADS, 1, HEAD_DIM))
-    elif kind == "rare outliers":  # as FlashAttention-3's paper has them
+    elif kind == "rare outliers":  # as in FlashAttention-3's paper
         q, k = (a + 10 * rng.standard_normal(a.shape) * (rng.random(a.shape) < 1e-3) for a in (q, k))
     elif kind == "outlier columns":
         q[..., ::32] *= 3
@@ -132,7 +130,7 @@ KINDS = (
 
 
 class Rung(NamedTuple):
-    """A rung of accuracy. scale: what has one: "tensor", "head" or "block" of rows. sums: one of KERNELS."""
+    """A rung of accuracy. scale: what has its own: "tensor", "head" or "block" of rows. sums: one of KERNELS."""
 
     name: str
     scale: str
@@ -154,7 +152,7 @@ RUNGS = (
 
 
 def scaled(a: np.ndarray, scale: str) -> np.ndarray:
-    """Return the descales of (heads, rows, head_dim) that broadcast over it."""
+    """Return the descales of (heads, rows, head_dim), in a shape that broadcasts over it."""
     if scale == "tensor":
         return descale_of(a)
     if scale == "head":
@@ -164,7 +162,7 @@ def scaled(a: np.ndarray, scale: str) -> np.ndarray:
 
 
 def output_of(rung: Rung, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """Quantise q, k and v as a rung does, and return their attention."""
+    """Quantise q, k and v for a rung, and return their attention."""
     if rung.minus_mean:
         k = minus_mean(k)
     if rung.rotates:
@@ -176,7 +174,7 @@ def output_of(rung: Rung, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.nda
 
 
 def of_rungs(kinds: Sequence[str] = KINDS) -> Iterator[Row]:
-    """Yield a row for each kind of data and rung: errors against float64 on the numbers before rounding."""
+    """Yield a row for each kind of data and rung: errors against float64 on the unrounded numbers."""
     for kind in kinds:
         q, k, v = data(kind, np.random.default_rng(16))
         exact = reference.attention(q.astype(np.float64), k.astype(np.float64), v.astype(np.float64))
@@ -191,13 +189,13 @@ def _fa3() -> Any | None:
 
 
 def _fa3_tensors(torch: Any, bytes_: Sequence[np.ndarray]) -> list[Any]:
-    """Return e4m3 bytes (batch, heads, rows, head_dim) as tensors (batch, rows, heads, head_dim)."""
+    """Convert e4m3 bytes (batch, heads, rows, head_dim) to tensors (batch, rows, heads, head_dim)."""
     contiguous = (np.ascontiguousarray(a.swapaxes(1, 2)) for a in bytes_)
     return [torch.from_numpy(a).cuda().view(torch.float8_e4m3fn) for a in contiguous]
 
 
 def _fa3_output(module: Any, tensors: Sequence[Any], descale: Any = None, **options: Any) -> Any:
-    """Call FlashAttention-3. descale: of each head, (batch, heads), for e4m3."""
+    """Call FlashAttention-3. descale: per head, (batch, heads), for e4m3."""
     if descale is not None:
         options |= dict.fromkeys(("q_descale", "k_descale", "v_descale"), descale)
     o = module.flash_attn_func(*tensors, **options)
@@ -229,10 +227,10 @@ def of_lengths(lengths: Sequence[int] = LENGTHS) -> Iterator[Row]:
 
 
 class Fp8Attention:
-    """Attention of a model in e4m3: a descale for each head, K minus its mean. It has no gradients."""
+    """A model's attention in e4m3: a descale per head, K minus its mean. It has no gradients."""
 
     def forward(self, q: Any, k: Any, v: Any) -> tuple[Any, Any]:
-        """Return the output (B, T, H, d) of q's type, and nothing for a backward pass."""
+        """Return the output (B, T, H, d) in q's type, and None: no backward pass."""
         q_host, k_host, v_host = map(to_host, (q, k, v))
         arrays, descales = [], {}
         for name, a in (("q", q_host), ("k", minus_mean(k_host, axis=1)), ("v", v_host)):
@@ -243,12 +241,12 @@ class Fp8Attention:
         return (o if ON_GPU else np.asarray(cp.asnumpy(o))).astype(q.dtype, copy=False), None
 
     def backward(self, do: Any, saved: Any) -> tuple[Any, Any, Any]:
-        """Refuse: there are no gradients."""
+        """Raise NotImplementedError: there are no gradients."""
         raise NotImplementedError("attention in e4m3 has no gradients here")
 
 
 def of_model(text: str | None = None, batches: int = BATCHES, **how: Any) -> Iterator[Row]:
-    """Train a small GPT in float32, then yield its loss on text held out, a row for each type of its attention."""
+    """Train a small GPT in float32, then yield its loss on held-out text, a row for each type of its attention."""
     text = origin() if text is None else text
     how = {"learning_rate": LEARNING_RATE, "every": 10**9, "report": None, **TRAINED, **how}
     model = train(text, **how).model
@@ -268,13 +266,13 @@ def of_model(text: str | None = None, batches: int = BATCHES, **how: Any) -> Ite
 
 @functools.lru_cache(maxsize=1)
 def _bytes(size: int) -> tuple[np.ndarray, ...]:
-    """Make normal numbers in e4m3 for q, k and v: as many for every shape."""
+    """Draw normal numbers in e4m3 for q, k and v, equally many for every shape."""
     rng = np.random.default_rng(8)
     return tuple(quantise(rng.standard_normal(size, dtype=np.float32)) for _ in range(3))
 
 
 def _after_the_first(stage: Any, arrays: Sequence[Any], causal: bool, **more: Any) -> Way:
-    """Launch a call; return a function that launches what a later call of these shapes has to, and returns o."""
+    """Launch a call; return a function that launches what repeated calls with these shapes need, and returns o."""
     ready, named, o = stage.plan(*arrays, causal=causal, **more)
     again = []
     for launch, built, args in ready.resolve_arguments(named):
@@ -292,13 +290,13 @@ def _after_the_first(stage: Any, arrays: Sequence[Any], causal: bool, **more: An
 
 
 def _of_blocks(qkv: Sequence[Any]) -> dict[str, Any]:
-    """Return descales, all 1, of the blocks of rows of q, k and v (batch, heads, rows, head_dim)."""
+    """Return descales, all 1, for the blocks of rows of q, k and v (batch, heads, rows, head_dim)."""
     shapes = ((*a.shape[:2], -(-a.shape[2] // DESCALE_ROWS)) for a in qkv)
     return {f"{letter}_descale": cp.ones(shape, np.float32) for letter, shape in zip("qkv", shapes, strict=True)}
 
 
 def _ways(case: Case, given: Sequence[np.ndarray]) -> dict[str, Way]:
-    """Prepare what is timed: ours, the stage hopper in bfloat16, FlashAttention-3 in both types. Each returns o."""
+    """Prepare the timed ways: ours, the stage hopper in bfloat16, FlashAttention-3 in both types. Each returns o."""
     causal, on_device = case.causal, [cp.asarray(a) for a in given]
     wide = [cp.asarray(a.view(E4M3).astype(TYPES["bfloat16"])) for a in given]
     ways = {name: _after_the_first(stage, on_device, causal) for name, stage in KERNELS.items()}
@@ -322,7 +320,7 @@ def _require_right(name: str, o: Any, given: Sequence[np.ndarray], causal: bool)
     """Compare the last rows of the last head with float64.
 
     Raises:
-        WrongOutput: the error is more than the rounding of P explains.
+        WrongOutput: the error is larger than the rounding of P explains.
     """
     q, k, v = (dequantise(a[-1, -1], dtype=np.float64) for a in given)
     exact = reference.attention(q[-CHECKED_ROWS:], k, v, causal=causal)
@@ -332,7 +330,7 @@ def _require_right(name: str, o: Any, given: Sequence[np.ndarray], causal: bool)
         rows = cp.asnumpy(o[-1, -1, -CHECKED_ROWS:]).astype(np.float64)
     rms = errors_of(rows, exact)["rms"]
     if not rms <= MOST_RMS:
-        raise WrongOutput(f"{name} has an rms error of {rms:.1e}; {MOST_RMS} is allowed")
+        raise WrongOutput(f"{name} has an rms error of {rms:.1e}; at most {MOST_RMS} is allowed")
 
 
 def _compared(
@@ -348,7 +346,7 @@ def _compared(
 
 
 def of_speeds(shapes: Sequence[Sequence[int]] = SHAPES, rounds: int = ROUNDS) -> Iterator[list[Row]]:
-    """Yield rows for each shape and mask: TFLOP/s, and the speed of fp8 over each, in turns."""
+    """Yield rows for each shape and mask: TFLOP/s, and the speed of fp8 relative to each, in turns."""
     return _compared(shapes, rounds, _ways, FP8)
 
 
@@ -368,7 +366,7 @@ def of_turns(shapes: Sequence[Sequence[int]] = SHAPES, rounds: int = ROUNDS) -> 
 
 
 def of_transposition(shapes: Sequence[Sequence[int]] = SHAPES, rounds: int = ROUNDS) -> Iterator[list[Row]]:
-    """Yield rows for each shape: V's transposition, and a copy of as many bytes. The speed is over the copy's."""
+    """Yield rows for each shape: V's transposition, with its speed relative to a copy of the same number of bytes."""
     for shape in shapes:
         given = [cp.asarray(a.reshape(shape)) for a in _bytes(math.prod(shape))]
         ready, named, _ = LADDER["fp8"].plan(*given, sizes={**LADDER["fp8"].tiles(shape[-1]), "BACKGROUND": 0})
@@ -386,7 +384,7 @@ def of_transposition(shapes: Sequence[Sequence[int]] = SHAPES, rounds: int = ROU
 
 
 def _compile_ahead(parts: Collection[str]) -> None:
-    """Compile the kernels of all head_dims side by side: each takes a GPU's compiler many seconds."""
+    """Compile the kernels for all head_dims in parallel: each takes a GPU's compiler many seconds."""
     need_gpu()
     timed = {shape[-1] for shape in SHAPES} if "speeds" in parts else set()
     jobs = []
@@ -418,11 +416,11 @@ STUDY = Study("fp8", PARTS, lambda: {"device": describe(), "how": __doc__}, _com
 take = STUDY.take
 
 
-# ---- what notebook 16 reads
+# ---- read by notebook 16
 
 
 def gains() -> dict[int, float]:
-    """Return FlashAttention-3's gain by the number of keys, for V with a mean; nothing without a record of it."""
+    """Return FlashAttention-3's gain by the number of keys, for V with a mean; {} without a record of it."""
     rows = (recorded() or {}).get("lengths", ())
     return {row["keys"]: row["gain"] for row in rows if (row["name"], row["data"]) == (FA3, "V with a mean")}
 
@@ -430,19 +428,19 @@ def gains() -> dict[int, float]:
 def speeds(
     shape: Sequence[int], causal: bool = False, record: Mapping[str, Any] | None = None, *, part: str = "speeds"
 ) -> dict[str, Mapping[str, Any]]:
-    """Return the rows of a shape by name, of part "speeds" or "turns"; nothing without a record."""
+    """Return the rows of a shape by name, from part "speeds" or "turns"; {} without a record."""
     rows = (record or recorded() or {}).get(part, ())
     return {row["name"]: row for row in rows if row["shape"] == list(shape) and row["causal"] == causal}
 
 
 def lost_by_turns(record: Mapping[str, Any] | None = None) -> float:
-    """Return the largest share of its speed that fp8 loses by turns of its consumers above head_dim 64."""
+    """Return the largest share of its speed that fp8 loses by turns of its consumers, above head_dim 64."""
     rows = (record or recorded() or {}).get("turns", ())
     return max((1 - row["speed"] for row in rows if row["name"] == "no turns" and row["shape"][-1] > 64), default=0.0)
 
 
 def exponentials_share(head_dim: int) -> float:
-    """Return the share of the tensor cores' peak at which exponentials alone take all cycles; at most 1."""
+    """Return the share of the tensor cores' peak at which the exponentials alone take all cycles; at most 1."""
     return min(1.0, 4 * head_dim * EXP2_PER_CYCLE / FLOP_PER_CYCLE)
 
 
@@ -469,7 +467,7 @@ def rungs_table(record: Mapping[str, Any] | None = None) -> str:
 
 @records.shown
 def speeds_table(record: Mapping[str, Any] | None = None) -> str:
-    """Format the recorded speeds without a mask as text: a line for each shape, in TFLOP/s and compared with fp8."""
+    """Format the recorded speeds without a mask as text: a line for each shape, in TFLOP/s and relative to fp8."""
     names = {CODES: "codes", HOPPER: "10, bf16", FA3: "FA-3, FP8", FA3_BF16: "FA-3, bf16"}
     lines = [f"{'TFLOP/s (× fp8)':24}{'fp8':>5}" + "".join(f"{short:>18}" for short in names.values())]
     for shape in SHAPES:
@@ -485,7 +483,7 @@ def speeds_table(record: Mapping[str, Any] | None = None) -> str:
 
 
 def steps_picture() -> Picture | Text:
-    """Draw the recorded speeds of the steps and of FlashAttention-3 at 16,384 keys, bars for each head_dim."""
+    """Draw the recorded speeds of the steps and of FlashAttention-3 at 16,384 keys, as bars for each head_dim."""
     shapes = sorted((shape for shape in SHAPES if shape[2] == 16384), key=lambda shape: shape[3])
     names = [ONE_LEVEL, TWO_LEVELS, ROW_OF_ONES, QUARTERS, FP8, CODES, FA3]
     groups = {shape[-1]: speeds(shape) for shape in shapes}
@@ -508,7 +506,7 @@ def steps_picture() -> Picture | Text:
     return Picture(fig, "TFLOP/s at d = 64, 128, 256: " + ", ".join(said))
 
 
-# By part: what a line of the table says behind the shape.
+# By part: the label of a table's line after the shape.
 _LINES: Mapping[str, Callable[[Row], str]] = {
     "speeds": lambda row: f"{row['name']:26}{row['tflops']:6.0f} TFLOP/s  fp8 is {speed_text(row)}",
     "turns": lambda row: f"{row['name']:26}{row['ms']:6.3f} ms  with turns {speed_text(row)}",

@@ -1,9 +1,9 @@
 """Measure what fusing a neighbour into attention gains or loses: rotary embedding, output projection.
 
 At each length the kernels of a section are timed in turns, on the same 16,384 tokens of 2048 columns: 32 heads of 64 or
-16 of 128. All results are compared with float64 first, in some of their rows; a wrong one is not timed. `extra_bytes`
-is the memory that a way of computing takes beyond q, k, v, weights and its result: the arrays it is given or leaves
-between its kernels, and what the device has less after its first run.
+16 of 128. Some rows of all results are compared with float64 first; a wrong one is not timed. `extra_bytes` is a way's
+memory beyond q, k, v, weights and its result: its other arguments, the arrays between its kernels, and what else its
+first run takes from the device.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LENGTHS, HEAD_DIMS = (512, 4096, 16384), (64, 128)
 DTYPE = "bfloat16"
 ROUNDS = 8
 PROJECTED_ROWS = 8  # rows of one sequence of Y that are compared: each needs all heads
-FORMS = ("half-split", "interleaved")  # of a rotation
+FORMS = ("half-split", "interleaved")  # forms of a rotation
 PLAIN, HOPPER = LADDER["flash_mma"], LADDER["hopper"]
 
 
@@ -50,8 +50,8 @@ def case_of(n: int, head_dim: int, *, causal: bool = False, tokens: int = TOKENS
 class Way:
     """One way to compute something. run: launches. result: the device array that it writes, in models' layout.
 
-    given: the arrays that it needs beyond q, k, v, weights and the result. error: of a result, its largest error and
-    the tolerance; None where nothing is compared.
+    given: the arrays that it needs beyond q, k, v, weights and the result. error: returns a result's largest error and
+    the tolerance; None if nothing is compared.
     """
 
     name: str
@@ -61,11 +61,11 @@ class Way:
     error: Callable[[Any], tuple[float, float]] | None = None
 
 
-# ---- inputs, and what is right
+# ---- inputs and expected results
 
 
 class Work:
-    """The arrays of a case in models' layout, (batch, n, heads, head_dim), and the errors of what is made of them."""
+    """The arrays of a case in models' layout, (batch, n, heads, head_dim), and the errors of results."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -83,13 +83,13 @@ class Work:
 
     @functools.cached_property
     def _of_one_sequence(self) -> Sample:
-        """Some rows of all heads of the last sequence."""
+        """Return some rows of all heads of the last sequence."""
         batch, _, heads, _ = self.shape
         last = range((batch - 1) * heads, batch * heads)
         return Sample(self._inputs, self.case.causal, heads=last, most_rows=PROJECTED_ROWS * heads)
 
     def output_error(self, o: Any, form: str = "") -> tuple[float, float]:
-        """Return the largest error of some rows of O, and the tolerance. form: in which q and k are to be rotated."""
+        """Return the largest error of some rows of O, and the tolerance. form: that of the rotation of q and k."""
         sample = self._inputs.sample(self.case.causal)
         if form:
             sample = Sample(self._inputs, self.case.causal, rotate=functools.partial(rotate, form=form))
@@ -119,7 +119,7 @@ class Work:
 
 
 def rotate(a: np.ndarray, form: str) -> np.ndarray:
-    """Return all rows (n, d) of a head rotated in float64 by the float32 angles, and rounded to bfloat16."""
+    """Rotate all rows (n, d) of a head in float64 by the float32 angles, and round to bfloat16."""
     tables = rotary_and_projection.cos_sin(*a.shape)
     return _rounded(reference.rotary(a, *tables, np.arange(len(a)), interleaved=form == FORMS[1]))
 
@@ -129,7 +129,7 @@ def _rounded(a: np.ndarray) -> np.ndarray:
 
 
 def _bfloat16_step(a: np.ndarray) -> float:
-    """Return the distance of bfloat16 numbers at the largest of a."""
+    """Return bfloat16's spacing at the largest element of a."""
     return 2**-8 * float(np.abs(a).max())
 
 
@@ -147,9 +147,9 @@ def attention(
     form: str = "",
     **options: Any,
 ) -> Way:
-    """Make the way of one stage; it writes O in models' layout. q, k: in place of the inputs' own.
+    """Make the way of one stage; it writes O in models' layout. q, k: replace the inputs' own.
 
-    given: see `Way`. form: see `Work.output_error`. options: of the stage.
+    given: see `Way`. form: see `Work.output_error`. options: the stage's.
     """
     o = work.empty()
     arrays = (work.q if q is None else q, work.k if k is None else k, work.v, o)
@@ -159,7 +159,7 @@ def attention(
 
 
 def one_after_the_other(name: str, first: Way, second: Way, given: Sequence[Any]) -> Way:
-    """Make one way of two, with the result of the second."""
+    """Make one way of two that run one after the other, with the second one's result."""
 
     def run() -> None:
         first.run()
@@ -172,7 +172,7 @@ Maker = Callable[[], Way]
 
 
 def rotary_ways(work: Work) -> Iterator[Maker]:
-    """Yield a pass of its own before attention, and the rotation in attention's load."""
+    """Yield a separate pass before attention, and the rotation in attention's load."""
     angles = tuple(map(cp.asarray, rotary_and_projection.cos_sin(work.shape[1], work.shape[3])))
     form = FORMS[0]
 
@@ -209,7 +209,7 @@ def rotary_ways(work: Work) -> Iterator[Maker]:
 
 
 def projection_ways(work: Work) -> Iterator[Maker]:
-    """Yield attention, then one matrix product; and both in one kernel, in its two forms."""
+    """Yield attention followed by a matrix product, and both in one kernel, in its two forms."""
 
     def product(o: Any) -> Way:
         rows = o.reshape(-1, work.columns)
@@ -220,7 +220,7 @@ def projection_ways(work: Work) -> Iterator[Maker]:
             y[...] = cp.asarray(cp.asnumpy(rows).astype(np.float32) @ cp.asnumpy(work.w_o).astype(np.float32))
 
         run: Callable[[], Any] = by_numpy
-        if torch is not None:  # bfloat16 through its bits, which DLPack always knows
+        if torch is not None:  # bfloat16 by its bits, which every DLPack supports
             views = (torch.from_dlpack(a.view(np.int16)).view(torch.bfloat16) for a in (rows, work.w_o, y))
             a, b, out = views
             run = functools.partial(torch.mm, a, b, out=out)
@@ -239,7 +239,7 @@ def projection_ways(work: Work) -> Iterator[Maker]:
 
 
 Edits = tuple[tuple[str, str], ...]
-# The fused projection with one thing changed, by form: (name, edits, -D options, whether the result is still right).
+# The fused projection with one change, by form: (name, edits, -D options, whether the result is still right).
 PARTS: Mapping[str, tuple[tuple[str, Edits, Mapping[str, int], bool], ...]] = {
     "atomics": (
         ("atomics", (), {}, True),
@@ -280,14 +280,14 @@ def _fused_projection(
 
 
 def projection_parts(work: Work) -> Iterator[Maker]:
-    """Yield the fused projection with one thing left out or changed: what its time goes into."""
+    """Yield the fused projection with one part removed or changed, which shows where its time goes."""
     for form, changes in PARTS.items():
         for name, edits, sizes, right in changes:
             yield functools.partial(_fused_projection, work, form, name, edits=edits, sizes=sizes, right=right)
 
 
 def projection_tiles(work: Work) -> Iterator[Maker]:
-    """Yield other tiles of the fused projection, so that the table of tiles can be checked."""
+    """Yield other tiles of the fused projection, to check the table of tiles."""
     for form in rotary_and_projection.FORMS:
         for tile in TILES[work.shape[3]]:
             sizes = dict(zip(("BLOCK_M", "BLOCK_N", "WARPS", "MIN_BLOCKS"), tile, strict=True))
@@ -298,7 +298,7 @@ def projection_tiles(work: Work) -> Iterator[Maker]:
 SECTIONS: Mapping[str, Callable[[Work], Iterator[Maker]]] = {
     "rotary": rotary_ways,
     "projection": projection_ways,
-    "narrow": projection_ways,  # models of 64 to 256 columns
+    "narrow": projection_ways,  # models with 64 to 256 columns
     "projection parts": projection_parts,
     "projection tiles": projection_tiles,
 }
@@ -341,7 +341,7 @@ def rows_of(section: str, case: Case, rounds: int = ROUNDS) -> Iterator[dict[str
         try:
             way = make()
             row["name"] = way.name
-            way.run()  # what is allocated once, such as a library's workspace, is not this way's
+            way.run()  # memory that is allocated once, such as a library's workspace, does not count
             free_pools()
             before = _free_bytes()
             way.run()
@@ -349,9 +349,9 @@ def rows_of(section: str, case: Case, rounds: int = ROUNDS) -> Iterator[dict[str
             if way.error and way.result:
                 row["max_error"], row["tolerance"] = way.error(way.result())
                 if not row["max_error"] <= row["tolerance"]:
-                    raise ValueError(f"wrong: the error is {row['max_error']:.2e}, {row['tolerance']:.2e} passes")
+                    raise ValueError(f"wrong: error {row['max_error']:.2e} > tolerance {row['tolerance']:.2e}")
             ready[way.name], measured[way.name] = way, row
-        except Exception as error:  # a way that fails must not lose the others
+        except Exception as error:  # a way that fails must not stop the others
             yield {**_where(section, case), "name": row["name"], **_failure(error)}
     times = in_turns({name: way.run for name, way in ready.items()}, rounds)
     for name, row in measured.items():
@@ -359,7 +359,7 @@ def rows_of(section: str, case: Case, rounds: int = ROUNDS) -> Iterator[dict[str
 
 
 def kernels(case: Case) -> Iterator[dict[str, Any]]:
-    """Yield registers, spills, shared memory and blocks a multiprocessor of the kernels, at one shape."""
+    """Yield registers, spills, shared memory and blocks per multiprocessor of the kernels, at one shape."""
     work = Work(case)
     angles = tuple(map(cp.asarray, rotary_and_projection.cos_sin(work.shape[1], work.shape[3])))
     options: dict[str, tuple[Rung, dict[str, Any]]] = {
@@ -402,8 +402,8 @@ def _warm(section: str, case: Case) -> None:
 
 
 def _compile_ahead(parts: Collection[str]) -> None:
-    """Compile what these sections launch side by side, into CuPy's cache."""
-    # All that is launched has the tiles of one of these.
+    """Compile in parallel what these sections launch, into CuPy's cache."""
+    # Every launch has the tiles of one of these.
     planned = [(name, case) for name, case in PLAN if name in parts and case.shape[2] in (512, 4096)]
     planned = [(name, case) for name, case in planned if case.shape[1] * case.shape[3] in (64, COLUMNS)]
     with ProcessPoolExecutor(min(15, max(1, len(planned))), mp_context=get_context("spawn")) as pool:
@@ -413,7 +413,7 @@ def _compile_ahead(parts: Collection[str]) -> None:
 
 
 def _section(name: str) -> Iterator[list[dict[str, Any]]]:
-    """Measure a section at all of its shapes. One shape that fails is a row with "failed", and the others go on."""
+    """Measure a section at all of its shapes. A failed shape is a row with "failed", and the others continue."""
     for case in (case for section, case in PLAN if section == name):
         try:
             yield list(rows_of(name, case))
@@ -450,7 +450,7 @@ def rows(
     causal: bool = False,
     record: Any = None,
 ) -> dict[str, dict[str, Any]]:
-    """Return the recorded rows of a section at one shape by name, without those that failed; {} without a record."""
+    """Return the recorded rows of a section at one shape by name, without failed ones; {} without a record."""
     shape = [TOKENS // n, n, COLUMNS // head_dim, head_dim]
     record = recorded() if record is None else record
     return {
@@ -472,7 +472,7 @@ COMPARED_WITH = {
 
 @records.shown
 def section_table(section: str, *, causal: bool = False, record: Any = None) -> str:
-    """Format a section: a line for each way and shape with milliseconds, speed over its pair, extra memory."""
+    """Format a section: a line for each way and shape with milliseconds, speedup over its pair, extra memory."""
     lines, of_shape = [], {}
     for row in record["rows"]:
         if (row["section"], row["causal"]) == (section, causal) and "failed" not in row:
@@ -501,7 +501,7 @@ PAIRS = (
 
 
 def gain(words: str, n: int, head_dim: int, *, causal: bool = False, record: Any = None) -> dict[str, float] | None:
-    """Return how many times as fast a fusion of PAIRS is as its pair; None if that is not recorded."""
+    """Return the speedup of a fusion of PAIRS over its pair; None if it is not recorded."""
     _, section, way, other = next(pair for pair in PAIRS if pair[0] == words)
     at_shape = rows(section, n, head_dim, causal=causal, record=record)
     return speeds(at_shape[way]["rounds"], at_shape[other]["rounds"]) if way in at_shape and other in at_shape else None
@@ -530,7 +530,7 @@ def _table_of_shapes(cells: Mapping[str, Callable[[int, int], str]]) -> str:
 
 @records.shown
 def gains_table(*, causal: bool = False, record: Any = None) -> str:
-    """Format how many times as fast each fusion is as its unfused pair, the median over the rounds, as text."""
+    """Format each fusion's speedup over its unfused pair, the median over the rounds, as text."""
 
     def cell(words: str, n: int, head_dim: int) -> str:
         result = gain(words, n, head_dim, causal=causal, record=record)
@@ -541,7 +541,7 @@ def gains_table(*, causal: bool = False, record: Any = None) -> str:
 
 @records.shown
 def memory_table(record: Any = None) -> str:
-    """Format how many MiB the ways of MEMORY take beyond q, k, v, weights and the result, as text."""
+    """Format the MiB that the ways of MEMORY take beyond q, k, v, weights and the result, as text."""
 
     def cell(section: str, way: str, n: int, head_dim: int) -> str:
         row = rows(section, n, head_dim, record=record).get(way)
@@ -552,7 +552,7 @@ def memory_table(record: Any = None) -> str:
 
 @records.shown
 def kernels_table(record: Any = None) -> str:
-    """Format registers, local memory, shared memory, blocks a multiprocessor, as text."""
+    """Format registers, local memory, shared memory and blocks per multiprocessor, as text."""
     lines = [f"{'':22}{'d':>5}{'registers':>11}{'local bytes':>13}{'shared bytes':>14}{'threads':>9}{'blocks':>8}"]
     for row in record["kernels"]:
         lines.append(
@@ -564,7 +564,7 @@ def kernels_table(record: Any = None) -> str:
 
 @records.shown
 def table(record: Mapping[str, Any] | None = None) -> str:
-    """Format a record as text; the committed one where none is given."""
+    """Format a record, by default the committed one, as text."""
     parts = [
         f"{record['device']}, {record['dtype']}",
         gains_table(record=record),

@@ -1,14 +1,14 @@
-"""Look inside hopper on a GPU of compute capability 9.0: cycles of one block and of its parts, ideas taken out.
+"""Look inside hopper on a GPU of compute capability 9.0: cycles of one block and of its parts, ideas removed.
 
-"timelines": the cycles at which one block's copies arrived, its products were started and its weights were
-computed, by a copy of the kernel that notes them. "rings": the same for one to four stages at one tile. "clocks":
-products of one warpgroup next to weights of another, from registers and shared memory alone. "changes": the kernel
-with one idea taken out, or with other tiles, in turns with the kernel as it is; some of them compute something else,
-and are timed only. "multicast": two blocks that share K and V, in turns with the kernel. "mma_loop": what mma.sync does
-in a cycle. "power": the kernel's speed, its own clock and its share of what the tensor cores do in a cycle, from a cold
-start, with zeros and with random numbers.
+"timelines": the cycles at which one block's copies arrived, its products were started and its weights were computed,
+recorded by a copy of the kernel. "rings": the same for one to four stages at one tile. "clocks": products of one
+warpgroup in parallel with weights of another, from registers and shared memory only. "changes": the kernel with one
+idea removed, or with other tiles, in turns with the unchanged kernel; some compute something else, and are only timed.
+"multicast": two blocks that share K and V, in turns with the kernel. "mma_loop": the rate of mma.sync per cycle.
+"power": the kernel's speed, its clock and its share of the tensor cores' rate per cycle, from a cold start, with zeros
+and with random numbers.
 
-    python3 -m helpers.bench.study hopper FILE rings    # these sections alone; the others of FILE stay
+    python3 -m helpers.bench.study hopper FILE rings    # only these sections; FILE keeps the others
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ recorded = records.reader("nvidia-h200-hopper.json")
 STAGE = LADDER["hopper"]
 DTYPE = "bfloat16"
 ROUNDS = 16
-BATCH, BATCHES = (10, 5) if ON_GPU else (1, 1)  # launches whose share is taken, and how often
+BATCH, BATCHES = (10, 5) if ON_GPU else (1, 1)  # launches per measured share, and repetitions
 KERNEL_BEGINS = "template <typename T>\n__global__ void __launch_bounds__(THREADS, 1) hopper("
 CONSUMERS_BEGIN = "  setmaxnreg_increase<CONSUMER_REGISTERS>();"
 FLOP_PER_CLOCK = {"bfloat16": 4096, "tf32": 2048}  # of one multiprocessor's tensor cores, by the data sheet
 TRACED_BLOCK, TRACED_TILES = 5, 24  # key tiles of its first tile of rows
-STAMPS, V_STAMPS = 7, 2  # of a consumer, a key tile: see `traced`
+STAMPS, V_STAMPS = 7, 2  # per consumer and key tile: see `traced`
 
 Edits = tuple[tuple[str, str], ...]
 
@@ -61,15 +61,15 @@ def text() -> str:
 
 
 def traced(source: str) -> str:
-    """Return a copy of the kernel whose block TRACED_BLOCK notes cycles in `consumer_clocks` and `copy_clocks`.
+    """Return a copy of the kernel whose block TRACED_BLOCK records cycles in `consumer_clocks` and `copy_clocks`.
 
-    consumer_clocks[consumer][key tile]: the step begins; it has the turn; all products are started; S is there; half of
-    the weights are; O is there; the step ends; and two between the turn and the products: the wait for V begins; V is
-    there. copy_clocks[0]: K's copy is started; [1]: V's; [2]: K has arrived; [3]: V has. The producer's fourth warp,
-    which is idle otherwise, waits for the arrivals: for K's of a tile, then for V's of the tile before, which is the
-    order in which they are asked for.
+    consumer_clocks[consumer][key tile]: the step begins; its turn comes; all products are issued; S is ready; half of
+    the weights are; O is ready; the step ends; and two between the turn and the products: the wait for V begins; V has
+    arrived. copy_clocks[0]: K's copy is started; [1]: V's; [2]: K has arrived; [3]: V has. The producer's fourth warp,
+    which is otherwise idle, waits for the arrivals in the order of the requests: a tile's K, then the previous tile's
+    V.
 
-    Clocks have 64 bits: 32 come round again, which the CPU engine's nanoseconds do within a launch.
+    Clocks have 64 bits: 32 would wrap around, the CPU engine's nanoseconds even within a launch.
     """
     head = f"""
 constexpr int TRACED_BLOCK = {TRACED_BLOCK}, TRACED_TILES = {TRACED_TILES};
@@ -89,7 +89,7 @@ __device__ long long consumer_clocks[3][TRACED_TILES][{STAMPS + V_STAMPS}], copy
         }
       }
 """
-    own = "(warp_id == 0 ? copy_clocks[0] : copy_clocks[1])"  # with copy_clocks[warp_id], rings of 80 keys spill
+    own = "(warp_id == 0 ? copy_clocks[0] : copy_clocks[1])"  # with copy_clocks[warp_id], rings of 80 keys would spill
     asked = f"          if (blockIdx.x == TRACED_BLOCK && step < TRACED_TILES) {own}[step] = clock64();\n"
     states = "    PipelineState<STAGES> stage;\n", "  PipelineState<STAGES> k_stage;\n"
     leaves = "    if (threadIdx.x % 32 != 0 || warp_id == 3) return;\n"
@@ -126,19 +126,19 @@ __device__ long long consumer_clocks[3][TRACED_TILES][{STAMPS + V_STAMPS}], copy
 
 @dataclass(frozen=True)
 class Work:
-    """A call that is timed or traced: no mask or causal, as many keys as rows."""
+    """A timed or traced call: without a mask or causal, with as many keys as rows."""
 
     case: Case
     sizes: tuple[tuple[str, int], ...] = ()
 
     @property
     def defines(self) -> dict[str, int]:
-        """All -D options, in the order in which a stage gives them, so that CuPy's cache knows them."""
+        """All -D options, in a stage's order, so that CuPy's cache knows them."""
         return {**tile_sizes(STAGE, self.case), **self.tile}
 
     @property
     def tile(self) -> dict[str, int]:
-        """The tile of two consumers that notebook 10 reads, also where the stage would take one of three."""
+        """The tile of two consumers that notebook 10 reads, even if the stage would take one of three."""
         *_, rows, head_dim = self.case.shape
         return {**pick_hopper(head_dim, self.case.causal, rows), **dict(self.sizes)}
 
@@ -149,12 +149,12 @@ class Work:
 
 @functools.lru_cache(maxsize=8)
 def _inputs(shape: Shape) -> Inputs:
-    """Make the inputs of a shape once, for all that is measured at it."""
+    """Make the inputs of a shape once, for everything that is measured at it."""
     return Inputs(shape, DTYPE)
 
 
 def trace(work: Work) -> dict[str, Any]:
-    """Return the cycles of one block, from the first one: of each consumer and key tile, and of the copies."""
+    """Return the cycles of one block, relative to the first: of each consumer and key tile, and of the copies."""
     source = traced(text())
     ready, arrays, _ = STAGE.plan(*work.arrays(), causal=work.case.causal, source=source, sizes=work.tile)
     (order, ordering, its_args), (launch, compiled, args) = ready.resolve_arguments(arrays)
@@ -183,7 +183,7 @@ def trace(work: Work) -> dict[str, Any]:
     }
 
 
-# ---- the clock that a launch had
+# ---- a launch's clock
 
 NOTE = """
 // When block 0's first producer begins, and when it ends: its clock and nanoseconds, added up over all launches. The
@@ -200,9 +200,9 @@ __device__ __forceinline__ void note(int end) {
 
 
 def clocked(source: str) -> str:
-    """Return a copy of the kernel whose first producer notes in `noted` when it begins and ends.
+    """Return a copy of the kernel whose first producer records its begin and end in `noted`.
 
-    Not a consumer: theirs are all registers that there are, and at head_dim 128 a note cost 6 %.
+    Not a consumer: these use all registers, and at head_dim 128 recording cost 6 %.
     """
     begins, ends = (
         "    const int warp_id = threadIdx.x / 32;\n    if (threadIdx.x % 32 != 0",
@@ -217,7 +217,7 @@ def clocked(source: str) -> str:
 
 
 def own_mhz(compiled: kernel.Kernel) -> float:
-    """Return the clock in MHz of a `clocked` kernel's launches since the last call, while block 0 was at work."""
+    """Return the clock in MHz of a `clocked` kernel's launches since the last call, while block 0 was running."""
     noted = cp.ndarray((2, 2), np.int64, compiled.module.get_global("noted"))
     begins, ends = cp.asnumpy(noted).copy()
     noted[...] = 0
@@ -226,7 +226,7 @@ def own_mhz(compiled: kernel.Kernel) -> float:
 
 
 def share(tflops: float, blocks: int, mhz: float) -> float:
-    """Return which share these TFLOP/s are of what the tensor cores of so many multiprocessors do at a clock."""
+    """Return the share that these TFLOP/s are of the rate of this many multiprocessors' tensor cores at a clock."""
     return tflops * 1e6 / (blocks * FLOP_PER_CLOCK["bfloat16"] * mhz)
 
 
@@ -293,11 +293,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 """
 OVERLAP_TILES = ((64, 128, 192), (128, 128, 160))  # head_dim, BLOCK_M, BLOCK_N: two consumers
 PARTS = {7: "maxima, exp2 and packing", 1: "maxima", 2: "exp2 and sums"}
-TOGETHER = ((1, 7), *((active, part) for part in PARTS for active in (2, 3)))  # (which warpgroups work, the part)
+TOGETHER = ((1, 7), *((active, part) for part in PARTS for active in (2, 3)))  # (working warpgroups, the part)
 
 
 def overlap_source() -> str:
-    """Return the kernel's functions, with a kernel that runs products in one warpgroup, weights in another."""
+    """Return the kernel's functions, with a kernel that runs products in one warpgroup and weights in another."""
     source = text()
     return source[: source.index(KERNEL_BEGINS)] + OVERLAP
 
@@ -307,7 +307,7 @@ def _overlap_defines(head_dim: int, block_m: int, block_n: int, active: int, par
 
 
 def overlap(steps: int = 400) -> Iterator[dict[str, Any]]:
-    """Yield cycles a step of products, and of weights, each alone (the other is None) and side by side."""
+    """Yield the cycles per step of products, and of weights, each alone (the other is None) and in parallel."""
     for head_dim, block_m, block_n in OVERLAP_TILES:
         for active, part in TOGETHER:
             run = kernel.load(
@@ -328,7 +328,7 @@ def overlap(steps: int = 400) -> Iterator[dict[str, Any]]:
             }
 
 
-# ---- single ideas taken out
+# ---- single ideas removed
 
 
 def row_order(steps: np.ndarray, heads: int, blocks: int) -> np.ndarray:
@@ -341,7 +341,7 @@ def row_order(steps: np.ndarray, heads: int, blocks: int) -> np.ndarray:
 
 
 def zigzag(steps: np.ndarray, heads: int, blocks: int) -> np.ndarray:
-    """Deal the tiles longest first, all heads together, every other round backwards."""
+    """Deal the tiles longest first, for all heads together, with every other round reversed."""
     row_tiles = len(steps)
     longest = np.argsort(-steps, kind="stable")
     table = _dealt((np.arange(heads)[None, :] * row_tiles + longest[:, None]).ravel(), blocks)
@@ -350,7 +350,7 @@ def zigzag(steps: np.ndarray, heads: int, blocks: int) -> np.ndarray:
 
 
 def _dealt(order: np.ndarray, blocks: int) -> np.ndarray:
-    """Deal tiles to one block after the other: (rounds, blocks), -1 for no tile."""
+    """Deal tiles to the blocks in turn: (rounds, blocks), -1 for no tile."""
     return np.pad(order, (0, -len(order) % blocks), constant_values=-1).reshape(-1, blocks)
 
 
@@ -365,7 +365,7 @@ def steps_of_rows(rows: int, keys: int, window: tuple[int, int], block_m: int, b
 
 
 def table_of(call: Call, sizes: Mapping[str, int], **cu_seqlens: Any) -> np.ndarray:
-    """Return the blocks' table of tiles as 10_order.cu writes it: (rounds, blocks, 4)."""
+    """Return the blocks' table of tiles in the format of 10_order.cu: (rounds, blocks, 4)."""
     order, _ = STAGE.launches(STAGE, call, sizes)
     table = cp.empty(STAGE.scratch(call, sizes)["schedule"].shape, np.int32)
     args = order.arguments({"schedule": table, **cu_seqlens})
@@ -375,9 +375,9 @@ def table_of(call: Call, sizes: Mapping[str, int], **cu_seqlens: Any) -> np.ndar
 
 @dataclass(frozen=True)
 class Change:
-    """The kernel with one thing changed. right: it computes the same; else it is timed only.
+    """The kernel with one change. right: it computes the same; otherwise it is only timed.
 
-    plus: what is added to q and to k.
+    plus: added to q and to k.
     """
 
     name: str
@@ -389,7 +389,7 @@ class Change:
 
     @property
     def text(self) -> str:
-        """The kernel's source, which notes its own clock."""
+        """The kernel's source, which records its own clock."""
         return clocked(edit(text(), *self.edits) if self.edits else text())
 
 
@@ -447,9 +447,9 @@ CHANGES: tuple[tuple[Case, tuple[Change, ...]], ...] = (
 def changes(
     planned: Sequence[tuple[Case, tuple[Change, ...]]] = CHANGES, rounds: int = ROUNDS
 ) -> Iterator[dict[str, Any]]:
-    """Time each change: in a round all changes of a case are timed in turn.
+    """Time each change: each round times all changes of a case in turn.
 
-    share: of what the tensor cores do in a clock, which says what the change costs where power does not.
+    share: that of the tensor cores' rate per cycle, which shows the cost of a change if power does not limit it.
     """
     for case, wanted in planned:
         runs, shares, outputs = {}, {}, {}
@@ -460,16 +460,16 @@ def changes(
             shares[change.name] = statistics.median(share_of() for _ in range(BATCHES))
             error = float(np.abs(outputs[change.name] - outputs[wanted[0].name]).max())
             if change.right and not error < 0.02:
-                raise ValueError(f"{change.name} at {case}: differs by {error} from the kernel as it is")
+                raise ValueError(f"{change.name} at {case}: differs by {error} from the unchanged kernel")
         rows = compare_case(case, runs, rounds, over=wanted[0].name, itself=True)
         for change, row in zip(wanted, rows, strict=True):
             yield {**row, "share": shares[change.name], "right": change.right}
 
 
 def _prepared(case: Case, change: Change) -> tuple[Callable[[], None], Callable[[], float], Any]:
-    """Prepare a launch with the change; return it, what it reaches in a cycle (see `share`), and its output.
+    """Prepare a launch with the change; return it, its rate per cycle (see `share`), and its output.
 
-    A table of another order is the host's, and made before.
+    A table with another order is made on the host beforehand.
     """
     arrays = Work(case).arrays()
     if any(change.plus):
@@ -485,13 +485,13 @@ def _prepared(case: Case, change: Change) -> tuple[Callable[[], None], Callable[
         order = change.order(steps, heads * batch, launch.grid[0])
         head, row_tile = np.divmod(order, len(steps))
         first_row = np.where(order < 0, -1, row_tile * sizes["BLOCK_M"])
-        entries = np.stack([head // heads, head % heads, head % heads, first_row], axis=-1)  # as many heads of K and V
+        entries = np.stack([head // heads, head % heads, head % heads, first_row], axis=-1)  # with as many KV heads
         at = launch.args.index("schedule")
         args = (*args[:at], cp.asarray(np.ascontiguousarray(entries, np.int32)), *args[at + 1 :])
         launches = []
     launches.append(compiled.bind(launch.grid, launch.block, args, shared_mem=launch.shared_bytes))
 
-    def run(keep: Any = planned) -> None:  # tensor maps hold addresses alone
+    def run(keep: Any = planned) -> None:  # tensor maps contain only addresses
         for each in launches:
             each()
 
@@ -500,7 +500,7 @@ def _prepared(case: Case, change: Change) -> tuple[Callable[[], None], Callable[
             run()
 
     def share_of() -> float:
-        own_mhz(compiled)  # forgets earlier launches
+        own_mhz(compiled)  # discards earlier launches
         ms = elapsed(batch) / BATCH
         return share(case.flops / ms / 1e9, launch.grid[0], own_mhz(compiled))
 
@@ -509,7 +509,8 @@ def _prepared(case: Case, change: Change) -> tuple[Callable[[], None], Callable[
 
 # ---- two blocks of a cluster share K and V
 
-# An arrival that releases to the whole cluster waits for this thread's writes to memory, of which consumers have none.
+# An arrival with release semantics for the whole cluster waits for this thread's memory writes, of which consumers have
+# none.
 RELEASES = (
     "mbarrier.arrive.shared::cluster.b64 _, [%0];",
     "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];",
@@ -541,7 +542,7 @@ def multicast(cases: Sequence[Case] = SHARED, rounds: int = ROUNDS - 1) -> Itera
             runs[name]()
             outputs[name] = cp.asnumpy(o)
             if outputs[name].tobytes() != outputs["as it is"].tobytes():
-                raise ValueError(f"{name} at {case}: differs from the kernel as it is")
+                raise ValueError(f"{name} at {case}: differs from the unchanged kernel")
         yield compare_case(case, runs, rounds, over="as it is", itself=True)
 
 
@@ -576,7 +577,7 @@ FORMS = {"bfloat16": ("m16n8k16.row.col.f32.bf16.bf16", 16), "tf32": ("m16n8k8.r
 
 
 def mma_loop(warps: int = 16, dtype: str = "bfloat16", steps: int = 4096, blocks: int = 132) -> dict[str, Any]:
-    """Measure the FLOP that mma.sync does in one cycle of one multiprocessor, from registers alone."""
+    """Measure mma.sync's FLOP per cycle and multiprocessor, with operands in registers."""
     form, depth = FORMS[dtype]
     loop = cp.RawKernel(LOOP.replace("FORM", form), "mma_loop")
     clocks, out = cp.zeros(blocks, cp.int64), cp.zeros(32 * warps * blocks, cp.float32)
@@ -587,14 +588,14 @@ def mma_loop(warps: int = 16, dtype: str = "bfloat16", steps: int = 4096, blocks
 
 
 def mma_share(dtype: str = "bfloat16") -> float | None:
-    """Return the recorded best of mma.sync in a cycle, as a share of the data sheet's rate; None if missing."""
+    """Return mma.sync's recorded best rate per cycle, as a share of the data sheet's; None if missing."""
     rows = [row for row in (recorded() or {}).get("mma_loop", ()) if row["dtype"] == dtype]
     return max(row["flop_per_clock"] for row in rows) / FLOP_PER_CLOCK[dtype] if rows else None
 
 
-# ---- power: a GPU that becomes warm, and the numbers that it multiplies
+# ---- power: a GPU that warms up, and the numbers that it multiplies
 
-NUMBERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {  # of standard normal ones
+NUMBERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {  # from standard normal ones
     "zeros": np.zeros_like,
     "uniform, 0 to 1": lambda x: np.random.default_rng(0).random(x.shape, np.float32),
     "normal": lambda x: x,
@@ -602,10 +603,10 @@ NUMBERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {  # of standard normal
 
 
 def power(seconds: float = 8.0, rest: float = 4.0, batch_s: float = 0.25) -> list[dict[str, Any]]:
-    """Launch the kernel over and over on a GPU that had a rest, with each kind of numbers: a row a batch.
+    """Launch the kernel repeatedly on a GPU that had a rest, with each kind of numbers: a row per batch.
 
-    s: when the batch ended. mhz: its launches' own clock. share: see `share`. sm_mhz, watts: medians of what
-    nvidia-smi said meanwhile.
+    s: when the batch ended. mhz: its launches' own clock. share: see `share`. sm_mhz, watts: medians of nvidia-smi's
+    readings meanwhile.
     """
     rows: list[dict[str, Any]] = []
     for case in (LONG_128, LONG_64):
@@ -621,7 +622,7 @@ def power(seconds: float = 8.0, rest: float = 4.0, batch_s: float = 0.25) -> lis
             with Sensors() as sensors:
                 time.sleep(0.5 if ON_GPU else 0.0)
                 began = time.perf_counter()
-                own_mhz(compiled)  # forgets earlier launches
+                own_mhz(compiled)  # discards earlier launches
                 while (begin := time.perf_counter()) - began < seconds:
                     ms = elapsed(lambda run=run, launches=launches: [run() for _ in range(launches)]) / launches
                     end = time.perf_counter()
@@ -643,7 +644,7 @@ def _power(head_dim: int, record: Mapping[str, Any] | None) -> dict[str, list[di
 
 @styled
 def power_picture(head_dim: int = 128, record: Mapping[str, Any] | None = None) -> Picture | Text:
-    """Draw recorded TFLOP/s, clock and share while the GPU becomes warm: normal numbers and zeros."""
+    """Draw recorded TFLOP/s, clock and share while the GPU warms up: normal numbers and zeros."""
     by_numbers = _power(head_dim, record)
     rows = by_numbers.get("normal")
     if not rows:
@@ -657,7 +658,7 @@ def power_picture(head_dim: int = 128, record: Mapping[str, Any] | None = None) 
             ax.plot([row["s"] for row in each], [row[name] for row in each], color=colours[numbers], label=numbers)
         ax.set_ylabel(label)
     for numbers, each in shown.items():
-        if known := [(row["s"], row["sm_mhz"]) for row in each if "sm_mhz" in row]:  # of older records
+        if known := [(row["s"], row["sm_mhz"]) for row in each if "sm_mhz" in row]:  # missing in older records
             axes[1].plot(*zip(*known, strict=True), ":", color=colours[numbers], label=f"nvidia-smi, {numbers}")
     axes[0].legend(loc="lower right", ncols=2)
     axes[1].legend(loc="lower right", ncols=4)
@@ -676,7 +677,7 @@ def power_picture(head_dim: int = 128, record: Mapping[str, Any] | None = None) 
 
 @records.shown
 def power_table(record: Mapping[str, Any] | None = None) -> str:
-    """Format what the warm kernel reaches by the numbers that it multiplies: medians of the last half."""
+    """Format the warm kernel's speed by the numbers that it multiplies: medians of the last half."""
     lines = [f"{'':26}{'TFLOP/s':>9}{'MHz':>7}{'share':>8}{'watts':>7}"]
     for head_dim in (128, 64):
         for name, rows in _power(head_dim, record).items():
@@ -707,7 +708,7 @@ SECTIONS: dict[str, Part] = {
 
 
 def compilations(sections: Collection[str] = tuple(SECTIONS)) -> list[tuple[str, str, dict[str, int]]]:
-    """List (source, kernel, -D options) of all that these sections launch; `mma_loop` compiles its own."""
+    """List (source, kernel, -D options) of everything that these sections launch; `mma_loop` compiles its own."""
     name = STAGE.kernel_name(DTYPE)
     texts = []
     for section, works in {"rings": RINGS, "timelines": TRACED}.items():
@@ -725,7 +726,7 @@ def compilations(sections: Collection[str] = tuple(SECTIONS)) -> list[tuple[str,
 
 
 def _compile_ahead(sections: Collection[str]) -> None:
-    """Compile what these sections launch side by side, into CuPy's cache."""
+    """Compile in parallel what these sections launch, into CuPy's cache."""
 
     def compile_one(source: str, name: str, defines: Mapping[str, int]) -> None:
         kernel.load(source, name, defines=defines).function.attributes  # noqa: B018 - this compiles
@@ -743,9 +744,9 @@ def timeline(head_dim: int) -> dict[str, Any] | None:
 
 
 def rings() -> dict[str, dict[str, Any]]:
-    """Return the recorded cycles of one block for each number of stages, by the name that a figure gives it.
+    """Return the recorded cycles of one block for each number of stages, by its name in a figure.
 
-    Where no rings are recorded, those of the stage itself at d = 128; without a record, {}.
+    If no rings are recorded, those of the stage itself at d = 128; without a record, {}.
     """
     record, own = recorded() or {}, timeline(128)
     return {f"STAGES = {each['stages']}": each for each in record.get("rings", [own] if own else [])}
@@ -760,7 +761,7 @@ def ablation(name: str, head_dim: int, *, causal: bool = False) -> dict[str, Any
 
 
 def multicast_speeds() -> tuple[float, float]:
-    """Return the lowest and the highest recorded median speed, compared with the kernel, of all cases."""
+    """Return the lowest and the highest recorded median speed relative to the kernel, over all cases."""
     medians = [row["speed"] for row in (recorded() or {}).get("multicast", ()) if row["name"] == "multicast"]
     return (min(medians), max(medians)) if medians else (math.nan, math.nan)
 
@@ -773,9 +774,9 @@ def ablations_table(
     record: Mapping[str, Any] | None = None,
     names: Collection[str] = (),
 ) -> str:
-    """Format the recorded changes at one head_dim: speed over the kernel as it is, with its range.
+    """Format the recorded changes at one head_dim: speed relative to the unchanged kernel, with its range.
 
-    names: these changes alone; all of them where it is empty.
+    names: only these changes; all if empty.
     """
     rows = [r for r in record["changes"] if (r["shape"][3], r["causal"]) == (head_dim, causal)]
     rows = [r for r in rows if not names or r["name"] in names]
@@ -791,7 +792,7 @@ def ablations_table(
 
 
 def side_by_side() -> dict[int, tuple[float, ...]]:
-    """Return {head_dim: recorded cycles of a key tile: products alone, all of the softmax alone, both at once}."""
+    """Return {head_dim: recorded cycles per key tile: products alone, all of the softmax alone, both in parallel}."""
     cycles: dict[int, list[float]] = {}
     for row in (recorded() or {}).get("clocks", ()):
         if row["part"] == PARTS[7]:
@@ -800,7 +801,7 @@ def side_by_side() -> dict[int, tuple[float, ...]]:
 
 
 def late_table() -> str:
-    """Format, for each of `rings`, the median cycles a key tile and how often a consumer asks for K or V too early."""
+    """Format, for each of `rings`, the median cycles per key tile and how often a consumer requests K or V early."""
     lines = [f"{'':12}{'cycles a tile':>15}{'K is late':>12}{'V is late':>12}"]
     for name, ring in rings().items():
         begins, asks = np.array(ring["consumers"])[:, 1:, 0], np.array(ring["waits_for_v"])[:, 1:, 0]
@@ -813,7 +814,7 @@ def late_table() -> str:
 
 @records.shown
 def clocks_table(record: Mapping[str, Any] | None = None) -> str:
-    """Format the cycles a key tile of products and of weights, alone and side by side, as text."""
+    """Format the cycles per key tile of products and of weights, alone and in parallel, as text."""
     lines = [f"{'cycles a step':60}{'products':>10}{'weights':>10}"]
     for row in record["clocks"]:
         both = row["products"] is not None and row["weights"] is not None
@@ -826,7 +827,7 @@ def clocks_table(record: Mapping[str, Any] | None = None) -> str:
 
 
 def rings_table(record: Mapping[str, Any]) -> str:
-    """Format the recorded cycles a key tile for each number of stages, and how many of them a consumer waits."""
+    """Format the recorded cycles per key tile for each number of stages, and a consumer's share of waiting."""
     lines = [f"{'median cycles a key tile':30}{'in all':>8}{'K or turn':>12}{'V':>8}{'S':>8}{'O':>8}"]
     for ring in record["rings"]:
         steps, v = np.array(ring["consumers"])[:, 1:], np.array(ring["waits_for_v"])[:, 1:]
@@ -839,7 +840,7 @@ def rings_table(record: Mapping[str, Any]) -> str:
 
 @records.shown
 def table(record: Mapping[str, Any] | None = None) -> str:
-    """Format the sections of a record that have a table, as text; of the committed one where none is given."""
+    """Format the sections of a record, by default the committed one, that have a table, as text."""
     texts = [record["device"]]
     if "changes" in record:
         at = ((128, False), (64, False), (128, True))

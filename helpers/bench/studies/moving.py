@@ -1,9 +1,9 @@
 """Make README's moving picture: online_softmax reads a paragraph of Darwin, one tile of keys after the other.
 
-    python3 -m helpers.bench.studies.moving      writes notebooks/measured/online-softmax.gif again
+    python3 -m helpers.bench.studies.moving      rewrites notebooks/measured/online-softmax.gif
 
-Every frame is computed. The output after t tiles is what the kernel returns when it is given the first t tiles of keys
-only: the division by l_i, which comes last, makes the output so far out of acc.
+Every frame is computed. The output after t tiles is what the kernel returns for the first t tiles of keys: dividing acc
+by l_i at the end gives the output so far.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from helpers.draw.moving.softmax import outputs_so_far
 from helpers.draw.picture import GPU, WRITE, bytes_text, figure, styled
 
 GIF = Path(__file__).resolve().parents[3] / "notebooks" / "measured" / "online-softmax.gif"
-HEAD = 3  # of the model's 12: most tokens attend to those near them, and each tile matters to some rows
+HEAD = 3  # one of the model's 12: most tokens attend to neighbours, and each tile matters to some rows
 FRAME_MS, LAST_MS = 550, 3500
-HELD, GONE = (0.0, 0.27, 0.55), (0.62, 0.62, 0.62)  # colours of a weight of 1: in this tile, and in tiles before it
+HELD, GONE = (0.0, 0.27, 0.55), (0.62, 0.62, 0.62)  # colours of a weight of 1: in this tile, and in earlier ones
 
 
 @styled

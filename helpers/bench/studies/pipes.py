@@ -1,7 +1,7 @@
 """Count the cycles that instructions take on an H100 or H200 while the tensor cores work, and while they do not.
 
-Two warpgroups repeat an instruction, alone or while two others multiply e4m3 without a pause. So each of the four parts
-of a multiprocessor has two warps of either kind.
+Two warpgroups repeat an instruction, alone or while two others multiply e4m3 continuously. So each of the four
+partitions of a multiprocessor has two warps of either kind.
 
     python3 -m helpers.bench.study pipes FILE
 """
@@ -76,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(512, 1)
 }
 """
 
-# The instruction, and how many of it one call of `work` has.
+# The instruction, and how many of them one call of `work` has.
 INSTRUCTIONS = {
     "exp2 (MUFU.EX2)": 64,
     "a x + b (FFMA)": 64,
@@ -84,7 +84,7 @@ INSTRUCTIONS = {
     "maximum of three integers (VIMNMX3)": 32,
     "two floats to e4m3 (F2FP)": 32,
 }
-WARPS, REPEATS, PRODUCTS = 2, 400, 4  # products: so many times as many as repeats, which last longer than the work
+WARPS, REPEATS, PRODUCTS = 2, 400, 4  # products per repeat, so that they outlast the work
 
 
 def rows(repeats: int = REPEATS, blocks: int | None = None) -> Iterator[dict[str, Any]]:

@@ -1,8 +1,8 @@
 """Time tiles of flash_mma for GPUs with less shared memory, on one that has more.
 
-A launch asks for more dynamic shared memory than its kernel uses, so that a multiprocessor has as many blocks as one of
-the other GPU has room for. The other GPU's clock, caches and tensor cores stay unknown: what carries over is which
-tile is faster if only so many blocks fit.
+A launch requests more dynamic shared memory than its kernel uses, so that a multiprocessor holds as many blocks as one
+of the other GPU. The other GPU's clock, caches and tensor cores remain unknown: only the order of tiles by speed, with
+that many blocks, carries over.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from helpers.bench.cases import Case
 from helpers.bench.harness import Study, compare_tiles, need_gpu
 
 recorded = records.reader("nvidia-h200-presets.json")
-OTHERS = tuple(gpu for gpu in GPUS if gpu.arch in ("sm_80", "sm_89"))  # with less room than this H200, and cp.async
+OTHERS = tuple(gpu for gpu in GPUS if gpu.arch in ("sm_80", "sm_89"))  # with less space than this H200, and cp.async
 SHAPES = tuple((4, 16 if d <= 64 else 8, 4096, d) for d in (64, 80, 96, 128, 192, 256))
 HEAD_DIMS = tuple(shape[3] for shape in SHAPES)
 NAMES = ("BLOCK_M", "BLOCK_N", "WARPS", "MIN_BLOCKS")
@@ -34,7 +34,7 @@ CANDIDATES = (
 
 
 def room(gpu: Gpu, stage: Stage, sizes: Mapping[str, int]) -> tuple[int, int]:
-    """Return how many blocks fit a multiprocessor of the other GPU, and the bytes with which an H200 has as many."""
+    """Return how many blocks fit a multiprocessor of the other GPU, and the bytes with which an H200 holds as many."""
     needed = stage.shared_bytes(sizes)
     if needed > gpu.limit:
         return 0, 0
@@ -59,7 +59,7 @@ def rows() -> Iterator[dict[str, Any]]:
 
 
 def best(record: Mapping[str, Any], arch: str, head_dim: int) -> list[dict[str, Any]]:
-    """Sort the rows of one architecture and head dimension by the mean of both speeds, the fastest first."""
+    """Sort the rows of one architecture and head dimension by the mean of both speeds, fastest first."""
     matches = [row for row in record["rows"] if (row["arch"], row["HEAD_DIM"]) == (arch, head_dim)]
     return sorted(matches, key=lambda row: -(row["full"] + row["causal"]))
 

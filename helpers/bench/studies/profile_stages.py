@@ -1,11 +1,11 @@
 """Run stages, steps, gradients and peers under Nsight Compute, once each, for `helpers.bench.counters`.
 
     python3 -m helpers.bench.study profile_stages FILE [STAGE or PEER ...]
-    python3 -m helpers.bench.studies.profile_stages launch FILE    # run by Nsight Compute: FILE says what was launched
+    python3 -m helpers.bench.studies.profile_stages launch FILE    # run by Nsight Compute; writes what was launched
 
-Needs a GPU and Nsight Compute. Where stages are named, their rows alone are measured again, and FILE keeps the others.
-A stage that takes long gets one head: its launches are alike, one for each. A mark is launched before each run, so that
-every kernel is known by its place and none by its name.
+Needs a GPU and Nsight Compute. If stages are named, only their rows are measured again, and FILE keeps the others. A
+slow stage gets one head: it has one launch per head, all alike. A mark is launched before each run, so that every
+kernel is identified by its place, not by its name.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from helpers.bench.timing import elapsed
 from helpers.device import ON_GPU
 
 recorded = counters.recorded
-WIDE_FROM = 4  # from this stage on, at the other head_dim too
-SLOW_MS = 10.0  # more than this, and one head is enough
-ONE_HEAD = ("SDPA efficient", "SDPA math")  # counted at one head too, where the second is the faster
+WIDE_FROM = 4  # from this stage on, also at the other head_dim
+SLOW_MS = 10.0  # if it takes longer, one head is enough
+ONE_HEAD = ("SDPA efficient", "SDPA math")  # counted at one head too, where the second is faster
 TYPES = ("float32", "bfloat16", "float16")  # a stage is counted in the first of these that it takes,
 ALL_TYPES = (WMMA,)  # these in all that they take
 
 
 def cases() -> Iterator[tuple[str, Case]]:
-    """Yield each stage of the ladder with its cases; those that this device cannot run are left out."""
+    """Yield each stage of the ladder with its cases, except those that this device cannot run."""
     for head_dim in (SHAPE[3], WIDE):
         for name, stage in forward().items():
             if head_dim == SHAPE[3] or stage.number >= WIDE_FROM:
@@ -59,7 +59,7 @@ def step_cases() -> Iterator[tuple[Step, Case]]:
     seen = set()
     for step in steps():
         case = replace(step.case, shape=(*SHAPE[:3], step.case.shape[3]))
-        if step.is_last or case.causal or (step.name, case) in seen:  # of several lengths, one is counted
+        if step.is_last or case.causal or (step.name, case) in seen:  # only one length is counted
             continue
         seen.add((step.name, case))
         if step.stage.why_not(head_dim=case.shape[3], dtype=case.dtype) is None:
@@ -67,7 +67,7 @@ def step_cases() -> Iterator[tuple[Step, Case]]:
 
 
 def peer_cases() -> Iterator[tuple[peers.Peer, Case]]:
-    """Yield PyTorch's fused attentions, each in the types in which a stage is compared with it, else bfloat16."""
+    """Yield PyTorch's fused attentions, each in the types in which a stage is compared with it, else in bfloat16."""
     for head_dim in (SHAPE[3], WIDE):
         for peer in peers.attentions():
             types = [dtype for dtype in TYPES if MAIN_PEER[dtype] == peer.name]
@@ -76,7 +76,7 @@ def peer_cases() -> Iterator[tuple[peers.Peer, Case]]:
 
 
 def gradient_cases() -> Iterator[tuple[Gradients, Case]]:
-    """Yield the stages that compute gradients, in each of their ways and in the first type that they take."""
+    """Yield the stages that compute gradients, deterministic or not, in the first type that they take."""
     for head_dim in (SHAPE[3], WIDE):
         for way in gradients():
             takes = [dtype for dtype in TYPES if way.stage.why_not(head_dim=head_dim, dtype=dtype) is None]
@@ -85,7 +85,7 @@ def gradient_cases() -> Iterator[tuple[Gradients, Case]]:
 
 
 def gradient_peer_cases() -> Iterator[tuple[peers.Peer, Case]]:
-    """Yield PyTorch's gradients at the cases of a stage's."""
+    """Yield PyTorch's gradients at the stages' cases."""
     for case in dict.fromkeys(case for _, case in gradient_cases()):
         for peer in peers.TORCH_BACKWARD:
             if peer.name in (MAIN_PEER[case.dtype], "SDPA cuDNN") and peer.why_not(case.dtype, case.causal) is None:
@@ -93,14 +93,14 @@ def gradient_peer_cases() -> Iterator[tuple[peers.Peer, Case]]:
 
 
 def experiment_cases() -> Iterator[tuple[Experiment, Case]]:
-    """Yield the experiments whose effect notebooks explain by counters, each at its stage's own sizes."""
+    """Yield the experiments whose effect notebooks explain by counters, each with its stage's own sizes."""
     for experiment in EXPERIMENTS:
         if experiment.counted:
             yield experiment, experiment.cases[0]
 
 
 def _entry(job: Job) -> dict[str, Any]:
-    """Return what the record says of a job before it is counted."""
+    """Return the record's fields of a job before it is counted."""
     name = job.name + " backward" * (job.kind == "backward peer")
     if job.case is None:
         return {"stage": name, "kind": job.kind, **job.row, "flop": round(job.rate(1.0)["tflops"] * 1e9)}
@@ -109,7 +109,7 @@ def _entry(job: Job) -> dict[str, Any]:
 
 
 def _jobs(with_peers: bool) -> Iterator[tuple[Job, Callable[[Case], Job] | None]]:
-    """Yield the jobs that are counted; with a function that makes the same at another case, if one head is enough."""
+    """Yield the jobs to count; with a function that makes the same at another case, if one head is enough."""
     for name, case in cases():
         make: Callable[[Case], Job] = functools.partial(of_stage, LADDER[name])
         yield make(case), make
@@ -130,7 +130,7 @@ def _jobs(with_peers: bool) -> Iterator[tuple[Job, Callable[[Case], Job] | None]
 
 
 def of_stages(entry: Mapping[str, Any], names: Sequence[str]) -> bool:
-    """Return True if a row is of one of these stages, or of a step to or an experiment with one; of none: True."""
+    """Return True if a row belongs to one of these stages, or to its steps or experiments; without stages, True."""
     name = entry["stage"]
     return not names or any(name == stage or name.startswith((f"{stage} ", f"{stage}:")) for stage in names)
 
@@ -138,13 +138,13 @@ def of_stages(entry: Mapping[str, Any], names: Sequence[str]) -> bool:
 def launch_all(target: Path, names: Sequence[str] = ()) -> None:
     """Run each stage and peer once between the profiler's start and stop, after a mark whose grid has its number.
 
-    names: of stages and peers, to run no others; none for all.
+    names: of the stages and peers to run; empty for all.
 
-    Writes {"peers": PyTorch's version or why there are none, "rows": what was launched, the first has the number 1}
-    as JSON. What fails is written with its error. Raises RuntimeError where there is no GPU.
+    Writes {"peers": PyTorch's version or why there are none, "rows": the launches, numbered from 1} as JSON, failures
+    with their errors. Raises RuntimeError without a GPU.
     """
     if not ON_GPU:
-        raise RuntimeError("this needs a GPU and CuPy; the table does not")
+        raise RuntimeError("measuring needs a GPU and CuPy; printing the table does not")
     torch, runner, counted = peers.torch_on_gpu(), JobRunner(0.0), ncu.marked()
     launched: list[dict[str, Any]] = []
     for job, at_another_case in _jobs(torch is not None):
@@ -166,7 +166,7 @@ def launch_all(target: Path, names: Sequence[str] = ()) -> None:
 
 
 def rows(launched: Sequence[Mapping[str, Any]], text: str) -> list[dict[str, Any]]:
-    """Return the record's rows from what was launched and Nsight Compute's CSV, in which a mark precedes each run."""
+    """Return the record's rows from the launches and Nsight Compute's CSV, in which a mark precedes each run."""
     table_rows, runs = [], ncu.runs_of(text)
     for number, entry in enumerate(launched, 1):
         seen = runs.get(number, [])
@@ -183,7 +183,7 @@ def rows(launched: Sequence[Mapping[str, Any]], text: str) -> list[dict[str, Any
 def merged(
     before: Sequence[Mapping[str, Any]], again: Sequence[Mapping[str, Any]], names: Sequence[str]
 ) -> list[Mapping[str, Any]]:
-    """Replace the rows of the named stages by new ones, in the place of the first."""
+    """Replace the rows of the named stages by new ones, at the place of the first."""
     others = [row for row in before if not of_stages(row, names)]
     first = next((i for i, row in enumerate(before) if of_stages(row, names)), len(before))
     return [*others[:first], *again, *others[first:]]
@@ -192,11 +192,11 @@ def merged(
 def take(target: Path, names: Sequence[str] = ()) -> dict[str, Any]:
     """Launch all stages, steps, gradients and peers under Nsight Compute and write the record.
 
-    names: of stages and peers. Their rows are measured, and take the place of those in target, whose other rows stay.
+    names: of stages and peers. Their rows are measured, and replace those in target, which keeps its other rows.
 
     Raises:
-        RuntimeError: ncu is missing or failed; the message is its own.
-        ValueError: target's other rows are of another device, or of other software.
+        RuntimeError: ncu is missing, or failed with this message.
+        ValueError: target's other rows come from another device, or other software.
     """
     began = time.monotonic()
     old = json.loads(target.read_text()) if names else {"how": {}, "rows": []}
@@ -226,7 +226,7 @@ def take(target: Path, names: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def table(record: Mapping[str, Any] | None = None) -> str:
-    """Format all rows of a record as text; of the committed one where none is given."""
+    """Format all rows of a record, by default the committed one, as text."""
     return counters_table(record, head_dim="all", dtype="all")
 
 

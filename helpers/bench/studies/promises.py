@@ -1,9 +1,8 @@
-"""Measure what fused attention promises on a GPU: against plain attention, at N = 2^17, and for small calls.
+"""Measure fused attention's promises on a GPU: against plain attention, at N = 2^17, and for small calls.
 
-A record of its own; in brackets, the kinds of its rows: plain attention, three calls of PyTorch in the type of its
-inputs ("plain"); one launch at N = 131,072 ("stage", "peer"), where N x N scores may not fit; and small calls, from the
-call to the result ("latency") and on the device alone ("device").
-`helpers.bench.climb` shows them with the ladder.
+It has its own record, with these kinds of rows in brackets: plain attention, three calls of PyTorch in its inputs' type
+("plain"); one launch at N = 131,072 ("stage", "peer"), where N x N scores may not fit; and small calls, from the call
+to the result ("latency") and on the device only ("device"). `helpers.bench.climb` shows them with the ladder.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def recorded() -> Record | None:
 
 _shown = records.table_of(lambda: recorded())
 LONG = 2**17
-# One head in float32, whose scores take 64 GiB; 16 heads in a half type, whose scores take more than any GPU has.
+# One head in float32, whose scores take 64 GiB; 16 heads in a half type, whose scores exceed every GPU's memory.
 LONG_CASES = (Case((1, 1, LONG, 128)), Case((1, 16, LONG, 128), "bfloat16"))
 PLAIN_CASES = tuple(Case((4, 16, 4096, d), dtype) for dtype in ("float32", "bfloat16") for d in (64, 128))
 BUDGET_S = 0.3
@@ -47,7 +46,7 @@ WAITS = 200  # calls that are waited for, one after the other
 
 @dataclass(frozen=True)
 class Small:
-    """A call so small that one waits for the host and for the slowest block: what a user of a model feels.
+    """A call so small that the host and the slowest block determine its time, as a model's user experiences it.
 
     rows: queries of each head, one or as many as keys: SDPA aligns a causal mask at the first key, ours at the last.
     keys: of each head of k and v, all seen by the last query.
@@ -63,11 +62,11 @@ class Small:
 
     @property
     def shape(self) -> Shape:
-        """The shape of q: (batch, heads, rows, head_dim)."""
+        """q's shape: (batch, heads, rows, head_dim)."""
         return (1, self.heads, self.rows, self.head_dim)
 
     def arrays(self) -> list[np.ndarray]:
-        """Make q, k and v, (1, rows, heads, head_dim), float32: not yet rounded to the type."""
+        """Make q, k and v, (1, rows, heads, head_dim), in float32, not yet rounded to the type."""
         rng = np.random.default_rng(0)
         sizes = ((self.rows, self.heads), (self.keys, self.kv_heads), (self.keys, self.kv_heads))
         return [rng.standard_normal((1, *size, self.head_dim), dtype=np.float32) + np.float32(0.25) for size in sizes]
@@ -80,7 +79,7 @@ SMALL = (
 
 
 def jobs(cases: Sequence[Case] = LONG_CASES) -> list[Job]:
-    """List the launches at large N, case by case. naive, whose scratch fills half of a GPU, is a case's last."""
+    """List the launches at large N, case by case. naive, whose scratch fills half of a GPU, is last in its case."""
     planned = []
     for case in cases:
         torch = peers.torch_on_gpu()
@@ -92,9 +91,9 @@ def jobs(cases: Sequence[Case] = LONG_CASES) -> list[Job]:
 
 
 def plain(case: Case) -> Measurement:
-    """Time three calls of PyTorch, each of which writes its N x N result, in the type of the inputs.
+    """Time plain attention in PyTorch, whose steps write N x N results, in the type of the inputs.
 
-    It is not held to the tolerance of a stage: a half type rounds the scores.
+    A stage's tolerance does not apply, because a half type rounds the scores.
     """
     import torch
 
@@ -114,20 +113,20 @@ def plain(case: Case) -> Measurement:
 
 
 def waited(call: Callable[[], Any], calls: int = WAITS) -> dict[str, Any]:
-    """Time a call until its result is there, in milliseconds: the median; ms_min and ms_max are deciles."""
+    """Time a call until its result is ready, in milliseconds: the median; ms_min and ms_max are deciles."""
     times = []
     for _ in range(calls + 20):
         began = time.perf_counter_ns()
         call()
         cp.cuda.Device().synchronize()
         times.append((time.perf_counter_ns() - began) / 1e6)
-    times = sorted(times[20:])  # the first ones were to warm up
+    times = sorted(times[20:])  # the first ones were warm-ups
     low, high = (times[min(round(share * len(times)), len(times) - 1)] for share in (0.1, 0.9))
     return {"ms": statistics.median(times), "ms_min": low, "ms_max": high, "launches": calls}
 
 
 def latencies(small: Small, calls: int = WAITS) -> Iterator[Measurement]:
-    """Time one small call by each implementation: until its result is there, and on the device with a cold L2."""
+    """Time one small call with each implementation: until its result is ready, and on the device with a cold L2."""
     host = small.arrays()
     for name, call in _small_calls(small, host):
         for kind, timed in (("latency", waited(call, calls)), ("device", asdict(measure(call, budget_s=BUDGET_S)))):
@@ -148,7 +147,7 @@ def _small_calls(small: Small, host: Sequence[np.ndarray]) -> Iterator[tuple[str
     q, k, v = (a.transpose(1, 2) for a in tensors)
     sdpa = torch.nn.functional.scaled_dot_product_attention
     more = {"enable_gqa": True} if small.heads != small.kv_heads else {}
-    is_causal = small.rows > 1  # PyTorch aligns its mask top-left: one query would see one key
+    is_causal = small.rows > 1  # PyTorch aligns its mask top-left: a single query would see one key
     calls = {
         "flash_attention, torch tensors": lambda: flash_attention(*tensors, causal=True),
         "SDPA, torch tensors": lambda: sdpa(q, k, v, is_causal=is_causal, **more).transpose(1, 2),
@@ -156,14 +155,14 @@ def _small_calls(small: Small, host: Sequence[np.ndarray]) -> Iterator[tuple[str
     for name, call in calls.items():
         with torch.no_grad():
             if not np.allclose(as_numpy(call()), first, atol=0.03):
-                raise ValueError(f"{name}: another result at {small.name}")
+                raise ValueError(f"{name} returns another result for {small.name}")
             yield name, call
 
 
 def take(
     path: Path, words: Sequence[str] = (), *, cases: Sequence[Case] = LONG_CASES, smalls: Sequence[Small] = SMALL
 ) -> Record:
-    """Measure everything, and save on the way. words: none are known."""
+    """Measure everything, and save on the way. words: must be empty."""
     record = Record({}, how_measured() | {"command": "python3 -m helpers.bench.study promises FILE"})
     todo = jobs(cases)
     record.device = device_facts()
@@ -178,7 +177,7 @@ def take(
 
 @_shown
 def table(record: Record | None = None) -> str:
-    """Format a record as text; the committed one where none is given."""
+    """Format a record, by default the committed one, as text."""
     waits = [r for r in record.results if r.kind in ("latency", "device")]
     rest = Record(record.device, record.how, [r for r in record.results if r not in waits], record.notes)
     lines = [results_table(rest), "", f"{'':34}{'µs':>9}{'spread':>8}"]

@@ -1,15 +1,15 @@
-"""Compare ring attention on all GPUs of a machine with as many independent runs of the same work.
+"""Compare ring attention on all GPUs of a machine with independent runs of the same work.
 
     python3 -m helpers.bench.study ring FILE [PART ...]    # of PARTS, below
 
 bfloat16. First the results are compared: those of GPUs with those of virtual ranks on one GPU, bit for bit, and both
-with float64. Then one process a GPU does the same, and ranks fail on purpose. Times are those of all GPUs together:
+with float64. Then one process per GPU does the same, and ranks fail on purpose. Times are those of all GPUs together:
 several calls are queued, the clock runs from the first to the end of the last, and all ways take turns. An independent
-run has a rank's rows and as many keys as make its share of the work, in one launch and with no other GPU: under a
-causal mask (R + 1) / 2 times its rows. TFLOP/s are a GPU's. NCCL takes as many blocks as NCCL_MAX_P2P_NCHANNELS says.
-"short" parts compare calls with graphs of them. "gathered" takes an all-gather apart; its pieces run on and on, too, at
-the clock of their own power. Without words all parts are measured. "processes" joins ranks by MPI, too, where that is
-installed: pip install mpi4py
+run has a rank's rows and as many keys as make its share of the work, in one launch and with no other GPU: with a causal
+mask (R + 1) / 2 times its rows. TFLOP/s are per GPU. NCCL uses NCCL_MAX_P2P_NCHANNELS blocks. "short" parts compare
+calls with their graphs. "gathered" measures the pieces of an all-gather; they also run repeatedly, at the clock that
+their power allows. Without words all parts are measured. "processes" also joins ranks by MPI, if that is installed: pip
+install mpi4py
 """
 
 from __future__ import annotations
@@ -65,17 +65,17 @@ from helpers.renamed import old_names
 cp = device.cp
 HEADS = ((16, 16), (32, 8))  # of q, and of k and v
 D = 128
-LOCAL = tuple(2**i * 1024 for i in range(1, 6))  # tokens of a GPU
+LOCAL = tuple(2**i * 1024 for i in range(1, 6))  # tokens per GPU
 BACKWARD_LOCAL = LOCAL[:-1]
-LOCAL_OF_MORE, BACKWARD_OF_MORE = LOCAL[2:5], LOCAL[3:4]  # of more than two GPUs, whose independent runs take longer
+LOCAL_OF_MORE, BACKWARD_OF_MORE = LOCAL[2:5], LOCAL[3:4]  # for more than two GPUs, whose independent runs take longer
 SHORT = LOCAL[:3]
 LEFT = (0, 4, 8)  # multiprocessors
-LONG = 2**20  # tokens of all GPUs
+LONG = 2**20  # tokens on all GPUs
 ROUNDS = 7
-AT_LEAST_MS = 18.0  # of calls that are timed together
-SHORT_AT_LEAST_MS = 24.0  # in the same way, of short steps
-ON_AND_ON_MS = 250.0  # of calls at the clock of their own power
-LIMIT_S = 8.0  # of ranks that wait for one that fails
+AT_LEAST_MS = 18.0  # for calls that are timed together
+SHORT_AT_LEAST_MS = 24.0  # the same for short steps
+ON_AND_ON_MS = 250.0  # for calls at the clock that their power allows
+LIMIT_S = 8.0  # for ranks that wait for one that fails
 
 
 # ---- the model
@@ -84,9 +84,9 @@ LIMIT_S = 8.0  # of ranks that wait for one that fails
 def tokens_to_hide_copies(
     heads: int, kv_heads: int, *, tflops: float = 600.0, gb_per_s: float = 400.0, causal: bool = False
 ) -> float:
-    """Return from how many tokens a GPU a step takes longer than the next K and V's copy in a half type.
+    """Return the tokens per GPU from which a step takes longer than the copy of the next K and V in a half type.
 
-    A step has 4 N^2 heads d FLOP and copies 4 N kv_heads d bytes; under a causal mask, zigzag, half the FLOP.
+    A step has 4 N^2 heads d FLOP and copies 4 N kv_heads d bytes; with a causal mask, zigzag, half the FLOP.
     """
     return (2 if causal else 1) * 1e3 * tflops / gb_per_s * kv_heads / heads
 
@@ -103,11 +103,11 @@ def efficiency(
     gb_per_s: float = 400.0,
     t0_ms: float = 0.0,
 ) -> float:
-    """Model the speed relative to independent runs, by work and copies alone, at d = 128.
+    """Model the speed relative to independent runs, from work and copies only, at d = 128.
 
     Args:
-        rows: of a GPU. tflops, gb_per_s: of one GPU, while it computes, and of its link in one direction. t0_ms: what
-            each copy takes in addition.
+        rows: per GPU. tflops, gb_per_s: of one GPU while it computes, and of its link in one direction. t0_ms: each
+            copy's fixed time.
     """
     product = 4 * rows * rows * heads * D / (1e12 * tflops)  # seconds of a step without a mask
     copy = 1e-3 * t0_ms + 4 * rows * kv_heads * D / (1e9 * gb_per_s)
@@ -122,7 +122,7 @@ def efficiency(
 
 
 def calculated() -> list[str]:
-    """Format what needs no measurement, a line each."""
+    """Format the calculated figures, a line each."""
     lines = ["tokens a GPU from which the copy of K and V hides, at 600 TFLOP/s:"]
     for heads, kv_heads in HEADS:
         for gb_per_s in (400, 50):
@@ -142,11 +142,11 @@ def calculated() -> list[str]:
 
 
 def numbers(shape: Sequence[int], seed: int) -> Any:
-    """Make a bfloat16 array of normal numbers with a mean of 0.25, on the current device: the same on every GPU."""
+    """Make a bfloat16 array of normal numbers with a mean of 0.25 on the current device: the same on every GPU."""
     if not device.ON_GPU:
         return cp.asarray((np.random.default_rng(seed).standard_normal(shape) + 0.25).astype(dtype_of("bfloat16")))
     made, random = cp.empty(tuple(shape), "uint16"), cp.random.RandomState(seed)
-    for rows in slices(shape[1], max(2**26 // (made.size // shape[1]), 1)):  # which need twice as many bytes each
+    for rows in slices(shape[1], max(2**26 // (made.size // shape[1]), 1)):  # these need twice as many bytes each
         part = made[:, rows]
         part[...] = (random.standard_normal(part.shape, dtype=np.float32) + np.float32(0.25)).view("uint32") >> 16
     return made.view(dtype_of("bfloat16"))
@@ -177,7 +177,7 @@ class RankInputs:
         return [*results, *self.backward(ranks, schedule, causal, results, deterministic=True)]
 
     def call(self, causal: bool, *, backward: bool) -> Callable[..., Any]:
-        """Make what is timed, of ranks and a schedule. The forward pass before gradients is done now."""
+        """Make the timed call, with ranks and a schedule. The forward pass before gradients runs now."""
         if not backward:
             return lambda ranks, schedule="zigzag": self.forward(ranks, schedule, causal)
         results = self.forward(self.ranks, "zigzag", causal, return_lse=True)
@@ -225,11 +225,11 @@ def to_host(parts: Sequence[Any]) -> list[np.ndarray]:
     return made
 
 
-# ---- right first
+# ---- checking
 
 
 def virtual_like(ranks: Comms) -> Comms:
-    """Make as many virtual ranks, whose products have the grids of these."""
+    """Make virtual ranks, as many as these and with the same grids."""
     made = virtual_ranks(ranks.size)
     made.leave = ranks.leave
     return made
@@ -277,7 +277,7 @@ def correct(ranks: Comms, name: str, rows: int = 2048, heads: tuple[int, int] = 
             yield row
 
 
-# ---- one process a GPU
+# ---- one process per GPU
 
 
 def work(kind: str, rank: int, size: int, folder: Path) -> None:
@@ -324,7 +324,7 @@ def _shared_id(rank: int, folder: Path) -> bytes:
     path = folder / "id"
     if rank == 0:
         (folder / "part").write_bytes(nccl_library().get_unique_id())
-        (folder / "part").rename(path)  # whole, or not there
+        (folder / "part").rename(path)  # atomically
     while not path.is_file():
         time.sleep(0.01)
     return path.read_bytes()
@@ -341,7 +341,7 @@ def correct_of_a_process(ranks: Comms) -> Iterator[Row]:
 
 
 def processes(kind: str, size: int) -> tuple[list[list[Row]], list[str]]:
-    """Start the processes of all ranks; return what they print, and the ends of their complaints."""
+    """Start the processes of all ranks; return their output, and the ends of their errors."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "helpers.bench.studies.ring", kind]
         environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -384,7 +384,7 @@ def measure_processes(size: int) -> Iterator[Row]:
 
 
 def measure_failures(size: int) -> Iterator[Row]:
-    """Measure a rank that never comes, and one that leaves: the first rank's error, and after how long."""
+    """Measure a rank that never comes, and one that leaves: the first rank's error, and how long it takes."""
     for kind in ("never", "leaves"):
         printed, complaints = processes(kind, size)
         ends = [each for each in printed[0] if "error" in each]
@@ -403,7 +403,7 @@ def synchronize(ranks: Comms) -> None:
 
 
 def seconds(ranks: Comms, run: Way, calls: int) -> float:
-    """Time a call, of several that are queued one after the other, in seconds."""
+    """Time a call in seconds, from several that are queued one after the other."""
     synchronize(ranks)
     began = time.perf_counter()
     for _ in range(calls):
@@ -415,9 +415,9 @@ def seconds(ranks: Comms, run: Way, calls: int) -> float:
 def timed(
     ranks: Comms, ways: Mapping[str, Way], at_least_ms: float | None = None
 ) -> dict[str, tuple[list[float], float]]:
-    """Time all ways in turns: milliseconds of each way, one for each round, and what a call takes the host.
+    """Time all ways in turns: milliseconds of each way, one for each round, and a call's host time.
 
-    at_least_ms: of calls that are timed together; AT_LEAST_MS where it is not given.
+    at_least_ms: for calls that are timed together; by default AT_LEAST_MS.
     """
     at_least = 1e-3 * (AT_LEAST_MS if at_least_ms is None else at_least_ms)
     calls, host = {}, {}
@@ -432,7 +432,7 @@ def timed(
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(ROUNDS):
         for name, run in ways.items():
-            seconds(ranks, run, (calls[name] + 1) // 2)  # so that the clock is that of its own power
+            seconds(ranks, run, (calls[name] + 1) // 2)  # so that the clock is the one that its power allows
             times[name].append(1e3 * seconds(ranks, run, calls[name]))
     return {name: (taken, host[name]) for name, taken in times.items()}
 
@@ -440,7 +440,7 @@ def timed(
 def measure_ways(
     what: Row, ranks: Comms, ways: Mapping[str, Way], flop: float, at_least_ms: float | None = None
 ) -> Iterator[Row]:
-    """Time ways in turns, as `timed` does: a row of each, with its speed over the independent runs."""
+    """Time ways in turns, like `timed`: a row each, with its speed relative to the independent runs."""
     all_times = timed(ranks, ways, at_least_ms)
     for name, (taken, host) in all_times.items():
         row = {**what, "name": name, **figures(taken, flop), "host_ms": host}
@@ -452,7 +452,7 @@ def measure_ways(
 def ways_of(
     comms: Mapping[str, Comms], call: Callable[[Comms, str], Any], causal: bool, left_to_nccl: Sequence[int]
 ) -> dict[str, Way]:
-    """Make the schedules by NCCL, which is left several numbers of multiprocessors, and by peer copies."""
+    """Make the schedules with NCCL, with several numbers of multiprocessors left to it, and with peer copies."""
     ways: dict[str, Way] = {}
 
     def left(ranks: Comms, count: int, schedule: str) -> None:
@@ -474,7 +474,7 @@ def ways_of(
 def _shapes(
     part: str, ranks: Comms, heads: Sequence[tuple[int, int]], local: Sequence[int], *, backward: bool = False
 ) -> Iterator[tuple[Row, RankInputs, Callable[..., Any], dict[str, Way], float]]:
-    """Yield for each shape and mask what rows say, the inputs, the call, the ways it is compared with, and its FLOP."""
+    """Yield for each shape and mask the row's fields, the inputs, the call, the ways to compare, and its FLOP."""
     for (of_q, of_kv), rows in itertools.product(heads, local):
         inputs = RankInputs(ranks, rows, of_q, of_kv)
         for causal in (False, True):
@@ -496,9 +496,9 @@ def measure_times(comms: Mapping[str, Comms], *, backward: bool, local: Sequence
 def measure_short(ranks: Comms, *, backward: bool) -> Iterator[Row]:
     """Measure short steps, whose launches take the host longer than the GPUs: call by call, and as a graph.
 
-    In "graph, joined after", passes join and add what kernels do otherwise. "no messages" is the graph of a call of
-    ranks that send nothing, so that no GPU waits for another; "products alone" adds no parts either. Their results are
-    wrong. An all-gather computes products with own keys while the others' come.
+    In "graph, joined after", separate passes do the merging and adding of the kernels. "no messages" is the graph of a
+    call whose ranks send nothing, so that no GPU waits for another; "products alone" adds no parts either. Their
+    results are wrong. An all-gather computes products with its own keys while the others' arrive.
     """
     part = "short backward" if backward else "short forward"
     for what, _, call, ways, flop in _shapes(part, ranks, HEADS, SHORT, backward=backward):
@@ -520,7 +520,7 @@ def measure_short(ranks: Comms, *, backward: bool) -> Iterator[Row]:
 
 
 def fill(target: Any, values: Any) -> None:
-    """Repeat values over an array, both of one axis."""
+    """Repeat values over an array, both with one axis."""
     for part in slices(target.size, values.size):
         target[part] = values[: part.stop - part.start]
 
@@ -528,7 +528,7 @@ def fill(target: Any, values: Any) -> None:
 def mute(ranks: Comms) -> tuple[Comms, list[tuple[int, Any, Any]]]:
     """Return a copy of the ranks that sends nothing, and a list of (rank, what would arrive, what the rank would send).
 
-    Fill the one with the other before timing: a product of zeros takes less power, and is faster.
+    Fill the former with the latter before timing: a product of zeros takes less power, and is faster.
     """
     made, held = copy.copy(ranks), []
 
@@ -541,17 +541,17 @@ def mute(ranks: Comms) -> tuple[Comms, list[tuple[int, Any, Any]]]:
 
 
 def nothing(*args: Any, **named: Any) -> tuple[()]:
-    """Return what `ring._joined` and `ring._once` do where no kernel joins results."""
+    """Return the result of `ring._joined` and `ring._once` when no kernel joins results."""
     return ()
 
 
 def unadded(like: Any, parts: Sequence[Any], rows: tuple[int, int], dtype: Any = np.float32) -> Any:
-    """Return an array as `ring.sum_parts` does, and add nothing."""
+    """Return an array like `ring.sum_parts`, without adding anything."""
     return cp.empty((len(like), rows[1] - rows[0], *like.shape[2:]), dtype=dtype)
 
 
 def measure_gathered(ranks: Comms) -> Iterator[Row]:
-    """Take all-gather by peer copies apart: each piece alone, and the clock and power while it runs on and on."""
+    """Measure the pieces of an all-gather by peer copies: each alone, and its clock and power when repeated."""
     for what, inputs, of_schedule, ways, flop in _shapes("gathered", ranks, HEADS[:1], LOCAL[3:4]):
         order, call = "zigzag" if what["causal"] else "ring", functools.partial(of_schedule, ranks, "all_gather")
         at_hand = [*zip(inputs.k, inputs.v, strict=True)]
@@ -578,9 +578,9 @@ def measure_gathered(ranks: Comms) -> Iterator[Row]:
 
 
 def under_way(ranks: Comms, run: Way, ms: float) -> Row:
-    """Run a way on and on, so that the clock is that of its own power: milliseconds of a call, clocks, watts.
+    """Run a way repeatedly at the clock that its power allows: milliseconds per call, clocks, watts.
 
-    Clocks are of each GPU, in MHz, counted by a kernel behind the last call; watts of the first one.
+    Clocks are those of each GPU, in MHz, counted by a kernel after the last call; watts, the first one's.
     """
     calls = max(2, round(ON_AND_ON_MS / ms))
     with ranks.on(ranks.ranks[0]), Sensors() as sensors:
@@ -599,14 +599,14 @@ def under_way(ranks: Comms, run: Way, ms: float) -> Row:
 
 
 def free(ranks: Comms) -> None:
-    """Give CuPy's pools back."""
+    """Return the memory in CuPy's pools."""
     for rank in ranks.ranks:
         with ranks.on(rank):
             cp.get_default_memory_pool().free_all_blocks()
 
 
 def measure_copies(comms: Mapping[str, Comms]) -> Iterator[Row]:
-    """Time copies of K and V of 8 heads to the next rank, alone: GB/s of a GPU in one direction."""
+    """Time copies of K and V with 8 heads to the next rank, alone: GB/s per GPU in one direction."""
     for rows in LOCAL:
         for name, ranks in comms.items():
             made = []
@@ -627,9 +627,9 @@ def measure_copies(comms: Mapping[str, Comms]) -> Iterator[Row]:
 
 
 def measure_long(comms: Mapping[str, Comms]) -> Iterator[Row]:
-    """Time 2^20 tokens, 32 heads of q and 8 of k and v, causal, once with each communicator."""
+    """Measure 2^20 tokens, 32 query heads and 8 KV heads, causal, once with each communicator."""
     ranks = next(iter(comms.values()))
-    for each in comms.values():  # compiled, and connected
+    for each in comms.values():  # already compiled and connected
         RankInputs(ranks, 4096, 32, 8).forward(each, "zigzag", True)
     inputs = RankInputs(ranks, LONG // ranks.size, 32, 8)
     for name, each in comms.items():
@@ -642,7 +642,7 @@ def measure_long(comms: Mapping[str, Comms]) -> Iterator[Row]:
 
 @functools.cache
 def _comms() -> tuple[dict[str, Comms], dict[str, str]]:
-    """Make the communicators that this machine can have; return them, and why it cannot have others."""
+    """Make the communicators that this machine supports; return them, and the reasons why others are missing."""
     comms: dict[str, Comms] = {}
     failed: dict[str, str] = {}
     for name, make in (("nccl", nccl), ("peer copies", peer_copies)):
@@ -664,7 +664,7 @@ def _head() -> Row:
 
 
 def _agreed(rows: Iterable[Row]) -> Iterator[Row]:
-    """Yield rows, then raise if one of them says that something was wrong."""
+    """Yield rows, then raise if one of them reports an error."""
     wrong = []
     for row in rows:
         yield row
@@ -726,7 +726,7 @@ recorded = records.reader("nvidia-h200-ring.json", "nvidia-h100-80gb-hbm3-ring.j
 
 
 def table(record: Mapping[str, Any] | None = None) -> str:
-    """Format what is calculated, and the rows of a record or of the committed one, as text."""
+    """Format the calculated figures, and the rows of a record, by default the committed one, as text."""
     record = record or recorded()
     return "\n".join([*calculated(), *map(line, record["rows"] if record else ())])
 
@@ -734,5 +734,5 @@ def table(record: Mapping[str, Any] | None = None) -> str:
 old_names(__name__, Inputs="RankInputs", hidden_from="tokens_to_hide_copies", on_host="to_host", rows_of="measure_ways")
 
 if __name__ == "__main__":
-    # A process that a part of the study has started.
+    # A process started by a part of the study.
     work(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))

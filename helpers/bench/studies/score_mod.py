@@ -2,9 +2,9 @@
 
     python3 -m helpers.bench.study score_mod FILE
 
-bfloat16, 4 x 16 heads of 4096 rows of 128 columns, and 4 x 32 of 64. Every result, the gradients too, is compared with
-float64 in two heads first. Then ours, in its forms, and FlexAttention's, which torch.compile has compiled for these
-shapes, are timed in turns. Neither's time includes finding out which tiles a mask needs.
+bfloat16, 4 x 16 heads of 4096 rows of 128 columns, and 4 x 32 of 64. Two heads of every result, including gradients,
+are compared with float64 first. Then ours, in its forms, and FlexAttention's, which torch.compile has compiled for
+these shapes, are timed in turns. Neither's time includes finding the tiles that a mask needs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ROUNDS = 9
 DTYPE = "bfloat16"
 SAMPLED = ((0, 1), (3, 11))  # (batch, head)
 DOCUMENT, PREFIX, WINDOW, CAP = 512, 256, 512, 30.0
-TOLERANCE = 2.5e-2  # of the largest number, for results in bfloat16
+TOLERANCE = 2.5e-2  # relative to the largest number, for bfloat16 results
 CASES = (
     *("no function", "ALiBi", "soft cap 30", "relative bias by a table"),
     *("window 512, causal", "documents of 512", "prefix of 256, causal"),
@@ -44,7 +44,7 @@ CASES = (
 class Case:
     """One function. ours: options of calls by the name of a form. score, mask: the same in NumPy.
 
-    flex_mod, flex_mask: the same in PyTorch.
+    flex_mod, flex_mask: the same for PyTorch.
     """
 
     name: str
@@ -176,7 +176,7 @@ def _flex(case: Case, q: Any, k: Any, v: Any) -> tuple[Callable[[], Any], Any, S
     from torch.nn.attention import flex_attention as flex
 
     torch._dynamo.reset()
-    torch._functorch.config.donated_buffer = False  # its backward runs again and again
+    torch._functorch.config.donated_buffer = False  # its backward pass runs repeatedly
     compiled = torch.compile(flex.flex_attention, dynamic=False)
     options: dict[str, Any] = {"score_mod": case.flex_mod} if case.flex_mod else {}
     if case.flex_mask:
@@ -227,7 +227,7 @@ def _measured(case: Case, shape: Sequence[int], arrays: Arrays) -> Iterator[dict
 
 
 def _errors(results: Sequence[Any], exact: Mapping[Any, Mapping[str, np.ndarray]]) -> dict[str, float]:
-    """Return the largest error of o, dq, dk and dv in the sampled heads, over the largest number."""
+    """Return the largest error of o, dq, dk and dv in the sampled heads, relative to the largest number."""
     return {
         name: max(
             float(np.abs(a[at].float().cpu().numpy() - of[name]).max() / np.abs(of[name]).max())
@@ -238,7 +238,7 @@ def _errors(results: Sequence[Any], exact: Mapping[Any, Mapping[str, np.ndarray]
 
 
 def _compile_ahead(names: Collection[str]) -> None:
-    """Compile FlexAttention's kernels into PyTorch's cache on disk, each case in a process of its own."""
+    """Compile FlexAttention's kernels into PyTorch's cache on disk, each case in a separate process."""
     environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     command = (sys.executable, "-m", "helpers.bench.studies.score_mod")
     jobs = [(str(i), name) for i in range(len(SHAPES)) for name in names]

@@ -2,8 +2,8 @@
 
     python3 -m helpers.bench.study tall_tiles FILE
 
-bfloat16, in turns, with different lengths, masks and numbers of heads. What is timed is what the stage's rule for these
-tiles (`ladder/stages/hopper.py`) chooses between, so the record says what its choices cost.
+bfloat16, in turns, with different lengths, masks and numbers of heads. The stage's rule for these tiles
+(`ladder/stages/hopper.py`) chooses between the two, so the record shows the cost of its choices.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class Case(NamedTuple):
 
     @property
     def flops(self) -> float:
-        """Count FLOP of the scores that a row sees, and of their products with V."""
+        """Count the FLOP of the visible scores, and of their products with V."""
         hidden = self.rows * (self.rows - 1) / 2 if self.causal else 0
         return 4 * self.batch * self.heads * (self.rows * self.keys - hidden) * self.head_dim
 
     @property
     def usual(self) -> dict[str, int]:
-        """The sizes that the stage takes where tiles of 192 rows are no choice."""
+        """The sizes that the stage takes if tiles of 192 rows are excluded."""
         return pick_hopper(self.head_dim, self.causal, self.keys)
 
     def is_tall(self) -> bool:
@@ -137,7 +137,7 @@ def case_of(row: Mapping[str, Any]) -> Case:
 
 
 def losses(record: Mapping[str, Any]) -> dict[Case, float]:
-    """Return by case how much longer than the faster tiles those take that the stage chooses, 0.01 for 1 %."""
+    """Return by case how much longer the stage's choice takes than the faster tiles, 0.01 for 1 %."""
     lost = {}
     for row in record["rows"]:
         if "speed" in row:
@@ -148,7 +148,7 @@ def losses(record: Mapping[str, Any]) -> dict[Case, float]:
 
 @records.shown
 def table(record: Mapping[str, Any] | None = None) -> str:
-    """Format a record as text, a case a line: the time with the usual tiles, and how much faster tall ones are."""
+    """Format a record as text, a case a line: the time with the usual tiles, and the speedup of tall ones."""
     lines = [f"{'bfloat16':50}{'usual':>14}{'192 rows':>24}"]
     pairs = zip(record["rows"][::2], record["rows"][1::2], strict=True)
     for tall, usual in pairs:

@@ -2,11 +2,11 @@
 
 python3 -m helpers.bench.study tf32 FILE [errors] [ranges] [speeds] [fp16x3_tiles]
 
-Errors: of 256 rows, by tf32, its steps, tf32 with one product, fp16x3, heads_and_masks, and PyTorch. Scores are `scale`
-times as large as those of unit-normal inputs; with "positive" V's elements are above 0, which shows a sum that is cut
-off. Ranges: the same with all of q and v multiplied by a number and k divided by it, and with columns of magnitudes 2^0
-to 2^-bits, in k the other way round; relative to the column's magnitude. Speeds: 16,384 tokens and 2048 columns
-of all heads together. Tiles: of fp16x3, at 4096 keys.
+Errors: for 256 rows, of tf32, its steps, tf32 with one product, fp16x3, heads_and_masks, and PyTorch. Scores are
+`scale` times as large as those of unit-normal inputs; with "positive", V's elements are above 0, which shows a
+truncated sum. Ranges: the same with q and v multiplied by a number and k divided by it, and with columns of magnitudes
+2^0 to 2^-bits, reversed in k; relative to the column's magnitude. Speeds: 16,384 tokens and 2048 columns of all heads
+together. Tiles: those of fp16x3, at 4096 keys.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ KINDS = ((1, False), (1, True), (10, False), (30, False))
 ERRORS_AT = (1024, 2048, 4096, 8192, 16384, 32768)
 SPEEDS_AT = (1024, 2048, 4096, 8192, 16384)
 ROUNDS = 9
-# All of q and v times, bits of the columns' magnitudes
+# factor of q and v, bits of the columns' magnitudes
 RANGES = ((1.0, 0), (1e4, 0), (1e-30, 0), (1.0, 8), (1.0, 16), (1.0, 24), (1.0, 32))
 NAMES = ("BLOCK_M", "BLOCK_N", "STAGES", "PINGPONG")
 TILES: Mapping[int, tuple[tuple[int, int, int, int], ...]] = {
@@ -61,7 +61,7 @@ def arrays(head_dim: int, keys: int, scale: float, positive: bool) -> tuple[np.n
 
 
 def outputs(given: Sequence[np.ndarray], with_peers: bool) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield what is compared, by name: the steps to tf32 by their ideas, tf32 itself as "15", and others."""
+    """Yield the compared outputs by name: the steps to tf32 by their ideas, tf32 itself as "15", and others."""
     tf32 = LADDER["tf32"]
     one_product = edit(kernel.source(tf32.file), *TF32_ONE_PRODUCT)
     for step in CLIMBS["tf32"]:
@@ -107,7 +107,7 @@ def ranges() -> Iterator[dict[str, Any]]:
 
 
 def of_speeds(at: Sequence[int] = SPEEDS_AT, with_peers: bool = ON_GPU) -> Iterator[list[Row]]:
-    """Yield a row for each kernel and case: TFLOP/s, and how many times as fast tf32 is."""
+    """Yield a row for each kernel and case: TFLOP/s, and the speedup of tf32."""
     runner = JobRunner(0.0)
     for head_dim, n, causal in itertools.product(HEAD_DIMS, at, (False, True)):
         case = Case(shape_of_tokens(n, head_dim), causal=causal)
@@ -119,7 +119,7 @@ def of_speeds(at: Sequence[int] = SPEEDS_AT, with_peers: bool = ON_GPU) -> Itera
 
 
 def of_tiles() -> Iterator[Row]:
-    """Yield a row for each tile of fp16x3: TFLOP/s without a mask and causal, and the bytes that a thread spills."""
+    """Yield a row for each tile of fp16x3: TFLOP/s without a mask and causal, and spilled bytes per thread."""
     for head_dim, candidates in TILES.items():
         ways = {tuple(tile): (LADDER["fp16x3"], dict(zip(NAMES, tile, strict=True))) for tile in candidates}
         for tile, row in compare_tiles(Case(shape_of_tokens(4096, head_dim)), ways).items():
@@ -137,7 +137,7 @@ PARTS: Mapping[str, Part] = {
 def _head() -> dict[str, Any]:
     need_gpu()
     if torch_on_gpu() is None:
-        sys.exit("this is measured against PyTorch: pip install torch")
+        sys.exit("this study compares with PyTorch: pip install torch")
     return {"device": describe(), "how": __doc__}
 
 
@@ -146,7 +146,7 @@ take = STUDY.take
 
 
 class ErrorCase(NamedTuple):
-    """Inputs whose errors are recorded. scale: of Q. positive: V is between 0 and 1."""
+    """Inputs whose errors are recorded. scale: that of Q. positive: V is between 0 and 1."""
 
     head_dim: int
     scale: float
@@ -155,7 +155,7 @@ class ErrorCase(NamedTuple):
 
 
 def largest_errors(record: Mapping[str, Any] | None = None) -> dict[str, dict[ErrorCase, float]]:
-    """Return the largest error of each kernel in each case, of a record or of the committed one."""
+    """Return the largest error of each kernel in each case, from a record, by default the committed one."""
     errors: dict[str, dict[ErrorCase, float]] = {}
     for row in (record or recorded())["errors"]:
         case = ErrorCase(row["head_dim"], row["scale"], row["positive"], row["keys"])
@@ -165,7 +165,7 @@ def largest_errors(record: Mapping[str, Any] | None = None) -> dict[str, dict[Er
 
 @records.shown
 def table(record: Mapping[str, Any] | None = None) -> str:
-    """Format the record as text: errors by case, a column each; speeds; tiles, the fastest first."""
+    """Format the record as text: errors by case, a column each; speeds; tiles, fastest first."""
     lines = [f"on {record['device']}"]
     names = list(dict.fromkeys(row["name"] for row in record.get("errors", ())))
     cases = itertools.groupby(record.get("errors", ()), lambda r: (r["head_dim"], r["scale"], r["positive"], r["keys"]))

@@ -1,10 +1,10 @@
-"""Measure our attention inside PyTorch and a model of transformers, on a GPU: tests, host cost, speed, memory.
+"""Measure our attention inside PyTorch and a transformers model, on a GPU: tests, host cost, speed, memory.
 
     python3 -m helpers.bench.study torch_model FILE [PART ...]          # of STUDY, below
 
 The models have random weights (Llama's layers: 12 of 16 heads of 64).
-Tests (not measured again: the workflow for GPUs runs them): PyTorch's tests, counted. MiniLM (not measured again):
-BertModel with all-MiniLM-L6-v2's weights.
+Tests (not measured again, because the workflow for GPUs runs them): PyTorch's tests, counted. MiniLM (not measured
+again): BertModel with all-MiniLM-L6-v2's weights.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ RECORD = records.MEASURED / "nvidia-h200-torch.json"
 recorded = records.reader(RECORD.name)
 COMMAND = "python3 -m helpers.bench.study torch_model FILE"
 
-# What a call is timed at on the host: a shape seen before, others; and the longest of these.
+# Lengths at which a call is timed on the host: a shape seen before, others; and the longest of these.
 HOST = ("forward", "forward, a new length", "one query, the cache one longer", "forward and backward")
 BOTH_WAYS = ("forward and backward, one thread", "forward and backward, compiled")
 LONGEST = 2560
-IN_GRAPH = 12  # calls that are captured together, as those of a model
+IN_GRAPH = 12  # calls captured together, as in a model
 LENGTHS = (512, 4096, 16384)
 IMPLEMENTATIONS = ("course", "sdpa", "eager")
-BASE = "sdpa"  # the others' speeds are over its
+BASE = "sdpa"  # the others' speeds are relative to it
 KV_HEADS = (16, 4)
 LAYERS, HIDDEN, HEADS, MLP, WORDS = 12, 1024, 16, 2816, 32000
 SPREAD = 0.04  # standard deviation of the weights: scaled logits of about 1.6, so attention is far from uniform
@@ -48,7 +48,7 @@ PROMPT, NEW = 100, 64
 
 
 def llama(kv_heads: int, dtype: str) -> Any:
-    """Make a LlamaForCausalLM of random weights on the GPU."""
+    """Make a LlamaForCausalLM with random weights on the GPU."""
     import torch
     import transformers
 
@@ -64,7 +64,7 @@ def llama(kv_heads: int, dtype: str) -> Any:
 
 
 def tokens(length: int, batch: int = 1) -> Any:
-    """Draw (batch, length) token numbers on the GPU, the same at every run."""
+    """Draw (batch, length) token numbers on the GPU, the same in every run."""
     import torch
 
     return torch.randint(0, WORDS, (batch, length), generator=torch.Generator().manual_seed(length)).to(TORCH_DEVICE)
@@ -72,7 +72,7 @@ def tokens(length: int, batch: int = 1) -> Any:
 
 @contextmanager
 def by(model: Any, implementation: str) -> Iterator[None]:
-    """Switch the model to this attention. SDPA is held to its flash backend in half types."""
+    """Switch the model to this attention. SDPA is restricted to its flash backend in half types."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     from helpers import transformers_attention
@@ -91,10 +91,10 @@ def by(model: Any, implementation: str) -> Iterator[None]:
 
 
 def host_cost() -> list[dict[str, Any]]:
-    """Measure the host's time per call, in µs, on one short sequence.
+    """Measure the host's time per call, in µs, for one short sequence.
 
-    Forward, forward at a new length, one query with a longer cache, forward and backward: as it is, without a thread of
-    autograd's, by torch.compile.
+    Forward, forward at a new length, one query with a longer cache, forward and backward: directly, without autograd's
+    thread, with torch.compile.
     """
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -120,7 +120,7 @@ def host_cost() -> list[dict[str, Any]]:
         return lambda: torch.autograd.grad(call(*leaves), leaves, grad)
 
     class Nothing(torch.autograd.Function):
-        """A Function that copies q forward and passes do through backward, to time what any Function in Python costs.
+        """A Function that copies q forward and passes do through backward, to time the cost of any Function in Python.
 
         Autograd's thread has to take the GIL to call its backward.
         """
@@ -146,7 +146,7 @@ def host_cost() -> list[dict[str, Any]]:
         for name, (call, grad) in differentiated.items()
     }
     longer = [a.repeat(1, LONGEST // 64, 1, 1) for a in (q, k, v)]
-    lengths = itertools.cycle(range(65, LONGEST))  # so many that none is known when it comes again
+    lengths = itertools.cycle(range(65, LONGEST))  # so many that none is cached when it recurs
 
     def each_length(call: Callable[..., Any], *, one_query: bool) -> Callable[[], Any]:
         def at_the_next_length() -> Any:
@@ -173,7 +173,7 @@ def host_cost() -> list[dict[str, Any]]:
         with torch.autograd.set_multithreading_enabled(False):
             rows += [_host_row(name, BOTH_WAYS[0], shape, host_time(call)) for name, call in both.items()]
         rows += [_host_row(name, BOTH_WAYS[1], shape, host_time(call, batches=6)) for name, call in compiled.items()]
-    # Of the backends that PyTorch has here it takes cuDNN, which makes a plan for each shape: few calls will do.
+    # Among PyTorch's backends it takes cuDNN here, which makes a plan for each shape: few calls suffice.
     with torch.no_grad():
         timing = host_time(new_length["SDPA"], batches=3, calls=20)
     rows.append(_host_row("SDPA, the backend of PyTorch's choice", HOST[1], shape, timing))
@@ -192,11 +192,11 @@ def _host_row(name: str, what: str, shape: Shape, timing: Timing) -> dict[str, A
 
 
 def speed(kind: str, kv_heads: int, *, lengths: Sequence[int] = LENGTHS, batch: int = 1) -> list[dict[str, Any]]:
-    """Time a model's forward ("prefill") or forward and backward ("training"), by each attention, in turn.
+    """Time a model's forward ("prefill") or forward and backward pass ("training") with each attention, in turn.
 
     Milliseconds by device events, the median and the quartiles over rounds in which the implementations follow one
-    another, and how many times as fast as with SDPA; memory is PyTorch's peak beyond what was held before the call (for
-    training, the gradients of the weights are held).
+    another, and how many times as fast as with SDPA; memory is PyTorch's peak beyond what was allocated before the call
+    (for training, including the weights' gradients).
     """
     import torch
 
@@ -231,7 +231,7 @@ def speed(kind: str, kv_heads: int, *, lengths: Sequence[int] = LENGTHS, batch: 
 
 
 def _first_calls(model: Any, call: Callable[[], None]) -> tuple[dict[str, int], dict[str, str]]:
-    """Return PyTorch's peak bytes during a call by each implementation that can do it; why the others cannot."""
+    """Return PyTorch's peak bytes during a call with each implementation that supports it; why others do not."""
     import torch
 
     peaks: dict[str, int] = {}
@@ -253,7 +253,7 @@ def _first_calls(model: Any, call: Callable[[], None]) -> tuple[dict[str, int], 
 
 
 def _in_turns(model: Any, call: Callable[[], None], implementations: Sequence[str]) -> dict[str, list[float]]:
-    """Time a call by each implementation, in milliseconds, one for each round."""
+    """Time a call with each implementation, in milliseconds, one for each round."""
     import torch
 
     times: dict[str, list[float]] = {implementation: [] for implementation in implementations}
@@ -261,7 +261,7 @@ def _in_turns(model: Any, call: Callable[[], None], implementations: Sequence[st
         for implementation, ms in times.items():
             with by(model, implementation):
                 start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                call()  # so that clock and caches are those of a run of this one
+                call()  # so that clock and caches are those of its own run
                 start.record()
                 call()
                 end.record()
@@ -291,7 +291,7 @@ def accuracy(kv_heads: int, length: int = 512) -> list[dict[str, Any]]:
 
 
 def generation(kv_heads: int) -> list[dict[str, Any]]:
-    """Generate 64 tokens greedily with the KV cache: whether they are SDPA's, and tokens per second."""
+    """Generate 64 tokens greedily with the KV cache: whether they equal SDPA's, and tokens per second."""
     import torch
 
     rows = []
@@ -348,7 +348,7 @@ def _head() -> dict[str, Any]:
 
 
 def _rows(section: Callable[[int], list[Row]]) -> Callable[[], Iterator[list[Row]]]:
-    """Make a part of the record: a section with each number of heads of K and V."""
+    """Make a part of the record: a section with each number of KV heads."""
 
     def part() -> Iterator[list[Row]]:
         for kv_heads in KV_HEADS:
@@ -378,7 +378,7 @@ take = STUDY.take
 
 @records.shown
 def table(record: Mapping[str, Any] | None = None) -> str:
-    """Format a record as text; the committed one where none is given."""
+    """Format a record, by default the committed one, as text."""
     facts = record["device"]
     lines = [f"{facts['description']}; torch {facts['torch']}, transformers {facts['transformers']}"]
     if tests := record.get("tests"):

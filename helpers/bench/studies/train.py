@@ -1,4 +1,4 @@
-"""Train the GPT of helpers/attention/models/char_gpt.py on a GPU: its losses, a sample, and what a step costs.
+"""Train the GPT of helpers/attention/models/char_gpt.py on a GPU: its losses, a sample, and the cost of a step.
 
 The text is Charles Darwin's "On the Origin of Species", first edition, John Murray, London 1859, in the public domain:
 the introduction and chapters I to XIV, a paragraph a line, without the index.
@@ -55,7 +55,7 @@ def attentions() -> dict[str, Attention]:
 
 
 class Timed:
-    """An attention between device events, so that its share of a step is known."""
+    """An attention between device events, to find its share of a step."""
 
     def __init__(self, attention: Attention) -> None:
         self.attention, self.events = attention, []
@@ -77,7 +77,7 @@ class Timed:
         return result
 
     def ms(self) -> float:
-        """Return the milliseconds of all calls since `ms` was last called, added up."""
+        """Return the total milliseconds of all calls since `ms` was last called."""
         for _, end in self.events:
             end.synchronize()
         total = sum(cp.cuda.get_elapsed_time(start, end) for start, end in self.events)
@@ -86,11 +86,11 @@ class Timed:
 
 
 def step_cost(config: Config, batch: int, attention: Attention, *, steps: int, characters: int = 80) -> dict[str, Any]:
-    """Time and memory of a training step on tokens drawn at random.
+    """Measure time and memory of a training step on tokens drawn at random.
 
-    ms: wall clock of `steps` steps, divided by them. host_ms: until all of them were queued; where it is nearly ms, the
-    host is what takes the time, and then attention_ms, which is between device events, has pauses in it.
-    peak_bytes: what CuPy's pool took for the whole step; None on the CPU engine.
+    ms: wall-clock time per step, over `steps` steps. host_ms: until all of them were queued; if it is nearly ms, the
+    host limits the speed, and attention_ms, measured between device events, includes pauses. peak_bytes: what CuPy's
+    pool took for the whole step; None on the CPU engine.
     """
     timed = Timed(attention)
     model = CharGPT("".join(map(chr, range(33, 33 + characters))), config, timed)
@@ -106,7 +106,7 @@ def step_cost(config: Config, batch: int, attention: Attention, *, steps: int, c
     pool = cp.get_default_memory_pool() if device.ON_GPU else None
     if pool:
         pool.free_all_blocks()
-    for _ in range(3):  # kernels are compiled, and the pool filled
+    for _ in range(3):  # compiles kernels, and fills the pool
         step()
     timed.ms()
     cp.cuda.Device().synchronize()
@@ -128,14 +128,14 @@ def step_cost(config: Config, batch: int, attention: Attention, *, steps: int, c
 
 
 def origin() -> str:
-    """Read all of the book."""
+    """Read the whole book."""
     return gzip.decompress(TEXT.read_bytes()).decode("utf-8")
 
 
 def measure(text: str | None = None, sizes: Sizes | None = None, report: Any = print) -> dict[str, Any]:
-    """Measure the first steps with each attention, whole runs with the course's, and what a step costs.
+    """Measure the first steps with each attention, whole runs with the course's, and the cost of a step.
 
-    A part that fails is in the record by its error, and the others go on.
+    A failed part's error is recorded, and the others continue.
     """
     text, sizes = origin() if text is None else text, sizes or Sizes()
     began = time.perf_counter()
@@ -154,7 +154,7 @@ def measure(text: str | None = None, sizes: Sizes | None = None, report: Any = p
         report(f"--- {what}")
         try:
             record[rows].append(measured())
-        except Exception as error:  # the rest is worth having, and a GPU's time is short
+        except Exception as error:  # the rest is still useful, and GPU time is scarce
             record["failed"].append({"what": what, "error": f"{type(error).__name__}: {error}"[:2000]})
             report(f"FAILED: {error}")
     record["seconds"] = time.perf_counter() - began
@@ -164,19 +164,19 @@ def measure(text: str | None = None, sizes: Sizes | None = None, report: Any = p
 def take(path: Path, words: Sequence[str] = ()) -> dict[str, Any]:
     """Measure, and write the record."""
     if words:
-        sys.exit(f"train takes one FILE, not also {' '.join(words)}")
+        sys.exit(f"train takes a single FILE; got also {' '.join(words)}")
     record = measure()
     records.save(path, record)
     return record
 
 
 def _parts(text: str, sizes: Sizes, report: Any) -> Iterator[tuple[str, str, Callable[[], dict[str, Any]]]]:
-    """Yield what is measured: its name, the record's list that it is for, and a function that returns the row."""
+    """Yield the parts: the name, the record's list that it belongs to, and a function that returns the row."""
     first = partial(_first_steps, text, sizes)
     for name, attention in attentions().items():
         yield f"first steps, {name}", "first_steps", partial(first, name, attention)
     yield "first steps, plain float64", "first_steps", partial(first, "plain float64", PlainAttention(), np.float64)
-    for _ in range(2):  # the same bits twice?
+    for _ in range(2):  # are the bits the same twice?
         name = "kernels float32 deterministic"
         yield f"first steps, {name}", "first_steps", partial(first, name, FlashAttention(deterministic=True))
     for name, attention in attentions().items():
@@ -217,7 +217,7 @@ def _whole_run(text: str, sizes: Sizes, name: str, attention: Attention, report:
 
 @records.shown
 def table(record: Mapping[str, Any] | None = None) -> str:
-    """Format a record as text: runs, the first steps, and steps; the committed one where none is given."""
+    """Format a record, by default the committed one, as text: runs, the first steps, and steps."""
     lines = [
         record["device"]["description"],
         "",

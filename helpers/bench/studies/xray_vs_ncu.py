@@ -1,10 +1,10 @@
 """Compare the X-ray's counters with a GPU's own, for the same launches.
 
     python3 -m helpers.bench.study xray_vs_ncu FILE           # with a GPU and Nsight Compute
-    python3 -m helpers.bench.studies.xray_vs_ncu              # what Nsight Compute runs
+    python3 -m helpers.bench.studies.xray_vs_ncu              # run by Nsight Compute
 
-`ours` is what the checked run counts, `hardware` what Nsight Compute reads off the chip. Where they differ, the row
-says why. Bytes at DRAM are recorded, too: caches serve most of what threads ask for.
+`ours` is what the checked run counts, `hardware` what Nsight Compute counts on the chip. If they differ, the row says
+why. Bytes at DRAM are recorded, too: caches serve most requests of threads.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from helpers.engine.cuda_source.edit import edit
 RECORD = records.MEASURED / "nvidia-h200-counters.json"
 recorded = records.reader(RECORD.name)
 
-# figure -> Nsight Compute's metric. A sector is 32 bytes, a wavefront one turn of shared memory.
+# figure -> Nsight Compute's metric. A sector is 32 bytes, a wavefront one pass through shared memory.
 FIGURES = {
     "global load bytes": "smsp__sass_data_bytes_mem_global_op_ld.sum",
     "global load requests": "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum",
@@ -43,14 +43,14 @@ FIGURES = {
     "shared store requests": "smsp__sass_inst_executed_op_shared_st.sum",
     "shared store wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum",
 }
-# Recorded, too; a checked run has no such figures.
+# Also recorded; a checked run has no such figures.
 ALSO_COUNTED = {
     "dram bytes read": "dram__bytes_read.sum",
     "dram bytes written": "dram__bytes_write.sum",
     "bank conflicts, shared loads": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum",
     "bank conflicts, shared stores": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_st.sum",
 }
-# Bytes that threads ask for, of all memories: a warp's accesses of each width, times 32 lanes.
+# Bytes that threads request, from all memories: a warp's accesses of each width, times 32 lanes.
 ASKED = "bytes asked for"
 WIDTHS = {
     4: "smsp__sass_inst_executed_op_memory_32b.sum",
@@ -123,7 +123,7 @@ _SHARED = (
 
 
 def pattern_code() -> str:
-    """Write the source of all patterns, one kernel each, on a line of its own."""
+    """Write the source of all patterns, a kernel each, on its own line."""
     kernels = []
     for name, (_, block, body) in PATTERNS.items():
         where = "const int x = threadIdx.x, y = threadIdx.y, i = (blockIdx.x * 32 + y) * 32 + x;"
@@ -214,7 +214,7 @@ def as_compiled() -> list[CountedLaunch]:
     """List the stages with their source changed to what the GPU's compiler makes of it.
 
     Raises:
-        ValueError: a stage has not the text that is changed.
+        ValueError: a stage does not contain the text to change.
     """
     changed = []
     for launch in stages():
@@ -230,7 +230,7 @@ def everything() -> list[CountedLaunch]:
 
 
 def ours(launch: CountedLaunch) -> dict[str, int]:
-    """Return the figures of a checked run, zeros left out.
+    """Return the figures of a checked run, without zeros.
 
     Raises:
         AssertionError: the run had a finding.
@@ -254,11 +254,11 @@ def ours(launch: CountedLaunch) -> dict[str, int]:
 
 
 def launch_all() -> None:
-    """Launch everything once, with CuPy. Raises RuntimeError where there is no GPU."""
+    """Launch everything once with CuPy. Raises RuntimeError without a GPU."""
     from helpers.device import ON_GPU, cp
 
     if not ON_GPU:
-        raise RuntimeError("this needs a GPU and CuPy; `record` and the table do not")
+        raise RuntimeError("measuring needs a GPU and CuPy; `record` and the table do not")
     for launch in everything():
         function = cp.RawModule(code=launch.code, options=launch.options).get_function(launch.name)
         function(
@@ -271,10 +271,10 @@ def launch_all() -> None:
 
 
 def parse(text: str) -> dict[str, dict[str, int]]:
-    """Parse Nsight Compute's raw page as CSV: kernel -> metric -> count.
+    """Parse Nsight Compute's raw CSV page: kernel -> metric -> count.
 
     Raises:
-        ValueError: the text has no such table, or a unit that is no base unit.
+        ValueError: the text has no table, or a unit that is not a base unit.
     """
     by_kernel: dict[str, dict[str, int]] = {}
     for name, columns in ncu.launches_of(text):
@@ -283,7 +283,7 @@ def parse(text: str) -> dict[str, dict[str, int]]:
             if column not in METRICS:
                 continue
             if unit not in ("", "byte", "sector", "request", "inst"):
-                raise ValueError(f"{column} comes in {unit!r}; ask for --print-units base")
+                raise ValueError(f"{column} is in {unit!r}; run ncu with --print-units base")
             counts[column] = round(float(value.replace(",", "")))
         by_kernel[name] = counts
     return by_kernel
@@ -296,7 +296,7 @@ _WHOLE_WARPS = "counts whole warps; here some lanes take no part"
 
 
 def _why(name: str, figure: str) -> str:
-    """Return why a figure of a kernel differs. Empty where no reason is known."""
+    """Return why a figure of a kernel differs; "" if no reason is known."""
     if name == "naive" and figure in (ASKED, "global load requests", "global load sectors"):
         return _ROW_KEPT
     if name in ("tiled", "online_softmax") and figure in ("shared load requests", "shared load wavefronts"):
@@ -332,10 +332,10 @@ def compared(measured: Mapping[str, Mapping[str, int]], launches: Iterable[Count
 
 
 def rows() -> list[dict[str, Any]]:
-    """Count everything by Nsight Compute, and by checked runs of the same launches. Clocks are left alone.
+    """Count everything with Nsight Compute, and with checked runs of the same launches. Clocks are not locked.
 
     Raises:
-        RuntimeError: ncu is missing or failed; the message is its own.
+        RuntimeError: ncu is missing, or failed with this message.
     """
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder, "ncu.csv")
@@ -361,10 +361,10 @@ take = STUDY.take
 
 @records.shown
 def table(record: Any = None, kernels: Sequence[str] | None = None) -> str:
-    """Format the recorded rows as text: our figure, the hardware's, the ratio; why, where they differ.
+    """Format the recorded rows as text: our figure, the hardware's, the ratio; and why they differ.
 
     Args:
-        kernels: these alone, or all.
+        kernels: only these; None for all.
     """
     lines = [f"{'kernel':26} {'figure':24} {'ours':>13} {'hardware':>13} {'ratio':>7}"]
     for row in record["rows"]:

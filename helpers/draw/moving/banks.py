@@ -36,7 +36,7 @@ def moving_banks(
     widths: Sequence[str] = tuple(WIDTHS),
     layouts: Sequence[str] = ("64 words", "padded: 65", "padded: 68", "swizzled"),
 ) -> Moving:
-    """Show a request whose lanes, width and layout one chooses, and step through its wavefronts.
+    """Show a shared-memory request with selectable lanes, width and layout, and step through its wavefronts.
 
     Args:
         reads, widths, layouts: the choices, by the names of READS, WIDTHS and LAYOUTS.
@@ -60,7 +60,7 @@ def moving_banks(
 def _pattern(read: str, width: str, layout: str) -> dict[str, Any]:
     """Describe a pattern: its address, the first word of each lane, and the wavefront that delivers each word.
 
-    The rule says how many wavefronts there are. Which of a bank's words comes first is our choice: the lanes' order.
+    The rule gives the number of wavefronts. The order of a bank's words is our choice: the lanes' order.
     """
     row_of, row_text, column_of, column_text = READS[read]
     size = WIDTHS[width]
@@ -85,7 +85,7 @@ def _pattern(read: str, width: str, layout: str) -> dict[str, Any]:
 
 
 def _turns(words: Sequence[int]) -> list[int]:
-    """Count, for each of the words requested together, the other words that its bank delivers before it."""
+    """Count, for each word requested, the words that its bank delivers before it in the same request."""
     of_bank: dict[int, list[int]] = {}
     for word in words:
         mine = of_bank.setdefault(word % BANKS, [])

@@ -10,14 +10,14 @@ from typing import Any
 from urllib.parse import quote
 
 FOLDER = Path(__file__).resolve().parent
-# Of a frame's text and lines: the colour of the text around it, in any theme.
+# Text and lines in a frame take the colour of the surrounding text, in any theme.
 INK = "font-family:sans-serif;font-size:11px;fill:currentColor"
 
 
 class Moving:
-    """A figure that moves where scripts run, and is its first frame where they do not (an untrusted notebook).
+    """A figure that moves where scripts run; elsewhere, in an untrusted notebook, it shows its first frame.
 
-    name: the script is NAME.js. frame: HTML of the first frame, of plain tags and `picture`; the script finds the
+    name: the script is NAME.js. frame: HTML of the first frame, made of plain tags and `picture`; the script finds the
     elements of class "part" in it. data: what the script shows, for JSON. text: a sentence that says what it shows.
     """
 
@@ -26,7 +26,7 @@ class Moving:
 
     def _repr_html_(self) -> str:
         style, shared, own = (_read(name) for name in ("figure.css", "figure.js", f"{self.name}.js"))
-        own = own.partition("\n")[2]  # its first line says to readers of the file what it is
+        own = own.partition("\n")[2]  # the first line is a comment for readers of the file
         numbers = json.dumps(self.data, separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/")
         return (
             f'<style>\n{style}</style>\n<div class="moving" data-moving="{self.name}">\n{self.frame}\n'
@@ -39,7 +39,7 @@ class Moving:
 
 
 def picture(width: int, height: int, parts: Iterable[str], alt: str) -> str:
-    """Make an image of an SVG, which untrusted notebooks show too; the script replaces it by the SVG itself."""
+    """Make an image of an SVG, which untrusted notebooks show too; the script replaces it with the SVG itself."""
     body = "".join(parts)
     svg = (
         f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width} {height}' style='background:white;{INK}' "

@@ -11,8 +11,8 @@ from helpers.draw.moving.figure import Moving, element, picture, rect
 from helpers.draw.picture import CPU, GPU, WRITE
 
 CELL = 10
-# A product above; below, two accumulators side by side, and the left operand of the next product: (title, x, y,
-# columns, colour, whose places, how many of them).
+# The product on top; below, two accumulators side by side and the next product's left operand: (title, x, y, columns,
+# colour, whose places, how many of them).
 MATRICES = (
     ("A, 16 × 16", 2, 26, 16, GPU, "a", 8),
     ("× B, 16 × 8", 184, 26, 8, CPU, "b", 4),
@@ -23,12 +23,12 @@ MATRICES = (
 
 
 def moving_fragments(a: Any, b: Any, d: Any, *, lane: int = 5) -> Moving:
-    """Show the elements of a lane that one chooses, and that P's are where S's were.
+    """Show the elements of a selected lane, and that P's places are those of S.
 
     Args:
-        a, b, d: as a kernel wrote them down: [lane, i] is 16 * row + column of element i. a: (32, 8), the left operand;
+        a, b, d: as a kernel recorded them: [lane, i] is 16 * row + column of element i. a: (32, 8), the left operand;
             b: (32, 4), the right one; d: (32, 8), two accumulators that are side by side.
-        lane: the first that is shown.
+        lane: the one selected at first.
     """
     places = {name: np.asarray(of_lanes).astype(int).tolist() for name, of_lanes in (("a", a), ("b", b), ("d", d))}
     for (name, of_lanes), count in zip(places.items(), (8, 4, 8), strict=True):

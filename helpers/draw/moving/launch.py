@@ -1,4 +1,4 @@
-"""A launch step by step: its mbarriers, its warps and the lines where they stand, from an X-ray's trace."""
+"""A launch step by step: its mbarriers, its warps and the source lines that they execute, from an X-ray's trace."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PLAIN, FLYING, FULL, WAITS, STUCK, NOW = range(6)  # what a cell's colour says
 COLOURS = ("", "rgba(86,180,233,0.35)", "rgba(0,158,115,0.35)", "rgba(128,128,128,0.25)", "rgba(213,94,0,0.45)",
            "rgba(230,159,0,0.35)")  # fmt: skip
 LEFT = "text-align:left;padding:0 0.7em 0 0.2em"
-NEAR = 3  # lines between two that are shown anyway
+NEAR = 3  # shorter gaps between the lines shown are filled
 
 
 class Traced(Protocol):
@@ -42,7 +42,7 @@ def moving_launch(trace: Traced, block: int = 0, *, at: int | None = None, first
     events = [e for e in trace.events if e.block == block]
     shown = range(first, min(first + steps, len(events)))
     if events and not shown:
-        raise IndexError(f"block {block} has {len(events)} events; asked for those from {first} on")
+        raise IndexError(f"block {block} has {len(events)} events; got first={first}")
     if at is None:
         hangs = bool(events) and events[-1].kind == "block ends" and events[-1].value > 0
         at = -1 if hangs else len(events) // 2
@@ -89,7 +89,7 @@ def moving_launch(trace: Traced, block: int = 0, *, at: int | None = None, first
 
 
 def _with_gaps(lines: list[Line], table: dict[Line, str]) -> list[Line | None]:
-    """Fill short gaps between lines of a file; None stands for a longer one."""
+    """Fill short gaps between the shown lines of a file; None marks a longer gap."""
     filled: list[Line | None] = []
     for line in lines:
         last = filled[-1] if filled else None
@@ -117,12 +117,12 @@ def _cells(state: State, names: list[str], warps: list[int], lines: list[Line | 
 
 
 def _of_mbarrier(state: State, one: Mbarrier | None) -> list[Cell]:
-    """Return an mbarrier's cells: its tile, its phase, arrivals, bytes, and who waits."""
+    """Return an mbarrier's cells: its tile, its phase, arrivals, bytes, and waiting warps."""
     if one is None:
         return [("", PLAIN)] * 5
     tile: Cell = ("", PLAIN)
     empty = state.mbarriers.get(one.name.replace("full", "empty"))
-    if empty is not None and empty is not one:  # a stage of a ring, by its names
+    if empty is not None and empty is not one:  # a stage of a ring, named after its two mbarriers
         is_full = one.phase > empty.phase
         tile = ("full", FULL) if is_full else ("copy in flight", FLYING) if one.flying else ("no tile", PLAIN)
     come = f"{one.expected - one.arrivals} of {one.expected}"
@@ -150,7 +150,7 @@ def _of_warp(state: State, warp: Warp, *, is_now: bool) -> list[Cell]:
 def _frame(
     words: Iterator[Cell], names: list[str], warps: list[int], lines: list[Line | None], table: dict[Line, str]
 ) -> Iterator[str]:
-    """Write the tables, whose cells take their texts from `words`."""
+    """Write the tables; their cells take their texts from `words`."""
 
     def cells(count: int) -> str:
         return "".join(_td(*next(words)) for _ in range(count))
@@ -181,7 +181,7 @@ def _th(text: str) -> str:
 
 
 def _td(text: str, colour: int | None = None) -> str:
-    """Write a cell; one with a colour is changed by the script."""
+    """Write a cell; the script updates coloured ones."""
     if colour is None:
         return f'<td style="{LEFT}">{_escape(text)}</td>'
     style = LEFT + (f";background:{COLOURS[colour]}" if COLOURS[colour] else "")
@@ -189,5 +189,5 @@ def _td(text: str, colour: int | None = None) -> str:
 
 
 def _escape(text: str) -> str:
-    """Escape for HTML, and the sign that begins a formula in JupyterLab."""
+    """Escape for HTML, and also the $ that begins a formula in JupyterLab."""
     return html.escape(text).replace("$", "&#36;")

@@ -1,4 +1,4 @@
-"""The kernel online_softmax reads a paragraph, one tile of keys after the other."""
+"""The moving figure of online_softmax: it reads a paragraph, one tile of keys after the other."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from helpers.device import cp
 from helpers.draw.moving.figure import Moving, element, picture, table
 from helpers.draw.picture import GPU, WRITE
 
-# Of the chart below the text: the two bands, and the decades of the lower one, whose top is a distance of 1.
+# The chart below the text: its two bands, and the decades of the lower one, whose top is an error of 1.
 LEFT, STEP, HIGH, TOPS, DECADES = 62, 20, 40, (6, 58), 8
 
 
 def outputs_so_far(head: int) -> list[np.ndarray]:
     """Compute what online_softmax returns after one tile of keys, after two, and so on: (272, 32) float32 each.
 
-    The division by l_i, which comes last, makes the output so far out of acc.
+    Dividing acc by l_i, as the kernel does at the end, gives the output so far.
     """
     stage = LADDER["online_softmax"]
     q, k, v = check.real_inputs(head)
@@ -33,10 +33,10 @@ def outputs_so_far(head: int) -> list[np.ndarray]:
 def moving_softmax(head: int = 8, row: int = 209) -> Moving:
     """Show one query's softmax over the words of a paragraph: `m_i`, `l_i`, the rescale factor and the error of acc.
 
-    The distance is that of the kernel's own output, the rest is NumPy's.
+    The error is that of the kernel's own output; NumPy computes the rest.
 
     Args:
-        head: of the model's 12. row: the query that it begins with. 16 more may be chosen.
+        head: one of the model's 12. row: the query shown first; 16 more can be selected.
     """
     q, k, v = check.real_inputs(head)
     outputs, words = outputs_so_far(head), check.real_tokens()
@@ -69,7 +69,7 @@ def moving_softmax(head: int = 8, row: int = 209) -> Moving:
 
 
 def _rows(words: Sequence[str], rescale: np.ndarray, row: int) -> list[int]:
-    """Choose rows: `row`, and from every other tile the whole word whose factor is visibly below 1 most often."""
+    """Choose rows: `row`, and in every other tile the word whose factor is most often visibly below 1."""
     tiles = len(rescale)
     block_n = -(-len(words) // tiles)
     rows = []

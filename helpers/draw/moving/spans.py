@@ -9,18 +9,18 @@ from typing import Any, cast
 from helpers.draw.moving.figure import Moving, element, picture, rect
 from helpers.draw.spans import COLOURS, Span
 
-WIDTH, LEFT, ROW, LEGEND = 390, 98, 17, 3  # LEGEND: entries in a line below
-ABSENT = 0.35  # opacity of the name of a row that others have
+WIDTH, LEFT, ROW, LEGEND = 390, 98, 17, 3  # LEGEND: entries per line below the figure
+ABSENT = 0.35  # opacity of a row's name where only other timelines have that row
 
 Rows = Mapping[str, Sequence[Span]]
 
 
 def moving_spans(rows: Rows | Mapping[str, Rows], *, unit: str = "clock", window: int = 6000, first: int = 0) -> Moving:
-    """Show rows of spans of `draw.spans` in a window that slides, and what each row does under the cursor.
+    """Show rows of spans of `draw.spans` in a sliding window, and what each row does under the cursor.
 
     Args:
-        rows: or several of them by name, with a slider that chooses one. unit: of the spans' numbers. window: how
-            much is seen at a time. first: where the cursor begins.
+        rows: or several sets of rows by name; a slider chooses one. unit: of the spans' numbers. window: how much is
+            seen at a time. first: where the cursor begins.
     """
     are_several = all(isinstance(each, Mapping) for each in rows.values())
     several = cast(Mapping[str, Rows], rows if are_several else {"": rows})

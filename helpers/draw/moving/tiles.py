@@ -9,8 +9,8 @@ from helpers.attention.ladder.tiles import GPUS, KB, Tiles
 from helpers.draw.moving.figure import Moving, element, picture, rect
 from helpers.draw.picture import GPU, WRITE
 
-WARPS = 64  # that a multiprocessor has room for
-MOST_REGISTERS = 255  # of a thread
+WARPS = 64  # the most that a multiprocessor holds
+MOST_REGISTERS = 255  # the most that a thread has
 WIDTH, ROW, BAR = 372, 34, 12
 
 
@@ -41,7 +41,7 @@ def moving_tiles(speeds: Mapping[Tiles, float], shape: Sequence[int], on: str) -
 
 
 def registers_by_hand(tile: Tiles, head_dim: int) -> int:
-    """Count the registers for accumulators, scores, fragments, m_i and l_i while the scores are computed."""
+    """Count by hand the registers for accumulators, scores, fragments, m_i and l_i during the products S = QK^T."""
     rows, keys = tile.scores
     return rows * (head_dim // tile.threads_x) + rows * keys + 4 * keys + rows + 2 * rows
 
@@ -53,9 +53,9 @@ def requested_bytes(tile: Tiles, shape: Sequence[int]) -> int:
 
 
 def _costs(tile: Tiles, shape: Sequence[int], most: int) -> list[tuple[str, str, float]]:
-    """List the costs of a tile: a name, the number in words, and the share of the limit, above 1 if it is exceeded.
+    """List the costs of a tile: name, value as text, and share of the limit, above 1 if it is exceeded.
 
-    most: bytes that any of the tiles requests.
+    most: the largest number of bytes that a tile requests.
     """
     head_dim, gpu = shape[3], GPUS[-1]
     (rows, keys), registers, shared = tile.scores, registers_by_hand(tile, head_dim), tile.shared_bytes(head_dim)

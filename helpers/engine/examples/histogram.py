@@ -1,4 +1,4 @@
-"""An ordinary CuPy program, as an example for the engine in CuPy's place: it counts numbers with its own kernel."""
+"""An ordinary CuPy program with its own kernel, as an example of replacing CuPy by the engine: it counts numbers."""
 
 import cupy as cp
 

@@ -1,4 +1,4 @@
-"""Options, settings and markers of pytest for CUDA on a CPU. Nothing else is imported until one of them is used."""
+"""Options, settings and markers of pytest for CUDA on a CPU. Everything else is imported when one of them is used."""
 
 from __future__ import annotations
 
@@ -45,6 +45,6 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Iterator[Any]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the markers known."""
+    """Register the markers."""
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)

@@ -1,4 +1,4 @@
-"""The X-ray: a launch run once more on the CPU, with every access of every thread seen."""
+"""The X-ray: one more run of a launch on the CPU, which records every access of every thread."""
 
 from ..tracing import TraceEvent, TraceOptions
 from .figures import Figures

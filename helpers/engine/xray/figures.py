@@ -1,4 +1,4 @@
-"""Count what arrays and lines of the source cost in a checked run."""
+"""Count the costs of arrays and source lines in a checked run."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Line = tuple[str, int]  # file and number
 class Figures:
     """The cost of an array, or of a line of the source.
 
-    read, written: bytes that threads requested. loads, stores: requests, one for each instruction of a warp;
-    shared_requests: those of them that went to shared memory. sectors: 32-byte pieces of global memory touched by the
-    others; wavefronts: of shared memory; conflicts: wavefronts beyond the minimum for the lanes' width: one for 4
-    bytes each, four for 16. atomics: accesses that were atomic.
+    read, written: bytes that threads requested. loads, stores: requests, one per instruction of a warp, of which
+    shared_requests went to shared memory. sectors: 32-byte pieces of global memory touched by the others; wavefronts:
+    in shared memory; conflicts: wavefronts beyond the minimum for the lanes' width: one for 4 bytes each, four for 16.
+    atomics: atomic accesses.
     """
 
     read: int = 0
@@ -40,13 +40,13 @@ class Figures:
 
     @property
     def sectors_per_request(self) -> float:
-        """4 is a warp reading 32 neighbouring words; 1 is all lanes at one word; 32 is each lane somewhere else."""
+        """4 means that a warp reads 32 neighbouring words; 1, all lanes the same word; 32, each lane somewhere else."""
         requests = self.requests - self.shared_requests
         return self.sectors / requests if requests else 0.0
 
     @property
     def wavefronts_per_request(self) -> float:
-        """For words, 1 is no bank conflict, and 32 is a warp whose lanes all wait for the same bank."""
+        """For words, 1 means no bank conflict; 32, that all lanes of a warp need different words of the same bank."""
         return self.wavefronts / self.shared_requests if self.shared_requests else 0.0
 
     def add(self, site: observed.Site, *, is_shared: bool) -> None:
@@ -67,7 +67,7 @@ class Figures:
 
 @dataclass
 class Tables:
-    """The figures of a run by array, by line, and by both; see the fields of Report that have these names."""
+    """The figures of a run by array, by line, and by both; see the fields of Report with these names."""
 
     traffic: dict[str, Figures] = field(default_factory=dict)
     shared: dict[str, Figures] = field(default_factory=dict)
@@ -77,12 +77,12 @@ class Tables:
 
 
 def _is_constant(region: observed.Region) -> bool:
-    """Return True if it is a constant: sectors do not measure the constant cache, which broadcasts a word."""
+    """Return True for a constant: sectors do not measure the constant cache, which broadcasts a word."""
     return region.kind == observed.VARIABLE and not region.writable
 
 
 def tables(seen: observed.Observed) -> Tables:
-    """Count the sites of a run into their arrays and lines."""
+    """Sum up the sites of a run by array and line."""
     result = Tables()
     for region in seen.regions:
         if region.size and region.kind != observed.VARIABLE:
@@ -109,7 +109,7 @@ def fetches(seen: observed.Observed) -> dict[str, np.ndarray]:
 
 
 class Passed(Mapping[int, list[Step]]):
-    """The steps of each block of a run. A block's are merged when they are first asked for."""
+    """The steps of each block of a run, merged on request."""
 
     def __init__(self, seen: observed.Observed) -> None:
         """Take the run."""
@@ -129,8 +129,8 @@ class Passed(Mapping[int, list[Step]]):
 
 
 def steps(seen: observed.Observed, passed: observed.BlockTrace) -> list[Step]:
-    """Return the steps of one block; those of the same line and lanes are merged."""
-    words: dict[int, tuple[int, str]] = {}  # of each site, which many steps share
+    """Return the steps of one block; those with the same line and lanes are merged."""
+    words: dict[int, tuple[int, str]] = {}  # by site, which many steps share
     threads: dict[tuple[int, int], tuple[int, ...]] = {}
     counts: dict[tuple[int, int, int, str, tuple[int, ...]], int] = {}
     for interval, warp, number, lanes, count in passed.steps:

@@ -1,4 +1,4 @@
-"""Describe what is wrong with a launch: findings of a checked run, one for each bug."""
+"""Describe a launch's errors: findings of a checked run, one per bug."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ EVERY_KIND |= {"never written", "skipped barrier", "stopped"}
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong. file, line: of the access; other_*: of the earlier access that it collides with.
+    """One error. file, line: those of the access; other_*: those of the earlier access that it conflicts with.
 
     kind: race, same value (a race of writes of one value: the result is the same), out of bounds, uninitialised,
     write to const, inactive lane (of a shuffle), misaligned, not waited for, never waited for (asynchronous copies and
@@ -62,8 +62,8 @@ class Finding:
     peer not started, peer exited (a block of the cluster whose shared memory another one accesses),
     never written, skipped barrier (by threads that ended without it), barrier divergence, deadlock, endless loop,
     division by zero, shift or conversion (out of range), or stopped (a failed assertion).
-    block, thread: (x, y, z). array, index: what was touched, in elements (of 4 bytes in shared memory).
-    count: how often the same two lines did the same. explanation: of a deadlock, who waits for whom.
+    block, thread: (x, y, z). array, index: what was accessed, in elements (of 4 bytes in shared memory). count: how
+    often the same two lines did the same. explanation: for a deadlock, which threads wait for which.
     """
 
     kind: str
@@ -86,7 +86,7 @@ class Finding:
 
 
 def of_run(seen: observed.Observed) -> list[Finding]:
-    """Return everything that a checked run found, what ended it, and what it left unwritten; [] if clean."""
+    """Return everything that a checked run found, why it stopped, and what it left unwritten; [] if clean."""
     total = seen.block[0] * seen.block[1] * seen.block[2]
     findings = _merged(seen)
     read_inactive = {(f.file, f.line) for f in findings if f.kind == "inactive lane"}
@@ -97,21 +97,21 @@ def of_run(seen: observed.Observed) -> list[Finding]:
     end = end_of(seen)
     forgotten = _is_forgotten(_region(seen, seen.abort.region))
     known = {(f.kind, f.array if forgotten else f.line) for f in findings}
-    if (end.kind, end.array if forgotten else end.line) in known:  # as an access
+    if (end.kind, end.array if forgotten else end.line) in known:  # reported as an access already
         return findings
     return [*findings, end]
 
 
 def notes(seen: observed.Observed) -> list[str]:
-    """Return what is no error but worth a look: threads that were elsewhere when their block met at a barrier."""
+    """Return what is no error but deserves a look: threads that were elsewhere when their block met at a barrier."""
     total = seen.block[0] * seen.block[1] * seen.block[2]
     return [_note(b, total) for b in seen.partial_barriers if not b.was_skipped]
 
 
 def _skipped(barrier: observed.PartialBarrier, total: int) -> Finding:
-    """Return the finding for what some threads went around, by an `if` or a shorter loop, until they exited.
+    """Return the finding for barriers that some threads went around, by an `if` or a shorter loop, until they exited.
 
-    total: threads of a block.
+    total: threads per block.
     """
     block, thread, (file, line) = format_dim3(barrier.block), format_dim3(barrier.thread), barrier.place
     if barrier.mask:
@@ -147,13 +147,13 @@ def _note(barrier: observed.PartialBarrier, total: int) -> str:
 
 
 def _merged(seen: observed.Observed) -> list[Finding]:
-    """Return one finding for one bug, with a count.
+    """Merge findings to one per bug, with a count.
 
-    Inlined copies of a line are one line. Two lines that race are reported once, whichever of them came first.
+    Inlined copies of a line count as one line. Two lines that race are reported once, whichever came first.
     A read that races with the write it should have waited for may also read unwritten memory: the race is the bug. An
-    access that meets an asynchronous copy in flight races with its completion: the missing wait is the bug.
-    Two lines that write the same value in one place and different ones in another are a race. All uses of dynamic
-    shared memory that the launch did not give are one bug.
+    access that overlaps an asynchronous copy in flight races with its completion: the missing wait is the bug. Two
+    lines that write the same value in one place and different ones in another are a race. All uses of dynamic shared
+    memory that the launch did not give are one bug.
     """
     merged: dict[tuple[Any, ...], Finding] = {}
     racing = set()
@@ -170,7 +170,7 @@ def _merged(seen: observed.Observed) -> list[Finding]:
             merged.pop(("race", array, sides), None)
         elif kind == "race":
             merged.pop(("same value", array, sides), None)
-    # Bytes that were sent beyond an mbarrier's count may not have arrived when they are read.
+    # Bytes sent beyond an mbarrier's count may not have arrived when they are read.
     miscounted = {(f.file, f.line) for f in merged.values() if f.kind == "wrong byte count"}
     late = ("not waited for", "never waited for")
     return [
@@ -219,7 +219,7 @@ def _of_issue(
 
 
 def _noted(issue: observed.Issue) -> Finding:
-    """Return the finding for arithmetic without a result in C++, or for an address that hardware takes all the same."""
+    """Return the finding for arithmetic undefined in C++, or for an address that hardware accepts anyway."""
     if issue.size == observed.SHIFT:
         count = issue.offset if abs(issue.offset) < 1 << 31 else issue.offset & 0xFFFFFFFF
         message = f"by {count} bits, the width or more: a GPU gives 0 (of a negative number -1), this run may not"
@@ -237,14 +237,14 @@ def _noted(issue: observed.Issue) -> Finding:
 
 
 def _inactive_lane(issue: observed.Issue, name: str, source: int, mask: int) -> Finding:
-    """Return the finding for a lane that reads from one that takes no part."""
+    """Return the finding for a lane that reads from an inactive one."""
     why = "takes no part in it" if mask >> source & 1 else f"is not in its mask 0x{mask:08x}"
     message = f"{name} reads from lane {source}, which {why}, so its value is undefined: it must not be used"
     return _of_issue(issue, "inactive lane", f"{message}, by {_at(issue.access)}")
 
 
 def _outside_local(issue: observed.Issue, array: str, elements: str) -> Finding:
-    """Return the finding for an index past the end of an array of the thread's own."""
+    """Return the finding for an index past the end of a thread's own array."""
     if not array:
         message = f"access by a pointer past the end of a local array of the thread, by {_at(issue.access)}"
         return _of_issue(issue, "out of bounds", message)
@@ -257,7 +257,7 @@ _OF_PRODUCTS = (observed.SUMS_TOUCHED, observed.NO_PRODUCT_FENCE, observed.BYTES
 
 
 def _of_products(issue: observed.Issue) -> Finding:
-    """Return the finding for registers of wgmma or an mbarrier's count of bytes, which are no place in memory."""
+    """Return the finding for wgmma's registers or an mbarrier's byte count, which are not places in memory."""
     access, other = issue.access, issue.other
     if issue.kind == observed.SUMS_TOUCHED and other is not None:
         verb = "write to" if access.is_write else "read of"
@@ -329,7 +329,7 @@ def _finding(seen: observed.Observed, issue: observed.Issue) -> Finding:
             f"{what} through TMA or wgmma by {_at(issue.access)}, with no fence.proxy.async after the ordinary write "
             f"by {_at(issue.other)}: they may read what was there before"
         )
-        if issue.is_volatile:  # so marked: it is an mbarrier
+        if issue.is_volatile:  # the mark of an mbarrier
             message = (
                 f"{what} by the TMA copy by {_at(issue.access)}: with no fence.mbarrier_init after the mbarrier's "
                 f"initialisation by {_at(issue.other)}, the copy may not see it"
@@ -353,7 +353,7 @@ def _finding(seen: observed.Observed, issue: observed.Issue) -> Finding:
 
 
 def _never_written(part: observed.Part) -> Finding | None:
-    """Return the finding for an array of the kernel's that has elements without a value, before and after."""
+    """Return the finding for a kernel's array with elements that never got a value."""
     if not part.writable or part.state is None:
         return None
     left = np.flatnonzero(part.state == observed.UNWRITTEN)
@@ -365,7 +365,7 @@ def _never_written(part: observed.Part) -> Finding | None:
 
 
 def end_of(seen: observed.Observed) -> Finding:
-    """Return the finding for what ended a launch that did not come to its end."""
+    """Return the finding for what stopped a launch early."""
     abort = seen.abort
     assert abort is not None
     kind = _STOPPED.get(abort.reason, "stopped")

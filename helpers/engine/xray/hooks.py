@@ -1,4 +1,4 @@
-"""Hooks of the X-ray into the program that uses it: what it knows of tensor maps on a GPU, and how it draws."""
+"""Hooks from the X-ray into the program that uses it: to read a GPU's tensor maps, and to draw."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 
 class DescribedTensor(Protocol):
-    """An array on a GPU that a tensor map describes; sizes and strides (in bytes) as the driver takes them."""
+    """An array on a GPU that a tensor map describes; sizes and strides (in bytes) in the driver's order."""
 
     @property
     def dtype(self) -> str: ...
@@ -26,12 +26,12 @@ class DescribedTensor(Protocol):
         ...
 
 
-# Each takes an argument of a launch and returns what it describes, if it is a tensor map that it knows; else None. A
-# driver's map has no documented form: only the program that made it can tell.
+# Each takes an argument of a launch and returns what it describes, if it is a tensor map that it knows; else None. The
+# format of a driver's map is undocumented, so only the program that made it can tell.
 tensor_map_readers: list[Callable[[Any], DescribedTensor | None]] = []
 
-# Returns a module by its name: charts (`heatmap`), threads (`bank_picture`), timeline (`picture`)
-# or moving.launch (`moving_launch`).
+# Returns a module by its name: charts (`heatmap`), threads (`bank_picture`), timeline (`picture`) or moving.launch
+# (`moving_launch`).
 find_drawings: Callable[[str], ModuleType] | None = None
 
 
@@ -44,11 +44,11 @@ def drawings(name: str) -> ModuleType:
     """Return a module that draws.
 
     Raises:
-        RuntimeError: the program has none.
+        RuntimeError: the program provides none.
     """
     if find_drawings is None:
         raise RuntimeError(
-            "the X-ray itself draws nothing: set hooks.find_drawings, or take the numbers from the report's fetches, "
-            "worst, steps() and trace"
+            "the X-ray itself cannot draw: set hooks.find_drawings, or use the report's fetches, worst, steps() "
+            "and trace"
         )
     return find_drawings(name)

@@ -15,7 +15,7 @@ from . import hooks
 
 
 def cupy() -> ModuleType:
-    """Return CuPy, whose arrays these are."""
+    """Return CuPy, which the arrays belong to."""
     import cupy
 
     return cupy
@@ -23,7 +23,7 @@ def cupy() -> ModuleType:
 
 def _array_of(tensor: hooks.DescribedTensor) -> Any:
     """Return the array on the GPU that a tensor map describes. The caller of the launch keeps it alive."""
-    cp, kind = cupy(), np.dtype(f"u{dtype_of(tensor.dtype).itemsize}")  # CuPy lacks some types of half numbers
+    cp, kind = cupy(), np.dtype(f"u{dtype_of(tensor.dtype).itemsize}")  # CuPy lacks some half types
     strides = (*reversed(tensor.strides), kind.itemsize)
     shape = tuple(reversed(tensor.sizes))
     size = sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) + kind.itemsize
@@ -32,7 +32,7 @@ def _array_of(tensor: hooks.DescribedTensor) -> Any:
 
 
 class Mirrors:
-    """The arguments of a launch on a GPU as arrays of the engine; those that share memory there share it here."""
+    """The arguments of a launch on a GPU as arrays of the engine; arrays that share memory there do so here."""
 
     def __init__(self, args: Sequence[Any]) -> None:
         self.args = list(args)
@@ -77,6 +77,6 @@ class Mirrors:
             self.args[number] = np.ndarray.__new__(ndarray, a.shape, a.dtype, here, place, a.strides)
 
     def copy_back(self) -> None:
-        """Copy back to the GPU what the kernel wrote on the CPU."""
+        """Copy the kernel's results from the CPU back to the GPU."""
         for remote, here in self._pieces:
             remote[...] = self._cupy.asarray(asnumpy(here))

@@ -1,4 +1,4 @@
-"""Tables and listings, as texts and as HTML for Jupyter, and pictures of fetches."""
+"""Tables and listings, as text and as HTML for Jupyter, and pictures of fetches."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ COLUMNS = (("bytes", 13), ("share", 5), ("requests", 10), ("sect/req", 8), ("wav
 
 
 def first_line(text: str) -> str:
-    """Return a comment to begin HTML with: of a folded output JupyterLab shows the first line only."""
+    """Return a comment to begin HTML with: JupyterLab shows only the first line of a collapsed output."""
     words = " ".join(text.replace("--", "–").split())
     return f"<!-- {words if len(words) <= 78 else words[:74] + ' ...'} -->\n"
 
 
 class Listing(str):
-    """A listing of source with figures: a text, and HTML in Jupyter."""
+    """A listing of source with figures: text, and HTML in Jupyter."""
 
     rows: list[Row]
 
@@ -45,7 +45,7 @@ class Listing(str):
 
 
 def columns(f: Figures, total: int) -> str:
-    """Format what a line, or one array of it, requested, under COLUMNS."""
+    """Format the requests of a line, or of one of its arrays, under COLUMNS."""
     size = f.read + f.written
     per = [f"{value:.1f}" if value else "" for value in (f.sectors_per_request, f.wavefronts_per_request)]
     values = (f"{size:,}", f"{size / total:.0%}", f"{f.requests:,}", *per)
@@ -60,7 +60,7 @@ def text_table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def html_table(rows: Sequence[Sequence[str]]) -> str:
-    """Format rows for Jupyter, in the colours of its theme."""
+    """Format rows for Jupyter, in its theme's colours."""
     body = ""
     for row, tag in zip(rows, ["th"] + ["td"] * len(rows), strict=False):
         body += "<tr>"

@@ -10,12 +10,12 @@ The launch runs on the CPU engine's checked build, on a GPU machine too. Names f
 Compute, the tools to use next. **Bytes here are what the threads requested.** A GPU's caches serve most
 requests, so its memory moves less: there is no cache model here.
 
-What is not seen: an access that jumps from one `__shared__` array or variable right into another (more than 4 KB past
-its end; the address is all there is to judge by), and one past a local array through a pointer. Local variables are
-registers, whose accesses cannot be observed: a missing initial value is found if the results depend on it.
-Volatile accesses by threads of different blocks are taken to be signals between them.
+Not detected: an access that jumps from one `__shared__` array or variable right into another (more than 4 KB past its
+end; only the address is known), and an access past a local array through a pointer. Local variables are registers,
+whose accesses cannot be observed: a missing initial value is found if the results depend on it. Volatile accesses by
+threads of different blocks are taken to be signals between them.
 
-FLOP are not in the table, because their number depends a little on the host's compiler: `report.flop` has them.
+FLOP are not in the table, because their number depends slightly on the host's compiler: see `report.flop`.
 """
 
 from __future__ import annotations
@@ -44,15 +44,14 @@ class Report:
 
     findings: [] when clean. traffic: figures by array of global memory. shared: by `__shared__` array. by_line: by
     (file, line). fetches: by array, how often each element was read, in the array's shape. barriers: reached, by
-    blocks. collectives: shuffles, votes and their like, by warps; warp_barriers: those of them that are __syncwarp.
-    notes: not errors, but worth a look.
-    events: requests of warps to TMA, tensor cores and barriers, in the engine's order: a GPU's may be another.
-    trace: the same and more, with phases, for `xray(..., trace=True)`; else None.
+    blocks. collectives: shuffles, votes and the like, by warps, of which warp_barriers are __syncwarp. notes: not
+    errors, but worth a look. events: warps' requests to TMA, tensor cores and barriers, in the engine's order, which
+    may differ from a GPU's. trace: the same and more, with phases, for `xray(..., trace=True)`; else None.
 
     flop: what threads computed with floats and doubles: an addition, subtraction, multiplication, division or square
-    root is one, an FMA two; expf and its like, maxima, comparisons and conversions none (exactly: `with_flop` of
-    engine/assembly.py). None where it is not counted: with clang, or on ARM. tensor_flop: products of real numbers on
-    tensor cores, 2 m n k for each, padding included.
+    root is one, an FMA two; expf and the like, maxima, comparisons and conversions none (exactly: `with_flop` of
+    engine/assembly.py). None if not counted: with clang, or on ARM. tensor_flop: products of real numbers on tensor
+    cores, 2 m n k for each, padding included.
     """
 
     name: str
@@ -78,14 +77,14 @@ class Report:
 
     @property
     def clean(self) -> bool:
-        """No findings."""
+        """True without findings."""
         return not self.findings
 
     @property
     def flop_per_byte(self) -> float | None:
-        """FLOP of threads and of tensor cores, for each byte of global memory that was requested.
+        """FLOP of threads and tensor cores per requested byte of global memory.
 
-        None where FLOP are not counted, or nothing was requested.
+        None if FLOP are not counted, or nothing was requested.
         """
         requested = sum(f.read + f.written for f in self.traffic.values())
         return (self.flop + self.tensor_flop) / requested if self.flop is not None and requested else None
@@ -96,7 +95,7 @@ class Report:
             raise AssertionError("\n".join([f"{self.name}: {self.summary()}", *map(str, self.findings)]))
 
     def summary(self) -> str:
-        """Return the number of findings in a sanitizer's words: `0 findings`."""
+        """Return the number of findings as a sanitizer reports it: `0 findings`."""
         return f"{len(self.findings)} finding{'' if len(self.findings) == 1 else 's'}"
 
     # ------------------------------------------------------------------------------------ as text
@@ -152,13 +151,13 @@ class Report:
         )
 
     def source(self, *, around: int | None = None) -> Listing:
-        """Return the source with the figures of each line: bytes, requests, and what a request costs.
+        """Return the source with the figures of each line: bytes, requests, and the cost of a request.
 
-        A line that touches several arrays at different costs has a row for each below it. `!` marks the lines of the
+        A line that accesses several arrays at different costs has a row for each below it. `!` marks lines with
         findings. In Jupyter the lines with the most bytes are shaded.
 
         Args:
-            around: only the lines that touch memory or have findings, with so many lines around each; None: all.
+            around: only the lines that access memory or have findings, with this many lines of context; None: all.
         """
         table = source.line_table(self.code, "kernel.cu")
         total = sum(f.read + f.written for f in self.by_line.values()) or 1
@@ -191,7 +190,7 @@ class Report:
         """Draw how often each element of an array was fetched; several arrays share a colour scale.
 
         Raises:
-            KeyError: no such array; the message names those there are.
+            KeyError: no such array; the message lists the arrays.
         """
         for name in arrays:
             if name not in self.fetches:
@@ -199,15 +198,15 @@ class Report:
         return fetch_maps({name: self.fetches[name] for name in arrays})
 
     def banks(self, line: int, array: str | None = None) -> Any:
-        """Draw which lane hits which bank of shared memory, in the costliest request of a line.
+        """Draw which lane accesses which bank of shared memory, in the costliest request of a line.
 
-        Lanes with 8 or 16 bytes each are served in groups, of 16 or 8 lanes: there is a picture for each, with a row
-        for each word of a lane.
+        Lanes with 8 or 16 bytes each are served in groups of 16 or 8 lanes: each group has a picture, with a row for
+        each word of a lane.
 
         Raises:
-            KeyError: the line reads and writes no shared memory.
+            KeyError: the line does not access shared memory.
         """
-        arrays: dict[str, tuple[int, dict[int, int]]] = {}  # array -> bytes of a lane, where each lane goes
+        arrays: dict[str, tuple[int, dict[int, int]]] = {}  # array -> bytes per lane, offset of each lane
         for (_, number), samples in self.worst.items():
             for name, size, offsets in samples if number == line else ():
                 if name not in self.shared or (array is not None and name != array):
@@ -235,9 +234,9 @@ class Report:
         return picture
 
     def steps(self, block: int | Sequence[int] = 0) -> list[Step]:
-        """Return what the warps of a block did between its barriers, in order: the data that `timeline` draws.
+        """Return what the warps of a block did between its barriers, in order: the data for `timeline`.
 
-        Only memory instructions are listed. Threads of a warp are together when a GPU would keep them together.
+        Only memory instructions are listed. Threads of a warp are grouped as a GPU would group them.
 
         Args:
             block: its number, x first, or its index (x, y, z).
@@ -253,21 +252,21 @@ class Report:
         return self.passed[number]
 
     def _number(self, block: int | Sequence[int]) -> int:
-        """Return the number of a block that is given by its number or its index."""
+        """Return the number of a block given by its number or its index."""
         if not isinstance(block, int):
             x, y, z = (*block, 0, 0)[:3]
             block = x + self.grid[0] * (y + self.grid[1] * z)
         n_blocks = self.grid[0] * self.grid[1] * self.grid[2]
         if not 0 <= block < n_blocks:
-            raise IndexError(f"the grid has blocks 0 to {n_blocks - 1}; asked for {block}")
+            raise IndexError(f"the grid has blocks 0 to {n_blocks - 1}; got {block}")
         return block
 
     def timeline(self, block: int | Sequence[int] = 0, *, intervals: tuple[int, int] = (0, 6)) -> Any:
-        """Draw which thread of a block was where between its barriers.
+        """Draw which lines a block's threads executed between its barriers.
 
         From left to right: the memory instructions of each warp, in its order, up to the barrier where it waits for the
-        others. Each time a count doubles, its box is one unit wider. Where a box is not as high as its warp, the
-        warp has diverged. The time axis is not a time: a GPU may interleave its warps in any way.
+        others. Each time a count doubles, its box is one unit wider. If a box is not as high as its warp, the warp has
+        diverged. The axis does not show time: a GPU may interleave its warps in any way.
 
         Args:
             block: its number or index, as for `steps`. intervals: the first one to draw, and one past the last.
@@ -277,7 +276,7 @@ class Report:
         first, last = intervals
         drawn = [step for step in steps if first <= step.interval < last]
         if not drawn:
-            raise IndexError(f"intervals 0 to {steps[-1].interval} have steps; asked for {first} to {last - 1}")
+            raise IndexError(f"intervals 0 to {steps[-1].interval} have steps; got {first} to {last - 1}")
         n_threads = self.block[0] * self.block[1] * self.block[2]
         skipped = len({step.interval for step in steps if step.interval >= last})
         return hooks.drawings("timeline").picture(

@@ -26,20 +26,20 @@ def xray(
     write_back: bool = True,
     trace: bool | TraceOptions = False,
 ) -> Report:
-    """Run a launch on the checked build, and report what it saw.
+    """Run a launch on the checked build, and report what it recorded.
 
     Args:
-        kernel: of the CPU engine or of CuPy, or an object with `code`, `options` and `name`.
+        kernel: the CPU engine's or CuPy's, or an object with `code`, `options` and `name`.
         grid, block, args, shared_mem: as for a launch. The arrays hold the kernel's results afterwards.
-        timeout: seconds that one block may take; after that its loop is taken for an endless one.
+        timeout: seconds that one block may take; after that its loop counts as endless.
         write_back: False leaves the arrays, and the variables of the module, as they were: for a launch that follows.
         trace: True records the order of waits, arrivals, copies and products as the report's `trace`; `TraceOptions`
             picks blocks and warps, and limits the events.
 
     Raises:
-        ValueError: `trace` picks what the launch does not have.
-        TypeError, LaunchError, CompileError: for a launch that is refused before it starts. What goes wrong while it
-        runs is a finding.
+        ValueError: `trace` picks blocks or warps that the launch does not have.
+        TypeError, LaunchError, CompileError: for a launch that is refused before it starts. Errors while it runs are
+            findings.
     """
     how = {"timeout": timeout, "write_back": write_back, "trace": TraceOptions.of(trace)}
     function, seen = _observe(kernel, grid, block, args, shared_mem, profile=True, **how)
@@ -66,14 +66,14 @@ def xray(
 def find(
     kernel: Any, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], shared_mem: int = 0
 ) -> list[Finding]:
-    """Return `xray`'s findings but for those about local variables: one build, not three, and no counting."""
+    """Return `xray`'s findings except those about local variables: one build, not three, and no counting."""
     return findings.of_run(_observe(kernel, grid, block, args, shared_mem, profile=False)[1])
 
 
 def _observe(
     kernel: Any, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], shared_mem: int, **how: Any
 ) -> tuple[RawKernel, observed.Observed]:
-    """Return the engine's kernel, and what its checked run saw. A GPU's arrays are copied there and back."""
+    """Return the engine's kernel, and what its checked run recorded. A GPU's arrays are copied there and back."""
     function = engine_kernel(kernel)
     if kernel is not function:  # as such objects do at a launch
         function.allow_dynamic_shared(shared_mem)
@@ -90,7 +90,7 @@ def _observe(
 
 
 def engine_kernel(kernel: Any) -> Any:
-    """Return the CPU engine's kernel of the same text and options."""
+    """Return the CPU engine's kernel with the same text and options."""
     function = getattr(kernel, "function", kernel)
     if isinstance(function, RawKernel):
         return function

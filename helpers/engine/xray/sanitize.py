@@ -1,10 +1,10 @@
-"""Look at launches as they happen: each runs once, on the checked build, and what is wrong raises an exception.
+"""Check launches as they happen: each runs once, on the checked build, and an error raises an exception.
 
     with sanitize.every_launch():
         program()
 
-The launch's results are those of the checked run. So nothing runs twice: neither on the same arrays nor on copies, and
-the variables of a module keep what its launches have left there.
+The launch's results are those of the checked run. So nothing runs twice, and the variables of a module keep what its
+launches have left there.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ..module import RawKernel
 from . import findings
 from .findings import Finding
 
-# A launch that writes a part of an array may be one of several that fill it; whoever reads the rest is found.
+# A launch that writes part of an array may be one of several that fill it; a read of the rest is reported.
 ALLOWED = frozenset({"never written"})
 
 
 class FoundError(AssertionError):
-    """A launch has findings. The message has each of them with its lines of the source.
+    """A launch has findings. The message lists each of them with its lines of the source.
 
-    findings: of the X-ray.
+    findings: the X-ray's.
     """
 
     def __init__(self, message: str, found: Sequence[Finding]) -> None:
@@ -38,7 +38,7 @@ class FoundError(AssertionError):
 
 
 class StoppedError(FoundError, LaunchError):
-    """The same of a launch that did not come to its end, and so is an error of the launch too."""
+    """The same for a launch that was stopped early: also an error of the launch."""
 
     def __init__(self, message: str, found: Sequence[Finding]) -> None:
         last = found[-1]
@@ -48,7 +48,7 @@ class StoppedError(FoundError, LaunchError):
 
 @dataclass
 class Looked:
-    """A count of the launches that `every_launch` has looked at, and their findings by kernel."""
+    """Counts of the launches that `every_launch` has checked, and their findings by kernel."""
 
     launches: int = 0
     kernels: set[str] = field(default_factory=set)
@@ -56,7 +56,7 @@ class Looked:
 
 
 def with_lines(finding: Finding, code: str) -> str:
-    """Format a finding, and under it the lines of the source that it names."""
+    """Format a finding, and below it the lines of the source that it names."""
     table = source.line_table(code, SOURCE_NAME)
     places = dict.fromkeys([(finding.file, finding.line), (finding.other_file, finding.other_line)])
     lines = [f"{place[1]:>6} | {table[place].rstrip()}" for place in places if place in table]
@@ -67,17 +67,17 @@ def with_lines(finding: Finding, code: str) -> str:
 def every_launch(
     *, allow: Collection[str] = ALLOWED, local_variables: bool = False, looked: Looked | None = None
 ) -> Iterator[Looked]:
-    """Look at every launch of a kernel of the engine meanwhile.
+    """Check every launch of a kernel of the engine in this context.
 
     Args:
-        allow: kinds of findings that are none here; `Finding` lists them.
+        allow: kinds of findings to ignore; `Finding` lists them.
         local_variables: also find indices past the end of a thread's own arrays, and results that depend on a local
-            variable without a value. This takes two more builds of each kernel, and of each launch two more runs,
-            whose arrays are copies.
-        looked: where launches are counted.
+            uninitialised variable. This takes two more builds of each kernel and two more runs of each launch, on
+            copies of its arrays.
+        looked: counts the launches.
 
     Raises:
-        ValueError: no finding is of a kind in `allow`.
+        ValueError: `allow` names a kind that does not exist.
         FoundError, StoppedError: at the launch, which has ended; its arrays hold what it wrote.
     """
     unknown = set(allow) - findings.EVERY_KIND
@@ -118,7 +118,7 @@ def every_launch(
 
 @contextlib.contextmanager
 def no_launch() -> Iterator[None]:
-    """Look at no launch meanwhile."""
+    """Check no launch in this context."""
     before, RawKernel.launch_instead = RawKernel.launch_instead, None
     try:
         yield

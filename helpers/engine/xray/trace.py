@@ -1,12 +1,12 @@
-"""The order of a launch, as the engine ran it: a table, a walk through its steps, and a file for Perfetto.
+"""The order of events in a launch on the engine: a table, a walk through its steps, and a file for Perfetto.
 
     trace = xray(kernel, grid, block, args, trace=True).trace
     trace.of(warp=0, barrier="full[0]")      # the events of one warp at one mbarrier
-    trace.at(12)                             # where everybody stands after the first 13 events of a block
+    trace.at(12)                             # a block's state after its first 13 events
     trace.save("launch.json")                # for chrome://tracing and ui.perfetto.dev
 
 **The order is the engine's, and nothing here is a time.** The engine runs warp after warp, and completes a copy or a
-product only when no thread can go on without it. A GPU may have another order.
+product only when no thread can continue without it. A GPU may use another order.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ SHOWN = 60  # events in a table
 class Trace:
     """The events of a launch, in the engine's order.
 
-    kernel: its name. events: all of them, or those that `of` left. is_cut: there were more than the limit, which keeps
-    the first ones.
+    kernel: its name. events: all of them, or those selected by `of`. is_cut: there were more than the limit; the first
+    ones are kept.
     """
 
     kernel: str
     code: str = field(repr=False)
     grid: tuple[int, int, int]
-    n_threads: int  # of a block
+    n_threads: int  # per block
     events: tuple[TraceEvent, ...]
     is_cut: bool = False
 
@@ -54,12 +54,12 @@ class Trace:
     def of(
         self, *, block: int | None = None, warp: int | None = None, barrier: str | None = None, kind: str | None = None
     ) -> Trace:
-        """Return the trace with the events of a block, of a warp, at a barrier, or of a kind alone.
+        """Return the trace with only the events of a block, of a warp, at a barrier, or of a kind.
 
-        barrier: its name in the source, such as "full[1]", or the array's, "full". kind: one of `tracing.KINDS`.
+        barrier: its name in the source, such as "full[1]", or its array's, "full". kind: one of `tracing.KINDS`.
 
         Raises:
-            KeyError: no event has such a barrier; the message names those there are.
+            KeyError: no event has such a barrier; the message lists the barriers.
         """
         names = list(dict.fromkeys(e.barrier for e in self.events if e.barrier))
         wanted = [name for name in names if barrier in (name, name.partition("[")[0])]
@@ -76,15 +76,16 @@ class Trace:
         return replace(self, events=tuple(kept))
 
     def renamed(self, names: Mapping[str, str]) -> Trace:
-        """Return the trace with other names of barriers, such as {"barriers[3]": "empty[0]"}.
+        """Return the trace with other names for barriers, such as {"barriers[3]": "empty[0]"}.
 
-        Those in dynamic shared memory are called "mbarrier at byte 180224", as the source declares no array of them.
+        Those in dynamic shared memory are called "mbarrier at byte 180224", because the source declares no array for
+        them.
         """
         return replace(self, events=tuple(replace(e, barrier=names.get(e.barrier, e.barrier)) for e in self.events))
 
     @property
     def note(self) -> str:
-        """A note on the order, and on events that are missing."""
+        """A note about the order, and about missing events."""
         return f"{NO_TIME} {CUT}" if self.is_cut else NO_TIME
 
     def _rows(self) -> list[tuple[str, ...]]:
@@ -113,22 +114,22 @@ class Trace:
     # ------------------------------------------------------------------------------------ step by step
 
     def blocks(self) -> list[int]:
-        """Return the numbers of the blocks that have events."""
+        """Return the numbers of the blocks with events."""
         return sorted({e.block for e in self.events})
 
     def states(self, block: int = 0) -> Iterator[State]:
-        """Go through the events of a block, and say after each where everybody stands. The state is the same object.
+        """Replay a block's events, and yield its state after each. The state is the same object each time.
 
         Raises:
             KeyError: the block has no events.
         """
         events = [e for e in self.events if e.block == block]
         if not events:
-            raise KeyError(f"block {block} has no events; there are those of blocks {self.blocks()}")
+            raise KeyError(f"block {block} has no events; blocks with events: {self.blocks()}")
         yield from states(events, self.n_threads)
 
     def at(self, step: int, block: int = 0) -> State:
-        """Return where everybody stands after `step + 1` events of a block; a negative step counts from the end.
+        """Return a block's state after `step + 1` of its events; a negative step counts from the end.
 
         Raises:
             IndexError: the block has fewer events. KeyError: it has none.
@@ -138,19 +139,19 @@ class Trace:
         for number, state in enumerate(self.states(block)):
             if number == wanted:
                 return state
-        raise IndexError(f"block {block} has {count} events; asked for step {step}")
+        raise IndexError(f"block {block} has {count} events; got step {step}")
 
     def lines(self) -> dict[tuple[str, int], str]:
         """Return the source's lines by (file, line)."""
         return source.line_table(self.code, SOURCE_NAME)
 
     def stepper(self, block: int = 0, *, at: int | None = None, first: int = 0, steps: int = 400) -> Any:
-        """Show a block step by step, forwards and backwards: mbarriers, warps, and the lines where they stand.
+        """Show a block step by step, forwards and backwards: mbarriers, warps, and the lines that they execute.
 
         Args:
-            block: its number. at: the step shown first, and the only one where scripts do not run; negative ones count
-                from the end, None is the last one of a block that hangs, else the middle. first, steps: which of the
-                block's events can be walked through.
+            block: its number. at: the step shown first, and the only one if scripts do not run; negative ones count
+                from the end; None is the last one of a block that hangs, else the middle. first, steps: the range of
+                the block's events to show.
         """
         return hooks.drawings("moving.launch").moving_launch(self, block, at=at, first=first, steps=steps)
 
@@ -159,8 +160,8 @@ class Trace:
     def save(self, path: str | Path) -> None:
         """Write the trace in Chrome's trace event format, which chrome://tracing and ui.perfetto.dev read.
 
-        A process is a block, a thread a warp. Waits are slices; copies are asynchronous slices from their issue to
-        their landing, with an arrow to the wait that they end. A microsecond is one event.
+        A process is a block, a thread a warp. Waits are slices; copies are asynchronous slices from issue to arrival,
+        with an arrow to the wait that they end. A microsecond is one event.
         """
         Path(path).write_text(json.dumps(self.as_json(), indent=1) + "\n", encoding="utf-8")
 
@@ -185,7 +186,7 @@ def _block_for_perfetto(kernel: str, events: list[TraceEvent]) -> list[dict[str,
     written.append(_named("thread", block, 0, "phases"))
     waits: dict[int, TraceEvent] = {}
     flying: dict[tuple[str, int | None, tuple[str, int] | None], list[TraceEvent]] = {}
-    landed: dict[tuple[str, int | None], list[TraceEvent]] = {}  # by mbarrier and phase: the copies' beginnings
+    landed: dict[tuple[str, int | None], list[TraceEvent]] = {}  # by mbarrier and phase: the beginnings of its copies
     last = events[-1].order
     for e in events:
         where = {"pid": block, "tid": 0 if e.warp is None else e.warp + 1}
@@ -212,7 +213,7 @@ def _block_for_perfetto(kernel: str, events: list[TraceEvent]) -> list[dict[str,
         else:
             if e.kind == "load":
                 flying.setdefault(key, []).append(e)
-            # A slice of half an event, so that an arrow has something to begin at.
+            # A slice of half an event, for an arrow to begin at.
             written.append(
                 {"name": e.what, "cat": e.kind, "ph": "X", "ts": e.order, "dur": 0.5, **where, "args": about}
             )

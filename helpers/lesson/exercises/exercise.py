@@ -6,7 +6,7 @@
     ...CUDA C++...
 
 Running the cell compiles it, X-rays it, launches it on fresh random inputs at awkward sizes, compares the results
-with NumPy's, and prints in a table what is right, what is not, and where to look. It never ends in a traceback.
+with NumPy's, and prints a table of what is right, what is wrong, and where to look. It never shows a traceback.
 A new exercise is one file in kernels/exercises/ (see holes.py), a grader in graders/ (see trial.py), and its typical
 wrong answers in tests/.
 """
@@ -47,16 +47,16 @@ __all__ = [
 ]
 
 GRADERS = EXERCISES
-_tried: dict[str, str] = {}  # the last text of each exercise's cell in this session that compiled
+_tried: dict[str, str] = {}  # the last text of each exercise that compiled in this session
 
 
 def progress() -> Board:
-    """Show all exercises of the course: which are solved or tried, and how long the others take."""
+    """Show all exercises of the course: solved or tried, and the minutes that the others take."""
     return Board()
 
 
 def cuda(line: str, cell: str) -> None:
-    """Grade the text of a cell and print the result (`%%cuda NAME`). No text leads to a traceback."""
+    """Grade the text of a cell and print the result (`%%cuda NAME`). No text causes a traceback."""
     name = line.strip()
     if name not in EXERCISES:
         print(f"[FAIL] %%cuda {name}: no such exercise; there are: {', '.join(sorted(EXERCISES))}")
@@ -78,12 +78,12 @@ def cuda(line: str, cell: str) -> None:
 
 def compare(name: str) -> object:
     """Compare a learner's last right text with ours: the lines that differ, folded in Jupyter."""
-    from helpers.draw import sources  # which needs matplotlib: no grade waits for that
+    from helpers.draw import sources  # needs matplotlib, which grading should not wait for
 
     mine = _progress.solved_text(name)
     if mine is None:
         return sources.Text(f"`{name}` is not solved yet.")
-    left = [line for line in mine.splitlines() if not line.lstrip().startswith("// TODO, ")]  # the skeleton's
+    left = [line for line in mine.splitlines() if not line.lstrip().startswith("// TODO, ")]  # lines of the skeleton
     if " ".join(left).split() == holes.ours(name).split():
         return sources.Text(f"`{name}`: your lines are the same as ours.")
     title = f"{name}, yours is right; beside ours"
@@ -91,7 +91,7 @@ def compare(name: str) -> object:
 
 
 def best(name: str) -> tuple[str, str]:
-    """Return the learner's last right text, else ours, and whose it is: "yours" or "ours".
+    """Return the learner's last passing text, else ours, and whose it is: "yours" or "ours".
 
     The text is complete: `helpers.attention.kernel.load(text, kernel's name)` compiles it.
     """
@@ -100,15 +100,15 @@ def best(name: str) -> tuple[str, str]:
 
 
 def tried(name: str) -> str:
-    """Return the last text of an exercise's cell in this session that compiled, right or wrong; else the skeleton.
+    """Return the last text of an exercise that compiled in this session, right or wrong; else the skeleton.
 
-    The text is complete, as that of `best`.
+    The text is complete, like that of `best`.
     """
     return holes.complete(_tried.get(name) or holes.skeleton(name))
 
 
 def _register() -> None:
-    """Add the magic if a notebook runs. IPython has been imported there, and is not imported here."""
+    """Register the magic if IPython is running. A notebook has imported IPython, so this module need not."""
     shell = _shell()
     if shell is not None:
         shell.register_magic_function(cuda, magic_kind="cell", magic_name="cuda")

@@ -16,19 +16,19 @@ from helpers.lesson.exercises import hints, holes
 from helpers.lesson.exercises.trial import AWKWARD, COMPILES, EXERCISES, FIRST, LIMIT, ROWS, XRAY, Row, Stopped, Trial
 from helpers.xray import Report
 
-SECONDS = 10.0  # that a block of an exercise may take
+SECONDS = 10.0  # the time limit of a block of an exercise
 
 _WIDTH = max(map(len, ROWS)) + 2
-_MOST_LINES = 6  # of one row's reasons
+_MOST_LINES = 6  # shown of one row's reasons
 
 
 @dataclass(frozen=True)
 class Grade:
-    """The result of grading, true if all is right. text: the lines to print.
+    """The result of grading, true if everything is right. text: the lines to print.
 
-    rows: by title, those that apply. symptom: of the failure that the hint is for; "" if all is right.
+    rows: those that apply, by title. symptom: that of the failure that the hint is about; "" if all is right.
     printed: what the kernel printed, at one of the sizes.
-    size: the first one, in words. reports: the X-rays of the launches there; none without a C++ compiler.
+    size: the first one, in words. reports: the X-rays of its launches; none without a C++ compiler.
     """
 
     passed: bool
@@ -66,7 +66,7 @@ def table(rows: dict[str, Row]) -> str:
 def _repeats(row: Row, earlier: Row) -> bool:
     """Check whether two failures are about the same line of the cell in nearly the same words.
 
-    A crash says less than the X-ray's finding, and comes or not by what lies next to an array.
+    A crash says less than the X-ray's finding, and depends on what happens to be next to an array.
     """
     if row.passed is not False or earlier.passed is not False or row.lines[1:] != earlier.lines[1:]:
         return False
@@ -79,19 +79,19 @@ def _repeats(row: Row, earlier: Row) -> bool:
 def grade(name: str, code: str, *, seed: int | None = None) -> Grade:
     """Compile a learner's text, run it, and compare the results with NumPy's.
 
-    If there is a C++ compiler, the CPU engine goes first: there a wild pointer is a message, while on a GPU it
-    would spoil every later cell.
+    If there is a C++ compiler, the CPU engine grades first: there a wild pointer gives a message, while on a GPU it
+    would make every later cell fail.
 
     Args:
         seed: of the inputs; None for fresh ones in every try.
 
     Raises:
-        KeyError: no exercise of that name.
+        KeyError: there is no exercise with that name.
     """
     if name not in EXERCISES:
         raise KeyError(f"no exercise {name!r}; there are: {', '.join(sorted(EXERCISES))}")
     rows: dict[str, Row] = {}
-    seen: Trial | None = None  # under the X-ray
+    seen: Trial | None = None  # the trial that was X-rayed
     no_compiler = False
     for device, on_gpu in ((engine, False), (cp, True)) if _has_gpu_for(name) else ((engine, False),):
         try:
@@ -104,11 +104,11 @@ def grade(name: str, code: str, *, seed: int | None = None) -> Grade:
             continue
         except CuteMissing as error:
             return Grade(False, f"[FAIL] {name}: {error}")
-        except Exception as error:  # a grader that did not expect this text: a line, never a traceback
+        except Exception as error:  # a text that the grader did not expect: report it in a line, never a traceback
             return Grade(False, f"[FAIL] {name}: the grader stopped with {type(error).__name__}: {error}")
         if not rows:
             rows, seen = tried, trial
-        else:  # all passed on the CPU
+        else:  # everything passed on the CPU
             for title in (COMPILES, FIRST, AWKWARD):
                 if title in tried and tried[title].passed is False:
                     tried[title].lines.insert(0, "on this GPU (right on the CPU engine):")
@@ -132,7 +132,7 @@ def _passed(rows: dict[str, Row]) -> bool:
 
 
 def _seconds() -> float:
-    """Return the seconds that a block may take: COURSE_CPU_TIMEOUT if set, else SECONDS; 0 stands for no limit."""
+    """Return the time limit of a block: COURSE_CPU_TIMEOUT if set, else SECONDS; 0 means no limit."""
     return float(os.environ.get("COURSE_CPU_TIMEOUT") or SECONDS) or math.inf
 
 
@@ -161,18 +161,18 @@ def _grade(name: str, code: str, rows: dict[str, Row], seen: Trial | None) -> Gr
         return Grade(True, f"{table(rows)}\n{solved}", rows, **more)
     symptoms, is_try = _symptoms(rows), code.strip() != holes.skeleton(name).strip()
     failed = [f"{title}: {row.lines[:1]}" for title, row in rows.items() if row.passed is False]
-    slip = re.sub(r"\d+", "", " ".join(failed))  # inputs are fresh in every try, so numbers differ
+    slip = re.sub(r"\d+", "", " ".join(failed))  # inputs change with every try, so numbers differ
     hint = hints.hint(name, EXERCISES[name].hints, symptoms, slip=slip, counts=is_try) if symptoms else ""
     give_up = f'To give up: exercise.solution("{name}")' if is_try else ""
     text = "\n".join(filter(None, [table(rows), hint, is_try and hint and hints.offer(name), give_up]))
     return Grade(False, text, rows, symptoms[0] if symptoms else "", **more)
 
 
-_STOPS = {"compile", "return", "crash", "null", "never ends", "deadlock"}  # the launch itself says what is wrong
+_STOPS = {"compile", "return", "crash", "null", "never ends", "deadlock"}  # the launch's own error says what is wrong
 
 
 def _symptoms(rows: dict[str, Row]) -> tuple[str, ...]:
-    """List the symptoms of the rows that failed: the X-ray's before those of a wrong result, which they may explain."""
+    """List the symptoms of the failed rows: the X-ray's first, since they may explain those of a wrong result."""
     failed = [row for row in rows.values() if row.passed is False]
     xrayed = rows.get(XRAY, Row())
     if xrayed.passed is False and ("overrun" in failed[0].symptoms or not _STOPS & set(failed[0].symptoms)):

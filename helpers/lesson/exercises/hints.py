@@ -1,6 +1,6 @@
 """Find the symptoms of a failed trial, the most specific first, and choose a hint for one of them.
 
-A hint is the exercise's own, of the file beside its grader (graders/nNN.txt), or a general one that is always true
+A hint is the exercise's own, from the file next to its grader (graders/nNN.txt), or a general one that is always true
 (hints.txt).
 """
 
@@ -19,10 +19,10 @@ from helpers.engine import failures
 from helpers.engine.structures import Reason
 from helpers.xray import Finding
 
-# Bits that no arithmetic makes: signalling NaNs, which every operation would quiet. By the bytes of an element.
+# Bits that no arithmetic produces: signalling NaNs, which every operation would quiet. By element size in bytes.
 _PATTERN = {2: 0x7DAD, 4: 0x7FA0DEAD, 8: 0x7FF4DEADDEADDEAD}
 
-# What the X-ray calls its findings, as symptoms.
+# The symptom for each kind of finding of the X-ray.
 OF_FINDING = {
     "race": "race",
     "same value": "race",
@@ -39,7 +39,7 @@ OF_FINDING = {
 }
 
 _ILLEGAL = ("crash", "bounds")
-# A thread that writes past its own arrays writes over its stack: over pointers, which are wild then, or past its end.
+# A thread that writes past its own arrays overwrites its stack: pointers become wild, or it runs past the stack's end.
 _OVERRUN = ("overrun", *_ILLEGAL)
 OF_REASON: dict[Reason, tuple[str, ...]] = {
     Reason.EXPIRED: ("never ends",),
@@ -50,9 +50,9 @@ OF_REASON: dict[Reason, tuple[str, ...]] = {
     Reason.STACK_OVERFLOW: _OVERRUN,
     **dict.fromkeys((Reason.OUTSIDE_TILE, Reason.OUTSIDE_SHARED, Reason.NO_SHARED_POINTER), ("bounds", "crash")),
 }
-_CUDA_STATUS = {700: _ILLEGAL, 716: _ILLEGAL}  # of an illegal address and a misaligned one
+_CUDA_STATUS = {700: _ILLEGAL, 716: _ILLEGAL}  # for an illegal address and a misaligned one
 
-# What learners take from headers that a GPU's compiler does not include, by what its message or the engine's quotes.
+# Names from headers that a GPU's compiler does not include, as its message or the engine's quotes them.
 _OF_REFUSAL = {
     "infinity": r"\b(?:INFINITY|HUGE_VALF?|numeric_limits)\b",
     "std": r'(?<!cuda::)\bstd::|namespace "std"',
@@ -68,7 +68,7 @@ class Failure(NamedTuple):
 
 
 def poison(array: np.ndarray) -> None:
-    """Fill a plain NumPy array with bits by which unwritten elements are recognised afterwards."""
+    """Fill a plain NumPy array with bits that identify unwritten elements afterwards."""
     size = array.dtype.itemsize
     array.view(f"u{size}" if size in _PATTERN else "u1")[...] = _PATTERN.get(size, 0xAD)
 
@@ -82,7 +82,7 @@ def untouched(array: np.ndarray) -> np.ndarray:
 
 
 def displaced(got: np.ndarray, expected: np.ndarray, tolerance: float) -> tuple[int, ...] | None:
-    """Return the index where the first wrong value belongs, if nearly all wrong values belong elsewhere; else None."""
+    """Return the index where the first wrong value belongs, if nearly all of them belong elsewhere; else None."""
     if got.dtype.kind not in "fV" or expected.size < 4 or got.shape != expected.shape:
         return None
     got, expected = got.astype(np.float64), expected.astype(np.float64)
@@ -92,11 +92,11 @@ def displaced(got: np.ndarray, expected: np.ndarray, tolerance: float) -> tuple[
     values, order = np.sort(expected, axis=None), np.argsort(expected, axis=None)
     if not wrong.any() or values[0] == values[-1]:
         return None
-    if np.ptp(got[wrong]) <= tolerance:  # all zeros, say: one of the values may be near it by chance
+    if np.ptp(got[wrong]) <= tolerance:  # for example all zeros: one expected value may be near it by chance
         return None
     low = np.searchsorted(values, got[wrong] - tolerance)
     high = np.searchsorted(values, got[wrong] + tolerance, side="right")
-    # If every number is near one of the values, nothing follows from a match.
+    # If every number is near some expected value, a match means nothing.
     span = values[-1] - values[0]
     if (high > low).mean() < 0.9 or 2 * tolerance * len(values) > 0.2 * span:
         return None
@@ -104,7 +104,7 @@ def displaced(got: np.ndarray, expected: np.ndarray, tolerance: float) -> tuple[
 
 
 def _pattern(got: np.ndarray, expected: np.ndarray, tolerance: float) -> tuple[str, str] | None:
-    """Describe what all rows of a wrong output have in common, in words and as a symptom; None if nothing known."""
+    """Describe what all rows of a wrong output have in common, in words and as a symptom; None if unknown."""
     if got.ndim != 2 or min(got.shape) < 4 or got.dtype.kind not in "fV":
         return None
     got, expected = got.astype(np.float64), expected.astype(np.float64)
@@ -131,12 +131,12 @@ def of_result(output: str, at: str, result: CheckResult, got: np.ndarray, expect
     """Describe a wrong output by its worst element and row.
 
     Args:
-        output: its name. at: the size. result: of the comparison.
+        output: its name. at: the size. result: the comparison's.
     """
     what, _, rest = result.message.partition(": ")[2].partition("; ")
     heading = f"{output} at {at}" if at else output
     lines = [heading, what, *([rest.partition("; ")[0]] if rest else [])]
-    if result.worst is None:  # another shape
+    if result.worst is None:  # the shapes differ
         return Failure(lines, ("wrong",))
     unwritten = untouched(got)
     if unwritten.any():
@@ -155,7 +155,7 @@ def of_result(output: str, at: str, result: CheckResult, got: np.ndarray, expect
 
 
 def of_findings(findings: Sequence[Finding], code: str) -> Failure:
-    """Describe an X-ray's findings: the first one with its lines of the cell, and how many more there are."""
+    """Describe an X-ray's findings: the first one with its lines of the cell, and how many others there are."""
     first, more = findings[0], len(findings) - 1
     message = f"{first.kind}: {first.message}"
     for words in (" races with ", ", while "):
@@ -168,14 +168,14 @@ def of_findings(findings: Sequence[Finding], code: str) -> Failure:
 
 
 def of_endless_loop(file: str | None, line: int | None, seconds: float, code: str) -> Failure:
-    """Describe a launch that was stopped at its time limit: where it was then, with the line of the cell."""
+    """Describe a launch that was stopped at its time limit: where it was, with the line of the cell."""
     place = f"at {file}:{line}" if file and line else "at an unknown line"
     words = f"stopped after {seconds:g} s: an endless loop, or a wait for something that never happens, {place}"
     return Failure([words, *quoted(code, file, line)], ("never ends",))
 
 
 def of_refusal(message: str) -> tuple[str, ...]:
-    """List the symptoms in a compiler's message, by what it quotes and by its lines of the source."""
+    """List the symptoms in a compiler's message, from what it quotes and its lines of the source."""
     if "static __shared__ memory" in message:
         return ("shared memory",)
     errors = "\n".join(line for line in message.splitlines() if "error" in line)
@@ -190,13 +190,13 @@ def of_error(error: Exception, seconds: float, code: str) -> Failure:
     symptoms = OF_REASON.get(reason) or _CUDA_STATUS.get(getattr(error, "status", None)) or ("stopped", "crash")
     if getattr(error, "is_null", False):
         symptoms = ("null", *_ILLEGAL)
-    elif reason == Reason.ILLEGAL_ACCESS and getattr(error, "array", None) is None:  # far from every array
+    elif reason == Reason.ILLEGAL_ACCESS and getattr(error, "array", None) is None:  # far from all arrays
         symptoms = _OVERRUN
     return Failure([line.rstrip() for line in str(error).strip().splitlines()], symptoms)
 
 
 def quoted(code: str, file: str | None, line: int | None) -> list[str]:
-    """Quote a line of the cell by its number; line 1 is the magic's."""
+    """Quote a line of the cell by its number; the magic is line 1."""
     lines = code.splitlines()
     if file != "cell" or line is None or not 0 <= line - 2 < len(lines):
         return []
@@ -232,34 +232,34 @@ def read(file: Path) -> dict[str, Hints]:
     return hints
 
 
-# In order: the first, second, ... failing try with this symptom reads the first, second, ... hint.
+# In order: the n-th failing try with this symptom reads the n-th hint.
 GENERIC = read(Path(__file__).with_suffix(".txt"))["any exercise"]
 
-_OF_THE_TEXT = ("compile", "return", "infinity", "std", "no header")  # no hint of the solution: nothing has run yet
-_SAY_ALL = ("one key", "zero score", "overrun")  # whose general hints name the slip
+_OF_THE_TEXT = ("compile", "return", "infinity", "std", "no header")  # no hints about the solution: nothing has run yet
+_SAY_ALL = ("one key", "zero score", "overrun")  # the general hint names the mistake
 _OF_THE_RESULT = ("wrong", "tail", "large", "index", "limit", "overflow")  # the exercise's own OTHERWISE says more
 
-# Failing tries of this session, by exercise and symptom, and by the slip as well.
+# Failed tries of this session, by exercise and symptom, and by the mistake as well.
 _tries: Counter[tuple[str, ...]] = Counter()
-# By exercise: the last hint for the last failing try, and whether that try was given another one.
+# By exercise: the last hint for its last failed try, and whether another hint was given.
 _last: dict[str, tuple[str, bool]] = {}
 
-_SAME_SLIP = 3  # failures with the same slip: from then on its last hint is given without being asked for
+_SAME_SLIP = 3  # failures with the same mistake after which the last hint is given unasked
 
 
 def forget() -> None:
-    """Begin with the first hints again."""
+    """Start again with the first hints."""
     _tries.clear()
     _last.clear()
 
 
 def last(name: str) -> str:
-    """Return the last hint for this session's last failing try of an exercise: it says nearly everything."""
+    """Return the last hint for the last failed try of an exercise in this session: it says nearly everything."""
     return _last[name][0] if name in _last else f"{name} has not failed in this session: no hint is due."
 
 
 def offer(name: str) -> str:
-    """Say how to read the last hint if it was held back; else ""."""
+    """Say how to read the last hint if it was held back; otherwise ""."""
     if name not in _last or not _last[name][1]:
         return ""
     return f'The last hint says nearly everything; to read it: exercise.hint("{name}")'
@@ -268,14 +268,14 @@ def offer(name: str) -> str:
 def hint(name: str, hints: Hints, symptoms: Sequence[str], *, slip: str = "", counts: bool = True) -> str:
     """Choose the hint for a failing try: `Hint 2 of 3: ...`, or "".
 
-    The last one of several says nearly everything. It is held back until the same slip has failed three times, or
-    until it is asked for: see `offer`.
+    The last of several says nearly everything. It is held back until the same mistake has failed three times, or the
+    learner asks for it: see `offer`.
 
     Args:
         hints: the exercise's, by symptom; those under OTHERWISE are for all others.
         symptoms: of this try, the most telling one first.
-        slip: what tells this failure from others with the same symptom.
-        counts: this is a try of the learner's, so that the next one with the same symptom reads the next hint.
+        slip: distinguishes this failure from others with the same symptom.
+        counts: this is a learner's try, so the next one with the same symptom reads the next hint.
     """
     symptom = next((s for s in symptoms if s in hints), symptoms[0])
     if symptom in hints:

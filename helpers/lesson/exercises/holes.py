@@ -1,4 +1,4 @@
-"""The texts of an exercise: its solution, the skeleton that a notebook holds, our answer without the markers.
+"""The texts of an exercise: its solution, the skeleton in the notebook, and our answer without the markers.
 
 `kernels/exercises/<name>.cu` is a complete, correct kernel with marked holes:
 
@@ -7,7 +7,7 @@
     return (size_t)j * N + row;
     // END hole
 
-DEFAULT lines (none, one or more) are what the skeleton has in place of the solution, so that it compiles.
+DEFAULT lines (none, one or more) replace the solution in the skeleton, so that it compiles.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def number_of(name: str) -> str:
 
 
 class Solution(str):
-    """The text of a solution. Displayed, it is code: the whole kernel, without the markers of its holes."""
+    """The text of a solution. Jupyter displays it as code: the whole kernel, without the markers of its holes."""
 
     name: str
 
@@ -49,7 +49,7 @@ def solution(name: str) -> Solution:
     """Read `kernels/exercises/<name>.cu`.
 
     Raises:
-        FileNotFoundError: there is no such exercise; the message lists those there are.
+        FileNotFoundError: there is no such exercise; the message lists the existing ones.
     """
     path = FOLDER / f"{name}.cu"
     if not path.is_file():
@@ -62,7 +62,7 @@ def skeleton(name: str) -> str:
     """Replace each hole of the solution by a TODO comment and the hole's DEFAULT lines.
 
     Raises:
-        ValueError: a hole that is not closed, is closed twice, or does not say how long it is and what goes in.
+        ValueError: a hole is not closed, is closed twice, or does not give its length and content.
     """
     return _fill(name, with_answers=False)
 
@@ -78,14 +78,14 @@ def cell(name: str) -> str:
 
 
 def complete(code: str) -> str:
-    """Paste the course's headers into a learner's text; compilers count its lines as those of the cell."""
-    return kernel.with_headers(code, "cell", first_line=2)  # line 1 of the cell is the magic's
+    """Paste the course's headers into a learner's text; compilers number its lines as in the cell."""
+    return kernel.with_headers(code, "cell", first_line=2)  # line 1 of the cell is the magic
 
 
 def _fill(name: str, *, with_answers: bool) -> str:
-    """Put each hole's answer, or its TODO and DEFAULT lines, in place of its markers."""
+    """Replace each hole, with its markers, by its answer or by its TODO and DEFAULT lines."""
     lines: list[str] = []
-    indent: str | None = None  # of the open hole
+    indent: str | None = None  # that of the open hole
     for number, line in enumerate(solution(name).splitlines(), start=1):
         begin, default = _BEGIN.fullmatch(line), _DEFAULT.fullmatch(line)
         if indent is None and begin:

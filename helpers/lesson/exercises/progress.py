@@ -1,7 +1,7 @@
-"""The solved exercises and the guesses: a small local file, and the board that shows it.
+"""The solved exercises and the guesses: a small local file, and the board that displays it.
 
-The file is `.progress.json` in the root of the repository, or what `COURSE_PROGRESS` names. It is a convenience: where
-it is broken, or cannot be read or written, exercises are graded all the same.
+The file is `.progress.json` in the root of the repository, or the one that `COURSE_PROGRESS` names. It is a
+convenience: if it is broken, or cannot be read or written, exercises are still graded.
 
     {"exercises": {"01_coalesced_scores": {...}, ...}, "guesses": {"01": {"rows that go wrong": {...}, ...}, ...}}
 """
@@ -38,7 +38,7 @@ class Entry:
     skeleton: int = 0
 
 
-_session: dict[str, Entry] = {}  # also there where the file cannot be written
+_session: dict[str, Entry] = {}  # used even if the file cannot be written
 
 
 def file() -> Path:
@@ -47,7 +47,7 @@ def file() -> Path:
 
 
 def read() -> dict[str, Entry]:
-    """Read all entries by exercise: the file's, or this session's where those are newer."""
+    """Read all entries by exercise: from the file, or from this session where that is newer."""
     entries: dict[str, Entry] = {}
     with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, KeyError):
         for name, entry in _kept("exercises").items():
@@ -74,13 +74,13 @@ def note(name: str, code: str, *, passed: bool) -> None:
 
 
 def guesses(notebook: str) -> dict[str, dict[str, Any]]:
-    """Read what was guessed in a notebook before, by question: "guess", "unit" and, if answered, "value"."""
+    """Read a notebook's earlier guesses, by question: "guess", "unit" and, if answered, "value"."""
     kept = _kept("guesses").get(notebook)
     return {str(k): one for k, one in kept.items() if isinstance(one, dict)} if isinstance(kept, dict) else {}
 
 
 def note_guess(notebook: str, question: str, guess: Mapping[str, Any]) -> None:
-    """Keep a guess."""
+    """Save a guess."""
     _keep("guesses", {**_kept("guesses"), notebook: {**guesses(notebook), question: dict(guess)}})
 
 
@@ -93,7 +93,7 @@ def _kept(part: str) -> dict[str, Any]:
 
 
 def _keep(part: str, entries: Mapping[str, Any]) -> None:
-    """Write a part of the file; the other parts stay. Does nothing if the file cannot be written."""
+    """Write a part of the file and keep the others. Does nothing if the file cannot be written."""
     with contextlib.suppress(OSError, ValueError, TypeError):
         target = file()
         parts = {name: _kept(name) for name in ("exercises", "guesses")}
@@ -102,7 +102,7 @@ def _keep(part: str, entries: Mapping[str, Any]) -> None:
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as out:
                 json.dump(parts, out, indent=1)
-            os.replace(path, target)  # all at once: another notebook may read it
+            os.replace(path, target)  # atomically: another notebook may be reading it
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(path)
@@ -110,7 +110,7 @@ def _keep(part: str, entries: Mapping[str, Any]) -> None:
 
 
 def solved_text(name: str) -> str | None:
-    """Return the learner's last right text, or None."""
+    """Return the learner's last passing text, or None."""
     entry = read().get(name)
     return entry.text if entry is not None and entry.text and entry.skeleton == _version(name) else None
 

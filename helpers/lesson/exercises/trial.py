@@ -13,9 +13,9 @@
             trial.limit("bank conflicts", trial.figures("K_smem").conflicts, at_most=0)
 
 `sizes` ends after a wrong first size. A launch at the first size is X-rayed on the CPU before it is made, one at the
-first awkward size after it; outputs are filled with bits by which unwritten elements are recognised. What
-can be wrong has a name, its symptom: hints.py has them. The hints for each are in a file beside the grader: those of
-graders/n02.py in graders/n02.txt.
+first awkward size after it; outputs are filled with bits that identify unwritten elements. Each kind of error has a
+name, its symptom: hints.py lists them. The hints for each are in a file next to the grader: those of graders/n02.py in
+graders/n02.txt.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ ROWS = (COMPILES, FIRST, AWKWARD, XRAY, LIMIT)
 
 Grader = Callable[["Trial"], None]
 
-_MOST_PRINTED = 40  # lines of a kernel's printf
+_MOST_PRINTED = 40  # printed lines of a kernel that are shown
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def exercise(name: str, *, minutes: int, only_cc: int = 0, notebook: str = "") -
     """Register a function as the grader of the exercise `name` (a decorator); its hints are in the module's .txt file.
 
     Args:
-        minutes: what a learner needs.
+        minutes: how long it takes a learner.
         only_cc, notebook: see `Exercise`. On GPUs other than only_cc's, the CPU engine alone grades.
     """
 
@@ -126,10 +126,10 @@ class Trial:
     """One grading on one device: compiles the learner's text, launches it, and fills the rows of the table.
 
     code: the learner's text. plain: the same without comments. xp: CuPy or the CPU engine. reports: the X-rays of the
-    launches at the first size, none on a GPU; report: the last of them, or None. awkward_report: the X-ray of the last
-    launch at the first awkward size, or None. rng: for inputs that no method here makes. seed: of all inputs; None for
-    others in every trial. size: the one being tried, in words; first_size: the first one, likewise. timeout: seconds
-    that a block may take on the CPU.
+    launches at the first size, none on a GPU; report: the last of these, or None. awkward_report: the X-ray of the last
+    launch at the first awkward size, or None. rng: for inputs that no method here makes. seed: that of all inputs; None
+    for new ones in every trial. size: the one being tried, in words; first_size: the first one, in words. timeout:
+    seconds that a block may take on the CPU.
     """
 
     def __init__(
@@ -141,16 +141,16 @@ class Trial:
         self.reports: list[Report] = []
         self.awkward_report: Report | None = None
         self.rows = {title: Row() for title in ROWS}
-        self.has_awkward_sizes: bool | None = None  # not known before `sizes`
+        self.has_awkward_sizes: bool | None = None  # unknown before `sizes`
         self._timeout = timeout
-        self._title = FIRST  # the row of the size that is tried
-        self._number = 0  # of that size
-        self._awkward = "tail"  # the symptom of what is right at the first size, and wrong at that one
-        self._zero_row = -1  # of the last q that `inputs` made: its scores are 0
+        self._title = FIRST  # the row of the current size
+        self._number = 0  # index of that size
+        self._awkward = "tail"  # the symptom if only the awkward size is wrong
+        self._zero_row = -1  # the row of `inputs`' last q whose scores are all 0
         self.size = self.first_size = ""
         self._kernels: dict[Any, Callable[..., None]] = {}
-        self._printed: dict[str, str] = {}  # by size
-        self._wrong_at = ""  # the first size at which something is wrong
+        self._printed: dict[str, str] = {}  # by size: what the kernel printed
+        self._wrong_at = ""  # the first wrong size
         self._errors: dict[str, list[float]] = {FIRST: [], AWKWARD: []}
 
     @property
@@ -169,14 +169,14 @@ class Trial:
         more = [f"... and {len(lines) - _MOST_PRINTED:,} more lines"] if len(lines) > _MOST_PRINTED else []
         return "\n".join([f"printf at {size}{others}:", *lines[:_MOST_PRINTED], *more])
 
-    # ------------------------------------------------------------------------------------------ what graders call
+    # ------------------------------------------------------------------------------------- the graders' interface
 
     def sizes(self, names: str, first: Size, *others: Size) -> Iterator[Size]:
         """Yield the first size, then the awkward ones; stop after a size at which a result is wrong.
 
         Args:
-            names: what messages call the numbers of a size, "N, N_kv". If an awkward size differs from the first in "d"
-                (HEAD_DIM) alone, a failure there is attributed to the width; if in a size of the block, to that.
+            names: the names of a size's numbers in messages, "N, N_kv". If an awkward size differs from the first only
+                in "d" (HEAD_DIM), a failure there is attributed to the width; if only in the block's size, to that.
         """
         self.has_awkward_sizes = bool(others)
         labels = names.split(", ")
@@ -195,7 +195,7 @@ class Trial:
     def inputs(self, n: int, n_kv: int, d: int, dtype: Any = np.float32) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Make fresh NumPy arrays q (n, d), k and v (n_kv, d) of non-zero mean.
 
-        With three rows or more, one row of q is all zeros: its scores are 0, and count like any others.
+        With three rows or more, one row of q is all zeros: its scores are 0, and must count like any others.
         """
         q, k, v = make_inputs(n, n_kv, d, seed=int(self.rng.integers(2**31)))
         self._zero_row = 2 * n // 3 if n > 2 else -1
@@ -210,13 +210,13 @@ class Trial:
             hints.poison(filled)
             return self.xp.asarray(filled)
         array = self.xp.empty(shape, dtype)
-        hints.poison(np.asarray(array).view(np.ndarray))  # not by the engine's own =, which would count as written
+        hints.poison(np.asarray(array).view(np.ndarray))  # plain NumPy: the engine's own = would count as a write
         return array
 
     def far(self, *counts: int) -> list[Any] | None:
         """Make a float32 array of zeros for each count: for indices beyond 32 bits.
 
-        Only what a kernel touches takes memory. Each array has room before it for an index that wraps to below 0.
+        Only the touched pages take memory. Space is reserved before each array, for an index that wraps below 0.
         Returns None on a GPU, where all of an array would take memory, if the system does not provide such arrays, or
         if a row has failed already. A launch with them takes no other arrays, counts as one at an awkward size, and is
         not X-rayed, because an X-ray would read whole arrays and fill the memory.
@@ -226,7 +226,7 @@ class Trial:
         failed = any(row.passed is False for row in self.rows.values())
         if failed or self.on_gpu or not sys.platform.startswith(("linux", "darwin")):
             return None
-        without_reserve = 0x4000 if sys.platform == "linux" else 0x40  # MAP_NORESERVE, which Python has from 3.13 on
+        without_reserve = 0x4000 if sys.platform == "linux" else 0x40  # MAP_NORESERVE, which Python has since 3.13
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | without_reserve
         try:
             memory = [mmap.mmap(-1, 4 * (before + count), flags=flags) for count in counts]
@@ -257,14 +257,14 @@ class Trial:
         run = self._compiled(kernel, extra, before, defines)
         grid, block = ((size,) if isinstance(size, int) else tuple(size) for size in (grid, block))
         args = tuple(map(self._argument, args))
-        seen, printed = io.StringIO(), io.StringIO()  # what the kernel prints, under the X-ray and without
+        seen, printed = io.StringIO(), io.StringIO()  # what the kernel prints with the X-ray and without
         try:
             if self._title == FIRST and not self.on_gpu:
                 with contextlib.redirect_stdout(seen):
                     self.reports.append(self._xray(run, grid, block, args))
             if self.on_gpu:
                 run(grid, block, args)
-                self.xp.cuda.Device().synchronize()  # where what went wrong there is raised
+                self.xp.cuda.Device().synchronize()  # raises errors of the launch
             else:
                 with contextlib.redirect_stdout(printed):
                     run(grid, block, args, timeout=self._timeout)
@@ -278,7 +278,7 @@ class Trial:
         except Exception as error:
             failure = hints.of_error(error, self._timeout, self.code)
             reasons = failure.symptoms
-            if self._title == AWKWARD and "bounds" in reasons:  # all threads were right where sizes were whole
+            if self._title == AWKWARD and "bounds" in reasons:  # all threads were correct at whole sizes
                 where = ("bounds", "crash", "tail") if self._awkward == "tail" else (self._awkward, "bounds", "crash")
                 reasons = (*(reason for reason in reasons if reason not in where), *where)
             self._stop(self._title, failure.lines, *reasons)
@@ -288,7 +288,7 @@ class Trial:
         return run
 
     def shared(self) -> Figures:
-        """Add up what all of shared memory cost in `report`."""
+        """Sum up what all of shared memory cost in `report`."""
         total = Figures()
         for figures in self.report.shared.values() if self.report else ():
             for one in fields(Figures):
@@ -326,7 +326,7 @@ class Trial:
         """
         row, expected, got = self.rows[self._title], np.asarray(expected), self.xp.asnumpy(got)
         at = (self.size if at is None else at) + ", large scores" * large
-        with np.errstate(invalid="ignore"):  # the poison is a NaN that signals
+        with np.errstate(invalid="ignore"):  # the poison is a signalling NaN
             result = compare(output, got, expected, tolerance=tolerance)
         if not result.passed:
             self._wrong_at = self._wrong_at or self.size
@@ -366,7 +366,7 @@ class Trial:
         exactly: float | None = None,
         symptom: str = "",
     ) -> None:
-        """Compare a count with a limit that the kernel has to meet; the result goes to the row "meets its limit"."""
+        """Compare a count with a limit that the kernel has to meet; the result goes into the row "meets its limit"."""
         bounds = (
             ("at most", at_most, operator.le),
             ("at least", at_least, operator.ge),
@@ -382,15 +382,15 @@ class Trial:
             row.lines.append(f"{what}: {got:,} ({wanted})")
 
     def blame(self, symptom: str, *, everywhere: bool = False) -> None:
-        """Name the cause of the X-ray's findings, if the grader can tell: its hint comes before all others.
+        """Set the cause of the X-ray's findings, if the grader knows it: its hint comes before all others.
 
-        everywhere: it is the cause of every failure, not of the findings alone.
+        everywhere: it is the cause of every failure, not only of the findings.
         """
         for row in self.rows.values() if everywhere else [self.rows[XRAY]]:
             if symptom and row.passed is False:
                 row.symptoms = (symptom, *row.symptoms)
 
-    # ------------------------------------------------------------------------------------------------- how
+    # --------------------------------------------------------------------------------------------- implementation
 
     def _compiled(self, name: str, extra: str, before: str, defines: dict[str, int]) -> Callable[..., None]:
         """Compile the learner's kernel, once for each set of sizes."""
@@ -400,10 +400,10 @@ class Trial:
                 self._kernels[key] = self._compile(name, extra, before, defines)
             except (Stopped, engine.NoCompilerError, nvrtc.CuteMissing):
                 raise
-            except Exception as error:  # CuPy's and the engine's errors have no base in common
+            except Exception as error:  # CuPy's and the engine's errors have no common base class
                 get_message = getattr(error, "get_message", None)  # CuPy's compile error
                 message = str(get_message() if get_message else error)
-                message = re.sub(r"; did you mean \W*std::.*", "", message)  # a host's compiler: a GPU's has no std::
+                message = re.sub(r"; did you mean \W*std::.*", "", message)  # advice for the host: GPUs have no std::
                 self._stop(COMPILES, message.strip().splitlines(), *hints.of_refusal(message))
             self.rows[COMPILES].passed = True
         return self._kernels[key]
@@ -416,12 +416,13 @@ class Trial:
         )
         headers = (*kernel.headers(text), *kernel.architecture(text)) if self.on_gpu else nvrtc.cute_options(text)
         module = self.xp.RawModule(code=text, options=(*kernel.options(defines), *headers))
-        # The CPU engine checks arguments by itself; on a GPU the typed launch does.
+        # The CPU engine checks arguments itself; on a GPU the typed launch does.
         if self.on_gpu:
             return kernel.typed(module, name, text)
         warned = io.StringIO()
-        # A host's compiler reads the text again for its warnings; a kernel, which returns nothing, has no such warning.
-        a_function = r"->|\b(?!else\b|void\b)\w+[\s&*]+\w+\s*\([^;{}()]*\)\s*\{"  # it need not say __device__
+        # The host compiler compiles the text again for its warnings; kernels, which return nothing, cannot cause this
+        # one.
+        a_function = r"->|\b(?!else\b|void\b)\w+[\s&*]+\w+\s*\([^;{}()]*\)\s*\{"  # __device__ is optional
         has_functions = re.search(a_function, self.plain) is not None
         module.compile(warned if has_functions and not self._kernels else None)
         if not self._kernels:
@@ -432,7 +433,7 @@ class Trial:
         return module.get_function(name)
 
     def _ask_nvrtc(self, options: tuple[str, ...]) -> None:
-        """Stop if NVRTC, a GPU's compiler, is installed and refuses the text that the CPU engine accepts."""
+        """Stop if NVRTC is installed and rejects the text that the CPU engine accepts."""
         if os.environ.get("COURSE_NVRTC") == "0":
             return
         refused = nvrtc.refusal(holes.complete(self.code), options)
@@ -447,13 +448,13 @@ class Trial:
         return np.int32(value) if type(value) is int else np.float32(value) if type(value) is float else value
 
     def _xray(self, run: Any, grid: Sequence[int], block: Sequence[int], args: Sequence[Any]) -> Report:
-        """X-ray a launch, and restore the old values of its arrays."""
+        """X-ray a launch, and restore the old contents of its arrays."""
         before = [(a, np.array(a, subok=False)) for a in args if isinstance(a, engine.ndarray)]
         report = xray(run, grid, block, args, timeout=self._timeout)
         for array, values in before:
             np.asarray(array).view(np.ndarray)[...] = values
         row = self.rows[XRAY]
-        # An output that is never written is the business of `expect`.
+        # `expect` reports outputs that are never written.
         findings = [finding for finding in report.findings if finding.kind != "never written"]
         endless = next((finding for finding in findings if finding.kind == "endless loop"), None)
         if endless is not None:

@@ -1,4 +1,4 @@
-"""Sphinx's settings of the site. `helpers.site.build` gives the source and output folders, and the address below."""
+"""Sphinx's settings for the site. `helpers.site.build` passes the source and output folders, and the address below."""
 
 import functools
 import gc
@@ -20,10 +20,10 @@ from helpers.setup.version import version as course_version
 from helpers.site import readme_pages, web_address
 from helpers.site.links import ROOT
 
-sys.modules.setdefault("rfc3987_syntax", None)  # which myst_nb would import for 3 s: see helpers/cli/quick_pytest.py
+sys.modules.setdefault("rfc3987_syntax", None)  # myst_nb would import it for 3 s: see helpers/cli/quick_pytest.py
 
-# Most of what Sphinx makes stays until the end, and Python's collector would look at it again and again. And the stems
-# of words are kept for one page only. With both it takes a quarter less time.
+# Most of Sphinx's objects live until the end, and Python's collector would scan them again and again; and Sphinx caches
+# the stems of words for one page only. With both changes a build takes a quarter less time.
 gc.set_threshold(200_000, 50, 1000)
 SearchEnglish.stem = functools.cache(SearchEnglish.stem)
 
@@ -31,9 +31,9 @@ project = "FlashAttention from scratch, in CuPy"
 author = "the course's authors"
 version = release = course_version()
 extensions = ["myst_nb", "sphinx_copybutton"]
-exclude_patterns = ["extra"]  # files that are copied as they are
+exclude_patterns = ["extra"]  # files that are copied unchanged
 
-nb_execution_mode = "off"  # outputs are those that the notebooks hold
+nb_execution_mode = "off"  # outputs are those stored in the notebooks
 nb_render_markdown_format = "myst"
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
@@ -48,8 +48,8 @@ html_js_files = ["book.js"]
 html_favicon = "static/icon.svg"
 html_search_scorer = str(Path(__file__).with_name("static") / "scorer.js")
 html_show_copyright = html_show_sphinx = False
-html_context = {"default_mode": "auto"}  # the theme of the reader's system; without it each page logs an error
-html_math_renderer = "mathml"  # below
+html_context = {"default_mode": "auto"}  # follow the reader's system; without this each page logs an error
+html_math_renderer = "mathml"  # defined below
 html_copy_source = False
 html_show_sourcelink = False
 html_theme_options = {
@@ -58,12 +58,12 @@ html_theme_options = {
     "use_download_button": False,
     "footer_content_items": ["extra-footer.html"],
     "use_fullscreen_button": False,
-    "navbar_persistent": [],  # the search is in the sidebar
-    # A kernel's page needs the width for its code.
+    "navbar_persistent": [],  # the search box is in the sidebar
+    # A kernel's page needs the full width for its code.
     "secondary_sidebar_items": {f"{folder}/*": ["page-toc.html"] for folder in ("notebooks", "teachers", "about")},
     "show_navbar_depth": 1,
     "collapse_navbar": True,
-    "max_navbar_depth": 2,  # the steps and exercises are in lists of their own
+    "max_navbar_depth": 2,  # steps and exercises have their own lists
     "show_toc_level": 2,
     "pygments_light_style": "github-light",
     "pygments_dark_style": "github-dark",
@@ -71,7 +71,7 @@ html_theme_options = {
 
 
 class CudaCells(SphinxTransform):
-    """Cells that begin with %%cuda are C++, in notebooks whose other cells are Python."""
+    """Highlight cells that begin with %%cuda as C++, in notebooks whose other cells are Python."""
 
     default_priority = 400
 
@@ -82,7 +82,7 @@ class CudaCells(SphinxTransform):
 
 
 class NoPrintedCode(SphinxPostTransform):
-    """Listings that a cell printed are no words to search for: the kernel's own page has them."""
+    """Keep listings printed by cells out of the search index: the kernel's own page has them."""
 
     default_priority = 900
 
@@ -96,20 +96,20 @@ class NoPrintedCode(SphinxPostTransform):
 
 
 def inline_formula(translator: Any, node: Any) -> None:
-    """Write a formula as MathML, which browsers set by themselves: no script, no fonts, nothing to fetch."""
+    """Write a formula as MathML, which browsers render without scripts, fonts or downloads."""
     translator.body.append(f'<span class="math">{convert(node.astext())}</span>')
-    node.clear()  # its TeX is not shown as well
+    node.clear()  # do not show its TeX as well
 
 
 def formula(translator: Any, node: Any) -> None:
-    """Write a formula on a line of its own."""
+    """Write a displayed formula."""
     translator.body.append(f'<div class="math">{convert(node.astext(), display="block")}</div>')
     node.clear()
 
 
 @functools.cache
 def summary() -> tuple[str, str]:
-    """Read README's summary, once for all pages."""
+    """Read README's summary once for all pages."""
     return readme_pages.summary((ROOT / readme_pages.FILE).read_text(encoding="utf-8"))
 
 

@@ -1,4 +1,4 @@
-"""Tests of `histogram`, for a GPU as well as for `pytest --cuda-on-cpu`; `--cuda-sanitize` looks at each launch."""
+"""Tests of `histogram`, for a GPU as well as for `pytest --cuda-on-cpu`; `--cuda-sanitize` checks each launch."""
 
 import cupy as cp
 import numpy as np

@@ -37,16 +37,16 @@ def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def wrong_for_one_key(trial: Trial, o: Any, expected: np.ndarray, seen: np.ndarray) -> str:
-    """Return "one key" if an output is wrong only in rows that see exactly one key, else "". See `expect_v`."""
+    """Return "one key" if only rows that see exactly one key are wrong, else "". See `expect_v`."""
     wrong = ~np.isclose(trial.xp.asnumpy(o), expected, rtol=0, atol=1e-3).all(axis=1)
     return "one key" if wrong.any() and (seen[wrong].sum(axis=1) == 1).all() else ""
 
 
 def expect_v(trial: Trial, o: Any, v: np.ndarray, seen: np.ndarray | None = None) -> None:
-    """Expect rows that see one key alone to return its row of V, to the last bit.
+    """Expect rows that see a single key to return its row of V, bit for bit.
 
     Args:
-        o: the output (n, d), of the device. seen: which row sees which key, (n, n_kv) of bool; None: each sees all.
+        o: the output (n, d), on the device. seen: (n, n_kv) of bool, True where the row sees the key; None: everywhere.
     """
     o = trial.xp.asnumpy(o)
     seen = np.ones((len(o), len(v)), bool) if seen is None else seen

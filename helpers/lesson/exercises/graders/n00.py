@@ -22,7 +22,7 @@ def first_kernel(trial: Trial) -> None:
         z, a = trial.empty(n), np.float32(trial.rng.uniform(1.5, 3))
         trial.launch("axpy", blocks(n, block), block, x, y, z, a, n, BLOCK=block)
         if n == first and trial.report and "race" in trial.rows[XRAY].symptoms:
-            # To the reader of this first table, neither "race" nor "X-ray" means anything yet.
+            # A reader of this first table does not know "race" or "X-ray" yet.
             stores = trial.figures("Z").written // 4
             elements = int((~hints.untouched(trial.xp.asnumpy(z))).sum())
             trial.rows[XRAY].lines = [
@@ -41,12 +41,12 @@ def safe_softmax(trial: Trial) -> None:
     for n, n_kv, d in trial.sizes("N, N_kv, d", (33, 65, 8), (1, 1, 8), (64, 1, 8), (63, 257, 8)):
         q, k, _ = trial.inputs(n, n_kv, d)
         ordinary = q @ k.T / np.float32(math.sqrt(d))
-        # Rows are far below 0, where a maximum that starts at 0, or at -10,000, is wrong as well.
+        # All scores of these rows are far below 0, so a maximum that starts at 0 or at -10,000 is also wrong.
         shifts = np.resize(np.array([-100_000, 1000, -1000], np.float32), n)
         large = 10 * ordinary + shifts[:, None]
-        large[::3, -1] += 200  # nor may the maximum miss the last key, or one in the middle
+        large[::3, -1] += 200  # the maximum must include the last key, and those in the middle
         large[1::3, n_kv // 2] += 200
-        large[5::9] = -1e30  # all the same: each key has an equal share
+        large[5::9] = -1e30  # all equal: each key has an equal share
         for name, s in (("P of ordinary scores", ordinary), ("P of scores near -100,000, 1000, -1000 or -1e30", large)):
             p = trial.empty(n, n_kv)
             trial.launch("safe_softmax", blocks(n, 64), 64, s, p, n, n_kv, BLOCK_M=64)

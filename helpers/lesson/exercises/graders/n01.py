@@ -9,11 +9,11 @@ from helpers.lesson.exercises.trial import Trial, exercise
 
 SCALE = 0.375  # the softmax_scale of 01_scores: not d**-0.5, so that it has to be taken from the arguments
 
-# A block far down the array: its scores are beyond 2^32 elements.
+# A block far into the array: its scores are more than 2^32 elements from the start.
 FAR_BLOCK = 2**20
 FAR = f"#undef blockIdx\n#define blockIdx uint3{{{FAR_BLOCK}, 0, 0}}"
 
-# Asks the learner's function for one index, of a scratch that would not fit in any memory.
+# Calls the learner's function for one index into a scratch array that would not fit in any memory.
 AT = """
 extern "C" __global__ void __launch_bounds__(32)
     index_of(unsigned long long* index, int row, int j, int N, int N_kv) {
@@ -54,9 +54,9 @@ def _scores_far_down(trial: Trial) -> None:
 
 @exercise("01_off_by_one", minutes=6)
 def off_by_one(trial: Trial) -> None:
-    """Test the read past K, which the X-ray alone sees: even the skeleton's numbers are right at every size.
+    """Test the read past K, which only the X-ray sees: even the skeleton's numbers are right at every size.
 
-    K fills no multiple of 256 bytes: where it does, the engine stops the launch at its end.
+    K does not fill a multiple of 256 bytes: if it did, the engine would stop the launch at K's end.
     """
     for n, n_kv, d in trial.sizes("N, N_kv, d", (40, 25, 8), (33, 65, 8), (1, 1, 8), (130, 31, 8), (40, 25, 72)):
         q, k, v = trial.inputs(n, n_kv, d)

@@ -25,7 +25,7 @@ def one_barrier(trial: Trial) -> None:
         trial.limit("bytes read from shared memory", trial.shared().read, at_least=4 * n * n_kv * d, symptom="reads")
 
 
-# Has the learner's function load one tile.
+# Calls the learner's function to load one tile.
 ONE_TILE = """
 extern "C" __global__ void __launch_bounds__(BLOCK_M) one_tile(const float* K, float* copy, int first, int N_kv) {
   __shared__ float tile[BLOCK_N][HEAD_DIM];
@@ -66,7 +66,7 @@ def load_tile(trial: Trial) -> None:
         sums = trial.empty(n)
         defines = {"HEAD_DIM": d, "BLOCK_M": block_m, "BLOCK_N": block_n}
         trial.launch("sum_of_scores", blocks(n, block_m), block_m, q, padded[:n_kv], sums, n, n_kv, **defines)
-        # Sums are in the hundreds, and float32 keeps 7 digits.
+        # sums are in the hundreds, and float32 has 7 digits
         symptom = "tail" if n_kv % block_n else "threads" if block_m < 64 else ""
         trial.expect("SUM", sums, product(q, k.T).sum(axis=1), tolerance=2e-3, symptom=symptom)
     _tile_far_down(trial)
@@ -80,7 +80,7 @@ def load_tile(trial: Trial) -> None:
 
 @exercise("02_no_conflicts", minutes=8)
 def no_conflicts(trial: Trial) -> None:
-    """Test one block of rows, one row, a block and eight rows; then conflicts and bytes. HEAD_DIM is 64, 96, 32."""
+    """Test one block of rows, one row, a block and eight rows; then conflicts and bytes. HEAD_DIM is 64, 96 or 32."""
     dims, runs = (64, 96, 32), []
     for n in trial.sizes("N", 32, 1, 40):
         for d in dims:
@@ -96,7 +96,7 @@ def no_conflicts(trial: Trial) -> None:
         for d, run, report in zip(dims, runs, trial.reports, strict=False):
             conflicts = sum(array.conflicts for array in report.shared.values())
             trial.limit(f"bank conflicts of a block at d = {d}", conflicts, at_most=0, symptom="conflicts")
-            most = 4 * 32 * d + 808  # 9,000 at d = 64: it gives no stride away
+            most = 4 * 32 * d + 808  # 9,000 at d = 64: does not give the stride away
             trial.limit(f"bytes of shared memory at d = {d}", run.shared_size_bytes, at_most=most, symptom="bytes")
 
 

@@ -46,7 +46,7 @@ def no_key(trial: Trial) -> None:
         seen = reference.visible(n, n_kv, window=(left, 0))
         symptom = "" if shift else wrong_for_one_key(trial, o, expected, seen)
         trial.expect("O", o, expected, tolerance=tolerance_for(q, k), large=shift > 0, symptom=symptom)
-        if n_kv == 1:  # after the large scores, which say more of an answer that is wrong there
+        if n_kv == 1:  # checked after the large scores, which tell more about a wrong answer
             expect_v(trial, o, v, seen)
         trial.expect("lse", lse, expected_lse, tolerance=512 * 2.0**-20 if shift else TOLERANCE, symptom="lse")
 

@@ -8,7 +8,7 @@ from helpers.lesson.exercises import hints
 from helpers.lesson.exercises.graders.expected import attention_parts, blocks, product
 from helpers.lesson.exercises.trial import FIRST, XRAY, Trial, exercise
 
-# What a row's threads exchange, each function by itself: which of the holes is wrong?
+# Calls each function that exchanges values between a row's threads, to find which hole is wrong.
 PROBES = """
 extern "C" __global__ void probe_max(const float* a, float* result) { result[threadIdx.x] = row_max(a[threadIdx.x]); }
 extern "C" __global__ void probe_sum(const float* a, float* result) { result[threadIdx.x] = row_sum(a[threadIdx.x]); }
@@ -17,16 +17,16 @@ extern "C" __global__ void probe_sum(const float* a, float* result) { result[thr
 
 @exercise("04_register_tile", minutes=15)
 def register_tile(trial: Trial) -> None:
-    """Test the two functions by themselves; then maxima, to which sums are relative, the sums, and the exchanges."""
+    """Test the two functions by themselves; then maxima, the sums relative to them, and the exchanges."""
     a = trial.rng.standard_normal(128).astype(np.float32)
     shuffles = {}
     for name, reduce, symptom in (("max", np.max, "maximum"), ("sum", np.sum, "sum")):
         result = trial.empty(128)
         trial.launch(f"probe_{name}", 1, 128, a, result, extra=PROBES, HEAD_DIM=8)
         of_rows = np.repeat(reduce(a.reshape(-1, 8), axis=1), 8)
-        every = 1 if name == "max" else 8  # the kernel uses the sum of the row's first thread alone
+        every = 1 if name == "max" else 8  # the kernel uses only the sum of the row's first thread
         trial.expect(f"row_{name} of 128 numbers", trial.xp.asnumpy(result)[::every], of_rows[::every], symptom=symptom)
-        # Of one warp; where that is more, of one row: the four rows of a warp may shuffle each by itself.
+        # Shuffles of one warp or, if that is more, of one row: the four rows of a warp may shuffle separately.
         for threads in (32, 8) if trial.report and trial.rows[FIRST].passed is not False else ():
             if shuffles.get(name, 4) > 3:
                 trial.launch(f"probe_{name}", 1, threads, a, result, extra=PROBES, HEAD_DIM=8)
@@ -44,7 +44,7 @@ def register_tile(trial: Trial) -> None:
 
 @exercise("04_outer_product", minutes=15)
 def outer_product(trial: Trial) -> None:
-    """Test the output, then that each word comes from shared memory once, four to a request."""
+    """Test the output, then that each word is read from shared memory once, in requests of four."""
     first = 64, 128, 8
     for n, n_kv, d in trial.sizes("N, N_kv, d", first, (33, 65, 8), (1, 1, 8), (70, 31, 8), (64, 128, 72)):
         q, k, _ = trial.inputs(n, n_kv, d)
@@ -63,7 +63,7 @@ def outer_product(trial: Trial) -> None:
 
 @exercise("04_float4_rows", minutes=8, notebook="04b")
 def float4_rows(trial: Trial) -> None:
-    """Test whole float4 first, without a tail. Then Y is longer, so that a write past its end shows."""
+    """Test sizes that are multiples of float4 first, then a longer Y, so that a write past its end shows."""
     first, second = 4096, 4602
     for count in trial.sizes("count", first, second, 1, 3, 33 * 33):
         x, _, _ = trial.inputs(1, 1, count)
@@ -77,7 +77,7 @@ def float4_rows(trial: Trial) -> None:
         trial.expect("Y", written[:count], factor * x.ravel())
     if trial.report:
         for count, awkward in ((first, False), (second, True)):
-            at_most = count // 128 + 4  # whoever scales the last four words one by one takes four
+            at_most = count // 128 + 4  # a text that scales the last four words one by one needs four
             for array in ("X", "Y"):
                 requests = trial.figures(array, awkward=awkward).requests
                 what, symptom = f"requests of {array} for {count:,} words", "whole array" if awkward else "requests"

@@ -31,7 +31,7 @@ def sliding_window(trial: Trial) -> None:
 @exercise("05_causal_tiles", minutes=12)
 def causal_tiles(trial: Trial) -> None:
     """Test as many keys as rows; more keys; more rows, so that rows and whole blocks see no key; one row."""
-    counted = {}  # size -> the keys that all blocks read, those that they need
+    counted = {}  # size -> (keys that all blocks read, keys that they need)
     first = 80, 80, 8, 32
     sizes = first, (70, 77, 8, 32), (70, 20, 8, 32), (1, 17, 8, 32), (80, 80, 72, 32), (80, 80, 8, 64)
     for n, n_kv, d, block_m in trial.sizes("N, N_kv, d, BLOCK_M", *sizes):
@@ -62,7 +62,7 @@ HEADS_FIRST, ROWS_FIRST = "(heads, seq, d)", "(seq, heads, d)"
 
 
 def _stored(a: np.ndarray, layout: str) -> np.ndarray:
-    """Store an array (heads, rows, d) in a layout, or bring a stored one back."""
+    """Change an array (heads, rows, d) to a storage layout, or back."""
     return np.ascontiguousarray(a.swapaxes(0, 1)) if layout == ROWS_FIRST else a
 
 
@@ -93,7 +93,7 @@ def group_of_heads(trial: Trial) -> None:
 
         with_each = np.stack([[reference.attention(a, k[g], v[g]) for a in q] for g in range(kv_heads)])
         got, head = _stored(trial.xp.asnumpy(o), q_layout), np.arange(heads)
-        fits = np.isclose(got, with_each, rtol=0, atol=1e-4).all(axis=(2, 3))  # (head of K and V, head of Q)
+        fits = np.isclose(got, with_each, rtol=0, atol=1e-4).all(axis=(2, 3))  # (KV head, query head)
         right = head // (heads // kv_heads)
         slips = {"zero": 0 * head, "modulo": head % kv_heads, "quotient": head // kv_heads}
         slips = {name: kv_head for name, kv_head in slips.items() if kv_head.max() < kv_heads}

@@ -18,12 +18,12 @@ SCALE = 0.1875  # the softmax_scale of 06_row_of_scores: not d**-0.5, so that it
 def row_of_scores(trial: Trial) -> None:
     """Test whole tiles, then several steps of k, then a tail of keys and of rows. All scores of key 5 are 0.
 
-    The last size's one score is -12288: keys past the end must not count beside that either.
+    The only score of the last size is -12288: next to it, too, keys past the end must not count.
     """
     first, steps = (32, 48, 16), (16, 32, 48)
     for n, n_kv, d in trial.sizes("N, N_kv, d", first, steps, (33, 65, 16), (1, 1, 16)):
         q, k, _ = trial.inputs(n, n_kv, d, np.float16)
-        k[5:6] = 0  # as a row of q is
+        k[5:6] = 0  # like a row of q
         if n == 1:
             q[...], k[...] = -4096, 1
         lse = trial.empty(n)
@@ -43,7 +43,7 @@ def row_of_scores(trial: Trial) -> None:
                 "by columns": np.log(np.exp(s).sum(axis=(1, 2))).ravel(),
                 "keys": _lse(q, k[:-1]),
             }
-            some = q.any(axis=1)  # of the other all scores are 0
+            some = q.any(axis=1)  # all scores of the other row are 0
             symptom = trial.slip(trial.xp.asnumpy(lse)[some], {name: a[some] for name, a in slips.items()})
         trial.expect("lse", lse, expected, tolerance=1e-4, symptom=symptom)
     if trial.report:
@@ -59,7 +59,7 @@ def _lse(q: np.ndarray, k: np.ndarray, scale: float = SCALE) -> np.ndarray:
 
 
 def _unset(trial: Trial, findings: Sequence[Finding]) -> str:
-    """Return the symptom of a read of an unwritten word: a wrong stride, or what is missing; "" without one."""
+    """Return the symptom of a read of an unwritten word: a wrong stride or missing code; "" without such a read."""
     array = next((f.array or "" for f in findings[:1] if f.kind == "uninitialised"), "")
     if "S_smem" in array:
         return "stride of S" if trial.figures("S_smem").written else "not stored"
@@ -68,7 +68,7 @@ def _unset(trial: Trial, findings: Sequence[Finding]) -> str:
 
 @exercise("06_factor_fragment", minutes=12)
 def factor_fragment(trial: Trial) -> None:
-    """Test P and M of an online softmax; the bytes written to shared memory are limited.
+    """Test P and M of an online softmax; bytes written to shared memory are limited.
 
     The second size is computed twice on the CPU, the second time with accumulators in a layout that no GPU has.
     """
@@ -101,7 +101,7 @@ def factor_fragment(trial: Trial) -> None:
         trial.limit(what, written, at_most=64, symptom=symptom)
 
 
-@np.errstate(invalid="ignore")  # what nobody wrote is NaN
+@np.errstate(invalid="ignore")  # unwritten elements are NaN
 def _wrong_factor(o: np.ndarray, expected: np.ndarray, p: np.ndarray, v: np.ndarray, maxima: np.ndarray) -> str:
     """Return the symptom of wrong factors in 06_factor_fragment; "" if it is unknown."""
     row, column = np.indices((16, 16))
@@ -114,7 +114,7 @@ def _wrong_factor(o: np.ndarray, expected: np.ndarray, p: np.ndarray, v: np.ndar
 
 
 def _multiplied(p: np.ndarray, v: np.ndarray, maxima: np.ndarray, factor: np.ndarray) -> np.ndarray:
-    """Compute the sum with element (r, c) of each 16 x 16 accumulator times the factor of row `factor[r, c]`."""
+    """Compute the sum with each element (r, c) of 16 x 16 accumulators times the factor of row `factor[r, c]`."""
     n, d = len(p), v.shape[1]
     acc = np.zeros((n // 16, 16, d))
     for tile in range(len(maxima)):
@@ -128,7 +128,7 @@ def _multiplied(p: np.ndarray, v: np.ndarray, maxima: np.ndarray, factor: np.nda
 
 @exercise("06_find_the_race", minutes=9)
 def find_the_race(trial: Trial) -> None:
-    """Find the race by the X-ray, and count barriers: the numbers are right without the barrier, too."""
+    """Find the race by the X-ray, and count barriers: the numbers are right even without the barrier."""
     first = 32, 48, 16
     for n, n_kv, d in trial.sizes("N, N_kv, d", first, (16, 16, 16), (48, 112, 48)):
         q, k, v = (0.5 * a for a in trial.inputs(n, n_kv, d, np.float16))

@@ -1,4 +1,4 @@
-"""The exercises of notebooks 07 and 07b: accumulators and operands of mma.sync, swizzled tiles, copies ahead."""
+"""Graders of notebooks 07 and 07b: accumulators and operands of mma.sync, swizzled tiles, prefetching copies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from helpers.lesson.exercises.graders.expected import blocks, product
 from helpers.lesson.exercises.trial import FIRST, Trial, exercise
 from helpers.xray import Report
 
-# Asks the learner's function for the place of every chunk.
+# Calls the learner's function for the place of every chunk.
 PLACES = """
 extern "C" __global__ void places(int* offsets) {
   offsets[threadIdx.x] = (int)swizzle(threadIdx.x / 8, threadIdx.x % 8);
@@ -20,7 +20,7 @@ extern "C" __global__ void places(int* offsets) {
 
 @exercise("07_swizzle", minutes=8, notebook="07b")
 def swizzle(trial: Trial) -> None:
-    """Test the function alone first, whose offsets show what is wrong; then the whole kernel."""
+    """Test the function alone first, because its offsets show what is wrong; then the whole kernel."""
     places = trial.empty(16, 8, dtype=np.int32)
     for n in trial.sizes("N", 16, 40, 1):
         if n == 16:
@@ -38,7 +38,7 @@ def swizzle(trial: Trial) -> None:
 
 
 def _wrong_place(places: np.ndarray) -> tuple[str, str]:
-    """Return the symptom and the reason of the first misplaced chunk; two times "" without one."""
+    """Return the symptom and the reason of the first misplaced chunk; ("", "") if there is none."""
     chunk_at: dict[int, str] = {}
     for (row, chunk), place in np.ndenumerate(places):
         call = f"swizzle({row}, {chunk})"
@@ -52,7 +52,7 @@ def _wrong_place(places: np.ndarray) -> tuple[str, str]:
     return "", ""
 
 
-# Asks the learner's function what each lane gets.
+# Calls the learner's function for every lane.
 OF_LANES = """
 extern "C" __global__ void of_lanes(const float* a, float* result) {
   result[threadIdx.x] = row_allreduce(a[threadIdx.x]);
@@ -62,9 +62,9 @@ extern "C" __global__ void of_lanes(const float* a, float* result) {
 
 @exercise("07_row_max", minutes=12)
 def row_max(trial: Trial) -> None:
-    """Test a lane's own maxima first, which need no shuffle."""
+    """Test each lane's own maxima first, which need no shuffle."""
     for n, n_kv in trial.sizes("N, N_kv", (16, 24), (33, 13), (1, 2)):
-        # Distinct, and the same at every try. All are negative: a 0 in place of the lowest float is found.
+        # Distinct, and the same in every try. All are negative, so a 0 in place of the lowest float is noticed.
         s = np.random.default_rng(7).permutation(n * n_kv).reshape(n, n_kv).astype(np.float32) - n * n_kv
         padded = np.full((16 * blocks(n, 16), 8 * blocks(n_kv, 8)), np.finfo(np.float32).min, np.float32)
         padded[:n, :n_kv] = s
@@ -86,12 +86,12 @@ def row_max(trial: Trial) -> None:
         trial.limit("requests of shared memory", trial.shared().requests, exactly=0, symptom="shared")
 
 
-TILES = 5  # of the first size
+TILES = 5  # at the first size
 
 
 @exercise("07_find_the_wait", minutes=13, notebook="07b")
 def find_the_wait(trial: Trial) -> None:
-    """Trace the X-ray's findings to the wait, the barrier or the order; then require copies to overlap with sums."""
+    """Attribute the X-ray's findings to the wait, barrier or order; then require copies to overlap with sums."""
     for n in trial.sizes("N", 16 * TILES - 8, 16, 1):
         _, _, v = trial.inputs(1, n, 64)
         o = trial.empty(64)
@@ -123,7 +123,7 @@ def _cause(report: Report, right: bool) -> str:
 
 
 def _sums_with_a_copy_in_flight(report: Report) -> int:
-    """Count the tiles that the first warp sums after it has started to copy another one."""
+    """Count the tiles that the first warp sums while its copy of another one is in flight."""
     started = summed = overlapping = 0
     for step in report.steps():
         if step.warp or step.what not in ("write shared", "read shared"):
@@ -132,17 +132,17 @@ def _sums_with_a_copy_in_flight(report: Report) -> int:
             started += step.count
         else:
             summed += step.count
-            overlapping += started // 4 > summed // 16  # copies and sums of this thread for a tile: 4 and 16
+            overlapping += started // 4 > summed // 16  # per tile and thread: 4 copies and 16 sums
     return overlapping
 
 
 @exercise("07_two_products", minutes=20)
 def two_products(trial: Trial) -> None:
-    """Test S = 1 first, where any arrangement of a is right, so that only b can be wrong. Then random numbers."""
+    """Test S = 1 first, where only b can be wrong, since any arrangement of a is right. Then random numbers."""
     for n, n_kv in trial.sizes("N, N_kv", (16, 32), (33, 17), (1, 1)):
         q, k, v = trial.inputs(n, n_kv, 64, np.float16)
         inputs = {"O, with S = 1": (np.full_like(q, 0.125), np.full_like(k, 0.125)), "O": (q, k)}
-        if "pack(1.0f, 1.0f)" in trial.plain:  # a is still as it was: the hint is about a
+        if "pack(1.0f, 1.0f)" in trial.plain:  # a is unchanged: the hint is about a
             del inputs["O, with S = 1"]
         for what, (left, right) in inputs.items():
             s, o = product(left, right.T), trial.empty(n, 64)

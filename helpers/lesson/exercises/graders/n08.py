@@ -1,4 +1,4 @@
-"""The exercises of 08 and 08b: D by a warp a row, the whole backward in small, a sum over blocks, its order."""
+"""Graders of 08 and 08b: D by one warp per row, a small backward pass, a sum over blocks, its order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def delta(trial: Trial) -> None:
     first = 72, 64
     for n, d in trial.sizes("N, d", first, (5, 136), (1, 8)):
         o, do, _ = trial.inputs(n, n, d)
-        if n > d:  # the last d rows of O have one column each: their D says how often it was added
+        if n > d:  # the last d rows of O have one non-zero column each: D shows how often it was added
             o[-d:] = np.eye(d)
         row_sums, expected = trial.empty(n), (do.astype(float) * o).sum(axis=1)
         trial.launch("delta", blocks(n, 4), 128, o, do, row_sums, n, HEAD_DIM=d)
@@ -36,10 +36,10 @@ def delta(trial: Trial) -> None:
 
 
 def _wrong_hole(times: np.ndarray) -> str:
-    """Return the wrong hole of 08_delta as a symptom, by how many times each column is in the sum.
+    """Return the wrong hole of 08_delta as a symptom, from how many times each column was added.
 
-    Lanes whose share is right have columns 32 apart or, which is right as well, two neighbours: the columns of a lane
-    are then added equally often. The first columns alone, or all of them, are taken for a wrong share.
+    A lane may sum columns 32 apart, or pairs of neighbours: in both cases all columns of a lane are added equally
+    often. Only the first columns, or all of them, count as a wrong share.
     """
     if np.allclose(times, 32):
         return "32 times"
@@ -69,7 +69,7 @@ def dq_order(trial: Trial) -> None:
 
 @exercise("08_ds", minutes=10)
 def ds(trial: Trial) -> None:
-    first, scale = (12, 64, 16, 1), 0.375  # not d**-0.5: it has to be taken from the arguments
+    first, scale = (12, 64, 16, 1), 0.375  # not d**-0.5, so that it has to be taken from the arguments
     sizes = first, (7, 70, 16, 1), (1, 1, 16, 1), (7, 70, 16, 40)
     for n, n_kv, d, factor in trial.sizes("N, N_kv, d, factor of Q", *sizes):
         q, k, v = trial.inputs(n, n_kv, d)
@@ -79,7 +79,7 @@ def ds(trial: Trial) -> None:
         inputs = (a.astype(np.float32) for a in (q, k, v, do, lse, (do * o).sum(axis=1)))
         dq, dk, dv = outputs = trial.xp.zeros((n, d), np.float32), trial.empty(n_kv, d), trial.empty(n_kv, d)
         trial.launch("gradients", blocks(n_kv, 64), 64, *inputs, *outputs, n, n_kv, scale)
-        largest = float(np.abs(scale * product(q, k.T)).max())  # exp makes of its rounding a relative error
+        largest = float(np.abs(scale * product(q, k.T)).max())  # exp turns its rounding into a relative error
         right = reference.attention_backward(do, q, k, v, softmax_scale=scale)
         tolerances = [(1e-5 + 1e-6 * largest) * max(1.0, float(np.abs(a).max())) for a in right]
         got = [trial.xp.asnumpy(a) for a in (dq, dk, dv)]
@@ -87,7 +87,7 @@ def ds(trial: Trial) -> None:
         if symptom == "dS":
             p = np.exp(scale * product(q, k.T) - lse[:, None])
             grad = scale * p * (product(do, v.T) - (do * o).sum(axis=1)[:, None])
-            exchanged = grad.sum(axis=1)[:, None] * q, grad.sum(axis=0)[:, None] * k  # dQ of q, and dK of k
+            exchanged = grad.sum(axis=1)[:, None] * q, grad.sum(axis=0)[:, None] * k  # dQ computed from q, dK from k
             if all(np.allclose(a, b, atol=1e-3) for a, b in zip(got, exchanged, strict=False)):
                 symptom = "exchanged"
         for name, i in (("dV", 2), ("dK", 1), ("dQ", 0)):
@@ -111,7 +111,7 @@ def _wrong_gradient(
 
     dq, dk, dv = wrong = off(1.0)
     if dv and np.ptp(got[2], axis=1).max() == 0 and (got[2] != len(got[0])).any():
-        return "second hole"  # it is as it was, and the first is not: there p is 1, and dV the number of rows
+        return "second hole"  # it is unchanged while the first is not: then p is 1, and dV the number of rows
     if dv:
         return "P" if dk else "dV"
     for factor, symptom in ((1 / scale, "no scale"), (scale, "scale twice")):

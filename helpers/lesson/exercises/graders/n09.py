@@ -1,4 +1,4 @@
-"""The exercises of notebook 09: a causal mask in either corner, the mean of packed rows."""
+"""Graders of notebook 09: a causal mask in either corner, the mean of packed rows."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _unit(rows: np.ndarray) -> np.ndarray:
     return np.divide(rows, lengths, out=np.zeros_like(rows), where=lengths > 0)
 
 
-@np.errstate(invalid="ignore")  # what nobody wrote is NaN
+@np.errstate(invalid="ignore")  # unwritten elements are NaN
 def _wrong_mean(out: np.ndarray, expected: np.ndarray, x: np.ndarray, lengths: Sequence[int]) -> str:
     """Return the symptom of wrong means (sentences, width) of rows x; "" if it is unknown."""
     out, has_rows = out.astype(float), np.array(lengths) > 0
@@ -58,7 +58,7 @@ def _wrong_mean(out: np.ndarray, expected: np.ndarray, x: np.ndarray, lengths: S
     is_zero, i = (out == 0).all(axis=0), c // 128
     if is_zero.any() and not is_zero.all() and set(i[is_zero]).isdisjoint(i[~is_zero]):
         return "missing"
-    # A thread has one total for all of its columns; where that is 0, so is what it stores.
+    # A thread uses one total for all of its columns; where the total is 0, it stores 0.
     seen = np.where(out == 0, 0.0, expected)
     threads = [(_unit(a[:, t::128]) for a in (out, seen)) for t in range(128)]
     if width > 128 and out.any() and all(np.allclose(*pair, atol=1e-3) for pair in threads):

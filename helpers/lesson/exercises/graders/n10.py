@@ -1,4 +1,4 @@
-"""The exercises of notebook 10: a ring of stages that TMA fills, and the descriptor of a tile for wgmma."""
+"""Graders of notebook 10: a ring of stages that TMA fills, and the descriptor of a tile for wgmma."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def tensor_map_of(trial: Trial, array: Any, box_rows: int) -> np.ndarray:
     spec = Spec.dense((1, 1, *array.shape), array.dtype)
     if trial.on_gpu:
         return tensor_maps.tensor_map(spec, array.data.ptr, box_rows=box_rows)
-    # On a machine with a GPU, whose driver makes maps of its own, the engine's arrays need the engine's.
+    # On a machine with a GPU the driver makes tensor maps, but the engine's arrays need the engine's own.
     box = (tensor_maps.box_columns(spec), box_rows, 1, 1)
     sizes, strides = tensor_maps.dimensions(spec)
     encoded = engine.tensor_map.encode_tiled("float16", array.ctypes.data, sizes, strides, box, swizzle=128)
@@ -52,12 +52,12 @@ def ring(trial: Trial) -> None:
 def _wrong_in_ring(events: Sequence[Any]) -> str:
     """Find the ring's wrong hole by the waits and arrivals of its threads at the first size; "" if none is wrong.
 
-    The mbarriers count in the order of their initialisation: `full` and `empty` of stage 0, of stage 1, ...
+    The mbarriers are numbered in the order of their initialisation: `full` and `empty` of stage 0, of stage 1, ...
     """
     for who, thread, is_empty in (("producer", 0, 1), ("consumer", 32, 0), ("consumer", 64, 0)):
         tried = [event for event in events if event.thread == thread and event.kind in ("wait", "waited")]
         waits = [(event.number, event.value) for event in tried if event.kind == "waited"]
-        waits += [(event.number, event.value) for event in tried[-1:] if event.kind == "wait"]  # that has not ended
+        waits += [(event.number, event.value) for event in tried[-1:] if event.kind == "wait"]  # the open wait
         for tile, (number, parity) in enumerate(waits[:TILES]):
             if number != 2 * (tile % STAGES) + is_empty:
                 return f"stage of the {who}"
@@ -74,7 +74,7 @@ def _wrong_in_ring(events: Sequence[Any]) -> str:
 
 
 def _given_back_elsewhere(events: Sequence[Any]) -> int:
-    """Count the tiles for which another stage than theirs is given back."""
+    """Count the tiles after which the wrong stage is released."""
     arrivals = [event.number for event in events if event.kind == "arrive" and event.thread == 32]
     return sum(number != 2 * (tile % STAGES) + 1 for tile, number in enumerate(arrivals))
 

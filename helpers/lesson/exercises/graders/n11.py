@@ -1,4 +1,4 @@
-"""The exercises of notebook 11: scores with a soft cap, a dilated mask, the gradient of a bias that is broadcast."""
+"""Graders of notebook 11: scores with a soft cap, a dilated mask, the gradient of a broadcast bias."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def softcap(trial: Trial) -> None:
         o = trial.empty(n, d)
         numbers = n, n_kv, SCALE, cap
         trial.launch("softcap_attention", blocks(n, 32), 32, q, k, v, o, *numbers, HEAD_DIM=d, BLOCK_M=32)
-        # Row 0 sees one key when there are as many keys as rows: a hidden key shows there first.
+        # With as many keys as rows, row 0 sees one key: a wrongly hidden key shows there first.
         sees_future = n == n_kv and np.abs(trial.xp.asnumpy(o)[0] - v[0]).max() > 1e-4
         expected = _capped(q, k, v, cap)
-        with np.errstate(invalid="ignore"):  # what nobody wrote is NaN
+        with np.errstate(invalid="ignore"):  # unwritten elements are NaN
             wrong = ~(np.abs(trial.xp.asnumpy(o) - expected).max(axis=1) <= 1e-4)
         is_empty = wrong.any() and n > n_kv and not wrong[n - n_kv :].any()
         symptom = "future" if sees_future else "no cap" if cap == 0 else "no key" if is_empty else ""
@@ -64,7 +64,7 @@ def dilated(trial: Trial) -> None:
         for i in range(0, n, block_m):
             for j in range(0, n_kv, block_n):
                 needed[j : j + block_n] += seen[i : i + block_m, j : j + block_n].any()
-        report = (trial.report, trial.awkward_report)[number] if number < 2 else None  # the first two are X-rayed
+        report = (trial.report, trial.awkward_report)[number] if number < 2 else None  # only the first two are X-rayed
         loaded = report.fetches["K"][:, 0] if report else needed
         symptom = "lost" if (loaded < needed).any() else ""
         expected, expected_lse = reference.attention(q, k, v, bias=seen, return_lse=True)
@@ -88,7 +88,7 @@ def one_for_many(trial: Trial) -> None:
         trial.launch("bias_gradient", grid, threads, ds, dbias, batches, n, n_kv, GROUPS=groups)
         got, wide = trial.xp.asnumpy(dbias), ds.astype(np.float64)
         of_batches, of_warps = wide.sum(axis=2), [wide[:, :, i::groups].sum(axis=(0, 2)) for i in range(groups)]
-        with np.errstate(invalid="ignore"):  # what nobody wrote is NaN
+        with np.errstate(invalid="ignore"):  # unwritten elements are NaN
             of_one = {
                 "one batch": batches > 1 and any(np.allclose(got, a, atol=1e-4) for a in of_batches),
                 "one warp": n > 1 and any(np.allclose(got, a, atol=1e-4) for a in of_warps),

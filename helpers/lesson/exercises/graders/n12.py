@@ -1,4 +1,4 @@
-"""The exercise of notebook 12: layouts of CuTe's without bank conflicts."""
+"""Grader of notebook 12: CuTe layouts without bank conflicts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The exercises of notebook 13: Q as a right operand that is summed over rows, and the fence before a bulk addition."""
+"""Graders of notebook 13: Q as a right operand that is summed over rows, and the fence before a bulk addition."""
 
 from __future__ import annotations
 

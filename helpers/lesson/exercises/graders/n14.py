@@ -22,12 +22,12 @@ def merge(trial: Trial) -> None:
             lse_part[0, ::2] = -np.inf
         if empty == "empty row":
             lse_part[:, ::2] = -np.inf
-        nobody = np.flatnonzero(lse_part == -np.inf)  # nobody wrote their outputs: these may be anything
+        nobody = np.flatnonzero(lse_part == -np.inf)  # their outputs were never written and may be anything
         o_part.reshape(-1, 64)[nobody] = np.where(nobody % 2, np.nan, np.inf)[:, None]
         o, lse = trial.empty(n, 64), trial.empty(n)
         trial.launch("merge", n, 64, o_part, lse_part, o, lse, n, parts)
         expected, expected_lse = _merged(o_part, lse_part)
-        tolerance = 6e-7 if parts == 1 else TOLERANCE  # one part is the output, and rounded twice at most
+        tolerance = 6e-7 if parts == 1 else TOLERANCE  # a single part is the output, rounded at most twice
         is_near = np.allclose(trial.xp.asnumpy(o), expected, atol=TOLERANCE)
         symptom = empty or "one part" * (parts == 1 and is_near)
         trial.expect("O", o, expected, tolerance=tolerance, large=factor > 1, symptom=symptom)
@@ -59,15 +59,15 @@ def block_table(trial: Trial) -> None:
     for count, page in trial.sizes("sequences, page_size", first, (4, 5), (3, 1), (2, 48)):
         is_first = page == first[1]
         lengths = trial.rng.integers(17, 60, count).astype(np.int32)
-        lengths[lengths % 16 == 0] += 1  # no sequence ends where 16 keys do
+        lengths[lengths % 16 == 0] += 1  # no sequence ends at a multiple of 16 keys
         if is_first:
-            lengths[::-1].sort()  # the longest first, so that its row of the table holds pages enough for the others
+            lengths[::-1].sort()  # the longest first, so that its row of the table has enough pages for the others
             read = 4 * 64 * int(lengths.sum())
         else:
             lengths[-1] = 0
         table_row, room = -(-60 // page) + 1, 64
         table = trial.rng.permutation(count * table_row).reshape(count, table_row).astype(np.int32)
-        spare = -(-16 // page)  # pages of nobody at the end, so that a key's place in too large a page is still in V
+        spare = -(-16 // page)  # unused pages at the end: an index with too large a page size stays in V
         v = np.full((table.size + spare, page, 64), np.nan, np.float32)
         p, expected = np.zeros((count, room), np.float32), np.zeros((count, 64))
         for i, length in enumerate(lengths):
@@ -86,7 +86,7 @@ def block_table(trial: Trial) -> None:
 
 def _slip(trial: Trial, got: np.ndarray, expected: np.ndarray, is_first: bool) -> str:
     """Return the cause of a wrong output as a symptom; "" if it is unknown."""
-    if trial.plain.count("block_table") < 2:  # once as an argument
+    if trial.plain.count("block_table") < 2:  # only as an argument
         return "order"
     if not is_first:
         return "page size"
@@ -118,7 +118,7 @@ def ticket(trial: Trial) -> None:
 
 
 def _raced(trial: Trial) -> str:
-    """Return the cause of the races: is_last, no draw, a draw too early, or one that was not the last; "" if none."""
+    """Return the cause of the races: is_last, no ticket, a ticket drawn too early, or a wrong last one; "" if none."""
     races = [str(finding) for finding in trial.report.findings] if trial.report else []
     if not races:
         return ""

@@ -1,4 +1,4 @@
-"""The exercises of notebooks 15 and 15b: a float in two parts for tensor cores, a tile's scale, three products."""
+"""Graders of notebooks 15 and 15b: a float in two parts for tensor cores, a tile's scale, three products."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from helpers.lesson.exercises.graders.expected import blocks, product
 from helpers.lesson.exercises.trial import FIRST, Trial, exercise
 
-# Asks the learner's function for the parts of every number.
+# Calls the learner's function for the parts of every number.
 PARTS = """
 extern "C" __global__ void parts(const float* x, unsigned* bits) {
   split(x[threadIdx.x], bits[2 * threadIdx.x], bits[2 * threadIdx.x + 1]);
@@ -18,12 +18,12 @@ extern "C" __global__ void exponents(const float* largest, int* exponent) {
   exponent[threadIdx.x] = tile_exponent(largest[threadIdx.x]);
 }
 """
-SEEN = np.uint32(0xFFFFE000)  # the bits of a float at which a tensor core looks
+SEEN = np.uint32(0xFFFFE000)  # the bits of a float that a tensor core reads
 
 
 @exercise("15_split", minutes=10)
 def split(trial: Trial) -> None:
-    """Test the function alone first, whose hi and lo show what is wrong; then the whole kernel."""
+    """Test the function alone first, because its hi and lo show what is wrong; then the whole kernel."""
     first, keys = 16, 8
     numbers = _numbers()
     bits = trial.empty(len(numbers), 2, dtype=np.uint32)
@@ -37,7 +37,8 @@ def split(trial: Trial) -> None:
         q, k, _ = trial.inputs(n, n_kv, 64)
         s, expected = trial.empty(n, n_kv), product(q, k.T)
         trial.launch("scores", (blocks(n, 16), blocks(n_kv, 8)), 32, q, k, s, n, n_kv)
-        # Three products, exactly summed, miss by 2^-23 of this sum; summed in float32, by 2^-20. Two miss by 2^-15.
+        # Three products, exactly summed, have an error of 2^-23 of this sum; summed in float32, of 2^-20. Two have
+        # 2^-15.
         tolerance = 2.0**-19 * float((np.abs(q) @ np.abs(k.T)).max())
         trial.expect("S", s, expected, tolerance=tolerance, symptom="products")
     if trial.report:
@@ -46,7 +47,7 @@ def split(trial: Trial) -> None:
 
 @exercise("15_scaled_tiles", minutes=10, notebook="15b")
 def scaled_tiles(trial: Trial) -> None:
-    """Test the exponents alone first, then products of tiles that fp16 cannot hold unscaled."""
+    """Test the exponents alone first, then products of tiles that fp16 cannot represent without scaling."""
     largest = np.array([1.0, 1.9, 0.75, 3e-12, 5e9, 1e-30, 65504.0, 2.0**-14], dtype=np.float32)
     exponent = trial.empty(len(largest), dtype=np.int32)
     sizes = (16, 8, 2.0**-30, 2.0**20), (33, 13, 2.0**24, 2.0**-40), (1, 1, 1.0, 1.0)
@@ -61,8 +62,8 @@ def scaled_tiles(trial: Trial) -> None:
         q, k = q * np.float32(q_size), k * np.float32(k_size)
         s, expected = trial.empty(n, n_kv), product(q, k.T)
         trial.launch("scores", (blocks(n, 16), blocks(n_kv, 8)), 32, q, k, s, n, n_kv)
-        tolerance = 2.0**-19 * float((np.abs(q) @ np.abs(k.T)).max())  # as for TF32
-        with np.errstate(all="ignore"):  # the poison of what nobody has written; a single score may be 0
+        tolerance = 2.0**-19 * float((np.abs(q) @ np.abs(k.T)).max())  # as with TF32
+        with np.errstate(all="ignore"):  # unwritten elements are poisoned; a single score may be 0
             off = np.abs(trial.xp.asnumpy(s).astype(np.float64)).sum() / np.abs(expected).sum()
         symptom = "products" if 0.5 < off < 2 else "scale"
         trial.expect("S", s, expected, tolerance=tolerance, symptom=symptom)
@@ -71,8 +72,8 @@ def scaled_tiles(trial: Trial) -> None:
 
 
 def _wrong_exponent(largest: np.ndarray, exponent: np.ndarray) -> tuple[str, str]:
-    """Return the symptom and the reason of the first wrong exponent; two times "" if all are right."""
-    right = 15 - np.frexp(largest)[1]  # frexp has 0.5 to 1 times 2 to its exponent
+    """Return the symptom and the reason of the first wrong exponent; ("", "") if there is none."""
+    right = 15 - np.frexp(largest)[1]  # frexp returns a mantissa from 0.5 to 1
     if np.array_equal(exponent, right):
         return "", ""
     off = exponent - right
@@ -90,13 +91,13 @@ def _wrong_exponent(largest: np.ndarray, exponent: np.ndarray) -> tuple[str, str
 
 
 def _numbers() -> np.ndarray:
-    """Make numbers of both signs and many magnitudes."""
+    """Generate numbers of both signs and many magnitudes."""
     rng = np.random.default_rng(15)
     return (rng.standard_normal(64) * 4.0 ** rng.integers(-8, 8, 64)).astype(np.float32)
 
 
 def _wrong_part(x: np.ndarray, bits: np.ndarray) -> tuple[str, str]:
-    """Return the symptom and the reason of the first number with wrong parts; two times "" if all are right."""
+    """Return the symptom and the reason of the first number with wrong parts; ("", "") if there is none."""
     hi, lo = np.ascontiguousarray(bits.T)
     nearest = (x.view(np.uint32) + np.uint32(0x1000)) & SEEN
     for i, number in enumerate(x):

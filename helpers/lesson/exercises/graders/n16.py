@@ -1,4 +1,4 @@
-"""The exercises of notebook 16: how many bits a tensor core keeps, and which key takes which place."""
+"""Graders of notebook 16: how many bits a tensor core keeps, and which key goes to which place."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from helpers.attention.fp8 import E4M3, dequantise, quantise
 from helpers.lesson.exercises.trial import AWKWARD, FIRST, Trial, exercise
 
-# Adds exactly, then keeps BITS bits of the sum; a and b are rounded to e4m3 as a tensor core's are.
+# Adds exactly, then keeps BITS bits of the sum; a and b are rounded to e4m3, as a tensor core's operands are.
 ADDER = """
 struct Adder {
   int bits, cuts;
@@ -30,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(128) other(int* answers, int bits, 
 }
 """
 TENSOR_CORE = "the tensor core"
-ADDERS = {  # name -> bits that it keeps, whether it truncates
+ADDERS = {  # name -> (bits kept, whether it truncates)
     TENSOR_CORE: (13, True),
     "one that keeps 10 bits and rounds": (10, False),
     "one that keeps 14 bits and truncates": (14, True),
@@ -42,7 +42,7 @@ MOST_PRODUCTS = 24
 
 @exercise("16_kept_bits", minutes=10, only_cc=90)
 def kept_bits(trial: Trial) -> None:
-    """Ask the learner's functions of the tensor core, then of adders that keep other numbers of bits."""
+    """Test the learner's functions with the tensor core, then with adders that keep other numbers of bits."""
     for name in trial.sizes("adder", *ADDERS):
         bits, cuts = ADDERS[name]
         answers = trial.empty(2, dtype=np.int32)
@@ -77,7 +77,7 @@ extern "C" __global__ void order(int* keys, unsigned* numbers) {
 
 @exercise("16_order_of_keys", minutes=15, only_cc=90)
 def order_of_keys(trial: Trial) -> None:
-    """Compare the two functions with each other first: any order passes that both have. Then the product."""
+    """Compare the two functions first: any order passes if both use it. Then test the product."""
     first = (64, 32)
     for n, n_kv in trial.sizes("N, N_kv", first, (33, 21), (1, 1)):
         if (n, n_kv) == first:
@@ -89,7 +89,7 @@ def order_of_keys(trial: Trial) -> None:
         o = trial.empty(n, 16)
         trial.launch("one_tile", 1, 128, dequantise(p8), v8, o, n, n_kv)
         p, v = dequantise(p8, dtype=np.float64), dequantise(v8, dtype=np.float64)
-        # Of 32 addends and the sum, each loses at most 2^-13 of the largest; a product may have twice its power of two.
+        # Each of 32 addends and the sum loses at most 2^-13 of the largest; a product may reach twice its power of two.
         tolerance = 2.0**-6 * float((p[:, :, None] * np.abs(v)).max())
         trial.expect("O", o, p @ v, tolerance=tolerance)
     if trial.report:
@@ -98,7 +98,7 @@ def order_of_keys(trial: Trial) -> None:
 
 
 def _wrong_order(trial: Trial) -> tuple[str, str]:
-    """Return the symptom and the reason of the first place at which the functions differ; two times "" if none."""
+    """Return the symptom and the reason of the first place where the functions differ; ("", "") if there is none."""
     keys, packed = trial.empty(32, dtype=np.int32), trial.empty(32, 4, dtype=np.uint32)
     trial.launch("order", 1, 32, keys, packed, extra=ORDER)
     keys = trial.xp.asnumpy(keys)

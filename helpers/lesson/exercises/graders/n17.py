@@ -1,4 +1,4 @@
-"""The exercise of notebook 17: which keys a row sees in a step of zigzag."""
+"""Grader of notebook 17: which keys a row sees in a step of zigzag."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from helpers.lesson.exercises.trial import Trial, exercise
 
 @exercise("17_zigzag", minutes=10)
 def zigzag(trial: Trial) -> None:
-    """Test all steps of all ranks: 4 ranks, a number that is no power of two, and one alone."""
+    """Test all steps of all ranks: 4 ranks, a number that is not a power of two, and a single rank."""
     first = 4, 6
     for ranks, n in trial.sizes("ranks, n", first, (3, 10), (5, 2), (1, 8)):
         _, _, v = trial.inputs(1, ranks * n, 64)

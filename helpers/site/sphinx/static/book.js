@@ -30,7 +30,7 @@ document.addEventListener("DOMContentLoaded", () => {
       const typed = (form.elements.guess?.value ?? "").replace(/[_\s]/g, "");
       const plain = /^[-+]?\d{1,3}(,\d{3})+(\.\d*)?$/.test(typed) ? typed.replaceAll(",", "") : typed; // as `predict` does
       if (plain.includes(","))
-        form.querySelector("output").textContent = `a comma stands before three digits, as in 1,024; for a decimal write ${plain.replaceAll(",", ".")}`;
+        form.querySelector("output").textContent = `a comma must be followed by three digits, as in 1,024; for a decimal write ${plain.replaceAll(",", ".")}`;
       else if (plain !== "" && Number.isFinite(Number(plain))) note(form, form.elements.guess.value.trim());
       else form.querySelector("output").textContent = "a number, please";
     });
