@@ -229,7 +229,7 @@ def ldmatrix_rows(received: np.ndarray) -> Picture:
         ax.invert_yaxis()
         sentences.append(f"matrix {i}: addresses of lanes {givers[0]} to {givers[-1]}")
     fig.supylabel("gives the address of the row", fontsize=10)
-    fig.supxlabel("in the cells: the lane that receives the elements", fontsize=10)
+    fig.supxlabel("in each cell: the lane that receives these two neighbours", fontsize=10)
     return Picture(fig, f"ldmatrix loads four 8 x 8 matrices; {'; '.join(sentences)}")
 
 
