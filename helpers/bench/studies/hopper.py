@@ -655,11 +655,7 @@ def power_picture(head_dim: int = 128, record: Mapping[str, Any] | None = None) 
         for numbers, each in shown.items():
             ax.plot([row["s"] for row in each], [row[name] for row in each], color=colours[numbers], label=numbers)
         ax.set_ylabel(label)
-    for numbers, each in shown.items():
-        if known := [(row["s"], row["sm_mhz"]) for row in each if "sm_mhz" in row]:  # of older records
-            axes[1].plot(*zip(*known, strict=True), ":", color=colours[numbers], label=f"nvidia-smi, {numbers}")
     axes[0].legend(loc="lower right", ncols=2)
-    axes[1].legend(loc="lower right", ncols=4)
     most = max(row["tflops"] for each in shown.values() for row in each)
     for ax, top in zip(axes, (1.1 * most, 2100, 1), strict=True):
         ax.set_ylim(0, top)
