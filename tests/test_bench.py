@@ -643,6 +643,9 @@ def test_a_climb_is_read_and_drawn_in_its_order(monkeypatch: pytest.MonkeyPatch)
         "3  a detour: 18.0  -10% TFLOP/s; 4  k: 30.0  +67% TFLOP/s"
     )
     assert len({bar.get_facecolor() for bar in picture.figure.axes[0].patches}) == 2, "one that is slower is marked"
+    level = [r | {"tflops": 20.0 - 0.01 * (r["name"] != "k: a")} for r in results]
+    alike = show.measured_climb("k", SMALL, dtype="float16", record={**record, "results": level})
+    assert alike.alt.endswith("3  a detour: 20.0  0% TFLOP/s; 4  k: 20.0  0% TFLOP/s"), "no -0%"
     assert [r["tflops"] for r in show.climb("backward_mma", SMALL, dtype="float16", record=record)] == [40.0, 50.0]
     assert show.measured_climb("backward_mma", SMALL, dtype="float16", record=record).alt.startswith(
         "1  gradients: 40.0 TFLOP/s; 2  backward_mma"

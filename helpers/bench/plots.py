@@ -31,6 +31,12 @@ def gpu_of(record: Mapping[str, Any]) -> str:
     return record["device"].get("name", "GPU")
 
 
+def signed_percent(share: float) -> str:
+    """Return a gain or a loss in whole per cent, signed unless that is 0."""
+    percent = round(100 * share)
+    return f"{percent:+}%" if percent else "0%"
+
+
 def heading(shape: Sequence[int], dtype: str = "", causal: bool = False) -> str:
     """Return a title: N, d, the type, heads, the mask."""
     batch, heads, n, head_dim = shape
@@ -193,7 +199,7 @@ def measured_climb(
         rounds = gain_of(last, row) if measured and last else []
         gain = (rounds[0] if rounds else speed / last["tflops"]) - 1 if measured and last else 0.0
         values.append(speed if measured else 0.0)
-        texts.append(f"{speed:.1f}" + (f"  {gain:+.0%}" if last else "") if measured else steps.NOT_MEASURED)
+        texts.append(f"{speed:.1f}" + (f"  {signed_percent(gain)}" if last else "") if measured else steps.NOT_MEASURED)
         colours.append(WRITE if gain < -0.01 else GPU)  # smaller changes are noise
         last = row if measured else last
     fig, ax = figure(7.6, 1.1 + 0.36 * len(values))

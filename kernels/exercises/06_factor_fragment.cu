@@ -4,7 +4,7 @@
 // Launch   grid N / 16, block 32: a warp has 16 rows of P
 // Shapes   P (N, N_kv), V (N_kv, HEAD_DIM): float16; M (N_kv / 16, N), O (N, HEAD_DIM): float32;
 //          all but M's first dimension are multiples of 16. M holds each row's maximum after each
-//          tile, in powers of two
+//          tile; scores are exponents of 2, so the factor is 2^(old maximum - new maximum)
 // Limit    at most 64 bytes written to shared memory for a tile: the 16 factors make the trip, acc
 //          does not
 #include <cuda_fp16.h>

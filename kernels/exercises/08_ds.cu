@@ -20,7 +20,7 @@ extern "C" __global__ void __launch_bounds__(64) gradients(
     float q[d], d_o[d], s = 0.0f, dp = 0.0f;
     for (int c = 0; c < d; ++c) q[c] = Q[row * d + c], d_o[c] = dO[row * d + c];
     for (int c = 0; c < d; ++c) s += q[c] * k[c];
-    // BEGIN hole: about 3 lines - dp, of dO V^T; p, the weight; ds, gradient of softmax_scale * s
+    // BEGIN hole: about 3 lines - dp, of dO V^T; p, the weight; ds, the gradient of the scaled score
     // DEFAULT: const float p = 1.0f, ds = 1.0f;
     for (int c = 0; c < d; ++c) dp += d_o[c] * v[c];
     const float p = expf(softmax_scale * s - lse[row]);

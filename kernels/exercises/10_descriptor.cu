@@ -1,7 +1,8 @@
 // Exercise 10: S = Q K^T by one warpgroup, for tiles of 64 rows and 64 keys. Tell wgmma where its
 // operands are.
 //
-// A descriptor has 64 bits. Addresses and distances in it count 16 bytes.
+// A descriptor has 64 bits, an int has 32: shift 5ull, not 5. Addresses and distances in it count
+// 16 bytes.
 //   from bit  0   the address of the tile
 //   from bit 16   the leading byte offset, not used here
 //   from bit 32   the stride byte offset: the distance of the next eight rows

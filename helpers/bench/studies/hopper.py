@@ -14,7 +14,6 @@ and with random numbers.
 from __future__ import annotations
 
 import functools
-import math
 import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -657,11 +656,7 @@ def power_picture(head_dim: int = 128, record: Mapping[str, Any] | None = None) 
         for numbers, each in shown.items():
             ax.plot([row["s"] for row in each], [row[name] for row in each], color=colours[numbers], label=numbers)
         ax.set_ylabel(label)
-    for numbers, each in shown.items():
-        if known := [(row["s"], row["sm_mhz"]) for row in each if "sm_mhz" in row]:  # missing in older records
-            axes[1].plot(*zip(*known, strict=True), ":", color=colours[numbers], label=f"nvidia-smi, {numbers}")
     axes[0].legend(loc="lower right", ncols=2)
-    axes[1].legend(loc="lower right", ncols=4)
     most = max(row["tflops"] for each in shown.values() for row in each)
     for ax, top in zip(axes, (1.1 * most, 2100, 1), strict=True):
         ax.set_ylim(0, top)
@@ -758,12 +753,6 @@ def ablation(name: str, head_dim: int, *, causal: bool = False) -> dict[str, Any
         if (row["name"], row["shape"][3], row["causal"]) == (name, head_dim, causal):
             return row
     return None
-
-
-def multicast_speeds() -> tuple[float, float]:
-    """Return the lowest and the highest recorded median speed relative to the kernel, over all cases."""
-    medians = [row["speed"] for row in (recorded() or {}).get("multicast", ()) if row["name"] == "multicast"]
-    return (min(medians), max(medians)) if medians else (math.nan, math.nan)
 
 
 @records.shown
