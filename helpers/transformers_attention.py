@@ -271,7 +271,7 @@ def _padding_of(
             "a cache for packed sequences: use_cache=True"
         )
     chunks = local_size is not None and local_size == getattr(config, "attention_chunk_size", None)
-    if chunks and local_size < kv_length:
+    if chunks and local_size < kv_offset + kv_length:  # a later chunk than the first may begin among the cached keys
         raise ValueError(
             f'{NAME!r} has no chunks of {local_size} tokens: attn_implementation="sdpa", or register(fallback=True)'
         )

@@ -451,6 +451,28 @@ def refuse_all(*_: Any) -> None:
     raise ValueError("for a test: the kernels are not asked")
 
 
+def test_chunks_among_cached_keys(where: str) -> None:
+    """A layer with chunks keeps as many keys as a chunk has, and they may be of two: a step sees those of its own."""
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128, "intermediate_size_mlp": 128}
+    more = {"attention_chunk_size": 8, "num_local_experts": 1, "head_dim": 16, "experts_implementation": "eager"}
+    config = transformers.Llama4TextConfig(**SIZES, **heads, **more, bos_token_id=0, eos_token_id=None)
+    torch.manual_seed(0)
+    model = transformers.Llama4ForCausalLM(config).eval().to(where)
+    for weight in model.parameters():
+        weight.data.mul_(3.0)
+    course.register("with a fallback", fallback=True)
+    ids, how = tokens(7, where), {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 12}
+    kept = {"output_scores": True, "return_dict_in_generate": True}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        got, want = (
+            torch.stack(by(model, each).generate(ids, **how, **kept).scores) for each in ("with a fallback", "sdpa")
+        )
+    torch.testing.assert_close(got, want, atol=1e-4 * float(want.abs().max()), rtol=0)
+    with pytest.raises(ValueError, match="'course' has no chunks of 8 tokens"):
+        by(model, "course").generate(ids, **how)
+
+
 def test_a_cache_that_is_paged_is_no_fallback() -> None:
     q = torch.zeros(1, 2, 5, 8)
     with pytest.raises(ValueError, match="this model needs cache, which 'course' has not"):
