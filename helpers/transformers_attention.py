@@ -146,7 +146,7 @@ def _four_axes(
     if padding is None and window is None and (not causal or rows in (1, keys)):
         return None
     distance = torch.arange(keys, device=key.device) - torch.arange(keys - rows, keys, device=key.device)[:, None]
-    left, right = window or (keys, keys)
+    left, right = window or (rows + keys, rows + keys)
     seen = ((distance >= -left) & (distance <= (0 if causal else right)))[None, None]
     return seen if padding is None else seen & padding[:, None, None, :]
 
