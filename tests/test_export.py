@@ -520,6 +520,7 @@ def test_where_no_file_can_be_written(tmp_path: Path, capsys: pytest.CaptureFixt
     [
         ("8", "several stages: backward, backward_mma"),
         ("12_nothing", "no stage"),
+        ("²", "no stage"),
         ("naive --causal", "has no causal=True"),
         ("naive --lse", "has no return_lse=True"),
         ("flash_mma --dtype float32", "takes float16 or bfloat16"),
