@@ -148,7 +148,7 @@ def _four_axes(
     if padding is None and window is None and (not causal or rows in (1, keys)):
         return None
     distance = torch.arange(keys, device=key.device) - torch.arange(keys - rows, keys, device=key.device)[:, None]
-    left, right = window or (keys, keys)
+    left, right = window or (rows + keys, rows + keys)
     seen = ((distance >= -left) & (distance <= (0 if causal else right)))[None, None]
     return seen if padding is None else seen & padding[:, None, None, :]
 
@@ -273,7 +273,7 @@ def _padding_of(
             "a cache for packed sequences: use_cache=True"
         )
     chunks = local_size is not None and local_size == getattr(config, "attention_chunk_size", None)
-    if chunks and local_size < kv_length:
+    if chunks and local_size < kv_offset + kv_length:  # a later chunk than the first may begin among the cached keys
         raise ValueError(
             f'{NAME!r} has no chunks of {local_size} tokens: attn_implementation="sdpa", or register(fallback=True)'
         )

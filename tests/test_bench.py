@@ -714,6 +714,27 @@ def test_a_lost_device_is_left_for_another_process(fakes: Any, tmp_path: Path, m
     assert stages == ["first", "last", "first", "last"] and len(record["notes"]) == 1
 
 
+@pytest.mark.parametrize(
+    ("text", "words", "said"),
+    [
+        ("", ["--resume"], "it cannot be continued: Expecting value"),
+        ("[]", ["--resume"], "it cannot be continued: record.json is no record of `bench --json`"),
+        ('{"device": {}}', ["--steps"], "it cannot be continued: record.json is no record of `bench --json`"),
+        (None, [], "it is a folder"),
+    ],
+)
+def test_what_no_record_can_be_written_to_is_said_first(
+    text: str | None, words: list[str], said: str, fakes: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fakes(Fake("right", act=lambda o: pytest.fail("nothing is measured")))
+    path = tmp_path / "record.json"
+    path.mkdir() if text is None else path.write_text(text)
+    with pytest.raises(SystemExit):
+        command.bench(["--no-peers", "--json", str(path), *words])
+    assert f"--json {path}: {said}" in capsys.readouterr().err
+    assert [*tmp_path.iterdir()] == [path]
+
+
 def test_a_record_goes_to_json_and_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The real stages and NumPy, at a small shape on the CPU; on a GPU at the shapes of --quick."""
     monkeypatch.setattr(plan, "ON_CPU", (1, 1, 80, 16))
@@ -912,6 +933,17 @@ def test_ladder_takes_the_widest_head_of_any_stage(capsys: pytest.CaptureFixture
     assert command.ladder(["--n", "40", "--d", "256", "--stage", "naive", "--stage", "register_tiles"]) == 0
     text = capsys.readouterr().out
     assert "[PASS] register_tiles" in text and "[SKIP] naive: head_dim = 256" in text
+
+
+def test_ladder_leaves_out_what_finds_no_memory(fakes: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    def too_much(o: Any) -> None:
+        raise MemoryError("Unable to allocate 24 GiB")
+
+    fakes(Fake("large", act=too_much), Fake("small"))
+    assert command.ladder(["--n", "33", "--d", "8"]) == 0
+    text = capsys.readouterr().out
+    assert "[SKIP] large at 1x1x33x8 float32: too little memory: Unable to allocate 24 GiB" in text
+    assert "[PASS] small" in text
 
 
 def test_ladder_reports_a_wrong_stage(fakes: Any, capsys: pytest.CaptureFixture[str]) -> None:

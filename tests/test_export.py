@@ -128,12 +128,20 @@ def test_computes_what_numpy_does(
     assert len(told) == (3 if "backward" in words else 1) and all(line.startswith("[PASS]") for line in told)
 
 
+def _displaced(a: Any) -> Any:
+    """A copy whose first element is the second of its memory."""
+    return engine.zeros(a.size + 1, a.dtype)[1:].reshape(a.shape)
+
+
 REFUSED = {  # for (2, 30, 4, d) arrays: which one, its replacement, and part of the message
     "v shorter than k": ("v", lambda a: a[:, :-1].copy(), r"k and v of one shape, .*; got q \(2, 30, 4, \d+\), k "),
     "another batch": ("q", lambda a: a[:1], "with q's batch"),
     "heads that do not divide": ("q", lambda a: a[:, :, :3].copy(), "heads that divide q's"),
     "integers of as many bytes": ("q", lambda a: a.view(f"i{a.itemsize}"), "four axes, the last HEAD_DIM, .*; got int"),
     "three axes": ("k", lambda a: a[0], "four axes"),
+    "no rows": ("q", lambda a: a[:, :0].copy(), r"at least one batch, row, key and head; got q \(2, 0, 4, \d+\), k "),
+    "no keys": ("k", lambda a: a[:, :0].copy(), "at least one batch, row, key and head"),
+    "an odd address": ("v", _displaced, "at multiples of 16 bytes; got .*, from address 0x[0-9a-f]+ on"),
 }
 
 
@@ -153,6 +161,25 @@ def test_what_the_kernel_would_misread_is_refused(
     if half:
         with pytest.raises(ValueError, match="bfloat16; got float16"):
             module.flash_attention(*(a.view(np.float16) for a in given.values()))
+
+
+@pytest.mark.skipif(ON_GPU, reason="the stand-in for CuPy is the CPU engine")
+@pytest.mark.parametrize(
+    ("words", "change", "said"),
+    [
+        ("hopper", lambda a: a[:, ::-1], "rows contiguous, forward, and at multiples of 16 bytes"),
+        ("register_tiles", _displaced, "C-contiguous arrays that start at a multiple of 16 bytes"),
+        ("naive", lambda a: a[:, :, :0].copy(), "at least one batch, row, key and head"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and " " not in value else "",
+)
+def test_memory_that_a_launch_cannot_read_is_refused(
+    words: str, change: Any, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = imported(exported(words), tmp_path, monkeypatch)
+    a = engine.zeros((2, 4, 4, 64), np.float16 if words == "hopper" else np.float32)
+    with pytest.raises(ValueError, match=said):
+        module.flash_attention(a, change(a), change(a))
 
 
 @pytest.mark.skipif(ON_GPU, reason="the stand-in for CuPy is the CPU engine")
@@ -493,6 +520,7 @@ def test_where_no_file_can_be_written(tmp_path: Path, capsys: pytest.CaptureFixt
     [
         ("8", "several stages: backward, backward_mma"),
         ("12_nothing", "no stage"),
+        ("²", "no stage"),
         ("naive --causal", "has no causal=True"),
         ("naive --lse", "has no return_lse=True"),
         ("flash_mma --dtype float32", "takes float16 or bfloat16"),

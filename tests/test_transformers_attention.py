@@ -294,17 +294,23 @@ def test_a_padded_prompt_in_two_parts(kind: str, more: int, where: str, unpadded
     torch.testing.assert_close(found["course"], found["sdpa"], atol=1e-4, rtol=1e-4)
 
 
-def test_padding_of_an_encoder_is_not_that_of_its_decoder(where: str) -> None:
-    """Cross-attention: the mask is the keys', and as long as the queries; no query is dropped."""
+@pytest.mark.parametrize("own", ["course", "with a fallback"])
+def test_padding_of_an_encoder_is_not_that_of_its_decoder(own: str, where: str, monkeypatch: Any) -> None:
+    """Cross-attention: the mask is the keys', and may be as long as the queries; no query is dropped."""
+    if own != "course":
+        monkeypatch.setattr(torch_attention, "_WARNED", {"told before"})
+        monkeypatch.setattr(course, "_refuse", refuse_all)
+        course.register(own, fallback=True)
     sizes = {"encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
     sizes |= {"encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "d_model": 64, "vocab_size": 97}
     torch.manual_seed(0)
     model = transformers.BartModel(transformers.BartConfig(**sizes, max_position_embeddings=256)).eval().to(where)
     ids, mask = tokens(33, where, batch=3), padding("right", where).long()
-    with torch.no_grad():
-        for length in (33, 12):
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "PyTorch computes this attention")
+        for length in (70, 33, 12):
             call = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": tokens(length, where, batch=3)}
-            want, got = (by(model, name)(**call).last_hidden_state for name in ("sdpa", "course"))
+            want, got = (by(model, name)(**call).last_hidden_state for name in ("sdpa", own))
             torch.testing.assert_close(got, want, atol=2e-5, rtol=1e-4)
 
 
@@ -449,6 +455,28 @@ def test_a_fallback_sees_what_the_kernels_see(name: str, kind: str, where: str, 
 
 def refuse_all(*_: Any) -> None:
     raise ValueError("for a test: the kernels are not asked")
+
+
+def test_chunks_among_cached_keys(where: str) -> None:
+    """A layer with chunks keeps as many keys as a chunk has, and they may be of two: a step sees those of its own."""
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128, "intermediate_size_mlp": 128}
+    more = {"attention_chunk_size": 8, "num_local_experts": 1, "head_dim": 16, "experts_implementation": "eager"}
+    config = transformers.Llama4TextConfig(**SIZES, **heads, **more, bos_token_id=0, eos_token_id=None)
+    torch.manual_seed(0)
+    model = transformers.Llama4ForCausalLM(config).eval().to(where)
+    for weight in model.parameters():
+        weight.data.mul_(3.0)
+    course.register("with a fallback", fallback=True)
+    ids, how = tokens(7, where), {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 12}
+    kept = {"output_scores": True, "return_dict_in_generate": True}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        got, want = (
+            torch.stack(by(model, each).generate(ids, **how, **kept).scores) for each in ("with a fallback", "sdpa")
+        )
+    torch.testing.assert_close(got, want, atol=1e-4 * float(want.abs().max()), rtol=0)
+    with pytest.raises(ValueError, match="'course' has no chunks of 8 tokens"):
+        by(model, "course").generate(ids, **how)
 
 
 def test_a_cache_that_is_paged_is_no_fallback() -> None:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from helpers.attention.ladder import limits
-from helpers.bench import architectures, gpus, peers, readme
+from helpers.bench import architectures, gpus, peers, readme, records
 from helpers.bench.cases import Case
 from helpers.bench.job import WrongOutput, of_peer, of_stage, why_not
 from helpers.bench.plan import forward, gradients, plan, still_to_do
@@ -80,6 +80,9 @@ def ladder(argv: Sequence[str] = ()) -> int:
             failed += 1
             print(f"[FAIL] {job.name} at {job.case}: {error}")
             continue
+        except MemoryError as error:
+            skipped.append(f"[SKIP] {job.name} at {job.case}: too little memory: {error}")
+            continue
         record.results.append(r)
         print(f"[PASS] {r.name}: output matches reference (max error: {r.max_error:.1e} <= {r.tolerance:.1e})")
     progress.close()
@@ -115,13 +118,23 @@ def bench(argv: Sequence[str] = ()) -> int:
         parser.error("--peers: PyTorch is not installed, or sees no GPU")
     if options.resume and not options.json:
         parser.error("--resume needs --json FILE")
+    saved = None
+    if options.json:
+        try:
+            records.opened(options.json).unlink()
+            saved = Record.load(options.json) if options.json.is_file() else None
+        except OSError as error:
+            parser.error(f"--json {options.json}: {error.strerror}")
+        except ValueError as error:
+            if options.resume or options.steps:
+                parser.error(f"--json {options.json}: it cannot be continued: {error}")
     record = Record({}, how_measured())
     jobs = plan(record, quick=options.quick, with_peers=options.peers is not False, only=options.stage or ())
     record.device = device_facts()
     if options.steps:
         jobs = [job for job in jobs if job.climb]
-    if (options.resume or options.steps) and options.json and options.json.is_file():
-        record = Record.load(options.json)
+    if (options.resume or options.steps) and saved:
+        record = saved
         if options.resume:
             jobs = still_to_do(jobs, record)
         else:

@@ -5,6 +5,7 @@ Every record is written with one row a line, so that a diff shows the changed ro
 
 from __future__ import annotations
 
+import errno
 import functools
 import inspect
 import json
@@ -33,10 +34,19 @@ def as_json(value: Any, depth: int = 0, *, row: bool = False) -> str:
 
 def save(path: Path, record: Any) -> None:
     """Save a record. The file is replaced atomically, so it is never half written."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + ".part")
+    unfinished = opened(path)
     unfinished.write_text(as_json(record) + "\n", encoding="utf-8")
     unfinished.replace(path)
+
+
+def opened(path: Path) -> Path:
+    """Make the file that becomes the record at `path`. OSError where no record can be written: asked before a run."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(path.name + ".part")
+    unfinished.touch()
+    return unfinished
 
 
 def load(path: Path) -> Any | None:

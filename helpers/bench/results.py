@@ -125,10 +125,13 @@ class Record:
 
     @classmethod
     def load(cls, path: Path) -> Record:
-        """Read a record that `save` wrote."""
+        """Read a record that `save` wrote. ValueError for another file."""
         saved = records.load(path)
-        results = [Measurement(**r) for r in saved["results"]]
-        return cls(saved["device"], saved["how"], results, [Note(**n) for n in saved.get("notes", [])])
+        try:
+            results = [Measurement(**r) for r in saved["results"]]
+            return cls(saved["device"], saved["how"], results, [Note(**n) for n in saved.get("notes", [])])
+        except (AttributeError, KeyError, TypeError):
+            raise ValueError(f"{path.name} is no record of `bench --json`") from None
 
 
 def _rounded(value: Any) -> Any:

@@ -69,7 +69,7 @@ def stage_of(name: str) -> Stage:
     """
     stem = Path(name).name.removesuffix(".cu")
     matches = [s for s in LADDER.values() if stem in (s.name, s.file.removesuffix(".cu"))]
-    if not matches and stem.isdigit():
+    if not matches and stem.isdecimal():
         matches = [s for s in LADDER.values() if s.number == int(stem)]
     if len(matches) != 1:
         names = ", ".join(s.name for s in matches or LADDER.values())

@@ -181,9 +181,16 @@ class Plan:
         return dtype
 
     @property
+    def vectors(self) -> bool:
+        """True if the kernels read 16 bytes at a time, so that rows have to start at multiples of 16 bytes."""
+        stage = self.request.stage
+        known = stage.needs_aligned or "VECTOR" in kernel.source(stage.file)
+        return known and bool(self.defines.get("VECTOR", 1))
+
+    @property
     def any_rows(self) -> bool:
         """True if views are read in place, as long as their rows are contiguous and aligned."""
-        return self.request.model_layout and bool(self.defines.get("VECTOR", 1))
+        return self.request.model_layout and self.vectors
 
     @property
     def wmma(self) -> bool:
