@@ -122,12 +122,14 @@ def _decoder(
     sizes: Callable[[DecodeCall], Mapping[str, int]],
     launch: Callable[[DecodeCall, Mapping[str, int]], Sequence[Launch]],
     scratch: Callable[[DecodeCall, Mapping[str, int]], Mapping[str, Spec]],
-    **more: Any,
+    dtypes: tuple[str, ...] = ("float16", "bfloat16"),
+    features: Sequence[str] = (),
 ) -> Stage:
     """Describe a stage that decodes.
 
     Args:
-        sizes: the -D options of a call. scratch: arrays that blocks hand to each other.
+        sizes: the -D options of a call. scratch: arrays that blocks hand to each other. features: beyond a cache whose
+            rows may have gaps.
     """
     return Stage(
         *(14, name, file, idea),
@@ -135,11 +137,12 @@ def _decoder(
         launches=lambda stage, call, sizes: launch(call, sizes),
         scratch=scratch,
         direction="decode",
-        dtypes=more.pop("dtypes", ("float16", "bfloat16")),
+        features=frozenset({"strides", *features}),
+        dtypes=dtypes,
         max_head_dim=256,
         min_cc=80,
         zeroed=frozenset({"tickets"}),
-        **more,
+        needs_aligned=True,
     )
 
 
@@ -278,8 +281,9 @@ def _scratch(call: DecodeCall, sizes: Mapping[str, int]) -> dict[str, Spec]:
 SPLIT_KV = _decoder(
     *("split_kv", "14_split_kv.cu", "pages, new tokens, any type", _sizes, _launches, _scratch),
     dtypes=("float32", "float16", "bfloat16"),
-    features=frozenset(
-        {"block_table", "k", "tree", "alibi_slopes", "sinks", "score_mod", "e4m3", "rotary_cos", "rotates", OTHER_DIMS}
+    features=(
+        *("block_table", "k", "tree", "alibi_slopes", "sinks", "score_mod", "e4m3"),
+        *("rotary_cos", "rotates", OTHER_DIMS),
     ),
 )
 

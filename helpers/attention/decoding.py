@@ -27,12 +27,12 @@ from helpers.attention.ladder.call import (
     mask_window,
     softmax_scale_of,
 )
-from helpers.attention.ladder.extras import check_pair, check_sinks, check_slopes, check_table
-from helpers.attention.ladder.kinds import DeviceArrays, kind_of
-from helpers.attention.ladder.layout import Addresses, Spec, titles
+from helpers.attention.ladder.extras import check_one_form, check_sinks, check_slopes, check_table
+from helpers.attention.ladder.kinds import kind_of
+from helpers.attention.ladder.layout import Addresses, Spec, dense, titles
 from helpers.attention.ladder.plan import CompiledPlan
 from helpers.attention.ladder.score_mod import BlockMask, bind_to_call, parse_score_mod
-from helpers.attention.run import Call, Change, Kind, Output, Plan, compile_plan, run
+from helpers.attention.run import Call, Change, Kind, Output, Plan, changed, compile_plan, copies, lay_out, run
 from helpers.attention.scalars import check_flags, whole_number
 from helpers.attention.shared_prefix import check_prefix, join_prefix
 
@@ -185,28 +185,21 @@ class Decoding(Call):
         widened = _widened(specs)
         columns = specs["q"].shape[3] if widened else 0
         if widened:
-            scale = softmax_scale_of(options.softmax_scale, columns)
-            options = options._replace(softmax_scale=scale)
-            specs = {**specs, **{change.name: change.spec(specs[change.name]) for change in widened}}
-        decoder, call, shapes = check(specs, options)
-        outputs = {name: Output(*shape_and_dtype) for name, shape_and_dtype in shapes.items()}
+            options = options._replace(softmax_scale=softmax_scale_of(options.softmax_scale, columns))
+            specs = changed(specs, widened)
+        decoder, call, outputs = check(specs, options)
         before = partial(_check_contents, options) if options.is_checked else None
         if call is None:
             if columns:
                 outputs["o"] = outputs["o"]._replace(shape=(*outputs["o"].shape[:3], columns))
             return Plan(None, tuple(specs), outputs, before=before)
-        changes = [*narrowed, *widened, *(Change(name, "copied") for name in _unreadable(call))]
-        if decoder.negates(call):
-            changes = [*(change for change in changes if change != Change("q", "copied")), Change("q", "negated")]
-            call = call._replace(softmax_scale=-call.softmax_scale)
-        if changes:
-            copies = {change.name: change.spec(call.arrays[change.name]) for change in changes}
-            call = call._replace(arrays={**call.arrays, **copies})
+        own = copies(decoder, call)
+        scale = -call.softmax_scale if decoder.negates(call) else call.softmax_scale
+        call = call._replace(arrays=changed(call.arrays, own), softmax_scale=scale)
         hint = f"num_splits = {call.num_splits}" if call.num_splits else ""
         rotary_dim = specs[ROTARY[0]].shape[1] if ROTARY[0] in specs else 0
-        of_arrays = *call.arrays, *[a.dtype for a in call.arrays.values()]
-        family = options.key, specs["q"].device, rotary_dim, *of_arrays
-        compiled = compile_plan(decoder, call, family)
+        compiled = compile_plan(decoder, call, options.key, rotary_dim)
+        changes = [*narrowed, *widened, *own]
         how: dict[str, Any] = {"changes": changes, "columns": columns, "before": before, "memory_hint": hint}
         return Plan(compiled, tuple(specs), outputs, **how)
 
@@ -259,23 +252,6 @@ def _widened(specs: Mapping[str, Spec]) -> list[Change]:
     columns = specs["q"].shape[3:]
     narrow = [name for name in "qkv" if name in specs and specs[name].shape[3:] == columns]
     return [Change(name, "padded", columns=specs["k_cache"].shape[3]) for name in narrow]
-
-
-def _unreadable(call: DecodeCall) -> list[str]:
-    """List the arrays that have to be copied. The caches are too large to copy, so they never are."""
-    unreadable = []
-    for name, a in call.arrays.items():
-        if name in _ROWS:
-            readable = name not in ("q", "k", "v") or (a.in_rows and a.aligned)
-        elif name in ROTARY:
-            readable = a.contiguous and not a.offset
-        else:
-            readable = a.in_rows if name == "block_table" else name == "lse" or a.contiguous
-        unreadable += [name] * (not readable)
-    return unreadable
-
-
-_ROWS = ("q", "k_cache", "v_cache", "k", "v", "o")
 
 
 # ---- checks
@@ -340,10 +316,8 @@ def _check_no_repeats(name: str, cache: Any) -> None:
         )
 
 
-def check(
-    specs: Mapping[str, Spec], options: DecodeOptions
-) -> tuple[Stage, DecodeCall | None, dict[str, tuple[tuple[int, ...], Any]]]:
-    """Validate; return the decoder, the call (None if no token sees a key), and the outputs' shapes and dtypes.
+def check(specs: Mapping[str, Spec], options: DecodeOptions) -> tuple[Stage, DecodeCall | None, dict[str, Output]]:
+    """Validate; return the decoder, the call (None if no token sees a key), and the outputs.
 
     Raises:
         TypeError, ValueError: as `flash_attention_with_kvcache`.
@@ -363,14 +337,13 @@ def check(
     window = mask_window(options.window, options.causal)
     scale = softmax_scale_of(options.softmax_scale, q.shape[3])
     batch, tokens, heads, _ = q.shape
-    of_o = batch, tokens, heads, specs["v_cache"].shape[3]
-    outputs: dict[str, tuple[tuple[int, ...], Any]] = {"o": (of_o, q.dtype)}
+    outputs = {"o": Output((batch, tokens, heads, specs["v_cache"].shape[3]), q.dtype)}
     if options.return_lse:
-        outputs["lse"] = (batch, heads, tokens), np.dtype(np.float32)
+        outputs["lse"] = Output((batch, heads, tokens), np.dtype(np.float32))
     room = k_cache.shape[1] * (table.shape[1] if table else 1)
     if not (batch and tokens and room):
         return decoder, None, outputs
-    arrays = {**specs, **{name: Spec.dense(shape, dtype) for name, (shape, dtype) in outputs.items()}}
+    arrays = {**specs, **{name: dense(each.shape, each.dtype) for name, each in outputs.items()}}
     arrays |= {name: arrays[name].with_axes(2) for name in ("tree", "alibi_slopes") if name in arrays}
     # More parts than 16 keys, the smallest tile, would be empty ones.
     splits, mod = min(splits, -(-room // SMALLEST_TILE)), bind_to_call(options.mod, arrays)
@@ -491,7 +464,7 @@ def _check_rotary(specs: Mapping[str, Spec]) -> None:
         if name not in specs:
             raise ValueError(f"{other} is given without {name}")
         check_table(name, specs[name], specs["q"].dtype, specs["q"].shape[3])
-    check_pair(*(specs[name] for name in ROTARY))
+    check_one_form(*(specs[name] for name in ROTARY))
     if "k" not in specs:
         raise ValueError("rotary_cos needs k and v: keys in the cache are rotated already, and so should q be")
     if "tree" in specs:
@@ -518,20 +491,5 @@ def plan(
     source: str | None = None,
     sizes: Mapping[str, int] | None = None,
 ) -> tuple[CompiledPlan, dict[str, Any]]:
-    """Plan a call of device arrays. Return the plan and all its arrays by name: outputs full of NaN, tickets of 0.
-
-    `compiled.bind(arrays)` makes a function that launches.
-
-    Args:
-        source: another text of the kernel. sizes: in place of the decoder's own.
-    """
-    kind, cp = DeviceArrays(), device.cp
-    specs = map(kind.spec, kind.cache_keys([*arrays.values()]))
-    decoder, call, outputs = check(dict(zip(arrays, specs, strict=True)), options)
-    if call is None:
-        raise ValueError("there is nothing to launch: no token, or no room for a key")
-    compiled = CompiledPlan(decoder, call, decoder.sizes_for(call, sizes), source)
-    made = {name: cp.full(shape, np.nan, dtype=dtype) for name, (shape, dtype) in outputs.items()}
-    for name, spec in compiled.scratch.items():
-        made[name] = cp.full(spec.shape, 0 if name in decoder.zeroed else np.nan, dtype=spec.dtype)
-    return compiled, {**arrays, **made}
+    """Plan a call of device arrays, as `run.lay_out` does: return its launches, and all its arrays by name."""
+    return lay_out(Decoding(arrays, options), source=source, sizes=sizes)[:2]

@@ -50,8 +50,7 @@ class Pass(Call):
         how: Any = self.lengths
         file, result, numbers = how
         arrays = {**specs, **({"result": dense(*result)} if result else {})}
-        family = file, specs["o"].device, *[a.dtype for a in arrays.values()]
-        compiled = compile_plan(self.stage.changed(file=file), PassCall(arrays, numbers), family)
+        compiled = compile_plan(self.stage.changed(file=file), PassCall(arrays, numbers), file)
         return Plan(compiled, tuple(specs), {"result": Output(*result)} if result else {})
 
 

@@ -86,7 +86,7 @@ class Part(Attention):
         more = backward_scratch(whole, sizes)
         outputs |= {name: Output(a.shape, a.dtype) for name, a in more.items()}
         call = call._replace(arrays={**call.arrays, **more})
-        compiled = compile_plan(stage, call, (*family.key, "ring", which))
+        compiled = compile_plan(stage, call, family.key, which)
         return Plan(compiled, tuple(specs), {name: outputs[name] for name in _OUTPUTS[which]})
 
 

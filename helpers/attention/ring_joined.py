@@ -81,7 +81,7 @@ class Joined(Attention):
         more["o"] = specs["o"].heads_first
         call = call._replace(arrays={**call.arrays, **more})
         stage = stage.changed(file=_DEFINITIONS + kernel.source(stage.file))
-        return Plan(compile_plan(stage, call, (*family.key, *more)), tuple(specs), {})
+        return Plan(compile_plan(stage, call, family.key), tuple(specs), {})
 
 
 def joins(specs: Mapping[str, Spec], options: Any) -> bool:

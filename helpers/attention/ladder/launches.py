@@ -271,13 +271,12 @@ def rotated(call: Call) -> tuple[list[Launch], dict[str, Spec], Call]:
     return launches, written, call._replace(arrays=left)
 
 
-def with_rotated_inputs(launch: Launch) -> Launch:
-    """Return the launch with the rotated q and k in place of q and k."""
-    names = {"q": "rotated_q", "k": "rotated_k"}
+def renamed(launch: Launch, names: Mapping[str, str]) -> Launch:
+    """Return the launch with other arrays in place of those that `names` has."""
 
-    def renamed(arg: Any) -> Any:
+    def of_argument(arg: Any) -> Any:
         if isinstance(arg, str):
             return names.get(arg, arg)
         return replace(arg, name=names.get(arg.name, arg.name)) if isinstance(arg, (Part, Map)) else arg
 
-    return launch._replace(args=tuple(map(renamed, launch.args)))
+    return launch._replace(args=tuple(map(of_argument, launch.args)))

@@ -19,10 +19,10 @@ import numpy as np
 
 from helpers import device
 from helpers.attention import kernel
-from helpers.attention.ladder.call import WITH_HEAD_DIM, AttentionOptions, Call, ForwardOptions
+from helpers.attention.ladder.call import ROTATED, WITH_HEAD_DIM, AttentionOptions, Call, ForwardOptions
 from helpers.attention.ladder.extras import NAMES, check_positions, extra_inputs
 from helpers.attention.ladder.launch import Arguments, DirectLaunch, EngineLaunch, Launch
-from helpers.attention.ladder.launches import block_mask_scratch, rotated, with_rotated_inputs
+from helpers.attention.ladder.launches import block_mask_scratch, renamed, rotated
 from helpers.attention.ladder.layout import Spec, dense_copy, four_axes, negative
 from helpers.attention.ladder.score_mod import ScoreMod, parse_score_mod
 from helpers.attention.ladder.stage import Stage
@@ -76,6 +76,13 @@ def _prepend_functions(mod: ScoreMod, stage: Stage, pairs: bool, file_or_code: s
     return mod.text(backward=backward, pairs=pairs and not backward and "float32" not in stage.dtypes) + code
 
 
+# The arrays of a call that models have in another layout than stages, by the stage's direction.
+_IN_MODELS_LAYOUT = {
+    **dict.fromkeys(("forward", "backward", "project"), WITH_HEAD_DIM),
+    "rotate": ROTATED | {"q", "k"},
+}
+
+
 class CompiledPlan:
     """The planned and compiled launches of a call of any direction. They lack only addresses: see `bind` and `direct`.
 
@@ -107,7 +114,8 @@ class CompiledPlan:
             before, self.scratch, call = rotated(call)
         self.scratch |= {**stage.scratch(call, sizes), **block_mask_scratch(stage, call, sizes)}
         launches = stage.launches(stage, call, sizes)
-        self.launches = [*before, *(map(with_rotated_inputs, launches) if before else launches)]
+        names = {"q": "rotated_q", "k": "rotated_k"} if before else {}
+        self.launches = [*before, *(renamed(launch, names) if names else launch for launch in launches)]
         self._specs: Mapping[str, Spec] = {**given.arrays, **self.scratch}
         if like is not None and not all(launch.kernel in like.kernels for launch in self.launches):
             like = None
@@ -133,9 +141,8 @@ class CompiledPlan:
 
     def views(self, named: Iterable[tuple[str, Any]]) -> dict[str, Any]:
         """View a model's arrays in the stage's layout, (batch, heads, rows, head_dim); others' stay as they are."""
-        if self.stage.direction not in ("forward", "backward"):
-            return dict(named)
-        return {name: four_axes(a.swapaxes(-3, -2)) if name in WITH_HEAD_DIM else a for name, a in named}
+        names = _IN_MODELS_LAYOUT.get(self.stage.direction, ())
+        return {name: four_axes(a.swapaxes(-3, -2)) if name in names else a for name, a in named}
 
     def bind(self, arrays: Mapping[str, Any]) -> Callable[[], None]:
         """Compare every argument with its kernel's signature, and return a function that launches on these arrays.
@@ -158,10 +165,11 @@ class CompiledPlan:
 
         Scratch that is not among the arrays is made here.
         """
-        every = {**{name: self._empty(name, s) for name, s in self.scratch.items() if name not in arrays}, **arrays}
+        every = {**{name: self.empty(name, s) for name, s in self.scratch.items() if name not in arrays}, **arrays}
         return [(launch, self.kernels[launch.kernel], launch.arguments(every)) for launch in self.launches]
 
-    def _empty(self, name: str, spec: Spec) -> Any:
+    def empty(self, name: str, spec: Spec) -> Any:
+        """Make a scratch array."""
         return (device.cp.zeros if name in self.stage.zeroed else device.cp.empty)(spec.shape, dtype=spec.dtype)
 
     def direct(self, names: Sequence[str]) -> list[DirectLaunch]:
