@@ -83,7 +83,7 @@ def test_tables_may_have_q_s_dtype() -> None:
 
 @needs_tensor_cores
 def test_known_calls_plan_nothing() -> None:
-    """Of the rotary embedding and of the projection, by their arrays' shapes."""
+    """Call the rotary embedding and the projection with arrays of known shapes, then of other ones."""
     w_o = weights(256, 72, "float16")
 
     def calls(n: int) -> None:

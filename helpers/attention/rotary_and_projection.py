@@ -139,9 +139,9 @@ def _rotation(
     positions: tuple[Any, Any] | None = None,
     in_place: bool = False,
 ) -> Rotation:
-    check_flags(interleaved=interleaved, in_place=in_place)
+    check_flags(in_place=in_place)
     tables = extra_inputs(rotary_cos=cos, rotary_sin=sin, rotary_interleaved=interleaved, rotary_positions=positions)
-    arrays = {name: _array(name, a) for name, a in {"q": q, "k": k, **tables}.items()}
+    arrays = _on_device({"q": q, "k": k, **tables})
     if in_place:
         _check_in_place({"q": q, "k": k})
     return Rotation(arrays, ForwardOptions(rotary_interleaved=interleaved), lengths=in_place)
@@ -194,13 +194,13 @@ def _check_in_place(arrays: Mapping[str, Any]) -> None:
     for name, a in arrays.items():
         if not isinstance(a, device.cp.ndarray):
             raise ValueError(f"in_place: {name} is a device array with rows that start at multiples of 16 bytes")
-        if any(n > 1 and step == 0 for n, step in zip(a.shape, a.strides, strict=True)):
+        if any([n > 1 and step == 0 for n, step in zip(a.shape, a.strides, strict=True)]):
             raise ValueError(
                 f"in_place: {name} has strides {a.strides}, so that elements are one in memory: {name}.copy()"
             )
         if isinstance(a, np.ndarray) and not a.flags.writeable:
             raise ValueError(f"in_place: {name} is read-only: {name}.copy()")
-    if np.shares_memory(*(np.asarray(Addresses(a)) for a in arrays.values())):
+    if np.shares_memory(*[np.asarray(Addresses(a)) for a in arrays.values()]):
         raise ValueError("in_place: q and k share memory, which would be rotated twice")
 
 
@@ -271,7 +271,7 @@ def _projection(
     if cu_seqlens is not None:
         check_pair("cu_seqlens", cu_seqlens, f"({', '.join(CU_SEQLENS)})")
         arrays |= zip(CU_SEQLENS, cu_seqlens, strict=True)
-    arrays = {name: _array(name, a) for name, a in arrays.items()}
+    arrays = _on_device(arrays)
     if cu_seqlens is not None:
         longest = find_longest(*(arrays[name] for name in (*CU_SEQLENS, "q", "k")))
     return Projection(arrays, ForwardOptions(window, causal, softmax_scale), longest, (form, longest))
@@ -328,11 +328,15 @@ def _check_weights(stage: Stage, form: str, q: Spec, w_o: Spec) -> None:
 # ---- arrays
 
 
-def _array(name: str, a: Any) -> Any:
-    """Return a device array. Raises TypeError unless it is one, or NumPy's."""
-    if not isinstance(a, (np.ndarray, device.cp.ndarray)):
-        raise TypeError(f"{name} is a NumPy or a device array; got {type(a).__name__}")
-    return a if isinstance(a, device.cp.ndarray) else device.cp.asarray(a)
+def _on_device(arrays: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return device arrays. Raises TypeError for what is neither one nor NumPy's."""
+    cp = device.cp
+    if {*map(type, arrays.values())} == {cp.ndarray}:
+        return arrays
+    for name, a in arrays.items():
+        if not isinstance(a, (np.ndarray, cp.ndarray)):
+            raise TypeError(f"{name} is a NumPy or a device array; got {type(a).__name__}")
+    return {name: a if isinstance(a, cp.ndarray) else cp.asarray(a) for name, a in arrays.items()}
 
 
 def _check_no_empty_axis(q: Any, k: Any) -> None:
