@@ -257,14 +257,14 @@ ROTARY_BUGS = (
 
 def test_rotary_without_a_bug_passes() -> None:
     for interleaved in (False, True):
-        check_rotary("float16", 48, 32, interleaved, kernel.source(rotary_and_projection.ROTARY))
+        check_rotary("float16", 48, 32, interleaved, kernel.source(launches.ROTARY_FILE))
 
 
 @pytest.mark.parametrize("bug", ROTARY_BUGS, ids=[bug.name for bug in ROTARY_BUGS])
 def test_a_bug_of_rotary_is_seen(bug: Bug, request: pytest.FixtureRequest) -> None:
     if bug.cpu_only:
         request.getfixturevalue("cpu_engine")
-    text = bug.plant(kernel.source(rotary_and_projection.ROTARY))
+    text = bug.plant(kernel.source(launches.ROTARY_FILE))
     with pytest.raises((AssertionError, engine.LaunchError, IndexError)):
         check_rotary("float16", 48, 32, False, text)
 
@@ -567,7 +567,5 @@ def test_compiled_without_spills(arch: str) -> None:
             assert report.spill_bytes == report.stack_bytes == 0, str(report)
         for interleaved in (0, 1):
             sizes = {"HEAD_DIM": d, "INTERLEAVED": interleaved}
-            report = compile_report.compile_report(
-                rotary_and_projection.ROTARY, sizes, arch, name="rotary<__nv_bfloat16>"
-            )
+            report = compile_report.compile_report(launches.ROTARY_FILE, sizes, arch, name="rotary<__nv_bfloat16>")
             assert report.spill_bytes == report.stack_bytes == 0 and report.registers <= 32, str(report)

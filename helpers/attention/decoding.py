@@ -17,7 +17,7 @@ import numpy as np
 
 from helpers import device
 from helpers.attention.cache_slots import check_slots
-from helpers.attention.decoders import DECODERS, HEAD_DIMS, OTHER_DIMS, ROTARY, SMALLEST_TILE, SPLIT_KV, DecodeCall
+from helpers.attention.decoders import DECODERS, HEAD_DIMS, OTHER_DIMS, SMALLEST_TILE, SPLIT_KV, DecodeCall
 from helpers.attention.ladder import Stage, limits
 from helpers.attention.ladder.call import (
     MAX_ROWS,
@@ -27,7 +27,7 @@ from helpers.attention.ladder.call import (
     mask_window,
     softmax_scale_of,
 )
-from helpers.attention.ladder.extras import check_one_form, check_sinks, check_slopes, check_table
+from helpers.attention.ladder.extras import ROTARY_TABLES, check_one_form, check_sinks, check_slopes, check_table
 from helpers.attention.ladder.kinds import kind_of
 from helpers.attention.ladder.layout import Addresses, Spec, dense, titles
 from helpers.attention.ladder.plan import CompiledPlan
@@ -197,7 +197,7 @@ class Decoding(Call):
         scale = -call.softmax_scale if decoder.negates(call) else call.softmax_scale
         call = call._replace(arrays=changed(call.arrays, own), softmax_scale=scale)
         hint = f"num_splits = {call.num_splits}" if call.num_splits else ""
-        rotary_dim = specs[ROTARY[0]].shape[1] if ROTARY[0] in specs else 0
+        rotary_dim = specs["rotary_cos"].shape[1] if "rotary_cos" in specs else 0
         compiled = compile_plan(decoder, call, options.key, rotary_dim)
         changes = [*narrowed, *widened, *own]
         how: dict[str, Any] = {"changes": changes, "columns": columns, "before": before, "memory_hint": hint}
@@ -218,7 +218,7 @@ class Decoding(Call):
     @property
     def written(self) -> tuple[str, ...]:
         """Names of the caches that the call appends to; () without new tokens."""
-        return _WRITTEN[:2] if {"k", "v"} <= {*self.arrays} else ()
+        return _CACHES if {"k", "v"} <= {*self.arrays} else ()
 
 
 _INDICES = ("cache_seqlens", "block_table", "tree")
@@ -226,7 +226,7 @@ _INDICES = ("cache_seqlens", "block_table", "tree")
 
 def _of_q_s_columns(specs: Mapping[str, Spec]) -> Mapping[str, Spec]:
     """Leave those columns of a wider cache that q has, where these are whole chunks of 16 bytes."""
-    q, caches = specs["q"], {name: specs[name] for name in ("k_cache", "v_cache")}
+    q, caches = specs["q"], {name: specs[name] for name in _CACHES}
     if not _is_narrower(specs) or not _in_chunks(q.shape[3], q, *caches.values()):
         return specs
     return {**specs, **{name: a._replace(shape=(*a.shape[:3], q.shape[3])) for name, a in caches.items()}}
@@ -275,8 +275,8 @@ def _check_contents(options: DecodeOptions, kind: Kind, arrays: Mapping[str, Any
         appends="k" in arrays,
         window=mask_window(options.window, options.causal),
     )
-    if ROTARY[0] in arrays:
-        rows, last = arrays[ROTARY[0]].shape[0], int(kind.to_numpy(arrays["cache_seqlens"]).max()) + q.shape[1] - 1
+    if "rotary_cos" in arrays:
+        rows, last = arrays["rotary_cos"].shape[0], int(kind.to_numpy(arrays["cache_seqlens"]).max()) + q.shape[1] - 1
         if last >= rows:
             raise ValueError(f"rotary_cos has {rows} positions, and a new token is at {last}: longer tables are needed")
 
@@ -288,12 +288,13 @@ def _check_tree(tree: np.ndarray) -> None:
         raise ValueError(f"tree[{where}] = {tree[tuple(at)]}; token {token} follows one of -1 to {token - 1}")
 
 
-_WRITTEN = ("k_cache", "v_cache", "k", "v")  # two of them, with what the two others have
+_CACHES = ("k_cache", "v_cache")
+_WRITTEN = (*_CACHES, "k", "v")  # two of them, with what the two others have
 
 
 def _check_written(arrays: Mapping[str, Any]) -> None:
     """Raise ValueError for caches that cannot get new tokens: read-only ones, and two that share memory."""
-    for name in _WRITTEN[:2]:
+    for name in _CACHES:
         if isinstance(arrays[name], np.ndarray) and not arrays[name].flags.writeable:
             raise ValueError(f"{name} is read-only, and gets the new tokens of k and v: give {name}.copy()")
         if isinstance(arrays[name], np.ndarray):
@@ -331,7 +332,7 @@ def check(specs: Mapping[str, Spec], options: DecodeOptions) -> tuple[Stage, Dec
     check_flags(
         return_lse=options.return_lse, checked=options.is_checked, rotary_interleaved=options.rotary_interleaved
     )
-    if options.rotary_interleaved and ROTARY[0] not in specs:
+    if options.rotary_interleaved and "rotary_cos" not in specs:
         raise ValueError("rotary_interleaved is given without rotary_cos and rotary_sin")
     splits = whole_number("num_splits", options.num_splits, least=0)
     window = mask_window(options.window, options.causal)
@@ -360,9 +361,9 @@ def _decoder_of(specs: Mapping[str, Spec], options: DecodeOptions) -> Stage:
     if limits.compute_capability() < decoder.min_cc:
         here = limits.compute_capability() / 10
         raise ValueError(f"{decoder.name} needs compute capability {decoder.min_cc / 10}; this GPU has {here}")
-    asked = [name for name in ("block_table", "k", "tree", "alibi_slopes", "sinks", ROTARY[0]) if name in specs]
+    asked = [name for name in ("block_table", "k", "tree", "alibi_slopes", "sinks", "rotary_cos") if name in specs]
     asked += ["score_mod"] * bool(options.mod)
-    of_caches = {specs[name].shape[-1:] for name in ("k_cache", "v_cache")}
+    of_caches = {specs[name].shape[-1:] for name in _CACHES}
     asked += [OTHER_DIMS] * (len(of_caches) > 1 or of_caches.isdisjoint((d,) for d in HEAD_DIMS))
     if specs["k_cache"].dtype == np.uint8:
         asked.append("e4m3")
@@ -441,9 +442,9 @@ def _check_shapes(specs: Mapping[str, Spec]) -> None:
                 raise ValueError(f"{name} has shape {specs[name].shape}; {wanted} is needed: as many tokens as q has")
         if tokens > room:
             raise ValueError(f"{tokens} new tokens, and the cache has room for {room}")
-        for name in _WRITTEN[:2]:
+        for name in _CACHES:
             _check_no_repeats(name, specs[name])
-    for name in ("k_cache", "v_cache"):
+    for name in _CACHES:
         if not (specs[name].in_rows and specs[name].aligned):
             raise ValueError(
                 f"{name} is read where it is: the words of a row must be neighbours, and rows start at multiples of 16 "
@@ -451,7 +452,7 @@ def _check_shapes(specs: Mapping[str, Spec]) -> None:
             )
         if specs[name].strides[1] >= 2**32 or (table is not None and specs[name].strides[0] >= 2**32):
             raise ValueError(f"{name} has strides {specs[name].strides}; a row or a page is less than 4 GB long")
-    if any(name in specs for name in ROTARY):
+    if any(name in specs for name in ROTARY_TABLES):
         _check_rotary(specs)
     if "sinks" in specs:
         check_sinks(specs["sinks"], heads)
@@ -460,11 +461,11 @@ def _check_shapes(specs: Mapping[str, Spec]) -> None:
 
 
 def _check_rotary(specs: Mapping[str, Spec]) -> None:
-    for name, other in (ROTARY, ROTARY[::-1]):
+    for name, other in (ROTARY_TABLES, ROTARY_TABLES[::-1]):
         if name not in specs:
             raise ValueError(f"{other} is given without {name}")
         check_table(name, specs[name], specs["q"].dtype, specs["q"].shape[3])
-    check_one_form(*(specs[name] for name in ROTARY))
+    check_one_form(*(specs[name] for name in ROTARY_TABLES))
     if "k" not in specs:
         raise ValueError("rotary_cos needs k and v: keys in the cache are rotated already, and so should q be")
     if "tree" in specs:

@@ -33,7 +33,7 @@ from helpers.attention.ladder.stages import tensor_cores
 from helpers.attention.run import Call, Output, Plan, compile_plan, lay_out, run
 from helpers.attention.scalars import check_flags, check_pair, finite_number, whole_number
 
-ROTARY, PROJECTION = launches.ROTARY_FILE, tensor_cores.PROJECTION.file
+PROJECTION = tensor_cores.PROJECTION.file
 FORMS = ("atomics", "all_heads")
 
 
@@ -176,7 +176,7 @@ class Rotation(Call):
 
 
 _ROTARY_PASS = Stage(
-    *(11, "rotary", ROTARY, "the rotary embedding, in a pass of its own"),
+    *(11, "rotary", launches.ROTARY_FILE, "the rotary embedding, in a pass of its own"),
     Tuning(lambda head_dim, shared_limit: {}, variant=launches.rotary_sizes),
     launches=lambda stage, call, sizes: launches.launch_rotary(call, sizes),
     direction="rotate",

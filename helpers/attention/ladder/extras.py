@@ -15,7 +15,8 @@ from helpers.attention.fp8 import DESCALE_ROWS
 from helpers.attention.ladder.layout import Spec
 from helpers.attention.scalars import check_flags, check_pair
 
-ROTARY = ("rotary_cos", "rotary_sin", "q_positions", "k_positions")
+ROTARY_TABLES, POSITIONS = ("rotary_cos", "rotary_sin"), ("q_positions", "k_positions")
+ROTARY = (*ROTARY_TABLES, *POSITIONS)
 DESCALES = ("q_descale", "k_descale", "v_descale")
 NAMES = ("bias", "alibi_slopes", "sinks", *ROTARY, *DESCALES)
 
@@ -79,7 +80,7 @@ def needs(arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_positions(arrays: Mapping[str, Any]) -> None:
     """Raise ValueError for a position in a NumPy array that the tables lack. Device arrays are not read."""
-    for name in ("q_positions", "k_positions"):
+    for name in POSITIONS:
         positions = arrays.get(name)
         if type(positions) is np.ndarray and positions.size and positions.dtype.kind in "iu":
             low, high, rows = int(positions.min()), int(positions.max()), arrays["rotary_cos"].shape[0]
@@ -128,7 +129,7 @@ def as_kernels_read(
             of, rows = (heads, n) if name == "q_descale" else (k.shape[1], n_kv)
             _check_descale(name, a, (sequences, of), None if packed else -(-rows // DESCALE_ROWS))
             extras[name] = a
-        elif name in ("rotary_cos", "rotary_sin"):
+        elif name in ROTARY_TABLES:
             check_table(name, a, q.dtype, head_dim)
             extras[name] = a
         else:
@@ -150,8 +151,8 @@ def is_readable(name: str, a: Spec) -> bool:
     return a.contiguous and (name not in _IN_CHUNKS or not a.offset)
 
 
-_IN_ROWS = frozenset({"q_positions", "k_positions", "block_table"})  # of which batches may be the same
-_IN_CHUNKS = frozenset({"rotary_cos", "rotary_sin", "w_o"})  # read 16 bytes at a time
+_IN_ROWS = frozenset({*POSITIONS, "block_table"})  # of which batches may be the same
+_IN_CHUNKS = frozenset({*ROTARY_TABLES, "w_o"})  # read 16 bytes at a time
 
 
 def _check_bias(bias: Spec, dtype: Any, shape: tuple[int, ...], packed: bool) -> None:
