@@ -34,7 +34,8 @@ def _tiles(call: Call, sizes: Sizes) -> int:
 
 def _prepare(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
     args = "o", "do", "lse", *OF_ROWS, None, _params(call, _tiles(call, sizes))
-    return [Launch(stage.kernels[0], launches.tile_grid(call, "q", sizes), (stage.threads(sizes),), 0, args)]
+    prepare, _, _ = stage.kernels
+    return [Launch(prepare, launches.tile_grid(call, "q", sizes), (stage.threads(sizes),), 0, args)]
 
 
 def _multiply(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
@@ -45,12 +46,14 @@ def _multiply(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
     if sizes.get("PERSISTENT"):
         of_a_sequence = max(limits.persistent_blocks() // call.sequences, 1)
         grid = min(grid[0] * grid[1], of_a_sequence), 1, call.sequences
-    return [stage.launch(grid, sizes, args, stage.kernels[1])]
+    _, multiply, _ = stage.kernels
+    return [stage.launch(grid, sizes, args, multiply)]
 
 
 def _round(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
     args = "dq_accum", "dq", None, _params(call, _tiles(call, sizes))
-    return [Launch(stage.kernels[2], launches.tile_grid(call, "q", sizes), (stage.threads(sizes),), 0, args)]
+    _, _, convert = stage.kernels
+    return [Launch(convert, launches.tile_grid(call, "q", sizes), (stage.threads(sizes),), 0, args)]
 
 
 _STAGES = {

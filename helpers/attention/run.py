@@ -113,7 +113,7 @@ _Key = tuple[Hashable, ...]
 
 
 def _find_plan(kind: Kind, call: Call, given: Sequence[Any]) -> tuple[_Key, Plan | None]:
-    """Return a call's key, which ends with each array's, and the plan kept under it, None if none is."""
+    """Return a call's key, and the plan kept under it, None if none is."""
     key = kind, *call.arrays, call.options.key, call.lengths, limits.reserved_sms(), *kind.cache_keys(given)
     try:
         return key, _PLANS.get(key)
@@ -123,9 +123,13 @@ def _find_plan(kind: Kind, call: Call, given: Sequence[Any]) -> tuple[_Key, Plan
 
 def _make_plan(kind: Kind, call: Call, key: _Key) -> Plan:
     """Check and plan a call on the current device, and keep the plan under the key that `_find_plan` returned."""
-    of_arrays = key[-len(call.arrays) :]
-    plan = _PLANS[key] = call.plan(dict(zip(call.arrays, map(kind.spec, of_arrays), strict=True)))
+    plan = _PLANS[key] = call.plan(_specs(kind, call))
     return plan
+
+
+def _specs(kind: Kind, call: Call) -> dict[str, Spec]:
+    """Describe a call's arrays, by name."""
+    return dict(zip(call.arrays, map(kind.spec, kind.cache_keys([*call.arrays.values()])), strict=True))
 
 
 def _via_device_arrays(call: Call) -> Any:
@@ -232,9 +236,9 @@ class Plan:
     """A call that has been checked, planned and compiled; each launch brings only its arrays."""
 
     __slots__ = (
-        *("_again", "_before", "_changes", "_columns", "_compiled", "_in_a_block", "_kept", "_launches"),
-        *("_memory_hint", "_names", "_outputs", "_returned", "_scratch", "_sums", "_whole_heads"),
-        *("_written_once", "_zeroed"),
+        *("_again", "_before", "_block_bytes", "_changes", "_columns", "_compiled", "_kept", "_kept_on"),
+        *("_launches", "_memory_hint", "_names", "_outputs", "_returned", "_scratch", "_starts", "_sums"),
+        *("_whole_heads", "_written_once", "_zeroed"),
     )
 
     def __init__(
@@ -263,14 +267,14 @@ class Plan:
         self._sums = [i for i, output in enumerate(outputs.values()) if output.zeroed]
         self._changes = [(inputs.index(change.name), change) for change in changes]
         self._columns, self._before, self._memory_hint = columns, before, memory_hint
-        self._kept: tuple[int, list[Any]] | None = None  # a stream, and the scratch that was written on it once
+        self._kept_on: int | None = None  # a stream, and the scratch that was written on it once
+        self._kept: list[Any] = []
         if compiled is None:
             return
         self._scratch = [(name, spec, spec.size) for name, spec in compiled.scratch.items()]
         self._zeroed = compiled.stage.zeroed
         whole_lines = [-(-size * spec.dtype.itemsize // 256) * 256 for _, spec, size in self._scratch]
-        starts = list(itertools.accumulate(whole_lines, initial=0))
-        self._in_a_block = starts.pop(), starts  # bytes, and where each scratch array begins
+        *self._starts, self._block_bytes = itertools.accumulate(whole_lines, initial=0)  # of all scratch as one block
         names = (*self._names, *compiled.scratch)
         self._launches = compiled.direct(names) if device.ON_GPU else compiled.on_engine(names)
         pairs = zip(compiled.launches, self._launches, strict=True)
@@ -303,7 +307,7 @@ class Plan:
                 _SCRATCH.clear()
                 raise
             if len(self._again) < len(launches) and is_known and not kind.is_captured(stream):
-                self._kept = stream, scratch
+                self._kept_on, self._kept = stream, scratch
         if self._columns:
             outputs = self._narrowed(kind, outputs, stream)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
@@ -316,7 +320,7 @@ class Plan:
         places = kind.pointers(arrays) if device.ON_GPU else [*arrays]
         if len(places) < len(self._names) + len(self._scratch):
             block = places.pop()
-            places += [block + start for start in self._in_a_block[1]]
+            places += [block + start for start in self._starts]
         for launch in launches:
             launch(places, stream)
 
@@ -385,12 +389,12 @@ class Plan:
         stream, until `forget`. Calls on the per-thread stream get scratch of their own, and so do graphs: every replay
         writes it anew, unless an earlier call has written all there is.
         """
-        kept, captured = self._kept, device.ON_GPU and kind.is_captured(stream)
-        if captured and kept is not None and self._written_once and follows_calls(kept[1]):
-            return kept[1], self._again
+        kept_on, kept, captured = self._kept_on, self._kept, device.ON_GPU and kind.is_captured(stream)
+        if captured and kept and self._written_once and follows_calls(kept):
+            return kept, self._again
         ordered = not captured and stream != CU_STREAM_PER_THREAD
-        if kept is not None and kept[0] == stream and ordered:
-            return kept[1], self._again
+        if kept and kept_on == stream and ordered:
+            return kept, self._again
         if self._zeroed:
             shared = _SCRATCH.setdefault((kind, kind.device_id(like), stream), {}) if ordered else {}
             scratch = []
@@ -400,7 +404,7 @@ class Plan:
                     a = shared[name] = self._make_shared(kind, like, name, spec, size)
                 scratch.append(a)
         elif len(self._scratch) > 1 and device.ON_GPU and self._compiled.is_compared:
-            scratch = [kind.empty(self._in_a_block[:1], np.dtype(np.uint8), like)]
+            scratch = [kind.empty((self._block_bytes,), np.dtype(np.uint8), like)]
         else:
             scratch = kind.empties([(spec.shape, spec.dtype) for _, spec, _ in self._scratch], like)
         if captured:
@@ -473,10 +477,10 @@ def lay_out(
     Raises:
         ValueError: there is nothing to launch.
     """
-    kind, given = DeviceArrays(), [*call.arrays.values()]
+    kind = DeviceArrays()
     before = _EXPERIMENT.set((source, sizes))
     try:
-        plan = call.plan(dict(zip(call.arrays, map(kind.spec, kind.cache_keys(given)), strict=True)))
+        plan = call.plan(_specs(kind, call))
     finally:
         _EXPERIMENT.reset(before)
-    return plan.lay_out(kind, given)
+    return plan.lay_out(kind, [*call.arrays.values()])
