@@ -31,14 +31,22 @@ from helpers.attention.ladder.extras import DESCALES, as_kernels_read, extra_inp
 from helpers.attention.ladder.layout import Spec
 from helpers.attention.ladder.score_mod import BlockMask, distance_table, parse_score_mod
 from helpers.engine.cuda_source.signatures import dtype_of
-from helpers.torch_autograd import CONSTANTS, LONGEST, Attention, Options, attend_plain, forward_operator, is_plain
+from helpers.torch_autograd import (
+    CONSTANTS,
+    Attention,
+    Inputs,
+    Options,
+    attend,
+    attend_plain,
+    forward_operator,
+    is_plain,
+)
 from helpers.torch_tensors import (
     array_of,
     check_numbers,
     check_tensors,
     each_tensor,
     is_traced,
-    on_arrays,
     outside_of_graphs,
     resolved,
     tensor_of,
@@ -103,12 +111,10 @@ def flash_attention(
         NotImplementedError: score_mod, mask_mod or e4m3 under torch.compile; tangents (forward-mode derivatives),
             tensors of torch.func's transforms and meta tensors; when its gradients are differentiated.
     """
+    options = ForwardOptions(window, causal, softmax_scale, return_lse, stage=stage)
     if not extras and type(deterministic) is bool and is_plain(q, k, v):
-        options = ForwardOptions(window, causal, softmax_scale, return_lse, stage=stage)
         return attend_plain(q, k, v, options, deterministic)
-    how = {"causal": causal, "window": window, "softmax_scale": softmax_scale}
-    how |= {"return_lse": return_lse, "stage": stage}
-    return _call((q, k, v), {}, how, deterministic, extras)
+    return _call(Inputs(q, k, v), Options(options, deterministic), extras)
 
 
 def flash_attention_varlen(
@@ -147,10 +153,10 @@ def flash_attention_varlen(
         TypeError, ValueError, NotImplementedError: as flash_attention. TypeError, ValueError: for cu_seqlens that are
         not int32, do not begin at 0, decrease, or do not end at the number of tokens.
     """
-    lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-    how = {"causal": causal, "window": window, "softmax_scale": softmax_scale}
-    how |= {"return_lse": return_lse, "stage": stage, "max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
-    return _call((q, k, v), lengths, how, deterministic, extras)
+    check_tensors({"q": q, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k})
+    forward = ForwardOptions(window, causal, softmax_scale, return_lse, stage=stage)
+    options = Options(forward, deterministic, (max_seqlen_q, max_seqlen_k))
+    return _call(Inputs(q, k, v, cu_seqlens_q, cu_seqlens_k), options, extras)
 
 
 @outside_of_graphs
@@ -322,12 +328,12 @@ def _sdpa(
         k, v = k[..., :rows, :], v[..., :rows, :]
     elif is_causal and keys < rows:  # bottom-right is j <= i + keys - rows
         is_causal, window = False, (-1, rows - keys)
-    how = {"causal": is_causal, "window": window, "softmax_scale": scale}
-    if mask is not None:
-        how["bias"] = mask.expand(*lead, rows, keys).flatten(0, -4) if len(lead) > 2 else mask
     if plain and mask is None:
         o = attend_plain(q, k, v, ForwardOptions(window, is_causal, scale), heads_first=True)
     else:
+        how = {"causal": is_causal, "window": window, "softmax_scale": scale}
+        if mask is not None:
+            how["bias"] = mask.expand(*lead, rows, keys).flatten(0, -4) if len(lead) > 2 else mask
         o = attend_heads_first(q, k, v, **how).transpose(1, 2)
     return o if len(lead) == 2 else o.reshape(*lead, rows, o.shape[-1])
 
@@ -416,63 +422,50 @@ def attend_heads_first(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **how:
     return flash_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), **how)
 
 
-def _call(
-    tensors: tuple[torch.Tensor, ...],
-    lengths: dict[str, torch.Tensor],
-    how: dict[str, Any],
-    deterministic: bool,
-    extras: dict[str, Any],
-) -> Any:
+def _call(inputs: Inputs, options: Options, extras: dict[str, Any]) -> Any:
     """Run a call that is not plain: check types and devices, cast, and choose autograd, an operator or neither.
 
-    lengths: cu_seqlens_q and cu_seqlens_k, or nothing. how: the other options of helpers.attention's function.
+    extras: the options of flash_attention that it takes by that name.
     """
-    named = {**dict(zip("qkv", tensors, strict=True)), **lengths}
-    check_tensors(named)
-    if not isinstance(deterministic, bool):
-        raise TypeError(f"deterministic is True or False; got {type(deterministic).__name__} {deterministic!r:.40}")
+    named = inputs.given()
+    check_tensors({**dict.fromkeys("qkv"), **named})
+    if not isinstance(options.deterministic, bool):
+        got = f"{type(options.deterministic).__name__} {options.deterministic!r:.40}"
+        raise TypeError(f"deterministic is True or False; got {got}")
     check_numbers(named)
-    q, k, v = to_autocast(*tensors)
-    traced = is_traced(q, k, v)
+    q, k, v = to_autocast(inputs.q, inputs.k, inputs.v)
+    inputs, traced = inputs._replace(q=q, k=k, v=v), is_traced(q, k, v)
     if q.dtype.itemsize == 1:
-        return _in_eight_bits((q, k, v), lengths, how | extras, traced=traced)
+        return _in_eight_bits(inputs, options, extras, traced=traced)
     if given := [name for name in (*DESCALES, "out_dtype") if extras.get(name) is not None]:
         raise TypeError(f"{given[0]} is for float8_e4m3fn, and q is {q.dtype}")
     constants, functions, rotary = _split(extras, traced=traced) if extras else ({}, {}, {})
     if "rotary_cos" in rotary:
         differentiated = any(getattr(a, "requires_grad", False) for a in (q, k, v, *rotary.values()))
         if traced or (differentiated and torch.is_grad_enabled()):
-            q, k = _rotated(q, k, lengths, traced=traced, **rotary)
-            rotary = {}
-    table = _table(functions)
+            q, k = _rotated(inputs, traced=traced, **rotary)
+            inputs, rotary = inputs._replace(q=q, k=k), {}
+    options, table = options._replace(functions=functions), _table(functions)
     differentiable = q, k, v, *constants.values(), table
-    keep_lse = torch.is_grad_enabled() and any(getattr(a, "requires_grad", False) for a in differentiable)
+    keep_lse = torch.is_grad_enabled() and any([getattr(a, "requires_grad", False) for a in differentiable])
     if not keep_lse and not traced:
-        call = calls.flash_attention_varlen if lengths else calls.flash_attention
-        return on_arrays(call, (q, k, v, *lengths.values()), how | constants | functions | rotary)
-    more = [constants.get(name) for name in CONSTANTS]
-    more = [a if a is None else torch.as_tensor(a, device=q.device) for a in more]
-    cu_seqlens = lengths.get("cu_seqlens_q"), lengths.get("cu_seqlens_k")
-    options = Options(
-        *(how["causal"], how["window"], how["softmax_scale"]),
-        *(deterministic or torch.are_deterministic_algorithms_enabled(), keep_lse or how["return_lse"], how["stage"]),
-        *((how.get(LONGEST[0]), how.get(LONGEST[1])), functions),
+        return attend(inputs, options, **constants, **rotary)
+    inputs = inputs._replace(**{name: torch.as_tensor(a, device=q.device) for name, a in constants.items()})
+    return_lse, deterministic = options.forward.return_lse, torch.are_deterministic_algorithms_enabled()
+    options = options._replace(
+        forward=options.forward._replace(return_lse=keep_lse or return_lse),
+        deterministic=options.deterministic or deterministic,
     )
     if functions:
         parse_score_mod(**functions, backward=True)  # raises here, not in the backward, without a derivative
     if table is not None:  # an input of autograd's function, which reads these numbers and no graph
         functions["mod_args"]["table"] = table.detach()
-    if traced:
-        o, lse = forward_operator(q, k, v, *cu_seqlens, *more, *options.flat())
-    else:
-        o, lse = Attention.apply(q, k, v, *cu_seqlens, *more, table, options)
-    return (o, lse) if how["return_lse"] else o
+    o, lse = forward_operator(*inputs, *options.flat()) if traced else Attention.apply(*inputs, table, options)
+    return (o, lse) if return_lse else o
 
 
-def _in_eight_bits(
-    tensors: tuple[torch.Tensor, ...], lengths: dict[str, torch.Tensor], options: dict[str, Any], *, traced: bool
-) -> Any:
-    """Run a call whose q is e4m3, which has no gradients and no operator. options: all of helpers.attention's function.
+def _in_eight_bits(inputs: Inputs, options: Options, extras: dict[str, Any], *, traced: bool) -> Any:
+    """Run a call whose q is e4m3, which has no gradients and no operator.
 
     Raises:
         TypeError: q, k or v requires grad.
@@ -480,14 +473,14 @@ def _in_eight_bits(
     """
     if traced:
         raise NotImplementedError(
-            f"q is {tensors[0].dtype}: the operators for torch.compile take no 8-bit types. "
+            f"q is {inputs.q.dtype}: the operators for torch.compile take no 8-bit types. "
             "torch.compiler.disable(flash_attention) is called outside of the graph, and takes them"
         )
-    for name, a in zip("qkv", tensors, strict=True):
-        if a.requires_grad and torch.is_grad_enabled():
-            raise TypeError(f"{name} requires grad and is {a.dtype}; no stage has its gradients: give {name}.detach()")
-    call = calls.flash_attention_varlen if lengths else calls.flash_attention
-    return on_arrays(call, (*tensors, *lengths.values()), {name: a for name, a in options.items() if a is not None})
+    for name in "qkv":
+        if getattr(inputs, name).requires_grad and torch.is_grad_enabled():
+            dtype = inputs.q.dtype
+            raise TypeError(f"{name} requires grad and is {dtype}; no stage has its gradients: give {name}.detach()")
+    return attend(inputs, options, **{name: a for name, a in extras.items() if a is not None})
 
 
 def refuse_eight_bits(query: torch.Tensor, where: str) -> None:
@@ -549,9 +542,7 @@ def _table(functions: Mapping[str, Any]) -> torch.Tensor | None:
 
 
 def _rotated(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    lengths: dict[str, torch.Tensor],
+    inputs: Inputs,
     *,
     traced: bool,
     rotary_cos: torch.Tensor,
@@ -564,18 +555,20 @@ def _rotated(
     Raises:
         TypeError, ValueError: for tables and positions that helpers.attention refuses.
     """
-    *tables, at_q, at_k = (
-        a if a is None else torch.as_tensor(a, device=q.device)
-        for a in (rotary_cos, rotary_sin, *(rotary_positions or (None, None)))
-    )
+    named = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin}
+    named |= zip(("q_positions", "k_positions"), rotary_positions or (), strict=False)
+    named = {name: torch.as_tensor(a, device=inputs.q.device) for name, a in named.items()}
     if not traced:
-        _check_rotary(q, k, lengths, *tables, at_q, at_k)
-    positions = _positions(q, k, *lengths.values()) if at_q is None else (at_q, at_k)
-    q, k = (_turned(a, at, tables, rotary_interleaved) for a, at in zip((q, k), positions, strict=True))
+        _check_rotary(inputs, named)
+    cos, sin, *positions = named.values()
+    pairs = zip((inputs.q, inputs.k), positions or _positions(inputs), strict=True)
+    q, k = (_turned(a, at, (cos, sin), rotary_interleaved) for a, at in pairs)
     return q, k
 
 
-def _turned(a: torch.Tensor, positions: torch.Tensor, tables: list[torch.Tensor], interleaved: bool) -> torch.Tensor:
+def _turned(
+    a: torch.Tensor, positions: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor], interleaved: bool
+) -> torch.Tensor:
     """Rotate the first columns of (..., rows, heads, head_dim) in float32, and round to a's dtype."""
     rows = positions.long().clamp(0, len(tables[0]) - 1)
     cos, sin = (table.float()[rows][..., None, :] for table in tables)
@@ -587,12 +580,12 @@ def _turned(a: torch.Tensor, positions: torch.Tensor, tables: list[torch.Tensor]
     return torch.cat([both.to(a.dtype), a[..., rotary_dim:]], -1)
 
 
-def _positions(q: torch.Tensor, k: torch.Tensor, *cu_seqlens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _positions(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
     """Count positions of q's rows and of k's: a sequence's keys from 0, and its last row at its last key."""
-    of_q, of_k = (torch.arange(a.shape[-3], device=a.device) for a in (q, k))
-    if not cu_seqlens:
+    of_q, of_k = (torch.arange(a.shape[-3], device=a.device) for a in (inputs.q, inputs.k))
+    if inputs.cu_seqlens_q is None:
         return of_q + (len(of_k) - len(of_q)), of_k
-    cu_q, cu_k = (a.long() for a in cu_seqlens)
+    cu_q, cu_k = inputs.cu_seqlens_q.long(), inputs.cu_seqlens_k.long()
     shifts = cu_k.diff() - cu_q[1:], -cu_k[:-1]
     rows, keys = (
         at + shift.repeat_interleave(cu.diff(), output_size=len(at))
@@ -601,15 +594,11 @@ def _positions(q: torch.Tensor, k: torch.Tensor, *cu_seqlens: torch.Tensor) -> t
     return rows, keys
 
 
-def _check_rotary(
-    q: torch.Tensor, k: torch.Tensor, lengths: dict[str, torch.Tensor], *extras: torch.Tensor | None
-) -> None:
+def _check_rotary(inputs: Inputs, tables_and_positions: Mapping[str, torch.Tensor]) -> None:
     """Check the tables and the positions as helpers.attention does."""
-    names = "q", "k", "rotary_cos", "rotary_sin", "q_positions", "k_positions"
     specs = {}
-    for name, a in zip(names, (q, k, *extras), strict=True):
-        if a is not None:
-            dtype = dtype_of(str(a.dtype).removeprefix("torch."))
-            specs[name] = Spec(tuple(a.shape), tuple(step * dtype.itemsize for step in a.stride()), dtype)
+    for name, a in {"q": inputs.q, "k": inputs.k, **tables_and_positions}.items():
+        dtype = dtype_of(str(a.dtype).removeprefix("torch."))
+        specs[name] = Spec(tuple(a.shape), tuple(step * dtype.itemsize for step in a.stride()), dtype)
     specs |= {name: specs[name].heads_first for name in "qk"}
-    as_kernels_read(specs, sequences=q.shape[0], packed=bool(lengths))
+    as_kernels_read(specs, sequences=inputs.q.shape[0], packed=inputs.cu_seqlens_q is not None)

@@ -66,12 +66,12 @@ def attend_plain(
     if not torch.is_grad_enabled() or not _require_grad(q, k, v):
         outputs = _run({"q": q, "k": k, "v": v}, options, heads_first)
         return outputs if heads_first else contiguous(outputs)
-    window, causal, scale, return_lse, *_ = options
+    mask_and_scale = options.window, options.causal, options.softmax_scale
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
-    options = ForwardOptions(window, causal, scale, True, stage=options.stage)
-    of_gradients = BackwardOptions(window, causal, scale, deterministic)
-    o, lse = _Plain.apply(q, k, v, (options, of_gradients, heads_first))
-    return (o, lse) if return_lse else o
+    of_forward = ForwardOptions(*mask_and_scale, return_lse=True, stage=options.stage)
+    of_gradients = BackwardOptions(*mask_and_scale, deterministic)
+    o, lse = _Plain.apply(q, k, v, (of_forward, of_gradients, heads_first))
+    return (o, lse) if options.return_lse else o
 
 
 def _run(tensors: dict[str, torch.Tensor], options: Any, heads_first: bool, *, by_operator: bool = False) -> Any:
@@ -95,8 +95,10 @@ def _through_arrays(tensors: dict[str, torch.Tensor], options: ForwardOptions | 
 
 def _by_operator(tensors: dict[str, torch.Tensor], options: BackwardOptions) -> tuple[torch.Tensor, ...]:
     """Compute the gradients of a call by the operator."""
-    window, causal, scale, deterministic, *_ = options
-    return _backward(*tensors.values(), *(None,) * 5, *Options(causal, window, scale, deterministic, True).flat()[:3])
+    of_forward = ForwardOptions(options.window, options.causal, options.softmax_scale, return_lse=True)
+    inputs = Inputs(*(tensors[name] for name in "qkv"))
+    how = Options(of_forward, options.deterministic)
+    return _gradients_by_operator(tensors["do"], inputs, tensors["o"], tensors["lse"], how)
 
 
 @functools.cache
@@ -151,79 +153,101 @@ class _Plain(torch.autograd.Function):
 
 # ---- all other calls
 
+
+class Inputs(NamedTuple):
+    """The tensors of a call, in the order in which autograd's function and the operators take them.
+
+    q, k, v: (batch, seq, heads, head_dim), or with cu_seqlens (tokens, heads, head_dim). The others are None where they
+    are not given.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    cu_seqlens_q: torch.Tensor | None = None
+    cu_seqlens_k: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    alibi_slopes: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
+
+    @classmethod
+    def split(cls, given: Sequence[Any]) -> tuple[Inputs, Sequence[Any]]:
+        """Return the first of what autograd or an operator was given, and the rest."""
+        count = len(cls._fields)
+        return cls(*given[:count]), given[count:]
+
+    def given(self) -> dict[str, torch.Tensor]:
+        """Return those that there are, by name."""
+        return {name: a for name, a in zip(self._fields, self, strict=True) if a is not None}
+
+
 CONSTANTS = "bias", "alibi_slopes", "sinks"
+LONGEST = "max_seqlen_q", "max_seqlen_k"
 
 
 class Options(NamedTuple):
-    """A call with gradients, or a traced one, but for its tensors.
+    """A call but for its tensors: the options of its forward, and what only some calls have.
 
     longest: max_seqlen_q and max_seqlen_k. functions: those of scores, by their names; the operators take none.
     """
 
-    causal: bool
-    window: tuple[int, int] | None
-    softmax_scale: float | None
-    deterministic: bool
-    keep_lse: bool
-    stage: str | int | None = None
+    forward: ForwardOptions
+    deterministic: bool = False
     longest: tuple[int | None, int | None] = (None, None)
-    functions: Mapping[str, Any] | None = None
+    functions: Mapping[str, Any] = {}
 
-    def arguments(self, **more: Any) -> dict[str, Any]:
-        """Return the keyword arguments for a function of helpers.attention: what all of them take, and `more`."""
-        longest = {name: most for name, most in zip(LONGEST, self.longest, strict=True) if most is not None}
-        named = {"causal": self.causal, "window": self.window, "softmax_scale": self.softmax_scale}
-        return {**named, **longest, **(self.functions or {}), **more}
+    def shared(self) -> dict[str, Any]:
+        """Return the keyword arguments that a forward and a backward of helpers.attention have in common."""
+        how, longest = self.forward, ()
+        if self.longest != (None, None):
+            longest = zip(LONGEST, self.longest, strict=True)
+        named = {"causal": how.causal, "window": how.window, "softmax_scale": how.softmax_scale}
+        return {**named, **dict(longest), **self.functions}
 
-    def flat(self) -> tuple[Any, ...]:
+    def flat(self) -> tuple[list[int], float | None, list[bool], str | None]:
         """Return (limits, softmax_scale, flags, stage), as the operators take them; see `_SCHEMA`.
 
         Raises:
             TypeError, ValueError: as `mask_window` and `softmax_scale_of`.
         """
-        limits = [*mask_window(self.window, self.causal), *[-1 if most is None else most for most in self.longest]]
-        scale = None if self.softmax_scale is None else softmax_scale_of(self.softmax_scale, 1)
-        flags = [self.causal, self.deterministic, self.keep_lse]
-        return limits, scale, flags, None if self.stage is None else str(self.stage)
+        how = self.forward
+        limits = [*mask_window(how.window, how.causal), *[-1 if most is None else most for most in self.longest]]
+        scale = None if how.softmax_scale is None else softmax_scale_of(how.softmax_scale, 1)
+        flags = [how.causal, self.deterministic, how.return_lse]
+        return limits, scale, flags, None if how.stage is None else str(how.stage)
 
     @classmethod
     def of_flat(cls, limits: list[int], softmax_scale: float | None, flags: list[bool], stage: Any = None) -> Options:
         """Reverse `flat`."""
-        window, longest = tuple(limits[:2]), tuple([most if most >= 0 else None for most in limits[2:]])
+        left, right, *longest = limits
+        causal, deterministic, keep_lse = flags
         stage = int(stage) if stage and stage.isdecimal() else stage
-        return cls(flags[0], window, softmax_scale, flags[1], flags[2], stage, longest)
+        forward = ForwardOptions((left, right), causal, softmax_scale, keep_lse, stage=stage)
+        return cls(forward, deterministic, tuple([most if most >= 0 else None for most in longest]))
 
 
-LONGEST = "max_seqlen_q", "max_seqlen_k"
+def attend(inputs: Inputs, options: Options, **more: Any) -> Any:
+    """Call the forward of helpers.attention that these inputs are for. more: options that `Options` does not have."""
+    given = inputs.given()
+    call = calls.flash_attention_varlen if "cu_seqlens_q" in given else calls.flash_attention
+    how = {"return_lse": options.forward.return_lse, "stage": options.forward.stage, **options.shared()}
+    return on_arrays(call, {**given, **how, **more})
 
 
-def _attend(qkv: Sequence[torch.Tensor], rest: _Tensors, options: Options) -> Any:
-    """Compute the output; and lse, float32 (batch, heads, seq) or (heads, tokens), empty where it is not kept.
-
-    qkv: (batch, seq, heads, head_dim), or with cu_seqlens (tokens, heads, head_dim). rest: cu_seqlens_q, cu_seqlens_k
-    and those of `CONSTANTS`, None where they are not given.
-    """
-    cu_seqlens, named = _packed_and_named(rest)
-    call = calls.flash_attention_varlen if cu_seqlens else calls.flash_attention
-    named |= options.arguments(return_lse=options.keep_lse, stage=options.stage)
-    outputs = on_arrays(call, (*qkv, *cu_seqlens), named)
-    return outputs if options.keep_lse else (outputs, qkv[0].new_empty(0, dtype=torch.float32))
+def _attend_with_lse(inputs: Inputs, options: Options) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the output; and lse, float32 (batch, heads, seq) or (heads, tokens), empty where it is not kept."""
+    outputs = attend(inputs, options)
+    return outputs if options.forward.return_lse else (outputs, inputs.q.new_empty(0, dtype=torch.float32))
 
 
 def _gradients(
-    tensors: tuple[torch.Tensor, ...], rest: _Tensors, options: Options, wrt: Sequence[str] = ()
+    do: torch.Tensor, inputs: Inputs, o: torch.Tensor, lse: torch.Tensor, options: Options, wrt: Sequence[str] = ()
 ) -> tuple[torch.Tensor, ...]:
-    """Compute (dq, dk, dv, *those of wrt), C-contiguous, of do, q, k, v, o and lse. rest: see `_attend`."""
-    cu_seqlens, named = _packed_and_named(rest)
-    call = calls.flash_attention_varlen_backward if cu_seqlens else calls.flash_attention_backward
-    named |= options.arguments(deterministic=options.deterministic, wrt=tuple(wrt))
-    return on_arrays(call, (*tensors, *cu_seqlens), named)
-
-
-def _packed_and_named(rest: _Tensors) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
-    """Return cu_seqlens_q and cu_seqlens_k, or nothing; and the constants that are given, by name."""
-    cu_seqlens = () if rest[0] is None else (rest[0], rest[1])
-    return cu_seqlens, {name: a for name, a in zip(CONSTANTS, rest[2:], strict=True) if a is not None}
+    """Compute (dq, dk, dv, *those of wrt), C-contiguous."""
+    given = inputs.given()
+    call = calls.flash_attention_varlen_backward if "cu_seqlens_q" in given else calls.flash_attention_backward
+    how = {"deterministic": options.deterministic, "wrt": tuple(wrt), **options.shared()}
+    return on_arrays(call, {"do": do, **given, "o": o, "lse": lse, **how})
 
 
 # ---- the operators
@@ -235,28 +259,49 @@ _SCHEMA = (
     "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? bias, Tensor? alibi_slopes, Tensor? sinks, "
     "SymInt[] limits, float? softmax_scale, bool[] flags"
 )
+_SAVED = "Tensor do, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse"
 
-_Tensors = Sequence[torch.Tensor | None]
+
+def _forward(*given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    inputs, flat = Inputs.split(given)
+    return _attend_with_lse(inputs, Options.of_flat(*flat))
+
+
+def _backward_of(do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, *given: Any) -> tuple[torch.Tensor, ...]:
+    inputs, flat = Inputs.split((q, k, v, *given))
+    return _gradients(do, inputs, o, lse, Options.of_flat(*flat))
+
+
+def _backward_wrt_of(do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, *given: Any) -> list[torch.Tensor]:
+    inputs, (*flat, wrt) = Inputs.split((q, k, v, *given))
+    return list(_gradients(do, inputs, o, lse, Options.of_flat(*flat), wrt))
 
 
 forward_operator = torch.library.custom_op(
     "course::flash_attention",
-    lambda *given: _attend(given[:3], given[3:8], Options.of_flat(*given[8:])),
+    _forward,
     mutates_args=(),
     schema=f"(Tensor q, Tensor k, Tensor v, {_SCHEMA}, str? stage) -> (Tensor, Tensor)",
 )
 
 _backward = torch.library.custom_op(
     "course::flash_attention_backward",
-    lambda *given: _gradients(given[:6], given[6:11], Options.of_flat(*given[11:])),
+    _backward_of,
     mutates_args=(),
-    schema=f"(Tensor do, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, {_SCHEMA}) -> (Tensor, Tensor, Tensor)",
+    schema=f"({_SAVED}, {_SCHEMA}) -> (Tensor, Tensor, Tensor)",
+)
+
+_backward_wrt = torch.library.custom_op(
+    "course::flash_attention_backward_wrt",
+    _backward_wrt_of,
+    mutates_args=(),
+    schema=f"({_SAVED}, {_SCHEMA}, str[] wrt) -> Tensor[]",
 )
 
 
 @forward_operator.register_fake
-def _fake_forward(q: torch.Tensor, *given: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    keep_lse = given[-2][2]  # of flags
+def _fake_forward(*given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    (q, *_), (_limits, _scale, (_causal, _deterministic, keep_lse), _stage) = Inputs.split(given)
     shape = (*q.shape[:-3], q.shape[-2], q.shape[-3]) if keep_lse else (0,)
     return q.new_empty(q.shape), q.new_empty(shape, dtype=torch.float32)
 
@@ -268,60 +313,61 @@ def _fake_backward(
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
-_backward_wrt = torch.library.custom_op(
-    "course::flash_attention_backward_wrt",
-    lambda *given: list(_gradients(given[:6], given[6:11], Options.of_flat(*given[11:-1]), given[-1])),
-    mutates_args=(),
-    schema=f"(Tensor do, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, {_SCHEMA}, str[] wrt) -> Tensor[]",
-)
-
-
 @_backward_wrt.register_fake
-def _fake_backward_wrt(*given: Any) -> list[torch.Tensor]:
-    return [a.new_empty(a.shape) for a in (*given[1:4], *(given[8 + CONSTANTS.index(name)] for name in given[-1]))]
+def _fake_backward_wrt(do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, *given: Any) -> list[torch.Tensor]:
+    inputs, (*_, wrt) = Inputs.split((q, k, v, *given))
+    return [a.new_empty(a.shape) for a in (q, k, v, *(getattr(inputs, name) for name in wrt))]
+
+
+def _gradients_by_operator(
+    do: torch.Tensor, inputs: Inputs, o: torch.Tensor, lse: torch.Tensor, options: Options, wrt: Sequence[str] = ()
+) -> tuple[torch.Tensor, ...]:
+    """Compute what `_gradients` does, as one operator."""
+    (q, k, v, *others), (*flat, _stage) = inputs, options.flat()
+    given = do, q, k, v, o, lse, *others, *flat
+    return tuple(_backward_wrt(*given, wrt)) if wrt else _backward(*given)
 
 
 # ---- gradients
 
 
-def _keep(ctx: Any, tensors: _Tensors, options: Options, o: torch.Tensor, lse: torch.Tensor) -> None:
-    """Keep what the backward starts from. tensors: q, k, v and the rest as `_attend` takes it."""
+def _keep(ctx: Any, inputs: Inputs, options: Options, o: torch.Tensor, lse: torch.Tensor) -> None:
+    """Keep what the backward starts from."""
     ctx.options = options
     read_by_functions: list[torch.Tensor] = []  # saved only so that autograd notices a change before the backward
     each_tensor(read_by_functions.append, options.functions)
-    ctx.save_for_backward(*tensors, o, lse, *read_by_functions)
+    ctx.save_for_backward(o, lse, *inputs, *read_by_functions)
     ctx.mark_non_differentiable(lse)  # no result of the operator's user
     ctx.set_materialize_grads(False)
 
 
 def _keep_of_operator(ctx: Any, inputs: Sequence[Any], output: tuple[torch.Tensor, torch.Tensor]) -> None:
     """Keep what the backward starts from, of the operator's inputs."""
-    _keep(ctx, inputs[:8], Options.of_flat(*inputs[8:]), *output)
+    tensors, flat = Inputs.split(inputs)
+    _keep(ctx, tensors, Options.of_flat(*flat), *output)
 
 
-def _differentiate(ctx: Any, do: torch.Tensor | None, _: Any, *, inputs: int = 10) -> tuple[torch.Tensor | None, ...]:
-    """Compute a gradient for each input: 10 of the function, 12 of the operator."""
+def _differentiate(ctx: Any, do: torch.Tensor | None, _: Any) -> tuple[torch.Tensor | None, ...]:
+    """Compute a gradient for each input of the function or the operator."""
+    needed = ctx.needs_input_grad
     if do is None:
-        return (None,) * inputs
-    q, k, v, *rest, o, lse = ctx.saved_tensors[:10]
+        return (None,) * len(needed)
+    o, lse, *saved = ctx.saved_tensors
+    inputs, _read_by_functions = Inputs.split(saved)
     options = ctx.options
-    if not options.keep_lse:
+    if not options.forward.return_lse:
         raise RuntimeError("course::flash_attention kept no lse (the third of flags), which gradients start from")
     if options.functions and torch.is_grad_enabled():
         _no_second_derivative(ctx)
     do = do if do.stride(-1) == 1 else do.contiguous()  # the gradient of a sum is one number, expanded
-    tensors = do, q, k, v, o, lse
-    extras = CONSTANTS if inputs == 12 else (*CONSTANTS, "table")  # inputs 5 and following
-    wrt = [name for name, needed in zip(extras, ctx.needs_input_grad[5:], strict=False) if needed]
+    names = *Inputs._fields, "table"  # the latter of the function alone
+    wrt = [name for name, is_needed in zip(names, needed, strict=False) if is_needed and name in (*CONSTANTS, "table")]
     # With create_graph=True the gradients may be differentiated: the operator says what is wrong then. It sees q, k and
     # v as the caller gave them, for the gradients depend on these where do does not.
-    if not options.functions and (torch.is_grad_enabled() or is_traced(do, q, k, v)):
-        flat = options.flat()[:3]
-        gradients = _backward_wrt(*tensors, *rest, *flat, wrt) if wrt else _backward(*tensors, *rest, *flat)
-    else:
-        gradients = _gradients(tensors, rest, options, wrt)
-    of_extras = dict(zip(wrt, gradients[3:], strict=True))
-    return (*gradients[:3], None, None, *map(of_extras.get, extras), *(None,) * (inputs - 5 - len(extras)))
+    by_operator = not options.functions and (torch.is_grad_enabled() or is_traced(do, inputs.q, inputs.k, inputs.v))
+    compute = _gradients_by_operator if by_operator else _gradients
+    gradients = dict(zip(("q", "k", "v", *wrt), compute(do, inputs, o, lse, options, wrt), strict=True))
+    return (*map(gradients.get, names), *(None,) * (len(needed) - len(names)))
 
 
 def _no_second_derivative(ctx: Any, *gradients: Any) -> None:
@@ -338,17 +384,17 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute the output and lse, as `_attend` does."""
-        *tensors, options = given
-        o, lse = _attend(given[:3], tensors[3:8], options)
+        """Compute the output and lse, of `Inputs`, the table of `score_mods.relative_bias` or None, and `Options`."""
+        inputs, (_table, options) = Inputs.split(given)
+        o, lse = _attend_with_lse(inputs, options)
         check_backward(o.shape[-1], o.dtype)
-        _keep(ctx, tensors[:8], options, o.detach(), lse)
+        _keep(ctx, inputs, options, o.detach(), lse)
         return o, lse
 
     backward = staticmethod(_differentiate)
 
 
-forward_operator.register_autograd(functools.partial(_differentiate, inputs=12), setup_context=_keep_of_operator)
+forward_operator.register_autograd(_differentiate, setup_context=_keep_of_operator)
 
 for operator in (_backward, _backward_wrt):
     operator.register_autograd(_no_second_derivative)

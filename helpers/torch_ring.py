@@ -100,11 +100,11 @@ class _Ring(torch.autograd.Function):
         """Compute the output and lse of this rank's rows."""
         with _on_stream_of(q):
             (o,), (lse,) = ring.ring_attention(*([_array(a)] for a in (q, k, v)), return_lse=True, **options)
-            results = _tensor(o, q), _tensor(lse, q)
-        ctx.save_for_backward(q, k, v, *results)
-        ctx.mark_non_differentiable(results[1])
+            o, lse = _tensor(o, q), _tensor(lse, q)
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.mark_non_differentiable(lse)
         ctx.options = {**options, "deterministic": deterministic}
-        return results
+        return o, lse
 
     @staticmethod
     @torch.autograd.function.once_differentiable

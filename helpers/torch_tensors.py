@@ -138,11 +138,14 @@ def to_autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
 # ---- tensors and the arrays of helpers.attention
 
 
-def on_arrays(call: Any, tensors: tuple[torch.Tensor, ...], options: dict[str, Any]) -> Any:
-    """Call a function of helpers.attention on tensors, outside of autograd; return new C-contiguous tensors."""
-    on_cpu = tensors[0].device.type == "cpu"
+def on_arrays(call: Any, named: Mapping[str, Any]) -> Any:
+    """Call a function of helpers.attention outside of autograd; return new C-contiguous tensors.
+
+    named: its arguments, tensors and others; q decides where it runs.
+    """
+    on_cpu = named["q"].device.type == "cpu"
     each = functools.cache(array_of if on_cpu else resolved)  # one tensor in two places stays one
-    outputs = call(*map(each, tensors), **each_tensor(each, options))
+    outputs = call(**each_tensor(each, named))
     if not on_cpu:
         return contiguous(outputs)
     return tuple(map(tensor_of, outputs)) if isinstance(outputs, tuple) else tensor_of(outputs)
@@ -160,12 +163,15 @@ def each_tensor(function: Callable[[torch.Tensor], Any], option: Any) -> Any:
     if isinstance(option, tuple):
         return tuple([each_tensor(function, a) for a in option])
     if isinstance(option, dict):
-        return {name: each_tensor(function, a) for name, a in option.items()}
+        return {name: a if type(a) in _NO_TENSORS else each_tensor(function, a) for name, a in option.items()}
     if isinstance(option, BlockMask):
         mask = copy.copy(option)  # with its number: the same mask
         mask.mod_args = each_tensor(function, option.mod_args)
         return mask
     return option
+
+
+_NO_TENSORS = frozenset({bool, int, float, str, type(None)})
 
 
 def resolved(a: torch.Tensor) -> torch.Tensor:

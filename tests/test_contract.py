@@ -30,10 +30,10 @@ from helpers.attention import (
     warm_up,
 )
 from helpers.attention.check import check
-from helpers.attention.decoders import ROTARY
 from helpers.attention.fp8 import quantise
 from helpers.attention.ladder import FORWARD, LADDER, Launch, Stage, limits
 from helpers.attention.ladder.call import Call, Spec
+from helpers.attention.ladder.extras import ROTARY_TABLES
 from helpers.attention.ladder.launch import Part
 from helpers.attention.ladder.plan import CompiledPlan
 from helpers.attention.ladder.stage import Tuning
@@ -366,7 +366,7 @@ def test_no_call_with_a_cache_in_e4m3_compiles_after_a_warm_up() -> None:
     q, k, v = (np.ones((1, tokens, 2, d), np.float16) for tokens, d in ((2, 96), (2, 96), (2, 64)))
     caches = [np.zeros((4, 20, 2, d), np.uint8) for d in (96, 64)]
     given = {"k": k, "v": v, "cache_seqlens": np.array([7]), "block_table": np.array([[3, 1]])}
-    flash_attention_with_kvcache(q, *caches, **given, **dict.fromkeys(ROTARY, np.ones((40, 16), np.float32)))
+    flash_attention_with_kvcache(q, *caches, **given, **dict.fromkeys(ROTARY_TABLES, np.ones((40, 16), np.float32)))
     assert compiled() == 0
 
 

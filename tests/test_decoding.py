@@ -29,6 +29,7 @@ from helpers.attention import (
     shared_prefix,
 )
 from helpers.attention.ladder import Stage, limits
+from helpers.attention.ladder.kinds import DeviceArrays
 from helpers.attention.ladder.score_mod import make_block_mask
 from helpers.attention.ladder.stage import C_NAMES
 from helpers.bench.studies import decoding as study
@@ -554,7 +555,7 @@ class OutOfMemoryError(RuntimeError):
 
 @pytest.mark.parametrize("error", [MemoryError, OutOfMemoryError])
 def test_parts_that_memory_cannot_hold_name_num_splits(error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
-    kind = decoding.DeviceArrays
+    kind = DeviceArrays
     empty = kind.empty
 
     def full(self: Any, shape: Any, dtype: Any, like: Any) -> Any:

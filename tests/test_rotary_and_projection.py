@@ -74,6 +74,42 @@ def test_rotary(dtype: str, interleaved: bool) -> None:
         check_rotary(dtype, d, rotary_dim, interleaved)
 
 
+def test_tables_may_have_q_s_dtype() -> None:
+    q, k = normal(2, 9, 4, 64), normal(2, 9, 2, 64)
+    tables = [a.astype(np.float16) for a in cos_sin(9, 64)]
+    for a, b in zip(rotary(q, k, *tables), rotary(q, k, *(a.astype(np.float32) for a in tables)), strict=True):
+        assert np.array_equal(cp.asnumpy(a).view(np.uint16), cp.asnumpy(b).view(np.uint16))
+
+
+@needs_tensor_cores
+def test_known_calls_plan_nothing() -> None:
+    """Call the rotary embedding and the projection with arrays of known shapes, then of other ones."""
+    w_o = weights(256, 72, "float16")
+
+    def calls(n: int) -> None:
+        q, k = normal(1, n, 4, 64), normal(1, n, 2, 64)
+        for in_place in (False, True):
+            rotary(cp.asarray(q), cp.asarray(k), *cos_sin(64, 64), in_place=in_place)
+        for form in FORMS:
+            attention_projection(q, k, k, w_o, form=form)
+
+    calls(33)
+    for n, planned, loaded in ((33, 0, 0), (34, 4, 0)):
+        before = dict(kernel.COUNTS)
+        calls(n)
+        assert kernel.COUNTS["planned"] - before["planned"] == planned
+        assert kernel.COUNTS["loaded"] - before["loaded"] == loaded
+
+
+@needs_tensor_cores
+def test_what_has_no_rows_or_keys_is_projected_to_zero() -> None:
+    w_o = weights(256, 72, "float16")
+    for batch, n, n_kv in ((0, 5, 5), (2, 0, 5), (2, 5, 0)):
+        k = normal(batch, n_kv, 2, 64)
+        y = attention_projection(normal(batch, n, 4, 64), k, k, w_o)
+        assert y.shape == (batch, n, 72) and y.dtype == np.float32 and not y.any()
+
+
 def test_rotary_in_place_and_with_gaps() -> None:
     """Columns of one array (batch, rows, heads, 3 d), as written by a fused product for q, k and v."""
     qkv = normal(2, 9, 4, 3 * 48)
@@ -104,20 +140,23 @@ WRONG_ROTARY: Mapping[str, tuple[dict[str, Any], type[Exception], str]] = {
     "dtype": ({"q": np.zeros((1, 4, 2, 64))}, TypeError, "k is float16 and q is float64"),
     "axes": ({"q": normal(4, 2, 64)}, ValueError, "4 axes are needed"),
     "no array": ({"q": [1.0]}, TypeError, "q is a NumPy or a device array; got list"),
-    "angles of a half type": ({"cos": np.ones((9, 32), np.float16)}, TypeError, "cos is float16; float32 is needed"),
-    "two shapes": ({"sin": np.ones((9, 16), np.float32)}, ValueError, "cos and sin have one shape"),
-    "too many columns": ({"d": 32}, ValueError, "head_dim = 32, and cos is for rotary_dim = 64"),
-    "few positions": ({"k": normal(1, 12, 2, 64)}, ValueError, "cos has 9 positions, and k has 12 rows"),
-    "before 0": ({"q": normal(1, 8, 2, 64)}, ValueError, "row 0 of q would be before position 0; give positions"),
-    "positions": ({"positions": (np.arange(4), np.arange(5))}, ValueError, "positions of q are int64 of shape"),
+    "angles of another type": ({"cos": np.ones((9, 32))}, TypeError, "rotary_cos is float64; float16 or float32 is"),
+    "two types": ({"cos": np.ones((9, 32), np.float16)}, ValueError, "one shape and one dtype for both is needed"),
+    "two shapes": ({"sin": np.ones((9, 16), np.float32)}, ValueError, "one shape and one dtype for both is needed"),
+    "too many columns": ({"d": 32}, ValueError, "rotary_dim from 2 to head_dim = 32"),
+    "odd pairs": ({"cos": np.ones((9, 12), np.float32)}, ValueError, "rotary_dim = 24, .* is a multiple of 16"),
+    "few positions": ({"k": normal(1, 12, 2, 64)}, ValueError, "rotary_cos has 9 positions, and k has 12 keys"),
+    "before 0": ({"q": normal(1, 8, 2, 64)}, ValueError, r"row i would be at i \+ N_kv - N, below 0"),
+    "positions": ({"positions": (np.arange(4), np.arange(5))}, TypeError, r"rotary_positions\[0\] is int64"),
+    "rows": ({"positions": (np.arange(4, dtype=np.int32),) * 2}, ValueError, r"rotary_positions\[1\] has shape \(4,\)"),
     "in place": ({"in_place": True}, ValueError, "in_place: q is a device array"),
     "one position": ({"positions": (np.arange(4, dtype=np.int32),)}, TypeError, "positions is a pair .* got 1 of them"),
     "three": ({"positions": (np.arange(4, dtype=np.int32),) * 3}, TypeError, "positions is a pair .* got 3 of them"),
     "no pair": ({"positions": np.arange(4, dtype=np.int32)}, TypeError, "positions is a pair .* got ndarray"),
     "no angles": (
-        {"cos": np.ones((0, 32), np.float32), "sin": np.ones((0, 32), np.float32), "positions": (np.arange(4), None)},
+        {"cos": np.ones((0, 32), np.float32), "sin": np.ones((0, 32), np.float32)},
         ValueError,
-        "cos has no positions",
+        r"rotary_cos has shape \(0, 32\)",
     ),
     "interleaved": ({"interleaved": 2}, TypeError, "interleaved is True or False; got int 2"),
     "in place or not": ({"in_place": "no"}, TypeError, "in_place is True or False"),
@@ -218,14 +257,14 @@ ROTARY_BUGS = (
 
 def test_rotary_without_a_bug_passes() -> None:
     for interleaved in (False, True):
-        check_rotary("float16", 48, 32, interleaved, kernel.source(rotary_and_projection.ROTARY))
+        check_rotary("float16", 48, 32, interleaved, kernel.source(launches.ROTARY_FILE))
 
 
 @pytest.mark.parametrize("bug", ROTARY_BUGS, ids=[bug.name for bug in ROTARY_BUGS])
 def test_a_bug_of_rotary_is_seen(bug: Bug, request: pytest.FixtureRequest) -> None:
     if bug.cpu_only:
         request.getfixturevalue("cpu_engine")
-    text = bug.plant(kernel.source(rotary_and_projection.ROTARY))
+    text = bug.plant(kernel.source(launches.ROTARY_FILE))
     with pytest.raises((AssertionError, engine.LaunchError, IndexError)):
         check_rotary("float16", 48, 32, False, text)
 
@@ -528,7 +567,5 @@ def test_compiled_without_spills(arch: str) -> None:
             assert report.spill_bytes == report.stack_bytes == 0, str(report)
         for interleaved in (0, 1):
             sizes = {"HEAD_DIM": d, "INTERLEAVED": interleaved}
-            report = compile_report.compile_report(
-                rotary_and_projection.ROTARY, sizes, arch, name="rotary<__nv_bfloat16>"
-            )
+            report = compile_report.compile_report(launches.ROTARY_FILE, sizes, arch, name="rotary<__nv_bfloat16>")
             assert report.spill_bytes == report.stack_bytes == 0 and report.registers <= 32, str(report)

@@ -27,6 +27,7 @@ from helpers.attention.ladder.call import (
     CU_SEQLENS,
     MAX_ROWS,
     PACKED,
+    ROTATED,
     WITH_HEAD_DIM,
     AttentionOptions,
     BackwardOptions,
@@ -47,7 +48,7 @@ from helpers.attention.ladder.layout import TITLES, dense, titles
 from helpers.attention.ladder.score_mod import BlockMask, distance_table, parse_score_mod
 from helpers.attention.ladder.stage import C_NAMES
 from helpers.attention.ladder.stages import bias_gradient
-from helpers.attention.run import FAMILIES, Call, Change, Longest, Output, Plan, compile_plan, run
+from helpers.attention.run import FAMILIES, Call, Change, Longest, Output, Plan, changed, compile_plan, copies, run
 from helpers.attention.scalars import check_flags
 from helpers.engine.cuda_source.signatures import dtype_of
 
@@ -212,7 +213,7 @@ def flash_attention_varlen(
     mod, of_mod = parse_score_mod(score_mod, mask_mod, mod_args, score_mod_grad)
     out = "" if out_dtype is None else out_name(out_dtype)
     options = ForwardOptions(window, causal, softmax_scale, return_lse, rotary_interleaved, stage, mod, out)
-    longest = _longest(cu_seqlens_q, cu_seqlens_k, q, k, max_seqlen_q, max_seqlen_k)
+    longest = find_longest(cu_seqlens_q, cu_seqlens_k, q, k, max_seqlen_q, max_seqlen_k)
     arrays = {"q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, **extras, **of_mod}
     # A forward does not depend on the longest keys, unless the rotary tables must reach as far.
     return run(Attention(arrays, options, longest, longest if mod or rotary_cos is not None else longest[0]))
@@ -317,7 +318,7 @@ def flash_attention_varlen_backward(
     Raises:
         TypeError, ValueError: as flash_attention_varlen, and for do, o and lse that do not fit q.
     """
-    longest = _longest(cu_seqlens_q, cu_seqlens_k, q, k, max_seqlen_q, max_seqlen_k)
+    longest = find_longest(cu_seqlens_q, cu_seqlens_k, q, k, max_seqlen_q, max_seqlen_k)
     mod, of_mod = parse_score_mod(score_mod, mask_mod, mod_args, score_mod_grad, backward=True)
     options = BackwardOptions(window, causal, softmax_scale, deterministic, stage, mod)
     arrays = {"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse}
@@ -364,18 +365,13 @@ class Attention(Call):
             columns = head_dim
             options = options._replace(softmax_scale=softmax_scale_of(options.softmax_scale, head_dim))
             changes = [Change(name, "padded", columns=wide) for name in specs if name in WITH_HEAD_DIM]
-            specs = _changed(specs, changes)
+            specs = changed(specs, changes)
         family, stage, outputs, call = of_shapes(specs, options, self.longest, columns)
         if call is None:
             return Plan(None, tuple(specs), _outputs(stage, given, options))
-        copies = [Change(name, "copied", name in WITH_HEAD_DIM) for name in stage.unreadable(call)]
-        if stage.negates(call):
-            copies = [*(copy for copy in copies if copy.name != "q"), Change("q", "negated", True)]
-            options = options._replace(softmax_scale=-call.softmax_scale)
-        if copies:
-            changes, specs = [*changes, *copies], _changed(specs, copies)
-            family, stage, outputs, call = of_shapes(specs, options, self.longest)
-        return Plan(compile_plan(stage, call, family.key), tuple(specs), outputs, changes=changes, columns=columns)
+        call, own = readable(stage, specs, outputs, family.options, self.longest, call)
+        how: dict[str, Any] = {"changes": [*changes, *own], "columns": columns}
+        return Plan(compile_plan(stage, call, family.key), tuple(specs), outputs, **how)
 
     def check_host_arrays(self) -> None:
         """Check the positions of a rotary embedding."""
@@ -413,20 +409,10 @@ class ExtraGradient(Call):
         wide = -(-q.shape[-1] // stage.head_dim_step) * stage.head_dim_step
         padded = [Change(name, "padded", columns=wide) for name in specs if name in WITH_HEAD_DIM]
         padded = padded if wide != q.shape[-1] else []
-        specs = _changed(specs, padded)
-        axes = {"bias": 4, "alibi_slopes": 2}.get(wrt, 0)
-        views = {name: a.heads_first if name in WITH_HEAD_DIM else a for name, a in specs.items()}
-        views["d" + wrt] = dense(a.shape, a.dtype).with_axes(axes)
+        specs = changed(specs, padded)
         options = self.options.checked(q.shape[-1])
-        call = AttentionCall.of(views, options, self.longest)
-        changes = [Change(name, "copied", name in WITH_HEAD_DIM) for name in stage.unreadable(call)]
-        if changes:
-            copies = {change.name: change.spec(specs[change.name]) for change in changes}
-            views |= {name: a.heads_first if name in WITH_HEAD_DIM else a for name, a in copies.items()}
-            call = AttentionCall.of(views, options, self.longest)
-        changes = [*padded, *changes]
-        family = options.key, q.device, *call.arrays, *[a.dtype for a in call.arrays.values()]
-        return Plan(compile_plan(stage, call, family), tuple(specs), outputs, changes=changes)
+        call, own = readable(stage, specs, outputs, options, self.longest)
+        return Plan(compile_plan(stage, call, options.key), tuple(specs), outputs, changes=[*padded, *own])
 
 
 def _gradients(call: Attention, wrt: Sequence[str]) -> tuple[Any, ...]:
@@ -456,11 +442,6 @@ def gradients_of_extras(call: Attention, wrt: Sequence[str]) -> Callable[[], lis
     return lambda: [run(ExtraGradient(call.arrays, call.options, call.longest, (name, call.lengths))) for name in wrt]
 
 
-def _changed(specs: Mapping[str, Spec], changes: Sequence[Change]) -> dict[str, Spec]:
-    """Return the specs of a call's arrays, with those of the copies in place of the arrays that are copied."""
-    return {**specs, **{change.name: change.spec(specs[change.name]) for change in changes}}
-
-
 class _Family(NamedTuple):
     """The common part of calls that differ only in shapes, strides and addresses.
 
@@ -485,8 +466,36 @@ def of_shapes(
     outputs = _outputs(stage, specs, options)
     if 0 in specs["q"].shape or 0 in specs["k"].shape:
         return family, stage, outputs, None
+    return family, stage, outputs, make_call(specs, outputs, family.options, longest)
+
+
+def make_call(
+    specs: Mapping[str, Spec], outputs: Mapping[str, Output], options: AttentionOptions, longest: Longest
+) -> AttentionCall:
+    """Make the call of arrays as models have them. options: as `Options.checked` returns them."""
+    views = {name: a.heads_first if name in WITH_HEAD_DIM else a for name, a in specs.items()}
     views |= {name: _view(name, output) for name, output in outputs.items()}
-    return family, stage, outputs, AttentionCall.of(views, family.options, longest)
+    return AttentionCall.of(views, options, longest)
+
+
+def readable(
+    stage: Stage,
+    specs: Mapping[str, Spec],
+    outputs: Mapping[str, Output],
+    options: AttentionOptions,
+    longest: Longest = (None, None),
+    call: AttentionCall | None = None,
+) -> tuple[AttentionCall, list[Change]]:
+    """Make the call, as `make_call`, of arrays that the stage can read, and list the copies that this needs.
+
+    call: that of the arrays as they are, where it has been made.
+    """
+    call = call or make_call(specs, outputs, options, longest)
+    if not (own := copies(stage, call)):
+        return call, own
+    if stage.negates(call):
+        options = options._replace(softmax_scale=-call.softmax_scale)
+    return make_call(changed(specs, own), outputs, options, longest), own
 
 
 CHUNK_BYTES = 16  # kernels in half types and e4m3 copy so many at a time
@@ -512,9 +521,12 @@ def _outputs(stage: Stage, specs: Mapping[str, Spec], options: AttentionOptions)
 def _view(name: str, output: Output) -> Spec:
     """Return the spec of an output as stages see it: (batch, heads, rows, head_dim), or lse."""
     a = dense(output.shape, output.dtype)
-    if name not in WITH_HEAD_DIM:
-        return a
+    if name not in WITH_HEAD_DIM | ROTATED:
+        return a.with_axes(_AXES.get(name, 0))
     return a.with_axes(4) if output.heads_first else a.heads_first
+
+
+_AXES = {"dbias": 4, "dalibi_slopes": 2}  # as kernels read them
 
 
 def check(specs: Mapping[str, Spec]) -> None:
@@ -610,8 +622,13 @@ def _nearest(stages: Mapping[str, Stage], needs: Mapping[str, Any]) -> tuple[str
     return name, stage.why_not(**needs)
 
 
-def _longest(
-    cu_seqlens_q: Any, cu_seqlens_k: Any, q: Any, k: Any, max_seqlen_q: int | None, max_seqlen_k: int | None
+def find_longest(
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    q: Any,
+    k: Any,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
 ) -> Longest:
     """Return the rows of the longest sequence of q, and of k: the caller's, or those of cu_seqlens, checked here."""
     for name, most in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):

@@ -15,11 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from helpers.attention.ladder import Stage, launches, limits
+from helpers.attention.ladder.call import Call
+from helpers.attention.ladder.extras import POSITIONS, ROTARY_TABLES
 from helpers.attention.ladder.launch import Launch
 from helpers.attention.ladder.layout import Spec
-from helpers.attention.ladder.params import ATTENTION_PARAMS, STRIDES, attention_params, rotary_params
+from helpers.attention.ladder.params import ATTENTION_PARAMS, STRIDES, attention_params
 from helpers.attention.ladder.score_mod import ScoreMod
-from helpers.attention.ladder.stage import C_NAMES, Tuning
+from helpers.attention.ladder.stage import Tuning
 from helpers.attention.ladder.tiles import KB
 from helpers.attention.scalars import whole_number
 
@@ -33,7 +35,6 @@ _NO_TABLE = 30  # page_bits: one page has all keys
 # The tile's columns: the least of these that are as many as K and V have.
 HEAD_DIMS = (64, 128, 256)
 OTHER_DIMS = "head_dim of another length, or of V alone"
-ROTARY = ("rotary_cos", "rotary_sin")
 
 
 class DecodeCall(NamedTuple):
@@ -122,12 +123,14 @@ def _decoder(
     sizes: Callable[[DecodeCall], Mapping[str, int]],
     launch: Callable[[DecodeCall, Mapping[str, int]], Sequence[Launch]],
     scratch: Callable[[DecodeCall, Mapping[str, int]], Mapping[str, Spec]],
-    **more: Any,
+    dtypes: tuple[str, ...] = ("float16", "bfloat16"),
+    features: Sequence[str] = (),
 ) -> Stage:
     """Describe a stage that decodes.
 
     Args:
-        sizes: the -D options of a call. scratch: arrays that blocks hand to each other.
+        sizes: the -D options of a call. scratch: arrays that blocks hand to each other. features: beyond a cache whose
+            rows may have gaps.
     """
     return Stage(
         *(14, name, file, idea),
@@ -135,11 +138,12 @@ def _decoder(
         launches=lambda stage, call, sizes: launch(call, sizes),
         scratch=scratch,
         direction="decode",
-        dtypes=more.pop("dtypes", ("float16", "bfloat16")),
+        features=frozenset({"strides", *features}),
+        dtypes=dtypes,
         max_head_dim=256,
         min_cc=80,
-        zeroed=frozenset({"tickets"}),
-        **more,
+        zeroed=frozenset({_TICKETS}),
+        needs_aligned=True,
     )
 
 
@@ -215,53 +219,48 @@ def even_blocks(units: int, most: int) -> int:
     return even if even >= NEARLY_ALL * most else most
 
 
-def _launches(call: DecodeCall, sizes: Mapping[str, int]) -> list[Launch]:
+def _launches(call: DecodeCall, sizes: Mapping[str, int], *, lacks: frozenset[str] = frozenset()) -> list[Launch]:
+    """Launch split_kv, after the rotary embedding. lacks: arguments that a step's kernel has not yet."""
     blocks, tiles = _grid(call, sizes)
     if blocks >= 2**31 or tiles >= 2**16:
         raise ValueError(f"a grid of {blocks:,} x {tiles:,} blocks; 2,147,483,647 x 65,535 is the largest")
-    before, rotated_names, call = _rotated(call)
-    named = ("k", "v", "o", "lse", "cache_seqlens", "block_table", "k_descale", "v_descale", *_SCRATCH)
-    optional = tuple(name if name in call.arrays or name in _SCRATCH else None for name in named)
+    before, names, call = _rotated(call)
+    named = ("q", "k_cache", "v_cache", "k", "v", "o", "lse", "cache_seqlens", "block_table", "k_descale", "v_descale")
+    arrays = [names.get(name, name) if name in call.arrays else None for name in named if name not in lacks]
     params = call.params(min_tiles=max(1, MIN_KEYS // sizes["BLOCK_N"]))
     functions = call.mod.arguments() if call.mod else ()
-    args = ("q", "k_cache", "v_cache", *optional, params, *functions)
-    args = tuple(rotated_names.get(arg, arg) if isinstance(arg, str) else arg for arg in args)
     shared = shared_bytes(sizes, call.arrays["q"].dtype.itemsize)
+    args = (*arrays, *_PARTS, _TICKETS, params, *functions)
     return [*before, Launch("split_kv", (blocks, tiles), (32 * sizes["WARPS"],), shared, args)]
 
 
 def _rotated(call: DecodeCall) -> tuple[list[Launch], dict[str, str], DecodeCall]:
     """Return the launch that rotates q and k, the names of the arrays that it writes, and the call of those."""
-    if ROTARY[0] not in call.arrays:
+    if "rotary_cos" not in call.arrays:
         return [], {}, call
-    q, k, table = (call.arrays[name] for name in ("q", "k", ROTARY[0]))
-    (batch, tokens, heads, columns), kv_heads = q.shape, k.shape[2]
+    batch, tokens, _, _ = call.arrays["q"].shape
     if batch > launches.MAX_GRID_YZ:
         raise ValueError(f"a rotary embedding of {batch:,} sequences: one grid takes {launches.MAX_GRID_YZ:,}")
     written = _rotary_scratch(call)
     names = dict(zip("qk", written, strict=True))
-    strides = [a.heads_first.element_strides for a in (q, k, *written.values())]
-    params = rotary_params(strides, tokens, tokens, heads, kv_heads, 1, 1, table.shape[0], 0)
-    form = {"HEAD_DIM": columns, "ROTARY_DIM": 2 * table.shape[1], "INTERLEAVED": int(call.rotary_interleaved)}
-    form |= {"THREADS": launches.ROTARY_THREADS, "FIRST_POSITIONS": 1}
-    threads = tokens * heads * (columns * q.dtype.itemsize // 16 + 1) // 2
-    grid = -(-threads // launches.ROTARY_THREADS), 2, batch
-    args = ("q", "k", *written, *ROTARY, "cache_seqlens", "cache_seqlens", None, None, params)
-    name = f"rotary<{C_NAMES[q.dtype.name]}, {C_NAMES[table.dtype.name]}>"
-    file = launches.ROTARY_FILE
-    launch = Launch(name, grid, (launches.ROTARY_THREADS,), 0, args, file, tuple(form.items()))
-    arrays = {**call.arrays, **{name: written[of] for name, of in names.items()}}
-    return [launch], names, call._replace(arrays=arrays)
+    arrays = {name: call.arrays[name] for name in ROTARY_TABLES}
+    arrays |= dict.fromkeys(POSITIONS, call.arrays["cache_seqlens"])  # of each sequence's first token
+    for name, of in names.items():
+        arrays |= {name: call.arrays[name].heads_first, f"rotated_{name}": written[of].heads_first}
+    own = Call(arrays, 1.0, (-1, -1), tokens, batch, True, rotary_interleaved=call.rotary_interleaved)
+    renamed = {f"rotated_{name}": of for name, of in names.items()} | dict.fromkeys(POSITIONS, "cache_seqlens")
+    before = launches.rotation_before(own, renamed, FIRST_POSITIONS=1)
+    return before, names, call._replace(arrays={**call.arrays, **{name: written[of] for name, of in names.items()}})
 
 
 def _rotary_scratch(call: DecodeCall) -> dict[str, Spec]:
-    if ROTARY[0] not in call.arrays:
+    if "rotary_cos" not in call.arrays:
         return {}
     arrays = {name: call.arrays[name] for name in "qk"}  # plans of all dtypes share scratch by its names
     return {f"rotated_{name}_{a.dtype.name}": Spec.dense(a.shape, a.dtype) for name, a in arrays.items()}
 
 
-_SCRATCH = ("partial_o", "partial_ml", "tickets")
+_PARTS, _TICKETS = ("partial_o", "partial_ml"), "tickets"
 
 
 def _scratch(call: DecodeCall, sizes: Mapping[str, int]) -> dict[str, Spec]:
@@ -269,17 +268,21 @@ def _scratch(call: DecodeCall, sizes: Mapping[str, int]) -> dict[str, Spec]:
     rows = 2 * blocks * sizes["STATE_ROWS"]
     if rows >= 2**31:
         raise ValueError(f"num_splits = {call.num_splits}: the parts have {rows:,} rows; 2,147,483,647 is the most")
-    shapes = (rows, sizes["HEAD_DIM"]), (rows, 2), (blocks,)
-    dtypes = np.float32, np.float32, np.int32
-    made = {n: Spec.dense(shape, dtype) for n, shape, dtype in zip(_SCRATCH, shapes, dtypes, strict=True)}
-    return made | _rotary_scratch(call)
+    return _parts(rows, sizes) | {_TICKETS: Spec.dense((blocks,), np.int32)} | _rotary_scratch(call)
+
+
+def _parts(rows: int, sizes: Mapping[str, int]) -> dict[str, Spec]:
+    """Describe partial results: of each row its part of O, and maximum and sum."""
+    shapes = (rows, sizes["HEAD_DIM"]), (rows, 2)
+    return {name: Spec.dense(shape, np.float32) for name, shape in zip(_PARTS, shapes, strict=True)}
 
 
 SPLIT_KV = _decoder(
     *("split_kv", "14_split_kv.cu", "pages, new tokens, any type", _sizes, _launches, _scratch),
     dtypes=("float32", "float16", "bfloat16"),
-    features=frozenset(
-        {"block_table", "k", "tree", "alibi_slopes", "sinks", "score_mod", "e4m3", "rotary_cos", "rotates", OTHER_DIMS}
+    features=(
+        *("block_table", "k", "tree", "alibi_slopes", "sinks", "score_mod", "e4m3"),
+        *("rotary_cos", "rotates", OTHER_DIMS),
     ),
 )
 
@@ -312,7 +315,7 @@ def _step_launches(
     """packed: heads are. cut: units are, into parts; without a ticket a second launch merges them."""
     rows = call.rows if packed else call.arrays["q"].shape[1]
     tiles, units, splits = -(-rows // TILE_ROWS), _units(call, packed), _splits(call, packed) if cut else 1
-    params, scratch = call.params(num_splits=splits), (*_SCRATCH[:2], *(_SCRATCH[2:] if ticket else ()))
+    params, scratch = call.params(num_splits=splits), (*_PARTS, *([_TICKETS] if ticket else ()))
     lse, block = "lse" if "lse" in call.arrays else None, (32 * sizes["WARPS"],)
     shared = shared_bytes(sizes, call.arrays["q"].dtype.itemsize)
     args = ("q", "k_cache", "v_cache", "o", lse, "cache_seqlens", *(scratch if cut else ()), params)
@@ -327,17 +330,8 @@ def _step_scratch(
 ) -> dict[str, Spec]:
     rows = call.rows if packed else call.arrays["q"].shape[1]
     tiles, units, splits = -(-rows // TILE_ROWS), _units(call, packed), _splits(call, packed)
-    parts = units * splits * tiles * sizes["STATE_ROWS"]
-    shapes = {"partial_o": (parts, sizes["HEAD_DIM"]), "partial_ml": (parts, 2)}
-    made = {name: Spec.dense(shape, np.float32) for name, shape in shapes.items()}
-    return {**made, "tickets": Spec.dense((units * tiles,), np.int32)} if ticket else made
-
-
-def _stream_k_launches(call: DecodeCall, sizes: Mapping[str, int]) -> list[Launch]:
-    """Return split_kv's launches without the arguments that this step's kernel lacks."""
-    (launch,) = _launches(call, sizes)
-    args = tuple(arg for i, arg in enumerate(launch.args) if i not in (3, 4, 8, 9, 10))  # k, v, block_table
-    return [launch._replace(args=args)]
+    made = _parts(units * splits * tiles * sizes["STATE_ROWS"], sizes)
+    return {**made, _TICKETS: Spec.dense((units * tiles,), np.int32)} if ticket else made
 
 
 def _step(file: str, *rest: Any) -> Stage:
@@ -345,6 +339,7 @@ def _step(file: str, *rest: Any) -> Stage:
 
 
 _BY_HEAD = {"packed": False}
+_LATER = frozenset({"k", "v", "block_table", "k_descale", "v_descale"})
 _STEPS = (
     _step(
         "14_00_one_block_a_head.cu",
@@ -369,7 +364,7 @@ _STEPS = (
         partial(_step_launches, ticket=True),
         partial(_step_scratch, ticket=True),
     ),
-    _step("14_05_equal_stretches.cu", "equal stretches", _step_sizes, _stream_k_launches, _scratch),
+    _step("14_05_equal_stretches.cu", "equal stretches", _step_sizes, partial(_launches, lacks=_LATER), _scratch),
 )
 # By the names that `stage` takes: the steps, each made from the one before it, and the last of them.
 DECODERS: Mapping[str, Stage] = {decoder.name: decoder for decoder in (*_STEPS, SPLIT_KV)}

@@ -17,7 +17,7 @@ import numpy as np
 
 from helpers import device
 from helpers.attention.cache_slots import check_slots
-from helpers.attention.decoders import DECODERS, HEAD_DIMS, OTHER_DIMS, ROTARY, SMALLEST_TILE, SPLIT_KV, DecodeCall
+from helpers.attention.decoders import DECODERS, HEAD_DIMS, OTHER_DIMS, SMALLEST_TILE, SPLIT_KV, DecodeCall
 from helpers.attention.ladder import Stage, limits
 from helpers.attention.ladder.call import (
     MAX_ROWS,
@@ -27,12 +27,12 @@ from helpers.attention.ladder.call import (
     mask_window,
     softmax_scale_of,
 )
-from helpers.attention.ladder.extras import check_pair, check_sinks, check_slopes, check_table
-from helpers.attention.ladder.kinds import DeviceArrays, kind_of
-from helpers.attention.ladder.layout import Addresses, Spec, titles
+from helpers.attention.ladder.extras import ROTARY_TABLES, check_one_form, check_sinks, check_slopes, check_table
+from helpers.attention.ladder.kinds import kind_of
+from helpers.attention.ladder.layout import Addresses, Spec, dense, titles
 from helpers.attention.ladder.plan import CompiledPlan
 from helpers.attention.ladder.score_mod import BlockMask, bind_to_call, parse_score_mod
-from helpers.attention.run import Call, Change, Kind, Output, Plan, compile_plan, run
+from helpers.attention.run import Call, Change, Kind, Output, Plan, changed, compile_plan, copies, lay_out, run
 from helpers.attention.scalars import check_flags, whole_number
 from helpers.attention.shared_prefix import check_prefix, join_prefix
 
@@ -185,28 +185,21 @@ class Decoding(Call):
         widened = _widened(specs)
         columns = specs["q"].shape[3] if widened else 0
         if widened:
-            scale = softmax_scale_of(options.softmax_scale, columns)
-            options = options._replace(softmax_scale=scale)
-            specs = {**specs, **{change.name: change.spec(specs[change.name]) for change in widened}}
-        decoder, call, shapes = check(specs, options)
-        outputs = {name: Output(*shape_and_dtype) for name, shape_and_dtype in shapes.items()}
+            options = options._replace(softmax_scale=softmax_scale_of(options.softmax_scale, columns))
+            specs = changed(specs, widened)
+        decoder, call, outputs = check(specs, options)
         before = partial(_check_contents, options) if options.is_checked else None
         if call is None:
             if columns:
                 outputs["o"] = outputs["o"]._replace(shape=(*outputs["o"].shape[:3], columns))
             return Plan(None, tuple(specs), outputs, before=before)
-        changes = [*narrowed, *widened, *(Change(name, "copied") for name in _unreadable(call))]
-        if decoder.negates(call):
-            changes = [*(change for change in changes if change != Change("q", "copied")), Change("q", "negated")]
-            call = call._replace(softmax_scale=-call.softmax_scale)
-        if changes:
-            copies = {change.name: change.spec(call.arrays[change.name]) for change in changes}
-            call = call._replace(arrays={**call.arrays, **copies})
+        own = copies(decoder, call)
+        scale = -call.softmax_scale if decoder.negates(call) else call.softmax_scale
+        call = call._replace(arrays=changed(call.arrays, own), softmax_scale=scale)
         hint = f"num_splits = {call.num_splits}" if call.num_splits else ""
-        rotary_dim = specs[ROTARY[0]].shape[1] if ROTARY[0] in specs else 0
-        of_arrays = *call.arrays, *[a.dtype for a in call.arrays.values()]
-        family = options.key, specs["q"].device, rotary_dim, *of_arrays
-        compiled = compile_plan(decoder, call, family)
+        rotary_dim = specs["rotary_cos"].shape[1] if "rotary_cos" in specs else 0
+        compiled = compile_plan(decoder, call, options.key, rotary_dim)
+        changes = [*narrowed, *widened, *own]
         how: dict[str, Any] = {"changes": changes, "columns": columns, "before": before, "memory_hint": hint}
         return Plan(compiled, tuple(specs), outputs, **how)
 
@@ -225,7 +218,7 @@ class Decoding(Call):
     @property
     def written(self) -> tuple[str, ...]:
         """Names of the caches that the call appends to; () without new tokens."""
-        return _WRITTEN[:2] if {"k", "v"} <= {*self.arrays} else ()
+        return _CACHES if {"k", "v"} <= {*self.arrays} else ()
 
 
 _INDICES = ("cache_seqlens", "block_table", "tree")
@@ -233,7 +226,7 @@ _INDICES = ("cache_seqlens", "block_table", "tree")
 
 def _of_q_s_columns(specs: Mapping[str, Spec]) -> Mapping[str, Spec]:
     """Leave those columns of a wider cache that q has, where these are whole chunks of 16 bytes."""
-    q, caches = specs["q"], {name: specs[name] for name in ("k_cache", "v_cache")}
+    q, caches = specs["q"], {name: specs[name] for name in _CACHES}
     if not _is_narrower(specs) or not _in_chunks(q.shape[3], q, *caches.values()):
         return specs
     return {**specs, **{name: a._replace(shape=(*a.shape[:3], q.shape[3])) for name, a in caches.items()}}
@@ -261,23 +254,6 @@ def _widened(specs: Mapping[str, Spec]) -> list[Change]:
     return [Change(name, "padded", columns=specs["k_cache"].shape[3]) for name in narrow]
 
 
-def _unreadable(call: DecodeCall) -> list[str]:
-    """List the arrays that have to be copied. The caches are too large to copy, so they never are."""
-    unreadable = []
-    for name, a in call.arrays.items():
-        if name in _ROWS:
-            readable = name not in ("q", "k", "v") or (a.in_rows and a.aligned)
-        elif name in ROTARY:
-            readable = a.contiguous and not a.offset
-        else:
-            readable = a.in_rows if name == "block_table" else name == "lse" or a.contiguous
-        unreadable += [name] * (not readable)
-    return unreadable
-
-
-_ROWS = ("q", "k_cache", "v_cache", "k", "v", "o")
-
-
 # ---- checks
 
 
@@ -299,8 +275,8 @@ def _check_contents(options: DecodeOptions, kind: Kind, arrays: Mapping[str, Any
         appends="k" in arrays,
         window=mask_window(options.window, options.causal),
     )
-    if ROTARY[0] in arrays:
-        rows, last = arrays[ROTARY[0]].shape[0], int(kind.to_numpy(arrays["cache_seqlens"]).max()) + q.shape[1] - 1
+    if "rotary_cos" in arrays:
+        rows, last = arrays["rotary_cos"].shape[0], int(kind.to_numpy(arrays["cache_seqlens"]).max()) + q.shape[1] - 1
         if last >= rows:
             raise ValueError(f"rotary_cos has {rows} positions, and a new token is at {last}: longer tables are needed")
 
@@ -312,12 +288,13 @@ def _check_tree(tree: np.ndarray) -> None:
         raise ValueError(f"tree[{where}] = {tree[tuple(at)]}; token {token} follows one of -1 to {token - 1}")
 
 
-_WRITTEN = ("k_cache", "v_cache", "k", "v")  # two of them, with what the two others have
+_CACHES = ("k_cache", "v_cache")
+_WRITTEN = (*_CACHES, "k", "v")  # two of them, with what the two others have
 
 
 def _check_written(arrays: Mapping[str, Any]) -> None:
     """Raise ValueError for caches that cannot get new tokens: read-only ones, and two that share memory."""
-    for name in _WRITTEN[:2]:
+    for name in _CACHES:
         if isinstance(arrays[name], np.ndarray) and not arrays[name].flags.writeable:
             raise ValueError(f"{name} is read-only, and gets the new tokens of k and v: give {name}.copy()")
         if isinstance(arrays[name], np.ndarray):
@@ -340,10 +317,8 @@ def _check_no_repeats(name: str, cache: Any) -> None:
         )
 
 
-def check(
-    specs: Mapping[str, Spec], options: DecodeOptions
-) -> tuple[Stage, DecodeCall | None, dict[str, tuple[tuple[int, ...], Any]]]:
-    """Validate; return the decoder, the call (None if no token sees a key), and the outputs' shapes and dtypes.
+def check(specs: Mapping[str, Spec], options: DecodeOptions) -> tuple[Stage, DecodeCall | None, dict[str, Output]]:
+    """Validate; return the decoder, the call (None if no token sees a key), and the outputs.
 
     Raises:
         TypeError, ValueError: as `flash_attention_with_kvcache`.
@@ -357,20 +332,19 @@ def check(
     check_flags(
         return_lse=options.return_lse, checked=options.is_checked, rotary_interleaved=options.rotary_interleaved
     )
-    if options.rotary_interleaved and ROTARY[0] not in specs:
+    if options.rotary_interleaved and "rotary_cos" not in specs:
         raise ValueError("rotary_interleaved is given without rotary_cos and rotary_sin")
     splits = whole_number("num_splits", options.num_splits, least=0)
     window = mask_window(options.window, options.causal)
     scale = softmax_scale_of(options.softmax_scale, q.shape[3])
     batch, tokens, heads, _ = q.shape
-    of_o = batch, tokens, heads, specs["v_cache"].shape[3]
-    outputs: dict[str, tuple[tuple[int, ...], Any]] = {"o": (of_o, q.dtype)}
+    outputs = {"o": Output((batch, tokens, heads, specs["v_cache"].shape[3]), q.dtype)}
     if options.return_lse:
-        outputs["lse"] = (batch, heads, tokens), np.dtype(np.float32)
+        outputs["lse"] = Output((batch, heads, tokens), np.dtype(np.float32))
     room = k_cache.shape[1] * (table.shape[1] if table else 1)
     if not (batch and tokens and room):
         return decoder, None, outputs
-    arrays = {**specs, **{name: Spec.dense(shape, dtype) for name, (shape, dtype) in outputs.items()}}
+    arrays = {**specs, **{name: dense(each.shape, each.dtype) for name, each in outputs.items()}}
     arrays |= {name: arrays[name].with_axes(2) for name in ("tree", "alibi_slopes") if name in arrays}
     # More parts than 16 keys, the smallest tile, would be empty ones.
     splits, mod = min(splits, -(-room // SMALLEST_TILE)), bind_to_call(options.mod, arrays)
@@ -387,9 +361,9 @@ def _decoder_of(specs: Mapping[str, Spec], options: DecodeOptions) -> Stage:
     if limits.compute_capability() < decoder.min_cc:
         here = limits.compute_capability() / 10
         raise ValueError(f"{decoder.name} needs compute capability {decoder.min_cc / 10}; this GPU has {here}")
-    asked = [name for name in ("block_table", "k", "tree", "alibi_slopes", "sinks", ROTARY[0]) if name in specs]
+    asked = [name for name in ("block_table", "k", "tree", "alibi_slopes", "sinks", "rotary_cos") if name in specs]
     asked += ["score_mod"] * bool(options.mod)
-    of_caches = {specs[name].shape[-1:] for name in ("k_cache", "v_cache")}
+    of_caches = {specs[name].shape[-1:] for name in _CACHES}
     asked += [OTHER_DIMS] * (len(of_caches) > 1 or of_caches.isdisjoint((d,) for d in HEAD_DIMS))
     if specs["k_cache"].dtype == np.uint8:
         asked.append("e4m3")
@@ -468,9 +442,9 @@ def _check_shapes(specs: Mapping[str, Spec]) -> None:
                 raise ValueError(f"{name} has shape {specs[name].shape}; {wanted} is needed: as many tokens as q has")
         if tokens > room:
             raise ValueError(f"{tokens} new tokens, and the cache has room for {room}")
-        for name in _WRITTEN[:2]:
+        for name in _CACHES:
             _check_no_repeats(name, specs[name])
-    for name in ("k_cache", "v_cache"):
+    for name in _CACHES:
         if not (specs[name].in_rows and specs[name].aligned):
             raise ValueError(
                 f"{name} is read where it is: the words of a row must be neighbours, and rows start at multiples of 16 "
@@ -478,7 +452,7 @@ def _check_shapes(specs: Mapping[str, Spec]) -> None:
             )
         if specs[name].strides[1] >= 2**32 or (table is not None and specs[name].strides[0] >= 2**32):
             raise ValueError(f"{name} has strides {specs[name].strides}; a row or a page is less than 4 GB long")
-    if any(name in specs for name in ROTARY):
+    if any(name in specs for name in ROTARY_TABLES):
         _check_rotary(specs)
     if "sinks" in specs:
         check_sinks(specs["sinks"], heads)
@@ -487,11 +461,11 @@ def _check_shapes(specs: Mapping[str, Spec]) -> None:
 
 
 def _check_rotary(specs: Mapping[str, Spec]) -> None:
-    for name, other in (ROTARY, ROTARY[::-1]):
+    for name, other in (ROTARY_TABLES, ROTARY_TABLES[::-1]):
         if name not in specs:
             raise ValueError(f"{other} is given without {name}")
         check_table(name, specs[name], specs["q"].dtype, specs["q"].shape[3])
-    check_pair(*(specs[name] for name in ROTARY))
+    check_one_form(*(specs[name] for name in ROTARY_TABLES))
     if "k" not in specs:
         raise ValueError("rotary_cos needs k and v: keys in the cache are rotated already, and so should q be")
     if "tree" in specs:
@@ -518,20 +492,5 @@ def plan(
     source: str | None = None,
     sizes: Mapping[str, int] | None = None,
 ) -> tuple[CompiledPlan, dict[str, Any]]:
-    """Plan a call of device arrays. Return the plan and all its arrays by name: outputs full of NaN, tickets of 0.
-
-    `compiled.bind(arrays)` makes a function that launches.
-
-    Args:
-        source: another text of the kernel. sizes: in place of the decoder's own.
-    """
-    kind, cp = DeviceArrays(), device.cp
-    specs = map(kind.spec, kind.cache_keys([*arrays.values()]))
-    decoder, call, outputs = check(dict(zip(arrays, specs, strict=True)), options)
-    if call is None:
-        raise ValueError("there is nothing to launch: no token, or no room for a key")
-    compiled = CompiledPlan(decoder, call, decoder.sizes_for(call, sizes), source)
-    made = {name: cp.full(shape, np.nan, dtype=dtype) for name, (shape, dtype) in outputs.items()}
-    for name, spec in compiled.scratch.items():
-        made[name] = cp.full(spec.shape, 0 if name in decoder.zeroed else np.nan, dtype=spec.dtype)
-    return compiled, {**arrays, **made}
+    """Plan a call of device arrays, as `run.lay_out` does: return its launches, and all its arrays by name."""
+    return lay_out(Decoding(arrays, options), source=source, sizes=sizes)[:2]

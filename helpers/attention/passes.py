@@ -50,8 +50,7 @@ class Pass(Call):
         how: Any = self.lengths
         file, result, numbers = how
         arrays = {**specs, **({"result": dense(*result)} if result else {})}
-        family = file, specs["o"].device, *[a.dtype for a in arrays.values()]
-        compiled = compile_plan(self.stage.changed(file=file), PassCall(arrays, numbers), family)
+        compiled = compile_plan(self.stage.changed(file=file), PassCall(arrays, numbers), file)
         return Plan(compiled, tuple(specs), {"result": Output(*result)} if result else {})
 
 
@@ -97,8 +96,9 @@ def rows_of_block(head_dim: int) -> int:
 def _launch_merge(call: PassCall, sizes: Sizes) -> tuple[Any, ...]:
     """Launch over the rows that change, or over all where they are rounded into a result. numbers: the part's rows."""
     (batch, n, heads, head_dim), result = call.arrays["o"].shape, call.arrays.get("result")
-    first, end = (0, n) if result else call.numbers
-    numbers = n, heads, first, end - first, call.numbers[0], call.numbers[1] - call.numbers[0]
+    part_first, part_end = call.numbers
+    first, end = (0, n) if result else (part_first, part_end)
+    numbers = n, heads, first, end - first, part_first, part_end - part_first
     args = "o", "lse", "part", "part_lse", "result" if result else None, *map(np.int32, numbers)
     grid = -(-(end - first) * heads // rows_of_block(head_dim)), batch
     return grid, [C_NAMES[result.dtype.name if result else "float32"]], args

@@ -6,25 +6,19 @@ lse, delta and zeros come before the first product. Each product adds to the sam
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from helpers.attention.calls import Attention, check, of_shapes
 from helpers.attention.ladder import launches, limits
 from helpers.attention.ladder.call import BackwardOptions, Call
 from helpers.attention.ladder.launch import Launch, Map
 from helpers.attention.ladder.layout import Spec
-from helpers.attention.ladder.params import GRADIENTS, backward_params
 from helpers.attention.ladder.stage import Stage
-from helpers.attention.ladder.stages.backward import HOPPER_BACKWARD, backward_scratch
+from helpers.attention.ladder.stages.backward import HOPPER_BACKWARD, backward_scratch, params_of_gradients
 from helpers.attention.ladder.tiles import Sizes
 from helpers.attention.ring_joined import is_half_in_chunks
 from helpers.attention.run import Output, Plan, compile_plan
 
 OF_ROWS = ("lse_delta", "dq_accum", "dq_semaphore")
-
-
-def _params(call: Call, row_tiles: int) -> Any:
-    return backward_params(launches.params_of(call, row_tiles), launches.strides_of(call, GRADIENTS))
 
 
 def _tiles(call: Call, sizes: Sizes) -> int:
@@ -33,24 +27,27 @@ def _tiles(call: Call, sizes: Sizes) -> int:
 
 
 def _prepare(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
-    args = "o", "do", "lse", *OF_ROWS, None, _params(call, _tiles(call, sizes))
-    return [Launch(stage.kernels[0], launches.tile_grid(call, "q", sizes), (stage.threads(sizes),), 0, args)]
+    args = "o", "do", "lse", *OF_ROWS, None, params_of_gradients(call, _tiles(call, sizes))
+    prepare, _, _ = stage.kernels
+    return [Launch(prepare, launches.tile_grid(call, "q", sizes), (stage.threads(sizes),), 0, args)]
 
 
 def _multiply(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
     rows, keys = sizes["BLOCK_M"], sizes["BLOCK_N"]
     maps = Map("q", rows), Map("do", rows), Map("k", keys), Map("v", keys)
-    args = *maps, *OF_ROWS, "dk", "dv", None, None, _params(call, _tiles(call, sizes))
+    args = *maps, *OF_ROWS, "dk", "dv", None, None, params_of_gradients(call, _tiles(call, sizes))
     grid = launches.tile_grid(call, "k", sizes)
     if sizes.get("PERSISTENT"):
         of_a_sequence = max(limits.persistent_blocks() // call.sequences, 1)
         grid = min(grid[0] * grid[1], of_a_sequence), 1, call.sequences
-    return [stage.launch(grid, sizes, args, stage.kernels[1])]
+    _, multiply, _ = stage.kernels
+    return [stage.launch(grid, sizes, args, multiply)]
 
 
 def _round(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
-    args = "dq_accum", "dq", None, _params(call, _tiles(call, sizes))
-    return [Launch(stage.kernels[2], launches.tile_grid(call, "q", sizes), (stage.threads(sizes),), 0, args)]
+    args = "dq_accum", "dq", None, params_of_gradients(call, _tiles(call, sizes))
+    _, _, convert = stage.kernels
+    return [Launch(convert, launches.tile_grid(call, "q", sizes), (stage.threads(sizes),), 0, args)]
 
 
 _STAGES = {
@@ -86,7 +83,7 @@ class Part(Attention):
         more = backward_scratch(whole, sizes)
         outputs |= {name: Output(a.shape, a.dtype) for name, a in more.items()}
         call = call._replace(arrays={**call.arrays, **more})
-        compiled = compile_plan(stage, call, (*family.key, "ring", which))
+        compiled = compile_plan(stage, call, family.key, which)
         return Plan(compiled, tuple(specs), {name: outputs[name] for name in _OUTPUTS[which]})
 
 

@@ -81,12 +81,15 @@ class Joined(Attention):
         more["o"] = specs["o"].heads_first
         call = call._replace(arrays={**call.arrays, **more})
         stage = stage.changed(file=_DEFINITIONS + kernel.source(stage.file))
-        return Plan(compile_plan(stage, call, (*family.key, *more)), tuple(specs), {})
+        return Plan(compile_plan(stage, call, family.key), tuple(specs), {})
 
 
 def joins(specs: Mapping[str, Spec], options: Any) -> bool:
     """Return True if a product of these q, k and v may be a `Joined`."""
-    return is_half_in_chunks(specs["q"]) and Joined(specs, options).call(specs)[2] is not None
+    if not is_half_in_chunks(specs["q"]):
+        return False
+    _, _, call = Joined(specs, options).call(specs)
+    return call is not None
 
 
 def is_half_in_chunks(q: Spec) -> bool:

@@ -16,28 +16,29 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from helpers import device
+from helpers.attention.calls import check, find_longest, readable
 from helpers.attention.ladder import Stage, launches
 from helpers.attention.ladder.call import (
     BATCHED,
     CU_SEQLENS,
-    PACKED,
     ForwardOptions,
-    check_cu_seqlens,
     check_model_arrays,
-    longest_of,
+    check_same_device,
 )
-from helpers.attention.ladder.layout import Addresses, Spec, is_aligned
-from helpers.attention.ladder.plan import CompiledPlan, plan
+from helpers.attention.ladder.extras import extra_inputs
+from helpers.attention.ladder.layout import Addresses, Spec
+from helpers.attention.ladder.plan import CompiledPlan
 from helpers.attention.ladder.stage import C_NAMES, Tuning
 from helpers.attention.ladder.stages import tensor_cores
-from helpers.attention.scalars import check_flags, finite_number, whole_number
+from helpers.attention.run import Call, Output, Plan, compile_plan, lay_out, run
+from helpers.attention.scalars import check_flags, check_pair, finite_number, whole_number
 
-ROTARY, PROJECTION = launches.ROTARY_FILE, tensor_cores.PROJECTION.file
+PROJECTION = tensor_cores.PROJECTION.file
 FORMS = ("atomics", "all_heads")
 
 
 class Planned(NamedTuple):
-    """The compiled launches of a call, its arrays, and what it writes.
+    """The launches of a call that is run by hand, its arrays as they read them, and what it returns.
 
     before: has to be called before each launch, unless it is None: it fills Y with zeros.
     """
@@ -96,8 +97,9 @@ def rotary(q: Any, k: Any, cos: Any, sin: Any, **options: Any) -> tuple[Any, Any
     Args, the options among them:
         q: (batch, seq, heads, head_dim), float32, float16 or bfloat16, of NumPy or of the device.
         k: (batch, seq_kv, kv_heads, head_dim) of q's dtype.
-        cos, sin: (positions, rotary_dim / 2) float32. The first rotary_dim columns are rotated, in float32; the others
-            stay. rotary_dim is a multiple of 16 (float32: 8) and at most head_dim, a multiple of 8 (float32: 4).
+        cos, sin: (positions, rotary_dim / 2), float32 or of q's dtype. The first rotary_dim columns are rotated, in
+            float32; the others stay. rotary_dim is a multiple of 16 (float32: 8) and at most head_dim, a multiple of 8
+            (float32: 4).
         interleaved: a pair is two neighbouring columns (GPT-J); without it column i and i + rotary_dim / 2 (Llama).
         positions: of the rows of q and of k, int32 (batch, seq) and (batch, seq_kv), or (seq,) and (seq_kv,) for all
             batches. Without them the rows of k count from 0, and the last row of q is at the last row of k. One that
@@ -110,11 +112,24 @@ def rotary(q: Any, k: Any, cos: Any, sin: Any, **options: Any) -> tuple[Any, Any
     Raises:
         TypeError: another dtype, or no array.
         ValueError: shapes that do not fit each other; fewer angles than rows; arrays that in_place cannot change.
+        Messages name cos, sin and positions as `helpers.attention.flash_attention` does: rotary_cos and so on.
     """
-    return plan_rotary(q, k, cos, sin, **options)()
+    call = _rotation(q, k, cos, sin, **options)
+    return run(call) or (q, k)
 
 
-def plan_rotary(
+def plan_rotary(q: Any, k: Any, cos: Any, sin: Any, *, source: str | None = None, **options: Any) -> Planned:
+    """Do all of `rotary` but the launch.
+
+    Args:
+        source: kernel code to use instead of the kernel's file.
+        The others: see `rotary`.
+    """
+    compiled, arrays, outputs = lay_out(_rotation(q, k, cos, sin, **options), source=source)
+    return Planned(compiled, arrays, tuple(outputs) or (q, k))
+
+
+def _rotation(
     q: Any,
     k: Any,
     cos: Any,
@@ -123,93 +138,70 @@ def plan_rotary(
     interleaved: bool = False,
     positions: tuple[Any, Any] | None = None,
     in_place: bool = False,
-    source: str | None = None,
-) -> Planned:
-    """Do all of `rotary` but the launch.
-
-    Args:
-        source: kernel code to use instead of the kernel's file.
-        The others: see `rotary`.
-    """
-    check_flags(interleaved=interleaved, in_place=in_place)
-    if positions is not None:
-        _check_pair("positions", positions, "(of q's rows, of k's rows)")
-    given = {"q": q, "k": k}
-    arrays = {name: _array(name, a) for name, a in given.items()}
-    q, k, cos, sin = *arrays.values(), _array("cos", cos), _array("sin", sin)
-    _check_rotary(q, k, cos, sin, positions is not None)
+) -> Rotation:
+    check_flags(in_place=in_place)
+    tables = extra_inputs(rotary_cos=cos, rotary_sin=sin, rotary_interleaved=interleaved, rotary_positions=positions)
+    arrays = _on_device({"q": q, "k": k, **tables})
     if in_place:
-        for name, a in arrays.items():
-            spec = Spec.of(a)
-            if a is not given[name] or not (spec.in_rows and spec.aligned):
-                raise ValueError(f"in_place: {name} is a device array with rows that start at multiples of 16 bytes")
-            if any(n > 1 and step == 0 for n, step in zip(a.shape, a.strides, strict=True)):
+        _check_in_place({"q": q, "k": k})
+    return Rotation(arrays, ForwardOptions(rotary_interleaved=interleaved), lengths=in_place)
+
+
+class Rotation(Call):
+    """A call of the rotary embedding alone. lengths: True if q and k themselves are rotated."""
+
+    __slots__ = ()
+    options: ForwardOptions
+
+    def plan(self, specs: Mapping[str, Spec]) -> Plan:
+        """See `Call.plan`."""
+        in_place, written = self.lengths, {f"rotated_{name}": specs[name] for name in "qk"}
+        q, k = written.values()
+        check_model_arrays(q, k, k, BATCHED)
+        check_same_device(specs)
+        _check_no_empty_axis(q, k)
+        if q.dtype.name not in C_NAMES:
+            raise TypeError(f"q is {q.dtype}; {', '.join(C_NAMES)} are rotated")
+        outputs = {name: Output(a.shape, a.dtype) for name, a in written.items()}
+        call, changes = readable(_ROTARY_PASS, specs, outputs, self.options.checked(q.shape[-1]))
+        if not in_place:
+            return Plan(compile_plan(_ROTARY_PASS, call), tuple(specs), outputs, changes=changes)
+        for change in changes:
+            if change.name in "qk":
                 raise ValueError(
-                    f"in_place: {name} has strides {a.strides}, so that elements are one in memory: {name}.copy()"
+                    f"in_place: {change.name} is a device array with rows that start at multiples of 16 bytes"
                 )
-            if isinstance(a, np.ndarray) and not a.flags.writeable:
-                raise ValueError(f"in_place: {name} is read-only: {name}.copy()")
-        if np.shares_memory(np.asarray(Addresses(q)), np.asarray(Addresses(k))):
-            raise ValueError("in_place: q and k share memory, which would be rotated twice")
-    outputs = (q, k) if in_place else tuple(device.cp.empty(a.shape, dtype=a.dtype) for a in (q, k))
-    arrays |= {"rotated_q": outputs[0], "rotated_k": outputs[1]}
-    arrays = {name: a.swapaxes(1, 2) for name, a in arrays.items()} | {"rotary_cos": cos, "rotary_sin": sin}
-    for i, a in enumerate((q, k) if positions else ()):
-        arrays[f"{'qk'[i]}_positions"] = _positions("qk"[i], positions[i], a)
-    options = ForwardOptions((-1, -1), softmax_scale=1.0, rotary_interleaved=interleaved)
-    return Planned(*plan(_ROTARY_PASS, arrays, options, source=source), outputs)
+        call = call._replace(arrays={**call.arrays, **{name: a.heads_first for name, a in written.items()}})
+        return Plan(compile_plan(_ROTARY_IN_PLACE, call), tuple(specs), {}, changes=changes)
 
 
 _ROTARY_PASS = Stage(
-    *(11, "rotary", ROTARY, "the rotary embedding, in a pass of its own"),
+    *(11, "rotary", launches.ROTARY_FILE, "the rotary embedding, in a pass of its own"),
     Tuning(lambda head_dim, shared_limit: {}, variant=launches.rotary_sizes),
     launches=lambda stage, call, sizes: launches.launch_rotary(call, sizes),
     direction="rotate",
     features=frozenset({"strides", "rotates"}),
 )
+_ROTARY_IN_PLACE = _ROTARY_PASS.changed(
+    launches=lambda stage, call, sizes: [
+        launches.renamed(each, {"rotated_q": "q", "rotated_k": "k"}) for each in launches.launch_rotary(call, sizes)
+    ]
+)
 
 
-def _check_rotary(q: Any, k: Any, cos: Any, sin: Any, positions_given: bool) -> None:
-    """Raise TypeError or ValueError for device arrays that `rotary` cannot take."""
-    check_model_arrays(q, k, k, BATCHED)
-    _check_no_empty_axis(q, k)
-    if q.dtype.name not in C_NAMES:
-        raise TypeError(f"q is {q.dtype}; {', '.join(C_NAMES)} are rotated")
-    for name, a in (("cos", cos), ("sin", sin)):
-        if a.dtype != np.float32:
-            raise TypeError(f"{name} is {a.dtype}; float32 is needed: {name}.astype('float32')")
-        if a.ndim != 2 or a.shape != cos.shape:
-            raise ValueError(f"{name} has shape {a.shape}; cos and sin have one shape (positions, rotary_dim / 2)")
-    head_dim, rotary_dim, vector = q.shape[3], 2 * cos.shape[1], 16 // q.dtype.itemsize
-    if head_dim % vector or rotary_dim % (2 * vector) or not 0 < rotary_dim <= head_dim:
-        raise ValueError(
-            f"head_dim = {head_dim}, and cos is for rotary_dim = {rotary_dim}; in {q.dtype} head_dim is a multiple of "
-            f"{vector}, and rotary_dim one of {2 * vector} and at most head_dim"
-        )
-    n, n_kv = q.shape[1], k.shape[1]
-    if not len(cos):
-        raise ValueError("cos has no positions: angles for one or more are needed")
-    if not positions_given and n > n_kv:
-        raise ValueError(f"q has {n} rows and k {n_kv}: row 0 of q would be before position 0; give positions")
-    if not positions_given and len(cos) < n_kv:
-        raise ValueError(f"cos has {len(cos)} positions, and k has {n_kv} rows")
-
-
-def _check_pair(name: str, pair: Any, form: str) -> None:
-    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        got = f"{len(pair)} of them" if isinstance(pair, (tuple, list)) else type(pair).__name__
-        raise TypeError(f"{name} is a pair {form}, or None; got {got}")
-
-
-def _positions(name: str, positions: Any, a: Any) -> Any:
-    """Check the positions of the rows of `a` (q or k, as `name` says), and return them as a device array."""
-    positions, (batch, rows, *_) = _array(f"positions of {name}", positions), a.shape
-    if positions.dtype != np.int32 or positions.shape not in ((rows,), (batch, rows)):
-        wanted = f"int32 of shape {(rows,)} or {(batch, rows)}"
-        raise ValueError(
-            f"the positions of {name} are {positions.dtype} of shape {positions.shape}; needed is {wanted}"
-        )
-    return positions
+def _check_in_place(arrays: Mapping[str, Any]) -> None:
+    """Raise ValueError for q and k that cannot be changed."""
+    for name, a in arrays.items():
+        if not isinstance(a, device.cp.ndarray):
+            raise ValueError(f"in_place: {name} is a device array with rows that start at multiples of 16 bytes")
+        if any([n > 1 and step == 0 for n, step in zip(a.shape, a.strides, strict=True)]):
+            raise ValueError(
+                f"in_place: {name} has strides {a.strides}, so that elements are one in memory: {name}.copy()"
+            )
+        if isinstance(a, np.ndarray) and not a.flags.writeable:
+            raise ValueError(f"in_place: {name} is read-only: {name}.copy()")
+    if np.shares_memory(*[np.asarray(Addresses(a)) for a in arrays.values()]):
+        raise ValueError("in_place: q and k share memory, which would be rotated twice")
 
 
 # ---- output projection
@@ -237,10 +229,31 @@ def attention_projection(q: Any, k: Any, v: Any, w_o: Any, **options: Any) -> An
         TypeError: another dtype, or no array; options of the wrong type.
         ValueError: shapes that do not fit; a form that there is not; a GPU below compute capability 8.0.
     """
-    return plan_projection(q, k, v, w_o, **options)()
+    return run(_projection(q, k, v, w_o, **options))[..., 0, :]
 
 
 def plan_projection(
+    q: Any,
+    k: Any,
+    v: Any,
+    w_o: Any,
+    *,
+    source: str | None = None,
+    sizes: Mapping[str, int] | None = None,
+    **options: Any,
+) -> Planned:
+    """Do all of `attention_projection` but the launch.
+
+    Args:
+        source: kernel code to use instead of the kernel's file. sizes: -D options, such as {"BLOCK_M": 64}.
+        The others: see `attention_projection`.
+    """
+    call = _projection(q, k, v, w_o, **options)
+    compiled, arrays, (y,) = lay_out(call, source=source, sizes=sizes)
+    return Planned(compiled, arrays, y[..., 0, :], None if call.form == "all_heads" else lambda: y.fill(0))
+
+
+def _projection(
     q: Any,
     k: Any,
     v: Any,
@@ -251,42 +264,55 @@ def plan_projection(
     window: tuple[int, int] | None = None,
     softmax_scale: float | None = None,
     cu_seqlens: tuple[Any, Any] | None = None,
-    source: str | None = None,
-    sizes: Mapping[str, int] | None = None,
-) -> Planned:
-    """Do all of `attention_projection` but the launch.
-
-    Args:
-        source: kernel code to use instead of the kernel's file. sizes: -D options, such as {"BLOCK_M": 64}.
-        The others: see `attention_projection`.
-    """
-    cp = device.cp
-    q, k, v, w_o = (_array(name, a) for name, a in (("q", q), ("k", k), ("v", v), ("w_o", w_o)))
-    _check_projection(q, k, v, w_o, form, packed=cu_seqlens is not None)
-    options = ForwardOptions(window, causal, softmax_scale).checked(q.shape[-1])
-    w_o = cp.ascontiguousarray(w_o)
-    w_o = w_o if is_aligned(w_o) else cp.array(w_o)
-    all_heads = form == "all_heads"
-    y = (cp.empty if all_heads else cp.zeros)((*q.shape[:-2], w_o.shape[1]), dtype=cp.float32)
-    arrays = {"q": q, "k": k, "v": v, "o": y[..., None, :]}
-    arrays = {name: a.swapaxes(-3, -2) for name, a in arrays.items()} | {"w_o": w_o}
-    longest: tuple[int | None, int | None] = (None, None)
-    if cu_seqlens is not None:
-        lengths, longest = _lengths(cu_seqlens, q, k)
-        arrays |= lengths
-    sizes = {"ALL_HEADS": int(all_heads), **(sizes or {})}
-    planned = plan(tensor_cores.PROJECTION, arrays, options, longest=longest, source=source, sizes=sizes)
-    return Planned(*planned, y, None if all_heads else lambda: y.fill(0))
-
-
-def _check_projection(q: Any, k: Any, v: Any, w_o: Any, form: str, *, packed: bool) -> None:
-    """Raise TypeError or ValueError for arrays that `attention_projection` cannot take, and for an unknown form."""
-    check_model_arrays(q, k, v, PACKED if packed else BATCHED)
-    if not packed:
-        _check_no_empty_axis(q, k)
+) -> Projection:
     if form not in FORMS:
         raise ValueError(f"form is {form!r}; there are {' and '.join(map(repr, FORMS))}")
-    stage, (heads, head_dim) = tensor_cores.PROJECTION, q.shape[-2:]
+    arrays, longest = {"q": q, "k": k, "v": v, "w_o": w_o}, (None, None)
+    if cu_seqlens is not None:
+        check_pair("cu_seqlens", cu_seqlens, f"({', '.join(CU_SEQLENS)})")
+        arrays |= zip(CU_SEQLENS, cu_seqlens, strict=True)
+    arrays = _on_device(arrays)
+    if cu_seqlens is not None:
+        longest = find_longest(*(arrays[name] for name in (*CU_SEQLENS, "q", "k")))
+    return Projection(arrays, ForwardOptions(window, causal, softmax_scale), longest, (form, longest))
+
+
+class Projection(Call):
+    """A call of attention and its output projection. lengths: the form, and the longest packed sequences."""
+
+    __slots__ = ()
+    options: ForwardOptions
+
+    @property
+    def form(self) -> str:
+        """One of FORMS."""
+        return self.lengths[0]
+
+    def plan(self, specs: Mapping[str, Spec]) -> Plan:
+        """See `Call.plan`."""
+        check({name: a for name, a in specs.items() if name != "w_o"})
+        stage, q, w_o = _BY_FORM[self.form], specs["q"], specs["w_o"]
+        _check_weights(stage, self.form, q, w_o)
+        options = self.options.checked(q.shape[-1])
+        shape = *q.shape[:-2], 1, w_o.shape[1]
+        outputs = {"o": Output(shape, np.dtype(np.float32), zeroed=self.form == "atomics")}
+        if 0 in q.shape or 0 in specs["k"].shape:
+            return Plan(None, tuple(specs), outputs)
+        call, changes = readable(stage, specs, outputs, options, self.longest)
+        return Plan(compile_plan(stage, call, options.key), tuple(specs), outputs, changes=changes)
+
+
+def _in_form(all_heads: int) -> Stage:
+    stage = tensor_cores.PROJECTION
+    return stage.changed(variant=lambda call: {"ALL_HEADS": all_heads, **stage.variant(call)})
+
+
+_BY_FORM = {form: _in_form(i) for i, form in enumerate(FORMS)}
+
+
+def _check_weights(stage: Stage, form: str, q: Spec, w_o: Spec) -> None:
+    """Raise TypeError or ValueError for what 11_projection.cu cannot take."""
+    heads, head_dim = q.shape[-2:]
     if reason := stage.why_not(head_dim=head_dim, dtype=q.dtype.name):
         error = TypeError if q.dtype.name not in stage.dtypes else ValueError
         raise error(f"attention_projection cannot: {reason}")
@@ -299,30 +325,18 @@ def _check_projection(q: Any, k: Any, v: Any, w_o: Any, form: str, *, packed: bo
         raise ValueError(f"w_o has shape {w_o.shape}; needed is {wanted}")
 
 
-def _lengths(cu_seqlens: tuple[Any, Any], q: Any, k: Any) -> tuple[dict[str, Any], tuple[int, int]]:
-    """Return cu_seqlens as device arrays by name, and the rows of the longest sequences of q and of k."""
-    _check_pair("cu_seqlens", cu_seqlens, f"({', '.join(CU_SEQLENS)})")
-    arrays = {name: _array(name, a) for name, a in zip(CU_SEQLENS, cu_seqlens, strict=True)}
-    for name, cu in arrays.items():
-        check_cu_seqlens(name, cu)
-    of_q, of_k = arrays.values()
-    if len(of_q) != len(of_k):
-        raise ValueError(f"cu_seqlens has {len(of_q)} and {len(of_k)} entries: one number is needed")
-    rows, keys = (
-        longest_of(name, device.cp.asnumpy(cu), of, len(a))
-        for (name, cu), of, a in zip(arrays.items(), "qk", (q, k), strict=True)
-    )
-    return arrays, (rows, keys)
-
-
 # ---- arrays
 
 
-def _array(name: str, a: Any) -> Any:
-    """Return a device array. Raises TypeError unless it is one, or NumPy's."""
-    if not isinstance(a, (np.ndarray, device.cp.ndarray)):
-        raise TypeError(f"{name} is a NumPy or a device array; got {type(a).__name__}")
-    return a if isinstance(a, device.cp.ndarray) else device.cp.asarray(a)
+def _on_device(arrays: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return device arrays. Raises TypeError for what is neither one nor NumPy's."""
+    cp = device.cp
+    if {*map(type, arrays.values())} == {cp.ndarray}:
+        return arrays
+    for name, a in arrays.items():
+        if not isinstance(a, (np.ndarray, cp.ndarray)):
+            raise TypeError(f"{name} is a NumPy or a device array; got {type(a).__name__}")
+    return {name: a if isinstance(a, cp.ndarray) else cp.asarray(a) for name, a in arrays.items()}
 
 
 def _check_no_empty_axis(q: Any, k: Any) -> None:

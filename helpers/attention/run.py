@@ -10,11 +10,12 @@ decoding.py.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import itertools
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -112,7 +113,7 @@ _Key = tuple[Hashable, ...]
 
 
 def _find_plan(kind: Kind, call: Call, given: Sequence[Any]) -> tuple[_Key, Plan | None]:
-    """Return a call's key, which ends with each array's, and the plan kept under it, None if none is."""
+    """Return a call's key, and the plan kept under it, None if none is."""
     key = kind, *call.arrays, call.options.key, call.lengths, limits.reserved_sms(), *kind.cache_keys(given)
     try:
         return key, _PLANS.get(key)
@@ -122,9 +123,13 @@ def _find_plan(kind: Kind, call: Call, given: Sequence[Any]) -> tuple[_Key, Plan
 
 def _make_plan(kind: Kind, call: Call, key: _Key) -> Plan:
     """Check and plan a call on the current device, and keep the plan under the key that `_find_plan` returned."""
-    of_arrays = key[-len(call.arrays) :]
-    plan = _PLANS[key] = call.plan(dict(zip(call.arrays, map(kind.spec, of_arrays), strict=True)))
+    plan = _PLANS[key] = call.plan(_specs(kind, call))
     return plan
+
+
+def _specs(kind: Kind, call: Call) -> dict[str, Spec]:
+    """Describe a call's arrays, by name."""
+    return dict(zip(call.arrays, map(kind.spec, kind.cache_keys([*call.arrays.values()])), strict=True))
 
 
 def _via_device_arrays(call: Call) -> Any:
@@ -197,23 +202,43 @@ class Change(NamedTuple):
         return make(a.swapaxes(-3, -2)).swapaxes(-3, -2) if self.whole_heads else make(a)
 
 
+def changed(specs: Mapping[str, Spec], changes: Iterable[Change]) -> dict[str, Spec]:
+    """Return the specs of a call's arrays, with those of the copies in place of the arrays that are copied."""
+    return {**specs, **{change.name: change.spec(specs[change.name]) for change in changes}}
+
+
+def copies(stage: Stage, call: Any) -> list[Change]:
+    """List the copies that a stage needs of a call's inputs: of those that it cannot read, and -q for a negative scale.
+
+    A decoder's copies have the layout of models.
+    """
+    negated = ["q"] if stage.negates(call) else []
+    names = [name for name in stage.unreadable(call) if name not in negated]
+    whole = WITH_HEAD_DIM if stage.direction != "decode" else ()
+    how = [(name, "copied") for name in names] + [(name, "negated") for name in negated]
+    return [Change(name, each, name in whole) for name, each in how]
+
+
 class Output(NamedTuple):
     """The shape and dtype of an array that a call returns.
 
     heads_first: it is allocated in `shape`, (..., heads, rows, head_dim), and returned as (..., rows, heads, head_dim).
+    zeroed: it is 0 before the launches, which add to it.
     """
 
     shape: tuple[int, ...]
     dtype: Any
     heads_first: bool = False
+    zeroed: bool = False
 
 
 class Plan:
     """A call that has been checked, planned and compiled; each launch brings only its arrays."""
 
     __slots__ = (
-        *("_again", "_before", "_changes", "_columns", "_compiled", "_in_a_block", "_kept", "_launches"),
-        *("_memory_hint", "_names", "_outputs", "_returned", "_scratch", "_whole_heads", "_written_once", "_zeroed"),
+        *("_again", "_before", "_block_bytes", "_changes", "_columns", "_compiled", "_kept", "_kept_on"),
+        *("_launches", "_memory_hint", "_names", "_outputs", "_returned", "_scratch", "_starts", "_sums"),
+        *("_whole_heads", "_written_once", "_zeroed"),
     )
 
     def __init__(
@@ -237,18 +262,19 @@ class Plan:
                 there is no memory for scratch.
         """
         self._compiled, self._names = compiled, (*inputs, *outputs)
-        self._outputs, self._returned = [output[:2] for output in outputs.values()], tuple(outputs)
+        self._outputs, self._returned = [(each.shape, each.dtype) for each in outputs.values()], tuple(outputs)
         self._whole_heads = [i for i, output in enumerate(outputs.values()) if output.heads_first]
+        self._sums = [i for i, output in enumerate(outputs.values()) if output.zeroed]
         self._changes = [(inputs.index(change.name), change) for change in changes]
         self._columns, self._before, self._memory_hint = columns, before, memory_hint
-        self._kept: tuple[int, list[Any]] | None = None  # a stream, and the scratch that was written on it once
+        self._kept_on: int | None = None  # a stream, and the scratch that was written on it once
+        self._kept: list[Any] = []
         if compiled is None:
             return
         self._scratch = [(name, spec, spec.size) for name, spec in compiled.scratch.items()]
         self._zeroed = compiled.stage.zeroed
         whole_lines = [-(-size * spec.dtype.itemsize // 256) * 256 for _, spec, size in self._scratch]
-        starts = list(itertools.accumulate(whole_lines, initial=0))
-        self._in_a_block = starts.pop(), starts  # bytes, and where each scratch array begins
+        *self._starts, self._block_bytes = itertools.accumulate(whole_lines, initial=0)  # of all scratch as one block
         names = (*self._names, *compiled.scratch)
         self._launches = compiled.direct(names) if device.ON_GPU else compiled.on_engine(names)
         pairs = zip(compiled.launches, self._launches, strict=True)
@@ -281,7 +307,7 @@ class Plan:
                 _SCRATCH.clear()
                 raise
             if len(self._again) < len(launches) and is_known and not kind.is_captured(stream):
-                self._kept = stream, scratch
+                self._kept_on, self._kept = stream, scratch
         if self._columns:
             outputs = self._narrowed(kind, outputs, stream)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
@@ -294,7 +320,7 @@ class Plan:
         places = kind.pointers(arrays) if device.ON_GPU else [*arrays]
         if len(places) < len(self._names) + len(self._scratch):
             block = places.pop()
-            places += [block + start for start in self._in_a_block[1]]
+            places += [block + start for start in self._starts]
         for launch in launches:
             launch(places, stream)
 
@@ -303,7 +329,24 @@ class Plan:
         outputs = kind.empties(self._outputs, like)
         for i in self._whole_heads:
             outputs[i] = outputs[i].swapaxes(-3, -2)
+        for i in self._sums:
+            kind.fill(outputs[i], 0)
         return outputs
+
+    def lay_out(self, kind: Kind, given: Sequence[Any]) -> tuple[CompiledPlan, dict[str, Any], list[Any]]:
+        """Return the launches, all arrays as these read them, and the outputs among them: see `lay_out`."""
+        compiled = self._compiled
+        if compiled is None:
+            raise ValueError("there is nothing to launch: no row, or no key")
+        outputs = self._allocated(kind, given[0])
+        for i, a in enumerate(outputs):
+            kind.fill(a, 0 if i in self._sums else math.nan)
+        scratch = {name: compiled.empty(name, spec) for name, spec in compiled.scratch.items()}
+        for name, a in scratch.items():
+            if name not in self._zeroed and a.dtype.kind == "f":
+                kind.fill(a, math.nan)
+        named = zip(self._names, [*self._changed(kind, given, 0), *outputs], strict=True)
+        return compiled, {**compiled.views(named), **scratch}, outputs
 
     def _compare(self, kind: Kind, like: Any, arrays: Sequence[Any]) -> None:
         """Compare the arguments with the kernels' signatures, and launch: the first call of these kernels does this."""
@@ -346,12 +389,12 @@ class Plan:
         stream, until `forget`. Calls on the per-thread stream get scratch of their own, and so do graphs: every replay
         writes it anew, unless an earlier call has written all there is.
         """
-        kept, captured = self._kept, device.ON_GPU and kind.is_captured(stream)
-        if captured and kept is not None and self._written_once and follows_calls(kept[1]):
-            return kept[1], self._again
+        kept_on, kept, captured = self._kept_on, self._kept, device.ON_GPU and kind.is_captured(stream)
+        if captured and kept and self._written_once and follows_calls(kept):
+            return kept, self._again
         ordered = not captured and stream != CU_STREAM_PER_THREAD
-        if kept is not None and kept[0] == stream and ordered:
-            return kept[1], self._again
+        if kept and kept_on == stream and ordered:
+            return kept, self._again
         if self._zeroed:
             shared = _SCRATCH.setdefault((kind, kind.device_id(like), stream), {}) if ordered else {}
             scratch = []
@@ -361,9 +404,9 @@ class Plan:
                     a = shared[name] = self._make_shared(kind, like, name, spec, size)
                 scratch.append(a)
         elif len(self._scratch) > 1 and device.ON_GPU and self._compiled.is_compared:
-            scratch = [kind.empty(self._in_a_block[:1], np.dtype(np.uint8), like)]
+            scratch = [kind.empty((self._block_bytes,), np.dtype(np.uint8), like)]
         else:
-            scratch = kind.empties([spec[:3:2] for _, spec, _ in self._scratch], like)
+            scratch = kind.empties([(spec.shape, spec.dtype) for _, spec, _ in self._scratch], like)
         if captured:
             kind.keep_alive(scratch)
         return scratch, self._launches
@@ -393,15 +436,51 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 
-def compile_plan(stage: Stage, call: Any, family: Hashable = None) -> CompiledPlan:
+def compile_plan(stage: Stage, call: Any, *family: Hashable) -> CompiledPlan:
     """Plan and compile the launches of a call, or take the kernels of an earlier call that needs the same.
 
-    family: equal for calls that differ only in shapes, strides and addresses.
+    family: with the names and dtypes of arrays, equal for calls that differ only in shapes, strides and addresses.
     """
-    sizes = stage.sizes_for(call)
-    key = family, stage.name, call.mod and call.mod.form, *sizes.items()
+    source, own_sizes = _EXPERIMENT.get()
+    sizes = stage.sizes_for(call, own_sizes)
+    if source or own_sizes:
+        return CompiledPlan(stage, call, sizes, source)
+    arrays = call.arrays.values()
+    of_arrays = next(iter(arrays)).device, *call.arrays, *[a.dtype for a in arrays]
+    key = *family, stage.name, call.mod and call.mod.form, *of_arrays, *sizes.items()
     like = _COMPILED.get(key)
     compiled = CompiledPlan(stage, call, sizes, like=like)
     if compiled.kernels is not (like and like.kernels):
         _COMPILED[key] = compiled
     return compiled
+
+
+# ---- for X-rays and experiments
+
+_EXPERIMENT: contextvars.ContextVar[tuple[str | None, Mapping[str, int] | None]] = contextvars.ContextVar(
+    "_EXPERIMENT", default=(None, None)
+)
+
+
+def lay_out(
+    call: Call, *, source: str | None = None, sizes: Mapping[str, int] | None = None
+) -> tuple[CompiledPlan, dict[str, Any], list[Any]]:
+    """Do all of a call of device arrays but the launches: `compiled.bind(arrays)` makes a function that launches.
+
+    Args:
+        source: another text of the kernel. sizes: in place of the stage's own.
+
+    Returns:
+        The launches; all arrays by name, as the launches read them, scratch too; the outputs. These and scratch are
+        full of NaN, but for what the launches need to be 0.
+
+    Raises:
+        ValueError: there is nothing to launch.
+    """
+    kind = DeviceArrays()
+    before = _EXPERIMENT.set((source, sizes))
+    try:
+        plan = call.plan(_specs(kind, call))
+    finally:
+        _EXPERIMENT.reset(before)
+    return plan.lay_out(kind, [*call.arrays.values()])

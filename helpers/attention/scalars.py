@@ -1,4 +1,4 @@
-"""Numbers and flags of a call, checked: an error names the argument."""
+"""Numbers, flags and pairs of a call, checked: an error names the argument."""
 
 from __future__ import annotations
 
@@ -31,3 +31,10 @@ def check_flags(**flags: Any) -> None:
     for name, flag in flags.items():
         if not isinstance(flag, (bool, np.bool_)):
             raise TypeError(f"{name} is True or False; got {type(flag).__name__} {flag!r:.40}")
+
+
+def check_pair(name: str, pair: Any, form: str) -> None:
+    """Raise TypeError unless it is a tuple or a list of two. form: what it is a pair of, for the message."""
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        got = f"{len(pair)} of them" if isinstance(pair, (tuple, list)) else type(pair).__name__
+        raise TypeError(f"{name} is a pair {form}, or None; got {got}")

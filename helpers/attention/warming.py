@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from helpers.attention import calls, kernel, shared_prefix
-from helpers.attention.decoders import ROTARY, TILE_ROWS
+from helpers.attention.decoders import TILE_ROWS
 from helpers.attention.decoding import check as check_decoding
 from helpers.attention.ladder import limits
 from helpers.attention.ladder.call import (
@@ -27,6 +27,7 @@ from helpers.attention.ladder.call import (
     ForwardOptions,
     mask_window,
 )
+from helpers.attention.ladder.extras import ROTARY_TABLES
 from helpers.attention.ladder.kinds import E4M3
 from helpers.attention.ladder.launches import C_NAMES
 from helpers.attention.ladder.layout import Spec, dense
@@ -181,7 +182,7 @@ def _decoder_jobs(
         specs["cache_seqlens"] = Spec.dense((sequences,), np.int32)
         if page:
             specs["block_table"] = Spec.dense((sequences, -(-TILE_ROWS // page)), np.int32)
-        specs |= {name: Spec.dense((1, pairs), np.float32) for name in ROTARY if pairs}
+        specs |= {name: Spec.dense((1, pairs), np.float32) for name in ROTARY_TABLES if pairs}
         specs |= {**more, **({"tree": Spec.dense((tokens,), np.int32)} if tree else {})}
         decoder, call, _ = check_decoding(specs, options)
         assert call is not None  # there are tokens and keys

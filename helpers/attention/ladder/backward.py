@@ -13,7 +13,7 @@ from typing import Any
 from helpers import device
 from helpers.attention.ladder.call import BackwardOptions, check_gradient_arrays
 from helpers.attention.ladder.extras import extra_inputs
-from helpers.attention.ladder.plan import GRADIENTS, CompiledPlan, plan_arrays
+from helpers.attention.ladder.plan import CompiledPlan, plan_arrays
 from helpers.attention.ladder.score_mod import parse_score_mod
 from helpers.attention.ladder.stage import Stage
 
@@ -69,8 +69,9 @@ def plan(
     extras = extra_inputs(bias, alibi_slopes, sinks=sinks) | of_mod
     options = stage.check(q, k, v, options, packed=cu_seqlens is not None, extras=extras)
     check_gradient_arrays(do, q, o, lse, q.shape[:-1])
-    gradients = tuple(device.cp.full(a.shape, device.cp.nan, dtype=a.dtype) for a in (q, k, v))
+    outputs = {
+        f"d{n}": device.cp.full(a.shape, device.cp.nan, dtype=a.dtype) for n, a in zip("qkv", (q, k, v), strict=True)
+    }
     inputs = {"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse, **extras}
-    outputs = dict(zip(GRADIENTS, gradients, strict=True))
     ready, arrays = plan_arrays(stage, inputs, outputs, options, cu_seqlens, source=source, sizes=sizes)
-    return ready, arrays, gradients
+    return ready, arrays, tuple(outputs.values())

@@ -24,6 +24,7 @@ __all__ = ["BackwardOptions", "Call", "DecodeOptions", "ForwardOptions", "Option
 Asked = TypeVar("Asked", bound="Options")
 
 WITH_HEAD_DIM = frozenset({"q", "k", "v", "o", "do", "dq", "dk", "dv"})  # the others are lse, cu_seqlens and extras
+ROTATED = frozenset({"rotated_q", "rotated_k"})  # results of the rotary embedding alone
 MAX_ROWS = 2**29  # in a sequence; a window so wide is unlimited. The kernels add such numbers in 32 bits
 
 

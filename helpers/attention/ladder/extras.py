@@ -13,9 +13,10 @@ import numpy as np
 
 from helpers.attention.fp8 import DESCALE_ROWS
 from helpers.attention.ladder.layout import Spec
-from helpers.attention.scalars import check_flags
+from helpers.attention.scalars import check_flags, check_pair
 
-ROTARY = ("rotary_cos", "rotary_sin", "q_positions", "k_positions")
+ROTARY_TABLES, POSITIONS = ("rotary_cos", "rotary_sin"), ("q_positions", "k_positions")
+ROTARY = (*ROTARY_TABLES, *POSITIONS)
 DESCALES = ("q_descale", "k_descale", "v_descale")
 NAMES = ("bias", "alibi_slopes", "sinks", *ROTARY, *DESCALES)
 
@@ -47,11 +48,7 @@ def extra_inputs(
         raise ValueError(f"{given} is given without {other}: a rotation needs both")
     positions: tuple[Any, Any] = (None, None)
     if rotary_positions is not None:
-        if not isinstance(rotary_positions, (tuple, list)) or len(rotary_positions) != 2:
-            got = f"{type(rotary_positions).__name__} {rotary_positions!r:.40}"
-            raise TypeError(
-                f"rotary_positions is a pair (q_positions, k_positions) of int32 arrays, or None; got {got}"
-            )
+        check_pair("rotary_positions", rotary_positions, "(q_positions, k_positions) of int32 arrays")
         positions = tuple(rotary_positions)
     if rotary_cos is None and (rotary_positions is not None or rotary_interleaved):
         what = "rotary_positions" if rotary_positions is not None else "rotary_interleaved"
@@ -83,7 +80,7 @@ def needs(arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_positions(arrays: Mapping[str, Any]) -> None:
     """Raise ValueError for a position in a NumPy array that the tables lack. Device arrays are not read."""
-    for name in ("q_positions", "k_positions"):
+    for name in POSITIONS:
         positions = arrays.get(name)
         if type(positions) is np.ndarray and positions.size and positions.dtype.kind in "iu":
             low, high, rows = int(positions.min()), int(positions.max()), arrays["rotary_cos"].shape[0]
@@ -132,7 +129,7 @@ def as_kernels_read(
             of, rows = (heads, n) if name == "q_descale" else (k.shape[1], n_kv)
             _check_descale(name, a, (sequences, of), None if packed else -(-rows // DESCALE_ROWS))
             extras[name] = a
-        elif name in ("rotary_cos", "rotary_sin"):
+        elif name in ROTARY_TABLES:
             check_table(name, a, q.dtype, head_dim)
             extras[name] = a
         else:
@@ -146,12 +143,16 @@ def as_kernels_read(
 
 
 def is_readable(name: str, a: Spec) -> bool:
-    """Return True if a kernel can read an extra input in place: a bias by its strides, tables at multiples of 16."""
+    """Return True if a kernel can read an array without a head_dim in place: a bias by its strides."""
     if name == "bias":
         return min(a.strides, default=0) >= 0 and not any([step % a.dtype.itemsize for step in a.strides])
-    if name in ROTARY[2:]:  # positions: batches may be the same
+    if name in _IN_ROWS:
         return a.in_rows
-    return a.contiguous and (name not in ROTARY or not a.offset)
+    return a.contiguous and (name not in _IN_CHUNKS or not a.offset)
+
+
+_IN_ROWS = frozenset({*POSITIONS, "block_table"})  # of which batches may be the same
+_IN_CHUNKS = frozenset({*ROTARY_TABLES, "w_o"})  # read 16 bytes at a time
 
 
 def _check_bias(bias: Spec, dtype: Any, shape: tuple[int, ...], packed: bool) -> None:
@@ -230,7 +231,7 @@ def _check_positions(name: str, positions: Spec, batch: int, rows: int, packed: 
         raise ValueError(f"{what} has shape {tuple(positions.shape)}; {' or '.join(map(str, forms))} is needed")
 
 
-def check_pair(cos: Spec, sin: Spec) -> None:
+def check_one_form(cos: Spec, sin: Spec) -> None:
     """Raise ValueError unless the two tables of a rotary embedding have one shape and dtype."""
     if cos.shape != sin.shape or cos.dtype != sin.dtype:
         raise ValueError(
@@ -241,7 +242,7 @@ def check_pair(cos: Spec, sin: Spec) -> None:
 
 def _check_tables(extras: Mapping[str, Spec], n: int, n_kv: int, packed: bool, longest_k: int | None) -> None:
     cos = extras["rotary_cos"]
-    check_pair(cos, extras["rotary_sin"])
+    check_one_form(cos, extras["rotary_sin"])
     if "q_positions" in extras:
         return
     if not packed and n > n_kv:

@@ -13,7 +13,7 @@ import numpy as np
 
 from helpers.attention.ladder import limits
 from helpers.attention.ladder.call import CU_SEQLENS, Call, Spec
-from helpers.attention.ladder.extras import ROTARY
+from helpers.attention.ladder.extras import POSITIONS, ROTARY
 from helpers.attention.ladder.launch import Launch, Map, Part
 from helpers.attention.ladder.params import attention_params, rotary_params
 from helpers.attention.ladder.stage import C_NAMES, Stage
@@ -53,7 +53,7 @@ def params_of(call: Call, sequences: int | None = None) -> Any:
 
 def position_strides(call: Call) -> tuple[int, ...]:
     """Return the steps from one batch's positions of q, and of k, to the next, in elements; 0 for a broadcast axis."""
-    positions = [call.arrays.get(name) for name in ROTARY[2:]]
+    positions = [call.arrays.get(name) for name in POSITIONS]
     return tuple(a.strides[0] // a.dtype.itemsize if a and a.shape[0] > 1 else 0 for a in positions)
 
 
@@ -259,25 +259,28 @@ def launch_rotary(call: Call, sizes: Sizes) -> list[Launch]:
     return [Launch(name, (*grid, some), (sizes["THREADS"],), 0, of_some) for some, _, of_some in parts]
 
 
+def rotation_before(call: Call, names: Mapping[str, str] = {}, **more_sizes: int) -> list[Launch]:
+    """Launch 11_rotary.cu before a kernel of another file. names: of the arrays, where they have other ones."""
+    sizes = {**rotary_sizes(call), **more_sizes}
+    own = {"file": ROTARY_FILE, "sizes": tuple(sizes.items())}
+    return [renamed(launch, names)._replace(**own) for launch in launch_rotary(call, sizes)]
+
+
 def rotated(call: Call) -> tuple[list[Launch], dict[str, Spec], Call]:
     """Return the launches that rotate q and k, the arrays that they write, and the call that is left, of those."""
     written = {f"rotated_{name}": Spec.dense(call.arrays[name].shape, call.arrays[name].dtype) for name in "qk"}
-    sizes = rotary_sizes(call)
-    own = {"file": ROTARY_FILE, "sizes": tuple(sizes.items())}
-    launches = launch_rotary(call._replace(arrays={**call.arrays, **written}), sizes)
-    launches = [launch._replace(**own) for launch in launches]
+    launches = rotation_before(call._replace(arrays={**call.arrays, **written}))
     left = {name: a for name, a in call.arrays.items() if name not in ROTARY}
     left |= {"q": written["rotated_q"], "k": written["rotated_k"]}
     return launches, written, call._replace(arrays=left)
 
 
-def with_rotated_inputs(launch: Launch) -> Launch:
-    """Return the launch with the rotated q and k in place of q and k."""
-    names = {"q": "rotated_q", "k": "rotated_k"}
+def renamed(launch: Launch, names: Mapping[str, str]) -> Launch:
+    """Return the launch with other arrays in place of those that `names` has."""
 
-    def renamed(arg: Any) -> Any:
+    def of_argument(arg: Any) -> Any:
         if isinstance(arg, str):
             return names.get(arg, arg)
         return replace(arg, name=names.get(arg.name, arg.name)) if isinstance(arg, (Part, Map)) else arg
 
-    return launch._replace(args=tuple(map(renamed, launch.args)))
+    return launch._replace(args=tuple(map(of_argument, launch.args)))

@@ -1,6 +1,6 @@
 """Planning: from a call's arrays and options to launches that need nothing more than addresses, in any direction.
 
-    ready, arrays = plan(stage, arrays, options)
+    ready, arrays = plan_arrays(stage, inputs, outputs, options, cu_seqlens)
     ready.bind(arrays)()
 
 What is expensive depends on no shape: a kernel is compiled for dtypes and tile sizes, and its signature is compared
@@ -19,42 +19,47 @@ import numpy as np
 
 from helpers import device
 from helpers.attention import kernel
-from helpers.attention.ladder.call import WITH_HEAD_DIM, AttentionOptions, Call, ForwardOptions
+from helpers.attention.ladder.call import CU_SEQLENS, ROTATED, WITH_HEAD_DIM, AttentionOptions, Call, ForwardOptions
 from helpers.attention.ladder.extras import NAMES, check_positions, extra_inputs
 from helpers.attention.ladder.launch import Arguments, DirectLaunch, EngineLaunch, Launch
-from helpers.attention.ladder.launches import block_mask_scratch, rotated, with_rotated_inputs
+from helpers.attention.ladder.launches import block_mask_scratch, renamed, rotated
 from helpers.attention.ladder.layout import Spec, dense_copy, four_axes, negative
 from helpers.attention.ladder.score_mod import ScoreMod, parse_score_mod
 from helpers.attention.ladder.stage import Stage
 from helpers.engine.cuda_source.signatures import dtype_of
 
-GRADIENTS = ("dq", "dk", "dv")
 DIAGONALS = 2  # FORM of a kernel for gradients of a bias whose tiles lie along diagonals
 
 
-def plan(
+def plan_arrays(
     stage: Stage,
-    arrays: Mapping[str, Any],
+    inputs: Mapping[str, Any],
+    outputs: Mapping[str, Any],
     options: AttentionOptions,
+    cu_seqlens: tuple[Any, Any] | None,
     *,
-    longest: tuple[int | None, int | None] = (None, None),
     source: str | None = None,
     sizes: Mapping[str, int] | None = None,
 ) -> tuple[CompiledPlan, dict[str, Any]]:
-    """Compile the launches of a call that this stage can do; return them, and its arrays as the kernels read them.
+    """Compile the launches of a call that `Stage.check` has accepted; return them, and its arrays as the kernels read
+    them.
 
     Args:
-        arrays: device arrays by name. q, k, v and o, for gradients also do, dq, dk and dv: (..., rows, head_dim). If
-            the call has them, lse, cu_seqlens_q, cu_seqlens_k, and those of `extras.NAMES`, which are checked here.
-            Outputs are among them, in a layout that the stage can write.
+        inputs: NumPy or device arrays by name. q, k and v, for gradients also do and o: (..., rows, head_dim). lse, if
+            the call has it, and those of `extras.NAMES`, which are checked here. outputs: device arrays by name, in a
+            layout that the stage can write.
         options: as `Options.checked` returns them.
-        longest: rows and keys of the longest sequence, if sequences are packed; a forward may leave out the keys.
         source: kernel code to use instead of the stage's file. sizes: -D options that override the stage's own, such as
             {"BLOCK_M": 32}.
 
     Raises:
         TypeError, ValueError: an extra input does not fit q and k; the call has more tiles than a grid has room for.
     """
+    cp, longest = device.cp, (None, None)
+    arrays = {**{name: cp.asarray(a) for name, a in inputs.items()}, **outputs}
+    if cu_seqlens is not None:
+        longest = tuple(int(np.diff(cp.asnumpy(cu)).max(initial=0)) for cu in cu_seqlens)
+        arrays |= zip(CU_SEQLENS, map(cp.asarray, cu_seqlens), strict=True)
     read = {name: four_axes(a) if name in WITH_HEAD_DIM else a for name, a in arrays.items()}
     call = Call.of({name: Spec.of(a) for name, a in read.items()}, options, longest)
     copies = {name: dense_copy(read[name]) for name in stage.unreadable(call)}
@@ -74,6 +79,13 @@ def _prepend_functions(mod: ScoreMod, stage: Stage, pairs: bool, file_or_code: s
         return code
     backward = stage.direction == "backward"
     return mod.text(backward=backward, pairs=pairs and not backward and "float32" not in stage.dtypes) + code
+
+
+# The arrays of a call that models have in another layout than stages, by the stage's direction.
+_IN_MODELS_LAYOUT = {
+    **dict.fromkeys(("forward", "backward", "project"), WITH_HEAD_DIM),
+    "rotate": ROTATED | {"q", "k"},
+}
 
 
 class CompiledPlan:
@@ -107,7 +119,8 @@ class CompiledPlan:
             before, self.scratch, call = rotated(call)
         self.scratch |= {**stage.scratch(call, sizes), **block_mask_scratch(stage, call, sizes)}
         launches = stage.launches(stage, call, sizes)
-        self.launches = [*before, *(map(with_rotated_inputs, launches) if before else launches)]
+        names = {"q": "rotated_q", "k": "rotated_k"} if before else {}
+        self.launches = [*before, *(renamed(launch, names) if names else launch for launch in launches)]
         self._specs: Mapping[str, Spec] = {**given.arrays, **self.scratch}
         if like is not None and not all(launch.kernel in like.kernels for launch in self.launches):
             like = None
@@ -133,9 +146,8 @@ class CompiledPlan:
 
     def views(self, named: Iterable[tuple[str, Any]]) -> dict[str, Any]:
         """View a model's arrays in the stage's layout, (batch, heads, rows, head_dim); others' stay as they are."""
-        if self.stage.direction not in ("forward", "backward"):
-            return dict(named)
-        return {name: four_axes(a.swapaxes(-3, -2)) if name in WITH_HEAD_DIM else a for name, a in named}
+        names = _IN_MODELS_LAYOUT.get(self.stage.direction, ())
+        return {name: four_axes(a.swapaxes(-3, -2)) if name in names else a for name, a in named}
 
     def bind(self, arrays: Mapping[str, Any]) -> Callable[[], None]:
         """Compare every argument with its kernel's signature, and return a function that launches on these arrays.
@@ -158,10 +170,11 @@ class CompiledPlan:
 
         Scratch that is not among the arrays is made here.
         """
-        every = {**{name: self._empty(name, s) for name, s in self.scratch.items() if name not in arrays}, **arrays}
+        every = {**{name: self.empty(name, s) for name, s in self.scratch.items() if name not in arrays}, **arrays}
         return [(launch, self.kernels[launch.kernel], launch.arguments(every)) for launch in self.launches]
 
-    def _empty(self, name: str, spec: Spec) -> Any:
+    def empty(self, name: str, spec: Spec) -> Any:
+        """Make a scratch array."""
         return (device.cp.zeros if name in self.stage.zeroed else device.cp.empty)(spec.shape, dtype=spec.dtype)
 
     def direct(self, names: Sequence[str]) -> list[DirectLaunch]:
@@ -185,23 +198,6 @@ class CompiledPlan:
         """Return launches for the CPU engine, which take a model's arrays, not addresses. names: as for `direct`."""
         slots = {name: i for i, name in enumerate(names)}
         return [EngineLaunch(each, self.kernels[each.kernel], slots, self.views) for each in self.launches]
-
-
-def plan_arrays(
-    stage: Stage,
-    inputs: Mapping[str, Any],
-    outputs: Mapping[str, Any],
-    options: AttentionOptions,
-    cu_seqlens: tuple[Any, Any] | None,
-    **experiment: Any,
-) -> tuple[CompiledPlan, dict[str, Any]]:
-    """Call `plan` with NumPy or device arrays of a forward or a backward that `Stage.check` has accepted."""
-    cp, longest = device.cp, (None, None)
-    arrays = {**{name: cp.asarray(a) for name, a in inputs.items()}, **outputs}
-    if cu_seqlens is not None:
-        longest = tuple(int(np.diff(cp.asnumpy(cu)).max(initial=0)) for cu in cu_seqlens)
-        arrays |= zip(("cu_seqlens_q", "cu_seqlens_k"), map(cp.asarray, cu_seqlens), strict=True)
-    return plan(stage, arrays, options, longest=longest, **experiment)
 
 
 class Rung(Stage):

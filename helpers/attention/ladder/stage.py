@@ -13,12 +13,14 @@ from typing import Any, TypeVar
 
 from helpers.attention.ladder import limits
 from helpers.attention.ladder.call import WITH_HEAD_DIM, Asked, Call, Spec, check_stage_arrays
-from helpers.attention.ladder.extras import NAMES, is_readable, needs
+from helpers.attention.ladder.extras import is_readable, needs
 from helpers.attention.ladder.launch import Launch
 from helpers.attention.ladder.layout import titles
 
 S = TypeVar("S", bound="Stage")
 C_NAMES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
+
+_WRITTEN = ("o", "lse", "rotated_q", "rotated_k", "k_cache", "v_cache")  # caches are too large to copy: never copied
 
 
 def _usual_sizes(head_dim: int, shared_limit: int) -> Mapping[str, int]:
@@ -237,19 +239,19 @@ class Stage:
 
     def unreadable(self, call: Call) -> list[str]:
         """List the inputs of a call that have to be copied: this stage cannot read them where they are."""
-        written = ("dq", "dk", "dv") if "do" in call.arrays else ("o", "lse", "rotated_q", "rotated_k")
+        written = ("dq", "dk", "dv") if "do" in call.arrays else _WRITTEN
         return [name for name, a in call.arrays.items() if name not in written and not self._can_read(name, a, call)]
 
     def negates(self, call: Call) -> bool:
         """Return True if a call needs -q for its negative scale: kernels find maxima before they scale the scores."""
-        return self.direction != "backward" and call.softmax_scale < 0
+        return self.direction not in ("backward", "bias") and call.softmax_scale < 0
 
     def _can_read(self, name: str, a: Spec, call: Call) -> bool:
         if name in ("q", "k") and "rotary_cos" in call.arrays:  # the pass that rotates them reads 16 bytes at a time
             return a.in_rows and a.aligned
         if name in WITH_HEAD_DIM:
-            return (call.aligned and "strides" in self.features and a.in_rows) or self.reads(a)
-        return is_readable(name, a) if name in NAMES else a.contiguous
+            return self.reads(a)
+        return is_readable(name, a)
 
     def check(
         self, q: Any, k: Any, v: Any, options: Asked, *, packed: bool = False, extras: Mapping[str, Any] | None = None

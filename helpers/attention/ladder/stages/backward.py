@@ -23,7 +23,8 @@ from helpers.attention.ladder.tiles import MAX_HEAD_DIM, Sizes, Tiles
 _GRADIENTS: Mapping[str, Any] = {"direction": "backward", "slots": launches.in_slots}
 
 
-def _params(call: Call, sequences: int | None = None) -> Any:
+def params_of_gradients(call: Call, sequences: int | None = None) -> Any:
+    """Fill the call's BackwardParams, an array of shape (1,). sequences: see `launches.params_of`."""
     return backward_params(launches.params_of(call, sequences), launches.strides_of(call, GRADIENTS))
 
 
@@ -78,7 +79,7 @@ def backward_shared_bytes(sizes: Sizes) -> int:
 
 def _launch_backward(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
     """Launch for delta and zeros, then for dK, dV and dQ by tiles of keys; deterministic dQ by tiles of rows."""
-    params = _params(call)
+    params = params_of_gradients(call)
     before, functions = launches.functions_of_scores(stage, call, sizes)
     inputs = "q", "k", "v", "do", "lse", "delta"
     more = *launches.given(call, *CU_SEQLENS), params, *functions
@@ -136,7 +137,7 @@ def _launch_in_half(stage: Stage, call: Call, sizes: Sizes, inputs: tuple[Any, .
     group, most = call.heads // call.arrays["k"].shape[1], launches.MAX_GRID_YZ
     if group > most:
         raise ValueError(f"{group:,} heads of q share one of k and v; gradients take {most:,} at most")
-    params = _params(call, call.sequences if sizes.get("PERSISTENT") else None)
+    params = params_of_gradients(call, call.sequences if sizes.get("PERSISTENT") else None)
     cu_q, cu_k = launches.given(call, *CU_SEQLENS)
     row_tiles, key_tiles = launches.tile_grid(call, "q", sizes), launches.tile_grid(call, "k", sizes)
     block = (stage.threads(sizes),)

@@ -163,7 +163,9 @@ def _launch_projection(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
     grid = max(1, -(-call.rows // sizes["BLOCK_M"])), 1 if sizes["ALL_HEADS"] else call.heads
     own = []
     for some in launches.slices(call.sequences, launches.MAX_GRID_YZ):
-        if call.packed:  # a sequence's place in the whole arrays is in cu_seqlens
+        if call.sequences <= launches.MAX_GRID_YZ:
+            parts = {}
+        elif call.packed:  # a sequence's place in the whole arrays is in cu_seqlens
             parts = {name: Part(name, (slice(some.start, some.stop + 1),)) for name in CU_SEQLENS}
         else:
             parts = {name: Part(name, (some,)) for name in "qkvo"}
