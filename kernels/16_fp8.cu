@@ -188,7 +188,8 @@ __global__ void __launch_bounds__(THREADS, 1) fp8(
           first + BLOCK_N > min(tile.first_pos + params.window_right + 1, tile.end))
         mask(S, q_idx - kv_idx, tile.end - kv_idx, params);
       Statistics rescale;
-      move_maxima_by_bits(S, m_i, rescale, softmax_scale_log2);
+      const bool moved = move_maxima_by_bits(S, m_i, rescale, softmax_scale_log2);
+      if (HEAD_DIM > 128 && moved) rescale_now(acc, l_i, rescale);  // it lost at fewer columns
       Weights8 P;
 #pragma unroll
       for (int i = 0; i < BLOCK_N / 32; ++i) weights_of_group(P, S, m_i, softmax_scale_log2, i);

@@ -39,13 +39,22 @@ extern "C" __global__ void __launch_bounds__(THREADS) transpose_v(
       BLOCK_N, head, params.kv_heads, sequence, k_first, params.N_kv, params.sequences);
   unsigned char* const image_smem = dynamic_smem + RAW_BYTES;
   write_ones(image_smem, threadIdx.x, THREADS);
-  load_panel<THREADS>(source, params.v.row, keys, dynamic_smem, threadIdx.x);
+  for (int i = threadIdx.x; i < KEY_BYTES * CHUNKS; i += THREADS) {
+    const int row = i / CHUNKS, c = i % CHUNKS;
+    const bool exists = row < keys;  // past the sequence are zeros
+    cp_async(
+        smem_address(dynamic_smem) + row * RAW_ROW + 16 * c,
+        exists ? source + row * params.v.row + 16 * c : source, exists ? 16 : 0);
+  }
   cp_async_commit();
   cp_async_wait<0>();
   __syncthreads();  // hazard: keys of other threads are not there yet
-  transpose_panel<THREADS>(
-      dynamic_smem, image_smem, V_image + (v_tile + tile) * V8_BYTES + panel * PANEL8_BYTES,
-      threadIdx.x, [] { __syncthreads(); });
+  transpose_panel<THREADS>(dynamic_smem, image_smem, threadIdx.x);
+  __syncthreads();  // hazard: rows of other threads are not there yet
+  uint4* const out =
+      reinterpret_cast<uint4*>(V_image + (v_tile + tile) * V8_BYTES + panel * PANEL8_BYTES);
+  for (int i = threadIdx.x; i < PANEL8_BYTES / 16; i += THREADS)
+    out[i] = reinterpret_cast<const uint4*>(image_smem)[i];
 }
 
 // Before the first call whose V 16_fp8.cu transposes itself; it leaves the counts as they were.

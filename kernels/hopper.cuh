@@ -146,6 +146,13 @@ __device__ __forceinline__ void bulk_load(
       : "memory");
 }
 
+// The same from shared to global memory; its end is that of a group, as for tma_store.
+__device__ __forceinline__ void bulk_store(void* target, unsigned source, unsigned bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(target),
+               "r"(source), "r"(bytes)
+               : "memory");
+}
+
 // Adds floats in shared memory to those in global memory: an atomic addition for each, by one
 // instruction of one thread.
 __device__ __forceinline__ void bulk_add(float* target, unsigned source, unsigned bytes) {

@@ -6,13 +6,6 @@
 #include "hopper_backward_schedule.cuh"  // FIRST_STORES: the blocks of a head begin at different tiles
 #include "semaphore.cuh"
 
-// Shared to global memory: contiguous bytes.
-__device__ __forceinline__ void bulk_store(float* target, unsigned source, unsigned bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(target),
-               "r"(source), "r"(bytes)
-               : "memory");
-}
-
 // What a block adds to a tile of dQ. Calls are for one thread; without FIRST_STORES they only add.
 class DqAddition {
   enum State { EMPTY, STORING, STORED };  // in dq_semaphore

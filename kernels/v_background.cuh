@@ -17,19 +17,14 @@
 
 #if BACKGROUND
 #include "v_transpose.cuh"
-// Of shared memory: V^T of a panel, keys of two.
-constexpr unsigned BACKGROUND_BYTES = TRANSPOSE_BYTES + RAW_BYTES;
+// Of shared memory: keys of two panels, V^T of one, mbarriers for the keys.
+constexpr unsigned BACKGROUND_BYTES = 2 * RAW_BYTES + PANEL8_BYTES + Ring<2>::BYTES;
 
 // Waits for nothing: what follows in this thread comes after what others did before add_release.
 __device__ __forceinline__ int load_acquire(const int* count) {
   int value;
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(count) : "memory");
   return value;
-}
-
-// Adds 1, after all that this thread and those it has met at a barrier have written.
-__device__ __forceinline__ void add_release(int* count) {
-  asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(count) : "memory");
 }
 
 // Between ordinary accesses to global memory, of this thread or seen by it, and bulk copies.
@@ -57,38 +52,52 @@ struct Background {
     const int tiles_of_head = tiles(params), panels = tiles_of_head * PANELS_OF_TILE;
     const auto draw = [&] { return lane_id == 0 ? atomicAdd(counts, 1) : 0; };
     unsigned char* const image_smem = smem + 2 * RAW_BYTES;
+    const Ring<2> keys_ring(smem_address(image_smem) + PANEL8_BYTES);
+    if (lane_id == 0) {
+      keys_ring.init_full();
+      mbarrier_init_fence();
+    }
     write_ones(image_smem, lane_id, 32);
-    int drawn = __shfl_sync(0xffffffff, draw(), 0);
+    int drawn = __shfl_sync(0xffffffff, draw(), 0);  // after it, the mbarriers are initialised
+    PipelineState<2> coming, there;
     int before = -1,
-        head_before = 0;  // the panel whose keys are on their way, of all tiles, and its head
+        head_before = 0;  // the panel whose keys are coming, of all tiles, and its head
 #pragma unroll 1
-    for (int turn = 0;; turn ^= 1) {
+    while (true) {
       const int next = draw();  // long before it is needed
       // Of heads together: from the last tile to the first, all heads of a tile, all panels of a head.
       const bool exists = drawn < heads * panels;
       const int first_head = drawn / (together * panels) * together;
-      const int i = drawn - first_head * panels, here = min(together, heads - first_head);
+      const int i = drawn - first_head * panels, here = max(1, min(together, heads - first_head));
       const int panel = i % PANELS_OF_TILE, tile = tiles_of_head - 1 - i / PANELS_OF_TILE / here;
       const int head = first_head + i / PANELS_OF_TILE % here;
-      const int first_key = tile * BLOCK_N + panel * KEY_BYTES;
-      if (exists)
-        load_panel<32>(
+      if (exists) {
+        const int first_key = tile * BLOCK_N + panel * KEY_BYTES;
+        load_keys(
+            smem + coming.index * RAW_BYTES, keys_ring, coming,
             V + head / params.kv_heads * params.v.batch + head % params.kv_heads * params.v.head +
                 (long long)first_key * params.v.row,
-            params.v.row, params.N_kv - first_key, smem + turn * RAW_BYTES, lane_id);
-      cp_async_commit();
+            params.v.row, max(0, min(KEY_BYTES, params.N_kv - first_key)));
+        coming.advance();
+      }
       if (before >= 0) {
-        cp_async_wait<1>();
-        __syncwarp();  // hazard: keys of other lanes are not there yet
-        transpose_panel<32>(
-            smem + (turn ^ 1) * RAW_BYTES, image_smem, V_image + (long long)before * PANEL8_BYTES,
-            lane_id, [] { __syncwarp(); });
-        async_proxy_fence_global();  // hazard: bulk copies could read what was there before
-        __syncwarp();                // hazard: other lanes could still write
+        keys_ring.wait_full(there);
+        __syncwarp();  // hazard: zeros of other lanes are not there yet
+        transpose_panel<32>(smem + there.index * RAW_BYTES, image_smem, lane_id);
+        there.advance();
+        async_proxy_fence();  // hazard: the bulk copy could read what was there before
+        __syncwarp();         // hazard: rows of other lanes are not there yet
         if (lane_id == 0) {
-          add_release(of_tile(before / PANELS_OF_TILE));
-          add_release(of_head(head_before));
+          bulk_store(
+              V_image + (long long)before * PANEL8_BYTES, smem_address(image_smem), PANEL8_BYTES);
+          tma_store_commit();
+          tma_store_wait();
+          async_proxy_fence_global();
+          __threadfence();  // hazard: others could see the counts before V^T
+          atomicAdd(of_tile(before / PANELS_OF_TILE), 1);
+          atomicAdd(of_head(head_before), 1);
         }
+        __syncwarp();  // hazard: the next panel's rows could replace those that are copied
       }
       if (!exists) break;
       before = (head * tiles_of_head + tile) * PANELS_OF_TILE + panel;
@@ -96,6 +105,23 @@ struct Background {
       drawn = __shfl_sync(0xffffffff, next, 0);
     }
     if (lane_id == 0) leave(params);
+  }
+
+  // For one warp: starts to copy a panel's keys, each by one lane. Past the sequence are zeros.
+  __device__ __forceinline__ static void load_keys(
+      unsigned char* raw, const Ring<2>& ring, const PipelineState<2>& stage,
+      const unsigned char* source, long long row_stride, int keys) {
+    const int lane_id = threadIdx.x % 32;
+    if (lane_id == 0) ring.expect(stage, keys * HEAD_DIM);
+    __syncwarp();  // hazard: copies could end before their mbarrier expects them
+    for (int row = lane_id; row < KEY_BYTES; row += 32)
+      if (row < keys)
+        bulk_load(
+            smem_address(raw) + row * RAW_ROW, source + row * row_stride,
+            ring.full + 8 * stage.index, HEAD_DIM);
+      else
+        for (int c = 0; c < CHUNKS; ++c)
+          *reinterpret_cast<uint4*>(raw + row * RAW_ROW + 16 * c) = uint4{0, 0, 0, 0};
   }
 
   // For the thread that copies tiles: whether all of a head's are written.
@@ -118,6 +144,7 @@ struct Background {
   __device__ __forceinline__ void leave(const AttentionParams& params) const {
     __threadfence();  // hazard: counts that this thread still reads could be cleared
     if (atomicAdd(counts + 1, 1) != 2 * static_cast<int>(gridDim.x) - 1) return;
+    __threadfence();  // hazard: counts could be cleared before others have read them
     for (int i = 0; i < 2 + heads + heads * tiles(params); i += 4)
       *reinterpret_cast<int4*>(counts + i) = int4{0, 0, 0, 0};
   }

@@ -14,18 +14,11 @@
 constexpr int CHUNKS = HEAD_DIM / 16;  // of 16 columns
 constexpr int PANELS_OF_TILE = BLOCK_N / KEY_BYTES;
 constexpr unsigned PANEL8_BYTES = V_ROWS * KEY_BYTES;
-constexpr unsigned RAW_BYTES = KEY_BYTES * HEAD_DIM;            // of a panel's keys, as they come
+// Bytes of a key in shared memory: an odd number of chunks, so that the eight rows which ldmatrix reads
+// at a time are in different banks.
+constexpr int RAW_ROW = HEAD_DIM + (CHUNKS % 2 == 0 ? 16 : 0);
+constexpr unsigned RAW_BYTES = KEY_BYTES * RAW_ROW;             // of a panel's keys, as they come
 constexpr unsigned TRANSPOSE_BYTES = RAW_BYTES + PANEL8_BYTES;  // of shared memory
-
-// Where chunk c of a row of V is in shared memory: eight lanes of ldmatrix read eight rows, so the chunks
-// of a column are spread over the banks as far as a row has enough of them.
-__device__ __forceinline__ int raw_at(int row, int c) {
-  const int spread = CHUNKS % 8 == 0   ? row % 8
-                     : CHUNKS % 4 == 0 ? row / 2 % 4
-                     : CHUNKS % 2 == 0 ? row / 4 % 2
-                                       : 0;
-  return row * HEAD_DIM + (c ^ spread) * 16;
-}
 
 // Behind V's columns: a row of ones, and seven of zeros, the same for all panels.
 __device__ __forceinline__ void write_ones(unsigned char* image_smem, int thread, int threads) {
@@ -35,29 +28,10 @@ __device__ __forceinline__ void write_ones(unsigned char* image_smem, int thread
   }
 }
 
-// Issues the copies of a panel's keys to `raw` in shared memory. The panel begins at `source`, and the
-// sequence has `keys` keys from there on; past them are zeros.
+// A panel in `raw`, which all threads see, becomes `image_smem`, 16 columns of 32 keys at a time.
 template <int THREADS>
-__device__ __forceinline__ void load_panel(
-    const unsigned char* source, long long row_stride, int keys, unsigned char* raw, int thread) {
-  constexpr int UNROLLED = THREADS == 32 ? 2 : 1;
-#pragma unroll UNROLLED
-  for (int i = thread; i < KEY_BYTES * CHUNKS; i += THREADS) {
-    const int row = i / CHUNKS, c = i % CHUNKS;
-    const bool exists = row < keys;
-    cp_async(
-        smem_address(raw + raw_at(row, c)), exists ? source + row * row_stride + 16 * c : source,
-        exists ? 16 : 0);
-  }
-}
-
-// A panel in `raw`, which all threads see, becomes `out` in global memory, by way of `image_smem`. `sync` is
-// a barrier of the threads that do it together.
-template <int THREADS, typename Sync>
 __device__ __forceinline__ void transpose_panel(
-    const unsigned char* raw, unsigned char* image_smem, unsigned char* out, int thread,
-    const Sync& sync) {
-  // ---- 16 columns of 32 keys at a time
+    const unsigned char* raw, unsigned char* image_smem, int thread) {
   constexpr int UNROLLED =
       THREADS == 32 ? 4 : 1;  // one warp has to hide latency, a block has others
   const int lane_id = thread % 32;
@@ -65,7 +39,7 @@ __device__ __forceinline__ void transpose_panel(
   for (int i = thread / 32; i < CHUNKS * (KEY_BYTES / 32); i += THREADS / 32) {
     const int c = i % CHUNKS, key = i / CHUNKS * 32;
     unsigned pairs[4];
-    ldmatrix_x4_trans(pairs, smem_address(raw + raw_at(key + lane_id, c)));
+    ldmatrix_x4_trans(pairs, smem_address(raw + (key + lane_id) * RAW_ROW + 16 * c));
     const int row = 16 * c + lane_id / 16 * 8 + lane_id % 8;
     const int chunk = key / 16 + lane_id / 8 % 2;
     stmatrix_x4(
@@ -73,10 +47,4 @@ __device__ __forceinline__ void transpose_panel(
         __byte_perm(pairs[0], pairs[1], 0x6420), __byte_perm(pairs[2], pairs[3], 0x6420),
         __byte_perm(pairs[0], pairs[1], 0x7531), __byte_perm(pairs[2], pairs[3], 0x7531));
   }
-  sync();  // hazard: rows of other threads are not there yet
-
-  // ---- the panel, as it is
-#pragma unroll UNROLLED
-  for (int i = thread; i < PANEL8_BYTES / 16; i += THREADS)
-    reinterpret_cast<uint4*>(out)[i] = reinterpret_cast<const uint4*>(image_smem)[i];
 }

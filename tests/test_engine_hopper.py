@@ -357,6 +357,13 @@ def test_bulk_copies_of_plain_bytes_land_late_too() -> None:
         assert np.isnan(engine.asnumpy(out)).all() if early else (engine.asnumpy(out) == 2 * data).all()
 
 
+def test_a_copy_arrives_although_another_thread_looks() -> None:
+    """A thread that waits for a copy, and one that looks at what the first writes then, do not wait for each other."""
+    flag, kernel = engine.zeros(1, np.int32), compiled(engine, BULK, options=OPTIONS).get_function("looked_for")
+    kernel((1,), (64,), (engine.asarray(np.arange(64, dtype=np.float32)), flag), timeout=5)
+    assert int(flag[0]) == 63
+
+
 ADDS = HEAD + cuda_text("engine_hopper_adds")
 
 

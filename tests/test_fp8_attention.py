@@ -274,14 +274,20 @@ def test_steps_launch_their_own_files() -> None:
 
 
 @pytest.mark.parametrize("blocks", [3, 7])
-@pytest.mark.parametrize("options", [{}, {"causal": True}], ids=str)
-def test_v_transposed_in_the_background(blocks: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "head_dim, options",
+    [(64, {}), (64, {"causal": True}), pytest.param(256, {}, marks=pytest.mark.exhaustive)],
+    ids=str,
+)
+def test_v_transposed_in_the_background(
+    head_dim: int, blocks: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same bits as after a launch that transposes V; a second call, with another V, finds its counters cleared."""
     monkeypatch.setattr(limits, "multiprocessors", lambda: blocks)
     for module in (hopper, fp8_stages):
         monkeypatch.setattr(module, "FEWEST_KEYS", 430)
-    q, k = (quantise(normal(2, n, h, 64)) for n, h in ((400, 6), (430, 3)))
-    values = [quantise(normal(2, 430, 3, 64)) for _ in range(2)]
+    q, k = (quantise(normal(2, n, h, head_dim)) for n, h in ((400, 6), (430, 3)))
+    values = [quantise(normal(2, 430, 3, head_dim)) for _ in range(2)]
     outputs = {}
     for few in (1, 10**6):
         monkeypatch.setattr(fp8_stages, "FEWEST_TILES", few)

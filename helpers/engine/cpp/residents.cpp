@@ -201,6 +201,7 @@ void let_others_run(Worker& w) {
   // its looks, when they have become many.
   if (w.idle++ >= n_ready || ++w.looks >= 4 * w.n_threads + 64) {
     w.idle = w.looks = 0;
+    if (deliver_copies(w)) return;  // a copy that a thread waits for arrives although others look
     if (!w.parked.empty() || w.cluster.size > 1 || may_begin()) return park(w);
   }
   for (unsigned i = 1; i < w.n_threads; ++i) {

@@ -53,14 +53,18 @@ def fp8_shared_bytes(sizes: Sizes) -> int:
     """Count SHARED_BYTES of fp8: Q, STAGES tiles each of K and V^T, mbarriers."""
     row, stages = _row_bytes(sizes["HEAD_DIM"]), sizes.get("STAGES", STAGES)
     tiles_of_q_k_v = sizes["BLOCK_M"] * row + stages * sizes["BLOCK_N"] * (row + sizes["HEAD_DIM"] + ONES)
-    keys_of_next = _panel_keys(sizes) * sizes["HEAD_DIM"]
-    background = transpose_shared_bytes(sizes) + keys_of_next if sizes.get("BACKGROUND") else 0
+    background = transpose_shared_bytes(sizes) + _raw_bytes(sizes) + 2 * 16 if sizes.get("BACKGROUND") else 0
     return tiles_of_q_k_v + mbarrier_bytes(sizes, 2 * stages) + background
 
 
 def transpose_shared_bytes(sizes: Sizes) -> int:
     """Count TRANSPOSE_BYTES of v_transpose.cuh: a panel of V, and its V^T."""
-    return _panel_keys(sizes) * (2 * sizes["HEAD_DIM"] + ONES)
+    return _raw_bytes(sizes) + _panel_keys(sizes) * (sizes["HEAD_DIM"] + ONES)
+
+
+def _raw_bytes(sizes: Sizes) -> int:
+    """Count RAW_BYTES of v_transpose.cuh: a panel of V, whose rows have an odd number of 16-byte chunks."""
+    return _panel_keys(sizes) * (sizes["HEAD_DIM"] // 16 | 1) * 16
 
 
 def _transpose_and_attend(stage: Stage, call: Call, sizes: Sizes) -> list[Launch]:
@@ -86,15 +90,15 @@ def _transpose_and_attend(stage: Stage, call: Call, sizes: Sizes) -> list[Launch
     return [transpose, *launch_in_order(stage, call, sizes, inputs, descales, leaves_tiles=leaves)]
 
 
-# For the background: a block transposes about 1 KB of V a microsecond, so a head of V needs as many tiles of rows.
+# For the background: V^T has to be there in time, so a head of V needs as many tiles of rows.
 FEWEST_TILES = 10  # twice as many under a causal mask
 
 
 def _in_background(call: Call) -> bool:
-    """Decide whether the kernel transposes V itself. On an H200 that gained at 64 columns, and lost at 128 and 256."""
-    if call.packed or call.head_dim != 64 or call.window not in ((-1, -1), (-1, 0)):
+    """Decide whether the kernel transposes V itself. On an H200 that lost under a mask above 64 columns."""
+    if call.packed or not (call.window == (-1, -1) or (call.window == (-1, 0) and call.head_dim == 64)):
         return False
-    tiles_of_rows = -(-call.rows // pick_fp8(64)["BLOCK_M"])
+    tiles_of_rows = -(-call.rows // pick_fp8(call.head_dim)["BLOCK_M"])
     of_v = tiles_of_rows * call.heads // call.arrays["v"].shape[1]
     dealt = -(-tiles_of_rows * call.heads * call.sequences // limits.persistent_blocks()) <= MOST_DEALT
     few = FEWEST_TILES * (1 if call.window == (-1, -1) else 2)
