@@ -79,7 +79,7 @@ template <typename T>
 __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
     const T* __restrict__ Q, const T* __restrict__ K, const T* __restrict__ V,
     const T* __restrict__ dO, const float* __restrict__ lse_delta, float* __restrict__ dQ_accum,
-    int* __restrict__ dq_semaphore, Out<T>* __restrict__ dK, Out<T>* __restrict__ dV,
+    int* __restrict__ dq_semaphore, KeyOut<T>* __restrict__ dK, KeyOut<T>* __restrict__ dV,
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const BackwardParams params HOOK_PARAMETERS) {
@@ -93,8 +93,8 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   if (first_key >= kv_len) return;  // the whole block: its sequence is shorter than the longest
   Q += block.of_rows(forward.q);
   dO += block.of_rows(params.d_o);
-  K += block.of_keys(forward.k);
-  V += block.of_keys(forward.v);
+  K += block.of_shared_keys(forward.k);
+  V += block.of_shared_keys(forward.v);
   dK += block.of_keys(params.d_k);
   dV += block.of_keys(params.d_v);
   const RowRange rows(block, forward);
@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
   };
 
   const Hooks hooks = {
-      HOOK_ARGUMENTS block.sequence, block.kv_head * block.group, block.kv_head, q_len, kv_len};
+      HOOK_ARGUMENTS block.sequence, block.first_head(), block.kv_head(), q_len, kv_len};
   MBlock tile(block, rows, hooks);
   load_tile<BLOCK_N, CHUNKS, THREADS>(
       K_smem + copy_offset, K + copy_row * forward.k.row + 8 * copy_chunk, forward.k.row,
@@ -325,7 +325,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) backward_mma(
 
   // ---- epilogue: by way of shared memory, to write 16 bytes at a time
   cp_async_wait<0>();
-  if constexpr (sizeof(Out<T>) > sizeof(T))  // float32: results that are not rounded
+  if constexpr (sizeof(KeyOut<T>) > sizeof(T))  // float32: results that are not rounded
     return store_from_registers(dK, dV, dK_acc, dV_acc, block, warp, params);
   __syncthreads();  // without it, K and V could be overwritten while other warps still read them
   const unsigned out_lane = swizzle<CHUNKS>(warp.dkv_key + g, 2 * warp.dkv_block) + 4 * t;

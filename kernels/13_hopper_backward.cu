@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
     const __grid_constant__ TensorMap k_map,   // boxes of BLOCK_N rows
     const __grid_constant__ TensorMap v_map,   // boxes of BLOCK_N rows
     const float* __restrict__ lse_delta, float* __restrict__ dQ_accum,
-    int* __restrict__ dq_semaphore, Out<T>* __restrict__ dK, Out<T>* __restrict__ dV,
+    int* __restrict__ dq_semaphore, KeyOut<T>* __restrict__ dK, KeyOut<T>* __restrict__ dV,
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const BackwardParams params HOOK_PARAMETERS) {
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
     const KeyBlock block =
         PERSISTENT ? KeyBlock(number, tiles, forward, by_tile ? max(together, 1) : 1) : own;
     const Hooks first_head = {
-        HOOK_ARGUMENTS block.sequence, block.kv_head * block.group, block.kv_head, block.q_len,
+        HOOK_ARGUMENTS block.sequence, block.first_head(), block.kv_head(), block.q_len,
         block.kv_len};
     Steps<STAGES> step(block, RowRange(block, forward), first_head);
     step.count = step.start = count;

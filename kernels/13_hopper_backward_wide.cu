@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward_wide(
     const __grid_constant__ TensorMap k_map,   // boxes of BLOCK_N rows
     const __grid_constant__ TensorMap v_map,   // boxes of BLOCK_N rows
     const float* __restrict__ lse_delta, float* __restrict__ dQ_accum,
-    int* __restrict__ dq_semaphore, Out<T>* __restrict__ dK, Out<T>* __restrict__ dV,
+    int* __restrict__ dq_semaphore, KeyOut<T>* __restrict__ dK, KeyOut<T>* __restrict__ dV,
     const int* __restrict__ cu_seqlens_q,  // [sequences + 1]: where each begins; or null
     const int* __restrict__ cu_seqlens_k,  // [sequences + 1]
     const BackwardParams params HOOK_PARAMETERS) {
@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward_wide(
   lse_delta += rows.first_slot * (2 * BLOCK_M);
   dQ_accum += rows.first_slot * (BLOCK_M * DQ_COLUMNS);
   const Hooks first_head = {
-      HOOK_ARGUMENTS block.sequence, block.kv_head * block.group, block.kv_head, q_len, kv_len};
+      HOOK_ARGUMENTS block.sequence, block.first_head(), block.kv_head(), q_len, kv_len};
   Steps<STAGES> step(block, rows, first_head);
   dq_semaphore += rows.first_slot;
 

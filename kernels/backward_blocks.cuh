@@ -16,8 +16,21 @@
 #ifndef PERSISTENT
 #define PERSISTENT 0  // 1: see hopper_backward_persistent.cuh
 #endif
+#ifndef GROUP_SPLITS
+#define GROUP_SPLITS 1  // so many blocks share the heads of a group: see 08_sum_splits.cu
+#endif
 #ifndef CONTINUES
 #define CONTINUES 0  // 1, for 17: a launch has some rows of a rank; forward.sequences: tiles of all
+#endif
+
+// The type of a block's dK and dV. Of these arrays AttentionParams has the heads, as kv_heads: GROUP_SPLITS
+// for each of K and V.
+#if GROUP_SPLITS > 1
+template <typename T>
+using KeyOut = float;
+#else
+template <typename T>
+using KeyOut = Out<T>;
 #endif
 
 // How many sequences that are not packed a launch has.
@@ -46,11 +59,11 @@ __device__ __forceinline__ unsigned block_number() {
 
 // The tile of keys of a block of backward_mma.
 struct KeyBlock {
-  int tile, kv_head, sequence;
-  int first_key, group;     // group: heads of Q that share these keys
-  bool packed;              // sequences of different lengths, one after the other
-  bool last_first = false;  // of its head's tiles, the last has the first block
-  int q_first, k_first;     // where the sequence begins among the packed ones; else 0
+  int tile, dkv_head, sequence;  // dkv_head: of dK and dV
+  int first_key, group;          // group: heads of Q that share these keys, in this block
+  bool packed;                   // sequences of different lengths, one after the other
+  bool last_first = false;       // of its head's tiles, the last has the first block
+  int q_first, k_first;          // where the sequence begins among the packed ones; else 0
   int q_len, kv_len;
 
   // by_tile: blocks with consecutive numbers have the same tile of different heads, the first keys
@@ -64,7 +77,7 @@ struct KeyBlock {
       const int* cu_seqlens_q, const int* cu_seqlens_k, unsigned together = 0,
       bool last_keys_first = false) {
     tile = blockIdx.x;
-    kv_head = blockIdx.y;
+    dkv_head = blockIdx.y;
     sequence = blockIdx.z;
     packed = cu_seqlens_q != nullptr;
     if (by_tile) set_tile(gridDim, number_of_block, together, last_keys_first);
@@ -101,18 +114,23 @@ struct KeyBlock {
     tile = number / heads;
     last_first = last_keys_first && first_head + heads < grid.y * grid.z;
     if (last_first) tile = grid.x - 1 - tile;
-    kv_head = (first_head + number % heads) % grid.y;
+    dkv_head = (first_head + number % heads) % grid.y;
     sequence = (first_head + number % heads) / grid.y;
   }
 
  public:
-  // The first row of the first head of the group in Q or dO, and the first key in K, V, dK or dV,
-  // in elements.
+  __device__ __forceinline__ int first_head() const { return dkv_head * group; }  // of Q
+  __device__ __forceinline__ int kv_head() const { return dkv_head / GROUP_SPLITS; }
+  // In elements: the first row of the first head of the group, in Q or dO; the first key, in dK or dV, and
+  // in K or V.
   __device__ __forceinline__ long long of_rows(const Strides& q) const {
-    return sequence * q.batch + q_first * q.row + kv_head * group * q.head;
+    return sequence * q.batch + q_first * q.row + first_head() * q.head;
   }
-  __device__ __forceinline__ long long of_keys(const Strides& k) const {
-    return sequence * k.batch + (k_first + first_key) * k.row + kv_head * k.head;
+  __device__ __forceinline__ long long of_keys(const Strides& d_k) const {
+    return sequence * d_k.batch + (k_first + first_key) * d_k.row + dkv_head * d_k.head;
+  }
+  __device__ __forceinline__ long long of_shared_keys(const Strides& k) const {
+    return sequence * k.batch + (k_first + first_key) * k.row + kv_head() * k.head;
   }
 };
 
@@ -131,7 +149,7 @@ struct RowRange {
     first_tile = max(block.first_key - window_hi, 0) / BLOCK_M;
     last_tile = (min(last_key - window_lo, block.q_len - 1) + BLOCK_M) / BLOCK_M - 1;
     tiles = row_tiles(block.packed, block.q_first, block.sequence, forward);
-    first_slot = (long long)block.kv_head * block.group * tiles.of_head + tiles.first;
+    first_slot = (long long)block.dkv_head * block.group * tiles.of_head + tiles.first;
   }
   __device__ __forceinline__ bool empty() const { return first_tile > last_tile; }
 };

@@ -79,14 +79,14 @@ __device__ __forceinline__ void load(
   constexpr bool KEYS_LAST = PERSISTENT && sizeof...(KeysEmpty) > 0;
   constexpr int PANELS = sizeof(smem.K) / (BLOCK_N * 128);
   const int stage = step.stage().index, row = block.q_first + step.m_block * BLOCK_M;
-  const int head = block.kv_head * block.group + step.head;
+  const int head = block.first_head() + step.head;
   const int batch = block.packed ? 0 : block.sequence;
   const float* const lse = lse_delta + (long long)step.slot() * (2 * BLOCK_M);
   const auto load_keys = [&](unsigned char* tile, const TensorMap& map, unsigned full) {
     if (step.count > step.start) return;
     mbarrier_arrive_expect_tx(full, sizeof(smem.K));
     tma_load_panels<BLOCK_N, PANELS>(
-        smem_address(tile), map, full, block.k_first + block.first_key, block.kv_head, batch);
+        smem_address(tile), map, full, block.k_first + block.first_key, block.kv_head(), batch);
   };
   const auto load_rows = [&](const Ring<N>& ring, unsigned char* tile, const TensorMap& map,
                              float* numbers_smem, const float* numbers) {

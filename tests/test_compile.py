@@ -25,6 +25,7 @@ from helpers.engine.cuda_source import source
 FILES = sorted(path.name for path in kernel.KERNELS.glob("*.cu"))
 STAGES = {stage.file: stage for stage in LADDER.values()}
 INSTANCES = {  # for files that are not stages
+    "08_sum_splits.cu": "sum_splits<__half>",
     "10_order.cu": "order_tiles",
     "11_bias_gradient.cu": "bias_gradient<__half, float>",
     "11_bias_gradient_mma.cu": "bias_gradient_mma<__half, float>",

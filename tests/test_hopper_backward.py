@@ -29,6 +29,7 @@ SIZES = {"BLOCK_M": 64, "BLOCK_N": 128}
 IN_TURN = {**SIZES, "DETERMINISTIC": 1}
 FIRST_STORES = {**SIZES, "FIRST_STORES": 1}
 PERSISTENT = {**FIRST_STORES, "PERSISTENT": 1}
+SPLIT = {**SIZES, "GROUP_SPLITS": 2}
 
 
 def changed(name: str, old: str, new: str = "", **more: Any) -> Bug:
@@ -123,6 +124,12 @@ WRONG_FIRST_STORES = (
     changed("it ends at the last tile of rows", "head += m_block == first;", "head += m_block == rows.last_tile;"),
     changed("each block begins with the second tile", "m_block = first;", "m_block = 1;"),
 )
+# backward_blocks.cuh, with GROUP_SPLITS
+WRONG_SPLITS = (
+    changed("each block has a head of K and V", "return dkv_head / GROUP_SPLITS;", "return dkv_head;"),
+    changed("all blocks of a group have its first heads", "return dkv_head * group;", "return kv_head() * group;"),
+    changed("all blocks of a group write the same dK and dV", "dkv_head * d_k.head", "kv_head() * d_k.head"),
+)
 
 
 def check(bug: Bug, given: Arrays, sizes: Mapping[str, int] = SIZES, **options: Any) -> None:
@@ -176,12 +183,89 @@ def test_blocks_take_one_tile_of_keys_after_the_other(
         half_gradients.check(STAGE, f"{shape}", sizes, inputs(shape, keys, kv_heads, "float16"), **options)
 
 
-def sizes_of_call(batch: int = 32, rows: int = 512, keys: int = 512, d: int = 128, **options: Any) -> dict[str, int]:
-    """Return the sizes for a call with 16 heads."""
-    arrays = {name: dense((batch, 16, rows, d), np.float16) for name in ("do", "q", "o", "dq")}
-    arrays |= {name: dense((batch, 16, keys, d), np.float16) for name in ("k", "v", "dk", "dv")}
-    arrays["lse"] = dense((batch, 16, rows), np.float32)
+@pytest.mark.exhaustive(one_of_each=lambda bug: None)
+@pytest.mark.parametrize("bug", WRONG_SPLITS, ids=lambda bug: bug.name)
+def test_wrong_shares_of_a_group_are_found(bug: Bug) -> None:
+    with pytest.raises((AssertionError, engine.LaunchError), match="is off by"):
+        check(bug, inputs((1, 8, 140, 64), 150, 2, "bfloat16"), SPLIT)
+
+
+@pytest.mark.parametrize("splits", [2, 4])
+@pytest.mark.parametrize("how", [{}, {"DETERMINISTIC": 1}, {"PERSISTENT": 1, "FIRST_STORES": 1}], ids=str)
+@pytest.mark.parametrize(
+    ("name", "d", "sizes"),
+    [
+        ("hopper_backward", 64, {"BLOCK_M": 128, "BLOCK_N": 128}),
+        ("hopper_backward", 128, SIZES),
+        ("hopper_backward_wide", 200, {}),
+        ("backward_mma", 72, {}),
+    ],
+)
+def test_blocks_share_the_heads_of_a_group(
+    name: str, d: int, sizes: Mapping[str, int], how: Mapping[str, int], splits: int
+) -> None:
+    """Tiles of keys are cut short; with two splits a block has two heads; some keys have no row."""
+    if "PERSISTENT" in how and name != STAGE.name:
+        pytest.skip("hopper_backward alone has blocks of several tiles")
+    sizes = {**sizes, **how, "GROUP_SPLITS": splits}
+    for shape, keys, kv_heads, options in (
+        ((1, 8, 133, d), 205, 2, {"window": (-1, 0)}),
+        ((2, 4, 65, d), 300, 1, {} if "FIRST_STORES" in how else {"window": (33, 9)}),
+    ):
+        half_gradients.check(LADDER[name], f"{shape}", sizes, inputs(shape, keys, kv_heads, "bfloat16"), **options)
+
+
+@pytest.mark.parametrize("how", [{}, {"DETERMINISTIC": 1, "SLOTS": 1}], ids=str)
+def test_blocks_share_the_heads_of_packed_sequences(how: Mapping[str, int]) -> None:
+    half_gradients.check_packed(STAGE, {**SPLIT, **how}, (70, 200, 0, 131), (100, 250, 40, 131), 64)
+
+
+def sizes_of_call(
+    batch: int = 32,
+    rows: int = 512,
+    keys: int = 512,
+    d: int = 128,
+    heads: tuple[int, int] = (16, 16),
+    adds: bool = False,
+    **options: Any,
+) -> dict[str, int]:
+    """Return the sizes for a call. heads: of Q, and of K and V. adds: to a dq_accum that has sums of other keys."""
+    arrays = {name: dense((batch, heads[0], rows, d), np.float16) for name in ("do", "q", "o", "dq")}
+    arrays |= {name: dense((batch, heads[1], keys, d), np.float16) for name in ("k", "v", "dk", "dv")}
+    arrays["lse"] = dense((batch, heads[0], rows), np.float32)
+    arrays |= {"dq_accum": arrays["lse"]} if adds else {}
     return STAGE.sizes_for(Call.of(arrays, BackwardOptions(**options).checked(d)))
+
+
+def test_which_calls_share_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choose as many blocks as fill an H200, where a group's heads in one block would leave it idle."""
+    monkeypatch.setattr(limits, "multiprocessors", lambda: 132)
+    one = {"batch": 1, "rows": 4096, "keys": 4096, "d": 64}
+    for any_order, fixed_order, how in (
+        (2, 4, {"heads": (16, 4), "causal": True}),
+        (2, 2, {"heads": (16, 4), "causal": True, "batch": 2}),
+        (4, 4, {"heads": (16, 4), "causal": True, "d": 128}),
+        (4, 8, {"heads": (8, 1)}),
+        (8, 8, {"heads": (8, 1), "causal": True}),
+        (7, 7, {"heads": (28, 4), "causal": True, "rows": 1024, "keys": 1024}),
+        # as many blocks as multiprocessors, with as much work; many blocks; no group to share; 17's own launches
+        (None, 2, {"heads": (16, 4)}),
+        (None, None, {"heads": (16, 4), "causal": True, "batch": 8}),
+        (None, None, {"heads": (16, 16), "causal": True, "rows": 1024, "keys": 1024}),
+        (None, None, {"heads": (8, 1), "causal": True, "adds": True}),
+    ):
+        chosen = [sizes_of_call(**{**one, **how}, deterministic=order) for order in (False, True)]
+        assert [sizes.get("GROUP_SPLITS") for sizes in chosen] == [any_order, fixed_order], how
+
+
+def test_scratch_of_shares_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Allow eight blocks a multiprocessor, each with dK and dV of 128 keys."""
+    monkeypatch.setattr(limits, "multiprocessors", lambda: 132)
+    for rows in (300, 1024, 2048, 5000, 8192):
+        for batch, kv_heads in ((1, 1), (3, 2), (8, 4), (64, 1)):
+            sizes = sizes_of_call(batch, rows, rows, heads=(16 * kv_heads, kv_heads), causal=True)
+            blocks = batch * kv_heads * -(-rows // 128)
+            assert sizes.get("GROUP_SPLITS", 1) == 1 or blocks * sizes["GROUP_SPLITS"] <= 8 * 132
 
 
 def test_which_calls_have_first_stores() -> None:
@@ -372,14 +456,15 @@ def x_rayed(
     rows: tuple[int, ...] = (200,),
     keys: tuple[int, ...] = (140,),
     stage: Stage = STAGE,
+    heads: int = 1,
 ) -> list[str]:
-    """Return the kinds of findings in the causal gradients of sequences with these lengths."""
+    """Return the kinds of findings in the causal gradients of sequences with these lengths. heads: of Q."""
     kinds = []
 
     def looked_at(kernel: Any, grid: Any, block: Any, args: Any, shared_mem: int = 0) -> None:
         kinds.extend(finding.kind for finding in find(kernel, grid, block, args, shared_mem))
 
-    given = inputs((1, 1, sum(rows), d), sum(keys), 1, "bfloat16")
+    given = inputs((1, heads, sum(rows), d), sum(keys), 1, "bfloat16")
     *_, o, lse = reference(*given, window=(-1, 0))
     arrays = (engine.asarray(a) for a in (*given, o.astype(given[1].dtype), lse.astype(np.float32)))
     packed = {"cu_seqlens": tuple(np.cumsum([0, *n], dtype=np.int32) for n in (rows, keys))} if len(rows) > 1 else {}
@@ -394,14 +479,19 @@ def test_what_is_missing_is_found(bug: Bug) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, PACKED, AT_128, {"sizes": IN_TURN}, {"sizes": FIRST_STORES}, {"sizes": PERSISTENT}], ids=str
+    "options",
+    [
+        *({}, PACKED, AT_128, {"sizes": IN_TURN}, {"sizes": FIRST_STORES}, {"sizes": PERSISTENT}),
+        {"sizes": SPLIT, "heads": 2},
+    ],
+    ids=str,
 )
 def test_nothing_is_found_where_nothing_is_missing(options: Mapping[str, Any]) -> None:
     assert not x_rayed(kernel.source(FILE), **options)
 
 
 def test_every_bug_can_be_planted() -> None:
-    bugs = [*WRONG, *WRONG_AT_64, *WRONG_FIRST_STORES, *MISSING, *MISPLACED]
+    bugs = [*WRONG, *WRONG_AT_64, *WRONG_FIRST_STORES, *WRONG_SPLITS, *MISSING, *MISPLACED]
     check_all_can_be_planted((kernel.source(FILE), bug) for bug in bugs)
 
 

@@ -575,7 +575,9 @@ def choose(
     rows = q.shape[-2]
     if "cu_seqlens_q" in views:
         rows = math.isqrt(rows * longest // (views["cu_seqlens_q"].size - 1))
-    size = rows, math.prod((k if "do" in views else q).shape[:-1]), q.shape[-1]
+    # Of gradients: keys of all heads of q.
+    all_rows = math.prod(k.shape[:-1]) // k.shape[1] * q.shape[1] if "do" in views else math.prod(q.shape[:-1])
+    size = rows, all_rows, q.shape[-1]
     return family, next(stage for stage in family.stages if stage.tuning.by_default(*size))
 
 

@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(THREADS, 1) hopper_backward(
   lse_delta += rows.first_slot * (2 * BLOCK_M);
   dQ_accum += rows.first_slot * (BLOCK_M * DQ_COLUMNS);
   const Hooks first_head = {
-      HOOK_ARGUMENTS block.sequence, block.kv_head * block.group, block.kv_head, q_len, kv_len};
+      HOOK_ARGUMENTS block.sequence, block.first_head(), block.kv_head(), q_len, kv_len};
   Steps<STAGES> step(block, rows, first_head);
 
   // ---- shared memory, mbarriers

@@ -40,7 +40,7 @@ class Tuning:
     single_wave: Callable[[int, int], Mapping[str, int]] = _usual_sizes
     variant: Callable[[Call], Mapping[str, int]] = lambda call: {}  # what a call needs, such as VECTOR=0
     # Whether a call that names no stage may get it here: rows of Q, rows of all heads together, head_dim. For gradients
-    # the second are keys.
+    # the second are keys, once for each head of Q.
     by_default: Callable[[int, int, int], bool] = lambda rows, all_rows, head_dim: True
 
     def of_one_size(self) -> Tuning:

@@ -54,7 +54,8 @@ def default_of(stages: Mapping[str, S], rows: int, all_rows: int, **needs: Any) 
     """Return the stage for a call that names none: the last, and fastest, that can do it here; None if none can.
 
     Args:
-        rows: of Q. all_rows: of all heads together; for gradients, of K. needs: the arguments of `Stage.why_not`.
+        rows: of Q. all_rows: of all heads together; for gradients, keys of all heads of Q. needs: the arguments of
+            `Stage.why_not`.
     """
     able = able_of(stages, **needs)
     return next((stage for stage in able if stage.tuning.by_default(rows, all_rows, needs["head_dim"])), None)

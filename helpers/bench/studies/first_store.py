@@ -1,12 +1,15 @@
-"""Time hopper_backward with and without three ideas, on a GPU: FIRST_STORES, PERSISTENT, and a fixed order.
+"""Time hopper_backward with and without four ideas, on a GPU: FIRST_STORES, PERSISTENT, a fixed order, GROUP_SPLITS.
 
     python3 -m helpers.bench.study first_store FILE
 
 bfloat16, some 16,384 tokens, heads x head_dim = 2048; all three kernels, in turns. "rows": the first block at a tile of
 dQ stores it, or all blocks add to zeros. "persistent": blocks that go from tile to tile of keys, or one block for each.
-"turns": blocks add in a fixed order, or in any order, as by default. "tries": other changes of the kernel that were
-timed in turns with it, at 512 to 16,384 rows. They lost, or gained too little for their cost: programmatic dependent
-launch needs a launch attribute that CuPy has no argument for. Their texts are not kept.
+"turns": blocks add in a fixed order, or in any order, as by default.
+"shares": few heads of K and V; several blocks share the heads of a group, or one has them all. The same work with as
+many heads of K and V as of Q is timed in turns with both.
+"tries": other changes of the kernel that were timed in turns with it, at 512 to 16,384 rows. They lost, or gained too
+little for their cost: programmatic dependent launch needs a launch attribute that CuPy has no argument for. Their texts
+are not kept.
 """
 
 from __future__ import annotations
@@ -47,6 +50,16 @@ TURN_CASES = tuple(
         *((1, 16, 16384, 128), (4, 32, 4096, 64), (1, 32, 16384, 64)),
     )
 )
+SHARES = {"shared groups": {}, "a block a group": {"GROUP_SPLITS": 1, "PERSISTENT": 0}}
+WHOLE = "as many heads"  # of K and V as of Q
+SHARE_CASES = tuple(
+    (Case((batch, heads, n, head_dim), "bfloat16", causal, backward=True), kv_heads)
+    for head_dim in (64, 128)
+    for batch, heads, kv_heads, n, causal in (
+        *((1, 16, 4, 1024, True), (1, 16, 4, 4096, True), (2, 16, 4, 4096, True), (1, 32, 8, 1024, True)),
+        *((1, 8, 1, 4096, True), (1, 8, 1, 4096, False), (1, 8, 1, 8192, True)),
+    )
+)
 
 
 @functools.lru_cache(maxsize=1)
@@ -69,6 +82,28 @@ def persistent(cases: tuple[Case, ...] = BLOCK_CASES, rounds: int = ROUNDS) -> I
 def turns(cases: tuple[Case, ...] = TURN_CASES, rounds: int = ROUNDS) -> Iterator[list[dict[str, Any]]]:
     """Time a fixed order and any order, like `rows`."""
     return _compared(cases, TURNS, rounds)
+
+
+def shares(cases: tuple[tuple[Case, int], ...] = SHARE_CASES, rounds: int = ROUNDS) -> Iterator[list[dict[str, Any]]]:
+    """Time shared groups and a block for each, and as many heads of K and V as of Q. cases: with heads of K and V."""
+    for case, kv_heads in cases:
+        most = max(math.prod(each.shape) for each, _ in cases)
+        do, q, *whole = (a[: math.prod(case.shape)].reshape(case.shape) for a in inputs(most))
+        few = [a[:, :kv_heads].copy() for a in whole]
+        made = {}
+        for name, sizes in {**SHARES, WHOLE: {}}.items():
+            k, v = whole if name == WHOLE else few
+            given = do, q, k, v, *LADDER["hopper"](q, k, v, causal=case.causal, return_lse=True)
+            made[name] = backward.prepare(STAGE, *given, causal=case.causal, sizes=sizes)
+
+        def gradients(run: Callable[[], None], found: Sequence[Any]) -> list[Any]:
+            run()
+            return [cp.asnumpy(a).astype("float32") for a in found]
+
+        require_same(str(case), {name: functools.partial(gradients, *made[name]) for name in SHARES}, 0.01)
+        _, one = SHARES
+        timed = compare_case(case, {name: run for name, (run, _) in made.items()}, rounds, over=one)
+        yield [{**row, "kv_heads": kv_heads} for row in timed]
 
 
 def _compared(
@@ -97,7 +132,7 @@ def _compared(
 
 STUDY = Study(
     "first_store",
-    {"rows": rows, "persistent": persistent, "turns": turns},
+    {"rows": rows, "persistent": persistent, "turns": turns, "shares": shares},
     lambda: {"device": describe(), "rounds": ROUNDS},
 )
 take = STUDY.take
@@ -127,6 +162,17 @@ def _lines(rows: Sequence[Mapping[str, Any]], ways: Iterable[str], titles: tuple
 def turns_table(record: Mapping[str, Any] | None = None) -> str:
     """Format the times in a fixed order and in any order, a case a line."""
     return "\n".join(_lines(record["turns"], TURNS, ("any order", "fixed order")))
+
+
+@records.shown
+def shares_table(record: Mapping[str, Any] | None = None) -> str:
+    """Format the times of groups with a block each, of shared ones, and of as many heads of K and V, a case a line."""
+    lines = [f"{'the gradients, bfloat16':49}{'a block':>9}{'shared':>12}{'':24}{WHOLE:>14}"]
+    for shared, one, whole in zip(*(iter(record["shares"]),) * 3, strict=True):
+        what = heads_text(shared).replace(" heads", f" heads, {shared['kv_heads']} of K and V,", 1)
+        times = f"{one['ms']:9.3f} ms{shared['ms']:9.3f} ms{speed_text(shared):>24}{whole['ms']:11.3f} ms"
+        lines.append(f"{what:46}{times}")
+    return "\n".join(lines)
 
 
 @records.shown
