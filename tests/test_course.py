@@ -738,6 +738,25 @@ def test_help_needs_no_set_up(new: TinyCourse, words: list[str]) -> None:
         assert "--originals" in out
 
 
+@pytest.mark.parametrize(
+    ("words", "variables", "said"),
+    [
+        (["export", "naive"], {"COURSE_DEVICE": "tpu"}, "COURSE_DEVICE is 'cpu' or 'gpu', not 'tpu'"),
+        (
+            ["ladder", "--n", "8", "--stage", "naive"],
+            {"COURSE_DEVICE": "cpu", "COURSE_CPU_TIMEOUT": "soon"},
+            "COURSE_CPU_TIMEOUT is a number of seconds",
+        ),
+    ],
+    ids=["device", "engine"],
+)
+def test_a_variable_that_is_refused_is_a_line(words: list[str], variables: dict[str, str], said: str) -> None:
+    argv = [sys.executable, str(HELPERS / "course.py"), "--this-python", *words]
+    done = subprocess.run(argv, env={**os.environ, **variables}, capture_output=True, text=True, timeout=HANGS)
+    assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith(f"course: {said}"), done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_the_version_is_the_newest_of_the_changelog(new: TinyCourse) -> None:
     """Printed without a set-up; a copy without the file still runs."""
     assert new.run("--version")[0] == "course.py unknown\n"

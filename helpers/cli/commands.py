@@ -75,11 +75,23 @@ def progress() -> int:
     return 0
 
 
+@contextlib.contextmanager
+def variables_refused():
+    """Raise Problem where a variable of the environment, such as COURSE_DEVICE, has a value that it cannot have."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        if not str(error).startswith("COURSE_"):
+            raise
+        raise Problem(str(error)) from None
+
+
 def ladder(words: "list[str]") -> int:
     """Check and time each stage on this machine's device (helpers.bench.command)."""
-    from helpers.bench import command
+    with variables_refused():
+        from helpers.bench import command
 
-    return command.ladder(words)
+        return command.ladder(words)
 
 
 # NumPy's threads spin on their cores for a while after each product, and other tests could use these cores. The tests
@@ -210,16 +222,18 @@ def _numbers(path: str) -> "list[int]":
 
 def bench(words: "list[str]") -> int:
     """Time the ladder and its peers on a GPU (helpers.bench.command)."""
-    from helpers.bench import command
+    with variables_refused():
+        from helpers.bench import command
 
-    return command.bench(words)
+        return command.bench(words)
 
 
 def export(words: "list[str]") -> int:
     """Write a stage as one file (helpers.attention.export.command)."""
-    from helpers.attention.export import command
+    with variables_refused():
+        from helpers.attention.export import command
 
-    return command.main(words)
+        return command.main(words)
 
 
 def book(words: "list[str]") -> int:
