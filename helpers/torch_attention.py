@@ -434,7 +434,9 @@ def _call(inputs: Inputs, options: Options, extras: dict[str, Any]) -> Any:
         raise TypeError(f"deterministic is True or False; got {got}")
     check_numbers(named)
     q, k, v = to_autocast(inputs.q, inputs.k, inputs.v)
-    inputs, traced = inputs._replace(q=q, k=k, v=v), is_traced(q, k, v)
+    traced = is_traced(q, k, v)
+    if not (q is inputs.q and k is inputs.k and v is inputs.v):
+        inputs = inputs._replace(q=q, k=k, v=v)
     if q.dtype.itemsize == 1:
         return _in_eight_bits(inputs, options, extras, traced=traced)
     if given := [name for name in (*DESCALES, "out_dtype") if extras.get(name) is not None]:
@@ -445,7 +447,9 @@ def _call(inputs: Inputs, options: Options, extras: dict[str, Any]) -> Any:
         if traced or (differentiated and torch.is_grad_enabled()):
             q, k = _rotated(inputs, traced=traced, **rotary)
             inputs, rotary = inputs._replace(q=q, k=k), {}
-    options, table = options._replace(functions=functions), _table(functions)
+    if functions:
+        options = options._replace(functions=functions)
+    table = _table(functions)
     differentiable = q, k, v, *constants.values(), table
     keep_lse = torch.is_grad_enabled() and any([getattr(a, "requires_grad", False) for a in differentiable])
     if not keep_lse and not traced:

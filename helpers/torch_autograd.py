@@ -198,11 +198,11 @@ class Options(NamedTuple):
 
     def shared(self) -> dict[str, Any]:
         """Return the keyword arguments that a forward and a backward of helpers.attention have in common."""
-        how, longest = self.forward, ()
+        how = self.forward
+        named = {"causal": how.causal, "window": how.window, "softmax_scale": how.softmax_scale, **self.functions}
         if self.longest != (None, None):
-            longest = zip(LONGEST, self.longest, strict=True)
-        named = {"causal": how.causal, "window": how.window, "softmax_scale": how.softmax_scale}
-        return {**named, **dict(longest), **self.functions}
+            named |= zip(LONGEST, self.longest, strict=True)
+        return named
 
     def flat(self) -> tuple[list[int], float | None, list[bool], str | None]:
         """Return (limits, softmax_scale, flags, stage), as the operators take them; see `_SCHEMA`.
@@ -268,13 +268,8 @@ def _forward(*given: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _backward_of(do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, *given: Any) -> tuple[torch.Tensor, ...]:
-    inputs, flat = Inputs.split((q, k, v, *given))
-    return _gradients(do, inputs, o, lse, Options.of_flat(*flat))
-
-
-def _backward_wrt_of(do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, *given: Any) -> list[torch.Tensor]:
-    inputs, (*flat, wrt) = Inputs.split((q, k, v, *given))
-    return list(_gradients(do, inputs, o, lse, Options.of_flat(*flat), wrt))
+    inputs, (limits, scale, flags, *wrt) = Inputs.split((q, k, v, *given))
+    return _gradients(do, inputs, o, lse, Options.of_flat(limits, scale, flags), *wrt)
 
 
 forward_operator = torch.library.custom_op(
@@ -293,7 +288,7 @@ _backward = torch.library.custom_op(
 
 _backward_wrt = torch.library.custom_op(
     "course::flash_attention_backward_wrt",
-    _backward_wrt_of,
+    lambda *given: list(_backward_of(*given)),
     mutates_args=(),
     schema=f"({_SAVED}, {_SCHEMA}, str[] wrt) -> Tensor[]",
 )

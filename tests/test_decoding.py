@@ -720,6 +720,17 @@ def test_rotary_embeddings_share_scratch() -> None:
         assert np.array_equal(there, case.arrays()["k"][0, 0, :, rotary_dim:])
 
 
+def test_a_rotary_embedding_has_as_many_threads_as_its_kernel_documents() -> None:
+    rows = np.zeros((2, 40, 10, 64), np.float16)
+    arrays = {"q": rows[..., :8, :], "k_cache": np.zeros((2, 96, 2, 64), np.float16), "k": rows[..., 8:, :].copy()}
+    arrays |= {"v_cache": arrays["k_cache"].copy(), "v": arrays["k"], "cache_seqlens": np.zeros(2, np.int32)}
+    arrays |= zip(("rotary_cos", "rotary_sin"), rotary_and_projection.cos_sin(96, 64), strict=True)
+    with kernel.built_when_launched():
+        planned, _ = decoding.plan(on_device(arrays), decoding.DecodeOptions())
+    threads_of_a_row = (64 * 2 // 16 + 1) // 2
+    assert planned.launches[0].grid == (-(-40 * 8 * threads_of_a_row // 256), 2, 2)
+
+
 # ---- a shared prefix, and trees of drafts
 
 

@@ -29,7 +29,7 @@ from helpers.attention.ladder.call import (
 )
 from helpers.attention.ladder.extras import ROTARY_TABLES, check_one_form, check_sinks, check_slopes, check_table
 from helpers.attention.ladder.kinds import kind_of
-from helpers.attention.ladder.layout import Addresses, Spec, dense, titles
+from helpers.attention.ladder.layout import Addresses, Spec, check_writable, dense, share_memory, titles
 from helpers.attention.ladder.plan import CompiledPlan
 from helpers.attention.ladder.score_mod import BlockMask, bind_to_call, parse_score_mod
 from helpers.attention.run import Call, Change, Kind, Output, Plan, changed, compile_plan, copies, lay_out, run
@@ -295,26 +295,18 @@ _WRITTEN = (*_CACHES, "k", "v")  # two of them, with what the two others have
 def _check_written(arrays: Mapping[str, Any]) -> None:
     """Raise ValueError for caches that cannot get new tokens: read-only ones, and two that share memory."""
     for name in _CACHES:
-        if isinstance(arrays[name], np.ndarray) and not arrays[name].flags.writeable:
-            raise ValueError(f"{name} is read-only, and gets the new tokens of k and v: give {name}.copy()")
         if isinstance(arrays[name], np.ndarray):
-            _check_no_repeats(name, arrays[name])
+            check_writable(name, arrays[name], _USE)
     if not all(isinstance(arrays[name], (np.ndarray, device.cp.ndarray)) for name in _WRITTEN):
         return
     k_cache, v_cache, k, v = (Addresses(arrays[name]) for name in _WRITTEN)
     if k_cache == v_cache and k == v:  # each key is its value
         return
-    if np.shares_memory(np.asarray(k_cache), np.asarray(v_cache)):
+    if share_memory(k_cache, v_cache):
         raise ValueError("k_cache and v_cache share memory: new keys and values would overwrite each other")
 
 
-def _check_no_repeats(name: str, cache: Any) -> None:
-    """Raise ValueError for a cache, or its spec, of which several keys are one in memory."""
-    if any(step == 0 and n > 1 for n, step in zip(cache.shape, cache.strides, strict=True)):
-        raise ValueError(
-            f"{name} has shape {cache.shape} and strides {cache.strides}: several of its keys are one in memory, into "
-            f"which k and v would be written: give {name}.copy()"
-        )
+_USE = "k and v are written into it"
 
 
 def check(specs: Mapping[str, Spec], options: DecodeOptions) -> tuple[Stage, DecodeCall | None, dict[str, Output]]:
@@ -443,7 +435,7 @@ def _check_shapes(specs: Mapping[str, Spec]) -> None:
         if tokens > room:
             raise ValueError(f"{tokens} new tokens, and the cache has room for {room}")
         for name in _CACHES:
-            _check_no_repeats(name, specs[name])
+            check_writable(name, specs[name], _USE)
     for name in _CACHES:
         if not (specs[name].in_rows and specs[name].aligned):
             raise ValueError(

@@ -26,7 +26,7 @@ from helpers.attention.ladder.call import (
     check_same_device,
 )
 from helpers.attention.ladder.extras import extra_inputs
-from helpers.attention.ladder.layout import Addresses, Spec
+from helpers.attention.ladder.layout import Addresses, Spec, check_writable, share_memory
 from helpers.attention.ladder.plan import CompiledPlan
 from helpers.attention.ladder.stage import C_NAMES, Tuning
 from helpers.attention.ladder.stages import tensor_cores
@@ -159,7 +159,8 @@ class Rotation(Call):
         q, k = written.values()
         check_model_arrays(q, k, k, BATCHED)
         check_same_device(specs)
-        _check_no_empty_axis(q, k)
+        if 0 in (*q.shape, *k.shape):
+            raise ValueError(f"q has shape {q.shape} and k {k.shape}: no axis may be empty")
         if q.dtype.name not in C_NAMES:
             raise TypeError(f"q is {q.dtype}; {', '.join(C_NAMES)} are rotated")
         outputs = {name: Output(a.shape, a.dtype) for name, a in written.items()}
@@ -194,14 +195,9 @@ def _check_in_place(arrays: Mapping[str, Any]) -> None:
     for name, a in arrays.items():
         if not isinstance(a, device.cp.ndarray):
             raise ValueError(f"in_place: {name} is a device array with rows that start at multiples of 16 bytes")
-        if any([n > 1 and step == 0 for n, step in zip(a.shape, a.strides, strict=True)]):
-            raise ValueError(
-                f"in_place: {name} has strides {a.strides}, so that elements are one in memory: {name}.copy()"
-            )
-        if isinstance(a, np.ndarray) and not a.flags.writeable:
-            raise ValueError(f"in_place: {name} is read-only: {name}.copy()")
-    if np.shares_memory(*[np.asarray(Addresses(a)) for a in arrays.values()]):
-        raise ValueError("in_place: q and k share memory, which would be rotated twice")
+        check_writable(name, a, "in_place rotates it")
+    if share_memory(*map(Addresses, arrays.values())):
+        raise ValueError("q and k share memory, which would be rotated twice")
 
 
 # ---- output projection
@@ -290,7 +286,7 @@ class Projection(Call):
 
     def plan(self, specs: Mapping[str, Spec]) -> Plan:
         """See `Call.plan`."""
-        check({name: a for name, a in specs.items() if name != "w_o"})
+        check(specs)
         stage, q, w_o = _BY_FORM[self.form], specs["q"], specs["w_o"]
         _check_weights(stage, self.form, q, w_o)
         options = self.options.checked(q.shape[-1])
@@ -337,8 +333,3 @@ def _on_device(arrays: Mapping[str, Any]) -> Mapping[str, Any]:
         if not isinstance(a, (np.ndarray, cp.ndarray)):
             raise TypeError(f"{name} is a NumPy or a device array; got {type(a).__name__}")
     return {name: a if isinstance(a, cp.ndarray) else cp.asarray(a) for name, a in arrays.items()}
-
-
-def _check_no_empty_axis(q: Any, k: Any) -> None:
-    if 0 in (*q.shape, *k.shape):
-        raise ValueError(f"q has shape {q.shape} and k {k.shape}: no axis may be empty")

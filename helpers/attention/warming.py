@@ -18,7 +18,7 @@ import numpy as np
 from helpers.attention import calls, kernel, shared_prefix
 from helpers.attention.decoders import TILE_ROWS
 from helpers.attention.decoding import check as check_decoding
-from helpers.attention.ladder import limits
+from helpers.attention.ladder import Stage, limits
 from helpers.attention.ladder.call import (
     CU_SEQLENS,
     AttentionOptions,
@@ -126,6 +126,12 @@ def warm_up(
     return len(jobs)
 
 
+def _add(jobs: Jobs, stage: Stage, call: Any) -> None:
+    """Add the build of a call, which has rows and keys."""
+    sizes = stage.sizes_for(call)
+    jobs.setdefault((stage.name, *sizes.items()), functools.partial(CompiledPlan, stage, call, sizes))
+
+
 def _attention_jobs(
     wanted: Sequence[AttentionOptions], heads: int, kv_heads: int, head_dim: int, dtype: np.dtype, packed: bool
 ) -> Jobs:
@@ -147,9 +153,7 @@ def _attention_jobs(
             calls.check(specs)
             longest = (share * rows, share * keys) if packed else (None, None)
             _, chosen, _, call = calls.of_shapes(specs, options, longest)
-            assert call is not None  # there are rows and keys
-            sizes = chosen.sizes_for(call)
-            jobs.setdefault((chosen.name, *sizes.items()), functools.partial(CompiledPlan, chosen, call, sizes))
+            _add(jobs, chosen, call)
     return jobs
 
 
@@ -172,22 +176,21 @@ def _decoder_jobs(
             more: arrays of functions of scores.
     """
     jobs: Jobs = {}
+    (of_q, of_cache), (of_k, _) = dtypes, columns
     many = -(-2 * limits.multiprocessors() // kv_heads)
     for sequences, tokens in itertools.product((1, many), range(1, TILE_ROWS + 2)):
-        specs = {"q": Spec.dense((sequences, tokens, heads, columns[0]), dtypes[0])}
+        specs = {"q": Spec.dense((sequences, tokens, heads, of_k), of_q)}
         for name, n in zip("kv", columns, strict=True):
-            specs[f"{name}_cache"] = Spec.dense((sequences, page or TILE_ROWS, kv_heads, n), dtypes[1])
+            specs[f"{name}_cache"] = Spec.dense((sequences, page or TILE_ROWS, kv_heads, n), of_cache)
             if pairs:
-                specs[name] = Spec.dense((sequences, tokens, kv_heads, n), dtypes[0])
+                specs[name] = Spec.dense((sequences, tokens, kv_heads, n), of_q)
         specs["cache_seqlens"] = Spec.dense((sequences,), np.int32)
         if page:
             specs["block_table"] = Spec.dense((sequences, -(-TILE_ROWS // page)), np.int32)
         specs |= {name: Spec.dense((1, pairs), np.float32) for name in ROTARY_TABLES if pairs}
         specs |= {**more, **({"tree": Spec.dense((tokens,), np.int32)} if tree else {})}
         decoder, call, _ = check_decoding(specs, options)
-        assert call is not None  # there are tokens and keys
-        sizes = decoder.sizes_for(call)
-        jobs.setdefault((decoder.name, *sizes.items()), functools.partial(CompiledPlan, decoder, call, sizes))
+        _add(jobs, decoder, call)
     return jobs
 
 
@@ -204,15 +207,15 @@ def _prefix_jobs(
     Args:
         options: whose functions have a mask. columns: of K and of V. more: arrays of functions of scores.
     """
-    o = C_NAMES[dtype.name]
+    o, (of_k, of_v) = C_NAMES[dtype.name], columns
     jobs: Jobs = {}
     for of_prefix in (o, "float"):
-        name, sizes = f"join_prefix<{o}, {of_prefix}>", join_sizes(columns[1])
+        name, sizes = f"join_prefix<{o}, {of_prefix}>", join_sizes(of_v)
         jobs["join", name] = functools.partial(kernel.load, shared_prefix.JOIN, name, defines=sizes)
-    if columns[0] != columns[1]:  # 14 reads all of these
+    if of_k != of_v:  # 14 reads all of these
         return jobs
-    width = calls.whole_chunks(columns[0], dtype.itemsize)
-    options = options._replace(stage=shared_prefix.stage_of(dtype, columns[0], functions=options.mod is not None))
+    width = calls.whole_chunks(of_k, dtype.itemsize)
+    options = options._replace(stage=shared_prefix.stage_of(dtype, of_k, functions=options.mod is not None))
     for tokens, keys in itertools.product(_LENGTHS, _LENGTHS):
         rows = tokens * (heads // kv_heads)
         parts = shared_prefix.parts_of(keys, rows, kv_heads)
@@ -220,7 +223,5 @@ def _prefix_jobs(
         specs = {"q": q, "k": k, "v": k, **more}
         calls.check(specs)
         _, chosen, _, call = calls.of_shapes(specs, options, (None, None))
-        assert call is not None  # there are rows and keys
-        sizes = chosen.sizes_for(call)
-        jobs.setdefault((chosen.name, *sizes.items()), functools.partial(CompiledPlan, chosen, call, sizes))
+        _add(jobs, chosen, call)
     return jobs

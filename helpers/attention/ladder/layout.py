@@ -155,9 +155,20 @@ class Addresses:
     __hash__ = None  # type: ignore[assignment]
 
 
-def is_aligned(a: Any) -> bool:
-    """Return True if every row of an array starts at a multiple of 16 bytes."""
-    return Spec.of(a).aligned
+def check_writable(name: str, a: Any, use: str) -> None:
+    """Raise ValueError for an array, or its spec, that a launch cannot write. use: what is written, for the message."""
+    if isinstance(a, np.ndarray) and not a.flags.writeable:
+        raise ValueError(f"{name} is read-only, and {use}: give {name}.copy()")
+    if any([step == 0 and n > 1 for n, step in zip(a.shape, a.strides, strict=True)]):
+        raise ValueError(
+            f"{name} has shape {a.shape} and strides {a.strides}: some of its rows are one in memory, and {use}: "
+            f"give {name}.copy()"
+        )
+
+
+def share_memory(a: Addresses, b: Addresses) -> bool:
+    """Return True if an element of one is in the other."""
+    return np.shares_memory(np.asarray(a), np.asarray(b))
 
 
 def bits(a: Any) -> Any:
