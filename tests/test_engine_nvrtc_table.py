@@ -314,7 +314,10 @@ KEPT_BY_NVRTC = ("-restrict", "--restrict")
 
 
 @pytest.mark.parametrize("every, taken", [(OPTIONS_TAKEN, True), (OPTIONS_REFUSED, False)], ids=["taken", "refused"])
-def test_options_are_taken_as_nvrtc_takes_them(every: list[str], taken: bool) -> None:
+def test_options_are_taken_as_nvrtc_takes_them(
+    every: list[str], taken: bool, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # -pch writes a compiled header here
     for option in every:
         if nvrtc.version() is not None and option not in KEPT_BY_NVRTC:
             said = nvrtc.refusal(f"// {option}\n", (option,))
