@@ -8,8 +8,8 @@ several calls are queued, the clock runs from the first to the end of the last, 
 run has a rank's rows and as many keys as make its share of the work, in one launch and with no other GPU: with a causal
 mask (R + 1) / 2 times its rows. TFLOP/s are per GPU. NCCL uses NCCL_MAX_P2P_NCHANNELS blocks. "short" parts compare
 calls with their graphs. "gathered" measures the pieces of an all-gather; they also run repeatedly, at the clock that
-their power allows. Without words all parts are measured. "processes" also joins ranks by MPI, if that is installed: pip
-install mpi4py
+their power allows. Without words all parts are measured. "processes" also joins ranks by MPI, if that is installed:
+pip install mpi4py
 """
 
 from __future__ import annotations
