@@ -340,7 +340,7 @@ class Plan:
         return outputs
 
     def lay_out(self, kind: Kind, given: Sequence[Any]) -> tuple[CompiledPlan, dict[str, Any], list[Any]]:
-        """Return the launches, all arrays as these read them, and the outputs among them: see `lay_out`."""
+        """Return the launches, all arrays as they read them, and the outputs: see the function `lay_out`."""
         compiled = self._compiled
         if compiled is None:
             raise ValueError("there is nothing to launch: no row, or no key")
@@ -471,10 +471,10 @@ _EXPERIMENT: contextvars.ContextVar[tuple[str | None, Mapping[str, int] | None]]
 def lay_out(
     call: Call, *, source: str | None = None, sizes: Mapping[str, int] | None = None
 ) -> tuple[CompiledPlan, dict[str, Any], list[Any]]:
-    """Do all of a call of device arrays but the launches: `compiled.bind(arrays)` makes a function that launches.
+    """Plan a call of device arrays without launching it: `compiled.bind(arrays)` makes a function that launches.
 
     Args:
-        source: another text of the kernel. sizes: in place of the stage's own.
+        source: kernel code to use instead of the stage's file. sizes: -D options that override the stage's own.
 
     Returns:
         The launches; all arrays by name, as the launches read them, scratch too; the outputs. These and scratch are
