@@ -220,7 +220,7 @@ def even_blocks(units: int, most: int) -> int:
 
 
 def _launches(call: DecodeCall, sizes: Mapping[str, int], *, lacks: frozenset[str] = frozenset()) -> list[Launch]:
-    """Launch split_kv, after the rotary embedding. lacks: arguments that a step's kernel has not yet."""
+    """Launch split_kv, after the rotary embedding. lacks: the arguments that a step's kernel does not have."""
     blocks, tiles = _grid(call, sizes)
     if blocks >= 2**31 or tiles >= 2**16:
         raise ValueError(f"a grid of {blocks:,} x {tiles:,} blocks; 2,147,483,647 x 65,535 is the largest")

@@ -3,8 +3,8 @@
     run(Attention({"q": q, "k": k, "v": v}, ForwardOptions(causal=True)))
 
 A plan holds all that does not depend on addresses: the copies that kernels need, the arrays that are returned, scratch,
-and the compiled launches. What calls of one direction have of their own is a subclass of `Call`, in calls.py and in
-decoding.py.
+and the compiled launches. What calls of one direction have of their own is a subclass of `Call`: in calls.py,
+decoding.py, passes.py, rotary_and_projection.py and ring's modules.
 """
 
 from __future__ import annotations
@@ -232,11 +232,18 @@ class Output(NamedTuple):
     zeroed: bool = False
 
 
+class _Kept(NamedTuple):
+    """The scratch that was written once on a stream."""
+
+    stream: int
+    scratch: list[Any]
+
+
 class Plan:
     """A call that has been checked, planned and compiled; each launch brings only its arrays."""
 
     __slots__ = (
-        *("_again", "_before", "_block_bytes", "_changes", "_columns", "_compiled", "_kept", "_kept_on"),
+        *("_again", "_before", "_block_bytes", "_changes", "_columns", "_compiled", "_kept"),
         *("_launches", "_memory_hint", "_names", "_outputs", "_returned", "_scratch", "_starts", "_sums"),
         *("_whole_heads", "_written_once", "_zeroed"),
     )
@@ -267,8 +274,7 @@ class Plan:
         self._sums = [i for i, output in enumerate(outputs.values()) if output.zeroed]
         self._changes = [(inputs.index(change.name), change) for change in changes]
         self._columns, self._before, self._memory_hint = columns, before, memory_hint
-        self._kept_on: int | None = None  # a stream, and the scratch that was written on it once
-        self._kept: list[Any] = []
+        self._kept: _Kept | None = None
         if compiled is None:
             return
         self._scratch = [(name, spec, spec.size) for name, spec in compiled.scratch.items()]
@@ -307,7 +313,7 @@ class Plan:
                 _SCRATCH.clear()
                 raise
             if len(self._again) < len(launches) and is_known and not kind.is_captured(stream):
-                self._kept_on, self._kept = stream, scratch
+                self._kept = _Kept(stream, scratch)  # both at once: another thread may read it
         if self._columns:
             outputs = self._narrowed(kind, outputs, stream)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
@@ -334,7 +340,7 @@ class Plan:
         return outputs
 
     def lay_out(self, kind: Kind, given: Sequence[Any]) -> tuple[CompiledPlan, dict[str, Any], list[Any]]:
-        """Return the launches, all arrays as these read them, and the outputs among them: see `lay_out`."""
+        """Return the launches, all arrays as they read them, and the outputs: see the function `lay_out`."""
         compiled = self._compiled
         if compiled is None:
             raise ValueError("there is nothing to launch: no row, or no key")
@@ -389,12 +395,12 @@ class Plan:
         stream, until `forget`. Calls on the per-thread stream get scratch of their own, and so do graphs: every replay
         writes it anew, unless an earlier call has written all there is.
         """
-        kept_on, kept, captured = self._kept_on, self._kept, device.ON_GPU and kind.is_captured(stream)
-        if captured and kept and self._written_once and follows_calls(kept):
-            return kept, self._again
+        kept, captured = self._kept, device.ON_GPU and kind.is_captured(stream)
+        if captured and kept is not None and self._written_once and follows_calls(kept.scratch):
+            return kept.scratch, self._again
         ordered = not captured and stream != CU_STREAM_PER_THREAD
-        if kept and kept_on == stream and ordered:
-            return kept, self._again
+        if kept is not None and kept.stream == stream and ordered:
+            return kept.scratch, self._again
         if self._zeroed:
             shared = _SCRATCH.setdefault((kind, kind.device_id(like), stream), {}) if ordered else {}
             scratch = []
@@ -465,10 +471,10 @@ _EXPERIMENT: contextvars.ContextVar[tuple[str | None, Mapping[str, int] | None]]
 def lay_out(
     call: Call, *, source: str | None = None, sizes: Mapping[str, int] | None = None
 ) -> tuple[CompiledPlan, dict[str, Any], list[Any]]:
-    """Do all of a call of device arrays but the launches: `compiled.bind(arrays)` makes a function that launches.
+    """Plan a call of device arrays without launching it: `compiled.bind(arrays)` makes a function that launches.
 
     Args:
-        source: another text of the kernel. sizes: in place of the stage's own.
+        source: kernel code to use instead of the stage's file. sizes: -D options that override the stage's own.
 
     Returns:
         The launches; all arrays by name, as the launches read them, scratch too; the outputs. These and scratch are

@@ -260,7 +260,7 @@ def launch_rotary(call: Call, sizes: Sizes) -> list[Launch]:
 
 
 def rotation_before(call: Call, names: Mapping[str, str] = {}, **more_sizes: int) -> list[Launch]:
-    """Launch 11_rotary.cu before a kernel of another file. names: of the arrays, where they have other ones."""
+    """Launch 11_rotary.cu before a kernel of another file. names: other names of its arrays."""
     sizes = {**rotary_sizes(call), **more_sizes}
     own = {"file": ROTARY_FILE, "sizes": tuple(sizes.items())}
     return [renamed(launch, names)._replace(**own) for launch in launch_rotary(call, sizes)]

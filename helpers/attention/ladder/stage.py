@@ -20,7 +20,7 @@ from helpers.attention.ladder.layout import titles
 S = TypeVar("S", bound="Stage")
 C_NAMES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
 
-_WRITTEN = ("o", "lse", "rotated_q", "rotated_k", "k_cache", "v_cache")  # caches are too large to copy: never copied
+_WRITTEN = ("o", "lse", "rotated_q", "rotated_k", "k_cache", "v_cache")  # never copied: caches are too large
 
 
 def _usual_sizes(head_dim: int, shared_limit: int) -> Mapping[str, int]:
