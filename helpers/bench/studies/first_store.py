@@ -159,12 +159,6 @@ def _lines(rows: Sequence[Mapping[str, Any]], ways: Iterable[str], titles: tuple
 
 
 @records.shown
-def turns_table(record: Mapping[str, Any] | None = None) -> str:
-    """Format the times in a fixed order and in any order, a case a line."""
-    return "\n".join(_lines(record["turns"], TURNS, ("any order", "fixed order")))
-
-
-@records.shown
 def shares_table(record: Mapping[str, Any] | None = None) -> str:
     """Format the times of groups with a block each, of shared ones, and of as many heads of K and V, a case a line."""
     lines = [f"{'the gradients, bfloat16':49}{'a block':>9}{'shared':>12}{'':24}{WHOLE:>14}"]
