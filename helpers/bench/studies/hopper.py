@@ -14,6 +14,7 @@ and with random numbers.
 from __future__ import annotations
 
 import functools
+import math
 import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -753,6 +754,12 @@ def ablation(name: str, head_dim: int, *, causal: bool = False) -> dict[str, Any
         if (row["name"], row["shape"][3], row["causal"]) == (name, head_dim, causal):
             return row
     return None
+
+
+def multicast_speeds() -> tuple[float, float]:
+    """Return the lowest and the highest recorded median speed, compared with the kernel, of all cases."""
+    medians = [row["speed"] for row in (recorded() or {}).get("multicast", ()) if row["name"] == "multicast"]
+    return (min(medians), max(medians)) if medians else (math.nan, math.nan)
 
 
 @records.shown
