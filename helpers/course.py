@@ -138,8 +138,12 @@ def work(arguments: "list[str]") -> int:
             "lab": ["jupyterlab", "ipykernel"],
             "test": ["ruff", "clang_format", "mypy", "pytest", "nbval", "xdist"],
             "book": ["sphinx", "myst_nb", "sphinx_book_theme", "sphinx_copybutton"],
+            "ladder": ["matplotlib"],
+            "bench": ["matplotlib"],
+            "export": ["jinja2"],
         }
-        use_this_python(requirements, modules.get(options.command, ["numpy"]) + ["torch"] * ("torch" in extras))
+        needed = ["numpy", "ml_dtypes", *modules.get(options.command, []), *["torch"] * ("torch" in extras)]
+        use_this_python(requirements, needed)
     else:
         environment.enter(sorted(extras), host_compiler.before_the_packages)
     environment.set_variables(python_is_ours=not theirs)

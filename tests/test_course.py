@@ -352,9 +352,13 @@ def test_this_python_is_told_what_is_missing(new: TinyCourse) -> None:
     assert not new.venv.exists()
 
 
-def test_this_python_without_what_a_command_needs(new: TinyCourse) -> None:
-    _, err = new.run("--this-python", "lab", code=1, before="sys.modules['jupyterlab'] = None")
-    assert "this command needs jupyterlab" in err
+@pytest.mark.parametrize(
+    ("command", "module"),
+    [("lab", "jupyterlab"), ("progress", "ml_dtypes"), ("ladder", "matplotlib"), ("export", "jinja2")],
+)
+def test_this_python_without_what_a_command_needs(command: str, module: str, new: TinyCourse) -> None:
+    _, err = new.run("--this-python", command, code=1, before=f"sys.modules[{module!r}] = None")
+    assert f"this command needs {module}. Install" in err
 
 
 # ------------------------------------------------------------------------------------- the set-up and repairs

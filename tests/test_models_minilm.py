@@ -66,7 +66,7 @@ def test_tokens_are_the_reference_implementations(model, recorded, sentences):
     assert recorded["lengths"].max() == 256 and recorded["lengths"].min() == 2
 
 
-PIECES = ("[CLS]", "[SEP]", "[UNK]", "a", "ab", "##b", "##c", "##bc", "cafe", "'", "$", "5", "漢")
+PIECES = ("[CLS]", "[SEP]", "[UNK]", "a", "ab", "##b", "##c", "##bc", "cafe", "'", "$", "5", "漢", "##σ")
 SMALL = {piece: number for number, piece in enumerate(PIECES)}
 
 
@@ -80,6 +80,7 @@ SMALL = {piece: number for number, piece in enumerate(PIECES)}
         ("$5a\t\n\u200b\0\ufffd", "$ [UNK]"),
         ("$5", "$ 5"),
         ("漢漢", "漢 漢"),
+        ("AΣ", "a ##σ"),  # not ς, which Python makes of it at the end of a word
         ("a" * 101, "[UNK]"),
         ("[SEP]", "[UNK] [UNK] [UNK]"),  # a text cannot end a sentence
         ("", ""),

@@ -290,7 +290,8 @@ def words(text: str) -> list[str]:
             clean.append(character)
     found = []
     without_accents = (c for c in unicodedata.normalize("NFD", "".join(clean)) if unicodedata.category(c) != "Mn")
-    for word in "".join(without_accents).lower().split():
+    # Each character alone: of a whole word, Python makes a Σ at its end ς, and the model was trained on σ.
+    for word in "".join(c.lower() for c in without_accents).split():
         part = ""
         for character in word:
             if _is_punctuation(character):
