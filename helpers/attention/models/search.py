@@ -66,7 +66,7 @@ def best_answers(
         `count` answers, or as many as there are sentences.
 
     Raises:
-        TypeError, ValueError: no text, no list of texts; count is below 0; vectors of other sentences.
+        TypeError, ValueError: not a text, not a list of texts; count is below 0; vectors of other sentences.
     """
     if not isinstance(question, str) or isinstance(sentences, str):
         raise TypeError("question is a text, and sentences a list of texts: [text] is a list of one")

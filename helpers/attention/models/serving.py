@@ -237,13 +237,13 @@ class Server:
 
     @one_thread()
     def warm_up(self) -> int:
-        """Compile and plan what `serve` needs, by passes of the model over requests that are thrown away.
+        """Compile and plan what `serve` needs, by passes of the model over requests that are discarded.
 
         Later calls build nothing, and as long as nobody calls `forget`, they plan nothing: the plans of up to 128
         requests at once and of texts of up to 128 characters are kept, while other shapes get theirs when they come.
 
         Returns:
-            How many kernel files, each with one set of sizes, were compiled, or were there already.
+            How many kernel files, each with one set of sizes, were compiled, or existed already.
         """
         config, dtype = self.model.config, self.cache.k.dtype.name
         in_pages: dict[str, Any] = {"decoding": True, "paged": True, "page_size": self.pages.size}
@@ -312,7 +312,7 @@ class Server:
         try:
             rows = self._logits(group)
         except Exception as error:
-            self.pages.check()  # a fault of the server itself ends the call
+            self.pages.check()  # an error of the server itself ends the call
             if len(group) == 1:
                 return [(group[0], error)]
             alone = (self._write([request], places, temperature, seed) for request in group)
